@@ -1,0 +1,82 @@
+# The few ways in which this project makes a target. Every target gets the same warnings.
+
+add_library(stasis_options INTERFACE)
+target_include_directories(stasis_options INTERFACE ${CMAKE_SOURCE_DIR}/include ${CMAKE_SOURCE_DIR}/src
+                                                    ${CMAKE_SOURCE_DIR})
+target_compile_options(stasis_options INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wconversion
+                                                -Wnon-virtual-dtor -Woverloaded-virtual -Wcast-align
+                                                -Wformat=2 -Wundef)
+target_compile_definitions(stasis_options INTERFACE _FILE_OFFSET_BITS=64)
+if(STASIS_WERROR)
+  target_compile_options(stasis_options INTERFACE -Werror)
+endif()
+if(STASIS_SANITIZE)
+  target_compile_options(stasis_options INTERFACE -fsanitize=${STASIS_SANITIZE}
+                                                  -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_link_options(stasis_options INTERFACE -fsanitize=${STASIS_SANITIZE})
+endif()
+if(STASIS_STATIC_RUNTIME)
+  target_link_options(stasis_options INTERFACE -static-libstdc++ -static-libgcc)
+endif()
+
+# Every unit test of the project, so that a sanitizer build can build just these.
+add_custom_target(unittests)
+
+# stasis_library(NAME DIR_DEPENDENCIES...): a static library of all .cc files of this folder but the
+# tests; each *_unittest.cc beside them becomes a test of its own.
+function(stasis_library name)
+  file(GLOB sources CONFIGURE_DEPENDS *.cc)
+  list(FILTER sources EXCLUDE REGEX "_(unittest|integrationtest|fuzzer)\\.cc$")
+  add_library(stasis_${name} STATIC ${sources})
+  set(deps "")
+  foreach(dep IN LISTS ARGN)
+    if(TARGET stasis_${dep} OR dep MATCHES "^(base|proc|driver|checkpoint|image|criu|direct)$")
+      list(APPEND deps stasis_${dep})
+    else()
+      list(APPEND deps ${dep})
+    endif()
+  endforeach()
+  target_link_libraries(stasis_${name} PUBLIC stasis_options ${deps})
+  if(STASIS_TESTS)
+    file(GLOB tests CONFIGURE_DEPENDS *_unittest.cc)
+    foreach(test IN LISTS tests)
+      get_filename_component(stem ${test} NAME_WE)
+      stasis_test(${stem} SOURCES ${test} LIBS stasis_${name})
+    endforeach()
+  endif()
+endfunction()
+
+# stasis_executable(NAME SOURCES...): a program in <build>/bin.
+function(stasis_executable name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LIBS" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES} ${ARG_UNPARSED_ARGUMENTS})
+  target_link_libraries(${name} PRIVATE stasis_options ${ARG_LIBS})
+endfunction()
+
+# stasis_test(NAME SOURCES... LIBS...): one GoogleTest program, one ctest entry, label "unit".
+function(stasis_test name)
+  if(NOT STASIS_TESTS)
+    return()
+  endif()
+  cmake_parse_arguments(ARG "" "" "SOURCES;LIBS" ${ARGN})
+  find_package(GTest REQUIRED)
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE stasis_options ${ARG_LIBS} GTest::gmock GTest::gtest GTest::gtest_main)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  add_dependencies(unittests ${name})
+  add_test(NAME ${name} COMMAND ${name})
+  set_tests_properties(${name} PROPERTIES LABELS unit TIMEOUT 120)
+endfunction()
+
+# stasis_bats(FILE): a bats file as one ctest entry, label "integration". It finds the build folder in
+# STASIS_BUILD.
+function(stasis_bats file)
+  if(NOT STASIS_TESTS)
+    return()
+  endif()
+  get_filename_component(stem ${file} NAME_WE)
+  find_program(BATS bats REQUIRED)
+  add_test(NAME ${stem}.bats COMMAND ${BATS} ${file} WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
+  set_tests_properties(${stem}.bats PROPERTIES LABELS integration TIMEOUT 600 ENVIRONMENT
+                                               "STASIS_BUILD=${CMAKE_BINARY_DIR}")
+endfunction()

@@ -1,0 +1,131 @@
+#include "base/fd.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+
+namespace stasis {
+
+void UniqueFd::reset() {
+  if (fd_ >= 0) ::close(std::exchange(fd_, -1));
+}
+
+Result<void> UniqueFd::close(const std::string& path_for_message) {
+  if (fd_ < 0) return {};
+  if (::close(std::exchange(fd_, -1)) != 0 && errno != EINTR) {
+    return fail(errno_error("cannot close " + path_for_message, errno));
+  }
+  return {};
+}
+
+Error errno_error(const std::string& what, int error_number) {
+  ErrorCode code = ErrorCode::kIo;
+  std::string remedy;
+  switch (error_number) {
+    case EPERM:
+    case EACCES:
+      code = ErrorCode::kNotPermitted;
+      remedy = "run as root, or as the user who owns it";
+      break;
+    case ENOSPC:
+    case EDQUOT:
+      code = ErrorCode::kNoSpace;
+      remedy = "free some space, or choose a directory on another file system";
+      break;
+    case ENOMEM:
+      code = ErrorCode::kOutOfHostMemory;
+      break;
+    case EMFILE:
+      remedy = "raise the limit of open files (ulimit -n)";
+      break;
+    default:
+      break;
+  }
+  return Error{code, fmt::format("{}: {}", what, std::strerror(error_number)), remedy, {}, {}};
+}
+
+Result<UniqueFd> open_file(int directory, const std::string& path, int flags, unsigned mode) {
+  int fd = -1;
+  do {
+    fd = ::openat(directory, path.c_str(), flags | O_CLOEXEC, mode);
+  } while (fd < 0 && errno == EINTR);
+  if (fd < 0) return fail(errno_error("cannot open " + path, errno));
+  return UniqueFd(fd);
+}
+
+Result<std::string> read_file(int directory, const std::string& path, std::size_t limit) {
+  auto fd = open_file(directory, path, O_RDONLY);
+  if (!fd) return fail(std::move(fd.error()));
+  std::string out;
+  char chunk[16384];
+  for (;;) {
+    const ssize_t got = ::read(fd->get(), chunk, sizeof chunk);
+    if (got < 0) {
+      if (errno == EINTR) continue;
+      return fail(errno_error("cannot read " + path, errno));
+    }
+    if (got == 0) return out;
+    out.append(chunk, static_cast<std::size_t>(got));
+    if (out.size() > limit) {
+      return fail(ErrorCode::kIo, fmt::format("{} is larger than {} bytes", path, limit));
+    }
+  }
+}
+
+Result<void> write_all(int fd, const char* data, std::size_t size, const std::string& path) {
+  while (size > 0) {
+    const ssize_t done = ::write(fd, data, size);
+    if (done < 0) {
+      if (errno == EINTR) continue;
+      return fail(errno_error("cannot write " + path, errno));
+    }
+    data += done;
+    size -= static_cast<std::size_t>(done);
+  }
+  return {};
+}
+
+Result<Pidfd> Pidfd::open(Pid pid) {
+  if (pid.value <= 0) {
+    return fail(ErrorCode::kUsage, fmt::format("{} is not a process number", pid.value));
+  }
+  // The raw call: glibc has a wrapper only since 2.36.
+  const long fd = ::syscall(SYS_pidfd_open, pid.value, 0U);
+  if (fd >= 0) return Pidfd(UniqueFd(static_cast<int>(fd)));
+  const int error_number = errno;
+  if (error_number == ESRCH) {
+    return fail(ErrorCode::kNoSuchProcess, fmt::format("there is no process {}", pid.value),
+                "check the number; `stasis ps` lists the processes that use CUDA");
+  }
+  if (error_number == EINVAL || error_number == ENOENT) {
+    return fail(ErrorCode::kThreadId,
+                fmt::format("{} is the number of a thread, not of a process", pid.value),
+                "give the number of the process that the thread belongs to");
+  }
+  return fail(errno_error(fmt::format("cannot get hold of process {}", pid.value), error_number));
+}
+
+bool Pidfd::alive() const { return !wait_exit(0); }
+
+bool Pidfd::wait_exit(int timeout_ms) const {
+  pollfd wait{fd_.get(), POLLIN, 0};
+  int ready = 0;
+  do {
+    ready = ::poll(&wait, 1, timeout_ms);
+  } while (ready < 0 && errno == EINTR);
+  return ready > 0;
+}
+
+Result<void> Pidfd::signal(int signal_number) const {
+  if (::syscall(SYS_pidfd_send_signal, fd_.get(), signal_number, nullptr, 0U) == 0) return {};
+  if (errno == ESRCH) return fail(ErrorCode::kProcessGone, "the process has gone");
+  return fail(errno_error("cannot send a signal", errno));
+}
+
+}  // namespace stasis

@@ -1,0 +1,75 @@
+// Owners of kernel objects: file descriptors, pidfds and mappings.
+//
+// All move and never copy, convert to nothing, and are opened close-on-exec. Not thread-safe.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <utility>
+
+#include "stasis/ids.h"
+#include "stasis/result.h"
+
+namespace stasis {
+
+// Owns one file descriptor. A data file is closed with close(), which can fail; the destructor's
+// close is for everything else.
+class UniqueFd {
+ public:
+  UniqueFd() = default;
+  explicit UniqueFd(int fd) : fd_(fd) {}
+  UniqueFd(UniqueFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  UniqueFd& operator=(UniqueFd&& other) noexcept {
+    if (this != &other) {
+      reset();
+      fd_ = std::exchange(other.fd_, -1);
+    }
+    return *this;
+  }
+  UniqueFd(const UniqueFd&) = delete;
+  UniqueFd& operator=(const UniqueFd&) = delete;
+  ~UniqueFd() { reset(); }
+
+  int get() const { return fd_; }
+  bool valid() const { return fd_ >= 0; }
+  void reset();
+  int release() { return std::exchange(fd_, -1); }
+
+  // Closes and reports what the kernel only says at close (EIO, ENOSPC on network file systems).
+  Result<void> close(const std::string& path_for_message);
+
+ private:
+  int fd_ = -1;
+};
+
+// Error from errno: kNotPermitted, kNoSpace or kIo, with the system's text: "cannot open X: text".
+Error errno_error(const std::string& what, int error_number);
+
+// open(2) with O_CLOEXEC. `directory` is AT_FDCWD or a directory's descriptor.
+Result<UniqueFd> open_file(int directory, const std::string& path, int flags, unsigned mode = 0);
+
+// Reads a whole small file (proc files, manifests). kImageCorrupt never; kIo beyond `limit` bytes.
+Result<std::string> read_file(int directory, const std::string& path, std::size_t limit = 64 << 20);
+
+// Writes all of `data`, resuming short writes.
+Result<void> write_all(int fd, const char* data, std::size_t size, const std::string& path);
+
+// A process held by pidfd: it cannot be mistaken for a later one with the same number.
+class Pidfd {
+ public:
+  // kNoSuchProcess if there is none, kThreadId if the number is a thread's (pidfd_open's EINVAL on
+  // kernels before 6.9 and its ENOENT after; `man 2 pidfd_open`).
+  static Result<Pidfd> open(Pid pid);
+
+  bool alive() const;  // false once it has exited, also while it is a zombie
+  // Waits for the exit; true if it came within the time, negative = for ever.
+  bool wait_exit(int timeout_ms) const;
+  Result<void> signal(int signal_number) const;
+  int fd() const { return fd_.get(); }
+
+ private:
+  explicit Pidfd(UniqueFd fd) : fd_(std::move(fd)) {}
+  UniqueFd fd_;
+};
+
+}  // namespace stasis

@@ -1,0 +1,35 @@
+#include "base/units.h"
+
+#include <fmt/format.h>
+
+#include <array>
+
+namespace stasis {
+
+std::string format_bytes(std::uint64_t bytes) {
+  static constexpr std::array kUnits = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+  double value = static_cast<double>(bytes);
+  std::size_t unit = 0;
+  while (value >= 1024.0 && unit + 1 < kUnits.size()) {
+    value /= 1024.0;
+    ++unit;
+  }
+  if (unit == 0) return fmt::format("{} B", bytes);
+  return fmt::format("{:.{}f} {}", value, value < 10 ? 2 : value < 100 ? 1 : 0, kUnits[unit]);
+}
+
+std::string format_seconds(Seconds seconds) {
+  const double value = seconds.count();
+  if (value < 0.0995) return fmt::format("{:.1f} ms", value * 1e3);
+  if (value < 0.9995) return fmt::format("{:.0f} ms", value * 1e3);
+  return fmt::format("{:.2f} s", value);
+}
+
+std::string format_rate(std::uint64_t bytes, Seconds seconds) {
+  if (seconds.count() <= 0) return "-";
+  const double rate = static_cast<double>(bytes) / seconds.count();
+  if (rate >= 1e9) return fmt::format("{:.2f} GB/s", rate / 1e9);
+  return fmt::format("{:.0f} MB/s", rate / 1e6);
+}
+
+}  // namespace stasis
