@@ -1,0 +1,52 @@
+# Shared by the scripts in tools/: messages for people, running as root, asking apt. Sourced, never run.
+# shellcheck shell=bash
+
+# Progress goes to standard error, so that a script's standard output stays usable by other programs.
+say() { printf '%s\n' "$*" >&2; }
+
+warn() { printf 'warning: %s\n' "$*" >&2; }
+
+# What happened and the value seen; further arguments are lines that say what to do next.
+die() {
+  printf 'error: %s\n' "$1" >&2
+  shift
+  local line
+  for line in "$@"; do printf '  %s\n' "$line" >&2; done
+  exit 1
+}
+
+usage_error() {
+  printf 'error: %s\nTry "%s --help".\n' "$1" "${0##*/}" >&2
+  exit 2
+}
+
+is_root() { [ "$(id -u)" -eq 0 ]; }
+
+# Whether as_root can work: we are root, or there is a sudo that can ask for, or does not need, a password.
+can_be_root() {
+  is_root && return 0
+  command -v sudo >/dev/null || return 1
+  [ -t 0 ] || sudo -n true 2>/dev/null
+}
+
+as_root() {
+  if is_root; then "$@"; else sudo -- "$@"; fi
+}
+
+# Runs apt-get as root without questions. Waits for another apt to finish instead of failing.
+apt_get() {
+  as_root env DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8 apt-get -o DPkg::Lock::Timeout=300 \
+    -o APT::Update::Error-Mode=any -o Acquire::Retries=2 "$@"
+}
+
+# The version apt would install of a package, or nothing.
+apt_candidate() {
+  LC_ALL=C apt-cache policy "$1" 2>/dev/null | sed -n 's/^ *Candidate: //p' | grep -v '^(none)$' || true
+}
+
+# One field of os-release, such as ID or VERSION_CODENAME.
+os_field() {
+  local file=/etc/os-release
+  [ -r "$file" ] || return 0
+  sed -n "s/^$1=//p" "$file" | tr -d \"\' | head -n 1
+}
