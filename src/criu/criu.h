@@ -1,0 +1,111 @@
+// CRIU, driven through its RPC (`criu swrk`): one criu process for one request, without a shell.
+//
+// Stateless apart from the program's path and version; const methods may be called from several
+// threads, each of which runs a criu of its own. The calling process must be able to reap:
+// restore() makes the restored root its child.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "src/base/fd.h"
+#include "src/base/interrupt.h"
+#include "src/image/criu_options.h"
+#include "stasis/ids.h"
+#include "stasis/result.h"
+
+namespace stasis {
+
+// The oldest CRIU that has the hooks this project needs: 4.0.
+inline constexpr int kOldestCriu = 40000;
+
+struct DumpRequest {
+  Pid root;
+  const UniqueFd& images_dir;
+  const UniqueFd& log_dir;  // gets dump.log and stats-dump
+  CriuOptions options;
+  bool leave_running = false;  // resume the tree after the dump instead of ending it
+  // Where a reader of an error message finds dump.log, e.g. ImageWriter::failed_log_path().
+  std::string log_path;
+  std::chrono::milliseconds deadline{0};  // for the whole dump; 0 = none
+  int log_level = 4;                      // CRIU's: 1 errors .. 4 debug
+};
+
+// CRIU's own measurements, from its stats-dump; zero where it gave none.
+struct DumpStats {
+  std::chrono::microseconds freezing{0};  // until all tasks stood still
+  std::chrono::microseconds frozen{0};    // how long they stood still
+  std::chrono::microseconds memdump{0};   // collecting pages
+  std::chrono::microseconds memwrite{0};  // writing pages
+  std::uint64_t pages_written = 0;        // of 4 KiB
+};
+
+// A descriptor that takes the place of a dumped file at restore; CRIU's --inherit-fd.
+struct InheritedFd {
+  std::string key;  // "pipe:[1234]", "dev/pts/3", ...
+  const UniqueFd* fd = nullptr;
+};
+
+struct RestoreRequest {
+  const UniqueFd& images_dir;
+  const UniqueFd& log_dir;  // gets the log and stats-restore
+  std::string log_name;     // "restore-20261121T093000Z.log"; no slash
+  CriuOptions options;
+  std::vector<InheritedFd> inherit;
+  Pid root;               // the numbers that the image needs; checked to be free first,
+  std::vector<Pid> pids;  // and used to clean up after a failed restore
+  std::string log_path;   // where a reader of an error message finds the log
+  std::chrono::milliseconds deadline{0};  // 0 = none. A restore can hang for ever in CRIU
+  int log_level = 4;
+};
+
+struct RestoredTree {
+  Pid root;  // a child of this process
+  Pidfd root_fd;
+};
+
+class Criu {
+ public:
+  // Looks at `explicit_path`, then $STASIS_CRIU, then PATH, then the private folders that
+  // tools/get-criu fills: /opt/stasis/criu and ${XDG_CACHE_HOME:-~/.cache}/stasis/criu. One that
+  // was named (the first two) must work. kCriuMissing, kCriuTooOld.
+  static Result<Criu> find(const std::optional<std::string>& explicit_path = std::nullopt);
+
+  const std::string& path() const { return path_; }
+  int version() const { return version_; }  // 40201 is 4.2.1
+  std::string version_text() const;         // "4.2.1"
+
+  // Dumps the tree below `request.root`. When all images are written and the tree still stands
+  // still, unharmed, `on_images_complete` is called, on this thread; only if it succeeds is the
+  // tree ended (or resumed, with leave_running). If it fails, its error is returned, and the tree
+  // runs on. On EVERY error the tree runs on as before, except kNotRolledBack, which says what is
+  // wrong. An interrupt is honoured until on_images_complete has succeeded. kCriuFailed with CRIU's
+  // own last errors, what they mean, and where the log is; kInterrupted; kTimeout; kNoSpace;
+  // kNotPermitted.
+  Result<DumpStats> dump(const DumpRequest& request,
+                         const std::function<Result<void>()>& on_images_complete,
+                         const Interrupt& interrupt) const;
+
+  // Restores the tree and leaves it running. On an error nothing of it is left. The caller may let
+  // the root go or wait for it (waitid on root_fd with P_PIDFD).
+  // `on_restored` is called when every process stands complete but none runs yet; if it fails, the
+  // tree is killed and its error is returned. May be empty.
+  // kPidInUse, kCriuFailed, kInterrupted, kTimeout, kNotRolledBack (something is left; named).
+  Result<RestoredTree> restore(const RestoreRequest& request,
+                               const std::function<Result<void>()>& on_restored,
+                               const Interrupt& interrupt) const;
+
+ private:
+  Criu(std::string path, int version) : path_(std::move(path)), version_(version) {}
+  std::string path_;
+  int version_ = 0;
+};
+
+// "4.2.1" from 40201, "4.2" from 40200.
+std::string criu_version_text(int version);
+
+}  // namespace stasis

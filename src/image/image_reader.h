@@ -1,0 +1,51 @@
+// Reads an image: its manifest at once, its content when asked to verify it.
+//
+// Holds the image's directories open, so that a rename under its feet changes nothing. No link in
+// the image is followed. const methods may be called from several threads.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "src/base/fd.h"
+#include "src/base/interrupt.h"
+#include "src/base/progress.h"
+#include "src/image/manifest.h"
+#include "stasis/result.h"
+
+namespace stasis {
+
+class ImageReader {
+ public:
+  // Opens the directory and reads its manifest. kImageIncomplete if there is no such image (the
+  // remedy names leftovers of a dump that did not finish), kImageCorrupt, kImageVersion,
+  // kNotPermitted, kIo.
+  static Result<ImageReader> open(const std::string& dir);
+
+  const Manifest& manifest() const { return manifest_; }
+  const std::string& path() const { return path_; }  // absolute
+  const UniqueFd& criu_dir() const { return criu_dir_; }
+
+  // The directory for logs, made anew if it is missing. kIo or kNotPermitted on a read-only image.
+  Result<UniqueFd> open_log_dir() const;
+
+  // Takes a moment: all files are there, none too many, and have their sizes. kImageCorrupt.
+  Result<void> verify_sizes() const;
+
+  // Sizes, then every byte, with all processors. kImageCorrupt names the file and both checksums;
+  // kInterrupted.
+  Result<void> verify(Progress& progress, const Interrupt& interrupt) const;
+
+ private:
+  ImageReader() = default;
+  std::string path_;
+  UniqueFd dir_;
+  UniqueFd criu_dir_;
+  Manifest manifest_;
+};
+
+// Directories that a dump to `dir` left behind when it was killed: "<dir>.partial-..." and
+// "<dir>.replaced-...". Absolute paths, sorted.
+std::vector<std::string> find_leftovers(const std::string& dir);
+
+}  // namespace stasis

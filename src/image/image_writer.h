@@ -1,0 +1,66 @@
+// Writes an image: under a temporary name beside the final one, checksummed, synced, and only then
+// under its name, so that an image is complete or does not exist.
+//
+//   create -> (CRIU writes into criu_dir) -> seal -> (CRIU ends the tree) -> commit
+//
+// Between seal and commit the new image stands under its final name, and what it replaced is kept
+// aside; discard(), and the destructor if commit() was not reached, undo everything: the temporary
+// directory goes away (and only it), and a replaced image is put back. CRIU's log of a failed dump
+// is kept as failed_log_path().
+//
+// Owns the temporary directory. Moves, never copies. One thread at a time; seal() uses threads of
+// its own and has joined them when it returns.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "src/base/fd.h"
+#include "src/base/interrupt.h"
+#include "src/base/progress.h"
+#include "src/image/manifest.h"
+#include "stasis/result.h"
+
+namespace stasis {
+
+class ImageWriter {
+ public:
+  // `final_dir` must not exist, or be an empty directory. With `overwrite` it may also be a Stasis
+  // image, or what is left of one; any other directory is refused even then.
+  // kImageExists, kIo, kNotPermitted, kNoSpace.
+  static Result<ImageWriter> create(const std::string& final_dir, bool overwrite);
+
+  ImageWriter(ImageWriter&&) noexcept;
+  ImageWriter& operator=(ImageWriter&&) noexcept;
+  ~ImageWriter();
+
+  const UniqueFd& criu_dir() const;  // for CRIU's images: DIR/criu
+  const UniqueFd& log_dir() const;   // for CRIU's log and statistics: DIR/log
+
+  std::string path() const;               // absolute: temporary before seal(), final after it
+  const std::string& final_path() const;  // absolute
+  // Where the log of a failed dump is kept: "<final_path>.failed-dump.log".
+  std::string failed_log_path() const;
+
+  // Checksums all that CRIU wrote, makes it durable (SyncPolicy::kDisk), writes the manifest and
+  // gives the image its name. Fills in created (if empty), sync, files and total_bytes; adds the
+  // phases "checksums" and, if synced, "sync". If it fails, everything is as before create().
+  // kNoSpace with the figures, kInterrupted, kIo, kImageExists (the name was taken meanwhile).
+  Result<Manifest> seal(Manifest manifest, SyncPolicy sync, Progress& progress,
+                        const Interrupt& interrupt);
+
+  // After seal(): the image stays, what it replaced is deleted. An error here means only that the
+  // old image's leftovers could not be deleted; the new image is complete.
+  Result<void> commit();
+
+  // Undoes everything, also after seal(). Nothing to do after commit(). An error names what is
+  // left.
+  Result<void> discard();
+
+ private:
+  struct State;
+  explicit ImageWriter(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace stasis

@@ -1,0 +1,101 @@
+// What an image says about itself: the plain data of manifest.json, its writer and its strict
+// reader. docs/image-format.md is the specification; this file follows it.
+//
+// Plain values; a const Manifest may be read from several threads.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "src/image/criu_options.h"
+#include "stasis/ids.h"
+#include "stasis/result.h"
+
+namespace stasis {
+
+// The newest format that this code reads, and the one that it writes.
+inline constexpr int kImageFormat = 1;
+
+// Whether an image survives a loss of power at the moment it is said to be complete.
+enum class SyncPolicy {
+  kDisk,  // every file and directory is fsynced before the image gets its name
+  kNone,  // left to the kernel's write-back
+};
+
+struct GpuRecord {
+  std::string uuid;                // "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx"
+  std::string name;                // "NVIDIA H100 80GB HBM3"
+  std::uint64_t total_memory = 0;  // bytes
+  std::string pci_bus_id;          // "00000000:18:00.0"
+  bool operator==(const GpuRecord&) const = default;
+};
+
+struct GpuMemoryRecord {
+  std::string gpu_uuid;
+  std::uint64_t bytes = 0;
+  bool operator==(const GpuMemoryRecord&) const = default;
+};
+
+// The CUDA state a process was in before the dump began, and is brought back to after a restore.
+enum class ImageCudaState { kRunning, kLocked, kCheckpointed };
+std::string_view image_cuda_state_name(ImageCudaState state);
+
+struct ProcessRecord {
+  Pid pid;
+  Pid parent;                        // 0 for a process whose parent is outside the image
+  std::vector<std::string> command;  // argv, for people: bytes that are no UTF-8 become U+FFFD
+  bool cuda = false;
+  std::optional<ImageCudaState> cuda_state;  // set exactly if `cuda`
+  std::vector<GpuMemoryRecord> gpu_memory;   // empty if unknown
+  bool operator==(const ProcessRecord&) const = default;
+};
+
+struct PhaseRecord {
+  std::string name;    // "lock", "checkpoint", "criu", "checksums", ...
+  double seconds = 0;  // stored with microsecond precision
+  bool operator==(const PhaseRecord&) const = default;
+};
+
+struct FileRecord {
+  std::string path;        // "criu/<name>": relative, two components, no links on the way
+  std::uint64_t size = 0;  // bytes
+  std::string checksum;    // 32 hexadecimal digits, see src/image/checksum.h
+  bool operator==(const FileRecord&) const = default;
+};
+
+struct Manifest {
+  std::string stasis_version;
+  std::string created;  // UTC, "2026-11-21T09:30:00Z"; seal() sets it if empty
+  std::string hostname;
+  std::string kernel_release;  // uname -r
+  int criu_version = 0;        // 40201 is 4.2.1
+  std::string driver_version;  // "580.159.04"
+  int cuda_version = 0;        // cuDriverGetVersion: 13000 is 13.0
+  bool simulated = false;      // made on the simulated GPU
+  std::vector<GpuRecord> gpus;
+  Pid root;
+  std::vector<ProcessRecord> processes;  // the root is one of them
+  CriuOptions criu_options;              // what the dump used; the restore uses the same
+  SyncPolicy sync = SyncPolicy::kDisk;
+  std::vector<PhaseRecord> phases;
+  std::vector<FileRecord> files;  // seal() fills these in, sorted by path
+  std::uint64_t total_bytes = 0;  // seal() fills it in: the sum of the files' sizes
+  bool operator==(const Manifest&) const = default;
+};
+
+// The text of manifest.json, closed by its own checksum. Strings that are no UTF-8 get U+FFFD in
+// place of the bad bytes. Cannot fail.
+std::string serialize_manifest(const Manifest& manifest);
+
+// Reads what serialize_manifest wrote, from anybody: never throws, never trusts a number.
+// kImageCorrupt with the field's name if anything is damaged, missing or out of range;
+// kImageVersion if it is whole but of a newer format, or needs a feature this reader lacks.
+Result<Manifest> parse_manifest(std::string_view text);
+
+// Closes the text of a JSON object with the trailer that parse_manifest wants (tests, fuzzer).
+std::string close_manifest_text(std::string_view object_text);
+
+}  // namespace stasis
