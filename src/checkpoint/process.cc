@@ -1,0 +1,200 @@
+#include "checkpoint/process.h"
+
+#include <fmt/format.h>
+
+#include "checkpoint/explain.h"
+
+namespace stasis {
+namespace {
+
+constexpr int kCuIllegalState = 401;
+constexpr int kCuNotInitialized = 3;
+
+// The one state in which each action is allowed (docs.nvidia.com, CUDA driver API, "CUDA
+// Checkpointing").
+CudaState allowed_in(Action action) {
+  switch (action) {
+    case Action::kLock:
+      return CudaState::kRunning;
+    case Action::kRestore:
+      return CudaState::kCheckpointed;
+    default:
+      return CudaState::kLocked;
+  }
+}
+
+}  // namespace
+
+std::string_view action_name(Action action) {
+  switch (action) {
+    case Action::kGetState:
+      return "get-state";
+    case Action::kGetRestoreThreadId:
+      return "get-restore-tid";
+    case Action::kLock:
+      return "lock";
+    case Action::kCheckpoint:
+      return "checkpoint";
+    case Action::kRestore:
+      return "restore";
+    case Action::kUnlock:
+      return "unlock";
+  }
+  return "?";
+}
+
+Result<Process> Process::open(Driver& driver, Pid pid, proc::ProcFs procfs) {
+  // First /proc, which can name the process of a thread; then the pidfd; then /proc again, so that
+  // what we read is the pidfd's process and not an earlier one with the same number.
+  auto info = procfs.process(pid);
+  if (!info) return fail(std::move(info.error()));
+  auto pidfd = Pidfd::open(pid);
+  if (!pidfd) return fail(std::move(pidfd.error()));
+  info = procfs.process(pid);
+  if (!info) return fail(std::move(info.error()));
+  if (info->state == 'Z' || info->state == 'X' || !pidfd->alive()) {
+    return fail(
+        ErrorCode::kZombie,
+        fmt::format("process {} ({}) has exited and waits for its parent", pid.value, info->comm),
+        "nothing can be done with it; start the program again");
+  }
+  return Process(driver, std::move(*pidfd), std::move(*info), std::move(procfs));
+}
+
+Error Process::explain(Action action, const DriverFailure& failure) const {
+  if (!alive()) {
+    return Error{ErrorCode::kProcessGone,
+                 fmt::format("process {} ({}) exited during {}", pid().value, info_.comm,
+                             action_name(action)),
+                 "start the program again, or restore it from an image",
+                 failure,
+                 {}};
+  }
+  return explain_driver_failure(failure, action, pid(), procfs_);
+}
+
+Result<std::optional<CudaState>> Process::cuda_state() const {
+  auto state = driver_->state(pid());
+  if (state) {
+    if (alive()) return *state;
+    return fail(explain(Action::kGetState, driver_->describe(kCuNotInitialized)));
+  }
+  Error error = explain(Action::kGetState, state.error());
+  if (error.code == ErrorCode::kNotCuda) return std::optional<CudaState>();
+  return fail(std::move(error));
+}
+
+Result<CudaState> Process::state() const {
+  auto state = cuda_state();
+  if (!state) return fail(std::move(state.error()));
+  if (!*state) return fail(explain(Action::kGetState, driver_->describe(kCuNotInitialized)));
+  return **state;
+}
+
+Result<Tid> Process::restore_thread_id() const {
+  auto tid = driver_->restore_thread_id(pid());
+  if (!tid) return fail(explain(Action::kGetRestoreThreadId, tid.error()));
+  return *tid;
+}
+
+Result<void> Process::expect(Action action, CudaState wanted) const {
+  auto now = state();
+  if (!now) return fail(std::move(now.error()));
+  if (*now == wanted) return {};
+  Error error;
+  error.code = *now == CudaState::kFailed ? ErrorCode::kFailedState : ErrorCode::kWrongState;
+  error.message = fmt::format("process {} is {}, and {} needs it {}", pid().value,
+                              cuda_state_name(*now), action_name(action), cuda_state_name(wanted));
+  error.remedy = *now == CudaState::kFailed
+                     ? "the driver gave its CUDA state up; end the process and restore it from an "
+                       "image"
+                     : fmt::format("`stasis recover {}` makes it run again", pid().value);
+  error.driver = driver_->describe(kCuIllegalState);
+  return fail(std::move(error));
+}
+
+Result<void> Process::lock(std::chrono::milliseconds timeout) {
+  if (auto allowed = expect(Action::kLock, allowed_in(Action::kLock)); !allowed) return allowed;
+  if (auto done = driver_->lock(pid(), timeout); !done) {
+    return fail(explain(Action::kLock, done.error()));
+  }
+  return {};
+}
+
+Result<void> Process::checkpoint() {
+  if (auto allowed = expect(Action::kCheckpoint, allowed_in(Action::kCheckpoint)); !allowed) {
+    return allowed;
+  }
+  if (auto done = driver_->checkpoint(pid()); !done) {
+    return fail(explain(Action::kCheckpoint, done.error()));
+  }
+  return {};
+}
+
+Result<void> Process::restore(std::span<const GpuPair> pairs) {
+  if (auto allowed = expect(Action::kRestore, allowed_in(Action::kRestore)); !allowed) {
+    return allowed;
+  }
+  if (!pairs.empty() && !driver_->info().has_device_map) {
+    return fail(
+        ErrorCode::kDeviceMapUnsupported,
+        fmt::format("this driver cannot move a process to other GPUs (it speaks CUDA "
+                    "{}.{})",
+                    driver_->info().cuda_version / 1000, driver_->info().cuda_version % 1000 / 10),
+        "install driver 580 or newer, or restore without a GPU map");
+  }
+  if (auto done = driver_->restore(pid(), pairs); !done) {
+    return fail(explain(Action::kRestore, done.error()));
+  }
+  return {};
+}
+
+Result<void> Process::unlock() {
+  if (auto allowed = expect(Action::kUnlock, allowed_in(Action::kUnlock)); !allowed) {
+    return allowed;
+  }
+  if (auto done = driver_->unlock(pid()); !done) {
+    return fail(explain(Action::kUnlock, done.error()));
+  }
+  return {};
+}
+
+Result<void> Process::bring_to(CudaState wanted, std::chrono::milliseconds timeout) {
+  // At most two actions lie between any two states; more turns mean that somebody else acts too.
+  for (int turn = 0; turn < 4; ++turn) {
+    auto now = state();
+    if (!now) return fail(std::move(now.error()));
+    if (*now == wanted) return {};
+    Result<void> done;
+    if (*now == CudaState::kRunning) {
+      done = lock(timeout);
+    } else if (*now == CudaState::kCheckpointed) {
+      done = restore();
+    } else if (*now == CudaState::kLocked) {
+      done = wanted == CudaState::kRunning ? unlock() : checkpoint();
+    } else {
+      return expect(Action::kUnlock, CudaState::kLocked);  // failed: says so
+    }
+    if (!done) return done;
+  }
+  return fail(ErrorCode::kBusy,
+              fmt::format("the CUDA state of process {} keeps changing", pid().value),
+              "another tool acts on it; wait for it to end");
+}
+
+Result<void> StateGuard::undo() {
+  Process* process = std::exchange(process_, nullptr);
+  if (process == nullptr || !process->alive()) return {};
+  auto done = process->bring_to(initial_);
+  if (done || !process->alive()) return {};
+  auto now = process->cuda_state();
+  const std::string_view seen =
+      now && *now ? cuda_state_name(**now) : std::string_view("in an unknown state");
+  return fail(
+      ErrorCode::kNotRolledBack,
+      fmt::format("process {} is {} and could not be brought back to {}: {}", process->pid().value,
+                  seen, cuda_state_name(initial_), done.error().message),
+      fmt::format("run `stasis recover {}`; {}", process->pid().value, done.error().remedy));
+}
+
+}  // namespace stasis

@@ -1,0 +1,93 @@
+// One CUDA process: its identity and the state machine of the driver's four actions.
+//
+// A Process is a handle on somebody else's process, held by pidfd and start time so that it cannot
+// come to mean another one. Destroying it changes nothing in the target; what has to be undone is
+// held by a StateGuard. May be moved between threads, not shared by them.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "base/fd.h"
+#include "driver/driver.h"
+#include "proc/procfs.h"
+#include "stasis/cuda_state.h"
+#include "stasis/result.h"
+
+namespace stasis {
+
+// The driver's four actions, and its two questions.
+enum class Action { kGetState, kGetRestoreThreadId, kLock, kCheckpoint, kRestore, kUnlock };
+std::string_view action_name(Action action);  // "lock", "get-state", ...
+
+class Process {
+ public:
+  // `driver` must outlive the Process. kNoSuchProcess, kThreadId, kZombie, kNotPermitted.
+  // Says nothing yet about CUDA.
+  static Result<Process> open(Driver& driver, Pid pid, proc::ProcFs procfs = proc::ProcFs());
+
+  Pid pid() const { return info_.pid; }
+  const proc::ProcessInfo& info() const { return info_; }
+  // False once it has exited, also while it is a zombie.
+  bool alive() const { return pidfd_.alive(); }
+  const Pidfd& pidfd() const { return pidfd_; }
+
+  // The state, or nothing for a process that does not use CUDA, which is a value and not an error.
+  Result<std::optional<CudaState>> cuda_state() const;
+
+  // The four below are the field's own calls. kNotCuda where the process does not use CUDA.
+  Result<CudaState> state() const;
+  Result<Tid> restore_thread_id() const;
+  // running -> locked. Zero waits for ever. kTimeout leaves it running.
+  Result<void> lock(std::chrono::milliseconds timeout);
+  // locked -> checkpointed. kNotSupported (managed memory) leaves it locked.
+  Result<void> checkpoint();
+  // checkpointed -> locked. `pairs`: empty or complete (see gpu_map.h).
+  Result<void> restore(std::span<const GpuPair> pairs = {});
+  // locked -> running.
+  Result<void> unlock();
+
+  // Brings the process to `wanted` by as many actions as it takes, whichever state it is in.
+  // `timeout` is for the lock, if one is needed.
+  Result<void> bring_to(CudaState wanted, std::chrono::milliseconds timeout = {});
+
+ private:
+  Process(Driver& driver, Pidfd pidfd, proc::ProcessInfo info, proc::ProcFs procfs)
+      : driver_(&driver),
+        pidfd_(std::move(pidfd)),
+        info_(std::move(info)),
+        procfs_(std::move(procfs)) {}
+  // Refuses the action if the process has gone or is in a state that does not allow it.
+  Result<void> expect(Action action, CudaState wanted) const;
+  Error explain(Action action, const DriverFailure& failure) const;
+
+  Driver* driver_;
+  Pidfd pidfd_;
+  proc::ProcessInfo info_;
+  proc::ProcFs procfs_;
+};
+
+// Brings a process back to the state it was in, on every path out, unless dismissed. Destroying it
+// cannot report a failure, so who cares calls undo() first.
+class StateGuard {
+ public:
+  StateGuard(Process& process, CudaState initial) : process_(&process), initial_(initial) {}
+  StateGuard(StateGuard&& other) noexcept
+      : process_(std::exchange(other.process_, nullptr)), initial_(other.initial_) {}
+  StateGuard(const StateGuard&) = delete;
+  StateGuard& operator=(const StateGuard&) = delete;
+  StateGuard& operator=(StateGuard&&) = delete;
+  ~StateGuard() { (void)undo(); }
+
+  // kNotRolledBack, naming the process, its state and the command that mends it. At most once.
+  Result<void> undo();
+  void dismiss() { process_ = nullptr; }
+
+ private:
+  Process* process_;
+  CudaState initial_;
+};
+
+}  // namespace stasis

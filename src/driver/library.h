@@ -1,0 +1,31 @@
+// A shared library loaded at run time, and typed access to its functions. Owns the handle and never
+// closes it: the driver starts threads that would lose their code.
+#pragma once
+
+#include <string>
+
+#include "stasis/result.h"
+
+namespace stasis {
+
+class Library {
+ public:
+  // The dynamic linker's own message if it cannot be loaded.
+  static tl::expected<Library, std::string> load(const std::string& name);
+
+  // nullptr if the library has no such symbol.
+  template <class Function>
+  Function* function(const char* name) const {
+    return reinterpret_cast<Function*>(symbol(name));
+  }
+  void* symbol(const char* name) const;
+  // The file behind it, for messages; the name it was loaded by if that is unknown.
+  const std::string& path() const { return path_; }
+
+ private:
+  explicit Library(void* handle, std::string path) : handle_(handle), path_(std::move(path)) {}
+  void* handle_;
+  std::string path_;
+};
+
+}  // namespace stasis

@@ -1,0 +1,199 @@
+#include "proc/procfs.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <map>
+#include <memory>
+#include <set>
+#include <sstream>
+
+#include <fmt/format.h>
+
+#include "base/fd.h"
+
+namespace stasis::proc {
+namespace {
+
+Error no_such_process(Pid pid) {
+  return Error{ErrorCode::kNoSuchProcess,
+               fmt::format("there is no process {}", pid.value),
+               "check the number; `stasis ps` lists the processes that use CUDA",
+               {},
+               {}};
+}
+
+// Reads /proc/PID/NAME. A process that vanishes gives ENOENT at open or ESRCH at read.
+Result<std::string> read_of(const std::string& root, Pid pid, const char* name) {
+  const std::string path = fmt::format("{}/{}/{}", root, pid.value, name);
+  auto text = read_file(AT_FDCWD, path);
+  if (text) return text;
+  if (text.error().code == ErrorCode::kNotPermitted) {
+    text.error().remedy = "run as root, or as the user who owns the process";
+    return text;
+  }
+  return fail(no_such_process(pid));
+}
+
+// The value of "Key:\tvalue" in /proc/PID/status.
+std::string field(const std::string& status, std::string_view key) {
+  std::istringstream lines(status);
+  std::string line;
+  while (std::getline(lines, line)) {
+    if (line.size() > key.size() && line.compare(0, key.size(), key) == 0 &&
+        line[key.size()] == ':') {
+      const std::size_t begin = line.find_first_not_of(" \t", key.size() + 1);
+      return begin == std::string::npos ? std::string() : line.substr(begin);
+    }
+  }
+  return {};
+}
+
+// The first number in a text, or 0.
+template <class T>
+T number(std::string_view text) {
+  T value{};
+  std::from_chars(text.data(), text.data() + text.size(), value);
+  return value;
+}
+
+}  // namespace
+
+Result<ProcessInfo> parse_stat(const std::string& line) {
+  // "12 (name with ) and blanks) S 1 ...": the name ends at the LAST bracket.
+  const std::size_t open = line.find('(');
+  const std::size_t close = line.rfind(')');
+  if (open == std::string::npos || close == std::string::npos || close < open) {
+    return fail(ErrorCode::kInternal, "unreadable line in /proc/PID/stat: " + line.substr(0, 80));
+  }
+  ProcessInfo info;
+  info.pid = Pid{number<int>(line)};
+  info.comm = line.substr(open + 1, close - open - 1);
+  std::istringstream rest(line.substr(close + 1));
+  std::vector<std::string> words;
+  for (std::string word; rest >> word;)
+    words.push_back(std::move(word));
+  // Fields are numbered from 3 (state) here; 4 parent, 6 session, 7 terminal, 22 start time
+  // (`man 5 proc`).
+  if (words.size() < 20) {
+    return fail(ErrorCode::kInternal, "short line in /proc/PID/stat: " + line.substr(0, 80));
+  }
+  info.state = words[0][0];
+  info.parent = Pid{number<int>(words[1])};
+  info.session = number<int>(words[3]);
+  info.tty = number<int>(words[4]);
+  info.start_ticks = number<std::uint64_t>(words[19]);
+  return info;
+}
+
+Result<ProcessInfo> ProcFs::process(Pid pid) const {
+  if (pid.value <= 0) {
+    return fail(ErrorCode::kUsage, fmt::format("{} is not a process number", pid.value));
+  }
+  auto status = read_of(root_, pid, "status");
+  if (!status) return fail(std::move(status.error()));
+  const int process = number<int>(field(*status, "Tgid"));
+  if (process != pid.value) {
+    return fail(ErrorCode::kThreadId,
+                fmt::format("{} is a thread of process {}, not a process", pid.value, process),
+                fmt::format("give the number of the process: {}", process));
+  }
+  auto stat = read_of(root_, pid, "stat");
+  if (!stat) return fail(std::move(stat.error()));
+  return parse_stat(*stat);
+}
+
+Result<ProcessDetails> ProcFs::details(Pid pid) const {
+  auto status = read_of(root_, pid, "status");
+  if (!status) return fail(std::move(status.error()));
+  ProcessDetails details;
+  // "Uid: real effective saved file"
+  std::istringstream uids(field(*status, "Uid"));
+  unsigned real = 0;
+  uids >> real >> details.uid;
+  details.tracer = number<int>(field(*status, "TracerPid"));
+  std::istringstream ns_pids(field(*status, "NSpid"));
+  details.ns_pid = pid.value;
+  for (int ns_pid = 0; ns_pids >> ns_pid;)
+    details.ns_pid = ns_pid;
+  auto cmdline = read_of(root_, pid, "cmdline");
+  if (!cmdline) return fail(std::move(cmdline.error()));
+  for (std::size_t begin = 0; begin < cmdline->size();) {
+    const std::size_t end = std::min(cmdline->find('\0', begin), cmdline->size());
+    details.argv.push_back(cmdline->substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return details;
+}
+
+Result<std::vector<ProcessInfo>> ProcFs::all() const {
+  const std::unique_ptr<DIR, int (*)(DIR*)> dir(::opendir(root_.c_str()), ::closedir);
+  if (!dir) return fail(errno_error("cannot list " + root_, errno));
+  std::vector<ProcessInfo> out;
+  while (const dirent* entry = ::readdir(dir.get())) {
+    const int pid = number<int>(entry->d_name);
+    if (pid <= 0) continue;
+    auto stat = read_of(root_, Pid{pid}, "stat");
+    if (!stat) continue;  // gone meanwhile
+    auto info = parse_stat(*stat);
+    if (info) out.push_back(std::move(*info));
+  }
+  return out;
+}
+
+Result<std::vector<ProcessInfo>> ProcFs::tree(Pid root) const {
+  auto first = process(root);
+  if (!first) return fail(std::move(first.error()));
+  auto everyone = all();
+  if (!everyone) return fail(std::move(everyone.error()));
+  std::multimap<Pid, const ProcessInfo*> children;
+  for (const ProcessInfo& info : *everyone)
+    children.emplace(info.parent, &info);
+  std::vector<ProcessInfo> tree = {*first};
+  std::set<Pid> seen = {root};
+  // Grows while we walk it; breadth first, so parents come before children.
+  for (std::size_t i = 0; i < tree.size(); ++i) {
+    const auto [begin, end] = children.equal_range(tree[i].pid);
+    for (auto it = begin; it != end; ++it) {
+      if (seen.insert(it->second->pid).second) tree.push_back(*it->second);
+    }
+  }
+  return tree;
+}
+
+Result<bool> ProcFs::maps_file(Pid pid, const std::string& name) const {
+  auto maps = read_of(root_, pid, "maps");
+  if (!maps) return fail(std::move(maps.error()));
+  return maps->find("/" + name) != std::string::npos;
+}
+
+Result<std::uint64_t> ProcFs::memory_available() const {
+  auto text = read_file(AT_FDCWD, root_ + "/meminfo");
+  if (!text) return fail(std::move(text.error()));
+  return number<std::uint64_t>(field(*text, "MemAvailable")) * 1024;
+}
+
+bool may_trace(Pid pid) {
+  char byte = 0;
+  const iovec local{&byte, 1};
+  const iovec nowhere{nullptr, 1};
+  // EFAULT (address 0 is not mapped) means that permission was not the problem.
+  return ::process_vm_readv(pid.value, &local, 1, &nowhere, 1, 0) >= 0 || errno == EFAULT;
+}
+
+bool is_shell_job(const std::vector<ProcessInfo>& tree) {
+  if (tree.empty()) return false;
+  const auto in_tree = [&](int session) {
+    return std::any_of(tree.begin(), tree.end(),
+                       [&](const ProcessInfo& info) { return info.pid.value == session; });
+  };
+  return std::any_of(tree.begin(), tree.end(), [&](const ProcessInfo& info) {
+    return info.tty != 0 || !in_tree(info.session);
+  });
+}
+
+}  // namespace stasis::proc

@@ -1,0 +1,75 @@
+// What /proc says about processes, as plain structs. Reads only; no caching; thread-safe.
+//
+// Everything here is a snapshot: the process may be gone, or be another one with the same number,
+// by the time the caller looks at it. Who needs certainty holds a Pidfd and compares start times.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "stasis/ids.h"
+#include "stasis/result.h"
+
+namespace stasis::proc {
+
+struct ProcessInfo {
+  Pid pid;
+  Pid parent;
+  char state = '?';               // R, S, D, T (stopped), t (traced), Z (zombie), X
+  int session = 0;                // session id
+  int tty = 0;                    // device number of the controlling terminal, 0 if none
+  std::uint64_t start_ticks = 0;  // since boot, in clock ticks: tells two lives of a number apart
+  std::string comm;               // the kernel's short name
+};
+
+struct ProcessDetails {
+  unsigned uid = 0;               // effective user
+  int tracer = 0;                 // who traces it, 0 if nobody
+  int ns_pid = 0;                 // its number in its innermost PID namespace
+  std::vector<std::string> argv;  // empty for a kernel thread or a zombie
+};
+
+// `root` is "/proc" but in tests.
+class ProcFs {
+ public:
+  explicit ProcFs(std::string root = "/proc") : root_(std::move(root)) {}
+
+  // kNoSuchProcess if there is none. A thread's number is refused with kThreadId, naming its
+  // process: /proc/TID exists for threads too, though it is not listed.
+  Result<ProcessInfo> process(Pid pid) const;
+  // kNoSuchProcess, kNotPermitted.
+  Result<ProcessDetails> details(Pid pid) const;
+
+  // Every process, in no order; those that vanish meanwhile are left out.
+  Result<std::vector<ProcessInfo>> all() const;
+
+  // `root` and all its descendants, parents before children. Zombies are included.
+  Result<std::vector<ProcessInfo>> tree(Pid root) const;
+
+  // Does the process map a file whose name begins with `name` ("libcuda.so")? kNotPermitted if
+  // its maps may not be read.
+  Result<bool> maps_file(Pid pid, const std::string& name) const;
+
+  // Bytes the process could take without swapping (MemAvailable of /proc/meminfo).
+  Result<std::uint64_t> memory_available() const;
+
+ private:
+  std::string root_;
+};
+
+// Parses one line of /proc/PID/stat; kInternal if it is none. Split out for tests: the name may
+// hold blanks and brackets.
+Result<ProcessInfo> parse_stat(const std::string& line);
+
+// May this process trace `pid`, as the driver and CRIU do? Asks the kernel itself by reading
+// nothing from it (process_vm_readv checks like PTRACE_ATTACH: user, CAP_SYS_PTRACE, yama,
+// namespaces).
+bool may_trace(Pid pid);
+
+// Does CRIU need to be told that the tree hangs on a terminal of somebody else's session
+// (`--shell-job`)? So it is when the root's session leader is outside of the tree, or when the
+// tree has a controlling terminal.
+bool is_shell_job(const std::vector<ProcessInfo>& tree);
+
+}  // namespace stasis::proc
