@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -169,6 +170,15 @@ Result<bool> ProcFs::maps_file(Pid pid, const std::string& name) const {
   auto maps = read_of(root_, pid, "maps");
   if (!maps) return fail(std::move(maps.error()));
   return maps->find("/" + name) != std::string::npos;
+}
+
+Result<std::uint64_t> ProcFs::resident_bytes(Pid pid) const {
+  auto text = read_of(root_, pid, "statm");
+  if (!text) return fail(std::move(text.error()));
+  const std::size_t blank = text->find(' ');
+  if (blank == std::string::npos) return 0;
+  static const auto kPage = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  return number<std::uint64_t>(std::string_view(*text).substr(blank + 1)) * kPage;
 }
 
 Result<std::uint64_t> ProcFs::memory_available() const {

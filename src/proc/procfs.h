@@ -51,6 +51,9 @@ class ProcFs {
   // its maps may not be read.
   Result<bool> maps_file(Pid pid, const std::string& name) const;
 
+  // Bytes of the process's memory that are in RAM now.
+  Result<std::uint64_t> resident_bytes(Pid pid) const;
+
   // Bytes the process could take without swapping (MemAvailable of /proc/meminfo).
   Result<std::uint64_t> memory_available() const;
 

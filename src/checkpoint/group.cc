@@ -1,0 +1,294 @@
+#include "checkpoint/group.h"
+
+#include <algorithm>
+#include <atomic>
+#include <random>
+#include <set>
+#include <thread>
+
+#include <fmt/format.h>
+
+#include "base/units.h"
+
+namespace stasis {
+namespace {
+
+using std::chrono::milliseconds;
+
+// The first slice is short, so that a group that waits for one another is let go soon; each is
+// twice as long, because a process with seconds of queued kernels needs one long slice: in a short
+// one its queue fills again. On two ranks of a loop of all-reduces the first slice was enough in 24
+// of 24 rounds (4-52 ms, H100, driver 580).
+constexpr milliseconds kFirstSlice{250};
+constexpr milliseconds kLongestSlice{8000};
+// Between slices those that wait for the lock get their turn; jitter keeps tools from meeting
+// again.
+constexpr int kPauseMinMs = 2;
+constexpr int kPauseMaxMs = 20;
+constexpr milliseconds kProgressInterval{100};
+// What must stay free on the host beyond the copy of the GPU's memory.
+constexpr std::uint64_t kHostReserve = 256ULL << 20;
+
+void pause_with_jitter() {
+  static thread_local std::mt19937 random(std::random_device{}());
+  std::this_thread::sleep_for(
+      milliseconds(std::uniform_int_distribution<int>(kPauseMinMs, kPauseMaxMs)(random)));
+}
+
+}  // namespace
+
+Result<Group> Group::open(Driver& driver, Pid root, proc::ProcFs procfs) {
+  Group group(driver, std::move(procfs));
+  group.armed_ = false;  // nothing has been done yet
+  auto changed = group.refresh(root);
+  if (!changed) return fail(std::move(changed.error()));
+  group.armed_ = true;
+  return group;
+}
+
+Group::~Group() {
+  if (armed_ && !members_.empty()) (void)roll_back();
+}
+
+std::size_t Group::cuda_count() const {
+  return static_cast<std::size_t>(
+      std::count_if(members_.begin(), members_.end(),
+                    [](const GroupMember& m) { return m.initial.has_value(); }));
+}
+
+std::vector<proc::ProcessInfo> Group::infos() const {
+  std::vector<proc::ProcessInfo> out;
+  for (const GroupMember& member : members_)
+    out.push_back(member.process.info());
+  return out;
+}
+
+std::uint64_t Group::gpu_bytes() const {
+  std::uint64_t sum = 0;
+  for (const auto& [pid, uses] : gpu_use_) {
+    for (const GpuUse& use : uses)
+      sum += use.bytes;
+  }
+  return sum;
+}
+
+Result<bool> Group::refresh(Pid root) {
+  auto tree = procfs_.tree(root);
+  if (!tree) return fail(std::move(tree.error()));
+  bool changed = false;
+  for (const proc::ProcessInfo& info : *tree) {
+    const auto known = std::find_if(members_.begin(), members_.end(), [&](const GroupMember& m) {
+      return m.process.pid() == info.pid && m.process.info().start_ticks == info.start_ticks;
+    });
+    if (known != members_.end()) {
+      if (known->initial) continue;
+      auto state = known->process.cuda_state();
+      if (!state && !known->process.alive()) continue;
+      if (!state) return fail(std::move(state.error()));
+      if (*state) {
+        known->initial = **state;
+        changed = true;
+      }
+      continue;
+    }
+    if (info.state == 'Z' || info.state == 'X') {
+      if (info.pid != root) continue;
+    }
+    auto process = Process::open(*driver_, info.pid, procfs_);
+    if (!process) {
+      if (info.pid == root) return fail(std::move(process.error()));
+      const ErrorCode code = process.error().code;
+      if (code == ErrorCode::kNoSuchProcess || code == ErrorCode::kZombie) continue;
+      return fail(std::move(process.error()));
+    }
+    auto state = process->cuda_state();
+    if (!state) {
+      if (info.pid != root && !process->alive()) continue;
+      return fail(std::move(state.error()));
+    }
+    members_.push_back({std::move(*process), *state});
+    changed = true;
+  }
+  if (changed && on_members_changed) {
+    if (auto told = on_members_changed(members_); !told) return fail(std::move(told.error()));
+  }
+  return changed;
+}
+
+Result<void> Group::lock_round(milliseconds slice, bool& all_locked) {
+  // One thread each, so that processes which wait for one another all get into the lock.
+  std::vector<Result<void>> results(members_.size());
+  std::vector<char> ours(members_.size(), 0);
+  {
+    std::vector<std::jthread> threads;
+    for (std::size_t i = 0; i < members_.size(); ++i) {
+      if (members_[i].initial != CudaState::kRunning || !members_[i].process.alive()) continue;
+      threads.emplace_back([&, i] {
+        Process& process = members_[i].process;
+        auto state = process.state();
+        if (state && *state == CudaState::kLocked) return;  // by us, in an earlier round
+        results[i] = state ? process.lock(slice) : Result<void>(fail(std::move(state.error())));
+        ours[i] = results[i].has_value() ? 1 : 0;
+      });
+    }
+  }
+  all_locked = true;
+  Result<void> worst;
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    if (results[i]) continue;
+    if (!members_[i].process.alive()) continue;  // it left; refresh() and CRIU cope with that
+    all_locked = false;
+    if (results[i].error().code != ErrorCode::kTimeout) worst = std::move(results[i]);
+  }
+  if (all_locked) return {};
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    if (members_[i].initial != CudaState::kRunning || !members_[i].process.alive()) continue;
+    auto back = members_[i].process.bring_to(CudaState::kRunning);
+    if (!back && members_[i].process.alive() && worst) worst = std::move(back);
+  }
+  return worst;
+}
+
+Result<void> Group::lock(milliseconds timeout, const Interrupt& interrupt) {
+  const auto start = Clock::now();
+  milliseconds slice = kFirstSlice;
+  for (;;) {
+    if (auto stop = interrupt.check(); !stop) return stop;
+    milliseconds this_slice = slice;
+    if (timeout.count() > 0) {
+      const auto left = timeout - std::chrono::duration_cast<milliseconds>(Clock::now() - start);
+      if (left.count() <= 0) {
+        return fail(ErrorCode::kTimeout,
+                    fmt::format("the GPU work of the {} CUDA process(es) below {} did not come to "
+                                "rest within {} ms; all of them run on",
+                                cuda_count(), root().value, timeout.count()),
+                    "give it more time (--timeout), or try when fewer kernels are in flight");
+      }
+      this_slice = std::min(slice, left);
+    }
+    bool all_locked = false;
+    if (auto done = lock_round(this_slice, all_locked); !done) return done;
+    if (all_locked) {
+      auto changed = refresh(root());
+      if (!changed) return fail(std::move(changed.error()));
+      if (!*changed) return {};
+      continue;  // somebody new: they are locked in the next round, the others are already
+    }
+    pause_with_jitter();
+    slice = std::min(slice * 2, kLongestSlice);
+  }
+}
+
+Result<void> Group::in_parallel(CudaState wanted, const std::function<Result<void>(Process&)>& act,
+                                std::string_view phase, Progress& progress) {
+  std::vector<Process*> selected;
+  for (GroupMember& member : members_) {
+    if (!member.initial || !member.process.alive()) continue;
+    auto state = member.process.state();
+    if (!state) {
+      if (!member.process.alive()) continue;
+      return fail(std::move(state.error()));
+    }
+    if (*state == wanted) selected.push_back(&member.process);
+  }
+  // The driver keeps the content in the target's own memory: its growth is the progress.
+  const auto resident = [&] {
+    std::uint64_t sum = 0;
+    for (const Process* process : selected) {
+      if (auto bytes = procfs_.resident_bytes(process->pid())) sum += *bytes;
+    }
+    return sum;
+  };
+  const std::uint64_t before = resident();
+  std::vector<Result<void>> results(selected.size());
+  std::atomic<std::size_t> running = selected.size();
+  {
+    std::vector<std::jthread> threads;
+    for (std::size_t i = 0; i < selected.size(); ++i) {
+      threads.emplace_back([&, i] {
+        results[i] = act(*selected[i]);
+        --running;
+        running.notify_one();
+      });
+    }
+    const auto start = Clock::now();
+    auto told = start;
+    while (running.load() > 0) {
+      // Short steps at first: a small job is done within milliseconds.
+      std::this_thread::sleep_for(Clock::now() - start < milliseconds(200) ? milliseconds(1)
+                                                                           : milliseconds(10));
+      if (Clock::now() - told < kProgressInterval) continue;
+      told = Clock::now();
+      const std::uint64_t now = resident();
+      progress.update(phase, now > before ? now - before : before - now, gpu_bytes());
+    }
+  }
+  Result<void> first;
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    if (!results[i] && selected[i]->alive() && first) first = std::move(results[i]);
+    if (!results[i] && !selected[i]->alive() && first) first = std::move(results[i]);
+  }
+  return first;
+}
+
+Result<void> Group::checkpoint(Progress& progress, const Interrupt& interrupt) {
+  if (auto use = driver_->memory_by_process()) {
+    gpu_use_.clear();
+    for (const GroupMember& member : members_) {
+      if (auto it = use->find(member.process.pid()); it != use->end()) gpu_use_.insert(*it);
+    }
+    auto available = procfs_.memory_available();
+    if (available && gpu_bytes() + kHostReserve > *available) {
+      return fail(ErrorCode::kOutOfHostMemory,
+                  fmt::format("the GPU memory in use ({}) does not fit into the free memory of "
+                              "this host ({})",
+                              format_bytes(gpu_bytes()), format_bytes(*available)),
+                  "the driver moves GPU memory into the process's own memory: free some, or add "
+                  "swap");
+    }
+  }
+  if (auto stop = interrupt.check(); !stop) return stop;
+  auto done = in_parallel(
+      CudaState::kLocked, [](Process& process) { return process.checkpoint(); }, "checkpoint",
+      progress);
+  if (!done) return done;
+  return interrupt.check();
+}
+
+Result<void> Group::restore(std::span<const GpuPair> pairs, Progress& progress) {
+  return in_parallel(
+      CudaState::kCheckpointed, [pairs](Process& process) { return process.restore(pairs); },
+      "restore", progress);
+}
+
+Result<void> Group::unlock() {
+  NoProgress quiet;
+  return in_parallel(
+      CudaState::kLocked, [](Process& process) { return process.unlock(); }, "unlock", quiet);
+}
+
+Result<void> Group::roll_back() {
+  armed_ = false;
+  std::vector<Result<void>> results(members_.size());
+  {
+    std::vector<std::jthread> threads;
+    for (std::size_t i = 0; i < members_.size(); ++i) {
+      if (!members_[i].initial) continue;
+      threads.emplace_back([&, i] {
+        StateGuard guard(members_[i].process, *members_[i].initial);
+        results[i] = guard.undo();
+      });
+    }
+  }
+  std::string messages;
+  std::string remedies;
+  for (const auto& result : results) {
+    if (result) continue;
+    messages += (messages.empty() ? "" : "; ") + result.error().message;
+    remedies += (remedies.empty() ? "" : "; ") + result.error().remedy;
+  }
+  if (messages.empty()) return {};
+  return fail(ErrorCode::kNotRolledBack, std::move(messages), std::move(remedies));
+}
+
+}  // namespace stasis

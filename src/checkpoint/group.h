@@ -1,0 +1,93 @@
+// A process tree that is suspended and resumed as one.
+//
+// Its CUDA processes are locked at the same time, in slices, because locking one after the other
+// deadlocks when they wait for each other on the GPU (a collective); only when all are locked is
+// any of them checkpointed. Until dismiss() the group brings every process back to the state it
+// was in, on every path out: roll_back() does it and says what it could not do, the destructor
+// does it silently.
+//
+// Moves, never copies. One thread at a time; it uses threads of its own, one per process, and has
+// joined them when a call returns.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "base/interrupt.h"
+#include "base/progress.h"
+#include "checkpoint/process.h"
+
+namespace stasis {
+
+struct GroupMember {
+  Process process;
+  // What it was in when we found it; nothing for a process without CUDA.
+  std::optional<CudaState> initial;
+};
+
+class Group {
+ public:
+  // Finds the tree below `root` and asks the state of every process in it. Zombies are left out.
+  // The errors are those of Process::open for the root, and "could not ask" for any of them: it is
+  // never taken for "does not use CUDA".
+  static Result<Group> open(Driver& driver, Pid root, proc::ProcFs procfs = proc::ProcFs());
+
+  Group(Group&& other) noexcept = default;
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+  Group& operator=(Group&&) = delete;
+  ~Group();
+
+  // The root first, parents before children.
+  const std::vector<GroupMember>& members() const { return members_; }
+  Pid root() const { return members_.front().process.pid(); }
+  std::size_t cuda_count() const;
+  std::vector<proc::ProcessInfo> infos() const;
+
+  // Called whenever processes were added to the group, before anything is done to them; a failure
+  // stops the call in progress. The journal is written here.
+  std::function<Result<void>(const std::vector<GroupMember>&)> on_members_changed;
+
+  // Locks every CUDA process that runs. Those that another tool had locked or checkpointed stay
+  // so. Then looks for processes that have appeared or begun to use CUDA meanwhile, until there
+  // are none. `timeout` zero: no deadline. kTimeout: nobody is locked by us any more.
+  Result<void> lock(std::chrono::milliseconds timeout, const Interrupt& interrupt);
+  // Checkpoints every CUDA process, in parallel. Before the first, compares the GPU memory in use
+  // with the free memory of the host (kOutOfHostMemory with the figures). `progress` gets the
+  // bytes moved. On an error some may be checkpointed: roll back.
+  Result<void> checkpoint(Progress& progress, const Interrupt& interrupt);
+  // Restores every checkpointed CUDA process, in parallel, whatever it was initially.
+  Result<void> restore(std::span<const GpuPair> pairs, Progress& progress);
+  // Unlocks every locked CUDA process.
+  Result<void> unlock();
+
+  // Brings each process back to its initial state, all of them even when one fails, and verifies
+  // by asking. Processes that have gone are no failure. kNotRolledBack names each that is not back.
+  Result<void> roll_back();
+  // What was done is meant to stay.
+  void dismiss() { armed_ = false; }
+
+  // What is used where, by process, as far as NVML knows; taken before the checkpoint.
+  const std::map<Pid, std::vector<GpuUse>>& gpu_use() const { return gpu_use_; }
+  std::uint64_t gpu_bytes() const;
+
+ private:
+  Group(Driver& driver, proc::ProcFs procfs) : driver_(&driver), procfs_(std::move(procfs)) {}
+  // Adds what is new in the tree. Returns true if a process was added or has begun to use CUDA.
+  Result<bool> refresh(Pid root);
+  Result<void> lock_round(std::chrono::milliseconds slice, bool& all_locked);
+  // Runs `act` for each member in `wanted` state, in parallel; the first error by order.
+  Result<void> in_parallel(CudaState wanted, const std::function<Result<void>(Process&)>& act,
+                           std::string_view phase, Progress& progress);
+
+  Driver* driver_;
+  proc::ProcFs procfs_;
+  std::vector<GroupMember> members_;
+  std::map<Pid, std::vector<GpuUse>> gpu_use_;
+  bool armed_ = true;
+};
+
+}  // namespace stasis
