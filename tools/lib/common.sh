@@ -50,3 +50,45 @@ os_field() {
   [ -r "$file" ] || return 0
   sed -n "s/^$1=//p" "$file" | tr -d \"\' | head -n 1
 }
+
+# ---- For the scripts that build ---------------------------------------------------------------------
+
+readonly kMinimumGcc=12
+
+# The major version of a g++, or 0.
+gcc_major() {
+  local version
+  version=$("$1" -dumpversion 2>/dev/null) || version=0
+  printf '%s\n' "${version%%.*}"
+}
+
+# Sets CXX to a compiler that is new enough, unless the user chose one. Ubuntu 22.04's g++ is 11.
+choose_compiler() {
+  [ -z "${CXX:-}" ] || return 0
+  local candidate
+  for candidate in g++ g++-12 g++-13 g++-14; do
+    if [ "$(gcc_major "$candidate")" -ge $kMinimumGcc ]; then
+      export CXX=$candidate
+      return 0
+    fi
+  done
+  return 1
+}
+
+# Runs a command, quietly if it succeeds: what it said goes to a log file, which is shown if it fails.
+# quietly LOG WHAT COMMAND...
+quietly() {
+  local log=$1 what=$2
+  shift 2
+  if "$@" >"$log" 2>&1 </dev/null; then return 0; fi
+  tail -n 40 "$log" >&2
+  printf 'error: %s failed; the whole output is in %s.\n' "$what" "$log" >&2
+  return 1
+}
+
+# Seconds with tenths since a moment taken with now().
+now() { date +%s%N; }
+since() {
+  local tenths=$((($(date +%s%N) - $1) / 100000000))
+  printf '%d.%d s' $((tenths / 10)) $((tenths % 10))
+}
