@@ -1,0 +1,201 @@
+# A check that can't fail proves nothing: each of tools/check's is shown a small tree with one fault.
+
+setup() {
+  TOOLS=$BATS_TEST_DIRNAME
+  TREE=$(mktemp -d)/tree
+  mkdir -p "$TREE"
+  cp -r "$TOOLS" "$TREE/tools"
+  rm -f "$TREE"/tools/*.bats
+  cp "$TOOLS/../.clang-format" "$TOOLS/../.clang-tidy" "$TOOLS/../.shellcheckrc" "$TREE/"
+  mkdir -p "$TREE/include/stasis" "$TREE"/src/{base,proc,driver,checkpoint,cli} "$TREE"/{sim,compat,preload}
+  write include/stasis/error.h '#pragma once'
+  write src/base/fd.h '#pragma once'
+  write src/proc/maps.h '#pragma once' '' '#include "base/fd.h"' '#include "stasis/error.h"'
+  write src/driver/cuda_abi.h '#pragma once'
+  write src/driver/driver.h '#pragma once' '' '#include <stasis/error.h>' '' '#include "base/fd.h"'
+  write src/checkpoint/process.h '#pragma once' '' '#include "driver/driver.h"' '#include "proc/maps.h"'
+  write src/cli/main.cc '#include <cstdio>' '' '#include "checkpoint/process.h"' '' 'int main() { return std::puts("hello") < 0; }'
+  write sim/sim.cc '#include "src/driver/cuda_abi.h"'
+}
+
+teardown() { rm -rf "${TREE%/tree}"; }
+
+# write FILE LINE...
+write() {
+  local file=$TREE/$1
+  shift
+  mkdir -p "${file%/*}"
+  printf '%s\n' "$@" >"$file"
+}
+
+check() {
+  run "$TREE/tools/check" "$@"
+  printf '%s\n' "$output"
+}
+
+# The check named is the one that failed, and it named the place.
+caught() {
+  [ "$status" -eq 1 ]
+  [[ $output == *"FAILED   $1"* ]]
+  [[ $output == *"$2"* ]]
+}
+
+need_clang() { command -v "$1-14" >/dev/null || skip "$1-14 is not installed"; }
+
+@test "a clean tree passes" {
+  check --only format,layering,output,privacy,scripts,extra
+  [ "$status" -eq 0 ]
+  [[ $output == *", 0 failed"* ]]
+}
+
+@test "format: a line that clang-format would change" {
+  need_clang clang-format
+  write src/base/ugly.cc 'int   f( ){return 1;}'
+  check --only format
+  caught format src/base/ugly.cc
+}
+
+@test "layering: every include that points the wrong way is caught" {
+  cases=(
+    'src/base/a.h|"proc/maps.h"|base may not include proc'
+    'src/base/a.h|"../proc/maps.h"|base may not include proc'
+    'src/base/a.h|"src/proc/maps.h"|base may not include proc'
+    'src/proc/a.h|"driver/driver.h"|proc may not include driver'
+    'src/driver/a.h|"checkpoint/process.h"|driver may not include checkpoint'
+    'src/checkpoint/a.h|"cli/verbs.h"|checkpoint may not include cli'
+    'compat/a.cc|"cli/verbs.h"|compat may not include cli'
+    'sim/a.cc|"base/fd.h"|sim may not include base'
+    'sim/a.cc|"driver/driver.h"|sim may not include driver'
+    'sim/a.cc|<stasis/error.h>|sim may not include include'
+    'preload/a.cc|"base/fd.h"|preload may not include base'
+    'include/stasis/a.h|"base/fd.h"|include may not include base'
+  )
+  for case in "${cases[@]}"; do
+    IFS='|' read -r file header message <<<"$case"
+    write src/cli/verbs.h '#pragma once'
+    write "$file" "#  include $header"
+    check --only layering
+    caught layering "$file:1: $message"
+    rm "$TREE/$file"
+  done
+}
+
+@test "layering: a new part of the source must be given a place" {
+  write src/extra/a.h '#include "base/fd.h"'
+  check --only layering
+  caught layering '"extra" is no known part'
+}
+
+@test "layering: a test may use the helpers in tests/, the code beside it may not" {
+  write tests/helper.h '#pragma once'
+  write src/base/fd_unittest.cc '#include "tests/helper.h"'
+  check --only layering
+  [ "$status" -eq 0 ]
+  write src/base/fd.cc '#include "tests/helper.h"'
+  check --only layering
+  caught layering 'src/base/fd.cc:1: base may not include tests'
+}
+
+@test "output: the library may not print, exit or abort" {
+  for code in 'std::printf("x");' 'fprintf(stderr, "x");' 'std::cout << 1;' 'std::cerr << 1;' 'exit(1);' \
+    'std::abort();' 'perror("x");' 'fmt::print("x");' 'std::terminate();'; do
+    write src/base/loud.cc "void f() { $code }"
+    check --only output
+    caught output src/base/loud.cc:1
+  done
+}
+
+@test "output: speaking of printing, formatting into memory and a child's _exit are fine" {
+  write src/base/quiet.cc '// exit(1) and printf() are not for us.' 'const char* k = "exit(1)";' \
+    'void f(char* b) { snprintf(b, 1, "x"); }' 'void g() { _exit(1); }' 'void h(S s) { s.exit(); p->abort(); }'
+  write src/cli/print.cc 'void f() { std::printf("x"); }'
+  write src/base/fd_unittest.cc 'void f() { std::printf("x"); }'
+  check --only output
+  [ "$status" -eq 0 ]
+}
+
+@test "registration: a test that ctest does not know" {
+  command -v cmake >/dev/null || skip "cmake is not installed"
+  write CMakeLists.txt 'cmake_minimum_required(VERSION 3.22)' 'project(t NONE)' 'enable_testing()' \
+    'add_test(NAME fd_unittest COMMAND true)' 'add_test(NAME cli.bats COMMAND true)'
+  cmake -S "$TREE" -B "$TREE/build/dev" >/dev/null
+  write src/base/fd_unittest.cc ''
+  write tests/cli.bats '@test "x" { true; }'
+  check --only registration
+  [ "$status" -eq 0 ]
+  write src/base/other_unittest.cc ''
+  check --only registration
+  caught registration src/base/other_unittest.cc
+  rm "$TREE/src/base/other_unittest.cc"
+  write tests/more.bats '@test "x" { true; }'
+  check --only registration
+  caught registration tests/more.bats
+  rm "$TREE/tests/more.bats"
+  # Part of a known name is not the name.
+  write src/base/d_unittest.cc ''
+  check --only registration
+  caught registration src/base/d_unittest.cc
+}
+
+@test "privacy: a path of this machine, a registry host" {
+  write docs/page.md "see ${TREE%/*}/notes"
+  check --only privacy
+  caught privacy docs/page.md:1
+  rm "$TREE/docs/page.md"
+  for host in "http://""deb.example.org/debian" "registry"".example.com" "ghcr"".io/x/y"; do
+    write docs/page.md "from $host"
+    check --only privacy
+    caught privacy docs/page.md:1
+  done
+}
+
+@test "scripts: one that does not parse, one that can't be started" {
+  write tools/broken.sh '#!/bin/bash' 'if true; then'
+  chmod +x "$TREE/tools/broken.sh"
+  check --only scripts
+  caught scripts broken.sh
+  write tools/broken.sh '#!/bin/bash' 'true'
+  chmod -x "$TREE/tools/broken.sh"
+  check --only scripts
+  caught scripts "not executable"
+}
+
+@test "extra: a program in tools/check.d that finds something" {
+  write tools/check.d/always '#!/bin/sh' 'echo "docs/x.1: differs from --help"; exit 1'
+  chmod +x "$TREE/tools/check.d/always"
+  check --only extra
+  caught extra "differs from --help"
+}
+
+@test "tidy: a name against the house style, and names of the driver left alone" {
+  need_clang clang-tidy
+  mkdir -p "$TREE/build/dev"
+  touch "$TREE/build/dev/CMakeCache.txt"
+  write src/base/good.cc 'namespace stasis {' 'class Good {' ' public:' '  [[nodiscard]] int get() const { return x_; }' '' \
+    ' private:' '  int x_ = 0;' '};' '}  // namespace stasis' 'extern "C" int cuInit(unsigned flags) { return static_cast<int>(flags); }'
+  printf '[\n{\n  "directory": "%s",\n  "command": "c++ -std=c++20 -c src/base/good.cc",\n  "file": "%s"\n}\n]\n' \
+    "$TREE" "$TREE/src/base/good.cc" >"$TREE/build/dev/compile_commands.json"
+  check --only tidy
+  [ "$status" -eq 0 ]
+  write src/base/good.cc 'int BadName() { return 1; }'
+  check --only tidy
+  caught tidy BadName
+}
+
+@test "fast leaves out tidy; an unknown check is a usage error" {
+  check --fast --only tidy,scripts
+  [ "$status" -eq 0 ]
+  [[ $output != *tidy* ]]
+  check --only nonsense
+  [ "$status" -eq 2 ]
+}
+
+@test "without git, the files are found all the same" {
+  write src/base/loud.cc 'void f() { exit(1); }'
+  [ ! -e "$TREE/.git" ]
+  check --only output
+  caught output src/base/loud.cc
+  git -C "$TREE" init -q && git -C "$TREE" add src tools include
+  check --only output
+  caught output src/base/loud.cc
+}
