@@ -12,7 +12,7 @@ setup() {
   write src/base/fd.h '#pragma once'
   write src/proc/maps.h '#pragma once' '' '#include "base/fd.h"' '#include "stasis/error.h"'
   write src/driver/cuda_abi.h '#pragma once'
-  write src/driver/driver.h '#pragma once' '' '#include <stasis/error.h>' '' '#include "base/fd.h"'
+  write src/driver/driver.h '#pragma once' '' '#include "base/fd.h"' '#include "stasis/error.h"'
   write src/checkpoint/process.h '#pragma once' '' '#include "driver/driver.h"' '#include "proc/maps.h"'
   write src/cli/main.cc '#include <cstdio>' '' '#include "checkpoint/process.h"' '' 'int main() { return std::puts("hello") < 0; }'
   write sim/sim.cc '#include "src/driver/cuda_abi.h"'
@@ -53,6 +53,9 @@ need_clang() { command -v "$1-14" >/dev/null || skip "$1-14 is not installed"; }
   write src/base/ugly.cc 'int   f( ){return 1;}'
   check --only format
   caught format src/base/ugly.cc
+  "$TREE/tools/check" --fix
+  check --only format
+  [ "$status" -eq 0 ]
 }
 
 @test "layering: every include that points the wrong way is caught" {
@@ -142,7 +145,7 @@ need_clang() { command -v "$1-14" >/dev/null || skip "$1-14 is not installed"; }
   check --only privacy
   caught privacy docs/page.md:1
   rm "$TREE/docs/page.md"
-  for host in "http://""deb.example.org/debian" "registry"".example.com" "ghcr"".io/x/y"; do
+  for host in "http://deb""".example.org/debian "registry""".example.com "ghcr""".io/x/y; do
     write docs/page.md "from $host"
     check --only privacy
     caught privacy docs/page.md:1
