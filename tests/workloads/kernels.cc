@@ -1,0 +1,118 @@
+#include "tests/workloads/kernels.h"
+
+#include <time.h>
+
+#include <algorithm>
+
+#include "sim/stasis_sim_kernel.h"
+#include "tests/workloads/kernels_ptx.h"
+
+namespace stasis::workloads {
+namespace {
+
+constexpr unsigned kBlock = 256;
+constexpr std::uint64_t kMaxBlocks = 1024;  // larger data is walked in strides
+
+}  // namespace
+
+Kernels::Kernels(const programs::CudaApi& cuda) : cuda_(cuda) {
+  cuda::CUmodule module = nullptr;
+  cuda_.cuModuleLoadData(&module, internal::kKernelsPtx);
+  cuda_.cuModuleGetFunction(&fill_, module, "fill");
+  cuda_.cuModuleGetFunction(&advance_, module, "advance");
+  cuda_.cuModuleGetFunction(&combine_, module, "combine");
+  cuda_.cuModuleGetFunction(&spin_, module, "spin");
+}
+
+template <class... Args>
+void Kernels::launch(cuda::CUfunction function, cuda::CUstream stream, std::uint64_t words,
+                     Args... args) const {
+  const auto blocks = std::clamp<std::uint64_t>((words + kBlock - 1) / kBlock, 1, kMaxBlocks);
+  std::uint64_t values[] = {static_cast<std::uint64_t>(args)...};
+  void* params[sizeof...(args)];
+  for (std::size_t i = 0; i < sizeof...(args); ++i)
+    params[i] = &values[i];
+  cuda_.cuLaunchKernel(function, static_cast<unsigned>(blocks), 1, 1, words == 1 ? 1 : kBlock, 1, 1,
+                       0, stream, params, nullptr);
+}
+
+void Kernels::fill(cuda::CUstream stream, cuda::CUdeviceptr data, std::uint64_t words,
+                   std::uint64_t seed) const {
+  launch(fill_, stream, words, data, words, seed);
+}
+
+void Kernels::advance(cuda::CUstream stream, cuda::CUdeviceptr data, std::uint64_t words,
+                      std::uint64_t from, std::uint64_t to, cuda::CUdeviceptr result) const {
+  launch(advance_, stream, words, data, words, from, to, result);
+}
+
+void Kernels::combine(cuda::CUstream stream, cuda::CUdeviceptr target, cuda::CUdeviceptr source,
+                      std::uint64_t words, cuda::CUdeviceptr key) const {
+  launch(combine_, stream, words, target, source, words, key);
+}
+
+void Kernels::spin(cuda::CUstream stream, std::uint64_t nanoseconds, cuda::CUdeviceptr done) const {
+  launch(spin_, stream, 1, nanoseconds, done);
+}
+
+namespace {
+
+std::uint64_t number(void** args, int i) { return *static_cast<std::uint64_t*>(args[i]); }
+std::uint64_t* pointer(void** args, int i) { return *static_cast<std::uint64_t**>(args[i]); }
+
+}  // namespace
+}  // namespace stasis::workloads
+
+// The same kernels for the simulated driver. One thread does the whole grid's work.
+extern "C" {
+
+void stasis_sim_kernel_fill(const stasis::sim::Launch&, void** args);
+void stasis_sim_kernel_advance(const stasis::sim::Launch&, void** args);
+void stasis_sim_kernel_combine(const stasis::sim::Launch&, void** args);
+void stasis_sim_kernel_spin(const stasis::sim::Launch&, void** args);
+
+void stasis_sim_kernel_fill(const stasis::sim::Launch&, void** args) {
+  using namespace stasis::workloads;
+  std::uint64_t* data = pointer(args, 0);
+  const std::uint64_t words = number(args, 1);
+  for (std::uint64_t i = 0; i < words; ++i)
+    data[i] = word(i, number(args, 2));
+}
+
+void stasis_sim_kernel_advance(const stasis::sim::Launch&, void** args) {
+  using namespace stasis::workloads;
+  std::uint64_t* data = pointer(args, 0);
+  const std::uint64_t words = number(args, 1);
+  const std::uint64_t from = number(args, 2);
+  const std::uint64_t to = number(args, 3);
+  auto* result = reinterpret_cast<AdvanceResult*>(pointer(args, 4));
+  for (std::uint64_t i = 0; i < words; ++i) {
+    if (data[i] != word(i, from)) {
+      if (result->wrong == 0) result->worst_rank = words - i;
+      ++result->wrong;
+    }
+    data[i] = word(i, to);
+    ++result->checked;
+  }
+}
+
+void stasis_sim_kernel_combine(const stasis::sim::Launch&, void** args) {
+  using namespace stasis::workloads;
+  std::uint64_t* target = pointer(args, 0);
+  const std::uint64_t* source = pointer(args, 1);
+  const std::uint64_t words = number(args, 2);
+  const std::uint64_t key = *pointer(args, 3);
+  for (std::uint64_t i = 0; i < words; ++i)
+    target[i] += word(source[i], key);
+}
+
+void stasis_sim_kernel_spin(const stasis::sim::Launch&, void** args) {
+  using namespace stasis::workloads;
+  const std::uint64_t ns = number(args, 0);
+  const timespec wait{static_cast<time_t>(ns / 1'000'000'000),
+                      static_cast<long>(ns % 1'000'000'000)};
+  nanosleep(&wait, nullptr);
+  ++*pointer(args, 1);
+}
+
+}  // extern "C"

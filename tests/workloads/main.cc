@@ -1,0 +1,104 @@
+// stasis-workload KIND: a CUDA program that verifies itself, to be suspended, dumped and restored.
+//
+// One source runs on a real driver and on the simulated one. See tests/workloads/README.md.
+#include <unistd.h>
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "tests/workloads/runner.h"
+
+namespace stasis::workloads {
+namespace {
+
+struct Kind {
+  const char* name;
+  void (*run)(Run&);
+  const char* what;
+};
+
+constexpr Kind kKinds[] = {
+    {"memory", run_memory, "device memory in many sizes (--size)"},
+    {"pinned", run_pinned, "pinned, mapped and registered host memory (--size)"},
+    {"streams", run_streams, "four streams, events, host functions, work in flight (--busy-ms)"},
+    {"pool", run_pool, "stream-ordered allocation (--size)"},
+    {"vmm", run_vmm, "reserved addresses, exportable physical memory, remapping (--size)"},
+    {"graph", run_graph, "a CUDA graph launched again and again (real driver only)"},
+    {"contexts", run_contexts, "three contexts on every GPU"},
+    {"threads", run_threads, "host threads that launch at the same time (--threads)"},
+    {"managed", run_managed, "managed memory, which cannot be checkpointed"},
+    {"ipc", run_ipc, "memory shared with a child, which cannot be restored"},
+    {"ipc-child", run_ipc_child, "the child of ipc"},
+    {"tree", run_tree, "a root without CUDA and its CUDA children (--children, --child-kind)"},
+    {"idle", run_idle, "a context and nothing else"},
+    {"spin", run_spin, "one long kernel after the other (--busy-ms)"},
+    {"starve", run_starve, "threads that launch without pause (--threads)"},
+    {"none", run_none, "no CUDA at all"},
+};
+
+std::string kinds_text() {
+  std::string text = "Kinds:\n";
+  for (const Kind& kind : kKinds) {
+    const std::string name = kind.name;
+    text += "  " + name + std::string(12 - name.size(), ' ') + kind.what + "\n";
+  }
+  return text;
+}
+
+const Kind* find_kind(const std::string& name) {
+  for (const Kind& kind : kKinds) {
+    if (name == kind.name) return &kind;
+  }
+  return nullptr;
+}
+
+}  // namespace
+}  // namespace stasis::workloads
+
+int main(int argc, char** argv) {
+  using namespace stasis::workloads;
+  Options options;
+  bool proc_address = false;
+  CLI::App app("Runs a CUDA workload that verifies itself in rounds, until SIGTERM.");
+  app.footer(
+      kinds_text() +
+      "\nExit status: 0 all rounds verified, 1 mismatch or failure, 77 skipped: not possible "
+      "here.");
+  app.add_option("kind", options.kind, "one of the kinds below")->required();
+  app.add_option("--status", options.status, "file that always says \"round N ok\"");
+  app.add_option("--rounds", options.rounds, "stop after so many; 0: at SIGTERM");
+  app.add_option("--seed", options.seed, "of all content; 0: a random one");
+  app.add_option("--size", options.size, "device memory, e.g. 16G")
+      ->transform(CLI::AsSizeValue(false));
+  app.add_option("--pause-ms", options.pause_ms, "between two rounds")->capture_default_str();
+  app.add_option("--busy-ms", options.busy_ms, "how long a long kernel runs");
+  app.add_option("--threads", options.threads, "host threads")
+      ->check(CLI::Range(1, 256))
+      ->capture_default_str();
+  app.add_option("--children", options.children, "of the tree")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  app.add_option("--child-kind", options.child_kind, "what they run")->capture_default_str();
+  app.add_option("--ipc-handle", options.ipc_handle)->group("");
+  app.add_flag("--print-pid", options.print_pid, "print the process number first");
+  app.add_flag("--proc-address", proc_address, "find the driver's functions by cuGetProcAddress");
+  CLI11_PARSE(app, argc, argv);
+  if (proc_address) options.lookup = stasis::programs::Lookup::kGetProcAddress;
+
+  const Kind* kind = find_kind(options.kind);
+  if (!kind) {
+    stasis::programs::die(2, "there is no kind \"" + options.kind + "\"\n" + kinds_text());
+  }
+  if (options.print_pid) {
+    std::printf("%d\n", getpid());
+    std::fflush(stdout);
+  }
+  Run run(options);
+  kind->run(run);
+  std::printf("verified %llu rounds\n", static_cast<unsigned long long>(run.verified()));
+  std::fflush(stdout);
+  return 0;
+}

@@ -1,0 +1,77 @@
+// Plain device memory: allocations of many sizes, all of it checked and changed in each round.
+#include <algorithm>
+
+#include "tests/workloads/gpu.h"
+
+namespace stasis::workloads {
+namespace {
+
+constexpr std::uint64_t kMiB = 1u << 20;
+constexpr std::uint64_t kDefaultSize = 64 * kMiB;
+constexpr std::uint64_t kSpanWords = 512;
+constexpr int kSpansPerRound = 8;
+
+// Small ones share the driver's slabs, those from 2 MiB on have pages of their own: sizes on both
+// sides of each border.
+constexpr std::uint64_t kSmallSizes[] = {8,        24,           4096,     4104,    65536,
+                                         1 * kMiB, 2 * kMiB - 8, 2 * kMiB, 3 * kMiB};
+
+// The small sizes, then half of the rest in one piece, and what is left in ever smaller ones.
+std::vector<Buffer> allocate_all(const Gpu& gpu, std::uint64_t size) {
+  std::vector<Buffer> buffers;
+  auto add = [&](std::uint64_t bytes) {
+    buffers.push_back(
+        {"buffer " + std::to_string(buffers.size()) + " (" + std::to_string(bytes) + " bytes)",
+         gpu.allocate(bytes), bytes / sizeof(std::uint64_t), 0});
+    size -= std::min(size, bytes);
+  };
+  for (std::uint64_t bytes : kSmallSizes) {
+    if (bytes <= size) add(bytes);
+  }
+  while (size >= sizeof(std::uint64_t)) {
+    const std::uint64_t bytes = size > 8 * kMiB ? size / 2 : size;
+    add(bytes / sizeof(std::uint64_t) * sizeof(std::uint64_t));
+    if (size < sizeof(std::uint64_t)) break;
+  }
+  return buffers;
+}
+
+// The way back in: spoil a few words, and write the right ones from the CPU.
+void rewrite_span(const Gpu& gpu, const Buffer& buffer, std::uint64_t first, std::uint64_t count) {
+  const cuda::CUdeviceptr at = buffer.data + first * sizeof(std::uint64_t);
+  std::vector<std::uint64_t> words(count);
+  for (std::uint64_t i = 0; i < count; ++i)
+    words[i] = word(first + i, buffer.seed);
+  gpu.cuda().cuMemsetD8_v2(at, 0xa5, count * sizeof(std::uint64_t));
+  gpu.cuda().cuMemcpyHtoD_v2(at, words.data(), count * sizeof(std::uint64_t));
+}
+
+}  // namespace
+
+void run_memory(Run& run) {
+  const Gpu gpu = Gpu::primary(initialised_driver(run.options()), 0);
+  std::vector<Buffer> buffers = allocate_all(gpu, run.size_or(kDefaultSize));
+  for (std::size_t i = 0; i < buffers.size(); ++i) {
+    buffers[i].seed = run.seed(0, i);
+    gpu.kernels().fill(nullptr, buffers[i].data, buffers[i].words, buffers[i].seed);
+  }
+  Checker checker(gpu, buffers.size());
+  while (run.next()) {
+    checker.begin(nullptr);
+    for (std::size_t i = 0; i < buffers.size(); ++i) {
+      checker.advance(nullptr, buffers[i], run.seed(run.round(), i));
+    }
+    checker.verify(nullptr, run);
+    for (int i = 0; i < kSpansPerRound; ++i) {
+      const std::uint64_t random = run.seed(run.round(), 1000 + static_cast<std::uint64_t>(i));
+      const Buffer& buffer = buffers[random % buffers.size()];
+      const std::uint64_t count = std::min(buffer.words, kSpanWords);
+      const std::uint64_t first = (random >> 16) % (buffer.words - count + 1);
+      verify_span(gpu, run, buffer, first, count);
+      if (i == 0) rewrite_span(gpu, buffer, first, count);
+    }
+    run.finish();
+  }
+}
+
+}  // namespace stasis::workloads

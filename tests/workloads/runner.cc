@@ -1,0 +1,87 @@
+#include "tests/workloads/runner.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/random.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+#include "tests/workloads/kernels.h"
+
+namespace stasis::workloads {
+namespace {
+
+using programs::die;
+
+std::atomic<bool> g_stop{false};
+
+// One record of fixed size at the start of the file, overwritten in place: CRIU restores a process
+// only if its open files have the size they had, and a reader never sees half of it.
+constexpr std::size_t kRecordSize = 64;
+
+std::uint64_t random_seed() {
+  std::uint64_t seed = 0;
+  if (getrandom(&seed, sizeof seed, 0) != static_cast<ssize_t>(sizeof seed)) {
+    die(1, std::string("cannot get a random seed: ") + std::strerror(errno));
+  }
+  return seed;
+}
+
+}  // namespace
+
+Run::Run(Options options) : options_(std::move(options)) {
+  struct sigaction action {};
+  action.sa_handler = [](int) { g_stop.store(true); };
+  sigaction(SIGTERM, &action, nullptr);
+  if (options_.seed == 0) options_.seed = random_seed();
+  if (!options_.status.empty()) {
+    status_ = UniqueFd(open(options_.status.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644));
+    if (!status_.valid()) {
+      die(1, "cannot open " + options_.status + ": " + std::strerror(errno));
+    }
+    heartbeat();
+  }
+}
+
+bool Run::stop_requested() { return g_stop.load(); }
+
+bool Run::next() {
+  if (stop_requested() || (options_.rounds != 0 && round_ == options_.rounds)) return false;
+  ++round_;
+  return true;
+}
+
+void Run::finish() {
+  if (verified_ + 1 != round_) mismatch("this round was already verified");
+  verified_ = round_;
+  if (status_.valid()) heartbeat();
+  if (options_.pause_ms == 0 || stop_requested()) return;
+  const timespec pause{options_.pause_ms / 1000, (options_.pause_ms % 1000) * 1'000'000L};
+  nanosleep(&pause, nullptr);  // a signal may end it early
+}
+
+std::uint64_t Run::seed(std::uint64_t round, std::uint64_t which) const {
+  return word(round, word(which, options_.seed));
+}
+
+void Run::mismatch(const std::string& what) const {
+  die(1, "MISMATCH in round " + std::to_string(round_) + " of " + options_.kind + ": " + what +
+             " (seed " + std::to_string(options_.seed) + ")");
+}
+
+void Run::heartbeat() {
+  char record[kRecordSize + 1];
+  const std::string text = "round " + std::to_string(verified_) + " ok";
+  std::snprintf(record, sizeof record, "%-*s\n", static_cast<int>(kRecordSize - 1), text.c_str());
+  if (pwrite(status_.get(), record, kRecordSize, 0) != static_cast<ssize_t>(kRecordSize)) {
+    die(1, "cannot write " + options_.status + ": " + std::strerror(errno));
+  }
+}
+
+}  // namespace stasis::workloads

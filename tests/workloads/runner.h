@@ -1,0 +1,92 @@
+// What all workloads share: options, the loop of rounds, the status file, the way to fail.
+//
+// A workload is a function that sets itself up and then does
+//   while (run.next()) { ...compute, verify...; run.finish(); }
+// until SIGTERM or --rounds says stop. A round counts only when all of it was verified. Content is
+// keyed by round and seed, so that a lost byte as well as a skipped or repeated round is a
+// mismatch.
+//
+// Run is used by the main thread; seed() and mismatch() by any.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/fd.h"
+#include "examples/common/cuda_api.h"
+
+namespace stasis::workloads {
+
+struct Options {
+  std::string kind;
+  std::string status;          // file for the heartbeat; empty: none
+  std::uint64_t rounds = 0;    // 0: until SIGTERM
+  std::uint64_t seed = 0;      // 0: from the kernel's random numbers
+  std::uint64_t size = 0;      // bytes of device memory; 0: the kind's own default
+  std::uint32_t pause_ms = 5;  // between two rounds
+  std::uint32_t busy_ms = 0;   // of each long kernel; 0: the kind's own default
+  std::uint32_t threads = 3;
+  std::uint32_t children = 2;
+  std::string child_kind = "memory";
+  std::string ipc_handle;  // hexadecimal; set by the parent of kind ipc for its child
+  bool print_pid = false;
+  programs::Lookup lookup = programs::Lookup::kDlsym;
+};
+
+class Run {
+ public:
+  // Installs the SIGTERM handler and opens the status file.
+  explicit Run(Options options);
+
+  const Options& options() const { return options_; }
+  std::uint64_t size_or(std::uint64_t bytes) const { return options_.size ? options_.size : bytes; }
+  std::uint32_t busy_ms_or(std::uint32_t ms) const {
+    return options_.busy_ms ? options_.busy_ms : ms;
+  }
+
+  // Begins the next round; false if there shall be none.
+  bool next();
+  // The current one; the first is 1.
+  std::uint64_t round() const { return round_; }
+  // The round was verified: heartbeat, and the pause.
+  void finish();
+  // How many were.
+  std::uint64_t verified() const { return verified_; }
+
+  // True once SIGTERM has come.
+  static bool stop_requested();
+
+  // The seed of the content number `which` in a round: never the same for another round or number.
+  std::uint64_t seed(std::uint64_t round, std::uint64_t which = 0) const;
+
+  // Ends the program: something was not what it had to be.
+  [[noreturn]] void mismatch(const std::string& what) const;
+
+ private:
+  void heartbeat();
+
+  Options options_;
+  UniqueFd status_;
+  std::uint64_t round_ = 0;
+  std::uint64_t verified_ = 0;
+};
+
+// The kinds. Each returns when Run says stop, and ends the program at the first mismatch.
+void run_memory(Run& run);
+void run_pinned(Run& run);
+void run_streams(Run& run);
+void run_pool(Run& run);
+void run_vmm(Run& run);
+void run_graph(Run& run);
+void run_contexts(Run& run);
+void run_threads(Run& run);
+void run_managed(Run& run);
+void run_ipc(Run& run);
+void run_ipc_child(Run& run);
+void run_tree(Run& run);
+void run_idle(Run& run);
+void run_spin(Run& run);
+void run_starve(Run& run);
+void run_none(Run& run);
+
+}  // namespace stasis::workloads

@@ -1,0 +1,77 @@
+// A process tree: a root without CUDA that supervises children with CUDA, each verifying itself.
+//
+// A round of the root is one in which every child verified a round more. The root restarts nothing:
+// a child that ends is a failure.
+#include <fcntl.h>
+
+#include <cstdio>
+#include <string>
+
+#include "base/fd.h"
+#include "tests/workloads/runner.h"
+#include "tests/workloads/spawn.h"
+
+namespace stasis::workloads {
+namespace {
+
+constexpr int kPollMs = 10;
+
+// The number in a status file, 0 if it has none yet.
+unsigned long long round_in(const std::string& path) {
+  const auto text = read_file(AT_FDCWD, path);
+  unsigned long long round = 0;
+  if (!text || std::sscanf(text->c_str(), "round %llu ok", &round) != 1) return 0;
+  return round;
+}
+
+}  // namespace
+
+void run_tree(Run& run) {
+  const Options& options = run.options();
+  if (options.status.empty())
+    programs::die(1, "the kind tree needs --status, for its children too");
+  std::vector<Child> children;
+  std::vector<std::string> files;
+  for (std::uint32_t i = 1; i <= options.children; ++i) {
+    files.push_back(options.status + "." + std::to_string(i));
+    std::vector<std::string> arguments{options.child_kind,
+                                       "--status",
+                                       files.back(),
+                                       "--seed",
+                                       std::to_string(run.seed(0, i)),
+                                       "--pause-ms",
+                                       std::to_string(options.pause_ms)};
+    if (options.size != 0) {
+      arguments.insert(arguments.end(), {"--size", std::to_string(options.size)});
+    }
+    children.emplace_back(arguments);
+  }
+
+  std::vector<unsigned long long> before(children.size(), 0);
+  while (run.next()) {
+    for (std::size_t i = 0; i < children.size(); ++i) {
+      while (round_in(files[i]) <= before[i] && !Run::stop_requested()) {
+        if (children[i].exited()) {
+          if (children[i].exit_status() == programs::kExitSkipped) {
+            programs::die(programs::kExitSkipped, "skipped: see the child's message");
+          }
+          run.mismatch("child " + std::to_string(i + 1) + " " + children[i].how_it_ended());
+        }
+        sleep_ms(kPollMs);
+      }
+      before[i] = round_in(files[i]);
+    }
+    run.finish();
+  }
+  for (Child& child : children)
+    child.request_stop();
+  for (std::size_t i = 0; i < children.size(); ++i) {
+    children[i].wait();
+    if (!children[i].ended_well()) {
+      run.mismatch("child " + std::to_string(i + 1) + " " + children[i].how_it_ended() +
+                   " when told to stop");
+    }
+  }
+}
+
+}  // namespace stasis::workloads
