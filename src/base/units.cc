@@ -10,12 +10,14 @@ std::string format_bytes(std::uint64_t bytes) {
   static constexpr std::array kUnits = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
   double value = static_cast<double>(bytes);
   std::size_t unit = 0;
-  while (value >= 1024.0 && unit + 1 < kUnits.size()) {
+  // Thresholds are where rounding to three digits would carry: 1023.5 KiB is 1.00 MiB.
+  while (value >= (unit == 0 ? 1024.0 : 1023.5) && unit + 1 < kUnits.size()) {
     value /= 1024.0;
     ++unit;
   }
   if (unit == 0) return fmt::format("{} B", bytes);
-  return fmt::format("{:.{}f} {}", value, value < 10 ? 2 : value < 100 ? 1 : 0, kUnits[unit]);
+  const int digits = value < 9.995 ? 2 : value < 99.95 ? 1 : 0;
+  return fmt::format("{:.{}f} {}", value, digits, kUnits[unit]);
 }
 
 std::string format_seconds(Seconds seconds) {
@@ -28,7 +30,7 @@ std::string format_seconds(Seconds seconds) {
 std::string format_rate(std::uint64_t bytes, Seconds seconds) {
   if (seconds.count() <= 0) return "-";
   const double rate = static_cast<double>(bytes) / seconds.count();
-  if (rate >= 1e9) return fmt::format("{:.2f} GB/s", rate / 1e9);
+  if (rate >= 0.9995e9) return fmt::format("{:.2f} GB/s", rate / 1e9);
   return fmt::format("{:.0f} MB/s", rate / 1e6);
 }
 
