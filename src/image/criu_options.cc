@@ -1,4 +1,4 @@
-#include "src/image/criu_options.h"
+#include "image/criu_options.h"
 
 #include <array>
 #include <utility>
@@ -40,17 +40,13 @@ auto value_in(const Table& table, std::string_view name)
 
 }  // namespace
 
-std::string_view cgroup_mode_name(CgroupMode mode) {
-  return name_in(kCgroupModes, mode);
-}
+std::string_view cgroup_mode_name(CgroupMode mode) { return name_in(kCgroupModes, mode); }
 
 std::optional<CgroupMode> cgroup_mode_from_name(std::string_view name) {
   return value_in(kCgroupModes, name);
 }
 
-std::string_view network_lock_name(NetworkLock lock) {
-  return name_in(kNetworkLocks, lock);
-}
+std::string_view network_lock_name(NetworkLock lock) { return name_in(kNetworkLocks, lock); }
 
 std::optional<NetworkLock> network_lock_from_name(std::string_view name) {
   return value_in(kNetworkLocks, name);

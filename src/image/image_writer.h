@@ -15,10 +15,10 @@
 #include <memory>
 #include <string>
 
-#include "src/base/fd.h"
-#include "src/base/interrupt.h"
-#include "src/base/progress.h"
-#include "src/image/manifest.h"
+#include "base/fd.h"
+#include "base/interrupt.h"
+#include "base/progress.h"
+#include "image/manifest.h"
 #include "stasis/result.h"
 
 namespace stasis {

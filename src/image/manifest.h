@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "src/image/criu_options.h"
+#include "image/criu_options.h"
 #include "stasis/ids.h"
 #include "stasis/result.h"
 
@@ -62,7 +62,7 @@ struct PhaseRecord {
 struct FileRecord {
   std::string path;        // "criu/<name>": relative, two components, no links on the way
   std::uint64_t size = 0;  // bytes
-  std::string checksum;    // 32 hexadecimal digits, see src/image/checksum.h
+  std::string checksum;    // 32 hexadecimal digits, see image/checksum.h
   bool operator==(const FileRecord&) const = default;
 };
 

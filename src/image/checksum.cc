@@ -1,0 +1,121 @@
+#include "image/checksum.h"
+
+#define XXH_INLINE_ALL
+#include <fcntl.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <memory>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "image/parallel.h"
+
+namespace stasis {
+namespace {
+
+using Digest = std::array<unsigned char, 16>;
+
+// Small enough to stay in the second-level cache between the copy from the page cache and the hash.
+constexpr std::size_t kReadSize = 256U << 10;
+
+Digest canonical(XXH128_hash_t hash) {
+  XXH128_canonical_t form;
+  XXH128_canonicalFromHash(&form, hash);
+  Digest digest;
+  static_assert(sizeof form.digest == digest.size());
+  std::copy(std::begin(form.digest), std::end(form.digest), digest.begin());
+  return digest;
+}
+
+std::string to_hex(const Digest& digest) {
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  std::string text;
+  text.reserve(2 * digest.size());
+  for (const unsigned char byte : digest) {
+    text += kDigits[byte >> 4U];
+    text += kDigits[byte & 0xFU];
+  }
+  return text;
+}
+
+// pread and not mmap: a file that is cut short meanwhile is an error here and not a SIGBUS.
+Result<Digest> hash_block(const UniqueFd& file, const ChecksumJob& job, std::uint64_t offset,
+                          std::uint64_t size) {
+  thread_local const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(
+      XXH3_createState(), XXH3_freeState);
+  thread_local std::vector<char> buffer(kReadSize);
+  if (state == nullptr) return fail(ErrorCode::kOutOfHostMemory, "no memory for a checksum");
+  XXH3_128bits_reset(state.get());
+  while (size != 0) {
+    const std::size_t want = static_cast<std::size_t>(std::min<std::uint64_t>(size, kReadSize));
+    const ssize_t got = ::pread(file.get(), buffer.data(), want, static_cast<off_t>(offset));
+    if (got < 0) {
+      if (errno == EINTR) continue;
+      return fail(errno_error("cannot read " + job.path, errno));
+    }
+    if (got == 0) {
+      return fail(ErrorCode::kImageCorrupt,
+                  fmt::format("{} ends after {} bytes, expected {}", job.path, offset, job.size));
+    }
+    XXH3_128bits_update(state.get(), buffer.data(), static_cast<std::size_t>(got));
+    offset += static_cast<std::uint64_t>(got);
+    size -= static_cast<std::uint64_t>(got);
+  }
+  return canonical(XXH3_128bits_digest(state.get()));
+}
+
+}  // namespace
+
+std::string xxh3_hex(std::string_view data) {
+  return to_hex(canonical(XXH3_128bits(data.data(), data.size())));
+}
+
+Result<std::vector<std::string>> checksum_files(const std::vector<ChecksumJob>& jobs,
+                                                const OpenJob& open_job, std::string_view phase,
+                                                Progress& progress, const Interrupt& interrupt) {
+  struct Block {
+    std::size_t job;
+    std::uint64_t offset;
+    std::uint64_t size;
+  };
+  std::vector<Block> blocks;
+  std::uint64_t total = 0;
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    total += jobs[i].size;
+    for (std::uint64_t offset = 0; offset < jobs[i].size; offset += kChecksumBlock) {
+      blocks.push_back({i, offset, std::min(kChecksumBlock, jobs[i].size - offset)});
+    }
+  }
+  std::vector<Digest> digests(blocks.size());
+  auto hashed = run_parallel(blocks.size(), total, phase, progress, interrupt,
+                             [&](std::size_t i) -> Result<std::uint64_t> {
+                               const Block& block = blocks[i];
+                               auto file = open_job(block.job);
+                               if (!file) return fail(std::move(file).error());
+                               auto digest =
+                                   hash_block(*file, jobs[block.job], block.offset, block.size);
+                               if (!digest) return fail(std::move(digest).error());
+                               digests[i] = *digest;
+                               return block.size;
+                             });
+  if (!hashed) return fail(std::move(hashed).error());
+
+  std::vector<std::string> checksums;
+  checksums.reserve(jobs.size());
+  std::size_t next = 0;
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    const std::size_t first = next;
+    while (next < blocks.size() && blocks[next].job == i)
+      ++next;
+    const XXH128_hash_t hash =
+        XXH3_128bits(digests.data() + first, (next - first) * sizeof(Digest));
+    checksums.push_back(to_hex(canonical(hash)));
+  }
+  return checksums;
+}
+
+}  // namespace stasis

@@ -1,0 +1,117 @@
+#include "image/checksum.h"
+
+#include <fcntl.h>
+
+#include <atomic>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "image/image_test_support.h"
+#include "image/parallel.h"
+
+namespace stasis {
+namespace {
+
+Result<std::vector<std::string>> checksums_of(const std::vector<std::string>& paths,
+                                              const std::vector<std::uint64_t>& sizes) {
+  std::vector<ChecksumJob> jobs;
+  for (std::size_t i = 0; i < paths.size(); ++i)
+    jobs.push_back({paths[i], sizes[i]});
+  NoProgress progress;
+  return checksum_files(
+      jobs, [&](std::size_t i) { return open_file(AT_FDCWD, paths[i], O_RDONLY); }, "test",
+      progress, Interrupt());
+}
+
+std::string from_hex(const std::string& hex) {
+  std::string bytes;
+  for (std::size_t i = 0; i < hex.size(); i += 2) {
+    bytes += static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16));
+  }
+  return bytes;
+}
+
+TEST(Checksum, OfNoBytesIsTheOneInTheSpecification) {
+  EXPECT_EQ(xxh3_hex(""), "99aa06d3014798d86001c324468d497f");
+  const TemporaryDirectory dir;
+  write_text(dir / "empty", "");
+  auto checksums = checksums_of({dir / "empty"}, {0});
+  ASSERT_TRUE(checksums);
+  EXPECT_EQ(checksums->front(), "99aa06d3014798d86001c324468d497f");
+}
+
+TEST(Checksum, FollowsItsDefinitionForOneAndForSeveralBlocks) {
+  const TemporaryDirectory dir;
+  const std::string small = "hello";
+  std::string large(2 * kChecksumBlock + 12345, '\0');
+  for (std::size_t i = 0; i < large.size(); ++i)
+    large[i] = static_cast<char>(i * 2654435761U >> 13);
+  write_text(dir / "small", small);
+  write_text(dir / "large", large);
+  auto checksums =
+      checksums_of({dir / "large", dir / "small", dir / "large"}, {large.size(), 5, large.size()});
+  ASSERT_TRUE(checksums) << checksums.error().to_string();
+  EXPECT_EQ((*checksums)[1], xxh3_hex(from_hex(xxh3_hex(small))));
+  std::string digests;
+  for (std::size_t offset = 0; offset < large.size(); offset += kChecksumBlock) {
+    digests += from_hex(xxh3_hex(std::string_view(large).substr(offset, kChecksumBlock)));
+  }
+  EXPECT_EQ((*checksums)[0], xxh3_hex(digests));
+  EXPECT_EQ((*checksums)[2], (*checksums)[0]);
+}
+
+TEST(Checksum, AFileThatBecameShorterIsNamed) {
+  const TemporaryDirectory dir;
+  write_text(dir / "short", "12345");
+  auto checksums = checksums_of({dir / "short"}, {6});
+  ASSERT_FALSE(checksums);
+  EXPECT_EQ(checksums.error().code, ErrorCode::kImageCorrupt);
+  EXPECT_NE(checksums.error().message.find("ends after 5 bytes, expected 6"), std::string::npos);
+}
+
+TEST(Parallel, DoesEachPieceOnceAndTellsTheTotal) {
+  struct Last final : Progress {
+    void update(std::string_view, std::uint64_t d, std::uint64_t t) override {
+      EXPECT_LE(d, t);
+      done = d;
+    }
+    std::uint64_t done = 0;
+  } progress;
+  std::vector<std::atomic<int>> times(1000);
+  auto done = run_parallel(1000, 2000, "test", progress, Interrupt(),
+                           [&](std::size_t i) -> Result<std::uint64_t> {
+                             ++times[i];
+                             return std::uint64_t{2};
+                           });
+  ASSERT_TRUE(done);
+  for (const auto& count : times)
+    EXPECT_EQ(count.load(), 1);
+  EXPECT_EQ(progress.done, 2000U);
+}
+
+TEST(Parallel, StopsAtTheFirstErrorAndAtAnInterrupt) {
+  NoProgress progress;
+  std::atomic<std::size_t> begun{0};
+  auto failed = run_parallel(100000, 0, "test", progress, Interrupt(),
+                             [&](std::size_t i) -> Result<std::uint64_t> {
+                               ++begun;
+                               if (i == 10) return fail(ErrorCode::kIo, "piece 10");
+                               return std::uint64_t{0};
+                             });
+  ASSERT_FALSE(failed);
+  EXPECT_EQ(failed.error().message, "piece 10");
+  EXPECT_LT(begun.load(), 100000U);
+
+  Interrupt interrupt;
+  interrupt.request(2);
+  auto stopped =
+      run_parallel(10, 0, "test", progress, interrupt,
+                   [](std::size_t) -> Result<std::uint64_t> { return std::uint64_t{0}; });
+  ASSERT_FALSE(stopped);
+  EXPECT_EQ(stopped.error().code, ErrorCode::kInterrupted);
+}
+
+}  // namespace
+}  // namespace stasis

@@ -1,0 +1,143 @@
+#include "image/directory.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <linux/openat2.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <cstdlib>
+#include <memory>
+#include <string_view>
+
+namespace stasis {
+namespace {
+
+constexpr int kMaxDepth = 16;  // of what remove_tree goes down; images are two deep
+
+struct DirCloser {
+  void operator()(DIR* dir) const { ::closedir(dir); }
+};
+
+// An image's file that is not there or not what it should be is the image's fault.
+Error beneath_error(const std::string& path, int number) {
+  Error error = errno_error("cannot open " + path, number);
+  if (number == ENOENT || number == ELOOP || number == EXDEV || number == ENOTDIR) {
+    error.code = ErrorCode::kImageCorrupt;
+  }
+  return error;
+}
+
+Result<UniqueFd> open_step_by_step(const UniqueFd& directory, const std::string& path, int flags) {
+  UniqueFd current;
+  std::size_t begin = 0;
+  while (true) {
+    const std::size_t slash = path.find('/', begin);
+    const std::string step = path.substr(begin, slash - begin);
+    const bool last = slash == std::string::npos;
+    if (step.empty() || step == "..") return fail(beneath_error(path, EXDEV));
+    const int from = current.valid() ? current.get() : directory.get();
+    const int how = last ? flags : O_PATH | O_DIRECTORY;
+    const int fd = ::openat(from, step.c_str(), how | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0) return fail(beneath_error(path, errno));
+    if (last) return UniqueFd(fd);
+    current = UniqueFd(fd);
+    begin = slash + 1;
+  }
+}
+
+Result<void> remove_below(const UniqueFd& parent, const std::string& name, const std::string& path,
+                          int depth) {
+  if (::unlinkat(parent.get(), name.c_str(), 0) == 0 || errno == ENOENT) return {};
+  if (errno != EISDIR && errno != EPERM) {
+    return fail(errno_error("cannot remove " + path, errno));
+  }
+  if (depth == 0) return fail(ErrorCode::kIo, "cannot remove " + path + ": too deep");
+  auto dir = open_file(parent.get(), name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+  if (!dir) return fail(std::move(dir).error());
+  auto names = list_directory(*dir, path);
+  if (!names) return fail(std::move(names).error());
+  Result<void> result;
+  for (const std::string& inner : *names) {
+    auto removed = remove_below(*dir, inner, path + "/" + inner, depth - 1);
+    if (!removed && result) result = std::move(removed);
+  }
+  if (!result) return result;
+  if (::unlinkat(parent.get(), name.c_str(), AT_REMOVEDIR) != 0 && errno != ENOENT) {
+    return fail(errno_error("cannot remove " + path, errno));
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string DirectoryEntry::path() const {
+  return parent_path == "/" ? "/" + name : parent_path + "/" + name;
+}
+
+Result<DirectoryEntry> split_path(const std::string& path) {
+  std::string_view text = path;
+  while (text.size() > 1 && text.ends_with('/'))
+    text.remove_suffix(1);
+  const std::size_t slash = text.rfind('/');
+  DirectoryEntry entry;
+  entry.name = std::string(slash == std::string_view::npos ? text : text.substr(slash + 1));
+  if (entry.name.empty() || entry.name == "." || entry.name == "..") {
+    return fail(ErrorCode::kUsage, "\"" + path + "\" does not name a directory for an image",
+                "give a path that ends with the image's own name");
+  }
+  std::string parent = ".";
+  if (slash != std::string_view::npos)
+    parent = slash == 0 ? "/" : std::string(text.substr(0, slash));
+  auto opened = open_file(AT_FDCWD, parent, O_RDONLY | O_DIRECTORY);
+  if (!opened) return fail(std::move(opened).error());
+  entry.parent = std::move(*opened);
+  const std::unique_ptr<char, void (*)(void*)> real(::realpath(parent.c_str(), nullptr), ::free);
+  if (real == nullptr) return fail(errno_error("cannot resolve " + parent, errno));
+  entry.parent_path = real.get();
+  return entry;
+}
+
+Result<UniqueFd> open_beneath(const UniqueFd& directory, const std::string& path, int flags) {
+  struct open_how how = {};
+  how.flags = static_cast<__u64>(static_cast<unsigned>(flags | O_CLOEXEC));
+  how.resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS;
+  const long fd = ::syscall(SYS_openat2, directory.get(), path.c_str(), &how, sizeof how);
+  if (fd >= 0) return UniqueFd(static_cast<int>(fd));
+  // EPERM: a container's seccomp filter that does not know the call.
+  if (errno == ENOSYS || errno == EPERM) return open_step_by_step(directory, path, flags);
+  return fail(beneath_error(path, errno));
+}
+
+Result<std::vector<std::string>> list_directory(const UniqueFd& directory,
+                                                const std::string& path) {
+  // A descriptor of its own: fdopendir takes it over, and reading moves its position.
+  auto own = open_file(directory.get(), ".", O_RDONLY | O_DIRECTORY);
+  if (!own) return fail(std::move(own).error());
+  const std::unique_ptr<DIR, DirCloser> dir(::fdopendir(own->get()));
+  if (dir == nullptr) return fail(errno_error("cannot read " + path, errno));
+  own->release();
+  std::vector<std::string> names;
+  while (true) {
+    errno = 0;
+    const dirent* entry = ::readdir(dir.get());
+    if (entry == nullptr) {
+      if (errno != 0) return fail(errno_error("cannot read " + path, errno));
+      break;
+    }
+    const std::string_view name = static_cast<const char*>(entry->d_name);
+    if (name != "." && name != "..") names.emplace_back(name);
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+Result<void> remove_tree(const UniqueFd& parent, const std::string& name, const std::string& path) {
+  return remove_below(parent, name, path, kMaxDepth);
+}
+
+}  // namespace stasis

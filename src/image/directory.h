@@ -1,0 +1,39 @@
+// Work on directories that follows no links: for images, which may come from anybody.
+//
+// Functions only; any thread.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/fd.h"
+#include "stasis/result.h"
+
+namespace stasis {
+
+// A path cut into an open parent directory and a last component that is no "." or "..".
+struct DirectoryEntry {
+  UniqueFd parent;
+  std::string parent_path;  // absolute, without links
+  std::string name;
+
+  std::string path() const;  // absolute
+};
+
+// kUsage for an empty path, "/" and one that ends with "." or ".."; kIo if the parent is not there.
+Result<DirectoryEntry> split_path(const std::string& path);
+
+// Opens `path` beneath `directory` without following any link, not even one on the way.
+// openat2 where the kernel has it (5.6); otherwise O_NOFOLLOW at each step. kImageCorrupt if it is
+// not there, or if a link or a file stands where a directory should; kNotPermitted, kIo.
+Result<UniqueFd> open_beneath(const UniqueFd& directory, const std::string& path, int flags);
+
+// The names in a directory without "." and "..", sorted.
+Result<std::vector<std::string>> list_directory(const UniqueFd& directory, const std::string& path);
+
+// Removes `name` in `parent` and all below it; links are removed, not followed. It being gone
+// already is a success. kIo with the first path that could not be removed; the rest is still tried.
+Result<void> remove_tree(const UniqueFd& parent, const std::string& name, const std::string& path);
+
+}  // namespace stasis

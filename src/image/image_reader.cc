@@ -1,0 +1,177 @@
+#include "image/image_reader.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "image/checksum.h"
+#include "image/directory.h"
+#include "image/manifest_format.h"
+
+namespace stasis {
+namespace {
+
+constexpr const char* kManifestName = "manifest.json";
+constexpr const char* kDamaged =
+    "the image is damaged: restore from another one, or copy it again from where it came from";
+
+tl::unexpected<Error> incomplete(const std::string& dir, std::string message) {
+  std::string remedy = "give the directory of a finished dump";
+  const std::vector<std::string> leftovers = find_leftovers(dir);
+  if (!leftovers.empty()) {
+    std::string names;
+    for (const std::string& path : leftovers)
+      names += (names.empty() ? "" : ", ") + path;
+    remedy += fmt::format("; a dump that was killed left {} (no image: safe to delete)", names);
+  }
+  return fail(ErrorCode::kImageIncomplete, std::move(message), std::move(remedy));
+}
+
+tl::unexpected<Error> corrupt(std::string message) {
+  return fail(ErrorCode::kImageCorrupt, std::move(message), kDamaged);
+}
+
+// Opens a file of the image, which must be a regular one; O_NONBLOCK so that a pipe in its place
+// does not hold us up.
+Result<UniqueFd> open_regular(const UniqueFd& dir, const std::string& path, struct stat& info) {
+  auto file = open_beneath(dir, path, O_RDONLY | O_NONBLOCK | O_NOFOLLOW);
+  if (!file) return file;
+  if (::fstat(file->get(), &info) != 0) return fail(errno_error("cannot look at " + path, errno));
+  if (!S_ISREG(info.st_mode)) return corrupt(path + " is no regular file");
+  return file;
+}
+
+Error file_error(Error error) {
+  if (error.code == ErrorCode::kImageCorrupt) error.remedy = kDamaged;
+  return error;
+}
+
+// Not base's read_file: that one opens by name, and the name could have become a link.
+Result<std::string> read_text(const UniqueFd& file, const std::string& path, std::size_t limit) {
+  std::string text;
+  std::vector<char> buffer(64U << 10);
+  while (true) {
+    const ssize_t got = ::read(file.get(), buffer.data(), buffer.size());
+    if (got < 0) {
+      if (errno == EINTR) continue;
+      return fail(errno_error("cannot read " + path, errno));
+    }
+    if (got == 0) return text;
+    text.append(buffer.data(), static_cast<std::size_t>(got));
+    if (text.size() > limit) {
+      return corrupt(fmt::format("{} has more than {} bytes", path, limit));
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> find_leftovers(const std::string& dir) {
+  auto entry = split_path(dir);
+  if (!entry) return {};
+  auto names = list_directory(entry->parent, entry->parent_path);
+  if (!names) return {};
+  std::vector<std::string> found;
+  for (const std::string& name : *names) {
+    if (name.starts_with(entry->name + ".partial-") ||
+        name.starts_with(entry->name + ".replaced-")) {
+      found.push_back(entry->parent_path + "/" + name);
+    }
+  }
+  return found;
+}
+
+Result<ImageReader> ImageReader::open(const std::string& dir) {
+  ImageReader reader;
+  auto entry = split_path(dir);
+  reader.path_ = entry ? entry->path() : dir;
+  // The last component may be a link: the user named it.
+  auto opened = open_file(AT_FDCWD, dir, O_RDONLY | O_DIRECTORY);
+  if (!opened) {
+    if (opened.error().code == ErrorCode::kNotPermitted) return fail(std::move(opened).error());
+    return incomplete(dir, "there is no image: " + opened.error().message);
+  }
+  reader.dir_ = std::move(*opened);
+
+  struct stat info = {};
+  if (::fstatat(reader.dir_.get(), kManifestName, &info, AT_SYMLINK_NOFOLLOW) != 0) {
+    if (errno == ENOENT) return incomplete(dir, reader.path_ + " has no manifest.json");
+    return fail(errno_error("cannot look at " + reader.path_ + "/manifest.json", errno));
+  }
+  const std::string context = "opening the image " + reader.path_;
+  auto file = open_regular(reader.dir_, kManifestName, info);
+  if (!file) return fail(file_error(std::move(file).error()).within(context));
+  auto text = read_text(*file, kManifestName, manifest_format::kMaxText);
+  if (!text) return fail(std::move(text).error().within(context));
+  auto manifest = parse_manifest(*text);
+  if (!manifest) return fail(std::move(manifest).error().within(context));
+  reader.manifest_ = std::move(*manifest);
+
+  auto criu = open_beneath(reader.dir_, std::string(manifest_format::kCriuFolder),
+                           O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+  if (!criu) return fail(file_error(std::move(criu).error()).within(context));
+  reader.criu_dir_ = std::move(*criu);
+  return reader;
+}
+
+Result<UniqueFd> ImageReader::open_log_dir() const {
+  if (::mkdirat(dir_.get(), "log", 0700) != 0 && errno != EEXIST) {
+    return fail(errno_error("cannot create " + path_ + "/log", errno));
+  }
+  return open_beneath(dir_, "log", O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+}
+
+Result<void> ImageReader::verify_sizes() const {
+  auto names = list_directory(criu_dir_, path_ + "/criu");
+  if (!names) return fail(std::move(names).error());
+  for (const std::string& name : *names) {
+    const std::string path = std::string(manifest_format::kCriuFolder) + "/" + name;
+    const auto found = std::lower_bound(
+        manifest_.files.begin(), manifest_.files.end(), path,
+        [](const FileRecord& file, const std::string& wanted) { return file.path < wanted; });
+    if (found == manifest_.files.end() || found->path != path) {
+      return corrupt(path + " is there but not in the manifest");
+    }
+  }
+  for (const FileRecord& file : manifest_.files) {
+    struct stat info = {};
+    auto opened = open_regular(dir_, file.path, info);
+    if (!opened) return fail(file_error(std::move(opened).error()));
+    if (static_cast<std::uint64_t>(info.st_size) != file.size) {
+      return corrupt(
+          fmt::format("{} has {} bytes, expected {}", file.path, info.st_size, file.size));
+    }
+  }
+  return {};
+}
+
+Result<void> ImageReader::verify(Progress& progress, const Interrupt& interrupt) const {
+  if (auto sizes = verify_sizes(); !sizes) return sizes;
+  std::vector<ChecksumJob> jobs;
+  for (const FileRecord& file : manifest_.files)
+    jobs.push_back({file.path, file.size});
+  const auto open_job = [&](std::size_t i) -> Result<UniqueFd> {
+    struct stat info = {};
+    auto opened = open_regular(dir_, jobs[i].path, info);
+    if (!opened) return fail(file_error(std::move(opened).error()));
+    return opened;
+  };
+  auto checksums = checksum_files(jobs, open_job, "verify", progress, interrupt);
+  if (!checksums) return fail(std::move(checksums).error());
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    const FileRecord& file = manifest_.files[i];
+    if ((*checksums)[i] != file.checksum) {
+      return corrupt(fmt::format("{} has the checksum {}, expected {}", file.path, (*checksums)[i],
+                                 file.checksum));
+    }
+  }
+  return {};
+}
+
+}  // namespace stasis

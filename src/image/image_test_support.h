@@ -1,0 +1,79 @@
+// What the tests of this folder share: a temporary directory, small images, a manifest of every
+// kind of field.
+#pragma once
+
+#include <stdlib.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "image/image_writer.h"
+#include "image/manifest.h"
+
+namespace stasis {
+
+class TemporaryDirectory {
+ public:
+  TemporaryDirectory() {
+    std::string form = (std::filesystem::temp_directory_path() / "stasis-image-XXXXXX").string();
+    path_ = ::mkdtemp(form.data());
+  }
+  ~TemporaryDirectory() { std::filesystem::remove_all(path_); }
+  TemporaryDirectory(const TemporaryDirectory&) = delete;
+  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
+  std::string operator/(const std::string& name) const { return (path_ / name).string(); }
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+inline void write_text(const std::string& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+inline std::string read_text(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// A manifest with something in every field; no files yet.
+inline Manifest sample_manifest() {
+  Manifest manifest;
+  manifest.stasis_version = "0.1.0";
+  manifest.created = "2026-11-21T09:30:00Z";
+  manifest.hostname = "node-7";
+  manifest.kernel_release = "6.18.0";
+  manifest.criu_version = 40201;
+  manifest.driver_version = "580.159.04";
+  manifest.cuda_version = 13000;
+  manifest.gpus = {{"GPU-0", "H100", 80ULL << 30, "00000000:18:00.0"},
+                   {"GPU-1", "H100", 80ULL << 30, "00000000:2A:00.0"}};
+  manifest.root = Pid{100};
+  manifest.processes = {{Pid{100},
+                         Pid{0},
+                         {"python3", "train.py", "--name=\"a b\""},
+                         true,
+                         ImageCudaState::kRunning,
+                         {{"GPU-0", 17ULL << 30}, {"GPU-1", 5}}},
+                        {Pid{101}, Pid{100}, {}, false, std::nullopt, {}}};
+  manifest.criu_options.shell_job = true;
+  manifest.criu_options.external = {"mnt[/data]:data"};
+  manifest.criu_options.cgroups = CgroupMode::kSoft;
+  manifest.phases = {{"lock", 0.004}, {"checkpoint", 6.3}};
+  return manifest;
+}
+
+// The same with files, as it stands in an image.
+inline Manifest sealed_manifest() {
+  Manifest manifest = sample_manifest();
+  manifest.files = {{"criu/core-100.img", 4096, "00112233445566778899aabbccddeeff"},
+                    {"criu/pages-1.img", 1ULL << 34, "ffeeddccbbaa99887766554433221100"}};
+  manifest.total_bytes = 4096 + (1ULL << 34);
+  return manifest;
+}
+
+}  // namespace stasis

@@ -1,0 +1,417 @@
+#include "image/image_writer.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <ctime>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "base/units.h"
+#include "image/checksum.h"
+#include "image/directory.h"
+#include "image/manifest_format.h"
+#include "image/parallel.h"
+
+namespace stasis {
+namespace {
+
+constexpr const char* kManifestName = "manifest.json";
+constexpr const char* kLogFolder = "log";
+constexpr const char* kDumpLog = "dump.log";
+
+// What stands under the final name when a dump begins.
+enum class Before { kNothing, kEmptyDirectory, kImage };
+
+std::string criu_name() { return std::string(manifest_format::kCriuFolder); }
+
+Result<std::string> random_digits() {
+  std::uint64_t value = 0;
+  if (::getrandom(&value, sizeof value, 0) != static_cast<ssize_t>(sizeof value)) {
+    return fail(errno_error("cannot get random bytes", errno));
+  }
+  return fmt::format("{:016x}", value);
+}
+
+std::string utc_now() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts = {};
+  ::gmtime_r(&now, &parts);
+  return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z", parts.tm_year + 1900, parts.tm_mon + 1,
+                     parts.tm_mday, parts.tm_hour, parts.tm_min, parts.tm_sec);
+}
+
+Result<UniqueFd> make_directory(const UniqueFd& parent, const std::string& name,
+                                const std::string& path) {
+  if (::mkdirat(parent.get(), name.c_str(), 0700) != 0) {
+    return fail(errno_error("cannot create " + path, errno));
+  }
+  return open_file(parent.get(), name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+}
+
+// Looks at what stands under the final name, and whether it may be replaced.
+Result<Before> look_before(const DirectoryEntry& final, bool overwrite) {
+  struct stat info = {};
+  if (::fstatat(final.parent.get(), final.name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) {
+    if (errno == ENOENT) return Before::kNothing;
+    return fail(errno_error("cannot look at " + final.path(), errno));
+  }
+  if (!S_ISDIR(info.st_mode)) {
+    return fail(ErrorCode::kImageExists, final.path() + " exists and is no directory",
+                "give another name, or remove it yourself");
+  }
+  auto dir = open_file(final.parent.get(), final.name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+  if (!dir) return fail(std::move(dir).error());
+  auto names = list_directory(*dir, final.path());
+  if (!names) return fail(std::move(names).error());
+  if (names->empty()) return Before::kEmptyDirectory;
+  for (const std::string& name : *names) {
+    if (name != kManifestName && name != criu_name() && name != kLogFolder) {
+      return fail(ErrorCode::kImageExists,
+                  fmt::format("{} exists and holds \"{}\", which is no part of an image",
+                              final.path(), name),
+                  "give another name: only an image or an empty directory is replaced");
+    }
+  }
+  if (!overwrite) {
+    return fail(ErrorCode::kImageExists, final.path() + " exists",
+                "give another name, or --force to replace it");
+  }
+  return Before::kImage;
+}
+
+Result<void> sync_directory(const UniqueFd& dir, const std::string& path) {
+  if (::fsync(dir.get()) != 0) return fail(errno_error("cannot sync " + path, errno));
+  return {};
+}
+
+}  // namespace
+
+struct ImageWriter::State {
+  DirectoryEntry final;
+  std::string final_path;
+  std::string partial;   // the temporary name
+  std::string replaced;  // the name of what had the final name before, while it is kept aside
+  std::string digits;
+  bool overwrite = false;
+  Before before = Before::kNothing;
+  enum class Phase { kOpen, kSealed, kDone } phase = Phase::kOpen;
+  UniqueFd dir;
+  UniqueFd criu;
+  UniqueFd log;
+
+  ~State() { (void)discard(); }
+
+  std::string sibling(const std::string& name) const { return final.parent_path + "/" + name; }
+  std::string failed_log_name() const { return final.name + ".failed-dump.log"; }
+
+  // Adds figures to an error that says the disk is full.
+  Error with_figures(Error error, std::uint64_t needed) const {
+    if (error.code != ErrorCode::kNoSpace) return error;
+    struct statvfs info = {};
+    std::string figures;
+    if (::fstatvfs(dir.get(), &info) == 0) {
+      const std::uint64_t free_bytes = std::uint64_t{info.f_bavail} * info.f_frsize;
+      figures = fmt::format(" ({} free in {}", format_bytes(free_bytes), final.parent_path);
+      if (needed != 0) figures += fmt::format(", the image has {} so far", format_bytes(needed));
+      figures += ")";
+    }
+    error.message += figures;
+    error.remedy = "free space there, or dump to another disk";
+    return error;
+  }
+
+  Result<UniqueFd> open_image_file(const std::string& path) const;
+  Result<std::vector<FileRecord>> collect() const;
+  Result<void> sync_files(const Manifest& manifest, Progress& progress,
+                          const Interrupt& interrupt) const;
+  Result<void> complete(Manifest& manifest, SyncPolicy sync, Progress& progress,
+                        const Interrupt& interrupt);
+  // Returns the manifest as a reader will see it.
+  Result<Manifest> write_manifest(const Manifest& manifest, SyncPolicy sync) const;
+  Result<void> take_name();
+  Result<void> swap(const std::string& from, const std::string& aside);
+  Result<void> discard();
+  void keep_log() const;
+};
+
+Result<UniqueFd> ImageWriter::State::open_image_file(const std::string& path) const {
+  return open_beneath(dir, path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+}
+
+// Lists the files that CRIU wrote; makes them private to the user.
+Result<std::vector<FileRecord>> ImageWriter::State::collect() const {
+  auto names = list_directory(criu, sibling(partial) + "/criu");
+  if (!names) return fail(std::move(names).error());
+  if (names->empty()) return fail(ErrorCode::kInternal, "CRIU has written no image files");
+  std::vector<FileRecord> records;
+  for (const std::string& name : *names) {
+    const std::string path = criu_name() + "/" + name;
+    struct stat info = {};
+    auto file = open_image_file(path);
+    if (!file) return fail(std::move(file).error());
+    if (::fstat(file->get(), &info) != 0) {
+      return fail(errno_error("cannot look at " + path, errno));
+    }
+    if (!S_ISREG(info.st_mode) || !manifest_format::valid_file_path(path)) {
+      return fail(ErrorCode::kInternal, path + " is no regular file with a plain name");
+    }
+    if (::fchmod(file->get(), 0600) != 0) {
+      return fail(errno_error("cannot set the mode of " + path, errno));
+    }
+    records.push_back({path, static_cast<std::uint64_t>(info.st_size), {}});
+  }
+  return records;
+}
+
+// fsync of all files at once: the disk then sees one long queue.
+Result<void> ImageWriter::State::sync_files(const Manifest& manifest, Progress& progress,
+                                            const Interrupt& interrupt) const {
+  auto synced = run_parallel(manifest.files.size(), manifest.total_bytes, "sync", progress,
+                             interrupt, [&](std::size_t i) -> Result<std::uint64_t> {
+                               const FileRecord& record = manifest.files[i];
+                               auto file = open_image_file(record.path);
+                               if (!file) return fail(std::move(file).error());
+                               if (::fsync(file->get()) != 0) {
+                                 return fail(errno_error("cannot sync " + record.path, errno));
+                               }
+                               return record.size;
+                             });
+  if (!synced) return synced;
+  return sync_directory(criu, sibling(partial) + "/criu");
+}
+
+Result<Manifest> ImageWriter::State::write_manifest(const Manifest& manifest,
+                                                    SyncPolicy sync) const {
+  const std::string text = serialize_manifest(manifest);
+  // What cannot be read back must not be written: a value out of range is found here.
+  auto readable = parse_manifest(text);
+  if (!readable) {
+    Error error = std::move(readable).error();
+    error.code = ErrorCode::kInternal;
+    error.remedy.clear();
+    return fail(std::move(error).within("checking the manifest that was to be written"));
+  }
+  auto file = open_file(dir.get(), kManifestName, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0600);
+  if (!file) return fail(std::move(file).error());
+  if (auto wrote = write_all(file->get(), text.data(), text.size(), kManifestName); !wrote) {
+    return fail(std::move(wrote).error());
+  }
+  if (sync == SyncPolicy::kDisk && ::fsync(file->get()) != 0) {
+    return fail(errno_error("cannot sync manifest.json", errno));
+  }
+  if (auto closed = file->close(kManifestName); !closed) return fail(std::move(closed).error());
+  return readable;
+}
+
+Result<void> ImageWriter::State::take_name() {
+  // Looked at again: what was an empty directory may have been filled meanwhile.
+  auto now = look_before(final, overwrite);
+  if (!now) return fail(std::move(now).error());
+  if (*now != before) {
+    return fail(ErrorCode::kImageExists, final_path + " was changed by somebody during the dump",
+                "give another name");
+  }
+  const int parent = final.parent.get();
+  if (before == Before::kNothing) {
+    // Cannot destroy anything: rename(2) replaces a directory only by an empty one.
+    if (::renameat(parent, partial.c_str(), parent, final.name.c_str()) != 0) {
+      return fail(errno_error("cannot give the image its name " + final_path, errno));
+    }
+    phase = Phase::kSealed;
+    return {};
+  }
+  if (auto swapped = swap(partial, replaced); !swapped) return swapped;
+  phase = Phase::kSealed;
+  return {};
+}
+
+// Gives the final name to `from`, and what had it the name `aside`.
+Result<void> ImageWriter::State::swap(const std::string& from, const std::string& aside) {
+  const int parent = final.parent.get();
+  const std::string what = fmt::format("cannot rename {} to {}", sibling(from), final_path);
+  if (::renameat2(parent, from.c_str(), parent, final.name.c_str(), RENAME_EXCHANGE) == 0) {
+    // What was replaced now bears the name `from`; a clearer one, but that is a nicety.
+    if (from != aside && ::renameat(parent, from.c_str(), parent, aside.c_str()) != 0) {
+      replaced = from;
+    }
+    return {};
+  }
+  if (errno != EINVAL && errno != ENOSYS) return fail(errno_error(what, errno));
+  // A file system that cannot exchange, such as NFS: for an instant the name is gone.
+  const std::string hold = final.name + ".swap-" + digits;
+  if (::renameat(parent, final.name.c_str(), parent, hold.c_str()) != 0) {
+    return fail(errno_error(what, errno));
+  }
+  if (::renameat(parent, from.c_str(), parent, final.name.c_str()) != 0) {
+    const int number = errno;
+    ::renameat(parent, hold.c_str(), parent, final.name.c_str());
+    return fail(errno_error(what, number));
+  }
+  if (::renameat(parent, hold.c_str(), parent, aside.c_str()) != 0) replaced = hold;
+  return {};
+}
+
+Result<void> ImageWriter::State::complete(Manifest& manifest, SyncPolicy sync, Progress& progress,
+                                          const Interrupt& interrupt) {
+  auto records = collect();
+  if (!records) return fail(std::move(records).error());
+  manifest.files = std::move(*records);
+  manifest.total_bytes = 0;
+  std::vector<ChecksumJob> jobs;
+  for (const FileRecord& file : manifest.files) {
+    jobs.push_back({file.path, file.size});
+    manifest.total_bytes += file.size;
+  }
+  auto start = Clock::now();
+  auto checksums = checksum_files(
+      jobs, [&](std::size_t i) { return open_image_file(jobs[i].path); }, "checksums", progress,
+      interrupt);
+  if (!checksums) return fail(std::move(checksums).error());
+  for (std::size_t i = 0; i < jobs.size(); ++i)
+    manifest.files[i].checksum = (*checksums)[i];
+  manifest.phases.push_back({"checksums", since(start).count()});
+
+  if (sync == SyncPolicy::kDisk) {
+    start = Clock::now();
+    if (auto synced = sync_files(manifest, progress, interrupt); !synced) return synced;
+    manifest.phases.push_back({"sync", since(start).count()});
+  }
+  manifest.sync = sync;
+  if (manifest.created.empty()) manifest.created = utc_now();
+  auto wrote = write_manifest(manifest, sync);
+  if (!wrote) return fail(std::move(wrote).error());
+  manifest = std::move(*wrote);
+  if (sync == SyncPolicy::kDisk) {
+    if (auto done = sync_directory(dir, sibling(partial)); !done) return done;
+  }
+  if (auto stopped = interrupt.check(); !stopped) return stopped;
+  if (auto named = take_name(); !named) return named;
+  if (sync == SyncPolicy::kDisk) return sync_directory(final.parent, final.parent_path);
+  return {};
+}
+
+// Moves a log that says something to where a person finds it after the directory is gone.
+void ImageWriter::State::keep_log() const {
+  struct stat info = {};
+  if (!log.valid() || ::fstatat(log.get(), kDumpLog, &info, AT_SYMLINK_NOFOLLOW) != 0) return;
+  if (!S_ISREG(info.st_mode) || info.st_size == 0) return;
+  ::renameat(log.get(), kDumpLog, final.parent.get(), failed_log_name().c_str());
+}
+
+Result<void> ImageWriter::State::discard() {
+  if (phase == Phase::kDone) return {};
+  keep_log();
+  const int parent = final.parent.get();
+  std::string doomed = partial;
+  if (phase == Phase::kSealed && before == Before::kNothing) {
+    // Away first, so that no half-removed image ever bears the final name.
+    if (::renameat(parent, final.name.c_str(), parent, partial.c_str()) != 0) doomed = final.name;
+  } else if (phase == Phase::kSealed) {
+    if (auto back = swap(replaced, partial); !back) return back;
+    // Where the new image is now: swap() may have had to leave it under the old one's name.
+    struct stat info = {};
+    if (::fstatat(parent, partial.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) doomed = replaced;
+  }
+  phase = Phase::kDone;
+  auto removed = remove_tree(final.parent, doomed, sibling(doomed));
+  if (!removed) return fail(std::move(removed).error().within("removing the unfinished image"));
+  return {};
+}
+
+ImageWriter::ImageWriter(std::unique_ptr<State> state) : state_(std::move(state)) {}
+ImageWriter::ImageWriter(ImageWriter&&) noexcept = default;
+ImageWriter& ImageWriter::operator=(ImageWriter&&) noexcept = default;
+ImageWriter::~ImageWriter() = default;
+
+const UniqueFd& ImageWriter::criu_dir() const { return state_->criu; }
+const UniqueFd& ImageWriter::log_dir() const { return state_->log; }
+const std::string& ImageWriter::final_path() const { return state_->final_path; }
+std::string ImageWriter::path() const {
+  return state_->phase == State::Phase::kOpen ? state_->sibling(state_->partial)
+                                              : state_->final_path;
+}
+std::string ImageWriter::failed_log_path() const {
+  return state_->sibling(state_->failed_log_name());
+}
+
+Result<ImageWriter> ImageWriter::create(const std::string& final_dir, bool overwrite) {
+  auto state = std::make_unique<State>();
+  state->phase = State::Phase::kDone;  // nothing to undo yet
+  auto final = split_path(final_dir);
+  if (!final) return fail(std::move(final).error());
+  state->final = std::move(*final);
+  state->final_path = state->final.path();
+  auto before = look_before(state->final, overwrite);
+  if (!before) return fail(std::move(before).error());
+  state->before = *before;
+  state->overwrite = overwrite;
+  auto digits = random_digits();
+  if (!digits) return fail(std::move(digits).error());
+  state->digits = std::move(*digits);
+  state->partial = state->final.name + ".partial-" + state->digits;
+  state->replaced = state->final.name + ".replaced-" + state->digits;
+
+  auto dir = make_directory(state->final.parent, state->partial, state->sibling(state->partial));
+  if (!dir) return fail(std::move(dir).error());
+  state->phase = State::Phase::kOpen;  // from here the destructor cleans up
+  state->dir = std::move(*dir);
+  auto criu = make_directory(state->dir, criu_name(), state->sibling(state->partial) + "/criu");
+  if (!criu) return fail(std::move(criu).error());
+  state->criu = std::move(*criu);
+  auto log = make_directory(state->dir, kLogFolder, state->sibling(state->partial) + "/log");
+  if (!log) return fail(std::move(log).error());
+  state->log = std::move(*log);
+  return ImageWriter(std::move(state));
+}
+
+Result<Manifest> ImageWriter::seal(Manifest manifest, SyncPolicy sync, Progress& progress,
+                                   const Interrupt& interrupt) {
+  if (state_->phase != State::Phase::kOpen) {
+    return fail(ErrorCode::kInternal, "an image can be sealed only once");
+  }
+  auto sealed = state_->complete(manifest, sync, progress, interrupt);
+  if (!sealed) {
+    Error error = state_->with_figures(std::move(sealed).error(), manifest.total_bytes);
+    if (auto discarded = state_->discard(); !discarded) {
+      error.context.push_back(discarded.error().to_string());
+    }
+    return fail(std::move(error).within("completing the image " + state_->final_path));
+  }
+  return manifest;
+}
+
+Result<void> ImageWriter::commit() {
+  if (state_->phase != State::Phase::kSealed) {
+    return fail(ErrorCode::kInternal, "only a sealed image can be committed");
+  }
+  state_->phase = State::Phase::kDone;
+  struct stat info = {};
+  if (::fstatat(state_->final.parent.get(), state_->failed_log_name().c_str(), &info,
+                AT_SYMLINK_NOFOLLOW) == 0 &&
+      S_ISREG(info.st_mode)) {
+    ::unlinkat(state_->final.parent.get(), state_->failed_log_name().c_str(), 0);
+  }
+  if (state_->before == Before::kNothing) return {};
+  const std::string old = state_->sibling(state_->replaced);
+  if (state_->before == Before::kEmptyDirectory) {  // only if it still is empty
+    if (::unlinkat(state_->final.parent.get(), state_->replaced.c_str(), AT_REMOVEDIR) != 0) {
+      return fail(errno_error("cannot remove " + old, errno));
+    }
+    return {};
+  }
+  auto removed = remove_tree(state_->final.parent, state_->replaced, old);
+  if (!removed) return fail(std::move(removed).error().within("removing the replaced image"));
+  return {};
+}
+
+Result<void> ImageWriter::discard() { return state_->discard(); }
+
+}  // namespace stasis

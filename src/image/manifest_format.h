@@ -1,0 +1,47 @@
+// Names and limits of manifest.json that its writer and its reader share; docs/image-format.md.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace stasis::manifest_format {
+
+inline constexpr std::size_t kMaxText = 64U << 20;
+inline constexpr int kMaxDepth = 8;
+inline constexpr std::size_t kMaxString = 65536;
+inline constexpr std::uint64_t kMaxInteger = (std::uint64_t{1} << 53) - 1;
+inline constexpr std::uint64_t kMaxPid = 4194304;  // the kernel's PID_MAX_LIMIT on 64 bits
+inline constexpr std::size_t kMaxRequires = 64;
+inline constexpr std::size_t kMaxGpus = 1024;
+inline constexpr std::size_t kMaxProcesses = 65536;
+inline constexpr std::size_t kMaxArguments = 4096;
+inline constexpr std::size_t kMaxExternal = 4096;
+inline constexpr std::size_t kMaxPhases = 256;
+inline constexpr std::size_t kMaxFiles = 1048576;
+inline constexpr std::size_t kChecksumDigits = 32;
+
+// The end of the text: kTrailerHead, kChecksumDigits digits, kTrailerTail.
+inline constexpr std::string_view kTrailerHead = "  \"manifest_xxh3\": \"";
+inline constexpr std::string_view kTrailerTail = "\"\n}\n";
+inline constexpr std::size_t kTrailerSize =
+    kTrailerHead.size() + kChecksumDigits + kTrailerTail.size();
+
+// The one folder of an image that holds data.
+inline constexpr std::string_view kCriuFolder = "criu";
+
+// True for "criu/<name>" with a name that cannot lead anywhere else.
+constexpr bool valid_file_path(std::string_view path) {
+  if (!path.starts_with(kCriuFolder) || path.size() <= kCriuFolder.size() + 1 ||
+      path[kCriuFolder.size()] != '/') {
+    return false;
+  }
+  const std::string_view name = path.substr(kCriuFolder.size() + 1);
+  if (name == "." || name == ".." || name.size() > 255) return false;
+  for (const char c : name) {
+    if (c == '/' || static_cast<unsigned char>(c) < 0x20) return false;
+  }
+  return true;
+}
+
+}  // namespace stasis::manifest_format

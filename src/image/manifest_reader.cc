@@ -1,0 +1,376 @@
+#include <algorithm>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "image/checksum.h"
+#include "image/manifest.h"
+#include "image/manifest_format.h"
+
+namespace stasis {
+namespace {
+
+using Json = nlohmann::json;
+using namespace manifest_format;  // NOLINT(google-build-using-namespace): constants only
+
+constexpr const char* kRemedy =
+    "the image is damaged: restore from another one, or copy it again from where it came from";
+
+tl::unexpected<Error> corrupt(std::string what) {
+  return fail(ErrorCode::kImageCorrupt, "manifest.json: " + std::move(what), kRemedy);
+}
+
+bool is_hex(std::string_view text) {
+  return text.size() == kChecksumDigits && std::all_of(text.begin(), text.end(), [](char c) {
+           return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
+         });
+}
+
+// Reads the fields of one object. The first thing that is wrong is remembered, and what is read
+// after it is empty, so that a record is read in one go and asked once whether it was whole.
+class Fields {
+ public:
+  Fields(const Json& json, std::string where, std::string& problem)
+      : json_(json), where_(std::move(where)), problem_(problem) {
+    if (!json_.is_object()) complain("", "is no object");
+  }
+
+  const Json* find(const char* key) {
+    if (!json_.is_object()) return nullptr;
+    const auto found = json_.find(key);
+    if (found == json_.end()) {
+      complain(key, "is missing");
+      return nullptr;
+    }
+    return &*found;
+  }
+  bool has(const char* key) const { return json_.is_object() && json_.contains(key); }
+
+  std::uint64_t integer(const char* key, std::uint64_t least = 0,
+                        std::uint64_t most = kMaxInteger) {
+    const Json* value = find(key);
+    if (value == nullptr) return least;
+    const auto* number = value->get_ptr<const Json::number_unsigned_t*>();
+    if (number == nullptr) {
+      complain(key, "is no whole number");
+      return least;
+    }
+    if (*number < least || *number > most) {
+      complain(key, fmt::format("is {}, not within {}..{}", *number, least, most));
+      return least;
+    }
+    return *number;
+  }
+  int small(const char* key) {
+    return static_cast<int>(integer(key, 0, std::numeric_limits<int>::max()));
+  }
+  Pid pid(const char* key, std::uint64_t least = 1) {
+    return Pid{static_cast<int>(integer(key, least, kMaxPid))};
+  }
+
+  bool boolean(const char* key) {
+    const Json* value = find(key);
+    if (value == nullptr) return false;
+    const auto* flag = value->get_ptr<const Json::boolean_t*>();
+    if (flag == nullptr) {
+      complain(key, "is neither true nor false");
+      return false;
+    }
+    return *flag;
+  }
+
+  std::string string(const char* key) {
+    const Json* value = find(key);
+    return value == nullptr ? std::string() : as_string(*value, key);
+  }
+
+  std::vector<std::string> strings(const char* key, std::size_t most) {
+    std::vector<std::string> values;
+    for (const Json* item : items(key, 0, most))
+      values.push_back(as_string(*item, key));
+    return values;
+  }
+
+  // The items of an array, by address; they live as long as the document.
+  std::vector<const Json*> items(const char* key, std::size_t least, std::size_t most) {
+    const Json* value = find(key);
+    if (value == nullptr) return {};
+    if (!value->is_array()) {
+      complain(key, "is no array");
+      return {};
+    }
+    if (value->size() < least || value->size() > most) {
+      complain(key, fmt::format("has {} items, not {}..{}", value->size(), least, most));
+      return {};
+    }
+    std::vector<const Json*> found;
+    found.reserve(value->size());
+    for (const Json& item : *value)
+      found.push_back(&item);
+    return found;
+  }
+
+  void complain(const char* key, const std::string& what) {
+    if (!problem_.empty()) return;
+    problem_ = where_.empty() || *key == '\0' ? fmt::format("{}{} {}", where_, key, what)
+                                              : fmt::format("{}.{} {}", where_, key, what);
+  }
+
+ private:
+  std::string as_string(const Json& value, const char* key) {
+    const auto* text = value.get_ptr<const Json::string_t*>();
+    if (text == nullptr) {
+      complain(key, "is no text");
+      return {};
+    }
+    if (text->size() > kMaxString) {
+      complain(key, fmt::format("is {} bytes long, more than {}", text->size(), kMaxString));
+      return {};
+    }
+    return *text;
+  }
+
+  const Json& json_;
+  std::string where_;
+  std::string& problem_;
+};
+
+CriuOptions read_options(const Json& json, std::string& problem) {
+  Fields fields(json, "criu_options", problem);
+  CriuOptions options;
+  options.shell_job = fields.boolean("shell_job");
+  options.tcp_established = fields.boolean("tcp_established");
+  options.tcp_close = fields.boolean("tcp_close");
+  options.file_locks = fields.boolean("file_locks");
+  options.link_remap = fields.boolean("link_remap");
+  options.ext_unix_sk = fields.boolean("ext_unix_sk");
+  options.unprivileged = fields.boolean("unprivileged");
+  options.ghost_limit =
+      static_cast<std::uint32_t>(fields.integer("ghost_limit", 0, std::uint32_t{0xffffffff}));
+  options.external = fields.strings("external", kMaxExternal);
+  if (const auto mode = cgroup_mode_from_name(fields.string("cgroups"))) {
+    options.cgroups = *mode;
+  } else {
+    fields.complain("cgroups", "is no mode that is known");
+  }
+  if (const auto lock = network_lock_from_name(fields.string("network_lock"))) {
+    options.network_lock = *lock;
+  } else {
+    fields.complain("network_lock", "is no way that is known");
+  }
+  options.lsm_profile = fields.string("lsm_profile");
+  return options;
+}
+
+std::optional<ImageCudaState> cuda_state_from_name(std::string_view name) {
+  for (const ImageCudaState state :
+       {ImageCudaState::kRunning, ImageCudaState::kLocked, ImageCudaState::kCheckpointed}) {
+    if (image_cuda_state_name(state) == name) return state;
+  }
+  return std::nullopt;
+}
+
+ProcessRecord read_process(const Json& json, std::size_t index, std::string& problem) {
+  Fields fields(json, fmt::format("processes[{}]", index), problem);
+  ProcessRecord process;
+  process.pid = fields.pid("pid");
+  process.parent = fields.pid("parent_pid", 0);
+  process.command = fields.strings("command", kMaxArguments);
+  process.cuda = fields.boolean("cuda");
+  if (process.cuda) {
+    process.cuda_state = cuda_state_from_name(fields.string("cuda_state"));
+    if (!process.cuda_state) fields.complain("cuda_state", "is no state that is known");
+  } else if (fields.has("cuda_state")) {
+    fields.complain("cuda_state", "is there though cuda is false");
+  }
+  for (const Json* item : fields.items("gpu_memory", 0, kMaxGpus)) {
+    Fields use(*item, fmt::format("processes[{}].gpu_memory", index), problem);
+    process.gpu_memory.push_back({use.string("gpu_uuid"), use.integer("bytes")});
+  }
+  return process;
+}
+
+FileRecord read_file_record(const Json& json, std::size_t index, std::string& problem) {
+  Fields fields(json, fmt::format("files[{}]", index), problem);
+  FileRecord file{fields.string("path"), fields.integer("size"), fields.string("checksum")};
+  if (!valid_file_path(file.path)) fields.complain("path", "is no path inside the image");
+  if (!is_hex(file.checksum)) fields.complain("checksum", "is no checksum");
+  return file;
+}
+
+Manifest read_fields(const Json& json, std::string& problem) {
+  Fields fields(json, "", problem);
+  Manifest manifest;
+  manifest.stasis_version = fields.string("stasis_version");
+  manifest.created = fields.string("created");
+  manifest.hostname = fields.string("hostname");
+  manifest.kernel_release = fields.string("kernel_release");
+  manifest.criu_version = fields.small("criu_version");
+  manifest.driver_version = fields.string("driver_version");
+  manifest.cuda_version = fields.small("cuda_version");
+  manifest.simulated = fields.boolean("simulated");
+  for (const Json* item : fields.items("gpus", 0, kMaxGpus)) {
+    Fields gpu(*item, fmt::format("gpus[{}]", manifest.gpus.size()), problem);
+    manifest.gpus.push_back({gpu.string("uuid"), gpu.string("name"), gpu.integer("total_memory"),
+                             gpu.string("pci_bus_id")});
+  }
+  manifest.root = fields.pid("root_pid");
+  for (const Json* item : fields.items("processes", 1, kMaxProcesses)) {
+    manifest.processes.push_back(read_process(*item, manifest.processes.size(), problem));
+    if (!problem.empty()) return manifest;
+  }
+  if (const Json* options = fields.find("criu_options")) {
+    manifest.criu_options = read_options(*options, problem);
+  }
+  const std::string sync = fields.string("sync");
+  if (sync != "disk" && sync != "none") fields.complain("sync", "is neither disk nor none");
+  manifest.sync = sync == "none" ? SyncPolicy::kNone : SyncPolicy::kDisk;
+  for (const Json* item : fields.items("phases", 0, kMaxPhases)) {
+    Fields phase(*item, "phases", problem);
+    manifest.phases.push_back(
+        {phase.string("name"), static_cast<double>(phase.integer("microseconds")) / 1e6});
+  }
+  if (const Json* checksum = fields.find("checksum")) {
+    Fields kind(*checksum, "checksum", problem);
+    if (kind.string("algorithm") != kChecksumAlgorithm) {
+      kind.complain("algorithm", "is not " + std::string(kChecksumAlgorithm));
+    }
+    kind.integer("block_size", kChecksumBlock, kChecksumBlock);
+  }
+  for (const Json* item : fields.items("files", 1, kMaxFiles)) {
+    manifest.files.push_back(read_file_record(*item, manifest.files.size(), problem));
+    if (!problem.empty()) return manifest;
+  }
+  manifest.total_bytes = fields.integer("total_bytes");
+  return manifest;
+}
+
+bool valid_time(std::string_view text) {
+  constexpr std::string_view kForm = "dddd-dd-ddTdd:dd:ddZ";
+  return text.size() == kForm.size() &&
+         std::equal(text.begin(), text.end(), kForm.begin(), [](char c, char form) {
+           return form == 'd' ? c >= '0' && c <= '9' : c == form;
+         });
+}
+
+// What the fields must have to do with each other; empty if all is well.
+std::string check_relations(const Manifest& manifest) {
+  if (!valid_time(manifest.created)) return "created is no time in UTC";
+  std::set<std::string_view> gpus;
+  for (const GpuRecord& gpu : manifest.gpus) {
+    if (!gpus.insert(gpu.uuid).second) return fmt::format("GPU {} stands twice", gpu.uuid);
+  }
+  std::unordered_map<int, const ProcessRecord*> processes;
+  for (const ProcessRecord& process : manifest.processes) {
+    if (!processes.emplace(process.pid.value, &process).second) {
+      return fmt::format("process {} stands twice", process.pid.value);
+    }
+  }
+  const auto root = processes.find(manifest.root.value);
+  if (root == processes.end()) return "root_pid is none of the processes";
+  if (root->second->parent.value != 0) return "the root has a parent in the image";
+  for (const ProcessRecord& process : manifest.processes) {
+    if (process.parent.value != 0 && !processes.contains(process.parent.value)) {
+      return fmt::format("the parent of process {} is none of the processes", process.pid.value);
+    }
+    for (const GpuMemoryRecord& use : process.gpu_memory) {
+      if (!gpus.contains(use.gpu_uuid)) {
+        return fmt::format("process {} uses a GPU that is not listed", process.pid.value);
+      }
+    }
+  }
+  std::uint64_t total = 0;
+  for (std::size_t i = 0; i < manifest.files.size(); ++i) {
+    if (i > 0 && manifest.files[i].path <= manifest.files[i - 1].path) {
+      return fmt::format("files[{}] is out of order or stands twice", i);
+    }
+    total += manifest.files[i].size;  // each below 2^53, and checked as it grows: no overflow
+    if (total > kMaxInteger) return "the files are larger than can be";
+  }
+  if (total != manifest.total_bytes) {
+    return fmt::format("total_bytes is {}, the files have {}", manifest.total_bytes, total);
+  }
+  return {};
+}
+
+// Parses JSON and refuses what nlohmann would let pass: a key twice, and deep nesting.
+Result<Json> parse_json(std::string_view text) {
+  bool twice = false;
+  bool deep = false;
+  std::vector<std::set<std::string>> keys;
+  const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
+    if (depth > kMaxDepth) deep = true;
+    if (event == Json::parse_event_t::object_start) {
+      keys.emplace_back();
+    } else if (event == Json::parse_event_t::object_end) {
+      keys.pop_back();
+    } else if (event == Json::parse_event_t::key) {
+      if (!keys.back().insert(parsed.get_ref<const std::string&>()).second) twice = true;
+    }
+    return !deep;  // what is discarded does not grow
+  };
+  Json json = Json::parse(text.begin(), text.end(), watch, /*allow_exceptions=*/false);
+  if (deep) return corrupt("it is nested too deeply");
+  if (json.is_discarded() || !json.is_object()) return corrupt("it is no JSON object");
+  if (twice) return corrupt("a field stands twice");
+  return json;
+}
+
+Result<void> check_trailer(std::string_view text) {
+  if (text.size() > kMaxText) {
+    return corrupt(fmt::format("it has {} bytes, more than {}", text.size(), kMaxText));
+  }
+  if (text.size() < kTrailerSize) return corrupt("it is cut short");
+  const std::string_view body = text.substr(0, text.size() - kTrailerSize);
+  const std::string_view trailer = text.substr(body.size());
+  const std::string_view digits = trailer.substr(kTrailerHead.size(), kChecksumDigits);
+  if (!trailer.starts_with(kTrailerHead) || !trailer.ends_with(kTrailerTail) || !is_hex(digits)) {
+    return corrupt("it does not end with its checksum; it is cut short or was edited");
+  }
+  if (const std::string actual = xxh3_hex(body); actual != digits) {
+    return corrupt(fmt::format("its checksum is {}, expected {}", actual, digits));
+  }
+  return {};
+}
+
+// The two fields that every format has: who may go on reading.
+Result<void> check_version(const Json& json) {
+  std::string problem;
+  Fields fields(json, "", problem);
+  const std::uint64_t format = fields.integer("format", 1);
+  const std::vector<std::string> required = fields.strings("requires", kMaxRequires);
+  if (!problem.empty()) return corrupt(std::move(problem));
+  if (format > static_cast<std::uint64_t>(kImageFormat)) {
+    return fail(
+        ErrorCode::kImageVersion,
+        fmt::format("the image has format {}, this program reads up to {}", format, kImageFormat),
+        "restore it with the Stasis that wrote it, or a newer one");
+  }
+  if (!required.empty()) {
+    return fail(ErrorCode::kImageVersion,
+                fmt::format("the image needs the feature \"{}\", which this program lacks",
+                            required.front()),
+                "restore it with the Stasis that wrote it, or a newer one");
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<Manifest> parse_manifest(std::string_view text) {
+  if (auto closed = check_trailer(text); !closed) return fail(std::move(closed).error());
+  auto json = parse_json(text);
+  if (!json) return fail(std::move(json).error());
+  if (auto version = check_version(*json); !version) return fail(std::move(version).error());
+  std::string problem;
+  Manifest manifest = read_fields(*json, problem);
+  if (problem.empty()) problem = check_relations(manifest);
+  if (!problem.empty()) return corrupt(std::move(problem));
+  return manifest;
+}
+
+}  // namespace stasis

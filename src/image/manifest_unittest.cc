@@ -1,0 +1,227 @@
+#include "image/manifest.h"
+
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "image/checksum.h"
+#include "image/image_test_support.h"
+#include "image/manifest_format.h"
+
+namespace stasis {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// The sample with one change, closed again with a right checksum.
+template <class Change>
+std::string changed(Change change) {
+  Json json = Json::parse(serialize_manifest(sealed_manifest()));
+  json.erase("manifest_xxh3");
+  change(json);
+  return close_manifest_text(json.dump(2));
+}
+
+ErrorCode code_of(const std::string& text) {
+  auto manifest = parse_manifest(text);
+  return manifest ? ErrorCode::kInternal : manifest.error().code;
+}
+
+TEST(Manifest, ComesBackAsItWasWritten) {
+  auto manifest = parse_manifest(serialize_manifest(sealed_manifest()));
+  ASSERT_TRUE(manifest) << manifest.error().to_string();
+  EXPECT_EQ(*manifest, sealed_manifest());
+}
+
+TEST(Manifest, IsJsonToOthersToo) {
+  const Json json = Json::parse(serialize_manifest(sealed_manifest()));
+  EXPECT_EQ(json["format"], 1);
+  EXPECT_EQ(json["phases"][1]["microseconds"], 6300000);
+  EXPECT_EQ(json["manifest_xxh3"].get<std::string>().size(), 32U);
+}
+
+TEST(Manifest, WritesBytesThatAreNoUtf8AsReplacementCharacters) {
+  Manifest manifest = sealed_manifest();
+  manifest.processes[0].command = {
+      "a\xff"
+      "b",
+      std::string("nul\0and\x1b[31m", 12)};
+  auto back = parse_manifest(serialize_manifest(manifest));
+  ASSERT_TRUE(back) << back.error().to_string();
+  EXPECT_EQ(back->processes[0].command[0],
+            "a\xEF\xBF\xBD"
+            "b");
+  EXPECT_EQ(back->processes[0].command[1], manifest.processes[0].command[1]);
+}
+
+TEST(Manifest, EveryFlippedBitIsFound) {
+  const std::string text = serialize_manifest(sealed_manifest());
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    std::string damaged = text;
+    damaged[i] = static_cast<char>(damaged[i] ^ (1 << (i % 8)));
+    ASSERT_EQ(code_of(damaged), ErrorCode::kImageCorrupt) << "byte " << i;
+  }
+}
+
+TEST(Manifest, EveryTruncationIsFound) {
+  const std::string text = serialize_manifest(sealed_manifest());
+  for (std::size_t size = 0; size < text.size(); ++size) {
+    ASSERT_EQ(code_of(text.substr(0, size)), ErrorCode::kImageCorrupt) << "size " << size;
+  }
+  EXPECT_EQ(code_of(text + "\n"), ErrorCode::kImageCorrupt);
+}
+
+TEST(Manifest, UnknownFieldsAreIgnored) {
+  auto manifest = parse_manifest(changed([](Json& json) {
+    json["comment"] = {{"deep", {1, 2, {{"deeper", nullptr}}}}};
+    json["processes"][0]["mood"] = "good";
+    json["criu_options"]["new_option"] = true;
+  }));
+  ASSERT_TRUE(manifest) << manifest.error().to_string();
+  EXPECT_EQ(*manifest, sealed_manifest());
+}
+
+TEST(Manifest, ANewerFormatIsNamedAndNothingElseIsJudged) {
+  const std::string text = close_manifest_text(R"({"format": 7, "requires": []})");
+  auto manifest = parse_manifest(text);
+  ASSERT_FALSE(manifest);
+  EXPECT_EQ(manifest.error().code, ErrorCode::kImageVersion);
+  EXPECT_NE(manifest.error().message.find("format 7"), std::string::npos);
+  auto feature = parse_manifest(changed([](Json& json) { json["requires"] = {"gpu-pages"}; }));
+  ASSERT_FALSE(feature);
+  EXPECT_EQ(feature.error().code, ErrorCode::kImageVersion);
+  EXPECT_NE(feature.error().message.find("gpu-pages"), std::string::npos);
+}
+
+TEST(Manifest, EveryFieldIsNeededAndHasItsType) {
+  const Json whole = Json::parse(serialize_manifest(sealed_manifest()));
+  int tried = 0;
+  // Walks the document; at each place removes it, then puts each wrong kind of value there.
+  std::vector<Json::json_pointer> places;
+  const auto flat = whole.flatten();
+  for (const auto& [key, value] : flat.items()) {
+    for (Json::json_pointer place(key); !place.empty(); place.pop_back())
+      places.push_back(place);
+  }
+  for (const auto& place : places) {
+    if (place.back() == "manifest_xxh3") continue;
+    for (const Json& wrong : {Json(), Json(-1), Json(1.5), Json("?"), Json::array({Json()}),
+                              Json(Json::object()), Json(std::uint64_t{1} << 60), Json(true)}) {
+      if (wrong.type() == whole[place].type()) continue;
+      if (wrong.is_number_integer() && whole[place].is_number_unsigned() && wrong > 0) continue;
+      const std::string text = changed([&](Json& json) { json[place] = wrong; });
+      ASSERT_EQ(code_of(text), ErrorCode::kImageCorrupt) << place.to_string() << " = " << wrong;
+      ++tried;
+    }
+    const std::string parent = place.parent_pointer().to_string();
+    if (whole[place.parent_pointer()].is_object()) {
+      const std::string text =
+          changed([&](Json& json) { json[place.parent_pointer()].erase(place.back()); });
+      ASSERT_EQ(code_of(text), ErrorCode::kImageCorrupt) << "without " << place.to_string();
+      ++tried;
+    }
+  }
+  EXPECT_GT(tried, 300);
+}
+
+TEST(Manifest, PathsThatLeadElsewhereAreRefused) {
+  const std::string long_name(256, 'x');
+  for (const std::string& path :
+       {std::string("/etc/passwd"), std::string("../x"), std::string("criu/../x"),
+        std::string("criu/.."), std::string("criu/."), std::string("criu/"), std::string("criu"),
+        std::string("criu//x"), std::string("criu/a/b"), std::string("log/dump.log"),
+        std::string("manifest.json"), std::string("./criu/x"), std::string("criu/a\nb"),
+        std::string("criu/a\0b", 8), std::string(), "criu/" + long_name, std::string("criux/y")}) {
+    const std::string text = changed([&](Json& json) { json["files"][0]["path"] = path; });
+    EXPECT_EQ(code_of(text), ErrorCode::kImageCorrupt) << path;
+  }
+}
+
+TEST(Manifest, FieldsMustFitEachOther) {
+  const auto corrupt = [](auto change) { return code_of(changed(change)); };
+  const ErrorCode bad = ErrorCode::kImageCorrupt;
+  EXPECT_EQ(corrupt([](Json& j) { j["total_bytes"] = 1; }), bad);
+  EXPECT_EQ(corrupt([](Json& j) { j["files"][1]["path"] = "criu/core-100.img"; }), bad);
+  EXPECT_EQ(corrupt([](Json& j) { std::swap(j["files"][0], j["files"][1]); }), bad);
+  EXPECT_EQ(corrupt([](Json& j) { j["files"] = Json::array(); }), bad);
+  EXPECT_EQ(corrupt([](Json& j) { j["processes"] = Json::array(); }), bad);
+  EXPECT_EQ(corrupt([](Json& j) { j["root_pid"] = 102; }), bad);
+  EXPECT_EQ(corrupt([](Json& j) { j["root_pid"] = 101; }), bad);
+  EXPECT_EQ(corrupt([](Json& j) { j["root_pid"] = 4194305; }), bad);
+  EXPECT_EQ(corrupt([](Json& j) { j["processes"][1]["pid"] = 100; }), bad);
+  EXPECT_EQ(corrupt([](Json& j) { j["processes"][1]["parent_pid"] = 99; }), bad);
+  EXPECT_EQ(corrupt([](Json& j) { j["processes"][1]["cuda_state"] = "running"; }), bad);
+  EXPECT_EQ(corrupt([](Json& j) { j["processes"][0]["cuda_state"] = "failed"; }), bad);
+  EXPECT_EQ(corrupt([](Json& j) { j["processes"][0]["gpu_memory"][0]["gpu_uuid"] = "?"; }), bad);
+  EXPECT_EQ(corrupt([](Json& j) { j["gpus"][1]["uuid"] = "GPU-0"; }), bad);
+  EXPECT_EQ(corrupt([](Json& j) { j["criu_options"]["ghost_limit"] = 1ULL << 32; }), bad);
+  EXPECT_EQ(corrupt([](Json& j) { j["files"][0]["checksum"] = std::string(32, 'A'); }), bad);
+  EXPECT_EQ(corrupt([](Json& j) { j["created"] = "yesterday"; }), bad);
+  EXPECT_EQ(corrupt([](Json& j) { j["checksum"]["block_size"] = 4096; }), bad);
+}
+
+TEST(Manifest, AKeyThatStandsTwiceAndDeepNestingAreRefused) {
+  std::string text = serialize_manifest(sealed_manifest());
+  text.replace(0, 1, "{\n  \"format\": 1,");
+  text.resize(text.size() - manifest_format::kTrailerSize);
+  text += "  \"end\": 0\n}";
+  EXPECT_EQ(code_of(close_manifest_text(text)), ErrorCode::kImageCorrupt);
+
+  std::string deep = R"({"format": 1, "x": )";
+  deep += std::string(100000, '[') + std::string(100000, ']') + "}";
+  EXPECT_EQ(code_of(close_manifest_text(deep)), ErrorCode::kImageCorrupt);
+  EXPECT_EQ(code_of(close_manifest_text("{}")), ErrorCode::kImageCorrupt);
+  EXPECT_EQ(code_of(close_manifest_text("[]")), ErrorCode::kImageCorrupt);
+  EXPECT_EQ(code_of(close_manifest_text("")), ErrorCode::kImageCorrupt);
+}
+
+// Random damage under a right checksum: whatever comes out, it is an answer and no crash, and what
+// is accepted can be written and read again.
+TEST(Manifest, SurvivesMutations) {
+  std::mt19937 random(20261121);
+  const std::string whole = serialize_manifest(sealed_manifest());
+  const std::string body = whole.substr(0, whole.size() - manifest_format::kTrailerSize - 2);
+  const std::vector<std::string> words = {
+      "{",    "}",       "[",    "]",  ",", ":", "\"", "-", "0", "1e999", "18446744073709551616",
+      "null", "\\u0000", "\xff", "../"};
+  int accepted = 0;
+  for (int round = 0; round < 5000; ++round) {
+    std::string text = body;
+    const unsigned changes = 1 + random() % 4;
+    for (unsigned i = 0; i < changes; ++i) {
+      const std::size_t at = random() % text.size();
+      switch (random() % 4) {
+        case 0:
+          text[at] = static_cast<char>(random());
+          break;
+        case 1:
+          text.erase(at, random() % 20);
+          break;
+        case 2:
+          text.insert(at, words[random() % words.size()]);
+          break;
+        default:
+          text.insert(at, text.substr(random() % text.size(), random() % 50));
+          break;
+      }
+    }
+    auto manifest = parse_manifest(close_manifest_text(text + "\n}"));
+    if (!manifest) {
+      ASSERT_TRUE(manifest.error().code == ErrorCode::kImageCorrupt ||
+                  manifest.error().code == ErrorCode::kImageVersion);
+      continue;
+    }
+    ++accepted;
+    auto again = parse_manifest(serialize_manifest(*manifest));
+    ASSERT_TRUE(again) << again.error().to_string();
+    ASSERT_EQ(*again, *manifest);
+  }
+  EXPECT_LT(accepted, 4000);
+}
+
+}  // namespace
+}  // namespace stasis

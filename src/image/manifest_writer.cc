@@ -1,0 +1,117 @@
+#include <cmath>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "image/checksum.h"
+#include "image/manifest.h"
+#include "image/manifest_format.h"
+
+namespace stasis {
+namespace {
+
+// Keeps the fields in the order in which a person wants to read them.
+using Json = nlohmann::ordered_json;
+using namespace manifest_format;  // NOLINT(google-build-using-namespace): constants only
+
+Json to_json(const ProcessRecord& process) {
+  Json json = {{"pid", process.pid.value},
+               {"parent_pid", process.parent.value},
+               {"command", process.command},
+               {"cuda", process.cuda}};
+  if (process.cuda_state) json["cuda_state"] = image_cuda_state_name(*process.cuda_state);
+  json["gpu_memory"] = Json::array();
+  for (const GpuMemoryRecord& use : process.gpu_memory) {
+    json["gpu_memory"].push_back({{"gpu_uuid", use.gpu_uuid}, {"bytes", use.bytes}});
+  }
+  return json;
+}
+
+Json to_json(const CriuOptions& options) {
+  return {{"shell_job", options.shell_job},
+          {"tcp_established", options.tcp_established},
+          {"tcp_close", options.tcp_close},
+          {"file_locks", options.file_locks},
+          {"link_remap", options.link_remap},
+          {"ext_unix_sk", options.ext_unix_sk},
+          {"unprivileged", options.unprivileged},
+          {"ghost_limit", options.ghost_limit},
+          {"external", options.external},
+          {"cgroups", cgroup_mode_name(options.cgroups)},
+          {"network_lock", network_lock_name(options.network_lock)},
+          {"lsm_profile", options.lsm_profile}};
+}
+
+std::uint64_t microseconds(double seconds) {
+  if (!(seconds > 0)) return 0;
+  const double value = std::round(seconds * 1e6);
+  return value < static_cast<double>(kMaxInteger) ? static_cast<std::uint64_t>(value) : kMaxInteger;
+}
+
+}  // namespace
+
+std::string_view image_cuda_state_name(ImageCudaState state) {
+  switch (state) {
+    case ImageCudaState::kRunning:
+      return "running";
+    case ImageCudaState::kLocked:
+      return "locked";
+    case ImageCudaState::kCheckpointed:
+      return "checkpointed";
+  }
+  return "unknown";
+}
+
+std::string close_manifest_text(std::string_view object_text) {
+  std::string text(object_text);
+  while (!text.empty() && (text.back() == '\n' || text.back() == ' '))
+    text.pop_back();
+  if (!text.empty() && text.back() == '}') text.pop_back();
+  while (!text.empty() && (text.back() == '\n' || text.back() == ' '))
+    text.pop_back();
+  text += text.ends_with('{') ? "\n" : ",\n";
+  const std::string checksum = xxh3_hex(text);
+  return text.append(kTrailerHead).append(checksum).append(kTrailerTail);
+}
+
+std::string serialize_manifest(const Manifest& manifest) {
+  Json json;
+  json["format"] = kImageFormat;
+  json["requires"] = Json::array();
+  json["stasis_version"] = manifest.stasis_version;
+  json["created"] = manifest.created;
+  json["hostname"] = manifest.hostname;
+  json["kernel_release"] = manifest.kernel_release;
+  json["criu_version"] = manifest.criu_version;
+  json["driver_version"] = manifest.driver_version;
+  json["cuda_version"] = manifest.cuda_version;
+  json["simulated"] = manifest.simulated;
+  json["gpus"] = Json::array();
+  for (const GpuRecord& gpu : manifest.gpus) {
+    json["gpus"].push_back({{"uuid", gpu.uuid},
+                            {"name", gpu.name},
+                            {"total_memory", gpu.total_memory},
+                            {"pci_bus_id", gpu.pci_bus_id}});
+  }
+  json["root_pid"] = manifest.root.value;
+  json["processes"] = Json::array();
+  for (const ProcessRecord& process : manifest.processes) {
+    json["processes"].push_back(to_json(process));
+  }
+  json["criu_options"] = to_json(manifest.criu_options);
+  json["sync"] = manifest.sync == SyncPolicy::kDisk ? "disk" : "none";
+  json["phases"] = Json::array();
+  for (const PhaseRecord& phase : manifest.phases) {
+    json["phases"].push_back({{"name", phase.name}, {"microseconds", microseconds(phase.seconds)}});
+  }
+  json["checksum"] = {{"algorithm", kChecksumAlgorithm}, {"block_size", kChecksumBlock}};
+  json["files"] = Json::array();
+  for (const FileRecord& file : manifest.files) {
+    json["files"].push_back(
+        {{"path", file.path}, {"size", file.size}, {"checksum", file.checksum}});
+  }
+  json["total_bytes"] = manifest.total_bytes;
+  return close_manifest_text(json.dump(2, ' ', false, Json::error_handler_t::replace));
+}
+
+}  // namespace stasis
