@@ -34,19 +34,19 @@ enum class ErrorCode {
   kDriverError,        // the driver refused, and none of the codes above fits
   kNotSupported,       // the driver cannot do this with this process (managed memory, ...)
   kDeviceMapUnsupported,
-  kDeviceMapInvalid,   // the GPU map cannot be completed to what the driver demands
-  kGpuMismatch,        // the GPUs here cannot take what the image holds
+  kDeviceMapInvalid,  // the GPU map cannot be completed to what the driver demands
+  kGpuMismatch,       // the GPUs here cannot take what the image holds
   kOutOfGpuMemory,
   kOutOfHostMemory,
   kCriuMissing,
   kCriuTooOld,
   kCriuFailed,
   kImageExists,
-  kImageIncomplete,    // no manifest: a dump did not finish
-  kImageCorrupt,       // it does not match its manifest, or the manifest is damaged
-  kImageVersion,       // written by a newer Stasis
-  kPidInUse,           // a process number that the image needs is taken
-  kNotRolledBack,      // something failed and the target could not be brought back by itself
+  kImageIncomplete,  // no manifest: a dump did not finish
+  kImageCorrupt,     // it does not match its manifest, or the manifest is damaged
+  kImageVersion,     // written by a newer Stasis
+  kPidInUse,         // a process number that the image needs is taken
+  kNotRolledBack,    // something failed and the target could not be brought back by itself
 };
 
 // The name of a code as it stands in JSON output and in docs/errors.md, e.g. "wrong-state".
@@ -57,15 +57,15 @@ int exit_status(ErrorCode code);
 
 // What the driver itself answered.
 struct DriverFailure {
-  int number = 0;     // the CUresult, e.g. 401
-  std::string name;   // its name, e.g. "CUDA_ERROR_ILLEGAL_STATE"
-  std::string text;   // the driver's own words, from cuGetErrorString
+  int number = 0;    // the CUresult, e.g. 401
+  std::string name;  // its name, e.g. "CUDA_ERROR_ILLEGAL_STATE"
+  std::string text;  // the driver's own words, from cuGetErrorString
 };
 
 struct Error {
   ErrorCode code = ErrorCode::kInternal;
-  std::string message;               // what happened, with the value seen; no final full stop
-  std::string remedy;                // what to do; empty if there is nothing to say
+  std::string message;  // what happened, with the value seen; no final full stop
+  std::string remedy;   // what to do; empty if there is nothing to say
   std::optional<DriverFailure> driver;
   std::vector<std::string> context;  // outermost last: "while dumping process 12"
 

@@ -1,8 +1,9 @@
 // Result<T>: a value or an Error. Functions that can fail return one; none throws.
 #pragma once
 
-#include <tl/expected.hpp>
 #include <utility>
+
+#include <tl/expected.hpp>
 
 #include "stasis/error.h"
 

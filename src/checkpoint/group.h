@@ -43,6 +43,7 @@ class Group {
 
   // The root first, parents before children.
   const std::vector<GroupMember>& members() const { return members_; }
+  std::vector<GroupMember>& members() { return members_; }
   Pid root() const { return members_.front().process.pid(); }
   std::size_t cuda_count() const;
   std::vector<proc::ProcessInfo> infos() const;

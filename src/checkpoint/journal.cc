@@ -147,7 +147,7 @@ Result<std::string> journal_directory() {
   return directory;
 }
 
-Result<Journal> Journal::begin(JournalRecord record) {
+Result<Journal> Journal::adopt(JournalRecord record) {
   auto directory = journal_directory();
   if (!directory) return fail(std::move(directory.error()));
   const std::string path = record_path(*directory, record.root);
@@ -164,9 +164,17 @@ Result<Journal> Journal::begin(JournalRecord record) {
                 fmt::format("{} is working on process {}", holder, record.root.value),
                 "wait for it to end, or interrupt it");
   }
-  record.owner = Pid{static_cast<int>(::getpid())};
-  if (auto done = write_record(path, record); !done) return fail(std::move(done.error()));
   return Journal(std::move(**lock), path, std::move(record));
+}
+
+Result<Journal> Journal::begin(JournalRecord record) {
+  record.owner = Pid{static_cast<int>(::getpid())};
+  auto journal = adopt(std::move(record));
+  if (!journal) return journal;
+  if (auto done = write_record(journal->path_, journal->record_); !done) {
+    return fail(std::move(done.error()));
+  }
+  return journal;
 }
 
 Result<void> Journal::update(const std::vector<JournalTarget>& targets) {
@@ -201,16 +209,6 @@ Result<std::vector<JournalEntry>> read_journal() {
     entries.push_back({std::move(*record), !lock->has_value()});
   }
   return entries;
-}
-
-void forget_journal(Pid root) {
-  auto directory = journal_directory();
-  if (!directory) return;
-  const std::string path = record_path(*directory, root);
-  auto lock = try_lock(path + ".lock");
-  if (!lock || !*lock) return;
-  (void)::unlink(path.c_str());
-  (void)::unlink((path + ".lock").c_str());
 }
 
 }  // namespace stasis

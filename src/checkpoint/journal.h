@@ -40,6 +40,8 @@ class Journal {
  public:
   // Takes the target for this operation. kBusy, naming the holder, if another one has it.
   static Result<Journal> begin(JournalRecord record);
+  // Takes over the record of an operation that was killed, as it stands. kBusy likewise.
+  static Result<Journal> adopt(JournalRecord record);
 
   Journal(Journal&&) noexcept = default;
   Journal& operator=(Journal&&) noexcept = default;
@@ -66,8 +68,5 @@ struct JournalEntry {
 
 // All records there are. Unreadable ones are left out.
 Result<std::vector<JournalEntry>> read_journal();
-
-// Deletes the record of `root`, if no operation holds it (recovery did its work).
-void forget_journal(Pid root);
 
 }  // namespace stasis

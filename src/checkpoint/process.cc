@@ -9,6 +9,8 @@ namespace {
 
 constexpr int kCuIllegalState = 401;
 constexpr int kCuNotInitialized = 3;
+// A roll-back may have to lock a process that runs again; it must not wait for ever.
+constexpr std::chrono::seconds kUndoLockTimeout{30};
 
 // The one state in which each action is allowed (docs.nvidia.com, CUDA driver API, "CUDA
 // Checkpointing").
@@ -185,7 +187,7 @@ Result<void> Process::bring_to(CudaState wanted, std::chrono::milliseconds timeo
 Result<void> StateGuard::undo() {
   Process* process = std::exchange(process_, nullptr);
   if (process == nullptr || !process->alive()) return {};
-  auto done = process->bring_to(initial_);
+  auto done = process->bring_to(initial_, kUndoLockTimeout);
   if (done || !process->alive()) return {};
   auto now = process->cuda_state();
   const std::string_view seen =

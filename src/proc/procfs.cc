@@ -181,6 +181,14 @@ Result<std::uint64_t> ProcFs::resident_bytes(Pid pid) const {
   return number<std::uint64_t>(std::string_view(*text).substr(blank + 1)) * kPage;
 }
 
+Result<std::uint64_t> ProcFs::anonymous_bytes(Pid pid) const {
+  auto status = read_of(root_, pid, "status");
+  if (!status) return fail(std::move(status.error()));
+  return (number<std::uint64_t>(field(*status, "RssAnon")) +
+          number<std::uint64_t>(field(*status, "VmSwap"))) *
+         1024;
+}
+
 Result<std::uint64_t> ProcFs::memory_available() const {
   auto text = read_file(AT_FDCWD, root_ + "/meminfo");
   if (!text) return fail(std::move(text.error()));

@@ -54,6 +54,9 @@ class ProcFs {
   // Bytes of the process's memory that are in RAM now.
   Result<std::uint64_t> resident_bytes(Pid pid) const;
 
+  // Bytes of private memory that belong to no file, in RAM or swapped out.
+  Result<std::uint64_t> anonymous_bytes(Pid pid) const;
+
   // Bytes the process could take without swapping (MemAvailable of /proc/meminfo).
   Result<std::uint64_t> memory_available() const;
 

@@ -1,0 +1,118 @@
+#include <charconv>
+
+#include <fmt/format.h>
+
+#include "cli/verbs.h"
+
+namespace stasis::cli {
+
+using nlohmann::json;
+
+Result<std::unique_ptr<Driver>> Context::load_driver() {
+  auto driver = stasis::load_driver();
+  if (driver && (*driver)->info().simulated && !json) {
+    terminal.note("this is the simulated GPU (" + (*driver)->info().library + ")");
+  }
+  return driver;
+}
+
+Environment Context::environment(Driver& driver) {
+  return {driver, interrupt, terminal, [this](std::string text) { terminal.note(text); }};
+}
+
+void add_pid(CLI::App& command, Pid& pid) {
+  command
+      .add_option_function<std::string>(
+          "PID",
+          [&pid](const std::string& text) {
+            int value = 0;
+            const auto [end, error] =
+                std::from_chars(text.data(), text.data() + text.size(), value);
+            if (error != std::errc() || end != text.data() + text.size() || value <= 0) {
+              throw CLI::ValidationError("PID", fmt::format("'{}' is not a process number", text));
+            }
+            pid = Pid{value};
+          },
+          "number of the process; its whole tree is meant")
+      ->required();
+}
+
+void add_timeout(CLI::App& command, std::chrono::milliseconds& timeout) {
+  command
+      .add_option_function<unsigned>(
+          "-t,--timeout",
+          [&timeout](const unsigned& value) { timeout = std::chrono::milliseconds(value); },
+          fmt::format("milliseconds to wait for GPU work in flight; 0 waits for ever [{}]",
+                      timeout.count()))
+      ->type_name("MS");
+}
+
+void add_device_map(CLI::App& command, std::string& text) {
+  command
+      .add_option("-d,--device-map", text,
+                  "which GPU takes the place of which: UUID, index or PCI address on each side; "
+                  "GPUs not named stay where they are if they can")
+      ->type_name("OLD=NEW,...");
+}
+
+void add_criu_path(CLI::App& command, std::optional<std::string>& path) {
+  command
+      .add_option("--criu", path, "the criu program to use [STASIS_CRIU, PATH, /opt/stasis/criu]")
+      ->type_name("FILE");
+}
+
+json to_json(const ProcessReport& process) {
+  json out = {{"pid", process.pid.value}, {"command", process.comm}, {"cuda", false}};
+  if (process.state) {
+    out["cuda"] = true;
+    out["state"] = std::string(cuda_state_name(*process.state));
+    out["gpu_bytes"] = process.gpu_bytes;
+  }
+  return out;
+}
+
+json to_json(const Report& report) {
+  json processes = json::array();
+  for (const ProcessReport& process : report.processes)
+    processes.push_back(to_json(process));
+  json phases = json::array();
+  for (const PhaseRecord& phase : report.phases) {
+    phases.push_back({{"name", phase.name}, {"seconds", phase.seconds}});
+  }
+  return {{"ok", true},       {"pid", report.root.value},
+          {"path", "driver"}, {"processes", processes},
+          {"phases", phases}, {"seconds", report.total.count()}};
+}
+
+json to_json(const Error& error) {
+  json out = {{"code", std::string(error_code_name(error.code))},
+              {"message", error.to_string()},
+              {"remedy", error.remedy},
+              {"exit_status", exit_status(error.code)}};
+  if (error.driver) {
+    out["driver"] = {{"number", error.driver->number},
+                     {"name", error.driver->name},
+                     {"text", error.driver->text}};
+  }
+  return {{"ok", false}, {"error", out}};
+}
+
+std::string phases_text(const Report& report) {
+  std::string out;
+  for (const PhaseRecord& phase : report.phases) {
+    out += fmt::format("{}{} {}", out.empty() ? "" : ", ", phase.name,
+                       format_seconds(Seconds(phase.seconds)));
+  }
+  return out;
+}
+
+std::string subject_text(const Report& report) {
+  std::size_t cuda = 0;
+  for (const ProcessReport& process : report.processes)
+    cuda += process.state ? 1 : 0;
+  if (report.processes.size() <= 1) return fmt::format("process {}", report.root.value);
+  return fmt::format("process {} and what is below it ({} processes, {} with CUDA)",
+                     report.root.value, report.processes.size(), cuda);
+}
+
+}  // namespace stasis::cli

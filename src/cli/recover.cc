@@ -1,0 +1,95 @@
+#include <memory>
+
+#include <fmt/format.h>
+
+#include "cli/verbs.h"
+
+namespace stasis::cli {
+namespace {
+
+nlohmann::json to_json(const RecoverReport& report) {
+  nlohmann::json processes = nlohmann::json::array();
+  for (const ProcessReport& process : report.processes) {
+    processes.push_back(cli::to_json(process));
+  }
+  nlohmann::json out = {{"pid", report.root.value},
+                        {"operation", report.operation},
+                        {"images_dir", report.image},
+                        {"processes", processes}};
+  if (report.error) out["error"] = cli::to_json(*report.error)["error"];
+  return out;
+}
+
+std::string to_text(const RecoverReport& report) {
+  const std::string what =
+      report.operation.empty() ? "" : fmt::format(" (cut short: stasis {})", report.operation);
+  if (report.processes.empty()) {
+    return fmt::format(
+        "process {}{}: none of its CUDA processes lives any more{}", report.root.value, what,
+        report.image.empty() ? ""
+                             : fmt::format("; if its image is complete, `stasis restore "
+                                           "--images-dir {}` brings it back",
+                                           report.image));
+  }
+  std::string states;
+  for (const ProcessReport& process : report.processes) {
+    if (!process.state) continue;
+    states += fmt::format("{}{} is {}", states.empty() ? "" : ", ", process.pid.value,
+                          cuda_state_name(*process.state));
+  }
+  return fmt::format("process {}{}: {}", report.root.value, what, states);
+}
+
+struct Options {
+  Pid given;
+  bool all = false;
+};
+
+Result<int> run(Context& context, const Options& options) {
+  if (!options.all && options.given.value == 0) {
+    return fail(ErrorCode::kUsage, "recover whom?", "give a PID, or --all");
+  }
+  auto driver = context.load_driver();
+  if (!driver) return fail(std::move(driver.error()));
+  std::vector<RecoverReport> reports;
+  if (options.all) {
+    auto all = recover_all(context.environment(**driver));
+    if (!all) return fail(std::move(all.error()));
+    reports = std::move(*all);
+  } else {
+    auto one = recover(context.environment(**driver), options.given);
+    if (!one) return fail(std::move(one.error()));
+    reports.push_back(std::move(*one));
+  }
+  int status = 0;
+  nlohmann::json recovered = nlohmann::json::array();
+  for (const RecoverReport& report : reports) {
+    recovered.push_back(to_json(report));
+    if (!context.json) context.terminal.out(to_text(report));
+    if (!report.error) continue;
+    status = exit_status(ErrorCode::kNotRolledBack);
+    if (!context.json) context.terminal.error(*report.error);
+  }
+  if (context.json) {
+    context.terminal.out(nlohmann::json{{"ok", status == 0}, {"recovered", recovered}}.dump(2));
+  } else if (reports.empty()) {
+    context.terminal.out("nothing to recover: no operation was cut short");
+  }
+  return status;
+}
+
+}  // namespace
+
+Verb add_recover(CLI::App& app) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand(
+      "recover", "make processes run again that an interrupted operation left suspended or locked");
+  add_pid(*command, options->given);
+  CLI::Option* pid = command->get_option("PID");
+  pid->required(false);
+  command->add_flag("--all", options->all, "the targets of every operation that was cut short")
+      ->excludes(pid);
+  return {command, [options](Context& context) { return run(context, *options); }};
+}
+
+}  // namespace stasis::cli

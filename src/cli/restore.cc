@@ -1,0 +1,96 @@
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <list>
+#include <memory>
+
+#include <fmt/format.h>
+
+#include "cli/verbs.h"
+
+namespace stasis::cli {
+namespace {
+
+struct Options {
+  RestoreOptions restore;
+  std::string device_map;
+  bool detach = false;
+  std::vector<std::string> inherit;  // "fd[3]:pipe:[1234]"
+};
+
+// "fd[N]:KEY", as CRIU's own --inherit-fd writes it.
+Result<std::pair<int, std::string>> parse_inherit(const std::string& text) {
+  int number = -1;
+  const std::size_t close = text.find("]:");
+  if (text.starts_with("fd[") && close != std::string::npos && close + 2 < text.size()) {
+    const auto [end, error] = std::from_chars(text.data() + 3, text.data() + close, number);
+    if (error == std::errc() && end == text.data() + close && number >= 0) {
+      return std::pair{number, text.substr(close + 2)};
+    }
+  }
+  return fail(ErrorCode::kUsage, fmt::format("'{}' is no descriptor to inherit", text),
+              "write fd[NUMBER]:KEY, e.g. --inherit-fd 'fd[1]:pipe:[12345]'");
+}
+
+Result<int> run(Context& context, Options& options) {
+  if (!options.device_map.empty()) {
+    auto map = parse_gpu_map(options.device_map);
+    if (!map) return fail(std::move(map.error()));
+    options.restore.gpu_map = std::move(*map);
+  }
+  std::list<UniqueFd> inherited;  // a list: addresses stay
+  for (const std::string& text : options.inherit) {
+    auto parsed = parse_inherit(text);
+    if (!parsed) return fail(std::move(parsed.error()));
+    UniqueFd copy(::fcntl(parsed->first, F_DUPFD_CLOEXEC, 3));
+    if (!copy.valid()) {
+      return fail(ErrorCode::kUsage, fmt::format("descriptor {} is not open", parsed->first),
+                  "open it for stasis, e.g. by a redirection of the shell");
+    }
+    inherited.push_back(std::move(copy));
+    options.restore.inherit.push_back({std::move(parsed->second), &inherited.back()});
+  }
+  auto driver = context.load_driver();
+  if (!driver) return fail(std::move(driver.error()));
+  auto report = restore(context.environment(**driver), options.restore);
+  if (!report) return fail(std::move(report.error()));
+  if (context.json) {
+    nlohmann::json out = to_json(*report);
+    out["images_dir"] = report->images_dir;
+    out["image_bytes"] = report->image_bytes;
+    context.terminal.out(out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+  } else {
+    context.terminal.out(
+        fmt::format("restored {} from {} ({}) in {}; {}", subject_text(*report), report->images_dir,
+                    format_bytes(report->image_bytes), format_seconds(report->total),
+                    options.restore.leave_suspended ? "it is suspended" : "it runs on"));
+    context.terminal.debug("driver path: " + phases_text(*report));
+  }
+  if (options.detach) return 0;
+  return attend(report->root);
+}
+
+}  // namespace
+
+Verb add_restore(CLI::App& app) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command =
+      app.add_subcommand("restore", "bring a saved process tree back, exactly where it was");
+  command->add_option("-D,--images-dir", options->restore.images_dir, "directory of the image")
+      ->required()
+      ->type_name("DIR");
+  add_device_map(*command, options->device_map);
+  command->add_flag("--leave-suspended", options->restore.leave_suspended,
+                    "leave its GPU state in memory; `stasis resume` brings it back");
+  command->add_flag("--detach", options->detach,
+                    "return when it runs; without it, stay until it ends, with its exit status");
+  command
+      ->add_option("--inherit-fd", options->inherit,
+                   "give it a descriptor of ours in place of one it had; CRIU's option")
+      ->type_name("fd[N]:KEY");
+  add_criu_path(*command, options->restore.criu_path);
+  return {command, [options](Context& context) { return run(context, *options); }};
+}
+
+}  // namespace stasis::cli

@@ -1,0 +1,41 @@
+#include <memory>
+
+#include <fmt/format.h>
+
+#include "cli/verbs.h"
+
+namespace stasis::cli {
+
+Verb add_resume(CLI::App& app) {
+  struct Options {
+    Pid pid;
+    std::string device_map;
+  };
+  auto options = std::make_shared<Options>();
+  CLI::App* command =
+      app.add_subcommand("resume", "restore and unlock a suspended process tree: it runs again");
+  add_pid(*command, options->pid);
+  add_device_map(*command, options->device_map);
+  return {command, [options](Context& context) -> Result<int> {
+            ResumeOptions resume_options;
+            if (!options->device_map.empty()) {
+              auto map = parse_gpu_map(options->device_map);
+              if (!map) return fail(std::move(map.error()));
+              resume_options.gpu_map = std::move(*map);
+            }
+            auto driver = context.load_driver();
+            if (!driver) return fail(std::move(driver.error()));
+            auto report = resume(context.environment(**driver), options->pid, resume_options);
+            if (!report) return fail(std::move(report.error()));
+            if (context.json) {
+              context.terminal.out(to_json(*report).dump(2));
+              return 0;
+            }
+            context.terminal.out(fmt::format("resumed {} in {}", subject_text(*report),
+                                             format_seconds(report->total)));
+            context.terminal.debug("driver path: " + phases_text(*report));
+            return 0;
+          }};
+}
+
+}  // namespace stasis::cli

@@ -1,0 +1,40 @@
+#include <memory>
+
+#include <fmt/format.h>
+
+#include "cli/verbs.h"
+
+namespace stasis::cli {
+
+Verb add_suspend(CLI::App& app) {
+  struct Options {
+    Pid pid;
+    SuspendOptions suspend;
+  };
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand(
+      "suspend", "lock and checkpoint a process tree: its GPU memory becomes free");
+  add_pid(*command, options->pid);
+  add_timeout(*command, options->suspend.timeout);
+  return {command, [options](Context& context) -> Result<int> {
+            auto driver = context.load_driver();
+            if (!driver) return fail(std::move(driver.error()));
+            auto report = suspend(context.environment(**driver), options->pid, options->suspend);
+            if (!report) return fail(std::move(report.error()));
+            if (context.json) {
+              context.terminal.out(to_json(*report).dump(2));
+              return 0;
+            }
+            std::uint64_t bytes = 0;
+            for (const ProcessReport& process : report->processes)
+              bytes += process.gpu_bytes;
+            context.terminal.out(fmt::format(
+                "suspended {} in {}{}", subject_text(*report), format_seconds(report->total),
+                bytes > 0 ? fmt::format("; {} of GPU memory are free again", format_bytes(bytes))
+                          : ""));
+            context.terminal.debug("driver path: " + phases_text(*report));
+            return 0;
+          }};
+}
+
+}  // namespace stasis::cli

@@ -1,0 +1,68 @@
+// The verbs of `stasis`, one file each. A verb adds its subcommand and options to the command line
+// and returns what to run when it is chosen.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include "base/interrupt.h"
+#include "cli/terminal.h"
+#include "operations/operations.h"
+#include "stasis/result.h"
+
+namespace stasis::cli {
+
+// What every verb gets.
+struct Context {
+  Terminal& terminal;
+  Interrupt& interrupt;
+  bool json = false;
+  int verbose = 0;
+
+  // Loads the driver and says so if it is the simulated one.
+  Result<std::unique_ptr<Driver>> load_driver();
+  Environment environment(Driver& driver);
+};
+
+// An exit status, or an error that main() prints and turns into one.
+using RunVerb = std::function<Result<int>(Context&)>;
+
+struct Verb {
+  CLI::App* command = nullptr;
+  RunVerb run;
+};
+
+Verb add_ps(CLI::App& app);
+Verb add_suspend(CLI::App& app);
+Verb add_resume(CLI::App& app);
+Verb add_dump(CLI::App& app);
+Verb add_restore(CLI::App& app);
+Verb add_recover(CLI::App& app);
+
+// Options that several verbs have.
+void add_pid(CLI::App& command, Pid& pid);
+void add_timeout(CLI::App& command, std::chrono::milliseconds& timeout);
+void add_device_map(CLI::App& command, std::string& text);
+void add_criu_path(CLI::App& command, std::optional<std::string>& path);
+
+// Reports as JSON and as text.
+nlohmann::json to_json(const Report& report);
+nlohmann::json to_json(const ProcessReport& process);
+nlohmann::json to_json(const Error& error);
+std::string phases_text(const Report& report);
+// "process 12", "2 CUDA processes below 12 (3 in all)".
+std::string subject_text(const Report& report);
+
+// Installs handlers for SIGINT, SIGTERM and SIGHUP that ask `interrupt` to stop.
+void install_signal_handlers(Interrupt& interrupt);
+
+// Waits for the restored root, passing on the signals that this process gets from now on. Returns
+// its exit status as a shell would give it (128 + signal).
+Result<int> attend(Pid root);
+
+}  // namespace stasis::cli

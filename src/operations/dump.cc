@@ -1,0 +1,249 @@
+#include <fcntl.h>
+#include <sys/statvfs.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <array>
+#include <filesystem>
+#include <thread>
+
+#include <fmt/format.h>
+
+#include "base/fd.h"
+#include "checkpoint/suspended.h"
+#include "image/image_writer.h"
+#include "operations/common.h"
+#include "stasis/version.h"
+
+namespace stasis {
+
+using namespace operations;
+
+namespace {
+
+// How long an ended tree may take to vanish once CRIU has killed it.
+constexpr int kExitWaitMs = 10000;
+constexpr std::chrono::milliseconds kSizePoll{200};
+// What a CUDA context takes on an H100 (driver 580: 520-620 MB) is not in the image.
+constexpr std::uint64_t kContextBytes = 640ULL << 20;
+
+ImageCudaState image_state(CudaState state) {
+  switch (state) {
+    case CudaState::kLocked:
+      return ImageCudaState::kLocked;
+    case CudaState::kCheckpointed:
+      return ImageCudaState::kCheckpointed;
+    default:
+      return ImageCudaState::kRunning;
+  }
+}
+
+std::string kernel_release() {
+  utsname name{};
+  return ::uname(&name) == 0 ? std::string(static_cast<const char*>(name.release)) : std::string();
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : std::string();
+}
+
+// Bytes free for this user on the file system that holds `fd`.
+std::optional<std::uint64_t> free_space(const UniqueFd& fd) {
+  struct statvfs info {};
+  if (::fstatvfs(fd.get(), &info) != 0) return std::nullopt;
+  return static_cast<std::uint64_t>(info.f_bavail) * info.f_frsize;
+}
+
+// Refuses a dump that cannot fit. Counts private memory only: shared files may stay outside.
+Result<void> check_disk_space(const Environment& env, const Group& group, const UniqueFd& dir,
+                              const std::string& path) {
+  const proc::ProcFs procfs;
+  std::uint64_t needed = 0;
+  for (const GroupMember& member : group.members()) {
+    if (auto bytes = procfs.anonymous_bytes(member.process.pid())) needed += *bytes;
+  }
+  if (auto use = env.driver.memory_by_process()) {
+    for (const GroupMember& member : group.members()) {
+      if (member.initial != CudaState::kRunning && member.initial != CudaState::kLocked) continue;
+      std::uint64_t bytes = 0;
+      if (auto it = use->find(member.process.pid()); it != use->end()) {
+        for (const GpuUse& part : it->second)
+          bytes += part.bytes;
+      }
+      needed += bytes - std::min(bytes, kContextBytes);
+    }
+  }
+  const auto free = free_space(dir);
+  if (!free || *free >= needed) return {};
+  return fail(ErrorCode::kNoSpace,
+              fmt::format("the image needs about {} and {} has {} free", format_bytes(needed), path,
+                          format_bytes(*free)),
+              "free some space, or choose a directory on another file system");
+}
+
+// Tells how much CRIU has written so far, from a thread of its own.
+class SizeWatcher {
+ public:
+  SizeWatcher(Progress& progress, std::string directory)
+      : thread_([&progress, directory = std::move(directory)](const std::stop_token& stop) {
+          while (!stop.stop_requested()) {
+            std::this_thread::sleep_for(kSizePoll);
+            progress.update("write", size_of(directory), 0);
+          }
+        }) {}
+
+  static std::uint64_t size_of(const std::string& directory) {
+    std::error_code ignored;
+    std::uint64_t sum = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(directory, ignored)) {
+      const auto size = entry.file_size(ignored);
+      if (!ignored) sum += size;
+    }
+    return sum;
+  }
+
+ private:
+  std::jthread thread_;
+};
+
+Manifest describe(const Environment& env, const Group& group, const Criu& criu,
+                  const CriuOptions& options, std::span<const Gpu> gpus) {
+  const proc::ProcFs procfs;
+  Manifest manifest;
+  manifest.stasis_version = kVersion;
+  manifest.hostname = host_name();
+  manifest.kernel_release = kernel_release();
+  manifest.criu_version = criu.version();
+  manifest.driver_version = env.driver.info().driver_version;
+  manifest.cuda_version = env.driver.info().cuda_version;
+  manifest.simulated = env.driver.info().simulated;
+  for (const Gpu& gpu : gpus) {
+    manifest.gpus.push_back({gpu.uuid.to_string(), gpu.name, gpu.memory_total, gpu.pci_bus_id});
+  }
+  manifest.root = group.root();
+  for (const GroupMember& member : group.members()) {
+    ProcessRecord record;
+    record.pid = member.process.pid();
+    if (record.pid != group.root()) record.parent = member.process.info().parent;
+    if (auto details = procfs.details(record.pid)) record.command = std::move(details->argv);
+    record.cuda = member.initial.has_value();
+    if (member.initial) record.cuda_state = image_state(*member.initial);
+    std::vector<GpuUse> uses;
+    if (auto use = group.gpu_use().find(record.pid); use != group.gpu_use().end()) {
+      uses = use->second;
+    } else if (member.initial == CudaState::kCheckpointed) {
+      uses = recall_suspended(member.process).value_or(std::vector<GpuUse>());
+    }
+    for (const GpuUse& part : uses) {
+      record.gpu_memory.push_back({part.gpu.to_string(), part.bytes});
+    }
+    manifest.processes.push_back(std::move(record));
+  }
+  manifest.criu_options = options;
+  return manifest;
+}
+
+// CRIU has ended the tree; nobody may be left of it.
+Result<void> wait_until_gone(const Group& group) {
+  for (const GroupMember& member : group.members()) {
+    if (member.process.pidfd().wait_exit(kExitWaitMs)) continue;
+    return fail(ErrorCode::kNotRolledBack,
+                fmt::format("process {} is still there after the dump", member.process.pid().value),
+                fmt::format("the image is complete; end the process with `kill -9 {}`",
+                            member.process.pid().value));
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& options) {
+  Phases phases;
+  auto criu = Criu::find(options.criu_path);
+  if (!criu) return fail(std::move(criu.error()));
+  auto gpus = env.driver.gpus();
+  if (!gpus) return fail(std::move(gpus.error()));
+  auto writer = ImageWriter::create(options.images_dir, options.overwrite);
+  if (!writer) return fail(std::move(writer.error()));
+  auto opened = open_group(env, "dump", root, writer->final_path());
+  if (!opened) return fail(std::move(opened.error()));
+  Group& group = opened->group;
+  const auto undo = [&](Error why) { return fail(operations::roll_back(*opened, std::move(why))); };
+  if (auto fits = check_disk_space(env, group, writer->criu_dir(), writer->final_path()); !fits) {
+    return undo(std::move(fits.error()));
+  }
+  CriuOptions criu_options = options.criu;
+  if (!criu_options.shell_job && proc::is_shell_job(group.infos())) {
+    criu_options.shell_job = true;
+    env.tell("the job hangs on a terminal or session of somebody else: --shell-job is set");
+  }
+
+  phases.begin("lock");
+  auto done = group.lock(options.timeout, env.interrupt);
+  if (done) {
+    phases.begin("checkpoint");
+    done = group.checkpoint(env.progress, env.interrupt);
+  }
+  if (!done) return undo(std::move(done.error()));
+
+  phases.begin("criu");
+  Manifest manifest = describe(env, group, *criu, criu_options, *gpus);
+  std::optional<SizeWatcher> watcher(std::in_place, env.progress, writer->path() + "/criu");
+  const auto seal = [&]() -> Result<void> {
+    watcher.reset();
+    phases.end();
+    manifest.phases = phases.done();
+    auto sealed = writer->seal(std::move(manifest), options.sync, env.progress, env.interrupt);
+    if (!sealed) return fail(std::move(sealed.error()));
+    manifest = std::move(*sealed);
+    phases.begin("finish");
+    return {};
+  };
+  const DumpRequest request{root,
+                            writer->criu_dir(),
+                            writer->log_dir(),
+                            criu_options,
+                            options.after != AfterDump::kKill,
+                            writer->failed_log_path(),
+                            std::chrono::milliseconds(0),
+                            options.criu_log_level};
+  auto dumped = criu->dump(request, seal, env.interrupt);
+  watcher.reset();
+  if (!dumped) {
+    (void)writer->discard();
+    return undo(std::move(dumped.error()));
+  }
+
+  // The image is complete and CRIU has ended the tree, or lets it go on.
+  if (auto committed = writer->commit(); !committed) env.tell(committed.error().to_string());
+  DumpReport report;
+  if (options.after == AfterDump::kKill) {
+    if (auto gone = wait_until_gone(group); !gone) {
+      group.dismiss();
+      return fail(std::move(gone.error()));
+    }
+    group.dismiss();
+  } else if (options.after == AfterDump::kRunning) {
+    if (auto back = group.roll_back(); !back) return fail(std::move(back.error()));
+  } else {
+    if (auto kept = verify_states(group, CudaState::kCheckpointed); !kept) {
+      return undo(std::move(kept.error()));
+    }
+    group.dismiss();
+    remember_suspended(group);
+  }
+  opened->journal->finish();
+  phases.end();
+  report.root = root;
+  report.processes = report_processes(group);
+  report.total = phases.total();
+  report.phases = manifest.phases;
+  const auto& last = phases.done();
+  if (!last.empty() && last.back().name == "finish") report.phases.push_back(last.back());
+  report.images_dir = writer->final_path();
+  report.image_bytes = manifest.total_bytes;
+  return report;
+}
+
+}  // namespace stasis

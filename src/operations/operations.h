@@ -1,0 +1,132 @@
+// The whole procedures that people ask for: suspend, resume, dump, restore, recover. Each checks
+// everything it can before it touches a target, writes the journal before each step, and on every
+// error brings each target back to the state it was in, or says exactly what is left and how to
+// mend it.
+//
+// Blocking; one call per target at a time, which the journal enforces between processes too.
+// Nothing here prints.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/interrupt.h"
+#include "base/progress.h"
+#include "base/units.h"
+#include "criu/criu.h"
+#include "driver/driver.h"
+#include "driver/gpu_map.h"
+#include "image/manifest.h"
+#include "stasis/cuda_state.h"
+#include "stasis/ids.h"
+#include "stasis/result.h"
+
+namespace stasis {
+
+// What every operation needs from its caller. All referred to must outlive the call.
+struct Environment {
+  Driver& driver;
+  const Interrupt& interrupt;
+  // May be called from a thread of the operation's own, never from two at once.
+  Progress& progress;
+  // Things worth knowing that are no error ("--shell-job is set because ..."). May be empty.
+  std::function<void(std::string)> note;
+
+  void tell(std::string text) const {
+    if (note) note(std::move(text));
+  }
+};
+
+struct ProcessReport {
+  Pid pid;
+  std::string comm;
+  std::optional<CudaState> state;  // at the end; nothing for a process without CUDA
+  std::uint64_t gpu_bytes = 0;     // on the GPU before the checkpoint, 0 if unknown
+};
+
+struct Report {
+  Pid root;
+  std::vector<ProcessReport> processes;
+  std::vector<PhaseRecord> phases;
+  Seconds total{0};
+};
+
+struct SuspendOptions {
+  // For the lock; zero: no deadline.
+  std::chrono::milliseconds timeout{10000};
+};
+
+// Locks and checkpoints every CUDA process of the tree: their GPU memory is free afterwards. Those
+// that were suspended already stay so. kNotCuda if none of them uses CUDA.
+Result<Report> suspend(const Environment& env, Pid root, const SuspendOptions& options);
+
+struct ResumeOptions {
+  std::vector<GpuMapEntry> gpu_map;  // in part or whole; empty: where they were
+};
+
+// Restores and unlocks every CUDA process of the tree that is suspended or locked. Fails before it
+// touches any if the GPUs have not enough free memory.
+Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& options);
+
+enum class AfterDump { kKill, kRunning, kSuspended };
+
+struct DumpOptions {
+  std::string images_dir;
+  bool overwrite = false;
+  SyncPolicy sync = SyncPolicy::kDisk;
+  AfterDump after = AfterDump::kKill;
+  std::chrono::milliseconds timeout{10000};  // for the lock
+  CriuOptions criu;
+  std::optional<std::string> criu_path;
+  int criu_log_level = 4;
+};
+
+struct DumpReport : Report {
+  std::string images_dir;  // absolute
+  std::uint64_t image_bytes = 0;
+};
+
+// Suspends the tree, writes it into `images_dir` through CRIU, and ends it (or lets it go on). It
+// is not ended before the image is complete, and durable with SyncPolicy::kDisk.
+Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& options);
+
+struct RestoreOptions {
+  std::string images_dir;
+  std::vector<GpuMapEntry> gpu_map;
+  bool leave_suspended = false;
+  std::vector<InheritedFd> inherit;
+  std::optional<std::string> criu_path;
+  int criu_log_level = 4;
+};
+
+struct RestoreReport : Report {
+  std::string images_dir;
+  std::uint64_t image_bytes = 0;
+  Pidfd root_fd;  // a child of this process
+};
+
+// Checks the image and this machine, brings the tree back through CRIU, then its GPU state, and
+// verifies the state of each CUDA process. On an error nothing of the tree is left, and the image
+// is as it was.
+Result<RestoreReport> restore(const Environment& env, const RestoreOptions& options);
+
+struct RecoverReport {
+  Pid root;
+  std::string operation;  // what was cut short; empty if a PID was given and no record exists
+  std::string image;
+  std::vector<ProcessReport> processes;  // empty if none lives any more
+  std::optional<Error> error;            // why it could not be recovered
+};
+
+// Makes every CUDA process of the tree run again, whatever state an interrupted operation, or
+// another tool, has left it in.
+Result<RecoverReport> recover(const Environment& env, Pid root);
+// The same for the targets of every operation that was killed, by what the journal says; operations
+// under way are left alone. Targets that were suspended before stay suspended.
+Result<std::vector<RecoverReport>> recover_all(const Environment& env);
+
+}  // namespace stasis

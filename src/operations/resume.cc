@@ -1,0 +1,69 @@
+#include "checkpoint/suspended.h"
+#include "operations/common.h"
+
+namespace stasis {
+
+using namespace operations;
+
+namespace {
+
+// The complete GPU map, once it is sure that the memory fits.
+Result<std::vector<GpuPair>> check_and_plan(const Environment& env, const Group& group,
+                                            const ResumeOptions& options) {
+  std::vector<GpuUse> needed;
+  for (const GroupMember& member : group.members()) {
+    if (member.initial != CudaState::kCheckpointed) continue;
+    auto use = recall_suspended(member.process);
+    if (use) needed.insert(needed.end(), use->begin(), use->end());
+  }
+  if (needed.empty() && options.gpu_map.empty()) return std::vector<GpuPair>();
+  auto gpus = env.driver.gpus();
+  if (!gpus) return fail(std::move(gpus.error()));
+  std::vector<GpuPair> pairs;
+  if (!options.gpu_map.empty()) {
+    auto planned = plan_gpu_map(env.driver, options.gpu_map, *gpus, *gpus);
+    if (!planned) return planned;
+    pairs = std::move(*planned);
+  }
+  if (auto fits = check_gpu_memory(needed, pairs, *gpus); !fits) {
+    return fail(std::move(fits.error()));
+  }
+  return pairs;
+}
+
+}  // namespace
+
+Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& options) {
+  Phases phases;
+  auto opened = open_group(env, "resume", root, {});
+  if (!opened) return fail(std::move(opened.error()));
+  Group& group = opened->group;
+  auto pairs = check_and_plan(env, group, options);
+  if (!pairs) return fail(operations::roll_back(*opened, std::move(pairs.error())));
+  Result<void> done = env.interrupt.check();
+  if (done) {
+    phases.begin("restore");
+    done = group.restore(*pairs, env.progress);
+  }
+  // Past this point going on is the way out: every process is whole on the GPU, and an unlock is
+  // quicker than a checkpoint.
+  if (done) {
+    phases.begin("unlock");
+    done = group.unlock();
+  }
+  phases.end();
+  if (done) done = verify_states(group, CudaState::kRunning);
+  if (!done) return fail(operations::roll_back(*opened, std::move(done.error())));
+  group.dismiss();
+  for (const GroupMember& member : group.members())
+    forget_suspended(member.process);
+  opened->journal->finish();
+  Report report;
+  report.root = root;
+  report.processes = report_processes(group);
+  report.total = phases.total();
+  report.phases = phases.take();
+  return report;
+}
+
+}  // namespace stasis
