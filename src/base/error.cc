@@ -71,7 +71,8 @@ Error Error::within(std::string what) && {
 
 std::string Error::to_string() const {
   std::string out = message;
-  for (const std::string& outer : context) out += " (" + outer + ")";
+  for (const std::string& outer : context)
+    out += " (" + outer + ")";
   return out;
 }
 

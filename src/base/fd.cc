@@ -1,7 +1,6 @@
 #include "base/fd.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <poll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -9,6 +8,8 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+
+#include <fmt/format.h>
 
 namespace stasis {
 
@@ -37,6 +38,9 @@ Error errno_error(const std::string& what, int error_number) {
     case EDQUOT:
       code = ErrorCode::kNoSpace;
       remedy = "free some space, or choose a directory on another file system";
+      break;
+    case ESRCH:
+      code = ErrorCode::kNoSuchProcess;
       break;
     case ENOMEM:
       code = ErrorCode::kOutOfHostMemory;

@@ -42,7 +42,8 @@ class UniqueFd {
   int fd_ = -1;
 };
 
-// Error from errno: kNotPermitted, kNoSpace or kIo, with the system's text: "cannot open X: text".
+// Error from errno: kNotPermitted, kNoSpace, kNoSuchProcess, kOutOfHostMemory or kIo, with the
+// system's text: "cannot open X: text".
 Error errno_error(const std::string& what, int error_number);
 
 // open(2) with O_CLOEXEC. `directory` is AT_FDCWD or a directory's descriptor.

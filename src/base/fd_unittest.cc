@@ -127,6 +127,7 @@ TEST(ErrnoError, MapsWhatCallersTellApart) {
   EXPECT_EQ(errno_error("x", ENOSPC).code, ErrorCode::kNoSpace);
   EXPECT_EQ(errno_error("x", EDQUOT).code, ErrorCode::kNoSpace);
   EXPECT_EQ(errno_error("x", ENOMEM).code, ErrorCode::kOutOfHostMemory);
+  EXPECT_EQ(errno_error("x", ESRCH).code, ErrorCode::kNoSuchProcess);
   EXPECT_EQ(errno_error("x", EIO).code, ErrorCode::kIo);
   for (int number : {EPERM, ENOSPC, EMFILE}) {
     EXPECT_FALSE(errno_error("x", number).remedy.empty()) << number;

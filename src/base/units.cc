@@ -1,8 +1,8 @@
 #include "base/units.h"
 
-#include <fmt/format.h>
-
 #include <array>
+
+#include <fmt/format.h>
 
 namespace stasis {
 

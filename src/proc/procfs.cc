@@ -28,7 +28,8 @@ Error no_such_process(Pid pid) {
                {}};
 }
 
-// Reads /proc/PID/NAME. A process that vanishes gives ENOENT at open or ESRCH at read.
+// Reads /proc/PID/NAME. A process that vanishes gives ENOENT at open or ESRCH at read; anything
+// else (no descriptors left, no memory) means that we could not ask, not that there is nobody.
 Result<std::string> read_of(const std::string& root, Pid pid, const char* name) {
   const std::string path = fmt::format("{}/{}/{}", root, pid.value, name);
   auto text = read_file(AT_FDCWD, path);
@@ -37,7 +38,10 @@ Result<std::string> read_of(const std::string& root, Pid pid, const char* name) 
     text.error().remedy = "run as root, or as the user who owns the process";
     return text;
   }
-  return fail(no_such_process(pid));
+  const bool vanished = text.error().code == ErrorCode::kNoSuchProcess ||
+                        ::access(fmt::format("{}/{}", root, pid.value).c_str(), F_OK) != 0;
+  if (vanished) return fail(no_such_process(pid));
+  return text;
 }
 
 // The value of "Key:\tvalue" in /proc/PID/status.
@@ -98,6 +102,10 @@ Result<ProcessInfo> ProcFs::process(Pid pid) const {
   auto status = read_of(root_, pid, "status");
   if (!status) return fail(std::move(status.error()));
   const int process = number<int>(field(*status, "Tgid"));
+  if (process == 0) {
+    return fail(ErrorCode::kInternal,
+                fmt::format("{}/{}/status names no process (Tgid)", root_, pid.value));
+  }
   if (process != pid.value) {
     return fail(ErrorCode::kThreadId,
                 fmt::format("{} is a thread of process {}, not a process", pid.value, process),
@@ -169,7 +177,14 @@ Result<std::vector<ProcessInfo>> ProcFs::tree(Pid root) const {
 Result<bool> ProcFs::maps_file(Pid pid, const std::string& name) const {
   auto maps = read_of(root_, pid, "maps");
   if (!maps) return fail(std::move(maps.error()));
-  return maps->find("/" + name) != std::string::npos;
+  // A match must lie in the last part of a path: /opt/libcuda.so.d/other does not count.
+  const std::string wanted = "/" + name;
+  for (std::size_t at = maps->find(wanted); at != std::string::npos; at = maps->find(wanted, at)) {
+    at += wanted.size();
+    const std::size_t next = maps->find_first_of("/\n", at);
+    if (next == std::string::npos || (*maps)[next] == '\n') return true;
+  }
+  return false;
 }
 
 Result<std::uint64_t> ProcFs::resident_bytes(Pid pid) const {
@@ -199,8 +214,10 @@ bool may_trace(Pid pid) {
   char byte = 0;
   const iovec local{&byte, 1};
   const iovec nowhere{nullptr, 1};
-  // EFAULT (address 0 is not mapped) means that permission was not the problem.
-  return ::process_vm_readv(pid.value, &local, 1, &nowhere, 1, 0) >= 0 || errno == EFAULT;
+  // EFAULT (address 0 is not mapped) means that permission was not the problem, nor is it with
+  // ESRCH (the process is just ending, or is a thread of the kernel).
+  return ::process_vm_readv(pid.value, &local, 1, &nowhere, 1, 0) >= 0 || errno == EFAULT ||
+         errno == ESRCH;
 }
 
 bool is_shell_job(const std::vector<ProcessInfo>& tree) {

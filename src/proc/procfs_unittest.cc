@@ -1,0 +1,360 @@
+#include "proc/procfs.h"
+
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace stasis::proc {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::UnorderedElementsAre;
+
+// A /proc of our own making.
+class FakeProc : public testing::Test {
+ protected:
+  void SetUp() override {
+    char name[] = "/tmp/stasis-proc-XXXXXX";
+    ASSERT_NE(::mkdtemp(name), nullptr);
+    root_ = name;
+  }
+  void TearDown() override { std::filesystem::remove_all(root_); }
+
+  void write(int pid, const std::string& name, const std::string& text) const {
+    const std::filesystem::path dir = root_ / std::to_string(pid);
+    std::filesystem::create_directories(dir);
+    std::ofstream(dir / name) << text;
+  }
+  void add(int pid, int parent, const std::string& comm = "program", int process = 0,
+           int session = 1, int tty = 0) const {
+    write(pid, "stat",
+          fmt::format("{} ({}) S {} {} {} {} -1 4194560 100 0 0 0 1 2 0 0 20 0 1 0 {} 1000 10 0\n",
+                      pid, comm, parent, pid, session, tty, 5000 + pid));
+    write(pid, "status",
+          fmt::format("Name:\t{}\nTgid:\t{}\nPid:\t{}\nPPid:\t{}\nTracerPid:\t0\n"
+                      "Uid:\t1000\t1001\t1002\t1003\nNSpid:\t{}\t7\n",
+                      comm, process == 0 ? pid : process, pid, parent, pid));
+    write(pid, "cmdline", std::string("prog\0two words\0\0last\0", 21));
+  }
+  ProcFs procfs() const { return ProcFs(root_.string()); }
+
+  std::filesystem::path root_;
+};
+
+std::vector<int> numbers(const std::vector<ProcessInfo>& infos) {
+  std::vector<int> out;
+  for (const ProcessInfo& info : infos)
+    out.push_back(info.pid.value);
+  return out;
+}
+
+TEST(ParseStat, NameMayHoldAnything) {
+  for (const std::string name :
+       {"plain", "two words", "a) S 1 2 3 (b", ")", "(", "", ") R 1 (", "new\nline", "\t"}) {
+    auto info =
+        parse_stat("12 (" + name + ") Z 3 12 44 1025 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 987654321 0 0");
+    ASSERT_TRUE(info) << name;
+    EXPECT_EQ(info->comm, name);
+    EXPECT_EQ(info->pid.value, 12);
+    EXPECT_EQ(info->state, 'Z');
+    EXPECT_EQ(info->parent.value, 3);
+    EXPECT_EQ(info->session, 44);
+    EXPECT_EQ(info->tty, 1025);
+    EXPECT_EQ(info->start_ticks, 987654321U);
+  }
+}
+
+TEST(ParseStat, RefusesWhatIsNone) {
+  for (const char* line : {"", "12", "12 (x", "12 x)", ")(", "12 (x)", "12 (x) S 1 2",
+                           "12 (x) S 3 12 44 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0"}) {
+    auto info = parse_stat(line);
+    ASSERT_FALSE(info) << line;
+    EXPECT_EQ(info.error().code, ErrorCode::kInternal);
+  }
+}
+
+TEST_F(FakeProc, TellsWhatTheKernelSays) {
+  add(12, 3, "a (b) c");
+  auto info = procfs().process(Pid{12});
+  ASSERT_TRUE(info) << info.error().message;
+  EXPECT_EQ(info->comm, "a (b) c");
+  EXPECT_EQ(info->start_ticks, 5012U);
+  auto details = procfs().details(Pid{12});
+  ASSERT_TRUE(details);
+  EXPECT_EQ(details->uid, 1001U) << "the effective user is the second";
+  EXPECT_EQ(details->ns_pid, 7) << "the innermost is the last";
+  EXPECT_EQ(details->tracer, 0);
+  EXPECT_THAT(details->argv, ElementsAre("prog", "two words", "", "last"));
+}
+
+TEST_F(FakeProc, RefusesAthreadAndNamesItsProcess) {
+  add(12, 3);
+  add(14, 3, "worker", 12);
+  auto thread = procfs().process(Pid{14});
+  ASSERT_FALSE(thread);
+  EXPECT_EQ(thread.error().code, ErrorCode::kThreadId);
+  EXPECT_THAT(thread.error().message, HasSubstr("process 12"));
+  EXPECT_THAT(thread.error().remedy, HasSubstr("12"));
+}
+
+TEST_F(FakeProc, RefusesNumbersThatNobodyHas) {
+  auto none = procfs().process(Pid{77});
+  ASSERT_FALSE(none);
+  EXPECT_EQ(none.error().code, ErrorCode::kNoSuchProcess);
+  for (int number : {0, -1}) {
+    auto bad = procfs().process(Pid{number});
+    ASSERT_FALSE(bad);
+    EXPECT_EQ(bad.error().code, ErrorCode::kUsage);
+  }
+}
+
+TEST_F(FakeProc, DamagedFilesAreOurProblemAndNotAmissingProcess) {
+  add(12, 3);
+  write(12, "status", "Name:\tx\n");
+  auto info = procfs().process(Pid{12});
+  ASSERT_FALSE(info);
+  EXPECT_EQ(info.error().code, ErrorCode::kInternal);
+  add(12, 3);
+  write(12, "stat", "rubbish");
+  info = procfs().process(Pid{12});
+  ASSERT_FALSE(info);
+  EXPECT_EQ(info.error().code, ErrorCode::kInternal);
+}
+
+// "Could not ask" must not become "there is no such process".
+TEST_F(FakeProc, WithoutDescriptorsLeftSaysSo) {
+  add(12, 3);
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit none{0, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  auto info = procfs().process(Pid{12});
+  ::setrlimit(RLIMIT_NOFILE, &before);
+  ASSERT_FALSE(info);
+  EXPECT_EQ(info.error().code, ErrorCode::kIo);
+  EXPECT_THAT(info.error().remedy, HasSubstr("ulimit -n"));
+}
+
+TEST_F(FakeProc, ListsProcessesAndSkipsThoseThatVanish) {
+  add(12, 3);
+  add(13, 3);
+  std::filesystem::create_directories(root_ / "14");  // vanished between listing and reading
+  std::filesystem::create_directories(root_ / "sys");
+  write(15, "stat", "rubbish");
+  auto all = procfs().all();
+  ASSERT_TRUE(all);
+  EXPECT_THAT(numbers(*all), UnorderedElementsAre(12, 13));
+}
+
+TEST_F(FakeProc, TreeHasParentsFirstAndNobodyTwice) {
+  add(100, 1);
+  add(20, 100);  // a smaller number than its parent: numbers wrap around
+  add(30, 20);
+  add(40, 100);
+  add(50, 1);  // not ours
+  add(60, 30);
+  auto tree = procfs().tree(Pid{100});
+  ASSERT_TRUE(tree);
+  EXPECT_THAT(numbers(*tree), ElementsAre(100, 20, 40, 30, 60));
+  auto leaf = procfs().tree(Pid{50});
+  ASSERT_TRUE(leaf);
+  EXPECT_THAT(numbers(*leaf), ElementsAre(50));
+  EXPECT_FALSE(procfs().tree(Pid{99}));
+}
+
+// Read while numbers are given anew, /proc can show two processes as each other's parents.
+TEST_F(FakeProc, TreeWithAcircleEnds) {
+  add(10, 11);
+  add(11, 10);
+  auto tree = procfs().tree(Pid{10});
+  ASSERT_TRUE(tree);
+  EXPECT_THAT(numbers(*tree), ElementsAre(10, 11));
+}
+
+TEST_F(FakeProc, FindsMappedFilesByTheirName) {
+  add(12, 3);
+  const auto maps = [&](const std::string& path) {
+    write(12, "maps",
+          "00400000-00401000 r-xp 00000000 08:01 5  /usr/bin/prog\n"
+          "7f0000000000-7f0000001000 r-xp 00000000 08:01 6  " +
+              path + "\n7ffc00000000-7ffc00001000 rw-p 00000000 00:00 0  [stack]\n");
+    auto found = procfs().maps_file(Pid{12}, "libcuda.so");
+    EXPECT_TRUE(found);
+    return found && *found;
+  };
+  EXPECT_TRUE(maps("/usr/lib/libcuda.so.1"));
+  EXPECT_TRUE(maps("/usr/lib/libcuda.so.580.159.04 (deleted)"));
+  EXPECT_TRUE(maps("/libcuda.so"));
+  EXPECT_FALSE(maps("/usr/lib/libcudart.so.13"));
+  EXPECT_FALSE(maps("/usr/lib/mylibcuda.so.1"));
+  EXPECT_FALSE(maps("/opt/libcuda.so.d/other"));
+  EXPECT_TRUE(maps("/opt/libcuda.so.d/libcuda.so.1"));
+  EXPECT_FALSE(maps(""));
+  EXPECT_EQ(procfs().maps_file(Pid{77}, "x").error().code, ErrorCode::kNoSuchProcess);
+}
+
+TEST_F(FakeProc, ReadsAvailableMemory) {
+  std::ofstream(root_ / "meminfo") << "MemTotal:  100 kB\nMemAvailable:   24 kB\n";
+  auto bytes = procfs().memory_available();
+  ASSERT_TRUE(bytes);
+  EXPECT_EQ(*bytes, 24U * 1024);
+  EXPECT_FALSE(ProcFs("/nonexistent").memory_available());
+}
+
+ProcessInfo in_session(int pid, int session, int tty) {
+  ProcessInfo info;
+  info.pid = Pid{pid};
+  info.session = session;
+  info.tty = tty;
+  return info;
+}
+
+TEST(IsShellJob, WhenTheSessionOrItsTerminalIsSomebodyElses) {
+  EXPECT_FALSE(is_shell_job({in_session(10, 10, 0), in_session(11, 10, 0)}));
+  EXPECT_TRUE(is_shell_job({in_session(10, 5, 0)})) << "the leader is not in the tree";
+  EXPECT_TRUE(is_shell_job({in_session(10, 10, 34816)})) << "it has a terminal";
+  EXPECT_TRUE(is_shell_job({in_session(10, 10, 0), in_session(11, 3, 0)}));
+  EXPECT_FALSE(is_shell_job({}));
+}
+
+// --- The real /proc, with processes of our own.
+
+class Child {
+ public:
+  template <class Body>
+  explicit Child(Body body) : pid_(::fork()) {
+    if (pid_ == 0) {
+      body();
+      ::_exit(0);
+    }
+  }
+  ~Child() {
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+  }
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+  Pid pid() const { return Pid{pid_}; }
+
+ private:
+  pid_t pid_;
+};
+
+TEST(RealProc, ThisProcess) {
+  auto self = ProcFs().process(Pid{::getpid()});
+  ASSERT_TRUE(self);
+  EXPECT_EQ(self->pid.value, ::getpid());
+  EXPECT_EQ(self->parent.value, ::getppid());
+  EXPECT_EQ(self->session, ::getsid(0));
+  EXPECT_GT(self->start_ticks, 0U);
+  auto details = ProcFs().details(Pid{::getpid()});
+  ASSERT_TRUE(details);
+  EXPECT_EQ(details->uid, ::geteuid());
+  ASSERT_FALSE(details->argv.empty());
+  EXPECT_THAT(details->argv[0], HasSubstr("procfs_unittest"));
+  EXPECT_TRUE(*ProcFs().maps_file(Pid{::getpid()}, "libc.so"));
+  EXPECT_FALSE(*ProcFs().maps_file(Pid{::getpid()}, "libcuda.so"));
+  EXPECT_GT(*ProcFs().memory_available(), 1U << 20U);
+}
+
+TEST(RealProc, AthreadOfThisProcess) {
+  std::atomic<int> tid{0};
+  std::atomic<bool> stop{false};
+  std::thread thread([&] {
+    tid = static_cast<int>(::syscall(SYS_gettid));
+    while (!stop)
+      std::this_thread::yield();
+  });
+  while (tid == 0)
+    std::this_thread::yield();
+  auto info = ProcFs().process(Pid{tid});
+  stop = true;
+  thread.join();
+  ASSERT_FALSE(info);
+  EXPECT_EQ(info.error().code, ErrorCode::kThreadId);
+  EXPECT_THAT(info.error().message, HasSubstr(std::to_string(::getpid())));
+}
+
+TEST(RealProc, AtreeOfForks) {
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  // A child with two children, each of which says that it is there and sleeps until the child ends.
+  const Child child([&] {
+    ::setsid();
+    for (int i = 0; i < 2; ++i) {
+      if (::fork() == 0) {
+        ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+        (void)!::write(ends[1], "x", 1);
+        ::pause();
+      }
+    }
+    ::pause();
+  });
+  char byte = 0;
+  ASSERT_EQ(::read(ends[0], &byte, 1), 1);
+  ASSERT_EQ(::read(ends[0], &byte, 1), 1);
+  ::close(ends[0]);
+  ::close(ends[1]);
+  auto tree = ProcFs().tree(child.pid());
+  ASSERT_TRUE(tree);
+  ASSERT_EQ(tree->size(), 3U);
+  EXPECT_EQ((*tree)[0].pid, child.pid());
+  EXPECT_EQ((*tree)[1].parent, child.pid());
+  EXPECT_EQ((*tree)[2].parent, child.pid());
+  EXPECT_EQ((*tree)[1].session, child.pid().value);
+  EXPECT_FALSE(is_shell_job(*tree));
+}
+
+TEST(RealProc, Azombie) {
+  const Child child([] {});
+  siginfo_t info{};
+  ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(child.pid().value), &info, WEXITED | WNOWAIT), 0);
+  auto zombie = ProcFs().process(child.pid());
+  ASSERT_TRUE(zombie);
+  EXPECT_EQ(zombie->state, 'Z');
+  auto details = ProcFs().details(child.pid());
+  ASSERT_TRUE(details);
+  EXPECT_TRUE(details->argv.empty());
+}
+
+TEST(RealProc, AnEndedProcess) {
+  pid_t pid = ::fork();
+  if (pid == 0) ::_exit(0);
+  ::waitpid(pid, nullptr, 0);
+  auto info = ProcFs().process(Pid{pid});
+  ASSERT_FALSE(info);
+  EXPECT_EQ(info.error().code, ErrorCode::kNoSuchProcess);
+}
+
+TEST(MayTrace, AsksTheKernel) {
+  EXPECT_TRUE(may_trace(Pid{::getpid()}));
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root to become another user";
+  // Another user's process is not his to trace.
+  const Child child([] { ::pause(); });
+  const pid_t asker = ::fork();
+  if (asker == 0) {
+    const bool changed =
+        ::setresgid(65534, 65534, 65534) == 0 && ::setresuid(65534, 65534, 65534) == 0;
+    ::_exit(!changed ? 2 : may_trace(child.pid()) ? 1 : 0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(asker, &status, 0), asker);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+}  // namespace
+}  // namespace stasis::proc
