@@ -3,7 +3,7 @@
 # program that answers like criu, signed by a key made here.
 
 setup_file() {
-  export SCRATCH REPO ROOT
+  export SCRATCH REPO ROOT SUITE=trixie
   ROOT=$(cd "$BATS_TEST_DIRNAME/.." && pwd)
   SCRATCH=$(mktemp -d)
   REPO=$SCRATCH/mirror
@@ -32,12 +32,12 @@ make_deb() {
     cat "$dir/DEBIAN/control"
     printf 'Filename: pool/%s\nSize: %s\nSHA256: %s\n\n' "$file" "$(stat -c %s "$REPO/pool/$file")" \
       "$(sha256sum <"$REPO/pool/$file" | cut -d' ' -f1)"
-  } >>"$REPO/dists/trixie/main/binary-amd64/Packages"
+  } >>"$REPO/dists/$SUITE/main/binary-amd64/Packages"
 }
 
 make_mirror() {
   local lib=usr/lib/x86_64-linux-gnu index=main/binary-amd64/Packages patchelf library
-  mkdir -p "$REPO/pool" "$REPO/dists/trixie/main/binary-amd64" "$SCRATCH/gpg"
+  mkdir -p "$REPO/pool" "$REPO/dists/$SUITE/main/binary-amd64" "$SCRATCH/gpg"
   chmod 700 "$SCRATCH/gpg"
 
   mkdir -p "$SCRATCH/libc6/$lib"
@@ -55,7 +55,7 @@ make_mirror() {
 #include <stdio.h>
 #include <string.h>
 int main(int argc, char **argv) {
-  if (argc > 1 && !strcmp(argv[1], "--version")) return puts("Version: 4.1.1") < 0;
+  if (argc > 1 && !strcmp(argv[1], "--version")) return puts("Version: 4.2.1") < 0;
   if (argc > 1 && !strcmp(argv[1], "check")) return puts("Looks good.") < 0;
   return 1;
 }
@@ -63,12 +63,12 @@ EOF
   gcc -o "$SCRATCH/criu/usr/sbin/criu" "$SCRATCH/criu.c"
 
   make_deb libc6 2.41-1 ''
-  make_deb criu 4.1.1-1 libc6
+  make_deb criu 4.2.1-1 libc6
   make_deb patchelf 0.18-1 libc6
   (
-    cd "$REPO/dists/trixie"
-    printf 'Origin: test\nSuite: stable\nCodename: trixie\nArchitectures: amd64\nComponents: main\nDate: %s\nSHA256:\n %s %s %s\n' \
-      "$(LC_ALL=C date -u -R)" "$(sha256sum <$index | cut -d' ' -f1)" "$(stat -c %s $index)" $index >Release
+    cd "$REPO/dists/$SUITE"
+    printf 'Origin: test\nSuite: stable\nCodename: %s\nArchitectures: amd64\nComponents: main\nDate: %s\nSHA256:\n %s %s %s\n' \
+      "$SUITE" "$(LC_ALL=C date -u -R)" "$(sha256sum <$index | cut -d' ' -f1)" "$(stat -c %s $index)" $index >Release
     for key in right wrong; do
       gpg --homedir "$SCRATCH/gpg" --batch --quiet --passphrase '' --quick-gen-key $key@example.org rsa2048 sign
       gpg --homedir "$SCRATCH/gpg" --batch --quiet --export $key@example.org >"$SCRATCH/$key.gpg"
@@ -90,7 +90,7 @@ get_criu() {
 }
 
 private() {
-  get_criu --force-private --prefix "$T/criu" --mirror "file:$REPO" --keyring "$SCRATCH/right.gpg" "$@"
+  get_criu --force-private --prefix "$T/criu" --mirror "file:$REPO" --keyring "$SCRATCH/right.gpg" --suite "$SUITE" "$@"
 }
 
 # fake_criu VERSION CHECK_STATUS: a criu on PATH.
@@ -138,6 +138,19 @@ last_line() { printf '%s\n' "$output" | tail -n 1; }
   [[ $output == *"could not dump and restore a small process"* ]]
 }
 
+@test "on Linux 6.16 and newer, a criu 4.1 that can't dump sockets is refused" {
+  [ "$(id -u)" -eq 0 ] || skip "needs root"
+  fake_criu 4.1.1 0
+  printf '#!/bin/sh\necho 6.18.1-amd64\n' >"$T/bin/uname"
+  chmod +x "$T/bin/uname"
+  get_criu --check --prefix "$T/criu"
+  [ "$status" -eq 1 ]
+  [[ $output == *"versions before 4.2 can't dump sockets"* ]]
+  printf '#!/bin/sh\necho 6.12.1-amd64\n' >"$T/bin/uname"
+  get_criu --check --prefix "$T/criu"
+  [ "$status" -eq 0 ]
+}
+
 @test "a criu 4.x whose check fails but which dumps and restores is taken" {
   [ "$(id -u)" -eq 0 ] || skip "needs root"
   real=$("$ROOT/tools/get-criu" --check 2>/dev/null) || skip "no usable criu here"
@@ -154,7 +167,7 @@ last_line() { printf '%s\n' "$output" | tail -n 1; }
   private
   [ "$status" -eq 0 ]
   [ "$(last_line)" = "$T/criu/usr/sbin/criu" ]
-  [ "$("$T/criu/usr/sbin/criu" --version)" = "Version: 4.1.1" ]
+  [ "$("$T/criu/usr/sbin/criu" --version)" = "Version: 4.2.1" ]
   readelf -l "$T/criu/usr/sbin/criu" | grep -F "$T/criu/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2"
   [ -e "$T/criu/usr/share/doc/criu/copyright" ]
   before=$(stat -c %i "$T/criu")
@@ -167,8 +180,8 @@ last_line() { printf '%s\n' "$output" | tail -n 1; }
   need_mirror
   cp -r "$REPO" "$T/mirror"
   # One byte in the middle, so that the size stays.
-  printf 'X' | dd of="$T/mirror/pool/criu_4.1.1-1_amd64.deb" bs=1 seek=1000 conv=notrunc status=none
-  get_criu --force-private --prefix "$T/criu" --mirror "file:$T/mirror" --keyring "$SCRATCH/right.gpg"
+  printf 'X' | dd of="$T/mirror/pool/criu_4.2.1-1_amd64.deb" bs=1 seek=1000 conv=notrunc status=none
+  get_criu --force-private --prefix "$T/criu" --mirror "file:$T/mirror" --keyring "$SCRATCH/right.gpg" --suite "$SUITE"
   [ "$status" -eq 1 ]
   [[ $output == *"Hash Sum mismatch"* ]]
   [ -z "$(find "$T" -maxdepth 1 -name 'criu*' ! -name criu.lock)" ]
@@ -176,14 +189,14 @@ last_line() { printf '%s\n' "$output" | tail -n 1; }
 
 @test "packages signed by somebody else are refused" {
   need_mirror
-  get_criu --force-private --prefix "$T/criu" --mirror "file:$REPO" --keyring "$SCRATCH/wrong.gpg"
+  get_criu --force-private --prefix "$T/criu" --mirror "file:$REPO" --keyring "$SCRATCH/wrong.gpg" --suite "$SUITE"
   [ "$status" -eq 1 ]
   [ ! -e "$T/criu" ]
 }
 
 @test "a mirror that is not there: says so, and what to do" {
   need_mirror
-  get_criu --force-private --prefix "$T/criu" --mirror "file:$T/nowhere" --keyring "$SCRATCH/right.gpg"
+  get_criu --force-private --prefix "$T/criu" --mirror "file:$T/nowhere" --keyring "$SCRATCH/right.gpg" --suite "$SUITE"
   [ "$status" -eq 1 ]
   [[ $output == *"--mirror"* ]]
   [[ $output == *"--unpack"* ]]
@@ -197,7 +210,7 @@ last_line() { printf '%s\n' "$output" | tail -n 1; }
   printf '#!/bin/sh\ntouch %s/reached\nexec sleep 60\n' "$T" >"$T/bin/dpkg"
   chmod +x "$T/bin/dpkg"
   PATH="$T/bin:/usr/bin:/bin" setsid "$ROOT/tools/get-criu" --force-private --prefix "$T/criu" \
-    --mirror "file:$REPO" --keyring "$SCRATCH/right.gpg" >/dev/null 2>&1 3>&- &
+    --mirror "file:$REPO" --keyring "$SCRATCH/right.gpg" --suite "$SUITE" >/dev/null 2>&1 3>&- &
   pid=$!
   for _ in $(seq 100); do [ -e "$T/reached" ] && break || sleep 0.1; done
   [ -e "$T/reached" ]
@@ -216,14 +229,14 @@ last_line() { printf '%s\n' "$output" | tail -n 1; }
   rm "$T/criu/usr/lib/x86_64-linux-gnu/libc.so.6"
   private
   [ "$status" -eq 0 ]
-  [ "$("$T/criu/usr/sbin/criu" --version)" = "Version: 4.1.1" ]
+  [ "$("$T/criu/usr/sbin/criu" --version)" = "Version: 4.2.1" ]
 }
 
 @test "two runs at once: one makes the folder, both find it" {
   need_mirror
   private_in_background() {
     PATH=/usr/bin:/bin "$ROOT/tools/get-criu" --force-private --prefix "$T/criu" --mirror "file:$REPO" \
-      --keyring "$SCRATCH/right.gpg" >"$T/out.$1" 2>"$T/err.$1" 3>&- &
+      --keyring "$SCRATCH/right.gpg" --suite "$SUITE" >"$T/out.$1" 2>"$T/err.$1" 3>&- &
   }
   private_in_background 1
   first=$!
@@ -245,7 +258,7 @@ last_line() { printf '%s\n' "$output" | tail -n 1; }
   get_criu --unpack "$T/pack.tar.gz"
   [ "$status" -eq 0 ]
   [ "$(last_line)" = "$T/criu/usr/sbin/criu" ]
-  [ "$("$T/criu/usr/sbin/criu" --version)" = "Version: 4.1.1" ]
+  [ "$("$T/criu/usr/sbin/criu" --version)" = "Version: 4.2.1" ]
 }
 
 @test "a pack that differs from its checksum is refused, and what is installed stays" {
