@@ -2,8 +2,10 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <mutex>
 
 #include <fmt/format.h>
@@ -70,7 +72,11 @@ class LibcudaDriver final : public Driver {
 
   DriverResult<void> lock(Pid pid, std::chrono::milliseconds timeout) override {
     cuda::CUcheckpointLockArgs args{};
-    args.timeoutMs = static_cast<unsigned>(timeout.count());
+    // Never by accident 0, which waits for ever.
+    if (timeout.count() != 0) {
+      args.timeoutMs = static_cast<unsigned>(
+          std::clamp<std::int64_t>(timeout.count(), 1, std::numeric_limits<std::uint32_t>::max()));
+    }
     return result(calls_.lock(pid.value, &args));
   }
 
