@@ -44,6 +44,13 @@ apt_candidate() {
   LC_ALL=C apt-cache policy "$1" 2>/dev/null | sed -n 's/^ *Candidate: //p' | grep -v '^(none)$' || true
 }
 
+# Debian mirrors that this machine's apt already uses, read by apt itself, whatever the files' format.
+debian_mirrors() {
+  local suites='(oldoldstable|oldstable|stable|testing|unstable|sid|buster|bullseye|bookworm|trixie|forky|duke)'
+  LC_ALL=C apt-get indextargets --format "\$(REPO_URI) \$(RELEASE)" 'Created-By: Packages' 2>/dev/null |
+    sed -nE "s#^([^ ]+) $suites(-updates|-backports)?\$#\1#p" | grep -v '^cdrom:' | awk '!seen[$0]++' || true
+}
+
 # One field of os-release, such as ID or VERSION_CODENAME.
 os_field() {
   local file=/etc/os-release
