@@ -1,0 +1,59 @@
+#!/usr/bin/env python3
+"""A PyTorch training loop whose losses can be compared: one line "step loss" per step, appended.
+
+Seeds are fixed, algorithms deterministic, data drawn from the GPU's and the CPU's random generators,
+so that a lost generator state shows in the loss as well as a lost weight. Losses are written exactly
+(hexadecimal). Holds about --gib of GPU memory in weights, gradients and Adam's state.
+"""
+
+import argparse
+import os
+import time
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+import torch  # noqa: E402
+
+WIDTH = 4096
+BATCH = 256
+BYTES_PER_WEIGHT = 16  # weight, gradient, two moments, 4 bytes each
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--losses", required=True, help="file to append to")
+    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--gib", type=float, default=8)
+    parser.add_argument("--pause-ms", type=float, default=0, help="after each step")
+    options = parser.parse_args()
+
+    torch.manual_seed(20261121)
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    device = torch.device("cuda")
+    layers = max(1, round(options.gib * 2**30 / BYTES_PER_WEIGHT / WIDTH**2))
+    blocks = []
+    for _ in range(layers):
+        blocks += [torch.nn.Linear(WIDTH, WIDTH), torch.nn.LayerNorm(WIDTH), torch.nn.GELU()]
+    with torch.device(device):
+        model = torch.nn.Sequential(*blocks, torch.nn.Dropout(0.1), torch.nn.Linear(WIDTH, 16))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+    teacher = torch.randn(WIDTH, 16, device=device)
+
+    for step in range(1, options.steps + 1):
+        noise = torch.randn(16) * 0.1  # the CPU's generator
+        inputs = torch.randn(BATCH, WIDTH, device=device)
+        wanted = (inputs @ teacher / WIDTH**0.5) + noise.to(device)
+        optimizer.zero_grad(set_to_none=False)
+        loss = torch.nn.functional.mse_loss(model(inputs), wanted)
+        loss.backward()
+        optimizer.step()
+        with open(options.losses, "a", encoding="ascii") as file:
+            file.write(f"{step} {loss.item().hex()}\n")
+        if options.pause_ms:
+            time.sleep(options.pause_ms / 1000)
+    print(f"trained {options.steps} steps, {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB at most")
+
+
+if __name__ == "__main__":
+    main()
