@@ -25,11 +25,14 @@ struct Diagnosis {
   std::string remedy;
 };
 
-// What /proc says about a process the driver could not work with; nothing if it looks sound.
+// What /proc says about a process the driver could not work with; nothing if it looks sound, or if
+// /proc could not be asked.
 std::optional<Diagnosis> look_at_process(Pid pid, const proc::ProcFs& procfs) {
   auto info = procfs.process(pid);
   if (!info) {
-    return Diagnosis{info.error().code, info.error().message, info.error().remedy};
+    const ErrorCode code = info.error().code;
+    if (code != ErrorCode::kNoSuchProcess && code != ErrorCode::kThreadId) return std::nullopt;
+    return Diagnosis{code, info.error().message, info.error().remedy};
   }
   if (info->state == 'Z' || info->state == 'X') {
     return Diagnosis{
@@ -67,6 +70,12 @@ Diagnosis diagnose(int number, Action action, Pid pid, const proc::ProcFs& procf
               fmt::format("process {} did not finish its GPU work in time; it runs on", pid.value),
               "give it more time (--timeout), or try when fewer kernels are in flight"};
     case kOutOfMemory:
+      if (action == Action::kCheckpoint) {
+        return {ErrorCode::kOutOfHostMemory,
+                fmt::format("not enough host memory to take up the GPU memory of process {}",
+                            pid.value),
+                "free some memory on the host, add swap, or raise the limit of its cgroup"};
+      }
       return {
           ErrorCode::kOutOfGpuMemory,
           fmt::format("not enough GPU memory for process {}", pid.value),
@@ -82,8 +91,8 @@ Diagnosis diagnose(int number, Action action, Pid pid, const proc::ProcFs& procf
       if (action == Action::kCheckpoint) {
         return {ErrorCode::kNotSupported,
                 fmt::format("the driver cannot checkpoint process {}", pid.value),
-                "usual causes: managed memory (cudaMallocManaged), MPS, MIG or a CUPTI tool; the "
-                "process stays locked until it is unlocked"};
+                "usual causes: managed memory (cudaMallocManaged), MPS, MIG or a CUPTI tool; "
+                "unlocked, the process runs on unharmed"};
       }
       return {ErrorCode::kNotSupported,
               fmt::format("the driver cannot {} process {}", action_name(action), pid.value),

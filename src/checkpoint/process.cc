@@ -190,6 +190,7 @@ Result<void> StateGuard::undo() {
   auto done = process->bring_to(initial_, kUndoLockTimeout);
   if (done || !process->alive()) return {};
   auto now = process->cuda_state();
+  if (now && *now == initial_) return {};  // only the last look had failed
   const std::string_view seen =
       now && *now ? cuda_state_name(**now) : std::string_view("in an unknown state");
   return fail(
