@@ -1,9 +1,9 @@
 #include "run.h"
 
-#include <unistd.h>
-
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
+#include <optional>
 #include <string>
 
 #include <fmt/format.h>
@@ -191,22 +191,43 @@ class Tool {
     if (!process) return report(what, process.error());
     auto before = process->state();
     if (!before) return report(what, before.error());
-    // So that `stasis recover` finds the process if we are killed halfway. Where there is no place
-    // for the journal, the toggle goes without.
-    auto journal =
-        Journal::begin(JournalRecord{*before == CudaState::kCheckpointed ? "resume" : "suspend",
-                                     process->pid(),
-                                     Pid{::getpid()},
-                                     {},
-                                     {{process->pid(), process->info().start_ticks, *before}}});
-    if (!journal && journal.error().code == ErrorCode::kBusy) return report(what, journal.error());
+    auto journal = announce(*process, *before);
+    if (!journal) return report(what, journal.error());
     StateGuard guard(*process, *before);
     auto done = *before == CudaState::kCheckpointed ? resume(*process) : suspend(*process);
     const int status = done ? 0 : failed(*process, what, done.error(), guard);
     if (done) guard.dismiss();
-    // After a failure it stays, for `stasis recover`, unless the process is as it was.
-    if (journal && (done || is_in(*process, *before))) journal->finish();
+    // It stays for `stasis recover` if the process could not be brought back.
+    if (*journal && (done || is_in(*process, *before))) (*journal)->finish();
     return status;
+  }
+
+  // Says in the journal what is under way, so that `stasis recover` finds the process if we are
+  // killed halfway. kBusy if another operation has the process. A record that a killed one left is
+  // not ours to replace, and where there is no place for a journal the toggle goes without.
+  static Result<std::optional<Journal>> announce(const Process& process, CudaState before) {
+    const JournalTarget target{process.pid(), process.info().start_ticks, before};
+    const auto entries = read_journal();
+    if (!entries) return std::nullopt;
+    for (const JournalEntry& entry : *entries) {
+      const auto& targets = entry.record.targets;
+      const bool ours =
+          entry.record.root == target.pid ||
+          std::any_of(targets.begin(), targets.end(), [&](const JournalTarget& other) {
+            return other.pid == target.pid && other.start_ticks == target.start_ticks;
+          });
+      if (!ours) continue;
+      if (!entry.under_way) return std::nullopt;
+      return fail(ErrorCode::kBusy,
+                  fmt::format("`stasis {}` (process {}) is working on process {}",
+                              entry.record.operation, entry.record.owner.value, target.pid.value),
+                  "wait for it to end, or interrupt it");
+    }
+    const bool resumes = before == CudaState::kCheckpointed;
+    auto journal = Journal::begin({resumes ? "resume" : "suspend", target.pid, {}, {}, {target}});
+    if (journal) return std::move(*journal);
+    if (journal.error().code == ErrorCode::kBusy) return fail(std::move(journal.error()));
+    return std::nullopt;
   }
 
   // A process that is not running is refused by the lock, with the reason.
