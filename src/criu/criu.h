@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "src/base/fd.h"
-#include "src/base/interrupt.h"
-#include "src/image/criu_options.h"
+#include "base/fd.h"
+#include "base/interrupt.h"
+#include "image/criu_options.h"
 #include "stasis/ids.h"
 #include "stasis/result.h"
 
@@ -27,10 +27,10 @@ struct DumpRequest {
   Pid root;
   const UniqueFd& images_dir;
   const UniqueFd& log_dir;  // gets dump.log and stats-dump
-  CriuOptions options;
+  CriuOptions options = {};
   bool leave_running = false;  // resume the tree after the dump instead of ending it
   // Where a reader of an error message finds dump.log, e.g. ImageWriter::failed_log_path().
-  std::string log_path;
+  std::string log_path = {};
   std::chrono::milliseconds deadline{0};  // for the whole dump; 0 = none
   int log_level = 4;                      // CRIU's: 1 errors .. 4 debug
 };
@@ -54,11 +54,11 @@ struct RestoreRequest {
   const UniqueFd& images_dir;
   const UniqueFd& log_dir;  // gets the log and stats-restore
   std::string log_name;     // "restore-20261121T093000Z.log"; no slash
-  CriuOptions options;
-  std::vector<InheritedFd> inherit;
-  Pid root;               // the numbers that the image needs; checked to be free first,
-  std::vector<Pid> pids;  // and used to clean up after a failed restore
-  std::string log_path;   // where a reader of an error message finds the log
+  CriuOptions options = {};
+  std::vector<InheritedFd> inherit = {};
+  Pid root = {};               // the numbers that the image needs; checked to be free first,
+  std::vector<Pid> pids = {};  // and used to clean up after a failed restore
+  std::string log_path = {};   // where a reader of an error message finds the log
   std::chrono::milliseconds deadline{0};  // 0 = none. A restore can hang for ever in CRIU
   int log_level = 4;
 };

@@ -1,0 +1,116 @@
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <string>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "criu/criu.h"
+#include "criu/criu_session.h"
+
+namespace stasis {
+namespace {
+
+constexpr const char* kLogName = "dump.log";
+
+// stats-dump: CRIU's service magic, the magic of statistics, a size, and the message. All four
+// numbers are of 32 bits in the machine's order.
+DumpStats read_stats(const UniqueFd& log_dir) {
+  DumpStats stats;
+  auto text = read_file(log_dir.get(), "stats-dump", 64U << 10);
+  constexpr std::size_t kHead = 12;
+  if (!text || text->size() < kHead) return stats;
+  criu_rpc::Statistics message;
+  if (!message.ParseFromArray(text->data() + kHead, static_cast<int>(text->size() - kHead))) {
+    return stats;
+  }
+  const criu_rpc::DumpStatistics& dump = message.dump();
+  stats.freezing = std::chrono::microseconds(dump.freezing_time());
+  stats.frozen = std::chrono::microseconds(dump.frozen_time());
+  stats.memdump = std::chrono::microseconds(dump.memdump_time());
+  stats.memwrite = std::chrono::microseconds(dump.memwrite_time());
+  stats.pages_written = dump.pages_written();
+  return stats;
+}
+
+}  // namespace
+
+std::string criu_version_text(int version) {
+  const int sublevel = version % 100;
+  std::string text = fmt::format("{}.{}", version / 10000, version / 100 % 100);
+  if (sublevel != 0) text += fmt::format(".{}", sublevel);
+  return text;
+}
+
+std::string Criu::version_text() const { return criu_version_text(version_); }
+
+Result<DumpStats> Criu::dump(const DumpRequest& request,
+                             const std::function<Result<void>()>& on_images_complete,
+                             const Interrupt& interrupt) const {
+  const std::string what = fmt::format("dump process {}", request.root.value);
+  auto root = Pidfd::open(request.root);
+  if (!root) return fail(std::move(root).error());
+
+  CriuProcess::StartOptions start;
+  start.plugin_dir = fmt::format("/proc/{}/fd/{}", ::getpid(), request.log_dir.get());
+  auto process = CriuProcess::start(path_, start);
+  if (!process) return fail(std::move(process).error());
+
+  criu_rpc::Request message;
+  message.set_type(criu_rpc::DUMP);
+  criu_rpc::Options& options = *message.mutable_opts();
+  options.set_images_dir_fd(request.images_dir.get());
+  options.set_work_dir_fd(request.log_dir.get());
+  options.set_log_file(kLogName);
+  options.set_log_level(request.log_level);
+  options.set_pid(request.root.value);
+  options.set_leave_running(request.leave_running);
+  options.set_notify_scripts(true);
+  set_options(options, request.options);
+
+  bool complete = false;
+  CriuLimits limits;
+  limits.starve_first = true;
+  limits.deadline = request.deadline;
+  limits.stop = [&] { return complete ? Result<void>() : interrupt.check(); };
+  const CriuAnswer answer = converse(
+      *process, message,
+      [&](const criu_rpc::Notification& notification) -> Result<void> {
+        if (auto stopped = limits.stop(); !stopped) return stopped;
+        // "post-dump" comes when all image files are flushed and no task was ended or let go
+        // (cr_dump_finish in CRIU's cr-dump.c).
+        if (notification.script() != "post-dump") return {};
+        if (auto sealed = on_images_complete(); !sealed) return sealed;
+        complete = true;
+        return {};
+      },
+      limits);
+
+  if (answer.succeeded()) {
+    if (!complete) {
+      return fail(ErrorCode::kInternal, "CRIU ended the dump without saying that it was complete");
+    }
+    // Ended tasks are gone once their pidfd says so; criu does not wait for that.
+    if (!request.leave_running) root->wait_exit(5000);
+    return read_stats(request.log_dir);
+  }
+  Error error = answer.refusal ? *answer.refusal
+                               : criu_error(what, answer, *process,
+                                            {request.log_dir, kLogName, request.log_path});
+  // The promise is that the tree runs on. When criu failed after the image was complete, or was
+  // killed, look before promising it.
+  if (!root->alive()) {
+    Error lost{ErrorCode::kNotRolledBack,
+               fmt::format("process {} has ended, though its dump failed: {}", request.root.value,
+                           error.to_string()),
+               complete ? "the image was complete: restore from it if it was kept"
+                        : "start the program anew",
+               std::nullopt,
+               {}};
+    return fail(std::move(lost));
+  }
+  return fail(std::move(error));
+}
+
+}  // namespace stasis

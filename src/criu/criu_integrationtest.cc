@@ -1,0 +1,433 @@
+// Dump and restore with a real CRIU. Needs root; where no CRIU can be found the tests are skipped,
+// unless STASIS_CRIU names one.
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/ptrace.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "criu/criu.h"
+#include "criu/criu_test_targets.h"
+
+namespace stasis {
+namespace {
+
+namespace fs = std::filesystem;
+using std::chrono::milliseconds;
+
+class CriuTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (::geteuid() != 0) GTEST_SKIP() << "needs root";
+    auto found = Criu::find();
+    if (!found && ::getenv("STASIS_CRIU") == nullptr) {
+      GTEST_SKIP() << found.error().to_string() << ": " << found.error().remedy;
+    }
+    ASSERT_TRUE(found) << found.error().to_string();
+    criu_.emplace(std::move(*found));
+    std::string form = (fs::temp_directory_path() / "stasis-criu-XXXXXX").string();
+    dir_ = ::mkdtemp(form.data());
+    for (const char* name : {"images", "log", "target"})
+      fs::create_directory(dir_ / name);
+    images_ = open_dir("images");
+    log_ = open_dir("log");
+  }
+  void TearDown() override {
+    if (dir_.empty()) return;
+    if (HasFailure()) {
+      std::cout << "kept for a look: " << dir_ << "\n";
+      return;
+    }
+    fs::remove_all(dir_);
+  }
+
+  UniqueFd open_dir(const char* name) const {
+    auto fd = open_file(AT_FDCWD, (dir_ / name).string(), O_RDONLY | O_DIRECTORY);
+    EXPECT_TRUE(fd);
+    return std::move(*fd);
+  }
+  std::string target_dir() const { return (dir_ / "target").string(); }
+
+  Result<DumpStats> dump(
+      const Target& target, const CriuOptions& options = {},
+      const std::function<Result<void>()>& complete = [] { return Result<void>(); }) {
+    DumpRequest request{target.pid(), images_, log_, options};
+    request.log_path = (dir_ / "log/dump.log").string();
+    request.leave_running = leave_running_;
+    request.deadline = deadline_;
+    return criu_->dump(request, complete, interrupt_);
+  }
+  Result<RestoredTree> restore(Pid root, const CriuOptions& options = {},
+                               const std::function<Result<void>()>& restored = {}) {
+    RestoreRequest request{images_, log_, "restore.log", options};
+    request.root = root;
+    request.pids = pids_.empty() ? std::vector<Pid>{root} : pids_;
+    request.deadline = deadline_;
+    request.log_path = (dir_ / "log/restore.log").string();
+    return criu_->restore(request, restored, interrupt_);
+  }
+  // The dump fails with this in its message, and the target runs on.
+  void expect_dump_fails(Target& target, const CriuOptions& options, const std::string& message,
+                         const std::string& remedy) {
+    auto dumped = dump(target, options);
+    ASSERT_FALSE(dumped);
+    EXPECT_NE(dumped.error().message.find(message), std::string::npos)
+        << dumped.error().to_string();
+    EXPECT_NE(dumped.error().remedy.find(remedy), std::string::npos) << dumped.error().remedy;
+    EXPECT_NE(dumped.error().remedy.find("dump.log"), std::string::npos);
+    EXPECT_TRUE(target.runs());
+  }
+
+  std::optional<Criu> criu_;
+  fs::path dir_;
+  UniqueFd images_;
+  UniqueFd log_;
+  Interrupt interrupt_;
+  bool leave_running_ = false;
+  std::vector<Pid> pids_;  // of the image, where they are more than the root
+  milliseconds deadline_{60000};
+};
+
+TEST_F(CriuTest, GoesOnWhereItWas) {
+  Target target("plain", target_dir());
+  const Pid pid = target.pid();
+  const std::string before = description(pid);
+  bool complete = false;
+  auto dumped = dump(target, {}, [&]() -> Result<void> {
+    complete = true;
+    EXPECT_TRUE(fs::exists(dir_ / "images/inventory.img"));
+    EXPECT_EQ(process_state(pid), 't') << "it must stand still, and live";
+    return {};
+  });
+  ASSERT_TRUE(dumped) << dumped.error().to_string();
+  EXPECT_TRUE(complete);
+  EXPECT_GT(dumped->frozen.count(), 0);
+  EXPECT_GT(dumped->pages_written, 0U);
+  ASSERT_TRUE(target.reap());
+  const std::uint64_t count = target.count();
+  bool stood = false;
+  auto restored = restore(pid, {}, [&]() -> Result<void> {
+    stood = target.count() == count && process_state(pid) != '-';
+    return {};
+  });
+  ASSERT_TRUE(restored) << restored.error().to_string();
+  EXPECT_TRUE(stood) << "nothing may run before on_restored";
+  EXPECT_EQ(restored->root, pid);
+  target.adopt(restored->root);
+  EXPECT_TRUE(target.runs());
+  EXPECT_LT(target.count(), count + 100000);
+  EXPECT_EQ(description(pid), before);
+  // It is our child: we can wait for it.
+  ASSERT_TRUE(restored->root_fd.signal(SIGTERM));
+  int status = 0;
+  EXPECT_EQ(::waitpid(pid.value, &status, 0), pid.value);
+  EXPECT_TRUE(WIFSIGNALED(status));
+  target.adopt(Pid{0});
+}
+
+TEST_F(CriuTest, ATreeComesBackWithItsChildren) {
+  Target target("tree", target_dir());
+  const Pid pid = target.pid();
+  ASSERT_TRUE(dump(target));
+  ASSERT_TRUE(target.reap());
+  auto restored = restore(pid);
+  ASSERT_TRUE(restored) << restored.error().to_string();
+  target.adopt(restored->root);
+  EXPECT_TRUE(target.runs());
+  EXPECT_EQ(process_state(target.child()), 'S');
+}
+
+TEST_F(CriuTest, CanLeaveTheTargetRunning) {
+  leave_running_ = true;
+  Target target("plain", target_dir());
+  ASSERT_TRUE(dump(target));
+  EXPECT_TRUE(target.runs());
+}
+
+TEST_F(CriuTest, RunsOnIfTheImageCannotBeCompleted) {
+  Target target("tree", target_dir());
+  auto dumped =
+      dump(target, {}, []() -> Result<void> { return fail(ErrorCode::kNoSpace, "no space"); });
+  ASSERT_FALSE(dumped);
+  EXPECT_EQ(dumped.error().code, ErrorCode::kNoSpace);
+  EXPECT_EQ(dumped.error().message, "no space");
+  EXPECT_TRUE(target.runs());
+}
+
+TEST_F(CriuTest, AnInterruptStopsADumpAndTheTargetRunsOn) {
+  interrupt_.request(SIGINT);
+  Target target("plain", target_dir());
+  auto dumped = dump(target);
+  ASSERT_FALSE(dumped);
+  EXPECT_EQ(dumped.error().code, ErrorCode::kInterrupted);
+  EXPECT_TRUE(target.runs());
+}
+
+TEST_F(CriuTest, AnInterruptStopsALongDumpInTheMiddle) {
+  Target target("large", target_dir());
+  const std::string before = description(target.pid());
+  std::thread user([&] {
+    std::this_thread::sleep_for(milliseconds(250));
+    interrupt_.request(SIGINT);
+  });
+  auto dumped = dump(target);
+  user.join();
+  ASSERT_FALSE(dumped) << "make the target larger: criu was faster than the interrupt";
+  EXPECT_EQ(dumped.error().code, ErrorCode::kInterrupted) << dumped.error().to_string();
+  EXPECT_TRUE(target.runs());
+  EXPECT_EQ(description(target.pid()), before);
+}
+
+TEST_F(CriuTest, ADeadlineStopsADumpAndTheTargetRunsOn) {
+  Target target("large", target_dir());
+  const std::string before = description(target.pid());
+  deadline_ = milliseconds(250);
+  auto dumped = dump(target);
+  ASSERT_FALSE(dumped) << "make the target larger: criu was faster than the deadline";
+  EXPECT_EQ(dumped.error().code, ErrorCode::kTimeout) << dumped.error().to_string();
+  EXPECT_TRUE(target.runs());
+  EXPECT_EQ(description(target.pid()), before);
+  deadline_ = milliseconds(60000);
+  dumped = dump(target);
+  EXPECT_TRUE(dumped) << dumped.error().to_string();
+}
+
+// Our program dies at any instant of the dump: the target is dumped or runs on, and criu is gone.
+TEST_F(CriuTest, TheTargetRunsOnIfWeAreKilled) {
+  Target target("large", target_dir());
+  const std::string before = description(target.pid());
+  for (int delay = 0; delay <= 400; delay += 40) {
+    const pid_t tool = ::fork();
+    if (tool == 0) {
+      (void)dump(target, {}, []() -> Result<void> {
+        ::raise(SIGKILL);
+        return {};
+      });
+      ::_exit(0);
+    }
+    std::this_thread::sleep_for(milliseconds(delay));
+    if (delay < 400) ::kill(tool, SIGKILL);
+    int status = 0;
+    ASSERT_EQ(::waitpid(tool, &status, 0), tool);
+    EXPECT_TRUE(WIFSIGNALED(status));
+    ASSERT_TRUE(target.runs()) << "killed after " << delay << " ms, state "
+                               << process_state(target.pid());
+    EXPECT_EQ(description(target.pid()), before);
+  }
+  auto dumped = dump(target);
+  EXPECT_TRUE(dumped) << dumped.error().to_string();
+}
+
+TEST_F(CriuTest, TcpConnectionsNeedAWord) {
+  Target target("tcp", target_dir());
+  expect_dump_fails(target, {}, "open TCP connections", "--tcp-established");
+  CriuOptions options;
+  options.tcp_established = true;
+  options.network_lock = NetworkLock::kSkip;
+  const Pid pid = target.pid();
+  auto dumped = dump(target, options);
+  ASSERT_TRUE(dumped) << dumped.error().to_string();
+  ASSERT_TRUE(target.reap());
+  auto restored = restore(pid, options);
+  ASSERT_TRUE(restored) << restored.error().to_string();
+  target.adopt(restored->root);
+  EXPECT_TRUE(target.runs());
+}
+
+TEST_F(CriuTest, ADeletedFileMayBeTooLarge) {
+  Target target("ghost", target_dir());
+  CriuOptions options;
+  options.ghost_limit = 1U << 20;
+  expect_dump_fails(target, options, "deleted file", "--ghost-limit");
+  const Pid pid = target.pid();
+  ASSERT_TRUE(dump(target));
+  ASSERT_TRUE(target.reap());
+  auto restored = restore(pid);
+  ASSERT_TRUE(restored) << restored.error().to_string();
+  target.adopt(restored->root);
+  EXPECT_TRUE(target.runs());
+}
+
+TEST_F(CriuTest, ARemovedNameNeedsLinkRemap) {
+  Target target("link", target_dir());
+  CriuOptions options;
+  options.link_remap = false;
+  expect_dump_fails(target, options, "whose name was removed", "--link-remap");
+  const Pid pid = target.pid();
+  ASSERT_TRUE(dump(target));
+  ASSERT_TRUE(target.reap());
+  auto restored = restore(pid);
+  ASSERT_TRUE(restored) << restored.error().to_string();
+  target.adopt(restored->root);
+}
+
+TEST_F(CriuTest, AUnixSocketToOutsideIsRefused) {
+  int pair[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+  const UniqueFd ours(pair[0]);
+  const UniqueFd theirs(pair[1]);
+  Target target("plain", target_dir(), {true, &theirs});
+  expect_dump_fails(target, {}, "unix socket connected to a process outside", "--ext-unix-sk");
+}
+
+TEST_F(CriuTest, FileLocksNeedAWord) {
+  Target target("lock", target_dir());
+  expect_dump_fails(target, {}, "holds file locks", "--file-locks");
+}
+
+TEST_F(CriuTest, AForeignSessionNeedsShellJob) {
+  Target target("plain", target_dir(), {false, nullptr});
+  expect_dump_fails(target, {}, "session of a shell", "--shell-job");
+}
+
+TEST_F(CriuTest, ATerminalFromOutsideIsExplained) {
+  const UniqueFd master(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
+  ASSERT_TRUE(master.valid());
+  ASSERT_EQ(::grantpt(master.get()), 0);
+  ASSERT_EQ(::unlockpt(master.get()), 0);
+  const UniqueFd slave(::open(::ptsname(master.get()), O_RDWR | O_NOCTTY | O_CLOEXEC));
+  Target target("plain", target_dir(), {true, &slave});
+  auto dumped = dump(target);
+  if (dumped) {
+    ASSERT_TRUE(target.reap());
+    GTEST_SKIP() << "this CRIU dumps it";
+  }
+  EXPECT_NE(dumped.error().message.find("terminal"), std::string::npos)
+      << dumped.error().to_string();
+  EXPECT_TRUE(target.runs());
+}
+
+TEST_F(CriuTest, IoUringIsExplained) {
+  Target target("uring", target_dir());
+  if (target.count() == 0) GTEST_SKIP() << "the kernel allows no io_uring";
+  expect_dump_fails(target, {}, "io_uring", "turn io_uring off");
+}
+
+TEST_F(CriuTest, ATracedProcessIsBusy) {
+  Target target("plain", target_dir());
+  ASSERT_EQ(::ptrace(PTRACE_SEIZE, target.pid().value, nullptr, nullptr), 0);
+  auto dumped = dump(target);
+  ASSERT_FALSE(dumped);
+  EXPECT_EQ(dumped.error().code, ErrorCode::kBusy) << dumped.error().to_string();
+  ::ptrace(PTRACE_INTERRUPT, target.pid().value, nullptr, nullptr);
+  ::waitpid(target.pid().value, nullptr, __WALL);
+  ::ptrace(PTRACE_DETACH, target.pid().value, nullptr, nullptr);
+  EXPECT_TRUE(target.runs());
+}
+
+TEST_F(CriuTest, ATakenNumberIsFoundBeforehand) {
+  Target target("plain", target_dir());
+  const Pid pid = target.pid();
+  leave_running_ = true;
+  ASSERT_TRUE(dump(target));
+  auto restored = restore(pid);
+  ASSERT_FALSE(restored);
+  EXPECT_EQ(restored.error().code, ErrorCode::kPidInUse);
+  EXPECT_NE(restored.error().message.find("(exe)"), std::string::npos)
+      << restored.error().to_string();
+  EXPECT_TRUE(target.runs());
+
+  // Unknown beforehand: CRIU finds it, and the one who has the number is not touched.
+  auto late = restore(Pid{4194303});
+  ASSERT_FALSE(late);
+  EXPECT_EQ(late.error().code, ErrorCode::kPidInUse) << late.error().to_string();
+  EXPECT_TRUE(target.runs());
+}
+
+TEST_F(CriuTest, FilesMustBeAsTheyWere) {
+  Target target("file", target_dir());
+  const Pid pid = target.pid();
+  ASSERT_TRUE(dump(target));
+  ASSERT_TRUE(target.reap());
+  const std::string file = target_dir() + "/data";
+  fs::resize_file(file, 4);
+  auto restored = restore(pid);
+  ASSERT_FALSE(restored);
+  EXPECT_NE(restored.error().message.find("its size is another"), std::string::npos)
+      << restored.error().to_string();
+  EXPECT_NE(restored.error().message.find(file.substr(1)), std::string::npos);
+  fs::remove(file);
+  restored = restore(pid);
+  ASSERT_FALSE(restored);
+  EXPECT_NE(restored.error().message.find("is not there"), std::string::npos)
+      << restored.error().to_string();
+  EXPECT_NE(restored.error().remedy.find("restore.log"), std::string::npos);
+  EXPECT_EQ(process_state(pid), '-');
+}
+
+TEST_F(CriuTest, NothingIsLeftOfARefusedRestore) {
+  Target target("tree", target_dir());
+  const Pid pid = target.pid();
+  pids_ = {pid, target.child()};
+  ASSERT_TRUE(dump(target));
+  ASSERT_TRUE(target.reap());
+  auto restored =
+      restore(pid, {}, []() -> Result<void> { return fail(ErrorCode::kGpuMismatch, "no GPU"); });
+  ASSERT_FALSE(restored);
+  EXPECT_EQ(restored.error().code, ErrorCode::kGpuMismatch);
+  EXPECT_EQ(process_state(pid), '-');
+  EXPECT_EQ(process_state(target.child()), '-');
+  // And the numbers are free: it works now.
+  restored = restore(pid);
+  ASSERT_TRUE(restored) << restored.error().to_string();
+  target.adopt(restored->root);
+  EXPECT_TRUE(target.runs());
+}
+
+TEST_F(CriuTest, ADeadlineStopsARestoreAndNothingIsLeft) {
+  Target target("large", target_dir());
+  const Pid pid = target.pid();
+  ASSERT_TRUE(dump(target));
+  ASSERT_TRUE(target.reap());
+  deadline_ = milliseconds(150);
+  auto restored = restore(pid);
+  ASSERT_FALSE(restored) << "make the target larger: criu was faster than the deadline";
+  EXPECT_EQ(restored.error().code, ErrorCode::kTimeout) << restored.error().to_string();
+  EXPECT_EQ(process_state(pid), '-');
+}
+
+TEST_F(CriuTest, AnImageThatIsNoImageIsExplained) {
+  auto restored = restore(Pid{4194303});
+  ASSERT_FALSE(restored);
+  EXPECT_EQ(restored.error().code, ErrorCode::kCriuFailed);
+  EXPECT_NE(restored.error().message.find("CRIU could not restore"), std::string::npos);
+}
+
+TEST_F(CriuTest, AProcessThatIsNotThereIsSaidToBe) {
+  DumpRequest request{Pid{4194303}, images_, log_, {}};
+  auto dumped = criu_->dump(
+      request, [] { return Result<void>(); }, interrupt_);
+  ASSERT_FALSE(dumped);
+  EXPECT_EQ(dumped.error().code, ErrorCode::kNoSuchProcess);
+}
+
+TEST(CriuFind, AProgramThatIsNamedMustWork) {
+  auto criu = Criu::find("/bin/true");
+  ASSERT_FALSE(criu);
+  EXPECT_EQ(criu.error().code, ErrorCode::kCriuMissing);
+  criu = Criu::find("/nonexistent/criu");
+  ASSERT_FALSE(criu);
+  EXPECT_EQ(criu.error().code, ErrorCode::kCriuMissing);
+  EXPECT_NE(criu.error().remedy.find("tools/get-criu"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace stasis
+
+int main(int argc, char** argv) {
+  if (argc > 2 && std::string_view(argv[1]) == "--target") return stasis::run_target(argc, argv);
+  // Children of an ended tree come to us and not to an init that may not reap them.
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

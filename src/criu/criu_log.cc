@@ -1,0 +1,82 @@
+#include "criu/criu_log.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+namespace stasis {
+namespace {
+
+constexpr off_t kMaxRead = 8 << 20;
+
+// "(00.012) 12: Error (criu/files.c:123): text" -> "text"; empty if it is no line of that kind.
+std::string_view text_after(std::string_view line, std::string_view kind) {
+  const std::size_t begin = line.find(kind);
+  if (begin == std::string_view::npos || begin > 64) return {};
+  const std::size_t end = line.find("): ", begin);
+  if (end == std::string_view::npos || end - begin > 128) return {};
+  return line.substr(end + 3);
+}
+
+// Errors that every CRIU without CAP_SYS_RESOURCE logs and then goes on.
+bool harmless(std::string_view text) {
+  return text.starts_with("rlimit: Can't setup RLIMIT_NOFILE for self");
+}
+
+std::string printable(std::string_view text) {
+  std::string clean(text.substr(0, CriuLog::kMaxLine));
+  while (!clean.empty() && (clean.back() == ' ' || clean.back() == '\r'))
+    clean.pop_back();
+  for (char& c : clean) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  }
+  return clean;
+}
+
+}  // namespace
+
+CriuLog CriuLog::parse(std::string_view text) {
+  CriuLog log;
+  std::optional<CriuDiagnosis> announced;
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find('\n'), text.size());
+    const std::string_view line = text.substr(0, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
+    if (!announced && line.find("Unable to interrupt task") != std::string_view::npos) {
+      announced = diagnose_criu_line(printable(text_after(line, "Warn  (")));
+    }
+    const std::string_view found = text_after(line, "Error (");
+    if (found.empty() || harmless(found)) continue;
+    std::string error = printable(found);
+    if (error.empty()) continue;
+    if (!log.diagnosis) log.diagnosis = diagnose_criu_line(error);
+    log.errors.push_back(std::move(error));
+    if (log.errors.size() > 2 * kKeptErrors) log.errors.erase(log.errors.begin() + kKeptErrors);
+  }
+  if (!log.diagnosis) log.diagnosis = std::move(announced);
+  return log;
+}
+
+CriuLog CriuLog::read(const UniqueFd& directory, const std::string& name) {
+  auto file = open_file(directory.get(), name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+  struct stat info = {};
+  if (!file || ::fstat(file->get(), &info) != 0 || !S_ISREG(info.st_mode)) return {};
+  std::string text(static_cast<std::size_t>(std::min(info.st_size, kMaxRead)), '\0');
+  off_t at = info.st_size - static_cast<off_t>(text.size());
+  std::size_t have = 0;
+  while (have < text.size()) {
+    const ssize_t got = ::pread(file->get(), text.data() + have, text.size() - have, at);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) break;
+    have += static_cast<std::size_t>(got);
+    at += got;
+  }
+  text.resize(have);
+  return parse(text);
+}
+
+}  // namespace stasis

@@ -1,0 +1,46 @@
+// What went wrong in CRIU, from its log: its error lines, what they mean and what to do.
+//
+// CRIU gives no error codes; the text of its errors is the only source. Nothing depends on the
+// decoding but the words that a person reads, and the choice between kCriuFailed and a narrower
+// code. Bounded and safe on any input. Plain values; functions callable from any thread.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/fd.h"
+#include "stasis/error.h"
+#include "stasis/result.h"
+
+namespace stasis {
+
+// What an error line of CRIU means.
+struct CriuDiagnosis {
+  ErrorCode code = ErrorCode::kCriuFailed;
+  std::string meaning;  // "process number 12 is taken"
+  std::string remedy;
+  std::string line;  // the line that says so, without time and place
+};
+
+struct CriuLog {
+  // CRIU's errors in their order, without time and place: at most the first and the last
+  // kKeptErrors, each cut at kMaxLine bytes, with control characters replaced.
+  std::vector<std::string> errors;
+  // Of the first error that is understood: what comes after it is its consequence. Of a warning
+  // that is known to announce a failure, if no error is understood.
+  std::optional<CriuDiagnosis> diagnosis;
+
+  static constexpr std::size_t kKeptErrors = 16;
+  static constexpr std::size_t kMaxLine = 400;
+
+  static CriuLog parse(std::string_view text);
+  // Reads at most the last 8 MiB of a log; empty if there is none.
+  static CriuLog read(const UniqueFd& directory, const std::string& name);
+};
+
+// What one error line means, if it is known.
+std::optional<CriuDiagnosis> diagnose_criu_line(std::string_view line);
+
+}  // namespace stasis

@@ -1,0 +1,258 @@
+#include "criu/criu_process.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string_view>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "criu/criu_rpc.pb.h"
+
+namespace stasis {
+namespace {
+
+constexpr int kSocketNumber = 3;
+constexpr std::size_t kMaxMessage = 1U << 20;
+constexpr std::size_t kMaxEarlyErrors = 64U << 10;
+
+// Our environment without what would change criu's behaviour or its libraries.
+std::vector<std::string> environment_for_criu(const std::string& plugin_dir) {
+  std::vector<std::string> kept;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view text = *entry;
+    const std::string_view name = text.substr(0, text.find('='));
+    if (name.starts_with("LD_") || name.starts_with("CRIU_")) continue;
+    kept.emplace_back(text);
+  }
+  kept.push_back("CRIU_LIBS_DIR=" + plugin_dir);
+  return kept;
+}
+
+std::vector<char*> pointers_to(std::vector<std::string>& strings) {
+  std::vector<char*> pointers;
+  for (std::string& text : strings)
+    pointers.push_back(text.data());
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+// A copy of a descriptor at a number above all that the child puts into place.
+Result<UniqueFd> raised(int fd, int least) {
+  const int copy = ::fcntl(fd, F_DUPFD_CLOEXEC, least);
+  if (copy < 0) return fail(errno_error("cannot copy a descriptor for criu", errno));
+  return UniqueFd(copy);
+}
+
+// All that the child needs, made before the fork: after it only system calls are allowed, since
+// another thread of ours may have held any lock.
+struct ChildPlan {
+  std::vector<char*> argv;
+  std::vector<char*> envp;
+  std::vector<std::pair<int, int>> moves;  // descriptor -> its number in criu
+  int first_closed = 0;
+  int report = -1;  // where a failure's errno goes; close-on-exec
+  bool own_process_group = true;
+};
+
+[[noreturn]] void run_child(const ChildPlan& plan) {
+  const auto report_and_end = [&] {
+    const int number = errno;
+    (void)!::write(plan.report, &number, sizeof number);
+    ::_exit(127);
+  };
+  if (plan.own_process_group && ::setpgid(0, 0) != 0) report_and_end();
+  struct sigaction action = {};
+  action.sa_handler = SIG_DFL;
+  for (int number = 1; number < NSIG; ++number)
+    ::sigaction(number, &action, nullptr);
+  // If we are killed, criu's next message to us must fail and make it roll back; the signal that
+  // comes with that failure would end it instead, with the tree half dumped.
+  action.sa_handler = SIG_IGN;
+  ::sigaction(SIGPIPE, &action, nullptr);
+  ::sigaction(SIGXFSZ, &action, nullptr);  // starve(): an error, and not the end
+  sigset_t none;
+  ::sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  for (const auto& [from, to] : plan.moves) {
+    if (::dup2(from, to) < 0) report_and_end();
+  }
+  // Everything else of ours stays out of criu, also what some library opened without close-on-exec.
+  // Marked and not closed: the report pipe is among them.
+  constexpr unsigned kCloseRangeCloexec = 4;
+  if (::syscall(SYS_close_range, plan.first_closed, ~0U, kCloseRangeCloexec) != 0) {
+    for (int fd = plan.first_closed; fd < 65536; ++fd)
+      ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+  }
+  ::execve(plan.argv.front(), plan.argv.data(), plan.envp.data());
+  report_and_end();
+  ::_exit(127);
+}
+
+tl::unexpected<Error> ended(const std::string& what) {
+  return fail(ErrorCode::kCriuFailed, what, {});
+}
+
+}  // namespace
+
+CriuProcess::CriuProcess(CriuProcess&& other) noexcept
+    : pidfd_(std::move(other.pidfd_)),
+      pid_(std::exchange(other.pid_, 0)),
+      socket_(std::move(other.socket_)),
+      errors_(std::move(other.errors_)) {}
+
+CriuProcess::~CriuProcess() {
+  if (pid_ == 0) return;
+  kill();
+  finish(std::chrono::milliseconds(0));
+}
+
+Result<CriuProcess> CriuProcess::start(const std::string& path, const StartOptions& options) {
+  int pair[2] = {-1, -1};
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) {
+    return fail(errno_error("cannot create a socket for criu", errno));
+  }
+  UniqueFd ours(pair[0]);
+  const UniqueFd theirs(pair[1]);
+  UniqueFd errors(::memfd_create("criu-stderr", MFD_CLOEXEC));
+  if (!errors.valid()) return fail(errno_error("cannot create a memory file", errno));
+  auto null = open_file(AT_FDCWD, "/dev/null", O_RDWR);
+  if (!null) return fail(std::move(null).error());
+  if (::pipe2(pair, O_CLOEXEC) != 0) return fail(errno_error("cannot create a pipe", errno));
+  const UniqueFd report(pair[0]);
+  UniqueFd report_end(pair[1]);
+
+  // Without the user's and the machine's configuration files: an option there, such as
+  // leave-stopped, would break what this program promises.
+  std::vector<std::string> arguments = {path, "swrk", std::to_string(kSocketNumber),
+                                        "--no-default-config"};
+  std::vector<std::string> environment = environment_for_criu(options.plugin_dir);
+  ChildPlan plan;
+  plan.argv = pointers_to(arguments);
+  plan.envp = pointers_to(environment);
+  plan.own_process_group = options.own_process_group;
+  plan.first_closed = kFirstInherited + static_cast<int>(options.inherit.size());
+
+  std::vector<std::pair<int, int>> wanted;
+  if (!options.keep_stdin) wanted.emplace_back(null->get(), STDIN_FILENO);
+  wanted.emplace_back(null->get(), STDOUT_FILENO);
+  wanted.emplace_back(errors.get(), STDERR_FILENO);
+  wanted.emplace_back(theirs.get(), kSocketNumber);
+  for (std::size_t i = 0; i < options.inherit.size(); ++i) {
+    wanted.emplace_back(options.inherit[i]->get(), kFirstInherited + static_cast<int>(i));
+  }
+  std::vector<UniqueFd> copies;
+  for (const auto& [from, to] : wanted) {
+    auto copy = raised(from, plan.first_closed);
+    if (!copy) return fail(std::move(copy).error());
+    plan.moves.emplace_back(copy->get(), to);
+    copies.push_back(std::move(*copy));
+  }
+  auto report_copy = raised(report_end.get(), plan.first_closed);
+  if (!report_copy) return fail(std::move(report_copy).error());
+  plan.report = report_copy->get();
+
+  const pid_t pid = ::fork();
+  if (pid < 0) return fail(errno_error("cannot start a process for criu", errno));
+  if (pid == 0) run_child(plan);
+  report_end.reset();
+  report_copy->reset();
+  auto pidfd = Pidfd::open(Pid{pid});
+  int number = 0;
+  ssize_t got = 0;
+  do {
+    got = ::read(report.get(), &number, sizeof number);
+  } while (got < 0 && errno == EINTR);
+  if (got == static_cast<ssize_t>(sizeof number) || !pidfd) {
+    if (got <= 0) ::kill(pid, SIGKILL);
+    while (::waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
+    }
+    if (!pidfd) return fail(std::move(pidfd).error());
+    return fail(ErrorCode::kCriuMissing,
+                fmt::format("cannot run {}: {}", path, std::strerror(number)),
+                "tools/get-criu makes a private one");
+  }
+  return CriuProcess(std::move(*pidfd), pid, std::move(ours), std::move(errors));
+}
+
+Result<void> CriuProcess::send(const criu_rpc::Request& request) const {
+  std::string bytes;
+  if (!request.SerializeToString(&bytes)) {
+    return fail(ErrorCode::kInternal, "a request to criu is incomplete");
+  }
+  ssize_t sent = 0;
+  do {
+    sent = ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+  } while (sent < 0 && errno == EINTR);
+  if (sent == static_cast<ssize_t>(bytes.size())) return {};
+  return ended(fmt::format("criu takes no message: {}", std::strerror(errno)));
+}
+
+Result<std::optional<criu_rpc::Response>> CriuProcess::receive(
+    std::chrono::milliseconds timeout) const {
+  pollfd wait = {socket_.get(), POLLIN, 0};
+  const int ready = ::poll(&wait, 1, static_cast<int>(timeout.count()));
+  if (ready == 0 || (ready < 0 && errno == EINTR)) return std::nullopt;
+  std::string bytes(kMaxMessage, '\0');
+  iovec vector = {bytes.data(), bytes.size()};
+  msghdr message = {};
+  message.msg_iov = &vector;
+  message.msg_iovlen = 1;
+  // No room for control data: a descriptor that criu sends along (orphan-pts-master) is closed by
+  // the kernel.
+  ssize_t got = 0;
+  do {
+    got = ::recvmsg(socket_.get(), &message, MSG_CMSG_CLOEXEC);
+  } while (got < 0 && errno == EINTR);
+  if (got < 0) return ended(fmt::format("criu's socket: {}", std::strerror(errno)));
+  if (got == 0) return ended("criu ended without an answer");
+  criu_rpc::Response response;
+  if ((message.msg_flags & MSG_TRUNC) != 0 ||
+      !response.ParseFromArray(bytes.data(), static_cast<int>(got))) {
+    return ended("criu sent a message that cannot be read");
+  }
+  return response;
+}
+
+void CriuProcess::kill() const {
+  if (pid_ != 0) (void)pidfd_.signal(SIGKILL);
+}
+
+void CriuProcess::starve() const {
+  const rlimit nothing = {0, 0};
+  if (pid_ != 0 && ::prlimit(pid_, RLIMIT_FSIZE, &nothing, nullptr) != 0) kill();
+}
+
+std::string CriuProcess::finish(std::chrono::milliseconds patience) {
+  socket_.reset();
+  if (pid_ == 0) return "has ended";
+  if (!pidfd_.wait_exit(static_cast<int>(patience.count()))) kill();
+  int status = 0;
+  pid_t reaped = 0;
+  do {
+    reaped = ::waitpid(pid_, &status, 0);
+  } while (reaped < 0 && errno == EINTR);
+  pid_ = 0;
+  if (reaped < 0) return "has ended";
+  if (WIFSIGNALED(status)) return fmt::format("was killed by signal {}", WTERMSIG(status));
+  return fmt::format("exited with status {}", WEXITSTATUS(status));
+}
+
+std::string CriuProcess::early_errors() const {
+  std::string text(kMaxEarlyErrors, '\0');
+  const ssize_t got = ::pread(errors_.get(), text.data(), text.size(), 0);
+  text.resize(got > 0 ? static_cast<std::size_t>(got) : 0);
+  return text;
+}
+
+}  // namespace stasis

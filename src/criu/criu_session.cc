@@ -1,0 +1,150 @@
+#include "criu/criu_session.h"
+
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "criu/criu_log.h"
+
+namespace stasis {
+namespace {
+
+// How often the deadline is looked at while criu says nothing.
+constexpr std::chrono::milliseconds kPoll{100};
+// criu ends within milliseconds of its last answer; a large process takes longer to let go.
+constexpr std::chrono::seconds kEndPatience{30};
+// For the way back of a dump whose writes fail: letting every task go.
+constexpr std::chrono::seconds kStarvePatience{30};
+
+criu_rpc::CgroupMode to_rpc(CgroupMode mode) {
+  switch (mode) {
+    case CgroupMode::kIgnore:
+      return criu_rpc::CG_IGNORE;
+    case CgroupMode::kNone:
+      return criu_rpc::CG_NONE;
+    case CgroupMode::kProps:
+      return criu_rpc::CG_PROPS;
+    case CgroupMode::kSoft:
+      return criu_rpc::CG_SOFT;
+    case CgroupMode::kFull:
+      return criu_rpc::CG_FULL;
+    case CgroupMode::kStrict:
+      return criu_rpc::CG_STRICT;
+  }
+  return criu_rpc::CG_IGNORE;
+}
+
+criu_rpc::NetworkLock to_rpc(NetworkLock lock) {
+  switch (lock) {
+    case NetworkLock::kIptables:
+      return criu_rpc::LOCK_IPTABLES;
+    case NetworkLock::kNftables:
+      return criu_rpc::LOCK_NFTABLES;
+    case NetworkLock::kSkip:
+      return criu_rpc::LOCK_SKIP;
+  }
+  return criu_rpc::LOCK_NFTABLES;
+}
+
+}  // namespace
+
+CriuAnswer converse(CriuProcess& process, const criu_rpc::Request& request,
+                    const OnNotification& on_notification, const CriuLimits& limits) {
+  CriuAnswer answer;
+  const auto start = Clock::now();
+  std::optional<Clock::time_point> starved;
+  if (auto sent = process.send(request); !sent) answer.trouble = sent.error().message;
+  while (answer.trouble.empty()) {
+    auto message = process.receive(kPoll);
+    if (!message) {
+      answer.trouble = message.error().message;
+      break;
+    }
+    if (!*message) {
+      const bool late = limits.deadline.count() != 0 && Clock::now() - start > limits.deadline;
+      Result<void> allowed = limits.stop ? limits.stop() : Result<void>();
+      if (!allowed && !answer.refusal) answer.refusal = std::move(allowed).error();
+      if (late && !answer.refusal) answer.timed_out = true;
+      if (!answer.timed_out && !answer.refusal) continue;
+      if (limits.starve_first && !starved) {
+        process.starve();
+        starved = Clock::now();
+      } else if (!starved || Clock::now() - *starved > kStarvePatience) {
+        process.kill();
+        break;
+      }
+      continue;
+    }
+    if ((*message)->type() != criu_rpc::NOTIFY) {
+      answer.response = std::move(**message);
+      break;
+    }
+    if (!answer.refusal && !answer.timed_out) {
+      auto allowed = on_notification((*message)->notify());
+      if (!allowed) answer.refusal = std::move(allowed).error();
+    }
+    criu_rpc::Request reply;
+    reply.set_type(criu_rpc::NOTIFY);
+    reply.set_notify_success(!answer.refusal && !answer.timed_out);
+    if (auto sent = process.send(reply); !sent) answer.trouble = sent.error().message;
+  }
+  answer.end = process.finish(answer.response ? kEndPatience : std::chrono::seconds(5));
+  return answer;
+}
+
+void set_options(criu_rpc::Options& rpc, const CriuOptions& options) {
+  rpc.set_shell_job(options.shell_job);
+  rpc.set_tcp_established(options.tcp_established);
+  rpc.set_tcp_close(options.tcp_close);
+  rpc.set_file_locks(options.file_locks);
+  rpc.set_link_remap(options.link_remap);
+  rpc.set_ext_unix_sk(options.ext_unix_sk);
+  if (options.unprivileged) rpc.set_unprivileged(true);
+  rpc.set_ghost_limit(options.ghost_limit);
+  for (const std::string& external : options.external)
+    rpc.add_external(external);
+  rpc.set_manage_cgroups_mode(to_rpc(options.cgroups));
+  // Without TCP connections in the image there is nothing to lock, and CRIU would still make a
+  // table: 10 ms, and an error on a kernel without nf_tables.
+  const bool connections = options.tcp_established || options.tcp_close;
+  rpc.set_network_lock(connections ? to_rpc(options.network_lock) : criu_rpc::LOCK_SKIP);
+  if (!options.lsm_profile.empty()) rpc.set_lsm_profile(options.lsm_profile);
+}
+
+Error criu_error(const std::string& what, const CriuAnswer& answer, const CriuProcess& process,
+                 const LogPlace& log) {
+  const CriuLog found = CriuLog::read(log.directory, log.name);
+  Error error;
+  error.code = answer.timed_out ? ErrorCode::kTimeout : ErrorCode::kCriuFailed;
+  if (found.diagnosis && !answer.timed_out) {
+    error.code = found.diagnosis->code;
+    error.message = fmt::format("CRIU could not {}: {} (criu: {})", what, found.diagnosis->meaning,
+                                found.diagnosis->line);
+    error.remedy = found.diagnosis->remedy;
+  } else {
+    std::string said;
+    // The first errors are the cause, the rest its consequences.
+    for (std::size_t i = 0; i < found.errors.size() && i < 3; ++i) {
+      said += (said.empty() ? "" : "; ") + found.errors[i];
+    }
+    if (said.empty() && answer.response) said = answer.response->cr_errmsg().substr(0, 400);
+    if (said.empty()) said = process.early_errors().substr(0, 400);
+    while (!said.empty() && said.back() == '\n')
+      said.pop_back();
+    if (answer.timed_out) {
+      said = "the deadline passed" + (said.empty() ? "" : "; criu: " + said);
+    } else if (!answer.response) {
+      said =
+          fmt::format("{}; criu {}{}", answer.trouble, answer.end, said.empty() ? "" : ": " + said);
+    }
+    error.message =
+        fmt::format("CRIU could not {}: {}", what, said.empty() ? "it gave no reason" : said);
+  }
+  if (!log.path.empty()) {
+    error.remedy +=
+        fmt::format("{}the whole log is {}", error.remedy.empty() ? "" : "; ", log.path);
+  }
+  return error;
+}
+
+}  // namespace stasis
