@@ -1,0 +1,406 @@
+// Device, host, managed and pooled memory, legacy IPC, and questions about pointers.
+#include <cstring>
+
+#include "sim/api.h"
+#include "sim/driver.h"
+
+using namespace stasis::cuda;  // NOLINT: this file is the driver's interface
+using namespace stasis::sim;
+
+namespace {
+
+int slot_of(Driver& driver, const Context& context) {
+  return driver.devices[Driver::ordinal_index(context.device)].slot;
+}
+
+Address address(const void* pointer) { return reinterpret_cast<Address>(pointer); }
+
+CUresult allocate(CUdeviceptr* out, std::size_t bytes, Pool* pool) {
+  return in_context([&](Driver& driver, Context& context) -> CUresult {
+    if (!out) return CUDA_ERROR_INVALID_VALUE;
+    const int device = pool ? pool->device : context.device;
+    const int slot = driver.devices[Driver::ordinal_index(device)].slot;
+    return driver.memory.allocate(slot, device, bytes, &context, pool, *out);
+  });
+}
+
+CUresult allocate_host(void** out, std::size_t bytes, unsigned flags) {
+  return in_context([&](Driver& driver, Context& context) -> CUresult {
+    if (!out || flags > 7) return CUDA_ERROR_INVALID_VALUE;
+    Address base = 0;
+    const auto rc = driver.memory.allocate_host(Kind::kPinned, context.device, bytes, &context,
+                                                flags | kMemHostAllocDeviceMap, base);
+    if (rc == CUDA_SUCCESS) *out = reinterpret_cast<void*>(base);
+    return rc;
+  });
+}
+
+bool is_host(Kind kind) { return kind == Kind::kPinned || kind == Kind::kRegistered; }
+
+Pool* find_pool(Driver& driver, CUmemoryPool handle) {
+  auto* pool = reinterpret_cast<Pool*>(handle);
+  std::lock_guard lock(driver.mutex);
+  return driver.pools.count(pool) ? pool : nullptr;
+}
+
+CUmemoryPool handle_of(Pool* pool) { return reinterpret_cast<CUmemoryPool>(pool); }
+
+template <class T>
+CUresult answer(void* data, T value) {
+  std::memcpy(data, &value, sizeof value);
+  return CUDA_SUCCESS;
+}
+
+CUresult pointer_attribute(Driver& driver, void* data, CUpointer_attribute attribute,
+                           CUdeviceptr pointer) {
+  Allocation a;
+  if (!driver.memory.find(pointer, 1, a)) return CUDA_ERROR_INVALID_VALUE;
+  switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_CONTEXT:
+      return answer(data, a.context);
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+      return answer(data, is_host(a.kind) ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE);
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+      return answer(data, pointer);
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+      if (!is_host(a.kind) && a.kind != Kind::kManaged) return CUDA_ERROR_INVALID_VALUE;
+      return answer(data, pointer);
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
+      return answer(data, 0);
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+      return answer(data, a.id);
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+      return answer(data, int{a.kind == Kind::kManaged});
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+      return answer(data, a.device);
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+      return answer(data, a.kind == Kind::kDevice && !a.pool);
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+      return answer(data, a.base);
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+      return answer(data, std::size_t{a.size});
+    case CU_POINTER_ATTRIBUTE_MAPPED:
+      return answer(data, true);
+    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
+      return answer(data, std::uint64_t{a.object ? a.object->handle_types : 0});
+    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
+      return answer(data, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
+      return answer(data, a.pool);
+  }
+  return CUDA_ERROR_INVALID_VALUE;
+}
+
+// What an unknown pointer answers to cuPointerGetAttributes, which does not fail for it.
+void default_attribute(void* data, CUpointer_attribute attribute) {
+  switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+      answer(data, -2);
+      break;
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
+      answer(data, 0);
+      break;
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+    case CU_POINTER_ATTRIBUTE_MAPPED:
+      answer(data, false);
+      break;
+    default:
+      answer(data, std::uint64_t{0});
+      break;
+  }
+}
+
+}  // namespace
+
+CUresult cuMemGetInfo_v2(std::size_t* free, std::size_t* total) {
+  return in_context([&](Driver& driver, Context& context) -> CUresult {
+    if (!free || !total) return CUDA_ERROR_INVALID_VALUE;
+    const int slot = slot_of(driver, context);
+    *free = driver.memory.free_bytes(slot);
+    *total = driver.memory.gpu(slot).capacity;
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuMemAlloc_v2(CUdeviceptr* pointer, std::size_t bytes) {
+  return allocate(pointer, bytes, nullptr);
+}
+
+CUresult cuMemAllocPitch_v2(CUdeviceptr* pointer, std::size_t* pitch, std::size_t width,
+                            std::size_t height, unsigned int element_size) {
+  const bool legal_element = element_size == 4 || element_size == 8 || element_size == 16;
+  if (!pitch || !legal_element || width == 0 || height == 0) return CUDA_ERROR_INVALID_VALUE;
+  const auto padded = (width + 511) / 512 * 512;
+  const auto rc = allocate(pointer, padded * height, nullptr);
+  if (rc == CUDA_SUCCESS) *pitch = padded;
+  return rc;
+}
+
+CUresult cuMemFree_v2(CUdeviceptr pointer) {
+  return in_context([&](Driver& driver, Context& context) -> CUresult {
+    if (!pointer) return CUDA_SUCCESS;
+    Allocation a;
+    if (!driver.memory.find(pointer, 1, a) || a.base != pointer) return CUDA_ERROR_INVALID_VALUE;
+    // Freeing waits for the device, so that nothing in flight loses its memory.
+    (a.context && !a.context->destroyed ? *a.context : context).synchronize();
+    return driver.memory.free(pointer);
+  });
+}
+
+CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, std::size_t* size, CUdeviceptr pointer) {
+  return in_context([&](Driver& driver, Context&) -> CUresult {
+    Allocation a;
+    if (!driver.memory.find(pointer, 1, a) || is_host(a.kind)) return CUDA_ERROR_NOT_FOUND;
+    if (base) *base = a.base;
+    if (size) *size = a.size;
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuMemAllocHost_v2(void** pointer, std::size_t bytes) {
+  return allocate_host(pointer, bytes, 0);
+}
+
+CUresult cuMemHostAlloc(void** pointer, std::size_t bytes, unsigned int flags) {
+  return allocate_host(pointer, bytes, flags);
+}
+
+CUresult cuMemFreeHost(void* pointer) {
+  return in_context([&](Driver& driver, Context& context) -> CUresult {
+    context.synchronize();
+    return driver.memory.free_host(address(pointer));
+  });
+}
+
+CUresult cuMemHostRegister_v2(void* pointer, std::size_t bytes, unsigned int flags) {
+  return in_context([&](Driver& driver, Context& context) -> CUresult {
+    if (flags > 15) return CUDA_ERROR_INVALID_VALUE;
+    return driver.memory.register_host(address(pointer), bytes, context.device, &context, flags);
+  });
+}
+
+CUresult cuMemHostUnregister(void* pointer) {
+  return in_context([&](Driver& driver, Context& context) -> CUresult {
+    context.synchronize();
+    return driver.memory.unregister_host(address(pointer));
+  });
+}
+
+CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* device, void* host, unsigned int flags) {
+  return in_context([&](Driver& driver, Context&) -> CUresult {
+    Allocation a;
+    if (!device || flags) return CUDA_ERROR_INVALID_VALUE;
+    if (!driver.memory.find(address(host), 1, a) || !is_host(a.kind)) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    *device = address(host);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuMemHostGetFlags(unsigned int* flags, void* pointer) {
+  return in_context([&](Driver& driver, Context&) -> CUresult {
+    Allocation a;
+    if (!flags || !driver.memory.find(address(pointer), 1, a) || a.kind != Kind::kPinned) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    *flags = a.flags;
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuMemAllocManaged(CUdeviceptr* pointer, std::size_t bytes, unsigned int flags) {
+  return in_context([&](Driver& driver, Context& context) -> CUresult {
+    if (!pointer || (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST)) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    return driver.memory.allocate_host(Kind::kManaged, context.device, bytes, &context, flags,
+                                       *pointer);
+  });
+}
+
+// --- Pools. Memory is taken at the call and given back in the stream's order.
+
+CUresult cuMemAllocAsync(CUdeviceptr* pointer, std::size_t bytes, CUstream stream) {
+  return in_context([&](Driver& driver, Context& context) -> CUresult {
+    if (!find_stream(driver, context, stream)) return CUDA_ERROR_INVALID_HANDLE;
+    return allocate(pointer, bytes,
+                    driver.devices[Driver::ordinal_index(context.device)].current_pool);
+  });
+}
+
+CUresult cuMemAllocFromPoolAsync(CUdeviceptr* pointer, std::size_t bytes, CUmemoryPool handle,
+                                 CUstream stream) {
+  return in_context([&](Driver& driver, Context& context) -> CUresult {
+    auto* pool = find_pool(driver, handle);
+    if (!pool) return CUDA_ERROR_INVALID_VALUE;
+    if (!find_stream(driver, context, stream)) return CUDA_ERROR_INVALID_HANDLE;
+    return allocate(pointer, bytes, pool);
+  });
+}
+
+CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream handle) {
+  return in_context([&](Driver& driver, Context& context) -> CUresult {
+    auto* stream = find_stream(driver, context, handle);
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    Allocation a;
+    if (!driver.memory.find(pointer, 1, a) || a.base != pointer || a.kind != Kind::kDevice) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    context.submit(*stream, [&driver, pointer] { driver.memory.free(pointer); });
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuDeviceGetDefaultMemPool(CUmemoryPool* pool, CUdevice device) {
+  return gated([&](Driver& driver) -> CUresult {
+    if (!pool) return CUDA_ERROR_INVALID_VALUE;
+    if (!driver.valid_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+    *pool = handle_of(&driver.devices[Driver::ordinal_index(device)].default_pool);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuDeviceGetMemPool(CUmemoryPool* pool, CUdevice device) {
+  return gated([&](Driver& driver) -> CUresult {
+    if (!pool) return CUDA_ERROR_INVALID_VALUE;
+    if (!driver.valid_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+    std::lock_guard lock(driver.mutex);
+    *pool = handle_of(driver.devices[Driver::ordinal_index(device)].current_pool);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool handle) {
+  return gated([&](Driver& driver) -> CUresult {
+    auto* pool = find_pool(driver, handle);
+    if (!driver.valid_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+    if (!pool || pool->device != device) return CUDA_ERROR_INVALID_VALUE;
+    std::lock_guard lock(driver.mutex);
+    driver.devices[Driver::ordinal_index(device)].current_pool = pool;
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuMemPoolCreate(CUmemoryPool* out, const CUmemPoolProps* props) {
+  return gated([&](Driver& driver) -> CUresult {
+    if (!out || !props || props->allocType != CU_MEM_ALLOCATION_TYPE_PINNED ||
+        props->location.type != CU_MEM_LOCATION_TYPE_DEVICE) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (!driver.valid_device(props->location.id)) return CUDA_ERROR_INVALID_DEVICE;
+    if (props->handleTypes != CU_MEM_HANDLE_TYPE_NONE) return CUDA_ERROR_NOT_SUPPORTED;
+    auto* pool = new Pool;
+    pool->device = props->location.id;
+    std::lock_guard lock(driver.mutex);
+    driver.pools.insert(pool);
+    *out = handle_of(pool);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuMemPoolDestroy(CUmemoryPool handle) {
+  return gated([&](Driver& driver) -> CUresult {
+    auto* pool = find_pool(driver, handle);
+    if (!pool || pool->is_default) return CUDA_ERROR_INVALID_VALUE;
+    std::lock_guard lock(driver.mutex);
+    auto& device = driver.devices[Driver::ordinal_index(pool->device)];
+    if (device.current_pool == pool) device.current_pool = &device.default_pool;
+    driver.pools.erase(pool);  // kept in memory: allocations may still name it
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuMemPoolTrimTo(CUmemoryPool pool, std::size_t) {
+  return gated([&](Driver& driver) -> CUresult {
+    return find_pool(driver, pool) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  });
+}
+
+CUresult cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void* value) {
+  return gated([&](Driver& driver) -> CUresult {
+    auto* pool = find_pool(driver, handle);
+    if (!pool || !value || attribute < 1 || attribute > CU_MEMPOOL_ATTR_USED_MEM_HIGH) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    std::uint64_t number = 0;
+    const bool is_int = attribute < CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+    std::memcpy(&number, value, is_int ? sizeof(int) : sizeof number);
+    std::lock_guard lock(driver.mutex);
+    pool->attributes[attribute] = number;
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void* value) {
+  return gated([&](Driver& driver) -> CUresult {
+    auto* pool = find_pool(driver, handle);
+    if (!pool || !value || attribute < 1 || attribute > CU_MEMPOOL_ATTR_USED_MEM_HIGH) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (attribute >= CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) {
+      return answer(value, driver.memory.pool_bytes(pool));
+    }
+    std::lock_guard lock(driver.mutex);
+    const bool is_int = attribute < CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+    std::memcpy(value, &pool->attributes[attribute], is_int ? sizeof(int) : sizeof(std::uint64_t));
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc* map, std::size_t count) {
+  return gated([&](Driver& driver) -> CUresult {
+    if (!find_pool(driver, pool) || (count && !map)) return CUDA_ERROR_INVALID_VALUE;
+    return CUDA_SUCCESS;  // every device reaches all memory
+  });
+}
+
+// --- Legacy IPC
+
+CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr pointer) {
+  return in_context([&](Driver& driver, Context&) -> CUresult {
+    if (!handle) return CUDA_ERROR_INVALID_VALUE;
+    return driver.memory.export_ipc(pointer, *handle);
+  });
+}
+
+CUresult cuIpcOpenMemHandle_v2(CUdeviceptr* pointer, CUipcMemHandle handle, unsigned int flags) {
+  return in_context([&](Driver& driver, Context& context) -> CUresult {
+    if (!pointer || flags != kIpcMemLazyEnablePeerAccess) return CUDA_ERROR_INVALID_VALUE;
+    return driver.memory.import_ipc(handle, slot_of(driver, context), context.device, &context,
+                                    *pointer);
+  });
+}
+
+CUresult cuIpcCloseMemHandle(CUdeviceptr pointer) {
+  return in_context([&](Driver& driver, Context& context) -> CUresult {
+    context.synchronize();
+    return driver.memory.close_ipc(pointer);
+  });
+}
+
+// --- Questions about pointers
+
+CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdeviceptr pointer) {
+  return gated([&](Driver& driver) -> CUresult {
+    if (!data) return CUDA_ERROR_INVALID_VALUE;
+    return pointer_attribute(driver, data, attribute, pointer);
+  });
+}
+
+CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute* attributes, void** data,
+                                CUdeviceptr pointer) {
+  return gated([&](Driver& driver) -> CUresult {
+    if (!attributes || !data || count == 0) return CUDA_ERROR_INVALID_VALUE;
+    for (unsigned i = 0; i < count; ++i) {
+      if (!data[i]) return CUDA_ERROR_INVALID_VALUE;
+      if (pointer_attribute(driver, data[i], attributes[i], pointer) != CUDA_SUCCESS) {
+        default_attribute(data[i], attributes[i]);
+      }
+    }
+    return CUDA_SUCCESS;
+  });
+}

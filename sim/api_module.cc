@@ -1,0 +1,265 @@
+// Modules, functions, launches. A kernel is a function of the program; see stasis_sim_kernel.h.
+#include <dlfcn.h>
+
+#include <cstring>
+#include <memory>
+
+#include "sim/api.h"
+#include "sim/driver.h"
+#include "sim/objects.h"
+#include "sim/ptx.h"
+#include "sim/stasis_sim_kernel.h"
+
+namespace stasis::sim {
+
+struct Function {
+  const PtxKernel* kernel = nullptr;
+  KernelFunction* code = nullptr;
+  int dynamic_shared_bytes = 49152;
+};
+
+struct Module {
+  Context* context = nullptr;
+  std::vector<PtxKernel> kernels;
+  std::vector<std::unique_ptr<Function>> functions;
+};
+
+void unload_modules(Driver& driver, Context& context) {
+  std::lock_guard lock(driver.mutex);
+  for (auto* module : context.modules) {
+    driver.modules.erase(module);
+    delete module;
+  }
+  context.modules.clear();
+}
+
+}  // namespace stasis::sim
+
+using namespace stasis::cuda;  // NOLINT: this file is the driver's interface
+using namespace stasis::sim;
+
+namespace {
+
+Module* find_module(Driver& driver, CUmodule handle) {
+  auto* module = reinterpret_cast<Module*>(handle);
+  std::lock_guard lock(driver.mutex);
+  return driver.modules.count(module) ? module : nullptr;
+}
+
+Function* find_function(Driver& driver, CUfunction handle) {
+  auto* wanted = reinterpret_cast<Function*>(handle);
+  std::lock_guard lock(driver.mutex);
+  for (auto* module : driver.modules) {
+    for (auto& function : module->functions) {
+      if (function.get() == wanted) return wanted;
+    }
+  }
+  return nullptr;
+}
+
+// Values of a launch, copied at the call, laid out as the PTX says.
+struct Arguments {
+  std::vector<char> buffer;
+  std::vector<void*> pointers;
+};
+
+bool read_extra(void** extra, const PtxKernel& kernel, Arguments& out) {
+  const void* buffer = nullptr;
+  std::size_t size = 0;
+  for (; *extra != kLaunchParamEnd; extra += 2) {
+    if (extra[0] == kLaunchParamBufferPointer)
+      buffer = extra[1];
+    else if (extra[0] == kLaunchParamBufferSize)
+      size = *static_cast<std::size_t*>(extra[1]);
+    else
+      return false;
+  }
+  if (!buffer || size < kernel.argument_bytes) return false;
+  std::memcpy(out.buffer.data(), buffer, kernel.argument_bytes);
+  return true;
+}
+
+bool read_arguments(const PtxKernel& kernel, void** params, void** extra, Arguments& out) {
+  out.buffer.resize(kernel.argument_bytes);
+  if (params && extra) return false;
+  if (!kernel.parameters.empty()) {
+    if (params) {
+      for (std::size_t i = 0; i < kernel.parameters.size(); ++i) {
+        const auto& parameter = kernel.parameters[i];
+        std::memcpy(out.buffer.data() + parameter.offset, params[i], parameter.size);
+      }
+    } else if (!extra || !read_extra(extra, kernel, out)) {
+      return false;
+    }
+  }
+  for (const auto& parameter : kernel.parameters) {
+    out.pointers.push_back(out.buffer.data() + parameter.offset);
+  }
+  return true;
+}
+
+bool legal_shape(const Launch& launch) {
+  const auto& [grid, block] = std::pair(launch.grid, launch.block);
+  const auto threads = std::uint64_t{block.x} * block.y * block.z;
+  return grid.x && grid.y && grid.z && threads >= 1 && threads <= 1024 && block.z <= 64 &&
+         grid.x <= 2147483647 && grid.y <= 65535 && grid.z <= 65535;
+}
+
+CUresult launch_kernel(CUfunction handle, Launch launch, CUstream stream_handle, void** params,
+                       void** extra) {
+  return in_context([&](Driver& driver, Context& context) -> CUresult {
+    auto* function = find_function(driver, handle);
+    if (!function) return CUDA_ERROR_INVALID_HANDLE;
+    auto* stream = find_stream(driver, context, stream_handle);
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    if (!legal_shape(launch)) return CUDA_ERROR_INVALID_VALUE;
+    if (launch.shared_bytes > static_cast<unsigned>(function->dynamic_shared_bytes)) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    auto arguments = std::make_shared<Arguments>();
+    if (!read_arguments(*function->kernel, params, extra, *arguments)) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    launch.device = stream->context->device;
+    stream->context->submit(*stream, [code = function->code, launch, arguments] {
+      code(launch, arguments->pointers.data());
+    });
+    return CUDA_SUCCESS;
+  });
+}
+
+}  // namespace
+
+CUresult cuModuleLoadData(CUmodule* out, const void* image) {
+  return in_context([&](Driver& driver, Context& context) -> CUresult {
+    if (!out || !image) return CUDA_ERROR_INVALID_VALUE;
+    auto module = std::make_unique<Module>();
+    module->context = &context;
+    // A compiled image (ELF, fat binary) has no PTX text at its start.
+    const auto* text = static_cast<const char*>(image);
+    if (!std::memcmp(text, "\177ELF", 4)) return CUDA_ERROR_NO_BINARY_FOR_GPU;
+    std::uint32_t magic;
+    std::memcpy(&magic, text, sizeof magic);
+    if (magic == 0xba55ed50) return CUDA_ERROR_NO_BINARY_FOR_GPU;
+    if (!parse_ptx(text, module->kernels)) return CUDA_ERROR_INVALID_PTX;
+    std::lock_guard lock(driver.mutex);
+    context.modules.insert(module.get());
+    driver.modules.insert(module.get());
+    *out = reinterpret_cast<CUmodule>(module.release());
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuModuleLoadDataEx(CUmodule* out, const void* image, unsigned int, CUjit_option*, void**) {
+  return cuModuleLoadData(out, image);
+}
+
+CUresult cuModuleUnload(CUmodule handle) {
+  return in_context([&](Driver& driver, Context&) -> CUresult {
+    auto* module = find_module(driver, handle);
+    if (!module) return CUDA_ERROR_INVALID_HANDLE;
+    module->context->synchronize();
+    std::lock_guard lock(driver.mutex);
+    module->context->modules.erase(module);
+    driver.modules.erase(module);
+    delete module;
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuModuleGetFunction(CUfunction* out, CUmodule handle, const char* name) {
+  return in_context([&](Driver& driver, Context&) -> CUresult {
+    if (!out || !name || !*name) return CUDA_ERROR_INVALID_VALUE;
+    auto* module = find_module(driver, handle);
+    if (!module) return CUDA_ERROR_INVALID_HANDLE;
+    for (const auto& kernel : module->kernels) {
+      if (kernel.name != name) continue;
+      const auto symbol = "stasis_sim_kernel_" + kernel.name;
+      auto* code = reinterpret_cast<KernelFunction*>(::dlsym(RTLD_DEFAULT, symbol.c_str()));
+      if (!code) return CUDA_ERROR_NOT_FOUND;
+      auto function = std::make_unique<Function>();
+      function->kernel = &kernel;
+      function->code = code;
+      std::lock_guard lock(driver.mutex);
+      *out = reinterpret_cast<CUfunction>(function.get());
+      module->functions.push_back(std::move(function));
+      return CUDA_SUCCESS;
+    }
+    return CUDA_ERROR_NOT_FOUND;
+  });
+}
+
+CUresult cuModuleGetGlobal_v2(CUdeviceptr*, std::size_t*, CUmodule handle, const char* name) {
+  return in_context([&](Driver& driver, Context&) -> CUresult {
+    if (!name) return CUDA_ERROR_INVALID_VALUE;
+    if (!find_module(driver, handle)) return CUDA_ERROR_INVALID_HANDLE;
+    return CUDA_ERROR_NOT_FOUND;  // variables of a module are not simulated
+  });
+}
+
+CUresult cuFuncGetAttribute(int* value, CUfunction_attribute attribute, CUfunction handle) {
+  return gated([&](Driver& driver) -> CUresult {
+    auto* function = find_function(driver, handle);
+    if (!value) return CUDA_ERROR_INVALID_VALUE;
+    if (!function) return CUDA_ERROR_INVALID_HANDLE;
+    switch (attribute) {
+      case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK:
+        *value = 1024;
+        break;
+      case CU_FUNC_ATTRIBUTE_NUM_REGS:
+        *value = 32;
+        break;
+      case CU_FUNC_ATTRIBUTE_PTX_VERSION:
+      case CU_FUNC_ATTRIBUTE_BINARY_VERSION:
+        *value = 90;
+        break;
+      case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
+        *value = function->dynamic_shared_bytes;
+        break;
+      case CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
+        *value = -1;
+        break;
+      case CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES:
+      case CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES:
+      case CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES:
+      case CU_FUNC_ATTRIBUTE_CACHE_MODE_CA:
+        *value = 0;
+        break;
+      default:
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuFuncSetAttribute(CUfunction handle, CUfunction_attribute attribute, int value) {
+  return gated([&](Driver& driver) -> CUresult {
+    auto* function = find_function(driver, handle);
+    if (!function) return CUDA_ERROR_INVALID_HANDLE;
+    if (attribute == CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT) return CUDA_SUCCESS;
+    if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || value < 0 ||
+        value > 232448) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    function->dynamic_shared_bytes = value;
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y,
+                        unsigned int grid_z, unsigned int block_x, unsigned int block_y,
+                        unsigned int block_z, unsigned int shared_bytes, CUstream stream,
+                        void** params, void** extra) {
+  const Launch launch{{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes, 0};
+  return launch_kernel(function, launch, stream, params, extra);
+}
+
+CUresult cuLaunchKernelEx(const CUlaunchConfig* c, CUfunction function, void** params,
+                          void** extra) {
+  if (!c) return CUDA_ERROR_INVALID_VALUE;
+  const Launch launch{{c->gridDimX, c->gridDimY, c->gridDimZ},
+                      {c->blockDimX, c->blockDimY, c->blockDimZ},
+                      c->sharedMemBytes,
+                      0};
+  return launch_kernel(function, launch, c->hStream, params, extra);
+}

@@ -1,0 +1,198 @@
+// Virtual memory management.
+#include "sim/api.h"
+#include "sim/driver.h"
+
+using namespace stasis::cuda;  // NOLINT: this file is the driver's interface
+using namespace stasis::sim;
+
+namespace {
+
+CUresult check_prop(Driver& driver, const CUmemAllocationProp* prop) {
+  if (!prop || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
+  switch (prop->location.type) {
+    case CU_MEM_LOCATION_TYPE_DEVICE:
+      break;
+    case CU_MEM_LOCATION_TYPE_HOST:
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA:
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
+      return CUDA_ERROR_NOT_SUPPORTED;
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (!driver.valid_device(prop->location.id)) return CUDA_ERROR_INVALID_DEVICE;
+  const unsigned known = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  if (prop->requestedHandleTypes & ~known) return CUDA_ERROR_NOT_SUPPORTED;
+  return CUDA_SUCCESS;
+}
+
+Object* object_of(CUmemGenericAllocationHandle handle) { return reinterpret_cast<Object*>(handle); }
+CUmemGenericAllocationHandle handle_of(Object* object) {
+  return reinterpret_cast<CUmemGenericAllocationHandle>(object);
+}
+
+// The ordinal of a slot; what is imported may lie on a GPU that this process does not see.
+int ordinal_of(Driver& driver, int slot) {
+  for (std::size_t i = 0; i < driver.devices.size(); ++i) {
+    if (driver.devices[i].slot == slot) return static_cast<int>(i);
+  }
+  return 0;
+}
+
+}  // namespace
+
+CUresult cuMemAddressReserve(CUdeviceptr* pointer, std::size_t size, std::size_t alignment,
+                             CUdeviceptr hint, unsigned long long flags) {
+  return gated([&](Driver& driver) -> CUresult {
+    if (!pointer || flags) return CUDA_ERROR_INVALID_VALUE;
+    return driver.memory.reserve(size, alignment, hint, *pointer);
+  });
+}
+
+CUresult cuMemAddressFree(CUdeviceptr pointer, std::size_t size) {
+  return gated([&](Driver& driver) { return driver.memory.unreserve(pointer, size); });
+}
+
+CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t size,
+                     const CUmemAllocationProp* prop, unsigned long long flags) {
+  return gated([&](Driver& driver) -> CUresult {
+    if (!handle || flags) return CUDA_ERROR_INVALID_VALUE;
+    if (auto rc = check_prop(driver, prop); rc != CUDA_SUCCESS) return rc;
+    const int slot = driver.devices[Driver::ordinal_index(prop->location.id)].slot;
+    Object* object = nullptr;
+    auto rc = driver.memory.create(slot, size, prop->requestedHandleTypes, object);
+    if (rc == CUDA_SUCCESS) *handle = handle_of(object);
+    return rc;
+  });
+}
+
+CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
+  return gated([&](Driver& driver) { return driver.memory.release(object_of(handle)); });
+}
+
+CUresult cuMemMap(CUdeviceptr pointer, std::size_t size, std::size_t offset,
+                  CUmemGenericAllocationHandle handle, unsigned long long flags) {
+  return gated([&](Driver& driver) -> CUresult {
+    if (flags) return CUDA_ERROR_INVALID_VALUE;
+    auto* object = object_of(handle);
+    if (!driver.memory.is_handle(object)) return CUDA_ERROR_INVALID_VALUE;
+    return driver.memory.map(pointer, size, offset, object, ordinal_of(driver, object->gpu));
+  });
+}
+
+CUresult cuMemUnmap(CUdeviceptr pointer, std::size_t size) {
+  return gated([&](Driver& driver) -> CUresult {
+    // As freeing does: nothing in flight may lose its memory.
+    std::vector<Context*> contexts;
+    {
+      std::lock_guard lock(driver.mutex);
+      contexts.assign(driver.contexts.begin(), driver.contexts.end());
+    }
+    for (auto* context : contexts)
+      context->synchronize();
+    return driver.memory.unmap(pointer, size);
+  });
+}
+
+CUresult cuMemSetAccess(CUdeviceptr pointer, std::size_t size, const CUmemAccessDesc* desc,
+                        std::size_t count) {
+  return gated([&](Driver& driver) -> CUresult {
+    if (!desc || count == 0) return CUDA_ERROR_INVALID_VALUE;
+    // One set of pages serves all devices here: what any of them may do is allowed.
+    int prot = PROT_NONE;
+    for (std::size_t i = 0; i < count; ++i) {
+      if (desc[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
+      if (!driver.valid_device(desc[i].location.id)) return CUDA_ERROR_INVALID_DEVICE;
+      switch (desc[i].flags) {
+        case CU_MEM_ACCESS_FLAGS_PROT_NONE:
+          break;
+        case CU_MEM_ACCESS_FLAGS_PROT_READ:
+          prot |= PROT_READ;
+          break;
+        case CU_MEM_ACCESS_FLAGS_PROT_READWRITE:
+          prot |= PROT_READ | PROT_WRITE;
+          break;
+        default:
+          return CUDA_ERROR_INVALID_VALUE;
+      }
+    }
+    return driver.memory.protect(pointer, size, prot);
+  });
+}
+
+CUresult cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location,
+                        CUdeviceptr pointer) {
+  return gated([&](Driver& driver) -> CUresult {
+    if (!flags || !location || location->type != CU_MEM_LOCATION_TYPE_DEVICE) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (!driver.valid_device(location->id)) return CUDA_ERROR_INVALID_DEVICE;
+    int prot = PROT_NONE;
+    if (auto rc = driver.memory.protection(pointer, prot); rc != CUDA_SUCCESS) return rc;
+    *flags = prot & PROT_WRITE  ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+             : prot & PROT_READ ? CU_MEM_ACCESS_FLAGS_PROT_READ
+                                : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuMemGetAllocationGranularity(std::size_t* granularity, const CUmemAllocationProp* prop,
+                                       CUmemAllocationGranularity_flags option) {
+  return gated([&](Driver& driver) -> CUresult {
+    if (!granularity || option > CU_MEM_ALLOC_GRANULARITY_RECOMMENDED) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (auto rc = check_prop(driver, prop); rc != CUDA_SUCCESS) return rc;
+    *granularity = kGranule;
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHandle handle,
+                                      CUmemAllocationHandleType type, unsigned long long flags) {
+  return gated([&](Driver& driver) -> CUresult {
+    if (!shareable || flags || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    int fd = -1;
+    auto rc = driver.memory.export_fd(object_of(handle), fd);
+    if (rc == CUDA_SUCCESS) *static_cast<int*>(shareable) = fd;
+    return rc;
+  });
+}
+
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* os_handle,
+                                        CUmemAllocationHandleType type) {
+  return gated([&](Driver& driver) -> CUresult {
+    if (!handle || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    Object* object = nullptr;
+    const int fd = static_cast<int>(reinterpret_cast<std::intptr_t>(os_handle));
+    auto rc = driver.memory.import_fd(fd, object);
+    if (rc == CUDA_SUCCESS) *handle = handle_of(object);
+    return rc;
+  });
+}
+
+CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* address) {
+  return gated([&](Driver& driver) -> CUresult {
+    if (!handle || !address) return CUDA_ERROR_INVALID_VALUE;
+    Object* object = nullptr;
+    auto rc = driver.memory.retain(reinterpret_cast<Address>(address), object);
+    if (rc == CUDA_SUCCESS) *handle = handle_of(object);
+    return rc;
+  });
+}
+
+CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* prop,
+                                                CUmemGenericAllocationHandle handle) {
+  return gated([&](Driver& driver) -> CUresult {
+    auto* object = object_of(handle);
+    if (!prop || !driver.memory.is_handle(object)) return CUDA_ERROR_INVALID_VALUE;
+    *prop = CUmemAllocationProp{};
+    prop->type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    prop->requestedHandleTypes = static_cast<CUmemAllocationHandleType>(object->handle_types);
+    prop->location = {CU_MEM_LOCATION_TYPE_DEVICE, ordinal_of(driver, object->gpu)};
+    return CUDA_SUCCESS;
+  });
+}

@@ -1,0 +1,241 @@
+#include "sim/checkpoint_client.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "sim/config.h"
+#include "sim/faults.h"
+#include "sim/registry.h"
+
+namespace stasis::sim {
+namespace {
+
+using namespace cuda;  // NOLINT(google-build-using-namespace): CUDA's result codes, by their names
+
+// What is read of a target's control block.
+struct Found {
+  char magic[16];
+  std::uint32_t version;
+  std::uint32_t size;
+  std::uint32_t active;
+  std::uint32_t state;
+  std::int32_t restore_tid;
+  std::int32_t client_fd;
+};
+static_assert(sizeof(Found) == offsetof(ControlBlock, client_fd) + sizeof(std::int32_t));
+
+std::string proc_path(int pid, const char* name) {
+  return "/proc/" + std::to_string(pid) + "/" + name;
+}
+
+// The whole of a /proc file; false with errno.
+bool slurp(const std::string& path, std::string& out) {
+  Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file) return false;
+  std::size_t used = 0;
+  out.resize(64 << 10);
+  for (;;) {
+    const auto n = ::read(file.get(), out.data() + used, out.size() - used);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return false;
+    if (n == 0) break;
+    used += static_cast<std::size_t>(n);
+    if (used == out.size()) out.resize(2 * used);
+  }
+  out.resize(used);
+  return true;
+}
+
+bool read_target(int pid, std::uint64_t address, Found& out) {
+  iovec to{&out, sizeof out};
+  iovec from{reinterpret_cast<void*>(address), sizeof out};
+  return ::process_vm_readv(pid, &to, 1, &from, 1, 0) == ssize_t{sizeof out};
+}
+
+// One line of maps: a writable private mapping of a file called libcuda.so*, or nothing.
+bool driver_data(std::string_view line, std::uint64_t& start, std::uint64_t& end) {
+  const auto slash = line.rfind('/');
+  if (slash == line.npos || !line.substr(slash + 1).starts_with("libcuda.so")) return false;
+  char permissions[5] = {};
+  unsigned long long from = 0;
+  unsigned long long to = 0;
+  if (std::sscanf(std::string(line).c_str(), "%llx-%llx %4s", &from, &to, permissions) != 3) {
+    return false;
+  }
+  start = from;
+  end = to;
+  return std::string_view(permissions) == "rw-p";
+}
+
+CUresult find_target(int pid, Found& out) {
+  if (pid <= 0) return CUDA_ERROR_OPERATING_SYSTEM;
+  std::string maps;
+  if (!slurp(proc_path(pid, "maps"), maps)) {
+    // A zombie has no memory any more, but it is still there.
+    std::string status;
+    if (errno == ESRCH && slurp(proc_path(pid, "status"), status) &&
+        status.find("State:\tZ") != status.npos) {
+      return CUDA_ERROR_NOT_INITIALIZED;
+    }
+    return CUDA_ERROR_OPERATING_SYSTEM;
+  }
+  std::string_view rest = maps;
+  while (!rest.empty()) {
+    const auto line = rest.substr(0, rest.find('\n'));
+    rest.remove_prefix(std::min(line.size() + 1, rest.size()));
+    std::uint64_t start = 0;
+    std::uint64_t end = 0;
+    if (!driver_data(line, start, end)) continue;
+    for (; start < end; start += kControlAlignment) {
+      if (!read_target(pid, start, out)) return CUDA_ERROR_OPERATING_SYSTEM;
+      if (std::memcmp(out.magic, kControlMagic, sizeof out.magic) != 0) continue;
+      if (out.version != kControlVersion) return CUDA_ERROR_UNKNOWN;
+      return out.active ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
+    }
+  }
+  return CUDA_ERROR_NOT_INITIALIZED;
+}
+
+int open_pidfd(int pid) {
+  int fd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
+  if (fd >= 0) return fd;
+  // A thread's id: its process is in the status.
+  std::string status;
+  if (!slurp(proc_path(pid, "status"), status)) return -1;
+  const auto at = status.find("\nTgid:\t");
+  if (at == status.npos) return -1;
+  const int process = std::atoi(status.c_str() + at + 7);
+  return process == pid ? -1 : static_cast<int>(syscall(SYS_pidfd_open, process, 0));
+}
+
+// The last number of a task's NSpid line: its id in its own namespace.
+int inner_id(int pid, int tid) {
+  std::string status;
+  if (!slurp(proc_path(pid, ("task/" + std::to_string(tid) + "/status").c_str()), status))
+    return -1;
+  const auto at = status.find("\nNSpid:");
+  if (at == status.npos) return -1;
+  const auto line = status.substr(at + 1, status.find('\n', at + 1) - at - 1);
+  const auto last = line.find_last_of("\t ");
+  return last == line.npos ? -1 : std::atoi(line.c_str() + last + 1);
+}
+
+// Faults of the caller's environment and of the file, as one text.
+CUresult read_faults(char (&out)[sizeof(Request::faults)]) {
+  std::string text;
+  if (const char* env = std::getenv("STASIS_SIM_FAULTS")) text = env;
+  const char* named = std::getenv("STASIS_SIM_FAULTS_FILE");
+  std::string path = named ? named : "";
+  if (path.empty()) {
+    Config config;
+    std::string error;
+    if (!load(config, error)) return CUDA_ERROR_INVALID_SOURCE;
+    path = config.dir + "/faults";
+  }
+  std::string file;
+  if (slurp(path, file)) {
+    text += "\n" + file;
+  } else if (errno != ENOENT) {
+    return CUDA_ERROR_INVALID_SOURCE;
+  }
+  std::vector<Fault> parsed;
+  std::string error;
+  if (text.size() >= sizeof out || !parse_faults(text, parsed, error)) {
+    return CUDA_ERROR_INVALID_SOURCE;
+  }
+  std::memcpy(out, text.c_str(), text.size() + 1);
+  return CUDA_SUCCESS;
+}
+
+bool send_request(int socket, const Request& request, int reply) {
+  iovec data{const_cast<Request*>(&request), sizeof request};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  auto* header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof reply);
+  std::memcpy(CMSG_DATA(header), &reply, sizeof reply);
+  ssize_t n;
+  do {
+    n = ::sendmsg(socket, &message, MSG_NOSIGNAL);
+  } while (n < 0 && errno == EINTR);
+  return n == ssize_t{sizeof request};
+}
+
+}  // namespace
+
+CUresult target_state(int pid, CUprocessState& out) {
+  Found found;
+  if (auto rc = find_target(pid, found); rc != CUDA_SUCCESS) return rc;
+  out = static_cast<CUprocessState>(found.state);
+  return CUDA_SUCCESS;
+}
+
+CUresult target_restore_thread(int pid, int& out) {
+  Found found;
+  if (auto rc = find_target(pid, found); rc != CUDA_SUCCESS) return rc;
+  if (inner_id(pid, found.restore_tid) == found.restore_tid) {
+    out = found.restore_tid;
+    return CUDA_SUCCESS;
+  }
+  // The target lives in another PID namespace; its thread has another number here.
+  std::unique_ptr<DIR, int (*)(DIR*)> tasks(::opendir(proc_path(pid, "task").c_str()), ::closedir);
+  if (!tasks) return CUDA_ERROR_OPERATING_SYSTEM;
+  while (const dirent* entry = ::readdir(tasks.get())) {
+    const int tid = std::atoi(entry->d_name);
+    if (tid > 0 && inner_id(pid, tid) == found.restore_tid) {
+      out = tid;
+      return CUDA_SUCCESS;
+    }
+  }
+  return CUDA_ERROR_NOT_INITIALIZED;
+}
+
+CUresult ask_target(int pid, Request& request) {
+  Found found;
+  if (auto rc = find_target(pid, found); rc != CUDA_SUCCESS) return rc;
+  request.version = kControlVersion;
+  if (auto rc = read_faults(request.faults); rc != CUDA_SUCCESS) return rc;
+
+  Fd process(open_pidfd(pid));
+  if (!process) return CUDA_ERROR_OPERATING_SYSTEM;
+  Fd socket(static_cast<int>(syscall(SYS_pidfd_getfd, process.get(), found.client_fd, 0)));
+  if (!socket) return CUDA_ERROR_OPERATING_SYSTEM;
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) < 0) {
+    return CUDA_ERROR_OPERATING_SYSTEM;
+  }
+  Fd ours(ends[0]);
+  Fd theirs(ends[1]);
+  if (!send_request(socket.get(), request, theirs.get())) return CUDA_ERROR_OPERATING_SYSTEM;
+  theirs.reset();
+  socket.reset();
+
+  for (;;) {
+    pollfd polled[2] = {{ours.get(), POLLIN, 0}, {process.get(), POLLIN, 0}};
+    if (::poll(polled, 2, -1) < 0 && errno != EINTR) return CUDA_ERROR_OPERATING_SYSTEM;
+    Reply reply;
+    const auto n = ::recv(ours.get(), &reply, sizeof reply, MSG_DONTWAIT);
+    if (n == ssize_t{sizeof reply}) return static_cast<CUresult>(reply.result);
+    if (n == 0 || (polled[1].revents & POLLIN)) return CUDA_ERROR_OPERATING_SYSTEM;  // it died
+  }
+}
+
+}  // namespace stasis::sim

@@ -1,0 +1,47 @@
+// What the simulated driver is asked to look like, from the environment: GPUs, machine, driver
+// version, where its state lies. The variables are described in docs/simulated-driver.md.
+//
+// Ownership: plain values. Threads: load() reads the environment and touches nothing else.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "driver/cuda_abi.h"
+
+namespace stasis::sim {
+
+struct GpuSpec {
+  std::string name;
+  std::uint64_t capacity = 0;  // bytes
+  cuda::CUuuid uuid{};
+  unsigned pci_bus = 0;
+};
+
+struct Config {
+  std::vector<GpuSpec> gpus;  // all of the machine, in NVML's order
+  std::vector<int> visible;   // indices into gpus, in the order of CUDA's ordinals
+  std::string dir;            // state outside the processes
+  int driver_version = 580;
+  bool persistence = true;
+
+  int cuda_version() const;  // 13000 for driver 580
+  bool has_checkpoint() const { return driver_version >= 570; }
+  bool has_gpu_pairs() const { return driver_version >= 580; }
+  std::string driver_text() const;  // "580.159.04"
+};
+
+// Each parser fills `out` or explains in `error` and returns false; nothing is guessed.
+bool parse_size(std::string_view text, std::uint64_t& out, std::string& error);
+bool parse_gpus(std::string_view text, std::string_view machine, std::vector<GpuSpec>& out,
+                std::string& error);
+bool load(Config& out, std::string& error);
+
+// "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx"
+std::string to_text(const cuda::CUuuid& uuid);
+bool same(const cuda::CUuuid& a, const cuda::CUuuid& b);
+std::string pci_text(unsigned bus);  // "0000:1A:00.0"
+
+}  // namespace stasis::sim

@@ -1,0 +1,74 @@
+#include "sim/context.h"
+
+namespace stasis::sim {
+namespace {
+
+constexpr int kDepth = 64;
+struct Stack {
+  Context* contexts[kDepth];
+  int depth;
+};
+thread_local Stack stack{};
+
+}  // namespace
+
+Context* CurrentContext::get() { return stack.depth ? stack.contexts[stack.depth - 1] : nullptr; }
+
+void CurrentContext::set(Context* context) {
+  if (stack.depth) --stack.depth;
+  if (context) stack.contexts[stack.depth++] = context;
+}
+
+bool CurrentContext::push(Context* context) {
+  if (stack.depth == kDepth) return false;
+  stack.contexts[stack.depth++] = context;
+  return true;
+}
+
+bool CurrentContext::pop(Context*& context) {
+  if (stack.depth == 0) return false;
+  context = stack.contexts[--stack.depth];
+  return true;
+}
+
+Mark Context::submit(Stream& stream, std::function<void()> work) {
+  std::lock_guard lock(mutex);
+  std::vector<Mark> after = std::move(stream.pending);
+  stream.pending.clear();
+  if (stream.is_default) {
+    for (auto* other : streams) {
+      if (other->flags & cuda::CU_STREAM_NON_BLOCKING) continue;
+      auto mark = Lane::last(other->lane);
+      if (!mark.reached()) after.push_back(mark);
+    }
+  } else if (!(stream.flags & cuda::CU_STREAM_NON_BLOCKING)) {
+    auto mark = Lane::last(default_stream.lane);
+    if (!mark.reached()) after.push_back(mark);
+  }
+  return Lane::submit(stream.lane, std::move(work), std::move(after));
+}
+
+Mark Context::last(Stream& stream) {
+  std::unique_lock lock(mutex);
+  if (stream.pending.empty()) return Lane::last(stream.lane);
+  lock.unlock();
+  return submit(stream, [] {});  // what it was told to wait for counts as its work
+}
+
+std::vector<Mark> Context::last_of_all() {
+  std::lock_guard lock(mutex);
+  std::vector<Mark> marks{Lane::last(default_stream.lane)};
+  for (auto* stream : streams) {
+    marks.push_back(Lane::last(stream->lane));
+    for (const auto& mark : stream->pending)
+      marks.push_back(mark);
+  }
+  return marks;
+}
+
+void Context::synchronize() {
+  for (const auto& mark : last_of_all())
+    mark.wait();
+}
+
+}  // namespace stasis::sim

@@ -1,0 +1,48 @@
+// Faults on demand: what a checkpoint call shall do instead of, or besides, its work.
+//
+// The grammar is in docs/simulated-driver.md. Unknown text is an error, never ignored.
+// Threads: a pure parser and plain values.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace stasis::sim {
+
+enum class FaultAction { kLock, kCheckpoint, kRestore, kUnlock, kCopy };
+enum class FaultEffect {
+  kError,    // value: the result code; nothing is done
+  kTimeout,  // lock only: as if work never ended, so NOT_READY at the time-out (at once if none)
+  kHang,     // no answer for as long as the caller waits; nothing is done
+  kDelay,    // value: nanoseconds to wait first
+  kRate,     // value: bytes per second for content that moves
+  kDie,      // the target is killed in the middle
+  kFailed,   // the target ends in state 3, failed
+};
+
+struct Fault {
+  FaultAction action = FaultAction::kLock;
+  FaultEffect effect = FaultEffect::kError;
+  std::uint64_t value = 0;
+  std::uint64_t nth = 0;  // 0: every call
+  std::uint64_t pid = 0;  // in the target's own PID namespace; 0: every process
+};
+
+bool parse_faults(std::string_view text, std::vector<Fault>& out, std::string& error);
+
+// The faults for one call, combined: `nth` is how often the action was asked of this process.
+struct Plan {
+  std::uint64_t error = 0;
+  bool timeout = false;
+  bool hang = false;
+  bool die = false;
+  bool failed = false;
+  std::uint64_t delay_ns = 0;
+  std::uint64_t rate = 0;
+};
+Plan plan_for(const std::vector<Fault>& faults, FaultAction action, std::uint64_t nth,
+              std::uint64_t pid);
+
+}  // namespace stasis::sim

@@ -1,0 +1,439 @@
+#include "sim/memory.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace stasis::sim {
+namespace {
+
+using namespace cuda;  // NOLINT(google-build-using-namespace): CUDA's result codes, by their names
+
+constexpr std::uint64_t kSlabLimit = std::uint64_t{1} << 20;  // smaller ones share a granule
+constexpr std::uint64_t kAlignment = 512;
+
+std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
+
+void* pointer(Address address) { return reinterpret_cast<void*>(address); }
+
+struct IpcContent {
+  std::uint32_t magic;
+  std::uint32_t reserved;
+  CUuuid gpu;
+  ObjectId object;
+  std::uint64_t offset;
+  std::uint64_t size;
+};
+static_assert(sizeof(IpcContent) <= sizeof(CUipcMemHandle));
+constexpr std::uint32_t kIpcMagic = 0x51a5151c;
+
+}  // namespace
+
+Memory::Memory(const Config& config) : dir_(config.dir) {
+  for (const auto& gpu : config.gpus)
+    slots_.push_back({gpu, nullptr, 0});
+}
+
+bool Memory::hold(int index) {
+  std::lock_guard lock(mutex_);
+  auto& s = slot(index);
+  if (!s.holding) {
+    auto holding = std::make_unique<Holding>(dir_, s.spec);
+    if (!holding->open()) return false;
+    s.holding = std::move(holding);
+  }
+  ++s.holds;
+  return true;
+}
+
+void Memory::unhold(int index) {
+  std::lock_guard lock(mutex_);
+  auto& s = slot(index);
+  if (--s.holds == 0 && s.holding->bytes() == 0) s.holding.reset();
+}
+
+std::uint64_t Memory::free_bytes(int index) const {
+  const auto& spec = slot(index).spec;
+  return spec.capacity - std::min(spec.capacity, usage(dir_, spec.uuid).used);
+}
+
+// --- Objects and where they are mapped
+
+CUresult Memory::new_object(int index, std::uint64_t size, std::uint32_t handle_types,
+                            Object*& out) {
+  auto& s = slot(index);
+  if (!s.holding) {
+    auto holding = std::make_unique<Holding>(dir_, s.spec);
+    if (!holding->open()) return CUDA_ERROR_UNKNOWN;
+    s.holding = std::move(holding);
+  }
+  auto object = std::make_unique<Object>();
+  Fd file;
+  const auto outcome = s.holding->create(size, handle_types, object->id, file);
+  if (outcome == Holding::Outcome::kFull) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (outcome != Holding::Outcome::kOk) return CUDA_ERROR_UNKNOWN;
+  object->size = size;
+  object->gpu = index;
+  object->handle_types = handle_types;
+  objects_.insert(object.get());
+  out = object.release();
+  return CUDA_SUCCESS;
+}
+
+CUresult Memory::adopt(int index, const ObjectTrailer& trailer, int fd, Object*& out) {
+  auto& s = slot(index);
+  if (!s.holding) {
+    auto holding = std::make_unique<Holding>(dir_, s.spec);
+    if (!holding->open()) return CUDA_ERROR_UNKNOWN;
+    s.holding = std::move(holding);
+  }
+  for (auto* known : objects_) {
+    if (known->id == trailer.id) {  // our own, or imported before
+      out = known;
+      return CUDA_SUCCESS;
+    }
+  }
+  if (s.holding->adopt(trailer, fd) != Holding::Outcome::kOk) return CUDA_ERROR_INVALID_VALUE;
+  auto* object = new Object;
+  object->id = trailer.id;
+  object->size = trailer.size;
+  object->gpu = index;
+  object->foreign = true;
+  object->handle_types = trailer.handle_types;
+  objects_.insert(object);
+  out = object;
+  return CUDA_SUCCESS;
+}
+
+void Memory::drop_if_unused(Object* object) {
+  if (object->handles > 0 || object->uses > 0) return;
+  auto& s = slot(object->gpu);
+  s.holding->drop(object->id);
+  objects_.erase(object);
+  delete object;
+  if (s.holds == 0 && s.holding->bytes() == 0) s.holding.reset();
+}
+
+Address Memory::reserve_range(std::uint64_t size, std::uint64_t alignment, Address hint) {
+  if (hint && hint % alignment == 0) {
+    void* got = ::mmap(pointer(hint), size, PROT_NONE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+    if (got == pointer(hint)) return hint;
+    if (got != MAP_FAILED) ::munmap(got, size);
+  }
+  const auto padded = size + alignment;
+  void* got =
+      ::mmap(nullptr, padded, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (got == MAP_FAILED) return 0;
+  const auto start = reinterpret_cast<Address>(got);
+  const auto base = round_up(start, alignment);
+  if (base > start) ::munmap(got, base - start);
+  if (start + padded > base + size) ::munmap(pointer(base + size), start + padded - base - size);
+  return base;
+}
+
+bool Memory::place(Address at, const Placement& p) {
+  const auto file = slot(p.object->gpu).holding->reopen(p.object->id);
+  if (!file) return false;
+  void* got = ::mmap(pointer(at), p.size, p.prot, MAP_SHARED | MAP_FIXED, file.get(),
+                     static_cast<off_t>(p.offset));
+  if (got == MAP_FAILED) return false;
+  // A forked child has no CUDA; without this it would keep the memory alive.
+  ::madvise(got, p.size, MADV_DONTFORK);
+  return true;
+}
+
+void Memory::clear(Address at, std::uint64_t size) {
+  ::mmap(pointer(at), size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
+         0);
+}
+
+// --- Plain device memory
+
+Allocation& Memory::remember(Allocation allocation) {
+  allocation.id = next_id_++;
+  return allocations_[allocation.base] = allocation;
+}
+
+CUresult Memory::allocate_in_slab(int index, Allocation& allocation) {
+  const auto size = round_up(allocation.size, kAlignment);
+  allocation.in_slab = true;
+  auto take = [&](Slab& slab) {
+    std::uint64_t at = 0;
+    for (const auto& [offset, used] : slab.used) {
+      if (offset - at >= size) break;
+      at = offset + used;
+    }
+    if (at + size > kGranule) return false;
+    slab.used[at] = size;
+    ++slab.object->uses;
+    allocation.object = slab.object;
+    allocation.offset = at;
+    allocation.base = slab.base + at;
+    return true;
+  };
+  for (auto& slab : slabs_) {
+    if (slab->object->gpu == index && take(*slab)) return CUDA_SUCCESS;
+  }
+  auto slab = std::make_unique<Slab>();
+  if (auto rc = new_object(index, kGranule, 0, slab->object); rc != CUDA_SUCCESS) return rc;
+  slab->base = reserve_range(kGranule, kGranule, 0);
+  const Placement placement{kGranule, 0, slab->object, PROT_READ | PROT_WRITE, allocation.device};
+  if (!slab->base || !place(slab->base, placement)) {
+    if (slab->base) ::munmap(pointer(slab->base), kGranule);
+    drop_if_unused(slab->object);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  placements_[slab->base] = placement;
+  take(*slab);
+  slabs_.push_back(std::move(slab));
+  return CUDA_SUCCESS;
+}
+
+CUresult Memory::allocate(int index, int device, std::uint64_t size, Context* context, void* pool,
+                          Address& out) {
+  if (size == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (size > slot(index).spec.capacity) return CUDA_ERROR_OUT_OF_MEMORY;
+  std::lock_guard lock(mutex_);
+  Allocation allocation;
+  allocation.size = size;
+  allocation.device = device;
+  allocation.context = context;
+  allocation.pool = pool;
+  if (size <= kSlabLimit) {
+    if (auto rc = allocate_in_slab(index, allocation); rc != CUDA_SUCCESS) return rc;
+  } else {
+    const auto whole = round_up(size, kGranule);
+    if (auto rc = new_object(index, whole, 0, allocation.object); rc != CUDA_SUCCESS) return rc;
+    allocation.base = reserve_range(whole, kGranule, 0);
+    const Placement placement{whole, 0, allocation.object, PROT_READ | PROT_WRITE, device};
+    if (!allocation.base || !place(allocation.base, placement)) {
+      if (allocation.base) ::munmap(pointer(allocation.base), whole);
+      drop_if_unused(allocation.object);
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    placements_[allocation.base] = placement;
+    ++allocation.object->uses;
+  }
+  out = remember(allocation).base;
+  return CUDA_SUCCESS;
+}
+
+void Memory::free_locked(std::map<Address, Allocation>::iterator it) {
+  const Allocation a = it->second;
+  allocations_.erase(it);
+  if (a.kind == Kind::kManaged || a.kind == Kind::kPinned) {
+    if (a.kind == Kind::kManaged) --managed_;
+    ::munmap(pointer(a.base), round_up(a.size, 4096));
+    return;
+  }
+  if (a.kind == Kind::kRegistered) return;
+  --a.object->uses;
+  Address base = a.base;
+  if (a.in_slab) {
+    auto slab = std::find_if(slabs_.begin(), slabs_.end(),
+                             [&](const auto& s) { return s->object == a.object; });
+    (*slab)->used.erase(a.offset);
+    if (!(*slab)->used.empty()) return;
+    base = (*slab)->base;
+    slabs_.erase(slab);
+  }
+  const auto placement = placements_.find(base);
+  ::munmap(pointer(base), placement->second.size);
+  placements_.erase(placement);
+  drop_if_unused(a.object);
+}
+
+CUresult Memory::free(Address base) {
+  std::lock_guard lock(mutex_);
+  auto it = allocations_.find(base);
+  if (it == allocations_.end()) return CUDA_ERROR_INVALID_VALUE;
+  if (it->second.kind != Kind::kDevice && it->second.kind != Kind::kManaged) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  free_locked(it);
+  return CUDA_SUCCESS;
+}
+
+void Memory::free_all(const Context* context) {
+  std::lock_guard lock(mutex_);
+  for (auto it = allocations_.begin(); it != allocations_.end();) {
+    auto next = std::next(it);
+    if (it->second.context == context && it->second.kind != Kind::kMapped) free_locked(it);
+    it = next;
+  }
+}
+
+// --- Host memory
+
+CUresult Memory::allocate_host(Kind kind, int device, std::uint64_t size, Context* context,
+                               unsigned flags, Address& out) {
+  if (size == 0) return CUDA_ERROR_INVALID_VALUE;
+  void* got = ::mmap(nullptr, round_up(size, 4096), PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (got == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+  std::lock_guard lock(mutex_);
+  Allocation allocation;
+  allocation.base = reinterpret_cast<Address>(got);
+  allocation.size = size;
+  allocation.kind = kind;
+  allocation.device = device;
+  allocation.context = context;
+  allocation.flags = flags;
+  if (kind == Kind::kManaged) ++managed_;
+  out = remember(allocation).base;
+  return CUDA_SUCCESS;
+}
+
+CUresult Memory::register_host(Address base, std::uint64_t size, int device, Context* context,
+                               unsigned flags) {
+  if (size == 0 || base == 0) return CUDA_ERROR_INVALID_VALUE;
+  std::lock_guard lock(mutex_);
+  auto next = allocations_.upper_bound(base);
+  const bool overlaps_next = next != allocations_.end() && next->first < base + size;
+  const bool overlaps_previous =
+      next != allocations_.begin() && std::prev(next)->first + std::prev(next)->second.size > base;
+  if (overlaps_next || overlaps_previous) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+  Allocation allocation;
+  allocation.base = base;
+  allocation.size = size;
+  allocation.kind = Kind::kRegistered;
+  allocation.device = device;
+  allocation.context = context;
+  allocation.flags = flags;
+  remember(allocation);
+  return CUDA_SUCCESS;
+}
+
+CUresult Memory::unregister_host(Address base) {
+  std::lock_guard lock(mutex_);
+  auto it = allocations_.find(base);
+  if (it == allocations_.end() || it->second.kind != Kind::kRegistered) {
+    return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+  }
+  allocations_.erase(it);
+  return CUDA_SUCCESS;
+}
+
+CUresult Memory::free_host(Address base) {
+  std::lock_guard lock(mutex_);
+  auto it = allocations_.find(base);
+  if (it == allocations_.end() || it->second.kind != Kind::kPinned) return CUDA_ERROR_INVALID_VALUE;
+  free_locked(it);
+  return CUDA_SUCCESS;
+}
+
+// --- Looking up
+
+const Allocation* Memory::find_locked(Address address, std::uint64_t size) const {
+  auto it = allocations_.upper_bound(address);
+  if (it == allocations_.begin()) return nullptr;
+  const auto& a = std::prev(it)->second;
+  if (address - a.base >= a.size || size > a.size - (address - a.base)) return nullptr;
+  return &a;
+}
+
+bool Memory::find(Address address, std::uint64_t size, Allocation& out) const {
+  std::lock_guard lock(mutex_);
+  const auto* a = find_locked(address, size);
+  if (a) out = *a;
+  return a != nullptr;
+}
+
+bool Memory::accessible(Address address, std::uint64_t size) const {
+  std::lock_guard lock(mutex_);
+  while (size > 0) {
+    const auto* a = find_locked(address, 1);
+    if (!a) return false;
+    const std::uint64_t part = std::min<std::uint64_t>(size, a->base + a->size - address);
+    if (a->kind != Kind::kMapped) return part == size;
+    auto placement = placements_.find(a->base);
+    if (placement == placements_.end() || placement->second.prot == PROT_NONE) return false;
+    address += part;
+    size -= part;
+  }
+  return true;
+}
+
+bool Memory::has_foreign() const {
+  return std::any_of(objects_.begin(), objects_.end(), [&](const Object* o) {
+    return o->foreign || (slot(o->gpu).holding && slot(o->gpu).holding->shared(o->id));
+  });
+}
+
+std::uint64_t Memory::pool_bytes(const void* pool) const {
+  std::lock_guard lock(mutex_);
+  std::uint64_t sum = 0;
+  for (const auto& [base, a] : allocations_) {
+    if (a.pool == pool) sum += a.size;
+  }
+  return sum;
+}
+
+// --- Legacy IPC
+
+CUresult Memory::export_ipc(Address address, CUipcMemHandle& out) const {
+  std::lock_guard lock(mutex_);
+  const auto* a = find_locked(address, 1);
+  if (!a || a->kind != Kind::kDevice || a->pool) return CUDA_ERROR_INVALID_VALUE;
+  IpcContent content{};
+  content.magic = kIpcMagic;
+  content.gpu = slot(a->object->gpu).spec.uuid;
+  content.object = a->object->id;
+  content.offset = a->offset;
+  content.size = a->size;
+  std::memset(&out, 0, sizeof out);
+  std::memcpy(&out, &content, sizeof content);
+  return CUDA_SUCCESS;
+}
+
+CUresult Memory::import_ipc(const CUipcMemHandle& handle, int index, int device, Context* context,
+                            Address& out) {
+  IpcContent content;
+  std::memcpy(static_cast<void*>(&content), handle.reserved, sizeof content);
+  if (content.magic != kIpcMagic) return CUDA_ERROR_INVALID_VALUE;
+  std::lock_guard lock(mutex_);
+  if (!same(content.gpu, slot(index).spec.uuid)) return CUDA_ERROR_INVALID_VALUE;
+  for (auto* known : objects_) {  // the exporting process cannot open its own handle
+    if (known->id == content.object) return CUDA_ERROR_INVALID_CONTEXT;
+  }
+  const auto file = open_object(dir_, content.gpu, content.object);
+  ObjectTrailer trailer;
+  if (!file || !read_trailer(file.get(), trailer)) return CUDA_ERROR_INVALID_HANDLE;
+  Allocation allocation;
+  if (auto rc = adopt(index, trailer, file.get(), allocation.object); rc != CUDA_SUCCESS) return rc;
+  const auto base = reserve_range(allocation.object->size, kGranule, 0);
+  const Placement placement{allocation.object->size, 0, allocation.object, PROT_READ | PROT_WRITE,
+                            device};
+  if (!base || !place(base, placement)) {
+    drop_if_unused(allocation.object);
+    return CUDA_ERROR_MAP_FAILED;
+  }
+  placements_[base] = placement;
+  ++allocation.object->uses;
+  allocation.base = base + content.offset;
+  allocation.size = content.size;
+  allocation.kind = Kind::kIpc;
+  allocation.device = device;
+  allocation.context = context;
+  allocation.offset = content.offset;
+  out = remember(allocation).base;
+  return CUDA_SUCCESS;
+}
+
+CUresult Memory::close_ipc(Address base) {
+  std::lock_guard lock(mutex_);
+  auto it = allocations_.find(base);
+  if (it == allocations_.end() || it->second.kind != Kind::kIpc) return CUDA_ERROR_INVALID_VALUE;
+  const Allocation a = it->second;
+  allocations_.erase(it);
+  const auto start = a.base - a.offset;
+  ::munmap(pointer(start), placements_[start].size);
+  placements_.erase(start);
+  --a.object->uses;
+  drop_if_unused(a.object);
+  return CUDA_SUCCESS;
+}
+
+}  // namespace stasis::sim

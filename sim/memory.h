@@ -1,0 +1,175 @@
+// The device memory of this process: objects (physical memory, a file each), where they are mapped,
+// and what the program was given.
+//
+// While the process runs, an object is a file of its GPU's folder, mapped shared. While it is
+// checkpointed, all content lies in one private anonymous mapping, the addresses are kept by
+// PROT_NONE mappings, and no file or descriptor of a GPU is held, which is what lets CRIU dump it.
+//
+// Ownership: Memory owns everything it hands out; addresses and handles are checked at every use.
+// Threads: any thread inside the gate, under an own mutex. save(), let_go() and bring_back() take
+// no lock: they run on the restore thread while the process is locked and every other thread is
+// outside (or stopped by a debugger in front of the gate).
+#pragma once
+
+#include <sys/mman.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "sim/config.h"
+#include "sim/registry.h"
+
+namespace stasis::sim {
+
+struct Context;
+using Address = cuda::CUdeviceptr;
+inline constexpr std::uint64_t kGranule = std::uint64_t{2} << 20;  // as on real GPUs
+
+enum class Kind { kDevice, kManaged, kPinned, kRegistered, kIpc, kMapped };
+
+struct Object {
+  ObjectId id;
+  std::uint64_t size = 0;
+  int gpu = 0;           // slot of Memory
+  bool foreign = false;  // another process's memory that we opened or imported
+  std::uint32_t handle_types = 0;
+  int handles = 0;  // references by cuMemCreate, import and retain
+  int uses = 0;     // allocations and mappings that refer to it
+  // While checkpointed: where the content lies in the image, and which parts of it are not zero.
+  std::uint64_t image_offset = 0;
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> extents;  // offset, length
+};
+
+struct Allocation {
+  Address base = 0;
+  std::uint64_t size = 0;
+  Kind kind = Kind::kDevice;
+  int device = 0;  // ordinal
+  Context* context = nullptr;
+  void* pool = nullptr;
+  unsigned flags = 0;
+  std::uint64_t id = 0;  // never used twice in a process
+  Object* object = nullptr;
+  std::uint64_t offset = 0;  // in the object
+  bool in_slab = false;
+};
+
+// How fast content may move, and what to do on the way (faults).
+struct Pace {
+  std::uint64_t bytes_per_second = 0;  // 0: as fast as it goes
+  std::function<void()> at_half;       // may be empty
+};
+
+class Memory {
+ public:
+  explicit Memory(const Config& config);
+
+  // GPUs, by slot (the machine's index when the process started).
+  const GpuSpec& gpu(int slot) const { return slots_[static_cast<std::size_t>(slot)].spec; }
+  int gpus() const { return static_cast<int>(slots_.size()); }
+  const std::string& dir() const { return dir_; }
+  bool hold(int slot);  // counts; a process that holds a GPU is listed as its user
+  void unhold(int slot);
+  std::uint64_t free_bytes(int slot) const;
+
+  // Plain memory. Each returns CUDA's result code.
+  cuda::CUresult allocate(int slot, int device, std::uint64_t size, Context* context, void* pool,
+                          Address& out);
+  cuda::CUresult free(Address base);
+  cuda::CUresult allocate_host(Kind kind, int device, std::uint64_t size, Context* context,
+                               unsigned flags, Address& out);
+  cuda::CUresult register_host(Address base, std::uint64_t size, int device, Context* context,
+                               unsigned flags);
+  cuda::CUresult unregister_host(Address base);
+  cuda::CUresult free_host(Address base);
+  void free_all(const Context* context);
+  // The allocation that holds all of [address, address + size).
+  bool find(Address address, std::uint64_t size, Allocation& out) const;
+  // True if device work may touch the range: one allocation, or mapped VMM memory without a gap.
+  bool accessible(Address address, std::uint64_t size) const;
+  int managed() const { return managed_; }
+  bool has_foreign() const;
+  std::uint64_t pool_bytes(const void* pool) const;
+
+  // Legacy IPC.
+  cuda::CUresult export_ipc(Address address, cuda::CUipcMemHandle& out) const;
+  cuda::CUresult import_ipc(const cuda::CUipcMemHandle& handle, int slot, int device,
+                            Context* context, Address& out);
+  cuda::CUresult close_ipc(Address base);
+
+  // Virtual memory management.
+  cuda::CUresult reserve(std::uint64_t size, std::uint64_t alignment, Address hint, Address& out);
+  cuda::CUresult unreserve(Address base, std::uint64_t size);
+  cuda::CUresult create(int slot, std::uint64_t size, std::uint32_t handle_types, Object*& out);
+  cuda::CUresult release(Object* object);
+  cuda::CUresult map(Address at, std::uint64_t size, std::uint64_t offset, Object* object,
+                     int device);
+  cuda::CUresult unmap(Address at, std::uint64_t size);
+  cuda::CUresult protect(Address at, std::uint64_t size, int prot);
+  cuda::CUresult protection(Address at, int& prot) const;
+  cuda::CUresult export_fd(Object* object, int& out) const;
+  cuda::CUresult import_fd(int fd, Object*& out);
+  cuda::CUresult retain(Address at, Object*& out);
+  bool is_handle(const Object* object) const;
+
+  // Checkpoint, on the restore thread.
+  cuda::CUresult save(const Pace& pace);
+  void let_go();
+  void discard_image();
+  // Brings everything back on the given GPUs: target[slot] is the slot's new GPU.
+  cuda::CUresult bring_back(const std::string& dir, const std::vector<GpuSpec>& target,
+                            const Pace& pace);
+  std::uint64_t object_bytes() const;
+
+ private:
+  struct Placement {
+    std::uint64_t size = 0;
+    std::uint64_t offset = 0;
+    Object* object = nullptr;
+    int prot = PROT_NONE;
+    int device = 0;
+  };
+  struct Slot {
+    GpuSpec spec;
+    std::unique_ptr<Holding> holding;
+    int holds = 0;
+  };
+  struct Slab {
+    Object* object = nullptr;
+    Address base = 0;
+    std::map<std::uint64_t, std::uint64_t> used;  // offset -> size
+  };
+
+  Slot& slot(int index) { return slots_[static_cast<std::size_t>(index)]; }
+  const Slot& slot(int index) const { return slots_[static_cast<std::size_t>(index)]; }
+  cuda::CUresult new_object(int slot, std::uint64_t size, std::uint32_t handle_types, Object*& out);
+  cuda::CUresult adopt(int slot, const ObjectTrailer& trailer, int fd, Object*& out);
+  void drop_if_unused(Object* object);
+  bool place(Address at, const Placement& placement);
+  void clear(Address at, std::uint64_t size);  // back to PROT_NONE
+  Address reserve_range(std::uint64_t size, std::uint64_t alignment, Address hint);
+  cuda::CUresult allocate_in_slab(int slot, Allocation& allocation);
+  void free_locked(std::map<Address, Allocation>::iterator it);
+  Allocation& remember(Allocation allocation);
+  const Allocation* find_locked(Address address, std::uint64_t size) const;
+
+  mutable std::mutex mutex_;
+  std::string dir_;
+  std::vector<Slot> slots_;
+  std::set<Object*> objects_;
+  std::map<Address, Allocation> allocations_;
+  std::map<Address, Placement> placements_;
+  std::map<Address, std::uint64_t> reservations_;
+  std::vector<std::unique_ptr<Slab>> slabs_;
+  int managed_ = 0;
+  std::uint64_t next_id_ = 1;
+  char* image_ = nullptr;
+  std::uint64_t image_size_ = 0;
+};
+
+}  // namespace stasis::sim

@@ -1,0 +1,179 @@
+// Memory's part for virtual memory management: address ranges, handles, mappings, access, sharing.
+#include <algorithm>
+#include <iterator>
+
+#include "sim/memory.h"
+
+namespace stasis::sim {
+
+using namespace cuda;  // NOLINT(google-build-using-namespace): CUDA's result codes, by their names
+
+CUresult Memory::reserve(std::uint64_t size, std::uint64_t alignment, Address hint, Address& out) {
+  if (size == 0 || size % kGranule) return CUDA_ERROR_INVALID_VALUE;
+  if (alignment & (alignment - 1)) return CUDA_ERROR_INVALID_VALUE;
+  std::lock_guard lock(mutex_);
+  const auto base = reserve_range(size, std::max(alignment, kGranule), hint);
+  if (!base) return CUDA_ERROR_OUT_OF_MEMORY;
+  reservations_[base] = size;
+  out = base;
+  return CUDA_SUCCESS;
+}
+
+CUresult Memory::unreserve(Address base, std::uint64_t size) {
+  std::lock_guard lock(mutex_);
+  auto it = reservations_.find(base);
+  if (it == reservations_.end() || it->second != size) return CUDA_ERROR_INVALID_VALUE;
+  auto inside = placements_.lower_bound(base);
+  if (inside != placements_.end() && inside->first < base + size) return CUDA_ERROR_INVALID_VALUE;
+  ::munmap(reinterpret_cast<void*>(base), size);
+  reservations_.erase(it);
+  return CUDA_SUCCESS;
+}
+
+CUresult Memory::create(int index, std::uint64_t size, std::uint32_t handle_types, Object*& out) {
+  if (size == 0 || size % kGranule) return CUDA_ERROR_INVALID_VALUE;
+  std::lock_guard lock(mutex_);
+  if (auto rc = new_object(index, size, handle_types, out); rc != CUDA_SUCCESS) return rc;
+  out->handles = 1;
+  return CUDA_SUCCESS;
+}
+
+bool Memory::is_handle(const Object* object) const {
+  std::lock_guard lock(mutex_);
+  auto* key = const_cast<Object*>(object);
+  return objects_.count(key) && key->handles > 0;
+}
+
+CUresult Memory::release(Object* object) {
+  if (!is_handle(object)) return CUDA_ERROR_INVALID_VALUE;
+  std::lock_guard lock(mutex_);
+  --object->handles;
+  drop_if_unused(object);
+  return CUDA_SUCCESS;
+}
+
+CUresult Memory::map(Address at, std::uint64_t size, std::uint64_t offset, Object* object,
+                     int device) {
+  if (!is_handle(object)) return CUDA_ERROR_INVALID_VALUE;
+  std::lock_guard lock(mutex_);
+  // Only whole objects from their start: so the driver's documentation says of the offset, and the
+  // size must be the object's.
+  if (offset != 0 || size == 0 || size != object->size || at % kGranule) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  auto range = reservations_.upper_bound(at);
+  if (range == reservations_.begin()) return CUDA_ERROR_INVALID_VALUE;
+  --range;
+  if (at - range->first > range->second || size > range->second - (at - range->first)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  auto next = placements_.upper_bound(at);
+  if (next != placements_.end() && next->first < at + size) return CUDA_ERROR_INVALID_VALUE;
+  if (next != placements_.begin()) {
+    auto previous = std::prev(next);
+    if (previous->first + previous->second.size > at) return CUDA_ERROR_INVALID_VALUE;
+  }
+  const Placement placement{size, offset, object, PROT_NONE, device};
+  if (!place(at, placement)) return CUDA_ERROR_MAP_FAILED;
+  placements_[at] = placement;
+  ++object->uses;
+  Allocation allocation;
+  allocation.base = at;
+  allocation.size = size;
+  allocation.kind = Kind::kMapped;
+  allocation.device = device;
+  allocation.object = object;
+  remember(allocation);
+  return CUDA_SUCCESS;
+}
+
+CUresult Memory::unmap(Address at, std::uint64_t size) {
+  std::lock_guard lock(mutex_);
+  // The range must be whole mappings, one or several.
+  std::vector<Address> found;
+  for (auto end = at; end < at + size;) {
+    auto it = placements_.find(end);
+    auto allocation = allocations_.find(end);
+    if (it == placements_.end() || allocation == allocations_.end() ||
+        allocation->second.kind != Kind::kMapped || it->second.size > at + size - end) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    found.push_back(end);
+    end += it->second.size;
+  }
+  if (found.empty()) return CUDA_ERROR_INVALID_VALUE;
+  for (auto start : found) {
+    auto* object = placements_[start].object;
+    clear(start, placements_[start].size);
+    placements_.erase(start);
+    allocations_.erase(start);
+    --object->uses;
+    drop_if_unused(object);
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult Memory::protect(Address at, std::uint64_t size, int prot) {
+  std::lock_guard lock(mutex_);
+  if (size == 0) return CUDA_ERROR_INVALID_VALUE;
+  for (int apply = 0; apply < 2; ++apply) {  // check everything first, then change it
+    for (auto end = at; end < at + size;) {
+      auto it = placements_.find(end);
+      if (it == placements_.end() || it->second.size > at + size - end) {
+        return CUDA_ERROR_INVALID_VALUE;
+      }
+      if (apply) {
+        if (::mprotect(reinterpret_cast<void*>(end), it->second.size, prot) < 0) {
+          return CUDA_ERROR_UNKNOWN;
+        }
+        it->second.prot = prot;
+      }
+      end += it->second.size;
+    }
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult Memory::protection(Address at, int& prot) const {
+  std::lock_guard lock(mutex_);
+  const auto* a = find_locked(at, 1);
+  if (!a || a->kind != Kind::kMapped) return CUDA_ERROR_INVALID_VALUE;
+  prot = placements_.at(a->base).prot;
+  return CUDA_SUCCESS;
+}
+
+CUresult Memory::export_fd(Object* object, int& out) const {
+  if (!is_handle(object)) return CUDA_ERROR_INVALID_VALUE;
+  std::lock_guard lock(mutex_);
+  if (!(object->handle_types & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  auto file = slot(object->gpu).holding->reopen(object->id);
+  if (!file) return CUDA_ERROR_UNKNOWN;
+  out = file.release();
+  return CUDA_SUCCESS;
+}
+
+CUresult Memory::import_fd(int fd, Object*& out) {
+  ObjectTrailer trailer;
+  if (!read_trailer(fd, trailer)) return CUDA_ERROR_INVALID_VALUE;
+  std::lock_guard lock(mutex_);
+  for (int i = 0; i < gpus(); ++i) {
+    if (!same(slot(i).spec.uuid, trailer.gpu)) continue;
+    if (auto rc = adopt(i, trailer, fd, out); rc != CUDA_SUCCESS) return rc;
+    ++out->handles;
+    return CUDA_SUCCESS;
+  }
+  return CUDA_ERROR_INVALID_DEVICE;
+}
+
+CUresult Memory::retain(Address at, Object*& out) {
+  std::lock_guard lock(mutex_);
+  const auto* a = find_locked(at, 1);
+  if (!a || a->kind != Kind::kMapped) return CUDA_ERROR_INVALID_VALUE;
+  out = a->object;
+  ++out->handles;
+  return CUDA_SUCCESS;
+}
+
+}  // namespace stasis::sim
