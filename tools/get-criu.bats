@@ -20,25 +20,42 @@ setup() {
   unset STASIS_DEBIAN_MIRROR STASIS_DEBIAN_KEYRING
 }
 
-# make_deb NAME VERSION DEPENDS: packs $SCRATCH/NAME, adds it to the mirror's index.
+# make_deb SUITE NAME VERSION DEPENDS: packs $SCRATCH/NAME, adds it to the mirror's index.
 make_deb() {
-  local dir=$SCRATCH/$1 file=$1_$2_amd64.deb
-  mkdir -p "$dir/DEBIAN"
+  local dir=$SCRATCH/$2 file=$2_$3_amd64.deb
+  mkdir -p "$dir/DEBIAN" "$REPO/dists/$1/main/binary-amd64"
   printf 'Package: %s\nVersion: %s\nArchitecture: amd64\nMaintainer: nobody <nobody@example.org>\nDescription: test\n%s' \
-    "$1" "$2" "${3:+Depends: $3
+    "$2" "$3" "${4:+Depends: $4
 }" >"$dir/DEBIAN/control"
   dpkg-deb --root-owner-group -b "$dir" "$REPO/pool/$file" >/dev/null
   {
     cat "$dir/DEBIAN/control"
     printf 'Filename: pool/%s\nSize: %s\nSHA256: %s\n\n' "$file" "$(stat -c %s "$REPO/pool/$file")" \
       "$(sha256sum <"$REPO/pool/$file" | cut -d' ' -f1)"
-  } >>"$REPO/dists/$SUITE/main/binary-amd64/Packages"
+  } >>"$REPO/dists/$1/main/binary-amd64/Packages"
+}
+
+make_key() {
+  gpg --homedir "$SCRATCH/gpg" --batch --quiet --passphrase '' --quick-gen-key "$1@example.org" rsa2048 sign
+  gpg --homedir "$SCRATCH/gpg" --batch --quiet --export "$1@example.org" >"$SCRATCH/$1.gpg"
+}
+
+# sign SUITE KEY
+sign() {
+  local index=main/binary-amd64/Packages
+  cd "$REPO/dists/$1"
+  printf 'Origin: test\nSuite: %s\nCodename: %s\nArchitectures: amd64\nComponents: main\nDate: %s\nSHA256:\n %s %s %s\n' \
+    "$1" "$1" "$(LC_ALL=C date -u -R)" "$(sha256sum <$index | cut -d' ' -f1)" "$(stat -c %s $index)" $index >Release
+  gpg --homedir "$SCRATCH/gpg" --batch --quiet -u "$2@example.org" --clearsign -o InRelease Release
 }
 
 make_mirror() {
-  local lib=usr/lib/x86_64-linux-gnu index=main/binary-amd64/Packages patchelf library
-  mkdir -p "$REPO/pool" "$REPO/dists/$SUITE/main/binary-amd64" "$SCRATCH/gpg"
+  local lib=usr/lib/x86_64-linux-gnu patchelf library keys=debian-archive-keyring
+  mkdir -p "$REPO/pool" "$SCRATCH/gpg"
   chmod 700 "$SCRATCH/gpg"
+  make_key right
+  make_key wrong
+  make_key old
 
   mkdir -p "$SCRATCH/libc6/$lib"
   cp -L /lib64/ld-linux-x86-64.so.2 "$SCRATCH/libc6/$lib/"
@@ -62,20 +79,16 @@ int main(int argc, char **argv) {
 EOF
   gcc -o "$SCRATCH/criu/usr/sbin/criu" "$SCRATCH/criu.c"
 
-  make_deb libc6 2.41-1 ''
-  make_deb criu 4.2.1-1 libc6
-  make_deb patchelf 0.18-1 libc6
-  (
-    cd "$REPO/dists/$SUITE"
-    printf 'Origin: test\nSuite: stable\nCodename: %s\nArchitectures: amd64\nComponents: main\nDate: %s\nSHA256:\n %s %s %s\n' \
-      "$SUITE" "$(LC_ALL=C date -u -R)" "$(sha256sum <$index | cut -d' ' -f1)" "$(stat -c %s $index)" $index >Release
-    for key in right wrong; do
-      gpg --homedir "$SCRATCH/gpg" --batch --quiet --passphrase '' --quick-gen-key $key@example.org rsa2048 sign
-      gpg --homedir "$SCRATCH/gpg" --batch --quiet --export $key@example.org >"$SCRATCH/$key.gpg"
-    done
-    gpg --homedir "$SCRATCH/gpg" --batch --quiet -u right@example.org --clearsign -o InRelease Release
-    gpgconf --homedir "$SCRATCH/gpg" --kill all
-  ) >&2
+  make_deb "$SUITE" libc6 2.41-1 ''
+  make_deb "$SUITE" criu 4.2.1-1 libc6
+  make_deb "$SUITE" patchelf 0.18-1 libc6
+  (sign "$SUITE" right) >&2
+  # An older release, which brings the newer key.
+  mkdir -p "$SCRATCH/$keys/usr/share/keyrings"
+  cp "$SCRATCH/right.gpg" "$SCRATCH/$keys/usr/share/keyrings/$keys.gpg"
+  make_deb bullseye $keys 2021.1 ''
+  (sign bullseye old) >&2
+  gpgconf --homedir "$SCRATCH/gpg" --kill all
   touch "$SCRATCH/mirror-is-whole"
 }
 
@@ -192,6 +205,14 @@ last_line() { printf '%s\n' "$output" | tail -n 1; }
   get_criu --force-private --prefix "$T/criu" --mirror "file:$REPO" --keyring "$SCRATCH/wrong.gpg" --suite "$SUITE"
   [ "$status" -eq 1 ]
   [ ! -e "$T/criu" ]
+}
+
+@test "old keys lead to the newer ones that they vouch for" {
+  need_mirror
+  get_criu --force-private --prefix "$T/criu" --mirror "file:$REPO" --keyring "$SCRATCH/old.gpg" --suite "$SUITE"
+  [ "$status" -eq 0 ]
+  [[ $output == *"newer ones that they vouch for"* ]]
+  [ "$("$T/criu/usr/sbin/criu" --version)" = "Version: 4.2.1" ]
 }
 
 @test "a mirror that is not there: says so, and what to do" {
