@@ -1,4 +1,5 @@
 #include <fcntl.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <string>
@@ -32,6 +33,22 @@ DumpStats read_stats(const UniqueFd& log_dir) {
   stats.memwrite = std::chrono::microseconds(dump.memwrite_time());
   stats.pages_written = dump.pages_written();
   return stats;
+}
+
+// CRIU's log stands on the same disk as a rule, so that on a full one it cannot say so.
+void look_for_full_disk(const UniqueFd& images_dir, Error& error) {
+  constexpr std::uint64_t kAlmostNothing = 1U << 20;
+  struct statvfs info = {};
+  if (error.code != ErrorCode::kCriuFailed && error.code != ErrorCode::kNoSpace) return;
+  if (::fstatvfs(images_dir.get(), &info) != 0) return;
+  const std::uint64_t free_bytes = std::uint64_t{info.f_bavail} * info.f_frsize;
+  if (error.code == ErrorCode::kCriuFailed && free_bytes >= kAlmostNothing) return;
+  std::string figures = fmt::format(" ({} free of {})", format_bytes(free_bytes),
+                                    format_bytes(std::uint64_t{info.f_blocks} * info.f_frsize));
+  if (error.code == ErrorCode::kCriuFailed) error.message += "; the disk is full";
+  error.message += figures;
+  error.code = ErrorCode::kNoSpace;
+  error.remedy = "free space there, or dump to another disk";
 }
 
 }  // namespace
@@ -98,6 +115,7 @@ Result<DumpStats> Criu::dump(const DumpRequest& request,
   Error error = answer.refusal ? *answer.refusal
                                : criu_error(what, answer, *process,
                                             {request.log_dir, kLogName, request.log_path});
+  if (!answer.refusal) look_for_full_disk(request.images_dir, error);
   // The promise is that the tree runs on. When criu failed after the image was complete, or was
   // killed, look before promising it.
   if (!root->alive()) {

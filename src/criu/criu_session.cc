@@ -1,5 +1,6 @@
 #include "criu/criu_session.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <fmt/format.h>
@@ -46,6 +47,14 @@ criu_rpc::NetworkLock to_rpc(NetworkLock lock) {
   return criu_rpc::LOCK_NFTABLES;
 }
 
+// Until something has to be looked at: the poll's time, or what is left of the deadline.
+std::chrono::milliseconds patience(Clock::time_point start, std::chrono::milliseconds deadline) {
+  if (deadline.count() == 0) return kPoll;
+  const auto left =
+      std::chrono::duration_cast<std::chrono::milliseconds>(start + deadline - Clock::now());
+  return std::clamp(left + std::chrono::milliseconds(1), std::chrono::milliseconds(1), kPoll);
+}
+
 }  // namespace
 
 CriuAnswer converse(CriuProcess& process, const criu_rpc::Request& request,
@@ -55,7 +64,7 @@ CriuAnswer converse(CriuProcess& process, const criu_rpc::Request& request,
   std::optional<Clock::time_point> starved;
   if (auto sent = process.send(request); !sent) answer.trouble = sent.error().message;
   while (answer.trouble.empty()) {
-    auto message = process.receive(kPoll);
+    auto message = process.receive(patience(start, limits.deadline));
     if (!message) {
       answer.trouble = message.error().message;
       break;

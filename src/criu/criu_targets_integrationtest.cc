@@ -138,7 +138,7 @@ std::uint64_t Target::count() const {
 
 bool Target::runs() const {
   const std::uint64_t before = count();
-  for (int i = 0; i < 1000; ++i) {
+  for (int i = 0; i < 15000; ++i) {  // a criu that we left alone ends its dump first
     if (count() > before + 3) return true;
     std::this_thread::sleep_for(milliseconds(2));
   }

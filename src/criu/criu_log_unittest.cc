@@ -1,0 +1,161 @@
+#include "criu/criu_log.h"
+
+#include <fcntl.h>
+
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <string>
+
+#include <gtest/gtest.h>
+
+namespace stasis {
+namespace {
+
+CriuLog parse_line(const std::string& text) {
+  return CriuLog::parse("(00.010000) Error (criu/some.c:12): " + text + "\n");
+}
+
+TEST(CriuLog, TakesErrorsAndNothingElse) {
+  const CriuLog log = CriuLog::parse(
+      "(00.000001) Version: 4.2.1\n"
+      "(00.000010) Warn  (criu/x.c:1): Error is a word\n"
+      "(00.000020) Error (criu/files.c:12): one\n"
+      "pie: 12: Error (criu/pie/parasite.c:588): two\n"
+      "Error: Could not process rule: No such file or directory\n"
+      "(00.000030)     77: Error (criu/a.c:1): three");
+  EXPECT_EQ(log.errors, (std::vector<std::string>{"one", "two", "three"}));
+  EXPECT_FALSE(log.diagnosis);
+}
+
+TEST(CriuLog, LeavesOutWhatEveryUnprivilegedCriuSays) {
+  const CriuLog log =
+      parse_line("rlimit: Can't setup RLIMIT_NOFILE for self: Operation not permitted");
+  EXPECT_TRUE(log.errors.empty());
+}
+
+TEST(CriuLog, DiagnosesTheFirstLineThatIsUnderstood) {
+  const CriuLog log = CriuLog::parse(
+      "(00.01) Error (criu/sk-inet.c:1): inet: Connected TCP socket, consider using "
+      "--tcp-established option.\n"
+      "(00.02) Error (criu/cr-dump.c:1): Dump files (pid: 12) failed with -1\n"
+      "(00.02) Error (criu/cr-dump.c:1): Dumping FAILED.\n"
+      "(00.03) Error (criu/x.c:1): No space left on device\n");
+  ASSERT_TRUE(log.diagnosis);
+  EXPECT_EQ(log.diagnosis->code, ErrorCode::kCriuFailed);
+  EXPECT_NE(log.diagnosis->remedy.find("--tcp-established"), std::string::npos);
+  EXPECT_EQ(log.errors.size(), 4U);
+}
+
+TEST(CriuLog, AWarningCountsOnlyWhereNoErrorIsUnderstood) {
+  const std::string warning =
+      "(00.02) Warn  (compel/src/lib/infect.c:132): Unable to interrupt task: 30267 (Operation not "
+      "permitted)\n";
+  EXPECT_EQ(CriuLog::parse(warning).diagnosis->code, ErrorCode::kBusy);
+  EXPECT_EQ(
+      CriuLog::parse(warning + "(00.03) Error (a:1): No space left on device\n").diagnosis->code,
+      ErrorCode::kNoSpace);
+}
+
+struct Known {
+  const char* line;
+  ErrorCode code;
+  const char* remedy;
+};
+
+class CriuDiagnosisTest : public testing::TestWithParam<Known> {};
+
+TEST_P(CriuDiagnosisTest, IsKnown) {
+  const auto diagnosis = diagnose_criu_line(GetParam().line);
+  ASSERT_TRUE(diagnosis) << GetParam().line;
+  EXPECT_EQ(diagnosis->code, GetParam().code);
+  EXPECT_NE(diagnosis->remedy.find(GetParam().remedy), std::string::npos) << diagnosis->remedy;
+  EXPECT_FALSE(diagnosis->meaning.empty());
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Lines, CriuDiagnosisTest,
+    testing::Values(
+        Known{"Can't fork for 12: File exists", ErrorCode::kPidInUse, "unshare"},
+        Known{"Pid 13 do not match expected 12", ErrorCode::kPidInUse, "unshare"},
+        Known{"Current sid 7 intersects with pid (7) in images", ErrorCode::kPidInUse, "setsid"},
+        Known{"The root process 12 is not a session leader. Consider using --shell-job option",
+              ErrorCode::kCriuFailed, "--shell-job"},
+        Known{"tty: Found dangling tty with sid 7 pgid 7 (pts) on peer fd 0.",
+              ErrorCode::kCriuFailed, "--shell-job"},
+        Known{"unix: External socket is used. Consider using --ext-unix-sk option.",
+              ErrorCode::kCriuFailed, "--ext-unix-sk"},
+        Known{"Some file locks are hold by dumping tasks! You can try --file-locks to dump them.",
+              ErrorCode::kCriuFailed, "--file-locks"},
+        Known{"Can't dump ghost file /x of 2097152 size, increase limit", ErrorCode::kCriuFailed,
+              "--ghost-limit"},
+        Known{"Can't create link remap for /x. Use link-remap option.", ErrorCode::kCriuFailed,
+              "--link-remap"},
+        Known{"Can't open file tmp/x on restore: No such file or directory", ErrorCode::kCriuFailed,
+              "put the file back"},
+        Known{"File tmp/x has bad size 4 (expect 5)", ErrorCode::kCriuFailed, "put back"},
+        Known{"File lib/x has bad build-ID", ErrorCode::kCriuFailed, "same versions"},
+        Known{"Can't dump file 5 of that type [20666] (chr 195:255 /dev/nvidiactl)",
+              ErrorCode::kCriuFailed, "CUDA state must be checkpointed"},
+        Known{"Can't dump file 5 of that type [20600] (chr 10:229 /dev/fuse)",
+              ErrorCode::kCriuFailed, "--external"},
+        Known{"Can't dump file 5 of that type [600] (unknown anon_inode:[io_uring])",
+              ErrorCode::kCriuFailed, "io_uring off"},
+        Known{"send_fds failed (-22)", ErrorCode::kCriuFailed, "io_uring off"},
+        Known{"SEIZE 12: task not stopped after seize", ErrorCode::kBusy, "debugger"},
+        Known{"Effective capability 40 missing", ErrorCode::kNotPermitted, "run as root"},
+        Known{"Can't write to image: No space left on device", ErrorCode::kNoSpace, "free space"},
+        Known{"Tracking memory is not available. Consider omitting --track-mem option.",
+              ErrorCode::kCriuFailed, "incremental"},
+        Known{"vdso: Unexpected rt vDSO area bounds", ErrorCode::kCriuFailed, "newer CRIU"},
+        Known{"Can't dump a pid namespace without the process init", ErrorCode::kCriuFailed,
+              "container"}));
+
+TEST(CriuDiagnosis, KnowsWhatItDoesNotKnow) {
+  EXPECT_FALSE(diagnose_criu_line("Dumping FAILED."));
+  EXPECT_FALSE(diagnose_criu_line(""));
+}
+
+TEST(CriuLog, IsBoundedAndCleansWhatItShows) {
+  std::string text;
+  for (int i = 0; i < 1000; ++i)
+    text += "Error (a:1): line " + std::to_string(i) + "\n";
+  text += "Error (a:1): \x1b[31mred\a " + std::string(10000, 'x') + "\n";
+  const CriuLog log = CriuLog::parse(text);
+  EXPECT_EQ(log.errors.size(), 2 * CriuLog::kKeptErrors);
+  EXPECT_EQ(log.errors.front(), "line 0");
+  EXPECT_EQ(log.errors[CriuLog::kKeptErrors - 1], "line 15");
+  EXPECT_EQ(log.errors.back().size(), CriuLog::kMaxLine);
+  EXPECT_EQ(log.errors.back().substr(0, 10), "?[31mred? ");
+}
+
+TEST(CriuLog, SurvivesAnything) {
+  std::mt19937 random(7);
+  const std::string sample = "(00.01)  12: Error (criu/x.c:1): Can't fork for 12: File exists\n";
+  for (int round = 0; round < 2000; ++round) {
+    std::string text = sample + sample;
+    for (int i = 0; i < 8; ++i)
+      text[random() % text.size()] = static_cast<char>(random());
+    (void)CriuLog::parse(text);
+    (void)CriuLog::parse(text.substr(random() % text.size()));
+  }
+}
+
+TEST(CriuLog, ReadsAFileAndCopesWithoutOne) {
+  std::string form = (std::filesystem::temp_directory_path() / "stasis-log-XXXXXX").string();
+  const std::filesystem::path path = ::mkdtemp(form.data());
+  auto dir = open_file(AT_FDCWD, path.string(), O_RDONLY | O_DIRECTORY);
+  ASSERT_TRUE(dir);
+  EXPECT_TRUE(CriuLog::read(*dir, "dump.log").errors.empty());
+  {
+    std::ofstream file(path / "dump.log");
+    file << std::string(9 << 20, 'x') << "\nError (a:1): at the end\n";
+  }
+  EXPECT_EQ(CriuLog::read(*dir, "dump.log").errors, std::vector<std::string>{"at the end"});
+  std::filesystem::create_symlink(path / "dump.log", path / "link.log");
+  EXPECT_TRUE(CriuLog::read(*dir, "link.log").errors.empty());
+  std::filesystem::remove_all(path);
+}
+
+}  // namespace
+}  // namespace stasis
