@@ -97,7 +97,8 @@ Result<void> write_all(int fd, const char* data, std::size_t size, const std::st
 
 Result<Pidfd> Pidfd::open(Pid pid) {
   if (pid.value <= 0) {
-    return fail(ErrorCode::kUsage, fmt::format("{} is not a process number", pid.value));
+    return fail(ErrorCode::kUsage, fmt::format("{} is not a process number", pid.value),
+                "check the number; `stasis ps` lists the processes that use CUDA");
   }
   // The raw call: glibc has a wrapper only since 2.36.
   const long fd = ::syscall(SYS_pidfd_open, pid.value, 0U);

@@ -97,7 +97,8 @@ Result<ProcessInfo> parse_stat(const std::string& line) {
 
 Result<ProcessInfo> ProcFs::process(Pid pid) const {
   if (pid.value <= 0) {
-    return fail(ErrorCode::kUsage, fmt::format("{} is not a process number", pid.value));
+    return fail(ErrorCode::kUsage, fmt::format("{} is not a process number", pid.value),
+                "check the number; `stasis ps` lists the processes that use CUDA");
   }
   auto status = read_of(root_, pid, "status");
   if (!status) return fail(std::move(status.error()));

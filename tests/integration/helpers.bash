@@ -1,0 +1,145 @@
+# Common to the command-line tests: where the programs are, the simulated driver, targets to act on,
+# and the end of everything that a test has started.
+#
+# A file of tests begins with
+#   load helpers
+#   setup() { setup_driver; }
+#   teardown() { end_targets; }
+#
+# With STASIS_TEST_DRIVER=real the same tests run on the real driver of this machine; those that
+# need something that only the simulated one can do call `need_simulated` first.
+: "${STASIS_BUILD:?the build folder}"
+
+# Gives the test its own GPUs and its own state directory, both empty.
+setup_driver() {
+  PATH=$STASIS_BUILD/bin:$PATH
+  targets=$BATS_TEST_TMPDIR/targets
+  : >"$targets"
+  export STASIS_STATE_DIR=$BATS_TEST_TMPDIR/state
+  if [[ ${STASIS_TEST_DRIVER:-simulated} == real ]]; then
+    unset STASIS_LIBCUDA STASIS_SIM_DIR
+    return
+  fi
+  export STASIS_SIM_DIR=$BATS_TEST_TMPDIR/sim
+  export STASIS_LIBCUDA=$STASIS_BUILD/lib/stasis/sim/libcuda.so.1
+  mkdir -p "$STASIS_SIM_DIR"
+  [[ -e $STASIS_LIBCUDA ]] || {
+    echo "there is no simulated driver at $STASIS_LIBCUDA" >&2
+    return 1
+  }
+}
+
+need_simulated() {
+  [[ ${STASIS_TEST_DRIVER:-simulated} == simulated ]] || skip "needs the simulated driver: $1"
+}
+
+need_root() {
+  [[ $(id -u) == 0 ]] || skip "needs root: $1"
+}
+
+# Replaces this shell by a program on the driver under test. For a command in the foreground put it
+# in brackets: (exec_on_gpu stasis-workload idle --rounds 1).
+exec_on_gpu() {
+  if [[ -n ${STASIS_LIBCUDA:-} ]]; then
+    export LD_LIBRARY_PATH=${STASIS_LIBCUDA%/*}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+  fi
+  exec "$@"
+}
+
+# start_target KIND [ARGUMENT...]: starts a self-verifying workload in a session of its own, waits
+# until it has finished its first round, and sets TARGET to its process number. Its output goes to
+# $TARGET_LOG, its record of rounds to $TARGET_STATUS. An environment for it alone goes in front:
+#   CUDA_VISIBLE_DEVICES=1 start_target memory
+start_target() {
+  local n
+  n=$(wc -l <"$targets")
+  TARGET_LOG=$BATS_TEST_TMPDIR/target-$n.log
+  TARGET_STATUS=$BATS_TEST_TMPDIR/target-$n.status
+  (exec_on_gpu setsid stasis-workload "$@" --status "$TARGET_STATUS") \
+    </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 30 target_is_up || {
+    echo "the target ($*) did not come up:" >&2
+    cat "$TARGET_LOG" >&2
+    return 1
+  }
+}
+
+target_is_up() {
+  grep -q "^round 0*[1-9]" "$TARGET_STATUS" 2>/dev/null
+}
+
+# The number of the last round that the target has verified.
+target_round() {
+  sed -n 's/^round 0*\([0-9][0-9]*\).*/\1/p' "${1:-$TARGET_STATUS}"
+}
+
+# The target goes on verifying rounds: the proof that it runs and that nothing was lost.
+target_goes_on() {
+  local before
+  before=$(target_round)
+  wait_until 20 target_is_past $((before + 1)) || {
+    echo "the target stands still at round $before:" >&2
+    cat "$TARGET_LOG" >&2
+    return 1
+  }
+}
+
+target_is_past() {
+  (($(target_round) > $1))
+}
+
+# Ends the target as its user would, and requires that all of its rounds were right.
+target_verifies() {
+  kill -TERM "$TARGET"
+  local status=0
+  wait "$TARGET" || status=$?
+  ((status == 0)) && grep -q '^verified' "$TARGET_LOG" && return
+  echo "the target ended with status $status:" >&2
+  cat "$TARGET_LOG" >&2
+  return 1
+}
+
+# wait_until SECONDS COMMAND...: until the command succeeds.
+wait_until() {
+  local deadline=$((SECONDS + $1))
+  shift
+  until "$@"; do
+    ((SECONDS <= deadline)) || return 1
+    sleep 0.02
+  done
+}
+
+# Kills every target with all that it has started. Each has a process group of its own.
+end_targets() {
+  local pid
+  while read -r pid; do
+    kill -KILL -- "-$pid" 2>/dev/null || kill -KILL "$pid" 2>/dev/null || true
+  done <"$targets"
+  wait 2>/dev/null || true
+}
+
+# Runs a command and keeps its standard output, standard error and status apart, exactly, in $out,
+# $err and $status. Trailing newlines are kept, as "$" at the end of the text would show.
+capture() {
+  status=0
+  "$@" >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" 3>&- || status=$?
+  out=$(cat "$BATS_TEST_TMPDIR/out"; printf .)
+  out=${out%.}
+  err=$(cat "$BATS_TEST_TMPDIR/err"; printf .)
+  err=${err%.}
+}
+
+# assert_equal ACTUAL EXPECTED [WHAT]
+assert_equal() {
+  [[ $1 == "$2" ]] && return
+  printf '%s\n  is:       %q\n  expected: %q\n' "${3:-value}" "$1" "$2" >&2
+  return 1
+}
+
+assert_contains() {
+  [[ $1 == *"$2"* ]] && return
+  printf 'text\n  is:      %q\n  without: %q\n' "$1" "$2" >&2
+  return 1
+}
