@@ -140,6 +140,19 @@ need_clang() { command -v "$1-14" >/dev/null || skip "$1-14 is not installed"; }
   caught registration src/base/d_unittest.cc
 }
 
+@test "registration: a test that is one of several in a program" {
+  command -v cmake >/dev/null && command -v ninja >/dev/null || skip "cmake or ninja is not installed"
+  write CMakeLists.txt 'cmake_minimum_required(VERSION 3.22)' 'project(t CXX)' 'enable_testing()' \
+    'set(CMAKE_EXPORT_COMPILE_COMMANDS ON)' 'add_executable(all_unittest src/base/a_unittest.cc)' \
+    'add_executable(lost src/base/b_unittest.cc)' 'add_test(NAME all_unittest COMMAND all_unittest)'
+  write src/base/a_unittest.cc ''
+  write src/base/b_unittest.cc ''
+  cmake -G Ninja -S "$TREE" -B "$TREE/build/dev" >/dev/null
+  check --only registration
+  caught registration src/base/b_unittest.cc
+  [[ $output != *a_unittest.cc* ]]
+}
+
 @test "privacy: a path of this machine, a registry host" {
   write docs/page.md "see ${TREE%/*}/notes"
   check --only privacy

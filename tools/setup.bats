@@ -80,7 +80,7 @@ all_installed() {
   fake uname '[ "$1" = -m ] && echo aarch64 || echo Linux'
   run_setup
   [ "$status" -eq 1 ]
-  [[ $output == *"x86-64"*"aarch64"* ]]
+  [[ $output == *"x86_64"*"aarch64"* ]]
 }
 
 @test "a wrong purpose or option is a usage error" {
