@@ -37,17 +37,30 @@ class FakeDriver final : public Driver {
   // Called before each call is answered, without the lock held.
   std::function<void(const Call&)> on_call;
 
-  void add(Pid pid, CudaState state = CudaState::kRunning) { states_[pid] = state; }
-  void remove(Pid pid) { states_.erase(pid); }
-  CudaState state_of(Pid pid) const { return states_.at(pid); }
+  void add(Pid pid, CudaState state = CudaState::kRunning) {
+    const std::scoped_lock lock(mutex_);
+    states_[pid] = state;
+  }
+  void remove(Pid pid) {
+    const std::scoped_lock lock(mutex_);
+    states_.erase(pid);
+  }
+  CudaState state_of(Pid pid) const {
+    const std::scoped_lock lock(mutex_);
+    return states_.at(pid);
+  }
 
   // The nth call from now (1 is the next) answers `cu_result` and does nothing.
   void fail_nth(std::size_t nth, int cu_result) { failures_[calls_.size() + nth] = cu_result; }
-  // Every call of this kind answers so, until forgiven.
+  // Every call of this kind, of one process or of all, answers so, until forgiven.
   void fail_always(Action action, int cu_result) { always_[action] = cu_result; }
+  void fail_always(Action action, Pid pid, int cu_result) {
+    always_for_[{action, pid}] = cu_result;
+  }
   void forgive() {
     failures_.clear();
     always_.clear();
+    always_for_.clear();
   }
 
   const std::vector<Call>& calls() const { return calls_; }
@@ -132,6 +145,9 @@ class FakeDriver final : public Driver {
     if (const auto it = always_.find(action); it != always_.end()) {
       return tl::unexpected<DriverFailure>(describe(it->second));
     }
+    if (const auto it = always_for_.find({action, pid}); it != always_for_.end()) {
+      return tl::unexpected<DriverFailure>(describe(it->second));
+    }
     const auto state = states_.find(pid);
     if (state == states_.end()) return tl::unexpected<DriverFailure>(describe(3));
     if (seen != nullptr) *seen = state->second;
@@ -149,6 +165,7 @@ class FakeDriver final : public Driver {
   std::vector<Call> calls_;
   std::map<std::size_t, int> failures_;  // by the number of the call
   std::map<Action, int> always_;
+  std::map<std::pair<Action, Pid>, int> always_for_;
   int illegal_calls_ = 0;
 };
 

@@ -1,0 +1,338 @@
+#include "checkpoint/group.h"
+
+#include <sys/prctl.h>
+
+#include <barrier>
+#include <condition_variable>
+#include <mutex>
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "checkpoint/fake_driver.h"
+#include "tests/fakes/child.h"
+
+namespace stasis {
+namespace {
+
+using fakes::Child;
+using std::chrono::milliseconds;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::SizeIs;
+
+// A process with three children that sleep. They end with it.
+class Family {
+ public:
+  Family() : pipe_(make_pipe()), parent_([this] { live(); }) {
+    for (Pid& pid : children_) {
+      int number = 0;
+      if (::read(pipe_.first, &number, sizeof number) != sizeof number) std::abort();
+      pid = Pid{number};
+    }
+  }
+  ~Family() {
+    ::close(pipe_.first);
+    ::close(pipe_.second);
+  }
+  Family(const Family&) = delete;
+  Family& operator=(const Family&) = delete;
+
+  Pid root() const { return parent_.pid(); }
+  const std::array<Pid, 3>& children() const { return children_; }
+
+ private:
+  static std::pair<int, int> make_pipe() {
+    int ends[2];
+    if (::pipe(ends) != 0) std::abort();
+    return {ends[0], ends[1]};
+  }
+  void live() const {
+    for (std::size_t i = 0; i < children_.size(); ++i) {
+      if (::fork() != 0) continue;
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      const int number = ::getpid();
+      (void)!::write(pipe_.second, &number, sizeof number);
+      for (;;)
+        ::pause();
+    }
+    for (;;)
+      ::pause();
+  }
+
+  std::pair<int, int> pipe_;
+  Child parent_;
+  std::array<Pid, 3> children_;
+};
+
+// The root uses no CUDA, its children do.
+class GroupTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    for (Pid pid : family_.children())
+      driver_.add(pid);
+  }
+  Group open() {
+    auto group = Group::open(driver_, family_.root());
+    EXPECT_TRUE(group) << (group ? "" : group.error().message);
+    return std::move(*group);
+  }
+  std::vector<CudaState> states() const {
+    std::vector<CudaState> out;
+    for (Pid pid : family_.children())
+      out.push_back(driver_.state_of(pid));
+    return out;
+  }
+  Pid child(std::size_t i) const { return family_.children().at(i); }
+
+  Family family_;
+  FakeDriver driver_;
+  Interrupt interrupt_;
+  NoProgress quiet_;
+};
+
+constexpr CudaState kRunning = CudaState::kRunning;
+constexpr CudaState kLocked = CudaState::kLocked;
+constexpr CudaState kCheckpointed = CudaState::kCheckpointed;
+
+TEST_F(GroupTest, FindsTheTreeAndWhoUsesCuda) {
+  const Group group = open();
+  ASSERT_THAT(group.members(), SizeIs(4));
+  EXPECT_EQ(group.root(), family_.root());
+  EXPECT_FALSE(group.members()[0].initial);
+  EXPECT_EQ(group.members()[1].initial, kRunning);
+  EXPECT_EQ(group.cuda_count(), 3U);
+  EXPECT_THAT(driver_.actions(), IsEmpty());
+}
+
+// It must not come to be taken for one without CUDA, and left out of the dump.
+TEST_F(GroupTest, CouldNotAskAboutOneStopsAll) {
+  driver_.fail_always(Action::kGetState, child(1), 304);
+  auto group = Group::open(driver_, family_.root());
+  ASSERT_FALSE(group);
+  EXPECT_EQ(group.error().code, ErrorCode::kDriverError);
+}
+
+TEST_F(GroupTest, ThereAndBack) {
+  Group group = open();
+  ASSERT_TRUE(group.lock(milliseconds(5000), interrupt_));
+  EXPECT_THAT(states(), ElementsAre(kLocked, kLocked, kLocked));
+  ASSERT_TRUE(group.checkpoint(quiet_, interrupt_));
+  EXPECT_THAT(states(), ElementsAre(kCheckpointed, kCheckpointed, kCheckpointed));
+  ASSERT_TRUE(group.restore({}, quiet_));
+  EXPECT_THAT(states(), ElementsAre(kLocked, kLocked, kLocked));
+  ASSERT_TRUE(group.unlock());
+  EXPECT_THAT(states(), ElementsAre(kRunning, kRunning, kRunning));
+  EXPECT_EQ(driver_.illegal_calls(), 0);
+}
+
+// Ranks in a collective: no lock succeeds before all have been asked for.
+TEST_F(GroupTest, LocksAllAtTheSameTime) {
+  Group group = open();
+  std::mutex mutex;
+  std::condition_variable all_here;
+  int asked = 0;
+  bool together = true;
+  driver_.on_call = [&](const FakeDriver::Call& call) {
+    if (call.action != Action::kLock) return;
+    std::unique_lock lock(mutex);
+    ++asked;
+    all_here.notify_all();
+    if (!all_here.wait_for(lock, std::chrono::seconds(5), [&] { return asked >= 3; })) {
+      together = false;
+    }
+  };
+  ASSERT_TRUE(group.lock(milliseconds(20'000), interrupt_));
+  EXPECT_TRUE(together) << "one after the other, they would wait for each other for ever";
+  EXPECT_EQ(asked, 3);
+}
+
+TEST_F(GroupTest, CheckpointsNobodyBeforeAllAreLocked) {
+  Group group = open();
+  int refusals = 3;
+  driver_.fail_always(Action::kLock, child(2), 600);
+  driver_.on_call = [&](const FakeDriver::Call& call) {
+    if (call.action == Action::kLock && call.pid == child(2) && --refusals == 0) driver_.forgive();
+  };
+  ASSERT_TRUE(group.lock(milliseconds(20'000), interrupt_));
+  EXPECT_THAT(states(), ElementsAre(kLocked, kLocked, kLocked));
+  EXPECT_EQ(driver_.illegal_calls(), 0);
+}
+
+TEST_F(GroupTest, AlockThatTimesOutLeavesAllRunning) {
+  Group group = open();
+  driver_.fail_always(Action::kLock, child(1), 600);
+  auto done = group.lock(milliseconds(60), interrupt_);
+  ASSERT_FALSE(done);
+  EXPECT_EQ(done.error().code, ErrorCode::kTimeout);
+  EXPECT_THAT(done.error().message, HasSubstr("60 ms"));
+  EXPECT_THAT(states(), ElementsAre(kRunning, kRunning, kRunning));
+}
+
+TEST_F(GroupTest, AnInterruptedLockLeavesAllRunning) {
+  Group group = open();
+  driver_.fail_always(Action::kLock, child(1), 600);
+  driver_.on_call = [&](const FakeDriver::Call& call) {
+    if (call.action == Action::kLock) interrupt_.request(2);
+  };
+  auto done = group.lock(milliseconds(0), interrupt_);
+  ASSERT_FALSE(done);
+  EXPECT_EQ(done.error().code, ErrorCode::kInterrupted);
+  EXPECT_TRUE(group.roll_back());
+  EXPECT_THAT(states(), ElementsAre(kRunning, kRunning, kRunning));
+}
+
+TEST_F(GroupTest, WhatOthersHadFrozenStaysAsItWas) {
+  driver_.add(child(0), kLocked);
+  driver_.add(child(1), kCheckpointed);
+  {
+    Group group = open();
+    ASSERT_TRUE(group.lock(milliseconds(5000), interrupt_));
+    EXPECT_THAT(states(), ElementsAre(kLocked, kCheckpointed, kLocked));
+    ASSERT_TRUE(group.checkpoint(quiet_, interrupt_));
+    EXPECT_THAT(states(), ElementsAre(kCheckpointed, kCheckpointed, kCheckpointed));
+    EXPECT_TRUE(group.roll_back());
+  }
+  EXPECT_THAT(states(), ElementsAre(kLocked, kCheckpointed, kRunning));
+}
+
+TEST_F(GroupTest, FindsThoseThatBeginToUseCudaMeanwhile) {
+  driver_.remove(child(2));
+  Group group = open();
+  EXPECT_EQ(group.cuda_count(), 2U);
+  int told = 0;
+  group.on_members_changed = [&](const std::vector<GroupMember>&) -> Result<void> {
+    ++told;
+    return {};
+  };
+  driver_.on_call = [&](const FakeDriver::Call& call) {
+    if (call.action == Action::kLock && told == 0) driver_.add(child(2));
+  };
+  // Only at the first lock: afterwards the state is the driver's.
+  const auto first_only = driver_.on_call;
+  std::once_flag once;
+  driver_.on_call = [&](const FakeDriver::Call& call) {
+    if (call.action == Action::kLock) std::call_once(once, first_only, call);
+  };
+  ASSERT_TRUE(group.lock(milliseconds(5000), interrupt_));
+  EXPECT_THAT(states(), ElementsAre(kLocked, kLocked, kLocked));
+  EXPECT_EQ(group.cuda_count(), 3U);
+  EXPECT_EQ(told, 1) << "the journal must know them before they are touched";
+}
+
+TEST_F(GroupTest, NobodyIsTouchedWhereTheJournalCannotBeWritten) {
+  driver_.remove(child(2));
+  Group group = open();
+  group.on_members_changed = [&](const std::vector<GroupMember>&) -> Result<void> {
+    return fail(ErrorCode::kNoSpace, "no space for the journal");
+  };
+  driver_.add(child(2));
+  auto done = group.lock(milliseconds(5000), interrupt_);
+  ASSERT_FALSE(done);
+  EXPECT_EQ(done.error().code, ErrorCode::kNoSpace);
+  EXPECT_TRUE(group.roll_back());
+  EXPECT_THAT(states(), ElementsAre(kRunning, kRunning, kRunning));
+}
+
+TEST_F(GroupTest, RefusesBeforeTheCheckpointWhatDoesNotFitIntoTheHost) {
+  Group group = open();
+  driver_.use[child(0)] = {{GpuUuid{}, std::uint64_t{1} << 60}};
+  ASSERT_TRUE(group.lock(milliseconds(5000), interrupt_));
+  auto done = group.checkpoint(quiet_, interrupt_);
+  ASSERT_FALSE(done);
+  EXPECT_EQ(done.error().code, ErrorCode::kOutOfHostMemory);
+  EXPECT_THAT(done.error().message, HasSubstr("1024 PiB"));
+  EXPECT_THAT(states(), ElementsAre(kLocked, kLocked, kLocked));
+  EXPECT_TRUE(group.roll_back());
+  EXPECT_THAT(states(), ElementsAre(kRunning, kRunning, kRunning));
+}
+
+TEST_F(GroupTest, CountsTheGpuMemoryOfItsOwnProcessesOnly) {
+  Group group = open();
+  driver_.use[child(0)] = {{GpuUuid{}, 1000}};
+  driver_.use[child(1)] = {{GpuUuid{}, 200}};
+  driver_.use[Pid{1}] = {{GpuUuid{}, 77}};
+  ASSERT_TRUE(group.lock(milliseconds(5000), interrupt_));
+  ASSERT_TRUE(group.checkpoint(quiet_, interrupt_));
+  EXPECT_EQ(group.gpu_bytes(), 1200U);
+}
+
+TEST_F(GroupTest, OneThatRefusesTheCheckpointIsRolledBackWithAll) {
+  Group group = open();
+  driver_.fail_always(Action::kCheckpoint, child(1), 801);
+  ASSERT_TRUE(group.lock(milliseconds(5000), interrupt_));
+  auto done = group.checkpoint(quiet_, interrupt_);
+  ASSERT_FALSE(done);
+  EXPECT_EQ(done.error().code, ErrorCode::kNotSupported);
+  EXPECT_THAT(done.error().message, HasSubstr(std::to_string(child(1).value)));
+  EXPECT_TRUE(group.roll_back());
+  EXPECT_THAT(states(), ElementsAre(kRunning, kRunning, kRunning));
+}
+
+TEST_F(GroupTest, RollBackMendsWhatItCanAndNamesTheRest) {
+  Group group = open();
+  ASSERT_TRUE(group.lock(milliseconds(5000), interrupt_));
+  ASSERT_TRUE(group.checkpoint(quiet_, interrupt_));
+  driver_.fail_always(Action::kRestore, child(1), 2);
+  auto done = group.roll_back();
+  ASSERT_FALSE(done);
+  EXPECT_EQ(done.error().code, ErrorCode::kNotRolledBack);
+  EXPECT_THAT(done.error().message, HasSubstr(fmt::format("process {} is", child(1).value)));
+  EXPECT_THAT(done.error().remedy, HasSubstr("stasis recover"));
+  EXPECT_THAT(states(), ElementsAre(kRunning, kCheckpointed, kRunning));
+}
+
+TEST_F(GroupTest, TheDestructorRollsBackUnlessDismissed) {
+  {
+    Group group = open();
+    ASSERT_TRUE(group.lock(milliseconds(5000), interrupt_));
+  }
+  EXPECT_THAT(states(), ElementsAre(kRunning, kRunning, kRunning));
+  {
+    Group group = open();
+    ASSERT_TRUE(group.lock(milliseconds(5000), interrupt_));
+    group.dismiss();
+  }
+  EXPECT_THAT(states(), ElementsAre(kLocked, kLocked, kLocked));
+}
+
+TEST_F(GroupTest, AmovedOneIsNotRolledBackTwice) {
+  Group group = open();
+  ASSERT_TRUE(group.lock(milliseconds(5000), interrupt_));
+  {
+    Group moved = std::move(group);
+    moved.dismiss();
+  }
+  EXPECT_THAT(states(), ElementsAre(kLocked, kLocked, kLocked));
+}
+
+// Whichever of the driver's calls fails: after the roll-back each process is as it was, or is
+// named.
+TEST_F(GroupTest, AnyFailureIsRolledBackOrNamed) {
+  int failed = 0;
+  for (std::size_t nth = 1; nth <= 40; ++nth) {
+    for (Pid pid : family_.children())
+      driver_.add(pid);
+    driver_.forgive();
+    driver_.forget_calls();
+    auto group = Group::open(driver_, family_.root());
+    ASSERT_TRUE(group);
+    driver_.fail_nth(nth, 304);
+    auto done = group->lock(milliseconds(2000), interrupt_);
+    if (done) done = group->checkpoint(quiet_, interrupt_);
+    auto undone = group->roll_back();
+    EXPECT_EQ(driver_.illegal_calls(), 0) << nth;
+    if (!done || !undone) ++failed;
+    for (Pid pid : family_.children()) {
+      if (driver_.state_of(pid) == kRunning) continue;
+      ASSERT_FALSE(undone) << nth;
+      EXPECT_THAT(undone.error().message, HasSubstr(std::to_string(pid.value)));
+    }
+  }
+  EXPECT_GT(failed, 10) << "the failures must hit, or this proves nothing";
+}
+
+}  // namespace
+}  // namespace stasis
