@@ -1,6 +1,7 @@
 // Writer and reader together, on a real file system.
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -329,6 +330,23 @@ TEST_F(ImageTest, ALargerImageIsCheckedInBlocks) {
   Interrupt interrupt;
   interrupt.request(SIGINT);
   EXPECT_EQ(reader->verify(progress_, interrupt).error().code, ErrorCode::kInterrupted);
+}
+
+TEST_F(ImageTest, AFullDiskIsSaidWithFigures) {
+  const std::string small = dir_ / "small";
+  fs::create_directory(small);
+  if (::mount("none", small.c_str(), "tmpfs", 0, "size=1m") != 0) GTEST_SKIP() << "cannot mount";
+  image_ = small + "/image";
+  {
+    ImageWriter writer = created();
+    write_text(writer.path() + "/criu/pages-1.img", std::string(2U << 20, 'x'));
+    auto sealed = writer.seal(sample_manifest(), SyncPolicy::kDisk, progress_, interrupt_);
+    ASSERT_FALSE(sealed);
+    EXPECT_EQ(sealed.error().code, ErrorCode::kNoSpace) << sealed.error().to_string();
+    EXPECT_NE(sealed.error().message.find("0 B free"), std::string::npos);
+  }
+  EXPECT_TRUE(fs::is_empty(small));
+  EXPECT_EQ(::umount2(small.c_str(), MNT_DETACH), 0);
 }
 
 TEST_F(ImageTest, ManyFilesNeedFewDescriptors) {
