@@ -4,7 +4,8 @@
 //   stasis-raw-driver --pid P lock checkpoint restore unlock
 //
 // prints one JSON object. Steps run in the order given and stop at the first that the driver
-// refuses; the exit status is then 1. `gpus` lists the GPUs' UUIDs. The driver is the file named by
+// refuses; the exit status is then 1. `gpus` lists the GPUs' UUIDs, `memory` what is used
+// of each. The driver is the file named by
 // STASIS_LIBCUDA, else libcuda.so.1.
 #include <dlfcn.h>
 
@@ -41,15 +42,14 @@ struct Settings {
 
 class Library {
  public:
-  Library() {
-    const char* file = std::getenv("STASIS_LIBCUDA");
-    handle_ = dlopen(file && *file ? file : "libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
+  explicit Library(const std::string& file)
+      : handle_(dlopen(file.c_str(), RTLD_NOW | RTLD_GLOBAL)) {
     if (!handle_) fail(std::string("no CUDA driver: ") + dlerror());
   }
   template <class F>
   F* get(const char* symbol) const {
     auto* function = reinterpret_cast<F*>(dlsym(handle_, symbol));
-    if (!function) fail(std::string("the driver has no ") + symbol);
+    if (!function) fail(std::string("the library has no ") + symbol);
     return function;
   }
   bool simulated() const { return dlsym(handle_, cuda::kSimulatedMarkerSymbol) != nullptr; }
@@ -112,6 +112,7 @@ class Session {
     const int pid = settings_.pid;
     if (name == "init") return GET(library_, cuInit)(0);
     if (name == "gpus") return gpus(record);
+    if (name == "memory") return memory(record);
     if (name == "state") {
       auto state = cuda::CU_PROCESS_STATE_RUNNING;
       const cuda::CUresult result = GET(library_, cuCheckpointProcessGetState)(pid, &state);
@@ -141,7 +142,7 @@ class Session {
     }
     if (name == "unlock") return GET(library_, cuCheckpointProcessUnlock)(pid, nullptr);
     fail("unknown step \"" + name +
-         "\"; the steps are init, gpus, state, tid, lock, checkpoint, restore, unlock");
+         "\"; the steps are init, gpus, memory, state, tid, lock, checkpoint, restore, unlock");
   }
 
   cuda::CUresult gpus(json& record) {
@@ -161,8 +162,36 @@ class Session {
     return result;
   }
 
+  // Used memory of each GPU, as NVML tells it: also those that CUDA_VISIBLE_DEVICES hides.
+  static cuda::CUresult memory(json& record) {
+    const Library nvml("libnvidia-ml.so.1");
+    unsigned count = 0;
+    if (GET(nvml, nvmlInit_v2)() != cuda::NVML_SUCCESS ||
+        GET(nvml, nvmlDeviceGetCount_v2)(&count) != cuda::NVML_SUCCESS) {
+      fail("NVML does not work here");
+    }
+    record["value"] = json::array();
+    for (unsigned i = 0; i < count; ++i) {
+      cuda::nvmlDevice_t device = nullptr;
+      cuda::nvmlMemory_t use{};
+      char uuid[96] = "";
+      if (GET(nvml, nvmlDeviceGetHandleByIndex_v2)(i, &device) != cuda::NVML_SUCCESS ||
+          GET(nvml, nvmlDeviceGetUUID)(device, uuid, sizeof uuid) != cuda::NVML_SUCCESS ||
+          GET(nvml, nvmlDeviceGetMemoryInfo)(device, &use) != cuda::NVML_SUCCESS) {
+        fail("NVML has no answer about GPU " + std::to_string(i));
+      }
+      record["value"].push_back({{"uuid", uuid}, {"used", use.used}});
+    }
+    return cuda::CUDA_SUCCESS;
+  }
+
+  static std::string driver_file() {
+    const char* file = std::getenv("STASIS_LIBCUDA");
+    return file && *file ? file : "libcuda.so.1";
+  }
+
   Settings settings_;
-  Library library_;
+  const Library library_{driver_file()};
 };
 
 }  // namespace
@@ -175,7 +204,7 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--device-map", settings.device_map, "of restore: OLD=NEW,...");
   app.add_option("steps", settings.steps,
-                 "init, gpus, state, tid, lock, checkpoint, restore, unlock")
+                 "init, gpus, memory, state, tid, lock, checkpoint, restore, unlock")
       ->required();
   CLI11_PARSE(app, argc, argv);
   Session session(settings);

@@ -7,7 +7,7 @@ namespace stasis::workloads {
 namespace {
 
 constexpr std::uint64_t kMiB = 1u << 20;
-constexpr std::uint64_t kDefaultSize = 64 * kMiB;
+constexpr std::uint64_t kDefaultSize = 16 * kMiB;
 constexpr std::uint64_t kSpanWords = 512;
 constexpr int kSpansPerRound = 8;
 

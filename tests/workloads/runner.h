@@ -19,12 +19,12 @@ namespace stasis::workloads {
 
 struct Options {
   std::string kind;
-  std::string status;          // file for the heartbeat; empty: none
-  std::uint64_t rounds = 0;    // 0: until SIGTERM
-  std::uint64_t seed = 0;      // 0: from the kernel's random numbers
-  std::uint64_t size = 0;      // bytes of device memory; 0: the kind's own default
-  std::uint32_t pause_ms = 5;  // between two rounds
-  std::uint32_t busy_ms = 0;   // of each long kernel; 0: the kind's own default
+  std::string status;           // file for the heartbeat; empty: none
+  std::uint64_t rounds = 0;     // 0: until SIGTERM
+  std::uint64_t seed = 0;       // 0: from the kernel's random numbers
+  std::uint64_t size = 0;       // bytes of device memory; 0: the kind's own default
+  std::uint32_t pause_ms = 40;  // between two rounds
+  std::uint32_t busy_ms = 0;    // of each long kernel; 0: the kind's own default
   std::uint32_t threads = 3;
   std::uint32_t children = 2;
   std::string child_kind = "memory";

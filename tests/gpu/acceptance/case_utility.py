@@ -4,6 +4,7 @@ given to NVIDIA's own where it is installed."""
 import os
 import re
 import shutil
+import time
 
 from .core import Failure, Skip, case, expect
 
@@ -153,9 +154,11 @@ class Subjects:
         if kind == "idle":
             target = machine.share("cuda", lambda: machine.workload("idle", name="cuda"))
         else:
-            options = ["--busy-ms", "3000"] if kind == "spin" else []
+            options = ["--busy-ms", "3000", "--pause-ms", "0"] if kind == "spin" else []
             target = machine.workload(kind, *options, name=kind)
         target.wait_rounds(1)
+        if kind == "spin":
+            time.sleep(0.3)  # well inside the next long kernel
         return target
 
     @staticmethod
@@ -217,7 +220,7 @@ def judge(row, finished, after, words):
         faults.append(f"exit status {finished.status} instead of {row.status}")
     if not re.fullmatch(substitute(row.out, words), finished.out, re.S):
         faults.append(f"standard output {finished.out[:80]!r}")
-    lines = finished.err.splitlines()
+    lines = finished.error_lines()
     if row.status == 0 and not row.err:
         pass  # a success may warn (simulated GPU)
     elif row.err is None:
@@ -272,7 +275,7 @@ def check_row(machine, row):
 def compare(row, ours, our_words, our_after, theirs, their_words, their_after):
     def plain(finished, words):
         """Without what may differ: numbers of processes, the program's path."""
-        lines = finished.err.splitlines()
+        lines = finished.error_lines()
         line = lines[row.line] if len(lines) > row.line else ""
         out = finished.out if "help" not in row.name else "\n".join(finished.out.splitlines()[:1])
         for name in ("P", "S", "Z", "D"):
