@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <linux/openat2.h>
+#include <stdio.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -138,6 +139,29 @@ Result<std::vector<std::string>> list_directory(const UniqueFd& directory,
 
 Result<void> remove_tree(const UniqueFd& parent, const std::string& name, const std::string& path) {
   return remove_below(parent, name, path, kMaxDepth);
+}
+
+Result<std::string> swap_entries(const DirectoryEntry& final, const std::string& from,
+                                 const std::string& aside, const std::string& hold, bool exchange) {
+  const int parent = final.parent.get();
+  const std::string what =
+      "cannot rename " + final.parent_path + "/" + from + " to " + final.path();
+  const auto rename = [&](const std::string& old_name, const std::string& new_name) {
+    return ::renameat(parent, old_name.c_str(), parent, new_name.c_str()) == 0;
+  };
+  if (exchange) {
+    if (::renameat2(parent, from.c_str(), parent, final.name.c_str(), RENAME_EXCHANGE) == 0) {
+      return from != aside && rename(from, aside) ? aside : from;
+    }
+    if (errno != EINVAL && errno != ENOSYS) return fail(errno_error(what, errno));
+  }
+  if (!rename(final.name, hold)) return fail(errno_error(what, errno));
+  if (!rename(from, final.name)) {
+    const int number = errno;
+    rename(hold, final.name);
+    return fail(errno_error(what, number));
+  }
+  return rename(hold, aside) ? aside : hold;
 }
 
 }  // namespace stasis

@@ -36,4 +36,13 @@ Result<std::vector<std::string>> list_directory(const UniqueFd& directory, const
 // already is a success. kIo with the first path that could not be removed; the rest is still tried.
 Result<void> remove_tree(const UniqueFd& parent, const std::string& name, const std::string& path);
 
+// Gives the name `final.name` to the entry `from` of the same directory, and the name `aside` to
+// what had it before. Where the file system can, both names exist at every instant
+// (RENAME_EXCHANGE); otherwise, or if `exchange` is false, the old entry is named `hold` for an
+// instant. Returns the name that the old entry has now: `aside`, unless the last, merely cosmetic
+// rename failed. If it fails, everything has its old name.
+Result<std::string> swap_entries(const DirectoryEntry& final, const std::string& from,
+                                 const std::string& aside, const std::string& hold,
+                                 bool exchange = true);
+
 }  // namespace stasis

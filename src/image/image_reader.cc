@@ -23,12 +23,13 @@ constexpr const char* kDamaged =
 
 tl::unexpected<Error> incomplete(const std::string& dir, std::string message) {
   std::string remedy = "give the directory of a finished dump";
-  const std::vector<std::string> leftovers = find_leftovers(dir);
-  if (!leftovers.empty()) {
-    std::string names;
-    for (const std::string& path : leftovers)
-      names += (names.empty() ? "" : ", ") + path;
-    remedy += fmt::format("; a dump that was killed left {} (no image: safe to delete)", names);
+  for (const Leftover& leftover : find_leftovers(dir)) {
+    remedy += leftover.complete
+                  ? fmt::format(
+                        "; {} is a whole image that a killed dump left without its name: "
+                        "rename it to use it",
+                        leftover.path)
+                  : fmt::format("; a killed dump left {}, which may be deleted", leftover.path);
   }
   return fail(ErrorCode::kImageIncomplete, std::move(message), std::move(remedy));
 }
@@ -72,16 +73,19 @@ Result<std::string> read_text(const UniqueFd& file, const std::string& path, std
 
 }  // namespace
 
-std::vector<std::string> find_leftovers(const std::string& dir) {
+std::vector<Leftover> find_leftovers(const std::string& dir) {
   auto entry = split_path(dir);
   if (!entry) return {};
   auto names = list_directory(entry->parent, entry->parent_path);
   if (!names) return {};
-  std::vector<std::string> found;
+  std::vector<Leftover> found;
   for (const std::string& name : *names) {
-    if (name.starts_with(entry->name + ".partial-") ||
-        name.starts_with(entry->name + ".replaced-")) {
-      found.push_back(entry->parent_path + "/" + name);
+    for (const char* kind : {".partial-", ".replaced-", ".swap-"}) {
+      if (!name.starts_with(entry->name + kind)) continue;
+      const std::string manifest = name + "/" + kManifestName;
+      const bool complete =
+          ::faccessat(entry->parent.get(), manifest.c_str(), F_OK, AT_SYMLINK_NOFOLLOW) == 0;
+      found.push_back({entry->parent_path + "/" + name, complete});
     }
   }
   return found;

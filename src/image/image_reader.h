@@ -44,8 +44,14 @@ class ImageReader {
   Manifest manifest_;
 };
 
-// Directories that a dump to `dir` left behind when it was killed: "<dir>.partial-..." and
-// "<dir>.replaced-...". Absolute paths, sorted.
-std::vector<std::string> find_leftovers(const std::string& dir);
+// A directory that a dump to the same name left behind when it was killed: "<dir>.partial-...",
+// "<dir>.replaced-..." or "<dir>.swap-...".
+struct Leftover {
+  std::string path;  // absolute
+  bool complete =
+      false;  // it has a manifest: an image that has lost its name, and not to be deleted
+};
+// Sorted by path; empty if there are none or the directory cannot be read.
+std::vector<Leftover> find_leftovers(const std::string& dir);
 
 }  // namespace stasis

@@ -270,6 +270,33 @@ TEST_F(ImageTest, WhatIsNoImageIsIncompleteAndLeftoversAreNamed) {
   EXPECT_NE(error.remedy.find(image_ + ".partial-0123456789abcdef"), std::string::npos);
 }
 
+TEST_F(ImageTest, AWholeImageWithoutItsNameIsNotCalledRubbish) {
+  make_image();
+  fs::rename(image_, image_ + ".swap-0123456789abcdef");
+  const Error error = open_error(image_);
+  EXPECT_EQ(error.code, ErrorCode::kImageIncomplete);
+  EXPECT_NE(error.remedy.find(".swap-0123456789abcdef is a whole image"), std::string::npos)
+      << error.remedy;
+}
+
+TEST_F(ImageTest, EntriesAreSwappedWithAndWithoutTheKernelsHelp) {
+  for (const bool exchange : {true, false}) {
+    write_text(dir_ / "final", "old");
+    write_text(dir_ / "new", "new");
+    auto entry = split_path(dir_ / "final");
+    ASSERT_TRUE(entry);
+    auto old_name = swap_entries(*entry, "new", "aside", "hold", exchange);
+    ASSERT_TRUE(old_name) << old_name.error().to_string();
+    EXPECT_EQ(*old_name, "aside");
+    EXPECT_EQ(read_text(dir_ / "final"), "new");
+    EXPECT_EQ(read_text(dir_ / "aside"), "old");
+    EXPECT_EQ(entries(), (Names{"aside", "final"}));
+    EXPECT_FALSE(swap_entries(*entry, "missing", "aside", "hold", exchange));
+    EXPECT_EQ(read_text(dir_ / "final"), "new");
+    EXPECT_EQ(entries(), (Names{"aside", "final"}));
+  }
+}
+
 TEST_F(ImageTest, EveryDamageIsFoundAndNamed) {
   const auto expect_corrupt = [&](const std::string& what) {
     const Error error = verify_error();
@@ -315,7 +342,7 @@ TEST_F(ImageTest, AKilledWriterLeavesNoImageAndNoHarm) {
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   EXPECT_EQ(read_text(image_ + "/criu/pages-1.img"), "old");
   ASSERT_EQ(find_leftovers(image_).size(), 1U);
-  EXPECT_EQ(open_error(find_leftovers(image_)[0]).code, ErrorCode::kImageIncomplete);
+  EXPECT_EQ(open_error(find_leftovers(image_)[0].path).code, ErrorCode::kImageIncomplete);
 }
 
 TEST_F(ImageTest, ALargerImageIsCheckedInBlocks) {

@@ -110,6 +110,7 @@ struct ImageWriter::State {
   ~State() { (void)discard(); }
 
   std::string sibling(const std::string& name) const { return final.parent_path + "/" + name; }
+  std::string hold_name() const { return final.name + ".swap-" + digits; }
   std::string failed_log_name() const { return final.name + ".failed-dump.log"; }
 
   // Adds figures to an error that says the disk is full.
@@ -137,7 +138,6 @@ struct ImageWriter::State {
   // Returns the manifest as a reader will see it.
   Result<Manifest> write_manifest(const Manifest& manifest, SyncPolicy sync) const;
   Result<void> take_name();
-  Result<void> swap(const std::string& from, const std::string& aside);
   Result<void> discard();
   void keep_log() const;
 };
@@ -228,34 +228,10 @@ Result<void> ImageWriter::State::take_name() {
     phase = Phase::kSealed;
     return {};
   }
-  if (auto swapped = swap(partial, replaced); !swapped) return swapped;
+  auto old_name = swap_entries(final, partial, replaced, hold_name());
+  if (!old_name) return fail(std::move(old_name).error());
+  replaced = std::move(*old_name);
   phase = Phase::kSealed;
-  return {};
-}
-
-// Gives the final name to `from`, and what had it the name `aside`.
-Result<void> ImageWriter::State::swap(const std::string& from, const std::string& aside) {
-  const int parent = final.parent.get();
-  const std::string what = fmt::format("cannot rename {} to {}", sibling(from), final_path);
-  if (::renameat2(parent, from.c_str(), parent, final.name.c_str(), RENAME_EXCHANGE) == 0) {
-    // What was replaced now bears the name `from`; a clearer one, but that is a nicety.
-    if (from != aside && ::renameat(parent, from.c_str(), parent, aside.c_str()) != 0) {
-      replaced = from;
-    }
-    return {};
-  }
-  if (errno != EINVAL && errno != ENOSYS) return fail(errno_error(what, errno));
-  // A file system that cannot exchange, such as NFS: for an instant the name is gone.
-  const std::string hold = final.name + ".swap-" + digits;
-  if (::renameat(parent, final.name.c_str(), parent, hold.c_str()) != 0) {
-    return fail(errno_error(what, errno));
-  }
-  if (::renameat(parent, from.c_str(), parent, final.name.c_str()) != 0) {
-    const int number = errno;
-    ::renameat(parent, hold.c_str(), parent, final.name.c_str());
-    return fail(errno_error(what, number));
-  }
-  if (::renameat(parent, hold.c_str(), parent, aside.c_str()) != 0) replaced = hold;
   return {};
 }
 
@@ -315,10 +291,9 @@ Result<void> ImageWriter::State::discard() {
     // Away first, so that no half-removed image ever bears the final name.
     if (::renameat(parent, final.name.c_str(), parent, partial.c_str()) != 0) doomed = final.name;
   } else if (phase == Phase::kSealed) {
-    if (auto back = swap(replaced, partial); !back) return back;
-    // Where the new image is now: swap() may have had to leave it under the old one's name.
-    struct stat info = {};
-    if (::fstatat(parent, partial.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) doomed = replaced;
+    auto new_name = swap_entries(final, replaced, partial, hold_name());
+    if (!new_name) return fail(std::move(new_name).error());
+    doomed = std::move(*new_name);
   }
   phase = Phase::kDone;
   auto removed = remove_tree(final.parent, doomed, sibling(doomed));
