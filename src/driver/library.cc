@@ -21,8 +21,6 @@ tl::expected<Library, std::string> Library::load(const std::string& name) {
   return Library(handle, std::move(path));
 }
 
-void* Library::symbol(const char* name) const {
-  return ::dlsym(handle_, name);
-}
+void* Library::symbol(const char* name) const { return ::dlsym(handle_, name); }
 
 }  // namespace stasis
