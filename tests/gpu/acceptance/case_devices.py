@@ -1,6 +1,5 @@
 """Restoring to another GPU, and the simulated driver compared with the real one."""
 
-import json
 import os
 
 from .core import Failure, Skip, case, expect
@@ -83,24 +82,27 @@ def refused(machine):
     return {"note": f"{attempt.first_error()[:70]}; {target.finish()} rounds verified"}
 
 
-@case("conformance", simulated=False, needs=("program stasis-conformance",))
+@case("conformance", simulated=False, needs=("program conformance",))
 def conformance(machine):
-    """The simulated driver answers as the real one does."""
-    program = machine.program("stasis-conformance")
+    """The simulated driver answers as the real one does. The real answers are kept in --out."""
+    program = machine.program("conformance")
     if not os.path.exists(machine.sim_library):
         raise Skip(f"no simulated driver at {machine.sim_library}")
-    real, simulated = (os.path.join(machine.work, name) for name in ("real.json", "simulated.json"))
+    real = os.path.join(machine.out or machine.work, "conformance-real.jsonl")
+    simulated = os.path.join(machine.out or machine.work, "conformance-simulated.jsonl")
     for path, env in ((real, machine.env), (simulated, simulated_env(machine))):
-        done = machine.run(program, "--run", timeout=300, env=env).must_succeed()
+        done = machine.run(program, "--run", timeout=400, env=env).must_succeed()
         with open(path, "w", encoding="utf-8") as file:
             file.write(done.out)
     compared = machine.run(program, "--compare", real, simulated)
+    with open(real, encoding="utf-8") as file:
+        cases = sum(1 for line in file if line.strip())
     if compared.status != 0:
         lines = (compared.out + compared.err).strip().splitlines()
-        raise Failure(f"{len(lines)} differences, the first: {lines[0] if lines else 'unnamed'}")
-    with open(real, encoding="utf-8") as file:
-        recorded = json.load(file)
-    return {"real": recorded, "note": "the same answers"}
+        failure = Failure(f"{cases} cases; {len(lines)} lines of differences: {' / '.join(lines[:3])}")
+        failure.figures = {"differences": lines}
+        raise failure
+    return {"cases": cases, "note": f"{cases} cases, the same answers"}
 
 
 def simulated_env(machine):

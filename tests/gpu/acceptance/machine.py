@@ -46,15 +46,16 @@ class Finished:
 
 
 class Machine:
-    def __init__(self, build, criu, simulated, work, keep):
+    def __init__(self, build, criu, simulated, work, keep, out=None):
         self.build = os.path.abspath(build)
         self.bin = os.path.join(self.build, "bin")
         self.simulated = simulated
         self.keep = keep
+        self.out = os.path.abspath(out) if out else None
         self.root = os.path.abspath(work or tempfile.mkdtemp(prefix="stasis-gpu-tests-"))
         os.makedirs(self.root, exist_ok=True)
         self.work = self.root
-        self.criu_path = criu or os.environ.get("STASIS_CRIU") or shutil.which("criu")
+        self.criu_path = criu or os.environ.get("STASIS_CRIU") or self._find_criu()
         self.targets = []  # of the case under way
         self.shared = {}  # by name: of several cases, each of which leaves it running
         self.commands = []
@@ -68,6 +69,16 @@ class Machine:
             self.env.setdefault("STASIS_SIM_GPUS", "2x8G")
             self.env["LD_LIBRARY_PATH"] = os.path.dirname(self.sim_library)
         self._gpus = None
+
+    @staticmethod
+    def _find_criu():
+        """As the project's own script says, which knows what is new enough."""
+        script = os.path.join(os.path.dirname(__file__), "..", "..", "..", "tools", "get-criu")
+        if not os.access(script, os.X_OK):
+            return shutil.which("criu")
+        said = subprocess.run([script, "--check"], stdin=subprocess.DEVNULL, check=False,
+                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        return said.stdout.decode().strip() or None if said.returncode == 0 else None
 
     # --- One case after the other
 

@@ -22,6 +22,17 @@ def become_subreaper():
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
+def keep_descriptors_private():
+    """What this process inherited (a test driver's growing log, say) must not get into a target:
+    CRIU restores a process only if its open files are as they were."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2:
+            try:
+                os.set_inheritable(int(name), False)
+            except OSError:
+                pass  # the one that listed the folder
+
+
 def start_ticks(pid):
     """When the process started: what tells it from a later one with the same number. None if gone."""
     try:
@@ -98,7 +109,7 @@ class Target:
             said = self.output().strip().splitlines()
             last = said[-1] if said else "nothing"
             if self.exit_status == EXIT_SKIPPED:
-                raise Skip(last)
+                raise Skip(last.rpartition("skipped: ")[2])
             raise Failure(f"{self.name} ended with status {self.exit_status}; it said: {last}")
 
     # --- Whether it lives
