@@ -88,6 +88,9 @@ def run_case(one, machine):
         record["note"] = f"{type(reason).__name__}: {reason}"
         record["traceback"] = traceback.format_exc()
     finally:
-        record["commands"] = machine.end(keep=record["result"] == "failed")
+        failed = record["result"] == "failed"
+        commands = machine.end(keep=failed)
+        if failed:  # of a success they would only make the file large
+            record["commands"] = commands
     record["seconds"] = round(time.monotonic() - start, 3)
     return record
