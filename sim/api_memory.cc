@@ -27,6 +27,8 @@ CUresult allocate(CUdeviceptr* out, std::size_t bytes, Pool* pool) {
 CUresult allocate_host(void** out, std::size_t bytes, unsigned flags) {
   return in_context([&](Driver& driver, Context& context) -> CUresult {
     if (!out || flags > 7) return CUDA_ERROR_INVALID_VALUE;
+    *out = nullptr;
+    if (bytes == 0) return CUDA_SUCCESS;
     Address base = 0;
     const auto rc = driver.memory.allocate_host(Kind::kPinned, context.device, bytes, &context,
                                                 flags | kMemHostAllocDeviceMap, base);
@@ -117,10 +119,9 @@ void default_attribute(void* data, CUpointer_attribute attribute) {
 
 CUresult cuMemGetInfo_v2(std::size_t* free, std::size_t* total) {
   return in_context([&](Driver& driver, Context& context) -> CUresult {
-    if (!free || !total) return CUDA_ERROR_INVALID_VALUE;
     const int slot = slot_of(driver, context);
-    *free = driver.memory.free_bytes(slot);
-    *total = driver.memory.gpu(slot).capacity;
+    if (free) *free = driver.memory.free_bytes(slot);
+    if (total) *total = driver.memory.gpu(slot).capacity;
     return CUDA_SUCCESS;
   });
 }
@@ -170,6 +171,7 @@ CUresult cuMemHostAlloc(void** pointer, std::size_t bytes, unsigned int flags) {
 
 CUresult cuMemFreeHost(void* pointer) {
   return in_context([&](Driver& driver, Context& context) -> CUresult {
+    if (!pointer) return CUDA_SUCCESS;
     context.synchronize();
     return driver.memory.free_host(address(pointer));
   });

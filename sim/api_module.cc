@@ -141,7 +141,7 @@ CUresult cuModuleLoadData(CUmodule* out, const void* image) {
     std::uint32_t magic;
     std::memcpy(&magic, text, sizeof magic);
     if (magic == 0xba55ed50) return CUDA_ERROR_NO_BINARY_FOR_GPU;
-    if (!parse_ptx(text, module->kernels)) return CUDA_ERROR_INVALID_PTX;
+    if (!parse_ptx(text, module->kernels)) return CUDA_ERROR_INVALID_IMAGE;
     std::lock_guard lock(driver.mutex);
     context.modules.insert(module.get());
     driver.modules.insert(module.get());

@@ -310,7 +310,8 @@ CUresult Memory::unregister_host(Address base) {
   std::lock_guard lock(mutex_);
   auto it = allocations_.find(base);
   if (it == allocations_.end() || it->second.kind != Kind::kRegistered) {
-    return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+    // Inside of a registration is another mistake than nowhere, and has another code.
+    return find_locked(base, 1) ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
   }
   allocations_.erase(it);
   return CUDA_SUCCESS;
@@ -357,9 +358,7 @@ bool Memory::accessible(Address address, std::uint64_t size) const {
 }
 
 bool Memory::has_foreign() const {
-  return std::any_of(objects_.begin(), objects_.end(), [&](const Object* o) {
-    return o->foreign || (slot(o->gpu).holding && slot(o->gpu).holding->shared(o->id));
-  });
+  return std::any_of(objects_.begin(), objects_.end(), [](const Object* o) { return o->foreign; });
 }
 
 std::uint64_t Memory::pool_bytes(const void* pool) const {

@@ -56,11 +56,9 @@ CUresult Memory::map(Address at, std::uint64_t size, std::uint64_t offset, Objec
                      int device) {
   if (!is_handle(object)) return CUDA_ERROR_INVALID_VALUE;
   std::lock_guard lock(mutex_);
-  // Only whole objects from their start: so the driver's documentation says of the offset, and the
-  // size must be the object's.
-  if (offset != 0 || size == 0 || size != object->size || at % kGranule) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  // Only whole objects, from their start.
+  if (offset != 0 || size > object->size) return CUDA_ERROR_NOT_SUPPORTED;
+  if (size == 0 || size != object->size || at % kGranule) return CUDA_ERROR_INVALID_VALUE;
   auto range = reservations_.upper_bound(at);
   if (range == reservations_.begin()) return CUDA_ERROR_INVALID_VALUE;
   --range;
@@ -89,19 +87,23 @@ CUresult Memory::map(Address at, std::uint64_t size, std::uint64_t offset, Objec
 
 CUresult Memory::unmap(Address at, std::uint64_t size) {
   std::lock_guard lock(mutex_);
-  // The range must be whole mappings, one or several.
-  std::vector<Address> found;
-  for (auto end = at; end < at + size;) {
-    auto it = placements_.find(end);
-    auto allocation = allocations_.find(end);
-    if (it == placements_.end() || allocation == allocations_.end() ||
-        allocation->second.kind != Kind::kMapped || it->second.size > at + size - end) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    found.push_back(end);
-    end += it->second.size;
+  // The range must lie in a reservation and cut no mapping; parts without any are fine.
+  auto range = reservations_.upper_bound(at);
+  if (size == 0 || range == reservations_.begin()) return CUDA_ERROR_INVALID_VALUE;
+  --range;
+  if (at - range->first > range->second || size > range->second - (at - range->first)) {
+    return CUDA_ERROR_INVALID_VALUE;
   }
-  if (found.empty()) return CUDA_ERROR_INVALID_VALUE;
+  auto first = placements_.lower_bound(at);
+  if (first != placements_.begin()) {
+    const auto before = std::prev(first);
+    if (before->first + before->second.size > at) return CUDA_ERROR_INVALID_VALUE;
+  }
+  std::vector<Address> found;
+  for (; first != placements_.end() && first->first < at + size; ++first) {
+    if (first->second.size > at + size - first->first) return CUDA_ERROR_INVALID_VALUE;
+    found.push_back(first->first);
+  }
   for (auto start : found) {
     auto* object = placements_[start].object;
     clear(start, placements_[start].size);

@@ -7,6 +7,8 @@
 // driver's code past the gate, and in front of it nothing is allocated.
 //
 // The operators are hidden symbols (version script), so the program keeps its own.
+#include "sim/private_heap.h"
+
 #include <pthread.h>
 #include <sys/mman.h>
 
@@ -27,6 +29,12 @@ struct FreeBlock {
 };
 
 pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+thread_local bool may_wait = true;
+
+bool take_lock() {
+  if (may_wait) return pthread_mutex_lock(&mutex) == 0;
+  return pthread_mutex_trylock(&mutex) == 0;
+}
 FreeBlock* free_blocks[20];
 char* chunk;
 std::size_t chunk_left;
@@ -36,19 +44,21 @@ void* map(std::size_t bytes) {
   return p == MAP_FAILED ? nullptr : p;
 }
 
+void* allocate_mapping(std::size_t bytes) {
+  bytes = (bytes + 4095) & ~std::size_t{4095};
+  auto* head = static_cast<std::uint64_t*>(map(bytes));
+  if (!head) return nullptr;
+  head[0] = kMapped;
+  head[1] = bytes;
+  return head + 2;
+}
+
 void* allocate(std::size_t bytes) {
   bytes += kHeader;
-  if (bytes > kLargest) {
-    bytes = (bytes + 4095) & ~std::size_t{4095};
-    auto* head = static_cast<std::uint64_t*>(map(bytes));
-    if (!head) return nullptr;
-    head[0] = kMapped;
-    head[1] = bytes;
-    return head + 2;
-  }
+  if (bytes > kLargest) return allocate_mapping(bytes);
   const std::size_t size = std::bit_ceil(bytes < 32 ? 32 : bytes);
   const int cls = std::countr_zero(size);
-  pthread_mutex_lock(&mutex);
+  if (!take_lock()) return allocate_mapping(bytes);
   std::uint64_t* head = reinterpret_cast<std::uint64_t*>(free_blocks[cls]);
   if (head) {
     free_blocks[cls] = free_blocks[cls]->next;
@@ -78,13 +88,17 @@ void release(void* p) {
   }
   const auto cls = head[0];
   auto* block = reinterpret_cast<FreeBlock*>(head);
-  pthread_mutex_lock(&mutex);
+  if (!take_lock()) return;
   block->next = free_blocks[cls];
   free_blocks[cls] = block;
   pthread_mutex_unlock(&mutex);
 }
 
 }  // namespace
+
+namespace stasis::sim {
+void never_wait_for_the_heap() { may_wait = false; }
+}  // namespace stasis::sim
 
 void* operator new(std::size_t bytes) {
   if (void* p = allocate(bytes)) return p;

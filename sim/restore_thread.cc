@@ -15,6 +15,7 @@
 #include <cstring>
 
 #include "sim/driver.h"
+#include "sim/private_heap.h"
 
 namespace stasis::sim {
 namespace {
@@ -25,6 +26,7 @@ struct Server {
   Driver* driver = nullptr;
   std::uint64_t calls[5] = {};  // by Action
   bool restore_refused = false;
+  bool managed_refused = false;
   Request request;
 };
 
@@ -63,7 +65,12 @@ CUresult lock(Driver& driver, const Plan& plan, int reply) {
 }
 
 CUresult checkpoint(Driver& driver, const Plan& plan) {
-  if (driver.memory.managed() > 0) return CUDA_ERROR_NOT_SUPPORTED;
+  // The first refusal says why; driver 580 answers a second attempt with "unknown".
+  if (driver.memory.managed() > 0) {
+    const bool again = server.managed_refused;
+    server.managed_refused = true;
+    return again ? CUDA_ERROR_UNKNOWN : CUDA_ERROR_NOT_SUPPORTED;
+  }
   Pace pace;
   pace.bytes_per_second = plan.rate;
   if (plan.die) pace.at_half = [] { ::kill(::getpid(), SIGKILL); };
@@ -129,7 +136,7 @@ CUresult map_gpus(const Memory& memory, std::vector<GpuSpec>& target) {
 CUresult restore(Driver& driver, const Plan& plan) {
   std::vector<GpuSpec> target;
   if (auto rc = map_gpus(driver.memory, target); rc != CUDA_SUCCESS) return rc;
-  if (server.restore_refused) return CUDA_ERROR_NOT_SUPPORTED;
+  if (server.restore_refused) return CUDA_ERROR_INVALID_VALUE;
   Pace pace;
   pace.bytes_per_second = plan.rate;
   if (plan.die) pace.at_half = [] { ::kill(::getpid(), SIGKILL); };
@@ -142,6 +149,7 @@ CUresult restore(Driver& driver, const Plan& plan) {
 }
 
 CUresult unlock(Driver& driver) {
+  server.managed_refused = false;
   set_state(CU_PROCESS_STATE_RUNNING);
   driver.gate.open();
   return CUDA_SUCCESS;
@@ -228,6 +236,7 @@ Fd receive(int socket) {
 }
 
 void* thread_main(void*) {
+  never_wait_for_the_heap();
   control_block().restore_tid.store(::gettid());
   for (;;) {
     const int socket = server_end_fd().load();

@@ -190,40 +190,84 @@ void lock_timeout(Report& r, const char* work) {
 void lock_timeout_kernel(Report& r) { lock_timeout(r, "flagkernel"); }
 void lock_timeout_host(Report& r) { lock_timeout(r, "flaghost"); }
 
-void lock_waits(Report& r) {
+// A lock that has to wait for work which ends by itself. `helper`: what a thread of the target is
+// doing meanwhile; empty for nothing.
+void lock_waits_for(Report& r, const std::string& key, const char* work, const char* helper) {
   Target t;
   t.ask("init");
   t.ask("alloc device");
-  t.ask("prepare cuMemGetInfo");
-  t.ask("flagkernel");
+  t.ask(work);
+  if (*helper) t.ask(std::string("call ") + helper);
   std::atomic<bool> returned{false};
   std::atomic<int> code{-1};
   std::thread locker([&] {
-    code = static_cast<int>(lock(t.pid(), 60'000));
+    code = static_cast<int>(lock(t.pid(), 6'000));
     returned = true;
   });
   std::this_thread::sleep_for(500ms);
-  r.yes_no("waits_for_work", !returned);
-  r.note("state_meanwhile", state(t.pid()));
-  t.ask("go");
-  std::this_thread::sleep_for(500ms);
-  r.yes_no("new_calls_pass_meanwhile", t.ask("done") == 1);
+  r.yes_no(key + "waits", !returned);
+  r.note(key + "state_meanwhile", state(t.pid()));
   t.ask("release");
+  r.yes_no(key + "returns_soon", soon([&] { return returned.load(); }, 2s));
   locker.join();
-  r.note("lock", code);
-  r.note("state", state(t.pid()));
-  r.note("unlock", unlock(t.pid()));
-  r.yes_no("call_returns", soon([&] { return t.ask("done") == 1; }));
+  r.note(key + "lock", code);
+  r.note(key + "state", state(t.pid()));
+  r.note(key + "sync", code == 0 ? 0 : t.ask("sync"));
+  if (code != 0) r.note(key + "lock_after_sync", lock(t.pid()));
+  r.note(key + "unlock", unlock(t.pid()));
+  r.note(key + "wrong", t.ask("check"));
 }
 
-constexpr const char* kCalls[] = {"cuMemGetInfo",
-                                  "cuMemAlloc",
-                                  "cuCtxSynchronize",
-                                  "cuStreamSynchronize",
-                                  "cuStreamQuery",
-                                  "cuStreamCreate",
-                                  "cuEventCreate",
+void lock_waits(Report& r) {
+  lock_waits_for(r, "kernel_", "flagkernel", "");
+  lock_waits_for(r, "kernel_and_sync_", "flagkernel", "cuStreamSynchronize");
+  lock_waits_for(r, "host_", "flaghost", "");
+  lock_waits_for(r, "host_and_sync_", "flaghost", "cuStreamSynchronize");
+}
+
+// What happens to calls while a lock waits for work.
+void calls_while_lock_waits(Report& r) {
+  for (const char* name : {"cuMemAlloc", "cuLaunchKernel", "cuMemGetInfo", "cuStreamCreate"}) {
+    Target t;
+    t.ask("init");
+    t.ask("alloc device");
+    t.ask("flagkernel");
+    t.ask(std::string("prepare ") + name);
+    std::thread locker([&] { lock(t.pid(), 1'500); });
+    std::this_thread::sleep_for(500ms);
+    t.ask("go");
+    std::this_thread::sleep_for(300ms);
+    r.yes_no(std::string(name) + "_passes", t.ask("done") == 1);
+    locker.join();
+    t.ask("release");
+    r.yes_no(std::string(name) + "_returns", soon([&] { return t.ask("done") == 1; }));
+  }
+}
+
+constexpr const char* kCalls[] = {"cuMemAlloc",
+                                  "cuMemFree",
+                                  "cuMemHostAlloc",
+                                  "cuMemAllocAsync",
+                                  "cuMemCreate",
+                                  "cuMemAddressReserve",
+                                  "cuMemGetInfo",
+                                  "cuMemGetAddressRange",
+                                  "cuPointerGetAttribute",
+                                  "cuMemcpyHtoD",
+                                  "cuMemcpyDtoH",
+                                  "cuMemsetD32Async",
+                                  "cuLaunchKernel",
                                   "cuLaunchHostFunc",
+                                  "cuModuleLoadData",
+                                  "cuStreamCreate",
+                                  "cuStreamQuery",
+                                  "cuStreamSynchronize",
+                                  "cuStreamWaitEvent",
+                                  "cuEventCreate",
+                                  "cuEventRecord",
+                                  "cuEventQuery",
+                                  "cuEventSynchronize",
+                                  "cuCtxSynchronize",
                                   "cuCtxGetCurrent",
                                   "cuCtxSetCurrent",
                                   "cuCtxGetDevice",
@@ -233,8 +277,6 @@ constexpr const char* kCalls[] = {"cuMemGetInfo",
                                   "cuDeviceTotalMem",
                                   "cuDeviceGetAttribute",
                                   "cuDevicePrimaryCtxRetain",
-                                  "cuPointerGetAttribute",
-                                  "cuMemAddressReserve",
                                   "cuInit",
                                   "cuDriverGetVersion",
                                   "cuGetErrorName",
@@ -243,18 +285,22 @@ constexpr const char* kCalls[] = {"cuMemGetInfo",
 // One target per function, so that one that blocks cannot hide another. `checkpointed`: in which of
 // the two states it is called.
 void blocking(Report& r, bool checkpointed) {
-  for (const auto* name : kCalls) {
+  for (const std::string name : kCalls) {
     Target t;
     t.ask("init");
-    t.ask(std::string("prepare ") + name);
+    t.ask("alloc device");
+    t.ask("prepare " + name);
     lock(t.pid());
-    if (checkpointed) checkpoint(t.pid());
+    if (checkpointed) api().cuCheckpointProcessCheckpoint(t.pid(), nullptr);
     t.ask("go");
-    std::this_thread::sleep_for(250ms);
-    r.yes_no(std::string(name) + "_blocks", t.ask("done") == 0);
+    std::this_thread::sleep_for(200ms);
+    const bool died = t.died();
+    r.yes_no(name + "_kills", died);
+    if (died) continue;
+    r.yes_no(name + "_blocks", t.ask("done") == 0);
     if (checkpointed) restore(t.pid());
     unlock(t.pid());
-    r.yes_no(std::string(name) + "_returns", soon([&] { return t.ask("done") == 1; }));
+    r.yes_no(name + "_returns", soon([&] { return t.ask("done") == 1; }));
   }
 }
 void calls_while_locked(Report& r) { blocking(r, false); }
@@ -428,6 +474,8 @@ std::vector<Case> checkpoint_cases() {
       {"lock_timeout_host", "a lock times out behind a host function; the target runs on",
        lock_timeout_host},
       {"lock_waits", "a lock waits for submitted work, and then succeeds", lock_waits},
+      {"calls_while_lock_waits", "which functions wait while a lock waits for work",
+       calls_while_lock_waits},
       {"calls_while_locked", "which functions wait while the process is locked",
        calls_while_locked},
       {"calls_while_checkpointed", "which functions wait while it is checkpointed",

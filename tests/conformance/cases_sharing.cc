@@ -174,6 +174,39 @@ void ipc_open(Report& r) {
   r.note("user_state_after", state(user.pid()));
 }
 
+void vmm_imported(Report& r, bool closed) {
+  Target owner;
+  Target user;
+  owner.ask("init");
+  r.note("alloc", owner.ask("alloc vmm"));
+  user.ask("init");
+  user.ask("alloc device");
+  const auto fd = owner.ask_text("vmmfd");
+  r.note("import", user.ask("vmmimport " + std::to_string(owner.pid()) + ":" + fd));
+  r.note("close_fd", owner.ask("closefd " + fd));
+  if (closed) {
+    user.kill();
+    user.reap();
+  } else {
+    r.note("user_lock", lock(user.pid()));
+  }
+  r.note("owner_lock", lock(owner.pid()));
+  r.note("owner_checkpoint", api().cuCheckpointProcessCheckpoint(owner.pid(), nullptr));
+  if (!closed) {
+    r.note("user_checkpoint", api().cuCheckpointProcessCheckpoint(user.pid(), nullptr));
+    r.note("user_state", state(user.pid()));
+  }
+  r.note("owner_state", state(owner.pid()));
+  r.note("owner_restore", restore_with(owner.pid(), {}));
+  r.note("owner_state_after", state(owner.pid()));
+  if (!closed) {
+    r.note("user_restore", restore_with(user.pid(), {}));
+    r.note("user_state_after", state(user.pid()));
+  }
+}
+void vmm_open(Report& r) { vmm_imported(r, false); }
+void vmm_closed(Report& r) { vmm_imported(r, true); }
+
 void two_at_once(Report& r) {
   Target a;
   Target b;
@@ -207,6 +240,8 @@ std::vector<Case> sharing_cases() {
       {"ipc_closed", "nor is one that was closed again", ipc_closed},
       {"ipc_open", "memory open in another process: the checkpoint succeeds, the restore fails",
        ipc_open},
+      {"vmm_open", "the same for VMM memory that another process imported", vmm_open},
+      {"vmm_closed", "VMM memory whose importer is gone is no obstacle", vmm_closed},
       {"two_at_once", "two processes checkpointed together and restored in another order",
        two_at_once},
   };

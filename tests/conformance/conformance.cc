@@ -50,7 +50,7 @@ const Api& api() {
 
 namespace {
 
-constexpr int kCaseSeconds = 120;
+constexpr int kCaseSeconds = 300;
 
 std::vector<Case> all_cases() {
   std::vector<Case> all;

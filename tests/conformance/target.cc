@@ -59,6 +59,12 @@ void Target::kill() {
   if (pid_ > 0) ::kill(pid_, SIGKILL);
 }
 
+bool Target::died() {
+  siginfo_t info{};
+  return ::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+         info.si_pid == pid_ && info.si_code != CLD_EXITED;
+}
+
 void Target::reap() {
   if (pid_ > 0) ::waitpid(pid_, nullptr, 0);
   pid_ = -1;
@@ -125,7 +131,10 @@ class Worker {
     if (auto rc = api().cuModuleLoadData(&module_, kPtx)) return rc;
     if (auto rc = api().cuModuleGetFunction(&increment_, module_, "increment")) return rc;
     if (auto rc = api().cuModuleGetFunction(&wait_flag_, module_, "wait_flag")) return rc;
-    return api().cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING);
+    if (auto rc = api().cuMemAlloc_v2(&spare_, 4096)) return rc;
+    if (auto rc = api().cuEventCreate(&event_, 0)) return rc;
+    if (auto rc = api().cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING)) return rc;
+    return api().cuEventRecord(event_, stream_);
   }
 
   CUresult allocate(const std::string& kind, CUdeviceptr& out, unsigned words) {
@@ -153,14 +162,40 @@ class Worker {
       prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
       prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
       prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-      CUmemGenericAllocationHandle handle = 0;
-      const CUmemAccessDesc access{prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-      if (auto rc = api().cuMemAddressReserve(&out, bytes, 0, 0, 0)) return rc;
-      if (auto rc = api().cuMemCreate(&handle, bytes, &prop, 0)) return rc;
-      if (auto rc = api().cuMemMap(out, bytes, 0, handle, 0)) return rc;
-      return api().cuMemSetAccess(out, bytes, &access, 1);
+      if (auto rc = api().cuMemCreate(&vmm_handle_, bytes, &prop, 0)) return rc;
+      return map(vmm_handle_, bytes, out);
     }
     return api().cuMemAlloc_v2(&out, bytes);
+  }
+
+  static CUresult map(CUmemGenericAllocationHandle handle, std::size_t bytes, CUdeviceptr& out) {
+    const CUmemAccessDesc access{{CU_MEM_LOCATION_TYPE_DEVICE, 0},
+                                 CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    if (auto rc = api().cuMemAddressReserve(&out, bytes, 0, 0, 0)) return rc;
+    if (auto rc = api().cuMemMap(out, bytes, 0, handle, 0)) return rc;
+    return api().cuMemSetAccess(out, bytes, &access, 1);
+  }
+
+  // The descriptor of another process, by its number there: "PID:FD".
+  CUresult vmm_import(const std::string& where) {
+    const auto colon = where.find(':');
+    const auto process = ::syscall(SYS_pidfd_open, std::stoi(where), 0);
+    const auto fd = ::syscall(SYS_pidfd_getfd, process, std::stoi(where.substr(colon + 1)), 0);
+    if (fd < 0) return CUDA_ERROR_OPERATING_SYSTEM;
+    CUmemGenericAllocationHandle handle = 0;
+    auto rc = api().cuMemImportFromShareableHandle(
+        &handle, reinterpret_cast<void*>(static_cast<std::intptr_t>(fd)),
+        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    ::close(static_cast<int>(fd));
+    ::close(static_cast<int>(process));
+    return rc ? rc : map(handle, std::size_t{kWords} * 4, opened_);
+  }
+
+  int vmm_export() {
+    int fd = -1;
+    api().cuMemExportToShareableHandle(&fd, vmm_handle_, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                       0);
+    return fd;
   }
 
   CUresult alloc(const std::string& kind) {
@@ -268,6 +303,8 @@ class Worker {
     CUuuid uuid;
     CUstream stream;
     CUevent event;
+    CUmodule module;
+    CUmemGenericAllocationHandle handle;
     const std::map<std::string, std::function<void()>> calls = {
         {"cuMemGetInfo", [&] { api().cuMemGetInfo_v2(&a, &b); }},
         {"cuMemAlloc", [&] { api().cuMemAlloc_v2(&address, 4096); }},
@@ -276,6 +313,34 @@ class Worker {
         {"cuStreamQuery", [&] { api().cuStreamQuery(stream_); }},
         {"cuStreamCreate", [&] { api().cuStreamCreate(&stream, 0); }},
         {"cuEventCreate", [&] { api().cuEventCreate(&event, 0); }},
+        {"cuEventQuery", [&] { api().cuEventQuery(event_); }},
+        {"cuEventSynchronize", [&] { api().cuEventSynchronize(event_); }},
+        {"cuEventRecord", [&] { api().cuEventRecord(event_, stream_); }},
+        {"cuStreamWaitEvent", [&] { api().cuStreamWaitEvent(stream_, event_, 0); }},
+        {"cuLaunchKernel",
+         [&] {
+           unsigned words = 0;
+           void* params[] = {&buffers_[0].device, &words};
+           api().cuLaunchKernel(increment_, 1, 1, 1, 32, 1, 1, 0, stream_, params, nullptr);
+         }},
+        {"cuMemsetD32Async",
+         [&] { api().cuMemsetD32Async(buffers_[0].device, buffers_[0].expected, 1, stream_); }},
+        {"cuMemcpyHtoD",
+         [&] { api().cuMemcpyHtoD_v2(buffers_[0].device, &buffers_[0].expected, 4); }},
+        {"cuMemcpyDtoH", [&] { api().cuMemcpyDtoH_v2(&number, buffers_[0].device, 4); }},
+        {"cuMemFree", [&] { api().cuMemFree_v2(spare_); }},
+        {"cuMemHostAlloc", [&] { api().cuMemHostAlloc(&pointer, 4096, 0); }},
+        {"cuMemAllocAsync", [&] { api().cuMemAllocAsync(&address, 4096, stream_); }},
+        {"cuModuleLoadData", [&] { api().cuModuleLoadData(&module, kPtx); }},
+        {"cuMemGetAddressRange",
+         [&] { api().cuMemGetAddressRange_v2(&address, &a, buffers_[0].device); }},
+        {"cuMemCreate",
+         [&] {
+           CUmemAllocationProp prop{};
+           prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+           prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+           api().cuMemCreate(&handle, std::size_t{2} << 20, &prop, 0);
+         }},
         {"cuLaunchHostFunc",
          [&] {
            api().cuLaunchHostFunc(
@@ -360,7 +425,10 @@ class Worker {
   CUfunction increment_ = nullptr;
   CUfunction wait_flag_ = nullptr;
   CUstream stream_ = nullptr;
+  CUevent event_ = nullptr;
+  CUdeviceptr spare_ = 0;
   CUdeviceptr opened_ = 0;
+  CUmemGenericAllocationHandle vmm_handle_ = 0;
   std::atomic<unsigned>* flag_ = nullptr;
   std::vector<Buffer> buffers_;
   std::vector<std::thread> busy_;
@@ -451,6 +519,9 @@ class Worker {
       {"ipcget", [this](auto&, auto& out) { out << ipc_handle(); }},
       {"ipcopen", [this](auto& text, auto& out) { out << code(ipc_open(text)); }},
       {"ipcclose", [this](auto&, auto& out) { out << code(api().cuIpcCloseMemHandle(opened_)); }},
+      {"vmmfd", [this](auto&, auto& out) { out << vmm_export(); }},
+      {"closefd", [](auto& fd, auto& out) { out << ::close(std::stoi(fd)); }},
+      {"vmmimport", [this](auto& where, auto& out) { out << code(vmm_import(where)); }},
       {"tid", [](auto&, auto& out) { out << other_thread(); }},
   };
 };

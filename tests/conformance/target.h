@@ -25,6 +25,7 @@ class Target {
   long ask(const std::string& command, int timeout_ms = 20'000);
   std::string ask_text(const std::string& command, int timeout_ms = 20'000);
   void kill();  // and does not reap it before reap()
+  bool died();  // by a signal, of its own accord
   void reap();
 
  private:
@@ -54,6 +55,7 @@ int target_main();
 //   progress         the number of calls so far
 //   ipcget           a legacy IPC handle of the first allocation, as hexadecimal text
 //   ipcopen HEX      opens it; ipcclose
+//   vmmfd            an exported descriptor of VMM memory; vmmimport PID FD imports and maps it
 //   tid              the id of a thread that is not the main one
 //   exit             ends the process
 
