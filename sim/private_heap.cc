@@ -3,8 +3,11 @@
 // Why: the restore thread must be able to checkpoint and restore while every other thread of the
 // process is stopped by a debugger at an arbitrary instruction; CRIU does exactly that. A thread
 // may be stopped inside malloc with its lock held, and then malloc on the restore thread never
-// returns. Nobody is stopped inside THIS heap: once the process is locked no thread is in the
-// driver's code past the gate, and in front of it nothing is allocated.
+// returns.
+//
+// Inside THIS heap hardly anybody can be stopped: once the process is locked, only the few functions
+// that pass all the same (queries) use it. For those few, the restore thread does not wait for the
+// lock but takes a mapping of its own, and leaks what it cannot give back.
 //
 // The operators are hidden symbols (version script), so the program keeps its own.
 #include "sim/private_heap.h"
