@@ -102,10 +102,18 @@ int attribute_value(const GpuSpec& gpu, CUdevice_attribute attribute, bool& know
   return 0;
 }
 
-// A function on one device.
+// A function on one device that waits while the process is locked, and one that does not.
 template <class F>
 CUresult on_device(CUdevice device, F&& body) {
   return gated([&](Driver& driver) -> CUresult {
+    if (!driver.valid_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+    return body(driver, driver.devices[Driver::ordinal_index(device)]);
+  });
+}
+
+template <class F>
+CUresult ask_device(CUdevice device, F&& body) {
+  return passing([&](Driver& driver) -> CUresult {
     if (!driver.valid_device(device)) return CUDA_ERROR_INVALID_DEVICE;
     return body(driver, driver.devices[Driver::ordinal_index(device)]);
   });
@@ -176,7 +184,7 @@ CUresult create_context(CUcontext* out, unsigned flags, CUdevice device) {
 }  // namespace
 
 CUresult cuDeviceGet(CUdevice* device, int ordinal) {
-  return gated([&](Driver& driver) -> CUresult {
+  return passing([&](Driver& driver) -> CUresult {
     if (!device) return CUDA_ERROR_INVALID_VALUE;
     if (!driver.valid_device(ordinal)) return CUDA_ERROR_INVALID_DEVICE;
     *device = ordinal;
@@ -185,7 +193,7 @@ CUresult cuDeviceGet(CUdevice* device, int ordinal) {
 }
 
 CUresult cuDeviceGetCount(int* count) {
-  return gated([&](Driver& driver) -> CUresult {
+  return passing([&](Driver& driver) -> CUresult {
     if (!count) return CUDA_ERROR_INVALID_VALUE;
     *count = static_cast<int>(driver.devices.size());
     return CUDA_SUCCESS;
@@ -193,13 +201,13 @@ CUresult cuDeviceGetCount(int* count) {
 }
 
 CUresult cuDeviceGetName(char* name, int length, CUdevice device) {
-  return on_device(device, [&](Driver& driver, Device&) {
+  return ask_device(device, [&](Driver& driver, Device&) {
     return copy_text(driver.gpu(device).name, name, length);
   });
 }
 
 CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice device) {
-  return on_device(device, [&](Driver& driver, Device&) -> CUresult {
+  return ask_device(device, [&](Driver& driver, Device&) -> CUresult {
     if (!uuid) return CUDA_ERROR_INVALID_VALUE;
     *uuid = driver.gpu(device).uuid;
     return CUDA_SUCCESS;
@@ -209,7 +217,7 @@ CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice device) {
 CUresult cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice device) { return cuDeviceGetUuid(uuid, device); }
 
 CUresult cuDeviceTotalMem_v2(std::size_t* bytes, CUdevice device) {
-  return on_device(device, [&](Driver& driver, Device&) -> CUresult {
+  return ask_device(device, [&](Driver& driver, Device&) -> CUresult {
     if (!bytes) return CUDA_ERROR_INVALID_VALUE;
     *bytes = driver.gpu(device).capacity;
     return CUDA_SUCCESS;
@@ -217,13 +225,13 @@ CUresult cuDeviceTotalMem_v2(std::size_t* bytes, CUdevice device) {
 }
 
 CUresult cuDeviceGetPCIBusId(char* bus_id, int length, CUdevice device) {
-  return on_device(device, [&](Driver& driver, Device&) {
+  return ask_device(device, [&](Driver& driver, Device&) {
     return copy_text(pci_text(driver.gpu(device).pci_bus), bus_id, length);
   });
 }
 
 CUresult cuDeviceGetByPCIBusId(CUdevice* device, const char* bus_id) {
-  return gated([&](Driver& driver) -> CUresult {
+  return passing([&](Driver& driver) -> CUresult {
     if (!device || !bus_id) return CUDA_ERROR_INVALID_VALUE;
     unsigned domain = 0;
     unsigned bus = 0;
@@ -241,7 +249,7 @@ CUresult cuDeviceGetByPCIBusId(CUdevice* device, const char* bus_id) {
 }
 
 CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
-  return on_device(device, [&](Driver& driver, Device&) -> CUresult {
+  return ask_device(device, [&](Driver& driver, Device&) -> CUresult {
     if (!value) return CUDA_ERROR_INVALID_VALUE;
     bool known = false;
     const int got = attribute_value(driver.gpu(device), attribute, known);
@@ -252,7 +260,7 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
 }
 
 CUresult cuDeviceComputeCapability(int* major, int* minor, CUdevice device) {
-  return on_device(device, [&](Driver&, Device&) -> CUresult {
+  return ask_device(device, [&](Driver&, Device&) -> CUresult {
     if (!major || !minor) return CUDA_ERROR_INVALID_VALUE;
     *major = 9;
     *minor = 0;
@@ -261,7 +269,7 @@ CUresult cuDeviceComputeCapability(int* major, int* minor, CUdevice device) {
 }
 
 CUresult cuDeviceCanAccessPeer(int* can, CUdevice device, CUdevice peer) {
-  return on_device(device, [&](Driver& driver, Device&) -> CUresult {
+  return ask_device(device, [&](Driver& driver, Device&) -> CUresult {
     if (!can) return CUDA_ERROR_INVALID_VALUE;
     if (!driver.valid_device(peer)) return CUDA_ERROR_INVALID_DEVICE;
     *can = device != peer;
@@ -270,17 +278,24 @@ CUresult cuDeviceCanAccessPeer(int* can, CUdevice device, CUdevice peer) {
 }
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
-  return on_device(device, [&](Driver& driver, Device& d) -> CUresult {
+  // Only making a context waits for the lock; one that is there is handed out.
+  auto retain = [&](Driver& driver, Device& d, bool make) -> CUresult {
     if (!context) return CUDA_ERROR_INVALID_VALUE;
     std::lock_guard lock(driver.mutex);
     if (!d.primary) {
+      if (!make) return CUDA_ERROR_NOT_READY;
       auto rc = new_context(driver, device, d.primary_flags, true, d.primary);
       if (rc != CUDA_SUCCESS) return rc;
     }
     ++d.primary_references;
     *context = handle_of(d.primary);
     return CUDA_SUCCESS;
-  });
+  };
+  const auto rc = ask_device(
+      device, [&](Driver& driver, Device& d) -> CUresult { return retain(driver, d, false); });
+  if (rc != CUDA_ERROR_NOT_READY) return rc;
+  return on_device(device,
+                   [&](Driver& driver, Device& d) -> CUresult { return retain(driver, d, true); });
 }
 
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
@@ -310,7 +325,7 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
 }
 
 CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int* flags, int* active) {
-  return on_device(device, [&](Driver& driver, Device& d) -> CUresult {
+  return ask_device(device, [&](Driver& driver, Device& d) -> CUresult {
     if (!flags || !active) return CUDA_ERROR_INVALID_VALUE;
     std::lock_guard lock(driver.mutex);
     *flags = d.primary_flags;
@@ -353,7 +368,7 @@ CUresult cuCtxDestroy_v2(CUcontext handle) {
 }
 
 CUresult cuCtxPushCurrent_v2(CUcontext handle) {
-  return gated([&](Driver& driver) -> CUresult {
+  return passing([&](Driver& driver) -> CUresult {
     auto* context = find_context(driver, handle);
     if (!context) return CUDA_ERROR_INVALID_CONTEXT;
     return CurrentContext::push(context) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
@@ -361,7 +376,7 @@ CUresult cuCtxPushCurrent_v2(CUcontext handle) {
 }
 
 CUresult cuCtxPopCurrent_v2(CUcontext* handle) {
-  return gated([&](Driver&) -> CUresult {
+  return passing([&](Driver&) -> CUresult {
     Context* context = nullptr;
     if (!CurrentContext::pop(context)) return CUDA_ERROR_INVALID_CONTEXT;
     if (handle) *handle = handle_of(context);
@@ -370,7 +385,7 @@ CUresult cuCtxPopCurrent_v2(CUcontext* handle) {
 }
 
 CUresult cuCtxSetCurrent(CUcontext handle) {
-  return gated([&](Driver& driver) -> CUresult {
+  return passing([&](Driver& driver) -> CUresult {
     auto* context = handle ? find_context(driver, handle) : nullptr;
     if (handle && !context) return CUDA_ERROR_INVALID_CONTEXT;
     CurrentContext::set(context);
@@ -379,7 +394,7 @@ CUresult cuCtxSetCurrent(CUcontext handle) {
 }
 
 CUresult cuCtxGetCurrent(CUcontext* handle) {
-  return gated([&](Driver&) -> CUresult {
+  return passing([&](Driver&) -> CUresult {
     if (!handle) return CUDA_ERROR_INVALID_VALUE;
     *handle = handle_of(CurrentContext::get());
     return CUDA_SUCCESS;
@@ -387,7 +402,7 @@ CUresult cuCtxGetCurrent(CUcontext* handle) {
 }
 
 CUresult cuCtxGetDevice(CUdevice* device) {
-  return in_context([&](Driver&, Context& context) -> CUresult {
+  return in_context_passing([&](Driver&, Context& context) -> CUresult {
     if (!device) return CUDA_ERROR_INVALID_VALUE;
     *device = context.device;
     return CUDA_SUCCESS;
@@ -395,7 +410,7 @@ CUresult cuCtxGetDevice(CUdevice* device) {
 }
 
 CUresult cuCtxGetFlags(unsigned int* flags) {
-  return in_context([&](Driver&, Context& context) -> CUresult {
+  return in_context_passing([&](Driver&, Context& context) -> CUresult {
     if (!flags) return CUDA_ERROR_INVALID_VALUE;
     *flags = context.flags;
     return CUDA_SUCCESS;
@@ -403,7 +418,7 @@ CUresult cuCtxGetFlags(unsigned int* flags) {
 }
 
 CUresult cuCtxGetApiVersion(CUcontext handle, unsigned int* version) {
-  return gated([&](Driver& driver) -> CUresult {
+  return passing([&](Driver& driver) -> CUresult {
     if (!version) return CUDA_ERROR_INVALID_VALUE;
     if (handle ? !find_context(driver, handle) : !CurrentContext::get()) {
       return CUDA_ERROR_INVALID_CONTEXT;
@@ -414,7 +429,7 @@ CUresult cuCtxGetApiVersion(CUcontext handle, unsigned int* version) {
 }
 
 CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
-  return in_context([&](Driver&, Context&) -> CUresult {
+  return in_context_passing([&](Driver&, Context&) -> CUresult {
     if (least) *least = 0;
     if (greatest) *greatest = -5;
     return CUDA_SUCCESS;
@@ -422,7 +437,7 @@ CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
 }
 
 CUresult cuCtxSynchronize() {
-  return in_context([&](Driver&, Context& context) -> CUresult {
+  return in_context_passing([&](Driver&, Context& context) -> CUresult {
     context.synchronize();
     return CUDA_SUCCESS;
   });

@@ -118,7 +118,7 @@ void default_attribute(void* data, CUpointer_attribute attribute) {
 }  // namespace
 
 CUresult cuMemGetInfo_v2(std::size_t* free, std::size_t* total) {
-  return in_context([&](Driver& driver, Context& context) -> CUresult {
+  return in_context_passing([&](Driver& driver, Context& context) -> CUresult {
     const int slot = slot_of(driver, context);
     if (free) *free = driver.memory.free_bytes(slot);
     if (total) *total = driver.memory.gpu(slot).capacity;
@@ -387,7 +387,7 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr pointer) {
 // --- Questions about pointers
 
 CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdeviceptr pointer) {
-  return gated([&](Driver& driver) -> CUresult {
+  return passing([&](Driver& driver) -> CUresult {
     if (!data) return CUDA_ERROR_INVALID_VALUE;
     return pointer_attribute(driver, data, attribute, pointer);
   });
@@ -395,7 +395,7 @@ CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdevi
 
 CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute* attributes, void** data,
                                 CUdeviceptr pointer) {
-  return gated([&](Driver& driver) -> CUresult {
+  return passing([&](Driver& driver) -> CUresult {
     if (!attributes || !data || count == 0) return CUDA_ERROR_INVALID_VALUE;
     for (unsigned i = 0; i < count; ++i) {
       if (!data[i]) return CUDA_ERROR_INVALID_VALUE;

@@ -21,13 +21,24 @@ std::shared_ptr<Event::Recording> recording_of(Event& event) {
 
 // A function on a stream of the current context.
 template <class F>
+CUresult with_stream(Driver& driver, Context& context, CUstream handle, F&& body) {
+  auto* stream = find_stream(driver, context, handle);
+  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  // A stream works in its own context, whatever is current.
+  return body(driver, *stream->context, *stream);
+}
+
+template <class F>
 CUresult on_stream(CUstream handle, F&& body) {
-  return in_context([&](Driver& driver, Context& context) -> CUresult {
-    auto* stream = find_stream(driver, context, handle);
-    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-    // A stream works in its own context, whatever is current.
-    return body(driver, *stream->context, *stream);
-  });
+  return in_context(
+      [&](Driver& driver, Context& context) { return with_stream(driver, context, handle, body); });
+}
+
+// The same without waiting for the lock.
+template <class F>
+CUresult ask_stream(CUstream handle, F&& body) {
+  return in_context_passing(
+      [&](Driver& driver, Context& context) { return with_stream(driver, context, handle, body); });
 }
 
 CUresult create_stream(CUstream* out, unsigned flags, int priority) {
@@ -111,14 +122,15 @@ CUresult cuStreamDestroy_v2(CUstream handle) {
 }
 
 CUresult cuStreamQuery(CUstream handle) {
-  return on_stream(handle, [](Driver&, Context& context, Stream& stream) -> CUresult {
-    return context.last(stream).reached() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+  return ask_stream(handle, [](Driver&, Context& context, Stream& stream) -> CUresult {
+    return context.idle(stream) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
   });
 }
 
 CUresult cuStreamSynchronize(CUstream handle) {
-  return on_stream(handle, [](Driver&, Context& context, Stream& stream) -> CUresult {
-    context.last(stream).wait();
+  return ask_stream(handle, [](Driver&, Context& context, Stream& stream) -> CUresult {
+    for (const auto& mark : context.last(stream))
+      mark.wait();
     return CUDA_SUCCESS;
   });
 }

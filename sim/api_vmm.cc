@@ -42,14 +42,14 @@ int ordinal_of(Driver& driver, int slot) {
 
 CUresult cuMemAddressReserve(CUdeviceptr* pointer, std::size_t size, std::size_t alignment,
                              CUdeviceptr hint, unsigned long long flags) {
-  return gated([&](Driver& driver) -> CUresult {
+  return passing([&](Driver& driver) -> CUresult {
     if (!pointer || flags) return CUDA_ERROR_INVALID_VALUE;
     return driver.memory.reserve(size, alignment, hint, *pointer);
   });
 }
 
 CUresult cuMemAddressFree(CUdeviceptr pointer, std::size_t size) {
-  return gated([&](Driver& driver) { return driver.memory.unreserve(pointer, size); });
+  return passing([&](Driver& driver) { return driver.memory.unreserve(pointer, size); });
 }
 
 CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t size,

@@ -48,11 +48,19 @@ Mark Context::submit(Stream& stream, std::function<void()> work) {
   return Lane::submit(stream.lane, std::move(work), std::move(after));
 }
 
-Mark Context::last(Stream& stream) {
-  std::unique_lock lock(mutex);
-  if (stream.pending.empty()) return Lane::last(stream.lane);
-  lock.unlock();
-  return submit(stream, [] {});  // what it was told to wait for counts as its work
+std::vector<Mark> Context::last(Stream& stream) {
+  std::lock_guard lock(mutex);
+  std::vector<Mark> marks = stream.pending;
+  marks.push_back(Lane::last(stream.lane));
+  return marks;
+}
+
+bool Context::idle(Stream& stream) {
+  std::lock_guard lock(mutex);
+  for (const auto& mark : stream.pending) {
+    if (!mark.reached()) return false;
+  }
+  return Lane::last(stream.lane).reached();
 }
 
 std::vector<Mark> Context::last_of_all() {

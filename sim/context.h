@@ -34,8 +34,10 @@ struct Context {
   // Queues work as CUDA orders it: work on the default stream waits for all blocking streams, and
   // work on a blocking stream for the default stream.
   Mark submit(Stream& stream, std::function<void()> work);
-  Mark last(Stream& stream);  // all that `stream` has to do up to now
+  // All that `stream` has to do up to now, with what it was told to wait for; and of all streams.
+  std::vector<Mark> last(Stream& stream);
   std::vector<Mark> last_of_all();
+  bool idle(Stream& stream);
   void synchronize();
 };
 

@@ -78,16 +78,12 @@ ControlBlock& control_block();
 std::atomic<int>& server_end_fd();  // the end of the socket pair that the restore thread reads
 bool start_restore_thread(Driver& driver);
 
-// The way in for API functions that wait while the process is locked.
+// The way in for API functions that the driver's lock does not stop: they answer while the process
+// is locked, and so must leave everything alone that a checkpoint or restore touches.
 template <class F>
-cuda::CUresult gated(F&& body) {
+cuda::CUresult passing(F&& body) {
   Driver* driver = live_driver();
   if (!driver) return not_started_code();
-  struct Pass {
-    explicit Pass(Gate& g) : gate(g) { gate.enter(); }
-    ~Pass() { gate.leave(); }
-    Gate& gate;
-  } pass(driver->gate);
   try {
     return body(*driver);
   } catch (const std::bad_alloc&) {
@@ -95,15 +91,36 @@ cuda::CUresult gated(F&& body) {
   }
 }
 
-// The same for functions that need a current context.
+// The way in for API functions that wait while the process is locked.
+template <class F>
+cuda::CUresult gated(F&& body) {
+  return passing([&](Driver& driver) -> cuda::CUresult {
+    struct Pass {
+      explicit Pass(Gate& g) : gate(g) { gate.enter(); }
+      ~Pass() { gate.leave(); }
+      Gate& gate;
+    } pass(driver.gate);
+    return body(driver);
+  });
+}
+
+// For functions that need a current context, inside either of the two.
+template <class F>
+cuda::CUresult with_context(Driver& driver, F&& body) {
+  Context* context = CurrentContext::get();
+  if (!context) return cuda::CUDA_ERROR_INVALID_CONTEXT;
+  if (context->destroyed) return cuda::CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  return body(driver, *context);
+}
+
 template <class F>
 cuda::CUresult in_context(F&& body) {
-  return gated([&](Driver& driver) -> cuda::CUresult {
-    Context* context = CurrentContext::get();
-    if (!context) return cuda::CUDA_ERROR_INVALID_CONTEXT;
-    if (context->destroyed) return cuda::CUDA_ERROR_CONTEXT_IS_DESTROYED;
-    return body(driver, *context);
-  });
+  return gated([&](Driver& driver) { return with_context(driver, body); });
+}
+
+template <class F>
+cuda::CUresult in_context_passing(F&& body) {
+  return passing([&](Driver& driver) { return with_context(driver, body); });
 }
 
 // A stream handle's stream; the default streams belong to the current context.

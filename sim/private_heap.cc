@@ -5,9 +5,9 @@
 // may be stopped inside malloc with its lock held, and then malloc on the restore thread never
 // returns.
 //
-// Inside THIS heap hardly anybody can be stopped: once the process is locked, only the few functions
-// that pass all the same (queries) use it. For those few, the restore thread does not wait for the
-// lock but takes a mapping of its own, and leaks what it cannot give back.
+// Inside THIS heap hardly anybody can be stopped: once the process is locked, only the few
+// functions that pass all the same (queries) use it. For those few, the restore thread does not
+// wait for the lock but takes a mapping of its own, and leaks what it cannot give back.
 //
 // The operators are hidden symbols (version script), so the program keeps its own.
 #include "sim/private_heap.h"
