@@ -2,8 +2,6 @@
 // unless STASIS_CRIU names one.
 #include <fcntl.h>
 #include <pty.h>
-#include <signal.h>
-#include <stdlib.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
@@ -11,6 +9,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
+#include <cstdlib>
 #include <filesystem>
 #include <optional>
 #include <string>
