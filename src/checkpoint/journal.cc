@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
@@ -60,11 +61,13 @@ std::optional<JournalRecord> from_text(const std::string& text) {
   }
 }
 
-// Takes the lock file. Nothing if somebody else has it. Tries for some milliseconds, because
-// whoever reads the journal holds each lock for a moment too.
+constexpr int kLockTries = 50;
+constexpr std::chrono::milliseconds kLockPause{4};
+
+// Takes the lock file. Nothing if somebody else has it. Tries for some 200 ms, because whoever
+// reads the journal holds each lock for a moment too.
 Result<std::optional<UniqueFd>> try_lock(const std::string& path) {
-  constexpr int kTries = 20;
-  for (int tries = 0; tries < kTries; ++tries) {
+  for (int tries = 0; tries < kLockTries; ++tries) {
     auto fd = open_file(AT_FDCWD, path, O_RDWR | O_CREAT | O_NOFOLLOW, 0600);
     if (!fd) return fail(std::move(fd.error()));
     if (::flock(fd->get(), LOCK_EX | LOCK_NB) == 0) {
@@ -78,9 +81,55 @@ Result<std::optional<UniqueFd>> try_lock(const std::string& path) {
     if (errno != EWOULDBLOCK && errno != EINTR) {
       return fail(errno_error("cannot lock " + path, errno));
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    std::this_thread::sleep_for(kLockPause);
   }
   return std::optional<UniqueFd>();
+}
+
+std::optional<JournalRecord> read_record(const std::string& path) {
+  auto text = read_file(AT_FDCWD, path);
+  if (!text) return std::nullopt;
+  return from_text(*text);
+}
+
+// A record and whether its operation is under way, as one: a shared lock, held while the record is
+// read, keeps an operation from beginning or ending meanwhile. Several readers do not disturb each
+// other, and no lock file is made here.
+Result<std::optional<JournalEntry>> read_entry(const std::string& path) {
+  const std::string lock_path = path + ".lock";
+  bool under_way = false;
+  auto lock = open_file(AT_FDCWD, lock_path, O_RDWR | O_NOFOLLOW);
+  if (lock) {
+    while (::flock(lock->get(), LOCK_SH | LOCK_NB) != 0) {
+      if (errno == EINTR) continue;
+      if (errno != EWOULDBLOCK) return fail(errno_error("cannot lock " + lock_path, errno));
+      under_way = true;
+      break;
+    }
+  } else if (lock.error().code == ErrorCode::kNotPermitted) {
+    return fail(std::move(lock.error()));
+  }
+  auto record = read_record(path);
+  if (!record) return std::optional<JournalEntry>();
+  return std::optional<JournalEntry>(JournalEntry{std::move(*record), under_way});
+}
+
+bool same_process(const JournalTarget& a, const JournalTarget& b) {
+  // 0: a restore that has not made the process yet; whoever has the number now may become it.
+  return a.pid == b.pid &&
+         (a.start_ticks == b.start_ticks || a.start_ticks == 0 || b.start_ticks == 0);
+}
+
+// Held while one looks for overlaps and enters one's own targets, so that of two operations on
+// overlapping trees one sees the other. Released with the descriptor.
+Result<UniqueFd> lock_directory(const std::string& directory) {
+  const std::string path = directory + "/journal.lock";
+  auto fd = open_file(AT_FDCWD, path, O_RDWR | O_CREAT | O_NOFOLLOW, 0600);
+  if (!fd) return fd;
+  while (::flock(fd->get(), LOCK_EX) != 0) {
+    if (errno != EINTR) return fail(errno_error("cannot lock " + path, errno));
+  }
+  return fd;
 }
 
 // kBusy if an operation under way on another root has one of `targets`.
@@ -91,7 +140,7 @@ Result<void> check_overlap(Pid root, const std::vector<JournalTarget>& targets) 
     if (!entry.under_way || entry.record.root == root) continue;
     for (const JournalTarget& theirs : entry.record.targets) {
       for (const JournalTarget& ours : targets) {
-        if (ours.pid != theirs.pid || ours.start_ticks != theirs.start_ticks) continue;
+        if (!same_process(ours, theirs)) continue;
         return fail(ErrorCode::kBusy,
                     fmt::format("`stasis {}` (process {}) is working on process {}",
                                 entry.record.operation, entry.record.owner.value, ours.pid.value),
@@ -102,17 +151,31 @@ Result<void> check_overlap(Pid root, const std::vector<JournalTarget>& targets) 
   return {};
 }
 
+// Takes the lock of the record on `root`; kBusy names who has it.
+Result<UniqueFd> take(const std::string& path, Pid root) {
+  auto lock = try_lock(path + ".lock");
+  if (!lock) return fail(std::move(lock.error()));
+  if (*lock) return std::move(**lock);
+  std::string holder = "another operation";
+  if (auto other = read_record(path)) {
+    holder = fmt::format("`stasis {}` (process {})", other->operation, other->owner.value);
+  }
+  return fail(ErrorCode::kBusy, fmt::format("{} is working on process {}", holder, root.value),
+              "wait for it to end, or interrupt it");
+}
+
 Result<void> write_record(const std::string& path, const JournalRecord& record) {
   const std::string temporary = path + ".new";
   auto fd = open_file(AT_FDCWD, temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW, 0600);
   if (!fd) return fail(std::move(fd.error()));
   const std::string text = to_text(record);
-  if (auto done = write_all(fd->get(), text.data(), text.size(), temporary); !done) return done;
-  if (auto done = fd->close(temporary); !done) return done;
-  if (::rename(temporary.c_str(), path.c_str()) != 0) {
-    return fail(errno_error("cannot write " + path, errno));
+  auto done = write_all(fd->get(), text.data(), text.size(), temporary);
+  if (done) done = fd->close(temporary);
+  if (done && ::rename(temporary.c_str(), path.c_str()) != 0) {
+    done = fail(errno_error("cannot write " + path, errno));
   }
-  return {};
+  if (!done) (void)::unlink(temporary.c_str());
+  return done;
 }
 
 }  // namespace
@@ -147,45 +210,75 @@ Result<std::string> journal_directory() {
   return directory;
 }
 
-Result<Journal> Journal::adopt(JournalRecord record) {
+Result<std::optional<Journal>> Journal::adopt(Pid root) {
   auto directory = journal_directory();
   if (!directory) return fail(std::move(directory.error()));
-  const std::string path = record_path(*directory, record.root);
-  auto lock = try_lock(path + ".lock");
+  const std::string path = record_path(*directory, root);
+  auto lock = take(path, root);
   if (!lock) return fail(std::move(lock.error()));
-  if (!*lock) {
-    std::string holder = "another operation";
-    if (auto text = read_file(AT_FDCWD, path)) {
-      if (auto other = from_text(*text)) {
-        holder = fmt::format("`stasis {}` (process {})", other->operation, other->owner.value);
-      }
-    }
-    return fail(ErrorCode::kBusy,
-                fmt::format("{} is working on process {}", holder, record.root.value),
-                "wait for it to end, or interrupt it");
+  auto record = read_record(path);
+  if (!record) {
+    (void)::unlink((path + ".lock").c_str());
+    return std::optional<Journal>();
   }
-  return Journal(std::move(**lock), path, std::move(record));
+  return std::optional<Journal>(Journal(std::move(*lock), path, std::move(*record)));
 }
 
 Result<Journal> Journal::begin(JournalRecord record) {
+  auto directory = journal_directory();
+  if (!directory) return fail(std::move(directory.error()));
+  const std::string path = record_path(*directory, record.root);
+  auto lock = take(path, record.root);
+  if (!lock) return fail(std::move(lock.error()));
   record.owner = Pid{static_cast<int>(::getpid())};
-  auto journal = adopt(std::move(record));
-  if (!journal) return journal;
-  if (auto done = write_record(journal->path_, journal->record_); !done) {
+  Journal journal(std::move(*lock), path, std::move(record));
+  if (auto left = read_record(path)) {
+    journal.inherited_ = std::move(left->targets);
+    journal.inherited_from_ = std::move(left->operation);
+  }
+  if (auto done = journal.write(journal.record_.targets); !done) {
+    if (journal.inherited_.empty()) (void)::unlink((path + ".lock").c_str());
     return fail(std::move(done.error()));
   }
   return journal;
 }
 
+std::vector<JournalTarget> Journal::unclaimed(const std::vector<JournalTarget>& targets) const {
+  std::vector<JournalTarget> out;
+  for (const JournalTarget& left : inherited_) {
+    const bool claimed =
+        std::any_of(targets.begin(), targets.end(),
+                    [&](const JournalTarget& ours) { return same_process(ours, left); });
+    if (!claimed) out.push_back(left);
+  }
+  return out;
+}
+
+Result<void> Journal::write(const std::vector<JournalTarget>& targets) const {
+  JournalRecord all = record_;
+  all.targets = targets;
+  const std::vector<JournalTarget> others = unclaimed(targets);
+  all.targets.insert(all.targets.end(), others.begin(), others.end());
+  return write_record(path_, all);
+}
+
 Result<void> Journal::update(const std::vector<JournalTarget>& targets) {
+  auto directory = journal_directory();
+  if (!directory) return fail(std::move(directory.error()));
+  auto alone = lock_directory(*directory);
+  if (!alone) return fail(std::move(alone.error()));
   if (auto free = check_overlap(record_.root, targets); !free) return free;
+  if (auto done = write(targets); !done) return done;
   record_.targets = targets;
-  return write_record(path_, record_);
+  return {};
 }
 
 void Journal::finish() {
   // While it is held: try_lock() notices a lock file that has lost its name.
-  (void)::unlink(path_.c_str());
+  JournalRecord left = record_;
+  left.targets = unclaimed(record_.targets);
+  left.operation = inherited_from_;
+  if (left.targets.empty() || !write_record(path_, left)) (void)::unlink(path_.c_str());
   (void)::unlink((path_ + ".lock").c_str());
   lock_.reset();
 }
@@ -199,14 +292,9 @@ Result<std::vector<JournalEntry>> read_journal() {
   while (const dirent* item = ::readdir(dir.get())) {
     const std::string name = item->d_name;
     if (!name.ends_with(".json")) continue;
-    const std::string path = *directory + "/" + name;
-    auto text = read_file(AT_FDCWD, path);
-    if (!text) continue;
-    auto record = from_text(*text);
-    if (!record) continue;
-    auto lock = try_lock(path + ".lock");
-    if (!lock) return fail(std::move(lock.error()));
-    entries.push_back({std::move(*record), !lock->has_value()});
+    auto entry = read_entry(*directory + "/" + name);
+    if (!entry) return fail(std::move(entry.error()));
+    if (*entry) entries.push_back(std::move(**entry));
   }
   return entries;
 }

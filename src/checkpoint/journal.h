@@ -38,27 +38,40 @@ Result<std::string> journal_directory();
 
 class Journal {
  public:
-  // Takes the target for this operation. kBusy, naming the holder, if another one has it.
+  // Takes the target for this operation. kBusy, naming the holder, if another one has it. What a
+  // killed operation on the same root has left is kept: see inherited().
   static Result<Journal> begin(JournalRecord record);
-  // Takes over the record of an operation that was killed, as it stands. kBusy likewise.
-  static Result<Journal> adopt(JournalRecord record);
+  // Takes over the record of an operation on `root` that was killed, as it stands now. Nothing if
+  // there is none any more: somebody else has recovered it meanwhile. kBusy likewise.
+  static Result<std::optional<Journal>> adopt(Pid root);
 
   Journal(Journal&&) noexcept = default;
   Journal& operator=(Journal&&) noexcept = default;
+
+  const JournalRecord& record() const { return record_; }
+  // The targets of a killed operation on the same root that nobody has recovered: their `initial`
+  // is the state they had before that one, which is where a roll-back should lead.
+  const std::vector<JournalTarget>& inherited() const { return inherited_; }
 
   // Replaces the record, with all targets, before any of them is touched. kBusy if an operation on
   // another root has one of them. Durable against our own death, not against loss of power (the
   // targets would not survive that either).
   Result<void> update(const std::vector<JournalTarget>& targets);
-  // Removes the record: the operation is over and nobody is left behind.
+  // The operation is over and its targets are well: removes the record, but for inherited targets
+  // that were none of its own.
   void finish();
 
  private:
   Journal(UniqueFd lock, std::string path, JournalRecord record)
       : lock_(std::move(lock)), path_(std::move(path)), record_(std::move(record)) {}
+  // Inherited targets that are not among `targets`.
+  std::vector<JournalTarget> unclaimed(const std::vector<JournalTarget>& targets) const;
+  Result<void> write(const std::vector<JournalTarget>& targets) const;
   UniqueFd lock_;
   std::string path_;
   JournalRecord record_;
+  std::vector<JournalTarget> inherited_;
+  std::string inherited_from_;  // the operation that left them
 };
 
 struct JournalEntry {
