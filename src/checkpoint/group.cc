@@ -4,6 +4,7 @@
 #include <atomic>
 #include <random>
 #include <set>
+#include <system_error>
 #include <thread>
 
 #include <fmt/format.h>
@@ -28,6 +29,28 @@ constexpr int kPauseMaxMs = 20;
 constexpr milliseconds kProgressInterval{100};
 // What must stay free on the host beyond the copy of the GPU's memory.
 constexpr std::uint64_t kHostReserve = 256ULL << 20;
+
+// Runs run(i) for all i below `count` at the same time. Where the system gives no more threads
+// (RLIMIT_NPROC), on this one: a job must not stay locked because a roll-back found no thread.
+template <class Run>
+void at_once(std::size_t count, const Run& run) {
+  std::vector<std::jthread> threads;
+  threads.reserve(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    try {
+      threads.emplace_back([&run, i] { run(i); });
+    } catch (const std::system_error&) {
+      run(i);
+    }
+  }
+}
+
+// Alive, and not by exec become a program without CUDA. "Could not ask" counts as still there.
+bool still_cuda(const Process& process) {
+  if (!process.alive()) return false;
+  const auto state = process.cuda_state();
+  return !state || state->has_value();
+}
 
 void pause_with_jitter() {
   static thread_local std::mt19937 random(std::random_device{}());
@@ -73,7 +96,16 @@ std::uint64_t Group::gpu_bytes() const {
 }
 
 Result<bool> Group::refresh(Pid root) {
+  const auto gone = [&] {
+    const proc::ProcessInfo& info = members_.front().process.info();
+    return fail(ErrorCode::kProcessGone,
+                fmt::format("process {} ({}) has ended meanwhile", info.pid.value, info.comm),
+                "start the program again, or restore it from an image");
+  };
+  if (!members_.empty() && !members_.front().process.alive()) return gone();
   auto tree = procfs_.tree(root);
+  // Its number may mean another process by now.
+  if (!members_.empty() && !members_.front().process.alive()) return gone();
   if (!tree) return fail(std::move(tree.error()));
   bool changed = false;
   for (const proc::ProcessInfo& info : *tree) {
@@ -118,25 +150,19 @@ Result<bool> Group::refresh(Pid root) {
 Result<void> Group::lock_round(milliseconds slice, bool& all_locked) {
   // One thread each, so that processes which wait for one another all get into the lock.
   std::vector<Result<void>> results(members_.size());
-  std::vector<char> ours(members_.size(), 0);
-  {
-    std::vector<std::jthread> threads;
-    for (std::size_t i = 0; i < members_.size(); ++i) {
-      if (members_[i].initial != CudaState::kRunning || !members_[i].process.alive()) continue;
-      threads.emplace_back([&, i] {
-        Process& process = members_[i].process;
-        auto state = process.state();
-        if (state && *state == CudaState::kLocked) return;  // by us, in an earlier round
-        results[i] = state ? process.lock(slice) : Result<void>(fail(std::move(state.error())));
-        ours[i] = results[i].has_value() ? 1 : 0;
-      });
-    }
-  }
+  at_once(members_.size(), [&](std::size_t i) {
+    Process& process = members_[i].process;
+    if (members_[i].initial != CudaState::kRunning || !process.alive()) return;
+    auto state = process.state();
+    // By us in an earlier round, or by an operation that was killed.
+    if (state && (*state == CudaState::kLocked || *state == CudaState::kCheckpointed)) return;
+    results[i] = state ? process.lock(slice) : Result<void>(fail(std::move(state.error())));
+  });
   all_locked = true;
   Result<void> worst;
   for (std::size_t i = 0; i < members_.size(); ++i) {
     if (results[i]) continue;
-    if (!members_[i].process.alive()) continue;  // it left; refresh() and CRIU cope with that
+    if (!still_cuda(members_[i].process)) continue;  // it left; refresh() and CRIU cope with that
     all_locked = false;
     if (results[i].error().code != ErrorCode::kTimeout) worst = std::move(results[i]);
   }
@@ -144,7 +170,7 @@ Result<void> Group::lock_round(milliseconds slice, bool& all_locked) {
   for (std::size_t i = 0; i < members_.size(); ++i) {
     if (members_[i].initial != CudaState::kRunning || !members_[i].process.alive()) continue;
     auto back = members_[i].process.bring_to(CudaState::kRunning);
-    if (!back && members_[i].process.alive() && worst) worst = std::move(back);
+    if (!back && worst && still_cuda(members_[i].process)) worst = std::move(back);
   }
   return worst;
 }
@@ -180,11 +206,11 @@ Result<void> Group::lock(milliseconds timeout, const Interrupt& interrupt) {
 }
 
 Result<void> Group::in_parallel(CudaState wanted, const std::function<Result<void>(Process&)>& act,
-                                std::string_view phase, Progress& progress) {
+                                std::string_view phase, Progress& progress, bool may_end) {
   std::vector<Process*> selected;
   for (GroupMember& member : members_) {
     if (!member.initial || !member.process.alive()) continue;
-    auto state = member.process.state();
+    auto state = member.process.cuda_state();
     if (!state) {
       if (!member.process.alive()) continue;
       return fail(std::move(state.error()));
@@ -202,49 +228,56 @@ Result<void> Group::in_parallel(CudaState wanted, const std::function<Result<voi
   const std::uint64_t before = resident();
   std::vector<Result<void>> results(selected.size());
   std::atomic<std::size_t> running = selected.size();
-  {
-    std::vector<std::jthread> threads;
-    for (std::size_t i = 0; i < selected.size(); ++i) {
-      threads.emplace_back([&, i] {
-        results[i] = act(*selected[i]);
-        --running;
-        running.notify_one();
-      });
-    }
-    const auto start = Clock::now();
-    auto told = start;
-    while (running.load() > 0) {
-      // Short steps at first: a small job is done within milliseconds.
-      std::this_thread::sleep_for(Clock::now() - start < milliseconds(200) ? milliseconds(1)
-                                                                           : milliseconds(10));
-      if (Clock::now() - told < kProgressInterval) continue;
-      told = Clock::now();
-      const std::uint64_t now = resident();
-      progress.update(phase, now > before ? now - before : before - now, gpu_bytes());
-    }
+  const auto work = [&] {
+    at_once(selected.size(), [&](std::size_t i) {
+      results[i] = act(*selected[i]);
+      --running;
+    });
+  };
+  std::jthread workers;
+  try {
+    workers = std::jthread(work);
+  } catch (const std::system_error&) {
+    work();  // without progress then
   }
-  Result<void> first;
+  const auto start = Clock::now();
+  auto told = start;
+  while (running.load() > 0) {
+    // Short steps at first: a small job is done within milliseconds.
+    std::this_thread::sleep_for(Clock::now() - start < milliseconds(200) ? milliseconds(1)
+                                                                         : milliseconds(10));
+    if (Clock::now() - told < kProgressInterval) continue;
+    told = Clock::now();
+    const std::uint64_t now = resident();
+    progress.update(phase, now > before ? now - before : before - now, gpu_bytes());
+  }
+  if (workers.joinable()) workers.join();
   for (std::size_t i = 0; i < results.size(); ++i) {
-    if (!results[i] && selected[i]->alive() && first) first = std::move(results[i]);
-    if (!results[i] && !selected[i]->alive() && first) first = std::move(results[i]);
+    if (results[i] || (may_end && !selected[i]->alive())) continue;
+    return std::move(results[i]);
   }
-  return first;
+  return {};
 }
 
 Result<void> Group::checkpoint(Progress& progress, const Interrupt& interrupt) {
   if (auto use = driver_->memory_by_process()) {
-    gpu_use_.clear();
+    // Those that were checkpointed before have no GPU memory now; what they had stays known.
+    std::uint64_t to_move = 0;
     for (const GroupMember& member : members_) {
-      if (auto it = use->find(member.process.pid()); it != use->end()) gpu_use_.insert(*it);
+      const auto it = use->find(member.process.pid());
+      if (it == use->end()) continue;
+      gpu_use_.insert_or_assign(it->first, it->second);
+      for (const GpuUse& part : it->second)
+        to_move += part.bytes;
     }
     auto available = procfs_.memory_available();
-    if (available && gpu_bytes() + kHostReserve > *available) {
+    if (available && to_move > 0 && to_move + kHostReserve > *available) {
       return fail(ErrorCode::kOutOfHostMemory,
                   fmt::format("the GPU memory in use ({}) does not fit into the free memory of "
                               "this host ({})",
-                              format_bytes(gpu_bytes()), format_bytes(*available)),
-                  "the driver moves GPU memory into the process's own memory: free some, or add "
-                  "swap");
+                              format_bytes(to_move), format_bytes(*available)),
+                  "the driver moves GPU memory into the process's own memory: free some, or give "
+                  "the host more");
     }
   }
   if (auto stop = interrupt.check(); !stop) return stop;
@@ -264,22 +297,18 @@ Result<void> Group::restore(std::span<const GpuPair> pairs, Progress& progress) 
 Result<void> Group::unlock() {
   NoProgress quiet;
   return in_parallel(
-      CudaState::kLocked, [](Process& process) { return process.unlock(); }, "unlock", quiet);
+      CudaState::kLocked, [](Process& process) { return process.unlock(); }, "unlock", quiet, true);
 }
 
 Result<void> Group::roll_back() {
   armed_ = false;
   std::vector<Result<void>> results(members_.size());
-  {
-    std::vector<std::jthread> threads;
-    for (std::size_t i = 0; i < members_.size(); ++i) {
-      if (!members_[i].initial) continue;
-      threads.emplace_back([&, i] {
-        StateGuard guard(members_[i].process, *members_[i].initial);
-        results[i] = guard.undo();
-      });
-    }
-  }
+  at_once(members_.size(), [&](std::size_t i) {
+    Process& process = members_[i].process;
+    if (!members_[i].initial || !still_cuda(process)) return;
+    StateGuard guard(process, *members_[i].initial);
+    results[i] = guard.undo();
+  });
   std::string messages;
   std::string remedies;
   for (const auto& result : results) {

@@ -54,15 +54,19 @@ class Group {
 
   // Locks every CUDA process that runs. Those that another tool had locked or checkpointed stay
   // so. Then looks for processes that have appeared or begun to use CUDA meanwhile, until there
-  // are none. `timeout` zero: no deadline. kTimeout: nobody is locked by us any more.
+  // are none. `timeout` zero: no deadline. kTimeout: nobody is locked by us any more. kProcessGone
+  // if the root has ended; other processes may come and go.
   Result<void> lock(std::chrono::milliseconds timeout, const Interrupt& interrupt);
-  // Checkpoints every CUDA process, in parallel. Before the first, compares the GPU memory in use
-  // with the free memory of the host (kOutOfHostMemory with the figures). `progress` gets the
-  // bytes moved. On an error some may be checkpointed: roll back.
+  // Looks for processes that have appeared or begun to use CUDA since. True: call lock() and
+  // checkpoint() once more; they leave alone those that are there already.
+  Result<bool> look_again() { return refresh(root()); }
+  // Checkpoints every locked CUDA process, in parallel. Before the first, compares the GPU memory
+  // in use with the free memory of the host (kOutOfHostMemory with the figures). `progress` gets
+  // the bytes moved. On an error some may be checkpointed: roll back.
   Result<void> checkpoint(Progress& progress, const Interrupt& interrupt);
   // Restores every checkpointed CUDA process, in parallel, whatever it was initially.
   Result<void> restore(std::span<const GpuPair> pairs, Progress& progress);
-  // Unlocks every locked CUDA process.
+  // Unlocks every locked CUDA process. One that ends meanwhile is no failure.
   Result<void> unlock();
 
   // Brings each process back to its initial state, all of them even when one fails, and verifies
@@ -70,6 +74,7 @@ class Group {
   Result<void> roll_back();
   // What was done is meant to stay.
   void dismiss() { armed_ = false; }
+  void arm() { armed_ = true; }
 
   // What is used where, by process, as far as NVML knows; taken before the checkpoint.
   const std::map<Pid, std::vector<GpuUse>>& gpu_use() const { return gpu_use_; }
@@ -82,7 +87,7 @@ class Group {
   Result<void> lock_round(std::chrono::milliseconds slice, bool& all_locked);
   // Runs `act` for each member in `wanted` state, in parallel; the first error by order.
   Result<void> in_parallel(CudaState wanted, const std::function<Result<void>(Process&)>& act,
-                           std::string_view phase, Progress& progress);
+                           std::string_view phase, Progress& progress, bool may_end = false);
 
   Driver* driver_;
   proc::ProcFs procfs_;
