@@ -197,7 +197,9 @@ Result<void> StateGuard::undo() {
       ErrorCode::kNotRolledBack,
       fmt::format("process {} is {} and could not be brought back to {}: {}", process->pid().value,
                   seen, cuda_state_name(initial_), done.error().message),
-      fmt::format("run `stasis recover {}`; {}", process->pid().value, done.error().remedy));
+      done.error().code == ErrorCode::kFailedState
+          ? done.error().remedy
+          : fmt::format("run `stasis recover {}`; {}", process->pid().value, done.error().remedy));
 }
 
 }  // namespace stasis
