@@ -1,7 +1,11 @@
 #include "checkpoint/suspended.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <unistd.h>
+
+#include <cstdio>
+#include <memory>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -22,42 +26,82 @@ std::optional<std::string> path_of(const Process& process) {
                      process.info().start_ticks);
 }
 
-}  // namespace
-
-void remember_suspended(const Group& group) {
-  for (const GroupMember& member : group.members()) {
-    const auto use = group.gpu_use().find(member.process.pid());
-    if (!member.initial || use == group.gpu_use().end()) continue;
-    const auto path = path_of(member.process);
-    if (!path) return;
-    json uses = json::array();
-    for (const GpuUse& part : use->second) {
-      uses.push_back({{"gpu", part.gpu.to_string()}, {"bytes", part.bytes}});
+// Removes what processes have left that ended while they were suspended.
+void forget_the_dead() {
+  const auto directory = journal_directory();
+  if (!directory) return;
+  const std::unique_ptr<DIR, int (*)(DIR*)> dir(::opendir(directory->c_str()), ::closedir);
+  while (const dirent* item = dir ? ::readdir(dir.get()) : nullptr) {
+    int pid = 0;
+    unsigned long long start = 0;
+    int end = 0;
+    if (std::sscanf(item->d_name, "%d-%llu.suspended%n", &pid, &start, &end) != 2 || end == 0) {
+      continue;
     }
-    const std::string text = uses.dump();
-    auto fd = open_file(AT_FDCWD, *path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW, 0600);
-    if (fd) (void)write_all(fd->get(), text.data(), text.size(), *path);
+    const auto info = proc::ProcFs().process(Pid{pid});
+    const bool gone = info ? info->start_ticks != start
+                           : info.error().code == ErrorCode::kNoSuchProcess ||
+                                 info.error().code == ErrorCode::kThreadId;
+    if (gone) (void)::unlinkat(::dirfd(dir.get()), item->d_name, 0);
   }
 }
 
-std::optional<std::vector<GpuUse>> recall_suspended(const Process& process) {
+}  // namespace
+
+void remember_suspended(const Process& process, const SuspendedMemory& memory) {
+  const auto path = path_of(process);
+  if (!path) return;
+  json uses = json::array();
+  for (const GpuUse& part : memory.uses) {
+    uses.push_back({{"gpu", part.gpu.to_string()}, {"bytes", part.bytes}});
+  }
+  json gpus = json::array();
+  for (const Gpu& gpu : memory.gpus) {
+    gpus.push_back({{"uuid", gpu.uuid.to_string()},
+                    {"name", gpu.name},
+                    {"pci_bus_id", gpu.pci_bus_id},
+                    {"memory_total", gpu.memory_total}});
+  }
+  const std::string text =
+      json{{"uses", uses}, {"gpus", gpus}}.dump(-1, ' ', false, json::error_handler_t::replace);
+  auto fd = open_file(AT_FDCWD, *path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW, 0600);
+  if (fd) (void)write_all(fd->get(), text.data(), text.size(), *path);
+}
+
+void remember_suspended(const Group& group) {
+  forget_the_dead();
+  for (const GroupMember& member : group.members()) {
+    const auto use = group.gpu_use().find(member.process.pid());
+    if (!member.initial || use == group.gpu_use().end()) continue;
+    remember_suspended(member.process, {use->second, {}});
+  }
+}
+
+std::optional<SuspendedMemory> recall_suspended(const Process& process) {
   const auto path = path_of(process);
   if (!path) return std::nullopt;
   auto text = read_file(AT_FDCWD, *path, 1 << 20);
   if (!text) return std::nullopt;
-  const json uses = json::parse(*text, nullptr, false);
-  if (!uses.is_array()) return std::nullopt;
-  std::vector<GpuUse> out;
+  const json object = json::parse(*text, nullptr, false);
+  if (!object.is_object()) return std::nullopt;
+  SuspendedMemory memory;
   try {
-    for (const json& item : uses) {
+    for (const json& item : object.at("uses")) {
       const auto uuid = GpuUuid::parse(item.at("gpu").get<std::string>());
       if (!uuid) return std::nullopt;
-      out.push_back({*uuid, item.at("bytes").get<std::uint64_t>()});
+      memory.uses.push_back({*uuid, item.at("bytes").get<std::uint64_t>()});
+    }
+    for (const json& item : object.at("gpus")) {
+      const auto uuid = GpuUuid::parse(item.at("uuid").get<std::string>());
+      if (!uuid) return std::nullopt;
+      memory.gpus.push_back({*uuid, item.at("name").get<std::string>(),
+                             item.at("pci_bus_id").get<std::string>(),
+                             item.at("memory_total").get<std::uint64_t>(), 0});
     }
   } catch (const json::exception&) {
     return std::nullopt;
   }
-  return out;
+  return memory;
 }
 
 void forget_suspended(const Process& process) {

@@ -11,10 +11,18 @@
 
 namespace stasis {
 
+struct SuspendedMemory {
+  std::vector<GpuUse> uses;
+  // All GPUs that the driver saw where the memory was, if that was another machine than this one:
+  // the old side of the GPU map that bringing it back needs.
+  std::vector<Gpu> gpus;
+};
+
 // Remembers the group's gpu_use() for each of its CUDA processes. Failures are ignored.
 void remember_suspended(const Group& group);
+void remember_suspended(const Process& process, const SuspendedMemory& memory);
 // Nothing if this very process (number and start time) was not suspended by us.
-std::optional<std::vector<GpuUse>> recall_suspended(const Process& process);
+std::optional<SuspendedMemory> recall_suspended(const Process& process);
 void forget_suspended(const Process& process);
 
 }  // namespace stasis

@@ -16,42 +16,113 @@ std::vector<JournalTarget> journal_targets(const std::vector<GroupMember>& membe
   return targets;
 }
 
+namespace {
+
+// What a killed operation left behind is brought back to what it was before that one.
+void inherit_states(Group& group, const std::vector<JournalTarget>& inherited) {
+  for (GroupMember& member : group.members()) {
+    if (!member.initial) continue;
+    for (const JournalTarget& left : inherited) {
+      if (left.pid != member.process.pid()) continue;
+      if (left.start_ticks != 0 && left.start_ticks != member.process.info().start_ticks) continue;
+      member.initial = left.initial;
+    }
+  }
+}
+
+std::vector<std::pair<Pid, std::optional<CudaState>>> states_of(const Group& group) {
+  std::vector<std::pair<Pid, std::optional<CudaState>>> states;
+  for (const GroupMember& member : group.members())
+    states.emplace_back(member.process.pid(), member.initial);
+  return states;
+}
+
+Error not_cuda(const Group& group) {
+  const int root = group.root().value;
+  const std::size_t others = group.members().size() - 1;
+  return {ErrorCode::kNotCuda,
+          others == 0 ? fmt::format("process {} does not use CUDA", root)
+                      : fmt::format("neither process {} nor any of the {} below it uses CUDA", root,
+                                    others),
+          "`stasis ps` lists the processes that use CUDA",
+          {},
+          {}};
+}
+
+Error failed_state(const Process& process) {
+  return {ErrorCode::kFailedState,
+          fmt::format("the driver has given up the CUDA state of process {} ({})",
+                      process.pid().value, process.info().comm),
+          "end it, and restore it from an image if there is one",
+          {},
+          {}};
+}
+
+}  // namespace
+
 Result<OpenedGroup> open_group(const Environment& env, const std::string& operation, Pid root,
                                const std::string& image) {
-  auto group = Group::open(env.driver, root);
-  if (!group) return fail(std::move(group.error()));
-  if (group->cuda_count() == 0) {
-    group->dismiss();
-    const std::size_t others = group->members().size() - 1;
-    return fail(ErrorCode::kNotCuda,
-                others == 0 ? fmt::format("process {} does not use CUDA", root.value)
-                            : fmt::format("neither process {} nor any of the {} below it uses CUDA",
-                                          root.value, others),
-                "`stasis ps` lists the processes that use CUDA");
+  // No record is made for what is not there, or not CUDA.
+  std::optional<Group> group;
+  const auto look = [&]() -> Result<void> {
+    auto opened = Group::open(env.driver, root);
+    if (!opened) return fail(std::move(opened.error()));
+    opened->dismiss();
+    group.emplace(std::move(*opened));
+    if (group->cuda_count() == 0) return fail(not_cuda(*group));
+    for (const GroupMember& member : group->members()) {
+      if (member.initial == CudaState::kFailed) return fail(failed_state(member.process));
+    }
+    return {};
+  };
+  if (auto seen = look(); !seen) return fail(std::move(seen.error()));
+  auto begun = Journal::begin({operation, root, Pid{}, image, {}});
+  if (!begun) return fail(std::move(begun.error()));
+  auto journal = std::make_unique<Journal>(std::move(*begun));
+  // What we saw before the journal was ours may be what another operation, which has ended since,
+  // was just doing. So look until what we have entered is what there is.
+  for (bool same = false; !same;) {
+    inherit_states(*group, journal->inherited());
+    const auto entered = states_of(*group);
+    auto done = journal->update(journal_targets(group->members()));
+    if (done) done = look();
+    if (!done) {
+      journal->finish();
+      return fail(std::move(done.error()));
+    }
+    inherit_states(*group, journal->inherited());
+    same = states_of(*group) == entered;
   }
-  auto journal = Journal::begin({operation, root, Pid{}, image, {}});
-  if (!journal) {
-    group->dismiss();
-    return fail(std::move(journal.error()));
-  }
-  OpenedGroup opened{std::make_unique<Journal>(std::move(*journal)), std::move(*group)};
+  OpenedGroup opened{std::move(journal), std::move(*group)};
+  opened.group.arm();
   Journal* record = opened.journal.get();
   opened.group.on_members_changed = [record](const std::vector<GroupMember>& members) {
     return record->update(journal_targets(members));
   };
-  if (auto written = record->update(journal_targets(opened.group.members())); !written) {
-    opened.group.dismiss();
-    record->finish();
-    return fail(std::move(written.error()));
-  }
   return opened;
+}
+
+Result<void> quiesce(const Environment& env, Group& group, std::chrono::milliseconds timeout,
+                     Phases& phases) {
+  for (;;) {
+    phases.begin("lock");
+    auto done = group.lock(timeout, env.interrupt);
+    if (!done) return done;
+    phases.begin("checkpoint");
+    done = group.checkpoint(env.progress, env.interrupt);
+    if (!done) return done;
+    // A checkpoint takes seconds, in which a process without CUDA can start one that has.
+    auto changed = group.look_again();
+    if (!changed) return fail(std::move(changed.error()));
+    if (!*changed) return {};
+  }
 }
 
 Error roll_back(OpenedGroup& opened, Error why) {
   auto back = opened.group.roll_back();
   if (back) {
     opened.journal->finish();
-    return why;
+    return std::move(why).within("rolled back: every process is as it was");
   }
   Error both = std::move(back.error());
   both.message = fmt::format("{}; and then {}", why.message, both.message);
@@ -60,18 +131,23 @@ Error roll_back(OpenedGroup& opened, Error why) {
   return both;
 }
 
+ProcessReport report_process(const Process& process, bool cuda, std::uint64_t gpu_bytes) {
+  ProcessReport report{process.pid(), process.info().comm, cuda, std::nullopt, gpu_bytes};
+  if (cuda && process.alive()) {
+    if (auto state = process.cuda_state()) report.state = *state;
+  }
+  return report;
+}
+
 std::vector<ProcessReport> report_processes(const Group& group) {
   std::vector<ProcessReport> out;
   for (const GroupMember& member : group.members()) {
-    ProcessReport report{member.process.pid(), member.process.info().comm, std::nullopt, 0};
-    if (member.initial) {
-      if (auto state = member.process.cuda_state()) report.state = *state;
-    }
-    if (auto use = group.gpu_use().find(report.pid); use != group.gpu_use().end()) {
+    std::uint64_t bytes = 0;
+    if (auto use = group.gpu_use().find(member.process.pid()); use != group.gpu_use().end()) {
       for (const GpuUse& part : use->second)
-        report.gpu_bytes += part.bytes;
+        bytes += part.bytes;
     }
-    out.push_back(std::move(report));
+    out.push_back(report_process(member.process, member.initial.has_value(), bytes));
   }
   return out;
 }
@@ -79,15 +155,15 @@ std::vector<ProcessReport> report_processes(const Group& group) {
 Result<void> verify_states(const Group& group, CudaState wanted) {
   for (const GroupMember& member : group.members()) {
     if (!member.initial || !member.process.alive()) continue;
-    auto state = member.process.state();
+    auto state = member.process.cuda_state();
     if (!state) {
       if (!member.process.alive()) continue;
       return fail(std::move(state.error()));
     }
-    if (*state == wanted) continue;
+    if (!*state || **state == wanted) continue;
     return fail(ErrorCode::kWrongState,
                 fmt::format("process {} is {} and should be {}", member.process.pid().value,
-                            cuda_state_name(*state), cuda_state_name(wanted)),
+                            cuda_state_name(**state), cuda_state_name(wanted)),
                 "another tool acts on it; wait for it to end");
   }
   return {};

@@ -1,6 +1,7 @@
 // What the operations share; not for use outside this folder.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <span>
 #include <string>
@@ -43,8 +44,10 @@ class Phases {
 // The journal's targets of a group: its CUDA processes with the state to bring them back to.
 std::vector<JournalTarget> journal_targets(const std::vector<GroupMember>& members);
 
-// Opens the tree below `root` and enters it into the journal, which the group keeps up to date as
-// it grows. kNotCuda if no process of the tree uses CUDA.
+// Enters the tree below `root` into the journal and opens it; the group keeps the journal up to
+// date as it grows. The states are asked for once nobody else can be at work on the tree; a process
+// that a killed operation left behind counts as what it was before that one. kNotCuda if no process
+// of the tree uses CUDA; kBusy.
 struct OpenedGroup {
   std::unique_ptr<Journal> journal;
   Group group;
@@ -52,14 +55,22 @@ struct OpenedGroup {
 Result<OpenedGroup> open_group(const Environment& env, const std::string& operation, Pid root,
                                const std::string& image);
 
+// Locks and checkpoints the whole tree, until no process of it is left that uses the GPU. The
+// phases are "lock" and "checkpoint".
+Result<void> quiesce(const Environment& env, Group& group, std::chrono::milliseconds timeout,
+                     Phases& phases);
+
 // Rolls the group back after `why`, and closes the journal if that worked. Returns the error to
-// report: `why`, or kNotRolledBack with both.
+// report: `why`, saying that everything is as before, or kNotRolledBack with both.
 Error roll_back(OpenedGroup& opened, Error why);
 
 // What the processes are now, asked anew.
 std::vector<ProcessReport> report_processes(const Group& group);
 
-// Verifies by asking that each CUDA process is in its wanted state.
+// What a process is now, asked anew.
+ProcessReport report_process(const Process& process, bool cuda, std::uint64_t gpu_bytes);
+
+// Verifies by asking that each CUDA process that still lives is in its wanted state.
 Result<void> verify_states(const Group& group, CudaState wanted);
 
 // The complete map for the driver, empty if everything stays where it was. `from` are the GPUs the

@@ -3,8 +3,11 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
+#include <condition_variable>
 #include <filesystem>
+#include <mutex>
 #include <thread>
 
 #include <fmt/format.h>
@@ -82,13 +85,15 @@ Result<void> check_disk_space(const Environment& env, const Group& group, const 
               "free some space, or choose a directory on another file system");
 }
 
-// Tells how much CRIU has written so far, from a thread of its own.
+// Tells how much CRIU has written so far, from a thread of its own. Ends at once when destroyed:
+// the job stands still meanwhile.
 class SizeWatcher {
  public:
   SizeWatcher(Progress& progress, std::string directory)
-      : thread_([&progress, directory = std::move(directory)](const std::stop_token& stop) {
-          while (!stop.stop_requested()) {
-            std::this_thread::sleep_for(kSizePoll);
+      : thread_([this, &progress, directory = std::move(directory)](const std::stop_token& stop) {
+          std::unique_lock lock(mutex_);
+          while (!wake_.wait_for(lock, stop, kSizePoll, [] { return false; }) &&
+                 !stop.stop_requested()) {
             progress.update("write", size_of(directory), 0);
           }
         }) {}
@@ -104,12 +109,13 @@ class SizeWatcher {
   }
 
  private:
-  std::jthread thread_;
+  std::mutex mutex_;
+  std::condition_variable_any wake_;
+  std::jthread thread_;  // last: it uses the others
 };
 
 Manifest describe(const Environment& env, const Group& group, const Criu& criu,
                   const CriuOptions& options, std::span<const Gpu> gpus) {
-  const proc::ProcFs procfs;
   Manifest manifest;
   manifest.stasis_version = kVersion;
   manifest.hostname = host_name();
@@ -122,26 +128,67 @@ Manifest describe(const Environment& env, const Group& group, const Criu& criu,
     manifest.gpus.push_back({gpu.uuid.to_string(), gpu.name, gpu.memory_total, gpu.pci_bus_id});
   }
   manifest.root = group.root();
-  for (const GroupMember& member : group.members()) {
-    ProcessRecord record;
-    record.pid = member.process.pid();
-    if (record.pid != group.root()) record.parent = member.process.info().parent;
-    if (auto details = procfs.details(record.pid)) record.command = std::move(details->argv);
-    record.cuda = member.initial.has_value();
-    if (member.initial) record.cuda_state = image_state(*member.initial);
-    std::vector<GpuUse> uses;
-    if (auto use = group.gpu_use().find(record.pid); use != group.gpu_use().end()) {
-      uses = use->second;
-    } else if (member.initial == CudaState::kCheckpointed) {
-      uses = recall_suspended(member.process).value_or(std::vector<GpuUse>());
-    }
-    for (const GpuUse& part : uses) {
-      record.gpu_memory.push_back({part.gpu.to_string(), part.bytes});
-    }
-    manifest.processes.push_back(std::move(record));
-  }
   manifest.criu_options = options;
   return manifest;
+}
+
+std::vector<GpuMemoryRecord> gpu_memory_of(const Group& group, const GroupMember& member) {
+  std::vector<GpuUse> uses;
+  if (auto use = group.gpu_use().find(member.process.pid()); use != group.gpu_use().end()) {
+    uses = use->second;
+  } else if (member.initial) {
+    if (auto memory = recall_suspended(member.process)) uses = std::move(memory->uses);
+  }
+  std::vector<GpuMemoryRecord> out;
+  for (const GpuUse& part : uses)
+    out.push_back({part.gpu.to_string(), part.bytes});
+  return out;
+}
+
+// What is in the image: the tree as it stands still now. Processes without CUDA ran on until CRIU
+// stopped them, and may have come, gone or lost their parent since we looked last.
+Result<std::vector<ProcessRecord>> take_stock(const Group& group) {
+  const proc::ProcFs procfs;
+  auto tree = procfs.tree(group.root());
+  if (!tree) return fail(std::move(tree.error()));
+  std::vector<ProcessRecord> records;
+  for (const proc::ProcessInfo& info : *tree) {
+    ProcessRecord record;
+    record.pid = info.pid;
+    if (info.pid != group.root()) record.parent = info.parent;
+    if (auto details = procfs.details(info.pid)) record.command = std::move(details->argv);
+    const auto member =
+        std::find_if(group.members().begin(), group.members().end(), [&](const GroupMember& m) {
+          return m.process.pid() == info.pid && m.process.info().start_ticks == info.start_ticks;
+        });
+    if (member == group.members().end()) {
+      auto maps = procfs.maps_file(info.pid, "libcuda.so");
+      if (maps && *maps) {
+        return fail(ErrorCode::kBusy,
+                    fmt::format("process {} ({}) has appeared during the dump, and may use CUDA",
+                                info.pid.value, info.comm),
+                    "dump once more");
+      }
+    } else if (member->initial && member->process.alive()) {
+      record.cuda = true;
+      record.cuda_state = image_state(*member->initial);
+      record.gpu_memory = gpu_memory_of(group, *member);
+    }
+    records.push_back(std::move(record));
+  }
+  for (const GroupMember& member : group.members()) {
+    const bool there = std::any_of(records.begin(), records.end(), [&](const ProcessRecord& r) {
+      return r.pid == member.process.pid();
+    });
+    if (there || !member.initial || !member.process.alive()) continue;
+    return fail(
+        ErrorCode::kBusy,
+        fmt::format("process {} ({}) has lost its parent during the dump, and so is not in "
+                    "the image",
+                    member.process.pid().value, member.process.info().comm),
+        fmt::format("dump process {} and the rest each by itself", member.process.pid().value));
+  }
+  return records;
 }
 
 // CRIU has ended the tree; nobody may be left of it.
@@ -170,6 +217,16 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   if (!opened) return fail(std::move(opened.error()));
   Group& group = opened->group;
   const auto undo = [&](Error why) { return fail(operations::roll_back(*opened, std::move(why))); };
+  for (const GroupMember& member : group.members()) {
+    if (member.process.pid().value != ::getpid()) continue;
+    return undo(
+        {ErrorCode::kUsage,
+         fmt::format("process {} cannot be dumped from within: this stasis ({}) is below it",
+                     root.value, ::getpid()),
+         "run stasis from another shell, or under setsid and a subshell that ends",
+         {},
+         {}});
+  }
   if (auto fits = check_disk_space(env, group, writer->criu_dir(), writer->final_path()); !fits) {
     return undo(std::move(fits.error()));
   }
@@ -179,12 +236,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
     env.tell("the job hangs on a terminal or session of somebody else: --shell-job is set");
   }
 
-  phases.begin("lock");
-  auto done = group.lock(options.timeout, env.interrupt);
-  if (done) {
-    phases.begin("checkpoint");
-    done = group.checkpoint(env.progress, env.interrupt);
-  }
+  auto done = quiesce(env, group, options.timeout, phases);
   if (!done) return undo(std::move(done.error()));
 
   phases.begin("criu");
@@ -193,6 +245,9 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   const auto seal = [&]() -> Result<void> {
     watcher.reset();
     phases.end();
+    auto processes = take_stock(group);
+    if (!processes) return fail(std::move(processes.error()));
+    manifest.processes = std::move(*processes);
     manifest.phases = phases.done();
     auto sealed = writer->seal(std::move(manifest), options.sync, env.progress, env.interrupt);
     if (!sealed) return fail(std::move(sealed.error()));
@@ -211,8 +266,13 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   auto dumped = criu->dump(request, seal, env.interrupt);
   watcher.reset();
   if (!dumped) {
+    // First the job, then the disk: removing a large image takes seconds.
+    const bool interrupted = dumped.error().code == ErrorCode::kInterrupted;
+    auto failed = undo(std::move(dumped.error()));
     (void)writer->discard();
-    return undo(std::move(dumped.error()));
+    // Nothing went wrong, so nobody wants the log.
+    if (interrupted) (void)::unlink(writer->failed_log_path().c_str());
+    return failed;
   }
 
   // The image is complete and CRIU has ended the tree, or lets it go on.
@@ -224,14 +284,20 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
       return fail(std::move(gone.error()));
     }
     group.dismiss();
+    for (const GroupMember& member : group.members())
+      forget_suspended(member.process);
   } else if (options.after == AfterDump::kRunning) {
-    if (auto back = group.roll_back(); !back) return fail(std::move(back.error()));
-  } else {
-    if (auto kept = verify_states(group, CudaState::kCheckpointed); !kept) {
-      return undo(std::move(kept.error()));
+    if (auto back = group.roll_back(); !back) {
+      return fail(
+          std::move(back.error()).within("the image " + writer->final_path() + " is complete"));
     }
+  } else {
     group.dismiss();
     remember_suspended(group);
+    if (auto kept = verify_states(group, CudaState::kCheckpointed); !kept) {
+      return fail(
+          std::move(kept.error()).within("the image " + writer->final_path() + " is complete"));
+    }
   }
   opened->journal->finish();
   phases.end();

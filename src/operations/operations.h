@@ -44,7 +44,8 @@ struct Environment {
 struct ProcessReport {
   Pid pid;
   std::string comm;
-  std::optional<CudaState> state;  // at the end; nothing for a process without CUDA
+  bool cuda = false;
+  std::optional<CudaState> state;  // at the end; nothing without CUDA, or if it has ended
   std::uint64_t gpu_bytes = 0;     // on the GPU before the checkpoint, 0 if unknown
 };
 

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include "checkpoint/suspended.h"
@@ -8,6 +10,20 @@ namespace stasis {
 using namespace operations;
 
 namespace {
+
+// Restores the GPU state of a process, which a restore that was killed may have brought to another
+// machine than the one it was on.
+Result<void> restore_state(Driver& driver, Process& process) {
+  std::vector<GpuPair> pairs;
+  if (auto memory = recall_suspended(process); memory && !memory->gpus.empty()) {
+    auto gpus = driver.gpus();
+    if (!gpus) return fail(std::move(gpus.error()));
+    auto planned = plan_gpu_map(driver, {}, memory->gpus, *gpus);
+    if (!planned) return fail(std::move(planned.error()));
+    pairs = std::move(*planned);
+  }
+  return process.restore(pairs);
+}
 
 // Brings one target of a record back. Nothing if the process has ended meanwhile.
 Result<std::optional<ProcessReport>> recover_target(Driver& driver, const JournalTarget& target) {
@@ -35,26 +51,35 @@ Result<std::optional<ProcessReport>> recover_target(Driver& driver, const Journa
   // A record of a restore has no start times yet: a number that another program got has no CUDA
   // state, or one that nobody froze.
   if (!*state) return std::optional<ProcessReport>();
-  if (**state != target.initial) {
-    if (auto done = process->bring_to(target.initial, std::chrono::seconds(30)); !done) {
-      return fail(std::move(done.error()));
-    }
+  if (**state == CudaState::kCheckpointed && target.initial != CudaState::kCheckpointed) {
+    if (auto done = restore_state(driver, *process); !done) return fail(std::move(done.error()));
+  }
+  if (auto done = process->bring_to(target.initial, std::chrono::seconds(30)); !done) {
+    return fail(std::move(done.error()));
   }
   if (target.initial == CudaState::kRunning) forget_suspended(*process);
-  return ProcessReport{target.pid, process->info().comm, target.initial, 0};
+  return report_process(*process, true, 0);
 }
 
-RecoverReport recover_record(Driver& driver, const JournalRecord& record) {
+// Nothing if somebody else has recovered it meanwhile.
+std::optional<RecoverReport> recover_record(Driver& driver, const JournalEntry& seen) {
   RecoverReport report;
-  report.root = record.root;
-  report.operation = record.operation;
-  report.image = record.image;
-  auto journal = Journal::adopt(record);
+  report.root = seen.record.root;
+  report.operation = seen.record.operation;
+  report.image = seen.record.image;
+  auto journal = Journal::adopt(seen.record.root);
   if (!journal) {
     report.error = std::move(journal.error());
     return report;
   }
-  for (const JournalTarget& target : record.targets) {
+  if (!*journal) return std::nullopt;
+  const std::vector<JournalTarget> targets = (*journal)->record().targets;
+  // An operation on another root may have one of them by now.
+  if (auto alone = (*journal)->update(targets); !alone) {
+    report.error = std::move(alone.error());
+    return report;
+  }
+  for (const JournalTarget& target : targets) {
     auto done = recover_target(driver, target);
     // One that cannot be brought back is no reason to leave the others.
     if (!done) {
@@ -63,7 +88,7 @@ RecoverReport recover_record(Driver& driver, const JournalRecord& record) {
       report.processes.push_back(std::move(**done));
     }
   }
-  if (!report.error) journal->finish();
+  if (!report.error) (*journal)->finish();
   return report;
 }
 
@@ -72,7 +97,8 @@ RecoverReport recover_record(Driver& driver, const JournalRecord& record) {
 Result<RecoverReport> recover(const Environment& env, Pid root) {
   auto entries = read_journal();
   if (!entries) return fail(std::move(entries.error()));
-  std::string operation;
+  RecoverReport out;
+  out.root = root;
   for (const JournalEntry& entry : *entries) {
     if (entry.record.root != root) continue;
     if (entry.under_way) {
@@ -81,12 +107,29 @@ Result<RecoverReport> recover(const Environment& env, Pid root) {
                               entry.record.operation, entry.record.owner.value, root.value),
                   "wait for it to end, or interrupt it");
     }
-    operation = entry.record.operation;
+    // What was cut short comes first: it knows processes that are not in the tree any more, and
+    // that CRIU may still hold one.
+    if (auto report = recover_record(env.driver, entry)) out = std::move(*report);
+    if (out.error) return fail(std::move(*out.error));
   }
-  // Everything in the tree that is not running, whoever left it so.
+  // Then everything in the tree that is not running, whoever left it so.
   auto report = resume(env, root, {});
-  if (!report) return fail(std::move(report.error()));
-  return RecoverReport{root, operation, {}, std::move(report->processes), std::nullopt};
+  if (!report) {
+    // With a record, a target that has ended meanwhile is an answer and no failure.
+    const ErrorCode code = report.error().code;
+    const bool nobody = code == ErrorCode::kNoSuchProcess || code == ErrorCode::kZombie ||
+                        code == ErrorCode::kThreadId || code == ErrorCode::kNotCuda;
+    if (nobody && !out.operation.empty()) return out;
+    return fail(std::move(report.error()));
+  }
+  for (const ProcessReport& before : out.processes) {
+    const bool in_tree =
+        std::any_of(report->processes.begin(), report->processes.end(),
+                    [&](const ProcessReport& now) { return now.pid == before.pid; });
+    if (!in_tree) report->processes.push_back(before);
+  }
+  out.processes = std::move(report->processes);
+  return out;
 }
 
 Result<std::vector<RecoverReport>> recover_all(const Environment& env) {
@@ -95,7 +138,7 @@ Result<std::vector<RecoverReport>> recover_all(const Environment& env) {
   std::vector<RecoverReport> out;
   for (const JournalEntry& entry : *entries) {
     if (entry.under_way) continue;
-    out.push_back(recover_record(env.driver, entry.record));
+    if (auto report = recover_record(env.driver, entry)) out.push_back(std::move(*report));
   }
   return out;
 }

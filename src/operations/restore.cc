@@ -1,14 +1,18 @@
 #include <fcntl.h>
+#include <sys/wait.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <csignal>
 #include <ctime>
+#include <system_error>
 #include <thread>
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 
 #include "base/scope_guard.h"
+#include "checkpoint/suspended.h"
 #include "image/image_reader.h"
 #include "operations/common.h"
 
@@ -44,6 +48,15 @@ Result<std::vector<Gpu>> gpus_of(const Manifest& manifest) {
     out.push_back({*uuid, record.name, record.pci_bus_id, record.total_memory, 0});
   }
   return out;
+}
+
+// Every uuid is one of the manifest's GPUs, which gpus_of() has judged.
+std::vector<GpuUse> gpu_use_of(const ProcessRecord& record) {
+  std::vector<GpuUse> uses;
+  for (const GpuMemoryRecord& use : record.gpu_memory) {
+    if (const auto uuid = GpuUuid::parse(use.gpu_uuid)) uses.push_back({*uuid, use.bytes});
+  }
+  return uses;
 }
 
 // The program has the driver's library mapped, so the very same version must be here.
@@ -84,22 +97,17 @@ Result<void> check_pids(const Manifest& manifest) {
 }
 
 Result<std::vector<GpuPair>> plan_gpus(const Environment& env, const Manifest& manifest,
-                                       const RestoreOptions& options) {
-  auto from = gpus_of(manifest);
-  if (!from) return fail(std::move(from.error()));
+                                       std::span<const Gpu> from, const RestoreOptions& options) {
   auto to = env.driver.gpus();
   if (!to) return fail(std::move(to.error()));
-  auto pairs = plan_gpu_map(env.driver, options.gpu_map, *from, *to);
+  auto pairs = plan_gpu_map(env.driver, options.gpu_map, from, *to);
   if (!pairs) return fail(std::move(pairs.error()));
   if (options.leave_suspended) return pairs;
   std::vector<GpuUse> needed;
   for (const ProcessRecord& record : manifest.processes) {
     if (!record.cuda || wanted_state(record) == CudaState::kCheckpointed) continue;
-    for (const GpuMemoryRecord& use : record.gpu_memory) {
-      const auto uuid = GpuUuid::parse(use.gpu_uuid);
-      if (!uuid) return fail(ErrorCode::kImageCorrupt, "the image names a GPU " + use.gpu_uuid);
-      needed.push_back({*uuid, use.bytes});
-    }
+    const std::vector<GpuUse> uses = gpu_use_of(record);
+    needed.insert(needed.end(), uses.begin(), uses.end());
   }
   if (auto fits = check_gpu_memory(needed, *pairs, *to); !fits) {
     return fail(std::move(fits.error()));
@@ -107,48 +115,100 @@ Result<std::vector<GpuPair>> plan_gpus(const Environment& env, const Manifest& m
   return pairs;
 }
 
-void kill_tree(const Group& group) {
-  // Children first, so that no parent sees them die and starts them anew.
-  const auto& members = group.members();
-  for (auto it = members.rbegin(); it != members.rend(); ++it) {
-    (void)it->process.pidfd().signal(SIGKILL);
+// The processes of the image, in its order; nothing for one that was a zombie at the dump.
+using Tree = std::vector<std::optional<Process>>;
+
+// Takes hold of every process of the image while all of them stand still: later, one that ends at
+// once could not be told from another with its number.
+Result<Tree> take_hold(Driver& driver, const Manifest& manifest) {
+  Tree tree;
+  for (const ProcessRecord& record : manifest.processes) {
+    auto process = Process::open(driver, record.pid);
+    if (process) {
+      tree.emplace_back(std::move(*process));
+    } else if (!record.cuda && process.error().code == ErrorCode::kZombie) {
+      tree.emplace_back();
+    } else {
+      return fail(std::move(process.error()).within("taking hold of the restored processes"));
+    }
   }
-  for (const GroupMember& member : members)
-    (void)member.process.pidfd().wait_exit(kKillWaitMs);
+  return tree;
 }
 
-// Restores the GPU state of each process of the image and brings it to the state it had before the
-// dump.
-Result<void> bring_back(Group& group, const Manifest& manifest, std::span<const GpuPair> pairs) {
-  std::vector<Result<void>> results(manifest.processes.size());
+std::vector<JournalTarget> targets_of(const Manifest& manifest, const Tree& tree,
+                                      bool leave_suspended) {
+  std::vector<JournalTarget> targets;
+  for (std::size_t i = 0; i < manifest.processes.size(); ++i) {
+    const ProcessRecord& record = manifest.processes[i];
+    if (!record.cuda) continue;
+    const std::uint64_t start = i < tree.size() && tree[i] ? tree[i]->info().start_ticks : 0;
+    targets.push_back(
+        {record.pid, start, leave_suspended ? CudaState::kCheckpointed : wanted_state(record)});
+  }
+  return targets;
+}
+
+// Ends the restored tree and what it has started since, and reaps the root, which is our child.
+void kill_tree(const RestoredTree& restored, const Tree& tree) {
+  std::vector<Pidfd> younger;
+  if (auto now = proc::ProcFs().tree(restored.root)) {
+    for (const proc::ProcessInfo& info : *now) {
+      if (auto pidfd = Pidfd::open(info.pid)) younger.push_back(std::move(*pidfd));
+    }
+  }
+  // Parents first: who sees a child die may start it anew.
+  (void)restored.root_fd.signal(SIGKILL);
+  for (const auto& process : tree) {
+    if (process) (void)process->pidfd().signal(SIGKILL);
+  }
+  for (const Pidfd& pidfd : younger)
+    (void)pidfd.signal(SIGKILL);
+  for (const auto& process : tree) {
+    if (process) (void)process->pidfd().wait_exit(kKillWaitMs);
+  }
+  if (restored.root_fd.wait_exit(kKillWaitMs)) {
+    siginfo_t info{};
+    while (::waitid(P_PID, static_cast<id_t>(restored.root.value), &info, WEXITED) != 0 &&
+           errno == EINTR) {
+    }
+  }
+}
+
+// Brings the GPU state of one process to what was asked for, and verifies it by asking.
+Result<void> bring_back(Process& process, CudaState wanted, std::span<const GpuPair> pairs) {
+  Result<void> done;
+  if (wanted != CudaState::kCheckpointed) done = process.restore(pairs);
+  if (done && wanted == CudaState::kRunning) done = process.unlock();
+  if (!done) return done;
+  auto now = process.state();
+  // One that has its state back may come to its end like any other.
+  if (!now && wanted == CudaState::kRunning && !process.alive()) return {};
+  if (!now) return fail(std::move(now.error()));
+  if (*now == wanted) return {};
+  return fail(ErrorCode::kWrongState,
+              fmt::format("process {} is {} after the restore, and should be {}",
+                          process.pid().value, cuda_state_name(*now), cuda_state_name(wanted)),
+              "another tool acts on it; wait for it to end, then restore again");
+}
+
+// All of them at the same time.
+Result<void> bring_back(Tree& tree, const std::vector<JournalTarget>& targets,
+                        std::span<const GpuPair> pairs) {
+  std::vector<Result<void>> results(targets.size());
   {
     std::vector<std::jthread> threads;
-    for (std::size_t i = 0; i < manifest.processes.size(); ++i) {
-      const ProcessRecord& record = manifest.processes[i];
-      const CudaState wanted = wanted_state(record);
-      if (!record.cuda || wanted == CudaState::kCheckpointed) continue;
-      const auto member =
-          std::find_if(group.members().begin(), group.members().end(),
-                       [&](const GroupMember& m) { return m.process.pid() == record.pid; });
-      if (member == group.members().end()) {
-        results[i] = fail(ErrorCode::kProcessGone,
-                          fmt::format("process {} ended right after the restore", record.pid.value),
-                          "see the restore log in the image's log directory");
-        continue;
+    for (std::size_t i = 0; i < targets.size(); ++i) {
+      const auto process = std::find_if(
+          tree.begin(), tree.end(), [&](const auto& p) { return p && p->pid() == targets[i].pid; });
+      if (process == tree.end()) continue;
+      const auto work = [&results, &targets, &pairs, i, process] {
+        results[i] = bring_back(**process, targets[i].initial, pairs);
+      };
+      try {
+        threads.emplace_back(work);
+      } catch (const std::system_error&) {  // no thread to be had
+        work();
       }
-      threads.emplace_back([&, i, wanted, process = &member->process] {
-        results[i] = process->restore(pairs);
-        if (results[i] && wanted == CudaState::kRunning) results[i] = process->unlock();
-        if (!results[i]) return;
-        auto now = process->state();
-        if (!now) {
-          results[i] = fail(std::move(now.error()));
-        } else if (*now != wanted) {
-          results[i] =
-              fail(ErrorCode::kWrongState, fmt::format("process {} is {} after the restore",
-                                                       record.pid.value, cuda_state_name(*now)));
-        }
-      });
     }
   }
   for (auto& result : results) {
@@ -165,11 +225,17 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   auto image = ImageReader::open(options.images_dir);
   if (!image) return fail(std::move(image.error()));
   const Manifest& manifest = image->manifest();
+  if (options.leave_suspended && !options.gpu_map.empty()) {
+    return fail(ErrorCode::kUsage, "a GPU map is for the moment at which GPU memory comes back",
+                "give --device-map to `stasis resume` instead");
+  }
   // The cheap checks first: nobody waits for checksums to hear that a number is taken.
   auto criu = Criu::find(options.criu_path);
   if (!criu) return fail(std::move(criu.error()));
+  auto old_gpus = gpus_of(manifest);
+  if (!old_gpus) return fail(std::move(old_gpus.error()));
   if (auto ok = check_driver(env.driver, manifest); !ok) return fail(std::move(ok.error()));
-  auto pairs = plan_gpus(env, manifest, options);
+  auto pairs = plan_gpus(env, manifest, *old_gpus, options);
   if (!pairs) return fail(std::move(pairs.error()));
   if (auto ok = check_pids(manifest); !ok) return fail(std::move(ok.error()));
   if (auto ok = image->verify(env.progress, env.interrupt); !ok) {
@@ -178,19 +244,15 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   auto log_dir = image->open_log_dir();
   if (!log_dir) return fail(std::move(log_dir.error()));
 
-  std::vector<JournalTarget> targets;
   std::vector<Pid> pids;
-  for (const ProcessRecord& record : manifest.processes) {
+  for (const ProcessRecord& record : manifest.processes)
     pids.push_back(record.pid);
-    if (record.cuda) {
-      const CudaState wanted =
-          options.leave_suspended ? CudaState::kCheckpointed : wanted_state(record);
-      targets.push_back({record.pid, 0, wanted});
-    }
-  }
-  auto journal = Journal::begin({"restore", manifest.root, Pid{}, image->path(), targets});
+  Tree processes;
+  auto targets = targets_of(manifest, processes, options.leave_suspended);
+  auto journal = Journal::begin({"restore", manifest.root, Pid{}, image->path(), {}});
   if (!journal) return fail(std::move(journal.error()));
   ScopeGuard close_journal([&] { journal->finish(); });
+  if (auto entered = journal->update(targets); !entered) return fail(std::move(entered.error()));
 
   phases.begin("criu");
   const std::string log_name =
@@ -206,29 +268,44 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
       image->path() + "/log/" + log_name,
       kRestoreDeadlineBase + std::chrono::seconds(manifest.total_bytes / kSlowestBytesPerSecond),
       options.criu_log_level};
-  auto tree = criu->restore(request, {}, env.interrupt);
-  if (!tree) return fail(std::move(tree.error()));
+  const auto take = [&]() -> Result<void> {
+    auto held = take_hold(env.driver, manifest);
+    if (!held) return fail(std::move(held.error()));
+    processes = std::move(*held);
+    // For `stasis resume`, and for `stasis recover` if we are killed from here on.
+    for (std::size_t i = 0; i < processes.size(); ++i) {
+      const ProcessRecord& record = manifest.processes[i];
+      if (record.cuda) remember_suspended(*processes[i], {gpu_use_of(record), *old_gpus});
+    }
+    targets = targets_of(manifest, processes, options.leave_suspended);
+    return journal->update(targets);
+  };
+  auto restored = criu->restore(request, take, env.interrupt);
+  if (!restored) return fail(std::move(restored.error()));
 
-  auto group = Group::open(env.driver, tree->root);
-  if (!group) {
-    (void)tree->root_fd.signal(SIGKILL);
-    return fail(std::move(group.error()).within("looking at the restored tree; it was ended"));
-  }
-  group->dismiss();  // the way back is to end the tree: the image still has all of it
-  auto done = journal->update(journal_targets(group->members()));
-  if (done) done = env.interrupt.check();
-  if (done && !options.leave_suspended) {
+  auto done = env.interrupt.check();
+  if (done) {
     phases.begin("restore");
-    done = bring_back(*group, manifest, *pairs);
+    done = bring_back(processes, targets, *pairs);
   }
   phases.end();
   if (!done) {
-    kill_tree(*group);
+    kill_tree(*restored, processes);
     return fail(std::move(done.error()).within("the restored tree was ended; the image is intact"));
   }
-  RestoreReport report{{}, image->path(), manifest.total_bytes, std::move(tree->root_fd)};
-  report.root = tree->root;
-  report.processes = report_processes(*group);
+  RestoreReport report{{}, image->path(), manifest.total_bytes, std::move(restored->root_fd)};
+  report.root = restored->root;
+  for (std::size_t i = 0; i < processes.size(); ++i) {
+    if (!processes[i]) continue;
+    const ProcessRecord& record = manifest.processes[i];
+    std::uint64_t bytes = 0;
+    for (const GpuUse& use : gpu_use_of(record))
+      bytes += use.bytes;
+    report.processes.push_back(report_process(*processes[i], record.cuda, bytes));
+    const bool suspended =
+        options.leave_suspended || wanted_state(record) == CudaState::kCheckpointed;
+    if (!suspended) forget_suspended(*processes[i]);
+  }
   report.total = phases.total();
   report.phases = phases.take();
   return report;

@@ -11,21 +11,23 @@ namespace {
 Result<std::vector<GpuPair>> check_and_plan(const Environment& env, const Group& group,
                                             const ResumeOptions& options) {
   std::vector<GpuUse> needed;
+  std::vector<Gpu> from;
   for (const GroupMember& member : group.members()) {
-    if (member.initial != CudaState::kCheckpointed) continue;
-    auto use = recall_suspended(member.process);
-    if (use) needed.insert(needed.end(), use->begin(), use->end());
+    if (!member.initial) continue;
+    auto state = member.process.cuda_state();
+    if (!state || *state != CudaState::kCheckpointed) continue;
+    auto memory = recall_suspended(member.process);
+    if (!memory) continue;
+    needed.insert(needed.end(), memory->uses.begin(), memory->uses.end());
+    if (from.empty()) from = std::move(memory->gpus);
   }
-  if (needed.empty() && options.gpu_map.empty()) return std::vector<GpuPair>();
+  if (needed.empty() && from.empty() && options.gpu_map.empty()) return std::vector<GpuPair>();
   auto gpus = env.driver.gpus();
   if (!gpus) return fail(std::move(gpus.error()));
-  std::vector<GpuPair> pairs;
-  if (!options.gpu_map.empty()) {
-    auto planned = plan_gpu_map(env.driver, options.gpu_map, *gpus, *gpus);
-    if (!planned) return planned;
-    pairs = std::move(*planned);
-  }
-  if (auto fits = check_gpu_memory(needed, pairs, *gpus); !fits) {
+  if (from.empty()) from = *gpus;
+  auto pairs = plan_gpu_map(env.driver, options.gpu_map, from, *gpus);
+  if (!pairs) return pairs;
+  if (auto fits = check_gpu_memory(needed, *pairs, *gpus); !fits) {
     return fail(std::move(fits.error()));
   }
   return pairs;

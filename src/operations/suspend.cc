@@ -10,12 +10,7 @@ Result<Report> suspend(const Environment& env, Pid root, const SuspendOptions& o
   auto opened = open_group(env, "suspend", root, {});
   if (!opened) return fail(std::move(opened.error()));
   Group& group = opened->group;
-  phases.begin("lock");
-  auto done = group.lock(options.timeout, env.interrupt);
-  if (done) {
-    phases.begin("checkpoint");
-    done = group.checkpoint(env.progress, env.interrupt);
-  }
+  auto done = quiesce(env, group, options.timeout, phases);
   phases.end();
   if (done) done = verify_states(group, CudaState::kCheckpointed);
   if (!done) return fail(operations::roll_back(*opened, std::move(done.error())));
