@@ -47,7 +47,7 @@ void add_timeout(CLI::App& command, std::chrono::milliseconds& timeout) {
       ->type_name("MS");
 }
 
-void add_device_map(CLI::App& command, std::string& text) {
+void add_device_map(CLI::App& command, std::optional<std::string>& text) {
   command
       .add_option("-d,--device-map", text,
                   "which GPU takes the place of which: UUID, index or PCI address on each side; "
@@ -62,10 +62,9 @@ void add_criu_path(CLI::App& command, std::optional<std::string>& path) {
 }
 
 json to_json(const ProcessReport& process) {
-  json out = {{"pid", process.pid.value}, {"command", process.comm}, {"cuda", false}};
-  if (process.state) {
-    out["cuda"] = true;
-    out["state"] = std::string(cuda_state_name(*process.state));
+  json out = {{"pid", process.pid.value}, {"command", process.comm}, {"cuda", process.cuda}};
+  if (process.cuda) {
+    out["state"] = std::string(process.state ? cuda_state_name(*process.state) : "ended");
     out["gpu_bytes"] = process.gpu_bytes;
   }
   return out;
@@ -97,6 +96,11 @@ json to_json(const Error& error) {
   return {{"ok", false}, {"error", out}};
 }
 
+std::string json_text(const json& object) {
+  // What a program calls itself need not be UTF-8.
+  return object.dump(2, ' ', false, json::error_handler_t::replace);
+}
+
 std::string phases_text(const Report& report) {
   std::string out;
   for (const PhaseRecord& phase : report.phases) {
@@ -109,7 +113,7 @@ std::string phases_text(const Report& report) {
 std::string subject_text(const Report& report) {
   std::size_t cuda = 0;
   for (const ProcessReport& process : report.processes)
-    cuda += process.state ? 1 : 0;
+    cuda += process.cuda ? 1 : 0;
   if (report.processes.size() <= 1) return fmt::format("process {}", report.root.value);
   return fmt::format("process {} and what is below it ({} processes, {} with CUDA)",
                      report.root.value, report.processes.size(), cuda);

@@ -15,6 +15,7 @@ struct Options {
   bool leave_suspended = false;
   std::string sync = "disk";
   std::string cgroups = "ignore";
+  std::string network_lock = "nftables";
 };
 
 // CRIU's own options, by CRIU's names.
@@ -26,6 +27,12 @@ void add_criu_options(CLI::App& command, Options& options) {
   command.add_flag("--tcp-established", criu.tcp_established, "keep open TCP connections")
       ->group(kGroup);
   command.add_flag("--tcp-close", criu.tcp_close, "close open TCP connections at the restore")
+      ->group(kGroup);
+  command
+      .add_option("--network-lock", options.network_lock,
+                  "how packets of open TCP connections are held back: iptables, nftables or skip "
+                  "[nftables]")
+      ->check(CLI::IsMember({"iptables", "nftables", "skip"}))
       ->group(kGroup);
   command.add_flag("--file-locks", criu.file_locks, "the job holds file locks")->group(kGroup);
   command
@@ -53,6 +60,8 @@ Result<int> run(Context& context, Options& options) {
   if (options.leave_suspended) options.dump.after = AfterDump::kSuspended;
   options.dump.sync = options.sync == "disk" ? SyncPolicy::kDisk : SyncPolicy::kNone;
   options.dump.criu.cgroups = cgroup_mode_from_name(options.cgroups).value_or(CgroupMode::kIgnore);
+  options.dump.criu.network_lock =
+      network_lock_from_name(options.network_lock).value_or(NetworkLock::kNftables);
   auto driver = context.load_driver();
   if (!driver) return fail(std::move(driver.error()));
   auto report = dump(context.environment(**driver), options.pid, options.dump);
@@ -61,7 +70,7 @@ Result<int> run(Context& context, Options& options) {
     nlohmann::json out = to_json(*report);
     out["images_dir"] = report->images_dir;
     out["image_bytes"] = report->image_bytes;
-    context.terminal.out(out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+    context.terminal.out(json_text(out));
     return 0;
   }
   context.terminal.out(fmt::format("dumped {} to {} ({}) in {}", subject_text(*report),

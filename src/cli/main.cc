@@ -1,9 +1,11 @@
 // `stasis`: parses the command line, runs one verb, and is the one place where an Error becomes an
 // exit status.
+#include <algorithm>
 #include <array>
 #include <csignal>
 #include <cstdio>
 #include <exception>
+#include <string_view>
 
 #include <fmt/format.h>
 
@@ -30,11 +32,18 @@ int report_error(Context& context, const Error& error) {
   if (context.json) {
     nlohmann::json out = to_json(error);
     out["error"]["exit_status"] = status;
-    context.terminal.out(out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+    context.terminal.out(json_text(out));
   } else {
     context.terminal.error(error);
   }
   return status;
+}
+
+Error usage_error(const CLI::App& app, const CLI::ParseError& error) {
+  std::string help = "stasis --help";
+  for (const CLI::App* verb : app.get_subcommands())
+    help = "stasis " + verb->get_name() + " --help";
+  return {ErrorCode::kUsage, error.what(), "see `" + help + "`", {}, {}};
 }
 
 int run(int argc, char** argv) {
@@ -60,8 +69,11 @@ int run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    const int status = app.exit(error);
-    return status == 0 ? 0 : exit_status(ErrorCode::kUsage);
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    // Parsing may have ended before it came to --json.
+    context.json = std::any_of(argv, argv + argc,
+                               [](const char* word) { return std::string_view(word) == "--json"; });
+    return report_error(context, usage_error(app, error));
   }
   terminal.set_quiet(quiet || context.json);
   terminal.set_verbose(context.verbose);

@@ -1,4 +1,5 @@
 #include <pwd.h>
+#include <unistd.h>
 
 #include <algorithm>
 
@@ -29,9 +30,6 @@ std::string join(const std::vector<std::string>& words) {
   std::string out;
   for (const std::string& word : words)
     out += (out.empty() ? "" : " ") + word;
-  // A terminal must not obey what a program calls itself.
-  std::replace_if(
-      out.begin(), out.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
   return out;
 }
 
@@ -50,7 +48,7 @@ std::string under(const std::vector<JournalEntry>& journal, const proc::ProcessI
 
 // Only processes that map the driver's library are asked: the driver itself says nothing about
 // those of others, and a query for each process of a large host would take long.
-Result<std::vector<Row>> collect(Driver& driver) {
+Result<std::vector<Row>> collect(Driver& driver, std::size_t& not_permitted) {
   const proc::ProcFs procfs;
   auto everyone = procfs.all();
   if (!everyone) return fail(std::move(everyone.error()));
@@ -61,6 +59,7 @@ Result<std::vector<Row>> collect(Driver& driver) {
   std::vector<Row> rows;
   for (const proc::ProcessInfo& info : *everyone) {
     auto maps = procfs.maps_file(info.pid, "libcuda.so");
+    if (!maps && maps.error().code == ErrorCode::kNotPermitted) ++not_permitted;
     if (!maps || !*maps) continue;
     auto process = Process::open(driver, info.pid);
     if (!process) continue;
@@ -95,8 +94,15 @@ Verb add_ps(CLI::App& app) {
   return {command, [](Context& context) -> Result<int> {
             auto driver = context.load_driver();
             if (!driver) return fail(std::move(driver.error()));
-            auto rows = collect(**driver);
+            std::size_t not_permitted = 0;
+            auto rows = collect(**driver, not_permitted);
             if (!rows) return fail(std::move(rows.error()));
+            // Root meets them too, in containers that hide the host's first process.
+            if (not_permitted > 0 && (::geteuid() != 0 || context.verbose > 0)) {
+              context.terminal.note(
+                  fmt::format("{} processes could not be asked: not permitted{}", not_permitted,
+                              ::geteuid() != 0 ? "; run as root to see them" : ""));
+            }
             if (context.json) {
               nlohmann::json processes = nlohmann::json::array();
               for (const Row& row : *rows) {
@@ -107,8 +113,8 @@ Verb add_ps(CLI::App& app) {
                                      {"operation", row.under},
                                      {"command", row.command}});
               }
-              context.terminal.out(nlohmann::json{{"ok", true}, {"processes", processes}}.dump(
-                  2, ' ', false, nlohmann::json::error_handler_t::replace));
+              context.terminal.out(json_text(
+                  {{"ok", true}, {"processes", processes}, {"not_permitted", not_permitted}}));
               return 0;
             }
             std::vector<std::vector<std::string>> lines = {

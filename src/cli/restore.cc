@@ -14,7 +14,7 @@ namespace {
 
 struct Options {
   RestoreOptions restore;
-  std::string device_map;
+  std::optional<std::string> device_map;
   bool detach = false;
   std::vector<std::string> inherit;  // "fd[3]:pipe:[1234]"
 };
@@ -34,8 +34,8 @@ Result<std::pair<int, std::string>> parse_inherit(const std::string& text) {
 }
 
 Result<int> run(Context& context, Options& options) {
-  if (!options.device_map.empty()) {
-    auto map = parse_gpu_map(options.device_map);
+  if (options.device_map) {
+    auto map = parse_gpu_map(*options.device_map);
     if (!map) return fail(std::move(map.error()));
     options.restore.gpu_map = std::move(*map);
   }
@@ -59,7 +59,7 @@ Result<int> run(Context& context, Options& options) {
     nlohmann::json out = to_json(*report);
     out["images_dir"] = report->images_dir;
     out["image_bytes"] = report->image_bytes;
-    context.terminal.out(out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+    context.terminal.out(json_text(out));
   } else {
     context.terminal.out(
         fmt::format("restored {} from {} ({}) in {}; {}", subject_text(*report), report->images_dir,

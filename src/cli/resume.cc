@@ -9,7 +9,7 @@ namespace stasis::cli {
 Verb add_resume(CLI::App& app) {
   struct Options {
     Pid pid;
-    std::string device_map;
+    std::optional<std::string> device_map;
   };
   auto options = std::make_shared<Options>();
   CLI::App* command =
@@ -18,8 +18,8 @@ Verb add_resume(CLI::App& app) {
   add_device_map(*command, options->device_map);
   return {command, [options](Context& context) -> Result<int> {
             ResumeOptions resume_options;
-            if (!options->device_map.empty()) {
-              auto map = parse_gpu_map(options->device_map);
+            if (options->device_map) {
+              auto map = parse_gpu_map(*options->device_map);
               if (!map) return fail(std::move(map.error()));
               resume_options.gpu_map = std::move(*map);
             }
@@ -28,7 +28,7 @@ Verb add_resume(CLI::App& app) {
             auto report = resume(context.environment(**driver), options->pid, resume_options);
             if (!report) return fail(std::move(report.error()));
             if (context.json) {
-              context.terminal.out(to_json(*report).dump(2));
+              context.terminal.out(json_text(to_json(*report)));
               return 0;
             }
             context.terminal.out(fmt::format("resumed {} in {}", subject_text(*report),

@@ -23,6 +23,13 @@ std::size_t terminal_width() {
   return 80;
 }
 
+// A terminal must not obey what a program calls itself, or a file.
+std::string printable(std::string text) {
+  std::replace_if(
+      text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
+  return text;
+}
+
 void write_line(std::FILE* stream, const std::string& text) {
   fmt::print(stream, "{}\n", text);
   std::fflush(stream);
@@ -79,7 +86,7 @@ void Terminal::out(const std::string& line) {
 void Terminal::note(const std::string& line) {
   const std::scoped_lock lock(mutex_);
   clear_line();
-  if (!quiet_) write_line(stderr, "note: " + line);
+  if (!quiet_) write_line(stderr, "note: " + printable(line));
 }
 
 void Terminal::debug(const std::string& line) {
@@ -94,10 +101,10 @@ void Terminal::error(const Error& error) {
   const char* red = colour_ ? "\x1b[1;31m" : "";
   const char* bold = colour_ ? "\x1b[1m" : "";
   const char* plain = colour_ ? "\x1b[0m" : "";
-  write_line(stderr, fmt::format("{}stasis: error:{} {} [{}]", red, plain, error.to_string(),
-                                 error_code_name(error.code)));
+  write_line(stderr, fmt::format("{}stasis: error:{} {} [{}]", red, plain,
+                                 printable(error.to_string()), error_code_name(error.code)));
   if (!error.remedy.empty()) {
-    write_line(stderr, fmt::format("{}what to do:{} {}", bold, plain, error.remedy));
+    write_line(stderr, fmt::format("{}what to do:{} {}", bold, plain, printable(error.remedy)));
   }
 }
 
@@ -112,7 +119,8 @@ std::string table(const std::vector<std::vector<std::string>>& rows) {
   for (const auto& row : rows) {
     std::string line;
     for (std::size_t i = 0; i < row.size(); ++i) {
-      line += i + 1 < row.size() ? fmt::format("{:<{}}  ", row[i], widths[i]) : row[i];
+      const std::string cell = printable(row[i]);
+      line += i + 1 < row.size() ? fmt::format("{:<{}}  ", cell, widths[i]) : cell;
     }
     out += (out.empty() ? "" : "\n") + line;
   }

@@ -47,13 +47,15 @@ Verb add_recover(CLI::App& app);
 // Options that several verbs have.
 void add_pid(CLI::App& command, Pid& pid);
 void add_timeout(CLI::App& command, std::chrono::milliseconds& timeout);
-void add_device_map(CLI::App& command, std::string& text);
+void add_device_map(CLI::App& command, std::optional<std::string>& text);
 void add_criu_path(CLI::App& command, std::optional<std::string>& path);
 
 // Reports as JSON and as text.
 nlohmann::json to_json(const Report& report);
 nlohmann::json to_json(const ProcessReport& process);
 nlohmann::json to_json(const Error& error);
+// The one way in which JSON is printed: indented; never throws.
+std::string json_text(const nlohmann::json& object);
 std::string phases_text(const Report& report);
 // "process 12", "2 CUDA processes below 12 (3 in all)".
 std::string subject_text(const Report& report);
@@ -61,8 +63,9 @@ std::string subject_text(const Report& report);
 // Installs handlers for SIGINT, SIGTERM and SIGHUP that ask `interrupt` to stop.
 void install_signal_handlers(Interrupt& interrupt);
 
-// Waits for the restored root, passing on the signals that this process gets from now on. Returns
-// its exit status as a shell would give it (128 + signal).
+// Waits for the restored root, passing on the signals that this process gets, also one that came
+// too late to stop the restore, and SIGQUIT, SIGUSR1 and SIGUSR2 besides. Returns its exit status
+// as a shell would give it (128 + signal).
 Result<int> attend(Pid root);
 
 }  // namespace stasis::cli
