@@ -1,0 +1,137 @@
+# For the tests of `stasis`: besides helpers.bash, the program itself, trees, images, and proof that
+# nothing is left behind. A file of tests begins with
+#   load helpers
+#   load stasis_lib
+#   setup() { setup_stasis; }
+#   teardown() { end_stasis; }
+#
+# Standard output goes to $out and standard error to $err (see `capture`), the status to $status.
+
+setup_stasis() {
+  need_simulated "the verbs are tested on it; tests/gpu does the same on the real one"
+  setup_driver
+  others=$BATS_TEST_TMPDIR/others
+  : >"$others"
+  image=$BATS_TEST_TMPDIR/image
+}
+
+end_stasis() {
+  local pid
+  [[ -n ${targets:-} ]] || return 0
+  while read -r pid; do
+    kill -KILL "$pid" 2>/dev/null || true
+  done <"$others"
+  end_targets
+  if [[ -e $BATS_TEST_TMPDIR/mounts ]]; then
+    while read -r mount; do umount -l "$mount" 2>/dev/null || true; done <"$BATS_TEST_TMPDIR/mounts"
+  fi
+}
+
+# To be killed at the end, besides targets.
+at_end_kill() { printf '%s\n' "$@" >>"$others"; }
+
+# --- Running stasis.
+
+# done_by ARGUMENT...: stasis does it.
+done_by() {
+  capture timeout -k 5 60 stasis "$@"
+  ((status == 0)) && return
+  printf 'stasis %s: status %s\n%s%s' "$*" "$status" "$out" "$err" >&2
+  return 1
+}
+
+# refused STATUS CODE ARGUMENT...: stasis refuses, with that status and code; something on standard
+# error says what to do, and nothing is on standard output.
+refused() {
+  local expected=$1 code=$2
+  shift 2
+  capture timeout -k 5 60 stasis "$@"
+  if ((status != expected)) || [[ $err != *"[$code]"* || -n $out ]]; then
+    printf 'stasis %s\n  status %s, expected %s [%s]\n%s%s' "$*" "$status" "$expected" "$code" "$out" "$err" >&2
+    return 1
+  fi
+  [[ $code == interrupted ]] || assert_contains "$err" "what to do: "
+}
+
+# json EXPRESSION: of $out, which must be one JSON object; Python's words, the object is d.
+json() { python3 -c "import json, sys; d = json.loads(sys.argv[1]); print($1)" "$out"; }
+
+# --- What is so.
+
+state_of() { cuda-checkpoint --get-state --pid "${1:-$TARGET}"; }
+
+# in_state STATE [PID...]
+in_state() {
+  local expected=$1 pid
+  shift
+  for pid in "${@:-$TARGET}"; do assert_equal "$(state_of "$pid")" "$expected" "state of $pid"; done
+}
+
+# Bytes in use on all simulated GPUs.
+gpu_used() {
+  stasis-sim-smi --json | python3 -c 'import json, sys
+print(sum(gpu["used_bytes"] for gpu in json.load(sys.stdin)["gpus"]))'
+}
+# gpu_used_of INDEX
+gpu_used_of() {
+  stasis-sim-smi --json | python3 -c 'import json, sys
+print(json.load(sys.stdin)["gpus"][int(sys.argv[1])]["used_bytes"])' "$1"
+}
+gpu_is_free() { assert_equal "$(gpu_used)" 0 "GPU memory in use"; }
+
+# No record of an operation, no half image, no criu that somebody has to clear away.
+nothing_left() {
+  local left
+  left=$(find "$STASIS_STATE_DIR" -name '*.json*' -o -name '*.json.lock' 2>/dev/null || true)
+  left+=$(find "$BATS_TEST_TMPDIR" -maxdepth 2 -name '*.partial-*' -o -maxdepth 2 -name '*.replaced-*')
+  assert_equal "$left" "" "left behind"
+}
+
+no_image() {
+  [[ ! -e $image ]] || { echo "there is an image" >&2; ls -la "$image" >&2; return 1; }
+}
+
+gone() { ! kill -0 "${1:-$TARGET}" 2>/dev/null; }
+# Reaped too: an image can be restored only when its numbers are free.
+number_is_free() { [[ ! -e /proc/${1:-$TARGET} ]]; }
+
+# The children of a process.
+children_of() { cat /proc/"$1"/task/*/children 2>/dev/null | tr ' ' '\n' | grep . || true; }
+
+# A root without CUDA, two CUDA children, and below it one process without CUDA. Sets TARGET, CHILDREN.
+start_tree() {
+  start_target tree --children 2 "$@"
+  mapfile -t CHILDREN < <(children_of "$TARGET")
+  assert_equal "${#CHILDREN[@]}" 2 "children"
+  at_end_kill "${CHILDREN[@]}"
+}
+
+# After a restore TARGET is no child of the test any more: ends it and reads its own verdict.
+restored_verifies() {
+  local lines
+  kill -TERM "$TARGET"
+  wait_until 20 number_is_free || { echo "it does not end" >&2; return 1; }
+  lines=$(grep -c '^verified' "$TARGET_LOG") || true
+  ((lines == 1)) && return
+  cat "$TARGET_LOG" >&2
+  return 1
+}
+
+# dump_it ARGUMENT...: dumps TARGET to $image; its number is free afterwards.
+dump_it() {
+  done_by dump "$TARGET" --images-dir "$image" "$@"
+  wait_until 10 number_is_free
+}
+
+restore_it() {
+  done_by restore --images-dir "$image" --detach "$@"
+}
+
+# A GPU memory hog that takes what is free but for SIZE: for lack of room. Sets HOG.
+start_hog() {
+  local log=$BATS_TEST_TMPDIR/hog.log
+  (exec_on_gpu setsid stasis-counter --gpu-memory "$1") </dev/null >"$log" 2>&1 3>&- &
+  HOG=$!
+  echo "$HOG" >>"$targets"
+  wait_until 20 grep -q listening "$log"
+}

@@ -1,0 +1,363 @@
+#!/usr/bin/env bats
+# stasis ps, suspend, resume: real processes on the simulated driver.
+
+load helpers
+load stasis_lib
+
+setup() { setup_stasis; }
+teardown() { end_stasis; }
+
+# --- ps
+
+@test "ps without any CUDA process prints the heading alone" {
+  done_by ps
+  assert_equal "$(wc -l <<<"${out%$'\n'}")" 1
+  assert_contains "$out" "GPU MEMORY"
+}
+
+@test "ps lists each CUDA process with its state and GPU memory" {
+  start_target memory --size 32M
+  local first=$TARGET
+  start_target memory --size 8M
+  done_by suspend "$first"
+  done_by ps
+  [[ $out =~ $first\ +[a-z]+\ +checkpointed ]]
+  [[ $out =~ $TARGET\ +[a-z]+\ +running\ +[0-9.]+\ MiB ]]
+  done_by ps --json
+  assert_equal "$(json 'len(d["processes"])')" 2
+  assert_equal "$(json "[p['state'] for p in d['processes'] if p['pid'] == $first][0]")" checkpointed
+  done_by resume "$first"
+}
+
+@test "ps names the operation under way, and the one that was cut short" {
+  start_target memory --size 8M
+  STASIS_SIM_FAULTS="checkpoint:delay=20s" stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
+  local tool=$!
+  at_end_kill "$tool"
+  wait_until 10 stands_in_ps "stasis suspend ($tool)"
+  kill -KILL "$tool"
+  wait_until 10 stands_in_ps "left behind by stasis suspend"
+  done_by recover "$TARGET"
+  done_by ps
+  [[ $out != *"left behind"* ]]
+  target_goes_on
+  target_verifies
+}
+
+stands_in_ps() { stasis ps 2>/dev/null | grep -qF "$1"; }
+
+@test "ps does not let a program's name command the terminal" {
+  start_target idle --print-pid
+  local evil=$BATS_TEST_TMPDIR/$'\e[31mred\xff'
+  cp "$(command -v stasis-workload)" "$evil"
+  (exec_on_gpu setsid "$evil" idle --status "$BATS_TEST_TMPDIR/evil") </dev/null >/dev/null 2>&1 3>&- &
+  echo $! >>"$targets"
+  wait_until 20 test -s "$BATS_TEST_TMPDIR/evil"
+  done_by ps
+  [[ $out != *$'\e'* ]]
+  done_by ps --json
+  assert_equal "$(json 'len(d["processes"])')" 2
+  done_by suspend $! --json
+  assert_equal "$(json 'd["ok"]')" True
+  done_by resume $! --json
+}
+
+# --- suspend and resume
+
+@test "suspend frees the GPU memory and resume brings it back, unharmed" {
+  start_target memory --size 64M
+  done_by suspend "$TARGET"
+  assert_contains "$out" "suspended process $TARGET"
+  assert_contains "$out" "of GPU memory are free again"
+  in_state checkpointed
+  gpu_is_free
+  nothing_left
+  done_by resume "$TARGET"
+  in_state running
+  (($(gpu_used) >= 64 << 20))
+  target_goes_on
+  target_verifies
+  nothing_left
+}
+
+@test "100 cycles of suspend and resume lose nothing" {
+  start_target memory --size 4M --pause-ms 1
+  for ((i = 0; i < 100; ++i)); do
+    stasis suspend -q "$TARGET" >/dev/null
+    stasis resume -q "$TARGET" >/dev/null
+  done
+  target_goes_on
+  target_verifies
+  nothing_left
+}
+
+@test "a tree of two CUDA processes and one without is suspended and resumed as one" {
+  start_tree --size 8M
+  done_by suspend "$TARGET"
+  assert_contains "$out" "(3 processes, 2 with CUDA)"
+  in_state checkpointed "${CHILDREN[@]}"
+  gpu_is_free
+  done_by resume "$TARGET"
+  in_state running "${CHILDREN[@]}"
+  target_goes_on
+  target_verifies
+}
+
+@test "suspending what is suspended, and resuming what runs, is done already" {
+  start_target idle
+  done_by resume "$TARGET"
+  in_state running
+  done_by suspend "$TARGET"
+  done_by suspend "$TARGET"
+  in_state checkpointed
+  done_by resume "$TARGET"
+  target_goes_on
+}
+
+@test "suspend gives up after --timeout and leaves a busy process running" {
+  start_target spin --busy-ms 2000 --pause-ms 0
+  sleep 0.3 # into the next kernel
+  refused 7 timeout suspend "$TARGET" --timeout 300
+  assert_contains "$err" "300 ms"
+  in_state running
+  nothing_left
+  done_by suspend "$TARGET" --timeout 20000
+  done_by resume "$TARGET"
+  target_verifies
+}
+
+@test "a tree in which one never comes to rest runs on as a whole" {
+  start_tree --child-kind idle
+  STASIS_SIM_FAULTS="lock:timeout pid=${CHILDREN[1]}" refused 7 timeout suspend "$TARGET" -t 700
+  in_state running "${CHILDREN[@]}"
+  target_goes_on
+  target_verifies
+}
+
+@test "managed memory is refused, and the process runs on" {
+  start_target managed
+  refused 8 not-supported suspend "$TARGET"
+  assert_contains "$err" "managed memory"
+  in_state running
+  target_goes_on
+  target_verifies
+  nothing_left
+}
+
+@test "a checkpoint that fails in one process brings all of the tree back" {
+  start_tree --size 4M
+  STASIS_SIM_FAULTS="checkpoint:error=999 pid=${CHILDREN[0]}" refused 8 driver-error suspend "$TARGET"
+  assert_contains "$err" "rolled back"
+  in_state running "${CHILDREN[@]}"
+  target_goes_on
+  target_verifies
+}
+
+@test "a process that dies during the checkpoint is named, and the others run on" {
+  start_tree --size 4M
+  local dead=${CHILDREN[0]}
+  STASIS_SIM_FAULTS="checkpoint:die pid=$dead" refused 3 process-gone suspend "$TARGET"
+  assert_contains "$err" "process $dead"
+  in_state running "${CHILDREN[1]}"
+  nothing_left
+}
+
+@test "a process that the driver has given up is told from one in the wrong state" {
+  start_target idle
+  STASIS_SIM_FAULTS="checkpoint:failed" capture stasis suspend "$TARGET"
+  ((status == 12 || status == 6))
+  assert_contains "$err" "process $TARGET"
+  refused 6 failed-state suspend "$TARGET"
+}
+
+@test "what another tool has locked stays locked when a suspend fails" {
+  start_target managed
+  cuda-checkpoint --action lock --pid "$TARGET"
+  refused 8 not-supported suspend "$TARGET"
+  in_state locked
+  cuda-checkpoint --action unlock --pid "$TARGET"
+  target_verifies
+}
+
+@test "resume without enough GPU memory leaves the process suspended, and it can be resumed later" {
+  export STASIS_SIM_GPUS=1x256M
+  start_target memory --size 100M
+  done_by suspend "$TARGET"
+  start_hog 200M
+  refused 11 out-of-gpu-memory resume "$TARGET"
+  assert_contains "$err" "MiB is needed"
+  in_state checkpointed
+  nothing_left
+  kill -KILL "$HOG"
+  wait_until 10 gpu_is_free
+  done_by resume "$TARGET"
+  target_goes_on
+  target_verifies
+}
+
+@test "resume that runs out of GPU memory in the driver leaves the whole tree suspended" {
+  start_tree --size 4M
+  done_by suspend "$TARGET"
+  STASIS_SIM_FAULTS="restore:oom pid=${CHILDREN[1]}" refused 11 out-of-gpu-memory resume "$TARGET"
+  in_state checkpointed "${CHILDREN[@]}"
+  gpu_is_free
+  done_by resume "$TARGET"
+  target_goes_on
+  target_verifies
+}
+
+# --- GPU maps
+
+@test "resume --device-map 0=1 moves the memory to the other GPU" {
+  export STASIS_SIM_GPUS=2x256M
+  start_target memory --size 32M
+  (($(gpu_used_of 0) > 0 && $(gpu_used_of 1) == 0))
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET" --device-map 0=1
+  (($(gpu_used_of 0) == 0 && $(gpu_used_of 1) > 0))
+  target_goes_on
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET" -d 1=0
+  (($(gpu_used_of 0) > 0))
+  target_goes_on
+  target_verifies
+}
+
+@test "a map that names an unknown GPU, or one twice, or is none, is refused before anything is done" {
+  export STASIS_SIM_GPUS=2x256M
+  start_target memory --size 4M
+  done_by suspend "$TARGET"
+  refused 2 device-map-invalid resume "$TARGET" --device-map 0=7
+  assert_contains "$err" "GPUs here: 0: GPU-"
+  refused 2 device-map-invalid resume "$TARGET" --device-map 0=1,1=1
+  refused 2 device-map-invalid resume "$TARGET" --device-map 0=1,0=0
+  refused 2 device-map-invalid resume "$TARGET" --device-map 0
+  refused 2 device-map-invalid resume "$TARGET" --device-map ""
+  in_state checkpointed
+  nothing_left
+  done_by resume "$TARGET"
+  target_verifies
+}
+
+@test "a map to a GPU without room is refused with the figures" {
+  export STASIS_SIM_GPUS=256M,64M
+  start_target memory --size 100M
+  done_by suspend "$TARGET"
+  refused 11 out-of-gpu-memory resume "$TARGET" --device-map 0=1
+  in_state checkpointed
+  done_by resume "$TARGET"
+  target_verifies
+}
+
+@test "a driver that knows no maps still resumes, and refuses a map" {
+  export STASIS_SIM_GPUS=2x256M STASIS_SIM_DRIVER_VERSION=570
+  start_target memory --size 4M
+  done_by suspend "$TARGET"
+  refused 8 device-map-unsupported resume "$TARGET" --device-map 0=1
+  in_state checkpointed
+  done_by resume "$TARGET"
+  target_verifies
+}
+
+# --- drivers
+
+@test "a driver that is too old, or missing, is an error with its remedy" {
+  STASIS_SIM_DRIVER_VERSION=565 refused 8 driver-too-old ps
+  assert_contains "$err" "570"
+  STASIS_LIBCUDA=/nonexistent refused 8 driver-missing ps
+  assert_contains "$err" "STASIS_LIBCUDA"
+  STASIS_LIBCUDA=/nonexistent refused 8 driver-missing suspend $$
+  STASIS_LIBCUDA=/nonexistent refused 8 driver-missing dump $$ --images-dir "$image"
+  no_image
+}
+
+# --- two at once
+
+@test "a second operation on the same process is refused, and names the first" {
+  start_target memory --size 8M
+  STASIS_SIM_FAULTS="checkpoint:delay=3s" stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
+  local tool=$!
+  wait_until 10 stands_in_ps "stasis suspend ($tool)"
+  for verb in suspend resume recover "dump --images-dir $image"; do
+    # shellcheck disable=SC2086
+    refused 7 busy $verb "$TARGET"
+    assert_contains "$err" "\`stasis suspend\` (process $tool)"
+  done
+  no_image
+  done_by recover --all
+  assert_contains "$out" "nothing to recover"
+  wait "$tool"
+  in_state checkpointed
+  done_by resume "$TARGET"
+  target_verifies
+  nothing_left
+}
+
+@test "operations on overlapping trees keep off each other" {
+  start_tree --size 4M
+  STASIS_SIM_FAULTS="checkpoint:delay=3s" stasis suspend "${CHILDREN[0]}" >/dev/null 2>&1 3>&- &
+  local tool=$!
+  wait_until 10 stands_in_ps "stasis suspend ($tool)"
+  refused 7 busy suspend "$TARGET"
+  assert_contains "$err" "process ${CHILDREN[0]}"
+  in_state running "${CHILDREN[1]}"
+  wait "$tool"
+  done_by resume "$TARGET"
+  target_goes_on
+  target_verifies
+}
+
+# --- what people see
+
+@test "results are on standard output; notes, phases and errors on standard error" {
+  start_target idle
+  capture stasis suspend -v "$TARGET"
+  assert_equal "$(wc -l <<<"${out%$'\n'}")" 1
+  assert_contains "$err" "simulated GPU"
+  assert_contains "$err" "lock "
+  capture stasis resume -q "$TARGET"
+  assert_equal "$err" ""
+}
+
+@test "a long step draws progress on a terminal and nothing into a pipe" {
+  start_target memory --size 64M
+  export STASIS_SIM_FAULTS="checkpoint:rate=24M" TERM=xterm
+  script -qec "stasis suspend $TARGET" /dev/null </dev/null >"$BATS_TEST_TMPDIR/seen" 3>&-
+  grep -q 'checkpoint *\[#' "$BATS_TEST_TMPDIR/seen"
+  grep -q 'MiB.*MB/s' "$BATS_TEST_TMPDIR/seen"
+  done_by resume "$TARGET"
+  done_by suspend "$TARGET"
+  [[ $err != *$'\r'* && $err != *"["* ]]
+  done_by resume "$TARGET"
+  target_verifies
+}
+
+@test "--json of every verb is one object, and so is every error" {
+  start_target memory --size 4M
+  for words in "ps" "suspend $TARGET" "resume $TARGET" "recover $TARGET" "recover --all"; do
+    # shellcheck disable=SC2086
+    done_by $words --json
+    assert_equal "$(json 'd["ok"]')" True
+    assert_equal "$err" ""
+  done
+  sleep 60 3>&- &
+  at_end_kill $!
+  for words in "suspend 0" "suspend" "resume 99999999999" "suspend $!" "nonsense" \
+    "dump $TARGET --images-dir /no/such/parent/x" "restore --images-dir /no/such"; do
+    # shellcheck disable=SC2086
+    capture stasis $words --json
+    ((status != 0))
+    assert_equal "$(json 'd["ok"]')" False
+    assert_equal "$(json 'd["error"]["exit_status"]')" "$status"
+    json 'd["error"]["code"] + d["error"]["message"] + d["error"]["remedy"]' >/dev/null
+    assert_equal "$err" ""
+  done
+}
+
+@test "every error code of the program stands in docs/errors.md with its exit status, and no other" {
+  local source=$BATS_TEST_DIRNAME/../../src/base/error.cc page=$BATS_TEST_DIRNAME/../../docs/errors.md
+  diff <(sed -n 's/.*Row{ErrorCode::k[A-Za-z]*, "\([a-z-]*\)", \([0-9]*\)}.*/\1 \2/p' "$source" |
+    grep -v '^interrupted ' | sort) \
+    <(sed -n 's/^| `\([a-z-]*\)` | \([0-9]*\) |.*/\1 \2/p' "$page" | sort)
+  grep -q '^| `interrupted` | 128 + signal |' "$page"
+}
