@@ -21,7 +21,7 @@ struct Place {
 void run_contexts(Run& run) {
   const auto& cuda = initialised_driver(run.options());
   const int devices = device_count(cuda);
-  const auto contexts = static_cast<std::uint64_t>(devices * (1 + kExtraContexts));
+  const auto contexts = static_cast<std::uint64_t>(devices) * (1 + kExtraContexts);
   const std::uint64_t words = run.size_or(kDefaultSize) / contexts / sizeof(std::uint64_t);
   std::vector<std::unique_ptr<Place>> places;
   for (int device = 0; device < devices; ++device) {

@@ -1,8 +1,7 @@
 #include "tests/workloads/kernels.h"
 
-#include <time.h>
-
 #include <algorithm>
+#include <ctime>
 
 #include "sim/stasis_sim_kernel.h"
 #include "tests/workloads/kernels_ptx.h"
@@ -64,6 +63,11 @@ std::uint64_t* pointer(void** args, int i) { return *static_cast<std::uint64_t**
 }  // namespace stasis::workloads
 
 // The same kernels for the simulated driver. One thread does the whole grid's work.
+using stasis::workloads::AdvanceResult;
+using stasis::workloads::number;
+using stasis::workloads::pointer;
+using stasis::workloads::word;
+
 extern "C" {
 
 void stasis_sim_kernel_fill(const stasis::sim::Launch&, void** args);
@@ -72,7 +76,6 @@ void stasis_sim_kernel_combine(const stasis::sim::Launch&, void** args);
 void stasis_sim_kernel_spin(const stasis::sim::Launch&, void** args);
 
 void stasis_sim_kernel_fill(const stasis::sim::Launch&, void** args) {
-  using namespace stasis::workloads;
   std::uint64_t* data = pointer(args, 0);
   const std::uint64_t words = number(args, 1);
   for (std::uint64_t i = 0; i < words; ++i)
@@ -80,7 +83,6 @@ void stasis_sim_kernel_fill(const stasis::sim::Launch&, void** args) {
 }
 
 void stasis_sim_kernel_advance(const stasis::sim::Launch&, void** args) {
-  using namespace stasis::workloads;
   std::uint64_t* data = pointer(args, 0);
   const std::uint64_t words = number(args, 1);
   const std::uint64_t from = number(args, 2);
@@ -97,7 +99,6 @@ void stasis_sim_kernel_advance(const stasis::sim::Launch&, void** args) {
 }
 
 void stasis_sim_kernel_combine(const stasis::sim::Launch&, void** args) {
-  using namespace stasis::workloads;
   std::uint64_t* target = pointer(args, 0);
   const std::uint64_t* source = pointer(args, 1);
   const std::uint64_t words = number(args, 2);
@@ -107,7 +108,6 @@ void stasis_sim_kernel_combine(const stasis::sim::Launch&, void** args) {
 }
 
 void stasis_sim_kernel_spin(const stasis::sim::Launch&, void** args) {
-  using namespace stasis::workloads;
   const std::uint64_t ns = number(args, 0);
   const timespec wait{static_cast<time_t>(ns / 1'000'000'000),
                       static_cast<long>(ns % 1'000'000'000)};

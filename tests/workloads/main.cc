@@ -59,7 +59,11 @@ const Kind* find_kind(const std::string& name) {
 }  // namespace stasis::workloads
 
 int main(int argc, char** argv) {
-  using namespace stasis::workloads;
+  using stasis::workloads::find_kind;
+  using stasis::workloads::Kind;
+  using stasis::workloads::kinds_text;
+  using stasis::workloads::Options;
+  using stasis::workloads::Run;
   Options options;
   bool proc_address = false;
   CLI::App app("Runs a CUDA workload that verifies itself in rounds, until SIGTERM.");

@@ -1,15 +1,15 @@
 #include "tests/workloads/runner.h"
 
 #include <fcntl.h>
-#include <signal.h>
 #include <sys/random.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
 #include <utility>
 
 #include "tests/workloads/kernels.h"

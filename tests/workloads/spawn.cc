@@ -1,13 +1,13 @@
 #include "tests/workloads/spawn.h"
 
-#include <signal.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
 
 #include "examples/common/cuda_api.h"
 

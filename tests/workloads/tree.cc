@@ -4,8 +4,9 @@
 // a child that ends is a failure.
 #include <fcntl.h>
 
-#include <cstdio>
+#include <cstdlib>
 #include <string>
+#include <string_view>
 
 #include "base/fd.h"
 #include "tests/workloads/runner.h"
@@ -18,10 +19,10 @@ constexpr int kPollMs = 10;
 
 // The number in a status file, 0 if it has none yet.
 unsigned long long round_in(const std::string& path) {
+  constexpr std::string_view kPrefix = "round ";
   const auto text = read_file(AT_FDCWD, path);
-  unsigned long long round = 0;
-  if (!text || std::sscanf(text->c_str(), "round %llu ok", &round) != 1) return 0;
-  return round;
+  if (!text || !text->starts_with(kPrefix)) return 0;
+  return std::strtoull(text->c_str() + kPrefix.size(), nullptr, 10);
 }
 
 }  // namespace
