@@ -85,9 +85,13 @@ class LibcudaDriver final : public Driver {
     return result(calls_.checkpoint(pid.value, &args));
   }
 
-  DriverResult<void> restore(Pid pid, std::span<const GpuPair> pairs) override {
-    // Its own failure does not matter here: where persistence mode is on, restore works without.
+  void prepare_restore() override {
+    // Its own failure does not matter: where persistence mode is on, restore works without.
     std::call_once(initialised_, [this] { (void)calls_.init(0); });
+  }
+
+  DriverResult<void> restore(Pid pid, std::span<const GpuPair> pairs) override {
+    prepare_restore();
     std::vector<cuda::CUcheckpointGpuPair> raw(pairs.size());
     for (std::size_t i = 0; i < pairs.size(); ++i) {
       std::memcpy(&raw[i].oldUuid, pairs[i].from.bytes.data(), sizeof raw[i].oldUuid);

@@ -155,11 +155,19 @@ Result<void> ImageReader::verify_sizes() const {
   return {};
 }
 
-Result<void> ImageReader::verify(Progress& progress, const Interrupt& interrupt) const {
-  if (auto sizes = verify_sizes(); !sizes) return sizes;
+Result<void> ImageReader::verify(Progress& progress, const Interrupt& interrupt, Part part) const {
+  if (part != Part::kPages) {
+    if (auto sizes = verify_sizes(); !sizes) return sizes;
+  }
+  const std::string pages = std::string(manifest_format::kCriuFolder) + "/pages-";
+  std::vector<const FileRecord*> files;
   std::vector<ChecksumJob> jobs;
-  for (const FileRecord& file : manifest_.files)
+  for (const FileRecord& file : manifest_.files) {
+    const bool is_pages = file.path.starts_with(pages);
+    if (part != Part::kAll && is_pages != (part == Part::kPages)) continue;
+    files.push_back(&file);
     jobs.push_back({file.path, file.size});
+  }
   const auto open_job = [&](std::size_t i) -> Result<UniqueFd> {
     struct stat info = {};
     auto opened = open_regular(dir_, jobs[i].path, info);
@@ -169,7 +177,7 @@ Result<void> ImageReader::verify(Progress& progress, const Interrupt& interrupt)
   auto checksums = checksum_files(jobs, open_job, "verify", progress, interrupt);
   if (!checksums) return fail(std::move(checksums).error());
   for (std::size_t i = 0; i < jobs.size(); ++i) {
-    const FileRecord& file = manifest_.files[i];
+    const FileRecord& file = *files[i];
     if ((*checksums)[i] != file.checksum) {
       return corrupt(fmt::format("{} has the checksum {}, expected {}", file.path, (*checksums)[i],
                                  file.checksum));

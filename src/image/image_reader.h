@@ -32,9 +32,13 @@ class ImageReader {
   // Takes a moment: all files are there, none too many, and have their sizes. kImageCorrupt.
   Result<void> verify_sizes() const;
 
-  // Sizes, then every byte, with all processors. kImageCorrupt names the file and both checksums;
-  // kInterrupted.
-  Result<void> verify(Progress& progress, const Interrupt& interrupt) const;
+  // Which files verify() reads. Pages are the bulk of an image, and no parser looks at them; all
+  // else is small and steers CRIU.
+  enum class Part { kAll, kPages, kAllButPages };
+
+  // Every byte of these files, with all processors; before that, unless only pages are asked for,
+  // the sizes of all. kImageCorrupt names the file and both checksums; kInterrupted.
+  Result<void> verify(Progress& progress, const Interrupt& interrupt, Part part = Part::kAll) const;
 
  private:
   ImageReader() = default;

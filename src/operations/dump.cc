@@ -7,6 +7,7 @@
 #include <array>
 #include <condition_variable>
 #include <filesystem>
+#include <future>
 #include <mutex>
 #include <thread>
 
@@ -26,7 +27,8 @@ namespace {
 
 // How long an ended tree may take to vanish once CRIU has killed it.
 constexpr int kExitWaitMs = 10000;
-constexpr std::chrono::milliseconds kSizePoll{200};
+constexpr std::chrono::milliseconds kSizePoll{50};
+constexpr std::uint64_t kWorthWriting = 1ULL << 20;
 // What a CUDA context takes on an H100 (driver 580: 520-620 MB) is not in the image.
 constexpr std::uint64_t kContextBytes = 640ULL << 20;
 
@@ -85,30 +87,37 @@ Result<void> check_disk_space(const Environment& env, const Group& group, const 
               "free some space, or choose a directory on another file system");
 }
 
-// Tells how much CRIU has written so far, from a thread of its own. Ends at once when destroyed:
-// the job stands still meanwhile.
-class SizeWatcher {
+// Watches what CRIU writes, from a thread of its own: tells how much it is, and has the kernel
+// begin to write it to the disk, so that the sync at the end finds little left (2.7 GB on an H100
+// machine: 1.3 s of sync after 1.0 s of writing to memory, one after the other). Ends at once when
+// destroyed: the job stands still meanwhile.
+class ImageWatcher {
  public:
-  SizeWatcher(Progress& progress, std::string directory)
-      : thread_([this, &progress, directory = std::move(directory)](const std::stop_token& stop) {
+  ImageWatcher(Progress& progress, const std::string& directory, SyncPolicy sync)
+      : thread_([this, &progress, directory, sync](const std::stop_token& stop) {
           std::unique_lock lock(mutex_);
           while (!wake_.wait_for(lock, stop, kSizePoll, [] { return false; }) &&
                  !stop.stop_requested()) {
-            progress.update("write", size_of(directory), 0);
+            progress.update("write", look_at(directory, sync), 0);
           }
         }) {}
 
-  static std::uint64_t size_of(const std::string& directory) {
+ private:
+  static std::uint64_t look_at(const std::string& directory, SyncPolicy sync) {
     std::error_code ignored;
     std::uint64_t sum = 0;
     for (const auto& entry : std::filesystem::directory_iterator(directory, ignored)) {
       const auto size = entry.file_size(ignored);
-      if (!ignored) sum += size;
+      if (ignored) continue;
+      sum += size;
+      if (sync != SyncPolicy::kDisk || size < kWorthWriting) continue;
+      if (auto file = open_file(AT_FDCWD, entry.path().string(), O_RDONLY | O_NOFOLLOW)) {
+        (void)::sync_file_range(file->get(), 0, 0, SYNC_FILE_RANGE_WRITE);
+      }
     }
     return sum;
   }
 
- private:
   std::mutex mutex_;
   std::condition_variable_any wake_;
   std::jthread thread_;  // last: it uses the others
@@ -207,9 +216,11 @@ Result<void> wait_until_gone(const Group& group) {
 
 Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& options) {
   Phases phases;
-  auto criu = Criu::find(options.criu_path);
-  if (!criu) return fail(std::move(criu.error()));
+  // Each takes some 20 ms: one asks a criu process, the other starts NVML.
+  auto search = std::async(std::launch::async, [&] { return Criu::find(options.criu_path); });
   auto gpus = env.driver.gpus();
+  auto criu = search.get();
+  if (!criu) return fail(std::move(criu.error()));
   if (!gpus) return fail(std::move(gpus.error()));
   auto writer = ImageWriter::create(options.images_dir, options.overwrite);
   if (!writer) return fail(std::move(writer.error()));
@@ -241,7 +252,8 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
 
   phases.begin("criu");
   Manifest manifest = describe(env, group, *criu, criu_options, *gpus);
-  std::optional<SizeWatcher> watcher(std::in_place, env.progress, writer->path() + "/criu");
+  std::optional<ImageWatcher> watcher(std::in_place, env.progress, writer->path() + "/criu",
+                                      options.sync);
   const auto seal = [&]() -> Result<void> {
     watcher.reset();
     phases.end();

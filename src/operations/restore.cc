@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <csignal>
 #include <ctime>
+#include <future>
 #include <system_error>
 #include <thread>
 
@@ -238,7 +239,7 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   auto pairs = plan_gpus(env, manifest, *old_gpus, options);
   if (!pairs) return fail(std::move(pairs.error()));
   if (auto ok = check_pids(manifest); !ok) return fail(std::move(ok.error()));
-  if (auto ok = image->verify(env.progress, env.interrupt); !ok) {
+  if (auto ok = image->verify(env.progress, env.interrupt, ImageReader::Part::kAllButPages); !ok) {
     return fail(std::move(ok.error()));
   }
   auto log_dir = image->open_log_dir();
@@ -268,7 +269,17 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
       image->path() + "/log/" + log_name,
       kRestoreDeadlineBase + std::chrono::seconds(manifest.total_bytes / kSlowestBytesPerSecond),
       options.criu_log_level};
+  // While CRIU reads the pages we do too: nothing of the tree runs before they are found sound. The
+  // driver gets ready meanwhile.
+  auto pages = std::async(std::launch::async, [&] {
+    return image->verify(env.progress, env.interrupt, ImageReader::Part::kPages);
+  });
+  std::future<void> driver_ready;
+  if (!options.leave_suspended) {
+    driver_ready = std::async(std::launch::async, [&] { env.driver.prepare_restore(); });
+  }
   const auto take = [&]() -> Result<void> {
+    if (auto sound = pages.get(); !sound) return sound;
     auto held = take_hold(env.driver, manifest);
     if (!held) return fail(std::move(held.error()));
     processes = std::move(*held);
@@ -281,7 +292,13 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
     return journal->update(targets);
   };
   auto restored = criu->restore(request, take, env.interrupt);
-  if (!restored) return fail(std::move(restored.error()));
+  if (!restored) {
+    // CRIU may well have stumbled over what the checksums show.
+    if (pages.valid()) {
+      if (auto sound = pages.get(); !sound) return fail(std::move(sound.error()));
+    }
+    return fail(std::move(restored.error()));
+  }
 
   auto done = env.interrupt.check();
   if (done) {
