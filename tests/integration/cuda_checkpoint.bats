@@ -76,6 +76,13 @@ time.sleep(600)' </dev/null >"$BATS_TEST_TMPDIR/zombie" 2>&1 3>&- &
   ZOMBIE=$(cat "$BATS_TEST_TMPDIR/zombie")
 }
 
+# start_busy_target MS: a target whose GPU is never idle: one kernel of that length after the other,
+# and the second of them well under way.
+start_busy_target() {
+  start_target spin --busy-ms "$1" --pause-ms 0
+  sleep 0.3
+}
+
 a_thread_of() {
   ls "/proc/$1/task" | grep -vx "$1" | head -n 1
 }
@@ -318,7 +325,7 @@ for i in range(count.value):
 }
 
 @test "a lock that times out leaves the process running" {
-  start_target spin --busy-ms 3000
+  start_busy_target 3000
   refuses_with_hint "Could not lock on process ID $TARGET: \"device not ready\"" \
     cuda-checkpoint --action lock --pid "$TARGET" --timeout 100
   in_state running
@@ -402,7 +409,7 @@ for i in range(count.value):
   local signal expected
   for signal in INT TERM; do
     expected=$([[ $signal == INT ]] && echo 130 || echo 143)
-    start_target spin --busy-ms 2000
+    start_busy_target 2000
     # A job in the background of a script ignores SIGINT unless told otherwise.
     env --default-signal=INT cuda-checkpoint --toggle --pid "$TARGET" \
       >"$BATS_TEST_TMPDIR/toggle" 2>&1 3>&- &
@@ -420,14 +427,14 @@ for i in range(count.value):
 }
 
 @test "a toggle that was killed is brought back by toggling once more or by unlock" {
-  start_target spin --busy-ms 1500
+  start_busy_target 2000
   cuda-checkpoint --toggle --pid "$TARGET" >/dev/null 2>&1 3>&- &
   local tool=$!
   sleep 0.3
   kill -KILL "$tool"
   wait "$tool" || true
   # The lock may come after the tool's end; whatever the state is, there is a way back.
-  sleep 2
+  sleep 2.5
   case $(state) in
     running) ;;
     locked) act unlock ;;
