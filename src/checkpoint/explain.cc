@@ -17,6 +17,7 @@ enum CuResult {
   kCuNotPermitted = 800,
   kCuNotSupported = 801,
   kSystemDriverMismatch = 803,
+  kUnknown = 999,
 };
 
 struct Diagnosis {
@@ -98,6 +99,12 @@ Diagnosis diagnose(int number, Action action, Pid pid, const proc::ProcFs& procf
               fmt::format("the driver cannot {} process {}", action_name(action), pid.value),
               "usual cause: GPU memory that is shared between processes (CUDA IPC, NCCL's P2P or "
               "shared-memory transports)"};
+    case kUnknown:
+      if (action != Action::kCheckpoint) break;
+      return {ErrorCode::kNotSupported,
+              fmt::format("the driver cannot checkpoint process {}", pid.value),
+              "it gives no reason, as driver 580 does for a process that it has refused before: "
+              "usual causes are managed memory (cudaMallocManaged), MPS, MIG or a CUPTI tool"};
     case kCuNotPermitted:
       return {ErrorCode::kNotPermitted,
               fmt::format("the driver does not permit {} on process {}", action_name(action),

@@ -64,13 +64,24 @@ Result<Process> Process::open(Driver& driver, Pid pid, proc::ProcFs procfs) {
 }
 
 Error Process::explain(Action action, const DriverFailure& failure) const {
-  if (!alive()) {
-    return Error{ErrorCode::kProcessGone,
-                 fmt::format("process {} ({}) exited during {}", pid().value, info_.comm,
-                             action_name(action)),
-                 "start the program again, or restore it from an image",
-                 failure,
-                 {}};
+  // A process that is just dying is a zombie for a while before its pidfd says so: threads of the
+  // driver take their time to end.
+  const auto now = procfs_.process(pid());
+  if (!alive() || (now && (now->state == 'Z' || now->state == 'X'))) {
+    Error gone{ErrorCode::kProcessGone,
+               fmt::format("process {} ({}) ended during {}", pid().value, info_.comm,
+                           action_name(action)),
+               "start the program again, or restore it from an image",
+               failure,
+               {}};
+    if (action == Action::kCheckpoint) {
+      // Seen on driver 580.159.04: these calls pass the lock, and find the GPU gone.
+      gone.remedy +=
+          "; a program that calls cuCtxSynchronize, cuStreamSynchronize or cuStreamQuery while it "
+          "is "
+          "checkpointed is ended by driver 580, with any tool";
+    }
+    return gone;
   }
   return explain_driver_failure(failure, action, pid(), procfs_);
 }
@@ -146,7 +157,19 @@ Result<void> Process::restore(std::span<const GpuPair> pairs) {
         "install driver 580 or newer, or restore without a GPU map");
   }
   if (auto done = driver_->restore(pid(), pairs); !done) {
-    return fail(explain(Action::kRestore, done.error()));
+    Error error = explain(Action::kRestore, done.error());
+    if (pairs.empty() && error.code == ErrorCode::kDeviceMapInvalid) {
+      // 1 without a map: seen on driver 580.159.04 where another process's memory was opened (CUDA
+      // IPC).
+      error.code = ErrorCode::kNotSupported;
+      error.message =
+          fmt::format("the driver cannot restore process {} (driver: {} {}, \"{}\")", pid().value,
+                      error.driver->name, error.driver->number, error.driver->text);
+      error.remedy =
+          "usual cause: GPU memory that is shared between processes (CUDA IPC, NCCL's P2P or "
+          "shared-memory transports), which driver 580 checkpoints and cannot restore";
+    }
+    return fail(std::move(error));
   }
   return {};
 }
@@ -188,7 +211,7 @@ Result<void> StateGuard::undo() {
   Process* process = std::exchange(process_, nullptr);
   if (process == nullptr || !process->alive()) return {};
   auto done = process->bring_to(initial_, kUndoLockTimeout);
-  if (done || !process->alive()) return {};
+  if (done || !process->alive() || done.error().code == ErrorCode::kProcessGone) return {};
   auto now = process->cuda_state();
   if (now && *now == initial_) return {};  // only the last look had failed
   const std::string_view seen =
