@@ -1,0 +1,403 @@
+#!/usr/bin/env bats
+# stasis dump and restore, with the real CRIU, on the simulated driver.
+
+load helpers
+load stasis_lib
+
+setup() { setup_stasis; }
+teardown() { end_stasis; }
+
+# --- there and back
+
+@test "the counter: 101, dump, gone, GPU free, restore, 102" {
+  need_root "CRIU"
+  local log=$BATS_TEST_TMPDIR/counter.log
+  (exec_on_gpu setsid stasis-counter --gpu-memory 32M) </dev/null >"$log" 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 20 grep -q listening "$log"
+  local port
+  port=$(sed 's/.*://' "$log")
+  assert_equal "$(stasis-counter --ask "$port")" 101
+  dump_it
+  gpu_is_free
+  nothing_left
+  restore_it
+  assert_equal "$(stasis-counter --ask "$port")" 102
+  (($(gpu_used) > 32 << 20))
+  nothing_left
+}
+
+there_and_back() {
+  need_root "CRIU"
+  start_target "$@"
+  dump_it
+  gpu_is_free
+  restore_it
+  target_goes_on
+  restored_verifies
+  nothing_left
+}
+
+@test "there and back: device memory" { there_and_back memory --size 32M; }
+@test "there and back: pinned, mapped and registered host memory" { there_and_back pinned --size 8M; }
+@test "there and back: streams and events in flight" { there_and_back streams; }
+@test "there and back: stream-ordered pools" { there_and_back pool --size 8M; }
+@test "there and back: virtual memory management" { there_and_back vmm --size 8M; }
+@test "there and back: several contexts on two GPUs" { STASIS_SIM_GPUS=2x256M there_and_back contexts; }
+@test "there and back: threads that launch at the same time" { there_and_back threads; }
+@test "there and back: a context and nothing else" { there_and_back idle; }
+
+@test "there and back: a tree of two CUDA processes and one without" {
+  need_root "CRIU"
+  start_tree --size 8M
+  dump_it
+  wait_until 10 number_is_free "${CHILDREN[0]}"
+  wait_until 10 number_is_free "${CHILDREN[1]}"
+  assert_contains "$out" "3 processes, 2 with CUDA"
+  gpu_is_free
+  restore_it
+  assert_contains "$out" "3 processes, 2 with CUDA"
+  in_state running "${CHILDREN[@]}"
+  target_goes_on
+  restored_verifies 3 # the root says so when its children have
+  nothing_left
+}
+
+@test "a restored job is dumped and restored again and again" {
+  need_root "CRIU"
+  start_target memory --size 8M
+  for n in 1 2 3; do
+    done_by dump "$TARGET" --images-dir "$image-$n"
+    wait_until 10 number_is_free
+    done_by restore --images-dir "$image-$n" --detach
+    target_goes_on
+  done
+  restored_verifies
+}
+
+@test "one image is restored twice, one after the other" {
+  need_root "CRIU"
+  start_target memory --size 4M
+  dump_it
+  local status_copy=$BATS_TEST_TMPDIR/copy
+  cp "$TARGET_STATUS" "$status_copy"
+  restore_it
+  target_goes_on
+  kill -KILL "$TARGET"
+  wait_until 10 number_is_free
+  cat "$status_copy" >"$TARGET_STATUS"
+  restore_it
+  target_goes_on
+  restored_verifies
+}
+
+@test "a process that was suspended before the dump is suspended after the restore" {
+  need_root "CRIU"
+  start_target memory --size 8M
+  done_by suspend "$TARGET"
+  dump_it
+  restore_it
+  in_state checkpointed
+  done_by resume "$TARGET"
+  target_goes_on
+  restored_verifies
+}
+
+@test "dump --leave-running saves it and lets it go on" {
+  need_root "CRIU"
+  start_target memory --size 8M
+  done_by dump "$TARGET" --images-dir "$image" --leave-running
+  assert_contains "$out" "it runs on"
+  in_state running
+  target_goes_on
+  target_verifies
+  nothing_left
+}
+
+@test "dump --leave-suspended saves it and leaves it suspended" {
+  need_root "CRIU"
+  start_target memory --size 8M
+  done_by dump "$TARGET" --images-dir "$image" --leave-suspended
+  in_state checkpointed
+  gpu_is_free
+  done_by resume "$TARGET"
+  target_goes_on
+  target_verifies
+}
+
+@test "restore --leave-suspended brings it back without its GPU memory" {
+  need_root "CRIU"
+  start_target memory --size 8M
+  dump_it
+  refused 2 usage restore --images-dir "$image" --detach --leave-suspended --device-map 0=0
+  restore_it --leave-suspended
+  in_state checkpointed
+  gpu_is_free
+  done_by resume "$TARGET"
+  target_goes_on
+  restored_verifies
+}
+
+# --- the image
+
+@test "the manifest says what the image is" {
+  need_root "CRIU"
+  start_tree --size 8M
+  dump_it --sync none --json
+  assert_equal "$(json 'd["images_dir"]')" "$image"
+  assert_equal "$(json "sorted(p['state'] for p in d['processes'] if p['cuda'])")" "['ended', 'ended']"
+  out=$(cat "$image/manifest.json")
+  assert_equal "$(json 'd["root_pid"]')" "$TARGET"
+  assert_equal "$(json 'len(d["processes"])')" 3
+  assert_equal "$(json "[p['cuda'] for p in d['processes']]")" "[False, True, True]"
+  assert_equal "$(json "d['processes'][1]['parent_pid']")" "$TARGET"
+  assert_equal "$(json "d['processes'][1]['command'][1]")" memory
+  assert_equal "$(json "d['processes'][1]['cuda_state']")" running
+  (($(json "d['processes'][1]['gpu_memory'][0]['bytes']") >= 8 << 20))
+  assert_equal "$(json 'd["simulated"], d["sync"], d["cuda_version"]')" "True none 13000"
+  assert_equal "$(json 'd["gpus"][0]["total_memory"]')" $((8 << 30))
+  assert_equal "$(json 'sorted(f["path"][5:] for f in d["files"])')" \
+    "$(cd "$image/criu" && python3 -c 'import os; print(sorted(os.listdir()))')"
+  json '[p["name"] for p in d["phases"]]' | grep -q "'lock', 'checkpoint', 'criu', 'checksums'"
+  [[ $(json '[p["name"] for p in d["phases"]]') != *"'sync'"* ]]
+  assert_equal "$(stat -c %a "$image" "$image/manifest.json" "$image/criu" | tr '\n' ' ')" "700 600 700 "
+  assert_equal "$(find "$image/criu" -type f ! -perm 600)" ""
+}
+
+@test "an image is not overwritten without --force, and another directory not even with it" {
+  need_root "CRIU"
+  start_target memory --size 4M
+  done_by dump "$TARGET" --images-dir "$image" --leave-running
+  local before
+  before=$(cat "$image/manifest.json")
+  refused 10 image-exists dump "$TARGET" --images-dir "$image" --leave-running
+  assert_contains "$err" "--force"
+  assert_equal "$(cat "$image/manifest.json")" "$before"
+  done_by dump "$TARGET" --images-dir "$image" --leave-running --force
+  [[ $(cat "$image/manifest.json") != "$before" ]]
+  mkdir "$BATS_TEST_TMPDIR/precious"
+  echo content >"$BATS_TEST_TMPDIR/precious/file"
+  refused 10 image-exists dump "$TARGET" --images-dir "$BATS_TEST_TMPDIR/precious" --force
+  assert_equal "$(cat "$BATS_TEST_TMPDIR/precious/file")" content
+  nothing_left
+  target_goes_on
+  dump_it --force
+  restore_it
+  target_goes_on
+  restored_verifies
+}
+
+@test "an empty directory is taken, and a link to a directory is not replaced" {
+  need_root "CRIU"
+  start_target memory --size 4M
+  mkdir "$image"
+  done_by dump "$TARGET" --images-dir "$image" --leave-running
+  [[ -e $image/manifest.json ]]
+  ln -s "$BATS_TEST_TMPDIR" "$BATS_TEST_TMPDIR/link"
+  refused 10 image-exists dump "$TARGET" --images-dir "$BATS_TEST_TMPDIR/link" --leave-running --force
+  [[ -L $BATS_TEST_TMPDIR/link ]]
+  # On the way to the image a link is as good as any directory; and a restore takes one, too.
+  done_by dump "$TARGET" --images-dir "$BATS_TEST_TMPDIR/link/second"
+  wait_until 10 number_is_free
+  ln -s "$BATS_TEST_TMPDIR/second" "$BATS_TEST_TMPDIR/to-image"
+  done_by restore --images-dir "$BATS_TEST_TMPDIR/to-image" --detach
+  target_goes_on
+  restored_verifies
+}
+
+@test "stasis that is part of the tree refuses to dump it" {
+  need_root "CRIU"
+  start_target tree --children 1 --size 4M
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  local script=$BATS_TEST_TMPDIR/job
+  cat >"$script" <<END
+stasis-workload idle --status $BATS_TEST_TMPDIR/job.status &
+until test -s $BATS_TEST_TMPDIR/job.status; do sleep 0.1; done
+unset LD_LIBRARY_PATH
+timeout 20 stasis dump \$\$ --images-dir $image
+echo "status \$?"
+kill %1
+END
+  (exec_on_gpu setsid bash "$script") </dev/null >"$BATS_TEST_TMPDIR/job.log" 2>&1 3>&-
+  grep -q "cannot be dumped from within" "$BATS_TEST_TMPDIR/job.log"
+  grep -q "status 2" "$BATS_TEST_TMPDIR/job.log"
+  no_image
+}
+
+# --- attached restores
+
+@test "an attached restore ends with the exit status of the job" {
+  need_root "CRIU"
+  start_target memory --size 4M
+  dump_it
+  stasis restore --images-dir "$image" >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
+  local tool=$!
+  wait_until 20 grep -q "it runs on" "$BATS_TEST_TMPDIR/out"
+  target_goes_on
+  kill -TERM "$TARGET"
+  local status=0
+  wait "$tool" || status=$?
+  assert_equal "$status" 0
+  grep -q '^verified' "$TARGET_LOG"
+}
+
+@test "an attached restore ends with 128 and the signal that ended the job" {
+  need_root "CRIU"
+  start_target memory --size 4M
+  dump_it
+  stasis restore --images-dir "$image" >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
+  local tool=$!
+  wait_until 20 grep -q "it runs on" "$BATS_TEST_TMPDIR/out"
+  kill -KILL "$TARGET"
+  local status=0
+  wait "$tool" || status=$?
+  assert_equal "$status" 137
+}
+
+@test "an attached restore passes signals on to the job" {
+  need_root "CRIU"
+  start_target memory --size 4M
+  dump_it
+  for signal in TERM USR1; do
+    stasis restore --images-dir "$image" >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
+    local tool=$! status=0
+    wait_until 20 grep -q "it runs on" "$BATS_TEST_TMPDIR/out"
+    cp "$TARGET_STATUS" "$BATS_TEST_TMPDIR/rounds"
+    target_goes_on
+    kill "-$signal" "$tool"
+    wait "$tool" || status=$?
+    # The workload finishes its round at TERM, and has no handler for USR1.
+    if [[ $signal == TERM ]]; then assert_equal "$status" 0; else assert_equal "$status" 138; fi
+    wait_until 10 number_is_free
+    cp "$TARGET_LOG" "$TARGET_LOG.$signal"
+    : >"$TARGET_LOG"
+  done
+  grep -q '^verified' "$TARGET_LOG.TERM"
+}
+
+# --- terminals
+
+@test "a job of a terminal is recognised, dumped and restored onto another terminal" {
+  need_root "CRIU"
+  TARGET_STATUS=$BATS_TEST_TMPDIR/job.status
+  local pidfile=$BATS_TEST_TMPDIR/job.pid
+  cat >"$BATS_TEST_TMPDIR/session" <<END
+trap '' HUP
+LD_LIBRARY_PATH=${STASIS_LIBCUDA%/*} stasis-workload memory --size 4M --status $TARGET_STATUS &
+echo \$! >$pidfile
+wait
+END
+  script -qec "bash -i $BATS_TEST_TMPDIR/session" /dev/null </dev/null >"$BATS_TEST_TMPDIR/tty" 2>&1 3>&- &
+  at_end_kill $!
+  wait_until 20 target_is_up
+  TARGET=$(cat "$pidfile")
+  at_end_kill "$TARGET"
+  done_by dump "$TARGET" --images-dir "$image"
+  assert_contains "$err" "--shell-job is set"
+  wait_until 10 number_is_free
+  out=$(cat "$image/manifest.json")
+  assert_equal "$(json 'd["criu_options"]["shell_job"]')" True
+  script -qec "stasis restore --images-dir $image; echo restore ended with \$?" /dev/null </dev/null \
+    >"$BATS_TEST_TMPDIR/tty2" 2>&1 3>&- &
+  at_end_kill $!
+  wait_until 20 grep -q "it runs on" "$BATS_TEST_TMPDIR/tty2"
+  target_goes_on
+  kill -TERM "$TARGET"
+  wait_until 20 grep -q "restore ended with 0" "$BATS_TEST_TMPDIR/tty2"
+  grep -q '^verified' "$BATS_TEST_TMPDIR/tty2"
+}
+
+# --- another machine
+
+@test "an image is restored on another machine, whose GPUs are others" {
+  need_root "CRIU"
+  export STASIS_SIM_GPUS=2x256M
+  start_target memory --size 16M
+  dump_it
+  STASIS_SIM_MACHINE=other STASIS_SIM_DIR=$BATS_TEST_TMPDIR/sim2
+  export STASIS_SIM_MACHINE STASIS_SIM_DIR
+  mkdir "$STASIS_SIM_DIR"
+  restore_it
+  (($(gpu_used_of 0) > 16 << 20 && $(gpu_used_of 1) == 0))
+  target_goes_on
+  restored_verifies
+}
+
+@test "a restore on another machine takes a map, by indices of the old and the new one" {
+  need_root "CRIU"
+  export STASIS_SIM_GPUS=2x256M
+  start_target memory --size 16M
+  dump_it
+  STASIS_SIM_MACHINE=other STASIS_SIM_DIR=$BATS_TEST_TMPDIR/sim2
+  export STASIS_SIM_MACHINE STASIS_SIM_DIR
+  mkdir "$STASIS_SIM_DIR"
+  restore_it --device-map 0=1
+  (($(gpu_used_of 0) == 0 && $(gpu_used_of 1) > 16 << 20))
+  target_goes_on
+  restored_verifies
+}
+
+@test "restored suspended on another machine, it is resumed there" {
+  need_root "CRIU"
+  export STASIS_SIM_GPUS=2x256M
+  start_target memory --size 16M
+  dump_it
+  STASIS_SIM_MACHINE=other STASIS_SIM_DIR=$BATS_TEST_TMPDIR/sim2
+  export STASIS_SIM_MACHINE STASIS_SIM_DIR
+  mkdir "$STASIS_SIM_DIR"
+  restore_it --leave-suspended
+  done_by resume "$TARGET" --device-map 0=1
+  (($(gpu_used_of 1) > 16 << 20))
+  target_goes_on
+  restored_verifies
+}
+
+@test "a GPU that is too small, or too few of them, refuse a restore before anything is made" {
+  need_root "CRIU"
+  export STASIS_SIM_GPUS=2x256M
+  start_target memory --size 100M
+  dump_it
+  STASIS_SIM_GPUS=256M refused 11 gpu-mismatch restore --images-dir "$image" --detach
+  STASIS_SIM_GPUS=2x64M refused 11 out-of-gpu-memory restore --images-dir "$image" --detach
+  STASIS_SIM_GPUS=none refused 8 driver-error restore --images-dir "$image" --detach
+  number_is_free
+  start_hog 200M
+  refused 11 out-of-gpu-memory restore --images-dir "$image" --detach
+  number_is_free
+  restore_it --device-map 0=1
+  target_goes_on
+  restored_verifies
+}
+
+@test "another driver than the image's refuses a restore" {
+  need_root "CRIU"
+  start_target idle
+  dump_it
+  STASIS_SIM_DRIVER_VERSION=590 refused 8 driver-unsupported restore --images-dir "$image" --detach
+  assert_contains "$err" "13.0"
+  assert_contains "$err" "13.1"
+  number_is_free
+}
+
+@test "a restore works in a new PID namespace while the number is in use here" {
+  need_root "CRIU"
+  start_target memory --size 4M
+  done_by dump "$TARGET" --images-dir "$image" --leave-running
+  refused 11 pid-in-use restore --images-dir "$image" --detach
+  assert_contains "$err" "$TARGET"
+  assert_contains "$err" "unshare"
+  # The very advice of the message.
+  unshare --pid --fork --mount-proc --kill-child stasis restore --images-dir "$image" \
+    >"$BATS_TEST_TMPDIR/out" 2>&1 </dev/null 3>&- &
+  local tool=$! status=0
+  at_end_kill "$tool"
+  wait_until 20 grep -q "it runs on" "$BATS_TEST_TMPDIR/out"
+  kill -KILL "$TARGET" # the one here
+  target_goes_on
+  kill -TERM "$(children_of "$(children_of "$tool")")"
+  wait "$tool" || status=$?
+  assert_equal "$status" 0
+  grep -q '^verified' "$TARGET_LOG"
+}
