@@ -1,5 +1,6 @@
 #include "options.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
@@ -17,6 +18,7 @@ constexpr const char* kB = "GPU-00000000-0000-0000-0000-00000000000b";
 Result<Options> parse(std::vector<std::string> words, const Features& features = {}) {
   words.insert(words.begin(), "cuda-checkpoint");
   std::vector<char*> argv;
+  argv.reserve(words.size() + 1);
   for (std::string& word : words)
     argv.push_back(word.data());
   argv.push_back(nullptr);
@@ -141,9 +143,9 @@ TEST(Options, DeviceMaps) {
   ASSERT_TRUE(odd);
   EXPECT_EQ(odd->gpus->size(), 2U);
   const std::string a = kA;
-  for (const std::string& map :
-       {std::string("x=y"), std::string(), a, a + "=", "=" + a, a + "=0", a + "=" + a + ",",
-        "," + a + "=" + a, a + "=" + a + "=" + a, a + "=" + a + " "}) {
+  for (const char* form : {"x=y", "", "{0}", "{0}=", "={0}", "{0}=0", "{0}={0},", ",{0}={0}",
+                           "{0}={0}={0}", "{0}={0} "}) {
+    const std::string map = fmt::format(fmt::runtime(form), a);
     EXPECT_EQ(refusal({"--action", "restore", "-p12", "-d", map}), "Invalid device remap") << map;
   }
   const std::string only_restore = "Device remap only allowed for restore action";

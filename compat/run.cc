@@ -203,30 +203,22 @@ class Tool {
   }
 
   // Says in the journal what is under way, so that `stasis recover` finds the process if we are
-  // killed halfway. kBusy if another operation has the process. A record that a killed one left is
-  // not ours to replace, and where there is no place for a journal the toggle goes without.
+  // killed halfway. kBusy if another operation has the process. Where there is no place for a
+  // journal the toggle goes without.
   static Result<std::optional<Journal>> announce(const Process& process, CudaState before) {
-    const JournalTarget target{process.pid(), process.info().start_ticks, before};
-    const auto entries = read_journal();
-    if (!entries) return std::nullopt;
-    for (const JournalEntry& entry : *entries) {
-      const auto& targets = entry.record.targets;
-      const bool ours =
-          entry.record.root == target.pid ||
-          std::any_of(targets.begin(), targets.end(), [&](const JournalTarget& other) {
-            return other.pid == target.pid && other.start_ticks == target.start_ticks;
-          });
-      if (!ours) continue;
-      if (!entry.under_way) return std::nullopt;
-      return fail(ErrorCode::kBusy,
-                  fmt::format("`stasis {}` (process {}) is working on process {}",
-                              entry.record.operation, entry.record.owner.value, target.pid.value),
-                  "wait for it to end, or interrupt it");
+    JournalRecord record;
+    record.operation = before == CudaState::kCheckpointed ? "resume" : "suspend";
+    record.root = process.pid();
+    auto journal = Journal::begin(std::move(record));
+    Result<void> told;
+    if (journal) {
+      told = journal->update({{process.pid(), process.info().start_ticks, before}});
+      if (told) return std::move(*journal);
+      journal->finish();
+    } else {
+      told = fail(std::move(journal.error()));
     }
-    const bool resumes = before == CudaState::kCheckpointed;
-    auto journal = Journal::begin({resumes ? "resume" : "suspend", target.pid, {}, {}, {target}});
-    if (journal) return std::move(*journal);
-    if (journal.error().code == ErrorCode::kBusy) return fail(std::move(journal.error()));
+    if (told.error().code == ErrorCode::kBusy) return fail(std::move(told.error()));
     return std::nullopt;
   }
 

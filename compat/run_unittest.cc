@@ -343,17 +343,46 @@ TEST_F(RunTest, ToggleKeepsOffAprocessThatAnotherOperationHas) {
   EXPECT_EQ(perform(Operation::kToggle).status, 0);
 }
 
-// A record that a killed operation left is the way back for its other processes.
+// What a killed operation left is the way back for its other processes.
 TEST_F(RunTest, ToggleKeepsTheRecordOfAkilledOperation) {
   {
     JournalRecord record;
     record.operation = "dump";
     record.root = pid();
+    record.targets = {{Pid{1}, 1, CudaState::kRunning}};
     auto held = Journal::begin(record);
     ASSERT_TRUE(held);
   }
   EXPECT_EQ(perform(Operation::kToggle).status, 0);
-  EXPECT_EQ(journal_records(), 1U);
+  const auto entries = read_journal();
+  ASSERT_TRUE(entries);
+  ASSERT_EQ(entries->size(), 1U);
+  ASSERT_EQ(entries->front().record.targets.size(), 1U);
+  EXPECT_EQ(entries->front().record.targets.front().pid, Pid{1});
+}
+
+// A child of a tree that is being dumped.
+TEST_F(RunTest, ToggleKeepsOffAprocessOfAtreeThatAnotherOperationHas) {
+  auto process = Process::open(driver_, pid());
+  ASSERT_TRUE(process);
+  JournalRecord record;
+  record.operation = "dump";
+  record.root = Pid{1};
+  auto held = Journal::begin(record);
+  ASSERT_TRUE(held);
+  ASSERT_TRUE(held->update({{pid(), process->info().start_ticks, CudaState::kRunning}}));
+  const Outcome outcome = perform(Operation::kToggle);
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_THAT(outcome.err, HasSubstr("stasis dump"));
+  EXPECT_EQ(journal_records(), 1U) << "none of its own is left behind";
+  held->finish();
+}
+
+// /run may be read-only in a container.
+TEST_F(RunTest, ToggleGoesWithoutAjournalWhereThereIsNoPlaceForOne) {
+  ::setenv("STASIS_STATE_DIR", "/proc/no/such/place", 1);
+  EXPECT_EQ(perform(Operation::kToggle).status, 0);
+  EXPECT_EQ(driver_.state_of(pid()), CudaState::kCheckpointed);
 }
 
 TEST_F(RunTest, AjobIsRefusedWithTheReason) {
