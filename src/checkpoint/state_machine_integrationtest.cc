@@ -47,6 +47,7 @@ class Workload {
     std::vector<std::string> words = {program,    "memory",     "--size",     "8M",
                                       "--status", status_file_, "--pause-ms", "1"};
     std::vector<char*> argv;
+    argv.reserve(words.size() + 1);
     for (std::string& word : words)
       argv.push_back(word.data());
     argv.push_back(nullptr);

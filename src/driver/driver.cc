@@ -188,12 +188,12 @@ std::string version_from_proc() {
   if (std::FILE* file = std::fopen("/proc/driver/nvidia/version", "re")) {
     std::string line(512, '\0');
     if (std::fgets(line.data(), static_cast<int>(line.size()), file) != nullptr)
-      text = line.c_str();
+      text.assign(line.data());  // up to its end, not its capacity
     std::fclose(file);
   }
   for (std::size_t begin = 0; begin < text.size();) {
     const std::size_t end = std::min(text.find_first_of(" \t\n", begin), text.size());
-    const std::string word = text.substr(begin, end - begin);
+    std::string word = text.substr(begin, end - begin);
     if (word.find('.') != std::string::npos &&
         word.find_first_not_of("0123456789.") == std::string::npos) {
       return word;

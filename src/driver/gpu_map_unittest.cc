@@ -167,6 +167,7 @@ Machine any_machine() {
     while (numbers.size() < count)
       numbers.insert(*rc::gen::inRange<unsigned>(0, 16));
     std::vector<Gpu> out;
+    out.reserve(numbers.size());
     for (unsigned number : numbers) {
       out.push_back(gpu(number, *rc::gen::element<std::string>("A100", "H100"),
                         *rc::gen::element<std::uint64_t>(40, 80)));

@@ -57,6 +57,7 @@ class FakeProc : public testing::Test {
 
 std::vector<int> numbers(const std::vector<ProcessInfo>& infos) {
   std::vector<int> out;
+  out.reserve(infos.size());
   for (const ProcessInfo& info : infos)
     out.push_back(info.pid.value);
   return out;
