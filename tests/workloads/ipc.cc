@@ -63,7 +63,7 @@ void run_ipc(Run& run) {
   while (run.next()) {
     content.seed = run.seed(run.round());
     gpu.kernels().fill(nullptr, content.data, content.words, content.seed);
-    gpu.cuda().cuCtxSynchronize();
+    gpu.cuda().cuStreamSynchronize(nullptr);
     write_word(gpu, shared, run.round());
     while (read_word(gpu, acknowledged) != run.round()) {
       if (child.exited()) run.mismatch("the child " + child.how_it_ended());

@@ -36,7 +36,7 @@ void run_spin(Run& run) {
   const std::uint64_t ns = std::uint64_t{run.busy_ms_or(kDefaultBusyMs)} * 1'000'000;
   while (run.next()) {
     gpu.kernels().spin(nullptr, ns, done);
-    gpu.cuda().cuCtxSynchronize();
+    gpu.cuda().cuStreamSynchronize(nullptr);
     std::uint64_t count = 0;
     gpu.cuda().cuMemcpyDtoH_v2(&count, done, sizeof count);
     if (count != run.round()) {
