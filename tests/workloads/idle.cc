@@ -6,7 +6,8 @@ namespace stasis::workloads {
 void run_idle(Run& run) {
   const Gpu gpu = Gpu::primary(initialised_driver(run.options()), 0);
   while (run.next()) {
-    // Not cuCtxSynchronize, which passes the lock and crashes while checkpointed (driver 580.159.04).
+    // Not cuCtxSynchronize, which passes the lock and crashes while checkpointed (driver
+    // 580.159.04).
     std::size_t free = 0;
     std::size_t total = 0;
     gpu.cuda().cuMemGetInfo_v2(&free, &total);
