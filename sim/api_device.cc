@@ -437,7 +437,8 @@ CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
 }
 
 CUresult cuCtxSynchronize() {
-  return in_context_passing([&](Driver&, Context& context) -> CUresult {
+  return in_context_passing([&](Driver& driver, Context& context) -> CUresult {
+    driver.memory.touch_device();
     context.synchronize();
     return CUDA_SUCCESS;
   });

@@ -152,7 +152,7 @@ CUresult cuMemFree_v2(CUdeviceptr pointer) {
 }
 
 CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, std::size_t* size, CUdeviceptr pointer) {
-  return in_context([&](Driver& driver, Context&) -> CUresult {
+  return in_context_passing([&](Driver& driver, Context&) -> CUresult {
     Allocation a;
     if (!driver.memory.find(pointer, 1, a) || is_host(a.kind)) return CUDA_ERROR_NOT_FOUND;
     if (base) *base = a.base;

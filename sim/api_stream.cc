@@ -122,13 +122,15 @@ CUresult cuStreamDestroy_v2(CUstream handle) {
 }
 
 CUresult cuStreamQuery(CUstream handle) {
-  return ask_stream(handle, [](Driver&, Context& context, Stream& stream) -> CUresult {
+  return ask_stream(handle, [](Driver& driver, Context& context, Stream& stream) -> CUresult {
+    driver.memory.touch_device();
     return context.idle(stream) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
   });
 }
 
 CUresult cuStreamSynchronize(CUstream handle) {
-  return ask_stream(handle, [](Driver&, Context& context, Stream& stream) -> CUresult {
+  return ask_stream(handle, [](Driver& driver, Context& context, Stream& stream) -> CUresult {
+    driver.memory.touch_device();
     for (const auto& mark : context.last(stream))
       mark.wait();
     return CUDA_SUCCESS;
@@ -136,7 +138,7 @@ CUresult cuStreamSynchronize(CUstream handle) {
 }
 
 CUresult cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsigned int flags) {
-  return on_stream(handle, [&](Driver& driver, Context& context, Stream& stream) -> CUresult {
+  return ask_stream(handle, [&](Driver& driver, Context& context, Stream& stream) -> CUresult {
     if (flags > 1) return CUDA_ERROR_INVALID_VALUE;
     auto* event = find_event(driver, event_handle);
     if (!event) return CUDA_ERROR_INVALID_HANDLE;
@@ -149,7 +151,7 @@ CUresult cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsigned int f
 }
 
 CUresult cuStreamGetFlags(CUstream handle, unsigned int* flags) {
-  return on_stream(handle, [&](Driver&, Context&, Stream& stream) -> CUresult {
+  return ask_stream(handle, [&](Driver&, Context&, Stream& stream) -> CUresult {
     if (!flags) return CUDA_ERROR_INVALID_VALUE;
     *flags = stream.flags;
     return CUDA_SUCCESS;
@@ -157,7 +159,7 @@ CUresult cuStreamGetFlags(CUstream handle, unsigned int* flags) {
 }
 
 CUresult cuStreamGetPriority(CUstream handle, int* priority) {
-  return on_stream(handle, [&](Driver&, Context&, Stream& stream) -> CUresult {
+  return ask_stream(handle, [&](Driver&, Context&, Stream& stream) -> CUresult {
     if (!priority) return CUDA_ERROR_INVALID_VALUE;
     *priority = stream.priority;
     return CUDA_SUCCESS;
@@ -165,7 +167,7 @@ CUresult cuStreamGetPriority(CUstream handle, int* priority) {
 }
 
 CUresult cuStreamGetCtx(CUstream handle, CUcontext* out) {
-  return on_stream(handle, [&](Driver&, Context& context, Stream&) -> CUresult {
+  return ask_stream(handle, [&](Driver&, Context& context, Stream&) -> CUresult {
     if (!out) return CUDA_ERROR_INVALID_VALUE;
     *out = reinterpret_cast<CUcontext>(&context);
     return CUDA_SUCCESS;
@@ -224,18 +226,20 @@ CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned int fla
 }
 
 CUresult cuEventQuery(CUevent handle) {
-  return gated([&](Driver& driver) -> CUresult {
+  return passing([&](Driver& driver) -> CUresult {
     auto* event = find_event(driver, handle);
     if (!event) return CUDA_ERROR_INVALID_HANDLE;
+    driver.memory.touch_device();
     const auto recording = recording_of(*event);
     return !recording || recording->mark.reached() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
   });
 }
 
 CUresult cuEventSynchronize(CUevent handle) {
-  return gated([&](Driver& driver) -> CUresult {
+  return passing([&](Driver& driver) -> CUresult {
     auto* event = find_event(driver, handle);
     if (!event) return CUDA_ERROR_INVALID_HANDLE;
+    driver.memory.touch_device();
     if (const auto recording = recording_of(*event)) recording->mark.wait();
     return CUDA_SUCCESS;
   });

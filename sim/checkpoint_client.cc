@@ -181,13 +181,6 @@ bool send_request(int socket, const Request& request, int reply) {
 
 }  // namespace
 
-CUresult target_state(int pid, CUprocessState& out) {
-  Found found;
-  if (auto rc = find_target(pid, found); rc != CUDA_SUCCESS) return rc;
-  out = static_cast<CUprocessState>(found.state);
-  return CUDA_SUCCESS;
-}
-
 CUresult target_restore_thread(int pid, int& out) {
   Found found;
   if (auto rc = find_target(pid, found); rc != CUDA_SUCCESS) return rc;
@@ -208,12 +201,12 @@ CUresult target_restore_thread(int pid, int& out) {
   return CUDA_ERROR_NOT_INITIALIZED;
 }
 
-CUresult ask_target(int pid, Request& request) {
+namespace {
+
+CUresult ask(int pid, Request& request, Reply& reply) {
   Found found;
   if (auto rc = find_target(pid, found); rc != CUDA_SUCCESS) return rc;
   request.version = kControlVersion;
-  if (auto rc = read_faults(request.faults); rc != CUDA_SUCCESS) return rc;
-
   Fd process(open_pidfd(pid));
   if (!process) return CUDA_ERROR_OPERATING_SYSTEM;
   Fd socket(static_cast<int>(syscall(SYS_pidfd_getfd, process.get(), found.client_fd, 0)));
@@ -231,11 +224,29 @@ CUresult ask_target(int pid, Request& request) {
   for (;;) {
     pollfd polled[2] = {{ours.get(), POLLIN, 0}, {process.get(), POLLIN, 0}};
     if (::poll(polled, 2, -1) < 0 && errno != EINTR) return CUDA_ERROR_OPERATING_SYSTEM;
-    Reply reply;
     const auto n = ::recv(ours.get(), &reply, sizeof reply, MSG_DONTWAIT);
     if (n == ssize_t{sizeof reply}) return static_cast<CUresult>(reply.result);
     if (n == 0 || (polled[1].revents & POLLIN)) return CUDA_ERROR_OPERATING_SYSTEM;  // it died
   }
+}
+
+}  // namespace
+
+CUresult ask_target(int pid, Request& request) {
+  if (auto rc = read_faults(request.faults); rc != CUDA_SUCCESS) return rc;
+  Reply reply;
+  return ask(pid, request, reply);
+}
+
+// Asked of the restore thread too, as the real driver does: while that waits for a lock, a question
+// for the state waits with it.
+CUresult target_state(int pid, CUprocessState& out) {
+  auto request = std::make_unique<Request>();
+  request->action = Action::kState;
+  Reply reply{};
+  if (auto rc = ask(pid, *request, reply); rc != CUDA_SUCCESS) return rc;
+  out = static_cast<CUprocessState>(reply.state);
+  return CUDA_SUCCESS;
 }
 
 }  // namespace stasis::sim

@@ -19,7 +19,7 @@
 
 namespace stasis::sim {
 
-inline constexpr std::uint32_t kControlVersion = 1;
+inline constexpr std::uint32_t kControlVersion = 2;
 inline constexpr char kControlMagic[16] = "stasis-sim-ctl";
 inline constexpr std::size_t kControlAlignment = 4096;
 inline constexpr int kMaxGpus = 64;
@@ -34,7 +34,7 @@ struct ControlBlock {
   std::atomic<std::int32_t> client_fd;    // the end to take
 };
 
-enum class Action : std::uint32_t { kLock = 1, kCheckpoint, kRestore, kUnlock };
+enum class Action : std::uint32_t { kLock = 1, kCheckpoint, kRestore, kUnlock, kState };
 
 // A machine as the caller sees it, for the restore: after a migration it is not the one that the
 // target knows.
@@ -59,6 +59,7 @@ struct Request {
 
 struct Reply {
   std::uint32_t result;  // CUresult
+  std::uint32_t state;   // CUprocessState after it
 };
 
 }  // namespace stasis::sim

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 namespace stasis::sim {
 namespace {
@@ -33,6 +34,9 @@ constexpr std::uint32_t kIpcMagic = 0x51a5151c;
 Memory::Memory(const Config& config) : dir_(config.dir) {
   for (const auto& gpu : config.gpus)
     slots_.push_back({gpu, nullptr, 0});
+  void* page = ::mmap(nullptr, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (page == MAP_FAILED) throw std::bad_alloc();
+  device_page_ = static_cast<const volatile char*>(page);
 }
 
 bool Memory::hold(int index) {
@@ -81,7 +85,8 @@ CUresult Memory::new_object(int index, std::uint64_t size, std::uint32_t handle_
   return CUDA_SUCCESS;
 }
 
-CUresult Memory::adopt(int index, const ObjectTrailer& trailer, int fd, Object*& out) {
+CUresult Memory::adopt(int index, const ObjectTrailer& trailer, int fd, Object::Origin origin,
+                       Object*& out) {
   auto& s = slot(index);
   if (!s.holding) {
     auto holding = std::make_unique<Holding>(dir_, s.spec);
@@ -99,7 +104,7 @@ CUresult Memory::adopt(int index, const ObjectTrailer& trailer, int fd, Object*&
   object->id = trailer.id;
   object->size = trailer.size;
   object->gpu = index;
-  object->foreign = true;
+  object->origin = origin;
   object->handle_types = trailer.handle_types;
   objects_.insert(object);
   out = object;
@@ -357,8 +362,12 @@ bool Memory::accessible(Address address, std::uint64_t size) const {
   return true;
 }
 
-bool Memory::has_foreign() const {
-  return std::any_of(objects_.begin(), objects_.end(), [](const Object* o) { return o->foreign; });
+CUresult Memory::foreign_refusal() const {
+  for (const auto* object : objects_) {
+    if (object->origin == Object::Origin::kOpened) return CUDA_ERROR_INVALID_VALUE;
+    if (object->origin == Object::Origin::kImported) return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  return CUDA_SUCCESS;
 }
 
 std::uint64_t Memory::pool_bytes(const void* pool) const {
@@ -401,7 +410,10 @@ CUresult Memory::import_ipc(const CUipcMemHandle& handle, int index, int device,
   ObjectTrailer trailer;
   if (!file || !read_trailer(file.get(), trailer)) return CUDA_ERROR_INVALID_HANDLE;
   Allocation allocation;
-  if (auto rc = adopt(index, trailer, file.get(), allocation.object); rc != CUDA_SUCCESS) return rc;
+  if (auto rc = adopt(index, trailer, file.get(), Object::Origin::kOpened, allocation.object);
+      rc != CUDA_SUCCESS) {
+    return rc;
+  }
   const auto base = reserve_range(allocation.object->size, kGranule, 0);
   const Placement placement{allocation.object->size, 0, allocation.object, PROT_READ | PROT_WRITE,
                             device};

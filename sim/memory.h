@@ -35,8 +35,9 @@ enum class Kind { kDevice, kManaged, kPinned, kRegistered, kIpc, kMapped };
 struct Object {
   ObjectId id;
   std::uint64_t size = 0;
-  int gpu = 0;           // slot of Memory
-  bool foreign = false;  // another process's memory that we opened or imported
+  int gpu = 0;                                     // slot of Memory
+  enum class Origin { kOwn, kOpened, kImported };  // by legacy IPC, or as a descriptor
+  Origin origin = Origin::kOwn;
   std::uint32_t handle_types = 0;
   int handles = 0;  // references by cuMemCreate, import and retain
   int uses = 0;     // allocations and mappings that refer to it
@@ -93,7 +94,11 @@ class Memory {
   // True if device work may touch the range: one allocation, or mapped VMM memory without a gap.
   bool accessible(Address address, std::uint64_t size) const;
   int managed() const { return managed_; }
-  bool has_foreign() const;
+  // What a restore will answer because of memory that belongs to other processes, as driver 580
+  // does.
+  cuda::CUresult foreign_refusal() const;
+  // Touches what only a process that has its GPU can: a page that is gone while it is checkpointed.
+  void touch_device() const { (void)*device_page_; }
   std::uint64_t pool_bytes(const void* pool) const;
 
   // Legacy IPC.
@@ -148,7 +153,8 @@ class Memory {
   Slot& slot(int index) { return slots_[static_cast<std::size_t>(index)]; }
   const Slot& slot(int index) const { return slots_[static_cast<std::size_t>(index)]; }
   cuda::CUresult new_object(int slot, std::uint64_t size, std::uint32_t handle_types, Object*& out);
-  cuda::CUresult adopt(int slot, const ObjectTrailer& trailer, int fd, Object*& out);
+  cuda::CUresult adopt(int slot, const ObjectTrailer& trailer, int fd, Object::Origin origin,
+                       Object*& out);
   void drop_if_unused(Object* object);
   bool place(Address at, const Placement& placement);
   void clear(Address at, std::uint64_t size);  // back to PROT_NONE
@@ -168,6 +174,7 @@ class Memory {
   std::vector<std::unique_ptr<Slab>> slabs_;
   int managed_ = 0;
   std::uint64_t next_id_ = 1;
+  const volatile char* device_page_ = nullptr;
   char* image_ = nullptr;
   std::uint64_t image_size_ = 0;
 };

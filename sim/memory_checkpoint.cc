@@ -123,6 +123,7 @@ void Memory::let_go() {
     clear(at, placement.size);
   for (auto& s : slots_)
     s.holding.reset();
+  ::mprotect(const_cast<char*>(device_page_), 4096, PROT_NONE);
 }
 
 CUresult Memory::bring_back(const std::string& dir, const std::vector<GpuSpec>& target,
@@ -184,6 +185,7 @@ CUresult Memory::bring_back(const std::string& dir, const std::vector<GpuSpec>& 
     let_go();
     return CUDA_ERROR_UNKNOWN;
   }
+  ::mprotect(const_cast<char*>(device_page_), 4096, PROT_READ);
   discard_image();
   for (auto* object : objects_)
     object->extents.clear();

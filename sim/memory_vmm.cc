@@ -162,7 +162,9 @@ CUresult Memory::import_fd(int fd, Object*& out) {
   std::lock_guard lock(mutex_);
   for (int i = 0; i < gpus(); ++i) {
     if (!same(slot(i).spec.uuid, trailer.gpu)) continue;
-    if (auto rc = adopt(i, trailer, fd, out); rc != CUDA_SUCCESS) return rc;
+    if (auto rc = adopt(i, trailer, fd, Object::Origin::kImported, out); rc != CUDA_SUCCESS) {
+      return rc;
+    }
     ++out->handles;
     return CUDA_SUCCESS;
   }

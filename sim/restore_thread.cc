@@ -25,7 +25,7 @@ using namespace cuda;  // NOLINT(google-build-using-namespace): CUDA's result co
 struct Server {
   Driver* driver = nullptr;
   std::uint64_t calls[5] = {};  // by Action
-  bool restore_refused = false;
+  CUresult restore_refusal = CUDA_SUCCESS;
   bool managed_refused = false;
   Request request;
 };
@@ -81,7 +81,7 @@ CUresult checkpoint(Driver& driver, const Plan& plan) {
     return rc;
   }
   // Shared memory is only noticed to be impossible when it is too late, as on driver 580.
-  server.restore_refused = driver.memory.has_foreign();
+  server.restore_refusal = driver.memory.foreign_refusal();
   driver.memory.let_go();
   drop_device_file();
   set_state(CU_PROCESS_STATE_CHECKPOINTED);
@@ -136,7 +136,7 @@ CUresult map_gpus(const Memory& memory, std::vector<GpuSpec>& target) {
 CUresult restore(Driver& driver, const Plan& plan) {
   std::vector<GpuSpec> target;
   if (auto rc = map_gpus(driver.memory, target); rc != CUDA_SUCCESS) return rc;
-  if (server.restore_refused) return CUDA_ERROR_INVALID_VALUE;
+  if (server.restore_refusal != CUDA_SUCCESS) return server.restore_refusal;
   Pace pace;
   pace.bytes_per_second = plan.rate;
   if (plan.die) pace.at_half = [] { ::kill(::getpid(), SIGKILL); };
@@ -157,6 +157,7 @@ CUresult unlock(Driver& driver) {
 
 CUresult perform(Driver& driver, int reply) {
   auto& request = server.request;
+  if (request.action == Action::kState) return CUDA_SUCCESS;
   struct Step {
     FaultAction fault;
     CUprocessState from;
@@ -206,6 +207,8 @@ CUresult perform(Driver& driver, int reply) {
     case Action::kUnlock:
       if (plan.die) ::kill(::getpid(), SIGKILL);
       return unlock(driver);
+    case Action::kState:
+      break;
   }
   return CUDA_ERROR_UNKNOWN;
 }
@@ -248,6 +251,7 @@ void* thread_main(void*) {
     } catch (const std::bad_alloc&) {
       answer.result = CUDA_ERROR_OUT_OF_MEMORY;
     }
+    answer.state = state();
     ::send(reply.get(), &answer, sizeof answer, MSG_NOSIGNAL);
   }
 }

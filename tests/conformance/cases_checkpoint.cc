@@ -206,7 +206,6 @@ void lock_waits_for(Report& r, const std::string& key, const char* work, const c
   });
   std::this_thread::sleep_for(500ms);
   r.yes_no(key + "waits", !returned);
-  r.note(key + "state_meanwhile", state(t.pid()));
   t.ask("release");
   r.yes_no(key + "returns_soon", soon([&] { return returned.load(); }, 2s));
   locker.join();
@@ -223,6 +222,31 @@ void lock_waits(Report& r) {
   lock_waits_for(r, "kernel_and_sync_", "flagkernel", "cuStreamSynchronize");
   lock_waits_for(r, "host_", "flaghost", "");
   lock_waits_for(r, "host_and_sync_", "flaghost", "cuStreamSynchronize");
+}
+
+// The restore thread answers one question after the other: while it waits for a lock, others wait.
+void questions_while_lock_waits(Report& r) {
+  Target t;
+  t.ask("init");
+  t.ask("flagkernel");
+  std::thread locker([&] { lock(t.pid(), 1'500); });
+  std::this_thread::sleep_for(300ms);
+  int tid = 0;
+  auto begin = Clock::now();
+  r.note("restore_thread", api().cuCheckpointProcessGetRestoreThreadId(t.pid(), &tid));
+  r.yes_no("restore_thread_waits", Clock::now() - begin > 500ms);
+  begin = Clock::now();
+  r.note("state", state(t.pid()));
+  r.yes_no("state_waits", Clock::now() - begin > 500ms);
+  locker.join();
+  std::thread second([&] { lock(t.pid(), 1'500); });
+  std::this_thread::sleep_for(300ms);
+  begin = Clock::now();
+  r.note("unlock", unlock(t.pid()));
+  r.yes_no("unlock_waits", Clock::now() - begin > 500ms);
+  second.join();
+  t.ask("release");
+  r.note("sync", t.ask("sync"));
 }
 
 // What happens to calls while a lock waits for work.
@@ -311,7 +335,7 @@ void queued_calls(Report& r) {
   t.ask("init");
   t.ask("alloc device");
   for (int i = 0; i < 3; ++i)
-    t.ask("prepare cuMemGetInfo");
+    t.ask("prepare cuMemAlloc");
   lock(t.pid());
   t.ask("go");
   std::this_thread::sleep_for(300ms);
@@ -474,6 +498,8 @@ std::vector<Case> checkpoint_cases() {
       {"lock_timeout_host", "a lock times out behind a host function; the target runs on",
        lock_timeout_host},
       {"lock_waits", "a lock waits for submitted work, and then succeeds", lock_waits},
+      {"questions_while_lock_waits", "a question for the state waits behind a pending lock",
+       questions_while_lock_waits},
       {"calls_while_lock_waits", "which functions wait while a lock waits for work",
        calls_while_lock_waits},
       {"calls_while_locked", "which functions wait while the process is locked",

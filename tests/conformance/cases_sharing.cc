@@ -57,10 +57,6 @@ void map_one_gpu(Report& r) {
   r.note("unknown_old", restore_with(t.pid(), {{unknown, gpus[0]}}));
   r.note("twice", restore_with(t.pid(), {{gpus[0], gpus[0]}, {gpus[0], gpus[0]}}));
   r.note("state", state(t.pid()));
-  CUcheckpointRestoreArgs args{};
-  args.gpuPairsCount = 1;
-  r.note("null_pairs", api().cuCheckpointProcessRestore(t.pid(), &args));
-  r.note("state_again", state(t.pid()));
   r.note("identity", restore_with(t.pid(), {{gpus[0], gpus[0]}}));
   r.note("state_restored", state(t.pid()));
   r.note("unlock", api().cuCheckpointProcessUnlock(t.pid(), nullptr));
