@@ -194,7 +194,9 @@ Result<std::string> journal_directory() {
     directory = fmt::format("/tmp/stasis-{}", ::geteuid());
   }
   if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) {
-    return fail(errno_error("cannot make the state directory " + directory, errno));
+    Error error = errno_error("cannot make the state directory " + directory, errno);
+    error.remedy = "make its parent, or name another by STASIS_STATE_DIR";
+    return fail(std::move(error));
   }
   // In /tmp somebody else could have made it first.
   struct stat info {};

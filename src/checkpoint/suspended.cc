@@ -35,7 +35,8 @@ void forget_the_dead() {
     int pid = 0;
     unsigned long long start = 0;
     int end = 0;
-    if (std::sscanf(item->d_name, "%d-%llu.suspended%n", &pid, &start, &end) != 2 || end == 0) {
+    if (std::sscanf(item->d_name, "%d-%llu.suspended%n", &pid, &start, &end) != 2 ||
+        item->d_name[end] != 0 || end == 0) {
       continue;
     }
     const auto info = proc::ProcFs().process(Pid{pid});

@@ -223,7 +223,12 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   if (!criu) return fail(std::move(criu.error()));
   if (!gpus) return fail(std::move(gpus.error()));
   auto writer = ImageWriter::create(options.images_dir, options.overwrite);
-  if (!writer) return fail(std::move(writer.error()));
+  if (!writer) {
+    Error error = std::move(writer.error());
+    if (error.remedy.empty())
+      error.remedy = "name a directory whose parent exists and may be written";
+    return fail(std::move(error));
+  }
   auto opened = open_group(env, "dump", root, writer->final_path());
   if (!opened) return fail(std::move(opened.error()));
   Group& group = opened->group;

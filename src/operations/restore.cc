@@ -24,6 +24,7 @@ using namespace operations;
 namespace {
 
 constexpr int kKillWaitMs = 10000;
+constexpr Seconds kReapPatience{2};
 // CRIU can hang for ever in a restore (criu.md of the project's facts; seen without CAP_SETPCAP).
 // It reads pages at several hundred MB/s at least, so this is generous for an image of any size.
 constexpr std::chrono::seconds kRestoreDeadlineBase{60};
@@ -81,18 +82,41 @@ Result<void> check_driver(const Driver& driver, const Manifest& manifest) {
   return {};
 }
 
+Error pid_in_use(const proc::ProcessInfo& user) {
+  const bool zombie = user.state == 'Z';
+  return {
+      ErrorCode::kPidInUse,
+      fmt::format("the image needs process number {}, which is in use by {}{}", user.pid.value,
+                  user.comm,
+                  zombie ? fmt::format(": it has exited, and its parent {} has not waited for it",
+                                       user.parent.value)
+                         : ""),
+      fmt::format("{}, or restore in a PID namespace of its own: unshare --pid --fork "
+                  "--mount-proc stasis restore ...",
+                  zombie ? fmt::format("end process {}", user.parent.value)
+                         : "is the job still running? end what uses the number"),
+      {},
+      {}};
+}
+
 Result<void> check_pids(const Manifest& manifest) {
   const proc::ProcFs procfs;
+  const auto start = Clock::now();
   for (const ProcessRecord& record : manifest.processes) {
     auto info = procfs.process(record.pid);
-    if (!info && info.error().code == ErrorCode::kNoSuchProcess) continue;
+    // A dump has just ended the job, and those who have to wait for it come to it in a moment.
+    while (info && info->state == 'Z' && since(start) < kReapPatience) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      info = procfs.process(record.pid);
+    }
+    if (info) return fail(pid_in_use(*info));
+    if (info.error().code == ErrorCode::kNoSuchProcess) continue;
+    if (info.error().code != ErrorCode::kThreadId) return fail(std::move(info.error()));
     return fail(ErrorCode::kPidInUse,
-                info ? fmt::format("the image needs process number {}, which is in use by {}",
-                                   record.pid.value, info->comm)
-                     : fmt::format("the image needs process number {}, which is in use by a thread",
-                                   record.pid.value),
-                "is the job still running? end what uses the number, or restore in a PID namespace "
-                "of its own: unshare --pid --fork --mount-proc stasis restore ...");
+                fmt::format("the image needs process number {}, which is in use: {}",
+                            record.pid.value, info.error().message),
+                "restore in a PID namespace of its own: unshare --pid --fork --mount-proc stasis "
+                "restore ...");
   }
   return {};
 }
