@@ -32,10 +32,10 @@ def main():
     torch.backends.cuda.matmul.allow_tf32 = False
     device = torch.device("cuda")
     layers = max(1, round(options.gib * 2**30 / BYTES_PER_WEIGHT / WIDTH**2))
-    blocks = []
-    for _ in range(layers):
-        blocks += [torch.nn.Linear(WIDTH, WIDTH), torch.nn.LayerNorm(WIDTH), torch.nn.GELU()]
     with torch.device(device):
+        blocks = []
+        for _ in range(layers):
+            blocks += [torch.nn.Linear(WIDTH, WIDTH), torch.nn.LayerNorm(WIDTH), torch.nn.GELU()]
         model = torch.nn.Sequential(*blocks, torch.nn.Dropout(0.1), torch.nn.Linear(WIDTH, 16))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
     teacher = torch.randn(WIDTH, 16, device=device)
