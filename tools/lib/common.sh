@@ -51,6 +51,16 @@ debian_mirrors() {
     sed -nE "s#^([^ ]+) $suites(-updates|-backports)?\$#\1#p" | grep -v '^cdrom:' | awk '!seen[$0]++' || true
 }
 
+# In a subshell, before a program that is to be dumped: closes what it would inherit beyond the standard
+# streams and those given. What a terminal, an editor or a CI runner left open is nothing CRIU could restore.
+close_inherited_fds() {
+  local fd
+  for fd in /proc/self/fd/*; do
+    fd=${fd##*/}
+    [ "$fd" -le 2 ] || [[ " $* " == *" $fd "* ]] || eval "exec $fd>&-"
+  done 2>/dev/null
+}
+
 # One field of os-release, such as ID or VERSION_CODENAME.
 os_field() {
   local file=/etc/os-release
