@@ -52,12 +52,12 @@ debian_mirrors() {
 }
 
 # In a subshell, before a program that is to be dumped: closes what it would inherit beyond the standard
-# streams and those given. What a terminal, an editor or a CI runner left open is nothing CRIU could restore.
+# streams. What a terminal, an editor or a CI runner left open is nothing CRIU could restore.
 close_inherited_fds() {
   local fd
   for fd in /proc/self/fd/*; do
     fd=${fd##*/}
-    [ "$fd" -le 2 ] || [[ " $* " == *" $fd "* ]] || eval "exec $fd>&-"
+    [ "$fd" -le 2 ] || eval "exec $fd>&-"
   done 2>/dev/null
 }
 
