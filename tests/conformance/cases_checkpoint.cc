@@ -342,8 +342,9 @@ void queued_calls(Report& r) {
   r.note("done_locked", t.ask("done"));
   r.note("unlock", unlock(t.pid()));
   r.note("lock_at_once", lock(t.pid()));
-  r.note("done_after_second_lock", t.ask("done"));
+  // Who comes first, the queue or the second lock, is a race on the real driver and not compared.
   r.note("unlock_second", unlock(t.pid()));
+  r.yes_no("all_return", soon([&] { return t.ask("done") == 3; }));
   r.note("wrong", t.ask("check"));
 }
 
@@ -354,6 +355,8 @@ void busy_thread(Report& r) {
   t.ask("busy 1");
   r.yes_no("runs", soon([&] { return t.ask("progress") > 100; }));
   r.note("lock", lock(t.pid()));
+  // A wait that was already on its way may still return: waiting passes the lock.
+  std::this_thread::sleep_for(200ms);
   const long at_lock = t.ask("progress");
   std::this_thread::sleep_for(300ms);
   r.yes_no("stands_still", t.ask("progress") == at_lock);

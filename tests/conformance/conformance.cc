@@ -3,6 +3,7 @@
 //   conformance --list                 the cases and what each proves
 //   conformance --run [CASE...]        one line of JSON per case, on standard output
 //   conformance --compare A B          a table of what differs between two runs; 1 if anything does
+//   conformance --check RUN            runs the cases of a recorded run here, and compares
 //
 // Which driver it meets is decided by the dynamic loader (LD_LIBRARY_PATH). Each case runs in a
 // process of its own with a time limit, so one that hangs or crashes says so and the rest go on.
@@ -200,6 +201,29 @@ int compare(const char* first, const char* second) {
   return different ? 1 : 0;
 }
 
+int check(const char* recorded) {
+  std::vector<Line> lines;
+  if (!read_run(recorded, lines)) return 2;
+  const auto cases = all_cases();
+  long different = 0;
+  for (const auto& line : lines) {
+    if (!line.skipped.empty()) continue;
+    Line here;
+    if (!find_case(cases, line.name)) {
+      std::printf("MISSING  %-24s is no case any more\n", line.name.c_str());
+      ++different;
+    } else if (!parse_line(run_apart(line.name), here) || !here.skipped.empty()) {
+      std::printf("SKIPPED  %-24s %s\n", line.name.c_str(), here.skipped.c_str());
+      ++different;
+    } else {
+      different += compare_case(line, here);
+    }
+    std::fflush(stdout);
+  }
+  std::printf("%ld differences from %s\n", different, recorded);
+  return different ? 1 : 0;
+}
+
 int list() {
   for (const auto& c : all_cases())
     std::printf("%-24s %s\n", c.name, c.about);
@@ -209,7 +233,7 @@ int list() {
 int usage(int status) {
   std::fprintf(
       status ? stderr : stdout,
-      "usage: conformance --list | --run [CASE...] | --compare RUN RUN\n"
+      "usage: conformance --list | --run [CASE...] | --compare RUN RUN | --check RUN\n"
       "Runs CUDA driver cases and prints what was seen, one line of JSON each; compares two "
       "runs.\n");
   return status;
@@ -228,6 +252,7 @@ int main(int argc, char** argv) {
   if (words[0] == "--list" && words.size() == 1) return list();
   if (words[0] == "--run") return run({words.begin() + 1, words.end()});
   if (words[0] == "--compare" && words.size() == 3) return compare(argv[2], argv[3]);
+  if (words[0] == "--check" && words.size() == 2) return check(argv[2]);
   if (words[0] == "--help") return usage(0);
   return usage(2);
 }
