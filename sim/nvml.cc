@@ -13,16 +13,17 @@ using namespace stasis::cuda;  // NOLINT: this file is NVML's interface
 using namespace stasis::sim;
 
 extern "C" {
-#define STASIS_SIM_NVML(X)                                                                       \
-  X(nvmlInit_v2)                                                                                 \
-  X(nvmlShutdown)                                                                                \
-  X(nvmlErrorString)                                                                             \
-  X(nvmlSystemGetDriverVersion)                                                                  \
-  X(nvmlSystemGetCudaDriverVersion_v2)                                                           \
-  X(nvmlDeviceGetCount_v2) X(nvmlDeviceGetHandleByIndex_v2) X(nvmlDeviceGetHandleByUUID)         \
-      X(nvmlDeviceGetIndex) X(nvmlDeviceGetUUID) X(nvmlDeviceGetName) X(nvmlDeviceGetMemoryInfo) \
-          X(nvmlDeviceGetPciInfo_v3) X(nvmlDeviceGetComputeRunningProcesses_v3)                  \
-              X(nvmlDeviceGetPersistenceMode) X(nvmlDeviceGetMigMode)
+// clang-format off
+#define STASIS_SIM_NVML(X)                                                        \
+  X(nvmlInit_v2)                       X(nvmlShutdown)                            \
+  X(nvmlErrorString)                   X(nvmlSystemGetDriverVersion)              \
+  X(nvmlSystemGetCudaDriverVersion_v2) X(nvmlDeviceGetCount_v2)                   \
+  X(nvmlDeviceGetHandleByIndex_v2)     X(nvmlDeviceGetHandleByUUID)               \
+  X(nvmlDeviceGetIndex)                X(nvmlDeviceGetUUID)                       \
+  X(nvmlDeviceGetName)                 X(nvmlDeviceGetMemoryInfo)                 \
+  X(nvmlDeviceGetPciInfo_v3)           X(nvmlDeviceGetComputeRunningProcesses_v3) \
+  X(nvmlDeviceGetPersistenceMode)      X(nvmlDeviceGetMigMode)
+// clang-format on
 #define STASIS_SIM_DECLARE(symbol) fn::symbol symbol;
 STASIS_SIM_NVML(STASIS_SIM_DECLARE)
 #undef STASIS_SIM_DECLARE

@@ -447,7 +447,7 @@ class Worker {
       {"cuinit", [](auto&, auto& out) { out << code(api().cuInit(0)); }},
       {"alloc", [this](auto& kind, auto& out) { out << code(alloc(kind)); }},
       {"big",
-       [this](auto& mib, auto& out) {
+       [](auto& mib, auto& out) {
          CUdeviceptr device = 0;
          const auto bytes = std::stoul(mib) << 20;
          auto rc = api().cuMemAlloc_v2(&device, bytes);
