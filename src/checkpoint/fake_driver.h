@@ -51,18 +51,27 @@ class FakeDriver final : public Driver {
   }
 
   // The nth call from now (1 is the next) answers `cu_result` and does nothing.
-  void fail_nth(std::size_t nth, int cu_result) { failures_[calls_.size() + nth] = cu_result; }
+  void fail_nth(std::size_t nth, int cu_result) {
+    const std::scoped_lock lock(mutex_);
+    failures_[calls_.size() + nth] = cu_result;
+  }
   // Every call of this kind, of one process or of all, answers so, until forgiven.
-  void fail_always(Action action, int cu_result) { always_[action] = cu_result; }
+  void fail_always(Action action, int cu_result) {
+    const std::scoped_lock lock(mutex_);
+    always_[action] = cu_result;
+  }
   void fail_always(Action action, Pid pid, int cu_result) {
+    const std::scoped_lock lock(mutex_);
     always_for_[{action, pid}] = cu_result;
   }
   void forgive() {
+    const std::scoped_lock lock(mutex_);
     failures_.clear();
     always_.clear();
     always_for_.clear();
   }
 
+  // calls() and what follows: only while nobody calls the driver.
   const std::vector<Call>& calls() const { return calls_; }
   // The calls that change something, in order.
   std::vector<Action> actions() const {
