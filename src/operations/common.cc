@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <thread>
 
 #include <fmt/format.h>
 
@@ -79,6 +80,13 @@ Result<OpenedGroup> open_group(const Environment& env, const std::string& operat
   auto begun = Journal::begin({operation, root, Pid{}, image, {}});
   if (!begun) return fail(std::move(begun.error()));
   auto journal = std::make_unique<Journal>(std::move(*begun));
+  if (!journal->inherited().empty()) {
+    settle(env.driver, journal->inherited());
+    if (auto seen = look(); !seen) {
+      journal->finish();
+      return fail(std::move(seen.error()));
+    }
+  }
   // What we saw before the journal was ours may be what another operation, which has ended since,
   // was just doing. So look until what we have entered is what there is.
   for (bool same = false; !same;) {
@@ -100,6 +108,41 @@ Result<OpenedGroup> open_group(const Environment& env, const std::string& operat
     return record->update(journal_targets(members));
   };
   return opened;
+}
+
+void settle(Driver& driver, std::span<const JournalTarget> targets) {
+  constexpr std::chrono::milliseconds kPoll{25};
+  constexpr std::chrono::milliseconds kQuiet{500};
+  constexpr std::chrono::seconds kLimit{60};
+  // The driver moves gigabytes per second; what a program's own threads do is no sign of it.
+  constexpr std::uint64_t kMoved = 1 << 20;
+  struct Seen {
+    std::optional<CudaState> state;
+    std::uint64_t resident = 0;
+  };
+  const proc::ProcFs procfs;
+  std::vector<Process> processes;
+  for (const JournalTarget& target : targets) {
+    auto process = Process::open(driver, target.pid);
+    if (process && (target.start_ticks == 0 || target.start_ticks == process->info().start_ticks)) {
+      processes.push_back(std::move(*process));
+    }
+  }
+  std::vector<Seen> last(processes.size());
+  const auto start = Clock::now();
+  auto changed = start;
+  while (!processes.empty() && Clock::now() - changed < kQuiet && Clock::now() - start < kLimit) {
+    for (std::size_t i = 0; i < processes.size(); ++i) {
+      Seen now;
+      if (auto state = processes[i].cuda_state()) now.state = *state;
+      if (auto bytes = procfs.resident_bytes(processes[i].pid())) now.resident = *bytes;
+      const std::uint64_t moved = now.resident > last[i].resident ? now.resident - last[i].resident
+                                                                  : last[i].resident - now.resident;
+      if (now.state != last[i].state || moved > kMoved) changed = Clock::now();
+      last[i] = now;
+    }
+    std::this_thread::sleep_for(kPoll);
+  }
 }
 
 Result<void> quiesce(const Environment& env, Group& group, std::chrono::milliseconds timeout,

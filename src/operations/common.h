@@ -55,6 +55,11 @@ struct OpenedGroup {
 Result<OpenedGroup> open_group(const Environment& env, const std::string& operation, Pid root,
                                const std::string& image);
 
+// A tool that is killed may leave a driver's call behind that goes on inside the target, while the
+// state is still the one of before. Waits until the targets of a killed operation come to rest:
+// half a second without a change of state or any memory moved, at most a minute.
+void settle(Driver& driver, std::span<const JournalTarget> targets);
+
 // Locks and checkpoints the whole tree, until no process of it is left that uses the GPU. The
 // phases are "lock" and "checkpoint".
 Result<void> quiesce(const Environment& env, Group& group, std::chrono::milliseconds timeout,

@@ -38,6 +38,7 @@ Result<std::optional<ProcessReport>> recover_target(Driver& driver, const Journa
   }
   const bool same = target.start_ticks == 0 || target.start_ticks == process->info().start_ticks;
   if (!same) return std::optional<ProcessReport>();
+  process->keep_still(false);
   // CRIU outlives a killed `stasis dump` until it sees that nobody answers it any more.
   const auto details = proc::ProcFs().details(target.pid);
   if (details && details->tracer != 0) {
@@ -51,12 +52,17 @@ Result<std::optional<ProcessReport>> recover_target(Driver& driver, const Journa
   // A record of a restore has no start times yet: a number that another program got has no CUDA
   // state, or one that nobody froze.
   if (!*state) return std::optional<ProcessReport>();
+  Result<void> done;
   if (**state == CudaState::kCheckpointed && target.initial != CudaState::kCheckpointed) {
-    if (auto done = restore_state(driver, *process); !done) return fail(std::move(done.error()));
+    done = restore_state(driver, *process);
+    // Somebody was quicker, such as a call that a killed tool has left: bring_to() sees to the
+    // rest.
+    if (!done && done.error().code == ErrorCode::kWrongState) done = {};
   }
-  if (auto done = process->bring_to(target.initial, std::chrono::seconds(30)); !done) {
-    return fail(std::move(done.error()));
-  }
+  if (done) done = process->bring_to(target.initial, std::chrono::seconds(30));
+  // CRIU ends what it was restoring when it sees that nobody answers it any more.
+  if (!done && !process->alive()) return std::optional<ProcessReport>();
+  if (!done) return fail(std::move(done.error()));
   if (target.initial == CudaState::kRunning) forget_suspended(*process);
   return report_process(*process, true, 0);
 }
@@ -79,6 +85,7 @@ std::optional<RecoverReport> recover_record(Driver& driver, const JournalEntry& 
     report.error = std::move(alone.error());
     return report;
   }
+  settle(driver, targets);
   for (const JournalTarget& target : targets) {
     auto done = recover_target(driver, target);
     // One that cannot be brought back is no reason to leave the others.
