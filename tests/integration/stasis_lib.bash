@@ -56,6 +56,14 @@ refused() {
 # json EXPRESSION: of $out, which must be one JSON object; Python's words, the object is d.
 json() { python3 -c "import json, sys; d = json.loads(sys.argv[1]); print($1)" "$out"; }
 
+# The CRIU that stasis takes.
+real_criu() {
+  local path
+  path=${STASIS_CRIU:-$(command -v criu || true)}
+  [[ -x $path ]] || path=/opt/stasis/criu/usr/sbin/criu
+  echo "$path"
+}
+
 # --- What is so.
 
 state_of() { cuda-checkpoint --get-state --pid "${1:-$TARGET}"; }
@@ -91,7 +99,8 @@ no_image() {
   [[ ! -e $image ]] || { echo "there is an image" >&2; ls -la "$image" >&2; return 1; }
 }
 
-gone() { ! kill -0 "${1:-$TARGET}" 2>/dev/null; }
+# There, and not just waiting to be collected.
+lives() { grep -qE "^State:[[:space:]]+[^ZX[:space:]]" "/proc/${1:-$TARGET}/status" 2>/dev/null; }
 # Reaped too: an image can be restored only when its numbers are free.
 number_is_free() { [[ ! -e /proc/${1:-$TARGET} ]]; }
 

@@ -146,7 +146,7 @@ stands_in_ps() { stasis ps 2>/dev/null | grep -qF "$1"; }
 
 @test "a checkpoint that fails in one process brings all of the tree back" {
   start_tree --size 4M
-  STASIS_SIM_FAULTS="checkpoint:error=999 pid=${CHILDREN[0]}" refused 8 driver-error suspend "$TARGET"
+  STASIS_SIM_FAULTS="checkpoint:error=801 pid=${CHILDREN[0]}" refused 8 not-supported suspend "$TARGET"
   assert_contains "$err" "rolled back"
   in_state running "${CHILDREN[@]}"
   target_goes_on

@@ -1,0 +1,292 @@
+#!/usr/bin/env bats
+# Ctrl-C and its like at any moment: everything is rolled back. SIGKILL at any moment: `stasis recover`
+# brings the job back.
+
+load helpers
+load stasis_lib
+
+setup() { setup_stasis; }
+teardown() { end_stasis; }
+
+# Each step is slowed down to some tenths of a second, so that a signal falls into each of them.
+# A shell without job control lets its background commands ignore Ctrl-C.
+with_signals() { exec env --default-signal=INT "$@"; }
+slow_steps="lock:delay=100ms;checkpoint:rate=100M;restore:rate=200M;unlock:delay=50ms"
+
+status_of_signal() { echo $((128 + $(kill -l "$1"))); }
+
+# interrupt_at SECONDS SIGNAL ARGUMENT...: runs stasis and signals it then. Sets status, out, err.
+interrupt_at() {
+  local seconds=$1 signal=$2
+  shift 2
+  STASIS_SIM_FAULTS=$slow_steps with_signals stasis "$@" \
+    >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" 3>&- &
+  local tool=$!
+  at_end_kill "$tool"
+  sleep "$seconds"
+  # Late is too late: it has ended then.
+  kill "-$signal" "$tool" 2>/dev/null || true
+  status=0
+  wait "$tool" || status=$?
+  out=$(<"$BATS_TEST_TMPDIR/out") err=$(<"$BATS_TEST_TMPDIR/err")
+}
+
+@test "a signal at any moment of a suspend brings the process back, and the status says so" {
+  start_target memory --size 20M
+  local hit=0
+  for at in 0.02 0.06 0.1 0.15 0.2 0.25 0.3; do
+    for signal in INT TERM HUP; do
+      interrupt_at "$at" "$signal" suspend "$TARGET"
+      if ((status == 0)); then
+        in_state checkpointed
+        stasis resume -q "$TARGET" >/dev/null
+        continue
+      fi
+      assert_equal "$status" "$(status_of_signal "$signal")" "status at $at: $err"
+      # Before its handlers are there, nothing has been done either, and nothing can be said.
+      [[ -z $err || $err == *"[interrupted]"* || $err != *error* ]]
+      [[ $err != *"[interrupted]"* ]] || hit=$((hit + 1))
+      in_state running
+      nothing_left
+    done
+  done
+  ((hit >= 5)) || { echo "only $hit signals came in the middle" >&2; return 1; }
+  target_goes_on
+  target_verifies
+}
+
+@test "a second signal does not break the roll-back" {
+  start_target memory --size 20M
+  STASIS_SIM_FAULTS=$slow_steps with_signals stasis suspend "$TARGET" >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
+  local tool=$! status=0
+  sleep 0.2
+  for _ in 1 2 3 4 5 6; do
+    kill -INT "$tool" 2>/dev/null || true
+    kill -TERM "$tool" 2>/dev/null || true
+    sleep 0.04
+  done
+  wait "$tool" || status=$?
+  # Of two that are pending the kernel may give us either first.
+  ((status == 130 || status == 143)) || { cat "$BATS_TEST_TMPDIR/out" >&2; return 1; }
+  in_state running
+  nothing_left
+  target_goes_on
+  target_verifies
+}
+
+@test "a signal during a resume leaves it suspended, or running when it was too late" {
+  start_target memory --size 20M
+  for at in 0.02 0.06 0.1 0.2; do
+    stasis suspend -q "$TARGET" >/dev/null
+    interrupt_at "$at" INT resume "$TARGET"
+    if ((status == 0)); then
+      in_state running
+    else
+      assert_equal "$status" 130 "$err"
+      in_state checkpointed
+    fi
+    nothing_left
+    stasis resume -q "$TARGET" >/dev/null
+  done
+  target_goes_on
+  target_verifies
+}
+
+@test "a signal at any moment of a dump leaves the process running and no image, or the image alone" {
+  need_root "CRIU"
+  start_target memory --size 20M
+  local hit=0
+  for at in 0.05 0.15 0.25 0.3 0.35 0.4 0.45 0.5 0.55 0.6 0.7; do
+    interrupt_at "$at" TERM dump "$TARGET" --images-dir "$image"
+    if ((status == 0)); then
+      wait_until 10 number_is_free
+      restore_it
+      rm -rf "$image"
+      continue
+    fi
+    assert_equal "$status" 143 "status at $at: $err"
+    [[ $err != *"[interrupted]"* ]] || hit=$((hit + 1))
+    in_state running
+    no_image
+    nothing_left
+    [[ ! -e $image.failed-dump.log ]]
+  done
+  ((hit >= 3)) || { echo "only $hit signals came in the middle" >&2; return 1; }
+  target_goes_on
+  restored_verifies
+}
+
+@test "a signal at any moment of a restore leaves the image alone, or the process" {
+  need_root "CRIU"
+  start_target memory --size 20M
+  dump_it
+  cp "$TARGET_STATUS" "$BATS_TEST_TMPDIR/rounds"
+  local hit=0
+  for at in 0.02 0.05 0.08 0.12 0.16 0.2 0.3; do
+    interrupt_at "$at" INT restore --images-dir "$image" --detach
+    if ((status == 0)); then
+      in_state running
+      kill -KILL "$TARGET"
+      wait_until 10 number_is_free
+    else
+      assert_equal "$status" 130 "status at $at: $err"
+      [[ $err != *"[interrupted]"* ]] || hit=$((hit + 1))
+      wait_until 5 number_is_free
+      nothing_left
+    fi
+    cat "$BATS_TEST_TMPDIR/rounds" >"$TARGET_STATUS"
+  done
+  ((hit >= 1)) || { echo "no signal came in the middle" >&2; return 1; }
+  restore_it
+  target_goes_on
+  restored_verifies
+}
+
+@test "Ctrl-C at a terminal rolls back" {
+  start_target memory --size 40M
+  local fifo=$BATS_TEST_TMPDIR/keys
+  mkfifo "$fifo"
+  STASIS_SIM_FAULTS="checkpoint:rate=40M" with_signals script -qec "trap : INT; stasis suspend $TARGET; echo ended with \$?" \
+    /dev/null <"$fifo" >"$BATS_TEST_TMPDIR/tty" 3>&- &
+  at_end_kill $!
+  exec 8>"$fifo"
+  sleep 0.6
+  printf '\003' >&8
+  wait_until 20 grep -q "ended with 130" "$BATS_TEST_TMPDIR/tty"
+  exec 8>&-
+  in_state running
+  target_goes_on
+  target_verifies
+}
+
+# --- SIGKILL
+
+# kill_at SECONDS ARGUMENT...: kills stasis then, and lets CRIU see it.
+kill_at() {
+  local seconds=$1
+  shift
+  : >"$BATS_TEST_TMPDIR/said"
+  STASIS_SIM_FAULTS=$slow_steps stasis "$@" >"$BATS_TEST_TMPDIR/said" 2>&1 3>&- &
+  local tool=$!
+  sleep "$seconds"
+  kill -KILL "$tool" 2>/dev/null || true
+  wait "$tool" 2>/dev/null || true
+}
+
+recovered() {
+  capture timeout 60 stasis recover --all
+  ((status == 0))
+}
+
+# CRIU outlives stasis for a moment, in which it lets go of the process, or ends it if it had the word.
+settled() { recovered && ! pgrep -f "^$(real_criu) swrk" >/dev/null && { ! lives || [[ $(state_of) == running ]]; }; }
+
+@test "killed at any moment of a suspend or resume, the process is recovered" {
+  start_target memory --size 20M
+  for at in 0.01 0.03 0.06 0.1 0.13 0.16 0.2 0.25 0.3; do
+    kill_at "$at" suspend "$TARGET"
+    # What was done to the end is no case for recovery.
+    if [[ -n $(grep -E "^(suspended|resumed)" "$BATS_TEST_TMPDIR/said") ]]; then stasis resume -q "$TARGET" >/dev/null; fi
+    wait_until 20 recovered
+    in_state running
+    nothing_left
+  done
+  for at in 0.01 0.04 0.08 0.12 0.16; do
+    stasis suspend -q "$TARGET" >/dev/null
+    kill_at "$at" resume "$TARGET"
+    wait_until 20 recovered
+    # Killed before it was done: suspended, as before it began.
+    if [[ -n $(grep -E "^(suspended|resumed)" "$BATS_TEST_TMPDIR/said") ]]; then in_state running; fi
+    done_by recover "$TARGET"
+    in_state running
+    nothing_left
+  done
+  target_goes_on
+  target_verifies
+}
+
+@test "killed at any moment of a dump, the process is recovered, or the image is whole" {
+  need_root "CRIU"
+  start_target memory --size 20M
+  for at in 0.05 0.15 0.25 0.3 0.34 0.38 0.42 0.46 0.5 0.55 0.6 0.7 0.8; do
+    kill_at "$at" dump "$TARGET" --images-dir "$image"
+    wait_until 20 settled
+    if ! lives; then
+      [[ -e $image/manifest.json ]]
+      wait_until 10 number_is_free
+      restore_it
+    fi
+    target_goes_on
+    rm -rf "$image" "$image".*
+    nothing_left
+  done
+  restored_verifies
+}
+
+@test "killed at any moment of a restore, the process is recovered, or the image restored again" {
+  need_root "CRIU"
+  start_target memory --size 20M
+  dump_it
+  cp "$TARGET_STATUS" "$BATS_TEST_TMPDIR/rounds"
+  for at in 0.02 0.05 0.08 0.11 0.14 0.17 0.2 0.24 0.28 0.35; do
+    kill_at "$at" restore --images-dir "$image" --detach
+    wait_until 20 settled
+    if lives; then
+      target_goes_on
+      kill -KILL "$TARGET"
+    fi
+    wait_until 10 number_is_free
+    nothing_left
+    cat "$BATS_TEST_TMPDIR/rounds" >"$TARGET_STATUS"
+  done
+  restore_it
+  target_goes_on
+  restored_verifies
+}
+
+@test "a suspend after a killed one rolls back to where that one began" {
+  start_target memory --size 8M
+  STASIS_SIM_FAULTS="checkpoint:delay=20s" stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
+  local tool=$!
+  wait_until 10 locked
+  kill -KILL "$tool"
+  wait "$tool" 2>/dev/null || true
+  in_state locked
+  STASIS_SIM_FAULTS="checkpoint:error=801" refused 8 not-supported suspend "$TARGET"
+  in_state running
+  nothing_left
+  target_goes_on
+  target_verifies
+}
+
+locked() { [[ $(state_of) == locked ]]; }
+
+@test "recover --all without anything to recover says so" {
+  done_by recover --all
+  assert_contains "$out" "nothing to recover"
+}
+
+@test "recover makes run again what another tool left locked or suspended" {
+  start_tree --size 4M
+  cuda-checkpoint --action lock --pid "${CHILDREN[0]}"
+  cuda-checkpoint --toggle --pid "${CHILDREN[1]}"
+  done_by recover "$TARGET"
+  in_state running "${CHILDREN[@]}"
+  target_goes_on
+  target_verifies
+}
+
+@test "recover --all forgets an operation whose processes have all ended, and names its image" {
+  need_root "CRIU"
+  start_target memory --size 8M
+  STASIS_SIM_FAULTS="checkpoint:delay=20s" stasis dump "$TARGET" --images-dir "$image" >/dev/null 2>&1 3>&- &
+  local tool=$!
+  wait_until 10 locked
+  kill -KILL "$tool" "$TARGET"
+  wait_until 10 number_is_free
+  done_by recover --all
+  assert_contains "$out" "none of its CUDA processes lives any more"
+  assert_contains "$out" "$image"
+  rm -rf "$image".*
+  nothing_left
+}
