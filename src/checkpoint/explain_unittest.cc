@@ -49,7 +49,8 @@ TEST(Explain, EachAnswerAboutAliveProcess) {
       {304, Action::kGetState, ErrorCode::kDriverError, "alive and may be traced", "crashed"},
       {800, Action::kRestore, ErrorCode::kNotPermitted, "does not permit", "persistence mode"},
       {803, Action::kLock, ErrorCode::kDriverUnsupported, "different versions", "reboot"},
-      {999, Action::kCheckpoint, ErrorCode::kDriverError, "could not checkpoint", "dmesg"},
+      {999, Action::kCheckpoint, ErrorCode::kNotSupported, "cannot checkpoint", "managed memory"},
+      {999, Action::kLock, ErrorCode::kDriverError, "could not lock", "dmesg"},
   };
   for (const Situation& s : situations) {
     const Error error = explain(s.cu_result, s.action, child.pid());
