@@ -38,7 +38,6 @@ Result<std::optional<ProcessReport>> recover_target(Driver& driver, const Journa
   }
   const bool same = target.start_ticks == 0 || target.start_ticks == process->info().start_ticks;
   if (!same) return std::optional<ProcessReport>();
-  process->keep_still(false);
   // CRIU outlives a killed `stasis dump` until it sees that nobody answers it any more.
   const auto details = proc::ProcFs().details(target.pid);
   if (details && details->tracer != 0) {
