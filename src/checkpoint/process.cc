@@ -86,7 +86,29 @@ Error Process::explain(Action action, const DriverFailure& failure) const {
   return explain_driver_failure(failure, action, pid(), procfs_);
 }
 
+Result<void> Process::can_answer() const {
+  const auto now = procfs_.process(pid());
+  if (!now) return {};  // the driver's answer is explained in any case
+  if (now->state == 'T') {
+    return fail(ErrorCode::kBusy,
+                fmt::format("process {} ({}) is stopped, and its driver cannot answer", pid().value,
+                            info_.comm),
+                fmt::format("let it go on with `kill -CONT {}`", pid().value));
+  }
+  if (now->state == 't') {
+    const auto details = procfs_.details(pid());
+    return fail(ErrorCode::kBusy,
+                fmt::format("process {} ({}) is held by process {} (CRIU, or a debugger), and its "
+                            "driver cannot answer",
+                            pid().value, info_.comm, details ? details->tracer : 0),
+                "wait for that to end, or detach it");
+  }
+  return {};
+}
+
 Result<std::optional<CudaState>> Process::cuda_state() const {
+  // The driver asks a thread of the target, and waits for its answer for ever (580.159.04).
+  if (auto able = can_answer(); !able) return fail(std::move(able.error()));
   auto state = driver_->state(pid());
   if (state) {
     if (alive()) return *state;
