@@ -89,21 +89,22 @@ Error Process::explain(Action action, const DriverFailure& failure) const {
 Result<void> Process::can_answer() const {
   const auto now = procfs_.process(pid());
   if (!now) return {};  // the driver's answer is explained in any case
+  if (now->state != 'T' && now->state != 't') return {};
+  // For a process without its library the driver answers by itself.
+  const auto maps = procfs_.maps_file(pid(), "libcuda.so");
+  if (maps && !*maps) return {};
   if (now->state == 'T') {
     return fail(ErrorCode::kBusy,
                 fmt::format("process {} ({}) is stopped, and its driver cannot answer", pid().value,
                             info_.comm),
                 fmt::format("let it go on with `kill -CONT {}`", pid().value));
   }
-  if (now->state == 't') {
-    const auto details = procfs_.details(pid());
-    return fail(ErrorCode::kBusy,
-                fmt::format("process {} ({}) is held by process {} (CRIU, or a debugger), and its "
-                            "driver cannot answer",
-                            pid().value, info_.comm, details ? details->tracer : 0),
-                "wait for that to end, or detach it");
-  }
-  return {};
+  const auto details = procfs_.details(pid());
+  return fail(ErrorCode::kBusy,
+              fmt::format("process {} ({}) is held by process {} (CRIU, or a debugger), and its "
+                          "driver cannot answer",
+                          pid().value, info_.comm, details ? details->tracer : 0),
+              "wait for that to end, or detach it");
 }
 
 Result<std::optional<CudaState>> Process::cuda_state() const {
