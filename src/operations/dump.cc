@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <condition_variable>
+#include <csignal>
 #include <filesystem>
 #include <future>
 #include <mutex>
@@ -200,6 +201,16 @@ Result<std::vector<ProcessRecord>> take_stock(const Group& group) {
   return records;
 }
 
+// Has any process of the tree ended, or is it about to? If all are `back` in their states, they
+// have answered since, which who was killed does not. Others take a while to let go of their
+// memory.
+bool anybody_ended(const Group& group, bool back) {
+  const int patience_ms = back ? 100 : kExitWaitMs;
+  return std::any_of(
+      group.members().begin(), group.members().end(),
+      [&](const GroupMember& member) { return member.process.pidfd().wait_exit(patience_ms); });
+}
+
 // CRIU has ended the tree; nobody may be left of it.
 Result<void> wait_until_gone(const Group& group) {
   for (const GroupMember& member : group.members()) {
@@ -259,6 +270,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   Manifest manifest = describe(env, group, *criu, criu_options, *gpus);
   std::optional<ImageWatcher> watcher(std::in_place, env.progress, writer->path() + "/criu",
                                       options.sync);
+  bool complete = false;
   const auto seal = [&]() -> Result<void> {
     watcher.reset();
     phases.end();
@@ -269,6 +281,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
     auto sealed = writer->seal(std::move(manifest), options.sync, env.progress, env.interrupt);
     if (!sealed) return fail(std::move(sealed.error()));
     manifest = std::move(*sealed);
+    complete = true;
     phases.begin("finish");
     return {};
   };
@@ -284,12 +297,20 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   watcher.reset();
   if (!dumped) {
     // First the job, then the disk: removing a large image takes seconds.
-    const bool interrupted = dumped.error().code == ErrorCode::kInterrupted;
+    const Error why = dumped.error();
     auto failed = undo(std::move(dumped.error()));
-    (void)writer->discard();
-    // Nothing went wrong, so nobody wants the log.
-    if (interrupted) (void)::unlink(writer->failed_log_path().c_str());
-    return failed;
+    const bool back = failed.value().code != ErrorCode::kNotRolledBack;
+    // CRIU died after it had the word to end the tree: the image may be all that is left of the
+    // job.
+    if (!complete || options.after != AfterDump::kKill || !anybody_ended(group, back)) {
+      (void)writer->discard();
+      // Nothing went wrong, so nobody wants the log.
+      if (why.code == ErrorCode::kInterrupted) (void)::unlink(writer->failed_log_path().c_str());
+      return failed;
+    }
+    env.tell("the image is complete, though CRIU came to a bad end: " + why.message);
+    for (const GroupMember& member : group.members())
+      (void)member.process.pidfd().signal(SIGKILL);
   }
 
   // The image is complete and CRIU has ended the tree, or lets it go on.
