@@ -179,7 +179,16 @@ recovered() {
 }
 
 # CRIU outlives stasis for a moment, in which it lets go of the process, or ends it if it had the word.
-settled() { recovered && ! pgrep -f "^$(real_criu) swrk" >/dev/null && { ! lives || [[ $(state_of) == running ]]; }; }
+settled() { recovered && ! criu_runs && { ! lives || [[ $(state_of) == running ]]; }; }
+
+# A criu of this test's stasis, and of no other test's.
+criu_runs() {
+  local pid
+  for pid in $(pgrep -f "^$(real_criu) swrk" || true); do
+    ! grep -qz "^STASIS_STATE_DIR=$STASIS_STATE_DIR\$" "/proc/$pid/environ" 2>/dev/null || return 0
+  done
+  return 1
+}
 
 @test "killed at any moment of a suspend or resume, the process is recovered" {
   start_target memory --size 20M
