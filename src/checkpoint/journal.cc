@@ -132,6 +132,15 @@ Result<UniqueFd> lock_directory(const std::string& directory) {
   return fd;
 }
 
+Error busy(const JournalRecord& holder, Pid pid) {
+  return {ErrorCode::kBusy,
+          fmt::format("`stasis {}` (process {}) is working on process {}", holder.operation,
+                      holder.owner.value, pid.value),
+          "wait for it to end, or interrupt it",
+          {},
+          {}};
+}
+
 // kBusy if an operation under way on another root has one of `targets`.
 Result<void> check_overlap(Pid root, const std::vector<JournalTarget>& targets) {
   auto entries = read_journal();
@@ -141,10 +150,7 @@ Result<void> check_overlap(Pid root, const std::vector<JournalTarget>& targets) 
     for (const JournalTarget& theirs : entry.record.targets) {
       for (const JournalTarget& ours : targets) {
         if (!same_process(ours, theirs)) continue;
-        return fail(ErrorCode::kBusy,
-                    fmt::format("`stasis {}` (process {}) is working on process {}",
-                                entry.record.operation, entry.record.owner.value, ours.pid.value),
-                    "wait for it to end, or interrupt it");
+        return fail(busy(entry.record, ours.pid));
       }
     }
   }
@@ -283,6 +289,22 @@ void Journal::finish() {
   if (left.targets.empty() || !write_record(path_, left)) (void)::unlink(path_.c_str());
   (void)::unlink((path_ + ".lock").c_str());
   lock_.reset();
+}
+
+Result<void> check_not_busy(const std::vector<JournalTarget>& targets) {
+  auto entries = read_journal();
+  if (!entries) return fail(std::move(entries.error()));
+  for (const JournalEntry& entry : *entries) {
+    if (!entry.under_way) continue;
+    for (const JournalTarget& ours : targets) {
+      const auto& theirs = entry.record.targets;
+      const bool taken = entry.record.root == ours.pid ||
+                         std::any_of(theirs.begin(), theirs.end(),
+                                     [&](const JournalTarget& t) { return same_process(t, ours); });
+      if (taken) return fail(busy(entry.record, ours.pid));
+    }
+  }
+  return {};
 }
 
 Result<std::vector<JournalEntry>> read_journal() {

@@ -79,6 +79,11 @@ struct JournalEntry {
   bool under_way = false;  // somebody holds it; not to be touched
 };
 
+// kBusy, naming the holder, if an operation under way has one of `targets`, or acts on the tree
+// below it. A look only, which costs no question to the driver: that one keeps who asks about a
+// process waiting until what goes on with it is over (driver 580).
+Result<void> check_not_busy(const std::vector<JournalTarget>& targets);
+
 // All records there are. Unreadable ones are left out.
 Result<std::vector<JournalEntry>> read_journal();
 

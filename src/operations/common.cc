@@ -76,6 +76,13 @@ Result<OpenedGroup> open_group(const Environment& env, const std::string& operat
     }
     return {};
   };
+  const proc::ProcFs procfs;
+  auto tree = procfs.tree(root);
+  if (!tree) return fail(std::move(tree.error()));
+  std::vector<JournalTarget> everybody;
+  for (const proc::ProcessInfo& info : *tree)
+    everybody.push_back({info.pid, info.start_ticks, CudaState::kRunning});
+  if (auto free = check_not_busy(everybody); !free) return fail(std::move(free.error()));
   if (auto seen = look(); !seen) return fail(std::move(seen.error()));
   auto begun = Journal::begin({operation, root, Pid{}, image, {}});
   if (!begun) return fail(std::move(begun.error()));
