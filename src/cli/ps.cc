@@ -2,9 +2,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <condition_variable>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
 
 #include <fmt/format.h>
 
+#include "base/scope_guard.h"
 #include "checkpoint/journal.h"
 #include "checkpoint/process.h"
 #include "cli/verbs.h"
@@ -12,10 +19,13 @@
 namespace stasis::cli {
 namespace {
 
+// An answer takes 0.2 ms (H100, driver 580.159.04).
+constexpr std::chrono::seconds kPatience{1};
+
 struct Row {
   Pid pid;
   std::string user;
-  std::string state;  // a CUDA state, or "?" for a process we may not ask
+  std::string state;  // a CUDA state; "busy" without an answer, "?" if it could not be asked
   std::uint64_t gpu_bytes = 0;
   std::string under;  // "stasis dump (12)", "left behind by stasis dump", or empty
   std::string command;
@@ -46,32 +56,78 @@ std::string under(const std::vector<JournalEntry>& journal, const proc::ProcessI
   return {};
 }
 
+// One question to the driver, on a thread that is left behind if there is no answer in time: what
+// is at work on a process keeps everybody waiting who asks about it (driver 580).
+struct Question {
+  explicit Question(Process about) : process(std::move(about)) {}
+
+  static void ask(const std::shared_ptr<Question>& question) {
+    std::thread([question] {
+      auto state = question->process.cuda_state();
+      const std::scoped_lock lock(question->mutex);
+      question->answer.emplace(std::move(state));
+      question->answered.notify_one();
+    }).detach();
+  }
+  // Nothing if the time is over.
+  std::optional<Result<std::optional<CudaState>>> wait(Clock::time_point until) {
+    std::unique_lock lock(mutex);
+    answered.wait_until(lock, until, [this] { return answer.has_value(); });
+    return answer;
+  }
+
+  Process process;
+  std::mutex mutex;
+  std::condition_variable answered;
+  std::optional<Result<std::optional<CudaState>>> answer;
+};
+
+struct Collected {
+  std::vector<Row> rows;
+  std::size_t not_permitted = 0;
+  bool threads_left = false;  // that use the driver
+};
+
 // Only processes that map the driver's library are asked: the driver itself says nothing about
 // those of others, and a query for each process of a large host would take long.
-Result<std::vector<Row>> collect(Driver& driver, std::size_t& not_permitted) {
+Result<Collected> collect(Driver& driver) {
+  Collected out;
   const proc::ProcFs procfs;
   auto everyone = procfs.all();
   if (!everyone) return fail(std::move(everyone.error()));
-  std::vector<JournalEntry> journal;
-  if (auto entries = read_journal()) journal = std::move(*entries);
-  std::map<Pid, std::vector<GpuUse>> memory;
-  bool memory_known = false;
-  std::vector<Row> rows;
+  std::vector<std::shared_ptr<Question>> questions;
   for (const proc::ProcessInfo& info : *everyone) {
     auto maps = procfs.maps_file(info.pid, "libcuda.so");
-    if (!maps && maps.error().code == ErrorCode::kNotPermitted) ++not_permitted;
+    if (!maps && maps.error().code == ErrorCode::kNotPermitted) ++out.not_permitted;
     if (!maps || !*maps) continue;
     auto process = Process::open(driver, info.pid);
     if (!process) continue;
-    auto state = process->cuda_state();
-    if (state && !*state) continue;
-    if (!memory_known) {
-      memory_known = true;
-      if (auto use = driver.memory_by_process()) memory = std::move(*use);
-    }
+    questions.push_back(std::make_shared<Question>(std::move(*process)));
+    Question::ask(questions.back());
+  }
+  const auto until = Clock::now() + kPatience;
+  std::vector<std::pair<std::shared_ptr<Question>, std::string>> found;
+  for (const auto& question : questions) {
+    auto state = question->wait(until);
+    if (!state) out.threads_left = true;
+    if (state && *state && !**state) continue;
+    std::string word = "?";
+    if (!state) word = "busy";
+    if (state && *state) word = cuda_state_name(***state);
+    found.emplace_back(question, word);
+  }
+  // After the questions: what began meanwhile may be why one has no answer.
+  std::vector<JournalEntry> journal;
+  if (auto entries = read_journal()) journal = std::move(*entries);
+  std::map<Pid, std::vector<GpuUse>> memory;
+  if (!found.empty()) {
+    if (auto use = driver.memory_by_process()) memory = std::move(*use);
+  }
+  for (const auto& [question, state] : found) {
+    const proc::ProcessInfo& info = question->process.info();
     Row row;
     row.pid = info.pid;
-    row.state = state ? std::string(cuda_state_name(**state)) : "?";
+    row.state = state;
     row.command = info.comm;
     if (auto details = procfs.details(info.pid)) {
       row.user = user_name(details->uid);
@@ -80,10 +136,11 @@ Result<std::vector<Row>> collect(Driver& driver, std::size_t& not_permitted) {
     for (const GpuUse& use : memory[info.pid])
       row.gpu_bytes += use.bytes;
     row.under = under(journal, info);
-    rows.push_back(std::move(row));
+    out.rows.push_back(std::move(row));
   }
-  std::sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return a.pid < b.pid; });
-  return rows;
+  std::sort(out.rows.begin(), out.rows.end(),
+            [](const Row& a, const Row& b) { return a.pid < b.pid; });
+  return out;
 }
 
 }  // namespace
@@ -94,9 +151,16 @@ Verb add_ps(CLI::App& app) {
   return {command, [](Context& context) -> Result<int> {
             auto driver = context.load_driver();
             if (!driver) return fail(std::move(driver.error()));
-            std::size_t not_permitted = 0;
-            auto rows = collect(**driver, not_permitted);
-            if (!rows) return fail(std::move(rows.error()));
+            auto collected = collect(**driver);
+            if (!collected) return fail(std::move(collected.error()));
+            // Threads that still wait for the driver must not see it go.
+            const ScopeGuard leave([threads_left = collected->threads_left] {
+              if (!threads_left) return;
+              std::fflush(nullptr);
+              ::_exit(0);
+            });
+            const std::vector<Row>& rows = collected->rows;
+            const std::size_t not_permitted = collected->not_permitted;
             // Root meets them too, in containers that hide the host's first process.
             if (not_permitted > 0 && (::geteuid() != 0 || context.verbose > 0)) {
               context.terminal.note(
@@ -105,7 +169,7 @@ Verb add_ps(CLI::App& app) {
             }
             if (context.json) {
               nlohmann::json processes = nlohmann::json::array();
-              for (const Row& row : *rows) {
+              for (const Row& row : rows) {
                 processes.push_back({{"pid", row.pid.value},
                                      {"user", row.user},
                                      {"state", row.state},
@@ -119,7 +183,7 @@ Verb add_ps(CLI::App& app) {
             }
             std::vector<std::vector<std::string>> lines = {
                 {"PID", "USER", "STATE", "GPU MEMORY", "OPERATION", "COMMAND"}};
-            for (const Row& row : *rows) {
+            for (const Row& row : rows) {
               lines.push_back({std::to_string(row.pid.value), row.user, row.state,
                                row.gpu_bytes > 0 ? format_bytes(row.gpu_bytes) : "-",
                                row.under.empty() ? "-" : row.under, row.command});
