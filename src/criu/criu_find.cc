@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include "base/units.h"
 #include "criu/criu.h"
 #include "criu/criu_process.h"
 #include "criu/criu_rpc.pb.h"
@@ -42,6 +43,11 @@ Result<int> ask_version(const std::string& path) {
   auto sent = process->send(request);
   auto response = sent ? process->receive(kVersionPatience)
                        : Result<std::optional<criu_rpc::Response>>(fail(sent.error()));
+  // A signal of ours (Ctrl-C) cuts the wait short; that says nothing about criu.
+  for (const auto start = Clock::now();
+       response && !*response && since(start) < kVersionPatience;) {
+    response = process->receive(kVersionPatience);
+  }
   const bool answered =
       response && *response && (*response)->success() && (*response)->has_version();
   const std::string end = process->finish(answered ? kVersionPatience : std::chrono::seconds(1));
