@@ -257,7 +257,7 @@ criu_runs() {
   start_target memory --size 8M
   STASIS_SIM_FAULTS="checkpoint:delay=20s" stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
   local tool=$!
-  wait_until 10 locked
+  wait_until 10 works_on_it "$tool"
   kill -KILL "$tool"
   wait "$tool" 2>/dev/null || true
   in_state locked
@@ -267,8 +267,6 @@ criu_runs() {
   target_goes_on
   target_verifies
 }
-
-locked() { [[ $(state_of) == locked ]]; }
 
 @test "recover --all without anything to recover says so" {
   done_by recover --all
@@ -290,7 +288,7 @@ locked() { [[ $(state_of) == locked ]]; }
   start_target memory --size 8M
   STASIS_SIM_FAULTS="checkpoint:delay=20s" stasis dump "$TARGET" --images-dir "$image" >/dev/null 2>&1 3>&- &
   local tool=$!
-  wait_until 10 locked
+  wait_until 10 works_on_it "$tool"
   kill -KILL "$tool" "$TARGET"
   wait_until 10 number_is_free
   done_by recover --all

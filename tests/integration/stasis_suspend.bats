@@ -37,9 +37,11 @@ teardown() { end_stasis; }
   STASIS_SIM_FAULTS="checkpoint:delay=20s" stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
   local tool=$!
   at_end_kill "$tool"
-  wait_until 10 stands_in_ps "stasis suspend ($tool)"
+  wait_until 40 stands_in_ps "stasis suspend ($tool)"
+  done_by ps --json
+  assert_equal "$(json "[p['state'] for p in d['processes'] if p['pid'] == $TARGET]")" "['busy']"
   kill -KILL "$tool"
-  wait_until 10 stands_in_ps "left behind by stasis suspend"
+  wait_until 40 stands_in_ps "left behind by stasis suspend"
   done_by recover "$TARGET"
   done_by ps
   [[ $out != *"left behind"* ]]
@@ -280,7 +282,7 @@ stands_in_ps() { stasis ps 2>/dev/null | grep -qF "$1"; }
   start_target memory --size 8M
   STASIS_SIM_FAULTS="checkpoint:delay=3s" stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
   local tool=$!
-  wait_until 10 stands_in_ps "stasis suspend ($tool)"
+  wait_until 10 works_on_it "$tool"
   for verb in suspend resume recover "dump --images-dir $image"; do
     # shellcheck disable=SC2086
     refused 7 busy $verb "$TARGET"
@@ -300,7 +302,7 @@ stands_in_ps() { stasis ps 2>/dev/null | grep -qF "$1"; }
   start_tree --size 4M
   STASIS_SIM_FAULTS="checkpoint:delay=3s" stasis suspend "${CHILDREN[0]}" >/dev/null 2>&1 3>&- &
   local tool=$!
-  wait_until 10 stands_in_ps "stasis suspend ($tool)"
+  wait_until 10 works_on_it "$tool"
   refused 7 busy suspend "$TARGET"
   assert_contains "$err" "process ${CHILDREN[0]}"
   in_state running "${CHILDREN[1]}"
