@@ -4,7 +4,7 @@
 namespace stasis::workloads {
 
 void run_idle(Run& run) {
-  const Gpu gpu = Gpu::primary(initialised_driver(run.options()), 0);
+  [[maybe_unused]] const Gpu gpu = Gpu::primary(initialised_driver(run.options()), 0);
   // No call at all: those that pass the driver's lock, cuMemGetInfo among them, end a process that
   // makes one while it is being checkpointed (580.159.04).
   while (run.next())
