@@ -21,7 +21,7 @@ std::optional<CudaState> cuda_state_from_name(std::string_view name);
 // A GPU's identity, the same on every machine that ever holds the card.
 struct GpuUuid {
   std::array<std::uint8_t, 16> bytes{};
-  auto operator<=>(const GpuUuid&) const = default;
+  auto operator<=>(const GpuUuid&) const = default;  // NOLINT(modernize-use-nullptr): a false alarm
 
   // "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx"
   std::string to_string() const;
@@ -42,7 +42,7 @@ struct Gpu {
 struct GpuPair {
   GpuUuid from;
   GpuUuid to;
-  auto operator<=>(const GpuPair&) const = default;
+  auto operator<=>(const GpuPair&) const = default;  // NOLINT(modernize-use-nullptr): a false alarm
 };
 
 }  // namespace stasis

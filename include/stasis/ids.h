@@ -8,13 +8,13 @@ namespace stasis {
 // A process (thread group) in the PID namespace of this process.
 struct Pid {
   int value = 0;
-  auto operator<=>(const Pid&) const = default;
+  auto operator<=>(const Pid&) const = default;  // NOLINT(modernize-use-nullptr): a false alarm
 };
 
 // A thread in the PID namespace of this process.
 struct Tid {
   int value = 0;
-  auto operator<=>(const Tid&) const = default;
+  auto operator<=>(const Tid&) const = default;  // NOLINT(modernize-use-nullptr): a false alarm
 };
 
 }  // namespace stasis

@@ -6,7 +6,7 @@
 
 #include <fmt/format.h>
 
-namespace stasis::operations {
+namespace stasis {
 
 std::vector<JournalTarget> journal_targets(const std::vector<GroupMember>& members) {
   std::vector<JournalTarget> targets;
@@ -264,4 +264,4 @@ Result<void> check_gpu_memory(std::span<const GpuUse> needed, std::span<const Gp
   return {};
 }
 
-}  // namespace stasis::operations
+}  // namespace stasis

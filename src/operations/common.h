@@ -12,7 +12,7 @@
 #include "checkpoint/journal.h"
 #include "operations/operations.h"
 
-namespace stasis::operations {
+namespace stasis {
 
 // Measures phases one after the other.
 class Phases {
@@ -88,4 +88,4 @@ Result<std::vector<GpuPair>> plan_gpu_map(Driver& driver, std::span<const GpuMap
 Result<void> check_gpu_memory(std::span<const GpuUse> needed, std::span<const GpuPair> pairs,
                               std::span<const Gpu> gpus);
 
-}  // namespace stasis::operations
+}  // namespace stasis

@@ -22,8 +22,6 @@
 
 namespace stasis {
 
-using namespace operations;
-
 namespace {
 
 // How long an ended tree may take to vanish once CRIU has killed it.
@@ -150,6 +148,7 @@ std::vector<GpuMemoryRecord> gpu_memory_of(const Group& group, const GroupMember
     if (auto memory = recall_suspended(member.process)) uses = std::move(memory->uses);
   }
   std::vector<GpuMemoryRecord> out;
+  out.reserve(uses.size());
   for (const GpuUse& part : uses)
     out.push_back({part.gpu.to_string(), part.bytes});
   return out;
@@ -243,7 +242,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   auto opened = open_group(env, "dump", root, writer->final_path());
   if (!opened) return fail(std::move(opened.error()));
   Group& group = opened->group;
-  const auto undo = [&](Error why) { return fail(operations::roll_back(*opened, std::move(why))); };
+  const auto undo = [&](Error why) { return fail(roll_back(*opened, std::move(why))); };
   for (const GroupMember& member : group.members()) {
     if (member.process.pid().value != ::getpid()) continue;
     return undo(

@@ -7,8 +7,6 @@
 
 namespace stasis {
 
-using namespace operations;
-
 namespace {
 
 // Restores the GPU state of a process, which a restore that was killed may have brought to another

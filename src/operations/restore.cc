@@ -19,8 +19,6 @@
 
 namespace stasis {
 
-using namespace operations;
-
 namespace {
 
 constexpr int kKillWaitMs = 10000;

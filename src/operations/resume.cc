@@ -3,8 +3,6 @@
 
 namespace stasis {
 
-using namespace operations;
-
 namespace {
 
 // The complete GPU map, once it is sure that the memory fits.
@@ -41,7 +39,7 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
   if (!opened) return fail(std::move(opened.error()));
   Group& group = opened->group;
   auto pairs = check_and_plan(env, group, options);
-  if (!pairs) return fail(operations::roll_back(*opened, std::move(pairs.error())));
+  if (!pairs) return fail(roll_back(*opened, std::move(pairs.error())));
   Result<void> done = env.interrupt.check();
   if (done) {
     phases.begin("restore");
@@ -55,7 +53,7 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
   }
   phases.end();
   if (done) done = verify_states(group, CudaState::kRunning);
-  if (!done) return fail(operations::roll_back(*opened, std::move(done.error())));
+  if (!done) return fail(roll_back(*opened, std::move(done.error())));
   group.dismiss();
   for (const GroupMember& member : group.members())
     forget_suspended(member.process);

@@ -3,8 +3,6 @@
 
 namespace stasis {
 
-using namespace operations;
-
 Result<Report> suspend(const Environment& env, Pid root, const SuspendOptions& options) {
   Phases phases;
   auto opened = open_group(env, "suspend", root, {});
@@ -13,7 +11,7 @@ Result<Report> suspend(const Environment& env, Pid root, const SuspendOptions& o
   auto done = quiesce(env, group, options.timeout, phases);
   phases.end();
   if (done) done = verify_states(group, CudaState::kCheckpointed);
-  if (!done) return fail(operations::roll_back(*opened, std::move(done.error())));
+  if (!done) return fail(roll_back(*opened, std::move(done.error())));
   group.dismiss();
   remember_suspended(group);
   opened->journal->finish();
