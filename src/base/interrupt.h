@@ -1,9 +1,12 @@
-// A request to stop, made from outside (a signal) and looked at between steps.
+// A request to stop, made from outside (a signal, a time limit) and looked at between steps.
 //
 // The library never installs signal handlers; src/cli does and sets the flag. Thread-safe.
 #pragma once
 
 #include <atomic>
+#include <chrono>
+#include <optional>
+#include <string>
 
 #include "stasis/result.h"
 
@@ -20,13 +23,26 @@ class Interrupt {
   bool requested() const { return signal_.load() != 0; }
   int signal_number() const { return signal_.load(); }
 
-  // kInterrupted if somebody asked to stop.
+  // From now on; zero: no limit. Not while another thread looks.
+  void set_time_limit(std::chrono::milliseconds limit) {
+    limit_ = limit;
+    deadline_.reset();
+    if (limit.count() > 0) deadline_ = std::chrono::steady_clock::now() + limit;
+  }
+
+  // kInterrupted if somebody asked to stop, kTimeout if the time is over.
   Result<void> check() const {
-    if (!requested()) return {};
-    return fail(ErrorCode::kInterrupted, "interrupted by a signal");
+    if (requested()) return fail(ErrorCode::kInterrupted, "interrupted by a signal");
+    if (deadline_ && std::chrono::steady_clock::now() >= *deadline_) {
+      return fail(ErrorCode::kTimeout, "not done within " + std::to_string(limit_.count()) + " ms",
+                  "give it more time (--timeout)");
+    }
+    return {};
   }
 
  private:
+  std::chrono::milliseconds limit_{0};
+  std::optional<std::chrono::steady_clock::time_point> deadline_;
   std::atomic<int> signal_{0};
 };
 

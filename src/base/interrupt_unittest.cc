@@ -1,5 +1,7 @@
 #include "base/interrupt.h"
 
+#include <thread>
+
 #include <gtest/gtest.h>
 
 #include "base/scope_guard.h"
@@ -17,6 +19,19 @@ TEST(Interrupt, TheFirstSignalCounts) {
   auto checked = interrupt.check();
   ASSERT_FALSE(checked);
   EXPECT_EQ(checked.error().code, ErrorCode::kInterrupted);
+}
+
+TEST(Interrupt, AfterTheTimeLimitItIsATimeout) {
+  Interrupt interrupt;
+  interrupt.set_time_limit(std::chrono::hours(1));
+  EXPECT_TRUE(interrupt.check());
+  interrupt.set_time_limit(std::chrono::milliseconds(1));
+  std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  auto checked = interrupt.check();
+  ASSERT_FALSE(checked);
+  EXPECT_EQ(checked.error().code, ErrorCode::kTimeout);
+  interrupt.set_time_limit(std::chrono::milliseconds(0));
+  EXPECT_TRUE(interrupt.check());
 }
 
 TEST(ScopeGuard, RunsUnlessDismissed) {

@@ -47,6 +47,16 @@ void add_timeout(CLI::App& command, std::chrono::milliseconds& timeout) {
       ->type_name("MS");
 }
 
+void add_time_limit(CLI::App& command, std::chrono::milliseconds& limit, const std::string& after) {
+  command
+      .add_option_function<unsigned>(
+          "-t,--timeout",
+          [&limit](const unsigned& value) { limit = std::chrono::milliseconds(value); },
+          fmt::format("milliseconds after which {} [{}]", after,
+                      limit.count() > 0 ? std::to_string(limit.count()) : "no limit"))
+      ->type_name("MS");
+}
+
 void add_device_map(CLI::App& command, std::optional<std::string>& text) {
   command
       .add_option("-d,--device-map", text,

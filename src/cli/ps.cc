@@ -20,7 +20,7 @@ namespace stasis::cli {
 namespace {
 
 // An answer takes 0.2 ms (H100, driver 580.159.04).
-constexpr std::chrono::seconds kPatience{1};
+constexpr std::chrono::milliseconds kPatience{1000};
 
 struct Row {
   Pid pid;
@@ -90,7 +90,7 @@ struct Collected {
 
 // Only processes that map the driver's library are asked: the driver itself says nothing about
 // those of others, and a query for each process of a large host would take long.
-Result<Collected> collect(Driver& driver) {
+Result<Collected> collect(Driver& driver, std::chrono::milliseconds patience) {
   Collected out;
   const proc::ProcFs procfs;
   auto everyone = procfs.all();
@@ -105,7 +105,7 @@ Result<Collected> collect(Driver& driver) {
     questions.push_back(std::make_shared<Question>(std::move(*process)));
     Question::ask(questions.back());
   }
-  const auto until = Clock::now() + kPatience;
+  const auto until = Clock::now() + patience;
   std::vector<std::pair<std::shared_ptr<Question>, std::string>> found;
   for (const auto& question : questions) {
     auto state = question->wait(until);
@@ -148,10 +148,12 @@ Result<Collected> collect(Driver& driver) {
 Verb add_ps(CLI::App& app) {
   CLI::App* command =
       app.add_subcommand("ps", "list the processes that use CUDA, and the state of each");
-  return {command, [](Context& context) -> Result<int> {
+  auto patience = std::make_shared<std::chrono::milliseconds>(kPatience);
+  add_time_limit(*command, *patience, "a process that does not answer is \"busy\"");
+  return {command, [patience](Context& context) -> Result<int> {
             auto driver = context.load_driver();
             if (!driver) return fail(std::move(driver.error()));
-            auto collected = collect(**driver);
+            auto collected = collect(**driver, *patience);
             if (!collected) return fail(std::move(collected.error()));
             // Threads that still wait for the driver must not see it go.
             const ScopeGuard leave([threads_left = collected->threads_left] {

@@ -43,12 +43,14 @@ std::string to_text(const RecoverReport& report) {
 struct Options {
   Pid given;
   bool all = false;
+  std::chrono::milliseconds limit{0};
 };
 
 Result<int> run(Context& context, const Options& options) {
   if (!options.all && options.given.value == 0) {
     return fail(ErrorCode::kUsage, "recover whom?", "give a PID, or --all");
   }
+  context.interrupt.set_time_limit(options.limit);
   auto driver = context.load_driver();
   if (!driver) return fail(std::move(driver.error()));
   std::vector<RecoverReport> reports;
@@ -89,6 +91,7 @@ Verb add_recover(CLI::App& app) {
   pid->required(false);
   command->add_flag("--all", options->all, "the targets of every operation that was cut short")
       ->excludes(pid);
+  add_time_limit(*command, options->limit, "no further process is begun with");
   return {command, [options](Context& context) { return run(context, *options); }};
 }
 

@@ -13,6 +13,7 @@ namespace stasis::cli {
 namespace {
 
 struct Options {
+  std::chrono::milliseconds limit{0};
   RestoreOptions restore;
   std::optional<std::string> device_map;
   bool detach = false;
@@ -51,6 +52,7 @@ Result<int> run(Context& context, Options& options) {
     inherited.push_back(std::move(copy));
     options.restore.inherit.push_back({std::move(parsed->second), &inherited.back()});
   }
+  context.interrupt.set_time_limit(options.limit);
   auto driver = context.load_driver();
   if (!driver) return fail(std::move(driver.error()));
   auto report = restore(context.environment(**driver), options.restore);
@@ -89,6 +91,8 @@ Verb add_restore(CLI::App& app) {
       ->add_option("--inherit-fd", options->inherit,
                    "give it a descriptor of ours in place of one it had; CRIU's option")
       ->type_name("fd[N]:KEY");
+  add_time_limit(*command, options->limit,
+                 "it is given up, unless its GPU memory is on the way back");
   add_criu_path(*command, options->restore.criu_path);
   return {command, [options](Context& context) { return run(context, *options); }};
 }

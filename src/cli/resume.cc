@@ -10,12 +10,15 @@ Verb add_resume(CLI::App& app) {
   struct Options {
     Pid pid;
     std::optional<std::string> device_map;
+    std::chrono::milliseconds limit{0};
   };
   auto options = std::make_shared<Options>();
   CLI::App* command =
       app.add_subcommand("resume", "restore and unlock a suspended process tree: it runs again");
   add_pid(*command, options->pid);
   add_device_map(*command, options->device_map);
+  add_time_limit(*command, options->limit,
+                 "it is left suspended, unless its memory is on the way back");
   return {command, [options](Context& context) -> Result<int> {
             ResumeOptions resume_options;
             if (options->device_map) {
@@ -23,6 +26,7 @@ Verb add_resume(CLI::App& app) {
               if (!map) return fail(std::move(map.error()));
               resume_options.gpu_map = std::move(*map);
             }
+            context.interrupt.set_time_limit(options->limit);
             auto driver = context.load_driver();
             if (!driver) return fail(std::move(driver.error()));
             auto report = resume(context.environment(**driver), options->pid, resume_options);

@@ -46,7 +46,10 @@ Verb add_recover(CLI::App& app);
 
 // Options that several verbs have.
 void add_pid(CLI::App& command, Pid& pid);
+// How long to wait for GPU work, before the first process is checkpointed.
 void add_timeout(CLI::App& command, std::chrono::milliseconds& timeout);
+// How long the whole verb may take.
+void add_time_limit(CLI::App& command, std::chrono::milliseconds& limit, const std::string& after);
 void add_device_map(CLI::App& command, std::optional<std::string>& text);
 void add_criu_path(CLI::App& command, std::optional<std::string>& path);
 

@@ -65,7 +65,7 @@ Result<std::optional<ProcessReport>> recover_target(Driver& driver, const Journa
 }
 
 // Nothing if somebody else has recovered it meanwhile.
-std::optional<RecoverReport> recover_record(Driver& driver, const JournalEntry& seen) {
+std::optional<RecoverReport> recover_record(const Environment& env, const JournalEntry& seen) {
   RecoverReport report;
   report.root = seen.record.root;
   report.operation = seen.record.operation;
@@ -82,9 +82,13 @@ std::optional<RecoverReport> recover_record(Driver& driver, const JournalEntry& 
     report.error = std::move(alone.error());
     return report;
   }
-  settle(driver, targets);
+  settle(env.driver, targets);
   for (const JournalTarget& target : targets) {
-    auto done = recover_target(driver, target);
+    if (auto stop = env.interrupt.check(); !stop) {
+      report.error = std::move(stop.error());
+      break;
+    }
+    auto done = recover_target(env.driver, target);
     // One that cannot be brought back is no reason to leave the others.
     if (!done) {
       report.error = std::move(done.error());
@@ -113,7 +117,7 @@ Result<RecoverReport> recover(const Environment& env, Pid root) {
     }
     // What was cut short comes first: it knows processes that are not in the tree any more, and
     // that CRIU may still hold one.
-    if (auto report = recover_record(env.driver, entry)) out = std::move(*report);
+    if (auto report = recover_record(env, entry)) out = std::move(*report);
     if (out.error) return fail(std::move(*out.error));
   }
   // Then everything in the tree that is not running, whoever left it so.
@@ -142,7 +146,7 @@ Result<std::vector<RecoverReport>> recover_all(const Environment& env) {
   std::vector<RecoverReport> out;
   for (const JournalEntry& entry : *entries) {
     if (entry.under_way) continue;
-    if (auto report = recover_record(env.driver, entry)) out.push_back(std::move(*report));
+    if (auto report = recover_record(env, entry)) out.push_back(std::move(*report));
   }
   return out;
 }
