@@ -212,7 +212,7 @@ Result<void> Group::in_parallel(CudaState wanted, const std::function<Result<voi
     if (!member.initial || !member.process.alive()) continue;
     auto state = member.process.cuda_state();
     if (!state) {
-      if (!member.process.alive()) continue;
+      if (state.error().code == ErrorCode::kProcessGone) continue;
       return fail(std::move(state.error()));
     }
     if (*state == wanted) selected.push_back(&member.process);
@@ -253,7 +253,9 @@ Result<void> Group::in_parallel(CudaState wanted, const std::function<Result<voi
   }
   if (workers.joinable()) workers.join();
   for (std::size_t i = 0; i < results.size(); ++i) {
-    if (results[i] || (may_end && !selected[i]->alive())) continue;
+    if (results[i]) continue;
+    if (may_end && results[i].error().code == ErrorCode::kProcessGone) continue;
+    if (may_end && !selected[i]->alive()) continue;
     return std::move(results[i]);
   }
   return {};
@@ -282,8 +284,12 @@ Result<void> Group::checkpoint(Progress& progress, const Interrupt& interrupt) {
   }
   if (auto stop = interrupt.check(); !stop) return stop;
   auto done = in_parallel(
-      CudaState::kLocked, [](Process& process) { return process.checkpoint(); }, "checkpoint",
-      progress);
+      CudaState::kLocked,
+      [](Process& process) {
+        auto still = process.keep_still();
+        return still ? process.checkpoint() : still;
+      },
+      "checkpoint", progress);
   if (!done) return done;
   return interrupt.check();
 }
@@ -296,8 +302,13 @@ Result<void> Group::restore(std::span<const GpuPair> pairs, Progress& progress) 
 
 Result<void> Group::unlock() {
   NoProgress quiet;
-  return in_parallel(
+  auto done = in_parallel(
       CudaState::kLocked, [](Process& process) { return process.unlock(); }, "unlock", quiet, true);
+  if (!done) return done;
+  // Another tool may have unlocked one that we had suspended.
+  return in_parallel(
+      CudaState::kRunning, [](Process& process) { return process.let_go_on(); }, "unlock", quiet,
+      true);
 }
 
 Result<void> Group::roll_back() {

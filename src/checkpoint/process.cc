@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "checkpoint/explain.h"
+#include "checkpoint/parking.h"
 
 namespace stasis {
 namespace {
@@ -78,8 +79,8 @@ Error Process::explain(Action action, const DriverFailure& failure) const {
       // Seen on driver 580.159.04: these calls pass the lock, and find the GPU gone.
       gone.remedy +=
           "; a program that calls cuCtxSynchronize, cuStreamSynchronize or cuStreamQuery while it "
-          "is "
-          "checkpointed is ended by driver 580, with any tool";
+          "is checkpointed is ended by driver 580: suspend it with `stasis suspend`, which keeps "
+          "its threads still";
     }
     return gone;
   }
@@ -204,7 +205,23 @@ Result<void> Process::unlock() {
   if (auto done = driver_->unlock(pid()); !done) {
     return fail(explain(Action::kUnlock, done.error()));
   }
-  return {};
+  return let_go_on();
+}
+
+Result<void> Process::keep_still() {
+  auto tid = restore_thread_id();
+  if (!tid) return fail(std::move(tid.error()));
+  return park_threads(pid(), *tid);
+}
+
+Result<void> Process::let_go_on() {
+  auto done = unpark_threads(pid());
+  if (done || !alive() || done.error().code == ErrorCode::kProcessGone) return {};
+  Error error = std::move(done.error());
+  error.message =
+      fmt::format("threads of process {} are still held: {}", pid().value, error.message);
+  error.remedy = fmt::format("run `stasis recover {}`; {}", pid().value, error.remedy);
+  return fail(std::move(error));
 }
 
 Result<void> Process::bring_to(CudaState wanted, std::chrono::milliseconds timeout) {
@@ -212,7 +229,7 @@ Result<void> Process::bring_to(CudaState wanted, std::chrono::milliseconds timeo
   for (int turn = 0; turn < 4; ++turn) {
     auto now = state();
     if (!now) return fail(std::move(now.error()));
-    if (*now == wanted) return {};
+    if (*now == wanted) return wanted == CudaState::kCheckpointed ? Result<void>() : let_go_on();
     Result<void> done;
     if (*now == CudaState::kRunning) {
       done = lock(timeout);

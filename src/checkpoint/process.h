@@ -48,8 +48,15 @@ class Process {
   Result<void> checkpoint();
   // checkpointed -> locked. `pairs`: empty or complete (see gpu_map.h).
   Result<void> restore(std::span<const GpuPair> pairs = {});
-  // locked -> running.
+  // locked -> running. Threads that were kept still go on.
   Result<void> unlock();
+
+  // Keeps every thread but the driver's own still until unlock(), also after the process has been
+  // dumped and restored: in a checkpointed process a call of the driver may be fatal (parking.h).
+  // To be called when it is locked. kBusy, kNotPermitted: nothing has changed.
+  Result<void> keep_still();
+  // Undoes keep_still(), where something else than unlock() has made the process run.
+  Result<void> let_go_on();
 
   // Brings the process to `wanted` by as many actions as it takes, whichever state it is in.
   // `timeout` is for the lock, if one is needed.

@@ -207,7 +207,7 @@ Result<void> verify_states(const Group& group, CudaState wanted) {
     if (!member.initial || !member.process.alive()) continue;
     auto state = member.process.cuda_state();
     if (!state) {
-      if (!member.process.alive()) continue;
+      if (state.error().code == ErrorCode::kProcessGone) continue;
       return fail(std::move(state.error()));
     }
     if (!*state || **state == wanted) continue;

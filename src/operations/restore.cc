@@ -202,10 +202,13 @@ Result<void> bring_back(Process& process, CudaState wanted, std::span<const GpuP
   Result<void> done;
   if (wanted != CudaState::kCheckpointed) done = process.restore(pairs);
   if (done && wanted == CudaState::kRunning) done = process.unlock();
+  if (done && wanted == CudaState::kLocked) done = process.let_go_on();
   if (!done) return done;
   auto now = process.state();
   // One that has its state back may come to its end like any other.
-  if (!now && wanted == CudaState::kRunning && !process.alive()) return {};
+  if (!now && wanted == CudaState::kRunning && now.error().code == ErrorCode::kProcessGone) {
+    return {};
+  }
   if (!now) return fail(std::move(now.error()));
   if (*now == wanted) return {};
   return fail(ErrorCode::kWrongState,

@@ -48,6 +48,8 @@ there_and_back() {
 @test "there and back: threads that launch at the same time" { there_and_back threads; }
 @test "there and back: a context and nothing else" { there_and_back idle; }
 
+@test "there and back: threads that ask the driver all the time" { there_and_back poll --own-us 20; }
+
 @test "there and back: a tree of two CUDA processes and one without" {
   need_root "CRIU"
   start_tree --size 8M

@@ -96,6 +96,46 @@ stands_in_ps() { stasis ps 2>/dev/null | grep -qF "$1"; }
   nothing_left
 }
 
+@test "threads that ask the driver all the time stand still while the GPU is away, 50 times" {
+  start_target poll --size 4M --pause-ms 1 --own-us 20
+  for ((i = 0; i < 50; ++i)); do
+    stasis suspend -q "$TARGET" >/dev/null
+    stasis resume -q "$TARGET" >/dev/null
+  done
+  target_goes_on
+  target_verifies
+  nothing_left
+}
+
+@test "a suspended process makes no step, and takes its signals when it goes on" {
+  start_target poll --size 4M --pause-ms 1 --own-us 20
+  done_by suspend "$TARGET"
+  before=$(target_round)
+  kill -TERM "$TARGET"
+  sleep 0.3
+  assert_equal "$(target_round)" "$before" "rounds"
+  lives
+  done_by resume "$TARGET"
+  wait_until 10 number_is_free
+}
+
+@test "what stasis has suspended goes on when another tool unlocks it, or recover finds it" {
+  start_target poll --size 4M --pause-ms 1 --own-us 20
+  done_by suspend "$TARGET"
+  cuda-checkpoint --toggle --pid "$TARGET"
+  target_goes_on
+  done_by suspend "$TARGET"
+  # As NVIDIA's utility would: it knows nothing of threads that are kept still.
+  stasis-raw-driver --pid "$TARGET" restore unlock
+  in_state running
+  before=$(target_round)
+  sleep 0.3
+  assert_equal "$(target_round)" "$before" "rounds"
+  done_by recover "$TARGET"
+  target_goes_on
+  target_verifies
+}
+
 @test "a tree of two CUDA processes and one without is suspended and resumed as one" {
   start_tree --size 8M
   done_by suspend "$TARGET"

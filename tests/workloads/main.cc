@@ -29,6 +29,7 @@ constexpr Kind kKinds[] = {
     {"graph", run_graph, "a CUDA graph launched again and again (real driver only)"},
     {"contexts", run_contexts, "three contexts on every GPU"},
     {"threads", run_threads, "host threads that launch at the same time (--threads)"},
+    {"poll", run_poll, "host threads that ask the driver all the time"},
     {"managed", run_managed, "managed memory, which cannot be checkpointed"},
     {"ipc", run_ipc, "memory shared with a child, which cannot be restored"},
     {"ipc-child", run_ipc_child, "the child of ipc"},
@@ -79,6 +80,7 @@ int main(int argc, char** argv) {
       ->transform(CLI::AsSizeValue(false));
   app.add_option("--pause-ms", options.pause_ms, "between two rounds")->capture_default_str();
   app.add_option("--busy-ms", options.busy_ms, "how long a long kernel runs");
+  app.add_option("--own-us", options.own_us, "kind poll: work of its own between two questions");
   app.add_option("--threads", options.threads, "host threads")
       ->check(CLI::Range(1, 256))
       ->capture_default_str();

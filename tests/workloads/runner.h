@@ -25,6 +25,7 @@ struct Options {
   std::uint64_t size = 0;       // bytes of device memory; 0: the kind's own default
   std::uint32_t pause_ms = 40;  // between two rounds
   std::uint32_t busy_ms = 0;    // of each long kernel; 0: the kind's own default
+  std::uint32_t own_us = 0;     // kind poll: work between two questions
   std::uint32_t threads = 3;
   std::uint32_t children = 2;
   std::string child_kind = "memory";
@@ -80,6 +81,7 @@ void run_vmm(Run& run);
 void run_graph(Run& run);
 void run_contexts(Run& run);
 void run_threads(Run& run);
+void run_poll(Run& run);
 void run_managed(Run& run);
 void run_ipc(Run& run);
 void run_ipc_child(Run& run);

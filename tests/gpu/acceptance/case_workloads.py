@@ -16,6 +16,7 @@ KINDS = {
     "contexts": ([], []),
     "threads": ([], ["--size", "2M"]),
     "idle": ([], []),
+    "poll": (["--size", "512M"], ["--size", "8M", "--own-us", "20"]),
     "spin": (["--busy-ms", "300"], ["--busy-ms", "300"]),
     "tree": (["--size", "512M"], ["--size", "16M"]),
 }

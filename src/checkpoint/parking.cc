@@ -1,0 +1,562 @@
+#include "checkpoint/parking.h"
+
+#include <sys/mman.h>
+#include <sys/syscall.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <optional>
+#include <random>
+#include <set>
+#include <sstream>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "proc/code_map.h"
+#include "proc/tracee.h"
+
+namespace stasis {
+namespace {
+
+using proc::StoppedThreads;
+using Registers = StoppedThreads::Registers;
+
+// The mapping: a page with kLotMagic, the number of slots, and the code, then the slots. It is
+// never writable for the program; we write through ptrace.
+constexpr std::array<std::uint64_t, 2> kLotMagic{0x5354415349530001, 0x9d1f3c5b7e2a4068};
+constexpr std::uint64_t kPage = 4096;
+constexpr std::uint64_t kCapacityOffset = 16;
+constexpr std::uint64_t kCodeOffset = 64;
+//   again: mov eax, 202 (futex)    b8 ca 00 00 00
+//          syscall                 0f 05
+//          jmp again               eb f7
+// with rdi = the slot, rsi = FUTEX_WAIT_PRIVATE, rdx = its first word, r10 = 0 (for ever).
+constexpr std::array<std::uint64_t, 2> kParkCode{0xeb050f000000cab8, 0xf7};
+constexpr std::uint64_t kParkCodeSize = 9;
+constexpr std::uint64_t kFutexWaitPrivate = 128;
+constexpr std::uint64_t kSlotSize = 256;
+constexpr std::uint64_t kParkedWord = 0x50415231;
+constexpr std::uint64_t kFewestSlots = 60;
+constexpr std::uint64_t kAllSignals = ~0ULL;
+constexpr std::uint64_t kNeverBlocked = 1ULL << (SIGKILL - 1) | 1ULL << (SIGSTOP - 1);
+
+struct Slot {
+  std::uint64_t parked = kParkedWord;
+  std::uint64_t signal_mask = 0;
+  Registers registers{};
+};
+static_assert(sizeof(Slot) <= kSlotSize && sizeof(Slot) % 8 == 0);
+
+// The place in which a thread of the target makes the mapping for us: the unused end of the last
+// page of some library's code, put back right afterwards. It holds what the thread goes on with, in
+// case we are killed in that instant: the thread then spins there until unpark_threads() finds it.
+constexpr std::array<std::uint64_t, 2> kStepMagic{0x5354415349530002, 0x86e0f41b3d5a7c29};
+constexpr std::uint64_t kStepSize = 512;
+constexpr std::uint64_t kStepThreadOffset = 16;
+constexpr std::uint64_t kStepSlotOffset = 32;
+constexpr std::uint64_t kStepCodeOffset = 496;
+constexpr std::uint64_t kStepCode = 0xfeeb050f;  // syscall; again: jmp again
+static_assert(kStepSlotOffset + sizeof(Slot) <= kStepCodeOffset);
+
+struct Lot {
+  std::uint64_t start = 0;
+  std::uint64_t capacity = 0;
+
+  std::uint64_t slot(std::uint64_t index) const { return start + kPage + index * kSlotSize; }
+  bool holds_code(std::uint64_t address) const {
+    return address - (start + kCodeOffset) <= kParkCodeSize;
+  }
+  std::optional<std::uint64_t> index_of(std::uint64_t slot_address) const {
+    const std::uint64_t offset = slot_address - (start + kPage);
+    if (offset % kSlotSize != 0 || offset / kSlotSize >= capacity) return std::nullopt;
+    return offset / kSlotSize;
+  }
+};
+
+// What of ours is in the target, and where a mapping can be made from.
+struct Places {
+  std::vector<Lot> lots;
+  // Left by somebody who was killed while making a mapping.
+  struct Step {
+    std::uint64_t address = 0;
+    Tid thread;
+  };
+  std::optional<Step> begun;
+  std::optional<std::uint64_t> room;  // for a step, zeros now
+};
+
+Places look_at(Pid pid) {
+  Places places;
+  std::ifstream maps(fmt::format("/proc/{}/maps", pid.value));
+  for (std::string line; std::getline(maps, line);) {
+    std::uint64_t start = 0;
+    std::uint64_t end = 0;
+    char dash = 0;
+    std::string permissions;
+    std::string offset;
+    std::string device;
+    std::uint64_t inode = 0;
+    std::istringstream fields(line);
+    fields >> std::hex >> start >> dash >> end >> permissions >> offset >> device >> std::dec >>
+        inode;
+    if (!fields || permissions != "r-xp") continue;
+    if (inode == 0) {
+      std::array<std::uint64_t, 3> header{};
+      if (end - start < 2 * kPage) continue;
+      if (!proc::read_memory(pid, start, header.data(), sizeof header)) continue;
+      if (header[0] != kLotMagic[0] || header[1] != kLotMagic[1]) continue;
+      places.lots.push_back({start, std::min(header[2], (end - start - kPage) / kSlotSize)});
+      continue;
+    }
+    std::array<std::uint64_t, kStepSize / 8> tail{};
+    const std::uint64_t at = end - kStepSize;
+    if (!proc::read_memory(pid, at, tail.data(), kStepSize)) continue;
+    if (tail[0] == kStepMagic[0] && tail[1] == kStepMagic[1]) {
+      places.begun = {at, Tid{static_cast<int>(tail[kStepThreadOffset / 8])}};
+    } else if (!places.room &&
+               std::all_of(tail.begin(), tail.end(), [](auto w) { return w == 0; })) {
+      places.room = at;
+    }
+  }
+  return places;
+}
+
+// The slot a thread waits in, if its registers say so.
+std::optional<std::uint64_t> slot_of(const Places& places, std::uint64_t instruction,
+                                     std::uint64_t first_argument) {
+  for (const Lot& lot : places.lots) {
+    if (lot.holds_code(instruction) && lot.index_of(first_argument)) return first_argument;
+  }
+  return std::nullopt;
+}
+
+// What /proc says of a thread without stopping it: where it waits, or nothing for one that runs.
+struct Waiting {
+  bool running = false;
+  std::uint64_t first_argument = 0;
+  std::uint64_t stack = 0;
+  std::uint64_t instruction = 0;
+};
+Waiting waiting_of(Pid pid, Tid thread) {
+  // "202 0x7f.. 0x80 0x.. 0x0 0x.. 0x.. 0xSP 0xPC", "-1 0xSP 0xPC", or "running".
+  std::ifstream file(fmt::format("/proc/{}/task/{}/syscall", pid.value, thread.value));
+  std::vector<std::string> words;
+  for (std::string word; file >> word;)
+    words.push_back(std::move(word));
+  Waiting out;
+  out.running = words.empty() || words[0] == "running";
+  if (words.size() == 9) {
+    out.first_argument = std::strtoull(words[1].c_str(), nullptr, 16);
+    out.stack = std::strtoull(words[7].c_str(), nullptr, 16);
+    out.instruction = std::strtoull(words[8].c_str(), nullptr, 16);
+  }
+  return out;
+}
+
+bool is_waiting_in(const Places& places, const Waiting& waiting) {
+  return !waiting.running && slot_of(places, waiting.instruction, waiting.first_argument);
+}
+
+std::vector<std::uint64_t> words_of(const Slot& slot) {
+  std::vector<std::uint64_t> words(sizeof(Slot) / 8);
+  std::memcpy(words.data(), &slot, sizeof slot);
+  return words;
+}
+
+Result<Slot> read_slot(Pid pid, std::uint64_t address) {
+  Slot slot;
+  if (auto done = proc::read_memory(pid, address, &slot, sizeof slot); !done) {
+    return fail(std::move(done.error()));
+  }
+  if (slot.parked != kParkedWord) {
+    return fail(ErrorCode::kInternal,
+                fmt::format("process {}: what a parked thread goes on with is damaged", pid.value),
+                "end the process, and restore it from an image if there is one");
+  }
+  return slot;
+}
+
+Result<Slot> slot_to_go_on(const StoppedThreads& stopped, Tid thread) {
+  auto registers = stopped.registers_to_go_on(thread);
+  if (!registers) return fail(std::move(registers.error()));
+  auto mask = stopped.signal_mask(thread);
+  if (!mask) return fail(std::move(mask.error()));
+  return Slot{kParkedWord, *mask, *registers};
+}
+
+// In an order in which each step leaves a thread that can be found, and loses no signal.
+Result<void> send_on(const StoppedThreads& stopped, Tid thread, const Slot& slot) {
+  if (auto done = stopped.set_signal_mask(thread, slot.signal_mask); !done) return done;
+  return stopped.set_registers(thread, slot.registers);
+}
+
+// Has a thread of the target make the mapping.
+Result<Lot> make_lot(Pid pid, const StoppedThreads& stopped, const Places& places,
+                     std::size_t threads) {
+  if (!places.room) {
+    return fail(
+        ErrorCode::kNotSupported,
+        fmt::format("there is no room for a system call in the code of process {}", pid.value),
+        "none is known; please report this with the output of `cat /proc/PID/maps`");
+  }
+  const std::uint64_t capacity = std::bit_ceil(std::max<std::uint64_t>(threads * 2, kFewestSlots));
+  const std::uint64_t size = (kPage + capacity * kSlotSize + kPage - 1) / kPage * kPage;
+  const std::uint64_t room = *places.room;
+  const Tid thread = stopped.threads().front();
+  auto before = slot_to_go_on(stopped, thread);
+  if (!before) return fail(std::move(before.error()));
+
+  std::array<std::uint64_t, kStepSize / 8> step{};
+  const auto slot = words_of(*before);
+  std::copy(slot.begin(), slot.end(), step.begin() + kStepSlotOffset / 8);
+  step[kStepThreadOffset / 8] = static_cast<std::uint64_t>(thread.value);
+  step[kStepCodeOffset / 8] = kStepCode;
+  if (auto done = stopped.write(thread, room, step); !done) return fail(std::move(done.error()));
+  // The mark last: what is marked is whole.
+  if (auto done = stopped.write(thread, room, kStepMagic); !done) {
+    return fail(std::move(done.error()));
+  }
+  auto made = [&]() -> Result<std::int64_t> {
+    if (auto done = stopped.set_signal_mask(thread, kAllSignals); !done) {
+      return fail(std::move(done.error()));
+    }
+    const std::array<std::uint64_t, 6> arguments{
+        0, size, PROT_READ | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, static_cast<std::uint64_t>(-1),
+        0};
+    return stopped.system_call(thread, room + kStepCodeOffset, SYS_mmap, arguments);
+  }();
+  auto back = send_on(stopped, thread, *before);
+  if (back) {
+    step.fill(0);
+    back = stopped.write(thread, room, step);
+  }
+  if (!made) return fail(std::move(made.error()));
+  if (!back) return fail(std::move(back.error()));
+  if (*made < 0 && *made > -static_cast<std::int64_t>(kPage)) {
+    return fail(
+        ErrorCode::kNotSupported,
+        fmt::format("process {} may not map {} bytes of code to keep its threads still: {}",
+                    pid.value, size, std::generic_category().message(static_cast<int>(-*made))),
+        "see whether its limit on address space (RLIMIT_AS), SELinux (execmem) or a "
+        "seccomp filter forbids it");
+  }
+  const Lot lot{static_cast<std::uint64_t>(*made), capacity};
+  if (auto done = stopped.write(thread, lot.start + kCodeOffset, kParkCode); !done) {
+    return fail(std::move(done.error()));
+  }
+  const std::array<std::uint64_t, 1> count{capacity};
+  if (auto done = stopped.write(thread, lot.start + kCapacityOffset, count); !done) {
+    return fail(std::move(done.error()));
+  }
+  if (auto done = stopped.write(thread, lot.start, kLotMagic); !done) {
+    return fail(std::move(done.error()));
+  }
+  return lot;
+}
+
+Result<void> park(const StoppedThreads& stopped, Tid thread, const Lot& lot, std::uint64_t index) {
+  auto slot = slot_to_go_on(stopped, thread);
+  if (!slot) return fail(std::move(slot.error()));
+  if (auto done = stopped.write(thread, lot.slot(index), words_of(*slot)); !done) return done;
+  Registers registers = slot->registers;
+  registers.rip = lot.start + kCodeOffset;
+  registers.rdi = lot.slot(index);
+  registers.rsi = kFutexWaitPrivate;
+  registers.rdx = kParkedWord;
+  registers.r10 = 0;
+  if (auto done = stopped.set_registers(thread, registers); !done) return done;
+  return stopped.set_signal_mask(thread, kAllSignals);
+}
+
+// Sends on what a killed parker has left of a step: a thread that spins in it, or one that it had
+// only just begun with, or done with.
+Result<void> finish_step(Pid pid, const StoppedThreads& stopped, const Places::Step& step) {
+  const auto& threads = stopped.threads();
+  if (std::find(threads.begin(), threads.end(), step.thread) != threads.end()) {
+    auto registers = stopped.registers(step.thread);
+    auto mask = stopped.signal_mask(step.thread);
+    auto slot = read_slot(pid, step.address + kStepSlotOffset);
+    if (registers && mask && slot) {
+      Result<void> done;
+      if (registers->rip - (step.address + kStepCodeOffset) <= sizeof(std::uint32_t)) {
+        done = send_on(stopped, step.thread, *slot);
+      } else if ((*mask | kNeverBlocked) == kAllSignals) {
+        done = stopped.set_signal_mask(step.thread, slot->signal_mask);
+      }
+      if (!done) return done;
+    }
+  }
+  if (threads.empty()) return {};
+  const std::array<std::uint64_t, kStepSize / 8> zeros{};
+  return stopped.write(threads.front(), step.address, zeros);
+}
+
+// Sends on those of the stopped threads that are parked.
+Result<void> unpark(Pid pid, const StoppedThreads& stopped, const Places& places) {
+  Result<void> worst;
+  const auto keep = [&worst](Result<void> done) {
+    if (!done && done.error().code != ErrorCode::kProcessGone) worst = std::move(done);
+  };
+  if (places.begun) keep(finish_step(pid, stopped, *places.begun));
+  for (const Tid thread : stopped.threads()) {
+    auto registers = stopped.registers(thread);
+    if (!registers) continue;  // killed
+    const auto at = slot_of(places, registers->rip, registers->rdi);
+    if (!at) continue;
+    auto slot = read_slot(pid, *at);
+    keep(slot ? send_on(stopped, thread, *slot) : fail(std::move(slot.error())));
+  }
+  return worst;
+}
+
+// On a thread of its own: what it holds by ptrace is let go at its end, whatever happened.
+Result<void> on_own_thread(const std::function<Result<void>()>& act) {
+  Result<void> result;
+  try {
+    std::jthread([&] { result = act(); }).join();
+  } catch (const std::system_error& error) {
+    return fail(ErrorCode::kIo, fmt::format("cannot start a thread: {}", error.what()),
+                "raise the limit on processes (ulimit -u)");
+  }
+  return result;
+}
+
+// How often a thread has been put on a processor: the same number twice means that it has not run
+// in between.
+std::uint64_t switches_of(Pid pid, Tid thread) {
+  std::ifstream status(fmt::format("/proc/{}/task/{}/status", pid.value, thread.value));
+  std::uint64_t sum = 0;
+  for (std::string line; std::getline(status, line);) {
+    const std::size_t at = line.find("ctxt_switches:");
+    if (at != std::string::npos) sum += std::strtoull(line.c_str() + at + 14, nullptr, 10);
+  }
+  return sum;
+}
+
+// Parks the threads one by one, each at a moment when it may: parked in the driver's code it could
+// hold a lock that the driver needs to restore the process (seen on 580.159.04: for ever). Since
+// the process is locked and its GPU at rest, a thread stays in the driver for microseconds, or
+// sleeps in it: in front of the lock, or for events.
+class Parker {
+ public:
+  Parker(Pid pid, Tid spared)
+      : pid_(pid), spared_(spared), places_(look_at(pid)), code_(pid), start_(Clock::now()) {}
+
+  Result<void> run() {
+    if (places_.begun) {
+      if (auto done = unpark_threads(pid_); !done) return done;
+      places_ = look_at(pid_);
+    }
+    auto done = park_all();
+    if (!done) (void)unpark_threads(pid_);
+    return done;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  // A thread that has not run for so long sleeps.
+  static constexpr std::chrono::milliseconds kAsleep{3};
+  // The C library's locks are held for less than a microsecond; when a thread is only ever seen in
+  // it, it is let be there.
+  static constexpr int kLibraryTries = 100;
+  static constexpr std::chrono::seconds kLimit{5};
+
+  // A call that a thread makes again and again: it was seen in it so often, over such a time.
+  static constexpr int kRestTries = 10;
+  static constexpr std::chrono::milliseconds kRest{20};
+  // A thread that runs in the driver is let run for a moment and looked at again, so often, before
+  // the others get their turn: threads that do nothing but ask it are outside for some 10 ns per
+  // microsecond. How long it takes until it really runs is the scheduler's affair, so the moment
+  // grows until it has moved.
+  static constexpr int kLooks = 200;
+  static constexpr int kFirstRunNs = 2000;
+  static constexpr int kLongestRunNs = 1000000;
+
+  struct Seen {
+    std::uint64_t switches = 0;
+    Clock::time_point since;
+    // The wait it was last seen in.
+    std::uint64_t instruction = 0;
+    std::uint64_t stack = 0;
+    int waits = 0;
+    Clock::time_point first_wait;
+    int tries = 0;
+  };
+
+  Result<void> park_all() {
+    for (;;) {
+      int left = 0;
+      int resting = 0;
+      for (const Tid thread : proc::threads_of(pid_)) {
+        if (thread == spared_) continue;
+        const Waiting waiting = waiting_of(pid_, thread);
+        if (is_waiting_in(places_, waiting)) {
+          taken_.insert(waiting.first_argument);
+          continue;
+        }
+        auto done = try_to_park(thread, waiting);
+        if (!done) return fail(std::move(done.error()));
+        if (*done) continue;
+        ++left;
+        if (rests(seen_[thread])) ++resting;
+      }
+      // Those that were just parked are seen to wait in the next round, and new ones are found.
+      if (left == 0 && parked_ == 0) return {};
+      parked_ = 0;
+      // Nobody is left that could hold what they wait for, if they are in the driver at all.
+      take_resting_ = left > 0 && left == resting;
+      if (Clock::now() - start_ > kLimit) {
+        return fail(ErrorCode::kBusy,
+                    fmt::format("{} thread(s) of process {} are never seen outside of the driver",
+                                left, pid_.value),
+                    "try again; a program that waits for another process on the GPU has to be "
+                    "suspended with it");
+      }
+      if (left > 0) std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+  }
+
+  // True if the thread is parked, or has ended.
+  Result<bool> try_to_park(Tid thread, const Waiting& waiting) {
+    Seen& seen = seen_[thread];
+    const bool asleep = !waiting.running && sleeps(thread, seen);
+    if (!waiting.running) note_wait(waiting, seen);
+    // One that sleeps in the driver is not woken until it is sure that it does.
+    if (!waiting.running && !asleep && !take_resting_ &&
+        code_.site(waiting.instruction, waiting.stack, true) == proc::Site::kDriver) {
+      return false;
+    }
+    auto stopped = StoppedThreads::stop(pid_, thread);
+    if (!stopped) return fail(std::move(stopped.error()));
+    if (stopped->threads().empty()) return true;
+    int run_ns = kFirstRunNs;
+    Registers last{};
+    for (int looks = 0; looks < kLooks; ++looks) {
+      auto registers = stopped->registers(thread);
+      if (!registers) return true;  // killed
+      if (const auto slot = slot_of(places_, registers->rip, registers->rdi)) {
+        taken_.insert(*slot);
+        return true;
+      }
+      const bool in_call = static_cast<int>(registers->orig_rax) != -1;
+      const proc::Site site = code_.site(registers->rip, registers->rsp, in_call);
+      const bool same_wait =
+          in_call && registers->rip == seen.instruction && registers->rsp == seen.stack;
+      if (site == proc::Site::kProgram || (same_wait && (asleep || take_resting_)) ||
+          (site == proc::Site::kLibrary && ++seen.tries > kLibraryTries)) {
+        return park_here(*stopped, thread);
+      }
+      const bool moved = std::memcmp(&last, &*registers, sizeof last) != 0;
+      last = *registers;
+      if (!moved) run_ns = std::min(run_ns * 2, kLongestRunNs);
+      std::uniform_int_distribution<int> jitter(run_ns / 2, run_ns);
+      auto again = stopped->let_run(thread, std::chrono::nanoseconds(jitter(random_)));
+      if (!again && again.error().code == ErrorCode::kProcessGone) return true;
+      if (!again) return fail(std::move(again.error()));
+    }
+    seen.since = {};
+    return false;
+  }
+
+  Result<bool> park_here(const StoppedThreads& stopped, Tid thread) {
+    auto place = free_place(stopped);
+    if (!place) return fail(std::move(place.error()));
+    auto done = park(stopped, thread, place->first, place->second);
+    if (!done && done.error().code != ErrorCode::kProcessGone) return fail(std::move(done.error()));
+    taken_.insert(place->first.slot(place->second));
+    ++parked_;
+    return true;
+  }
+
+  // Has it not run for a while?
+  bool sleeps(Tid thread, Seen& seen) const {
+    const std::uint64_t now = switches_of(pid_, thread);
+    if (seen.since == Clock::time_point{} || now != seen.switches) {
+      seen.switches = now;
+      seen.since = Clock::now();
+      return false;
+    }
+    return Clock::now() - seen.since >= kAsleep;
+  }
+
+  static void note_wait(const Waiting& waiting, Seen& seen) {
+    if (seen.instruction != waiting.instruction || seen.stack != waiting.stack) {
+      seen.instruction = waiting.instruction;
+      seen.stack = waiting.stack;
+      seen.waits = 0;
+      seen.first_wait = Clock::now();
+    }
+    ++seen.waits;
+  }
+
+  // Does it make the same call again and again, such as a sleep of a millisecond?
+  static bool rests(const Seen& seen) {
+    return seen.waits >= kRestTries && Clock::now() - seen.first_wait >= kRest;
+  }
+
+  Result<std::pair<Lot, std::uint64_t>> free_place(const StoppedThreads& stopped) {
+    for (const Lot& lot : places_.lots) {
+      for (std::uint64_t i = 0; i < lot.capacity; ++i) {
+        if (!taken_.contains(lot.slot(i))) return std::pair(lot, i);
+      }
+    }
+    auto lot = make_lot(pid_, stopped, places_, proc::threads_of(pid_).size());
+    if (!lot) return fail(std::move(lot.error()));
+    places_.lots.push_back(*lot);
+    return std::pair<Lot, std::uint64_t>(*lot, 0);
+  }
+
+  Pid pid_;
+  Tid spared_;
+  Places places_;
+  proc::CodeMap code_;
+  Clock::time_point start_;
+  std::set<std::uint64_t> taken_;
+  std::map<Tid, Seen> seen_;
+  int parked_ = 0;  // in this round
+  bool take_resting_ = false;
+  std::mt19937 random_{std::random_device{}()};
+};
+
+}  // namespace
+
+Result<void> park_threads(Pid pid, Tid spared) {
+  return on_own_thread([&] { return Parker(pid, spared).run(); });
+}
+
+Result<void> unpark_threads(Pid pid) {
+  const Places places = look_at(pid);
+  if (places.lots.empty() && !places.begun) return {};
+  return on_own_thread([&]() -> Result<void> {
+    auto stopped = StoppedThreads::stop(pid, [&](Tid thread) {
+      const Waiting waiting = waiting_of(pid, thread);
+      return waiting.running || is_waiting_in(places, waiting) ||
+             (places.begun && places.begun->thread == thread);
+    });
+    if (!stopped) return fail(std::move(stopped.error()));
+    return unpark(pid, *stopped, places);
+  });
+}
+
+int count_parked_threads(Pid pid) {
+  const Places places = look_at(pid);
+  if (places.lots.empty()) return 0;
+  const auto threads = proc::threads_of(pid);
+  return static_cast<int>(std::count_if(threads.begin(), threads.end(), [&](Tid thread) {
+    return is_waiting_in(places, waiting_of(pid, thread));
+  }));
+}
+
+}  // namespace stasis

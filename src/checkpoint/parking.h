@@ -1,0 +1,32 @@
+// Keeps the threads of a program still while its GPU is away.
+//
+// Driver 580 lets some calls pass its lock (cuStreamQuery, cuEventQuery, cuStreamSynchronize,
+// cuMemGetInfo, ...), and a thread that makes one while the process is checkpointed ends the whole
+// process (580.159.04 on H100 and H200; docs/adr/0007). So none of its threads may run then but the
+// one by which the driver acts. Stopping the process (SIGSTOP) would stop that one as well, and a
+// tracer would have to live as long as the suspension, and keep CRIU out. A parked thread waits in
+// a futex call instead, in a small mapping of ours in the target, which also holds the registers
+// and the signal mask to go on with. It needs nobody: not us, who may be killed at any instant, not
+// a record; CRIU dumps and restores it like any other waiting thread. Signals wait until it goes
+// on, as they do for a stopped process; SIGKILL works.
+//
+// The mapping stays for the next time. Thread-safe, as long as one at a time acts on a process.
+#pragma once
+
+#include "stasis/ids.h"
+#include "stasis/result.h"
+
+namespace stasis {
+
+// Parks all threads of `pid` but `spared`, the driver's restore thread. Those that are parked
+// already stay so. kBusy (another tracer, a thread in a call that nothing interrupts),
+// kNotPermitted, kNotSupported: no thread is parked that was not before.
+Result<void> park_threads(Pid pid, Tid spared);
+
+// Sends all parked threads on. No error if there is none. On an error some may still be parked.
+Result<void> unpark_threads(Pid pid);
+
+// How many threads are parked. Where a thread is just on its way into the wait it is not counted.
+int count_parked_threads(Pid pid);
+
+}  // namespace stasis

@@ -1,0 +1,399 @@
+#include "proc/tracee.h"
+
+#include <dirent.h>
+#include <sys/ptrace.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include <fmt/format.h>
+
+#include "base/fd.h"
+#include "proc/procfs.h"
+
+namespace stasis::proc {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Threads may be made by threads that are not stopped yet; each pass leaves fewer of those.
+constexpr int kPasses = 100;
+// A thread stops within microseconds, but one in uninterruptible sleep (disk, vfork) does not.
+constexpr std::chrono::seconds kStopLimit{2};
+
+// What a system call that was interrupted has in its result register (linux/errno.h; these never
+// reach the program).
+constexpr std::int64_t kRestartSys = -512;
+constexpr std::int64_t kRestartNoIntr = -513;
+constexpr std::int64_t kRestartNoHand = -514;
+constexpr std::int64_t kRestartBlock = -516;
+// `syscall` is two bytes long.
+constexpr std::uint64_t kSyscallLength = 2;
+// Marks the stops at a system call (PTRACE_O_TRACESYSGOOD).
+constexpr int kSyscallStop = 0x80;
+
+// <sys/ptrace.h> of Debian 12 has it, with a header of its own that clashes with the kernel's.
+struct RseqConfiguration {
+  std::uint64_t area = 0;
+  std::uint32_t size = 0;
+  std::uint32_t signature = 0;
+  std::uint32_t flags = 0;
+  std::uint32_t pad = 0;
+};
+constexpr int kGetRseqConfiguration = 0x420f;
+
+// linux/rseq.h
+constexpr std::uint64_t kRseqCsOffset = 8;
+struct RseqCriticalSection {
+  std::uint32_t version = 0;
+  std::uint32_t flags = 0;
+  std::uint64_t start = 0;
+  std::uint64_t length = 0;
+  std::uint64_t abort = 0;
+};
+
+// These return EINTR when a thread was stopped and goes on, though no signal was for the program
+// (`man 7 signal`). Programs that never get signals may take it for a failure.
+bool returns_eintr_after_stop(std::uint64_t number) {
+  switch (number) {
+    case SYS_epoll_wait:
+    case SYS_epoll_pwait:
+#ifdef SYS_epoll_pwait2
+    case SYS_epoll_pwait2:
+#endif
+    case SYS_semop:
+    case SYS_semtimedop:
+    case SYS_rt_sigtimedwait:
+    case SYS_io_getevents:
+#ifdef SYS_io_uring_enter
+    case SYS_io_uring_enter:
+#endif
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Is a signal waiting that the thread would take?
+bool has_signal(Pid pid, Tid thread) {
+  std::ifstream status(fmt::format("/proc/{}/task/{}/status", pid.value, thread.value));
+  std::uint64_t pending = 0;
+  std::uint64_t blocked = 0;
+  for (std::string line; std::getline(status, line);) {
+    const auto mask = [&line](std::string_view key, std::uint64_t& into) {
+      if (line.compare(0, key.size(), key) != 0) return;
+      std::uint64_t value = 0;
+      const std::size_t begin = line.find_first_not_of(" \t", key.size());
+      if (begin == std::string::npos) return;
+      std::from_chars(line.data() + begin, line.data() + line.size(), value, 16);
+      into |= value;
+    };
+    mask("SigPnd:", pending);
+    mask("ShdPnd:", pending);
+    mask("SigBlk:", blocked);
+  }
+  return (pending & ~blocked) != 0;
+}
+
+Error cannot_stop(Pid pid, int error_number) {
+  const auto details = ProcFs().details(pid);
+  if (details && details->tracer != 0) {
+    return Error{ErrorCode::kBusy,
+                 fmt::format("process {} is being traced by process {} (CRIU, or a debugger)",
+                             pid.value, details->tracer),
+                 "wait for it to end, or detach it",
+                 {},
+                 {}};
+  }
+  Error error =
+      errno_error(fmt::format("cannot stop the threads of process {}", pid.value), error_number);
+  if (error.code == ErrorCode::kNotPermitted) {
+    error.remedy = "run as root or with CAP_SYS_PTRACE";
+  }
+  return error;
+}
+
+Error gone(Pid pid) {
+  return Error{ErrorCode::kProcessGone,
+               fmt::format("process {} ended while its threads were held", pid.value),
+               "start the program again, or restore it from an image",
+               {},
+               {}};
+}
+
+// The kernel takes numbers in the place of pointers.
+void* as_pointer(std::uint64_t number) {
+  return reinterpret_cast<void*>(number);  // NOLINT(performance-no-int-to-ptr)
+}
+
+// One request on a stopped thread. ESRCH there means that it was killed.
+Result<void> request(Pid pid, int what, Tid thread, void* address, void* data) {
+  if (::ptrace(static_cast<__ptrace_request>(what), thread.value, address, data) == 0) return {};
+  if (errno == ESRCH) return fail(gone(pid));
+  return fail(errno_error(fmt::format("cannot trace thread {} of process {} (request {:#x})",
+                                      thread.value, pid.value, what),
+                          errno));
+}
+
+}  // namespace
+
+std::vector<Tid> threads_of(Pid pid) {
+  std::vector<Tid> out;
+  const std::string path = fmt::format("/proc/{}/task", pid.value);
+  const std::unique_ptr<DIR, int (*)(DIR*)> dir(::opendir(path.c_str()), ::closedir);
+  if (!dir) return out;
+  while (const dirent* entry = ::readdir(dir.get())) {
+    const int tid = std::atoi(static_cast<const char*>(entry->d_name));
+    if (tid > 0) out.push_back(Tid{tid});
+  }
+  return out;
+}
+
+Result<void> read_memory(Pid pid, std::uint64_t address, void* data, std::size_t size) {
+  iovec local{data, size};
+  iovec remote{as_pointer(address), size};
+  const ssize_t n = ::process_vm_readv(pid.value, &local, 1, &remote, 1, 0);
+  if (n == static_cast<ssize_t>(size)) return {};
+  if (n < 0 && errno == ESRCH) return fail(gone(pid));
+  return fail(errno_error(fmt::format("cannot read the memory of process {}", pid.value),
+                          n < 0 ? errno : EFAULT));
+}
+
+// Waits for the stop of a thread that was seized and interrupted. A signal that was on its way to
+// the program is passed on: the thread stops again at the first instruction of its handler.
+Result<void> StoppedThreads::wait_until_stopped(Tid thread, bool& ended) {
+  const auto start = Clock::now();
+  // At first without a pause: a thread that runs stops within microseconds.
+  constexpr int kEagerLooks = 200;
+  int looks = 0;
+  auto pause = std::chrono::microseconds(20);
+  while (Clock::now() - start < kStopLimit) {
+    int status = 0;
+    const int got = ::waitpid(thread.value, &status, __WALL | WNOHANG | __WNOTHREAD);
+    if (got < 0 && errno != EINTR) {
+      ended = true;  // ECHILD: it has ended, and somebody else's exec or wait took it
+      return {};
+    }
+    if (got <= 0) {
+      if (++looks < kEagerLooks) {
+        std::this_thread::yield();
+        continue;
+      }
+      std::this_thread::sleep_for(pause);
+      pause = std::min(pause * 2, std::chrono::microseconds(1000));
+      continue;
+    }
+    if (!WIFSTOPPED(status)) {
+      ended = true;
+      return {};
+    }
+    const int event = status >> 16;
+    if (event == PTRACE_EVENT_STOP && WSTOPSIG(status) != SIGTRAP) {
+      (void)::ptrace(PTRACE_DETACH, thread.value, nullptr, nullptr);
+      return fail(ErrorCode::kBusy, fmt::format("process {} has been stopped", pid_.value),
+                  fmt::format("let it go on with `kill -CONT {}`", pid_.value));
+    }
+    if (event != 0) return {};
+    (void)::ptrace(PTRACE_CONT, thread.value, nullptr,
+                   as_pointer(static_cast<std::uint64_t>(WSTOPSIG(status))));
+  }
+  return fail(ErrorCode::kBusy,
+              fmt::format("thread {} of process {} cannot be stopped: it is in a system call that "
+                          "nothing interrupts (a disk that does not answer, or a vfork)",
+                          thread.value, pid_.value),
+              "try again when that has ended");
+}
+
+// Asks all of them to stop before it waits for any.
+Result<void> StoppedThreads::seize(std::span<const Tid> threads) {
+  Result<void> worst;
+  std::vector<Tid> seized;
+  for (const Tid thread : threads) {
+    if (::ptrace(PTRACE_SEIZE, thread.value, nullptr, as_pointer(PTRACE_O_TRACESYSGOOD)) != 0) {
+      if (errno == ESRCH) continue;  // it has ended
+      worst = fail(cannot_stop(pid_, errno));
+      break;
+    }
+    (void)::ptrace(PTRACE_INTERRUPT, thread.value, nullptr, nullptr);
+    seized.push_back(thread);
+  }
+  for (const Tid thread : seized) {
+    bool ended = false;
+    if (auto done = wait_until_stopped(thread, ended); !done) {
+      if (worst) worst = std::move(done);
+    } else if (!ended) {
+      threads_.push_back(thread);
+    }
+  }
+  return worst;
+}
+
+Result<StoppedThreads> StoppedThreads::stop(Pid pid, Tid thread) {
+  StoppedThreads stopped(pid);
+  if (auto done = stopped.seize({&thread, 1}); !done) return fail(std::move(done.error()));
+  return stopped;
+}
+
+Result<StoppedThreads> StoppedThreads::stop(Pid pid, const std::function<bool(Tid)>& wanted) {
+  StoppedThreads stopped(pid);
+  std::vector<Tid> known;
+  for (int pass = 0; pass < kPasses; ++pass) {
+    std::vector<Tid> found;
+    for (const Tid thread : threads_of(pid)) {
+      if (std::find(known.begin(), known.end(), thread) != known.end()) continue;
+      if (wanted(thread)) found.push_back(thread);
+    }
+    if (found.empty()) return stopped;
+    known.insert(known.end(), found.begin(), found.end());
+    if (auto done = stopped.seize(found); !done) return fail(std::move(done.error()));
+  }
+  return fail(ErrorCode::kBusy,
+              fmt::format("process {} makes threads faster than they can be stopped", pid.value),
+              "try again");
+}
+
+Result<StoppedThreads::Registers> StoppedThreads::registers(Tid thread) const {
+  Registers out{};
+  auto done = request(pid_, PTRACE_GETREGS, thread, nullptr, &out);
+  if (!done) return fail(std::move(done.error()));
+  return out;
+}
+
+Result<void> StoppedThreads::set_registers(Tid thread, const Registers& registers) const {
+  Registers copy = registers;
+  return request(pid_, PTRACE_SETREGS, thread, nullptr, &copy);
+}
+
+Result<std::uint64_t> StoppedThreads::signal_mask(Tid thread) const {
+  std::uint64_t mask = 0;
+  auto done = request(pid_, PTRACE_GETSIGMASK, thread, as_pointer(sizeof mask), &mask);
+  if (!done) return fail(std::move(done.error()));
+  return mask;
+}
+
+Result<void> StoppedThreads::set_signal_mask(Tid thread, std::uint64_t mask) const {
+  return request(pid_, PTRACE_SETSIGMASK, thread, as_pointer(sizeof mask), &mask);
+}
+
+Result<void> StoppedThreads::write(Tid thread, std::uint64_t address,
+                                   std::span<const std::uint64_t> words) const {
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    auto done =
+        request(pid_, PTRACE_POKEDATA, thread, as_pointer(address + i * 8), as_pointer(words[i]));
+    if (!done) return done;
+  }
+  return {};
+}
+
+Result<std::int64_t> StoppedThreads::system_call(Tid thread, std::uint64_t instruction,
+                                                 std::uint64_t number,
+                                                 std::span<const std::uint64_t> arguments) const {
+  auto regs = registers(thread);
+  if (!regs) return fail(std::move(regs.error()));
+  std::array<std::uint64_t, 6> values{};
+  std::copy(arguments.begin(), arguments.end(), values.begin());
+  regs->rip = instruction;
+  regs->rax = number;
+  regs->orig_rax = static_cast<std::uint64_t>(-1);  // or the kernel would restart the last one
+  regs->rdi = values[0];
+  regs->rsi = values[1];
+  regs->rdx = values[2];
+  regs->r10 = values[3];
+  regs->r8 = values[4];
+  regs->r9 = values[5];
+  if (auto done = set_registers(thread, *regs); !done) return fail(std::move(done.error()));
+  // To its entry, then to its exit. Not by single steps: a tracer that is killed leaves the step
+  // armed, and the trap that nobody takes any more ends the program.
+  for (int stops = 0; stops < 2; ++stops) {
+    if (auto done = request(pid_, PTRACE_SYSCALL, thread, nullptr, nullptr); !done) {
+      return fail(std::move(done.error()));
+    }
+    int status = 0;
+    int got = 0;
+    do {
+      got = ::waitpid(thread.value, &status, __WALL | __WNOTHREAD);
+    } while (got < 0 && errno == EINTR);
+    if (got != thread.value || !WIFSTOPPED(status)) return fail(gone(pid_));
+    if (WSTOPSIG(status) == (SIGTRAP | kSyscallStop)) continue;
+    return fail(ErrorCode::kInternal,
+                fmt::format("thread {} of process {} did not execute a system call: status {:#x}",
+                            thread.value, pid_.value, status));
+  }
+  auto after = registers(thread);
+  if (!after) return fail(std::move(after.error()));
+  return static_cast<std::int64_t>(after->rax);
+}
+
+Result<StoppedThreads::Registers> StoppedThreads::registers_to_go_on(Tid thread) const {
+  auto regs = registers(thread);
+  if (!regs) return regs;
+  const auto result = static_cast<std::int64_t>(regs->rax);
+  if (static_cast<int>(regs->orig_rax) != -1) {
+    // The kernel itself would let a timed wait (kRestartBlock) end when it was to end first. We
+    // begin it anew with its arguments: those that tell the time left write it there (nanosleep),
+    // deadlines stay what they are, and nobody sees an error that can't be.
+    const bool again =
+        result == kRestartSys || result == kRestartNoIntr || result == kRestartNoHand ||
+        result == kRestartBlock ||
+        (result == -EINTR && returns_eintr_after_stop(regs->orig_rax) && !has_signal(pid_, thread));
+    if (again) {
+      regs->rax = regs->orig_rax;
+      regs->rip -= kSyscallLength;
+    }
+    regs->orig_rax = static_cast<std::uint64_t>(-1);
+  }
+  // Since Linux 5.13; without it nobody can tell, and hardly anybody uses them.
+  RseqConfiguration rseq;
+  if (::ptrace(static_cast<__ptrace_request>(kGetRseqConfiguration), thread.value,
+               as_pointer(sizeof rseq), &rseq) == static_cast<long>(sizeof rseq) &&
+      rseq.area != 0) {
+    std::uint64_t section_at = 0;
+    RseqCriticalSection section;
+    if (read_memory(pid_, rseq.area + kRseqCsOffset, &section_at, sizeof section_at) &&
+        section_at != 0 && read_memory(pid_, section_at, &section, sizeof section) &&
+        regs->rip - section.start < section.length) {
+      regs->rip = section.abort;
+    }
+  }
+  return regs;
+}
+
+Result<void> StoppedThreads::let_run(Tid thread, std::chrono::nanoseconds time) {
+  if (auto done = request(pid_, PTRACE_CONT, thread, nullptr, nullptr); !done) return done;
+  const auto start = Clock::now();
+  while (Clock::now() - start < time) {
+  }
+  (void)::ptrace(PTRACE_INTERRUPT, thread.value, nullptr, nullptr);
+  bool ended = false;
+  auto done = wait_until_stopped(thread, ended);
+  if (!done || ended) std::erase(threads_, thread);
+  if (done && ended) return fail(gone(pid_));
+  return done;
+}
+
+void StoppedThreads::let_go() {
+  for (const Tid thread : threads_) {
+    // The kernel restarts what it can restart by itself.
+    auto now = registers(thread);
+    if (now && static_cast<std::int64_t>(now->rax) == -EINTR) {
+      if (auto on = registers_to_go_on(thread)) (void)set_registers(thread, *on);
+    }
+    (void)::ptrace(PTRACE_DETACH, thread.value, nullptr, nullptr);
+  }
+  threads_.clear();
+}
+
+}  // namespace stasis::proc

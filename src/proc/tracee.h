@@ -1,0 +1,84 @@
+// Threads of another process, stopped by ptrace, with their registers and memory.
+//
+// ptrace is bound to the thread that seized: make, use and destroy a StoppedThreads on one thread,
+// one made for it, because a thread that cannot be stopped stays seized until that thread ends.
+// When it ends or is killed, the kernel lets all go; they run on with the registers they have then.
+#pragma once
+
+#include <sys/user.h>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "stasis/ids.h"
+#include "stasis/result.h"
+
+namespace stasis::proc {
+
+// The threads of a process, by number; empty if it is gone.
+std::vector<Tid> threads_of(Pid pid);
+
+class StoppedThreads {
+ public:
+  using Registers = user_regs_struct;
+
+  // Stops all threads of `pid` that `wanted` accepts, also those that are made meanwhile. kBusy if
+  // another tracer holds one or one cannot be stopped (uninterruptible sleep, vfork),
+  // kNotPermitted. On an error all run on as they were.
+  static Result<StoppedThreads> stop(Pid pid, const std::function<bool(Tid)>& wanted);
+  // The same for one thread; none is held if it has ended.
+  static Result<StoppedThreads> stop(Pid pid, Tid thread);
+
+  StoppedThreads(StoppedThreads&& other) noexcept
+      : pid_(other.pid_), threads_(std::exchange(other.threads_, {})) {}
+  StoppedThreads(const StoppedThreads&) = delete;
+  StoppedThreads& operator=(const StoppedThreads&) = delete;
+  StoppedThreads& operator=(StoppedThreads&&) = delete;
+  ~StoppedThreads() { let_go(); }
+
+  const std::vector<Tid>& threads() const { return threads_; }
+
+  // kProcessGone where the thread has been killed meanwhile.
+  Result<Registers> registers(Tid thread) const;
+  Result<void> set_registers(Tid thread, const Registers& registers) const;
+  Result<std::uint64_t> signal_mask(Tid thread) const;
+  Result<void> set_signal_mask(Tid thread, std::uint64_t mask) const;
+
+  // Writes whole words into the process's memory, whatever its protection (a private copy is made
+  // of a file's page).
+  Result<void> write(Tid thread, std::uint64_t address, std::span<const std::uint64_t> words) const;
+
+  // Executes the system call instruction (0f 05) at `instruction` in `thread`, whose registers are
+  // changed by it. The call's own answer, negative for an error.
+  Result<std::int64_t> system_call(Tid thread, std::uint64_t instruction, std::uint64_t number,
+                                   std::span<const std::uint64_t> arguments) const;
+
+  // The registers with which a thread that was stopped can be sent on later, by hand. What the
+  // kernel would do at the end of the stop is done here: a system call that was interrupted is
+  // made again with its arguments, and a restartable sequence (rseq) begins anew.
+  Result<Registers> registers_to_go_on(Tid thread) const;
+
+  // Lets one thread run for about so long, busy waiting, and stops it again. kProcessGone if it has
+  // ended meanwhile; kBusy as for stop().
+  Result<void> let_run(Tid thread, std::chrono::nanoseconds time);
+
+  // Lets all threads run on.
+  void let_go();
+
+ private:
+  explicit StoppedThreads(Pid pid) : pid_(pid) {}
+  Result<void> seize(std::span<const Tid> threads);
+  Result<void> wait_until_stopped(Tid thread, bool& ended);
+
+  Pid pid_;
+  std::vector<Tid> threads_;
+};
+
+// Reads `size` bytes of another process's memory; less than all is an error (kIo, kProcessGone).
+Result<void> read_memory(Pid pid, std::uint64_t address, void* data, std::size_t size);
+
+}  // namespace stasis::proc
