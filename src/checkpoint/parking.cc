@@ -371,18 +371,16 @@ class Parker {
   // The C library's locks are held for less than a microsecond; when a thread is only ever seen in
   // it, it is let be there.
   static constexpr int kLibraryTries = 100;
-  static constexpr std::chrono::seconds kLimit{5};
+  static constexpr std::chrono::seconds kLimit{10};
 
   // A call that a thread makes again and again: it was seen in it so often, over such a time.
   static constexpr int kRestTries = 10;
   static constexpr std::chrono::milliseconds kRest{20};
   // A thread that runs in the driver is let run for a moment and looked at again, so often, before
   // the others get their turn: threads that do nothing but ask it are outside for some 10 ns per
-  // microsecond. How long it takes until it really runs is the scheduler's affair, so the moment
-  // grows until it has moved.
-  static constexpr int kLooks = 200;
-  static constexpr int kFirstRunNs = 2000;
-  static constexpr int kLongestRunNs = 1000000;
+  // microsecond.
+  static constexpr int kLooks = 50;
+  static constexpr int kLongestRunNs = 50000;
 
   struct Seen {
     std::uint64_t switches = 0;
@@ -441,8 +439,6 @@ class Parker {
     auto stopped = StoppedThreads::stop(pid_, thread);
     if (!stopped) return fail(std::move(stopped.error()));
     if (stopped->threads().empty()) return true;
-    int run_ns = kFirstRunNs;
-    Registers last{};
     for (int looks = 0; looks < kLooks; ++looks) {
       auto registers = stopped->registers(thread);
       if (!registers) return true;  // killed
@@ -458,11 +454,7 @@ class Parker {
           (site == proc::Site::kLibrary && ++seen.tries > kLibraryTries)) {
         return park_here(*stopped, thread);
       }
-      const bool moved = std::memcmp(&last, &*registers, sizeof last) != 0;
-      last = *registers;
-      if (!moved) run_ns = std::min(run_ns * 2, kLongestRunNs);
-      std::uniform_int_distribution<int> jitter(run_ns / 2, run_ns);
-      auto again = stopped->let_run(thread, std::chrono::nanoseconds(jitter(random_)));
+      auto again = stopped->let_run(thread, std::chrono::nanoseconds(jitter_(random_)));
       if (!again && again.error().code == ErrorCode::kProcessGone) return true;
       if (!again) return fail(std::move(again.error()));
     }
@@ -528,6 +520,7 @@ class Parker {
   int parked_ = 0;  // in this round
   bool take_resting_ = false;
   std::mt19937 random_{std::random_device{}()};
+  std::uniform_int_distribution<int> jitter_{0, kLongestRunNs};
 };
 
 }  // namespace

@@ -1,6 +1,8 @@
 #include "proc/tracee.h"
 
 #include <dirent.h>
+#include <sched.h>
+#include <sys/prctl.h>
 #include <sys/ptrace.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -16,6 +18,7 @@
 #include <fstream>
 #include <memory>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <thread>
 
@@ -132,6 +135,35 @@ Error gone(Pid pid) {
                "start the program again, or restore it from an image",
                {},
                {}};
+}
+
+// The processor that a thread was on last, field 39 of its stat (`man 5 proc`); -1 if unknown.
+int processor_of(Pid pid, Tid thread) {
+  std::ifstream file(fmt::format("/proc/{}/task/{}/stat", pid.value, thread.value));
+  std::string line;
+  std::getline(file, line);
+  const std::size_t name_end = line.rfind(')');
+  if (name_end == std::string::npos) return -1;
+  std::istringstream fields(line.substr(name_end + 1));
+  std::string field;
+  for (int number = 3; number <= 39; ++number)
+    fields >> field;
+  return fields ? std::atoi(field.c_str()) : -1;
+}
+
+// Binds the calling thread to a processor, if it may.
+void run_on(int processor) {
+  if (processor < 0 || processor >= CPU_SETSIZE) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(static_cast<unsigned>(processor), &set);
+  (void)::sched_setaffinity(0, sizeof set, &set);
+}
+
+// The kernel rounds sleeps up by 50 us by default.
+void sleep_precisely(std::chrono::nanoseconds time) {
+  (void)::prctl(PR_SET_TIMERSLACK, 1UL);
+  std::this_thread::sleep_for(time);
 }
 
 // The kernel takes numbers in the place of pointers.
@@ -373,8 +405,13 @@ Result<StoppedThreads::Registers> StoppedThreads::registers_to_go_on(Tid thread)
 
 Result<void> StoppedThreads::let_run(Tid thread, std::chrono::nanoseconds time) {
   if (auto done = request(pid_, PTRACE_CONT, thread, nullptr, nullptr); !done) return done;
-  const auto start = Clock::now();
-  while (Clock::now() - start < time) {
+  // It may be moved meanwhile; then once more there.
+  constexpr int kMoves = 3;
+  for (int moves = 0; moves < kMoves; ++moves) {
+    const int processor = processor_of(pid_, thread);
+    run_on(processor);
+    sleep_precisely(time);
+    if (processor_of(pid_, thread) == processor) break;
   }
   (void)::ptrace(PTRACE_INTERRUPT, thread.value, nullptr, nullptr);
   bool ended = false;

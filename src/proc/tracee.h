@@ -62,8 +62,11 @@ class StoppedThreads {
   // made again with its arguments, and a restartable sequence (rseq) begins anew.
   Result<Registers> registers_to_go_on(Tid thread) const;
 
-  // Lets one thread run for about so long, busy waiting, and stops it again. kProcessGone if it has
-  // ended meanwhile; kBusy as for stop().
+  // Lets one thread run for about so long and stops it again, wherever it is then: the calling
+  // thread sleeps on the processor that the other one runs on, and is woken by that processor's
+  // timer. Asked from another processor, a thread stops at the end of its next system call, so one
+  // that makes many would never be seen anywhere else. Binds the calling thread to a processor.
+  // kProcessGone if it has ended meanwhile; kBusy as for stop().
   Result<void> let_run(Tid thread, std::chrono::nanoseconds time);
 
   // Lets all threads run on.

@@ -1,0 +1,393 @@
+#include "checkpoint/parking.h"
+
+#include <dlfcn.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <csignal>
+#include <cstring>
+#include <ctime>
+#include <fstream>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "tests/fakes/child.h"
+
+namespace stasis {
+namespace {
+
+using fakes::Child;
+
+// What the target tells, in memory that it shares with the test.
+struct Shared {
+  std::atomic<std::uint64_t> spins;
+  std::atomic<std::uint64_t> signals;
+  std::atomic<int> ready;
+  std::atomic<int> spared;
+  std::atomic<bool> may_see_eintr;
+  std::atomic<int> failed;  // line of the target's first complaint
+};
+
+template <class T>
+T* shared_memory() {
+  void* memory =
+      ::mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) std::abort();
+  return new (memory) T();
+}
+
+Shared* g_shared = nullptr;
+void count_signal(int) { ++g_shared->signals; }
+
+// Ends the target where something was not as it must be.
+#define TARGET_CHECK(condition)                                 \
+  do {                                                          \
+    if (!(condition)) {                                         \
+      int none = 0;                                             \
+      g_shared->failed.compare_exchange_strong(none, __LINE__); \
+      ::_exit(3);                                               \
+    }                                                           \
+  } while (false)
+
+// Keeps values in the floating-point and vector registers all the time.
+void compute() {
+  ++g_shared->ready;
+  double a = 1.0;
+  double b = 0.5;
+  for (;;) {
+    double x = 1.0;
+    double y = 3.0;
+    for (int i = 0; i < 1000; ++i) {
+      x = x * 1.0000001 + b;
+      y = y - x * 0.0000001;
+      asm volatile("" : "+x"(x), "+x"(y));
+    }
+    if (a == 1.0) a = x + y;
+    TARGET_CHECK(a == x + y);
+    ++g_shared->spins;
+  }
+}
+
+// A system call that is made all the time.
+void call() {
+  ++g_shared->ready;
+  for (;;)
+    TARGET_CHECK(::syscall(SYS_getppid) > 0);
+}
+
+void wait_on_pipe(int fd) {
+  ++g_shared->ready;
+  char byte = 0;
+  TARGET_CHECK(::read(fd, &byte, 1) == 1 && byte == 'x');
+  ++g_shared->spins;
+  for (;;)
+    ::pause();
+}
+
+void wait_on_epoll(int fd) {
+  const int epoll = ::epoll_create1(0);
+  epoll_event event{EPOLLIN, {}};
+  TARGET_CHECK(::epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) == 0);
+  ++g_shared->ready;
+  while (::epoll_wait(epoll, &event, 1, -1) != 1)
+    TARGET_CHECK(errno == EINTR && g_shared->may_see_eintr);
+  ++g_shared->spins;
+  for (;;)
+    ::pause();
+}
+
+void sleep_in_steps() {
+  ++g_shared->ready;
+  for (;;) {
+    // glibc's own wrapper: EINTR would be an error no program without signals expects.
+    const timespec wanted{0, 3000000};
+    TARGET_CHECK(::nanosleep(&wanted, nullptr) == 0);
+  }
+}
+
+void wait_on_condition(std::mutex& mutex, std::condition_variable& condition) {
+  ++g_shared->ready;
+  std::unique_lock lock(mutex);
+  for (;;)
+    condition.wait_for(lock, std::chrono::milliseconds(2));
+}
+
+void spared_thread() {
+  g_shared->spared = static_cast<int>(::syscall(SYS_gettid));
+  ++g_shared->ready;
+  for (;;)
+    ::pause();
+}
+
+constexpr int kThreads = 7;
+
+[[noreturn]] void live(int pipe_read, int epoll_read) {
+  struct sigaction action {};
+  action.sa_handler = count_signal;
+  ::sigaction(SIGUSR1, &action, nullptr);
+  std::mutex mutex;
+  std::condition_variable condition;
+  std::thread([&] { wait_on_pipe(pipe_read); }).detach();
+  std::thread([&] { wait_on_epoll(epoll_read); }).detach();
+  std::thread([&] { wait_on_condition(mutex, condition); }).detach();
+  std::thread(sleep_in_steps).detach();
+  std::thread(spared_thread).detach();
+  std::thread(call).detach();
+  compute();
+  ::_exit(4);
+}
+
+class ParkingTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    g_shared = shared_ = shared_memory<Shared>();
+    ASSERT_EQ(::pipe(for_read_.data()), 0);
+    ASSERT_EQ(::pipe(for_epoll_.data()), 0);
+    target_.emplace([this] {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      live(for_read_[0], for_epoll_[0]);
+    });
+    while (shared_->ready < kThreads)
+      pause(1);
+  }
+  void TearDown() override {
+    EXPECT_EQ(shared_->failed, 0) << "the target complains, see this line";
+    for (const int fd : {for_read_[0], for_read_[1], for_epoll_[0], for_epoll_[1]})
+      ::close(fd);
+    target_.reset();
+    ::munmap(shared_, sizeof(Shared));
+  }
+
+  static void pause(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
+  Pid pid() const { return target_->pid(); }
+  Tid spared() const { return Tid{shared_->spared}; }
+  bool spins_within(int ms) const {
+    const std::uint64_t before = shared_->spins;
+    for (int i = 0; i < ms && shared_->spins == before; ++i)
+      pause(1);
+    return shared_->spins != before;
+  }
+  bool alive() const { return ::waitpid(pid().value, nullptr, WNOHANG) == 0; }
+  static std::string text(const Result<void>& result) {
+    return result ? std::string() : result.error().to_string();
+  }
+
+  Shared* shared_ = nullptr;
+  std::array<int, 2> for_read_{};
+  std::array<int, 2> for_epoll_{};
+  std::optional<Child> target_;
+};
+
+TEST_F(ParkingTest, ParkedThreadsStandStillAndGoOnUnharmed) {
+  for (int round = 0; round < 50; ++round) {
+    const auto parked = park_threads(pid(), spared());
+    ASSERT_TRUE(parked) << text(parked);
+    const std::uint64_t before = shared_->spins;
+    pause(2);
+    EXPECT_EQ(shared_->spins, before);
+    const auto on = unpark_threads(pid());
+    ASSERT_TRUE(on) << text(on);
+    ASSERT_TRUE(spins_within(2000)) << "round " << round;
+    ASSERT_TRUE(alive());
+  }
+  // Those that waited all the time get what they waited for, and nothing else came before.
+  ASSERT_EQ(::write(for_read_[1], "x", 1), 1);
+  ASSERT_EQ(::write(for_epoll_[1], "x", 1), 1);
+  pause(50);
+  EXPECT_TRUE(alive());
+}
+
+TEST_F(ParkingTest, EveryThreadButTheSparedOneIsParked) {
+  ASSERT_TRUE(park_threads(pid(), spared()));
+  for (int i = 0; i < 1000 && count_parked_threads(pid()) < kThreads - 1; ++i)
+    pause(1);
+  EXPECT_EQ(count_parked_threads(pid()), kThreads - 1);
+  ASSERT_TRUE(unpark_threads(pid()));
+  EXPECT_EQ(count_parked_threads(pid()), 0);
+}
+
+TEST_F(ParkingTest, ParkingTwiceIsParkingOnce) {
+  ASSERT_TRUE(park_threads(pid(), spared()));
+  ASSERT_TRUE(park_threads(pid(), spared()));
+  ASSERT_TRUE(unpark_threads(pid()));
+  EXPECT_TRUE(spins_within(2000));
+  ASSERT_TRUE(unpark_threads(pid()));
+  EXPECT_TRUE(alive());
+}
+
+TEST_F(ParkingTest, ASignalWaitsUntilTheThreadsGoOn) {
+  ASSERT_TRUE(park_threads(pid(), spared()));
+  // To one thread: the spared one would take what is sent to the process.
+  ASSERT_EQ(::syscall(SYS_tgkill, pid().value, pid().value, SIGUSR1), 0);
+  pause(20);
+  EXPECT_EQ(shared_->signals, 0U);
+  ASSERT_TRUE(unpark_threads(pid()));
+  EXPECT_TRUE(spins_within(2000));
+  EXPECT_EQ(shared_->signals, 1U);
+}
+
+TEST_F(ParkingTest, SignalsThatComeWhileItIsParkedAreNotLost) {
+  std::atomic<bool> stop{false};
+  std::uint64_t sent = 0;
+  std::thread sender([&] {
+    while (!stop) {
+      const std::uint64_t seen = shared_->signals;
+      ::syscall(SYS_tgkill, pid().value, pid().value, SIGUSR1);
+      ++sent;
+      while (shared_->signals == seen && !stop)
+        std::this_thread::yield();
+    }
+  });
+  for (int round = 0; round < 100; ++round) {
+    ASSERT_TRUE(park_threads(pid(), spared()));
+    ASSERT_TRUE(unpark_threads(pid()));
+  }
+  pause(20);
+  stop = true;
+  sender.join();
+  pause(20);
+  EXPECT_GT(sent, 100U);
+  EXPECT_EQ(shared_->signals, sent);
+}
+
+// A target with threads in a library that passes for the driver.
+struct InDriver {
+  std::atomic<int> ready;
+  std::array<std::atomic<int>, 3> held;
+  std::atomic<std::uint64_t> rounds;
+};
+
+void busy(int steps) {
+  for (int i = 0; i < steps; ++i)
+    asm volatile("" ::"r"(i));
+}
+
+[[noreturn]] void live_in_driver(InDriver& shared, int fd) {
+  void* library = ::dlopen(FAKE_BUSY_LIBCUDA, RTLD_NOW);
+  if (library == nullptr) ::_exit(5);
+  const auto ask = reinterpret_cast<void (*)(std::atomic<int>*)>(::dlsym(library, "fake_ask"));
+  const auto wait = reinterpret_cast<int (*)(int)>(::dlsym(library, "fake_wait"));
+  if (ask == nullptr || wait == nullptr) ::_exit(6);
+  for (auto& held : shared.held) {
+    std::thread([&] {
+      ++shared.ready;
+      for (;;) {
+        ask(&held);
+        ++shared.rounds;
+        // Work of its own: the time in which it may be parked.
+        busy(200);
+      }
+    }).detach();
+  }
+  std::thread([&] {
+    ++shared.ready;
+    wait(fd);
+    ::_exit(7);
+  }).detach();
+  // Sleeps for less than it takes to be sure that it sleeps.
+  for (++shared.ready;;)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+TEST(ParkingInTheDriver, AThreadIsParkedOutsideOfItOrAsleepInIt) {
+  auto* shared = shared_memory<InDriver>();
+  std::array<int, 2> pipe{};
+  ASSERT_EQ(::pipe(pipe.data()), 0);
+  const Child target([&] {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    live_in_driver(*shared, pipe[0]);
+  });
+  while (shared->ready < 5)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  for (int round = 0; round < 8; ++round) {
+    const auto parked = park_threads(target.pid(), Tid{0});
+    ASSERT_TRUE(parked) << parked.error().to_string();
+    for (const auto& held : shared->held)
+      EXPECT_EQ(held, 0) << "parked in the driver, in round " << round;
+    const std::uint64_t before = shared->rounds;
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    EXPECT_EQ(shared->rounds, before);
+    EXPECT_EQ(count_parked_threads(target.pid()), 5);
+    ASSERT_TRUE(unpark_threads(target.pid()));
+    for (int i = 0; i < 2000 && shared->rounds == before; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    ASSERT_NE(shared->rounds, before);
+  }
+  ::close(pipe[0]);
+  ::close(pipe[1]);
+  ::munmap(shared, sizeof(InDriver));
+}
+
+TEST_F(ParkingTest, AParkedProcessCanBeKilled) {
+  ASSERT_TRUE(park_threads(pid(), spared()));
+  ::kill(pid().value, SIGKILL);
+  int status = 0;
+  EXPECT_EQ(::waitpid(pid().value, &status, 0), pid().value);
+  EXPECT_TRUE(WIFSIGNALED(status));
+  EXPECT_TRUE(unpark_threads(pid()));
+}
+
+// Whoever parks may be killed at any instant: what is left can be sent on by somebody else.
+// epoll_wait() alone gets an EINTR from the kernel then, as from any tracer that comes and goes.
+TEST_F(ParkingTest, SurvivesAParkerThatIsKilled) {
+  shared_->may_see_eintr = true;
+  for (int round = 0; round < 150; ++round) {
+    {
+      const Child parker([this] {
+        ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+        for (;;) {
+          (void)park_threads(pid(), spared());
+          (void)unpark_threads(pid());
+        }
+      });
+      std::this_thread::sleep_for(std::chrono::microseconds(500 + 37 * round));
+    }
+    const auto on = unpark_threads(pid());
+    ASSERT_TRUE(on) << text(on);
+    ASSERT_TRUE(spins_within(5000)) << "round " << round;
+    ASSERT_TRUE(alive());
+    ASSERT_EQ(count_parked_threads(pid()), 0);
+  }
+}
+
+TEST_F(ParkingTest, ATracedProcessIsRefused) {
+  Child tracer([this] {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (::syscall(SYS_ptrace, 0x4206 /* PTRACE_SEIZE */, pid().value, 0, 0) != 0) ::_exit(1);
+    for (;;)
+      ::pause();
+  });
+  std::string tracer_line;
+  for (int i = 0; i < 1000 && tracer_line != fmt::format("TracerPid:\t{}", tracer.pid().value);
+       ++i) {
+    std::ifstream status(fmt::format("/proc/{}/status", pid().value));
+    while (std::getline(status, tracer_line) && tracer_line.compare(0, 9, "TracerPid") != 0) {
+    }
+    pause(1);
+  }
+  const auto parked = park_threads(pid(), spared());
+  ASSERT_FALSE(parked);
+  EXPECT_EQ(parked.error().code, ErrorCode::kBusy);
+  EXPECT_TRUE(spins_within(2000));
+}
+
+TEST_F(ParkingTest, AProcessThatIsNotThereIsNoError) {
+  target_.emplace([] {});
+  target_->become_zombie();
+  EXPECT_TRUE(unpark_threads(target_->pid()));
+}
+
+}  // namespace
+}  // namespace stasis
