@@ -21,8 +21,18 @@ namespace {
 
 using nlohmann::json;
 
+constexpr const char* kRecordEnd = ".json";
+
 std::string record_path(const std::string& directory, Pid root) {
-  return fmt::format("{}/{}.json", directory, root.value);
+  return fmt::format("{}/{}{}{}", directory, root.value, pid_namespace_mark(), kRecordEnd);
+}
+
+// Is it the record of a target that has its number in our PID namespace?
+bool is_our_record(std::string_view name) {
+  const std::string end = pid_namespace_mark() + kRecordEnd;
+  if (!name.ends_with(end)) return false;
+  name.remove_suffix(end.size());
+  return !name.empty() && name.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
 std::string to_text(const JournalRecord& record) {
@@ -186,6 +196,14 @@ Result<void> write_record(const std::string& path, const JournalRecord& record) 
 
 }  // namespace
 
+std::string pid_namespace_mark() {
+  // PROC_PID_INIT_INO of linux/proc_ns.h: the namespace that the machine has started with.
+  constexpr ino_t kInitial = 0xEFFFFFFC;
+  struct stat info {};
+  if (::stat("/proc/self/ns/pid", &info) != 0 || info.st_ino == kInitial) return {};
+  return fmt::format("@{}", info.st_ino);
+}
+
 Result<std::string> journal_directory() {
   std::string directory;
   const char* chosen = std::getenv("STASIS_STATE_DIR");
@@ -315,7 +333,7 @@ Result<std::vector<JournalEntry>> read_journal() {
   std::vector<JournalEntry> entries;
   while (const dirent* item = ::readdir(dir.get())) {
     const std::string name = item->d_name;
-    if (!name.ends_with(".json")) continue;
+    if (!is_our_record(name)) continue;
     auto entry = read_entry(*directory + "/" + name);
     if (!entry) return fail(std::move(entry.error()));
     if (*entry) entries.push_back(std::move(**entry));

@@ -36,6 +36,10 @@ struct JournalRecord {
 // before all. Made with mode 0700; kNotPermitted if it belongs to somebody else.
 Result<std::string> journal_directory();
 
+// What tells the numbers of our PID namespace from those of others in the names of files in that
+// directory, which several may share ("@4026532510"); nothing in the machine's first one.
+std::string pid_namespace_mark();
+
 class Journal {
  public:
   // Takes the target for this operation. kBusy, naming the holder, if another one has it. What a

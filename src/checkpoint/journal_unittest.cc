@@ -164,7 +164,7 @@ TEST_F(JournalTest, DamagedRecordsAreLeftOutAndDoNotHideOthers) {
         R"({"operation":"dump","root":5,"owner":1,"image":"","targets":[{"pid":1}]})",
         R"({"operation":"dump","root":5,"owner":1,"image":"",
             "targets":[{"pid":1,"start_ticks":1,"initial":"asleep"}]})"}) {
-    std::ofstream(dir_ / "5.json") << text;
+    std::ofstream(dir_ / ("5" + pid_namespace_mark() + ".json")) << text;
     auto journal = Journal::begin(record(100));
     ASSERT_TRUE(journal);
     EXPECT_THAT(entries(), SizeIs(1)) << text;
@@ -188,10 +188,24 @@ TEST_F(JournalTest, ItsDirectoryIsForThisUserAlone) {
   EXPECT_FALSE(journal_directory());
 }
 
+TEST_F(JournalTest, NumbersOfOtherPidNamespacesAreNotOurs) {
+  ASSERT_TRUE(journal_directory());
+  auto other = R"({"operation":"dump","root":100,"owner":1,"image":"",
+      "targets":[{"pid":100,"start_ticks":0,"initial":"running"}]})";
+  std::ofstream(dir_ / "100@1.json") << other;
+  EXPECT_THAT(entries(), SizeIs(0));
+  auto journal = Journal::begin(record(100));
+  ASSERT_TRUE(journal) << journal.error().message;
+  EXPECT_TRUE(journal->inherited().empty());
+  journal->finish();
+  EXPECT_TRUE(std::filesystem::exists(dir_ / "100@1.json"));
+}
+
 TEST_F(JournalTest, FollowsNoLinks) {
   ASSERT_TRUE(journal_directory());
   std::ofstream(top_ / "precious") << "content";
-  std::filesystem::create_symlink(top_ / "precious", dir_ / "100.json.new");
+  std::filesystem::create_symlink(top_ / "precious",
+                                  dir_ / ("100" + pid_namespace_mark() + ".json.new"));
   EXPECT_FALSE(Journal::begin(record(100)));
   std::string text;
   std::ifstream(top_ / "precious") >> text;

@@ -22,21 +22,22 @@ using nlohmann::json;
 std::optional<std::string> path_of(const Process& process) {
   auto directory = journal_directory();
   if (!directory) return std::nullopt;
-  return fmt::format("{}/{}-{}.suspended", *directory, process.pid().value,
-                     process.info().start_ticks);
+  return fmt::format("{}/{}-{}{}.suspended", *directory, process.pid().value,
+                     process.info().start_ticks, pid_namespace_mark());
 }
 
 // Removes what processes have left that ended while they were suspended.
 void forget_the_dead() {
   const auto directory = journal_directory();
   if (!directory) return;
+  const std::string end_of_name = pid_namespace_mark() + ".suspended";
   const std::unique_ptr<DIR, int (*)(DIR*)> dir(::opendir(directory->c_str()), ::closedir);
   while (const dirent* item = dir ? ::readdir(dir.get()) : nullptr) {
     int pid = 0;
     unsigned long long start = 0;
     int end = 0;
-    if (std::sscanf(item->d_name, "%d-%llu.suspended%n", &pid, &start, &end) != 2 ||
-        item->d_name[end] != 0 || end == 0) {
+    if (std::sscanf(item->d_name, "%d-%llu%n", &pid, &start, &end) != 2 ||
+        item->d_name + end != end_of_name) {
       continue;
     }
     const auto info = proc::ProcFs().process(Pid{pid});

@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "checkpoint/fake_driver.h"
+#include "checkpoint/journal.h"
 #include "tests/fakes/child.h"
 
 namespace stasis {
@@ -104,8 +105,9 @@ TEST_F(SuspendedTest, TheDeadAreForgotten) {
   const Process process = open(living);
   remember_suspended(process, {});
   // Of a process that has gone, and of an earlier one with a number that somebody has now.
-  std::ofstream(dir_ / "4194303-5.suspended") << "{}";
-  std::ofstream(dir_ / (std::to_string(living.pid().value) + "-1.suspended")) << "{}";
+  const std::string end = pid_namespace_mark() + ".suspended";
+  std::ofstream(dir_ / ("4194303-5" + end)) << "{}";
+  std::ofstream(dir_ / (std::to_string(living.pid().value) + "-1" + end)) << "{}";
   std::ofstream(dir_ / "4194303-5.suspended.keep") << "not ours";
   driver_.add(living.pid());
   auto group = Group::open(driver_, living.pid());
