@@ -1,6 +1,10 @@
 #include "operations/common.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
+#include <filesystem>
+#include <iterator>
 #include <map>
 #include <thread>
 
@@ -59,6 +63,27 @@ Error failed_state(const Process& process) {
           {}};
 }
 
+// A roll-back that runs out of descriptors leaves its target suspended. Each process takes a pidfd,
+// and some while it is asked; CRIU and its files come on top.
+Result<void> check_descriptors(std::size_t processes) {
+  constexpr std::uint64_t kSpare = 64;
+  constexpr std::uint64_t kEach = 6;
+  std::error_code ignored;
+  const auto open = static_cast<std::uint64_t>(
+      std::distance(std::filesystem::directory_iterator("/proc/self/fd", ignored), {}));
+  const std::uint64_t needed = open + kSpare + kEach * processes;
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed) return {};
+  const rlim_t seen = limit.rlim_cur;
+  limit.rlim_cur = std::min<rlim_t>(limit.rlim_max, needed);
+  if (limit.rlim_cur >= needed && ::setrlimit(RLIMIT_NOFILE, &limit) == 0) return {};
+  return fail(
+      ErrorCode::kIo,
+      fmt::format("{} open files are allowed, and {} may be needed for {} process(es)", seen,
+                  needed, processes),
+      fmt::format("raise the limit: `ulimit -n {}`", std::max<std::uint64_t>(needed, 1024)));
+}
+
 }  // namespace
 
 Result<OpenedGroup> open_group(const Environment& env, const std::string& operation, Pid root,
@@ -82,6 +107,9 @@ Result<OpenedGroup> open_group(const Environment& env, const std::string& operat
   std::vector<JournalTarget> everybody;
   for (const proc::ProcessInfo& info : *tree)
     everybody.push_back({info.pid, info.start_ticks, CudaState::kRunning});
+  if (auto enough = check_descriptors(everybody.size()); !enough) {
+    return fail(std::move(enough.error()));
+  }
   if (auto free = check_not_busy(everybody); !free) return fail(std::move(free.error()));
   if (auto seen = look(); !seen) return fail(std::move(seen.error()));
   auto begun = Journal::begin({operation, root, Pid{}, image, {}});
