@@ -189,6 +189,12 @@ class Tool {
     const std::string what = fmt::format("Error toggling CUDA in process ID {}", options_.pid_text);
     auto process = open();
     if (!process) return report(what, process.error());
+    // Not the driver first: it answers when what another operation does is over, and what was asked
+    // for may be done by then.
+    if (auto free = check_not_busy({{process->pid(), process->info().start_ticks, {}}});
+        !free && free.error().code == ErrorCode::kBusy) {
+      return report(what, free.error());
+    }
     auto before = process->state();
     if (!before) return report(what, before.error());
     auto journal = announce(*process, *before);

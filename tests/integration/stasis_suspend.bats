@@ -318,6 +318,45 @@ stands_in_ps() { stasis ps 2>/dev/null | grep -qF "$1"; }
 
 # --- two at once
 
+@test "a limit on open files that a roll-back could run into refuses before anything is done" {
+  start_target memory --size 4M
+  for limit in 12 15 20 40; do
+    capture timeout -k 5 60 bash -c "ulimit -n $limit; exec stasis suspend $TARGET"
+    assert_equal "$status" 1 "status with $limit open files"
+    assert_contains "$err" "open files"
+    in_state running
+  done
+  # Only the soft limit is low: it is raised.
+  bash -c "ulimit -Sn 40; exec stasis suspend -q $TARGET" >/dev/null
+  in_state checkpointed
+  done_by resume "$TARGET"
+  nothing_left
+}
+
+@test "a time limit on resume, restore and recover leaves everything as it was" {
+  start_target memory --size 4M
+  done_by suspend "$TARGET"
+  refused 7 timeout resume --timeout 1 "$TARGET"
+  in_state checkpointed
+  nothing_left
+  done_by resume --timeout 30000 "$TARGET"
+  target_goes_on
+}
+
+@test "a toggle during another operation is refused, and does not undo it" {
+  start_target memory --size 8M
+  STASIS_SIM_FAULTS="checkpoint:delay=2s" stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
+  local tool=$!
+  wait_until 10 works_on_it "$tool"
+  capture timeout -k 5 60 cuda-checkpoint --toggle --pid "$TARGET"
+  assert_equal "$status" 1
+  assert_contains "$err" "is working on process $TARGET"
+  wait "$tool"
+  in_state checkpointed
+  done_by resume "$TARGET"
+  nothing_left
+}
+
 @test "a second operation on the same process is refused, and names the first" {
   start_target memory --size 8M
   STASIS_SIM_FAULTS="checkpoint:delay=3s" stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
