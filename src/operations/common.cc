@@ -274,8 +274,9 @@ Result<void> check_gpu_memory(std::span<const GpuUse> needed, std::span<const Gp
     sums[target] += use.bytes;
   }
   for (const auto& [uuid, bytes] : sums) {
-    const auto gpu =
-        std::find_if(gpus.begin(), gpus.end(), [&](const Gpu& g) { return g.uuid == uuid; });
+    // clang++ 14 captures no structured bindings by reference.
+    const auto gpu = std::find_if(gpus.begin(), gpus.end(),
+                                  [&uuid = uuid](const Gpu& g) { return g.uuid == uuid; });
     if (gpu == gpus.end()) {
       return fail(ErrorCode::kGpuMismatch,
                   fmt::format("{} is not in this machine", uuid.to_string()),
