@@ -148,7 +148,7 @@ int processor_of(Pid pid, Tid thread) {
   std::string field;
   for (int number = 3; number <= 39; ++number)
     fields >> field;
-  return fields ? std::atoi(field.c_str()) : -1;
+  return fields ? static_cast<int>(std::strtol(field.c_str(), nullptr, 10)) : -1;
 }
 
 // Binds the calling thread to a processor, if it may.
@@ -188,7 +188,8 @@ std::vector<Tid> threads_of(Pid pid) {
   const std::unique_ptr<DIR, int (*)(DIR*)> dir(::opendir(path.c_str()), ::closedir);
   if (!dir) return out;
   while (const dirent* entry = ::readdir(dir.get())) {
-    const int tid = std::atoi(static_cast<const char*>(entry->d_name));
+    const int tid =
+        static_cast<int>(std::strtol(static_cast<const char*>(entry->d_name), nullptr, 10));
     if (tid > 0) out.push_back(Tid{tid});
   }
   return out;
