@@ -1,7 +1,9 @@
 // How far a long step has come, told to whoever shows it to a person.
 //
-// The library calls update() only on the thread that called into the library, at most some ten
-// times a second and once at the end of a phase. The callee must not block for long.
+// The library calls update() at most some twenty times a second and once at the end of a phase,
+// never from two threads at once, but also from a thread of its own: an exception there would end
+// the whole program, and anywhere else it would cut an operation short. So update() must not throw,
+// nor block for long: the job stands still meanwhile.
 #pragma once
 
 #include <cstdint>

@@ -20,6 +20,11 @@ Environment Context::environment(Driver& driver) {
   return {driver, interrupt, terminal, [this](std::string text) { terminal.note(text); }};
 }
 
+void Context::print(const nlohmann::json& object) const {
+  // What a program calls itself need not be UTF-8, and may hold what a terminal obeys: so ASCII.
+  terminal.out_block(object.dump(2, ' ', true, json::error_handler_t::replace));
+}
+
 void add_pid(CLI::App& command, Pid& pid) {
   command
       .add_option_function<std::string>(
@@ -104,11 +109,6 @@ json to_json(const Error& error) {
                      {"text", error.driver->text}};
   }
   return {{"ok", false}, {"error", out}};
-}
-
-std::string json_text(const json& object) {
-  // What a program calls itself need not be UTF-8.
-  return object.dump(2, ' ', false, json::error_handler_t::replace);
 }
 
 std::string phases_text(const Report& report) {

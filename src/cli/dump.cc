@@ -70,7 +70,7 @@ Result<int> run(Context& context, Options& options) {
     nlohmann::json out = to_json(*report);
     out["images_dir"] = report->images_dir;
     out["image_bytes"] = report->image_bytes;
-    context.terminal.out(json_text(out));
+    context.print(out);
     return 0;
   }
   context.terminal.out(fmt::format("dumped {} to {} ({}) in {}", subject_text(*report),

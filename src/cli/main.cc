@@ -1,10 +1,13 @@
 // `stasis`: parses the command line, runs one verb, and is the one place where an Error becomes an
 // exit status.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
-#include <csignal>
-#include <cstdio>
 #include <exception>
+#include <new>
+#include <sstream>
 #include <string_view>
 
 #include <fmt/format.h>
@@ -32,10 +35,9 @@ int report_error(Context& context, const Error& error) {
   if (context.json) {
     nlohmann::json out = to_json(error);
     out["error"]["exit_status"] = status;
-    context.terminal.out(json_text(out));
-  } else {
-    context.terminal.error(error);
+    context.print(out);
   }
+  if (!context.json || context.terminal.lost_output()) context.terminal.error(error);
   return status;
 }
 
@@ -44,6 +46,12 @@ Error usage_error(const CLI::App& app, const CLI::ParseError& error) {
   for (const CLI::App* verb : app.get_subcommands())
     help = "stasis " + verb->get_name() + " --help";
   return {ErrorCode::kUsage, error.what(), "see `" + help + "`", {}, {}};
+}
+
+// Also where parsing ends before it comes to it.
+bool wants_json(int argc, char** argv) {
+  return std::any_of(argv, argv + argc,
+                     [](const char* word) { return std::string_view(word) == "--json"; });
 }
 
 int run(int argc, char** argv) {
@@ -69,10 +77,16 @@ int run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    // Parsing may have ended before it came to --json.
-    context.json = std::any_of(argv, argv + argc,
-                               [](const char* word) { return std::string_view(word) == "--json"; });
+    if (error.get_exit_code() == 0) {  // --help, --version
+      std::ostringstream text;
+      app.exit(error, text, text);
+      std::string help = text.str();
+      while (help.ends_with('\n'))
+        help.pop_back();
+      terminal.out_block(help);
+      return terminal.report_lost_output() ? exit_status(ErrorCode::kIo) : 0;
+    }
+    context.json = wants_json(argc, argv);
     return report_error(context, usage_error(app, error));
   }
   terminal.set_quiet(quiet || context.json);
@@ -81,20 +95,46 @@ int run(int argc, char** argv) {
   for (const Verb& verb : verbs) {
     if (!verb.command->parsed()) continue;
     auto status = verb.run(context);
-    return status ? *status : report_error(context, status.error());
+    if (!status) return report_error(context, status.error());
+    const bool lost = terminal.report_lost_output();
+    return lost && *status == 0 ? exit_status(ErrorCode::kIo) : *status;
   }
   return exit_status(ErrorCode::kInternal);
+}
+
+// No function of ours throws; this is memory or threads that were not to be had, or a bug.
+int report_exception(int argc, char** argv, const std::exception& exception) {
+  Terminal terminal;
+  Interrupt interrupt;
+  Context context{terminal, interrupt, wants_json(argc, argv)};
+  const bool memory = dynamic_cast<const std::bad_alloc*>(&exception) != nullptr;
+  return report_error(
+      context, {memory ? ErrorCode::kOutOfHostMemory : ErrorCode::kInternal,
+                fmt::format("stasis was stopped by an exception: {}", exception.what()),
+                "`stasis ps` shows what was left behind, and `stasis recover` mends it; if memory "
+                "and threads are not limited (ulimit), this is a bug to report",
+                {},
+                {}});
+}
+
+// What would be opened there could be taken for a terminal: an image's file, at worst. A write
+// fails, as on a closed descriptor.
+void fill_standard_descriptors() {
+  for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
+    if (::fcntl(fd, F_GETFD) < 0) (void)::open("/dev/null", O_RDONLY);
+  }
 }
 
 }  // namespace
 }  // namespace stasis::cli
 
 int main(int argc, char** argv) {
+  using namespace stasis::cli;
+  fill_standard_descriptors();
   try {
-    return stasis::cli::run(argc, argv);
-  } catch (const std::exception& error) {
-    // No function of ours throws; this is memory, or a bug.
-    std::fprintf(stderr, "stasis: error: %s\n", error.what());
-    return 1;
+    return run(argc, argv);
+  } catch (const std::exception& exception) {
+    const int status = report_exception(argc, argv, exception);
+    ::_exit(status);  // threads of ours may still be at the driver
   }
 }

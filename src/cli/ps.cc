@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <condition_variable>
-#include <cstdio>
+#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -143,6 +143,48 @@ Result<Collected> collect(Driver& driver, std::chrono::milliseconds patience) {
   return out;
 }
 
+Result<int> run(Context& context, std::chrono::milliseconds patience) {
+  auto driver = context.load_driver();
+  if (!driver) return fail(std::move(driver.error()));
+  auto collected = collect(**driver, patience);
+  if (!collected) return fail(std::move(collected.error()));
+  // Threads that still wait for the driver must not see it go.
+  const ScopeGuard leave([&context, threads_left = collected->threads_left] {
+    if (!threads_left) return;
+    ::_exit(context.terminal.report_lost_output() || std::uncaught_exceptions() > 0 ? 1 : 0);
+  });
+  const std::vector<Row>& rows = collected->rows;
+  const std::size_t not_permitted = collected->not_permitted;
+  // Root meets them too, in containers that hide the host's first process.
+  if (not_permitted > 0 && (::geteuid() != 0 || context.verbose > 0)) {
+    context.terminal.note(fmt::format("{} processes could not be asked: not permitted{}",
+                                      not_permitted,
+                                      ::geteuid() != 0 ? "; run as root to see them" : ""));
+  }
+  if (context.json) {
+    nlohmann::json processes = nlohmann::json::array();
+    for (const Row& row : rows) {
+      processes.push_back({{"pid", row.pid.value},
+                           {"user", row.user},
+                           {"state", row.state},
+                           {"gpu_bytes", row.gpu_bytes},
+                           {"operation", row.under},
+                           {"command", row.command}});
+    }
+    context.print({{"ok", true}, {"processes", processes}, {"not_permitted", not_permitted}});
+    return 0;
+  }
+  std::vector<std::vector<std::string>> lines = {
+      {"PID", "USER", "STATE", "GPU MEMORY", "OPERATION", "COMMAND"}};
+  for (const Row& row : rows) {
+    lines.push_back({std::to_string(row.pid.value), row.user, row.state,
+                     row.gpu_bytes > 0 ? format_bytes(row.gpu_bytes) : "-",
+                     row.under.empty() ? "-" : row.under, row.command});
+  }
+  context.terminal.out_block(table(lines));
+  return 0;
+}
+
 }  // namespace
 
 Verb add_ps(CLI::App& app) {
@@ -150,49 +192,7 @@ Verb add_ps(CLI::App& app) {
       app.add_subcommand("ps", "list the processes that use CUDA, and the state of each");
   auto patience = std::make_shared<std::chrono::milliseconds>(kPatience);
   add_time_limit(*command, *patience, "a process that does not answer is \"busy\"");
-  return {command, [patience](Context& context) -> Result<int> {
-            auto driver = context.load_driver();
-            if (!driver) return fail(std::move(driver.error()));
-            auto collected = collect(**driver, *patience);
-            if (!collected) return fail(std::move(collected.error()));
-            // Threads that still wait for the driver must not see it go.
-            const ScopeGuard leave([threads_left = collected->threads_left] {
-              if (!threads_left) return;
-              std::fflush(nullptr);
-              ::_exit(0);
-            });
-            const std::vector<Row>& rows = collected->rows;
-            const std::size_t not_permitted = collected->not_permitted;
-            // Root meets them too, in containers that hide the host's first process.
-            if (not_permitted > 0 && (::geteuid() != 0 || context.verbose > 0)) {
-              context.terminal.note(
-                  fmt::format("{} processes could not be asked: not permitted{}", not_permitted,
-                              ::geteuid() != 0 ? "; run as root to see them" : ""));
-            }
-            if (context.json) {
-              nlohmann::json processes = nlohmann::json::array();
-              for (const Row& row : rows) {
-                processes.push_back({{"pid", row.pid.value},
-                                     {"user", row.user},
-                                     {"state", row.state},
-                                     {"gpu_bytes", row.gpu_bytes},
-                                     {"operation", row.under},
-                                     {"command", row.command}});
-              }
-              context.terminal.out(json_text(
-                  {{"ok", true}, {"processes", processes}, {"not_permitted", not_permitted}}));
-              return 0;
-            }
-            std::vector<std::vector<std::string>> lines = {
-                {"PID", "USER", "STATE", "GPU MEMORY", "OPERATION", "COMMAND"}};
-            for (const Row& row : rows) {
-              lines.push_back({std::to_string(row.pid.value), row.user, row.state,
-                               row.gpu_bytes > 0 ? format_bytes(row.gpu_bytes) : "-",
-                               row.under.empty() ? "-" : row.under, row.command});
-            }
-            context.terminal.out(table(lines));
-            return 0;
-          }};
+  return {command, [patience](Context& context) { return run(context, *patience); }};
 }
 
 }  // namespace stasis::cli

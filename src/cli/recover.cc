@@ -73,7 +73,7 @@ Result<int> run(Context& context, const Options& options) {
     if (!context.json) context.terminal.error(*report.error);
   }
   if (context.json) {
-    context.terminal.out(json_text({{"ok", status == 0}, {"recovered", recovered}}));
+    context.print({{"ok", status == 0}, {"recovered", recovered}});
   } else if (reports.empty()) {
     context.terminal.out("nothing to recover: no operation was cut short");
   }

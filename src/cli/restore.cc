@@ -61,7 +61,7 @@ Result<int> run(Context& context, Options& options) {
     nlohmann::json out = to_json(*report);
     out["images_dir"] = report->images_dir;
     out["image_bytes"] = report->image_bytes;
-    context.terminal.out(json_text(out));
+    context.print(out);
   } else {
     context.terminal.out(
         fmt::format("restored {} from {} ({}) in {}; {}", subject_text(*report), report->images_dir,
@@ -70,6 +70,7 @@ Result<int> run(Context& context, Options& options) {
     context.terminal.debug("driver path: " + phases_text(*report));
   }
   if (options.detach) return 0;
+  (void)context.terminal.report_lost_output();  // it may be long until the job ends
   return attend(report->root);
 }
 

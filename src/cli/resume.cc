@@ -32,7 +32,7 @@ Verb add_resume(CLI::App& app) {
             auto report = resume(context.environment(**driver), options->pid, resume_options);
             if (!report) return fail(std::move(report.error()));
             if (context.json) {
-              context.terminal.out(json_text(to_json(*report)));
+              context.print(to_json(*report));
               return 0;
             }
             context.terminal.out(fmt::format("resumed {} in {}", subject_text(*report),

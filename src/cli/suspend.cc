@@ -22,7 +22,7 @@ Verb add_suspend(CLI::App& app) {
             auto report = suspend(context.environment(**driver), options->pid, options->suspend);
             if (!report) return fail(std::move(report.error()));
             if (context.json) {
-              context.terminal.out(json_text(to_json(*report)));
+              context.print(to_json(*report));
               return 0;
             }
             std::uint64_t bytes = 0;

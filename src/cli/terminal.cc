@@ -1,11 +1,14 @@
 #include "cli/terminal.h"
 
+#include <poll.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
+#include <exception>
 #include <vector>
 
 #include <fmt/format.h>
@@ -23,16 +26,54 @@ std::size_t terminal_width() {
   return 80;
 }
 
-// A terminal must not obey what a program calls itself, or a file.
-std::string printable(std::string text) {
-  std::replace_if(
-      text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
-  return text;
+// How long to wait for a reader, in milliseconds. A terminal that was halted (Ctrl-S) takes
+// nothing, and the job may stand still meanwhile.
+constexpr int kProgressPatience = 0;
+constexpr int kNotePatience = 1000;
+constexpr int kForEver = -1;
+
+// 0, or the errno. EAGAIN if nobody read in time.
+int write_text(int fd, std::string_view text, int patience) {
+  while (!text.empty()) {
+    pollfd wait{fd, POLLOUT, 0};
+    const int ready = ::poll(&wait, 1, patience);
+    if (ready == 0) return EAGAIN;
+    const ssize_t done = ready < 0 ? -1 : ::write(fd, text.data(), text.size());
+    if (done < 0 && errno != EINTR && errno != EAGAIN) return errno;
+    if (done > 0) text.remove_prefix(static_cast<std::size_t>(done));
+  }
+  return 0;
 }
 
-void write_line(std::FILE* stream, const std::string& text) {
-  fmt::print(stream, "{}\n", text);
-  std::fflush(stream);
+// Without memory for a message there is no message. Was there one?
+template <class F>
+bool quietly(const F& say) noexcept {
+  try {
+    say();
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+// The length of the UTF-8 character that `text` begins with, 0 if it begins with none.
+std::size_t utf8_length(std::string_view text) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned char first = byte(0);
+  if (first < 0x80) return 1;
+  const std::size_t length = first < 0xc2 ? 0 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
+  if (length == 0 || first > 0xf4 || length > text.size()) return 0;
+  for (std::size_t i = 1; i < length; ++i) {
+    if ((byte(i) & 0xc0U) != 0x80) return 0;
+  }
+  return length;
+}
+
+// Columns, as far as that can be told without knowing the font.
+std::size_t width_of(std::string_view text) {
+  return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char c) {
+    return (static_cast<unsigned char>(c) & 0xc0U) != 0x80;
+  }));
 }
 
 }  // namespace
@@ -44,68 +85,130 @@ Terminal::Terminal() {
   colour_ = tty_ && (no_color == nullptr || *no_color == '\0');
 }
 
-void Terminal::update(std::string_view phase, std::uint64_t done, std::uint64_t total) {
-  const std::scoped_lock lock(mutex_);
-  if (!tty_ || quiet_) return;
-  const auto now = Clock::now();
-  if (phase != phase_) {
-    clear_line();
-    phase_ = phase;
-    phase_start_ = now;
-    last_shown_ = {};
+std::string printable(std::string_view text, bool keep_lines) {
+  std::string out;
+  out.reserve(text.size());
+  while (!text.empty()) {
+    const std::size_t length = utf8_length(text);
+    const auto first = static_cast<unsigned char>(text.front());
+    const bool c1 = length == 2 && first == 0xc2 && static_cast<unsigned char>(text[1]) < 0xa0;
+    const bool line_end = first == '\n' && keep_lines;
+    if (length == 0 || c1 || ((first < 0x20 || first == 0x7f) && !line_end)) {
+      out += '?';
+    } else {
+      out += text.substr(0, length);
+    }
+    text.remove_prefix(std::max<std::size_t>(length, 1));
   }
-  if (now - phase_start_ < kQuietTime || now - last_shown_ < kInterval) return;
-  last_shown_ = now;
-  std::string line = fmt::format("{:<11}", phase);
-  if (total > 0) {
-    const double share = std::min(1.0, static_cast<double>(done) / static_cast<double>(total));
-    const auto filled = static_cast<std::size_t>(share * static_cast<double>(kBarWidth));
-    line += fmt::format("[{}{}] {:3.0f}%  ", std::string(filled, '#'),
-                        std::string(kBarWidth - filled, '.'), share * 100);
-  }
-  line += fmt::format("{}  {}", format_bytes(done), format_rate(done, now - phase_start_));
-  const std::size_t width = terminal_width();
-  if (line.size() >= width) line.resize(width - 1);
-  fmt::print(stderr, "\r\x1b[K{}", line);
-  std::fflush(stderr);
-  line_shown_ = true;
+  return out;
 }
 
-void Terminal::clear_line() {
+void Terminal::update(std::string_view phase, std::uint64_t done, std::uint64_t total) noexcept {
+  quietly([&] {
+    const std::scoped_lock lock(mutex_);
+    if (!tty_ || quiet_) return;
+    const auto now = Clock::now();
+    if (phase != phase_) {
+      clear_line(kProgressPatience);
+      phase_ = phase;
+      phase_start_ = now;
+      last_shown_ = {};
+    }
+    if (now - phase_start_ < kQuietTime || now - last_shown_ < kInterval) return;
+    last_shown_ = now;
+    std::string line = fmt::format("{:<11}", phase);
+    if (total > 0) {
+      const double share = std::min(1.0, static_cast<double>(done) / static_cast<double>(total));
+      const auto filled = static_cast<std::size_t>(share * static_cast<double>(kBarWidth));
+      line += fmt::format("[{}{}] {:3.0f}%  ", std::string(filled, '#'),
+                          std::string(kBarWidth - filled, '.'), share * 100);
+    }
+    line += fmt::format("{}  {}", format_bytes(done), format_rate(done, now - phase_start_));
+    const std::size_t width = terminal_width();
+    if (line.size() >= width) line.resize(width - 1);
+    write_text(STDERR_FILENO, "\r\x1b[K" + line, kProgressPatience);
+    line_shown_ = true;
+  });
+}
+
+void Terminal::clear_line(int patience) {
   if (!line_shown_) return;
-  fmt::print(stderr, "\r\x1b[K");
+  write_text(STDERR_FILENO, "\r\x1b[K", patience);
   line_shown_ = false;
 }
 
-void Terminal::out(const std::string& line) {
-  const std::scoped_lock lock(mutex_);
-  clear_line();
-  write_line(stdout, line);
+void Terminal::write_result(const std::string& text) {
+  clear_line(kNotePatience);
+  const int error = write_text(STDOUT_FILENO, text + "\n", kForEver);
+  if (error != 0 && lost_ == 0) lost_ = error;
 }
 
-void Terminal::note(const std::string& line) {
-  const std::scoped_lock lock(mutex_);
-  clear_line();
-  if (!quiet_) write_line(stderr, "note: " + printable(line));
+void Terminal::out(const std::string& line) noexcept {
+  const bool made = quietly([&] {
+    const std::scoped_lock lock(mutex_);
+    write_result(printable(line));
+  });
+  if (!made && lost_ == 0) lost_ = ENOMEM;
 }
 
-void Terminal::debug(const std::string& line) {
-  const std::scoped_lock lock(mutex_);
-  clear_line();
-  if (verbose_ > 0) write_line(stderr, line);
+void Terminal::out_block(const std::string& text) noexcept {
+  const bool made = quietly([&] {
+    const std::scoped_lock lock(mutex_);
+    write_result(printable(text, true));
+  });
+  if (!made && lost_ == 0) lost_ = ENOMEM;
 }
 
-void Terminal::error(const Error& error) {
-  const std::scoped_lock lock(mutex_);
-  clear_line();
-  const char* red = colour_ ? "\x1b[1;31m" : "";
-  const char* bold = colour_ ? "\x1b[1m" : "";
-  const char* plain = colour_ ? "\x1b[0m" : "";
-  write_line(stderr, fmt::format("{}stasis: error:{} {} [{}]", red, plain,
-                                 printable(error.to_string()), error_code_name(error.code)));
-  if (!error.remedy.empty()) {
-    write_line(stderr, fmt::format("{}what to do:{} {}", bold, plain, printable(error.remedy)));
+void Terminal::note(const std::string& line) noexcept {
+  quietly([&] {
+    const std::scoped_lock lock(mutex_);
+    clear_line(kNotePatience);
+    if (!quiet_) write_text(STDERR_FILENO, "note: " + printable(line) + "\n", kNotePatience);
+  });
+}
+
+void Terminal::debug(const std::string& line) noexcept {
+  quietly([&] {
+    const std::scoped_lock lock(mutex_);
+    clear_line(kNotePatience);
+    if (verbose_ > 0) write_text(STDERR_FILENO, printable(line) + "\n", kNotePatience);
+  });
+}
+
+void Terminal::error(const Error& error) noexcept {
+  quietly([&] {
+    const std::scoped_lock lock(mutex_);
+    clear_line(kNotePatience);
+    const char* red = colour_ ? "\x1b[1;31m" : "";
+    const char* bold = colour_ ? "\x1b[1m" : "";
+    const char* plain = colour_ ? "\x1b[0m" : "";
+    std::string text = fmt::format("{}stasis: error:{} {} [{}]\n", red, plain,
+                                   printable(error.to_string()), error_code_name(error.code));
+    if (!error.remedy.empty()) {
+      text += fmt::format("{}what to do:{} {}\n", bold, plain, printable(error.remedy));
+    }
+    write_text(STDERR_FILENO, text, kForEver);
+  });
+}
+
+bool Terminal::report_lost_output() noexcept {
+  int number = 0;
+  {
+    const std::scoped_lock lock(mutex_);
+    if (lost_ == 0 || lost_reported_) return lost_ != 0;
+    lost_reported_ = true;
+    number = lost_;
   }
+  quietly([&] {
+    error(
+        {ErrorCode::kIo,
+         fmt::format("the result cannot be written to standard output: {}", std::strerror(number)),
+         "give it one that takes it; what was done to processes stays done, and `stasis ps` "
+         "shows it",
+         {},
+         {}});
+  });
+  return true;
 }
 
 std::string table(const std::vector<std::vector<std::string>>& rows) {
@@ -113,16 +216,16 @@ std::string table(const std::vector<std::vector<std::string>>& rows) {
   for (const auto& row : rows) {
     widths.resize(std::max(widths.size(), row.size()));
     for (std::size_t i = 0; i < row.size(); ++i)
-      widths[i] = std::max(widths[i], row[i].size());
+      widths[i] = std::max(widths[i], width_of(printable(row[i])));
   }
   std::string out;
   for (const auto& row : rows) {
-    std::string line;
+    if (!out.empty()) out += '\n';
     for (std::size_t i = 0; i < row.size(); ++i) {
       const std::string cell = printable(row[i]);
-      line += i + 1 < row.size() ? fmt::format("{:<{}}  ", cell, widths[i]) : cell;
+      out += cell;
+      if (i + 1 < row.size()) out.append(widths[i] - width_of(cell) + 2, ' ');
     }
-    out += (out.empty() ? "" : "\n") + line;
   }
   return out;
 }

@@ -1,6 +1,9 @@
 // What the program says to people: results on standard output; progress, notes and errors on
 // standard error. Colours and the moving line only on a terminal, and not with NO_COLOR.
 //
+// Nothing here throws or fails: an operation must not be cut short because nobody can be told of it
+// (a terminal that has hung up answers EIO). Of results that were lost, report_lost_output() tells.
+//
 // Thread-safe: progress may come from another thread than the rest.
 #pragma once
 
@@ -23,15 +26,23 @@ class Terminal final : public Progress {
   int verbose() const { return verbose_; }
 
   // One moving line for a step that takes over a second; nothing if standard error is no terminal.
-  void update(std::string_view phase, std::uint64_t done, std::uint64_t total) override;
+  void update(std::string_view phase, std::uint64_t done, std::uint64_t total) noexcept override;
 
-  void out(const std::string& line);    // a result
-  void note(const std::string& line);   // worth knowing
-  void debug(const std::string& line);  // only with -v
-  void error(const Error& error);       // what happened, and on its own line what to do
+  // Whatever a terminal could obey is replaced by '?' in all of these.
+  void out(const std::string& line) noexcept;        // a result
+  void out_block(const std::string& text) noexcept;  // the same, of several lines
+  void note(const std::string& line) noexcept;       // worth knowing
+  void debug(const std::string& line) noexcept;      // only with -v
+  void error(const Error& error) noexcept;           // what happened, and what to do
+
+  // Could a result not be written?
+  bool lost_output() const noexcept { return lost_ != 0; }
+  // The same. Says so on standard error, the first time it is asked.
+  bool report_lost_output() noexcept;
 
  private:
-  void clear_line();
+  void clear_line(int patience);
+  void write_result(const std::string& text);
 
   std::mutex mutex_;
   bool tty_;
@@ -39,10 +50,16 @@ class Terminal final : public Progress {
   bool quiet_ = false;
   int verbose_ = 0;
   bool line_shown_ = false;
+  int lost_ = 0;  // the errno of the first result that could not be written
+  bool lost_reported_ = false;
   std::string phase_;
   Clock::time_point phase_start_;
   Clock::time_point last_shown_;
 };
+
+// `text` without what a terminal could obey: control characters, in UTF-8 too (U+009B begins a
+// command like ESC [), and what is no UTF-8. Line ends stay only with `keep_lines`.
+std::string printable(std::string_view text, bool keep_lines = false);
 
 // Columns of text, aligned; the first row is the heading.
 std::string table(const std::vector<std::vector<std::string>>& rows);

@@ -27,6 +27,8 @@ struct Context {
   // Loads the driver and says so if it is the simulated one.
   Result<std::unique_ptr<Driver>> load_driver();
   Environment environment(Driver& driver);
+  // The result, with --json.
+  void print(const nlohmann::json& object) const;
 };
 
 // An exit status, or an error that main() prints and turns into one.
@@ -57,8 +59,6 @@ void add_criu_path(CLI::App& command, std::optional<std::string>& path);
 nlohmann::json to_json(const Report& report);
 nlohmann::json to_json(const ProcessReport& process);
 nlohmann::json to_json(const Error& error);
-// The one way in which JSON is printed: indented; never throws.
-std::string json_text(const nlohmann::json& object);
 std::string phases_text(const Report& report);
 // "process 12", "2 CUDA processes below 12 (3 in all)".
 std::string subject_text(const Report& report);

@@ -1,0 +1,180 @@
+#!/usr/bin/env bats
+# Where stasis writes to: a terminal that hangs up, a full device, names that a terminal would obey. No
+# operation fails because nobody can be told of it; a result that is lost makes the status tell.
+
+load helpers
+load stasis_lib
+
+setup() { setup_stasis; }
+teardown() { end_stasis; }
+
+# on_a_terminal SECONDS COMMAND...: runs it on a terminal of its own that hangs up then. Its status is in
+# $BATS_TEST_TMPDIR/status (negative: the signal that killed it), what it had said till then in .../tty.
+# With IGNORE_HUP=1 as under nohup. With STOP_FOR=SECONDS it is stopped for so long before, and meets the
+# hang-up wherever it was.
+on_a_terminal() {
+  timeout 60 python3 - "$BATS_TEST_TMPDIR" "$@" <<'PY' 3>&-
+import os, pty, select, signal, sys, time
+folder, seconds, command = sys.argv[1], float(sys.argv[2]), sys.argv[3:]
+tool, terminal = pty.fork()
+if tool == 0:
+    os.environ["TERM"] = "xterm"
+    if os.environ.get("IGNORE_HUP"): signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    os.execvp(command[0], command)
+said, start = b"", time.monotonic()
+while time.monotonic() - start < seconds:
+    if select.select([terminal], [], [], 0.02)[0]:
+        try: said += os.read(terminal, 4096)
+        except OSError: break
+stop = os.environ.get("STOP_FOR")
+if stop:
+    os.kill(tool, signal.SIGSTOP)
+    time.sleep(float(stop))
+os.close(terminal)
+if stop: os.kill(tool, signal.SIGCONT)
+open(folder + "/tty", "wb").write(said)
+ended = os.waitpid(tool, 0)[1]
+open(folder + "/status", "w").write(str(os.waitstatus_to_exitcode(ended)))
+PY
+  status=$(<"$BATS_TEST_TMPDIR/status")
+}
+
+# --- A terminal that hangs up
+
+@test "a terminal that hangs up during a suspend rolls it back" {
+  start_target memory --size 100M
+  # Late enough for the line that tells how far it has come.
+  STASIS_SIM_FAULTS="checkpoint:rate=40M" on_a_terminal 1.6 stasis suspend "$TARGET"
+  assert_equal "$status" 129
+  in_state running
+  nothing_left
+  target_goes_on
+  target_verifies
+}
+
+@test "a terminal that hangs up while CRIU writes rolls the dump back" {
+  need_root "CRIU"
+  start_target memory --size 16M
+  printf '#!/bin/sh\n[ "$1" != swrk ] || [ ! -e "%s" ] || sleep 3\nexec "%s" "$@"\n' \
+    "$BATS_TEST_TMPDIR/slow" "$(real_criu)" >"$BATS_TEST_TMPDIR/criu"
+  chmod +x "$BATS_TEST_TMPDIR/criu"
+  : >"$BATS_TEST_TMPDIR/slow"
+  STASIS_CRIU=$BATS_TEST_TMPDIR/criu on_a_terminal 5 stasis dump "$TARGET" --images-dir "$image"
+  assert_equal "$status" 129 "$(<"$BATS_TEST_TMPDIR/tty")"
+  in_state running
+  no_image
+  nothing_left
+  target_goes_on
+  target_verifies
+}
+
+@test "under nohup, a dump goes on without the terminal, and only its result is lost" {
+  need_root "CRIU"
+  start_target memory --size 100M
+  STASIS_SIM_FAULTS="checkpoint:rate=40M" IGNORE_HUP=1 on_a_terminal 1.6 stasis dump "$TARGET" --images-dir "$image"
+  assert_equal "$status" 1
+  nothing_left
+  wait_until 10 number_is_free
+  restore_it
+  target_goes_on
+  restored_verifies
+}
+
+@test "under nohup, a restore brings the whole job back without the terminal" {
+  need_root "CRIU"
+  start_target memory --size 300M
+  dump_it --sync none
+  # Stopped for longer than a step may take before it is shown.
+  IGNORE_HUP=1 STOP_FOR=1.3 on_a_terminal 0.05 stasis restore --images-dir "$image" --detach
+  ((status == 0 || status == 1)) || { echo "status $status" >&2; return 1; }
+  in_state running
+  nothing_left
+  target_goes_on
+  restored_verifies
+}
+
+# --- Standard output and standard error that take nothing
+
+# lost STATUS TARGET ARGUMENT...: stasis with its standard output there. Sets err.
+lost() {
+  local expected=$1 to=$2
+  shift 2
+  status=0
+  timeout -k 5 60 stasis "$@" >"$to" 2>"$BATS_TEST_TMPDIR/err" 3>&- || status=$?
+  err=$(<"$BATS_TEST_TMPDIR/err")
+  assert_equal "$status" "$expected" "status of $*: $err"
+}
+
+@test "a result that cannot be written is no success, and standard error says so" {
+  start_target memory --size 4M
+  lost 1 /dev/full ps
+  assert_contains "$err" "No space left on device [io]"
+  assert_contains "$err" "what to do: "
+  lost 1 /dev/full ps --json
+  lost 1 /dev/full --help
+  lost 1 /dev/full --version
+  lost 1 /dev/full recover --all
+  lost 1 /dev/full suspend "$TARGET"
+  # Done all the same.
+  in_state checkpointed
+  lost 1 /dev/full resume "$TARGET" --json
+  assert_contains "$err" "cannot be written to standard output"
+  in_state running
+  # A refusal keeps its own status, and says the reason where it can.
+  lost 2 /dev/full suspend 0 --json
+  assert_contains "$err" "[usage]"
+  nothing_left
+  target_goes_on
+}
+
+@test "a result that cannot be written does not undo a dump or a restore" {
+  need_root "CRIU"
+  start_target memory --size 4M
+  lost 1 /dev/full dump "$TARGET" --images-dir "$image" --json
+  assert_contains "$err" "cannot be written to standard output"
+  wait_until 10 number_is_free
+  lost 1 /dev/full restore --images-dir "$image" --detach
+  nothing_left
+  target_goes_on
+  restored_verifies
+}
+
+@test "notes, progress and errors that cannot be written change nothing" {
+  need_root "CRIU"
+  start_target memory --size 4M
+  timeout 60 stasis suspend "$TARGET" -v 2>/dev/full 3>&-
+  in_state checkpointed
+  timeout 60 stasis resume "$TARGET" -v 2>&- 3>&-
+  in_state running
+  status=0
+  timeout 60 stasis suspend 0 2>/dev/full 3>&- || status=$?
+  assert_equal "$status" 2
+  timeout 60 stasis dump "$TARGET" --images-dir "$image" -v 2>/dev/full 3>&-
+  wait_until 10 number_is_free
+  restore_it
+  target_goes_on
+  restored_verifies
+}
+
+@test "with standard descriptors closed, nothing is written into the image" {
+  need_root "CRIU"
+  start_target memory --size 4M
+  status=0
+  timeout 60 stasis dump "$TARGET" --images-dir "$image" -v <&- >&- 2>&- 3>&- || status=$?
+  assert_equal "$status" 1
+  wait_until 10 number_is_free
+  restore_it
+  target_goes_on
+  restored_verifies
+}
+
+@test "what stops stasis from within is one JSON object too" {
+  start_target memory --size 4M
+  # No room for the stack of a thread.
+  status=0
+  (ulimit -Ss 150000000000 && exec timeout 20 stasis ps --json) >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" 3>&- || status=$?
+  out=$(<"$BATS_TEST_TMPDIR/out")
+  assert_equal "$status" 1
+  assert_equal "$(json 'd["ok"], d["error"]["code"], d["error"]["exit_status"]')" "False internal 1"
+  assert_equal "$(<"$BATS_TEST_TMPDIR/err")" ""
+}
