@@ -1,5 +1,6 @@
 """Each kind of workload through suspend and resume, and through dump and restore."""
 
+import json
 import os
 
 from .core import Skip, case, expect, expect_equal
@@ -170,3 +171,48 @@ def starved(machine):
     target.wait_rounds(3)
     return {"seconds": done.seconds, "rounds": target.finish(),
             "note": "suspended" if done.status == 0 else "timed out, and runs on"}
+
+
+UNPRIVILEGED = """
+cd "$1" || exit 2
+export STASIS_STATE_DIR=$1/state STASIS_SIM_DIR=$1/gpus
+setsid "$2/stasis-workload" memory --size 64M --status status </dev/null >log 2>&1 &
+target=$!
+for _ in {1..150}; do grep -qs '^round 0*[2-9]' status && break; sleep 0.1; done
+"$2/stasis-raw-driver" --pid $target lock checkpoint init restore unlock >driver.json
+"$2/stasis" suspend $target >suspend.log 2>&1
+echo "suspend=$?"
+"$2/stasis" resume $target >resume.log 2>&1
+echo "resume=$?"
+kill -TERM $target
+wait $target
+echo "target=$?"
+"""
+
+
+@case("suspend.unprivileged", needs=NEEDS + ("root", "program stasis-raw-driver"))
+def unprivileged(machine):
+    """A user without privileges suspends a process of his own, if the driver lets him do it."""
+    os.chmod(machine.work, 0o777)
+    folder = os.path.join(machine.work, "nobody")
+    done = machine.run("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "mkdir", folder)
+    if done.status != 0:
+        raise Skip(f"the work folder is out of reach for other users: {done.first_error()}")
+    done = machine.run("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups",
+                       "bash", "-c", UNPRIVILEGED, "bash", folder, machine.bin)
+    results = dict(line.split("=") for line in done.out.split())
+    expect_equal(results.get("target"), "0", "the target's exit status")
+    with open(os.path.join(folder, "driver.json"), encoding="utf-8") as file:
+        steps = json.load(file)["steps"]
+    able = all(step["result"] == 0 for step in steps)
+    with open(os.path.join(folder, "suspend.log"), encoding="utf-8") as file:
+        said = file.read().strip().splitlines()
+    yama = "none"
+    if os.path.exists("/proc/sys/kernel/yama/ptrace_scope"):
+        with open("/proc/sys/kernel/yama/ptrace_scope", encoding="ascii") as file:
+            yama = file.read().strip()
+    note = f"yama {yama}; the driver {'lets' if able else 'does not let'} him; {said[-1] if said else ''}"
+    if able:
+        expect_equal(results["suspend"], "0", f"the exit status of suspend ({note})")
+        expect_equal(results["resume"], "0", f"the exit status of resume ({note})")
+    return {"note": note[:150]}
