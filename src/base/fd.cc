@@ -48,6 +48,9 @@ Error errno_error(const std::string& what, int error_number) {
     case EMFILE:
       remedy = "raise the limit of open files (ulimit -n)";
       break;
+    case EFBIG:
+      remedy = "raise the limit on the size of a file (ulimit -f)";
+      break;
     default:
       break;
   }

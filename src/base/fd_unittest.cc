@@ -129,7 +129,7 @@ TEST(ErrnoError, MapsWhatCallersTellApart) {
   EXPECT_EQ(errno_error("x", ENOMEM).code, ErrorCode::kOutOfHostMemory);
   EXPECT_EQ(errno_error("x", ESRCH).code, ErrorCode::kNoSuchProcess);
   EXPECT_EQ(errno_error("x", EIO).code, ErrorCode::kIo);
-  for (int number : {EPERM, ENOSPC, EMFILE}) {
+  for (int number : {EPERM, ENOSPC, EMFILE, EFBIG}) {
     EXPECT_FALSE(errno_error("x", number).remedy.empty()) << number;
   }
   EXPECT_EQ(errno_error("cannot do it", EIO).message, "cannot do it: Input/output error");

@@ -91,9 +91,9 @@ int run(int argc, char** argv) {
   }
   terminal.set_quiet(quiet || context.json);
   terminal.set_verbose(context.verbose);
-  install_signal_handlers(interrupt);
   for (const Verb& verb : verbs) {
     if (!verb.command->parsed()) continue;
+    if (verb.acts) install_signal_handlers(interrupt, terminal);
     auto status = verb.run(context);
     if (!status) return report_error(context, status.error());
     const bool lost = terminal.report_lost_output();

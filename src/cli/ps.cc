@@ -192,7 +192,7 @@ Verb add_ps(CLI::App& app) {
       app.add_subcommand("ps", "list the processes that use CUDA, and the state of each");
   auto patience = std::make_shared<std::chrono::milliseconds>(kPatience);
   add_time_limit(*command, *patience, "a process that does not answer is \"busy\"");
-  return {command, [patience](Context& context) { return run(context, *patience); }};
+  return {command, [patience](Context& context) { return run(context, *patience); }, false};
 }
 
 }  // namespace stasis::cli

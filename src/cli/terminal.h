@@ -23,7 +23,8 @@ class Terminal final : public Progress {
 
   void set_quiet(bool quiet) { quiet_ = quiet; }
   void set_verbose(int verbose) { verbose_ = verbose; }
-  int verbose() const { return verbose_; }
+  bool quiet() const { return quiet_; }
+  bool has_moving_line() const { return tty_ && !quiet_; }
 
   // One moving line for a step that takes over a second; nothing if standard error is no terminal.
   void update(std::string_view phase, std::uint64_t done, std::uint64_t total) noexcept override;

@@ -37,6 +37,7 @@ using RunVerb = std::function<Result<int>(Context&)>;
 struct Verb {
   CLI::App* command = nullptr;
   RunVerb run;
+  bool acts = true;  // on processes; what only looks may be ended and stopped like any program
 };
 
 Verb add_ps(CLI::App& app);
@@ -63,12 +64,13 @@ std::string phases_text(const Report& report);
 // "process 12", "2 CUDA processes below 12 (3 in all)".
 std::string subject_text(const Report& report);
 
-// Installs handlers for SIGINT, SIGTERM and SIGHUP that ask `interrupt` to stop.
-void install_signal_handlers(Interrupt& interrupt);
+// For an operation: SIGINT, SIGTERM, SIGHUP and SIGQUIT ask `interrupt` to stop; what else would
+// end or stop this process in the middle is ignored, Ctrl-Z with a note.
+void install_signal_handlers(Interrupt& interrupt, const Terminal& terminal);
 
 // Waits for the restored root, passing on the signals that this process gets, also one that came
-// too late to stop the restore, and SIGQUIT, SIGUSR1 and SIGUSR2 besides. Returns its exit status
-// as a shell would give it (128 + signal).
+// too late to stop the restore, and those that an operation ignores besides. Ctrl-Z stops this
+// process again. Returns the root's exit status as a shell would give it (128 + signal).
 Result<int> attend(Pid root);
 
 }  // namespace stasis::cli

@@ -10,7 +10,7 @@ teardown() { end_stasis; }
 
 # Each step is slowed down to some tenths of a second, so that a signal falls into each of them.
 # A shell without job control lets its background commands ignore Ctrl-C.
-with_signals() { exec env --default-signal=INT "$@"; }
+with_signals() { exec env --default-signal=INT --default-signal=QUIT "$@"; }
 slow_steps="lock:delay=100ms;checkpoint:rate=100M;restore:rate=200M;unlock:delay=50ms"
 
 status_of_signal() { echo $((128 + $(kill -l "$1"))); }
@@ -35,7 +35,7 @@ interrupt_at() {
   start_target memory --size 20M
   local hit=0
   for at in 0.02 0.06 0.1 0.15 0.2 0.25 0.3; do
-    for signal in INT TERM HUP; do
+    for signal in INT TERM HUP QUIT; do
       interrupt_at "$at" "$signal" suspend "$TARGET"
       if ((status == 0)); then
         in_state checkpointed
@@ -155,6 +155,103 @@ interrupt_at() {
   wait_until 20 grep -q "ended with 130" "$BATS_TEST_TMPDIR/tty"
   exec 8>&-
   in_state running
+  target_goes_on
+  target_verifies
+}
+
+@test "Ctrl-Z at a terminal does not stop an operation in the middle, and says what to do" {
+  start_target memory --size 40M
+  local fifo=$BATS_TEST_TMPDIR/keys
+  mkfifo "$fifo"
+  # A shell with job control, as people have it.
+  STASIS_SIM_FAULTS="checkpoint:rate=20M" with_signals script -qec "bash -mc 'stasis suspend $TARGET; echo ended with \$?'" \
+    /dev/null <"$fifo" >"$BATS_TEST_TMPDIR/tty" 3>&- &
+  at_end_kill $!
+  exec 8>"$fifo"
+  sleep 0.6
+  printf '\032' >&8
+  sleep 0.2
+  printf '\032' >&8
+  wait_until 20 grep -q "ended with" "$BATS_TEST_TMPDIR/tty"
+  exec 8>&-
+  grep -q "ended with 0" "$BATS_TEST_TMPDIR/tty"
+  assert_equal "$(grep -c "cannot be stopped in the middle; Ctrl-C" "$BATS_TEST_TMPDIR/tty")" 1
+  in_state checkpointed
+  stasis resume -q "$TARGET" >/dev/null
+  target_goes_on
+  target_verifies
+}
+
+# can_be_stopped FILE ARGUMENT...: runs stasis in a process group that the kernel lets be stopped, for its
+# parent is in another one of the session. Its number is in FILE, its status at its end in FILE.status.
+can_be_stopped() {
+  setsid bash -c 'file=$1; shift
+    python3 -c "import os, sys
+os.setpgid(0, 0)
+os.execvp(sys.argv[1], sys.argv[1:])" stasis "$@" >/dev/null & echo $! >"$file"
+    wait $!; echo $? >"$file.status"' bash "$@" 3>&- &
+  at_end_kill $!
+}
+
+# works_on_it_now FILE: stasis, whose number is in the file, has entered its operation into the journal.
+works_on_it_now() { grep -qs "\"owner\":$(cat "$1" 2>/dev/null || echo none)," "$STASIS_STATE_DIR"/*.json; }
+
+@test "a signal that is not for stasis does not end an operation in the middle" {
+  start_target memory --size 20M
+  local ready=$BATS_TEST_TMPDIR/ready
+  for signal in USR1 USR2 ALRM VTALRM PROF IO TSTP TTIN TTOU PIPE XFSZ; do
+    STASIS_SIM_FAULTS=$slow_steps can_be_stopped "$ready" suspend -q "$TARGET"
+    wait_until 10 works_on_it_now "$ready"
+    at_end_kill "$(<"$ready")"
+    kill "-$signal" "$(<"$ready")"
+    wait_until 10 test -s "$ready.status"
+    assert_equal "$(<"$ready.status")" 0 "status after $signal"
+    in_state checkpointed
+    stasis resume -q "$TARGET" >/dev/null
+    rm "$ready" "$ready.status"
+  done
+  nothing_left
+  target_goes_on
+  target_verifies
+}
+
+stopped_by_key() { kill -TSTP "$1" && sleep 0.1 && grep -q "^State:[[:space:]]T" "/proc/$1/status"; }
+
+@test "who stays attached to a restored job can be stopped and goes on" {
+  need_root "CRIU"
+  start_target memory --size 4M
+  dump_it
+  local ready=$BATS_TEST_TMPDIR/ready
+  can_be_stopped "$ready" restore -q --images-dir "$image"
+  wait_until 10 test -s "$ready"
+  at_end_kill "$(<"$ready")"
+  wait_until 20 lives
+  target_goes_on
+  # Before it has come to the waiting, it does not let itself be stopped.
+  wait_until 5 stopped_by_key "$(<"$ready")"
+  target_goes_on
+  kill -CONT "$(<"$ready")"
+  kill -ALRM "$(<"$ready")"
+  wait_until 10 test -s "$ready.status"
+  assert_equal "$(<"$ready.status")" $((128 + 14)) "it passes a signal on, and tells of the job's end"
+  ! lives
+}
+
+@test "a limit on the size of files is an error that names it" {
+  start_target memory --size 4M
+  local verb
+  for verb in suspend "dump --images-dir $image"; do
+    status=0
+    # Standard error is a pipe: a file would take nothing either.
+    # shellcheck disable=SC2086
+    err=$({ (ulimit -f 0 && exec timeout 60 stasis $verb "$TARGET") 2>&1 >/dev/null 3>&- || echo "status $?"; } | cat)
+    assert_contains "$err" "File too large"
+    assert_contains "$err" "ulimit -f"
+    assert_contains "$err" "status 1"
+    in_state running
+    no_image
+    nothing_left
+  done
   target_goes_on
   target_verifies
 }
