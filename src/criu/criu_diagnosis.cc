@@ -23,6 +23,9 @@ using enum ErrorCode;
 // In the order in which they are tried. A rule is about a cause: what CRIU only says as a
 // consequence ("Dump files (pid: 12) failed with -1") is left out on purpose.
 constexpr std::array kRules = {
+    // Said only in passing, before CRIU ends without a word. Seen.
+    Rule{"Effective capability ", " missing", kNotPermitted, "CRIU lacks the rights it needs",
+         "run as root, or give criu CAP_CHECKPOINT_RESTORE, CAP_SYS_PTRACE and CAP_SETPCAP"},
     // Restore: process numbers. Seen.
     Rule{"Can't fork for ", "File exists", kPidInUse,
          "a process number that the image needs is taken",
@@ -31,6 +34,12 @@ constexpr std::array kRules = {
     Rule{"Pid ", " do not match expected ", kPidInUse,
          "a process number that the image needs is taken",
          "end the process that has the number (ps -p N), or restore in a new PID namespace "
+         "(unshare --pid --fork --mount-proc)"},
+    // From the restorer; -17 is EEXIST. Thread numbers of images of older versions are not checked.
+    Rule{"Unable to create a thread: -17", "", kPidInUse,
+         "a thread number that the image needs is taken",
+         "restore again if the number was taken for a moment only, or restore in a new PID "
+         "namespace "
          "(unshare --pid --fork --mount-proc)"},
     Rule{" intersects with pid ", "in images", kPidInUse,
          "the session or group of this terminal has a number that the image needs",
@@ -49,6 +58,10 @@ constexpr std::array kRules = {
     Rule{"tty: Found slave peer", "without correspond master", kCriuFailed,
          "the process uses a terminal whose other end is outside of the image",
          "dump it with --shell-job, or start it with setsid and its output in files"},
+    Rule{"Don't have tty to inherit session from", "", kCriuFailed,  // seen
+         "the process had a terminal, and there is none here to give it",
+         "restore it from a terminal, with standard input not redirected (without one: script -qc "
+         "'stasis restore ...' /dev/null)"},
     Rule{"A session leader of ", " is outside of its pid namespace", kCriuFailed,
          "the process belongs to a session outside of its container", "dump it with --shell-job"},
 
@@ -124,7 +137,16 @@ constexpr std::array kRules = {
          "its CUDA state must be checkpointed before CRIU dumps it"},
     Rule{"is autodetected external mount", "", kCriuFailed,
          "a directory is mounted into the container from outside",
-         "declare the mount with --external"},
+         "dump it with --external 'mnt[PATH]:NAME', PATH being where the mount is; its restore "
+         "finds "
+         "it there, or where --external 'mnt[NAME]:PATH' says"},
+    Rule{"Can't lookup mount=", " for fd=", kCriuFailed,  // seen
+         "the process has a file open that lies on a mount outside of its mount namespace",
+         "let it open such files itself (</dev/null, and its output to files, after unshare)"},
+    Rule{"No mapping for ", "mountpoint", kCriuFailed,
+         "a directory was mounted into the process from outside, and nobody says what is in its "
+         "place now",
+         "restore it with --external 'mnt[NAME]:PATH', NAME being that of the dump"},
 
     // Who else holds the process, and who may.
     Rule{"task not stopped after seize", "", kBusy, "the process could not be stopped",
@@ -138,8 +160,6 @@ constexpr std::array kRules = {
          "this user may not stop the process, or another program traces it",
          "run as root or with CAP_SYS_PTRACE and CAP_CHECKPOINT_RESTORE; end any debugger first"},
     Rule{"CAP_CHECKPOINT_RESTORE", "", kNotPermitted, "CRIU lacks the rights it needs",
-         "run as root, or give criu CAP_CHECKPOINT_RESTORE, CAP_SYS_PTRACE and CAP_SETPCAP"},
-    Rule{"Effective capability ", " missing", kNotPermitted, "CRIU lacks the rights it needs",
          "run as root, or give criu CAP_CHECKPOINT_RESTORE, CAP_SYS_PTRACE and CAP_SETPCAP"},
     Rule{"prlimit", "Operation not permitted", kNotPermitted,
          "the limits of the process may not be read or set",
@@ -156,10 +176,16 @@ constexpr std::array kRules = {
          "free space there, or dump to another disk"},
     Rule{"Disk quota exceeded", "", kNoSpace, "the disk quota is used up",
          "free space there, or dump to another disk"},
+    Rule{"Too many open files", "", kCriuFailed,
+         "the limit of open files is too low for CRIU",  // seen
+         "raise it (ulimit -n 65536), then try again"},
+    Rule{"File too large", "", kCriuFailed,
+         "a file of the image would be larger than the limit (ulimit -f) or the file system allows",
+         "raise the limit (ulimit -f unlimited), or dump to another file system"},
     Rule{"Tracking memory is not available", "", kCriuFailed,
-         "the kernel lacks CONFIG_MEM_SOFT_DIRTY", "dump without incremental steps"},
+         "the kernel lacks CONFIG_MEM_SOFT_DIRTY", "use a kernel that has it"},
     Rule{"soft-dirty", "", kCriuFailed, "the kernel lacks CONFIG_MEM_SOFT_DIRTY",
-         "dump without incremental steps"},
+         "use a kernel that has it"},
     Rule{"vdso: ", "", kCriuFailed, "this CRIU does not understand the kernel's vDSO",
          "use a newer CRIU (tools/get-criu), and restore on the kernel of the dump"},
     Rule{"CPU capabilities do not match", "", kCriuFailed,
@@ -186,7 +212,7 @@ constexpr std::array kRules = {
          "the processes of the tree live in different namespaces",
          "dump the container as a whole with its engine"},
     Rule{"cg: ", "", kCriuFailed, "the control groups of the process could not be dealt with",
-         "restore with --manage-cgroups ignore"},
+         "use --manage-cgroups ignore"},
     Rule{"Unable to open directory", "", kCriuFailed, "CRIU's directory for plugins is not there",
          "report this: Stasis names a directory of its own"},
 };

@@ -27,6 +27,16 @@ bool harmless(std::string_view text) {
   return text.starts_with("rlimit: Can't setup RLIMIT_NOFILE for self");
 }
 
+// What is no error by its form and yet the only cause that is given; empty for all other lines.
+std::string_view announcement(std::string_view line) {
+  if (line.find("Unable to interrupt task") != std::string_view::npos) {
+    return text_after(line, "Warn  (");
+  }
+  const std::size_t capability = line.find("Effective capability ");
+  if (capability == std::string_view::npos || capability > 64) return {};
+  return line.substr(capability);
+}
+
 std::string printable(std::string_view text) {
   std::string clean(text.substr(0, CriuLog::kMaxLine));
   while (!clean.empty() && (clean.back() == ' ' || clean.back() == '\r'))
@@ -46,9 +56,7 @@ CriuLog CriuLog::parse(std::string_view text) {
     const std::size_t end = std::min(text.find('\n'), text.size());
     const std::string_view line = text.substr(0, end);
     text.remove_prefix(std::min(end + 1, text.size()));
-    if (!announced && line.find("Unable to interrupt task") != std::string_view::npos) {
-      announced = diagnose_criu_line(printable(text_after(line, "Warn  (")));
-    }
+    if (!announced) announced = diagnose_criu_line(printable(announcement(line)));
     const std::string_view found = text_after(line, "Error (");
     if (found.empty() || harmless(found)) continue;
     std::string error = printable(found);

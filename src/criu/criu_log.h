@@ -28,8 +28,8 @@ struct CriuLog {
   // CRIU's errors in their order, without time and place: at most the first and the last
   // kKeptErrors, each cut at kMaxLine bytes, with control characters replaced.
   std::vector<std::string> errors;
-  // Of the first error that is understood: what comes after it is its consequence. Of a warning
-  // that is known to announce a failure, if no error is understood.
+  // Of the first error that is understood: what comes after it is its consequence. Of a line of
+  // another kind that is known to announce a failure, if no error is understood.
   std::optional<CriuDiagnosis> diagnosis;
 
   static constexpr std::size_t kKeptErrors = 16;

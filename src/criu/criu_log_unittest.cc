@@ -57,6 +57,17 @@ TEST(CriuLog, AWarningCountsOnlyWhereNoErrorIsUnderstood) {
       ErrorCode::kNoSpace);
 }
 
+// An unprivileged CRIU ends without one line of the kind "Error".
+TEST(CriuLog, AMissingCapabilityIsFoundThoughItIsNoError) {
+  const CriuLog log = CriuLog::parse(
+      "(00.000000) CRIU run id = c36ba54b-4122-4389-bc3a-868e1a12a882\n"
+      "(00.000000) Effective capability 40 missing\n"
+      "(00.000000) Effective capability 21 missing\n");
+  ASSERT_TRUE(log.diagnosis);
+  EXPECT_EQ(log.diagnosis->code, ErrorCode::kNotPermitted);
+  EXPECT_EQ(log.diagnosis->line, "Effective capability 40 missing");
+}
+
 struct Known {
   const char* line;
   ErrorCode code;
@@ -106,7 +117,14 @@ INSTANTIATE_TEST_SUITE_P(
         Known{"Effective capability 40 missing", ErrorCode::kNotPermitted, "run as root"},
         Known{"Can't write to image: No space left on device", ErrorCode::kNoSpace, "free space"},
         Known{"Tracking memory is not available. Consider omitting --track-mem option.",
-              ErrorCode::kCriuFailed, "incremental"},
+              ErrorCode::kCriuFailed, "kernel"},
+        Known{"Unable to create a thread: -17", ErrorCode::kPidInUse, "unshare"},
+        Known{"tty: Don't have tty to inherit session from, aborting", ErrorCode::kCriuFailed,
+              "from a terminal"},
+        Known{"Can't open dir /proc/self/fd: Too many open files", ErrorCode::kCriuFailed,
+              "ulimit -n"},
+        Known{"Can't write to image: File too large", ErrorCode::kCriuFailed, "ulimit -f"},
+        Known{"mnt: No mapping for 12:(null) mountpoint", ErrorCode::kCriuFailed, "mnt[NAME]:PATH"},
         Known{"vdso: Unexpected rt vDSO area bounds", ErrorCode::kCriuFailed, "newer CRIU"},
         Known{"Can't dump a pid namespace without the process init", ErrorCode::kCriuFailed,
               "container"}));
