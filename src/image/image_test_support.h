@@ -57,7 +57,8 @@ inline Manifest sample_manifest() {
                          {"python3", "train.py", "--name=\"a b\""},
                          true,
                          ImageCudaState::kRunning,
-                         {{"GPU-0", 17ULL << 30}, {"GPU-1", 5}}},
+                         {{"GPU-0", 17ULL << 30}, {"GPU-1", 5}},
+                         {Tid{102}, Tid{103}}},
                         {Pid{101}, Pid{100}, {}, false, std::nullopt, {}}};
   manifest.criu_options.shell_job = true;
   manifest.criu_options.external = {"mnt[/data]:data"};

@@ -50,6 +50,9 @@ struct ProcessRecord {
   bool cuda = false;
   std::optional<ImageCudaState> cuda_state;  // set exactly if `cuda`
   std::vector<GpuMemoryRecord> gpu_memory;   // empty if unknown
+  // The threads besides the first, which has the number `pid`: a restore needs their numbers, too.
+  // Empty also if unknown.
+  std::vector<Tid> threads = {};
   bool operator==(const ProcessRecord&) const = default;
 };
 

@@ -2,6 +2,7 @@
 #include <set>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include <fmt/format.h>
@@ -187,6 +188,16 @@ ProcessRecord read_process(const Json& json, std::size_t index, std::string& pro
   } else if (fields.has("cuda_state")) {
     fields.complain("cuda_state", "is there though cuda is false");
   }
+  if (fields.has("threads")) {
+    for (const Json* item : fields.items("threads", 0, kMaxThreads)) {
+      const auto* number = item->get_ptr<const Json::number_unsigned_t*>();
+      if (number == nullptr || *number < 1 || *number > kMaxPid) {
+        fields.complain("threads", "holds what is no thread number");
+        break;
+      }
+      process.threads.push_back(Tid{static_cast<int>(*number)});
+    }
+  }
   for (const Json* item : fields.items("gpu_memory", 0, kMaxGpus)) {
     Fields use(*item, fmt::format("processes[{}].gpu_memory", index), problem);
     process.gpu_memory.push_back({use.string("gpu_uuid"), use.integer("bytes")});
@@ -268,6 +279,14 @@ std::string check_relations(const Manifest& manifest) {
   for (const ProcessRecord& process : manifest.processes) {
     if (!processes.emplace(process.pid.value, &process).second) {
       return fmt::format("process {} stands twice", process.pid.value);
+    }
+  }
+  std::unordered_set<int> threads;
+  for (const ProcessRecord& process : manifest.processes) {
+    for (const Tid thread : process.threads) {
+      if (processes.contains(thread.value) || !threads.insert(thread.value).second) {
+        return fmt::format("the number of thread {} stands twice", thread.value);
+      }
     }
   }
   const auto root = processes.find(manifest.root.value);

@@ -19,6 +19,12 @@ Json to_json(const ProcessRecord& process) {
                {"parent_pid", process.parent.value},
                {"command", process.command},
                {"cuda", process.cuda}};
+  // A list that no reader takes is left out: it is of use, but nothing depends on it.
+  if (!process.threads.empty() && process.threads.size() <= kMaxThreads) {
+    json["threads"] = Json::array();
+    for (const Tid thread : process.threads)
+      json["threads"].push_back(thread.value);
+  }
   if (process.cuda_state) json["cuda_state"] = image_cuda_state_name(*process.cuda_state);
   json["gpu_memory"] = Json::array();
   for (const GpuMemoryRecord& use : process.gpu_memory) {
