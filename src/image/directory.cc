@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <linux/openat2.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -135,6 +136,18 @@ Result<std::vector<std::string>> list_directory(const UniqueFd& directory,
   }
   std::sort(names.begin(), names.end());
   return names;
+}
+
+void mark_in_use(const UniqueFd& directory) {
+  // Shared, because an exclusive lock needs a descriptor to write to on NFS (flock(2)).
+  (void)::flock(directory.get(), LOCK_SH | LOCK_NB);
+}
+
+InUse in_use(const UniqueFd& parent, const std::string& name) {
+  auto dir = open_file(parent.get(), name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+  if (!dir) return InUse::kUnknown;
+  if (::flock(dir->get(), LOCK_EX | LOCK_NB) == 0) return InUse::kNo;
+  return errno == EWOULDBLOCK ? InUse::kYes : InUse::kUnknown;
 }
 
 Result<void> remove_tree(const UniqueFd& parent, const std::string& name, const std::string& path) {

@@ -32,6 +32,13 @@ Result<UniqueFd> open_beneath(const UniqueFd& directory, const std::string& path
 // The names in a directory without "." and "..", sorted.
 Result<std::vector<std::string>> list_directory(const UniqueFd& directory, const std::string& path);
 
+// Marks a directory as in use for as long as this descriptor, or a copy of it, is open. On a file
+// system without locks nothing happens: they only decide what a message says.
+void mark_in_use(const UniqueFd& directory);
+// Whether somebody has marked it, this process included. kUnknown where no lock can be had (NFS).
+enum class InUse { kNo, kYes, kUnknown };
+InUse in_use(const UniqueFd& parent, const std::string& name);
+
 // Removes `name` in `parent` and all below it; links are removed, not followed. It being gone
 // already is a success. kIo with the first path that could not be removed; the rest is still tried.
 Result<void> remove_tree(const UniqueFd& parent, const std::string& name, const std::string& path);

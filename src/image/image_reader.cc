@@ -24,12 +24,18 @@ constexpr const char* kDamaged =
 tl::unexpected<Error> incomplete(const std::string& dir, std::string message) {
   std::string remedy = "give the directory of a finished dump";
   for (const Leftover& leftover : find_leftovers(dir)) {
-    remedy += leftover.complete
-                  ? fmt::format(
-                        "; {} is a whole image that a killed dump left without its name: "
-                        "rename it to use it",
-                        leftover.path)
-                  : fmt::format("; a killed dump left {}, which may be deleted", leftover.path);
+    if (leftover.in_use == InUse::kYes) {
+      remedy += fmt::format("; a dump into it is under way ({}): wait for its end", leftover.path);
+    } else if (leftover.complete) {
+      remedy += fmt::format(
+          "; {} is a whole image that a killed dump left without its name: rename it to use it",
+          leftover.path);
+    } else if (leftover.in_use == InUse::kNo) {
+      remedy += fmt::format("; a killed dump left {}, which may be deleted", leftover.path);
+    } else {
+      remedy +=
+          fmt::format("; {} is of a dump that was killed, or is still at work", leftover.path);
+    }
   }
   return fail(ErrorCode::kImageIncomplete, std::move(message), std::move(remedy));
 }
@@ -71,6 +77,20 @@ Result<std::string> read_text(const UniqueFd& file, const std::string& path, std
   }
 }
 
+Result<void> copy_content(const UniqueFd& from, const UniqueFd& to, const std::string& path) {
+  std::vector<char> buffer(64U << 10);
+  off_t at = 0;
+  while (true) {
+    const ssize_t got = ::pread(from.get(), buffer.data(), buffer.size(), at);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return fail(errno_error("cannot read what is to become " + path, errno));
+    if (got == 0) return {};
+    at += got;
+    auto wrote = write_all(to.get(), buffer.data(), static_cast<std::size_t>(got), path);
+    if (!wrote) return wrote;
+  }
+}
+
 }  // namespace
 
 std::vector<Leftover> find_leftovers(const std::string& dir) {
@@ -85,7 +105,7 @@ std::vector<Leftover> find_leftovers(const std::string& dir) {
       const std::string manifest = name + "/" + kManifestName;
       const bool complete =
           ::faccessat(entry->parent.get(), manifest.c_str(), F_OK, AT_SYMLINK_NOFOLLOW) == 0;
-      found.push_back({entry->parent_path + "/" + name, complete});
+      found.push_back({entry->parent_path + "/" + name, in_use(entry->parent, name), complete});
     }
   }
   return found;
@@ -129,6 +149,32 @@ Result<UniqueFd> ImageReader::open_log_dir() const {
     return fail(errno_error("cannot create " + path_ + "/log", errno));
   }
   return open_beneath(dir_, "log", O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+}
+
+Result<std::string> ImageReader::save_log(const UniqueFd& file, const std::string& name) const {
+  if (::mkdirat(dir_.get(), "log", 0700) != 0 && errno != EEXIST) {
+    return fail(errno_error("cannot create " + path_ + "/log", errno));
+  }
+  auto log = open_beneath(dir_, "log", O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+  if (!log) return fail(std::move(log).error());
+  // Two restores can begin in the same second.
+  constexpr int kNames = 100;
+  for (int i = 1; i <= kNames; ++i) {
+    const std::string own = i == 1 ? name : fmt::format("{}.{}", name, i);
+    const std::string path = fmt::format("{}/log/{}", path_, own);
+    UniqueFd copy(::openat(log->get(), own.c_str(),
+                           O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+    if (!copy.valid()) {
+      if (errno == EEXIST) continue;
+      return fail(errno_error("cannot create " + path, errno));
+    }
+    auto copied = copy_content(file, copy, path);
+    if (copied) copied = copy.close(path);
+    if (copied) return path;
+    ::unlinkat(log->get(), own.c_str(), 0);
+    return fail(std::move(copied).error());
+  }
+  return fail(ErrorCode::kIo, fmt::format("{}/log has too many logs of the same second", path_));
 }
 
 Result<void> ImageReader::verify_sizes() const {

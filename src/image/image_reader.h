@@ -10,6 +10,7 @@
 #include "base/fd.h"
 #include "base/interrupt.h"
 #include "base/progress.h"
+#include "image/directory.h"
 #include "image/manifest.h"
 #include "stasis/result.h"
 
@@ -26,8 +27,13 @@ class ImageReader {
   const std::string& path() const { return path_; }  // absolute
   const UniqueFd& criu_dir() const { return criu_dir_; }
 
-  // The directory for logs, made anew if it is missing. kIo or kNotPermitted on a read-only image.
+  // The directory for logs, made anew if it is missing.
   Result<UniqueFd> open_log_dir() const;
+
+  // Copies a file into log/, which is made if it is missing, under `name` or, if that is taken, one
+  // like it, and returns its path. Never writes to a file that was there. kIo, kNotPermitted and
+  // kNoSpace where nothing can be written, as on read-only media.
+  Result<std::string> save_log(const UniqueFd& file, const std::string& name) const;
 
   // Takes a moment: all files are there, none too many, and have their sizes. kImageCorrupt.
   Result<void> verify_sizes() const;
@@ -48,10 +54,11 @@ class ImageReader {
   Manifest manifest_;
 };
 
-// A directory that a dump to the same name left behind when it was killed: "<dir>.partial-...",
-// "<dir>.replaced-..." or "<dir>.swap-...".
+// A directory that a dump to the same name is filling, or left behind when it was killed:
+// "<dir>.partial-...", "<dir>.replaced-..." or "<dir>.swap-...".
 struct Leftover {
-  std::string path;  // absolute
+  std::string path;                // absolute
+  InUse in_use = InUse::kUnknown;  // by a dump that is under way
   bool complete =
       false;  // it has a manifest: an image that has lost its name, and not to be deleted
 };

@@ -92,7 +92,6 @@ TEST_F(ImageTest, IsWrittenAndReadBack) {
   EXPECT_EQ(reader->manifest().phases[2].name, "checksums");
   auto verified = reader->verify(progress_, interrupt_);
   EXPECT_TRUE(verified) << verified.error().to_string();
-  EXPECT_TRUE(reader->open_log_dir());
 }
 
 TEST_F(ImageTest, IsForItsOwnerOnly) {
@@ -204,6 +203,24 @@ TEST_F(ImageTest, ADirectoryThatIsNoImageIsNeverReplaced) {
   EXPECT_EQ(writer.error().code, ErrorCode::kImageExists);
   EXPECT_NE(writer.error().message.find("thesis.tex"), std::string::npos);
   fs::remove(image_ + "/thesis.tex");
+  // Somebody else's manifest.json, none, and one of ours that was edited.
+  const auto refused = [&] {
+    for (const bool overwrite : {false, true}) {
+      auto again = ImageWriter::create(image_, overwrite);
+      ASSERT_FALSE(again);
+      EXPECT_EQ(again.error().code, ErrorCode::kImageExists);
+      EXPECT_EQ(again.error().remedy.find("--force"), std::string::npos);
+    }
+  };
+  refused();
+  fs::remove(image_ + "/manifest.json");
+  refused();
+  fs::remove_all(image_);
+  make_image();
+  std::string text = read_text(image_ + "/manifest.json");
+  write_text(image_ + "/manifest.json", "\n" + text);
+  refused();
+  write_text(image_ + "/manifest.json", text);
   EXPECT_TRUE(ImageWriter::create(image_, true));
 
   write_text(dir_ / "file", "");
@@ -343,6 +360,51 @@ TEST_F(ImageTest, AKilledWriterLeavesNoImageAndNoHarm) {
   EXPECT_EQ(read_text(image_ + "/criu/pages-1.img"), "old");
   ASSERT_EQ(find_leftovers(image_).size(), 1U);
   EXPECT_EQ(open_error(find_leftovers(image_)[0].path).code, ErrorCode::kImageIncomplete);
+}
+
+TEST_F(ImageTest, AWriterAtWorkIsToldFromOneThatWasKilled) {
+  make_image("old");
+  {
+    ImageWriter writer = created(true);
+    fill(writer, "new");
+    ASSERT_EQ(find_leftovers(image_).size(), 1U);
+    EXPECT_EQ(find_leftovers(image_)[0].in_use, InUse::kYes);
+    ASSERT_TRUE(writer.seal(sample_manifest(), SyncPolicy::kNone, progress_, interrupt_));
+    ASSERT_EQ(find_leftovers(image_).size(), 1U);
+    EXPECT_EQ(find_leftovers(image_)[0].in_use, InUse::kYes) << "what it replaces";
+    fs::rename(image_, image_ + ".away");
+    const Error error = open_error(image_);
+    fs::rename(image_ + ".away", image_);
+    EXPECT_NE(error.remedy.find("under way"), std::string::npos) << error.remedy;
+    EXPECT_EQ(error.remedy.find("deleted"), std::string::npos) << error.remedy;
+    ASSERT_TRUE(writer.commit());
+  }
+  fs::create_directory(image_ + ".partial-0123456789abcdef");
+  ASSERT_EQ(find_leftovers(image_).size(), 1U);
+  EXPECT_EQ(find_leftovers(image_)[0].in_use, InUse::kNo);
+}
+
+TEST_F(ImageTest, ALogIsSavedWithoutFollowingOrReplacingAnything) {
+  make_image();
+  auto reader = ImageReader::open(image_);
+  ASSERT_TRUE(reader);
+  write_text(dir_ / "source", "what CRIU said");
+  auto source = open_file(AT_FDCWD, dir_ / "source", O_RDONLY);
+  ASSERT_TRUE(source);
+  write_text(dir_ / "victim", "precious");
+  fs::create_symlink(dir_ / "victim", image_ + "/log/restore.log");
+  auto saved = reader->save_log(*source, "restore.log");
+  ASSERT_TRUE(saved) << saved.error().to_string();
+  EXPECT_EQ(*saved, image_ + "/log/restore.log.2");
+  EXPECT_EQ(read_text(*saved), "what CRIU said");
+  EXPECT_EQ(read_text(dir_ / "victim"), "precious");
+  fs::remove_all(image_ + "/log");
+  EXPECT_TRUE(reader->save_log(*source, "restore.log")) << "made anew";
+  fs::remove_all(image_ + "/log");
+  fs::create_directory(dir_ / "elsewhere");
+  fs::create_symlink(dir_ / "elsewhere", image_ + "/log");
+  EXPECT_FALSE(reader->save_log(*source, "restore.log"));
+  EXPECT_TRUE(fs::is_empty(dir_ / "elsewhere"));
 }
 
 TEST_F(ImageTest, ALargerImageIsCheckedInBlocks) {

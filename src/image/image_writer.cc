@@ -56,6 +56,24 @@ Result<UniqueFd> make_directory(const UniqueFd& parent, const std::string& name,
   return open_file(parent.get(), name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
 }
 
+// The names alone prove nothing: many a program has a manifest.json. Ours closes with its own
+// checksum; one of a newer format does, too.
+Result<void> is_image(const UniqueFd& dir) {
+  struct stat info = {};
+  auto file = open_beneath(dir, kManifestName, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+  if (!file) {
+    return fail(ErrorCode::kImageIncomplete, "it has no manifest.json that can be opened");
+  }
+  if (::fstat(file->get(), &info) != 0 || !S_ISREG(info.st_mode)) {
+    return fail(ErrorCode::kImageCorrupt, "its manifest.json is no regular file");
+  }
+  auto text = read_file(dir.get(), kManifestName, manifest_format::kMaxText);
+  if (!text) return fail(std::move(text).error());
+  auto manifest = parse_manifest(*text);
+  if (manifest || manifest.error().code == ErrorCode::kImageVersion) return {};
+  return fail(std::move(manifest).error());
+}
+
 // Looks at what stands under the final name, and whether it may be replaced.
 Result<Before> look_before(const DirectoryEntry& final, bool overwrite) {
   struct stat info = {};
@@ -80,6 +98,12 @@ Result<Before> look_before(const DirectoryEntry& final, bool overwrite) {
                   "give another name: only an image or an empty directory is replaced");
     }
   }
+  if (auto ours = is_image(*dir); !ours) {
+    return fail(ErrorCode::kImageExists,
+                fmt::format("{} exists and is no image ({})", final.path(), ours.error().message),
+                "give another name, or remove it yourself: only an image or an empty directory is "
+                "replaced");
+  }
   if (!overwrite) {
     return fail(ErrorCode::kImageExists, final.path() + " exists",
                 "give another name, or --force to replace it");
@@ -103,7 +127,8 @@ struct ImageWriter::State {
   bool overwrite = false;
   Before before = Before::kNothing;
   enum class Phase { kOpen, kSealed, kDone } phase = Phase::kOpen;
-  UniqueFd dir;
+  UniqueFd dir;  // marked in use for as long as it is open
+  UniqueFd old;  // what had the final name before, once that was taken; marked likewise
   UniqueFd criu;
   UniqueFd log;
 
@@ -228,6 +253,10 @@ Result<void> ImageWriter::State::take_name() {
     phase = Phase::kSealed;
     return {};
   }
+  if (auto opened = open_file(parent, final.name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW)) {
+    old = std::move(*opened);
+    mark_in_use(old);
+  }
   auto old_name = swap_entries(final, partial, replaced, hold_name());
   if (!old_name) return fail(std::move(old_name).error());
   replaced = std::move(*old_name);
@@ -338,6 +367,7 @@ Result<ImageWriter> ImageWriter::create(const std::string& final_dir, bool overw
   if (!dir) return fail(std::move(dir).error());
   state->phase = State::Phase::kOpen;  // from here the destructor cleans up
   state->dir = std::move(*dir);
+  mark_in_use(state->dir);
   auto criu = make_directory(state->dir, criu_name(), state->sibling(state->partial) + "/criu");
   if (!criu) return fail(std::move(criu).error());
   state->criu = std::move(*criu);

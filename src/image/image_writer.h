@@ -26,7 +26,8 @@ namespace stasis {
 class ImageWriter {
  public:
   // `final_dir` must not exist, or be an empty directory. With `overwrite` it may also be a Stasis
-  // image, or what is left of one; any other directory is refused even then.
+  // image; any other directory is refused even then, a damaged image included: it could be
+  // somebody's work.
   // kImageExists, kIo, kNotPermitted, kNoSpace.
   static Result<ImageWriter> create(const std::string& final_dir, bool overwrite);
 
