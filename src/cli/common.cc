@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <charconv>
 
 #include <fmt/format.h>
@@ -118,6 +119,35 @@ std::string phases_text(const Report& report) {
                        format_seconds(Seconds(phase.seconds)));
   }
   return out;
+}
+
+std::string state_text(const Report& report) {
+  const auto words = [&](CudaState state) -> std::string {
+    const int root = report.root.value;
+    switch (state) {
+      case CudaState::kRunning:
+        return "runs on";
+      case CudaState::kLocked:
+        return fmt::format("is locked; `stasis resume {}` lets it run", root);
+      case CudaState::kCheckpointed:
+        return fmt::format("is suspended; `stasis resume {}` brings it back", root);
+      case CudaState::kFailed:
+        return "has failed";
+    }
+    return {};
+  };
+  std::vector<std::optional<CudaState>> states;
+  std::string each;
+  for (const ProcessReport& process : report.processes) {
+    if (!process.cuda) continue;
+    states.push_back(process.state);
+    each += fmt::format("{}process {} {}", each.empty() ? "" : ", ", process.pid.value,
+                        process.state ? fmt::format("is {}", cuda_state_name(*process.state))
+                                      : "has ended or does not answer");
+  }
+  const bool same = std::all_of(states.begin(), states.end(),
+                                [&](const auto& state) { return state == states.front(); });
+  return same && !states.empty() && states.front() ? "it " + words(*states.front()) : each;
 }
 
 std::string subject_text(const Report& report) {

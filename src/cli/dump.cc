@@ -76,10 +76,9 @@ Result<int> run(Context& context, Options& options) {
   context.terminal.out(fmt::format("dumped {} to {} ({}) in {}", subject_text(*report),
                                    report->images_dir, format_bytes(report->image_bytes),
                                    format_seconds(report->total)));
-  const char* after = "it has ended, and its GPU memory is free";
-  if (options.dump.after == AfterDump::kRunning) after = "it runs on";
-  if (options.dump.after == AfterDump::kSuspended) after = "it stays suspended";
-  context.terminal.out(after);
+  context.terminal.out(options.dump.after == AfterDump::kKill
+                           ? "it has ended, and its GPU memory is free"
+                           : state_text(*report));
   context.terminal.debug("driver path: " + phases_text(*report));
   return 0;
 }

@@ -60,6 +60,8 @@ void add_criu_path(CLI::App& command, std::optional<std::string>& path);
 nlohmann::json to_json(const Report& report);
 nlohmann::json to_json(const ProcessReport& process);
 nlohmann::json to_json(const Error& error);
+// What its processes are now: "it runs on", "process 12 is running, process 13 is checkpointed".
+std::string state_text(const Report& report);
 std::string phases_text(const Report& report);
 // "process 12", "2 CUDA processes below 12 (3 in all)".
 std::string subject_text(const Report& report);

@@ -178,3 +178,38 @@ lost() {
   assert_equal "$(json 'd["ok"], d["error"]["code"], d["error"]["exit_status"]')" "False internal 1"
   assert_equal "$(<"$BATS_TEST_TMPDIR/err")" ""
 }
+
+# --- What a success says
+
+@test "a success tells the state that the processes are in, and not the one that was asked for" {
+  need_root "CRIU"
+  start_target memory --size 4M
+  done_by dump "$TARGET" --images-dir "$image.0" --leave-running
+  assert_contains "$out" "it runs on"
+  done_by suspend "$TARGET"
+  done_by dump "$TARGET" --images-dir "$image.1" --leave-running
+  [[ $out != *"runs on"* ]]
+  assert_contains "$out" "it is suspended; \`stasis resume $TARGET\`"
+  dump_it
+  assert_contains "$out" "it has ended"
+  restore_it
+  [[ $out != *"runs on"* ]]
+  assert_contains "$out" "it is suspended; \`stasis resume $TARGET\`"
+  done_by resume "$TARGET"
+  cuda-checkpoint --action lock --pid "$TARGET"
+  rm -r "$image"
+  dump_it
+  restore_it
+  assert_contains "$out" "it is locked; \`stasis resume $TARGET\`"
+  done_by resume "$TARGET"
+  target_goes_on
+  restored_verifies
+}
+
+@test "processes in different states are told apart" {
+  need_root "CRIU"
+  start_tree --size 4M
+  cuda-checkpoint --toggle --pid "${CHILDREN[1]}"
+  done_by dump "$TARGET" --images-dir "$image" --leave-running
+  assert_contains "$out" "process ${CHILDREN[0]} is running, process ${CHILDREN[1]} is checkpointed"
+}
