@@ -7,6 +7,7 @@
 #include <array>
 #include <condition_variable>
 #include <csignal>
+#include <cstdlib>
 #include <filesystem>
 #include <future>
 #include <mutex>
@@ -154,6 +155,19 @@ std::vector<GpuMemoryRecord> gpu_memory_of(const Group& group, const GroupMember
   return out;
 }
 
+// The numbers of a process's threads without its own.
+std::vector<Tid> other_threads(Pid pid) {
+  std::vector<Tid> threads;
+  std::error_code ignored;
+  const auto folder = fmt::format("/proc/{}/task", pid.value);
+  for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {
+    const int number = std::atoi(entry.path().filename().c_str());
+    if (number > 0 && number != pid.value) threads.push_back(Tid{number});
+  }
+  std::sort(threads.begin(), threads.end());
+  return threads;
+}
+
 // What is in the image: the tree as it stands still now. Processes without CUDA ran on until CRIU
 // stopped them, and may have come, gone or lost their parent since we looked last.
 Result<std::vector<ProcessRecord>> take_stock(const Group& group) {
@@ -166,6 +180,7 @@ Result<std::vector<ProcessRecord>> take_stock(const Group& group) {
     record.pid = info.pid;
     if (info.pid != group.root()) record.parent = info.parent;
     if (auto details = procfs.details(info.pid)) record.command = std::move(details->argv);
+    record.threads = other_threads(info.pid);
     const auto member =
         std::find_if(group.members().begin(), group.members().end(), [&](const GroupMember& m) {
           return m.process.pid() == info.pid && m.process.info().start_ticks == info.start_ticks;
