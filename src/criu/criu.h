@@ -52,13 +52,21 @@ struct InheritedFd {
 
 struct RestoreRequest {
   const UniqueFd& images_dir;
-  const UniqueFd& log_dir;  // gets the log and stats-restore
-  std::string log_name;     // "restore-20261121T093000Z.log"; no slash
-  CriuOptions options = {};
+  // Gets the log and stats-restore. CRIU follows links there and loads what calls itself a plugin,
+  // so it must be a fresh directory that only we can write to, and never one of the image's.
+  const UniqueFd& work_dir;
+  std::string log_name;                    // "restore-20261121T093000Z.log"; no slash
+  CriuOptions options = {};                // of the dump
+  std::vector<std::string> external = {};  // overrides those of the dump: externals_for_restore()
   std::vector<InheritedFd> inherit = {};
-  Pid root = {};               // the numbers that the image needs; checked to be free first,
-  std::vector<Pid> pids = {};  // and used to clean up after a failed restore
-  std::string log_path = {};   // where a reader of an error message finds the log
+  Pid root = {};                  // the numbers that the image needs; checked to be free first,
+  std::vector<Pid> pids = {};     // and used to clean up after a failed restore
+  std::vector<Tid> threads = {};  // those of their other threads, as far as they are known
+  // Where a reader of an error message finds the log; asked when criu has ended. May be empty, or
+  // say nothing.
+  std::function<std::string()> log_path = {};
+  // Called some ten times a second while CRIU works, on this thread. May be empty.
+  std::function<void()> on_wait = {};
   std::chrono::milliseconds deadline{0};  // 0 = none. A restore can hang for ever in CRIU
   int log_level = 4;
 };
@@ -90,11 +98,12 @@ class Criu {
                          const std::function<Result<void>()>& on_images_complete,
                          const Interrupt& interrupt) const;
 
-  // Restores the tree and leaves it running. On an error nothing of it is left. The caller may let
-  // the root go or wait for it (waitid on root_fd with P_PIDFD).
-  // `on_restored` is called when every process stands complete but none runs yet; if it fails, the
-  // tree is killed and its error is returned. May be empty.
-  // kPidInUse, kCriuFailed, kInterrupted, kTimeout, kNotRolledBack (something is left; named).
+  // Restores the tree and leaves it running. On an error, and when anything that is called from
+  // here throws, nothing of it is left. The caller may let the root go or wait for it (waitid on
+  // root_fd with P_PIDFD). `on_restored` is called when every process stands complete but none runs
+  // yet; if it fails, the tree is killed and its error is returned. May be empty. An interrupt is
+  // honoured until the end, within a second or two even if criu is stuck. kPidInUse, kImageCorrupt,
+  // kCriuFailed, kInterrupted, kTimeout, kNotRolledBack (something is left; named).
   Result<RestoredTree> restore(const RestoreRequest& request,
                                const std::function<Result<void>()>& on_restored,
                                const Interrupt& interrupt) const;

@@ -88,7 +88,7 @@ Result<DumpStats> Criu::dump(const DumpRequest& request,
 
   bool complete = false;
   CriuLimits limits;
-  limits.starve_first = true;
+  limits.give_up = [&] { process->starve(); };
   limits.deadline = request.deadline;
   limits.stop = [&] { return complete ? Result<void>() : interrupt.check(); };
   const CriuAnswer answer = converse(
@@ -112,9 +112,10 @@ Result<DumpStats> Criu::dump(const DumpRequest& request,
     if (!request.leave_running) root->wait_exit(5000);
     return read_stats(request.log_dir);
   }
-  Error error = answer.refusal ? *answer.refusal
-                               : criu_error(what, answer, *process,
-                                            {request.log_dir, kLogName, request.log_path});
+  Error error = answer.refusal
+                    ? *answer.refusal
+                    : criu_error(what, answer, *process,
+                                 {request.log_dir, kLogName, [&] { return request.log_path; }});
   if (!answer.refusal) look_for_full_disk(request.images_dir, error);
   // The promise is that the tree runs on. When criu failed after the image was complete, or was
   // killed, look before promising it.

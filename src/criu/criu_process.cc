@@ -11,6 +11,7 @@
 
 #include <cerrno>
 #include <csignal>
+#include <cstdio>
 #include <cstring>
 #include <string_view>
 #include <utility>
@@ -18,6 +19,7 @@
 #include <fmt/format.h>
 
 #include "criu/criu_rpc.pb.h"
+#include "proc/procfs.h"
 
 namespace stasis {
 namespace {
@@ -226,12 +228,44 @@ Result<std::optional<criu_rpc::Response>> CriuProcess::receive(
 }
 
 void CriuProcess::kill() const {
-  if (pid_ != 0) (void)pidfd_.signal(SIGKILL);
+  if (pid_ == 0) return;
+  // With its helpers: what it has forked to try the kernel out may stand stopped, and for ever once
+  // criu is gone. Restored tasks are its siblings, and not among them.
+  std::vector<Pidfd> helpers;
+  if (auto tree = proc::ProcFs().tree(Pid{pid_})) {
+    for (const proc::ProcessInfo& info : *tree) {
+      if (info.pid.value == pid_) continue;
+      if (auto helper = Pidfd::open(info.pid)) helpers.push_back(std::move(*helper));
+    }
+  }
+  (void)pidfd_.signal(SIGKILL);
+  for (const Pidfd& helper : helpers)
+    (void)helper.signal(SIGKILL);
 }
 
 void CriuProcess::starve() const {
   const rlimit nothing = {0, 0};
   if (pid_ != 0 && ::prlimit(pid_, RLIMIT_FSIZE, &nothing, nullptr) != 0) kill();
+}
+
+CriuProcess::Activity CriuProcess::activity() const {
+  Activity found;
+  if (pid_ == 0) return found;
+  auto text = read_file(AT_FDCWD, fmt::format("/proc/{}/stat", pid_), 4096);
+  const std::size_t name_end = text ? text->rfind(')') : std::string::npos;
+  if (name_end == std::string::npos) return found;
+  // Fields 3 and 14 to 17 of proc(5).
+  char state = 0;
+  unsigned long long ticks[4] = {};
+  if (std::sscanf(text->c_str() + name_end,
+                  ") %c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %llu %llu %llu %llu", &state,
+                  &ticks[0], &ticks[1], &ticks[2], &ticks[3]) != 5) {
+    return found;
+  }
+  for (const unsigned long long part : ticks)
+    found.processor_ticks += part;
+  found.blocked = state == 'D';
+  return found;
 }
 
 std::string CriuProcess::finish(std::chrono::milliseconds patience) {

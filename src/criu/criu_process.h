@@ -6,6 +6,7 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -56,6 +57,13 @@ class CriuProcess {
   // Makes every further write of criu to a file fail (EFBIG), so that a dump rolls back by itself
   // and in order. Killed instead, criu leaves its parasite's 2 MiB mapped in the target.
   void starve() const;
+
+  // Signs of life. All zero if it has ended.
+  struct Activity {
+    std::uint64_t processor_ticks = 0;  // its own and that of the children it has waited for
+    bool blocked = false;               // in the kernel, on a disk as a rule, where no signal helps
+  };
+  Activity activity() const;
 
   // What criu wrote to its standard error, before it had a log; bounded.
   std::string early_errors() const;

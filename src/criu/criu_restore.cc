@@ -14,7 +14,9 @@
 #include <fmt/format.h>
 
 #include "criu/criu.h"
+#include "criu/criu_external.h"
 #include "criu/criu_session.h"
+#include "proc/procfs.h"
 
 namespace stasis {
 namespace {
@@ -32,18 +34,22 @@ int parent_of(Pid pid) {
 }
 
 // The numbers of the image that belong to somebody, a thread's included: /proc/N is there for both.
-std::vector<Pid> taken_numbers(const std::vector<Pid>& pids) {
-  std::vector<Pid> taken;
-  for (const Pid pid : pids) {
+std::vector<int> taken_numbers(const std::vector<Pid>& pids, const std::vector<Tid>& threads) {
+  std::vector<int> taken;
+  const auto look = [&](int number) {
     struct stat info = {};
-    if (::stat(fmt::format("/proc/{}", pid.value).c_str(), &info) == 0) taken.push_back(pid);
-  }
+    if (::stat(fmt::format("/proc/{}", number).c_str(), &info) == 0) taken.push_back(number);
+  };
+  for (const Pid pid : pids)
+    look(pid.value);
+  for (const Tid thread : threads)
+    look(thread.value);
   return taken;
 }
 
 // Who has a number, for people: "python3", "python3, a zombie that process 1 does not reap".
-std::string holder_of(Pid pid) {
-  auto text = read_file(AT_FDCWD, fmt::format("/proc/{}/stat", pid.value), 4096);
+std::string holder_of(int number) {
+  auto text = read_file(AT_FDCWD, fmt::format("/proc/{}/stat", number), 4096);
   const std::size_t begin = text ? text->find('(') : std::string::npos;
   const std::size_t end = text ? text->rfind(')') : std::string::npos;
   if (begin == std::string::npos || end == std::string::npos || end < begin) return "?";
@@ -52,19 +58,19 @@ std::string holder_of(Pid pid) {
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
   }
   if (end + 2 < text->size() && (*text)[end + 2] == 'Z') {
-    name += fmt::format(", a zombie that process {} does not reap", parent_of(pid));
+    name += fmt::format(", a zombie that process {} does not reap", parent_of(Pid{number}));
   }
   return name;
 }
 
-Error numbers_taken(const std::vector<Pid>& taken) {
+Error numbers_taken(const std::vector<int>& taken) {
   std::string list;
   for (std::size_t i = 0; i < taken.size() && i < 5; ++i) {
-    list += fmt::format("{}{} ({})", i == 0 ? "" : ", ", taken[i].value, holder_of(taken[i]));
+    list += fmt::format("{}{} ({})", i == 0 ? "" : ", ", taken[i], holder_of(taken[i]));
   }
   if (taken.size() > 5) list += ", ...";
   return Error{ErrorCode::kPidInUse,
-               fmt::format("{} of the process numbers that the image needs {} taken: {}",
+               fmt::format("{} of the process or thread numbers that the image needs {} taken: {}",
                            taken.size(), taken.size() == 1 ? "is" : "are", list),
                "end these processes, or restore in a new PID namespace "
                "(unshare --pid --fork --mount-proc)",
@@ -72,42 +78,88 @@ Error numbers_taken(const std::vector<Pid>& taken) {
                {}};
 }
 
-// Ends what a failed restore left: our own child with the root's number, and what descends from it.
-// Processes that merely have one of the numbers belong to somebody else. Returns what still lives.
-std::vector<Pid> kill_leftovers(Pid root, const std::vector<Pid>& pids) {
-  std::vector<Pid> left;
-  if (parent_of(root) == ::getpid()) left.push_back(root);
-  for (bool grown = true; grown;) {
-    grown = false;
-    for (const Pid pid : pids) {
-      if (std::find(left.begin(), left.end(), pid) != left.end()) continue;
-      const int parent = parent_of(pid);
-      if (parent != 0 && std::find(left.begin(), left.end(), Pid{parent}) != left.end()) {
-        left.push_back(pid);
-        grown = true;
+// What a restore has made so far. Ends it on every path out, exceptions included, unless the
+// restore is dismissed as a success: nobody else knows of these processes yet.
+class HalfRestored {
+ public:
+  HalfRestored(Pid root, std::vector<Pid> pids) : pids_(std::move(pids)) { add(root); }
+  HalfRestored(const HalfRestored&) = delete;
+  HalfRestored& operator=(const HalfRestored&) = delete;
+  ~HalfRestored() {
+    if (armed_) (void)end();
+  }
+  void dismiss() { armed_ = false; }
+
+  void add(Pid pid) {
+    if (std::find(pids_.begin(), pids_.end(), pid) == pids_.end()) pids_.push_back(pid);
+  }
+  const std::vector<Pid>& pids() const { return pids_; }
+
+  // Kills all there is, and does not wait.
+  void kill() {
+    // Whoever is found stands still first, so that nobody is forked after we looked.
+    while (look()) {
+    }
+    for (const auto& [pid, pidfd] : held_)
+      (void)pidfd.signal(SIGKILL);
+  }
+
+  // Once criu has ended: kills, waits, reaps. Returns what still lives.
+  std::vector<Pid> end() {
+    armed_ = false;
+    kill();
+    std::vector<Pid> alive;
+    for (const auto& [pid, pidfd] : held_) {
+      if (!pidfd.wait_exit(kKillPatienceMs)) alive.push_back(pid);
+    }
+    // The root is our child, and if we are a subreaper the others have become it: their numbers are
+    // free only once we have reaped them. Somebody else's processes are not touched by this.
+    for (const auto& [pid, pidfd] : held_)
+      add(pid);
+    for (const Pid pid : pids_) {
+      siginfo_t info = {};
+      while (::waitid(P_PID, static_cast<id_t>(pid.value), &info, WEXITED | WNOHANG) != 0 &&
+             errno == EINTR) {
       }
     }
+    return alive;
   }
-  std::vector<std::pair<Pid, Pidfd>> held;
-  for (const Pid pid : left) {
-    auto pidfd = Pidfd::open(pid);
-    if (pidfd) held.emplace_back(pid, std::move(*pidfd));
-  }
-  for (const auto& [pid, pidfd] : held)
-    (void)pidfd.signal(SIGKILL);
-  std::vector<Pid> alive;
-  for (const auto& [pid, pidfd] : held) {
-    if (!pidfd.wait_exit(kKillPatienceMs)) alive.push_back(pid);
-  }
-  // The root is our child, and if we are a subreaper the others have become it: their numbers are
-  // free only once we have reaped them. Somebody else's processes are not touched by this.
-  for (const Pid pid : pids) {
-    siginfo_t info = {};
-    while (::waitid(P_PID, static_cast<id_t>(pid.value), &info, WEXITED | WNOHANG) != 0 &&
-           errno == EINTR) {
+
+ private:
+  // Takes hold of our own children with the image's numbers, and of what descends from them.
+  // Processes that merely have one of the numbers belong to somebody else. False if nobody is new.
+  bool look() {
+    const std::size_t before = held_.size();
+    for (const Pid pid : pids_) {
+      if (parent_of(pid) != ::getpid()) continue;
+      auto tree = proc::ProcFs().tree(pid);
+      if (!tree) continue;
+      for (const proc::ProcessInfo& info : *tree) {
+        const bool known = std::any_of(held_.begin(), held_.end(),
+                                       [&](const auto& one) { return one.first == info.pid; });
+        if (known || info.state == 'Z' || info.state == 'X') continue;
+        auto pidfd = Pidfd::open(info.pid);
+        if (!pidfd) continue;
+        (void)pidfd->signal(SIGSTOP);
+        held_.emplace_back(info.pid, std::move(*pidfd));
+      }
     }
+    return held_.size() != before;
   }
-  return alive;
+
+  std::vector<Pid> pids_;
+  std::vector<std::pair<Pid, Pidfd>> held_;
+  bool armed_ = true;
+};
+
+Error other_tree(Pid expected, Pid found) {
+  return {ErrorCode::kImageCorrupt,
+          fmt::format("the files of the image hold process {}, and its manifest says {}",
+                      found.value, expected.value),
+          "the manifest is not the one of this image: restore from another one, or copy it again "
+          "from where it came from",
+          std::nullopt,
+          {}};
 }
 
 }  // namespace
@@ -115,13 +167,15 @@ std::vector<Pid> kill_leftovers(Pid root, const std::vector<Pid>& pids) {
 Result<RestoredTree> Criu::restore(const RestoreRequest& request,
                                    const std::function<Result<void>()>& on_restored,
                                    const Interrupt& interrupt) const {
-  std::vector<Pid> pids = request.pids;
-  if (std::find(pids.begin(), pids.end(), request.root) == pids.end()) pids.push_back(request.root);
-  if (auto taken = taken_numbers(pids); !taken.empty()) return fail(numbers_taken(taken));
+  HalfRestored half(request.root, request.pids);
+  if (auto taken = taken_numbers(half.pids(), request.threads); !taken.empty()) {
+    half.dismiss();
+    return fail(numbers_taken(taken));
+  }
   if (auto stopped = interrupt.check(); !stopped) return fail(std::move(stopped).error());
 
   CriuProcess::StartOptions start;
-  start.plugin_dir = fmt::format("/proc/{}/fd/{}", ::getpid(), request.log_dir.get());
+  start.plugin_dir = fmt::format("/proc/{}/fd/{}", ::getpid(), request.work_dir.get());
   // A shell job is restored into criu's own group and onto criu's own terminal: ours.
   start.own_process_group = !request.options.shell_job;
   start.keep_stdin = request.options.shell_job;
@@ -135,48 +189,57 @@ Result<RestoredTree> Criu::restore(const RestoreRequest& request,
     start.inherit.push_back(inherited.fd);
   }
   options.set_images_dir_fd(request.images_dir.get());
-  options.set_work_dir_fd(request.log_dir.get());
+  options.set_work_dir_fd(request.work_dir.get());
   options.set_log_file(request.log_name);
   options.set_log_level(request.log_level);
   options.set_rst_sibling(true);
   options.set_notify_scripts(true);
-  set_options(options, request.options);
+  CriuOptions words = request.options;
+  words.external = externals_for_restore(words.external, request.external);
+  set_options(options, words);
 
+  // After `half`: on every way out criu ends before what it has made.
   auto process = CriuProcess::start(path_, start);
   if (!process) return fail(std::move(process).error());
-  bool restored = false;
-  // An interrupt waits for the next notification: criu then cleans up in order, ghost files
-  // included, which it cannot when it is killed at the deadline.
   CriuLimits limits;
   limits.deadline = request.deadline;
+  limits.stop = [&] { return interrupt.check(); };
+  // Criu watches the tasks: when they die it cleans up in order, ghost files included, which it
+  // cannot when it is killed.
+  limits.give_up = [&] { half.kill(); };
+  limits.on_wait = request.on_wait;
   const CriuAnswer answer = converse(
       *process, message,
       [&](const criu_rpc::Notification& notification) -> Result<void> {
-        if (!restored) {
-          if (auto stopped = interrupt.check(); !stopped) return stopped;
+        if (notification.pid() > 0 && notification.pid() != request.root.value) {
+          half.add(Pid{notification.pid()});
+          return fail(other_tree(request.root, Pid{notification.pid()}));
         }
+        if (auto stopped = interrupt.check(); !stopped) return stopped;
         // "post-restore" is the last chance: all is in place, nothing runs, the network is still
         // locked (cr-restore.c). Later answers are ignored by CRIU.
-        if (notification.script() != "post-restore") return {};
-        if (on_restored) {
-          if (auto good = on_restored(); !good) return good;
-        }
-        restored = true;
-        return {};
+        if (notification.script() != "post-restore" || !on_restored) return {};
+        return on_restored();
       },
       limits);
 
+  Error error;
   if (answer.succeeded() && answer.response->has_restore()) {
     const Pid root{answer.response->restore().pid()};
+    half.add(root);
     auto root_fd = Pidfd::open(root);
-    if (root_fd) return RestoredTree{root, std::move(*root_fd)};
-    return fail(std::move(root_fd).error().within("taking hold of the restored process"));
+    if (root_fd) {
+      half.dismiss();
+      return RestoredTree{root, std::move(*root_fd)};
+    }
+    error = std::move(root_fd).error().within("taking hold of the restored process");
+  } else if (answer.refusal) {
+    error = *answer.refusal;
+  } else {
+    error = criu_error(fmt::format("restore process {}", request.root.value), answer, *process,
+                       {request.work_dir, request.log_name, request.log_path});
   }
-  Error error = answer.refusal
-                    ? *answer.refusal
-                    : criu_error(fmt::format("restore process {}", request.root.value), answer,
-                                 *process, {request.log_dir, request.log_name, request.log_path});
-  const std::vector<Pid> alive = kill_leftovers(request.root, pids);
+  const std::vector<Pid> alive = half.end();
   if (!alive.empty()) {
     std::string list;
     for (const Pid pid : alive)

@@ -14,8 +14,10 @@ namespace {
 constexpr std::chrono::milliseconds kPoll{100};
 // criu ends within milliseconds of its last answer; a large process takes longer to let go.
 constexpr std::chrono::seconds kEndPatience{30};
-// For the way back of a dump whose writes fail: letting every task go.
-constexpr std::chrono::seconds kStarvePatience{30};
+// For criu's way back when it is to give up: letting every task go. A criu that is stuck, in state
+// S or T and without any processor time for this long, is not waited for.
+constexpr std::chrono::seconds kGiveUpPatience{30};
+constexpr std::chrono::seconds kIdlePatience{2};
 
 criu_rpc::CgroupMode to_rpc(CgroupMode mode) {
   switch (mode) {
@@ -55,13 +57,30 @@ std::chrono::milliseconds patience(Clock::time_point start, std::chrono::millise
   return std::clamp(left + std::chrono::milliseconds(1), std::chrono::milliseconds(1), kPoll);
 }
 
+// Whether a criu that is to give up still may.
+class LastHope {
+ public:
+  bool lost(const CriuProcess& process) {
+    const auto now = Clock::now();
+    const auto activity = process.activity();
+    if (activity.blocked || activity.processor_ticks != last_ticks_) active_ = now;
+    last_ticks_ = activity.processor_ticks;
+    return now - begun_ > kGiveUpPatience || now - active_ > kIdlePatience;
+  }
+
+ private:
+  Clock::time_point begun_ = Clock::now();
+  Clock::time_point active_ = begun_;
+  std::uint64_t last_ticks_ = 0;
+};
+
 }  // namespace
 
 CriuAnswer converse(CriuProcess& process, const criu_rpc::Request& request,
                     const OnNotification& on_notification, const CriuLimits& limits) {
   CriuAnswer answer;
   const auto start = Clock::now();
-  std::optional<Clock::time_point> starved;
+  std::optional<LastHope> hope;
   if (auto sent = process.send(request); !sent) answer.trouble = sent.error().message;
   while (answer.trouble.empty()) {
     auto message = process.receive(patience(start, limits.deadline));
@@ -74,11 +93,13 @@ CriuAnswer converse(CriuProcess& process, const criu_rpc::Request& request,
       Result<void> allowed = limits.stop ? limits.stop() : Result<void>();
       if (!allowed && !answer.refusal) answer.refusal = std::move(allowed).error();
       if (late && !answer.refusal) answer.timed_out = true;
-      if (!answer.timed_out && !answer.refusal) continue;
-      if (limits.starve_first && !starved) {
-        process.starve();
-        starved = Clock::now();
-      } else if (!starved || Clock::now() - *starved > kStarvePatience) {
+      if (!answer.timed_out && !answer.refusal) {
+        if (limits.on_wait) limits.on_wait();
+        continue;
+      }
+      if (limits.give_up) limits.give_up();
+      if (!hope) hope.emplace();
+      if (hope->lost(process)) {
         process.kill();
         break;
       }
@@ -122,7 +143,11 @@ void set_options(criu_rpc::Options& rpc, const CriuOptions& options) {
 
 Error criu_error(const std::string& what, const CriuAnswer& answer, const CriuProcess& process,
                  const LogPlace& log) {
-  const CriuLog found = CriuLog::read(log.directory, log.name);
+  CriuLog found = CriuLog::read(log.directory, log.name);
+  // Before it has a log, criu tells its standard error.
+  if (!found.diagnosis && found.errors.empty()) {
+    found.diagnosis = CriuLog::parse(process.early_errors()).diagnosis;
+  }
   Error error;
   error.code = answer.timed_out ? ErrorCode::kTimeout : ErrorCode::kCriuFailed;
   if (found.diagnosis && !answer.timed_out) {
@@ -149,10 +174,10 @@ Error criu_error(const std::string& what, const CriuAnswer& answer, const CriuPr
     error.message =
         fmt::format("CRIU could not {}: {}", what, said.empty() ? "it gave no reason" : said);
   }
-  if (!log.path.empty()) {
-    error.remedy +=
-        fmt::format("{}the whole log is {}", error.remedy.empty() ? "" : "; ", log.path);
+  if (const std::string path = log.path ? log.path() : std::string(); !path.empty()) {
+    error.remedy += fmt::format("{}the whole log is {}", error.remedy.empty() ? "" : "; ", path);
   }
+  if (error.remedy.empty()) error.remedy = "`criu check` tells whether CRIU works on this machine";
   return error;
 }
 

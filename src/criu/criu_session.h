@@ -32,14 +32,18 @@ struct CriuAnswer {
   bool succeeded() const { return response && response->success() && !refusal && !timed_out; }
 };
 
-// When a conversation is to end before its time.
+// When a conversation is to end before its time, and how.
 struct CriuLimits {
   std::chrono::milliseconds deadline{0};  // 0 = none
-  // Looked at between messages; an error has the same effect as the deadline.
+  // Looked at ten times a second while criu says nothing; an error has the same effect as the
+  // deadline.
   std::function<Result<void>()> stop;
-  // Whether criu is first made to give up by itself (CriuProcess::starve), and killed only if it
-  // does not within half a minute. Otherwise it is killed at once.
-  bool starve_first = false;
+  // Makes criu fail by itself, so that it cleans up in order; called again and again until it has.
+  // It is killed if it shows no sign of life for some seconds, or does not end within half a
+  // minute.
+  std::function<void()> give_up;
+  // Called as often as `stop`, as long as all is well. May be empty.
+  std::function<void()> on_wait;
 };
 
 // Sends the request and answers notifications until criu gives its last answer. criu has ended when
@@ -54,7 +58,7 @@ void set_options(criu_rpc::Options& rpc, const CriuOptions& options);
 struct LogPlace {
   const UniqueFd& directory;
   std::string name;
-  std::string path;  // for people; may be empty
+  std::function<std::string()> path;  // for people; may be empty, or say nothing
 };
 
 // "CRIU could not dump process 12: ..." from the log, its decoded cause and the conversation.

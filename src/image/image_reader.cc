@@ -144,13 +144,6 @@ Result<ImageReader> ImageReader::open(const std::string& dir) {
   return reader;
 }
 
-Result<UniqueFd> ImageReader::open_log_dir() const {
-  if (::mkdirat(dir_.get(), "log", 0700) != 0 && errno != EEXIST) {
-    return fail(errno_error("cannot create " + path_ + "/log", errno));
-  }
-  return open_beneath(dir_, "log", O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-}
-
 Result<std::string> ImageReader::save_log(const UniqueFd& file, const std::string& name) const {
   if (::mkdirat(dir_.get(), "log", 0700) != 0 && errno != EEXIST) {
     return fail(errno_error("cannot create " + path_ + "/log", errno));

@@ -27,9 +27,6 @@ class ImageReader {
   const std::string& path() const { return path_; }  // absolute
   const UniqueFd& criu_dir() const { return criu_dir_; }
 
-  // The directory for logs, made anew if it is missing.
-  Result<UniqueFd> open_log_dir() const;
-
   // Copies a file into log/, which is made if it is missing, under `name` or, if that is taken, one
   // like it, and returns its path. Never writes to a file that was there. kIo, kNotPermitted and
   // kNoSpace where nothing can be written, as on read-only media.

@@ -100,6 +100,11 @@ struct RestoreOptions {
   std::vector<GpuMapEntry> gpu_map;
   bool leave_suspended = false;
   std::vector<InheritedFd> inherit;
+  // CRIU's words besides those of the dump, which hold unless these say otherwise.
+  std::vector<std::string> external;  // in the form of a restore: "mnt[name]:/path"
+  bool tcp_close = false;
+  bool ext_unix_sk = false;
+  std::optional<CgroupMode> cgroups;
   std::optional<std::string> criu_path;
   int criu_log_level = 4;
 };

@@ -1,246 +1,47 @@
-#include <fcntl.h>
-#include <sys/wait.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <csignal>
-#include <ctime>
 #include <future>
-#include <system_error>
-#include <thread>
 
-#include <fmt/chrono.h>
 #include <fmt/format.h>
 
 #include "base/scope_guard.h"
-#include "checkpoint/suspended.h"
 #include "image/image_reader.h"
 #include "operations/common.h"
+#include "operations/restore_checks.h"
+#include "operations/restore_log.h"
+#include "operations/restored_job.h"
 
 namespace stasis {
 
 namespace {
 
-constexpr int kKillWaitMs = 10000;
-constexpr Seconds kReapPatience{2};
 // CRIU can hang for ever in a restore (criu.md of the project's facts; seen without CAP_SETPCAP).
 // It reads pages at several hundred MB/s at least, so this is generous for an image of any size.
 constexpr std::chrono::seconds kRestoreDeadlineBase{60};
 constexpr std::uint64_t kSlowestBytesPerSecond = 50'000'000;
 
-CudaState wanted_state(const ProcessRecord& record) {
-  switch (record.cuda_state.value_or(ImageCudaState::kRunning)) {
-    case ImageCudaState::kLocked:
-      return CudaState::kLocked;
-    case ImageCudaState::kCheckpointed:
-      return CudaState::kCheckpointed;
-    case ImageCudaState::kRunning:
-      break;
+// The words of the dump, with what the caller wants otherwise.
+CriuOptions criu_options_of(const Manifest& manifest, const RestoreOptions& options) {
+  CriuOptions words = manifest.criu_options;
+  if (options.tcp_close) {
+    words.tcp_close = true;
+    words.tcp_established = false;
   }
-  return CudaState::kRunning;
+  if (options.ext_unix_sk) words.ext_unix_sk = true;
+  if (options.cgroups) words.cgroups = *options.cgroups;
+  return words;
 }
 
-Result<std::vector<Gpu>> gpus_of(const Manifest& manifest) {
-  std::vector<Gpu> out;
-  for (const GpuRecord& record : manifest.gpus) {
-    const auto uuid = GpuUuid::parse(record.uuid);
-    if (!uuid) return fail(ErrorCode::kImageCorrupt, "the image names a GPU " + record.uuid);
-    out.push_back({*uuid, record.name, record.pci_bus_id, record.total_memory, 0});
-  }
-  return out;
-}
-
-// Every uuid is one of the manifest's GPUs, which gpus_of() has judged.
-std::vector<GpuUse> gpu_use_of(const ProcessRecord& record) {
-  std::vector<GpuUse> uses;
-  for (const GpuMemoryRecord& use : record.gpu_memory) {
-    if (const auto uuid = GpuUuid::parse(use.gpu_uuid)) uses.push_back({*uuid, use.bytes});
-  }
-  return uses;
-}
-
-// The program has the driver's library mapped, so the very same version must be here.
-Result<void> check_driver(const Driver& driver, const Manifest& manifest) {
-  const DriverInfo& here = driver.info();
-  if (here.simulated != manifest.simulated) {
-    return fail(ErrorCode::kGpuMismatch,
-                fmt::format("the image was made on a {} GPU and the driver here is {}",
-                            manifest.simulated ? "simulated" : "real",
-                            here.simulated ? "the simulated one" : "a real one"),
-                "restore it with the driver it was made with (STASIS_LIBCUDA)");
-  }
-  if (here.cuda_version != manifest.cuda_version ||
-      (!here.driver_version.empty() && !manifest.driver_version.empty() &&
-       here.driver_version != manifest.driver_version)) {
-    return fail(ErrorCode::kDriverUnsupported,
-                fmt::format("the image was made with driver {} and this machine has {}",
-                            manifest.driver_version, here.driver_version),
-                "restore it on a machine with the same version of the driver");
-  }
-  return {};
-}
-
-Error pid_in_use(const proc::ProcessInfo& user) {
-  const bool zombie = user.state == 'Z';
-  return {
-      ErrorCode::kPidInUse,
-      fmt::format("the image needs process number {}, which is in use by {}{}", user.pid.value,
-                  user.comm,
-                  zombie ? fmt::format(": it has exited, and its parent {} has not waited for it",
-                                       user.parent.value)
-                         : ""),
-      fmt::format("{}, or restore in a PID namespace of its own: unshare --pid --fork "
-                  "--mount-proc stasis restore ...",
-                  zombie ? fmt::format("end process {}", user.parent.value)
-                         : "is the job still running? end what uses the number"),
+Error could_not_end(Error why, Pid root) {
+  Error error{
+      ErrorCode::kNotRolledBack,
+      fmt::format("the restored tree below process {} does not end: {}", root.value,
+                  why.to_string()),
+      fmt::format("the image is intact; end the tree with `kill -9 {}`, or make it run with "
+                  "`stasis recover {}`",
+                  root.value, root.value),
       {},
       {}};
-}
-
-Result<void> check_pids(const Manifest& manifest) {
-  const proc::ProcFs procfs;
-  const auto start = Clock::now();
-  for (const ProcessRecord& record : manifest.processes) {
-    auto info = procfs.process(record.pid);
-    // A dump has just ended the job, and those who have to wait for it come to it in a moment.
-    while (info && info->state == 'Z' && since(start) < kReapPatience) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-      info = procfs.process(record.pid);
-    }
-    if (info) return fail(pid_in_use(*info));
-    if (info.error().code == ErrorCode::kNoSuchProcess) continue;
-    if (info.error().code != ErrorCode::kThreadId) return fail(std::move(info.error()));
-    return fail(ErrorCode::kPidInUse,
-                fmt::format("the image needs process number {}, which is in use: {}",
-                            record.pid.value, info.error().message),
-                "restore in a PID namespace of its own: unshare --pid --fork --mount-proc stasis "
-                "restore ...");
-  }
-  return {};
-}
-
-Result<std::vector<GpuPair>> plan_gpus(const Environment& env, const Manifest& manifest,
-                                       std::span<const Gpu> from, const RestoreOptions& options) {
-  auto to = env.driver.gpus();
-  if (!to) return fail(std::move(to.error()));
-  auto pairs = plan_gpu_map(env.driver, options.gpu_map, from, *to);
-  if (!pairs) return fail(std::move(pairs.error()));
-  if (options.leave_suspended) return pairs;
-  std::vector<GpuUse> needed;
-  for (const ProcessRecord& record : manifest.processes) {
-    if (!record.cuda || wanted_state(record) == CudaState::kCheckpointed) continue;
-    const std::vector<GpuUse> uses = gpu_use_of(record);
-    needed.insert(needed.end(), uses.begin(), uses.end());
-  }
-  if (auto fits = check_gpu_memory(needed, *pairs, *to); !fits) {
-    return fail(std::move(fits.error()));
-  }
-  return pairs;
-}
-
-// The processes of the image, in its order; nothing for one that was a zombie at the dump.
-using Tree = std::vector<std::optional<Process>>;
-
-// Takes hold of every process of the image while all of them stand still: later, one that ends at
-// once could not be told from another with its number.
-Result<Tree> take_hold(Driver& driver, const Manifest& manifest) {
-  Tree tree;
-  for (const ProcessRecord& record : manifest.processes) {
-    auto process = Process::open(driver, record.pid);
-    if (process) {
-      tree.emplace_back(std::move(*process));
-    } else if (!record.cuda && process.error().code == ErrorCode::kZombie) {
-      tree.emplace_back();
-    } else {
-      return fail(std::move(process.error()).within("taking hold of the restored processes"));
-    }
-  }
-  return tree;
-}
-
-std::vector<JournalTarget> targets_of(const Manifest& manifest, const Tree& tree,
-                                      bool leave_suspended) {
-  std::vector<JournalTarget> targets;
-  for (std::size_t i = 0; i < manifest.processes.size(); ++i) {
-    const ProcessRecord& record = manifest.processes[i];
-    if (!record.cuda) continue;
-    const std::uint64_t start = i < tree.size() && tree[i] ? tree[i]->info().start_ticks : 0;
-    targets.push_back(
-        {record.pid, start, leave_suspended ? CudaState::kCheckpointed : wanted_state(record)});
-  }
-  return targets;
-}
-
-// Ends the restored tree and what it has started since, and reaps the root, which is our child.
-void kill_tree(const RestoredTree& restored, const Tree& tree) {
-  std::vector<Pidfd> younger;
-  if (auto now = proc::ProcFs().tree(restored.root)) {
-    for (const proc::ProcessInfo& info : *now) {
-      if (auto pidfd = Pidfd::open(info.pid)) younger.push_back(std::move(*pidfd));
-    }
-  }
-  // Parents first: who sees a child die may start it anew.
-  (void)restored.root_fd.signal(SIGKILL);
-  for (const auto& process : tree) {
-    if (process) (void)process->pidfd().signal(SIGKILL);
-  }
-  for (const Pidfd& pidfd : younger)
-    (void)pidfd.signal(SIGKILL);
-  for (const auto& process : tree) {
-    if (process) (void)process->pidfd().wait_exit(kKillWaitMs);
-  }
-  if (restored.root_fd.wait_exit(kKillWaitMs)) {
-    siginfo_t info{};
-    while (::waitid(P_PID, static_cast<id_t>(restored.root.value), &info, WEXITED) != 0 &&
-           errno == EINTR) {
-    }
-  }
-}
-
-// Brings the GPU state of one process to what was asked for, and verifies it by asking.
-Result<void> bring_back(Process& process, CudaState wanted, std::span<const GpuPair> pairs) {
-  Result<void> done;
-  if (wanted != CudaState::kCheckpointed) done = process.restore(pairs);
-  if (done && wanted == CudaState::kRunning) done = process.unlock();
-  if (done && wanted == CudaState::kLocked) done = process.let_go_on();
-  if (!done) return done;
-  auto now = process.state();
-  // One that has its state back may come to its end like any other.
-  if (!now && wanted == CudaState::kRunning && now.error().code == ErrorCode::kProcessGone) {
-    return {};
-  }
-  if (!now) return fail(std::move(now.error()));
-  if (*now == wanted) return {};
-  return fail(ErrorCode::kWrongState,
-              fmt::format("process {} is {} after the restore, and should be {}",
-                          process.pid().value, cuda_state_name(*now), cuda_state_name(wanted)),
-              "another tool acts on it; wait for it to end, then restore again");
-}
-
-// All of them at the same time.
-Result<void> bring_back(Tree& tree, const std::vector<JournalTarget>& targets,
-                        std::span<const GpuPair> pairs) {
-  std::vector<Result<void>> results(targets.size());
-  {
-    std::vector<std::jthread> threads;
-    for (std::size_t i = 0; i < targets.size(); ++i) {
-      const auto process = std::find_if(
-          tree.begin(), tree.end(), [&](const auto& p) { return p && p->pid() == targets[i].pid; });
-      if (process == tree.end()) continue;
-      const auto work = [&results, &targets, &pairs, i, process] {
-        results[i] = bring_back(**process, targets[i].initial, pairs);
-      };
-      try {
-        threads.emplace_back(work);
-      } catch (const std::system_error&) {  // no thread to be had
-        work();
-      }
-    }
-  }
-  for (auto& result : results) {
-    if (!result) return std::move(result);
-  }
-  return {};
+  return error;
 }
 
 }  // namespace
@@ -263,37 +64,31 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   if (auto ok = check_driver(env.driver, manifest); !ok) return fail(std::move(ok.error()));
   auto pairs = plan_gpus(env, manifest, *old_gpus, options);
   if (!pairs) return fail(std::move(pairs.error()));
-  if (auto ok = check_pids(manifest); !ok) return fail(std::move(ok.error()));
+  if (auto ok = check_numbers(manifest); !ok) return fail(std::move(ok.error()));
   if (auto ok = image->verify(env.progress, env.interrupt, ImageReader::Part::kAllButPages); !ok) {
     return fail(std::move(ok.error()));
   }
-  auto log_dir = image->open_log_dir();
-  if (!log_dir) return fail(std::move(log_dir.error()));
+  auto log = RestoreLog::create();
+  if (!log) return fail(std::move(log.error()));
 
   std::vector<Pid> pids;
-  for (const ProcessRecord& record : manifest.processes)
+  std::vector<Tid> threads;
+  for (const ProcessRecord& record : manifest.processes) {
     pids.push_back(record.pid);
-  Tree processes;
-  auto targets = targets_of(manifest, processes, options.leave_suspended);
+    threads.insert(threads.end(), record.threads.begin(), record.threads.end());
+  }
   auto journal = Journal::begin({"restore", manifest.root, Pid{}, image->path(), {}});
   if (!journal) return fail(std::move(journal.error()));
-  ScopeGuard close_journal([&] { journal->finish(); });
+  RestoredJob job(manifest);
+  // On every way out, an exception's included: what is not well is ended, and the record is kept if
+  // that cannot be done.
+  ScopeGuard close_journal([&] {
+    if (job.end()) journal->finish();
+  });
+  auto targets = job.targets(options.leave_suspended);
   if (auto entered = journal->update(targets); !entered) return fail(std::move(entered.error()));
 
   phases.begin("criu");
-  const std::string log_name =
-      fmt::format("restore-{:%Y%m%dT%H%M%SZ}.log", fmt::gmtime(std::time(nullptr)));
-  const RestoreRequest request{
-      image->criu_dir(),
-      *log_dir,
-      log_name,
-      manifest.criu_options,
-      options.inherit,
-      manifest.root,
-      pids,
-      image->path() + "/log/" + log_name,
-      kRestoreDeadlineBase + std::chrono::seconds(manifest.total_bytes / kSlowestBytesPerSecond),
-      options.criu_log_level};
   // While CRIU reads the pages we do too: nothing of the tree runs before they are found sound. The
   // driver gets ready meanwhile.
   auto pages = std::async(std::launch::async, [&] {
@@ -305,38 +100,53 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   }
   const auto take = [&]() -> Result<void> {
     if (auto sound = pages.get(); !sound) return sound;
-    auto held = take_hold(env.driver, manifest);
-    if (!held) return fail(std::move(held.error()));
-    processes = std::move(*held);
-    // For `stasis resume`, and for `stasis recover` if we are killed from here on.
-    for (std::size_t i = 0; i < processes.size(); ++i) {
-      const ProcessRecord& record = manifest.processes[i];
-      if (record.cuda) remember_suspended(*processes[i], {gpu_use_of(record), *old_gpus});
-    }
-    targets = targets_of(manifest, processes, options.leave_suspended);
+    if (auto held = job.take_hold(env.driver, *old_gpus); !held) return held;
+    targets = job.targets(options.leave_suspended);
     return journal->update(targets);
   };
+  RestoreRequest request{image->criu_dir(), log->directory(), log->name()};
+  request.options = criu_options_of(manifest, options);
+  request.external = options.external;
+  request.inherit = options.inherit;
+  request.root = manifest.root;
+  request.pids = std::move(pids);
+  request.threads = std::move(threads);
+  request.log_path = [&] { return log->save_surely(*image); };
+  // The other reader tells how far it is; when it is done, it is for us to say that CRIU works.
+  request.on_wait = [&] {
+    if (pages.valid() && pages.wait_for(std::chrono::seconds(0)) == std::future_status::ready) {
+      env.progress.update("criu", std::min(job.resident_bytes(), manifest.total_bytes),
+                          manifest.total_bytes);
+    }
+  };
+  request.deadline =
+      kRestoreDeadlineBase + std::chrono::seconds(manifest.total_bytes / kSlowestBytesPerSecond);
+  request.log_level = options.criu_log_level;
   auto restored = criu->restore(request, take, env.interrupt);
   if (!restored) {
     // CRIU may well have stumbled over what the checksums show.
-    if (pages.valid()) {
+    if (pages.valid() && restored.error().code != ErrorCode::kNotRolledBack) {
       if (auto sound = pages.get(); !sound) return fail(std::move(sound.error()));
     }
     return fail(std::move(restored.error()));
   }
+  job.adopt(std::move(*restored));
+  (void)log->save(*image);
 
   auto done = env.interrupt.check();
   if (done) {
     phases.begin("restore");
-    done = bring_back(processes, targets, *pairs);
+    done = job.bring_back(targets, *pairs, env.progress);
   }
   phases.end();
   if (!done) {
-    kill_tree(*restored, processes);
+    if (!job.end()) return fail(could_not_end(std::move(done.error()), manifest.root));
     return fail(std::move(done.error()).within("the restored tree was ended; the image is intact"));
   }
-  RestoreReport report{{}, image->path(), manifest.total_bytes, std::move(restored->root_fd)};
-  report.root = restored->root;
+  RestoredTree tree = job.keep(options.leave_suspended);
+  RestoreReport report{{}, image->path(), manifest.total_bytes, std::move(tree.root_fd)};
+  report.root = tree.root;
+  const auto& processes = job.processes();
   for (std::size_t i = 0; i < processes.size(); ++i) {
     if (!processes[i]) continue;
     const ProcessRecord& record = manifest.processes[i];
@@ -344,9 +154,6 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
     for (const GpuUse& use : gpu_use_of(record))
       bytes += use.bytes;
     report.processes.push_back(report_process(*processes[i], record.cuda, bytes));
-    const bool suspended =
-        options.leave_suspended || wanted_state(record) == CudaState::kCheckpointed;
-    if (!suspended) forget_suspended(*processes[i]);
   }
   report.total = phases.total();
   report.phases = phases.take();

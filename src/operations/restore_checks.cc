@@ -1,0 +1,149 @@
+#include "operations/restore_checks.h"
+
+#include <algorithm>
+#include <thread>
+
+#include <fmt/format.h>
+
+namespace stasis {
+
+namespace {
+
+constexpr Seconds kReapPatience{2};
+
+}  // namespace
+
+CudaState wanted_state(const ProcessRecord& record) {
+  switch (record.cuda_state.value_or(ImageCudaState::kRunning)) {
+    case ImageCudaState::kLocked:
+      return CudaState::kLocked;
+    case ImageCudaState::kCheckpointed:
+      return CudaState::kCheckpointed;
+    case ImageCudaState::kRunning:
+      break;
+  }
+  return CudaState::kRunning;
+}
+
+Result<std::vector<Gpu>> gpus_of(const Manifest& manifest) {
+  std::vector<Gpu> out;
+  for (const GpuRecord& record : manifest.gpus) {
+    const auto uuid = GpuUuid::parse(record.uuid);
+    if (!uuid) return fail(ErrorCode::kImageCorrupt, "the image names a GPU " + record.uuid);
+    out.push_back({*uuid, record.name, record.pci_bus_id, record.total_memory, 0});
+  }
+  return out;
+}
+
+// Every uuid is one of the manifest's GPUs, which gpus_of() has judged.
+std::vector<GpuUse> gpu_use_of(const ProcessRecord& record) {
+  std::vector<GpuUse> uses;
+  for (const GpuMemoryRecord& use : record.gpu_memory) {
+    if (const auto uuid = GpuUuid::parse(use.gpu_uuid)) uses.push_back({*uuid, use.bytes});
+  }
+  return uses;
+}
+
+// The program has the driver's library mapped, so the very same version must be here.
+Result<void> check_driver(const Driver& driver, const Manifest& manifest) {
+  const DriverInfo& here = driver.info();
+  if (here.simulated != manifest.simulated) {
+    return fail(ErrorCode::kGpuMismatch,
+                fmt::format("the image was made on a {} GPU and the driver here is {}",
+                            manifest.simulated ? "simulated" : "real",
+                            here.simulated ? "the simulated one" : "a real one"),
+                "restore it with the driver it was made with (STASIS_LIBCUDA)");
+  }
+  if (here.cuda_version != manifest.cuda_version ||
+      (!here.driver_version.empty() && !manifest.driver_version.empty() &&
+       here.driver_version != manifest.driver_version)) {
+    return fail(ErrorCode::kDriverUnsupported,
+                fmt::format("the image was made with driver {} and this machine has {}",
+                            manifest.driver_version, here.driver_version),
+                "restore it on a machine with the same version of the driver");
+  }
+  return {};
+}
+
+namespace {
+
+Error pid_in_use(const proc::ProcessInfo& user) {
+  const bool zombie = user.state == 'Z';
+  return {
+      ErrorCode::kPidInUse,
+      fmt::format("the image needs process number {}, which is in use by {}{}", user.pid.value,
+                  user.comm,
+                  zombie ? fmt::format(": it has exited, and its parent {} has not waited for it",
+                                       user.parent.value)
+                         : ""),
+      fmt::format("{}, or restore in a PID namespace of its own: unshare --pid --fork "
+                  "--mount-proc stasis restore ...",
+                  zombie ? fmt::format("end process {}", user.parent.value)
+                         : "is the job still running? end what uses the number"),
+      {},
+      {}};
+}
+
+Error thread_in_use(Tid thread, const std::string& who) {
+  return {ErrorCode::kPidInUse,
+          fmt::format("the image needs thread number {}, which is in use: {}", thread.value, who),
+          "end what uses it, or restore in a PID namespace of its own: unshare --pid --fork "
+          "--mount-proc stasis restore ...",
+          {},
+          {}};
+}
+
+}  // namespace
+
+Result<void> check_numbers(const Manifest& manifest) {
+  const proc::ProcFs procfs;
+  const auto start = Clock::now();
+  for (const ProcessRecord& record : manifest.processes) {
+    auto info = procfs.process(record.pid);
+    // A dump has just ended the job, and those who have to wait for it come to it in a moment.
+    while (info && info->state == 'Z' && since(start) < kReapPatience) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      info = procfs.process(record.pid);
+    }
+    if (info) return fail(pid_in_use(*info));
+    if (info.error().code == ErrorCode::kNoSuchProcess) continue;
+    if (info.error().code != ErrorCode::kThreadId) return fail(std::move(info.error()));
+    return fail(ErrorCode::kPidInUse,
+                fmt::format("the image needs process number {}, which is in use: {}",
+                            record.pid.value, info.error().message),
+                "restore in a PID namespace of its own: unshare --pid --fork --mount-proc stasis "
+                "restore ...");
+  }
+  // The threads of the processes above, which have gone, have gone with them.
+  for (const ProcessRecord& record : manifest.processes) {
+    for (const Tid thread : record.threads) {
+      auto info = procfs.process(Pid{thread.value});
+      if (info) return fail(thread_in_use(thread, "it is process " + info->comm));
+      if (info.error().code == ErrorCode::kNoSuchProcess) continue;
+      if (info.error().code != ErrorCode::kThreadId) return fail(std::move(info.error()));
+      return fail(thread_in_use(thread, info.error().message));
+    }
+  }
+  return {};
+}
+
+Result<std::vector<GpuPair>> plan_gpus(const Environment& env, const Manifest& manifest,
+                                       std::span<const Gpu> from, const RestoreOptions& options) {
+  auto to = env.driver.gpus();
+  if (!to) return fail(std::move(to.error()));
+  auto pairs = plan_gpu_map(env.driver, options.gpu_map, from, *to);
+  if (!pairs) return fail(std::move(pairs.error()));
+  if (options.leave_suspended) return pairs;
+  std::vector<GpuUse> needed;
+  for (const ProcessRecord& record : manifest.processes) {
+    if (!record.cuda || wanted_state(record) == CudaState::kCheckpointed) continue;
+    const std::vector<GpuUse> uses = gpu_use_of(record);
+    needed.insert(needed.end(), uses.begin(), uses.end());
+  }
+  if (auto fits = check_gpu_memory(needed, *pairs, *to); !fits) {
+    return fail(std::move(fits.error()));
+  }
+  return pairs;
+}
+
+}  // namespace stasis

@@ -1,0 +1,34 @@
+// What a restore looks at before it makes anything: whether this machine can take the image.
+//
+// Private to src/operations. Functions only; any thread.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "operations/common.h"
+
+namespace stasis {
+
+// The state that a process of the image is brought back to.
+CudaState wanted_state(const ProcessRecord& record);
+
+// What it had on which GPU. Every uuid is one of the manifest's GPUs, which gpus_of() has judged.
+std::vector<GpuUse> gpu_use_of(const ProcessRecord& record);
+
+// The GPUs where the image was made. kImageCorrupt.
+Result<std::vector<Gpu>> gpus_of(const Manifest& manifest);
+
+// The program has the driver's library mapped, so the very same version must be here.
+// kGpuMismatch, kDriverUnsupported.
+Result<void> check_driver(const Driver& driver, const Manifest& manifest);
+
+// The numbers of all processes and threads are free. Gives the dead a moment to be reaped.
+// kPidInUse.
+Result<void> check_numbers(const Manifest& manifest);
+
+// Where the GPU memory of each process goes, and that it fits there.
+Result<std::vector<GpuPair>> plan_gpus(const Environment& env, const Manifest& manifest,
+                                       std::span<const Gpu> from, const RestoreOptions& options);
+
+}  // namespace stasis

@@ -1,0 +1,89 @@
+#include "operations/restore_log.h"
+
+#include <fcntl.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <ctime>
+#include <string_view>
+#include <utility>
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+
+#include "checkpoint/journal.h"
+
+namespace stasis {
+
+namespace {
+
+constexpr std::string_view kPrefix = "restore-work-";
+
+// Every restore has marked its directory as in use.
+void remove_abandoned(const DirectoryEntry& entry) {
+  auto names = list_directory(entry.parent, entry.parent_path);
+  if (!names) return;
+  for (const std::string& name : *names) {
+    if (!name.starts_with(kPrefix) || in_use(entry.parent, name) != InUse::kNo) continue;
+    (void)remove_tree(entry.parent, name, entry.parent_path + "/" + name);
+  }
+}
+
+}  // namespace
+
+Result<RestoreLog> RestoreLog::create() {
+  auto state = journal_directory();
+  if (!state) return fail(std::move(state.error()));
+  std::uint64_t digits = 0;
+  if (::getrandom(&digits, sizeof digits, 0) != static_cast<ssize_t>(sizeof digits)) {
+    return fail(errno_error("cannot get random bytes", errno));
+  }
+  auto entry = split_path(fmt::format("{}/{}{:016x}", *state, kPrefix, digits));
+  if (!entry) return fail(std::move(entry.error()));
+  remove_abandoned(*entry);
+  RestoreLog log;
+  const std::string path = entry->path();
+  if (::mkdirat(entry->parent.get(), entry->name.c_str(), 0700) != 0) {
+    return fail(errno_error("cannot create " + path, errno));
+  }
+  log.entry_ = std::move(*entry);
+  auto opened =
+      open_file(log.entry_.parent.get(), log.entry_.name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+  if (!opened) return fail(std::move(opened.error()));
+  log.directory_ = std::move(*opened);
+  mark_in_use(log.directory_);
+  log.name_ = fmt::format("restore-{:%Y%m%dT%H%M%SZ}.log", fmt::gmtime(std::time(nullptr)));
+  return log;
+}
+
+RestoreLog::RestoreLog(RestoreLog&& other) noexcept
+    : entry_(std::move(other.entry_)),
+      directory_(std::move(other.directory_)),
+      name_(std::move(other.name_)) {}
+
+RestoreLog::~RestoreLog() {
+  if (entry_.parent.valid()) (void)remove_tree(entry_.parent, entry_.name, entry_.path());
+}
+
+std::string RestoreLog::save(const ImageReader& image) const {
+  struct stat info {};
+  auto log = open_file(directory_.get(), name_, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+  if (!log || ::fstat(log->get(), &info) != 0 || !S_ISREG(info.st_mode)) return {};
+  if (auto saved = image.save_log(*log, name_)) return *saved;
+  return {};
+}
+
+std::string RestoreLog::save_surely(const ImageReader& image) const {
+  if (std::string saved = save(image); !saved.empty()) return saved;
+  const std::string kept = fmt::format("{}-{}.log", name_.substr(0, name_.rfind('.')),
+                                       entry_.name.substr(kPrefix.size()));
+  if (::renameat2(directory_.get(), name_.c_str(), entry_.parent.get(), kept.c_str(),
+                  RENAME_NOREPLACE) != 0) {
+    return {};
+  }
+  return entry_.parent_path + "/" + kept;
+}
+
+}  // namespace stasis

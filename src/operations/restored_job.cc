@@ -1,0 +1,208 @@
+#include "operations/restored_job.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <csignal>
+#include <system_error>
+#include <thread>
+
+#include <fmt/format.h>
+
+#include "checkpoint/suspended.h"
+#include "operations/restore_checks.h"
+
+namespace stasis {
+
+namespace {
+
+constexpr int kKillWaitMs = 10000;
+constexpr std::chrono::milliseconds kProgressInterval{100};
+
+// Brings the GPU state of one process to what was asked for, and verifies it by asking.
+Result<void> bring_back_one(Process& process, CudaState wanted, std::span<const GpuPair> pairs) {
+  Result<void> done;
+  if (wanted != CudaState::kCheckpointed) done = process.restore(pairs);
+  if (done && wanted == CudaState::kRunning) done = process.unlock();
+  if (done && wanted == CudaState::kLocked) done = process.let_go_on();
+  if (!done) return done;
+  auto now = process.state();
+  // One that has its state back may come to its end like any other.
+  if (!now && wanted == CudaState::kRunning && now.error().code == ErrorCode::kProcessGone) {
+    return {};
+  }
+  if (!now) return fail(std::move(now.error()));
+  if (*now == wanted) return {};
+  return fail(ErrorCode::kWrongState,
+              fmt::format("process {} is {} after the restore, and should be {}",
+                          process.pid().value, cuda_state_name(*now), cuda_state_name(wanted)),
+              "another tool acts on it; wait for it to end, then restore again");
+}
+
+// Tells the progress of a driver that moves GPU memory out of the processes' own memory, which
+// shrinks by as much, until `running` is zero.
+void watch(const std::vector<Process*>& processes, std::uint64_t total,
+           const std::atomic<std::size_t>& running, Progress& progress) {
+  const proc::ProcFs procfs;
+  const auto resident = [&] {
+    std::uint64_t sum = 0;
+    for (const Process* process : processes) {
+      if (auto bytes = procfs.resident_bytes(process->pid())) sum += *bytes;
+    }
+    return sum;
+  };
+  const std::uint64_t before = resident();
+  const auto start = Clock::now();
+  auto told = start;
+  while (running.load() > 0) {
+    // Short steps at first: a small job is done within milliseconds.
+    std::this_thread::sleep_for(
+        std::chrono::milliseconds(Clock::now() - start < kProgressInterval ? 1 : 10));
+    if (Clock::now() - told < kProgressInterval) continue;
+    told = Clock::now();
+    const std::uint64_t now = resident();
+    progress.update("restore", before > now ? std::min(before - now, total) : 0, total);
+  }
+}
+
+}  // namespace
+
+Result<void> RestoredJob::take_hold(Driver& driver, std::span<const Gpu> old_gpus) {
+  for (const ProcessRecord& record : manifest_.processes) {
+    auto process = Process::open(driver, record.pid);
+    if (process) {
+      if (record.cuda) {
+        remember_suspended(*process, {gpu_use_of(record), {old_gpus.begin(), old_gpus.end()}});
+      }
+      processes_.emplace_back(std::move(*process));
+    } else if (!record.cuda && process.error().code == ErrorCode::kZombie) {
+      processes_.emplace_back();
+    } else if (process.error().code == ErrorCode::kNoSuchProcess) {
+      return fail(ErrorCode::kImageCorrupt,
+                  fmt::format("the manifest names process {}, which the image's files do not hold",
+                              record.pid.value),
+                  "the manifest is not the one of this image: restore from another one, or copy it "
+                  "again from where it came from");
+    } else {
+      return fail(std::move(process.error()).within("taking hold of the restored processes"));
+    }
+  }
+  return {};
+}
+
+std::vector<JournalTarget> RestoredJob::targets(bool leave_suspended) const {
+  std::vector<JournalTarget> targets;
+  for (std::size_t i = 0; i < manifest_.processes.size(); ++i) {
+    const ProcessRecord& record = manifest_.processes[i];
+    if (!record.cuda) continue;
+    const bool held = i < processes_.size() && processes_[i];
+    targets.push_back({record.pid, held ? processes_[i]->info().start_ticks : 0,
+                       leave_suspended ? CudaState::kCheckpointed : wanted_state(record)});
+  }
+  return targets;
+}
+
+Result<void> RestoredJob::bring_back(std::span<const JournalTarget> targets,
+                                     std::span<const GpuPair> pairs, Progress& progress) {
+  std::vector<Process*> processes;
+  std::vector<CudaState> wanted;
+  std::uint64_t total = 0;
+  for (const JournalTarget& target : targets) {
+    const auto found = std::find_if(processes_.begin(), processes_.end(),
+                                    [&](const auto& p) { return p && p->pid() == target.pid; });
+    if (found == processes_.end()) continue;
+    processes.push_back(&**found);
+    wanted.push_back(target.initial);
+    if (target.initial == CudaState::kCheckpointed) continue;
+    const auto record = manifest_.processes.begin() + (found - processes_.begin());
+    for (const GpuUse& use : gpu_use_of(*record))
+      total += use.bytes;
+  }
+  std::vector<Result<void>> results(processes.size());
+  std::atomic<std::size_t> running = processes.size();
+  {
+    std::vector<std::jthread> threads;
+    for (std::size_t i = 0; i < processes.size(); ++i) {
+      const auto work = [&, i] {
+        results[i] = bring_back_one(*processes[i], wanted[i], pairs);
+        --running;
+      };
+      try {
+        threads.emplace_back(work);
+      } catch (const std::system_error&) {  // no thread to be had
+        work();
+      }
+    }
+    watch(processes, total, running, progress);
+  }
+  for (auto& result : results) {
+    if (!result) return std::move(result);
+  }
+  return {};
+}
+
+std::uint64_t RestoredJob::resident_bytes() const {
+  const proc::ProcFs procfs;
+  std::uint64_t sum = 0;
+  for (const ProcessRecord& record : manifest_.processes) {
+    if (auto bytes = procfs.resident_bytes(record.pid)) sum += *bytes;
+  }
+  return sum;
+}
+
+RestoredTree RestoredJob::keep(bool leave_suspended) {
+  for (std::size_t i = 0; i < processes_.size(); ++i) {
+    const bool suspended =
+        leave_suspended || wanted_state(manifest_.processes[i]) == CudaState::kCheckpointed;
+    if (processes_[i] && !suspended) forget_suspended(*processes_[i]);
+  }
+  over_ = true;
+  return std::move(*root_);
+}
+
+// Before CRIU has handed the tree over: is what has the root's number a child of ours?
+bool RestoredJob::is_ours() const {
+  auto info = proc::ProcFs().process(manifest_.root);
+  return info && info->parent.value == ::getpid() && info->state != 'Z' && info->state != 'X';
+}
+
+// Ends it and what it has started since, and reaps the root, which is our child.
+bool RestoredJob::end() {
+  if (over_) return *over_;
+  std::vector<Pidfd> younger;
+  if (root_) {
+    if (auto now = proc::ProcFs().tree(root_->root)) {
+      for (const proc::ProcessInfo& info : *now) {
+        if (auto pidfd = Pidfd::open(info.pid)) younger.push_back(std::move(*pidfd));
+      }
+    }
+    // Parents first: who sees a child die may start it anew.
+    (void)root_->root_fd.signal(SIGKILL);
+  }
+  for (const auto& process : processes_) {
+    if (process) (void)process->pidfd().signal(SIGKILL);
+  }
+  for (const Pidfd& pidfd : younger)
+    (void)pidfd.signal(SIGKILL);
+  bool gone = true;
+  for (const auto& process : processes_) {
+    if (!process) continue;
+    if (!process->pidfd().wait_exit(kKillWaitMs)) gone = false;
+    forget_suspended(*process);
+  }
+  if (root_ && root_->root_fd.wait_exit(kKillWaitMs)) {
+    siginfo_t info{};
+    while (::waitid(P_PID, static_cast<id_t>(root_->root.value), &info, WEXITED) != 0 &&
+           errno == EINTR) {
+    }
+  } else if (root_ || is_ours()) {
+    gone = false;
+  }
+  over_ = gone;
+  return gone;
+}
+
+}  // namespace stasis
