@@ -18,6 +18,7 @@ struct Options {
   std::optional<std::string> device_map;
   bool detach = false;
   std::vector<std::string> inherit;  // "fd[3]:pipe:[1234]"
+  std::optional<std::string> cgroups;
 };
 
 // "fd[N]:KEY", as CRIU's own --inherit-fd writes it.
@@ -34,7 +35,28 @@ Result<std::pair<int, std::string>> parse_inherit(const std::string& text) {
               "write fd[NUMBER]:KEY, e.g. --inherit-fd 'fd[1]:pipe:[12345]'");
 }
 
+// Those of CRIU's own options that mean something at a restore, by CRIU's names. What the dump was
+// told holds without them.
+void add_criu_options(CLI::App& command, Options& options) {
+  constexpr const char* kGroup = "Options for CRIU";
+  RestoreOptions& restore = options.restore;
+  command
+      .add_option("--external", restore.external,
+                  "where a resource from outside is now, e.g. mnt[data]:/data [where it was]")
+      ->group(kGroup);
+  command.add_flag("--tcp-close", restore.tcp_close, "close its open TCP connections")
+      ->group(kGroup);
+  command.add_flag("--ext-unix-sk", restore.ext_unix_sk, "cut its unix sockets to other processes")
+      ->group(kGroup);
+  command
+      .add_option("--manage-cgroups", options.cgroups,
+                  "ignore, none, props, soft, full or strict [as at the dump]")
+      ->check(CLI::IsMember({"ignore", "none", "props", "soft", "full", "strict"}))
+      ->group(kGroup);
+}
+
 Result<int> run(Context& context, Options& options) {
+  if (options.cgroups) options.restore.cgroups = cgroup_mode_from_name(*options.cgroups);
   if (options.device_map) {
     auto map = parse_gpu_map(*options.device_map);
     if (!map) return fail(std::move(map.error()));
@@ -63,9 +85,10 @@ Result<int> run(Context& context, Options& options) {
     out["image_bytes"] = report->image_bytes;
     context.print(out);
   } else {
-    context.terminal.out(fmt::format("restored {} from {} ({}) in {}; {}", subject_text(*report),
-                                     report->images_dir, format_bytes(report->image_bytes),
-                                     format_seconds(report->total), state_text(*report)));
+    context.terminal.out(
+        fmt::format("restored {} from {} ({}) in {}; {}", subject_text(*report), report->images_dir,
+                    format_bytes(report->image_bytes), format_seconds(report->total),
+                    state_text(*report)));
     context.terminal.debug("driver path: " + phases_text(*report));
   }
   if (options.detach) return 0;
@@ -91,6 +114,7 @@ Verb add_restore(CLI::App& app) {
       ->add_option("--inherit-fd", options->inherit,
                    "give it a descriptor of ours in place of one it had; CRIU's option")
       ->type_name("fd[N]:KEY");
+  add_criu_options(*command, *options);
   add_time_limit(*command, options->limit,
                  "it is given up, unless its GPU memory is on the way back");
   add_criu_path(*command, options->restore.criu_path);
