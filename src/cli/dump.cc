@@ -1,5 +1,8 @@
-#include <map>
+#include <charconv>
+#include <cstdint>
+#include <limits>
 #include <memory>
+#include <string_view>
 
 #include <fmt/format.h>
 
@@ -17,6 +20,32 @@ struct Options {
   std::string cgroups = "ignore";
   std::string network_lock = "nftables";
 };
+
+// Bytes, as CRIU writes them: a number and K, M or G, and "B" or "iB" as people like. CRIU takes
+// 32 bits of them.
+std::uint32_t parse_ghost_limit(const std::string& text) {
+  constexpr std::uint64_t kMost = std::numeric_limits<std::uint32_t>::max();
+  constexpr std::string_view kUnits = "bkmg";
+  const auto refuse = [&](const std::string& why) {
+    return CLI::ValidationError("--ghost-limit", fmt::format("'{}' {}", text, why));
+  };
+  std::uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  std::string unit = CLI::detail::to_lower({end, text.data() + text.size()});
+  if (unit.ends_with("ib")) {
+    unit.resize(unit.size() - 2);
+  } else if (unit.size() == 2 && unit.ends_with("b")) {
+    unit.resize(1);
+  }
+  const std::size_t power = unit.empty() ? 0 : kUnits.find(unit);
+  if (error == std::errc::invalid_argument || unit.size() > 1 || power == std::string_view::npos) {
+    throw refuse("is no size; write e.g. 512M");
+  }
+  if (error != std::errc() || value > (kMost >> (10 * power))) {
+    throw refuse(fmt::format("is more than CRIU takes: {} bytes at most (4095M)", kMost));
+  }
+  return static_cast<std::uint32_t>(value << (10 * power));
+}
 
 // CRIU's own options, by CRIU's names.
 void add_criu_options(CLI::App& command, Options& options) {
@@ -40,9 +69,11 @@ void add_criu_options(CLI::App& command, Options& options) {
                 "save files that are open and deleted, but linked elsewhere [on]")
       ->group(kGroup);
   command
-      .add_option("--ghost-limit", criu.ghost_limit,
-                  "largest deleted file, still open, to be saved; with K, M or G [256M]")
-      ->transform(CLI::AsSizeValue(false))
+      .add_option_function<std::string>(
+          "--ghost-limit",
+          [&criu](const std::string& text) { criu.ghost_limit = parse_ghost_limit(text); },
+          "largest deleted file, still open, to be saved; with K, M or G, below 4G [256M]")
+      ->type_name("SIZE")
       ->group(kGroup);
   command.add_flag("--ext-unix-sk", criu.ext_unix_sk, "allow unix sockets to other processes")
       ->group(kGroup);

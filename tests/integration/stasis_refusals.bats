@@ -43,7 +43,16 @@ unharmed() {
   refused 2 usage suspend 1 --timeout soon
   refused 2 usage suspend 1 --timeout -1
   refused 2 usage dump 1 --images-dir "$image" --sync maybe
-  refused 2 usage dump 1 --images-dir "$image" --ghost-limit 8G
+  for size in 4G 8G 99999999999999999999G; do
+    refused 2 usage dump 1 --images-dir "$image" --ghost-limit "$size"
+    assert_contains "$err" "$size"
+  done
+  refused 2 usage dump 1 --images-dir "$image" --ghost-limit 4G
+  assert_contains "$err" "4294967295 bytes at most"
+  for size in large -1 "" 1.5G 4T 1Kx ib; do refused 2 usage dump 1 --images-dir "$image" --ghost-limit "$size"; done
+  for size in 4095M 3g 1KiB 4294967295 0 64KB; do
+    refused 3 no-such-process dump 2147483647 --images-dir "$image" --ghost-limit "$size"
+  done
   refused 2 usage dump 1 --images-dir "$image" --leave-running --leave-suspended
   refused 2 usage recover
   refused 2 usage recover 1 --all
