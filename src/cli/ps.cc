@@ -25,7 +25,9 @@ constexpr std::chrono::milliseconds kPatience{1000};
 struct Row {
   Pid pid;
   std::string user;
-  std::string state;  // a CUDA state; "busy" without an answer, "?" if it could not be asked
+  // A CUDA state; without an answer "busy", "stopped" or "traced", and "?" for another reason.
+  std::string state;
+  std::string reason;  // why there is no CUDA state; empty if there is one
   std::uint64_t gpu_bytes = 0;
   std::string under;  // "stasis dump (12)", "left behind by stasis dump", or empty
   std::string command;
@@ -88,6 +90,14 @@ struct Collected {
   bool threads_left = false;  // that use the driver
 };
 
+// Why a process does not answer, in a word: "stopped", "traced" or "?".
+std::string standstill(const proc::ProcFs& procfs, Pid pid) {
+  auto info = procfs.process(pid);
+  auto details = procfs.details(pid);
+  if ((info && info->state == 't') || (details && details->tracer != 0)) return "traced";
+  return info && info->state == 'T' ? "stopped" : "?";
+}
+
 // Only processes that map the driver's library are asked: the driver itself says nothing about
 // those of others, and a query for each process of a large host would take long.
 Result<Collected> collect(Driver& driver, std::chrono::milliseconds patience) {
@@ -106,15 +116,23 @@ Result<Collected> collect(Driver& driver, std::chrono::milliseconds patience) {
     Question::ask(questions.back());
   }
   const auto until = Clock::now() + patience;
-  std::vector<std::pair<std::shared_ptr<Question>, std::string>> found;
+  std::vector<std::pair<std::shared_ptr<Question>, Row>> found;
   for (const auto& question : questions) {
-    auto state = question->wait(until);
-    if (!state) out.threads_left = true;
-    if (state && *state && !**state) continue;
-    std::string word = "?";
-    if (!state) word = "busy";
-    if (state && *state) word = cuda_state_name(***state);
-    found.emplace_back(question, word);
+    const auto answer = question->wait(until);
+    if (!answer) out.threads_left = true;
+    if (answer && *answer && !**answer) continue;
+    Row row;
+    if (!answer) {
+      row.state = "busy";
+      row.reason = fmt::format("no answer within {} ms", patience.count());
+    } else if (!*answer) {
+      if (!question->process.alive()) continue;
+      row.state = standstill(procfs, question->process.pid());
+      row.reason = answer->error().to_string();
+    } else {
+      row.state = cuda_state_name(***answer);
+    }
+    found.emplace_back(question, std::move(row));
   }
   // After the questions: what began meanwhile may be why one has no answer.
   std::vector<JournalEntry> journal;
@@ -123,11 +141,9 @@ Result<Collected> collect(Driver& driver, std::chrono::milliseconds patience) {
   if (!found.empty()) {
     if (auto use = driver.memory_by_process()) memory = std::move(*use);
   }
-  for (const auto& [question, state] : found) {
+  for (auto& [question, row] : found) {
     const proc::ProcessInfo& info = question->process.info();
-    Row row;
     row.pid = info.pid;
-    row.state = state;
     row.command = info.comm;
     if (auto details = procfs.details(info.pid)) {
       row.user = user_name(details->uid);
@@ -167,6 +183,7 @@ Result<int> run(Context& context, std::chrono::milliseconds patience) {
       processes.push_back({{"pid", row.pid.value},
                            {"user", row.user},
                            {"state", row.state},
+                           {"reason", row.reason},
                            {"gpu_bytes", row.gpu_bytes},
                            {"operation", row.under},
                            {"command", row.command}});
@@ -177,6 +194,9 @@ Result<int> run(Context& context, std::chrono::milliseconds patience) {
   std::vector<std::vector<std::string>> lines = {
       {"PID", "USER", "STATE", "GPU MEMORY", "OPERATION", "COMMAND"}};
   for (const Row& row : rows) {
+    if (row.state == "?") {
+      context.terminal.note(fmt::format("the state of process {}: {}", row.pid.value, row.reason));
+    }
     lines.push_back({std::to_string(row.pid.value), row.user, row.state,
                      row.gpu_bytes > 0 ? format_bytes(row.gpu_bytes) : "-",
                      row.under.empty() ? "-" : row.under, row.command});

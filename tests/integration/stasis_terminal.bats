@@ -213,3 +213,64 @@ lost() {
   done_by dump "$TARGET" --images-dir "$image" --leave-running
   assert_contains "$out" "process ${CHILDREN[0]} is running, process ${CHILDREN[1]} is checkpointed"
 }
+
+@test "a stopped and a traced process are shown as what they are" {
+  start_target memory --size 4M
+  kill -STOP "$TARGET"
+  done_by ps
+  assert_contains "$out" " stopped "
+  done_by ps --json
+  assert_equal "$(json "[p['state'] for p in d['processes'] if p['pid'] == $TARGET]")" "['stopped']"
+  assert_equal "$(json "[p['reason'] != '' for p in d['processes'] if p['pid'] == $TARGET]")" "[True]"
+  kill -CONT "$TARGET"
+  python3 - "$TARGET" "$BATS_TEST_TMPDIR/traced" <<'PY' 3>&- &
+import ctypes, os, sys, time
+libc, target = ctypes.CDLL(None), int(sys.argv[1])
+PTRACE_SEIZE, PTRACE_INTERRUPT = 0x4206, 0x4207
+if libc.ptrace(PTRACE_SEIZE, target, 0, 0) == 0 and libc.ptrace(PTRACE_INTERRUPT, target, 0, 0) == 0:
+    os.waitpid(target, 0x40000000)
+    open(sys.argv[2], "w").close()
+time.sleep(20)
+PY
+  local tracer=$!
+  at_end_kill "$tracer"
+  wait_until 10 test -e "$BATS_TEST_TMPDIR/traced"
+  done_by ps --json
+  assert_equal "$(json "[p['state'] for p in d['processes'] if p['pid'] == $TARGET]")" "['traced']"
+  kill -KILL "$tracer"
+  wait_until 10 ps_says running
+  target_goes_on
+}
+ps_says() { [[ $(timeout 20 stasis ps -q) =~ $TARGET.*\ $1\  ]]; }
+
+@test "a name that a terminal would obey does not reach it" {
+  need_root "CRIU"
+  local name=$'job\e]0;owned\a\n\xc2\x9b31m' status_file=$BATS_TEST_TMPDIR/status_of_it
+  (exec_on_gpu setsid bash -c 'exec -a "$1" stasis-workload memory --size 4M --status "$2"' bash "$name" \
+    "$status_file") </dev/null >/dev/null 2>&1 3>&- &
+  TARGET=$! TARGET_STATUS=$status_file
+  echo "$TARGET" >>"$targets"
+  wait_until 30 target_is_up
+  image=$image$'\e[31m'
+  for verb in ps "ps --json" "suspend $TARGET" "resume $TARGET"; do
+    # shellcheck disable=SC2086
+    done_by $verb
+    harmless
+  done
+  dump_it --json
+  harmless
+  assert_equal "$(json 'd["images_dir"].endswith("\x1b[31m")')" True
+  restore_it
+  harmless
+  rm -r "$image"
+  done_by dump "$TARGET" --images-dir "$image"
+  harmless
+  assert_contains "$out" "image?[31m"
+  capture timeout 20 stasis restore --images-dir "$image.none"
+  harmless
+}
+# Nothing but text and line ends, in $out and $err.
+harmless() {
+  python3 -c 'import sys, unicodedata
+sys.exit(any(unicodedata.category(c) in ("Cc", "Cs") and c != "\n" for c in sys.argv[1] + sys.argv[2]))' "$out" "$err"
+}
