@@ -71,6 +71,7 @@ int run(int argc, char** argv) {
   };
   const std::array verbs = {add_ps(app),   add_suspend(app), add_resume(app),
                             add_dump(app), add_restore(app), add_recover(app)};
+  add_common(app);  // before the verb or after it
   for (const Verb& verb : verbs)
     add_common(*verb.command);
 

@@ -243,6 +243,22 @@ PY
 }
 ps_says() { [[ $(timeout 20 stasis ps -q) =~ $TARGET.*\ $1\  ]]; }
 
+@test "--json, -v and -q mean the same before the verb" {
+  start_target memory --size 4M
+  done_by --json ps
+  assert_equal "$(json 'd["ok"]')" True
+  done_by -q ps
+  assert_equal "$err" ""
+  done_by -v suspend "$TARGET"
+  assert_contains "$err" "driver path: "
+  done_by --json resume "$TARGET"
+  assert_equal "$(json 'd["ok"]')" True
+  status=0
+  out=$(timeout 20 stasis --json suspend 0) || status=$?
+  assert_equal "$status" 2
+  assert_equal "$(json 'd["error"]["code"]')" usage
+}
+
 @test "a name that a terminal would obey does not reach it" {
   need_root "CRIU"
   local name=$'job\e]0;owned\a\n\xc2\x9b31m' status_file=$BATS_TEST_TMPDIR/status_of_it
