@@ -11,8 +11,8 @@
 
 #include <cerrno>
 #include <csignal>
-#include <cstdio>
 #include <cstring>
+#include <sstream>
 #include <string_view>
 #include <utility>
 
@@ -255,15 +255,16 @@ CriuProcess::Activity CriuProcess::activity() const {
   const std::size_t name_end = text ? text->rfind(')') : std::string::npos;
   if (name_end == std::string::npos) return found;
   // Fields 3 and 14 to 17 of proc(5).
+  std::istringstream fields(text->substr(name_end + 1));
   char state = 0;
-  unsigned long long ticks[4] = {};
-  if (std::sscanf(text->c_str() + name_end,
-                  ") %c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %llu %llu %llu %llu", &state,
-                  &ticks[0], &ticks[1], &ticks[2], &ticks[3]) != 5) {
-    return found;
+  fields >> state;
+  std::string skipped;
+  for (int field = 4; field < 14; ++field)
+    fields >> skipped;
+  for (int field = 14; field <= 17; ++field) {
+    std::uint64_t ticks = 0;
+    if (fields >> ticks) found.processor_ticks += ticks;
   }
-  for (const unsigned long long part : ticks)
-    found.processor_ticks += part;
   found.blocked = state == 'D';
   return found;
 }

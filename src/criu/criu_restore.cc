@@ -24,13 +24,10 @@ namespace {
 // The kernel may take a while to free the memory of a large process.
 constexpr int kKillPatienceMs = 10000;
 
-// The parent of a process from /proc/PID/stat; 0 if there is no such process.
+// 0 if there is no such process.
 int parent_of(Pid pid) {
-  auto text = read_file(AT_FDCWD, fmt::format("/proc/{}/stat", pid.value), 4096);
-  if (!text) return 0;
-  const std::size_t name_end = text->rfind(')');  // the name may hold anything, also parentheses
-  if (name_end == std::string::npos || name_end + 4 >= text->size()) return 0;
-  return std::atoi(text->c_str() + name_end + 4);  // ") S 123"
+  auto info = proc::ProcFs().process(pid);
+  return info ? info->parent.value : 0;
 }
 
 // The numbers of the image that belong to somebody, a thread's included: /proc/N is there for both.

@@ -65,7 +65,8 @@ Result<void> remove_below(const UniqueFd& parent, const std::string& name, const
   if (!names) return fail(std::move(names).error());
   Result<void> result;
   for (const std::string& inner : *names) {
-    auto removed = remove_below(*dir, inner, path + "/" + inner, depth - 1);
+    auto removed =
+        remove_below(*dir, inner, std::string(path).append("/").append(inner), depth - 1);
     if (!removed && result) result = std::move(removed);
   }
   if (!result) return result;

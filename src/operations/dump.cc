@@ -5,9 +5,9 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <condition_variable>
 #include <csignal>
-#include <cstdlib>
 #include <filesystem>
 #include <future>
 #include <mutex>
@@ -161,8 +161,10 @@ std::vector<Tid> other_threads(Pid pid) {
   std::error_code ignored;
   const auto folder = fmt::format("/proc/{}/task", pid.value);
   for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {
-    const int number = std::atoi(entry.path().filename().c_str());
-    if (number > 0 && number != pid.value) threads.push_back(Tid{number});
+    const std::string name = entry.path().filename().string();
+    int number = 0;
+    const auto [end, wrong] = std::from_chars(name.data(), name.data() + name.size(), number);
+    if (wrong == std::errc() && number != pid.value) threads.push_back(Tid{number});
   }
   std::sort(threads.begin(), threads.end());
   return threads;

@@ -31,7 +31,7 @@ CriuOptions criu_options_of(const Manifest& manifest, const RestoreOptions& opti
   return words;
 }
 
-Error could_not_end(Error why, Pid root) {
+Error could_not_end(const Error& why, Pid root) {
   Error error{
       ErrorCode::kNotRolledBack,
       fmt::format("the restored tree below process {} does not end: {}", root.value,
@@ -140,7 +140,7 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   }
   phases.end();
   if (!done) {
-    if (!job.end()) return fail(could_not_end(std::move(done.error()), manifest.root));
+    if (!job.end()) return fail(could_not_end(done.error(), manifest.root));
     return fail(std::move(done.error()).within("the restored tree was ended; the image is intact"));
   }
   RestoredTree tree = job.keep(options.leave_suspended);

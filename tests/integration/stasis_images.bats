@@ -287,10 +287,14 @@ criu_is_asked() { [[ -e $BATS_TEST_TMPDIR/asked ]] && pgrep -P "$1" -x sleep >/d
 
 # --- what is shown
 
-@test "a restore shows how far its GPU memory is" {
+@test "a restore shows that CRIU works, and how far its GPU memory is" {
   need_root "CRIU"
   start_target memory --size 64M
   dump_it
+  stuck_criu
+  TERM=xterm script -qec "stasis restore --images-dir $image --criu $BATS_TEST_TMPDIR/stuck --timeout 2500" \
+    "$BATS_TEST_TMPDIR/shown" >/dev/null 2>&1 </dev/null 3>&- || true
+  tr '\r' '\n' <"$BATS_TEST_TMPDIR/shown" | grep -qE "criu +\[[#.]+\] +[0-9]+%"
   STASIS_SIM_FAULTS="copy:rate=25M" TERM=xterm script -qec \
     "stasis restore --images-dir $image --detach" "$BATS_TEST_TMPDIR/shown" >/dev/null 2>&1 </dev/null 3>&-
   tr '\r' '\n' <"$BATS_TEST_TMPDIR/shown" | grep -qE "restore +\[[#.]+\] +[0-9]+%"
