@@ -85,10 +85,9 @@ Result<int> run(Context& context, Options& options) {
     out["image_bytes"] = report->image_bytes;
     context.print(out);
   } else {
-    context.terminal.out(
-        fmt::format("restored {} from {} ({}) in {}; {}", subject_text(*report), report->images_dir,
-                    format_bytes(report->image_bytes), format_seconds(report->total),
-                    state_text(*report)));
+    context.terminal.out(fmt::format("restored {} from {} ({}) in {}; {}", subject_text(*report),
+                                     report->images_dir, format_bytes(report->image_bytes),
+                                     format_seconds(report->total), state_text(*report)));
     context.terminal.debug("driver path: " + phases_text(*report));
   }
   if (options.detach) return 0;

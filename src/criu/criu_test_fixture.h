@@ -9,7 +9,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
-#include <iostream>
 #include <optional>
 #include <string>
 #include <vector>
@@ -41,7 +40,7 @@ class CriuTest : public testing::Test {
   void TearDown() override {
     if (dir_.empty()) return;
     if (HasFailure()) {
-      std::cout << "kept for a look: " << dir_ << "\n";
+      GTEST_LOG_(INFO) << "kept for a look: " << dir_;
       return;
     }
     std::filesystem::remove_all(dir_);
