@@ -283,7 +283,7 @@ END
   at_end_kill "$tracer"
   wait_until 10 grep -q '^0' "$BATS_TEST_TMPDIR/traced"
   refused 7 busy dump "$TARGET" --images-dir "$image"
-  assert_contains "$err" "traces"
+  assert_contains "$err" "traced by"
   unharmed
   kill -KILL "$tracer"
 }
