@@ -12,6 +12,7 @@
 
 #include <fmt/format.h>
 
+#include "cli/help.h"
 #include "cli/verbs.h"
 #include "stasis/version.h"
 
@@ -22,9 +23,10 @@ constexpr const char* kDescription =
     "Stasis suspends, saves and brings back running CUDA programs, without changing them.";
 
 constexpr const char* kFooter =
-    "Exit status: 0 done, 1 failed, 2 usage, 3 no such process, 4 does not use CUDA, 5 not\n"
-    "permitted, 6 wrong state, 7 time-out or busy, 8 driver, 9 CRIU, 10 image, 11 no room (disk,\n"
-    "GPU, process number), 12 something is left behind: run `stasis recover`; 128+N signal N.\n"
+    "Exit status: 0 done, 1 failed, 2 usage, 3 no such process, 4 does not use CUDA,\n"
+    "5 not permitted, 6 wrong state, 7 time-out or busy, 8 driver, 9 CRIU, 10 image,\n"
+    "11 no room (disk, GPU, process number), 12 something is left behind: run\n"
+    "`stasis recover`; 128+N signal N.\n"
     "STASIS_LIBCUDA names the driver's library, STASIS_CRIU the criu program.";
 
 int report_error(Context& context, const Error& error) {
@@ -60,6 +62,7 @@ int run(int argc, char** argv) {
   Context context{terminal, interrupt};
 
   CLI::App app(kDescription, "stasis");
+  set_help_format(app);
   app.footer(kFooter);
   app.set_version_flag("--version", std::string("stasis ") + kVersion);
   app.require_subcommand(1);

@@ -290,3 +290,12 @@ harmless() {
   python3 -c 'import sys, unicodedata
 sys.exit(any(unicodedata.category(c) in ("Cc", "Cs") and c != "\n" for c in sys.argv[1] + sys.argv[2]))' "$out" "$err"
 }
+
+@test "the help fits into 80 columns" {
+  local verb
+  for verb in "" ps suspend resume dump restore recover; do
+    # shellcheck disable=SC2086
+    done_by $verb --help
+    assert_equal "$(grep -E '.{81}| $' <<<"$out" || true)" "" "too long in the help of '$verb'"
+  done
+}
