@@ -18,7 +18,7 @@ Result<std::unique_ptr<Driver>> Context::load_driver() {
 }
 
 Environment Context::environment(Driver& driver) {
-  return {driver, interrupt, terminal, [this](std::string text) { terminal.note(text); }};
+  return {driver, interrupt, terminal, [this](const std::string& text) { terminal.note(text); }};
 }
 
 void Context::print(const nlohmann::json& object) const {

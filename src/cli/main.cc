@@ -133,12 +133,11 @@ void fill_standard_descriptors() {
 }  // namespace stasis::cli
 
 int main(int argc, char** argv) {
-  using namespace stasis::cli;
-  fill_standard_descriptors();
+  stasis::cli::fill_standard_descriptors();
   try {
-    return run(argc, argv);
+    return stasis::cli::run(argc, argv);
   } catch (const std::exception& exception) {
-    const int status = report_exception(argc, argv, exception);
+    const int status = stasis::cli::report_exception(argc, argv, exception);
     ::_exit(status);  // threads of ours may still be at the driver
   }
 }

@@ -99,9 +99,9 @@ void install_signal_handlers(Interrupt& interrupt, const Terminal& terminal) {
   ::signal(SIGXFSZ, SIG_IGN);
 }
 
-Result<int> attend(Pid pid) {
-  g_same_group = ::getpgid(pid.value) == ::getpgrp() ? 1 : 0;
-  g_forward_to = pid.value;
+Result<int> attend(Pid root) {
+  g_same_group = ::getpgid(root.value) == ::getpgrp() ? 1 : 0;
+  g_forward_to = root.value;
   for (const int signal_number : kNotForUs)
     handle(signal_number);
   // Now Ctrl-Z stops the job, and us with it, as any other in the foreground.
@@ -112,15 +112,15 @@ Result<int> attend(Pid pid) {
   }
   // One that came while its memory was on the way back, when it was too late to stop.
   if (g_interrupt != nullptr && g_interrupt->requested()) {
-    ::kill(pid.value, g_interrupt->signal_number());
+    ::kill(root.value, g_interrupt->signal_number());
   }
   // Not reaped while a handler may still send to its number.
   siginfo_t ended{};
-  while (::waitid(P_PID, static_cast<id_t>(pid.value), &ended, WEXITED | WNOWAIT) != 0) {
+  while (::waitid(P_PID, static_cast<id_t>(root.value), &ended, WEXITED | WNOWAIT) != 0) {
     if (errno != EINTR) return fail(errno_error("cannot wait for the restored process", errno));
   }
   g_forward_to = 0;
-  (void)::waitpid(pid.value, nullptr, 0);
+  (void)::waitpid(root.value, nullptr, 0);
   return ended.si_code == CLD_EXITED ? ended.si_status : 128 + ended.si_status;
 }
 
