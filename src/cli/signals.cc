@@ -1,11 +1,15 @@
 #include <poll.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
+#include <climits>
 #include <csignal>
 #include <cstring>
+#include <memory>
+#include <string>
 #include <string_view>
 
 #include "base/fd.h"
@@ -13,6 +17,8 @@
 
 namespace stasis::cli {
 namespace {
+
+constexpr const char* kAttendVerb = "attend";
 
 // What a handler may touch.
 Interrupt* g_interrupt = nullptr;
@@ -60,6 +66,18 @@ void on_stop_key(int /*signal_number*/) {
   errno = saved;
 }
 
+sigset_t our_signals() {
+  sigset_t set;
+  ::sigemptyset(&set);
+  for (const int signal_number : kStopping)
+    ::sigaddset(&set, signal_number);
+  for (const int signal_number : kNotForUs)
+    ::sigaddset(&set, signal_number);
+  for (const int signal_number : kJobControl)
+    ::sigaddset(&set, signal_number);
+  return set;
+}
+
 void handle(int signal_number) {
   if (g_ignored_before.at(static_cast<std::size_t>(signal_number))) return;
   struct sigaction action {};
@@ -99,6 +117,51 @@ void install_signal_handlers(Interrupt& interrupt, const Terminal& terminal) {
   ::signal(SIGXFSZ, SIG_IGN);
 }
 
+void attend_afresh(Pid root) {
+  const sigset_t ours = our_signals();
+  // What comes from here on waits until it can be passed on.
+  sigset_t before;
+  ::sigprocmask(SIG_BLOCK, &ours, &before);
+  const int requested = g_interrupt != nullptr ? g_interrupt->signal_number() : 0;
+  std::array<struct sigaction, NSIG> dispositions{};
+  for (int number = 1; number < NSIG; ++number) {
+    const auto at = static_cast<std::size_t>(number);
+    ::sigaction(number, nullptr, &dispositions.at(at));
+    // An ignored signal stays so through exec, and is then taken for one that nohup has ignored.
+    if (!g_ignored_before.at(at)) ::signal(number, SIG_DFL);
+  }
+  // The name of the file, and not /proc/self/exe, is what `ps` shows.
+  std::array<char, PATH_MAX> path{};
+  if (::readlink("/proc/self/exe", path.data(), path.size() - 1) > 0) {
+    std::string verb = kAttendVerb;
+    std::string pid = std::to_string(root.value);
+    std::string signal_text = std::to_string(requested);
+    std::array<char*, 5> argv{path.data(), verb.data(), pid.data(), signal_text.data(), nullptr};
+    // Marked and not closed, because we may have to stay.
+    constexpr unsigned kCloseRangeCloexec = 4;
+    (void)::syscall(SYS_close_range, STDERR_FILENO + 1, ~0U, kCloseRangeCloexec);
+    ::execv(path.data(), argv.data());
+  }
+  for (int number = 1; number < NSIG; ++number)
+    ::sigaction(number, &dispositions.at(static_cast<std::size_t>(number)), nullptr);
+  ::sigprocmask(SIG_SETMASK, &before, nullptr);
+}
+
+Verb add_attend(CLI::App& app) {
+  struct Options {
+    int pid = 0;
+    int requested = 0;
+  };
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand(kAttendVerb)->group("");  // not for people
+  command->add_option("PID", options->pid)->required();
+  command->add_option("SIGNAL", options->requested)->required();
+  return {command, [options](Context& context) -> Result<int> {
+            if (options->requested != 0) context.interrupt.request(options->requested);
+            return attend(Pid{options->pid});
+          }};
+}
+
 Result<int> attend(Pid root) {
   g_same_group = ::getpgid(root.value) == ::getpgrp() ? 1 : 0;
   g_forward_to = root.value;
@@ -114,6 +177,9 @@ Result<int> attend(Pid root) {
   if (g_interrupt != nullptr && g_interrupt->requested()) {
     ::kill(root.value, g_interrupt->signal_number());
   }
+  // After attend_afresh() they are blocked.
+  const sigset_t ours = our_signals();
+  ::sigprocmask(SIG_UNBLOCK, &ours, nullptr);
   // Not reaped while a handler may still send to its number.
   siginfo_t ended{};
   while (::waitid(P_PID, static_cast<id_t>(root.value), &ended, WEXITED | WNOWAIT) != 0) {

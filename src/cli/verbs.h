@@ -74,5 +74,8 @@ void install_signal_handlers(Interrupt& interrupt, const Terminal& terminal);
 // too late to stop the restore, and those that an operation ignores besides. Ctrl-Z stops this
 // process again. Returns the root's exit status as a shell would give it (128 + signal).
 Result<int> attend(Pid root);
+// The same in a program that is started anew in this process; comes back only if that cannot be.
+void attend_afresh(Pid root);
+Verb add_attend(CLI::App& app);
 
 }  // namespace stasis::cli

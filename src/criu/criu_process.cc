@@ -84,6 +84,13 @@ struct ChildPlan {
   action.sa_handler = SIG_IGN;
   ::sigaction(SIGPIPE, &action, nullptr);
   ::sigaction(SIGXFSZ, &action, nullptr);  // starve(): an error, and not the end
+  // Ctrl-Z goes to the whole group, and must not stop criu in the middle. The job gets its own
+  // dispositions from the image.
+  if (!plan.own_process_group) {
+    ::sigaction(SIGTSTP, &action, nullptr);
+    ::sigaction(SIGTTIN, &action, nullptr);
+    ::sigaction(SIGTTOU, &action, nullptr);
+  }
   sigset_t none;
   ::sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);

@@ -279,6 +279,23 @@ END
   grep -q '^verified' "$TARGET_LOG.TERM"
 }
 
+@test "who stays attached to a restored job is no CUDA process itself" {
+  need_root "CRIU"
+  start_target memory --size 4M
+  dump_it
+  stasis restore --images-dir "$image" >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
+  local tool=$!
+  wait_until 20 grep -q "it runs on" "$BATS_TEST_TMPDIR/out"
+  wait_until 5 grep -qz "^attend$" "/proc/$tool/cmdline"
+  done_by ps --json
+  assert_equal "$(json '[p["pid"] for p in d["processes"]]')" "[$TARGET]" "CUDA processes"
+  ! grep -q libcuda "/proc/$tool/maps"
+  assert_equal "$(<"/proc/$tool/comm")" stasis
+  target_goes_on
+  kill -KILL "$TARGET"
+  wait "$tool" || true
+}
+
 # --- terminals
 
 @test "a job of a terminal is recognised, dumped and restored onto another terminal" {
