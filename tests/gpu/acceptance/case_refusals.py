@@ -83,7 +83,11 @@ def wrong_state(machine):
     expect((attempt.status != 0 and state == "locked") or (attempt.status == 0 and
                                                            state == "checkpointed"),
            f"of a locked process: {attempt.brief()}; it is {state}")
-    machine.driver(target.pid, *(["unlock"] if state == "locked" else ["init", "restore", "unlock"]))
+    # What stasis has suspended is its to resume: it keeps the threads still.
+    if state == "locked":
+        machine.driver(target.pid, "unlock")
+    else:
+        machine.stasis("resume", target.pid).must_succeed()
     target.wait_rounds(2)
     return {"exit_statuses": statuses, "suspend_of_locked": attempt.status,
             "note": f"again: {statuses}, locked: {attempt.status}; {target.finish()} rounds verified"}
