@@ -44,9 +44,10 @@ CodeMap::CodeMap(Pid pid) : pid_(pid) {
     // libnvidia-* are parts of the driver that libcuda loads.
     if (starts_with_any(name, {"libcuda.so", "libnvidia-"})) {
       range.module = Module::kDriver;
-    } else if (starts_with_any(name, {"libc.so", "libc-2", "libpthread", "libdl.", "libdl-",
-                                      "librt.", "librt-", "libm.so", "libm-2", "ld-linux", "ld-2",
-                                      "libstdc++", "libgcc_s", "[vdso]"})) {
+    } else if (starts_with_any(
+                   name, {"libc.so", "libc-2", "libpthread", "libdl.", "libdl-", "librt.", "librt-",
+                          "libm.so", "libm-2", "ld-linux", "ld-2", "libstdc++", "libgcc_s",
+                          "libasan", "libtsan", "libubsan", "[vdso]"})) {
       range.module = Module::kLibrary;
     }
     ranges_.push_back(range);
