@@ -101,7 +101,7 @@ TEST_F(RunTest, AnswersAreExactAndAloneOnStandardOutput) {
     EXPECT_EQ(outcome.out, name);
     EXPECT_EQ(outcome.err, "");
   }
-  EXPECT_EQ(perform(Operation::kGetRestoreTid).out, fmt::format("{}\n", pid().value + 1));
+  EXPECT_EQ(perform(Operation::kGetRestoreTid).out, fmt::format("{}\n", pid().value));
 }
 
 TEST_F(RunTest, EachActionIsSilentAndStops) {

@@ -103,7 +103,7 @@ class FakeDriver final : public Driver {
     if (auto done = act({Action::kGetRestoreThreadId, pid, {}, {}}, std::nullopt, {}); !done) {
       return tl::unexpected<DriverFailure>(done.error());
     }
-    return Tid{pid.value + 1};
+    return Tid{pid.value};  // its main thread
   }
   DriverResult<void> lock(Pid pid, std::chrono::milliseconds timeout) override {
     return act({Action::kLock, pid, timeout, {}}, CudaState::kRunning, CudaState::kLocked);

@@ -15,7 +15,6 @@
 #include <map>
 #include <optional>
 #include <random>
-#include <set>
 #include <sstream>
 #include <string>
 #include <system_error>
@@ -49,6 +48,8 @@ constexpr std::uint64_t kFutexWaitPrivate = 128;
 constexpr std::uint64_t kSlotSize = 256;
 constexpr std::uint64_t kParkedWord = 0x50415231;
 constexpr std::uint64_t kFewestSlots = 60;
+// Of a mapping without a file, such as what a compiler in the program has made.
+constexpr std::uint64_t kLargestSearched = 4 << 20;
 constexpr std::uint64_t kAllSignals = ~0ULL;
 constexpr std::uint64_t kNeverBlocked = 1ULL << (SIGKILL - 1) | 1ULL << (SIGSTOP - 1);
 
@@ -75,9 +76,6 @@ struct Lot {
   std::uint64_t capacity = 0;
 
   std::uint64_t slot(std::uint64_t index) const { return start + kPage + index * kSlotSize; }
-  bool holds_code(std::uint64_t address) const {
-    return address - (start + kCodeOffset) <= kParkCodeSize;
-  }
   std::optional<std::uint64_t> index_of(std::uint64_t slot_address) const {
     const std::uint64_t offset = slot_address - (start + kPage);
     if (offset % kSlotSize != 0 || offset / kSlotSize >= capacity) return std::nullopt;
@@ -97,9 +95,22 @@ struct Places {
   std::optional<std::uint64_t> room;  // for a step, zeros now
 };
 
-Places look_at(Pid pid) {
+// What lies at the beginning of a page, if it is a lot.
+std::optional<Lot> lot_at(Pid pid, std::uint64_t address) {
+  std::array<std::uint64_t, 3> header{};
+  if (!proc::read_memory(pid, address, header.data(), sizeof header)) return std::nullopt;
+  if (header[0] != kLotMagic[0] || header[1] != kLotMagic[1]) return std::nullopt;
+  return Lot{address, std::min(header[2], kLargestSearched / kSlotSize)};
+}
+
+Result<Places> look_at(Pid pid) {
   Places places;
   std::ifstream maps(fmt::format("/proc/{}/maps", pid.value));
+  if (!maps) {
+    if (proc::threads_of(pid).empty()) return places;  // it has ended
+    return fail(ErrorCode::kIo, fmt::format("cannot read /proc/{}/maps", pid.value),
+                "run as root; if many processes are acted on, raise the limit on open files");
+  }
   for (std::string line; std::getline(maps, line);) {
     std::uint64_t start = 0;
     std::uint64_t end = 0;
@@ -113,11 +124,11 @@ Places look_at(Pid pid) {
         inode;
     if (!fields || permissions != "r-xp") continue;
     if (inode == 0) {
-      std::array<std::uint64_t, 3> header{};
-      if (end - start < 2 * kPage) continue;
-      if (!proc::read_memory(pid, start, header.data(), sizeof header)) continue;
-      if (header[0] != kLotMagic[0] || header[1] != kLotMagic[1]) continue;
-      places.lots.push_back({start, std::min(header[2], (end - start - kPage) / kSlotSize)});
+      // The kernel makes one mapping of neighbours that are alike, so ours may begin within one.
+      if (end - start > kLargestSearched) end = start + kLargestSearched;
+      for (std::uint64_t at = start; at + 2 * kPage <= end; at += kPage) {
+        if (auto lot = lot_at(pid, at)) places.lots.push_back(*lot);
+      }
       continue;
     }
     std::array<std::uint64_t, kStepSize / 8> tail{};
@@ -133,13 +144,14 @@ Places look_at(Pid pid) {
   return places;
 }
 
-// The slot a thread waits in, if its registers say so.
-std::optional<std::uint64_t> slot_of(const Places& places, std::uint64_t instruction,
+// The slot a thread waits in, if its registers say so. The lot is looked for where the thread is.
+std::optional<std::uint64_t> slot_of(Pid pid, std::uint64_t instruction,
                                      std::uint64_t first_argument) {
-  for (const Lot& lot : places.lots) {
-    if (lot.holds_code(instruction) && lot.index_of(first_argument)) return first_argument;
-  }
-  return std::nullopt;
+  const std::uint64_t in_page = instruction % kPage;
+  if (in_page < kCodeOffset || in_page > kCodeOffset + kParkCodeSize) return std::nullopt;
+  const auto lot = lot_at(pid, instruction - in_page);
+  if (!lot || !lot->index_of(first_argument)) return std::nullopt;
+  return first_argument;
 }
 
 // What /proc says of a thread without stopping it: where it waits, or nothing for one that runs.
@@ -155,9 +167,10 @@ Waiting waiting_of(Pid pid, Tid thread) {
   std::vector<std::string> words;
   for (std::string word; file >> word;)
     words.push_back(std::move(word));
+  // Neither, such as one that waits for a page: it has to be stopped to know.
   Waiting out;
-  out.running = words.empty() || words[0] == "running";
-  if (words.size() == 9) {
+  out.running = words.size() != 9;
+  if (!out.running) {
     out.first_argument = std::strtoull(words[1].c_str(), nullptr, 16);
     out.stack = std::strtoull(words[7].c_str(), nullptr, 16);
     out.instruction = std::strtoull(words[8].c_str(), nullptr, 16);
@@ -165,8 +178,8 @@ Waiting waiting_of(Pid pid, Tid thread) {
   return out;
 }
 
-bool is_waiting_in(const Places& places, const Waiting& waiting) {
-  return !waiting.running && slot_of(places, waiting.instruction, waiting.first_argument);
+bool is_parked(Pid pid, const Waiting& waiting) {
+  return !waiting.running && slot_of(pid, waiting.instruction, waiting.first_argument);
 }
 
 std::vector<std::uint64_t> words_of(const Slot& slot) {
@@ -188,8 +201,10 @@ Result<Slot> read_slot(Pid pid, std::uint64_t address) {
   return slot;
 }
 
-Result<Slot> slot_to_go_on(const StoppedThreads& stopped, Tid thread) {
-  auto registers = stopped.registers_to_go_on(thread);
+// `anywhere`: to go on from another kind of stop than this one.
+Result<Slot> slot_of_now(const StoppedThreads& stopped, Tid thread, bool anywhere) {
+  auto registers =
+      anywhere ? stopped.registers_to_go_on(thread) : stopped.registers_to_stop_with(thread);
   if (!registers) return fail(std::move(registers.error()));
   auto mask = stopped.signal_mask(thread);
   if (!mask) return fail(std::move(mask.error()));
@@ -215,7 +230,7 @@ Result<Lot> make_lot(Pid pid, const StoppedThreads& stopped, const Places& place
   const std::uint64_t size = (kPage + capacity * kSlotSize + kPage - 1) / kPage * kPage;
   const std::uint64_t room = *places.room;
   const Tid thread = stopped.threads().front();
-  auto before = slot_to_go_on(stopped, thread);
+  auto before = slot_of_now(stopped, thread, true);
   if (!before) return fail(std::move(before.error()));
 
   std::array<std::uint64_t, kStepSize / 8> step{};
@@ -266,11 +281,11 @@ Result<Lot> make_lot(Pid pid, const StoppedThreads& stopped, const Places& place
   return lot;
 }
 
-Result<void> park(const StoppedThreads& stopped, Tid thread, const Lot& lot, std::uint64_t index) {
-  auto slot = slot_to_go_on(stopped, thread);
-  if (!slot) return fail(std::move(slot.error()));
-  if (auto done = stopped.write(thread, lot.slot(index), words_of(*slot)); !done) return done;
-  Registers registers = slot->registers;
+Result<void> park(const StoppedThreads& stopped, Tid thread, const Slot& slot, const Lot& lot,
+                  std::uint64_t index) {
+  if (auto done = stopped.write(thread, lot.slot(index), words_of(slot)); !done) return done;
+  Registers registers = slot.registers;
+  registers.orig_rax = static_cast<std::uint64_t>(-1);
   registers.rip = lot.start + kCodeOffset;
   registers.rdi = lot.slot(index);
   registers.rsi = kFutexWaitPrivate;
@@ -281,43 +296,64 @@ Result<void> park(const StoppedThreads& stopped, Tid thread, const Lot& lot, std
 }
 
 // Sends on what a killed parker has left of a step: a thread that spins in it, or one that it had
-// only just begun with, or done with.
+// only just begun with, or done with. All threads are stopped.
 Result<void> finish_step(Pid pid, const StoppedThreads& stopped, const Places::Step& step) {
-  const auto& threads = stopped.threads();
-  if (std::find(threads.begin(), threads.end(), step.thread) != threads.end()) {
-    auto registers = stopped.registers(step.thread);
-    auto mask = stopped.signal_mask(step.thread);
-    auto slot = read_slot(pid, step.address + kStepSlotOffset);
-    if (registers && mask && slot) {
-      Result<void> done;
-      if (registers->rip - (step.address + kStepCodeOffset) <= sizeof(std::uint32_t)) {
-        done = send_on(stopped, step.thread, *slot);
-      } else if ((*mask | kNeverBlocked) == kAllSignals) {
-        done = stopped.set_signal_mask(step.thread, slot->signal_mask);
-      }
-      if (!done) return done;
-    }
-  }
-  if (threads.empty()) return {};
-  const std::array<std::uint64_t, kStepSize / 8> zeros{};
-  return stopped.write(threads.front(), step.address, zeros);
-}
-
-// Sends on those of the stopped threads that are parked.
-Result<void> unpark(Pid pid, const StoppedThreads& stopped, const Places& places) {
-  Result<void> worst;
-  const auto keep = [&worst](Result<void> done) {
-    if (!done && done.error().code != ErrorCode::kProcessGone) worst = std::move(done);
-  };
-  if (places.begun) keep(finish_step(pid, stopped, *places.begun));
+  auto slot = read_slot(pid, step.address + kStepSlotOffset);
+  if (!slot) return fail(std::move(slot.error()));
   for (const Tid thread : stopped.threads()) {
     auto registers = stopped.registers(thread);
-    if (!registers) continue;  // killed
-    const auto at = slot_of(places, registers->rip, registers->rdi);
-    if (!at) continue;
-    auto slot = read_slot(pid, *at);
-    keep(slot ? send_on(stopped, thread, *slot) : fail(std::move(slot.error())));
+    auto mask = stopped.signal_mask(thread);
+    if (!registers || !mask) continue;  // killed
+    Result<void> done;
+    // By where it is: its number may be another one in our PID namespace.
+    if (registers->rip - (step.address + kStepCodeOffset) <= sizeof(std::uint32_t)) {
+      done = send_on(stopped, thread, *slot);
+    } else if (thread == step.thread && (*mask | kNeverBlocked) == kAllSignals) {
+      done = stopped.set_signal_mask(thread, slot->signal_mask);
+    }
+    if (!done) return done;
   }
+  if (stopped.threads().empty()) return {};
+  const std::array<std::uint64_t, kStepSize / 8> zeros{};
+  return stopped.write(stopped.threads().front(), step.address, zeros);
+}
+
+// Sends a stopped thread on if it is parked.
+Result<void> unpark(Pid pid, const StoppedThreads& stopped, Tid thread) {
+  auto registers = stopped.registers(thread);
+  if (!registers) return {};  // killed
+  const auto at = slot_of(pid, registers->rip, registers->rdi);
+  if (!at) return {};
+  auto slot = read_slot(pid, *at);
+  if (!slot) return fail(std::move(slot.error()));
+  if (auto done = send_on(stopped, thread, *slot); !done) return done;
+  const std::array<std::uint64_t, 1> free{0};
+  return stopped.write(thread, *at, free);
+}
+
+// Thread by thread, so that one that cannot be stopped holds up no other.
+Result<void> unpark_all(Pid pid) {
+  auto places = look_at(pid);
+  if (!places) return fail(std::move(places.error()));
+  if (places->begun) {
+    auto stopped = StoppedThreads::stop(pid, [](Tid) { return true; });
+    if (!stopped) return fail(std::move(stopped.error()));
+    if (auto done = finish_step(pid, *stopped, *places->begun); !done) return done;
+  }
+  Result<void> worst;
+  for (const Tid thread : proc::threads_of(pid)) {
+    const Waiting waiting = waiting_of(pid, thread);
+    const bool parked = is_parked(pid, waiting);
+    // Where there is no lot nobody is on the way into one.
+    if (!parked && (!waiting.running || places->lots.empty())) continue;
+    auto stopped = StoppedThreads::stop(pid, thread);
+    auto done =
+        stopped && !stopped->threads().empty() ? unpark(pid, *stopped, thread) : Result<void>();
+    if (!stopped) done = fail(std::move(stopped.error()));
+    if (!done && done.error().code != ErrorCode::kProcessGone) worst = std::move(done);
+  }
+  // Who could not be stopped was none of ours, if nobody is left.
+  if (!worst && count_parked_threads(pid) == 0) return {};
   return worst;
 }
 
@@ -351,17 +387,18 @@ std::uint64_t switches_of(Pid pid, Tid thread) {
 // sleeps in it: in front of the lock, or for events.
 class Parker {
  public:
-  Parker(Pid pid, Tid spared)
-      : pid_(pid), spared_(spared), places_(look_at(pid)), code_(pid), start_(Clock::now()) {}
+  Parker(Pid pid, Tid spared) : pid_(pid), spared_(spared), code_(pid), start_(Clock::now()) {}
 
   Result<void> run() {
-    if (places_.begun) {
+    auto places = look_at(pid_);
+    if (!places) return fail(std::move(places.error()));
+    if (places->begun) {
       if (auto done = unpark_threads(pid_); !done) return done;
-      places_ = look_at(pid_);
+      places = look_at(pid_);
+      if (!places) return fail(std::move(places.error()));
     }
-    auto done = park_all();
-    if (!done) (void)unpark_threads(pid_);
-    return done;
+    places_ = std::move(*places);
+    return park_all();
   }
 
  private:
@@ -372,6 +409,7 @@ class Parker {
   // it, it is let be there.
   static constexpr int kLibraryTries = 100;
   static constexpr std::chrono::seconds kLimit{10};
+  static constexpr std::chrono::milliseconds kLimitPerThread{20};
 
   // A call that a thread makes again and again: it was seen in it so often, over such a time.
   static constexpr int kRestTries = 10;
@@ -400,10 +438,7 @@ class Parker {
       for (const Tid thread : proc::threads_of(pid_)) {
         if (thread == spared_) continue;
         const Waiting waiting = waiting_of(pid_, thread);
-        if (is_waiting_in(places_, waiting)) {
-          taken_.insert(waiting.first_argument);
-          continue;
-        }
+        if (is_parked(pid_, waiting)) continue;
         auto done = try_to_park(thread, waiting);
         if (!done) return fail(std::move(done.error()));
         if (*done) continue;
@@ -415,7 +450,7 @@ class Parker {
       parked_ = 0;
       // Nobody is left that could hold what they wait for, if they are in the driver at all.
       take_resting_ = left > 0 && left == resting;
-      if (Clock::now() - start_ > kLimit) {
+      if (Clock::now() - start_ > kLimit + kLimitPerThread * seen_.size()) {
         return fail(ErrorCode::kBusy,
                     fmt::format("{} thread(s) of process {} are never seen outside of the driver",
                                 left, pid_.value),
@@ -442,11 +477,8 @@ class Parker {
     for (int looks = 0; looks < kLooks; ++looks) {
       auto registers = stopped->registers(thread);
       if (!registers) return true;  // killed
-      if (const auto slot = slot_of(places_, registers->rip, registers->rdi)) {
-        taken_.insert(*slot);
-        return true;
-      }
-      const bool in_call = static_cast<int>(registers->orig_rax) != -1;
+      if (slot_of(pid_, registers->rip, registers->rdi)) return true;
+      const bool in_call = proc::is_in_system_call(*registers);
       const proc::Site site = code_.site(registers->rip, registers->rsp, in_call);
       const bool same_wait =
           in_call && registers->rip == seen.instruction && registers->rsp == seen.stack;
@@ -463,11 +495,13 @@ class Parker {
   }
 
   Result<bool> park_here(const StoppedThreads& stopped, Tid thread) {
+    // Before a mapping is made, which changes the thread's registers.
+    auto slot = slot_of_now(stopped, thread, false);
+    if (!slot) return true;  // killed
     auto place = free_place(stopped);
     if (!place) return fail(std::move(place.error()));
-    auto done = park(stopped, thread, place->first, place->second);
+    auto done = park(stopped, thread, *slot, place->first, place->second);
     if (!done && done.error().code != ErrorCode::kProcessGone) return fail(std::move(done.error()));
-    taken_.insert(place->first.slot(place->second));
     ++parked_;
     return true;
   }
@@ -501,7 +535,10 @@ class Parker {
   Result<std::pair<Lot, std::uint64_t>> free_place(const StoppedThreads& stopped) {
     for (const Lot& lot : places_.lots) {
       for (std::uint64_t i = 0; i < lot.capacity; ++i) {
-        if (!taken_.contains(lot.slot(i))) return std::pair(lot, i);
+        // In use also by threads that we have not met yet.
+        std::uint64_t word = kParkedWord;
+        if (!proc::read_memory(pid_, lot.slot(i), &word, sizeof word)) break;
+        if (word != kParkedWord) return std::pair(lot, i);
       }
     }
     auto lot = make_lot(pid_, stopped, places_, proc::threads_of(pid_).size());
@@ -515,7 +552,6 @@ class Parker {
   Places places_;
   proc::CodeMap code_;
   Clock::time_point start_;
-  std::set<std::uint64_t> taken_;
   std::map<Tid, Seen> seen_;
   int parked_ = 0;  // in this round
   bool take_resting_ = false;
@@ -526,29 +562,20 @@ class Parker {
 }  // namespace
 
 Result<void> park_threads(Pid pid, Tid spared) {
-  return on_own_thread([&] { return Parker(pid, spared).run(); });
+  auto done = on_own_thread([&] { return Parker(pid, spared).run(); });
+  // Now that nothing of the process is held by ptrace any more.
+  if (!done) (void)unpark_threads(pid);
+  return done;
 }
 
 Result<void> unpark_threads(Pid pid) {
-  const Places places = look_at(pid);
-  if (places.lots.empty() && !places.begun) return {};
-  return on_own_thread([&]() -> Result<void> {
-    auto stopped = StoppedThreads::stop(pid, [&](Tid thread) {
-      const Waiting waiting = waiting_of(pid, thread);
-      return waiting.running || is_waiting_in(places, waiting) ||
-             (places.begun && places.begun->thread == thread);
-    });
-    if (!stopped) return fail(std::move(stopped.error()));
-    return unpark(pid, *stopped, places);
-  });
+  return on_own_thread([&] { return unpark_all(pid); });
 }
 
 int count_parked_threads(Pid pid) {
-  const Places places = look_at(pid);
-  if (places.lots.empty()) return 0;
   const auto threads = proc::threads_of(pid);
   return static_cast<int>(std::count_if(threads.begin(), threads.end(), [&](Tid thread) {
-    return is_waiting_in(places, waiting_of(pid, thread));
+    return is_parked(pid, waiting_of(pid, thread));
   }));
 }
 

@@ -227,6 +227,56 @@ TEST_F(ParkingTest, ParkingTwiceIsParkingOnce) {
   EXPECT_TRUE(alive());
 }
 
+// A killed operation has parked some of them; the next one parks the rest, in slots of their own.
+TEST_F(ParkingTest, TheRestIsParkedBesideThoseThatAre) {
+  for (int round = 0; round < 20; ++round) {
+    ASSERT_TRUE(park_threads(pid(), Tid{pid().value}));
+    EXPECT_TRUE(spins_within(2000));
+    ASSERT_TRUE(park_threads(pid(), spared()));
+    const std::uint64_t before = shared_->spins;
+    pause(2);
+    EXPECT_EQ(shared_->spins, before);
+    ASSERT_TRUE(unpark_threads(pid()));
+    ASSERT_TRUE(spins_within(2000)) << "round " << round;
+    ASSERT_TRUE(alive());
+  }
+  // The driver's thread stayed parked from the first time on, and goes on as well.
+  EXPECT_EQ(count_parked_threads(pid()), 0);
+}
+
+// pause() and its like end when a signal is taken: they are not simply made again.
+TEST(ParkingInPause, ASignalThatCameMeanwhileEndsTheCall) {
+  g_shared = shared_memory<Shared>();
+  Child target([] {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    struct sigaction action {};
+    action.sa_handler = count_signal;
+    ::sigaction(SIGUSR1, &action, nullptr);
+    ++g_shared->ready;
+    if (::pause() != -1 || errno != EINTR) ::_exit(3);
+    timespec long_time{60, 0};
+    ++g_shared->ready;
+    if (::nanosleep(&long_time, nullptr) != -1 || errno != EINTR) ::_exit(4);
+    ::_exit(0);
+  });
+  for (int call = 1; call <= 2; ++call) {
+    while (g_shared->ready < call)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    // Once without a signal: the call goes on. Then with one.
+    ASSERT_TRUE(park_threads(target.pid(), Tid{0}));
+    ASSERT_TRUE(unpark_threads(target.pid()));
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    EXPECT_EQ(g_shared->ready, call);
+    ASSERT_TRUE(park_threads(target.pid(), Tid{0}));
+    ::kill(target.pid().value, SIGUSR1);
+    ASSERT_TRUE(unpark_threads(target.pid()));
+  }
+  EXPECT_EQ(target.wait(), 0);
+  EXPECT_EQ(g_shared->signals, 2U);
+  ::munmap(g_shared, sizeof(Shared));
+}
+
 TEST_F(ParkingTest, ASignalWaitsUntilTheThreadsGoOn) {
   ASSERT_TRUE(park_threads(pid(), spared()));
   // To one thread: the spared one would take what is sent to the process.

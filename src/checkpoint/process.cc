@@ -1,9 +1,12 @@
 #include "checkpoint/process.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include "checkpoint/explain.h"
 #include "checkpoint/parking.h"
+#include "proc/tracee.h"
 
 namespace stasis {
 namespace {
@@ -211,6 +214,15 @@ Result<void> Process::unlock() {
 Result<void> Process::keep_still() {
   auto tid = restore_thread_id();
   if (!tid) return fail(std::move(tid.error()));
+  // With that one parked, the driver could never act on the process again.
+  const auto threads = proc::threads_of(pid());
+  if (std::find(threads.begin(), threads.end(), *tid) == threads.end()) {
+    return fail(ErrorCode::kInternal,
+                fmt::format("the driver says that thread {} restores process {}, which has none "
+                            "such",
+                            tid->value, pid().value),
+                "run stasis in the PID namespace of the process, or outside of it");
+  }
   return park_threads(pid(), *tid);
 }
 
@@ -236,7 +248,12 @@ Result<void> Process::bring_to(CudaState wanted, std::chrono::milliseconds timeo
     } else if (*now == CudaState::kCheckpointed) {
       done = restore();
     } else if (*now == CudaState::kLocked) {
-      done = wanted == CudaState::kRunning ? unlock() : checkpoint();
+      if (wanted == CudaState::kRunning) {
+        done = unlock();
+      } else {
+        done = keep_still();
+        if (done) done = checkpoint();
+      }
     } else {
       return expect(Action::kUnlock, CudaState::kLocked);  // failed: says so
     }

@@ -81,6 +81,19 @@ bool returns_eintr_after_stop(std::uint64_t number) {
     case SYS_semtimedop:
     case SYS_rt_sigtimedwait:
     case SYS_io_getevents:
+    // On sockets with a time-out (SO_RCVTIMEO, SO_SNDTIMEO), when no data has moved.
+    case SYS_read:
+    case SYS_readv:
+    case SYS_recvfrom:
+    case SYS_recvmsg:
+    case SYS_recvmmsg:
+    case SYS_write:
+    case SYS_writev:
+    case SYS_sendto:
+    case SYS_sendmsg:
+    case SYS_sendmmsg:
+    case SYS_accept:
+    case SYS_accept4:
 #ifdef SYS_io_uring_enter
     case SYS_io_uring_enter:
 #endif
@@ -88,6 +101,27 @@ bool returns_eintr_after_stop(std::uint64_t number) {
     default:
       return false;
   }
+}
+
+// Has the thread ended, or is it one of the kernel's own that work for the process (io_uring)? The
+// kernel says "not permitted" of both.
+bool cannot_be_traced(Pid pid, Tid thread) {
+  // PF_IO_WORKER, PF_USER_WORKER of linux/sched.h
+  constexpr unsigned long kKernelsOwn = 0x10 | 0x4000;
+  std::ifstream file(fmt::format("/proc/{}/task/{}/stat", pid.value, thread.value));
+  std::string line;
+  if (!std::getline(file, line)) return true;
+  const std::size_t name_end = line.rfind(')');
+  if (name_end == std::string::npos) return true;
+  std::istringstream fields(line.substr(name_end + 1));
+  std::string state;
+  std::string other;
+  unsigned long flags = 0;
+  fields >> state;
+  for (int number = 4; number <= 8; ++number)
+    fields >> other;
+  fields >> flags;
+  return !fields || state == "Z" || state == "X" || (flags & kKernelsOwn) != 0;
 }
 
 // Is a signal waiting that the thread would take?
@@ -182,6 +216,11 @@ Result<void> request(Pid pid, int what, Tid thread, void* address, void* data) {
 
 }  // namespace
 
+// Before Linux 5.8 a thread that was interrupted in its own code has another negative number there.
+bool is_in_system_call(const user_regs_struct& registers) {
+  return static_cast<int>(registers.orig_rax) >= 0;
+}
+
 std::vector<Tid> threads_of(Pid pid) {
   std::vector<Tid> out;
   const std::string path = fmt::format("/proc/{}/task", pid.value);
@@ -256,8 +295,10 @@ Result<void> StoppedThreads::seize(std::span<const Tid> threads) {
   std::vector<Tid> seized;
   for (const Tid thread : threads) {
     if (::ptrace(PTRACE_SEIZE, thread.value, nullptr, as_pointer(PTRACE_O_TRACESYSGOOD)) != 0) {
-      if (errno == ESRCH) continue;  // it has ended
-      worst = fail(cannot_stop(pid_, errno));
+      const int number = errno;
+      if (number == ESRCH) continue;  // it has ended
+      if (number == EPERM && cannot_be_traced(pid_, thread)) continue;
+      worst = fail(cannot_stop(pid_, number));
       break;
     }
     (void)::ptrace(PTRACE_INTERRUPT, thread.value, nullptr, nullptr);
@@ -356,9 +397,17 @@ Result<std::int64_t> StoppedThreads::system_call(Tid thread, std::uint64_t instr
     }
     int status = 0;
     int got = 0;
-    do {
-      got = ::waitpid(thread.value, &status, __WALL | __WNOTHREAD);
-    } while (got < 0 && errno == EINTR);
+    const auto start = Clock::now();
+    while ((got = ::waitpid(thread.value, &status, __WALL | __WNOTHREAD | WNOHANG)) == 0 ||
+           (got < 0 && errno == EINTR)) {
+      if (Clock::now() - start < kStopLimit) {
+        std::this_thread::sleep_for(std::chrono::microseconds(20));
+        continue;
+      }
+      return fail(ErrorCode::kBusy,
+                  fmt::format("a system call of process {} does not come back", pid_.value),
+                  "see whether a seccomp supervisor of the process hangs");
+    }
     if (got != thread.value || !WIFSTOPPED(status)) return fail(gone(pid_));
     if (WSTOPSIG(status) == (SIGTRAP | kSyscallStop)) continue;
     return fail(ErrorCode::kInternal,
@@ -370,23 +419,19 @@ Result<std::int64_t> StoppedThreads::system_call(Tid thread, std::uint64_t instr
   return static_cast<std::int64_t>(after->rax);
 }
 
-Result<StoppedThreads::Registers> StoppedThreads::registers_to_go_on(Tid thread) const {
+Result<StoppedThreads::Registers> StoppedThreads::registers_to_stop_with(Tid thread) const {
   auto regs = registers(thread);
   if (!regs) return regs;
   const auto result = static_cast<std::int64_t>(regs->rax);
-  if (static_cast<int>(regs->orig_rax) != -1) {
-    // The kernel itself would let a timed wait (kRestartBlock) end when it was to end first. We
-    // begin it anew with its arguments: those that tell the time left write it there (nanosleep),
-    // deadlines stay what they are, and nobody sees an error that can't be.
-    const bool again =
-        result == kRestartSys || result == kRestartNoIntr || result == kRestartNoHand ||
-        result == kRestartBlock ||
-        (result == -EINTR && returns_eintr_after_stop(regs->orig_rax) && !has_signal(pid_, thread));
-    if (again) {
-      regs->rax = regs->orig_rax;
-      regs->rip -= kSyscallLength;
+  if (is_in_system_call(*regs)) {
+    // The kernel itself would let a timed wait (kRestartBlock) end when it was to end first, but
+    // that is bound to this very stop. It begins anew with its arguments: those that tell the time
+    // left write it there (nanosleep), deadlines stay what they are.
+    const bool spurious =
+        result == -EINTR && returns_eintr_after_stop(regs->orig_rax) && !has_signal(pid_, thread);
+    if (result == kRestartBlock || spurious) {
+      regs->rax = static_cast<std::uint64_t>(kRestartNoHand);
     }
-    regs->orig_rax = static_cast<std::uint64_t>(-1);
   }
   // Since Linux 5.13; without it nobody can tell, and hardly anybody uses them.
   RseqConfiguration rseq;
@@ -420,6 +465,18 @@ Result<void> StoppedThreads::let_run(Tid thread, std::chrono::nanoseconds time) 
   if (!done || ended) std::erase(threads_, thread);
   if (done && ended) return fail(gone(pid_));
   return done;
+}
+
+Result<StoppedThreads::Registers> StoppedThreads::registers_to_go_on(Tid thread) const {
+  auto regs = registers_to_stop_with(thread);
+  if (!regs || !is_in_system_call(*regs)) return regs;
+  const auto result = static_cast<std::int64_t>(regs->rax);
+  if (result == kRestartSys || result == kRestartNoIntr || result == kRestartNoHand) {
+    regs->rax = regs->orig_rax;
+    regs->rip -= kSyscallLength;
+  }
+  regs->orig_rax = static_cast<std::uint64_t>(-1);
+  return regs;
 }
 
 void StoppedThreads::let_go() {

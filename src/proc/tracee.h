@@ -19,6 +19,9 @@
 
 namespace stasis::proc {
 
+// Was the thread stopped in a system call?
+bool is_in_system_call(const user_regs_struct& registers);
+
 // The threads of a process, by number; empty if it is gone.
 std::vector<Tid> threads_of(Pid pid);
 
@@ -57,9 +60,11 @@ class StoppedThreads {
   Result<std::int64_t> system_call(Tid thread, std::uint64_t instruction, std::uint64_t number,
                                    std::span<const std::uint64_t> arguments) const;
 
-  // The registers with which a thread that was stopped can be sent on later, by hand. What the
-  // kernel would do at the end of the stop is done here: a system call that was interrupted is
-  // made again with its arguments, and a restartable sequence (rseq) begins anew.
+  // The registers with which a thread can be sent on from another stop like this one, later: the
+  // kernel then makes the system call again that was interrupted, or lets it end with EINTR if a
+  // signal has come meanwhile. A restartable sequence (rseq) begins anew.
+  Result<Registers> registers_to_stop_with(Tid thread) const;
+  // The same for going on from anywhere: the call is made again in any case.
   Result<Registers> registers_to_go_on(Tid thread) const;
 
   // Lets one thread run for about so long and stops it again, wherever it is then: the calling
