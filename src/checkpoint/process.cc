@@ -6,7 +6,6 @@
 
 #include "checkpoint/explain.h"
 #include "checkpoint/parking.h"
-#include "proc/tracee.h"
 
 namespace stasis {
 namespace {
@@ -215,7 +214,7 @@ Result<void> Process::keep_still() {
   auto tid = restore_thread_id();
   if (!tid) return fail(std::move(tid.error()));
   // With that one parked, the driver could never act on the process again.
-  const auto threads = proc::threads_of(pid());
+  const auto threads = procfs_.threads(pid());
   if (std::find(threads.begin(), threads.end(), *tid) == threads.end()) {
     return fail(ErrorCode::kInternal,
                 fmt::format("the driver says that thread {} restores process {}, which has none "
@@ -270,7 +269,11 @@ Result<void> StateGuard::undo() {
   auto done = process->bring_to(initial_, kUndoLockTimeout);
   if (done || !process->alive() || done.error().code == ErrorCode::kProcessGone) return {};
   auto now = process->cuda_state();
-  if (now && *now == initial_) return {};  // only the last look had failed
+  // Only the last look had failed. In a process that runs, threads may be held all the same.
+  if (now && *now == initial_ &&
+      (initial_ == CudaState::kCheckpointed || process->let_go_on())) {
+    return {};
+  }
   const std::string_view seen =
       now && *now ? cuda_state_name(**now) : std::string_view("in an unknown state");
   return fail(

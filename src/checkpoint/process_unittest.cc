@@ -1,10 +1,14 @@
 #include "checkpoint/process.h"
 
+#include <sys/ptrace.h>
+#include <unistd.h>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
 #include "checkpoint/fake_driver.h"
+#include "checkpoint/parking.h"
 #include "tests/fakes/child.h"
 
 namespace stasis {
@@ -267,6 +271,38 @@ TEST_F(ProcessTest, GuardHasNothingToDoForOneThatHasGone) {
   ASSERT_TRUE(process.lock(milliseconds(1)));
   child_.become_zombie();
   EXPECT_TRUE(guard.undo());
+}
+
+// The driver may call a process running whose threads are still held.
+TEST_F(ProcessTest, GuardSaysThatThreadsAreStillHeld) {
+  Process process = open();
+  ASSERT_TRUE(process.lock(milliseconds(1)));
+  StateGuard guard(process, CudaState::kRunning);
+  const auto parked = park_threads(child_.pid(), Tid{0});
+  ASSERT_TRUE(parked) << parked.error().to_string();
+  ASSERT_EQ(count_parked_threads(child_.pid()), 1);
+  int ready[2];
+  ASSERT_EQ(::pipe(ready), 0);
+  {
+    const Child tracer([&] {
+      const bool done = ::ptrace(PTRACE_SEIZE, child_.pid().value, nullptr, nullptr) == 0;
+      if (::write(ready[1], done ? "y" : "n", 1) != 1) ::_exit(1);
+      for (;;)
+        ::pause();
+    });
+    char answer = 0;
+    ASSERT_EQ(::read(ready[0], &answer, 1), 1);
+    ASSERT_EQ(answer, 'y');
+    auto undone = guard.undo();
+    ASSERT_FALSE(undone);
+    EXPECT_EQ(undone.error().code, ErrorCode::kNotRolledBack);
+    EXPECT_THAT(undone.error().remedy, HasSubstr("stasis recover"));
+    EXPECT_EQ(count_parked_threads(child_.pid()), 1);
+  }
+  ::close(ready[0]);
+  ::close(ready[1]);
+  EXPECT_TRUE(process.let_go_on());
+  EXPECT_EQ(count_parked_threads(child_.pid()), 0);
 }
 
 // Whichever of the driver's calls fails, on the way there or on the way back: either the process is
