@@ -302,13 +302,13 @@ Result<void> Group::restore(std::span<const GpuPair> pairs, Progress& progress) 
 
 Result<void> Group::unlock() {
   NoProgress quiet;
-  auto done = in_parallel(
-      CudaState::kLocked, [](Process& process) { return process.unlock(); }, "unlock", quiet, true);
-  if (!done) return done;
   // Another tool may have unlocked one that we had suspended.
-  return in_parallel(
+  auto done = in_parallel(
       CudaState::kRunning, [](Process& process) { return process.let_go_on(); }, "unlock", quiet,
       true);
+  if (!done) return done;
+  return in_parallel(
+      CudaState::kLocked, [](Process& process) { return process.unlock(); }, "unlock", quiet, true);
 }
 
 Result<void> Group::roll_back() {

@@ -24,6 +24,7 @@
 #include <fmt/format.h>
 
 #include "proc/code_map.h"
+#include "proc/procfs.h"
 #include "proc/tracee.h"
 
 namespace stasis {
@@ -105,34 +106,25 @@ std::optional<Lot> lot_at(Pid pid, std::uint64_t address) {
 
 Result<Places> look_at(Pid pid) {
   Places places;
-  std::ifstream maps(fmt::format("/proc/{}/maps", pid.value));
-  if (!maps) {
-    if (proc::threads_of(pid).empty()) return places;  // it has ended
-    return fail(ErrorCode::kIo, fmt::format("cannot read /proc/{}/maps", pid.value),
-                "run as root; if many processes are acted on, raise the limit on open files");
+  const proc::ProcFs procfs;
+  auto mappings = procfs.mappings(pid);
+  if (!mappings) {
+    if (procfs.threads(pid).empty()) return places;  // it has ended
+    return fail(std::move(mappings.error()));
   }
-  for (std::string line; std::getline(maps, line);) {
-    std::uint64_t start = 0;
-    std::uint64_t end = 0;
-    char dash = 0;
-    std::string permissions;
-    std::string offset;
-    std::string device;
-    std::uint64_t inode = 0;
-    std::istringstream fields(line);
-    fields >> std::hex >> start >> dash >> end >> permissions >> offset >> device >> std::dec >>
-        inode;
-    if (!fields || permissions != "r-xp") continue;
-    if (inode == 0) {
+  for (const proc::Mapping& mapping : *mappings) {
+    if (mapping.permissions != "r-xp") continue;
+    const std::uint64_t start = mapping.start;
+    if (mapping.inode == 0) {
       // The kernel makes one mapping of neighbours that are alike, so ours may begin within one.
-      if (end - start > kLargestSearched) end = start + kLargestSearched;
+      const std::uint64_t end = std::min(mapping.end, start + kLargestSearched);
       for (std::uint64_t at = start; at + 2 * kPage <= end; at += kPage) {
         if (auto lot = lot_at(pid, at)) places.lots.push_back(*lot);
       }
       continue;
     }
     std::array<std::uint64_t, kStepSize / 8> tail{};
-    const std::uint64_t at = end - kStepSize;
+    const std::uint64_t at = mapping.end - kStepSize;
     if (!proc::read_memory(pid, at, tail.data(), kStepSize)) continue;
     if (tail[0] == kStepMagic[0] && tail[1] == kStepMagic[1]) {
       places.begun = {at, Tid{static_cast<int>(tail[kStepThreadOffset / 8])}};
@@ -224,7 +216,7 @@ Result<Lot> make_lot(Pid pid, const StoppedThreads& stopped, const Places& place
     return fail(
         ErrorCode::kNotSupported,
         fmt::format("there is no room for a system call in the code of process {}", pid.value),
-        "none is known; please report this with the output of `cat /proc/PID/maps`");
+        fmt::format("report this, with what `cat /proc/{}/maps` says", pid.value));
   }
   const std::uint64_t capacity = std::bit_ceil(std::max<std::uint64_t>(threads * 2, kFewestSlots));
   const std::uint64_t size = (kPage + capacity * kSlotSize + kPage - 1) / kPage * kPage;
@@ -341,7 +333,7 @@ Result<void> unpark_all(Pid pid) {
     if (auto done = finish_step(pid, *stopped, *places->begun); !done) return done;
   }
   Result<void> worst;
-  for (const Tid thread : proc::threads_of(pid)) {
+  for (const Tid thread : proc::ProcFs().threads(pid)) {
     const Waiting waiting = waiting_of(pid, thread);
     const bool parked = is_parked(pid, waiting);
     // Where there is no lot nobody is on the way into one.
@@ -362,23 +354,11 @@ Result<void> on_own_thread(const std::function<Result<void>()>& act) {
   Result<void> result;
   try {
     std::jthread([&] { result = act(); }).join();
-  } catch (const std::system_error& error) {
-    return fail(ErrorCode::kIo, fmt::format("cannot start a thread: {}", error.what()),
-                "raise the limit on processes (ulimit -u)");
+  } catch (const std::system_error&) {
+    // No thread to be had: then on this one. A job must not stand still for that.
+    return act();
   }
   return result;
-}
-
-// How often a thread has been put on a processor: the same number twice means that it has not run
-// in between.
-std::uint64_t switches_of(Pid pid, Tid thread) {
-  std::ifstream status(fmt::format("/proc/{}/task/{}/status", pid.value, thread.value));
-  std::uint64_t sum = 0;
-  for (std::string line; std::getline(status, line);) {
-    const std::size_t at = line.find("ctxt_switches:");
-    if (at != std::string::npos) sum += std::strtoull(line.c_str() + at + 14, nullptr, 10);
-  }
-  return sum;
 }
 
 // Parks the threads one by one, each at a moment when it may: parked in the driver's code it could
@@ -435,7 +415,7 @@ class Parker {
     for (;;) {
       int left = 0;
       int resting = 0;
-      for (const Tid thread : proc::threads_of(pid_)) {
+      for (const Tid thread : proc::ProcFs().threads(pid_)) {
         if (thread == spared_) continue;
         const Waiting waiting = waiting_of(pid_, thread);
         if (is_parked(pid_, waiting)) continue;
@@ -508,9 +488,9 @@ class Parker {
 
   // Has it not run for a while?
   bool sleeps(Tid thread, Seen& seen) const {
-    const std::uint64_t now = switches_of(pid_, thread);
-    if (seen.since == Clock::time_point{} || now != seen.switches) {
-      seen.switches = now;
+    const auto now = proc::ProcFs().thread_status(pid_, thread);
+    if (!now || seen.since == Clock::time_point{} || now->switches != seen.switches) {
+      seen.switches = now ? now->switches : 0;
       seen.since = Clock::now();
       return false;
     }
@@ -541,7 +521,7 @@ class Parker {
         if (word != kParkedWord) return std::pair(lot, i);
       }
     }
-    auto lot = make_lot(pid_, stopped, places_, proc::threads_of(pid_).size());
+    auto lot = make_lot(pid_, stopped, places_, proc::ProcFs().threads(pid_).size());
     if (!lot) return fail(std::move(lot.error()));
     places_.lots.push_back(*lot);
     return std::pair<Lot, std::uint64_t>(*lot, 0);
@@ -573,7 +553,7 @@ Result<void> unpark_threads(Pid pid) {
 }
 
 int count_parked_threads(Pid pid) {
-  const auto threads = proc::threads_of(pid);
+  const auto threads = proc::ProcFs().threads(pid);
   return static_cast<int>(std::count_if(threads.begin(), threads.end(), [&](Tid thread) {
     return is_parked(pid, waiting_of(pid, thread));
   }));

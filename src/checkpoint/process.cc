@@ -270,8 +270,7 @@ Result<void> StateGuard::undo() {
   if (done || !process->alive() || done.error().code == ErrorCode::kProcessGone) return {};
   auto now = process->cuda_state();
   // Only the last look had failed. In a process that runs, threads may be held all the same.
-  if (now && *now == initial_ &&
-      (initial_ == CudaState::kCheckpointed || process->let_go_on())) {
+  if (now && *now == initial_ && (initial_ == CudaState::kCheckpointed || process->let_go_on())) {
     return {};
   }
   const std::string_view seen =

@@ -12,7 +12,6 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
-#include <sstream>
 #include <string_view>
 #include <utility>
 
@@ -258,21 +257,10 @@ void CriuProcess::starve() const {
 CriuProcess::Activity CriuProcess::activity() const {
   Activity found;
   if (pid_ == 0) return found;
-  auto text = read_file(AT_FDCWD, fmt::format("/proc/{}/stat", pid_), 4096);
-  const std::size_t name_end = text ? text->rfind(')') : std::string::npos;
-  if (name_end == std::string::npos) return found;
-  // Fields 3 and 14 to 17 of proc(5).
-  std::istringstream fields(text->substr(name_end + 1));
-  char state = 0;
-  fields >> state;
-  std::string skipped;
-  for (int field = 4; field < 14; ++field)
-    fields >> skipped;
-  for (int field = 14; field <= 17; ++field) {
-    std::uint64_t ticks = 0;
-    if (fields >> ticks) found.processor_ticks += ticks;
-  }
-  found.blocked = state == 'D';
+  const auto info = proc::ProcFs().process(Pid{pid_});
+  if (!info) return found;
+  found.processor_ticks = info->cpu_ticks;
+  found.blocked = info->state == 'D';
   return found;
 }
 

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <condition_variable>
 #include <csignal>
 #include <filesystem>
@@ -156,16 +155,9 @@ std::vector<GpuMemoryRecord> gpu_memory_of(const Group& group, const GroupMember
 }
 
 // The numbers of a process's threads without its own.
-std::vector<Tid> other_threads(Pid pid) {
-  std::vector<Tid> threads;
-  std::error_code ignored;
-  const auto folder = fmt::format("/proc/{}/task", pid.value);
-  for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {
-    const std::string name = entry.path().filename().string();
-    int number = 0;
-    const auto [end, wrong] = std::from_chars(name.data(), name.data() + name.size(), number);
-    if (wrong == std::errc() && number != pid.value) threads.push_back(Tid{number});
-  }
+std::vector<Tid> other_threads(const proc::ProcFs& procfs, Pid pid) {
+  std::vector<Tid> threads = procfs.threads(pid);
+  std::erase(threads, Tid{pid.value});
   std::sort(threads.begin(), threads.end());
   return threads;
 }
@@ -182,7 +174,7 @@ Result<std::vector<ProcessRecord>> take_stock(const Group& group) {
     record.pid = info.pid;
     if (info.pid != group.root()) record.parent = info.parent;
     if (auto details = procfs.details(info.pid)) record.command = std::move(details->argv);
-    record.threads = other_threads(info.pid);
+    record.threads = other_threads(procfs, info.pid);
     const auto member =
         std::find_if(group.members().begin(), group.members().end(), [&](const GroupMember& m) {
           return m.process.pid() == info.pid && m.process.info().start_ticks == info.start_ticks;

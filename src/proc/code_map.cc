@@ -1,13 +1,9 @@
 #include "proc/code_map.h"
 
 #include <algorithm>
-#include <fstream>
-#include <sstream>
-#include <string>
 #include <string_view>
 
-#include <fmt/format.h>
-
+#include "proc/procfs.h"
 #include "proc/tracee.h"
 
 namespace stasis::proc {
@@ -26,21 +22,13 @@ bool starts_with_any(std::string_view name, std::initializer_list<std::string_vi
 }  // namespace
 
 CodeMap::CodeMap(Pid pid) : pid_(pid) {
-  std::ifstream maps(fmt::format("/proc/{}/maps", pid.value));
-  for (std::string line; std::getline(maps, line);) {
-    std::istringstream fields(line);
-    Range range{0, 0, Module::kProgram};
-    char dash = 0;
-    std::string permissions;
-    std::string offset;
-    std::string device;
-    std::string inode;
-    std::string path;
-    fields >> std::hex >> range.start >> dash >> range.end >> permissions >> offset >> device >>
-        inode;
-    if (!fields || permissions.size() < 3 || permissions[2] != 'x') continue;
-    std::getline(fields >> std::ws, path);
-    const std::string_view name = std::string_view(path).substr(path.rfind('/') + 1);
+  const auto mappings = ProcFs().mappings(pid);
+  if (!mappings) return;
+  for (const Mapping& mapping : *mappings) {
+    if (mapping.permissions.size() < 3 || mapping.permissions[2] != 'x') continue;
+    Range range{mapping.start, mapping.end, Module::kProgram};
+    const std::string_view path = mapping.path;
+    const std::string_view name = path.substr(path.rfind('/') + 1);
     // libnvidia-* are parts of the driver that libcuda loads.
     if (starts_with_any(name, {"libcuda.so", "libnvidia-"})) {
       range.module = Module::kDriver;

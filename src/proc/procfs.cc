@@ -30,7 +30,7 @@ Error no_such_process(Pid pid) {
 
 // Reads /proc/PID/NAME. A process that vanishes gives ENOENT at open or ESRCH at read; anything
 // else (no descriptors left, no memory) means that we could not ask, not that there is nobody.
-Result<std::string> read_of(const std::string& root, Pid pid, const char* name) {
+Result<std::string> read_of(const std::string& root, Pid pid, const std::string& name) {
   const std::string path = fmt::format("{}/{}/{}", root, pid.value, name);
   auto text = read_file(AT_FDCWD, path);
   if (text) return text;
@@ -92,6 +92,11 @@ Result<ProcessInfo> parse_stat(const std::string& line) {
   info.session = number<int>(words[3]);
   info.tty = number<int>(words[4]);
   info.start_ticks = number<std::uint64_t>(words[19]);
+  // 9 flags, 14 to 17 processor time, 39 processor.
+  info.flags = number<unsigned long>(words[6]);
+  for (std::size_t i = 11; i <= 14; ++i)
+    info.cpu_ticks += number<std::uint64_t>(words[i]);
+  if (words.size() > 36) info.processor = number<int>(words[36]);
   return info;
 }
 
@@ -173,6 +178,57 @@ Result<std::vector<ProcessInfo>> ProcFs::tree(Pid root) const {
     }
   }
   return tree;
+}
+
+std::vector<Tid> ProcFs::threads(Pid pid) const {
+  std::vector<Tid> out;
+  const std::string path = fmt::format("{}/{}/task", root_, pid.value);
+  const std::unique_ptr<DIR, int (*)(DIR*)> dir(::opendir(path.c_str()), ::closedir);
+  while (const dirent* entry = dir ? ::readdir(dir.get()) : nullptr) {
+    const int tid = number<int>(entry->d_name);
+    if (tid > 0) out.push_back(Tid{tid});
+  }
+  return out;
+}
+
+Result<ProcessInfo> ProcFs::thread(Pid pid, Tid thread) const {
+  auto stat = read_of(root_, pid, fmt::format("task/{}/stat", thread.value));
+  if (!stat) return fail(std::move(stat.error()));
+  return parse_stat(*stat);
+}
+
+Result<ThreadStatus> ProcFs::thread_status(Pid pid, Tid thread) const {
+  auto text = read_of(root_, pid, fmt::format("task/{}/status", thread.value));
+  if (!text) return fail(std::move(text.error()));
+  const auto mask = [&text](std::string_view key) {
+    const std::string word = field(*text, key);
+    std::uint64_t value = 0;
+    std::from_chars(word.data(), word.data() + word.size(), value, 16);
+    return value;
+  };
+  return ThreadStatus{mask("SigPnd") | mask("ShdPnd"), mask("SigBlk"),
+                      number<std::uint64_t>(field(*text, "voluntary_ctxt_switches")) +
+                          number<std::uint64_t>(field(*text, "nonvoluntary_ctxt_switches"))};
+}
+
+Result<std::vector<Mapping>> ProcFs::mappings(Pid pid) const {
+  auto maps = read_of(root_, pid, "maps");
+  if (!maps) return fail(std::move(maps.error()));
+  std::vector<Mapping> out;
+  std::istringstream lines(*maps);
+  for (std::string line; std::getline(lines, line);) {
+    // "start-end permissions offset device inode   path", the path with blanks if it has any
+    std::istringstream words(line);
+    Mapping mapping;
+    char dash = 0;
+    std::string skipped;
+    words >> std::hex >> mapping.start >> dash >> mapping.end >> mapping.permissions >> skipped >>
+        skipped >> std::dec >> mapping.inode;
+    if (!words) continue;
+    std::getline(words >> std::ws, mapping.path);
+    out.push_back(std::move(mapping));
+  }
+  return out;
 }
 
 Result<bool> ProcFs::maps_file(Pid pid, const std::string& name) const {

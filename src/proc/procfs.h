@@ -20,7 +20,25 @@ struct ProcessInfo {
   int session = 0;                // session id
   int tty = 0;                    // device number of the controlling terminal, 0 if none
   std::uint64_t start_ticks = 0;  // since boot, in clock ticks: tells two lives of a number apart
+  unsigned long flags = 0;        // PF_* of linux/sched.h
+  std::uint64_t cpu_ticks = 0;    // of processor time, also of children it has waited for
+  int processor = -1;             // where it ran last
   std::string comm;               // the kernel's short name
+};
+
+struct ThreadStatus {
+  std::uint64_t pending = 0;   // signals that wait for it or its process, a bit each from SIGHUP on
+  std::uint64_t blocked = 0;   // those it does not take now
+  std::uint64_t switches = 0;  // how often it was taken off a processor: the same twice: it slept
+};
+
+// A line of /proc/PID/maps.
+struct Mapping {
+  std::uint64_t start = 0;
+  std::uint64_t end = 0;
+  std::string permissions;  // "r-xp"
+  std::uint64_t inode = 0;  // 0: of no file
+  std::string path;         // also "[vdso]"; may be empty
 };
 
 struct ProcessDetails {
@@ -46,6 +64,16 @@ class ProcFs {
 
   // `root` and all its descendants, parents before children. Zombies are included.
   Result<std::vector<ProcessInfo>> tree(Pid root) const;
+
+  // The threads of a process; empty if it is gone.
+  std::vector<Tid> threads(Pid pid) const;
+  // The same of a thread as process() says of a process. kNoSuchProcess; kIo also for a thread that
+  // has ended.
+  Result<ProcessInfo> thread(Pid pid, Tid thread) const;
+  Result<ThreadStatus> thread_status(Pid pid, Tid thread) const;
+
+  // By address. kNotPermitted, kNoSuchProcess.
+  Result<std::vector<Mapping>> mappings(Pid pid) const;
 
   // Does the process map a file whose name begins with `name` ("libcuda.so")? kNotPermitted if
   // its maps may not be read.

@@ -208,6 +208,56 @@ TEST_F(FakeProc, FindsMappedFilesByTheirName) {
   EXPECT_EQ(procfs().maps_file(Pid{77}, "x").error().code, ErrorCode::kNoSuchProcess);
 }
 
+TEST_F(FakeProc, ReadsMappings) {
+  add(12, 3);
+  write(12, "maps",
+        "00400000-00401000 r-xp 00000000 08:01 5                  /usr/bin/two words\n"
+        "7f0000000000-7f0000002000 rw-p 0001f000 00:00 0 \n"
+        "not a mapping\n"
+        "ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0  [vsyscall]\n");
+  auto mappings = procfs().mappings(Pid{12});
+  ASSERT_TRUE(mappings);
+  ASSERT_EQ(mappings->size(), 3U);
+  EXPECT_EQ((*mappings)[0].start, 0x400000U);
+  EXPECT_EQ((*mappings)[0].end, 0x401000U);
+  EXPECT_EQ((*mappings)[0].permissions, "r-xp");
+  EXPECT_EQ((*mappings)[0].inode, 5U);
+  EXPECT_EQ((*mappings)[0].path, "/usr/bin/two words");
+  EXPECT_EQ((*mappings)[1].inode, 0U);
+  EXPECT_EQ((*mappings)[1].path, "");
+  EXPECT_EQ((*mappings)[2].start, 0xffffffffff600000U);
+  EXPECT_EQ((*mappings)[2].path, "[vsyscall]");
+  EXPECT_EQ(procfs().mappings(Pid{77}).error().code, ErrorCode::kNoSuchProcess);
+}
+
+TEST_F(FakeProc, ReadsThreads) {
+  add(12, 3);
+  EXPECT_THAT(procfs().threads(Pid{12}), testing::IsEmpty());
+  std::filesystem::create_directories(root_ / "12" / "task" / "12");
+  std::filesystem::create_directories(root_ / "12" / "task" / "15");
+  EXPECT_THAT(procfs().threads(Pid{12}), UnorderedElementsAre(Tid{12}, Tid{15}));
+  write(12, "task/15/stat",
+        "15 (a) b) S 3 12 1 0 -1 4194368 100 0 0 0 1 2 3 4 20 0 2 0 99 1000 10 "
+        "18446744073709551615 1 1 1 0 0 0 0 0 0 0 0 0 -1 7 0 0\n");
+  auto info = procfs().thread(Pid{12}, Tid{15});
+  ASSERT_TRUE(info);
+  EXPECT_EQ(info->flags, 0x400040U);
+  EXPECT_EQ(info->cpu_ticks, 10U);
+  EXPECT_EQ(info->processor, 7);
+  write(12, "task/15/status",
+        "Name:\ta\nSigPnd:\t0000000000000002\nShdPnd:\t8000000000000000\n"
+        "SigBlk:\t0000000000000200\nvoluntary_ctxt_switches:\t40\n"
+        "nonvoluntary_ctxt_switches:\t2\n");
+  auto status = procfs().thread_status(Pid{12}, Tid{15});
+  ASSERT_TRUE(status);
+  EXPECT_EQ(status->pending, 0x8000000000000002U);
+  EXPECT_EQ(status->blocked, 0x200U);
+  EXPECT_EQ(status->switches, 42U);
+  EXPECT_EQ(procfs().thread(Pid{12}, Tid{16}).error().code, ErrorCode::kIo);
+  EXPECT_EQ(procfs().thread_status(Pid{12}, Tid{16}).error().code, ErrorCode::kIo);
+  EXPECT_EQ(procfs().thread(Pid{77}, Tid{77}).error().code, ErrorCode::kNoSuchProcess);
+}
+
 TEST_F(FakeProc, ReadsAvailableMemory) {
   std::ofstream(root_ / "meminfo") << "MemTotal:  100 kB\nMemAvailable:   24 kB\n";
   auto bytes = procfs().memory_available();

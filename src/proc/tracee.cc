@@ -1,6 +1,5 @@
 #include "proc/tracee.h"
 
-#include <dirent.h>
 #include <sched.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
@@ -11,15 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <csignal>
-#include <cstdlib>
-#include <cstring>
-#include <fstream>
-#include <memory>
-#include <optional>
-#include <sstream>
-#include <string>
 #include <thread>
 
 #include <fmt/format.h>
@@ -108,41 +99,14 @@ bool returns_eintr_after_stop(std::uint64_t number) {
 bool cannot_be_traced(Pid pid, Tid thread) {
   // PF_IO_WORKER, PF_USER_WORKER of linux/sched.h
   constexpr unsigned long kKernelsOwn = 0x10 | 0x4000;
-  std::ifstream file(fmt::format("/proc/{}/task/{}/stat", pid.value, thread.value));
-  std::string line;
-  if (!std::getline(file, line)) return true;
-  const std::size_t name_end = line.rfind(')');
-  if (name_end == std::string::npos) return true;
-  std::istringstream fields(line.substr(name_end + 1));
-  std::string state;
-  std::string other;
-  unsigned long flags = 0;
-  fields >> state;
-  for (int number = 4; number <= 8; ++number)
-    fields >> other;
-  fields >> flags;
-  return !fields || state == "Z" || state == "X" || (flags & kKernelsOwn) != 0;
+  const auto info = ProcFs().thread(pid, thread);
+  return !info || info->state == 'Z' || info->state == 'X' || (info->flags & kKernelsOwn) != 0;
 }
 
 // Is a signal waiting that the thread would take?
 bool has_signal(Pid pid, Tid thread) {
-  std::ifstream status(fmt::format("/proc/{}/task/{}/status", pid.value, thread.value));
-  std::uint64_t pending = 0;
-  std::uint64_t blocked = 0;
-  for (std::string line; std::getline(status, line);) {
-    const auto mask = [&line](std::string_view key, std::uint64_t& into) {
-      if (line.compare(0, key.size(), key) != 0) return;
-      std::uint64_t value = 0;
-      const std::size_t begin = line.find_first_not_of(" \t", key.size());
-      if (begin == std::string::npos) return;
-      std::from_chars(line.data() + begin, line.data() + line.size(), value, 16);
-      into |= value;
-    };
-    mask("SigPnd:", pending);
-    mask("ShdPnd:", pending);
-    mask("SigBlk:", blocked);
-  }
-  return (pending & ~blocked) != 0;
+  const auto status = ProcFs().thread_status(pid, thread);
+  return status && (status->pending & ~status->blocked) != 0;
 }
 
 Error cannot_stop(Pid pid, int error_number) {
@@ -171,18 +135,10 @@ Error gone(Pid pid) {
                {}};
 }
 
-// The processor that a thread was on last, field 39 of its stat (`man 5 proc`); -1 if unknown.
+// -1 if unknown.
 int processor_of(Pid pid, Tid thread) {
-  std::ifstream file(fmt::format("/proc/{}/task/{}/stat", pid.value, thread.value));
-  std::string line;
-  std::getline(file, line);
-  const std::size_t name_end = line.rfind(')');
-  if (name_end == std::string::npos) return -1;
-  std::istringstream fields(line.substr(name_end + 1));
-  std::string field;
-  for (int number = 3; number <= 39; ++number)
-    fields >> field;
-  return fields ? static_cast<int>(std::strtol(field.c_str(), nullptr, 10)) : -1;
+  const auto info = ProcFs().thread(pid, thread);
+  return info ? info->processor : -1;
 }
 
 // Binds the calling thread to a processor, if it may.
@@ -209,9 +165,12 @@ void* as_pointer(std::uint64_t number) {
 Result<void> request(Pid pid, int what, Tid thread, void* address, void* data) {
   if (::ptrace(static_cast<__ptrace_request>(what), thread.value, address, data) == 0) return {};
   if (errno == ESRCH) return fail(gone(pid));
-  return fail(errno_error(fmt::format("cannot trace thread {} of process {} (request {:#x})",
-                                      thread.value, pid.value, what),
-                          errno));
+  Error error = errno_error(fmt::format("cannot trace thread {} of process {} (request {:#x})",
+                                        thread.value, pid.value, what),
+                            errno);
+  error.remedy =
+      fmt::format("`stasis recover {}` lets the threads go that are still held", pid.value);
+  return fail(std::move(error));
 }
 
 }  // namespace
@@ -219,19 +178,6 @@ Result<void> request(Pid pid, int what, Tid thread, void* address, void* data) {
 // Before Linux 5.8 a thread that was interrupted in its own code has another negative number there.
 bool is_in_system_call(const user_regs_struct& registers) {
   return static_cast<int>(registers.orig_rax) >= 0;
-}
-
-std::vector<Tid> threads_of(Pid pid) {
-  std::vector<Tid> out;
-  const std::string path = fmt::format("/proc/{}/task", pid.value);
-  const std::unique_ptr<DIR, int (*)(DIR*)> dir(::opendir(path.c_str()), ::closedir);
-  if (!dir) return out;
-  while (const dirent* entry = ::readdir(dir.get())) {
-    const int tid =
-        static_cast<int>(std::strtol(static_cast<const char*>(entry->d_name), nullptr, 10));
-    if (tid > 0) out.push_back(Tid{tid});
-  }
-  return out;
 }
 
 Result<void> read_memory(Pid pid, std::uint64_t address, void* data, std::size_t size) {
@@ -326,7 +272,7 @@ Result<StoppedThreads> StoppedThreads::stop(Pid pid, const std::function<bool(Ti
   std::vector<Tid> known;
   for (int pass = 0; pass < kPasses; ++pass) {
     std::vector<Tid> found;
-    for (const Tid thread : threads_of(pid)) {
+    for (const Tid thread : ProcFs().threads(pid)) {
       if (std::find(known.begin(), known.end(), thread) != known.end()) continue;
       if (wanted(thread)) found.push_back(thread);
     }
@@ -412,7 +358,8 @@ Result<std::int64_t> StoppedThreads::system_call(Tid thread, std::uint64_t instr
     if (WSTOPSIG(status) == (SIGTRAP | kSyscallStop)) continue;
     return fail(ErrorCode::kInternal,
                 fmt::format("thread {} of process {} did not execute a system call: status {:#x}",
-                            thread.value, pid_.value, status));
+                            thread.value, pid_.value, status),
+                "try again; if it stays so, this is a bug to report");
   }
   auto after = registers(thread);
   if (!after) return fail(std::move(after.error()));

@@ -22,9 +22,6 @@ namespace stasis::proc {
 // Was the thread stopped in a system call?
 bool is_in_system_call(const user_regs_struct& registers);
 
-// The threads of a process, by number; empty if it is gone.
-std::vector<Tid> threads_of(Pid pid);
-
 class StoppedThreads {
  public:
   using Registers = user_regs_struct;

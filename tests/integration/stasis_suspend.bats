@@ -333,7 +333,7 @@ stands_in_ps() { stasis ps 2>/dev/null | grep -qF "$1"; }
   nothing_left
 }
 
-@test "a time limit on resume, restore and recover leaves everything as it was" {
+@test "a time limit on resume leaves everything as it was" {
   start_target memory --size 4M
   done_by suspend "$TARGET"
   refused 7 timeout resume --timeout 1 "$TARGET"
@@ -341,6 +341,21 @@ stands_in_ps() { stasis ps 2>/dev/null | grep -qF "$1"; }
   nothing_left
   done_by resume --timeout 30000 "$TARGET"
   target_goes_on
+}
+
+@test "a time limit on recover leaves what there is to recover" {
+  start_target memory --size 4M
+  STASIS_SIM_FAULTS="checkpoint:delay=20s" stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
+  local tool=$!
+  wait_until 10 works_on_it "$tool"
+  kill -KILL "$tool"
+  wait_until 40 stands_in_ps "left behind by stasis suspend"
+  refused 7 timeout recover --timeout 1 "$TARGET"
+  stands_in_ps "left behind by stasis suspend"
+  done_by recover --timeout 30000 "$TARGET"
+  nothing_left
+  target_goes_on
+  target_verifies
 }
 
 @test "a toggle during another operation is refused, and does not undo it" {
