@@ -17,21 +17,19 @@
 namespace stasis {
 namespace {
 
-using Digest = std::array<unsigned char, 16>;
-
 // Small enough to stay in the second-level cache between the copy from the page cache and the hash.
 constexpr std::size_t kReadSize = 256U << 10;
 
-Digest canonical(XXH128_hash_t hash) {
+BlockDigest canonical(XXH128_hash_t hash) {
   XXH128_canonical_t form;
   XXH128_canonicalFromHash(&form, hash);
-  Digest digest;
+  BlockDigest digest;
   static_assert(sizeof form.digest == digest.size());
   std::copy(std::begin(form.digest), std::end(form.digest), digest.begin());
   return digest;
 }
 
-std::string to_hex(const Digest& digest) {
+std::string to_hex(const BlockDigest& digest) {
   constexpr std::string_view kDigits = "0123456789abcdef";
   std::string text;
   text.reserve(2 * digest.size());
@@ -43,8 +41,9 @@ std::string to_hex(const Digest& digest) {
 }
 
 // pread and not mmap: a file that is cut short meanwhile is an error here and not a SIGBUS.
-Result<Digest> hash_block(const UniqueFd& file, const ChecksumJob& job, std::uint64_t offset,
-                          std::uint64_t size) {
+Result<BlockDigest> hash(const UniqueFd& file, const std::string& path, std::uint64_t offset,
+                         std::uint64_t size) {
+  const std::uint64_t end = offset + size;
   thread_local const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(
       XXH3_createState(), XXH3_freeState);
   thread_local std::vector<char> buffer(kReadSize);
@@ -55,11 +54,11 @@ Result<Digest> hash_block(const UniqueFd& file, const ChecksumJob& job, std::uin
     const ssize_t got = ::pread(file.get(), buffer.data(), want, static_cast<off_t>(offset));
     if (got < 0) {
       if (errno == EINTR) continue;
-      return fail(errno_error("cannot read " + job.path, errno));
+      return fail(errno_error("cannot read " + path, errno));
     }
     if (got == 0) {
       return fail(ErrorCode::kImageCorrupt,
-                  fmt::format("{} ends after {} bytes, expected {}", job.path, offset, job.size));
+                  fmt::format("{} ends after {} bytes, expected {}", path, offset, end));
     }
     XXH3_128bits_update(state.get(), buffer.data(), static_cast<std::size_t>(got));
     offset += static_cast<std::uint64_t>(got);
@@ -69,6 +68,11 @@ Result<Digest> hash_block(const UniqueFd& file, const ChecksumJob& job, std::uin
 }
 
 }  // namespace
+
+Result<BlockDigest> block_digest(const UniqueFd& file, const std::string& path,
+                                 std::uint64_t offset) {
+  return hash(file, path, offset, kChecksumBlock);
+}
 
 std::string xxh3_hex(std::string_view data) {
   return to_hex(canonical(XXH3_128bits(data.data(), data.size())));
@@ -81,39 +85,47 @@ Result<std::vector<std::string>> checksum_files(const std::vector<ChecksumJob>& 
     std::size_t job;
     std::uint64_t offset;
     std::uint64_t size;
+    std::size_t digest;  // its place in `digests`
   };
-  std::vector<Block> blocks;
-  std::uint64_t total = 0;
+  std::vector<Block> blocks;         // that are to be read
+  std::vector<BlockDigest> digests;  // of all blocks, file by file
+  std::vector<std::size_t> ends;     // where each file's digests end
   for (std::size_t i = 0; i < jobs.size(); ++i) {
-    total += jobs[i].size;
-    for (std::uint64_t offset = 0; offset < jobs[i].size; offset += kChecksumBlock) {
-      blocks.push_back({i, offset, std::min(kChecksumBlock, jobs[i].size - offset)});
+    std::size_t number = 0;
+    for (std::uint64_t offset = 0; offset < jobs[i].size; offset += kChecksumBlock, ++number) {
+      const bool known = number < jobs[i].known.size();
+      digests.push_back(known ? jobs[i].known[number] : BlockDigest{});
+      if (!known) {
+        blocks.push_back(
+            {i, offset, std::min(kChecksumBlock, jobs[i].size - offset), digests.size() - 1});
+      }
     }
+    ends.push_back(digests.size());
   }
-  std::vector<Digest> digests(blocks.size());
+  std::uint64_t total = 0;
+  for (const Block& block : blocks)
+    total += block.size;
   auto hashed = run_parallel(blocks.size(), total, phase, progress, interrupt,
                              [&](std::size_t i) -> Result<std::uint64_t> {
                                const Block& block = blocks[i];
                                auto file = open_job(block.job);
                                if (!file) return fail(std::move(file).error());
                                auto digest =
-                                   hash_block(*file, jobs[block.job], block.offset, block.size);
+                                   hash(*file, jobs[block.job].path, block.offset, block.size);
                                if (!digest) return fail(std::move(digest).error());
-                               digests[i] = *digest;
+                               digests[block.digest] = *digest;
                                return block.size;
                              });
   if (!hashed) return fail(std::move(hashed).error());
 
   std::vector<std::string> checksums;
   checksums.reserve(jobs.size());
-  std::size_t next = 0;
-  for (std::size_t i = 0; i < jobs.size(); ++i) {
-    const std::size_t first = next;
-    while (next < blocks.size() && blocks[next].job == i)
-      ++next;
+  std::size_t first = 0;
+  for (const std::size_t end : ends) {
     const XXH128_hash_t hash =
-        XXH3_128bits(digests.data() + first, (next - first) * sizeof(Digest));
+        XXH3_128bits(digests.data() + first, (end - first) * sizeof(BlockDigest));
     checksums.push_back(to_hex(canonical(hash)));
+    first = end;
   }
   return checksums;
 }

@@ -25,11 +25,19 @@ inline constexpr std::string_view kChecksumAlgorithm = "xxh3-128-blocks";
 // XXH3-128 with seed 0 of `data`, as 32 lower-case hexadecimal digits.
 std::string xxh3_hex(std::string_view data);
 
-// A file to be checksummed: exactly `size` bytes are read.
+using BlockDigest = std::array<unsigned char, 16>;
+
+// A file to be checksummed, of exactly `size` bytes.
 struct ChecksumJob {
   std::string path;  // for messages
   std::uint64_t size = 0;
+  std::vector<BlockDigest> known;  // of its first blocks, which are not read again
 };
+
+// The digest of a block of kChecksumBlock bytes at `offset`. kImageCorrupt if the file ends before
+// it does; kIo.
+Result<BlockDigest> block_digest(const UniqueFd& file, const std::string& path,
+                                 std::uint64_t offset);
 
 // Opens the file of a job for reading. Called from several threads at once, once for each block, so
 // that an image of thousands of files does not need as many descriptors.

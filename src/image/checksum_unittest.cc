@@ -18,7 +18,7 @@ Result<std::vector<std::string>> checksums_of(const std::vector<std::string>& pa
                                               const std::vector<std::uint64_t>& sizes) {
   std::vector<ChecksumJob> jobs;
   for (std::size_t i = 0; i < paths.size(); ++i)
-    jobs.push_back({paths[i], sizes[i]});
+    jobs.push_back({paths[i], sizes[i], {}});
   NoProgress progress;
   return checksum_files(
       jobs, [&](std::size_t i) { return open_file(AT_FDCWD, paths[i], O_RDONLY); }, "test",
@@ -60,6 +60,35 @@ TEST(Checksum, FollowsItsDefinitionForOneAndForSeveralBlocks) {
   }
   EXPECT_EQ((*checksums)[0], xxh3_hex(digests));
   EXPECT_EQ((*checksums)[2], (*checksums)[0]);
+}
+
+TEST(Checksum, BlocksThatAreKnownAreNotReadAgain) {
+  const TemporaryDirectory dir;
+  std::string large(3 * kChecksumBlock + 5, 'a');
+  write_text(dir / "large", large);
+  const auto whole = checksums_of({dir / "large"}, {large.size()});
+  ASSERT_TRUE(whole);
+  auto file = open_file(AT_FDCWD, dir / "large", O_RDONLY);
+  ASSERT_TRUE(file);
+  std::vector<BlockDigest> known;
+  for (std::uint64_t i = 0; i < 2; ++i) {
+    auto digest = block_digest(*file, "large", i * kChecksumBlock);
+    ASSERT_TRUE(digest);
+    known.push_back(*digest);
+  }
+  EXPECT_EQ(block_digest(*file, "large", 3 * kChecksumBlock).error().code,
+            ErrorCode::kImageCorrupt);
+  write_text(dir / "large",
+             std::string(2 * kChecksumBlock, 'b') + large.substr(2 * kChecksumBlock));
+  NoProgress progress;
+  for (std::size_t count = 0; count <= 2; ++count) {
+    const ChecksumJob job{"large", large.size(), {known.begin(), known.begin() + count}};
+    const auto sums = checksum_files(
+        {job}, [&](std::size_t) { return open_file(AT_FDCWD, dir / "large", O_RDONLY); }, "test",
+        progress, Interrupt());
+    ASSERT_TRUE(sums);
+    EXPECT_EQ(sums->front() == whole->front(), count == 2) << count;
+  }
 }
 
 TEST(Checksum, AFileThatBecameShorterIsNamed) {

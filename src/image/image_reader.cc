@@ -205,7 +205,7 @@ Result<void> ImageReader::verify(Progress& progress, const Interrupt& interrupt,
     const bool is_pages = file.path.starts_with(pages);
     if (part != Part::kAll && is_pages != (part == Part::kPages)) continue;
     files.push_back(&file);
-    jobs.push_back({file.path, file.size});
+    jobs.push_back({file.path, file.size, {}});
   }
   const auto open_job = [&](std::size_t i) -> Result<UniqueFd> {
     struct stat info = {};

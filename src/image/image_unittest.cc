@@ -7,11 +7,13 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <stop_token>
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "image/checksum.h"
 #include "image/directory.h"
 #include "image/image_reader.h"
 #include "image/image_test_support.h"
@@ -70,6 +72,32 @@ class ImageTest : public testing::Test {
   }
   using Names = std::vector<std::string>;
 };
+
+// The digests taken while CRIU writes are those of the file as it is in the end.
+TEST_F(ImageTest, DigestsTakenAheadAreThoseOfTheWholeFile) {
+  ImageWriter writer = created();
+  fill(writer);
+  const std::stop_source never;
+  std::string pages;
+  for (const std::size_t blocks : {1, 2, 2, 5, 6}) {
+    while (pages.size() < blocks * kChecksumBlock + blocks)
+      pages += "page " + std::to_string(pages.size());
+    write_text(writer.path() + "/criu/pages-1.img", pages);
+    writer.digest_ahead(never.get_token());
+  }
+  std::stop_source now;
+  now.request_stop();
+  pages += std::string(3 * kChecksumBlock, 'x');
+  write_text(writer.path() + "/criu/pages-1.img", pages);
+  writer.digest_ahead(now.get_token());
+  auto sealed = writer.seal(sample_manifest(), SyncPolicy::kNone, progress_, interrupt_);
+  ASSERT_TRUE(sealed) << sealed.error().to_string();
+  ASSERT_TRUE(writer.commit());
+  auto reader = ImageReader::open(image_);
+  ASSERT_TRUE(reader);
+  auto verified = reader->verify(progress_, interrupt_);
+  EXPECT_TRUE(verified) << verified.error().to_string();
+}
 
 TEST_F(ImageTest, IsWrittenAndReadBack) {
   ImageWriter writer = created();

@@ -9,6 +9,8 @@
 #include <cerrno>
 #include <cstdio>
 #include <ctime>
+#include <map>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -26,6 +28,7 @@ namespace {
 constexpr const char* kManifestName = "manifest.json";
 constexpr const char* kLogFolder = "log";
 constexpr const char* kDumpLog = "dump.log";
+constexpr std::string_view kPagesPrefix = "pages-";
 
 // What stands under the final name when a dump begins.
 enum class Before { kNothing, kEmptyDirectory, kImage };
@@ -127,7 +130,8 @@ struct ImageWriter::State {
   bool overwrite = false;
   Before before = Before::kNothing;
   enum class Phase { kOpen, kSealed, kDone } phase = Phase::kOpen;
-  UniqueFd dir;  // marked in use for as long as it is open
+  UniqueFd dir;                                           // marked in use for as long as it is open
+  std::map<std::string, std::vector<BlockDigest>> ahead;  // of the first blocks of a file
   UniqueFd old;  // what had the final name before, once that was taken; marked likewise
   UniqueFd criu;
   UniqueFd log;
@@ -158,6 +162,7 @@ struct ImageWriter::State {
   Result<std::vector<FileRecord>> collect() const;
   Result<void> sync_files(const Manifest& manifest, Progress& progress,
                           const Interrupt& interrupt) const;
+  void digest_ahead(const std::stop_token& stop);
   Result<void> complete(Manifest& manifest, SyncPolicy sync, Progress& progress,
                         const Interrupt& interrupt);
   // Returns the manifest as a reader will see it.
@@ -194,6 +199,27 @@ Result<std::vector<FileRecord>> ImageWriter::State::collect() const {
     records.push_back({path, static_cast<std::uint64_t>(info.st_size), {}});
   }
   return records;
+}
+
+void ImageWriter::State::digest_ahead(const std::stop_token& stop) {
+  auto names = list_directory(criu, sibling(partial) + "/criu");
+  if (!names) return;
+  for (const std::string& name : *names) {
+    if (name.compare(0, kPagesPrefix.size(), kPagesPrefix) != 0) continue;
+    const std::string path = criu_name() + "/" + name;
+    struct stat info = {};
+    auto file = open_image_file(path);
+    if (!file || ::fstat(file->get(), &info) != 0 || !S_ISREG(info.st_mode)) continue;
+    const auto size = static_cast<std::uint64_t>(info.st_size);
+    auto& digests = ahead[path];
+    // One whole block behind the end.
+    while ((digests.size() + 2) * kChecksumBlock <= size) {
+      if (stop.stop_requested()) return;
+      auto digest = block_digest(*file, path, digests.size() * kChecksumBlock);
+      if (!digest) return;
+      digests.push_back(*digest);
+    }
+  }
 }
 
 // fsync of all files at once: the disk then sees one long queue.
@@ -272,7 +298,7 @@ Result<void> ImageWriter::State::complete(Manifest& manifest, SyncPolicy sync, P
   manifest.total_bytes = 0;
   std::vector<ChecksumJob> jobs;
   for (const FileRecord& file : manifest.files) {
-    jobs.push_back({file.path, file.size});
+    jobs.push_back({file.path, file.size, std::move(ahead[file.path])});
     manifest.total_bytes += file.size;
   }
   auto start = Clock::now();
@@ -376,6 +402,8 @@ Result<ImageWriter> ImageWriter::create(const std::string& final_dir, bool overw
   state->log = std::move(*log);
   return ImageWriter(std::move(state));
 }
+
+void ImageWriter::digest_ahead(const std::stop_token& stop) { state_->digest_ahead(stop); }
 
 Result<Manifest> ImageWriter::seal(Manifest manifest, SyncPolicy sync, Progress& progress,
                                    const Interrupt& interrupt) {

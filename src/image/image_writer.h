@@ -13,6 +13,7 @@
 #pragma once
 
 #include <memory>
+#include <stop_token>
 #include <string>
 
 #include "base/fd.h"
@@ -42,6 +43,12 @@ class ImageWriter {
   const std::string& final_path() const;  // absolute
   // Where the log of a failed dump is kept: "<final_path>.failed-dump.log".
   std::string failed_log_path() const;
+
+  // Digests what CRIU has written of its pages files so far, for seal() to find most of its work
+  // done: CRIU only ever appends to them (splice, criu/page-xfer.c), and the last blocks are left
+  // to seal() in any case. To be called while CRIU writes, from one thread, until `stop` is
+  // requested; never at the same time as another call. What goes wrong here is left to seal(), too.
+  void digest_ahead(const std::stop_token& stop);
 
   // Checksums all that CRIU wrote, makes it durable (SyncPolicy::kDisk), writes the manifest and
   // gives the image its name. Fills in created (if empty), sync, files and total_bytes; adds the
