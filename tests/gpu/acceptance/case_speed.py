@@ -58,7 +58,7 @@ def suspend(machine):
 
 @case("speed.dump", needs=NEEDS + ("program stasis", "criu", "root"))
 def dump(machine):
-    figures = bench(machine, "dump")
+    figures = bench(machine, "dump", "--runs", "5")
     parts = {f"{step} --sync {sync}": figures[f"sync_{sync}"][step]
              for sync in ("none", "disk") for step in ("dump", "restore")}
     missed = [name for name, part in parts.items() if not part["reached"]]
