@@ -19,6 +19,18 @@ std::string_view env(const char* name) {
   return value ? value : std::string_view{};
 }
 
+// 1 or 0; what it was if unset.
+bool switch_of(const char* name, bool& out, std::string& error) {
+  const std::string_view text = env(name);
+  if (text.empty()) return true;
+  if (text != "0" && text != "1") {
+    error = std::string(name) + ": neither 0 nor 1: '" + std::string(text) + "'";
+    return false;
+  }
+  out = text == "1";
+  return true;
+}
+
 std::vector<std::string_view> split(std::string_view text, char separator) {
   std::vector<std::string_view> parts;
   for (;;) {
@@ -202,13 +214,10 @@ bool load(Config& out, std::string& error) {
     }
     out.driver_version = static_cast<int>(number);
   }
-  auto persistence = env("STASIS_SIM_PERSISTENCE");
-  if (!persistence.empty() && persistence != "0" && persistence != "1") {
-    error = "STASIS_SIM_PERSISTENCE: neither 0 nor 1: '" + std::string(persistence) + "'";
-    return false;
-  }
-  out.persistence = persistence != "0";
-  return true;
+  out.persistence = true;
+  out.mig = false;
+  return switch_of("STASIS_SIM_PERSISTENCE", out.persistence, error) &&
+         switch_of("STASIS_SIM_MIG", out.mig, error);
 }
 
 int Config::cuda_version() const {

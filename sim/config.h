@@ -26,6 +26,7 @@ struct Config {
   std::string dir;            // state outside the processes
   int driver_version = 580;
   bool persistence = true;
+  bool mig = false;
 
   int cuda_version() const;  // 13000 for driver 580
   bool has_checkpoint() const { return driver_version >= 570; }

@@ -1,5 +1,8 @@
 #include "sim/memory.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <new>
@@ -275,8 +278,15 @@ void Memory::free_all(const Context* context) {
 CUresult Memory::allocate_host(Kind kind, int device, std::uint64_t size, Context* context,
                                unsigned flags, Address& out) {
   if (size == 0) return CUDA_ERROR_INVALID_VALUE;
+  // Managed memory is told by its file: /dev/nvidia-uvm with the real driver.
+  const int file = kind == Kind::kManaged ? ::memfd_create("nvidia-uvm", MFD_CLOEXEC) : -1;
+  if (kind == Kind::kManaged && (file < 0 || ::ftruncate(file, round_up(size, 4096)) != 0)) {
+    if (file >= 0) ::close(file);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
   void* got = ::mmap(nullptr, round_up(size, 4096), PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+                     file >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, file, 0);
+  if (file >= 0) ::close(file);
   if (got == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
   std::lock_guard lock(mutex_);
   Allocation allocation;

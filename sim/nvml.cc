@@ -215,10 +215,10 @@ nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t device, nvmlEnableState_t
 
 nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int* current,
                                   unsigned int* pending) {
-  return with_gpu(device, [&](const Config&, const GpuSpec&, std::size_t) {
+  return with_gpu(device, [&](const Config& config, const GpuSpec&, std::size_t) {
     if (!current || !pending) return NVML_ERROR_INVALID_ARGUMENT;
-    *current = 0;
-    *pending = 0;
+    *current = config.mig ? 1 : 0;
+    *pending = *current;
     return NVML_SUCCESS;
   });
 }

@@ -36,6 +36,7 @@ struct Gpu {
   std::string pci_bus_id;          // "00000000:65:00.0"
   std::uint64_t memory_total = 0;  // bytes
   std::uint64_t memory_used = 0;   // bytes, by all processes and the driver itself
+  bool mig = false;                // divided into instances (MIG)
 };
 
 // "What was on `from` goes to `to`."

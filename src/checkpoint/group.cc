@@ -10,17 +10,18 @@
 #include <fmt/format.h>
 
 #include "base/units.h"
+#include "checkpoint/lock_round.h"
 
 namespace stasis {
 namespace {
 
 using std::chrono::milliseconds;
 
-// The first slice is short, so that a group that waits for one another is let go soon; each is
-// twice as long, because a process with seconds of queued kernels needs one long slice: in a short
-// one its queue fills again. On two ranks of a loop of all-reduces the first slice was enough in 24
-// of 24 rounds (4-52 ms, H100, driver 580).
-constexpr milliseconds kFirstSlice{250};
+// The first slice is short, so that a group that cannot be locked is let go soon; each is twice as
+// long, because a process with seconds of queued kernels needs one long slice: in a short one its
+// queue fills again. On two ranks of a loop of all-reduces the first try was enough in 24 of 24
+// rounds (4-52 ms, H100, driver 580).
+constexpr milliseconds kFirstSlice{500};
 constexpr milliseconds kLongestSlice{8000};
 // Between slices those that wait for the lock get their turn; jitter keeps tools from meeting
 // again.
@@ -147,32 +148,23 @@ Result<bool> Group::refresh(Pid root) {
   return changed;
 }
 
-Result<void> Group::lock_round(milliseconds slice, bool& all_locked) {
-  // One thread each, so that processes which wait for one another all get into the lock.
-  std::vector<Result<void>> results(members_.size());
-  at_once(members_.size(), [&](std::size_t i) {
-    Process& process = members_[i].process;
-    if (members_[i].initial != CudaState::kRunning || !process.alive()) return;
-    auto state = process.state();
-    // By us in an earlier round, or by an operation that was killed.
-    if (state && (*state == CudaState::kLocked || *state == CudaState::kCheckpointed)) return;
-    results[i] = state ? process.lock(slice) : Result<void>(fail(std::move(state.error())));
-  });
-  all_locked = true;
-  Result<void> worst;
-  for (std::size_t i = 0; i < members_.size(); ++i) {
-    if (results[i]) continue;
-    if (!still_cuda(members_[i].process)) continue;  // it left; refresh() and CRIU cope with that
-    all_locked = false;
-    if (results[i].error().code != ErrorCode::kTimeout) worst = std::move(results[i]);
+Result<void> Group::try_lock(milliseconds slice, bool& all_locked) {
+  std::vector<Process*> processes;
+  for (GroupMember& member : members_) {
+    if (member.initial == CudaState::kRunning && member.process.alive()) {
+      processes.push_back(&member.process);
+    }
   }
+  LockRound round = lock_round(processes, slice);
+  lock_tries_ += round.tries;
+  all_locked = round.all_locked;
   if (all_locked) return {};
-  for (std::size_t i = 0; i < members_.size(); ++i) {
-    if (members_[i].initial != CudaState::kRunning || !members_[i].process.alive()) continue;
-    auto back = members_[i].process.bring_to(CudaState::kRunning);
-    if (!back && worst && still_cuda(members_[i].process)) worst = std::move(back);
+  for (Process* process : processes) {
+    if (!process->alive()) continue;
+    auto back = process->bring_to(CudaState::kRunning);
+    if (!back && round.result && still_cuda(*process)) round.result = std::move(back);
   }
-  return worst;
+  return std::move(round.result);
 }
 
 Result<void> Group::lock(milliseconds timeout, const Interrupt& interrupt) {
@@ -193,7 +185,7 @@ Result<void> Group::lock(milliseconds timeout, const Interrupt& interrupt) {
       this_slice = std::min(slice, left);
     }
     bool all_locked = false;
-    if (auto done = lock_round(this_slice, all_locked); !done) return done;
+    if (auto done = try_lock(this_slice, all_locked); !done) return done;
     if (all_locked) {
       auto changed = refresh(root());
       if (!changed) return fail(std::move(changed.error()));

@@ -57,6 +57,8 @@ class Group {
   // are none. `timeout` zero: no deadline. kTimeout: nobody is locked by us any more. kProcessGone
   // if the root has ended; other processes may come and go.
   Result<void> lock(std::chrono::milliseconds timeout, const Interrupt& interrupt);
+  // How often processes were asked until all were locked; 1 is the least.
+  int lock_tries() const { return lock_tries_; }
   // Looks for processes that have appeared or begun to use CUDA since. True: call lock() and
   // checkpoint() once more; they leave alone those that are there already.
   Result<bool> look_again() { return refresh(root()); }
@@ -84,7 +86,8 @@ class Group {
   Group(Driver& driver, proc::ProcFs procfs) : driver_(&driver), procfs_(std::move(procfs)) {}
   // Adds what is new in the tree. Returns true if a process was added or has begun to use CUDA.
   Result<bool> refresh(Pid root);
-  Result<void> lock_round(std::chrono::milliseconds slice, bool& all_locked);
+  // One round of lock_round.h; if not all are locked then, none is.
+  Result<void> try_lock(std::chrono::milliseconds slice, bool& all_locked);
   // Runs `act` for each member in `wanted` state, in parallel; the first error by order.
   Result<void> in_parallel(CudaState wanted, const std::function<Result<void>(Process&)>& act,
                            std::string_view phase, Progress& progress, bool may_end = false);
@@ -93,6 +96,7 @@ class Group {
   proc::ProcFs procfs_;
   std::vector<GroupMember> members_;
   std::map<Pid, std::vector<GpuUse>> gpu_use_;
+  int lock_tries_ = 0;
   bool armed_ = true;
 };
 

@@ -3,16 +3,8 @@
 // lost.
 //
 // Needs STASIS_BUILD, the build folder. RC_PARAMS=max_success=N sets how many sequences are tried.
-#include <fcntl.h>
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <csignal>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <thread>
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
@@ -20,10 +12,12 @@
 #include "base/units.h"
 #include "checkpoint/process.h"
 #include "driver/cuda_abi.h"
+#include "tests/fakes/sim_workload.h"
 
 namespace stasis {
 namespace {
 
+using fakes::Workload;
 using std::chrono::milliseconds;
 
 constexpr std::array kActions = {Action::kLock, Action::kCheckpoint, Action::kRestore,
@@ -36,65 +30,6 @@ std::optional<CudaState> next(CudaState state, Action action) {
   if (state == CudaState::kCheckpointed && action == Action::kRestore) return CudaState::kLocked;
   return std::nullopt;
 }
-
-// stasis-workload on the simulated driver.
-class Workload {
- public:
-  Workload(const std::filesystem::path& build, const std::filesystem::path& dir)
-      : status_file_(dir / "status") {
-    const std::string program = build / "bin/stasis-workload";
-    ::setenv("LD_LIBRARY_PATH", (build / "lib/stasis/sim").c_str(), 1);
-    std::vector<std::string> words = {program,    "memory",     "--size",     "8M",
-                                      "--status", status_file_, "--pause-ms", "1"};
-    std::vector<char*> argv;
-    argv.reserve(words.size() + 1);
-    for (std::string& word : words)
-      argv.push_back(word.data());
-    argv.push_back(nullptr);
-    posix_spawn_file_actions_t files;
-    ::posix_spawn_file_actions_init(&files);
-    ::posix_spawn_file_actions_addopen(&files, 1, (dir / "log").c_str(), O_WRONLY | O_CREAT, 0600);
-    ::posix_spawn_file_actions_adddup2(&files, 1, 2);
-    if (::posix_spawn(&pid_, program.c_str(), &files, nullptr, argv.data(), environ) != 0)
-      pid_ = -1;
-    ::posix_spawn_file_actions_destroy(&files);
-  }
-  ~Workload() {
-    if (pid_ <= 0) return;
-    ::kill(pid_, SIGKILL);
-    ::waitpid(pid_, nullptr, 0);
-  }
-  Workload(const Workload&) = delete;
-  Workload& operator=(const Workload&) = delete;
-
-  Pid pid() const { return Pid{pid_}; }
-  // The number of the last round it has verified, 0 before the first.
-  long round() const {
-    std::ifstream file(status_file_);
-    std::string word;
-    long number = 0;
-    return file >> word >> number ? number : 0;
-  }
-  bool gets_past(long round_number) const {
-    const auto start = Clock::now();
-    while (round() <= round_number) {
-      if (since(start) > std::chrono::seconds(30)) return false;
-      std::this_thread::sleep_for(milliseconds(2));
-    }
-    return true;
-  }
-  // Its exit status after SIGTERM: 0 if every round was right.
-  int end() {
-    ::kill(pid_, SIGTERM);
-    int status = 0;
-    ::waitpid(std::exchange(pid_, -1), &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  }
-
- private:
-  std::filesystem::path status_file_;
-  pid_t pid_ = -1;
-};
 
 class StateMachine : public testing::Test {
  protected:
@@ -111,7 +46,8 @@ class StateMachine : public testing::Test {
     ASSERT_TRUE(driver) << driver.error().message;
     driver_ = std::move(*driver);
     ASSERT_TRUE(driver_->info().simulated);
-    workload_ = std::make_unique<Workload>(build, dir_);
+    workload_ = std::make_unique<Workload>(
+        build, dir_, std::vector<std::string>{"memory", "--size", "8M", "--pause-ms", "1"});
     ASSERT_TRUE(workload_->gets_past(0));
   }
   void TearDown() override {

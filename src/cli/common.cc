@@ -94,9 +94,11 @@ json to_json(const Report& report) {
   for (const PhaseRecord& phase : report.phases) {
     phases.push_back({{"name", phase.name}, {"seconds", phase.seconds}});
   }
-  return {{"ok", true},       {"pid", report.root.value},
-          {"path", "driver"}, {"processes", processes},
-          {"phases", phases}, {"seconds", report.total.count()}};
+  json out = {{"ok", true},       {"pid", report.root.value},
+              {"path", "driver"}, {"processes", processes},
+              {"phases", phases}, {"seconds", report.total.count()}};
+  if (report.lock_tries > 0) out["lock_tries"] = report.lock_tries;
+  return out;
 }
 
 json to_json(const Error& error) {

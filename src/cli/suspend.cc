@@ -16,6 +16,8 @@ Verb add_suspend(CLI::App& app) {
       "suspend", "lock and checkpoint a process tree: its GPU memory becomes free");
   add_pid(*command, options->pid);
   add_timeout(*command, options->suspend.timeout);
+  command->add_flag("--force,--ignore-obstacles", options->suspend.ignore_obstacles,
+                    "go on although the driver may refuse or lose the program's memory");
   return {command, [options](Context& context) -> Result<int> {
             auto driver = context.load_driver();
             if (!driver) return fail(std::move(driver.error()));

@@ -122,6 +122,11 @@ Result<std::vector<Gpu>> Nvml::gpus() const {
     }
     gpu.memory_total = memory.total;
     gpu.memory_used = memory.used;
+    unsigned mig = 0;
+    unsigned after_reset = 0;
+    gpu.mig = STASIS_NVML(library_, nvmlDeviceGetMigMode, device, &mig, &after_reset) ==
+                  cuda::NVML_SUCCESS &&
+              mig == 1;
     out.push_back(std::move(gpu));
   }
   return out;

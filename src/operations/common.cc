@@ -6,9 +6,14 @@
 #include <filesystem>
 #include <iterator>
 #include <map>
+#include <memory>
+#include <set>
 #include <thread>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "checkpoint/obstacles.h"
 
 namespace stasis {
 
@@ -143,6 +148,59 @@ Result<OpenedGroup> open_group(const Environment& env, const std::string& operat
     return record->update(journal_targets(members));
   };
   return opened;
+}
+
+namespace {
+
+// Looks at those of the members that are not in `checked` yet.
+Result<void> look_for_obstacles(const Environment& env, const std::vector<GroupMember>& members,
+                                bool ignore, std::set<Pid>& checked) {
+  std::vector<proc::ProcessInfo> fresh;
+  for (const GroupMember& member : members) {
+    if (member.initial != CudaState::kRunning && member.initial != CudaState::kLocked) continue;
+    if (checked.insert(member.process.pid()).second) fresh.push_back(member.process.info());
+  }
+  auto found = find_obstacles(env.driver, proc::ProcFs(), fresh);
+  if (!found) return fail(std::move(found.error()));
+  if (found->empty()) return {};
+  std::map<std::string, std::string> processes;  // by what is in their way
+  std::set<std::string> remedies;
+  for (const Obstacle& obstacle : *found) {
+    const auto info = std::find_if(fresh.begin(), fresh.end(), [&](const proc::ProcessInfo& one) {
+      return one.pid == obstacle.pid;
+    });
+    std::string& list = processes[obstacle.what];
+    list += fmt::format("{}{} ({})", list.empty() ? "" : ", ", obstacle.pid.value, info->comm);
+    remedies.insert(obstacle.remedy);
+  }
+  std::vector<std::string> reasons;
+  for (const auto& [what, list] : processes)
+    reasons.push_back(fmt::format("{}: process {}", what, list));
+  if (ignore) {
+    env.tell(fmt::format("going on as told, in spite of {}", fmt::join(reasons, "; ")));
+    return {};
+  }
+  return fail(ErrorCode::kNotSupported, fmt::format("{}", fmt::join(reasons, "; ")),
+              fmt::format("{}; if you know better: --ignore-obstacles", fmt::join(remedies, "; ")));
+}
+
+}  // namespace
+
+Result<void> refuse_obstacles(const Environment& env, OpenedGroup& opened, bool ignore) {
+  auto checked = std::make_shared<std::set<Pid>>();
+  auto clear = look_for_obstacles(env, opened.group.members(), ignore, *checked);
+  if (!clear) {
+    opened.group.dismiss();  // nobody has been touched
+    opened.journal->finish();
+    return clear;
+  }
+  opened.group.on_members_changed = [&env, ignore, checked,
+                                     update = opened.group.on_members_changed](
+                                        const std::vector<GroupMember>& members) -> Result<void> {
+    auto fine = look_for_obstacles(env, members, ignore, *checked);
+    return fine ? update(members) : fine;
+  };
+  return {};
 }
 
 void settle(Driver& driver, std::span<const JournalTarget> targets) {

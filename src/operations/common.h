@@ -55,6 +55,11 @@ struct OpenedGroup {
 Result<OpenedGroup> open_group(const Environment& env, const std::string& operation, Pid root,
                                const std::string& image);
 
+// Refuses what the driver would refuse or lose (kNotSupported, each process with reason and
+// remedy), before anything is touched, and also what the group meets later. With `ignore` it is
+// told and no more.
+Result<void> refuse_obstacles(const Environment& env, OpenedGroup& opened, bool ignore);
+
 // A tool that is killed may leave a driver's call behind that goes on inside the target, while the
 // state is still the one of before. Waits until the targets of a killed operation come to rest:
 // half a second without a change of state or any memory moved, at most a minute.

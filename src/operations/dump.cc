@@ -252,6 +252,9 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   }
   auto opened = open_group(env, "dump", root, writer->final_path());
   if (!opened) return fail(std::move(opened.error()));
+  if (auto clear = refuse_obstacles(env, *opened, options.ignore_obstacles); !clear) {
+    return fail(std::move(clear.error()));
+  }
   Group& group = opened->group;
   const auto undo = [&](Error why) { return fail(roll_back(*opened, std::move(why))); };
   for (const GroupMember& member : group.members()) {
@@ -351,6 +354,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   report.root = root;
   report.processes = report_processes(group);
   report.total = phases.total();
+  report.lock_tries = group.lock_tries();
   report.phases = manifest.phases;
   const auto& last = phases.done();
   if (!last.empty() && last.back().name == "finish") report.phases.push_back(last.back());

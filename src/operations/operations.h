@@ -54,11 +54,14 @@ struct Report {
   std::vector<ProcessReport> processes;
   std::vector<PhaseRecord> phases;
   Seconds total{0};
+  int lock_tries = 0;  // how often the processes were asked until all were locked; 0: no lock
 };
 
 struct SuspendOptions {
   // For the lock; zero: no deadline.
   std::chrono::milliseconds timeout{10000};
+  // Tell of what the driver would refuse or lose (checkpoint/obstacles.h), and go on.
+  bool ignore_obstacles = false;
 };
 
 // Locks and checkpoints every CUDA process of the tree: their GPU memory is free afterwards. Those
@@ -81,6 +84,7 @@ struct DumpOptions {
   SyncPolicy sync = SyncPolicy::kDisk;
   AfterDump after = AfterDump::kKill;
   std::chrono::milliseconds timeout{10000};  // for the lock
+  bool ignore_obstacles = false;             // as with suspend
   CriuOptions criu;
   std::optional<std::string> criu_path;
   int criu_log_level = 4;

@@ -7,6 +7,9 @@ Result<Report> suspend(const Environment& env, Pid root, const SuspendOptions& o
   Phases phases;
   auto opened = open_group(env, "suspend", root, {});
   if (!opened) return fail(std::move(opened.error()));
+  if (auto clear = refuse_obstacles(env, *opened, options.ignore_obstacles); !clear) {
+    return fail(std::move(clear.error()));
+  }
   Group& group = opened->group;
   auto done = quiesce(env, group, options.timeout, phases);
   phases.end();
@@ -19,6 +22,7 @@ Result<Report> suspend(const Environment& env, Pid root, const SuspendOptions& o
   report.root = root;
   report.processes = report_processes(group);
   report.total = phases.total();
+  report.lock_tries = group.lock_tries();
   report.phases = phases.take();
   return report;
 }

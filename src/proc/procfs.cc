@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <charconv>
 #include <map>
@@ -64,6 +65,16 @@ T number(std::string_view text) {
   T value{};
   std::from_chars(text.data(), text.data() + text.size(), value);
   return value;
+}
+
+std::vector<std::string> split_at_nul(const std::string& text) {
+  std::vector<std::string> out;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find('\0', begin), text.size());
+    out.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return out;
 }
 
 }  // namespace
@@ -137,11 +148,7 @@ Result<ProcessDetails> ProcFs::details(Pid pid) const {
     details.ns_pid = ns_pid;
   auto cmdline = read_of(root_, pid, "cmdline");
   if (!cmdline) return fail(std::move(cmdline.error()));
-  for (std::size_t begin = 0; begin < cmdline->size();) {
-    const std::size_t end = std::min(cmdline->find('\0', begin), cmdline->size());
-    details.argv.push_back(cmdline->substr(begin, end - begin));
-    begin = end + 1;
-  }
+  details.argv = split_at_nul(*cmdline);
   return details;
 }
 
@@ -242,6 +249,52 @@ Result<bool> ProcFs::maps_file(Pid pid, const std::string& name) const {
     if (next == std::string::npos || (*maps)[next] == '\n') return true;
   }
   return false;
+}
+
+Result<std::vector<std::string>> ProcFs::environment(Pid pid) const {
+  auto text = read_of(root_, pid, "environ");
+  if (!text) return fail(std::move(text.error()));
+  return split_at_nul(*text);
+}
+
+Result<std::vector<std::uint64_t>> ProcFs::socket_inodes(Pid pid) const {
+  constexpr std::string_view kSocket = "socket:[";
+  const std::string path = fmt::format("{}/{}/fd", root_, pid.value);
+  const std::unique_ptr<DIR, int (*)(DIR*)> dir(::opendir(path.c_str()), ::closedir);
+  if (!dir) {
+    const int error = errno;
+    if (error == ENOENT) return fail(no_such_process(pid));
+    return fail(errno_error("cannot list " + path, error));
+  }
+  std::vector<std::uint64_t> out;
+  while (const dirent* entry = ::readdir(dir.get())) {
+    std::array<char, 64> link{};
+    const ssize_t size =
+        ::readlinkat(::dirfd(dir.get()), entry->d_name, link.data(), link.size() - 1);
+    if (size <= 0) continue;
+    const std::string_view target(link.data(), static_cast<std::size_t>(size));
+    if (!target.starts_with(kSocket)) continue;
+    out.push_back(number<std::uint64_t>(target.substr(kSocket.size())));
+  }
+  return out;
+}
+
+Result<std::vector<UnixSocket>> ProcFs::unix_sockets(Pid pid) const {
+  auto text = read_of(root_, pid, "net/unix");
+  if (!text) return fail(std::move(text.error()));
+  std::vector<UnixSocket> out;
+  std::istringstream lines(*text);
+  for (std::string line; std::getline(lines, line);) {
+    // "address: references protocol flags type state inode path"
+    std::istringstream words(line);
+    std::string skipped;
+    UnixSocket socket;
+    words >> skipped >> skipped >> skipped >> skipped >> skipped >> skipped >> socket.inode;
+    if (!words) continue;  // the heading
+    std::getline(words >> std::ws, socket.path);
+    out.push_back(std::move(socket));
+  }
+  return out;
 }
 
 Result<std::uint64_t> ProcFs::resident_bytes(Pid pid) const {

@@ -41,6 +41,11 @@ struct Mapping {
   std::string path;         // also "[vdso]"; may be empty
 };
 
+struct UnixSocket {
+  std::uint64_t inode = 0;
+  std::string path;  // an abstract name begins with "@"; empty if it has none
+};
+
 struct ProcessDetails {
   unsigned uid = 0;               // effective user
   int tracer = 0;                 // who traces it, 0 if nobody
@@ -78,6 +83,16 @@ class ProcFs {
   // Does the process map a file whose name begins with `name` ("libcuda.so")? kNotPermitted if
   // its maps may not be read.
   Result<bool> maps_file(Pid pid, const std::string& name) const;
+
+  // "NAME=value" each, as its program was started; what it has set since is not seen.
+  // kNotPermitted, kNoSuchProcess.
+  Result<std::vector<std::string>> environment(Pid pid) const;
+
+  // The inode numbers of its open sockets. kNotPermitted, kNoSuchProcess.
+  Result<std::vector<std::uint64_t>> socket_inodes(Pid pid) const;
+
+  // All unix sockets of the process's network namespace. kNotPermitted, kNoSuchProcess.
+  Result<std::vector<UnixSocket>> unix_sockets(Pid pid) const;
 
   // Bytes of the process's memory that are in RAM now.
   Result<std::uint64_t> resident_bytes(Pid pid) const;

@@ -34,6 +34,8 @@ constexpr Kind kKinds[] = {
     {"ipc", run_ipc, "memory shared with a child, which cannot be restored"},
     {"ipc-child", run_ipc_child, "the child of ipc"},
     {"tree", run_tree, "a root without CUDA and its CUDA children (--children, --child-kind)"},
+    {"collective", run_collective, "ranks that wait for each other on the GPU (--children)"},
+    {"rank", run_rank, "one of them"},
     {"idle", run_idle, "a context and nothing else"},
     {"spin", run_spin, "one long kernel after the other (--busy-ms)"},
     {"starve", run_starve, "threads that launch without pause (--threads)"},
@@ -88,7 +90,12 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
   app.add_option("--child-kind", options.child_kind, "what they run")->capture_default_str();
+  app.add_flag("--like-nccl", options.like_nccl,
+               "kind collective: with the socket of an NCCL rank");
   app.add_option("--ipc-handle", options.ipc_handle)->group("");
+  app.add_option("--meeting", options.meeting)->group("");
+  app.add_option("--rank", options.rank)->group("");
+  app.add_option("--ranks", options.ranks)->group("");
   app.add_flag("--print-pid", options.print_pid, "print the process number first");
   app.add_flag("--proc-address", proc_address, "find the driver's functions by cuGetProcAddress");
   CLI11_PARSE(app, argc, argv);

@@ -29,7 +29,11 @@ struct Options {
   std::uint32_t threads = 3;
   std::uint32_t children = 2;
   std::string child_kind = "memory";
-  std::string ipc_handle;  // hexadecimal; set by the parent of kind ipc for its child
+  std::string ipc_handle;   // hexadecimal; set by the parent of kind ipc for its child
+  std::string meeting;      // a file; set by the parent of kind collective for its ranks, as are
+  std::uint32_t rank = 0;   // its number, and
+  std::uint32_t ranks = 1;  // how many there are
+  bool like_nccl = false;   // kind collective: hold the socket that NCCL's ranks listen on
   bool print_pid = false;
   programs::Lookup lookup = programs::Lookup::kDlsym;
 };
@@ -47,6 +51,8 @@ class Run {
 
   // Begins the next round; false if there shall be none.
   bool next();
+  // The same for one that may not stop alone.
+  void begin() { ++round_; }
   // The current one; the first is 1.
   std::uint64_t round() const { return round_; }
   // The round was verified: heartbeat, and the pause.
@@ -86,6 +92,8 @@ void run_managed(Run& run);
 void run_ipc(Run& run);
 void run_ipc_child(Run& run);
 void run_tree(Run& run);
+void run_collective(Run& run);
+void run_rank(Run& run);
 void run_idle(Run& run);
 void run_spin(Run& run);
 void run_starve(Run& run);

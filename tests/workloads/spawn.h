@@ -42,4 +42,11 @@ class Child {
 
 void sleep_ms(int milliseconds);
 
+class Run;
+
+// Runs `programs` (arguments of this one, beginning with a kind) as children, with --status,
+// --pause-ms and --size of its own. A round is one in which every child verified a round more. The
+// root restarts nothing: a child that ends is a mismatch. In the end tells them to stop.
+void supervise(Run& run, const std::vector<std::vector<std::string>>& programs);
+
 }  // namespace stasis::workloads

@@ -1,12 +1,10 @@
 // A process tree: a root without CUDA that supervises children with CUDA, each verifying itself.
-//
-// A round of the root is one in which every child verified a round more. The root restarts nothing:
-// a child that ends is a failure.
 #include <fcntl.h>
 
 #include <cstdlib>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/fd.h"
 #include "tests/workloads/runner.h"
@@ -29,19 +27,25 @@ unsigned long long round_in(const std::string& path) {
 
 void run_tree(Run& run) {
   const Options& options = run.options();
-  if (options.status.empty())
-    programs::die(1, "the kind tree needs --status, for its children too");
+  std::vector<std::vector<std::string>> children;
+  for (std::uint32_t i = 1; i <= options.children; ++i) {
+    children.push_back({options.child_kind, "--seed", std::to_string(run.seed(0, i))});
+  }
+  supervise(run, children);
+}
+
+void supervise(Run& run, const std::vector<std::vector<std::string>>& programs) {
+  const Options& options = run.options();
+  if (options.status.empty()) {
+    programs::die(1, "the kind " + options.kind + " needs --status, for its children too");
+  }
   std::vector<Child> children;
   std::vector<std::string> files;
-  for (std::uint32_t i = 1; i <= options.children; ++i) {
-    files.push_back(options.status + "." + std::to_string(i));
-    std::vector<std::string> arguments{options.child_kind,
-                                       "--status",
-                                       files.back(),
-                                       "--seed",
-                                       std::to_string(run.seed(0, i)),
-                                       "--pause-ms",
-                                       std::to_string(options.pause_ms)};
+  for (const auto& program : programs) {
+    files.push_back(options.status + "." + std::to_string(files.size() + 1));
+    std::vector<std::string> arguments = program;
+    arguments.insert(arguments.end(),
+                     {"--status", files.back(), "--pause-ms", std::to_string(options.pause_ms)});
     if (options.size != 0) {
       arguments.insert(arguments.end(), {"--size", std::to_string(options.size)});
     }

@@ -1,0 +1,31 @@
+// Locks processes that may wait for one another on their GPUs, as the ranks of a collective do.
+#pragma once
+
+#include <chrono>
+#include <vector>
+
+#include "checkpoint/process.h"
+
+namespace stasis {
+
+struct LockRound {
+  bool all_locked = false;
+  int tries = 1;        // how often any of them was asked
+  Result<void> result;  // what went wrong besides processes that did not come to rest in time
+};
+
+// Asks all of `processes`, which run or are locked, for the lock at the same time, and waits for at
+// most `slice` until every one has it. Those that end meanwhile, or are no CUDA process any more,
+// count as locked.
+//
+// A rank that has begun a collective cannot be locked before the others have begun it too, and
+// those may be locked already. So the locked ones are let go on for a moment and asked again, while
+// the others' locks are pending and hold back all that comes after the collective. The moment is
+// short at first, and doubles until it is long enough to come to the collective and too short to
+// come to the next. During the second half of the slice nobody is let go on: a process with long
+// kernels needs no more than time.
+//
+// Those that are locked in the end stay so, also when not all are.
+LockRound lock_round(const std::vector<Process*>& processes, std::chrono::milliseconds slice);
+
+}  // namespace stasis

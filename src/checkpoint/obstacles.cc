@@ -1,0 +1,225 @@
+#include "checkpoint/obstacles.h"
+
+#include <algorithm>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include <fmt/format.h>
+
+namespace stasis {
+namespace {
+
+using proc::ProcessInfo;
+using proc::ProcFs;
+
+// Managed memory is mapped from the driver's file for it at addresses as mmap gives them. One such
+// mapping every CUDA process has, at a low address of the driver's choice (0x204a00000, 2 MiB,
+// driver 580.159.04).
+constexpr std::string_view kManagedFile = "nvidia-uvm";
+constexpr std::uint64_t kDriversOwnAddresses = 1ULL << 40;
+
+// While NCCL has a communicator whose memory can be shared (cuMem, its default), each of its ranks
+// listens on an abstract socket of this name, followed by rank and a random number (2.28).
+constexpr std::string_view kNcclSocket = "@tmp/nccl-socket-";
+constexpr std::string_view kNcclLibrary = "libnccl.so";
+
+// The kernel's names of processes have 15 characters: nvidia-cuda-mps-control and -server.
+constexpr std::string_view kMpsComm = "nvidia-cuda-mps";
+constexpr std::string_view kMpsDirectory = "/tmp/nvidia-mps";
+
+class Environment {
+ public:
+  explicit Environment(std::vector<std::string> variables) : variables_(std::move(variables)) {}
+
+  std::string_view operator[](std::string_view name) const {
+    for (const std::string_view variable : variables_) {
+      if (variable.size() > name.size() && variable.starts_with(name) &&
+          variable[name.size()] == '=') {
+        return variable.substr(name.size() + 1);
+      }
+    }
+    return {};
+  }
+
+ private:
+  std::vector<std::string> variables_;
+};
+
+std::string_view last_part(std::string_view path) {
+  const std::size_t at = path.find_last_of("/:");
+  return at == std::string_view::npos ? path : path.substr(at + 1);
+}
+
+bool has_managed_memory(const std::vector<proc::Mapping>& mappings) {
+  return std::any_of(mappings.begin(), mappings.end(), [](const proc::Mapping& mapping) {
+    std::string_view path = mapping.path;
+    if (path.ends_with(" (deleted)")) path.remove_suffix(10);
+    return mapping.start >= kDriversOwnAddresses && mapping.permissions.ends_with('s') &&
+           last_part(path) == kManagedFile;
+  });
+}
+
+bool maps_nccl(const std::vector<proc::Mapping>& mappings) {
+  return std::any_of(mappings.begin(), mappings.end(), [](const proc::Mapping& mapping) {
+    return last_part(mapping.path).starts_with(kNcclLibrary);
+  });
+}
+
+// Transports that survive on driver 580: sockets, and shared memory of the old kind (measured with
+// NCCL 2.28, two ranks on a host). P2P, and shared memory from cuMem, are lost at the restore.
+bool transports_survive(const Environment& environment) {
+  const std::string_view level = environment["NCCL_P2P_LEVEL"];
+  const bool p2p = environment["NCCL_P2P_DISABLE"] != "1" && level != "LOC" && level != "0";
+  const bool shared = environment["NCCL_SHM_DISABLE"] != "1" &&
+                      environment["NCCL_CUMEM_HOST_ENABLE"] != "0" &&
+                      environment["NCCL_CUMEM_ENABLE"] != "0";
+  return !p2p && !shared;
+}
+
+// Is it one of several ranks on this host?
+Result<bool> has_nccl_peers(const ProcFs& procfs, Pid pid) {
+  auto sockets = procfs.unix_sockets(pid);
+  if (!sockets) return fail(std::move(sockets.error()));
+  std::erase_if(*sockets, [](const proc::UnixSocket& socket) {
+    return !socket.path.starts_with(kNcclSocket);
+  });
+  if (sockets->empty()) return false;
+  auto own = procfs.socket_inodes(pid);
+  if (!own) return fail(std::move(own.error()));
+  const auto mine = std::count_if(sockets->begin(), sockets->end(), [&](const auto& socket) {
+    return std::find(own->begin(), own->end(), socket.inode) != own->end();
+  });
+  return mine > 0 && static_cast<std::size_t>(mine) < sockets->size();
+}
+
+Obstacle nccl_obstacle(Pid pid) {
+  return {pid,
+          "GPU memory shared with other processes through NCCL, which the driver checkpoints and "
+          "cannot restore (the job would be lost)",
+          "start all ranks with NCCL_P2P_DISABLE=1 and NCCL_CUMEM_HOST_ENABLE=0 (or "
+          "NCCL_SHM_DISABLE=1) in their environment"};
+}
+
+class Search {
+ public:
+  Search(Driver& driver, const ProcFs& procfs) : driver_(driver), procfs_(procfs) {}
+
+  Result<std::vector<Obstacle>> run(std::span<const ProcessInfo> processes) {
+    for (const ProcessInfo& info : processes) {
+      auto done = look_at(info);
+      if (!done && done.error().code != ErrorCode::kNoSuchProcess) {
+        return fail(
+            std::move(done.error())
+                .within(fmt::format("looking for what would stop a checkpoint of process {}",
+                                    info.pid.value)));
+      }
+    }
+    // Handles of the old kind leave no sign but that the ranks are there.
+    if (without_cumem_.size() > 1) {
+      for (const Pid pid : without_cumem_)
+        found_.push_back(nccl_obstacle(pid));
+    }
+    return std::move(found_);
+  }
+
+ private:
+  Result<void> look_at(const ProcessInfo& info) {
+    const Pid pid = info.pid;
+    auto mappings = procfs_.mappings(pid);
+    if (!mappings) return fail(std::move(mappings.error()));
+    auto variables = procfs_.environment(pid);
+    if (!variables) return fail(std::move(variables.error()));
+    const Environment environment(std::move(*variables));
+    if (has_managed_memory(*mappings)) {
+      found_.push_back({pid, "managed memory, which the driver refuses to checkpoint",
+                        "use memory from cudaMalloc instead of cudaMallocManaged"});
+    }
+    if (!transports_survive(environment)) {
+      auto peers = has_nccl_peers(procfs_, pid);
+      if (!peers) return fail(std::move(peers.error()));
+      if (*peers) {
+        found_.push_back(nccl_obstacle(pid));
+      } else if (environment["NCCL_CUMEM_ENABLE"] == "0" && maps_nccl(*mappings)) {
+        without_cumem_.push_back(pid);
+      }
+    }
+    if (is_mps_client(info, environment)) {
+      found_.push_back({pid,
+                        "a program under MPS (nvidia-cuda-mps-control), which the driver "
+                        "cannot checkpoint",
+                        "start it without MPS"});
+    }
+    if (environment["CUDA_VISIBLE_DEVICES"].starts_with("MIG-") || uses_mig(pid)) {
+      found_.push_back({pid, "a part of a GPU (MIG), which the driver cannot checkpoint",
+                        "run it on a GPU without MIG"});
+    }
+    return {};
+  }
+
+  // Programs that start while the control daemon of their pipe directory runs become its clients.
+  bool is_mps_client(const ProcessInfo& info, const Environment& environment) {
+    if (!daemons_) {
+      daemons_.emplace();
+      auto all = procfs_.all();
+      if (!all) return false;
+      for (const ProcessInfo& other : *all) {
+        if (!std::string_view(other.comm).starts_with(kMpsComm) || other.state == 'Z') continue;
+        auto variables = procfs_.environment(other.pid);
+        daemons_->push_back({other.start_ticks,
+                             pipe_directory(Environment(variables ? std::move(*variables)
+                                                                  : std::vector<std::string>()))});
+      }
+    }
+    const std::string mine = pipe_directory(environment);
+    return std::any_of(daemons_->begin(), daemons_->end(), [&](const Daemon& daemon) {
+      return daemon.since <= info.start_ticks && daemon.directory == mine;
+    });
+  }
+
+  static std::string pipe_directory(const Environment& environment) {
+    const std::string_view set = environment["CUDA_MPS_PIPE_DIRECTORY"];
+    return std::string(set.empty() ? kMpsDirectory : set);
+  }
+
+  bool uses_mig(Pid pid) {
+    if (!mig_) {
+      mig_.emplace();
+      auto gpus = driver_.gpus();
+      if (gpus) {
+        for (const Gpu& gpu : *gpus) {
+          if (gpu.mig) mig_->push_back(gpu.uuid);
+        }
+      }
+    }
+    if (mig_->empty()) return false;
+    auto use = driver_.memory_by_process();
+    if (!use) return false;
+    const auto it = use->find(pid);
+    return it != use->end() &&
+           std::any_of(it->second.begin(), it->second.end(), [&](const GpuUse& part) {
+             return std::find(mig_->begin(), mig_->end(), part.gpu) != mig_->end();
+           });
+  }
+
+  struct Daemon {
+    std::uint64_t since;
+    std::string directory;
+  };
+
+  Driver& driver_;
+  const ProcFs& procfs_;
+  std::vector<Obstacle> found_;
+  std::vector<Pid> without_cumem_;
+  std::optional<std::vector<Daemon>> daemons_;
+  std::optional<std::vector<GpuUuid>> mig_;
+};
+
+}  // namespace
+
+Result<std::vector<Obstacle>> find_obstacles(Driver& driver, const ProcFs& procfs,
+                                             std::span<const ProcessInfo> processes) {
+  return Search(driver, procfs).run(processes);
+}
+
+}  // namespace stasis

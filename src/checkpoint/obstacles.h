@@ -1,0 +1,28 @@
+// What stands against a checkpoint and can be seen from outside, before anything is touched: memory
+// that the driver would refuse to checkpoint, or checkpoints and can never restore.
+//
+// Reads /proc and NVML only. Not seen: memory that a program shares by CUDA IPC on its own account
+// (its mappings and descriptors are those of any other, driver 580.159.04).
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "driver/driver.h"
+#include "proc/procfs.h"
+
+namespace stasis {
+
+struct Obstacle {
+  Pid pid;
+  std::string what;    // "managed memory, which the driver refuses to checkpoint"
+  std::string remedy;  // what its user can do
+};
+
+// The obstacles of `processes`, which use CUDA. Those that have gone have none. kNotPermitted, kIo:
+// could not look, which never counts as "none".
+Result<std::vector<Obstacle>> find_obstacles(Driver& driver, const proc::ProcFs& procfs,
+                                             std::span<const proc::ProcessInfo> processes);
+
+}  // namespace stasis

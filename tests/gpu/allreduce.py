@@ -1,0 +1,80 @@
+#!/usr/bin/env python3
+"""A job of several ranks that sum over NCCL, round after round, and check every sum.
+
+The parent starts the ranks, one on each GPU, and ends when they end. Each rank writes "round N ok" to
+STATUS.RANK. Run until SIGTERM or --rounds. A sum that is wrong ends the job with status 1.
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+
+STOP = []
+
+
+def rank_main(options, rank):
+    import torch
+    import torch.distributed as dist
+
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", init_method="file://" + options.status + ".store",
+                            rank=rank, world_size=options.ranks)
+    count = options.mib << 18
+    base = torch.arange(count, device="cuda", dtype=torch.int64) % 1009
+    stop = torch.zeros(1, device="cuda", dtype=torch.int64)
+    record = os.open(f"{options.status}.{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    number = 0
+    while True:
+        number += 1
+        value = base * (rank + 1) + number
+        dist.all_reduce(value)
+        wanted = base * (options.ranks * (options.ranks + 1) // 2) + number * options.ranks
+        wrong = int((value != wanted).sum())
+        if wrong:
+            print(f"rank {rank}, round {number}: {wrong} of {count} sums are wrong", flush=True)
+            return 1
+        os.pwrite(record, b"round %010d ok\n" % number, 0)
+        # All ranks stop after the same round.
+        stop.fill_(1 if STOP or number == options.rounds else 0)
+        dist.all_reduce(stop)
+        if int(stop):
+            break
+        if options.pause_ms:
+            time.sleep(options.pause_ms / 1000)
+    print(f"rank {rank} verified {number} rounds", flush=True)
+    dist.destroy_process_group()
+    return 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--status", required=True, help="prefix of the files that are written")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--mib", type=int, default=64, help="of 32-bit words, twice that in memory")
+    parser.add_argument("--rounds", type=int, default=0, help="0: until SIGTERM")
+    parser.add_argument("--pause-ms", type=float, default=0, help="after each round")
+    parser.add_argument("--rank", type=int, help="be this rank (the parent sets it)")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: STOP.append(1))
+    if options.rank is not None:
+        return rank_main(options, options.rank)
+    ranks = [subprocess.Popen([sys.executable, *sys.argv, "--rank", str(rank)])
+             for rank in range(options.ranks)]
+    told = False
+    while any(rank.poll() is None for rank in ranks):
+        if STOP and not told:
+            told = True
+            for rank in ranks:
+                rank.terminate()
+        if any(rank.poll() for rank in ranks):
+            for rank in ranks:
+                rank.kill()
+        time.sleep(0.05)
+    return max(abs(rank.wait()) for rank in ranks)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,179 @@
+#!/usr/bin/env bats
+# Groups of processes that wait for each other on their GPUs, and what is refused before anything is
+# touched: real processes on the simulated driver.
+
+load helpers
+load stasis_lib
+
+setup() { setup_stasis; }
+teardown() { end_stasis; }
+
+# start_ranks COUNT [ARGUMENT...]: sets TARGET to their parent and CHILDREN to them.
+start_ranks() {
+  local count=$1
+  shift
+  start_target collective --children "$count" --size 256K --pause-ms 2 "$@"
+  mapfile -t CHILDREN < <(children_of "$TARGET")
+  assert_equal "${#CHILDREN[@]}" "$count" "ranks"
+  at_end_kill "${CHILDREN[@]}"
+}
+
+# refused_untouched VERB ARGUMENT...: not supported, and not even a lock was tried.
+refused_untouched() {
+  STASIS_SIM_FAULTS="lock:error=999" refused 8 not-supported "$@"
+  [[ $err != *"rolled back"* ]]
+  in_state running "${CHILDREN[@]}"
+  target_goes_on
+  nothing_left
+}
+
+# --- Ranks
+
+@test "ranks that wait for each other are suspended and resumed again and again" {
+  start_ranks 8
+  for _ in 1 2 3 4 5 6 7 8 9 10; do
+    done_by suspend "$TARGET" --timeout 20000
+    in_state checkpointed "${CHILDREN[@]}"
+    done_by resume "$TARGET"
+    target_goes_on
+  done
+  target_verifies
+}
+
+@test "ranks are dumped together and restored together" {
+  need_root "CRIU"
+  start_ranks 4
+  dump_it
+  gpu_is_free
+  restore_it
+  in_state running "${CHILDREN[@]}"
+  target_goes_on
+  restored_verifies 5
+}
+
+@test "the lock of a group says how often it tried" {
+  start_ranks 4
+  done_by suspend "$TARGET" --json
+  assert_equal "$(json "d['lock_tries'] >= 1")" True
+  done_by resume "$TARGET"
+  target_verifies
+}
+
+@test "ranks without a moment of rest run on after the time limit" {
+  start_ranks 3
+  STASIS_SIM_FAULTS="lock:timeout pid=${CHILDREN[1]}" refused 7 timeout suspend "$TARGET" -t 1500
+  in_state running "${CHILDREN[@]}"
+  target_goes_on
+  target_verifies
+}
+
+# --- Obstacles
+
+@test "managed memory is refused before anything is touched" {
+  start_target managed
+  CHILDREN=("$TARGET")
+  refused_untouched suspend "$TARGET"
+  assert_contains "$err" "managed memory"
+  assert_contains "$err" "process $TARGET (stasis-workload)"
+  if [[ $(id -u) == 0 ]]; then
+    refused_untouched dump "$TARGET" --images-dir "$image"
+    assert_contains "$err" "managed memory"
+    no_image
+  fi
+  target_verifies
+}
+
+@test "with --force the driver's own refusal of managed memory is rolled back" {
+  start_target managed
+  refused 8 not-supported suspend "$TARGET" --force
+  assert_contains "$err" "note: going on as told"
+  assert_contains "$err" "rolled back"
+  in_state running
+  target_goes_on
+  target_verifies
+}
+
+@test "NCCL's ranks are refused unless their transports survive" {
+  start_ranks 2 --like-nccl
+  refused_untouched suspend "$TARGET"
+  assert_contains "$err" "through NCCL"
+  for rank in "${CHILDREN[@]}"; do assert_contains "$err" "$rank (exe)"; done
+  assert_contains "$err" "NCCL_P2P_DISABLE=1"
+  assert_contains "$err" "--ignore-obstacles"
+  done_by suspend "$TARGET" --ignore-obstacles
+  assert_contains "$err" "note: going on as told"
+  done_by resume "$TARGET"
+  target_verifies
+}
+
+@test "NCCL's transports are told by the environment" {
+  local settings
+  for settings in "NCCL_P2P_DISABLE=1" "NCCL_SHM_DISABLE=1" "NCCL_P2P_DISABLE=0 NCCL_SHM_DISABLE=1"; do
+    # shellcheck disable=SC2086 # words
+    export $settings
+    start_ranks 2 --like-nccl
+    refused_untouched suspend "$TARGET"
+    target_verifies
+    unset NCCL_P2P_DISABLE NCCL_SHM_DISABLE
+  done
+  for settings in "NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1" "NCCL_P2P_LEVEL=LOC NCCL_CUMEM_HOST_ENABLE=0" \
+    "NCCL_P2P_DISABLE=1 NCCL_CUMEM_ENABLE=0"; do
+    # shellcheck disable=SC2086 # words
+    export $settings
+    start_ranks 2 --like-nccl
+    done_by suspend "$TARGET"
+    done_by resume "$TARGET"
+    target_verifies
+    unset NCCL_P2P_DISABLE NCCL_SHM_DISABLE NCCL_P2P_LEVEL NCCL_CUMEM_HOST_ENABLE NCCL_CUMEM_ENABLE
+  done
+}
+
+@test "a single rank of NCCL shares with nobody" {
+  need_root "a network namespace of its own"
+  # Others' tests have such sockets too, and a namespace keeps them apart.
+  start_target() {
+    TARGET_LOG=$BATS_TEST_TMPDIR/alone.log TARGET_STATUS=$BATS_TEST_TMPDIR/alone.status
+    (exec_on_gpu unshare --net setsid stasis-workload "$@" --status "$TARGET_STATUS") </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+    TARGET=$!
+    echo "$TARGET" >>"$targets"
+    wait_until 30 target_is_up
+  }
+  start_ranks 1 --like-nccl
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  target_verifies
+}
+
+@test "a program on a GPU that is divided is refused" {
+  start_target memory --size 4M
+  CHILDREN=("$TARGET")
+  STASIS_SIM_MIG=1 refused_untouched suspend "$TARGET"
+  assert_contains "$err" "MIG"
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  target_verifies
+}
+
+@test "a program under MPS is refused, and one that is older than its daemon is not" {
+  local daemon=$BATS_TEST_TMPDIR/nvidia-cuda-mps-control
+  cp "$(command -v sleep)" "$daemon"
+  # A pipe directory of its own: other tests run beside this one.
+  export CUDA_MPS_PIPE_DIRECTORY=$BATS_TEST_TMPDIR/mps
+  start_target memory --size 4M
+  local older=$TARGET
+  sleep 0.1
+  "$daemon" 300 </dev/null >/dev/null 2>&1 3>&- &
+  at_end_kill $!
+  start_target memory --size 4M
+  CHILDREN=("$TARGET")
+  refused_untouched suspend "$TARGET"
+  assert_contains "$err" "MPS"
+  target_verifies
+  unset CUDA_MPS_PIPE_DIRECTORY
+  start_target memory --size 4M
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  target_verifies
+  done_by suspend "$older"
+  done_by resume "$older"
+}
