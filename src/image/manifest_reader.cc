@@ -198,6 +198,16 @@ ProcessRecord read_process(const Json& json, std::size_t index, std::string& pro
       process.threads.push_back(Tid{static_cast<int>(*number)});
     }
   }
+  if (fields.has("tcp_ports")) {
+    for (const Json* item : fields.items("tcp_ports", 0, kMaxPorts)) {
+      const auto* number = item->get_ptr<const Json::number_unsigned_t*>();
+      if (number == nullptr || *number < 1 || *number > kMaxPorts) {
+        fields.complain("tcp_ports", "holds what is no port");
+        break;
+      }
+      process.tcp_ports.push_back(static_cast<std::uint16_t>(*number));
+    }
+  }
   for (const Json* item : fields.items("gpu_memory", 0, kMaxGpus)) {
     Fields use(*item, fmt::format("processes[{}].gpu_memory", index), problem);
     process.gpu_memory.push_back({use.string("gpu_uuid"), use.integer("bytes")});

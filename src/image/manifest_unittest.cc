@@ -118,7 +118,7 @@ TEST(Manifest, EveryFieldIsNeededAndHasItsType) {
       ++tried;
     }
     const std::string parent = place.parent_pointer().to_string();
-    const bool may_miss = place.back() == "threads";  // older images have none
+    const bool may_miss = place.back() == "threads" || place.back() == "tcp_ports";  // older images
     if (whole[place.parent_pointer()].is_object() && !may_miss) {
       const std::string text =
           changed([&](Json& json) { json[place.parent_pointer()].erase(place.back()); });
@@ -146,6 +146,17 @@ TEST(Manifest, ThreadNumbersMayMissAndNeverStandTwice) {
   auto back = parse_manifest(serialize_manifest(manifest));
   ASSERT_TRUE(back) << back.error().to_string();
   EXPECT_TRUE(back->processes[0].threads.empty());
+}
+
+TEST(Manifest, PortsMayMiss) {
+  auto without = parse_manifest(changed([](Json& j) { j["processes"][0].erase("tcp_ports"); }));
+  ASSERT_TRUE(without) << without.error().to_string();
+  EXPECT_TRUE(without->processes[0].tcp_ports.empty());
+  for (const Json& wrong : {Json{0}, Json{65536}}) {
+    EXPECT_EQ(code_of(changed([&](Json& j) { j["processes"][0]["tcp_ports"] = wrong; })),
+              ErrorCode::kImageCorrupt)
+        << wrong;
+  }
 }
 
 TEST(Manifest, PathsThatLeadElsewhereAreRefused) {

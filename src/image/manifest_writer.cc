@@ -25,6 +25,7 @@ Json to_json(const ProcessRecord& process) {
     for (const Tid thread : process.threads)
       json["threads"].push_back(thread.value);
   }
+  if (!process.tcp_ports.empty()) json["tcp_ports"] = process.tcp_ports;
   if (process.cuda_state) json["cuda_state"] = image_cuda_state_name(*process.cuda_state);
   json["gpu_memory"] = Json::array();
   for (const GpuMemoryRecord& use : process.gpu_memory) {

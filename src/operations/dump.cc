@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <future>
 #include <mutex>
+#include <set>
 #include <thread>
 
 #include <fmt/format.h>
@@ -156,6 +157,20 @@ std::vector<GpuMemoryRecord> gpu_memory_of(const Group& group, const GroupMember
   return out;
 }
 
+// The local ports of a process's TCP sockets.
+std::vector<std::uint16_t> tcp_ports_of(const proc::ProcFs& procfs, Pid pid) {
+  const auto own = procfs.socket_inodes(pid);
+  const auto all = procfs.tcp_sockets(pid);
+  if (!own || !all) return {};
+  std::set<std::uint16_t> ports;
+  for (const proc::TcpSocket& socket : *all) {
+    if (socket.local_port != 0 && std::find(own->begin(), own->end(), socket.inode) != own->end()) {
+      ports.insert(socket.local_port);
+    }
+  }
+  return {ports.begin(), ports.end()};
+}
+
 // The numbers of a process's threads without its own.
 std::vector<Tid> other_threads(const proc::ProcFs& procfs, Pid pid) {
   std::vector<Tid> threads = procfs.threads(pid);
@@ -177,6 +192,7 @@ Result<std::vector<ProcessRecord>> take_stock(const Group& group) {
     if (info.pid != group.root()) record.parent = info.parent;
     if (auto details = procfs.details(info.pid)) record.command = std::move(details->argv);
     record.threads = other_threads(procfs, info.pid);
+    record.tcp_ports = tcp_ports_of(procfs, info.pid);
     const auto member =
         std::find_if(group.members().begin(), group.members().end(), [&](const GroupMember& m) {
           return m.process.pid() == info.pid && m.process.info().start_ticks == info.start_ticks;

@@ -9,6 +9,7 @@
 #include "operations/restore_checks.h"
 #include "operations/restore_log.h"
 #include "operations/restored_job.h"
+#include "operations/tcp_ports.h"
 
 namespace stasis {
 
@@ -65,6 +66,7 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   auto pairs = plan_gpus(env, manifest, *old_gpus, options);
   if (!pairs) return fail(std::move(pairs.error()));
   if (auto ok = check_numbers(manifest); !ok) return fail(std::move(ok.error()));
+  if (auto ok = wait_for_ports(env, manifest); !ok) return fail(std::move(ok.error()));
   if (auto ok = image->verify(env.progress, env.interrupt, ImageReader::Part::kAllButPages); !ok) {
     return fail(std::move(ok.error()));
   }

@@ -297,6 +297,31 @@ Result<std::vector<UnixSocket>> ProcFs::unix_sockets(Pid pid) const {
   return out;
 }
 
+Result<std::vector<TcpSocket>> ProcFs::tcp_sockets(Pid pid) const {
+  std::vector<TcpSocket> out;
+  for (const char* name : {"net/tcp", "net/tcp6"}) {
+    auto text = read_of(root_, pid, name);
+    if (!text && !out.empty()) break;
+    if (!text && text.error().code == ErrorCode::kIo) continue;
+    if (!text) return fail(std::move(text.error()));
+    std::istringstream lines(*text);
+    for (std::string line; std::getline(lines, line);) {
+      // "number: address:port address:port state queues timer retransmits uid timeout inode ..."
+      std::istringstream words(line);
+      std::string local;
+      std::string skipped;
+      TcpSocket socket;
+      words >> skipped >> local >> skipped >> skipped >> skipped >> skipped >> skipped >> skipped >>
+          skipped >> socket.inode;
+      const std::size_t colon = local.rfind(':');
+      if (!words || colon == std::string::npos) continue;  // the heading
+      std::from_chars(local.data() + colon + 1, local.data() + local.size(), socket.local_port, 16);
+      out.push_back(socket);
+    }
+  }
+  return out;
+}
+
 Result<std::uint64_t> ProcFs::resident_bytes(Pid pid) const {
   auto text = read_of(root_, pid, "statm");
   if (!text) return fail(std::move(text.error()));

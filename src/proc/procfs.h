@@ -46,6 +46,11 @@ struct UnixSocket {
   std::string path;  // an abstract name begins with "@"; empty if it has none
 };
 
+struct TcpSocket {
+  std::uint64_t inode = 0;
+  std::uint16_t local_port = 0;
+};
+
 struct ProcessDetails {
   unsigned uid = 0;               // effective user
   int tracer = 0;                 // who traces it, 0 if nobody
@@ -93,6 +98,9 @@ class ProcFs {
 
   // All unix sockets of the process's network namespace. kNotPermitted, kNoSuchProcess.
   Result<std::vector<UnixSocket>> unix_sockets(Pid pid) const;
+
+  // The same of TCP sockets, of IPv4 and IPv6. Where the kernel has no IPv6, of IPv4.
+  Result<std::vector<TcpSocket>> tcp_sockets(Pid pid) const;
 
   // Bytes of the process's memory that are in RAM now.
   Result<std::uint64_t> resident_bytes(Pid pid) const;

@@ -1,0 +1,23 @@
+// The TCP ports that a job needs back.
+//
+// Private to src/operations. Functions only; any thread.
+#pragma once
+
+#include <cstdint>
+#include <set>
+
+#include "operations/operations.h"
+
+namespace stasis {
+
+// How many connections in state TIME_WAIT hold one of these local ports in this process's network
+// namespace. With `end`, ends them first, where the kernel (CONFIG_INET_DIAG_DESTROY) and our
+// privileges (CAP_NET_ADMIN) allow it. 0 also where the kernel does not tell.
+int count_time_waits(const std::set<std::uint16_t>& ports, bool end);
+
+// A connection that was closed holds its port for a minute more, so a job that is restored soon
+// after its dump could not listen where it did. Ends such connections on the image's ports, or
+// waits until they have passed. kBusy after that, naming the ports; kInterrupted.
+Result<void> wait_for_ports(const Environment& env, const Manifest& manifest);
+
+}  // namespace stasis
