@@ -16,6 +16,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/group.h"
+
 namespace stasis {
 namespace {
 
@@ -144,8 +146,8 @@ Result<UniqueFd> lock_directory(const std::string& directory) {
 
 Error busy(const JournalRecord& holder, Pid pid) {
   return {ErrorCode::kBusy,
-          fmt::format("`stasis {}` (process {}) is working on process {}", holder.operation,
-                      holder.owner.value, pid.value),
+          fmt::format("`{}` (process {}) is working on process {}",
+                      operation_name(holder.operation), holder.owner.value, pid.value),
           "wait for it to end, or interrupt it",
           {},
           {}};
@@ -174,7 +176,7 @@ Result<UniqueFd> take(const std::string& path, Pid root) {
   if (*lock) return std::move(**lock);
   std::string holder = "another operation";
   if (auto other = read_record(path)) {
-    holder = fmt::format("`stasis {}` (process {})", other->operation, other->owner.value);
+    holder = fmt::format("`{}` (process {})", operation_name(other->operation), other->owner.value);
   }
   return fail(ErrorCode::kBusy, fmt::format("{} is working on process {}", holder, root.value),
               "wait for it to end, or interrupt it");
@@ -195,6 +197,19 @@ Result<void> write_record(const std::string& path, const JournalRecord& record) 
 }
 
 }  // namespace
+
+std::string operation_name(const std::string& operation) {
+  return operation.starts_with("criu ") ? operation : "stasis " + operation;
+}
+
+std::vector<JournalTarget> journal_targets(const std::vector<GroupMember>& members) {
+  std::vector<JournalTarget> targets;
+  for (const GroupMember& member : members) {
+    if (!member.initial) continue;
+    targets.push_back({member.process.pid(), member.process.info().start_ticks, *member.initial});
+  }
+  return targets;
+}
 
 std::string pid_namespace_mark() {
   // PROC_PID_INIT_INO of linux/proc_ns.h: the namespace that the machine has started with.

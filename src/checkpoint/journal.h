@@ -25,12 +25,20 @@ struct JournalTarget {
 };
 
 struct JournalRecord {
-  std::string operation;  // "suspend", "resume", "dump", "restore"
+  // "suspend", "resume", "dump", "restore"; "criu dump", "criu restore" by plugins/criu
+  std::string operation;
   Pid root;
   Pid owner;          // the process that does it, for messages
   std::string image;  // directory of the image, if the operation has one
   std::vector<JournalTarget> targets;
 };
+
+// The program that does it, as a person would call it: "stasis dump", "criu dump".
+std::string operation_name(const std::string& operation);
+
+struct GroupMember;
+// The targets of a group: its CUDA processes with the state to bring them back to.
+std::vector<JournalTarget> journal_targets(const std::vector<GroupMember>& members);
 
 // /run/stasis for root, else $XDG_RUNTIME_DIR/stasis, else /tmp/stasis-<uid>; $STASIS_STATE_DIR
 // before all. Made with mode 0700; kNotPermitted if it belongs to somebody else.

@@ -50,9 +50,9 @@ std::string under(const std::vector<JournalEntry>& journal, const proc::ProcessI
     for (const JournalTarget& target : entry.record.targets) {
       if (target.pid != info.pid) continue;
       if (target.start_ticks != 0 && target.start_ticks != info.start_ticks) continue;
-      return entry.under_way
-                 ? fmt::format("stasis {} ({})", entry.record.operation, entry.record.owner.value)
-                 : fmt::format("left behind by stasis {}", entry.record.operation);
+      return entry.under_way ? fmt::format("{} ({})", operation_name(entry.record.operation),
+                                           entry.record.owner.value)
+                             : "left behind by " + operation_name(entry.record.operation);
     }
   }
   return {};

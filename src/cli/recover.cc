@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "checkpoint/journal.h"
 #include "cli/verbs.h"
 
 namespace stasis::cli {
@@ -21,8 +22,9 @@ nlohmann::json to_json(const RecoverReport& report) {
 }
 
 std::string to_text(const RecoverReport& report) {
-  const std::string what =
-      report.operation.empty() ? "" : fmt::format(" (cut short: stasis {})", report.operation);
+  const std::string what = report.operation.empty()
+                               ? ""
+                               : fmt::format(" (cut short: {})", operation_name(report.operation));
   if (report.processes.empty()) {
     return fmt::format(
         "process {}{}: none of its CUDA processes lives any more{}", report.root.value, what,

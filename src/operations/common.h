@@ -10,6 +10,7 @@
 
 #include "checkpoint/group.h"
 #include "checkpoint/journal.h"
+#include "driver/gpu_plan.h"
 #include "operations/operations.h"
 
 namespace stasis {
@@ -40,9 +41,6 @@ class Phases {
   std::string name_;
   std::vector<PhaseRecord> done_;
 };
-
-// The journal's targets of a group: its CUDA processes with the state to bring them back to.
-std::vector<JournalTarget> journal_targets(const std::vector<GroupMember>& members);
 
 // Enters the tree below `root` into the journal and opens it; the group keeps the journal up to
 // date as it grows. The states are asked for once nobody else can be at work on the tree; a process
@@ -82,15 +80,5 @@ ProcessReport report_process(const Process& process, bool cuda, std::uint64_t gp
 
 // Verifies by asking that each CUDA process that still lives is in its wanted state.
 Result<void> verify_states(const Group& group, CudaState wanted);
-
-// The complete map for the driver, empty if everything stays where it was. `from` are the GPUs the
-// processes were on.
-Result<std::vector<GpuPair>> plan_gpu_map(Driver& driver, std::span<const GpuMapEntry> entries,
-                                          std::span<const Gpu> from, std::span<const Gpu> to);
-
-// kOutOfGpuMemory, with the figures, if what was used on the old GPUs does not fit into the free
-// memory of the new ones.
-Result<void> check_gpu_memory(std::span<const GpuUse> needed, std::span<const GpuPair> pairs,
-                              std::span<const Gpu> gpus);
 
 }  // namespace stasis

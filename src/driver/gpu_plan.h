@@ -1,0 +1,22 @@
+// Where GPU memory goes when a process is brought back, and whether it fits there.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "driver/driver.h"
+#include "driver/gpu_map.h"
+
+namespace stasis {
+
+// The complete map for the driver, empty if everything stays where it was. `from` are the GPUs the
+// processes were on.
+Result<std::vector<GpuPair>> plan_gpu_map(Driver& driver, std::span<const GpuMapEntry> entries,
+                                          std::span<const Gpu> from, std::span<const Gpu> to);
+
+// kOutOfGpuMemory, with the figures, if what was used on the old GPUs does not fit into the free
+// memory of the new ones.
+Result<void> check_gpu_memory(std::span<const GpuUse> needed, std::span<const GpuPair> pairs,
+                              std::span<const Gpu> gpus);
+
+}  // namespace stasis
