@@ -277,8 +277,8 @@ Result<void> Group::checkpoint(Progress& progress, const Interrupt& interrupt) {
   if (auto stop = interrupt.check(); !stop) return stop;
   auto done = in_parallel(
       CudaState::kLocked,
-      [](Process& process) {
-        auto still = process.keep_still();
+      [this](Process& process) {
+        auto still = parks_ ? process.keep_still() : Result<void>();
         return still ? process.checkpoint() : still;
       },
       "checkpoint", progress);

@@ -48,6 +48,10 @@ class Group {
   std::size_t cuda_count() const;
   std::vector<proc::ProcessInfo> infos() const;
 
+  // Somebody else, such as CRIU by ptrace, keeps the threads of all processes still while their GPU
+  // is away: checkpoint() need not do it. bring_to() of a member still would.
+  void leave_threads_alone() { parks_ = false; }
+
   // Called whenever processes were added to the group, before anything is done to them; a failure
   // stops the call in progress. The journal is written here.
   std::function<Result<void>(const std::vector<GroupMember>&)> on_members_changed;
@@ -98,6 +102,7 @@ class Group {
   std::map<Pid, std::vector<GpuUse>> gpu_use_;
   int lock_tries_ = 0;
   bool armed_ = true;
+  bool parks_ = true;
 };
 
 }  // namespace stasis

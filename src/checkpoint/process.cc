@@ -1,5 +1,7 @@
 #include "checkpoint/process.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 
 #include <fmt/format.h>
@@ -26,6 +28,10 @@ CudaState allowed_in(Action action) {
     default:
       return CudaState::kLocked;
   }
+}
+
+bool is_own_thread(Tid thread) {
+  return ::access(fmt::format("/proc/self/task/{}", thread.value).c_str(), F_OK) == 0;
 }
 
 }  // namespace
@@ -89,13 +95,26 @@ Error Process::explain(Action action, const DriverFailure& failure) const {
   return explain_driver_failure(failure, action, pid(), procfs_);
 }
 
-Result<void> Process::can_answer() const {
+Result<bool> Process::can_answer() const {
   const auto now = procfs_.process(pid());
-  if (!now) return {};  // the driver's answer is explained in any case
-  if (now->state != 'T' && now->state != 't') return {};
+  if (!now) return true;  // the driver's answer is explained in any case
+  if (now->state != 'T' && now->state != 't') return true;
   // For a process without its library the driver answers by itself.
   const auto maps = procfs_.maps_file(pid(), "libcuda.so");
-  if (maps && !*maps) return {};
+  if (maps && !*maps) return true;
+  // This question needs no answer by the process (tests/conformance, questions_while_lock_waits;
+  // CRIU's own plugin asks it of frozen ones).
+  const auto tid = driver_->restore_thread_id(pid());
+  if (!tid) {
+    Error error = explain(Action::kGetRestoreThreadId, tid.error());
+    if (error.code == ErrorCode::kNotCuda) return false;
+    return fail(std::move(error));
+  }
+  const auto thread = procfs_.thread(pid(), *tid);
+  const auto status = procfs_.thread_status(pid(), *tid);
+  // Who else lets it run can hold it again at any moment.
+  const bool ours = status && status->tracer != 0 && is_own_thread(Tid{status->tracer});
+  if (ours && thread && thread->state != 'T' && thread->state != 't') return true;
   if (now->state == 'T') {
     return fail(ErrorCode::kBusy,
                 fmt::format("process {} ({}) is stopped, and its driver cannot answer", pid().value,
@@ -112,7 +131,9 @@ Result<void> Process::can_answer() const {
 
 Result<std::optional<CudaState>> Process::cuda_state() const {
   // The driver asks a thread of the target, and waits for its answer for ever (580.159.04).
-  if (auto able = can_answer(); !able) return fail(std::move(able.error()));
+  auto able = can_answer();
+  if (!able) return fail(std::move(able.error()));
+  if (!*able) return std::optional<CudaState>();
   auto state = driver_->state(pid());
   if (state) {
     if (alive()) return *state;

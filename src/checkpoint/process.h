@@ -35,8 +35,9 @@ class Process {
   const Pidfd& pidfd() const { return pidfd_; }
 
   // The state, or nothing for a process that does not use CUDA, which is a value and not an error.
-  // kBusy for a process that is stopped or traced. Must not be asked while a lock is pending in
-  // another thread: the driver answers only when that lock ends (580.159.04).
+  // kBusy for a process that is stopped or traced, unless we have woken the thread by which its
+  // driver answers (proc::AwakeThread). Must not be asked while a lock is pending in another
+  // thread: the driver answers only when that lock ends (580.159.04).
   Result<std::optional<CudaState>> cuda_state() const;
 
   // The four below are the field's own calls. kNotCuda where the process does not use CUDA.
@@ -68,8 +69,9 @@ class Process {
         pidfd_(std::move(pidfd)),
         info_(std::move(info)),
         procfs_(std::move(procfs)) {}
-  // kBusy if the process is stopped or traced: every call of the driver would hang.
-  Result<void> can_answer() const;
+  // False for a process without CUDA. kBusy if the process is stopped or traced: every call of the
+  // driver would hang.
+  Result<bool> can_answer() const;
   // Refuses the action if the process has gone or is in a state that does not allow it.
   Result<void> expect(Action action, CudaState wanted) const;
   Error explain(Action action, const DriverFailure& failure) const;

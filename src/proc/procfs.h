@@ -30,6 +30,8 @@ struct ThreadStatus {
   std::uint64_t pending = 0;   // signals that wait for it or its process, a bit each from SIGHUP on
   std::uint64_t blocked = 0;   // those it does not take now
   std::uint64_t switches = 0;  // how often it was taken off a processor: the same twice: it slept
+  int tracer = 0;              // the thread that traces it, 0 if none
+  bool seccomp = false;        // its system calls are filtered
 };
 
 // A line of /proc/PID/maps.
