@@ -79,7 +79,12 @@ int main(int argc, char **argv) {
 EOF
   gcc -o "$SCRATCH/criu/usr/sbin/criu" "$SCRATCH/criu.c"
 
+  mkdir -p "$SCRATCH/libcriu-dev/usr/include/criu" "$SCRATCH/libcriu-dev/usr/share/doc/libcriu-dev"
+  echo "enum { CR_PLUGIN_HOOK__CHECKPOINT_DEVICES };" >"$SCRATCH/libcriu-dev/usr/include/criu/criu-plugin.h"
+  echo "free" >"$SCRATCH/libcriu-dev/usr/share/doc/libcriu-dev/copyright"
+
   make_deb "$SUITE" libc6 2.41-1 ''
+  make_deb "$SUITE" libcriu-dev 4.2.1-1 'something-else-that-is-not-needed'
   make_deb "$SUITE" criu 4.2.1-1 libc6
   make_deb "$SUITE" patchelf 0.18-1 libc6
   (sign "$SUITE" right) >&2
@@ -187,6 +192,25 @@ last_line() { printf '%s\n' "$output" | tail -n 1; }
   get_criu --force-private --prefix "$T/criu" --mirror "file:/nowhere"
   [ "$status" -eq 0 ]
   [ "$(stat -c %i "$T/criu")" = "$before" ]
+}
+
+@test "the header for plugins is made from a signed package, and found again" {
+  need_mirror
+  [ ! -e /usr/include/criu/criu-plugin.h ] || skip "this machine has CRIU's headers"
+  get_criu --headers --check --prefix "$T/criu"
+  [ "$status" -eq 1 ]
+  [[ $output == *"tools/get-criu --headers"* ]]
+  get_criu --headers --prefix "$T/criu" --mirror "file:$REPO" --keyring "$SCRATCH/wrong.gpg" --suite "$SUITE"
+  [ "$status" -eq 1 ]
+  [ ! -e "$T/criu-headers" ]
+  get_criu --headers --prefix "$T/criu" --mirror "file:$REPO" --keyring "$SCRATCH/right.gpg" --suite "$SUITE"
+  [ "$status" -eq 0 ]
+  [ "$(last_line)" = "$T/criu-headers/usr/include" ]
+  [ -e "$T/criu-headers/usr/include/criu/criu-plugin.h" ]
+  [ -e "$T/criu-headers/usr/share/doc/libcriu-dev/copyright" ]
+  [ ! -e "$T/criu" ]
+  get_criu --headers --prefix "$T/criu" --mirror "file:/nowhere"
+  [ "$status" -eq 0 ]
 }
 
 @test "a package that was changed after signing is refused, and nothing is left" {
