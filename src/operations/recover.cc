@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "checkpoint/stopped.h"
 #include "checkpoint/suspended.h"
 #include "operations/common.h"
 
@@ -23,8 +24,10 @@ Result<void> restore_state(Driver& driver, Process& process) {
   return process.restore(pairs);
 }
 
-// Brings one target of a record back. Nothing if the process has ended meanwhile.
-Result<std::optional<ProcessReport>> recover_target(Driver& driver, const JournalTarget& target) {
+// Brings one target of a record back. Nothing if the process has ended meanwhile. `stopped_by_us`:
+// if a stop signal holds it, it was the operation's.
+Result<std::optional<ProcessReport>> recover_target(Driver& driver, const JournalTarget& target,
+                                                    bool stopped_by_us) {
   auto process = Process::open(driver, target.pid);
   if (!process) {
     const ErrorCode code = process.error().code;
@@ -43,6 +46,12 @@ Result<std::optional<ProcessReport>> recover_target(Driver& driver, const Journa
                 fmt::format("process {} is being traced by process {} (CRIU, or a debugger)",
                             target.pid.value, details->tracer),
                 "wait for it to end, then recover again");
+  }
+  if (stopped_by_us && process->info().state == 'T') {
+    auto done = bring_stopped_to(*process, target.initial);
+    if (!done && !process->alive()) return std::optional<ProcessReport>();
+    if (!done) return fail(std::move(done.error()));
+    return report_process(*process, true, 0);
   }
   auto state = process->cuda_state();
   if (!state) return fail(std::move(state.error()));
@@ -88,7 +97,7 @@ std::optional<RecoverReport> recover_record(const Environment& env, const Journa
       report.error = std::move(stop.error());
       break;
     }
-    auto done = recover_target(env.driver, target);
+    auto done = recover_target(env.driver, target, seen.record.operation == "criu dump");
     // One that cannot be brought back is no reason to leave the others.
     if (!done) {
       report.error = std::move(done.error());
@@ -110,10 +119,11 @@ Result<RecoverReport> recover(const Environment& env, Pid root) {
   for (const JournalEntry& entry : *entries) {
     if (entry.record.root != root) continue;
     if (entry.under_way) {
-      return fail(ErrorCode::kBusy,
-                  fmt::format("`stasis {}` (process {}) is working on process {}",
-                              entry.record.operation, entry.record.owner.value, root.value),
-                  "wait for it to end, or interrupt it");
+      return fail(
+          ErrorCode::kBusy,
+          fmt::format("`{}` (process {}) is working on process {}",
+                      operation_name(entry.record.operation), entry.record.owner.value, root.value),
+          "wait for it to end, or interrupt it");
     }
     // What was cut short comes first: it knows processes that are not in the tree any more, and
     // that CRIU may still hold one.

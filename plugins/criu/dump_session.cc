@@ -1,0 +1,406 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+#include "dump_session.h"
+
+#include <sys/time.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <mutex>
+#include <set>
+#include <thread>
+
+#include <fmt/format.h>
+
+#include "base/units.h"
+#include "checkpoint/journal.h"
+#include "checkpoint/obstacles.h"
+#include "checkpoint/stopped.h"
+#include "criu_api.h"
+#include "gpu_record.h"
+#include "held_tree.h"
+
+namespace stasis::plugin {
+namespace {
+
+using std::chrono::milliseconds;
+
+// A process that has begun to use CUDA between the lock and CRIU's seizing it has all threads
+// stopped: its GPU comes to rest by itself or not at all.
+constexpr milliseconds kLateLock{2000};
+
+struct LockTime {
+  milliseconds for_driver;  // what the lock may take
+  milliseconds in_all;      // when we stop waiting for a driver that does not answer
+};
+
+// CRIU sets an alarm (--timeout, 10 s) before it calls us. When it rings CRIU gives up, and the
+// ways out of here need some time as well.
+LockTime lock_time() {
+  constexpr milliseconds kWithoutAlarm{10000};
+  constexpr milliseconds kGrace{1500};
+  itimerval left{};
+  if (::getitimer(ITIMER_REAL, &left) != 0 ||
+      (left.it_value.tv_sec == 0 && left.it_value.tv_usec == 0)) {
+    return {kWithoutAlarm, kWithoutAlarm + kGrace};
+  }
+  const milliseconds all(left.it_value.tv_sec * 1000 + left.it_value.tv_usec / 1000);
+  return {all * 6 / 10, all * 75 / 100};
+}
+
+}  // namespace
+
+struct DumpSession::State {
+  explicit State(std::shared_ptr<Driver> used) : driver(std::move(used)) {}
+
+  std::shared_ptr<Driver> driver;
+  std::optional<Journal> journal;
+  std::optional<Group> group;
+  Interrupt interrupt;
+  NoProgress progress;
+
+  std::set<Pid> looked_at;
+  std::vector<std::string> ignored;  // obstacles that the user knows better than
+
+  std::mutex mutex;
+  bool lock_ended = false;
+  bool given_up = false;  // nobody waits for the worker any more
+  std::vector<JournalTarget> targets;
+
+  Result<void> lock(Pid root, milliseconds timeout);
+  Result<void> enter_journal();
+  Result<void> refuse_obstacles();
+  Result<void> roll_back();
+  bool has_cuda() const { return group && group->cuda_count() > 0; }
+};
+
+// Before anything is done to anybody.
+Result<void> DumpSession::State::enter_journal() {
+  const auto& members = group->members();
+  const bool all_suspended = std::all_of(members.begin(), members.end(), [](const auto& member) {
+    return !member.initial || *member.initial == CudaState::kCheckpointed;
+  });
+  // Suspended by somebody who keeps it so; it may be in his journal.
+  if (all_suspended) return {};
+  for (const GroupMember& member : members) {
+    if (member.initial != CudaState::kFailed) continue;
+    return fail(ErrorCode::kFailedState,
+                fmt::format("the driver says that the CUDA state of process {} has failed",
+                            member.process.pid().value),
+                "end the process, and restore it from an image if there is one");
+  }
+  if (!journal) {
+    auto begun = Journal::begin({"criu dump", group->root(), {}, {}, {}});
+    if (!begun) return fail(std::move(begun.error()));
+    journal.emplace(std::move(*begun));
+    if (!journal->inherited().empty()) {
+      journal->finish();
+      journal.reset();
+      return fail(ErrorCode::kBusy,
+                  fmt::format("an operation on process {} was cut short and has left its mark",
+                              group->root().value),
+                  fmt::format("run `stasis recover {}` first", group->root().value));
+    }
+  }
+  auto done = refuse_obstacles();
+  if (done) done = journal->update(journal_targets(members));
+  if (!done) return done;
+  const std::scoped_lock guard(mutex);
+  targets = journal_targets(members);
+  return {};
+}
+
+// What the driver would refuse half-way, or take and never give back.
+Result<void> DumpSession::State::refuse_obstacles() {
+  constexpr const char* kVariable = "STASIS_IGNORE_OBSTACLES";
+  std::vector<proc::ProcessInfo> fresh;
+  for (const GroupMember& member : group->members()) {
+    if (member.initial && *member.initial != CudaState::kCheckpointed &&
+        looked_at.insert(member.process.pid()).second) {
+      fresh.push_back(member.process.info());
+    }
+  }
+  auto found = find_obstacles(*driver, proc::ProcFs(), fresh);
+  if (!found) return fail(std::move(found.error()));
+  if (found->empty()) return {};
+  std::string message;
+  for (const Obstacle& obstacle : *found) {
+    message += fmt::format("{}process {}: {}", message.empty() ? "" : "; ", obstacle.pid.value,
+                           obstacle.what);
+  }
+  const char* ignore = std::getenv(kVariable);
+  if (ignore != nullptr && std::string_view(ignore) == "1") {
+    ignored.push_back(std::move(message));
+    return {};
+  }
+  return fail(ErrorCode::kNotSupported, std::move(message),
+              fmt::format("{}; if you know better: {}=1 in criu's environment",
+                          found->front().remedy, kVariable));
+}
+
+Result<void> DumpSession::State::lock(Pid root, milliseconds timeout) {
+  auto opened = Group::open(*driver, root);
+  if (!opened) return fail(std::move(opened.error()));
+  group.emplace(std::move(*opened));
+  group->on_members_changed = [this](const auto&) { return enter_journal(); };
+  if (!has_cuda()) return {};
+  auto done = enter_journal();
+  if (done) done = group->lock(timeout, interrupt);
+  if (!done && journal) {
+    if (auto back = roll_back(); !back) return back;
+  }
+  return done;
+}
+
+Result<void> DumpSession::State::roll_back() {
+  auto back = group->roll_back();
+  if (back && journal) {
+    journal->finish();
+    journal.reset();
+  }
+  return back;
+}
+
+DumpSession::DumpSession(std::shared_ptr<Driver> driver)
+    : state_(std::make_shared<State>(std::move(driver))) {}
+
+DumpSession::~DumpSession() {
+  // Nothing is undone by accident: finish() and settle() have seen to it, or the journal stands.
+  const std::scoped_lock guard(state_->mutex);
+  if (!state_->given_up && state_->group) state_->group->dismiss();
+}
+
+int DumpSession::answer(Pid pid) const {
+  for (const GroupMember& member : state_->group->members()) {
+    if (member.process.pid() == pid && member.initial) return 0;
+  }
+  return -ENOTSUP;
+}
+
+int DumpSession::pause(Pid pid) {
+  if (!root_) {
+    root_ = pid;
+    auto done = lock_tree();
+    if (!done) {
+      log_error("the tree cannot be dumped", done.error());
+      return -1;
+    }
+    locked_ = true;
+    for (const std::string& obstacle : state_->ignored)
+      log_warning("going on in spite of this: " + obstacle);
+  }
+  return locked_ ? answer(pid) : -1;
+}
+
+Result<void> DumpSession::lock_tree() {
+  const LockTime time = lock_time();
+  const auto result = std::make_shared<Result<void>>();
+  std::vector<proc::AwakeThread> nobody;
+  (void)proc::run_beside(
+      nobody,
+      [state = state_, result, root = *root_, time] {
+        Result<void> done = state->lock(root, time.for_driver);
+        const std::scoped_lock guard(state->mutex);
+        *result = std::move(done);
+        state->lock_ended = true;
+        if (state->given_up && *result && state->group) (void)state->roll_back();
+      },
+      time.in_all);
+  {
+    const std::scoped_lock guard(state_->mutex);
+    if (state_->lock_ended) return std::move(*result);
+    state_->given_up = true;
+    state_->interrupt.request(SIGALRM);
+  }
+  // The driver lets go of a process as soon as the caller of a pending lock has gone (580.159.04,
+  // tests/conformance, killed_locker); criu ends now.
+  unlock_one_by_one();
+  return fail(
+      ErrorCode::kTimeout,
+      fmt::format("the driver has not answered for {} ms; the tree runs on", time.in_all.count()),
+      fmt::format("see `dmesg` for messages of the NVIDIA driver, and `stasis ps` for what "
+                  "the processes do; `stasis recover {}` makes sure of them",
+                  root_->value));
+}
+
+// Those that another thread has locked while it waits for one that does not answer.
+void DumpSession::unlock_one_by_one() {
+  constexpr milliseconds kLimit{1000};
+  std::vector<JournalTarget> targets;
+  {
+    const std::scoped_lock guard(state_->mutex);
+    targets = state_->targets;
+  }
+  const auto left = std::make_shared<std::atomic<std::size_t>>(targets.size());
+  std::vector<proc::AwakeThread> nobody;
+  for (const JournalTarget& target : targets) {
+    const auto unlock = [driver = state_->driver, target, left] {
+      auto process = Process::open(*driver, target.pid);
+      if (process && process->info().start_ticks == target.start_ticks) {
+        (void)process->bring_to(target.initial);
+      }
+      --*left;
+    };
+    // Not waited for: the one that hangs hangs here too.
+    (void)proc::run_beside(nobody, unlock, milliseconds(1));
+  }
+  const auto start = std::chrono::steady_clock::now();
+  while (left->load() > 0 && std::chrono::steady_clock::now() - start < kLimit) {
+    std::this_thread::sleep_for(milliseconds(5));
+  }
+}
+
+int DumpSession::checkpoint(Pid pid) {
+  if (!locked_) return root_ ? -1 : -ENOTSUP;
+  if (!checkpointed_) {
+    auto done = checkpoint_tree();
+    if (!done) log_error("the tree cannot be dumped", done.error());
+    checkpointed_ = done.has_value();
+  }
+  return *checkpointed_ ? answer(pid) : -1;
+}
+
+Result<void> DumpSession::checkpoint_tree() {
+  auto awake = wake_tree(*state_->driver, *root_);
+  if (!awake) return fail(std::move(awake.error()));
+  if (awake->empty()) return {};
+  Group& group = *state_->group;
+  Result<void> done;
+  (void)proc::run_beside(*awake, [&] {
+    auto more = group.look_again();
+    if (!more) {
+      done = fail(std::move(more.error()));
+      return;
+    }
+    if (*more) done = group.lock(kLateLock, state_->interrupt);
+    group.leave_threads_alone();
+    if (done) done = group.checkpoint(state_->progress, state_->interrupt);
+    for (const GroupMember& member : group.members()) {
+      if (!done || !member.initial || !member.process.alive()) continue;
+      auto state = member.process.state();
+      if (!state) {
+        done = fail(std::move(state.error()));
+      } else if (*state != CudaState::kCheckpointed) {
+        done = fail(ErrorCode::kWrongState,
+                    fmt::format("process {} is {} after its checkpoint", member.process.pid().value,
+                                cuda_state_name(*state)),
+                    "see `dmesg` for messages of the NVIDIA driver");
+      }
+    }
+  });
+  auto asleep = put_to_sleep(*awake);
+  if (done) done = std::move(asleep);
+  return done ? record_image() : done;
+}
+
+// The image needs the plugin only if we have put something into the processes.
+Result<void> DumpSession::record_image() {
+  GpuRecord record;
+  bool ours = false;
+  int count = 0;
+  const proc::ProcFs procfs;
+  for (const GroupMember& member : state_->group->members()) {
+    if (!member.initial || !member.process.alive()) continue;
+    const auto details = procfs.details(member.process.pid());
+    if (!details) return fail(Error(details.error()));
+    const auto use = state_->group->gpu_use().find(member.process.pid());
+    record.processes.push_back(
+        {details->ns_pid, *member.initial,
+         use == state_->group->gpu_use().end() ? std::vector<GpuUse>() : use->second});
+    if (*member.initial == CudaState::kCheckpointed) continue;
+    ours = true;
+    ++count;
+  }
+  if (!ours) return {};
+  record.simulated = state_->driver->info().simulated;
+  record.driver_version = state_->driver->info().driver_version;
+  if (auto gpus = state_->driver->gpus()) record.gpus = std::move(*gpus);
+  if (const auto directory = image_directory()) {
+    if (auto done = write_record(*directory, record); !done) return done;
+  }
+  if (!enter_inventory()) {
+    return fail(ErrorCode::kIo, "CRIU could not note in the image that it needs this plugin",
+                "see the lines before in CRIU's log");
+  }
+  log_info(fmt::format("checkpointed {} process(es), {} of GPU memory", count,
+                       format_bytes(state_->group->gpu_bytes())));
+  return {};
+}
+
+Result<void> DumpSession::roll_back() {
+  // Those that nobody holds, because CRIU could not, answer by themselves.
+  auto awake = wake_tree(*state_->driver, *root_);
+  if (!awake) return fail(std::move(awake.error()));
+  const auto result = std::make_shared<Result<void>>();
+  const auto limit = patience(state_->group->gpu_bytes());
+  const bool in_time = proc::run_beside(
+      *awake, [state = state_, result] { *result = state->roll_back(); }, limit);
+  auto asleep = put_to_sleep(*awake);
+  if (!in_time) {
+    const std::scoped_lock guard(state_->mutex);
+    state_->given_up = true;
+    return fail(ErrorCode::kNotRolledBack,
+                fmt::format("the driver has not answered for {} s",
+                            std::chrono::duration_cast<std::chrono::seconds>(limit).count()),
+                fmt::format("run `stasis recover {}`", root_->value));
+  }
+  if (!*result) return std::move(*result);
+  return asleep;
+}
+
+void DumpSession::finish(bool failed) {
+  if (!locked_ || !state_->has_cuda()) return;
+  should_die_ = !failed && ends_tasks() == true;
+  if (!should_die_) {
+    auto done = roll_back();
+    if (!done) {
+      log_error("the processes are not all back", done.error());
+    } else {
+      log_info("the processes are as they were");
+    }
+    return;
+  }
+  // CRIU ends them now, unless the user's script (--action-script, post-dump) has failed, which
+  // nobody tells us: then it lets them go. A thread that asks the driver for something while its
+  // GPU is away would end the program (docs/adr/0007), so none is to run before settle().
+  for (const GroupMember& member : state_->group->members()) {
+    if (!member.initial || *member.initial == CudaState::kCheckpointed) continue;
+    (void)member.process.pidfd().signal(SIGSTOP);
+  }
+}
+
+void DumpSession::settle() {
+  // They are dead, or about to stop.
+  constexpr milliseconds kMoment{200};
+  if (!should_die_) return;
+  should_die_ = false;
+  bool well = true;
+  for (GroupMember& member : state_->group->members()) {
+    if (!member.initial || *member.initial == CudaState::kCheckpointed) continue;
+    const auto start = std::chrono::steady_clock::now();
+    while (member.process.alive() && std::chrono::steady_clock::now() - start < kMoment) {
+      const auto now = proc::ProcFs().process(member.process.pid());
+      if (now && now->state == 'T') break;
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+    if (!member.process.alive()) continue;
+    auto done = bring_stopped_to(member.process, *member.initial);
+    if (done || !member.process.alive()) {
+      log_info(fmt::format("process {} was to end and lives: it is {} again",
+                           member.process.pid().value, cuda_state_name(*member.initial)));
+      continue;
+    }
+    well = false;
+    log_error(fmt::format("process {} was to end and lives", member.process.pid().value),
+              done.error());
+  }
+  state_->group->dismiss();
+  if (well && state_->journal) {
+    state_->journal->finish();
+    state_->journal.reset();
+  }
+}
+
+}  // namespace stasis::plugin

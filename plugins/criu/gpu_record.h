@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+// What the plugin leaves in an image for its own restore: the GPUs there were, how much of them
+// each process used, and the state each had before the dump. A file of JSON in the image's
+// directory, cuda-plugin.json. An image without it (by CRIU's own plugin) can be restored too, with
+// fewer checks.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "driver/driver.h"
+#include "stasis/result.h"
+
+namespace stasis::plugin {
+
+struct ProcessRecord {
+  int ns_pid = 0;  // its number in its innermost PID namespace
+  CudaState initial = CudaState::kRunning;
+  std::vector<GpuUse> uses;
+};
+
+struct GpuRecord {
+  bool simulated = false;
+  std::string driver_version;
+  std::vector<Gpu> gpus;  // all that the driver saw; empty if that could not be asked
+  std::vector<ProcessRecord> processes;
+};
+
+std::string to_text(const GpuRecord& record);
+// kImageCorrupt, kImageVersion.
+Result<GpuRecord> parse_record(const std::string& text);
+
+Result<void> write_record(int directory, const GpuRecord& record);
+// Nothing if the image has none.
+Result<std::optional<GpuRecord>> read_record(int directory);
+
+}  // namespace stasis::plugin

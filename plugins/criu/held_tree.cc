@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+#include "held_tree.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace stasis::plugin {
+
+Result<std::vector<proc::AwakeThread>> wake_tree(Driver& driver, Pid root) {
+  const proc::ProcFs procfs;
+  auto tree = procfs.tree(root);
+  if (!tree) return fail(std::move(tree.error()));
+  const int self = static_cast<int>(::syscall(SYS_gettid));
+  std::vector<proc::AwakeThread> awake;
+  for (const proc::ProcessInfo& info : *tree) {
+    if (info.state == 'Z' || info.state == 'X') continue;
+    auto process = Process::open(driver, info.pid, procfs);
+    if (!process) {
+      const ErrorCode code = process.error().code;
+      if (code == ErrorCode::kNoSuchProcess || code == ErrorCode::kZombie) continue;
+      return fail(std::move(process.error()));
+    }
+    // This question is answered without the process (see Process::can_answer).
+    auto thread = process->restore_thread_id();
+    if (!thread) {
+      const ErrorCode code = thread.error().code;
+      if (code == ErrorCode::kNotCuda || code == ErrorCode::kProcessGone) continue;
+      return fail(std::move(thread.error()));
+    }
+    const auto status = procfs.thread_status(info.pid, *thread);
+    if (!status || status->tracer != self) continue;
+    auto woken = proc::AwakeThread::wake(info.pid, *thread);
+    if (!woken) return fail(std::move(woken.error()));
+    awake.push_back(std::move(*woken));
+  }
+  return awake;
+}
+
+Result<void> put_to_sleep(std::vector<proc::AwakeThread>& awake) {
+  Result<void> worst;
+  for (proc::AwakeThread& thread : awake) {
+    if (auto done = thread.stop(); !done && worst) worst = std::move(done);
+  }
+  awake.clear();
+  return worst;
+}
+
+std::chrono::milliseconds patience(std::uint64_t bytes) {
+  constexpr std::chrono::seconds kAtLeast{60};
+  constexpr std::uint64_t kBytesPerMs = 200'000;
+  return kAtLeast + std::chrono::milliseconds(bytes / kBytesPerMs);
+}
+
+}  // namespace stasis::plugin

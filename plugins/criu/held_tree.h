@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+// What dump and restore share: the processes of a tree that CRIU holds, and time limits.
+// On criu's main thread, which is the one that traces.
+#pragma once
+
+#include <chrono>
+#include <vector>
+
+#include "checkpoint/group.h"
+#include "proc/awake_thread.h"
+
+namespace stasis::plugin {
+
+// Wakes the restore thread of each CUDA process below `root` that this thread holds by ptrace, so
+// that the driver can act on them. Those that nobody holds need no waking. On an error all are held
+// as before.
+Result<std::vector<proc::AwakeThread>> wake_tree(Driver& driver, Pid root);
+
+// Holds them all again. The first error, after all have been tried.
+Result<void> put_to_sleep(std::vector<proc::AwakeThread>& awake);
+
+// How long it may take the driver to move so much memory before it counts as hanging: 2.6 GB/s and
+// more were measured (H100, driver 580), a busy host may be ten times as slow.
+std::chrono::milliseconds patience(std::uint64_t bytes);
+
+}  // namespace stasis::plugin

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+#include "restore_session.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+
+#include <fmt/format.h>
+
+#include "base/fd.h"
+#include "checkpoint/journal.h"
+#include "criu_api.h"
+#include "driver/gpu_plan.h"
+#include "held_tree.h"
+
+namespace stasis::plugin {
+namespace {
+
+// The map that the user wishes: the environment's STASIS_DEVICE_MAP, a map or, with a slash in it,
+// the path of a file that holds one; else the file cuda-device-map in the image's directory.
+Result<std::vector<GpuMapEntry>> wished_map() {
+  constexpr const char* kVariable = "STASIS_DEVICE_MAP";
+  constexpr const char* kFile = "cuda-device-map";
+  const char* variable = std::getenv(kVariable);
+  std::string text = variable == nullptr ? "" : variable;
+  std::string source = kVariable;
+  const auto read_from = [&](int directory, const std::string& path) -> Result<void> {
+    auto content = read_file(directory, path, 1 << 16);
+    if (!content) return fail(std::move(content.error()));
+    text = std::move(*content);
+    source = path;
+    return {};
+  };
+  if (text.find('/') != std::string::npos) {
+    if (auto done = read_from(AT_FDCWD, text); !done) return fail(std::move(done.error()));
+  } else if (text.empty()) {
+    const auto directory = image_directory();
+    if (directory && ::faccessat(*directory, kFile, F_OK, 0) == 0) {
+      if (auto done = read_from(*directory, kFile); !done) return fail(std::move(done.error()));
+    }
+  }
+  // A file may have one entry a line.
+  while (!text.empty() && (text.back() == '\n' || text.back() == ' '))
+    text.pop_back();
+  std::replace(text.begin(), text.end(), '\n', ',');
+  if (text.empty()) return std::vector<GpuMapEntry>();
+  auto entries = parse_gpu_map(text);
+  if (!entries) return fail(std::move(entries.error()).within("while reading " + source));
+  return entries;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<RestoreSession>> RestoreSession::begin(std::shared_ptr<Driver> driver,
+                                                              std::optional<GpuRecord> record) {
+  std::unique_ptr<RestoreSession> session(new RestoreSession(std::move(driver), std::move(record)));
+  if (auto done = session->plan(); !done) return fail(std::move(done.error()));
+  return session;
+}
+
+Result<void> RestoreSession::plan() {
+  auto entries = wished_map();
+  if (!entries) return fail(std::move(entries.error()));
+  auto here = driver_->gpus();
+  if (!here) {
+    // Where NVML is missing (in some containers) only what cannot be done without it is refused.
+    if (!entries->empty() || here.error().code != ErrorCode::kDriverMissing) {
+      return fail(std::move(here.error()));
+    }
+    log_warning(
+        "the GPUs here are not known, so it is not checked whether the image can run on "
+        "them: " +
+        here.error().message);
+    return {};
+  }
+  if (here->empty()) {
+    return fail(ErrorCode::kGpuMismatch, "the image holds GPU memory, and there is no GPU here",
+                "restore it on a machine with a GPU; in a container, start it with the NVIDIA "
+                "runtime");
+  }
+  if (!record_) {
+    if (entries->empty()) return {};
+    auto pairs = plan_gpu_map(*driver_, *entries, *here, *here);
+    if (!pairs) return fail(std::move(pairs.error()));
+    pairs_ = std::move(*pairs);
+    return {};
+  }
+  if (record_->simulated != driver_->info().simulated) {
+    return fail(ErrorCode::kGpuMismatch,
+                fmt::format("the image was made on a {} GPU and the driver here is {}",
+                            record_->simulated ? "simulated" : "real",
+                            driver_->info().simulated ? "the simulated one" : "a real one"),
+                "restore it with the driver it was made with (STASIS_LIBCUDA)");
+  }
+  std::vector<GpuUse> needed;
+  for (const ProcessRecord& process : record_->processes) {
+    if (process.initial == CudaState::kCheckpointed) continue;
+    needed.insert(needed.end(), process.uses.begin(), process.uses.end());
+  }
+  const bool all_here = std::all_of(needed.begin(), needed.end(), [&](const GpuUse& use) {
+    return std::any_of(here->begin(), here->end(),
+                       [&](const Gpu& gpu) { return gpu.uuid == use.gpu; });
+  });
+  if (!entries->empty() || (!all_here && !record_->gpus.empty())) {
+    auto pairs = plan_gpu_map(*driver_, *entries, record_->gpus, *here);
+    if (!pairs) return fail(std::move(pairs.error()));
+    pairs_ = std::move(*pairs);
+  }
+  return check_gpu_memory(needed, pairs_, *here);
+}
+
+// What was suspended before the dump stays so, and what was locked stays locked.
+CudaState RestoreSession::wanted(Pid pid) const {
+  if (!record_) return CudaState::kRunning;
+  const auto details = proc::ProcFs().details(pid);
+  if (!details) return CudaState::kRunning;
+  for (const ProcessRecord& process : record_->processes) {
+    if (process.ns_pid == details->ns_pid) return process.initial;
+  }
+  return CudaState::kRunning;
+}
+
+int RestoreSession::resume(Pid pid) {
+  if (failed_) return -1;
+  if (std::find(known_.begin(), known_.end(), pid) == known_.end()) {
+    auto done = resume_tree(pid);
+    if (!done) {
+      failed_ = true;
+      log_error("the restore fails, and its processes are killed", done.error());
+      if (auto tree = proc::ProcFs().tree(pid)) {
+        for (const proc::ProcessInfo& info : *tree)
+          (void)::kill(info.pid.value, SIGKILL);
+      }
+      (void)::kill(pid.value, SIGKILL);
+      return -1;
+    }
+  }
+  return std::find(cuda_.begin(), cuda_.end(), pid) != cuda_.end() ? 0 : -ENOTSUP;
+}
+
+Result<void> RestoreSession::resume_tree(Pid root) {
+  known_.push_back(root);
+  auto awake = wake_tree(*driver_, root);
+  if (!awake) return fail(std::move(awake.error()));
+  // The worker may have to be left behind, so what it uses is its own.
+  struct Work {
+    std::shared_ptr<Driver> driver;
+    std::vector<GpuPair> pairs;
+    std::vector<Pid> all;
+    std::vector<Pid> cuda;
+    Result<void> result;
+  };
+  const auto work = std::make_shared<Work>();
+  work->driver = driver_;
+  work->pairs = pairs_;
+  std::vector<std::pair<Pid, CudaState>> wanted_states;
+  if (auto tree = proc::ProcFs().tree(root)) {
+    for (const proc::ProcessInfo& info : *tree)
+      wanted_states.emplace_back(info.pid, wanted(info.pid));
+  }
+  const auto act = [work, root, wanted_states]() -> Result<void> {
+    NoProgress quiet;
+    auto group = Group::open(*work->driver, root);
+    if (!group) return fail(std::move(group.error()));
+    const auto state_wanted = [&](Pid pid) {
+      for (const auto& [known, state] : wanted_states) {
+        if (known == pid) return state;
+      }
+      return CudaState::kRunning;
+    };
+    // Nothing is undone: if it cannot be done, the processes go.
+    group->dismiss();
+    for (GroupMember& member : group->members()) {
+      work->all.push_back(member.process.pid());
+      if (!member.initial) continue;
+      work->cuda.push_back(member.process.pid());
+      member.initial = state_wanted(member.process.pid());
+    }
+    std::erase_if(group->members(),
+                  [](const GroupMember& m) { return m.initial == CudaState::kCheckpointed; });
+    if (group->members().empty() || group->cuda_count() == 0) return {};
+    std::optional<Journal> journal;
+    auto begun = Journal::begin({"criu restore", root, {}, {}, journal_targets(group->members())});
+    if (begun) {
+      journal.emplace(std::move(*begun));
+    } else {
+      log_warning("if criu is killed now, `stasis recover --all` will not know of it: " +
+                  begun.error().message);
+    }
+    if (auto done = group->restore(work->pairs, quiet); !done) return done;
+    for (GroupMember& member : group->members()) {
+      if (!member.initial || !member.process.alive()) continue;
+      if (auto done = member.process.bring_to(*member.initial); !done) return done;
+      auto now = member.process.state();
+      if (!now) return fail(std::move(now.error()));
+      if (*now != *member.initial) {
+        return fail(ErrorCode::kWrongState,
+                    fmt::format("process {} is {} and should be {}", member.process.pid().value,
+                                cuda_state_name(*now), cuda_state_name(*member.initial)),
+                    "see `dmesg` for messages of the NVIDIA driver");
+      }
+    }
+    if (journal) journal->finish();
+    return {};
+  };
+  std::uint64_t bytes = 0;
+  if (record_) {
+    for (const ProcessRecord& process : record_->processes) {
+      for (const GpuUse& use : process.uses)
+        bytes += use.bytes;
+    }
+  }
+  const auto limit = patience(bytes);
+  const bool in_time = proc::run_beside(
+      *awake, [work, act] { work->result = act(); }, limit);
+  auto asleep = put_to_sleep(*awake);
+  if (!in_time) {
+    return fail(ErrorCode::kTimeout,
+                fmt::format("the driver has not answered for {} s",
+                            std::chrono::duration_cast<std::chrono::seconds>(limit).count()),
+                "see `dmesg` for messages of the NVIDIA driver; the image is whole, and can be "
+                "restored again");
+  }
+  known_.insert(known_.end(), work->all.begin(), work->all.end());
+  cuda_.insert(cuda_.end(), work->cuda.begin(), work->cuda.end());
+  if (!work->result) return std::move(work->result);
+  if (!work->cuda.empty()) log_info(fmt::format("{} process(es) restored", work->cuda.size()));
+  return asleep;
+}
+
+}  // namespace stasis::plugin

@@ -1,0 +1,538 @@
+#!/usr/bin/env bats
+# plugins/criu, in the real CRIU, on the simulated driver: plain `criu dump` and `criu restore`.
+#
+# The cases "stuck:" are those in which CRIU's own plugin was seen to leave a job locked or without
+# its GPU, or CRIU saying that all is well. After each one nobody is stuck, and CRIU's exit status
+# tells what happened.
+
+load helpers
+load stasis_lib
+
+setup() {
+  setup_stasis
+  need_root "CRIU"
+  plugin=$STASIS_BUILD/lib/stasis/criu
+  [[ -e $plugin/cuda_plugin.so ]] || {
+    echo "there is no plugin at $plugin: tools/get-criu --headers, then configure again" >&2
+    return 1
+  }
+  mkdir "$image"
+}
+teardown() {
+  end_stasis
+  if [[ -e $BATS_TEST_TMPDIR/folders ]]; then xargs rm -rf <"$BATS_TEST_TMPDIR/folders"; fi
+}
+
+# criu VERB ARGUMENT...: sets status; its log is in $image/VERB.log. By the user of the array criu_as.
+criu() {
+  local verb=$1
+  shift
+  capture timeout -k 5 90 ${criu_as+"${criu_as[@]}"} "$(real_criu)" "$verb" --images-dir "$image" --log-file "$verb.log" -v4 \
+    --libdir "$plugin" "$@"
+}
+
+# The same, and it succeeds, or fails and says so.
+criu_does() {
+  criu "$@"
+  ((status == 0)) && return
+  printf 'criu %s: status %s\n%s%s' "$*" "$status" "$out" "$err" >&2
+  grep -hE 'Error|cuda_plugin' "$image/$1.log" >&2
+  return 1
+}
+criu_fails() {
+  criu "$@"
+  ((status != 0 && status != 124 && status != 137)) && return
+  printf 'criu %s: status %s\n' "$*" "$status" >&2
+  grep -hE 'Error|cuda_plugin' "$image/$1.log" >&2
+  return 1
+}
+
+# logged VERB TEXT: our words in CRIU's log.
+logged() { assert_contains "$(grep -h cuda_plugin: "$image/$1.log")" "$2"; }
+
+# The number of a session is free only when its last process has gone.
+dump_target() {
+  criu_does dump --tree "$TARGET" "$@"
+  local pid
+  for pid in "$TARGET" ${CHILDREN+"${CHILDREN[@]}"}; do wait_until 10 number_is_free "$pid"; done
+}
+restore_target() { criu_does restore --restore-detached "$@"; }
+
+# fails COMMAND...: a "!" in front of a command does not make a test fail.
+fails() {
+  ! "$@" || {
+    echo "this should fail: $*" >&2
+    return 1
+  }
+}
+
+names_plugin() { grep -q cuda_plugin "$image/inventory.img"; }
+
+# Nobody is locked, stopped or held, the workload goes on and finds all its memory right, and no
+# operation is on record.
+unharmed() {
+  in_state running "$@"
+  target_goes_on
+  target_verifies
+  nothing_left
+}
+
+# start_counter: sets TARGET and PORT.
+start_counter() {
+  local log=$BATS_TEST_TMPDIR/counter.log
+  (exec_on_gpu setsid stasis-counter --gpu-memory 32M) </dev/null >"$log" 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 20 grep -q listening "$log"
+  PORT=$(sed 's/.*://' "$log")
+}
+ask() { timeout 10 stasis-counter --ask "$PORT"; }
+
+# script ACTION COMMAND: a script for CRIU's --action-script.
+script() {
+  printf '#!/bin/bash\nif [ "$CRTOOLS_SCRIPT_ACTION" = %s ]; then %s; fi\n' "$1" "$2" \
+    >"$BATS_TEST_TMPDIR/script"
+  chmod +x "$BATS_TEST_TMPDIR/script"
+}
+
+# --- there and back
+
+@test "the counter: 101, criu dump, gone, GPU free, criu restore, 102" {
+  start_counter
+  assert_equal "$(ask)" 101
+  dump_target
+  gpu_is_free
+  names_plugin
+  nothing_left
+  restore_target
+  assert_equal "$(ask)" 102
+  (($(gpu_used) > 32 << 20))
+  in_state running
+  nothing_left
+}
+
+@test "a tree of two CUDA processes and one without goes there and back" {
+  start_tree --size 8M
+  dump_target
+  gpu_is_free
+  restore_target
+  logged restore "2 process(es) restored"
+  in_state running "${CHILDREN[@]}"
+  target_goes_on
+  restored_verifies 3
+  nothing_left
+}
+
+@test "there and back: threads that ask the driver all the time" {
+  start_target poll --own-us 20
+  dump_target
+  restore_target
+  target_goes_on
+  restored_verifies
+}
+
+@test "an image of a tree without CUDA does not name the plugin, and needs no driver" {
+  start_target none
+  dump_target
+  fails names_plugin
+  [[ ! -e $image/cuda-plugin.json ]]
+  STASIS_LIBCUDA=/nonexistent restore_target
+  target_goes_on
+  restored_verifies
+}
+
+@test "where there is no driver, a tree without CUDA is dumped all the same" {
+  start_target none
+  STASIS_LIBCUDA=/nonexistent dump_target
+  fails names_plugin
+}
+
+@test "dump --leave-running saves it and lets it go on" {
+  start_target memory --size 8M
+  criu_does dump --tree "$TARGET" --leave-running
+  names_plugin
+  unharmed
+}
+
+@test "a process that was suspended before the dump stays so, with its threads kept still" {
+  start_target poll --own-us 20
+  done_by suspend "$TARGET"
+  criu_does dump --tree "$TARGET" --leave-running
+  fails names_plugin
+  in_state checkpointed
+  done_by resume "$TARGET"
+  unharmed
+}
+
+@test "suspended, dumped and restored, it is suspended, and can be resumed" {
+  start_target poll --own-us 20
+  done_by suspend "$TARGET"
+  dump_target
+  restore_target
+  in_state checkpointed
+  done_by resume "$TARGET"
+  target_goes_on
+  restored_verifies
+}
+
+@test "a process that was locked before the dump stays so, there and after the restore" {
+  start_target memory --size 4M
+  cuda-checkpoint --action lock --pid "$TARGET"
+  criu_does dump --tree "$TARGET" --leave-running
+  in_state locked
+  rm -r "$image" && mkdir "$image"
+  dump_target
+  restore_target
+  in_state locked
+  cuda-checkpoint --action unlock --pid "$TARGET"
+  target_goes_on
+  restored_verifies
+}
+
+@test "a pre-dump leaves the GPU alone" {
+  start_target memory --size 8M
+  criu pre-dump --tree "$TARGET"
+  # Kernels without CONFIG_MEM_SOFT_DIRTY cannot do it, plugin or not.
+  fails grep -q "cuda_plugin: checkpointed" "$image/pre-dump.log"
+  unharmed
+}
+
+# --- another GPU
+
+@test "STASIS_DEVICE_MAP brings it to another GPU, and so does a file in the image's directory" {
+  export STASIS_SIM_GPUS=2x256M
+  start_target memory --size 8M
+  (($(gpu_used_of 0) > 0 && $(gpu_used_of 1) == 0))
+  dump_target
+  STASIS_DEVICE_MAP=0=1 restore_target
+  (($(gpu_used_of 0) == 0 && $(gpu_used_of 1) > 0))
+  target_goes_on
+  rm -r "$image" && mkdir "$image"
+  dump_target
+  printf '1=0\n' >"$image/cuda-device-map"
+  restore_target
+  (($(gpu_used_of 0) > 0 && $(gpu_used_of 1) == 0))
+  target_goes_on
+  restored_verifies
+}
+
+@test "on a machine with other GPUs it takes those" {
+  start_target memory --size 8M
+  dump_target
+  STASIS_SIM_MACHINE=other restore_target
+  STASIS_SIM_MACHINE=other target_goes_on
+  restored_verifies
+}
+
+@test "a map that makes no sense is refused before a process exists" {
+  start_target memory --size 8M
+  dump_target
+  STASIS_DEVICE_MAP=0=7 criu_fails restore --restore-detached
+  number_is_free
+  logged restore "[device-map-invalid]"
+  restore_target
+  target_goes_on
+  restored_verifies
+}
+
+# --- what the plugin does on its way
+
+@test "the plugin starts no process and prints nothing" {
+  # A utility that is asked would say so here, and its warning would be read as an answer.
+  mkdir "$BATS_TEST_TMPDIR/bin"
+  printf '#!/bin/sh\necho "warning: 0"; touch %s/asked\n' "$BATS_TEST_TMPDIR" \
+    >"$BATS_TEST_TMPDIR/bin/cuda-checkpoint"
+  chmod +x "$BATS_TEST_TMPDIR/bin/cuda-checkpoint"
+  start_counter
+  assert_equal "$(ask)" 101
+  PATH=$BATS_TEST_TMPDIR/bin:$PATH dump_target
+  assert_equal "$out$err" ""
+  PATH=$BATS_TEST_TMPDIR/bin:$PATH restore_target
+  assert_equal "$out$err" ""
+  [[ ! -e $BATS_TEST_TMPDIR/asked ]]
+  assert_equal "$(ask)" 102
+}
+
+@test "what the driver would lose is refused before anything is touched" {
+  start_target collective --children 2 --size 256K --pause-ms 2 --like-nccl
+  mapfile -t CHILDREN < <(children_of "$TARGET")
+  at_end_kill "${CHILDREN[@]}"
+  STASIS_SIM_FAULTS="lock:error=999" criu_fails dump --tree "$TARGET"
+  logged dump "through NCCL"
+  logged dump "NCCL_P2P_DISABLE=1"
+  in_state running "${CHILDREN[@]}"
+  target_goes_on
+  STASIS_IGNORE_OBSTACLES=1 criu_does dump --tree "$TARGET" --leave-running
+  logged dump "in spite of this"
+  unharmed "${CHILDREN[@]}"
+}
+
+@test "a process that another operation has is left to it" {
+  start_target memory --size 8M
+  (STASIS_SIM_FAULTS=checkpoint:delay=4s exec stasis suspend "$TARGET" >/dev/null 2>&1 3>&-) &
+  local tool=$!
+  at_end_kill "$tool"
+  wait_until 10 works_on_it "$tool"
+  criu_fails dump --tree "$TARGET" --timeout 3
+  wait "$tool"
+  in_state checkpointed
+  done_by resume "$TARGET"
+  unharmed
+}
+
+# --- the cases in which a job was left stuck
+
+@test "stuck: the post-dump script fails" {
+  start_target poll --own-us 20
+  script post-dump "exit 3"
+  criu_fails dump --tree "$TARGET" --action-script "$BATS_TEST_TMPDIR/script"
+  unharmed
+}
+
+@test "stuck: the post-dump script fails, and the tree is a tree" {
+  start_tree --size 8M
+  script post-dump "exit 3"
+  criu_fails dump --tree "$TARGET" --action-script "$BATS_TEST_TMPDIR/script"
+  unharmed "${CHILDREN[@]}"
+}
+
+@test "stuck: --leave-stopped" {
+  start_target memory --size 8M
+  criu_does dump --tree "$TARGET" --leave-stopped
+  grep -q "^State:.T" "/proc/$TARGET/status"
+  (($(gpu_used) > 0))
+  kill -CONT "$TARGET"
+  unharmed
+}
+
+@test "stuck: somebody else traces the process, so that it cannot be seized once it is locked" {
+  start_target memory --size 8M
+  python3 -c 'import ctypes, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.ptrace(0x4206, int(sys.argv[1]), None, None) != 0: sys.exit("cannot seize")
+print("traces", flush=True)
+time.sleep(120)' "$TARGET" >"$BATS_TEST_TMPDIR/tracer" 2>&1 3>&- &
+  local tracer=$!
+  at_end_kill "$tracer"
+  wait_until 10 grep -q traces "$BATS_TEST_TMPDIR/tracer"
+  criu_fails dump --tree "$TARGET"
+  kill -KILL "$tracer"
+  unharmed
+}
+
+@test "stuck: the checkpoint fails" {
+  start_tree --size 8M
+  STASIS_SIM_FAULTS="checkpoint:error=801 pid=${CHILDREN[1]}" criu_fails dump --tree "$TARGET"
+  logged dump "[not-supported]"
+  unharmed "${CHILDREN[@]}"
+}
+
+@test "stuck: the restore of the GPU's state fails" {
+  start_target memory --size 8M
+  dump_target
+  STASIS_SIM_FAULTS="restore:error=999" criu_fails restore --restore-detached
+  wait_until 10 number_is_free
+  logged restore "the restore fails"
+  gpu_is_free
+  # The image is whole.
+  restore_target
+  target_goes_on
+  restored_verifies
+}
+
+@test "stuck: the unlock after the restore fails" {
+  start_tree --size 8M
+  dump_target
+  STASIS_SIM_FAULTS="unlock:error=999 pid=${CHILDREN[0]}" criu_fails restore --restore-detached
+  wait_until 10 number_is_free
+  wait_until 10 number_is_free "${CHILDREN[0]}"
+  wait_until 10 number_is_free "${CHILDREN[1]}"
+  gpu_is_free
+}
+
+@test "stuck: no GPU where it is restored" {
+  start_target memory --size 8M
+  dump_target
+  STASIS_SIM_GPUS=none criu_fails restore --restore-detached
+  number_is_free
+  fails grep -q Forking "$image/restore.log"
+  logged restore "what to do: "
+}
+
+@test "stuck: no driver where it is restored" {
+  start_target memory --size 8M
+  dump_target
+  STASIS_LIBCUDA=/nonexistent criu_fails restore --restore-detached
+  number_is_free
+  fails grep -q Forking "$image/restore.log"
+  logged restore "[driver-missing]"
+}
+
+@test "stuck: fewer GPUs where it is restored" {
+  STASIS_SIM_GPUS=2x256M start_target contexts
+  STASIS_SIM_GPUS=2x256M dump_target
+  STASIS_SIM_GPUS=1x256M criu_fails restore --restore-detached
+  number_is_free
+  fails grep -q Forking "$image/restore.log"
+  logged restore "[gpu-mismatch]"
+}
+
+@test "stuck: too little GPU memory where it is restored" {
+  start_target memory --size 64M
+  dump_target
+  STASIS_SIM_GPUS=1x32M criu_fails restore --restore-detached
+  number_is_free
+  logged restore "[out-of-gpu-memory]"
+}
+
+@test "stuck: what the driver prints is no answer" {
+  # A driver whose library prints as soon as it is loaded.
+  printf '#include <stdio.h>\n__attribute__((constructor)) static void f(void) { puts("warning: 0"); fflush(stdout); }\n' \
+    >"$BATS_TEST_TMPDIR/noisy.c"
+  command -v cc >/dev/null || skip "no C compiler"
+  cc -shared -fPIC -Wl,--no-as-needed -o "$BATS_TEST_TMPDIR/libcuda-noisy.so.1" "$BATS_TEST_TMPDIR/noisy.c" \
+    "$STASIS_LIBCUDA" -Wl,-rpath,"${STASIS_LIBCUDA%/*}"
+  start_target memory --size 8M
+  STASIS_LIBCUDA=$BATS_TEST_TMPDIR/libcuda-noisy.so.1 dump_target
+  assert_contains "$out" "warning: 0"
+  restore_target
+  target_goes_on
+  restored_verifies
+}
+
+@test "stuck: the lock times out" {
+  start_tree --size 8M
+  STASIS_SIM_FAULTS="lock:timeout pid=${CHILDREN[1]}" criu_fails dump --tree "$TARGET" --timeout 3
+  logged dump "[timeout]"
+  unharmed "${CHILDREN[@]}"
+}
+
+@test "stuck: the lock hangs past CRIU's time-out" {
+  start_tree --size 8M
+  STASIS_SIM_FAULTS="lock:hang pid=${CHILDREN[1]}" criu_fails dump --tree "$TARGET" --timeout 4
+  logged dump "[timeout]"
+  in_state running "${CHILDREN[@]}"
+  target_goes_on
+  # What it could not be sure of is on record.
+  done_by recover --all
+  unharmed "${CHILDREN[@]}"
+}
+
+# thread_masks: which signals each thread of TARGET blocks.
+thread_masks() { sed -n 's/^SigBlk:.//p' /proc/"$TARGET"/task/*/status; }
+
+# Closes what bats has open: it lies in a folder that only root may enter.
+close_folders() {
+  local fd
+  for fd in /proc/self/fd/*; do
+    fd=${fd##*/}
+    ((fd <= 2)) || eval "exec $fd>&-"
+  done
+}
+
+@test "stuck: without privileges" {
+  local user=(setpriv --reuid=65534 --regid=65534 --clear-groups)
+  local capabilities=+checkpoint_restore,+setpcap
+  local criu_user=("${user[@]}" "--inh-caps=$capabilities" "--ambient-caps=$capabilities")
+  "${criu_user[@]}" true || skip "setpriv cannot give the capabilities that criu --unprivileged needs"
+  # The folder of the tests is root's alone.
+  local open
+  open=$(mktemp -d)
+  echo "$open" >>"$BATS_TEST_TMPDIR/folders"
+  chmod 777 "$open"
+  "${user[@]}" test -r "$plugin/cuda_plugin.so" || skip "the build folder is not open to other users"
+  export STASIS_SIM_DIR=$open/sim STASIS_STATE_DIR=$open/state
+  image=$open/image
+  "${user[@]}" mkdir "$STASIS_SIM_DIR" "$image"
+  TARGET_STATUS=$open/status
+  TARGET_LOG=$open/log
+  "${user[@]}" touch "$TARGET_LOG"
+  (cd / && close_folders && exec_on_gpu setsid "${user[@]}" stasis-workload poll --own-us 20 --status "$TARGET_STATUS") \
+    </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 30 target_is_up
+  local before
+  before=$(thread_masks)
+  criu_as=("${criu_user[@]}")
+  criu_does dump --unprivileged --tree "$TARGET" --leave-running
+  assert_equal "$(thread_masks)" "$before" "signal masks"
+  in_state running
+  target_goes_on
+  rm -r "$image" && "${user[@]}" mkdir "$image"
+  dump_target --unprivileged
+  restore_target --unprivileged
+  assert_equal "$(thread_masks)" "$before" "signal masks"
+  in_state running
+  target_goes_on
+  restored_verifies
+}
+
+@test "stuck: processes that wait for each other on the GPU" {
+  start_target collective --children 3 --size 256K --pause-ms 2
+  mapfile -t CHILDREN < <(children_of "$TARGET")
+  at_end_kill "${CHILDREN[@]}"
+  # What one after the other comes to.
+  cuda-checkpoint --action lock --pid "${CHILDREN[0]}"
+  fails cuda-checkpoint --action lock --timeout 500 --pid "${CHILDREN[1]}"
+  cuda-checkpoint --action unlock --pid "${CHILDREN[0]}"
+  target_goes_on
+  local n
+  for n in 1 2 3; do
+    rm -r "$image" && mkdir "$image"
+    criu_does dump --tree "$TARGET" --leave-running
+    target_goes_on
+  done
+  rm -r "$image" && mkdir "$image"
+  dump_target
+  restore_target
+  target_goes_on
+  restored_verifies 4
+}
+
+# Where CRIU dies, nobody but `stasis recover` can help.
+@test "stuck: criu is killed in the middle, after the checkpoint" {
+  start_target memory --size 8M
+  # CRIU's own fault point: it leaves without a word while it dumps the first process.
+  CRIU_FAULT=1 criu dump --tree "$TARGET"
+  ((status != 0))
+  wait_until 10 in_state checkpointed
+  done_by ps
+  assert_contains "$out" "left behind by criu dump"
+  done_by recover "$TARGET"
+  unharmed
+}
+
+@test "stuck: criu is killed when all is written" {
+  start_tree --size 8M
+  script post-dump 'p=$$; until [ "$(cat "/proc/$p/comm")" = criu ]; do p=$(ps -o ppid= -p $p | tr -d " "); done; kill -KILL "$p"'
+  criu dump --tree "$TARGET" --action-script "$BATS_TEST_TMPDIR/script"
+  ((status != 0))
+  wait_until 10 in_state checkpointed "${CHILDREN[@]}"
+  done_by recover --all
+  unharmed "${CHILDREN[@]}"
+}
+
+@test "stuck: criu is killed when it has stopped the processes to end them" {
+  start_tree --size 8M
+  script post-dump 'p=$$; until [ "$(cat "/proc/$p/comm")" = criu ]; do p=$(ps -o ppid= -p $p | tr -d " "); done; kill -KILL "$p"'
+  criu dump --tree "$TARGET" --action-script "$BATS_TEST_TMPDIR/script"
+  wait_until 10 in_state checkpointed "${CHILDREN[@]}"
+  # As the plugin does it, a moment later than any script can come in between.
+  kill -STOP "${CHILDREN[@]}"
+  done_by recover --all
+  unharmed "${CHILDREN[@]}"
+}
+
+@test "stuck: criu is killed while it waits for a lock" {
+  start_target memory --size 8M
+  (STASIS_SIM_FAULTS=lock:hang exec "$(real_criu)" dump --tree "$TARGET" --images-dir "$image" \
+    --log-file dump.log --libdir "$plugin" >/dev/null 2>&1 3>&-) &
+  local tool=$!
+  at_end_kill "$tool"
+  wait_until 10 works_on_it "$tool"
+  kill -KILL "$tool"
+  wait "$tool" || true
+  done_by recover --all
+  unharmed
+}
