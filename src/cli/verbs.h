@@ -78,4 +78,7 @@ Result<int> attend(Pid root);
 void attend_afresh(Pid root);
 Verb add_attend(CLI::App& app);
 
+// For tests of the fault points; not for people.
+Verb add_list_fault_points(CLI::App& app);
+
 }  // namespace stasis::cli

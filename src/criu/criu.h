@@ -33,6 +33,8 @@ struct DumpRequest {
   std::string log_path = {};
   std::chrono::milliseconds deadline{0};  // for the whole dump; 0 = none
   int log_level = 4;                      // CRIU's: 1 errors .. 4 debug
+  // Called with criu's number before it is told anything. May be empty.
+  std::function<Result<void>(Pid)> on_started = {};
 };
 
 // CRIU's own measurements, from its stats-dump; zero where it gave none.
@@ -69,6 +71,8 @@ struct RestoreRequest {
   std::function<void()> on_wait = {};
   std::chrono::milliseconds deadline{0};  // 0 = none. A restore can hang for ever in CRIU
   int log_level = 4;
+  // Called with criu's number before it is told anything. May be empty.
+  std::function<Result<void>(Pid)> on_started = {};
 };
 
 struct RestoredTree {

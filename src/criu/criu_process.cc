@@ -17,6 +17,7 @@
 
 #include <fmt/format.h>
 
+#include "base/fault_point.h"
 #include "criu/criu_rpc.pb.h"
 #include "proc/procfs.h"
 
@@ -191,6 +192,7 @@ Result<CriuProcess> CriuProcess::start(const std::string& path, const StartOptio
                 fmt::format("cannot run {}: {}", path, std::strerror(number)),
                 "tools/get-criu makes a private one");
   }
+  set_fault_criu(Pid{pid});
   return CriuProcess(std::move(*pidfd), pid, std::move(ours), std::move(errors));
 }
 
@@ -274,6 +276,7 @@ std::string CriuProcess::finish(std::chrono::milliseconds patience) {
     reaped = ::waitpid(pid_, &status, 0);
   } while (reaped < 0 && errno == EINTR);
   pid_ = 0;
+  set_fault_criu(Pid{});
   if (reaped < 0) return "has ended";
   if (WIFSIGNALED(status)) return fmt::format("was killed by signal {}", WTERMSIG(status));
   return fmt::format("exited with status {}", WEXITSTATUS(status));

@@ -65,6 +65,9 @@ class CriuProcess {
   };
   Activity activity() const;
 
+  // 0 once it has ended.
+  Pid pid() const { return Pid{pid_}; }
+
   // What criu wrote to its standard error, before it had a log; bounded.
   std::string early_errors() const;
 

@@ -196,7 +196,7 @@ Result<RestoredTree> Criu::restore(const RestoreRequest& request,
   set_options(options, words);
 
   // After `half`: on every way out criu ends before what it has made.
-  auto process = CriuProcess::start(path_, start);
+  auto process = start_told(path_, start, request.on_started);
   if (!process) return fail(std::move(process).error());
   CriuLimits limits;
   limits.deadline = request.deadline;

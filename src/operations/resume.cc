@@ -1,3 +1,4 @@
+#include "base/fault_point.h"
 #include "checkpoint/suspended.h"
 #include "operations/common.h"
 
@@ -40,7 +41,8 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
   Group& group = opened->group;
   auto pairs = check_and_plan(env, group, options);
   if (!pairs) return fail(roll_back(*opened, std::move(pairs.error())));
-  Result<void> done = env.interrupt.check();
+  Result<void> done = fault(FaultPoint::kResumePlanned);
+  if (done) done = env.interrupt.check();
   if (done) {
     phases.begin("restore");
     done = group.restore(*pairs, env.progress);
@@ -55,6 +57,7 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
   if (done) done = verify_states(group, CudaState::kRunning);
   if (!done) return fail(roll_back(*opened, std::move(done.error())));
   group.dismiss();
+  fault_only(FaultPoint::kResumeVerified);
   for (const GroupMember& member : group.members())
     forget_suspended(member.process);
   opened->journal->finish();
