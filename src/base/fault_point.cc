@@ -203,7 +203,14 @@ State& state() {
   return state;
 }
 
-bool lives(int pid) { return pid > 0 && ::kill(pid, 0) == 0; }
+// And is no zombie.
+bool lives(int pid) {
+  if (pid <= 0) return false;
+  auto text = read_file(AT_FDCWD, fmt::format("/proc/{}/stat", pid), 4096);
+  const std::size_t end = text ? text->rfind(')') : std::string::npos;
+  return end != std::string::npos && end + 2 < text->size() && (*text)[end + 2] != 'Z' &&
+         (*text)[end + 2] != 'X';
+}
 
 void log_line(const std::string& text) {
   if (state().log == nullptr) return;

@@ -253,7 +253,10 @@ Result<void> Process::bring_to(CudaState wanted, std::chrono::milliseconds timeo
     if (*now == wanted) return wanted == CudaState::kCheckpointed ? Result<void>() : let_go_on();
     Result<void> done;
     if (*now == CudaState::kRunning) {
-      done = lock(timeout);
+      // Whoever was killed between an unlock and this has left threads parked, whose work in flight
+      // the lock would wait for.
+      done = let_go_on();
+      if (done) done = lock(timeout);
     } else if (*now == CudaState::kCheckpointed) {
       done = restore();
     } else if (*now == CudaState::kLocked) {

@@ -43,7 +43,7 @@ void forget_the_dead() {
       continue;
     }
     const auto info = proc::ProcFs().process(Pid{pid});
-    const bool gone = info ? info->start_ticks != start
+    const bool gone = info ? info->start_ticks != start || info->state == 'Z' || info->state == 'X'
                            : info.error().code == ErrorCode::kNoSuchProcess ||
                                  info.error().code == ErrorCode::kThreadId;
     if (gone) (void)::unlinkat(::dirfd(dir.get()), item->d_name, 0);

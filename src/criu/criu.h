@@ -69,6 +69,8 @@ struct RestoreRequest {
   std::function<std::string()> log_path = {};
   // Called some ten times a second while CRIU works, on this thread. May be empty.
   std::function<void()> on_wait = {};
+  // Looked at as often; an error gives the restore up. May be empty.
+  std::function<Result<void>()> check = {};
   std::chrono::milliseconds deadline{0};  // 0 = none. A restore can hang for ever in CRIU
   int log_level = 4;
   // Called with criu's number before it is told anything. May be empty.

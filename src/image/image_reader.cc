@@ -121,23 +121,22 @@ Result<std::vector<std::string>> clear_leftovers(const std::string& dir, bool ke
     return ::fstatat(parent, entry->name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0 &&
            errno == ENOENT;
   };
-  const auto is_whole = [&] {
-    return ::faccessat(parent, (entry->name + "/" + kManifestName).c_str(), F_OK,
-                       AT_SYMLINK_NOFOLLOW) == 0;
-  };
+  const auto is_whole = [&] { return ImageReader::open(entry->path()).has_value(); };
   std::vector<std::string> removed;
   for (const Leftover& leftover : find_leftovers(dir)) {
     if (leftover.in_use != InUse::kNo) continue;
     const std::string name = leftover.path.substr(leftover.path.rfind('/') + 1);
+    // A manifest may be there, and be half written.
+    const bool complete = leftover.complete && ImageReader::open(leftover.path).has_value();
     const bool was_aside = !name.starts_with(entry->name + ".partial-");
-    if (was_aside && leftover.complete && is_free()) {
+    if (was_aside && complete && is_free()) {
       if (::renameat2(parent, name.c_str(), parent, entry->name.c_str(), RENAME_NOREPLACE) != 0) {
         return fail(errno_error("cannot give the image its name " + entry->path(), errno));
       }
       continue;
     }
     // All that there is of something: an old image, or a job that has ended.
-    if (leftover.complete && !is_whole() && (was_aside || keep_complete)) continue;
+    if (complete && !is_whole() && (was_aside || keep_complete)) continue;
     if (auto gone = remove_tree(entry->parent, name, leftover.path); !gone) {
       return fail(std::move(gone).error());
     }

@@ -128,6 +128,15 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
                           manifest.total_bytes);
     }
   };
+  // CRIU may wait for ever for one that somebody has killed (seen with 4.2.1). One that ends by
+  // itself as soon as it runs is none of that: criu answers within milliseconds.
+  std::optional<Clock::time_point> dead_since;
+  request.check = [&]() -> Result<void> {
+    constexpr std::chrono::seconds kGrace{2};
+    auto alive = job.check_alive();
+    if (!alive && !dead_since) dead_since = Clock::now();
+    return alive || Clock::now() - *dead_since < kGrace ? Result<void>() : alive;
+  };
   request.deadline =
       kRestoreDeadlineBase + std::chrono::seconds(manifest.total_bytes / kSlowestBytesPerSecond);
   request.log_level = options.criu_log_level;

@@ -47,15 +47,23 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
     phases.begin("restore");
     done = group.restore(*pairs, env.progress);
   }
-  // Past this point going on is the way out: every process is whole on the GPU, and an unlock is
-  // quicker than a checkpoint.
-  if (done) {
-    phases.begin("unlock");
-    done = group.unlock();
-  }
-  phases.end();
-  if (done) done = verify_states(group, CudaState::kRunning);
   if (!done) return fail(roll_back(*opened, std::move(done.error())));
+  // Past this point going on is the way out, also for who finds our record: every process is whole
+  // on the GPU, and an unlock is quicker than a checkpoint.
+  for (GroupMember& member : group.members()) {
+    if (member.initial) member.initial = CudaState::kRunning;
+  }
+  phases.begin("unlock");
+  done = opened->journal->update(journal_targets(group.members()));
+  if (done) done = group.unlock();
+  if (done) done = verify_states(group, CudaState::kRunning);
+  phases.end();
+  if (!done) {
+    // What rolling back comes to, now.
+    auto on = group.roll_back();
+    if (!on) return fail(rolled_back(*opened, std::move(done.error()), std::move(on)));
+    env.tell("it runs, at the second attempt; the first failed: " + done.error().to_string());
+  }
   group.dismiss();
   fault_only(FaultPoint::kResumeVerified);
   for (const GroupMember& member : group.members())
