@@ -17,6 +17,12 @@ Result<std::unique_ptr<Driver>> Context::load_driver() {
   return driver;
 }
 
+Result<std::unique_ptr<Driver>> Context::load_bounded_driver() {
+  auto driver = load_driver();
+  if (!driver) return driver;
+  return bound_driver(std::move(*driver), patience);
+}
+
 Environment Context::environment(Driver& driver) {
   return {driver, interrupt, terminal, [this](const std::string& text) { terminal.note(text); }};
 }
@@ -50,6 +56,21 @@ void add_timeout(CLI::App& command, std::chrono::milliseconds& timeout) {
           [&timeout](const unsigned& value) { timeout = std::chrono::milliseconds(value); },
           fmt::format("milliseconds to wait for GPU work in flight; 0 waits for ever [{}]",
                       timeout.count()))
+      ->type_name("MS");
+}
+
+void add_driver_timeout(CLI::App& command, DriverPatience& patience) {
+  command
+      .add_option_function<unsigned>(
+          "--driver-timeout",
+          [&patience](const unsigned& value) {
+            patience.answer = std::chrono::milliseconds(value);
+            patience.work = std::chrono::milliseconds(value);
+          },
+          fmt::format("milliseconds of silence after which a call of the driver is given up; 0 "
+                      "waits for ever [{}, and {} without a sign of work for a checkpoint or a "
+                      "restore]",
+                      patience.answer.count(), patience.work.count()))
       ->type_name("MS");
 }
 

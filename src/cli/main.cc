@@ -77,8 +77,10 @@ int run(int argc, char** argv) {
                             add_dump(app),   add_restore(app),          add_recover(app),
                             add_attend(app), add_list_fault_points(app)};
   add_common(app);  // before the verb or after it
-  for (const Verb& verb : verbs)
+  for (const Verb& verb : verbs) {
     add_common(*verb.command);
+    if (verb.acts) add_driver_timeout(*verb.command, context.patience);
+  }
 
   try {
     app.parse(argc, argv);

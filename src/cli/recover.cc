@@ -61,7 +61,7 @@ Result<int> run(Context& context, const Options& options) {
     return fail(ErrorCode::kUsage, "recover whom?", "give a PID, or --all");
   }
   context.interrupt.set_time_limit(options.limit);
-  auto driver = context.load_driver();
+  auto driver = context.load_bounded_driver();
   if (!driver) return fail(std::move(driver.error()));
   std::vector<RecoverReport> reports;
   if (options.all) {

@@ -75,7 +75,7 @@ Result<int> run(Context& context, Options& options) {
     options.restore.inherit.push_back({std::move(parsed->second), &inherited.back()});
   }
   context.interrupt.set_time_limit(options.limit);
-  auto driver = context.load_driver();
+  auto driver = context.load_bounded_driver();
   if (!driver) return fail(std::move(driver.error()));
   auto report = restore(context.environment(**driver), options.restore);
   if (!report) return fail(std::move(report.error()));

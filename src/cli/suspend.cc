@@ -17,7 +17,7 @@ Verb add_suspend(CLI::App& app) {
   add_pid(*command, options->pid);
   add_timeout(*command, options->suspend.timeout);
   return {command, [options](Context& context) -> Result<int> {
-            auto driver = context.load_driver();
+            auto driver = context.load_bounded_driver();
             if (!driver) return fail(std::move(driver.error()));
             auto report = suspend(context.environment(**driver), options->pid, options->suspend);
             if (!report) return fail(std::move(report.error()));
