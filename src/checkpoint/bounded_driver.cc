@@ -25,30 +25,48 @@ constexpr milliseconds kLittlePatience{1000};
 constexpr milliseconds kPoll{50};
 constexpr milliseconds kForEver{1000};  // looked at again
 
-// Signs of work: the driver works in a thread of the target, whose others are kept still.
+// Signs of work: the driver works in a thread of the target, whose others are kept still. What
+// waits in a loop for something that does not come takes a little processor time too, so some is
+// needed.
 class Signs {
  public:
-  explicit Signs(Pid pid) : pid_(pid) { (void)any(); }
+  explicit Signs(Pid pid) : pid_(pid) { last_ = look(); }
 
   bool any() {
     constexpr std::uint64_t kMoved = 1 << 20;
-    constexpr std::uint64_t kTicks = 2;
-    const auto info = procfs_.process(pid_);
-    const auto bytes = procfs_.resident_bytes(pid_);
-    const std::uint64_t ticks = info ? info->cpu_ticks : ticks_;
-    const std::uint64_t resident = bytes ? *bytes : resident_;
-    const std::uint64_t moved = std::max(resident, resident_) - std::min(resident, resident_);
-    if (moved < kMoved && ticks - ticks_ < kTicks) return false;
-    ticks_ = ticks;
-    resident_ = resident;
+    constexpr std::uint64_t kTicksPerSecond = 5;  // of 100
+    const Seen now = look();
+    const auto seconds = static_cast<std::uint64_t>(since(since_).count());
+    const bool computes = now.ticks - last_.ticks >= 2 + kTicksPerSecond * seconds;
+    const bool moves = distance(now.resident, last_.resident) >= kMoved ||
+                       distance(now.anonymous, last_.anonymous) >= kMoved;
+    if (!computes && !moves) return false;
+    last_ = now;
+    since_ = Clock::now();
     return true;
   }
 
  private:
+  struct Seen {
+    std::uint64_t ticks = 0;
+    std::uint64_t resident = 0;
+    std::uint64_t anonymous = 0;
+  };
+  static std::uint64_t distance(std::uint64_t a, std::uint64_t b) {
+    return std::max(a, b) - std::min(a, b);
+  }
+  Seen look() const {
+    Seen now = last_;  // where it cannot be seen, nothing has changed
+    if (auto info = procfs_.process(pid_)) now.ticks = std::max(now.ticks, info->cpu_ticks);
+    if (auto bytes = procfs_.resident_bytes(pid_)) now.resident = *bytes;
+    if (auto bytes = procfs_.anonymous_bytes(pid_)) now.anonymous = *bytes;
+    return now;
+  }
+
   Pid pid_;
   proc::ProcFs procfs_;
-  std::uint64_t ticks_ = 0;
-  std::uint64_t resident_ = 0;
+  Clock::time_point since_ = Clock::now();
+  Seen last_;
 };
 
 class BoundedDriver final : public Driver {
