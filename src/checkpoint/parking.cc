@@ -328,7 +328,8 @@ Result<void> unpark(Pid pid, const StoppedThreads& stopped, Tid thread) {
   if (!slot) return fail(std::move(slot.error()));
   if (auto done = send_on(stopped, thread, *slot); !done) return done;
   const std::array<std::uint64_t, 1> free{0};
-  return stopped.write(thread, *at, free);
+  if (auto done = stopped.write(thread, *at, free); !done) return done;
+  return fault(FaultPoint::kUnparkThread);
 }
 
 // Thread by thread, so that one that cannot be stopped holds up no other.
@@ -350,7 +351,6 @@ Result<void> unpark_all(Pid pid) {
     auto done =
         stopped && !stopped->threads().empty() ? unpark(pid, *stopped, thread) : Result<void>();
     if (!stopped) done = fail(std::move(stopped.error()));
-    if (done) done = fault(FaultPoint::kUnparkThread);
     if (!done && done.error().code != ErrorCode::kProcessGone) worst = std::move(done);
   }
   // Who could not be stopped was none of ours, if nobody is left.
