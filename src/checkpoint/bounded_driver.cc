@@ -170,7 +170,16 @@ class BoundedDriver final : public Driver {
     }
   }
 
+  // A question that was lost with its caller is put again.
   DriverResult<int> call(const CallRequest& request) {
+    auto answer = call_once(request);
+    const bool asks =
+        request.action == Action::kGetState || request.action == Action::kGetRestoreThreadId;
+    if (answer || answer.error().number != kDriverCallLost || !asks) return answer;
+    return call_once(request);
+  }
+
+  DriverResult<int> call_once(const CallRequest& request) {
     const bool restores = request.action == Action::kRestore;
     auto caller = take(restores);
     if (!caller || !caller->send(request)) return call_here(request);

@@ -108,9 +108,6 @@ TEST_F(BoundedDriverTest, OneThatHangsHoldsUpNoOther) {
 TEST_F(BoundedDriverTest, TheEndOfACallerIsNotOurs) {
   ASSERT_TRUE(driver_->state(self_));
   ::kill(shared_->caller, SIGKILL);
-  // Whether the loss is seen at the sending or at the waiting.
-  auto state = driver_->state(self_);
-  EXPECT_TRUE(state || state.error().number == kDriverCallLost);
   EXPECT_EQ(driver_->state(self_), CudaState::kRunning);
 }
 

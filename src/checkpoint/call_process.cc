@@ -134,12 +134,17 @@ void let_go_of_everything(int but) {
 
 // Forks a caller for each socket that comes, and ends when nobody can send one any more.
 [[noreturn]] void serve_source(Driver& driver, int socket) {
-  // What is typed at a terminal, or stops a job, is not for the middle of a call.
+  // What is typed at a terminal, or sent to everybody when a service is stopped, is not for the
+  // middle of a call: it is for us to roll back, which takes calls. They end with us in any case.
   (void)::setpgid(0, 0);
   struct sigaction action {};
-  action.sa_handler = SIG_DFL;
-  for (int number = 1; number < NSIG; ++number)
+  for (int number = 1; number < NSIG; ++number) {
+    const bool crash = number == SIGSEGV || number == SIGBUS || number == SIGILL ||
+                       number == SIGFPE || number == SIGABRT || number == SIGTRAP;
+    // The children of the driver's library, if it has any, are its own affair.
+    action.sa_handler = crash || number == SIGCHLD ? SIG_DFL : SIG_IGN;
     (void)::sigaction(number, &action, nullptr);
+  }
   sigset_t none;
   ::sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);

@@ -92,8 +92,9 @@ Result<int> run(Context& context, Options& options) {
   }
   if (options.detach) return 0;
   (void)context.terminal.report_lost_output();  // it may be long until the job ends
-  // The driver that this process has begun to use makes it a CUDA process itself, which `ps` would
-  // list and a suspend of the shell above it would checkpoint.
+  // A process that has initialised the driver is a CUDA process itself, which `ps` would list and a
+  // suspend of the shell above it would checkpoint: none may stay.
+  driver->reset();
   attend_afresh(report->root);
   return attend(report->root);
 }

@@ -45,7 +45,7 @@ teardown() { end_stasis; }
   nothing_left
   restore_it
   target_goes_on
-  restored_verifies 2
+  restored_verifies 3
 }
 
 untraced() { grep -q "^TracerPid:[[:space:]]*0" "/proc/$TARGET/status"; }
