@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
@@ -118,6 +119,7 @@ tl::unexpected<Error> ended(const std::string& what) {
 CriuProcess::CriuProcess(CriuProcess&& other) noexcept
     : pidfd_(std::move(other.pidfd_)),
       pid_(std::exchange(other.pid_, 0)),
+      own_group_(other.own_group_),
       socket_(std::move(other.socket_)),
       errors_(std::move(other.errors_)) {}
 
@@ -193,7 +195,9 @@ Result<CriuProcess> CriuProcess::start(const std::string& path, const StartOptio
                 "tools/get-criu makes a private one");
   }
   set_fault_criu(Pid{pid});
-  return CriuProcess(std::move(*pidfd), pid, std::move(ours), std::move(errors));
+  CriuProcess started(std::move(*pidfd), pid, std::move(ours), std::move(errors));
+  started.own_group_ = options.own_process_group;
+  return started;
 }
 
 Result<void> CriuProcess::send(const criu_rpc::Request& request) const {
@@ -211,9 +215,15 @@ Result<void> CriuProcess::send(const criu_rpc::Request& request) const {
 
 Result<std::optional<criu_rpc::Response>> CriuProcess::receive(
     std::chrono::milliseconds timeout) const {
-  pollfd wait = {socket_.get(), POLLIN, 0};
-  const int ready = ::poll(&wait, 1, static_cast<int>(timeout.count()));
+  // Its end is looked at too: a helper that it has forked, and that stands stopped for ever once it
+  // is gone, keeps the socket open.
+  std::array<pollfd, 2> wait = {{{socket_.get(), POLLIN, 0}, {pidfd_.fd(), POLLIN, 0}}};
+  const int ready = ::poll(wait.data(), wait.size(), static_cast<int>(timeout.count()));
   if (ready == 0 || (ready < 0 && errno == EINTR)) return std::nullopt;
+  if (ready > 0 && wait[0].revents == 0) {
+    // What it said last may have come between the two looks.
+    if (::poll(wait.data(), 1, 0) <= 0) return ended("criu ended without an answer");
+  }
   std::string bytes(kMaxMessage, '\0');
   iovec vector = {bytes.data(), bytes.size()};
   msghdr message = {};
@@ -270,6 +280,12 @@ std::string CriuProcess::finish(std::chrono::milliseconds patience) {
   socket_.reset();
   if (pid_ == 0) return "has ended";
   if (!pidfd_.wait_exit(static_cast<int>(patience.count()))) kill();
+  siginfo_t seen = {};
+  while (::waitid(P_PID, static_cast<id_t>(pid_), &seen, WEXITED | WNOWAIT) != 0 &&
+         errno == EINTR) {
+  }
+  // Its helpers are left alone then. Not yet reaped, it still has its number, and they their group.
+  if (own_group_ && seen.si_code != CLD_EXITED) (void)::kill(-pid_, SIGKILL);
   int status = 0;
   pid_t reaped = 0;
   do {

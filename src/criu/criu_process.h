@@ -79,6 +79,7 @@ class CriuProcess {
         errors_(std::move(errors)) {}
   Pidfd pidfd_;
   pid_t pid_ = 0;  // 0 once it is reaped
+  bool own_group_ = false;
   UniqueFd socket_;
   UniqueFd errors_;
 };
