@@ -8,9 +8,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <vector>
 
 namespace stasis {
 namespace {
@@ -132,6 +134,19 @@ void let_go_of_everything(int but) {
   (void)::syscall(SYS_close_range, last + 1, ~0U, 0);
 }
 
+// Also reaps them: a zombie would go to whoever reaps orphans here, which in a PID namespace of its
+// own is stasis itself. One that is stuck in the kernel is not waited for.
+[[noreturn]] void end_all(const std::vector<pid_t>& callers) {
+  constexpr int kTries = 1000;
+  for (const pid_t pid : callers)
+    ::kill(pid, SIGKILL);
+  for (const pid_t pid : callers) {
+    for (int tries = 0; ::waitpid(pid, nullptr, WNOHANG) == 0 && tries < kTries; ++tries)
+      ::usleep(1000);
+  }
+  ::_exit(0);
+}
+
 // Forks a caller for each socket that comes, and ends when nobody can send one any more.
 [[noreturn]] void serve_source(Driver& driver, int socket) {
   // What is typed at a terminal, or sent to everybody when a service is stopped, is not for the
@@ -150,18 +165,21 @@ void let_go_of_everything(int but) {
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
   let_go_of_everything(socket);
   const int self = ::getpid();
+  std::vector<pid_t> callers;
   for (;;) {
     char word = 0;
     UniqueFd theirs;
-    if (receive(socket, &word, sizeof word, &theirs) != sizeof word) ::_exit(0);
+    if (receive(socket, &word, sizeof word, &theirs) != sizeof word) end_all(callers);
     // Before the next fork: until then the number of one that has ended is its own.
-    while (::waitpid(-1, nullptr, WNOHANG) > 0) {
-    }
+    callers.erase(std::remove_if(callers.begin(), callers.end(),
+                                 [](pid_t one) { return ::waitpid(one, nullptr, WNOHANG) == one; }),
+                  callers.end());
     const pid_t pid = ::fork();
     if (pid == 0) {
       ::close(socket);
       serve_calls(driver, theirs.get(), self);
     }
+    if (pid > 0) callers.push_back(pid);
     theirs.reset();
     const std::int32_t number = pid < 0 ? -errno : pid;
     if (!send_whole(socket, &number, sizeof number)) ::_exit(0);
