@@ -95,7 +95,10 @@ class Place:
             self.env["STASIS_CRIU"] = os.environ["STASIS_CRIU"]
 
     def close(self):
-        self.end_target()
+        # Also what a case that has failed no longer knows.
+        for pid in self.mine():
+            os.kill(pid, signal.SIGKILL)
+        self.reap()
         subprocess.run(["umount", "-l", self.disk], check=False)
 
     # --- Programs
@@ -210,19 +213,22 @@ class Place:
 
     # --- What is left
 
-    def crius(self):
-        """Those that a stasis of this place has started."""
-        mine = f"STASIS_STATE_DIR={self.state}\0".encode()
+    def mine(self, program=b""):
+        """Processes of this place, whoever has started them: all, or those of one program."""
+        mark = f"STASIS_STATE_DIR={self.state}\0".encode()
         found = []
         for path in glob.glob("/proc/[0-9]*/cmdline"):
             try:
                 with open(path, "rb") as cmdline, open(os.path.dirname(path) + "/environ", "rb") as environ:
                     words = cmdline.read().split(b"\0")
-                    if words[0].endswith(b"criu") and mine in environ.read():
+                    if words[0].endswith(program) and mark in environ.read():
                         found.append(int(path.split("/")[2]))
             except OSError:
                 continue
         return found
+
+    def crius(self):
+        return self.mine(b"/criu")
 
     def records(self):
         return [name for name in os.listdir(self.state)
@@ -449,8 +455,6 @@ def work(build, root, tasks, results):
 
 
 def begin_anew(place):
-    for criu in place.crius():
-        os.kill(criu, signal.SIGKILL)
     build, root = place.build, place.root
     place.close()
     for path in glob.glob(root + "/*"):
