@@ -7,6 +7,9 @@ target_compile_options(stasis_options INTERFACE -Wall -Wextra -Wpedantic -Wshado
                                                 -Wnon-virtual-dtor -Woverloaded-virtual -Wcast-align
                                                 -Wformat=2 -Wundef)
 target_compile_definitions(stasis_options INTERFACE _FILE_OFFSET_BITS=64)
+if(STASIS_FAULT_POINTS)
+  target_compile_definitions(stasis_options INTERFACE STASIS_FAULT_POINTS)
+endif()
 if(STASIS_WERROR)
   target_compile_options(stasis_options INTERFACE -Werror)
 endif()

@@ -27,6 +27,7 @@ enum class ErrorCode {
   kWrongState,         // the operation is not possible in the CUDA state the process is in
   kFailedState,        // the driver says that the process's CUDA state has failed
   kTimeout,            // a deadline passed; the target is as it was
+  kNoAnswer,           // the driver did not answer about a process; the call was given up
   kBusy,               // another operation holds the target
   kDriverMissing,      // libcuda.so.1 cannot be loaded
   kDriverTooOld,       // older than 570

@@ -29,6 +29,7 @@ constexpr std::array kRows = {
     Row{ErrorCode::kWrongState, "wrong-state", 6},
     Row{ErrorCode::kFailedState, "failed-state", 6},
     Row{ErrorCode::kTimeout, "timeout", 7},
+    Row{ErrorCode::kNoAnswer, "no-answer", 7},
     Row{ErrorCode::kBusy, "busy", 7},
     Row{ErrorCode::kDriverMissing, "driver-missing", 8},
     Row{ErrorCode::kDriverTooOld, "driver-too-old", 8},

@@ -29,6 +29,7 @@ bool exists(ErrorCode code) {
     case ErrorCode::kWrongState:
     case ErrorCode::kFailedState:
     case ErrorCode::kTimeout:
+    case ErrorCode::kNoAnswer:
     case ErrorCode::kBusy:
     case ErrorCode::kDriverMissing:
     case ErrorCode::kDriverTooOld:

@@ -117,6 +117,18 @@ Diagnosis diagnose(int number, Action action, Pid pid, const proc::ProcFs& procf
       return {ErrorCode::kDriverUnsupported,
               "the driver's library and its kernel module are of different versions",
               "reboot, or load the kernel module that belongs to the installed driver"};
+    case kDriverNoAnswer:
+      return {ErrorCode::kNoAnswer,
+              fmt::format("the driver does not answer {} for process {}", action_name(action),
+                          pid.value),
+              fmt::format("see what process {0} hangs in (`ps -L {0}`, `dmesg`), and whether "
+                          "another tool acts on it; give it more time with --driver-timeout; "
+                          "`stasis recover {0}` makes it run when it answers again",
+                          pid.value)};
+    case kDriverCallLost:
+      return {ErrorCode::kDriverError,
+              fmt::format("{} of process {} was cut short", action_name(action), pid.value),
+              "see `dmesg`: out of memory, or a crash in the driver's library"};
     case kOperatingSystem:
       return {ErrorCode::kDriverError,
               fmt::format("the driver could not {} process {}, which is alive and may be traced",
@@ -139,9 +151,13 @@ Error explain_driver_failure(const DriverFailure& failure, Action action, Pid pi
   Diagnosis diagnosis = diagnose(failure.number, action, pid, procfs);
   Error error;
   error.code = diagnosis.code;
+  error.remedy = std::move(diagnosis.remedy);
+  if (failure.number < 0) {  // not the driver's words
+    error.message = fmt::format("{}: {}", diagnosis.why, failure.text);
+    return error;
+  }
   error.message = fmt::format("{} (driver: {} {}, \"{}\")", diagnosis.why, failure.name,
                               failure.number, failure.text);
-  error.remedy = std::move(diagnosis.remedy);
   error.driver = failure;
   return error;
 }

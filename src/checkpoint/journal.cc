@@ -16,6 +16,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/fault_point.h"
 #include "checkpoint/group.h"
 
 namespace stasis {
@@ -37,6 +38,14 @@ bool is_our_record(std::string_view name) {
   return !name.empty() && name.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
+json to_json(const JournalProcess& process) {
+  return {{"pid", process.pid.value}, {"start_ticks", process.start_ticks}};
+}
+
+JournalProcess process_from(const json& item) {
+  return {Pid{item.at("pid").get<int>()}, item.at("start_ticks").get<std::uint64_t>()};
+}
+
 std::string to_text(const JournalRecord& record) {
   json targets = json::array();
   for (const JournalTarget& target : record.targets) {
@@ -44,12 +53,15 @@ std::string to_text(const JournalRecord& record) {
                        {"start_ticks", target.start_ticks},
                        {"initial", std::string(cuda_state_name(target.initial))}});
   }
-  return json{{"operation", record.operation},
-              {"root", record.root.value},
-              {"owner", record.owner.value},
-              {"image", record.image},
-              {"targets", targets}}
-      .dump(-1, ' ', false, json::error_handler_t::replace);
+  json out{{"operation", record.operation},
+           {"root", record.root.value},
+           {"owner", record.owner.value},
+           {"image", record.image},
+           {"targets", targets}};
+  if (record.criu) out["criu"] = to_json(*record.criu);
+  for (const JournalProcess& process : record.ending)
+    out["ending"].push_back(to_json(process));
+  return out.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
 std::optional<JournalRecord> from_text(const std::string& text) {
@@ -66,6 +78,11 @@ std::optional<JournalRecord> from_text(const std::string& text) {
       if (!initial) return std::nullopt;
       record.targets.push_back(
           {Pid{item.at("pid").get<int>()}, item.at("start_ticks").get<std::uint64_t>(), *initial});
+    }
+    if (object.contains("criu")) record.criu = process_from(object.at("criu"));
+    if (object.contains("ending")) {
+      for (const json& item : object.at("ending"))
+        record.ending.push_back(process_from(item));
     }
     return record;
   } catch (const json::exception&) {
@@ -182,18 +199,37 @@ Result<UniqueFd> take(const std::string& path, Pid root) {
               "wait for it to end, or interrupt it");
 }
 
+// Over the record that is there, where the disk has no room for another one beside it: recovery
+// must not need what the disk has not got. In one write, and what is left of the old text is blank.
+Result<void> overwrite_record(const std::string& path, std::string text) {
+  auto fd = open_file(AT_FDCWD, path, O_WRONLY | O_NOFOLLOW);
+  if (!fd) return fail(std::move(fd.error()));
+  struct stat info {};
+  if (::fstat(fd->get(), &info) != 0) return fail(errno_error("cannot look at " + path, errno));
+  text.resize(std::max(text.size(), static_cast<std::size_t>(info.st_size)), ' ');
+  if (auto done = write_all(fd->get(), text.data(), text.size(), path); !done) return done;
+  return fd->close(path);
+}
+
 Result<void> write_record(const std::string& path, const JournalRecord& record) {
   const std::string temporary = path + ".new";
-  auto fd = open_file(AT_FDCWD, temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW, 0600);
-  if (!fd) return fail(std::move(fd.error()));
   const std::string text = to_text(record);
-  auto done = write_all(fd->get(), text.data(), text.size(), temporary);
-  if (done) done = fd->close(temporary);
+  Result<void> done;
+  {
+    auto fd = open_file(AT_FDCWD, temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW, 0600);
+    if (!fd) return fail(std::move(fd.error()));
+    done = fault(FaultPoint::kJournalWrite);
+    if (done) done = write_all(fd->get(), text.data(), text.size(), temporary);
+    if (done) done = fd->close(temporary);
+  }
   if (done && ::rename(temporary.c_str(), path.c_str()) != 0) {
     done = fail(errno_error("cannot write " + path, errno));
   }
   if (!done) (void)::unlink(temporary.c_str());
-  return done;
+  if (!done && done.error().code == ErrorCode::kNoSpace && ::access(path.c_str(), F_OK) == 0) {
+    done = overwrite_record(path, text);
+  }
+  return done ? fault(FaultPoint::kJournalWritten) : done;
 }
 
 }  // namespace
@@ -269,16 +305,26 @@ Result<Journal> Journal::begin(JournalRecord record) {
   auto directory = journal_directory();
   if (!directory) return fail(std::move(directory.error()));
   const std::string path = record_path(*directory, record.root);
+  if (auto allowed = fault(FaultPoint::kJournalBegin); !allowed) {
+    return fail(std::move(allowed.error()));
+  }
   auto lock = take(path, record.root);
   if (!lock) return fail(std::move(lock.error()));
   record.owner = Pid{static_cast<int>(::getpid())};
   Journal journal(std::move(*lock), path, std::move(record));
   if (auto left = read_record(path)) {
-    journal.inherited_ = std::move(left->targets);
-    journal.inherited_from_ = std::move(left->operation);
+    if (!left->ending.empty()) {
+      return fail(ErrorCode::kBusy,
+                  fmt::format("`stasis {}` was killed when it was about to end process {}",
+                              left->operation, left->root.value),
+                  fmt::format("run `stasis recover {}` first", left->root.value));
+    }
+    journal.left_ = std::move(*left);
   }
-  if (auto done = journal.write(journal.record_.targets); !done) {
-    if (journal.inherited_.empty()) (void)::unlink((path + ".lock").c_str());
+  auto done = fault(FaultPoint::kJournalLocked);
+  if (done) done = journal.write(journal.record_.targets);
+  if (!done) {
+    journal.finish();
     return fail(std::move(done.error()));
   }
   return journal;
@@ -286,7 +332,7 @@ Result<Journal> Journal::begin(JournalRecord record) {
 
 std::vector<JournalTarget> Journal::unclaimed(const std::vector<JournalTarget>& targets) const {
   std::vector<JournalTarget> out;
-  for (const JournalTarget& left : inherited_) {
+  for (const JournalTarget& left : left_.targets) {
     const bool claimed =
         std::any_of(targets.begin(), targets.end(),
                     [&](const JournalTarget& ours) { return same_process(ours, left); });
@@ -314,14 +360,26 @@ Result<void> Journal::update(const std::vector<JournalTarget>& targets) {
   return {};
 }
 
+Result<void> Journal::note_criu(JournalProcess criu) {
+  record_.criu = criu;
+  return write(record_.targets);
+}
+
+Result<void> Journal::note_ending(std::vector<JournalProcess> tree) {
+  record_.ending = std::move(tree);
+  return write(record_.targets);
+}
+
 void Journal::finish() {
+  fault_only(FaultPoint::kJournalFinish);
   // While it is held: try_lock() notices a lock file that has lost its name.
-  JournalRecord left = record_;
+  JournalRecord left = left_;
   left.targets = unclaimed(record_.targets);
-  left.operation = inherited_from_;
   if (left.targets.empty() || !write_record(path_, left)) (void)::unlink(path_.c_str());
+  fault_only(FaultPoint::kJournalRemoved);
   (void)::unlink((path_ + ".lock").c_str());
   lock_.reset();
+  fault_only(FaultPoint::kJournalFinished);
 }
 
 Result<void> check_not_busy(const std::vector<JournalTarget>& targets) {
@@ -338,6 +396,31 @@ Result<void> check_not_busy(const std::vector<JournalTarget>& targets) {
     }
   }
   return {};
+}
+
+void sweep_journal() {
+  const auto directory = journal_directory();
+  if (!directory) return;
+  const std::unique_ptr<DIR, int (*)(DIR*)> dir(::opendir(directory->c_str()), ::closedir);
+  constexpr std::string_view kLockEnd = ".lock";
+  constexpr std::string_view kNewEnd = ".new";
+  std::vector<std::string> records;
+  while (const dirent* item = dir ? ::readdir(dir.get()) : nullptr) {
+    std::string name = item->d_name;
+    for (const std::string_view end : {kLockEnd, kNewEnd}) {
+      if (!name.ends_with(end)) continue;
+      name.resize(name.size() - end.size());
+      if (is_our_record(name)) records.push_back(*directory + "/" + name);
+      break;
+    }
+  }
+  for (const std::string& path : records) {
+    auto lock = try_lock(path + std::string(kLockEnd));
+    if (!lock || !*lock) continue;  // somebody is at it
+    (void)::unlink((path + std::string(kNewEnd)).c_str());
+    // While it is held: try_lock() notices a lock file that has lost its name.
+    if (::access(path.c_str(), F_OK) != 0) (void)::unlink((path + std::string(kLockEnd)).c_str());
+  }
 }
 
 Result<std::vector<JournalEntry>> read_journal() {

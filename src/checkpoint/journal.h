@@ -24,6 +24,12 @@ struct JournalTarget {
   CudaState initial = CudaState::kRunning;  // what recovery brings it back to
 };
 
+// Somebody who may still be there when we are not.
+struct JournalProcess {
+  Pid pid;
+  std::uint64_t start_ticks = 0;
+};
+
 struct JournalRecord {
   // "suspend", "resume", "dump", "restore"; "criu dump", "criu restore" by plugins/criu
   std::string operation;
@@ -31,6 +37,11 @@ struct JournalRecord {
   Pid owner;          // the process that does it, for messages
   std::string image;  // directory of the image, if the operation has one
   std::vector<JournalTarget> targets;
+  // The criu at work: it outlives us until it misses our answer.
+  std::optional<JournalProcess> criu = {};
+  // Not empty: the image is complete, and CRIU gets the word to end this tree. As soon as one of
+  // them has ended there is no way back, and the rest is to be ended too.
+  std::vector<JournalProcess> ending = {};
 };
 
 // The program that does it, as a person would call it: "stasis dump", "criu dump".
@@ -50,8 +61,9 @@ std::string pid_namespace_mark();
 
 class Journal {
  public:
-  // Takes the target for this operation. kBusy, naming the holder, if another one has it. What a
-  // killed operation on the same root has left is kept: see inherited().
+  // Takes the target for this operation. kBusy, naming the holder, if another one has it, and if a
+  // killed dump was about to end it, which only recovery can finish. What another killed operation
+  // on the same root has left is kept: see inherited().
   static Result<Journal> begin(JournalRecord record);
   // Takes over the record of an operation on `root` that was killed, as it stands now. Nothing if
   // there is none any more: somebody else has recovered it meanwhile. kBusy likewise.
@@ -63,12 +75,17 @@ class Journal {
   const JournalRecord& record() const { return record_; }
   // The targets of a killed operation on the same root that nobody has recovered: their `initial`
   // is the state they had before that one, which is where a roll-back should lead.
-  const std::vector<JournalTarget>& inherited() const { return inherited_; }
+  const std::vector<JournalTarget>& inherited() const { return left_.targets; }
+  // That operation; its name is empty if there was none.
+  const JournalRecord& left() const { return left_; }
 
   // Replaces the record, with all targets, before any of them is touched. kBusy if an operation on
   // another root has one of them. Durable against our own death, not against loss of power (the
   // targets would not survive that either).
   Result<void> update(const std::vector<JournalTarget>& targets);
+  // What of the record is about CRIU, written before CRIU is told anything.
+  Result<void> note_criu(JournalProcess criu);
+  Result<void> note_ending(std::vector<JournalProcess> tree);
   // The operation is over and its targets are well: removes the record, but for inherited targets
   // that were none of its own.
   void finish();
@@ -82,8 +99,7 @@ class Journal {
   UniqueFd lock_;
   std::string path_;
   JournalRecord record_;
-  std::vector<JournalTarget> inherited_;
-  std::string inherited_from_;  // the operation that left them
+  JournalRecord left_;  // by a killed operation
 };
 
 struct JournalEntry {
@@ -95,6 +111,10 @@ struct JournalEntry {
 // below it. A look only, which costs no question to the driver: that one keeps who asks about a
 // process waiting until what goes on with it is over (driver 580).
 Result<void> check_not_busy(const std::vector<JournalTarget>& targets);
+
+// Removes what tools have left in the state directory that were killed while they wrote there: half
+// a record, a lock without one. Whatever somebody holds is left alone.
+void sweep_journal();
 
 // All records there are. Unreadable ones are left out.
 Result<std::vector<JournalEntry>> read_journal();

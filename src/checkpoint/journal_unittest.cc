@@ -242,5 +242,48 @@ TEST_F(JournalTest, HoldersTakeTurns) {
   EXPECT_EQ(turns, 80);
 }
 
+TEST_F(JournalTest, KnowsTheCriuAndWhomItEnds) {
+  {
+    auto journal = Journal::begin(record(7, {{Pid{8}, 80, CudaState::kRunning}}));
+    ASSERT_TRUE(journal);
+    ASSERT_TRUE(journal->note_criu({Pid{9}, 90}));
+    ASSERT_TRUE(journal->note_ending({{Pid{7}, 70}, {Pid{8}, 80}}));
+  }
+  const auto left = entries();
+  ASSERT_THAT(left, SizeIs(1));
+  ASSERT_TRUE(left[0].record.criu);
+  EXPECT_EQ(left[0].record.criu->pid, Pid{9});
+  EXPECT_EQ(left[0].record.criu->start_ticks, 90U);
+  ASSERT_THAT(left[0].record.ending, SizeIs(2));
+  EXPECT_EQ(left[0].record.ending[1].pid, Pid{8});
+  // Half of it may have ended: that is for recovery.
+  auto again = Journal::begin(record(7));
+  ASSERT_FALSE(again);
+  EXPECT_EQ(again.error().code, ErrorCode::kBusy);
+  EXPECT_THAT(again.error().remedy, HasSubstr("stasis recover 7"));
+  EXPECT_THAT(entries(), SizeIs(1));
+  auto adopted = Journal::adopt(Pid{7});
+  ASSERT_TRUE(adopted && *adopted);
+  (*adopted)->finish();
+  EXPECT_THAT(entries(), IsEmpty());
+}
+
+TEST_F(JournalTest, WhatAKilledToolWasWritingIsSwept) {
+  auto journal = Journal::begin(record(7));
+  ASSERT_TRUE(journal);
+  const std::string mark = pid_namespace_mark();
+  for (const char* name : {"/5", "/7"}) {
+    std::ofstream(dir_.string() + name + mark + ".json.new") << "{";
+  }
+  std::ofstream(dir_.string() + "/6" + mark + ".json.lock");
+  std::ofstream(dir_.string() + "/precious");
+  sweep_journal();
+  EXPECT_FALSE(std::filesystem::exists(dir_.string() + "/5" + mark + ".json.new"));
+  EXPECT_FALSE(std::filesystem::exists(dir_.string() + "/6" + mark + ".json.lock"));
+  EXPECT_TRUE(std::filesystem::exists(dir_.string() + "/7" + mark + ".json.new")) << "in use";
+  EXPECT_TRUE(std::filesystem::exists(dir_.string() + "/7" + mark + ".json"));
+  EXPECT_TRUE(std::filesystem::exists(dir_.string() + "/precious"));
+}
+
 }  // namespace
 }  // namespace stasis

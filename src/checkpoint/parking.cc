@@ -23,6 +23,7 @@
 
 #include <fmt/format.h>
 
+#include "base/fault_point.h"
 #include "proc/code_map.h"
 #include "proc/procfs.h"
 #include "proc/tracee.h"
@@ -236,13 +237,20 @@ Result<Lot> make_lot(Pid pid, const StoppedThreads& stopped, const Places& place
     return fail(std::move(done.error()));
   }
   auto made = [&]() -> Result<std::int64_t> {
+    if (auto allowed = fault(FaultPoint::kParkStep); !allowed) {
+      return fail(std::move(allowed.error()));
+    }
     if (auto done = stopped.set_signal_mask(thread, kAllSignals); !done) {
       return fail(std::move(done.error()));
     }
     const std::array<std::uint64_t, 6> arguments{
         0, size, PROT_READ | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, static_cast<std::uint64_t>(-1),
         0};
-    return stopped.system_call(thread, room + kStepCodeOffset, SYS_mmap, arguments);
+    auto mapped = stopped.system_call(thread, room + kStepCodeOffset, SYS_mmap, arguments);
+    if (auto allowed = fault(FaultPoint::kParkMapped); mapped && !allowed) {
+      return fail(std::move(allowed.error()));
+    }
+    return mapped;
   }();
   auto back = send_on(stopped, thread, *before);
   if (back) {
@@ -320,7 +328,8 @@ Result<void> unpark(Pid pid, const StoppedThreads& stopped, Tid thread) {
   if (!slot) return fail(std::move(slot.error()));
   if (auto done = send_on(stopped, thread, *slot); !done) return done;
   const std::array<std::uint64_t, 1> free{0};
-  return stopped.write(thread, *at, free);
+  if (auto done = stopped.write(thread, *at, free); !done) return done;
+  return fault(FaultPoint::kUnparkThread);
 }
 
 // Thread by thread, so that one that cannot be stopped holds up no other.
@@ -483,6 +492,9 @@ class Parker {
     auto done = park(stopped, thread, *slot, place->first, place->second);
     if (!done && done.error().code != ErrorCode::kProcessGone) return fail(std::move(done.error()));
     ++parked_;
+    if (auto allowed = fault(FaultPoint::kParkThread); !allowed) {
+      return fail(std::move(allowed.error()));
+    }
     return true;
   }
 

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "base/fault_point.h"
 #include "checkpoint/explain.h"
 #include "checkpoint/parking.h"
 
@@ -175,20 +176,23 @@ Result<void> Process::expect(Action action, CudaState wanted) const {
 
 Result<void> Process::lock(std::chrono::milliseconds timeout) {
   if (auto allowed = expect(Action::kLock, allowed_in(Action::kLock)); !allowed) return allowed;
-  if (auto done = driver_->lock(pid(), timeout); !done) {
-    return fail(explain(Action::kLock, done.error()));
-  }
-  return {};
+  return between(FaultPoint::kLockBefore, FaultPoint::kLockAfter, [&]() -> Result<void> {
+    auto done = driver_->lock(pid(), timeout);
+    if (!done) return fail(explain(Action::kLock, done.error()));
+    return {};
+  });
 }
 
 Result<void> Process::checkpoint() {
   if (auto allowed = expect(Action::kCheckpoint, allowed_in(Action::kCheckpoint)); !allowed) {
     return allowed;
   }
-  if (auto done = driver_->checkpoint(pid()); !done) {
-    return fail(explain(Action::kCheckpoint, done.error()));
-  }
-  return {};
+  return between(FaultPoint::kCheckpointBefore, FaultPoint::kCheckpointAfter,
+                 [&]() -> Result<void> {
+                   auto done = driver_->checkpoint(pid());
+                   if (!done) return fail(explain(Action::kCheckpoint, done.error()));
+                   return {};
+                 });
 }
 
 Result<void> Process::restore(std::span<const GpuPair> pairs) {
@@ -203,6 +207,7 @@ Result<void> Process::restore(std::span<const GpuPair> pairs) {
                     driver_->info().cuda_version / 1000, driver_->info().cuda_version % 1000 / 10),
         "install driver 580 or newer, or restore without a GPU map");
   }
+  if (auto allowed = fault(FaultPoint::kRestoreBefore); !allowed) return allowed;
   if (auto done = driver_->restore(pid(), pairs); !done) {
     Error error = explain(Action::kRestore, done.error());
     if (pairs.empty() && error.code == ErrorCode::kDeviceMapInvalid) {
@@ -218,17 +223,20 @@ Result<void> Process::restore(std::span<const GpuPair> pairs) {
     }
     return fail(std::move(error));
   }
-  return {};
+  return fault(FaultPoint::kRestoreAfter);
 }
 
 Result<void> Process::unlock() {
   if (auto allowed = expect(Action::kUnlock, allowed_in(Action::kUnlock)); !allowed) {
     return allowed;
   }
-  if (auto done = driver_->unlock(pid()); !done) {
-    return fail(explain(Action::kUnlock, done.error()));
-  }
-  return let_go_on();
+  auto unlocked =
+      between(FaultPoint::kUnlockBefore, FaultPoint::kUnlockAfter, [&]() -> Result<void> {
+        auto done = driver_->unlock(pid());
+        if (!done) return fail(explain(Action::kUnlock, done.error()));
+        return {};
+      });
+  return unlocked ? let_go_on() : unlocked;
 }
 
 Result<void> Process::keep_still() {
@@ -243,11 +251,13 @@ Result<void> Process::keep_still() {
                             tid->value, pid().value),
                 "run stasis in the PID namespace of the process, or outside of it");
   }
-  return park_threads(pid(), *tid);
+  return between(FaultPoint::kParkBefore, FaultPoint::kParkAfter,
+                 [&] { return park_threads(pid(), *tid); });
 }
 
 Result<void> Process::let_go_on() {
   auto done = unpark_threads(pid());
+  if (done) done = fault(FaultPoint::kUnparkAfter);
   if (done || !alive() || done.error().code == ErrorCode::kProcessGone) return {};
   Error error = std::move(done.error());
   error.message =
@@ -264,7 +274,10 @@ Result<void> Process::bring_to(CudaState wanted, std::chrono::milliseconds timeo
     if (*now == wanted) return wanted == CudaState::kCheckpointed ? Result<void>() : let_go_on();
     Result<void> done;
     if (*now == CudaState::kRunning) {
-      done = lock(timeout);
+      // Whoever was killed between an unlock and this has left threads parked, whose work in flight
+      // the lock would wait for.
+      done = let_go_on();
+      if (done) done = lock(timeout);
     } else if (*now == CudaState::kCheckpointed) {
       done = restore();
     } else if (*now == CudaState::kLocked) {

@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/fault_point.h"
 #include "base/fd.h"
 #include "checkpoint/journal.h"
 
@@ -26,7 +27,8 @@ std::optional<std::string> path_of(const Process& process) {
                      process.info().start_ticks, pid_namespace_mark());
 }
 
-// Removes what processes have left that ended while they were suspended.
+}  // namespace
+
 void forget_the_dead() {
   const auto directory = journal_directory();
   if (!directory) return;
@@ -41,14 +43,12 @@ void forget_the_dead() {
       continue;
     }
     const auto info = proc::ProcFs().process(Pid{pid});
-    const bool gone = info ? info->start_ticks != start
+    const bool gone = info ? info->start_ticks != start || info->state == 'Z' || info->state == 'X'
                            : info.error().code == ErrorCode::kNoSuchProcess ||
                                  info.error().code == ErrorCode::kThreadId;
     if (gone) (void)::unlinkat(::dirfd(dir.get()), item->d_name, 0);
   }
 }
-
-}  // namespace
 
 void remember_suspended(const Process& process, const SuspendedMemory& memory) {
   const auto path = path_of(process);
@@ -66,8 +66,11 @@ void remember_suspended(const Process& process, const SuspendedMemory& memory) {
   }
   const std::string text =
       json{{"uses", uses}, {"gpus", gpus}}.dump(-1, ' ', false, json::error_handler_t::replace);
+  // Losing it loses a check, never a job; half of it must not be taken for the whole.
+  if (!fault(FaultPoint::kRememberWrite)) return;
   auto fd = open_file(AT_FDCWD, *path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW, 0600);
-  if (fd) (void)write_all(fd->get(), text.data(), text.size(), *path);
+  if (fd && !write_all(fd->get(), text.data(), text.size(), *path)) (void)::unlink(path->c_str());
+  fault_only(FaultPoint::kRememberWritten);
 }
 
 void remember_suspended(const Group& group) {
@@ -107,6 +110,7 @@ std::optional<SuspendedMemory> recall_suspended(const Process& process) {
 }
 
 void forget_suspended(const Process& process) {
+  fault_only(FaultPoint::kForget);
   if (const auto path = path_of(process)) (void)::unlink(path->c_str());
 }
 

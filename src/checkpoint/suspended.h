@@ -24,5 +24,7 @@ void remember_suspended(const Process& process, const SuspendedMemory& memory);
 // Nothing if this very process (number and start time) was not suspended by us.
 std::optional<SuspendedMemory> recall_suspended(const Process& process);
 void forget_suspended(const Process& process);
+// Removes what processes have left that ended while they were suspended.
+void forget_the_dead();
 
 }  // namespace stasis

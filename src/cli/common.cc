@@ -17,6 +17,13 @@ Result<std::unique_ptr<Driver>> Context::load_driver() {
   return driver;
 }
 
+Result<std::unique_ptr<Driver>> Context::load_bounded_driver() {
+  auto driver = load_driver();
+  if (!driver) return driver;
+  if (!patience) return driver;
+  return bound_driver(std::move(*driver), *patience);
+}
+
 Environment Context::environment(Driver& driver) {
   return {driver, interrupt, terminal, [this](const std::string& text) { terminal.note(text); }};
 }
@@ -50,6 +57,19 @@ void add_timeout(CLI::App& command, std::chrono::milliseconds& timeout) {
           [&timeout](const unsigned& value) { timeout = std::chrono::milliseconds(value); },
           fmt::format("milliseconds to wait for GPU work in flight; 0 waits for ever [{}]",
                       timeout.count()))
+      ->type_name("MS");
+}
+
+void add_driver_timeout(CLI::App& command, std::optional<DriverPatience>& patience) {
+  command
+      .add_option_function<unsigned>(
+          "--driver-timeout",
+          [&patience](const unsigned& value) {
+            if (value == 0) return patience.reset();
+            patience = {std::chrono::milliseconds(value), std::chrono::milliseconds(value)};
+          },
+          "milliseconds of silence after which a call of the driver is given up; a checkpoint or a "
+          "restore is silent while it shows no sign of work [0: wait for ever]")
       ->type_name("MS");
 }
 

@@ -12,6 +12,7 @@
 
 #include <fmt/format.h>
 
+#include "base/fault_point.h"
 #include "cli/help.h"
 #include "cli/verbs.h"
 #include "stasis/version.h"
@@ -72,11 +73,14 @@ int run(int argc, char** argv) {
     command.add_flag("-v,--verbose", context.verbose, "say more: phases and times");
     command.add_flag("-q,--quiet", quiet, "no progress and no notes");
   };
-  const std::array verbs = {add_ps(app),      add_suspend(app), add_resume(app), add_dump(app),
-                            add_restore(app), add_recover(app), add_attend(app)};
+  const std::array verbs = {add_ps(app),     add_suspend(app),          add_resume(app),
+                            add_dump(app),   add_restore(app),          add_recover(app),
+                            add_attend(app), add_list_fault_points(app)};
   add_common(app);  // before the verb or after it
-  for (const Verb& verb : verbs)
+  for (const Verb& verb : verbs) {
     add_common(*verb.command);
+    if (verb.acts) add_driver_timeout(*verb.command, context.patience);
+  }
 
   try {
     app.parse(argc, argv);
@@ -95,10 +99,18 @@ int run(int argc, char** argv) {
   }
   terminal.set_quiet(quiet || context.json);
   terminal.set_verbose(context.verbose);
+  if (auto possible = check_fault_setting(); !possible) {
+    return report_error(context, possible.error());
+  }
   for (const Verb& verb : verbs) {
     if (!verb.command->parsed()) continue;
     if (verb.acts) install_signal_handlers(interrupt, terminal);
     auto status = verb.run(context);
+    if (verb.acts && !fault_not_reached().empty()) {
+      terminal.note(
+          fmt::format("the fault of STASIS_FAULT did not come to pass: {} was not reached",
+                      fault_not_reached()));
+    }
     if (!status) return report_error(context, status.error());
     const bool lost = terminal.report_lost_output();
     return lost && *status == 0 ? exit_status(ErrorCode::kIo) : *status;

@@ -13,10 +13,9 @@ nlohmann::json to_json(const RecoverReport& report) {
   for (const ProcessReport& process : report.processes) {
     processes.push_back(cli::to_json(process));
   }
-  nlohmann::json out = {{"pid", report.root.value},
-                        {"operation", report.operation},
-                        {"images_dir", report.image},
-                        {"processes", processes}};
+  nlohmann::json out = {{"pid", report.root.value},    {"operation", report.operation},
+                        {"images_dir", report.image},  {"processes", processes},
+                        {"finished", report.finished}, {"image_kept", report.image_kept}};
   if (report.error) out["error"] = cli::to_json(*report.error)["error"];
   return out;
 }
@@ -25,6 +24,15 @@ std::string to_text(const RecoverReport& report) {
   const std::string what = report.operation.empty()
                                ? ""
                                : fmt::format(" (cut short: {})", operation_name(report.operation));
+  if (report.finished) {
+    return fmt::format(
+        "process {}{}: the dump was past the point of no return and is finished now: the image {} "
+        "is complete, and the process has ended",
+        report.root.value, what, report.image);
+  }
+  if (report.error && report.processes.empty()) {
+    return fmt::format("process {}{}: not recovered", report.root.value, what);
+  }
   if (report.processes.empty()) {
     return fmt::format(
         "process {}{}: none of its CUDA processes lives any more{}", report.root.value, what,
@@ -39,7 +47,9 @@ std::string to_text(const RecoverReport& report) {
     states += fmt::format("{}{} is {}", states.empty() ? "" : ", ", process.pid.value,
                           cuda_state_name(*process.state));
   }
-  return fmt::format("process {}{}: {}", report.root.value, what, states);
+  return fmt::format(
+      "process {}{}: {}{}", report.root.value, what, states,
+      report.image_kept ? fmt::format("; the image {} is complete and is kept", report.image) : "");
 }
 
 struct Options {
@@ -53,7 +63,7 @@ Result<int> run(Context& context, const Options& options) {
     return fail(ErrorCode::kUsage, "recover whom?", "give a PID, or --all");
   }
   context.interrupt.set_time_limit(options.limit);
-  auto driver = context.load_driver();
+  auto driver = context.load_bounded_driver();
   if (!driver) return fail(std::move(driver.error()));
   std::vector<RecoverReport> reports;
   if (options.all) {

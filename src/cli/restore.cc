@@ -75,7 +75,7 @@ Result<int> run(Context& context, Options& options) {
     options.restore.inherit.push_back({std::move(parsed->second), &inherited.back()});
   }
   context.interrupt.set_time_limit(options.limit);
-  auto driver = context.load_driver();
+  auto driver = context.load_bounded_driver();
   if (!driver) return fail(std::move(driver.error()));
   auto report = restore(context.environment(**driver), options.restore);
   if (!report) return fail(std::move(report.error()));
@@ -92,8 +92,9 @@ Result<int> run(Context& context, Options& options) {
   }
   if (options.detach) return 0;
   (void)context.terminal.report_lost_output();  // it may be long until the job ends
-  // The driver that this process has begun to use makes it a CUDA process itself, which `ps` would
-  // list and a suspend of the shell above it would checkpoint.
+  // A process that has initialised the driver is a CUDA process itself, which `ps` would list and a
+  // suspend of the shell above it would checkpoint: none may stay.
+  driver->reset();
   attend_afresh(report->root);
   return attend(report->root);
 }

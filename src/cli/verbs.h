@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/interrupt.h"
+#include "checkpoint/bounded_driver.h"
 #include "cli/terminal.h"
 #include "operations/operations.h"
 #include "stasis/result.h"
@@ -23,9 +24,13 @@ struct Context {
   Interrupt& interrupt;
   bool json = false;
   int verbose = 0;
+  std::optional<DriverPatience> patience;  // none: the driver's calls may take for ever
 
   // Loads the driver and says so if it is the simulated one.
   Result<std::unique_ptr<Driver>> load_driver();
+  // The same, with calls that end after `patience`, if that is set. While this process has one
+  // thread.
+  Result<std::unique_ptr<Driver>> load_bounded_driver();
   Environment environment(Driver& driver);
   // The result, with --json.
   void print(const nlohmann::json& object) const;
@@ -51,6 +56,8 @@ Verb add_recover(CLI::App& app);
 void add_pid(CLI::App& command, Pid& pid);
 // How long to wait for GPU work, before the first process is checkpointed.
 void add_timeout(CLI::App& command, std::chrono::milliseconds& timeout);
+// How long the driver may be silent.
+void add_driver_timeout(CLI::App& command, std::optional<DriverPatience>& patience);
 // How long the whole verb may take.
 void add_time_limit(CLI::App& command, std::chrono::milliseconds& limit, const std::string& after);
 void add_device_map(CLI::App& command, std::optional<std::string>& text);
@@ -77,5 +84,8 @@ Result<int> attend(Pid root);
 // The same in a program that is started anew in this process; comes back only if that cannot be.
 void attend_afresh(Pid root);
 Verb add_attend(CLI::App& app);
+
+// For tests of the fault points; not for people.
+Verb add_list_fault_points(CLI::App& app);
 
 }  // namespace stasis::cli

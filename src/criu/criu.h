@@ -33,6 +33,8 @@ struct DumpRequest {
   std::string log_path = {};
   std::chrono::milliseconds deadline{0};  // for the whole dump; 0 = none
   int log_level = 4;                      // CRIU's: 1 errors .. 4 debug
+  // Called with criu's number before it is told anything. May be empty.
+  std::function<Result<void>(Pid)> on_started = {};
 };
 
 // CRIU's own measurements, from its stats-dump; zero where it gave none.
@@ -67,8 +69,12 @@ struct RestoreRequest {
   std::function<std::string()> log_path = {};
   // Called some ten times a second while CRIU works, on this thread. May be empty.
   std::function<void()> on_wait = {};
+  // Looked at as often; an error gives the restore up. May be empty.
+  std::function<Result<void>()> check = {};
   std::chrono::milliseconds deadline{0};  // 0 = none. A restore can hang for ever in CRIU
   int log_level = 4;
+  // Called with criu's number before it is told anything. May be empty.
+  std::function<Result<void>(Pid)> on_started = {};
 };
 
 struct RestoredTree {

@@ -71,7 +71,7 @@ Result<DumpStats> Criu::dump(const DumpRequest& request,
 
   CriuProcess::StartOptions start;
   start.plugin_dir = fmt::format("/proc/{}/fd/{}", ::getpid(), request.log_dir.get());
-  auto process = CriuProcess::start(path_, start);
+  auto process = start_told(path_, start, request.on_started);
   if (!process) return fail(std::move(process).error());
 
   criu_rpc::Request message;

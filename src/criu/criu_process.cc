@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
@@ -17,6 +18,7 @@
 
 #include <fmt/format.h>
 
+#include "base/fault_point.h"
 #include "criu/criu_rpc.pb.h"
 #include "proc/procfs.h"
 
@@ -117,6 +119,7 @@ tl::unexpected<Error> ended(const std::string& what) {
 CriuProcess::CriuProcess(CriuProcess&& other) noexcept
     : pidfd_(std::move(other.pidfd_)),
       pid_(std::exchange(other.pid_, 0)),
+      own_group_(other.own_group_),
       socket_(std::move(other.socket_)),
       errors_(std::move(other.errors_)) {}
 
@@ -191,7 +194,10 @@ Result<CriuProcess> CriuProcess::start(const std::string& path, const StartOptio
                 fmt::format("cannot run {}: {}", path, std::strerror(number)),
                 "tools/get-criu makes a private one");
   }
-  return CriuProcess(std::move(*pidfd), pid, std::move(ours), std::move(errors));
+  set_fault_criu(Pid{pid});
+  CriuProcess started(std::move(*pidfd), pid, std::move(ours), std::move(errors));
+  started.own_group_ = options.own_process_group;
+  return started;
 }
 
 Result<void> CriuProcess::send(const criu_rpc::Request& request) const {
@@ -209,9 +215,15 @@ Result<void> CriuProcess::send(const criu_rpc::Request& request) const {
 
 Result<std::optional<criu_rpc::Response>> CriuProcess::receive(
     std::chrono::milliseconds timeout) const {
-  pollfd wait = {socket_.get(), POLLIN, 0};
-  const int ready = ::poll(&wait, 1, static_cast<int>(timeout.count()));
+  // Its end is looked at too: a helper that it has forked, and that stands stopped for ever once it
+  // is gone, keeps the socket open.
+  std::array<pollfd, 2> wait = {{{socket_.get(), POLLIN, 0}, {pidfd_.fd(), POLLIN, 0}}};
+  const int ready = ::poll(wait.data(), wait.size(), static_cast<int>(timeout.count()));
   if (ready == 0 || (ready < 0 && errno == EINTR)) return std::nullopt;
+  if (ready > 0 && wait[0].revents == 0) {
+    // What it said last may have come between the two looks.
+    if (::poll(wait.data(), 1, 0) <= 0) return ended("criu ended without an answer");
+  }
   std::string bytes(kMaxMessage, '\0');
   iovec vector = {bytes.data(), bytes.size()};
   msghdr message = {};
@@ -268,12 +280,19 @@ std::string CriuProcess::finish(std::chrono::milliseconds patience) {
   socket_.reset();
   if (pid_ == 0) return "has ended";
   if (!pidfd_.wait_exit(static_cast<int>(patience.count()))) kill();
+  siginfo_t seen = {};
+  while (::waitid(P_PID, static_cast<id_t>(pid_), &seen, WEXITED | WNOWAIT) != 0 &&
+         errno == EINTR) {
+  }
+  // Its helpers are left alone then. Not yet reaped, it still has its number, and they their group.
+  if (own_group_ && seen.si_code != CLD_EXITED) (void)::kill(-pid_, SIGKILL);
   int status = 0;
   pid_t reaped = 0;
   do {
     reaped = ::waitpid(pid_, &status, 0);
   } while (reaped < 0 && errno == EINTR);
   pid_ = 0;
+  set_fault_criu(Pid{});
   if (reaped < 0) return "has ended";
   if (WIFSIGNALED(status)) return fmt::format("was killed by signal {}", WTERMSIG(status));
   return fmt::format("exited with status {}", WEXITSTATUS(status));

@@ -65,6 +65,9 @@ class CriuProcess {
   };
   Activity activity() const;
 
+  // 0 once it has ended.
+  Pid pid() const { return Pid{pid_}; }
+
   // What criu wrote to its standard error, before it had a log; bounded.
   std::string early_errors() const;
 
@@ -76,6 +79,7 @@ class CriuProcess {
         errors_(std::move(errors)) {}
   Pidfd pidfd_;
   pid_t pid_ = 0;  // 0 once it is reaped
+  bool own_group_ = false;
   UniqueFd socket_;
   UniqueFd errors_;
 };

@@ -196,11 +196,14 @@ Result<RestoredTree> Criu::restore(const RestoreRequest& request,
   set_options(options, words);
 
   // After `half`: on every way out criu ends before what it has made.
-  auto process = CriuProcess::start(path_, start);
+  auto process = start_told(path_, start, request.on_started);
   if (!process) return fail(std::move(process).error());
   CriuLimits limits;
   limits.deadline = request.deadline;
-  limits.stop = [&] { return interrupt.check(); };
+  limits.stop = [&] {
+    auto stopped = interrupt.check();
+    return stopped && request.check ? request.check() : stopped;
+  };
   // Criu watches the tasks: when they die it cleans up in order, ghost files included, which it
   // cannot when it is killed.
   limits.give_up = [&] { half.kill(); };

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "base/fault_point.h"
 #include "criu/criu_log.h"
 
 namespace stasis {
@@ -74,7 +75,32 @@ class LastHope {
   std::uint64_t last_ticks_ = 0;
 };
 
+// CRIU's own names of the moments at which it asks.
+Result<void> fault_at(const std::string& script) {
+  constexpr std::pair<std::string_view, FaultPoint> kScripts[] = {
+      {"pre-dump", FaultPoint::kCriuPreDump},       {"post-dump", FaultPoint::kCriuPostDump},
+      {"pre-restore", FaultPoint::kCriuPreRestore}, {"post-restore", FaultPoint::kCriuPostRestore},
+      {"pre-resume", FaultPoint::kCriuPreResume},   {"post-resume", FaultPoint::kCriuPostResume}};
+  for (const auto& [name, point] : kScripts) {
+    if (script == name) return fault(point);
+  }
+  return {};
+}
+
 }  // namespace
+
+Result<CriuProcess> start_told(const std::string& path, const CriuProcess::StartOptions& options,
+                               const std::function<Result<void>(Pid)>& on_started) {
+  if (auto allowed = fault(FaultPoint::kCriuStart); !allowed) {
+    return fail(std::move(allowed.error()));
+  }
+  auto process = CriuProcess::start(path, options);
+  if (!process) return process;
+  Result<void> told = on_started ? on_started(process->pid()) : Result<void>();
+  if (told) told = fault(FaultPoint::kCriuStarted);
+  if (!told) return fail(std::move(told.error()));
+  return process;
+}
 
 CriuAnswer converse(CriuProcess& process, const criu_rpc::Request& request,
                     const OnNotification& on_notification, const CriuLimits& limits) {
@@ -82,6 +108,9 @@ CriuAnswer converse(CriuProcess& process, const criu_rpc::Request& request,
   const auto start = Clock::now();
   std::optional<LastHope> hope;
   if (auto sent = process.send(request); !sent) answer.trouble = sent.error().message;
+  if (auto allowed = fault(FaultPoint::kCriuRequested); !allowed) {
+    answer.refusal = std::move(allowed.error());
+  }
   while (answer.trouble.empty()) {
     auto message = process.receive(patience(start, limits.deadline));
     if (!message) {
@@ -110,7 +139,8 @@ CriuAnswer converse(CriuProcess& process, const criu_rpc::Request& request,
       break;
     }
     if (!answer.refusal && !answer.timed_out) {
-      auto allowed = on_notification((*message)->notify());
+      auto allowed = fault_at((*message)->notify().script());
+      if (allowed) allowed = on_notification((*message)->notify());
       if (!allowed) answer.refusal = std::move(allowed).error();
     }
     criu_rpc::Request reply;
@@ -119,6 +149,7 @@ CriuAnswer converse(CriuProcess& process, const criu_rpc::Request& request,
     if (auto sent = process.send(reply); !sent) answer.trouble = sent.error().message;
   }
   answer.end = process.finish(answer.response ? kEndPatience : std::chrono::seconds(5));
+  fault_only(FaultPoint::kCriuEnded);
   return answer;
 }
 

@@ -46,6 +46,10 @@ struct CriuLimits {
   std::function<void()> on_wait;
 };
 
+// Starts a criu, which does nothing before it is asked, and tells `on_started` of it.
+Result<CriuProcess> start_told(const std::string& path, const CriuProcess::StartOptions& options,
+                               const std::function<Result<void>(Pid)>& on_started);
+
 // Sends the request and answers notifications until criu gives its last answer. criu has ended when
 // this returns.
 CriuAnswer converse(CriuProcess& process, const criu_rpc::Request& request,

@@ -23,6 +23,10 @@ namespace stasis {
 template <class T>
 using DriverResult = tl::expected<T, DriverFailure>;
 
+// No CUresult: what may stand in DriverFailure::number where the driver has not answered at all.
+inline constexpr int kDriverNoAnswer = -1;  // in time; the call was ended
+inline constexpr int kDriverCallLost = -2;  // because what made the call has ended
+
 struct DriverInfo {
   int cuda_version = 0;         // as the driver reports it: 13000 for driver 580, 12080 for 570
   std::string driver_version;   // "580.159.04"; empty if nobody says

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <utility>
 
 #include <fmt/format.h>
@@ -109,6 +110,39 @@ std::vector<Leftover> find_leftovers(const std::string& dir) {
     }
   }
   return found;
+}
+
+Result<std::vector<std::string>> clear_leftovers(const std::string& dir, bool keep_complete) {
+  auto entry = split_path(dir);
+  if (!entry) return fail(std::move(entry).error());
+  const int parent = entry->parent.get();
+  struct stat info = {};
+  const auto is_free = [&] {
+    return ::fstatat(parent, entry->name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0 &&
+           errno == ENOENT;
+  };
+  const auto is_whole = [&] { return ImageReader::open(entry->path()).has_value(); };
+  std::vector<std::string> removed;
+  for (const Leftover& leftover : find_leftovers(dir)) {
+    if (leftover.in_use != InUse::kNo) continue;
+    const std::string name = leftover.path.substr(leftover.path.rfind('/') + 1);
+    // A manifest may be there, and be half written.
+    const bool complete = leftover.complete && ImageReader::open(leftover.path).has_value();
+    const bool was_aside = !name.starts_with(entry->name + ".partial-");
+    if (was_aside && complete && is_free()) {
+      if (::renameat2(parent, name.c_str(), parent, entry->name.c_str(), RENAME_NOREPLACE) != 0) {
+        return fail(errno_error("cannot give the image its name " + entry->path(), errno));
+      }
+      continue;
+    }
+    // All that there is of something: an old image, or a job that has ended.
+    if (complete && !is_whole() && (was_aside || keep_complete)) continue;
+    if (auto gone = remove_tree(entry->parent, name, leftover.path); !gone) {
+      return fail(std::move(gone).error());
+    }
+    removed.push_back(leftover.path);
+  }
+  return removed;
 }
 
 Result<ImageReader> ImageReader::open(const std::string& dir) {

@@ -62,4 +62,9 @@ struct Leftover {
 // Sorted by path; empty if there are none or the directory cannot be read.
 std::vector<Leftover> find_leftovers(const std::string& dir);
 
+// Removes what a killed dump has left beside `dir`, once nobody uses it; an old image that it had
+// put aside gets its name back if no other has it. With `keep_complete`, whole images under a
+// temporary name stay where there is none under the final one. Returns what was removed.
+Result<std::vector<std::string>> clear_leftovers(const std::string& dir, bool keep_complete);
+
 }  // namespace stasis

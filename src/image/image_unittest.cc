@@ -412,6 +412,45 @@ TEST_F(ImageTest, AWriterAtWorkIsToldFromOneThatWasKilled) {
   EXPECT_EQ(find_leftovers(image_)[0].in_use, InUse::kNo);
 }
 
+TEST_F(ImageTest, WhatAKilledDumpHasLeftIsCleared) {
+  const std::string partial = image_ + ".partial-0123456789abcdef";
+  fs::create_directory(partial);
+  write_text(partial + "/manifest.json", "half of");
+  auto removed = clear_leftovers(image_, true);
+  ASSERT_TRUE(removed) << removed.error().to_string();
+  ASSERT_EQ(removed->size(), 1U);
+  EXPECT_FALSE(fs::exists(partial));
+  // A whole one may be all there is of a job.
+  make_image("whole");
+  fs::rename(image_, partial);
+  ASSERT_TRUE(clear_leftovers(image_, true));
+  EXPECT_TRUE(fs::exists(partial));
+  ASSERT_TRUE(clear_leftovers(image_, false));
+  EXPECT_FALSE(fs::exists(partial));
+}
+
+TEST_F(ImageTest, AnOldImageThatWasPutAsideGetsItsNameBackOrGoes) {
+  const std::string aside = image_ + ".replaced-0123456789abcdef";
+  make_image("old");
+  fs::rename(image_, aside);
+  ASSERT_TRUE(clear_leftovers(image_, true));
+  EXPECT_FALSE(fs::exists(aside));
+  ASSERT_TRUE(ImageReader::open(image_));
+  fs::copy(image_, aside, fs::copy_options::recursive);
+  ASSERT_TRUE(clear_leftovers(image_, true));
+  EXPECT_FALSE(fs::exists(aside));
+  ASSERT_TRUE(ImageReader::open(image_)) << "the new one stays";
+}
+
+TEST_F(ImageTest, ADumpThatIsUnderWayIsNotCleared) {
+  ImageWriter writer = created(false);
+  fill(writer, "new");
+  auto removed = clear_leftovers(image_, false);
+  ASSERT_TRUE(removed);
+  EXPECT_TRUE(removed->empty());
+  EXPECT_TRUE(writer.seal(sample_manifest(), SyncPolicy::kNone, progress_, interrupt_));
+}
+
 TEST_F(ImageTest, ALogIsSavedWithoutFollowingOrReplacingAnything) {
   make_image();
   auto reader = ImageReader::open(image_);

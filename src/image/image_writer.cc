@@ -16,6 +16,7 @@
 
 #include <fmt/format.h>
 
+#include "base/fault_point.h"
 #include "base/units.h"
 #include "image/checksum.h"
 #include "image/directory.h"
@@ -252,6 +253,9 @@ Result<Manifest> ImageWriter::State::write_manifest(const Manifest& manifest,
   }
   auto file = open_file(dir.get(), kManifestName, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0600);
   if (!file) return fail(std::move(file).error());
+  if (auto allowed = fault(FaultPoint::kImageManifest); !allowed) {
+    return fail(std::move(allowed).error());
+  }
   if (auto wrote = write_all(file->get(), text.data(), text.size(), kManifestName); !wrote) {
     return fail(std::move(wrote).error());
   }
@@ -294,6 +298,7 @@ Result<void> ImageWriter::State::complete(Manifest& manifest, SyncPolicy sync, P
                                           const Interrupt& interrupt) {
   auto records = collect();
   if (!records) return fail(std::move(records).error());
+  if (auto allowed = fault(FaultPoint::kImageCollected); !allowed) return allowed;
   manifest.files = std::move(*records);
   manifest.total_bytes = 0;
   std::vector<ChecksumJob> jobs;
@@ -309,11 +314,13 @@ Result<void> ImageWriter::State::complete(Manifest& manifest, SyncPolicy sync, P
   for (std::size_t i = 0; i < jobs.size(); ++i)
     manifest.files[i].checksum = (*checksums)[i];
   manifest.phases.push_back({"checksums", since(start).count()});
+  if (auto allowed = fault(FaultPoint::kImageChecksummed); !allowed) return allowed;
 
   if (sync == SyncPolicy::kDisk) {
     start = Clock::now();
     if (auto synced = sync_files(manifest, progress, interrupt); !synced) return synced;
     manifest.phases.push_back({"sync", since(start).count()});
+    if (auto allowed = fault(FaultPoint::kImageSynced); !allowed) return allowed;
   }
   manifest.sync = sync;
   if (manifest.created.empty()) manifest.created = utc_now();
@@ -323,8 +330,11 @@ Result<void> ImageWriter::State::complete(Manifest& manifest, SyncPolicy sync, P
   if (sync == SyncPolicy::kDisk) {
     if (auto done = sync_directory(dir, sibling(partial)); !done) return done;
   }
+  if (auto allowed = fault(FaultPoint::kImageManifestWritten); !allowed) return allowed;
   if (auto stopped = interrupt.check(); !stopped) return stopped;
-  if (auto named = take_name(); !named) return named;
+  auto named = between(FaultPoint::kImageName, FaultPoint::kImageNamed,
+                       [this]() -> Result<void> { return take_name(); });
+  if (!named) return named;
   if (sync == SyncPolicy::kDisk) return sync_directory(final.parent, final.parent_path);
   return {};
 }
@@ -372,6 +382,15 @@ std::string ImageWriter::failed_log_path() const {
   return state_->sibling(state_->failed_log_name());
 }
 
+Result<std::string> ImageWriter::look(const std::string& final_dir, bool overwrite) {
+  auto final = split_path(final_dir);
+  if (!final) return fail(std::move(final).error());
+  if (auto before = look_before(*final, overwrite); !before) {
+    return fail(std::move(before).error());
+  }
+  return final->path();
+}
+
 Result<ImageWriter> ImageWriter::create(const std::string& final_dir, bool overwrite) {
   auto state = std::make_unique<State>();
   state->phase = State::Phase::kDone;  // nothing to undo yet
@@ -389,6 +408,9 @@ Result<ImageWriter> ImageWriter::create(const std::string& final_dir, bool overw
   state->partial = state->final.name + ".partial-" + state->digits;
   state->replaced = state->final.name + ".replaced-" + state->digits;
 
+  if (auto allowed = fault(FaultPoint::kImageCreate); !allowed) {
+    return fail(std::move(allowed).error());
+  }
   auto dir = make_directory(state->final.parent, state->partial, state->sibling(state->partial));
   if (!dir) return fail(std::move(dir).error());
   state->phase = State::Phase::kOpen;  // from here the destructor cleans up
@@ -400,6 +422,9 @@ Result<ImageWriter> ImageWriter::create(const std::string& final_dir, bool overw
   auto log = make_directory(state->dir, kLogFolder, state->sibling(state->partial) + "/log");
   if (!log) return fail(std::move(log).error());
   state->log = std::move(*log);
+  if (auto allowed = fault(FaultPoint::kImageCreated); !allowed) {
+    return fail(std::move(allowed).error());
+  }
   return ImageWriter(std::move(state));
 }
 
@@ -426,6 +451,7 @@ Result<void> ImageWriter::commit() {
     return fail(ErrorCode::kInternal, "only a sealed image can be committed");
   }
   state_->phase = State::Phase::kDone;
+  fault_only(FaultPoint::kImageCommit);
   struct stat info = {};
   if (::fstatat(state_->final.parent.get(), state_->failed_log_name().c_str(), &info,
                 AT_SYMLINK_NOFOLLOW) == 0 &&

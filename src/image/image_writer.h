@@ -32,6 +32,9 @@ class ImageWriter {
   // kImageExists, kIo, kNotPermitted, kNoSpace.
   static Result<ImageWriter> create(const std::string& final_dir, bool overwrite);
 
+  // Whether create() would begin, with the same errors; nothing is made. Returns the absolute path.
+  static Result<std::string> look(const std::string& final_dir, bool overwrite);
+
   ImageWriter(ImageWriter&&) noexcept;
   ImageWriter& operator=(ImageWriter&&) noexcept;
   ~ImageWriter();

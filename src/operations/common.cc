@@ -13,7 +13,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "base/fault_point.h"
 #include "checkpoint/obstacles.h"
+#include "image/image_reader.h"
 
 namespace stasis {
 
@@ -108,10 +110,16 @@ Result<OpenedGroup> open_group(const Environment& env, const std::string& operat
   }
   if (auto free = check_not_busy(everybody); !free) return fail(std::move(free.error()));
   if (auto seen = look(); !seen) return fail(std::move(seen.error()));
+  set_fault_target(root);
   auto begun = Journal::begin({operation, root, Pid{}, image, {}});
   if (!begun) return fail(std::move(begun.error()));
   auto journal = std::make_unique<Journal>(std::move(*begun));
   if (!journal->inherited().empty()) {
+    if (auto alone = wait_for_criu(env, journal->left()); !alone) {
+      journal->finish();
+      return fail(std::move(alone.error()));
+    }
+    if (journal->left().operation == "dump") (void)clear_leftovers(journal->left().image, false);
     settle(env.driver, journal->inherited());
     if (auto seen = look(); !seen) {
       journal->finish();
@@ -131,6 +139,10 @@ Result<OpenedGroup> open_group(const Environment& env, const std::string& operat
     }
     inherit_states(*group, journal->inherited());
     same = states_of(*group) == entered;
+  }
+  if (auto allowed = fault(FaultPoint::kGroupOpened); !allowed) {
+    journal->finish();
+    return fail(std::move(allowed.error()));
   }
   OpenedGroup opened{std::move(journal), std::move(*group)};
   opened.group.arm();
@@ -194,6 +206,35 @@ Result<void> refuse_obstacles(const Environment& env, OpenedGroup& opened, bool 
   return {};
 }
 
+Result<void> note_criu(Journal& journal, Pid criu) {
+  auto info = proc::ProcFs().process(criu);
+  if (!info) return fail(std::move(info.error()));
+  return journal.note_criu({criu, info->start_ticks});
+}
+
+Result<void> wait_for_criu(const Environment& env, const JournalRecord& record) {
+  constexpr std::chrono::seconds kPatience{60};
+  constexpr std::chrono::milliseconds kPoll{10};
+  if (!record.criu) return {};
+  const proc::ProcFs procfs;
+  const auto start = Clock::now();
+  for (;;) {
+    auto info = procfs.process(record.criu->pid);
+    const bool lives = info && info->start_ticks == record.criu->start_ticks &&
+                       info->state != 'Z' && info->state != 'X';
+    if (!lives) return {};
+    if (auto stop = env.interrupt.check(); !stop) return stop;
+    if (Clock::now() - start > kPatience) break;
+    std::this_thread::sleep_for(kPoll);
+  }
+  return fail(
+      ErrorCode::kBusy,
+      fmt::format("the criu of `{}` (process {}) still works on process {}",
+                  operation_name(record.operation), record.criu->pid.value, record.root.value),
+      fmt::format("wait for it to end, or end it with `kill {}`; then recover again",
+                  record.criu->pid.value));
+}
+
 void settle(Driver& driver, std::span<const JournalTarget> targets) {
   constexpr std::chrono::milliseconds kPoll{25};
   constexpr std::chrono::milliseconds kQuiet{500};
@@ -246,7 +287,10 @@ Result<void> quiesce(const Environment& env, Group& group, std::chrono::millisec
 }
 
 Error roll_back(OpenedGroup& opened, Error why) {
-  auto back = opened.group.roll_back();
+  return rolled_back(opened, std::move(why), opened.group.roll_back());
+}
+
+Error rolled_back(OpenedGroup& opened, Error why, Result<void> back) {
   if (back) {
     opened.journal->finish();
     return std::move(why).within("rolled back: every process is as it was");

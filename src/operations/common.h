@@ -63,6 +63,13 @@ Result<void> refuse_obstacles(const Environment& env, OpenedGroup& opened, bool 
 // half a second without a change of state or any memory moved, at most a minute.
 void settle(Driver& driver, std::span<const JournalTarget> targets);
 
+// Enters the criu that has been started into the journal.
+Result<void> note_criu(Journal& journal, Pid criu);
+
+// CRIU outlives the tool that has started it until it misses that one's answer, and works on the
+// tree meanwhile. Waits for its end; kBusy, naming it, if that does not come, or kInterrupted.
+Result<void> wait_for_criu(const Environment& env, const JournalRecord& record);
+
 // Locks and checkpoints the whole tree, until no process of it is left that uses the GPU. The
 // phases are "lock" and "checkpoint".
 Result<void> quiesce(const Environment& env, Group& group, std::chrono::milliseconds timeout,
@@ -71,6 +78,8 @@ Result<void> quiesce(const Environment& env, Group& group, std::chrono::millisec
 // Rolls the group back after `why`, and closes the journal if that worked. Returns the error to
 // report: `why`, saying that everything is as before, or kNotRolledBack with both.
 Error roll_back(OpenedGroup& opened, Error why);
+// The same where the group has been rolled back, or not: `back`.
+Error rolled_back(OpenedGroup& opened, Error why, Result<void> back);
 
 // What the processes are now, asked anew.
 std::vector<ProcessReport> report_processes(const Group& group);

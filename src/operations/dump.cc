@@ -15,6 +15,7 @@
 
 #include <fmt/format.h>
 
+#include "base/fault_point.h"
 #include "base/fd.h"
 #include "checkpoint/suspended.h"
 #include "image/image_writer.h"
@@ -227,6 +228,15 @@ Result<std::vector<ProcessRecord>> take_stock(const Group& group) {
   return records;
 }
 
+Result<void> note_ending(OpenedGroup& opened) {
+  auto tree = proc::ProcFs().tree(opened.group.root());
+  if (!tree) return fail(std::move(tree.error()));
+  std::vector<JournalProcess> processes;
+  for (const proc::ProcessInfo& info : *tree)
+    processes.push_back({info.pid, info.start_ticks});
+  return opened.journal->note_ending(std::move(processes));
+}
+
 // Has any process of the tree ended, or is it about to? If all are `back` in their states, they
 // have answered since, which who was killed does not. Others take a while to let go of their
 // memory.
@@ -259,20 +269,23 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   auto criu = search.get();
   if (!criu) return fail(std::move(criu.error()));
   if (!gpus) return fail(std::move(gpus.error()));
-  auto writer = ImageWriter::create(options.images_dir, options.overwrite);
-  if (!writer) {
-    Error error = std::move(writer.error());
+  const auto no_directory = [](Error error) {
     if (error.remedy.empty())
       error.remedy = "name a directory whose parent exists and may be written";
     return fail(std::move(error));
-  }
-  auto opened = open_group(env, "dump", root, writer->final_path());
+  };
+  auto path = ImageWriter::look(options.images_dir, options.overwrite);
+  if (!path) return no_directory(std::move(path.error()));
+  auto opened = open_group(env, "dump", root, *path);
   if (!opened) return fail(std::move(opened.error()));
   if (auto clear = refuse_obstacles(env, *opened, options.ignore_obstacles); !clear) {
     return fail(std::move(clear.error()));
   }
   Group& group = opened->group;
   const auto undo = [&](Error why) { return fail(roll_back(*opened, std::move(why))); };
+  // After the journal, which says where to find the half of it if we are killed.
+  auto writer = ImageWriter::create(options.images_dir, options.overwrite);
+  if (!writer) return no_directory(undo(std::move(writer.error())).value());
   for (const GroupMember& member : group.members()) {
     if (member.process.pid().value != ::getpid()) continue;
     return undo(
@@ -309,8 +322,13 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
     auto sealed = writer->seal(std::move(manifest), options.sync, env.progress, env.interrupt);
     if (!sealed) return fail(std::move(sealed.error()));
     manifest = std::move(*sealed);
-    complete = true;
     phases.begin("finish");
+    if (auto allowed = fault(FaultPoint::kDumpComplete); !allowed) return allowed;
+    if (options.after == AfterDump::kKill) {
+      if (auto noted = note_ending(*opened); !noted) return noted;
+    }
+    if (auto allowed = fault(FaultPoint::kDumpEnding); !allowed) return allowed;
+    complete = true;
     return {};
   };
   const DumpRequest request{root,
@@ -320,17 +338,21 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
                             options.after != AfterDump::kKill,
                             writer->failed_log_path(),
                             std::chrono::milliseconds(0),
-                            options.criu_log_level};
+                            options.criu_log_level,
+                            [&](Pid started) { return note_criu(*opened->journal, started); }};
   auto dumped = criu->dump(request, seal, env.interrupt);
   watcher.reset();
+  fault_only(FaultPoint::kDumpFinish);
   if (!dumped) {
     // First the job, then the disk: removing a large image takes seconds.
     const Error why = dumped.error();
-    auto failed = undo(std::move(dumped.error()));
-    const bool back = failed.value().code != ErrorCode::kNotRolledBack;
+    auto back = group.roll_back();
     // CRIU died after it had the word to end the tree: the image may be all that is left of the
     // job.
-    if (!complete || options.after != AfterDump::kKill || !anybody_ended(group, back)) {
+    if (!complete || options.after != AfterDump::kKill || !anybody_ended(group, back.has_value())) {
+      // The image is about to go, so nothing may say that it is all there is.
+      if (!opened->journal->record().ending.empty()) (void)opened->journal->note_ending({});
+      auto failed = fail(rolled_back(*opened, std::move(dumped.error()), std::move(back)));
       (void)writer->discard();
       // Nothing went wrong, so nobody wants the log.
       if (why.code == ErrorCode::kInterrupted) (void)::unlink(writer->failed_log_path().c_str());
@@ -343,12 +365,14 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
 
   // The image is complete and CRIU has ended the tree, or lets it go on.
   if (auto committed = writer->commit(); !committed) env.tell(committed.error().to_string());
+  fault_only(FaultPoint::kImageCommitted);
   DumpReport report;
   if (options.after == AfterDump::kKill) {
     if (auto gone = wait_until_gone(group); !gone) {
       group.dismiss();
       return fail(std::move(gone.error()));
     }
+
     group.dismiss();
     for (const GroupMember& member : group.members())
       forget_suspended(member.process);

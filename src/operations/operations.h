@@ -129,7 +129,11 @@ struct RecoverReport {
   std::string operation;  // what was cut short; empty if a PID was given and no record exists
   std::string image;
   std::vector<ProcessReport> processes;  // empty if none lives any more
-  std::optional<Error> error;            // why it could not be recovered
+  // It was past the point of no return, with `image` complete: the rest of the tree was ended.
+  bool finished = false;
+  // Its processes live, and `image` is complete all the same: it is kept.
+  bool image_kept = false;
+  std::optional<Error> error;  // why it could not be recovered
 };
 
 // Makes every CUDA process of the tree run again, whatever state an interrupted operation, or

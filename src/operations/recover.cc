@@ -1,10 +1,15 @@
 #include <algorithm>
+#include <csignal>
+#include <thread>
 
 #include <fmt/format.h>
 
+#include "base/fault_point.h"
 #include "checkpoint/stopped.h"
 #include "checkpoint/suspended.h"
+#include "image/image_reader.h"
 #include "operations/common.h"
+#include "operations/restore_log.h"
 
 namespace stasis {
 
@@ -73,40 +78,127 @@ Result<std::optional<ProcessReport>> recover_target(Driver& driver, const Journa
   return report_process(*process, true, 0);
 }
 
+// Waits until nobody has stopped the target, such as a criu that dies at this moment.
+Result<void> wait_for_tracer(const Environment& env, const JournalTarget& target) {
+  constexpr std::chrono::seconds kPatience{10};
+  constexpr std::chrono::milliseconds kPoll{10};
+  const auto start = Clock::now();
+  for (;;) {
+    const auto details = proc::ProcFs().details(target.pid);
+    if (!details || details->tracer == 0) return {};
+    if (auto stop = env.interrupt.check(); !stop) return stop;
+    if (Clock::now() - start > kPatience) return {};  // recover_target() says who it is
+    std::this_thread::sleep_for(kPoll);
+  }
+}
+
+bool lives(const JournalProcess& process) {
+  auto info = proc::ProcFs().process(process.pid);
+  return info && info->start_ticks == process.start_ticks && info->state != 'Z' &&
+         info->state != 'X';
+}
+
+// A dump had its image complete and CRIU the word to end the tree. If that has begun, what is left
+// of the tree is half a job, and all of it is in the image. True if the tree has ended now. If all
+// of it lives, nothing was begun: CRIU has let it go when it missed our answer.
+Result<bool> finish_ending(const JournalRecord& record) {
+  constexpr int kExitWaitMs = 10000;
+  const bool all = std::all_of(record.ending.begin(), record.ending.end(),
+                               [](const auto& p) { return lives(p); });
+  if (record.ending.empty() || all) return false;
+  // Somebody may have moved it, or worse; then what lives is all there is.
+  if (!ImageReader::open(record.image)) return false;
+  std::vector<std::pair<Pid, Pidfd>> held;
+  for (const JournalProcess& process : record.ending) {
+    auto pidfd = Pidfd::open(process.pid);
+    if (pidfd && lives(process)) held.emplace_back(process.pid, std::move(*pidfd));
+  }
+  for (const auto& [pid, pidfd] : held)
+    (void)pidfd.signal(SIGKILL);
+  for (const auto& [pid, pidfd] : held) {
+    if (pidfd.wait_exit(kExitWaitMs)) continue;
+    return fail(ErrorCode::kNotRolledBack,
+                fmt::format("process {} does not end, and its image {} is complete", pid.value,
+                            record.image),
+                fmt::format("end it with `kill -9 {}`", pid.value));
+  }
+  return true;
+}
+
+// Brings the targets of a record back, and fills in the report.
+Result<void> recover_targets(const Environment& env, const JournalRecord& record,
+                             RecoverReport& report) {
+  Result<void> worst;
+  for (const JournalTarget& target : record.targets) {
+    if (auto stop = env.interrupt.check(); !stop) return stop;
+    auto done = fault(FaultPoint::kRecoverTarget);
+    if (done) done = wait_for_tracer(env, target);
+    if (!done) return done;
+    auto recovered = recover_target(env.driver, target, record.operation == "criu dump");
+    // One that cannot be brought back is no reason to leave the others.
+    if (!recovered) {
+      worst = fail(std::move(recovered.error()));
+    } else if (*recovered) {
+      report.processes.push_back(std::move(**recovered));
+    }
+    if (auto allowed = fault(FaultPoint::kRecoverTargetDone); !allowed) return allowed;
+  }
+  return worst;
+}
+
+// The half of an image that a killed dump has left.
+Result<void> clear_image(const JournalRecord& record, RecoverReport& report) {
+  if (record.operation != "dump" || record.image.empty()) return {};
+  if (auto allowed = fault(FaultPoint::kRecoverImage); !allowed) return allowed;
+  auto removed = clear_leftovers(record.image, report.processes.empty());
+  if (!removed) return fail(std::move(removed.error()));
+  report.image_kept = !report.processes.empty() && ImageReader::open(record.image).has_value();
+  return fault(FaultPoint::kRecoverImageDone);
+}
+
+Result<void> recover_adopted(const Environment& env, Journal& journal, RecoverReport& report) {
+  // A copy: the journal goes on to change its own.
+  const JournalRecord record = journal.record();
+  if (auto allowed = fault(FaultPoint::kRecoverAdopted); !allowed) return allowed;
+  // An operation on another root may have one of them by now.
+  if (auto alone = journal.update(record.targets); !alone) return alone;
+  if (auto alone = wait_for_criu(env, record); !alone) return alone;
+  if (auto allowed = fault(FaultPoint::kRecoverAlone); !allowed) return allowed;
+  auto ended = finish_ending(record);
+  if (!ended) return fail(std::move(ended.error()));
+  report.finished = *ended;
+  settle(env.driver, record.targets);
+  if (auto allowed = fault(FaultPoint::kRecoverSettled); !allowed) return allowed;
+  if (auto done = recover_targets(env, record, report); !done) return done;
+  return clear_image(record, report);
+}
+
 // Nothing if somebody else has recovered it meanwhile.
 std::optional<RecoverReport> recover_record(const Environment& env, const JournalEntry& seen) {
   RecoverReport report;
   report.root = seen.record.root;
   report.operation = seen.record.operation;
   report.image = seen.record.image;
+  set_fault_target(seen.record.root);
   auto journal = Journal::adopt(seen.record.root);
   if (!journal) {
     report.error = std::move(journal.error());
     return report;
   }
   if (!*journal) return std::nullopt;
-  const std::vector<JournalTarget> targets = (*journal)->record().targets;
-  // An operation on another root may have one of them by now.
-  if (auto alone = (*journal)->update(targets); !alone) {
-    report.error = std::move(alone.error());
+  if (auto done = recover_adopted(env, **journal, report); !done) {
+    report.error = std::move(done.error());
     return report;
   }
-  settle(env.driver, targets);
-  for (const JournalTarget& target : targets) {
-    if (auto stop = env.interrupt.check(); !stop) {
-      report.error = std::move(stop.error());
-      break;
-    }
-    auto done = recover_target(env.driver, target, seen.record.operation == "criu dump");
-    // One that cannot be brought back is no reason to leave the others.
-    if (!done) {
-      report.error = std::move(done.error());
-    } else if (*done) {
-      report.processes.push_back(std::move(**done));
-    }
-  }
-  if (!report.error) (*journal)->finish();
+  (*journal)->finish();
   return report;
+}
+
+// Not of one target, and in nobody's way.
+void sweep() {
+  sweep_journal();
+  RestoreLog::sweep();
+  forget_the_dead();
 }
 
 }  // namespace
@@ -130,6 +222,7 @@ Result<RecoverReport> recover(const Environment& env, Pid root) {
     if (auto report = recover_record(env, entry)) out = std::move(*report);
     if (out.error) return fail(std::move(*out.error));
   }
+  sweep();
   // Then everything in the tree that is not running, whoever left it so.
   auto report = resume(env, root, {});
   if (!report) {
@@ -158,6 +251,7 @@ Result<std::vector<RecoverReport>> recover_all(const Environment& env) {
     if (entry.under_way) continue;
     if (auto report = recover_record(env, entry)) out.push_back(std::move(*report));
   }
+  sweep();
   return out;
 }
 

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include "base/fault_point.h"
 #include "base/scope_guard.h"
 #include "image/image_reader.h"
 #include "operations/common.h"
@@ -70,8 +71,14 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   if (auto ok = image->verify(env.progress, env.interrupt, ImageReader::Part::kAllButPages); !ok) {
     return fail(std::move(ok.error()));
   }
+  if (auto allowed = fault(FaultPoint::kRestoreVerified); !allowed) {
+    return fail(std::move(allowed.error()));
+  }
   auto log = RestoreLog::create();
   if (!log) return fail(std::move(log.error()));
+  if (auto allowed = fault(FaultPoint::kRestoreLog); !allowed) {
+    return fail(std::move(allowed.error()));
+  }
 
   std::vector<Pid> pids;
   std::vector<Tid> threads;
@@ -103,8 +110,10 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   const auto take = [&]() -> Result<void> {
     if (auto sound = pages.get(); !sound) return sound;
     if (auto held = job.take_hold(env.driver, *old_gpus); !held) return held;
+    set_fault_target(manifest.root);
     targets = job.targets(options.leave_suspended);
-    return journal->update(targets);
+    if (auto entered = journal->update(targets); !entered) return entered;
+    return fault(FaultPoint::kRestoreHeld);
   };
   RestoreRequest request{image->criu_dir(), log->directory(), log->name()};
   request.options = criu_options_of(manifest, options);
@@ -121,9 +130,19 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
                           manifest.total_bytes);
     }
   };
+  // CRIU may wait for ever for one that somebody has killed (seen with 4.2.1). One that ends by
+  // itself as soon as it runs is none of that: criu answers within milliseconds.
+  std::optional<Clock::time_point> dead_since;
+  request.check = [&]() -> Result<void> {
+    constexpr std::chrono::seconds kGrace{2};
+    auto alive = job.check_alive();
+    if (!alive && !dead_since) dead_since = Clock::now();
+    return alive || Clock::now() - *dead_since < kGrace ? Result<void>() : alive;
+  };
   request.deadline =
       kRestoreDeadlineBase + std::chrono::seconds(manifest.total_bytes / kSlowestBytesPerSecond);
   request.log_level = options.criu_log_level;
+  request.on_started = [&](Pid started) { return note_criu(*journal, started); };
   auto restored = criu->restore(request, take, env.interrupt);
   if (!restored) {
     // CRIU may well have stumbled over what the checksums show.
@@ -135,17 +154,20 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   job.adopt(std::move(*restored));
   (void)log->save(*image);
 
-  auto done = env.interrupt.check();
+  auto done = fault(FaultPoint::kRestoreAdopted);
+  if (done) done = env.interrupt.check();
   if (done) {
     phases.begin("restore");
     done = job.bring_back(targets, *pairs, env.progress);
   }
+  if (done) done = fault(FaultPoint::kRestoreBack);
   phases.end();
   if (!done) {
     if (!job.end()) return fail(could_not_end(done.error(), manifest.root));
     return fail(std::move(done.error()).within("the restored tree was ended; the image is intact"));
   }
   RestoredTree tree = job.keep(options.leave_suspended);
+  fault_only(FaultPoint::kRestoreKept);
   RestoreReport report{{}, image->path(), manifest.total_bytes, std::move(tree.root_fd)};
   report.root = tree.root;
   const auto& processes = job.processes();

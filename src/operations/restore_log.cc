@@ -58,6 +58,13 @@ Result<RestoreLog> RestoreLog::create() {
   return log;
 }
 
+void RestoreLog::sweep() {
+  auto state = journal_directory();
+  if (!state) return;
+  auto entry = split_path(*state + "/" + std::string(kPrefix));
+  if (entry) remove_abandoned(*entry);
+}
+
 RestoreLog::RestoreLog(RestoreLog&& other) noexcept
     : entry_(std::move(other.entry_)),
       directory_(std::move(other.directory_)),

@@ -18,6 +18,8 @@ class RestoreLog {
  public:
   // Also removes what restores that were killed have left. kIo, kNotPermitted, kNoSpace.
   static Result<RestoreLog> create();
+  // Does only that.
+  static void sweep();
   RestoreLog(RestoreLog&& other) noexcept;
   RestoreLog& operator=(RestoreLog&&) = delete;
   ~RestoreLog();

@@ -144,6 +144,17 @@ Result<void> RestoredJob::bring_back(std::span<const JournalTarget> targets,
   return {};
 }
 
+Result<void> RestoredJob::check_alive() const {
+  for (const auto& process : processes_) {
+    if (!process || process->alive()) continue;
+    return fail(ErrorCode::kProcessGone,
+                fmt::format("process {} ({}) has ended while CRIU was restoring it",
+                            process->pid().value, process->info().comm),
+                "see whether somebody has killed it, or the kernel for lack of memory (`dmesg`)");
+  }
+  return {};
+}
+
 std::uint64_t RestoredJob::resident_bytes() const {
   const proc::ProcFs procfs;
   std::uint64_t sum = 0;

@@ -35,6 +35,9 @@ class RestoredJob {
   Result<void> bring_back(std::span<const JournalTarget> targets, std::span<const GpuPair> pairs,
                           Progress& progress);
 
+  // kProcessGone if one of its processes has ended.
+  Result<void> check_alive() const;
+
   // Bytes of its memory that are there by now, as far as can be told.
   std::uint64_t resident_bytes() const;
 

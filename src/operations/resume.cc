@@ -1,3 +1,4 @@
+#include "base/fault_point.h"
 #include "checkpoint/suspended.h"
 #include "operations/common.h"
 
@@ -40,21 +41,31 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
   Group& group = opened->group;
   auto pairs = check_and_plan(env, group, options);
   if (!pairs) return fail(roll_back(*opened, std::move(pairs.error())));
-  Result<void> done = env.interrupt.check();
+  Result<void> done = fault(FaultPoint::kResumePlanned);
+  if (done) done = env.interrupt.check();
   if (done) {
     phases.begin("restore");
     done = group.restore(*pairs, env.progress);
   }
-  // Past this point going on is the way out: every process is whole on the GPU, and an unlock is
-  // quicker than a checkpoint.
-  if (done) {
-    phases.begin("unlock");
-    done = group.unlock();
-  }
-  phases.end();
-  if (done) done = verify_states(group, CudaState::kRunning);
   if (!done) return fail(roll_back(*opened, std::move(done.error())));
+  // Past this point going on is the way out, also for who finds our record: every process is whole
+  // on the GPU, and an unlock is quicker than a checkpoint.
+  for (GroupMember& member : group.members()) {
+    if (member.initial) member.initial = CudaState::kRunning;
+  }
+  phases.begin("unlock");
+  done = opened->journal->update(journal_targets(group.members()));
+  if (done) done = group.unlock();
+  if (done) done = verify_states(group, CudaState::kRunning);
+  phases.end();
+  if (!done) {
+    // What rolling back comes to, now.
+    auto on = group.roll_back();
+    if (!on) return fail(rolled_back(*opened, std::move(done.error()), std::move(on)));
+    env.tell("it runs, at the second attempt; the first failed: " + done.error().to_string());
+  }
   group.dismiss();
+  fault_only(FaultPoint::kResumeVerified);
   for (const GroupMember& member : group.members())
     forget_suspended(member.process);
   opened->journal->finish();

@@ -1,3 +1,4 @@
+#include "base/fault_point.h"
 #include "checkpoint/suspended.h"
 #include "operations/common.h"
 
@@ -14,6 +15,7 @@ Result<Report> suspend(const Environment& env, Pid root, const SuspendOptions& o
   auto done = quiesce(env, group, options.timeout, phases);
   phases.end();
   if (done) done = verify_states(group, CudaState::kCheckpointed);
+  if (done) done = fault(FaultPoint::kSuspendVerified);
   if (!done) return fail(roll_back(*opened, std::move(done.error())));
   group.dismiss();
   remember_suspended(group);

@@ -1,0 +1,148 @@
+// Fault points: a closed list of named points before and after every step of an operation, at which
+// a test can make something go wrong, and see what is left then.
+//
+// Only in builds with STASIS_FAULT_POINTS (docs/adr/0008); in all others the functions here are
+// empty. There they act when the environment asks for it, which is read once:
+//
+//   STASIS_FAULT=POINT:ACTION[@N]   at the Nth time (the first) that POINT is reached, once
+//     kill         this process is killed (SIGKILL)
+//     error        the step returns an error
+//     target-dies  the root of the tree under operation is killed
+//     criu-dies    the criu that runs is killed
+//     disk-full    the disk with STASIS_FAULT_FILL, a directory, is filled to its last byte
+//   STASIS_FAULT_LOG=FILE           one line for each point that is reached, and one for the fault
+//
+// Thread-safe.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+#include "stasis/ids.h"
+#include "stasis/result.h"
+
+namespace stasis {
+
+enum class FaultPoint {
+  // The journal: every operation.
+  kJournalBegin,
+  kJournalLocked,
+  kJournalWrite,
+  kJournalWritten,
+  kJournalFinish,
+  kJournalRemoved,
+  kJournalFinished,
+  kGroupOpened,
+  // What is done to one process.
+  kLockBefore,
+  kLockAfter,
+  kParkBefore,
+  kParkStep,
+  kParkMapped,
+  kParkThread,
+  kParkAfter,
+  kCheckpointBefore,
+  kCheckpointAfter,
+  kRestoreBefore,
+  kRestoreAfter,
+  kUnlockBefore,
+  kUnlockAfter,
+  kUnparkThread,
+  kUnparkAfter,
+  // What a suspended process had on its GPU.
+  kRememberWrite,
+  kRememberWritten,
+  kForget,
+  // A dump.
+  kImageCreate,
+  kImageCreated,
+  kCriuStart,
+  kCriuStarted,
+  kCriuRequested,
+  kCriuPreDump,
+  kCriuPostDump,
+  kImageCollected,
+  kImageChecksummed,
+  kImageSynced,
+  kImageManifest,
+  kImageManifestWritten,
+  kImageName,
+  kImageNamed,
+  kDumpComplete,
+  kDumpEnding,
+  kCriuEnded,
+  kDumpFinish,
+  kImageCommit,
+  kImageCommitted,
+  // A restore.
+  kRestoreVerified,
+  kRestoreLog,
+  kCriuPreRestore,
+  kCriuPostRestore,
+  kRestoreHeld,
+  kCriuPreResume,
+  kCriuPostResume,
+  kRestoreAdopted,
+  kRestoreBack,
+  kRestoreKept,
+  // Other operations.
+  kSuspendVerified,
+  kResumePlanned,
+  kResumeVerified,
+  kRecoverAdopted,
+  kRecoverAlone,
+  kRecoverSettled,
+  kRecoverTarget,
+  kRecoverTargetDone,
+  kRecoverImage,
+  kRecoverImageDone,
+};
+
+struct FaultPointInfo {
+  FaultPoint point;
+  std::string_view name;
+  bool can_fail;  // the step returns an error; otherwise there is nothing to return one from
+  std::string_view what;  // where it is
+};
+
+// The list, in the order of the enum.
+std::span<const FaultPointInfo> fault_points();
+
+#ifdef STASIS_FAULT_POINTS
+
+// To be called once at the start: kUsage for a fault that cannot be, so that no test passes because
+// it has misspelt one.
+Result<void> check_fault_setting();
+// A fault was asked for and has not come to pass. Empty if all is as it should be.
+std::string_view fault_not_reached();
+
+// At a point where can_fail.
+Result<void> fault(FaultPoint point);
+// At one where not.
+void fault_only(FaultPoint point);
+
+// Who is killed by target-dies and criu-dies; zero: nobody.
+void set_fault_target(Pid pid);
+void set_fault_criu(Pid pid);
+
+#else
+
+// kUsage if the environment asks for a fault, which this build does not have.
+Result<void> check_fault_setting();
+inline std::string_view fault_not_reached() { return {}; }
+inline Result<void> fault(FaultPoint) { return {}; }
+inline void fault_only(FaultPoint) {}
+inline void set_fault_target(Pid) {}
+inline void set_fault_criu(Pid) {}
+
+#endif
+
+// A step between its two points.
+template <class Step>
+Result<void> between(FaultPoint before, FaultPoint after, const Step& step) {
+  if (auto allowed = fault(before); !allowed) return allowed;
+  if (Result<void> done = step(); !done) return done;
+  return fault(after);
+}
+
+}  // namespace stasis

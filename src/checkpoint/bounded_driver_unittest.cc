@@ -1,0 +1,138 @@
+#include "checkpoint/bounded_driver.h"
+
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <new>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "base/units.h"
+#include "checkpoint/fake_driver.h"
+
+namespace stasis {
+namespace {
+
+using std::chrono::milliseconds;
+
+// Seen by all processes.
+struct Shared {
+  std::atomic<int> caller = 0;     // the process that made the last call
+  std::atomic<int> completed = 0;  // calls that hung and came back all the same
+  std::atomic<bool> hang = false;
+};
+
+class BoundedDriverTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    void* memory =
+        ::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    ASSERT_NE(memory, MAP_FAILED);
+    shared_ = new (memory) Shared;
+    auto fake = std::make_unique<FakeDriver>();
+    fake->add(self_);
+    fake->on_call = [shared = shared_](const FakeDriver::Call&) {
+      shared->caller = ::getpid();
+      if (!shared->hang) return;
+      std::this_thread::sleep_for(std::chrono::seconds(3));
+      ++shared->completed;
+    };
+    auto bounded = bound_driver(std::move(fake), {milliseconds(300), milliseconds(300)});
+    ASSERT_TRUE(bounded) << bounded.error().to_string();
+    driver_ = std::move(*bounded);
+  }
+  void TearDown() override {
+    driver_.reset();
+    ::munmap(shared_, sizeof(Shared));
+  }
+  static bool lives(int pid) { return ::kill(pid, 0) == 0; }
+
+  const Pid self_{static_cast<int>(::getpid())};
+  Shared* shared_ = nullptr;
+  std::unique_ptr<Driver> driver_;
+};
+
+TEST_F(BoundedDriverTest, CallsAreMadeElsewhereAndAnswered) {
+  EXPECT_EQ(driver_->state(self_), CudaState::kRunning);
+  const int first = shared_->caller;
+  EXPECT_NE(first, self_.value);
+  ASSERT_TRUE(driver_->lock(self_, milliseconds(100)));
+  ASSERT_TRUE(driver_->checkpoint(self_));
+  EXPECT_EQ(driver_->state(self_), CudaState::kCheckpointed);
+  ASSERT_TRUE(driver_->restore(self_, {}));
+  ASSERT_TRUE(driver_->unlock(self_));
+  EXPECT_EQ(driver_->restore_thread_id(self_)->value, self_.value);
+  EXPECT_EQ(shared_->caller, first) << "it is used again";
+}
+
+TEST_F(BoundedDriverTest, WhatTheDriverAnswersComesBackWhole) {
+  auto unlocked = driver_->unlock(self_);
+  ASSERT_FALSE(unlocked);
+  EXPECT_EQ(unlocked.error().number, 401);
+  EXPECT_EQ(unlocked.error().name, "CUDA_ERROR_ILLEGAL_STATE");
+  EXPECT_EQ(driver_->state(Pid{1}).error().number, 3);
+}
+
+TEST_F(BoundedDriverTest, ACallWithoutAnAnswerIsGivenUpAndComesToNothing) {
+  shared_->hang = true;
+  const auto start = Clock::now();
+  auto state = driver_->state(self_);
+  EXPECT_LT(since(start).count(), 1.5);
+  ASSERT_FALSE(state);
+  EXPECT_EQ(state.error().number, kDriverNoAnswer);
+  EXPECT_FALSE(lives(shared_->caller) && ::waitpid(shared_->caller, nullptr, WNOHANG) == 0);
+  for (const auto& done : {driver_->lock(self_, milliseconds(50)), driver_->checkpoint(self_),
+                           driver_->restore(self_, {}), driver_->unlock(self_)}) {
+    ASSERT_FALSE(done);
+    EXPECT_EQ(done.error().number, kDriverNoAnswer);
+  }
+  shared_->hang = false;
+  EXPECT_EQ(driver_->state(self_), CudaState::kRunning);
+  std::this_thread::sleep_for(std::chrono::seconds(3));
+  EXPECT_EQ(shared_->completed, 0);
+}
+
+TEST_F(BoundedDriverTest, OneThatHangsHoldsUpNoOther) {
+  shared_->hang = true;
+  std::jthread stuck([&] { EXPECT_FALSE(driver_->checkpoint(self_)); });
+  while (shared_->caller == 0)
+    std::this_thread::yield();
+  shared_->hang = false;
+  EXPECT_EQ(driver_->state(self_), CudaState::kRunning);
+}
+
+TEST_F(BoundedDriverTest, TheEndOfACallerIsNotOurs) {
+  ASSERT_TRUE(driver_->state(self_));
+  ::kill(shared_->caller, SIGKILL);
+  EXPECT_EQ(driver_->state(self_), CudaState::kRunning);
+}
+
+TEST_F(BoundedDriverTest, NoCallerOutlivesUs) {
+  shared_->hang = true;
+  const pid_t tool = ::fork();
+  if (tool == 0) {
+    auto fake = std::make_unique<FakeDriver>();
+    fake->add(self_);
+    fake->on_call = [shared = shared_](const FakeDriver::Call&) {
+      shared->caller = ::getpid();
+      std::this_thread::sleep_for(std::chrono::seconds(2));
+      ++shared->completed;
+    };
+    auto bounded = bound_driver(std::move(fake), {});
+    if (bounded) (void)(*bounded)->state(self_);
+    ::_exit(0);
+  }
+  while (shared_->caller == 0)
+    std::this_thread::yield();
+  ::kill(tool, SIGKILL);
+  ASSERT_EQ(::waitpid(tool, nullptr, 0), tool);
+  std::this_thread::sleep_for(milliseconds(2500));
+  EXPECT_EQ(shared_->completed, 0);
+}
+
+}  // namespace
+}  // namespace stasis

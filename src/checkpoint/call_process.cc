@@ -1,0 +1,250 @@
+#include "checkpoint/call_process.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <vector>
+
+namespace stasis {
+namespace {
+
+constexpr int kEndPatienceMs = 5000;
+
+struct SocketPair {
+  UniqueFd ours;
+  UniqueFd theirs;
+};
+
+Result<SocketPair> make_pair() {
+  int pair[2] = {-1, -1};
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) {
+    return fail(errno_error("cannot create a socket for the driver's calls", errno));
+  }
+  return SocketPair{UniqueFd(pair[0]), UniqueFd(pair[1])};
+}
+
+// One message; 0 at the end of the other side, negative for an error.
+ssize_t receive(int socket, void* data, std::size_t size, UniqueFd* passed = nullptr) {
+  iovec vector{data, size};
+  msghdr message{};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+  message.msg_iov = &vector;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  ssize_t got = 0;
+  do {
+    got = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+  } while (got < 0 && errno == EINTR);
+  const cmsghdr* header = got > 0 ? CMSG_FIRSTHDR(&message) : nullptr;
+  if (header != nullptr && header->cmsg_type == SCM_RIGHTS) {
+    int fd = -1;
+    std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
+    UniqueFd taken(fd);
+    if (passed != nullptr) *passed = std::move(taken);
+  }
+  return got;
+}
+
+bool send_whole(int socket, const void* data, std::size_t size, int passed = -1) {
+  iovec vector{const_cast<void*>(data), size};
+  msghdr message{};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+  message.msg_iov = &vector;
+  message.msg_iovlen = 1;
+  if (passed >= 0) {
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof passed);
+    std::memcpy(CMSG_DATA(header), &passed, sizeof passed);
+  }
+  ssize_t sent = 0;
+  do {
+    sent = ::sendmsg(socket, &message, MSG_NOSIGNAL);
+  } while (sent < 0 && errno == EINTR);
+  return sent == static_cast<ssize_t>(size);
+}
+
+CallAnswer answer_of(const DriverResult<void>& result) {
+  return {result ? 0 : result.error().number, 0};
+}
+
+CallAnswer call(Driver& driver, const CallRequest& request) {
+  const Pid pid{request.pid};
+  if (request.kind == CallRequest::Kind::kPrepareRestore) {
+    driver.prepare_restore();
+    return {};
+  }
+  switch (request.action) {
+    case Action::kGetState: {
+      auto state = driver.state(pid);
+      if (!state) return {state.error().number, 0};
+      return {0, static_cast<std::int32_t>(*state)};
+    }
+    case Action::kGetRestoreThreadId: {
+      auto thread = driver.restore_thread_id(pid);
+      if (!thread) return {thread.error().number, 0};
+      return {0, thread->value};
+    }
+    case Action::kLock:
+      return answer_of(driver.lock(pid, std::chrono::milliseconds(request.timeout_ms)));
+    case Action::kCheckpoint:
+      return answer_of(driver.checkpoint(pid));
+    case Action::kRestore:
+      return answer_of(driver.restore(pid, std::span(request.pairs).first(request.pair_count)));
+    case Action::kUnlock:
+      return answer_of(driver.unlock(pid));
+  }
+  return {};
+}
+
+[[noreturn]] void serve_calls(Driver& driver, int socket, int parent) {
+  // The source ends when we do, and its callers with it, in the middle of whatever they do.
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != parent) ::_exit(0);
+  for (;;) {
+    CallRequest request;
+    if (receive(socket, &request, sizeof request) != sizeof request) ::_exit(0);
+    const CallAnswer answer = call(driver, request);
+    if (!send_whole(socket, &answer, sizeof answer)) ::_exit(0);
+  }
+}
+
+// Nothing of ours may be held by a process that outlives us for a moment: a lock of the journal, a
+// terminal, the pipe that somebody reads our output from.
+void let_go_of_everything(int but) {
+  if (const int null = ::open("/dev/null", O_RDWR | O_CLOEXEC); null >= 0) {
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd)
+      (void)::dup2(null, fd);
+  }
+  const auto last = static_cast<unsigned>(but);
+  if (but > STDERR_FILENO + 1) (void)::syscall(SYS_close_range, STDERR_FILENO + 1, last - 1, 0);
+  (void)::syscall(SYS_close_range, last + 1, ~0U, 0);
+}
+
+// Also reaps them: a zombie would go to whoever reaps orphans here, which in a PID namespace of its
+// own is stasis itself. One that is stuck in the kernel is not waited for.
+[[noreturn]] void end_all(const std::vector<pid_t>& callers) {
+  constexpr int kTries = 1000;
+  for (const pid_t pid : callers)
+    ::kill(pid, SIGKILL);
+  for (const pid_t pid : callers) {
+    for (int tries = 0; ::waitpid(pid, nullptr, WNOHANG) == 0 && tries < kTries; ++tries)
+      ::usleep(1000);
+  }
+  ::_exit(0);
+}
+
+// Forks a caller for each socket that comes, and ends when nobody can send one any more.
+[[noreturn]] void serve_source(Driver& driver, int socket) {
+  // What is typed at a terminal, or sent to everybody when a service is stopped, is not for the
+  // middle of a call: it is for us to roll back, which takes calls. They end with us in any case.
+  (void)::setpgid(0, 0);
+  struct sigaction action {};
+  for (int number = 1; number < NSIG; ++number) {
+    const bool crash = number == SIGSEGV || number == SIGBUS || number == SIGILL ||
+                       number == SIGFPE || number == SIGABRT || number == SIGTRAP;
+    // The children of the driver's library, if it has any, are its own affair.
+    action.sa_handler = crash || number == SIGCHLD ? SIG_DFL : SIG_IGN;
+    (void)::sigaction(number, &action, nullptr);
+  }
+  sigset_t none;
+  ::sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  let_go_of_everything(socket);
+  const int self = ::getpid();
+  std::vector<pid_t> callers;
+  for (;;) {
+    char word = 0;
+    UniqueFd theirs;
+    if (receive(socket, &word, sizeof word, &theirs) != sizeof word) end_all(callers);
+    // Before the next fork: until then the number of one that has ended is its own.
+    callers.erase(std::remove_if(callers.begin(), callers.end(),
+                                 [](pid_t one) { return ::waitpid(one, nullptr, WNOHANG) == one; }),
+                  callers.end());
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+      ::close(socket);
+      serve_calls(driver, theirs.get(), self);
+    }
+    if (pid > 0) callers.push_back(pid);
+    theirs.reset();
+    const std::int32_t number = pid < 0 ? -errno : pid;
+    if (!send_whole(socket, &number, sizeof number)) ::_exit(0);
+  }
+}
+
+}  // namespace
+
+bool Caller::send(const CallRequest& request) const {
+  return send_whole(socket_.get(), &request, sizeof request);
+}
+
+std::optional<CallAnswer> Caller::wait(std::chrono::milliseconds timeout, bool& gone) const {
+  pollfd wait{socket_.get(), POLLIN, 0};
+  const int ready = ::poll(&wait, 1, static_cast<int>(timeout.count()));
+  gone = false;
+  if (ready == 0 || (ready < 0 && errno == EINTR)) return std::nullopt;
+  CallAnswer answer;
+  if (receive(socket_.get(), &answer, sizeof answer) == sizeof answer) return answer;
+  gone = true;
+  return std::nullopt;
+}
+
+void Caller::kill() {
+  if (!socket_.valid()) return;
+  (void)process_.signal(SIGKILL);
+  (void)process_.wait_exit(kEndPatienceMs);
+  socket_.reset();
+}
+
+Result<CallerSource> CallerSource::start(Driver& driver) {
+  auto pair = make_pair();
+  if (!pair) return fail(std::move(pair.error()));
+  const pid_t pid = ::fork();
+  if (pid < 0) {
+    return fail(errno_error("cannot start a process for the driver's calls", errno));
+  }
+  if (pid == 0) {
+    pair->ours.reset();
+    serve_source(driver, pair->theirs.get());
+  }
+  return CallerSource(pid, std::move(pair->ours));
+}
+
+CallerSource::~CallerSource() {
+  if (pid_ == 0) return;
+  socket_.reset();
+  while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
+  }
+}
+
+Result<Caller> CallerSource::make() const {
+  auto pair = make_pair();
+  if (!pair) return fail(std::move(pair.error()));
+  const char word = 'c';
+  std::int32_t number = -ECHILD;
+  if (send_whole(socket_.get(), &word, sizeof word, pair->theirs.get())) {
+    (void)receive(socket_.get(), &number, sizeof number);
+  }
+  if (number < 0) {
+    return fail(errno_error("cannot start a process for the driver's calls", -number));
+  }
+  auto process = Pidfd::open(Pid{number});
+  if (!process) return fail(std::move(process.error()));
+  return Caller(std::move(*process), std::move(pair->ours));
+}
+
+}  // namespace stasis

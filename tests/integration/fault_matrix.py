@@ -1,0 +1,574 @@
+#!/usr/bin/env python3
+"""Every fault point times every action: afterwards the job runs on with its data right, or its image does.
+
+The points are those of the program itself (`stasis list-fault-points`); where each is reached, and whether a
+target and a criu are there then, is seen in a run of each verb without a fault. Each case then runs the verb
+with one fault, `stasis recover --all` twice, and looks at what is left. On the simulated driver with the real
+CRIU; the workload verifies its memory. See docs/adr/0010-fault-points.md.
+
+Status 77: it cannot run here, for the reason given.
+"""
+import argparse
+import collections
+import ctypes
+import glob
+import json
+import multiprocessing
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+ACTIONS = ("kill", "error", "target-dies", "criu-dies", "disk-full")
+CASE_LIMIT_S = 60  # for one command; the slowest takes about a second
+DISK = "64m"  # of state and images; disk-full fills it
+MEMORY = "4M"
+# What is in a target stays there: the mapping in which its threads are parked.
+ONCE_PER_TARGET = ("park.step", "park.mapped")
+
+# What is tried: a verb in a situation. `begin`: the first point from which on it differs from another one, whose
+# points before are not tried again.
+Scenario = collections.namedtuple("Scenario", "name verb begin")
+SCENARIOS = (
+    Scenario("suspend", "suspend", None),
+    Scenario("resume", "resume", None),
+    Scenario("dump", "dump", None),
+    Scenario("restore", "restore", None),
+    Scenario("recover a suspend", "recover", None),
+    Scenario("recover a dump", "recover", None),
+    Scenario("recover an ended dump", "recover", None),
+    Scenario("dump --force", "dump", "image.manifest-written"),
+    Scenario("dump --leave-running", "dump", "dump.complete"),
+    Scenario("dump --leave-suspended", "dump", "dump.complete"),
+    Scenario("restore --leave-suspended", "restore", "criu.post-restore"),
+)
+Reached = collections.namedtuple("Reached", "point nth target criu")
+Case = collections.namedtuple("Case", "scenario point nth action")
+
+
+class Failed(Exception):
+    """A case did not end well."""
+
+
+def check(condition, what):
+    if not condition:
+        raise Failed(what)
+
+
+def wait_until(seconds, condition, what):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        check(time.monotonic() < deadline, what)
+        time.sleep(0.005)
+
+
+class Place:
+    """One target, with a simulated machine, a state directory and a small disk of its own."""
+
+    def __init__(self, build, root):
+        self.build = build
+        self.root = root
+        self.disk = os.path.join(root, "disk")
+        self.image = os.path.join(self.disk, "image")
+        self.kept_image = os.path.join(root, "kept", "image")
+        self.state = os.path.join(self.disk, "state")
+        self.status_file = os.path.join(root, "status")
+        self.log = os.path.join(root, "target.log")
+        self.pid = 0
+        self.kept_pid = 0
+        self.recovered = ""
+        for directory in (self.disk, os.path.join(root, "sim"), os.path.dirname(self.kept_image)):
+            os.makedirs(directory)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK},mode=0700", "tmpfs", self.disk], check=True)
+        os.mkdir(self.state, 0o700)
+        self.env = {name: value for name, value in os.environ.items() if not name.startswith("STASIS_")}
+        self.env |= {
+            "STASIS_STATE_DIR": self.state,
+            "STASIS_SIM_DIR": os.path.join(root, "sim"),
+            "STASIS_LIBCUDA": os.path.join(build, "lib/stasis/sim/libcuda.so.1"),
+        }
+        if "STASIS_CRIU" in os.environ:
+            self.env["STASIS_CRIU"] = os.environ["STASIS_CRIU"]
+
+    def close(self):
+        # Also what a case that has failed no longer knows.
+        for pid in self.mine():
+            os.kill(pid, signal.SIGKILL)
+        self.reap()
+        subprocess.run(["umount", "-l", self.disk], check=False)
+
+    # --- Programs
+
+    def stasis(self, *words, fault=None, log=None):
+        env = dict(self.env)
+        if fault:
+            env |= {"STASIS_FAULT": fault, "STASIS_FAULT_FILL": self.disk}
+        if log:
+            env["STASIS_FAULT_LOG"] = log
+        command = [os.path.join(self.build, "bin/stasis"), *words]
+        with open(os.path.join(self.root, "out"), "w+", encoding="utf-8") as out:
+            # Its own session: nothing reaches it but what the case is about.
+            with subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                                  start_new_session=True) as process:
+                try:
+                    status = process.wait(CASE_LIMIT_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    status = "no end"
+            out.seek(0)
+            said = out.read()
+        check(status != "no end", f"stasis {' '.join(words)} does not end: {said}")
+        return status, said
+
+    def done(self, *words):
+        status, said = self.stasis(*words)
+        check(status == 0, f"stasis {' '.join(words)}: status {status}: {said}")
+        return said
+
+    # --- The target
+
+    def proc(self, name):
+        try:
+            with open(f"/proc/{self.pid}/{name}", encoding="utf-8") as file:
+                return file.read()
+        except (FileNotFoundError, ProcessLookupError):
+            return ""
+
+    def lives(self):
+        self.reap()
+        state = [line for line in self.proc("status").splitlines() if line.startswith("State:")]
+        return bool(state) and state[0].split()[1] not in "ZX"
+
+    @staticmethod
+    def reap():
+        # Whatever a killed tool has left becomes a child of ours.
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0] != 0:
+                pass
+        except ChildProcessError:
+            pass
+
+    def start_target(self):
+        env = dict(self.env)
+        env["LD_LIBRARY_PATH"] = os.path.dirname(env["STASIS_LIBCUDA"])
+        command = [os.path.join(self.build, "bin/stasis-workload"), "memory", "--size", MEMORY,
+                   "--status", self.status_file]
+        self.forget_rounds()
+        with open(self.log, "w", encoding="utf-8") as log:
+            self.pid = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                        start_new_session=True).pid
+        wait_until(20, lambda: self.round() > 0, "the target does not come up")
+
+    def end_target(self):
+        if self.pid and self.lives():
+            os.kill(self.pid, signal.SIGKILL)
+        wait_until(10, lambda: not self.pid or self.number_is_free(), "the target does not end")
+
+    def number_is_free(self):
+        self.reap()
+        return not os.path.exists(f"/proc/{self.pid}")
+
+    def forget_rounds(self):
+        # In place, and of the same size: CRIU restores open files only as they were.
+        with open(self.status_file, "r+" if os.path.exists(self.status_file) else "w", encoding="utf-8") as file:
+            file.write(f"{'round 0 ok':<63}\n")
+
+    def round(self):
+        with open(self.status_file, encoding="utf-8") as file:
+            words = file.read().split()
+        return int(words[1]) if len(words) > 1 else 0
+
+    def goes_on(self):
+        self.forget_rounds()
+        wait_until(10, lambda: self.round() > 0, "the target stands still")
+        first = self.round()
+        wait_until(10, lambda: self.round() >= first + 2, "the target stands still")
+        check(self.lives(), "the target has ended")
+
+    def cuda_state(self):
+        command = [os.path.join(self.build, "bin/cuda-checkpoint"), "--get-state", "--pid", str(self.pid)]
+        asked = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=CASE_LIMIT_S, check=False)
+        return asked.stdout.strip() if asked.returncode == 0 else asked.stderr.strip()
+
+    def traced(self):
+        return "TracerPid:\t0" not in self.proc("status")
+
+    def held_threads(self):
+        """Threads that wait where `stasis` has sent them: in an anonymous mapping of code."""
+        code = []
+        for line in self.proc("maps").splitlines():
+            words = line.split()
+            if words[1] == "r-xp" and len(words) == 5:
+                low, high = words[0].split("-")
+                code.append((int(low, 16), int(high, 16)))
+        held = 0
+        for thread in os.listdir(f"/proc/{self.pid}/task"):
+            words = self.proc(f"task/{thread}/syscall").split()
+            held += any(low <= int(words[-1], 16) < high for low, high in code) if len(words) > 2 else 0
+        return held
+
+    # --- What is left
+
+    def mine(self, program=b""):
+        """Processes of this place, whoever has started them: all, or those of one program."""
+        mark = f"STASIS_STATE_DIR={self.state}\0".encode()
+        found = []
+        for path in glob.glob("/proc/[0-9]*/cmdline"):
+            try:
+                with open(path, "rb") as cmdline, open(os.path.dirname(path) + "/environ", "rb") as environ:
+                    words = cmdline.read().split(b"\0")
+                    if words[0].endswith(program) and mark in environ.read():
+                        found.append(int(path.split("/")[2]))
+            except OSError:
+                continue
+        return found
+
+    def crius(self):
+        return self.mine(b"/criu")
+
+    def records(self):
+        return [name for name in os.listdir(self.state)
+                if name != "journal.lock" and not (name.startswith("restore-") and name.endswith(".log"))]
+
+    def check_clean(self):
+        check(not self.crius(), f"criu runs: {self.crius()}")
+        left = self.records()
+        check(not left, f"in the state directory: {left}")
+        left = [name for name in os.listdir(self.disk) if name.startswith("image.") and not name.endswith(".log")]
+        check(not left, f"beside the image: {left}")
+
+    def free_disk(self):
+        if os.path.exists(os.path.join(self.disk, "fault-fill")):
+            os.unlink(os.path.join(self.disk, "fault-fill"))
+
+    def has_image(self):
+        return os.path.exists(self.image)
+
+    def drop_image(self):
+        for path in glob.glob(self.image + "*"):
+            shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
+
+    # --- Situations
+
+    def prepare(self, scenario, point=""):
+        """Brings everything to where the scenario begins; returns the words of its command."""
+        name = scenario.name
+        self.free_disk()
+        self.drop_image()
+        if point in ONCE_PER_TARGET:
+            self.end_target()
+        if scenario.verb == "restore":
+            self.prepare_kept_image()
+            self.end_target()
+            self.pid = self.kept_pid
+            wait_until(10, self.number_is_free, "the number of the target is taken")
+            more = ["--leave-suspended"] if "suspended" in name else []
+            return ["restore", "--images-dir", self.kept_image, "--detach", *more]
+        if not self.pid or not self.lives():
+            self.start_target()
+        pid = str(self.pid)
+        if name == "resume":
+            self.done("suspend", pid)
+        elif name == "dump --force":
+            self.done("dump", pid, "--images-dir", self.image, "--leave-running")
+        elif name == "recover a suspend":
+            self.stasis("suspend", pid, fault="checkpoint.after:kill")
+        elif name == "recover a dump":
+            self.stasis("dump", pid, "--images-dir", self.image, fault="image.manifest:kill")
+        elif name == "recover an ended dump":
+            self.stasis("dump", pid, "--images-dir", self.image, fault="dump.finish:kill")
+        if scenario.verb == "dump":
+            return ["dump", pid, "--images-dir", self.image, *name.split()[1:]]
+        return ["recover", "--all"] if scenario.verb == "recover" else [scenario.verb, pid]
+
+    def prepare_kept_image(self):
+        if self.kept_pid:
+            return
+        if not self.pid or not self.lives():
+            self.start_target()
+        self.done("dump", str(self.pid), "--images-dir", self.kept_image)
+        self.kept_pid = self.pid
+
+    def restore_and_go_on(self, image):
+        self.end_target()
+        self.done("restore", "--images-dir", image, "--detach")
+        check(self.cuda_state() == "running", f"restored, and {self.cuda_state()}")
+        self.goes_on()
+
+    def run_case(self, case):
+        """Raises Failed. Returns how it ended: a word."""
+        words = self.prepare(case.scenario, case.point)
+        fired = os.path.join(self.root, "fired")
+        if os.path.exists(fired):
+            os.unlink(fired)
+        status, said = self.stasis(*words, fault=f"{case.point}:{case.action}@{case.nth}", log=fired)
+        self.recovered = ""
+        try:
+            with open(fired, encoding="utf-8") as file:
+                check(f"fault {case.point} {case.action}" in file.read(), "the fault did not come to pass")
+            check((status == -signal.SIGKILL) == (case.action == "kill"), f"status {status}")
+            check("[usage]" not in said, "the fault could not be")
+            return self.judge(case, status)
+        except (Failed, subprocess.TimeoutExpired) as error:
+            raise Failed(f"{error}\n  status {status}, it said: {said.strip()}\n"
+                         f"  recover said: {self.recovered.strip()}") from error
+
+    def check_rule(self, case, status):
+        """Each process is as it was before, or as it was asked for, when a command returns."""
+        if not self.lives():
+            return
+        before = {"resume": "checkpointed", "restore": "no"}.get(case.scenario.verb, "running")
+        asked = {"suspend": "checkpointed", "dump": "no"}.get(case.scenario.verb, "running")
+        if "--leave-" in case.scenario.name:
+            asked = "checkpointed" if "suspended" in case.scenario.name else "running"
+        expected = asked if status == 0 or case.scenario.verb == "recover" else before
+        state = self.cuda_state()
+        check(state == expected, f"the target is {state}, and should be {expected}")
+
+    def judge(self, case, status):
+        if case.action != "kill":
+            check(not self.crius(), "criu runs on")
+            if status != 12:
+                self.check_rule(case, status)
+        # On the full disk, as it is.
+        said = self.recovered = self.done("recover", "--all")
+        again = self.done("recover", "--all")
+        check("nothing to recover" in again, f"the second recover found something: {again}")
+        check(case.action == "kill" or status == 12 or case.scenario.verb == "recover" or "nothing to recover" in said,
+              f"stasis ended by itself, and left something to recover: {said}")
+        self.free_disk()
+        outcome = self.judge_living(case, status) if self.lives() else self.judge_dead(case, status)
+        self.check_clean()
+        return outcome
+
+    def judge_living(self, case, status):
+        check(not self.traced(), "the target is traced")
+        state = self.cuda_state()
+        name = case.scenario.name
+        suspended = name == "resume" or (status == 0 and ("suspended" in name or name == "suspend"))
+        suspended = suspended or (name.endswith("--leave-suspended") and case.action == "kill")
+        suspended = suspended or (name == "suspend" and case.action == "kill")
+        check(state == "running" or (state == "checkpointed" and suspended), f"the target is {state}")
+        # Suspended, and not left behind: as before, or as it was asked for.
+        if state == "checkpointed":
+            self.done("resume", str(self.pid))
+        self.goes_on()
+        check(self.held_threads() == 0, f"{self.held_threads()} thread(s) are held")
+        outcome = "suspended" if state == "checkpointed" else "runs"
+        if self.has_image():
+            # Whatever bears the name of an image is whole.
+            self.restore_and_go_on(self.image)
+            outcome += "+image"
+        return outcome
+
+    def judge_dead(self, case, status):
+        name = case.scenario.name
+        if case.scenario.verb == "restore":
+            check(status != 0 or case.action == "target-dies", "nothing is restored")
+            self.restore_and_go_on(self.kept_image)
+            return "image"
+        if self.has_image():
+            self.restore_and_go_on(self.image)
+            return "image"
+        check(case.action == "target-dies", f"the target has ended, and there is no image ({name})")
+        return "target died"
+
+
+# --- The list of cases
+
+
+def reached_points(place, scenario):
+    words = place.prepare(scenario)
+    log = os.path.join(place.root, "reached")
+    if os.path.exists(log):
+        os.unlink(log)
+    status, said = place.stasis(*words, log=log)
+    check(status == 0, f"{scenario.name}, without a fault: status {status}: {said}")
+    counts = collections.Counter()
+    reached = []
+    with open(log, encoding="utf-8") as file:
+        for line in file:
+            point, _, target, criu = line.split()
+            counts[point] += 1
+            reached.append(Reached(point, counts[point], target == "target=1", criu == "criu=1"))
+    place.done("recover", "--all")
+    return reached
+
+
+def skip_reason(at, action, points):
+    """Why a combination makes no sense, or None."""
+    if action == "error" and not points[at.point]["can_fail"]:
+        return "nothing can fail there: it has no way to return an error"
+    if action == "target-dies" and not at.target:
+        return "no target lives there"
+    if action == "criu-dies" and not at.criu:
+        return "no criu runs there"
+    if action == "disk-full" and at.point in ("journal.removed", "journal.finished"):
+        return "nothing is written after it"
+    return None
+
+
+def plan(reached, points):
+    cases = []
+    skipped = collections.Counter()
+    for scenario in SCENARIOS:
+        begun = scenario.begin is None
+        for at in reached[scenario]:
+            begun = begun or at.point == scenario.begin
+            if not begun:
+                continue
+            for action in ACTIONS:
+                reason = skip_reason(at, action, points)
+                if reason:
+                    skipped[(action, reason)] += 1
+                else:
+                    cases.append(Case(scenario, at.point, at.nth, action))
+    return cases, skipped
+
+
+# --- Running them
+
+
+def work(build, root, tasks, results):
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: we reap what others leave
+    place = Place(build, root)
+    try:
+        while True:
+            try:
+                case = tasks.get(timeout=0.2)
+            except queue.Empty:
+                return
+            start = time.monotonic()
+            try:
+                outcome, error = place.run_case(case), None
+            except (Failed, OSError, subprocess.SubprocessError) as failure:
+                outcome, error = None, f"{failure}"
+                place = begin_anew(place)
+            results.put((case, outcome, error, time.monotonic() - start))
+    finally:
+        place.close()
+        results.put(None)
+
+
+def begin_anew(place):
+    build, root = place.build, place.root
+    place.close()
+    for path in glob.glob(root + "/*"):
+        shutil.rmtree(path, ignore_errors=True) if os.path.isdir(path) else os.unlink(path)
+    return Place(build, root)
+
+
+def can_mount(scratch):
+    at = os.path.join(scratch, "mount")
+    os.mkdir(at)
+    tried = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", at], capture_output=True, text=True, check=False)
+    if tried.returncode == 0:
+        subprocess.run(["umount", "-l", at], check=False)
+    return tried.returncode == 0, tried.stderr.strip()
+
+
+def run_all(cases, build, scratch, workers):
+    tasks = multiprocessing.Queue()
+    results = multiprocessing.Queue()
+    for case in cases:
+        tasks.put(case)
+    processes = []
+    for number in range(workers):
+        root = os.path.join(scratch, f"place-{number}")
+        os.mkdir(root)
+        processes.append(multiprocessing.Process(target=work, args=(build, root, tasks, results)))
+        processes[-1].start()
+    done = []
+    ended = 0
+    while ended < workers:
+        try:
+            result = results.get(timeout=2 * CASE_LIMIT_S)
+        except queue.Empty:
+            break
+        if result is None:
+            ended += 1
+            continue
+        done.append(result)
+        case, outcome, error, seconds = result
+        if error:
+            print(f"FAILED {case.scenario.name}: {case.point}@{case.nth} {case.action} ({seconds:.1f} s)\n  {error}", flush=True)
+    for process in processes:
+        process.join(10)
+        if process.is_alive():
+            process.kill()
+    return done
+
+
+def print_matrix(done, skipped):
+    by_row = collections.defaultdict(lambda: collections.defaultdict(list))
+    for case, outcome, _, _ in done:
+        by_row[(case.scenario, case.point)][case.action].append(outcome or "FAILED")
+    print(f"\n{'':28}" + "".join(f"{action:>18}" for action in ACTIONS))
+    last = None
+    for (scenario, point), row in sorted(by_row.items(), key=lambda item: SCENARIOS.index(item[0][0])):
+        if scenario != last:
+            print(f"{scenario.name}")
+            last = scenario
+        cells = []
+        for action in ACTIONS:
+            outcomes = row.get(action, [])
+            text = "/".join(sorted(set(outcomes))) or "-"
+            cells.append(f"{text}{f' x{len(outcomes)}' if len(outcomes) > 1 else ''}")
+        print(f"  {point:26}" + "".join(f"{cell:>18}" for cell in cells))
+    print("\nNot tried (-):")
+    for (action, reason), count in sorted(skipped.items()):
+        print(f"  {action}: {reason} ({count})")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--build", default=os.environ.get("STASIS_BUILD"), help="the build folder")
+    parser.add_argument("--jobs", type=int, default=6, help="cases at the same time")
+    parser.add_argument("--only", default="", help="scenario, point or action: only the cases that name it; with , several")
+    parser.add_argument("--scratch", default=None, help="where to work")
+    options = parser.parse_args()
+    build = os.path.abspath(options.build or "build/dev")
+    if os.geteuid() != 0:
+        print("skipped: needs root, for CRIU and for a small disk")
+        return 77
+    listed = subprocess.run([os.path.join(build, "bin/stasis"), "list-fault-points"], capture_output=True, text=True, check=True)
+    listed = json.loads(listed.stdout)
+    if not listed["built_in"]:
+        print("skipped: this build has no fault points (-DSTASIS_FAULT_POINTS=ON)")
+        return 77
+    points = {point["name"]: point for point in listed["points"]}
+    start = time.monotonic()
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+    with tempfile.TemporaryDirectory(prefix="stasis-faults.", dir=options.scratch) as scratch:
+        possible, why = can_mount(scratch)
+        if not possible:
+            print(f"skipped: no small disk to be filled: {why}")
+            return 77
+        os.mkdir(os.path.join(scratch, "dry"))
+        place = Place(build, os.path.join(scratch, "dry"))
+        try:
+            reached = {scenario: reached_points(place, scenario) for scenario in SCENARIOS}
+        finally:
+            place.close()
+        never = set(points) - {at.point for all_at in reached.values() for at in all_at}
+        cases, skipped = plan(reached, points)
+        for word in filter(None, options.only.split(",")):
+            cases = [case for case in cases if word in (case.scenario.name, case.point, case.action)]
+        done = run_all(cases, build, scratch, options.jobs)
+    print_matrix(done, skipped)
+    survived = sum(1 for result in done if result[1])
+    for point in sorted(never):
+        print(f"FAILED: no verb reaches {point}")
+    if len(done) < len(cases):
+        print(f"FAILED: {len(cases) - len(done)} cases have no result")
+    seconds = time.monotonic() - start
+    print(f"{len(points)} fault points, {len(cases)} cases, {survived} survived, in {seconds:.0f} s")
+    return 0 if survived == len(cases) and not never else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

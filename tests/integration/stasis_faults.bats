@@ -1,0 +1,86 @@
+#!/usr/bin/env bats
+# Fault points by themselves, and what tests/integration/fault_matrix.py cannot say of a single process: a tree
+# of which a killed dump has ended a part; who is refused while somebody works.
+
+load helpers
+load stasis_lib
+
+setup() {
+  setup_stasis
+  [[ $(stasis list-fault-points) == *'"built_in": true'* ]] || skip "this build has no fault points"
+}
+teardown() { end_stasis; }
+
+@test "a fault that cannot be is refused, and one that is not reached is told" {
+  start_target memory --size 4M
+  STASIS_FAULT=lock.befor:kill refused 2 usage suspend "$TARGET"
+  STASIS_FAULT=lock.before:explode refused 2 usage suspend "$TARGET"
+  STASIS_FAULT=journal.finish:error refused 2 usage suspend "$TARGET"
+  in_state running
+  STASIS_FAULT=criu.started:kill done_by suspend "$TARGET"
+  assert_contains "$err" "criu.started was not reached"
+  done_by resume "$TARGET"
+  STASIS_FAULT=lock.after:error refused 1 internal suspend "$TARGET"
+  assert_contains "$err" lock.after
+  in_state running
+  target_verifies
+}
+
+@test "a dump that was killed when its tree had begun to end is finished by recover" {
+  need_root "CRIU"
+  start_tree --size 4M
+  STASIS_FAULT=dump.ending:kill capture timeout 60 stasis dump "$TARGET" --images-dir "$image"
+  assert_equal "$status" 137
+  # It missed the answer and lets the tree go.
+  wait_until 10 untraced
+  # As if it had been killed in the middle of ending it. The root would end itself when it sees that.
+  kill -STOP "$TARGET"
+  kill -KILL "${CHILDREN[0]}"
+  refused 7 busy suspend "$TARGET"
+  assert_contains "$err" "stasis recover $TARGET"
+  done_by recover --all
+  assert_contains "$out" "past the point of no return"
+  wait_until 10 number_is_free
+  for child in "${CHILDREN[@]}"; do ! lives "$child"; done
+  nothing_left
+  restore_it
+  target_goes_on
+  restored_verifies 3
+}
+
+untraced() { grep -q "^TracerPid:[[:space:]]*0" "/proc/$TARGET/status"; }
+
+@test "a dump that was killed when its tree still lived whole is undone by recover, and the image is kept" {
+  need_root "CRIU"
+  start_tree --size 4M
+  STASIS_FAULT=dump.ending:kill capture timeout 60 stasis dump "$TARGET" --images-dir "$image"
+  done_by recover "$TARGET"
+  assert_contains "$out" "is complete and is kept"
+  in_state running "${CHILDREN[@]}"
+  nothing_left
+  target_goes_on
+  target_verifies
+}
+
+@test "whoever comes second is refused, by whichever verb, until the first has ended or is recovered" {
+  start_target memory --size 4M
+  STASIS_SIM_FAULTS="checkpoint:delay=20s" stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
+  local tool=$!
+  at_end_kill "$tool"
+  wait_until 10 works_on_it "$tool"
+  for verb in suspend resume recover "dump --images-dir $image"; do
+    # shellcheck disable=SC2086
+    refused 7 busy $verb "$TARGET"
+    assert_contains "$err" "stasis suspend\` (process $tool)"
+  done
+  done_by recover --all
+  assert_contains "$out" "nothing to recover"
+  no_image
+  kill -KILL "$tool"
+  wait "$tool" 2>/dev/null || true
+  done_by recover --all
+  in_state running
+  nothing_left
+  target_goes_on
+  target_verifies
+}

@@ -1,0 +1,188 @@
+#!/usr/bin/env bats
+# A call of the driver that does not come back: it is given up after a while, the process is named, all is as
+# it was, and nothing of the call comes to anything later.
+
+load helpers
+load stasis_lib
+
+setup() { setup_stasis; }
+teardown() { end_stasis; }
+
+# Given up after so long. Without it, the tests would take minutes.
+soon="--driver-timeout 700"
+
+# no_caller_left: no process of a stasis of this test is there any more.
+no_caller_left() {
+  local pid
+  for pid in $(pgrep -x stasis || true); do
+    ! grep -qz "^STASIS_STATE_DIR=$STASIS_STATE_DIR\$" "/proc/$pid/environ" 2>/dev/null || return 1
+  done
+}
+
+# hangs FAULT ARGUMENT...: stasis gives up with [no-answer], naming the target, within ten seconds.
+hangs() {
+  local fault=$1 start=$SECONDS
+  shift
+  STASIS_SIM_FAULTS=$fault refused 7 no-answer "$@"
+  ((SECONDS - start <= 10)) || { echo "it took $((SECONDS - start)) s" >&2; return 1; }
+  assert_contains "$err" "process $TARGET"
+  no_caller_left || { echo "a process of it is left" >&2; return 1; }
+}
+
+@test "a suspend whose lock or checkpoint hangs is given up, and the process runs on" {
+  start_target memory --size 4M
+  for fault in lock:hang checkpoint:hang; do
+    # shellcheck disable=SC2086
+    hangs $fault suspend $soon "$TARGET"
+    assert_contains "$err" "${fault%:*}"
+    in_state running
+    nothing_left
+    target_goes_on
+  done
+  target_verifies
+}
+
+@test "a resume whose restore hangs is given up, and the process stays suspended" {
+  start_target memory --size 4M
+  done_by suspend "$TARGET"
+  # shellcheck disable=SC2086
+  hangs restore:hang resume $soon "$TARGET"
+  assert_contains "$err" restore
+  in_state checkpointed
+  nothing_left
+  done_by resume "$TARGET"
+  target_goes_on
+  target_verifies
+}
+
+@test "a resume whose unlock hangs for ever says what mends it; one that hangs once goes on" {
+  start_target memory --size 4M
+  done_by suspend "$TARGET"
+  # shellcheck disable=SC2086
+  STASIS_SIM_FAULTS=unlock:hang refused 12 not-rolled-back resume $soon "$TARGET"
+  assert_contains "$err" "process $TARGET"
+  assert_contains "$err" "stasis recover $TARGET"
+  no_caller_left
+  in_state locked
+  done_by recover --all
+  in_state running
+  done_by suspend "$TARGET"
+  # The target counts the calls.
+  # shellcheck disable=SC2086
+  STASIS_SIM_FAULTS="unlock:hang@$(($(unlocks) + 1))" done_by resume $soon "$TARGET"
+  assert_contains "$err" "at the second attempt"
+  in_state running
+  nothing_left
+  target_goes_on
+  target_verifies
+}
+
+# How often the target of the test above has been told to unlock by then: twice in vain, once by recover.
+unlocks() { echo 3; }
+
+@test "a dump whose checkpoint hangs is given up, leaving no image" {
+  need_root "CRIU"
+  start_target memory --size 4M
+  # shellcheck disable=SC2086
+  hangs checkpoint:hang dump $soon "$TARGET" --images-dir "$image"
+  in_state running
+  no_image
+  nothing_left
+  target_goes_on
+  target_verifies
+}
+
+@test "a restore whose driver hangs is given up: the tree is ended, the image is intact" {
+  need_root "CRIU"
+  start_target memory --size 4M
+  dump_it
+  for fault in restore:hang unlock:hang; do
+    # shellcheck disable=SC2086
+    hangs $fault restore $soon --images-dir "$image" --detach
+    wait_until 10 number_is_free
+    nothing_left
+  done
+  restore_it
+  target_goes_on
+  restored_verifies
+}
+
+@test "a process that answers no question is named, by every verb, and left alone" {
+  start_target memory --size 4M
+  # While the driver works for somebody it answers nobody else.
+  STASIS_SIM_FAULTS="lock:delay=60s" cuda-checkpoint --action lock --pid "$TARGET" >/dev/null 2>&1 3>&- &
+  local locker=$!
+  at_end_kill "$locker"
+  sleep 0.5
+  for verb in suspend resume recover "dump --images-dir $image"; do
+    # shellcheck disable=SC2086
+    hangs "" $verb $soon "$TARGET"
+    assert_contains "$err" get-state
+    no_image
+    nothing_left
+  done
+  kill -KILL "$locker"
+  wait "$locker" 2>/dev/null || true
+  in_state running
+  target_goes_on
+  target_verifies
+}
+
+@test "recover of a killed suspend is given up while the driver hangs, keeps its record, and works later" {
+  start_target memory --size 4M
+  STASIS_SIM_FAULTS="checkpoint:delay=20s" stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
+  local tool=$!
+  wait_until 10 works_on_it "$tool"
+  kill -KILL "$tool"
+  wait "$tool" 2>/dev/null || true
+  # shellcheck disable=SC2086
+  STASIS_SIM_FAULTS=unlock:hang capture timeout 60 stasis recover $soon --all
+  assert_equal "$status" 12
+  assert_contains "$err" "does not answer unlock for process $TARGET"
+  in_state locked
+  done_by recover --all
+  in_state running
+  nothing_left
+  target_goes_on
+  target_verifies
+}
+
+@test "nothing acts any more when stasis was killed in the middle of a call" {
+  start_target memory --size 4M
+  for fault in lock:delay=2s checkpoint:hang; do
+    STASIS_SIM_FAULTS=$fault stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
+    local tool=$!
+    wait_until 10 works_on_it "$tool"
+    kill -KILL "$tool"
+    wait "$tool" 2>/dev/null || true
+    wait_until 1 no_caller_left || { echo "a process of it is left" >&2; return 1; }
+    done_by recover --all
+    in_state running
+    sleep 2
+    in_state running
+    nothing_left
+  done
+  target_goes_on
+  target_verifies
+}
+
+@test "a slow driver is no hanging one" {
+  start_target memory --size 40M
+  # Two seconds of work, of which each moment shows.
+  STASIS_SIM_FAULTS="checkpoint:rate=20M" done_by suspend --driver-timeout 1000 "$TARGET"
+  STASIS_SIM_FAULTS="restore:rate=20M" done_by resume --driver-timeout 1000 "$TARGET"
+  in_state running
+  target_goes_on
+  target_verifies
+}
+
+@test "a group of which one hangs is brought back whole" {
+  start_tree --size 4M
+  # shellcheck disable=SC2086
+  STASIS_SIM_FAULTS="checkpoint:hang pid=${CHILDREN[1]}" refused 7 no-answer suspend $soon "$TARGET"
+  assert_contains "$err" "process ${CHILDREN[1]}"
+  in_state running "${CHILDREN[@]}"
+  nothing_left
+  target_goes_on
+  target_verifies
+}
