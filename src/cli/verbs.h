@@ -24,7 +24,7 @@ struct Context {
   Interrupt& interrupt;
   bool json = false;
   int verbose = 0;
-  std::optional<DriverPatience> patience;  // none: the driver's calls may take for ever
+  std::optional<DriverPatience> patience{};  // none: the driver's calls may take for ever
 
   // Loads the driver and says so if it is the simulated one.
   Result<std::unique_ptr<Driver>> load_driver();
