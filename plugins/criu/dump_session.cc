@@ -274,8 +274,11 @@ Result<void> DumpSession::checkpoint_tree() {
       done = fail(std::move(more.error()));
       return;
     }
-    if (*more) done = group.lock(kLateLock, state_->interrupt);
     group.leave_threads_alone();
+    if (*more) done = group.lock(kLateLock, state_->interrupt);
+    // Once more: the lock may have taken seconds.
+    state_->looked_at.clear();
+    if (done) done = state_->refuse_obstacles();
     if (done) done = group.checkpoint(state_->progress, state_->interrupt);
     for (const GroupMember& member : group.members()) {
       if (!done || !member.initial || !member.process.alive()) continue;

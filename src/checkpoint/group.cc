@@ -50,7 +50,12 @@ void at_once(std::size_t count, const Run& run) {
 bool still_cuda(const Process& process) {
   if (!process.alive()) return false;
   const auto state = process.cuda_state();
-  return !state || state->has_value();
+  return state ? state->has_value() : state.error().code != ErrorCode::kProcessGone;
+}
+
+// For a while one that dies is neither alive nor reported dead by its pidfd.
+bool has_gone(const Process& process, const Error& answer) {
+  return !process.alive() || answer.code == ErrorCode::kProcessGone;
 }
 
 void pause_with_jitter() {
@@ -116,7 +121,7 @@ Result<bool> Group::refresh(Pid root) {
     if (known != members_.end()) {
       if (known->initial) continue;
       auto state = known->process.cuda_state();
-      if (!state && !known->process.alive()) continue;
+      if (!state && has_gone(known->process, state.error())) continue;
       if (!state) return fail(std::move(state.error()));
       if (*state) {
         known->initial = **state;
@@ -136,7 +141,7 @@ Result<bool> Group::refresh(Pid root) {
     }
     auto state = process->cuda_state();
     if (!state) {
-      if (info.pid != root && !process->alive()) continue;
+      if (info.pid != root && has_gone(*process, state.error())) continue;
       return fail(std::move(state.error()));
     }
     members_.push_back({std::move(*process), *state});
@@ -151,11 +156,13 @@ Result<bool> Group::refresh(Pid root) {
 Result<void> Group::try_lock(milliseconds slice, bool& all_locked) {
   std::vector<Process*> processes;
   for (GroupMember& member : members_) {
-    if (member.initial == CudaState::kRunning && member.process.alive()) {
-      processes.push_back(&member.process);
-    }
+    if (member.initial != CudaState::kRunning || !member.process.alive()) continue;
+    // A second lock, for one that has come during the checkpoint, leaves the others alone.
+    const auto state = member.process.cuda_state();
+    if (state && *state == CudaState::kCheckpointed) continue;
+    processes.push_back(&member.process);
   }
-  LockRound round = lock_round(processes, slice);
+  LockRound round = lock_round(processes, slice, parks_);
   lock_tries_ += round.tries;
   all_locked = round.all_locked;
   if (all_locked) return {};

@@ -5,6 +5,7 @@
 #include <barrier>
 #include <condition_variable>
 #include <mutex>
+#include <thread>
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -220,6 +221,26 @@ TEST_F(GroupTest, FindsThoseThatBeginToUseCudaMeanwhile) {
   EXPECT_THAT(states(), ElementsAre(kLocked, kLocked, kLocked));
   EXPECT_EQ(group.cuda_count(), 3U);
   EXPECT_EQ(told, 1) << "the journal must know them before they are touched";
+}
+
+// One that comes during the checkpoint is locked alone, however long that takes.
+TEST_F(GroupTest, WhatIsCheckpointedIsLeftAloneByASecondLock) {
+  driver_.remove(child(2));
+  Group group = open();
+  ASSERT_TRUE(group.lock(milliseconds(5000), interrupt_));
+  ASSERT_TRUE(group.checkpoint(quiet_, interrupt_));
+  driver_.add(child(2));
+  auto changed = group.look_again();
+  ASSERT_TRUE(changed);
+  ASSERT_TRUE(*changed);
+  driver_.forget_calls();
+  driver_.on_call = [&](const FakeDriver::Call& call) {
+    if (call.action == Action::kLock) std::this_thread::sleep_for(milliseconds(300));
+  };
+  auto done = group.lock(milliseconds(5000), interrupt_);
+  ASSERT_TRUE(done) << done.error().message;
+  EXPECT_THAT(driver_.actions(), ElementsAre(Action::kLock));
+  EXPECT_THAT(states(), ElementsAre(kCheckpointed, kCheckpointed, kLocked));
 }
 
 TEST_F(GroupTest, NobodyIsTouchedWhereTheJournalCannotBeWritten) {

@@ -9,6 +9,8 @@
 
 #include <fmt/format.h>
 
+#include "base/scope_guard.h"
+
 namespace stasis {
 namespace {
 
@@ -23,14 +25,20 @@ constexpr microseconds kFirstMoment{200};
 
 class Round {
  public:
-  Round(const std::vector<Process*>& processes, milliseconds slice)
-      : start_(Clock::now()), end_(start_ + slice) {
+  Round(const std::vector<Process*>& processes, milliseconds slice, bool may_go_on)
+      : start_(Clock::now()), end_(start_ + slice), may_go_on_(may_go_on) {
     for (Process* process : processes)
       ranks_.push_back({process, Step::kToLock, {}});
   }
 
   LockRound run() {
     std::vector<std::jthread> threads;
+    // Also where there is no memory for what follows: they wait for it.
+    const ScopeGuard end([this] {
+      const std::lock_guard lock(mutex_);
+      over_ = true;
+      wake_.notify_all();
+    });
     threads.reserve(ranks_.size());
     for (Rank& rank : ranks_) {
       try {
@@ -75,8 +83,9 @@ class Round {
   void supervise() {
     std::unique_lock lock(mutex_);
     auto patience = kFirstPatience;
-    const auto half = start_ + (end_ - start_) / 2;
+    const auto half = may_go_on_ ? start_ + (end_ - start_) / 2 : start_;
     std::vector<const Rank*> let_go_on;
+    let_go_on.reserve(ranks_.size());
     while (!decided()) {
       const std::uint64_t seen = changes_;
       const auto until = std::min<Clock::time_point>(Clock::now() + patience, half);
@@ -142,7 +151,7 @@ class Round {
   static bool still_cuda(const Process& process) {
     if (!process.alive()) return false;
     const auto state = process.cuda_state();
-    return !state || state->has_value();
+    return state ? state->has_value() : state.error().code != ErrorCode::kProcessGone;
   }
 
   static Result<void> go_on(Process& process, microseconds moment) {
@@ -165,6 +174,7 @@ class Round {
 
   Clock::time_point start_;
   Clock::time_point end_;
+  bool may_go_on_;
   std::vector<Rank> ranks_;  // of fixed size; the rest is guarded by
   std::mutex mutex_;
   std::condition_variable wake_;     // the workers: a step, or the end
@@ -177,8 +187,8 @@ class Round {
 
 }  // namespace
 
-LockRound lock_round(const std::vector<Process*>& processes, milliseconds slice) {
-  return Round(processes, slice).run();
+LockRound lock_round(const std::vector<Process*>& processes, milliseconds slice, bool may_go_on) {
+  return Round(processes, slice, may_go_on).run();
 }
 
 }  // namespace stasis

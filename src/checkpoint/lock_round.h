@@ -25,7 +25,9 @@ struct LockRound {
 // come to the next. During the second half of the slice nobody is let go on: a process with long
 // kernels needs no more than time.
 //
-// Those that are locked in the end stay so, also when not all are.
-LockRound lock_round(const std::vector<Process*>& processes, std::chrono::milliseconds slice);
+// Those that are locked in the end stay so, also when not all are. Without `may_go_on` nobody is
+// let go on: threads that somebody holds would not, and stand in the way of the next lock.
+LockRound lock_round(const std::vector<Process*>& processes, std::chrono::milliseconds slice,
+                     bool may_go_on = true);
 
 }  // namespace stasis

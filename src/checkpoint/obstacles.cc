@@ -144,7 +144,9 @@ class Search {
         without_cumem_.push_back(pid);
       }
     }
-    if (is_mps_client(info, environment)) {
+    auto under_mps = is_mps_client(info, environment);
+    if (!under_mps) return fail(std::move(under_mps.error()));
+    if (*under_mps) {
       found_.push_back({pid,
                         "a program under MPS (nvidia-cuda-mps-control), which the driver "
                         "cannot checkpoint",
@@ -158,22 +160,28 @@ class Search {
   }
 
   // Programs that start while the control daemon of their pipe directory runs become its clients.
-  bool is_mps_client(const ProcessInfo& info, const Environment& environment) {
+  Result<bool> is_mps_client(const ProcessInfo& info, const Environment& environment) {
+    auto details = procfs_.details(info.pid);
+    if (!details) return fail(std::move(details.error()));
     if (!daemons_) {
-      daemons_.emplace();
       auto all = procfs_.all();
-      if (!all) return false;
+      if (!all) return fail(std::move(all.error()));
+      daemons_.emplace();
       for (const ProcessInfo& other : *all) {
         if (!std::string_view(other.comm).starts_with(kMpsComm) || other.state == 'Z') continue;
+        auto owner = procfs_.details(other.pid);
+        if (!owner) continue;
         auto variables = procfs_.environment(other.pid);
-        daemons_->push_back({other.start_ticks,
+        daemons_->push_back({other.start_ticks, owner->uid,
                              pipe_directory(Environment(variables ? std::move(*variables)
                                                                   : std::vector<std::string>()))});
       }
     }
     const std::string mine = pipe_directory(environment);
     return std::any_of(daemons_->begin(), daemons_->end(), [&](const Daemon& daemon) {
-      return daemon.since <= info.start_ticks && daemon.directory == mine;
+      // Whoever may name a process so must not keep others from being saved.
+      return daemon.since <= info.start_ticks && daemon.directory == mine &&
+             (daemon.uid == 0 || daemon.uid == details->uid);
     });
   }
 
@@ -204,6 +212,7 @@ class Search {
 
   struct Daemon {
     std::uint64_t since;
+    unsigned uid;
     std::string directory;
   };
 

@@ -2,7 +2,9 @@
 // that the driver would refuse to checkpoint, or checkpoints and can never restore.
 //
 // Reads /proc and NVML only. Not seen: memory that a program shares by CUDA IPC on its own account
-// (its mappings and descriptors are those of any other, driver 580.159.04).
+// (its mappings and descriptors are those of any other, driver 580.159.04); NCCL without cuMem
+// where that was chosen within the program; MIG where there is no NVML. Taken for ranks of one job:
+// all that use NCCL in one network namespace.
 #pragma once
 
 #include <span>

@@ -53,7 +53,7 @@ struct ProcessRecord {
   // The threads besides the first, which has the number `pid`: a restore needs their numbers, too.
   // Empty also if unknown.
   std::vector<Tid> threads = {};
-  // The local ports of its TCP sockets; empty also if unknown.
+  // The TCP ports it listens on; empty also if unknown.
   std::vector<std::uint16_t> tcp_ports = {};
   bool operator==(const ProcessRecord&) const = default;
 };

@@ -134,14 +134,15 @@ Result<OpenedGroup> open_group(const Environment& env, const std::string& operat
     auto done = journal->update(journal_targets(group->members()));
     if (done) done = look();
     if (!done) {
-      journal->finish();
+      // What a killed operation has left is entered as ours by now: then the record stays.
+      if (journal->inherited().empty()) journal->finish();
       return fail(std::move(done.error()));
     }
     inherit_states(*group, journal->inherited());
     same = states_of(*group) == entered;
   }
   if (auto allowed = fault(FaultPoint::kGroupOpened); !allowed) {
-    journal->finish();
+    if (journal->inherited().empty()) journal->finish();
     return fail(std::move(allowed.error()));
   }
   OpenedGroup opened{std::move(journal), std::move(*group)};
@@ -192,11 +193,13 @@ Result<void> look_for_obstacles(const Environment& env, const std::vector<GroupM
 Result<void> refuse_obstacles(const Environment& env, OpenedGroup& opened, bool ignore) {
   auto checked = std::make_shared<std::set<Pid>>();
   auto clear = look_for_obstacles(env, opened.group.members(), ignore, *checked);
-  if (!clear) {
+  if (!clear && opened.journal->inherited().empty()) {
     opened.group.dismiss();  // nobody has been touched
     opened.journal->finish();
     return clear;
   }
+  // By a killed operation somebody has.
+  if (!clear) return fail(roll_back(opened, std::move(clear.error())));
   opened.group.on_members_changed = [&env, ignore, checked,
                                      update = opened.group.on_members_changed](
                                         const std::vector<GroupMember>& members) -> Result<void> {
@@ -271,10 +274,14 @@ void settle(Driver& driver, std::span<const JournalTarget> targets) {
 }
 
 Result<void> quiesce(const Environment& env, Group& group, std::chrono::milliseconds timeout,
-                     Phases& phases) {
+                     bool ignore_obstacles, Phases& phases) {
   for (;;) {
     phases.begin("lock");
     auto done = group.lock(timeout, env.interrupt);
+    if (!done) return done;
+    // Once more: the lock may have taken seconds, in which the ranks of a job have met.
+    std::set<Pid> nobody;
+    if (!ignore_obstacles) done = look_for_obstacles(env, group.members(), false, nobody);
     if (!done) return done;
     phases.begin("checkpoint");
     done = group.checkpoint(env.progress, env.interrupt);

@@ -73,7 +73,7 @@ Result<void> wait_for_criu(const Environment& env, const JournalRecord& record);
 // Locks and checkpoints the whole tree, until no process of it is left that uses the GPU. The
 // phases are "lock" and "checkpoint".
 Result<void> quiesce(const Environment& env, Group& group, std::chrono::milliseconds timeout,
-                     Phases& phases);
+                     bool ignore_obstacles, Phases& phases);
 
 // Rolls the group back after `why`, and closes the journal if that worked. Returns the error to
 // report: `why`, saying that everything is as before, or kNotRolledBack with both.

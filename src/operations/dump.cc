@@ -109,9 +109,13 @@ class ImageWatcher {
   static std::uint64_t look_at(const std::string& directory, SyncPolicy sync) {
     std::error_code ignored;
     std::uint64_t sum = 0;
-    for (const auto& entry : std::filesystem::directory_iterator(directory, ignored)) {
-      const auto size = entry.file_size(ignored);
-      if (ignored) continue;
+    std::filesystem::directory_iterator entries(directory, ignored);
+    for (; !ignored && entries != std::filesystem::directory_iterator();
+         entries.increment(ignored)) {
+      const auto& entry = *entries;
+      std::error_code gone;
+      const auto size = entry.file_size(gone);
+      if (gone) continue;
       sum += size;
       if (sync != SyncPolicy::kDisk || size < kWorthWriting) continue;
       if (auto file = open_file(AT_FDCWD, entry.path().string(), O_RDONLY | O_NOFOLLOW)) {
@@ -158,14 +162,14 @@ std::vector<GpuMemoryRecord> gpu_memory_of(const Group& group, const GroupMember
   return out;
 }
 
-// The local ports of a process's TCP sockets.
+// The TCP ports that a process listens on. CRIU binds those of connections whoever has them.
 std::vector<std::uint16_t> tcp_ports_of(const proc::ProcFs& procfs, Pid pid) {
   const auto own = procfs.socket_inodes(pid);
   const auto all = procfs.tcp_sockets(pid);
   if (!own || !all) return {};
   std::set<std::uint16_t> ports;
   for (const proc::TcpSocket& socket : *all) {
-    if (socket.local_port != 0 && std::find(own->begin(), own->end(), socket.inode) != own->end()) {
+    if (socket.listens && std::find(own->begin(), own->end(), socket.inode) != own->end()) {
       ports.insert(socket.local_port);
     }
   }
@@ -305,7 +309,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
     env.tell("the job hangs on a terminal or session of somebody else: --shell-job is set");
   }
 
-  auto done = quiesce(env, group, options.timeout, phases);
+  auto done = quiesce(env, group, options.timeout, options.ignore_obstacles, phases);
   if (!done) return undo(std::move(done.error()));
 
   phases.begin("criu");

@@ -17,7 +17,7 @@ int count_time_waits(const std::set<std::uint16_t>& ports, bool end);
 
 // A connection that was closed holds its port for a minute more, so a job that is restored soon
 // after its dump could not listen where it did. Ends such connections on the image's ports, or
-// waits until they have passed. kBusy after that, naming the ports; kInterrupted.
+// waits until they have passed, for a minute. kInterrupted.
 Result<void> wait_for_ports(const Environment& env, const Manifest& manifest);
 
 }  // namespace stasis

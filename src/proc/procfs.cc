@@ -311,12 +311,14 @@ Result<std::vector<TcpSocket>> ProcFs::tcp_sockets(Pid pid) const {
       // "number: address:port address:port state queues timer retransmits uid timeout inode ..."
       std::istringstream words(line);
       std::string local;
+      std::string state;
       std::string skipped;
       TcpSocket socket;
-      words >> skipped >> local >> skipped >> skipped >> skipped >> skipped >> skipped >> skipped >>
+      words >> skipped >> local >> skipped >> state >> skipped >> skipped >> skipped >> skipped >>
           skipped >> socket.inode;
       const std::size_t colon = local.rfind(':');
       if (!words || colon == std::string::npos) continue;  // the heading
+      socket.listens = state == "0A";                      // TCP_LISTEN of net/tcp_states.h
       std::from_chars(local.data() + colon + 1, local.data() + local.size(), socket.local_port, 16);
       out.push_back(socket);
     }

@@ -51,6 +51,7 @@ struct UnixSocket {
 struct TcpSocket {
   std::uint64_t inode = 0;
   std::uint16_t local_port = 0;
+  bool listens = false;
 };
 
 struct ProcessDetails {

@@ -93,6 +93,18 @@ refused_untouched() {
   target_verifies
 }
 
+@test "a refusal brings back what a killed operation had left locked" {
+  start_target managed
+  STASIS_FAULT=lock.after:kill capture timeout 30 stasis suspend "$TARGET" --force
+  ((status == 137)) || skip "this build has no fault points"
+  in_state locked
+  refused 8 not-supported suspend "$TARGET"
+  in_state running
+  nothing_left
+  target_goes_on
+  target_verifies
+}
+
 @test "NCCL's ranks are refused unless their transports survive" {
   start_ranks 2 --like-nccl
   refused_untouched suspend "$TARGET"
