@@ -55,17 +55,19 @@ bool ask(const UniqueFd& netlink, const Request& what) {
 std::vector<inet_diag_sockid> time_waits(const UniqueFd& netlink, std::uint8_t family) {
   std::vector<inet_diag_sockid> out;
   if (!ask(netlink, request(family, SOCK_DIAG_BY_FAMILY, NLM_F_DUMP))) return out;
-  alignas(nlmsghdr) std::array<char, 32768> buffer;
+  std::array<char, 32768> buffer;
   for (;;) {
     const ssize_t got = ::recv(netlink.get(), buffer.data(), buffer.size(), 0);
     if (got <= 0) return out;
-    auto left = static_cast<unsigned>(got);
-    for (auto* message = reinterpret_cast<nlmsghdr*>(buffer.data()); NLMSG_OK(message, left);
-         message = NLMSG_NEXT(message, left)) {
-      if (message->nlmsg_type == NLMSG_DONE || message->nlmsg_type == NLMSG_ERROR) return out;
+    const auto size = static_cast<std::size_t>(got);
+    nlmsghdr header{};
+    for (std::size_t at = 0; at + sizeof header <= size; at += NLMSG_ALIGN(header.nlmsg_len)) {
+      std::memcpy(&header, buffer.data() + at, sizeof header);
+      if (header.nlmsg_type == NLMSG_DONE || header.nlmsg_type == NLMSG_ERROR) return out;
+      if (header.nlmsg_len < sizeof header || header.nlmsg_len > size - at) return out;
       inet_diag_msg info{};
-      if (message->nlmsg_len < NLMSG_LENGTH(sizeof info)) continue;
-      std::memcpy(&info, NLMSG_DATA(message), sizeof info);
+      if (header.nlmsg_len < NLMSG_HDRLEN + sizeof info) continue;
+      std::memcpy(&info, buffer.data() + at + NLMSG_HDRLEN, sizeof info);
       out.push_back(info.id);
     }
   }
