@@ -280,7 +280,8 @@ CUresult Memory::allocate_host(Kind kind, int device, std::uint64_t size, Contex
   if (size == 0) return CUDA_ERROR_INVALID_VALUE;
   // Managed memory is told by its file: /dev/nvidia-uvm with the real driver.
   const int file = kind == Kind::kManaged ? ::memfd_create("nvidia-uvm", MFD_CLOEXEC) : -1;
-  if (kind == Kind::kManaged && (file < 0 || ::ftruncate(file, round_up(size, 4096)) != 0)) {
+  if (kind == Kind::kManaged &&
+      (file < 0 || ::ftruncate(file, static_cast<off_t>(round_up(size, 4096))) != 0)) {
     if (file >= 0) ::close(file);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
