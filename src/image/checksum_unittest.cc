@@ -81,7 +81,7 @@ TEST(Checksum, BlocksThatAreKnownAreNotReadAgain) {
   write_text(dir / "large",
              std::string(2 * kChecksumBlock, 'b') + large.substr(2 * kChecksumBlock));
   NoProgress progress;
-  for (std::size_t count = 0; count <= 2; ++count) {
+  for (std::ptrdiff_t count = 0; count <= 2; ++count) {
     const ChecksumJob job{"large", large.size(), {known.begin(), known.begin() + count}};
     const auto sums = checksum_files(
         {job}, [&](std::size_t) { return open_file(AT_FDCWD, dir / "large", O_RDONLY); }, "test",

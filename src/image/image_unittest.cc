@@ -79,7 +79,7 @@ TEST_F(ImageTest, DigestsTakenAheadAreThoseOfTheWholeFile) {
   fill(writer);
   const std::stop_source never;
   std::string pages;
-  for (const std::size_t blocks : {1, 2, 2, 5, 6}) {
+  for (const std::size_t blocks : {1U, 2U, 2U, 5U, 6U}) {
     while (pages.size() < blocks * kChecksumBlock + blocks)
       pages += "page " + std::to_string(pages.size());
     write_text(writer.path() + "/criu/pages-1.img", pages);
