@@ -300,7 +300,19 @@ Error roll_back(OpenedGroup& opened, Error why) {
 Error rolled_back(OpenedGroup& opened, Error why, Result<void> back) {
   if (back) {
     opened.journal->finish();
-    return std::move(why).within("rolled back: every process is as it was");
+    // A criu that was killed while its code ran in a process takes that along, in an instant.
+    if (why.code == ErrorCode::kCriuFailed) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+    std::string ended;
+    for (const GroupMember& member : opened.group.members()) {
+      if (!member.process.pidfd().wait_exit(0)) continue;
+      ended += fmt::format("{}{} ({})", ended.empty() ? "" : ", ", member.process.pid().value,
+                           member.process.info().comm);
+    }
+    return std::move(why).within(ended.empty()
+                                     ? "rolled back: every process is as it was"
+                                     : "rolled back, but ended meanwhile: process " + ended);
   }
   Error both = std::move(back.error());
   both.message = fmt::format("{}; and then {}", why.message, both.message);
