@@ -80,8 +80,12 @@ class AwakeThreadTest : public testing::Test {
   }
   // A traced thread that has ended stays until its tracer has seen it, and its process with it.
   void TearDown() override {
+    const auto threads = ProcFs().threads(pid());  // the thread sanitizer adds one
     ::kill(pid().value, SIGKILL);
     (void)::waitpid(worker().value, nullptr, __WALL);
+    for (const Tid thread : threads) {
+      if (thread != Tid{pid().value}) (void)::waitpid(thread.value, nullptr, __WALL);
+    }
   }
 
   Pid pid() const { return child_->pid(); }
