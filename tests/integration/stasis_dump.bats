@@ -289,7 +289,7 @@ END
   wait_until 5 grep -qz "^attend$" "/proc/$tool/cmdline"
   done_by ps --json
   assert_equal "$(json "[p['pid'] for p in d['processes'] if p['pid'] in ($tool, $TARGET)]")" "[$TARGET]"
-  ! grep -q libcuda "/proc/$tool/maps"
+  ! grep -q libcuda "/proc/$tool/maps" || return 1
   assert_equal "$(<"/proc/$tool/comm")" stasis
   target_goes_on
   kill -KILL "$TARGET"

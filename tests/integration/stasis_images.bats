@@ -158,7 +158,7 @@ END
   grep -aqF "mnt[]:m" "$asked"
   refused 9 criu-failed restore --images-dir "$image" --criu "$BATS_TEST_TMPDIR/scribe" --external "mnt[data]:/elsewhere"
   grep -aqF "mnt[data]:/elsewhere" "$asked"
-  ! grep -aqF "$there" "$asked"
+  ! grep -aqF "$there" "$asked" || return 1
 }
 
 @test "the remedies for a restore name options that it has" {

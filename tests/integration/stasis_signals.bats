@@ -234,7 +234,7 @@ stopped_by_key() { kill -TSTP "$1" && sleep 0.1 && grep -q "^State:[[:space:]]T"
   kill -ALRM "$(<"$ready")"
   wait_until 10 test -s "$ready.status"
   assert_equal "$(<"$ready.status")" $((128 + 14)) "it passes a signal on, and tells of the job's end"
-  ! lives
+  ! lives || return 1
 }
 
 @test "a limit on the size of files is an error that names it" {
