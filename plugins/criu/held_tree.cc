@@ -2,7 +2,12 @@
 #include "held_tree.h"
 
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <thread>
 
 namespace stasis::plugin {
 
@@ -43,6 +48,30 @@ Result<void> put_to_sleep(std::vector<proc::AwakeThread>& awake) {
   }
   awake.clear();
   return worst;
+}
+
+void kill_tree(Pid root) {
+  using namespace std::chrono_literals;
+  const proc::ProcFs procfs;
+  std::vector<int> ours;
+  if (auto tree = procfs.tree(root)) {
+    for (const proc::ProcessInfo& info : *tree) {
+      for (const Tid thread : procfs.threads(info.pid)) {
+        if (thread.value != root.value) ours.push_back(thread.value);
+      }
+      (void)::kill(info.pid.value, SIGKILL);
+    }
+  }
+  (void)::kill(root.value, SIGKILL);
+  // The first thread of a process can be collected only when the others have been.
+  const auto deadline = std::chrono::steady_clock::now() + 5s;
+  while (!ours.empty() && std::chrono::steady_clock::now() < deadline) {
+    std::erase_if(ours, [](int thread) {
+      const int got = ::waitpid(thread, nullptr, WNOHANG | __WALL);
+      return got == thread || (got < 0 && errno == ECHILD);
+    });
+    if (!ours.empty()) std::this_thread::sleep_for(1ms);
+  }
 }
 
 std::chrono::milliseconds patience(std::uint64_t bytes) {

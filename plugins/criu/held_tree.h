@@ -19,6 +19,12 @@ Result<std::vector<proc::AwakeThread>> wake_tree(Driver& driver, Pid root);
 // Holds them all again. The first error, after all have been tried.
 Result<void> put_to_sleep(std::vector<proc::AwakeThread>& awake);
 
+// Kills the tree and collects its threads, those of `root` but the first, as their tracer must:
+// what has been killed and is not collected neither ends nor lets the first process of its PID
+// namespace end, and CRIU, which waits for that one, would never come back. CRIU finds `root` dead
+// by itself.
+void kill_tree(Pid root);
+
 // How long it may take the driver to move so much memory before it counts as hanging: 2.6 GB/s and
 // more were measured (H100, driver 580), a busy host may be ten times as slow.
 std::chrono::milliseconds patience(std::uint64_t bytes);

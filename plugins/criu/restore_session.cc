@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
 #include <cstdlib>
 
 #include <fmt/format.h>
@@ -131,11 +130,7 @@ int RestoreSession::resume(Pid pid) {
     if (!done) {
       failed_ = true;
       log_error("the restore fails, and its processes are killed", done.error());
-      if (auto tree = proc::ProcFs().tree(pid)) {
-        for (const proc::ProcessInfo& info : *tree)
-          (void)::kill(info.pid.value, SIGKILL);
-      }
-      (void)::kill(pid.value, SIGKILL);
+      kill_tree(pid);
       return -1;
     }
   }
@@ -152,6 +147,7 @@ Result<void> RestoreSession::resume_tree(Pid root) {
     std::vector<GpuPair> pairs;
     std::vector<Pid> all;
     std::vector<Pid> cuda;
+    std::optional<Journal> journal;
     Result<void> result;
   };
   const auto work = std::make_shared<Work>();
@@ -183,10 +179,9 @@ Result<void> RestoreSession::resume_tree(Pid root) {
     std::erase_if(group->members(),
                   [](const GroupMember& m) { return m.initial == CudaState::kCheckpointed; });
     if (group->members().empty() || group->cuda_count() == 0) return {};
-    std::optional<Journal> journal;
     auto begun = Journal::begin({"criu restore", root, {}, {}, journal_targets(group->members())});
     if (begun) {
-      journal.emplace(std::move(*begun));
+      work->journal.emplace(std::move(*begun));
     } else {
       log_warning("if criu is killed now, `stasis recover --all` will not know of it: " +
                   begun.error().message);
@@ -204,7 +199,6 @@ Result<void> RestoreSession::resume_tree(Pid root) {
                     "see `dmesg` for messages of the NVIDIA driver");
       }
     }
-    if (journal) journal->finish();
     return {};
   };
   std::uint64_t bytes = 0;
@@ -225,6 +219,9 @@ Result<void> RestoreSession::resume_tree(Pid root) {
                 "see `dmesg` for messages of the NVIDIA driver; the image is whole, and can be "
                 "restored again");
   }
+  // Then there is nothing to recover, either way.
+  if (!work->result) kill_tree(root);
+  if (work->journal) work->journal->finish();
   known_.insert(known_.end(), work->all.begin(), work->all.end());
   cuda_.insert(cuda_.end(), work->cuda.begin(), work->cuda.end());
   if (!work->result) return std::move(work->result);

@@ -334,6 +334,7 @@ time.sleep(120)' "$TARGET" >"$BATS_TEST_TMPDIR/tracer" 2>&1 3>&- &
   wait_until 10 number_is_free
   logged restore "the restore fails"
   gpu_is_free
+  nothing_left
   # The image is whole.
   restore_target
   target_goes_on
