@@ -1,0 +1,201 @@
+#!/usr/bin/env bats
+# plugins/criu with a container engine: `runc checkpoint` and `runc restore`, which call CRIU, on the
+# simulated driver. The engine is told of the plugin as its users would do it, by /etc/criu/runc.conf.
+
+load helpers
+load stasis_lib
+
+setup() {
+  setup_stasis
+  need_root "containers"
+  command -v runc >/dev/null || skip "there is no runc (Debian's package runc)"
+  plugin=$STASIS_BUILD/lib/stasis/criu
+  [[ -e $plugin/cuda_plugin.so ]] || {
+    echo "there is no plugin at $plugin: tools/get-criu --headers, then configure again" >&2
+    return 1
+  }
+  name=stasis-$$-$BATS_TEST_NUMBER
+  bundle=$BATS_TEST_TMPDIR/bundle
+  inside=$BATS_TEST_TMPDIR/inside # the same folder in the container
+  mkdir -p "$BATS_TEST_TMPDIR/etc" "$inside" "$image"
+  # Other lines of CRIU's options would do as well; without the first, CRIU asks for iptables.
+  printf 'network-lock skip\nlibdir %s\n' "$plugin" >"$BATS_TEST_TMPDIR/etc/runc.conf"
+  [[ -d /etc/criu ]] || { mkdir /etc/criu && touch "$BATS_TEST_TMPDIR/made"; }
+  : >"$BATS_TEST_TMPDIR/log"
+  make_bundle true
+  runs_at_all || skip "runc cannot run a container here: $(tail -n 1 "$BATS_TEST_TMPDIR/log")"
+}
+
+teardown() {
+  if [[ -n ${bundle:-} && -d ${bundle:-} ]]; then
+    engine delete --force "$name" >/dev/null 2>&1 || true
+    [[ ! -e $BATS_TEST_TMPDIR/made ]] || rmdir /etc/criu 2>/dev/null || true
+  fi
+  end_stasis
+}
+
+# engine ARGUMENT...: runc, with our CRIU first and our /etc/criu, which nobody else sees. What it
+# starts gets none of bats' open files: CRIU would have to save them.
+engine() {
+  PATH=$(dirname "$(real_criu)"):$PATH timeout -k 5 90 \
+    unshare --mount bash -c 'mount --bind "$1" /etc/criu && shift && exec runc "$@"' bash \
+    "$BATS_TEST_TMPDIR/etc" --root "$BATS_TEST_TMPDIR/runc" "$@" </dev/null 3>&-
+}
+
+runs_at_all() { engine run --bundle "$bundle" "$name" >>"$BATS_TEST_TMPDIR/log" 2>&1; }
+
+# make_bundle COMMAND...: a container of this machine's own /usr, in namespaces of its own but for the
+# network's, with the simulated GPUs in it. Its output goes to $inside/log, a file that it can reach.
+make_bundle() {
+  mkdir -p "$bundle/rootfs"
+  (cd "$bundle" && rm -f config.json && runc spec)
+  python3 - "$bundle" "$inside" "$STASIS_BUILD" "$STASIS_SIM_DIR" "$@" <<'END'
+import json, os, sys
+bundle, inside, build, sim, *command = sys.argv[1:]
+path = bundle + "/config.json"
+config = json.load(open(path))
+for name in ("bin", "sbin", "lib", "lib64"):
+    target = os.readlink("/" + name) if os.path.islink("/" + name) else None
+    link = f"{bundle}/rootfs/{name}"
+    if target and not os.path.islink(link):
+        os.symlink(target, link)
+config["process"].update(
+    terminal=False,
+    args=["/bin/sh", "-c", f'exec "$@" >>{inside}/log 2>&1', "sh"] + command,
+    env=[f"PATH={build}/bin:/usr/bin:/bin", f"LD_LIBRARY_PATH={build}/lib/stasis/sim", f"STASIS_SIM_DIR={sim}"]
+    + [f"{k}={v}" for k, v in os.environ.items() if k.startswith("STASIS_SIM_") and k != "STASIS_SIM_DIR"],
+)
+config["root"]["readonly"] = False
+namespaces = config["linux"]["namespaces"]
+config["linux"]["namespaces"] = [n for n in namespaces if n["type"] in ("pid", "mount", "ipc", "uts")]
+config["mounts"] = [m for m in config["mounts"] if m["type"] != "cgroup"]
+for folder, how in (("/usr", "ro"), (build, "ro"), (inside, "rw"), (sim, "rw")):
+    config["mounts"].append(
+        {"destination": folder, "type": "bind", "source": folder, "options": ["rbind", how]})
+json.dump(config, open(path, "w"))
+END
+}
+
+# start_container COMMAND...: sets TARGET to its first process's number out here.
+start_container() {
+  make_bundle "$@"
+  engine run --detach --bundle "$bundle" --pid-file "$BATS_TEST_TMPDIR/pid" "$name" \
+    >/dev/null 2>"$BATS_TEST_TMPDIR/log"
+  TARGET=$(cat "$BATS_TEST_TMPDIR/pid")
+}
+start_counter() {
+  start_container stasis-counter --gpu-memory 32M
+  wait_until 20 grep -qs listening "$inside/log"
+  PORT=$(sed 's/.*://' "$inside/log")
+}
+# start_workload KIND ARGUMENT...
+start_workload() {
+  TARGET_STATUS=$inside/status TARGET_LOG=$inside/log
+  start_container stasis-workload "$@" --status "$TARGET_STATUS"
+  wait_until 30 target_is_up
+}
+ask() { timeout 10 stasis-counter --ask "$PORT"; }
+
+# checkpoint ARGUMENT...: sets status.
+checkpoint() { capture engine checkpoint --image-path "$image" --work-path "$BATS_TEST_TMPDIR/logs" "$@" "$name"; }
+# restore: sets status, and TARGET to the number that the first process has now.
+restore() {
+  # What is started keeps the standard streams; the test would wait for its output for ever.
+  status=0 out='' err=''
+  engine restore --detach --bundle "$bundle" --image-path "$image" --work-path "$BATS_TEST_TMPDIR/logs" \
+    --pid-file "$BATS_TEST_TMPDIR/pid" "$@" "$name" >/dev/null 2>"$BATS_TEST_TMPDIR/log" || status=$?
+  err=$(cat "$BATS_TEST_TMPDIR/log")
+  TARGET=$(cat "$BATS_TEST_TMPDIR/pid")
+}
+succeeded() {
+  ((status == 0)) && return
+  printf 'status %s\n%s%s' "$status" "$out" "$err" >&2
+  grep -hE 'Error|cuda_plugin' "$BATS_TEST_TMPDIR/logs"/*.log >&2
+  return 1
+}
+failed() {
+  ((status != 0 && status != 124 && status != 137)) || { echo "status $status" >&2; return 1; }
+}
+# logged VERB TEXT
+logged() { assert_contains "$(grep -h cuda_plugin: "$BATS_TEST_TMPDIR/logs/$1.log")" "$2"; }
+no_container() { [[ -z $(engine list --quiet) ]] || { engine list >&2; return 1; }; }
+
+@test "runc: the counter in a container: 101, checkpoint, gone, GPU free, restore, 102" {
+  start_counter
+  assert_equal "$(ask)" 101
+  checkpoint
+  succeeded
+  no_container
+  gpu_is_free
+  grep -q cuda_plugin "$image/inventory.img"
+  nothing_left
+  restore
+  succeeded
+  assert_equal "$(ask)" 102
+  (($(gpu_used) > 32 << 20))
+  in_state running
+  nothing_left
+}
+
+@test "runc: several CUDA processes in a container, there and back" {
+  start_workload tree --children 2 --size 8M
+  checkpoint
+  succeeded
+  no_container
+  gpu_is_free
+  restore
+  succeeded
+  logged restore "2 process(es) restored"
+  target_goes_on
+  mapfile -t CHILDREN < <(children_of "$TARGET")
+  assert_equal "${#CHILDREN[@]}" 2 "children"
+  in_state running "${CHILDREN[@]}"
+  nothing_left
+}
+
+@test "runc: --leave-running saves it and lets it go on" {
+  start_workload memory --size 8M
+  checkpoint --leave-running
+  succeeded
+  in_state running
+  target_goes_on
+  nothing_left
+}
+
+@test "runc: a checkpoint that fails leaves the container as it was" {
+  start_workload poll --own-us 20
+  STASIS_SIM_FAULTS="checkpoint:error=801" checkpoint
+  failed
+  logged dump "[not-supported]"
+  in_state running
+  target_goes_on
+  nothing_left
+}
+
+@test "runc: a GPU that cannot be restored fails the restore, and the image is whole" {
+  start_workload memory --size 8M
+  checkpoint
+  succeeded
+  STASIS_SIM_FAULTS="restore:error=999" restore
+  failed
+  logged restore "the restore fails"
+  wait_until 10 gpu_is_free
+  nothing_left
+  engine delete --force "$name" || true
+  restore
+  succeeded
+  target_goes_on
+}
+
+@test "runc: a file in the image's folder brings the container to another GPU" {
+  export STASIS_SIM_GPUS=2x256M
+  start_workload memory --size 8M
+  (($(gpu_used_of 0) > 0 && $(gpu_used_of 1) == 0))
+  checkpoint
+  succeeded
+  printf '0=1\n' >"$image/cuda-device-map"
+  restore
+  succeeded
+  (($(gpu_used_of 0) == 0 && $(gpu_used_of 1) > 0))
+  target_goes_on
+}
