@@ -22,6 +22,9 @@ if(STASIS_STATIC_RUNTIME)
   target_link_options(stasis_options INTERFACE -static-libstdc++ -static-libgcc)
 endif()
 
+# Before the command of a test that restores processes.
+set(STASIS_OWN_NUMBERS ${CMAKE_SOURCE_DIR}/tests/integration/own_numbers)
+
 # Every unit test of the project, so that a sanitizer build can build just these.
 add_custom_target(unittests)
 
@@ -56,30 +59,32 @@ function(stasis_executable name)
   target_link_libraries(${name} PRIVATE stasis_options ${ARG_LIBS})
 endfunction()
 
-# stasis_test(NAME SOURCES... LIBS...): one GoogleTest program, one ctest entry, label "unit".
+# stasis_test(NAME SOURCES... LIBS... [RUN_BY COMMAND]): one GoogleTest program, one ctest entry, label
+# "unit".
 function(stasis_test name)
   if(NOT STASIS_TESTS)
     return()
   endif()
-  cmake_parse_arguments(ARG "" "" "SOURCES;LIBS" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "SOURCES;LIBS;RUN_BY" ${ARGN})
   find_package(GTest REQUIRED)
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE stasis_options ${ARG_LIBS} GTest::gmock GTest::gtest GTest::gtest_main)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   add_dependencies(unittests ${name})
-  add_test(NAME ${name} COMMAND ${name})
+  add_test(NAME ${name} COMMAND ${ARG_RUN_BY} $<TARGET_FILE:${name}>)
   set_tests_properties(${name} PROPERTIES LABELS unit TIMEOUT 120)
 endfunction()
 
-# stasis_bats(FILE): a bats file as one ctest entry, label "integration". It finds the build folder in
-# STASIS_BUILD.
+# stasis_bats(FILE): a bats file as one ctest entry, label "integration", with process numbers of its
+# own. It finds the build folder in STASIS_BUILD.
 function(stasis_bats file)
   if(NOT STASIS_TESTS)
     return()
   endif()
   get_filename_component(stem ${file} NAME_WE)
   find_program(BATS bats REQUIRED)
-  add_test(NAME ${stem}.bats COMMAND ${BATS} ${file} WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
+  add_test(NAME ${stem}.bats COMMAND ${STASIS_OWN_NUMBERS} ${BATS} ${file}
+           WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
   set_tests_properties(${stem}.bats PROPERTIES LABELS integration TIMEOUT 600 ENVIRONMENT
                                                "STASIS_BUILD=${CMAKE_BINARY_DIR}")
 endfunction()
