@@ -3,7 +3,8 @@
 
 Seeds are fixed, algorithms deterministic, data drawn from the GPU's and the CPU's random generators,
 so that a lost generator state shows in the loss as well as a lost weight. Losses are written exactly
-(hexadecimal). Holds about --gib of GPU memory in weights, gradients and Adam's state.
+(hexadecimal). Holds about --gib of GPU memory in weights, gradients and Adam's state. With --workers
+the inputs come from a data loader's processes, as most training programs have them.
 """
 
 import argparse
@@ -19,12 +20,39 @@ BATCH = 256
 BYTES_PER_WEIGHT = 16  # weight, gradient, two moments, 4 bytes each
 
 
+class Inputs(torch.utils.data.Dataset):
+    """Batch number N is the same whichever process makes it, and whenever."""
+
+    def __init__(self, steps):
+        self.steps = steps
+
+    def __len__(self):
+        return self.steps
+
+    def __getitem__(self, number):
+        return torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(number))
+
+
+def batches(options, device):
+    if not options.workers:
+        for _ in range(options.steps):
+            yield torch.randn(BATCH, WIDTH, device=device)
+        return
+    loader = torch.utils.data.DataLoader(
+        Inputs(options.steps), batch_size=None, num_workers=options.workers, pin_memory=True,
+        multiprocessing_context=options.start_method)
+    for batch in loader:
+        yield batch.to(device, non_blocking=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--losses", required=True, help="file to append to")
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--gib", type=float, default=8)
     parser.add_argument("--pause-ms", type=float, default=0, help="after each step")
+    parser.add_argument("--workers", type=int, default=0, help="processes of a data loader")
+    parser.add_argument("--start-method", default="fork", help="how they start: fork, spawn, forkserver")
     options = parser.parse_args()
 
     torch.manual_seed(20261121)
@@ -40,9 +68,8 @@ def main():
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
     teacher = torch.randn(WIDTH, 16, device=device)
 
-    for step in range(1, options.steps + 1):
+    for step, inputs in enumerate(batches(options, device), start=1):
         noise = torch.randn(16) * 0.1  # the CPU's generator
-        inputs = torch.randn(BATCH, WIDTH, device=device)
         wanted = (inputs @ teacher / WIDTH**0.5) + noise.to(device)
         optimizer.zero_grad(set_to_none=False)
         loss = torch.nn.functional.mse_loss(model(inputs), wanted)

@@ -3,7 +3,8 @@
 import os
 import re
 
-from .core import Failure, case, expect, expect_equal
+from . import plain_criu
+from .core import case, expect, expect_equal
 from .targets import Target
 
 GPU_MEMORY = "1G"
@@ -50,43 +51,16 @@ def counter_by_hand(machine):
     counter = Counter(machine)
     expect_equal(counter.ask(), "101", "the first answer")
     images = os.path.join(machine.work, "image")
-    os.mkdir(images)
+    none = plain_criu.no_plugins(machine)
     pid = counter.target.pid
     machine.cuda_checkpoint("--toggle", "--pid", pid).must_succeed()
     machine.expect_gpu_free(counter.before)
-    criu_dump(machine, pid, images)
+    plain_criu.dump(machine, pid, images, none)
     counter.expect_gone()
-    criu_restore(machine, images)
+    plain_criu.restore(machine, images, none)
     machine.cuda_checkpoint("--toggle", "--pid", pid).must_succeed()
     expect_equal(counter.ask(), "102", "the answer after the restore")
     return {"note": "101, toggle, criu, toggle, 102"}
-
-
-def criu_dump(machine, pid, images, *options):
-    empty = os.path.join(machine.work, "no-plugins")
-    os.makedirs(empty, exist_ok=True)
-    finished = machine.criu("dump", "--tree", pid, "--images-dir", images, "--libdir", empty,
-                            "--log-file", "dump.log", "-v2", *options)
-    return explain(finished, os.path.join(images, "dump.log"))
-
-
-def criu_restore(machine, images, *options):
-    empty = os.path.join(machine.work, "no-plugins")
-    os.makedirs(empty, exist_ok=True)
-    finished = machine.criu("restore", "--restore-detached", "--images-dir", images, "--libdir",
-                            empty, "--log-file", "restore.log", "-v2", *options)
-    return explain(finished, os.path.join(images, "restore.log"))
-
-
-def explain(finished, log):
-    """criu says little on its standard error; the reason stands in its log."""
-    if finished.status == 0:
-        return finished
-    errors = []
-    if os.path.exists(log):
-        with open(log, encoding="utf-8", errors="replace") as file:
-            errors = [line.strip() for line in file if "Error" in line]
-    raise Failure(f"{finished.brief()}: {' / '.join(errors[:3])}")
 
 
 @case("counter.suspended_stays_silent", needs=("program stasis", "program stasis-counter"))

@@ -13,10 +13,10 @@ GIB = 8
 NEEDS = ("program stasis",)
 
 
-def start(machine, name, **env):
+def start(machine, name, *arguments):
     losses = os.path.join(machine.work, name + ".losses")
     target = Target(machine, [sys.executable, TRAIN, "--losses", losses, "--steps", str(STEPS), "--gib",
-                              str(GIB), "--pause-ms", "20"], name, {**machine.target_env(), **env})
+                              str(GIB), "--pause-ms", "20", *arguments], name)
     target.losses = losses
     return target
 
@@ -110,3 +110,30 @@ def dump_restore(machine):
     restore = machine.stasis("restore", "--images-dir", images, "--detach").must_succeed()
     return compare(machine, version, finish(target),
                    {"dump_seconds": dump.seconds, "restore_seconds": restore.seconds})
+
+
+def loader(machine, method):
+    """A tree as most training programs have it: one process with CUDA, four that prepare its data."""
+    version = require_torch(machine)
+    arguments = ("--gib", "2", "--workers", "4", "--start-method", method)
+    undisturbed_run = finish(start(machine, "undisturbed", *arguments))
+    target = start(machine, "dumped", *arguments)
+    wait_step(target, 50)
+    workers = len(target.tree()) - 1
+    expect(workers >= 4, f"only {workers} processes beside the training's own")
+    images = os.path.join(machine.work, "image")
+    # What the processes pass to each other lies in shared memory without a name.
+    dump = machine.stasis("dump", target.pid, "--images-dir", images, "--ghost-limit", "256M").must_succeed()
+    target.forget_exit()
+    restore = machine.stasis("restore", "--images-dir", images, "--detach").must_succeed()
+    found = finish(target)
+    worst = max(found, key=lambda step: abs(undisturbed_run[step] - found[step]))
+    expect(found == undisturbed_run, f"step {worst}: the loss is {found[worst]} instead of {undisturbed_run[worst]}")
+    return {"torch": version, "start_method": method, "processes": workers + 1, "dump_seconds": dump.seconds,
+            "restore_seconds": restore.seconds, "last_loss": found[STEPS],
+            "note": f"{workers + 1} processes, {STEPS} losses as undisturbed"}
+
+
+for how in ("fork", "spawn"):
+    case(f"torch.loader.{how}", simulated=False, needs=NEEDS + ("criu", "root"))(
+        lambda machine, method=how: loader(machine, method))

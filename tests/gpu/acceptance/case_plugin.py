@@ -1,0 +1,97 @@
+"""plugins/criu in plain criu: what it does for those who call CRIU themselves."""
+
+import json
+import os
+import statistics
+import sys
+
+from . import plain_criu
+from .case_counter import Counter
+from .case_groups import DUMPS, TRANSPORTS, start_job
+from .case_torch import require_torch
+from .core import case, expect, expect_equal
+
+FAMILY = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "family.py")
+NEEDS = ("criu", "root")
+
+
+@case("plugin.counter", needs=NEEDS + ("program stasis-counter",))
+def counter_plugin(machine):
+    plugins = plain_criu.plugin_folder(machine)
+    counter = Counter(machine)
+    expect_equal(counter.ask(), "101", "the first answer")
+    images = os.path.join(machine.work, "image")
+    dump = plain_criu.dump(machine, counter.target.pid, images, plugins)
+    counter.expect_gone()
+    with open(os.path.join(images, "inventory.img"), "rb") as file:
+        expect(b"cuda_plugin" in file.read(), "the image does not name the plugin")
+    restore = plain_criu.restore(machine, images, plugins)
+    expect_equal(counter.ask(), "102", "the answer after the restore")
+    machine.expect_state(counter.target.pid, "running")
+    return {"dump_seconds": dump.seconds, "restore_seconds": restore.seconds,
+            "note": "101, criu dump, GPU free, criu restore, 102"}
+
+
+@case("plugin.leave_running", needs=NEEDS + ("program stasis-workload",))
+def leave_running(machine):
+    plugins = plain_criu.plugin_folder(machine)
+    target = machine.workload("memory")
+    target.wait_rounds(2)
+    plain_criu.dump(machine, target.pid, os.path.join(machine.work, "image"), plugins, "--leave-running")
+    machine.expect_state(target.pid, "running")
+    target.wait_rounds(2)
+    return {"note": f"{target.finish()} rounds"}
+
+
+@case("plugin.workloads", needs=NEEDS + ("program stasis-workload",))
+def workloads(machine):
+    """There and back, each twice."""
+    plugins = plain_criu.plugin_folder(machine)
+    notes = []
+    for kind in ("memory", "poll", "threads", "vmm", "tree"):
+        target = machine.workload(kind)
+        target.wait_rounds(2)
+        for number in range(2):
+            images = os.path.join(machine.work, f"image-{kind}-{number}")
+            plain_criu.dump(machine, target.pid, images, plugins)
+            target.forget_exit()
+            plain_criu.restore(machine, images, plugins)
+            target.wait_rounds(2)
+        notes.append(f"{kind} {target.finish()}")
+    return {"note": "rounds: " + ", ".join(notes)}
+
+
+@case("plugin.family", needs=NEEDS)
+def family(machine):
+    """A child with GPU memory and NVML, saved and brought back by its parent over their socket pair."""
+    images = os.path.join(machine.work, "images")
+    done = machine.run(sys.executable, FAMILY, "--criu", machine.criu_path, "--libdir",
+                       plain_criu.plugin_folder(machine), "--images", images, timeout=180).must_succeed()
+    found = json.loads(done.out)
+    return {**found, "note": "the same memory and NVML answers over the same socket; "
+                             + ("NVML asked" if "nvml" in found["answer"] else "no NVML here")}
+
+
+def nccl(machine, settings):
+    version = require_torch(machine)
+    plugins = plain_criu.plugin_folder(machine)
+    target = start_job(machine, "ranks", settings)
+    dumps, restores = [], []
+    for number in range(DUMPS):
+        images = os.path.join(machine.work, f"image{number}")
+        # NCCL's segments of shared memory have no name any more; CRIU saves up to 1 MiB of such files.
+        dumps.append(plain_criu.dump(machine, target.pid, images, plugins, "--tcp-established",
+                                     "--ghost-limit", "128M").seconds)
+        target.forget_exit()
+        restores.append(plain_criu.restore(machine, images, plugins, "--tcp-established",
+                                           "--ghost-limit", "128M").seconds)
+        target.wait_rounds(2)
+        machine.run("rm", "-rf", images)
+    return {"torch": version, "dump_seconds": dumps, "restore_seconds": restores,
+            "note": f"{DUMPS} dumps, {target.finish()} rounds of sums; dump {statistics.median(dumps):.1f} s, "
+                    f"restore {statistics.median(restores):.1f} s"}
+
+
+for transport, wanted in TRANSPORTS.items():
+    case(f"plugin.nccl.{transport}", simulated=False, needs=NEEDS + ("two gpus",))(
+        lambda machine, settings=wanted: nccl(machine, settings))
