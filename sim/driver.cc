@@ -5,6 +5,7 @@
 #include <linux/perf_event.h>
 #include <linux/userfaultfd.h>
 #include <pthread.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -17,8 +18,11 @@ namespace {
 using namespace cuda;  // NOLINT(google-build-using-namespace): CUDA's result codes, by their names
 
 std::atomic<Driver*> the_driver{nullptr};
+constexpr std::size_t kControlPagesSize = 2 * 4096;
 std::atomic<bool> forked{false};
 std::atomic<int> device_file{-1};
+std::atomic<int> control_file{-1};
+std::atomic<void*> control_pages{nullptr};
 std::mutex start_mutex;
 
 // Initialised with something else than zero, so that it lies in the file-backed part of the
@@ -35,15 +39,17 @@ alignas(kControlAlignment) ControlBlock block = {
 std::atomic<int> server_end{-1};
 
 // A child has no CUDA. Only flags and descriptors: everything else may have been in the middle of a
-// change when the process forked.
+// change when the process forked. It keeps the device's open files and their mapping, as with the
+// real driver, so CRIU cannot dump it.
 void after_fork_in_child() {
   forked.store(true);
   block.active.store(0);
   the_driver.store(nullptr);
-  for (auto* fd : {&device_file, &server_end}) {
-    const int value = fd->exchange(-1);
-    if (value >= 0) ::close(value);
-  }
+  device_file.store(-1);
+  control_file.store(-1);
+  control_pages.store(nullptr);
+  const int server = server_end.exchange(-1);
+  if (server >= 0) ::close(server);
   const int client = block.client_fd.exchange(-1);
   if (client >= 0) ::close(client);
   forget_own_files();
@@ -80,11 +86,23 @@ std::atomic<int>& server_end_fd() { return server_end; }
 
 void hold_device_file() {
   if (device_file.load() < 0) device_file.store(open_undumpable());
+  if (control_file.load() >= 0) return;
+  const int fd = ::memfd_create("nvidiactl", MFD_CLOEXEC);
+  if (fd < 0 || ::ftruncate(fd, kControlPagesSize) != 0) {
+    if (fd >= 0) ::close(fd);
+    return;
+  }
+  void* pages = ::mmap(nullptr, kControlPagesSize, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  control_file.store(fd);
+  if (pages != MAP_FAILED) control_pages.store(pages);
 }
 
 void drop_device_file() {
-  const int fd = device_file.exchange(-1);
-  if (fd >= 0) ::close(fd);
+  if (void* pages = control_pages.exchange(nullptr)) ::munmap(pages, kControlPagesSize);
+  for (auto* file : {&device_file, &control_file}) {
+    const int fd = file->exchange(-1);
+    if (fd >= 0) ::close(fd);
+  }
 }
 
 CUresult start_driver() {

@@ -15,6 +15,7 @@
 #include <fmt/format.h>
 
 #include "base/units.h"
+#include "checkpoint/inherited_files.h"
 #include "checkpoint/journal.h"
 #include "checkpoint/obstacles.h"
 #include "checkpoint/stopped.h"
@@ -30,6 +31,12 @@ using std::chrono::milliseconds;
 // A process that has begun to use CUDA between the lock and CRIU's seizing it has all threads
 // stopped: its GPU comes to rest by itself or not at all.
 constexpr milliseconds kLateLock{2000};
+
+constexpr const char* kIgnoreVariable = "STASIS_IGNORE_OBSTACLES";
+bool ignores_obstacles() {
+  const char* set = std::getenv(kIgnoreVariable);
+  return set != nullptr && std::string_view(set) == "1";
+}
 
 struct LockTime {
   milliseconds for_driver;  // what the lock may take
@@ -61,6 +68,7 @@ struct DumpSession::State {
   Interrupt interrupt;
   NoProgress progress;
 
+  std::vector<InheritedFiles> inherited;
   std::set<Pid> looked_at;
   std::vector<std::string> ignored;  // obstacles that the user knows better than
 
@@ -114,7 +122,6 @@ Result<void> DumpSession::State::enter_journal() {
 
 // What the driver would refuse half-way, or take and never give back.
 Result<void> DumpSession::State::refuse_obstacles() {
-  constexpr const char* kVariable = "STASIS_IGNORE_OBSTACLES";
   std::vector<proc::ProcessInfo> fresh;
   for (const GroupMember& member : group->members()) {
     if (member.initial && *member.initial != CudaState::kCheckpointed &&
@@ -130,14 +137,13 @@ Result<void> DumpSession::State::refuse_obstacles() {
     message += fmt::format("{}process {}: {}", message.empty() ? "" : "; ", obstacle.pid.value,
                            obstacle.what);
   }
-  const char* ignore = std::getenv(kVariable);
-  if (ignore != nullptr && std::string_view(ignore) == "1") {
+  if (ignores_obstacles()) {
     ignored.push_back(std::move(message));
     return {};
   }
   return fail(ErrorCode::kNotSupported, std::move(message),
               fmt::format("{}; if you know better: {}=1 in criu's environment",
-                          found->front().remedy, kVariable));
+                          found->front().remedy, kIgnoreVariable));
 }
 
 Result<void> DumpSession::State::lock(Pid root, milliseconds timeout) {
@@ -147,6 +153,15 @@ Result<void> DumpSession::State::lock(Pid root, milliseconds timeout) {
   group->on_members_changed = [this](const auto&) { return enter_journal(); };
   if (!has_cuda()) return {};
   auto done = enter_journal();
+  if (done) {
+    auto found = find_inherited_files(proc::ProcFs(), group->members(), driver->info().simulated,
+                                      ignores_obstacles());
+    if (found) {
+      inherited = std::move(*found);
+    } else {
+      done = fail(std::move(found.error()));
+    }
+  }
   if (done) done = group->lock(timeout, interrupt);
   if (!done && journal) {
     if (auto back = roll_back(); !back) return back;
@@ -295,6 +310,9 @@ Result<void> DumpSession::checkpoint_tree() {
   });
   auto asleep = put_to_sleep(*awake);
   if (done) done = std::move(asleep);
+  for (const InheritedFiles& files : state_->inherited) {
+    if (done) done = replace_inherited_files(files, proc::StoppedThreads::held(files.process.pid));
+  }
   return done ? record_image() : done;
 }
 

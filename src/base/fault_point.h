@@ -49,6 +49,11 @@ enum class FaultPoint {
   kUnlockAfter,
   kUnparkThread,
   kUnparkAfter,
+  // What a process without CUDA has of the driver from the one that forked it.
+  kReplaceBefore,
+  kReplaceStep,
+  kReplaceFile,
+  kReplaceAfter,
   // What a suspended process had on its GPU.
   kRememberWrite,
   kRememberWritten,

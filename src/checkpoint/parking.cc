@@ -24,6 +24,7 @@
 #include <fmt/format.h>
 
 #include "base/fault_point.h"
+#include "checkpoint/target_step.h"
 #include "proc/code_map.h"
 #include "proc/procfs.h"
 #include "proc/tracee.h"
@@ -48,30 +49,13 @@ constexpr std::array<std::uint64_t, 2> kParkCode{0xeb050f000000cab8, 0xf7};
 constexpr std::uint64_t kParkCodeSize = 9;
 constexpr std::uint64_t kFutexWaitPrivate = 128;
 constexpr std::uint64_t kSlotSize = 256;
-constexpr std::uint64_t kParkedWord = 0x50415231;
 constexpr std::uint64_t kFewestSlots = 60;
 // Of a mapping without a file, such as what a compiler in the program has made.
 constexpr std::uint64_t kLargestSearched = 4 << 20;
 constexpr std::uint64_t kAllSignals = ~0ULL;
-constexpr std::uint64_t kNeverBlocked = 1ULL << (SIGKILL - 1) | 1ULL << (SIGSTOP - 1);
 
-struct Slot {
-  std::uint64_t parked = kParkedWord;
-  std::uint64_t signal_mask = 0;
-  Registers registers{};
-};
-static_assert(sizeof(Slot) <= kSlotSize && sizeof(Slot) % 8 == 0);
-
-// The place in which a thread of the target makes the mapping for us: the unused end of the last
-// page of some library's code, put back right afterwards. It holds what the thread goes on with, in
-// case we are killed in that instant: the thread then spins there until unpark_threads() finds it.
-constexpr std::array<std::uint64_t, 2> kStepMagic{0x5354415349530002, 0x86e0f41b3d5a7c29};
-constexpr std::uint64_t kStepSize = 512;
-constexpr std::uint64_t kStepThreadOffset = 16;
-constexpr std::uint64_t kStepSlotOffset = 32;
-constexpr std::uint64_t kStepCodeOffset = 496;
-constexpr std::uint64_t kStepCode = 0xfeeb050f;  // syscall; again: jmp again
-static_assert(kStepSlotOffset + sizeof(Slot) <= kStepCodeOffset);
+// A slot holds a SavedThread, whose mark is the word that the thread waits on.
+static_assert(sizeof(SavedThread) <= kSlotSize && sizeof(SavedThread) % 8 == 0);
 
 struct Lot {
   std::uint64_t start = 0;
@@ -88,13 +72,7 @@ struct Lot {
 // What of ours is in the target, and where a mapping can be made from.
 struct Places {
   std::vector<Lot> lots;
-  // Left by somebody who was killed while making a mapping.
-  struct Step {
-    std::uint64_t address = 0;
-    Tid thread;
-  };
-  std::optional<Step> begun;
-  std::optional<std::uint64_t> room;  // for a step, zeros now
+  StepPlaces step;
 };
 
 // What lies at the beginning of a page, if it is a lot.
@@ -124,15 +102,7 @@ Result<Places> look_at(Pid pid) {
       }
       continue;
     }
-    std::array<std::uint64_t, kStepSize / 8> tail{};
-    const std::uint64_t at = mapping.end - kStepSize;
-    if (!proc::read_memory(pid, at, tail.data(), kStepSize)) continue;
-    if (tail[0] == kStepMagic[0] && tail[1] == kStepMagic[1]) {
-      places.begun = {at, Tid{static_cast<int>(tail[kStepThreadOffset / 8])}};
-    } else if (!places.room &&
-               std::all_of(tail.begin(), tail.end(), [](auto w) { return w == 0; })) {
-      places.room = at;
-    }
+    places.step.look_at(pid, mapping);
   }
   return places;
 }
@@ -175,99 +145,37 @@ bool is_parked(Pid pid, const Waiting& waiting) {
   return !waiting.running && slot_of(pid, waiting.instruction, waiting.first_argument);
 }
 
-std::vector<std::uint64_t> words_of(const Slot& slot) {
-  std::vector<std::uint64_t> words(sizeof(Slot) / 8);
-  std::memcpy(words.data(), &slot, sizeof slot);
-  return words;
-}
-
-Result<Slot> read_slot(Pid pid, std::uint64_t address) {
-  Slot slot;
-  if (auto done = proc::read_memory(pid, address, &slot, sizeof slot); !done) {
-    return fail(std::move(done.error()));
-  }
-  if (slot.parked != kParkedWord) {
-    return fail(ErrorCode::kInternal,
-                fmt::format("process {}: what a parked thread goes on with is damaged", pid.value),
-                "end the process, and restore it from an image if there is one");
-  }
-  return slot;
-}
-
-// `anywhere`: to go on from another kind of stop than this one.
-Result<Slot> slot_of_now(const StoppedThreads& stopped, Tid thread, bool anywhere) {
-  auto registers =
-      anywhere ? stopped.registers_to_go_on(thread) : stopped.registers_to_stop_with(thread);
-  if (!registers) return fail(std::move(registers.error()));
-  auto mask = stopped.signal_mask(thread);
-  if (!mask) return fail(std::move(mask.error()));
-  return Slot{kParkedWord, *mask, *registers};
-}
-
-// In an order in which each step leaves a thread that can be found, and loses no signal.
-Result<void> send_on(const StoppedThreads& stopped, Tid thread, const Slot& slot) {
-  if (auto done = stopped.set_signal_mask(thread, slot.signal_mask); !done) return done;
-  return stopped.set_registers(thread, slot.registers);
-}
-
 // Has a thread of the target make the mapping.
 Result<Lot> make_lot(Pid pid, const StoppedThreads& stopped, const Places& places,
                      std::size_t threads) {
-  if (!places.room) {
-    return fail(
-        ErrorCode::kNotSupported,
-        fmt::format("there is no room for a system call in the code of process {}", pid.value),
-        fmt::format("report this, with what `cat /proc/{}/maps` says", pid.value));
-  }
   const std::uint64_t capacity = std::bit_ceil(std::max<std::uint64_t>(threads * 2, kFewestSlots));
   const std::uint64_t size = (kPage + capacity * kSlotSize + kPage - 1) / kPage * kPage;
-  const std::uint64_t room = *places.room;
   const Tid thread = stopped.threads().front();
-  auto before = slot_of_now(stopped, thread, true);
-  if (!before) return fail(std::move(before.error()));
-
-  std::array<std::uint64_t, kStepSize / 8> step{};
-  const auto slot = words_of(*before);
-  std::copy(slot.begin(), slot.end(), step.begin() + kStepSlotOffset / 8);
-  step[kStepThreadOffset / 8] = static_cast<std::uint64_t>(thread.value);
-  step[kStepCodeOffset / 8] = kStepCode;
-  if (auto done = stopped.write(thread, room, step); !done) return fail(std::move(done.error()));
-  // The mark last: what is marked is whole.
-  if (auto done = stopped.write(thread, room, kStepMagic); !done) {
-    return fail(std::move(done.error()));
-  }
-  auto made = [&]() -> Result<std::int64_t> {
-    if (auto allowed = fault(FaultPoint::kParkStep); !allowed) {
-      return fail(std::move(allowed.error()));
-    }
-    if (auto done = stopped.set_signal_mask(thread, kAllSignals); !done) {
-      return fail(std::move(done.error()));
-    }
-    const std::array<std::uint64_t, 6> arguments{
-        0, size, PROT_READ | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, static_cast<std::uint64_t>(-1),
-        0};
-    auto mapped = stopped.system_call(thread, room + kStepCodeOffset, SYS_mmap, arguments);
-    if (auto allowed = fault(FaultPoint::kParkMapped); mapped && !allowed) {
-      return fail(std::move(allowed.error()));
-    }
-    return mapped;
-  }();
-  auto back = send_on(stopped, thread, *before);
-  if (back) {
-    step.fill(0);
-    back = stopped.write(thread, room, step);
-  }
-  if (!made) return fail(std::move(made.error()));
-  if (!back) return fail(std::move(back.error()));
-  if (*made < 0 && *made > -static_cast<std::int64_t>(kPage)) {
+  std::int64_t made = 0;
+  auto called =
+      make_system_calls(pid, stopped, places.step, [&](const SystemCall& call) -> Result<void> {
+        if (auto allowed = fault(FaultPoint::kParkStep); !allowed) return allowed;
+        const std::array<std::uint64_t, 6> arguments{0,
+                                                     size,
+                                                     PROT_READ | PROT_EXEC,
+                                                     MAP_PRIVATE | MAP_ANONYMOUS,
+                                                     static_cast<std::uint64_t>(-1),
+                                                     0};
+        auto mapped = call(SYS_mmap, arguments);
+        if (!mapped) return fail(std::move(mapped.error()));
+        made = *mapped;
+        return fault(FaultPoint::kParkMapped);
+      });
+  if (!called) return fail(std::move(called.error()));
+  if (made < 0 && made > -static_cast<std::int64_t>(kPage)) {
     return fail(
         ErrorCode::kNotSupported,
         fmt::format("process {} may not map {} bytes of code to keep its threads still: {}",
-                    pid.value, size, std::generic_category().message(static_cast<int>(-*made))),
+                    pid.value, size, std::generic_category().message(static_cast<int>(-made))),
         "see whether its limit on address space (RLIMIT_AS), SELinux (execmem) or a "
         "seccomp filter forbids it");
   }
-  const Lot lot{static_cast<std::uint64_t>(*made), capacity};
+  const Lot lot{static_cast<std::uint64_t>(made), capacity};
   if (auto done = stopped.write(thread, lot.start + kCodeOffset, kParkCode); !done) {
     return fail(std::move(done.error()));
   }
@@ -281,41 +189,18 @@ Result<Lot> make_lot(Pid pid, const StoppedThreads& stopped, const Places& place
   return lot;
 }
 
-Result<void> park(const StoppedThreads& stopped, Tid thread, const Slot& slot, const Lot& lot,
-                  std::uint64_t index) {
-  if (auto done = stopped.write(thread, lot.slot(index), words_of(slot)); !done) return done;
+Result<void> park(const StoppedThreads& stopped, Tid thread, const SavedThread& slot,
+                  const Lot& lot, std::uint64_t index) {
+  if (auto done = stopped.write(thread, lot.slot(index), slot.words()); !done) return done;
   Registers registers = slot.registers;
   registers.orig_rax = static_cast<std::uint64_t>(-1);
   registers.rip = lot.start + kCodeOffset;
   registers.rdi = lot.slot(index);
   registers.rsi = kFutexWaitPrivate;
-  registers.rdx = kParkedWord;
+  registers.rdx = SavedThread::kMark;
   registers.r10 = 0;
   if (auto done = stopped.set_registers(thread, registers); !done) return done;
   return stopped.set_signal_mask(thread, kAllSignals);
-}
-
-// Sends on what a killed parker has left of a step: a thread that spins in it, or one that it had
-// only just begun with, or done with. All threads are stopped.
-Result<void> finish_step(Pid pid, const StoppedThreads& stopped, const Places::Step& step) {
-  auto slot = read_slot(pid, step.address + kStepSlotOffset);
-  if (!slot) return fail(std::move(slot.error()));
-  for (const Tid thread : stopped.threads()) {
-    auto registers = stopped.registers(thread);
-    auto mask = stopped.signal_mask(thread);
-    if (!registers || !mask) continue;  // killed
-    Result<void> done;
-    // By where it is: its number may be another one in our PID namespace.
-    if (registers->rip - (step.address + kStepCodeOffset) <= sizeof(std::uint32_t)) {
-      done = send_on(stopped, thread, *slot);
-    } else if (thread == step.thread && (*mask | kNeverBlocked) == kAllSignals) {
-      done = stopped.set_signal_mask(thread, slot->signal_mask);
-    }
-    if (!done) return done;
-  }
-  if (stopped.threads().empty()) return {};
-  const std::array<std::uint64_t, kStepSize / 8> zeros{};
-  return stopped.write(stopped.threads().front(), step.address, zeros);
 }
 
 // Sends a stopped thread on if it is parked.
@@ -324,7 +209,7 @@ Result<void> unpark(Pid pid, const StoppedThreads& stopped, Tid thread) {
   if (!registers) return {};  // killed
   const auto at = slot_of(pid, registers->rip, registers->rdi);
   if (!at) return {};
-  auto slot = read_slot(pid, *at);
+  auto slot = read_saved(pid, *at);
   if (!slot) return fail(std::move(slot.error()));
   if (auto done = send_on(stopped, thread, *slot); !done) return done;
   const std::array<std::uint64_t, 1> free{0};
@@ -332,14 +217,18 @@ Result<void> unpark(Pid pid, const StoppedThreads& stopped, Tid thread) {
   return fault(FaultPoint::kUnparkThread);
 }
 
+Result<void> finish_step_of(Pid pid, const StepPlaces::Begun& begun) {
+  auto stopped = StoppedThreads::stop(pid, [](Tid) { return true; });
+  if (!stopped) return fail(std::move(stopped.error()));
+  return finish_step(pid, *stopped, begun);
+}
+
 // Thread by thread, so that one that cannot be stopped holds up no other.
 Result<void> unpark_all(Pid pid) {
   auto places = look_at(pid);
   if (!places) return fail(std::move(places.error()));
-  if (places->begun) {
-    auto stopped = StoppedThreads::stop(pid, [](Tid) { return true; });
-    if (!stopped) return fail(std::move(stopped.error()));
-    if (auto done = finish_step(pid, *stopped, *places->begun); !done) return done;
+  if (places->step.begun) {
+    if (auto done = finish_step_of(pid, *places->step.begun); !done) return done;
   }
   Result<void> worst;
   for (const Tid thread : proc::ProcFs().threads(pid)) {
@@ -358,18 +247,6 @@ Result<void> unpark_all(Pid pid) {
   return worst;
 }
 
-// On a thread of its own: what it holds by ptrace is let go at its end, whatever happened.
-Result<void> on_own_thread(const std::function<Result<void>()>& act) {
-  Result<void> result;
-  try {
-    std::jthread([&] { result = act(); }).join();
-  } catch (const std::system_error&) {
-    // No thread to be had: then on this one. A job must not stand still for that.
-    return act();
-  }
-  return result;
-}
-
 // Parks the threads one by one, each at a moment when it may: parked in the driver's code it could
 // hold a lock that the driver needs to restore the process (seen on 580.159.04: for ever). Since
 // the process is locked and its GPU at rest, a thread stays in the driver for microseconds, or
@@ -381,7 +258,7 @@ class Parker {
   Result<void> run() {
     auto places = look_at(pid_);
     if (!places) return fail(std::move(places.error()));
-    if (places->begun) {
+    if (places->step.begun) {
       if (auto done = unpark_threads(pid_); !done) return done;
       places = look_at(pid_);
       if (!places) return fail(std::move(places.error()));
@@ -485,7 +362,7 @@ class Parker {
 
   Result<bool> park_here(const StoppedThreads& stopped, Tid thread) {
     // Before a mapping is made, which changes the thread's registers.
-    auto slot = slot_of_now(stopped, thread, false);
+    auto slot = save(stopped, thread, false);
     if (!slot) return true;  // killed
     auto place = free_place(stopped);
     if (!place) return fail(std::move(place.error()));
@@ -528,9 +405,9 @@ class Parker {
     for (const Lot& lot : places_.lots) {
       for (std::uint64_t i = 0; i < lot.capacity; ++i) {
         // In use also by threads that we have not met yet.
-        std::uint64_t word = kParkedWord;
+        std::uint64_t word = SavedThread::kMark;
         if (!proc::read_memory(pid_, lot.slot(i), &word, sizeof word)) break;
-        if (word != kParkedWord) return std::pair(lot, i);
+        if (word != SavedThread::kMark) return std::pair(lot, i);
       }
     }
     auto lot = make_lot(pid_, stopped, places_, proc::ProcFs().threads(pid_).size());
@@ -554,14 +431,22 @@ class Parker {
 }  // namespace
 
 Result<void> park_threads(Pid pid, Tid spared) {
-  auto done = on_own_thread([&] { return Parker(pid, spared).run(); });
+  auto done = trace_on_own_thread([&] { return Parker(pid, spared).run(); });
   // Now that nothing of the process is held by ptrace any more.
   if (!done) (void)unpark_threads(pid);
   return done;
 }
 
 Result<void> unpark_threads(Pid pid) {
-  return on_own_thread([&] { return unpark_all(pid); });
+  return trace_on_own_thread([&] { return unpark_all(pid); });
+}
+
+Result<void> finish_step(Pid pid) {
+  return trace_on_own_thread([&]() -> Result<void> {
+    auto places = look_at(pid);
+    if (!places) return fail(std::move(places.error()));
+    return places->step.begun ? finish_step_of(pid, *places->step.begun) : Result<void>();
+  });
 }
 
 int count_parked_threads(Pid pid) {

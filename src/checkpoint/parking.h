@@ -26,6 +26,10 @@ Result<void> park_threads(Pid pid, Tid spared);
 // Sends all parked threads on. No error if there is none. On an error some may still be parked.
 Result<void> unpark_threads(Pid pid);
 
+// Sends on a thread that somebody has left in the middle of a system call that it made for him,
+// being killed (target_step.h); unpark_threads() does so too. No error if there is none.
+Result<void> finish_step(Pid pid);
+
 // How many threads are parked. Where a thread is just on its way into the wait it is not counted.
 int count_parked_threads(Pid pid);
 

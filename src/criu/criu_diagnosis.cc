@@ -130,6 +130,12 @@ constexpr std::array kRules = {
          "close it before the dump, or declare it with --external"},
     Rule{"of that type [", "", kCriuFailed,
          "the process has a file open of a kind that CRIU cannot dump", "close it before the dump"},
+    Rule{
+        "handle_device_vma plugin failed", "", kCriuFailed,  // seen
+        "a process has memory of a device mapped, most likely the GPU's: one with CUDA whose state "
+        "was not checkpointed, one with an NVML of its own, or one forked from a process with CUDA "
+        "that was suspended before the dump",
+        "resume what is suspended and dump it then; end processes that watch the GPU"},
     Rule{"Unsupported mapping found", "", kCriuFailed,
          "the process has memory of a kind that CRIU cannot dump, such as a device's",
          "close the device before the dump; if it is the GPU, its CUDA state was not checkpointed"},

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "base/fault_point.h"
+#include "checkpoint/parking.h"
 #include "checkpoint/stopped.h"
 #include "checkpoint/suspended.h"
 #include "image/image_reader.h"
@@ -156,6 +157,21 @@ Result<void> clear_image(const JournalRecord& record, RecoverReport& report) {
   return fault(FaultPoint::kRecoverImageDone);
 }
 
+// A killed dump may have left a thread of a process without CUDA where it made it replace the files
+// that it had inherited.
+Result<void> let_others_go(Pid root) {
+  auto tree = proc::ProcFs().tree(root);
+  if (!tree) return {};
+  Result<void> worst;
+  for (const proc::ProcessInfo& info : *tree) {
+    if (info.state == 'Z' || info.state == 'X') continue;
+    // Parked threads of a suspended process stay so.
+    auto done = finish_step(info.pid);
+    if (!done && done.error().code != ErrorCode::kProcessGone) worst = std::move(done);
+  }
+  return worst;
+}
+
 Result<void> recover_adopted(const Environment& env, Journal& journal, RecoverReport& report) {
   // A copy: the journal goes on to change its own.
   const JournalRecord record = journal.record();
@@ -168,6 +184,7 @@ Result<void> recover_adopted(const Environment& env, Journal& journal, RecoverRe
   if (!ended) return fail(std::move(ended.error()));
   report.finished = *ended;
   settle(env.driver, record.targets);
+  if (auto done = let_others_go(record.root); !done) return done;
   if (auto allowed = fault(FaultPoint::kRecoverSettled); !allowed) return allowed;
   if (auto done = recover_targets(env, record, report); !done) return done;
   return clear_image(record, report);

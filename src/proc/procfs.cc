@@ -9,6 +9,7 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
+#include <climits>
 #include <map>
 #include <memory>
 #include <set>
@@ -259,8 +260,7 @@ Result<std::vector<std::string>> ProcFs::environment(Pid pid) const {
   return split_at_nul(*text);
 }
 
-Result<std::vector<std::uint64_t>> ProcFs::socket_inodes(Pid pid) const {
-  constexpr std::string_view kSocket = "socket:[";
+Result<std::vector<OpenFile>> ProcFs::open_files(Pid pid) const {
   const std::string path = fmt::format("{}/{}/fd", root_, pid.value);
   const std::unique_ptr<DIR, int (*)(DIR*)> dir(::opendir(path.c_str()), ::closedir);
   if (!dir) {
@@ -268,13 +268,23 @@ Result<std::vector<std::uint64_t>> ProcFs::socket_inodes(Pid pid) const {
     if (error == ENOENT) return fail(no_such_process(pid));
     return fail(errno_error("cannot list " + path, error));
   }
-  std::vector<std::uint64_t> out;
+  std::vector<OpenFile> out;
   while (const dirent* entry = ::readdir(dir.get())) {
-    std::array<char, 64> link{};
+    std::array<char, PATH_MAX> link{};
     const ssize_t size =
         ::readlinkat(::dirfd(dir.get()), entry->d_name, link.data(), link.size() - 1);
-    if (size <= 0) continue;
-    const std::string_view target(link.data(), static_cast<std::size_t>(size));
+    if (size > 0) out.push_back({number<int>(entry->d_name), link.data()});
+  }
+  return out;
+}
+
+Result<std::vector<std::uint64_t>> ProcFs::socket_inodes(Pid pid) const {
+  constexpr std::string_view kSocket = "socket:[";
+  auto files = open_files(pid);
+  if (!files) return fail(std::move(files.error()));
+  std::vector<std::uint64_t> out;
+  for (const OpenFile& file : *files) {
+    const std::string_view target = file.path;
     if (!target.starts_with(kSocket)) continue;
     out.push_back(number<std::uint64_t>(target.substr(kSocket.size())));
   }

@@ -43,6 +43,11 @@ struct Mapping {
   std::string path;         // also "[vdso]"; may be empty
 };
 
+struct OpenFile {
+  int descriptor = -1;
+  std::string path;
+};
+
 struct UnixSocket {
   std::uint64_t inode = 0;
   std::string path;  // an abstract name begins with "@"; empty if it has none
@@ -99,6 +104,9 @@ class ProcFs {
   // The inode numbers of its open sockets. kNotPermitted, kNoSuchProcess.
   Result<std::vector<std::uint64_t>> socket_inodes(Pid pid) const;
 
+  // Its open files, with what each is as the kernel names it: "/dev/null", "socket:[1234]".
+  // kNotPermitted, kNoSuchProcess.
+  Result<std::vector<OpenFile>> open_files(Pid pid) const;
   // All unix sockets of the process's network namespace. kNotPermitted, kNoSuchProcess.
   Result<std::vector<UnixSocket>> unix_sockets(Pid pid) const;
 

@@ -285,6 +285,13 @@ Result<StoppedThreads> StoppedThreads::stop(Pid pid, const std::function<bool(Ti
               "try again");
 }
 
+StoppedThreads StoppedThreads::held(Pid pid) {
+  StoppedThreads stopped(pid);
+  stopped.ours_ = false;
+  stopped.threads_ = ProcFs().threads(pid);
+  return stopped;
+}
+
 Result<StoppedThreads::Registers> StoppedThreads::registers(Tid thread) const {
   Registers out{};
   auto done = request(pid_, PTRACE_GETREGS, thread, nullptr, &out);
@@ -355,7 +362,9 @@ Result<std::int64_t> StoppedThreads::system_call(Tid thread, std::uint64_t instr
                   "see whether a seccomp supervisor of the process hangs");
     }
     if (got != thread.value || !WIFSTOPPED(status)) return fail(gone(pid_));
-    if (WSTOPSIG(status) == (SIGTRAP | kSyscallStop)) continue;
+    // Unmarked where another tracer than us has seized the thread.
+    const int signal = WSTOPSIG(status) & ~kSyscallStop;
+    if (signal == SIGTRAP && status >> 16 == 0) continue;
     return fail(ErrorCode::kInternal,
                 fmt::format("thread {} of process {} did not execute a system call: status {:#x}",
                             thread.value, pid_.value, status),
@@ -427,6 +436,7 @@ Result<StoppedThreads::Registers> StoppedThreads::registers_to_go_on(Tid thread)
 }
 
 void StoppedThreads::let_go() {
+  if (!ours_) threads_.clear();
   for (const Tid thread : threads_) {
     // The kernel restarts what it can restart by itself.
     auto now = registers(thread);

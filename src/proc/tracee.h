@@ -33,8 +33,14 @@ class StoppedThreads {
   // The same for one thread; none is held if it has ended.
   static Result<StoppedThreads> stop(Pid pid, Tid thread);
 
+  // Those that the calling thread traces and has stopped already. They stay so; a thread whose
+  // registers are changed goes on from anywhere then.
+  static StoppedThreads held(Pid pid);
+
   StoppedThreads(StoppedThreads&& other) noexcept
-      : pid_(other.pid_), threads_(std::exchange(other.threads_, {})) {}
+      : pid_(other.pid_),
+        threads_(std::exchange(other.threads_, {})),
+        ours_(std::exchange(other.ours_, false)) {}
   StoppedThreads(const StoppedThreads&) = delete;
   StoppedThreads& operator=(const StoppedThreads&) = delete;
   StoppedThreads& operator=(StoppedThreads&&) = delete;
@@ -81,6 +87,7 @@ class StoppedThreads {
 
   Pid pid_;
   std::vector<Tid> threads_;
+  bool ours_ = true;  // to be let go of
 };
 
 // Reads `size` bytes of another process's memory; less than all is an error (kIo, kProcessGone).

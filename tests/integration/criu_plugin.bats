@@ -123,6 +123,23 @@ script() {
   nothing_left
 }
 
+@test "there and back: workers that were forked from a process with CUDA" {
+  start_target loader
+  mapfile -t CHILDREN < <(children_of "$TARGET")
+  at_end_kill "${CHILDREN[@]}"
+  criu_does dump --tree "$TARGET" --leave-running
+  in_state running
+  target_goes_on
+  rm -r "$image" && mkdir "$image"
+  dump_target
+  gpu_is_free
+  restore_target
+  in_state running
+  target_goes_on
+  restored_verifies
+  nothing_left
+}
+
 @test "there and back: threads that ask the driver all the time" {
   start_target poll --own-us 20
   dump_target

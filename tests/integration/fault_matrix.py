@@ -27,12 +27,13 @@ ACTIONS = ("kill", "error", "target-dies", "criu-dies", "disk-full")
 CASE_LIMIT_S = 60  # for one command; the slowest takes about a second
 DISK = "64m"  # of state and images; disk-full fills it
 MEMORY = "4M"
-# What is in a target stays there: the mapping in which its threads are parked.
-ONCE_PER_TARGET = ("park.step", "park.mapped")
+# What is in a target stays there: the mapping in which its threads are parked, and what its workers have in the
+# place of the files that they inherited.
+ONCE_PER_TARGET = ("park.step", "park.mapped", "replace.before", "replace.step", "replace.file", "replace.after")
 
 # What is tried: a verb in a situation. `begin`: the first point from which on it differs from another one, whose
 # points before are not tried again.
-Scenario = collections.namedtuple("Scenario", "name verb begin")
+Scenario = collections.namedtuple("Scenario", "name verb begin end", defaults=[None])
 SCENARIOS = (
     Scenario("suspend", "suspend", None),
     Scenario("resume", "resume", None),
@@ -41,6 +42,7 @@ SCENARIOS = (
     Scenario("recover a suspend", "recover", None),
     Scenario("recover a dump", "recover", None),
     Scenario("recover an ended dump", "recover", None),
+    Scenario("dump of a loader", "dump", "replace.before", "replace.after"),
     Scenario("dump --force", "dump", "image.manifest-written"),
     Scenario("dump --leave-running", "dump", "dump.complete"),
     Scenario("dump --leave-suspended", "dump", "dump.complete"),
@@ -79,6 +81,8 @@ class Place:
         self.status_file = os.path.join(root, "status")
         self.log = os.path.join(root, "target.log")
         self.pid = 0
+        self.kind = "memory"
+        self.workers = []
         self.kept_pid = 0
         self.recovered = ""
         for directory in (self.disk, os.path.join(root, "sim"), os.path.dirname(self.kept_image)):
@@ -155,13 +159,14 @@ class Place:
     def start_target(self):
         env = dict(self.env)
         env["LD_LIBRARY_PATH"] = os.path.dirname(env["STASIS_LIBCUDA"])
-        command = [os.path.join(self.build, "bin/stasis-workload"), "memory", "--size", MEMORY,
+        command = [os.path.join(self.build, "bin/stasis-workload"), self.kind, "--size", MEMORY,
                    "--status", self.status_file]
         self.forget_rounds()
         with open(self.log, "w", encoding="utf-8") as log:
             self.pid = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                         start_new_session=True).pid
         wait_until(20, lambda: self.round() > 0, "the target does not come up")
+        self.workers = [int(pid) for pid in self.proc(f"task/{self.pid}/children").split()]
 
     def end_target(self):
         if self.pid and self.lives():
@@ -170,7 +175,7 @@ class Place:
 
     def number_is_free(self):
         self.reap()
-        return not os.path.exists(f"/proc/{self.pid}")
+        return not any(os.path.exists(f"/proc/{pid}") for pid in [self.pid, *self.workers])
 
     def forget_rounds(self):
         # In place, and of the same size: CRIU restores open files only as they were.
@@ -259,8 +264,12 @@ class Place:
         name = scenario.name
         self.free_disk()
         self.drop_image()
-        if point in ONCE_PER_TARGET:
+        kind = "loader" if "loader" in name else "memory"
+        if point in ONCE_PER_TARGET or (kind != self.kind and scenario.verb != "restore"):
             self.end_target()
+            self.pid, self.workers = 0, []
+        if scenario.verb != "restore":
+            self.kind = kind
         if scenario.verb == "restore":
             self.prepare_kept_image()
             self.end_target()
@@ -282,7 +291,8 @@ class Place:
         elif name == "recover an ended dump":
             self.stasis("dump", pid, "--images-dir", self.image, fault="dump.finish:kill")
         if scenario.verb == "dump":
-            return ["dump", pid, "--images-dir", self.image, *name.split()[1:]]
+            options = [word for word in name.split() if word.startswith("--")]
+            return ["dump", pid, "--images-dir", self.image, *options]
         return ["recover", "--all"] if scenario.verb == "recover" else [scenario.verb, pid]
 
     def prepare_kept_image(self):
@@ -427,6 +437,9 @@ def plan(reached, points):
                     skipped[(action, reason)] += 1
                 else:
                     cases.append(Case(scenario, at.point, at.nth, action))
+            # It may come more than once.
+            if at.point == scenario.end and not any(a.point == scenario.end and a.nth > at.nth for a in reached[scenario]):
+                break
     return cases, skipped
 
 

@@ -420,3 +420,64 @@ END
   assert_equal "$status" 0
   grep -q '^verified' "$TARGET_LOG"
 }
+
+# start_loader: a program with two workers that it forked when it used CUDA. Sets TARGET, CHILDREN.
+start_loader() {
+  start_target loader
+  mapfile -t CHILDREN < <(children_of "$TARGET")
+  assert_equal "${#CHILDREN[@]}" 2 "workers"
+  at_end_kill "${CHILDREN[@]}"
+}
+# has_device_files PID: which cannot be dumped.
+has_device_files() { ls -l "/proc/$1/fd" | grep -qE 'userfaultfd|landlock|perf_event' && grep -q nvidiactl "/proc/$1/maps"; }
+
+@test "workers that were forked from a process with CUDA are dumped and restored with it" {
+  start_loader
+  has_device_files "${CHILDREN[0]}"
+  dump_it
+  wait_until 10 number_is_free "${CHILDREN[0]}"
+  wait_until 10 number_is_free "${CHILDREN[1]}"
+  gpu_is_free
+  restore_it
+  in_state running
+  target_goes_on
+  restored_verifies
+}
+
+@test "such workers go on after a dump that leaves the program running, and can be dumped again" {
+  start_loader
+  local numbers
+  numbers=$(ls "/proc/${CHILDREN[0]}/fd")
+  done_by dump "$TARGET" --images-dir "$image" --leave-running
+  target_goes_on
+  assert_equal "$(ls "/proc/${CHILDREN[0]}/fd")" "$numbers" "open files"
+  [[ $(grep -c nvidiactl "/proc/${CHILDREN[0]}/maps") == 0 ]]
+  done_by dump "$TARGET" --images-dir "$image" --leave-running --force
+  target_goes_on
+  in_state running
+  target_verifies
+}
+
+@test "such workers can be dumped after a suspend, or while the program is suspended" {
+  start_loader
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  done_by dump "$TARGET" --images-dir "$image" --leave-running
+  target_goes_on
+  done_by suspend "$TARGET"
+  done_by dump "$TARGET" --images-dir "$image" --leave-suspended --force
+  done_by resume "$TARGET"
+  target_goes_on
+  target_verifies
+}
+
+@test "workers of a program that another tool has suspended cannot be told from others, and are refused" {
+  start_loader
+  cuda-checkpoint --toggle --pid "$TARGET"
+  refused 8 not-supported dump "$TARGET" --images-dir "$image"
+  assert_contains "$err" "forked from a process with CUDA that"
+  in_state checkpointed
+  cuda-checkpoint --toggle --pid "$TARGET"
+  target_goes_on
+  target_verifies
+}

@@ -33,6 +33,7 @@ constexpr Kind kKinds[] = {
     {"managed", run_managed, "managed memory, which cannot be checkpointed"},
     {"ipc", run_ipc, "memory shared with a child, which cannot be restored"},
     {"ipc-child", run_ipc_child, "the child of ipc"},
+    {"loader", run_loader, "a CUDA process and workers that it forked (--children)"},
     {"tree", run_tree, "a root without CUDA and its CUDA children (--children, --child-kind)"},
     {"collective", run_collective, "ranks that wait for each other on the GPU (--children)"},
     {"rank", run_rank, "one of them"},

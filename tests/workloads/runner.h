@@ -92,6 +92,7 @@ void run_managed(Run& run);
 void run_ipc(Run& run);
 void run_ipc_child(Run& run);
 void run_tree(Run& run);
+void run_loader(Run& run);
 void run_collective(Run& run);
 void run_rank(Run& run);
 void run_idle(Run& run);

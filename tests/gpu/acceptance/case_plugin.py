@@ -48,7 +48,7 @@ def workloads(machine):
     """There and back, each twice."""
     plugins = plain_criu.plugin_folder(machine)
     notes = []
-    for kind in ("memory", "poll", "threads", "vmm", "tree"):
+    for kind in ("memory", "poll", "threads", "vmm", "tree", "loader"):
         target = machine.workload(kind)
         target.wait_rounds(2)
         for number in range(2):

@@ -20,6 +20,7 @@ KINDS = {
     "poll": (["--size", "512M"], ["--size", "8M", "--own-us", "20"]),
     "spin": (["--busy-ms", "300"], ["--busy-ms", "300"]),
     "tree": (["--size", "512M"], ["--size", "16M"]),
+    "loader": (["--size", "512M"], ["--size", "16M"]),
 }
 NEEDS = ("program stasis", "program stasis-workload")
 

@@ -1,0 +1,222 @@
+#include "checkpoint/inherited_files.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <system_error>
+
+#include <fmt/format.h>
+
+#include "base/fault_point.h"
+#include "checkpoint/parking.h"
+#include "checkpoint/target_step.h"
+
+namespace stasis {
+namespace {
+
+using proc::ProcFs;
+using proc::StoppedThreads;
+
+// linux/kcmp.h: are two descriptors one open file?
+constexpr long kKcmpFile = 0;
+// linux/eventfd.h and sys/eventfd.h name the same numbers.
+constexpr std::uint64_t kEventfdFlags = O_CLOEXEC | O_NONBLOCK;
+
+bool is_drivers(std::string_view path, bool simulated) {
+  constexpr std::string_view kDeleted = " (deleted)";
+  if (path.ends_with(kDeleted)) path.remove_suffix(kDeleted.size());
+  // The simulated driver's stand-ins: something that CRIU cannot dump, and something to map.
+  if (simulated && (path == "anon_inode:[userfaultfd]" || path == "anon_inode:[landlock-ruleset]" ||
+                    path == "anon_inode:[perf_event]" || path == "/memfd:nvidiactl")) {
+    return true;
+  }
+  return path.starts_with("/dev/nvidia");
+}
+
+bool same_file(Pid a, int descriptor_a, Pid b, int descriptor_b) {
+  return ::syscall(SYS_kcmp, a.value, b.value, kKcmpFile, descriptor_a, descriptor_b) == 0;
+}
+
+struct Owner {
+  Pid pid;
+  std::vector<int> descriptors;
+};
+
+bool is_owned(const std::vector<Owner>& owners, Pid pid, int descriptor) {
+  return std::any_of(owners.begin(), owners.end(), [&](const Owner& owner) {
+    // Mostly under the same number.
+    if (same_file(owner.pid, descriptor, pid, descriptor)) return true;
+    return std::any_of(owner.descriptors.begin(), owner.descriptors.end(),
+                       [&](int other) { return same_file(owner.pid, other, pid, descriptor); });
+  });
+}
+
+std::vector<int> driver_descriptors(const ProcFs& procfs, Pid pid, bool simulated) {
+  std::vector<int> out;
+  if (auto files = procfs.open_files(pid)) {
+    for (const proc::OpenFile& file : *files) {
+      if (is_drivers(file.path, simulated)) out.push_back(file.descriptor);
+    }
+  }
+  return out;
+}
+
+std::uint64_t protection(std::string_view permissions) {
+  std::uint64_t out = PROT_NONE;
+  if (permissions[0] == 'r') out |= PROT_READ;
+  if (permissions[1] == 'w') out |= PROT_WRITE;
+  if (permissions[2] == 'x') out |= PROT_EXEC;
+  return out;
+}
+
+Error refused(Pid pid, std::string_view what, std::int64_t result) {
+  return Error{
+      ErrorCode::kNotSupported,
+      fmt::format("process {} cannot {}, to let go of the GPU's files that it has from "
+                  "the process that forked it: {}",
+                  pid.value, what, std::generic_category().message(static_cast<int>(-result))),
+      "see whether a seccomp filter of the process forbids it; processes that are started "
+      "anew (multiprocessing's \"spawn\" or \"forkserver\") have no such files",
+      {},
+      {}};
+}
+
+Result<void> replace(const InheritedFiles& files, const StoppedThreads& stopped,
+                     const StepPlaces& places) {
+  const Pid pid = files.process.pid;
+  return make_system_calls(pid, stopped, places, [&](const SystemCall& call) -> Result<void> {
+    const auto make = [&](std::string_view what, std::uint64_t number,
+                          const std::array<std::uint64_t, 6>& arguments) -> Result<std::int64_t> {
+      auto result = call(number, arguments);
+      if (result && *result < 0) return fail(refused(pid, what, *result));
+      return result;
+    };
+    if (auto allowed = fault(FaultPoint::kReplaceStep); !allowed) return allowed;
+    // The first makes room for what replaces it, should all numbers be taken.
+    for (std::size_t i = 0; i < files.descriptors.size(); ++i) {
+      const auto old = static_cast<std::uint64_t>(files.descriptors[i]);
+      if (auto done = make("close a file", SYS_close, {old}); !done) {
+        return fail(std::move(done.error()));
+      }
+      auto fresh = make("open an eventfd", SYS_eventfd2, {0, kEventfdFlags});
+      if (!fresh) return fail(std::move(fresh.error()));
+      const auto number = static_cast<std::uint64_t>(*fresh);
+      if (number != old) {
+        auto moved = make("move a file", SYS_dup3, {number, old, O_CLOEXEC});
+        if (moved) moved = make("close a file", SYS_close, {number});
+        if (!moved) return fail(std::move(moved.error()));
+      }
+      if (i > 0) continue;
+      if (auto allowed = fault(FaultPoint::kReplaceFile); !allowed) return allowed;
+    }
+    for (const proc::Mapping& mapping : files.mappings) {
+      auto mapped =
+          make("map memory", SYS_mmap,
+               {mapping.start, mapping.end - mapping.start, protection(mapping.permissions),
+                MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, ~0ULL, 0});
+      if (!mapped) return fail(std::move(mapped.error()));
+    }
+    return {};
+  });
+}
+
+// What was found may have changed since: only what is still the driver's is replaced.
+Result<void> replace_now(const InheritedFiles& found, const StoppedThreads& stopped) {
+  const ProcFs procfs;
+  const Pid pid = found.process.pid;
+  auto mappings = procfs.mappings(pid);
+  auto open = procfs.open_files(pid);
+  if (stopped.threads().empty()) return {};
+  if (!mappings) return fail(std::move(mappings.error()));
+  if (!open) return fail(std::move(open.error()));
+  StepPlaces places;
+  InheritedFiles now{found.process, {}, {}};
+  for (const proc::Mapping& mapping : *mappings) {
+    places.look_at(pid, mapping);
+    const bool listed =
+        std::any_of(found.mappings.begin(), found.mappings.end(), [&](const auto& m) {
+          return m.start == mapping.start && m.end == mapping.end && m.path == mapping.path;
+        });
+    if (listed) now.mappings.push_back(mapping);
+  }
+  for (const proc::OpenFile& file : *open) {
+    const bool listed = std::find(found.descriptors.begin(), found.descriptors.end(),
+                                  file.descriptor) != found.descriptors.end();
+    if (listed && is_drivers(file.path, true)) now.descriptors.push_back(file.descriptor);
+  }
+  if (places.begun) {
+    if (auto done = finish_step(pid, stopped, *places.begun); !done) return done;
+    places.room = places.begun->address;
+  }
+  return replace(now, stopped, places);
+}
+
+}  // namespace
+
+Result<std::vector<InheritedFiles>> find_inherited_files(const ProcFs& procfs,
+                                                         const std::vector<GroupMember>& members,
+                                                         bool simulated, bool ignore) {
+  std::vector<Owner> owners;
+  for (const GroupMember& member : members) {
+    if (!member.initial) continue;
+    const Pid pid = member.process.pid();
+    owners.push_back({pid, driver_descriptors(procfs, pid, simulated)});
+  }
+  std::vector<InheritedFiles> out;
+  for (const GroupMember& member : members) {
+    if (member.initial) continue;
+    const Pid pid = member.process.pid();
+    InheritedFiles files{member.process.info(), driver_descriptors(procfs, pid, simulated), {}};
+    if (auto mappings = procfs.mappings(pid)) {
+      for (proc::Mapping& mapping : *mappings) {
+        if (is_drivers(mapping.path, simulated) && mapping.permissions.ends_with('s')) {
+          files.mappings.push_back(std::move(mapping));
+        }
+      }
+    }
+    if (files.descriptors.empty() && files.mappings.empty()) continue;
+    const bool all_inherited = std::all_of(files.descriptors.begin(), files.descriptors.end(),
+                                           [&](int fd) { return is_owned(owners, pid, fd); });
+    if (all_inherited) {
+      out.push_back(std::move(files));
+    } else if (!ignore) {
+      return fail(
+          ErrorCode::kNotSupported,
+          fmt::format("process {} ({}) does not use CUDA and has the GPU's device files open, "
+                      "which CRIU cannot dump: it watches the GPU (NVML), or was forked from a "
+                      "process with CUDA that another tool has suspended",
+                      pid.value, member.process.info().comm),
+          "end what watches the GPU, or see whether the program can start its workers anew "
+          "(multiprocessing's \"spawn\"); use `stasis suspend` instead of the other tool");
+    }
+  }
+  return out;
+}
+
+Result<void> replace_inherited_files(const InheritedFiles& files, const StoppedThreads& held) {
+  return between(FaultPoint::kReplaceBefore, FaultPoint::kReplaceAfter,
+                 [&] { return replace_now(files, held); });
+}
+
+Result<void> replace_inherited_files(const InheritedFiles& files) {
+  const Pid pid = files.process.pid;
+  auto done = trace_on_own_thread([&]() -> Result<void> {
+    auto stopped = StoppedThreads::stop(pid, [](Tid) { return true; });
+    if (!stopped) return fail(std::move(stopped.error()));
+    const auto now = ProcFs().process(pid);
+    if (!now || now->start_ticks != files.process.start_ticks) return {};
+    return replace_inherited_files(files, *stopped);
+  });
+  if (done) return done;
+  const ErrorCode code = done.error().code;
+  if (code == ErrorCode::kProcessGone || code == ErrorCode::kNoSuchProcess) return {};
+  (void)unpark_threads(pid);
+  return done;
+}
+
+}  // namespace stasis

@@ -1,0 +1,144 @@
+#include "checkpoint/target_step.h"
+
+#include <algorithm>
+#include <csignal>
+#include <cstring>
+#include <system_error>
+#include <thread>
+
+#include <fmt/format.h>
+
+namespace stasis {
+namespace {
+
+using proc::StoppedThreads;
+
+// The layout of the place.
+constexpr std::array<std::uint64_t, 2> kMagic{0x5354415349530002, 0x86e0f41b3d5a7c29};
+constexpr std::uint64_t kSize = 512;
+constexpr std::uint64_t kThreadOffset = 16;
+constexpr std::uint64_t kSavedOffset = 32;
+constexpr std::uint64_t kCodeOffset = 496;
+constexpr std::uint64_t kCode = 0xfeeb050f;  // syscall; again: jmp again
+static_assert(sizeof(SavedThread) % 8 == 0 && kSavedOffset + sizeof(SavedThread) <= kCodeOffset);
+
+constexpr std::uint64_t kAllSignals = ~0ULL;
+constexpr std::uint64_t kNeverBlocked = 1ULL << (SIGKILL - 1) | 1ULL << (SIGSTOP - 1);
+
+using Step = std::array<std::uint64_t, kSize / 8>;
+
+}  // namespace
+
+std::vector<std::uint64_t> SavedThread::words() const {
+  std::vector<std::uint64_t> out(sizeof(SavedThread) / 8);
+  std::memcpy(out.data(), this, sizeof *this);
+  return out;
+}
+
+Result<SavedThread> read_saved(Pid pid, std::uint64_t address) {
+  SavedThread saved;
+  if (auto done = proc::read_memory(pid, address, &saved, sizeof saved); !done) {
+    return fail(std::move(done.error()));
+  }
+  if (saved.mark != SavedThread::kMark) {
+    return fail(ErrorCode::kInternal,
+                fmt::format("process {}: what a held thread goes on with is damaged", pid.value),
+                "end the process, and restore it from an image if there is one");
+  }
+  return saved;
+}
+
+Result<SavedThread> save(const StoppedThreads& stopped, Tid thread, bool anywhere) {
+  auto registers =
+      anywhere ? stopped.registers_to_go_on(thread) : stopped.registers_to_stop_with(thread);
+  if (!registers) return fail(std::move(registers.error()));
+  auto mask = stopped.signal_mask(thread);
+  if (!mask) return fail(std::move(mask.error()));
+  return SavedThread{SavedThread::kMark, *mask, *registers};
+}
+
+Result<void> send_on(const StoppedThreads& stopped, Tid thread, const SavedThread& saved) {
+  if (auto done = stopped.set_signal_mask(thread, saved.signal_mask); !done) return done;
+  return stopped.set_registers(thread, saved.registers);
+}
+
+void StepPlaces::look_at(Pid pid, const proc::Mapping& mapping) {
+  if (mapping.permissions != "r-xp" || mapping.inode == 0) return;
+  Step tail{};
+  const std::uint64_t at = mapping.end - kSize;
+  if (!proc::read_memory(pid, at, tail.data(), kSize)) return;
+  if (tail[0] == kMagic[0] && tail[1] == kMagic[1]) {
+    begun = {at, Tid{static_cast<int>(tail[kThreadOffset / 8])}};
+  } else if (!room && std::all_of(tail.begin(), tail.end(), [](auto w) { return w == 0; })) {
+    room = at;
+  }
+}
+
+Result<void> make_system_calls(Pid pid, const StoppedThreads& stopped, const StepPlaces& places,
+                               const std::function<Result<void>(const SystemCall&)>& act) {
+  if (!places.room) {
+    return fail(
+        ErrorCode::kNotSupported,
+        fmt::format("there is no room for a system call in the code of process {}", pid.value),
+        fmt::format("report this, with what `cat /proc/{}/maps` says", pid.value));
+  }
+  const std::uint64_t room = *places.room;
+  const Tid thread = stopped.threads().front();
+  auto before = save(stopped, thread, true);
+  if (!before) return fail(std::move(before.error()));
+
+  Step step{};
+  const auto saved = before->words();
+  std::copy(saved.begin(), saved.end(), step.begin() + kSavedOffset / 8);
+  step[kThreadOffset / 8] = static_cast<std::uint64_t>(thread.value);
+  step[kCodeOffset / 8] = kCode;
+  if (auto done = stopped.write(thread, room, step); !done) return done;
+  // The mark last: what is marked is whole.
+  if (auto done = stopped.write(thread, room, kMagic); !done) return done;
+  auto done = stopped.set_signal_mask(thread, kAllSignals);
+  if (done) {
+    done = act([&](std::uint64_t number, std::span<const std::uint64_t> arguments) {
+      return stopped.system_call(thread, room + kCodeOffset, number, arguments);
+    });
+  }
+  auto back = send_on(stopped, thread, *before);
+  if (back) {
+    step.fill(0);
+    back = stopped.write(thread, room, step);
+  }
+  return done ? back : done;
+}
+
+Result<void> finish_step(Pid pid, const StoppedThreads& stopped, const StepPlaces::Begun& begun) {
+  auto saved = read_saved(pid, begun.address + kSavedOffset);
+  if (!saved) return fail(std::move(saved.error()));
+  for (const Tid thread : stopped.threads()) {
+    auto registers = stopped.registers(thread);
+    auto mask = stopped.signal_mask(thread);
+    if (!registers || !mask) continue;  // killed
+    Result<void> done;
+    // By where it is: its number may be another one in our PID namespace.
+    if (registers->rip - (begun.address + kCodeOffset) <= sizeof(std::uint32_t)) {
+      done = send_on(stopped, thread, *saved);
+    } else if (thread == begun.thread && (*mask | kNeverBlocked) == kAllSignals) {
+      done = stopped.set_signal_mask(thread, saved->signal_mask);
+    }
+    if (!done) return done;
+  }
+  if (stopped.threads().empty()) return {};
+  const Step zeros{};
+  return stopped.write(stopped.threads().front(), begun.address, zeros);
+}
+
+Result<void> trace_on_own_thread(const std::function<Result<void>()>& act) {
+  Result<void> result;
+  try {
+    std::jthread([&] { result = act(); }).join();
+  } catch (const std::system_error&) {
+    // No thread to be had: then on this one. A job must not stand still for that.
+    return act();
+  }
+  return result;
+}
+
+}  // namespace stasis

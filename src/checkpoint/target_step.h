@@ -1,0 +1,70 @@
+// System calls that a thread of another process makes for us.
+//
+// They are made in the unused end of the last page of some library's code, put back right
+// afterwards. What the thread goes on with lies beside them, in case we are killed in that instant:
+// the thread then spins there, with all signals blocked, until unpark_threads() finds it. (A single
+// step would leave a trap armed that nobody takes, and that ends the program.)
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "proc/procfs.h"
+#include "proc/tracee.h"
+
+namespace stasis {
+
+// What a thread goes on with, as it lies in the process's memory.
+struct SavedThread {
+  static constexpr std::uint64_t kMark = 0x50415231;
+  std::uint64_t mark = kMark;
+  std::uint64_t signal_mask = 0;
+  proc::StoppedThreads::Registers registers{};
+
+  std::vector<std::uint64_t> words() const;
+};
+
+// kInternal if it is damaged.
+Result<SavedThread> read_saved(Pid pid, std::uint64_t address);
+// `anywhere`: to go on from another kind of stop than this one.
+Result<SavedThread> save(const proc::StoppedThreads& stopped, Tid thread, bool anywhere);
+// In an order in which each step leaves a thread that can be found, and loses no signal.
+Result<void> send_on(const proc::StoppedThreads& stopped, Tid thread, const SavedThread& saved);
+
+// Where in a process system calls can be made for us.
+struct StepPlaces {
+  struct Begun {
+    std::uint64_t address = 0;
+    Tid thread;
+  };
+  std::optional<Begun> begun;         // left by somebody who was killed
+  std::optional<std::uint64_t> room;  // zeros now
+
+  // Looks at one of the process's mappings.
+  void look_at(Pid pid, const proc::Mapping& mapping);
+};
+
+// The call's own answer, negative for an error.
+using SystemCall = std::function<Result<std::int64_t>(std::uint64_t number,
+                                                      std::span<const std::uint64_t> arguments)>;
+
+// Has the first of `stopped`, all threads of the process, make the calls of `act`. Whatever that
+// returns, the thread is as it was before. kNotSupported: no room.
+Result<void> make_system_calls(Pid pid, const proc::StoppedThreads& stopped,
+                               const StepPlaces& places,
+                               const std::function<Result<void>(const SystemCall&)>& act);
+
+// Sends on what a killed caller has left: a thread that spins there, or one that it had only just
+// begun with, or done with. `stopped` are all threads of the process.
+Result<void> finish_step(Pid pid, const proc::StoppedThreads& stopped,
+                         const StepPlaces::Begun& begun);
+
+// Runs `act` on a thread of its own: what it holds by ptrace is let go at its end, whatever
+// happened.
+Result<void> trace_on_own_thread(const std::function<Result<void>()>& act);
+
+}  // namespace stasis
