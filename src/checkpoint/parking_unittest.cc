@@ -362,7 +362,10 @@ TEST(ParkingInTheDriver, AThreadIsParkedOutsideOfItOrAsleepInIt) {
   while (shared->ready < 5)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   for (int round = 0; round < 8; ++round) {
-    const auto parked = park_threads(target.pid(), Tid{0});
+    // On a busy machine it may not see all of them outside in its time, and says so.
+    auto parked = park_threads(target.pid(), Tid{0});
+    for (int tries = 0; !parked && parked.error().code == ErrorCode::kBusy && tries < 3; ++tries)
+      parked = park_threads(target.pid(), Tid{0});
     ASSERT_TRUE(parked) << parked.error().to_string();
     for (const auto& held : shared->held)
       EXPECT_EQ(held, 0) << "parked in the driver, in round " << round;
