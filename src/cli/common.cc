@@ -68,8 +68,10 @@ void add_driver_timeout(CLI::App& command, std::optional<DriverPatience>& patien
             if (value == 0) return patience.reset();
             patience = {std::chrono::milliseconds(value), std::chrono::milliseconds(value)};
           },
-          "milliseconds of silence after which a call of the driver is given up; a checkpoint or a "
-          "restore is silent while it shows no sign of work [0: wait for ever]")
+          "milliseconds of silence after which a call of the driver is given up, 0 to wait for "
+          "ever; a "
+          "checkpoint or a restore is silent while it shows no sign of work [10000, for those "
+          "60000]")
       ->type_name("MS");
 }
 

@@ -24,7 +24,8 @@ struct Context {
   Interrupt& interrupt;
   bool json = false;
   int verbose = 0;
-  std::optional<DriverPatience> patience{};  // none: the driver's calls may take for ever
+  // None: the driver's calls may take for ever.
+  std::optional<DriverPatience> patience = DriverPatience{};
 
   // Loads the driver and says so if it is the simulated one.
   Result<std::unique_ptr<Driver>> load_driver();
