@@ -9,6 +9,10 @@
 #include <csignal>
 #include <thread>
 
+#include <fmt/format.h>
+
+#include "criu_api.h"
+
 namespace stasis::plugin {
 
 Result<std::vector<proc::AwakeThread>> wake_tree(Driver& driver, Pid root) {
@@ -64,13 +68,20 @@ void kill_tree(Pid root) {
   }
   (void)::kill(root.value, SIGKILL);
   // The first thread of a process can be collected only when the others have been.
-  const auto deadline = std::chrono::steady_clock::now() + 5s;
+  // One that has much pinned memory takes a while to give it back.
+  const auto deadline = std::chrono::steady_clock::now() + 60s;
   while (!ours.empty() && std::chrono::steady_clock::now() < deadline) {
     std::erase_if(ours, [](int thread) {
       const int got = ::waitpid(thread, nullptr, WNOHANG | __WALL);
       return got == thread || (got < 0 && errno == ECHILD);
     });
     if (!ours.empty()) std::this_thread::sleep_for(1ms);
+  }
+  if (!ours.empty()) {
+    log_warning(
+        fmt::format("{} thread(s) of process {} do not end, {} the first; CRIU may wait for "
+                    "them",
+                    ours.size(), root.value, ours.front()));
   }
 }
 

@@ -260,7 +260,7 @@ class BoundedDriver final : public Driver {
 
 }  // namespace
 
-Result<std::unique_ptr<Driver>> bound_driver(std::unique_ptr<Driver> driver,
+Result<std::unique_ptr<Driver>> bound_driver(std::unique_ptr<Driver>& driver,
                                              const DriverPatience& patience) {
   auto source = CallerSource::start(*driver);
   if (!source) return fail(std::move(source.error()));

@@ -28,8 +28,9 @@ struct DriverPatience {
 
 // Zero waits for ever. To be called while this process has one thread, because it forks. A call
 // that was given up is a DriverFailure with kDriverNoAnswer. Where no more processes are to be had,
-// calls are made in this one, without a limit: a job must not stay locked for that.
-Result<std::unique_ptr<Driver>> bound_driver(std::unique_ptr<Driver> driver,
+// calls are made in this one, without a limit: a job must not stay locked for that. `driver` is
+// taken only if all went well.
+Result<std::unique_ptr<Driver>> bound_driver(std::unique_ptr<Driver>& driver,
                                              const DriverPatience& patience);
 
 }  // namespace stasis

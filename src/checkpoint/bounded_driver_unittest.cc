@@ -41,7 +41,8 @@ class BoundedDriverTest : public testing::Test {
       std::this_thread::sleep_for(std::chrono::seconds(3));
       ++shared->completed;
     };
-    auto bounded = bound_driver(std::move(fake), {milliseconds(300), milliseconds(300)});
+    std::unique_ptr<Driver> driver = std::move(fake);
+    auto bounded = bound_driver(driver, {milliseconds(300), milliseconds(300)});
     ASSERT_TRUE(bounded) << bounded.error().to_string();
     driver_ = std::move(*bounded);
   }
@@ -122,7 +123,8 @@ TEST_F(BoundedDriverTest, NoCallerOutlivesUs) {
       std::this_thread::sleep_for(std::chrono::seconds(2));
       ++shared->completed;
     };
-    auto bounded = bound_driver(std::move(fake), {});
+    std::unique_ptr<Driver> driver = std::move(fake);
+    auto bounded = bound_driver(driver, {});
     if (bounded) (void)(*bounded)->state(self_);
     ::_exit(0);
   }

@@ -21,7 +21,12 @@ Result<std::unique_ptr<Driver>> Context::load_bounded_driver() {
   auto driver = load_driver();
   if (!driver) return driver;
   if (!patience) return driver;
-  return bound_driver(std::move(*driver), *patience);
+  auto bounded = bound_driver(*driver, *patience);
+  if (!bounded) {
+    terminal.note("calls of the driver may take for ever: " + bounded.error().message);
+    return driver;
+  }
+  return std::move(*bounded);
 }
 
 Environment Context::environment(Driver& driver) {

@@ -208,10 +208,10 @@ script() {
 
 @test "a pre-dump leaves the GPU alone" {
   start_target memory --size 8M
-  criu pre-dump --tree "$TARGET"
-  # Kernels without CONFIG_MEM_SOFT_DIRTY cannot do it, plugin or not.
-  fails grep -q "cuda_plugin: checkpointed" "$image/pre-dump.log"
+  STASIS_SIM_FAULTS="lock:error=999" criu pre-dump --tree "$TARGET"
+  fails grep -qE "cuda_plugin: (checkpointed|Error)" "$image/pre-dump.log"
   unharmed
+  ((status == 0)) || skip "this kernel lets no criu pre-dump: $(grep -m 1 Error "$image/pre-dump.log")"
 }
 
 # --- another GPU

@@ -41,7 +41,7 @@ teardown() { end_stasis; }
   done_by recover --all
   assert_contains "$out" "past the point of no return"
   wait_until 10 number_is_free
-  for child in "${CHILDREN[@]}"; do ! lives "$child"; done
+  for child in "${CHILDREN[@]}"; do wait_until 10 number_is_free "$child"; done
   nothing_left
   restore_it
   target_goes_on

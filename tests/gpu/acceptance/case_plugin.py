@@ -68,6 +68,7 @@ def family(machine):
     done = machine.run(sys.executable, FAMILY, "--criu", machine.criu_path, "--libdir",
                        plain_criu.plugin_folder(machine), "--images", images, timeout=180).must_succeed()
     found = json.loads(done.out)
+    expect("nvml" in found["answer"], "the child found no NVML")
     return {**found, "note": "the same memory and NVML answers over the same socket; "
                              + ("NVML asked" if "nvml" in found["answer"] else "no NVML here")}
 
