@@ -68,7 +68,6 @@ struct DumpSession::State {
   Interrupt interrupt;
   NoProgress progress;
 
-  std::vector<InheritedFiles> inherited;
   std::set<Pid> looked_at;
   std::vector<std::string> ignored;  // obstacles that the user knows better than
 
@@ -80,6 +79,7 @@ struct DumpSession::State {
   Result<void> lock(Pid root, milliseconds timeout);
   Result<void> enter_journal();
   Result<void> refuse_obstacles();
+  Result<void> replace_inherited(bool now);
   Result<void> roll_back();
   bool has_cuda() const { return group && group->cuda_count() > 0; }
 };
@@ -153,20 +153,33 @@ Result<void> DumpSession::State::lock(Pid root, milliseconds timeout) {
   group->on_members_changed = [this](const auto&) { return enter_journal(); };
   if (!has_cuda()) return {};
   auto done = enter_journal();
-  if (done) {
-    auto found = find_inherited_files(proc::ProcFs(), group->members(), driver->info().simulated,
-                                      ignores_obstacles());
-    if (found) {
-      inherited = std::move(*found);
-    } else {
-      done = fail(std::move(found.error()));
-    }
+  // Once before anything is done, for what is refused.
+  for (const bool locked : {false, true}) {
+    if (done && locked) done = group->lock(timeout, interrupt);
+    if (done) done = replace_inherited(locked);
   }
-  if (done) done = group->lock(timeout, interrupt);
   if (!done && journal) {
     if (auto back = roll_back(); !back) return back;
   }
   return done;
+}
+
+// What processes without CUDA have from those that forked them. `now`, or only whether it can be.
+Result<void> DumpSession::State::replace_inherited(bool now) {
+  auto found = find_inherited_files(proc::ProcFs(), group->members(), driver->info().simulated,
+                                    ignores_obstacles());
+  if (!found) return fail(std::move(found.error()));
+  if (!now || found->empty()) return {};
+  std::vector<JournalProcess> processes;
+  for (const InheritedFiles& files : *found)
+    processes.push_back({files.process.pid, files.process.start_ticks});
+  if (journal) {
+    if (auto noted = journal->note_stepped(std::move(processes)); !noted) return noted;
+  }
+  for (const InheritedFiles& files : *found) {
+    if (auto done = replace_inherited_files(files); !done) return done;
+  }
+  return {};
 }
 
 Result<void> DumpSession::State::roll_back() {
@@ -310,9 +323,6 @@ Result<void> DumpSession::checkpoint_tree() {
   });
   auto asleep = put_to_sleep(*awake);
   if (done) done = std::move(asleep);
-  for (const InheritedFiles& files : state_->inherited) {
-    if (done) done = replace_inherited_files(files, proc::StoppedThreads::held(files.process.pid));
-  }
   return done ? record_image() : done;
 }
 

@@ -1,7 +1,7 @@
 // Fault points: a closed list of named points before and after every step of an operation, at which
 // a test can make something go wrong, and see what is left then.
 //
-// Only in builds with STASIS_FAULT_POINTS (docs/adr/0008); in all others the functions here are
+// Only in builds with STASIS_FAULT_POINTS (docs/adr/0010); in all others the functions here are
 // empty. There they act when the environment asks for it, which is read once:
 //
 //   STASIS_FAULT=POINT:ACTION[@N]   at the Nth time (the first) that POINT is reached, once
@@ -52,7 +52,9 @@ enum class FaultPoint {
   // What a process without CUDA has of the driver from the one that forked it.
   kReplaceBefore,
   kReplaceStep,
+  kReplaceClosed,
   kReplaceFile,
+  kReplaceMapped,
   kReplaceAfter,
   // What a suspended process had on its GPU.
   kRememberWrite,

@@ -260,6 +260,13 @@ Result<void> Group::in_parallel(CudaState wanted, const std::function<Result<voi
   return {};
 }
 
+Result<void> Group::keep_still() {
+  if (!parks_) return {};
+  NoProgress quiet;
+  return in_parallel(
+      CudaState::kLocked, [](Process& process) { return process.keep_still(); }, "lock", quiet);
+}
+
 Result<void> Group::checkpoint(Progress& progress, const Interrupt& interrupt) {
   if (auto use = driver_->memory_by_process()) {
     // Those that were checkpointed before have no GPU memory now; what they had stays known.

@@ -66,6 +66,9 @@ class Group {
   // Looks for processes that have appeared or begun to use CUDA since. True: call lock() and
   // checkpoint() once more; they leave alone those that are there already.
   Result<bool> look_again() { return refresh(root()); }
+  // Keeps the threads of every locked CUDA process still (Process::keep_still()), in parallel, as
+  // checkpoint() does too. In vain where somebody else does.
+  Result<void> keep_still();
   // Checkpoints every locked CUDA process, in parallel. Before the first, compares the GPU memory
   // in use with the free memory of the host (kOutOfHostMemory with the figures). `progress` gets
   // the bytes moved. On an error some may be checkpointed: roll back.

@@ -35,7 +35,7 @@ bool is_drivers(std::string_view path, bool simulated) {
                     path == "anon_inode:[perf_event]" || path == "/memfd:nvidiactl")) {
     return true;
   }
-  return path.starts_with("/dev/nvidia");
+  return path.find("/dev/nvidia") != std::string_view::npos;  // somewhere, in a chroot
 }
 
 bool same_file(Pid a, int descriptor_a, Pid b, int descriptor_b) {
@@ -103,6 +103,9 @@ Result<void> replace(const InheritedFiles& files, const StoppedThreads& stopped,
       if (auto done = make("close a file", SYS_close, {old}); !done) {
         return fail(std::move(done.error()));
       }
+      if (i == 0) {
+        if (auto allowed = fault(FaultPoint::kReplaceClosed); !allowed) return allowed;
+      }
       auto fresh = make("open an eventfd", SYS_eventfd2, {0, kEventfdFlags});
       if (!fresh) return fail(std::move(fresh.error()));
       const auto number = static_cast<std::uint64_t>(*fresh);
@@ -120,6 +123,8 @@ Result<void> replace(const InheritedFiles& files, const StoppedThreads& stopped,
                {mapping.start, mapping.end - mapping.start, protection(mapping.permissions),
                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, ~0ULL, 0});
       if (!mapped) return fail(std::move(mapped.error()));
+      if (&mapping != &files.mappings.front()) continue;
+      if (auto allowed = fault(FaultPoint::kReplaceMapped); !allowed) return allowed;
     }
     return {};
   });
@@ -135,7 +140,7 @@ Result<void> replace_now(const InheritedFiles& found, const StoppedThreads& stop
   if (!mappings) return fail(std::move(mappings.error()));
   if (!open) return fail(std::move(open.error()));
   StepPlaces places;
-  InheritedFiles now{found.process, {}, {}};
+  InheritedFiles now{found.process, {}, {}, found.simulated};
   for (const proc::Mapping& mapping : *mappings) {
     places.look_at(pid, mapping);
     const bool listed =
@@ -147,12 +152,14 @@ Result<void> replace_now(const InheritedFiles& found, const StoppedThreads& stop
   for (const proc::OpenFile& file : *open) {
     const bool listed = std::find(found.descriptors.begin(), found.descriptors.end(),
                                   file.descriptor) != found.descriptors.end();
-    if (listed && is_drivers(file.path, true)) now.descriptors.push_back(file.descriptor);
+    if (listed && is_drivers(file.path, found.simulated))
+      now.descriptors.push_back(file.descriptor);
   }
   if (places.begun) {
     if (auto done = finish_step(pid, stopped, *places.begun); !done) return done;
     places.room = places.begun->address;
   }
+  if (now.descriptors.empty() && now.mappings.empty()) return {};
   return replace(now, stopped, places);
 }
 
@@ -171,7 +178,8 @@ Result<std::vector<InheritedFiles>> find_inherited_files(const ProcFs& procfs,
   for (const GroupMember& member : members) {
     if (member.initial) continue;
     const Pid pid = member.process.pid();
-    InheritedFiles files{member.process.info(), driver_descriptors(procfs, pid, simulated), {}};
+    InheritedFiles files{
+        member.process.info(), driver_descriptors(procfs, pid, simulated), {}, simulated};
     if (auto mappings = procfs.mappings(pid)) {
       for (proc::Mapping& mapping : *mappings) {
         if (is_drivers(mapping.path, simulated) && mapping.permissions.ends_with('s')) {
@@ -198,11 +206,6 @@ Result<std::vector<InheritedFiles>> find_inherited_files(const ProcFs& procfs,
   return out;
 }
 
-Result<void> replace_inherited_files(const InheritedFiles& files, const StoppedThreads& held) {
-  return between(FaultPoint::kReplaceBefore, FaultPoint::kReplaceAfter,
-                 [&] { return replace_now(files, held); });
-}
-
 Result<void> replace_inherited_files(const InheritedFiles& files) {
   const Pid pid = files.process.pid;
   auto done = trace_on_own_thread([&]() -> Result<void> {
@@ -210,7 +213,8 @@ Result<void> replace_inherited_files(const InheritedFiles& files) {
     if (!stopped) return fail(std::move(stopped.error()));
     const auto now = ProcFs().process(pid);
     if (!now || now->start_ticks != files.process.start_ticks) return {};
-    return replace_inherited_files(files, *stopped);
+    return between(FaultPoint::kReplaceBefore, FaultPoint::kReplaceAfter,
+                   [&] { return replace_now(files, *stopped); });
   });
   if (done) return done;
   const ErrorCode code = done.error().code;

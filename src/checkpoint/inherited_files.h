@@ -2,9 +2,9 @@
 // uses CUDA: the workers of a data loader, as PyTorch starts them.
 //
 // A child cannot use CUDA (every call returns 3, driver 580), but it keeps the open files and their
-// mappings, and CRIU can dump neither. What was inherited can serve for nothing, so it is replaced
-// before a dump: each file by one that nobody writes to, each mapping by empty memory. Nothing
-// moves, no descriptor gets free. It is not undone when a dump fails: nothing could tell.
+// mappings, and CRIU can dump neither. They are replaced, each file by one that nobody writes to,
+// each mapping by empty memory, under the same numbers and addresses. It is not undone when a dump
+// fails. What a child loses by it is an NVML that its parent had begun to use before the fork.
 //
 // A file counts as inherited if it is the very one (kcmp) that a process with CUDA has open. Others
 // are a process's own (it watches the GPU by NVML), and CRIU would refuse them. docs/adr/0012.
@@ -14,7 +14,6 @@
 
 #include "checkpoint/group.h"
 #include "proc/procfs.h"
-#include "proc/tracee.h"
 
 namespace stasis {
 
@@ -22,6 +21,7 @@ struct InheritedFiles {
   proc::ProcessInfo process;
   std::vector<int> descriptors;
   std::vector<proc::Mapping> mappings;
+  bool simulated = false;
 };
 
 // Of the members without CUDA. To be asked while the others have their files: before any of them is
@@ -32,10 +32,9 @@ Result<std::vector<InheritedFiles>> find_inherited_files(const proc::ProcFs& pro
                                                          const std::vector<GroupMember>& members,
                                                          bool simulated, bool ignore);
 
-// Replaces them, all threads of the process being stopped meanwhile; with `held`, by threads that
-// the caller has stopped already. Survives our death as park_threads() does. No error if the
-// process has gone. kBusy (another tracer), kNotPermitted, kNotSupported.
+// Replaces them, all threads of the process being stopped meanwhile. Survives our death as
+// park_threads() does, with finish_step(). No error if the process has gone, or has let go of them.
+// kBusy (another tracer), kNotPermitted, kNotSupported.
 Result<void> replace_inherited_files(const InheritedFiles& files);
-Result<void> replace_inherited_files(const InheritedFiles& files, const proc::StoppedThreads& held);
 
 }  // namespace stasis

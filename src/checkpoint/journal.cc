@@ -61,6 +61,8 @@ std::string to_text(const JournalRecord& record) {
   if (record.criu) out["criu"] = to_json(*record.criu);
   for (const JournalProcess& process : record.ending)
     out["ending"].push_back(to_json(process));
+  for (const JournalProcess& process : record.stepped)
+    out["stepped"].push_back(to_json(process));
   return out.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
@@ -83,6 +85,10 @@ std::optional<JournalRecord> from_text(const std::string& text) {
     if (object.contains("ending")) {
       for (const json& item : object.at("ending"))
         record.ending.push_back(process_from(item));
+    }
+    if (object.contains("stepped")) {
+      for (const json& item : object.at("stepped"))
+        record.stepped.push_back(process_from(item));
     }
     return record;
   } catch (const json::exception&) {
@@ -367,6 +373,11 @@ Result<void> Journal::note_criu(JournalProcess criu) {
 
 Result<void> Journal::note_ending(std::vector<JournalProcess> tree) {
   record_.ending = std::move(tree);
+  return write(record_.targets);
+}
+
+Result<void> Journal::note_stepped(std::vector<JournalProcess> processes) {
+  record_.stepped = std::move(processes);
   return write(record_.targets);
 }
 

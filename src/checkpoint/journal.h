@@ -42,6 +42,8 @@ struct JournalRecord {
   // Not empty: the image is complete, and CRIU gets the word to end this tree. As soon as one of
   // them has ended there is no way back, and the rest is to be ended too.
   std::vector<JournalProcess> ending = {};
+  // Processes without CUDA of which a thread makes system calls for us (target_step.h).
+  std::vector<JournalProcess> stepped = {};
 };
 
 // The program that does it, as a person would call it: "stasis dump", "criu dump".
@@ -86,6 +88,7 @@ class Journal {
   // What of the record is about CRIU, written before CRIU is told anything.
   Result<void> note_criu(JournalProcess criu);
   Result<void> note_ending(std::vector<JournalProcess> tree);
+  Result<void> note_stepped(std::vector<JournalProcess> processes);
   // The operation is over and its targets are well: removes the record, but for inherited targets
   // that were none of its own.
   void finish();

@@ -14,6 +14,7 @@
 #include <fmt/ranges.h>
 
 #include "base/fault_point.h"
+#include "checkpoint/inherited_files.h"
 #include "checkpoint/obstacles.h"
 #include "image/image_reader.h"
 
@@ -188,11 +189,30 @@ Result<void> look_for_obstacles(const Environment& env, const std::vector<GroupM
               fmt::format("{}; if you know better: --ignore-obstacles", fmt::join(remedies, "; ")));
 }
 
+// The threads of a process that somebody traces cannot be kept still.
+Result<void> refuse_tracers(const std::vector<GroupMember>& members) {
+  const proc::ProcFs procfs;
+  for (const GroupMember& member : members) {
+    if (!member.initial || *member.initial == CudaState::kCheckpointed) continue;
+    const Pid pid = member.process.pid();
+    for (const Tid thread : procfs.threads(pid)) {
+      const auto status = procfs.thread_status(pid, thread);
+      if (!status || status->tracer == 0) continue;
+      return fail(ErrorCode::kBusy,
+                  fmt::format("process {} ({}) is being traced by process {} (CRIU, or a debugger)",
+                              pid.value, member.process.info().comm, status->tracer),
+                  "wait for it to end, or detach it");
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<void> refuse_obstacles(const Environment& env, OpenedGroup& opened, bool ignore) {
   auto checked = std::make_shared<std::set<Pid>>();
-  auto clear = look_for_obstacles(env, opened.group.members(), ignore, *checked);
+  auto clear = refuse_tracers(opened.group.members());
+  if (clear) clear = look_for_obstacles(env, opened.group.members(), ignore, *checked);
   if (!clear && opened.journal->inherited().empty()) {
     opened.group.dismiss();  // nobody has been touched
     opened.journal->finish();
@@ -273,8 +293,33 @@ void settle(Driver& driver, std::span<const JournalTarget> targets) {
   }
 }
 
-Result<void> quiesce(const Environment& env, Group& group, std::chrono::milliseconds timeout,
-                     bool ignore_obstacles, Phases& phases) {
+namespace {
+
+// Between lock and checkpoint: the owners have their files, and start nobody.
+Result<void> replace_inherited(const Environment& env, OpenedGroup& opened, bool for_dump,
+                               bool ignore) {
+  auto found = find_inherited_files(proc::ProcFs(), opened.group.members(),
+                                    env.driver.info().simulated, !for_dump || ignore);
+  if (!found) return fail(std::move(found.error()));
+  if (found->empty()) return {};
+  std::vector<JournalProcess> processes;
+  for (const InheritedFiles& files : *found)
+    processes.push_back({files.process.pid, files.process.start_ticks});
+  if (auto noted = opened.journal->note_stepped(std::move(processes)); !noted) return noted;
+  for (const InheritedFiles& files : *found) {
+    auto done = replace_inherited_files(files);
+    if (done) continue;
+    if (for_dump) return done;
+    env.tell("a later dump may be refused: " + done.error().message);
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<void> quiesce(const Environment& env, OpenedGroup& opened, std::chrono::milliseconds timeout,
+                     bool ignore_obstacles, bool for_dump, Phases& phases) {
+  Group& group = opened.group;
   for (;;) {
     phases.begin("lock");
     auto done = group.lock(timeout, env.interrupt);
@@ -284,6 +329,9 @@ Result<void> quiesce(const Environment& env, Group& group, std::chrono::millisec
     if (!ignore_obstacles) done = look_for_obstacles(env, group.members(), false, nobody);
     if (!done) return done;
     phases.begin("checkpoint");
+    done = group.keep_still();
+    if (done) done = replace_inherited(env, opened, for_dump, ignore_obstacles);
+    if (!done) return done;
     done = group.checkpoint(env.progress, env.interrupt);
     if (!done) return done;
     // A checkpoint takes seconds, in which a process without CUDA can start one that has.

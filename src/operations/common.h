@@ -70,10 +70,11 @@ Result<void> note_criu(Journal& journal, Pid criu);
 // tree meanwhile. Waits for its end; kBusy, naming it, if that does not come, or kInterrupted.
 Result<void> wait_for_criu(const Environment& env, const JournalRecord& record);
 
-// Locks and checkpoints the whole tree, until no process of it is left that uses the GPU. The
-// phases are "lock" and "checkpoint".
-Result<void> quiesce(const Environment& env, Group& group, std::chrono::milliseconds timeout,
-                     bool ignore_obstacles, Phases& phases);
+// Locks and checkpoints the whole tree, until no process of it is left that uses the GPU. What
+// processes without CUDA have inherited of it is replaced; `for_dump`: a failure of that is one,
+// otherwise it is told. The phases are "lock" and "checkpoint".
+Result<void> quiesce(const Environment& env, OpenedGroup& opened, std::chrono::milliseconds timeout,
+                     bool ignore_obstacles, bool for_dump, Phases& phases);
 
 // Rolls the group back after `why`, and closes the journal if that worked. Returns the error to
 // report: `why`, saying that everything is as before, or kNotRolledBack with both.

@@ -310,14 +310,11 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
     env.tell("the job hangs on a terminal or session of somebody else: --shell-job is set");
   }
 
-  // Only now do the processes with CUDA have the files by which those of others are known.
+  // What cannot be dumped is refused before anything is touched.
   auto inherited = find_inherited_files(proc::ProcFs(), group.members(),
                                         env.driver.info().simulated, options.ignore_obstacles);
   if (!inherited) return undo(std::move(inherited.error()));
-  auto done = quiesce(env, group, options.timeout, options.ignore_obstacles, phases);
-  for (const InheritedFiles& files : *inherited) {
-    if (done) done = replace_inherited_files(files);
-  }
+  auto done = quiesce(env, *opened, options.timeout, options.ignore_obstacles, true, phases);
   if (!done) return undo(std::move(done.error()));
 
   phases.begin("criu");

@@ -157,17 +157,14 @@ Result<void> clear_image(const JournalRecord& record, RecoverReport& report) {
   return fault(FaultPoint::kRecoverImageDone);
 }
 
-// A killed dump may have left a thread of a process without CUDA where it made it replace the files
-// that it had inherited.
-Result<void> let_others_go(Pid root) {
-  auto tree = proc::ProcFs().tree(root);
-  if (!tree) return {};
+// Processes without CUDA of which a thread may be where a killed operation made it replace the
+// files that it had inherited. Those that have gone are no failure.
+Result<void> let_others_go(const JournalRecord& record) {
   Result<void> worst;
-  for (const proc::ProcessInfo& info : *tree) {
-    if (info.state == 'Z' || info.state == 'X') continue;
-    // Parked threads of a suspended process stay so.
-    auto done = finish_step(info.pid);
-    if (!done && done.error().code != ErrorCode::kProcessGone) worst = std::move(done);
+  for (const JournalProcess& process : record.stepped) {
+    if (!lives(process)) continue;
+    auto done = finish_step(process.pid);
+    if (!done && lives(process)) worst = std::move(done);
   }
   return worst;
 }
@@ -184,9 +181,10 @@ Result<void> recover_adopted(const Environment& env, Journal& journal, RecoverRe
   if (!ended) return fail(std::move(ended.error()));
   report.finished = *ended;
   settle(env.driver, record.targets);
-  if (auto done = let_others_go(record.root); !done) return done;
   if (auto allowed = fault(FaultPoint::kRecoverSettled); !allowed) return allowed;
+  auto others = let_others_go(record);
   if (auto done = recover_targets(env, record, report); !done) return done;
+  if (!others) return others;
   return clear_image(record, report);
 }
 

@@ -1,5 +1,4 @@
 #include "base/fault_point.h"
-#include "checkpoint/inherited_files.h"
 #include "checkpoint/suspended.h"
 #include "operations/common.h"
 
@@ -13,17 +12,7 @@ Result<Report> suspend(const Environment& env, Pid root, const SuspendOptions& o
     return fail(std::move(clear.error()));
   }
   Group& group = opened->group;
-  // A dump that comes later could not tell them from others: their parent will have new ones then.
-  const auto inherited =
-      find_inherited_files(proc::ProcFs(), group.members(), env.driver.info().simulated, true);
-  auto done = quiesce(env, group, options.timeout, options.ignore_obstacles, phases);
-  if (done && inherited) {
-    for (const InheritedFiles& files : *inherited) {
-      if (auto replaced = replace_inherited_files(files); !replaced) {
-        env.tell("a later dump will be refused: " + replaced.error().to_string());
-      }
-    }
-  }
+  auto done = quiesce(env, *opened, options.timeout, options.ignore_obstacles, false, phases);
   phases.end();
   if (done) done = verify_states(group, CudaState::kCheckpointed);
   if (done) done = fault(FaultPoint::kSuspendVerified);

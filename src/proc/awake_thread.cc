@@ -65,7 +65,8 @@ void set_options(Pid pid, Tid thread, bool held) {
   const auto set = [&](std::uint64_t options) {
     return ::ptrace(PTRACE_SETOPTIONS, thread.value, nullptr, as_pointer(options)) == 0;
   };
-  if (held && status && status->seccomp && set(PTRACE_O_TRACESYSGOOD | kSuspendSeccomp)) return;
+  if (held && status && status->seccomp != 0 && set(PTRACE_O_TRACESYSGOOD | kSuspendSeccomp))
+    return;
   (void)set(PTRACE_O_TRACESYSGOOD);
 }
 

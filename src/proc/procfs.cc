@@ -217,8 +217,7 @@ Result<ThreadStatus> ProcFs::thread_status(Pid pid, Tid thread) const {
   return ThreadStatus{mask("SigPnd") | mask("ShdPnd"), mask("SigBlk"),
                       number<std::uint64_t>(field(*text, "voluntary_ctxt_switches")) +
                           number<std::uint64_t>(field(*text, "nonvoluntary_ctxt_switches")),
-                      number<int>(field(*text, "TracerPid")),
-                      number<int>(field(*text, "Seccomp")) != 0};
+                      number<int>(field(*text, "TracerPid")), number<int>(field(*text, "Seccomp"))};
 }
 
 Result<std::vector<Mapping>> ProcFs::mappings(Pid pid) const {

@@ -31,7 +31,7 @@ struct ThreadStatus {
   std::uint64_t blocked = 0;   // those it does not take now
   std::uint64_t switches = 0;  // how often it was taken off a processor: the same twice: it slept
   int tracer = 0;              // the thread that traces it, 0 if none
-  bool seccomp = false;        // its system calls are filtered
+  int seccomp = 0;             // how its system calls are filtered: 1 strictly, 2 by a program
 };
 
 // A line of /proc/PID/maps.

@@ -28,6 +28,8 @@ constexpr int kPasses = 100;
 // A thread stops within microseconds, but one in uninterruptible sleep (disk, vfork) does not.
 constexpr std::chrono::seconds kStopLimit{2};
 
+// linux/ptrace.h; <sys/ptrace.h> of older C libraries lacks it.
+constexpr long kSuspendSeccomp = 1L << 21;
 // What a system call that was interrupted has in its result register (linux/errno.h; these never
 // reach the program).
 constexpr std::int64_t kRestartSys = -512;
@@ -173,6 +175,22 @@ Result<void> request(Pid pid, int what, Tid thread, void* address, void* data) {
   return fail(std::move(error));
 }
 
+// Until we let the thread go. The kernel wants CAP_SYS_ADMIN for it; without, a filter that refuses
+// our calls says so in their answer, and one that kills for them has to be known.
+Result<void> lift_filter(Pid pid, Tid thread) {
+  constexpr int kStrict = 1;  // SECCOMP_MODE_STRICT of linux/seccomp.h
+  const auto status = ProcFs().thread_status(pid, thread);
+  if (!status || status->seccomp == 0) return {};
+  const auto options = static_cast<std::uint64_t>(PTRACE_O_TRACESYSGOOD | kSuspendSeccomp);
+  if (::ptrace(PTRACE_SETOPTIONS, thread.value, nullptr, as_pointer(options)) == 0) return {};
+  if (status->seccomp != kStrict) return {};
+  return fail(ErrorCode::kNotSupported,
+              fmt::format("thread {} of process {} may make no system call but read and write "
+                          "(seccomp), and would be killed for ours",
+                          thread.value, pid.value),
+              "run as root or with CAP_SYS_ADMIN");
+}
+
 }  // namespace
 
 // Before Linux 5.8 a thread that was interrupted in its own code has another negative number there.
@@ -285,13 +303,6 @@ Result<StoppedThreads> StoppedThreads::stop(Pid pid, const std::function<bool(Ti
               "try again");
 }
 
-StoppedThreads StoppedThreads::held(Pid pid) {
-  StoppedThreads stopped(pid);
-  stopped.ours_ = false;
-  stopped.threads_ = ProcFs().threads(pid);
-  return stopped;
-}
-
 Result<StoppedThreads::Registers> StoppedThreads::registers(Tid thread) const {
   Registers out{};
   auto done = request(pid_, PTRACE_GETREGS, thread, nullptr, &out);
@@ -330,6 +341,7 @@ Result<std::int64_t> StoppedThreads::system_call(Tid thread, std::uint64_t instr
                                                  std::span<const std::uint64_t> arguments) const {
   auto regs = registers(thread);
   if (!regs) return fail(std::move(regs.error()));
+  if (auto done = lift_filter(pid_, thread); !done) return fail(std::move(done.error()));
   std::array<std::uint64_t, 6> values{};
   std::copy(arguments.begin(), arguments.end(), values.begin());
   regs->rip = instruction;
@@ -362,9 +374,7 @@ Result<std::int64_t> StoppedThreads::system_call(Tid thread, std::uint64_t instr
                   "see whether a seccomp supervisor of the process hangs");
     }
     if (got != thread.value || !WIFSTOPPED(status)) return fail(gone(pid_));
-    // Unmarked where another tracer than us has seized the thread.
-    const int signal = WSTOPSIG(status) & ~kSyscallStop;
-    if (signal == SIGTRAP && status >> 16 == 0) continue;
+    if (WSTOPSIG(status) == (SIGTRAP | kSyscallStop)) continue;
     return fail(ErrorCode::kInternal,
                 fmt::format("thread {} of process {} did not execute a system call: status {:#x}",
                             thread.value, pid_.value, status),
@@ -436,7 +446,6 @@ Result<StoppedThreads::Registers> StoppedThreads::registers_to_go_on(Tid thread)
 }
 
 void StoppedThreads::let_go() {
-  if (!ours_) threads_.clear();
   for (const Tid thread : threads_) {
     // The kernel restarts what it can restart by itself.
     auto now = registers(thread);

@@ -33,14 +33,8 @@ class StoppedThreads {
   // The same for one thread; none is held if it has ended.
   static Result<StoppedThreads> stop(Pid pid, Tid thread);
 
-  // Those that the calling thread traces and has stopped already. They stay so; a thread whose
-  // registers are changed goes on from anywhere then.
-  static StoppedThreads held(Pid pid);
-
   StoppedThreads(StoppedThreads&& other) noexcept
-      : pid_(other.pid_),
-        threads_(std::exchange(other.threads_, {})),
-        ours_(std::exchange(other.ours_, false)) {}
+      : pid_(other.pid_), threads_(std::exchange(other.threads_, {})) {}
   StoppedThreads(const StoppedThreads&) = delete;
   StoppedThreads& operator=(const StoppedThreads&) = delete;
   StoppedThreads& operator=(StoppedThreads&&) = delete;
@@ -59,7 +53,9 @@ class StoppedThreads {
   Result<void> write(Tid thread, std::uint64_t address, std::span<const std::uint64_t> words) const;
 
   // Executes the system call instruction (0f 05) at `instruction` in `thread`, whose registers are
-  // changed by it. The call's own answer, negative for an error.
+  // changed by it. The call's own answer, negative for an error. Where the process's system calls
+  // are filtered (seccomp) that is lifted for it, if we may; kNotSupported where the filter lets
+  // none of ours pass.
   Result<std::int64_t> system_call(Tid thread, std::uint64_t instruction, std::uint64_t number,
                                    std::span<const std::uint64_t> arguments) const;
 
@@ -87,7 +83,6 @@ class StoppedThreads {
 
   Pid pid_;
   std::vector<Tid> threads_;
-  bool ours_ = true;  // to be let go of
 };
 
 // Reads `size` bytes of another process's memory; less than all is an error (kIo, kProcessGone).

@@ -29,7 +29,8 @@ DISK = "64m"  # of state and images; disk-full fills it
 MEMORY = "4M"
 # What is in a target stays there: the mapping in which its threads are parked, and what its workers have in the
 # place of the files that they inherited.
-ONCE_PER_TARGET = ("park.step", "park.mapped", "replace.before", "replace.step", "replace.file", "replace.after")
+ONCE_PER_TARGET = ("park.step", "park.mapped", "replace.before", "replace.step", "replace.closed", "replace.file",
+                   "replace.mapped", "replace.after")
 
 # What is tried: a verb in a situation. `begin`: the first point from which on it differs from another one, whose
 # points before are not tried again.
@@ -43,6 +44,7 @@ SCENARIOS = (
     Scenario("recover a dump", "recover", None),
     Scenario("recover an ended dump", "recover", None),
     Scenario("dump of a loader", "dump", "replace.before", "replace.after"),
+    Scenario("suspend of a loader", "suspend", "replace.before", "replace.after"),
     Scenario("dump --force", "dump", "image.manifest-written"),
     Scenario("dump --leave-running", "dump", "dump.complete"),
     Scenario("dump --leave-suspended", "dump", "dump.complete"),
@@ -359,15 +361,21 @@ class Place:
         check(not self.traced(), "the target is traced")
         state = self.cuda_state()
         name = case.scenario.name
-        suspended = name == "resume" or (status == 0 and ("suspended" in name or name == "suspend"))
+        scenario_verb = case.scenario.verb
+        suspended = name == "resume" or (status == 0 and ("suspended" in name or scenario_verb == "suspend"))
         suspended = suspended or (name.endswith("--leave-suspended") and case.action == "kill")
-        suspended = suspended or (name == "suspend" and case.action == "kill")
+        suspended = suspended or (scenario_verb == "suspend" and case.action == "kill")
         check(state == "running" or (state == "checkpointed" and suspended), f"the target is {state}")
         # Suspended, and not left behind: as before, or as it was asked for.
         if state == "checkpointed":
             self.done("resume", str(self.pid))
         self.goes_on()
         check(self.held_threads() == 0, f"{self.held_threads()} thread(s) are held")
+        # A suspend goes on where it cannot replace their files, and says so.
+        if "loader" in name and not (scenario_verb == "suspend" and case.action == "error"):
+            # What was done to its workers keeps no later dump from them.
+            self.done("dump", str(self.pid), "--images-dir", self.image, "--leave-running", "--force")
+            self.goes_on()
         outcome = "suspended" if state == "checkpointed" else "runs"
         if self.has_image():
             # Whatever bears the name of an image is whole.

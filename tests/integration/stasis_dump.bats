@@ -481,3 +481,17 @@ has_device_files() { ls -l "/proc/$1/fd" | grep -qE 'userfaultfd|landlock|perf_e
   target_goes_on
   target_verifies
 }
+
+@test "a dump that fails, or is killed, keeps no later one from such workers" {
+  start_loader
+  kill -STOP "${CHILDREN[0]}"
+  refused 7 busy dump "$TARGET" --images-dir "$image"
+  kill -CONT "${CHILDREN[0]}"
+  target_goes_on
+  STASIS_SIM_FAULTS="checkpoint:error=999" refused 8 not-supported dump "$TARGET" --images-dir "$image"
+  target_goes_on
+  dump_it
+  restore_it
+  target_goes_on
+  restored_verifies
+}

@@ -282,8 +282,10 @@ END
   local tracer=$!
   at_end_kill "$tracer"
   wait_until 10 grep -q '^0' "$BATS_TEST_TMPDIR/traced"
-  refused 7 busy dump "$TARGET" --images-dir "$image"
-  assert_contains "$err" "traced by"
+  # Before anything is touched.
+  STASIS_SIM_FAULTS="lock:error=999" refused 7 busy dump "$TARGET" --images-dir "$image"
+  assert_contains "$err" "traced by process $tracer"
+  STASIS_SIM_FAULTS="lock:error=999" refused 7 busy suspend "$TARGET"
   unharmed
   kill -KILL "$tracer"
 }
