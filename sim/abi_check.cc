@@ -308,6 +308,7 @@ struct Shape;
 template <typename R, typename... Args>
 struct Shape<R(Args...)> {
   static constexpr std::size_t kCount = sizeof...(Args);
+  // NOLINTNEXTLINE(bugprone-sizeof-expression): an argument that is a pointer has a pointer's size
   static constexpr std::size_t kSizes[sizeof...(Args) + 1] = {sizeof(R), sizeof(Args)...};
 };
 

@@ -6,7 +6,7 @@
 #include "sim/driver.h"
 
 using namespace stasis::cuda;  // NOLINT: this file is the driver's interface
-using namespace stasis::sim;
+using namespace stasis::sim;   // NOLINT: and it is made of the simulation's parts
 
 namespace {
 
@@ -71,7 +71,7 @@ struct Entry {
   void* function;
 };
 
-#define STASIS_SIM_ENTRY(symbol, name, version) {name, version, reinterpret_cast<void*>(&symbol)},
+#define STASIS_SIM_ENTRY(symbol, name, version) {name, version, reinterpret_cast<void*>(&(symbol))},
 const Entry kEntries[] = {STASIS_SIM_API(STASIS_SIM_ENTRY){
     "cuGetProcAddress", 11030, reinterpret_cast<void*>(&cuGetProcAddress)}};
 #undef STASIS_SIM_ENTRY
@@ -96,6 +96,7 @@ CUdriverProcAddressQueryResult look_up(std::string_view name, int version, void*
 }  // namespace
 
 // The mark that tells every tool that this is no real GPU.
+// NOLINTNEXTLINE(readability-identifier-naming): a symbol of the C interface
 extern "C" const char* const stasis_sim_driver_version;
 extern "C" const char* const stasis_sim_driver_version = "stasis simulated driver 1";
 

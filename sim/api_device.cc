@@ -1,5 +1,6 @@
 // Devices and contexts.
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "sim/api.h"
@@ -7,7 +8,7 @@
 #include "sim/objects.h"
 
 using namespace stasis::cuda;  // NOLINT: this file is the driver's interface
-using namespace stasis::sim;
+using namespace stasis::sim;   // NOLINT: and it is made of the simulation's parts
 
 namespace {
 
@@ -16,9 +17,7 @@ int attribute_value(const GpuSpec& gpu, CUdevice_attribute attribute, bool& know
   known = true;
   switch (attribute) {
     case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK:
-      return 1024;
     case CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X:
-      return 1024;
     case CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y:
       return 1024;
     case CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z:
@@ -26,7 +25,6 @@ int attribute_value(const GpuSpec& gpu, CUdevice_attribute attribute, bool& know
     case CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X:
       return 2147483647;
     case CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y:
-      return 65535;
     case CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z:
       return 65535;
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK:
@@ -160,7 +158,7 @@ void destroy_context(Driver& driver, Context& context) {
 Context* find_context(Driver& driver, CUcontext handle) {
   auto* context = reinterpret_cast<Context*>(handle);
   std::lock_guard lock(driver.mutex);
-  return driver.contexts.count(context) ? context : nullptr;
+  return driver.contexts.contains(context) ? context : nullptr;
 }
 
 CUcontext handle_of(Context* context) { return reinterpret_cast<CUcontext>(context); }
@@ -233,12 +231,16 @@ CUresult cuDeviceGetPCIBusId(char* bus_id, int length, CUdevice device) {
 CUresult cuDeviceGetByPCIBusId(CUdevice* device, const char* bus_id) {
   return passing([&](Driver& driver) -> CUresult {
     if (!device || !bus_id) return CUDA_ERROR_INVALID_VALUE;
-    unsigned domain = 0;
-    unsigned bus = 0;
-    unsigned number = 0;
-    if (std::sscanf(bus_id, "%x:%x:%x", &domain, &bus, &number) != 3) {
-      return CUDA_ERROR_INVALID_VALUE;
+    unsigned long parts[3] = {};
+    const char* at = bus_id;
+    for (auto& part : parts) {
+      if (&part != parts && *at++ != ':') return CUDA_ERROR_INVALID_VALUE;
+      char* end = nullptr;
+      part = std::strtoul(at, &end, 16);
+      if (end == at) return CUDA_ERROR_INVALID_VALUE;
+      at = end;
     }
+    const auto [domain, bus, number] = parts;
     for (std::size_t i = 0; i < driver.devices.size(); ++i) {
       if (domain || number || driver.gpu(static_cast<int>(i)).pci_bus != bus) continue;
       *device = static_cast<CUdevice>(i);

@@ -36,14 +36,14 @@ void unload_modules(Driver& driver, Context& context) {
 }  // namespace stasis::sim
 
 using namespace stasis::cuda;  // NOLINT: this file is the driver's interface
-using namespace stasis::sim;
+using namespace stasis::sim;   // NOLINT: and it is made of the simulation's parts
 
 namespace {
 
 Module* find_module(Driver& driver, CUmodule handle) {
   auto* module = reinterpret_cast<Module*>(handle);
   std::lock_guard lock(driver.mutex);
-  return driver.modules.count(module) ? module : nullptr;
+  return driver.modules.contains(module) ? module : nullptr;
 }
 
 Function* find_function(Driver& driver, CUfunction handle) {

@@ -4,14 +4,14 @@
 #include "sim/objects.h"
 
 using namespace stasis::cuda;  // NOLINT: this file is the driver's interface
-using namespace stasis::sim;
+using namespace stasis::sim;   // NOLINT: and it is made of the simulation's parts
 
 namespace {
 
 Event* find_event(Driver& driver, CUevent handle) {
   auto* event = reinterpret_cast<Event*>(handle);
   std::lock_guard lock(driver.mutex);
-  return driver.events.count(event) ? event : nullptr;
+  return driver.events.contains(event) ? event : nullptr;
 }
 
 std::shared_ptr<Event::Recording> recording_of(Event& event) {

@@ -3,7 +3,7 @@
 #include "sim/driver.h"
 
 using namespace stasis::cuda;  // NOLINT: this file is the driver's interface
-using namespace stasis::sim;
+using namespace stasis::sim;   // NOLINT: and it is made of the simulation's parts
 
 namespace {
 

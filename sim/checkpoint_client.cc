@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdio>
+#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -68,15 +68,11 @@ bool read_target(int pid, std::uint64_t address, Found& out) {
 bool driver_data(std::string_view line, std::uint64_t& start, std::uint64_t& end) {
   const auto slash = line.rfind('/');
   if (slash == line.npos || !line.substr(slash + 1).starts_with("libcuda.so")) return false;
-  char permissions[5] = {};
-  unsigned long long from = 0;
-  unsigned long long to = 0;
-  if (std::sscanf(std::string(line).c_str(), "%llx-%llx %4s", &from, &to, permissions) != 3) {
-    return false;
-  }
-  start = from;
-  end = to;
-  return std::string_view(permissions) == "rw-p";
+  const char* const last = line.data() + line.size();
+  const auto from = std::from_chars(line.data(), last, start, 16);
+  if (from.ec != std::errc{} || from.ptr == last || *from.ptr != '-') return false;
+  const auto to = std::from_chars(from.ptr + 1, last, end, 16);
+  return to.ec == std::errc{} && std::string_view(to.ptr, last).starts_with(" rw-p ");
 }
 
 CUresult find_target(int pid, Found& out) {
@@ -108,6 +104,9 @@ CUresult find_target(int pid, Found& out) {
   return CUDA_ERROR_NOT_INITIALIZED;
 }
 
+// What /proc writes fits; text that is no number is 0.
+int number_at(const char* text) { return static_cast<int>(std::strtol(text, nullptr, 10)); }
+
 int open_pidfd(int pid) {
   int fd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
   if (fd >= 0) return fd;
@@ -116,7 +115,7 @@ int open_pidfd(int pid) {
   if (!slurp(proc_path(pid, "status"), status)) return -1;
   const auto at = status.find("\nTgid:\t");
   if (at == status.npos) return -1;
-  const int process = std::atoi(status.c_str() + at + 7);
+  const int process = number_at(status.c_str() + at + 7);
   return process == pid ? -1 : static_cast<int>(syscall(SYS_pidfd_open, process, 0));
 }
 
@@ -129,7 +128,7 @@ int inner_id(int pid, int tid) {
   if (at == status.npos) return -1;
   const auto line = status.substr(at + 1, status.find('\n', at + 1) - at - 1);
   const auto last = line.find_last_of("\t ");
-  return last == line.npos ? -1 : std::atoi(line.c_str() + last + 1);
+  return last == line.npos ? -1 : number_at(line.c_str() + last + 1);
 }
 
 // Faults of the caller's environment and of the file, as one text.
@@ -192,7 +191,7 @@ CUresult target_restore_thread(int pid, int& out) {
   std::unique_ptr<DIR, int (*)(DIR*)> tasks(::opendir(proc_path(pid, "task").c_str()), ::closedir);
   if (!tasks) return CUDA_ERROR_OPERATING_SYSTEM;
   while (const dirent* entry = ::readdir(tasks.get())) {
-    const int tid = std::atoi(entry->d_name);
+    const int tid = number_at(entry->d_name);
     if (tid > 0 && inner_id(pid, tid) == found.restore_tid) {
       out = tid;
       return CUDA_SUCCESS;

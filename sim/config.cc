@@ -170,7 +170,7 @@ bool parse_gpus(std::string_view text, std::string_view machine, std::vector<Gpu
       item.remove_prefix(x + 1);
     }
     if (!parse_size(item, gpu.capacity, error)) {
-      error = "STASIS_SIM_GPUS: " + error;
+      error.insert(0, "STASIS_SIM_GPUS: ");
       return false;
     }
     if (gpu.capacity < kMinimumCapacity) {

@@ -149,7 +149,7 @@ Stream* find_stream(Driver& driver, Context& context, CUstream handle) {
   }
   auto* stream = reinterpret_cast<Stream*>(handle);
   std::lock_guard lock(driver.mutex);
-  return driver.streams.count(stream) ? stream : nullptr;
+  return driver.streams.contains(stream) ? stream : nullptr;
 }
 
 }  // namespace stasis::sim

@@ -153,8 +153,8 @@ bool Memory::place(Address at, const Placement& p) {
 }
 
 void Memory::clear(Address at, std::uint64_t size) {
-  ::mmap(pointer(at), size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
-         0);
+  (void)::mmap(pointer(at), size, PROT_NONE,
+               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
 }
 
 // --- Plain device memory

@@ -70,16 +70,16 @@ class Memory {
  public:
   explicit Memory(const Config& config);
 
-  // GPUs, by slot (the machine's index when the process started).
+  // GPUs, by slot (the machine's index when the process started), here and below `slot` or `index`.
   const GpuSpec& gpu(int slot) const { return slots_[static_cast<std::size_t>(slot)].spec; }
   int gpus() const { return static_cast<int>(slots_.size()); }
   const std::string& dir() const { return dir_; }
-  bool hold(int slot);  // counts; a process that holds a GPU is listed as its user
-  void unhold(int slot);
-  std::uint64_t free_bytes(int slot) const;
+  bool hold(int index);  // counts; a process that holds a GPU is listed as its user
+  void unhold(int index);
+  std::uint64_t free_bytes(int index) const;
 
   // Plain memory. Each returns CUDA's result code.
-  cuda::CUresult allocate(int slot, int device, std::uint64_t size, Context* context, void* pool,
+  cuda::CUresult allocate(int index, int device, std::uint64_t size, Context* context, void* pool,
                           Address& out);
   cuda::CUresult free(Address base);
   cuda::CUresult allocate_host(Kind kind, int device, std::uint64_t size, Context* context,
@@ -103,14 +103,14 @@ class Memory {
 
   // Legacy IPC.
   cuda::CUresult export_ipc(Address address, cuda::CUipcMemHandle& out) const;
-  cuda::CUresult import_ipc(const cuda::CUipcMemHandle& handle, int slot, int device,
+  cuda::CUresult import_ipc(const cuda::CUipcMemHandle& handle, int index, int device,
                             Context* context, Address& out);
   cuda::CUresult close_ipc(Address base);
 
   // Virtual memory management.
   cuda::CUresult reserve(std::uint64_t size, std::uint64_t alignment, Address hint, Address& out);
   cuda::CUresult unreserve(Address base, std::uint64_t size);
-  cuda::CUresult create(int slot, std::uint64_t size, std::uint32_t handle_types, Object*& out);
+  cuda::CUresult create(int index, std::uint64_t size, std::uint32_t handle_types, Object*& out);
   cuda::CUresult release(Object* object);
   cuda::CUresult map(Address at, std::uint64_t size, std::uint64_t offset, Object* object,
                      int device);
@@ -152,14 +152,15 @@ class Memory {
 
   Slot& slot(int index) { return slots_[static_cast<std::size_t>(index)]; }
   const Slot& slot(int index) const { return slots_[static_cast<std::size_t>(index)]; }
-  cuda::CUresult new_object(int slot, std::uint64_t size, std::uint32_t handle_types, Object*& out);
-  cuda::CUresult adopt(int slot, const ObjectTrailer& trailer, int fd, Object::Origin origin,
+  cuda::CUresult new_object(int index, std::uint64_t size, std::uint32_t handle_types,
+                            Object*& out);
+  cuda::CUresult adopt(int index, const ObjectTrailer& trailer, int fd, Object::Origin origin,
                        Object*& out);
   void drop_if_unused(Object* object);
   bool place(Address at, const Placement& placement);
   void clear(Address at, std::uint64_t size);  // back to PROT_NONE
   Address reserve_range(std::uint64_t size, std::uint64_t alignment, Address hint);
-  cuda::CUresult allocate_in_slab(int slot, Allocation& allocation);
+  cuda::CUresult allocate_in_slab(int index, Allocation& allocation);
   void free_locked(std::map<Address, Allocation>::iterator it);
   Allocation& remember(Allocation allocation);
   const Allocation* find_locked(Address address, std::uint64_t size) const;

@@ -1,11 +1,11 @@
 // Memory's part for checkpoint and restore. Runs on the restore thread alone; see memory.h.
 #include <fcntl.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <ctime>
 
 #include "sim/gate.h"
 #include "sim/memory.h"

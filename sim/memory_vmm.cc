@@ -41,7 +41,7 @@ CUresult Memory::create(int index, std::uint64_t size, std::uint32_t handle_type
 bool Memory::is_handle(const Object* object) const {
   std::lock_guard lock(mutex_);
   auto* key = const_cast<Object*>(object);
-  return objects_.count(key) && key->handles > 0;
+  return objects_.contains(key) && key->handles > 0;
 }
 
 CUresult Memory::release(Object* object) {

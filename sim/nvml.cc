@@ -10,7 +10,7 @@
 #include "sim/registry.h"
 
 using namespace stasis::cuda;  // NOLINT: this file is NVML's interface
-using namespace stasis::sim;
+using namespace stasis::sim;   // NOLINT: and it is made of the simulation's parts
 
 extern "C" {
 // clang-format off

@@ -6,13 +6,13 @@
 // the library has a heap of its own (private_heap.cc), and Memory's part is written for it.
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstring>
+#include <ctime>
 
 #include "sim/driver.h"
 #include "sim/private_heap.h"

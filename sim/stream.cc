@@ -1,7 +1,6 @@
 #include "sim/stream.h"
 
-#include <signal.h>
-
+#include <csignal>
 #include <new>
 
 namespace stasis::sim {

@@ -17,7 +17,7 @@ extern "C" {
 [[gnu::weak]] void dont_use_freeze_cgroup(void);
 // struct cr_options of criu/include/cr_options.h. Its first member has been the state to leave the
 // tasks in for as long as there have been plugins for devices; nothing else of it is looked at.
-struct cr_options {
+struct cr_options {  // NOLINT(readability-identifier-naming): CRIU's name
   int final_state;
 };
 [[gnu::weak]] extern cr_options opts;

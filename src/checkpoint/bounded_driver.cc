@@ -157,7 +157,7 @@ class BoundedDriver final : public Driver {
       return milliseconds(request.timeout_ms) + std::min(kLockGrace, patience_.answer);
     }
     const std::scoped_lock lock(mutex_);
-    const bool silent = silent_.count(Pid{request.pid}) != 0;
+    const bool silent = silent_.contains(Pid{request.pid});
     return silent ? std::min(kLittlePatience, patience_.answer) : patience_.answer;
   }
 

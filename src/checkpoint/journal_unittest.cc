@@ -275,8 +275,8 @@ TEST_F(JournalTest, WhatAKilledToolWasWritingIsSwept) {
   for (const char* name : {"/5", "/7"}) {
     std::ofstream(dir_.string() + name + mark + ".json.new") << "{";
   }
-  std::ofstream(dir_.string() + "/6" + mark + ".json.lock");
-  std::ofstream(dir_.string() + "/precious");
+  std::ofstream(dir_.string() + "/6" + mark + ".json.lock").close();
+  std::ofstream(dir_.string() + "/precious").close();
   sweep_journal();
   EXPECT_FALSE(std::filesystem::exists(dir_.string() + "/5" + mark + ".json.new"));
   EXPECT_FALSE(std::filesystem::exists(dir_.string() + "/6" + mark + ".json.lock"));

@@ -4,7 +4,8 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <cstdio>
+#include <charconv>
+#include <cstring>
 #include <memory>
 
 #include <fmt/format.h>
@@ -37,11 +38,11 @@ void forget_the_dead() {
   while (const dirent* item = dir ? ::readdir(dir.get()) : nullptr) {
     int pid = 0;
     unsigned long long start = 0;
-    int end = 0;
-    if (std::sscanf(item->d_name, "%d-%llu%n", &pid, &start, &end) != 2 ||
-        item->d_name + end != end_of_name) {
-      continue;
-    }
+    const char* const end = item->d_name + std::strlen(item->d_name);
+    const auto number = std::from_chars(item->d_name, end, pid);
+    if (number.ec != std::errc{} || *number.ptr != '-') continue;
+    const auto time = std::from_chars(number.ptr + 1, end, start);
+    if (time.ec != std::errc{} || time.ptr != end_of_name) continue;
     const auto info = proc::ProcFs().process(Pid{pid});
     const bool gone = info ? info->start_ticks != start || info->state == 'Z' || info->state == 'X'
                            : info.error().code == ErrorCode::kNoSuchProcess ||

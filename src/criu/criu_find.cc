@@ -69,7 +69,7 @@ std::string on_path(const std::string& name) {
   std::size_t begin = 0;
   while (begin <= path.size()) {
     const std::size_t end = std::min(path.find(':', begin), path.size());
-    const std::string candidate = path.substr(begin, end - begin) + "/" + name;
+    std::string candidate = path.substr(begin, end - begin) + "/" + name;
     if (candidate.front() == '/' && candidate != "/" + name && is_program(candidate)) {
       return candidate;
     }

@@ -16,7 +16,7 @@ constexpr off_t kMaxRead = 8 << 20;
 // "(00.012) 12: Error (criu/files.c:123): text" -> "text"; empty if it is no line of that kind.
 std::string_view text_after(std::string_view line, std::string_view kind) {
   const std::size_t begin = line.find(kind);
-  if (begin == std::string_view::npos || begin > 64) return {};
+  if (begin > 64) return {};  // npos as well
   const std::size_t end = line.find("): ", begin);
   if (end == std::string_view::npos || end - begin > 128) return {};
   return line.substr(end + 3);
@@ -33,7 +33,7 @@ std::string_view announcement(std::string_view line) {
     return text_after(line, "Warn  (");
   }
   const std::size_t capability = line.find("Effective capability ");
-  if (capability == std::string_view::npos || capability > 64) return {};
+  if (capability > 64) return {};  // npos as well
   return line.substr(capability);
 }
 

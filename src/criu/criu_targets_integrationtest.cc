@@ -147,7 +147,7 @@ bool Target::runs() const {
 
 Pid Target::child() const {
   auto text = read_file(AT_FDCWD, directory_ + "/child", 100);
-  return Pid{text ? std::atoi(text->c_str()) : 0};
+  return Pid{text ? static_cast<int>(std::strtol(text->c_str(), nullptr, 10)) : 0};
 }
 
 bool Target::reap() {

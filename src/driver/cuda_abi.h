@@ -330,8 +330,8 @@ struct CUDA_MEMCPY2D {
   CUdeviceptr dstDevice;
   CUarray dstArray;
   std::size_t dstPitch;
-  std::size_t WidthInBytes;
-  std::size_t Height;
+  std::size_t WidthInBytes;  // NOLINT(readability-identifier-naming): cuda.h's name
+  std::size_t Height;        // NOLINT(readability-identifier-naming): likewise
 };
 
 // --- Virtual memory management and pools
@@ -445,6 +445,7 @@ struct CUcheckpointGpuPair {
 struct CUcheckpointRestoreArgs {
   CUcheckpointGpuPair* gpuPairs;  // since driver 580; older ones have reserved zeros here
   unsigned int gpuPairsCount;
+  // NOLINTNEXTLINE(bugprone-sizeof-expression): as in cuda.h, the pointer's size is meant
   char reserved[52 - sizeof(CUcheckpointGpuPair*)];
   std::uint64_t reserved1;
 };
@@ -454,6 +455,7 @@ struct CUcheckpointUnlockArgs {
 };
 
 // --- NVML
+// NOLINTBEGIN(readability-identifier-naming): the names are NVML's
 enum nvmlReturn_t : unsigned int {
   NVML_SUCCESS = 0,
   NVML_ERROR_UNINITIALIZED = 1,
@@ -494,6 +496,7 @@ struct nvmlProcessInfo_t {  // the layout that the _v2 and _v3 process lists fil
   unsigned int gpuInstanceId;
   unsigned int computeInstanceId;
 };
+// NOLINTEND(readability-identifier-naming)
 
 static_assert(sizeof(CUuuid) == 16);
 static_assert(sizeof(CUipcMemHandle) == 64);
@@ -699,6 +702,7 @@ using cuCheckpointProcessCheckpoint = CUresult(int pid, CUcheckpointCheckpointAr
 using cuCheckpointProcessRestore = CUresult(int pid, CUcheckpointRestoreArgs* args);
 using cuCheckpointProcessUnlock = CUresult(int pid, CUcheckpointUnlockArgs* args);
 
+// NOLINTBEGIN(readability-identifier-naming): the names are NVML's
 using nvmlInit_v2 = nvmlReturn_t();
 using nvmlShutdown = nvmlReturn_t();
 using nvmlErrorString = const char*(nvmlReturn_t result);
@@ -718,6 +722,7 @@ using nvmlDeviceGetComputeRunningProcesses_v3 = nvmlReturn_t(nvmlDevice_t device
 using nvmlDeviceGetPersistenceMode = nvmlReturn_t(nvmlDevice_t device, nvmlEnableState_t* mode);
 using nvmlDeviceGetMigMode = nvmlReturn_t(nvmlDevice_t device, unsigned int* current,
                                           unsigned int* pending);
+// NOLINTEND(readability-identifier-naming)
 }  // namespace fn
 
 // The symbol, a `const char* const`, that only the simulated driver exports: its presence means

@@ -188,7 +188,7 @@ std::string version_from_proc() {
   if (std::FILE* file = std::fopen("/proc/driver/nvidia/version", "re")) {
     std::string line(512, '\0');
     if (std::fgets(line.data(), static_cast<int>(line.size()), file) != nullptr)
-      text.assign(line.data());  // up to its end, not its capacity
+      text.assign(line, 0, line.find('\0'));  // up to its end, not its capacity
     std::fclose(file);
   }
   for (std::size_t begin = 0; begin < text.size();) {

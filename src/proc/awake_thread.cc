@@ -185,7 +185,7 @@ Result<void> AwakeThread::stop() {
   return done;
 }
 
-bool run_beside(std::vector<AwakeThread>& awake, std::function<void()> act,
+bool run_beside(std::vector<AwakeThread>& awake, const std::function<void()>& act,
                 std::chrono::milliseconds limit) {
   // Work that ends at once is noticed at once; a thread that is stopped waits no longer than this.
   constexpr std::chrono::milliseconds kTend{5};

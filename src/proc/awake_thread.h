@@ -66,7 +66,7 @@ class AwakeThread {
 // if `limit` (zero: none) is over first: `act` then goes on by itself, to the end of this process
 // if it must, so whatever it uses has to be its own. Where no thread is to be had, runs it on this
 // one.
-bool run_beside(std::vector<AwakeThread>& awake, std::function<void()> act,
+bool run_beside(std::vector<AwakeThread>& awake, const std::function<void()>& act,
                 std::chrono::milliseconds limit = {});
 
 }  // namespace stasis::proc

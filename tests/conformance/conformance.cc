@@ -10,11 +10,11 @@
 // docs/simulated-driver.md lists what the cases prove.
 #include <dlfcn.h>
 #include <poll.h>
-#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>

@@ -1,8 +1,7 @@
 #include "kernels.h"
 
-#include <time.h>
-
 #include <atomic>
+#include <ctime>
 
 #include "sim/stasis_sim_kernel.h"
 

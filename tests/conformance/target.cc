@@ -2,13 +2,13 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <signal.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -86,7 +86,7 @@ std::string Target::ask_text(const std::string& command, int timeout_ms) {
 
 long Target::ask(const std::string& command, int timeout_ms) {
   const auto answer = ask_text(command, timeout_ms);
-  return answer.empty() ? -1 : std::atol(answer.c_str());
+  return answer.empty() ? -1 : std::strtol(answer.c_str(), nullptr, 10);
 }
 
 namespace {
