@@ -22,8 +22,11 @@ namespace {
 using proc::ProcFs;
 using proc::StoppedThreads;
 
-// linux/kcmp.h: are two descriptors one open file?
+// linux/kcmp.h: are two descriptors one open file; do two processes share their memory, or their
+// table of descriptors?
 constexpr long kKcmpFile = 0;
+constexpr long kKcmpMemory = 1;
+constexpr long kKcmpFiles = 2;
 // linux/eventfd.h and sys/eventfd.h name the same numbers.
 constexpr std::uint64_t kEventfdFlags = O_CLOEXEC | O_NONBLOCK;
 
@@ -46,6 +49,15 @@ struct Owner {
   Pid pid;
   std::vector<int> descriptors;
 };
+
+// What is replaced in such a process goes from the owner as well: one between vfork() and exec, or
+// made by clone() with CLONE_VM or CLONE_FILES. "Cannot tell" counts as yes.
+bool shares_with_owner(const std::vector<Owner>& owners, Pid pid) {
+  return std::any_of(owners.begin(), owners.end(), [&](const Owner& owner) {
+    return ::syscall(SYS_kcmp, owner.pid.value, pid.value, kKcmpMemory, 0, 0) <= 0 ||
+           ::syscall(SYS_kcmp, owner.pid.value, pid.value, kKcmpFiles, 0, 0) <= 0;
+  });
+}
 
 bool is_owned(const std::vector<Owner>& owners, Pid pid, int descriptor) {
   return std::any_of(owners.begin(), owners.end(), [&](const Owner& owner) {
@@ -188,6 +200,7 @@ Result<std::vector<InheritedFiles>> find_inherited_files(const ProcFs& procfs,
       }
     }
     if (files.descriptors.empty() && files.mappings.empty()) continue;
+    if (shares_with_owner(owners, pid)) continue;
     const bool all_inherited = std::all_of(files.descriptors.begin(), files.descriptors.end(),
                                            [&](int fd) { return is_owned(owners, pid, fd); });
     if (all_inherited) {

@@ -7,7 +7,8 @@
 // fails. What a child loses by it is an NVML that its parent had begun to use before the fork.
 //
 // A file counts as inherited if it is the very one (kcmp) that a process with CUDA has open. Others
-// are a process's own (it watches the GPU by NVML), and CRIU would refuse them. docs/adr/0012.
+// are a process's own (it watches the GPU by NVML), and CRIU would refuse them. A process that
+// shares its memory or its descriptors with one that uses CUDA is never touched. docs/adr/0012.
 #pragma once
 
 #include <vector>

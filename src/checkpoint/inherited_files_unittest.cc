@@ -1,0 +1,168 @@
+#include "checkpoint/inherited_files.h"
+
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <csignal>
+#include <cstdlib>
+#include <functional>
+#include <optional>
+
+#include <gtest/gtest.h>
+
+#include "checkpoint/fake_driver.h"
+
+namespace stasis {
+namespace {
+
+constexpr std::size_t kSize = 8192;
+constexpr char kContent = 'x';
+
+// This process uses CUDA, and holds and maps the simulated driver's stand-in for a device file.
+class InheritedFilesTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    file_ = ::memfd_create("nvidiactl", MFD_CLOEXEC);
+    ASSERT_GE(file_, 0);
+    ASSERT_EQ(::ftruncate(file_, kSize), 0);
+    memory_ =
+        static_cast<char*>(::mmap(nullptr, kSize, PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0));
+    ASSERT_NE(memory_, MAP_FAILED);
+    memory_[0] = kContent;
+    driver_.add(Pid{::getpid()});
+  }
+  void TearDown() override {
+    if (child_ > 0) {
+      ::kill(child_, SIGKILL);
+      ::waitpid(child_, nullptr, 0);
+    }
+    ::munmap(memory_, kSize);
+    ::close(file_);
+  }
+
+  // A child that does `first` and then waits for a byte, upon which it answers whether its memory
+  // and its descriptor are empty now.
+  void fork_child(const std::function<void()>& first) {
+    std::array<int, 2> to{};
+    std::array<int, 2> from{};
+    ASSERT_EQ(::pipe2(to.data(), O_CLOEXEC), 0);
+    ASSERT_EQ(::pipe2(from.data(), O_CLOEXEC), 0);
+    child_ = ::fork();
+    if (child_ == 0) {
+      first();
+      char byte = 1;
+      (void)!::write(from[1], &byte, 1);
+      while (::read(to[0], &byte, 1) == 1) {
+        char answer = memory_[0] == 0 ? 'm' : '-';
+        memory_[1] = 'y';                                                   // it can be written to
+        if (answer == 'm' && ::ftruncate(file_, kSize) != 0) answer = 'b';  // no file of ours
+        (void)!::write(from[1], &answer, 1);
+      }
+      ::_exit(0);
+    }
+    ::close(to[0]);
+    ::close(from[1]);
+    to_ = to[1];
+    from_ = from[0];
+    char ready = 0;
+    ASSERT_EQ(::read(from_, &ready, 1), 1);
+  }
+
+  char ask_child() const {
+    char byte = '?';
+    (void)!::write(to_, &byte, 1);
+    (void)!::read(from_, &byte, 1);
+    return byte;
+  }
+
+  Result<std::vector<InheritedFiles>> find(bool ignore = false) {
+    members_.clear();
+    auto self = Process::open(driver_, Pid{::getpid()});
+    auto child = Process::open(driver_, Pid{child_});
+    if (!self) return fail(std::move(self.error()));
+    if (!child) return fail(std::move(child.error()));
+    members_.push_back({std::move(*self), CudaState::kRunning});
+    members_.push_back({std::move(*child), std::nullopt});
+    return find_inherited_files(proc::ProcFs(), members_, true, ignore);
+  }
+
+  FakeDriver driver_;
+  std::vector<GroupMember> members_;
+  int file_ = -1;
+  char* memory_ = nullptr;
+  pid_t child_ = -1;
+  int to_ = -1;
+  int from_ = -1;
+};
+
+TEST_F(InheritedFilesTest, AreReplacedInTheChildAndNowhereElse) {
+  fork_child([] {});
+  EXPECT_EQ(ask_child(), '-');
+  auto found = find();
+  ASSERT_TRUE(found) << found.error().to_string();
+  ASSERT_EQ(found->size(), 1U);
+  EXPECT_EQ((*found)[0].descriptors, std::vector<int>{file_});
+  ASSERT_EQ((*found)[0].mappings.size(), 1U);
+  auto done = replace_inherited_files((*found)[0]);
+  ASSERT_TRUE(done) << done.error().to_string();
+  EXPECT_EQ(ask_child(), 'b');
+  EXPECT_EQ(memory_[0], kContent);
+  struct stat info {};
+  EXPECT_EQ(::fstat(file_, &info), 0);
+  EXPECT_EQ(info.st_size, static_cast<off_t>(kSize));
+  auto again = find();
+  ASSERT_TRUE(again);
+  EXPECT_TRUE(again->empty());
+}
+
+TEST_F(InheritedFilesTest, AFileOfItsOwnIsRefusedAndWithIgnoreLeftAlone) {
+  fork_child([this] {
+    ::close(file_);
+    if (::memfd_create("nvidiactl", 0) != file_) ::_exit(1);
+  });
+  auto refused = find();
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ErrorCode::kNotSupported);
+  auto ignored = find(true);
+  ASSERT_TRUE(ignored);
+  EXPECT_TRUE(ignored->empty());
+}
+
+TEST_F(InheritedFilesTest, OneThatHasEndedMeanwhileIsNoError) {
+  fork_child([] {});
+  auto found = find();
+  ASSERT_TRUE(found);
+  ASSERT_EQ(found->size(), 1U);
+  ::kill(child_, SIGKILL);
+  EXPECT_TRUE(replace_inherited_files((*found)[0]));  // a zombie
+  ::waitpid(child_, nullptr, 0);
+  child_ = -1;
+  EXPECT_TRUE(replace_inherited_files((*found)[0]));
+}
+
+int wait_for_ever(void*) {
+  for (;;)
+    ::pause();
+}
+
+// As posix_spawn() and Python's subprocess make them, for the time until the exec.
+TEST_F(InheritedFilesTest, AProcessThatSharesMemoryOrDescriptorsIsNotTouched) {
+  for (const int shared : {CLONE_VM, CLONE_FILES}) {
+    std::vector<char> stack(1 << 16);
+    child_ = ::clone(wait_for_ever, stack.data() + stack.size(), shared | SIGCHLD, nullptr);
+    ASSERT_GT(child_, 0);
+    auto found = find();
+    ASSERT_TRUE(found) << found.error().to_string();
+    EXPECT_TRUE(found->empty()) << shared;
+    ::kill(child_, SIGKILL);
+    ::waitpid(child_, nullptr, 0);
+    child_ = -1;
+  }
+}
+
+}  // namespace
+}  // namespace stasis
