@@ -11,7 +11,6 @@
 #include <fmt/format.h>
 
 #include "base/fd.h"
-#include "checkpoint/journal.h"
 #include "criu_api.h"
 #include "driver/gpu_plan.h"
 #include "held_tree.h"
@@ -131,8 +130,11 @@ int RestoreSession::resume(Pid pid) {
       failed_ = true;
       log_error("the restore fails, and its processes are killed", done.error());
       kill_tree(pid);
-      return -1;
     }
+    // All are back or dead: there is nothing to recover.
+    if (journal_) journal_->finish();
+    journal_.reset();
+    if (!done) return -1;
   }
   return std::find(cuda_.begin(), cuda_.end(), pid) != cuda_.end() ? 0 : -ENOTSUP;
 }
@@ -219,9 +221,7 @@ Result<void> RestoreSession::resume_tree(Pid root) {
                 "see `dmesg` for messages of the NVIDIA driver; the image is whole, and can be "
                 "restored again");
   }
-  // Then there is nothing to recover, either way.
-  if (!work->result) kill_tree(root);
-  if (work->journal) work->journal->finish();
+  journal_ = std::move(work->journal);
   known_.insert(known_.end(), work->all.begin(), work->all.end());
   cuda_.insert(cuda_.end(), work->cuda.begin(), work->cuda.end());
   if (!work->result) return std::move(work->result);

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 
+#include "checkpoint/journal.h"
 #include "driver/driver.h"
 #include "gpu_record.h"
 
@@ -34,6 +35,7 @@ class RestoreSession {
   std::vector<Pid> known_;  // of the trees that are done
   std::vector<Pid> cuda_;
   bool failed_ = false;
+  std::optional<Journal> journal_;  // of the tree that is being restored
 };
 
 }  // namespace stasis::plugin
