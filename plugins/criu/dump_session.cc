@@ -80,6 +80,7 @@ struct DumpSession::State {
   Result<void> enter_journal();
   Result<void> refuse_obstacles();
   Result<void> replace_inherited(bool now);
+  Result<void> refuse_late_workers();
   Result<void> roll_back();
   bool has_cuda() const { return group && group->cuda_count() > 0; }
 };
@@ -169,17 +170,23 @@ Result<void> DumpSession::State::replace_inherited(bool now) {
   auto found = find_inherited_files(proc::ProcFs(), group->members(), driver->info().simulated,
                                     ignores_obstacles());
   if (!found) return fail(std::move(found.error()));
-  if (!now || found->empty()) return {};
-  std::vector<JournalProcess> processes;
-  for (const InheritedFiles& files : *found)
-    processes.push_back({files.process.pid, files.process.start_ticks});
-  if (journal) {
-    if (auto noted = journal->note_stepped(std::move(processes)); !noted) return noted;
-  }
-  for (const InheritedFiles& files : *found) {
-    if (auto done = replace_inherited_files(files); !done) return done;
-  }
-  return {};
+  if (!now) return {};
+  return replace_inherited_files(*found, journal ? &*journal : nullptr);
+}
+
+// Workers that were forked between the lock and CRIU's seizing the tree have such files too, and
+// CRIU would refuse them. Before the checkpoint their parents still have theirs, so the next dump
+// knows them.
+Result<void> DumpSession::State::refuse_late_workers() {
+  auto found = find_inherited_files(proc::ProcFs(), group->members(), driver->info().simulated,
+                                    ignores_obstacles());
+  if (!found) return fail(std::move(found.error()));
+  if (found->empty()) return {};
+  return fail(ErrorCode::kBusy,
+              fmt::format("process {} ({}) was forked from one that uses CUDA while that was being "
+                          "locked",
+                          found->front().process.pid.value, found->front().process.comm),
+              "dump once more");
 }
 
 Result<void> DumpSession::State::roll_back() {
@@ -307,6 +314,7 @@ Result<void> DumpSession::checkpoint_tree() {
     // Once more: the lock may have taken seconds.
     state_->looked_at.clear();
     if (done) done = state_->refuse_obstacles();
+    if (done) done = state_->refuse_late_workers();
     if (done) done = group.checkpoint(state_->progress, state_->interrupt);
     for (const GroupMember& member : group.members()) {
       if (!done || !member.initial || !member.process.alive()) continue;

@@ -175,6 +175,26 @@ Result<void> replace_now(const InheritedFiles& found, const StoppedThreads& stop
   return replace(now, stopped, places);
 }
 
+Result<void> replace_in(const InheritedFiles& files) {
+  const Pid pid = files.process.pid;
+  auto done = trace_on_own_thread([&]() -> Result<void> {
+    auto stopped = StoppedThreads::stop(pid, [](Tid) { return true; });
+    if (!stopped) return fail(std::move(stopped.error()));
+    const auto now = ProcFs().process(pid);
+    if (!now || now->start_ticks != files.process.start_ticks) return {};
+    return between(FaultPoint::kReplaceBefore, FaultPoint::kReplaceAfter,
+                   [&] { return replace_now(files, *stopped); });
+  });
+  if (done) return done;
+  const ErrorCode code = done.error().code;
+  if (code == ErrorCode::kProcessGone || code == ErrorCode::kNoSuchProcess) return {};
+  if (finish_step(pid)) return done;
+  Error error = std::move(done.error());
+  error.remedy +=
+      fmt::format("; one of its threads is still held: run `stasis recover {}`", pid.value);
+  return fail(std::move(error));
+}
+
 }  // namespace
 
 Result<std::vector<InheritedFiles>> find_inherited_files(const ProcFs& procfs,
@@ -219,21 +239,19 @@ Result<std::vector<InheritedFiles>> find_inherited_files(const ProcFs& procfs,
   return out;
 }
 
-Result<void> replace_inherited_files(const InheritedFiles& files) {
-  const Pid pid = files.process.pid;
-  auto done = trace_on_own_thread([&]() -> Result<void> {
-    auto stopped = StoppedThreads::stop(pid, [](Tid) { return true; });
-    if (!stopped) return fail(std::move(stopped.error()));
-    const auto now = ProcFs().process(pid);
-    if (!now || now->start_ticks != files.process.start_ticks) return {};
-    return between(FaultPoint::kReplaceBefore, FaultPoint::kReplaceAfter,
-                   [&] { return replace_now(files, *stopped); });
-  });
-  if (done) return done;
-  const ErrorCode code = done.error().code;
-  if (code == ErrorCode::kProcessGone || code == ErrorCode::kNoSuchProcess) return {};
-  (void)unpark_threads(pid);
-  return done;
+Result<void> replace_inherited_files(std::span<const InheritedFiles> found, Journal* journal) {
+  if (found.empty()) return {};
+  if (journal != nullptr) {
+    std::vector<JournalProcess> processes;
+    for (const InheritedFiles& files : found)
+      processes.push_back({files.process.pid, files.process.start_ticks});
+    if (auto noted = journal->note_stepped(std::move(processes)); !noted) return noted;
+  }
+  Result<void> first;
+  for (const InheritedFiles& files : found) {
+    if (auto done = replace_in(files); !done && first) first = std::move(done);
+  }
+  return first;
 }
 
 }  // namespace stasis

@@ -11,9 +11,11 @@
 // shares its memory or its descriptors with one that uses CUDA is never touched. docs/adr/0012.
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "checkpoint/group.h"
+#include "checkpoint/journal.h"
 #include "proc/procfs.h"
 
 namespace stasis {
@@ -33,9 +35,10 @@ Result<std::vector<InheritedFiles>> find_inherited_files(const proc::ProcFs& pro
                                                          const std::vector<GroupMember>& members,
                                                          bool simulated, bool ignore);
 
-// Replaces them, all threads of the process being stopped meanwhile. Survives our death as
-// park_threads() does, with finish_step(). No error if the process has gone, or has let go of them.
-// kBusy (another tracer), kNotPermitted, kNotSupported.
-Result<void> replace_inherited_files(const InheritedFiles& files);
+// Replaces them, all threads of each process being stopped meanwhile; which processes they are is
+// in the journal before, if there is one. Survives our death as park_threads() does, with
+// finish_step(). All are tried; the first error. None for a process that has gone, or has let go of
+// them. kBusy (another tracer), kNotPermitted, kNotSupported.
+Result<void> replace_inherited_files(std::span<const InheritedFiles> found, Journal* journal);
 
 }  // namespace stasis

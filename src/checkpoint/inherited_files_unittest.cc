@@ -107,7 +107,7 @@ TEST_F(InheritedFilesTest, AreReplacedInTheChildAndNowhereElse) {
   ASSERT_EQ(found->size(), 1U);
   EXPECT_EQ((*found)[0].descriptors, std::vector<int>{file_});
   ASSERT_EQ((*found)[0].mappings.size(), 1U);
-  auto done = replace_inherited_files((*found)[0]);
+  auto done = replace_inherited_files(*found, nullptr);
   ASSERT_TRUE(done) << done.error().to_string();
   EXPECT_EQ(ask_child(), 'b');
   EXPECT_EQ(memory_[0], kContent);
@@ -138,10 +138,10 @@ TEST_F(InheritedFilesTest, OneThatHasEndedMeanwhileIsNoError) {
   ASSERT_TRUE(found);
   ASSERT_EQ(found->size(), 1U);
   ::kill(child_, SIGKILL);
-  EXPECT_TRUE(replace_inherited_files((*found)[0]));  // a zombie
+  EXPECT_TRUE(replace_inherited_files(*found, nullptr));  // a zombie
   ::waitpid(child_, nullptr, 0);
   child_ = -1;
-  EXPECT_TRUE(replace_inherited_files((*found)[0]));
+  EXPECT_TRUE(replace_inherited_files(*found, nullptr));
 }
 
 int wait_for_ever(void*) {

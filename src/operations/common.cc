@@ -293,30 +293,6 @@ void settle(Driver& driver, std::span<const JournalTarget> targets) {
   }
 }
 
-namespace {
-
-// Between lock and checkpoint: the owners have their files, and start nobody.
-Result<void> replace_inherited(const Environment& env, OpenedGroup& opened, bool for_dump,
-                               bool ignore) {
-  auto found = find_inherited_files(proc::ProcFs(), opened.group.members(),
-                                    env.driver.info().simulated, !for_dump || ignore);
-  if (!found) return fail(std::move(found.error()));
-  if (found->empty()) return {};
-  std::vector<JournalProcess> processes;
-  for (const InheritedFiles& files : *found)
-    processes.push_back({files.process.pid, files.process.start_ticks});
-  if (auto noted = opened.journal->note_stepped(std::move(processes)); !noted) return noted;
-  for (const InheritedFiles& files : *found) {
-    auto done = replace_inherited_files(files);
-    if (done) continue;
-    if (for_dump) return done;
-    env.tell("a later dump may be refused: " + done.error().message);
-  }
-  return {};
-}
-
-}  // namespace
-
 Result<void> quiesce(const Environment& env, OpenedGroup& opened, std::chrono::milliseconds timeout,
                      bool ignore_obstacles, bool for_dump, Phases& phases) {
   Group& group = opened.group;
@@ -330,8 +306,18 @@ Result<void> quiesce(const Environment& env, OpenedGroup& opened, std::chrono::m
     if (!done) return done;
     phases.begin("checkpoint");
     done = group.keep_still();
-    if (done) done = replace_inherited(env, opened, for_dump, ignore_obstacles);
     if (!done) return done;
+    // Whom they have forked until then; from now on they fork nobody.
+    const std::size_t count = group.cuda_count();
+    if (auto grown = group.look_again(); !grown) return fail(std::move(grown.error()));
+    if (group.cuda_count() != count) continue;
+    auto inherited =
+        find_inherited_files(proc::ProcFs(), group.members(), env.driver.info().simulated,
+                             !for_dump || ignore_obstacles);
+    if (!inherited) return fail(std::move(inherited.error()));
+    done = replace_inherited_files(*inherited, opened.journal.get());
+    if (!done && for_dump) return done;
+    if (!done) env.tell("a later dump may be refused: " + done.error().to_string());
     done = group.checkpoint(env.progress, env.interrupt);
     if (!done) return done;
     // A checkpoint takes seconds, in which a process without CUDA can start one that has.

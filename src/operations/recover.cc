@@ -237,6 +237,11 @@ Result<RecoverReport> recover(const Environment& env, Pid root) {
     if (auto report = recover_record(env, entry)) out = std::move(*report);
     if (out.error) return fail(std::move(*out.error));
   }
+  // Without a record too: a thread that was left so spins, and no state tells it.
+  if (auto tree = proc::ProcFs().tree(root)) {
+    for (const proc::ProcessInfo& info : *tree)
+      (void)finish_step(info.pid);
+  }
   sweep();
   // Then everything in the tree that is not running, whoever left it so.
   auto report = resume(env, root, {});

@@ -84,3 +84,17 @@ untraced() { grep -q "^TracerPid:[[:space:]]*0" "/proc/$TARGET/status"; }
   target_goes_on
   target_verifies
 }
+
+@test "a worker that was left in the middle of a system call of ours goes on after recover, with no record of it" {
+  need_root "CRIU"
+  start_target loader
+  mapfile -t CHILDREN < <(children_of "$TARGET")
+  at_end_kill "${CHILDREN[@]}"
+  STASIS_FAULT=replace.file:kill capture timeout 60 stasis dump "$TARGET" --images-dir "$image"
+  assert_equal "$status" 137
+  rm "$STASIS_STATE_DIR"/*.json
+  done_by recover "$TARGET"
+  in_state running
+  target_goes_on
+  target_verifies
+}
