@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <map>
 #include <random>
 #include <set>
 #include <system_error>
@@ -11,6 +12,7 @@
 
 #include "base/units.h"
 #include "checkpoint/lock_round.h"
+#include "proc/memory_cgroup.h"
 
 namespace stasis {
 namespace {
@@ -30,6 +32,8 @@ constexpr int kPauseMaxMs = 20;
 constexpr milliseconds kProgressInterval{100};
 // What must stay free on the host beyond the copy of the GPU's memory.
 constexpr std::uint64_t kHostReserve = 256ULL << 20;
+// The same within a memory cgroup.
+constexpr std::uint64_t kCgroupReserve = 16ULL << 20;
 
 // Runs run(i) for all i below `count` at the same time. Where the system gives no more threads
 // (RLIMIT_NPROC), on this one: a job must not stay locked because a roll-back found no thread.
@@ -267,27 +271,56 @@ Result<void> Group::keep_still() {
       CudaState::kLocked, [](Process& process) { return process.keep_still(); }, "lock", quiet);
 }
 
-Result<void> Group::checkpoint(Progress& progress, const Interrupt& interrupt) {
-  if (auto use = driver_->memory_by_process()) {
-    // Those that were checkpointed before have no GPU memory now; what they had stays known.
+Result<void> Group::check_host_memory() {
+  auto use = driver_->memory_by_process();
+  if (!use) return {};
+  std::uint64_t to_move = 0;
+  struct Limited {
+    proc::MemoryCgroup group;
     std::uint64_t to_move = 0;
-    for (const GroupMember& member : members_) {
-      const auto it = use->find(member.process.pid());
-      if (it == use->end()) continue;
-      gpu_use_.insert_or_assign(it->first, it->second);
-      for (const GpuUse& part : it->second)
-        to_move += part.bytes;
-    }
-    auto available = procfs_.memory_available();
-    if (available && to_move > 0 && to_move + kHostReserve > *available) {
-      return fail(ErrorCode::kOutOfHostMemory,
-                  fmt::format("the GPU memory in use ({}) does not fit into the free memory of "
-                              "this host ({})",
-                              format_bytes(to_move), format_bytes(*available)),
-                  "the driver moves GPU memory into the process's own memory: free some, or give "
-                  "the host more");
+  };
+  std::map<std::string, Limited> limited;
+  for (const GroupMember& member : members_) {
+    const auto it = use->find(member.process.pid());
+    if (it == use->end()) continue;
+    // Those that were checkpointed before have no GPU memory now; what they had stays known.
+    gpu_use_.insert_or_assign(it->first, it->second);
+    std::uint64_t bytes = 0;
+    for (const GpuUse& part : it->second)
+      bytes += part.bytes;
+    if (bytes == 0) continue;
+    to_move += bytes;
+    for (proc::MemoryCgroup& group : proc::memory_cgroups(it->first)) {
+      Limited& entry = limited[group.directory];
+      entry.to_move += bytes;
+      entry.group = std::move(group);
     }
   }
+  const auto available = procfs_.memory_available();
+  if (available && to_move > 0 && to_move + kHostReserve > *available) {
+    return fail(ErrorCode::kOutOfHostMemory,
+                fmt::format("the GPU memory in use ({}) does not fit into the free memory of "
+                            "this host ({})",
+                            format_bytes(to_move), format_bytes(*available)),
+                "the driver moves GPU memory into the process's own memory: free some, or give "
+                "the host more");
+  }
+  for (const auto& [directory, entry] : limited) {
+    if (entry.to_move + kCgroupReserve <= entry.group.room()) continue;
+    return fail(ErrorCode::kOutOfHostMemory,
+                fmt::format("the GPU memory in use ({}) does not fit under the memory limit of "
+                            "{} ({}, of which {} are free)",
+                            format_bytes(entry.to_move), directory,
+                            format_bytes(entry.group.limit), format_bytes(entry.group.room())),
+                "the driver moves GPU memory into the process's own memory, and the kernel kills "
+                "what goes over the limit: raise the memory limit of the container or the job by "
+                "as much as it has GPU memory");
+  }
+  return {};
+}
+
+Result<void> Group::checkpoint(Progress& progress, const Interrupt& interrupt) {
+  if (auto fits = check_host_memory(); !fits) return fits;
   if (auto stop = interrupt.check(); !stop) return stop;
   auto done = in_parallel(
       CudaState::kLocked,

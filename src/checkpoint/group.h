@@ -70,8 +70,8 @@ class Group {
   // checkpoint() does too. In vain where somebody else does.
   Result<void> keep_still();
   // Checkpoints every locked CUDA process, in parallel. Before the first, compares the GPU memory
-  // in use with the free memory of the host (kOutOfHostMemory with the figures). `progress` gets
-  // the bytes moved. On an error some may be checkpointed: roll back.
+  // in use with the free memory of the host and with what the processes' memory cgroups leave them
+  // (kOutOfHostMemory with the figures). `progress` gets the bytes moved. On an error some may be checkpointed: roll back.
   Result<void> checkpoint(Progress& progress, const Interrupt& interrupt);
   // Restores every checkpointed CUDA process, in parallel, whatever it was initially.
   Result<void> restore(std::span<const GpuPair> pairs, Progress& progress);
@@ -91,6 +91,8 @@ class Group {
 
  private:
   Group(Driver& driver, proc::ProcFs procfs) : driver_(&driver), procfs_(std::move(procfs)) {}
+  // Also notes what is used on the GPUs.
+  Result<void> check_host_memory();
   // Adds what is new in the tree. Returns true if a process was added or has begun to use CUDA.
   Result<bool> refresh(Pid root);
   // One round of lock_round.h; if not all are locked then, none is.
