@@ -1,9 +1,14 @@
 #include "operations/restore_checks.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <thread>
 
 #include <fmt/format.h>
+
+#include "base/units.h"
+#include "proc/memory_cgroup.h"
 
 namespace stasis {
 
@@ -123,6 +128,32 @@ Result<void> check_numbers(const Manifest& manifest) {
       if (info.error().code != ErrorCode::kThreadId) return fail(std::move(info.error()));
       return fail(thread_in_use(thread, info.error().message));
     }
+  }
+  return {};
+}
+
+Result<void> check_host_memory(const Manifest& manifest) {
+  std::uint64_t needed = 0;
+  for (const FileRecord& file : manifest.files)
+    if (file.path.rfind("criu/pages-", 0) == 0) needed += file.size;
+  const proc::ProcFs procfs;
+  const auto memory = procfs.memory_available();
+  const auto swap = procfs.swap_free();
+  if (memory && swap && needed > *memory + *swap) {
+    return fail(ErrorCode::kOutOfHostMemory,
+                fmt::format("the processes have {} of memory, GPU memory included, and this host "
+                            "has {} free",
+                            format_bytes(needed), format_bytes(*memory + *swap)),
+                "free some, or restore on a host with more");
+  }
+  for (const proc::MemoryCgroup& group : proc::memory_cgroups(Pid{::getpid()})) {
+    if (needed <= group.room()) continue;
+    return fail(ErrorCode::kOutOfHostMemory,
+                fmt::format("the processes have {} of memory, GPU memory included, and the memory "
+                            "limit of {} ({}) leaves {} free",
+                            format_bytes(needed), group.directory, format_bytes(group.limit),
+                            format_bytes(group.room())),
+                "raise the limit, or restore from outside of that cgroup");
   }
   return {};
 }

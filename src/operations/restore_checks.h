@@ -27,6 +27,10 @@ Result<void> check_driver(const Driver& driver, const Manifest& manifest);
 // kPidInUse.
 Result<void> check_numbers(const Manifest& manifest);
 
+// The memory of the processes, the GPU's content with it, has room on this host, swap included, and
+// in the memory cgroup that they will be in: ours. kOutOfHostMemory with the figures.
+Result<void> check_host_memory(const Manifest& manifest);
+
 // Where the GPU memory of each process goes, and that it fits there.
 Result<std::vector<GpuPair>> plan_gpus(const Environment& env, const Manifest& manifest,
                                        std::span<const Gpu> from, const RestoreOptions& options);

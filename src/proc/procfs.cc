@@ -352,10 +352,14 @@ Result<std::uint64_t> ProcFs::anonymous_bytes(Pid pid) const {
          1024;
 }
 
-Result<std::uint64_t> ProcFs::memory_available() const {
+Result<std::uint64_t> ProcFs::memory_available() const { return meminfo("MemAvailable"); }
+
+Result<std::uint64_t> ProcFs::swap_free() const { return meminfo("SwapFree"); }
+
+Result<std::uint64_t> ProcFs::meminfo(std::string_view key) const {
   auto text = read_file(AT_FDCWD, root_ + "/meminfo");
   if (!text) return fail(std::move(text.error()));
-  return number<std::uint64_t>(field(*text, "MemAvailable")) * 1024;
+  return number<std::uint64_t>(field(*text, key)) * 1024;
 }
 
 bool may_trace(Pid pid) {

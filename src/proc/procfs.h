@@ -121,8 +121,13 @@ class ProcFs {
 
   // Bytes the process could take without swapping (MemAvailable of /proc/meminfo).
   Result<std::uint64_t> memory_available() const;
+  // Bytes of swap that are free.
+  Result<std::uint64_t> swap_free() const;
 
  private:
+  // A figure of /proc/meminfo, in bytes.
+  Result<std::uint64_t> meminfo(std::string_view key) const;
+
   std::string root_;
 };
 

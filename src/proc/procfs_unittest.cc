@@ -259,10 +259,11 @@ TEST_F(FakeProc, ReadsThreads) {
 }
 
 TEST_F(FakeProc, ReadsAvailableMemory) {
-  std::ofstream(root_ / "meminfo") << "MemTotal:  100 kB\nMemAvailable:   24 kB\n";
+  std::ofstream(root_ / "meminfo") << "MemTotal:  100 kB\nMemAvailable:   24 kB\nSwapFree: 7 kB\n";
   auto bytes = procfs().memory_available();
   ASSERT_TRUE(bytes);
   EXPECT_EQ(*bytes, 24U * 1024);
+  EXPECT_EQ(procfs().swap_free().value(), 7U * 1024);
   EXPECT_FALSE(ProcFs("/nonexistent").memory_available());
 }
 

@@ -37,6 +37,22 @@ need_root() {
   [[ $(id -u) == 0 ]] || skip "needs root: $1"
 }
 
+# A memory cgroup with a limit of that many bytes; its directory in $CGROUP. For the test to remove.
+make_memory_cgroup() {
+  local base
+  for base in /sys/fs/cgroup/memory /sys/fs/cgroup; do
+    CGROUP=$base/stasis-test-$$-$BATS_TEST_NUMBER
+    mkdir "$CGROUP" 2>/dev/null || continue
+    ! limit_cgroup "$1" || return 0
+    rmdir "$CGROUP"
+  done
+  skip "no memory cgroup can be made on this machine"
+}
+
+limit_cgroup() {
+  { echo "$1" >"$CGROUP/memory.limit_in_bytes" || echo "$1" >"$CGROUP/memory.max"; } 2>/dev/null
+}
+
 # Replaces this shell by a program on the driver under test. For a command in the foreground put it
 # in brackets: (exec_on_gpu stasis-workload idle --rounds 1).
 exec_on_gpu() {

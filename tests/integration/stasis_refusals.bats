@@ -466,6 +466,20 @@ restorable() {
   restored_verifies 3
 }
 
+@test "a restore that the memory cgroup has no room for is refused before a process is made" {
+  start_target memory --size 128M
+  done_by dump "$TARGET" --images-dir "$image"
+  make_memory_cgroup $((100 << 20))
+  echo $BASHPID >"$CGROUP/cgroup.procs"
+  refused 11 out-of-host-memory restore --images-dir "$image" --detach
+  echo $BASHPID >"${CGROUP%/*}/cgroup.procs"
+  rmdir "$CGROUP"
+  assert_contains "$err" "the memory limit of $CGROUP (100 MiB) leaves"
+  nothing_left
+  done_by restore --images-dir "$image" --detach
+  target_goes_on
+}
+
 @test "a process that dies while its GPU memory comes back ends the restore, and the image stays" {
   need_root "CRIU"
   start_target memory --size 8M

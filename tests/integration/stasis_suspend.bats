@@ -189,29 +189,15 @@ stands_in_ps() { stasis ps 2>/dev/null | grep -qF "$1"; }
   nothing_left
 }
 
-# A memory cgroup of LIMIT bytes with the target in it; its directory in $CGROUP.
-limit_target() {
-  local base
-  for base in /sys/fs/cgroup/memory /sys/fs/cgroup; do
-    CGROUP=$base/stasis-test-$$-$BATS_TEST_NUMBER
-    mkdir "$CGROUP" 2>/dev/null || continue
-    if { echo "$1" >"$CGROUP/memory.limit_in_bytes" || echo "$1" >"$CGROUP/memory.max"; } 2>/dev/null &&
-      echo "$TARGET" >"$CGROUP/cgroup.procs" 2>/dev/null; then
-      return
-    fi
-    rmdir "$CGROUP"
-  done
-  skip "no memory cgroup can be made on this machine"
-}
-
 @test "what does not fit under the memory limit of its container is refused, and runs on" {
   start_target memory --size 128M
-  limit_target $((100 << 20))
+  make_memory_cgroup $((100 << 20))
+  echo "$TARGET" >"$CGROUP/cgroup.procs"
   refused 11 out-of-host-memory suspend "$TARGET"
   assert_contains "$err" "does not fit under the memory limit of $CGROUP (100 MiB"
   in_state running
   target_goes_on
-  { echo -1 >"$CGROUP/memory.limit_in_bytes" || echo max >"$CGROUP/memory.max"; } 2>/dev/null
+  limit_cgroup $((1 << 30))
   done_by suspend "$TARGET"
   done_by resume "$TARGET"
   target_goes_on
