@@ -117,7 +117,12 @@ Result<bool> Group::refresh(Pid root) {
   // Its number may mean another process by now.
   if (!members_.empty() && !members_.front().process.alive()) return gone();
   if (!tree) return fail(std::move(tree.error()));
+  // A shell starts a process for every line, and each is a descriptor here.
+  std::erase_if(members_, [&](const GroupMember& member) {
+    return !member.initial && member.process.pid() != root && !member.process.alive();
+  });
   bool changed = false;
+  bool more_cuda = false;
   for (const proc::ProcessInfo& info : *tree) {
     const auto known = std::find_if(members_.begin(), members_.end(), [&](const GroupMember& m) {
       return m.process.pid() == info.pid && m.process.info().start_ticks == info.start_ticks;
@@ -129,7 +134,7 @@ Result<bool> Group::refresh(Pid root) {
       if (!state) return fail(std::move(state.error()));
       if (*state) {
         known->initial = **state;
-        changed = true;
+        changed = more_cuda = true;
       }
       continue;
     }
@@ -150,11 +155,12 @@ Result<bool> Group::refresh(Pid root) {
     }
     members_.push_back({std::move(*process), *state});
     changed = true;
+    more_cuda = more_cuda || state->has_value();
   }
   if (changed && on_members_changed) {
     if (auto told = on_members_changed(members_); !told) return fail(std::move(told.error()));
   }
-  return changed;
+  return more_cuda;
 }
 
 Result<void> Group::try_lock(milliseconds slice, bool& all_locked) {
@@ -198,9 +204,9 @@ Result<void> Group::lock(milliseconds timeout, const Interrupt& interrupt) {
     bool all_locked = false;
     if (auto done = try_lock(this_slice, all_locked); !done) return done;
     if (all_locked) {
-      auto changed = refresh(root());
-      if (!changed) return fail(std::move(changed.error()));
-      if (!*changed) return {};
+      auto more = refresh(root());
+      if (!more) return fail(std::move(more.error()));
+      if (!*more) return {};
       continue;  // somebody new: they are locked in the next round, the others are already
     }
     pause_with_jitter();

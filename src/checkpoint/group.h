@@ -57,14 +57,15 @@ class Group {
   std::function<Result<void>(const std::vector<GroupMember>&)> on_members_changed;
 
   // Locks every CUDA process that runs. Those that another tool had locked or checkpointed stay
-  // so. Then looks for processes that have appeared or begun to use CUDA meanwhile, until there
-  // are none. `timeout` zero: no deadline. kTimeout: nobody is locked by us any more. kProcessGone
+  // so. Then looks for processes that have appeared with CUDA or begun to use it meanwhile, until
+  // there are none. `timeout` zero: no deadline. kTimeout: nobody is locked by us any more. kProcessGone
   // if the root has ended; other processes may come and go.
   Result<void> lock(std::chrono::milliseconds timeout, const Interrupt& interrupt);
   // How often processes were asked until all were locked; 1 is the least.
   int lock_tries() const { return lock_tries_; }
-  // Looks for processes that have appeared or begun to use CUDA since. True: call lock() and
-  // checkpoint() once more; they leave alone those that are there already.
+  // Looks for processes that have appeared or begun to use CUDA since, and forgets those without
+  // that have ended. True if there are more that use CUDA: call lock() and checkpoint() once more;
+  // they leave alone those that are there already.
   Result<bool> look_again() { return refresh(root()); }
   // Keeps the threads of every locked CUDA process still (Process::keep_still()), in parallel, as
   // checkpoint() does too. In vain where somebody else does.
@@ -93,7 +94,7 @@ class Group {
   Group(Driver& driver, proc::ProcFs procfs) : driver_(&driver), procfs_(std::move(procfs)) {}
   // Also notes what is used on the GPUs.
   Result<void> check_host_memory();
-  // Adds what is new in the tree. Returns true if a process was added or has begun to use CUDA.
+  // Adds what is new in the tree. True if a process with CUDA was added or one has begun to use it.
   Result<bool> refresh(Pid root);
   // One round of lock_round.h; if not all are locked then, none is.
   Result<void> try_lock(std::chrono::milliseconds slice, bool& all_locked);

@@ -308,9 +308,9 @@ Result<void> quiesce(const Environment& env, OpenedGroup& opened, std::chrono::m
     done = group.keep_still();
     if (!done) return done;
     // Whom they have forked until then; from now on they fork nobody.
-    const std::size_t count = group.cuda_count();
-    if (auto grown = group.look_again(); !grown) return fail(std::move(grown.error()));
-    if (group.cuda_count() != count) continue;
+    auto more = group.look_again();
+    if (!more) return fail(std::move(more.error()));
+    if (*more) continue;
     auto inherited =
         find_inherited_files(proc::ProcFs(), group.members(), env.driver.info().simulated,
                              !for_dump || ignore_obstacles);
@@ -321,9 +321,9 @@ Result<void> quiesce(const Environment& env, OpenedGroup& opened, std::chrono::m
     done = group.checkpoint(env.progress, env.interrupt);
     if (!done) return done;
     // A checkpoint takes seconds, in which a process without CUDA can start one that has.
-    auto changed = group.look_again();
-    if (!changed) return fail(std::move(changed.error()));
-    if (!*changed) return {};
+    more = group.look_again();
+    if (!more) return fail(std::move(more.error()));
+    if (!*more) return {};
   }
 }
 

@@ -119,7 +119,10 @@ Result<ProcessInfo> ProcFs::process(Pid pid) const {
   }
   auto status = read_of(root_, pid, "status");
   if (!status) return fail(std::move(status.error()));
-  const int process = number<int>(field(*status, "Tgid"));
+  const std::string group = field(*status, "Tgid");
+  const int process = number<int>(group);
+  // The kernel takes its number from one that is just ending before the file is gone.
+  if (group == "0") return fail(no_such_process(pid));
   if (process == 0) {
     return fail(ErrorCode::kInternal,
                 fmt::format("{}/{}/status names no process (Tgid)", root_, pid.value));

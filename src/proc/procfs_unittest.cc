@@ -258,6 +258,13 @@ TEST_F(FakeProc, ReadsThreads) {
   EXPECT_EQ(procfs().thread(Pid{77}, Tid{77}).error().code, ErrorCode::kNoSuchProcess);
 }
 
+TEST_F(FakeProc, AProcessWithoutANumberHasEnded) {
+  write(12, "status", "Name:\ta\nTgid:\t0\nPid:\t0\n");
+  EXPECT_EQ(procfs().process(Pid{12}).error().code, ErrorCode::kNoSuchProcess);
+  write(12, "status", "Name:\ta\n");
+  EXPECT_EQ(procfs().process(Pid{12}).error().code, ErrorCode::kInternal);
+}
+
 TEST_F(FakeProc, ReadsAvailableMemory) {
   std::ofstream(root_ / "meminfo") << "MemTotal:  100 kB\nMemAvailable:   24 kB\nSwapFree: 7 kB\n";
   auto bytes = procfs().memory_available();

@@ -51,6 +51,25 @@ refused_untouched() {
   restored_verifies 5
 }
 
+@test "a shell that starts a process after the other does not keep its tree from being suspended" {
+  TARGET_STATUS=$BATS_TEST_TMPDIR/status
+  TARGET_LOG=$BATS_TEST_TMPDIR/log
+  # shellcheck disable=SC2016
+  (exec_on_gpu setsid bash -c 'trap : USR1
+    stasis-workload memory --size 4M --status "$1" &
+    while :; do for _ in 1 2 3 4 5 6 7 8; do /bin/true & done; wait -n; done' bash "$TARGET_STATUS") \
+    </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 30 target_is_up
+  for _ in 1 2 3; do
+    done_by suspend "$TARGET" --timeout 10000
+    gpu_is_free
+    done_by resume "$TARGET" --timeout 10000
+    target_goes_on
+  done
+}
+
 @test "the lock of a group says how often it tried" {
   start_ranks 4
   done_by suspend "$TARGET" --json
