@@ -62,6 +62,33 @@ bool has_gone(const Process& process, const Error& answer) {
   return !process.alive() || answer.code == ErrorCode::kProcessGone;
 }
 
+// A process that has just been forked is a copy of its parent, until the driver's code for that has
+// run in it: asked then, it may answer as the parent. But no thread but one is in it.
+bool is_its_parents_copy(const Process& process, const proc::ProcFs& procfs) {
+  const auto thread = process.restore_thread_id();
+  if (!thread) return true;
+  const std::vector<Tid> threads = procfs.threads(process.pid());
+  return std::find(threads.begin(), threads.end(), *thread) == threads.end();
+}
+
+// What the process is in. One that is just being forked, or is about to end, may leave the driver
+// without an answer, or with a wrong one: a little later it is either gone or gives the right one.
+Result<std::optional<CudaState>> ask_patiently(const Process& process, bool forked_from_cuda,
+                                               const proc::ProcFs& procfs) {
+  constexpr milliseconds kPatience{500};
+  constexpr milliseconds kPoll{10};
+  const auto start = Clock::now();
+  for (;;) {
+    auto state = process.cuda_state();
+    const bool unsure = state ? state->has_value() && forked_from_cuda &&
+                                    is_its_parents_copy(process, procfs)
+                              : state.error().code == ErrorCode::kDriverError &&
+                                    !has_gone(process, state.error());
+    if (!unsure || Clock::now() - start > kPatience) return state;
+    std::this_thread::sleep_for(kPoll);
+  }
+}
+
 void pause_with_jitter() {
   static thread_local std::mt19937 random(std::random_device{}());
   std::this_thread::sleep_for(
@@ -129,7 +156,7 @@ Result<bool> Group::refresh(Pid root) {
     });
     if (known != members_.end()) {
       if (known->initial) continue;
-      auto state = known->process.cuda_state();
+      auto state = ask_patiently(known->process, false, procfs_);
       if (!state && has_gone(known->process, state.error())) continue;
       if (!state) return fail(std::move(state.error()));
       if (*state) {
@@ -148,7 +175,11 @@ Result<bool> Group::refresh(Pid root) {
       if (code == ErrorCode::kNoSuchProcess || code == ErrorCode::kZombie) continue;
       return fail(std::move(process.error()));
     }
-    auto state = process->cuda_state();
+    const auto parent = std::find_if(members_.begin(), members_.end(), [&](const GroupMember& m) {
+      return m.process.pid() == info.parent;
+    });
+    const bool forked_from_cuda = parent != members_.end() && parent->initial;
+    auto state = ask_patiently(*process, forked_from_cuda, procfs_);
     if (!state) {
       if (info.pid != root && has_gone(*process, state.error())) continue;
       return fail(std::move(state.error()));

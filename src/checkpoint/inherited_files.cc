@@ -225,6 +225,8 @@ Result<std::vector<InheritedFiles>> find_inherited_files(const ProcFs& procfs,
                                            [&](int fd) { return is_owned(owners, pid, fd); });
     if (all_inherited) {
       out.push_back(std::move(files));
+    } else if (driver_descriptors(procfs, pid, simulated).empty()) {
+      continue;  // it has ended since, or has just closed them
     } else if (!ignore) {
       return fail(
           ErrorCode::kNotSupported,

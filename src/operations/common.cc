@@ -34,10 +34,11 @@ void inherit_states(Group& group, const std::vector<JournalTarget>& inherited) {
   }
 }
 
-std::vector<std::pair<Pid, std::optional<CudaState>>> states_of(const Group& group) {
-  std::vector<std::pair<Pid, std::optional<CudaState>>> states;
+// Of those that use CUDA: others may come and go all the time.
+std::vector<std::pair<Pid, CudaState>> states_of(const Group& group) {
+  std::vector<std::pair<Pid, CudaState>> states;
   for (const GroupMember& member : group.members())
-    states.emplace_back(member.process.pid(), member.initial);
+    if (member.initial) states.emplace_back(member.process.pid(), *member.initial);
   return states;
 }
 

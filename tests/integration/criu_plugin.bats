@@ -140,6 +140,21 @@ script() {
   nothing_left
 }
 
+# CRIU stops the threads one after the other, and what was locked goes on forking until then.
+@test "workers that are forked between the lock and the stop make the dump fail, and say so" {
+  start_target loader --restless
+  local i
+  for i in 1 2 3 4 5; do
+    criu dump --tree "$TARGET"
+    ((status == 0)) || break
+    restore_target
+  done
+  ((status == 1))
+  logged dump "was forked from one that uses CUDA while that was being locked"
+  logged dump "dump once more"
+  unharmed
+}
+
 @test "there and back: threads that ask the driver all the time" {
   start_target poll --own-us 20
   dump_target

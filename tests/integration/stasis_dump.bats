@@ -444,6 +444,23 @@ has_device_files() { ls -l "/proc/$1/fd" | grep -qE 'userfaultfd|landlock|perf_e
   restored_verifies
 }
 
+@test "workers that the program starts all the time are dumped and restored with it" {
+  start_target loader --restless
+  for _ in 1 2 3; do
+    done_by suspend "$TARGET"
+    done_by resume "$TARGET"
+    target_goes_on
+    done_by dump "$TARGET" --images-dir "$image" --leave-running
+    target_goes_on
+    rm -r "$image"
+  done
+  dump_it
+  gpu_is_free
+  restore_it
+  target_goes_on
+  restored_verifies
+}
+
 @test "such workers go on after a dump that leaves the program running, and can be dumped again" {
   start_loader
   local numbers

@@ -6,9 +6,13 @@
 
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstring>
+#include <deque>
+#include <stop_token>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/workloads/gpu.h"
@@ -72,6 +76,27 @@ Worker start_worker(const Run& run, std::size_t which, std::vector<Worker>& othe
   return {pid, UniqueFd(orders[1]), UniqueFd(answers[0])};
 }
 
+// Starts a worker every few milliseconds. Each lives a moment only.
+void start_workers_until(const std::stop_token& stop) {
+  using std::chrono::milliseconds;
+  constexpr milliseconds kEvery{5};
+  constexpr milliseconds kLife{200};
+  std::deque<pid_t> alive;
+  while (!stop.stop_requested()) {
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+      std::this_thread::sleep_for(kLife);
+      ::_exit(0);
+    }
+    if (pid > 0) alive.push_back(pid);
+    std::this_thread::sleep_for(kEvery);
+    while (!alive.empty() && ::waitpid(alive.front(), nullptr, WNOHANG) != 0)
+      alive.pop_front();
+  }
+  for (const pid_t pid : alive)
+    ::waitpid(pid, nullptr, 0);
+}
+
 }  // namespace
 
 void run_loader(Run& run) {
@@ -82,6 +107,8 @@ void run_loader(Run& run) {
   std::vector<Worker> workers;
   for (std::size_t i = 0; i < run.options().children; ++i)
     workers.push_back(start_worker(run, i, workers));
+  std::jthread restless;
+  if (run.options().restless) restless = std::jthread(start_workers_until);
   Checker checker(gpu, workers.size());
   while (run.next()) {
     checker.begin(nullptr);
@@ -99,6 +126,7 @@ void run_loader(Run& run) {
     checker.verify(nullptr, run);
     run.finish();
   }
+  restless = std::jthread();
   for (Worker& worker : workers) {
     worker.orders = UniqueFd();
     int status = 0;

@@ -93,6 +93,8 @@ int main(int argc, char** argv) {
   app.add_option("--child-kind", options.child_kind, "what they run")->capture_default_str();
   app.add_flag("--like-nccl", options.like_nccl,
                "kind collective: with the socket of an NCCL rank");
+  app.add_flag("--restless", options.restless,
+               "kind loader: a thread that starts short-lived workers all the time");
   app.add_option("--ipc-handle", options.ipc_handle)->group("");
   app.add_option("--meeting", options.meeting)->group("");
   app.add_option("--rank", options.rank)->group("");

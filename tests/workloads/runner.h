@@ -34,6 +34,7 @@ struct Options {
   std::uint32_t rank = 0;   // its number, and
   std::uint32_t ranks = 1;  // how many there are
   bool like_nccl = false;   // kind collective: hold the socket that NCCL's ranks listen on
+  bool restless = false;    // kind loader: start a worker after the other
   bool print_pid = false;
   programs::Lookup lookup = programs::Lookup::kDlsym;
 };
