@@ -80,10 +80,9 @@ Result<std::optional<CudaState>> ask_patiently(const Process& process, bool fork
   const auto start = Clock::now();
   for (;;) {
     auto state = process.cuda_state();
-    const bool unsure = state ? state->has_value() && forked_from_cuda &&
-                                    is_its_parents_copy(process, procfs)
-                              : state.error().code == ErrorCode::kDriverError &&
-                                    !has_gone(process, state.error());
+    const bool unsure =
+        state ? state->has_value() && forked_from_cuda && is_its_parents_copy(process, procfs)
+              : state.error().code == ErrorCode::kDriverError && !has_gone(process, state.error());
     if (!unsure || Clock::now() - start > kPatience) return state;
     std::this_thread::sleep_for(kPoll);
   }
@@ -347,8 +346,8 @@ Result<void> Group::check_host_memory() {
     return fail(ErrorCode::kOutOfHostMemory,
                 fmt::format("the GPU memory in use ({}) does not fit under the memory limit of "
                             "{} ({}, of which {} are free)",
-                            format_bytes(entry.to_move), directory,
-                            format_bytes(entry.group.limit), format_bytes(entry.group.room())),
+                            format_bytes(entry.to_move), directory, format_bytes(entry.group.limit),
+                            format_bytes(entry.group.room())),
                 "the driver moves GPU memory into the process's own memory, and the kernel kills "
                 "what goes over the limit: raise the memory limit of the container or the job by "
                 "as much as it has GPU memory");

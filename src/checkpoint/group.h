@@ -58,8 +58,8 @@ class Group {
 
   // Locks every CUDA process that runs. Those that another tool had locked or checkpointed stay
   // so. Then looks for processes that have appeared with CUDA or begun to use it meanwhile, until
-  // there are none. `timeout` zero: no deadline. kTimeout: nobody is locked by us any more. kProcessGone
-  // if the root has ended; other processes may come and go.
+  // there are none. `timeout` zero: no deadline. kTimeout: nobody is locked by us any more.
+  // kProcessGone if the root has ended; other processes may come and go.
   Result<void> lock(std::chrono::milliseconds timeout, const Interrupt& interrupt);
   // How often processes were asked until all were locked; 1 is the least.
   int lock_tries() const { return lock_tries_; }
@@ -72,7 +72,8 @@ class Group {
   Result<void> keep_still();
   // Checkpoints every locked CUDA process, in parallel. Before the first, compares the GPU memory
   // in use with the free memory of the host and with what the processes' memory cgroups leave them
-  // (kOutOfHostMemory with the figures). `progress` gets the bytes moved. On an error some may be checkpointed: roll back.
+  // (kOutOfHostMemory with the figures). `progress` gets the bytes moved. On an error some may be
+  // checkpointed: roll back.
   Result<void> checkpoint(Progress& progress, const Interrupt& interrupt);
   // Restores every checkpointed CUDA process, in parallel, whatever it was initially.
   Result<void> restore(std::span<const GpuPair> pairs, Progress& progress);

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <string_view>
 #include <system_error>
 
@@ -39,6 +40,17 @@ bool is_drivers(std::string_view path, bool simulated) {
     return true;
   }
   return path.find("/dev/nvidia") != std::string_view::npos;  // somewhere, in a chroot
+}
+
+// Containers may forbid kcmp, and kernels may lack it.
+Result<void> can_compare_files() {
+  const pid_t self = ::getpid();
+  if (::syscall(SYS_kcmp, self, self, kKcmpMemory, 0, 0) == 0) return {};
+  return fail(ErrorCode::kNotSupported,
+              fmt::format("the kernel does not tell whose device files a process has: kcmp: {}",
+                          std::generic_category().message(errno)),
+              "in a container, allow the system call kcmp (CAP_SYS_PTRACE does for most); the "
+              "kernel needs CONFIG_KCMP, as CRIU does");
 }
 
 bool same_file(Pid a, int descriptor_a, Pid b, int descriptor_b) {
@@ -220,6 +232,10 @@ Result<std::vector<InheritedFiles>> find_inherited_files(const ProcFs& procfs,
       }
     }
     if (files.descriptors.empty() && files.mappings.empty()) continue;
+    if (auto able = can_compare_files(); !able) {
+      if (ignore) continue;
+      return fail(std::move(able.error()));
+    }
     if (shares_with_owner(owners, pid)) continue;
     const bool all_inherited = std::all_of(files.descriptors.begin(), files.descriptors.end(),
                                            [&](int fd) { return is_owned(owners, pid, fd); });

@@ -1,15 +1,20 @@
 #include "checkpoint/inherited_files.h"
 
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <csignal>
+#include <cstddef>
 #include <cstdlib>
 #include <functional>
 #include <optional>
@@ -35,7 +40,7 @@ class InheritedFilesTest : public testing::Test {
         static_cast<char*>(::mmap(nullptr, kSize, PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0));
     ASSERT_NE(memory_, MAP_FAILED);
     memory_[0] = kContent;
-    driver_.add(Pid{::getpid()});
+    driver_.add(self_);
   }
   void TearDown() override {
     if (child_ > 0) {
@@ -83,7 +88,7 @@ class InheritedFilesTest : public testing::Test {
 
   Result<std::vector<InheritedFiles>> find(bool ignore = false) {
     members_.clear();
-    auto self = Process::open(driver_, Pid{::getpid()});
+    auto self = Process::open(driver_, self_);
     auto child = Process::open(driver_, Pid{child_});
     if (!self) return fail(std::move(self.error()));
     if (!child) return fail(std::move(child.error()));
@@ -92,6 +97,7 @@ class InheritedFilesTest : public testing::Test {
     return find_inherited_files(proc::ProcFs(), members_, true, ignore);
   }
 
+  const Pid self_{::getpid()};
   FakeDriver driver_;
   std::vector<GroupMember> members_;
   int file_ = -1;
@@ -134,6 +140,33 @@ TEST_F(InheritedFilesTest, AFileOfItsOwnIsRefusedAndWithIgnoreLeftAlone) {
   EXPECT_TRUE(ignored->empty());
 }
 
+// kcmp answers EPERM from now on, as it does in many containers.
+bool forbid_kcmp() {
+  std::array<sock_filter, 4> code{{
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_kcmp, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  }};
+  const sock_fprog program{code.size(), code.data()};
+  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+TEST_F(InheritedFilesTest, WhereFilesCannotBeComparedItSaysSo) {
+  fork_child([] {});
+  EXPECT_EXIT(
+      {
+        if (!forbid_kcmp()) ::_exit(3);
+        const auto found = find();
+        ::_exit(!find(true)                                               ? 4
+                : found                                                   ? 1
+                : found.error().message.find("kcmp") == std::string::npos ? 2
+                                                                          : 0);
+      },
+      testing::ExitedWithCode(0), "");
+}
+
 TEST_F(InheritedFilesTest, OneThatHasEndedMeanwhileIsNoError) {
   fork_child([] {});
   auto found = find();
@@ -146,8 +179,8 @@ TEST_F(InheritedFilesTest, OneThatHasEndedMeanwhileIsNoError) {
   EXPECT_TRUE(replace_inherited_files(*found, nullptr));
 }
 
-// clone() of a child that only ever waits. It uses no stack and runs nothing of the C library's or a
-// sanitizer's, which would take it for a fork (the thread sanitizer's clone() does).
+// clone() of a child that only ever waits. It uses no stack and runs nothing of the C library's or
+// a sanitizer's, which would take it for a fork (the thread sanitizer's clone() does).
 pid_t clone_waiting(long flags) {
   long answer = SYS_clone;
   asm volatile(

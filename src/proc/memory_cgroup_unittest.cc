@@ -32,8 +32,8 @@ class MemoryCgroupTest : public testing::Test {
   void mount(const std::string& root, const std::string& type, const std::string& options) const {
     write("proc/self/mountinfo",
           "22 1 8:1 / / rw - ext4 /dev/vda rw\n"
-          "30 22 0:26 " + root + " " + at("cg") + " rw,nosuid shared:9 - " + type + " none " + options +
-              "\n");
+          "30 22 0:26 " +
+              root + " " + at("cg") + " rw,nosuid shared:9 - " + type + " none " + options + "\n");
   }
 
   fs::path root_;
