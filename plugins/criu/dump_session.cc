@@ -133,18 +133,13 @@ Result<void> DumpSession::State::refuse_obstacles() {
   auto found = find_obstacles(*driver, proc::ProcFs(), fresh);
   if (!found) return fail(std::move(found.error()));
   if (found->empty()) return {};
-  std::string message;
-  for (const Obstacle& obstacle : *found) {
-    message += fmt::format("{}process {}: {}", message.empty() ? "" : "; ", obstacle.pid.value,
-                           obstacle.what);
-  }
+  Error why = describe_obstacles(*found, fresh);
   if (ignores_obstacles()) {
-    ignored.push_back(std::move(message));
+    ignored.push_back(std::move(why.message));
     return {};
   }
-  return fail(ErrorCode::kNotSupported, std::move(message),
-              fmt::format("{}; if you know better: {}=1 in criu's environment",
-                          found->front().remedy, kIgnoreVariable));
+  why.remedy += fmt::format("; if you know better: {}=1 in criu's environment", kIgnoreVariable);
+  return fail(std::move(why));
 }
 
 Result<void> DumpSession::State::lock(Pid root, milliseconds timeout) {

@@ -1,11 +1,14 @@
 #include "checkpoint/obstacles.h"
 
 #include <algorithm>
+#include <map>
 #include <optional>
+#include <set>
 #include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 namespace stasis {
 namespace {
@@ -229,6 +232,26 @@ class Search {
 Result<std::vector<Obstacle>> find_obstacles(Driver& driver, const ProcFs& procfs,
                                              std::span<const ProcessInfo> processes) {
   return Search(driver, procfs).run(processes);
+}
+
+Error describe_obstacles(std::span<const Obstacle> found,
+                         std::span<const proc::ProcessInfo> processes) {
+  std::map<std::string, std::string> concerned;  // by what is in their way
+  std::set<std::string> remedies;
+  for (const Obstacle& obstacle : found) {
+    const auto info =
+        std::find_if(processes.begin(), processes.end(),
+                     [&](const proc::ProcessInfo& one) { return one.pid == obstacle.pid; });
+    std::string& list = concerned[obstacle.what];
+    list += fmt::format("{}{} ({})", list.empty() ? "" : ", ", obstacle.pid.value,
+                        info == processes.end() ? "?" : info->comm);
+    remedies.insert(obstacle.remedy);
+  }
+  std::vector<std::string> reasons;
+  for (const auto& [what, list] : concerned)
+    reasons.push_back(fmt::format("{}: process {}", what, list));
+  return Error{ErrorCode::kNotSupported, fmt::format("{}", fmt::join(reasons, "; ")),
+               fmt::format("{}", fmt::join(remedies, "; ")), {}, {}};
 }
 
 }  // namespace stasis

@@ -27,4 +27,8 @@ struct Obstacle {
 Result<std::vector<Obstacle>> find_obstacles(Driver& driver, const proc::ProcFs& procfs,
                                              std::span<const proc::ProcessInfo> processes);
 
+// All of them, at least one, for people: each reason once, with whom it concerns. kNotSupported.
+Error describe_obstacles(std::span<const Obstacle> found,
+                         std::span<const proc::ProcessInfo> processes);
+
 }  // namespace stasis

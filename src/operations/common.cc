@@ -5,13 +5,11 @@
 #include <algorithm>
 #include <filesystem>
 #include <iterator>
-#include <map>
 #include <memory>
 #include <set>
 #include <thread>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "base/fault_point.h"
 #include "checkpoint/inherited_files.h"
@@ -169,25 +167,13 @@ Result<void> look_for_obstacles(const Environment& env, const std::vector<GroupM
   auto found = find_obstacles(env.driver, proc::ProcFs(), fresh);
   if (!found) return fail(std::move(found.error()));
   if (found->empty()) return {};
-  std::map<std::string, std::string> processes;  // by what is in their way
-  std::set<std::string> remedies;
-  for (const Obstacle& obstacle : *found) {
-    const auto info = std::find_if(fresh.begin(), fresh.end(), [&](const proc::ProcessInfo& one) {
-      return one.pid == obstacle.pid;
-    });
-    std::string& list = processes[obstacle.what];
-    list += fmt::format("{}{} ({})", list.empty() ? "" : ", ", obstacle.pid.value, info->comm);
-    remedies.insert(obstacle.remedy);
-  }
-  std::vector<std::string> reasons;
-  for (const auto& [what, list] : processes)
-    reasons.push_back(fmt::format("{}: process {}", what, list));
+  Error why = describe_obstacles(*found, fresh);
   if (ignore) {
-    env.tell(fmt::format("going on as told, in spite of {}", fmt::join(reasons, "; ")));
+    env.tell("going on as told, in spite of " + why.message);
     return {};
   }
-  return fail(ErrorCode::kNotSupported, fmt::format("{}", fmt::join(reasons, "; ")),
-              fmt::format("{}; if you know better: --ignore-obstacles", fmt::join(remedies, "; ")));
+  why.remedy += "; if you know better: --ignore-obstacles";
+  return fail(std::move(why));
 }
 
 // The threads of a process that somebody traces cannot be kept still.
