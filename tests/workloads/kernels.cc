@@ -1,6 +1,7 @@
 #include "tests/workloads/kernels.h"
 
 #include <algorithm>
+#include <atomic>
 #include <ctime>
 
 #include "sim/stasis_sim_kernel.h"
@@ -75,6 +76,11 @@ void stasis_sim_kernel_advance(const stasis::sim::Launch&, void** args);
 void stasis_sim_kernel_combine(const stasis::sim::Launch&, void** args);
 void stasis_sim_kernel_spin(const stasis::sim::Launch&, void** args);
 
+// Kernels of several streams run at the same time, as on a GPU.
+static void add(std::uint64_t& sum, std::uint64_t value) {
+  std::atomic_ref<std::uint64_t>(sum).fetch_add(value);
+}
+
 void stasis_sim_kernel_fill(const stasis::sim::Launch&, void** args) {
   std::uint64_t* data = pointer(args, 0);
   const std::uint64_t words = number(args, 1);
@@ -88,13 +94,18 @@ void stasis_sim_kernel_advance(const stasis::sim::Launch&, void** args) {
   const std::uint64_t from = number(args, 2);
   const std::uint64_t to = number(args, 3);
   auto* result = reinterpret_cast<AdvanceResult*>(pointer(args, 4));
+  std::uint64_t wrong = 0;
+  std::uint64_t worst_rank = 0;
   for (std::uint64_t i = 0; i < words; ++i) {
-    if (data[i] != word(i, from)) {
-      if (result->wrong == 0) result->worst_rank = words - i;
-      ++result->wrong;
-    }
+    if (data[i] != word(i, from) && wrong++ == 0) worst_rank = words - i;
     data[i] = word(i, to);
-    ++result->checked;
+  }
+  add(result->checked, words);
+  if (wrong == 0) return;
+  add(result->wrong, wrong);
+  const std::atomic_ref<std::uint64_t> worst(result->worst_rank);
+  std::uint64_t seen = worst.load();
+  while (seen < worst_rank && !worst.compare_exchange_weak(seen, worst_rank)) {
   }
 }
 
@@ -112,7 +123,7 @@ void stasis_sim_kernel_spin(const stasis::sim::Launch&, void** args) {
   const timespec wait{static_cast<time_t>(ns / 1'000'000'000),
                       static_cast<long>(ns % 1'000'000'000)};
   nanosleep(&wait, nullptr);
-  ++*pointer(args, 1);
+  add(*pointer(args, 1), 1);
 }
 
 }  // extern "C"
