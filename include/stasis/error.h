@@ -42,6 +42,7 @@ enum class ErrorCode {
   kCriuMissing,
   kCriuTooOld,
   kCriuFailed,
+  kUndumpable,  // CRIU cannot dump something that the process has open or maps
   kImageExists,
   kImageIncomplete,  // no manifest: a dump did not finish
   kImageCorrupt,     // it does not match its manifest, or the manifest is damaged

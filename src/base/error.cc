@@ -44,6 +44,7 @@ constexpr std::array kRows = {
     Row{ErrorCode::kCriuMissing, "criu-missing", 9},
     Row{ErrorCode::kCriuTooOld, "criu-too-old", 9},
     Row{ErrorCode::kCriuFailed, "criu-failed", 9},
+    Row{ErrorCode::kUndumpable, "undumpable", 9},
     Row{ErrorCode::kImageExists, "image-exists", 10},
     Row{ErrorCode::kImageIncomplete, "image-incomplete", 10},
     Row{ErrorCode::kImageCorrupt, "image-corrupt", 10},

@@ -44,6 +44,7 @@ bool exists(ErrorCode code) {
     case ErrorCode::kCriuMissing:
     case ErrorCode::kCriuTooOld:
     case ErrorCode::kCriuFailed:
+    case ErrorCode::kUndumpable:
     case ErrorCode::kImageExists:
     case ErrorCode::kImageIncomplete:
     case ErrorCode::kImageCorrupt:

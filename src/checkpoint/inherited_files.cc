@@ -31,17 +31,6 @@ constexpr long kKcmpFiles = 2;
 // linux/eventfd.h and sys/eventfd.h name the same numbers.
 constexpr std::uint64_t kEventfdFlags = O_CLOEXEC | O_NONBLOCK;
 
-bool is_drivers(std::string_view path, bool simulated) {
-  constexpr std::string_view kDeleted = " (deleted)";
-  if (path.ends_with(kDeleted)) path.remove_suffix(kDeleted.size());
-  // The simulated driver's stand-ins: something that CRIU cannot dump, and something to map.
-  if (simulated && (path == "anon_inode:[userfaultfd]" || path == "anon_inode:[landlock-ruleset]" ||
-                    path == "anon_inode:[perf_event]" || path == "/memfd:nvidiactl")) {
-    return true;
-  }
-  return path.find("/dev/nvidia") != std::string_view::npos;  // somewhere, in a chroot
-}
-
 // Containers may forbid kcmp, and kernels may lack it.
 Result<void> can_compare_files() {
   const pid_t self = ::getpid();
@@ -84,7 +73,7 @@ std::vector<int> driver_descriptors(const ProcFs& procfs, Pid pid, bool simulate
   std::vector<int> out;
   if (auto files = procfs.open_files(pid)) {
     for (const proc::OpenFile& file : *files) {
-      if (is_drivers(file.path, simulated)) out.push_back(file.descriptor);
+      if (is_drivers_file(file.path, simulated)) out.push_back(file.descriptor);
     }
   }
   return out;
@@ -176,7 +165,7 @@ Result<void> replace_now(const InheritedFiles& found, const StoppedThreads& stop
   for (const proc::OpenFile& file : *open) {
     const bool listed = std::find(found.descriptors.begin(), found.descriptors.end(),
                                   file.descriptor) != found.descriptors.end();
-    if (listed && is_drivers(file.path, found.simulated))
+    if (listed && is_drivers_file(file.path, found.simulated))
       now.descriptors.push_back(file.descriptor);
   }
   if (places.begun) {
@@ -209,6 +198,17 @@ Result<void> replace_in(const InheritedFiles& files) {
 
 }  // namespace
 
+bool is_drivers_file(std::string_view path, bool simulated) {
+  constexpr std::string_view kDeleted = " (deleted)";
+  if (path.ends_with(kDeleted)) path.remove_suffix(kDeleted.size());
+  // The simulated driver's stand-ins: something that CRIU cannot dump, and something to map.
+  if (simulated && (path == "anon_inode:[userfaultfd]" || path == "anon_inode:[landlock-ruleset]" ||
+                    path == "anon_inode:[perf_event]" || path == "/memfd:nvidiactl")) {
+    return true;
+  }
+  return path.find("/dev/nvidia") != std::string_view::npos;  // somewhere, in a chroot
+}
+
 Result<std::vector<InheritedFiles>> find_inherited_files(const ProcFs& procfs,
                                                          const std::vector<GroupMember>& members,
                                                          bool simulated, bool ignore) {
@@ -226,7 +226,7 @@ Result<std::vector<InheritedFiles>> find_inherited_files(const ProcFs& procfs,
         member.process.info(), driver_descriptors(procfs, pid, simulated), {}, simulated};
     if (auto mappings = procfs.mappings(pid)) {
       for (proc::Mapping& mapping : *mappings) {
-        if (is_drivers(mapping.path, simulated) && mapping.permissions.ends_with('s')) {
+        if (is_drivers_file(mapping.path, simulated) && mapping.permissions.ends_with('s')) {
           files.mappings.push_back(std::move(mapping));
         }
       }

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/group.h"
@@ -26,6 +27,9 @@ struct InheritedFiles {
   std::vector<proc::Mapping> mappings;
   bool simulated = false;
 };
+
+// Is it a device file of the driver's, or what stands for one on the simulated driver?
+bool is_drivers_file(std::string_view path, bool simulated);
 
 // Of the members without CUDA. To be asked while the others have their files: before any of them is
 // checkpointed. kNotSupported, naming it, if a process has such files and has not inherited them

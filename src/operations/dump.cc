@@ -14,11 +14,13 @@
 #include <thread>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "base/fault_point.h"
 #include "base/fd.h"
 #include "checkpoint/inherited_files.h"
 #include "checkpoint/suspended.h"
+#include "doctor/undumpable.h"
 #include "image/image_writer.h"
 #include "operations/common.h"
 #include "stasis/version.h"
@@ -264,6 +266,22 @@ Result<void> wait_until_gone(const Group& group) {
   return {};
 }
 
+// CRIU says so too, but only when the GPU's memory has been moved.
+Result<void> refuse_undumpable(const std::vector<GroupMember>& members, const CriuOptions& criu,
+                               bool simulated) {
+  std::vector<std::string> reasons;
+  std::set<std::string> remedies;
+  for (const Finding& finding : find_undumpable(proc::ProcFs(), members, criu, simulated)) {
+    if (finding.light != Light::kRed) continue;
+    reasons.push_back(finding.what);
+    remedies.insert(finding.remedy);
+  }
+  if (reasons.empty()) return {};
+  return fail(ErrorCode::kUndumpable, fmt::format("{}", fmt::join(reasons, "; ")),
+              fmt::format("{}; to let CRIU try all the same: --ignore-obstacles",
+                          fmt::join(remedies, "; ")));
+}
+
 }  // namespace
 
 Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& options) {
@@ -311,6 +329,10 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   }
 
   // What cannot be dumped is refused before anything is touched.
+  if (!options.ignore_obstacles) {
+    auto dumpable = refuse_undumpable(group.members(), criu_options, env.driver.info().simulated);
+    if (!dumpable) return undo(std::move(dumpable.error()));
+  }
   auto inherited = find_inherited_files(proc::ProcFs(), group.members(),
                                         env.driver.info().simulated, options.ignore_obstacles);
   if (!inherited) return undo(std::move(inherited.error()));

@@ -204,7 +204,7 @@ END
   unharmed
 }
 
-@test "an open TCP connection makes CRIU refuse; it says so, and how to go on" {
+@test "an open TCP connection is refused, by us and by CRIU, and both say how to go on" {
   need_root "CRIU"
   start_target idle
   local script=$BATS_TEST_TMPDIR/tcp.py
@@ -227,14 +227,16 @@ END
   wait_until 20 target_is_up
   TARGET=$(cat "$BATS_TEST_TMPDIR/tcp.pid")
   at_end_kill "$TARGET"
-  refused 9 criu-failed dump "$TARGET" --images-dir "$image"
+  refused 9 undumpable dump "$TARGET" --images-dir "$image"
+  assert_contains "$err" "has open TCP connections: local port"
+  refused 9 criu-failed dump "$TARGET" --images-dir "$image" --ignore-obstacles
   assert_contains "$err" "--tcp-established"
   assert_contains "$err" "$image.failed-dump.log"
   grep -q "Connected TCP socket" "$image.failed-dump.log"
   unharmed
 }
 
-@test "a unix socket to somebody outside makes CRIU refuse, and --ext-unix-sk lets it pass" {
+@test "a unix socket to somebody outside is refused, by us and by CRIU, and --ext-unix-sk lets it pass" {
   need_root "CRIU"
   python3 -c 'import socket, sys, time
 server = socket.socket(socket.AF_UNIX); server.bind(sys.argv[1]); server.listen()
@@ -242,16 +244,20 @@ a, _ = server.accept(); time.sleep(120)' "$BATS_TEST_TMPDIR/socket" 3>&- &
   at_end_kill $!
   wait_until 10 test -S "$BATS_TEST_TMPDIR/socket"
   with_descriptor 'import socket; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1] + "/socket")'
-  refused 9 criu-failed dump "$TARGET" --images-dir "$image"
-  assert_contains "$err" "--ext-unix-sk"
+  for option in "" --ignore-obstacles; do
+    refused 9 "$([[ $option ]] && echo criu-failed || echo undumpable)" dump "$TARGET" --images-dir "$image" $option
+    assert_contains "$err" "--ext-unix-sk"
+  done
   unharmed
 }
 
-@test "a file lock makes CRIU refuse, and --file-locks lets it pass" {
+@test "a file lock is refused, by us and by CRIU, and --file-locks lets it pass" {
   need_root "CRIU"
   with_descriptor 'import fcntl; s = open(sys.argv[1] + "/locked", "w"); fcntl.flock(s, fcntl.LOCK_EX)'
-  refused 9 criu-failed dump "$TARGET" --images-dir "$image"
-  assert_contains "$err" "--file-locks"
+  for option in "" --ignore-obstacles; do
+    refused 9 "$([[ $option ]] && echo criu-failed || echo undumpable)" dump "$TARGET" --images-dir "$image" $option
+    assert_contains "$err" "--file-locks"
+  done
   unharmed
   done_by dump "$TARGET" --images-dir "$image" --file-locks
   [[ ! -e $image.failed-dump.log ]]

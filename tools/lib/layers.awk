@@ -1,7 +1,7 @@
 # Proves the layering: reads include lines, "FILE:LINE:TEXT", and prints each that points the wrong way.
 # The variable "list" names a file with all paths of the tree; they are all relative to its top.
 #
-#   base <- proc, driver, image <- checkpoint, direct, criu <- operations <- cli, compat, plugins, python
+#   base <- proc, driver, image <- checkpoint, direct, criu <- doctor <- operations <- cli, compat, plugins, python
 
 BEGIN {
   while ((getline path < list) > 0) exists[path] = 1
@@ -15,6 +15,8 @@ BEGIN {
   allow("direct", middle)
   allow("criu", middle)
   middle = middle " checkpoint direct criu"
+  allow("doctor", middle)
+  middle = middle " doctor"
   allow("operations", middle)
   library = middle " operations"
   allow("cli", library)

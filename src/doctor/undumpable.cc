@@ -1,0 +1,293 @@
+#include "doctor/undumpable.h"
+
+#include <fcntl.h>
+#include <linux/capability.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <map>
+#include <set>
+#include <sstream>
+#include <string_view>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "base/fd.h"
+#include "base/units.h"
+#include "checkpoint/inherited_files.h"
+#include "proc/unix_peers.h"
+
+namespace stasis {
+namespace {
+
+struct Kind {
+  std::string_view id;
+  Light light;
+  std::string_view what;  // after "process 12 (python) "
+  std::string_view remedy;
+};
+
+constexpr Kind kIoUring{"io-uring", Light::kRed, "has an io_uring open, which CRIU cannot dump",
+                        "turn io_uring off in the program (libuv: UV_USE_IO_URING=0)"};
+constexpr Kind kAnonymous{"anonymous-file", Light::kRed,
+                          "has files of a kind open that CRIU cannot dump",
+                          "close them before the dump"};
+constexpr Kind kDevice{"device", Light::kRed, "has devices open that CRIU cannot dump",
+                       "close them before the dump, or declare them with --external"};
+constexpr Kind kPidfd{"pidfd", Light::kRed, "holds a pidfd of a process outside of the tree",
+                      "dump that process too, or close the pidfd"};
+constexpr Kind kSecret{"secret-memory", Light::kRed,
+                       "has memory that the kernel shows nobody (memfd_secret)",
+                       "do without in the program"};
+constexpr Kind kSysv{"sysv-memory", Light::kRed,
+                     "has System V shared memory, and its IPC namespace is not its own",
+                     "start it in one of its own: unshare --ipc"};
+constexpr Kind kGhost{"deleted-file", Light::kRed,
+                      "has deleted files open that are larger than --ghost-limit",
+                      "give a larger --ghost-limit, or close them before the dump"};
+constexpr Kind kLock{"file-lock", Light::kRed, "holds file locks", "dump with --file-locks"};
+// The other files of driver 580 are in every process that is forked from one with CUDA, and CRIU
+// dumps them there; but such locks are not inherited.
+constexpr Kind kPosixLock{"file-lock", Light::kYellow, "holds file locks, if not the driver does",
+                          "dump with --file-locks"};
+constexpr Kind kTcp{"tcp-connection", Light::kRed, "has open TCP connections",
+                    "dump with --tcp-established to keep them, or --tcp-close to drop them"};
+constexpr Kind kUnix{"unix-socket", Light::kRed,
+                     "has unix sockets connected to processes outside of the tree",
+                     "dump those too, close the connection, or let it be cut with --ext-unix-sk"};
+constexpr Kind kOtherUser{"other-user", Light::kRed,
+                          "runs as another user, whose limits CRIU may not read",
+                          "give stasis CAP_SYS_RESOURCE, or run it as that user"};
+constexpr Kind kInotify{"inotify", Light::kYellow, "watches files by inotify",
+                        "CRIU cannot dump a watch on /proc, or on a file system that does not "
+                        "open files by handle: end such watches before the dump"};
+constexpr Kind kReserved{"reserved-memory", Light::kYellow, "has much address space reserved",
+                         "CRIU keeps 16 bytes for each page of it while it dumps"};
+
+constexpr std::size_t kShown = 3;
+constexpr std::uint64_t kMuchReserved = 256ULL << 30;
+
+// Of include/uapi/linux/major.h. CRIU 4.2 dumps memory devices and terminals.
+constexpr unsigned kMemoryMajor = 1;
+constexpr unsigned kTtyMajor = 4;
+constexpr unsigned kTtyAuxMajor = 5;
+constexpr unsigned kPtySlaveFirst = 136;
+constexpr unsigned kPtySlaveLast = 143;
+
+bool dumps_device(unsigned number) {
+  return number == kMemoryMajor || number == kTtyMajor || number == kTtyAuxMajor ||
+         (number >= kPtySlaveFirst && number <= kPtySlaveLast);
+}
+
+bool dumps_anonymous(std::string_view name) {
+  constexpr std::array<std::string_view, 7> kKnown = {
+      "[eventfd]", "[eventpoll]", "[signalfd]", "[timerfd]", "[pidfd]", "[fanotify]", "bpf-map"};
+  return std::find(kKnown.begin(), kKnown.end(), name) != kKnown.end();
+}
+
+bool is_set(const std::vector<std::string>& external, std::string_view kind) {
+  return std::any_of(external.begin(), external.end(),
+                     [kind](const std::string& one) { return one.starts_with(kind); });
+}
+
+bool may_read_limits() {
+  const auto text = read_file(AT_FDCWD, "/proc/self/status");
+  const std::size_t at = text ? text->find("CapEff:\t") : std::string::npos;
+  if (at == std::string::npos) return true;
+  std::uint64_t mask = 0;
+  std::from_chars(text->data() + at + 8, text->data() + text->size(), mask, 16);
+  return (mask >> CAP_SYS_RESOURCE & 1) != 0;
+}
+
+class Search {
+ public:
+  Search(const proc::ProcFs& procfs, const std::vector<GroupMember>& members,
+         const CriuOptions& options, bool simulated)
+      : procfs_(procfs), options_(options), simulated_(simulated) {
+    for (const GroupMember& member : members) {
+      processes_.push_back(member.process.info());
+      if (member.initial) with_cuda_.insert(member.process.pid().value);
+    }
+  }
+
+  std::vector<Finding> run() {
+    for (const proc::ProcessInfo& info : processes_) {
+      pids_.insert(info.pid.value);
+      if (auto inodes = procfs_.socket_inodes(info.pid))
+        sockets_.insert(inodes->begin(), inodes->end());
+    }
+    if (auto peers = proc::unix_peers()) peers_ = std::move(*peers);
+    for (const proc::ProcessInfo& info : processes_) {
+      look_at_user(info.pid);
+      look_at_files(info.pid);
+      look_at_sockets(info.pid);
+      look_at_memory(info.pid);
+    }
+    return findings();
+  }
+
+ private:
+  void add(Pid pid, const Kind& kind, std::string value) {
+    seen_[{pid.value, &kind}].push_back(std::move(value));
+  }
+
+  void look_at_user(Pid pid) {
+    const auto details = procfs_.details(pid);
+    if (details && details->uid != ::geteuid() && !may_read_limits())
+      add(pid, kOtherUser, fmt::format("user {}", details->uid));
+  }
+
+  void look_at_files(Pid pid) {
+    const auto files = procfs_.open_files(pid);
+    if (!files) return;
+    for (const proc::OpenFile& file : *files) {
+      if (is_drivers_file(file.path, simulated_)) continue;
+      // The simulated driver's entry in the list of who uses a GPU, which is locked.
+      if (simulated_ && file.path.find("/owner-") != std::string::npos) continue;
+      const std::string shown = fmt::format("{} (descriptor {})", file.path, file.descriptor);
+      look_at_description(pid, file.descriptor, shown);
+      if (file.path.starts_with("anon_inode:")) {
+        const std::string_view name = std::string_view(file.path).substr(11);
+        if (name == "[io_uring]") {
+          add(pid, kIoUring, fmt::format("descriptor {}", file.descriptor));
+        } else if (name == "inotify") {
+          add(pid, kInotify, fmt::format("descriptor {}", file.descriptor));
+        } else if (!dumps_anonymous(name)) {
+          add(pid, kAnonymous, shown);
+        }
+      } else if (file.path.starts_with("/secretmem")) {
+        add(pid, kSecret, fmt::format("descriptor {}", file.descriptor));
+      } else {
+        look_at_file(pid, fmt::format("/proc/{}/fd/{}", pid.value, file.descriptor), file.path,
+                     shown);
+      }
+    }
+  }
+
+  void look_at_file(Pid pid, const std::string& link, std::string_view path,
+                    const std::string& shown) {
+    struct stat info {};
+    if (::stat(link.c_str(), &info) != 0) return;
+    const bool device =
+        (S_ISCHR(info.st_mode) && !dumps_device(major(info.st_rdev))) || S_ISBLK(info.st_mode);
+    if (device && !is_set(options_.external, "dev[")) add(pid, kDevice, shown);
+    const auto size = static_cast<std::uint64_t>(info.st_blocks) * 512;
+    if (S_ISREG(info.st_mode) && info.st_nlink == 0 && !path.starts_with("/memfd:") &&
+        size > options_.ghost_limit && !is_set(options_.external, "file[")) {
+      add(pid, kGhost, fmt::format("{}, {}", shown, format_bytes(size)));
+    }
+  }
+
+  // What /proc/PID/fdinfo says.
+  void look_at_description(Pid pid, int descriptor, const std::string& shown) {
+    const auto text = read_file(AT_FDCWD, fmt::format("/proc/{}/fdinfo/{}", pid.value, descriptor));
+    if (!text) return;
+    std::istringstream lines(*text);
+    for (std::string line; std::getline(lines, line);) {
+      if (line.starts_with("lock:") && !options_.file_locks) {
+        const bool of_process = line.find(" POSIX ") != std::string::npos;
+        add(pid, of_process && with_cuda_.contains(pid.value) ? kPosixLock : kLock, shown);
+        return;
+      }
+      if (!line.starts_with("Pid:\t")) continue;
+      int other = 0;
+      std::from_chars(line.data() + 5, line.data() + line.size(), other);
+      // -1: it has ended, 0: not to be seen from here.
+      if (other > 0 && !pids_.contains(other)) add(pid, kPidfd, fmt::format("process {}", other));
+    }
+  }
+
+  void look_at_sockets(Pid pid) {
+    const auto own = procfs_.socket_inodes(pid);
+    if (!own) return;
+    const std::set<std::uint64_t> inodes(own->begin(), own->end());
+    if (!options_.tcp_established && !options_.tcp_close) {
+      if (const auto sockets = procfs_.tcp_sockets(pid)) {
+        for (const proc::TcpSocket& socket : *sockets) {
+          if (!socket.listens && inodes.contains(socket.inode))
+            add(pid, kTcp, fmt::format("local port {}", socket.local_port));
+        }
+      }
+    }
+    if (options_.ext_unix_sk || is_set(options_.external, "unix[")) return;
+    for (const std::uint64_t inode : inodes) {
+      // Of our network namespace; the numbers are those of no other.
+      const auto peer = peers_.find(inode);
+      if (peer != peers_.end() && !sockets_.contains(peer->second))
+        add(pid, kUnix, fmt::format("socket {}", inode));
+    }
+  }
+
+  void look_at_memory(Pid pid) {
+    const auto mappings = procfs_.mappings(pid);
+    if (!mappings) return;
+    std::uint64_t reserved = 0;
+    for (const proc::Mapping& mapping : *mappings) {
+      if (mapping.permissions == "---p" && mapping.path.empty())
+        reserved += mapping.end - mapping.start;
+      if (mapping.path.starts_with("/SYSV") && has_our_ipc(pid)) add(pid, kSysv, mapping.path);
+      if (mapping.path.starts_with("/secretmem")) add(pid, kSecret, "mapped");
+      const bool deleted_file =
+          mapping.path.ends_with(" (deleted)") && !mapping.path.starts_with("/SYSV") &&
+          !mapping.path.starts_with("/dev/zero") && !is_drivers_file(mapping.path, simulated_);
+      if (!deleted_file) continue;
+      look_at_file(
+          pid, fmt::format("/proc/{}/map_files/{:x}-{:x}", pid.value, mapping.start, mapping.end),
+          mapping.path, mapping.path);
+    }
+    if (reserved > kMuchReserved) add(pid, kReserved, format_bytes(reserved));
+  }
+
+  static bool has_our_ipc(Pid pid) {
+    struct stat ours {};
+    struct stat theirs {};
+    const std::string path = fmt::format("/proc/{}/ns/ipc", pid.value);
+    return ::stat("/proc/self/ns/ipc", &ours) == 0 && ::stat(path.c_str(), &theirs) == 0 &&
+           ours.st_ino == theirs.st_ino;
+  }
+
+  std::vector<Finding> findings() const {
+    std::vector<Finding> out;
+    for (const proc::ProcessInfo& info : processes_) {
+      for (const auto& [key, values] : seen_) {
+        if (key.first != info.pid.value) continue;
+        std::vector<std::string> shown(values);
+        std::sort(shown.begin(), shown.end());
+        shown.erase(std::unique(shown.begin(), shown.end()), shown.end());
+        const std::size_t all = shown.size();
+        shown.resize(std::min(all, kShown));
+        out.push_back({std::string(key.second->id), key.second->light,
+                       fmt::format("process {} ({}) {}: {}{}", info.pid.value, info.comm,
+                                   key.second->what, fmt::join(shown, ", "),
+                                   all > kShown ? fmt::format(" and {} more", all - kShown) : ""),
+                       std::string(key.second->remedy)});
+      }
+    }
+    return out;
+  }
+
+  const proc::ProcFs& procfs_;
+  const CriuOptions& options_;
+  bool simulated_;
+  std::vector<proc::ProcessInfo> processes_;
+  std::set<int> with_cuda_;
+  std::set<int> pids_;
+  std::set<std::uint64_t> sockets_;
+  std::map<std::uint64_t, std::uint64_t> peers_;
+  std::map<std::pair<int, const Kind*>, std::vector<std::string>> seen_;
+};
+
+}  // namespace
+
+std::vector<Finding> find_undumpable(const proc::ProcFs& procfs,
+                                     const std::vector<GroupMember>& members,
+                                     const CriuOptions& options, bool simulated) {
+  return Search(procfs, members, options, simulated).run();
+}
+
+}  // namespace stasis

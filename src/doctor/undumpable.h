@@ -1,0 +1,25 @@
+// What CRIU would refuse to dump, as far as it can be seen from outside, before anything is
+// touched. CRIU itself says so only when the GPU's memory has been moved already.
+//
+// Each kind was tried with CRIU 4.2.1 (tests/integration/doctor.bats). Not seen: sockets of kinds
+// that the kernel lists nowhere (AF_VSOCK), and what CRIU cannot do on one file system or another.
+// Reads /proc only.
+#pragma once
+
+#include <vector>
+
+#include "checkpoint/group.h"
+#include "doctor/finding.h"
+#include "image/criu_options.h"
+#include "proc/procfs.h"
+
+namespace stasis {
+
+// Of the tree `members`: red what a dump with `options` fails on, yellow what it may. The driver's
+// own files, which it closes at the checkpoint, do not count; `simulated`: those of the simulated
+// one. What cannot be read is left out.
+std::vector<Finding> find_undumpable(const proc::ProcFs& procfs,
+                                     const std::vector<GroupMember>& members,
+                                     const CriuOptions& options, bool simulated);
+
+}  // namespace stasis

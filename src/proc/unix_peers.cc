@@ -1,0 +1,80 @@
+#include "proc/unix_peers.h"
+
+#include <linux/netlink.h>
+#include <linux/rtnetlink.h>
+#include <linux/sock_diag.h>
+#include <linux/unix_diag.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include "base/fd.h"
+
+namespace stasis::proc {
+namespace {
+
+using Peers = std::map<std::uint64_t, std::uint64_t>;
+
+// One answer: a unix_diag_msg and its attributes.
+void read_answer(const char* data, std::size_t size, Peers& out) {
+  unix_diag_msg message{};
+  if (size < sizeof message) return;
+  std::memcpy(&message, data, sizeof message);
+  rtattr attribute{};
+  for (std::size_t at = NLMSG_ALIGN(sizeof message); at + sizeof attribute <= size;
+       at += RTA_ALIGN(attribute.rta_len)) {
+    std::memcpy(&attribute, data + at, sizeof attribute);
+    if (attribute.rta_len < sizeof attribute || attribute.rta_len > size - at) return;
+    std::uint32_t peer = 0;
+    if (attribute.rta_type != UNIX_DIAG_PEER || attribute.rta_len < RTA_LENGTH(sizeof peer))
+      continue;
+    std::memcpy(&peer, data + at + RTA_LENGTH(0), sizeof peer);
+    if (peer != 0) out.emplace(message.udiag_ino, peer);
+  }
+}
+
+}  // namespace
+
+Result<Peers> unix_peers() {
+  const UniqueFd netlink(::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
+  const timeval patience{1, 0};  // the kernel answers at once, or not at all
+  struct {
+    nlmsghdr header;
+    unix_diag_req body;
+  } request{};
+  request.header.nlmsg_len = sizeof request;
+  request.header.nlmsg_type = SOCK_DIAG_BY_FAMILY;
+  request.header.nlmsg_flags = NLM_F_REQUEST | NLM_F_DUMP;
+  request.body.sdiag_family = AF_UNIX;
+  request.body.udiag_states = ~0U;
+  request.body.udiag_show = UDIAG_SHOW_PEER;
+  sockaddr_nl kernel{};
+  kernel.nl_family = AF_NETLINK;
+  if (!netlink.valid() ||
+      ::setsockopt(netlink.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience) != 0 ||
+      ::sendto(netlink.get(), &request, sizeof request, 0,
+               reinterpret_cast<const sockaddr*>(&kernel), sizeof kernel) != sizeof request) {
+    return fail(errno_error("cannot ask the kernel about unix sockets", errno));
+  }
+  Peers out;
+  std::array<char, 32768> buffer;
+  for (;;) {
+    const ssize_t got = ::recv(netlink.get(), buffer.data(), buffer.size(), 0);
+    if (got <= 0) return fail(errno_error("no answer about unix sockets", got < 0 ? errno : EIO));
+    const auto size = static_cast<std::size_t>(got);
+    nlmsghdr header{};
+    for (std::size_t at = 0; at + sizeof header <= size; at += NLMSG_ALIGN(header.nlmsg_len)) {
+      std::memcpy(&header, buffer.data() + at, sizeof header);
+      if (header.nlmsg_type == NLMSG_DONE) return out;
+      if (header.nlmsg_len < sizeof header || header.nlmsg_len > size - at ||
+          header.nlmsg_type == NLMSG_ERROR) {
+        return fail(ErrorCode::kIo, "the kernel does not tell which unix sockets are connected");
+      }
+      read_answer(buffer.data() + at + NLMSG_HDRLEN, header.nlmsg_len - NLMSG_HDRLEN, out);
+    }
+  }
+}
+
+}  // namespace stasis::proc
