@@ -38,8 +38,8 @@ void Context::print(const nlohmann::json& object) const {
   terminal.out_block(object.dump(2, ' ', true, json::error_handler_t::replace));
 }
 
-void add_pid(CLI::App& command, Pid& pid) {
-  command
+CLI::Option* add_pid(CLI::App& command, Pid& pid) {
+  return command
       .add_option_function<std::string>(
           "PID",
           [&pid](const std::string& text) {

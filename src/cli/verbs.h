@@ -52,9 +52,10 @@ Verb add_resume(CLI::App& app);
 Verb add_dump(CLI::App& app);
 Verb add_restore(CLI::App& app);
 Verb add_recover(CLI::App& app);
+Verb add_doctor(CLI::App& app);
 
 // Options that several verbs have.
-void add_pid(CLI::App& command, Pid& pid);
+CLI::Option* add_pid(CLI::App& command, Pid& pid);
 // How long to wait for GPU work, before the first process is checkpointed.
 void add_timeout(CLI::App& command, std::chrono::milliseconds& timeout);
 // How long the driver may be silent.

@@ -1,0 +1,92 @@
+#include <algorithm>
+#include <memory>
+
+#include <fmt/format.h>
+
+#include "checkpoint/group.h"
+#include "cli/verbs.h"
+#include "doctor/machine.h"
+#include "doctor/processes.h"
+
+namespace stasis::cli {
+namespace {
+
+struct Options {
+  Pid pid;
+  MachineOptions machine;
+  CriuOptions criu;
+};
+
+nlohmann::json to_json(const std::vector<Finding>& findings) {
+  nlohmann::json out = nlohmann::json::array();
+  for (const Finding& finding : findings) {
+    out.push_back({{"id", finding.id},
+                   {"light", light_name(finding.light)},
+                   {"what", finding.what},
+                   {"remedy", finding.remedy}});
+  }
+  return out;
+}
+
+void print(Context& context, const std::string& heading, const std::vector<Finding>& findings) {
+  context.terminal.out(heading);
+  for (const Finding& finding : findings) {
+    context.terminal.out(fmt::format("  {:<7} {}", light_name(finding.light), finding.what));
+    if (!finding.remedy.empty())
+      context.terminal.out(fmt::format("          what to do: {}", finding.remedy));
+  }
+}
+
+Result<std::vector<Finding>> examine_tree(Driver& driver, const Options& options) {
+  const proc::ProcFs procfs;
+  auto group = Group::open(driver, options.pid);
+  if (!group) return fail(std::move(group.error()));
+  group->dismiss();
+  return examine_processes(driver, procfs, *group, options.criu);
+}
+
+Result<int> run(Context& context, const Options& options) {
+  const auto driver = context.load_bounded_driver();
+  const std::vector<Finding> machine = examine_machine(driver, options.machine, context.interrupt);
+  if (auto stop = context.interrupt.check(); !stop) return fail(std::move(stop.error()));
+  std::vector<Finding> tree;
+  if (options.pid.value != 0 && driver) {
+    auto found = examine_tree(**driver, options);
+    if (!found) return fail(std::move(found.error()));
+    tree = std::move(*found);
+  }
+  const Light light = std::max(worst(machine), worst(tree));
+  const int status = light == Light::kRed ? 1 : 0;
+  if (context.json) {
+    context.print({{"ok", light != Light::kRed},
+                   {"light", light_name(light)},
+                   {"machine", to_json(machine)},
+                   {"processes", to_json(tree)}});
+    return status;
+  }
+  print(context, "This machine", machine);
+  if (!tree.empty())
+    print(context, fmt::format("Process {} and what is below it", options.pid.value), tree);
+  return status;
+}
+
+}  // namespace
+
+Verb add_doctor(CLI::App& app) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand(
+      "doctor",
+      "say whether this machine, and a process tree, can be checkpointed, and why not; "
+      "exit status 1 if something is red");
+  add_pid(*command, options->pid)->required(false);
+  command
+      ->add_option("-D,--images-dir", options->machine.images_dir,
+                   "also look at the disk of this directory")
+      ->option_text("DIR");
+  command->add_flag("!--no-trial", options->machine.trial,
+                    "do not suspend and resume a process of our own on each GPU");
+  add_criu_path(*command, options->machine.criu_path);
+  return {command, [options](Context& context) { return run(context, *options); }};
+}
+
+}  // namespace stasis::cli

@@ -1,0 +1,110 @@
+#include "doctor/machine.h"
+
+#include <fcntl.h>
+#include <sys/utsname.h>
+
+#include <charconv>
+#include <functional>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/fd.h"
+#include "doctor/machine_parts.h"
+#include "doctor/trial.h"
+
+namespace stasis {
+namespace doctor {
+
+Finding green(std::string id, std::string what) {
+  return {std::move(id), Light::kGreen, std::move(what), {}};
+}
+
+Finding yellow(std::string id, std::string what, std::string remedy) {
+  return {std::move(id), Light::kYellow, std::move(what), std::move(remedy)};
+}
+
+Finding red(std::string id, std::string what, std::string remedy) {
+  return {std::move(id), Light::kRed, std::move(what), std::move(remedy)};
+}
+
+Finding from_error(Light light, std::string id, const Error& error, const std::string& remedy) {
+  std::string what = error.to_string();
+  if (error.driver && what.find(error.driver->name) == std::string::npos) {
+    what += fmt::format(" (driver: {} {}, \"{}\")", error.driver->name, error.driver->number,
+                        error.driver->text);
+  }
+  return {std::move(id), light, std::move(what), error.remedy.empty() ? remedy : error.remedy};
+}
+
+std::optional<std::uint64_t> number_in(const std::string& path) {
+  const auto text = read_file(AT_FDCWD, path);
+  if (!text) return std::nullopt;
+  std::uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
+  if (error != std::errc()) return std::nullopt;
+  return value;
+}
+
+std::string kernel_release() {
+  utsname name{};
+  return ::uname(&name) == 0 ? static_cast<const char*>(name.release) : std::string();
+}
+
+bool kernel_at_least(const std::string& release, int major, int minor) {
+  const char* const end = release.data() + release.size();
+  int ours = 0;
+  int ours_minor = 0;
+  const auto first = std::from_chars(release.data(), end, ours);
+  if (first.ec != std::errc() || first.ptr == end || *first.ptr != '.') return false;
+  if (std::from_chars(first.ptr + 1, end, ours_minor).ec != std::errc()) return false;
+  return std::pair(ours, ours_minor) >= std::pair(major, minor);
+}
+
+}  // namespace doctor
+
+std::vector<Finding> examine_machine(const Result<std::unique_ptr<Driver>>& driver,
+                                     const MachineOptions& options, const Interrupt& interrupt) {
+  using namespace doctor;  // NOLINT(google-build-using-namespace): our own parts
+  const Places places;
+  Findings out;
+  std::vector<Gpu> gpus;
+  std::uint64_t gpu_bytes = 0;
+  const std::vector<std::function<void()>> steps = {
+      [&] {
+        if (!driver) {
+          out.push_back(from_error(Light::kRed, "driver", driver.error()));
+          return;
+        }
+        look_at_driver(**driver, out);
+        const auto found = (*driver)->gpus();
+        look_at_gpus(**driver, found, out);
+        if (found) gpus = *found;
+      },
+      // Before anything that might initialise the driver here: a forked child would have no CUDA.
+      [&] {
+        if (options.trial && driver) try_gpus(**driver, gpus, interrupt, out);
+        if (driver) gpu_bytes = gpu_memory_in_use(**driver, gpus);
+      },
+      [&] { look_at_mps(places, out); },
+      [&] { look_at_permissions(places, out); },
+      [&] { look_at_criu(options.criu_path, interrupt, out); },
+      [&] { look_at_plugin(plugin_directories(), out); },
+      [&] { look_at_kernel(places, kernel_release(), out); },
+      [&] { look_at_state_directory(out); },
+      [&] {
+        if (!options.images_dir.empty())
+          look_at_disk(options.images_dir, gpu_bytes, interrupt, out);
+      },
+      [&] { look_at_host_memory(places, gpu_bytes, out); },
+      [&] { look_at_shared_memory(places, out); },
+      [&] { look_at_limits(places, out); },
+  };
+  for (const auto& step : steps) {
+    if (!interrupt.check()) break;
+    step();
+  }
+  return out;
+}
+
+}  // namespace stasis

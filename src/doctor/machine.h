@@ -1,0 +1,27 @@
+// Is this machine fit for checkpoints? The driver, the GPUs, CRIU, the kernel, permissions, limits
+// and room. Nothing is changed; the trial acts on a process of our own.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/interrupt.h"
+#include "doctor/finding.h"
+#include "driver/driver.h"
+
+namespace stasis {
+
+struct MachineOptions {
+  std::optional<std::string> criu_path;  // as Criu::find() takes it
+  std::string images_dir;                // whose disk is looked at; empty: none
+  bool trial = true;                     // suspend and resume a process of our own on each GPU
+};
+
+// Every finding, green ones too, in the order in which one would mend them. `driver` is what
+// load_driver() gave. An interrupt ends it early, with what is known by then. To be called while
+// this process has one thread: the trial forks.
+std::vector<Finding> examine_machine(const Result<std::unique_ptr<Driver>>& driver,
+                                     const MachineOptions& options, const Interrupt& interrupt);
+
+}  // namespace stasis

@@ -1,0 +1,194 @@
+// What the kernel is made of, and what it lets this user do.
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <string_view>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "base/fd.h"
+#include "base/units.h"
+#include "doctor/machine_parts.h"
+
+namespace stasis::doctor {
+namespace {
+
+// Of linux/capability.h; the last is not in the headers of older kernels.
+enum Capability : unsigned {
+  kNetAdmin = 12,
+  kSysPtrace = 19,
+  kSysAdmin = 21,
+  kSysResource = 24,
+  kCheckpointRestore = 40,
+};
+
+class Capabilities {
+ public:
+  static std::optional<Capabilities> effective(const Places& places) {
+    const auto text = read_file(AT_FDCWD, places.proc + "/self/status");
+    constexpr std::string_view kKey = "\nCapEff:\t";
+    const std::size_t at = text ? text->find(kKey) : std::string::npos;
+    if (at == std::string::npos) return std::nullopt;
+    Capabilities out;
+    const char* const begin = text->data() + at + kKey.size();
+    if (std::from_chars(begin, text->data() + text->size(), out.bits_, 16).ec != std::errc())
+      return std::nullopt;
+    return out;
+  }
+  bool has(Capability which) const { return (bits_ >> which & 1) != 0; }
+
+ private:
+  std::uint64_t bits_ = 0;
+};
+
+void look_at_yama(const Places& places, bool may_trace_all, Findings& out) {
+  const std::string path = places.proc + "/sys/kernel/yama/ptrace_scope";
+  const auto scope = number_in(path);
+  if (!scope || *scope == 0) {
+    out.push_back(green("yama", scope ? "kernel.yama.ptrace_scope is 0" : "no yama"));
+  } else if (*scope >= 3) {
+    out.push_back(red("yama",
+                      fmt::format("kernel.yama.ptrace_scope is {}: no process may be traced, not "
+                                  "even by root",
+                                  *scope),
+                      "it can only be changed at boot: set it to 0 or 1 in /etc/sysctl.d and "
+                      "reboot"));
+  } else if (may_trace_all) {
+    out.push_back(green("yama", fmt::format("kernel.yama.ptrace_scope is {}, and CAP_SYS_PTRACE "
+                                            "passes it",
+                                            *scope)));
+  } else {
+    out.push_back(
+        yellow("yama",
+               fmt::format("kernel.yama.ptrace_scope is {}: without CAP_SYS_PTRACE {}", *scope,
+                           *scope == 1 ? "only one's own children can be suspended"
+                                       : "no process can be suspended"),
+               "run as root, or `sysctl kernel.yama.ptrace_scope=0`"));
+  }
+}
+
+// CONFIG_ names that the text sets to y or m.
+bool is_set(std::string_view config, std::string_view name) {
+  for (const char value : {'y', 'm'}) {
+    const std::string line = fmt::format("{}={}\n", name, value);
+    if (config.starts_with(line) || config.find("\n" + line) != std::string_view::npos) return true;
+  }
+  return false;
+}
+
+void look_at_sysctls(const Places& places, Findings& out) {
+  // CRIU moves memory through pipes as large as it may make them.
+  constexpr std::uint64_t kPipe = 1U << 20;
+  if (const auto size = number_in(places.proc + "/sys/fs/pipe-max-size")) {
+    const std::string what = fmt::format("pipes hold up to {}", format_bytes(*size));
+    out.push_back(*size >= kPipe
+                      ? green("limit-pipe-size", what)
+                      : yellow("limit-pipe-size",
+                               what + ": dumps are slower, and programs with larger "
+                                      "pipes cannot be restored without CAP_SYS_RESOURCE",
+                               "sysctl fs.pipe-max-size=1048576"));
+  }
+  constexpr std::uint64_t kSmallest = 32768;
+  if (const auto most = number_in(places.proc + "/sys/kernel/pid_max")) {
+    const std::string what = fmt::format("process numbers go up to {}", *most);
+    out.push_back(
+        *most > kSmallest
+            ? green("limit-process-numbers", what)
+            : yellow("limit-process-numbers",
+                     what + ": they are soon taken again, and a restore meets its numbers in use",
+                     "sysctl kernel.pid_max=4194304"));
+  }
+}
+
+std::string limit_text(rlim_t value) {
+  return value == RLIM_INFINITY ? "unlimited" : fmt::format("{}", value);
+}
+
+}  // namespace
+
+void look_at_permissions(const Places& places, Findings& out) {
+  constexpr const char* kId = "permissions";
+  const auto capabilities = Capabilities::effective(places);
+  if (!capabilities) {
+    out.push_back(yellow(
+        kId, fmt::format("{}/self/status does not tell this process's capabilities", places.proc),
+        "see that /proc is mounted"));
+    return;
+  }
+  const auto has = [&](Capability which) { return capabilities->has(which); };
+  const std::string who = fmt::format("user {}", ::geteuid());
+  std::vector<std::string> missing;
+  if (!has(kSysPtrace)) missing.emplace_back("no CAP_SYS_PTRACE: only programs of this user");
+  if (!has(kSysResource))
+    missing.emplace_back("no CAP_SYS_RESOURCE: no dumps of other users' programs, and slower ones");
+  if (!has(kNetAdmin))
+    missing.emplace_back("no CAP_NET_ADMIN: no programs with open TCP connections");
+  if (!has(kSysAdmin) && !has(kCheckpointRestore)) {
+    missing.insert(missing.begin(),
+                   "neither CAP_SYS_ADMIN nor CAP_CHECKPOINT_RESTORE: suspend and resume work, "
+                   "dump and restore do not");
+    out.push_back(red(kId, fmt::format("{}: {}", who, fmt::join(missing, "; ")),
+                      "run as root; in a container, start it with --privileged"));
+  } else if (!missing.empty()) {
+    out.push_back(yellow(kId, fmt::format("{}: {}", who, fmt::join(missing, "; ")),
+                         "run as root; in a container, add these capabilities"));
+  } else {
+    out.push_back(green(kId, who + " with all capabilities that are needed"));
+  }
+  look_at_yama(places, has(kSysPtrace), out);
+}
+
+void look_at_kernel(const Places& places, const std::string& release, Findings& out) {
+  const auto config = read_file(AT_FDCWD, fmt::format("{}/config-{}", places.boot, release));
+  if (!config) return;
+  if (!is_set(*config, "CONFIG_CHECKPOINT_RESTORE")) {
+    out.push_back(red("kernel",
+                      fmt::format("Linux {} is built without CONFIG_CHECKPOINT_RESTORE", release),
+                      "boot a kernel with it, as distributions have"));
+    return;
+  }
+  if (!is_set(*config, "CONFIG_MEM_SOFT_DIRTY")) {
+    out.push_back(yellow("kernel",
+                         fmt::format("Linux {} is built without CONFIG_MEM_SOFT_DIRTY: no `criu "
+                                     "pre-dump`; stasis does not need it",
+                                     release),
+                         "boot a kernel with it if you use `criu pre-dump`"));
+    return;
+  }
+  out.push_back(green("kernel", fmt::format("Linux {} with all that CRIU can use", release)));
+}
+
+void look_at_limits(const Places& places, Findings& out) {
+  rlimit limit{};
+  constexpr rlim_t kFiles = 1024;
+  if (::getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+    const std::string what = fmt::format("up to {} open files (hard limit {})",
+                                         limit_text(limit.rlim_cur), limit_text(limit.rlim_max));
+    out.push_back(limit.rlim_cur >= kFiles
+                      ? green("limit-open-files", what)
+                      : yellow("limit-open-files", what + ": too few for a job of many processes",
+                               "ulimit -n 1024"));
+  }
+  if (::getrlimit(RLIMIT_MEMLOCK, &limit) == 0) {
+    out.push_back(
+        green("limit-locked-memory",
+              limit.rlim_cur == RLIM_INFINITY
+                  ? std::string("any amount of memory may be locked")
+                  : fmt::format("up to {} of memory may be locked", format_bytes(limit.rlim_cur))));
+  }
+  look_at_sysctls(places, out);
+  const auto pages = read_file(AT_FDCWD, places.sys + "/kernel/mm/transparent_hugepage/enabled");
+  if (!pages) return;
+  const std::size_t begin = pages->find('[');
+  const std::size_t end = pages->find(']');
+  if (begin == std::string::npos || end == std::string::npos || end < begin) return;
+  out.push_back(green("huge-pages", fmt::format("transparent huge pages: {}",
+                                                pages->substr(begin + 1, end - begin - 1))));
+}
+
+}  // namespace stasis::doctor

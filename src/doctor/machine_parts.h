@@ -1,0 +1,67 @@
+// The parts of examine_machine(), one for each concern. Private to src/doctor.
+//
+// Each appends what it finds to `out`. They read files and start no threads; one thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/interrupt.h"
+#include "doctor/finding.h"
+#include "doctor/machine.h"
+#include "driver/driver.h"
+
+namespace stasis::doctor {
+
+using Findings = std::vector<Finding>;
+
+// Other than these only in tests.
+struct Places {
+  std::string proc = "/proc";
+  std::string sys = "/sys";
+  std::string boot = "/boot";
+  std::string dev = "/dev";
+};
+
+Finding green(std::string id, std::string what);
+Finding yellow(std::string id, std::string what, std::string remedy);
+Finding red(std::string id, std::string what, std::string remedy);
+// The error with what the driver itself answered. `remedy` is for one that has none.
+Finding from_error(Light light, std::string id, const Error& error, const std::string& remedy = {});
+
+// The number that is all a file says, as those of /proc/sys do.
+std::optional<std::uint64_t> number_in(const std::string& path);
+
+// As uname(2) gives it: "6.18.44-generic".
+std::string kernel_release();
+// Is the kernel of this release as new as that?
+bool kernel_at_least(const std::string& release, int major, int minor);
+
+// machine_gpus.cc
+void look_at_driver(const Driver& driver, Findings& out);
+void look_at_gpus(const Driver& driver, const Result<std::vector<Gpu>>& gpus, Findings& out);
+void look_at_mps(const Places& places, Findings& out);
+// Bytes in use on all GPUs.
+std::uint64_t gpu_memory_in_use(Driver& driver, const std::vector<Gpu>& gpus);
+
+// machine_criu.cc
+void look_at_criu(const std::optional<std::string>& path, const Interrupt& interrupt,
+                  Findings& out);
+// `directories`: where CRIU takes its plugins from.
+void look_at_plugin(const std::vector<std::string>& directories, Findings& out);
+std::vector<std::string> plugin_directories();
+
+// machine_kernel.cc
+void look_at_permissions(const Places& places, Findings& out);
+void look_at_kernel(const Places& places, const std::string& release, Findings& out);
+void look_at_limits(const Places& places, Findings& out);
+
+// machine_room.cc
+void look_at_shared_memory(const Places& places, Findings& out);
+void look_at_host_memory(const Places& places, std::uint64_t gpu_bytes, Findings& out);
+void look_at_disk(const std::string& directory, std::uint64_t gpu_bytes, const Interrupt& interrupt,
+                  Findings& out);
+void look_at_state_directory(Findings& out);
+
+}  // namespace stasis::doctor

@@ -1,0 +1,314 @@
+#include "doctor/machine.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "checkpoint/fake_driver.h"
+#include "checkpoint/journal.h"
+#include "doctor/machine_parts.h"
+
+namespace stasis::doctor {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::Field;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+// A finding by its id, its light and a part of what it says.
+auto is(const std::string& id, Light light, const std::string& part) {
+  return AllOf(Field("id", &Finding::id, id), Field("light", &Finding::light, light),
+               Field("what", &Finding::what, HasSubstr(part)));
+}
+
+class Machine : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = "/tmp/machine-XXXXXX";
+    top_ = ::mkdtemp(name.data());
+    places_ = {top_ + "/proc", top_ + "/sys", top_ + "/boot", top_ + "/dev"};
+    ::setenv("STASIS_STATE_DIR", (top_ + "/state").c_str(), 1);
+  }
+  void TearDown() override {
+    ::unsetenv("STASIS_STATE_DIR");
+    fs::remove_all(top_);
+    for (const Finding& finding : out_) {
+      // What is not green says what to do.
+      EXPECT_EQ(finding.remedy.empty(), finding.light == Light::kGreen) << finding.what;
+    }
+  }
+
+  void write(const std::string& path, const std::string& content) const {
+    fs::create_directories(fs::path(top_ + "/" + path).parent_path());
+    std::ofstream(top_ + "/" + path) << content;
+  }
+  void capabilities(std::uint64_t bits) const {
+    write("proc/self/status",
+          fmt::format("Name:\tx\nCapPrm:\t0\nCapEff:\t{:016x}\nSecc:\t0\n", bits));
+  }
+  static Gpu gpu(bool mig = false) {
+    Gpu out;
+    out.name = "NVIDIA H100";
+    out.pci_bus_id = "00000000:65:00.0";
+    out.memory_total = 80ULL << 30;
+    out.memory_used = 3ULL << 30;
+    out.mig = mig;
+    return out;
+  }
+  const Finding* find(const std::string& id) const {
+    for (const Finding& finding : out_)
+      if (finding.id == id) return &finding;
+    return nullptr;
+  }
+
+  std::string top_;
+  Places places_;
+  Findings out_;
+  Interrupt interrupt_;
+  FakeDriver driver_;
+};
+
+TEST_F(Machine, releases_of_kernels_are_compared_as_numbers) {
+  EXPECT_TRUE(kernel_at_least("6.16.0-1-amd64", 6, 16));
+  EXPECT_TRUE(kernel_at_least("7.0", 6, 16));
+  EXPECT_TRUE(kernel_at_least("6.18.44-fc-v669", 6, 16));
+  EXPECT_FALSE(kernel_at_least("6.9.3", 6, 16));
+  EXPECT_FALSE(kernel_at_least("5.20", 6, 16));
+  EXPECT_FALSE(kernel_at_least("", 6, 16));
+  EXPECT_FALSE(kernel_at_least("6", 6, 0));
+}
+
+TEST_F(Machine, a_driver_that_cannot_be_loaded_is_red_with_its_own_words) {
+  const Result<std::unique_ptr<Driver>> none =
+      fail(ErrorCode::kDriverMissing, "cannot load the CUDA driver: x", "install it");
+  MachineOptions options;
+  options.criu_path = "/bin/false";
+  out_ = examine_machine(none, options, interrupt_);
+  ASSERT_FALSE(out_.empty());
+  EXPECT_THAT(out_.front(), is("driver", Light::kRed, "cannot load the CUDA driver: x"));
+  EXPECT_EQ(out_.front().remedy, "install it");
+  EXPECT_EQ(find("gpus"), nullptr);
+  ASSERT_NE(find("criu"), nullptr);
+  EXPECT_THAT(*find("criu"), is("criu", Light::kRed, "/bin/false"));
+  EXPECT_EQ(find("criu-check"), nullptr);
+}
+
+TEST_F(Machine, an_interrupt_ends_it) {
+  interrupt_.request(2);
+  const Result<std::unique_ptr<Driver>> none = fail(ErrorCode::kDriverMissing, "x", "y");
+  EXPECT_THAT(examine_machine(none, {}, interrupt_), IsEmpty());
+}
+
+TEST_F(Machine, without_the_trial_nothing_is_asked_of_any_process) {
+  auto driver = std::make_unique<FakeDriver>();
+  FakeDriver& fake = *driver;
+  fake.all_gpus = {gpu()};
+  const Result<std::unique_ptr<Driver>> loaded = std::move(driver);
+  MachineOptions options;
+  options.criu_path = "/bin/false";
+  options.trial = false;
+  out_ = examine_machine(loaded, options, interrupt_);
+  EXPECT_TRUE(fake.calls().empty());
+  EXPECT_EQ(find("trial"), nullptr);
+  EXPECT_EQ(find("disk"), nullptr);
+  EXPECT_NE(find("host-memory"), nullptr);
+}
+
+TEST_F(Machine, an_older_driver_is_yellow) {
+  look_at_driver(driver_, out_);
+  driver_.driver_info.has_device_map = false;
+  look_at_driver(driver_, out_);
+  EXPECT_THAT(out_, ElementsAre(is("driver", Light::kGreen, "driver 580.0 (CUDA 13.0"),
+                                is("driver", Light::kYellow, "same GPUs only")));
+}
+
+TEST_F(Machine, library_and_module_are_compared) {
+  driver_.driver_info.driver_version = "580.159.04";
+  for (const char* file : {"libcuda.so.580.159.04", "libcuda.so.590.1", "compat/libcuda.so.590.1"})
+    write(file, "");
+  driver_.driver_info.library = top_ + "/libcuda.so.1";
+  fs::create_symlink("libcuda.so.580.159.04", driver_.driver_info.library);
+  look_at_driver(driver_, out_);
+  driver_.driver_info.library = top_ + "/libcuda.so.590.1";
+  look_at_driver(driver_, out_);
+  driver_.driver_info.library = top_ + "/compat/libcuda.so.590.1";
+  look_at_driver(driver_, out_);
+  std::erase_if(out_, [](const Finding& finding) { return finding.id == "driver"; });
+  EXPECT_THAT(out_, ElementsAre(is("driver-module", Light::kGreen, "both 580.159.04"),
+                                is("driver-module", Light::kRed, "590.1"),
+                                is("driver-module", Light::kYellow, "compatibility package")));
+}
+
+TEST_F(Machine, gpus_are_listed_and_none_is_red) {
+  look_at_gpus(driver_, std::vector<Gpu>{}, out_);
+  look_at_gpus(driver_, fail(ErrorCode::kDriverError, "NVML: x"), out_);
+  look_at_gpus(driver_, std::vector<Gpu>{gpu(true)}, out_);
+  std::erase_if(out_, [](const Finding& finding) { return finding.id == "persistence"; });
+  EXPECT_THAT(out_, ElementsAre(is("gpus", Light::kRed, "no GPU"), is("gpus", Light::kRed, "NVML"),
+                                is("gpus", Light::kGreen, "3.00 GiB of 80.0 GiB in use"),
+                                is("mig", Light::kYellow, "00000000:65:00.0")));
+}
+
+TEST_F(Machine, a_daemon_of_mps_is_seen) {
+  look_at_mps(places_, out_);
+  EXPECT_THAT(out_, IsEmpty());
+  std::string rest;
+  for (int i = 0; i < 50; ++i)
+    rest += " 0";
+  write("proc/77/stat", "77 (nvidia-cuda-mps) S 1 1 1" + rest + "\n");
+  look_at_mps(places_, out_);
+  EXPECT_THAT(out_, ElementsAre(is("mps", Light::kYellow, "process 77")));
+}
+
+TEST_F(Machine, memory_in_use_is_that_of_processes_or_else_of_gpus) {
+  EXPECT_EQ(gpu_memory_in_use(driver_, {gpu(), gpu()}), 6ULL << 30);
+  driver_.use[Pid{5}] = {{{}, 1000}, {{}, 24}};
+  EXPECT_EQ(gpu_memory_in_use(driver_, {gpu(), gpu()}), 1024U);
+}
+
+TEST_F(Machine, our_plugin_is_told_from_another) {
+  write("ours/cuda_plugin.so", std::string("\0x STASIS_DEVICE_MAP\0", 21));
+  write("other/cuda_plugin.so", "cuda-checkpoint");
+  look_at_plugin({top_ + "/ours"}, out_);
+  look_at_plugin({top_ + "/other", top_ + "/none"}, out_);
+  look_at_plugin({top_ + "/none"}, out_);
+  EXPECT_THAT(out_, ElementsAre(is("criu-plugin", Light::kGreen, "is Stasis's"),
+                                is("criu-plugin", Light::kYellow, "not Stasis's"),
+                                is("criu-plugin", Light::kGreen, "no cuda_plugin.so")));
+}
+
+TEST_F(Machine, capabilities_are_told) {
+  const std::uint64_t net = 1ULL << 12;
+  const std::uint64_t ptrace = 1ULL << 19;
+  const std::uint64_t admin = 1ULL << 21;
+  const std::uint64_t resource = 1ULL << 24;
+  const std::uint64_t checkpoint = 1ULL << 40;
+  const std::map<std::uint64_t, std::pair<Light, std::string>> cases = {
+      {net | ptrace | admin | resource, {Light::kGreen, "all capabilities"}},
+      {net | ptrace | checkpoint | resource, {Light::kGreen, "all capabilities"}},
+      {net | ptrace | checkpoint, {Light::kYellow, "no CAP_SYS_RESOURCE"}},
+      {ptrace | admin | resource, {Light::kYellow, "no CAP_NET_ADMIN"}},
+      {net | admin | resource, {Light::kYellow, "no CAP_SYS_PTRACE"}},
+      {net | ptrace | resource, {Light::kRed, "neither CAP_SYS_ADMIN nor"}},
+      {0, {Light::kRed, "no CAP_SYS_PTRACE"}}};
+  for (const auto& [bits, expected] : cases) {
+    capabilities(bits);
+    Findings out;
+    look_at_permissions(places_, out);
+    EXPECT_THAT(out, ElementsAre(is("permissions", expected.first, expected.second),
+                                 is("yama", Light::kGreen, "no yama")));
+  }
+}
+
+TEST_F(Machine, yama_matters_without_the_capability) {
+  const std::map<std::pair<int, bool>, Light> cases = {
+      {{0, false}, Light::kGreen}, {{1, false}, Light::kYellow}, {{2, false}, Light::kYellow},
+      {{3, false}, Light::kRed},   {{1, true}, Light::kGreen},   {{2, true}, Light::kGreen},
+      {{3, true}, Light::kRed}};
+  for (const auto& [scope, light] : cases) {
+    capabilities(scope.second ? ~0ULL : ~(1ULL << 19));
+    write("proc/sys/kernel/yama/ptrace_scope", fmt::format("{}\n", scope.first));
+    Findings out;
+    look_at_permissions(places_, out);
+    ASSERT_EQ(out.size(), 2U);
+    EXPECT_THAT(out[1], is("yama", light, fmt::format("ptrace_scope is {}", scope.first)));
+  }
+}
+
+TEST_F(Machine, the_kernels_configuration_is_read_where_there_is_one) {
+  look_at_kernel(places_, "6.1", out_);
+  EXPECT_THAT(out_, IsEmpty());
+  write("boot/config-6.1", "CONFIG_CHECKPOINT_RESTORE=y\nCONFIG_MEM_SOFT_DIRTY=y\n");
+  write("boot/config-6.2",
+        "# x\nCONFIG_CHECKPOINT_RESTORE=y\n# CONFIG_MEM_SOFT_DIRTY is not set\n");
+  write("boot/config-6.3", "CONFIG_MEM_SOFT_DIRTY=y\n");
+  for (const char* release : {"6.1", "6.2", "6.3"})
+    look_at_kernel(places_, release, out_);
+  EXPECT_THAT(out_, ElementsAre(is("kernel", Light::kGreen, "6.1"),
+                                is("kernel", Light::kYellow, "SOFT_DIRTY"),
+                                is("kernel", Light::kRed, "CHECKPOINT_RESTORE")));
+}
+
+TEST_F(Machine, limits_of_the_kernel_are_told) {
+  write("proc/sys/fs/pipe-max-size", "65536\n");
+  write("proc/sys/kernel/pid_max", "32768\n");
+  write("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n");
+  look_at_limits(places_, out_);
+  ASSERT_NE(find("limit-open-files"), nullptr);
+  ASSERT_NE(find("limit-locked-memory"), nullptr);
+  ASSERT_EQ(out_.size(), 5U);
+  EXPECT_THAT(out_[2], is("limit-pipe-size", Light::kYellow, "64.0 KiB"));
+  EXPECT_THAT(out_[3], is("limit-process-numbers", Light::kYellow, "32768"));
+  EXPECT_THAT(out_[4], is("huge-pages", Light::kGreen, "madvise"));
+  write("proc/sys/fs/pipe-max-size", "1048576\n");
+  write("proc/sys/kernel/pid_max", "4194304\n");
+  Findings out;
+  look_at_limits(places_, out);
+  EXPECT_THAT(out[2], is("limit-pipe-size", Light::kGreen, "1.00 MiB"));
+  EXPECT_THAT(out[3], is("limit-process-numbers", Light::kGreen, "4194304"));
+}
+
+TEST_F(Machine, host_memory_is_held_against_that_of_the_gpus) {
+  write("proc/meminfo", "MemTotal: 9000 kB\nMemAvailable: 2048 kB\nSwapFree: 1024 kB\n");
+  look_at_host_memory(places_, 3U << 20, out_);
+  look_at_host_memory(places_, (3U << 20) + 1, out_);
+  EXPECT_THAT(out_, ElementsAre(is("host-memory", Light::kGreen, "2.00 MiB of memory free"),
+                                is("host-memory", Light::kYellow, "would not fit")));
+}
+
+TEST_F(Machine, shared_memory_must_be_a_tmpfs) {
+  look_at_shared_memory(places_, out_);
+  EXPECT_THAT(out_, ElementsAre(is("shm", Light::kYellow, "no tmpfs")));
+}
+
+TEST_F(Machine, the_disk_is_that_of_the_nearest_directory) {
+  write("file", "");
+  look_at_disk(top_ + "/a/b/", 0, interrupt_, out_);
+  look_at_disk(top_, 1ULL << 60, interrupt_, out_);
+  look_at_disk(top_ + "/file", 0, interrupt_, out_);
+  look_at_disk("/proc/self", 0, interrupt_, out_);
+  ASSERT_EQ(out_.size(), 4U);
+  EXPECT_THAT(out_[0].what, AllOf(HasSubstr("free in " + top_), testing::Not(HasSubstr("/a"))));
+  EXPECT_THAT(out_[1].what, HasSubstr("free in " + top_));
+  EXPECT_NE(out_[1].light, Light::kGreen);
+  EXPECT_THAT(out_[2], is("disk", Light::kRed, "is no directory"));
+  EXPECT_THAT(out_[3], is("disk", Light::kRed, "/proc/self"));
+  EXPECT_EQ(std::distance(fs::directory_iterator(top_), fs::directory_iterator()), 1);
+}
+
+TEST_F(Machine, what_killed_operations_left_is_told) {
+  look_at_state_directory(out_);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    JournalRecord record;
+    record.operation = "suspend";
+    record.root = Pid{12};
+    const auto journal = Journal::begin(std::move(record));
+    ::_exit(journal ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_EQ(status, 0);
+  look_at_state_directory(out_);
+  fs::remove_all(top_ + "/state");
+  write("state", "");
+  look_at_state_directory(out_);
+  EXPECT_THAT(out_,
+              ElementsAre(is("state-directory", Light::kGreen, top_ + "/state"),
+                          is("state-directory", Light::kYellow, "`stasis suspend` on process 12"),
+                          is("state-directory", Light::kRed, top_ + "/state")));
+}
+
+}  // namespace
+}  // namespace stasis::doctor

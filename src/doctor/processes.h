@@ -1,0 +1,19 @@
+// Can this process tree be suspended, dumped and restored? What the driver, CRIU and /proc say of
+// it.
+#pragma once
+
+#include <vector>
+
+#include "checkpoint/group.h"
+#include "doctor/finding.h"
+#include "image/criu_options.h"
+#include "proc/procfs.h"
+
+namespace stasis {
+
+// Every finding, green ones too. Only looks. kNotPermitted, kIo: could not look, which never counts
+// as "fine".
+Result<std::vector<Finding>> examine_processes(Driver& driver, const proc::ProcFs& procfs,
+                                               const Group& group, const CriuOptions& options);
+
+}  // namespace stasis

@@ -1,0 +1,19 @@
+// Does suspending and resuming work here? Tried on processes of our own, one on each GPU.
+#pragma once
+
+#include <vector>
+
+#include "base/interrupt.h"
+#include "doctor/finding.h"
+#include "driver/driver.h"
+
+namespace stasis::doctor {
+
+// A finding for each GPU: green with the times. Each process takes the memory of a context and 4
+// MiB, and is killed and reaped on every path out, also when we are killed. Some 30 s for each GPU
+// at the most. To be called while this process has one thread and has not initialised CUDA. An
+// interrupt ends it without a finding.
+void try_gpus(Driver& driver, const std::vector<Gpu>& gpus, const Interrupt& interrupt,
+              std::vector<Finding>& out);
+
+}  // namespace stasis::doctor
