@@ -72,16 +72,31 @@ constexpr Kind kReserved{"reserved-memory", Light::kYellow, "has much address sp
 constexpr std::size_t kShown = 3;
 constexpr std::uint64_t kMuchReserved = 256ULL << 30;
 
-// Of include/uapi/linux/major.h. CRIU 4.2 dumps memory devices and terminals.
-constexpr unsigned kMemoryMajor = 1;
-constexpr unsigned kTtyMajor = 4;
-constexpr unsigned kTtyAuxMajor = 5;
-constexpr unsigned kPtySlaveFirst = 136;
-constexpr unsigned kPtySlaveLast = 143;
-
-bool dumps_device(unsigned number) {
-  return number == kMemoryMajor || number == kTtyMajor || number == kTtyAuxMajor ||
-         (number >= kPtySlaveFirst && number <= kPtySlaveLast);
+// Character devices that CRIU 4.2 dumps (its files.c and tty.c; numbers of the kernel's
+// admin-guide/devices.txt): memory, terminals but serial ports of the 4:64 kind, autofs; a tun in a
+// network namespace of its own.
+bool dumps_device(unsigned major, unsigned minor, bool has_own_network) {
+  constexpr unsigned kMemory = 1;
+  constexpr unsigned kTty = 4;
+  constexpr unsigned kTtyAux = 5;
+  constexpr unsigned kMisc = 10;
+  constexpr unsigned kPtyFirst = 128;  // masters, then slaves
+  constexpr unsigned kPtyLast = 143;
+  constexpr unsigned kUsbSerial = 188;
+  constexpr unsigned kLowDenseSerial = 204;
+  switch (major) {
+    case kMemory:
+    case kTtyAux:
+    case kUsbSerial:
+    case kLowDenseSerial:
+      return true;
+    case kTty:
+      return minor < 64;
+    case kMisc:
+      return minor == 235 || (minor == 200 && has_own_network);
+    default:
+      return major >= kPtyFirst && major <= kPtyLast;
+  }
 }
 
 bool dumps_anonymous(std::string_view name) {
@@ -174,11 +189,17 @@ class Search {
     struct stat info {};
     if (::stat(link.c_str(), &info) != 0) return;
     const bool device =
-        (S_ISCHR(info.st_mode) && !dumps_device(major(info.st_rdev))) || S_ISBLK(info.st_mode);
-    if (device && !is_set(options_.external, "dev[")) add(pid, kDevice, shown);
+        S_ISBLK(info.st_mode) ||
+        (S_ISCHR(info.st_mode) &&
+         !dumps_device(major(info.st_rdev), minor(info.st_rdev), !has_our(pid, "net")));
+    const std::vector<std::string>& external = options_.external;
+    if (device && !is_set(external, "dev[") && !is_set(external, "file[") &&
+        !is_set(external, "tty[")) {
+      add(pid, kDevice, shown);
+    }
     const auto size = static_cast<std::uint64_t>(info.st_blocks) * 512;
     if (S_ISREG(info.st_mode) && info.st_nlink == 0 && !path.starts_with("/memfd:") &&
-        size > options_.ghost_limit && !is_set(options_.external, "file[")) {
+        size > options_.ghost_limit && !is_set(external, "file[")) {
       add(pid, kGhost, fmt::format("{}, {}", shown, format_bytes(size)));
     }
   }
@@ -230,7 +251,7 @@ class Search {
     for (const proc::Mapping& mapping : *mappings) {
       if (mapping.permissions == "---p" && mapping.path.empty())
         reserved += mapping.end - mapping.start;
-      if (mapping.path.starts_with("/SYSV") && has_our_ipc(pid)) add(pid, kSysv, mapping.path);
+      if (mapping.path.starts_with("/SYSV") && has_our(pid, "ipc")) add(pid, kSysv, mapping.path);
       if (mapping.path.starts_with("/secretmem")) add(pid, kSecret, "mapped");
       const bool deleted_file =
           mapping.path.ends_with(" (deleted)") && !mapping.path.starts_with("/SYSV") &&
@@ -243,11 +264,12 @@ class Search {
     if (reserved > kMuchReserved) add(pid, kReserved, format_bytes(reserved));
   }
 
-  static bool has_our_ipc(Pid pid) {
+  // Does it live in our namespace of that kind?
+  static bool has_our(Pid pid, std::string_view kind) {
     struct stat ours {};
     struct stat theirs {};
-    const std::string path = fmt::format("/proc/{}/ns/ipc", pid.value);
-    return ::stat("/proc/self/ns/ipc", &ours) == 0 && ::stat(path.c_str(), &theirs) == 0 &&
+    return ::stat(fmt::format("/proc/self/ns/{}", kind).c_str(), &ours) == 0 &&
+           ::stat(fmt::format("/proc/{}/ns/{}", pid.value, kind).c_str(), &theirs) == 0 &&
            ours.st_ino == theirs.st_ino;
   }
 

@@ -33,8 +33,6 @@ namespace {
 constexpr int kExitWaitMs = 10000;
 constexpr std::chrono::milliseconds kSizePoll{50};
 constexpr std::uint64_t kWorthWriting = 1ULL << 20;
-// What a CUDA context takes on an H100 (driver 580: 520-620 MB) is not in the image.
-constexpr std::uint64_t kContextBytes = 640ULL << 20;
 
 ImageCudaState image_state(CudaState state) {
   switch (state) {

@@ -132,16 +132,31 @@ Result<void> check_numbers(const Manifest& manifest) {
   return {};
 }
 
-Result<void> check_host_memory(const Manifest& manifest) {
-  std::uint64_t needed = 0;
+namespace {
+
+// At least so much memory do the processes need. Not the sum of all pages: those that forked
+// processes share with their parents are in the image several times, and CRIU shares them again.
+std::uint64_t least_memory(const Manifest& manifest) {
+  std::uint64_t largest = 0;
+  std::uint64_t on_gpus = 0;
   for (const FileRecord& file : manifest.files)
-    if (file.path.rfind("criu/pages-", 0) == 0) needed += file.size;
+    if (file.path.rfind("criu/pages-", 0) == 0) largest = std::max(largest, file.size);
+  for (const ProcessRecord& record : manifest.processes)
+    for (const GpuMemoryRecord& use : record.gpu_memory)
+      on_gpus += use.bytes > kContextBytes ? use.bytes - kContextBytes : 0;
+  return std::max(largest, on_gpus);
+}
+
+}  // namespace
+
+Result<void> check_host_memory(const Manifest& manifest) {
+  const std::uint64_t needed = least_memory(manifest);
   const proc::ProcFs procfs;
   const auto memory = procfs.memory_available();
   const auto swap = procfs.swap_free();
   if (memory && swap && needed > *memory + *swap) {
     return fail(ErrorCode::kOutOfHostMemory,
-                fmt::format("the processes have {} of memory, GPU memory included, and this host "
+                fmt::format("the processes have at least {} of memory, GPU memory included, and this host "
                             "has {} free",
                             format_bytes(needed), format_bytes(*memory + *swap)),
                 "free some, or restore on a host with more");
@@ -149,7 +164,7 @@ Result<void> check_host_memory(const Manifest& manifest) {
   for (const proc::MemoryCgroup& group : proc::memory_cgroups(Pid{::getpid()})) {
     if (needed <= group.room()) continue;
     return fail(ErrorCode::kOutOfHostMemory,
-                fmt::format("the processes have {} of memory, GPU memory included, and the memory "
+                fmt::format("the processes have at least {} of memory, GPU memory included, and the memory "
                             "limit of {} ({}) leaves {} free",
                             format_bytes(needed), group.directory, format_bytes(group.limit),
                             format_bytes(group.room())),

@@ -191,10 +191,10 @@ stands_in_ps() { stasis ps 2>/dev/null | grep -qF "$1"; }
 
 @test "what does not fit under the memory limit of its container is refused, and runs on" {
   start_target memory --size 128M
-  make_memory_cgroup $((100 << 20))
+  make_memory_cgroup $((64 << 20))
   echo "$TARGET" >"$CGROUP/cgroup.procs"
   refused 11 out-of-host-memory suspend "$TARGET"
-  assert_contains "$err" "does not fit under the memory limit of $CGROUP (100 MiB"
+  assert_contains "$err" "does not fit under the memory limit of $CGROUP (64.0 MiB"
   in_state running
   target_goes_on
   limit_cgroup $((1 << 30))
