@@ -85,7 +85,12 @@ Result<std::optional<CudaState>> ask_patiently(const Process& process, bool fork
     const bool unsure =
         state ? state->has_value() && forked_from_cuda && is_its_parents_copy(process, procfs)
               : state.error().code == ErrorCode::kDriverError && !has_gone(process, state.error());
-    if (!unsure || Clock::now() - start > kPatience) return state;
+    if (!unsure) return state;
+    if (Clock::now() - start > kPatience) {
+      // A thread that the driver does not know at all is nobody's.
+      if (state && !process.restore_thread_id()) return std::optional<CudaState>();
+      return state;
+    }
     std::this_thread::sleep_for(kPoll);
   }
 }
@@ -324,14 +329,17 @@ Result<void> Group::check_host_memory() {
     // Those that were checkpointed before have no GPU memory now; what they had stays known.
     gpu_use_.insert_or_assign(it->first, it->second);
     std::uint64_t bytes = 0;
-    for (const GpuUse& part : it->second)
+    std::uint64_t least = 0;
+    for (const GpuUse& part : it->second) {
       bytes += part.bytes;
+      // A context's own memory is not moved.
+      least += part.bytes - std::min(part.bytes, driver_->info().simulated ? 0 : kLeastContext);
+    }
     if (bytes == 0) continue;
     to_move += bytes;
     for (proc::MemoryCgroup& group : proc::memory_cgroups(it->first)) {
       Limited& entry = limited[group.directory];
-      // A context's own memory is not moved.
-      entry.to_move += bytes - std::min(bytes / 2, kLeastContext);
+      entry.to_move += least;
       entry.group = std::move(group);
     }
   }
@@ -345,12 +353,13 @@ Result<void> Group::check_host_memory() {
                 "the host more");
   }
   for (const auto& [directory, entry] : limited) {
-    if (entry.to_move + kCgroupReserve <= entry.group.room()) continue;
+    const std::uint64_t room = entry.group.room(procfs_.swap_free().value_or(0));
+    if (entry.to_move + kCgroupReserve <= room) continue;
     return fail(ErrorCode::kOutOfHostMemory,
                 fmt::format("the GPU memory in use ({}) does not fit under the memory limit of "
                             "{} ({}, of which {} are free)",
                             format_bytes(entry.to_move), directory, format_bytes(entry.group.limit),
-                            format_bytes(entry.group.room())),
+                            format_bytes(room)),
                 "the driver moves GPU memory into the process's own memory, and the kernel kills "
                 "what goes over the limit: raise the memory limit of the container or the job by "
                 "as much as it has GPU memory");

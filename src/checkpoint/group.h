@@ -75,6 +75,8 @@ class Group {
   // (kOutOfHostMemory with the figures). `progress` gets the bytes moved. On an error some may be
   // checkpointed: roll back.
   Result<void> checkpoint(Progress& progress, const Interrupt& interrupt);
+  // That comparison alone; checkpoint() makes it. Also notes what is used on the GPUs.
+  Result<void> check_host_memory();
   // Restores every checkpointed CUDA process, in parallel, whatever it was initially.
   Result<void> restore(std::span<const GpuPair> pairs, Progress& progress);
   // Unlocks every locked CUDA process. One that ends meanwhile is no failure.
@@ -93,8 +95,6 @@ class Group {
 
  private:
   Group(Driver& driver, proc::ProcFs procfs) : driver_(&driver), procfs_(std::move(procfs)) {}
-  // Also notes what is used on the GPUs.
-  Result<void> check_host_memory();
   // Adds what is new in the tree. True if a process with CUDA was added or one has begun to use it.
   Result<bool> refresh(Pid root);
   // One round of lock_round.h; if not all are locked then, none is.

@@ -214,7 +214,7 @@ Result<std::vector<InheritedFiles>> find_inherited_files(const ProcFs& procfs,
                                                          bool simulated, bool ignore) {
   std::vector<Owner> owners;
   for (const GroupMember& member : members) {
-    if (!member.initial) continue;
+    if (!member.initial || !member.process.alive()) continue;
     const Pid pid = member.process.pid();
     owners.push_back({pid, driver_descriptors(procfs, pid, simulated)});
   }

@@ -136,6 +136,8 @@ Verb add_dump(CLI::App& app) {
                    "fast as memory takes it [disk]")
       ->check(CLI::IsMember({"disk", "none"}));
   command->add_flag("-f,--force", options->dump.overwrite, "replace an existing image");
+  command->add_flag("--ignore-undumpable", options->dump.ignore_undumpable,
+                    "let CRIU try what it is known not to dump (`stasis doctor PID`)");
   command->add_flag("--ignore-obstacles", options->dump.ignore_obstacles,
                     "go on although the driver may refuse or lose the program's memory");
   add_timeout(*command, options->dump.timeout);

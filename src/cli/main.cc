@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <csignal>
 #include <exception>
 #include <new>
 #include <sstream>
@@ -146,6 +147,8 @@ void fill_standard_descriptors() {
 
 int main(int argc, char** argv) {
   stasis::cli::fill_standard_descriptors();
+  // Ignored, as some daemons leave it, the kernel would collect our children before we do.
+  std::signal(SIGCHLD, SIG_DFL);
   try {
     return stasis::cli::run(argc, argv);
   } catch (const std::exception& exception) {

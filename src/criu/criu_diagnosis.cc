@@ -75,7 +75,13 @@ constexpr std::array kRules = {
          "try again in a moment"},
     Rule{"External socket is used", "", kCriuFailed,  // seen
          "the process has a unix socket connected to a process outside of the image",
-         "dump that process too, close the connection, or allow it to be cut with --ext-unix-sk"},
+         "dump that process too, close the connection, or, if it is a named datagram socket, let "
+         "it be "
+         "cut with --ext-unix-sk"},
+    Rule{"Can't dump half of stream unix connection", "", kCriuFailed,  // seen
+         "the process has a unix stream socket connected to a process outside of the image",
+         "dump that process too, close the connection, or name it: --external 'unix[NUMBER]', the "
+         "number being that of the socket (ls -l /proc/PID/fd)"},
     Rule{"External socket found in image", "", kCriuFailed,
          "the image holds a unix socket that was connected to a process outside of it",
          "restore it with --ext-unix-sk"},
@@ -127,7 +133,7 @@ constexpr std::array kRules = {
          "its CUDA state must be checkpointed before CRIU dumps it; if it was, another library in "
          "it (NVML, OpenGL) has opened the GPU"},
     Rule{"of that type [20", "", kCriuFailed, "the process has a device open that CRIU cannot dump",
-         "close it before the dump, or declare it with --external"},
+         "close it before the dump"},
     Rule{"of that type [", "", kCriuFailed,
          "the process has a file open of a kind that CRIU cannot dump", "close it before the dump"},
     Rule{

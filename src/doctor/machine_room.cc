@@ -145,8 +145,8 @@ void look_at_host_memory(const Places& places, std::uint64_t gpu_bytes, Findings
   if (swap > 0) what += fmt::format(" and {} of swap", format_bytes(swap));
   // Suspended memory counts for the program's cgroup, which may be another one than ours.
   for (const auto& group : proc::memory_cgroups(Pid{static_cast<int>(::getpid())}, places.proc)) {
-    if (group.room() >= free) continue;
-    free = group.room();
+    if (group.room(swap) >= free) continue;
+    free = group.room(swap);
     what = fmt::format("{} of memory free within the limit of {} ({})", format_bytes(free),
                        format_bytes(group.limit), group.directory);
   }

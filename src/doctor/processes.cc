@@ -35,40 +35,31 @@ Finding state_finding(const GroupMember& member) {
 
 void look_for_tracers(const proc::ProcFs& procfs, const Group& group, std::vector<Finding>& out) {
   for (const proc::ProcessInfo& info : group.infos()) {
-    const auto details = procfs.details(info.pid);
-    if (!details || details->tracer == 0) continue;
-    out.push_back({"tracer", Light::kRed,
-                   fmt::format("{} is being traced by process {}", name_of(info), details->tracer),
-                   "detach the debugger, or wait until the other tool has ended"});
+    for (const Tid thread : procfs.threads(info.pid)) {
+      const auto status = procfs.thread_status(info.pid, thread);
+      if (!status || status->tracer == 0) continue;
+      out.push_back({"tracer", Light::kRed,
+                     fmt::format("{} is being traced by process {}", name_of(info), status->tracer),
+                     "detach the debugger, or wait until the other tool has ended"});
+      break;
+    }
   }
 }
 
-void look_at_gpu_memory(Driver& driver, const proc::ProcFs& procfs, const Group& group,
-                        std::vector<Finding>& out) {
-  const auto use = driver.memory_by_process();
-  const auto available = procfs.memory_available();
-  if (!use) return;
-  std::uint64_t bytes = 0;
-  for (const GroupMember& member : group.members()) {
-    const auto it = use->find(member.process.pid());
-    if (it == use->end()) continue;
-    for (const GpuUse& part : it->second)
-      bytes += part.bytes;
+void look_at_gpu_memory(Group& group, std::vector<Finding>& out) {
+  if (auto fits = group.check_host_memory(); !fits) {
+    out.push_back({"gpu-memory", Light::kRed, fits.error().message, fits.error().remedy});
+    return;
   }
-  const std::string text = fmt::format("{} of GPU memory in use", format_bytes(bytes));
-  if (available && bytes > *available) {
-    out.push_back({"gpu-memory", Light::kRed,
-                   fmt::format("{}, and {} of host memory free", text, format_bytes(*available)),
-                   "the driver moves GPU memory into the process's own memory: free some"});
-  } else {
-    out.push_back({"gpu-memory", Light::kGreen, text, ""});
-  }
+  out.push_back({"gpu-memory", Light::kGreen,
+                 format_bytes(group.gpu_bytes()) + " of GPU memory in use, for which there is room",
+                 ""});
 }
 
 }  // namespace
 
 Result<std::vector<Finding>> examine_processes(Driver& driver, const proc::ProcFs& procfs,
-                                               const Group& group, const CriuOptions& options) {
+                                               Group& group, const CriuOptions& options) {
   std::vector<Finding> out;
   const auto infos = group.infos();
   std::vector<proc::ProcessInfo> with_cuda;
@@ -82,7 +73,7 @@ Result<std::vector<Finding>> examine_processes(Driver& driver, const proc::ProcF
                    fmt::format("none of the {} process(es) uses CUDA", infos.size()),
                    "criu alone can dump it; `stasis ps` lists the processes that use CUDA"});
   }
-  look_at_gpu_memory(driver, procfs, group, out);
+  look_at_gpu_memory(group, out);
   auto obstacles = find_obstacles(driver, procfs, with_cuda);
   if (!obstacles) return fail(std::move(obstacles.error()));
   for (const Obstacle& obstacle : *obstacles) {

@@ -11,9 +11,9 @@
 
 namespace stasis {
 
-// Every finding, green ones too. Only looks. kNotPermitted, kIo: could not look, which never counts
-// as "fine".
+// Every finding, green ones too. Only looks; `group` notes what it uses of the GPUs. kNotPermitted,
+// kIo: could not look, which never counts as "fine".
 Result<std::vector<Finding>> examine_processes(Driver& driver, const proc::ProcFs& procfs,
-                                               const Group& group, const CriuOptions& options);
+                                               Group& group, const CriuOptions& options);
 
 }  // namespace stasis

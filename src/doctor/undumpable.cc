@@ -9,10 +9,12 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <chrono>
 #include <map>
 #include <set>
 #include <sstream>
 #include <string_view>
+#include <thread>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -38,7 +40,7 @@ constexpr Kind kAnonymous{"anonymous-file", Light::kRed,
                           "has files of a kind open that CRIU cannot dump",
                           "close them before the dump"};
 constexpr Kind kDevice{"device", Light::kRed, "has devices open that CRIU cannot dump",
-                       "close them before the dump, or declare them with --external"};
+                       "close them before the dump"};
 constexpr Kind kPidfd{"pidfd", Light::kRed, "holds a pidfd of a process outside of the tree",
                       "dump that process too, or close the pidfd"};
 constexpr Kind kSecret{"secret-memory", Light::kRed,
@@ -57,9 +59,10 @@ constexpr Kind kPosixLock{"file-lock", Light::kYellow, "holds file locks, if not
                           "dump with --file-locks"};
 constexpr Kind kTcp{"tcp-connection", Light::kRed, "has open TCP connections",
                     "dump with --tcp-established to keep them, or --tcp-close to drop them"};
-constexpr Kind kUnix{"unix-socket", Light::kRed,
-                     "has unix sockets connected to processes outside of the tree",
-                     "dump those too, close the connection, or let it be cut with --ext-unix-sk"};
+constexpr Kind kUnix{
+    "unix-socket", Light::kRed, "has unix sockets connected to processes outside of the tree",
+    "dump those too, close the connection, name it (--external 'unix[NUMBER]'), or, "
+    "if it is a named datagram socket, let it be cut with --ext-unix-sk"};
 constexpr Kind kOtherUser{"other-user", Light::kRed,
                           "runs as another user, whose limits CRIU may not read",
                           "give stasis CAP_SYS_RESOURCE, or run it as that user"};
@@ -81,7 +84,7 @@ bool dumps_device(unsigned major, unsigned minor, bool has_own_network) {
   constexpr unsigned kTtyAux = 5;
   constexpr unsigned kMisc = 10;
   constexpr unsigned kPtyFirst = 128;  // masters, then slaves
-  constexpr unsigned kPtyLast = 143;
+  constexpr unsigned kPtyLast = 136;
   constexpr unsigned kUsbSerial = 188;
   constexpr unsigned kLowDenseSerial = 204;
   switch (major) {
@@ -103,6 +106,14 @@ bool dumps_anonymous(std::string_view name) {
   constexpr std::array<std::string_view, 7> kKnown = {
       "[eventfd]", "[eventpoll]", "[signalfd]", "[timerfd]", "[pidfd]", "[fanotify]", "bpf-map"};
   return std::find(kKnown.begin(), kKnown.end(), name) != kKnown.end();
+}
+
+// Memory that the kernel shows under a name, though there is no file.
+bool is_of_no_file(std::string_view path) {
+  constexpr std::array<std::string_view, 5> kNames = {"/SYSV", "/dev/zero", "/anon_hugepage",
+                                                      "/[aio]", "/memfd:"};
+  return std::any_of(kNames.begin(), kNames.end(),
+                     [path](std::string_view name) { return path.starts_with(name); });
 }
 
 bool is_set(const std::vector<std::string>& external, std::string_view kind) {
@@ -128,10 +139,11 @@ class Search {
       processes_.push_back(member.process.info());
       if (member.initial) with_cuda_.insert(member.process.pid().value);
     }
+    if (auto tree = procfs.tree(processes_.front().pid)) everybody_ = std::move(*tree);
   }
 
   std::vector<Finding> run() {
-    for (const proc::ProcessInfo& info : processes_) {
+    for (const proc::ProcessInfo& info : everybody_) {
       pids_.insert(info.pid.value);
       if (auto inodes = procfs_.socket_inodes(info.pid))
         sockets_.insert(inodes->begin(), inodes->end());
@@ -193,10 +205,7 @@ class Search {
         (S_ISCHR(info.st_mode) &&
          !dumps_device(major(info.st_rdev), minor(info.st_rdev), !has_our(pid, "net")));
     const std::vector<std::string>& external = options_.external;
-    if (device && !is_set(external, "dev[") && !is_set(external, "file[") &&
-        !is_set(external, "tty[")) {
-      add(pid, kDevice, shown);
-    }
+    if (device && !is_set(external, "tty[")) add(pid, kDevice, shown);
     const auto size = static_cast<std::uint64_t>(info.st_blocks) * 512;
     if (S_ISREG(info.st_mode) && info.st_nlink == 0 && !path.starts_with("/memfd:") &&
         size > options_.ghost_limit && !is_set(external, "file[")) {
@@ -219,29 +228,55 @@ class Search {
       int other = 0;
       std::from_chars(line.data() + 5, line.data() + line.size(), other);
       // -1: it has ended, 0: not to be seen from here.
-      if (other > 0 && !pids_.contains(other)) add(pid, kPidfd, fmt::format("process {}", other));
+      if (other > 0 && !is_ours(Pid{other})) add(pid, kPidfd, fmt::format("process {}", other));
     }
   }
 
   void look_at_sockets(Pid pid) {
     const auto own = procfs_.socket_inodes(pid);
-    if (!own) return;
+    if (!own || own->empty()) return;
     const std::set<std::uint64_t> inodes(own->begin(), own->end());
     if (!options_.tcp_established && !options_.tcp_close) {
-      if (const auto sockets = procfs_.tcp_sockets(pid)) {
-        for (const proc::TcpSocket& socket : *sockets) {
-          if (!socket.listens && inodes.contains(socket.inode))
-            add(pid, kTcp, fmt::format("local port {}", socket.local_port));
-        }
+      for (const proc::TcpSocket& socket : tcp_sockets_beside(pid)) {
+        if (!socket.listens && inodes.contains(socket.inode))
+          add(pid, kTcp, fmt::format("local port {}", socket.local_port));
       }
     }
-    if (options_.ext_unix_sk || is_set(options_.external, "unix[")) return;
     for (const std::uint64_t inode : inodes) {
       // Of our network namespace; the numbers are those of no other.
-      const auto peer = peers_.find(inode);
-      if (peer != peers_.end() && !sockets_.contains(peer->second))
-        add(pid, kUnix, fmt::format("socket {}", inode));
+      const auto it = peers_.find(inode);
+      if (it == peers_.end() || sockets_.contains(it->second.inode)) continue;
+      if (options_.ext_unix_sk && it->second.datagram) continue;
+      const std::string name = fmt::format("unix[{}]", inode);
+      const auto& external = options_.external;
+      if (std::any_of(external.begin(), external.end(),
+                      [&](const std::string& one) { return one.starts_with(name); })) {
+        continue;
+      }
+      add(pid, kUnix, fmt::format("socket {}", inode));
     }
+  }
+
+  // All of its network namespace, which takes long to read where there are many.
+  const std::vector<proc::TcpSocket>& tcp_sockets_beside(Pid pid) {
+    struct stat space {};
+    (void)::stat(fmt::format("/proc/{}/ns/net", pid.value).c_str(), &space);
+    const auto [it, is_new] = tcp_sockets_.try_emplace(space.st_ino);
+    if (!is_new) return it->second;
+    if (auto sockets = procfs_.tcp_sockets(pid)) it->second = std::move(*sockets);
+    return it->second;
+  }
+
+  // Somebody's child may be so young that nobody has heard of it yet.
+  bool is_ours(Pid pid) const {
+    constexpr int kGenerations = 64;
+    for (int i = 0; i < kGenerations && pid.value > 1; ++i) {
+      if (pids_.contains(pid.value)) return true;
+      const auto info = procfs_.process(pid);
+      if (!info) return true;  // it has ended since
+      pid = info->parent;
+    }
+    return false;
   }
 
   void look_at_memory(Pid pid) {
@@ -253,9 +288,9 @@ class Search {
         reserved += mapping.end - mapping.start;
       if (mapping.path.starts_with("/SYSV") && has_our(pid, "ipc")) add(pid, kSysv, mapping.path);
       if (mapping.path.starts_with("/secretmem")) add(pid, kSecret, "mapped");
-      const bool deleted_file =
-          mapping.path.ends_with(" (deleted)") && !mapping.path.starts_with("/SYSV") &&
-          !mapping.path.starts_with("/dev/zero") && !is_drivers_file(mapping.path, simulated_);
+      const bool deleted_file = mapping.path.ends_with(" (deleted)") &&
+                                !is_of_no_file(mapping.path) &&
+                                !is_drivers_file(mapping.path, simulated_);
       if (!deleted_file) continue;
       look_at_file(
           pid, fmt::format("/proc/{}/map_files/{:x}-{:x}", pid.value, mapping.start, mapping.end),
@@ -297,10 +332,12 @@ class Search {
   const CriuOptions& options_;
   bool simulated_;
   std::vector<proc::ProcessInfo> processes_;
+  std::vector<proc::ProcessInfo> everybody_;  // the tree as it is now, zombies too
   std::set<int> with_cuda_;
   std::set<int> pids_;
   std::set<std::uint64_t> sockets_;
-  std::map<std::uint64_t, std::uint64_t> peers_;
+  std::map<std::uint64_t, proc::UnixPeer> peers_;
+  std::map<ino_t, std::vector<proc::TcpSocket>> tcp_sockets_;
   std::map<std::pair<int, const Kind*>, std::vector<std::string>> seen_;
 };
 
@@ -309,7 +346,21 @@ class Search {
 std::vector<Finding> find_undumpable(const proc::ProcFs& procfs,
                                      const std::vector<GroupMember>& members,
                                      const CriuOptions& options, bool simulated) {
-  return Search(procfs, members, options, simulated).run();
+  auto found = Search(procfs, members, options, simulated).run();
+  const bool any_red = worst(found) == Light::kRed;
+  if (!any_red) return found;
+  // A program that starts processes, or opens and closes sockets, looks worse for a moment than it
+  // is.
+  constexpr std::chrono::milliseconds kMoment{30};
+  std::this_thread::sleep_for(kMoment);
+  const auto again = Search(procfs, members, options, simulated).run();
+  std::erase_if(found, [&](const Finding& one) {
+    return one.light == Light::kRed &&
+           std::none_of(again.begin(), again.end(), [&](const Finding& other) {
+             return other.id == one.id && other.light == Light::kRed;
+           });
+  });
+  return found;
 }
 
 }  // namespace stasis

@@ -327,6 +327,8 @@ Error rolled_back(OpenedGroup& opened, Error why, Result<void> back) {
     }
     std::string ended;
     for (const GroupMember& member : opened.group.members()) {
+      // Workers and helpers come and go.
+      if (!member.initial && member.process.pid() != opened.group.root()) continue;
       if (!member.process.pidfd().wait_exit(0)) continue;
       ended += fmt::format("{}{} ({})", ended.empty() ? "" : ", ", member.process.pid().value,
                            member.process.info().comm);

@@ -276,7 +276,7 @@ Result<void> refuse_undumpable(const std::vector<GroupMember>& members, const Cr
   }
   if (reasons.empty()) return {};
   return fail(ErrorCode::kUndumpable, fmt::format("{}", fmt::join(reasons, "; ")),
-              fmt::format("{}; to let CRIU try all the same: --ignore-obstacles",
+              fmt::format("{}; to let CRIU try all the same: --ignore-undumpable",
                           fmt::join(remedies, "; ")));
 }
 
@@ -327,7 +327,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   }
 
   // What cannot be dumped is refused before anything is touched.
-  if (!options.ignore_obstacles) {
+  if (!options.ignore_undumpable) {
     auto dumpable = refuse_undumpable(group.members(), criu_options, env.driver.info().simulated);
     if (!dumpable) return undo(std::move(dumpable.error()));
   }

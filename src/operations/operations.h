@@ -85,6 +85,7 @@ struct DumpOptions {
   AfterDump after = AfterDump::kKill;
   std::chrono::milliseconds timeout{10000};  // for the lock
   bool ignore_obstacles = false;             // as with suspend
+  bool ignore_undumpable = false;            // let CRIU try what doctor/undumpable.h finds red
   CriuOptions criu;
   std::optional<std::string> criu_path;
   int criu_log_level = 4;

@@ -66,7 +66,10 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   if (auto ok = check_driver(env.driver, manifest); !ok) return fail(std::move(ok.error()));
   auto pairs = plan_gpus(env, manifest, *old_gpus, options);
   if (!pairs) return fail(std::move(pairs.error()));
-  if (auto ok = check_host_memory(manifest); !ok) return fail(std::move(ok.error()));
+  if (auto ok = check_host_memory(
+          manifest, criu_options_of(manifest, options).cgroups == CgroupMode::kIgnore);
+      !ok)
+    return fail(std::move(ok.error()));
   if (auto ok = check_numbers(manifest); !ok) return fail(std::move(ok.error()));
   if (auto ok = wait_for_ports(env, manifest); !ok) return fail(std::move(ok.error()));
   if (auto ok = image->verify(env.progress, env.interrupt, ImageReader::Part::kAllButPages); !ok) {

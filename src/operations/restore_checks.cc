@@ -149,26 +149,30 @@ std::uint64_t least_memory(const Manifest& manifest) {
 
 }  // namespace
 
-Result<void> check_host_memory(const Manifest& manifest) {
+Result<void> check_host_memory(const Manifest& manifest, bool in_our_cgroup) {
   const std::uint64_t needed = least_memory(manifest);
   const proc::ProcFs procfs;
   const auto memory = procfs.memory_available();
   const auto swap = procfs.swap_free();
   if (memory && swap && needed > *memory + *swap) {
-    return fail(ErrorCode::kOutOfHostMemory,
-                fmt::format("the processes have at least {} of memory, GPU memory included, and this host "
-                            "has {} free",
-                            format_bytes(needed), format_bytes(*memory + *swap)),
-                "free some, or restore on a host with more");
+    return fail(
+        ErrorCode::kOutOfHostMemory,
+        fmt::format("the processes have at least {} of memory, GPU memory included, and this host "
+                    "has {} free",
+                    format_bytes(needed), format_bytes(*memory + *swap)),
+        "free some, or restore on a host with more");
   }
+  if (!in_our_cgroup) return {};
   for (const proc::MemoryCgroup& group : proc::memory_cgroups(Pid{::getpid()})) {
-    if (needed <= group.room()) continue;
-    return fail(ErrorCode::kOutOfHostMemory,
-                fmt::format("the processes have at least {} of memory, GPU memory included, and the memory "
-                            "limit of {} ({}) leaves {} free",
-                            format_bytes(needed), group.directory, format_bytes(group.limit),
-                            format_bytes(group.room())),
-                "raise the limit, or restore from outside of that cgroup");
+    const std::uint64_t room = group.room(swap.value_or(0));
+    if (needed <= room) continue;
+    return fail(
+        ErrorCode::kOutOfHostMemory,
+        fmt::format("the processes have at least {} of memory, GPU memory included, and the memory "
+                    "limit of {} ({}) leaves {} free",
+                    format_bytes(needed), group.directory, format_bytes(group.limit),
+                    format_bytes(room)),
+        "raise the limit, or restore from outside of that cgroup");
   }
   return {};
 }

@@ -28,8 +28,8 @@ Result<void> check_driver(const Driver& driver, const Manifest& manifest);
 Result<void> check_numbers(const Manifest& manifest);
 
 // The memory of the processes, the GPU's content with it, has room on this host, swap included, and
-// in the memory cgroup that they will be in: ours. kOutOfHostMemory with the figures.
-Result<void> check_host_memory(const Manifest& manifest);
+// in our memory cgroup, if they will be in that one. kOutOfHostMemory with the figures.
+Result<void> check_host_memory(const Manifest& manifest, bool in_our_cgroup);
 
 // Where the GPU memory of each process goes, and that it fits there.
 Result<std::vector<GpuPair>> plan_gpus(const Environment& env, const Manifest& manifest,

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
 #include <charconv>
 #include <optional>
 #include <sstream>
@@ -21,11 +22,22 @@ struct Layout {
   // Of memory.stat. Shared memory and tmpfs are not among them.
   std::string_view inactive_cache;
   std::string_view active_cache;
+  std::string_view slab;
+  // Of swap; in version 1 of memory and swap together.
+  std::string_view swap_limit;
+  std::string_view swap_usage;
 };
 
-constexpr Layout kVersion1{"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file",
-                           "total_active_file"};
-constexpr Layout kVersion2{"memory.max", "memory.current", "inactive_file", "active_file"};
+constexpr Layout kVersion1{"memory.limit_in_bytes",
+                           "memory.usage_in_bytes",
+                           "total_inactive_file",
+                           "total_active_file",
+                           "-",
+                           "memory.memsw.limit_in_bytes",
+                           "memory.memsw.usage_in_bytes"};
+constexpr Layout kVersion2{"memory.max",         "memory.current",   "inactive_file",
+                           "active_file",        "slab_reclaimable", "memory.swap.max",
+                           "memory.swap.current"};
 // Version 1 says LONG_MAX rounded down to a page for "no limit"; no machine has as much as this.
 constexpr std::uint64_t kNoLimit = 1ULL << 60;
 
@@ -82,9 +94,17 @@ std::optional<MemoryCgroup> read_group(const std::string& directory, const Layou
     std::istringstream lines(*stat);
     std::string key;
     for (std::uint64_t value = 0; lines >> key >> value;)
-      if (key == files.inactive_cache || key == files.active_cache) cache += value;
+      if (key == files.inactive_cache || key == files.active_cache || key == files.slab)
+        cache += value;
   }
-  return MemoryCgroup{directory, *limit, *usage > cache ? *usage - cache : 0};
+  MemoryCgroup out{directory, *limit, *usage > cache ? *usage - cache : 0, 0};
+  // Without a number there is no limit ("max"); without the file, no swap for cgroups.
+  const auto swapped = number_in(fmt::format("{}/{}", directory, files.swap_usage));
+  const auto most = number_in(fmt::format("{}/{}", directory, files.swap_limit));
+  if (swapped && !most) out.swap = kNoLimit;
+  if (swapped && most && *most > *swapped) out.swap = *most - *swapped;
+  if (&files == &kVersion1) out.swap -= std::min(out.swap, out.limit - std::min(out.limit, *usage));
+  return out;
 }
 
 void add_groups(const std::string& proc, std::string path, bool version1,

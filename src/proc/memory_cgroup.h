@@ -2,6 +2,7 @@
 // of its container, its pod or its job.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -13,9 +14,13 @@ namespace stasis::proc {
 struct MemoryCgroup {
   std::string directory;
   std::uint64_t limit = 0;  // bytes
-  std::uint64_t used = 0;   // without the page cache, which the kernel gives up first
+  std::uint64_t used = 0;   // without what the kernel gives up first: page cache, caches of its own
+  std::uint64_t swap = 0;   // how much more of it may be swapped out
 
-  std::uint64_t room() const { return used < limit ? limit - used : 0; }
+  // `swap_free`: of the whole machine.
+  std::uint64_t room(std::uint64_t swap_free) const {
+    return (used < limit ? limit - used : 0) + std::min(swap, swap_free);
+  }
 };
 
 // The memory cgroups with a limit that hold the process: its own first, then those around it. Of

@@ -44,7 +44,10 @@ TEST_F(MemoryCgroupTest, OfVersion2WithTheLimitsAroundIt) {
   write("proc/12/cgroup", "0::/pod/container/inner\n");
   write("cg/pod/memory.max", "8000\n");
   write("cg/pod/memory.current", "5000\n");
-  write("cg/pod/memory.stat", "anon 3000\nfile 2000\ninactive_file 400\nactive_file 600\n");
+  write("cg/pod/memory.stat",
+        "anon 3000\nfile 2000\ninactive_file 400\nactive_file 500\nslab_reclaimable 100\n");
+  write("cg/pod/memory.swap.max", "max\n");
+  write("cg/pod/memory.swap.current", "7\n");
   write("cg/pod/container/memory.max", "max\n");
   write("cg/pod/container/memory.current", "5000\n");
   write("cg/pod/container/inner/memory.max", "300\n");
@@ -52,11 +55,12 @@ TEST_F(MemoryCgroupTest, OfVersion2WithTheLimitsAroundIt) {
   const auto found = groups();
   ASSERT_EQ(found.size(), 2U);
   EXPECT_EQ(found[0].directory, at("cg/pod/container/inner"));
-  EXPECT_EQ(found[0].room(), 0U) << "more is used than may be";
+  EXPECT_EQ(found[0].room(1000), 0U) << "more is used than may be";
   EXPECT_EQ(found[1].directory, at("cg/pod"));
   EXPECT_EQ(found[1].limit, 8000U);
   EXPECT_EQ(found[1].used, 4000U) << "without the page cache";
-  EXPECT_EQ(found[1].room(), 4000U);
+  EXPECT_EQ(found[1].room(0), 4000U);
+  EXPECT_EQ(found[1].room(1000), 5000U);
 }
 
 TEST_F(MemoryCgroupTest, OfVersion1BesideVersion2) {
@@ -65,12 +69,15 @@ TEST_F(MemoryCgroupTest, OfVersion1BesideVersion2) {
   write("cg/a:b/memory.limit_in_bytes", "9000\n");
   write("cg/a:b/memory.usage_in_bytes", "1000\n");
   write("cg/a:b/memory.stat", "inactive_file 1\ntotal_inactive_file 200\ntotal_active_file 100\n");
+  write("cg/a:b/memory.memsw.limit_in_bytes", "9500\n");
+  write("cg/a:b/memory.memsw.usage_in_bytes", "1200\n");
   write("cg/memory.limit_in_bytes", "9223372036854771712\n");
   write("cg/memory.usage_in_bytes", "1000\n");
   const auto found = groups();
   ASSERT_EQ(found.size(), 1U);
   EXPECT_EQ(found[0].used, 700U);
   EXPECT_EQ(found[0].limit, 9000U);
+  EXPECT_EQ(found[0].swap, 300U) << "9500 - 1200 for both, of which 8000 are memory";
 }
 
 TEST_F(MemoryCgroupTest, InAContainerWithoutACgroupNamespace) {
@@ -80,7 +87,7 @@ TEST_F(MemoryCgroupTest, InAContainerWithoutACgroupNamespace) {
   write("cg/memory.current", "40\n");
   const auto found = groups();
   ASSERT_EQ(found.size(), 1U);
-  EXPECT_EQ(found[0].room(), 60U);
+  EXPECT_EQ(found[0].room(1000), 60U);
   write("proc/12/cgroup", "0::/docker/999\n");
   EXPECT_TRUE(groups().empty()) << "not to be seen from here";
   mount("/", "cgroup2", "rw");

@@ -15,7 +15,7 @@
 namespace stasis::proc {
 namespace {
 
-using Peers = std::map<std::uint64_t, std::uint64_t>;
+using Peers = std::map<std::uint64_t, UnixPeer>;
 
 // One answer: a unix_diag_msg and its attributes.
 void read_answer(const char* data, std::size_t size, Peers& out) {
@@ -31,7 +31,7 @@ void read_answer(const char* data, std::size_t size, Peers& out) {
     if (attribute.rta_type != UNIX_DIAG_PEER || attribute.rta_len < RTA_LENGTH(sizeof peer))
       continue;
     std::memcpy(&peer, data + at + RTA_LENGTH(0), sizeof peer);
-    if (peer != 0) out.emplace(message.udiag_ino, peer);
+    if (peer != 0) out.insert({message.udiag_ino, {peer, message.udiag_type == SOCK_DGRAM}});
   }
 }
 

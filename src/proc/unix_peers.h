@@ -8,9 +8,13 @@
 
 namespace stasis::proc {
 
-// The inode number of each connected unix socket of this process's network namespace, with that of
-// the socket at its other end (sock_diag(7)). A connection that nobody has accepted yet has none.
-// kIo, kNotPermitted.
-Result<std::map<std::uint64_t, std::uint64_t>> unix_peers();
+struct UnixPeer {
+  std::uint64_t inode = 0;  // of the socket at the other end
+  bool datagram = false;
+};
+
+// By the inode number of each connected unix socket of this process's network namespace
+// (sock_diag(7)). A connection that nobody has accepted yet has no other end. kIo, kNotPermitted.
+Result<std::map<std::uint64_t, UnixPeer>> unix_peers();
 
 }  // namespace stasis::proc

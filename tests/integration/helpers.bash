@@ -37,13 +37,16 @@ need_root() {
   [[ $(id -u) == 0 ]] || skip "needs root: $1"
 }
 
-# A memory cgroup with a limit of that many bytes; its directory in $CGROUP. For the test to remove.
+# A memory cgroup with a limit of that many bytes; its directory in $CGROUP. Removed at the end.
 make_memory_cgroup() {
   local base
   for base in /sys/fs/cgroup/memory /sys/fs/cgroup; do
     CGROUP=$base/stasis-test-$$-$BATS_TEST_NUMBER
     mkdir "$CGROUP" 2>/dev/null || continue
-    ! limit_cgroup "$1" || return 0
+    if limit_cgroup "$1"; then
+      cgroups+=("$CGROUP")
+      return 0
+    fi
     rmdir "$CGROUP"
   done
   skip "no memory cgroup can be made on this machine"
@@ -134,6 +137,7 @@ end_targets() {
     kill -KILL -- "-$pid" 2>/dev/null || kill -KILL "$pid" 2>/dev/null || true
   done <"$targets"
   wait 2>/dev/null || true
+  for pid in ${cgroups+"${cgroups[@]}"}; do rmdir "$pid" 2>/dev/null || true; done
 }
 
 # Runs a command and keeps its standard output, standard error and status apart, exactly, in $out,

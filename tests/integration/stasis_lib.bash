@@ -45,9 +45,16 @@ done_by() {
 refused() {
   local expected=$1 code=$2
   shift 2
-  capture timeout -k 5 60 stasis "$@"
+  refused_by "$expected" "$code" stasis "$@"
+}
+
+# The same of a command that runs stasis.
+refused_by() {
+  local expected=$1 code=$2
+  shift 2
+  capture timeout -k 5 60 "$@"
   if ((status != expected)) || [[ $err != *"[$code]"* || -n $out ]]; then
-    printf 'stasis %s\n  status %s, expected %s [%s]\n%s%s' "$*" "$status" "$expected" "$code" "$out" "$err" >&2
+    printf '%s\n  status %s, expected %s [%s]\n%s%s' "$*" "$status" "$expected" "$code" "$out" "$err" >&2
     return 1
   fi
   [[ $code == interrupted ]] || assert_contains "$err" "what to do: "
