@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
 #include <csignal>
 #include <cstring>
 
@@ -83,6 +84,15 @@ Result<std::string> read_file(int directory, const std::string& path, std::size_
       return fail(ErrorCode::kIo, fmt::format("{} is larger than {} bytes", path, limit));
     }
   }
+}
+
+std::optional<std::uint64_t> read_number(const std::string& path) {
+  const auto text = read_file(AT_FDCWD, path);
+  if (!text) return std::nullopt;
+  std::uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
+  if (error != std::errc()) return std::nullopt;
+  return value;
 }
 
 Result<void> write_all(int fd, const char* data, std::size_t size, const std::string& path) {

@@ -4,6 +4,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -51,6 +53,10 @@ Result<UniqueFd> open_file(int directory, const std::string& path, int flags, un
 
 // Reads a whole small file (proc files, manifests). kImageCorrupt never; kIo beyond `limit` bytes.
 Result<std::string> read_file(int directory, const std::string& path, std::size_t limit = 64 << 20);
+
+// The number that is all a small file says, as those of /proc/sys do; nothing if it says another
+// thing ("max") or cannot be read.
+std::optional<std::uint64_t> read_number(const std::string& path);
 
 // Writes all of `data`, resuming short writes.
 Result<void> write_all(int fd, const char* data, std::size_t size, const std::string& path);

@@ -1,17 +1,14 @@
 #include "doctor/machine.h"
 
-#include <fcntl.h>
-#include <sys/utsname.h>
-
 #include <charconv>
 #include <functional>
 #include <utility>
 
 #include <fmt/format.h>
 
-#include "base/fd.h"
 #include "doctor/machine_parts.h"
 #include "doctor/trial.h"
+#include "proc/procfs.h"
 
 namespace stasis {
 namespace doctor {
@@ -35,20 +32,6 @@ Finding from_error(Light light, std::string id, const Error& error, const std::s
                         error.driver->text);
   }
   return {std::move(id), light, std::move(what), error.remedy.empty() ? remedy : error.remedy};
-}
-
-std::optional<std::uint64_t> number_in(const std::string& path) {
-  const auto text = read_file(AT_FDCWD, path);
-  if (!text) return std::nullopt;
-  std::uint64_t value = 0;
-  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
-  if (error != std::errc()) return std::nullopt;
-  return value;
-}
-
-std::string kernel_release() {
-  utsname name{};
-  return ::uname(&name) == 0 ? static_cast<const char*>(name.release) : std::string();
 }
 
 bool kernel_at_least(const std::string& release, int major, int minor) {
@@ -90,7 +73,7 @@ std::vector<Finding> examine_machine(const Result<std::unique_ptr<Driver>>& driv
       [&] { look_at_permissions(places, out); },
       [&] { look_at_criu(options.criu_path, interrupt, out); },
       [&] { look_at_plugin(plugin_directories(), out); },
-      [&] { look_at_kernel(places, kernel_release(), out); },
+      [&] { look_at_kernel(places, proc::kernel_release(), out); },
       [&] { look_at_state_directory(out); },
       [&] {
         if (!options.images_dir.empty())

@@ -21,6 +21,7 @@
 #include "base/units.h"
 #include "criu/criu.h"
 #include "doctor/machine_parts.h"
+#include "proc/procfs.h"
 
 namespace stasis::doctor {
 namespace {
@@ -162,7 +163,7 @@ void look_at_criu(const std::optional<std::string>& path, const Interrupt& inter
   }
   // Older ones ask each internet socket for an option that is gone: "Can't get 1:16 opt".
   constexpr int kForNewKernels = 40200;
-  const std::string release = kernel_release();
+  const std::string release = proc::kernel_release();
   const std::string what = fmt::format("CRIU {} ({})", criu->version_text(), criu->path());
   if (criu->version() < kForNewKernels && kernel_at_least(release, 6, 16)) {
     out.push_back(red("criu",

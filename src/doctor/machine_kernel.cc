@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <string_view>
 
 #include <fmt/format.h>
@@ -14,6 +13,7 @@
 #include "base/fd.h"
 #include "base/units.h"
 #include "doctor/machine_parts.h"
+#include "proc/procfs.h"
 
 namespace stasis::doctor {
 namespace {
@@ -27,28 +27,9 @@ enum Capability : unsigned {
   kCheckpointRestore = 40,
 };
 
-class Capabilities {
- public:
-  static std::optional<Capabilities> effective(const Places& places) {
-    const auto text = read_file(AT_FDCWD, places.proc + "/self/status");
-    constexpr std::string_view kKey = "\nCapEff:\t";
-    const std::size_t at = text ? text->find(kKey) : std::string::npos;
-    if (at == std::string::npos) return std::nullopt;
-    Capabilities out;
-    const char* const begin = text->data() + at + kKey.size();
-    if (std::from_chars(begin, text->data() + text->size(), out.bits_, 16).ec != std::errc())
-      return std::nullopt;
-    return out;
-  }
-  bool has(Capability which) const { return (bits_ >> which & 1) != 0; }
-
- private:
-  std::uint64_t bits_ = 0;
-};
-
 void look_at_yama(const Places& places, bool may_trace_all, Findings& out) {
   const std::string path = places.proc + "/sys/kernel/yama/ptrace_scope";
-  const auto scope = number_in(path);
+  const auto scope = read_number(path);
   if (!scope || *scope == 0) {
     out.push_back(green("yama", scope ? "kernel.yama.ptrace_scope is 0" : "no yama"));
   } else if (*scope >= 3) {
@@ -84,7 +65,7 @@ bool is_set(std::string_view config, std::string_view name) {
 void look_at_sysctls(const Places& places, Findings& out) {
   // CRIU moves memory through pipes as large as it may make them.
   constexpr std::uint64_t kPipe = 1U << 20;
-  if (const auto size = number_in(places.proc + "/sys/fs/pipe-max-size")) {
+  if (const auto size = read_number(places.proc + "/sys/fs/pipe-max-size")) {
     const std::string what = fmt::format("pipes hold up to {}", format_bytes(*size));
     out.push_back(*size >= kPipe
                       ? green("limit-pipe-size", what)
@@ -94,7 +75,7 @@ void look_at_sysctls(const Places& places, Findings& out) {
                                "sysctl fs.pipe-max-size=1048576"));
   }
   constexpr std::uint64_t kSmallest = 32768;
-  if (const auto most = number_in(places.proc + "/sys/kernel/pid_max")) {
+  if (const auto most = read_number(places.proc + "/sys/kernel/pid_max")) {
     const std::string what = fmt::format("process numbers go up to {}", *most);
     out.push_back(
         *most > kSmallest
@@ -113,14 +94,14 @@ std::string limit_text(rlim_t value) {
 
 void look_at_permissions(const Places& places, Findings& out) {
   constexpr const char* kId = "permissions";
-  const auto capabilities = Capabilities::effective(places);
+  const auto capabilities = proc::ProcFs(places.proc).effective_capabilities();
   if (!capabilities) {
     out.push_back(yellow(
         kId, fmt::format("{}/self/status does not tell this process's capabilities", places.proc),
         "see that /proc is mounted"));
     return;
   }
-  const auto has = [&](Capability which) { return capabilities->has(which); };
+  const auto has = [&](Capability which) { return (*capabilities >> which & 1) != 0; };
   const std::string who = fmt::format("user {}", ::geteuid());
   std::vector<std::string> missing;
   if (!has(kSysPtrace)) missing.emplace_back("no CAP_SYS_PTRACE: only programs of this user");

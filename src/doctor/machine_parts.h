@@ -30,11 +30,6 @@ Finding red(std::string id, std::string what, std::string remedy);
 // The error with what the driver itself answered. `remedy` is for one that has none.
 Finding from_error(Light light, std::string id, const Error& error, const std::string& remedy = {});
 
-// The number that is all a file says, as those of /proc/sys do.
-std::optional<std::uint64_t> number_in(const std::string& path);
-
-// As uname(2) gives it: "6.18.44-generic".
-std::string kernel_release();
 // Is the kernel of this release as new as that?
 bool kernel_at_least(const std::string& release, int major, int minor);
 

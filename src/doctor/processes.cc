@@ -33,19 +33,6 @@ Finding state_finding(const GroupMember& member) {
   return {"cuda-state", Light::kGreen, name + " uses CUDA and is running", ""};
 }
 
-void look_for_tracers(const proc::ProcFs& procfs, const Group& group, std::vector<Finding>& out) {
-  for (const proc::ProcessInfo& info : group.infos()) {
-    for (const Tid thread : procfs.threads(info.pid)) {
-      const auto status = procfs.thread_status(info.pid, thread);
-      if (!status || status->tracer == 0) continue;
-      out.push_back({"tracer", Light::kRed,
-                     fmt::format("{} is being traced by process {}", name_of(info), status->tracer),
-                     "detach the debugger, or wait until the other tool has ended"});
-      break;
-    }
-  }
-}
-
 void look_at_gpu_memory(Group& group, std::vector<Finding>& out) {
   if (auto fits = group.check_host_memory(); !fits) {
     out.push_back({"gpu-memory", Light::kRed, fits.error().message, fits.error().remedy});
@@ -81,7 +68,6 @@ Result<std::vector<Finding>> examine_processes(Driver& driver, const proc::ProcF
                    fmt::format("process {}: {}", obstacle.pid.value, obstacle.what),
                    obstacle.remedy});
   }
-  look_for_tracers(procfs, group, out);
   const bool simulated = driver.info().simulated;
   auto inherited = find_inherited_files(procfs, group.members(), simulated, false);
   if (!inherited) {

@@ -66,6 +66,8 @@ constexpr Kind kUnix{
 constexpr Kind kOtherUser{"other-user", Light::kRed,
                           "runs as another user, whose limits CRIU may not read",
                           "give stasis CAP_SYS_RESOURCE, or run it as that user"};
+constexpr Kind kTracer{"tracer", Light::kRed, "is being traced, which nobody else can then do",
+                       "detach the debugger, or wait until the other tool has ended"};
 constexpr Kind kInotify{"inotify", Light::kYellow, "watches files by inotify",
                         "CRIU cannot dump a watch on /proc, or on a file system that does not "
                         "open files by handle: end such watches before the dump"};
@@ -121,13 +123,9 @@ bool is_set(const std::vector<std::string>& external, std::string_view kind) {
                      [kind](const std::string& one) { return one.starts_with(kind); });
 }
 
-bool may_read_limits() {
-  const auto text = read_file(AT_FDCWD, "/proc/self/status");
-  const std::size_t at = text ? text->find("CapEff:\t") : std::string::npos;
-  if (at == std::string::npos) return true;
-  std::uint64_t mask = 0;
-  std::from_chars(text->data() + at + 8, text->data() + text->size(), mask, 16);
-  return (mask >> CAP_SYS_RESOURCE & 1) != 0;
+bool may_read_limits(const proc::ProcFs& procfs) {
+  const auto capabilities = procfs.effective_capabilities();
+  return !capabilities || (*capabilities >> CAP_SYS_RESOURCE & 1) != 0;
 }
 
 class Search {
@@ -150,6 +148,8 @@ class Search {
     }
     if (auto peers = proc::unix_peers()) peers_ = std::move(*peers);
     for (const proc::ProcessInfo& info : processes_) {
+      if (const auto tracer = procfs_.tracer(info.pid))
+        add(info.pid, kTracer, fmt::format("by process {}", *tracer));
       look_at_user(info.pid);
       look_at_files(info.pid);
       look_at_sockets(info.pid);
@@ -165,7 +165,7 @@ class Search {
 
   void look_at_user(Pid pid) {
     const auto details = procfs_.details(pid);
-    if (details && details->uid != ::geteuid() && !may_read_limits())
+    if (details && details->uid != ::geteuid() && !may_read_limits(procfs_))
       add(pid, kOtherUser, fmt::format("user {}", details->uid));
   }
 

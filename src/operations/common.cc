@@ -182,14 +182,12 @@ Result<void> refuse_tracers(const std::vector<GroupMember>& members) {
   for (const GroupMember& member : members) {
     if (!member.initial || *member.initial == CudaState::kCheckpointed) continue;
     const Pid pid = member.process.pid();
-    for (const Tid thread : procfs.threads(pid)) {
-      const auto status = procfs.thread_status(pid, thread);
-      if (!status || status->tracer == 0) continue;
-      return fail(ErrorCode::kBusy,
-                  fmt::format("process {} ({}) is being traced by process {} (CRIU, or a debugger)",
-                              pid.value, member.process.info().comm, status->tracer),
-                  "wait for it to end, or detach it");
-    }
+    const auto tracer = procfs.tracer(pid);
+    if (!tracer) continue;
+    return fail(ErrorCode::kBusy,
+                fmt::format("process {} ({}) is being traced by process {} (CRIU, or a debugger)",
+                            pid.value, member.process.info().comm, *tracer),
+                "wait for it to end, or detach it");
   }
   return {};
 }

@@ -1,6 +1,5 @@
 #include <fcntl.h>
 #include <sys/statvfs.h>
-#include <sys/utsname.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -43,11 +42,6 @@ ImageCudaState image_state(CudaState state) {
     default:
       return ImageCudaState::kRunning;
   }
-}
-
-std::string kernel_release() {
-  utsname name{};
-  return ::uname(&name) == 0 ? std::string(static_cast<const char*>(name.release)) : std::string();
 }
 
 std::string host_name() {
@@ -136,7 +130,7 @@ Manifest describe(const Environment& env, const Group& group, const Criu& criu,
   Manifest manifest;
   manifest.stasis_version = kVersion;
   manifest.hostname = host_name();
-  manifest.kernel_release = kernel_release();
+  manifest.kernel_release = proc::kernel_release();
   manifest.criu_version = criu.version();
   manifest.driver_version = env.driver.info().driver_version;
   manifest.cuda_version = env.driver.info().cuda_version;

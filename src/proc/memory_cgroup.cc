@@ -3,7 +3,6 @@
 #include <fcntl.h>
 
 #include <algorithm>
-#include <charconv>
 #include <optional>
 #include <sstream>
 #include <string_view>
@@ -47,15 +46,6 @@ struct Mount {
   std::string point;
 };
 
-std::optional<std::uint64_t> number_in(const std::string& path) {
-  const auto text = read_file(AT_FDCWD, path);
-  std::uint64_t value = 0;
-  if (!text) return std::nullopt;
-  const auto end = text->data() + text->size();
-  if (std::from_chars(text->data(), end, value).ec != std::errc()) return std::nullopt;
-  return value;
-}
-
 bool has_word(const std::string& list, std::string_view word) {
   std::istringstream words(list);
   for (std::string one; std::getline(words, one, ',');)
@@ -86,8 +76,8 @@ std::optional<Mount> find_mount(const std::string& proc, bool version1) {
 }
 
 std::optional<MemoryCgroup> read_group(const std::string& directory, const Layout& files) {
-  const auto limit = number_in(fmt::format("{}/{}", directory, files.limit));  // or "max"
-  const auto usage = number_in(fmt::format("{}/{}", directory, files.usage));
+  const auto limit = read_number(fmt::format("{}/{}", directory, files.limit));  // or "max"
+  const auto usage = read_number(fmt::format("{}/{}", directory, files.usage));
   if (!limit || *limit >= kNoLimit || !usage) return std::nullopt;
   std::uint64_t cache = 0;
   if (const auto stat = read_file(AT_FDCWD, directory + "/memory.stat")) {
@@ -99,8 +89,8 @@ std::optional<MemoryCgroup> read_group(const std::string& directory, const Layou
   }
   MemoryCgroup out{directory, *limit, *usage > cache ? *usage - cache : 0, 0};
   // Without a number there is no limit ("max"); without the file, no swap for cgroups.
-  const auto swapped = number_in(fmt::format("{}/{}", directory, files.swap_usage));
-  const auto most = number_in(fmt::format("{}/{}", directory, files.swap_limit));
+  const auto swapped = read_number(fmt::format("{}/{}", directory, files.swap_usage));
+  const auto most = read_number(fmt::format("{}/{}", directory, files.swap_limit));
   if (swapped && !most) out.swap = kNoLimit;
   if (swapped && most && *most > *swapped) out.swap = *most - *swapped;
   if (&files == &kVersion1) out.swap -= std::min(out.swap, out.limit - std::min(out.limit, *usage));
@@ -114,6 +104,7 @@ void add_groups(const std::string& proc, std::string path, bool version1,
   if (mount->root != "/") {
     if (path.compare(0, mount->root.size(), mount->root) != 0) return;
     path.erase(0, mount->root.size());
+    if (!path.empty() && path.front() != '/') return;  // "/docker/12" holds no "/docker/123"
   }
   if (path.find("/..") != std::string::npos) return;  // outside of what this namespace shows
   for (;;) {

@@ -90,6 +90,8 @@ TEST_F(MemoryCgroupTest, InAContainerWithoutACgroupNamespace) {
   EXPECT_EQ(found[0].room(1000), 60U);
   write("proc/12/cgroup", "0::/docker/999\n");
   EXPECT_TRUE(groups().empty()) << "not to be seen from here";
+  write("proc/12/cgroup", "0::/docker/12345\n");
+  EXPECT_TRUE(groups().empty()) << "another whose name begins alike";
   mount("/", "cgroup2", "rw");
   write("proc/12/cgroup", "0::/../999\n");
   EXPECT_TRUE(groups().empty()) << "nor this";

@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/uio.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -338,6 +339,24 @@ Result<std::vector<TcpSocket>> ProcFs::tcp_sockets(Pid pid) const {
   return out;
 }
 
+std::optional<int> ProcFs::tracer(Pid pid) const {
+  for (const Tid thread : threads(pid)) {
+    const auto status = thread_status(pid, thread);
+    if (status && status->tracer != 0) return status->tracer;
+  }
+  return std::nullopt;
+}
+
+Result<std::uint64_t> ProcFs::effective_capabilities() const {
+  auto status = read_file(AT_FDCWD, root_ + "/self/status");
+  if (!status) return fail(std::move(status.error()));
+  const std::string word = field(*status, "CapEff");
+  std::uint64_t bits = 0;
+  if (std::from_chars(word.data(), word.data() + word.size(), bits, 16).ec != std::errc())
+    return fail(ErrorCode::kIo, root_ + "/self/status does not tell this process's capabilities");
+  return bits;
+}
+
 Result<std::uint64_t> ProcFs::resident_bytes(Pid pid) const {
   auto text = read_of(root_, pid, "statm");
   if (!text) return fail(std::move(text.error()));
@@ -363,6 +382,11 @@ Result<std::uint64_t> ProcFs::meminfo(std::string_view key) const {
   auto text = read_file(AT_FDCWD, root_ + "/meminfo");
   if (!text) return fail(std::move(text.error()));
   return number<std::uint64_t>(field(*text, key)) * 1024;
+}
+
+std::string kernel_release() {
+  utsname name{};
+  return ::uname(&name) == 0 ? std::string(static_cast<const char*>(name.release)) : std::string();
 }
 
 bool may_trace(Pid pid) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -113,6 +114,12 @@ class ProcFs {
   // The same of TCP sockets, of IPv4 and IPv6. Where the kernel has no IPv6, of IPv4.
   Result<std::vector<TcpSocket>> tcp_sockets(Pid pid) const;
 
+  // The thread that traces the process or one of its threads; nothing if nobody does.
+  std::optional<int> tracer(Pid pid) const;
+
+  // What this process may do: a bit for each capability of linux/capability.h. kIo.
+  Result<std::uint64_t> effective_capabilities() const;
+
   // Bytes of the process's memory that are in RAM now.
   Result<std::uint64_t> resident_bytes(Pid pid) const;
 
@@ -134,6 +141,9 @@ class ProcFs {
 // Parses one line of /proc/PID/stat; kInternal if it is none. Split out for tests: the name may
 // hold blanks and brackets.
 Result<ProcessInfo> parse_stat(const std::string& line);
+
+// As uname(2) gives it: "6.18.44-generic".
+std::string kernel_release();
 
 // May this process trace `pid`, as the driver and CRIU do? Asks the kernel itself by reading
 // nothing from it (process_vm_readv checks like PTRACE_ATTACH: user, CAP_SYS_PTRACE, yama,

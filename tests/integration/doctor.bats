@@ -194,7 +194,8 @@ a = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); a.bind(sys.argv[1]); time.
   capture stasis doctor "$TARGET" --no-trial --json
   ((status == 1))
   assert_equal "$(lights obstacle)" red
-  start_target idle
+  # Its parent, which has no CUDA: nothing but this look would notice before the GPU is emptied.
+  start_with 'pass'
   python3 -c 'import ctypes, sys, time
 libc = ctypes.CDLL(None)
 assert libc.ptrace(0x4206, int(sys.argv[1]), None, None) == 0
@@ -202,8 +203,11 @@ open(sys.argv[2], "w").close(); time.sleep(300)' "$TARGET" "$BATS_TEST_TMPDIR/tr
   at_end_kill $!
   wait_until 10 test -e "$BATS_TEST_TMPDIR/traced"
   capture stasis doctor "$TARGET" --no-trial --json
-  [[ $err$out == *trac* ]]
-  ((status != 0))
+  ((status == 1))
+  assert_equal "$(lights tracer)" red
+  STASIS_SIM_FAULTS="lock:error=999" refused 9 undumpable dump "$TARGET" --images-dir "$image"
+  assert_contains "$err" "is being traced"
+  unharmed
 }
 
 @test "yellow: inotify, and much reserved memory" {
