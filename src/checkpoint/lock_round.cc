@@ -20,15 +20,15 @@ using std::chrono::milliseconds;
 
 // How long nothing may happen before those who are locked are let go on; grows by half each time.
 constexpr microseconds kFirstPatience{5000};
-// How long they are let go on at first.
-constexpr microseconds kFirstMoment{200};
+// How long they are let go on at first, at most; doubles each time that this brings nobody.
+constexpr microseconds kFirstMoment{500};
 
 class Round {
  public:
   Round(const std::vector<Process*>& processes, milliseconds slice, bool may_go_on)
-      : start_(Clock::now()), end_(start_ + slice), may_go_on_(may_go_on) {
+      : end_(Clock::now() + slice), half_(may_go_on ? end_ - slice / 2 : end_ - slice) {
     for (Process* process : processes)
-      ranks_.push_back({process, Step::kToLock, {}});
+      ranks_.push_back({process, Step::kToLock, 0, {}});
   }
 
   LockRound run() {
@@ -66,6 +66,7 @@ class Round {
   struct Rank {
     Process* process;
     Step step;
+    int went_on;  // in which try it was last let go on
     Result<void> why;
   };
 
@@ -83,32 +84,25 @@ class Round {
   void supervise() {
     std::unique_lock lock(mutex_);
     auto patience = kFirstPatience;
-    const auto half = may_go_on_ ? start_ + (end_ - start_) / 2 : start_;
-    std::vector<const Rank*> let_go_on;
-    let_go_on.reserve(ranks_.size());
     while (!decided()) {
       const std::uint64_t seen = changes_;
-      const auto until = std::min<Clock::time_point>(Clock::now() + patience, half);
-      if (Clock::now() >= half) {
+      const auto until = std::min<Clock::time_point>(Clock::now() + patience, half_);
+      if (Clock::now() >= half_) {
         changed_.wait(lock, [&] { return decided(); });
         break;
       }
       if (changed_.wait_until(lock, until, [&] { return changes_ != seen; })) continue;
-      if (Clock::now() >= half || any(Step::kToGoOn)) continue;
-      // Somebody holds up the others, or has much to do. Have those come who had been let go on?
-      const bool others_came = std::any_of(ranks_.begin(), ranks_.end(), [&](const Rank& rank) {
-        return rank.step == Step::kLocked &&
-               std::find(let_go_on.begin(), let_go_on.end(), &rank) == let_go_on.end();
-      });
-      moment_ = others_came ? kFirstMoment : moment_ * 2;
-      patience += patience / 2;
-      let_go_on.clear();
+      if (Clock::now() >= half_ || any(Step::kToGoOn)) continue;
+      // Somebody holds up the others, or has much to do.
+      patience = others_came_ ? kFirstPatience : patience + patience / 2;
+      if (!others_came_ && tries_ > 1) moment_ *= 2;
+      others_came_ = false;
+      if (any(Step::kLocked)) ++tries_;
       for (Rank& rank : ranks_) {
         if (rank.step != Step::kLocked) continue;
         rank.step = Step::kToGoOn;
-        let_go_on.push_back(&rank);
+        rank.went_on = tries_;
       }
-      if (!let_go_on.empty()) ++tries_;
       wake_.notify_all();
     }
     over_ = true;
@@ -124,18 +118,25 @@ class Round {
         continue;
       }
       Result<void> done;
-      if (rank.step == Step::kToGoOn) {
-        const microseconds moment = moment_;
-        lock.unlock();
-        done = go_on(*rank.process, moment);
-        lock.lock();
-        rank.step = Step::kToLock;
-      }
+      const bool again = rank.step == Step::kToGoOn;
       lock.unlock();
-      if (done) done = ask(*rank.process);
+      if (again) {
+        done = rank.process->unlock();
+        lock.lock();
+        const auto until = std::min<Clock::time_point>(Clock::now() + moment_, half_);
+        if (done) wake_.wait_until(lock, until, [this] { return others_came_ || over_; });
+        rank.step = Step::kToLock;
+        lock.unlock();
+      }
+      if (done) done = ask(*rank.process, again);
+      if (!done && done.error().code != ErrorCode::kTimeout && !still_cuda(*rank.process)) done = {};
       lock.lock();
       if (done) {
         rank.step = Step::kLocked;
+        if (rank.went_on != tries_) {
+          others_came_ = true;
+          wake_.notify_all();
+        }
       } else if (done.error().code == ErrorCode::kTimeout) {
         rank.step = Step::kTimedOut;
       } else {
@@ -154,33 +155,29 @@ class Round {
     return state ? state->has_value() : state.error().code != ErrorCode::kProcessGone;
   }
 
-  static Result<void> go_on(Process& process, microseconds moment) {
-    auto done = process.unlock();
-    if (done) std::this_thread::sleep_for(moment);
-    return done || still_cuda(process) ? done : Result<void>();
-  }
-
-  Result<void> ask(Process& process) const {
+  Result<void> ask(Process& process, bool again) const {
+    const auto left = [this] {
+      return std::max(std::chrono::ceil<milliseconds>(end_ - Clock::now()), milliseconds(1));
+    };
+    if (again) return process.lock_again(left());
     if (!process.alive()) return {};
     auto state = process.state();
+    if (!state) return fail(std::move(state.error()));
     // By us in an earlier round, or by an operation that was killed.
-    if (state && (*state == CudaState::kLocked || *state == CudaState::kCheckpointed)) return {};
-    const auto left = std::chrono::ceil<milliseconds>(end_ - Clock::now());
-    auto done = state ? process.lock(std::max(left, milliseconds(1)))
-                      : Result<void>(fail(std::move(state.error())));
-    if (done || (done.error().code != ErrorCode::kTimeout && !still_cuda(process))) return {};
-    return done;
+    if (*state == CudaState::kLocked || *state == CudaState::kCheckpointed) return {};
+    return process.lock_again(left());
   }
 
-  Clock::time_point start_;
   Clock::time_point end_;
-  bool may_go_on_;
+  Clock::time_point half_;  // from here on nobody is let go on
   std::vector<Rank> ranks_;  // of fixed size; the rest is guarded by
   std::mutex mutex_;
   std::condition_variable wake_;     // the workers: a step, or the end
   std::condition_variable changed_;  // the supervisor: a worker's answer
   std::uint64_t changes_ = 0;
   microseconds moment_ = kFirstMoment;
+  // Since some were last let go on, one has come that was not among them.
+  bool others_came_ = false;
   int tries_ = 1;
   bool over_ = false;
 };

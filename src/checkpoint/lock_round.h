@@ -20,9 +20,9 @@ struct LockRound {
 //
 // A rank that has begun a collective cannot be locked before the others have begun it too, and
 // those may be locked already. So the locked ones are let go on for a moment and asked again, while
-// the others' locks are pending and hold back all that comes after the collective. The moment is
-// short at first, and doubles until it is long enough to come to the collective and too short to
-// come to the next. During the second half of the slice nobody is let go on: a process with long
+// the others' locks are pending and hold back all that comes after the collective. The moment ends
+// when the first of those others has come to rest, so that nobody gets to the next collective; for
+// those that wait for nothing but their own kernels it is short at first, and doubles. During the second half of the slice nobody is let go on: a process with long
 // kernels needs no more than time.
 //
 // Those that are locked in the end stay so, also when not all are. Without `may_go_on` nobody is

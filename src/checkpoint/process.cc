@@ -175,7 +175,11 @@ Result<void> Process::expect(Action action, CudaState wanted) const {
 }
 
 Result<void> Process::lock(std::chrono::milliseconds timeout) {
-  if (auto allowed = expect(Action::kLock, allowed_in(Action::kLock)); !allowed) return allowed;
+  auto allowed = expect(Action::kLock, allowed_in(Action::kLock));
+  return allowed ? lock_again(timeout) : allowed;
+}
+
+Result<void> Process::lock_again(std::chrono::milliseconds timeout) {
   return between(FaultPoint::kLockBefore, FaultPoint::kLockAfter, [&]() -> Result<void> {
     auto done = driver_->lock(pid(), timeout);
     if (!done) return fail(explain(Action::kLock, done.error()));

@@ -45,6 +45,9 @@ class Process {
   Result<Tid> restore_thread_id() const;
   // running -> locked. Zero waits for ever. kTimeout leaves it running.
   Result<void> lock(std::chrono::milliseconds timeout);
+  // The same without asking for the state first, which costs time in which a process that was just
+  // unlocked gets further.
+  Result<void> lock_again(std::chrono::milliseconds timeout);
   // locked -> checkpointed. kNotSupported (managed memory) leaves it locked.
   Result<void> checkpoint();
   // checkpointed -> locked. `pairs`: empty or complete (see gpu_map.h).
