@@ -24,10 +24,11 @@ program() {
   chmod +x "$file"
 }
 
-# The project: these lines after the usual beginning.
+# The project: these lines after the usual beginning, a program that no unit test needs among it.
 tests() {
   printf '%s\n' 'cmake_minimum_required(VERSION 3.22)' 'project(t CXX)' 'enable_testing()' \
-    'add_custom_target(unittests COMMAND true)' "$@" >"$TREE/CMakeLists.txt"
+    'add_executable(main main.cc)' 'add_custom_target(unittests COMMAND true)' "$@" >"$TREE/CMakeLists.txt"
+  echo 'int main() {}' >"$TREE/main.cc"
 }
 
 run_test() {
@@ -70,6 +71,15 @@ run_test() {
   [ "$status" -eq 1 ]
   [[ $output == *"nonsense"* ]]
   [ "$last" = "5 passed, 1 failed, 3 skipped" ]
+}
+
+@test "what clang++ alone finds wrong in a source that no unit test needs is a failure" {
+  clang++ --version >/dev/null 2>&1 || skip "no clang++"
+  printf '%s\n' '#ifdef __clang__' '#error clang sees it' '#endif' 'int main() {}' >"$TREE/main.cc"
+  run_test
+  [ "$status" -eq 1 ]
+  [[ $output == *"clang sees it"* ]]
+  [ "$last" = "6 passed, 1 failed, 4 skipped" ]
 }
 
 @test "no tests at all is a failure" {
