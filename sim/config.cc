@@ -41,11 +41,6 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
   }
 }
 
-bool parse_number(std::string_view text, std::uint64_t& out) {
-  auto [end, ec] = std::from_chars(text.data(), text.data() + text.size(), out);
-  return ec == std::errc{} && end == text.data() + text.size() && !text.empty();
-}
-
 std::uint64_t mix(std::uint64_t x) {  // splitmix64's finaliser
   x += 0x9e3779b97f4a7c15;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
@@ -92,6 +87,11 @@ std::vector<int> parse_visible(const std::vector<GpuSpec>& gpus) {
 }
 
 }  // namespace
+
+bool parse_number(std::string_view text, std::uint64_t& out) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), out);
+  return error == std::errc() && end == text.data() + text.size();
+}
 
 bool same(const cuda::CUuuid& a, const cuda::CUuuid& b) {
   return std::memcmp(a.bytes, b.bytes, sizeof a.bytes) == 0;

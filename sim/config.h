@@ -34,6 +34,8 @@ struct Config {
   std::string driver_text() const;  // "580.159.04"
 };
 
+// All of `text` is a number.
+bool parse_number(std::string_view text, std::uint64_t& out);
 // Each parser fills `out` or explains in `error` and returns false; nothing is guessed.
 bool parse_size(std::string_view text, std::uint64_t& out, std::string& error);
 bool parse_gpus(std::string_view text, std::string_view machine, std::vector<GpuSpec>& out,

@@ -14,11 +14,6 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(first, text.find_last_not_of(" \t\r") - first + 1);
 }
 
-bool parse_number(std::string_view text, std::uint64_t& out) {
-  auto [end, ec] = std::from_chars(text.data(), text.data() + text.size(), out);
-  return ec == std::errc{} && end == text.data() + text.size();
-}
-
 bool parse_duration(std::string_view text, std::uint64_t& out_ns) {
   std::uint64_t unit = 0;
   if (text.ends_with("ms")) {

@@ -22,7 +22,7 @@ namespace {
 // the path of a file that holds one; else the file cuda-device-map in the image's directory.
 Result<std::vector<GpuMapEntry>> wished_map() {
   constexpr const char* kVariable = "STASIS_DEVICE_MAP";
-  constexpr const char* kFile = "cuda-device-map";
+  constexpr const char* kMapFile = "cuda-device-map";
   const char* variable = std::getenv(kVariable);
   std::string text = variable == nullptr ? "" : variable;
   std::string source = kVariable;
@@ -37,8 +37,8 @@ Result<std::vector<GpuMapEntry>> wished_map() {
     if (auto done = read_from(AT_FDCWD, text); !done) return fail(std::move(done.error()));
   } else if (text.empty()) {
     const auto directory = image_directory();
-    if (directory && ::faccessat(*directory, kFile, F_OK, 0) == 0) {
-      if (auto done = read_from(*directory, kFile); !done) return fail(std::move(done.error()));
+    if (directory && ::faccessat(*directory, kMapFile, F_OK, 0) == 0) {
+      if (auto done = read_from(*directory, kMapFile); !done) return fail(std::move(done.error()));
     }
   }
   // A file may have one entry a line.

@@ -78,7 +78,7 @@ bool is_its_parents_copy(const Process& process, const proc::ProcFs& procfs) {
 Result<std::optional<CudaState>> ask_patiently(const Process& process, bool forked_from_cuda,
                                                const proc::ProcFs& procfs) {
   constexpr milliseconds kPatience{500};
-  constexpr milliseconds kPoll{10};
+  constexpr milliseconds kPause{10};
   const auto start = Clock::now();
   for (;;) {
     auto state = process.cuda_state();
@@ -91,7 +91,7 @@ Result<std::optional<CudaState>> ask_patiently(const Process& process, bool fork
       if (state && !process.restore_thread_id()) return std::optional<CudaState>();
       return state;
     }
-    std::this_thread::sleep_for(kPoll);
+    std::this_thread::sleep_for(kPause);
   }
 }
 

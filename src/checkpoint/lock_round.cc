@@ -129,7 +129,8 @@ class Round {
         lock.unlock();
       }
       if (done) done = ask(*rank.process, again);
-      if (!done && done.error().code != ErrorCode::kTimeout && !still_cuda(*rank.process)) done = {};
+      if (!done && done.error().code != ErrorCode::kTimeout && !still_cuda(*rank.process))
+        done = {};
       lock.lock();
       if (done) {
         rank.step = Step::kLocked;
@@ -169,7 +170,7 @@ class Round {
   }
 
   Clock::time_point end_;
-  Clock::time_point half_;  // from here on nobody is let go on
+  Clock::time_point half_;   // from here on nobody is let go on
   std::vector<Rank> ranks_;  // of fixed size; the rest is guarded by
   std::mutex mutex_;
   std::condition_variable wake_;     // the workers: a step, or the end

@@ -22,8 +22,9 @@ struct LockRound {
 // those may be locked already. So the locked ones are let go on for a moment and asked again, while
 // the others' locks are pending and hold back all that comes after the collective. The moment ends
 // when the first of those others has come to rest, so that nobody gets to the next collective; for
-// those that wait for nothing but their own kernels it is short at first, and doubles. During the second half of the slice nobody is let go on: a process with long
-// kernels needs no more than time.
+// those that wait for nothing but their own kernels it is short at first, and doubles. During the
+// second half of the slice nobody is let go on: a process with long kernels needs no more than
+// time.
 //
 // Those that are locked in the end stay so, also when not all are. Without `may_go_on` nobody is
 // let go on: threads that somebody holds would not, and stand in the way of the next lock.

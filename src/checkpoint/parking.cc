@@ -52,7 +52,6 @@ constexpr std::uint64_t kSlotSize = 256;
 constexpr std::uint64_t kFewestSlots = 60;
 // Of a mapping without a file, such as what a compiler in the program has made.
 constexpr std::uint64_t kLargestSearched = 4 << 20;
-constexpr std::uint64_t kAllSignals = ~0ULL;
 
 // A slot holds a SavedThread, whose mark is the word that the thread waits on.
 static_assert(sizeof(SavedThread) <= kSlotSize && sizeof(SavedThread) % 8 == 0);
@@ -200,7 +199,7 @@ Result<void> park(const StoppedThreads& stopped, Tid thread, const SavedThread& 
   registers.rdx = SavedThread::kMark;
   registers.r10 = 0;
   if (auto done = stopped.set_registers(thread, registers); !done) return done;
-  return stopped.set_signal_mask(thread, kAllSignals);
+  return stopped.set_signal_mask(thread, proc::kAllSignals);
 }
 
 // Sends a stopped thread on if it is parked.

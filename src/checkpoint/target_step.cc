@@ -18,11 +18,11 @@ constexpr std::array<std::uint64_t, 2> kMagic{0x5354415349530002, 0x86e0f41b3d5a
 constexpr std::uint64_t kSize = 512;
 constexpr std::uint64_t kThreadOffset = 16;
 constexpr std::uint64_t kSavedOffset = 32;
-constexpr std::uint64_t kCodeOffset = 496;
+constexpr std::uint64_t kStepCodeOffset = 496;
 constexpr std::uint64_t kCode = 0xfeeb050f;  // syscall; again: jmp again
-static_assert(sizeof(SavedThread) % 8 == 0 && kSavedOffset + sizeof(SavedThread) <= kCodeOffset);
+static_assert(sizeof(SavedThread) % 8 == 0 &&
+              kSavedOffset + sizeof(SavedThread) <= kStepCodeOffset);
 
-constexpr std::uint64_t kAllSignals = ~0ULL;
 constexpr std::uint64_t kNeverBlocked = 1ULL << (SIGKILL - 1) | 1ULL << (SIGSTOP - 1);
 
 using Step = std::array<std::uint64_t, kSize / 8>;
@@ -91,14 +91,14 @@ Result<void> make_system_calls(Pid pid, const StoppedThreads& stopped, const Ste
   const auto saved = before->words();
   std::copy(saved.begin(), saved.end(), step.begin() + kSavedOffset / 8);
   step[kThreadOffset / 8] = static_cast<std::uint64_t>(thread.value);
-  step[kCodeOffset / 8] = kCode;
+  step[kStepCodeOffset / 8] = kCode;
   if (auto done = stopped.write(thread, room, step); !done) return done;
   // The mark last: what is marked is whole.
   if (auto done = stopped.write(thread, room, kMagic); !done) return done;
-  auto done = stopped.set_signal_mask(thread, kAllSignals);
+  auto done = stopped.set_signal_mask(thread, proc::kAllSignals);
   if (done) {
     done = act([&](std::uint64_t number, std::span<const std::uint64_t> arguments) {
-      return stopped.system_call(thread, room + kCodeOffset, number, arguments);
+      return stopped.system_call(thread, room + kStepCodeOffset, number, arguments);
     });
   }
   auto back = send_on(stopped, thread, *before);
@@ -118,9 +118,9 @@ Result<void> finish_step(Pid pid, const StoppedThreads& stopped, const StepPlace
     if (!registers || !mask) continue;  // killed
     Result<void> done;
     // By where it is: its number may be another one in our PID namespace.
-    if (registers->rip - (begun.address + kCodeOffset) <= sizeof(std::uint32_t)) {
+    if (registers->rip - (begun.address + kStepCodeOffset) <= sizeof(std::uint32_t)) {
       done = send_on(stopped, thread, *saved);
-    } else if (thread == begun.thread && (*mask | kNeverBlocked) == kAllSignals) {
+    } else if (thread == begun.thread && (*mask | kNeverBlocked) == proc::kAllSignals) {
       done = stopped.set_signal_mask(thread, saved->signal_mask);
     }
     if (!done) return done;

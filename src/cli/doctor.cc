@@ -17,7 +17,7 @@ struct Options {
   CriuOptions criu;
 };
 
-nlohmann::json to_json(const std::vector<Finding>& findings) {
+nlohmann::json findings_json(const std::vector<Finding>& findings) {
   nlohmann::json out = nlohmann::json::array();
   for (const Finding& finding : findings) {
     out.push_back({{"id", finding.id},
@@ -60,8 +60,8 @@ Result<int> run(Context& context, const Options& options) {
   if (context.json) {
     context.print({{"ok", light != Light::kRed},
                    {"light", light_name(light)},
-                   {"machine", to_json(machine)},
-                   {"processes", to_json(tree)}});
+                   {"machine", findings_json(machine)},
+                   {"processes", findings_json(tree)}});
     return status;
   }
   print(context, "This machine", machine);

@@ -11,7 +11,7 @@
 namespace stasis::cli {
 namespace {
 
-struct Options {
+struct DumpArguments {
   Pid pid;
   DumpOptions dump;
   bool leave_running = false;
@@ -48,9 +48,9 @@ std::uint32_t parse_ghost_limit(const std::string& text) {
 }
 
 // CRIU's own options, by CRIU's names.
-void add_criu_options(CLI::App& command, Options& options) {
+void add_criu_dump_options(CLI::App& command, DumpArguments& options) {
   CriuOptions& criu = options.dump.criu;
-  constexpr const char* kGroup = "Options for CRIU";
+  constexpr const char* kGroup = "DumpArguments for CRIU";
   command.add_flag("--shell-job", criu.shell_job, "the job hangs on a terminal (set by itself)")
       ->group(kGroup);
   command.add_flag("--tcp-established", criu.tcp_established, "keep open TCP connections")
@@ -86,7 +86,7 @@ void add_criu_options(CLI::App& command, Options& options) {
       ->group(kGroup);
 }
 
-Result<int> run(Context& context, Options& options) {
+Result<int> run_dump(Context& context, DumpArguments& options) {
   if (options.leave_running) options.dump.after = AfterDump::kRunning;
   if (options.leave_suspended) options.dump.after = AfterDump::kSuspended;
   options.dump.sync = options.sync == "disk" ? SyncPolicy::kDisk : SyncPolicy::kNone;
@@ -117,7 +117,7 @@ Result<int> run(Context& context, Options& options) {
 }  // namespace
 
 Verb add_dump(CLI::App& app) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<DumpArguments>();
   CLI::App* command = app.add_subcommand(
       "dump", "suspend a process tree, save it to disk and end it (or let it go on)");
   add_pid(*command, options->pid);
@@ -142,8 +142,8 @@ Verb add_dump(CLI::App& app) {
                     "go on although the driver may refuse or lose the program's memory");
   add_timeout(*command, options->dump.timeout);
   add_criu_path(*command, options->dump.criu_path);
-  add_criu_options(*command, *options);
-  return {command, [options](Context& context) { return run(context, *options); }};
+  add_criu_dump_options(*command, *options);
+  return {command, [options](Context& context) { return run_dump(context, *options); }};
 }
 
 }  // namespace stasis::cli

@@ -8,15 +8,15 @@
 namespace stasis::cli {
 namespace {
 
-nlohmann::json to_json(const RecoverReport& report) {
+nlohmann::json recovered_json(const RecoverReport& report) {
   nlohmann::json processes = nlohmann::json::array();
   for (const ProcessReport& process : report.processes) {
-    processes.push_back(cli::to_json(process));
+    processes.push_back(to_json(process));
   }
   nlohmann::json out = {{"pid", report.root.value},    {"operation", report.operation},
                         {"images_dir", report.image},  {"processes", processes},
                         {"finished", report.finished}, {"image_kept", report.image_kept}};
-  if (report.error) out["error"] = cli::to_json(*report.error)["error"];
+  if (report.error) out["error"] = to_json(*report.error)["error"];
   return out;
 }
 
@@ -52,13 +52,13 @@ std::string to_text(const RecoverReport& report) {
       report.image_kept ? fmt::format("; the image {} is complete and is kept", report.image) : "");
 }
 
-struct Options {
+struct RecoverArguments {
   Pid given;
   bool all = false;
   std::chrono::milliseconds limit{0};
 };
 
-Result<int> run(Context& context, const Options& options) {
+Result<int> run_recover(Context& context, const RecoverArguments& options) {
   if (!options.all && options.given.value == 0) {
     return fail(ErrorCode::kUsage, "recover whom?", "give a PID, or --all");
   }
@@ -78,7 +78,7 @@ Result<int> run(Context& context, const Options& options) {
   int status = 0;
   nlohmann::json recovered = nlohmann::json::array();
   for (const RecoverReport& report : reports) {
-    recovered.push_back(to_json(report));
+    recovered.push_back(recovered_json(report));
     if (!context.json) context.terminal.out(to_text(report));
     if (!report.error) continue;
     status = exit_status(ErrorCode::kNotRolledBack);
@@ -95,7 +95,7 @@ Result<int> run(Context& context, const Options& options) {
 }  // namespace
 
 Verb add_recover(CLI::App& app) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<RecoverArguments>();
   CLI::App* command = app.add_subcommand(
       "recover", "make processes run again that an interrupted operation left suspended or locked");
   add_pid(*command, options->given);
@@ -104,7 +104,7 @@ Verb add_recover(CLI::App& app) {
   command->add_flag("--all", options->all, "the targets of every operation that was cut short")
       ->excludes(pid);
   add_time_limit(*command, options->limit, "no further process is begun with");
-  return {command, [options](Context& context) { return run(context, *options); }};
+  return {command, [options](Context& context) { return run_recover(context, *options); }};
 }
 
 }  // namespace stasis::cli

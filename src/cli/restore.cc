@@ -12,7 +12,7 @@
 namespace stasis::cli {
 namespace {
 
-struct Options {
+struct RestoreArguments {
   std::chrono::milliseconds limit{0};
   RestoreOptions restore;
   std::optional<std::string> device_map;
@@ -37,8 +37,8 @@ Result<std::pair<int, std::string>> parse_inherit(const std::string& text) {
 
 // Those of CRIU's own options that mean something at a restore, by CRIU's names. What the dump was
 // told holds without them.
-void add_criu_options(CLI::App& command, Options& options) {
-  constexpr const char* kGroup = "Options for CRIU";
+void add_criu_restore_options(CLI::App& command, RestoreArguments& options) {
+  constexpr const char* kGroup = "RestoreArguments for CRIU";
   RestoreOptions& restore = options.restore;
   command
       .add_option("--external", restore.external,
@@ -55,7 +55,7 @@ void add_criu_options(CLI::App& command, Options& options) {
       ->group(kGroup);
 }
 
-Result<int> run(Context& context, Options& options) {
+Result<int> run_restore(Context& context, RestoreArguments& options) {
   if (options.cgroups) options.restore.cgroups = cgroup_mode_from_name(*options.cgroups);
   if (options.device_map) {
     auto map = parse_gpu_map(*options.device_map);
@@ -102,7 +102,7 @@ Result<int> run(Context& context, Options& options) {
 }  // namespace
 
 Verb add_restore(CLI::App& app) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<RestoreArguments>();
   CLI::App* command =
       app.add_subcommand("restore", "bring a saved process tree back, exactly where it was");
   command->add_option("-D,--images-dir", options->restore.images_dir, "directory of the image")
@@ -117,11 +117,11 @@ Verb add_restore(CLI::App& app) {
       ->add_option("--inherit-fd", options->inherit,
                    "give it a descriptor of ours in place of one it had; CRIU's option")
       ->type_name("fd[N]:KEY");
-  add_criu_options(*command, *options);
+  add_criu_restore_options(*command, *options);
   add_time_limit(*command, options->limit,
                  "it is given up, unless its GPU memory is on the way back");
   add_criu_path(*command, options->restore.criu_path);
-  return {command, [options](Context& context) { return run(context, *options); }};
+  return {command, [options](Context& context) { return run_restore(context, *options); }};
 }
 
 }  // namespace stasis::cli

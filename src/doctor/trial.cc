@@ -39,7 +39,7 @@ namespace fn = cuda::fn;
 constexpr std::size_t kBytes = 4U << 20;
 constexpr unsigned kPatienceSeconds = 30;
 constexpr std::chrono::seconds kLockPatience{10};
-constexpr int kPollMs = 50;
+constexpr int kTrialPollMs = 50;
 constexpr int kReapMs = 5000;
 
 // What the child says, and the two words that it is told.
@@ -206,7 +206,7 @@ class Child {
   std::optional<Message> listen(const Interrupt& interrupt) const {
     while (interrupt.check()) {
       pollfd wait{channel_.get(), POLLIN, 0};
-      if (::poll(&wait, 1, kPollMs) <= 0) continue;
+      if (::poll(&wait, 1, kTrialPollMs) <= 0) continue;
       Message message;
       const ssize_t got = ::recv(channel_.get(), &message, sizeof message, 0);
       if (got < 0 && errno == EINTR) continue;
@@ -301,7 +301,8 @@ class Watch {
             (void)target.signal(SIGKILL);
             return;
           }
-          changed_.wait_for(lock, stop, std::chrono::milliseconds(kPollMs), [] { return false; });
+          changed_.wait_for(lock, stop, std::chrono::milliseconds(kTrialPollMs),
+                            [] { return false; });
         }
       });
     } catch (const std::system_error&) {

@@ -18,7 +18,6 @@
 namespace stasis {
 namespace {
 
-constexpr const char* kManifestName = "manifest.json";
 constexpr const char* kDamaged =
     "the image is damaged: restore from another one, or copy it again from where it came from";
 
@@ -103,7 +102,7 @@ std::vector<Leftover> find_leftovers(const std::string& dir) {
   for (const std::string& name : *names) {
     for (const char* kind : {".partial-", ".replaced-", ".swap-"}) {
       if (!name.starts_with(entry->name + kind)) continue;
-      const std::string manifest = name + "/" + kManifestName;
+      const std::string manifest = name + "/" + manifest_format::kName;
       const bool complete =
           ::faccessat(entry->parent.get(), manifest.c_str(), F_OK, AT_SYMLINK_NOFOLLOW) == 0;
       found.push_back({entry->parent_path + "/" + name, in_use(entry->parent, name), complete});
@@ -158,14 +157,14 @@ Result<ImageReader> ImageReader::open(const std::string& dir) {
   reader.dir_ = std::move(*opened);
 
   struct stat info = {};
-  if (::fstatat(reader.dir_.get(), kManifestName, &info, AT_SYMLINK_NOFOLLOW) != 0) {
+  if (::fstatat(reader.dir_.get(), manifest_format::kName, &info, AT_SYMLINK_NOFOLLOW) != 0) {
     if (errno == ENOENT) return incomplete(dir, reader.path_ + " has no manifest.json");
     return fail(errno_error("cannot look at " + reader.path_ + "/manifest.json", errno));
   }
   const std::string context = "opening the image " + reader.path_;
-  auto file = open_regular(reader.dir_, kManifestName, info);
+  auto file = open_regular(reader.dir_, manifest_format::kName, info);
   if (!file) return fail(file_error(std::move(file).error()).within(context));
-  auto text = read_text(*file, kManifestName, manifest_format::kMaxText);
+  auto text = read_text(*file, manifest_format::kName, manifest_format::kMaxText);
   if (!text) return fail(std::move(text).error().within(context));
   auto manifest = parse_manifest(*text);
   if (!manifest) return fail(std::move(manifest).error().within(context));

@@ -26,7 +26,6 @@
 namespace stasis {
 namespace {
 
-constexpr const char* kManifestName = "manifest.json";
 constexpr const char* kLogFolder = "log";
 constexpr const char* kDumpLog = "dump.log";
 constexpr std::string_view kPagesPrefix = "pages-";
@@ -64,14 +63,14 @@ Result<UniqueFd> make_directory(const UniqueFd& parent, const std::string& name,
 // checksum; one of a newer format does, too.
 Result<void> is_image(const UniqueFd& dir) {
   struct stat info = {};
-  auto file = open_beneath(dir, kManifestName, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+  auto file = open_beneath(dir, manifest_format::kName, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
   if (!file) {
     return fail(ErrorCode::kImageIncomplete, "it has no manifest.json that can be opened");
   }
   if (::fstat(file->get(), &info) != 0 || !S_ISREG(info.st_mode)) {
     return fail(ErrorCode::kImageCorrupt, "its manifest.json is no regular file");
   }
-  auto text = read_file(dir.get(), kManifestName, manifest_format::kMaxText);
+  auto text = read_file(dir.get(), manifest_format::kName, manifest_format::kMaxText);
   if (!text) return fail(std::move(text).error());
   auto manifest = parse_manifest(*text);
   if (manifest || manifest.error().code == ErrorCode::kImageVersion) return {};
@@ -95,7 +94,7 @@ Result<Before> look_before(const DirectoryEntry& final, bool overwrite) {
   if (!names) return fail(std::move(names).error());
   if (names->empty()) return Before::kEmptyDirectory;
   for (const std::string& name : *names) {
-    if (name != kManifestName && name != criu_name() && name != kLogFolder) {
+    if (name != manifest_format::kName && name != criu_name() && name != kLogFolder) {
       return fail(ErrorCode::kImageExists,
                   fmt::format("{} exists and holds \"{}\", which is no part of an image",
                               final.path(), name),
@@ -251,18 +250,21 @@ Result<Manifest> ImageWriter::State::write_manifest(const Manifest& manifest,
     error.remedy.clear();
     return fail(std::move(error).within("checking the manifest that was to be written"));
   }
-  auto file = open_file(dir.get(), kManifestName, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0600);
+  auto file =
+      open_file(dir.get(), manifest_format::kName, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0600);
   if (!file) return fail(std::move(file).error());
   if (auto allowed = fault(FaultPoint::kImageManifest); !allowed) {
     return fail(std::move(allowed).error());
   }
-  if (auto wrote = write_all(file->get(), text.data(), text.size(), kManifestName); !wrote) {
+  if (auto wrote = write_all(file->get(), text.data(), text.size(), manifest_format::kName);
+      !wrote) {
     return fail(std::move(wrote).error());
   }
   if (sync == SyncPolicy::kDisk && ::fsync(file->get()) != 0) {
     return fail(errno_error("cannot sync manifest.json", errno));
   }
-  if (auto closed = file->close(kManifestName); !closed) return fail(std::move(closed).error());
+  if (auto closed = file->close(manifest_format::kName); !closed)
+    return fail(std::move(closed).error());
   return readable;
 }
 

@@ -7,6 +7,7 @@
 
 namespace stasis::manifest_format {
 
+inline constexpr const char* kName = "manifest.json";
 inline constexpr std::size_t kMaxText = 64U << 20;
 inline constexpr int kMaxDepth = 8;
 inline constexpr std::size_t kMaxString = 65536;

@@ -21,7 +21,7 @@ using namespace manifest_format;  // NOLINT(google-build-using-namespace): const
 constexpr const char* kRemedy =
     "the image is damaged: restore from another one, or copy it again from where it came from";
 
-tl::unexpected<Error> corrupt(std::string what) {
+tl::unexpected<Error> wrong(std::string what) {
   return fail(ErrorCode::kImageCorrupt, "manifest.json: " + std::move(what), kRemedy);
 }
 
@@ -343,25 +343,25 @@ Result<Json> parse_json(std::string_view text) {
     return !deep;  // what is discarded does not grow
   };
   Json json = Json::parse(text.begin(), text.end(), watch, /*allow_exceptions=*/false);
-  if (deep) return corrupt("it is nested too deeply");
-  if (json.is_discarded() || !json.is_object()) return corrupt("it is no JSON object");
-  if (twice) return corrupt("a field stands twice");
+  if (deep) return wrong("it is nested too deeply");
+  if (json.is_discarded() || !json.is_object()) return wrong("it is no JSON object");
+  if (twice) return wrong("a field stands twice");
   return json;
 }
 
 Result<void> check_trailer(std::string_view text) {
   if (text.size() > kMaxText) {
-    return corrupt(fmt::format("it has {} bytes, more than {}", text.size(), kMaxText));
+    return wrong(fmt::format("it has {} bytes, more than {}", text.size(), kMaxText));
   }
-  if (text.size() < kTrailerSize) return corrupt("it is cut short");
+  if (text.size() < kTrailerSize) return wrong("it is cut short");
   const std::string_view body = text.substr(0, text.size() - kTrailerSize);
   const std::string_view trailer = text.substr(body.size());
   const std::string_view digits = trailer.substr(kTrailerHead.size(), kChecksumDigits);
   if (!trailer.starts_with(kTrailerHead) || !trailer.ends_with(kTrailerTail) || !is_hex(digits)) {
-    return corrupt("it does not end with its checksum; it is cut short or was edited");
+    return wrong("it does not end with its checksum; it is cut short or was edited");
   }
   if (const std::string actual = xxh3_hex(body); actual != digits) {
-    return corrupt(fmt::format("its checksum is {}, expected {}", actual, digits));
+    return wrong(fmt::format("its checksum is {}, expected {}", actual, digits));
   }
   return {};
 }
@@ -372,7 +372,7 @@ Result<void> check_version(const Json& json) {
   Fields fields(json, "", problem);
   const std::uint64_t format = fields.integer("format", 1);
   const std::vector<std::string> required = fields.strings("requires", kMaxRequires);
-  if (!problem.empty()) return corrupt(std::move(problem));
+  if (!problem.empty()) return wrong(std::move(problem));
   if (format > static_cast<std::uint64_t>(kImageFormat)) {
     return fail(
         ErrorCode::kImageVersion,
@@ -398,7 +398,7 @@ Result<Manifest> parse_manifest(std::string_view text) {
   std::string problem;
   Manifest manifest = read_fields(*json, problem);
   if (problem.empty()) problem = check_relations(manifest);
-  if (!problem.empty()) return corrupt(std::move(problem));
+  if (!problem.empty()) return wrong(std::move(problem));
   return manifest;
 }
 

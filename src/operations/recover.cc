@@ -103,7 +103,7 @@ bool lives(const JournalProcess& process) {
 // of the tree is half a job, and all of it is in the image. True if the tree has ended now. If all
 // of it lives, nothing was begun: CRIU has let it go when it missed our answer.
 Result<bool> finish_ending(const JournalRecord& record) {
-  constexpr int kExitWaitMs = 10000;
+  constexpr int kKillWaitMs = 10000;
   const bool all = std::all_of(record.ending.begin(), record.ending.end(),
                                [](const auto& p) { return lives(p); });
   if (record.ending.empty() || all) return false;
@@ -117,7 +117,7 @@ Result<bool> finish_ending(const JournalRecord& record) {
   for (const auto& [pid, pidfd] : held)
     (void)pidfd.signal(SIGKILL);
   for (const auto& [pid, pidfd] : held) {
-    if (pidfd.wait_exit(kExitWaitMs)) continue;
+    if (pidfd.wait_exit(kKillWaitMs)) continue;
     return fail(ErrorCode::kNotRolledBack,
                 fmt::format("process {} does not end, and its image {} is complete", pid.value,
                             record.image),

@@ -18,6 +18,7 @@
 
 #include "base/fd.h"
 #include "proc/procfs.h"
+#include "proc/ptrace_words.h"
 
 namespace stasis::proc {
 namespace {
@@ -25,14 +26,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // A thread in the driver's code can be in a system call that nothing interrupts for a while.
-constexpr std::chrono::seconds kStopLimit{10};
+constexpr std::chrono::seconds kAwakeStopLimit{10};
 constexpr std::uint64_t kAllButTrap = ~(1ULL << (SIGTRAP - 1));
-// linux/ptrace.h; <sys/ptrace.h> of older C libraries lacks it.
-constexpr long kSuspendSeccomp = 1L << 21;
-
-void* as_pointer(std::uint64_t number) {
-  return reinterpret_cast<void*>(number);  // NOLINT(performance-no-int-to-ptr)
-}
 
 Error gone(Pid pid, Tid thread) {
   return Error{ErrorCode::kProcessGone,
@@ -148,7 +143,7 @@ bool AwakeThread::tend() {
 
 Result<bool> AwakeThread::wait_for_stop() {
   const auto start = Clock::now();
-  while (Clock::now() - start < kStopLimit) {
+  while (Clock::now() - start < kAwakeStopLimit) {
     int status = 0;
     const int got = ::waitpid(thread_.value, &status, __WALL | WNOHANG | __WNOTHREAD);
     if (got < 0 && errno != EINTR) return false;

@@ -17,6 +17,7 @@
 
 #include "base/fd.h"
 #include "proc/procfs.h"
+#include "proc/ptrace_words.h"
 
 namespace stasis::proc {
 namespace {
@@ -27,9 +28,6 @@ using Clock = std::chrono::steady_clock;
 constexpr int kPasses = 100;
 // A thread stops within microseconds, but one in uninterruptible sleep (disk, vfork) does not.
 constexpr std::chrono::seconds kStopLimit{2};
-
-// linux/ptrace.h; <sys/ptrace.h> of older C libraries lacks it.
-constexpr long kSuspendSeccomp = 1L << 21;
 // What a system call that was interrupted has in its result register (linux/errno.h; these never
 // reach the program).
 constexpr std::int64_t kRestartSys = -512;
@@ -156,11 +154,6 @@ void run_on(int processor) {
 void sleep_precisely(std::chrono::nanoseconds time) {
   (void)::prctl(PR_SET_TIMERSLACK, 1UL);
   std::this_thread::sleep_for(time);
-}
-
-// The kernel takes numbers in the place of pointers.
-void* as_pointer(std::uint64_t number) {
-  return reinterpret_cast<void*>(number);  // NOLINT(performance-no-int-to-ptr)
 }
 
 // One request on a stopped thread. ESRCH there means that it was killed.

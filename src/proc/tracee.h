@@ -19,6 +19,9 @@
 
 namespace stasis::proc {
 
+// A signal mask is a word whose bit N - 1 stands for signal N.
+inline constexpr std::uint64_t kAllSignals = ~0ULL;
+
 // Was the thread stopped in a system call?
 bool is_in_system_call(const user_regs_struct& registers);
 
