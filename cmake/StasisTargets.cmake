@@ -59,6 +59,22 @@ function(stasis_executable name)
   target_link_libraries(${name} PRIVATE stasis_options ${ARG_LIBS})
 endfunction()
 
+# The headers of GoogleTest, which take half of the time of a unit test's compilation. Only where files
+# are compiled together anyway: what one lacks does not show then.
+function(stasis_share_gtest name)
+  if(NOT CMAKE_UNITY_BUILD)
+    return()
+  endif()
+  if(NOT TARGET gtest_headers)
+    file(WRITE ${CMAKE_BINARY_DIR}/gtest_headers.cc "int main() {}\n")
+    add_executable(gtest_headers EXCLUDE_FROM_ALL ${CMAKE_BINARY_DIR}/gtest_headers.cc)
+    target_link_libraries(gtest_headers PRIVATE stasis_options GTest::gmock GTest::gtest)
+    target_precompile_headers(gtest_headers PRIVATE <gmock/gmock.h> <gtest/gtest.h> <chrono> <filesystem> <fstream>
+                                                    <functional> <string> <thread> <vector>)
+  endif()
+  target_precompile_headers(${name} REUSE_FROM gtest_headers)
+endfunction()
+
 # stasis_test(NAME SOURCES... LIBS... [RUN_BY COMMAND]): one GoogleTest program, one ctest entry, label
 # "unit".
 function(stasis_test name)
@@ -71,6 +87,7 @@ function(stasis_test name)
   target_link_libraries(${name} PRIVATE stasis_options ${ARG_LIBS} GTest::gmock GTest::gtest GTest::gtest_main)
   # One by one also where others are compiled together, so that tools/check finds each.
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests UNITY_BUILD OFF)
+  stasis_share_gtest(${name})
   add_dependencies(unittests ${name})
   add_test(NAME ${name} COMMAND ${ARG_RUN_BY} $<TARGET_FILE:${name}>)
   set_tests_properties(${name} PROPERTIES LABELS unit TIMEOUT 120)
