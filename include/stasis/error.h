@@ -5,13 +5,15 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace stasis {
 
-// The closed list. A new code needs a row in docs/errors.md and in exit_status().
+// The closed list. A new code needs a row in the catalogue (src/base/error.cc), from which
+// docs/errors.md is made.
 enum class ErrorCode {
   kUsage,              // the caller asked for something that makes no sense
   kInterrupted,        // a signal asked us to stop; everything was rolled back
@@ -56,6 +58,19 @@ std::string_view error_code_name(ErrorCode code);
 
 // The exit status of a program that ends because of this error; docs/errors.md lists them.
 int exit_status(ErrorCode code);
+
+// All about a code that is true wherever it occurs. Texts are of the program, and never end.
+struct ErrorInfo {
+  ErrorCode code;
+  std::string_view name;
+  int exit_status;
+  std::string_view meaning;
+  std::string_view causes;  // usual ones; may be empty
+  std::string_view remedy;  // may be empty
+};
+
+// One entry for each code, in the order of the enum but for what belongs together.
+std::span<const ErrorInfo> error_catalogue();
 
 // What the driver itself answered.
 struct DriverFailure {

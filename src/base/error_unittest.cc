@@ -85,6 +85,16 @@ TEST(ErrorCode, NoneCountsAsSuccess) {
   }
 }
 
+TEST(ErrorCode, EachIsExplained) {
+  for (const ErrorInfo& info : error_catalogue()) {
+    EXPECT_FALSE(info.meaning.empty()) << info.name;
+    EXPECT_TRUE(!info.remedy.empty() || info.code == ErrorCode::kInterrupted) << info.name;
+    for (const std::string_view text : {info.meaning, info.causes, info.remedy})
+      EXPECT_FALSE(text.ends_with('.')) << info.name;
+  }
+  EXPECT_EQ(error_catalogue().size(), all_codes().size());
+}
+
 TEST(ErrorCode, ScriptsCanTellWhatToDo) {
   EXPECT_EQ(exit_status(ErrorCode::kUsage), 2);
   EXPECT_EQ(exit_status(ErrorCode::kNoSuchProcess), 3);

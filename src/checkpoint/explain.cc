@@ -1,23 +1,73 @@
 #include "checkpoint/explain.h"
 
+#include <algorithm>
+#include <array>
+
 #include <fmt/format.h>
 
 namespace stasis {
 namespace {
 
-// The CUresults that mean something to us.
-enum CuResult {
-  kInvalidValue = 1,
-  kOutOfMemory = 2,
-  kNotInitialized = 3,
-  kNoDevice = 100,
-  kOperatingSystem = 304,
-  kIllegalState = 401,
-  kNotReady = 600,
-  kCuNotPermitted = 800,
-  kCuNotSupported = 801,
-  kSystemDriverMismatch = 803,
-  kUnknown = 999,
+constexpr int kOperatingSystem = 304;
+constexpr int kCuNotPermitted = 800;
+
+using enum ErrorCode;
+
+// In the order in which they are tried. The last fits all.
+constexpr int kAnyNumber = 0;
+constexpr std::array kAnswers = {
+    DriverAnswer{3, std::nullopt, kNotCuda, "process {pid} does not use CUDA",
+                 "give a process that has initialised CUDA; `stasis ps` lists them"},
+    DriverAnswer{401, std::nullopt, kWrongState,
+                 "process {pid} is in a state that does not allow {action}",
+                 "ask for it with `stasis ps`; `stasis recover {pid}` makes it run again"},
+    DriverAnswer{600, std::nullopt, kTimeout,
+                 "process {pid} did not finish its GPU work in time; it runs on",
+                 "give it more time (--timeout), or try when fewer kernels are in flight"},
+    DriverAnswer{2, Action::kCheckpoint, kOutOfHostMemory,
+                 "not enough host memory to take up the GPU memory of process {pid}",
+                 "free some memory on the host, add swap, or raise the limit of its cgroup"},
+    DriverAnswer{2, std::nullopt, kOutOfGpuMemory, "not enough GPU memory for process {pid}",
+                 "free GPU memory (nvidia-smi shows who uses it), then `stasis recover {pid}`"},
+    DriverAnswer{1, Action::kRestore, kDeviceMapInvalid,
+                 "the driver refused the GPU map for process {pid}",
+                 "it must name every GPU that the driver sees, one to one; the process is still "
+                 "checkpointed and can be restored without a map"},
+    DriverAnswer{801, Action::kCheckpoint, kNotSupported,
+                 "the driver cannot checkpoint process {pid}",
+                 "usual causes: managed memory (cudaMallocManaged), MPS, MIG or a CUPTI tool; "
+                 "unlocked, the process runs on unharmed"},
+    DriverAnswer{801, std::nullopt, kNotSupported, "the driver cannot {action} process {pid}",
+                 "usual cause: GPU memory that is shared between processes (CUDA IPC, NCCL's P2P "
+                 "or shared-memory transports)"},
+    DriverAnswer{999, Action::kCheckpoint, kNotSupported,
+                 "the driver cannot checkpoint process {pid}",
+                 "it gives no reason, as driver 580 does for a process that it has refused before: "
+                 "usual causes are managed memory (cudaMallocManaged), MPS, MIG or a CUPTI tool"},
+    DriverAnswer{800, std::nullopt, kNotPermitted,
+                 "the driver does not permit {action} on process {pid}",
+                 "switch persistence mode on (nvidia-smi -pm 1) and run as root"},
+    DriverAnswer{100, std::nullopt, kGpuMismatch, "the driver sees no GPU here",
+                 "check nvidia-smi, CUDA_VISIBLE_DEVICES and the container's devices"},
+    DriverAnswer{803, std::nullopt, kDriverUnsupported,
+                 "the driver's library and its kernel module are of different versions",
+                 "reboot, or load the kernel module that belongs to the installed driver"},
+    DriverAnswer{kDriverNoAnswer, std::nullopt, kNoAnswer,
+                 "the driver does not answer {action} for process {pid}",
+                 "see what process {pid} hangs in (`ps -L {pid}`, `dmesg`), and whether another "
+                 "tool acts on it; give it more time with --driver-timeout; `stasis recover {pid}` "
+                 "makes it run when it answers again"},
+    DriverAnswer{kDriverCallLost, std::nullopt, kDriverError,
+                 "{action} of process {pid} was cut short",
+                 "see `dmesg`: out of memory, or a crash in the driver's library"},
+    DriverAnswer{kOperatingSystem, std::nullopt, kDriverError,
+                 "the driver could not {action} process {pid}, which is alive and may be traced",
+                 "usual causes: the process crashed in the driver or ran out of memory in an "
+                 "earlier restore, it is stopped or traced, or it runs another version of the "
+                 "driver's library (a container)"},
+    DriverAnswer{kAnyNumber, std::nullopt, kDriverError,
+                 "the driver could not {action} process {pid}",
+                 "see `dmesg` for messages of the NVIDIA driver"},
 };
 
 struct Diagnosis {
@@ -56,95 +106,22 @@ Diagnosis diagnose(int number, Action action, Pid pid, const proc::ProcFs& procf
     const bool permission = found->code == ErrorCode::kNotPermitted;
     if (!permission || number == kOperatingSystem || number == kCuNotPermitted) return *found;
   }
-  switch (number) {
-    case kNotInitialized:
-      return {ErrorCode::kNotCuda, fmt::format("process {} does not use CUDA", pid.value),
-              "give a process that has initialised CUDA; `stasis ps` lists them"};
-    case kIllegalState:
-      return {ErrorCode::kWrongState,
-              fmt::format("process {} is in a state that does not allow {}", pid.value,
-                          action_name(action)),
-              fmt::format("ask for it with `stasis ps`; `stasis recover {}` makes it run again",
-                          pid.value)};
-    case kNotReady:
-      return {ErrorCode::kTimeout,
-              fmt::format("process {} did not finish its GPU work in time; it runs on", pid.value),
-              "give it more time (--timeout), or try when fewer kernels are in flight"};
-    case kOutOfMemory:
-      if (action == Action::kCheckpoint) {
-        return {ErrorCode::kOutOfHostMemory,
-                fmt::format("not enough host memory to take up the GPU memory of process {}",
-                            pid.value),
-                "free some memory on the host, add swap, or raise the limit of its cgroup"};
-      }
-      return {
-          ErrorCode::kOutOfGpuMemory,
-          fmt::format("not enough GPU memory for process {}", pid.value),
-          fmt::format("free GPU memory (nvidia-smi shows who uses it), then `stasis recover {}`",
-                      pid.value)};
-    case kInvalidValue:
-      if (action != Action::kRestore) break;
-      return {ErrorCode::kDeviceMapInvalid,
-              fmt::format("the driver refused the GPU map for process {}", pid.value),
-              "it must name every GPU that the driver sees, one to one; the process is still "
-              "checkpointed and can be restored without a map"};
-    case kCuNotSupported:
-      if (action == Action::kCheckpoint) {
-        return {ErrorCode::kNotSupported,
-                fmt::format("the driver cannot checkpoint process {}", pid.value),
-                "usual causes: managed memory (cudaMallocManaged), MPS, MIG or a CUPTI tool; "
-                "unlocked, the process runs on unharmed"};
-      }
-      return {ErrorCode::kNotSupported,
-              fmt::format("the driver cannot {} process {}", action_name(action), pid.value),
-              "usual cause: GPU memory that is shared between processes (CUDA IPC, NCCL's P2P or "
-              "shared-memory transports)"};
-    case kUnknown:
-      if (action != Action::kCheckpoint) break;
-      return {ErrorCode::kNotSupported,
-              fmt::format("the driver cannot checkpoint process {}", pid.value),
-              "it gives no reason, as driver 580 does for a process that it has refused before: "
-              "usual causes are managed memory (cudaMallocManaged), MPS, MIG or a CUPTI tool"};
-    case kCuNotPermitted:
-      return {ErrorCode::kNotPermitted,
-              fmt::format("the driver does not permit {} on process {}", action_name(action),
-                          pid.value),
-              "switch persistence mode on (nvidia-smi -pm 1) and run as root"};
-    case kNoDevice:
-      return {ErrorCode::kGpuMismatch, "the driver sees no GPU here",
-              "check nvidia-smi, CUDA_VISIBLE_DEVICES and the container's devices"};
-    case kSystemDriverMismatch:
-      return {ErrorCode::kDriverUnsupported,
-              "the driver's library and its kernel module are of different versions",
-              "reboot, or load the kernel module that belongs to the installed driver"};
-    case kDriverNoAnswer:
-      return {ErrorCode::kNoAnswer,
-              fmt::format("the driver does not answer {} for process {}", action_name(action),
-                          pid.value),
-              fmt::format("see what process {0} hangs in (`ps -L {0}`, `dmesg`), and whether "
-                          "another tool acts on it; give it more time with --driver-timeout; "
-                          "`stasis recover {0}` makes it run when it answers again",
-                          pid.value)};
-    case kDriverCallLost:
-      return {ErrorCode::kDriverError,
-              fmt::format("{} of process {} was cut short", action_name(action), pid.value),
-              "see `dmesg`: out of memory, or a crash in the driver's library"};
-    case kOperatingSystem:
-      return {ErrorCode::kDriverError,
-              fmt::format("the driver could not {} process {}, which is alive and may be traced",
-                          action_name(action), pid.value),
-              "usual causes: the process crashed in the driver or ran out of memory in an earlier "
-              "restore, it is stopped or traced, or it runs another version of the driver's "
-              "library (a container)"};
-    default:
-      break;
-  }
-  return {ErrorCode::kDriverError,
-          fmt::format("the driver could not {} process {}", action_name(action), pid.value),
-          "see `dmesg` for messages of the NVIDIA driver"};
+  const auto answers = driver_answers();
+  const auto fits = [&](const DriverAnswer& answer) {
+    return (answer.number == number || answer.number == kAnyNumber) &&
+           (!answer.action || *answer.action == action);
+  };
+  const DriverAnswer& answer = *std::find_if(answers.begin(), answers.end(), fits);
+  const auto text = [&](std::string_view form) {
+    return fmt::format(fmt::runtime(form), fmt::arg("pid", pid.value),
+                       fmt::arg("action", action_name(action)));
+  };
+  return {answer.code, text(answer.meaning), text(answer.remedy)};
 }
 
 }  // namespace
+
+std::span<const DriverAnswer> driver_answers() { return kAnswers; }
 
 Error explain_driver_failure(const DriverFailure& failure, Action action, Pid pid,
                              const proc::ProcFs& procfs) {

@@ -53,6 +53,7 @@ Verb add_dump(CLI::App& app);
 Verb add_restore(CLI::App& app);
 Verb add_recover(CLI::App& app);
 Verb add_doctor(CLI::App& app);
+Verb add_explain(CLI::App& app);
 
 // Options that several verbs have.
 CLI::Option* add_pid(CLI::App& command, Pid& pid);

@@ -9,227 +9,234 @@
 namespace stasis {
 namespace {
 
-struct Rule {
-  // All of these stand in the line, in this order. Empty ones are not looked for.
-  std::string_view first;
-  std::string_view second;
-  ErrorCode code;
-  std::string_view meaning;
-  std::string_view remedy;
-};
-
 using enum ErrorCode;
 
 // In the order in which they are tried. A rule is about a cause: what CRIU only says as a
 // consequence ("Dump files (pid: 12) failed with -1") is left out on purpose.
 constexpr std::array kRules = {
     // Said only in passing, before CRIU ends without a word. Seen.
-    Rule{"Effective capability ", " missing", kNotPermitted, "CRIU lacks the rights it needs",
-         "run as root, or give criu CAP_CHECKPOINT_RESTORE, CAP_SYS_PTRACE and CAP_SETPCAP"},
+    CriuRule{"Effective capability ", " missing", kNotPermitted, "CRIU lacks the rights it needs",
+             "run as root, or give criu CAP_CHECKPOINT_RESTORE, CAP_SYS_PTRACE and CAP_SETPCAP"},
     // Restore: process numbers. Seen.
-    Rule{"Can't fork for ", "File exists", kPidInUse,
-         "a process number that the image needs is taken",
-         "end the process that has the number (ps -p N), or restore in a new PID namespace "
-         "(unshare --pid --fork --mount-proc)"},
-    Rule{"Pid ", " do not match expected ", kPidInUse,
-         "a process number that the image needs is taken",
-         "end the process that has the number (ps -p N), or restore in a new PID namespace "
-         "(unshare --pid --fork --mount-proc)"},
+    CriuRule{"Can't fork for ", "File exists", kPidInUse,
+             "a process number that the image needs is taken",
+             "end the process that has the number (ps -p N), or restore in a new PID namespace "
+             "(unshare --pid --fork --mount-proc)"},
+    CriuRule{"Pid ", " do not match expected ", kPidInUse,
+             "a process number that the image needs is taken",
+             "end the process that has the number (ps -p N), or restore in a new PID namespace "
+             "(unshare --pid --fork --mount-proc)"},
     // From the restorer; -17 is EEXIST. Thread numbers of images of older versions are not checked.
-    Rule{"Unable to create a thread: -17", "", kPidInUse,
-         "a thread number that the image needs is taken",
-         "restore again if the number was taken for a moment only, or restore in a new PID "
-         "namespace "
-         "(unshare --pid --fork --mount-proc)"},
-    Rule{" intersects with pid ", "in images", kPidInUse,
-         "the session or group of this terminal has a number that the image needs",
-         "restore from another shell or under setsid"},
-    Rule{"Conflict with a dead task with the same PID", "", kPidInUse,
-         "a process number that the image needs is taken by a zombie",
-         "end the parent of that zombie, then restore again"},
+    CriuRule{"Unable to create a thread: -17", "", kPidInUse,
+             "a thread number that the image needs is taken",
+             "restore again if the number was taken for a moment only, or restore in a new PID "
+             "namespace "
+             "(unshare --pid --fork --mount-proc)"},
+    CriuRule{" intersects with pid ", "in images", kPidInUse,
+             "the session or group of this terminal has a number that the image needs",
+             "restore from another shell or under setsid"},
+    CriuRule{"Conflict with a dead task with the same PID", "", kPidInUse,
+             "a process number that the image needs is taken by a zombie",
+             "end the parent of that zombie, then restore again"},
 
     // Terminals. Seen.
-    Rule{"is not a session leader", "--shell-job", kCriuFailed,
-         "the process belongs to the session of a shell outside of the image",
-         "dump it with --shell-job, or start such programs with setsid"},
-    Rule{"Found dangling tty", "", kCriuFailed,
-         "the process uses a terminal that belongs to a shell outside of the image",
-         "dump it with --shell-job, or start it with setsid and its output in files"},
-    Rule{"tty: Found slave peer", "without correspond master", kCriuFailed,
-         "the process uses a terminal whose other end is outside of the image",
-         "dump it with --shell-job, or start it with setsid and its output in files"},
-    Rule{"Don't have tty to inherit session from", "", kCriuFailed,  // seen
-         "the process had a terminal, and there is none here to give it",
-         "restore it from a terminal, with standard input not redirected (without one: script -qc "
-         "'stasis restore ...' /dev/null)"},
-    Rule{"A session leader of ", " is outside of its pid namespace", kCriuFailed,
-         "the process belongs to a session outside of its container", "dump it with --shell-job"},
+    CriuRule{"is not a session leader", "--shell-job", kCriuFailed,
+             "the process belongs to the session of a shell outside of the image",
+             "dump it with --shell-job, or start such programs with setsid"},
+    CriuRule{"Found dangling tty", "", kCriuFailed,
+             "the process uses a terminal that belongs to a shell outside of the image",
+             "dump it with --shell-job, or start it with setsid and its output in files"},
+    CriuRule{"tty: Found slave peer", "without correspond master", kCriuFailed,
+             "the process uses a terminal whose other end is outside of the image",
+             "dump it with --shell-job, or start it with setsid and its output in files"},
+    CriuRule{
+        "Don't have tty to inherit session from", "", kCriuFailed,  // seen
+        "the process had a terminal, and there is none here to give it",
+        "restore it from a terminal, with standard input not redirected (without one: script -qc "
+        "'stasis restore ...' /dev/null)"},
+    CriuRule{"A session leader of ", " is outside of its pid namespace", kCriuFailed,
+             "the process belongs to a session outside of its container",
+             "dump it with --shell-job"},
 
     // Connections.
-    Rule{"Connected TCP socket", "", kCriuFailed, "the process has open TCP connections",  // seen
-         "dump it with --tcp-established to keep them, or --tcp-close to drop them"},
-    Rule{"Need to set the --tcp-close", "", kCriuFailed,
-         "the image holds TCP connections that were dumped to be closed",
-         "restore it with --tcp-close"},
-    Rule{"In-flight connection", "", kCriuFailed, "a TCP connection is just being opened",
-         "try again in a moment"},
-    Rule{"External socket is used", "", kCriuFailed,  // seen
-         "the process has a unix socket connected to a process outside of the image",
-         "dump that process too, close the connection, or, if it is a named datagram socket, let "
-         "it be "
-         "cut with --ext-unix-sk"},
-    Rule{"Can't dump half of stream unix connection", "", kCriuFailed,  // seen
-         "the process has a unix stream socket connected to a process outside of the image",
-         "dump that process too, close the connection, or name it: --external 'unix[NUMBER]', the "
-         "number being that of the socket (ls -l /proc/PID/fd)"},
-    Rule{"External socket found in image", "", kCriuFailed,
-         "the image holds a unix socket that was connected to a process outside of it",
-         "restore it with --ext-unix-sk"},
-    Rule{"Can't lookup unix socket", "", kCriuFailed,
-         "the process has a unix socket that CRIU cannot find, such as one of another network "
-         "namespace",
-         "close it before the dump"},
-    Rule{"iptables", "", kCriuFailed, "packets of the TCP connections could not be held back",
-         "install nftables, or dump with --network-lock skip if nobody else sends"},
-    Rule{"nftables", "", kCriuFailed, "packets of the TCP connections could not be held back",
-         "load the kernel's nf_tables, or dump with --network-lock skip if nobody else sends"},
+    CriuRule{"Connected TCP socket", "", kCriuFailed,
+             "the process has open TCP connections",  // seen
+             "dump it with --tcp-established to keep them, or --tcp-close to drop them"},
+    CriuRule{"Need to set the --tcp-close", "", kCriuFailed,
+             "the image holds TCP connections that were dumped to be closed",
+             "restore it with --tcp-close"},
+    CriuRule{"In-flight connection", "", kCriuFailed, "a TCP connection is just being opened",
+             "try again in a moment"},
+    CriuRule{
+        "External socket is used", "", kCriuFailed,  // seen
+        "the process has a unix socket connected to a process outside of the image",
+        "dump that process too, close the connection, or, if it is a named datagram socket, let "
+        "it be "
+        "cut with --ext-unix-sk"},
+    CriuRule{
+        "Can't dump half of stream unix connection", "", kCriuFailed,  // seen
+        "the process has a unix stream socket connected to a process outside of the image",
+        "dump that process too, close the connection, or name it: --external 'unix[NUMBER]', the "
+        "number being that of the socket (ls -l /proc/PID/fd)"},
+    CriuRule{"External socket found in image", "", kCriuFailed,
+             "the image holds a unix socket that was connected to a process outside of it",
+             "restore it with --ext-unix-sk"},
+    CriuRule{"Can't lookup unix socket", "", kCriuFailed,
+             "the process has a unix socket that CRIU cannot find, such as one of another network "
+             "namespace",
+             "close it before the dump"},
+    CriuRule{"iptables", "", kCriuFailed, "packets of the TCP connections could not be held back",
+             "install nftables, or dump with --network-lock skip if nobody else sends"},
+    CriuRule{"nftables", "", kCriuFailed, "packets of the TCP connections could not be held back",
+             "load the kernel's nf_tables, or dump with --network-lock skip if nobody else sends"},
 
     // Files. Seen: locks, ghost, link remap, missing, size.
-    Rule{"Some file locks are hold", "", kCriuFailed, "the process holds file locks",
-         "dump it with --file-locks"},
-    Rule{"Can't dump ghost file", "increase limit", kCriuFailed,
-         "the process has a deleted file open that is larger than the limit",
-         "dump it with a larger --ghost-limit"},
-    Rule{"Can't create link remap", "", kCriuFailed,
-         "the process has a file open whose name was removed, but which has other names",
-         "dump it with --link-remap"},
-    Rule{"Can't open file ", "on restore: No such file", kCriuFailed,
-         "a file that the process had open is not there",
-         "put the file back where it was, with the content it had at the dump"},
-    Rule{"has bad size", "", kCriuFailed,
-         "a file that the process had open is not the one of the dump: its size is another",
-         "put back the file as it was at the dump"},
-    Rule{"has bad build-ID", "", kCriuFailed,
-         "a program or library of the process is not the one of the dump",
-         "restore with the same versions of the programs and libraries installed"},
-    Rule{"has bad mode", "", kCriuFailed, "a file that the process had open has another mode now",
-         "put back the file as it was at the dump"},
-    Rule{"Can't open file ", "on restore: Permission denied", kNotPermitted,
-         "a file that the process had open may not be opened", "restore as the same user"},
-    Rule{"anon_inode:[io_uring]", "", kCriuFailed,
-         "the process uses io_uring, which CRIU cannot dump",
-         "turn io_uring off in the program (libuv: UV_USE_IO_URING=0)"},
-    Rule{"io_uring", "", kCriuFailed, "the process uses io_uring, which CRIU cannot dump",
-         "turn io_uring off in the program (libuv: UV_USE_IO_URING=0)"},
+    CriuRule{"Some file locks are hold", "", kCriuFailed, "the process holds file locks",
+             "dump it with --file-locks"},
+    CriuRule{"Can't dump ghost file", "increase limit", kCriuFailed,
+             "the process has a deleted file open that is larger than the limit",
+             "dump it with a larger --ghost-limit"},
+    CriuRule{"Can't create link remap", "", kCriuFailed,
+             "the process has a file open whose name was removed, but which has other names",
+             "dump it with --link-remap"},
+    CriuRule{"Can't open file ", "on restore: No such file", kCriuFailed,
+             "a file that the process had open is not there",
+             "put the file back where it was, with the content it had at the dump"},
+    CriuRule{"has bad size", "", kCriuFailed,
+             "a file that the process had open is not the one of the dump: its size is another",
+             "put back the file as it was at the dump"},
+    CriuRule{"has bad build-ID", "", kCriuFailed,
+             "a program or library of the process is not the one of the dump",
+             "restore with the same versions of the programs and libraries installed"},
+    CriuRule{"has bad mode", "", kCriuFailed,
+             "a file that the process had open has another mode now",
+             "put back the file as it was at the dump"},
+    CriuRule{"Can't open file ", "on restore: Permission denied", kNotPermitted,
+             "a file that the process had open may not be opened", "restore as the same user"},
+    CriuRule{"anon_inode:[io_uring]", "", kCriuFailed,
+             "the process uses io_uring, which CRIU cannot dump",
+             "turn io_uring off in the program (libuv: UV_USE_IO_URING=0)"},
+    CriuRule{"io_uring", "", kCriuFailed, "the process uses io_uring, which CRIU cannot dump",
+             "turn io_uring off in the program (libuv: UV_USE_IO_URING=0)"},
     // The kernel lets no io_uring through a socket since 6.7: CRIU says only this. Seen.
-    Rule{"send_fds failed (-22)", "", kCriuFailed,
-         "the process has a descriptor that the kernel hands to nobody, most likely an io_uring",
-         "turn io_uring off in the program (libuv: UV_USE_IO_URING=0)"},
-    Rule{"anon_inode:", "", kCriuFailed,
-         "the process has a kind of descriptor open that CRIU cannot dump",
-         "close it before the dump; the line names its kind"},
-    Rule{"of that type [20", "/dev/nvidia", kCriuFailed,
-         "the process still has the GPU's device files open",
-         "its CUDA state must be checkpointed before CRIU dumps it; if it was, another library in "
-         "it (NVML, OpenGL) has opened the GPU"},
-    Rule{"of that type [20", "", kCriuFailed, "the process has a device open that CRIU cannot dump",
-         "close it before the dump"},
-    Rule{"of that type [", "", kCriuFailed,
-         "the process has a file open of a kind that CRIU cannot dump", "close it before the dump"},
-    Rule{
+    CriuRule{
+        "send_fds failed (-22)", "", kCriuFailed,
+        "the process has a descriptor that the kernel hands to nobody, most likely an io_uring",
+        "turn io_uring off in the program (libuv: UV_USE_IO_URING=0)"},
+    CriuRule{"anon_inode:", "", kCriuFailed,
+             "the process has a kind of descriptor open that CRIU cannot dump",
+             "close it before the dump; the line names its kind"},
+    CriuRule{
+        "of that type [20", "/dev/nvidia", kCriuFailed,
+        "the process still has the GPU's device files open",
+        "its CUDA state must be checkpointed before CRIU dumps it; if it was, another library in "
+        "it (NVML, OpenGL) has opened the GPU"},
+    CriuRule{"of that type [20", "", kCriuFailed,
+             "the process has a device open that CRIU cannot dump", "close it before the dump"},
+    CriuRule{"of that type [", "", kCriuFailed,
+             "the process has a file open of a kind that CRIU cannot dump",
+             "close it before the dump"},
+    CriuRule{
         "handle_device_vma plugin failed", "", kCriuFailed,  // seen
         "a process has memory of a device mapped, most likely the GPU's: one with CUDA whose state "
         "was not checkpointed, one with an NVML of its own, or one forked from a process with CUDA "
         "that was suspended before the dump",
         "resume what is suspended and dump it then; end processes that watch the GPU"},
-    Rule{"Unsupported mapping found", "", kCriuFailed,
-         "the process has memory of a kind that CRIU cannot dump, such as a device's",
-         "close the device before the dump; if it is the GPU, its CUDA state was not checkpointed"},
-    Rule{"/dev/nvidia", "", kCriuFailed, "the process still has the GPU's device files open",
-         "its CUDA state must be checkpointed before CRIU dumps it"},
-    Rule{"is autodetected external mount", "", kCriuFailed,
-         "a directory is mounted into the container from outside",
-         "dump it with --external 'mnt[PATH]:NAME', PATH being where the mount is; its restore "
-         "finds "
-         "it there, or where --external 'mnt[NAME]:PATH' says"},
-    Rule{"Can't lookup mount=", " for fd=", kCriuFailed,  // seen
-         "the process has a file open that lies on a mount outside of its mount namespace",
-         "let it open such files itself (</dev/null, and its output to files, after unshare)"},
-    Rule{"No mapping for ", "mountpoint", kCriuFailed,
-         "a directory was mounted into the process from outside, and nobody says what is in its "
-         "place now",
-         "restore it with --external 'mnt[NAME]:PATH', NAME being that of the dump"},
+    CriuRule{
+        "Unsupported mapping found", "", kCriuFailed,
+        "the process has memory of a kind that CRIU cannot dump, such as a device's",
+        "close the device before the dump; if it is the GPU, its CUDA state was not checkpointed"},
+    CriuRule{"/dev/nvidia", "", kCriuFailed, "the process still has the GPU's device files open",
+             "its CUDA state must be checkpointed before CRIU dumps it"},
+    CriuRule{"is autodetected external mount", "", kCriuFailed,
+             "a directory is mounted into the container from outside",
+             "dump it with --external 'mnt[PATH]:NAME', PATH being where the mount is; its restore "
+             "finds "
+             "it there, or where --external 'mnt[NAME]:PATH' says"},
+    CriuRule{"Can't lookup mount=", " for fd=", kCriuFailed,  // seen
+             "the process has a file open that lies on a mount outside of its mount namespace",
+             "let it open such files itself (</dev/null, and its output to files, after unshare)"},
+    CriuRule{
+        "No mapping for ", "mountpoint", kCriuFailed,
+        "a directory was mounted into the process from outside, and nobody says what is in its "
+        "place now",
+        "restore it with --external 'mnt[NAME]:PATH', NAME being that of the dump"},
 
     // Who else holds the process, and who may.
-    Rule{"task not stopped after seize", "", kBusy, "the process could not be stopped",
-         "try again; a debugger or another dump may be at work on it"},
-    Rule{"Unable to interrupt task", "", kBusy,  // seen
-         "another program traces the process, or this user may not stop it",
-         "end the debugger or tracer (strace, gdb) that holds it; or run as root"},
-    Rule{"SEIZE ", "", kBusy, "the process could not be stopped",
-         "end a debugger or tracer (strace, gdb) that holds it, then try again"},
-    Rule{"ptrace", "Operation not permitted", kNotPermitted,
-         "this user may not stop the process, or another program traces it",
-         "run as root or with CAP_SYS_PTRACE and CAP_CHECKPOINT_RESTORE; end any debugger first"},
-    Rule{"CAP_CHECKPOINT_RESTORE", "", kNotPermitted, "CRIU lacks the rights it needs",
-         "run as root, or give criu CAP_CHECKPOINT_RESTORE, CAP_SYS_PTRACE and CAP_SETPCAP"},
-    Rule{"prlimit", "Operation not permitted", kNotPermitted,
-         "the limits of the process may not be read or set",
-         "run as root with CAP_SYS_RESOURCE, or as the user who owns the process"},
-    Rule{"Can't get rlimit", "", kNotPermitted, "the limits of the process may not be read",
-         "run as root with CAP_SYS_RESOURCE, or as the user who owns the process"},
-    Rule{"ns_last_pid", "", kNotPermitted, "CRIU may not choose process numbers",
-         "run as root or with CAP_CHECKPOINT_RESTORE"},
-    Rule{"map_files is inaccessible", "", kNotPermitted, "CRIU may not read the process's mappings",
-         "run as root or with CAP_CHECKPOINT_RESTORE"},
+    CriuRule{"task not stopped after seize", "", kBusy, "the process could not be stopped",
+             "try again; a debugger or another dump may be at work on it"},
+    CriuRule{"Unable to interrupt task", "", kBusy,  // seen
+             "another program traces the process, or this user may not stop it",
+             "end the debugger or tracer (strace, gdb) that holds it; or run as root"},
+    CriuRule{"SEIZE ", "", kBusy, "the process could not be stopped",
+             "end a debugger or tracer (strace, gdb) that holds it, then try again"},
+    CriuRule{
+        "ptrace", "Operation not permitted", kNotPermitted,
+        "this user may not stop the process, or another program traces it",
+        "run as root or with CAP_SYS_PTRACE and CAP_CHECKPOINT_RESTORE; end any debugger first"},
+    CriuRule{"CAP_CHECKPOINT_RESTORE", "", kNotPermitted, "CRIU lacks the rights it needs",
+             "run as root, or give criu CAP_CHECKPOINT_RESTORE, CAP_SYS_PTRACE and CAP_SETPCAP"},
+    CriuRule{"prlimit", "Operation not permitted", kNotPermitted,
+             "the limits of the process may not be read or set",
+             "run as root with CAP_SYS_RESOURCE, or as the user who owns the process"},
+    CriuRule{"Can't get rlimit", "", kNotPermitted, "the limits of the process may not be read",
+             "run as root with CAP_SYS_RESOURCE, or as the user who owns the process"},
+    CriuRule{"ns_last_pid", "", kNotPermitted, "CRIU may not choose process numbers",
+             "run as root or with CAP_CHECKPOINT_RESTORE"},
+    CriuRule{"map_files is inaccessible", "", kNotPermitted,
+             "CRIU may not read the process's mappings",
+             "run as root or with CAP_CHECKPOINT_RESTORE"},
 
     // The machine.
-    Rule{"No space left on device", "", kNoSpace, "the disk is full",
-         "free space there, or dump to another disk"},
-    Rule{"Disk quota exceeded", "", kNoSpace, "the disk quota is used up",
-         "free space there, or dump to another disk"},
-    Rule{"Too many open files", "", kCriuFailed,
-         "the limit of open files is too low for CRIU",  // seen
-         "raise it (ulimit -n 65536), then try again"},
-    Rule{"File too large", "", kCriuFailed,
-         "a file of the image would be larger than the limit (ulimit -f) or the file system allows",
-         "raise the limit (ulimit -f unlimited), or dump to another file system"},
-    Rule{"Tracking memory is not available", "", kCriuFailed,
-         "the kernel lacks CONFIG_MEM_SOFT_DIRTY", "use a kernel that has it"},
-    Rule{"soft-dirty", "", kCriuFailed, "the kernel lacks CONFIG_MEM_SOFT_DIRTY",
-         "use a kernel that has it"},
-    Rule{"vdso: ", "", kCriuFailed, "this CRIU does not understand the kernel's vDSO",
-         "use a newer CRIU (tools/get-criu), and restore on the kernel of the dump"},
-    Rule{"CPU capabilities do not match", "", kCriuFailed,
-         "the processor here lacks what the one of the dump had",
-         "restore on the same kind of processor"},
-    Rule{"CPU instruction capabilities do not match", "", kCriuFailed,
-         "the processor here lacks what the one of the dump had",
-         "restore on the same kind of processor"},
-    Rule{"xsave", "", kCriuFailed, "the processor here lacks what the one of the dump had",
-         "restore on the same kind of processor"},
-    Rule{"Cannot allocate memory", "", kOutOfHostMemory, "host memory ran out",
-         "free memory on this machine"},
+    CriuRule{"No space left on device", "", kNoSpace, "the disk is full",
+             "free space there, or dump to another disk"},
+    CriuRule{"Disk quota exceeded", "", kNoSpace, "the disk quota is used up",
+             "free space there, or dump to another disk"},
+    CriuRule{"Too many open files", "", kCriuFailed,
+             "the limit of open files is too low for CRIU",  // seen
+             "raise it (ulimit -n 65536), then try again"},
+    CriuRule{
+        "File too large", "", kCriuFailed,
+        "a file of the image would be larger than the limit (ulimit -f) or the file system allows",
+        "raise the limit (ulimit -f unlimited), or dump to another file system"},
+    CriuRule{"Tracking memory is not available", "", kCriuFailed,
+             "the kernel lacks CONFIG_MEM_SOFT_DIRTY", "use a kernel that has it"},
+    CriuRule{"soft-dirty", "", kCriuFailed, "the kernel lacks CONFIG_MEM_SOFT_DIRTY",
+             "use a kernel that has it"},
+    CriuRule{"vdso: ", "", kCriuFailed, "this CRIU does not understand the kernel's vDSO",
+             "use a newer CRIU (tools/get-criu), and restore on the kernel of the dump"},
+    CriuRule{"CPU capabilities do not match", "", kCriuFailed,
+             "the processor here lacks what the one of the dump had",
+             "restore on the same kind of processor"},
+    CriuRule{"CPU instruction capabilities do not match", "", kCriuFailed,
+             "the processor here lacks what the one of the dump had",
+             "restore on the same kind of processor"},
+    CriuRule{"xsave", "", kCriuFailed, "the processor here lacks what the one of the dump had",
+             "restore on the same kind of processor"},
+    CriuRule{"Cannot allocate memory", "", kOutOfHostMemory, "host memory ran out",
+             "free memory on this machine"},
 
     // Namespaces and control groups.
-    Rule{"can only be restored in a new pid namespace", "", kCriuFailed,
-         "the image holds a whole PID namespace", "restore it with its container engine"},
-    Rule{"pid namespace without the process init", "", kCriuFailed,
-         "the process runs in a container's PID namespace, and the container's first process is "
-         "not part of the tree",
-         "dump the container's first process, or use the container engine's checkpoint"},
-    Rule{"Can't dump nested", "namespace", kCriuFailed, "the tree has namespaces of its own inside",
-         "dump the inner tree by itself"},
-    Rule{"Can't dump a process with different", "", kCriuFailed,
-         "the processes of the tree live in different namespaces",
-         "dump the container as a whole with its engine"},
-    Rule{"cg: ", "", kCriuFailed, "the control groups of the process could not be dealt with",
-         "use --manage-cgroups ignore"},
-    Rule{"Unable to open directory", "", kCriuFailed, "CRIU's directory for plugins is not there",
-         "report this: Stasis names a directory of its own"},
+    CriuRule{"can only be restored in a new pid namespace", "", kCriuFailed,
+             "the image holds a whole PID namespace", "restore it with its container engine"},
+    CriuRule{
+        "pid namespace without the process init", "", kCriuFailed,
+        "the process runs in a container's PID namespace, and the container's first process is "
+        "not part of the tree",
+        "dump the container's first process, or use the container engine's checkpoint"},
+    CriuRule{"Can't dump nested", "namespace", kCriuFailed,
+             "the tree has namespaces of its own inside", "dump the inner tree by itself"},
+    CriuRule{"Can't dump a process with different", "", kCriuFailed,
+             "the processes of the tree live in different namespaces",
+             "dump the container as a whole with its engine"},
+    CriuRule{"cg: ", "", kCriuFailed, "the control groups of the process could not be dealt with",
+             "use --manage-cgroups ignore"},
+    CriuRule{"Unable to open directory", "", kCriuFailed,
+             "CRIU's directory for plugins is not there",
+             "report this: Stasis names a directory of its own"},
 };
 
-bool matches(const Rule& rule, std::string_view line) {
+bool matches(const CriuRule& rule, std::string_view line) {
   const std::size_t at = line.find(rule.first);
   if (at == std::string_view::npos) return false;
   return rule.second.empty() ||
@@ -238,8 +245,10 @@ bool matches(const Rule& rule, std::string_view line) {
 
 }  // namespace
 
+std::span<const CriuRule> criu_rules() { return kRules; }
+
 std::optional<CriuDiagnosis> diagnose_criu_line(std::string_view line) {
-  for (const Rule& rule : kRules) {
+  for (const CriuRule& rule : kRules) {
     if (matches(rule, line)) {
       return CriuDiagnosis{rule.code, std::string(rule.meaning), std::string(rule.remedy),
                            std::string(line)};

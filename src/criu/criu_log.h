@@ -6,6 +6,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -39,6 +40,18 @@ struct CriuLog {
   // Reads at most the last 8 MiB of a log; empty if there is none.
   static CriuLog read(const UniqueFd& directory, const std::string& name);
 };
+
+// A line that is known: `first` and `second` stand in it, in this order; either may be empty.
+struct CriuRule {
+  std::string_view first;
+  std::string_view second;
+  ErrorCode code;
+  std::string_view meaning;
+  std::string_view remedy;
+};
+
+// In the order in which they are tried.
+std::span<const CriuRule> criu_rules();
 
 // What one error line means, if it is known.
 std::optional<CriuDiagnosis> diagnose_criu_line(std::string_view line);

@@ -469,11 +469,3 @@ stands_in_ps() { stasis ps 2>/dev/null | grep -qF "$1"; }
     assert_equal "$err" ""
   done
 }
-
-@test "every error code of the program stands in docs/errors.md with its exit status, and no other" {
-  local source=$BATS_TEST_DIRNAME/../../src/base/error.cc page=$BATS_TEST_DIRNAME/../../docs/errors.md
-  diff <(sed -n 's/.*Row{ErrorCode::k[A-Za-z]*, "\([a-z-]*\)", \([0-9]*\)}.*/\1 \2/p' "$source" |
-    grep -v '^interrupted ' | sort) \
-    <(sed -n 's/^| `\([a-z-]*\)` | \([0-9]*\) |.*/\1 \2/p' "$page" | sort)
-  grep -q '^| `interrupted` | 128 + signal |' "$page"
-}

@@ -1,0 +1,141 @@
+#include "checkpoint/explain.h"
+
+#include <charconv>
+#include <memory>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include "cli/verbs.h"
+#include "criu/criu_log.h"
+
+namespace stasis::cli {
+namespace {
+
+using nlohmann::json;
+
+json error_json(const ErrorInfo& info) {
+  return {{"code", info.name},
+          {"exit_status", info.exit_status},
+          {"meaning", info.meaning},
+          {"causes", info.causes},
+          {"remedy", info.remedy}};
+}
+
+json answer_json(const DriverAnswer& answer) {
+  json action;  // null: any
+  if (answer.action) action = action_name(*answer.action);
+  return {{"number", answer.number},
+          {"action", action},
+          {"code", error_code_name(answer.code)},
+          {"meaning", answer.meaning},
+          {"remedy", answer.remedy}};
+}
+
+json rule_json(const CriuRule& rule) {
+  return {{"line", {rule.first, rule.second}},
+          {"code", error_code_name(rule.code)},
+          {"meaning", rule.meaning},
+          {"remedy", rule.remedy}};
+}
+
+template <typename Entry>
+json all_of(std::span<const Entry> entries, json (*to_json)(const Entry&)) {
+  json out = json::array();
+  for (const Entry& entry : entries)
+    out.push_back(to_json(entry));
+  return out;
+}
+
+std::string details(const ErrorInfo& info) {
+  std::string out =
+      fmt::format("{} (exit status {})\n  what      {}", info.name, info.exit_status, info.meaning);
+  if (!info.causes.empty()) out += fmt::format("\n  causes    {}", info.causes);
+  if (!info.remedy.empty()) out += fmt::format("\n  remedy    {}", info.remedy);
+  return out;
+}
+
+int list_all(Context& context) {
+  if (context.json) {
+    context.print({{"ok", true},
+                   {"errors", all_of(error_catalogue(), error_json)},
+                   {"driver", all_of(driver_answers(), answer_json)},
+                   {"criu", all_of(criu_rules(), rule_json)}});
+    return 0;
+  }
+  std::vector<std::vector<std::string>> lines = {{"CODE", "STATUS", "MEANING"}};
+  for (const ErrorInfo& info : error_catalogue())
+    lines.push_back(
+        {std::string(info.name), std::to_string(info.exit_status), std::string(info.meaning)});
+  context.terminal.out_block(table(lines));
+  return 0;
+}
+
+// An answer of the driver by its number; nothing if none of that number is known.
+json about_number(Context& context, int number) {
+  json found = json::array();
+  std::string text;
+  for (const DriverAnswer& answer : driver_answers()) {
+    if (answer.number != number) continue;
+    found.push_back(answer_json(answer));
+    text += fmt::format("{}{} of the driver{}: {}\n  what      {}\n  remedy    {}",
+                        text.empty() ? "" : "\n", number,
+                        answer.action ? fmt::format(" at {}", action_name(*answer.action)) : "",
+                        error_code_name(answer.code), answer.meaning, answer.remedy);
+  }
+  if (!found.empty() && !context.json)
+    context.terminal.out_block(
+        fmt::format(fmt::runtime(text), fmt::arg("pid", "PID"), fmt::arg("action", "CALL")));
+  return found;
+}
+
+Result<int> run_explain(Context& context, const std::vector<std::string>& words) {
+  if (words.empty()) return list_all(context);
+  const std::string what = fmt::format("{}", fmt::join(words, " "));
+  const auto print_json = [&](json found) {
+    if (context.json) context.print({{"ok", true}, {"found", std::move(found)}});
+    return 0;
+  };
+  for (const ErrorInfo& info : error_catalogue()) {
+    if (info.name != what) continue;
+    if (!context.json) context.terminal.out_block(details(info));
+    return print_json(json::array({error_json(info)}));
+  }
+  int number = 0;
+  const auto [end, error] = std::from_chars(what.data(), what.data() + what.size(), number);
+  if (error == std::errc() && end == what.data() + what.size()) {
+    if (json found = about_number(context, number); !found.empty()) return print_json(found);
+    return fail(ErrorCode::kUsage, fmt::format("nothing is known about {} of the driver", number),
+                "CUDA's documentation has the meaning of each CUresult");
+  }
+  auto diagnosis = CriuLog::parse(what).diagnosis;
+  if (!diagnosis) diagnosis = diagnose_criu_line(what);
+  if (!diagnosis) {
+    return fail(ErrorCode::kUsage, fmt::format("'{}' is unknown", what),
+                "give a code (`stasis explain` lists them), the number of an answer of the driver, "
+                "or a line of CRIU's log");
+  }
+  if (!context.json) {
+    context.terminal.out_block(fmt::format("{}: {}\n  what      {}\n  remedy    {}",
+                                           error_code_name(diagnosis->code), diagnosis->line,
+                                           diagnosis->meaning, diagnosis->remedy));
+  }
+  return print_json(json::array({{{"code", error_code_name(diagnosis->code)},
+                                  {"line", diagnosis->line},
+                                  {"meaning", diagnosis->meaning},
+                                  {"remedy", diagnosis->remedy}}}));
+}
+
+}  // namespace
+
+Verb add_explain(CLI::App& app) {
+  auto words = std::make_shared<std::vector<std::string>>();
+  CLI::App* command = app.add_subcommand(
+      "explain",
+      "say what an error means and what to do: its code, the number of an answer of the driver, or "
+      "a line of CRIU's log; without any, list the codes");
+  command->add_option("WHAT", *words, "e.g. image-corrupt, 801, \"Connected TCP socket\"");
+  return {command, [words](Context& context) { return run_explain(context, *words); }, false};
+}
+
+}  // namespace stasis::cli

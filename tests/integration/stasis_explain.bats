@@ -1,0 +1,101 @@
+#!/usr/bin/env bats
+# stasis explain, the catalogue of errors, and the page that is made of it.
+
+load helpers
+load stasis_lib
+
+setup() { setup_stasis; }
+teardown() { end_stasis; }
+
+@test "every error code is listed, explained, and in the page with its exit status" {
+  capture stasis explain --json
+  assert_equal "$status" 0
+  local code exit_status all page=$BATS_TEST_DIRNAME/../../docs/errors.md
+  all=$(json '"\n".join(e["code"] + " " + str(e["exit_status"]) for e in d["errors"])')
+  (($(wc -l <<<"$all") > 30))
+  capture stasis explain
+  while read -r code exit_status; do
+    [[ $out == *$'\n'"$code "* ]]
+  done <<<"$all"
+  for code in $(cut -d' ' -f1 <<<"$all"); do
+    capture stasis explain "$code"
+    assert_equal "$status" 0
+    [[ $out == "$code (exit status "* ]]
+    grep -q "^| \`$code\` | " "$page"
+  done
+}
+
+@test "docs/errors.md is what tools/errors-page makes of the catalogue" {
+  cp -r "$BATS_TEST_DIRNAME/../../tools" "$BATS_TEST_TMPDIR/tools"
+  mkdir "$BATS_TEST_TMPDIR/docs"
+  "$BATS_TEST_TMPDIR/tools/errors-page" --build "$STASIS_BUILD"
+  diff "$BATS_TEST_DIRNAME/../../docs/errors.md" "$BATS_TEST_TMPDIR/docs/errors.md"
+}
+
+@test "an answer of the driver is explained by its number, for each call" {
+  capture stasis explain 801
+  assert_equal "$status" 0
+  [[ $out == *"801 of the driver at checkpoint: not-supported"*"managed memory"*"801 of the driver: not-supported"*"CUDA IPC"* ]]
+  [[ $out != *"{"* ]]
+  capture stasis explain 600 --json
+  assert_equal "$(json 'd["found"][0]["code"]')" timeout
+  capture stasis explain 77
+  assert_equal "$status" 2
+  [[ $err == *"nothing is known about 77"* ]]
+}
+
+@test "a line of CRIU's log is explained, whole or in part, in one word or several" {
+  capture stasis explain '(00.070934) Error (criu/sk-inet.c:188): inet: Connected TCP socket, consider using --tcp-established option.'
+  assert_equal "$status" 0
+  [[ $out == "criu-failed: inet: Connected TCP socket"*"--tcp-established"* ]]
+  capture stasis explain No space left on device
+  assert_equal "$status" 0
+  [[ $out == no-space:* ]]
+  capture stasis explain --json Dumping FAILED.
+  assert_equal "$status" 2
+  assert_equal "$(json 'd["error"]["code"]')" usage
+}
+
+# answered FAULT VERB STATUS CODE TEXT: the driver's answer is told for what it is, and the process stays as it was.
+answered() {
+  local was
+  was=$(state_of)
+  STASIS_SIM_FAULTS=$1 refused "$3" "$4" "$2" "$TARGET"
+  assert_contains "$err" "$5"
+  assert_contains "$err" "what to do: "
+  assert_equal "$(state_of)" "$was" "after $1"
+  all="$all $1:$2"
+}
+
+@test "each answer of the driver is told for what it is, and leaves the process as it was" {
+  local all=''
+  start_target memory --size 1M
+  answered lock:error=1 suspend 8 driver-error "could not lock"
+  answered lock:error=2 suspend 11 out-of-gpu-memory "nvidia-smi shows who uses it"
+  answered lock:error=100 suspend 11 gpu-mismatch "CUDA_VISIBLE_DEVICES"
+  answered lock:error=304 suspend 8 driver-error "alive and may be traced"
+  answered lock:error=401 suspend 6 wrong-state "does not allow lock"
+  answered "lock:timeout" suspend 7 timeout "--timeout"
+  answered lock:error=800 suspend 5 not-permitted "persistence mode"
+  answered lock:error=801 suspend 8 not-supported "shared between processes"
+  answered lock:error=803 suspend 8 driver-unsupported "different versions"
+  answered lock:error=999 suspend 8 driver-error "dmesg"
+  answered checkpoint:error=1 suspend 8 driver-error "could not checkpoint"
+  answered checkpoint:error=2 suspend 11 out-of-host-memory "raise the limit of its cgroup"
+  answered checkpoint:error=304 suspend 8 driver-error "crashed in the driver"
+  answered checkpoint:error=800 suspend 5 not-permitted "does not permit checkpoint"
+  answered checkpoint:error=801 suspend 8 not-supported "cudaMallocManaged"
+  answered checkpoint:error=999 suspend 8 not-supported "gives no reason"
+  target_goes_on
+  done_by suspend "$TARGET"
+  answered restore:error=1 resume 8 not-supported "CUDA IPC"
+  answered restore:error=2 resume 11 out-of-gpu-memory "not enough GPU memory"
+  answered restore:error=100 resume 11 gpu-mismatch "sees no GPU"
+  answered restore:error=304 resume 8 driver-error "earlier restore"
+  answered restore:error=800 resume 5 not-permitted "does not permit restore"
+  answered restore:error=801 resume 8 not-supported "NCCL"
+  answered restore:error=999 resume 8 driver-error "could not restore"
+  (($(wc -w <<<"$all") == 23))
+  done_by resume "$TARGET"
+  target_verifies
+}
