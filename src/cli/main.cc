@@ -76,8 +76,8 @@ int run(int argc, char** argv) {
   };
   const std::array verbs = {add_ps(app),     add_suspend(app), add_resume(app),
                             add_dump(app),   add_restore(app), add_recover(app),
-                            add_doctor(app), add_explain(app),
-                              add_attend(app),  add_list_fault_points(app)};
+                            add_doctor(app), add_explain(app), add_inspect(app),
+                            add_logs(app),   add_attend(app),  add_list_fault_points(app)};
   add_common(app);  // before the verb or after it
   for (const Verb& verb : verbs) {
     add_common(*verb.command);

@@ -54,6 +54,8 @@ Verb add_restore(CLI::App& app);
 Verb add_recover(CLI::App& app);
 Verb add_doctor(CLI::App& app);
 Verb add_explain(CLI::App& app);
+Verb add_inspect(CLI::App& app);
+Verb add_logs(CLI::App& app);
 
 // Options that several verbs have.
 CLI::Option* add_pid(CLI::App& command, Pid& pid);

@@ -125,6 +125,32 @@ struct RestoreReport : Report {
 // is as it was.
 Result<RestoreReport> restore(const Environment& env, const RestoreOptions& options);
 
+struct InspectOptions {
+  std::string images_dir;
+  bool verify = false;               // read every byte, not the sizes only
+  std::vector<GpuMapEntry> gpu_map;  // as a restore would be given
+  std::optional<std::string> criu_path;
+};
+
+// One thing that a restore here needs.
+struct RestoreCheck {
+  std::string_view id;         // "files", "criu", "driver", "gpus", ...
+  std::optional<Error> error;  // none: it is fulfilled
+};
+
+struct ImageReport {
+  std::string path;  // absolute
+  Manifest manifest;
+  std::vector<RestoreCheck> checks;  // all of them, also behind one that failed
+};
+
+// What is in an image, and whether it can be restored here. Changes nothing. `env` may be missing
+// where no driver could be loaded, for the reason `no_driver`. Fails if there is no image that can
+// be read, or kInterrupted.
+Result<ImageReport> inspect(const Environment* env, const Error& no_driver,
+                            const InspectOptions& options, Progress& progress,
+                            const Interrupt& interrupt);
+
 struct RecoverReport {
   Pid root;
   std::string operation;  // what was cut short; empty if a PID was given and no record exists

@@ -1,0 +1,120 @@
+#!/usr/bin/env bats
+# stasis inspect and stasis logs: what is in an image, whether it can be restored here, and what CRIU said.
+
+load helpers
+load stasis_lib
+
+setup() {
+  setup_stasis
+  need_root "CRIU"
+}
+teardown() { end_stasis; }
+
+check_of() { json "[c['error']['code'] if not c['ok'] else 'ok' for c in d['checks'] if c['id'] == '$1'][0]"; }
+
+@test "an image is described, and can be restored" {
+  start_target memory --size 32M
+  dump_it --file-locks
+  capture stasis inspect "$image" --json
+  assert_equal "$status" 0
+  assert_equal "$(json 'd["restorable"]')" True
+  assert_equal "$(json 'd["pid"]')" "$TARGET"
+  assert_equal "$(json 'd["simulated"]')" True
+  assert_equal "$(json 'd["image_bytes"] == sum(s["bytes"] for s in d["sizes"])')" True
+  assert_equal "$(json '"--file-locks" in d["options"]')" True
+  # What was on the GPU is in the process's memory.
+  assert_equal "$(json "[s['bytes'] for s in d['sizes'] if s['what'] == 'memory of process $TARGET'][0] > 32 << 20")" True
+  assert_equal "$(json '{p["name"] for p in d["phases"]} >= {"lock", "checkpoint", "criu"}')" True
+  assert_equal "$(json 'all(c["ok"] for c in d["checks"]) and len(d["checks"])')" 6
+  capture stasis inspect "$image" --verify
+  assert_equal "$status" 0
+  [[ $out == *"tree "*" $TARGET "*"stasis-workload memory"*"[CUDA, running"* ]]
+  [[ $out == *"can be restored on this machine, now"* ]]
+  restore_it
+  target_goes_on
+}
+
+@test "why an image cannot be restored is said for each reason, and the first is the exit status" {
+  start_target memory --size 4M
+  done_by dump "$TARGET" --images-dir "$image" --leave-running
+  capture env STASIS_CRIU=/no/such/criu stasis inspect "$image" --json
+  assert_equal "$status" 9
+  assert_equal "$(json 'd["restorable"]')" False
+  assert_equal "$(check_of criu)" criu-missing
+  assert_equal "$(check_of process-numbers)" pid-in-use
+  assert_equal "$(check_of files)" ok
+  capture stasis inspect "$image"
+  assert_equal "$status" 11
+  [[ $out == *"cannot be restored: the image needs process number $TARGET, which is in use"*"what to do: "*unshare* ]]
+  capture env STASIS_LIBCUDA=/no/such/driver stasis inspect "$image" --json
+  assert_equal "$(check_of driver)" driver-missing
+}
+
+@test "the tree, its ports and its shared memory are shown" {
+  start_target tree --children 2 --size 2M
+  dump_it
+  capture stasis inspect "$image"
+  assert_equal "$status" 0
+  assert_equal "$(grep -c 'CUDA, running' <<<"$out")" "$(stasis inspect "$image" --json | python3 -c 'import json, sys; print(sum(p["cuda"] for p in json.load(sys.stdin)["processes"]))')"
+  [[ $out == *"├─ "*"└─ "* ]]
+}
+
+@test "a damaged file is found by its size, or by --verify, and a damaged manifest at once" {
+  start_target memory --size 4M
+  dump_it
+  local pages
+  pages=$(find "$image/criu" -name 'pages-*' -size +1M | head -n 1)
+  printf 'x' | dd of="$pages" bs=1 seek=100000 conv=notrunc 2>/dev/null
+  capture stasis inspect "$image" --json
+  assert_equal "$status" 0
+  capture stasis inspect "$image" --verify --json
+  assert_equal "$status" 10
+  assert_equal "$(check_of checksums)" image-corrupt
+  truncate -s -1 "$pages"
+  capture stasis inspect "$image" --json
+  assert_equal "$(check_of files)" image-corrupt
+  sed -i 's/"hostname": "/&x/' "$image/manifest.json"
+  capture stasis inspect "$image" --json
+  assert_equal "$status" 10
+  assert_equal "$(json 'd["error"]["code"]')" image-corrupt
+  capture stasis inspect "$BATS_TEST_TMPDIR"
+  assert_equal "$status" 10
+  [[ $err == *image-incomplete* ]]
+}
+
+@test "pagemaps that lie, are links or too short do no harm" {
+  start_target memory --size 2M
+  dump_it
+  local map=$image/criu/pagemap-$TARGET.img
+  cp "$map" "$BATS_TEST_TMPDIR/map"
+  local damage
+  for damage in 'truncate -s 13 "$map"' 'printf "\xff%.0s" {1..200} >"$map"' 'ln -sf /dev/zero "$map"' 'rm "$map" && mkfifo "$map"' 'rm "$map"'; do
+    eval "$damage"
+    capture timeout 20 stasis inspect "$image" --json
+    assert_equal "$(check_of files)" image-corrupt "after $damage"
+    assert_equal "$(json 'any("shared" in s["what"] for s in d["sizes"])')" True
+    rm -f "$map"
+    cp "$BATS_TEST_TMPDIR/map" "$map"
+  done
+}
+
+@test "logs of a dump that failed and of a restore are shown with what they mean" {
+  capture stasis logs "$BATS_TEST_TMPDIR/image"
+  assert_equal "$status" 10
+  start_target memory --size 2M
+  capture stasis dump "$TARGET" --images-dir "$BATS_TEST_TMPDIR/image"
+  assert_equal "$status" 0
+  capture stasis logs "$BATS_TEST_TMPDIR/image"
+  assert_equal "$status" 0
+  [[ $out == "$BATS_TEST_TMPDIR/image/log/dump.log  (20"*"no errors"* ]]
+  capture stasis logs "$BATS_TEST_TMPDIR/image" --full
+  [[ $out == *"Dumping finished successfully"* ]]
+  printf '%s\n' '(00.01) Error (criu/sk-inet.c:1): inet: Connected TCP socket, consider using --tcp-established option.' \
+    $'(00.02) Error (criu/x.c:1): \e[31mred' >"$BATS_TEST_TMPDIR/image.failed-dump.log"
+  capture stasis logs "$BATS_TEST_TMPDIR/image/" --json
+  assert_equal "$(json 'd["logs"][0]["diagnosis"]["code"]')" criu-failed
+  assert_equal "$(json 'len(d["logs"])')" 2
+  capture stasis logs "$BATS_TEST_TMPDIR/image"
+  [[ $out == "$BATS_TEST_TMPDIR/image.failed-dump.log"*"Connected TCP socket"*"what to do: dump it with --tcp-established"*"/log/dump.log"* ]]
+  [[ $out != *$'\e'* ]]
+}
