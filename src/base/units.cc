@@ -1,5 +1,6 @@
 #include "base/units.h"
 
+#include <algorithm>
 #include <array>
 
 #include <fmt/format.h>
@@ -25,6 +26,17 @@ std::string format_seconds(Seconds seconds) {
   if (value < 0.0995) return fmt::format("{:.1f} ms", value * 1e3);
   if (value < 0.9995) return fmt::format("{:.0f} ms", value * 1e3);
   return fmt::format("{:.2f} s", value);
+}
+
+std::string format_age(std::chrono::seconds age) {
+  const auto seconds = std::max<std::chrono::seconds::rep>(age.count(), 0);
+  constexpr std::chrono::seconds::rep kMinute = 60;
+  constexpr auto kHour = 60 * kMinute;
+  constexpr auto kDay = 24 * kHour;
+  if (seconds < kMinute) return fmt::format("{} s", seconds);
+  if (seconds < kHour) return fmt::format("{} min", seconds / kMinute);
+  if (seconds < kDay) return fmt::format("{} h {} min", seconds / kHour, seconds % kHour / kMinute);
+  return fmt::format("{} d {} h", seconds / kDay, seconds % kDay / kHour);
 }
 
 std::string format_rate(std::uint64_t bytes, Seconds seconds) {

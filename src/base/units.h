@@ -14,6 +14,8 @@ using Seconds = std::chrono::duration<double>;
 std::string format_bytes(std::uint64_t bytes);
 // "12 ms", "1.35 s".
 std::string format_seconds(Seconds seconds);
+// How long ago, roughly: "12 s", "5 min", "3 h 20 min", "2 d 3 h". Nothing negative.
+std::string format_age(std::chrono::seconds age);
 // "2.61 GB/s": decimal units, as bus speeds are given.
 std::string format_rate(std::uint64_t bytes, Seconds seconds);
 

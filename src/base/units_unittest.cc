@@ -40,5 +40,16 @@ TEST(FormatRate, UsesDecimalUnits) {
   EXPECT_EQ(format_rate(1, Seconds(0)), "-");
 }
 
+TEST(FormatAge, IsRough) {
+  using std::chrono::seconds;
+  EXPECT_EQ(format_age(seconds(-5)), "0 s");
+  EXPECT_EQ(format_age(seconds(59)), "59 s");
+  EXPECT_EQ(format_age(seconds(60)), "1 min");
+  EXPECT_EQ(format_age(seconds(3599)), "59 min");
+  EXPECT_EQ(format_age(seconds(3600)), "1 h 0 min");
+  EXPECT_EQ(format_age(seconds(86399)), "23 h 59 min");
+  EXPECT_EQ(format_age(seconds(90000)), "1 d 1 h");
+}
+
 }  // namespace
 }  // namespace stasis

@@ -6,6 +6,7 @@
 
 #include <charconv>
 #include <cstring>
+#include <ctime>
 #include <memory>
 
 #include <fmt/format.h>
@@ -66,7 +67,8 @@ void remember_suspended(const Process& process, const SuspendedMemory& memory) {
                     {"memory_total", gpu.memory_total}});
   }
   const std::string text =
-      json{{"uses", uses}, {"gpus", gpus}}.dump(-1, ' ', false, json::error_handler_t::replace);
+      json{{"uses", uses}, {"gpus", gpus}, {"since", std::int64_t{std::time(nullptr)}}}.dump(
+          -1, ' ', false, json::error_handler_t::replace);
   // Losing it loses a check, never a job; half of it must not be taken for the whole.
   if (!fault(FaultPoint::kRememberWrite)) return;
   auto fd = open_file(AT_FDCWD, *path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW, 0600);
@@ -104,6 +106,7 @@ std::optional<SuspendedMemory> recall_suspended(const Process& process) {
                              item.at("pci_bus_id").get<std::string>(),
                              item.at("memory_total").get<std::uint64_t>(), 0});
     }
+    memory.since = object.value("since", std::int64_t{0});  // older ones have none
   } catch (const json::exception&) {
     return std::nullopt;
   }

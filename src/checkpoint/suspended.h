@@ -16,6 +16,7 @@ struct SuspendedMemory {
   // All GPUs that the driver saw where the memory was, if that was another machine than this one:
   // the old side of the GPU map that bringing it back needs.
   std::vector<Gpu> gpus;
+  std::int64_t since = 0;  // seconds since 1970; set when it is remembered, 0 if unknown
 };
 
 // Remembers the group's gpu_use() for each of its CUDA processes. Failures are ignored.

@@ -56,6 +56,7 @@ TEST_F(SuspendedTest, RemembersUntilToldToForget) {
   remember_suspended(process, {{{gpu_, 1234}}, {{gpu_, "\xff odd", "0000:65:00.0", 99, 0}}});
   auto memory = recall_suspended(process);
   ASSERT_TRUE(memory);
+  EXPECT_NEAR(static_cast<double>(memory->since), static_cast<double>(std::time(nullptr)), 60);
   ASSERT_THAT(memory->uses, SizeIs(1));
   EXPECT_EQ(memory->uses[0].gpu, gpu_);
   EXPECT_EQ(memory->uses[0].bytes, 1234U);

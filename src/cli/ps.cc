@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <ctime>
 #include <exception>
 #include <map>
 #include <memory>
@@ -14,6 +15,7 @@
 #include "base/scope_guard.h"
 #include "checkpoint/journal.h"
 #include "checkpoint/process.h"
+#include "checkpoint/suspended.h"
 #include "cli/verbs.h"
 
 namespace stasis::cli {
@@ -22,13 +24,23 @@ namespace {
 // An answer takes 0.2 ms (H100, driver 580.159.04).
 constexpr std::chrono::milliseconds kPatience{1000};
 
+using nlohmann::json;
+
+struct PsArguments {
+  std::chrono::milliseconds patience = kPatience;
+  std::optional<double> watch;  // seconds
+};
+
 struct Row {
   Pid pid;
   std::string user;
   // A CUDA state; without an answer "busy", "stopped" or "traced", and "?" for another reason.
   std::string state;
   std::string reason;  // why there is no CUDA state; empty if there is one
-  std::uint64_t gpu_bytes = 0;
+  // What it has on each GPU; of one that we suspended, what it had there and gets back.
+  std::vector<GpuUse> uses;
+  std::int64_t since =
+      0;              // when we suspended it, or it was started; seconds since 1970, 0: unknown
   std::string under;  // "stasis dump (12)", "left behind by stasis dump", or empty
   std::string command;
 };
@@ -86,9 +98,39 @@ struct Question {
 
 struct Collected {
   std::vector<Row> rows;
+  std::vector<Gpu> gpus;  // of this machine; empty if they are not known
   std::size_t not_permitted = 0;
-  bool threads_left = false;  // that use the driver
 };
+
+// Those that are still without an answer, so that nobody is asked twice at once.
+using Pending = std::map<Pid, std::shared_ptr<Question>>;
+
+std::uint64_t bytes_of(const Row& row) {
+  std::uint64_t sum = 0;
+  for (const GpuUse& use : row.uses)
+    sum += use.bytes;
+  return sum;
+}
+
+// "0, 2": the places of the GPUs in the driver's order, "?" for one that is not here.
+std::string gpus_text(const Row& row, const std::vector<Gpu>& gpus) {
+  std::string out;
+  for (const GpuUse& use : row.uses) {
+    const auto gpu =
+        std::find_if(gpus.begin(), gpus.end(), [&](const Gpu& one) { return one.uuid == use.gpu; });
+    out +=
+        (out.empty() ? "" : ", ") + (gpu == gpus.end() ? "?" : std::to_string(gpu - gpus.begin()));
+  }
+  return out.empty() ? "-" : out;
+}
+
+// What a process that does not use its GPU now gets back is in parentheses.
+std::string memory_text(const Row& row) {
+  const std::uint64_t bytes = bytes_of(row);
+  if (bytes == 0) return "-";
+  return fmt::format(fmt::runtime(row.state == "checkpointed" ? "({})" : "{}"),
+                     format_bytes(bytes));
+}
 
 // Why a process does not answer, in a word: "stopped", "traced" or "?".
 std::string standstill(const proc::ProcFs& procfs, Pid pid) {
@@ -100,7 +142,7 @@ std::string standstill(const proc::ProcFs& procfs, Pid pid) {
 
 // Only processes that map the driver's library are asked: the driver itself says nothing about
 // those of others, and a query for each process of a large host would take long.
-Result<Collected> collect(Driver& driver, std::chrono::milliseconds patience) {
+Result<Collected> collect(Driver& driver, std::chrono::milliseconds patience, Pending& pending) {
   Collected out;
   const proc::ProcFs procfs;
   auto everyone = procfs.all();
@@ -110,6 +152,11 @@ Result<Collected> collect(Driver& driver, std::chrono::milliseconds patience) {
     auto maps = procfs.maps_file(info.pid, "libcuda.so");
     if (!maps && maps.error().code == ErrorCode::kNotPermitted) ++out.not_permitted;
     if (!maps || !*maps) continue;
+    const auto asked = pending.find(info.pid);
+    if (asked != pending.end() && asked->second->process.info().start_ticks == info.start_ticks) {
+      questions.push_back(asked->second);
+      continue;
+    }
     auto process = Process::open(driver, info.pid);
     if (!process) continue;
     questions.push_back(std::make_shared<Question>(std::move(*process)));
@@ -119,7 +166,12 @@ Result<Collected> collect(Driver& driver, std::chrono::milliseconds patience) {
   std::vector<std::pair<std::shared_ptr<Question>, Row>> found;
   for (const auto& question : questions) {
     const auto answer = question->wait(until);
-    if (!answer) out.threads_left = true;
+    const Pid pid = question->process.pid();
+    if (answer) {
+      pending.erase(pid);
+    } else {
+      pending.insert_or_assign(pid, question);
+    }
     if (answer && *answer && !**answer) continue;
     Row row;
     if (!answer) {
@@ -140,6 +192,7 @@ Result<Collected> collect(Driver& driver, std::chrono::milliseconds patience) {
   std::map<Pid, std::vector<GpuUse>> memory;
   if (!found.empty()) {
     if (auto use = driver.memory_by_process()) memory = std::move(*use);
+    if (auto gpus = driver.gpus()) out.gpus = std::move(*gpus);
   }
   for (auto& [question, row] : found) {
     const proc::ProcessInfo& info = question->process.info();
@@ -149,8 +202,14 @@ Result<Collected> collect(Driver& driver, std::chrono::milliseconds patience) {
       row.user = user_name(details->uid);
       if (!details->argv.empty()) row.command = join(details->argv);
     }
-    for (const GpuUse& use : memory[info.pid])
-      row.gpu_bytes += use.bytes;
+    row.uses = memory[info.pid];
+    row.since = procfs.started(info).value_or(0);
+    if (row.state == "checkpointed") {
+      if (auto suspended = recall_suspended(question->process)) {
+        row.uses = std::move(suspended->uses);
+        row.since = suspended->since;
+      }
+    }
     row.under = under(journal, info);
     out.rows.push_back(std::move(row));
   }
@@ -159,60 +218,88 @@ Result<Collected> collect(Driver& driver, std::chrono::milliseconds patience) {
   return out;
 }
 
-Result<int> run(Context& context, std::chrono::milliseconds patience) {
-  auto driver = context.load_driver();
-  if (!driver) return fail(std::move(driver.error()));
-  auto collected = collect(**driver, patience);
-  if (!collected) return fail(std::move(collected.error()));
-  // Threads that still wait for the driver must not see it go.
-  const ScopeGuard leave([&context, threads_left = collected->threads_left] {
-    if (!threads_left) return;
-    ::_exit(context.terminal.report_lost_output() || std::uncaught_exceptions() > 0 ? 1 : 0);
-  });
-  const std::vector<Row>& rows = collected->rows;
-  const std::size_t not_permitted = collected->not_permitted;
+json row_json(const Row& row, const std::vector<Gpu>& gpus) {
+  json uses = json::array();
+  for (const GpuUse& use : row.uses)
+    uses.push_back({{"uuid", use.gpu.to_string()}, {"bytes", use.bytes}});
+  return {{"pid", row.pid.value},
+          {"user", row.user},
+          {"state", row.state},
+          {"reason", row.reason},
+          {"path", row.state == "checkpointed" ? "driver" : ""},
+          {"gpus", gpus_text(row, gpus)},
+          {"gpu_bytes", row.state == "checkpointed" ? 0 : bytes_of(row)},
+          {"gpu_memory", uses},
+          {"since", row.since > 0 ? json(row.since) : json()},
+          {"operation", row.under},
+          {"command", row.command}};
+}
+
+void show(Context& context, const Collected& collected, bool again) {
   // Root meets them too, in containers that hide the host's first process.
-  if (not_permitted > 0 && (::geteuid() != 0 || context.verbose > 0)) {
+  if (collected.not_permitted > 0 && !again && (::geteuid() != 0 || context.verbose > 0)) {
     context.terminal.note(fmt::format("{} processes could not be asked: not permitted{}",
-                                      not_permitted,
+                                      collected.not_permitted,
                                       ::geteuid() != 0 ? "; run as root to see them" : ""));
   }
   if (context.json) {
-    nlohmann::json processes = nlohmann::json::array();
-    for (const Row& row : rows) {
-      processes.push_back({{"pid", row.pid.value},
-                           {"user", row.user},
-                           {"state", row.state},
-                           {"reason", row.reason},
-                           {"gpu_bytes", row.gpu_bytes},
-                           {"operation", row.under},
-                           {"command", row.command}});
-    }
-    context.print({{"ok", true}, {"processes", processes}, {"not_permitted", not_permitted}});
-    return 0;
+    json processes = json::array();
+    for (const Row& row : collected.rows)
+      processes.push_back(row_json(row, collected.gpus));
+    context.print(
+        {{"ok", true}, {"processes", processes}, {"not_permitted", collected.not_permitted}});
+    return;
   }
+  const std::int64_t now = std::time(nullptr);
   std::vector<std::vector<std::string>> lines = {
-      {"PID", "USER", "STATE", "GPU MEMORY", "OPERATION", "COMMAND"}};
-  for (const Row& row : rows) {
-    if (row.state == "?") {
+      {"PID", "USER", "STATE", "GPUS", "GPU MEMORY", "SINCE", "OPERATION", "COMMAND"}};
+  for (const Row& row : collected.rows) {
+    if (row.state == "?" && !again) {
       context.terminal.note(fmt::format("the state of process {}: {}", row.pid.value, row.reason));
     }
     lines.push_back({std::to_string(row.pid.value), row.user, row.state,
-                     row.gpu_bytes > 0 ? format_bytes(row.gpu_bytes) : "-",
+                     gpus_text(row, collected.gpus), memory_text(row),
+                     row.since > 0 ? format_age(std::chrono::seconds(now - row.since)) : "-",
                      row.under.empty() ? "-" : row.under, row.command});
   }
-  context.terminal.out_block(table(lines));
-  return 0;
+  if (again) context.terminal.clear_screen();
+  context.terminal.out_block(table(lines, Terminal::columns()));
+}
+
+Result<int> run_ps(Context& context, const PsArguments& arguments) {
+  auto driver = context.load_driver();
+  if (!driver) return fail(std::move(driver.error()));
+  Pending pending;
+  // Threads that still wait for the driver must not see it go.
+  const ScopeGuard leave([&] {
+    if (pending.empty()) return;
+    ::_exit(context.terminal.report_lost_output() || std::uncaught_exceptions() > 0 ? 1 : 0);
+  });
+  for (;;) {
+    auto collected = collect(**driver, arguments.patience, pending);
+    if (!collected) return fail(std::move(collected.error()));
+    show(context, *collected, arguments.watch.has_value());
+    if (!arguments.watch || context.terminal.lost_output()) return 0;
+    std::this_thread::sleep_for(std::chrono::duration<double>(*arguments.watch));
+  }
 }
 
 }  // namespace
 
 Verb add_ps(CLI::App& app) {
+  auto arguments = std::make_shared<PsArguments>();
   CLI::App* command =
       app.add_subcommand("ps", "list the processes that use CUDA, and the state of each");
-  auto patience = std::make_shared<std::chrono::milliseconds>(kPatience);
-  add_time_limit(*command, *patience, "a process that does not answer is \"busy\"");
-  return {command, [patience](Context& context) { return run(context, *patience); }, false};
+  add_time_limit(*command, arguments->patience, "a process that does not answer is \"busy\"");
+  command
+      ->add_option_function<double>(
+          "-w,--watch", [arguments](const double& seconds) { arguments->watch = seconds; },
+          "list them again and again, after so many seconds [2]")
+      ->type_name("SECONDS")
+      ->expected(0, 1)
+      ->default_str("2")
+      ->check(CLI::Range(0.1, 86400.0).description(""));
+  return {command, [arguments](Context& context) { return run_ps(context, *arguments); }, false};
 }
 
 }  // namespace stasis::cli

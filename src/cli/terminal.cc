@@ -76,6 +76,16 @@ std::size_t width_of(std::string_view text) {
   }));
 }
 
+// The first `width` columns.
+std::string cut_to(const std::string& text, std::size_t width) {
+  std::size_t columns = 0;
+  for (std::size_t at = 0; at < text.size(); ++at) {
+    if ((static_cast<unsigned char>(text[at]) & 0xc0U) != 0x80 && ++columns > width)
+      return text.substr(0, at);
+  }
+  return text;
+}
+
 }  // namespace
 
 Terminal::Terminal() {
@@ -128,6 +138,21 @@ void Terminal::update(std::string_view phase, std::uint64_t done, std::uint64_t 
     if (line.size() >= width) line.resize(width - 1);
     write_text(STDERR_FILENO, "\r\x1b[K" + line, kProgressPatience);
     line_shown_ = true;
+  });
+}
+
+std::optional<std::size_t> Terminal::columns() noexcept {
+  winsize size{};
+  if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return std::nullopt;
+  return size.ws_col;
+}
+
+void Terminal::clear_screen() noexcept {
+  const char* term = std::getenv("TERM");
+  if (::isatty(STDOUT_FILENO) != 1 || term == nullptr || std::string_view(term) == "dumb") return;
+  quietly([&] {
+    const std::scoped_lock lock(mutex_);
+    write_text(STDOUT_FILENO, "\x1b[H\x1b[J", kNotePatience);
   });
 }
 
@@ -211,7 +236,8 @@ bool Terminal::report_lost_output() noexcept {
   return true;
 }
 
-std::string table(const std::vector<std::vector<std::string>>& rows) {
+std::string table(const std::vector<std::vector<std::string>>& rows,
+                  std::optional<std::size_t> width) {
   std::vector<std::size_t> widths;
   for (const auto& row : rows) {
     widths.resize(std::max(widths.size(), row.size()));
@@ -220,12 +246,14 @@ std::string table(const std::vector<std::vector<std::string>>& rows) {
   }
   std::string out;
   for (const auto& row : rows) {
-    if (!out.empty()) out += '\n';
+    std::string line;
     for (std::size_t i = 0; i < row.size(); ++i) {
       const std::string cell = printable(row[i]);
-      out += cell;
-      if (i + 1 < row.size()) out.append(widths[i] - width_of(cell) + 2, ' ');
+      line += cell;
+      if (i + 1 < row.size()) line.append(widths[i] - width_of(cell) + 2, ' ');
     }
+    if (width) line = cut_to(line, *width);
+    out += (out.empty() ? "" : "\n") + line;
   }
   return out;
 }

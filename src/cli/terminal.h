@@ -8,6 +8,7 @@
 #pragma once
 
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -20,6 +21,12 @@ namespace stasis::cli {
 class Terminal final : public Progress {
  public:
   Terminal();
+
+  // Makes room for a table that is shown again and again; nothing if standard output is no
+  // terminal.
+  void clear_screen() noexcept;
+  // Of standard output; none if it is no terminal.
+  static std::optional<std::size_t> columns() noexcept;
 
   void set_quiet(bool quiet) { quiet_ = quiet; }
   void set_verbose(int verbose) { verbose_ = verbose; }
@@ -62,7 +69,8 @@ class Terminal final : public Progress {
 // command like ESC [), and what is no UTF-8. Line ends stay only with `keep_lines`.
 std::string printable(std::string_view text, bool keep_lines = false);
 
-// Columns of text, aligned; the first row is the heading.
-std::string table(const std::vector<std::vector<std::string>>& rows);
+// Columns of text, aligned; the first row is the heading. Lines are cut at `width`.
+std::string table(const std::vector<std::vector<std::string>>& rows,
+                  std::optional<std::size_t> width = std::nullopt);
 
 }  // namespace stasis::cli

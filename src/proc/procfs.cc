@@ -347,6 +347,21 @@ std::optional<int> ProcFs::tracer(Pid pid) const {
   return std::nullopt;
 }
 
+Result<std::int64_t> ProcFs::started(const ProcessInfo& info) const {
+  auto text = read_file(AT_FDCWD, root_ + "/stat");
+  if (!text) return fail(std::move(text.error()));
+  constexpr std::string_view kKey = "\nbtime ";
+  const std::size_t at = text->find(kKey);
+  if (at == std::string::npos)
+    return fail(ErrorCode::kIo, root_ + "/stat does not tell when this machine was started");
+  const auto boot =
+      number<std::int64_t>(std::string_view(*text)
+                               .substr(at + kKey.size())
+                               .substr(0, text->find('\n', at + 1) - at - kKey.size()));
+  const long ticks = ::sysconf(_SC_CLK_TCK);
+  return boot + static_cast<std::int64_t>(info.start_ticks / static_cast<std::uint64_t>(ticks));
+}
+
 Result<std::uint64_t> ProcFs::effective_capabilities() const {
   auto status = read_file(AT_FDCWD, root_ + "/self/status");
   if (!status) return fail(std::move(status.error()));

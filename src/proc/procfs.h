@@ -117,6 +117,9 @@ class ProcFs {
   // The thread that traces the process or one of its threads; nothing if nobody does.
   std::optional<int> tracer(Pid pid) const;
 
+  // When the process was started, in seconds since 1970. kIo.
+  Result<std::int64_t> started(const ProcessInfo& info) const;
+
   // What this process may do: a bit for each capability of linux/capability.h. kIo.
   Result<std::uint64_t> effective_capabilities() const;
 

@@ -24,12 +24,32 @@ teardown() { end_stasis; }
   start_target memory --size 8M
   done_by suspend "$first"
   done_by ps
-  [[ $out =~ $first\ +[a-z]+\ +checkpointed ]]
-  [[ $out =~ $TARGET\ +[a-z]+\ +running\ +[0-9.]+\ MiB ]]
+  # What a suspended one gets back is in parentheses.
+  [[ $out =~ $first\ +[a-z]+\ +checkpointed\ +0\ +\([0-9.]+\ MiB\)\ +[0-9]+\ s\ +-\ +stasis-workload ]]
+  [[ $out =~ $TARGET\ +[a-z]+\ +running\ +0\ +[0-9.]+\ MiB\ +[0-9]+\ s\ +-\ +stasis-workload ]]
   done_by ps --json
   assert_equal "$(json "[p['state'] for p in d['processes'] if p['pid'] == $first]")" "['checkpointed']"
   assert_equal "$(json "[p['gpu_bytes'] for p in d['processes'] if p['pid'] == $TARGET][0] >= 8 << 20")" True
+  assert_equal "$(json "[(p['gpu_bytes'], p['gpu_memory'][0]['bytes'] >= 32 << 20, p['path']) for p in d['processes'] if p['pid'] == $first]")" "[(0, True, 'driver')]"
+  assert_equal "$(json "all(0 <= $(date +%s) - p['since'] < 120 for p in d['processes'])")" True
   done_by resume "$first"
+}
+
+@test "ps --watch lists again and again, into a file without screen commands" {
+  start_target memory --size 2M
+  capture timeout 4 stasis ps --watch 0.3
+  assert_equal "$status" 124
+  (($(grep -c '^PID ' <<<"$out") >= 3))
+  [[ $out != *$'\e'* && $out == *running*running* ]]
+  # One that does not answer is asked once, not again each time.
+  kill -STOP "$TARGET"
+  timeout 4 stasis ps --watch 0.2 -t 100 >"$BATS_TEST_TMPDIR/said" 2>/dev/null 3>&- &
+  sleep 2.5
+  (($(ls /proc/$!/task | wc -l) < 6)) || (($(ls /proc/"$(pgrep -P $!)"/task | wc -l) < 6))
+  kill -CONT "$TARGET"
+  wait $! || true
+  grep -q stopped "$BATS_TEST_TMPDIR/said"
+  refused 2 usage ps --watch 0
 }
 
 @test "ps names the operation under way, and the one that was cut short" {

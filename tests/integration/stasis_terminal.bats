@@ -39,6 +39,17 @@ PY
   status=$(<"$BATS_TEST_TMPDIR/status")
 }
 
+# --- The size of a terminal
+
+@test "ps on a terminal keeps to its width, and --watch to its screen" {
+  start_target memory --size 2M
+  on_a_terminal 2.5 bash -c 'stty cols 50; exec stasis ps --watch 0.5'
+  assert_equal "$status" -1
+  (($(grep -c $'\e\[H\e\[J' "$BATS_TEST_TMPDIR/tty") >= 2))
+  sed 's/\x1b\[[HJ]//g; s/\r$//' "$BATS_TEST_TMPDIR/tty" | grep -q "^$TARGET .*running"
+  assert_equal "$(sed 's/\x1b\[[HJ]//g; s/\r$//' "$BATS_TEST_TMPDIR/tty" | grep -v '^note: ' | awk '{ if (length > most) most = length } END { print most }')" 50
+}
+
 # --- A terminal that hangs up
 
 @test "a terminal that hangs up during a suspend rolls it back" {
