@@ -326,26 +326,54 @@ std::string check_relations(const Manifest& manifest) {
   return {};
 }
 
-// Parses JSON and refuses what nlohmann would let pass: a key twice, and deep nesting.
-Result<Json> parse_json(std::string_view text) {
-  bool twice = false;
+// Refuses what nlohmann would let pass: a key twice, and deep nesting. A pass of its own, because
+// its parser with a callback looks at all earlier siblings after each object.
+class Watch final : public nlohmann::json_sax<Json> {
+ public:
   bool deep = false;
-  std::vector<std::set<std::string>> keys;
-  const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
-    if (depth > kMaxDepth) deep = true;
-    if (event == Json::parse_event_t::object_start) {
-      keys.emplace_back();
-    } else if (event == Json::parse_event_t::object_end) {
-      keys.pop_back();
-    } else if (event == Json::parse_event_t::key) {
-      if (!keys.back().insert(parsed.get_ref<const std::string&>()).second) twice = true;
-    }
-    return !deep;  // what is discarded does not grow
-  };
-  Json json = Json::parse(text.begin(), text.end(), watch, /*allow_exceptions=*/false);
-  if (deep) return wrong("it is nested too deeply");
-  if (json.is_discarded() || !json.is_object()) return wrong("it is no JSON object");
-  if (twice) return wrong("a field stands twice");
+  bool twice = false;
+
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool start_object(std::size_t) override { return begin(); }
+  bool end_object() override { return end(); }
+  bool start_array(std::size_t) override { return begin(); }
+  bool end_array() override { return end(); }
+  bool key(string_t& name) override {
+    if (!keys_.back().insert(name).second) twice = true;
+    return !twice;
+  }
+  bool parse_error(std::size_t, const std::string&, const nlohmann::detail::exception&) override {
+    return false;
+  }
+
+ private:
+  bool begin() {
+    keys_.emplace_back();
+    deep = keys_.size() > kMaxDepth;
+    return !deep;
+  }
+  bool end() {
+    keys_.pop_back();
+    return true;
+  }
+
+  std::vector<std::set<std::string>> keys_;
+};
+
+Result<Json> parse_json(std::string_view text) {
+  Watch watch;
+  const bool whole = Json::sax_parse(text.begin(), text.end(), &watch);
+  if (watch.deep) return wrong("it is nested too deeply");
+  if (watch.twice) return wrong("a field stands twice");
+  if (!whole) return wrong("it is no JSON object");
+  Json json = Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) return wrong("it is no JSON object");
   return json;
 }
 
