@@ -22,6 +22,7 @@ using std::chrono::milliseconds;
 constexpr microseconds kFirstPatience{5000};
 // How long they are let go on at first, at most; doubles each time that this brings nobody.
 constexpr microseconds kFirstMoment{500};
+constexpr microseconds kLongestMoment{1'000'000};
 
 class Round {
  public:
@@ -95,7 +96,7 @@ class Round {
       if (Clock::now() >= half_ || any(Step::kToGoOn)) continue;
       // Somebody holds up the others, or has much to do.
       patience = others_came_ ? kFirstPatience : patience + patience / 2;
-      if (!others_came_ && tries_ > 1) moment_ *= 2;
+      if (!others_came_ && tries_ > 1) moment_ = std::min(moment_ * 2, kLongestMoment);
       others_came_ = false;
       if (any(Step::kLocked)) ++tries_;
       for (Rank& rank : ranks_) {
@@ -126,6 +127,7 @@ class Round {
         const auto until = std::min<Clock::time_point>(Clock::now() + moment_, half_);
         if (done) wake_.wait_until(lock, until, [this] { return others_came_ || over_; });
         rank.step = Step::kToLock;
+        if (over_) return;  // somebody has failed: it runs, as the others will
         lock.unlock();
       }
       if (done) done = ask(*rank.process, again);

@@ -180,6 +180,9 @@ Result<void> Process::lock(std::chrono::milliseconds timeout) {
 }
 
 Result<void> Process::lock_again(std::chrono::milliseconds timeout) {
+  // What the question about the state would have found; neither costs more than microseconds.
+  if (auto able = can_answer(); !able) return fail(std::move(able.error()));
+  if (!alive()) return fail(explain(Action::kLock, driver_->describe(kCuNotInitialized)));
   return between(FaultPoint::kLockBefore, FaultPoint::kLockAfter, [&]() -> Result<void> {
     auto done = driver_->lock(pid(), timeout);
     if (!done) return fail(explain(Action::kLock, done.error()));

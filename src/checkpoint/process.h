@@ -45,8 +45,8 @@ class Process {
   Result<Tid> restore_thread_id() const;
   // running -> locked. Zero waits for ever. kTimeout leaves it running.
   Result<void> lock(std::chrono::milliseconds timeout);
-  // The same without asking for the state first, which costs time in which a process that was just
-  // unlocked gets further.
+  // The same without asking the driver for the state first, which costs time in which a process
+  // that was just unlocked gets further. kWrongState if it is locked already.
   Result<void> lock_again(std::chrono::milliseconds timeout);
   // locked -> checkpointed. kNotSupported (managed memory) leaves it locked.
   Result<void> checkpoint();
