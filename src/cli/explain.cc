@@ -71,33 +71,50 @@ int list_all(Context& context) {
   return 0;
 }
 
-// An answer of the driver by its number; nothing if none of that number is known.
+// What a number can be: an answer of the driver, and an exit status of ours.
 json about_number(Context& context, int number) {
   json found = json::array();
   std::string text;
-  for (const DriverAnswer& answer : driver_answers()) {
-    if (answer.number != number) continue;
-    found.push_back(answer_json(answer));
+  const auto tell = [&](const DriverAnswer& answer) {
+    const auto words = [](std::string_view form) {
+      return fmt::format(fmt::runtime(form), fmt::arg("pid", "PID"), fmt::arg("action", "CALL"));
+    };
+    json one = answer_json(answer);
+    one["meaning"] = words(answer.meaning);
+    one["remedy"] = words(answer.remedy);
     text += fmt::format("{}{} of the driver{}: {}\n  what      {}\n  remedy    {}",
                         text.empty() ? "" : "\n", number,
                         answer.action ? fmt::format(" at {}", action_name(*answer.action)) : "",
-                        error_code_name(answer.code), answer.meaning, answer.remedy);
+                        error_code_name(answer.code), words(answer.meaning), words(answer.remedy));
+    found.push_back(std::move(one));
+  };
+  const auto answers = driver_answers();
+  for (const DriverAnswer& answer : answers)
+    if (number > 0 && answer.number == number) tell(answer);
+  if (number > 0 && found.empty()) tell(answers.back());
+  std::string codes;
+  for (const ErrorInfo& info : error_catalogue()) {
+    if (info.exit_status != number) continue;
+    codes += fmt::format("\n  {:<22} {}", info.name, info.meaning);
+    found.push_back(error_json(info));
   }
-  if (!found.empty() && !context.json)
-    context.terminal.out_block(
-        fmt::format(fmt::runtime(text), fmt::arg("pid", "PID"), fmt::arg("action", "CALL")));
+  if (!codes.empty())
+    text +=
+        fmt::format("{}{} as an exit status of stasis:{}", text.empty() ? "" : "\n", number, codes);
+  if (!found.empty() && !context.json) context.terminal.out_block(text);
   return found;
 }
 
 Result<int> run_explain(Context& context, const std::vector<std::string>& words) {
   if (words.empty()) return list_all(context);
-  const std::string what = fmt::format("{}", fmt::join(words, " "));
+  const std::string said = fmt::format("{}", fmt::join(words, " "));
+  const std::string what = CLI::detail::trim_copy(said);
   const auto print_json = [&](json found) {
     if (context.json) context.print({{"ok", true}, {"found", std::move(found)}});
     return 0;
   };
   for (const ErrorInfo& info : error_catalogue()) {
-    if (info.name != what) continue;
+    if (info.name != CLI::detail::to_lower(what)) continue;
     if (!context.json) context.terminal.out_block(details(info));
     return print_json(json::array({error_json(info)}));
   }
@@ -105,7 +122,8 @@ Result<int> run_explain(Context& context, const std::vector<std::string>& words)
   const auto [end, error] = std::from_chars(what.data(), what.data() + what.size(), number);
   if (error == std::errc() && end == what.data() + what.size()) {
     if (json found = about_number(context, number); !found.empty()) return print_json(found);
-    return fail(ErrorCode::kUsage, fmt::format("nothing is known about {} of the driver", number),
+    return fail(ErrorCode::kUsage,
+                fmt::format("{} is neither an answer of the driver nor an exit status", number),
                 "CUDA's documentation has the meaning of each CUresult");
   }
   auto diagnosis = CriuLog::parse(what).diagnosis;

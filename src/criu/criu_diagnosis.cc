@@ -67,6 +67,9 @@ constexpr std::array kRules = {
              "restore it with --tcp-close"},
     CriuRule{"In-flight connection", "", kCriuFailed, "a TCP connection is just being opened",
              "try again in a moment"},
+    CriuRule{"Can't bind inet socket", "", kCriuFailed,
+             "a port that the job listened on is in use here",
+             "end what listens there (ss -ltnp), then restore again"},
     CriuRule{
         "External socket is used", "", kCriuFailed,  // seen
         "the process has a unix socket connected to a process outside of the image",

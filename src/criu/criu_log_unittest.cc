@@ -128,6 +128,8 @@ INSTANTIATE_TEST_SUITE_P(
         Known{"Can't write to image: File too large", ErrorCode::kCriuFailed, "ulimit -f"},
         Known{"mnt: No mapping for 12:(null) mountpoint", ErrorCode::kCriuFailed, "mnt[NAME]:PATH"},
         Known{"vdso: Unexpected rt vDSO area bounds", ErrorCode::kCriuFailed, "newer CRIU"},
+        Known{"inet: Can't bind inet socket (id 12): Address already in use",
+              ErrorCode::kCriuFailed, "ss -ltnp"},
         Known{"Can't dump a pid namespace without the process init", ErrorCode::kCriuFailed,
               "container"}));
 

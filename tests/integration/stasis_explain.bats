@@ -39,9 +39,15 @@ teardown() { end_stasis; }
   [[ $out != *"{"* ]]
   capture stasis explain 600 --json
   assert_equal "$(json 'd["found"][0]["code"]')" timeout
+  # One that is not in the table, an exit status of ours, and what is neither.
   capture stasis explain 77
-  assert_equal "$status" 2
-  [[ $err == *"nothing is known about 77"* ]]
+  [[ $out == "77 of the driver: driver-error"*dmesg* ]]
+  capture stasis explain 10
+  [[ $out == *"10 as an exit status of stasis:"*image-corrupt* ]]
+  for number in 0 -1; do
+    capture stasis explain -- "$number"
+    assert_equal "$status" 2
+  done
 }
 
 @test "a line of CRIU's log is explained, whole or in part, in one word or several" {

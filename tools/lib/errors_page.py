@@ -13,7 +13,7 @@ Every error has a code, which `--json` gives as `error.code` and the text in bra
 AFTER_CODES = """
 What cannot be written to standard error (notes, progress, an error itself: the terminal has hung up, the device is full) changes neither the operation nor the exit status. With `--json`, standard output gets one object in any case; if it takes none, the error goes to standard error as text.
 
-During an operation Ctrl-Z does not stop stasis, which says so; SIGUSR1, SIGUSR2, SIGALRM and their like are ignored; and a limit on the size of files (`ulimit -f`) is an `io` error and no end by SIGXFSZ. `stasis ps` and a stasis that waits for a restored job can be stopped like any program.
+During an operation Ctrl-Z does not stop stasis, which says so; SIGUSR1, SIGUSR2, SIGALRM and their like are ignored; and a limit on the size of files (`ulimit -f`) is an `io` error and no end by SIGXFSZ. `stasis ps`, `inspect`, `logs`, `explain` and a stasis that waits for a restored job can be stopped like any program.
 
 ## What the driver answers
 
