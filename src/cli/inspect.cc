@@ -1,13 +1,12 @@
 #include <algorithm>
-#include <functional>
 #include <map>
 #include <memory>
+#include <set>
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include "cli/verbs.h"
-#include "criu/criu_pages.h"
 
 namespace stasis::cli {
 namespace {
@@ -43,36 +42,6 @@ std::vector<std::string> options_used(const CriuOptions& criu) {
   return out;
 }
 
-// What the files of an image hold, largest first.
-struct Part {
-  std::string what;
-  std::uint64_t bytes = 0;
-};
-
-std::vector<Part> parts_of(const ImageReport& report) {
-  const std::map<std::string, Pid> owners = pages_owners(report.path + "/criu", report.manifest);
-  std::map<std::string, std::uint64_t> sums;
-  for (const FileRecord& file : report.manifest.files) {
-    const std::string name = file.path.substr(file.path.find('/') + 1);
-    const auto owner = owners.find(name);
-    std::string what = "all else";
-    if (owner != owners.end()) {
-      what = fmt::format("memory of process {}", owner->second.value);
-    } else if (name.starts_with("pages-")) {
-      what = "shared memory";
-    } else if (name.starts_with("ghost-file")) {
-      what = "deleted files that are open";
-    }
-    sums[what] += file.size;
-  }
-  std::vector<Part> out;
-  for (const auto& [what, bytes] : sums)
-    out.push_back({what, bytes});
-  std::stable_sort(out.begin(), out.end(),
-                   [](const Part& a, const Part& b) { return a.bytes > b.bytes; });
-  return out;
-}
-
 std::uint64_t gpu_bytes(const ProcessRecord& process) {
   std::uint64_t sum = 0;
   for (const GpuMemoryRecord& use : process.gpu_memory)
@@ -80,8 +49,14 @@ std::uint64_t gpu_bytes(const ProcessRecord& process) {
   return sum;
 }
 
+// All that comes from an image is shown through this: it may have been made by anybody.
+std::string shown(std::string_view text) { return printable(text); }
+
 std::string process_text(const ProcessRecord& process) {
-  std::string out = fmt::format("{} {}", process.pid.value, fmt::join(process.command, " "));
+  std::string command;
+  for (const std::string& word : process.command)
+    command += " " + word;
+  std::string out = std::to_string(process.pid.value) + shown(command);
   if (process.cuda) {
     out += fmt::format("  [CUDA, {}", image_cuda_state_name(*process.cuda_state));
     if (const auto bytes = gpu_bytes(process); bytes > 0)
@@ -93,35 +68,48 @@ std::string process_text(const ProcessRecord& process) {
   return out;
 }
 
-// The tree with lines, as `pstree` draws it. A manifest from anybody may name parents in a circle:
-// each process is shown once.
+constexpr std::size_t kMostShown = 500;
+constexpr std::size_t kDeepestShown = 40;
+
+// The tree with lines, as `pstree` draws it. A manifest from anybody may name parents in a circle,
+// and be as deep as it has processes: each is shown once, at most kMostShown of them.
 std::string tree_text(const Manifest& manifest) {
   std::multimap<int, const ProcessRecord*> children;
-  const ProcessRecord* root = nullptr;
-  for (const ProcessRecord& process : manifest.processes) {
-    if (process.pid == manifest.root)
-      root = &process;
-    else
-      children.emplace(process.parent.value, &process);
-  }
-  std::string out;
-  std::vector<const ProcessRecord*> shown;
-  const std::function<void(const ProcessRecord&, const std::string&)> show =
-      [&](const ProcessRecord& process, const std::string& indent) {
-        shown.push_back(&process);
-        out += process_text(process) + "\n";
-        const auto [begin, end] = children.equal_range(process.pid.value);
-        for (auto child = begin; child != end; ++child) {
-          if (std::find(shown.begin(), shown.end(), child->second) != shown.end()) continue;
-          const bool last = std::next(child) == end;
-          out += indent + (last ? "└─ " : "├─ ");
-          show(*child->second, indent + (last ? "   " : "│  "));
-        }
-      };
-  if (root != nullptr) show(*root, "");
   for (const ProcessRecord& process : manifest.processes)
-    if (std::find(shown.begin(), shown.end(), &process) == shown.end()) show(process, "");
-  out.pop_back();
+    children.emplace(process.parent.value, &process);
+  struct Line {
+    const ProcessRecord* process;
+    std::string before;  // the lines of those above it
+    const char* branch;
+    std::size_t depth;
+  };
+  std::vector<Line> waiting;  // the next one at the end
+  for (const ProcessRecord& process : manifest.processes)
+    if (process.pid != manifest.root) waiting.push_back({&process, "", "", 0});
+  std::reverse(waiting.begin(), waiting.end());
+  for (const ProcessRecord& process : manifest.processes)
+    if (process.pid == manifest.root) waiting.push_back({&process, "", "", 0});
+  std::set<int> drawn;
+  std::string out;
+  while (!waiting.empty() && drawn.size() < kMostShown) {
+    const Line line = waiting.back();
+    waiting.pop_back();
+    if (!drawn.insert(line.process->pid.value).second) continue;
+    out += (out.empty() ? "" : "\n") + line.before + line.branch + process_text(*line.process);
+    std::string before = line.before;
+    if (line.depth > 0 && line.depth < kDeepestShown)
+      before += std::string_view(line.branch).starts_with("└") ? "   " : "│  ";
+    const auto [begin, end] = children.equal_range(line.process->pid.value);
+    const char* branch = "└─ ";
+    for (auto child = end; child != begin;) {
+      --child;
+      waiting.push_back({child->second, before, branch, line.depth + 1});
+      branch = "├─ ";
+    }
+  }
+  if (drawn.size() < manifest.processes.size())
+    out +=
+        fmt::format("\n… and {} more; --json shows all", manifest.processes.size() - drawn.size());
   return out;
 }
 
@@ -130,7 +118,7 @@ bool restorable(const ImageReport& report) {
                       [](const RestoreCheck& check) { return check.error.has_value(); });
 }
 
-void print_text(Context& context, const ImageReport& report) {
+void print_text(Context& context, const ImageReport& report, bool verified) {
   const Manifest& m = report.manifest;
   // "name       text", the lines of the text below one another.
   const auto show = [&](std::string_view name, std::string_view text) {
@@ -144,36 +132,45 @@ void print_text(Context& context, const ImageReport& report) {
     }
     context.terminal.out_block(out);
   };
-  show("image", fmt::format("{}, {} in {} files{}", report.path, format_bytes(m.total_bytes),
+  show("image", fmt::format("{}, {} in {} files{}", shown(report.path), format_bytes(m.total_bytes),
                             m.files.size(), m.sync == SyncPolicy::kDisk ? "" : ", not synced"));
-  show("made",
-       fmt::format("{} on {} by stasis {}\nkernel {}, CRIU {}, driver {}", m.created, m.hostname,
-                   m.stasis_version, m.kernel_release, criu_version_text(m.criu_version),
-                   m.driver_version.empty() ? "unknown" : m.driver_version));
+  show("made", fmt::format("{} on {} by stasis {}\nkernel {}, CRIU {}, driver {}", m.created,
+                           shown(m.hostname), shown(m.stasis_version), shown(m.kernel_release),
+                           criu_version_text(m.criu_version),
+                           m.driver_version.empty() ? "unknown" : shown(m.driver_version)));
   show("tree", tree_text(m));
   std::string gpus;
   for (const GpuRecord& gpu : m.gpus) {
-    gpus += fmt::format("{}{} {} {}, {}", gpus.empty() ? "" : "\n", gpu.uuid, gpu.pci_bus_id,
-                        gpu.name, format_bytes(gpu.total_memory));
+    gpus += fmt::format("{}{} {} {}, {}", gpus.empty() ? "" : "\n", shown(gpu.uuid),
+                        shown(gpu.pci_bus_id), shown(gpu.name), format_bytes(gpu.total_memory));
   }
   show("GPUs", gpus.empty() ? "none" : gpus);
   std::string sizes;
-  for (const Part& part : parts_of(report))
+  for (const ImagePart& part : report.parts)
     sizes +=
         fmt::format("{}{:>10}  {}", sizes.empty() ? "" : "\n", format_bytes(part.bytes), part.what);
   show("sizes", sizes);
   std::string times;
   for (const PhaseRecord& phase : m.phases)
-    times += fmt::format("{}{} {}", times.empty() ? "" : ", ", phase.name,
+    times += fmt::format("{}{} {}", times.empty() ? "" : ", ", shown(phase.name),
                          format_seconds(Seconds(phase.seconds)));
   show("times", times);
-  show("options", fmt::format("{}", fmt::join(options_used(m.criu_options), "\n")));
-  std::string here = restorable(report) ? "can be restored on this machine, now" : "";
+  std::string words;
+  for (const std::string& word : options_used(m.criu_options))
+    words += (words.empty() ? "" : "\n") + shown(word);
+  show("options", words);
+  std::string here;
+  if (restorable(report)) {
+    here = verified
+               ? "nothing known stands in the way of a restore on this machine, now"
+               : "nothing known stands in the way of a restore on this machine, now; the pages "
+                 "were not read (--verify)";
+  }
   for (const RestoreCheck& check : report.checks) {
     if (!check.error) continue;
     here += fmt::format("{}cannot be restored: {} ({})", here.empty() ? "" : "\n",
-                        check.error->to_string(), error_code_name(check.error->code));
-    if (!check.error->remedy.empty()) here += "\n  what to do: " + check.error->remedy;
+                        shown(check.error->to_string()), error_code_name(check.error->code));
+    if (!check.error->remedy.empty()) here += "\n  what to do: " + shown(check.error->remedy);
   }
   show("here", here);
 }
@@ -186,7 +183,7 @@ json report_json(const ImageReport& report) {
                 {"parent", process.parent.value},
                 {"command", process.command},
                 {"cuda", process.cuda},
-                {"threads", process.threads.size() + 1},
+                {"threads", process.threads.empty() ? json() : json(process.threads.size() + 1)},
                 {"tcp_ports", process.tcp_ports}};
     if (process.cuda) {
       one["state"] = image_cuda_state_name(*process.cuda_state);
@@ -203,7 +200,7 @@ json report_json(const ImageReport& report) {
                     {"pci_bus_id", gpu.pci_bus_id},
                     {"total_memory", gpu.total_memory}});
   json sizes = json::array();
-  for (const Part& part : parts_of(report))
+  for (const ImagePart& part : report.parts)
     sizes.push_back({{"what", part.what}, {"bytes", part.bytes}});
   json phases = json::array();
   for (const PhaseRecord& phase : m.phases)
@@ -252,7 +249,7 @@ Result<int> run_inspect(Context& context, InspectArguments& arguments) {
   if (context.json) {
     context.print(report_json(*report));
   } else {
-    print_text(context, *report);
+    print_text(context, *report, arguments.inspect.verify);
   }
   for (const RestoreCheck& check : report->checks)
     if (check.error) return exit_status(check.error->code);
@@ -274,7 +271,8 @@ Verb add_inspect(CLI::App& app) {
   command->add_flag("--verify", arguments->inspect.verify, "read every byte and compare checksums");
   add_device_map(*command, arguments->device_map);
   add_criu_path(*command, arguments->inspect.criu_path);
-  return {command, [arguments](Context& context) { return run_inspect(context, *arguments); }};
+  return {command, [arguments](Context& context) { return run_inspect(context, *arguments); },
+          false, true};
 }
 
 }  // namespace stasis::cli

@@ -81,7 +81,7 @@ int run(int argc, char** argv) {
   add_common(app);  // before the verb or after it
   for (const Verb& verb : verbs) {
     add_common(*verb.command);
-    if (verb.acts) add_driver_timeout(*verb.command, context.patience);
+    if (verb.bounds_driver) add_driver_timeout(*verb.command, context.patience);
   }
 
   try {

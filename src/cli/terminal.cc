@@ -69,6 +69,13 @@ std::size_t utf8_length(std::string_view text) {
   return length;
 }
 
+// U+200E, U+200F, U+202A to U+202E and U+2066 to U+2069 change the direction of what follows.
+bool turns_text(std::string_view character) {
+  return character == "\xe2\x80\x8e" || character == "\xe2\x80\x8f" ||
+         (character >= "\xe2\x80\xaa" && character <= "\xe2\x80\xae") ||
+         (character >= "\xe2\x81\xa6" && character <= "\xe2\x81\xa9");
+}
+
 // Columns, as far as that can be told without knowing the font.
 std::size_t width_of(std::string_view text) {
   return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char c) {
@@ -102,8 +109,9 @@ std::string printable(std::string_view text, bool keep_lines) {
     const std::size_t length = utf8_length(text);
     const auto first = static_cast<unsigned char>(text.front());
     const bool c1 = length == 2 && first == 0xc2 && static_cast<unsigned char>(text[1]) < 0xa0;
+    const bool turns = length == 3 && turns_text(text.substr(0, 3));
     const bool line_end = first == '\n' && keep_lines;
-    if (length == 0 || c1 || ((first < 0x20 || first == 0x7f) && !line_end)) {
+    if (length == 0 || c1 || turns || ((first < 0x20 || first == 0x7f) && !line_end)) {
       out += '?';
     } else {
       out += text.substr(0, length);

@@ -66,7 +66,8 @@ class Terminal final : public Progress {
 };
 
 // `text` without what a terminal could obey: control characters, in UTF-8 too (U+009B begins a
-// command like ESC [), and what is no UTF-8. Line ends stay only with `keep_lines`.
+// command like ESC [), what turns the direction of text, and what is no UTF-8. Line ends stay only
+// with `keep_lines`.
 std::string printable(std::string_view text, bool keep_lines = false);
 
 // Columns of text, aligned; the first row is the heading. Lines are cut at `width`.

@@ -44,6 +44,7 @@ struct Verb {
   CLI::App* command = nullptr;
   RunVerb run;
   bool acts = true;  // on processes; what only looks may be ended and stopped like any program
+  bool bounds_driver = acts;  // knows --driver-timeout
 };
 
 Verb add_ps(CLI::App& app);

@@ -56,7 +56,10 @@ CriuLog CriuLog::parse(std::string_view text) {
     const std::size_t end = std::min(text.find('\n'), text.size());
     const std::string_view line = text.substr(0, end);
     text.remove_prefix(std::min(end + 1, text.size()));
-    if (!announced) announced = diagnose_criu_line(printable(announcement(line)));
+    if (!announced) {
+      if (const auto said = announcement(line); !said.empty())
+        announced = diagnose_criu_line(printable(said));
+    }
     const std::string_view found = text_after(line, "Error (");
     if (found.empty() || harmless(found)) continue;
     std::string error = printable(found);
@@ -73,18 +76,27 @@ CriuLog CriuLog::read(const UniqueFd& directory, const std::string& name) {
   auto file = open_file(directory.get(), name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
   struct stat info = {};
   if (!file || ::fstat(file->get(), &info) != 0 || !S_ISREG(info.st_mode)) return {};
+  return read(*file).value_or(CriuLog());
+}
+
+Result<CriuLog> CriuLog::read(const UniqueFd& file) {
+  struct stat info = {};
+  if (::fstat(file.get(), &info) != 0) return fail(errno_error("cannot look at the log", errno));
   std::string text(static_cast<std::size_t>(std::min(info.st_size, kMaxRead)), '\0');
-  off_t at = info.st_size - static_cast<off_t>(text.size());
+  const off_t start = info.st_size - static_cast<off_t>(text.size());
   std::size_t have = 0;
   while (have < text.size()) {
-    const ssize_t got = ::pread(file->get(), text.data() + have, text.size() - have, at);
+    const ssize_t got = ::pread(file.get(), text.data() + have, text.size() - have,
+                                start + static_cast<off_t>(have));
     if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) break;
+    if (got < 0) return fail(errno_error("cannot read the log", errno));
+    if (got == 0) break;
     have += static_cast<std::size_t>(got);
-    at += got;
   }
   text.resize(have);
-  return parse(text);
+  CriuLog log = parse(text);
+  log.truncated = start > 0;
+  return log;
 }
 
 }  // namespace stasis

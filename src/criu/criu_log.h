@@ -33,12 +33,16 @@ struct CriuLog {
   // another kind that is known to announce a failure, if no error is understood.
   std::optional<CriuDiagnosis> diagnosis;
 
+  bool truncated = false;  // only the end of the file was read
+
   static constexpr std::size_t kKeptErrors = 16;
   static constexpr std::size_t kMaxLine = 400;
 
   static CriuLog parse(std::string_view text);
   // Reads at most the last 8 MiB of a log; empty if there is none.
   static CriuLog read(const UniqueFd& directory, const std::string& name);
+  // The same of a regular file that is open. kIo.
+  static Result<CriuLog> read(const UniqueFd& file);
 };
 
 // A line that is known: `first` and `second` stand in it, in this order; either may be empty.

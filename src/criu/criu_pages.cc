@@ -10,8 +10,6 @@
 
 #include <fmt/format.h>
 
-#include "base/fd.h"
-
 namespace stasis {
 namespace {
 
@@ -22,9 +20,8 @@ constexpr std::uint32_t kPagemapMagic = 0x56084025;
 // is the number of the pages file (images/pagemap.proto).
 constexpr unsigned char kPagesId = 0x08;  // field 1, a varint
 
-std::optional<std::uint32_t> pages_id(const UniqueFd& dir, Pid pid) {
-  auto file = open_file(dir.get(), fmt::format("pagemap-{}.img", pid.value),
-                        O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+std::optional<std::uint32_t> pages_id(const UniqueFd& dir, const std::string& pagemap) {
+  auto file = open_file(dir.get(), pagemap, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
   struct stat info = {};
   if (!file || ::fstat(file->get(), &info) != 0 || !S_ISREG(info.st_mode)) return std::nullopt;
   std::array<unsigned char, 18> head{};
@@ -46,13 +43,17 @@ std::optional<std::uint32_t> pages_id(const UniqueFd& dir, Pid pid) {
 
 }  // namespace
 
-std::map<std::string, Pid> pages_owners(const std::string& criu_dir, const Manifest& manifest) {
+std::map<std::string, Pid> pages_owners(const UniqueFd& criu_dir, const Manifest& manifest) {
   std::map<std::string, Pid> out;
-  auto dir = open_file(AT_FDCWD, criu_dir, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-  if (!dir) return out;
-  for (const ProcessRecord& process : manifest.processes) {
-    if (const auto id = pages_id(*dir, process.pid))
-      out.emplace(fmt::format("pages-{}.img", *id), process.pid);
+  const auto enter = [&](const std::string& pagemap, Pid owner) {
+    if (const auto id = pages_id(criu_dir, pagemap))
+      out.emplace(fmt::format("pages-{}.img", *id), owner);
+  };
+  for (const ProcessRecord& process : manifest.processes)
+    enter(fmt::format("pagemap-{}.img", process.pid.value), process.pid);
+  for (const FileRecord& file : manifest.files) {
+    const std::string name = file.path.substr(file.path.find('/') + 1);
+    if (name.starts_with("pagemap-shmem-")) enter(name, Pid{});
   }
   return out;
 }

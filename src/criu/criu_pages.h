@@ -6,11 +6,13 @@
 #include <map>
 #include <string>
 
+#include "base/fd.h"
 #include "image/manifest.h"
 
 namespace stasis {
 
-// "pages-1.img" -> the process whose private memory it holds, for the processes of the manifest.
-std::map<std::string, Pid> pages_owners(const std::string& criu_dir, const Manifest& manifest);
+// "pages-1.img" -> the process of the manifest whose private memory it holds, or 0 for memory that
+// processes share.
+std::map<std::string, Pid> pages_owners(const UniqueFd& criu_dir, const Manifest& manifest);
 
 }  // namespace stasis

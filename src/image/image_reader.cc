@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
 #include <utility>
 
 #include <fmt/format.h>
@@ -147,7 +148,9 @@ Result<std::vector<std::string>> clear_leftovers(const std::string& dir, bool ke
 Result<ImageReader> ImageReader::open(const std::string& dir) {
   ImageReader reader;
   auto entry = split_path(dir);
-  reader.path_ = entry ? entry->path() : dir;
+  if (!entry && dir.empty()) return fail(std::move(entry.error()));
+  std::error_code none;
+  reader.path_ = entry ? entry->path() : std::filesystem::absolute(dir, none).string();
   // The last component may be a link: the user named it.
   auto opened = open_file(AT_FDCWD, dir, O_RDONLY | O_DIRECTORY);
   if (!opened) {

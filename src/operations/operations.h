@@ -127,7 +127,7 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
 
 struct InspectOptions {
   std::string images_dir;
-  bool verify = false;               // read every byte, not the sizes only
+  bool verify = false;               // read every byte, also the pages
   std::vector<GpuMapEntry> gpu_map;  // as a restore would be given
   std::optional<std::string> criu_path;
 };
@@ -138,13 +138,22 @@ struct RestoreCheck {
   std::optional<Error> error;  // none: it is fulfilled
 };
 
-struct ImageReport {
-  std::string path;  // absolute
-  Manifest manifest;
-  std::vector<RestoreCheck> checks;  // all of them, also behind one that failed
+// What the files of an image hold: "memory of process 12".
+struct ImagePart {
+  std::string what;
+  std::uint64_t bytes = 0;
 };
 
-// What is in an image, and whether it can be restored here. Changes nothing. `env` may be missing
+struct ImageReport {
+  std::string path;  // as ImageReader has it
+  Manifest manifest;
+  std::vector<ImagePart> parts;  // the largest first
+  // All, also behind one that failed; but of GPUs only the right driver can tell.
+  std::vector<RestoreCheck> checks;
+};
+
+// What is in an image, and what stands in the way of a restore here, as far as that can be seen
+// beforehand. Changes nothing. `env` may be missing
 // where no driver could be loaded, for the reason `no_driver`. Fails if there is no image that can
 // be read, or kInterrupted.
 Result<ImageReport> inspect(const Environment* env, const Error& no_driver,

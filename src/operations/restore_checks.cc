@@ -62,10 +62,12 @@ Result<void> check_driver(const Driver& driver, const Manifest& manifest) {
   if (here.cuda_version != manifest.cuda_version ||
       (!here.driver_version.empty() && !manifest.driver_version.empty() &&
        here.driver_version != manifest.driver_version)) {
-    return fail(ErrorCode::kDriverUnsupported,
-                fmt::format("the image was made with driver {} and this machine has {}",
-                            manifest.driver_version, here.driver_version),
-                "restore it on a machine with the same version of the driver");
+    return fail(
+        ErrorCode::kDriverUnsupported,
+        fmt::format("the image was made with driver {} (CUDA {}) and this machine has {} ({})",
+                    manifest.driver_version, manifest.cuda_version, here.driver_version,
+                    here.cuda_version),
+        "restore it on a machine with the same version of the driver");
   }
   return {};
 }

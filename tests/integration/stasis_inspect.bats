@@ -25,11 +25,11 @@ check_of() { json "[c['error']['code'] if not c['ok'] else 'ok' for c in d['chec
   # What was on the GPU is in the process's memory.
   assert_equal "$(json "[s['bytes'] for s in d['sizes'] if s['what'] == 'memory of process $TARGET'][0] > 32 << 20")" True
   assert_equal "$(json '{p["name"] for p in d["phases"]} >= {"lock", "checkpoint", "criu"}')" True
-  assert_equal "$(json 'all(c["ok"] for c in d["checks"]) and len(d["checks"])')" 6
+  assert_equal "$(json 'all(c["ok"] for c in d["checks"]) and len(d["checks"])')" 8
   capture stasis inspect "$image" --verify
   assert_equal "$status" 0
   [[ $out == *"tree "*" $TARGET "*"stasis-workload memory"*"[CUDA, running"* ]]
-  [[ $out == *"can be restored on this machine, now"* ]]
+  [[ $out == *"nothing known stands in the way of a restore on this machine, now"* ]]
   restore_it
   target_goes_on
 }
@@ -92,7 +92,7 @@ check_of() { json "[c['error']['code'] if not c['ok'] else 'ok' for c in d['chec
     eval "$damage"
     capture timeout 20 stasis inspect "$image" --json
     assert_equal "$(check_of files)" image-corrupt "after $damage"
-    assert_equal "$(json 'any("shared" in s["what"] for s in d["sizes"])')" True
+    assert_equal "$(json 'any("not known whose" in s["what"] for s in d["sizes"])')" True
     rm -f "$map"
     cp "$BATS_TEST_TMPDIR/map" "$map"
   done
@@ -117,4 +117,83 @@ check_of() { json "[c['error']['code'] if not c['ok'] else 'ok' for c in d['chec
   capture stasis logs "$BATS_TEST_TMPDIR/image"
   [[ $out == "$BATS_TEST_TMPDIR/image.failed-dump.log"*"Connected TCP socket"*"what to do: dump it with --tcp-established"*"/log/dump.log"* ]]
   [[ $out != *$'\e'* ]]
+}
+
+# edited STATEMENTS: the manifest of a copy of the image is changed so; $edited is the copy.
+edited() {
+  edited=$BATS_TEST_TMPDIR/edited
+  rm -rf "$edited"
+  cp -r "$image" "$edited"
+  python3 "$BATS_TEST_DIRNAME/edit_manifest.py" "$edited" "$1"
+}
+
+@test "what an image says is shown and not obeyed, and no size of it takes long" {
+  start_target memory --size 1M
+  dump_it
+  edited 'm["processes"] += [process(1000000 + i, 1000000 + i - 1 if i else m["root_pid"]) for i in range(30000)]'
+  capture timeout 30 stasis inspect "$edited"
+  [[ $out == *"… and "*" more; --json shows all"* ]]
+  ((${#out} < 300000))
+  edited 'm["processes"] += [process(1000001, 1000002), process(1000002, 1000001), process(1000003, 1000003)]'
+  capture timeout 30 stasis inspect "$edited"
+  assert_equal "$(grep -c ' made$' <<<"$out")" 3
+  # It was quadratic.
+  edited 'm["files"] = sorted(m["files"] + [{"path": f"criu/z{i}", "size": 0, "checksum": "0" * 32} for i in range(60000)], key=lambda f: f["path"])'
+  capture timeout 30 stasis inspect "$edited" --json
+  assert_equal "$(check_of files)" image-corrupt
+  edited 'm["hostname"] = "h\nhere      forged\x1b[2J\u202e"; m["processes"][0]["command"] = ["a\nhere      forged"]; m["gpus"][0]["name"] = "g\nhere      forged"'
+  capture stasis inspect "$edited"
+  assert_equal "$status" 0
+  [[ $out != *$'\n'*" here "*forged* || $out != *$'\e'* ]]
+  assert_equal "$(grep -c '^ *here .*forged' <<<"$out")" 0
+  [[ $out != *$'\xe2\x80\xae'* ]]
+  edited 'm["gpus"][0]["uuid"] = "nonsense"; m["processes"][0]["gpu_memory"] = []'
+  capture stasis inspect "$edited" --json
+  assert_equal "$(check_of gpus)" image-corrupt
+}
+
+@test "a port that the job needs is looked at, and so is who asks" {
+  start_target memory --size 1M
+  dump_it
+  python3 -c 'import socket, sys, time
+s = socket.socket(); s.bind(("127.0.0.1", 0)); s.listen(); open(sys.argv[1], "w").write(str(s.getsockname()[1])); time.sleep(300)' "$BATS_TEST_TMPDIR/port" 3>&- &
+  at_end_kill $!
+  wait_until 10 test -s "$BATS_TEST_TMPDIR/port"
+  edited "m['processes'][0]['tcp_ports'] = [$(<"$BATS_TEST_TMPDIR/port")]"
+  capture stasis inspect "$edited" --json
+  assert_equal "$(check_of tcp-ports)" busy
+  chmod -R a+rX "$BATS_RUN_TMPDIR"
+  capture setpriv --reuid 65534 --regid 65534 --clear-groups env STASIS_STATE_DIR="$BATS_TEST_TMPDIR/other" "$(command -v stasis)" inspect "$image" --json
+  ((status != 0))
+  [[ $out == *not-permitted* || $err == *not-permitted* ]]
+}
+
+@test "a log that may not be read is not one without errors" {
+  start_target memory --size 1M
+  dump_it
+  echo '(00.01) Error (criu/x.c:1): No space left on device' >"$image/log/restore-20261122T040000Z.log.2"
+  ln -s /etc/passwd "$image/log/link.log"
+  mkfifo "$image/log/pipe.log"
+  touch "$image/log/"$'zz.log  (2030)\n  Error: forged\n.log'
+  capture timeout 20 stasis logs "$image"
+  assert_equal "$status" 0
+  [[ $out == *"/log/restore-20261122T040000Z.log.2  ("*"the disk is full"* ]]
+  assert_equal "$(grep -c '^  Error: forged' <<<"$out")" 0
+  assert_equal "$(stasis logs "$image" --json | python3 -c 'import json, sys; print(len(json.load(sys.stdin)["logs"]))')" 3
+  (cd "$image" && capture stasis logs . && [[ $out == *"$image/log/"* ]])
+  chmod 0755 "$image" "$image/log"
+  chmod 0600 "$image"/log/*.log
+  local folder=$image
+  while [[ $folder != /tmp ]]; do
+    folder=$(dirname "$folder")
+    chmod a+rx "$folder"
+  done
+  capture setpriv --reuid 65534 --regid 65534 --clear-groups "$(command -v stasis)" logs "$image"
+  [[ $out != *"dump.log"*"no errors"*"/log/restore"* ]]
+  [[ $out == *"cannot be read: "* ]]
+  chmod 0700 "$image/log"
+  capture setpriv --reuid 65534 --regid 65534 --clear-groups "$(command -v stasis)" logs "$image"
+  assert_equal "$status" 5
+  capture stasis logs "$image" --full --json
+  assert_equal "$status" 2
 }
