@@ -10,11 +10,13 @@
 #include <new>
 #include <sstream>
 #include <string_view>
+#include <vector>
 
 #include <fmt/format.h>
 
 #include "base/fault_point.h"
 #include "cli/help.h"
+#include "cli/suggest.h"
 #include "cli/verbs.h"
 #include "stasis/version.h"
 
@@ -45,11 +47,45 @@ int report_error(Context& context, const Error& error) {
   return status;
 }
 
-Error usage_error(const CLI::App& app, const CLI::ParseError& error) {
-  std::string help = "stasis --help";
-  for (const CLI::App* verb : app.get_subcommands())
-    help = "stasis " + verb->get_name() + " --help";
-  return {ErrorCode::kUsage, error.what(), "see `" + help + "`", {}, {}};
+// A verb or an option that there is not, and what was probably meant. Nothing if neither is seen.
+std::string what_is_unknown(CLI::App& app, const CLI::App* verb, int argc, char** argv) {
+  std::vector<std::string> known;
+  for (const CLI::App* one : app.get_subcommands([](const CLI::App*) { return true; }))
+    if (!one->get_group().empty()) known.push_back(one->get_name());
+  const auto say = [&known](const std::string& what, std::string_view word) {
+    const std::string meant = closest(word, known);
+    return fmt::format("there is no {} '{}'{}", what, word,
+                       meant.empty() ? "" : fmt::format("; did you mean '{}'?", meant));
+  };
+  const std::vector<std::string_view> words(argv + std::min(argc, 1), argv + argc);
+  if (verb == nullptr) {
+    const auto word = std::find_if(words.begin(), words.end(),
+                                   [](std::string_view one) { return !one.starts_with('-'); });
+    return word == words.end() ? std::string() : say("verb", *word);
+  }
+  known.clear();
+  for (const CLI::Option* option : verb->get_options())
+    for (const std::string& name : option->get_lnames())
+      known.push_back("--" + name);
+  for (const std::string_view word : words) {
+    if (word == "--") break;
+    const std::string_view name = word.substr(0, word.find('='));
+    if (name.starts_with("--") && std::find(known.begin(), known.end(), name) == known.end())
+      return say("option", name);
+  }
+  return {};
+}
+
+Error usage_error(CLI::App& app, const CLI::ParseError& error, int argc, char** argv) {
+  const CLI::App* verb = nullptr;
+  for (const CLI::App* one : app.get_subcommands())
+    verb = one;
+  const std::string unknown = what_is_unknown(app, verb, argc, argv);
+  return {ErrorCode::kUsage,
+          unknown.empty() ? error.what() : unknown,
+          fmt::format("see `stasis {}--help`", verb == nullptr ? "" : verb->get_name() + " "),
+          {},
+          {}};
 }
 
 // Also where parsing ends before it comes to it.
@@ -74,10 +110,11 @@ int run(int argc, char** argv) {
     command.add_flag("-v,--verbose", context.verbose, "say more: phases and times");
     command.add_flag("-q,--quiet", quiet, "no progress and no notes");
   };
-  const std::array verbs = {add_ps(app),     add_suspend(app), add_resume(app),
-                            add_dump(app),   add_restore(app), add_recover(app),
-                            add_doctor(app), add_explain(app), add_inspect(app),
-                            add_logs(app),   add_attend(app),  add_list_fault_points(app)};
+  const std::array verbs = {add_ps(app),      add_suspend(app), add_resume(app),
+                            add_dump(app),    add_restore(app), add_recover(app),
+                            add_doctor(app),  add_explain(app), add_inspect(app),
+                            add_logs(app),    add_attend(app),  add_list_fault_points(app),
+                            add_describe(app)};
   add_common(app);  // before the verb or after it
   for (const Verb& verb : verbs) {
     add_common(*verb.command);
@@ -97,7 +134,7 @@ int run(int argc, char** argv) {
       return terminal.report_lost_output() ? exit_status(ErrorCode::kIo) : 0;
     }
     context.json = wants_json(argc, argv);
-    return report_error(context, usage_error(app, error));
+    return report_error(context, usage_error(app, error, argc, argv));
   }
   terminal.set_quiet(quiet || context.json);
   terminal.set_verbose(context.verbose);

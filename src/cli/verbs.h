@@ -93,5 +93,7 @@ Verb add_attend(CLI::App& app);
 
 // For tests of the fault points; not for people.
 Verb add_list_fault_points(CLI::App& app);
+// Hidden: all verbs and options as JSON, from which man pages and completions are made.
+Verb add_describe(CLI::App& app);
 
 }  // namespace stasis::cli

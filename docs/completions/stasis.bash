@@ -1,0 +1,71 @@
+# Completion of stasis for bash. Made by tools/manual-pages.
+_stasis() {
+  local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} verb='' words='' i
+  COMPREPLY=()
+  for ((i = 1; i < COMP_CWORD; ++i)); do
+    [[ ${COMP_WORDS[i]} == -* ]] || { verb=${COMP_WORDS[i]} && break; }
+  done
+  case $verb:$before in
+    ps:-t|ps:--timeout) :; return ;;
+    suspend:-t|suspend:--timeout) :; return ;;
+    suspend:--driver-timeout) :; return ;;
+    resume:-d|resume:--device-map) :; return ;;
+    resume:-t|resume:--timeout) :; return ;;
+    resume:--driver-timeout) :; return ;;
+    dump:-D|dump:--images-dir) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -d -- "$word"); return ;;
+    dump:--sync) mapfile -t COMPREPLY < <(compgen -W 'disk none' -- "$word"); return ;;
+    dump:-t|dump:--timeout) :; return ;;
+    dump:--criu) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -f -- "$word"); return ;;
+    dump:--driver-timeout) :; return ;;
+    dump:--network-lock) mapfile -t COMPREPLY < <(compgen -W 'iptables nftables skip' -- "$word"); return ;;
+    dump:--ghost-limit) :; return ;;
+    dump:--external) :; return ;;
+    dump:--manage-cgroups) mapfile -t COMPREPLY < <(compgen -W 'ignore none props soft full strict' -- "$word"); return ;;
+    restore:-D|restore:--images-dir) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -d -- "$word"); return ;;
+    restore:-d|restore:--device-map) :; return ;;
+    restore:--inherit-fd) :; return ;;
+    restore:-t|restore:--timeout) :; return ;;
+    restore:--criu) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -f -- "$word"); return ;;
+    restore:--driver-timeout) :; return ;;
+    restore:--external) :; return ;;
+    restore:--manage-cgroups) mapfile -t COMPREPLY < <(compgen -W 'ignore none props soft full strict' -- "$word"); return ;;
+    recover:-t|recover:--timeout) :; return ;;
+    recover:--driver-timeout) :; return ;;
+    doctor:-D|doctor:--images-dir) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -d -- "$word"); return ;;
+    doctor:--criu) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -f -- "$word"); return ;;
+    doctor:--driver-timeout) :; return ;;
+    inspect:-D|inspect:--images-dir) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -d -- "$word"); return ;;
+    inspect:-d|inspect:--device-map) :; return ;;
+    inspect:--criu) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -f -- "$word"); return ;;
+    inspect:--driver-timeout) :; return ;;
+    logs:-D|logs:--images-dir) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -d -- "$word"); return ;;
+  esac
+  case $verb in
+    '') words='ps suspend resume dump restore recover doctor explain inspect logs -h --help --version --json -v --verbose -q --quiet' ;;
+    ps) words='-h --help -t --timeout -w --watch --json -v --verbose -q --quiet' ;;
+    suspend) words='-h --help -t --timeout --force --ignore-obstacles --json -v --verbose -q --quiet --driver-timeout' ;;
+    resume) words='-h --help -d --device-map -t --timeout --json -v --verbose -q --quiet --driver-timeout' ;;
+    dump) words='-h --help -D --images-dir --leave-running --leave-suspended --sync -f --force --ignore-undumpable --ignore-obstacles -t --timeout --criu --json -v --verbose -q --quiet --driver-timeout --shell-job --tcp-established --tcp-close --network-lock --file-locks --link-remap --no-link-remap --ghost-limit --ext-unix-sk --external --manage-cgroups' ;;
+    restore) words='-h --help -D --images-dir -d --device-map --leave-suspended --detach --inherit-fd -t --timeout --criu --json -v --verbose -q --quiet --driver-timeout --external --tcp-close --ext-unix-sk --manage-cgroups' ;;
+    recover) words='-h --help --all -t --timeout --json -v --verbose -q --quiet --driver-timeout' ;;
+    doctor) words='-h --help -D --images-dir --no-trial --criu --json -v --verbose -q --quiet --driver-timeout' ;;
+    explain) words='-h --help --json -v --verbose -q --quiet' ;;
+    inspect) words='-h --help -D --images-dir --verify -d --device-map --criu --json -v --verbose -q --quiet --driver-timeout' ;;
+    logs) words='-h --help -D --images-dir --full --json -v --verbose -q --quiet' ;;
+  esac
+  if [[ $word != -* ]]; then
+    case $verb in
+      suspend|resume|dump|recover|doctor)
+        mapfile -t COMPREPLY < <(compgen -W "$(stasis ps -q 2>/dev/null | awk 'NR > 1 { print $1 }')" -- "$word")
+        return
+        ;;
+      inspect|logs)
+        compopt -o filenames
+        mapfile -t COMPREPLY < <(compgen -d -- "$word")
+        return
+        ;;
+    esac
+  fi
+  mapfile -t COMPREPLY < <(compgen -W "$words" -- "$word")
+}
+complete -F _stasis stasis

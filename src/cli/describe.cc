@@ -1,0 +1,59 @@
+#include <CLI/CLI.hpp>
+
+#include "cli/verbs.h"
+#include "stasis/version.h"
+
+namespace stasis::cli {
+namespace {
+
+using nlohmann::json;
+
+json option_json(const CLI::Option& option) {
+  json names = json::array();
+  for (const std::string& name : option.get_snames())
+    names.push_back("-" + name);
+  for (const std::string& name : option.get_lnames())
+    names.push_back("--" + name);
+  const std::string type = option.get_type_size() == 0 ? "" : option.get_type_name();
+  const std::size_t choices = type.find(":{");
+  json out = {{"names", names},
+              {"text", option.get_description()},
+              {"value", type.substr(0, choices)},
+              {"optional_value", option.get_expected_min() == 0},
+              {"many", option.get_expected_max() == CLI::detail::expected_max_vector_size},
+              {"required", option.get_required()},
+              {"group", option.get_group()}};
+  if (option.get_positional()) out["positional"] = option.get_name(true);
+  if (choices != std::string::npos) out["choices"] = type.substr(choices + 1);
+  return out;
+}
+
+json command_json(const CLI::App& command) {
+  json options = json::array();
+  for (const CLI::Option* option : command.get_options())
+    options.push_back(option_json(*option));
+  return {{"name", command.get_name()},
+          {"text", command.get_description()},
+          {"footer", command.get_footer()},
+          {"options", options}};
+}
+
+}  // namespace
+
+Verb add_describe(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("describe-command-line")->group("");
+  return {command,
+          [&app](Context& context) -> Result<int> {
+            json out = command_json(app);
+            out["version"] = kVersion;
+            out["verbs"] = json::array();
+            for (const CLI::App* verb : app.get_subcommands([](const CLI::App*) { return true; })) {
+              if (!verb->get_group().empty()) out["verbs"].push_back(command_json(*verb));
+            }
+            context.print(out);
+            return 0;
+          },
+          false};
+}
+
+}  // namespace stasis::cli

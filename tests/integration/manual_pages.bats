@@ -1,0 +1,86 @@
+#!/usr/bin/env bats
+# Man pages and completions are those of the program, and can be used; so is "did you mean".
+
+load helpers
+load stasis_lib
+
+setup() {
+  setup_stasis
+  DOCS=$BATS_TEST_DIRNAME/../../docs
+}
+teardown() { end_stasis; }
+
+# completed WORD...: what bash offers for the last one.
+completed() {
+  bash -c '. "$1"; shift; compopt() { :; }; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _stasis; printf "%s\n" "${COMPREPLY[@]}"' \
+    bash "$DOCS/completions/stasis.bash" "$@"
+}
+
+@test "man pages and completions are what tools/manual-pages makes of the program" {
+  mkdir "$BATS_TEST_TMPDIR/docs"
+  cp -r "$BATS_TEST_DIRNAME/../../tools" "$BATS_TEST_TMPDIR/tools"
+  "$BATS_TEST_TMPDIR/tools/manual-pages" --build "$STASIS_BUILD"
+  mv "$BATS_TEST_TMPDIR/docs/man"/*.1 "$BATS_TEST_TMPDIR/"
+  diff -r "$DOCS/completions" "$BATS_TEST_TMPDIR/docs/completions"
+  local page
+  for page in "$BATS_TEST_TMPDIR"/*.1; do
+    diff "$DOCS/man/${page##*/}" "$page"
+  done
+  assert_equal "$(ls "$DOCS"/man/*.1 | wc -l)" "$(($(ls "$BATS_TEST_TMPDIR"/*.1 | wc -l) + 1))"
+}
+
+@test "each verb and each of its options stands in its man page" {
+  local verb option seen=0
+  for verb in $(stasis --help | awk '/^Subcommands:/ { on = 1; next } /^[A-Z]/ { on = 0 } on && /^  [a-z]/ { print $1 }'); do
+    grep -qF "stasis\\-$verb" "$DOCS/man/stasis.1"
+    for option in $(stasis "$verb" --help | grep -oE '(^|,)  ?-[-a-z,]+|,--[a-z-]+' | tr -d ' ' | tr ',' '\n' | grep '^--' | sort -u); do
+      grep -qF -- "\\fB${option//-/\\-}\\fR" "$DOCS/man/stasis-$verb.1"
+      seen=$((seen + 1))
+    done
+  done
+  ((seen > 60))
+  for option in $(cuda-checkpoint --help | grep -oE -- '^--[a-z-]+' | sort -u); do
+    grep -qF -- "${option//-/\\-}" "$DOCS/man/cuda-checkpoint.1"
+  done
+}
+
+@test "man pages are without a warning" {
+  command -v groff >/dev/null || skip "no groff"
+  local page
+  for page in "$DOCS"/man/*; do
+    assert_equal "$(groff -man -Tutf8 -ww -z "$page" 2>&1)" "" "$page"
+  done
+  groff -man -Tutf8 -P-c -P-b -P-o -P-u "$DOCS/man/stasis-dump.1" | grep -q -- '--images-dir'
+}
+
+@test "bash completes verbs, options, values and processes" {
+  [[ $(completed stasis du) == dump ]]
+  [[ $(completed stasis dump --leave-) == *--leave-running*--leave-suspended* ]]
+  [[ $(completed stasis dump --sync '') == *disk*none* ]]
+  mkdir "$BATS_TEST_TMPDIR/image-of-mine"
+  [[ $(completed stasis inspect "$BATS_TEST_TMPDIR/image") == "$BATS_TEST_TMPDIR/image-of-mine" ]]
+  [[ $(completed stasis restore -D "$BATS_TEST_TMPDIR/image") == "$BATS_TEST_TMPDIR/image-of-mine" ]]
+  start_target memory --size 1M
+  [[ $'\n'$(completed stasis suspend '')$'\n' == *$'\n'"$TARGET"$'\n'* ]]
+}
+
+@test "zsh and fish can read their completions" {
+  if command -v zsh >/dev/null; then zsh -n "$DOCS/completions/_stasis"; fi
+  if command -v fish >/dev/null; then fish --no-execute "$DOCS/completions/stasis.fish"; fi
+  command -v zsh >/dev/null || command -v fish >/dev/null || skip "neither zsh nor fish"
+}
+
+@test "a verb or an option that there is not is answered with the one that was meant" {
+  refused 2 usage dmup 1
+  assert_contains "$err" "there is no verb 'dmup'; did you mean 'dump'?"
+  refused 2 usage dump 1 --images-dri=/x
+  assert_contains "$err" "there is no option '--images-dri'; did you mean '--images-dir'?"
+  refused 2 usage restore --leave-suspend -D /x
+  assert_contains "$err" "did you mean '--leave-suspended'?"
+  refused 2 usage frobnicate
+  assert_contains "$err" "there is no verb 'frobnicate'"
+  [[ $err != *"did you mean"* ]]
+  refused 2 usage --jsno ps
+  refused 2 usage dump
+  assert_contains "$err" "required"
+}
