@@ -119,6 +119,18 @@ check_of() { json "[c['error']['code'] if not c['ok'] else 'ok' for c in d['chec
   [[ $out != *$'\e'* ]]
 }
 
+# Another user may come as far as the folder of this test, and to the program.
+let_others_in() {
+  local folder=$BATS_TEST_TMPDIR
+  chmod a+rx "$folder"
+  until [[ $folder == "$BATS_RUN_TMPDIR" || $folder == / ]]; do
+    folder=$(dirname "$folder")
+    chmod a+rx "$folder"
+  done
+  setpriv --reuid 65534 --regid 65534 --clear-groups test -x "$BATS_TEST_TMPDIR" -a -x "$(command -v stasis)" ||
+    skip "another user cannot come here"
+}
+
 # edited STATEMENTS: the manifest of a copy of the image is changed so; $edited is the copy.
 edited() {
   edited=$BATS_TEST_TMPDIR/edited
@@ -162,7 +174,8 @@ s = socket.socket(); s.bind(("127.0.0.1", 0)); s.listen(); open(sys.argv[1], "w"
   edited "m['processes'][0]['tcp_ports'] = [$(<"$BATS_TEST_TMPDIR/port")]"
   capture stasis inspect "$edited" --json
   assert_equal "$(check_of tcp-ports)" busy
-  chmod -R a+rX "$BATS_RUN_TMPDIR"
+  chmod -R a+rX "$image"
+  let_others_in
   capture setpriv --reuid 65534 --regid 65534 --clear-groups env STASIS_STATE_DIR="$BATS_TEST_TMPDIR/other" "$(command -v stasis)" inspect "$image" --json
   ((status != 0))
   [[ $out == *not-permitted* || $err == *not-permitted* ]]
@@ -183,11 +196,7 @@ s = socket.socket(); s.bind(("127.0.0.1", 0)); s.listen(); open(sys.argv[1], "w"
   (cd "$image" && capture stasis logs . && [[ $out == *"$image/log/"* ]])
   chmod 0755 "$image" "$image/log"
   chmod 0600 "$image"/log/*.log
-  local folder=$image
-  while [[ $folder != /tmp ]]; do
-    folder=$(dirname "$folder")
-    chmod a+rx "$folder"
-  done
+  let_others_in
   capture setpriv --reuid 65534 --regid 65534 --clear-groups "$(command -v stasis)" logs "$image"
   [[ $out != *"dump.log"*"no errors"*"/log/restore"* ]]
   [[ $out == *"cannot be read: "* ]]
