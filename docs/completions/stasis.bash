@@ -2,6 +2,12 @@
 _stasis() {
   local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} verb='' words='' i
   COMPREPLY=()
+  # "--sync=d" comes in three words.
+  if [[ $word == '=' ]]; then
+    word=''
+  elif [[ $before == '=' ]]; then
+    before=${COMP_WORDS[COMP_CWORD - 2]}
+  fi
   for ((i = 1; i < COMP_CWORD; ++i)); do
     [[ ${COMP_WORDS[i]} == -* ]] || { verb=${COMP_WORDS[i]} && break; }
   done
@@ -56,7 +62,7 @@ _stasis() {
   if [[ $word != -* ]]; then
     case $verb in
       suspend|resume|dump|recover|doctor)
-        mapfile -t COMPREPLY < <(compgen -W "$(stasis ps -q 2>/dev/null | awk 'NR > 1 { print $1 }')" -- "$word")
+        mapfile -t COMPREPLY < <(compgen -W "$(stasis ps -q -t 200 2>/dev/null | awk 'NR > 1 { print $1 }')" -- "$word")
         return
         ;;
       inspect|logs)

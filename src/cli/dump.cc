@@ -50,7 +50,7 @@ std::uint32_t parse_ghost_limit(const std::string& text) {
 // CRIU's own options, by CRIU's names.
 void add_criu_dump_options(CLI::App& command, DumpArguments& options) {
   CriuOptions& criu = options.dump.criu;
-  constexpr const char* kGroup = "DumpArguments for CRIU";
+  constexpr const char* kGroup = "Options for CRIU";
   command.add_flag("--shell-job", criu.shell_job, "the job hangs on a terminal (set by itself)")
       ->group(kGroup);
   command.add_flag("--tcp-established", criu.tcp_established, "keep open TCP connections")

@@ -47,40 +47,34 @@ int report_error(Context& context, const Error& error) {
   return status;
 }
 
-// A verb or an option that there is not, and what was probably meant. Nothing if neither is seen.
-std::string what_is_unknown(CLI::App& app, const CLI::App* verb, int argc, char** argv) {
+// Of what the command line has too much, the verb or option that there is not, and what was
+// probably meant. Nothing if it has nothing too much.
+std::string what_is_unknown(CLI::App& app, const CLI::App* verb) {
+  const std::vector<std::string> unknown = app.remaining(true);
+  if (unknown.empty() || unknown.front() == "--") return {};
+  const std::string word = unknown.front().substr(0, unknown.front().find('='));
+  const bool is_option = word.size() > 1 && word.front() == '-';
+  if (!is_option && verb != nullptr) return {};
   std::vector<std::string> known;
-  for (const CLI::App* one : app.get_subcommands([](const CLI::App*) { return true; }))
-    if (!one->get_group().empty()) known.push_back(one->get_name());
-  const auto say = [&known](const std::string& what, std::string_view word) {
-    const std::string meant = closest(word, known);
-    return fmt::format("there is no {} '{}'{}", what, word,
-                       meant.empty() ? "" : fmt::format("; did you mean '{}'?", meant));
-  };
-  const std::vector<std::string_view> words(argv + std::min(argc, 1), argv + argc);
-  if (verb == nullptr) {
-    const auto word = std::find_if(words.begin(), words.end(),
-                                   [](std::string_view one) { return !one.starts_with('-'); });
-    return word == words.end() ? std::string() : say("verb", *word);
+  if (is_option) {
+    for (const CLI::Option* option : (verb == nullptr ? &app : verb)->get_options())
+      for (const std::string& name : option->get_lnames())
+        known.push_back("--" + name);
+  } else {
+    for (const CLI::App* one : app.get_subcommands([](const CLI::App*) { return true; }))
+      if (!one->get_group().empty()) known.push_back(one->get_name());
   }
-  known.clear();
-  for (const CLI::Option* option : verb->get_options())
-    for (const std::string& name : option->get_lnames())
-      known.push_back("--" + name);
-  for (const std::string_view word : words) {
-    if (word == "--") break;
-    const std::string_view name = word.substr(0, word.find('='));
-    if (name.starts_with("--") && std::find(known.begin(), known.end(), name) == known.end())
-      return say("option", name);
-  }
-  return {};
+  if (std::find(known.begin(), known.end(), word) != known.end()) return {};
+  const std::string meant = closest(word, known);
+  return fmt::format("there is no {} '{}'{}", is_option ? "option" : "verb", word,
+                     meant.empty() ? "" : fmt::format("; did you mean '{}'?", meant));
 }
 
-Error usage_error(CLI::App& app, const CLI::ParseError& error, int argc, char** argv) {
+Error usage_error(CLI::App& app, const CLI::ParseError& error) {
   const CLI::App* verb = nullptr;
   for (const CLI::App* one : app.get_subcommands())
     verb = one;
-  const std::string unknown = what_is_unknown(app, verb, argc, argv);
+  const std::string unknown = what_is_unknown(app, verb);
   return {ErrorCode::kUsage,
           unknown.empty() ? error.what() : unknown,
           fmt::format("see `stasis {}--help`", verb == nullptr ? "" : verb->get_name() + " "),
@@ -134,7 +128,7 @@ int run(int argc, char** argv) {
       return terminal.report_lost_output() ? exit_status(ErrorCode::kIo) : 0;
     }
     context.json = wants_json(argc, argv);
-    return report_error(context, usage_error(app, error, argc, argv));
+    return report_error(context, usage_error(app, error));
   }
   terminal.set_quiet(quiet || context.json);
   terminal.set_verbose(context.verbose);

@@ -102,8 +102,8 @@ struct Collected {
   std::size_t not_permitted = 0;
 };
 
-// Those that are still without an answer, so that nobody is asked twice at once.
-using Pending = std::map<Pid, std::shared_ptr<Question>>;
+// Those that had no answer, so that nobody is asked again before.
+using Pending = std::vector<std::shared_ptr<Question>>;
 
 std::uint64_t bytes_of(const Row& row) {
   std::uint64_t sum = 0;
@@ -112,15 +112,23 @@ std::uint64_t bytes_of(const Row& row) {
   return sum;
 }
 
-// "0, 2": the places of the GPUs in the driver's order, "?" for one that is not here.
-std::string gpus_text(const Row& row, const std::vector<Gpu>& gpus) {
-  std::string out;
+// The places of its GPUs in the driver's order; nothing for one that is not here.
+std::vector<std::optional<std::size_t>> places_of(const Row& row, const std::vector<Gpu>& gpus) {
+  std::vector<std::optional<std::size_t>> out;
   for (const GpuUse& use : row.uses) {
     const auto gpu =
         std::find_if(gpus.begin(), gpus.end(), [&](const Gpu& one) { return one.uuid == use.gpu; });
-    out +=
-        (out.empty() ? "" : ", ") + (gpu == gpus.end() ? "?" : std::to_string(gpu - gpus.begin()));
+    out.emplace_back();
+    if (gpu != gpus.end()) out.back() = static_cast<std::size_t>(gpu - gpus.begin());
   }
+  return out;
+}
+
+// "0, 2"
+std::string gpus_text(const Row& row, const std::vector<Gpu>& gpus) {
+  std::string out;
+  for (const auto& place : places_of(row, gpus))
+    out += (out.empty() ? "" : ", ") + (place ? std::to_string(*place) : "?");
   return out.empty() ? "-" : out;
 }
 
@@ -147,14 +155,18 @@ Result<Collected> collect(Driver& driver, std::chrono::milliseconds patience, Pe
   const proc::ProcFs procfs;
   auto everyone = procfs.all();
   if (!everyone) return fail(std::move(everyone.error()));
+  // What was answered since is no answer to a question of now.
+  std::erase_if(pending, [](const auto& one) { return one->wait(Clock::now()).has_value(); });
   std::vector<std::shared_ptr<Question>> questions;
   for (const proc::ProcessInfo& info : *everyone) {
     auto maps = procfs.maps_file(info.pid, "libcuda.so");
     if (!maps && maps.error().code == ErrorCode::kNotPermitted) ++out.not_permitted;
     if (!maps || !*maps) continue;
-    const auto asked = pending.find(info.pid);
-    if (asked != pending.end() && asked->second->process.info().start_ticks == info.start_ticks) {
-      questions.push_back(asked->second);
+    const auto asked = std::find_if(pending.begin(), pending.end(), [&](const auto& one) {
+      return one->process.pid() == info.pid && one->process.info().start_ticks == info.start_ticks;
+    });
+    if (asked != pending.end()) {
+      questions.push_back(*asked);
       continue;
     }
     auto process = Process::open(driver, info.pid);
@@ -166,11 +178,10 @@ Result<Collected> collect(Driver& driver, std::chrono::milliseconds patience, Pe
   std::vector<std::pair<std::shared_ptr<Question>, Row>> found;
   for (const auto& question : questions) {
     const auto answer = question->wait(until);
-    const Pid pid = question->process.pid();
     if (answer) {
-      pending.erase(pid);
-    } else {
-      pending.insert_or_assign(pid, question);
+      std::erase(pending, question);
+    } else if (std::find(pending.begin(), pending.end(), question) == pending.end()) {
+      pending.push_back(question);
     }
     if (answer && *answer && !**answer) continue;
     Row row;
@@ -208,6 +219,8 @@ Result<Collected> collect(Driver& driver, std::chrono::milliseconds patience, Pe
       if (auto suspended = recall_suspended(question->process)) {
         row.uses = std::move(suspended->uses);
         row.since = suspended->since;
+      } else {
+        row.since = 0;  // by somebody else
       }
     }
     row.under = under(journal, info);
@@ -219,6 +232,9 @@ Result<Collected> collect(Driver& driver, std::chrono::milliseconds patience, Pe
 }
 
 json row_json(const Row& row, const std::vector<Gpu>& gpus) {
+  json places = json::array();
+  for (const auto& place : places_of(row, gpus))
+    places.push_back(place ? json(*place) : json());
   json uses = json::array();
   for (const GpuUse& use : row.uses)
     uses.push_back({{"uuid", use.gpu.to_string()}, {"bytes", use.bytes}});
@@ -227,7 +243,7 @@ json row_json(const Row& row, const std::vector<Gpu>& gpus) {
           {"state", row.state},
           {"reason", row.reason},
           {"path", row.state == "checkpointed" ? "driver" : ""},
-          {"gpus", gpus_text(row, gpus)},
+          {"gpus", places},
           {"gpu_bytes", row.state == "checkpointed" ? 0 : bytes_of(row)},
           {"gpu_memory", uses},
           {"since", row.since > 0 ? json(row.since) : json()},
@@ -235,51 +251,90 @@ json row_json(const Row& row, const std::vector<Gpu>& gpus) {
           {"command", row.command}};
 }
 
-void show(Context& context, const Collected& collected, bool again) {
+// What is worth knowing besides the table.
+std::vector<std::string> notes_of(const Collected& collected, bool verbose) {
+  std::vector<std::string> out;
   // Root meets them too, in containers that hide the host's first process.
-  if (collected.not_permitted > 0 && !again && (::geteuid() != 0 || context.verbose > 0)) {
-    context.terminal.note(fmt::format("{} processes could not be asked: not permitted{}",
-                                      collected.not_permitted,
-                                      ::geteuid() != 0 ? "; run as root to see them" : ""));
+  if (collected.not_permitted > 0 && (::geteuid() != 0 || verbose)) {
+    out.push_back(fmt::format("{} processes could not be asked: not permitted{}",
+                              collected.not_permitted,
+                              ::geteuid() != 0 ? "; run as root to see them" : ""));
   }
-  if (context.json) {
-    json processes = json::array();
-    for (const Row& row : collected.rows)
-      processes.push_back(row_json(row, collected.gpus));
-    context.print(
-        {{"ok", true}, {"processes", processes}, {"not_permitted", collected.not_permitted}});
-    return;
-  }
+  for (const Row& row : collected.rows)
+    if (row.state == "?")
+      out.push_back(fmt::format("the state of process {}: {}", row.pid.value, row.reason));
+  return out;
+}
+
+json all_json(const Collected& collected) {
+  json processes = json::array();
+  for (const Row& row : collected.rows)
+    processes.push_back(row_json(row, collected.gpus));
+  return {{"ok", true}, {"processes", processes}, {"not_permitted", collected.not_permitted}};
+}
+
+std::string table_of(const Collected& collected) {
   const std::int64_t now = std::time(nullptr);
   std::vector<std::vector<std::string>> lines = {
       {"PID", "USER", "STATE", "GPUS", "GPU MEMORY", "SINCE", "OPERATION", "COMMAND"}};
   for (const Row& row : collected.rows) {
-    if (row.state == "?" && !again) {
-      context.terminal.note(fmt::format("the state of process {}: {}", row.pid.value, row.reason));
-    }
     lines.push_back({std::to_string(row.pid.value), row.user, row.state,
                      gpus_text(row, collected.gpus), memory_text(row),
                      row.since > 0 ? format_age(std::chrono::seconds(now - row.since)) : "-",
                      row.under.empty() ? "-" : row.under, row.command});
   }
-  if (again) context.terminal.clear_screen();
-  context.terminal.out_block(table(lines, Terminal::columns()));
+  return table(lines, Terminal::columns());
+}
+
+void show_once(Context& context, const Collected& collected) {
+  for (const std::string& note : notes_of(collected, context.verbose > 0))
+    context.terminal.note(note);
+  if (context.json) {
+    context.print(all_json(collected));
+  } else {
+    context.terminal.out_block(table_of(collected));
+  }
+}
+
+// The notes below the table, where the next look does not wipe them out; JSON in one line.
+void show_again(Context& context, const Collected& collected) {
+  if (context.json) {
+    context.terminal.out(all_json(collected).dump(-1, ' ', true, json::error_handler_t::replace));
+    return;
+  }
+  std::string text = table_of(collected);
+  for (const std::string& note : notes_of(collected, context.verbose > 0))
+    text += "\nnote: " + printable(note);
+  context.terminal.clear_screen();
+  context.terminal.out_block(text);
 }
 
 Result<int> run_ps(Context& context, const PsArguments& arguments) {
   auto driver = context.load_driver();
   if (!driver) return fail(std::move(driver.error()));
   Pending pending;
+  int status = 0;
   // Threads that still wait for the driver must not see it go.
   const ScopeGuard leave([&] {
     if (pending.empty()) return;
-    ::_exit(context.terminal.report_lost_output() || std::uncaught_exceptions() > 0 ? 1 : 0);
+    const bool failed = context.terminal.report_lost_output() || std::uncaught_exceptions() > 0;
+    ::_exit(failed && status == 0 ? 1 : status);
   });
   for (;;) {
     auto collected = collect(**driver, arguments.patience, pending);
-    if (!collected) return fail(std::move(collected.error()));
-    show(context, *collected, arguments.watch.has_value());
-    if (!arguments.watch || context.terminal.lost_output()) return 0;
+    if (!collected) {
+      if (pending.empty()) return fail(std::move(collected.error()));
+      status = exit_status(collected.error().code);
+      if (context.json) context.print(to_json(collected.error()));
+      if (!context.json) context.terminal.error(collected.error());
+      return status;
+    }
+    if (!arguments.watch) {
+      show_once(context, *collected);
+      return 0;
+    }
+    show_again(context, *collected);
+    if (context.terminal.lost_output()) return 0;
     std::this_thread::sleep_for(std::chrono::duration<double>(*arguments.watch));
   }
 }
@@ -298,7 +353,15 @@ Verb add_ps(CLI::App& app) {
       ->type_name("SECONDS")
       ->expected(0, 1)
       ->default_str("2")
-      ->check(CLI::Range(0.1, 86400.0).description(""));
+      ->check(CLI::Validator(
+          [](const std::string& text) {
+            double seconds = 0;
+            // A number that is none compares false with everything.
+            const bool good =
+                CLI::detail::lexical_cast(text, seconds) && seconds >= 0.1 && seconds <= 86400;
+            return good ? std::string() : "'" + text + "' is not within 0.1 and 86400 seconds";
+          },
+          ""));
   return {command, [arguments](Context& context) { return run_ps(context, *arguments); }, false};
 }
 

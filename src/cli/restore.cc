@@ -38,7 +38,7 @@ Result<std::pair<int, std::string>> parse_inherit(const std::string& text) {
 // Those of CRIU's own options that mean something at a restore, by CRIU's names. What the dump was
 // told holds without them.
 void add_criu_restore_options(CLI::App& command, RestoreArguments& options) {
-  constexpr const char* kGroup = "RestoreArguments for CRIU";
+  constexpr const char* kGroup = "Options for CRIU";
   RestoreOptions& restore = options.restore;
   command
       .add_option("--external", restore.external,

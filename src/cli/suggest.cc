@@ -27,20 +27,35 @@ std::size_t distance(std::string_view a, std::string_view b) {
   return above[b.size()];
 }
 
+std::string_view without_dashes(std::string_view word) {
+  word.remove_prefix(std::min(word.find_first_not_of('-'), word.size()));
+  return word;
+}
+
 }  // namespace
 
 std::string closest(std::string_view word, std::span<const std::string> candidates) {
   constexpr std::size_t kLongest = 64;  // of a word that somebody may have meant
-  if (word.size() > kLongest) return {};
-  std::size_t least = std::max<std::size_t>(1, word.size() / 3) + 1;
+  const std::string_view said = without_dashes(word);
+  if (said.empty() || said.size() > kLongest) return {};
+  std::size_t least = std::max<std::size_t>(1, said.size() / 3) + 1;
   std::string out;
+  std::size_t begin_so = 0;
+  std::string begins_so;
   for (const std::string& candidate : candidates) {
-    const std::size_t differs = distance(word, candidate);
+    const std::string_view known = without_dashes(candidate);
+    if (known.starts_with(said)) {
+      ++begin_so;
+      begins_so = candidate;
+    }
+    // "unsuspend", "--no-leave-running": the opposite.
+    if (said != known && said.ends_with(known)) continue;
+    const std::size_t differs = distance(said, known);
     if (differs >= least) continue;
     least = differs;
     out = candidate;
   }
-  return out;
+  return begin_so == 1 ? begins_so : out;
 }
 
 }  // namespace stasis::cli

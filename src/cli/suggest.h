@@ -9,8 +9,10 @@
 
 namespace stasis::cli {
 
-// The one of `candidates` that differs least from `word`, by at most a third of its letters, at
-// least one; empty if none does. Two letters that have changed places count as one difference.
+// The one of `candidates` that alone begins with `word`; else the one that differs least from it,
+// by at most a third of its letters, at least one; empty if none does. Dashes in front do not
+// count, nor does what is known with something put before it ("no-..."), which means the opposite.
+// Two letters that have changed places count as one difference.
 std::string closest(std::string_view word, std::span<const std::string> candidates);
 
 }  // namespace stasis::cli

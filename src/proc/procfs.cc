@@ -358,6 +358,8 @@ Result<std::int64_t> ProcFs::started(const ProcessInfo& info) const {
       number<std::int64_t>(std::string_view(*text)
                                .substr(at + kKey.size())
                                .substr(0, text->find('\n', at + 1) - at - kKey.size()));
+  if (boot <= 0)
+    return fail(ErrorCode::kIo, root_ + "/stat does not tell when this machine was started");
   const long ticks = ::sysconf(_SC_CLK_TCK);
   return boot + static_cast<std::int64_t>(info.start_ticks / static_cast<std::uint64_t>(ticks));
 }

@@ -44,6 +44,11 @@ completed() {
   done
 }
 
+@test "headings are those that were written" {
+  assert_equal "$(grep -h '^\.SH' "$DOCS"/man/stasis*.1 | sort -u | tr '\n' ' ')" \
+    ".SH ARGUMENTS .SH DESCRIPTION .SH ENVIRONMENT .SH EXIT STATUS .SH NAME .SH OPTIONS .SH OPTIONS FOR CRIU .SH SEE ALSO .SH SYNOPSIS .SH VERBS "
+}
+
 @test "man pages are without a warning" {
   command -v groff >/dev/null || skip "no groff"
   local page
@@ -57,6 +62,10 @@ completed() {
   [[ $(completed stasis du) == dump ]]
   [[ $(completed stasis dump --leave-) == *--leave-running*--leave-suspended* ]]
   [[ $(completed stasis dump --sync '') == *disk*none* ]]
+  # "=" is a word of its own to bash.
+  [[ $(completed stasis dump --sync = d) == disk ]]
+  [[ $(completed stasis dump --sync =) == *disk*none* ]]
+  [[ $(completed stasis -v dum) == dump ]]
   mkdir "$BATS_TEST_TMPDIR/image-of-mine"
   [[ $(completed stasis inspect "$BATS_TEST_TMPDIR/image") == "$BATS_TEST_TMPDIR/image-of-mine" ]]
   [[ $(completed stasis restore -D "$BATS_TEST_TMPDIR/image") == "$BATS_TEST_TMPDIR/image-of-mine" ]]
@@ -66,7 +75,15 @@ completed() {
 
 @test "zsh and fish can read their completions" {
   if command -v zsh >/dev/null; then zsh -n "$DOCS/completions/_stasis"; fi
-  if command -v fish >/dev/null; then fish --no-execute "$DOCS/completions/stasis.fish"; fi
+  if command -v fish >/dev/null; then
+    fish --no-execute "$DOCS/completions/stasis.fish"
+    offered() { fish -c "source '$DOCS/completions/stasis.fish'; complete -C '$1'"; }
+    [[ $(offered 'stasis du') == dump* ]]
+    [[ $(offered 'stasis --vers') == --version* ]]
+    [[ $(offered 'stasis -v dump --leave-r') == --leave-running* ]]
+    assert_equal "$(offered 'stasis dump --sync ' | cut -f1 | tr '\n' ' ')" "disk none "
+    assert_equal "$(offered 'stasis explain dump --le')" ""
+  fi
   command -v zsh >/dev/null || command -v fish >/dev/null || skip "neither zsh nor fish"
 }
 
@@ -80,6 +97,17 @@ completed() {
   refused 2 usage frobnicate
   assert_contains "$err" "there is no verb 'frobnicate'"
   [[ $err != *"did you mean"* ]]
+  # Not what means the opposite; what alone begins so; and no value taken for an option.
+  refused 2 usage unsuspend 1
+  [[ $err != *"did you mean"* ]]
+  refused 2 usage dump 1 --images /x
+  assert_contains "$err" "did you mean '--images-dir'?"
+  refused 2 usage dump -D --foo
+  [[ $err != *"--foo"* ]]
+  refused 2 usage -- dump 1
+  [[ $err != *"did you mean"* ]]
+  refused 2 usage --versoin
+  assert_contains "$err" "did you mean '--version'?"
   refused 2 usage --jsno ps
   refused 2 usage dump
   assert_contains "$err" "required"

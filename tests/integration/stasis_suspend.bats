@@ -49,7 +49,26 @@ teardown() { end_stasis; }
   kill -CONT "$TARGET"
   wait $! || true
   grep -q stopped "$BATS_TEST_TMPDIR/said"
-  refused 2 usage ps --watch 0
+  local wrong
+  for wrong in 0 nan x 1e9; do
+    refused 2 usage ps --watch "$wrong"
+  done
+  # One object a line.
+  timeout 3 stasis ps --watch 0.5 --json >"$BATS_TEST_TMPDIR/said" || true
+  python3 -c 'import json, sys; assert all(json.loads(line)["processes"][0]["gpus"] == [0] for line in open(sys.argv[1]))' "$BATS_TEST_TMPDIR/said"
+}
+
+@test "ps --watch shows no answer of an earlier look" {
+  start_target memory --size 2M
+  STASIS_SIM_FAULTS=checkpoint:delay=4s stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
+  local suspend=$!
+  wait_until 20 stands_in_ps busy
+  timeout 11 stasis ps --watch 6 -t 300 >"$BATS_TEST_TMPDIR/said" 2>/dev/null 3>&- &
+  local watch=$!
+  wait "$suspend"
+  done_by resume "$TARGET"
+  wait "$watch" || true
+  assert_equal "$(awk -v pid="$TARGET" '$1 == pid { print $3 }' "$BATS_TEST_TMPDIR/said" | tr '\n' ' ')" "busy running "
 }
 
 @test "ps names the operation under way, and the one that was cut short" {

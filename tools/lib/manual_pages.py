@@ -14,6 +14,17 @@ SEE = {"dump": ["restore", "doctor", "inspect", "logs"], "restore": ["dump", "in
        "suspend": ["resume", "recover"], "resume": ["suspend", "recover"], "recover": ["ps"],
        "ps": ["recover", "doctor"], "doctor": ["dump"], "explain": ["logs"], "inspect": ["restore", "logs"],
        "logs": ["explain", "inspect"]}
+# What a page says besides the options.
+BODIES = {"ps": """.PP
+PID, USER and COMMAND are those of the process. STATE is its CUDA state (running, locked, checkpointed,
+failed), or busy if it does not answer in time, stopped (Ctrl\\-Z), traced, or ? with a note that says why.
+GPUS are their numbers in the driver's order. GPU MEMORY in parentheses is what a suspended process gets
+back. SINCE is how long ago Stasis suspended it, or, for one that is not suspended, it was started; \\- if
+another tool has suspended it. OPERATION is what is under way, with the process that does it, or what was cut
+short: `stasis recover` mends that.
+.PP
+With \\-\\-watch it goes on until it is ended (Ctrl\\-C). With \\-\\-json that gives one object a line.
+"""}
 FOLDERS = {"--images-dir"}
 PROGRAMS = {"--criu"}
 
@@ -30,7 +41,7 @@ def choices(option):
 def value_of(option):
     if not option["value"] and "choices" not in option:
         return ""
-    value = option["value"] or "|".join(choices(option))
+    value = "|".join(choices(option)) or option["value"]
     return f"[{value}]" if option["optional_value"] else value
 
 
@@ -42,6 +53,10 @@ def options_of(command):
 
 def synopsis(command, name):
     words = [f".B {roff(name)}", ".RI [ OPTION \\|.\\|.\\|. ]"]
+    if "verbs" in command:
+        return "\n".join(words + [".I VERB", ".RI [ ARGUMENT \\|.\\|.\\|. ]"])
+    words += [f".BI {roff(o['names'][0])} \" {roff(value_of(o))}\""
+              for o in options_of(command) if o["required"] and "positional" not in o]
     for option in command["options"]:
         if "positional" in option:
             shown = option["positional"].upper()
@@ -54,12 +69,13 @@ def option_text(option):
     names = ", ".join(f"\\fB{roff(name)}\\fR" for name in option["names"])
     value = value_of(option)
     text = option["text"] + (" (required)" if option["required"] and "positional" not in option else "")
-    text += f"; one of {', '.join(choices(option))}" if choices(option) else ""
+    text = f"the same as {option['positional'].upper()}" if "positional" in option else text
     return f".TP\n{names}" + (f" \\fI{roff(value)}\\fR" if value else "") + f"\n{roff(text)}\n"
 
 
 def page(known, command, name, body=""):
-    summary = command["text"].split(";")[0].split(":")[0].rstrip(".")
+    summary = command["text"].split(";")[0].split(":")[0].rstrip(".").removeprefix("Stasis ")
+    statuses, environment = known["footer"].split("STASIS_LIBCUDA", 1)
     out = [f'.TH {roff(name).upper()} 1 "" "Stasis {known["version"]}" "Stasis"',
            f".SH NAME\n{roff(name)} \\- {roff(summary)}",
            f".SH SYNOPSIS\n{synopsis(command, name.replace('-', ' ', 1))}",
@@ -74,14 +90,20 @@ def page(known, command, name, body=""):
             group = option["group"]
             out.append(f".SH {group.upper()}")
         out.append(option_text(option).rstrip("\n"))
-    out.append(f".SH EXIT STATUS AND ENVIRONMENT\n{roff(known['footer'])}\n.PP\n"
-               + roff("STASIS_STATE_DIR is where records of operations are kept. "
-                      "`stasis explain` lists the codes of all errors."))
+    statuses = statuses.strip().removeprefix("Exit status: ")
+    out.append(f".SH EXIT STATUS\n{roff(statuses)}\n`stasis explain` lists the codes of all errors.")
+    out.append(".SH ENVIRONMENT\n" + roff("STASIS_LIBCUDA" + environment.rstrip(".") + ".\nSTASIS_STATE_DIR is where "
+               "records of operations are kept. NO_COLOR turns colours off."))
     others = [f"stasis-{verb}" for verb in SEE.get(command["name"], [])] or [f"stasis-{v['name']}" for v in known["verbs"]]
     if command["name"] != "stasis":
         others.insert(0, "stasis")
-    out.append(".SH SEE ALSO\n" + ",\n".join(f".BR {roff(other)} (1)".replace("(1)", "(1)") for other in others))
-    return "\n".join(part for part in out if part).replace(",\n.BR", " ,\n.BR") + "\n"
+    pages = [(other, 1) for other in others]
+    if command["name"] in ("stasis", "dump", "restore", "inspect", "logs"):
+        pages.append(("stasis-image", 5))
+    if command["name"] == "stasis":
+        pages.append(("cuda-checkpoint", 1))
+    out.append(".SH SEE ALSO\n" + ",\n".join(f".BR {roff(name)} ({section})" for name, section in pages))
+    return "\n".join(part for part in out if part).replace("),\n", "),\n") + "\n"
 
 
 def main_page(known):
@@ -123,6 +145,12 @@ def bash(known):
 _stasis() {{
   local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD - 1]}} verb='' words='' i
   COMPREPLY=()
+  # "--sync=d" comes in three words.
+  if [[ $word == '=' ]]; then
+    word=''
+  elif [[ $before == '=' ]]; then
+    before=${{COMP_WORDS[COMP_CWORD - 2]}}
+  fi
   for ((i = 1; i < COMP_CWORD; ++i)); do
     [[ ${{COMP_WORDS[i]}} == -* ]] || {{ verb=${{COMP_WORDS[i]}} && break; }}
   done
@@ -136,7 +164,7 @@ _stasis() {{
   if [[ $word != -* ]]; then
     case $verb in
       {pids})
-        mapfile -t COMPREPLY < <(compgen -W "$(stasis ps -q 2>/dev/null | awk 'NR > 1 {{ print $1 }}')" -- "$word")
+        mapfile -t COMPREPLY < <(compgen -W "$(stasis ps -q -t 200 2>/dev/null | awk 'NR > 1 {{ print $1 }}')" -- "$word")
         return
         ;;
       {folders})
@@ -170,7 +198,9 @@ def zsh(known):
             action = f":{re.sub(r'[^A-Za-z]', ' ', option['value']).strip() or 'value'}:{kind}"
             action = ":" + action if option["optional_value"] else action
         repeat = "*" if option["many"] else f"({' '.join(option['names'])})"
-        return [quoted(f"{repeat}{name}[{text}]{action}") for name in option["names"]]
+        equals = "=" if action and not option["optional_value"] else ""
+        return [quoted(f"{repeat}{name}{equals if name.startswith('--') else ''}[{text}]{action}")
+                for name in option["names"]]
 
     cases = []
     for verb in known["verbs"]:
@@ -189,20 +219,26 @@ def zsh(known):
 # Completion of stasis for zsh. Made by tools/manual-pages.
 _stasis_pids() {{
   local -a pids
-  pids=(${{(f)"$(stasis ps -q 2>/dev/null | awk 'NR > 1 {{ print $1 ":" $NF }}')"}})
+  pids=(${{(f)"$(stasis ps -q -t 200 2>/dev/null |
+    awk 'NR == 1 {{ at = index($0, "COMMAND") }} NR > 1 {{ print $1 ":" substr($0, at) }}')"}})
   _describe process pids
 }}
 _stasis() {{
+  local context state state_descr line
+  local -A opt_args
   local -a verbs
   verbs=({verbs})
-  if ((CURRENT == 2)); then
-    _describe verb verbs
-    return
-  fi
-  local verb=$words[2]
-  shift words
-  ((CURRENT--))
-  case $verb in
+  _arguments -C {' '.join(one for option in options_of(known) for one in spec(option))} \
+    '1: :->verb' '*:: :->rest'
+  case $state in
+    verb)
+      _describe verb verbs
+      return
+      ;;
+    rest) ;;
+    *) return ;;
+  esac
+  case $line[1] in
 {chr(10).join(cases)}
   esac
 }}
@@ -214,14 +250,28 @@ def fish(known):
     def quote(text):
         return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
-    lines = ["# Completion of stasis for fish. Made by tools/manual-pages.", "complete -c stasis -f"]
+    lines = ["# Completion of stasis for fish. Made by tools/manual-pages.",
+             "# Is this the verb of the command line? Without an argument: has it none yet?",
+             "function __stasis_verb",
+             "    set -l words (commandline -opc)",
+             "    for word in $words[2..]",
+             "        string match -q -- '-*' $word; and continue",
+             "        test \"$word\" = \"$argv\"",
+             "        return",
+             "    end",
+             "    test -z \"$argv\"",
+             "end",
+             "complete -c stasis -f"]
+    for option in options_of(known):
+        words = [f"-s {n[1:]}" if not n.startswith("--") else f"-l {n[2:]}" for n in option["names"]]
+        lines.append(f"complete -c stasis -n __stasis_verb {' '.join(words)} -d {quote(option['text'])}")
     for verb in known["verbs"]:
-        lines.append(f"complete -c stasis -n __fish_use_subcommand -a {verb['name']} -d {quote(verb['text'].split(';')[0])}")
-        seen = f"-n '__fish_seen_subcommand_from {verb['name']}'"
+        lines.append(f"complete -c stasis -n __stasis_verb -a {verb['name']} -d {quote(verb['text'].split(';')[0])}")
+        seen = f"-n '__stasis_verb {verb['name']}'"
         for option in options_of(verb):
             words = [f"-s {n[1:]}" if not n.startswith("--") else f"-l {n[2:]}" for n in option["names"]]
             if (option["value"] or "choices" in option) and not option["optional_value"]:
-                words.append("-r")
+                words.append("-r" if PROGRAMS & set(option["names"]) else "-x")
                 if FOLDERS & set(option["names"]):
                     words.append("-a '(__fish_complete_directories)'")
                 elif PROGRAMS & set(option["names"]):
@@ -232,7 +282,7 @@ def fish(known):
         for option in verb["options"]:
             kind = option.get("positional", "").upper()
             if kind == "PID":
-                lines.append(f"complete -c stasis {seen} -a \"(stasis ps -q 2>/dev/null | awk 'NR > 1 {{ print \\$1 }}')\"")
+                lines.append(f"complete -c stasis {seen} -a \"(stasis ps -q -t 200 2>/dev/null | awk 'NR > 1 {{ print \\$1 }}')\"")
             elif kind == "DIR":
                 lines.append(f"complete -c stasis {seen} -a '(__fish_complete_directories)'")
     return "\n".join(lines) + "\n"
@@ -249,7 +299,8 @@ def main():
              os.path.join(completions, "_stasis"): zsh(known),
              os.path.join(completions, "stasis.fish"): fish(known)}
     for verb in known["verbs"]:
-        files[os.path.join(man, f"stasis-{verb['name']}.1")] = page(known, verb, f"stasis-{verb['name']}")
+        files[os.path.join(man, f"stasis-{verb['name']}.1")] = page(known, verb, f"stasis-{verb['name']}",
+                                                                          BODIES.get(verb["name"], ""))
     for path, text in files.items():
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
