@@ -59,7 +59,7 @@ std::string_view error_code_name(ErrorCode code);
 // The exit status of a program that ends because of this error; docs/errors.md lists them.
 int exit_status(ErrorCode code);
 
-// All about a code that is true wherever it occurs. Texts are of the program, and never end.
+// All about a code that is true wherever it occurs. The texts live as long as the program.
 struct ErrorInfo {
   ErrorCode code;
   std::string_view name;

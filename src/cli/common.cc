@@ -128,6 +128,13 @@ json to_json(const Report& report) {
   return out;
 }
 
+json to_json(const CriuDiagnosis& diagnosis) {
+  return {{"code", error_code_name(diagnosis.code)},
+          {"line", diagnosis.line},
+          {"meaning", diagnosis.meaning},
+          {"remedy", diagnosis.remedy}};
+}
+
 json to_json(const Error& error) {
   json out = {{"code", std::string(error_code_name(error.code))},
               {"message", error.to_string()},

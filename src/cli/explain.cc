@@ -138,10 +138,7 @@ Result<int> run_explain(Context& context, const std::vector<std::string>& words)
                                            error_code_name(diagnosis->code), diagnosis->line,
                                            diagnosis->meaning, diagnosis->remedy));
   }
-  return print_json(json::array({{{"code", error_code_name(diagnosis->code)},
-                                  {"line", diagnosis->line},
-                                  {"meaning", diagnosis->meaning},
-                                  {"remedy", diagnosis->remedy}}}));
+  return print_json(json::array({to_json(*diagnosis)}));
 }
 
 }  // namespace

@@ -26,10 +26,9 @@ std::string criu_version_text(int version) {
 std::vector<std::string> options_used(const CriuOptions& criu) {
   std::vector<std::string> out;
   const std::pair<bool, const char*> flags[] = {
-      {criu.shell_job, "--shell-job"},      {criu.tcp_established, "--tcp-established"},
-      {criu.tcp_close, "--tcp-close"},      {criu.file_locks, "--file-locks"},
-      {criu.link_remap, "--link-remap"},    {criu.ext_unix_sk, "--ext-unix-sk"},
-      {criu.unprivileged, "--unprivileged"}};
+      {criu.shell_job, "--shell-job"},       {criu.tcp_established, "--tcp-established"},
+      {criu.tcp_close, "--tcp-close"},       {criu.file_locks, "--file-locks"},
+      {!criu.link_remap, "--no-link-remap"}, {criu.ext_unix_sk, "--ext-unix-sk"}};
   for (const auto& [set, word] : flags)
     if (set) out.emplace_back(word);
   out.push_back(fmt::format("--ghost-limit {}", criu.ghost_limit));

@@ -149,12 +149,7 @@ json log_json(const Log& log) {
   }
   out["errors"] = content->errors;
   out["truncated"] = content->truncated;
-  if (content->diagnosis) {
-    out["diagnosis"] = {{"code", error_code_name(content->diagnosis->code)},
-                        {"line", content->diagnosis->line},
-                        {"meaning", content->diagnosis->meaning},
-                        {"remedy", content->diagnosis->remedy}};
-  }
+  if (content->diagnosis) out["diagnosis"] = to_json(*content->diagnosis);
   return out;
 }
 

@@ -76,7 +76,7 @@ bool turns_text(std::string_view character) {
          (character >= "\xe2\x81\xa6" && character <= "\xe2\x81\xa9");
 }
 
-// Columns, as far as that can be told without knowing the font.
+// Characters, which are a column each but for wide ones (Chinese, Japanese, Korean) and marks.
 std::size_t width_of(std::string_view text) {
   return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char c) {
     return (static_cast<unsigned char>(c) & 0xc0U) != 0x80;

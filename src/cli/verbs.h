@@ -13,6 +13,7 @@
 #include "base/interrupt.h"
 #include "checkpoint/bounded_driver.h"
 #include "cli/terminal.h"
+#include "criu/criu_log.h"
 #include "operations/operations.h"
 #include "stasis/result.h"
 
@@ -73,6 +74,7 @@ void add_criu_path(CLI::App& command, std::optional<std::string>& path);
 nlohmann::json to_json(const Report& report);
 nlohmann::json to_json(const ProcessReport& process);
 nlohmann::json to_json(const Error& error);
+nlohmann::json to_json(const CriuDiagnosis& diagnosis);
 // What its processes are now: "it runs on", "process 12 is running, process 13 is checkpointed".
 std::string state_text(const Report& report);
 std::string phases_text(const Report& report);

@@ -46,7 +46,7 @@ def value_of(option):
 
 
 def options_of(command):
-    """Named ones first those with a group of their own last."""
+    """Those with names, the ones of a group of their own last."""
     named = [o for o in command["options"] if o["names"]]
     return sorted(named, key=lambda o: o["group"] != "Options")
 
@@ -103,7 +103,7 @@ def page(known, command, name, body=""):
     if command["name"] == "stasis":
         pages.append(("cuda-checkpoint", 1))
     out.append(".SH SEE ALSO\n" + ",\n".join(f".BR {roff(name)} ({section})" for name, section in pages))
-    return "\n".join(part for part in out if part).replace("),\n", "),\n") + "\n"
+    return "\n".join(part for part in out if part) + "\n"
 
 
 def main_page(known):
