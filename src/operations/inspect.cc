@@ -37,7 +37,7 @@ Result<void> check_ports(const Manifest& manifest) {
   }
   for (const ProcessRecord& process : manifest.processes) {
     for (const std::uint16_t port : process.tcp_ports) {
-      if (taken.count(port) == 0) continue;
+      if (!taken.contains(port)) continue;
       return fail(
           ErrorCode::kBusy,
           fmt::format("process {} of the image listens on TCP port {}, which is in use here",
