@@ -1,0 +1,414 @@
+#include "agent.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <new>
+
+#include "base/futex.h"
+#include "direct/agent_protocol.h"
+#include "gate.h"
+#include "intercept.h"
+#include "memory.h"
+
+namespace stasis::preload {
+namespace {
+
+using direct::AgentCommand;
+using direct::AgentState;
+using direct::ControlPage;
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+// How often the agent looks whether its peer still lives, while there is something to undo.
+constexpr milliseconds kLook{100};
+// The buffer is a bit larger than what was there when it was made: programs go on allocating until
+// the gate closes.
+constexpr std::uint64_t kHugePage = std::uint64_t{2} << 20;
+
+std::atomic<ControlPage*> g_page{nullptr};
+int g_fd = -1;
+std::atomic<bool> g_started{false};
+
+// Waits for all devices, in a thread that may be left behind: what it waits for may need threads
+// that the gate holds.
+struct DeviceWait {
+  std::vector<cuda::CUcontext> contexts;
+  std::atomic<std::uint32_t> done{0};
+  std::atomic<std::uint32_t> users{2};  // the last frees it
+  Outcome outcome;
+
+  void leave() {
+    if (users.fetch_sub(1) == 1) delete this;
+  }
+  static void* run(void* argument) {
+    auto* self = static_cast<DeviceWait*>(argument);
+    for (auto* context : self->contexts) {
+      auto result = driver().cuCtxSetCurrent(context);
+      // One that was destroyed meanwhile has nothing to wait for.
+      if (result != cuda::CUDA_SUCCESS) continue;
+      result = driver().cuCtxSynchronize();
+      if (result != cuda::CUDA_SUCCESS) {
+        self->outcome = {result, "cuCtxSynchronize"};
+        break;
+      }
+    }
+    driver().cuCtxSetCurrent(nullptr);
+    self->done.store(1, std::memory_order_release);
+    futex::wake_all(self->done, false);
+    self->leave();
+    return nullptr;
+  }
+};
+
+bool start_thread(void* (*run)(void*), void* argument) {
+  // The program's signals are not for our threads.
+  sigset_t all;
+  sigset_t before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  pthread_attr_t attributes;
+  ::pthread_attr_init(&attributes);
+  ::pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+  pthread_t thread{};
+  const bool started = ::pthread_create(&thread, &attributes, run, argument) == 0;
+  ::pthread_attr_destroy(&attributes);
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return started;
+}
+
+enum class Waited { kDone, kTimeout, kFailed };
+
+Waited wait_for_devices(Clock::time_point deadline, Outcome& outcome) {
+  auto* wait = new DeviceWait;
+  wait->contexts = known_contexts();
+  if (!start_thread(&DeviceWait::run, wait)) {
+    delete wait;
+    outcome = {cuda::CUDA_ERROR_OPERATING_SYSTEM, "no thread to be had"};
+    return Waited::kFailed;
+  }
+  while (!wait->done.load(std::memory_order_acquire)) {
+    const auto now = Clock::now();
+    if (now >= deadline) break;
+    futex::wait(wait->done, 0, false, deadline - now);
+  }
+  auto waited = Waited::kTimeout;
+  if (wait->done.load(std::memory_order_acquire)) {
+    outcome = wait->outcome;
+    waited = outcome.ok() ? Waited::kDone : Waited::kFailed;
+  }
+  wait->leave();
+  return waited;
+}
+
+class Session {
+ public:
+  explicit Session(ControlPage& page, int fd) : page_(page), fd_(fd) {}
+
+  [[noreturn]] void run() {
+    auto seen = page_.request.load(std::memory_order_acquire);
+    for (;;) {
+      const auto now = page_.request.load(std::memory_order_acquire);
+      if (now == seen) {
+        const bool something_to_undo = undoes_on_its_own();
+        futex::wait(page_.request, seen, true,
+                    something_to_undo ? std::chrono::nanoseconds(kLook) : std::chrono::nanoseconds(-1));
+        if (something_to_undo && page_.request.load() == seen && peer_is_gone()) undo();
+        continue;
+      }
+      close_exported();
+      answer();
+      page_.reply.store(now, std::memory_order_release);
+      futex::wake_all(page_.reply, true);
+      seen = now;
+    }
+  }
+
+ private:
+  AgentState state() const { return page_.state.load(std::memory_order_acquire); }
+  void set_state(AgentState state) { page_.state.store(state, std::memory_order_release); }
+
+  bool undoes_on_its_own() const {
+    const auto now = state();
+    return now == AgentState::kClosed || now == AgentState::kEmptied || now == AgentState::kFilling;
+  }
+
+  // The peer holds the lock on the page, by an open file of its own, for as long as it lives.
+  bool peer_is_gone() const {
+    if (::flock(fd_, LOCK_SH | LOCK_NB) != 0) return false;
+    ::flock(fd_, LOCK_UN);
+    return true;
+  }
+
+  void done() { page_.cu_result = 0; }
+  void refuse(cuda::CUresult result, const char* what, const char* value) {
+    page_.cu_result = static_cast<std::uint32_t>(result);
+    std::snprintf(page_.message, sizeof page_.message, "%s: %s", what, value);
+  }
+  void refuse(cuda::CUresult result, const char* what, std::uint64_t value) {
+    page_.cu_result = static_cast<std::uint32_t>(result);
+    std::snprintf(page_.message, sizeof page_.message, "%s: %llu", what,
+                  static_cast<unsigned long long>(value));
+  }
+  void report(const Outcome& outcome) {
+    const char* name = nullptr;
+    if (outcome.ok()) return done();
+    if (driver().cuGetErrorName) driver().cuGetErrorName(outcome.result, &name);
+    refuse(outcome.result, outcome.what, name ? name : "unknown error");
+  }
+  bool expect(AgentState wanted) {
+    if (state() == wanted) return true;
+    refuse(cuda::CUDA_ERROR_ILLEGAL_STATE, "not possible in the agent's state",
+           static_cast<std::uint64_t>(state()));
+    return false;
+  }
+
+  void answer() {
+    page_.message[0] = '\0';
+    page_.exported_count = 0;
+    switch (page_.command) {
+      case AgentCommand::kNone:
+        return done();
+      case AgentCommand::kPrepare:
+        return prepare();
+      case AgentCommand::kClose:
+        return close_gate();
+      case AgentCommand::kExport:
+        return export_batch();
+      case AgentCommand::kEmpty:
+        return empty();
+      case AgentCommand::kHold:
+        if (!expect(AgentState::kEmptied)) return;
+        set_state(AgentState::kHeld);
+        return done();
+      case AgentCommand::kRefill:
+        return refill();
+      case AgentCommand::kCopyOut:
+        if (expect(AgentState::kClosed)) report(copy_all(buffer(), true));
+        return;
+      case AgentCommand::kCopyIn:
+        if (expect(AgentState::kFilling)) report(copy_all(buffer(), false));
+        return;
+      case AgentCommand::kOpen:
+        return open_gate();
+    }
+    refuse(cuda::CUDA_ERROR_NOT_SUPPORTED, "unknown command",
+           static_cast<std::uint64_t>(page_.command));
+  }
+
+  std::byte* buffer() const { return reinterpret_cast<std::byte*>(page_.buffer_address); }
+
+  // Has a buffer of that size at least; its content is kept.
+  bool have_buffer(std::uint64_t bytes) {
+    bytes = (bytes + kHugePage - 1) / kHugePage * kHugePage;
+    if (bytes <= page_.buffer_bytes) return true;
+    give_buffer_back();
+    // Room to begin at a huge page. Not reserved: whoever asks for it looks at free memory first,
+    // and touches it before the gate closes.
+    const auto room = bytes + kHugePage;
+    void* raw = ::mmap(nullptr, room, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (raw == MAP_FAILED) return false;
+    const auto begin = reinterpret_cast<std::uint64_t>(raw);
+    const auto aligned = (begin + kHugePage - 1) / kHugePage * kHugePage;
+    if (aligned > begin) ::munmap(raw, aligned - begin);
+    ::munmap(reinterpret_cast<void*>(aligned + bytes), begin + room - aligned - bytes);
+    auto* at = reinterpret_cast<void*>(aligned);
+    ::madvise(at, bytes, MADV_HUGEPAGE);
+    // A child that the program forks has no use for it, and must not make its pages shared.
+    ::madvise(at, bytes, MADV_DONTFORK);
+    page_.buffer_address = aligned;
+    page_.buffer_bytes = bytes;
+    return true;
+  }
+
+  void give_buffer_back() {
+    if (page_.buffer_address) ::munmap(buffer(), page_.buffer_bytes);
+    page_.buffer_address = 0;
+    page_.buffer_bytes = 0;
+  }
+
+  void prepare() {
+    if (!expect(AgentState::kRunning)) return;
+    page_.segment_bytes = movable_bytes();
+    if (!have_buffer(page_.segment_bytes))
+      return refuse(cuda::CUDA_ERROR_OUT_OF_MEMORY, "no address range of that many bytes", page_.segment_bytes);
+    done();
+  }
+
+  void close_gate() {
+    if (!expect(AgentState::kRunning)) return;
+    const auto deadline = Clock::now() + milliseconds(page_.arguments[0]);
+    for (;;) {
+      if (!Gate::close(deadline))
+        return refuse(cuda::CUDA_ERROR_NOT_READY, "a call of the driver did not return within milliseconds", page_.arguments[0]);
+      if (captures_in_progress() == 0) break;
+      // Waiting for the device would spoil the capture, which soon ends by itself.
+      Gate::open();
+      if (Clock::now() + milliseconds(1) >= deadline)
+        return refuse(cuda::CUDA_ERROR_NOT_READY, "a stream was being captured for milliseconds", page_.arguments[0]);
+      ::usleep(1000);
+    }
+    Outcome outcome;
+    switch (wait_for_devices(deadline, outcome)) {
+      case Waited::kDone:
+        break;
+      case Waited::kTimeout:
+        Gate::open();
+        return refuse(cuda::CUDA_ERROR_NOT_READY, "the device did not finish within milliseconds", page_.arguments[0]);
+      case Waited::kFailed:
+        Gate::open();
+        return report(outcome);
+    }
+    const auto inventory = take_inventory();
+    if (!have_buffer(inventory.bytes)) {
+      Gate::open();
+      return refuse(cuda::CUDA_ERROR_OUT_OF_MEMORY, "no address range of that many bytes", inventory.bytes);
+    }
+    segments_ = inventory.segments;
+    page_.segment_count = static_cast<std::uint32_t>(segments_.size());
+    page_.segment_bytes = inventory.bytes;
+    page_.staying_count = inventory.staying;
+    page_.staying_bytes = inventory.staying_bytes;
+    set_state(AgentState::kClosed);
+    done();
+  }
+
+  void export_batch() {
+    if (state() != AgentState::kFilling && !expect(AgentState::kClosed)) return;
+    const auto first = page_.arguments[0];
+    for (std::uint32_t i = 0; i < direct::kExportBatch && first + i < segments_.size(); ++i) {
+      int fd = -1;
+      const auto outcome = export_segment(first + i, fd);
+      if (!outcome.ok()) {
+        close_exported();
+        return report(outcome);
+      }
+      ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+      page_.segments[i] = {segments_[first + i].bytes, segments_[first + i].offset, fd, 0};
+      exported_[i] = fd;
+      exported_count_ = page_.exported_count = i + 1;
+    }
+    done();
+  }
+
+  void close_exported() {
+    for (std::uint32_t i = 0; i < exported_count_; ++i)
+      ::close(exported_[i]);
+    exported_count_ = 0;
+    page_.exported_count = 0;
+  }
+
+  void empty() {
+    if (!expect(AgentState::kClosed)) return;
+    const auto outcome = empty_all();
+    if (outcome.ok()) {
+      set_state(AgentState::kEmptied);
+      return done();
+    }
+    // What had been given back is there again, without its content.
+    copy_all(buffer(), false);
+    report(outcome);
+  }
+
+  void refill() {
+    if (state() != AgentState::kHeld && !expect(AgentState::kEmptied)) return;
+    const auto outcome = refill_all();
+    if (outcome.ok())
+      set_state(AgentState::kFilling);
+    else
+      set_state(AgentState::kEmptied);
+    report(outcome);
+  }
+
+  void open_gate() {
+    if (state() != AgentState::kFilling && !expect(AgentState::kClosed)) return;
+    set_state(AgentState::kRunning);
+    Gate::open();
+    // After the gate: the program need not wait for it.
+    give_buffer_back();
+    done();
+  }
+
+  // The peer has died. Back to running, by ourselves; if the device has no room now, at the next
+  // look.
+  void undo() {
+    close_exported();
+    if (state() == AgentState::kEmptied) {
+      if (!refill_all().ok()) return;
+      set_state(AgentState::kFilling);
+    }
+    if (state() == AgentState::kFilling && !copy_all(buffer(), false).ok()) return;
+    open_gate();
+  }
+
+  ControlPage& page_;
+  const int fd_;
+  std::vector<Segment> segments_;
+  int exported_[direct::kExportBatch] = {};
+  std::uint32_t exported_count_ = 0;
+};
+
+void* run_agent(void*) {
+  ::prctl(PR_SET_NAME, "stasis-agent");
+  auto* page = g_page.load();
+  page->tid = static_cast<std::int32_t>(::syscall(SYS_gettid));
+  // Whoever finds the magic finds an agent that listens.
+  std::atomic_thread_fence(std::memory_order_release);
+  page->magic = direct::kAgentMagic;
+  Session(*page, g_fd).run();
+}
+
+// The child has this process's memory and descriptors, and no agent. What it inherits belongs to its
+// parent; if it comes to use CUDA itself, it gets its own.
+void in_forked_child() {
+  unlock_memory_after_fork();
+  if (g_fd >= 0) ::close(g_fd);
+  g_fd = -1;
+  g_page.store(nullptr);  // not mapped here: MADV_DONTFORK
+  g_started.store(false);
+  Gate::reset_after_fork();
+  forget_memory_after_fork();
+}
+
+bool make_page() {
+  g_fd = static_cast<int>(::syscall(SYS_memfd_create, direct::kAgentMemfd, MFD_CLOEXEC));
+  if (g_fd < 0) return false;
+  if (::fchmod(g_fd, 0600) != 0 || ::ftruncate(g_fd, sizeof(ControlPage)) != 0) return false;
+  void* at = ::mmap(nullptr, sizeof(ControlPage), PROT_READ | PROT_WRITE, MAP_SHARED, g_fd, 0);
+  if (at == MAP_FAILED) return false;
+  ::madvise(at, sizeof(ControlPage), MADV_DONTFORK);
+  auto* page = new (at) ControlPage{};
+  page->version = direct::kAgentVersion;
+  page->bytes = sizeof(ControlPage);
+  page->pid = ::getpid();
+  g_page.store(page);
+  return true;
+}
+
+}  // namespace
+
+void Agent::start() {
+  if (g_started.load(std::memory_order_relaxed) || g_started.exchange(true)) return;
+  static const int registered =
+      ::pthread_atfork(&lock_memory_for_fork, &unlock_memory_after_fork, &in_forked_child);
+  if (registered != 0) return;
+  if (make_page() && start_thread(&run_agent, nullptr)) return;
+  if (g_fd >= 0) ::close(g_fd);
+  g_fd = -1;
+}
+
+}  // namespace stasis::preload

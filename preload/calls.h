@@ -1,0 +1,155 @@
+// The one list of the driver's calls that the agent stands in front of, under the names that
+// libcuda.so.1 exports. Whatever is not in it passes untouched.
+//
+// GATED(name, arguments...): a call that launches, copies or touches device memory, waits for the
+// device, or that may not be made while the process is checkpointed (docs/adr/0007): it passes the
+// gate and is otherwise the driver's. The arguments are given by how they are passed: P pointer or
+// handle, W 64 bits, U 32 bits, H 16 bits, B 8 bits. GATED_PTSZ and GATED_PTDS: the same, and its
+// variant for per-thread default streams, in the driver's two spellings.
+//
+// OWN(name): the agent has an answer of its own, `own::name` in memory.h.
+//
+// Not in it are the calls of CUDA 3.1 and older that take 32-bit addresses: no allocation of the
+// agent's can be named by them.
+#pragma once
+
+// clang-format off
+#define STASIS_GATED_CALLS(GATED, GATED_PTSZ, GATED_PTDS)                          \
+  GATED(cuLaunch, P)                                                               \
+  GATED(cuLaunchGrid, P, U, U)                                                     \
+  GATED(cuLaunchGridAsync, P, U, U, P)                                             \
+  GATED_PTSZ(cuLaunchKernel, P, U, U, U, U, U, U, U, P, P, P)                      \
+  GATED_PTSZ(cuLaunchKernelEx, P, P, P, P)                                         \
+  GATED_PTSZ(cuLaunchCooperativeKernel, P, U, U, U, U, U, U, U, P, P)              \
+  GATED(cuLaunchCooperativeKernelMultiDevice, P, U, U)                             \
+  GATED_PTSZ(cuLaunchHostFunc, P, P, P)                                            \
+  GATED_PTSZ(cuStreamAddCallback, P, P, P, U)                                      \
+  GATED_PTSZ(cuGraphLaunch, P, P)                                                  \
+  GATED_PTSZ(cuGraphUpload, P, P)                                                  \
+                                                                                   \
+  GATED_PTDS(cuMemcpy, W, W, W)                                                    \
+  GATED_PTDS(cuMemcpyPeer, W, P, W, P, W)                                          \
+  GATED_PTDS(cuMemcpyHtoD_v2, W, P, W)                                             \
+  GATED_PTDS(cuMemcpyDtoH_v2, P, W, W)                                             \
+  GATED_PTDS(cuMemcpyDtoD_v2, W, W, W)                                             \
+  GATED_PTDS(cuMemcpyDtoA_v2, P, W, W, W)                                          \
+  GATED_PTDS(cuMemcpyAtoD_v2, W, P, W, W)                                          \
+  GATED_PTDS(cuMemcpyHtoA_v2, P, W, P, W)                                          \
+  GATED_PTDS(cuMemcpyAtoH_v2, P, P, W, W)                                          \
+  GATED_PTDS(cuMemcpyAtoA_v2, P, W, P, W, W)                                       \
+  GATED_PTDS(cuMemcpy2D_v2, P)                                                     \
+  GATED_PTDS(cuMemcpy2DUnaligned_v2, P)                                            \
+  GATED_PTDS(cuMemcpy3D_v2, P)                                                     \
+  GATED_PTDS(cuMemcpy3DPeer, P)                                                    \
+  GATED_PTSZ(cuMemcpyAsync, W, W, W, P)                                            \
+  GATED_PTSZ(cuMemcpyPeerAsync, W, P, W, P, W, P)                                  \
+  GATED_PTSZ(cuMemcpyHtoDAsync_v2, W, P, W, P)                                     \
+  GATED_PTSZ(cuMemcpyDtoHAsync_v2, P, W, W, P)                                     \
+  GATED_PTSZ(cuMemcpyDtoDAsync_v2, W, W, W, P)                                     \
+  GATED_PTSZ(cuMemcpyHtoAAsync_v2, P, W, P, W, P)                                  \
+  GATED_PTSZ(cuMemcpyAtoHAsync_v2, P, P, W, W, P)                                  \
+  GATED_PTSZ(cuMemcpy2DAsync_v2, P, P)                                             \
+  GATED_PTSZ(cuMemcpy3DAsync_v2, P, P)                                             \
+  GATED_PTSZ(cuMemcpy3DPeerAsync, P, P)                                            \
+  GATED_PTSZ(cuMemcpyBatchAsync, P, P, P, W, P, P, W, P, P)                        \
+  GATED_PTSZ(cuMemcpyBatchAsync_v2, P, P, P, W, P, P, W, P)                        \
+  GATED_PTSZ(cuMemcpy3DBatchAsync, W, P, P, W, P)                                  \
+  GATED_PTSZ(cuMemcpy3DBatchAsync_v2, W, P, W, P)                                  \
+                                                                                   \
+  GATED_PTDS(cuMemsetD8_v2, W, B, W)                                               \
+  GATED_PTDS(cuMemsetD16_v2, W, H, W)                                              \
+  GATED_PTDS(cuMemsetD32_v2, W, U, W)                                              \
+  GATED_PTDS(cuMemsetD2D8_v2, W, W, B, W, W)                                       \
+  GATED_PTDS(cuMemsetD2D16_v2, W, W, H, W, W)                                      \
+  GATED_PTDS(cuMemsetD2D32_v2, W, W, U, W, W)                                      \
+  GATED_PTSZ(cuMemsetD8Async, W, B, W, P)                                          \
+  GATED_PTSZ(cuMemsetD16Async, W, H, W, P)                                         \
+  GATED_PTSZ(cuMemsetD32Async, W, U, W, P)                                         \
+  GATED_PTSZ(cuMemsetD2D8Async, W, W, B, W, W, P)                                  \
+  GATED_PTSZ(cuMemsetD2D16Async, W, W, H, W, W, P)                                 \
+  GATED_PTSZ(cuMemsetD2D32Async, W, W, U, W, W, P)                                 \
+                                                                                   \
+  GATED_PTSZ(cuMemAllocAsync, P, W, P)                                             \
+  GATED_PTSZ(cuMemAllocFromPoolAsync, P, W, P, P)                                  \
+  GATED_PTSZ(cuMemFreeAsync, W, P)                                                 \
+  GATED_PTSZ(cuMemPrefetchAsync, W, W, U, P)                                       \
+  GATED_PTSZ(cuMemPrefetchAsync_v2, W, W, W, U, P)                                 \
+  GATED_PTSZ(cuMemPrefetchBatchAsync, P, P, W, P, P, W, W, P)                      \
+  GATED_PTSZ(cuMemDiscardBatchAsync, P, P, W, W, P)                                \
+  GATED_PTSZ(cuMemDiscardAndPrefetchBatchAsync, P, P, W, P, P, W, W, P)            \
+  GATED_PTSZ(cuMemBatchDecompressAsync, P, W, U, P, P)                             \
+  GATED(cuMemGetAccess, P, P, W)                                                   \
+  GATED(cuMemGetInfo_v2, P, P)                                                     \
+                                                                                   \
+  GATED_PTSZ(cuStreamSynchronize, P)                                               \
+  GATED_PTSZ(cuStreamQuery, P)                                                     \
+  GATED_PTSZ(cuStreamWaitEvent, P, P, U)                                           \
+  GATED_PTSZ(cuStreamWaitValue32, P, W, U, U)                                      \
+  GATED_PTSZ(cuStreamWaitValue32_v2, P, W, U, U)                                   \
+  GATED_PTSZ(cuStreamWaitValue64, P, W, W, U)                                      \
+  GATED_PTSZ(cuStreamWaitValue64_v2, P, W, W, U)                                   \
+  GATED_PTSZ(cuStreamWriteValue32, P, W, U, U)                                     \
+  GATED_PTSZ(cuStreamWriteValue32_v2, P, W, U, U)                                  \
+  GATED_PTSZ(cuStreamWriteValue64, P, W, W, U)                                     \
+  GATED_PTSZ(cuStreamWriteValue64_v2, P, W, W, U)                                  \
+  GATED_PTSZ(cuStreamBatchMemOp, P, U, P, U)                                       \
+  GATED_PTSZ(cuStreamBatchMemOp_v2, P, U, P, U)                                    \
+  GATED_PTSZ(cuSignalExternalSemaphoresAsync, P, P, U, P)                          \
+  GATED_PTSZ(cuWaitExternalSemaphoresAsync, P, P, U, P)                            \
+  GATED_PTSZ(cuGraphicsMapResources, U, P, P)                                      \
+  GATED_PTSZ(cuGraphicsUnmapResources, U, P, P)                                    \
+  GATED(cuEventSynchronize, P)                                                     \
+  GATED(cuEventQuery, P)                                                           \
+  GATED(cuEventElapsedTime, P, P, P)                                               \
+  GATED(cuEventElapsedTime_v2, P, P, P)                                            \
+  GATED_PTSZ(cuEventRecord, P, P)                                                  \
+  GATED_PTSZ(cuEventRecordWithFlags, P, P, U)                                      \
+  GATED(cuCtxSynchronize)                                                          \
+  GATED(cuCtxSynchronize_v2, P)
+
+#define STASIS_OWN_CALLS(OWN)             \
+  OWN(cuGetProcAddress)                   \
+  OWN(cuGetProcAddress_v2)                \
+  OWN(cuMemAlloc_v2)                      \
+  OWN(cuMemAllocPitch_v2)                 \
+  OWN(cuMemFree_v2)                       \
+  OWN(cuMemGetAddressRange_v2)            \
+  OWN(cuPointerGetAttribute)              \
+  OWN(cuPointerGetAttributes)             \
+  OWN(cuIpcGetMemHandle)                  \
+  OWN(cuMemCreate)                        \
+  OWN(cuMemRelease)                       \
+  OWN(cuMemMap)                           \
+  OWN(cuMemUnmap)                         \
+  OWN(cuMemSetAccess)                     \
+  OWN(cuMemRetainAllocationHandle)        \
+  OWN(cuMemExportToShareableHandle)       \
+  OWN(cuMemGetAllocationPropertiesFromHandle) \
+  OWN(cuMemGetHandleForAddressRange)      \
+  OWN(cuMulticastBindMem)                 \
+  OWN(cuMulticastBindAddr)                \
+  OWN(cuMemMapArrayAsync)                 \
+  OWN(cuMemMapArrayAsync_ptsz)            \
+  OWN(cuDevicePrimaryCtxRetain)           \
+  OWN(cuDevicePrimaryCtxRelease)          \
+  OWN(cuDevicePrimaryCtxRelease_v2)       \
+  OWN(cuDevicePrimaryCtxReset)            \
+  OWN(cuDevicePrimaryCtxReset_v2)         \
+  OWN(cuCtxCreate_v2)                     \
+  OWN(cuCtxCreate_v3)                     \
+  OWN(cuCtxCreate_v4)                     \
+  OWN(cuCtxDestroy)                       \
+  OWN(cuCtxDestroy_v2)                    \
+  OWN(cuCtxEnablePeerAccess)              \
+  OWN(cuCtxDisablePeerAccess)             \
+  OWN(cuStreamBeginCapture)               \
+  OWN(cuStreamBeginCapture_ptsz)          \
+  OWN(cuStreamBeginCapture_v2)            \
+  OWN(cuStreamBeginCapture_v2_ptsz)       \
+  OWN(cuStreamBeginCaptureToGraph)        \
+  OWN(cuStreamBeginCaptureToGraph_ptsz)   \
+  OWN(cuStreamEndCapture)                 \
+  OWN(cuStreamEndCapture_ptsz)            \
+  OWN(cuStreamDestroy)                    \
+  OWN(cuStreamDestroy_v2)
+// clang-format on

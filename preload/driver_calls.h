@@ -1,0 +1,60 @@
+// The driver's functions that the agent itself calls, by their real addresses.
+#pragma once
+
+#include "driver/cuda_abi.h"
+
+namespace stasis::preload {
+
+// Not in driver/cuda_abi.h, because only the agent meets them.
+using CUmulticastHandle = unsigned long long;
+namespace fn {
+using cuCtxCreate_v3 = cuda::CUresult(cuda::CUcontext*, void* affinity, int count, unsigned flags,
+                                      cuda::CUdevice);
+using cuMemGetHandleForAddressRange = cuda::CUresult(void* handle, cuda::CUdeviceptr, std::size_t,
+                                                     unsigned type, unsigned long long flags);
+using cuMulticastBindMem = cuda::CUresult(CUmulticastHandle, std::size_t mc_offset,
+                                          cuda::CUmemGenericAllocationHandle, std::size_t offset,
+                                          std::size_t size, unsigned long long flags);
+using cuMulticastBindAddr = cuda::CUresult(CUmulticastHandle, std::size_t mc_offset,
+                                           cuda::CUdeviceptr, std::size_t size,
+                                           unsigned long long flags);
+using cuMemMapArrayAsync = cuda::CUresult(void* list, unsigned count, cuda::CUstream);
+using cuMemMapArrayAsync_ptsz = cuMemMapArrayAsync;
+using cuDevicePrimaryCtxRelease = cuda::CUresult(cuda::CUdevice);
+using cuDevicePrimaryCtxReset = cuda::CUresult(cuda::CUdevice);
+using cuCtxDestroy = cuda::CUresult(cuda::CUcontext);
+using cuStreamBeginCapture = cuda::CUresult(cuda::CUstream);
+using cuStreamBeginCapture_ptsz = cuStreamBeginCapture;
+using cuStreamBeginCapture_v2 = cuda::CUresult(cuda::CUstream, unsigned mode);
+using cuStreamBeginCapture_v2_ptsz = cuStreamBeginCapture_v2;
+using cuStreamBeginCaptureToGraph = cuda::CUresult(cuda::CUstream, void* graph, const void* nodes,
+                                                   const void* edges, std::size_t count,
+                                                   unsigned mode);
+using cuStreamBeginCaptureToGraph_ptsz = cuStreamBeginCaptureToGraph;
+using cuStreamEndCapture = cuda::CUresult(cuda::CUstream, void** graph);
+using cuStreamEndCapture_ptsz = cuStreamEndCapture;
+using cuStreamDestroy = cuda::CUresult(cuda::CUstream);
+using cuGetProcAddress = cuda::fn::cuGetProcAddress_v1;
+// The rest is known already.
+using namespace cuda::fn;  // NOLINT(google-build-using-namespace)
+}  // namespace fn
+
+// clang-format off
+#define STASIS_AGENT_NEEDS(X)                \
+  X(cuGetErrorName)                          \
+  X(cuCtxGetCurrent)                         \
+  X(cuCtxSetCurrent)                         \
+  X(cuCtxPushCurrent_v2)                     \
+  X(cuCtxPopCurrent_v2)                      \
+  X(cuCtxGetDevice)                          \
+  X(cuCtxSynchronize)                        \
+  X(cuDeviceGetAttribute)                    \
+  X(cuDevicePrimaryCtxGetState)              \
+  X(cuMemGetAllocationGranularity)           \
+  X(cuMemAddressReserve)                     \
+  X(cuMemAddressFree)                        \
+  X(cuMemcpyHtoD_v2)                         \
+  X(cuMemcpyDtoH_v2)
+// clang-format on
+
+}  // namespace stasis::preload

@@ -1,0 +1,85 @@
+// The gate in front of the calls that touch device memory.
+//
+// Open, it costs a call two writes to a line that only its own thread writes, and one read of a line
+// that nobody writes: no fence, because close() makes every thread pass one (membarrier). Closed, a
+// thread waits in front of the call, outside the driver, and not in it.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+namespace stasis::preload {
+
+class Gate {
+ public:
+  // One thread's place. Never freed, because a thread may call the driver until its very end; reused
+  // when the thread has ended.
+  struct alignas(64) Place {
+    std::atomic<std::uint32_t> inside{0};
+    std::uint32_t depth = 0;  // calls of the driver within calls, as from a callback
+    std::atomic<bool> taken{true};
+    Place* next = nullptr;
+  };
+
+  // A call in progress. The agent's own threads make their calls without.
+  class Pass {
+   public:
+    Pass() : place_(place_of_this_thread()) {
+      if (place_->depth++ == 0) enter(*place_);
+    }
+    ~Pass() {
+      if (--place_->depth == 0) leave(*place_);
+    }
+    Pass(const Pass&) = delete;
+    Pass& operator=(const Pass&) = delete;
+
+   private:
+    Place* place_;
+  };
+
+  // Holds back new calls and waits for those in progress. False at the deadline: it is open again.
+  static bool close(std::chrono::steady_clock::time_point deadline);
+  static void open();
+
+  // In a forked child: nobody is inside but this thread.
+  static void reset_after_fork();
+
+ private:
+  static Place* place_of_this_thread() {
+    Place* place = place_;
+    return place ? place : make_place();
+  }
+  static void enter(Place& place) {
+    place.inside.store(1, std::memory_order_relaxed);
+    if (shared_.fence_needed.load(std::memory_order_relaxed)) {
+      std::atomic_thread_fence(std::memory_order_seq_cst);
+    } else {
+      std::atomic_signal_fence(std::memory_order_seq_cst);
+    }
+    if (shared_.closed.load(std::memory_order_acquire)) [[unlikely]]
+      wait_outside(place);
+  }
+  static void leave(Place& place) {
+    place.inside.store(0, std::memory_order_release);
+    if (shared_.closed.load(std::memory_order_relaxed)) [[unlikely]]
+      tell_closer();
+  }
+  static Place* make_place();
+  static void wait_outside(Place& place);
+  static void tell_closer();
+  static void forget_thread(void* place);
+
+  // Read by every call, written by close() and open() alone.
+  struct alignas(64) Shared {
+    std::atomic<std::uint32_t> closed{0};
+    std::atomic<bool> fence_needed{false};
+  };
+  static Shared shared_;
+  alignas(64) static std::atomic<std::uint32_t> left_;  // counts who leaves while it is closed
+  static std::atomic<Place*> places_;
+  // Initial-exec: the library is loaded with the program, and this is one instruction.
+  static thread_local Place* place_ __attribute__((tls_model("initial-exec")));
+};
+
+}  // namespace stasis::preload

@@ -1,0 +1,261 @@
+#include "intercept.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <vector>
+
+#include "aside.h"
+#include "gate.h"
+
+namespace stasis::preload {
+namespace {
+
+using cuda::CUresult;
+
+// How the arguments of gated calls are passed (calls.h).
+using P = void*;
+using W = unsigned long long;
+using U = unsigned int;
+using H = unsigned short;
+using B = unsigned char;
+
+// --- The rows: every call of the list, with a number.
+
+// clang-format off
+enum Row : int {
+#define STASIS_ROW(name, ...) k_##name,
+#define STASIS_ROWS_PTSZ(name, ...) k_##name, k_##name##_ptsz,
+#define STASIS_ROWS_PTDS(name, ...) k_##name, k_##name##_ptds,
+  STASIS_GATED_CALLS(STASIS_ROW, STASIS_ROWS_PTSZ, STASIS_ROWS_PTDS)
+  STASIS_OWN_CALLS(STASIS_ROW)
+  kRows
+};
+// clang-format on
+
+// The driver's function of each row. Written once, before any call can come to it, except by those
+// who call by the exported name: they find out themselves.
+std::atomic<void*> g_real[kRows];
+
+void load_driver_for_linked_program();
+
+// A gated call, of any arguments.
+template <int row, class... Arguments>
+struct Gated {
+  static CUresult call(Arguments... arguments) {
+    void* real = g_real[row].load(std::memory_order_relaxed);
+    if (!real) [[unlikely]] {
+      load_driver_for_linked_program();
+      real = g_real[row].load(std::memory_order_relaxed);
+      if (!real) return cuda::CUDA_ERROR_NOT_INITIALIZED;
+    }
+    const Gate::Pass pass;
+    return reinterpret_cast<CUresult (*)(Arguments...)>(real)(arguments...);
+  }
+};
+
+// One of the agent's own, so that it never meets a driver that lacks the call.
+template <int row, auto answer>
+struct Own;
+template <int row, class... Arguments, CUresult (*answer)(Arguments...)>
+struct Own<row, answer> {
+  static CUresult call(Arguments... arguments) {
+    if (!g_real[row].load(std::memory_order_relaxed)) [[unlikely]] {
+      load_driver_for_linked_program();
+      if (!g_real[row].load(std::memory_order_relaxed)) return cuda::CUDA_ERROR_NOT_INITIALIZED;
+    }
+    return answer(arguments...);
+  }
+};
+
+struct RowInfo {
+  const char* name;
+  void* wrapper;
+};
+
+// clang-format off
+#define STASIS_INFO(name, ...) {#name, reinterpret_cast<void*>(&Gated<k_##name __VA_OPT__(,) __VA_ARGS__>::call)},
+#define STASIS_INFO_PTSZ(name, ...) STASIS_INFO(name, __VA_ARGS__) \
+    {#name "_ptsz", reinterpret_cast<void*>(&Gated<k_##name##_ptsz, __VA_ARGS__>::call)},
+#define STASIS_INFO_PTDS(name, ...) STASIS_INFO(name, __VA_ARGS__) \
+    {#name "_ptds", reinterpret_cast<void*>(&Gated<k_##name##_ptds, __VA_ARGS__>::call)},
+#define STASIS_INFO_OWN(name) {#name, reinterpret_cast<void*>(&Own<k_##name, &own::name>::call)},
+// With a C name and outside of any namespace's reach, because the stubs at the end are assembler.
+extern "C" {
+__attribute__((visibility("hidden"))) extern const RowInfo stasis_row_info[kRows];
+const RowInfo stasis_row_info[kRows] = {
+  STASIS_GATED_CALLS(STASIS_INFO, STASIS_INFO_PTSZ, STASIS_INFO_PTDS)
+  STASIS_OWN_CALLS(STASIS_INFO_OWN)
+};
+}
+static_assert(sizeof(RowInfo) == 16 && offsetof(RowInfo, wrapper) == 8, "see the stubs");
+// clang-format on
+
+// --- The driver
+
+using Dlsym = void* (void*, const char*);
+
+// The C library's dlsym, past ours. Its version names are those of glibc 2.34 and of the x86-64
+// baseline before it.
+Dlsym* real_dlsym() {
+  static std::atomic<Dlsym*> found{nullptr};
+  Dlsym* function = found.load(std::memory_order_relaxed);
+  if (!function) {
+    function = reinterpret_cast<Dlsym*>(::dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.34"));
+    if (!function) function = reinterpret_cast<Dlsym*>(::dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5"));
+    found.store(function, std::memory_order_relaxed);
+  }
+  return function;
+}
+
+struct Known {
+  void* real;
+  void* wrapper;
+};
+
+DriverCalls g_driver;
+std::vector<Known>* g_known = nullptr;  // sorted by `real`
+std::atomic<bool> g_ready{false};
+pthread_mutex_t g_loading = PTHREAD_MUTEX_INITIALIZER;
+
+// `library` is a handle on the driver's library, and stays open.
+void know_driver(void* library) {
+  ::pthread_mutex_lock(&g_loading);
+  if (!g_ready.load(std::memory_order_acquire)) {
+    auto* symbol = real_dlsym();
+#define STASIS_FIND(name) \
+  g_driver.name = reinterpret_cast<fn::name*>(symbol(library, #name));
+    STASIS_AGENT_NEEDS(STASIS_FIND)
+    STASIS_OWN_CALLS(STASIS_FIND)
+#undef STASIS_FIND
+    auto* known = new std::vector<Known>;
+    for (int row = 0; row < kRows; ++row) {
+      void* real = symbol(library, stasis_row_info[row].name);
+      g_real[row].store(real, std::memory_order_relaxed);
+      if (real) known->push_back({real, stasis_row_info[row].wrapper});
+    }
+    std::sort(known->begin(), known->end(),
+              [](const Known& a, const Known& b) { return a.real < b.real; });
+    g_known = known;
+    g_ready.store(true, std::memory_order_release);
+  }
+  ::pthread_mutex_unlock(&g_loading);
+}
+
+// Whoever comes by an exported name is linked with the driver, which is loaded then; or guards the
+// call by looking whether the symbol is there at all, and then it may not be.
+void load_driver_for_linked_program() {
+  if (g_ready.load(std::memory_order_acquire)) return;
+  void* library = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+  if (!library) library = ::dlopen("libcuda.so.1", RTLD_LAZY);
+  if (library) know_driver(library);
+}
+
+bool is_export_of_ours(const void* function) {
+  Dl_info theirs{};
+  Dl_info ours{};
+  return ::dladdr(function, &theirs) && ::dladdr(stasis_row_info, &ours) &&
+         theirs.dli_fbase == ours.dli_fbase;
+}
+
+// Is it "cu" and a capital letter?
+bool named_like_a_call(const char* name) {
+  return name && name[0] == 'c' && name[1] == 'u' && name[2] >= 'A' && name[2] <= 'Z';
+}
+
+}  // namespace
+
+const DriverCalls& driver() { return g_driver; }
+
+void* in_place_of(void* real) {
+  if (!g_ready.load(std::memory_order_acquire)) return real;
+  const auto at = std::lower_bound(g_known->begin(), g_known->end(), real,
+                                   [](const Known& known, void* key) { return known.real < key; });
+  return at != g_known->end() && at->real == real ? at->wrapper : real;
+}
+
+namespace own {
+
+cuda::CUresult cuGetProcAddress_v2(const char* symbol, void** function, int version,
+                                   std::uint64_t flags,
+                                   cuda::CUdriverProcAddressQueryResult* status) {
+  const auto result = driver().cuGetProcAddress_v2(symbol, function, version, flags, status);
+  if (result == cuda::CUDA_SUCCESS && function && *function) *function = in_place_of(*function);
+  return result;
+}
+
+cuda::CUresult cuGetProcAddress(const char* symbol, void** function, int version,
+                                std::uint64_t flags) {
+  const auto result = driver().cuGetProcAddress(symbol, function, version, flags);
+  if (result == cuda::CUDA_SUCCESS && function && *function) *function = in_place_of(*function);
+  return result;
+}
+
+}  // namespace own
+
+// Called by the stub below with everything but RTLD_NEXT.
+extern "C" __attribute__((visibility("hidden"), used)) void* stasis_dlsym(void* handle,
+                                                                          const char* name) {
+  void* real = real_dlsym()(handle, name);
+  if (!real || !named_like_a_call(name)) return real;
+  if (is_export_of_ours(real)) {
+    // Asked of all libraries together. If none but this one has it, there is no driver.
+    return real_dlsym()(RTLD_NEXT, name) ? real : nullptr;
+  }
+  if (steps_aside()) return real;
+  Dl_info where{};
+  // The file, because the name alone says nothing: a library may have a cuMemAlloc of its own.
+  if (!::dladdr(real, &where) || !where.dli_fname || !std::strstr(where.dli_fname, "libcuda.so"))
+    return real;
+  if (!g_ready.load(std::memory_order_acquire)) {
+    void* library = ::dlopen(where.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+    if (!library) return real;
+    know_driver(library);
+  }
+  return in_place_of(real);
+}
+
+extern "C" __attribute__((visibility("hidden"), used)) Dlsym* stasis_real_dlsym() {
+  return real_dlsym();
+}
+
+}  // namespace stasis::preload
+
+// dlsym(RTLD_NEXT, ...) means "after the library that calls", which the C library tells by the return
+// address: such a call is handed on by a jump, with the stack as it came.
+asm(R"(
+  .text
+  .globl dlsym
+  .type dlsym, @function
+dlsym:
+  .cfi_startproc
+  endbr64
+  cmp $-1, %rdi
+  jne stasis_dlsym
+  push %rsi
+  .cfi_adjust_cfa_offset 8
+  call stasis_real_dlsym
+  pop %rsi
+  .cfi_adjust_cfa_offset -8
+  mov $-1, %rdi
+  jmp *%rax
+  .cfi_endproc
+  .size dlsym, .-dlsym
+)");
+
+// The driver's names, for programs that are linked with it: each jumps to its row's wrapper. In one
+// piece, so that the assembler counts the rows as the compiler did.
+// clang-format off
+#define STASIS_EXPORT(name, ...)                                                                 \
+  ".globl " #name "\n.type " #name ", @function\n" #name ":\n.cfi_startproc\nendbr64\n"          \
+  "jmp *stasis_row_info + 16 * stasis_row + 8(%rip)\n.cfi_endproc\n.size " #name ", . - " #name   \
+  "\n.set stasis_row, stasis_row + 1\n"
+#define STASIS_EXPORT_PTSZ(name, ...) STASIS_EXPORT(name) STASIS_EXPORT(name##_ptsz)
+#define STASIS_EXPORT_PTDS(name, ...) STASIS_EXPORT(name) STASIS_EXPORT(name##_ptds)
+asm(".text\n.set stasis_row, 0\n"
+    STASIS_GATED_CALLS(STASIS_EXPORT, STASIS_EXPORT_PTSZ, STASIS_EXPORT_PTDS)
+    STASIS_OWN_CALLS(STASIS_EXPORT));
+// clang-format on

@@ -1,0 +1,25 @@
+// How the program's calls of the driver come to the agent: by the names that this library exports
+// (programs linked with libcuda), through dlsym, and through cuGetProcAddress. What the agent does
+// with a call is in own.h and gate.h; nothing there knows how the call came.
+#pragma once
+
+#include "driver_calls.h"
+#include "own.h"
+
+namespace stasis::preload {
+
+// The driver's own functions, past the agent. Null where this driver lacks one, and all of them
+// where there is no driver.
+struct DriverCalls {
+#define STASIS_MEMBER(name) fn::name* name = nullptr;
+  STASIS_AGENT_NEEDS(STASIS_MEMBER)
+  STASIS_OWN_CALLS(STASIS_MEMBER)
+#undef STASIS_MEMBER
+};
+const DriverCalls& driver();
+
+// What the program is to call instead of `real`, any function of the driver's: `real` itself if the
+// agent has nothing to do with it.
+void* in_place_of(void* real);
+
+}  // namespace stasis::preload

@@ -1,0 +1,231 @@
+#include "memory.h"
+
+#include <algorithm>
+
+#include "intercept.h"
+#include "memory_internal.h"
+
+namespace stasis::preload {
+
+using namespace cuda;  // NOLINT(google-build-using-namespace)
+
+namespace {
+
+// In the order of the inventory. Used by the agent's thread alone, while the gate is closed.
+std::vector<Physical*>& segments() {
+  static auto* made = new std::vector<Physical*>;
+  return *made;
+}
+
+// Where each is mapped, for the same time.
+std::map<const Physical*, std::vector<Mapping*>> mappings_by_physical() {
+  std::map<const Physical*, std::vector<Mapping*>> found;
+  for (auto& [address, mapping] : tables().mappings)
+    found[mapping.physical].push_back(&mapping);
+  return found;
+}
+
+Outcome failed(CUresult result, const char* what) { return {result, what}; }
+
+Outcome unmap(const std::vector<Mapping*>& mappings, std::size_t& done) {
+  for (done = 0; done < mappings.size(); ++done) {
+    const auto result = driver().cuMemUnmap(mappings[done]->address, mappings[done]->size);
+    if (result != CUDA_SUCCESS) return failed(result, "cuMemUnmap");
+  }
+  return {};
+}
+
+Outcome map_again(const Mapping& mapping) {
+  auto result =
+      driver().cuMemMap(mapping.address, mapping.size, mapping.offset, mapping.physical->real, 0);
+  if (result != CUDA_SUCCESS) return failed(result, "cuMemMap");
+  for (const auto& access : mapping.access) {
+    result = driver().cuMemSetAccess(access.address, access.size, &access.right, 1);
+    if (result != CUDA_SUCCESS) {
+      driver().cuMemUnmap(mapping.address, mapping.size);
+      return failed(result, "cuMemSetAccess");
+    }
+  }
+  return {};
+}
+
+Outcome refill(Physical& physical, const std::vector<Mapping*>& mappings) {
+  auto result = driver().cuMemCreate(&physical.real, physical.size, &physical.prop, 0);
+  if (result != CUDA_SUCCESS) return failed(result, "cuMemCreate");
+  for (std::size_t i = 0; i < mappings.size(); ++i) {
+    const auto outcome = map_again(*mappings[i]);
+    if (outcome.ok()) continue;
+    for (std::size_t undo = 0; undo < i; ++undo)
+      driver().cuMemUnmap(mappings[undo]->address, mappings[undo]->size);
+    driver().cuMemRelease(physical.real);
+    return outcome;
+  }
+  physical.present = true;
+  return {};
+}
+
+void empty_again(Physical& physical, const std::vector<Mapping*>& mappings) {
+  std::size_t done = 0;
+  unmap(mappings, done);
+  driver().cuMemRelease(physical.real);
+  physical.present = false;
+}
+
+}  // namespace
+
+std::uint64_t movable_bytes() {
+  const TablesLock lock;
+  std::uint64_t bytes = 0;
+  for (const auto& [handle, physical] : tables().physicals)
+    if (!physical->stays) bytes += physical->size;
+  return bytes;
+}
+
+Inventory take_inventory() {
+  const TablesLock lock;
+  Inventory inventory;
+  auto& order = segments();
+  order.clear();
+  // By address, so that what lies together in the program's memory lies together in the buffer.
+  std::set<const Physical*> seen;
+  const auto take = [&](Physical* physical) {
+    if (!seen.insert(physical).second) return;
+    if (physical->stays) {
+      ++inventory.staying;
+      inventory.staying_bytes += physical->size;
+      return;
+    }
+    order.push_back(physical);
+    inventory.segments.push_back({physical->size, inventory.bytes});
+    inventory.bytes += physical->size;
+  };
+  for (auto& [address, mapping] : tables().mappings)
+    take(mapping.physical);
+  for (auto& [handle, physical] : tables().physicals)
+    take(physical.get());
+  return inventory;
+}
+
+std::vector<CUcontext> known_contexts() {
+  const TablesLock lock;
+  std::vector<CUcontext> contexts;
+  for (const auto& [context, device] : tables().contexts)
+    contexts.push_back(context);
+  return contexts;
+}
+
+int captures_in_progress() { return tables().captures.load(); }
+
+Outcome export_segment(std::size_t index, int& fd) {
+  const auto result = driver().cuMemExportToShareableHandle(
+      &fd, segments()[index]->real, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+  return result == CUDA_SUCCESS ? Outcome{} : failed(result, "cuMemExportToShareableHandle");
+}
+
+Outcome empty_all() {
+  const auto mappings = mappings_by_physical();
+  const auto of = [&](Physical* physical) {
+    const auto at = mappings.find(physical);
+    return at == mappings.end() ? std::vector<Mapping*>{} : at->second;
+  };
+  Outcome outcome;
+  auto& order = segments();
+  std::size_t at = 0;
+  for (; at < order.size() && outcome.ok(); ++at) {
+    auto& physical = *order[at];
+    const auto mapped = of(&physical);
+    std::size_t unmapped = 0;
+    outcome = unmap(mapped, unmapped);
+    if (outcome.ok()) {
+      const auto result = driver().cuMemRelease(physical.real);
+      if (result != CUDA_SUCCESS) outcome = failed(result, "cuMemRelease");
+    }
+    if (!outcome.ok()) {
+      for (std::size_t i = 0; i < unmapped; ++i)
+        map_again(*mapped[i]);
+      break;
+    }
+    physical.present = false;
+  }
+  if (outcome.ok()) return outcome;
+  for (std::size_t i = 0; i < at; ++i)
+    if (!order[i]->present) refill(*order[i], of(order[i]));
+  return outcome;
+}
+
+Outcome refill_all() {
+  const auto mappings = mappings_by_physical();
+  auto& order = segments();
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    if (order[i]->present) continue;
+    const auto at = mappings.find(order[i]);
+    const auto outcome =
+        refill(*order[i], at == mappings.end() ? std::vector<Mapping*>{} : at->second);
+    if (outcome.ok()) continue;
+    for (std::size_t undo = 0; undo < i; ++undo) {
+      const auto mapped = mappings.find(order[undo]);
+      empty_again(*order[undo],
+                  mapped == mappings.end() ? std::vector<Mapping*>{} : mapped->second);
+    }
+    return outcome;
+  }
+  return {};
+}
+
+Outcome copy_all(std::byte* buffer, bool out) {
+  const auto mappings = mappings_by_physical();
+  std::uint64_t offset = 0;
+  for (auto* physical : segments()) {
+    const auto contexts = [&] {
+      const TablesLock lock;
+      return tables().contexts;
+    }();
+    const auto context = std::find_if(contexts.begin(), contexts.end(), [&](const auto& known) {
+      return known.second == physical->prop.location.id;
+    });
+    if (context == contexts.end()) return failed(CUDA_ERROR_INVALID_CONTEXT, "no context");
+    const CurrentContext current(context->first);
+
+    // Mapped anew, whole: the program's own mappings may cover parts of it, or none.
+    CUdeviceptr address = 0;
+    auto result = driver().cuMemAddressReserve(&address, physical->size, 0, 0, 0);
+    if (result != CUDA_SUCCESS) return failed(result, "cuMemAddressReserve");
+    result = driver().cuMemMap(address, physical->size, 0, physical->real, 0);
+    const char* what = "cuMemMap";
+    if (result == CUDA_SUCCESS) {
+      const CUmemAccessDesc right{physical->prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+      result = driver().cuMemSetAccess(address, physical->size, &right, 1);
+      what = "cuMemSetAccess";
+      if (result == CUDA_SUCCESS) {
+        result = out ? driver().cuMemcpyDtoH_v2(buffer + offset, address, physical->size)
+                     : driver().cuMemcpyHtoD_v2(address, buffer + offset, physical->size);
+        what = out ? "cuMemcpyDtoH" : "cuMemcpyHtoD";
+        // A copy to the device may return before the data is there.
+        if (result == CUDA_SUCCESS) result = driver().cuCtxSynchronize();
+      }
+      driver().cuMemUnmap(address, physical->size);
+    }
+    driver().cuMemAddressFree(address, physical->size);
+    if (result != CUDA_SUCCESS) return failed(result, what);
+    offset += physical->size;
+  }
+  return {};
+}
+
+void forget_memory_after_fork() {
+  auto& all = tables();
+  all.mappings.clear();
+  all.allocations.clear();
+  all.physicals.clear();
+  all.contexts.clear();
+  all.peers.clear();
+  all.to_free.clear();
+  all.capturing.clear();
+  all.captures.store(0);
+  segments().clear();
+}
+
+void lock_memory_for_fork() { ::pthread_mutex_lock(&tables().mutex); }
+void unlock_memory_after_fork() { ::pthread_mutex_unlock(&tables().mutex); }
+
+}  // namespace stasis::preload

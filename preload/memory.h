@@ -1,0 +1,62 @@
+// What the agent knows of the program's device memory, and how that leaves and comes back.
+//
+// Two kinds: what the program asked cuMemAlloc for, which the agent serves from virtual memory
+// management (a reserved address range, a piece of physical memory, a mapping), and what the
+// program itself makes by virtual memory management, whose handles are the agent's, so that they
+// stay valid while the driver's change.
+//
+// The functions below are for the agent's thread, with the gate closed unless they say otherwise.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "driver_calls.h"
+
+namespace stasis::preload {
+
+// What of the driver's went wrong, and where. `result` 0: nothing.
+struct Outcome {
+  cuda::CUresult result = cuda::CUDA_SUCCESS;
+  const char* what = "";
+  bool ok() const { return result == cuda::CUDA_SUCCESS; }
+};
+
+struct Segment {
+  std::uint64_t bytes = 0;
+  std::uint64_t offset = 0;
+};
+
+struct Inventory {
+  std::vector<Segment> segments;
+  std::uint64_t bytes = 0;
+  std::uint32_t staying = 0;
+  std::uint64_t staying_bytes = 0;
+};
+
+// Also with the gate open: what there would be to move now.
+std::uint64_t movable_bytes();
+// Fixes the order of the segments, for all calls below.
+Inventory take_inventory();
+// All contexts that the program has, for who waits for the devices.
+std::vector<cuda::CUcontext> known_contexts();
+// Streams that are being captured: waiting for a device would spoil the capture.
+int captures_in_progress();
+
+Outcome export_segment(std::size_t index, int& fd);
+// Gives the physical memory of all segments back. On a failure what was given back has been taken
+// again, as far as possible; its content is lost, and the caller's to bring back.
+Outcome empty_all();
+// Takes it again, at the same addresses. All or nothing.
+Outcome refill_all();
+// Between the segments and a buffer in this process.
+Outcome copy_all(std::byte* buffer, bool out);
+
+// In a forked child, where the driver cannot be used any more: forgets everything.
+void forget_memory_after_fork();
+// Around a fork, so that the child finds the tables whole.
+void lock_memory_for_fork();
+void unlock_memory_after_fork();
+
+}  // namespace stasis::preload

@@ -1,0 +1,119 @@
+// The tables behind memory.h and own.h. Private to memory*.cc and own*.cc.
+#pragma once
+
+#include <pthread.h>
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <set>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "driver_calls.h"
+
+namespace stasis::preload {
+
+// A piece of physical memory.
+struct Physical {
+  cuda::CUmemGenericAllocationHandle real = 0;  // the driver's, if `present`
+  std::size_t size = 0;
+  cuda::CUmemAllocationProp prop{};       // as it is made
+  unsigned asked_handle_types = 0;        // as the program asked for it
+  unsigned handles = 0;                   // that the program holds
+  unsigned mappings = 0;
+  bool present = true;
+  // Others have it, or hardware does: it cannot leave. For ever, because nobody says when they give
+  // it up.
+  bool stays = false;
+};
+
+// The right of one device to a part of a mapping.
+struct Access {
+  cuda::CUdeviceptr address = 0;
+  std::size_t size = 0;
+  cuda::CUmemAccessDesc right{};
+};
+
+struct Mapping {
+  cuda::CUdeviceptr address = 0;
+  std::size_t size = 0;
+  std::size_t offset = 0;
+  Physical* physical = nullptr;
+  std::vector<Access> access;  // in the order in which it was given
+};
+
+// What cuMemAlloc returned.
+struct Allocation {
+  std::size_t asked = 0;
+  std::size_t reserved = 0;
+  cuda::CUcontext context = nullptr;
+  Physical* physical = nullptr;
+};
+
+// That the memory of `owner` is to be accessible to `device`.
+struct Peer {
+  cuda::CUcontext owner = nullptr;
+  cuda::CUcontext accessor = nullptr;
+  cuda::CUdevice device = 0;
+};
+
+struct Tables {
+  // Held for looking and entering only, never over a call of the driver that may take long.
+  pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+  std::map<cuda::CUdeviceptr, Mapping> mappings;
+  std::map<cuda::CUdeviceptr, Allocation> allocations;
+  // By the handle that the program has: the address of the Physical, which no driver's is.
+  std::unordered_map<cuda::CUmemGenericAllocationHandle, std::unique_ptr<Physical>> physicals;
+  std::unordered_map<cuda::CUcontext, cuda::CUdevice> contexts;
+  std::vector<Peer> peers;
+  // Freed while a stream was being captured.
+  std::vector<std::pair<cuda::CUdeviceptr, Allocation>> to_free;
+  std::set<std::pair<cuda::CUstream, pthread_t>> capturing;
+  std::atomic<int> captures{0};  // how many they are, to be read without the lock
+};
+
+Tables& tables();
+
+class TablesLock {
+ public:
+  TablesLock() { ::pthread_mutex_lock(&tables().mutex); }
+  ~TablesLock() { ::pthread_mutex_unlock(&tables().mutex); }
+  TablesLock(const TablesLock&) = delete;
+  TablesLock& operator=(const TablesLock&) = delete;
+};
+
+// Makes `context` current for a moment, if it is not null.
+class CurrentContext {
+ public:
+  explicit CurrentContext(cuda::CUcontext context);
+  ~CurrentContext();
+  CurrentContext(const CurrentContext&) = delete;
+  CurrentContext& operator=(const CurrentContext&) = delete;
+  bool pushed() const { return pushed_; }
+
+ private:
+  bool pushed_ = false;
+};
+
+// --- With the tables locked
+
+Physical* physical_of(cuda::CUmemGenericAllocationHandle handle);
+inline cuda::CUmemGenericAllocationHandle handle_of(const Physical* physical) {
+  return reinterpret_cast<cuda::CUmemGenericAllocationHandle>(physical);
+}
+Physical* enter_physical(cuda::CUmemGenericAllocationHandle real, std::size_t size,
+                         const cuda::CUmemAllocationProp& prop, unsigned asked_handle_types);
+// The mapping in which `address` lies, or null.
+Mapping* mapping_at(cuda::CUdeviceptr address);
+// Records that [address, address + size) of the mappings may be used so.
+void enter_access(cuda::CUdeviceptr address, std::size_t size, const cuda::CUmemAccessDesc& right);
+// Everything in [address, address + size) is unmapped. Releases what nobody holds any more.
+void drop_mappings(cuda::CUdeviceptr address, std::size_t size);
+// If neither mapped nor held.
+void release_if_unused(Physical* physical);
+// The memory in the range cannot leave from now on.
+void mark_staying(cuda::CUdeviceptr address, std::size_t size);
+
+}  // namespace stasis::preload

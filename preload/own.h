@@ -1,0 +1,13 @@
+// The agent's own answers to the calls of STASIS_OWN_CALLS (calls.h).
+#pragma once
+
+#include "calls.h"
+#include "driver_calls.h"
+
+namespace stasis::preload::own {
+
+#define STASIS_DECLARE(name) fn::name name;
+STASIS_OWN_CALLS(STASIS_DECLARE)
+#undef STASIS_DECLARE
+
+}  // namespace stasis::preload::own

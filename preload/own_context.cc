@@ -1,0 +1,301 @@
+// Contexts come and go, and take their memory with them; peers; captures.
+#include <algorithm>
+
+#include "gate.h"
+#include "intercept.h"
+#include "memory_internal.h"
+
+namespace stasis::preload {
+
+using namespace cuda;  // NOLINT(google-build-using-namespace)
+
+namespace {
+
+void enter_context(CUcontext context, CUdevice device) {
+  const TablesLock lock;
+  tables().contexts[context] = device;
+}
+
+// The driver has destroyed it: its memory goes, as the driver's own has.
+void drop_context(CUcontext context) {
+  std::vector<std::pair<CUdeviceptr, std::size_t>> ranges;
+  {
+    const TablesLock lock;
+    tables().contexts.erase(context);
+    std::erase_if(tables().peers, [&](const Peer& peer) {
+      return peer.owner == context || peer.accessor == context;
+    });
+    for (const auto& [address, allocation] : tables().allocations)
+      if (allocation.context == context) ranges.emplace_back(address, allocation.reserved);
+    for (const auto& [address, allocation] : tables().to_free)
+      if (allocation.context == context) ranges.emplace_back(address, allocation.reserved);
+    std::erase_if(tables().allocations,
+                  [&](const auto& entry) { return entry.second.context == context; });
+    std::erase_if(tables().to_free,
+                  [&](const auto& entry) { return entry.second.context == context; });
+  }
+  for (const auto& [address, size] : ranges) {
+    driver().cuMemUnmap(address, size);
+    {
+      const TablesLock lock;
+      drop_mappings(address, size);
+    }
+    driver().cuMemAddressFree(address, size);
+  }
+}
+
+// A primary context ends when the last who retained it lets it go, or by a reset.
+void drop_inactive_primary(CUdevice device, CUcontext before) {
+  unsigned flags = 0;
+  int active = 1;
+  if (before && driver().cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS &&
+      !active)
+    drop_context(before);
+}
+
+// By device. Only the driver knows its handle, and only while it is retained.
+pthread_mutex_t g_primaries_mutex = PTHREAD_MUTEX_INITIALIZER;
+std::map<CUdevice, CUcontext>& primaries() {
+  static auto* made = new std::map<CUdevice, CUcontext>;
+  return *made;
+}
+
+CUcontext primary_of(CUdevice device) {
+  ::pthread_mutex_lock(&g_primaries_mutex);
+  const auto at = primaries().find(device);
+  auto* context = at == primaries().end() ? nullptr : at->second;
+  ::pthread_mutex_unlock(&g_primaries_mutex);
+  return context;
+}
+
+template <class Call>
+CUresult end_primary(Call* call, CUdevice device) {
+  const Gate::Pass pass;
+  auto* before = primary_of(device);
+  const auto result = call(device);
+  if (result == CUDA_SUCCESS) drop_inactive_primary(device, before);
+  return result;
+}
+
+// A stream that is being captured. Each thread has its own "per-thread" stream, of one name.
+std::pair<CUstream, pthread_t> capture_key(CUstream stream, bool per_thread) {
+  if (per_thread && stream == nullptr) stream = kStreamPerThread;
+  return {stream, stream == kStreamPerThread ? ::pthread_self() : pthread_t{}};
+}
+
+void set_capturing(CUstream stream, bool per_thread, bool capturing) {
+  const TablesLock lock;
+  auto& streams = tables().capturing;
+  if (capturing)
+    streams.insert(capture_key(stream, per_thread));
+  else
+    streams.erase(capture_key(stream, per_thread));
+  tables().captures.store(static_cast<int>(streams.size()));
+}
+
+CUresult begun(CUresult result, CUstream stream, bool per_thread = false) {
+  if (result == CUDA_SUCCESS) set_capturing(stream, per_thread, true);
+  return result;
+}
+
+CUresult ended(CUresult result, CUstream stream, bool per_thread = false) {
+  // A capture that has failed has ended too; one that another thread must end has not.
+  if (result != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD) set_capturing(stream, per_thread, false);
+  return result;
+}
+
+}  // namespace
+
+namespace own {
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+  const Gate::Pass pass;
+  const auto result = driver().cuDevicePrimaryCtxRetain(context, device);
+  if (result == CUDA_SUCCESS && context) {
+    ::pthread_mutex_lock(&g_primaries_mutex);
+    primaries()[device] = *context;
+    ::pthread_mutex_unlock(&g_primaries_mutex);
+    enter_context(*context, device);
+  }
+  return result;
+}
+
+CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
+  return end_primary(driver().cuDevicePrimaryCtxRelease, device);
+}
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
+  return end_primary(driver().cuDevicePrimaryCtxRelease_v2, device);
+}
+
+namespace {
+
+template <class Call>
+CUresult reset_primary(Call* call, CUdevice device) {
+  const Gate::Pass pass;
+  auto* before = primary_of(device);
+  const auto result = call(device);
+  // A reset destroys what the context held, even where it stays retained.
+  if (result == CUDA_SUCCESS && before) {
+    drop_context(before);
+    unsigned flags = 0;
+    int active = 0;
+    if (driver().cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS && active)
+      enter_context(before, device);
+  }
+  return result;
+}
+
+}  // namespace
+
+CUresult cuDevicePrimaryCtxReset(CUdevice device) {
+  return reset_primary(driver().cuDevicePrimaryCtxReset, device);
+}
+CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
+  return reset_primary(driver().cuDevicePrimaryCtxReset_v2, device);
+}
+
+CUresult cuCtxCreate_v2(CUcontext* context, unsigned flags, CUdevice device) {
+  const Gate::Pass pass;
+  const auto result = driver().cuCtxCreate_v2(context, flags, device);
+  if (result == CUDA_SUCCESS && context) enter_context(*context, device);
+  return result;
+}
+
+CUresult cuCtxCreate_v3(CUcontext* context, void* affinity, int count, unsigned flags,
+                        CUdevice device) {
+  const Gate::Pass pass;
+  const auto result = driver().cuCtxCreate_v3(context, affinity, count, flags, device);
+  if (result == CUDA_SUCCESS && context) enter_context(*context, device);
+  return result;
+}
+
+CUresult cuCtxCreate_v4(CUcontext* context, CUctxCreateParams* params, unsigned flags,
+                        CUdevice device) {
+  const Gate::Pass pass;
+  const auto result = driver().cuCtxCreate_v4(context, params, flags, device);
+  if (result == CUDA_SUCCESS && context) enter_context(*context, device);
+  return result;
+}
+
+CUresult cuCtxDestroy(CUcontext context) {
+  const Gate::Pass pass;
+  const auto result = driver().cuCtxDestroy(context);
+  if (result == CUDA_SUCCESS) drop_context(context);
+  return result;
+}
+
+CUresult cuCtxDestroy_v2(CUcontext context) {
+  const Gate::Pass pass;
+  const auto result = driver().cuCtxDestroy_v2(context);
+  if (result == CUDA_SUCCESS) drop_context(context);
+  return result;
+}
+
+namespace {
+
+// What the program has allocated in `owner` so far, for `device`. Memory that it maps itself it
+// also gives rights on itself.
+void set_peer_access(CUcontext owner, CUdevice device, CUmemAccess_flags flags) {
+  const CUmemAccessDesc right{{CU_MEM_LOCATION_TYPE_DEVICE, device}, flags};
+  const TablesLock lock;
+  for (const auto& [address, allocation] : tables().allocations) {
+    if (allocation.context != owner) continue;
+    if (driver().cuMemSetAccess(address, allocation.reserved, &right, 1) == CUDA_SUCCESS)
+      enter_access(address, allocation.reserved, right);
+  }
+}
+
+}  // namespace
+
+CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
+  const Gate::Pass pass;
+  const auto result = driver().cuCtxEnablePeerAccess(peer, flags);
+  CUcontext accessor = nullptr;
+  CUdevice device = 0;
+  if (result != CUDA_SUCCESS || driver().cuCtxGetCurrent(&accessor) != CUDA_SUCCESS ||
+      driver().cuCtxGetDevice(&device) != CUDA_SUCCESS)
+    return result;
+  {
+    const TablesLock lock;
+    tables().peers.push_back({peer, accessor, device});
+  }
+  set_peer_access(peer, device, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+  return result;
+}
+
+CUresult cuCtxDisablePeerAccess(CUcontext peer) {
+  const Gate::Pass pass;
+  const auto result = driver().cuCtxDisablePeerAccess(peer);
+  CUcontext accessor = nullptr;
+  CUdevice device = 0;
+  if (result != CUDA_SUCCESS || driver().cuCtxGetCurrent(&accessor) != CUDA_SUCCESS ||
+      driver().cuCtxGetDevice(&device) != CUDA_SUCCESS)
+    return result;
+  bool others = false;
+  {
+    const TablesLock lock;
+    std::erase_if(tables().peers, [&](const Peer& known) {
+      return known.owner == peer && known.accessor == accessor;
+    });
+    // Rights are a device's, not a context's.
+    others = std::any_of(tables().peers.begin(), tables().peers.end(), [&](const Peer& known) {
+      return known.owner == peer && known.device == device;
+    });
+    const auto owner = tables().contexts.find(peer);
+    others = others || (owner != tables().contexts.end() && owner->second == device);
+  }
+  if (!others) set_peer_access(peer, device, CU_MEM_ACCESS_FLAGS_PROT_NONE);
+  return result;
+}
+
+CUresult cuStreamBeginCapture(CUstream stream) {
+  const Gate::Pass pass;
+  return begun(driver().cuStreamBeginCapture(stream), stream);
+}
+CUresult cuStreamBeginCapture_ptsz(CUstream stream) {
+  const Gate::Pass pass;
+  return begun(driver().cuStreamBeginCapture_ptsz(stream), stream, true);
+}
+CUresult cuStreamBeginCapture_v2(CUstream stream, unsigned mode) {
+  const Gate::Pass pass;
+  return begun(driver().cuStreamBeginCapture_v2(stream, mode), stream);
+}
+CUresult cuStreamBeginCapture_v2_ptsz(CUstream stream, unsigned mode) {
+  const Gate::Pass pass;
+  return begun(driver().cuStreamBeginCapture_v2_ptsz(stream, mode), stream, true);
+}
+CUresult cuStreamBeginCaptureToGraph(CUstream stream, void* graph, const void* nodes,
+                                     const void* edges, std::size_t count, unsigned mode) {
+  const Gate::Pass pass;
+  return begun(driver().cuStreamBeginCaptureToGraph(stream, graph, nodes, edges, count, mode), stream);
+}
+CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream stream, void* graph, const void* nodes,
+                                          const void* edges, std::size_t count, unsigned mode) {
+  const Gate::Pass pass;
+  return begun(driver().cuStreamBeginCaptureToGraph_ptsz(stream, graph, nodes, edges, count, mode), stream, true);
+}
+CUresult cuStreamEndCapture(CUstream stream, void** graph) {
+  const Gate::Pass pass;
+  return ended(driver().cuStreamEndCapture(stream, graph), stream);
+}
+CUresult cuStreamEndCapture_ptsz(CUstream stream, void** graph) {
+  const Gate::Pass pass;
+  return ended(driver().cuStreamEndCapture_ptsz(stream, graph), stream, true);
+}
+
+
+CUresult cuStreamDestroy(CUstream stream) {
+  const Gate::Pass pass;
+  const auto result = driver().cuStreamDestroy(stream);
+  if (result == CUDA_SUCCESS) set_capturing(stream, false, false);
+  return result;
+}
+CUresult cuStreamDestroy_v2(CUstream stream) {
+  const Gate::Pass pass;
+  const auto result = driver().cuStreamDestroy_v2(stream);
+  if (result == CUDA_SUCCESS) set_capturing(stream, false, false);
+  return result;
+}
+
+}  // namespace own
+}  // namespace stasis::preload

@@ -1,0 +1,214 @@
+// Virtual memory management by the program itself: its handles are the agent's.
+#include <cstring>
+
+#include "agent.h"
+#include "aside.h"
+#include "gate.h"
+#include "intercept.h"
+#include "memory_internal.h"
+
+namespace stasis::preload::own {
+
+using namespace cuda;  // NOLINT(google-build-using-namespace)
+
+namespace {
+
+// The driver's handle of one that the program has.
+CUmemGenericAllocationHandle real_of(CUmemGenericAllocationHandle handle) {
+  const TablesLock lock;
+  const auto* physical = physical_of(handle);
+  return physical ? physical->real : handle;
+}
+
+}  // namespace
+
+CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t size,
+                     const CUmemAllocationProp* prop, unsigned long long flags) {
+  const Gate::Pass pass;
+  const unsigned asked = prop ? static_cast<unsigned>(prop->requestedHandleTypes) : 0U;
+  if (!handle || !prop || flags || steps_aside() ||
+      prop->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
+      prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+      (asked & ~static_cast<unsigned>(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)))
+    return driver().cuMemCreate(handle, size, prop, flags);
+  auto exportable = *prop;
+  exportable.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  CUmemGenericAllocationHandle real = 0;
+  if (driver().cuMemCreate(&real, size, &exportable, 0) != CUDA_SUCCESS)
+    return driver().cuMemCreate(handle, size, prop, flags);
+  {
+    const TablesLock lock;
+    auto* physical = enter_physical(real, size, exportable, asked);
+    physical->handles = 1;
+    *handle = handle_of(physical);
+    CUcontext context = nullptr;
+    CUdevice device = 0;
+    if (driver().cuCtxGetCurrent(&context) == CUDA_SUCCESS && context &&
+        driver().cuCtxGetDevice(&device) == CUDA_SUCCESS)
+      tables().contexts.emplace(context, device);
+  }
+  Agent::start();
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
+  const Gate::Pass pass;
+  const TablesLock lock;
+  auto* physical = physical_of(handle);
+  if (!physical) return driver().cuMemRelease(handle);
+  if (physical->handles == 0) return CUDA_ERROR_INVALID_VALUE;
+  --physical->handles;
+  release_if_unused(physical);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemMap(CUdeviceptr address, std::size_t size, std::size_t offset,
+                  CUmemGenericAllocationHandle handle, unsigned long long flags) {
+  const Gate::Pass pass;
+  const auto result = driver().cuMemMap(address, size, offset, real_of(handle), flags);
+  if (result != CUDA_SUCCESS) return result;
+  const TablesLock lock;
+  if (auto* physical = physical_of(handle)) {
+    tables().mappings.insert_or_assign(address, Mapping{address, size, offset, physical, {}});
+    ++physical->mappings;
+  }
+  return result;
+}
+
+CUresult cuMemUnmap(CUdeviceptr address, std::size_t size) {
+  const Gate::Pass pass;
+  const auto result = driver().cuMemUnmap(address, size);
+  if (result != CUDA_SUCCESS) return result;
+  const TablesLock lock;
+  drop_mappings(address, size);
+  return result;
+}
+
+CUresult cuMemSetAccess(CUdeviceptr address, std::size_t size, const CUmemAccessDesc* rights,
+                        std::size_t count) {
+  const Gate::Pass pass;
+  const auto result = driver().cuMemSetAccess(address, size, rights, count);
+  if (result != CUDA_SUCCESS) return result;
+  const TablesLock lock;
+  for (std::size_t i = 0; i < count; ++i)
+    enter_access(address, size, rights[i]);
+  return result;
+}
+
+CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* address) {
+  const Gate::Pass pass;
+  const auto pointer = reinterpret_cast<CUdeviceptr>(address);
+  {
+    const TablesLock lock;
+    if (const auto* mapping = mapping_at(pointer)) {
+      // The driver has no handle of what cuMemAlloc gave.
+      if (!handle || tables().allocations.contains(mapping->address))
+        return CUDA_ERROR_INVALID_VALUE;
+      ++mapping->physical->handles;
+      *handle = handle_of(mapping->physical);
+      return CUDA_SUCCESS;
+    }
+  }
+  return driver().cuMemRetainAllocationHandle(handle, address);
+}
+
+CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHandle handle,
+                                      CUmemAllocationHandleType type, unsigned long long flags) {
+  const Gate::Pass pass;
+  CUmemGenericAllocationHandle real = handle;
+  {
+    const TablesLock lock;
+    if (auto* physical = physical_of(handle)) {
+      if (!(physical->asked_handle_types & type)) return CUDA_ERROR_INVALID_VALUE;
+      real = physical->real;
+      // Even if it fails: nobody knows what has left by then.
+      physical->stays = true;
+    }
+  }
+  return driver().cuMemExportToShareableHandle(shareable, real, type, flags);
+}
+
+CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* prop,
+                                                CUmemGenericAllocationHandle handle) {
+  const Gate::Pass pass;
+  const auto result = driver().cuMemGetAllocationPropertiesFromHandle(prop, real_of(handle));
+  if (result != CUDA_SUCCESS) return result;
+  const TablesLock lock;
+  if (const auto* physical = physical_of(handle))
+    prop->requestedHandleTypes =
+        static_cast<CUmemAllocationHandleType>(physical->asked_handle_types);
+  return result;
+}
+
+// A descriptor of the memory for other devices: dma-buf.
+CUresult cuMemGetHandleForAddressRange(void* handle, CUdeviceptr address, std::size_t size,
+                                       unsigned type, unsigned long long flags) {
+  const Gate::Pass pass;
+  {
+    const TablesLock lock;
+    mark_staying(address, size);
+  }
+  return driver().cuMemGetHandleForAddressRange(handle, address, size, type, flags);
+}
+
+CUresult cuMulticastBindMem(CUmulticastHandle multicast, std::size_t multicast_offset,
+                            CUmemGenericAllocationHandle handle, std::size_t offset,
+                            std::size_t size, unsigned long long flags) {
+  const Gate::Pass pass;
+  CUmemGenericAllocationHandle real = handle;
+  {
+    const TablesLock lock;
+    if (auto* physical = physical_of(handle)) {
+      real = physical->real;
+      physical->stays = true;
+    }
+  }
+  return driver().cuMulticastBindMem(multicast, multicast_offset, real, offset, size, flags);
+}
+
+CUresult cuMulticastBindAddr(CUmulticastHandle multicast, std::size_t multicast_offset,
+                             CUdeviceptr address, std::size_t size, unsigned long long flags) {
+  const Gate::Pass pass;
+  {
+    const TablesLock lock;
+    mark_staying(address, size);
+  }
+  return driver().cuMulticastBindAddr(multicast, multicast_offset, address, size, flags);
+}
+
+namespace {
+
+// Sparse arrays: the handles are within the list. They stay.
+CUresult map_arrays(fn::cuMemMapArrayAsync* call, void* list, unsigned count, CUstream stream) {
+  // CUarrayMapInfo of CUDA 11.1 and newer: 96 bytes, the handle at 64.
+  constexpr std::size_t kInfo = 96;
+  constexpr std::size_t kHandle = 64;
+  if (!list) return call(list, count, stream);
+  std::vector<char> copy(static_cast<char*>(list), static_cast<char*>(list) + count * kInfo);
+  {
+    const TablesLock lock;
+    for (unsigned i = 0; i < count; ++i) {
+      CUmemGenericAllocationHandle handle = 0;
+      std::memcpy(&handle, copy.data() + i * kInfo + kHandle, sizeof handle);
+      if (auto* physical = physical_of(handle)) {
+        physical->stays = true;
+        std::memcpy(copy.data() + i * kInfo + kHandle, &physical->real, sizeof handle);
+      }
+    }
+  }
+  return call(copy.data(), count, stream);
+}
+
+}  // namespace
+
+CUresult cuMemMapArrayAsync(void* list, unsigned count, CUstream stream) {
+  const Gate::Pass pass;
+  return map_arrays(driver().cuMemMapArrayAsync, list, count, stream);
+}
+
+CUresult cuMemMapArrayAsync_ptsz(void* list, unsigned count, CUstream stream) {
+  const Gate::Pass pass;
+  return map_arrays(driver().cuMemMapArrayAsync_ptsz, list, count, stream);
+}
+
+}  // namespace stasis::preload::own

@@ -1,0 +1,109 @@
+#include <algorithm>
+
+#include "intercept.h"
+#include "memory_internal.h"
+
+namespace stasis::preload {
+
+using namespace cuda;  // NOLINT(google-build-using-namespace)
+
+Tables& tables() {
+  // Never destroyed: programs free device memory in destructors that run after ours.
+  static auto* made = new Tables;
+  return *made;
+}
+
+CurrentContext::CurrentContext(CUcontext context) {
+  CUcontext current = nullptr;
+  if (!context || (driver().cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == context))
+    return;
+  pushed_ = driver().cuCtxPushCurrent_v2(context) == CUDA_SUCCESS;
+}
+
+CurrentContext::~CurrentContext() {
+  CUcontext popped = nullptr;
+  if (pushed_) driver().cuCtxPopCurrent_v2(&popped);
+}
+
+Physical* physical_of(CUmemGenericAllocationHandle handle) {
+  auto& all = tables().physicals;
+  const auto at = all.find(handle);
+  return at == all.end() ? nullptr : at->second.get();
+}
+
+Physical* enter_physical(CUmemGenericAllocationHandle real, std::size_t size,
+                         const CUmemAllocationProp& prop, unsigned asked_handle_types) {
+  auto fresh = std::make_unique<Physical>();
+  fresh->real = real;
+  fresh->size = size;
+  fresh->prop = prop;
+  fresh->asked_handle_types = asked_handle_types;
+  auto* physical = fresh.get();
+  tables().physicals.emplace(handle_of(physical), std::move(fresh));
+  return physical;
+}
+
+Mapping* mapping_at(CUdeviceptr address) {
+  auto& all = tables().mappings;
+  auto after = all.upper_bound(address);
+  if (after == all.begin()) return nullptr;
+  auto& mapping = std::prev(after)->second;
+  return address - mapping.address < mapping.size ? &mapping : nullptr;
+}
+
+namespace {
+
+// The mappings that overlap the range, in order.
+template <class Visit>
+void for_overlapping(CUdeviceptr address, std::size_t size, Visit visit) {
+  auto& all = tables().mappings;
+  auto at = all.upper_bound(address);
+  if (at != all.begin() &&
+      address - std::prev(at)->second.address < std::prev(at)->second.size)
+    --at;
+  while (at != all.end() && at->first < address + size) {
+    auto next = std::next(at);
+    visit(at);
+    at = next;
+  }
+}
+
+}  // namespace
+
+void enter_access(CUdeviceptr address, std::size_t size, const CUmemAccessDesc& right) {
+  for_overlapping(address, size, [&](auto at) {
+    auto& mapping = at->second;
+    const auto from = std::max(address, mapping.address);
+    const auto to = std::min(address + size, mapping.address + mapping.size);
+    const bool whole = from == mapping.address && to == mapping.address + mapping.size;
+    if (whole) {
+      // What the same device was given before no longer counts.
+      std::erase_if(mapping.access, [&](const Access& old) {
+        return old.right.location.type == right.location.type &&
+               old.right.location.id == right.location.id;
+      });
+    }
+    mapping.access.push_back({from, static_cast<std::size_t>(to - from), right});
+  });
+}
+
+void drop_mappings(CUdeviceptr address, std::size_t size) {
+  for_overlapping(address, size, [&](auto at) {
+    auto* physical = at->second.physical;
+    tables().mappings.erase(at);
+    --physical->mappings;
+    release_if_unused(physical);
+  });
+}
+
+void release_if_unused(Physical* physical) {
+  if (physical->handles > 0 || physical->mappings > 0) return;
+  if (physical->present) driver().cuMemRelease(physical->real);
+  tables().physicals.erase(handle_of(physical));
+}
+
+void mark_staying(CUdeviceptr address, std::size_t size) {
+  for_overlapping(address, size, [](auto at) { at->second.physical->stays = true; });
+}
+
+}  // namespace stasis::preload

@@ -1,0 +1,33 @@
+// The kernel's futex, in the three forms that are needed. `shared`: the word lies in memory that
+// several processes map.
+#pragma once
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <climits>
+#include <cstdint>
+#include <ctime>
+
+namespace stasis::futex {
+
+// Until woken, or the word is not `value`, or a signal, or the time has passed (negative: never).
+inline void wait(std::atomic<std::uint32_t>& word, std::uint32_t value, bool shared,
+                 std::chrono::nanoseconds timeout = std::chrono::nanoseconds(-1)) {
+  const int flags = shared ? 0 : FUTEX_PRIVATE_FLAG;
+  timespec time{};
+  time.tv_sec = timeout.count() / 1000000000;
+  time.tv_nsec = timeout.count() % 1000000000;
+  ::syscall(SYS_futex, &word, FUTEX_WAIT | flags, value, timeout.count() < 0 ? nullptr : &time,
+            nullptr, 0);
+}
+
+inline void wake_all(std::atomic<std::uint32_t>& word, bool shared) {
+  const int flags = shared ? 0 : FUTEX_PRIVATE_FLAG;
+  ::syscall(SYS_futex, &word, FUTEX_WAKE | flags, INT_MAX, nullptr, nullptr, 0);
+}
+
+}  // namespace stasis::futex

@@ -1,0 +1,92 @@
+// What the agent inside a target (preload/) and our tools share: one page of memory, and the rules
+// of talking over it.
+//
+// The page is a memfd of the target's, named below. A tool finds it among the target's descriptors,
+// opens it anew through /proc, which the kernel allows to the same user and to root only, and holds
+// flock() on that: one peer at a time, and the agent sees when the peer has died, whatever
+// namespaces lie between them. No socket, so nothing that CRIU could not dump or that would have to
+// be closed for it. docs/adr/0017-agent.md.
+//
+// One request at a time: the peer writes `command` and `arguments`, increments `request` and wakes
+// the agent by futex; the agent answers by setting `reply` to the same number and waking the peer.
+// All numbers are those of the machine; version 1 of the page is the layout of ControlPage.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace stasis::direct {
+
+inline constexpr char kAgentMemfd[] = "stasis-agent";
+inline constexpr std::uint64_t kAgentMagic = 0x746e656761736173;  // "sasagent", as it lies in memory
+inline constexpr std::uint32_t kAgentVersion = 1;
+// Descriptors exported at a time: they count towards the target's limit of open files.
+inline constexpr std::uint32_t kExportBatch = 64;
+
+enum class AgentState : std::uint32_t {
+  kRunning = 0,  // the gate is open, all memory is there
+  kClosed = 1,   // no thread of the program is in a call of the driver that touches device memory
+  kEmptied = 2,  // closed, and the content of device memory is only in `buffer`
+  // As kEmptied, but the driver is about to hold the process, or does. The agent no longer looks
+  // after its peer: it could not call the driver.
+  kHeld = 3,
+  kFilling = 4,  // device memory is there again, its content not yet or in part
+};
+
+enum class AgentCommand : std::uint32_t {
+  kNone = 0,
+  kPrepare = 1,  // have a buffer for all that is there now. The gate stays as it is
+  kClose = 2,    // arguments: milliseconds to wait. Closes the gate, waits for the device
+  kExport = 3,   // arguments: index of the first segment. Fills `segments`
+  kEmpty = 4,    // gives the device memory back to the device, keeps the addresses
+  kHold = 5,     // kEmptied -> kHeld
+  kRefill = 6,   // takes device memory again, at the same addresses
+  kCopyOut = 7,  // the agent copies by itself, device to buffer; slower than a peer could
+  kCopyIn = 8,   // the same, buffer to device
+  kOpen = 9,     // opens the gate, gives the buffer back
+};
+
+// A piece of device memory that can leave.
+struct AgentSegment {
+  std::uint64_t bytes;
+  std::uint64_t offset;  // of its content in the buffer
+  std::int32_t fd;       // the target's descriptor of it, valid until the next command; -1: none
+  std::uint32_t reserved;
+};
+
+struct ControlPage {
+  std::uint64_t magic;
+  std::uint32_t version;
+  std::uint32_t bytes;  // of this struct
+  // The owner's numbers, in its own PID namespace; a forked child holds the descriptor as well.
+  std::int32_t pid;
+  std::int32_t tid;  // the agent's thread
+
+  std::atomic<std::uint32_t> request;
+  std::atomic<std::uint32_t> reply;
+  AgentCommand command;
+  std::uint32_t reserved0;
+  std::uint64_t arguments[4];
+
+  // The answer. `cu_result` 0: done. Otherwise `message` says what could not be done.
+  std::uint32_t cu_result;
+  std::uint32_t reserved1;
+  char message[160];
+
+  std::atomic<AgentState> state;
+  std::uint32_t segment_count;     // of all, as of the last kPrepare or kClose
+  std::uint64_t segment_bytes;     // together
+  std::uint64_t buffer_address;    // in the target; 0: none
+  std::uint64_t buffer_bytes;
+  std::uint32_t staying_count;     // pieces that could not leave: shared with other processes
+  std::uint32_t exported_count;    // entries of `segments`
+  std::uint64_t staying_bytes;
+  AgentSegment segments[kExportBatch];
+};
+
+static_assert(sizeof(std::atomic<std::uint32_t>) == 4 &&
+              std::atomic<std::uint32_t>::is_always_lock_free);
+static_assert(offsetof(ControlPage, segments) == 288, "a change of the layout is a new version");
+
+}  // namespace stasis::direct
