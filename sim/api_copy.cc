@@ -52,15 +52,25 @@ CUresult copy(Range to, Range from, std::size_t bytes, bool async, CUstream hand
     if (!legal(driver, to, bytes) || !legal(driver, from, bytes)) return CUDA_ERROR_INVALID_VALUE;
     // As the real driver: a pageable source is staged, so that the program may change it at once; a
     // pageable destination is complete when the call returns.
+    // An error or a death comes with the call; a delay or a hang is the transfer's own.
+    Plan plan = driver.next_plan(FaultAction::kTransfer);
+    const Plan in_stream{.hang = plan.hang, .delay_ns = plan.delay_ns};
+    plan.hang = false;
+    plan.delay_ns = 0;
+    if (auto rc = suffer(plan); rc != CUDA_SUCCESS) return rc;
     const bool wait = !async || is_pageable(driver, to, bytes);
     if (!wait && is_pageable(driver, from, bytes)) {
       std::shared_ptr<char[]> staged(new char[bytes]);
       std::memcpy(staged.get(), pointer<char>(from.at), bytes);
-      return run(context, *stream, false,
-                 [=] { std::memcpy(pointer<char>(to.at), staged.get(), bytes); });
+      return run(context, *stream, false, [=] {
+        (void)suffer(in_stream);
+        std::memcpy(pointer<char>(to.at), staged.get(), bytes);
+      });
     }
-    return run(context, *stream, wait,
-               [=] { std::memmove(pointer<char>(to.at), pointer<char>(from.at), bytes); });
+    return run(context, *stream, wait, [=] {
+      (void)suffer(in_stream);
+      std::memmove(pointer<char>(to.at), pointer<char>(from.at), bytes);
+    });
   });
 }
 

@@ -125,6 +125,7 @@ CUresult copy_text(const std::string& text, char* out, int length) {
 
 CUresult new_context(Driver& driver, CUdevice device, unsigned flags, bool primary, Context*& out) {
   const int slot = driver.devices[Driver::ordinal_index(device)].slot;
+  if (auto rc = suffer(driver.next_plan(FaultAction::kContext)); rc != CUDA_SUCCESS) return rc;
   if (!driver.memory.hold(slot)) return CUDA_ERROR_UNKNOWN;
   auto* context = new Context;
   context->device = device;

@@ -166,6 +166,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, vo
     if (!handle || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
       return CUDA_ERROR_INVALID_VALUE;
     }
+    if (auto rc = suffer(driver.next_plan(FaultAction::kImport)); rc != CUDA_SUCCESS) return rc;
     Object* object = nullptr;
     const int fd = static_cast<int>(reinterpret_cast<std::intptr_t>(os_handle));
     auto rc = driver.memory.import_fd(fd, object);

@@ -9,8 +9,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 
 namespace stasis::sim {
 namespace {
@@ -141,6 +143,24 @@ CUresult start_driver() {
   block.state.store(CU_PROCESS_STATE_RUNNING);
   block.active.store(1);
   return CUDA_SUCCESS;
+}
+
+Plan Driver::next_plan(FaultAction own_call) {
+  if (faults.empty()) return {};
+  const auto index = static_cast<std::size_t>(own_call) - static_cast<std::size_t>(kFirstOwnCall);
+  return plan_for(faults, own_call, ++own_calls[index], static_cast<std::uint64_t>(::getpid()));
+}
+
+CUresult suffer(const Plan& plan) {
+  if (plan.die) ::kill(::getpid(), SIGKILL);
+  if (plan.delay_ns) {
+    const auto ns = static_cast<long>(plan.delay_ns);
+    const timespec time{ns / 1'000'000'000, ns % 1'000'000'000};
+    ::nanosleep(&time, nullptr);
+  }
+  while (plan.hang)
+    ::pause();
+  return static_cast<CUresult>(plan.error);
 }
 
 Stream* find_stream(Driver& driver, Context& context, CUstream handle) {

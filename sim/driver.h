@@ -5,6 +5,7 @@
 // Threads: see the members.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -55,6 +56,10 @@ struct Driver {
   std::set<Pool*> pools;
 
   std::vector<Fault> faults;  // STASIS_SIM_FAULTS of this process, as of cuInit
+  std::array<std::atomic<std::uint64_t>, kOwnCalls> own_calls{};  // how often each was made
+
+  // The faults for one more call of the process itself.
+  Plan next_plan(FaultAction own_call);
 
   const GpuSpec& gpu(int ordinal) const { return memory.gpu(devices[ordinal_index(ordinal)].slot); }
   bool valid_device(int ordinal) const {
@@ -122,6 +127,10 @@ template <class F>
 cuda::CUresult in_context_passing(F&& body) {
   return passing([&](Driver& driver) { return with_context(driver, body); });
 }
+
+// What a fault makes of a call of the process itself: waits, ends the process, or says what to
+// return. A fault that hangs never comes back.
+cuda::CUresult suffer(const Plan& plan);
 
 // A stream handle's stream; the default streams belong to the current context.
 Stream* find_stream(Driver& driver, Context& context, cuda::CUstream handle);

@@ -40,6 +40,12 @@ bool parse_action(std::string_view word, FaultAction& out) {
     out = FaultAction::kUnlock;
   else if (word == "copy")
     out = FaultAction::kCopy;
+  else if (word == "context")
+    out = FaultAction::kContext;
+  else if (word == "import")
+    out = FaultAction::kImport;
+  else if (word == "transfer")
+    out = FaultAction::kTransfer;
   else
     return false;
   return true;
@@ -88,6 +94,7 @@ std::string parse_effect(std::string_view word, Fault& fault) {
     fault.effect = FaultEffect::kDie;
   } else if (name == "failed") {
     fault.effect = FaultEffect::kFailed;
+    if (is_own_call(fault.action)) return "only a checkpoint call can end in the state failed";
   } else {
     return "unknown effect";
   }
@@ -106,7 +113,7 @@ std::string parse_clause(std::string_view clause, Fault& fault) {
   const auto colon = clause.find(':');
   if (colon == clause.npos) return "no ':' after the action";
   if (!parse_action(clause.substr(0, colon), fault.action)) {
-    return "unknown action (lock, checkpoint, restore, unlock, copy)";
+    return "unknown action (lock, checkpoint, restore, unlock, copy, context, import, transfer)";
   }
   auto effect = clause.substr(colon + 1);
   if (const auto at = effect.find('@'); at != effect.npos) {

@@ -1,9 +1,11 @@
-// Faults on demand: what a checkpoint call shall do instead of, or besides, its work.
+// Faults on demand: what a checkpoint call, or one of the process's own calls, shall do instead of,
+// or besides, its work.
 //
 // The grammar is in docs/simulated-driver.md. Unknown text is an error, never ignored.
 // Threads: a pure parser and plain values.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -11,7 +13,22 @@
 
 namespace stasis::sim {
 
-enum class FaultAction { kLock, kCheckpoint, kRestore, kUnlock, kCopy };
+enum class FaultAction {
+  kLock,
+  kCheckpoint,
+  kRestore,
+  kUnlock,
+  kCopy,
+  // Calls of the process itself.
+  kContext,   // a context is made
+  kImport,    // memory of another process is imported by descriptor
+  kTransfer,  // content is copied
+};
+// The process's own, which are counted from the first of them.
+inline constexpr FaultAction kFirstOwnCall = FaultAction::kContext;
+inline constexpr std::size_t kOwnCalls = 3;
+inline bool is_own_call(FaultAction action) { return action >= kFirstOwnCall; }
+
 enum class FaultEffect {
   kError,    // value: the result code; nothing is done
   kTimeout,  // lock only: as if work never ended, so NOT_READY at the time-out (at once if none)

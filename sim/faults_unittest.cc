@@ -30,16 +30,45 @@ TEST(Faults, MayBeCommentedAndEmpty) {
 }
 
 TEST(Faults, AreRefusedWithAReasonWhenMalformed) {
-  for (const char* text :
-       {"lock", "lock:", "lok:timeout", "lock:tmeout", "checkpoint:timeout", "lock:rate=1M",
-        "copy:error=1", "copy:rate=", "lock:error=0", "lock:error=1000", "lock:error=x",
-        "lock:delay=5", "lock:timeout=3", "lock:timeout@0", "lock:timeout@x", "lock:timeout pid=0",
-        "lock:timeout pod=3", "lock:timeout @2"}) {
+  for (const char* text : {"lock",
+                           "lock:",
+                           "lok:timeout",
+                           "lock:tmeout",
+                           "checkpoint:timeout",
+                           "lock:rate=1M",
+                           "copy:error=1",
+                           "copy:rate=",
+                           "lock:error=0",
+                           "lock:error=1000",
+                           "lock:error=x",
+                           "lock:delay=5",
+                           "lock:timeout=3",
+                           "lock:timeout@0",
+                           "lock:timeout@x",
+                           "lock:timeout pid=0",
+                           "lock:timeout pod=3",
+                           "lock:timeout @2",
+                           "context:failed",
+                           "import:rate=1M",
+                           "transfer:timeout"}) {
     std::vector<Fault> faults;
     std::string error;
     EXPECT_FALSE(parse_faults(text, faults, error)) << text;
     EXPECT_NE(error.find("fault '"), std::string::npos);
   }
+}
+
+TEST(Faults, MayBeOnCallsOfTheProcessItself) {
+  const auto faults =
+      parsed("context:oom; import:error=801@3; transfer:delay=20ms; transfer:die@9");
+  ASSERT_EQ(faults.size(), 4u);
+  EXPECT_EQ(plan_for(faults, FaultAction::kContext, 1, 7).error, 2u);
+  EXPECT_EQ(plan_for(faults, FaultAction::kImport, 2, 7).error, 0u);
+  EXPECT_EQ(plan_for(faults, FaultAction::kImport, 3, 7).error, 801u);
+  EXPECT_EQ(plan_for(faults, FaultAction::kTransfer, 8, 7).delay_ns, 20'000'000u);
+  EXPECT_TRUE(plan_for(faults, FaultAction::kTransfer, 9, 7).die);
+  EXPECT_TRUE(is_own_call(FaultAction::kTransfer));
+  EXPECT_FALSE(is_own_call(FaultAction::kCopy));
 }
 
 TEST(Plan, TakesWhatFitsTheCall) {

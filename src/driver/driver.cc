@@ -210,18 +210,9 @@ std::string cuda_version_text(int version) {
 }  // namespace
 
 Result<std::unique_ptr<Driver>> load_driver(const std::string& library_name) {
-  const char* from_environment = std::getenv("STASIS_LIBCUDA");
-  std::string name = library_name;
-  if (name.empty() && from_environment != nullptr) name = from_environment;
-  const bool named = !name.empty();
-  if (!named) name = "libcuda.so.1";
-  auto library = Library::load(name);
-  if (!library) {
-    return fail(ErrorCode::kDriverMissing, "cannot load the CUDA driver: " + library.error(),
-                named ? "check the file that STASIS_LIBCUDA names"
-                      : "install the NVIDIA driver (570 or newer), or set STASIS_LIBCUDA to its "
-                        "libcuda.so.1; in a container, start it with the NVIDIA runtime");
-  }
+  auto loaded = load_driver_library(library_name);
+  if (!loaded) return fail(std::move(loaded.error()));
+  Library* library = &loaded->library;
   auto* get_version = library->function<fn::cuDriverGetVersion>("cuDriverGetVersion");
   Calls calls;
   calls.init = library->function<fn::cuInit>("cuInit");
@@ -270,7 +261,7 @@ Result<std::unique_ptr<Driver>> load_driver(const std::string& library_name) {
   info.has_device_map = info.cuda_version >= kDeviceMapCuda;
   info.has_jobs = info.cuda_version >= kJobsCuda;
   return std::unique_ptr<Driver>(
-      new LibcudaDriver(std::move(*library), calls, std::move(info), named));
+      new LibcudaDriver(std::move(*library), calls, std::move(info), loaded->named));
 }
 
 }  // namespace stasis

@@ -3,6 +3,8 @@
 #include <dlfcn.h>
 #include <link.h>
 
+#include <cstdlib>
+
 namespace stasis {
 
 tl::expected<Library, std::string> Library::load(const std::string& name) {
@@ -19,6 +21,22 @@ tl::expected<Library, std::string> Library::load(const std::string& name) {
     path = map->l_name;
   }
   return Library(handle, std::move(path));
+}
+
+Result<DriverLibrary> load_driver_library(const std::string& given) {
+  const char* from_environment = std::getenv("STASIS_LIBCUDA");
+  std::string name = given;
+  if (name.empty() && from_environment != nullptr) name = from_environment;
+  const bool named = !name.empty();
+  if (!named) name = "libcuda.so.1";
+  auto library = Library::load(name);
+  if (!library) {
+    return fail(ErrorCode::kDriverMissing, "cannot load the CUDA driver: " + library.error(),
+                named ? "check the file that STASIS_LIBCUDA names"
+                      : "install the NVIDIA driver (570 or newer), or set STASIS_LIBCUDA to its "
+                        "libcuda.so.1; in a container, start it with the NVIDIA runtime");
+  }
+  return DriverLibrary{std::move(*library), named};
 }
 
 void* Library::symbol(const char* name) const { return ::dlsym(handle_, name); }

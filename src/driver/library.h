@@ -28,4 +28,13 @@ class Library {
   std::string path_;
 };
 
+// The CUDA driver's library: `name` if not empty, else what the environment's STASIS_LIBCUDA names,
+// else "libcuda.so.1".
+struct DriverLibrary {
+  Library library;
+  bool named = false;  // by the caller or the environment, so that NVML is looked for beside it
+};
+// kDriverMissing, with its remedy.
+Result<DriverLibrary> load_driver_library(const std::string& name = {});
+
 }  // namespace stasis

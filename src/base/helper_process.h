@@ -1,0 +1,55 @@
+// A forked process that works for this one and ends with it, for work that may hang, crash or be
+// killed without this process coming to harm.
+//
+// Owns the process: ending the handle kills it and waits until nothing of it is left. It holds
+// nothing of ours but its end of the channel: no other descriptor, no terminal, no signal handler.
+// Not thread-safe.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "base/channel.h"
+#include "base/fd.h"
+#include "stasis/ids.h"
+#include "stasis/result.h"
+
+namespace stasis {
+
+class HelperProcess {
+ public:
+  // Runs `serve` in the new process, which ends when that returns. To be called while this process
+  // has one thread: what other threads hold at the moment of a fork is held for ever in the child.
+  // `name` (at most 15 characters) is what `ps` shows.
+  static Result<HelperProcess> start(const char* name,
+                                     const std::function<void(const Channel&)>& serve);
+
+  HelperProcess(HelperProcess&& other) noexcept
+      : pid_(std::exchange(other.pid_, 0)),
+        process_(std::move(other.process_)),
+        channel_(std::move(other.channel_)),
+        end_(std::move(other.end_)) {}
+  HelperProcess& operator=(HelperProcess&&) = delete;
+  ~HelperProcess() { end(); }
+
+  const Channel& channel() const { return channel_; }
+  Pid pid() const { return Pid{pid_}; }
+  bool running() const { return pid_ != 0 && process_.alive(); }
+  // Kills it if it still runs. True if nothing of it is left; false if it is stuck in the kernel
+  // and cannot even be killed within five seconds.
+  bool end();
+  // How it ended: "was killed by signal 11 (Segmentation fault)", "ended with status 1". To be
+  // asked after end(); empty if it ran until then.
+  const std::string& how_it_ended() const { return end_; }
+
+ private:
+  HelperProcess(int pid, Pidfd process, Channel channel)
+      : pid_(pid), process_(std::move(process)), channel_(std::move(channel)) {}
+
+  int pid_ = 0;
+  Pidfd process_;
+  Channel channel_;
+  std::string end_;
+};
+
+}  // namespace stasis

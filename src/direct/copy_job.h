@@ -1,0 +1,45 @@
+// The copying itself: many threads, each with two buffers and a stream for each, so that while the
+// GPU copies to or from the one the other is written to or read from the Content.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "direct/content.h"
+#include "direct/device.h"
+#include "direct/plan.h"
+#include "direct/stop.h"
+
+namespace stasis::direct {
+
+enum class Direction { kOut, kIn };
+
+// One GPU's part of a copy.
+struct DevicePart {
+  const Device* device = nullptr;
+  cuda::CUdeviceptr base = 0;
+  std::vector<Load> loads;
+};
+
+struct CopyJob {
+  const DeviceCalls* calls = nullptr;
+  Direction direction = Direction::kOut;
+  std::span<const DevicePart> parts;
+  unsigned threads_per_part = 1;
+  // Two for each thread, those of thread t of part p at 2 * (p * threads_per_part + t); pinned.
+  std::span<const std::span<std::byte>> buffers;
+  // Which Content a thread talks to; asked for once by each.
+  std::function<Content&(unsigned thread)> content;
+};
+
+// Whether the GPUs still copy when it returns, because they did not come to an end in time: then
+// neither the buffers nor what is mapped may be taken away. Errors are in `stop`.
+struct CopyEnd {
+  bool still_copying = false;
+};
+CopyEnd run_copy(const CopyJob& job, Stop& stop);
+
+}  // namespace stasis::direct

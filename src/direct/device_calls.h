@@ -1,0 +1,51 @@
+// The part of the CUDA driver that the mover uses, as one table, loaded at run time.
+//
+// Plain pointers into a library that is never unloaded; may be copied and used from any thread.
+#pragma once
+
+#include <string>
+
+#include "driver/cuda_abi.h"
+#include "driver/library.h"
+#include "stasis/result.h"
+
+namespace stasis::direct {
+
+struct DeviceCalls {
+  // The library is the one that load_driver() takes. kDriverMissing; kDriverUnsupported if it lacks
+  // a call.
+  static Result<DeviceCalls> load(const std::string& library = {});
+
+  // What `call`, a function of the driver, answered while we did `what` ("import the memory of
+  // ...").
+  Error error(cuda::CUresult code, const char* call, const std::string& what) const;
+
+  cuda::fn::cuInit* init = nullptr;
+  cuda::fn::cuGetErrorName* error_name = nullptr;
+  cuda::fn::cuGetErrorString* error_text = nullptr;
+  cuda::fn::cuDeviceGetCount* device_count = nullptr;
+  cuda::fn::cuDeviceGet* device = nullptr;
+  cuda::fn::cuDeviceGetUuid* uuid = nullptr;
+  cuda::fn::cuDevicePrimaryCtxRetain* retain_context = nullptr;
+  cuda::fn::cuDevicePrimaryCtxRelease_v2* release_context = nullptr;
+  cuda::fn::cuCtxSetCurrent* set_context = nullptr;
+  cuda::fn::cuMemHostAlloc* allocate_host = nullptr;
+  cuda::fn::cuMemFreeHost* free_host = nullptr;
+  cuda::fn::cuMemHostRegister_v2* register_host = nullptr;
+  cuda::fn::cuMemHostUnregister* unregister_host = nullptr;
+  cuda::fn::cuStreamCreate* create_stream = nullptr;
+  cuda::fn::cuStreamDestroy_v2* destroy_stream = nullptr;
+  cuda::fn::cuStreamQuery* query_stream = nullptr;
+  cuda::fn::cuMemcpyDtoHAsync_v2* copy_out = nullptr;
+  cuda::fn::cuMemcpyHtoDAsync_v2* copy_in = nullptr;
+  cuda::fn::cuMemAddressReserve* reserve = nullptr;
+  cuda::fn::cuMemAddressFree* unreserve = nullptr;
+  cuda::fn::cuMemMap* map = nullptr;
+  cuda::fn::cuMemUnmap* unmap = nullptr;
+  cuda::fn::cuMemSetAccess* set_access = nullptr;
+  cuda::fn::cuMemRelease* release = nullptr;
+  cuda::fn::cuMemImportFromShareableHandle* import = nullptr;
+  cuda::fn::cuMemGetAllocationPropertiesFromHandle* properties = nullptr;
+};
+
+}  // namespace stasis::direct

@@ -1,0 +1,91 @@
+// The mover: copies device memory that another process has exported out of GPUs, and back into
+// them, with many threads and through pinned buffers of fixed size.
+//
+// Mover does so in this process, which then has CUDA contexts; MoverProcess (mover_process.h) is
+// the same in a process of its own, where a driver that hangs or crashes does no harm. Neither
+// holds anything of the other process's memory but during a copy. Not thread-safe; they use
+// threads.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/interrupt.h"
+#include "base/units.h"
+#include "direct/content.h"
+#include "direct/ring.h"
+#include "stasis/cuda_state.h"
+
+namespace stasis::direct {
+
+struct MoverOptions {
+  unsigned threads = 0;  // for each GPU; 0: the processors' share of it, at most 16
+  std::uint64_t ring_bytes = std::uint64_t{1} << 30;  // pinned host memory, for all GPUs together
+  std::uint64_t buffer_bytes = std::uint64_t{32} << 20;
+  RingMemory ring = RingMemory::kPrivate;  // MoverProcess always takes kShared
+};
+
+struct CopyReport {
+  std::uint64_t bytes = 0;
+  Seconds seconds{0};      // copying alone
+  Seconds map_seconds{0};  // importing, mapping, and letting go again
+};
+
+class MemoryMover {
+ public:
+  virtual ~MemoryMover() = default;
+
+  // Takes the segments' content to, or from, the places in `content` that they name. The
+  // descriptors are closed and the memory is let go whatever comes out, so that the owner's release
+  // frees it. kInterrupted and kTimeout within a load's time (some 10 ms) unless the driver hangs;
+  // kUsage for segments that make no sense; kNotSupported where the driver does not import them;
+  // kOutOfGpuMemory; kNoAnswer where the GPU does not end a copy; else what `content` says. After
+  // an error the content, or what the segments hold, is good for nothing.
+  virtual Result<CopyReport> copy_out(std::vector<Segment> segments, Content& content,
+                                      const Interrupt& interrupt, Clock::time_point deadline) = 0;
+  virtual Result<CopyReport> copy_in(std::vector<Segment> segments, Content& content,
+                                     const Interrupt& interrupt, Clock::time_point deadline) = 0;
+};
+
+// Lets this process see every GPU, also those that CUDA_VISIBLE_DEVICES hides from its user: the
+// target may have others. Before the first call of the driver, with one thread.
+void see_every_gpu();
+
+class Mover final : public MemoryMover {
+ public:
+  // Contexts on `gpus` (none: on every GPU that this process sees) and the pinned ring: all that
+  // takes time and can be done while the target runs. A GPU that is not named costs its context at
+  // the first copy. kOutOfGpuMemory, kOutOfHostMemory, kGpuMismatch for a GPU that the driver does
+  // not show, kUsage for a ring that is too small.
+  static Result<Mover> prepare(const MoverOptions& options, std::span<const GpuUuid> gpus,
+                               const Interrupt& interrupt, Clock::time_point deadline);
+  Mover(Mover&&) noexcept;
+  Mover& operator=(Mover&&) = delete;
+  ~Mover() override;
+
+  Result<CopyReport> copy_out(std::vector<Segment> segments, Content& content,
+                              const Interrupt& interrupt, Clock::time_point deadline) override;
+  Result<CopyReport> copy_in(std::vector<Segment> segments, Content& content,
+                             const Interrupt& interrupt, Clock::time_point deadline) override;
+
+  // The same with a Content for each copying thread: `begin` is told once how many there are,
+  // before `of` is asked for any.
+  struct Contents {
+    std::function<Result<void>(unsigned threads)> begin;
+    std::function<Content&(unsigned thread)> of;
+  };
+  Result<CopyReport> copy(bool out, std::vector<Segment> segments, const Contents& contents,
+                          const Interrupt& interrupt, Clock::time_point deadline);
+
+  const Ring& ring() const;
+
+ private:
+  struct State;
+  explicit Mover(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace stasis::direct

@@ -1,0 +1,57 @@
+// How the content of many segments of one GPU is cut into loads: what fits one buffer and is copied
+// with one call.
+//
+// The segments of a GPU are mapped one behind the other in the order of their content, so that any
+// stretch of the mapped range is one copy, however small the segments are: a thousand of 2 MiB cost
+// 64 copies of 32 MiB. Only the Content sees where a stretch crosses a hole of the content. Pure
+// computing.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "direct/content.h"
+#include "stasis/result.h"
+
+namespace stasis::direct {
+
+// A stretch that is contiguous both where it is mapped and in the content.
+struct Run {
+  std::uint64_t mapped = 0;  // offset in the mapped range
+  std::uint64_t content = 0;
+  std::uint64_t bytes = 0;
+};
+
+// Adds what is mapped right behind the last run: to that run if its content follows too.
+void append_run(std::vector<Run>& runs, const Run& next);
+
+// One copy: [mapped, mapped + bytes) of the mapped range, which lies in these runs.
+struct Load {
+  std::uint64_t mapped = 0;
+  std::uint64_t bytes = 0;
+  std::vector<Run> parts;  // of which `mapped` is relative to the load's own start
+};
+
+// Cuts into loads of `load_bytes`, the last one shorter.
+std::vector<Load> loads_of(std::span<const Run> runs, std::uint64_t load_bytes);
+
+// The size of a load: a whole buffer, or less where that leaves threads without work.
+std::uint64_t load_size(std::uint64_t total, unsigned threads, std::uint64_t buffer_bytes);
+
+// Sorts by content. kUsage for a segment without content, of an odd size, beyond 64 bits, or for
+// two that share content.
+Result<void> sort_and_check(std::vector<Segment>& segments);
+
+// How a ring of equal chunks, each pinned by itself, is divided for a copy.
+struct RingShares {
+  unsigned threads = 0;            // for each GPU
+  std::uint64_t buffer_bytes = 0;  // two for each thread
+  unsigned buffers_per_chunk = 1;
+};
+// Smaller buffers come before fewer threads, down to 1 MiB. kUsage if not even one thread for each
+// GPU gets its two.
+Result<RingShares> share_ring(std::uint64_t chunk_bytes, unsigned chunks, unsigned gpus,
+                              unsigned threads);
+
+}  // namespace stasis::direct
