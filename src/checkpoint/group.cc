@@ -314,6 +314,17 @@ Result<void> Group::keep_still() {
       CudaState::kLocked, [](Process& process) { return process.keep_still(); }, "lock", quiet);
 }
 
+void Group::note_use(Pid pid, const std::vector<GpuUse>& use) {
+  const auto sum = [](const std::vector<GpuUse>& parts) {
+    std::uint64_t bytes = 0;
+    for (const GpuUse& part : parts)
+      bytes += part.bytes;
+    return bytes;
+  };
+  auto& known = gpu_use_[pid];
+  if (sum(use) >= sum(known)) known = use;
+}
+
 Result<void> Group::check_host_memory() {
   auto use = driver_->memory_by_process();
   if (!use) return {};
@@ -327,7 +338,7 @@ Result<void> Group::check_host_memory() {
     const auto it = use->find(member.process.pid());
     if (it == use->end()) continue;
     // Those that were checkpointed before have no GPU memory now; what they had stays known.
-    gpu_use_.insert_or_assign(it->first, it->second);
+    note_use(it->first, it->second);
     std::uint64_t bytes = 0;
     std::uint64_t least = 0;
     for (const GpuUse& part : it->second) {

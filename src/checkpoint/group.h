@@ -94,6 +94,8 @@ class Group {
   std::uint64_t gpu_bytes() const;
 
  private:
+  // The most that was seen counts: by the direct path a process has little left at its checkpoint.
+  void note_use(Pid pid, const std::vector<GpuUse>& use);
   Group(Driver& driver, proc::ProcFs procfs) : driver_(&driver), procfs_(std::move(procfs)) {}
   // Adds what is new in the tree. True if a process with CUDA was added or one has begun to use it.
   Result<bool> refresh(Pid root);

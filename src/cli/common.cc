@@ -30,7 +30,15 @@ Result<std::unique_ptr<Driver>> Context::load_bounded_driver() {
 }
 
 Environment Context::environment(Driver& driver) {
-  return {driver, interrupt, terminal, [this](const std::string& text) { terminal.note(text); }};
+  return {driver, interrupt, terminal, [this](const std::string& text) { terminal.note(text); },
+          [this](std::span<const GpuUuid> gpus) { return make_mover(gpus); }};
+}
+
+Result<std::shared_ptr<direct::MemoryMover>> Context::make_mover(std::span<const GpuUuid> gpus) {
+  constexpr std::chrono::seconds kPatience{60};
+  auto mover = direct::Mover::prepare({}, gpus, interrupt, Clock::now() + kPatience);
+  if (!mover) return fail(std::move(mover.error()));
+  return std::make_shared<direct::Mover>(std::move(*mover));
 }
 
 void Context::print(const nlohmann::json& object) const {

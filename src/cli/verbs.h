@@ -34,6 +34,8 @@ struct Context {
   // thread.
   Result<std::unique_ptr<Driver>> load_bounded_driver();
   Environment environment(Driver& driver);
+  // For the direct path.
+  Result<std::shared_ptr<direct::MemoryMover>> make_mover(std::span<const GpuUuid> gpus);
   // The result, with --json.
   void print(const nlohmann::json& object) const;
 };

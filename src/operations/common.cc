@@ -145,7 +145,7 @@ Result<OpenedGroup> open_group(const Environment& env, const std::string& operat
     if (journal->inherited().empty()) journal->finish();
     return fail(std::move(allowed.error()));
   }
-  OpenedGroup opened{std::move(journal), std::move(*group)};
+  OpenedGroup opened{std::move(journal), {}, std::move(*group)};
   opened.group.arm();
   Journal* record = opened.journal.get();
   opened.group.on_members_changed = [record](const std::vector<GroupMember>& members) {
@@ -281,6 +281,9 @@ void settle(Driver& driver, std::span<const JournalTarget> targets) {
 Result<void> quiesce(const Environment& env, OpenedGroup& opened, std::chrono::milliseconds timeout,
                      bool ignore_obstacles, bool for_dump, Phases& phases) {
   Group& group = opened.group;
+  phases.begin("move out");
+  if (auto moved = opened.direct.move_out(env, group, timeout); !moved) return moved;
+  if (opened.direct.size() == 0) phases.drop();
   for (;;) {
     phases.begin("lock");
     auto done = group.lock(timeout, env.interrupt);
@@ -317,6 +320,8 @@ Error roll_back(OpenedGroup& opened, Error why) {
 }
 
 Error rolled_back(OpenedGroup& opened, Error why, Result<void> back) {
+  // Where the driver still holds somebody, its agent waits for `stasis recover`.
+  if (back) back = opened.direct.roll_back();
   if (back) {
     opened.journal->finish();
     // A criu that was killed while its code ran in a process takes that along, in an instant.

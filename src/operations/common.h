@@ -11,6 +11,7 @@
 #include "checkpoint/group.h"
 #include "checkpoint/journal.h"
 #include "driver/gpu_plan.h"
+#include "operations/direct_path.h"
 #include "operations/operations.h"
 
 namespace stasis {
@@ -32,6 +33,8 @@ class Phases {
     if (name_.empty()) return;
     done_.push_back({std::exchange(name_, {}), since(start_).count()});
   }
+  // What was begun last did not take place.
+  void drop() { name_.clear(); }
   std::vector<PhaseRecord> take() {
     end();
     return std::move(done_);
@@ -52,6 +55,7 @@ class Phases {
 // of the tree uses CUDA; kBusy.
 struct OpenedGroup {
   std::unique_ptr<Journal> journal;
+  DirectPath direct;  // before the group, which must be back first
   Group group;
 };
 Result<OpenedGroup> open_group(const Environment& env, const std::string& operation, Pid root,
@@ -74,9 +78,11 @@ Result<void> note_criu(Journal& journal, Pid criu);
 // tree meanwhile. Waits for its end; kBusy, naming it, if that does not come, or kInterrupted.
 Result<void> wait_for_criu(const Environment& env, const JournalRecord& record);
 
-// Locks and checkpoints the whole tree, until no process of it is left that uses the GPU. What
+// Moves the memory of those out that have the agent, then locks and checkpoints the whole tree,
+// until no process of it is left that uses the GPU. What
 // processes without CUDA have inherited of it is replaced; `for_dump`: a failure of that is one,
-// otherwise it is told. The phases are "lock" and "checkpoint".
+// otherwise it is told. The phases are "move out", where there is something
+// to move, "lock" and "checkpoint".
 Result<void> quiesce(const Environment& env, OpenedGroup& opened, std::chrono::milliseconds timeout,
                      bool ignore_obstacles, bool for_dump, Phases& phases);
 

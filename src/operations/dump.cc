@@ -274,6 +274,16 @@ Result<void> refuse_undumpable(const std::vector<GroupMember>& members, const Cr
                           fmt::join(remedies, "; ")));
 }
 
+// After a dump that lets the tree run on.
+Result<void> go_on_with_memory(const Environment& env, OpenedGroup& opened) {
+  std::vector<const Process*> processes;
+  for (const GroupMember& member : opened.group.members())
+    if (member.initial == CudaState::kRunning) processes.push_back(&member.process);
+  auto moved = opened.direct.move_in(env, std::move(processes));
+  if (!moved) return fail(std::move(moved.error()));
+  return {};
+}
+
 }  // namespace
 
 Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& options) {
@@ -330,6 +340,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   if (!inherited) return undo(std::move(inherited.error()));
   auto done = quiesce(env, *opened, options.timeout, options.ignore_obstacles, true, phases);
   if (!done) return undo(std::move(done.error()));
+  const std::uint64_t direct_bytes = opened->direct.bytes();
 
   phases.begin("criu");
   Manifest manifest = describe(env, group, *criu, criu_options, *gpus);
@@ -397,15 +408,19 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
     }
 
     group.dismiss();
+    opened->direct.dismiss();
     for (const GroupMember& member : group.members())
       forget_suspended(member.process);
   } else if (options.after == AfterDump::kRunning) {
-    if (auto back = group.roll_back(); !back) {
+    auto back = group.roll_back();
+    if (back) back = go_on_with_memory(env, *opened);
+    if (!back) {
       return fail(
           std::move(back.error()).within("the image " + writer->final_path() + " is complete"));
     }
   } else {
     group.dismiss();
+    opened->direct.dismiss();
     remember_suspended(group);
     if (auto kept = verify_states(group, CudaState::kCheckpointed); !kept) {
       return fail(
@@ -418,6 +433,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   report.processes = report_processes(group);
   report.total = phases.total();
   report.lock_tries = group.lock_tries();
+  report.direct_bytes = direct_bytes;
   report.phases = manifest.phases;
   const auto& last = phases.done();
   if (!last.empty() && last.back().name == "finish") report.phases.push_back(last.back());

@@ -9,7 +9,9 @@
 
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,6 +20,7 @@
 #include "base/progress.h"
 #include "base/units.h"
 #include "criu/criu.h"
+#include "direct/mover.h"
 #include "driver/driver.h"
 #include "driver/gpu_map.h"
 #include "image/manifest.h"
@@ -35,6 +38,10 @@ struct Environment {
   Progress& progress;
   // Things worth knowing that are no error ("--shell-job is set because ..."). May be empty.
   std::function<void(std::string)> note;
+  // A mover with contexts on `gpus` (none: on each when it is needed). May be empty: then GPU memory
+  // goes through the driver alone.
+  std::function<Result<std::shared_ptr<direct::MemoryMover>>(std::span<const GpuUuid> gpus)> mover =
+      {};
 
   void tell(std::string text) const {
     if (note) note(std::move(text));
@@ -55,6 +62,7 @@ struct Report {
   std::vector<PhaseRecord> phases;
   Seconds total{0};
   int lock_tries = 0;  // how often the processes were asked until all were locked; 0: no lock
+  std::uint64_t direct_bytes = 0;  // of GPU memory that a mover of ours has moved; the driver the rest
 };
 
 struct SuspendOptions {

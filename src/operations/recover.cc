@@ -32,8 +32,10 @@ Result<void> restore_state(Driver& driver, Process& process) {
 
 // Brings one target of a record back. Nothing if the process has ended meanwhile. `stopped_by_us`:
 // if a stop signal holds it, it was the operation's.
-Result<std::optional<ProcessReport>> recover_target(Driver& driver, const JournalTarget& target,
+Result<std::optional<ProcessReport>> recover_target(const Environment& env,
+                                                    const JournalTarget& target,
                                                     bool stopped_by_us) {
+  Driver& driver = env.driver;
   auto process = Process::open(driver, target.pid);
   if (!process) {
     const ErrorCode code = process.error().code;
@@ -75,7 +77,11 @@ Result<std::optional<ProcessReport>> recover_target(Driver& driver, const Journa
   // CRIU ends what it was restoring when it sees that nobody answers it any more.
   if (!done && !process->alive()) return std::optional<ProcessReport>();
   if (!done) return fail(std::move(done.error()));
-  if (target.initial == CudaState::kRunning) forget_suspended(*process);
+  if (target.initial == CudaState::kRunning) {
+    forget_suspended(*process);
+    auto moved = DirectPath().move_in(env, {&*process});
+    if (!moved) return fail(std::move(moved.error()));
+  }
   return report_process(*process, true, 0);
 }
 
@@ -135,7 +141,7 @@ Result<void> recover_targets(const Environment& env, const JournalRecord& record
     auto done = fault(FaultPoint::kRecoverTarget);
     if (done) done = wait_for_tracer(env, target);
     if (!done) return done;
-    auto recovered = recover_target(env.driver, target, record.operation == "criu dump");
+    auto recovered = recover_target(env, target, record.operation == "criu dump");
     // One that cannot be brought back is no reason to leave the others.
     if (!recovered) {
       worst = fail(std::move(recovered.error()));

@@ -46,6 +46,20 @@ Error could_not_end(const Error& why, Pid root) {
   return error;
 }
 
+// Those that were suspended by the direct path have their GPU memory in their own.
+Result<std::uint64_t> move_in_restored(const Environment& env, const RestoredJob& job,
+                                       std::span<const JournalTarget> targets) {
+  std::vector<const Process*> running;
+  for (const auto& process : job.processes()) {
+    if (!process) continue;
+    const bool runs = std::any_of(targets.begin(), targets.end(), [&](const JournalTarget& target) {
+      return target.pid == process->pid() && target.initial == CudaState::kRunning;
+    });
+    if (runs) running.push_back(&*process);
+  }
+  return DirectPath().move_in(env, std::move(running));
+}
+
 }  // namespace
 
 Result<RestoreReport> restore(const Environment& env, const RestoreOptions& options) {
@@ -164,6 +178,14 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
     phases.begin("restore");
     done = job.bring_back(targets, *pairs, env.progress);
   }
+  std::uint64_t direct_bytes = 0;
+  if (done && !options.leave_suspended) {
+    phases.begin("move in");
+    auto moved = move_in_restored(env, job, targets);
+    if (moved) direct_bytes = *moved;
+    if (!moved) done = fail(std::move(moved.error()));
+    if (direct_bytes == 0) phases.drop();
+  }
   if (done) done = fault(FaultPoint::kRestoreBack);
   phases.end();
   if (!done) {
@@ -184,6 +206,7 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
     report.processes.push_back(report_process(*processes[i], record.cuda, bytes));
   }
   report.total = phases.total();
+  report.direct_bytes = direct_bytes;
   report.phases = phases.take();
   return report;
 }

@@ -65,6 +65,19 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
     env.tell("it runs, at the second attempt; the first failed: " + done.error().to_string());
   }
   group.dismiss();
+  phases.begin("move in");
+  std::vector<const Process*> processes;
+  for (const GroupMember& member : group.members())
+    if (member.initial) processes.push_back(&member.process);
+  auto moved = opened->direct.move_in(env, processes);
+  if (!moved) {
+    opened->journal->finish();
+    return fail(std::move(moved.error())
+                    .within("the program waits for its GPU memory, and goes on by itself as soon as "
+                            "there is room for it"));
+  }
+  if (*moved == 0) phases.drop();
+  phases.end();
   fault_only(FaultPoint::kResumeVerified);
   for (const GroupMember& member : group.members())
     forget_suspended(member.process);
@@ -73,6 +86,7 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
   report.root = root;
   report.processes = report_processes(group);
   report.total = phases.total();
+  report.direct_bytes = *moved;
   report.phases = phases.take();
   return report;
 }

@@ -18,6 +18,8 @@ Result<Report> suspend(const Environment& env, Pid root, const SuspendOptions& o
   if (done) done = fault(FaultPoint::kSuspendVerified);
   if (!done) return fail(roll_back(*opened, std::move(done.error())));
   group.dismiss();
+  const std::uint64_t direct_bytes = opened->direct.bytes();
+  opened->direct.dismiss();
   remember_suspended(group);
   opened->journal->finish();
   Report report;
@@ -25,6 +27,7 @@ Result<Report> suspend(const Environment& env, Pid root, const SuspendOptions& o
   report.processes = report_processes(group);
   report.total = phases.total();
   report.lock_tries = group.lock_tries();
+  report.direct_bytes = direct_bytes;
   report.phases = phases.take();
   return report;
 }

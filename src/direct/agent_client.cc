@@ -1,0 +1,202 @@
+#include "direct/agent_client.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include <fmt/format.h>
+
+#include "base/futex.h"
+#include "driver/cuda_abi.h"
+#include "proc/procfs.h"
+
+namespace stasis::direct {
+
+namespace {
+
+constexpr std::chrono::milliseconds kAgentLook{50};
+
+// The path of the agent's page among the target's descriptors. A child that the target forked may
+// hold one of its parent's, so there may be several.
+std::vector<std::string> candidates(Pid pid) {
+  std::vector<std::string> found;
+  std::error_code failed;
+  const std::string directory = fmt::format("/proc/{}/fd", pid.value);
+  const std::string wanted = fmt::format("/memfd:{} (deleted)", kAgentMemfd);
+  for (std::filesystem::directory_iterator it(directory, failed), end; !failed && it != end;
+       it.increment(failed)) {
+    std::error_code gone;
+    if (std::filesystem::read_symlink(it->path(), gone) == wanted) found.push_back(it->path());
+  }
+  return found;
+}
+
+bool is_page_of(const ControlPage& page, int ns_pid) {
+  return page.magic == kAgentMagic && page.version == kAgentVersion &&
+         page.bytes == sizeof(ControlPage) && page.pid == ns_pid;
+}
+
+}  // namespace
+
+const char* agent_command_name(AgentCommand command) {
+  switch (command) {
+    case AgentCommand::kNone:
+      return "do nothing";
+    case AgentCommand::kPrepare:
+      return "prepare a buffer";
+    case AgentCommand::kClose:
+      return "hold the program back";
+    case AgentCommand::kExport:
+      return "export its device memory";
+    case AgentCommand::kEmpty:
+      return "give its device memory back";
+    case AgentCommand::kHold:
+      return "stay as it is";
+    case AgentCommand::kRefill:
+      return "take its device memory again";
+    case AgentCommand::kCopyOut:
+      return "copy its device memory out";
+    case AgentCommand::kCopyIn:
+      return "copy its device memory in";
+    case AgentCommand::kOpen:
+      return "let the program go on";
+  }
+  return "do an unknown thing";
+}
+
+Result<std::optional<AgentClient>> AgentClient::find(Pid pid, const Pidfd& pidfd) {
+  const auto paths = candidates(pid);
+  if (paths.empty()) return std::optional<AgentClient>();
+  auto details = proc::ProcFs().details(pid);
+  if (!details) return fail(std::move(details.error()));
+  for (const std::string& path : paths) {
+    auto file = open_file(AT_FDCWD, path, O_RDWR);
+    if (!file) return fail(std::move(file.error()));
+    struct stat status {};
+    if (::fstat(file->get(), &status) != 0 ||
+        status.st_size < static_cast<off_t>(sizeof(ControlPage)))
+      continue;
+    // Nothing in it is believed but numbers that are checked where they are used: the page belongs
+    // to the target. Sealing it against shrinking is not needed: only the same user could, and we
+    // would get a SIGBUS, so its size is looked at after it is ours.
+    void* at = ::mmap(nullptr, sizeof(ControlPage), PROT_READ | PROT_WRITE, MAP_SHARED,
+                      file->get(), 0);
+    if (at == MAP_FAILED) return fail(errno_error("cannot map " + path, errno));
+    auto own = Pidfd::open(pid);
+    if (!own) {
+      ::munmap(at, sizeof(ControlPage));
+      return fail(std::move(own.error()));
+    }
+    AgentClient client(pid, std::move(*own), std::move(*file), static_cast<ControlPage*>(at));
+    if (!is_page_of(*client.page_, details->ns_pid)) continue;
+    if (::flock(client.file_.get(), LOCK_EX | LOCK_NB) != 0) {
+      return fail(ErrorCode::kBusy,
+                  fmt::format("the agent in process {} has another peer", pid.value),
+                  "wait for the other operation to end");
+    }
+    if (!pidfd.alive()) return std::optional<AgentClient>();
+    client.number_ = client.page_->request.load();
+    return std::optional<AgentClient>(std::move(client));
+  }
+  return std::optional<AgentClient>();
+}
+
+AgentClient::AgentClient(AgentClient&& other) noexcept
+    : pid_(other.pid_),
+      pidfd_(std::move(other.pidfd_)),
+      file_(std::move(other.file_)),
+      page_(std::exchange(other.page_, nullptr)),
+      asked_(other.asked_),
+      number_(other.number_) {}
+
+AgentClient::~AgentClient() {
+  if (page_) ::munmap(page_, sizeof(ControlPage));
+}
+
+AgentState AgentClient::state() const { return page_->state.load(std::memory_order_acquire); }
+
+void AgentClient::begin(AgentCommand command, std::uint64_t argument) {
+  asked_ = command;
+  page_->command = command;
+  page_->arguments[0] = argument;
+  page_->request.store(++number_, std::memory_order_release);
+  futex::wake_all(page_->request, true);
+}
+
+Result<void> AgentClient::finish(std::chrono::milliseconds patience) {
+  const auto deadline = Clock::now() + patience;
+  for (;;) {
+    const auto seen = page_->reply.load(std::memory_order_acquire);
+    if (seen == number_) break;
+    if (!pidfd_.alive()) {
+      return fail(ErrorCode::kProcessGone, fmt::format("process {} has ended", pid_.value));
+    }
+    if (Clock::now() >= deadline) {
+      return fail(ErrorCode::kNoAnswer,
+                  fmt::format("the agent in process {} was to {} and has not answered within {} ms",
+                              pid_.value, agent_command_name(asked_), patience.count()),
+                  "see whether the driver hangs there: `cat /proc/PID/task/*/wchan`; `stasis "
+                  "recover` makes the process run when it answers again");
+    }
+    futex::wait(page_->reply, seen, true, kAgentLook);
+  }
+  const auto result = static_cast<cuda::CUresult>(page_->cu_result);
+  if (result == cuda::CUDA_SUCCESS) return {};
+  const std::string words(page_->message, ::strnlen(page_->message, sizeof page_->message));
+  auto message = fmt::format("the agent in process {} could not {}: {}", pid_.value,
+                             agent_command_name(asked_), words);
+  switch (result) {
+    case cuda::CUDA_ERROR_NOT_READY:
+      return fail(ErrorCode::kTimeout, std::move(message),
+                  "its GPU work takes longer than that: give it more time (--timeout)");
+    case cuda::CUDA_ERROR_OUT_OF_MEMORY:
+      return fail(ErrorCode::kOutOfGpuMemory, std::move(message),
+                  "free memory on the GPU (`stasis ps` shows who uses it), then try again");
+    case cuda::CUDA_ERROR_NOT_SUPPORTED:
+      return fail(ErrorCode::kNotSupported, std::move(message));
+    default:
+      return fail(ErrorCode::kDriverError, std::move(message));
+  }
+}
+
+Result<void> AgentClient::ask(AgentCommand command, std::uint64_t argument,
+                              std::chrono::milliseconds patience) {
+  begin(command, argument);
+  return finish(patience);
+}
+
+Result<std::vector<Segment>> AgentClient::take_segments(std::chrono::milliseconds patience) {
+  std::vector<Segment> segments;
+  while (segments.size() < segment_count()) {
+    if (auto done = ask(AgentCommand::kExport, segments.size(), patience); !done)
+      return fail(std::move(done.error()));
+    const auto count = page_->exported_count;
+    if (count == 0 || count > kExportBatch) {
+      return fail(ErrorCode::kInternal, fmt::format("the agent in process {} exports {} pieces",
+                                                    pid_.value, count));
+    }
+    for (std::uint32_t i = 0; i < count; ++i) {
+      const auto& given = page_->segments[i];
+      UniqueFd handle(
+          static_cast<int>(::syscall(SYS_pidfd_getfd, pidfd_.fd(), given.fd, 0)));
+      if (!handle.valid()) {
+        return fail(errno_error(
+            fmt::format("cannot take descriptor {} of process {}", given.fd, pid_.value), errno));
+      }
+      segments.push_back({std::move(handle), given.bytes, given.offset});
+    }
+  }
+  // Otherwise the agent keeps the last ones, and with them the memory, until its next command.
+  if (auto done = ask(AgentCommand::kNone, 0, patience); !done)
+    return fail(std::move(done.error()));
+  return segments;
+}
+
+}  // namespace stasis::direct

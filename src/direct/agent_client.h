@@ -1,0 +1,70 @@
+// A tool's end of the page that the agent in a target keeps (agent_protocol.h).
+//
+// Owns the mapping and the lock on it: while it lives, this is the agent's peer, and if it goes
+// while the target stands still, the agent makes it run again by itself, unless it is held. Moves,
+// never copies. One thread at a time.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/fd.h"
+#include "base/units.h"
+#include "direct/agent_protocol.h"
+#include "direct/content.h"
+#include "stasis/ids.h"
+#include "stasis/result.h"
+
+namespace stasis::direct {
+
+class AgentClient {
+ public:
+  // Nothing if there is no agent in the process, or one of another version, which is then left
+  // alone. kBusy if it has a peer; kNotPermitted. `pidfd` holds the process that is meant.
+  static Result<std::optional<AgentClient>> find(Pid pid, const Pidfd& pidfd);
+
+  AgentClient(AgentClient&& other) noexcept;
+  AgentClient& operator=(AgentClient&&) = delete;
+  ~AgentClient();
+
+  Pid pid() const { return pid_; }
+  const Pidfd& pidfd() const { return pidfd_; }
+  AgentState state() const;
+  // As of the last kPrepare or kClose.
+  std::uint64_t bytes() const { return page_->segment_bytes; }
+  std::uint32_t segment_count() const { return page_->segment_count; }
+  std::uint64_t buffer_address() const { return page_->buffer_address; }
+  std::uint64_t buffer_bytes() const { return page_->buffer_bytes; }
+  std::uint64_t staying_bytes() const { return page_->staying_bytes; }
+
+  // One command and its answer. kNoAnswer after `patience`, and then no other command can be given;
+  // kProcessGone; kTimeout for CUDA_ERROR_NOT_READY, kOutOfGpuMemory, kNotSupported, else
+  // kDriverError with the agent's words.
+  Result<void> ask(AgentCommand command, std::uint64_t argument, std::chrono::milliseconds patience);
+  // The same in two steps, so that several agents work at the same time.
+  void begin(AgentCommand command, std::uint64_t argument);
+  Result<void> finish(std::chrono::milliseconds patience);
+
+  // All of its memory, to be mapped by a mover. kBusy if there are no descriptors left.
+  Result<std::vector<Segment>> take_segments(std::chrono::milliseconds patience);
+
+ private:
+  AgentClient(Pid pid, Pidfd pidfd, UniqueFd file, ControlPage* page)
+      : pid_(pid), pidfd_(std::move(pidfd)), file_(std::move(file)), page_(page) {}
+
+  Pid pid_;
+  Pidfd pidfd_;  // of its own: who asked may go first
+  UniqueFd file_;  // with the lock
+  ControlPage* page_;
+  AgentCommand asked_ = AgentCommand::kNone;
+  std::uint32_t number_ = 0;  // of the request under way
+};
+
+// The command's name for people: "close the gate".
+const char* agent_command_name(AgentCommand command);
+
+}  // namespace stasis::direct

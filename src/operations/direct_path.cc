@@ -1,0 +1,284 @@
+#include "operations/direct_path.h"
+
+#include <algorithm>
+#include <random>
+#include <thread>
+
+#include <fmt/format.h>
+
+#include "direct/remote_memory.h"
+
+namespace stasis {
+
+namespace {
+
+using direct::AgentClient;
+using direct::AgentCommand;
+using direct::AgentState;
+using std::chrono::milliseconds;
+
+// What an agent is given for what it does at once, and for what takes the driver's time: mapping 16
+// GiB takes 4 ms, unmapping 10 (H100, 580.159.04).
+constexpr milliseconds kAtOnce{5000};
+constexpr milliseconds kMapping{60000};
+// The share of a try to close all gates, as of a try to lock.
+constexpr milliseconds kSlice{250};
+constexpr milliseconds kPause{5};
+// Copying is never this slow but when it hangs.
+constexpr double kSlowestRate = 200e6;
+
+milliseconds copy_time(std::uint64_t bytes) {
+  return milliseconds(30000 + static_cast<std::int64_t>(static_cast<double>(bytes) / kSlowestRate *
+                                                        1000));
+}
+
+// The buffers of several processes as one Content: a process begins at a multiple of this, so that
+// no piece lies in two.
+constexpr std::uint64_t kGap = std::uint64_t{1} << 40;
+
+class Buffers final : public direct::Content {
+ public:
+  void add(const AgentClient& agent) {
+    parts_.emplace_back(agent.pid(), agent.pidfd(), agent.buffer_address(), agent.bytes());
+  }
+  Result<void> write(std::uint64_t offset, std::span<const std::byte> bytes) override {
+    return parts_.at(offset / kGap).write(offset % kGap, bytes);
+  }
+  Result<void> read(std::uint64_t offset, std::span<std::byte> bytes) override {
+    return parts_.at(offset / kGap).read(offset % kGap, bytes);
+  }
+
+ private:
+  std::vector<direct::RemoteMemory> parts_;
+};
+
+bool is_away(AgentState state) {
+  return state == AgentState::kEmptied || state == AgentState::kHeld ||
+         state == AgentState::kFilling || state == AgentState::kClosed;
+}
+
+// Failures that the driver's own way would meet as well: there is no point in trying it.
+bool final_for_both(ErrorCode code) {
+  return code == ErrorCode::kTimeout || code == ErrorCode::kInterrupted ||
+         code == ErrorCode::kProcessGone || code == ErrorCode::kOutOfHostMemory ||
+         code == ErrorCode::kNoAnswer;
+}
+
+// The agent alone, which needs nobody's help and takes its time.
+Result<void> bring_back(AgentClient& agent) {
+  const auto copying = copy_time(agent.bytes());
+  if (agent.state() == AgentState::kHeld || agent.state() == AgentState::kEmptied) {
+    if (auto done = agent.ask(AgentCommand::kRefill, 0, kMapping); !done) return done;
+  }
+  if (agent.state() == AgentState::kFilling) {
+    if (auto done = agent.ask(AgentCommand::kCopyIn, 0, copying); !done) return done;
+  }
+  if (agent.state() == AgentState::kRunning) return {};
+  return agent.ask(AgentCommand::kOpen, 0, kMapping);
+}
+
+}  // namespace
+
+std::uint64_t DirectPath::bytes() const {
+  std::uint64_t sum = 0;
+  for (const auto& agent : agents_)
+    sum += agent.bytes();
+  return sum;
+}
+
+Result<void> DirectPath::find(const Environment& env, std::vector<const Process*> processes,
+                              bool away) {
+  for (const Process* process : processes) {
+    if (!process->alive()) continue;
+    auto agent = AgentClient::find(process->pid(), process->pidfd());
+    if (!agent) {
+      if (away || agent.error().code == ErrorCode::kBusy) return fail(std::move(agent.error()));
+      env.tell("the driver's path is taken: " + agent.error().to_string());
+      continue;
+    }
+    if (!*agent) continue;
+    if (is_away((*agent)->state()) == away) agents_.push_back(std::move(**agent));
+  }
+  return {};
+}
+
+Result<void> DirectPath::prepare(const Environment& env, Group& group) {
+  if (auto room = group.check_host_memory(); !room) return room;
+  for (auto& agent : agents_)
+    agent.begin(AgentCommand::kPrepare, 0);
+  Result<void> worst;
+  for (auto& agent : agents_) {
+    auto done = agent.finish(kAtOnce);
+    if (!done) worst = std::move(done);
+  }
+  if (!worst) return worst;
+  std::erase_if(agents_, [](const AgentClient& agent) { return agent.bytes() == 0; });
+  if (agents_.empty()) return {};
+  std::vector<GpuUuid> gpus;
+  for (const auto& [pid, uses] : group.gpu_use())
+    for (const GpuUse& use : uses)
+      if (std::find(gpus.begin(), gpus.end(), use.gpu) == gpus.end()) gpus.push_back(use.gpu);
+  // The mover begins in its own process while memory is touched here.
+  auto mover = env.mover(gpus);
+  if (!mover) return fail(std::move(mover.error()));
+  mover_ = std::move(*mover);
+  for (auto& agent : agents_) {
+    direct::RemoteMemory buffer(agent.pid(), agent.pidfd(), agent.buffer_address(), agent.bytes());
+    if (auto done = buffer.fault_in(0, env.interrupt); !done) return done;
+  }
+  return {};
+}
+
+Result<void> DirectPath::close_all(const Environment& env, milliseconds timeout) {
+  const auto start = Clock::now();
+  std::minstd_rand random(std::random_device{}());
+  for (;;) {
+    auto slice = agents_.size() == 1 && timeout.count() > 0 ? timeout : kSlice;
+    if (timeout.count() > 0) {
+      const auto left =
+          std::chrono::duration_cast<milliseconds>(start + timeout - Clock::now());
+      slice = std::clamp(slice, milliseconds(1), std::max(left, milliseconds(1)));
+    }
+    for (auto& agent : agents_)
+      agent.begin(AgentCommand::kClose, static_cast<std::uint64_t>(slice.count()));
+    Result<void> worst;
+    for (auto& agent : agents_) {
+      auto done = agent.finish(slice + kAtOnce);
+      if (!done && (worst || worst.error().code == ErrorCode::kTimeout)) worst = std::move(done);
+    }
+    if (worst) return worst;
+    // Processes that wait for each other on the GPU: those that stand still must run for the others
+    // to get there.
+    for (auto& agent : agents_) {
+      if (agent.state() != AgentState::kClosed) continue;
+      if (auto opened = agent.ask(AgentCommand::kOpen, 0, kMapping); !opened) return opened;
+    }
+    if (worst.error().code != ErrorCode::kTimeout) return worst;
+    if (timeout.count() > 0 && Clock::now() - start >= timeout) return worst;
+    if (auto stop = env.interrupt.check(); !stop) return stop;
+    std::this_thread::sleep_for(kPause * (1 + random() % 8));
+  }
+}
+
+Result<void> DirectPath::copy(const Environment& env, bool out) {
+  std::vector<direct::Segment> segments;
+  Buffers buffers;
+  std::uint64_t base = 0;
+  for (auto& agent : agents_) {
+    auto taken = agent.take_segments(kMapping);
+    if (!taken) return fail(std::move(taken.error()));
+    for (auto& segment : *taken) {
+      // What the page says is the target's to write.
+      if (segment.offset > agent.bytes() || segment.bytes > agent.bytes() - segment.offset ||
+          agent.bytes() > agent.buffer_bytes() || agent.bytes() > kGap) {
+        return fail(ErrorCode::kInternal, fmt::format("the agent in process {} names memory that "
+                                                      "is not there", agent.pid().value));
+      }
+      segment.offset += base;
+      segments.push_back(std::move(segment));
+    }
+    buffers.add(agent);
+    base += kGap;
+  }
+  const auto deadline = Clock::now() + copy_time(bytes());
+  auto copied = out ? mover_->copy_out(std::move(segments), buffers, env.interrupt, deadline)
+                    : mover_->copy_in(std::move(segments), buffers, env.interrupt, deadline);
+  if (!copied) return fail(std::move(copied.error()));
+  return {};
+}
+
+Result<void> DirectPath::move_out(const Environment& env, Group& group, milliseconds timeout) {
+  if (!env.mover) return {};
+  std::vector<const Process*> running;
+  for (const GroupMember& member : group.members())
+    if (member.initial == CudaState::kRunning) running.push_back(&member.process);
+  const auto give_up = [&](Error why) -> Result<void> {
+    auto back = roll_back();
+    if (!back) return back;
+    if (final_for_both(why.code)) return fail(std::move(why));
+    env.tell("the driver's path is taken: " + why.to_string());
+    return {};
+  };
+  if (auto found = find(env, running, false); !found) return give_up(std::move(found.error()));
+  if (agents_.empty()) return {};
+  auto done = prepare(env, group);
+  if (done && agents_.empty()) return {};
+  if (done) done = close_all(env, timeout);
+  if (done) done = copy(env, true);
+  if (done) done = env.interrupt.check();
+  if (!done) return give_up(std::move(done.error()));
+  for (auto& agent : agents_)
+    agent.begin(AgentCommand::kEmpty, 0);
+  for (auto& agent : agents_) {
+    auto emptied = agent.finish(kMapping);
+    if (!emptied) done = std::move(emptied);
+  }
+  for (auto& agent : agents_)
+    if (done) done = agent.ask(AgentCommand::kHold, 0, kAtOnce);
+  if (!done) return give_up(std::move(done.error()));
+  return {};
+}
+
+Result<std::uint64_t> DirectPath::move_in(const Environment& env,
+                                          std::vector<const Process*> processes) {
+  agents_.clear();
+  if (auto found = find(env, std::move(processes), true); !found)
+    return fail(std::move(found.error()));
+  if (agents_.empty()) return 0;
+  const std::uint64_t moved = bytes();
+  for (auto& agent : agents_) {
+    const bool empty = agent.state() == AgentState::kHeld || agent.state() == AgentState::kEmptied;
+    agent.begin(empty ? AgentCommand::kRefill : AgentCommand::kNone, 0);
+  }
+  Result<void> done;
+  for (auto& agent : agents_) {
+    auto refilled = agent.finish(kMapping);
+    if (!refilled) done = std::move(refilled);
+  }
+  if (!done) {
+    // Without a peer they try it again by themselves.
+    dismiss();
+    return fail(std::move(done.error()));
+  }
+  if (!mover_ && env.mover) {
+    auto mover = env.mover({});
+    if (mover)
+      mover_ = std::move(*mover);
+    else
+      done = fail(std::move(mover.error()));
+  }
+  if (mover_) done = copy(env, false);
+  if (!done) env.tell("the processes copy by themselves: " + done.error().to_string());
+  if (!mover_ || !done) {
+    auto alone = roll_back();
+    if (!alone) return fail(std::move(alone.error()));
+    return moved;
+  }
+  for (auto& agent : agents_)
+    agent.begin(AgentCommand::kOpen, 0);
+  for (auto& agent : agents_) {
+    auto opened = agent.finish(kMapping);
+    if (!opened) done = std::move(opened);
+  }
+  dismiss();
+  if (!done) return fail(std::move(done.error()));
+  return moved;
+}
+
+Result<void> DirectPath::roll_back() {
+  std::string messages;
+  std::string remedies;
+  for (auto& agent : agents_) {
+    if (!agent.pidfd().alive()) continue;
+    auto back = bring_back(agent);
+    if (back || !agent.pidfd().alive()) continue;
+    messages += (messages.empty() ? "" : "; ") + back.error().message;
+    remedies = fmt::format("then `stasis recover {}`", agent.pid().value);
+    if (!back.error().remedy.empty()) remedies = back.error().remedy + "; " + remedies;
+  }
+  agents_.clear();
+  if (messages.empty()) return {};
+  return fail(ErrorCode::kNotRolledBack, std::move(messages), std::move(remedies));
+}
+
+}  // namespace stasis
