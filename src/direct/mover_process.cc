@@ -177,6 +177,13 @@ Result<CopyReport> MoverProcess::serve(std::vector<UniqueFd> sockets, Content& c
   if (!lost_) ring_ = std::move(ring);
   if (!message) return fail(std::move(message.error()));
   if (auto error = pr::error_of(message->bytes)) {
+    if (error->code == ErrorCode::kNoAnswer) {
+      // A copy that does not end: only the end of its process lets the memory go.
+      (void)helper_.end();
+      ring_ = HostMapping();
+      lost_ = *error;
+      return fail(std::move(*error));
+    }
     auto why = stop.result();
     return fail(why ? std::move(*error) : std::move(why.error()));
   }
