@@ -79,6 +79,11 @@ Result<HelperProcess> HelperProcess::start(const char* name,
   return HelperProcess(pid, std::move(*process), std::move(ends->first));
 }
 
+bool HelperProcess::end_after(int patience_ms) {
+  if (pid_ != 0) (void)process_.wait_exit(patience_ms);
+  return end();
+}
+
 bool HelperProcess::end() {
   if (pid_ == 0) return true;
   const bool ran = process_.alive();

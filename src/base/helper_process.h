@@ -35,6 +35,9 @@ class HelperProcess {
   const Channel& channel() const { return channel_; }
   Pid pid() const { return Pid{pid_}; }
   bool running() const { return pid_ != 0 && process_.alive(); }
+  // Gives one that is at its end by itself this long, and then does as end(): so that
+  // how_it_ended() knows.
+  bool end_after(int patience_ms);
   // Kills it if it still runs. True if nothing of it is left; false if it is stuck in the kernel
   // and cannot even be killed within five seconds.
   bool end();

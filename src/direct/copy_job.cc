@@ -14,7 +14,7 @@ namespace {
 // link, so this is below what can be seen, and costs no processor as a spinning wait would.
 constexpr std::chrono::microseconds kLook{50};
 // For copies that were submitted before something went wrong.
-constexpr std::chrono::seconds kDrainPatience{10};
+constexpr std::chrono::seconds kDrainPatience{5};
 
 class Worker {
  public:
@@ -65,7 +65,7 @@ class Worker {
 
   bool begin(Side& side, const Load& load) {
     const bool out = job_->direction == Direction::kOut;
-    for (const Run& part : load.parts) {
+    for (const Stretch& part : load.parts) {
       if (out) break;
       if (!stop_->ok(content_->read(part.content, side.buffer.subspan(part.mapped, part.bytes))))
         return false;
@@ -86,7 +86,7 @@ class Worker {
     const Load& load = *std::exchange(side.load, nullptr);
     if (!wait(side)) return false;
     if (job_->direction == Direction::kIn) return true;
-    for (const Run& part : load.parts) {
+    for (const Stretch& part : load.parts) {
       if (!stop_->ok(content_->write(part.content, side.buffer.subspan(part.mapped, part.bytes))))
         return false;
     }

@@ -230,18 +230,18 @@ Result<CopyReport> Mover::copy(bool out, std::vector<Segment> segments, const Co
     if (auto had = device.have_streams(2 * shares->threads); !had) {
       return stasis::fail(std::move(had.error()));
     }
-    std::vector<Run> runs;
+    std::vector<Stretch> stretches;
     std::uint64_t total = 0;
     for (const Imported& one : list) {
       const Segment& segment = one.segment();
-      append_run(runs, {total, segment.offset, segment.bytes});
+      append_stretch(stretches, {total, segment.offset, segment.bytes});
       total += segment.bytes;
     }
     report.bytes += total;
     auto mapping = Mapping::make(state_->calls, device, std::move(list), stop);
     if (!mapping) return stasis::fail(std::move(mapping.error()));
     const std::uint64_t load = load_size(total, shares->threads, shares->buffer_bytes);
-    parts.push_back({&device, mapping->base(), loads_of(runs, load)});
+    parts.push_back({&device, mapping->base(), loads_of(stretches, load)});
     mappings.push_back(std::move(*mapping));
   }
   imported->clear();

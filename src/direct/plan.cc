@@ -16,24 +16,24 @@ constexpr unsigned kLoadsPerThread = 4;
 
 }  // namespace
 
-void append_run(std::vector<Run>& runs, const Run& next) {
-  if (!runs.empty() && runs.back().content + runs.back().bytes == next.content) {
-    runs.back().bytes += next.bytes;
+void append_stretch(std::vector<Stretch>& stretches, const Stretch& next) {
+  if (!stretches.empty() && stretches.back().content + stretches.back().bytes == next.content) {
+    stretches.back().bytes += next.bytes;
   } else {
-    runs.push_back(next);
+    stretches.push_back(next);
   }
 }
 
-std::vector<Load> loads_of(std::span<const Run> runs, std::uint64_t load_bytes) {
+std::vector<Load> loads_of(std::span<const Stretch> stretches, std::uint64_t load_bytes) {
   std::vector<Load> loads;
-  for (const Run& run : runs) {
-    for (std::uint64_t done = 0; done < run.bytes;) {
+  for (const Stretch& stretch : stretches) {
+    for (std::uint64_t done = 0; done < stretch.bytes;) {
       if (loads.empty() || loads.back().bytes == load_bytes) {
-        loads.push_back({run.mapped + done, 0, {}});
+        loads.push_back({stretch.mapped + done, 0, {}});
       }
       Load& load = loads.back();
-      const std::uint64_t part = std::min(run.bytes - done, load_bytes - load.bytes);
-      load.parts.push_back({load.bytes, run.content + done, part});
+      const std::uint64_t part = std::min(stretch.bytes - done, load_bytes - load.bytes);
+      load.parts.push_back({load.bytes, stretch.content + done, part});
       load.bytes += part;
       done += part;
     }

@@ -2,7 +2,7 @@
 // with one call.
 //
 // The segments of a GPU are mapped one behind the other in the order of their content, so that any
-// stretch of the mapped range is one copy, however small the segments are: a thousand of 2 MiB cost
+// part of the mapped range is one copy, however small the segments are: a thousand of 2 MiB cost
 // 64 copies of 32 MiB. Only the Content sees where a stretch crosses a hole of the content. Pure
 // computing.
 #pragma once
@@ -17,24 +17,24 @@
 namespace stasis::direct {
 
 // A stretch that is contiguous both where it is mapped and in the content.
-struct Run {
+struct Stretch {
   std::uint64_t mapped = 0;  // offset in the mapped range
   std::uint64_t content = 0;
   std::uint64_t bytes = 0;
 };
 
-// Adds what is mapped right behind the last run: to that run if its content follows too.
-void append_run(std::vector<Run>& runs, const Run& next);
+// Adds what is mapped right behind the last stretch: to that one if its content follows too.
+void append_stretch(std::vector<Stretch>& stretches, const Stretch& next);
 
-// One copy: [mapped, mapped + bytes) of the mapped range, which lies in these runs.
+// One copy: [mapped, mapped + bytes) of the mapped range, which lies in these stretches.
 struct Load {
   std::uint64_t mapped = 0;
   std::uint64_t bytes = 0;
-  std::vector<Run> parts;  // of which `mapped` is relative to the load's own start
+  std::vector<Stretch> parts;  // of which `mapped` is relative to the load's own start
 };
 
 // Cuts into loads of `load_bytes`, the last one shorter.
-std::vector<Load> loads_of(std::span<const Run> runs, std::uint64_t load_bytes);
+std::vector<Load> loads_of(std::span<const Stretch> stretches, std::uint64_t load_bytes);
 
 // The size of a load: a whole buffer, or less where that leaves threads without work.
 std::uint64_t load_size(std::uint64_t total, unsigned threads, std::uint64_t buffer_bytes);

@@ -1,0 +1,387 @@
+// The mover on the simulated driver, with real processes: the target, the mover's, and this one,
+// which never has a CUDA context.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <mutex>
+
+#include <gtest/gtest.h>
+
+#include "direct/mover_process.h"
+#include "direct/mover_test_target.h"
+#include "direct/remote_memory.h"
+
+namespace stasis::direct {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+// A place in this process, which can refuse or do something else at the nth piece.
+class Memory final : public Content {
+ public:
+  explicit Memory(std::uint64_t bytes) : bytes_(bytes) {}
+  Result<void> write(std::uint64_t offset, std::span<const std::byte> bytes) override {
+    if (auto passed = pass(offset, bytes.size()); !passed) return passed;
+    std::copy(bytes.begin(), bytes.end(), bytes_.begin() + static_cast<std::ptrdiff_t>(offset));
+    return {};
+  }
+  Result<void> read(std::uint64_t offset, std::span<std::byte> bytes) override {
+    if (auto passed = pass(offset, bytes.size()); !passed) return passed;
+    const auto from = bytes_.begin() + static_cast<std::ptrdiff_t>(offset);
+    std::copy(from, from + static_cast<std::ptrdiff_t>(bytes.size()), bytes.begin());
+    return {};
+  }
+  void at_piece(int nth, std::function<Result<void>()> act) {
+    const std::scoped_lock lock(mutex_);
+    pieces_ = 0;
+    nth_ = nth;
+    act_ = std::move(act);
+  }
+  int pieces() const { return pieces_; }
+
+ private:
+  Result<void> pass(std::uint64_t offset, std::uint64_t bytes) {
+    EXPECT_LE(offset + bytes, bytes_.size());
+    const std::scoped_lock lock(mutex_);
+    if (++pieces_ == nth_ && act_) return act_();
+    return {};
+  }
+  std::mutex mutex_;
+  std::vector<std::byte> bytes_;
+  int pieces_ = 0;
+  int nth_ = 0;
+  std::function<Result<void>()> act_;
+};
+
+class MoverTest : public testing::Test {
+ protected:
+  MoverTest() {
+    std::string name = (std::filesystem::temp_directory_path() / "stasis-mover-XXXXXX").string();
+    dir_ = ::mkdtemp(name.data());
+    const std::string build =
+        std::getenv("STASIS_BUILD") ? std::getenv("STASIS_BUILD") : "build/dev";
+    ::setenv("STASIS_LIBCUDA", (build + "/lib/stasis/sim/libcuda.so.1").c_str(), 1);
+    ::setenv("STASIS_SIM_DIR", dir_.c_str(), 1);
+    ::setenv("STASIS_SIM_GPUS", "2x2G", 1);
+    ::unsetenv("STASIS_SIM_FAULTS");
+    ::unsetenv("CUDA_VISIBLE_DEVICES");
+  }
+  ~MoverTest() override { std::filesystem::remove_all(dir_); }
+
+  static Clock::time_point in(milliseconds time) { return Clock::now() + time; }
+  static MoverOptions small() {
+    return {.threads = 3, .ring_bytes = 24 * kMiB, .buffer_bytes = 4 * kMiB};
+  }
+  // With faults of its own, which the target has not.
+  static MoverProcess started(const char* faults = nullptr) {
+    if (faults != nullptr) ::setenv("STASIS_SIM_FAULTS", faults, 1);
+    auto mover = MoverProcess::start();
+    EXPECT_TRUE(mover);
+    return std::move(*mover);
+  }
+  MoverProcess prepared(const char* faults = nullptr) {
+    MoverProcess mover = started(faults);
+    const auto ready = mover.prepare(small(), {}, never_, in(seconds(30)));
+    EXPECT_TRUE(ready) << ready.error().to_string();
+    return mover;
+  }
+  Result<CopyReport> out(MemoryMover& mover, Target& target, Content& content,
+                         milliseconds time = seconds(30)) {
+    return mover.copy_out(target.exported(), content, never_, in(time));
+  }
+  Result<CopyReport> back(MemoryMover& mover, Target& target, Content& content,
+                          milliseconds time = seconds(30)) {
+    return mover.copy_in(target.exported(), content, never_, in(time));
+  }
+  // Out, freed, made again and back.
+  void round_trip(MemoryMover& mover, Target& target, Content& content) {
+    const auto moved = out(mover, target, content);
+    ASSERT_TRUE(moved) << moved.error().to_string();
+    EXPECT_EQ(moved->bytes, 64 * kMiB);
+    EXPECT_EQ(target.release(), 0U) << "the mover still holds memory of the target";
+    ASSERT_TRUE(target.make_again());
+    EXPECT_FALSE(target.verify()) << "the check finds nothing";
+    const auto returned = back(mover, target, content);
+    ASSERT_TRUE(returned) << returned.error().to_string();
+    EXPECT_TRUE(target.verify());
+  }
+  // After an error: nothing is held, and the target can be moved as if nothing had been.
+  void expect_let_go(Target& target) {
+    EXPECT_TRUE(target.verify()) << "copying out has changed what it copies";
+    EXPECT_EQ(target.release(), 0U) << "the mover still holds memory of the target";
+  }
+
+  std::string dir_;
+  Interrupt never_;
+};
+
+TEST_F(MoverTest, MovesMemoryOfTwoGpusOutAndBack) {
+  Target target(mixed_shapes());
+  MoverProcess mover = prepared();
+  Memory content(content_size(target.shapes()));
+  round_trip(mover, target, content);
+  // And once more, by the same mover.
+  round_trip(mover, target, content);
+}
+
+TEST_F(MoverTest, MovesIntoPrivateMemoryOfTheTarget) {
+  Target target(mixed_shapes());
+  MoverProcess mover = prepared();
+  auto pidfd = Pidfd::open(target.pid());
+  ASSERT_TRUE(pidfd);
+  RemoteMemory content(target.pid(), *pidfd, target.host_memory(), content_size(target.shapes()));
+  ASSERT_TRUE(content.fault_in(2, never_));
+  round_trip(mover, target, content);
+}
+
+TEST_F(MoverTest, WorksInOneProcessToo) {
+  for (const RingMemory ring : {RingMemory::kPrivate, RingMemory::kShared, RingMemory::kDriver}) {
+    Target target(mixed_shapes());
+    fakes::Child one([&] {
+      MoverOptions options = small();
+      options.ring = ring;
+      auto mover = Mover::prepare(options, {}, never_, in(seconds(30)));
+      if (!mover) ::_exit(2);
+      Memory content(content_size(target.shapes()));
+      round_trip(*mover, target, content);
+      ::_exit(HasFailure() ? 1 : 0);
+    });
+    EXPECT_EQ(one.wait(), 0);
+  }
+}
+
+TEST_F(MoverTest, SeesGpusThatAreHiddenFromItsUser) {
+  Target target(mixed_shapes());
+  ::setenv("CUDA_VISIBLE_DEVICES", "1", 1);
+  MoverProcess mover = prepared();
+  Memory content(content_size(target.shapes()));
+  round_trip(mover, target, content);
+  EXPECT_STREQ(std::getenv("CUDA_VISIBLE_DEVICES"), "1");
+}
+
+TEST_F(MoverTest, MovesMoreSegmentsThanOneMessageTakes) {
+  std::vector<Shape> shapes;
+  for (std::uint64_t i = 0; i < 300; ++i)
+    shapes.push_back({0, 2 * kMiB, i * 2 * kMiB});
+  Target target(shapes);
+  MoverProcess mover = prepared();
+  // Sees all of it, and keeps nothing.
+  struct Check final : Content {
+    Result<void> write(std::uint64_t offset, std::span<const std::byte> bytes) override {
+      for (std::size_t at = 0; at < bytes.size(); at += 2 * kMiB) {
+        std::uint64_t got = 0;
+        std::memcpy(&got, bytes.data() + at, sizeof got);
+        const std::uint64_t place = offset + at;
+        const std::uint64_t segment = place / (2 * kMiB);
+        const std::uint64_t word = place % (2 * kMiB) / 8;
+        wrong += got != (segment + 1) * 0x9e3779b97f4a7c15 + word * 0xbf58476d1ce4e5b9;
+      }
+      seen += bytes.size();
+      ++pieces;
+      return {};
+    }
+    Result<void> read(std::uint64_t, std::span<std::byte>) override { return {}; }
+    std::atomic<std::uint64_t> seen{0};
+    std::atomic<int> wrong{0};
+    std::atomic<int> pieces{0};
+  } check;
+  const auto moved = out(mover, target, check);
+  ASSERT_TRUE(moved) << moved.error().to_string();
+  EXPECT_EQ(check.seen, 600 * kMiB);
+  EXPECT_EQ(check.wrong, 0);
+  EXPECT_EQ(check.pieces, 150) << "two segments for each buffer of 4 MiB";
+  expect_let_go(target);
+}
+
+TEST_F(MoverTest, StopsWhenInterruptedAndCanGoOnAfterwards) {
+  Target target(mixed_shapes());
+  MoverProcess mover = prepared();
+  Memory content(content_size(target.shapes()));
+  Interrupt interrupt;
+  content.at_piece(5, [&] {
+    interrupt.request(SIGINT);
+    return Result<void>();
+  });
+  const auto moved = mover.copy_out(target.exported(), content, interrupt, in(seconds(30)));
+  ASSERT_FALSE(moved);
+  EXPECT_EQ(moved.error().code, ErrorCode::kInterrupted);
+  EXPECT_LT(content.pieces(), 16);
+  expect_let_go(target);
+  ASSERT_TRUE(target.make_again());
+  target.scramble();
+  content.at_piece(0, {});
+  ASSERT_TRUE(out(mover, target, content));
+}
+
+TEST_F(MoverTest, KeepsItsDeadlineAndCanGoOnAfterwards) {
+  Target target(mixed_shapes());
+  MoverProcess mover = prepared("transfer:delay=150ms");
+  Memory content(content_size(target.shapes()));
+  const auto start = Clock::now();
+  const auto late = out(mover, target, content, milliseconds(300));
+  ASSERT_FALSE(late);
+  EXPECT_EQ(late.error().code, ErrorCode::kTimeout);
+  EXPECT_LT(since(start), seconds(3));
+  expect_let_go(target);
+  ASSERT_TRUE(target.make_again());
+  EXPECT_TRUE(out(mover, target, content));
+}
+
+TEST_F(MoverTest, SaysThatTheTargetDiedInTheMiddle) {
+  Target target(mixed_shapes());
+  MoverProcess mover = prepared();
+  auto pidfd = Pidfd::open(target.pid());
+  ASSERT_TRUE(pidfd);
+  struct Killing final : Content {
+    Killing(Target& t, RemoteMemory& m) : target(&t), memory(&m) {}
+    Result<void> write(std::uint64_t offset, std::span<const std::byte> bytes) override {
+      if (++pieces == 4) target->kill();
+      return memory->write(offset, bytes);
+    }
+    Result<void> read(std::uint64_t, std::span<std::byte>) override { return {}; }
+    Target* target;
+    RemoteMemory* memory;
+    std::atomic<int> pieces{0};
+  };
+  RemoteMemory memory(target.pid(), *pidfd, target.host_memory(), content_size(target.shapes()));
+  Killing killing(target, memory);
+  const auto moved = out(mover, target, killing);
+  ASSERT_FALSE(moved);
+  EXPECT_EQ(moved.error().code, ErrorCode::kProcessGone) << moved.error().to_string();
+  // Its memory is free: the next target of the same size would see what is held.
+  Target next(mixed_shapes());
+  EXPECT_EQ(next.release(), 0U);
+}
+
+TEST_F(MoverTest, SaysWhatTheContentSays) {
+  Target target(mixed_shapes());
+  MoverProcess mover = prepared();
+  Memory content(content_size(target.shapes()));
+  const auto full = [] { return Result<void>(fail(ErrorCode::kNoSpace, "the disk is full")); };
+  content.at_piece(7, full);
+  const auto moved = out(mover, target, content);
+  ASSERT_FALSE(moved);
+  EXPECT_EQ(moved.error().code, ErrorCode::kNoSpace);
+  EXPECT_EQ(moved.error().message, "the disk is full");
+  content.at_piece(0, {});
+  round_trip(mover, target, content);
+  content.at_piece(3, full);
+  const auto returned = back(mover, target, content);
+  ASSERT_FALSE(returned);
+  EXPECT_EQ(returned.error().message, "the disk is full");
+  EXPECT_EQ(target.release(), 0U);
+}
+
+TEST_F(MoverTest, SaysThatAGpuHasNoRoomForItsContext) {
+  MoverProcess mover = started("context:oom@2");
+  const auto ready = mover.prepare(small(), {}, never_, in(seconds(30)));
+  ASSERT_FALSE(ready);
+  EXPECT_EQ(ready.error().code, ErrorCode::kOutOfGpuMemory);
+  ASSERT_TRUE(ready.error().driver);
+  EXPECT_EQ(ready.error().driver->name, "CUDA_ERROR_OUT_OF_MEMORY");
+  EXPECT_NE(ready.error().message.find("cuDevicePrimaryCtxRetain"), std::string::npos);
+  EXPECT_NE(ready.error().remedy.find("500 MB"), std::string::npos);
+}
+
+TEST_F(MoverTest, SaysThatAnImportIsRefused) {
+  Target target(mixed_shapes());
+  MoverProcess mover = prepared("import:error=801@4");
+  Memory content(content_size(target.shapes()));
+  const auto moved = out(mover, target, content);
+  ASSERT_FALSE(moved);
+  EXPECT_EQ(moved.error().code, ErrorCode::kNotSupported);
+  EXPECT_NE(moved.error().message.find("cuMemImportFromShareableHandle"), std::string::npos);
+  EXPECT_EQ(content.pieces(), 0);
+  expect_let_go(target);
+}
+
+TEST_F(MoverTest, RefusesWhatIsNoDeviceMemory) {
+  Target target(mixed_shapes());
+  MoverProcess mover = prepared();
+  Memory content(content_size(target.shapes()));
+  auto segments = target.exported();
+  segments[3].handle = UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const auto nothing = mover.copy_out(std::move(segments), content, never_, in(seconds(30)));
+  ASSERT_FALSE(nothing);
+  EXPECT_EQ(nothing.error().code, ErrorCode::kNotSupported);
+  segments = target.exported();
+  segments.back().bytes += 2 * kMiB;
+  const auto too_long = mover.copy_out(std::move(segments), content, never_, in(seconds(30)));
+  ASSERT_FALSE(too_long);
+  EXPECT_NE(too_long.error().message.find("cuMemMap"), std::string::npos);
+  segments = target.exported();
+  segments[1].offset = segments[0].offset;
+  EXPECT_EQ(mover.copy_out(std::move(segments), content, never_, in(seconds(30))).error().code,
+            ErrorCode::kUsage);
+  expect_let_go(target);
+  const auto none = mover.copy_out({}, content, never_, in(seconds(30)));
+  ASSERT_TRUE(none);
+  EXPECT_EQ(none->bytes, 0U);
+}
+
+TEST_F(MoverTest, OutlivesADriverThatCrashes) {
+  Target target(mixed_shapes());
+  MoverProcess mover = prepared("transfer:die@6");
+  Memory content(content_size(target.shapes()));
+  for (int again = 0; again < 2; ++again) {
+    const auto moved = out(mover, target, content);
+    ASSERT_FALSE(moved);
+    EXPECT_EQ(moved.error().code, ErrorCode::kNoAnswer);
+    EXPECT_NE(moved.error().message.find("was killed by signal 9"), std::string::npos)
+        << moved.error().message;
+  }
+  expect_let_go(target);
+}
+
+TEST_F(MoverTest, GivesUpADriverThatHangsWhileItPrepares) {
+  MoverProcess mover = started("context:hang");
+  const auto start = Clock::now();
+  const auto ready = mover.prepare(small(), {}, never_, in(milliseconds(400)));
+  ASSERT_FALSE(ready);
+  EXPECT_EQ(ready.error().code, ErrorCode::kTimeout);
+  EXPECT_LT(since(start), seconds(5));
+  EXPECT_EQ(mover.pid().value, 0) << "it is still there";
+}
+
+TEST_F(MoverTest, GivesUpADriverThatHangsInACall) {
+  Target target(mixed_shapes());
+  MoverProcess mover = prepared("import:hang@3");
+  Memory content(content_size(target.shapes()));
+  const auto moved = out(mover, target, content, milliseconds(200));
+  ASSERT_FALSE(moved);
+  EXPECT_EQ(moved.error().code, ErrorCode::kNoAnswer);
+  EXPECT_NE(moved.error().message.find("deadline"), std::string::npos) << moved.error().message;
+  expect_let_go(target);
+}
+
+TEST_F(MoverTest, SaysThatTheGpuDoesNotEndACopy) {
+  Target target(mixed_shapes());
+  MoverProcess mover = prepared("transfer:hang@4");
+  Memory content(content_size(target.shapes()));
+  const auto moved = out(mover, target, content, milliseconds(300));
+  ASSERT_FALSE(moved);
+  EXPECT_EQ(moved.error().code, ErrorCode::kNoAnswer);
+  EXPECT_NE(moved.error().message.find("does not end a copy"), std::string::npos)
+      << moved.error().message;
+  expect_let_go(target);
+}
+
+TEST_F(MoverTest, RefusesGpusAndRingsThatDoNotExist) {
+  MoverProcess mover = started();
+  const GpuUuid none{};
+  const auto gpu = mover.prepare(small(), std::span(&none, 1), never_, in(seconds(30)));
+  ASSERT_FALSE(gpu);
+  EXPECT_EQ(gpu.error().code, ErrorCode::kGpuMismatch);
+  MoverOptions tiny = small();
+  tiny.ring_bytes = 1 * kMiB;
+  const auto ring = mover.prepare(tiny, {}, never_, in(seconds(30)));
+  ASSERT_FALSE(ring);
+  EXPECT_EQ(ring.error().code, ErrorCode::kUsage);
+  EXPECT_TRUE(mover.prepare(small(), {}, never_, in(seconds(30)))) << "a third try is fine";
+}
+
+}  // namespace
+}  // namespace stasis::direct

@@ -1,0 +1,233 @@
+#include "direct/mover_process.h"
+
+#include <algorithm>
+#include <system_error>
+#include <thread>
+
+#include <fmt/format.h>
+
+#include "direct/mover_protocol.h"
+#include "direct/mover_server.h"
+#include "direct/plan.h"
+#include "direct/threads.h"
+
+namespace stasis::direct {
+namespace {
+
+namespace pr = protocol;
+using std::chrono::milliseconds;
+
+// Between two looks at the interrupt.
+constexpr milliseconds kAskAgain{20};
+// For the process to end what it does once it was told to: longer than it waits for the GPU itself.
+constexpr milliseconds kStopPatience{10000};
+// For its end, once it has closed the connection: the driver takes its time to clean up.
+constexpr int kEndPatienceMs = 3000;
+
+std::int64_t ns_of(Clock::time_point time) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
+}
+
+// One thread's: until the copying thread closes its end.
+void serve_content(const Channel& channel, std::span<std::byte> ring, Content& content,
+                   Stop& stop) {
+  for (;;) {
+    auto message = channel.receive(-1);
+    if (!message || !*message) return;
+    const auto piece = (*message)->as<pr::Piece>();
+    if (!piece || piece->ring_offset > ring.size() ||
+        piece->bytes > ring.size() - piece->ring_offset) {
+      return stop.fail(
+          Error{ErrorCode::kInternal, "the mover's process speaks nonsense", {}, {}, {}});
+    }
+    const auto bytes = ring.subspan(piece->ring_offset, piece->bytes);
+    const bool ok =
+        stop.go_on() && stop.ok(piece->write != 0 ? content.write(piece->content_offset, bytes)
+                                                  : content.read(piece->content_offset, bytes));
+    if (!channel.send_value(pr::PieceDone{.ok = ok ? 1U : 0U})) return;
+  }
+}
+
+}  // namespace
+
+Result<MoverProcess> MoverProcess::start() {
+  auto helper =
+      HelperProcess::start("stasis-mover", [](const Channel& owner) { serve_mover(owner); });
+  if (!helper) return fail(std::move(helper.error()));
+  return MoverProcess(std::move(*helper));
+}
+
+void MoverProcess::end() {
+  (void)helper_.end();
+  ring_ = HostMapping();
+  if (!lost_)
+    lost_ = Error{ErrorCode::kInternal, "the mover's process was ended before", {}, {}, {}};
+}
+
+tl::unexpected<Error> MoverProcess::lost(std::string message) {
+  ring_ = HostMapping();
+  lost_ = Error{ErrorCode::kNoAnswer,
+                std::move(message),
+                "the kernel's log may say why; go without the direct path",
+                {},
+                {}};
+  return fail(*lost_);
+}
+
+Result<Channel::Message> MoverProcess::answer(Stop& stop, milliseconds patience) {
+  std::optional<Clock::time_point> given_up;
+  for (;;) {
+    auto message = helper_.channel().receive(static_cast<int>(kAskAgain.count()));
+    if (!message && message.error().code == ErrorCode::kProcessGone) {
+      (void)helper_.end_after(kEndPatienceMs);
+      const std::string& how = helper_.how_it_ended();
+      return lost("the process that copies GPU memory " +
+                  (how.empty() ? std::string("closed its connection") : how));
+    }
+    if (!message) {
+      (void)helper_.end();
+      return lost("the process that copies GPU memory was ended: " + message.error().message);
+    }
+    if (*message) return std::move(**message);
+    if (!stop.go_on() && !given_up) given_up = Clock::now() + patience;
+    if (!given_up || Clock::now() < *given_up) continue;
+    const bool gone = helper_.end();
+    return lost(fmt::format("the process that copies GPU memory did not stop and was {} ({})",
+                            gone ? "ended" : "left behind, stuck in the kernel",
+                            stop.result().error().message));
+  }
+}
+
+Result<void> MoverProcess::prepare(const MoverOptions& options, std::span<const GpuUuid> gpus,
+                                   const Interrupt& interrupt, Clock::time_point deadline) {
+  if (lost_) return fail(*lost_);
+  Stop stop(interrupt, deadline, "preparing to copy GPU memory");
+  const pr::Prepare ask{.threads = options.threads,
+                        .ring_bytes = options.ring_bytes,
+                        .buffer_bytes = options.buffer_bytes,
+                        .deadline_ns = ns_of(deadline)};
+  // What cannot be sent has its reason in what comes back: the end of the process.
+  (void)helper_.channel().send(pr::with_items(ask, gpus));
+  // Nothing is held yet, so there is nothing to wait for once it has to stop.
+  auto message = answer(stop, milliseconds(0));
+  if (!message) {
+    auto why = stop.result();
+    return fail(why ? std::move(message.error()) : std::move(why.error()));
+  }
+  if (auto error = pr::error_of(message->bytes)) return fail(std::move(*error));
+  const auto done = message->as<pr::Done>();
+  if (!done || message->descriptors.size() != 1) {
+    (void)helper_.end();
+    return lost("the process that copies GPU memory speaks nonsense");
+  }
+  // All pages are there: this only enters them in our page tables, while the target still runs.
+  auto ring = HostMapping::make(message->descriptors.front(), done->bytes, default_threads(1));
+  if (!ring) return fail(std::move(ring.error()));
+  ring_ = std::move(*ring);
+  return {};
+}
+
+Result<void> MoverProcess::send_segments(std::vector<Segment> segments, Stop& stop) {
+  for (std::size_t i = 0; i < segments.size(); i += Channel::kMostDescriptors) {
+    const std::size_t end = std::min(segments.size(), i + Channel::kMostDescriptors);
+    std::vector<pr::Place> places;
+    std::vector<UniqueFd> descriptors;
+    for (std::size_t j = i; j < end; ++j) {
+      places.push_back({segments[j].bytes, segments[j].offset});
+      descriptors.push_back(std::move(segments[j].handle));
+    }
+    auto sent = helper_.channel().send(
+        pr::with_items(pr::Segments{}, std::span<const pr::Place>(places)), descriptors);
+    if (!sent && sent.error().code != ErrorCode::kProcessGone) {
+      (void)helper_.end();
+      lost_ = sent.error();
+      return sent;
+    }
+    // One batch at a time: the kernel limits how many descriptors are on their way.
+    auto got = answer(stop, kStopPatience);
+    if (!got) return fail(std::move(got.error()));
+  }
+  return {};
+}
+
+Result<CopyReport> MoverProcess::serve(std::vector<UniqueFd> sockets, Content& content,
+                                       Stop& stop) {
+  // Ours until the threads have ended: losing the process must not take it away from them.
+  HostMapping ring = std::move(ring_);
+  std::vector<Channel> channels;
+  for (UniqueFd& socket : sockets)
+    channels.emplace_back(std::move(socket));
+  std::vector<std::thread> threads;
+  for (Channel& channel : channels) {
+    try {
+      threads.emplace_back([&] { serve_content(channel, ring.bytes(), content, stop); });
+    } catch (const std::system_error& error) {
+      stop.fail(Error{ErrorCode::kOutOfHostMemory,
+                      fmt::format("cannot start a thread to copy with: {}", error.what()),
+                      "raise the limit of processes (ulimit -u)",
+                      {},
+                      {}});
+      channel.close();  // its copying thread fails, and so do all
+    }
+  }
+  // In any case the channels close on the other side then, and the threads end.
+  auto message = answer(stop, kStopPatience);
+  for (std::thread& thread : threads)
+    thread.join();
+  if (!lost_) ring_ = std::move(ring);
+  if (!message) return fail(std::move(message.error()));
+  if (auto error = pr::error_of(message->bytes)) {
+    if (error->code == ErrorCode::kNoAnswer) {
+      // A copy that does not end: only the end of its process lets the memory go.
+      (void)helper_.end();
+      ring_ = HostMapping();
+      lost_ = *error;
+      return fail(std::move(*error));
+    }
+    auto why = stop.result();
+    return fail(why ? std::move(*error) : std::move(why.error()));
+  }
+  const auto done = message->as<pr::Done>();
+  if (!done) {
+    (void)helper_.end();
+    return lost("the process that copies GPU memory speaks nonsense");
+  }
+  return CopyReport{done->bytes, Seconds(done->seconds), Seconds(done->map_seconds)};
+}
+
+Result<CopyReport> MoverProcess::copy(bool out, std::vector<Segment> segments, Content& content,
+                                      Stop& stop, Clock::time_point deadline) {
+  if (lost_) return fail(*lost_);
+  if (ring_.bytes().empty()) {
+    return fail(ErrorCode::kInternal, "the mover is asked to copy before it is prepared");
+  }
+  if (auto sensible = sort_and_check(segments); !sensible) return fail(std::move(sensible.error()));
+  if (segments.empty()) return CopyReport{};
+  if (auto sent = send_segments(std::move(segments), stop); !sent) {
+    return fail(std::move(sent.error()));
+  }
+  (void)helper_.channel().send_value(
+      pr::Copy{.out = out ? 1U : 0U, .deadline_ns = ns_of(deadline)});
+  auto message = answer(stop, kStopPatience);
+  if (!message) return fail(std::move(message.error()));
+  if (auto error = pr::error_of(message->bytes)) return fail(std::move(*error));
+  if (!message->as<pr::Begin>()) {
+    (void)helper_.end();
+    return lost("the process that copies GPU memory speaks nonsense");
+  }
+  return serve(std::move(message->descriptors), content, stop);
+}
+
+Result<CopyReport> MoverProcess::copy_out(std::vector<Segment> segments, Content& content,
+                                          const Interrupt& interrupt, Clock::time_point deadline) {
+  Stop stop(interrupt, deadline, "copying GPU memory out");
+  return copy(true, std::move(segments), content, stop, deadline);
+}
+
+Result<CopyReport> MoverProcess::copy_in(std::vector<Segment> segments, Content& content,
+                                         const Interrupt& interrupt, Clock::time_point deadline) {
+  Stop stop(interrupt, deadline, "copying GPU memory back");
+  return copy(false, std::move(segments), content, stop, deadline);
+}
+
+}  // namespace stasis::direct

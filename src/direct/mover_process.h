@@ -1,0 +1,57 @@
+// The mover in a process of its own: a driver that hangs, crashes or is killed there harms nobody,
+// and this process never has a CUDA context.
+//
+// The other process has the GPUs and the ring, which both map. For each of its copying threads one
+// thread here serves the Content, so any Content will do and knows nothing of it. Owns that
+// process, which ends with this one however it ends. docs in mover.h otherwise. Not thread-safe.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/helper_process.h"
+#include "direct/mover.h"
+
+namespace stasis::direct {
+
+class MoverProcess final : public MemoryMover {
+ public:
+  // Forks, and does nothing else. While this process has one thread, and before it has called the
+  // driver's cuInit: a forked child of a process with CUDA has none.
+  static Result<MoverProcess> start();
+  MoverProcess(MoverProcess&&) noexcept = default;
+  MoverProcess& operator=(MoverProcess&&) = delete;
+
+  // As Mover::prepare, with all GPUs of the machine visible. Once, before the first copy.
+  Result<void> prepare(const MoverOptions& options, std::span<const GpuUuid> gpus,
+                       const Interrupt& interrupt, Clock::time_point deadline);
+  // As in mover.h. kNoAnswer if the process crashed, was killed, or did not answer for ten seconds
+  // after the deadline or an interrupt: it is ended then, which lets everything go, and each later
+  // call says the same.
+  Result<CopyReport> copy_out(std::vector<Segment> segments, Content& content,
+                              const Interrupt& interrupt, Clock::time_point deadline) override;
+  Result<CopyReport> copy_in(std::vector<Segment> segments, Content& content,
+                             const Interrupt& interrupt, Clock::time_point deadline) override;
+
+  // Gives the GPUs and the ring back; waits until nothing of the process is left.
+  void end();
+  Pid pid() const { return helper_.pid(); }
+
+ private:
+  explicit MoverProcess(HelperProcess helper) : helper_(std::move(helper)) {}
+  Result<CopyReport> copy(bool out, std::vector<Segment> segments, Content& content, Stop& stop,
+                          Clock::time_point deadline);
+  Result<void> send_segments(std::vector<Segment> segments, Stop& stop);
+  // The next message, or what went wrong with the process, which has ended then.
+  Result<Channel::Message> answer(Stop& stop, std::chrono::milliseconds patience);
+  tl::unexpected<Error> lost(std::string message);
+  // While the process copies: serves `content` over each of `channels`, and waits for the end.
+  Result<CopyReport> serve(std::vector<UniqueFd> channels, Content& content, Stop& stop);
+
+  HelperProcess helper_;
+  HostMapping ring_;
+  std::optional<Error> lost_;
+};
+
+}  // namespace stasis::direct

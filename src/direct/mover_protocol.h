@@ -1,0 +1,98 @@
+// What MoverProcess and the process that it forks say to each other. Both are the same program, so
+// that values go as they lie in memory.
+//
+//   asks                                       answers
+//   Prepare, with the GPUs behind it           Done, with the ring's descriptor; or Failed
+//   Segments, with places behind it, and       Done
+//     their descriptors, 250 at most
+//   Copy                                       Begin, with a channel for each copying thread, and
+//                                              then Done; or Failed
+//
+// Over each of those channels the copying thread asks with Piece and is answered with PieceDone.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "stasis/error.h"
+
+namespace stasis::direct::protocol {
+
+enum class Kind : std::uint32_t { kPrepare = 1, kSegments, kCopy, kBegin, kDone, kFailed };
+
+struct Prepare {
+  Kind kind = Kind::kPrepare;
+  std::uint32_t threads = 0;
+  std::uint64_t ring_bytes = 0;
+  std::uint64_t buffer_bytes = 0;
+  std::int64_t deadline_ns = 0;  // of the steady clock, which all processes share
+};
+
+struct Segments {
+  Kind kind = Kind::kSegments;
+};
+struct Place {
+  std::uint64_t bytes = 0;
+  std::uint64_t offset = 0;
+};
+
+struct Copy {
+  Kind kind = Kind::kCopy;
+  std::uint32_t out = 0;
+  std::int64_t deadline_ns = 0;
+};
+
+struct Begin {
+  Kind kind = Kind::kBegin;
+};
+
+struct Done {
+  Kind kind = Kind::kDone;
+  std::uint64_t bytes = 0;  // copied; or of the ring
+  double seconds = 0;
+  double map_seconds = 0;
+};
+
+// "This much of the ring is for, or has to come from, that place of the content."
+struct Piece {
+  std::uint32_t write = 0;
+  std::uint64_t ring_offset = 0;
+  std::uint64_t content_offset = 0;
+  std::uint64_t bytes = 0;
+};
+struct PieceDone {
+  std::uint32_t ok = 0;
+};
+
+// The kind that a message begins with.
+std::optional<Kind> kind_of(std::span<const std::byte> message);
+
+// A value, and an array behind it.
+template <class Head, class Item>
+std::vector<std::byte> with_items(const Head& head, std::span<const Item> items) {
+  const auto first = std::as_bytes(std::span(&head, 1));
+  const auto rest = std::as_bytes(items);
+  std::vector<std::byte> out(first.begin(), first.end());
+  out.insert(out.end(), rest.begin(), rest.end());
+  return out;
+}
+template <class Head, class Item>
+bool take_items(std::span<const std::byte> message, Head& head, std::vector<Item>& items) {
+  if (message.size() < sizeof head || (message.size() - sizeof head) % sizeof(Item) != 0) {
+    return false;
+  }
+  const auto rest = message.subspan(sizeof head);
+  items.resize(rest.size() / sizeof(Item));
+  std::copy(message.begin(), message.begin() + sizeof head, reinterpret_cast<std::byte*>(&head));
+  std::copy(rest.begin(), rest.end(), reinterpret_cast<std::byte*>(items.data()));
+  return true;
+}
+
+// An Error as a message of kind kFailed, with all that it says; long texts are cut.
+std::vector<std::byte> failed(const Error& error);
+std::optional<Error> error_of(std::span<const std::byte> message);
+
+}  // namespace stasis::direct::protocol

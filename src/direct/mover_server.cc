@@ -1,0 +1,153 @@
+#include "direct/mover_server.h"
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <memory>
+#include <optional>
+
+#include "base/interrupt.h"
+#include "direct/mover.h"
+#include "direct/mover_protocol.h"
+
+namespace stasis::direct {
+namespace {
+
+namespace pr = protocol;
+
+Clock::time_point time_of(std::int64_t ns) {
+  return Clock::time_point(
+      std::chrono::duration_cast<Clock::duration>(std::chrono::nanoseconds(ns)));
+}
+
+// The owner's Content, as one copying thread sees it.
+class OwnersContent final : public Content {
+ public:
+  OwnersContent(const Ring& ring, Channel channel) : ring_(&ring), channel_(std::move(channel)) {}
+
+  Result<void> write(std::uint64_t offset, std::span<const std::byte> bytes) override {
+    return ask(true, offset, bytes);
+  }
+  Result<void> read(std::uint64_t offset, std::span<std::byte> bytes) override {
+    return ask(false, offset, bytes);
+  }
+
+ private:
+  Result<void> ask(bool write, std::uint64_t offset, std::span<const std::byte> bytes) const {
+    const pr::Piece piece{.write = write ? 1U : 0U,
+                          .ring_offset = ring_->offset_of(bytes.data()),
+                          .content_offset = offset,
+                          .bytes = bytes.size()};
+    if (auto sent = channel_.send_value(piece); !sent) return sent;
+    auto answer = channel_.receive(-1);
+    if (!answer) return fail(std::move(answer.error()));
+    const auto done = *answer ? (*answer)->as<pr::PieceDone>() : std::nullopt;
+    // Why, the owner knows itself.
+    if (!done || done->ok == 0) return fail(ErrorCode::kInternal, "the content was refused");
+    return {};
+  }
+
+  const Ring* ring_;
+  Channel channel_;
+};
+
+class Server {
+ public:
+  explicit Server(const Channel& owner) : owner_(&owner) {}
+
+  // False: the owner is gone, or has broken the protocol.
+  bool serve_one() {
+    auto message = owner_->receive(-1);
+    if (!message || !*message) return false;
+    const auto kind = pr::kind_of((*message)->bytes);
+    if (kind == pr::Kind::kPrepare) return prepare(**message);
+    if (kind == pr::Kind::kSegments) return segments(**message);
+    if (kind == pr::Kind::kCopy) return copy(**message);
+    return false;
+  }
+
+ private:
+  bool say(const Error& error) const { return owner_->send(pr::failed(error)).has_value(); }
+  bool say(const pr::Done& done, std::span<const UniqueFd> descriptors = {}) const {
+    return owner_->send_value(done, descriptors).has_value();
+  }
+
+  bool prepare(const Channel::Message& message) {
+    pr::Prepare ask;
+    std::vector<GpuUuid> gpus;
+    if (!pr::take_items(message.bytes, ask, gpus) || mover_) return false;
+    const MoverOptions options{.threads = ask.threads,
+                               .ring_bytes = ask.ring_bytes,
+                               .buffer_bytes = ask.buffer_bytes,
+                               .ring = RingMemory::kShared};
+    auto mover = Mover::prepare(options, gpus, never_, time_of(ask.deadline_ns));
+    if (!mover) return say(mover.error());
+    mover_.emplace(std::move(*mover));
+    const Ring& ring = mover_->ring();
+    UniqueFd file(::dup(ring.file().get()));
+    return say(pr::Done{.bytes = ring.chunk_bytes() * ring.chunks()}, std::span(&file, 1));
+  }
+
+  bool segments(Channel::Message& message) {
+    pr::Segments ask;
+    std::vector<pr::Place> places;
+    if (!pr::take_items(message.bytes, ask, places)) return false;
+    if (places.size() != message.descriptors.size()) return false;
+    for (std::size_t i = 0; i < places.size(); ++i) {
+      segments_.push_back({std::move(message.descriptors[i]), places[i].bytes, places[i].offset});
+    }
+    return say(pr::Done{});
+  }
+
+  bool copy(const Channel::Message& message) {
+    const auto ask = message.as<pr::Copy>();
+    if (!ask || !mover_) return false;
+    std::vector<OwnersContent> contents;
+    const Mover::Contents served{[&](unsigned threads) { return begin(threads, contents); },
+                                 [&](unsigned i) -> Content& { return contents[i]; }};
+    auto report = mover_->copy(ask->out != 0, std::exchange(segments_, {}), served, never_,
+                               time_of(ask->deadline_ns));
+    if (!report) return say(report.error());
+    return say(pr::Done{.bytes = report->bytes,
+                        .seconds = report->seconds.count(),
+                        .map_seconds = report->map_seconds.count()});
+  }
+
+  Result<void> begin(unsigned threads, std::vector<OwnersContent>& contents) const {
+    if (threads > Channel::kMostDescriptors) {
+      return fail(ErrorCode::kUsage, std::to_string(threads) + " threads are too many to copy with",
+                  "take at most " + std::to_string(Channel::kMostDescriptors) + " for all GPUs");
+    }
+    std::vector<UniqueFd> theirs;
+    for (unsigned i = 0; i < threads; ++i) {
+      auto ends = Channel::pair();
+      if (!ends) return fail(std::move(ends.error()));
+      contents.emplace_back(mover_->ring(), std::move(ends->first));
+      theirs.push_back(ends->second.take());
+    }
+    return owner_->send_value(pr::Begin{}, theirs);
+  }
+
+  const Channel* owner_;
+  Interrupt never_;  // the owner looks at its own, and refuses content
+  std::optional<Mover> mover_;
+  std::vector<Segment> segments_;
+};
+
+}  // namespace
+
+void serve_mover(const Channel& owner) {
+  see_every_gpu();
+  // A job may have thousands of allocations, each a descriptor.
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+    limit.rlim_cur = limit.rlim_max;
+    (void)::setrlimit(RLIMIT_NOFILE, &limit);
+  }
+  Server server(owner);
+  while (server.serve_one()) {
+  }
+  ::_exit(0);
+}
+
+}  // namespace stasis::direct

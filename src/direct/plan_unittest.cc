@@ -1,0 +1,121 @@
+#include "direct/plan.h"
+
+#include <unistd.h>
+
+#include <numeric>
+
+#include <gtest/gtest.h>
+
+namespace stasis::direct {
+namespace {
+
+constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+
+Segment segment(std::uint64_t offset, std::uint64_t bytes) {
+  return {UniqueFd(::dup(STDIN_FILENO)), bytes, offset};
+}
+
+template <class... S>
+std::vector<Segment> list(S... segments) {
+  std::vector<Segment> out;
+  (out.push_back(std::move(segments)), ...);
+  return out;
+}
+
+std::vector<Stretch> stretches(const std::vector<Segment>& segments) {
+  std::vector<Stretch> out;
+  std::uint64_t mapped = 0;
+  for (const Segment& one : segments) {
+    append_stretch(out, {mapped, one.offset, one.bytes});
+    mapped += one.bytes;
+  }
+  return out;
+}
+
+TEST(Plan, JoinsWhatIsNeighboursOnBothSides) {
+  const auto joined = stretches(list(segment(0, 2 * kMiB), segment(2 * kMiB, 4 * kMiB),
+                                     segment(10 * kMiB, 2 * kMiB), segment(12 * kMiB, 2 * kMiB)));
+  ASSERT_EQ(joined.size(), 2U);
+  EXPECT_EQ(joined[0].bytes, 6 * kMiB);
+  EXPECT_EQ(joined[1].mapped, 6 * kMiB);
+  EXPECT_EQ(joined[1].content, 10 * kMiB);
+  EXPECT_EQ(joined[1].bytes, 4 * kMiB);
+}
+
+TEST(Plan, CopiesAThousandSmallSegmentsWithFewLoadsWhereverTheirContentLies) {
+  std::vector<Segment> segments;
+  for (std::uint64_t i = 0; i < 1000; ++i)
+    segments.push_back(segment(i * 6 * kMiB, 2 * kMiB));
+  const auto loads = loads_of(stretches(segments), 32 * kMiB);
+  EXPECT_EQ(loads.size(), 63U);
+  EXPECT_EQ(loads.front().parts.size(), 16U);
+}
+
+TEST(Plan, CoversEveryByteOnce) {
+  const auto loads =
+      loads_of(stretches(list(segment(8 * kMiB, 6 * kMiB), segment(14 * kMiB, 4 * kMiB),
+                              segment(30 * kMiB, 2 * kMiB))),
+               5 * kMiB);
+  std::uint64_t mapped = 0;
+  std::uint64_t bytes = 0;
+  for (const Load& load : loads) {
+    EXPECT_EQ(load.mapped, mapped);
+    EXPECT_LE(load.bytes, 5 * kMiB);
+    std::uint64_t at = 0;
+    for (const Stretch& part : load.parts) {
+      EXPECT_EQ(part.mapped, at);
+      at += part.bytes;
+      // Content is 8 MiB ahead of the mapping in the first two, and 20 in the third.
+      const std::uint64_t ahead = part.content - (load.mapped + part.mapped);
+      EXPECT_EQ(ahead, part.content < 30 * kMiB ? 8 * kMiB : 20 * kMiB);
+    }
+    EXPECT_EQ(at, load.bytes);
+    mapped += load.bytes;
+    bytes += load.bytes;
+  }
+  EXPECT_EQ(bytes, 12 * kMiB);
+}
+
+TEST(Plan, GivesEveryThreadSomethingToDo) {
+  EXPECT_EQ(load_size(64 << 10 << 10 << 4, 16, 32 * kMiB), 16 * kMiB);
+  EXPECT_EQ(load_size(16 * kMiB, 16, 32 * kMiB), 2 * kMiB);
+  EXPECT_EQ(load_size(std::uint64_t{80} << 30, 16, 32 * kMiB), 32 * kMiB);
+  EXPECT_EQ(load_size(std::uint64_t{80} << 30, 16, 1 * kMiB), 1 * kMiB);
+}
+
+TEST(Plan, RefusesSegmentsThatMakeNoSense) {
+  const auto refused = [](std::vector<Segment> segments) {
+    const auto checked = sort_and_check(segments);
+    return !checked && checked.error().code == ErrorCode::kUsage;
+  };
+  EXPECT_FALSE(refused(list(segment(4 * kMiB, 2 * kMiB), segment(0, 4 * kMiB))));
+  EXPECT_TRUE(refused(list(segment(0, 0))));
+  EXPECT_TRUE(refused(list(segment(0, 4096))));
+  EXPECT_TRUE(refused(list(segment(0, 4 * kMiB), segment(2 * kMiB, 2 * kMiB))));
+  EXPECT_TRUE(refused(list(segment(~std::uint64_t{0} - kMiB, 2 * kMiB))));
+  EXPECT_TRUE(refused(list(Segment{UniqueFd(), 2 * kMiB, 0})));
+}
+
+TEST(Plan, SharesTheRing) {
+  auto one = share_ring(32 * kMiB, 32, 1, 16);
+  ASSERT_TRUE(one);
+  EXPECT_EQ(one->threads, 16U);
+  EXPECT_EQ(one->buffer_bytes, 32 * kMiB);
+  // Eight GPUs: smaller buffers come before fewer threads.
+  auto eight = share_ring(32 * kMiB, 32, 8, 16);
+  ASSERT_TRUE(eight);
+  EXPECT_EQ(eight->threads, 16U);
+  EXPECT_EQ(eight->buffer_bytes, 4 * kMiB);
+  EXPECT_GE(32 * eight->buffers_per_chunk, 2U * 16 * 8);
+  // And fewer threads where they would get too small.
+  auto tight = share_ring(2 * kMiB, 2, 2, 16);
+  ASSERT_TRUE(tight);
+  EXPECT_EQ(tight->threads, 1U);
+  EXPECT_EQ(tight->buffer_bytes, 1 * kMiB);
+  auto none = share_ring(2 * kMiB, 1, 8, 16);
+  ASSERT_FALSE(none);
+  EXPECT_EQ(none.error().code, ErrorCode::kUsage);
+}
+
+}  // namespace
+}  // namespace stasis::direct
