@@ -20,6 +20,9 @@ Result<std::unique_ptr<Driver>> Context::load_driver() {
 Result<std::unique_ptr<Driver>> Context::load_bounded_driver() {
   auto driver = load_driver();
   if (!driver) return driver;
+  // While there is one thread, and before the driver is initialised: it forks.
+  if (auto started = direct::MoverProcess::start())
+    mover = std::make_shared<direct::MoverProcess>(std::move(*started));
   if (!patience) return driver;
   auto bounded = bound_driver(*driver, *patience);
   if (!bounded) {
@@ -31,14 +34,25 @@ Result<std::unique_ptr<Driver>> Context::load_bounded_driver() {
 
 Environment Context::environment(Driver& driver) {
   return {driver, interrupt, terminal, [this](const std::string& text) { terminal.note(text); },
-          [this](std::span<const GpuUuid> gpus) { return make_mover(gpus); }};
+          [this](std::span<const GpuUuid> gpus, std::uint64_t bytes) {
+            return make_mover(gpus, bytes);
+          }};
 }
 
-Result<std::shared_ptr<direct::MemoryMover>> Context::make_mover(std::span<const GpuUuid> gpus) {
+Result<std::shared_ptr<direct::MemoryMover>> Context::make_mover(std::span<const GpuUuid> gpus,
+                                                                 std::uint64_t bytes) {
   constexpr std::chrono::seconds kPatience{60};
-  auto mover = direct::Mover::prepare({}, gpus, interrupt, Clock::now() + kPatience);
-  if (!mover) return fail(std::move(mover.error()));
-  return std::make_shared<direct::Mover>(std::move(*mover));
+  if (!mover) {
+    return fail(ErrorCode::kInternal, "no process could be started that copies GPU memory");
+  }
+  direct::MoverOptions options;
+  // Pinning takes its time (0.17 s for 1 GiB on an H100 machine), so no more than there is to do.
+  const std::uint64_t units = (bytes + options.buffer_bytes - 1) / options.buffer_bytes;
+  options.ring_bytes =
+      std::clamp(2 * units * options.buffer_bytes, 4 * options.buffer_bytes, options.ring_bytes);
+  auto ready = mover->prepare(options, gpus, interrupt, Clock::now() + kPatience);
+  if (!ready) return fail(std::move(ready.error()));
+  return mover;
 }
 
 void Context::print(const nlohmann::json& object) const {

@@ -14,6 +14,7 @@
 #include "checkpoint/bounded_driver.h"
 #include "cli/terminal.h"
 #include "criu/criu_log.h"
+#include "direct/mover_process.h"
 #include "operations/operations.h"
 #include "stasis/result.h"
 
@@ -25,6 +26,8 @@ struct Context {
   Interrupt& interrupt;
   bool json = false;
   int verbose = 0;
+  // Idle until the direct path needs it; null if it could not be started.
+  std::shared_ptr<direct::MoverProcess> mover = nullptr;
   // None: the driver's calls may take for ever.
   std::optional<DriverPatience> patience = DriverPatience{};
 
@@ -35,7 +38,8 @@ struct Context {
   Result<std::unique_ptr<Driver>> load_bounded_driver();
   Environment environment(Driver& driver);
   // For the direct path.
-  Result<std::shared_ptr<direct::MemoryMover>> make_mover(std::span<const GpuUuid> gpus);
+  Result<std::shared_ptr<direct::MemoryMover>> make_mover(std::span<const GpuUuid> gpus,
+                                                          std::uint64_t bytes);
   // The result, with --json.
   void print(const nlohmann::json& object) const;
 };

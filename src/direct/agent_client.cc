@@ -116,6 +116,16 @@ AgentClient::AgentClient(AgentClient&& other) noexcept
       asked_(other.asked_),
       number_(other.number_) {}
 
+AgentClient& AgentClient::operator=(AgentClient&& other) noexcept {
+  std::swap(pid_, other.pid_);
+  std::swap(pidfd_, other.pidfd_);
+  std::swap(file_, other.file_);
+  std::swap(page_, other.page_);
+  std::swap(asked_, other.asked_);
+  std::swap(number_, other.number_);
+  return *this;
+}
+
 AgentClient::~AgentClient() {
   if (page_) ::munmap(page_, sizeof(ControlPage));
 }

@@ -28,7 +28,7 @@ class AgentClient {
   static Result<std::optional<AgentClient>> find(Pid pid, const Pidfd& pidfd);
 
   AgentClient(AgentClient&& other) noexcept;
-  AgentClient& operator=(AgentClient&&) = delete;
+  AgentClient& operator=(AgentClient&& other) noexcept;
   ~AgentClient();
 
   Pid pid() const { return pid_; }

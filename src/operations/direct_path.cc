@@ -119,7 +119,7 @@ Result<void> DirectPath::prepare(const Environment& env, Group& group) {
     for (const GpuUse& use : uses)
       if (std::find(gpus.begin(), gpus.end(), use.gpu) == gpus.end()) gpus.push_back(use.gpu);
   // The mover begins in its own process while memory is touched here.
-  auto mover = env.mover(gpus);
+  auto mover = env.mover(gpus, bytes());
   if (!mover) return fail(std::move(mover.error()));
   mover_ = std::move(*mover);
   for (auto& agent : agents_) {
@@ -241,7 +241,7 @@ Result<std::uint64_t> DirectPath::move_in(const Environment& env,
     return fail(std::move(done.error()));
   }
   if (!mover_ && env.mover) {
-    auto mover = env.mover({});
+    auto mover = env.mover({}, moved);
     if (mover)
       mover_ = std::move(*mover);
     else
