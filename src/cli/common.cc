@@ -135,6 +135,10 @@ json to_json(const ProcessReport& process) {
   return out;
 }
 
+const char* path_name(const Report& report) {
+  return report.direct_bytes > 0 ? "direct" : "driver";
+}
+
 json to_json(const Report& report) {
   json processes = json::array();
   for (const ProcessReport& process : report.processes)
@@ -144,9 +148,10 @@ json to_json(const Report& report) {
     phases.push_back({{"name", phase.name}, {"seconds", phase.seconds}});
   }
   json out = {{"ok", true},       {"pid", report.root.value},
-              {"path", "driver"}, {"processes", processes},
+              {"path", path_name(report)}, {"processes", processes},
               {"phases", phases}, {"seconds", report.total.count()}};
   if (report.lock_tries > 0) out["lock_tries"] = report.lock_tries;
+  if (report.direct_bytes > 0) out["direct_bytes"] = report.direct_bytes;
   return out;
 }
 
@@ -171,9 +176,10 @@ json to_json(const Error& error) {
 }
 
 std::string phases_text(const Report& report) {
-  std::string out;
+  std::string out = fmt::format("{} path: ", path_name(report));
+  bool first = true;
   for (const PhaseRecord& phase : report.phases) {
-    out += fmt::format("{}{} {}", out.empty() ? "" : ", ", phase.name,
+    out += fmt::format("{}{} {}", std::exchange(first, false) ? "" : ", ", phase.name,
                        format_seconds(Seconds(phase.seconds)));
   }
   return out;

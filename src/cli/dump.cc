@@ -110,7 +110,7 @@ Result<int> run_dump(Context& context, DumpArguments& options) {
   context.terminal.out(options.dump.after == AfterDump::kKill
                            ? "it has ended, and its GPU memory is free"
                            : state_text(*report));
-  context.terminal.debug("driver path: " + phases_text(*report));
+  context.terminal.debug(phases_text(*report));
   return 0;
 }
 

@@ -88,7 +88,7 @@ Result<int> run_restore(Context& context, RestoreArguments& options) {
     context.terminal.out(fmt::format("restored {} from {} ({}) in {}; {}", subject_text(*report),
                                      report->images_dir, format_bytes(report->image_bytes),
                                      format_seconds(report->total), state_text(*report)));
-    context.terminal.debug("driver path: " + phases_text(*report));
+    context.terminal.debug(phases_text(*report));
   }
   if (options.detach) return 0;
   (void)context.terminal.report_lost_output();  // it may be long until the job ends

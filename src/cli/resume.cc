@@ -37,7 +37,7 @@ Verb add_resume(CLI::App& app) {
             }
             context.terminal.out(fmt::format("resumed {} in {}", subject_text(*report),
                                              format_seconds(report->total)));
-            context.terminal.debug("driver path: " + phases_text(*report));
+            context.terminal.debug(phases_text(*report));
             return 0;
           }};
 }

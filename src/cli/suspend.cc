@@ -34,7 +34,7 @@ Verb add_suspend(CLI::App& app) {
                 "suspended {} in {}{}", subject_text(*report), format_seconds(report->total),
                 bytes > 0 ? fmt::format("; {} of GPU memory are free again", format_bytes(bytes))
                           : ""));
-            context.terminal.debug("driver path: " + phases_text(*report));
+            context.terminal.debug(phases_text(*report));
             return 0;
           }};
 }

@@ -54,6 +54,7 @@ struct Verb {
   bool bounds_driver = acts;  // knows --driver-timeout
 };
 
+Verb add_run(CLI::App& app);
 Verb add_ps(CLI::App& app);
 Verb add_suspend(CLI::App& app);
 Verb add_resume(CLI::App& app);
@@ -83,6 +84,9 @@ nlohmann::json to_json(const Error& error);
 nlohmann::json to_json(const CriuDiagnosis& diagnosis);
 // What its processes are now: "it runs on", "process 12 is running, process 13 is checkpointed".
 std::string state_text(const Report& report);
+// "direct": part of the GPU memory at least; "driver": none.
+const char* path_name(const Report& report);
+// "direct path: move out 12 ms, lock 3 ms"
 std::string phases_text(const Report& report);
 // "process 12", "2 CUDA processes below 12 (3 in all)".
 std::string subject_text(const Report& report);

@@ -1,0 +1,186 @@
+"""The direct path: programs started under `stasis run`, whose GPU memory is moved past the driver."""
+
+import os
+import statistics
+import sys
+import time
+
+from . import case_torch
+from .core import case, expect, expect_equal
+from .targets import Target
+
+NEEDS = ("program stasis", "program stasis-workload")
+CYCLES = 5
+KINDS = {
+    # kind: options on a real GPU, options on the simulated one, whether all of its memory can leave
+    "memory": (["--size", "2G"], ["--size", "64M"], True),
+    "pinned": (["--size", "96M"], ["--size", "6M"], False),
+    "streams": ([], [], False),
+    "pool": (["--size", "256M"], ["--size", "16M"], False),
+    "vmm": (["--size", "256M"], ["--size", "16M"], False),
+    "graph": ([], [], False),
+    "contexts": ([], [], False),
+    "threads": (["--size", "512M"], ["--size", "16M"], True),
+    "poll": (["--size", "512M"], ["--size", "16M", "--own-us", "20"], True),
+    "tree": (["--size", "512M"], ["--size", "16M"], True),
+    "loader": (["--size", "512M"], ["--size", "16M"], True),
+}
+
+
+def run_under_agent(machine, argv, name, env=None):
+    return Target(machine, [machine.program("stasis"), "run", "--", *map(str, argv)], name, env)
+
+
+def start(machine, kind, options=None, name=None):
+    options = KINDS[kind][1 if machine.simulated else 0] if options is None else options
+    before = machine.gpu_memory()
+    target = run_under_agent(machine, [machine.program("stasis-workload"), kind, "--status", "{status}", *options],
+                             name or kind)
+    target.before = before
+    target.wait_rounds(2)
+    return target
+
+
+def suspend(machine, target, figures, wanted=None):
+    report = machine.stasis("suspend", target.pid, "--json").must_succeed().json()
+    if wanted:
+        expect_equal(report["path"], wanted, "path")
+    figures.setdefault("suspend_seconds", []).append(report["seconds"])
+    figures.setdefault("suspend_phases", []).append({p["name"]: p["seconds"] for p in report["phases"]})
+    figures["direct_bytes"] = report.get("direct_bytes", 0)
+    return report
+
+
+def resume(machine, target, figures, wanted=None):
+    report = machine.stasis("resume", target.pid, "--json").must_succeed().json()
+    if wanted:
+        expect_equal(report["path"], wanted, "path")
+    figures.setdefault("resume_seconds", []).append(report["seconds"])
+    figures.setdefault("resume_phases", []).append({p["name"]: p["seconds"] for p in report["phases"]})
+    return report
+
+
+def cycles(machine, kind):
+    target = start(machine, kind)
+    wanted = "direct" if KINDS[kind][2] else None
+    figures = {}
+    for _ in range(CYCLES):
+        suspend(machine, target, figures, wanted)
+        machine.expect_gpu_free(target.before)
+        held = target.rounds()
+        time.sleep(0.2)
+        expect_equal(target.rounds(), held, "rounds while suspended")
+        resume(machine, target, figures, wanted)
+        target.wait_rounds(2)
+    rounds = target.finish()
+    moved = figures["direct_bytes"] >> 20
+    figures["note"] = f"{CYCLES} cycles, {moved} MiB past the driver, {rounds} rounds verified"
+    return figures
+
+
+def dump_restore(machine, kind):
+    target = start(machine, kind)
+    wanted = "direct" if KINDS[kind][2] else None
+    images = os.path.join(machine.work, "image")
+    dump = machine.stasis("dump", target.pid, "--images-dir", images, "--json").must_succeed().json()
+    if wanted:
+        expect_equal(dump["path"], wanted, "path")
+    target.forget_exit()
+    machine.expect_gpu_free(target.before)
+    restore = machine.stasis("restore", "--images-dir", images, "--detach", "--json").must_succeed().json()
+    target.wait_rounds(3)
+    figures = {}
+    suspend(machine, target, figures, wanted)  # the agent answers again
+    resume(machine, target, figures, wanted)
+    target.wait_rounds(2)
+    rounds = target.finish()
+    return {"dump_seconds": dump["seconds"], "restore_seconds": restore["seconds"],
+            "note": f"dumped, restored, suspended once more; {rounds} rounds verified"}
+
+
+for one in KINDS:
+    case(f"direct.{one}.cycles", needs=NEEDS)(lambda machine, kind=one: cycles(machine, kind))
+for one in ("memory", "threads", "tree"):
+    case(f"direct.{one}.dump", needs=NEEDS + ("criu", "root"))(
+        lambda machine, kind=one: dump_restore(machine, kind))
+
+
+@case("direct.killed", needs=NEEDS)
+def killed(machine):
+    """The tool is killed somewhere in the middle: the program runs on, by itself or by recover."""
+    target = start(machine, "memory")
+    kills = 0
+    for delay in (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8):
+        machine.run("timeout", "-s", "KILL", str(delay), machine.program("stasis"), "suspend", target.pid)
+        kills += 1
+        machine.stasis("recover", target.pid).must_succeed()
+        target.wait_rounds(2)
+    return {"note": f"{kills} kills, {target.finish()} rounds verified"}
+
+
+# --- PyTorch
+
+def start_training(machine, name, *arguments, env=None):
+    losses = os.path.join(machine.work, name + ".losses")
+    target = run_under_agent(machine, [sys.executable, case_torch.TRAIN, "--losses", losses, "--steps",
+                                       case_torch.STEPS, "--gib", case_torch.GIB, "--pause-ms", "20", *arguments],
+                             name, {**machine.target_env(), **(env or {})})
+    target.losses = losses
+    return target
+
+
+def torch(machine, allocator):
+    version = case_torch.require_torch(machine)
+    env = {"PYTORCH_CUDA_ALLOC_CONF": allocator} if allocator else {}
+    target = start_training(machine, "moved", env=env)
+    figures = {"torch": version, "allocator": allocator or "native"}
+    case_torch.wait_step(target, 10)
+    for _ in range(20):
+        before = len(case_torch.losses(target))
+        suspend(machine, target, figures, "direct")
+        held = len(case_torch.losses(target))
+        time.sleep(0.1)
+        expect_equal(len(case_torch.losses(target)), held, "steps while suspended")
+        resume(machine, target, figures, "direct")
+        case_torch.wait_step(target, before + 3)
+    figures = case_torch.compare(machine, version, case_torch.finish(target), figures)
+    figures["note"] = (f"20 suspends, {figures['direct_bytes'] / 2**30:.1f} GiB: out "
+                       f"{statistics.median(figures['suspend_seconds']):.2f} s, in "
+                       f"{statistics.median(figures['resume_seconds']):.2f} s; {figures['note']}")
+    return figures
+
+
+case("direct.torch.native", simulated=False, needs=NEEDS)(lambda machine: torch(machine, ""))
+case("direct.torch.expandable", simulated=False, needs=NEEDS)(
+    lambda machine: torch(machine, "expandable_segments:True"))
+
+
+# --- Speed, side by side
+
+def speed(machine, gib):
+    size = f"{gib}G" if not machine.simulated else "64M"
+    figures = {"size": size}
+    paths = {}
+    for path in ("driver", "direct"):
+        if path == "direct":
+            target = start(machine, "memory", ["--size", size, "--pause-ms", "200"], name=path)
+        else:
+            target = machine.workload("memory", "--size", size, "--pause-ms", "200", name=path)
+            target.wait_rounds(2)
+        found = {}
+        for _ in range(3 if path == "direct" else 1 if gib > 16 else 2):
+            suspend(machine, target, found, path)
+            resume(machine, target, found, path)
+            target.wait_rounds(1)
+        target.finish()
+        paths[path] = found
+    figures["paths"] = paths
+    out, back = ([statistics.median(paths[path][step]) for path in ("driver", "direct")]
+                 for step in ("suspend_seconds", "resume_seconds"))
+    figures["note"] = (f"{size}: out {out[0]:.2f} s by the driver, {out[1]:.2f} s direct ({out[0] / out[1]:.1f} x); "
+                       f"in {back[0]:.2f} s, {back[1]:.2f} s ({back[0] / back[1]:.1f} x)")
+    return figures
+
+
+case("direct.speed.16", needs=NEEDS)(lambda machine: speed(machine, 16))
+case("direct.speed.64", simulated=False, needs=NEEDS)(lambda machine: speed(machine, 64))
