@@ -122,15 +122,61 @@ constexpr TreemapShape kTreemaps[] = {{"wide", 1000, 300, 620, 980},
 // What text takes at most: 13 pixels in bold, in the widest of the usual fonts.
 double text_width(std::string_view text) { return 8.2 * static_cast<double>(text.size()) + 20; }
 
-// Whether a label fits into a tile: always, only where the page is wide, or never.
-struct Fit {
-  bool fits;
-  bool roomy_only;
-};
-Fit fit(std::string_view text, double share_of_width, const TreemapShape& shape) {
-  const double needed = text_width(text);
-  if (needed <= share_of_width * shape.narrowest) return {true, false};
-  return {needed <= share_of_width * shape.roomy, true};
+// The same in fewer words, where they are our own.
+std::string short_name(const ImagePart& part) {
+  constexpr std::string_view kMemoryOf = "memory of ";
+  if (part.kind == ImagePart::Kind::kProcessMemory && part.what.starts_with(kMemoryOf))
+    return part.what.substr(kMemoryOf.size());
+  if (part.kind == ImagePart::Kind::kDeletedFiles) return "deleted";
+  if (part.kind == ImagePart::Kind::kUnknownMemory) return "memory";
+  return part.what;
+}
+
+constexpr double kLine = 20;
+constexpr double kFirstLine = 22;
+
+data label(const std::string& text, const char* kind, double y) {
+  data out;
+  out.set("text", text);
+  out.set("class", kind);
+  out.set("y", number(y));
+  return out;
+}
+
+// The name and the size of a part, as far as its tile has room for them: always, or only where the
+// page is wide ("roomy"), or only where it is not ("tight").
+list labels_of(const ImagePart& part, const Tile& place, const TreemapShape& shape) {
+  const double share = place.width / shape.width;
+  const auto fits = [&](const std::string& text) {
+    return text_width(text) <= share * shape.narrowest;
+  };
+  const auto fits_wide = [&](const std::string& text) {
+    return text_width(text) <= share * shape.roomy;
+  };
+  const std::string size = format_bytes(part.bytes);
+  const std::string brief = short_name(part);
+  list out;
+  if (place.height < kFirstLine + 6 || !fits_wide(size)) return out;
+  const bool two_lines = place.height >= kFirstLine + kLine + 6;
+  const bool always = two_lines && (fits(part.what) || fits(brief));
+  if (two_lines) {
+    // A name that is not always there comes second, and leaves no gap.
+    const double y = always ? kFirstLine : kFirstLine + kLine;
+    if (fits(part.what)) {
+      out.push_back(label(part.what, "name", y));
+    } else {
+      const bool only_wide = !fits(brief);
+      if (fits_wide(part.what)) {
+        out.push_back(label(part.what, "name roomy", y));
+        if (!only_wide) out.push_back(label(brief, "name tight", y));
+      } else if (fits_wide(brief)) {
+        out.push_back(label(brief, only_wide ? "name roomy" : "name", y));
+      }
+    }
+  }
+  out.push_back(
+      label(size, fits(size) ? "size" : "size roomy", always ? kFirstLine + kLine : kFirstLine));
+  return out;
 }
 
 std::string part_colour(const ImagePart& part, std::size_t& processes) {
@@ -160,23 +206,13 @@ data one_treemap(const std::vector<ImagePart>& parts, double total, const Treema
     const Tile& place = places[i];
     const std::string size = format_bytes(parts[i].bytes);
     const double share_of_width = place.width / shape.width;
-    const Fit name_fit = fit(parts[i].what, share_of_width, shape);
-    const Fit size_fit = fit(size, share_of_width, shape);
-    const bool has_name = name_fit.fits && place.height >= 48;
-    const bool has_size = size_fit.fits && place.height >= 28;
     data tile;
     tile.set("x", percent(share_of_width > 0 ? place.x / shape.width : 0));
     tile.set("width", percent(share_of_width));
     tile.set("y", number(place.y));
     tile.set("height", number(place.height));
     tile.set("colour", part_colour(parts[i], processes));
-    tile.set("has_name", has_name);
-    tile.set("name", parts[i].what);
-    tile.set("name_class", name_fit.roomy_only ? "roomy" : "");
-    tile.set("has_size", has_size);
-    tile.set("size", size);
-    tile.set("size_class", size_fit.roomy_only ? "roomy" : "");
-    tile.set("size_y", has_name ? "42" : "22");
+    tile.set("labels", data(labels_of(parts[i], place, shape)));
     tile.set("details", fmt::format("{}: {}, {}", parts[i].what, size,
                                     percent_text(static_cast<double>(parts[i].bytes), total)));
     tiles.push_back(tile);

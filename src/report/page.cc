@@ -28,6 +28,7 @@ constexpr std::size_t kMostLogs = 10;
 // Levels of lists within lists: browsers stop at 512 elements, and paper is not that wide.
 constexpr std::size_t kDeepest = 12;
 constexpr std::size_t kLongName = 300;
+constexpr std::size_t kLongCommand = 1000;
 constexpr std::size_t kLongText = 2000;
 
 std::string plural(std::size_t count, std::string_view one, std::string_view many) {
@@ -207,7 +208,7 @@ data badge(std::string_view kind, std::string text) {
   return out;
 }
 
-data process_row(const ProcessRecord& process) {
+data process_row(const ProcessRecord& process, bool too_deep) {
   const std::string command = command_text(process);
   const std::uint64_t bytes = gpu_bytes(process);
   const std::string state =
@@ -221,6 +222,7 @@ data process_row(const ProcessRecord& process) {
     ports += fmt::format("{}{}", ports.empty() ? "" : ", ", port);
   }
   list badges;
+  if (too_deep) badges.push_back(badge("", fmt::format("child of {}", process.parent.value)));
   if (process.cuda) badges.push_back(badge("cuda", "CUDA, " + state));
   if (bytes > 0) badges.push_back(badge("cuda", format_bytes(bytes) + " on the GPU"));
   if (!process.threads.empty())
@@ -230,7 +232,7 @@ data process_row(const ProcessRecord& process) {
   row.set("pid", std::to_string(process.pid.value));
   row.set("parent", process.parent.value == 0 ? "–" : std::to_string(process.parent.value));
   row.set("command", command.empty() ? "(no command line)" : shortened(command, 160));
-  row.set("full_command", shortened(command, kLongText));
+  row.set("full_command", shortened(command, kLongCommand));
   row.set("cuda", process.cuda ? state : "no");
   row.set("gpu_memory", bytes > 0 ? format_bytes(bytes) : process.cuda ? "unknown" : "–");
   row.set("threads", process.threads.empty() ? "–" : std::to_string(process.threads.size() + 1));
@@ -246,7 +248,7 @@ void set_processes(data& page, const Manifest& manifest) {
   };
   list rows;
   for (std::size_t i = 0; i < lines.size(); ++i) {
-    data row = process_row(*lines[i].process);
+    data row = process_row(*lines[i].process, lines[i].depth > kDeepest);
     // The list of its children begins, or its own item ends, with those that it was the last of.
     const std::size_t depth = depth_at(i);
     const std::size_t next = depth_at(i + 1);

@@ -172,6 +172,7 @@ TEST(Page, StaysReadableWhateverTheSize) {
   EXPECT_THAT(page, HasSubstr("smaller parts"));
   EXPECT_EQ(count(page, "<ul"), count(page, "</ul>"));
   EXPECT_EQ(count(page, "<li>"), count(page, "</li>"));
+  EXPECT_THAT(page, HasSubstr("child of 1011<")) << "where a list in a list would be too deep";
   EXPECT_THAT(page, HasSubstr("more; `stasis inspect --json` shows all."));
 }
 
