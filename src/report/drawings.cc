@@ -79,7 +79,7 @@ data one_timeline(const std::vector<TimedPhase>& phases, double total, const Tim
     const std::string duration = format_seconds(Seconds(phase.seconds));
     data row;
     row.set("name", shortened(phase.name, 18));
-    row.set("value", duration + ", " + share);
+    row.set("value", fmt::format("{}, {}", duration, share));
     row.set("details", fmt::format("{}: {}, {} of the time, begins at {}", phase.name, duration,
                                    share, format_seconds(Seconds(phase.start))));
     row.set("tip", fmt::format("{}: {}, {}, from {} on", shortened(phase.name, 18), duration, share,

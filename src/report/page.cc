@@ -201,10 +201,10 @@ void set_size(data& page, const ImageReport& image) {
 
 // ---- Processes and GPUs
 
-data badge(std::string_view kind, std::string text) {
+data badge(std::string_view kind, const std::string& text) {
   data out;
   out.set("class", std::string(kind));
-  out.set("text", std::move(text));
+  out.set("text", text);
   return out;
 }
 
@@ -378,11 +378,11 @@ void set_logs(data& page, const Subject& subject) {
                             : "The logs in and beside the image, the newest first.");
 }
 
-data fact(std::string_view what, std::string figure, std::string more) {
+data fact(std::string_view what, const std::string& figure, const std::string& more) {
   data out;
   out.set("what", std::string(what));
-  out.set("figure", std::move(figure));
-  out.set("more", std::move(more));
+  out.set("figure", figure);
+  out.set("more", more);
   return out;
 }
 
