@@ -1,6 +1,6 @@
 """Opens pages in a headless Chromium and says what it sees, over the DevTools protocol.
 
-    browser.py BROWSER PAGE [--screenshots DIR] [--click-through]
+    browser.py BROWSER PAGE [--screenshots DIR]
 
 Prints one JSON object:
   messages  what the browser's console said: errors, refused scripts and styles
@@ -9,7 +9,10 @@ Prints one JSON object:
   views     by name ("wide", "narrow", "print", ... each also in dark): "overflow" in pixels, and the elements that
             stand out of the page; "bars" and "tiles" that can be seen, and those of "tiles" that stand out of
             their drawing; "cut" texts that reach out of their tile
-  focus     what Tab goes to, in its order
+  focus     what Tab goes to, in its order; "|visible" if it then tells of itself
+  title     the document's
+
+With --screenshots, DIR gets a picture of each view, one with something in focus, and the page as a PDF file.
 
 Talks over two pipes, so that no library is needed and nobody else can reach the browser.
 """
@@ -164,6 +167,7 @@ def look_at(browser, page, screenshots):
         if screenshots and focused.endswith("|visible") and "focus.png" not in os.listdir(screenshots):
             browser.screenshot(os.path.join(screenshots, "focus.png"), 1280, 2000)
     if screenshots:
+        browser.ask("Emulation.setEmulatedMedia", media="")  # which else would hold for paper, too
         with open(os.path.join(screenshots, "paper.pdf"), "wb") as file:
             file.write(base64.b64decode(browser.ask("Page.printToPDF", printBackground=True, paperWidth=8.27, paperHeight=11.69)["data"]))
     out["title"] = browser.value("document.title")
