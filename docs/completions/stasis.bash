@@ -47,7 +47,8 @@ _stasis() {
     logs:-D|logs:--images-dir) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -d -- "$word"); return ;;
   esac
   case $verb in
-    '') words='ps suspend resume dump restore recover doctor explain inspect logs -h --help --version --json -v --verbose -q --quiet' ;;
+    '') words='run ps suspend resume dump restore recover doctor explain inspect logs -h --help --version --json -v --verbose -q --quiet' ;;
+    run) words='-h --help --json -v --verbose -q --quiet' ;;
     ps) words='-h --help -t --timeout -w --watch --json -v --verbose -q --quiet' ;;
     suspend) words='-h --help -t --timeout --force --ignore-obstacles --json -v --verbose -q --quiet --driver-timeout' ;;
     resume) words='-h --help -d --device-map -t --timeout --json -v --verbose -q --quiet --driver-timeout' ;;

@@ -126,6 +126,10 @@ void add_criu_path(CLI::App& command, std::optional<std::string>& path) {
       ->type_name("FILE");
 }
 
+void add_verify(CLI::App& command, bool& verify) {
+  command.add_flag("--verify", verify, "read every byte and compare checksums");
+}
+
 json to_json(const ProcessReport& process) {
   json out = {{"pid", process.pid.value}, {"command", process.comm}, {"cuda", process.cuda}};
   if (process.cuda) {

@@ -1,12 +1,10 @@
-#include <algorithm>
-#include <map>
 #include <memory>
-#include <set>
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include "cli/verbs.h"
+#include "operations/image_report.h"
 
 namespace stasis::cli {
 namespace {
@@ -17,36 +15,6 @@ struct InspectArguments {
   InspectOptions inspect;
   std::optional<std::string> device_map;
 };
-
-std::string criu_version_text(int version) {
-  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
-}
-
-// By the words of the command line.
-std::vector<std::string> options_used(const CriuOptions& criu) {
-  std::vector<std::string> out;
-  const std::pair<bool, const char*> flags[] = {
-      {criu.shell_job, "--shell-job"},       {criu.tcp_established, "--tcp-established"},
-      {criu.tcp_close, "--tcp-close"},       {criu.file_locks, "--file-locks"},
-      {!criu.link_remap, "--no-link-remap"}, {criu.ext_unix_sk, "--ext-unix-sk"}};
-  for (const auto& [set, word] : flags)
-    if (set) out.emplace_back(word);
-  out.push_back(fmt::format("--ghost-limit {}", criu.ghost_limit));
-  for (const std::string& one : criu.external)
-    out.push_back("--external " + one);
-  out.push_back(fmt::format("--manage-cgroups {}", cgroup_mode_name(criu.cgroups)));
-  if (criu.tcp_established)
-    out.push_back(fmt::format("--network-lock {}", network_lock_name(criu.network_lock)));
-  if (!criu.lsm_profile.empty()) out.push_back("--lsm-profile " + criu.lsm_profile);
-  return out;
-}
-
-std::uint64_t gpu_bytes(const ProcessRecord& process) {
-  std::uint64_t sum = 0;
-  for (const GpuMemoryRecord& use : process.gpu_memory)
-    sum += use.bytes;
-  return sum;
-}
 
 // All that comes from an image is shown through this: it may have been made by anybody.
 std::string shown(std::string_view text) { return printable(text); }
@@ -70,51 +38,23 @@ std::string process_text(const ProcessRecord& process) {
 constexpr std::size_t kMostShown = 500;
 constexpr std::size_t kDeepestShown = 40;
 
-// The tree with lines, as `pstree` draws it. A manifest from anybody may name parents in a circle,
-// and be as deep as it has processes: each is shown once, at most kMostShown of them.
+// With lines, as `pstree` draws it.
 std::string tree_text(const Manifest& manifest) {
-  std::multimap<int, const ProcessRecord*> children;
-  for (const ProcessRecord& process : manifest.processes)
-    children.emplace(process.parent.value, &process);
-  struct Line {
-    const ProcessRecord* process;
-    std::string before;  // the lines of those above it
-    const char* branch;
-    std::size_t depth;
-  };
-  std::vector<Line> waiting;  // the next one at the end
-  for (const ProcessRecord& process : manifest.processes)
-    if (process.pid != manifest.root) waiting.push_back({&process, "", "", 0});
-  std::reverse(waiting.begin(), waiting.end());
-  for (const ProcessRecord& process : manifest.processes)
-    if (process.pid == manifest.root) waiting.push_back({&process, "", "", 0});
-  std::set<int> drawn;
+  const std::vector<TreeLine> lines = tree_lines(manifest, kMostShown);
+  std::vector<std::string> before = {""};  // by depth: the lines of those above it
   std::string out;
-  while (!waiting.empty() && drawn.size() < kMostShown) {
-    const Line line = waiting.back();
-    waiting.pop_back();
-    if (!drawn.insert(line.process->pid.value).second) continue;
-    out += (out.empty() ? "" : "\n") + line.before + line.branch + process_text(*line.process);
-    std::string before = line.before;
+  for (const TreeLine& line : lines) {
+    before.resize(line.depth + 2);
+    const char* branch = line.depth == 0 ? "" : line.last ? "└─ " : "├─ ";
+    before[line.depth + 1] = before[line.depth];
     if (line.depth > 0 && line.depth < kDeepestShown)
-      before += std::string_view(line.branch).starts_with("└") ? "   " : "│  ";
-    const auto [begin, end] = children.equal_range(line.process->pid.value);
-    const char* branch = "└─ ";
-    for (auto child = end; child != begin;) {
-      --child;
-      waiting.push_back({child->second, before, branch, line.depth + 1});
-      branch = "├─ ";
-    }
+      before[line.depth + 1] += line.last ? "   " : "│  ";
+    out += (out.empty() ? "" : "\n") + before[line.depth] + branch + process_text(*line.process);
   }
-  if (drawn.size() < manifest.processes.size())
+  if (lines.size() < manifest.processes.size())
     out +=
-        fmt::format("\n… and {} more; --json shows all", manifest.processes.size() - drawn.size());
+        fmt::format("\n… and {} more; --json shows all", manifest.processes.size() - lines.size());
   return out;
-}
-
-bool restorable(const ImageReport& report) {
-  return std::none_of(report.checks.begin(), report.checks.end(),
-                      [](const RestoreCheck& check) { return check.error.has_value(); });
 }
 
 void print_text(Context& context, const ImageReport& report, bool verified) {
@@ -174,6 +114,12 @@ void print_text(Context& context, const ImageReport& report, bool verified) {
   show("here", here);
 }
 
+json machine_json(const MachineFacts& here) {
+  return {{"hostname", here.hostname},         {"kernel_release", here.kernel_release},
+          {"criu_version", here.criu_version}, {"driver_version", here.driver_version},
+          {"cuda_version", here.cuda_version}, {"simulated", here.simulated}};
+}
+
 json report_json(const ImageReport& report) {
   const Manifest& m = report.manifest;
   json processes = json::array();
@@ -229,33 +175,43 @@ json report_json(const ImageReport& report) {
           {"sizes", sizes},
           {"phases", phases},
           {"options", options_used(m.criu_options)},
+          {"here", machine_json(report.here)},
           {"restorable", restorable(report)},
           {"checks", checks}};
 }
 
 Result<int> run_inspect(Context& context, InspectArguments& arguments) {
-  if (arguments.device_map) {
-    auto map = parse_gpu_map(*arguments.device_map);
-    if (!map) return fail(std::move(map.error()));
-    arguments.inspect.gpu_map = std::move(*map);
-  }
-  auto driver = context.load_bounded_driver();
-  std::optional<Environment> env;
-  if (driver) env.emplace(context.environment(**driver));
-  const auto report = inspect(env ? &*env : nullptr, driver ? Error() : driver.error(),
-                              arguments.inspect, context.terminal, context.interrupt);
+  const auto report = inspect_image(context, arguments.inspect, arguments.device_map);
   if (!report) return fail(report.error());
   if (context.json) {
     context.print(report_json(*report));
   } else {
     print_text(context, *report, arguments.inspect.verify);
   }
-  for (const RestoreCheck& check : report->checks)
-    if (check.error) return exit_status(check.error->code);
-  return 0;
+  return status_of(*report);
 }
 
 }  // namespace
+
+Result<ImageReport> inspect_image(Context& context, InspectOptions& options,
+                                  const std::optional<std::string>& device_map) {
+  if (device_map) {
+    auto map = parse_gpu_map(*device_map);
+    if (!map) return fail(std::move(map.error()));
+    options.gpu_map = std::move(*map);
+  }
+  auto driver = context.load_bounded_driver();
+  std::optional<Environment> env;
+  if (driver) env.emplace(context.environment(**driver));
+  return inspect(env ? &*env : nullptr, driver ? Error() : driver.error(), options,
+                 context.terminal, context.interrupt);
+}
+
+int status_of(const ImageReport& report) {
+  for (const RestoreCheck& check : report.checks)
+    if (check.error) return exit_status(check.error->code);
+  return 0;
+}
 
 Verb add_inspect(CLI::App& app) {
   auto arguments = std::make_shared<InspectArguments>();
@@ -267,7 +223,7 @@ Verb add_inspect(CLI::App& app) {
       ->add_option("DIR,-D,--images-dir", arguments->inspect.images_dir, "directory of the image")
       ->required()
       ->type_name("DIR");
-  command->add_flag("--verify", arguments->inspect.verify, "read every byte and compare checksums");
+  add_verify(*command, arguments->inspect.verify);
   add_device_map(*command, arguments->device_map);
   add_criu_path(*command, arguments->inspect.criu_path);
   return {command, [arguments](Context& context) { return run_inspect(context, *arguments); },

@@ -56,26 +56,6 @@ bool quietly(const F& say) noexcept {
   }
 }
 
-// The length of the UTF-8 character that `text` begins with, 0 if it begins with none.
-std::size_t utf8_length(std::string_view text) {
-  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned char first = byte(0);
-  if (first < 0x80) return 1;
-  const std::size_t length = first < 0xc2 ? 0 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
-  if (length == 0 || first > 0xf4 || length > text.size()) return 0;
-  for (std::size_t i = 1; i < length; ++i) {
-    if ((byte(i) & 0xc0U) != 0x80) return 0;
-  }
-  return length;
-}
-
-// U+200E, U+200F, U+202A to U+202E and U+2066 to U+2069 change the direction of what follows.
-bool turns_text(std::string_view character) {
-  return character == "\xe2\x80\x8e" || character == "\xe2\x80\x8f" ||
-         (character >= "\xe2\x80\xaa" && character <= "\xe2\x80\xae") ||
-         (character >= "\xe2\x81\xa6" && character <= "\xe2\x81\xa9");
-}
-
 // Characters, which are a column each but for wide ones (Chinese, Japanese, Korean) and marks.
 std::size_t width_of(std::string_view text) {
   return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char c) {
@@ -100,25 +80,6 @@ Terminal::Terminal() {
   const char* term = std::getenv("TERM");
   tty_ = ::isatty(STDERR_FILENO) == 1 && term != nullptr && std::string_view(term) != "dumb";
   colour_ = tty_ && (no_color == nullptr || *no_color == '\0');
-}
-
-std::string printable(std::string_view text, bool keep_lines) {
-  std::string out;
-  out.reserve(text.size());
-  while (!text.empty()) {
-    const std::size_t length = utf8_length(text);
-    const auto first = static_cast<unsigned char>(text.front());
-    const bool c1 = length == 2 && first == 0xc2 && static_cast<unsigned char>(text[1]) < 0xa0;
-    const bool turns = length == 3 && turns_text(text.substr(0, 3));
-    const bool line_end = first == '\n' && keep_lines;
-    if (length == 0 || c1 || turns || ((first < 0x20 || first == 0x7f) && !line_end)) {
-      out += '?';
-    } else {
-      out += text.substr(0, length);
-    }
-    text.remove_prefix(std::max<std::size_t>(length, 1));
-  }
-  return out;
 }
 
 void Terminal::update(std::string_view phase, std::uint64_t done, std::uint64_t total) noexcept {

@@ -12,6 +12,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/printable.h"
 #include "base/progress.h"
 #include "base/units.h"
 #include "stasis/error.h"
@@ -64,11 +65,6 @@ class Terminal final : public Progress {
   Clock::time_point phase_start_;
   Clock::time_point last_shown_;
 };
-
-// `text` without what a terminal could obey: control characters, in UTF-8 too (U+009B begins a
-// command like ESC [), what turns the direction of text, and what is no UTF-8. Line ends stay only
-// with `keep_lines`.
-std::string printable(std::string_view text, bool keep_lines = false);
 
 // Columns of text, aligned; the first row is the heading. Lines are cut at `width`.
 std::string table(const std::vector<std::vector<std::string>>& rows,

@@ -65,6 +65,7 @@ Verb add_doctor(CLI::App& app);
 Verb add_explain(CLI::App& app);
 Verb add_inspect(CLI::App& app);
 Verb add_logs(CLI::App& app);
+Verb add_report(CLI::App& app);
 
 // Options that several verbs have.
 CLI::Option* add_pid(CLI::App& command, Pid& pid);
@@ -76,6 +77,14 @@ void add_driver_timeout(CLI::App& command, std::optional<DriverPatience>& patien
 void add_time_limit(CLI::App& command, std::chrono::milliseconds& limit, const std::string& after);
 void add_device_map(CLI::App& command, std::optional<std::string>& text);
 void add_criu_path(CLI::App& command, std::optional<std::string>& path);
+// Whether every byte of an image is read.
+void add_verify(CLI::App& command, bool& verify);
+
+// What is in an image, and whether it can be restored here; `device_map` as from the command line.
+Result<ImageReport> inspect_image(Context& context, InspectOptions& options,
+                                  const std::optional<std::string>& device_map);
+// That of the first reason why it cannot be restored here, or 0.
+int status_of(const ImageReport& report);
 
 // Reports as JSON and as text.
 nlohmann::json to_json(const Report& report);

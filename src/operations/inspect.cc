@@ -1,4 +1,5 @@
 #include <linux/capability.h>
+#include <sys/utsname.h>
 
 #include <algorithm>
 #include <map>
@@ -48,26 +49,45 @@ Result<void> check_ports(const Manifest& manifest) {
   return {};
 }
 
+MachineFacts look_here(const Driver* driver, const Result<Criu>& criu) {
+  MachineFacts out;
+  utsname name = {};
+  if (::uname(&name) == 0) {
+    out.hostname = name.nodename;
+    out.kernel_release = name.release;
+  }
+  if (criu) out.criu_version = criu->version_text();
+  if (driver != nullptr) {
+    out.driver_version = driver->info().driver_version;
+    out.cuda_version = driver->info().cuda_version;
+    out.simulated = driver->info().simulated;
+  }
+  return out;
+}
+
 std::vector<ImagePart> parts_of(const ImageReader& image) {
   const std::map<std::string, Pid> owners = pages_owners(image.criu_dir(), image.manifest());
-  std::map<std::string, std::uint64_t> sums;
+  using Kind = ImagePart::Kind;
+  std::map<std::string, ImagePart> parts;
   for (const FileRecord& file : image.manifest().files) {
     const std::string name = file.path.substr(file.path.find('/') + 1);
     const auto owner = owners.find(name);
-    std::string what = "all else";
+    ImagePart part{Kind::kElse, "all else", 0};
     if (owner != owners.end()) {
-      what = owner->second.value == 0 ? "shared memory"
-                                      : fmt::format("memory of process {}", owner->second.value);
+      part = owner->second.value == 0
+                 ? ImagePart{Kind::kSharedMemory, "shared memory", 0}
+                 : ImagePart{Kind::kProcessMemory,
+                             fmt::format("memory of process {}", owner->second.value), 0};
     } else if (name.starts_with("pages-")) {
-      what = "memory, not known whose";
+      part = {Kind::kUnknownMemory, "memory, not known whose", 0};
     } else if (name.starts_with("ghost-file")) {
-      what = "deleted files that are open";
+      part = {Kind::kDeletedFiles, "deleted files that are open", 0};
     }
-    sums[what] += file.size;
+    parts.try_emplace(part.what, part).first->second.bytes += file.size;
   }
   std::vector<ImagePart> out;
-  for (const auto& [what, bytes] : sums)
-    out.push_back({what, bytes});
+  for (auto& [what, part] : parts)
+    out.push_back(std::move(part));
   std::stable_sort(out.begin(), out.end(),
                    [](const ImagePart& a, const ImagePart& b) { return a.bytes > b.bytes; });
   return out;
@@ -90,6 +110,7 @@ Result<ImageReport> inspect(const Environment* env, const Error& no_driver,
   // In the order of restore(), so that the first reason is the one that it would give.
   if (env == nullptr) enter("driver", fail(no_driver));
   const auto criu = Criu::find(options.criu_path);
+  out.here = look_here(env == nullptr ? nullptr : &env->driver, criu);
   enter("criu", criu ? Result<void>() : fail(criu.error()));
   if (env != nullptr) {
     const auto old_gpus = gpus_of(out.manifest);

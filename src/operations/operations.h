@@ -149,11 +149,24 @@ struct RestoreCheck {
 
 // What the files of an image hold: "memory of process 12".
 struct ImagePart {
+  enum class Kind { kProcessMemory, kSharedMemory, kUnknownMemory, kDeletedFiles, kElse };
+  Kind kind = Kind::kElse;
   std::string what;
   std::uint64_t bytes = 0;
 };
 
+// What a restore would find here.
+struct MachineFacts {
+  std::string hostname;
+  std::string kernel_release;
+  std::string criu_version;    // empty if there is none that works
+  std::string driver_version;  // empty if there is no driver, or it does not say
+  int cuda_version = 0;        // 0 if there is no driver
+  bool simulated = false;
+};
+
 struct ImageReport {
+  MachineFacts here;
   std::string path;  // as ImageReader has it
   Manifest manifest;
   std::vector<ImagePart> parts;  // the largest first

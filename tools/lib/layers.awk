@@ -1,7 +1,7 @@
 # Proves the layering: reads include lines, "FILE:LINE:TEXT", and prints each that points the wrong way.
 # The variable "list" names a file with all paths of the tree; they are all relative to its top.
 #
-#   base <- proc, driver, image <- checkpoint, direct, criu <- doctor <- operations <- cli, compat, plugins, python
+#   base <- proc, driver, image <- checkpoint, direct, criu <- doctor <- operations <- report <- cli, compat, plugins, python
 
 BEGIN {
   while ((getline path < list) > 0) exists[path] = 1
@@ -19,7 +19,8 @@ BEGIN {
   middle = middle " doctor"
   allow("operations", middle)
   library = middle " operations"
-  allow("cli", library)
+  allow("report", library)
+  allow("cli", library " report")
   allow("compat", library)
   # It runs inside CRIU: the core only.
   allow("plugins", "base proc driver checkpoint")
@@ -31,7 +32,7 @@ BEGIN {
   allow("examples", "base cuda_abi sim")
   allow("workloads", "base cuda_abi sim examples")
   # Tests and benchmarks may look anywhere.
-  allow("tests", library " cli compat plugins sim preload workloads examples")
+  allow("tests", library " report cli compat plugins sim preload workloads examples")
   allow("bench", library " sim workloads tests examples")
 }
 

@@ -12,7 +12,8 @@ import sys
 
 SEE = {"dump": ["restore", "doctor", "inspect", "logs"], "restore": ["dump", "inspect", "logs"],
        "suspend": ["resume", "recover"], "resume": ["suspend", "recover"], "recover": ["ps"],
-       "ps": ["recover", "doctor"], "doctor": ["dump"], "explain": ["logs"], "inspect": ["restore", "logs"],
+       "ps": ["recover", "doctor"], "doctor": ["dump"], "explain": ["logs"], "inspect": ["restore", "logs", "report"],
+       "report": ["inspect", "logs"],
        "logs": ["explain", "inspect"]}
 # What a page says besides the options.
 BODIES = {"ps": """.PP
@@ -26,7 +27,7 @@ short: `stasis recover` mends that.
 With \\-\\-watch it goes on until it is ended (Ctrl\\-C). With \\-\\-json that gives one object a line.
 """}
 FOLDERS = {"--images-dir"}
-PROGRAMS = {"--criu"}
+FILES = {"--criu", "--output"}
 
 
 def roff(text):
@@ -130,7 +131,7 @@ def bash(known):
             names = "|".join(f"{verb['name']}:{name}" for name in option["names"])
             if FOLDERS & set(option["names"]):
                 action = "compopt -o filenames; mapfile -t COMPREPLY < <(compgen -d -- \"$word\")"
-            elif PROGRAMS & set(option["names"]):
+            elif FILES & set(option["names"]):
                 action = "compopt -o filenames; mapfile -t COMPREPLY < <(compgen -f -- \"$word\")"
             elif choices(option):
                 action = f"mapfile -t COMPREPLY < <(compgen -W '{' '.join(choices(option))}' -- \"$word\")"
@@ -191,7 +192,7 @@ def zsh(known):
         if option["value"] or "choices" in option:
             if FOLDERS & set(option["names"]):
                 kind = "_files -/"
-            elif PROGRAMS & set(option["names"]):
+            elif FILES & set(option["names"]):
                 kind = "_files"
             else:
                 kind = f"({' '.join(choices(option))})" if choices(option) else " "
@@ -271,10 +272,10 @@ def fish(known):
         for option in options_of(verb):
             words = [f"-s {n[1:]}" if not n.startswith("--") else f"-l {n[2:]}" for n in option["names"]]
             if (option["value"] or "choices" in option) and not option["optional_value"]:
-                words.append("-r" if PROGRAMS & set(option["names"]) else "-x")
+                words.append("-r" if FILES & set(option["names"]) else "-x")
                 if FOLDERS & set(option["names"]):
                     words.append("-a '(__fish_complete_directories)'")
-                elif PROGRAMS & set(option["names"]):
+                elif FILES & set(option["names"]):
                     words.append("-F")
                 elif choices(option):
                     words.append(f"-a {quote(' '.join(choices(option)))}")

@@ -1,0 +1,101 @@
+#include "operations/image_logs.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <string_view>
+#include <tuple>
+
+#include "image/directory.h"
+#include "image/image_reader.h"
+
+namespace stasis {
+namespace {
+
+// The newest of more are shown.
+constexpr std::size_t kMostLogs = 100;
+
+// "dump.log", "restore-20261122T040000Z.log", and "….log.2" of the same second.
+bool is_log(std::string_view name) {
+  const std::size_t at = name.rfind(".log");
+  if (at == std::string_view::npos) return false;
+  name.remove_prefix(at + 4);
+  return name.empty() || (name.size() > 1 && name.front() == '.' &&
+                          name.find_first_not_of("0123456789", 1) == std::string_view::npos);
+}
+
+// The logs in a folder; none if it is not there. kNotPermitted, kIo.
+Result<void> collect_logs(const std::string& folder, std::vector<ImageLog>& out) {
+  auto directory = open_file(AT_FDCWD, folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+  if (!directory) {
+    if (directory.error().code == ErrorCode::kNotPermitted) return fail(directory.error());
+    return {};
+  }
+  const auto names = list_directory(*directory, folder);
+  if (!names) return fail(names.error());
+  for (const std::string& name : *names) {
+    struct stat info = {};
+    if (!is_log(name) || ::fstatat(directory->get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0)
+      continue;
+    if (S_ISREG(info.st_mode))
+      out.push_back({folder, name, info.st_mtim, static_cast<std::uint64_t>(info.st_size)});
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<std::vector<ImageLog>> find_image_logs(const std::string& images_dir) {
+  std::vector<ImageLog> out;
+  std::error_code none;
+  std::filesystem::path image = std::filesystem::canonical(images_dir, none);
+  if (none) {
+    auto entry = split_path(images_dir);
+    if (!entry && entry.error().code == ErrorCode::kUsage) return fail(entry.error());
+    if (!entry) return out;
+    image = entry->path();
+  }
+  if (auto added = collect_logs(image.string() + "/log", out); !added) return fail(added.error());
+  for (const Leftover& leftover : find_leftovers(image.string()))
+    if (auto added = collect_logs(leftover.path + "/log", out); !added) return fail(added.error());
+  const std::string failed = image.filename().string() + ".failed-dump.log";
+  struct stat info = {};
+  if (::lstat((image.parent_path() / failed).c_str(), &info) == 0 && S_ISREG(info.st_mode)) {
+    out.push_back({image.parent_path().string(), failed, info.st_mtim,
+                   static_cast<std::uint64_t>(info.st_size)});
+  }
+  std::stable_sort(out.begin(), out.end(), [](const ImageLog& a, const ImageLog& b) {
+    return std::tie(a.changed.tv_sec, a.changed.tv_nsec) >
+           std::tie(b.changed.tv_sec, b.changed.tv_nsec);
+  });
+  if (out.size() > kMostLogs) out.resize(kMostLogs);
+  return out;
+}
+
+Result<UniqueFd> open_image_log(const ImageLog& log) {
+  auto file = open_file(AT_FDCWD, log.path(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+  struct stat info = {};
+  if (file && (::fstat(file->get(), &info) != 0 || !S_ISREG(info.st_mode)))
+    return fail(ErrorCode::kIo, log.path() + " is no regular file", "see what has replaced it");
+  return file;
+}
+
+Result<CriuLog> read_image_log(const ImageLog& log) {
+  auto file = open_image_log(log);
+  if (!file) return fail(file.error());
+  return CriuLog::read(*file);
+}
+
+std::string utc_text(const timespec& moment) {
+  std::tm parts{};
+  std::array<char, 32> text{};
+  if (::gmtime_r(&moment.tv_sec, &parts) == nullptr ||
+      std::strftime(text.data(), text.size(), "%Y-%m-%dT%H:%M:%SZ", &parts) == 0)
+    return "?";
+  return text.data();
+}
+
+}  // namespace stasis

@@ -1,0 +1,68 @@
+#include "operations/image_report.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+#include <fmt/format.h>
+
+namespace stasis {
+
+std::vector<std::string> options_used(const CriuOptions& criu) {
+  std::vector<std::string> out;
+  const std::pair<bool, const char*> flags[] = {
+      {criu.shell_job, "--shell-job"},       {criu.tcp_established, "--tcp-established"},
+      {criu.tcp_close, "--tcp-close"},       {criu.file_locks, "--file-locks"},
+      {!criu.link_remap, "--no-link-remap"}, {criu.ext_unix_sk, "--ext-unix-sk"}};
+  for (const auto& [set, word] : flags)
+    if (set) out.emplace_back(word);
+  out.push_back(fmt::format("--ghost-limit {}", criu.ghost_limit));
+  for (const std::string& one : criu.external)
+    out.push_back("--external " + one);
+  out.push_back(fmt::format("--manage-cgroups {}", cgroup_mode_name(criu.cgroups)));
+  if (criu.tcp_established)
+    out.push_back(fmt::format("--network-lock {}", network_lock_name(criu.network_lock)));
+  if (!criu.lsm_profile.empty()) out.push_back("--lsm-profile " + criu.lsm_profile);
+  return out;
+}
+
+std::uint64_t gpu_bytes(const ProcessRecord& process) {
+  std::uint64_t sum = 0;
+  for (const GpuMemoryRecord& use : process.gpu_memory)
+    sum += use.bytes;
+  return sum;
+}
+
+std::vector<TreeLine> tree_lines(const Manifest& manifest, std::size_t most) {
+  std::multimap<int, const ProcessRecord*> children;
+  for (const ProcessRecord& process : manifest.processes)
+    children.emplace(process.parent.value, &process);
+  std::vector<TreeLine> waiting;  // the next one at the end
+  for (auto process = manifest.processes.rbegin(); process != manifest.processes.rend(); ++process)
+    if (process->pid != manifest.root) waiting.push_back({&*process, 0, true});
+  for (const ProcessRecord& process : manifest.processes)
+    if (process.pid == manifest.root) waiting.push_back({&process, 0, true});
+  std::set<int> seen;
+  std::vector<TreeLine> out;
+  while (!waiting.empty() && out.size() < most) {
+    const TreeLine line = waiting.back();
+    waiting.pop_back();
+    if (!seen.insert(line.process->pid.value).second) continue;
+    out.push_back(line);
+    const auto [begin, end] = children.equal_range(line.process->pid.value);
+    bool last = true;
+    for (auto child = end; child != begin; last = false) {
+      --child;
+      waiting.push_back({child->second, line.depth + 1, last});
+    }
+  }
+  return out;
+}
+
+bool restorable(const ImageReport& report) {
+  return std::none_of(report.checks.begin(), report.checks.end(),
+                      [](const RestoreCheck& check) { return check.error.has_value(); });
+}
+
+}  // namespace stasis

@@ -1,0 +1,34 @@
+// What the verbs that show an image have in common, whatever they make of it.
+//
+// Functions of an ImageReport only; any thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "operations/operations.h"
+
+namespace stasis {
+
+// The options of the dump that a restore uses again, by the words of the command line.
+std::vector<std::string> options_used(const CriuOptions& criu);
+
+// On all GPUs; 0 if unknown.
+std::uint64_t gpu_bytes(const ProcessRecord& process);
+
+// The tree as lines from top to bottom: the root's first, then what is not below the root.
+struct TreeLine {
+  const ProcessRecord* process;
+  std::size_t depth;  // 0 for the root; that of its parent's line, above it, and one
+  bool last;          // of its parent's children
+};
+// A manifest from anybody may name parents in a circle, and be as deep as it has processes: each is
+// there once, at most `most` of them.
+std::vector<TreeLine> tree_lines(const Manifest& manifest, std::size_t most);
+
+// Is nothing known to stand in the way of a restore here?
+bool restorable(const ImageReport& report);
+
+}  // namespace stasis

@@ -1,0 +1,452 @@
+#include "report/page.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <string_view>
+#include <utility>
+
+#include <fmt/format.h>
+#include <kainjow/mustache.hpp>
+
+#include "base/printable.h"
+#include "base/units.h"
+#include "criu/criu.h"
+#include "operations/image_report.h"
+#include "page_files.h"
+#include "report/drawings.h"
+#include "stasis/version.h"
+
+namespace stasis::report {
+namespace {
+
+using kainjow::mustache::list;
+
+// Of a list of anything; an image may have a million. `stasis inspect --json` shows all.
+constexpr std::size_t kMostRows = 500;
+constexpr std::size_t kMostLogs = 10;
+// Levels of lists within lists: browsers stop at 512 elements, and paper is not that wide.
+constexpr std::size_t kDeepest = 12;
+constexpr std::size_t kLongName = 300;
+constexpr std::size_t kLongCommand = 1000;
+constexpr std::size_t kLongText = 2000;
+
+std::string plural(std::size_t count, std::string_view one, std::string_view many) {
+  return fmt::format("{} {}", count, count == 1 ? one : many);
+}
+
+// "12,345,678"
+std::string grouped(std::uint64_t value) {
+  std::string out = std::to_string(value);
+  for (std::size_t at = out.size(); at > 3;) {
+    at -= 3;
+    out.insert(at, ",");
+  }
+  return out;
+}
+
+// "2026-11-21 09:30:00 UTC"; anything else as it is.
+std::string moment(std::string_view text) {
+  std::string out = shortened(text, 40);
+  if (out.size() != 20 || out[10] != 'T' || out[19] != 'Z') return out;
+  return out.substr(0, 10) + " " + out.substr(11, 8) + " UTC";
+}
+
+std::string cuda_text(int version) {
+  return version == 0 ? "none" : fmt::format("{}.{}", version / 1000, version % 1000 / 10);
+}
+
+std::string or_none(std::string_view text) {
+  return text.empty() ? "none" : shortened(text, kLongName);
+}
+
+std::string command_text(const ProcessRecord& process) {
+  std::string out;
+  for (const std::string& word : process.command) {
+    if (out.size() > 4 * kLongText) break;
+    out += (out.empty() ? "" : " ") + word;
+  }
+  return out;
+}
+
+// "and 12 more; `stasis inspect --json` shows all", if there are.
+void set_more(data& page, const std::string& name, std::size_t all, std::size_t shown) {
+  page.set("has_more_" + name, all > shown);
+  page.set("more_" + name, fmt::format("… and {} more; `stasis inspect --json` shows all.",
+                                       all - std::min(all, shown)));
+}
+
+// ---- Whether it can be restored
+
+std::string check_label(std::string_view id) {
+  constexpr std::pair<std::string_view, std::string_view> kLabels[] = {
+      {"driver", "The GPU driver fits"},
+      {"criu", "CRIU is there"},
+      {"gpus", "The GPUs fit and have room"},
+      {"host-memory", "The machine has the memory"},
+      {"process-numbers", "The process numbers are free"},
+      {"tcp-ports", "The TCP ports are free"},
+      {"files", "The files are all there and whole"},
+      {"checksums", "Every byte is as it was written"},
+      {"permissions", "This user may restore"}};
+  for (const auto& [known, label] : kLabels)
+    if (id == known) return std::string(label);
+  return std::string(id);
+}
+
+void set_checks(data& page, const ImageReport& image, bool verified) {
+  list checks;
+  std::size_t failed = 0;
+  for (const RestoreCheck& check : image.checks) {
+    failed += check.error ? 1 : 0;
+    data row;
+    row.set("id", std::string(check.id));
+    row.set("label", check_label(check.id));
+    row.set("class", check.error ? "bad" : "good");
+    row.set("mark", check.error ? "✗" : "✓");
+    row.set("state", check.error ? "in the way" : "fine");
+    list errors;
+    if (check.error) {
+      data error;
+      error.set("message", shortened(check.error->to_string(), kLongText));
+      error.set("code", std::string(error_code_name(check.error->code)));
+      error.set("has_remedy", !check.error->remedy.empty());
+      error.set("remedy", shortened(check.error->remedy, kLongText));
+      errors.push_back(error);
+    }
+    row.set("error", data(errors));
+    checks.push_back(row);
+  }
+  page.set("checks", data(checks));
+  page.set("verdict_class", failed == 0 ? "good" : "bad");
+  page.set("verdict_mark", failed == 0 ? "✓" : "✗");
+  page.set("verdict",
+           failed == 0 ? "Can be restored on this machine" : "Cannot be restored here, now");
+  page.set("verdict_more",
+           failed > 0 ? fmt::format("{} of {} stand in the way; what to do stands beside each.",
+                                    failed, plural(image.checks.size(), "check", "checks"))
+           : verified ? "Nothing known stands in the way, now. Every byte was read and compared."
+                      : "Nothing known stands in the way, now. The memory pages were not read; "
+                        "with --verify they are.");
+}
+
+// ---- Time and size
+
+std::string phase_meaning(std::string_view name) {
+  constexpr std::pair<std::string_view, std::string_view> kMeanings[] = {
+      {"lock", "GPU work in flight is waited for, and new work held back"},
+      {"checkpoint", "the driver moves the content of the GPU into the processes’ own memory"},
+      {"criu", "CRIU writes the processes, and with them what was on the GPU, into files"},
+      {"checksums", "every file gets a checksum, by which a restore finds damage"},
+      {"sync", "the files are brought to the disk, so that they survive a loss of power"}};
+  for (const auto& [known, meaning] : kMeanings)
+    if (name == known) return std::string(meaning);
+  return {};
+}
+
+void set_time(data& page, const Manifest& manifest) {
+  const std::vector<TimedPhase> phases = timed_phases(manifest.phases);
+  const double total = phases.empty() ? 0 : phases.back().start + phases.back().seconds;
+  list rows;
+  for (const TimedPhase& phase : phases) {
+    data row;
+    row.set("name", phase.name);
+    row.set("start", format_seconds(Seconds(phase.start)));
+    row.set("duration", format_seconds(Seconds(phase.seconds)));
+    row.set("share", percent_text(phase.seconds, total));
+    row.set("meaning", phase_meaning(phase.name));
+    rows.push_back(row);
+  }
+  page.set("has_phases", !phases.empty());
+  page.set("phases", data(rows));
+  page.set("phases_total", format_seconds(Seconds(total)));
+  page.set("timeline", draw_timeline(phases));
+  const auto longest = std::max_element(
+      phases.begin(), phases.end(),
+      [](const TimedPhase& a, const TimedPhase& b) { return a.seconds < b.seconds; });
+  page.set("time_lead",
+           longest == phases.end()
+               ? std::string()
+               : fmt::format("{} in {}; most of it, {}, in “{}”.", format_seconds(Seconds(total)),
+                             plural(phases.size(), "phase", "phases"),
+                             percent_text(longest->seconds, total), longest->name));
+}
+
+void set_size(data& page, const ImageReport& image) {
+  const Manifest& manifest = image.manifest;
+  const auto total = static_cast<double>(manifest.total_bytes);
+  list rows;
+  for (const ImagePart& part : image.parts) {
+    if (rows.size() == kMostRows) break;
+    data row;
+    row.set("name", shortened(part.what, kLongName));
+    row.set("size", format_bytes(part.bytes));
+    row.set("bytes", grouped(part.bytes));
+    row.set("share", percent_text(static_cast<double>(part.bytes), total));
+    rows.push_back(row);
+  }
+  set_more(page, "parts", image.parts.size(), rows.size());
+  page.set("parts", data(rows));
+  page.set("size_total", format_bytes(manifest.total_bytes));
+  page.set("bytes_total", grouped(manifest.total_bytes));
+  page.set("size_lead",
+           fmt::format("{} in {}{}. What was on the GPU is in the memory of its process.",
+                       format_bytes(manifest.total_bytes),
+                       plural(manifest.files.size(), "file", "files"),
+                       manifest.sync == SyncPolicy::kDisk
+                           ? ""
+                           : ", not synced to the disk when the dump ended (--sync none)"));
+  page.set("treemap", draw_treemap(image.parts));
+}
+
+// ---- Processes and GPUs
+
+data badge(std::string_view kind, const std::string& text) {
+  data out;
+  out.set("class", std::string(kind));
+  out.set("text", text);
+  return out;
+}
+
+data process_row(const ProcessRecord& process, bool too_deep) {
+  const std::string command = command_text(process);
+  const std::uint64_t bytes = gpu_bytes(process);
+  const std::string state =
+      process.cuda_state ? std::string(image_cuda_state_name(*process.cuda_state)) : "";
+  std::string ports;
+  for (const std::uint16_t port : process.tcp_ports) {
+    if (ports.size() > kLongName) {
+      ports += ", …";
+      break;
+    }
+    ports += fmt::format("{}{}", ports.empty() ? "" : ", ", port);
+  }
+  list badges;
+  if (too_deep) badges.push_back(badge("", fmt::format("child of {}", process.parent.value)));
+  if (process.cuda) badges.push_back(badge("cuda", "CUDA, " + state));
+  if (bytes > 0) badges.push_back(badge("cuda", format_bytes(bytes) + " on the GPU"));
+  if (!process.threads.empty())
+    badges.push_back(badge("", plural(process.threads.size() + 1, "thread", "threads")));
+  if (!ports.empty()) badges.push_back(badge("", "TCP " + ports));
+  data row;
+  row.set("pid", std::to_string(process.pid.value));
+  row.set("parent", process.parent.value == 0 ? "–" : std::to_string(process.parent.value));
+  row.set("command", command.empty() ? "(no command line)" : shortened(command, 160));
+  row.set("full_command", shortened(command, kLongCommand));
+  row.set("cuda", process.cuda ? state : "no");
+  row.set("gpu_memory", bytes > 0 ? format_bytes(bytes) : process.cuda ? "unknown" : "–");
+  row.set("threads", process.threads.empty() ? "–" : std::to_string(process.threads.size() + 1));
+  row.set("ports", ports.empty() ? "–" : ports);
+  row.set("badges", data(badges));
+  return row;
+}
+
+void set_processes(data& page, const Manifest& manifest) {
+  const std::vector<TreeLine> lines = tree_lines(manifest, kMostRows);
+  const auto depth_at = [&](std::size_t i) {
+    return i < lines.size() ? std::min(lines[i].depth, kDeepest) : 0;
+  };
+  list rows;
+  for (std::size_t i = 0; i < lines.size(); ++i) {
+    data row = process_row(*lines[i].process, lines[i].depth > kDeepest);
+    // The list of its children begins, or its own item ends, with those that it was the last of.
+    const std::size_t depth = depth_at(i);
+    const std::size_t next = depth_at(i + 1);
+    const bool opens = next > depth;
+    row.set("opens", opens);
+    row.set("closes_item", !opens);
+    row.set("closes", data(list(opens ? 0 : depth - next, data(true))));
+    rows.push_back(row);
+  }
+  set_more(page, "processes", manifest.processes.size(), rows.size());
+  page.set("tree", data(rows));
+  const auto cuda = static_cast<std::size_t>(
+      std::count_if(manifest.processes.begin(), manifest.processes.end(),
+                    [](const ProcessRecord& process) { return process.cuda; }));
+  page.set("processes_lead",
+           fmt::format("{}, {} with CUDA. A restore brings each back with the number it had.",
+                       plural(manifest.processes.size(), "process", "processes"), cuda));
+}
+
+void set_gpus(data& page, const Manifest& manifest) {
+  std::map<std::string_view, std::uint64_t> used;
+  for (const ProcessRecord& process : manifest.processes)
+    for (const GpuMemoryRecord& use : process.gpu_memory)
+      used[use.gpu_uuid] += use.bytes;
+  list rows;
+  for (const GpuRecord& gpu : manifest.gpus) {
+    if (rows.size() == kMostRows) break;
+    data row;
+    row.set("index", std::to_string(rows.size()));
+    row.set("name", shortened(gpu.name, kLongName));
+    row.set("memory", format_bytes(gpu.total_memory));
+    row.set("used", used.contains(gpu.uuid) ? format_bytes(used[gpu.uuid]) : "–");
+    row.set("pci", shortened(gpu.pci_bus_id, kLongName));
+    row.set("uuid", shortened(gpu.uuid, kLongName));
+    rows.push_back(row);
+  }
+  set_more(page, "gpus", manifest.gpus.size(), rows.size());
+  page.set("has_gpus", !manifest.gpus.empty());
+  page.set("gpus", data(rows));
+}
+
+// ---- The rest
+
+void set_machines(data& page, const ImageReport& image) {
+  const Manifest& there = image.manifest;
+  const MachineFacts& here = image.here;
+  const auto driver = [](const std::string& version, bool simulated) {
+    return simulated && version.find("simulated") == std::string::npos
+               ? or_none(version) + " (simulated GPU)"
+               : or_none(version);
+  };
+  const std::array<std::array<std::string, 3>, 6> facts = {
+      {{"Host", or_none(there.hostname), or_none(here.hostname)},
+       {"Kernel", or_none(there.kernel_release), or_none(here.kernel_release)},
+       {"Stasis", or_none(there.stasis_version), kVersion},
+       {"CRIU", criu_version_text(there.criu_version), or_none(here.criu_version)},
+       {"GPU driver", driver(there.driver_version, there.simulated),
+        driver(here.driver_version, here.simulated)},
+       {"CUDA", cuda_text(there.cuda_version), cuda_text(here.cuda_version)}}};
+  list rows;
+  for (const auto& [what, then, now] : facts) {
+    data row;
+    row.set("what", what);
+    row.set("there", then);
+    row.set("here", now);
+    row.set("differs", then != now);
+    rows.push_back(row);
+  }
+  page.set("machines", data(rows));
+  page.set("here_host", or_none(here.hostname));
+}
+
+void set_options(data& page, const CriuOptions& criu) {
+  const std::vector<std::string> words = options_used(criu);
+  list rows;
+  for (const std::string& word : words)
+    if (rows.size() < kMostRows) rows.push_back(data(shortened(word, kLongText)));
+  set_more(page, "options", words.size(), rows.size());
+  page.set("options", data(rows));
+}
+
+data log_row(const ShownLog& shown) {
+  data row;
+  row.set("name", shortened(shown.log.name, kLongName));
+  row.set("folder", shortened(shown.log.folder, kLongText));
+  row.set("changed", moment(utc_text(shown.log.changed)));
+  row.set("size", format_bytes(shown.log.bytes));
+  list errors;
+  list diagnoses;
+  std::string note;
+  if (!shown.content) {
+    note = "It cannot be read: " + shortened(shown.content.error().to_string(), kLongText);
+  } else {
+    for (const std::string& line : shown.content->errors)
+      errors.push_back(data(shortened(line, kLongText)));
+    if (const auto& diagnosis = shown.content->diagnosis) {
+      data one;
+      one.set("code", std::string(error_code_name(diagnosis->code)));
+      one.set("meaning", shortened(diagnosis->meaning, kLongText));
+      one.set("remedy", shortened(diagnosis->remedy, kLongText));
+      diagnoses.push_back(one);
+    } else if (errors.empty()) {
+      note = "No errors.";
+    }
+    if (shown.content->truncated)
+      note += note.empty() ? "Only its end was read." : " Only its end was read.";
+  }
+  row.set("has_note", !note.empty());
+  row.set("note", note);
+  row.set("has_errors", !errors.empty());
+  row.set("errors", data(errors));
+  row.set("diagnosis", data(diagnoses));
+  return row;
+}
+
+void set_logs(data& page, const Subject& subject) {
+  list rows;
+  for (const ShownLog& log : subject.logs)
+    if (rows.size() < kMostLogs) rows.push_back(log_row(log));
+  page.set("logs", data(rows));
+  page.set("logs_lead", subject.no_logs ? "The logs cannot be looked for: " +
+                                              shortened(subject.no_logs->to_string(), kLongText)
+                        : rows.empty() ? "There are no logs in or beside the image."
+                        : rows.size() < subject.logs.size()
+                            ? fmt::format("The newest {} of {} logs; `stasis logs` shows all.",
+                                          rows.size(), subject.logs.size())
+                            : "The logs in and beside the image, the newest first.");
+}
+
+data fact(std::string_view what, const std::string& figure, const std::string& more) {
+  data out;
+  out.set("what", std::string(what));
+  out.set("figure", figure);
+  out.set("more", more);
+  return out;
+}
+
+void set_facts(data& page, const ImageReport& image) {
+  const Manifest& manifest = image.manifest;
+  double seconds = 0;
+  for (const PhaseRecord& phase : manifest.phases)
+    seconds += phase.seconds;
+  std::uint64_t on_gpus = 0;
+  std::size_t cuda = 0;
+  for (const ProcessRecord& process : manifest.processes) {
+    on_gpus += gpu_bytes(process);
+    cuda += process.cuda ? 1 : 0;
+  }
+  list facts;
+  facts.push_back(fact("Size", format_bytes(manifest.total_bytes),
+                       "in " + plural(manifest.files.size(), "file", "files")));
+  facts.push_back(manifest.phases.empty()
+                      ? fact("Dump", "–", "no times recorded")
+                      : fact("Dump", format_seconds(Seconds(seconds)),
+                             "in " + plural(manifest.phases.size(), "phase", "phases")));
+  facts.push_back(fact("Processes", std::to_string(manifest.processes.size()),
+                       fmt::format("{} with CUDA", cuda)));
+  facts.push_back(fact("GPU memory", on_gpus > 0 ? format_bytes(on_gpus) : "–",
+                       on_gpus > 0 ? "held before the dump" : "not recorded"));
+  facts.push_back(fact("GPUs", std::to_string(manifest.gpus.size()),
+                       manifest.gpus.empty() ? "" : shortened(manifest.gpus.front().name, 40)));
+  const std::string made = moment(manifest.created);
+  facts.push_back(
+      fact("Made", made.substr(0, made.find(' ')),
+           fmt::format("{} on {}",
+                       made.find(' ') == std::string::npos ? "" : made.substr(made.find(' ') + 1),
+                       shortened(manifest.hostname, 60))));
+  page.set("facts", data(facts));
+}
+
+}  // namespace
+
+std::string render_page(const Subject& subject) {
+  const ImageReport& image = subject.image;
+  data page;
+  page.set("css", kPageCss);
+  page.set("nonce", subject.nonce);
+  page.set("own_version", kVersion);
+  page.set("made", moment(subject.made));
+  const std::string name = image.path.substr(image.path.rfind('/') + 1);
+  page.set("name", shortened(name.empty() ? image.path : name, kLongName));
+  page.set("path", shortened(image.path, kLongText));
+  page.set("simulated", image.manifest.simulated);
+  page.set("root_pid", std::to_string(image.manifest.root.value));
+  page.set("root_command", "");
+  for (const ProcessRecord& process : image.manifest.processes)
+    if (process.pid == image.manifest.root)
+      page.set("root_command", shortened(command_text(process), 200));
+  set_facts(page, image);
+  set_checks(page, image, subject.verified);
+  set_time(page, image.manifest);
+  set_size(page, image);
+  set_processes(page, image.manifest);
+  set_gpus(page, image.manifest);
+  set_machines(page, image);
+  set_options(page, image.manifest.criu_options);
+  set_logs(page, subject);
+  return kainjow::mustache::mustache(kPageHtml).render(page);
+}
+
+}  // namespace stasis::report

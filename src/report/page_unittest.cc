@@ -1,0 +1,193 @@
+#include "report/page.h"
+
+#include <regex>
+#include <string>
+#include <string_view>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include "page_files.h"
+#include "report/drawings.h"
+
+namespace stasis::report {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+constexpr const char* kNonce = "0123456789abcdef";
+
+ImageReport small_image() {
+  ImageReport out;
+  out.path = "/images/job";
+  Manifest& m = out.manifest;
+  m.stasis_version = "0.1.0";
+  m.created = "2026-11-21T09:30:00Z";
+  m.hostname = "node7";
+  m.kernel_release = "6.1.0";
+  m.criu_version = 40201;
+  m.driver_version = "580.159.04";
+  m.cuda_version = 13000;
+  m.gpus = {{"GPU-1", "H100", 80ULL << 30, "00000000:18:00.0"}};
+  m.root = Pid{100};
+  ProcessRecord root{Pid{100},
+                     Pid{0},
+                     {"python3", "train.py"},
+                     true,
+                     ImageCudaState::kRunning,
+                     {{"GPU-1", 2ULL << 30}}};
+  m.processes = {root, {Pid{101}, Pid{100}, {"loader"}, false, {}, {}}};
+  m.phases = {{"lock", 0.01}, {"checkpoint", 0.6}, {"criu", 0.3}};
+  m.files = {{"criu/pages-1.img", 900, ""}, {"criu/core-100.img", 100, ""}};
+  m.total_bytes = 1000;
+  out.parts = {{ImagePart::Kind::kProcessMemory, "memory of process 100", 900},
+               {ImagePart::Kind::kElse, "all else", 100}};
+  out.checks = {{"criu", {}}, {"driver", {}}};
+  return out;
+}
+
+std::string page_of(const ImageReport& image) {
+  return render_page({image, false, {}, {}, "2026-11-22T00:00:00Z", kNonce});
+}
+
+std::size_t count(const std::string& text, std::string_view what) {
+  std::size_t out = 0;
+  for (std::size_t at = text.find(what); at != std::string::npos; at = text.find(what, at + 1))
+    ++out;
+  return out;
+}
+
+// What is left of the page's own tags, attributes and text when an image says `hostile` wherever it
+// can say anything.
+std::string page_saying(const std::string& hostile) {
+  ImageReport image = small_image();
+  Manifest& m = image.manifest;
+  image.path = "/images/" + hostile;
+  m.stasis_version = m.created = m.hostname = m.kernel_release = m.driver_version = hostile;
+  m.gpus[0] = {hostile, hostile, 1, hostile};
+  m.processes[0].command = {hostile, hostile};
+  m.processes[0].gpu_memory[0].gpu_uuid = hostile;
+  m.phases[0].name = hostile;
+  m.criu_options.external = {hostile};
+  m.criu_options.lsm_profile = hostile;
+  image.here = {hostile, hostile, hostile, hostile, 13000, false};
+  // Too small for a label, which depends on the length of the name.
+  image.parts[0].bytes = 999;
+  image.parts[1] = {ImagePart::Kind::kElse, hostile, 1};
+  image.checks.push_back({"files", Error{ErrorCode::kImageCorrupt, hostile, hostile, {}, {}}});
+  Subject subject{image, false, {}, {}, "now", kNonce};
+  CriuLog log;
+  log.errors = {hostile};
+  log.diagnosis = CriuDiagnosis{ErrorCode::kCriuFailed, hostile, hostile, hostile};
+  subject.logs.push_back({ImageLog{hostile, hostile, {}, 1}, log});
+  return render_page(subject);
+}
+
+TEST(Page, SaysWhatTheImageHolds) {
+  const std::string page = page_of(small_image());
+  for (const char* words : {"python3 train.py", "node7", "Can be restored on this machine",
+                            "memory of process 100", "2026-11-21", "00000000:18:00.0", "580.159.04",
+                            "--ghost-limit", "90.0 %", "600 ms", "13.0"})
+    EXPECT_THAT(page, HasSubstr(words));
+  EXPECT_THAT(page, Not(HasSubstr("Simulated GPU")));
+  // Each of both drawings is there for wide and for narrow pages.
+  EXPECT_EQ(count(page, "class=\"row\""), 2 * 3);
+  EXPECT_EQ(count(page, "class=\"tile\""), 2 * 2);
+  EXPECT_THAT(page, Not(HasSubstr("{{")));
+}
+
+TEST(Page, SaysWhatStandsInTheWay) {
+  ImageReport image = small_image();
+  image.manifest.simulated = true;
+  image.checks.push_back(
+      {"process-numbers", Error{ErrorCode::kPidInUse, "number 100 is taken", "end it", {}, {}}});
+  const std::string page = page_of(image);
+  EXPECT_THAT(page, HasSubstr("Cannot be restored here, now"));
+  EXPECT_THAT(page, HasSubstr("1 of 3 checks"));
+  EXPECT_THAT(page, HasSubstr("number 100 is taken"));
+  EXPECT_THAT(page, HasSubstr("end it"));
+  EXPECT_THAT(page, HasSubstr("pid-in-use"));
+  EXPECT_THAT(page, HasSubstr("Simulated GPU."));
+}
+
+// A page may load nothing and run nothing, and its template puts nothing into it unescaped.
+TEST(Page, IsOnePageWithoutScripts) {
+  const std::string html = kPageHtml;
+  EXPECT_THAT(html, HasSubstr("default-src 'none'; style-src 'nonce-{{nonce}}'"));
+  EXPECT_THAT(html, Not(HasSubstr("{{{")));
+  EXPECT_THAT(html, Not(HasSubstr("{{&")));
+  EXPECT_EQ(count(html, "{{>"), 1U) << "only the style sheet of our own";
+  for (const char* word :
+       {"<script", " style=", "src=", "url(", "@import", "http:", "https:", "//"})
+    EXPECT_THAT(html + kPageCss, Not(HasSubstr(word)));
+  // Only links within it.
+  EXPECT_EQ(count(html, "href="), count(html, "href=\"#"));
+}
+
+TEST(Page, EscapesWhateverAnImageSays) {
+  const std::string hostile =
+      "</style></script><script>alert(1)</script><img src=x onerror=alert(1)>\" "
+      "onfocus=\"alert(1)\" "
+      "' x='{{nonce}}{{{css}}}{{#tree}}&lt;\x01\x1b[2J\x7f\xff\xc2\x9b\xe2\x80\xae\n--><!--";
+  const std::string page = page_saying(hostile);
+  const std::string harmless = page_saying("harmless");
+  // Not one tag, attribute or comment more than a harmless image's page has.
+  for (const char* what : {"<", ">", "\""})
+    EXPECT_EQ(count(page, what), count(harmless, what)) << what;
+  EXPECT_EQ(count(page, kNonce), 2U) << "a template in a name is not filled in";
+  EXPECT_THAT(page, Not(HasSubstr("<script")));
+  for (const char* what : {"\x01", "\x1b", "\x7f", "\xff", "\xc2\x9b", "\xe2\x80\xae"})
+    EXPECT_THAT(page, Not(HasSubstr(what)));
+  EXPECT_THAT(page, HasSubstr("&lt;script&gt;alert(1)&lt;/script&gt;"));
+}
+
+RC_GTEST_PROP(Page, HasTheSameTagsWhateverAnImageSays, (const std::string& hostile)) {
+  static const std::string harmless = page_saying("harmless");
+  const std::string page = page_saying("x" + hostile);
+  for (const char* what : {"<", ">", "\""})
+    RC_ASSERT(count(page, what) == count(harmless, what));
+  for (const char c : page)
+    RC_ASSERT(static_cast<unsigned char>(c) >= 0x20 || c == '\n');
+}
+
+TEST(Page, StaysReadableWhateverTheSize) {
+  ImageReport image = small_image();
+  Manifest& m = image.manifest;
+  for (int i = 0; i < 30000; ++i)
+    m.processes.push_back({Pid{1000 + i}, Pid{i == 0 ? 100 : 999 + i}, {"deep"}, false, {}, {}});
+  m.processes.push_back({Pid{70000}, Pid{70001}, {"a circle"}, false, {}, {}});
+  m.processes.push_back({Pid{70001}, Pid{70000}, {"a circle"}, false, {}, {}});
+  m.processes[0].command = {std::string(1 << 20, 'x')};
+  for (int i = 0; i < 253; ++i)
+    m.phases.push_back({std::string(65536, 'p'), 9007199254.740991});
+  for (unsigned i = 0; i < 60000; ++i)
+    image.parts.push_back({ImagePart::Kind::kProcessMemory, "memory of process", i});
+  m.criu_options.external.assign(4096, std::string(65536, 'e'));
+  const std::string page = page_of(image);
+  EXPECT_LT(page.size(), 3U << 20);
+  EXPECT_EQ(count(page, "class=\"row\""), 2 * kMostDrawn);
+  EXPECT_EQ(count(page, "class=\"tile\""), 2 * kMostDrawn);
+  EXPECT_THAT(page, HasSubstr("smaller parts"));
+  EXPECT_EQ(count(page, "<ul"), count(page, "</ul>"));
+  EXPECT_EQ(count(page, "<li>"), count(page, "</li>"));
+  EXPECT_THAT(page, HasSubstr("child of 1011<")) << "where a list in a list would be too deep";
+  EXPECT_THAT(page, HasSubstr("more; `stasis inspect --json` shows all."));
+}
+
+TEST(Page, AnImageWithoutTimesOrSizesHasNoDrawings) {
+  ImageReport image = small_image();
+  image.manifest.phases.clear();
+  image.parts = {{ImagePart::Kind::kElse, "all else", 0}};
+  image.manifest.total_bytes = 0;
+  image.manifest.gpus.clear();
+  const std::string page = page_of(image);
+  EXPECT_EQ(count(page, "<svg class=\"drawing"), 0U);
+  EXPECT_THAT(page, HasSubstr("The image does not say."));
+  image.manifest.phases = {{"lock", 0}};
+  EXPECT_THAT(page_of(image), Not(HasSubstr("nan")));
+}
+
+}  // namespace
+}  // namespace stasis::report
