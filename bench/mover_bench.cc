@@ -242,7 +242,9 @@ class Bench {
       RemoteMemory memory(pid_, pidfd_, ask('h'), settings_.total());
       const auto faulting = Clock::now();
       need(memory.fault_in(c.threads, never_));
-      keep_best(row, "fault_in", rate(settings_.total(), since(faulting)));
+      const double faulted = rate(settings_.total(), since(faulting));
+      if (round == 0) row["fault_in_first"] = faulted;  // may be memory that the machine never used
+      keep_best(row, "fault_in", faulted);
       const CopyReport out = need(mover.copy_out(exported(), memory, never_, deadline()));
       keep_best(row, "out", rate(out));
       row["out_map_s"] = out.map_seconds.count();
@@ -253,6 +255,7 @@ class Bench {
       if (ask('v') != 1) die("what came back is wrong");
     }
     row["ceiling_in"] = rate(need(mover.copy_in(exported(), nowhere, never_, deadline())));
+    if (process) process->end();  // so that its context is gone before the next one comes
     return row;
   }
 
