@@ -46,7 +46,7 @@ class Channel {
   static Result<std::pair<Channel, Channel>> pair();
 
   // The descriptors stay the caller's. kProcessGone if the other end is gone.
-  Result<void> send(std::span<const std::byte> message,
+  Result<void> send(std::span<const std::byte> bytes,
                     std::span<const UniqueFd> descriptors = {}) const;
   template <class T>
   Result<void> send_value(const T& value, std::span<const UniqueFd> descriptors = {}) const {

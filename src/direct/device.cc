@@ -84,7 +84,7 @@ Imported::~Imported() {
 }
 
 Result<Mapping> Mapping::make(const DeviceCalls& calls, const Device& device,
-                              std::vector<Imported> in_order, Stop& stop) {
+                              const std::vector<Imported>& in_order, Stop& stop) {
   Mapping mapping(calls, device);
   if (auto current = device.make_current(); !current)
     return stasis::fail(std::move(current.error()));

@@ -74,9 +74,9 @@ class Imported {
 // which it keeps the memory alive: until it is released, no process's release frees it.
 class Mapping {
  public:
-  // The handles are given back at once, the mapping is enough.
+  // What was imported may be given back afterwards: the mapping is enough.
   static Result<Mapping> make(const DeviceCalls& calls, const Device& device,
-                              std::vector<Imported> in_order, Stop& stop);
+                              const std::vector<Imported>& in_order, Stop& stop);
   Mapping(Mapping&& other) noexcept
       : calls_(other.calls_),
         device_(other.device_),

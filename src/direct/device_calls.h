@@ -12,9 +12,9 @@
 namespace stasis::direct {
 
 struct DeviceCalls {
-  // The library is the one that load_driver() takes. kDriverMissing; kDriverUnsupported if it lacks
-  // a call.
-  static Result<DeviceCalls> load(const std::string& library = {});
+  // The library is the one that load_driver() takes for this name. kDriverMissing;
+  // kDriverUnsupported if it lacks a call.
+  static Result<DeviceCalls> load(const std::string& name = {});
 
   // What `call`, a function of the driver, answered while we did `what` ("import the memory of
   // ...").

@@ -49,13 +49,6 @@ struct Mover::State {
 
   explicit State(const MoverOptions& o, DeviceCalls c, Ring r)
       : options(o), calls(c), ring(std::move(r)) {}
-  ~State() {
-    if (!unusable) return;
-    // Nothing of it may be freed, nor be waited for, as closing a context would.
-    new Ring(std::move(ring));
-    for (auto& [ordinal, device] : devices)
-      new Device(std::move(device));
-  }
 
   unsigned threads_for(std::size_t gpus) const {
     if (options.threads != 0) return options.threads;
@@ -136,7 +129,11 @@ void see_every_gpu() { (void)::unsetenv("CUDA_VISIBLE_DEVICES"); }
 
 Mover::Mover(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Mover::Mover(Mover&&) noexcept = default;
-Mover::~Mover() = default;
+Mover::~Mover() {
+  // A copy still goes to the ring: nothing may be freed, nor be waited for, as closing a context
+  // would. It stays until the process ends.
+  if (state_ && state_->unusable) (void)state_.release();
+}
 const Ring& Mover::ring() const { return state_->ring; }
 
 Result<Mover> Mover::prepare(const MoverOptions& options, std::span<const GpuUuid> gpus,
@@ -238,7 +235,7 @@ Result<CopyReport> Mover::copy(bool out, std::vector<Segment> segments, const Co
       total += segment.bytes;
     }
     report.bytes += total;
-    auto mapping = Mapping::make(state_->calls, device, std::move(list), stop);
+    auto mapping = Mapping::make(state_->calls, device, list, stop);
     if (!mapping) return stasis::fail(std::move(mapping.error()));
     const std::uint64_t load = load_size(total, shares->threads, shares->buffer_bytes);
     parts.push_back({&device, mapping->base(), loads_of(stretches, load)});

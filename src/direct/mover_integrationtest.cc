@@ -10,8 +10,8 @@
 #include <gtest/gtest.h>
 
 #include "direct/mover_process.h"
-#include "direct/mover_test_target.h"
 #include "direct/remote_memory.h"
+#include "tests/fakes/mover_target.h"
 
 namespace stasis::direct {
 namespace {
@@ -57,7 +57,7 @@ class Memory final : public Content {
 };
 
 class MoverTest : public testing::Test {
- protected:
+ public:
   MoverTest() {
     std::string name = (std::filesystem::temp_directory_path() / "stasis-mover-XXXXXX").string();
     dir_ = ::mkdtemp(name.data());

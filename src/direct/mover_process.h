@@ -3,7 +3,7 @@
 //
 // The other process has the GPUs and the ring, which both map. For each of its copying threads one
 // thread here serves the Content, so any Content will do and knows nothing of it. Owns that
-// process, which ends with this one however it ends. docs in mover.h otherwise. Not thread-safe.
+// process, which ends with this one however that ends. Otherwise as mover.h says. Not thread-safe.
 #pragma once
 
 #include <optional>
@@ -46,8 +46,8 @@ class MoverProcess final : public MemoryMover {
   // The next message, or what went wrong with the process, which has ended then.
   Result<Channel::Message> answer(Stop& stop, std::chrono::milliseconds patience);
   tl::unexpected<Error> lost(std::string message);
-  // While the process copies: serves `content` over each of `channels`, and waits for the end.
-  Result<CopyReport> serve(std::vector<UniqueFd> channels, Content& content, Stop& stop);
+  // While the process copies: serves `content` over each of `sockets`, and waits for the end.
+  Result<CopyReport> serve(std::vector<UniqueFd> sockets, Content& content, Stop& stop);
 
   HelperProcess helper_;
   HostMapping ring_;

@@ -3,7 +3,7 @@
 //
 // The segments of a GPU are mapped one behind the other in the order of their content, so that any
 // part of the mapped range is one copy, however small the segments are: a thousand of 2 MiB cost
-// 64 copies of 32 MiB. Only the Content sees where a stretch crosses a hole of the content. Pure
+// 64 copies of 32 MiB. Only the Content sees where a load crosses a hole of the content. Pure
 // computing.
 #pragma once
 

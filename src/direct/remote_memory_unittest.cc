@@ -129,9 +129,9 @@ TEST(RemoteMemory, SaysWhereAHoleIs) {
   while (first[0] != std::byte{'x'})
     ASSERT_TRUE(memory.read(0, first));
   std::vector<std::byte> bytes(2 * kMiB);
+  const std::uint64_t hole = region.address() + kMiB;
   char where[32];
-  std::snprintf(where, sizeof where, "%#llx",
-                static_cast<unsigned long long>(region.address() + kMiB));
+  std::snprintf(where, sizeof where, "%#lx", static_cast<unsigned long>(hole));
   for (const auto& result :
        {memory.write(0, bytes), memory.read(0, bytes), memory.fault_in(2, Interrupt{})}) {
     ASSERT_FALSE(result);

@@ -23,13 +23,13 @@ tl::expected<Library, std::string> Library::load(const std::string& name) {
   return Library(handle, std::move(path));
 }
 
-Result<DriverLibrary> load_driver_library(const std::string& given) {
+Result<DriverLibrary> load_driver_library(const std::string& name) {
   const char* from_environment = std::getenv("STASIS_LIBCUDA");
-  std::string name = given;
-  if (name.empty() && from_environment != nullptr) name = from_environment;
-  const bool named = !name.empty();
-  if (!named) name = "libcuda.so.1";
-  auto library = Library::load(name);
+  std::string file = name;
+  if (file.empty() && from_environment != nullptr) file = from_environment;
+  const bool named = !file.empty();
+  if (!named) file = "libcuda.so.1";
+  auto library = Library::load(file);
   if (!library) {
     return fail(ErrorCode::kDriverMissing, "cannot load the CUDA driver: " + library.error(),
                 named ? "check the file that STASIS_LIBCUDA names"
