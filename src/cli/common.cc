@@ -33,7 +33,11 @@ Result<std::unique_ptr<Driver>> Context::load_bounded_driver() {
 }
 
 Environment Context::environment(Driver& driver) {
-  return {driver, interrupt, terminal, [this](const std::string& text) { terminal.note(text); },
+  return {driver, interrupt, terminal,
+          [this](const std::string& text) {
+            terminal.note(text);
+            notes.push_back(text);
+          },
           [this](std::span<const GpuUuid> gpus, std::uint64_t bytes) {
             return make_mover(gpus, bytes);
           }};
@@ -55,7 +59,8 @@ Result<std::shared_ptr<direct::MemoryMover>> Context::make_mover(std::span<const
   return mover;
 }
 
-void Context::print(const nlohmann::json& object) const {
+void Context::print(nlohmann::json object) const {
+  if (!notes.empty()) object["notes"] = notes;
   // What a program calls itself need not be UTF-8, and may hold what a terminal obeys: so ASCII.
   terminal.out_block(object.dump(2, ' ', true, json::error_handler_t::replace));
 }

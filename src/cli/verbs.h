@@ -6,6 +6,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
@@ -26,6 +27,8 @@ struct Context {
   Interrupt& interrupt;
   bool json = false;
   int verbose = 0;
+  // What an operation had to say besides, for --json, which prints no notes.
+  std::vector<std::string> notes = {};
   // Idle until the direct path needs it; null if it could not be started.
   std::shared_ptr<direct::MoverProcess> mover = nullptr;
   // None: the driver's calls may take for ever.
@@ -41,7 +44,7 @@ struct Context {
   Result<std::shared_ptr<direct::MemoryMover>> make_mover(std::span<const GpuUuid> gpus,
                                                           std::uint64_t bytes);
   // The result, with --json.
-  void print(const nlohmann::json& object) const;
+  void print(nlohmann::json object) const;
 };
 
 // An exit status, or an error that main() prints and turns into one.

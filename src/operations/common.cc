@@ -281,9 +281,7 @@ void settle(Driver& driver, std::span<const JournalTarget> targets) {
 Result<void> quiesce(const Environment& env, OpenedGroup& opened, std::chrono::milliseconds timeout,
                      bool ignore_obstacles, bool for_dump, Phases& phases) {
   Group& group = opened.group;
-  phases.begin("move out");
-  if (auto moved = opened.direct.move_out(env, group, timeout); !moved) return moved;
-  if (opened.direct.size() == 0) phases.drop();
+  if (auto moved = opened.direct.move_out(env, group, timeout, phases); !moved) return moved;
   for (;;) {
     phases.begin("lock");
     auto done = group.lock(timeout, env.interrupt);

@@ -13,41 +13,13 @@
 #include "driver/gpu_plan.h"
 #include "operations/direct_path.h"
 #include "operations/operations.h"
+#include "operations/phases.h"
 
 namespace stasis {
 
 // What a CUDA context takes on an H100 (driver 580: 520-620 MB) counts as GPU memory in use, and is
 // not in the image.
 inline constexpr std::uint64_t kContextBytes = 640ULL << 20;
-
-// Measures phases one after the other.
-class Phases {
- public:
-  // Ends the phase before, if any, and begins the next.
-  void begin(std::string name) {
-    end();
-    name_ = std::move(name);
-    start_ = Clock::now();
-  }
-  void end() {
-    if (name_.empty()) return;
-    done_.push_back({std::exchange(name_, {}), since(start_).count()});
-  }
-  // What was begun last did not take place.
-  void drop() { name_.clear(); }
-  std::vector<PhaseRecord> take() {
-    end();
-    return std::move(done_);
-  }
-  const std::vector<PhaseRecord>& done() const { return done_; }
-  Seconds total() const { return since(first_); }
-
- private:
-  Clock::time_point first_ = Clock::now();
-  Clock::time_point start_;
-  std::string name_;
-  std::vector<PhaseRecord> done_;
-};
 
 // Enters the tree below `root` into the journal and opens it; the group keeps the journal up to
 // date as it grows. The states are asked for once nobody else can be at work on the tree; a process
@@ -81,8 +53,8 @@ Result<void> wait_for_criu(const Environment& env, const JournalRecord& record);
 // Moves the memory of those out that have the agent, then locks and checkpoints the whole tree,
 // until no process of it is left that uses the GPU. What
 // processes without CUDA have inherited of it is replaced; `for_dump`: a failure of that is one,
-// otherwise it is told. The phases are "move out", where there is something
-// to move, "lock" and "checkpoint".
+// otherwise it is told. The phases are those of DirectPath::move_out(),
+// "lock" and "checkpoint".
 Result<void> quiesce(const Environment& env, OpenedGroup& opened, std::chrono::milliseconds timeout,
                      bool ignore_obstacles, bool for_dump, Phases& phases);
 

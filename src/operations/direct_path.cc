@@ -118,15 +118,17 @@ Result<void> DirectPath::prepare(const Environment& env, Group& group) {
   for (const auto& [pid, uses] : group.gpu_use())
     for (const GpuUse& use : uses)
       if (std::find(gpus.begin(), gpus.end(), use.gpu) == gpus.end()) gpus.push_back(use.gpu);
-  // The mover begins in its own process while memory is touched here.
-  auto mover = env.mover(gpus, bytes());
-  if (!mover) return fail(std::move(mover.error()));
-  mover_ = std::move(*mover);
+  // A context takes as long as touching gigabytes, so both at once.
+  coming_ = std::async(std::launch::async, env.mover, gpus, bytes());
   for (auto& agent : agents_) {
     direct::RemoteMemory buffer(agent.pid(), agent.pidfd(), agent.buffer_address(), agent.bytes());
-    if (auto done = buffer.fault_in(0, env.interrupt); !done) return done;
+    auto done = buffer.fault_in(0, env.interrupt);
+    if (!done && worst) worst = std::move(done);
   }
-  return {};
+  auto mover = take_mover(env, gpus, bytes());
+  if (!mover) return fail(std::move(mover.error()));
+  mover_ = std::move(*mover);
+  return worst;
 }
 
 Result<void> DirectPath::close_all(const Environment& env, milliseconds timeout) {
@@ -187,7 +189,25 @@ Result<void> DirectPath::copy(const Environment& env, bool out) {
   return {};
 }
 
-Result<void> DirectPath::move_out(const Environment& env, Group& group, milliseconds timeout) {
+DirectPath::MoverResult DirectPath::take_mover(const Environment& env,
+                                               std::span<const GpuUuid> gpus,
+                                               std::uint64_t bytes) {
+  return coming_.valid() ? coming_.get() : env.mover(gpus, bytes);
+}
+
+void DirectPath::get_ready(const Environment& env, const std::vector<const Process*>& processes) {
+  if (!env.mover) return;
+  std::uint64_t sum = 0;
+  for (const Process* process : processes) {
+    auto agent = AgentClient::find(process->pid(), process->pidfd());
+    if (agent && *agent && is_away((*agent)->state())) sum += (*agent)->bytes();
+  }
+  if (sum == 0) return;
+  coming_ = std::async(std::launch::async, env.mover, std::span<const GpuUuid>(), sum);
+}
+
+Result<void> DirectPath::move_out(const Environment& env, Group& group, milliseconds timeout,
+                                  Phases& phases) {
   if (!env.mover) return {};
   std::vector<const Process*> running;
   for (const GroupMember& member : group.members())
@@ -201,12 +221,16 @@ Result<void> DirectPath::move_out(const Environment& env, Group& group, millisec
   };
   if (auto found = find(env, running, false); !found) return give_up(std::move(found.error()));
   if (agents_.empty()) return {};
+  phases.begin("prepare");
   auto done = prepare(env, group);
   if (done && agents_.empty()) return {};
+  phases.begin("close");
   if (done) done = close_all(env, timeout);
+  phases.begin("copy out");
   if (done) done = copy(env, true);
   if (done) done = env.interrupt.check();
   if (!done) return give_up(std::move(done.error()));
+  phases.begin("empty");
   for (auto& agent : agents_)
     agent.begin(AgentCommand::kEmpty, 0);
   for (auto& agent : agents_) {
@@ -220,12 +244,13 @@ Result<void> DirectPath::move_out(const Environment& env, Group& group, millisec
 }
 
 Result<std::uint64_t> DirectPath::move_in(const Environment& env,
-                                          std::vector<const Process*> processes) {
+                                          std::vector<const Process*> processes, Phases& phases) {
   agents_.clear();
   if (auto found = find(env, std::move(processes), true); !found)
     return fail(std::move(found.error()));
   if (agents_.empty()) return 0;
   const std::uint64_t moved = bytes();
+  phases.begin("refill");
   for (auto& agent : agents_) {
     const bool empty = agent.state() == AgentState::kHeld || agent.state() == AgentState::kEmptied;
     agent.begin(empty ? AgentCommand::kRefill : AgentCommand::kNone, 0);
@@ -240,8 +265,9 @@ Result<std::uint64_t> DirectPath::move_in(const Environment& env,
     dismiss();
     return fail(std::move(done.error()));
   }
+  phases.begin("copy in");
   if (!mover_ && env.mover) {
-    auto mover = env.mover({}, moved);
+    auto mover = take_mover(env, {}, moved);
     if (mover)
       mover_ = std::move(*mover);
     else
@@ -254,6 +280,7 @@ Result<std::uint64_t> DirectPath::move_in(const Environment& env,
     if (!alone) return fail(std::move(alone.error()));
     return moved;
   }
+  phases.begin("open");
   for (auto& agent : agents_)
     agent.begin(AgentCommand::kOpen, 0);
   for (auto& agent : agents_) {

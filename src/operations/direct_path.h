@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <future>
 #include <memory>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include "direct/agent_client.h"
 #include "direct/mover.h"
 #include "operations/operations.h"
+#include "operations/phases.h"
 
 namespace stasis {
 
@@ -35,12 +37,18 @@ class DirectPath {
   // leave. Where that cannot be, it says so and leaves all to the driver: no failure. An error is
   // one that the driver's lock would end in as well: kTimeout, kInterrupted, kProcessGone,
   // kOutOfHostMemory; then everybody runs again. `forced`: what cannot be is a failure.
-  Result<void> move_out(const Environment& env, Group& group, std::chrono::milliseconds timeout);
+  // The phases are "prepare", during which the processes run, "close", "copy out" and "empty".
+  Result<void> move_out(const Environment& env, Group& group, std::chrono::milliseconds timeout,
+                        Phases& phases);
   // Brings the memory of every process of the group back whose agent says that it is away, and lets
   // it go on. To be called when the driver has restored and unlocked them. kOutOfGpuMemory leaves
   // all as it is; by the agents alone if there is no mover, which is slower.
-  // Returns the bytes.
-  Result<std::uint64_t> move_in(const Environment& env, std::vector<const Process*> processes);
+  // Returns the bytes. The phases are "refill", "copy in" and "open".
+  Result<std::uint64_t> move_in(const Environment& env, std::vector<const Process*> processes,
+                                Phases& phases);
+  // Begins to prepare a mover for what of these is away, in a thread of its own, so that it is ready
+  // when move_in() needs it.
+  void get_ready(const Environment& env, const std::vector<const Process*>& processes);
 
   // Everybody runs on with its memory. kNotRolledBack names who does not.
   Result<void> roll_back();
@@ -54,6 +62,11 @@ class DirectPath {
   Result<void> copy(const Environment& env, bool out);
 
   std::vector<direct::AgentClient> agents_;
+  using MoverResult = Result<std::shared_ptr<direct::MemoryMover>>;
+  // What was begun, or what `env` gives now.
+  MoverResult take_mover(const Environment& env, std::span<const GpuUuid> gpus, std::uint64_t bytes);
+
+  std::future<MoverResult> coming_;
   std::shared_ptr<direct::MemoryMover> mover_;
 };
 

@@ -275,11 +275,11 @@ Result<void> refuse_undumpable(const std::vector<GroupMember>& members, const Cr
 }
 
 // After a dump that lets the tree run on.
-Result<void> go_on_with_memory(const Environment& env, OpenedGroup& opened) {
+Result<void> go_on_with_memory(const Environment& env, OpenedGroup& opened, Phases& phases) {
   std::vector<const Process*> processes;
   for (const GroupMember& member : opened.group.members())
     if (member.initial == CudaState::kRunning) processes.push_back(&member.process);
-  auto moved = opened.direct.move_in(env, std::move(processes));
+  auto moved = opened.direct.move_in(env, std::move(processes), phases);
   if (!moved) return fail(std::move(moved.error()));
   return {};
 }
@@ -413,7 +413,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
       forget_suspended(member.process);
   } else if (options.after == AfterDump::kRunning) {
     auto back = group.roll_back();
-    if (back) back = go_on_with_memory(env, *opened);
+    if (back) back = go_on_with_memory(env, *opened, phases);
     if (!back) {
       return fail(
           std::move(back.error()).within("the image " + writer->final_path() + " is complete"));

@@ -79,7 +79,8 @@ Result<std::optional<ProcessReport>> recover_target(const Environment& env,
   if (!done) return fail(std::move(done.error()));
   if (target.initial == CudaState::kRunning) {
     forget_suspended(*process);
-    auto moved = DirectPath().move_in(env, {&*process});
+    Phases phases;
+    auto moved = DirectPath().move_in(env, {&*process}, phases);
     if (!moved) return fail(std::move(moved.error()));
   }
   return report_process(*process, true, 0);

@@ -47,8 +47,8 @@ Error could_not_end(const Error& why, Pid root) {
 }
 
 // Those that were suspended by the direct path have their GPU memory in their own.
-Result<std::uint64_t> move_in_restored(const Environment& env, const RestoredJob& job,
-                                       std::span<const JournalTarget> targets) {
+std::vector<const Process*> running_processes(const RestoredJob& job,
+                                              std::span<const JournalTarget> targets) {
   std::vector<const Process*> running;
   for (const auto& process : job.processes()) {
     if (!process) continue;
@@ -57,7 +57,7 @@ Result<std::uint64_t> move_in_restored(const Environment& env, const RestoredJob
     });
     if (runs) running.push_back(&*process);
   }
-  return DirectPath().move_in(env, std::move(running));
+  return running;
 }
 
 }  // namespace
@@ -172,19 +172,19 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   job.adopt(std::move(*restored));
   (void)log->save(*image);
 
+  DirectPath direct;
   auto done = fault(FaultPoint::kRestoreAdopted);
   if (done) done = env.interrupt.check();
   if (done) {
     phases.begin("restore");
+    if (!options.leave_suspended) direct.get_ready(env, running_processes(job, targets));
     done = job.bring_back(targets, *pairs, env.progress);
   }
   std::uint64_t direct_bytes = 0;
   if (done && !options.leave_suspended) {
-    phases.begin("move in");
-    auto moved = move_in_restored(env, job, targets);
+    auto moved = direct.move_in(env, running_processes(job, targets), phases);
     if (moved) direct_bytes = *moved;
     if (!moved) done = fail(std::move(moved.error()));
-    if (direct_bytes == 0) phases.drop();
   }
   if (done) done = fault(FaultPoint::kRestoreBack);
   phases.end();

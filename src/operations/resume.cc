@@ -32,6 +32,13 @@ Result<std::vector<GpuPair>> check_and_plan(const Environment& env, const Group&
   return pairs;
 }
 
+std::vector<const Process*> cuda_processes(const Group& group) {
+  std::vector<const Process*> processes;
+  for (const GroupMember& member : group.members())
+    if (member.initial) processes.push_back(&member.process);
+  return processes;
+}
+
 }  // namespace
 
 Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& options) {
@@ -41,6 +48,7 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
   Group& group = opened->group;
   auto pairs = check_and_plan(env, group, options);
   if (!pairs) return fail(roll_back(*opened, std::move(pairs.error())));
+  opened->direct.get_ready(env, cuda_processes(group));
   Result<void> done = fault(FaultPoint::kResumePlanned);
   if (done) done = env.interrupt.check();
   if (done) {
@@ -65,18 +73,13 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
     env.tell("it runs, at the second attempt; the first failed: " + done.error().to_string());
   }
   group.dismiss();
-  phases.begin("move in");
-  std::vector<const Process*> processes;
-  for (const GroupMember& member : group.members())
-    if (member.initial) processes.push_back(&member.process);
-  auto moved = opened->direct.move_in(env, processes);
+  auto moved = opened->direct.move_in(env, cuda_processes(group), phases);
   if (!moved) {
     opened->journal->finish();
     return fail(std::move(moved.error())
                     .within("the program waits for its GPU memory, and goes on by itself as soon as "
                             "there is room for it"));
   }
-  if (*moved == 0) phases.drop();
   phases.end();
   fault_only(FaultPoint::kResumeVerified);
   for (const GroupMember& member : group.members())

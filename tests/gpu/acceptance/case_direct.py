@@ -6,7 +6,7 @@ import sys
 import time
 
 from . import case_torch
-from .core import case, expect, expect_equal
+from .core import Failure, case, expect_equal
 from .targets import Target
 
 NEEDS = ("program stasis", "program stasis-workload")
@@ -42,11 +42,17 @@ def start(machine, kind, options=None, name=None):
 
 
 def suspend(machine, target, figures, wanted=None):
-    report = machine.stasis("suspend", target.pid, "--json").must_succeed().json()
+    done = machine.stasis("suspend", target.pid, "--json")
+    if done.status != 0:
+        raise Failure(f"{done.brief()}; the target's last words: {target.output()[-1500:]}")
+    report = done.json()
     if wanted:
-        expect_equal(report["path"], wanted, "path")
+        expect_equal(report["path"], wanted, f"path ({report.get('notes')})")
     figures.setdefault("suspend_seconds", []).append(report["seconds"])
-    figures.setdefault("suspend_phases", []).append({p["name"]: p["seconds"] for p in report["phases"]})
+    phases = {p["name"]: p["seconds"] for p in report["phases"]}
+    figures.setdefault("suspend_phases", []).append(phases)
+    # While memory is prepared the target still runs.
+    figures.setdefault("standstill_seconds", []).append(report["seconds"] - phases.get("prepare", 0))
     figures["direct_bytes"] = report.get("direct_bytes", 0)
     return report
 
@@ -176,7 +182,7 @@ def speed(machine, gib):
         paths[path] = found
     figures["paths"] = paths
     out, back = ([statistics.median(paths[path][step]) for path in ("driver", "direct")]
-                 for step in ("suspend_seconds", "resume_seconds"))
+                 for step in ("standstill_seconds", "resume_seconds"))
     figures["note"] = (f"{size}: out {out[0]:.2f} s by the driver, {out[1]:.2f} s direct ({out[0] / out[1]:.1f} x); "
                        f"in {back[0]:.2f} s, {back[1]:.2f} s ({back[0] / back[1]:.1f} x)")
     return figures
