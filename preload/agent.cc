@@ -15,6 +15,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <new>
 
@@ -41,6 +42,8 @@ constexpr std::uint64_t kHugePage = std::uint64_t{2} << 20;
 
 std::atomic<ControlPage*> g_page{nullptr};
 int g_fd = -1;
+// The program is ending: the driver's own end is about to come, or has.
+std::atomic<bool> g_ending{false};
 std::atomic<bool> g_started{false};
 
 // Waits for all devices, in a thread that may be left behind: what it waits for may need threads
@@ -124,8 +127,9 @@ class Session {
       const auto now = page_.request.load(std::memory_order_acquire);
       if (now == seen) {
         const bool something_to_undo = undoes_on_its_own();
-        futex::wait(page_.request, seen, true,
-                    something_to_undo ? std::chrono::nanoseconds(kLook) : std::chrono::nanoseconds(-1));
+        futex::wait(
+            page_.request, seen, true,
+            something_to_undo ? std::chrono::nanoseconds(kLook) : std::chrono::nanoseconds(-1));
         if (something_to_undo && page_.request.load() == seen && peer_is_gone()) undo();
         continue;
       }
@@ -175,6 +179,8 @@ class Session {
            static_cast<std::uint64_t>(state()));
     return false;
   }
+
+  void refuse_ending() { refuse(cuda::CUDA_ERROR_DEINITIALIZED, "it is about to exit", "let it"); }
 
   void answer() {
     page_.message[0] = '\0';
@@ -245,21 +251,30 @@ class Session {
     if (!expect(AgentState::kRunning)) return;
     page_.segment_bytes = movable_bytes();
     if (!have_buffer(page_.segment_bytes))
-      return refuse(cuda::CUDA_ERROR_OUT_OF_MEMORY, "no address range of that many bytes", page_.segment_bytes);
+      return refuse(cuda::CUDA_ERROR_OUT_OF_MEMORY, "no address range of that many bytes",
+                    page_.segment_bytes);
     done();
   }
 
   void close_gate() {
     if (!expect(AgentState::kRunning)) return;
+    if (g_ending.load()) return refuse_ending();
     const auto deadline = Clock::now() + milliseconds(page_.arguments[0]);
     for (;;) {
       if (!Gate::close(deadline))
-        return refuse(cuda::CUDA_ERROR_NOT_READY, "a call of the driver did not return within milliseconds", page_.arguments[0]);
+        return refuse(cuda::CUDA_ERROR_NOT_READY,
+                      "a call of the driver did not return within milliseconds",
+                      page_.arguments[0]);
+      if (g_ending.load()) {
+        Gate::open();
+        return refuse_ending();
+      }
       if (captures_in_progress() == 0) break;
       // Waiting for the device would spoil the capture, which soon ends by itself.
       Gate::open();
       if (Clock::now() + milliseconds(1) >= deadline)
-        return refuse(cuda::CUDA_ERROR_NOT_READY, "a stream was being captured for milliseconds", page_.arguments[0]);
+        return refuse(cuda::CUDA_ERROR_NOT_READY, "a stream was being captured for milliseconds",
+                      page_.arguments[0]);
       ::usleep(1000);
     }
     Outcome outcome;
@@ -268,7 +283,8 @@ class Session {
         break;
       case Waited::kTimeout:
         Gate::open();
-        return refuse(cuda::CUDA_ERROR_NOT_READY, "the device did not finish within milliseconds", page_.arguments[0]);
+        return refuse(cuda::CUDA_ERROR_NOT_READY, "the device did not finish within milliseconds",
+                      page_.arguments[0]);
       case Waited::kFailed:
         Gate::open();
         return report(outcome);
@@ -276,7 +292,8 @@ class Session {
     const auto inventory = take_inventory();
     if (!have_buffer(inventory.bytes)) {
       Gate::open();
-      return refuse(cuda::CUDA_ERROR_OUT_OF_MEMORY, "no address range of that many bytes", inventory.bytes);
+      return refuse(cuda::CUDA_ERROR_OUT_OF_MEMORY, "no address range of that many bytes",
+                    inventory.bytes);
     }
     segments_ = inventory.segments;
     page_.segment_count = static_cast<std::uint32_t>(segments_.size());
@@ -372,16 +389,24 @@ void* run_agent(void*) {
   Session(*page, g_fd).run();
 }
 
-// The child has this process's memory and descriptors, and no agent. What it inherits belongs to its
-// parent; if it comes to use CUDA itself, it gets its own.
+// The child has this process's memory and descriptors, and no agent. What it inherits belongs to
+// its parent; if it comes to use CUDA itself, it gets its own.
 void in_forked_child() {
   unlock_memory_after_fork();
   if (g_fd >= 0) ::close(g_fd);
   g_fd = -1;
   g_page.store(nullptr);  // not mapped here: MADV_DONTFORK
   g_started.store(false);
+  g_ending.store(false);
   Gate::reset_after_fork();
   forget_memory_after_fork();
+}
+
+// Registered after the driver's own, which came with cuInit, so it runs before: a program that ends
+// while its memory is away waits here, and from then on its gate is not closed any more.
+void at_exit() {
+  const Gate::Pass pass;
+  g_ending.store(true);
 }
 
 bool make_page() {
@@ -404,7 +429,8 @@ bool make_page() {
 void Agent::start() {
   if (g_started.load(std::memory_order_relaxed) || g_started.exchange(true)) return;
   static const int registered =
-      ::pthread_atfork(&lock_memory_for_fork, &unlock_memory_after_fork, &in_forked_child);
+      ::pthread_atfork(&lock_memory_for_fork, &unlock_memory_after_fork, &in_forked_child) +
+      std::atexit(&at_exit);
   if (registered != 0) return;
   if (make_page() && start_thread(&run_agent, nullptr)) return;
   if (g_fd >= 0) ::close(g_fd);

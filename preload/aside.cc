@@ -29,10 +29,11 @@ bool decide() {
     for (const char* own : {"stasis", "cuda-checkpoint", "criu"})
       if (!std::strcmp(name, own)) return true;
   }
-  // The variables by which such tools have themselves loaded by the driver (CUPTI, compute-sanitizer,
-  // Nsight: CUDA_INJECTION64_PATH, of the CUPTI documentation) and by which cuda-gdb marks its
-  // programs.
-  for (const char* tool : {"CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "CUDBG_APICLIENT_PID"}) {
+  // The variables by which such tools have themselves loaded by the driver (CUPTI,
+  // compute-sanitizer, Nsight: CUDA_INJECTION64_PATH, of the CUPTI documentation) and by which
+  // cuda-gdb marks its programs.
+  for (const char* tool :
+       {"CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "CUDBG_APICLIENT_PID"}) {
     if (!is_set(tool)) continue;
     say("stasis: a CUDA tool is at work here (");
     say(tool);

@@ -71,7 +71,6 @@
                                                                                    \
   GATED_PTSZ(cuMemAllocAsync, P, W, P)                                             \
   GATED_PTSZ(cuMemAllocFromPoolAsync, P, W, P, P)                                  \
-  GATED_PTSZ(cuMemFreeAsync, W, P)                                                 \
   GATED_PTSZ(cuMemPrefetchAsync, W, W, U, P)                                       \
   GATED_PTSZ(cuMemPrefetchAsync_v2, W, W, W, U, P)                                 \
   GATED_PTSZ(cuMemPrefetchBatchAsync, P, P, W, P, P, W, W, P)                      \
@@ -113,6 +112,8 @@
   OWN(cuMemAlloc_v2)                      \
   OWN(cuMemAllocPitch_v2)                 \
   OWN(cuMemFree_v2)                       \
+  OWN(cuMemFreeAsync)                     \
+  OWN(cuMemFreeAsync_ptsz)                \
   OWN(cuMemGetAddressRange_v2)            \
   OWN(cuPointerGetAttribute)              \
   OWN(cuPointerGetAttributes)             \

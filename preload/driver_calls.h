@@ -33,6 +33,7 @@ using cuStreamBeginCaptureToGraph = cuda::CUresult(cuda::CUstream, void* graph, 
 using cuStreamBeginCaptureToGraph_ptsz = cuStreamBeginCaptureToGraph;
 using cuStreamEndCapture = cuda::CUresult(cuda::CUstream, void** graph);
 using cuStreamEndCapture_ptsz = cuStreamEndCapture;
+using cuMemFreeAsync_ptsz = cuda::fn::cuMemFreeAsync;
 using cuStreamDestroy = cuda::CUresult(cuda::CUstream);
 using cuGetProcAddress = cuda::fn::cuGetProcAddress_v1;
 // The rest is known already.

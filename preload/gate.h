@@ -1,8 +1,8 @@
 // The gate in front of the calls that touch device memory.
 //
-// Open, it costs a call two writes to a line that only its own thread writes, and one read of a line
-// that nobody writes: no fence, because close() makes every thread pass one (membarrier). Closed, a
-// thread waits in front of the call, outside the driver, and not in it.
+// Open, it costs a call two writes to a line that only its own thread writes, and one read of a
+// line that nobody writes: no fence, because close() makes every thread pass one (membarrier).
+// Closed, a thread waits in front of the call, outside the driver, and not in it.
 #pragma once
 
 #include <atomic>
@@ -13,8 +13,8 @@ namespace stasis::preload {
 
 class Gate {
  public:
-  // One thread's place. Never freed, because a thread may call the driver until its very end; reused
-  // when the thread has ended.
+  // One thread's place. Never freed, because a thread may call the driver until its very end;
+  // reused when the thread has ended.
   struct alignas(64) Place {
     std::atomic<std::uint32_t> inside{0};
     std::uint32_t depth = 0;  // calls of the driver within calls, as from a callback

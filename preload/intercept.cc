@@ -96,7 +96,7 @@ static_assert(sizeof(RowInfo) == 16 && offsetof(RowInfo, wrapper) == 8, "see the
 
 // --- The driver
 
-using Dlsym = void* (void*, const char*);
+using Dlsym = void*(void*, const char*);
 
 // The C library's dlsym, past ours. Its version names are those of glibc 2.34 and of the x86-64
 // baseline before it.
@@ -126,8 +126,7 @@ void know_driver(void* library) {
   ::pthread_mutex_lock(&g_loading);
   if (!g_ready.load(std::memory_order_acquire)) {
     auto* symbol = real_dlsym();
-#define STASIS_FIND(name) \
-  g_driver.name = reinterpret_cast<fn::name*>(symbol(library, #name));
+#define STASIS_FIND(name) g_driver.name = reinterpret_cast<fn::name*>(symbol(library, #name));
     STASIS_AGENT_NEEDS(STASIS_FIND)
     STASIS_OWN_CALLS(STASIS_FIND)
 #undef STASIS_FIND
@@ -224,8 +223,8 @@ extern "C" __attribute__((visibility("hidden"), used)) Dlsym* stasis_real_dlsym(
 
 }  // namespace stasis::preload
 
-// dlsym(RTLD_NEXT, ...) means "after the library that calls", which the C library tells by the return
-// address: such a call is handed on by a jump, with the stack as it came.
+// dlsym(RTLD_NEXT, ...) means "after the library that calls", which the C library tells by the
+// return address: such a call is handed on by a jump, with the stack as it came.
 asm(R"(
   .text
   .globl dlsym

@@ -19,9 +19,9 @@ namespace stasis::preload {
 struct Physical {
   cuda::CUmemGenericAllocationHandle real = 0;  // the driver's, if `present`
   std::size_t size = 0;
-  cuda::CUmemAllocationProp prop{};       // as it is made
-  unsigned asked_handle_types = 0;        // as the program asked for it
-  unsigned handles = 0;                   // that the program holds
+  cuda::CUmemAllocationProp prop{};  // as it is made
+  unsigned asked_handle_types = 0;   // as the program asked for it
+  unsigned handles = 0;              // that the program holds
   unsigned mappings = 0;
   bool present = true;
   // Others have it, or hardware does: it cannot leave. For ever, because nobody says when they give

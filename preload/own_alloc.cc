@@ -1,10 +1,11 @@
 // cuMemAlloc and what goes with it, served from virtual memory management.
 //
 // What the program sees is to be as with the driver's own (580.159.04 on an H100, measured): the
-// same granularity of 2 MiB and the same time per allocation, addresses and sizes of a range as they
-// were asked for, frees from any context and from none, errors in the middle of a capture.
-#include <algorithm>
+// same granularity of 2 MiB and the same time per allocation, addresses and sizes of a range as
+// they were asked for, frees from any context and from none, errors in the middle of a capture.
 #include <unistd.h>
+
+#include <algorithm>
 
 #include "agent.h"
 #include "aside.h"
@@ -36,7 +37,8 @@ DeviceTraits look_at(CUdevice device) {
   const auto& call = driver();
   if (call.cuDeviceGetAttribute(&vmm, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
                                 device) != CUDA_SUCCESS ||
-      call.cuDeviceGetAttribute(&fds, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+      call.cuDeviceGetAttribute(&fds,
+                                CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
                                 device) != CUDA_SUCCESS)
     return traits;
   call.cuDeviceGetAttribute(&rdma, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
@@ -57,7 +59,8 @@ const DeviceTraits& traits_of(CUdevice device) {
   static auto* known = new std::map<CUdevice, DeviceTraits>;
   ::pthread_mutex_lock(&mutex);
   const auto at = known->find(device);
-  const auto& traits = at != known->end() ? at->second : known->emplace(device, look_at(device)).first->second;
+  const auto& traits =
+      at != known->end() ? at->second : known->emplace(device, look_at(device)).first->second;
   ::pthread_mutex_unlock(&mutex);
   return traits;
 }
@@ -92,8 +95,8 @@ void give_back_deferred() {
     give_back(address, allocation);
 }
 
-// While a stream is captured the driver refuses to allocate or free, unless the thread has said that
-// it knows what it does; and the refusal spoils the capture. Only the driver can tell.
+// While a stream is captured the driver refuses to allocate or free, unless the thread has said
+// that it knows what it does; and the refusal spoils the capture. Only the driver can tell.
 CUresult ask_driver_about_capture() {
   if (tables().captures.load(std::memory_order_relaxed) == 0) return CUDA_SUCCESS;
   CUdeviceptr probe = 0;
@@ -107,7 +110,8 @@ CUdeviceptr allocate(CUcontext context, CUdevice device, std::size_t asked) {
   const auto& traits = traits_of(device);
   if (!traits.usable) return 0;
   const auto& call = driver();
-  const std::size_t size = (asked + traits.granularity - 1) / traits.granularity * traits.granularity;
+  const std::size_t size =
+      (asked + traits.granularity - 1) / traits.granularity * traits.granularity;
   CUmemAllocationProp prop{};
   prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
@@ -127,7 +131,8 @@ CUdeviceptr allocate(CUcontext context, CUdevice device, std::size_t asked) {
     const TablesLock lock;
     for (const auto& peer : tables().peers)
       if (peer.owner == context)
-        rights.push_back({{CU_MEM_LOCATION_TYPE_DEVICE, peer.device}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE});
+        rights.push_back(
+            {{CU_MEM_LOCATION_TYPE_DEVICE, peer.device}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE});
   }
   bool good = call.cuMemMap(address, size, 0, real, 0) == CUDA_SUCCESS;
   if (good && call.cuMemSetAccess(address, size, rights.data(), rights.size()) != CUDA_SUCCESS) {
@@ -183,7 +188,8 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr* pointer, std::size_t* pitch, std::size_
   CUdeviceptr row = 0;
   std::size_t row_pitch = 0;
   const auto result = driver().cuMemAllocPitch_v2(&row, &row_pitch, width, 1, element);
-  if (result != CUDA_SUCCESS) return driver().cuMemAllocPitch_v2(pointer, pitch, width, height, element);
+  if (result != CUDA_SUCCESS)
+    return driver().cuMemAllocPitch_v2(pointer, pitch, width, height, element);
   driver().cuMemFree_v2(row);
   if (height > SIZE_MAX / row_pitch || row_pitch * height < kThreshold)
     return driver().cuMemAllocPitch_v2(pointer, pitch, width, height, element);
@@ -219,13 +225,38 @@ CUresult cuMemFree_v2(CUdeviceptr pointer) {
   return give_back(pointer, allocation);
 }
 
+namespace {
+
+// The driver takes what cuMemAlloc gave here too, and frees it when the stream gets there. Ours is
+// freed when all has got there, which is later and right.
+template <class Call>
+CUresult free_in_stream(Call* call, CUdeviceptr pointer, CUstream stream) {
+  {
+    const Gate::Pass pass;
+    const TablesLock lock;
+    if (!tables().allocations.contains(pointer)) return call(pointer, stream);
+  }
+  return own::cuMemFree_v2(pointer);
+}
+
+}  // namespace
+
+CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream) {
+  return free_in_stream(driver().cuMemFreeAsync, pointer, stream);
+}
+
+CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream) {
+  return free_in_stream(driver().cuMemFreeAsync_ptsz, pointer, stream);
+}
+
 CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, std::size_t* size, CUdeviceptr pointer) {
   const Gate::Pass pass;
   const auto result = driver().cuMemGetAddressRange_v2(base, size, pointer);
   if (result != CUDA_SUCCESS) return result;
   const TablesLock lock;
   const auto* mapping = mapping_at(pointer);
-  const auto at = mapping ? tables().allocations.find(mapping->address) : tables().allocations.end();
+  const auto at =
+      mapping ? tables().allocations.find(mapping->address) : tables().allocations.end();
   if (at == tables().allocations.end()) return result;
   if (pointer - at->first >= at->second.asked) return CUDA_ERROR_NOT_FOUND;
   if (base) *base = at->first;

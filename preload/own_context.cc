@@ -267,12 +267,14 @@ CUresult cuStreamBeginCapture_v2_ptsz(CUstream stream, unsigned mode) {
 CUresult cuStreamBeginCaptureToGraph(CUstream stream, void* graph, const void* nodes,
                                      const void* edges, std::size_t count, unsigned mode) {
   const Gate::Pass pass;
-  return begun(driver().cuStreamBeginCaptureToGraph(stream, graph, nodes, edges, count, mode), stream);
+  return begun(driver().cuStreamBeginCaptureToGraph(stream, graph, nodes, edges, count, mode),
+               stream);
 }
 CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream stream, void* graph, const void* nodes,
                                           const void* edges, std::size_t count, unsigned mode) {
   const Gate::Pass pass;
-  return begun(driver().cuStreamBeginCaptureToGraph_ptsz(stream, graph, nodes, edges, count, mode), stream, true);
+  return begun(driver().cuStreamBeginCaptureToGraph_ptsz(stream, graph, nodes, edges, count, mode),
+               stream, true);
 }
 CUresult cuStreamEndCapture(CUstream stream, void** graph) {
   const Gate::Pass pass;
@@ -282,7 +284,6 @@ CUresult cuStreamEndCapture_ptsz(CUstream stream, void** graph) {
   const Gate::Pass pass;
   return ended(driver().cuStreamEndCapture_ptsz(stream, graph), stream, true);
 }
-
 
 CUresult cuStreamDestroy(CUstream stream) {
   const Gate::Pass pass;

@@ -26,8 +26,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t size,
                      const CUmemAllocationProp* prop, unsigned long long flags) {
   const Gate::Pass pass;
   const unsigned asked = prop ? static_cast<unsigned>(prop->requestedHandleTypes) : 0U;
-  if (!handle || !prop || flags || steps_aside() ||
-      prop->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
+  if (!handle || !prop || flags || steps_aside() || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
       prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
       (asked & ~static_cast<unsigned>(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)))
     return driver().cuMemCreate(handle, size, prop, flags);

@@ -58,8 +58,7 @@ template <class Visit>
 void for_overlapping(CUdeviceptr address, std::size_t size, Visit visit) {
   auto& all = tables().mappings;
   auto at = all.upper_bound(address);
-  if (at != all.begin() &&
-      address - std::prev(at)->second.address < std::prev(at)->second.size)
+  if (at != all.begin() && address - std::prev(at)->second.address < std::prev(at)->second.size)
     --at;
   while (at != all.end() && at->first < address + size) {
     auto next = std::next(at);

@@ -156,9 +156,12 @@ json to_json(const Report& report) {
   for (const PhaseRecord& phase : report.phases) {
     phases.push_back({{"name", phase.name}, {"seconds", phase.seconds}});
   }
-  json out = {{"ok", true},       {"pid", report.root.value},
-              {"path", path_name(report)}, {"processes", processes},
-              {"phases", phases}, {"seconds", report.total.count()}};
+  json out = {{"ok", true},
+              {"pid", report.root.value},
+              {"path", path_name(report)},
+              {"processes", processes},
+              {"phases", phases},
+              {"seconds", report.total.count()}};
   if (report.lock_tries > 0) out["lock_tries"] = report.lock_tries;
   if (report.direct_bytes > 0) out["direct_bytes"] = report.direct_bytes;
   return out;

@@ -47,8 +47,7 @@ Verb add_run(CLI::App& app) {
   auto words = std::make_shared<std::vector<std::string>>();
   CLI::App* command = app.add_subcommand(
       "run", "start a program so that its GPU memory can be moved at the speed of the bus");
-  command
-      ->add_option("COMMAND", *words, "the program and its arguments; put -- before it")
+  command->add_option("COMMAND", *words, "the program and its arguments; put -- before it")
       ->required();
   command->positionals_at_end();
   command->prefix_command(false);
@@ -60,7 +59,8 @@ Verb add_run(CLI::App& app) {
             if (library->find_first_of(" :") != std::string::npos) {
               return fail(ErrorCode::kUsage,
                           fmt::format("the path {} has a blank or a colon, which LD_PRELOAD cannot "
-                                      "hold", *library),
+                                      "hold",
+                                      *library),
                           "let STASIS_PRELOAD name a link to it without");
             }
             ::setenv("LD_PRELOAD", with_agent(*library).c_str(), 1);

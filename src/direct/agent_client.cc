@@ -86,8 +86,8 @@ Result<std::optional<AgentClient>> AgentClient::find(Pid pid, const Pidfd& pidfd
     // Nothing in it is believed but numbers that are checked where they are used: the page belongs
     // to the target. Sealing it against shrinking is not needed: only the same user could, and we
     // would get a SIGBUS, so its size is looked at after it is ours.
-    void* at = ::mmap(nullptr, sizeof(ControlPage), PROT_READ | PROT_WRITE, MAP_SHARED,
-                      file->get(), 0);
+    void* at =
+        ::mmap(nullptr, sizeof(ControlPage), PROT_READ | PROT_WRITE, MAP_SHARED, file->get(), 0);
     if (at == MAP_FAILED) return fail(errno_error("cannot map " + path, errno));
     auto own = Pidfd::open(pid);
     if (!own) {
@@ -166,6 +166,8 @@ Result<void> AgentClient::finish(std::chrono::milliseconds patience) {
     case cuda::CUDA_ERROR_NOT_READY:
       return fail(ErrorCode::kTimeout, std::move(message),
                   "its GPU work takes longer than that: give it more time (--timeout)");
+    case cuda::CUDA_ERROR_DEINITIALIZED:
+      return fail(ErrorCode::kProcessGone, fmt::format("process {} is about to exit", pid_.value));
     case cuda::CUDA_ERROR_OUT_OF_MEMORY:
       return fail(ErrorCode::kOutOfGpuMemory, std::move(message),
                   "free memory on the GPU (`stasis ps` shows who uses it), then try again");
@@ -189,13 +191,12 @@ Result<std::vector<Segment>> AgentClient::take_segments(std::chrono::millisecond
       return fail(std::move(done.error()));
     const auto count = page_->exported_count;
     if (count == 0 || count > kExportBatch) {
-      return fail(ErrorCode::kInternal, fmt::format("the agent in process {} exports {} pieces",
-                                                    pid_.value, count));
+      return fail(ErrorCode::kInternal,
+                  fmt::format("the agent in process {} exports {} pieces", pid_.value, count));
     }
     for (std::uint32_t i = 0; i < count; ++i) {
       const auto& given = page_->segments[i];
-      UniqueFd handle(
-          static_cast<int>(::syscall(SYS_pidfd_getfd, pidfd_.fd(), given.fd, 0)));
+      UniqueFd handle(static_cast<int>(::syscall(SYS_pidfd_getfd, pidfd_.fd(), given.fd, 0)));
       if (!handle.valid()) {
         return fail(errno_error(
             fmt::format("cannot take descriptor {} of process {}", given.fd, pid_.value), errno));

@@ -44,7 +44,8 @@ class AgentClient {
   // One command and its answer. kNoAnswer after `patience`, and then no other command can be given;
   // kProcessGone; kTimeout for CUDA_ERROR_NOT_READY, kOutOfGpuMemory, kNotSupported, else
   // kDriverError with the agent's words.
-  Result<void> ask(AgentCommand command, std::uint64_t argument, std::chrono::milliseconds patience);
+  Result<void> ask(AgentCommand command, std::uint64_t argument,
+                   std::chrono::milliseconds patience);
   // The same in two steps, so that several agents work at the same time.
   void begin(AgentCommand command, std::uint64_t argument);
   Result<void> finish(std::chrono::milliseconds patience);
@@ -57,7 +58,7 @@ class AgentClient {
       : pid_(pid), pidfd_(std::move(pidfd)), file_(std::move(file)), page_(page) {}
 
   Pid pid_;
-  Pidfd pidfd_;  // of its own: who asked may go first
+  Pidfd pidfd_;    // of its own: who asked may go first
   UniqueFd file_;  // with the lock
   ControlPage* page_;
   AgentCommand asked_ = AgentCommand::kNone;

@@ -19,7 +19,8 @@
 namespace stasis::direct {
 
 inline constexpr char kAgentMemfd[] = "stasis-agent";
-inline constexpr std::uint64_t kAgentMagic = 0x746e656761736173;  // "sasagent", as it lies in memory
+inline constexpr std::uint64_t kAgentMagic =
+    0x746e656761736173;  // "sasagent", as it lies in memory
 inline constexpr std::uint32_t kAgentVersion = 1;
 // Descriptors exported at a time: they count towards the target's limit of open files.
 inline constexpr std::uint32_t kExportBatch = 64;
@@ -75,12 +76,12 @@ struct ControlPage {
   char message[160];
 
   std::atomic<AgentState> state;
-  std::uint32_t segment_count;     // of all, as of the last kPrepare or kClose
-  std::uint64_t segment_bytes;     // together
-  std::uint64_t buffer_address;    // in the target; 0: none
+  std::uint32_t segment_count;   // of all, as of the last kPrepare or kClose
+  std::uint64_t segment_bytes;   // together
+  std::uint64_t buffer_address;  // in the target; 0: none
   std::uint64_t buffer_bytes;
-  std::uint32_t staying_count;     // pieces that could not leave: shared with other processes
-  std::uint32_t exported_count;    // entries of `segments`
+  std::uint32_t staying_count;   // pieces that could not leave: shared with other processes
+  std::uint32_t exported_count;  // entries of `segments`
   std::uint64_t staying_bytes;
   AgentSegment segments[kExportBatch];
 };

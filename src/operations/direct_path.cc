@@ -28,8 +28,8 @@ constexpr milliseconds kPause{5};
 constexpr double kSlowestRate = 200e6;
 
 milliseconds copy_time(std::uint64_t bytes) {
-  return milliseconds(30000 + static_cast<std::int64_t>(static_cast<double>(bytes) / kSlowestRate *
-                                                        1000));
+  return milliseconds(30000 +
+                      static_cast<std::int64_t>(static_cast<double>(bytes) / kSlowestRate * 1000));
 }
 
 // The buffers of several processes as one Content: a process begins at a multiple of this, so that
@@ -137,8 +137,7 @@ Result<void> DirectPath::close_all(const Environment& env, milliseconds timeout)
   for (;;) {
     auto slice = agents_.size() == 1 && timeout.count() > 0 ? timeout : kSlice;
     if (timeout.count() > 0) {
-      const auto left =
-          std::chrono::duration_cast<milliseconds>(start + timeout - Clock::now());
+      const auto left = std::chrono::duration_cast<milliseconds>(start + timeout - Clock::now());
       slice = std::clamp(slice, milliseconds(1), std::max(left, milliseconds(1)));
     }
     for (auto& agent : agents_)
@@ -174,7 +173,8 @@ Result<void> DirectPath::copy(const Environment& env, bool out) {
       if (segment.offset > agent.bytes() || segment.bytes > agent.bytes() - segment.offset ||
           agent.bytes() > agent.buffer_bytes() || agent.bytes() > kGap) {
         return fail(ErrorCode::kInternal, fmt::format("the agent in process {} names memory that "
-                                                      "is not there", agent.pid().value));
+                                                      "is not there",
+                                                      agent.pid().value));
       }
       segment.offset += base;
       segments.push_back(std::move(segment));
@@ -190,8 +190,7 @@ Result<void> DirectPath::copy(const Environment& env, bool out) {
 }
 
 DirectPath::MoverResult DirectPath::take_mover(const Environment& env,
-                                               std::span<const GpuUuid> gpus,
-                                               std::uint64_t bytes) {
+                                               std::span<const GpuUuid> gpus, std::uint64_t bytes) {
   return coming_.valid() ? coming_.get() : env.mover(gpus, bytes);
 }
 

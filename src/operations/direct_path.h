@@ -46,8 +46,8 @@ class DirectPath {
   // Returns the bytes. The phases are "refill", "copy in" and "open".
   Result<std::uint64_t> move_in(const Environment& env, std::vector<const Process*> processes,
                                 Phases& phases);
-  // Begins to prepare a mover for what of these is away, in a thread of its own, so that it is ready
-  // when move_in() needs it.
+  // Begins to prepare a mover for what of these is away, in a thread of its own, so that it is
+  // ready when move_in() needs it.
   void get_ready(const Environment& env, const std::vector<const Process*>& processes);
 
   // Everybody runs on with its memory. kNotRolledBack names who does not.
@@ -64,7 +64,8 @@ class DirectPath {
   std::vector<direct::AgentClient> agents_;
   using MoverResult = Result<std::shared_ptr<direct::MemoryMover>>;
   // What was begun, or what `env` gives now.
-  MoverResult take_mover(const Environment& env, std::span<const GpuUuid> gpus, std::uint64_t bytes);
+  MoverResult take_mover(const Environment& env, std::span<const GpuUuid> gpus,
+                         std::uint64_t bytes);
 
   std::future<MoverResult> coming_;
   std::shared_ptr<direct::MemoryMover> mover_;

@@ -63,7 +63,8 @@ struct Report {
   std::vector<PhaseRecord> phases;
   Seconds total{0};
   int lock_tries = 0;  // how often the processes were asked until all were locked; 0: no lock
-  std::uint64_t direct_bytes = 0;  // of GPU memory that a mover of ours has moved; the driver the rest
+  std::uint64_t direct_bytes =
+      0;  // of GPU memory that a mover of ours has moved; the driver the rest
 };
 
 struct SuspendOptions {

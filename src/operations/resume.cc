@@ -76,9 +76,10 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
   auto moved = opened->direct.move_in(env, cuda_processes(group), phases);
   if (!moved) {
     opened->journal->finish();
-    return fail(std::move(moved.error())
-                    .within("the program waits for its GPU memory, and goes on by itself as soon as "
-                            "there is room for it"));
+    return fail(
+        std::move(moved.error())
+            .within("the program waits for its GPU memory, and goes on by itself as soon as "
+                    "there is room for it"));
   }
   phases.end();
   fault_only(FaultPoint::kResumeVerified);

@@ -129,7 +129,7 @@ def killed(machine):
 def start_training(machine, name, *arguments, env=None):
     losses = os.path.join(machine.work, name + ".losses")
     target = run_under_agent(machine, [sys.executable, case_torch.TRAIN, "--losses", losses, "--steps",
-                                       case_torch.STEPS, "--gib", case_torch.GIB, "--pause-ms", "20", *arguments],
+                                       case_torch.STEPS, "--gib", case_torch.GIB, "--pause-ms", "500", *arguments],
                              name, {**machine.target_env(), **(env or {})})
     target.losses = losses
     return target
