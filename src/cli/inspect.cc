@@ -11,35 +11,10 @@
 namespace stasis::cli {
 namespace {
 
-using nlohmann::json;
-
 struct InspectArguments {
   InspectOptions inspect;
   std::optional<std::string> device_map;
 };
-
-std::string criu_version_text(int version) {
-  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
-}
-
-// By the words of the command line.
-std::vector<std::string> options_used(const CriuOptions& criu) {
-  std::vector<std::string> out;
-  const std::pair<bool, const char*> flags[] = {
-      {criu.shell_job, "--shell-job"},       {criu.tcp_established, "--tcp-established"},
-      {criu.tcp_close, "--tcp-close"},       {criu.file_locks, "--file-locks"},
-      {!criu.link_remap, "--no-link-remap"}, {criu.ext_unix_sk, "--ext-unix-sk"}};
-  for (const auto& [set, word] : flags)
-    if (set) out.emplace_back(word);
-  out.push_back(fmt::format("--ghost-limit {}", criu.ghost_limit));
-  for (const std::string& one : criu.external)
-    out.push_back("--external " + one);
-  out.push_back(fmt::format("--manage-cgroups {}", cgroup_mode_name(criu.cgroups)));
-  if (criu.tcp_established)
-    out.push_back(fmt::format("--network-lock {}", network_lock_name(criu.network_lock)));
-  if (!criu.lsm_profile.empty()) out.push_back("--lsm-profile " + criu.lsm_profile);
-  return out;
-}
 
 std::uint64_t gpu_bytes(const ProcessRecord& process) {
   std::uint64_t sum = 0;
@@ -112,11 +87,6 @@ std::string tree_text(const Manifest& manifest) {
   return out;
 }
 
-bool restorable(const ImageReport& report) {
-  return std::none_of(report.checks.begin(), report.checks.end(),
-                      [](const RestoreCheck& check) { return check.error.has_value(); });
-}
-
 void print_text(Context& context, const ImageReport& report, bool verified) {
   const Manifest& m = report.manifest;
   // "name       text", the lines of the text below one another.
@@ -135,7 +105,7 @@ void print_text(Context& context, const ImageReport& report, bool verified) {
                             m.files.size(), m.sync == SyncPolicy::kDisk ? "" : ", not synced"));
   show("made", fmt::format("{} on {} by stasis {}\nkernel {}, CRIU {}, driver {}", m.created,
                            shown(m.hostname), shown(m.stasis_version), shown(m.kernel_release),
-                           criu_version_text(m.criu_version),
+                           full_criu_version(m.criu_version),
                            m.driver_version.empty() ? "unknown" : shown(m.driver_version)));
   show("tree", tree_text(m));
   std::string gpus;
@@ -174,65 +144,6 @@ void print_text(Context& context, const ImageReport& report, bool verified) {
   show("here", here);
 }
 
-json report_json(const ImageReport& report) {
-  const Manifest& m = report.manifest;
-  json processes = json::array();
-  for (const ProcessRecord& process : m.processes) {
-    json one = {{"pid", process.pid.value},
-                {"parent", process.parent.value},
-                {"command", process.command},
-                {"cuda", process.cuda},
-                {"threads", process.threads.empty() ? json() : json(process.threads.size() + 1)},
-                {"tcp_ports", process.tcp_ports}};
-    if (process.cuda) {
-      one["state"] = image_cuda_state_name(*process.cuda_state);
-      one["gpu_memory"] = json::array();
-      for (const GpuMemoryRecord& use : process.gpu_memory)
-        one["gpu_memory"].push_back({{"uuid", use.gpu_uuid}, {"bytes", use.bytes}});
-    }
-    processes.push_back(std::move(one));
-  }
-  json gpus = json::array();
-  for (const GpuRecord& gpu : m.gpus)
-    gpus.push_back({{"uuid", gpu.uuid},
-                    {"name", gpu.name},
-                    {"pci_bus_id", gpu.pci_bus_id},
-                    {"total_memory", gpu.total_memory}});
-  json sizes = json::array();
-  for (const ImagePart& part : report.parts)
-    sizes.push_back({{"what", part.what}, {"bytes", part.bytes}});
-  json phases = json::array();
-  for (const PhaseRecord& phase : m.phases)
-    phases.push_back({{"name", phase.name}, {"seconds", phase.seconds}});
-  json checks = json::array();
-  for (const RestoreCheck& check : report.checks) {
-    json one = {{"id", check.id}, {"ok", !check.error}};
-    if (check.error) one["error"] = to_json(*check.error)["error"];
-    checks.push_back(std::move(one));
-  }
-  return {{"ok", true},
-          {"images_dir", report.path},
-          {"image_bytes", m.total_bytes},
-          {"files", m.files.size()},
-          {"created", m.created},
-          {"hostname", m.hostname},
-          {"stasis_version", m.stasis_version},
-          {"kernel_release", m.kernel_release},
-          {"criu_version", criu_version_text(m.criu_version)},
-          {"driver_version", m.driver_version},
-          {"cuda_version", m.cuda_version},
-          {"simulated", m.simulated},
-          {"sync", m.sync == SyncPolicy::kDisk ? "disk" : "none"},
-          {"pid", m.root.value},
-          {"processes", processes},
-          {"gpus", gpus},
-          {"sizes", sizes},
-          {"phases", phases},
-          {"options", options_used(m.criu_options)},
-          {"restorable", restorable(report)},
-          {"checks", checks}};
-}
-
 Result<int> run_inspect(Context& context, InspectArguments& arguments) {
   if (arguments.device_map) {
     auto map = parse_gpu_map(*arguments.device_map);
@@ -246,7 +157,7 @@ Result<int> run_inspect(Context& context, InspectArguments& arguments) {
                               arguments.inspect, context.terminal, context.interrupt);
   if (!report) return fail(report.error());
   if (context.json) {
-    context.print(report_json(*report));
+    context.print(to_json(*report));
   } else {
     print_text(context, *report, arguments.inspect.verify);
   }

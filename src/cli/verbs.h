@@ -13,8 +13,8 @@
 #include "base/interrupt.h"
 #include "checkpoint/bounded_driver.h"
 #include "cli/terminal.h"
-#include "criu/criu_log.h"
 #include "operations/operations.h"
+#include "report/report.h"
 #include "stasis/result.h"
 
 namespace stasis::cli {
@@ -70,11 +70,7 @@ void add_time_limit(CLI::App& command, std::chrono::milliseconds& limit, const s
 void add_device_map(CLI::App& command, std::optional<std::string>& text);
 void add_criu_path(CLI::App& command, std::optional<std::string>& path);
 
-// Reports as JSON and as text.
-nlohmann::json to_json(const Report& report);
-nlohmann::json to_json(const ProcessReport& process);
-nlohmann::json to_json(const Error& error);
-nlohmann::json to_json(const CriuDiagnosis& diagnosis);
+// Reports as text; as JSON: report/report.h.
 // What its processes are now: "it runs on", "process 12 is running, process 13 is checkpointed".
 std::string state_text(const Report& report);
 std::string phases_text(const Report& report);
