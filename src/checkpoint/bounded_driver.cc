@@ -91,6 +91,12 @@ class BoundedDriver final : public Driver {
     lock.timeout_ms = timeout.count();
     return done(call(lock));
   }
+  DriverResult<void> lock_unless(Pid pid, milliseconds timeout,
+                                 const Interrupt& interrupt) override {
+    CallRequest lock = request(Action::kLock, pid);
+    lock.timeout_ms = timeout.count();
+    return done(call(lock, &interrupt));
+  }
   DriverResult<void> checkpoint(Pid pid) override {
     return done(call(request(Action::kCheckpoint, pid)));
   }
@@ -171,18 +177,18 @@ class BoundedDriver final : public Driver {
   }
 
   // A question that was lost with its caller is put again.
-  DriverResult<int> call(const CallRequest& request) {
-    auto answer = call_once(request);
+  DriverResult<int> call(const CallRequest& request, const Interrupt* interrupt = nullptr) {
+    auto answer = call_once(request, interrupt);
     const bool asks =
         request.action == Action::kGetState || request.action == Action::kGetRestoreThreadId;
     if (answer || answer.error().number != kDriverCallLost || !asks) return answer;
-    return call_once(request);
+    return call_once(request, interrupt);
   }
 
-  DriverResult<int> call_once(const CallRequest& request) {
+  DriverResult<int> call_once(const CallRequest& request, const Interrupt* interrupt) {
     const bool restores = request.action == Action::kRestore;
     auto caller = take(restores);
-    if (!caller || !caller->send(request)) return call_here(request);
+    if (!caller || !caller->send(request)) return call_here(request, interrupt);
     const milliseconds patience = patience_for(request);
     const bool works = restores || request.action == Action::kCheckpoint;
     std::optional<Signs> signs;
@@ -194,7 +200,8 @@ class BoundedDriver final : public Driver {
           patience.count() == 0
               ? kForEver
               : std::chrono::duration_cast<milliseconds>(last + patience - Clock::now());
-      const auto turn = std::clamp(left, milliseconds(1), works ? kPoll : kForEver);
+      const bool looks = works || interrupt != nullptr;
+      const auto turn = std::clamp(left, milliseconds(1), looks ? kPoll : kForEver);
       if (auto answer = caller->wait(turn, gone)) {
         caller->initialised = caller->initialised || restores;
         put_back(std::move(*caller));
@@ -203,6 +210,10 @@ class BoundedDriver final : public Driver {
         return tl::unexpected<DriverFailure>(describe(answer->cu_result));
       }
       if (gone) return failure(kDriverCallLost, "the process that made the call has ended");
+      if (interrupt != nullptr && interrupt->requested()) {
+        caller->kill();
+        return failure(kDriverInterrupted, "somebody asked to stop");
+      }
       if (signs && signs->any()) last = Clock::now();
       if (patience.count() == 0 || Clock::now() - last < patience) continue;
       // Nothing of the call is left when this returns, so that it cannot come to anything later.
@@ -213,7 +224,7 @@ class BoundedDriver final : public Driver {
   }
 
   // Where no process is to be had.
-  DriverResult<int> call_here(const CallRequest& request) {
+  DriverResult<int> call_here(const CallRequest& request, const Interrupt* interrupt) {
     const Pid pid{request.pid};
     if (request.kind == CallRequest::Kind::kPrepareRestore) return 0;
     DriverResult<void> result;
@@ -229,7 +240,9 @@ class BoundedDriver final : public Driver {
         return thread->value;
       }
       case Action::kLock:
-        result = inner_->lock(pid, milliseconds(request.timeout_ms));
+        result = interrupt == nullptr
+                     ? inner_->lock(pid, milliseconds(request.timeout_ms))
+                     : inner_->lock_unless(pid, milliseconds(request.timeout_ms), *interrupt);
         break;
       case Action::kCheckpoint:
         result = inner_->checkpoint(pid);
@@ -246,8 +259,10 @@ class BoundedDriver final : public Driver {
   }
 
   static tl::unexpected<DriverFailure> failure(int number, std::string text) {
-    return tl::unexpected<DriverFailure>(DriverFailure{
-        number, number == kDriverNoAnswer ? "no answer" : "call lost", std::move(text)});
+    const char* name = number == kDriverNoAnswer      ? "no answer"
+                       : number == kDriverInterrupted ? "interrupted"
+                                                      : "call lost";
+    return tl::unexpected<DriverFailure>(DriverFailure{number, name, std::move(text)});
   }
 
   std::unique_ptr<Driver> inner_;
@@ -263,6 +278,16 @@ class BoundedDriver final : public Driver {
 Result<std::unique_ptr<Driver>> bound_driver(std::unique_ptr<Driver>& driver,
                                              const DriverPatience& patience) {
   auto source = CallerSource::start(*driver);
+  if (!source) return fail(std::move(source.error()));
+  return std::unique_ptr<Driver>(
+      new BoundedDriver(std::move(driver), std::move(*source), patience));
+}
+
+Result<std::unique_ptr<Driver>> bound_driver_by(const std::string& program,
+                                                const std::string& library,
+                                                std::unique_ptr<Driver>& driver,
+                                                const DriverPatience& patience) {
+  auto source = CallerSource::start_program(program, library);
   if (!source) return fail(std::move(source.error()));
   return std::unique_ptr<Driver>(
       new BoundedDriver(std::move(driver), std::move(*source), patience));

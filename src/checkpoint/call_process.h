@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <type_traits>
 
 #include "base/fd.h"
@@ -61,6 +62,8 @@ class Caller {
 class CallerSource {
  public:
   static Result<CallerSource> start(Driver& driver);
+  // By a program of ours: bound_driver_by(). kIo if it cannot be started.
+  static Result<CallerSource> start_program(const std::string& program, const std::string& library);
   CallerSource(CallerSource&& other) noexcept
       : pid_(std::exchange(other.pid_, 0)), socket_(std::move(other.socket_)) {}
   CallerSource& operator=(CallerSource&&) = delete;
