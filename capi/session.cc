@@ -1,5 +1,6 @@
 // Sessions, and what every call is given.
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include "capi/handles.h"
 #include "checkpoint/bounded_driver.h"
@@ -20,12 +21,21 @@ Result<std::string> calls_program() {
          "/stasis/stasis-driver-calls";
 }
 
+// A child that was forked has copies of our handles. What it destroys of them must not end the
+// processes that make our calls.
+std::shared_ptr<Driver> shared(std::unique_ptr<Driver> driver) {
+  const auto destroy = [owner = ::getpid()](Driver* one) {
+    if (::getpid() == owner) delete one;
+  };
+  return {driver.release(), destroy};
+}
+
 Result<std::shared_ptr<Driver>> open_driver(const stasis_session_options& options) {
   const std::string library = options.library == nullptr ? "" : options.library;
   auto driver = load_driver(library);
   if (!driver) return fail(std::move(driver.error()));
   if (options.answer_timeout_ms == 0 && options.work_timeout_ms == 0) {
-    return std::shared_ptr<Driver>(std::move(*driver));
+    return shared(std::move(*driver));
   }
   auto program = calls_program();
   if (!program) return fail(std::move(program.error()));
@@ -33,7 +43,7 @@ Result<std::shared_ptr<Driver>> open_driver(const stasis_session_options& option
                                  {std::chrono::milliseconds(options.answer_timeout_ms),
                                   std::chrono::milliseconds(options.work_timeout_ms)});
   if (!bounded) return fail(std::move(bounded.error()));
-  return std::shared_ptr<Driver>(std::move(*bounded));
+  return shared(std::move(*bounded));
 }
 
 }  // namespace
