@@ -71,8 +71,14 @@ class Signs {
 
 class BoundedDriver final : public Driver {
  public:
-  BoundedDriver(std::unique_ptr<Driver> inner, CallerSource source, const DriverPatience& patience)
-      : inner_(std::move(inner)), source_(std::move(source)), patience_(patience) {}
+  // `lasting`: it lives as long as a program of somebody else's. A caller that has restored has the
+  // driver initialised, and would be a CUDA process below that program for all the time.
+  BoundedDriver(std::unique_ptr<Driver> inner, CallerSource source, const DriverPatience& patience,
+                bool lasting)
+      : inner_(std::move(inner)),
+        source_(std::move(source)),
+        patience_(patience),
+        lasting_(lasting) {}
 
   const DriverInfo& info() const override { return inner_->info(); }
 
@@ -138,6 +144,13 @@ class BoundedDriver final : public Driver {
     auto found = std::find_if(idle_.begin(), idle_.end(), [&](const Caller& caller) {
       return caller.initialised == initialised;
     });
+    // Made ready for a restore that never came.
+    if (found == idle_.end() && lasting_ && !initialised) {
+      for (Caller& caller : idle_)
+        caller.let_go();
+      idle_.clear();
+      found = idle_.end();
+    }
     if (found == idle_.end() && !idle_.empty()) found = idle_.begin();
     if (found != idle_.end()) {
       Caller caller = std::move(*found);
@@ -148,7 +161,11 @@ class BoundedDriver final : public Driver {
     if (!made) return std::nullopt;
     return std::move(*made);
   }
-  void put_back(Caller caller) {
+  void put_back(Caller caller, const CallRequest& request) {
+    if (lasting_ && request.action == Action::kRestore &&
+        request.kind == CallRequest::Kind::kAction) {
+      return caller.let_go();
+    }
     const std::scoped_lock lock(mutex_);
     idle_.push_back(std::move(caller));
   }
@@ -204,7 +221,7 @@ class BoundedDriver final : public Driver {
       const auto turn = std::clamp(left, milliseconds(1), looks ? kPoll : kForEver);
       if (auto answer = caller->wait(turn, gone)) {
         caller->initialised = caller->initialised || restores;
-        put_back(std::move(*caller));
+        put_back(std::move(*caller), request);
         note(Pid{request.pid}, true);
         if (answer->cu_result == 0) return answer->value;
         return tl::unexpected<DriverFailure>(describe(answer->cu_result));
@@ -268,6 +285,7 @@ class BoundedDriver final : public Driver {
   std::unique_ptr<Driver> inner_;
   CallerSource source_;
   DriverPatience patience_;
+  bool lasting_;
   std::mutex mutex_;
   std::vector<Caller> idle_;
   std::set<Pid> silent_;
@@ -280,7 +298,7 @@ Result<std::unique_ptr<Driver>> bound_driver(std::unique_ptr<Driver>& driver,
   auto source = CallerSource::start(*driver);
   if (!source) return fail(std::move(source.error()));
   return std::unique_ptr<Driver>(
-      new BoundedDriver(std::move(driver), std::move(*source), patience));
+      new BoundedDriver(std::move(driver), std::move(*source), patience, false));
 }
 
 Result<std::unique_ptr<Driver>> bound_driver_by(const std::string& program,
@@ -290,7 +308,7 @@ Result<std::unique_ptr<Driver>> bound_driver_by(const std::string& program,
   auto source = CallerSource::start_program(program, library);
   if (!source) return fail(std::move(source.error()));
   return std::unique_ptr<Driver>(
-      new BoundedDriver(std::move(driver), std::move(*source), patience));
+      new BoundedDriver(std::move(driver), std::move(*source), patience, true));
 }
 
 }  // namespace stasis

@@ -49,6 +49,8 @@ class Caller {
   std::optional<CallAnswer> wait(std::chrono::milliseconds timeout, bool& gone) const;
   // And waits until nothing of it is left.
   void kill();
+  // It ends by itself, soon; only while it has nothing to do.
+  void let_go() { socket_.reset(); }
 
   bool initialised = false;  // has the driver initialised for a restore
 
