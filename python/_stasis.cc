@@ -5,9 +5,6 @@
 // Every call of the library is made in a thread of its own, with all signals blocked, while the
 // thread of Python that asked for it waits without the GIL. Every 50 ms that one looks for signals
 // as only it can, so that Ctrl-C is answered, and hands out what the call had to tell.
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
-
 #include <chrono>
 #include <condition_variable>
 #include <csignal>
@@ -19,6 +16,9 @@
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include "stasis/stasis.h"
 
@@ -44,10 +44,10 @@ py::object& error_factory() {
     return py::reinterpret_steal<py::object>(PyUnicode_DecodeUTF8(
         from, static_cast<Py_ssize_t>(std::char_traits<char>::length(from)), "backslashreplace"));
   };
-  py::object exception = error_factory()(
-      code == nullptr ? "internal" : code, text(stasis_error_message(error)),
-      text(stasis_error_remedy(error)), stasis_error_driver_number(error),
-      text(stasis_error_driver_name(error)), text(stasis_error_driver_text(error)));
+  py::object exception =
+      error_factory()(code == nullptr ? "internal" : code, text(stasis_error_message(error)),
+                      text(stasis_error_remedy(error)), stasis_error_driver_number(error),
+                      text(stasis_error_driver_name(error)), text(stasis_error_driver_text(error)));
   stasis_error_free(error);
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
   throw py::error_already_set();
@@ -72,7 +72,8 @@ struct Told {
     try {
       const std::lock_guard lock(self->mutex);
       self->progress.push_back({phase, done, total});
-    } catch (...) {  // NOLINT(bugprone-empty-catch): no memory for it, and nothing is lost but a word
+    } catch (
+        ...) {  // NOLINT(bugprone-empty-catch): no memory for it, and nothing is lost but a word
     }
   }
   static void on_note(const char* text, void* told) {
@@ -444,11 +445,9 @@ class Session {
         {progress, note});
   }
   std::string recover(int pid, const py::object& note) {
-    return run_for_text(
-        [&](const stasis_call& given, char** text) {
-          return stasis_recover(session_, pid, &given, text);
-        },
-        {py::none(), note});
+    return run_for_text([&](const stasis_call& given,
+                            char** text) { return stasis_recover(session_, pid, &given, text); },
+                        {py::none(), note});
   }
 
   static std::string inspect(Session* session, const std::string& images_dir, bool verify,
