@@ -176,6 +176,58 @@ class Calls(harness.Case):
             target.finish()
 
 
+# Of cuda.core.checkpoint, by its source (1.2.0) and the driver's documentation; python.same_program of
+# tests/gpu compares with the package itself.
+SAID = """\
+Process('12') -> TypeError
+Process(True) -> TypeError
+Process(0) -> ValueError
+Process(-1) -> ValueError
+Process(1.5) -> TypeError
+Process(None) -> TypeError
+pid is True
+pid = 5 -> AttributeError
+a new attribute -> AttributeError
+state: running
+restore thread: int True
+lock(-1) -> ValueError
+lock(1.5) -> TypeError
+lock(True) -> TypeError
+lock('5') -> TypeError
+restore('x') -> TypeError
+restore([('a', 'b')]) -> TypeError
+restore(of no UUID) -> ValueError
+restore(of no UUID) -> TypeError
+unlock() while it runs -> an error with ILLEGAL_STATE
+checkpoint() while it runs -> an error with ILLEGAL_STATE
+state of no CUDA process -> an error 
+""" + """\
+lock: locked
+lock() again -> an error with ILLEGAL_STATE
+checkpoint: checkpointed
+checkpoint() again -> an error with ILLEGAL_STATE
+restore: locked
+unlock: running
+""" * 4 + """\
+lock without a limit: locked
+and back: running
+"""
+
+
+class SameProgram(harness.Case):
+    def test_a_program_for_the_other_package(self):
+        target = self.target()
+        with open(os.path.join(harness.SOURCE, "tests/gpu/acceptance/checkpoint_program.py"), encoding="utf-8") as file:
+            program = "import stasis as checkpoint\n" + file.read()
+        uuids = [uuid[4:] for uuid in harness.gpu_uuids()]
+        done = subprocess.run([sys.executable, "-c", program, str(target.pid), *uuids], stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, check=False)
+        self.assertEqual(done.stderr.decode(), "")
+        self.assertEqual(done.stdout.decode(), SAID)
+        target.goes_on()
+        target.finish()
+
+
 class Locked(harness.Case):
     def test_inside_it_is_locked_and_afterwards_it_runs(self):
         target = self.target()
