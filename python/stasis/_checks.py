@@ -13,7 +13,8 @@ MOST_MS = 2**32 - 1
 
 def integer(value, name):
     """An int, or what counts as one (numpy's integers); a bool does not."""
-    if isinstance(value, bool):
+    # numpy's bool_ is no bool, and older versions give it an __index__ all the same.
+    if isinstance(value, bool) or getattr(getattr(value, "dtype", None), "kind", "") == "b":
         raise TypeError(f"{name} must be an int, not a bool")
     try:
         return operator.index(value)
