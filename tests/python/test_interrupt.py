@@ -38,6 +38,25 @@ class Interrupted(harness.Case):
         self.interrupted(process.lock, 50_000)
         self.assertEqual(process.state, "running")
 
+    def test_a_lock_that_won_against_it_is_undone(self):
+        target = self.target()
+        process = stasis.Process(target.pid)
+        self.faults("lock:delay=335ms")
+        # Signals are looked at every 50 ms, so one that comes between 300 and 335 is seen when it is over.
+        for moment in (0.306, 0.312, 0.318, 0.324, 0.36):
+            returned = False
+            with self.assertRaises(KeyboardInterrupt):
+                harness.interrupt_in(moment)
+                process.lock()
+                returned = True
+                time.sleep(1)
+            # Late, on a machine that has much to do, it comes when lock() has returned.
+            self.assertEqual(process.state, "locked" if returned else "running", moment)
+            if returned:
+                process.unlock()
+        self.no_faults()
+        target.goes_on()
+
     def test_the_enter_of_locked(self):
         target = self.busy_target()
         process = stasis.Process(target.pid)
