@@ -215,95 +215,102 @@ const char* c_string(const std::optional<std::string>& text) {
   return text ? text->c_str() : nullptr;
 }
 
+// What the library has given, given back on every way out, also where a constructor raises.
+template <class T, void (*give_back)(T*)>
+struct Owned {
+  T* it = nullptr;
+  Owned() = default;
+  Owned(const Owned&) = delete;
+  Owned& operator=(const Owned&) = delete;
+  ~Owned() { give_back(it); }
+};
+
 // Runs a call that gives a text.
 std::string run_for_text(const std::function<stasis_error*(const stasis_call&, char**)>& call,
                          const Callbacks& callbacks = {}, const std::function<void()>& undo = {}) {
-  char* text = nullptr;
-  run([&](const stasis_call& given) { return call(given, &text); }, callbacks, undo);
-  std::string out = text == nullptr ? "" : text;
-  stasis_free(text);
-  return out;
+  Owned<char, stasis_free> text;
+  run([&](const stasis_call& given) { return call(given, &text.it); }, callbacks, undo);
+  return text.it == nullptr ? "" : text.it;
 }
 
 class Process {
  public:
   Process(stasis_session* session, int pid) {
-    run([&](const stasis_call&) { return stasis_process_open(session, pid, &process_); });
+    run([&](const stasis_call&) { return stasis_process_open(session, pid, &process_.it); });
   }
-  Process(const Process&) = delete;
-  Process& operator=(const Process&) = delete;
-  ~Process() { stasis_process_close(process_); }
 
   std::string state() {
     stasis_state state{};
-    run([&](const stasis_call&) { return stasis_process_state(process_, &state); });
+    run([&](const stasis_call&) { return stasis_process_state(process_.it, &state); });
     const char* name = stasis_state_name(state);
     return name == nullptr ? "failed" : name;
   }
   int restore_thread_id() {
     int thread = 0;
-    run([&](const stasis_call&) { return stasis_process_restore_thread_id(process_, &thread); });
+    run([&](const stasis_call&) { return stasis_process_restore_thread_id(process_.it, &thread); });
     return thread;
   }
   void lock(std::uint32_t timeout_ms) {
-    run([&](const stasis_call& given) { return stasis_process_lock(process_, timeout_ms, &given); },
-        {}, [&] { stasis_error_free(stasis_process_unlock(process_)); });
+    run(
+        [&](const stasis_call& given) {
+          return stasis_process_lock(process_.it, timeout_ms, &given);
+        },
+        {}, [&] { stasis_error_free(stasis_process_unlock(process_.it)); });
   }
   void checkpoint() {
-    run([&](const stasis_call&) { return stasis_process_checkpoint(process_); });
+    run([&](const stasis_call&) { return stasis_process_checkpoint(process_.it); });
   }
   void restore(const Pairs& pairs) {
     const auto given = c_pairs(pairs);
     run([&](const stasis_call&) {
-      return stasis_process_restore(process_, given.data(), given.size());
+      return stasis_process_restore(process_.it, given.data(), given.size());
     });
   }
   void unlock() {
-    run([&](const stasis_call&) { return stasis_process_unlock(process_); });
+    run([&](const stasis_call&) { return stasis_process_unlock(process_.it); });
   }
   void bring_to_running() {
-    run([&](const stasis_call&) { return stasis_process_bring_to(process_, STASIS_RUNNING, 0); });
+    run([&](const stasis_call&) {
+      return stasis_process_bring_to(process_.it, STASIS_RUNNING, 0);
+    });
   }
 
  private:
-  stasis_process* process_ = nullptr;
+  Owned<stasis_process, stasis_process_close> process_;
 };
 
 class Group {
  public:
   Group(stasis_session* session, int pid) {
-    run([&](const stasis_call&) { return stasis_group_open(session, pid, &group_); });
+    run([&](const stasis_call&) { return stasis_group_open(session, pid, &group_.it); });
   }
-  Group(const Group&) = delete;
-  Group& operator=(const Group&) = delete;
-  ~Group() { stasis_group_close(group_); }
 
   std::string members() {
     return run_for_text(
-        [&](const stasis_call&, char** text) { return stasis_group_members(group_, text); });
+        [&](const stasis_call&, char** text) { return stasis_group_members(group_.it, text); });
   }
   void lock(std::uint32_t timeout_ms) {
-    run([&](const stasis_call& given) { return stasis_group_lock(group_, timeout_ms, &given); }, {},
-        [&] { stasis_error_free(stasis_group_unlock(group_)); });
+    run([&](const stasis_call& given) { return stasis_group_lock(group_.it, timeout_ms, &given); },
+        {}, [&] { stasis_error_free(stasis_group_unlock(group_.it)); });
   }
   void checkpoint(const py::object& progress) {
-    run([&](const stasis_call& given) { return stasis_group_checkpoint(group_, &given); },
+    run([&](const stasis_call& given) { return stasis_group_checkpoint(group_.it, &given); },
         {progress, py::none()});
   }
   void restore(const Pairs& pairs, const py::object& progress) {
     const auto given_pairs = c_pairs(pairs);
     run(
         [&](const stasis_call& given) {
-          return stasis_group_restore(group_, given_pairs.data(), given_pairs.size(), &given);
+          return stasis_group_restore(group_.it, given_pairs.data(), given_pairs.size(), &given);
         },
         {progress, py::none()});
   }
   void unlock() {
-    run([&](const stasis_call&) { return stasis_group_unlock(group_); });
+    run([&](const stasis_call&) { return stasis_group_unlock(group_.it); });
   }
 
  private:
-  stasis_group* group_ = nullptr;
+  Owned<stasis_group, stasis_group_close> group_;
 };
 
 // Options of a dump by their names, as the package gives them.
@@ -344,18 +351,15 @@ class Session {
     options.library = c_string(library);
     options.answer_timeout_ms = answer_timeout_ms;
     options.work_timeout_ms = work_timeout_ms;
-    run([&](const stasis_call&) { return stasis_session_open(&options, &session_); });
+    run([&](const stasis_call&) { return stasis_session_open(&options, &session_.it); });
   }
-  Session(const Session&) = delete;
-  Session& operator=(const Session&) = delete;
-  ~Session() { stasis_session_close(session_); }
 
-  std::string driver_version() const { return stasis_session_driver_version(session_); }
-  int cuda_version() const { return stasis_session_cuda_version(session_); }
-  bool simulated() const { return stasis_session_is_simulated(session_); }
+  std::string driver_version() const { return stasis_session_driver_version(session_.it); }
+  int cuda_version() const { return stasis_session_cuda_version(session_.it); }
+  bool simulated() const { return stasis_session_is_simulated(session_.it); }
 
-  std::unique_ptr<Process> process(int pid) { return std::make_unique<Process>(session_, pid); }
-  std::unique_ptr<Group> group(int pid) { return std::make_unique<Group>(session_, pid); }
+  std::unique_ptr<Process> process(int pid) { return std::make_unique<Process>(session_.it, pid); }
+  std::unique_ptr<Group> group(int pid) { return std::make_unique<Group>(session_.it, pid); }
 
   std::string suspend(int pid, std::uint32_t timeout_ms, bool ignore_obstacles,
                       const py::object& progress, const py::object& note) {
@@ -365,10 +369,10 @@ class Session {
     options.ignore_obstacles = ignore_obstacles;
     return run_for_text(
         [&](const stasis_call& given, char** text) {
-          return stasis_suspend(session_, pid, &options, &given, text);
+          return stasis_suspend(session_.it, pid, &options, &given, text);
         },
         {progress, note},
-        [&] { stasis_error_free(stasis_resume(session_, pid, nullptr, nullptr, nullptr)); });
+        [&] { stasis_error_free(stasis_resume(session_.it, pid, nullptr, nullptr, nullptr)); });
   }
   std::string resume(int pid, const Pairs& pairs, std::uint32_t time_limit_ms,
                      const py::object& progress, const py::object& note) {
@@ -380,7 +384,7 @@ class Session {
     options.time_limit_ms = time_limit_ms;
     return run_for_text(
         [&](const stasis_call& given, char** text) {
-          return stasis_resume(session_, pid, &options, &given, text);
+          return stasis_resume(session_.it, pid, &options, &given, text);
         },
         {progress, note});
   }
@@ -411,7 +415,7 @@ class Session {
     from.take("external", options.external, options.external_count);
     return run_for_text(
         [&](const stasis_call& given, char** text) {
-          return stasis_dump(session_, pid, &options, &given, text);
+          return stasis_dump(session_.it, pid, &options, &given, text);
         },
         {progress, note});
   }
@@ -440,13 +444,13 @@ class Session {
     from.take("manage_cgroups", options.manage_cgroups);
     return run_for_text(
         [&](const stasis_call& given, char** text) {
-          return stasis_restore(session_, &options, &given, text);
+          return stasis_restore(session_.it, &options, &given, text);
         },
         {progress, note});
   }
   std::string recover(int pid, const py::object& note) {
     return run_for_text([&](const stasis_call& given,
-                            char** text) { return stasis_recover(session_, pid, &given, text); },
+                            char** text) { return stasis_recover(session_.it, pid, &given, text); },
                         {py::none(), note});
   }
 
@@ -463,14 +467,14 @@ class Session {
     options.criu = c_string(criu);
     return run_for_text(
         [&](const stasis_call& given, char** text) {
-          return stasis_inspect(session == nullptr ? nullptr : session->session_, &options, &given,
-                                text);
+          return stasis_inspect(session == nullptr ? nullptr : session->session_.it, &options,
+                                &given, text);
         },
         {progress, py::none()});
   }
 
  private:
-  stasis_session* session_ = nullptr;
+  Owned<stasis_session, stasis_session_close> session_;
 };
 
 // (number, name, exit status, meaning) of every code but "no error".

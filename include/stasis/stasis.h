@@ -21,8 +21,8 @@
  *
  * Signals. The library installs no handlers. Handlers of the program should have SA_RESTART.
  *
- * Who may do this: the owner of the process, or root, and more than one process away CAP_SYS_PTRACE
- * (kernel.yama.ptrace_scope). Normally one process acts on another: the calls of a locked
+ * Who may do this: the user whose process it is, or root; where kernel.yama.ptrace_scope is not 0,
+ * whoever has CAP_SYS_PTRACE. Normally one process acts on another: the calls of a locked
  * process to its own driver wait, those that would unlock it too. docs/python.md shows how a
  * program has a helper suspend it.
  */

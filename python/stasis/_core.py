@@ -541,14 +541,20 @@ class Group(_Handle):
         """For a `with` statement: locked inside of it, and running again on every way out."""
         _checks.milliseconds(timeout_ms, "timeout_ms")
         ours = True
+        locked = []
         try:
             try:
                 self.lock(timeout_ms)
             except Exception:
                 ours = False
                 raise
+            locked += [Process(one.pid) for one in self.members if one.cuda]
             yield self
         finally:
             if ours:
-                with contextlib.suppress(*_GONE):
+                with contextlib.suppress(*_GONE, _errors.NotCuda):
                     recover(self._pid)
+                # Where the root has ended inside, nobody finds the others below it any more.
+                for process in locked:
+                    with contextlib.suppress(*_GONE, _errors.NotCuda):
+                        process._use().bring_to_running()

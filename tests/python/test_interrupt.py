@@ -101,6 +101,31 @@ class Interrupted(harness.Case):
         target.goes_on()
         target.finish()
 
+    def test_a_restore_is_undone_or_finished(self):
+        image = os.path.join(self.folder(), "image")
+        ended = set()
+        for moment in (0.05, 0.15, 0.3, 0.6):
+            target = self.target("memory", "--size", "32M")
+            stasis.dump(target.pid, image, overwrite=True)
+            os.waitpid(target.pid, 0)
+            self.faults("restore:rate=64M")
+            with self.assertRaises(KeyboardInterrupt):
+                harness.interrupt_in(moment)
+                stasis.restore(image)
+                time.sleep(1)
+            self.no_faults()
+            finished = os.path.exists(f"/proc/{target.pid}")
+            ended.add(finished)
+            if finished:
+                self.assertEqual(stasis.Process(target.pid).state, "running")
+                target.goes_on()
+                target.finish()
+            else:
+                target.pid = None
+                self.assertTrue(stasis.inspect(image)["restorable"])
+            self.assertEqual(stasis.recover(), [])
+        self.assertEqual(ended, {True, False})
+
     def test_a_checkpoint_is_finished_first(self):
         target = self.target("memory", "--size", "32M")
         process = stasis.Process(target.pid)

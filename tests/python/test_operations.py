@@ -132,6 +132,18 @@ class Group(harness.Case):
         target.goes_on()
         target.finish()
 
+    def test_a_root_that_ends_inside_leaves_nobody_locked(self):
+        target = self.target("tree", "--children", 2, "--size", "4M")
+        harness.wait_until(lambda: sum(harness.gpus_used()) > 8 << 20)
+        children = children_of(target.pid)
+        self.addCleanup(lambda: [os.kill(pid, signal.SIGKILL) for pid in children if os.path.exists(f"/proc/{pid}")])
+        with stasis.Group(target.pid).locked():
+            self.assertEqual([harness.state_of(pid) for pid in children], ["locked"] * 2)
+            os.kill(target.pid, signal.SIGKILL)
+            os.waitpid(target.pid, 0)
+            target.pid = None
+        self.assertEqual([harness.state_of(pid) for pid in children], ["running"] * 2)
+
     def test_processes_that_wait_for_each_other(self):
         target = self.target("collective", "--children", 3)
         group = stasis.Group(target.pid)
