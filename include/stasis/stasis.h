@@ -29,6 +29,7 @@
 #ifndef STASIS_STASIS_H
 #define STASIS_STASIS_H
 
+/* C's names and headers. NOLINTBEGIN(readability-identifier-naming,modernize-*) */
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -369,5 +370,6 @@ STASIS_API stasis_error* stasis_inspect(stasis_session* session,
 #ifdef __cplusplus
 }
 #endif
+/* NOLINTEND(readability-identifier-naming,modernize-*) */
 
 #endif

@@ -210,12 +210,12 @@ std::string to_wire(const Request& request) {
   return out;
 }
 
-std::optional<Response> response_from_wire(std::string_view text) {
-  return reading(text, read_response);
+std::optional<Response> response_from_wire(std::string_view wire) {
+  return reading(wire, read_response);
 }
 
-std::optional<DumpStatistics> statistics_from_wire(std::string_view text) {
-  return reading(text, [](pbf_reader from) -> std::optional<DumpStatistics> {
+std::optional<DumpStatistics> statistics_from_wire(std::string_view wire) {
+  return reading(wire, [](pbf_reader from) -> std::optional<DumpStatistics> {
     DumpStatistics out;
     while (from.next()) {
       if (from.tag_and_type() == bytes(1)) {

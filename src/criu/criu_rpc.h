@@ -98,7 +98,7 @@ struct DumpStatistics {
 
 std::string to_wire(const Request& request);
 // Nothing if it is no such message, or one that lacks what it must have.
-std::optional<Response> response_from_wire(std::string_view bytes);
-std::optional<DumpStatistics> statistics_from_wire(std::string_view bytes);
+std::optional<Response> response_from_wire(std::string_view wire);
+std::optional<DumpStatistics> statistics_from_wire(std::string_view wire);
 
 }  // namespace stasis::criu_rpc

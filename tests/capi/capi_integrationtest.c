@@ -1,6 +1,5 @@
 /* The C interface, used from C: every function once, on a real process on the simulated driver, with
  * the real CRIU. Prints TAP. STASIS_BUILD is the build folder; the driver is STASIS_LIBCUDA's. */
-#define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
@@ -18,7 +17,6 @@
 static int count, failed, wrong;
 static char folder[256];
 static stasis_session *session;
-extern char **environ;
 
 #define CHECK(condition)                                                        \
   do {                                                                          \
@@ -60,7 +58,7 @@ static long round_of(const char *status) {
   if (file == NULL) return 0;
   const size_t got = fread(text, 1, sizeof text - 1, file);
   fclose(file);
-  return got > 6 ? atol(text + 6) : 0;
+  return got > 6 ? strtol(text + 6, NULL, 10) : 0;
 }
 
 static void status_path(char *to, size_t size, const char *name) {
