@@ -72,6 +72,8 @@ need_clang() { command -v "$1-14" >/dev/null || skip "$1-14 is not installed"; }
     'sim/a.cc|<stasis/error.h>|sim may not include include'
     'preload/a.cc|"base/fd.h"|preload may not include base'
     'include/stasis/a.h|"base/fd.h"|include may not include base'
+    'capi/a.cc|"cli/verbs.h"|capi may not include cli'
+    'python/a.cc|"base/fd.h"|python may not include base'
   )
   for case in "${cases[@]}"; do
     IFS='|' read -r file header message <<<"$case"
@@ -181,6 +183,31 @@ need_clang() { command -v "$1-14" >/dev/null || skip "$1-14 is not installed"; }
   chmod +x "$TREE/tools/check.d/always"
   check --only extra
   caught extra "differs from --help"
+}
+
+@test "extra: a C interface that is not what it was" {
+  command -v cc >/dev/null || skip "there is no C compiler"
+  mkdir -p "$TREE/capi"
+  local good='#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#define STASIS_API
+typedef enum stasis_code { STASIS_OK = 0, STASIS_USAGE = 1 } stasis_code;
+typedef struct stasis_call {
+  size_t size;
+  uint32_t a; /* one; or two */
+  void (*progress)(const char* phase, void* data);
+} stasis_call;
+STASIS_API void stasis_free(char* text);'
+  write include/stasis/stasis.h "$good"
+  (cd "$TREE" && tools/check.d/c-abi --update)
+  check --only extra
+  [ "$status" -eq 0 ]
+  for change in 's/uint32_t a;/uint64_t a;/' 's/= 1/= 2/' 's/char\* text/const char* text/' 's/ a;/ a; uint32_t b;/' '/stasis_free/d'; do
+    write include/stasis/stasis.h "$(sed "$change" <<<"$good")"
+    check --only extra
+    caught extra capi/abi.txt
+  done
 }
 
 @test "tidy: a name against the house style, and names of the driver left alone" {

@@ -45,9 +45,14 @@ _stasis() {
     inspect:--criu) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -f -- "$word"); return ;;
     inspect:--driver-timeout) :; return ;;
     logs:-D|logs:--images-dir) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -d -- "$word"); return ;;
+    report:-D|report:--images-dir) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -d -- "$word"); return ;;
+    report:-o|report:--output) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -f -- "$word"); return ;;
+    report:-d|report:--device-map) :; return ;;
+    report:--criu) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -f -- "$word"); return ;;
+    report:--driver-timeout) :; return ;;
   esac
   case $verb in
-    '') words='run ps suspend resume dump restore recover doctor explain inspect logs -h --help --version --json -v --verbose -q --quiet' ;;
+    '') words='run ps suspend resume dump restore recover doctor explain inspect logs report -h --help --version --json -v --verbose -q --quiet' ;;
     run) words='-h --help --json -v --verbose -q --quiet' ;;
     ps) words='-h --help -t --timeout -w --watch --json -v --verbose -q --quiet' ;;
     suspend) words='-h --help -t --timeout --force --ignore-obstacles --json -v --verbose -q --quiet --driver-timeout' ;;
@@ -59,6 +64,7 @@ _stasis() {
     explain) words='-h --help --json -v --verbose -q --quiet' ;;
     inspect) words='-h --help -D --images-dir --verify -d --device-map --criu --json -v --verbose -q --quiet --driver-timeout' ;;
     logs) words='-h --help -D --images-dir --full --json -v --verbose -q --quiet' ;;
+    report) words='-h --help -D --images-dir -o --output -f --force --verify -d --device-map --criu --json -v --verbose -q --quiet --driver-timeout' ;;
   esac
   if [[ $word != -* ]]; then
     case $verb in
@@ -66,7 +72,7 @@ _stasis() {
         mapfile -t COMPREPLY < <(compgen -W "$(stasis ps -q -t 200 2>/dev/null | awk 'NR > 1 { print $1 }')" -- "$word")
         return
         ;;
-      inspect|logs)
+      inspect|logs|report)
         compopt -o filenames
         mapfile -t COMPREPLY < <(compgen -d -- "$word")
         return

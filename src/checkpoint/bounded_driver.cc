@@ -71,8 +71,14 @@ class Signs {
 
 class BoundedDriver final : public Driver {
  public:
-  BoundedDriver(std::unique_ptr<Driver> inner, CallerSource source, const DriverPatience& patience)
-      : inner_(std::move(inner)), source_(std::move(source)), patience_(patience) {}
+  // `lasting`: it lives as long as a program of somebody else's. A caller that has restored has the
+  // driver initialised, and would be a CUDA process below that program for all the time.
+  BoundedDriver(std::unique_ptr<Driver> inner, CallerSource source, const DriverPatience& patience,
+                bool lasting)
+      : inner_(std::move(inner)),
+        source_(std::move(source)),
+        patience_(patience),
+        lasting_(lasting) {}
 
   const DriverInfo& info() const override { return inner_->info(); }
 
@@ -90,6 +96,12 @@ class BoundedDriver final : public Driver {
     CallRequest lock = request(Action::kLock, pid);
     lock.timeout_ms = timeout.count();
     return done(call(lock));
+  }
+  DriverResult<void> lock_unless(Pid pid, milliseconds timeout,
+                                 const Interrupt& interrupt) override {
+    CallRequest lock = request(Action::kLock, pid);
+    lock.timeout_ms = timeout.count();
+    return done(call(lock, &interrupt));
   }
   DriverResult<void> checkpoint(Pid pid) override {
     return done(call(request(Action::kCheckpoint, pid)));
@@ -132,6 +144,13 @@ class BoundedDriver final : public Driver {
     auto found = std::find_if(idle_.begin(), idle_.end(), [&](const Caller& caller) {
       return caller.initialised == initialised;
     });
+    // Made ready for a restore that never came.
+    if (found == idle_.end() && lasting_ && !initialised) {
+      for (Caller& caller : idle_)
+        caller.let_go();
+      idle_.clear();
+      found = idle_.end();
+    }
     if (found == idle_.end() && !idle_.empty()) found = idle_.begin();
     if (found != idle_.end()) {
       Caller caller = std::move(*found);
@@ -142,7 +161,11 @@ class BoundedDriver final : public Driver {
     if (!made) return std::nullopt;
     return std::move(*made);
   }
-  void put_back(Caller caller) {
+  void put_back(Caller caller, const CallRequest& request) {
+    if (lasting_ && request.action == Action::kRestore &&
+        request.kind == CallRequest::Kind::kAction) {
+      return caller.let_go();
+    }
     const std::scoped_lock lock(mutex_);
     idle_.push_back(std::move(caller));
   }
@@ -171,18 +194,18 @@ class BoundedDriver final : public Driver {
   }
 
   // A question that was lost with its caller is put again.
-  DriverResult<int> call(const CallRequest& request) {
-    auto answer = call_once(request);
+  DriverResult<int> call(const CallRequest& request, const Interrupt* interrupt = nullptr) {
+    auto answer = call_once(request, interrupt);
     const bool asks =
         request.action == Action::kGetState || request.action == Action::kGetRestoreThreadId;
     if (answer || answer.error().number != kDriverCallLost || !asks) return answer;
-    return call_once(request);
+    return call_once(request, interrupt);
   }
 
-  DriverResult<int> call_once(const CallRequest& request) {
+  DriverResult<int> call_once(const CallRequest& request, const Interrupt* interrupt) {
     const bool restores = request.action == Action::kRestore;
     auto caller = take(restores);
-    if (!caller || !caller->send(request)) return call_here(request);
+    if (!caller || !caller->send(request)) return call_here(request, interrupt);
     const milliseconds patience = patience_for(request);
     const bool works = restores || request.action == Action::kCheckpoint;
     std::optional<Signs> signs;
@@ -194,15 +217,20 @@ class BoundedDriver final : public Driver {
           patience.count() == 0
               ? kForEver
               : std::chrono::duration_cast<milliseconds>(last + patience - Clock::now());
-      const auto turn = std::clamp(left, milliseconds(1), works ? kPoll : kForEver);
+      const bool looks = works || interrupt != nullptr;
+      const auto turn = std::clamp(left, milliseconds(1), looks ? kPoll : kForEver);
       if (auto answer = caller->wait(turn, gone)) {
         caller->initialised = caller->initialised || restores;
-        put_back(std::move(*caller));
+        put_back(std::move(*caller), request);
         note(Pid{request.pid}, true);
         if (answer->cu_result == 0) return answer->value;
         return tl::unexpected<DriverFailure>(describe(answer->cu_result));
       }
       if (gone) return failure(kDriverCallLost, "the process that made the call has ended");
+      if (interrupt != nullptr && interrupt->requested()) {
+        caller->kill();
+        return failure(kDriverInterrupted, "somebody asked to stop");
+      }
       if (signs && signs->any()) last = Clock::now();
       if (patience.count() == 0 || Clock::now() - last < patience) continue;
       // Nothing of the call is left when this returns, so that it cannot come to anything later.
@@ -213,7 +241,7 @@ class BoundedDriver final : public Driver {
   }
 
   // Where no process is to be had.
-  DriverResult<int> call_here(const CallRequest& request) {
+  DriverResult<int> call_here(const CallRequest& request, const Interrupt* interrupt) {
     const Pid pid{request.pid};
     if (request.kind == CallRequest::Kind::kPrepareRestore) return 0;
     DriverResult<void> result;
@@ -229,7 +257,9 @@ class BoundedDriver final : public Driver {
         return thread->value;
       }
       case Action::kLock:
-        result = inner_->lock(pid, milliseconds(request.timeout_ms));
+        result = interrupt == nullptr
+                     ? inner_->lock(pid, milliseconds(request.timeout_ms))
+                     : inner_->lock_unless(pid, milliseconds(request.timeout_ms), *interrupt);
         break;
       case Action::kCheckpoint:
         result = inner_->checkpoint(pid);
@@ -246,13 +276,16 @@ class BoundedDriver final : public Driver {
   }
 
   static tl::unexpected<DriverFailure> failure(int number, std::string text) {
-    return tl::unexpected<DriverFailure>(DriverFailure{
-        number, number == kDriverNoAnswer ? "no answer" : "call lost", std::move(text)});
+    const char* name = number == kDriverNoAnswer      ? "no answer"
+                       : number == kDriverInterrupted ? "interrupted"
+                                                      : "call lost";
+    return tl::unexpected<DriverFailure>(DriverFailure{number, name, std::move(text)});
   }
 
   std::unique_ptr<Driver> inner_;
   CallerSource source_;
   DriverPatience patience_;
+  bool lasting_;
   std::mutex mutex_;
   std::vector<Caller> idle_;
   std::set<Pid> silent_;
@@ -265,7 +298,17 @@ Result<std::unique_ptr<Driver>> bound_driver(std::unique_ptr<Driver>& driver,
   auto source = CallerSource::start(*driver);
   if (!source) return fail(std::move(source.error()));
   return std::unique_ptr<Driver>(
-      new BoundedDriver(std::move(driver), std::move(*source), patience));
+      new BoundedDriver(std::move(driver), std::move(*source), patience, false));
+}
+
+Result<std::unique_ptr<Driver>> bound_driver_by(const std::string& program,
+                                                const std::string& library,
+                                                std::unique_ptr<Driver>& driver,
+                                                const DriverPatience& patience) {
+  auto source = CallerSource::start_program(program, library);
+  if (!source) return fail(std::move(source.error()));
+  return std::unique_ptr<Driver>(
+      new BoundedDriver(std::move(driver), std::move(*source), patience, true));
 }
 
 }  // namespace stasis

@@ -12,6 +12,7 @@
 
 #include <chrono>
 #include <memory>
+#include <string>
 
 #include "driver/driver.h"
 #include "stasis/result.h"
@@ -32,5 +33,15 @@ struct DriverPatience {
 // taken only if all went well.
 Result<std::unique_ptr<Driver>> bound_driver(std::unique_ptr<Driver>& driver,
                                              const DriverPatience& patience);
+
+// The same where there may be threads, and a driver in use, of which a fork would copy half: the
+// callers are forked by `program`, which is started anew with `library` as its argument (empty:
+// as load_driver takes it) and does nothing but serve_driver_calls().
+Result<std::unique_ptr<Driver>> bound_driver_by(const std::string& program,
+                                                const std::string& library,
+                                                std::unique_ptr<Driver>& driver,
+                                                const DriverPatience& patience);
+// That program's work, until whoever has started it is gone.
+[[noreturn]] void serve_driver_calls(Driver& driver);
 
 }  // namespace stasis

@@ -97,6 +97,34 @@ TEST_F(BoundedDriverTest, ACallWithoutAnAnswerIsGivenUpAndComesToNothing) {
   EXPECT_EQ(shared_->completed, 0);
 }
 
+TEST_F(BoundedDriverTest, ALockEndsWhenSomebodyAsksToStopAndComesToNothing) {
+  shared_->hang = true;
+  Interrupt interrupt;
+  std::jthread soon([&] {
+    std::this_thread::sleep_for(milliseconds(200));
+    interrupt.request(2);
+  });
+  const auto start = Clock::now();
+  auto locked = driver_->lock_unless(self_, milliseconds(0), interrupt);
+  EXPECT_LT(since(start).count(), 1.5);
+  ASSERT_FALSE(locked);
+  EXPECT_EQ(locked.error().number, kDriverInterrupted);
+  shared_->hang = false;
+  std::this_thread::sleep_for(std::chrono::seconds(3));
+  EXPECT_EQ(shared_->completed, 0);
+  EXPECT_TRUE(driver_->lock_unless(self_, milliseconds(0), Interrupt()));
+}
+
+TEST_F(BoundedDriverTest, AProgramForTheCallsThatIsNotThereIsAnError) {
+  std::unique_ptr<Driver> fake = std::make_unique<FakeDriver>();
+  auto bounded = bound_driver_by("/nowhere/stasis-driver-calls", "", fake, {});
+  ASSERT_FALSE(bounded);
+  EXPECT_EQ(bounded.error().code, ErrorCode::kIo);
+  EXPECT_NE(bounded.error().message.find("/nowhere/stasis-driver-calls"), std::string::npos);
+  EXPECT_FALSE(bounded.error().remedy.empty());
+  EXPECT_TRUE(fake) << "it was taken all the same";
+}
+
 TEST_F(BoundedDriverTest, OneThatHangsHoldsUpNoOther) {
   shared_->hang = true;
   std::jthread stuck([&] { EXPECT_FALSE(driver_->checkpoint(self_)); });

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <type_traits>
 
 #include "base/fd.h"
@@ -48,6 +49,8 @@ class Caller {
   std::optional<CallAnswer> wait(std::chrono::milliseconds timeout, bool& gone) const;
   // And waits until nothing of it is left.
   void kill();
+  // It ends by itself, soon; only while it has nothing to do.
+  void let_go() { socket_.reset(); }
 
   bool initialised = false;  // has the driver initialised for a restore
 
@@ -61,6 +64,8 @@ class Caller {
 class CallerSource {
  public:
   static Result<CallerSource> start(Driver& driver);
+  // By a program of ours: bound_driver_by(). kIo if it cannot be started.
+  static Result<CallerSource> start_program(const std::string& program, const std::string& library);
   CallerSource(CallerSource&& other) noexcept
       : pid_(std::exchange(other.pid_, 0)), socket_(std::move(other.socket_)) {}
   CallerSource& operator=(CallerSource&&) = delete;

@@ -190,6 +190,30 @@ Result<void> Process::lock_again(std::chrono::milliseconds timeout) {
   });
 }
 
+Result<void> Process::lock_unless(std::chrono::milliseconds timeout, const Interrupt& interrupt) {
+  if (auto stop = interrupt.check(); !stop) return stop;
+  if (auto allowed = expect(Action::kLock, allowed_in(Action::kLock)); !allowed) return allowed;
+  StateGuard guard(*this, CudaState::kRunning);
+  auto done = between(FaultPoint::kLockBefore, FaultPoint::kLockAfter, [&]() -> Result<void> {
+    auto locked = driver_->lock_unless(pid(), timeout, interrupt);
+    if (!locked) return fail(explain(Action::kLock, locked.error()));
+    return {};
+  });
+  const bool answered = done || (done.error().driver && done.error().driver->number >= 0);
+  // Whoever has asked to stop does not reckon with a locked process any more.
+  const bool stopped = done && !(done = interrupt.check());
+  if (answered && !stopped) {
+    guard.dismiss();
+    return done;
+  }
+  if (auto back = guard.undo(); !back) return back;
+  if (interrupt.requested() && done.error().code != ErrorCode::kProcessGone) {
+    return fail(ErrorCode::kInterrupted,
+                fmt::format("the lock of process {} was given up; it runs on", pid().value));
+  }
+  return done;
+}
+
 Result<void> Process::checkpoint() {
   if (auto allowed = expect(Action::kCheckpoint, allowed_in(Action::kCheckpoint)); !allowed) {
     return allowed;

@@ -11,6 +11,7 @@
 #include <span>
 
 #include "base/fd.h"
+#include "base/interrupt.h"
 #include "driver/driver.h"
 #include "proc/procfs.h"
 #include "stasis/cuda_state.h"
@@ -48,6 +49,8 @@ class Process {
   // The same without asking the driver for the state first, which costs time in which a process
   // that was just unlocked gets further. kWrongState if it is locked already.
   Result<void> lock_again(std::chrono::milliseconds timeout);
+  // As lock(), and kInterrupted when `interrupt` asks to stop: it runs then, or kNotRolledBack.
+  Result<void> lock_unless(std::chrono::milliseconds timeout, const Interrupt& interrupt);
   // locked -> checkpointed. kNotSupported (managed memory) leaves it locked.
   Result<void> checkpoint();
   // checkpointed -> locked. `pairs`: empty or complete (see gpu_map.h).

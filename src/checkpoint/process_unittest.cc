@@ -133,6 +133,56 @@ TEST_F(ProcessTest, AlockThatTimesOutLeavesItRunning) {
   EXPECT_EQ(driver_.calls().back().timeout, milliseconds(7));
 }
 
+TEST_F(ProcessTest, AlockWithoutAlimitIsTriedEverLonger) {
+  Process process = open();
+  const Interrupt interrupt;
+  driver_.fail_nth(2, 600);  // the first is the question for the state
+  driver_.fail_nth(3, 600);
+  ASSERT_TRUE(process.lock_unless(milliseconds(0), interrupt));
+  std::vector<milliseconds> tries;
+  for (const auto& call : driver_.calls())
+    if (call.action == Action::kLock) tries.push_back(call.timeout);
+  EXPECT_THAT(tries, ElementsAre(milliseconds(500), milliseconds(1000), milliseconds(2000)));
+  EXPECT_EQ(driver_.state_of(child_.pid()), CudaState::kLocked);
+}
+
+TEST_F(ProcessTest, AlockIsGivenUpBetweenTwoTries) {
+  Process process = open();
+  Interrupt interrupt;
+  driver_.fail_always(Action::kLock, 600);
+  driver_.on_call = [&](const FakeDriver::Call& call) {
+    if (call.action == Action::kLock && call.timeout == milliseconds(1000)) interrupt.request(2);
+  };
+  EXPECT_EQ(process.lock_unless(milliseconds(0), interrupt).error().code, ErrorCode::kInterrupted);
+  EXPECT_EQ(driver_.state_of(child_.pid()), CudaState::kRunning);
+  driver_.forget_calls();
+  EXPECT_EQ(process.lock_unless(milliseconds(0), interrupt).error().code, ErrorCode::kInterrupted);
+  EXPECT_TRUE(driver_.calls().empty()) << "it was asked to stop before";
+}
+
+TEST_F(ProcessTest, AlockThatWonAgainstTheRequestToStopIsUndone) {
+  Process process = open();
+  Interrupt interrupt;
+  driver_.on_call = [&](const FakeDriver::Call& call) {
+    if (call.action == Action::kLock) interrupt.request(2);
+  };
+  EXPECT_EQ(process.lock_unless(milliseconds(100), interrupt).error().code,
+            ErrorCode::kInterrupted);
+  EXPECT_EQ(driver_.state_of(child_.pid()), CudaState::kRunning);
+  EXPECT_THAT(driver_.actions(), ElementsAre(Action::kLock, Action::kUnlock));
+}
+
+TEST_F(ProcessTest, AlockThatTheDriverRefusesIsNotUndone) {
+  Process process = open();
+  const Interrupt interrupt;
+  driver_.fail_always(Action::kLock, 401);  // another tool was quicker
+  EXPECT_EQ(process.lock_unless(milliseconds(100), interrupt).error().code, ErrorCode::kWrongState);
+  EXPECT_THAT(driver_.actions(), ElementsAre(Action::kLock));
+  driver_.add(child_.pid(), CudaState::kLocked);
+  EXPECT_EQ(process.lock_unless(milliseconds(100), interrupt).error().code, ErrorCode::kWrongState);
+  EXPECT_EQ(driver_.state_of(child_.pid()), CudaState::kLocked);
+}
+
 TEST_F(ProcessTest, AmapNeedsAdriverThatTakesOne) {
   Process process = open(CudaState::kCheckpointed);
   driver_.driver_info.has_device_map = false;

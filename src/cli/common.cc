@@ -7,8 +7,6 @@
 
 namespace stasis::cli {
 
-using nlohmann::json;
-
 Result<std::unique_ptr<Driver>> Context::load_driver() {
   auto driver = stasis::load_driver();
   if (driver && (*driver)->info().simulated && !json) {
@@ -61,8 +59,7 @@ Result<std::shared_ptr<direct::MemoryMover>> Context::make_mover(std::span<const
 
 void Context::print(nlohmann::json object) const {
   if (!notes.empty()) object["notes"] = notes;
-  // What a program calls itself need not be UTF-8, and may hold what a terminal obeys: so ASCII.
-  terminal.out_block(object.dump(2, ' ', true, json::error_handler_t::replace));
+  terminal.out_block(json_text(object));
 }
 
 CLI::Option* add_pid(CLI::App& command, Pid& pid) {
@@ -133,58 +130,6 @@ void add_criu_path(CLI::App& command, std::optional<std::string>& path) {
 
 void add_verify(CLI::App& command, bool& verify) {
   command.add_flag("--verify", verify, "read every byte and compare checksums");
-}
-
-json to_json(const ProcessReport& process) {
-  json out = {{"pid", process.pid.value}, {"command", process.comm}, {"cuda", process.cuda}};
-  if (process.cuda) {
-    out["state"] = std::string(process.state ? cuda_state_name(*process.state) : "ended");
-    out["gpu_bytes"] = process.gpu_bytes;
-  }
-  return out;
-}
-
-const char* path_name(const Report& report) {
-  return report.direct_bytes > 0 ? "direct" : "driver";
-}
-
-json to_json(const Report& report) {
-  json processes = json::array();
-  for (const ProcessReport& process : report.processes)
-    processes.push_back(to_json(process));
-  json phases = json::array();
-  for (const PhaseRecord& phase : report.phases) {
-    phases.push_back({{"name", phase.name}, {"seconds", phase.seconds}});
-  }
-  json out = {{"ok", true},
-              {"pid", report.root.value},
-              {"path", path_name(report)},
-              {"processes", processes},
-              {"phases", phases},
-              {"seconds", report.total.count()}};
-  if (report.lock_tries > 0) out["lock_tries"] = report.lock_tries;
-  if (report.direct_bytes > 0) out["direct_bytes"] = report.direct_bytes;
-  return out;
-}
-
-json to_json(const CriuDiagnosis& diagnosis) {
-  return {{"code", error_code_name(diagnosis.code)},
-          {"line", diagnosis.line},
-          {"meaning", diagnosis.meaning},
-          {"remedy", diagnosis.remedy}};
-}
-
-json to_json(const Error& error) {
-  json out = {{"code", std::string(error_code_name(error.code))},
-              {"message", error.to_string()},
-              {"remedy", error.remedy},
-              {"exit_status", exit_status(error.code)}};
-  if (error.driver) {
-    out["driver"] = {{"number", error.driver->number},
-                     {"name", error.driver->name},
-                     {"text", error.driver->text}};
-  }
-  return {{"ok", false}, {"error", out}};
 }
 
 std::string phases_text(const Report& report) {

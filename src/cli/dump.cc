@@ -98,10 +98,7 @@ Result<int> run_dump(Context& context, DumpArguments& options) {
   auto report = dump(context.environment(**driver), options.pid, options.dump);
   if (!report) return fail(std::move(report.error()));
   if (context.json) {
-    nlohmann::json out = to_json(*report);
-    out["images_dir"] = report->images_dir;
-    out["image_bytes"] = report->image_bytes;
-    context.print(out);
+    context.print(to_json(*report));
     return 0;
   }
   context.terminal.out(fmt::format("dumped {} to {} ({}) in {}", subject_text(*report),

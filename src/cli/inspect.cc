@@ -9,8 +9,6 @@
 namespace stasis::cli {
 namespace {
 
-using nlohmann::json;
-
 struct InspectArguments {
   InspectOptions inspect;
   std::optional<std::string> device_map;
@@ -114,77 +112,11 @@ void print_text(Context& context, const ImageReport& report, bool verified) {
   show("here", here);
 }
 
-json machine_json(const MachineFacts& here) {
-  return {{"hostname", here.hostname},         {"kernel_release", here.kernel_release},
-          {"criu_version", here.criu_version}, {"driver_version", here.driver_version},
-          {"cuda_version", here.cuda_version}, {"simulated", here.simulated}};
-}
-
-json report_json(const ImageReport& report) {
-  const Manifest& m = report.manifest;
-  json processes = json::array();
-  for (const ProcessRecord& process : m.processes) {
-    json one = {{"pid", process.pid.value},
-                {"parent", process.parent.value},
-                {"command", process.command},
-                {"cuda", process.cuda},
-                {"threads", process.threads.empty() ? json() : json(process.threads.size() + 1)},
-                {"tcp_ports", process.tcp_ports}};
-    if (process.cuda) {
-      one["state"] = image_cuda_state_name(*process.cuda_state);
-      one["gpu_memory"] = json::array();
-      for (const GpuMemoryRecord& use : process.gpu_memory)
-        one["gpu_memory"].push_back({{"uuid", use.gpu_uuid}, {"bytes", use.bytes}});
-    }
-    processes.push_back(std::move(one));
-  }
-  json gpus = json::array();
-  for (const GpuRecord& gpu : m.gpus)
-    gpus.push_back({{"uuid", gpu.uuid},
-                    {"name", gpu.name},
-                    {"pci_bus_id", gpu.pci_bus_id},
-                    {"total_memory", gpu.total_memory}});
-  json sizes = json::array();
-  for (const ImagePart& part : report.parts)
-    sizes.push_back({{"what", part.what}, {"bytes", part.bytes}});
-  json phases = json::array();
-  for (const PhaseRecord& phase : m.phases)
-    phases.push_back({{"name", phase.name}, {"seconds", phase.seconds}});
-  json checks = json::array();
-  for (const RestoreCheck& check : report.checks) {
-    json one = {{"id", check.id}, {"ok", !check.error}};
-    if (check.error) one["error"] = to_json(*check.error)["error"];
-    checks.push_back(std::move(one));
-  }
-  return {{"ok", true},
-          {"images_dir", report.path},
-          {"image_bytes", m.total_bytes},
-          {"files", m.files.size()},
-          {"created", m.created},
-          {"hostname", m.hostname},
-          {"stasis_version", m.stasis_version},
-          {"kernel_release", m.kernel_release},
-          {"criu_version", criu_version_text(m.criu_version)},
-          {"driver_version", m.driver_version},
-          {"cuda_version", m.cuda_version},
-          {"simulated", m.simulated},
-          {"sync", m.sync == SyncPolicy::kDisk ? "disk" : "none"},
-          {"pid", m.root.value},
-          {"processes", processes},
-          {"gpus", gpus},
-          {"sizes", sizes},
-          {"phases", phases},
-          {"options", options_used(m.criu_options)},
-          {"here", machine_json(report.here)},
-          {"restorable", restorable(report)},
-          {"checks", checks}};
-}
-
 Result<int> run_inspect(Context& context, InspectArguments& arguments) {
   const auto report = inspect_image(context, arguments.inspect, arguments.device_map);
   if (!report) return fail(report.error());
   if (context.json) {
-    context.print(report_json(*report));
+    context.print(to_json(*report));
   } else {
     print_text(context, *report, arguments.inspect.verify);
   }

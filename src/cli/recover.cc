@@ -8,18 +8,6 @@
 namespace stasis::cli {
 namespace {
 
-nlohmann::json recovered_json(const RecoverReport& report) {
-  nlohmann::json processes = nlohmann::json::array();
-  for (const ProcessReport& process : report.processes) {
-    processes.push_back(to_json(process));
-  }
-  nlohmann::json out = {{"pid", report.root.value},    {"operation", report.operation},
-                        {"images_dir", report.image},  {"processes", processes},
-                        {"finished", report.finished}, {"image_kept", report.image_kept}};
-  if (report.error) out["error"] = to_json(*report.error)["error"];
-  return out;
-}
-
 std::string to_text(const RecoverReport& report) {
   const std::string what = report.operation.empty()
                                ? ""
@@ -76,16 +64,14 @@ Result<int> run_recover(Context& context, const RecoverArguments& options) {
     reports.push_back(std::move(*one));
   }
   int status = 0;
-  nlohmann::json recovered = nlohmann::json::array();
   for (const RecoverReport& report : reports) {
-    recovered.push_back(recovered_json(report));
     if (!context.json) context.terminal.out(to_text(report));
     if (!report.error) continue;
     status = exit_status(ErrorCode::kNotRolledBack);
     if (!context.json) context.terminal.error(*report.error);
   }
   if (context.json) {
-    context.print({{"ok", status == 0}, {"recovered", recovered}});
+    context.print(to_json(reports));
   } else if (reports.empty()) {
     context.terminal.out("nothing to recover: no operation was cut short");
   }

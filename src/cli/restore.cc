@@ -80,10 +80,7 @@ Result<int> run_restore(Context& context, RestoreArguments& options) {
   auto report = restore(context.environment(**driver), options.restore);
   if (!report) return fail(std::move(report.error()));
   if (context.json) {
-    nlohmann::json out = to_json(*report);
-    out["images_dir"] = report->images_dir;
-    out["image_bytes"] = report->image_bytes;
-    context.print(out);
+    context.print(to_json(*report));
   } else {
     context.terminal.out(fmt::format("restored {} from {} ({}) in {}; {}", subject_text(*report),
                                      report->images_dir, format_bytes(report->image_bytes),

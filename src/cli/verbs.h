@@ -14,9 +14,9 @@
 #include "base/interrupt.h"
 #include "checkpoint/bounded_driver.h"
 #include "cli/terminal.h"
-#include "criu/criu_log.h"
 #include "direct/mover_process.h"
 #include "operations/operations.h"
+#include "report/report.h"
 #include "stasis/result.h"
 
 namespace stasis::cli {
@@ -89,15 +89,9 @@ Result<ImageReport> inspect_image(Context& context, InspectOptions& options,
 // That of the first reason why it cannot be restored here, or 0.
 int status_of(const ImageReport& report);
 
-// Reports as JSON and as text.
-nlohmann::json to_json(const Report& report);
-nlohmann::json to_json(const ProcessReport& process);
-nlohmann::json to_json(const Error& error);
-nlohmann::json to_json(const CriuDiagnosis& diagnosis);
+// Reports as text; as JSON: report/report.h.
 // What its processes are now: "it runs on", "process 12 is running, process 13 is checkpointed".
 std::string state_text(const Report& report);
-// "direct": part of the GPU memory at least; "driver": none.
-const char* path_name(const Report& report);
 // "direct path: move out 12 ms, lock 3 ms"
 std::string phases_text(const Report& report);
 // "process 12", "2 CUDA processes below 12 (3 in all)".

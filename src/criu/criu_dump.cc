@@ -22,16 +22,13 @@ DumpStats read_stats(const UniqueFd& log_dir) {
   auto text = read_file(log_dir.get(), "stats-dump", 64U << 10);
   constexpr std::size_t kHead = 12;
   if (!text || text->size() < kHead) return stats;
-  criu_rpc::Statistics message;
-  if (!message.ParseFromArray(text->data() + kHead, static_cast<int>(text->size() - kHead))) {
-    return stats;
-  }
-  const criu_rpc::DumpStatistics& dump = message.dump();
-  stats.freezing = std::chrono::microseconds(dump.freezing_time());
-  stats.frozen = std::chrono::microseconds(dump.frozen_time());
-  stats.memdump = std::chrono::microseconds(dump.memdump_time());
-  stats.memwrite = std::chrono::microseconds(dump.memwrite_time());
-  stats.pages_written = dump.pages_written();
+  const auto dump = criu_rpc::statistics_from_wire(std::string_view(*text).substr(kHead));
+  if (!dump) return stats;
+  stats.freezing = std::chrono::microseconds(dump->freezing_time);
+  stats.frozen = std::chrono::microseconds(dump->frozen_time);
+  stats.memdump = std::chrono::microseconds(dump->memdump_time);
+  stats.memwrite = std::chrono::microseconds(dump->memwrite_time);
+  stats.pages_written = dump->pages_written;
   return stats;
 }
 
@@ -75,15 +72,15 @@ Result<DumpStats> Criu::dump(const DumpRequest& request,
   if (!process) return fail(std::move(process).error());
 
   criu_rpc::Request message;
-  message.set_type(criu_rpc::DUMP);
-  criu_rpc::Options& options = *message.mutable_opts();
-  options.set_images_dir_fd(request.images_dir.get());
-  options.set_work_dir_fd(request.log_dir.get());
-  options.set_log_file(kLogName);
-  options.set_log_level(request.log_level);
-  options.set_pid(request.root.value);
-  options.set_leave_running(request.leave_running);
-  options.set_notify_scripts(true);
+  message.type = criu_rpc::Type::kDump;
+  criu_rpc::Options& options = message.opts.emplace();
+  options.images_dir_fd = request.images_dir.get();
+  options.work_dir_fd = request.log_dir.get();
+  options.log_file = kLogName;
+  options.log_level = request.log_level;
+  options.pid = request.root.value;
+  options.leave_running = request.leave_running;
+  options.notify_scripts = true;
   set_options(options, request.options);
 
   bool complete = false;
@@ -97,7 +94,7 @@ Result<DumpStats> Criu::dump(const DumpRequest& request,
         if (auto stopped = limits.stop(); !stopped) return stopped;
         // "post-dump" comes when all image files are flushed and no task was ended or let go
         // (cr_dump_finish in CRIU's cr-dump.c).
-        if (notification.script() != "post-dump") return {};
+        if (notification.script != "post-dump") return {};
         if (auto sealed = on_images_complete(); !sealed) return sealed;
         complete = true;
         return {};

@@ -13,7 +13,7 @@
 #include "base/units.h"
 #include "criu/criu.h"
 #include "criu/criu_process.h"
-#include "criu/criu_rpc.pb.h"
+#include "criu/criu_rpc.h"
 
 namespace stasis {
 namespace {
@@ -39,7 +39,7 @@ Result<int> ask_version(const std::string& path) {
   auto process = CriuProcess::start(path, options);
   if (!process) return fail(std::move(process).error());
   criu_rpc::Request request;
-  request.set_type(criu_rpc::VERSION);
+  request.type = criu_rpc::Type::kVersion;
   auto sent = process->send(request);
   auto response = sent ? process->receive(kVersionPatience)
                        : Result<std::optional<criu_rpc::Response>>(fail(sent.error()));
@@ -48,8 +48,7 @@ Result<int> ask_version(const std::string& path) {
        response && !*response && since(start) < kVersionPatience;) {
     response = process->receive(kVersionPatience);
   }
-  const bool answered =
-      response && *response && (*response)->success() && (*response)->has_version();
+  const bool answered = response && *response && (*response)->success && (*response)->version;
   const std::string end = process->finish(answered ? kVersionPatience : std::chrono::seconds(1));
   if (!answered) {
     const std::string said = process->early_errors();
@@ -58,8 +57,8 @@ Result<int> ask_version(const std::string& path) {
                             said.empty() ? "" : ": " + said.substr(0, said.find('\n'))),
                 kGetOne);
   }
-  const criu_rpc::Version& version = (*response)->version();
-  return version.major_number() * 10000 + version.minor_number() * 100 + version.sublevel();
+  const criu_rpc::Version& version = *(*response)->version;
+  return version.major_number * 10000 + version.minor_number * 100 + version.sublevel;
 }
 
 // Without a slash, a name is looked for on PATH, as a shell does.

@@ -19,7 +19,7 @@
 #include <fmt/format.h>
 
 #include "base/fault_point.h"
-#include "criu/criu_rpc.pb.h"
+#include "criu/criu_rpc.h"
 #include "proc/procfs.h"
 
 namespace stasis {
@@ -201,10 +201,7 @@ Result<CriuProcess> CriuProcess::start(const std::string& path, const StartOptio
 }
 
 Result<void> CriuProcess::send(const criu_rpc::Request& request) const {
-  std::string bytes;
-  if (!request.SerializeToString(&bytes)) {
-    return fail(ErrorCode::kInternal, "a request to criu is incomplete");
-  }
+  const std::string bytes = criu_rpc::to_wire(request);
   ssize_t sent = 0;
   do {
     sent = ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
@@ -237,9 +234,9 @@ Result<std::optional<criu_rpc::Response>> CriuProcess::receive(
   } while (got < 0 && errno == EINTR);
   if (got < 0) return ended(fmt::format("criu's socket: {}", std::strerror(errno)));
   if (got == 0) return ended("criu ended without an answer");
-  criu_rpc::Response response;
-  if ((message.msg_flags & MSG_TRUNC) != 0 ||
-      !response.ParseFromArray(bytes.data(), static_cast<int>(got))) {
+  auto response = criu_rpc::response_from_wire(
+      std::string_view(bytes).substr(0, static_cast<std::size_t>(got)));
+  if ((message.msg_flags & MSG_TRUNC) != 0 || !response) {
     return ended("criu sent a message that cannot be read");
   }
   return response;

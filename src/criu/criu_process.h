@@ -17,8 +17,8 @@
 namespace stasis {
 
 namespace criu_rpc {
-class Request;
-class Response;
+struct Request;
+struct Response;
 }  // namespace criu_rpc
 
 class CriuProcess {

@@ -177,20 +177,20 @@ Result<RestoredTree> Criu::restore(const RestoreRequest& request,
   start.own_process_group = !request.options.shell_job;
   start.keep_stdin = request.options.shell_job;
   criu_rpc::Request message;
-  message.set_type(criu_rpc::RESTORE);
-  criu_rpc::Options& options = *message.mutable_opts();
+  message.type = criu_rpc::Type::kRestore;
+  criu_rpc::Options& options = message.opts.emplace();
   for (const InheritedFd& inherited : request.inherit) {
-    criu_rpc::InheritFd& entry = *options.add_inherit_fd();
-    entry.set_key(inherited.key);
-    entry.set_fd(CriuProcess::kFirstInherited + static_cast<int>(start.inherit.size()));
+    criu_rpc::InheritFd& entry = options.inherit_fd.emplace_back();
+    entry.key = inherited.key;
+    entry.fd = CriuProcess::kFirstInherited + static_cast<int>(start.inherit.size());
     start.inherit.push_back(inherited.fd);
   }
-  options.set_images_dir_fd(request.images_dir.get());
-  options.set_work_dir_fd(request.work_dir.get());
-  options.set_log_file(request.log_name);
-  options.set_log_level(request.log_level);
-  options.set_rst_sibling(true);
-  options.set_notify_scripts(true);
+  options.images_dir_fd = request.images_dir.get();
+  options.work_dir_fd = request.work_dir.get();
+  options.log_file = request.log_name;
+  options.log_level = request.log_level;
+  options.rst_sibling = true;
+  options.notify_scripts = true;
   CriuOptions words = request.options;
   words.external = externals_for_restore(words.external, request.external);
   set_options(options, words);
@@ -211,21 +211,21 @@ Result<RestoredTree> Criu::restore(const RestoreRequest& request,
   const CriuAnswer answer = converse(
       *process, message,
       [&](const criu_rpc::Notification& notification) -> Result<void> {
-        if (notification.pid() > 0 && notification.pid() != request.root.value) {
-          half.add(Pid{notification.pid()});
-          return fail(other_tree(request.root, Pid{notification.pid()}));
+        if (notification.pid > 0 && notification.pid != request.root.value) {
+          half.add(Pid{notification.pid});
+          return fail(other_tree(request.root, Pid{notification.pid}));
         }
         if (auto stopped = interrupt.check(); !stopped) return stopped;
         // "post-restore" is the last chance: all is in place, nothing runs, the network is still
         // locked (cr-restore.c). Later answers are ignored by CRIU.
-        if (notification.script() != "post-restore" || !on_restored) return {};
+        if (notification.script != "post-restore" || !on_restored) return {};
         return on_restored();
       },
       limits);
 
   Error error;
-  if (answer.succeeded() && answer.response->has_restore()) {
-    const Pid root{answer.response->restore().pid()};
+  if (answer.succeeded() && answer.response->restored_pid) {
+    const Pid root{*answer.response->restored_pid};
     half.add(root);
     auto root_fd = Pidfd::open(root);
     if (root_fd) {

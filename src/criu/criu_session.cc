@@ -23,31 +23,31 @@ constexpr std::chrono::seconds kIdlePatience{2};
 criu_rpc::CgroupMode to_rpc(CgroupMode mode) {
   switch (mode) {
     case CgroupMode::kIgnore:
-      return criu_rpc::CG_IGNORE;
+      return criu_rpc::CgroupMode::kIgnore;
     case CgroupMode::kNone:
-      return criu_rpc::CG_NONE;
+      return criu_rpc::CgroupMode::kNone;
     case CgroupMode::kProps:
-      return criu_rpc::CG_PROPS;
+      return criu_rpc::CgroupMode::kProps;
     case CgroupMode::kSoft:
-      return criu_rpc::CG_SOFT;
+      return criu_rpc::CgroupMode::kSoft;
     case CgroupMode::kFull:
-      return criu_rpc::CG_FULL;
+      return criu_rpc::CgroupMode::kFull;
     case CgroupMode::kStrict:
-      return criu_rpc::CG_STRICT;
+      return criu_rpc::CgroupMode::kStrict;
   }
-  return criu_rpc::CG_IGNORE;
+  return criu_rpc::CgroupMode::kIgnore;
 }
 
 criu_rpc::NetworkLock to_rpc(NetworkLock lock) {
   switch (lock) {
     case NetworkLock::kIptables:
-      return criu_rpc::LOCK_IPTABLES;
+      return criu_rpc::NetworkLock::kIptables;
     case NetworkLock::kNftables:
-      return criu_rpc::LOCK_NFTABLES;
+      return criu_rpc::NetworkLock::kNftables;
     case NetworkLock::kSkip:
-      return criu_rpc::LOCK_SKIP;
+      return criu_rpc::NetworkLock::kSkip;
   }
-  return criu_rpc::LOCK_NFTABLES;
+  return criu_rpc::NetworkLock::kNftables;
 }
 
 // Until something has to be looked at: the poll's time, or what is left of the deadline.
@@ -134,18 +134,18 @@ CriuAnswer converse(CriuProcess& process, const criu_rpc::Request& request,
       }
       continue;
     }
-    if ((*message)->type() != criu_rpc::NOTIFY) {
+    if ((*message)->type != criu_rpc::Type::kNotify) {
       answer.response = std::move(**message);
       break;
     }
     if (!answer.refusal && !answer.timed_out) {
-      auto allowed = fault_at((*message)->notify().script());
-      if (allowed) allowed = on_notification((*message)->notify());
+      auto allowed = fault_at((*message)->notify.script);
+      if (allowed) allowed = on_notification((*message)->notify);
       if (!allowed) answer.refusal = std::move(allowed).error();
     }
     criu_rpc::Request reply;
-    reply.set_type(criu_rpc::NOTIFY);
-    reply.set_notify_success(!answer.refusal && !answer.timed_out);
+    reply.type = criu_rpc::Type::kNotify;
+    reply.notify_success = !answer.refusal && !answer.timed_out;
     if (auto sent = process.send(reply); !sent) answer.trouble = sent.error().message;
   }
   answer.end = process.finish(answer.response ? kEndPatience : std::chrono::seconds(5));
@@ -154,22 +154,22 @@ CriuAnswer converse(CriuProcess& process, const criu_rpc::Request& request,
 }
 
 void set_options(criu_rpc::Options& rpc, const CriuOptions& options) {
-  rpc.set_shell_job(options.shell_job);
-  rpc.set_tcp_established(options.tcp_established);
-  rpc.set_tcp_close(options.tcp_close);
-  rpc.set_file_locks(options.file_locks);
-  rpc.set_link_remap(options.link_remap);
-  rpc.set_ext_unix_sk(options.ext_unix_sk);
-  if (options.unprivileged) rpc.set_unprivileged(true);
-  rpc.set_ghost_limit(options.ghost_limit);
+  rpc.shell_job = options.shell_job;
+  rpc.tcp_established = options.tcp_established;
+  rpc.tcp_close = options.tcp_close;
+  rpc.file_locks = options.file_locks;
+  rpc.link_remap = options.link_remap;
+  rpc.ext_unix_sk = options.ext_unix_sk;
+  if (options.unprivileged) rpc.unprivileged = true;
+  rpc.ghost_limit = options.ghost_limit;
   for (const std::string& external : options.external)
-    rpc.add_external(external);
-  rpc.set_manage_cgroups_mode(to_rpc(options.cgroups));
+    rpc.external.push_back(external);
+  rpc.manage_cgroups_mode = to_rpc(options.cgroups);
   // Without TCP connections in the image there is nothing to lock, and CRIU would still make a
   // table: 10 ms, and an error on a kernel without nf_tables.
   const bool connections = options.tcp_established || options.tcp_close;
-  rpc.set_network_lock(connections ? to_rpc(options.network_lock) : criu_rpc::LOCK_SKIP);
-  if (!options.lsm_profile.empty()) rpc.set_lsm_profile(options.lsm_profile);
+  rpc.network_lock = connections ? to_rpc(options.network_lock) : criu_rpc::NetworkLock::kSkip;
+  if (!options.lsm_profile.empty()) rpc.lsm_profile = options.lsm_profile;
 }
 
 Error criu_error(const std::string& what, const CriuAnswer& answer, const CriuProcess& process,
@@ -192,7 +192,7 @@ Error criu_error(const std::string& what, const CriuAnswer& answer, const CriuPr
     for (std::size_t i = 0; i < found.errors.size() && i < 3; ++i) {
       said += (said.empty() ? "" : "; ") + found.errors[i];
     }
-    if (said.empty() && answer.response) said = answer.response->cr_errmsg().substr(0, 400);
+    if (said.empty() && answer.response) said = answer.response->cr_errmsg.substr(0, 400);
     if (said.empty()) said = process.early_errors().substr(0, 400);
     while (!said.empty() && said.back() == '\n')
       said.pop_back();

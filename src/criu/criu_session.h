@@ -13,7 +13,7 @@
 #include "base/interrupt.h"
 #include "base/units.h"
 #include "criu/criu_process.h"
-#include "criu/criu_rpc.pb.h"
+#include "criu/criu_rpc.h"
 #include "image/criu_options.h"
 #include "stasis/result.h"
 
@@ -29,7 +29,7 @@ struct CriuAnswer {
   bool timed_out = false;                      // the deadline passed
   std::string end;                             // how criu's process ended
   std::string trouble;                         // what was wrong with the conversation; may be empty
-  bool succeeded() const { return response && response->success() && !refusal && !timed_out; }
+  bool succeeded() const { return response && response->success && !refusal && !timed_out; }
 };
 
 // When a conversation is to end before its time, and how.

@@ -41,6 +41,12 @@ struct Calls {
   fn::cuCheckpointProcessUnlock* unlock = nullptr;
 };
 
+// The first try of a lock without a limit; each further one takes twice as long. A call that cannot
+// be ended is answered after at most as long again as it has waited already, and work that needs
+// long to finish still gets the time it needs.
+constexpr std::chrono::milliseconds kFirstLockTry{500};
+constexpr std::chrono::milliseconds kLongestLockTry{1U << 30U};
+
 class LibcudaDriver final : public Driver {
  public:
   LibcudaDriver(Library library, Calls calls, DriverInfo info, bool nvml_beside)
@@ -208,6 +214,20 @@ std::string cuda_version_text(int version) {
 }
 
 }  // namespace
+
+DriverResult<void> Driver::lock_unless(Pid pid, std::chrono::milliseconds timeout,
+                                       const Interrupt& interrupt) {
+  for (std::chrono::milliseconds limit = kFirstLockTry;;
+       limit = std::min(limit * 2, kLongestLockTry)) {
+    if (interrupt.requested()) {
+      return tl::unexpected<DriverFailure>(
+          DriverFailure{kDriverInterrupted, "interrupted", "somebody asked to stop"});
+    }
+    if (timeout.count() > 0) return lock(pid, timeout);
+    auto done = lock(pid, limit);
+    if (done || done.error().number != cuda::CUDA_ERROR_NOT_READY) return done;
+  }
+}
 
 Result<std::unique_ptr<Driver>> load_driver(const std::string& library_name) {
   auto loaded = load_driver_library(library_name);

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/interrupt.h"
 #include "stasis/cuda_state.h"
 #include "stasis/ids.h"
 #include "stasis/result.h"
@@ -24,8 +25,9 @@ template <class T>
 using DriverResult = tl::expected<T, DriverFailure>;
 
 // No CUresult: what may stand in DriverFailure::number where the driver has not answered at all.
-inline constexpr int kDriverNoAnswer = -1;  // in time; the call was ended
-inline constexpr int kDriverCallLost = -2;  // because what made the call has ended
+inline constexpr int kDriverNoAnswer = -1;     // in time; the call was ended
+inline constexpr int kDriverCallLost = -2;     // because what made the call has ended
+inline constexpr int kDriverInterrupted = -3;  // because somebody asked to stop
 
 struct DriverInfo {
   int cuda_version = 0;         // as the driver reports it: 13000 for driver 580, 12080 for 570
@@ -54,6 +56,11 @@ class Driver {
   // Waits for submitted work and then holds back new calls. Zero waits for ever. A time-out is
   // NOT_READY (600) and leaves the process running.
   virtual DriverResult<void> lock(Pid pid, std::chrono::milliseconds timeout) = 0;
+  // The same, given up when `interrupt` is requested: kDriverInterrupted, and the process may have
+  // been locked at that very moment. A driver whose calls nobody can end locks in ever longer tries
+  // if there is no time-out, and else looks at `interrupt` beforehand only.
+  virtual DriverResult<void> lock_unless(Pid pid, std::chrono::milliseconds timeout,
+                                         const Interrupt& interrupt);
   virtual DriverResult<void> checkpoint(Pid pid) = 0;
   // Does ahead of time what the first restore() needs (95 ms on an H100, driver 580.159.04, when no
   // other process has the GPU open), to be called from another thread while something else takes

@@ -1,0 +1,157 @@
+// Errors, codes and strings.
+#include <array>
+#include <cstdlib>
+
+#include "capi/handles.h"
+#include "stasis/error.h"
+#include "stasis/version.h"
+
+namespace stasis::capi {
+namespace {
+
+struct Pair {
+  ErrorCode ours;
+  stasis_code theirs;
+};
+
+// The numbers of stasis.h stay; those of ErrorCode may change.
+constexpr std::array kCodes = {
+    Pair{ErrorCode::kUsage, STASIS_USAGE},
+    Pair{ErrorCode::kInterrupted, STASIS_INTERRUPTED},
+    Pair{ErrorCode::kInternal, STASIS_INTERNAL},
+    Pair{ErrorCode::kIo, STASIS_IO},
+    Pair{ErrorCode::kNoSpace, STASIS_NO_SPACE},
+    Pair{ErrorCode::kNoSuchProcess, STASIS_NO_SUCH_PROCESS},
+    Pair{ErrorCode::kProcessGone, STASIS_PROCESS_GONE},
+    Pair{ErrorCode::kZombie, STASIS_ZOMBIE},
+    Pair{ErrorCode::kThreadId, STASIS_THREAD_ID},
+    Pair{ErrorCode::kNotCuda, STASIS_NOT_CUDA},
+    Pair{ErrorCode::kNotPermitted, STASIS_NOT_PERMITTED},
+    Pair{ErrorCode::kWrongState, STASIS_WRONG_STATE},
+    Pair{ErrorCode::kFailedState, STASIS_FAILED_STATE},
+    Pair{ErrorCode::kTimeout, STASIS_TIMEOUT},
+    Pair{ErrorCode::kNoAnswer, STASIS_NO_ANSWER},
+    Pair{ErrorCode::kBusy, STASIS_BUSY},
+    Pair{ErrorCode::kDriverMissing, STASIS_DRIVER_MISSING},
+    Pair{ErrorCode::kDriverTooOld, STASIS_DRIVER_TOO_OLD},
+    Pair{ErrorCode::kDriverUnsupported, STASIS_DRIVER_UNSUPPORTED},
+    Pair{ErrorCode::kDriverError, STASIS_DRIVER_ERROR},
+    Pair{ErrorCode::kNotSupported, STASIS_NOT_SUPPORTED},
+    Pair{ErrorCode::kDeviceMapUnsupported, STASIS_DEVICE_MAP_UNSUPPORTED},
+    Pair{ErrorCode::kDeviceMapInvalid, STASIS_DEVICE_MAP_INVALID},
+    Pair{ErrorCode::kGpuMismatch, STASIS_GPU_MISMATCH},
+    Pair{ErrorCode::kOutOfGpuMemory, STASIS_OUT_OF_GPU_MEMORY},
+    Pair{ErrorCode::kOutOfHostMemory, STASIS_OUT_OF_HOST_MEMORY},
+    Pair{ErrorCode::kCriuMissing, STASIS_CRIU_MISSING},
+    Pair{ErrorCode::kCriuTooOld, STASIS_CRIU_TOO_OLD},
+    Pair{ErrorCode::kCriuFailed, STASIS_CRIU_FAILED},
+    Pair{ErrorCode::kUndumpable, STASIS_UNDUMPABLE},
+    Pair{ErrorCode::kImageExists, STASIS_IMAGE_EXISTS},
+    Pair{ErrorCode::kImageIncomplete, STASIS_IMAGE_INCOMPLETE},
+    Pair{ErrorCode::kImageCorrupt, STASIS_IMAGE_CORRUPT},
+    Pair{ErrorCode::kImageVersion, STASIS_IMAGE_VERSION},
+    Pair{ErrorCode::kPidInUse, STASIS_PID_IN_USE},
+    Pair{ErrorCode::kNotRolledBack, STASIS_NOT_ROLLED_BACK},
+};
+
+const ErrorInfo* info_of(stasis_code code) {
+  const auto* pair = std::find_if(kCodes.begin(), kCodes.end(),
+                                  [&](const Pair& one) { return one.theirs == code; });
+  if (pair == kCodes.end()) return nullptr;
+  for (const ErrorInfo& info : error_catalogue())
+    if (info.code == pair->ours) return &info;
+  return nullptr;
+}
+
+// Made beforehand: where there is no memory, none is left for this one either. Never destroyed,
+// because somebody may still hold it when the program ends.
+stasis_error& out_of_memory() {
+  static auto* const error = new stasis_error{
+      {ErrorCode::kOutOfHostMemory, "this program has no memory left", "free some", {}, {}},
+      "this program has no memory left"};
+  return *error;
+}
+[[maybe_unused]] const stasis_error& made_when_loaded = out_of_memory();
+
+}  // namespace
+
+stasis_code code_of(ErrorCode code) {
+  const auto* pair =
+      std::find_if(kCodes.begin(), kCodes.end(), [&](const Pair& one) { return one.ours == code; });
+  return pair == kCodes.end() ? STASIS_INTERNAL : pair->theirs;
+}
+
+stasis_error* make_out_of_memory_error() noexcept { return &out_of_memory(); }
+
+stasis_error* make_error(Error error) noexcept {
+  try {
+    std::string message = error.to_string();
+    return new stasis_error{std::move(error), std::move(message)};
+  } catch (...) {
+    return &out_of_memory();
+  }
+}
+
+Result<void> give_text(const std::string& text, char** out) {
+  if (out == nullptr) return {};
+  auto* copy = static_cast<char*>(std::malloc(text.size() + 1));
+  if (copy == nullptr) throw std::bad_alloc();
+  std::memcpy(copy, text.c_str(), text.size() + 1);
+  *out = copy;
+  return {};
+}
+
+}  // namespace stasis::capi
+
+using namespace stasis;  // NOLINT(google-build-using-namespace): what follows is C's
+
+const char* stasis_version(void) { return kVersion; }
+
+stasis_code stasis_error_code(const stasis_error* error) {
+  return error == nullptr ? STASIS_OK : capi::code_of(error->error.code);
+}
+const char* stasis_error_message(const stasis_error* error) {
+  return error == nullptr ? "" : error->message.c_str();
+}
+const char* stasis_error_remedy(const stasis_error* error) {
+  return error == nullptr ? "" : error->error.remedy.c_str();
+}
+int stasis_error_driver_number(const stasis_error* error) {
+  return error == nullptr || !error->error.driver ? 0 : error->error.driver->number;
+}
+const char* stasis_error_driver_name(const stasis_error* error) {
+  return error == nullptr || !error->error.driver ? "" : error->error.driver->name.c_str();
+}
+const char* stasis_error_driver_text(const stasis_error* error) {
+  return error == nullptr || !error->error.driver ? "" : error->error.driver->text.c_str();
+}
+void stasis_error_free(stasis_error* error) {
+  if (error != capi::make_out_of_memory_error()) delete error;
+}
+
+// The texts of the catalogue are string literals, so they end with a zero.
+const char* stasis_code_name(stasis_code code) {
+  if (code == STASIS_OK) return "";
+  const ErrorInfo* info = capi::info_of(code);
+  return info == nullptr ? nullptr : info->name.data();
+}
+const char* stasis_code_meaning(stasis_code code) {
+  if (code == STASIS_OK) return "";
+  const ErrorInfo* info = capi::info_of(code);
+  return info == nullptr ? nullptr : info->meaning.data();
+}
+int stasis_code_exit_status(stasis_code code) {
+  if (code == STASIS_OK) return 0;
+  const ErrorInfo* info = capi::info_of(code);
+  return info == nullptr ? 1 : info->exit_status;
+}
+
+void stasis_free(char* text) { std::free(text); }
+
+stasis_cancel* stasis_cancel_new(void) { return new (std::nothrow) stasis_cancel; }
+void stasis_cancel_request(stasis_cancel* cancel) {
+  // No signal of its own that it could name: what is asked for is what Ctrl-C asks for.
+  constexpr int kInterruptSignal = 2;
+  if (cancel != nullptr) cancel->interrupt.request(kInterruptSignal);
+}
+void stasis_cancel_free(stasis_cancel* cancel) { delete cancel; }

@@ -1,0 +1,268 @@
+// The whole procedures.
+#include <fcntl.h>
+
+#include <list>
+
+#include "base/fd.h"
+#include "capi/handles.h"
+#include "report/report.h"
+
+namespace stasis::capi {
+namespace {
+
+std::string text(const char* given) { return given == nullptr ? "" : given; }
+
+std::optional<std::string> path(const char* given) {
+  if (given == nullptr) return std::nullopt;
+  return given;
+}
+
+Result<void> check_target(const stasis_session* session, int pid) {
+  if (session == nullptr) return misuse("there is no session");
+  if (pid <= 0) return misuse(fmt::format("a process number is positive, and not {}", pid));
+  return {};
+}
+
+Result<std::optional<CgroupMode>> cgroup_mode(const char* given) {
+  if (given == nullptr) return std::optional<CgroupMode>();
+  auto mode = cgroup_mode_from_name(given);
+  if (mode) return mode;
+  return fail(ErrorCode::kUsage, fmt::format("'{}' is no way to manage cgroups", given),
+              "one of ignore, none, props, soft, full, strict");
+}
+
+Result<DumpOptions> read(const stasis_dump_options& given) {
+  if (given.images_dir == nullptr) return misuse("stasis_dump_options.images_dir is not set");
+  if (given.after < STASIS_AFTER_DUMP_END || given.after > STASIS_AFTER_DUMP_SUSPENDED) {
+    return misuse(fmt::format("stasis_dump_options.after is {}", static_cast<int>(given.after)));
+  }
+  DumpOptions out;
+  out.images_dir = given.images_dir;
+  out.overwrite = given.overwrite;
+  out.sync = given.sync ? SyncPolicy::kDisk : SyncPolicy::kNone;
+  out.after = given.after == STASIS_AFTER_DUMP_END       ? AfterDump::kKill
+              : given.after == STASIS_AFTER_DUMP_RUNNING ? AfterDump::kRunning
+                                                         : AfterDump::kSuspended;
+  out.timeout = ms(given.timeout_ms);
+  out.ignore_obstacles = given.ignore_obstacles;
+  out.ignore_undumpable = given.ignore_undumpable;
+  out.criu_path = path(given.criu);
+  out.criu.shell_job = given.shell_job;
+  out.criu.tcp_established = given.tcp_established;
+  out.criu.tcp_close = given.tcp_close;
+  out.criu.file_locks = given.file_locks;
+  out.criu.link_remap = given.link_remap;
+  out.criu.ext_unix_sk = given.ext_unix_sk;
+  out.criu.ghost_limit = given.ghost_limit;
+  auto mode = cgroup_mode(given.manage_cgroups);
+  if (!mode) return fail(std::move(mode.error()));
+  if (*mode) out.criu.cgroups = **mode;
+  if (given.network_lock != nullptr) {
+    const auto lock = network_lock_from_name(given.network_lock);
+    if (!lock) {
+      return fail(ErrorCode::kUsage, fmt::format("'{}' is no network lock", given.network_lock),
+                  "one of iptables, nftables, skip");
+    }
+    out.criu.network_lock = *lock;
+  }
+  auto external = strings(given.external, given.external_count, "stasis_dump_options.external");
+  if (!external) return fail(std::move(external.error()));
+  out.criu.external = std::move(*external);
+  return out;
+}
+
+// `copies` keeps what `inherit` refers to; a list, so that addresses stay.
+Result<RestoreOptions> read(const stasis_restore_options& given, std::list<UniqueFd>& copies) {
+  if (given.images_dir == nullptr) return misuse("stasis_restore_options.images_dir is not set");
+  RestoreOptions out;
+  out.images_dir = given.images_dir;
+  auto map = gpu_map(given.gpu_pairs, given.gpu_pair_count);
+  if (!map) return fail(std::move(map.error()));
+  out.gpu_map = std::move(*map);
+  out.leave_suspended = given.leave_suspended;
+  out.criu_path = path(given.criu);
+  out.tcp_close = given.tcp_close;
+  out.ext_unix_sk = given.ext_unix_sk;
+  auto mode = cgroup_mode(given.manage_cgroups);
+  if (!mode) return fail(std::move(mode.error()));
+  out.cgroups = *mode;
+  auto external = strings(given.external, given.external_count, "stasis_restore_options.external");
+  if (!external) return fail(std::move(external.error()));
+  out.external = std::move(*external);
+  if (given.inherit_count > 0 && given.inherit == nullptr) return misuse("inherit: no pointer");
+  for (std::size_t i = 0; i < given.inherit_count; ++i) {
+    if (given.inherit[i].key == nullptr) return misuse(fmt::format("inherit: {} has no key", i));
+    UniqueFd copy(::fcntl(given.inherit[i].fd, F_DUPFD_CLOEXEC, 3));
+    if (!copy.valid()) {
+      return fail(ErrorCode::kUsage,
+                  fmt::format("descriptor {} to inherit is not open", given.inherit[i].fd),
+                  "open it first");
+    }
+    copies.push_back(std::move(copy));
+    out.inherit.push_back({given.inherit[i].key, &copies.back()});
+  }
+  return out;
+}
+
+Error not_recovered(const std::vector<RecoverReport>& reports) {
+  Error out{ErrorCode::kNotRolledBack, {}, {}, {}, {}};
+  for (const RecoverReport& report : reports) {
+    if (!report.error) continue;
+    out.message += (out.message.empty() ? "" : "; ") + report.error->to_string();
+    out.remedy += (out.remedy.empty() ? "" : "; ") + report.error->remedy;
+  }
+  return out;
+}
+
+}  // namespace
+}  // namespace stasis::capi
+
+using namespace stasis;  // NOLINT(google-build-using-namespace): what follows is C's
+
+void stasis_suspend_options_init(stasis_suspend_options* options, size_t size) {
+  const SuspendOptions ours;
+  stasis_suspend_options defaults{};
+  defaults.timeout_ms = static_cast<std::uint32_t>(ours.timeout.count());
+  capi::write_defaults(options, size, defaults);
+}
+
+stasis_error* stasis_suspend(stasis_session* session, int pid,
+                             const stasis_suspend_options* options, const stasis_call* call,
+                             char** report) {
+  return capi::guarded([&]() -> Result<void> {
+    if (auto good = capi::check_target(session, pid); !good) return good;
+    auto read = capi::read_options(options, stasis_suspend_options_init, "stasis_suspend_options");
+    if (!read) return fail(std::move(read.error()));
+    auto given = capi::Call::make(call);
+    if (!given) return fail(std::move(given.error()));
+    auto done = suspend((*given)->environment(*session->driver), Pid{pid},
+                        {capi::ms(read->timeout_ms), read->ignore_obstacles});
+    if (!done) return fail(std::move(done.error()));
+    return capi::give_text(json_text(to_json(*done)), report);
+  });
+}
+
+void stasis_resume_options_init(stasis_resume_options* options, size_t size) {
+  capi::write_defaults(options, size, stasis_resume_options{});
+}
+
+stasis_error* stasis_resume(stasis_session* session, int pid, const stasis_resume_options* options,
+                            const stasis_call* call, char** report) {
+  return capi::guarded([&]() -> Result<void> {
+    if (auto good = capi::check_target(session, pid); !good) return good;
+    auto read = capi::read_options(options, stasis_resume_options_init, "stasis_resume_options");
+    if (!read) return fail(std::move(read.error()));
+    auto map = capi::gpu_map(read->gpu_pairs, read->gpu_pair_count);
+    if (!map) return fail(std::move(map.error()));
+    auto given = capi::Call::make(call);
+    if (!given) return fail(std::move(given.error()));
+    (*given)->interrupt().set_time_limit(capi::ms(read->time_limit_ms));
+    auto done =
+        resume((*given)->environment(*session->driver), Pid{pid}, ResumeOptions{std::move(*map)});
+    if (!done) return fail(std::move(done.error()));
+    return capi::give_text(json_text(to_json(*done)), report);
+  });
+}
+
+void stasis_dump_options_init(stasis_dump_options* options, size_t size) {
+  const DumpOptions ours;
+  stasis_dump_options defaults{};
+  defaults.timeout_ms = static_cast<std::uint32_t>(ours.timeout.count());
+  defaults.sync = true;
+  defaults.link_remap = ours.criu.link_remap;
+  defaults.ghost_limit = ours.criu.ghost_limit;
+  capi::write_defaults(options, size, defaults);
+}
+
+stasis_error* stasis_dump(stasis_session* session, int pid, const stasis_dump_options* options,
+                          const stasis_call* call, char** report) {
+  return capi::guarded([&]() -> Result<void> {
+    if (auto good = capi::check_target(session, pid); !good) return good;
+    auto read = capi::read_options(options, stasis_dump_options_init, "stasis_dump_options");
+    if (!read) return fail(std::move(read.error()));
+    auto ours = capi::read(*read);
+    if (!ours) return fail(std::move(ours.error()));
+    auto given = capi::Call::make(call);
+    if (!given) return fail(std::move(given.error()));
+    auto done = dump((*given)->environment(*session->driver), Pid{pid}, *ours);
+    if (!done) return fail(std::move(done.error()));
+    return capi::give_text(json_text(to_json(*done)), report);
+  });
+}
+
+void stasis_restore_options_init(stasis_restore_options* options, size_t size) {
+  capi::write_defaults(options, size, stasis_restore_options{});
+}
+
+stasis_error* stasis_restore(stasis_session* session, const stasis_restore_options* options,
+                             const stasis_call* call, char** report) {
+  return capi::guarded([&]() -> Result<void> {
+    if (session == nullptr) return capi::misuse("there is no session");
+    auto read = capi::read_options(options, stasis_restore_options_init, "stasis_restore_options");
+    if (!read) return fail(std::move(read.error()));
+    std::list<UniqueFd> copies;
+    auto ours = capi::read(*read, copies);
+    if (!ours) return fail(std::move(ours.error()));
+    auto given = capi::Call::make(call);
+    if (!given) return fail(std::move(given.error()));
+    (*given)->interrupt().set_time_limit(capi::ms(read->time_limit_ms));
+    auto done = restore((*given)->environment(*session->driver), *ours);
+    if (!done) return fail(std::move(done.error()));
+    return capi::give_text(json_text(to_json(*done)), report);
+  });
+}
+
+stasis_error* stasis_recover(stasis_session* session, int pid, const stasis_call* call,
+                             char** report) {
+  return capi::guarded([&]() -> Result<void> {
+    if (session == nullptr) return capi::misuse("there is no session");
+    if (pid < 0) return capi::misuse(fmt::format("{} is no process number", pid));
+    auto given = capi::Call::make(call);
+    if (!given) return fail(std::move(given.error()));
+    const Environment env = (*given)->environment(*session->driver);
+    std::vector<RecoverReport> reports;
+    if (pid == 0) {
+      auto all = recover_all(env);
+      if (!all) return fail(std::move(all.error()));
+      reports = std::move(*all);
+    } else {
+      auto one = recover(env, Pid{pid});
+      if (!one) return fail(std::move(one.error()));
+      reports.push_back(std::move(*one));
+    }
+    auto told = capi::give_text(json_text(to_json(reports)), report);
+    const bool good = std::all_of(reports.begin(), reports.end(),
+                                  [](const RecoverReport& one) { return !one.error; });
+    if (!good) return fail(capi::not_recovered(reports));
+    return told;
+  });
+}
+
+void stasis_inspect_options_init(stasis_inspect_options* options, size_t size) {
+  capi::write_defaults(options, size, stasis_inspect_options{});
+}
+
+stasis_error* stasis_inspect(stasis_session* session, const stasis_inspect_options* options,
+                             const stasis_call* call, char** report) {
+  return capi::guarded([&]() -> Result<void> {
+    auto read = capi::read_options(options, stasis_inspect_options_init, "stasis_inspect_options");
+    if (!read) return fail(std::move(read.error()));
+    if (read->images_dir == nullptr) {
+      return capi::misuse("stasis_inspect_options.images_dir is not set");
+    }
+    auto map = capi::gpu_map(read->gpu_pairs, read->gpu_pair_count);
+    if (!map) return fail(std::move(map.error()));
+    auto given = capi::Call::make(call);
+    if (!given) return fail(std::move(given.error()));
+    std::optional<Environment> env;
+    if (session != nullptr) env.emplace((*given)->environment(*session->driver));
+    const Error no_driver{
+        ErrorCode::kDriverMissing, "no driver was given", "open a session first", {}, {}};
+    auto done = inspect(
+        env ? &*env : nullptr, no_driver,
+        {capi::text(read->images_dir), read->verify, std::move(*map), capi::path(read->criu)},
+        **given, (*given)->interrupt());
+    if (!done) return fail(std::move(done.error()));
+    return capi::give_text(json_text(to_json(*done)), report);
+  });
+}

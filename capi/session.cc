@@ -1,0 +1,129 @@
+// Sessions, and what every call is given.
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include "capi/handles.h"
+#include "checkpoint/bounded_driver.h"
+
+namespace stasis::capi {
+namespace {
+
+// Beside the library, wherever that was put: in the build folder, in a system, in a Python package.
+Result<std::string> calls_program() {
+  Dl_info info{};
+  if (::dladdr(reinterpret_cast<const void*>(&stasis_version), &info) == 0 ||
+      info.dli_fname == nullptr) {
+    return fail(ErrorCode::kInternal, "libstasis does not find itself");
+  }
+  const std::string library = info.dli_fname;
+  const std::size_t slash = library.rfind('/');
+  return (slash == std::string::npos ? "." : library.substr(0, slash)) +
+         "/stasis/stasis-driver-calls";
+}
+
+// A child that was forked has copies of our handles. What it destroys of them must not end the
+// processes that make our calls.
+std::shared_ptr<Driver> shared(std::unique_ptr<Driver> driver) {
+  const auto destroy = [owner = ::getpid()](Driver* one) {
+    if (::getpid() == owner) delete one;
+  };
+  return {driver.release(), destroy};
+}
+
+Result<std::shared_ptr<Driver>> open_driver(const stasis_session_options& options) {
+  const std::string library = options.library == nullptr ? "" : options.library;
+  auto driver = load_driver(library);
+  if (!driver) return fail(std::move(driver.error()));
+  if (options.answer_timeout_ms == 0 && options.work_timeout_ms == 0) {
+    return shared(std::move(*driver));
+  }
+  auto program = calls_program();
+  if (!program) return fail(std::move(program.error()));
+  auto bounded = bound_driver_by(*program, library, *driver,
+                                 {std::chrono::milliseconds(options.answer_timeout_ms),
+                                  std::chrono::milliseconds(options.work_timeout_ms)});
+  if (!bounded) return fail(std::move(bounded.error()));
+  return shared(std::move(*bounded));
+}
+
+}  // namespace
+
+Result<std::vector<GpuMapEntry>> gpu_map(const stasis_gpu_pair* pairs, std::size_t count) {
+  std::vector<GpuMapEntry> out;
+  if (count > 0 && pairs == nullptr) return misuse("there are pairs of GPUs, and no pointer");
+  for (std::size_t i = 0; i < count; ++i) {
+    if (pairs[i].from == nullptr || pairs[i].to == nullptr) {
+      return misuse(fmt::format("pair {} of GPUs lacks a name", i));
+    }
+    out.push_back({pairs[i].from, pairs[i].to});
+  }
+  return out;
+}
+
+Result<std::vector<std::string>> strings(const char* const* texts, std::size_t count,
+                                         const char* what) {
+  std::vector<std::string> out;
+  if (count > 0 && texts == nullptr) return misuse(fmt::format("{}: no pointer", what));
+  for (std::size_t i = 0; i < count; ++i) {
+    if (texts[i] == nullptr) return misuse(fmt::format("{}: number {} is NULL", what, i));
+    out.emplace_back(texts[i]);
+  }
+  return out;
+}
+
+Result<std::unique_ptr<Call>> Call::make(const stasis_call* call) {
+  auto read = read_options(call, stasis_call_init, "stasis_call");
+  if (!read) return fail(std::move(read.error()));
+  return std::unique_ptr<Call>(new Call(*read));
+}
+
+void Call::update(std::string_view phase, std::uint64_t done, std::uint64_t total) {
+  if (given_.progress == nullptr) return;
+  given_.progress(std::string(phase).c_str(), done, total, given_.user_data);
+}
+
+Environment Call::environment(Driver& driver) {
+  return {driver, interrupt(), *this, [this](const std::string& text) {
+            if (given_.note != nullptr) given_.note(text.c_str(), given_.user_data);
+          }};
+}
+
+}  // namespace stasis::capi
+
+using namespace stasis;  // NOLINT(google-build-using-namespace): what follows is C's
+
+void stasis_call_init(stasis_call* call, size_t size) {
+  capi::write_defaults(call, size, stasis_call{});
+}
+
+void stasis_session_options_init(stasis_session_options* options, size_t size) {
+  const DriverPatience patience;
+  stasis_session_options defaults{};
+  defaults.answer_timeout_ms = static_cast<std::uint32_t>(patience.answer.count());
+  defaults.work_timeout_ms = static_cast<std::uint32_t>(patience.work.count());
+  capi::write_defaults(options, size, defaults);
+}
+
+stasis_error* stasis_session_open(const stasis_session_options* options, stasis_session** session) {
+  return capi::guarded([&]() -> Result<void> {
+    if (session == nullptr) return capi::misuse("no pointer for the session");
+    auto read = capi::read_options(options, stasis_session_options_init, "stasis_session_options");
+    if (!read) return fail(std::move(read.error()));
+    auto driver = capi::open_driver(*read);
+    if (!driver) return fail(std::move(driver.error()));
+    *session = new stasis_session{std::move(*driver)};
+    return {};
+  });
+}
+
+void stasis_session_close(stasis_session* session) { delete session; }
+
+const char* stasis_session_driver_version(const stasis_session* session) {
+  return session == nullptr ? "" : session->driver->info().driver_version.c_str();
+}
+int stasis_session_cuda_version(const stasis_session* session) {
+  return session == nullptr ? 0 : session->driver->info().cuda_version;
+}
+bool stasis_session_is_simulated(const stasis_session* session) {
+  return session != nullptr && session->driver->info().simulated;
+}

@@ -1,0 +1,94 @@
+"""How pip builds the package (PEP 517): libstasis by CMake, the extension by one call of the compiler.
+
+With the standard library only, so that `pip install .` needs no index and no other backend. A libstasis
+that is there already is taken with STASIS_LIBRARY_DIR=build/release/lib, or
+--config-settings library=DIR. What comes out has the library inside and needs nothing else of Stasis.
+"""
+
+import base64
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+SOURCE = os.path.dirname(HERE)
+
+SUMMARY = "Transparent checkpoint and restore of running CUDA programs"
+
+
+def version():
+    with open(os.path.join(SOURCE, "include", "stasis", "version.h"), encoding="utf-8") as file:
+        return re.search(r'kVersion = "([^"]+)"', file.read())[1]
+
+
+def metadata():
+    with open(os.path.join(SOURCE, "docs", "python.md"), encoding="utf-8") as file:
+        description = file.read()
+    return (f"Metadata-Version: 2.1\nName: stasis\nVersion: {version()}\nSummary: {SUMMARY}\nLicense: MIT\n"
+            "Requires-Python: >=3.9\nClassifier: Operating System :: POSIX :: Linux\n"
+            f"Description-Content-Type: text/markdown\n\n{description}")
+
+
+def library_folder(settings):
+    given = (settings or {}).get("library") or os.environ.get("STASIS_LIBRARY_DIR")
+    if given:
+        return os.path.abspath(given)
+    build = os.path.join(SOURCE, "build", "release")
+    for command in (["cmake", "--preset", "release"], ["cmake", "--build", build, "--target", "stasis_capi"]):
+        subprocess.run(command, cwd=SOURCE, check=True)
+    return os.path.join(build, "lib")
+
+
+def digest(data):
+    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+
+
+def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
+    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    abi = tag + getattr(sys, "abiflags", "")
+    name = f"stasis-{version()}-{tag}-{abi}-linux_x86_64.whl"
+    info = f"stasis-{version()}.dist-info"
+    files = {
+        f"{info}/METADATA": (metadata().encode(), 0o644),
+        f"{info}/WHEEL": (f"Wheel-Version: 1.0\nGenerator: stasis\nRoot-Is-Purelib: false\n"
+                          f"Tag: {tag}-{abi}-linux_x86_64\n".encode(), 0o644),
+    }
+    with open(os.path.join(SOURCE, "LICENSE"), "rb") as file:
+        files[f"{info}/LICENSE"] = (file.read(), 0o644)
+    with tempfile.TemporaryDirectory() as work:
+        subprocess.run([os.path.join(HERE, "build-package"), "--library", library_folder(config_settings),
+                        "--out", work, "--python", sys.executable, "--bundle"], check=True)
+        for folder, _, names in os.walk(work):
+            for one in names:
+                path = os.path.join(folder, one)
+                with open(path, "rb") as file:
+                    mode = 0o755 if os.access(path, os.X_OK) else 0o644
+                    files[os.path.relpath(path, work)] = (file.read(), mode)
+    record = "".join(f"{path},{digest(data)},{len(data)}\n" for path, (data, _) in files.items())
+    files[f"{info}/RECORD"] = ((record + f"{info}/RECORD,,\n").encode(), 0o644)
+    with zipfile.ZipFile(os.path.join(wheel_directory, name), "w", zipfile.ZIP_DEFLATED) as wheel:
+        for path, (data, mode) in files.items():
+            entry = zipfile.ZipInfo(path)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.external_attr = (0o100000 | mode) << 16
+            wheel.writestr(entry, data)
+    return name
+
+
+def build_sdist(sdist_directory, config_settings=None):
+    name = f"stasis-{version()}"
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=SOURCE, check=True, stdout=subprocess.PIPE)
+    with tempfile.TemporaryDirectory() as work, \
+            tarfile.open(os.path.join(sdist_directory, name + ".tar.gz"), "w:gz") as archive:
+        about = os.path.join(work, "PKG-INFO")
+        with open(about, "w", encoding="utf-8") as file:
+            file.write(metadata())
+        archive.add(about, f"{name}/PKG-INFO")
+        for path in filter(None, listed.stdout.decode().split("\0")):
+            archive.add(os.path.join(SOURCE, path), f"{name}/{path}", recursive=False)
+    return name + ".tar.gz"

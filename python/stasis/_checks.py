@@ -1,0 +1,112 @@
+"""What people give, checked before anything is done."""
+
+from __future__ import annotations
+
+import operator
+import os
+import uuid
+from collections.abc import Mapping
+
+MOST_PID = 2**31 - 1
+MOST_MS = 2**32 - 1
+
+
+def integer(value, name):
+    """An int, or what counts as one (numpy's integers); a bool does not."""
+    # numpy's bool_ is no bool, and older versions give it an __index__ all the same.
+    if isinstance(value, bool) or getattr(getattr(value, "dtype", None), "kind", "") == "b":
+        raise TypeError(f"{name} must be an int, not a bool")
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an int, not {type(value).__name__}") from None
+
+
+def pid(value):
+    number = integer(value, "pid")
+    if number <= 0:
+        raise ValueError(f"pid must be a positive int, not {number}")
+    if number > MOST_PID:
+        raise ValueError(f"pid must be at most {MOST_PID}, not {number}")
+    return number
+
+
+def milliseconds(value, name):
+    number = integer(value, name)
+    if number < 0:
+        raise ValueError(f"{name} must be >= 0, not {number}")
+    if number > MOST_MS:
+        raise ValueError(f"{name} must be at most {MOST_MS} (49 days), not {number}")
+    return number
+
+
+def flag(value, name):
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be a bool, not {type(value).__name__}")
+    return value
+
+
+def path(value, name):
+    text = os.fsdecode(os.fspath(value))
+    if not text:
+        raise ValueError(f"{name} must not be empty")
+    return text
+
+
+def texts(values, name):
+    if isinstance(values, (str, bytes)):
+        raise TypeError(f"{name} must be a sequence of strings, not one string")
+    out = list(values)
+    for one in out:
+        if not isinstance(one, str):
+            raise TypeError(f"{name} must hold strings, not {type(one).__name__}")
+    return out
+
+
+def callback(value, name):
+    if value is not None and not callable(value):
+        raise TypeError(f"{name} must be callable, not {type(value).__name__}")
+    return value
+
+
+def _from_text(value):
+    bare = value[4:] if value[:4].upper() == "GPU-" else value
+    digits = bare.replace("-", "")
+    try:
+        raw = bytes.fromhex(digits)
+    except ValueError:
+        raw = b""
+    # bytes.fromhex() passes over spaces.
+    if len(raw) != 16 or len(digits) != 32:
+        raise ValueError(f"a GPU UUID has 32 hexadecimal digits, with or without hyphens: {value!r} has not")
+    return raw
+
+
+def gpu_uuid(value):
+    """"GPU-…" of a string, a uuid.UUID, a CUuuid (whatever has 16 `bytes`), or an object with a `uuid`."""
+    if isinstance(value, str):
+        raw = _from_text(value)
+    elif isinstance(value, uuid.UUID):
+        raw = value.bytes
+    elif hasattr(value, "uuid"):
+        return gpu_uuid(value.uuid)
+    elif hasattr(value, "bytes") and not isinstance(value, type):
+        try:
+            # Numbers from -128 where they are C's characters.
+            raw = bytes(one & 0xFF for one in value.bytes)
+        except TypeError:
+            raw = b""
+        if len(raw) != 16:
+            raise ValueError(f"the bytes of {value!r} are no GPU UUID: it has 16")
+    else:
+        raise TypeError(f"a GPU is given by its UUID (a string, or an object with a uuid), not by {value!r}")
+    return f"GPU-{uuid.UUID(bytes=raw)}"
+
+
+def gpu_mapping(value):
+    """Pairs of "GPU-…" from a mapping; none where there is nothing to move."""
+    if value is None:
+        return []
+    if not isinstance(value, Mapping):
+        raise TypeError(f"gpu_mapping must be a mapping from GPU UUID to GPU UUID, not {type(value).__name__}")
+    return [(gpu_uuid(old), gpu_uuid(new)) for old, new in value.items()]

@@ -1,0 +1,560 @@
+"""The package's work, on top of the extension module."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from dataclasses import dataclass, field
+from typing import Literal
+
+from . import _checks, _errors, _stasis
+
+_stasis.set_error_factory(_errors.make)
+
+#: What Process.state can be.
+ProcessState = Literal["running", "locked", "checkpointed", "failed"]
+
+_AFTER = {"end": 0, "running": 1, "suspended": 2}
+_GONE = (_errors.ProcessGone, _errors.NoSuchProcess, _errors.Zombie)
+
+
+# --- The driver: loaded once, when it is first needed.
+
+_lock = threading.RLock()
+_settings = {"library": None, "answer_timeout_ms": 10_000, "work_timeout_ms": 60_000}
+_session = None
+_sessions_of_parents = []
+
+
+def _open_session():
+    global _session
+    with _lock:
+        if _session is None:
+            _session = _stasis.Session(
+                _settings["library"], _settings["answer_timeout_ms"], _settings["work_timeout_ms"]
+            )
+        return _session
+
+
+def _after_fork():
+    """The child has to open its own: the parent's calls go through one socket, which only one may use."""
+    global _session, _lock
+    _lock = threading.RLock()
+    if _session is not None:
+        _sessions_of_parents.append(_session)
+    _session = None
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def configure(*, library=None, answer_timeout_ms=10_000, work_timeout_ms=60_000):
+    """Choose the driver's library, and how long it may be silent, for all calls from now on.
+
+    `library`: a file; None: the environment's STASIS_LIBCUDA, else libcuda.so.1. `answer_timeout_ms`
+    (milliseconds): for what the driver answers at once. `work_timeout_ms` (milliseconds): for a
+    checkpoint or a restore without a sign of work. Both 0: no limit, and calls are made in this process.
+    Nothing is loaded before the first call that needs it.
+    """
+    global _session
+    settings = {
+        "library": None if library is None else _checks.path(library, "library"),
+        "answer_timeout_ms": _checks.milliseconds(answer_timeout_ms, "answer_timeout_ms"),
+        "work_timeout_ms": _checks.milliseconds(work_timeout_ms, "work_timeout_ms"),
+    }
+    with _lock:
+        _settings.update(settings)
+        _session = None
+
+
+@dataclass(frozen=True)
+class DriverInfo:
+    """The driver that is in use."""
+
+    version: str
+    cuda_version: int
+    simulated: bool
+
+
+def driver():
+    """The driver: its version ("580.159.04"), its CUDA version (13000), and whether it is the simulated one.
+
+    Raises DriverMissing, DriverTooOld or DriverUnsupported.
+    """
+    session = _open_session()
+    return DriverInfo(session.driver_version(), session.cuda_version(), session.simulated())
+
+
+# --- What comes back.
+
+
+@dataclass(frozen=True)
+class ProcessReport:
+    """One process of a tree. `state` is None without CUDA, `gpu_bytes` what it had on GPUs (0: unknown)."""
+
+    pid: int
+    command: str
+    cuda: bool
+    state: str | None = None
+    gpu_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Report:
+    """What an operation has done. Times in seconds, sizes in bytes.
+
+    `phases` has the seconds of each phase by its name, `json` all that `stasis --json` says.
+    """
+
+    pid: int
+    processes: tuple
+    seconds: float
+    phases: dict
+    images_dir: str | None = None
+    image_bytes: int = 0
+    json: dict = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """What recover() has found and done about one process tree."""
+
+    pid: int
+    operation: str
+    images_dir: str
+    processes: tuple
+    finished: bool
+    image_kept: bool
+
+
+def _process_report(given):
+    state = given.get("state")
+    return ProcessReport(given["pid"], given["command"], given["cuda"], state, given.get("gpu_bytes", 0))
+
+
+def _report(text):
+    given = json.loads(text)
+    return Report(
+        given["pid"],
+        tuple(map(_process_report, given["processes"])),
+        given["seconds"],
+        {phase["name"]: phase["seconds"] for phase in given["phases"]},
+        given.get("images_dir"),
+        given.get("image_bytes", 0),
+        given,
+    )
+
+
+# --- Whole procedures.
+
+
+def suspend(pid, timeout_ms=10_000, *, ignore_obstacles=False, progress=None, note=None):
+    """Lock and checkpoint every CUDA process of the tree below `pid`: their GPU memory is free.
+
+    `timeout_ms` (milliseconds) is for GPU work in flight; 0 waits for ever. Returns a Report. Raises
+    Timeout, NotCuda, NotSupported, NotPermitted, Busy, OutOfHostMemory and others; then all run on.
+    """
+    number = _checks.pid(pid)
+    timeout = _checks.milliseconds(timeout_ms, "timeout_ms")
+    ignore = _checks.flag(ignore_obstacles, "ignore_obstacles")
+    _checks.callback(progress, "progress")
+    _checks.callback(note, "note")
+    return _report(_open_session().suspend(number, timeout, ignore, progress, note))
+
+
+def resume(pid, gpu_mapping=None, *, time_limit_ms=0, progress=None, note=None):
+    """Restore and unlock every CUDA process of the tree below `pid`: it runs again.
+
+    `gpu_mapping` as with Process.restore(). After `time_limit_ms` (milliseconds; 0: no limit) it is left
+    suspended, unless its memory is on the way back. Returns a Report. Raises OutOfGpuMemory,
+    DeviceMapInvalid, Timeout and others; then it is suspended as before.
+    """
+    number = _checks.pid(pid)
+    pairs = _checks.gpu_mapping(gpu_mapping)
+    limit = _checks.milliseconds(time_limit_ms, "time_limit_ms")
+    _checks.callback(progress, "progress")
+    _checks.callback(note, "note")
+    return _report(_open_session().resume(number, pairs, limit, progress, note))
+
+
+def dump(
+    pid,
+    images_dir,
+    *,
+    after="end",
+    timeout_ms=10_000,
+    overwrite=False,
+    sync=True,
+    ignore_obstacles=False,
+    ignore_undumpable=False,
+    criu=None,
+    shell_job=False,
+    tcp_established=False,
+    tcp_close=False,
+    file_locks=False,
+    link_remap=True,
+    ext_unix_sk=False,
+    ghost_limit=256 << 20,
+    manage_cgroups="ignore",
+    network_lock="nftables",
+    external=(),
+    progress=None,
+    note=None,
+):
+    """Save the tree below `pid` to the directory `images_dir`, and end it.
+
+    `after`: "end", "running" or "suspended": what becomes of it. `timeout_ms` (milliseconds) is for GPU
+    work in flight. `sync`: nothing is ended before the image would survive a loss of power. `overwrite`
+    replaces an image that is there. `criu` is the program to use. The others are CRIU's own options, by
+    CRIU's names; `ghost_limit` in bytes. Returns a Report. Raises ImageExists, Undumpable, CriuFailed,
+    NoSpace and all that suspend() raises; then it runs on, and there is no image.
+    """
+    number = _checks.pid(pid)
+    if after not in _AFTER:
+        raise ValueError(f"after must be one of {', '.join(map(repr, _AFTER))}, not {after!r}")
+    options = {
+        "images_dir": _checks.path(images_dir, "images_dir"),
+        "after": _AFTER[after],
+        "timeout_ms": _checks.milliseconds(timeout_ms, "timeout_ms"),
+        "criu": None if criu is None else _checks.path(criu, "criu"),
+        "ghost_limit": _checks.milliseconds(ghost_limit, "ghost_limit"),
+        "manage_cgroups": manage_cgroups,
+        "network_lock": network_lock,
+        "external": _checks.texts(external, "external"),
+    }
+    flags = {
+        "overwrite": overwrite,
+        "sync": sync,
+        "ignore_obstacles": ignore_obstacles,
+        "ignore_undumpable": ignore_undumpable,
+        "shell_job": shell_job,
+        "tcp_established": tcp_established,
+        "tcp_close": tcp_close,
+        "file_locks": file_locks,
+        "link_remap": link_remap,
+        "ext_unix_sk": ext_unix_sk,
+    }
+    options.update((name, _checks.flag(value, name)) for name, value in flags.items())
+    _checks.callback(progress, "progress")
+    _checks.callback(note, "note")
+    return _report(_open_session().dump(number, options, progress, note))
+
+
+def restore(
+    images_dir,
+    gpu_mapping=None,
+    *,
+    leave_suspended=False,
+    time_limit_ms=0,
+    criu=None,
+    external=(),
+    inherit=None,
+    tcp_close=False,
+    ext_unix_sk=False,
+    manage_cgroups=None,
+    progress=None,
+    note=None,
+):
+    """Bring back what was saved to `images_dir`. Returns a Report, whose `pid` is that of its root.
+
+    It becomes a child of this process: os.waitpid(report.pid, 0) collects it. `gpu_mapping` as with
+    Process.restore(), from the GPUs it was on. `leave_suspended`: resume() brings its GPU state back.
+    `time_limit_ms` (milliseconds; 0: no limit): after that it is given up. `inherit`: a mapping from
+    CRIU's key ("pipe:[1234]") to a descriptor (or a file) of this process that takes its place. Raises
+    ImageCorrupt, ImageIncomplete, PidInUse, GpuMismatch, OutOfGpuMemory, CriuFailed and others; then
+    nothing of it is left, and the image is as it was.
+    """
+    pairs = _checks.gpu_mapping(gpu_mapping)
+    options = {
+        "images_dir": _checks.path(images_dir, "images_dir"),
+        "leave_suspended": _checks.flag(leave_suspended, "leave_suspended"),
+        "time_limit_ms": _checks.milliseconds(time_limit_ms, "time_limit_ms"),
+        "criu": None if criu is None else _checks.path(criu, "criu"),
+        "external": _checks.texts(external, "external"),
+        "tcp_close": _checks.flag(tcp_close, "tcp_close"),
+        "ext_unix_sk": _checks.flag(ext_unix_sk, "ext_unix_sk"),
+        "manage_cgroups": manage_cgroups,
+    }
+    inherited = [
+        (one.fileno() if hasattr(one, "fileno") else _checks.integer(one, "inherit"), key)
+        for key, one in (inherit or {}).items()
+    ]
+    _checks.callback(progress, "progress")
+    _checks.callback(note, "note")
+    return _report(_open_session().restore(pairs, inherited, options, progress, note))
+
+
+def inspect(images_dir, *, verify=False, gpu_mapping=None, criu=None, progress=None):
+    """What is in an image, and whether it can be restored here: the object of `stasis inspect --json`.
+
+    `verify` reads every byte. An image that cannot be restored is no error: see "restorable" and
+    "checks". Without a driver, "checks" says so. Raises ImageIncomplete, ImageCorrupt, ImageVersion, Io.
+    """
+    directory = _checks.path(images_dir, "images_dir")
+    whole = _checks.flag(verify, "verify")
+    pairs = _checks.gpu_mapping(gpu_mapping)
+    program = None if criu is None else _checks.path(criu, "criu")
+    _checks.callback(progress, "progress")
+    try:
+        session = _open_session()
+    except (_errors.DriverMissing, _errors.DriverTooOld, _errors.DriverUnsupported):
+        session = None
+    return json.loads(_stasis.inspect(session, directory, whole, pairs, program, progress))
+
+
+def recover(pid=None, *, note=None):
+    """Make every CUDA process below `pid` run again, whatever has left it in which state.
+
+    Without a `pid`: the targets of every operation that was killed. Returns a list of Recovered. Raises
+    NotRolledBack if one of them could not be brought back.
+    """
+    number = 0 if pid is None else _checks.pid(pid)
+    _checks.callback(note, "note")
+    return [
+        Recovered(
+            one["pid"],
+            one["operation"],
+            one["images_dir"],
+            tuple(map(_process_report, one["processes"])),
+            one["finished"],
+            one["image_kept"],
+        )
+        for one in json.loads(_open_session().recover(number, note))["recovered"]
+    ]
+
+
+def _start_ticks(pid):
+    """When the process started: what tells it from a later one with its number. None: there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+class _Handle:
+    """What Process and Group share: a number, and a handle that is opened when it is first needed."""
+
+    __slots__ = ("_pid", "_start", "_handle", "_owner")
+
+    def __init__(self, pid):
+        self._pid = _checks.pid(pid)
+        self._start = _start_ticks(self._pid)
+        self._handle = None
+        self._owner = None
+
+    def __repr__(self):
+        return f"stasis.{type(self).__name__}({self._pid})"
+
+    @property
+    def pid(self):
+        """The process number."""
+        return self._pid
+
+    def _open(self, make):
+        # After a fork, or another configure(), it belongs to a session that is not ours.
+        session = _open_session()
+        if self._handle is None or self._owner is not session:
+            handle = make(session)(self._pid)
+            if self._start is not None and _start_ticks(self._pid) not in (None, self._start):
+                raise _errors.ProcessGone(
+                    f"process {self._pid} has ended, and its number means another one now",
+                    "start the program again, or restore it from an image",
+                )
+            self._handle, self._owner = handle, session
+        return self._handle
+
+    def suspend(self, timeout_ms=10_000, *, ignore_obstacles=False, progress=None, note=None):
+        """stasis.suspend() of this process and all below it."""
+        self._check_identity()
+        return suspend(self._pid, timeout_ms, ignore_obstacles=ignore_obstacles, progress=progress, note=note)
+
+    def resume(self, gpu_mapping=None, *, time_limit_ms=0, progress=None, note=None):
+        """stasis.resume() of this process and all below it."""
+        self._check_identity()
+        return resume(self._pid, gpu_mapping, time_limit_ms=time_limit_ms, progress=progress, note=note)
+
+    def dump(self, images_dir, **options):
+        """stasis.dump() of this process and all below it."""
+        self._check_identity()
+        return dump(self._pid, images_dir, **options)
+
+    def _check_identity(self):
+        raise NotImplementedError
+
+    @contextlib.contextmanager
+    def suspended(self, timeout_ms=10_000, *, gpu_mapping=None, ignore_obstacles=False, progress=None, note=None):
+        """For a `with` statement: suspended inside of it, and resumed on every way out.
+
+        `gpu_mapping` is for the way back. A process that has ended meanwhile is no error.
+        """
+        _checks.milliseconds(timeout_ms, "timeout_ms")
+        _checks.gpu_mapping(gpu_mapping)
+        ours = True
+        try:
+            try:
+                self.suspend(timeout_ms, ignore_obstacles=ignore_obstacles, progress=progress, note=note)
+            except Exception:
+                ours = False  # it was rolled back, and what somebody else has suspended is not ours to resume
+                raise
+            yield self
+        finally:
+            if ours:
+                with contextlib.suppress(*_GONE):
+                    self.resume(gpu_mapping, progress=progress, note=note)
+
+
+class Process(_Handle):
+    """A CUDA process that can be locked, checkpointed, restored and unlocked.
+
+    Names and meaning are those of `cuda.core.checkpoint.Process`. Making one does nothing but note the
+    number, and which process it means now: that one has to be there when it is first used. What it was
+    brought to stays when the object is gone. May be used by several threads.
+
+    `pid`: an int (numpy's too; no bool). Raises TypeError, ValueError.
+    """
+
+    __slots__ = ()
+
+    def _use(self):
+        return self._open(lambda session: session.process)
+
+    def _check_identity(self):
+        self._use()
+
+    @property
+    def state(self):
+        """"running", "locked", "checkpointed" or "failed".
+
+        Raises NotCuda, NoSuchProcess, ProcessGone, NotPermitted, Busy (stopped or traced), NoAnswer.
+        """
+        return self._use().state()
+
+    @property
+    def restore_thread_id(self):
+        """The number of the thread that restores it, which a tool like CRIU has to let run."""
+        return self._use().restore_thread_id()
+
+    def lock(self, timeout_ms=0):
+        """running -> locked: wait for submitted GPU work, and hold back further calls of CUDA.
+
+        `timeout_ms`: milliseconds; 0 waits for ever. Raises Timeout (it runs on), WrongState, and all that
+        `state` raises. Ctrl-C ends the wait; it runs on then.
+        """
+        self._use().lock(_checks.milliseconds(timeout_ms, "timeout_ms"))
+
+    def checkpoint(self):
+        """locked -> checkpointed: the content of its GPU memory is in its own host memory.
+
+        Raises WrongState, NotSupported (managed or shared memory; it stays locked). Not cut short by Ctrl-C:
+        KeyboardInterrupt comes when it is done, as with restore() and unlock().
+        """
+        self._use().checkpoint()
+
+    def restore(self, gpu_mapping=None):
+        """checkpointed -> locked: its GPU memory is back.
+
+        `gpu_mapping`: from the UUID of a GPU it was on to that of the one to use instead, each a string
+        with or without "GPU-", a uuid.UUID, a CUuuid, or an object with a `uuid`. GPUs that are not named
+        stay where they are if they can. Raises WrongState, DeviceMapInvalid, DeviceMapUnsupported (driver
+        older than 580), GpuMismatch, OutOfGpuMemory; TypeError, ValueError.
+        """
+        pairs = _checks.gpu_mapping(gpu_mapping)
+        self._use().restore(pairs)
+
+    def unlock(self):
+        """locked -> running. Raises WrongState."""
+        self._use().unlock()
+
+    @contextlib.contextmanager
+    def locked(self, timeout_ms=0):
+        """For a `with` statement: locked inside of it, and running again on every way out.
+
+        Also where it was checkpointed inside, and not restored. A process that has ended meanwhile is no
+        error. `timeout_ms` as with lock().
+        """
+        _checks.milliseconds(timeout_ms, "timeout_ms")
+        ours = True
+        try:
+            try:
+                self.lock(timeout_ms)
+            except Exception:
+                ours = False  # it runs, or somebody else has locked it
+                raise
+            yield self
+        finally:
+            if ours:
+                with contextlib.suppress(*_GONE):
+                    self._use().bring_to_running()
+
+
+class Group(_Handle):
+    """A process and all below it, locked and checkpointed as one.
+
+    Its CUDA processes may wait for each other on the GPU, as the ranks of a collective do: they are locked
+    at the same time, all or none. Processes without CUDA are left alone.
+
+    `pid`: the root. Raises TypeError, ValueError.
+    """
+
+    __slots__ = ()
+
+    def _use(self):
+        return self._open(lambda session: session.group)
+
+    def _check_identity(self):
+        self._use()
+
+    @property
+    def members(self):
+        """All processes of the tree, the root first, with their states now: a list of ProcessReport."""
+        return [_process_report(one) for one in json.loads(self._use().members())]
+
+    def lock(self, timeout_ms=0):
+        """running -> locked, all or none. `timeout_ms`: milliseconds; 0 waits for ever.
+
+        Raises Timeout, NotCuda (none of them uses CUDA), WrongState (one is in another state).
+        """
+        self._use().lock(_checks.milliseconds(timeout_ms, "timeout_ms"))
+
+    def checkpoint(self, *, progress=None):
+        """locked -> checkpointed, at the same time; their threads are kept still until the unlock.
+
+        `progress(phase, done, total)` is told bytes. Raises as Process.checkpoint(), and OutOfHostMemory; all
+        are locked then.
+        """
+        self._use().checkpoint(_checks.callback(progress, "progress"))
+
+    def restore(self, gpu_mapping=None, *, progress=None):
+        """checkpointed -> locked, at the same time. Arguments and errors as with Process.restore()."""
+        pairs = _checks.gpu_mapping(gpu_mapping)
+        self._use().restore(pairs, _checks.callback(progress, "progress"))
+
+    def unlock(self):
+        """locked -> running."""
+        self._use().unlock()
+
+    @contextlib.contextmanager
+    def locked(self, timeout_ms=0):
+        """For a `with` statement: locked inside of it, and running again on every way out."""
+        _checks.milliseconds(timeout_ms, "timeout_ms")
+        ours = True
+        locked = []
+        try:
+            try:
+                self.lock(timeout_ms)
+            except Exception:
+                ours = False
+                raise
+            locked += [Process(one.pid) for one in self.members if one.cuda]
+            yield self
+        finally:
+            if ours:
+                with contextlib.suppress(*_GONE, _errors.NotCuda):
+                    recover(self._pid)
+                # Where the root has ended inside, nobody finds the others below it any more.
+                for process in locked:
+                    with contextlib.suppress(*_GONE, _errors.NotCuda):
+                        process._use().bring_to_running()

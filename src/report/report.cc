@@ -1,0 +1,171 @@
+#include "report/report.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "operations/image_report.h"
+
+namespace stasis {
+
+using nlohmann::json;
+
+json to_json(const ProcessReport& process) {
+  json out = {{"pid", process.pid.value}, {"command", process.comm}, {"cuda", process.cuda}};
+  if (process.cuda) {
+    out["state"] = std::string(process.state ? cuda_state_name(*process.state) : "ended");
+    out["gpu_bytes"] = process.gpu_bytes;
+  }
+  return out;
+}
+
+const char* path_name(const Report& report) {
+  return report.direct_bytes > 0 ? "direct" : "driver";
+}
+
+json to_json(const Report& report) {
+  json processes = json::array();
+  for (const ProcessReport& process : report.processes)
+    processes.push_back(to_json(process));
+  json phases = json::array();
+  for (const PhaseRecord& phase : report.phases) {
+    phases.push_back({{"name", phase.name}, {"seconds", phase.seconds}});
+  }
+  json out = {{"ok", true},
+              {"pid", report.root.value},
+              {"path", path_name(report)},
+              {"processes", processes},
+              {"phases", phases},
+              {"seconds", report.total.count()}};
+  if (report.lock_tries > 0) out["lock_tries"] = report.lock_tries;
+  if (report.direct_bytes > 0) out["direct_bytes"] = report.direct_bytes;
+  return out;
+}
+
+json to_json(const DumpReport& report) {
+  json out = to_json(static_cast<const Report&>(report));
+  out["images_dir"] = report.images_dir;
+  out["image_bytes"] = report.image_bytes;
+  return out;
+}
+
+json to_json(const RestoreReport& report) {
+  json out = to_json(static_cast<const Report&>(report));
+  out["images_dir"] = report.images_dir;
+  out["image_bytes"] = report.image_bytes;
+  return out;
+}
+
+json to_json(const RecoverReport& report) {
+  json processes = json::array();
+  for (const ProcessReport& process : report.processes) {
+    processes.push_back(to_json(process));
+  }
+  json out = {{"pid", report.root.value},    {"operation", report.operation},
+              {"images_dir", report.image},  {"processes", processes},
+              {"finished", report.finished}, {"image_kept", report.image_kept}};
+  if (report.error) out["error"] = to_json(*report.error)["error"];
+  return out;
+}
+
+json to_json(const std::vector<RecoverReport>& reports) {
+  json recovered = json::array();
+  bool ok = true;
+  for (const RecoverReport& report : reports) {
+    recovered.push_back(to_json(report));
+    ok = ok && !report.error;
+  }
+  return {{"ok", ok}, {"recovered", recovered}};
+}
+
+json to_json(const CriuDiagnosis& diagnosis) {
+  return {{"code", error_code_name(diagnosis.code)},
+          {"line", diagnosis.line},
+          {"meaning", diagnosis.meaning},
+          {"remedy", diagnosis.remedy}};
+}
+
+json to_json(const Error& error) {
+  json out = {{"code", std::string(error_code_name(error.code))},
+              {"message", error.to_string()},
+              {"remedy", error.remedy},
+              {"exit_status", exit_status(error.code)}};
+  if (error.driver) {
+    out["driver"] = {{"number", error.driver->number},
+                     {"name", error.driver->name},
+                     {"text", error.driver->text}};
+  }
+  return {{"ok", false}, {"error", out}};
+}
+
+std::string json_text(const json& object) {
+  return object.dump(2, ' ', true, json::error_handler_t::replace);
+}
+
+json to_json(const MachineFacts& here) {
+  return {{"hostname", here.hostname},         {"kernel_release", here.kernel_release},
+          {"criu_version", here.criu_version}, {"driver_version", here.driver_version},
+          {"cuda_version", here.cuda_version}, {"simulated", here.simulated}};
+}
+
+json to_json(const ImageReport& report) {
+  const Manifest& m = report.manifest;
+  json processes = json::array();
+  for (const ProcessRecord& process : m.processes) {
+    json one = {{"pid", process.pid.value},
+                {"parent", process.parent.value},
+                {"command", process.command},
+                {"cuda", process.cuda},
+                {"threads", process.threads.empty() ? json() : json(process.threads.size() + 1)},
+                {"tcp_ports", process.tcp_ports}};
+    if (process.cuda) {
+      one["state"] = image_cuda_state_name(*process.cuda_state);
+      one["gpu_memory"] = json::array();
+      for (const GpuMemoryRecord& use : process.gpu_memory)
+        one["gpu_memory"].push_back({{"uuid", use.gpu_uuid}, {"bytes", use.bytes}});
+    }
+    processes.push_back(std::move(one));
+  }
+  json gpus = json::array();
+  for (const GpuRecord& gpu : m.gpus)
+    gpus.push_back({{"uuid", gpu.uuid},
+                    {"name", gpu.name},
+                    {"pci_bus_id", gpu.pci_bus_id},
+                    {"total_memory", gpu.total_memory}});
+  json sizes = json::array();
+  for (const ImagePart& part : report.parts)
+    sizes.push_back({{"what", part.what}, {"bytes", part.bytes}});
+  json phases = json::array();
+  for (const PhaseRecord& phase : m.phases)
+    phases.push_back({{"name", phase.name}, {"seconds", phase.seconds}});
+  json checks = json::array();
+  for (const RestoreCheck& check : report.checks) {
+    json one = {{"id", check.id}, {"ok", !check.error}};
+    if (check.error) one["error"] = to_json(*check.error)["error"];
+    checks.push_back(std::move(one));
+  }
+  return {{"ok", true},
+          {"images_dir", report.path},
+          {"image_bytes", m.total_bytes},
+          {"files", m.files.size()},
+          {"created", m.created},
+          {"hostname", m.hostname},
+          {"stasis_version", m.stasis_version},
+          {"kernel_release", m.kernel_release},
+          {"criu_version", criu_version_text(m.criu_version)},
+          {"driver_version", m.driver_version},
+          {"cuda_version", m.cuda_version},
+          {"simulated", m.simulated},
+          {"sync", m.sync == SyncPolicy::kDisk ? "disk" : "none"},
+          {"pid", m.root.value},
+          {"processes", processes},
+          {"gpus", gpus},
+          {"sizes", sizes},
+          {"phases", phases},
+          {"options", options_used(m.criu_options)},
+          {"here", to_json(report.here)},
+          {"restorable", restorable(report)},
+          {"checks", checks}};
+}
+
+}  // namespace stasis

@@ -1,0 +1,222 @@
+"""Ctrl-C, other signals, and callbacks that raise: a call ends in order, and what it did is undone."""
+
+import os
+import signal
+import time
+
+import harness
+import stasis
+
+
+class Raised(Exception):
+    pass
+
+
+class Interrupted(harness.Case):
+    def busy_target(self):
+        target = self.target("spin", "--busy-ms", 60000, first_round=False)
+        harness.wait_until(lambda: harness.state_of(target.pid) == "running")
+        time.sleep(0.2)  # until its kernel runs
+        return target
+
+    def interrupted(self, call, *arguments, within=3.0, after=0.4, **more):
+        start = time.monotonic()
+        harness.interrupt_in(after)
+        with self.assertRaises(KeyboardInterrupt):
+            call(*arguments, **more)
+        self.assertLess(time.monotonic() - start, after + within)
+
+    def test_a_lock_that_waits_for_ever(self):
+        target = self.busy_target()
+        process = stasis.Process(target.pid)
+        self.interrupted(process.lock)
+        self.assertEqual(process.state, "running")
+
+    def test_a_lock_with_a_time_out(self):
+        target = self.busy_target()
+        process = stasis.Process(target.pid)
+        self.interrupted(process.lock, 50_000)
+        self.assertEqual(process.state, "running")
+
+    def test_a_lock_that_won_against_it_is_undone(self):
+        target = self.target()
+        process = stasis.Process(target.pid)
+        self.faults("lock:delay=335ms")
+        # Signals are looked at every 50 ms, so one that comes between 300 and 335 is seen when it is over.
+        for moment in (0.306, 0.312, 0.318, 0.324, 0.36):
+            returned = False
+            with self.assertRaises(KeyboardInterrupt):
+                harness.interrupt_in(moment)
+                process.lock()
+                returned = True
+                time.sleep(1)
+            # Late, on a machine that has much to do, it comes when lock() has returned.
+            self.assertEqual(process.state, "locked" if returned else "running", moment)
+            if returned:
+                process.unlock()
+        self.no_faults()
+        target.goes_on()
+
+    def test_the_enter_of_locked(self):
+        target = self.busy_target()
+        process = stasis.Process(target.pid)
+
+        def enter():
+            with process.locked():
+                self.fail("it was entered")
+
+        self.interrupted(enter)
+        self.assertEqual(process.state, "running")
+
+    def test_a_lock_of_a_group(self):
+        target = self.busy_target()
+        group = stasis.Group(target.pid)
+        # It asks in slices, of which the first takes 0.5 s and the second 1 s.
+        self.interrupted(group.lock)
+        self.assertEqual(group.members[0].state, "running")
+
+    def test_a_suspend_that_waits(self):
+        target = self.busy_target()
+        self.interrupted(stasis.suspend, target.pid, 0)
+        self.assertEqual(stasis.Process(target.pid).state, "running")
+
+    def test_a_suspend_while_memory_is_copied(self):
+        target = self.target("memory", "--size", "32M")
+        self.faults("checkpoint:rate=32M")
+        self.interrupted(stasis.suspend, target.pid)
+        self.no_faults()
+        self.assertEqual(stasis.Process(target.pid).state, "running")
+        target.goes_on()
+        target.finish()
+
+    def test_a_dump(self):
+        target = self.target("memory", "--size", "32M")
+        self.faults("checkpoint:rate=32M")
+        image = os.path.join(self.folder(), "image")
+        self.interrupted(stasis.dump, target.pid, image)
+        self.no_faults()
+        self.assertFalse(os.path.exists(image))
+        self.assertEqual(os.listdir(os.path.dirname(image)), [])
+        self.assertEqual(stasis.Process(target.pid).state, "running")
+        target.goes_on()
+        target.finish()
+
+    def test_a_restore_is_undone_or_finished(self):
+        image = os.path.join(self.folder(), "image")
+        ended = set()
+        for moment in (0.05, 0.15, 0.3, 0.6):
+            target = self.target("memory", "--size", "32M")
+            stasis.dump(target.pid, image, overwrite=True)
+            os.waitpid(target.pid, 0)
+            self.faults("restore:rate=64M")
+            with self.assertRaises(KeyboardInterrupt):
+                harness.interrupt_in(moment)
+                stasis.restore(image)
+                time.sleep(1)
+            self.no_faults()
+            finished = os.path.exists(f"/proc/{target.pid}")
+            ended.add(finished)
+            if finished:
+                self.assertEqual(stasis.Process(target.pid).state, "running")
+                target.goes_on()
+                target.finish()
+            else:
+                target.pid = None
+                self.assertTrue(stasis.inspect(image)["restorable"])
+            self.assertEqual(stasis.recover(), [])
+        self.assertEqual(ended, {True, False})
+
+    def test_a_checkpoint_is_finished_first(self):
+        target = self.target("memory", "--size", "32M")
+        process = stasis.Process(target.pid)
+        with process.locked():
+            self.faults("checkpoint:rate=32M")
+            self.interrupted(process.checkpoint, within=5.0)
+            self.assertEqual(process.state, "checkpointed")
+            self.no_faults()
+        self.assertEqual(process.state, "running")
+        target.goes_on()
+
+    def test_suspended_is_undone_wherever_it_comes(self):
+        target = self.target()
+        process = stasis.Process(target.pid)
+        self.faults("checkpoint:delay=50ms;restore:delay=50ms")
+        entered = 0
+        for step in range(14):
+            with self.assertRaises(KeyboardInterrupt):
+                harness.interrupt_in(0.02 * step)
+                while True:
+                    with process.suspended():
+                        entered += 1
+            time.sleep(0.05)
+            self.assertEqual(process.state, "running", f"interrupted after {0.02 * step} s")
+        self.assertGreater(entered, 0)
+        self.no_faults()
+        target.goes_on()
+        target.finish()
+
+    def test_a_handler_that_does_not_raise_disturbs_nothing(self):
+        seen = []
+        before = signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(number))
+        self.addCleanup(signal.signal, signal.SIGUSR1, before)
+        target = self.target("memory", "--size", "32M")
+        self.faults("checkpoint:rate=64M")
+        for moment in (0.1, 0.2, 0.3):
+            harness.interrupt_in(moment, signal.SIGUSR1)
+        stasis.suspend(target.pid)
+        self.assertEqual(stasis.Process(target.pid).state, "checkpointed")
+        self.assertEqual(len(seen), 3)
+        stasis.resume(target.pid)
+
+    def test_a_handler_that_raises_something_else(self):
+        def handler(number, frame):
+            raise Raised
+
+        before = signal.signal(signal.SIGTERM, handler)
+        self.addCleanup(signal.signal, signal.SIGTERM, before)
+        target = self.busy_target()
+        harness.interrupt_in(0.3, signal.SIGTERM)
+        with self.assertRaises(Raised):
+            stasis.suspend(target.pid, 0)
+        self.assertEqual(stasis.Process(target.pid).state, "running")
+
+
+class Callbacks(harness.Case):
+    def test_progress_is_told_in_bytes_and_in_the_calling_thread(self):
+        import threading
+
+        target = self.target("memory", "--size", "32M")
+        told = []
+        self.faults("checkpoint:rate=64M")
+        target_of = threading.current_thread()
+        stasis.suspend(target.pid, progress=lambda *given: told.append((*given, threading.current_thread())))
+        self.assertTrue(told)
+        for phase, done, total, thread in told:
+            self.assertEqual(phase, "checkpoint")
+            self.assertTrue(0 <= done <= 64 << 20 and total >= 32 << 20, (done, total))
+            self.assertIs(thread, target_of)
+        stasis.resume(target.pid)
+
+    def test_one_that_raises_stops_the_operation(self):
+        target = self.target("memory", "--size", "32M")
+        self.faults("checkpoint:rate=64M")
+
+        def progress(*given):
+            raise Raised("enough")
+
+        with self.assertRaisesRegex(Raised, "enough"):
+            stasis.suspend(target.pid, progress=progress)
+        self.assertEqual(stasis.Process(target.pid).state, "running")
+        target.goes_on()
+
+    def test_notes(self):
+        target = self.target("managed")
+        notes = []
+        with self.assertRaises(stasis.NotSupported):
+            stasis.suspend(target.pid, ignore_obstacles=True, note=notes.append)
+        self.assertTrue(notes and all(isinstance(note, str) for note in notes))
+        self.assertEqual(stasis.Process(target.pid).state, "running")
+
+
+if __name__ == "__main__":
+    harness.main()

@@ -1,0 +1,312 @@
+"""Suspend, resume, dump, restore, recover, inspect and Group, with real processes and the real CRIU."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+
+import harness
+import stasis
+
+
+def children_of(pid):
+    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+        return [int(word) for word in file.read().split()]
+
+
+class Suspend(harness.Case):
+    def test_a_tree(self):
+        target = self.target("tree", "--children", 2, "--size", "4M")
+        harness.wait_until(lambda: sum(harness.gpus_used()) > 8 << 20)
+        report = stasis.suspend(target.pid)
+        self.assertEqual(report.pid, target.pid)
+        self.assertEqual(len(report.processes), 3)
+        self.assertEqual([one.state for one in report.processes if one.cuda], ["checkpointed"] * 2)
+        self.assertEqual([one.state for one in report.processes if not one.cuda], [None])
+        self.assertGreater(sum(one.gpu_bytes for one in report.processes), 8 << 20)
+        self.assertEqual(set(report.phases), {"lock", "checkpoint"})
+        self.assertGreaterEqual(report.seconds, sum(report.phases.values()) * 0.99)
+        self.assertEqual(report.json["path"], "driver")
+        self.assertEqual(sum(harness.gpus_used()), 0)
+        again = stasis.resume(target.pid)
+        self.assertEqual([one.state for one in again.processes if one.cuda], ["running"] * 2)
+        target.goes_on()
+        target.finish()
+
+    def test_to_another_gpu(self):
+        first, second = harness.gpu_uuids()
+        target = self.target("memory", "--size", "16M")
+        process = stasis.Process(target.pid)
+        with process.suspended(gpu_mapping={first: second}):
+            self.assertEqual(harness.gpus_used(), [0, 0])
+        target.goes_on()
+        self.assertEqual(harness.gpus_used()[0], 0)
+        self.assertGreater(harness.gpus_used()[1], 16 << 20)
+
+    def test_suspended_on_every_way_out(self):
+        target = self.target()
+        process = stasis.Process(target.pid)
+        with process.suspended(timeout_ms=5000) as same:
+            self.assertIs(same, process)
+            self.assertEqual(process.state, "checkpointed")
+            self.assertTrue(target.stands_still())
+        self.assertEqual(process.state, "running")
+        with self.assertRaises(ZeroDivisionError):
+            with process.suspended():
+                raise ZeroDivisionError
+        self.assertEqual(process.state, "running")
+        with process.suspended():
+            process.resume()
+        self.assertEqual(process.state, "running")
+        with process.suspended():
+            os.kill(target.pid, signal.SIGKILL)
+            os.waitpid(target.pid, 0)
+            target.pid = None
+
+    def test_what_cannot_be_suspended_is_not_entered(self):
+        target = self.target("managed")
+        process = stasis.Process(target.pid)
+        with self.assertRaises(stasis.NotSupported) as caught:
+            with process.suspended():
+                self.fail("it was entered")
+        self.assertTrue(caught.exception.remedy)
+        self.assertEqual(process.state, "running")
+
+    def test_no_room_to_come_back_to(self):
+        target = self.target("memory", "--size", "600M")
+        stasis.suspend(target.pid)
+        hog = self.target("memory", "--size", "600M")
+        with self.assertRaises(stasis.OutOfGpuMemory):
+            stasis.resume(target.pid)
+        self.assertEqual(stasis.Process(target.pid).state, "checkpointed")
+        hog.finish()
+        stasis.resume(target.pid)
+        target.goes_on()
+
+    def test_what_others_have_suspended_is_one_state_for_all(self):
+        target = self.target()
+        self.assertEqual(harness.tool("stasis", "suspend", target.pid)[0], 0)
+        self.assertEqual(stasis.Process(target.pid).state, "checkpointed")
+        stasis.resume(target.pid)
+        stasis.suspend(target.pid)
+        self.assertEqual(harness.tool("stasis", "resume", target.pid)[0], 0)
+        target.goes_on()
+
+
+class Group(harness.Case):
+    def test_the_calls_on_a_tree(self):
+        target = self.target("tree", "--children", 2, "--size", "4M")
+        harness.wait_until(lambda: sum(harness.gpus_used()) > 8 << 20)
+        group = stasis.Group(target.pid)
+        self.assertEqual(group.pid, target.pid)
+
+        def states():
+            return [one.state for one in group.members if one.cuda]
+
+        self.assertEqual(group.members[0].pid, target.pid)
+        self.assertEqual(states(), ["running"] * 2)
+        group.lock(timeout_ms=5000)
+        self.assertEqual(states(), ["locked"] * 2)
+        with self.assertRaises(stasis.WrongState):
+            group.lock()
+        group.checkpoint()
+        self.assertEqual(states(), ["checkpointed"] * 2)
+        self.assertEqual(sum(harness.gpus_used()), 0)
+        with self.assertRaises(stasis.WrongState):
+            group.unlock()
+        group.restore()
+        self.assertEqual(states(), ["locked"] * 2)
+        group.unlock()
+        self.assertEqual(states(), ["running"] * 2)
+        target.goes_on()
+        with self.assertRaises(ValueError):
+            with group.locked():
+                group.checkpoint()
+                raise ValueError
+        self.assertEqual(states(), ["running"] * 2)
+        with group.suspended():
+            self.assertEqual(states(), ["checkpointed"] * 2)
+        target.goes_on()
+        target.finish()
+
+    def test_a_root_that_ends_inside_leaves_nobody_locked(self):
+        target = self.target("tree", "--children", 2, "--size", "4M")
+        harness.wait_until(lambda: sum(harness.gpus_used()) > 8 << 20)
+        children = children_of(target.pid)
+        self.addCleanup(lambda: [os.kill(pid, signal.SIGKILL) for pid in children if os.path.exists(f"/proc/{pid}")])
+        with stasis.Group(target.pid).locked():
+            self.assertEqual([harness.state_of(pid) for pid in children], ["locked"] * 2)
+            os.kill(target.pid, signal.SIGKILL)
+            os.waitpid(target.pid, 0)
+            target.pid = None
+        self.assertEqual([harness.state_of(pid) for pid in children], ["running"] * 2)
+
+    def test_processes_that_wait_for_each_other(self):
+        target = self.target("collective", "--children", 3)
+        group = stasis.Group(target.pid)
+        for _ in range(5):
+            with group.locked(timeout_ms=20000):
+                group.checkpoint()
+        target.goes_on()
+        target.finish()
+
+    def test_a_checkpoint_that_fails_leaves_all_locked(self):
+        target = self.target("tree", "--children", 2, "--size", "4M")
+        harness.wait_until(lambda: sum(harness.gpus_used()) > 8 << 20)
+        group = stasis.Group(target.pid)
+        group.lock()
+        self.faults(f"checkpoint:error=999 pid={children_of(target.pid)[1]}")
+        with self.assertRaises(stasis.Error):
+            group.checkpoint()
+        self.no_faults()
+        self.assertEqual([one.state for one in group.members if one.cuda], ["locked"] * 2)
+        group.unlock()
+        target.goes_on()
+        target.finish()
+
+    def test_a_tree_without_cuda_to_which_our_own_helpers_do_not_count(self):
+        target = self.target()
+        stasis.suspend(target.pid)
+        stasis.resume(target.pid)
+        target.kill()
+        group = stasis.Group(os.getpid())
+        with self.assertRaises(stasis.NotCuda):
+            group.lock()
+
+
+class Dump(harness.Case):
+    def test_there_and_back(self):
+        target = self.target("memory", "--size", "8M")
+        rounds = target.rounds()
+        image = os.path.join(self.folder(), "image")
+        told = []
+        report = stasis.dump(target.pid, image, progress=lambda *given: told.append(given))
+        self.assertEqual(report.images_dir, image)
+        self.assertGreater(report.image_bytes, 8 << 20)
+        self.assertIn("criu", report.phases)
+        self.assertTrue(told)
+        self.assertEqual(stat.S_IMODE(os.stat(image).st_mode), 0o700)
+        os.waitpid(target.pid, 0)
+        self.assertEqual(harness.gpus_used(), [0, 0])
+        back = stasis.restore(image)
+        self.assertEqual(back.pid, target.pid)
+        self.assertEqual(stasis.Process(back.pid).state, "running")
+        target.goes_on()
+        self.assertGreater(target.rounds(), rounds)
+        target.finish()  # as a child of ours, which finish() waits for
+
+    def test_the_target_may_live_on(self):
+        target = self.target()
+        image = os.path.join(self.folder(), "image")
+        stasis.dump(target.pid, image, after="running")
+        target.goes_on()
+        with self.assertRaises(FileExistsError):
+            stasis.dump(target.pid, image, after="running")
+        process = stasis.Process(target.pid)
+        process.dump(image, after="suspended", overwrite=True, sync=False)
+        self.assertEqual(process.state, "checkpointed")
+        self.assertFalse(stasis.inspect(image)["restorable"])  # its number is taken
+        with self.assertRaises(stasis.PidInUse):
+            stasis.restore(image)
+        process.resume()
+        target.goes_on()
+
+    def test_restored_suspended_and_on_another_gpu(self):
+        first, second = harness.gpu_uuids()
+        target = self.target("memory", "--size", "16M")
+        image = os.path.join(self.folder(), "image")
+        stasis.dump(target.pid, image)
+        os.waitpid(target.pid, 0)
+        stasis.restore(image, leave_suspended=True)
+        process = stasis.Process(target.pid)
+        self.assertEqual(process.state, "checkpointed")
+        process.resume({first: second})
+        target.goes_on()
+        self.assertEqual(harness.gpus_used()[0], 0)
+        target.finish()
+
+    def test_inspect_is_what_the_program_prints(self):
+        target = self.target("memory", "--size", "8M")
+        image = os.path.join(self.folder(), "image")
+        stasis.dump(target.pid, image)
+        os.waitpid(target.pid, 0)
+        ours = stasis.inspect(image)
+        status, printed = harness.tool("stasis", "inspect", image, "--json")
+        self.assertEqual(status, 0)
+        self.assertEqual(ours, json.loads(printed))
+        self.assertTrue(ours["restorable"])
+        self.assertTrue(stasis.inspect(image, verify=True)["restorable"])
+        name = max((os.path.join(image, "criu", one) for one in os.listdir(os.path.join(image, "criu"))),
+                   key=os.path.getsize)
+        with open(name, "r+b") as file:
+            file.seek(os.path.getsize(name) // 2)
+            byte = file.read(1)
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte[0] ^ 1]))
+        self.assertFalse(stasis.inspect(image, verify=True)["restorable"])
+        with self.assertRaises(stasis.ImageCorrupt):
+            stasis.restore(image)
+        with self.assertRaises(stasis.ImageIncomplete):
+            stasis.inspect(self.folder())
+
+    def test_inspect_without_a_driver(self):
+        target = self.target()
+        image = os.path.join(self.folder(), "image")
+        stasis.dump(target.pid, image, after="running")
+        self.addCleanup(stasis.configure)
+        stasis.configure(library="/nowhere/libcuda.so.1")
+        found = {one["id"]: one["ok"] for one in stasis.inspect(image)["checks"]}
+        self.assertFalse(found["driver"])
+        with self.assertRaises(stasis.DriverMissing):
+            stasis.suspend(target.pid)
+
+
+class Recover(harness.Case):
+    def test_what_is_locked_or_checkpointed(self):
+        target = self.target()
+        process = stasis.Process(target.pid)
+        for calls in ((process.lock,), (process.lock, process.checkpoint)):
+            for call in calls:
+                call()
+            (found,) = stasis.recover(target.pid)
+            self.assertEqual(found.pid, target.pid)
+            self.assertEqual([one.state for one in found.processes], ["running"])
+            self.assertEqual(process.state, "running")
+        target.goes_on()
+
+    def test_after_a_kill_in_the_middle(self):
+        target = self.target("memory", "--size", "32M")
+        self.faults("checkpoint:rate=16M")
+        program = subprocess.Popen([sys.executable, "-c", "import stasis, sys; stasis.suspend(int(sys.argv[1]))",
+                                    str(target.pid)])
+        harness.wait_until(lambda: os.path.exists(os.environ["STASIS_STATE_DIR"])
+                           and any(name.endswith(".json") for name in os.listdir(os.environ["STASIS_STATE_DIR"])))
+        time.sleep(0.5)
+        program.kill()
+        program.wait()
+        self.no_faults()
+        (found,) = stasis.recover()
+        self.assertEqual((found.pid, found.operation), (target.pid, "suspend"))
+        self.assertEqual(stasis.Process(target.pid).state, "running")
+        self.assertEqual(stasis.recover(), [])
+        target.goes_on()
+        target.finish()
+
+    def test_two_at_once_on_one_process(self):
+        target = self.target("memory", "--size", "32M")
+        self.faults("checkpoint:rate=32M")
+        program = subprocess.Popen([sys.executable, "-c", "import stasis, sys; stasis.suspend(int(sys.argv[1]))",
+                                    str(target.pid)])
+        harness.wait_until(lambda: any(name.endswith(".json") for name in os.listdir(os.environ["STASIS_STATE_DIR"])))
+        with self.assertRaises(stasis.Busy):
+            stasis.suspend(target.pid)
+        self.assertEqual(program.wait(), 0)
+        self.no_faults()
+        stasis.resume(target.pid)
+
+
+if __name__ == "__main__":
+    harness.main()
