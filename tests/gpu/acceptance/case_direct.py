@@ -6,6 +6,7 @@ import sys
 import time
 
 from . import case_torch
+from .case_devices import holders, mebibytes, swap
 from .core import Failure, case, expect_equal
 from .targets import Target
 
@@ -122,6 +123,23 @@ def killed(machine):
         machine.stasis("recover", target.pid).must_succeed()
         target.wait_rounds(2)
     return {"note": f"{kills} kills, {target.finish()} rounds verified"}
+
+
+@case("direct.device_map", needs=NEEDS + ("two gpus",))
+def device_map(machine):
+    """To the other GPU and back, the memory moved past the driver."""
+    first, second, pairs = swap(machine)
+    options = ["--size", f"{mebibytes(machine)}M"]
+    target = start(machine, "memory", options)
+    figures = {}
+    for wanted in (second, first):
+        suspend(machine, target, figures, "direct")
+        report = machine.stasis("resume", target.pid, "--json", "--device-map", pairs).must_succeed().json()
+        expect_equal(report["path"], "direct", f"path ({report.get('notes')})")
+        target.wait_rounds(2)
+        expect_equal(holders(machine, target.before), {wanted}, "GPUs with its memory")
+    figures["note"] = f"there and back, {target.finish()} rounds verified"
+    return figures
 
 
 # --- PyTorch
