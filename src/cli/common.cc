@@ -18,9 +18,6 @@ Result<std::unique_ptr<Driver>> Context::load_driver() {
 Result<std::unique_ptr<Driver>> Context::load_bounded_driver() {
   auto driver = load_driver();
   if (!driver) return driver;
-  // While there is one thread, and before the driver is initialised: it forks.
-  if (auto started = direct::MoverProcess::start())
-    mover = std::make_shared<direct::MoverProcess>(std::move(*started));
   if (!patience) return driver;
   auto bounded = bound_driver(*driver, *patience);
   if (!bounded) {
@@ -28,6 +25,12 @@ Result<std::unique_ptr<Driver>> Context::load_bounded_driver() {
     return driver;
   }
   return std::move(*bounded);
+}
+
+Result<std::unique_ptr<Driver>> Context::load_moving_driver() {
+  if (auto started = direct::MoverProcess::start())
+    mover = std::make_shared<direct::MoverProcess>(std::move(*started));
+  return load_bounded_driver();
 }
 
 Environment Context::environment(Driver& driver) {

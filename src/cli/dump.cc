@@ -93,7 +93,7 @@ Result<int> run_dump(Context& context, DumpArguments& options) {
   options.dump.criu.cgroups = cgroup_mode_from_name(options.cgroups).value_or(CgroupMode::kIgnore);
   options.dump.criu.network_lock =
       network_lock_from_name(options.network_lock).value_or(NetworkLock::kNftables);
-  auto driver = context.load_bounded_driver();
+  auto driver = context.load_moving_driver();
   if (!driver) return fail(std::move(driver.error()));
   auto report = dump(context.environment(**driver), options.pid, options.dump);
   if (!report) return fail(std::move(report.error()));

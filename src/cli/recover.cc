@@ -51,7 +51,7 @@ Result<int> run_recover(Context& context, const RecoverArguments& options) {
     return fail(ErrorCode::kUsage, "recover whom?", "give a PID, or --all");
   }
   context.interrupt.set_time_limit(options.limit);
-  auto driver = context.load_bounded_driver();
+  auto driver = context.load_moving_driver();
   if (!driver) return fail(std::move(driver.error()));
   std::vector<RecoverReport> reports;
   if (options.all) {

@@ -75,7 +75,7 @@ Result<int> run_restore(Context& context, RestoreArguments& options) {
     options.restore.inherit.push_back({std::move(parsed->second), &inherited.back()});
   }
   context.interrupt.set_time_limit(options.limit);
-  auto driver = context.load_bounded_driver();
+  auto driver = context.load_moving_driver();
   if (!driver) return fail(std::move(driver.error()));
   auto report = restore(context.environment(**driver), options.restore);
   if (!report) return fail(std::move(report.error()));
@@ -92,6 +92,7 @@ Result<int> run_restore(Context& context, RestoreArguments& options) {
   // A process that has initialised the driver is a CUDA process itself, which `ps` would list and a
   // suspend of the shell above it would checkpoint: none may stay.
   driver->reset();
+  context.mover.reset();
   attend_afresh(report->root);
   return attend(report->root);
 }

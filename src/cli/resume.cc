@@ -27,7 +27,7 @@ Verb add_resume(CLI::App& app) {
               resume_options.gpu_map = std::move(*map);
             }
             context.interrupt.set_time_limit(options->limit);
-            auto driver = context.load_bounded_driver();
+            auto driver = context.load_moving_driver();
             if (!driver) return fail(std::move(driver.error()));
             auto report = resume(context.environment(**driver), options->pid, resume_options);
             if (!report) return fail(std::move(report.error()));

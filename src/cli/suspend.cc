@@ -19,7 +19,7 @@ Verb add_suspend(CLI::App& app) {
   command->add_flag("--force,--ignore-obstacles", options->suspend.ignore_obstacles,
                     "go on although the driver may refuse or lose the program's memory");
   return {command, [options](Context& context) -> Result<int> {
-            auto driver = context.load_bounded_driver();
+            auto driver = context.load_moving_driver();
             if (!driver) return fail(std::move(driver.error()));
             auto report = suspend(context.environment(**driver), options->pid, options->suspend);
             if (!report) return fail(std::move(report.error()));

@@ -39,6 +39,8 @@ struct Context {
   // The same, with calls that end after `patience`, if that is set. While this process has one
   // thread.
   Result<std::unique_ptr<Driver>> load_bounded_driver();
+  // And starts the process that moves GPU memory past the driver, before the driver is initialised.
+  Result<std::unique_ptr<Driver>> load_moving_driver();
   Environment environment(Driver& driver);
   // For the direct path.
   Result<std::shared_ptr<direct::MemoryMover>> make_mover(std::span<const GpuUuid> gpus,
