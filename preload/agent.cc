@@ -39,12 +39,26 @@ constexpr milliseconds kLook{100};
 // The buffer is a bit larger than what was there when it was made: programs go on allocating until
 // the gate closes.
 constexpr std::uint64_t kHugePage = std::uint64_t{2} << 20;
+// Of our threads: not what `ulimit -s` says, which may be less than the driver needs.
+constexpr std::size_t kStack = std::size_t{2} << 20;
+// When a peer that cannot be seen any more has certainly given up: it limits its copies by 30 s and
+// 200 MB/s (operations/direct_path.cc).
+constexpr std::chrono::seconds kPeerGivesUp{60};
+constexpr std::uint64_t kSlowestCopy = 200000000;
 
 std::atomic<ControlPage*> g_page{nullptr};
 int g_fd = -1;
 // The program is ending: the driver's own end is about to come, or has.
 std::atomic<bool> g_ending{false};
 std::atomic<bool> g_started{false};
+
+// Whether the descriptor is still the page's: a program may close all that it did not open, and
+// open others, which get the same numbers. By what CRIU restores, so not by the inode.
+bool holds_page(int fd) {
+  struct stat status {};
+  return fd >= 0 && ::fcntl(fd, F_GET_SEALS) == direct::kAgentSeals && ::fstat(fd, &status) == 0 &&
+         status.st_size == sizeof(ControlPage);
+}
 
 // Waits for all devices, in a thread that may be left behind: what it waits for may need threads
 // that the gate holds.
@@ -86,6 +100,7 @@ bool start_thread(void* (*run)(void*), void* argument) {
   pthread_attr_t attributes;
   ::pthread_attr_init(&attributes);
   ::pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+  ::pthread_attr_setstacksize(&attributes, kStack);
   pthread_t thread{};
   const bool started = ::pthread_create(&thread, &attributes, run, argument) == 0;
   ::pthread_attr_destroy(&attributes);
@@ -133,6 +148,7 @@ class Session {
         if (something_to_undo && page_.request.load() == seen && peer_is_gone()) undo();
         continue;
       }
+      last_request_ = Clock::now();
       close_exported();
       answer();
       page_.reply.store(now, std::memory_order_release);
@@ -147,11 +163,16 @@ class Session {
 
   bool undoes_on_its_own() const {
     const auto now = state();
-    return now == AgentState::kClosed || now == AgentState::kEmptied || now == AgentState::kFilling;
+    return now == AgentState::kClosed || now == AgentState::kEmptied ||
+           now == AgentState::kFilling || (now == AgentState::kRunning && page_.buffer_bytes > 0);
   }
 
   // The peer holds the lock on the page, by an open file of its own, for as long as it lives.
   bool peer_is_gone() const {
+    if (!holds_page(fd_)) {
+      const std::chrono::seconds copying(page_.buffer_bytes / kSlowestCopy);
+      return Clock::now() - last_request_ > kPeerGivesUp + copying;
+    }
     if (::flock(fd_, LOCK_SH | LOCK_NB) != 0) return false;
     ::flock(fd_, LOCK_UN);
     return true;
@@ -364,6 +385,8 @@ class Session {
   // look.
   void undo() {
     close_exported();
+    // It had only come to prepare.
+    if (state() == AgentState::kRunning) return give_buffer_back();
     if (state() == AgentState::kEmptied) {
       if (!refill_all().ok()) return;
       set_state(AgentState::kFilling);
@@ -374,6 +397,7 @@ class Session {
 
   ControlPage& page_;
   const int fd_;
+  Clock::time_point last_request_ = Clock::now();
   std::vector<Segment> segments_;
   int exported_[direct::kExportBatch] = {};
   std::uint32_t exported_count_ = 0;
@@ -393,7 +417,7 @@ void* run_agent(void*) {
 // its parent; if it comes to use CUDA itself, it gets its own.
 void in_forked_child() {
   unlock_memory_after_fork();
-  if (g_fd >= 0) ::close(g_fd);
+  if (holds_page(g_fd)) ::close(g_fd);
   g_fd = -1;
   g_page.store(nullptr);  // not mapped here: MADV_DONTFORK
   g_started.store(false);
@@ -410,9 +434,12 @@ void at_exit() {
 }
 
 bool make_page() {
-  g_fd = static_cast<int>(::syscall(SYS_memfd_create, direct::kAgentMemfd, MFD_CLOEXEC));
+  g_fd = static_cast<int>(
+      ::syscall(SYS_memfd_create, direct::kAgentMemfd, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (g_fd < 0) return false;
-  if (::fchmod(g_fd, 0600) != 0 || ::ftruncate(g_fd, sizeof(ControlPage)) != 0) return false;
+  if (::fchmod(g_fd, 0600) != 0 || ::ftruncate(g_fd, sizeof(ControlPage)) != 0 ||
+      ::fcntl(g_fd, F_ADD_SEALS, direct::kAgentSeals) != 0)
+    return false;
   void* at = ::mmap(nullptr, sizeof(ControlPage), PROT_READ | PROT_WRITE, MAP_SHARED, g_fd, 0);
   if (at == MAP_FAILED) return false;
   ::madvise(at, sizeof(ControlPage), MADV_DONTFORK);

@@ -5,6 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <new>
 
 #include "base/futex.h"
@@ -41,6 +42,7 @@ std::atomic<Gate::Place*> Gate::places_{nullptr};
 thread_local Gate::Place* Gate::place_ = nullptr;
 
 Gate::Place* Gate::make_place() {
+  const int error = errno;
   Place* mine = nullptr;
   for (Place* place = places_.load(std::memory_order_acquire); place && !mine;
        place = place->next) {
@@ -51,21 +53,33 @@ Gate::Place* Gate::make_place() {
     if (!places_.load(std::memory_order_acquire)) shared_.fence_needed = !fence_all_threads();
     mine = new Place;
     mine->next = places_.load(std::memory_order_relaxed);
-    while (!places_.compare_exchange_weak(mine->next, mine, std::memory_order_release)) {
+    // In one order with `closed`: whoever closes sees this place, or its thread sees it closed.
+    while (!places_.compare_exchange_weak(mine->next, mine, std::memory_order_seq_cst)) {
     }
   }
   place_ = mine;
   // A thread that calls the driver in a destructor after this one takes a place anew.
   ::pthread_setspecific(thread_end_key(&Gate::forget_thread), mine);
+  errno = error;
   return mine;
 }
 
-void Gate::forget_thread(void* place) {
+void Gate::forget_thread(void* its_place) {
+  auto* place = static_cast<Place*>(its_place);
   place_ = nullptr;
-  static_cast<Place*>(place)->taken.store(false, std::memory_order_release);
+  // A thread that was cancelled in a call of the driver, or ended itself in a callback, has not
+  // left: destructors are not run for it here. Its place would keep the gate from closing, and the
+  // next thread that has it would walk through a closed one.
+  if (place->depth != 0) {
+    place->depth = 0;
+    leave(*place);
+  }
+  place->taken.store(false, std::memory_order_release);
 }
 
 void Gate::wait_outside(Place& place) {
+  // What the program finds there after a call is the driver's doing, not ours.
+  const int error = errno;
   do {
     place.inside.store(0, std::memory_order_release);
     tell_closer();
@@ -74,11 +88,14 @@ void Gate::wait_outside(Place& place) {
     place.inside.store(1, std::memory_order_seq_cst);
     // Closed again in between?
   } while (shared_.closed.load(std::memory_order_seq_cst));
+  errno = error;
 }
 
 void Gate::tell_closer() {
+  const int error = errno;
   left_.fetch_add(1, std::memory_order_release);
   futex::wake_all(left_, false);
+  errno = error;
 }
 
 bool Gate::close(Clock::time_point deadline) {
@@ -92,9 +109,9 @@ bool Gate::close(Clock::time_point deadline) {
   for (;;) {
     const auto seen = left_.load(std::memory_order_acquire);
     bool empty = true;
-    for (Place* place = places_.load(std::memory_order_acquire); place && empty;
+    for (Place* place = places_.load(std::memory_order_seq_cst); place && empty;
          place = place->next)
-      empty = place->inside.load(std::memory_order_acquire) == 0;
+      empty = place->inside.load(std::memory_order_seq_cst) == 0;
     if (empty) return true;
     const auto now = Clock::now();
     if (now >= deadline) {

@@ -42,6 +42,10 @@ class Gate {
   static bool close(std::chrono::steady_clock::time_point deadline);
   static void open();
 
+  // Every call fences for itself from now on: where the kernel does not do it for all, and under
+  // checkers of threads, which know nothing of that.
+  static void fence_in_every_call() { shared_.fence_needed = true; }
+
   // In a forked child: nobody is inside but this thread.
   static void reset_after_fork();
 
@@ -51,13 +55,13 @@ class Gate {
     return place ? place : make_place();
   }
   static void enter(Place& place) {
-    place.inside.store(1, std::memory_order_relaxed);
     if (shared_.fence_needed.load(std::memory_order_relaxed)) {
-      std::atomic_thread_fence(std::memory_order_seq_cst);
+      place.inside.store(1, std::memory_order_seq_cst);
     } else {
+      place.inside.store(1, std::memory_order_relaxed);
       std::atomic_signal_fence(std::memory_order_seq_cst);
     }
-    if (shared_.closed.load(std::memory_order_acquire)) [[unlikely]]
+    if (shared_.closed.load(std::memory_order_seq_cst)) [[unlikely]]
       wait_outside(place);
   }
   static void leave(Place& place) {

@@ -1,10 +1,10 @@
 #include "intercept.h"
 
 #include <dlfcn.h>
-#include <pthread.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstring>
 #include <vector>
 
@@ -116,38 +116,40 @@ struct Known {
   void* wrapper;
 };
 
-DriverCalls g_driver;
-std::vector<Known>* g_known = nullptr;  // sorted by `real`
-std::atomic<bool> g_ready{false};
-pthread_mutex_t g_loading = PTHREAD_MUTEX_INITIALIZER;
+struct Loaded {
+  DriverCalls calls;
+  std::vector<Known> known;  // sorted by `real`
+};
+std::atomic<const Loaded*> g_loaded{nullptr};
 
-// `library` is a handle on the driver's library, and stays open.
+// `library` is a handle on the driver's library, and stays open. No lock of ours: looking up takes
+// the loader's, and a thread whose library is being loaded comes here with that in its hands. So
+// several may look up the same at the same time; the first is kept.
 void know_driver(void* library) {
-  ::pthread_mutex_lock(&g_loading);
-  if (!g_ready.load(std::memory_order_acquire)) {
-    auto* symbol = real_dlsym();
-#define STASIS_FIND(name) g_driver.name = reinterpret_cast<fn::name*>(symbol(library, #name));
-    STASIS_AGENT_NEEDS(STASIS_FIND)
-    STASIS_OWN_CALLS(STASIS_FIND)
+  if (g_loaded.load(std::memory_order_acquire)) return;
+  auto* symbol = real_dlsym();
+  auto* loaded = new Loaded;
+#define STASIS_FIND(name) loaded->calls.name = reinterpret_cast<fn::name*>(symbol(library, #name));
+  STASIS_AGENT_NEEDS(STASIS_FIND)
+  STASIS_OWN_CALLS(STASIS_FIND)
 #undef STASIS_FIND
-    auto* known = new std::vector<Known>;
-    for (int row = 0; row < kRows; ++row) {
-      void* real = symbol(library, stasis_row_info[row].name);
-      g_real[row].store(real, std::memory_order_relaxed);
-      if (real) known->push_back({real, stasis_row_info[row].wrapper});
-    }
-    std::sort(known->begin(), known->end(),
-              [](const Known& a, const Known& b) { return a.real < b.real; });
-    g_known = known;
-    g_ready.store(true, std::memory_order_release);
+  for (int row = 0; row < kRows; ++row) {
+    void* real = symbol(library, stasis_row_info[row].name);
+    g_real[row].store(real, std::memory_order_relaxed);
+    if (real) loaded->known.push_back({real, stasis_row_info[row].wrapper});
   }
-  ::pthread_mutex_unlock(&g_loading);
+  std::sort(loaded->known.begin(), loaded->known.end(),
+            [](const Known& a, const Known& b) { return a.real < b.real; });
+  const Loaded* none = nullptr;
+  if (!g_loaded.compare_exchange_strong(none, loaded, std::memory_order_acq_rel)) delete loaded;
+  // Names that this driver lacks are no error of the program's, which may well ask for one now.
+  ::dlerror();
 }
 
 // Whoever comes by an exported name is linked with the driver, which is loaded then; or guards the
 // call by looking whether the symbol is there at all, and then it may not be.
 void load_driver_for_linked_program() {
-  if (g_ready.load(std::memory_order_acquire)) return;
+  if (g_loaded.load(std::memory_order_acquire)) return;
   void* library = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
   if (!library) library = ::dlopen("libcuda.so.1", RTLD_LAZY);
   if (library) know_driver(library);
@@ -167,13 +169,19 @@ bool named_like_a_call(const char* name) {
 
 }  // namespace
 
-const DriverCalls& driver() { return g_driver; }
+const DriverCalls& driver() {
+  static constexpr DriverCalls kNone{};
+  const auto* loaded = g_loaded.load(std::memory_order_acquire);
+  return loaded ? loaded->calls : kNone;
+}
 
 void* in_place_of(void* real) {
-  if (!g_ready.load(std::memory_order_acquire)) return real;
-  const auto at = std::lower_bound(g_known->begin(), g_known->end(), real,
-                                   [](const Known& known, void* key) { return known.real < key; });
-  return at != g_known->end() && at->real == real ? at->wrapper : real;
+  const auto* loaded = g_loaded.load(std::memory_order_acquire);
+  if (!loaded) return real;
+  const auto& known = loaded->known;
+  const auto at = std::lower_bound(known.begin(), known.end(), real,
+                                   [](const Known& one, void* key) { return one.real < key; });
+  return at != known.end() && at->real == real ? at->wrapper : real;
 }
 
 namespace own {
@@ -195,11 +203,10 @@ cuda::CUresult cuGetProcAddress(const char* symbol, void** function, int version
 
 }  // namespace own
 
-// Called by the stub below with everything but RTLD_NEXT.
-extern "C" __attribute__((visibility("hidden"), used)) void* stasis_dlsym(void* handle,
-                                                                          const char* name) {
-  void* real = real_dlsym()(handle, name);
-  if (!real || !named_like_a_call(name)) return real;
+namespace {
+
+// What the program gets for a name like the driver's, found at `real`.
+void* answer_of_dlsym(void* real, const char* name) {
   if (is_export_of_ours(real)) {
     // Asked of all libraries together. If none but this one has it, there is no driver.
     return real_dlsym()(RTLD_NEXT, name) ? real : nullptr;
@@ -209,12 +216,25 @@ extern "C" __attribute__((visibility("hidden"), used)) void* stasis_dlsym(void* 
   // The file, because the name alone says nothing: a library may have a cuMemAlloc of its own.
   if (!::dladdr(real, &where) || !where.dli_fname || !std::strstr(where.dli_fname, "libcuda.so"))
     return real;
-  if (!g_ready.load(std::memory_order_acquire)) {
+  if (!g_loaded.load(std::memory_order_acquire)) {
     void* library = ::dlopen(where.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
     if (!library) return real;
     know_driver(library);
   }
   return in_place_of(real);
+}
+
+}  // namespace
+
+// Called by the stub below with everything but RTLD_NEXT.
+extern "C" __attribute__((visibility("hidden"), used)) void* stasis_dlsym(void* handle,
+                                                                          const char* name) {
+  void* real = real_dlsym()(handle, name);
+  if (!real || !named_like_a_call(name)) return real;
+  const int error = errno;
+  void* answer = answer_of_dlsym(real, name);
+  errno = error;
+  return answer;
 }
 
 extern "C" __attribute__((visibility("hidden"), used)) Dlsym* stasis_real_dlsym() {

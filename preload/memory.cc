@@ -218,6 +218,7 @@ void forget_memory_after_fork() {
   all.allocations.clear();
   all.physicals.clear();
   all.contexts.clear();
+  all.primaries.clear();
   all.peers.clear();
   all.to_free.clear();
   all.capturing.clear();

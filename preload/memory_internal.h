@@ -67,10 +67,13 @@ struct Tables {
   // By the handle that the program has: the address of the Physical, which no driver's is.
   std::unordered_map<cuda::CUmemGenericAllocationHandle, std::unique_ptr<Physical>> physicals;
   std::unordered_map<cuda::CUcontext, cuda::CUdevice> contexts;
+  // Only the driver knows a primary context's handle, and only while it is retained.
+  std::map<cuda::CUdevice, cuda::CUcontext> primaries;
   std::vector<Peer> peers;
   // Freed while a stream was being captured.
   std::vector<std::pair<cuda::CUdeviceptr, Allocation>> to_free;
-  std::set<std::pair<cuda::CUstream, pthread_t>> capturing;
+  // With the context in which the capture began: it ends with that.
+  std::map<std::pair<cuda::CUstream, pthread_t>, cuda::CUcontext> capturing;
   std::atomic<int> captures{0};  // how many they are, to be read without the lock
 };
 
@@ -109,11 +112,21 @@ Physical* enter_physical(cuda::CUmemGenericAllocationHandle real, std::size_t si
 Mapping* mapping_at(cuda::CUdeviceptr address);
 // Records that [address, address + size) of the mappings may be used so.
 void enter_access(cuda::CUdeviceptr address, std::size_t size, const cuda::CUmemAccessDesc& right);
-// Everything in [address, address + size) is unmapped. Releases what nobody holds any more.
-void drop_mappings(cuda::CUdeviceptr address, std::size_t size);
+// The driver's handles that nobody needs any more, for after the lock: to give memory back may take
+// the driver milliseconds.
+using Unneeded = std::vector<cuda::CUmemGenericAllocationHandle>;
+// Everything in [address, address + size) is unmapped. What sticks out at either end stays mapped.
+void drop_mappings(cuda::CUdeviceptr address, std::size_t size, Unneeded& unneeded);
 // If neither mapped nor held.
-void release_if_unused(Physical* physical);
+void forget_if_unused(Physical* physical, Unneeded& unneeded);
 // The memory in the range cannot leave from now on.
 void mark_staying(cuda::CUdeviceptr address, std::size_t size);
+// Does the range touch what cuMemAlloc gave? The program may not map or unmap that.
+bool is_allocated(cuda::CUdeviceptr address, std::size_t size);
+
+// --- Without
+
+void release(const Unneeded& unneeded);
+void drop_and_release(cuda::CUdeviceptr address, std::size_t size);
 
 }  // namespace stasis::preload

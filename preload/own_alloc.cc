@@ -54,15 +54,16 @@ DeviceTraits look_at(CUdevice device) {
   return traits;
 }
 
-const DeviceTraits& traits_of(CUdevice device) {
-  static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+DeviceTraits traits_of(CUdevice device) {
   static auto* known = new std::map<CUdevice, DeviceTraits>;
-  ::pthread_mutex_lock(&mutex);
-  const auto at = known->find(device);
-  const auto& traits =
-      at != known->end() ? at->second : known->emplace(device, look_at(device)).first->second;
-  ::pthread_mutex_unlock(&mutex);
-  return traits;
+  {
+    const TablesLock lock;
+    const auto at = known->find(device);
+    if (at != known->end()) return at->second;
+  }
+  const auto traits = look_at(device);
+  const TablesLock lock;
+  return known->emplace(device, traits).first->second;
 }
 
 // Waits for the context, as freeing does, and gives the memory back.
@@ -73,10 +74,7 @@ CUresult give_back(CUdeviceptr address, const Allocation& allocation) {
     result = driver().cuCtxSynchronize();
   }
   driver().cuMemUnmap(address, allocation.reserved);
-  {
-    const TablesLock lock;
-    drop_mappings(address, allocation.reserved);
-  }
+  drop_and_release(address, allocation.reserved);
   driver().cuMemAddressFree(address, allocation.reserved);
   // Memory whose context was destroyed meanwhile has nothing left to wait for.
   return result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_CONTEXT_IS_DESTROYED
@@ -107,7 +105,7 @@ CUresult ask_driver_about_capture() {
 
 // Null if it could not be had this way.
 CUdeviceptr allocate(CUcontext context, CUdevice device, std::size_t asked) {
-  const auto& traits = traits_of(device);
+  const auto traits = traits_of(device);
   if (!traits.usable) return 0;
   const auto& call = driver();
   const std::size_t size =
@@ -144,14 +142,32 @@ CUdeviceptr allocate(CUcontext context, CUdevice device, std::size_t asked) {
     call.cuMemRelease(real);
     return 0;
   }
-  const TablesLock lock;
-  auto* physical = enter_physical(real, size, prop, 0);
-  physical->mappings = 1;
-  tables().mappings.emplace(address, Mapping{address, size, 0, physical, {}});
-  for (const auto& right : rights)
+  std::vector<CUmemAccessDesc> late;
+  {
+    const TablesLock lock;
+    auto* physical = enter_physical(real, size, prop, 0);
+    physical->mappings = 1;
+    tables().mappings.insert_or_assign(address, Mapping{address, size, 0, physical, {}});
+    for (const auto& right : rights)
+      enter_access(address, size, right);
+    tables().allocations.insert_or_assign(address, Allocation{asked, size, context, physical});
+    tables().contexts.emplace(context, device);
+    // Peer access that another thread has enabled meanwhile: it did not find this one yet.
+    for (const auto& peer : tables().peers) {
+      const auto known = [&](const CUmemAccessDesc& right) {
+        return right.location.id == peer.device;
+      };
+      if (peer.owner == context && std::none_of(rights.begin(), rights.end(), known)) {
+        late.push_back(
+            {{CU_MEM_LOCATION_TYPE_DEVICE, peer.device}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE});
+      }
+    }
+  }
+  for (const auto& right : late) {
+    if (call.cuMemSetAccess(address, size, &right, 1) != CUDA_SUCCESS) continue;
+    const TablesLock lock;
     enter_access(address, size, right);
-  tables().allocations.emplace(address, Allocation{asked, size, context, physical});
-  tables().contexts.emplace(context, device);
+  }
   return address;
 }
 
@@ -231,12 +247,13 @@ namespace {
 // freed when all has got there, which is later and right.
 template <class Call>
 CUresult free_in_stream(Call* call, CUdeviceptr pointer, CUstream stream) {
+  const Gate::Pass pass;
+  bool ours = false;
   {
-    const Gate::Pass pass;
     const TablesLock lock;
-    if (!tables().allocations.contains(pointer)) return call(pointer, stream);
+    ours = tables().allocations.contains(pointer);
   }
-  return own::cuMemFree_v2(pointer);
+  return ours ? own::cuMemFree_v2(pointer) : call(pointer, stream);
 }
 
 }  // namespace

@@ -33,13 +33,13 @@ void drop_context(CUcontext context) {
                   [&](const auto& entry) { return entry.second.context == context; });
     std::erase_if(tables().to_free,
                   [&](const auto& entry) { return entry.second.context == context; });
+    // Nobody ends a capture in a stream that is gone.
+    std::erase_if(tables().capturing, [&](const auto& entry) { return entry.second == context; });
+    tables().captures.store(static_cast<int>(tables().capturing.size()));
   }
   for (const auto& [address, size] : ranges) {
     driver().cuMemUnmap(address, size);
-    {
-      const TablesLock lock;
-      drop_mappings(address, size);
-    }
+    drop_and_release(address, size);
     driver().cuMemAddressFree(address, size);
   }
 }
@@ -53,19 +53,10 @@ void drop_inactive_primary(CUdevice device, CUcontext before) {
     drop_context(before);
 }
 
-// By device. Only the driver knows its handle, and only while it is retained.
-pthread_mutex_t g_primaries_mutex = PTHREAD_MUTEX_INITIALIZER;
-std::map<CUdevice, CUcontext>& primaries() {
-  static auto* made = new std::map<CUdevice, CUcontext>;
-  return *made;
-}
-
 CUcontext primary_of(CUdevice device) {
-  ::pthread_mutex_lock(&g_primaries_mutex);
-  const auto at = primaries().find(device);
-  auto* context = at == primaries().end() ? nullptr : at->second;
-  ::pthread_mutex_unlock(&g_primaries_mutex);
-  return context;
+  const TablesLock lock;
+  const auto at = tables().primaries.find(device);
+  return at == tables().primaries.end() ? nullptr : at->second;
 }
 
 template <class Call>
@@ -84,10 +75,12 @@ std::pair<CUstream, pthread_t> capture_key(CUstream stream, bool per_thread) {
 }
 
 void set_capturing(CUstream stream, bool per_thread, bool capturing) {
+  CUcontext context = nullptr;
+  if (capturing) driver().cuCtxGetCurrent(&context);
   const TablesLock lock;
   auto& streams = tables().capturing;
   if (capturing)
-    streams.insert(capture_key(stream, per_thread));
+    streams.insert_or_assign(capture_key(stream, per_thread), context);
   else
     streams.erase(capture_key(stream, per_thread));
   tables().captures.store(static_cast<int>(streams.size()));
@@ -112,10 +105,9 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
   const Gate::Pass pass;
   const auto result = driver().cuDevicePrimaryCtxRetain(context, device);
   if (result == CUDA_SUCCESS && context) {
-    ::pthread_mutex_lock(&g_primaries_mutex);
-    primaries()[device] = *context;
-    ::pthread_mutex_unlock(&g_primaries_mutex);
     enter_context(*context, device);
+    const TablesLock lock;
+    tables().primaries[device] = *context;
   }
   return result;
 }
@@ -197,11 +189,16 @@ namespace {
 // also gives rights on itself.
 void set_peer_access(CUcontext owner, CUdevice device, CUmemAccess_flags flags) {
   const CUmemAccessDesc right{{CU_MEM_LOCATION_TYPE_DEVICE, device}, flags};
-  const TablesLock lock;
-  for (const auto& [address, allocation] : tables().allocations) {
-    if (allocation.context != owner) continue;
-    if (driver().cuMemSetAccess(address, allocation.reserved, &right, 1) == CUDA_SUCCESS)
-      enter_access(address, allocation.reserved, right);
+  std::vector<std::pair<CUdeviceptr, std::size_t>> ranges;
+  {
+    const TablesLock lock;
+    for (const auto& [address, allocation] : tables().allocations)
+      if (allocation.context == owner) ranges.emplace_back(address, allocation.reserved);
+  }
+  for (const auto& [address, size] : ranges) {
+    if (driver().cuMemSetAccess(address, size, &right, 1) != CUDA_SUCCESS) continue;
+    const TablesLock lock;
+    enter_access(address, size, right);
   }
 }
 

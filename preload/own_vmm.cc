@@ -13,10 +13,16 @@ using namespace cuda;  // NOLINT(google-build-using-namespace)
 
 namespace {
 
+// What the program has, if it is the agent's and has not been released.
+Physical* held(CUmemGenericAllocationHandle handle) {
+  auto* physical = physical_of(handle);
+  return physical && physical->handles > 0 ? physical : nullptr;
+}
+
 // The driver's handle of one that the program has.
 CUmemGenericAllocationHandle real_of(CUmemGenericAllocationHandle handle) {
   const TablesLock lock;
-  const auto* physical = physical_of(handle);
+  const auto* physical = held(handle);
   return physical ? physical->real : handle;
 }
 
@@ -35,16 +41,16 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t size,
   CUmemGenericAllocationHandle real = 0;
   if (driver().cuMemCreate(&real, size, &exportable, 0) != CUDA_SUCCESS)
     return driver().cuMemCreate(handle, size, prop, flags);
+  CUcontext context = nullptr;
+  CUdevice device = 0;
+  const bool in_context = driver().cuCtxGetCurrent(&context) == CUDA_SUCCESS && context &&
+                          driver().cuCtxGetDevice(&device) == CUDA_SUCCESS;
   {
     const TablesLock lock;
     auto* physical = enter_physical(real, size, exportable, asked);
     physical->handles = 1;
     *handle = handle_of(physical);
-    CUcontext context = nullptr;
-    CUdevice device = 0;
-    if (driver().cuCtxGetCurrent(&context) == CUDA_SUCCESS && context &&
-        driver().cuCtxGetDevice(&device) == CUDA_SUCCESS)
-      tables().contexts.emplace(context, device);
+    if (in_context) tables().contexts.emplace(context, device);
   }
   Agent::start();
   return CUDA_SUCCESS;
@@ -52,40 +58,69 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t size,
 
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
   const Gate::Pass pass;
-  const TablesLock lock;
-  auto* physical = physical_of(handle);
-  if (!physical) return driver().cuMemRelease(handle);
-  if (physical->handles == 0) return CUDA_ERROR_INVALID_VALUE;
-  --physical->handles;
-  release_if_unused(physical);
-  return CUDA_SUCCESS;
+  Unneeded unneeded;
+  {
+    const TablesLock lock;
+    auto* physical = held(handle);
+    if (physical) {
+      --physical->handles;
+      forget_if_unused(physical, unneeded);
+    } else {
+      unneeded.push_back(handle);
+    }
+    if (physical && unneeded.empty()) return CUDA_SUCCESS;
+  }
+  return driver().cuMemRelease(unneeded.front());
 }
 
 CUresult cuMemMap(CUdeviceptr address, std::size_t size, std::size_t offset,
                   CUmemGenericAllocationHandle handle, unsigned long long flags) {
   const Gate::Pass pass;
-  const auto result = driver().cuMemMap(address, size, offset, real_of(handle), flags);
-  if (result != CUDA_SUCCESS) return result;
-  const TablesLock lock;
-  if (auto* physical = physical_of(handle)) {
-    tables().mappings.insert_or_assign(address, Mapping{address, size, offset, physical, {}});
-    ++physical->mappings;
+  Physical* physical = nullptr;
+  auto real = handle;
+  {
+    const TablesLock lock;
+    physical = held(handle);
+    if (physical) {
+      real = physical->real;
+      // At once, so that it outlasts a release by another thread.
+      ++physical->mappings;
+    }
   }
+  const auto result = driver().cuMemMap(address, size, offset, real, flags);
+  if (!physical) return result;
+  Unneeded unneeded;
+  {
+    const TablesLock lock;
+    if (result == CUDA_SUCCESS) {
+      tables().mappings.insert_or_assign(address, Mapping{address, size, offset, physical, {}});
+    } else {
+      --physical->mappings;
+      forget_if_unused(physical, unneeded);
+    }
+  }
+  release(unneeded);
   return result;
 }
 
 CUresult cuMemUnmap(CUdeviceptr address, std::size_t size) {
   const Gate::Pass pass;
+  {
+    const TablesLock lock;
+    if (is_allocated(address, size)) return CUDA_ERROR_INVALID_VALUE;
+  }
   const auto result = driver().cuMemUnmap(address, size);
-  if (result != CUDA_SUCCESS) return result;
-  const TablesLock lock;
-  drop_mappings(address, size);
+  if (result == CUDA_SUCCESS) drop_and_release(address, size);
   return result;
 }
 
 CUresult cuMemSetAccess(CUdeviceptr address, std::size_t size, const CUmemAccessDesc* rights,
                         std::size_t count) {
   const Gate::Pass pass;
+  {
+    const TablesLock lock;
+    if (is_allocated(address, size)) return CUDA_ERROR_INVALID_VALUE;
+  }
   const auto result = driver().cuMemSetAccess(address, size, rights, count);
   if (result != CUDA_SUCCESS) return result;
   const TablesLock lock;
@@ -117,7 +152,7 @@ CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHan
   CUmemGenericAllocationHandle real = handle;
   {
     const TablesLock lock;
-    if (auto* physical = physical_of(handle)) {
+    if (auto* physical = held(handle)) {
       if (!(physical->asked_handle_types & type)) return CUDA_ERROR_INVALID_VALUE;
       real = physical->real;
       // Even if it fails: nobody knows what has left by then.
@@ -133,7 +168,7 @@ CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* prop,
   const auto result = driver().cuMemGetAllocationPropertiesFromHandle(prop, real_of(handle));
   if (result != CUDA_SUCCESS) return result;
   const TablesLock lock;
-  if (const auto* physical = physical_of(handle))
+  if (const auto* physical = held(handle))
     prop->requestedHandleTypes =
         static_cast<CUmemAllocationHandleType>(physical->asked_handle_types);
   return result;

@@ -74,31 +74,86 @@ void enter_access(CUdeviceptr address, std::size_t size, const CUmemAccessDesc& 
     auto& mapping = at->second;
     const auto from = std::max(address, mapping.address);
     const auto to = std::min(address + size, mapping.address + mapping.size);
-    const bool whole = from == mapping.address && to == mapping.address + mapping.size;
-    if (whole) {
-      // What the same device was given before no longer counts.
-      std::erase_if(mapping.access, [&](const Access& old) {
-        return old.right.location.type == right.location.type &&
-               old.right.location.id == right.location.id;
-      });
-    }
+    // What the same device was given before for no more than that no longer counts.
+    std::erase_if(mapping.access, [&](const Access& old) {
+      return old.right.location.type == right.location.type &&
+             old.right.location.id == right.location.id && old.address >= from &&
+             old.address + old.size <= to;
+    });
     mapping.access.push_back({from, static_cast<std::size_t>(to - from), right});
   });
 }
 
-void drop_mappings(CUdeviceptr address, std::size_t size) {
-  for_overlapping(address, size, [&](auto at) {
-    auto* physical = at->second.physical;
-    tables().mappings.erase(at);
-    --physical->mappings;
-    release_if_unused(physical);
-  });
+namespace {
+
+// The part of a mapping in [from, to), with the rights that reach into it.
+Mapping part_of(const Mapping& whole, CUdeviceptr from, CUdeviceptr to) {
+  Mapping part{from,
+               static_cast<std::size_t>(to - from),
+               whole.offset + static_cast<std::size_t>(from - whole.address),
+               whole.physical,
+               {}};
+  for (const auto& access : whole.access) {
+    const auto begin = std::max(access.address, from);
+    const auto end = std::min(access.address + access.size, to);
+    if (begin < end)
+      part.access.push_back({begin, static_cast<std::size_t>(end - begin), access.right});
+  }
+  return part;
 }
 
-void release_if_unused(Physical* physical) {
+}  // namespace
+
+void drop_mappings(CUdeviceptr address, std::size_t size, Unneeded& unneeded) {
+  std::vector<Mapping> rest;
+  std::vector<Physical*> affected;
+  const auto end = address + size;
+  for_overlapping(address, size, [&](auto at) {
+    const Mapping& mapping = at->second;
+    const auto mapping_end = mapping.address + mapping.size;
+    if (mapping.address < address) rest.push_back(part_of(mapping, mapping.address, address));
+    if (mapping_end > end) rest.push_back(part_of(mapping, end, mapping_end));
+    affected.push_back(mapping.physical);
+    --mapping.physical->mappings;
+    tables().mappings.erase(at);
+  });
+  for (auto& part : rest) {
+    ++part.physical->mappings;
+    const auto at = part.address;
+    tables().mappings.insert_or_assign(at, std::move(part));
+  }
+  std::sort(affected.begin(), affected.end());
+  affected.erase(std::unique(affected.begin(), affected.end()), affected.end());
+  for (auto* physical : affected)
+    forget_if_unused(physical, unneeded);
+}
+
+void forget_if_unused(Physical* physical, Unneeded& unneeded) {
   if (physical->handles > 0 || physical->mappings > 0) return;
-  if (physical->present) driver().cuMemRelease(physical->real);
+  if (physical->present) unneeded.push_back(physical->real);
   tables().physicals.erase(handle_of(physical));
+}
+
+void release(const Unneeded& unneeded) {
+  for (const auto handle : unneeded)
+    driver().cuMemRelease(handle);
+}
+
+void drop_and_release(CUdeviceptr address, std::size_t size) {
+  Unneeded unneeded;
+  {
+    const TablesLock lock;
+    drop_mappings(address, size, unneeded);
+  }
+  release(unneeded);
+}
+
+bool is_allocated(CUdeviceptr address, std::size_t size) {
+  const auto& all = tables().allocations;
+  auto at = all.upper_bound(address);
+  if (at != all.begin() && address - std::prev(at)->first < std::prev(at)->second.reserved)
+    return true;
+  return at != all.end() && at->first - address < size;
 }
 
 void mark_staying(CUdeviceptr address, std::size_t size) {

@@ -10,6 +10,8 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <thread>
+#include <type_traits>
 
 #include <fmt/format.h>
 
@@ -22,6 +24,26 @@ namespace stasis::direct {
 namespace {
 
 constexpr std::chrono::milliseconds kAgentLook{50};
+// An agent that looks whether its peer has died holds the lock for microseconds itself.
+constexpr std::chrono::milliseconds kLockPatience{50};
+
+// Read once, whatever the compiler would like: the other side may write at any time.
+template <class T>
+T once(const T& place) {
+  T value;
+  static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= 8);
+  __atomic_load(&place, &value, __ATOMIC_RELAXED);
+  return value;
+}
+
+bool lock_file(const UniqueFd& file) {
+  const auto deadline = Clock::now() + kLockPatience;
+  while (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (Clock::now() >= deadline) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
 
 // The path of the agent's page among the target's descriptors. A child that the target forked may
 // hold one of its parent's, so there may be several.
@@ -83,9 +105,10 @@ Result<std::optional<AgentClient>> AgentClient::find(Pid pid, const Pidfd& pidfd
     if (::fstat(file->get(), &status) != 0 ||
         status.st_size < static_cast<off_t>(sizeof(ControlPage)))
       continue;
-    // Nothing in it is believed but numbers that are checked where they are used: the page belongs
-    // to the target. Sealing it against shrinking is not needed: only the same user could, and we
-    // would get a SIGBUS, so its size is looked at after it is ours.
+    // A file that could still shrink under us would end us by SIGBUS. Otherwise nothing in it is
+    // believed but numbers that are checked where they are used: the page belongs to the target.
+    const int seals = ::fcntl(file->get(), F_GET_SEALS);
+    if (seals < 0 || (seals & kAgentSeals) != kAgentSeals) continue;
     void* at =
         ::mmap(nullptr, sizeof(ControlPage), PROT_READ | PROT_WRITE, MAP_SHARED, file->get(), 0);
     if (at == MAP_FAILED) return fail(errno_error("cannot map " + path, errno));
@@ -96,13 +119,14 @@ Result<std::optional<AgentClient>> AgentClient::find(Pid pid, const Pidfd& pidfd
     }
     AgentClient client(pid, std::move(*own), std::move(*file), static_cast<ControlPage*>(at));
     if (!is_page_of(*client.page_, details->ns_pid)) continue;
-    if (::flock(client.file_.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (!lock_file(client.file_)) {
       return fail(ErrorCode::kBusy,
                   fmt::format("the agent in process {} has another peer", pid.value),
                   "wait for the other operation to end");
     }
     if (!pidfd.alive()) return std::optional<AgentClient>();
     client.number_ = client.page_->request.load();
+    client.take_figures();
     return std::optional<AgentClient>(std::move(client));
   }
   return std::optional<AgentClient>();
@@ -113,6 +137,7 @@ AgentClient::AgentClient(AgentClient&& other) noexcept
       pidfd_(std::move(other.pidfd_)),
       file_(std::move(other.file_)),
       page_(std::exchange(other.page_, nullptr)),
+      figures_(other.figures_),
       asked_(other.asked_),
       number_(other.number_) {}
 
@@ -121,6 +146,7 @@ AgentClient& AgentClient::operator=(AgentClient&& other) noexcept {
   std::swap(pidfd_, other.pidfd_);
   std::swap(file_, other.file_);
   std::swap(page_, other.page_);
+  std::swap(figures_, other.figures_);
   std::swap(asked_, other.asked_);
   std::swap(number_, other.number_);
   return *this;
@@ -128,6 +154,11 @@ AgentClient& AgentClient::operator=(AgentClient&& other) noexcept {
 
 AgentClient::~AgentClient() {
   if (page_) ::munmap(page_, sizeof(ControlPage));
+}
+
+void AgentClient::take_figures() {
+  figures_ = {once(page_->segment_bytes), once(page_->segment_count), once(page_->buffer_address),
+              once(page_->buffer_bytes), once(page_->staying_bytes)};
 }
 
 AgentState AgentClient::state() const { return page_->state.load(std::memory_order_acquire); }
@@ -157,9 +188,16 @@ Result<void> AgentClient::finish(std::chrono::milliseconds patience) {
     }
     futex::wait(page_->reply, seen, true, kAgentLook);
   }
-  const auto result = static_cast<cuda::CUresult>(page_->cu_result);
+  take_figures();
+  const auto result = static_cast<cuda::CUresult>(once(page_->cu_result));
   if (result == cuda::CUDA_SUCCESS) return {};
-  const std::string words(page_->message, ::strnlen(page_->message, sizeof page_->message));
+  std::string words;
+  for (const char& letter : page_->message) {
+    const char one = once(letter);
+    if (one == '\0') break;
+    // They go to a terminal.
+    words += one >= ' ' && one <= '~' ? one : '?';
+  }
   auto message = fmt::format("the agent in process {} could not {}: {}", pid_.value,
                              agent_command_name(asked_), words);
   switch (result) {
@@ -169,6 +207,11 @@ Result<void> AgentClient::finish(std::chrono::milliseconds patience) {
     case cuda::CUDA_ERROR_DEINITIALIZED:
       return fail(ErrorCode::kProcessGone, fmt::format("process {} is about to exit", pid_.value));
     case cuda::CUDA_ERROR_OUT_OF_MEMORY:
+      if (asked_ == AgentCommand::kPrepare || asked_ == AgentCommand::kClose) {
+        return fail(ErrorCode::kOutOfHostMemory, std::move(message),
+                    "the content of its GPU memory needs that much host memory: free some, or "
+                    "allow more (`ulimit -v`, vm.overcommit_memory)");
+      }
       return fail(ErrorCode::kOutOfGpuMemory, std::move(message),
                   "free memory on the GPU (`stasis ps` shows who uses it), then try again");
     case cuda::CUDA_ERROR_NOT_SUPPORTED:
@@ -189,13 +232,14 @@ Result<std::vector<Segment>> AgentClient::take_segments(std::chrono::millisecond
   while (segments.size() < segment_count()) {
     if (auto done = ask(AgentCommand::kExport, segments.size(), patience); !done)
       return fail(std::move(done.error()));
-    const auto count = page_->exported_count;
+    const auto count = once(page_->exported_count);
     if (count == 0 || count > kExportBatch) {
       return fail(ErrorCode::kInternal,
                   fmt::format("the agent in process {} exports {} pieces", pid_.value, count));
     }
     for (std::uint32_t i = 0; i < count; ++i) {
-      const auto& given = page_->segments[i];
+      const auto& place = page_->segments[i];
+      const AgentSegment given{once(place.bytes), once(place.offset), once(place.fd), 0};
       UniqueFd handle(static_cast<int>(::syscall(SYS_pidfd_getfd, pidfd_.fd(), given.fd, 0)));
       if (!handle.valid()) {
         return fail(errno_error(

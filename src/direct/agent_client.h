@@ -35,11 +35,11 @@ class AgentClient {
   const Pidfd& pidfd() const { return pidfd_; }
   AgentState state() const;
   // As of the last kPrepare or kClose.
-  std::uint64_t bytes() const { return page_->segment_bytes; }
-  std::uint32_t segment_count() const { return page_->segment_count; }
-  std::uint64_t buffer_address() const { return page_->buffer_address; }
-  std::uint64_t buffer_bytes() const { return page_->buffer_bytes; }
-  std::uint64_t staying_bytes() const { return page_->staying_bytes; }
+  std::uint64_t bytes() const { return figures_.bytes; }
+  std::uint32_t segment_count() const { return figures_.segments; }
+  std::uint64_t buffer_address() const { return figures_.buffer_address; }
+  std::uint64_t buffer_bytes() const { return figures_.buffer_bytes; }
+  std::uint64_t staying_bytes() const { return figures_.staying_bytes; }
 
   // One command and its answer. kNoAnswer after `patience`, and then no other command can be given;
   // kProcessGone; kTimeout for CUDA_ERROR_NOT_READY, kOutOfGpuMemory, kNotSupported, else
@@ -54,6 +54,17 @@ class AgentClient {
   Result<std::vector<Segment>> take_segments(std::chrono::milliseconds patience);
 
  private:
+  // Taken from the page once after each answer: it belongs to the target, which can write there
+  // what it likes while we look.
+  struct Figures {
+    std::uint64_t bytes = 0;
+    std::uint32_t segments = 0;
+    std::uint64_t buffer_address = 0;
+    std::uint64_t buffer_bytes = 0;
+    std::uint64_t staying_bytes = 0;
+  };
+  void take_figures();
+
   AgentClient(Pid pid, Pidfd pidfd, UniqueFd file, ControlPage* page)
       : pid_(pid), pidfd_(std::move(pidfd)), file_(std::move(file)), page_(page) {}
 
@@ -61,6 +72,7 @@ class AgentClient {
   Pidfd pidfd_;    // of its own: who asked may go first
   UniqueFd file_;  // with the lock
   ControlPage* page_;
+  Figures figures_;
   AgentCommand asked_ = AgentCommand::kNone;
   std::uint32_t number_ = 0;  // of the request under way
 };

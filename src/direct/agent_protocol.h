@@ -9,8 +9,12 @@
 //
 // One request at a time: the peer writes `command` and `arguments`, increments `request` and wakes
 // the agent by futex; the agent answers by setting `reply` to the same number and waking the peer.
-// All numbers are those of the machine; version 1 of the page is the layout of ControlPage.
+// The file is sealed: it can neither shrink nor grow, so that a peer that maps it never reaches
+// past its end. All numbers are those of the machine; version 1 of the page is the layout of
+// ControlPage.
 #pragma once
+
+#include <fcntl.h>
 
 #include <atomic>
 #include <cstddef>
@@ -18,6 +22,7 @@
 
 namespace stasis::direct {
 
+inline constexpr int kAgentSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 inline constexpr char kAgentMemfd[] = "stasis-agent";
 inline constexpr std::uint64_t kAgentMagic =
     0x746e656761736173;  // "sasagent", as it lies in memory

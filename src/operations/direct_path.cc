@@ -28,8 +28,11 @@ constexpr milliseconds kPause{5};
 constexpr double kSlowestRate = 200e6;
 
 milliseconds copy_time(std::uint64_t bytes) {
-  return milliseconds(30000 +
-                      static_cast<std::int64_t>(static_cast<double>(bytes) / kSlowestRate * 1000));
+  // A target may name any number of bytes.
+  constexpr std::uint64_t kMost = std::uint64_t{1} << 50;
+  return milliseconds(
+      30000 +
+      static_cast<std::int64_t>(static_cast<double>(std::min(bytes, kMost)) / kSlowestRate * 1000));
 }
 
 // The buffers of several processes as one Content: a process begins at a multiple of this, so that
@@ -97,6 +100,18 @@ Result<void> DirectPath::find(const Environment& env, std::vector<const Process*
       continue;
     }
     if (!*agent) continue;
+    // Its last peer may have been killed, and the agent be at work to make the program run: what it
+    // does then is done first. One that is held does nothing, and is not asked to while the driver
+    // may hold it.
+    if (away || (*agent)->state() != AgentState::kHeld) {
+      auto settled = (*agent)->ask(AgentCommand::kNone, 0, copy_time((*agent)->bytes()));
+      if (!settled && (away || final_for_both(settled.error().code)))
+        return fail(std::move(settled.error()));
+      if (!settled) {
+        env.tell("the driver's path is taken: " + settled.error().to_string());
+        continue;
+      }
+    }
     if (is_away((*agent)->state()) == away) agents_.push_back(std::move(**agent));
   }
   return {};
@@ -247,6 +262,14 @@ Result<std::uint64_t> DirectPath::move_in(const Environment& env,
   agents_.clear();
   if (auto found = find(env, std::move(processes), true); !found)
     return fail(std::move(found.error()));
+  // Stopped before anything had left: what is in the buffer is not what is in its memory.
+  for (auto& agent : agents_) {
+    if (agent.state() != AgentState::kClosed) continue;
+    if (auto opened = agent.ask(AgentCommand::kOpen, 0, kMapping); !opened)
+      return fail(std::move(opened.error()));
+  }
+  std::erase_if(agents_,
+                [](const AgentClient& agent) { return agent.state() == AgentState::kRunning; });
   if (agents_.empty()) return 0;
   const std::uint64_t moved = bytes();
   phases.begin("refill");

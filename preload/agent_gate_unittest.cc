@@ -1,0 +1,239 @@
+// The gate under many threads. Under a checker of threads it fences in every call, because such a
+// checker knows nothing of membarrier.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <new>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "gate.h"
+
+namespace stasis::preload {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+#if defined(__SANITIZE_THREAD__)
+constexpr bool kChecked = true;
+#else
+constexpr bool kChecked = false;
+#endif
+
+bool close_within(milliseconds patience) { return Gate::close(Clock::now() + patience); }
+
+// Threads that go in and out all the time, and what they may only do while it is open.
+class Crowd {
+ public:
+  explicit Crowd(int count) {
+    for (int i = 0; i < count; ++i)
+      threads_.emplace_back([this] { run(); });
+  }
+  ~Crowd() {
+    stop_ = true;
+    for (auto& thread : threads_)
+      thread.join();
+  }
+  // By the closer, while it is closed. Not atomic: the gate itself has to keep them apart.
+  void write(long value) { guarded_ = value; }
+  long passes() const { return passes_.load(std::memory_order_relaxed); }
+  long torn() const { return torn_.load(std::memory_order_relaxed); }
+
+ private:
+  void run() {
+    while (!stop_.load(std::memory_order_relaxed)) {
+      const Gate::Pass pass;
+      // The compiler may not join the two looks.
+      const long before = *static_cast<volatile long*>(&guarded_);
+      for (int i = 0; i < 20; ++i)
+        std::atomic_signal_fence(std::memory_order_seq_cst);
+      const long after = *static_cast<volatile long*>(&guarded_);
+      if (before != after) torn_.fetch_add(1, std::memory_order_relaxed);
+      passes_.fetch_add(1, std::memory_order_relaxed);
+    }
+  }
+
+  long guarded_ = 0;
+  std::atomic<bool> stop_{false};
+  std::atomic<long> passes_{0};
+  std::atomic<long> torn_{0};
+  std::vector<std::thread> threads_;
+};
+
+void nobody_is_inside_while_closed() {
+  constexpr int kRounds = 3000;
+  long value = 0;
+  Crowd crowd(4);
+  int moved = 0;
+  for (int round = 0; round < kRounds; ++round) {
+    ASSERT_TRUE(close_within(milliseconds(10000)));
+    const long before = crowd.passes();
+    for (int i = 0; i < 50; ++i)
+      crowd.write(++value);
+    if (crowd.passes() != before) ++moved;
+    Gate::open();
+    // Otherwise they would hardly ever get in between.
+    if (round % 64 == 0) std::this_thread::sleep_for(milliseconds(1));
+  }
+  EXPECT_EQ(moved, 0) << "threads went through a closed gate";
+  EXPECT_EQ(crowd.torn(), 0) << "threads were inside while it was closed";
+  EXPECT_GT(crowd.passes(), kRounds / 10) << "they starved";
+}
+
+TEST(Gate, NobodyIsInsideWhileItIsClosed) {
+  if (kChecked) GTEST_SKIP() << "the checker knows nothing of membarrier";
+  nobody_is_inside_while_closed();
+}
+
+TEST(Gate, NobodyIsInsideWhileItIsClosedByFences) {
+  Gate::fence_in_every_call();
+  nobody_is_inside_while_closed();
+}
+
+TEST(Gate, OpensAgainWhenSomebodyStaysInside) {
+  if (kChecked) Gate::fence_in_every_call();
+  std::atomic<int> step{0};
+  std::thread slow([&] {
+    const Gate::Pass pass;
+    step = 1;
+    while (step < 2)
+      std::this_thread::yield();
+  });
+  while (step < 1)
+    std::this_thread::yield();
+  const auto start = Clock::now();
+  EXPECT_FALSE(close_within(milliseconds(50)));
+  EXPECT_GE(Clock::now() - start, milliseconds(50));
+  EXPECT_LT(Clock::now() - start, milliseconds(5000));
+  { const Gate::Pass others_go_on; }
+  step = 2;
+  slow.join();
+  EXPECT_TRUE(close_within(milliseconds(5000)));
+  Gate::open();
+}
+
+TEST(Gate, LetsCallsWithinACallThrough) {
+  std::atomic<int> step{0};
+  std::thread caller([&] {
+    const Gate::Pass outer;
+    step = 1;
+    while (step < 2)
+      std::this_thread::yield();
+    std::this_thread::sleep_for(milliseconds(30));  // the closer has begun
+    { const Gate::Pass inner; }
+    step = 3;
+  });
+  while (step < 1)
+    std::this_thread::yield();
+  step = 2;
+  EXPECT_TRUE(close_within(milliseconds(10000)));
+  EXPECT_EQ(step, 3) << "it closed while the outer call was in progress";
+  Gate::open();
+  caller.join();
+}
+
+// Tries to pass a closed gate in a new thread: true if it was held back until it opened.
+bool holds_back_a_new_thread() {
+  if (!close_within(milliseconds(5000))) return false;
+  std::atomic<bool> through{false};
+  std::thread other([&] {
+    const Gate::Pass pass;
+    through = true;
+  });
+  std::this_thread::sleep_for(milliseconds(30));
+  const bool held = !through;
+  Gate::open();
+  other.join();
+  return held && through;
+}
+
+TEST(Gate, ForgetsThreadsThatHaveEnded) {
+  for (int i = 0; i < 200; ++i)
+    std::thread([] { const Gate::Pass pass; }).join();
+  EXPECT_TRUE(holds_back_a_new_thread());
+}
+
+// Cancelled, or ended by itself in a callback: the destructor of its pass never runs.
+TEST(Gate, ForgetsThreadsThatEndInACall) {
+  for (int i = 0; i < 3; ++i) {
+    std::thread([] {
+      alignas(Gate::Pass) static thread_local char room[sizeof(Gate::Pass)];
+      new (room) Gate::Pass;
+      new (room) Gate::Pass;
+    }).join();
+  }
+  ASSERT_TRUE(close_within(milliseconds(500))) << "a thread that is gone counts as inside";
+  Gate::open();
+  for (int i = 0; i < 4; ++i)
+    EXPECT_TRUE(holds_back_a_new_thread()) << "a place was handed on with its thread inside";
+}
+
+TEST(Gate, ClosesWhileThreadsComeAndGo) {
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> makers;
+  for (int i = 0; i < 2; ++i) {
+    makers.emplace_back([&] {
+      while (!stop)
+        std::thread([] {
+          for (int pass = 0; pass < 3; ++pass)
+            const Gate::Pass here;
+        }).join();
+    });
+  }
+  for (int i = 0; i < 300; ++i) {
+    EXPECT_TRUE(close_within(milliseconds(5000)));
+    Gate::open();
+  }
+  stop = true;
+  for (auto& maker : makers)
+    maker.join();
+}
+
+TEST(Gate, LeavesErrnoAlone) {
+  std::atomic<bool> waits{false};
+  int seen = 0;
+  ASSERT_TRUE(close_within(milliseconds(1000)));
+  std::thread held([&] {
+    errno = 4711;
+    waits = true;
+    { const Gate::Pass pass; }
+    seen = errno;
+  });
+  while (!waits)
+    std::this_thread::yield();
+  std::this_thread::sleep_for(milliseconds(20));
+  Gate::open();
+  held.join();
+  EXPECT_EQ(seen, 4711);
+}
+
+TEST(Gate, IsOpenInAForkedChild) {
+  if (kChecked) GTEST_SKIP() << "the checker does not take forks among threads";
+  std::atomic<int> step{0};
+  std::thread inside([&] {
+    const Gate::Pass pass;
+    step = 1;
+    while (step < 2)
+      std::this_thread::yield();
+  });
+  while (step < 1)
+    std::this_thread::yield();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    Gate::reset_after_fork();
+    // The thread that was inside is not here.
+    ::_exit(close_within(milliseconds(1000)) ? 0 : 1);
+  }
+  step = 2;
+  inside.join();
+  int status = -1;
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+}
+
+}  // namespace
+}  // namespace stasis::preload

@@ -1,0 +1,297 @@
+// What the agent knows of the program's memory, and how it takes it away and brings it back, on a
+// driver that sees everything.
+#include <cstdlib>
+
+#include <gtest/gtest.h>
+
+#include "fake_driver.h"
+#include "memory.h"
+#include "memory_internal.h"
+
+namespace stasis::preload {
+namespace {
+
+using namespace cuda;  // NOLINT(google-build-using-namespace)
+
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+
+class AgentMemory : public ::testing::Test {
+ protected:
+  AgentMemory() {
+    forget_everything();
+    EXPECT_EQ(own::cuCtxCreate_v2(&context_, 0, 0), CUDA_SUCCESS);
+  }
+  ~AgentMemory() override {
+    // The driver may take its time, and the program's other threads must not wait for it.
+    EXPECT_EQ(fake().called_with_lock, std::set<std::string>{});
+  }
+
+  static CUdeviceptr allocated(std::size_t bytes) {
+    CUdeviceptr address = 0;
+    EXPECT_EQ(own::cuMemAlloc_v2(&address, bytes), CUDA_SUCCESS);
+    return address;
+  }
+  static CUmemGenericAllocationHandle created(std::size_t bytes) {
+    CUmemAllocationProp prop{};
+    prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+    CUmemGenericAllocationHandle handle = 0;
+    EXPECT_EQ(own::cuMemCreate(&handle, bytes, &prop, 0), CUDA_SUCCESS);
+    return handle;
+  }
+  static CUdeviceptr reserved(std::size_t bytes) {
+    CUdeviceptr address = 0;
+    EXPECT_EQ(driver().cuMemAddressReserve(&address, bytes, 0, 0, 0), CUDA_SUCCESS);
+    return address;
+  }
+  static CUresult give(CUdeviceptr address, std::size_t size, CUmemAccess_flags flags,
+                       CUdevice device = 0) {
+    const CUmemAccessDesc right{{CU_MEM_LOCATION_TYPE_DEVICE, device}, flags};
+    return own::cuMemSetAccess(address, size, &right, 1);
+  }
+  // Out and in again. What is mapped where must be as it was, in new memory; returns it.
+  static void cycle() {
+    const auto shape = [] {
+      std::vector<std::array<std::uint64_t, 3>> all;
+      for (const auto& [address, map] : fake().maps)
+        all.push_back({address, map.size, map.offset});
+      return all;
+    };
+    const auto before = shape();
+    const auto objects = fake().live_objects();
+    (void)take_inventory();
+    ASSERT_TRUE(empty_all().ok());
+    EXPECT_TRUE(fake().maps.empty());
+    EXPECT_EQ(fake().live_objects(), 0) << "memory was not given back";
+    fake().rights.clear();
+    ASSERT_TRUE(refill_all().ok());
+    EXPECT_EQ(shape(), before);
+    EXPECT_EQ(fake().live_objects(), objects);
+  }
+
+  CUcontext context_ = nullptr;
+};
+
+TEST_F(AgentMemory, FreeingLeavesNothing) {
+  const auto first = allocated(5 * kMiB);
+  const auto second = allocated(2 * kMiB);
+  EXPECT_EQ(movable_bytes(), 8 * kMiB);
+  cycle();
+  EXPECT_EQ(own::cuMemFree_v2(first), CUDA_SUCCESS);
+  EXPECT_EQ(own::cuMemFree_v2(second), CUDA_SUCCESS);
+  EXPECT_EQ(own::cuMemFree_v2(second), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(fake().live_objects(), 0);
+  EXPECT_TRUE(fake().reserved.empty());
+  EXPECT_EQ(movable_bytes(), 0);
+}
+
+TEST_F(AgentMemory, SmallAndForeignThingsAreTheDrivers) {
+  const auto small = allocated(kMiB);
+  EXPECT_EQ(fake().live_objects(), 0);
+  EXPECT_EQ(own::cuMemFree_v2(small), CUDA_SUCCESS);
+  EXPECT_EQ(own::cuMemFree_v2(12345), CUDA_ERROR_INVALID_VALUE);
+  const auto large = allocated(4 * kMiB);
+  EXPECT_EQ(own::cuMemFree_v2(large + 2 * kMiB), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(fake().live_objects(), 1);
+}
+
+TEST_F(AgentMemory, TheDriverAnswersWhereThereIsNoRoom) {
+  for (const char* call : {"cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"}) {
+    fake().fail_at(call, 1);
+    const auto address = allocated(4 * kMiB);
+    EXPECT_TRUE(fake().own_allocations.contains(address)) << call;
+    EXPECT_EQ(fake().live_objects(), 0) << call;
+    EXPECT_TRUE(fake().reserved.empty()) << call;
+    EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
+  }
+}
+
+TEST_F(AgentMemory, AProgramMayNotUnmapWhatItAllocated) {
+  const auto address = allocated(4 * kMiB);
+  EXPECT_EQ(own::cuMemUnmap(address, 4 * kMiB), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(own::cuMemUnmap(address - 2 * kMiB, 4 * kMiB), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(give(address + 2 * kMiB, 2 * kMiB, CU_MEM_ACCESS_FLAGS_PROT_READ),
+            CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(fake().maps.size(), 1U);
+}
+
+TEST_F(AgentMemory, PiecesOfOneMemoryInSeveralPlaces) {
+  const auto at = reserved(16 * kMiB);
+  const auto handle = created(8 * kMiB);
+  EXPECT_EQ(own::cuMemMap(at, 4 * kMiB, 4 * kMiB, handle, 0), CUDA_SUCCESS);
+  EXPECT_EQ(own::cuMemMap(at + 8 * kMiB, 8 * kMiB, 0, handle, 0), CUDA_SUCCESS);
+  EXPECT_EQ(give(at, 4 * kMiB, CU_MEM_ACCESS_FLAGS_PROT_READWRITE), CUDA_SUCCESS);
+  EXPECT_EQ(take_inventory().segments.size(), 1U);
+  cycle();
+  // Given up while mapped: it lives as long as a mapping does, and goes with the last.
+  EXPECT_EQ(own::cuMemRelease(handle), CUDA_SUCCESS);
+  EXPECT_EQ(own::cuMemMap(at + 4 * kMiB, 2 * kMiB, 0, handle, 0), CUDA_ERROR_INVALID_VALUE)
+      << "a handle that was given up still works";
+  EXPECT_EQ(own::cuMemRelease(handle), CUDA_ERROR_INVALID_VALUE);
+  cycle();
+  EXPECT_EQ(own::cuMemUnmap(at, 4 * kMiB), CUDA_SUCCESS);
+  cycle();
+  EXPECT_EQ(own::cuMemUnmap(at + 8 * kMiB, 8 * kMiB), CUDA_SUCCESS);
+  EXPECT_EQ(fake().live_objects(), 0);
+  EXPECT_EQ(movable_bytes(), 0);
+}
+
+TEST_F(AgentMemory, WhatSticksOutOfAnUnmapStays) {
+  const auto at = reserved(8 * kMiB);
+  const auto handle = created(8 * kMiB);
+  EXPECT_EQ(own::cuMemMap(at, 8 * kMiB, 0, handle, 0), CUDA_SUCCESS);
+  EXPECT_EQ(give(at, 8 * kMiB, CU_MEM_ACCESS_FLAGS_PROT_READWRITE), CUDA_SUCCESS);
+  EXPECT_EQ(own::cuMemRelease(handle), CUDA_SUCCESS);
+  EXPECT_EQ(own::cuMemUnmap(at + 2 * kMiB, 2 * kMiB), CUDA_SUCCESS);
+  EXPECT_EQ(fake().maps.size(), 2U);
+  cycle();
+  // Each part with its rights, and no more.
+  ASSERT_EQ(fake().rights.size(), 2U);
+  EXPECT_EQ(fake().rights[0].first, at);
+  EXPECT_EQ(fake().rights[1].first, at + 4 * kMiB);
+  EXPECT_EQ(own::cuMemUnmap(at, 8 * kMiB), CUDA_SUCCESS);
+  EXPECT_EQ(fake().live_objects(), 0);
+}
+
+TEST_F(AgentMemory, RightsThatAreGivenAgainDoNotPileUp) {
+  const auto at = reserved(8 * kMiB);
+  const auto handle = created(8 * kMiB);
+  EXPECT_EQ(own::cuMemMap(at, 8 * kMiB, 0, handle, 0), CUDA_SUCCESS);
+  EXPECT_EQ(give(at, 8 * kMiB, CU_MEM_ACCESS_FLAGS_PROT_READWRITE), CUDA_SUCCESS);
+  for (int i = 0; i < 1000; ++i) {
+    EXPECT_EQ(give(at + 2 * kMiB, 2 * kMiB, CU_MEM_ACCESS_FLAGS_PROT_READ), CUDA_SUCCESS);
+    EXPECT_EQ(give(at + 2 * kMiB, 2 * kMiB, CU_MEM_ACCESS_FLAGS_PROT_READWRITE), CUDA_SUCCESS);
+  }
+  EXPECT_EQ(give(at + 2 * kMiB, 2 * kMiB, CU_MEM_ACCESS_FLAGS_PROT_READ), CUDA_SUCCESS);
+  EXPECT_EQ(give(at, 8 * kMiB, CU_MEM_ACCESS_FLAGS_PROT_READ, 1), CUDA_SUCCESS);
+  cycle();
+  ASSERT_EQ(fake().rights.size(), 3U);
+  // The last word on each part comes last.
+  EXPECT_EQ(fake().rights[1].first, at + 2 * kMiB);
+  EXPECT_EQ(fake().rights[1].second.flags, CU_MEM_ACCESS_FLAGS_PROT_READ);
+  EXPECT_EQ(fake().rights[2].second.location.id, 1);
+}
+
+TEST_F(AgentMemory, TakingItAgainIsAllOrNothing) {
+  std::vector<CUdeviceptr> all;
+  for (int i = 0; i < 4; ++i)
+    all.push_back(allocated(4 * kMiB));
+  (void)take_inventory();
+  ASSERT_TRUE(empty_all().ok());
+  for (const char* call : {"cuMemCreate", "cuMemMap", "cuMemSetAccess"}) {
+    for (int nth = 1; nth <= 4; ++nth) {
+      fake().fail_at(call, nth);
+      EXPECT_EQ(refill_all().result, CUDA_ERROR_OUT_OF_MEMORY) << call;
+      EXPECT_EQ(fake().live_objects(), 0) << call << " " << nth;
+      EXPECT_TRUE(fake().maps.empty()) << call << " " << nth;
+    }
+  }
+  EXPECT_TRUE(refill_all().ok());
+  EXPECT_EQ(fake().maps.size(), 4U);
+  for (const auto address : all)
+    EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
+  EXPECT_EQ(fake().live_objects(), 0);
+}
+
+TEST_F(AgentMemory, WhatCouldNotLeaveIsThereAgain) {
+  for (int i = 0; i < 4; ++i)
+    (void)allocated(4 * kMiB);
+  for (const char* call : {"cuMemUnmap", "cuMemRelease"}) {
+    (void)take_inventory();
+    fake().fail_at(call, 3);
+    EXPECT_FALSE(empty_all().ok());
+    EXPECT_EQ(fake().maps.size(), 4U) << call;
+  }
+}
+
+TEST_F(AgentMemory, WhatOthersHaveStays) {
+  const auto handle = created(4 * kMiB);
+  (void)allocated(2 * kMiB);
+  int fd = -1;
+  EXPECT_EQ(
+      own::cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+      CUDA_ERROR_INVALID_VALUE)
+      << "it was not asked to be exportable";
+  EXPECT_EQ(movable_bytes(), 6 * kMiB);
+  CUmemAllocationProp prop{};
+  prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+  prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  CUmemGenericAllocationHandle shared = 0;
+  EXPECT_EQ(own::cuMemCreate(&shared, 8 * kMiB, &prop, 0), CUDA_SUCCESS);
+  EXPECT_EQ(
+      own::cuMemExportToShareableHandle(&fd, shared, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+      CUDA_SUCCESS);
+  const auto inventory = take_inventory();
+  EXPECT_EQ(inventory.bytes, 6 * kMiB);
+  EXPECT_EQ(inventory.staying_bytes, 8 * kMiB);
+  ASSERT_TRUE(empty_all().ok());
+  EXPECT_EQ(fake().live_objects(), 1);
+}
+
+TEST_F(AgentMemory, AContextTakesItsMemoryAndItsCapturesWithIt) {
+  CUcontext second = nullptr;
+  EXPECT_EQ(own::cuCtxCreate_v2(&second, 0, 0), CUDA_SUCCESS);
+  const auto gone = allocated(4 * kMiB);
+  EXPECT_EQ(own::cuStreamBeginCapture_v2(nullptr, 0), CUDA_SUCCESS);
+  EXPECT_EQ(captures_in_progress(), 1);
+  EXPECT_EQ(own::cuCtxDestroy_v2(second), CUDA_SUCCESS);
+  EXPECT_EQ(captures_in_progress(), 0) << "the gate would never close again";
+  EXPECT_EQ(movable_bytes(), 0);
+  EXPECT_EQ(fake().live_objects(), 0);
+  EXPECT_TRUE(fake().reserved.empty());
+  EXPECT_EQ(own::cuMemFree_v2(gone), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(known_contexts(), std::vector<CUcontext>{context_});
+}
+
+TEST_F(AgentMemory, FreesInACaptureAreDoneLater) {
+  const auto address = allocated(4 * kMiB);
+  EXPECT_EQ(own::cuStreamBeginCapture_v2(nullptr, 0), CUDA_SUCCESS);
+  EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
+  EXPECT_EQ(fake().live_objects(), 1);
+  EXPECT_EQ(own::cuMemFree_v2(address), CUDA_ERROR_INVALID_VALUE);
+  tables().capturing.clear();
+  tables().captures = 0;
+  (void)allocated(2 * kMiB);
+  EXPECT_EQ(fake().live_objects(), 1);
+}
+
+TEST_F(AgentMemory, PeersGetRightsWhenever) {
+  CUcontext other = nullptr;
+  EXPECT_EQ(own::cuCtxCreate_v2(&other, 0, 1), CUDA_SUCCESS);
+  CUcontext popped = nullptr;
+  driver().cuCtxPopCurrent_v2(&popped);
+  const auto before = allocated(4 * kMiB);
+  // As another thread would, in the middle of an allocation.
+  fake().within("cuMemMap", [&] {
+    driver().cuCtxPushCurrent_v2(other);
+    EXPECT_EQ(own::cuCtxEnablePeerAccess(context_, 0), CUDA_SUCCESS);
+    driver().cuCtxPopCurrent_v2(&popped);
+  });
+  const auto during = allocated(4 * kMiB);
+  const auto after = allocated(4 * kMiB);
+  const auto has_right = [](CUdeviceptr address) {
+    return std::any_of(fake().rights.begin(), fake().rights.end(), [&](const auto& right) {
+      return right.first == address && right.second.location.id == 1;
+    });
+  };
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_TRUE(has_right(before));
+    EXPECT_TRUE(has_right(during));
+    EXPECT_TRUE(has_right(after));
+    cycle();
+  }
+}
+
+TEST_F(AgentMemory, FreeingInAStreamHoldsNobodyUp) {
+  const auto small = allocated(kMiB);
+  const auto large = allocated(4 * kMiB);
+  // What the driver waits for may itself need the agent: with a lock held this would never end.
+  fake().within("cuMemFreeAsync", [&] { EXPECT_EQ(own::cuMemFree_v2(large), CUDA_SUCCESS); });
+  EXPECT_EQ(own::cuMemFreeAsync(small, nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(own::cuMemFreeAsync(allocated(4 * kMiB), nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(fake().live_objects(), 0);
+}
+
+}  // namespace
+}  // namespace stasis::preload

@@ -1,0 +1,239 @@
+#include "fake_driver.h"
+
+#include <algorithm>
+
+#include "agent.h"
+#include "memory.h"
+#include "memory_internal.h"
+
+namespace stasis::preload {
+
+using namespace cuda;  // NOLINT(google-build-using-namespace)
+
+namespace {
+
+FakeDriver g_fake;
+
+// In the middle of a map, nothing starts or ends.
+bool cuts(CUdeviceptr address, std::size_t size) {
+  return std::any_of(g_fake.maps.begin(), g_fake.maps.end(), [&](const auto& entry) {
+    return entry.first < address + size && address < entry.first + entry.second.size;
+  });
+}
+
+void drop_if_unused(CUmemGenericAllocationHandle handle) {
+  const bool mapped = std::any_of(g_fake.maps.begin(), g_fake.maps.end(),
+                                  [&](const auto& entry) { return entry.second.handle == handle; });
+  if (!mapped && g_fake.released.contains(handle)) g_fake.objects.erase(handle);
+}
+
+#define ENTER(name) \
+  if (!g_fake.enter(#name)) return CUDA_ERROR_OUT_OF_MEMORY
+
+CUresult get_current(CUcontext* context) {
+  ENTER(cuCtxGetCurrent);
+  *context = g_fake.current.empty() ? nullptr : g_fake.current.back();
+  return CUDA_SUCCESS;
+}
+CUresult push_current(CUcontext context) {
+  ENTER(cuCtxPushCurrent);
+  if (!g_fake.contexts.contains(context)) return CUDA_ERROR_INVALID_CONTEXT;
+  g_fake.current.push_back(context);
+  return CUDA_SUCCESS;
+}
+CUresult pop_current(CUcontext* context) {
+  ENTER(cuCtxPopCurrent);
+  *context = g_fake.current.back();
+  g_fake.current.pop_back();
+  return CUDA_SUCCESS;
+}
+CUresult get_device(CUdevice* device) {
+  ENTER(cuCtxGetDevice);
+  if (g_fake.current.empty()) return CUDA_ERROR_INVALID_CONTEXT;
+  *device = g_fake.contexts[g_fake.current.back()];
+  return CUDA_SUCCESS;
+}
+CUresult synchronize() {
+  ENTER(cuCtxSynchronize);
+  return g_fake.current.empty() ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS;
+}
+CUresult get_attribute(int* value, CUdevice_attribute, CUdevice) {
+  *value = 1;
+  return CUDA_SUCCESS;
+}
+CUresult get_granularity(std::size_t* size, const CUmemAllocationProp*,
+                         CUmemAllocationGranularity_flags) {
+  *size = std::size_t{2} << 20;
+  return CUDA_SUCCESS;
+}
+CUresult alloc(CUdeviceptr* address, std::size_t size) {
+  ENTER(cuMemAlloc);
+  *address = g_fake.next_address;
+  g_fake.next_address += size + 512;
+  g_fake.own_allocations.insert(*address);
+  return CUDA_SUCCESS;
+}
+CUresult free_own(CUdeviceptr address) {
+  ENTER(cuMemFree);
+  return g_fake.own_allocations.erase(address) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+CUresult free_async(CUdeviceptr address, CUstream) {
+  ENTER(cuMemFreeAsync);
+  return g_fake.own_allocations.erase(address) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+CUresult reserve(CUdeviceptr* address, std::size_t size, std::size_t, CUdeviceptr,
+                 unsigned long long) {
+  ENTER(cuMemAddressReserve);
+  *address = g_fake.next_address = (g_fake.next_address + (1 << 21)) >> 21 << 21;
+  g_fake.next_address += size;
+  g_fake.reserved[*address] = size;
+  return CUDA_SUCCESS;
+}
+CUresult unreserve(CUdeviceptr address, std::size_t size) {
+  ENTER(cuMemAddressFree);
+  if (cuts(address, size)) return CUDA_ERROR_INVALID_VALUE;
+  return g_fake.reserved.erase(address) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+CUresult create(CUmemGenericAllocationHandle* handle, std::size_t size, const CUmemAllocationProp*,
+                unsigned long long) {
+  ENTER(cuMemCreate);
+  *handle = g_fake.next_handle++;
+  g_fake.objects[*handle] = size;
+  return CUDA_SUCCESS;
+}
+CUresult release_handle(CUmemGenericAllocationHandle handle) {
+  ENTER(cuMemRelease);
+  if (!g_fake.objects.contains(handle) || !g_fake.released.insert(handle).second)
+    return CUDA_ERROR_INVALID_VALUE;
+  drop_if_unused(handle);
+  return CUDA_SUCCESS;
+}
+CUresult map(CUdeviceptr address, std::size_t size, std::size_t offset,
+             CUmemGenericAllocationHandle handle, unsigned long long) {
+  ENTER(cuMemMap);
+  const auto object = g_fake.objects.find(handle);
+  if (object == g_fake.objects.end() || g_fake.released.contains(handle) ||
+      offset + size > object->second || cuts(address, size))
+    return CUDA_ERROR_INVALID_VALUE;
+  g_fake.maps[address] = {size, offset, handle};
+  return CUDA_SUCCESS;
+}
+// Also in parts: stricter drivers only see less.
+CUresult unmap(CUdeviceptr address, std::size_t size) {
+  ENTER(cuMemUnmap);
+  std::set<CUmemGenericAllocationHandle> touched;
+  const auto maps = g_fake.maps;
+  for (const auto& [at, one] : maps) {
+    if (at >= address + size || address >= at + one.size) continue;
+    g_fake.maps.erase(at);
+    touched.insert(one.handle);
+    if (at < address) g_fake.maps[at] = {address - at, one.offset, one.handle};
+    if (at + one.size > address + size) {
+      g_fake.maps[address + size] = {at + one.size - address - size,
+                                     one.offset + (address + size - at), one.handle};
+    }
+  }
+  if (touched.empty()) return CUDA_ERROR_INVALID_VALUE;
+  for (const auto handle : touched)
+    drop_if_unused(handle);
+  return CUDA_SUCCESS;
+}
+CUresult set_access(CUdeviceptr address, std::size_t size, const CUmemAccessDesc* rights,
+                    std::size_t count) {
+  ENTER(cuMemSetAccess);
+  if (!cuts(address, size)) return CUDA_ERROR_INVALID_VALUE;
+  for (std::size_t i = 0; i < count; ++i)
+    g_fake.rights.emplace_back(address, rights[i]);
+  return CUDA_SUCCESS;
+}
+CUresult export_handle(void* fd, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType,
+                       unsigned long long) {
+  ENTER(cuMemExportToShareableHandle);
+  if (!g_fake.objects.contains(handle)) return CUDA_ERROR_INVALID_VALUE;
+  *static_cast<int*>(fd) = -1;
+  return CUDA_SUCCESS;
+}
+CUresult create_context(CUcontext* context, unsigned, CUdevice device) {
+  ENTER(cuCtxCreate);
+  *context = reinterpret_cast<CUcontext>(g_fake.next_handle++ << 8);
+  g_fake.contexts[*context] = device;
+  g_fake.current.push_back(*context);
+  return CUDA_SUCCESS;
+}
+CUresult destroy_context(CUcontext context) {
+  ENTER(cuCtxDestroy);
+  std::erase(g_fake.current, context);
+  return g_fake.contexts.erase(context) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+}
+CUresult enable_peer(CUcontext, unsigned) {
+  ENTER(cuCtxEnablePeerAccess);
+  return CUDA_SUCCESS;
+}
+CUresult begin_capture(CUstream, unsigned) {
+  ENTER(cuStreamBeginCapture);
+  return CUDA_SUCCESS;
+}
+
+const DriverCalls& calls() {
+  static const DriverCalls made = [] {
+    DriverCalls all;
+    all.cuCtxGetCurrent = &get_current;
+    all.cuCtxPushCurrent_v2 = &push_current;
+    all.cuCtxPopCurrent_v2 = &pop_current;
+    all.cuCtxGetDevice = &get_device;
+    all.cuCtxSynchronize = &synchronize;
+    all.cuDeviceGetAttribute = &get_attribute;
+    all.cuMemGetAllocationGranularity = &get_granularity;
+    all.cuMemAlloc_v2 = &alloc;
+    all.cuMemFree_v2 = &free_own;
+    all.cuMemFreeAsync = &free_async;
+    all.cuMemAddressReserve = &reserve;
+    all.cuMemAddressFree = &unreserve;
+    all.cuMemCreate = &create;
+    all.cuMemRelease = &release_handle;
+    all.cuMemMap = &map;
+    all.cuMemUnmap = &unmap;
+    all.cuMemSetAccess = &set_access;
+    all.cuMemExportToShareableHandle = &export_handle;
+    all.cuCtxCreate_v2 = &create_context;
+    all.cuCtxDestroy_v2 = &destroy_context;
+    all.cuCtxEnablePeerAccess = &enable_peer;
+    all.cuStreamBeginCapture_v2 = &begin_capture;
+    return all;
+  }();
+  return made;
+}
+
+}  // namespace
+
+bool FakeDriver::enter(const std::string& call) {
+  ++calls[call];
+  if (::pthread_mutex_trylock(&tables().mutex) == 0)
+    ::pthread_mutex_unlock(&tables().mutex);
+  else
+    called_with_lock.insert(call);
+  if (const auto at = actions.find(call); at != actions.end()) {
+    const auto action = std::move(at->second);
+    actions.erase(at);
+    action();
+  }
+  const auto at = failures.find(call);
+  if (at == failures.end() || --at->second > 0) return true;
+  failures.erase(at);
+  return false;
+}
+
+int FakeDriver::live_objects() const { return static_cast<int>(objects.size()); }
+
+FakeDriver& fake() { return g_fake; }
+
+void forget_everything() {
+  forget_memory_after_fork();
+  g_fake = FakeDriver{};
+}
+
+const DriverCalls& driver() { return calls(); }
+void* in_place_of(void* real) { return real; }
+void Agent::start() {}
+
+}  // namespace stasis::preload

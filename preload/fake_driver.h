@@ -1,0 +1,57 @@
+// In place of intercept.cc: a driver of which a test sees every handle and mapping, and which fails
+// when it is told to. One thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "intercept.h"
+
+namespace stasis::preload {
+
+struct FakeDriver {
+  struct Map {
+    std::size_t size = 0;
+    std::size_t offset = 0;
+    cuda::CUmemGenericAllocationHandle handle = 0;
+    auto operator<=>(const Map&) const = default;
+  };
+
+  // Memory that the driver keeps: until it is released and mapped nowhere.
+  std::map<cuda::CUmemGenericAllocationHandle, std::size_t> objects;
+  std::set<cuda::CUmemGenericAllocationHandle> released;
+  std::map<cuda::CUdeviceptr, Map> maps;
+  std::map<cuda::CUdeviceptr, std::size_t> reserved;
+  std::set<cuda::CUdeviceptr> own_allocations;  // cuMemAlloc of the driver itself
+  std::vector<std::pair<cuda::CUdeviceptr, cuda::CUmemAccessDesc>> rights;  // as given, in order
+  std::map<cuda::CUcontext, cuda::CUdevice> contexts;
+  std::vector<cuda::CUcontext> current;
+
+  // The nth call of that name from now on fails, once.
+  void fail_at(const std::string& call, int nth) { failures[call] = nth; }
+  // Run within the next call of that name.
+  void within(const std::string& call, std::function<void()> action) {
+    actions[call] = std::move(action);
+  }
+  int live_objects() const;
+
+  // Every call comes by here. Notes if the agent calls with its tables locked.
+  bool enter(const std::string& call);
+  std::map<std::string, int> failures;
+  std::map<std::string, std::function<void()>> actions;
+  std::map<std::string, int> calls;
+  std::set<std::string> called_with_lock;
+  cuda::CUmemGenericAllocationHandle next_handle = 1;
+  cuda::CUdeviceptr next_address = cuda::CUdeviceptr{1} << 40;
+};
+
+// The one that driver() leads to. Fresh, and with it all that the agent knows.
+FakeDriver& fake();
+void forget_everything();
+
+}  // namespace stasis::preload
