@@ -64,8 +64,8 @@ list ticks(double total, const TimelineShape& shape) {
 }
 
 const char* phase_colour(std::string_view name) {
-  if (name == "lock" || name == "unlock") return "c-lock";
-  if (name == "checkpoint" || name == "restore") return "c-driver";
+  if (name == "lock" || name == "unlock" || name == "close") return "c-lock";
+  if (name == "checkpoint" || name == "restore" || name == "copy out") return "c-driver";
   if (name == "criu") return "c-criu";
   return "c-other";
 }

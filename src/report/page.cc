@@ -134,8 +134,15 @@ void set_checks(data& page, const ImageReport& image, bool verified) {
 
 std::string phase_meaning(std::string_view name) {
   constexpr std::pair<std::string_view, std::string_view> kMeanings[] = {
+      {"prepare", "memory is made ready for the content of the GPU; the processes still run"},
+      {"close", "GPU work in flight is waited for, and new work held back, by the agent"},
+      {"copy out",
+       "the content of the GPU is copied into the processes’ own memory, past the driver"},
+      {"empty", "what was copied is given back to the GPU"},
       {"lock", "GPU work in flight is waited for, and new work held back"},
-      {"checkpoint", "the driver moves the content of the GPU into the processes’ own memory"},
+      {"checkpoint",
+       "the driver moves the content of the GPU, or what is left of it, into the processes’ own "
+       "memory"},
       {"criu", "CRIU writes the processes, and with them what was on the GPU, into files"},
       {"checksums", "every file gets a checksum, by which a restore finds damage"},
       {"sync", "the files are brought to the disk, so that they survive a loss of power"}};
