@@ -39,22 +39,17 @@ Environment Context::environment(Driver& driver) {
             terminal.note(text);
             notes.push_back(text);
           },
-          [this](std::span<const GpuUuid> gpus, std::uint64_t bytes) {
-            return make_mover(gpus, bytes);
-          }};
+          [this](std::span<const GpuUuid> gpus) { return make_mover(gpus); }};
 }
 
-Result<std::shared_ptr<direct::MemoryMover>> Context::make_mover(std::span<const GpuUuid> gpus,
-                                                                 std::uint64_t bytes) {
+Result<std::shared_ptr<direct::MemoryMover>> Context::make_mover(std::span<const GpuUuid> gpus) {
   constexpr std::chrono::seconds kPatience{60};
   if (!mover) {
     return fail(ErrorCode::kInternal, "no process could be started that copies GPU memory");
   }
   direct::MoverOptions options;
-  // Pinning takes its time (0.17 s for 1 GiB on an H100 machine), so no more than there is to do.
-  const std::uint64_t units = (bytes + options.buffer_bytes - 1) / options.buffer_bytes;
-  options.ring_bytes =
-      std::clamp(2 * units * options.buffer_bytes, 4 * options.buffer_bytes, options.ring_bytes);
+  // Which GPUs are needed is not always known beforehand; two are commoner than eight.
+  options.ring_bytes *= gpus.empty() ? 2 : gpus.size();
   auto ready = mover->prepare(options, gpus, interrupt, Clock::now() + kPatience);
   if (!ready) return fail(std::move(ready.error()));
   return mover;

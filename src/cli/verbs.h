@@ -43,8 +43,7 @@ struct Context {
   Result<std::unique_ptr<Driver>> load_moving_driver();
   Environment environment(Driver& driver);
   // For the direct path.
-  Result<std::shared_ptr<direct::MemoryMover>> make_mover(std::span<const GpuUuid> gpus,
-                                                          std::uint64_t bytes);
+  Result<std::shared_ptr<direct::MemoryMover>> make_mover(std::span<const GpuUuid> gpus);
   // The result, with --json.
   void print(nlohmann::json object) const;
 };

@@ -23,8 +23,12 @@ namespace stasis::direct {
 
 struct MoverOptions {
   unsigned threads = 0;  // for each GPU; 0: the processors' share of it, at most 16
-  std::uint64_t ring_bytes = std::uint64_t{1} << 30;  // pinned host memory, for all GPUs together
-  std::uint64_t buffer_bytes = std::uint64_t{32} << 20;
+  // Pinned host memory, for all GPUs together: two buffers for each thread.
+  std::uint64_t ring_bytes = std::uint64_t{64} << 20;
+  // Small enough for the processor's cache, between the bus and where the content goes: 16 threads
+  // move 16 GiB of an H100 out at 43.2 and in at 46.2 GB/s through buffers of 2 MiB, at 39.9 and
+  // 49.5 through 4 MiB, at 35.0 and 41.1 through 32 MiB (docs/results/2026-11-22-direct-path.md).
+  std::uint64_t buffer_bytes = std::uint64_t{2} << 20;
   RingMemory ring = RingMemory::kPrivate;  // MoverProcess always takes kShared
 };
 

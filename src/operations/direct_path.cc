@@ -134,13 +134,13 @@ Result<void> DirectPath::prepare(const Environment& env, Group& group) {
     for (const GpuUse& use : uses)
       if (std::find(gpus.begin(), gpus.end(), use.gpu) == gpus.end()) gpus.push_back(use.gpu);
   // A context takes as long as touching gigabytes, so both at once.
-  coming_ = std::async(std::launch::async, env.mover, gpus, bytes());
+  coming_ = std::async(std::launch::async, env.mover, gpus);
   for (auto& agent : agents_) {
     direct::RemoteMemory buffer(agent.pid(), agent.pidfd(), agent.buffer_address(), agent.bytes());
     auto done = buffer.fault_in(0, env.interrupt);
     if (!done && worst) worst = std::move(done);
   }
-  auto mover = take_mover(env, gpus, bytes());
+  auto mover = take_mover(env, gpus);
   if (!mover) return fail(std::move(mover.error()));
   mover_ = std::move(*mover);
   return worst;
@@ -205,8 +205,8 @@ Result<void> DirectPath::copy(const Environment& env, bool out) {
 }
 
 DirectPath::MoverResult DirectPath::take_mover(const Environment& env,
-                                               std::span<const GpuUuid> gpus, std::uint64_t bytes) {
-  return coming_.valid() ? coming_.get() : env.mover(gpus, bytes);
+                                               std::span<const GpuUuid> gpus) {
+  return coming_.valid() ? coming_.get() : env.mover(gpus);
 }
 
 void DirectPath::get_ready(const Environment& env, const std::vector<const Process*>& processes) {
@@ -217,7 +217,7 @@ void DirectPath::get_ready(const Environment& env, const std::vector<const Proce
     if (agent && *agent && is_away((*agent)->state())) sum += (*agent)->bytes();
   }
   if (sum == 0) return;
-  coming_ = std::async(std::launch::async, env.mover, std::span<const GpuUuid>(), sum);
+  coming_ = std::async(std::launch::async, env.mover, std::span<const GpuUuid>());
 }
 
 Result<void> DirectPath::move_out(const Environment& env, Group& group, milliseconds timeout,
@@ -289,7 +289,7 @@ Result<std::uint64_t> DirectPath::move_in(const Environment& env,
   }
   phases.begin("copy in");
   if (!mover_ && env.mover) {
-    auto mover = take_mover(env, {}, moved);
+    auto mover = take_mover(env, {});
     if (mover)
       mover_ = std::move(*mover);
     else

@@ -64,8 +64,7 @@ class DirectPath {
   std::vector<direct::AgentClient> agents_;
   using MoverResult = Result<std::shared_ptr<direct::MemoryMover>>;
   // What was begun, or what `env` gives now.
-  MoverResult take_mover(const Environment& env, std::span<const GpuUuid> gpus,
-                         std::uint64_t bytes);
+  MoverResult take_mover(const Environment& env, std::span<const GpuUuid> gpus);
 
   std::future<MoverResult> coming_;
   std::shared_ptr<direct::MemoryMover> mover_;

@@ -38,11 +38,10 @@ struct Environment {
   Progress& progress;
   // Things worth knowing that are no error ("--shell-job is set because ..."). May be empty.
   std::function<void(std::string)> note;
-  // A mover for so many bytes, with contexts on `gpus` (none: on each when it is needed). May be
-  // empty: then GPU memory goes through the driver alone.
-  std::function<Result<std::shared_ptr<direct::MemoryMover>>(std::span<const GpuUuid> gpus,
-                                                             std::uint64_t bytes)>
-      mover = {};
+  // A mover with contexts on `gpus` (none: on each when it is needed). May be empty: then GPU memory
+  // goes through the driver alone.
+  std::function<Result<std::shared_ptr<direct::MemoryMover>>(std::span<const GpuUuid> gpus)> mover =
+      {};
 
   void tell(std::string text) const {
     if (note) note(std::move(text));
