@@ -228,6 +228,7 @@ lost() {
 @test "a stopped and a traced process are shown as what they are" {
   start_target memory --size 4M
   kill -STOP "$TARGET"
+  wait_until 10 grep -q "^State:.T" "/proc/$TARGET/status" # each thread stops when it gets there
   done_by ps
   assert_contains "$out" " stopped "
   done_by ps --json

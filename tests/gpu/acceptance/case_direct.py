@@ -12,6 +12,7 @@ from .targets import Target
 
 NEEDS = ("program stasis", "program stasis-workload")
 CYCLES = 5
+SIMULATED_CYCLES = 2  # which have their own tests (tests/integration)
 KINDS = {
     # kind: options on a real GPU, options on the simulated one, whether all of its memory can leave
     "memory": (["--size", "2G"], ["--size", "64M"], True),
@@ -71,7 +72,8 @@ def cycles(machine, kind):
     target = start(machine, kind)
     wanted = "direct" if KINDS[kind][2] else None
     figures = {}
-    for _ in range(CYCLES):
+    count = SIMULATED_CYCLES if machine.simulated else CYCLES
+    for _ in range(count):
         suspend(machine, target, figures, wanted)
         machine.expect_gpu_free(target.before)
         held = target.rounds()
@@ -81,7 +83,7 @@ def cycles(machine, kind):
         target.wait_rounds(2)
     rounds = target.finish()
     moved = figures["direct_bytes"] >> 20
-    figures["note"] = f"{CYCLES} cycles, {moved} MiB past the driver, {rounds} rounds verified"
+    figures["note"] = f"{count} cycles, {moved} MiB past the driver, {rounds} rounds verified"
     return figures
 
 
@@ -117,7 +119,7 @@ def killed(machine):
     """The tool is killed somewhere in the middle: the program runs on, by itself or by recover."""
     target = start(machine, "memory")
     kills = 0
-    for delay in (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8):
+    for delay in (0.1, 0.3) if machine.simulated else (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8):
         machine.run("timeout", "-s", "KILL", str(delay), machine.program("stasis"), "suspend", target.pid)
         kills += 1
         machine.stasis("recover", target.pid).must_succeed()
@@ -147,7 +149,7 @@ def device_map(machine):
 def start_training(machine, name, *arguments, env=None):
     losses = os.path.join(machine.work, name + ".losses")
     target = run_under_agent(machine, [sys.executable, case_torch.TRAIN, "--losses", losses, "--steps",
-                                       case_torch.STEPS, "--gib", case_torch.GIB, "--pause-ms", "500", *arguments],
+                                       case_torch.STEPS, "--gib", case_torch.GIB, "--pause-ms", "400", *arguments],
                              name, {**machine.target_env(), **(env or {})})
     target.losses = losses
     return target
@@ -159,7 +161,7 @@ def torch(machine, allocator):
     target = start_training(machine, "moved", env=env)
     figures = {"torch": version, "allocator": allocator or "native"}
     case_torch.wait_step(target, 10)
-    for _ in range(20):
+    for _ in range(10):
         before = len(case_torch.losses(target))
         suspend(machine, target, figures, "direct")
         held = len(case_torch.losses(target))
@@ -168,7 +170,7 @@ def torch(machine, allocator):
         resume(machine, target, figures, "direct")
         case_torch.wait_step(target, before + 3)
     figures = case_torch.compare(machine, version, case_torch.finish(target), figures)
-    figures["note"] = (f"20 suspends, {figures['direct_bytes'] / 2**30:.1f} GiB: out "
+    figures["note"] = (f"10 suspends, {figures['direct_bytes'] / 2**30:.1f} GiB: out "
                        f"{statistics.median(figures['suspend_seconds']):.2f} s, in "
                        f"{statistics.median(figures['resume_seconds']):.2f} s; {figures['note']}")
     return figures

@@ -6,6 +6,7 @@ import os
 from .core import Skip, case, expect, expect_equal
 
 CYCLES = 5
+SIMULATED_CYCLES = 3
 KINDS = {
     # kind: options on a real GPU, options on the simulated one
     "memory": (["--size", "2G"], ["--size", "64M"]),
@@ -43,7 +44,8 @@ def cycles(machine, kind):
     pids = cuda_pids(machine, target)
     expect_equal(len(pids), 2 if kind == "tree" else 1, "CUDA processes")
     suspend, resume = [], []
-    for _ in range(CYCLES):
+    count = SIMULATED_CYCLES if machine.simulated else CYCLES
+    for _ in range(count):
         suspend.append(machine.stasis("suspend", target.pid).must_succeed().seconds)
         for pid in pids:
             machine.expect_state(pid, "checkpointed")
@@ -54,7 +56,7 @@ def cycles(machine, kind):
         target.wait_rounds(2)
     rounds = target.finish()
     return {"suspend_seconds": suspend, "resume_seconds": resume, "rounds": rounds,
-            "note": f"{CYCLES} cycles, {rounds} rounds verified"}
+            "note": f"{count} cycles, {rounds} rounds verified"}
 
 
 def dump_restore(machine, kind):
