@@ -1,0 +1,77 @@
+"""The page that the agent in a process keeps, from outside (src/direct/agent_protocol.h).
+
+  agent_page.py PID state            prints it: 0 running, 1 closed, 2 emptied, 3 held, 4 filling
+  agent_page.py PID kill-away TOOL.. runs TOOL and kills it when the program is held back for it; fails
+                                     if it has come further by then
+  agent_page.py PID prepare          asks for a buffer as a tool does, gets it, and dies
+  agent_page.py PID seals            prints the seals of the file
+"""
+
+import ctypes
+import fcntl
+import mmap
+import os
+import struct
+import subprocess
+import sys
+import time
+
+REQUEST, REPLY, COMMAND, STATE, BUFFER_BYTES = 24, 28, 32, 240, 264
+RUNNING, CLOSED, EMPTIED, HELD, FILLING = range(5)
+PREPARE = 1
+SYS_FUTEX, FUTEX_WAKE = 202, 1
+
+
+def open_page(pid):
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        path = f"/proc/{pid}/fd/{fd}"
+        if "memfd:stasis-agent" in os.readlink(path):
+            return os.open(path, os.O_RDWR)
+    sys.exit(f"no agent in {pid}")
+
+
+def number(page, offset, form="<I"):
+    return struct.unpack_from(form, page, offset)[0]
+
+
+def kill_away(page, tool):
+    run = subprocess.Popen(tool, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while run.poll() is None:
+        state = number(page, STATE)
+        if state == HELD:
+            run.wait()
+        elif state in (CLOSED, EMPTIED):
+            run.kill()
+            run.wait()
+            # Held in the meantime: then it is for `stasis recover`.
+            return number(page, STATE) != HELD
+    return False
+
+
+def prepare(page):
+    struct.pack_into("<I", page, COMMAND, PREPARE)
+    mine = number(page, REQUEST) + 1
+    struct.pack_into("<I", page, REQUEST, mine)
+    word = ctypes.c_uint32.from_buffer(page, REQUEST)
+    ctypes.CDLL(None).syscall(SYS_FUTEX, ctypes.byref(word), FUTEX_WAKE, 0x7FFFFFFF, None, None, 0)
+    while number(page, REPLY) != mine:
+        time.sleep(0.01)
+    return number(page, BUFFER_BYTES, "<Q") > 0
+
+
+def main():
+    file = open_page(int(sys.argv[1]))
+    page = mmap.mmap(file, 0)
+    what = sys.argv[2]
+    if what == "state":
+        print(number(page, STATE))
+    elif what == "seals":
+        print(fcntl.fcntl(file, fcntl.F_GET_SEALS))
+    elif what == "kill-away":
+        sys.exit(0 if kill_away(page, sys.argv[3:]) else 1)
+    elif what == "prepare":
+        fcntl.flock(file, fcntl.LOCK_EX)
+        sys.exit(0 if prepare(page) else 1)
+
+
+main()

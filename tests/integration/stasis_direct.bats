@@ -1,0 +1,311 @@
+#!/usr/bin/env bats
+# stasis run and the direct path: programs with the agent in them, on the simulated driver.
+
+load helpers
+load stasis_lib
+
+setup() {
+  setup_stasis
+  agent=$STASIS_BUILD/lib/stasis/libstasis-preload.so
+}
+teardown() { end_stasis; }
+
+# start_agent KIND [ARGUMENT...]: as start_target, with the agent in it.
+start_agent() { LD_PRELOAD=$agent start_target "$@"; }
+
+# went WORD: which path the verb before took; it was asked for --json.
+went() { assert_equal "$(json 'd["path"]')" "$1" "path (${out})"; }
+
+stands_still() {
+  local before
+  before=$(target_round)
+  sleep 0.3
+  assert_equal "$(target_round)" "$before" "rounds"
+}
+
+# cycles COUNT PATH: suspends and resumes TARGET that often, by that path.
+cycles() {
+  local i
+  for ((i = 0; i < $1; ++i)); do
+    done_by suspend "$TARGET" --json
+    went "$2"
+    gpu_is_free
+    stands_still
+    done_by resume "$TARGET" --json
+    went "$2"
+    target_goes_on
+  done
+}
+
+# What the agent in TARGET says of itself: 0 running, 1 closed, 2 emptied, 3 held, 4 filling.
+agent_page() { python3 "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" "$@"; }
+agent_state() { agent_page state; }
+agent_is() { [[ $(agent_state) == "$1" ]]; }
+
+# --- stasis run
+
+@test "run passes the exit code on, and the arguments as they are" {
+  capture stasis run -- sh -c 'exit 37'
+  assert_equal "$status" 37
+  capture stasis run -- sh -c 'printf "<%s>" "$@"' x 'a b' '' --json -v
+  assert_equal "$out" "<a b><><--json><-v>"
+}
+
+@test "run is replaced by the program: one process, which gets the signals itself" {
+  stasis run -- sh -c 'trap "exit 9" TERM; echo "$$" >"$0"; while :; do sleep 0.05; done' "$BATS_TEST_TMPDIR/pid" 3>&- &
+  local pid=$!
+  at_end_kill "$pid"
+  wait_until 10 test -s "$BATS_TEST_TMPDIR/pid"
+  assert_equal "$(cat "$BATS_TEST_TMPDIR/pid")" "$pid"
+  kill -TERM "$pid"
+  status=0
+  wait "$pid" || status=$?
+  assert_equal "$status" 9
+}
+
+@test "run tells a program that is not there from one that cannot be started" {
+  capture stasis run -- /no/such/program
+  assert_equal "$status" 127
+  assert_contains "$err" "/no/such/program"
+  capture stasis run -- no-such-program-anywhere
+  assert_equal "$status" 127
+  touch "$BATS_TEST_TMPDIR/no-program"
+  capture stasis run -- "$BATS_TEST_TMPDIR/no-program"
+  assert_equal "$status" 126
+}
+
+@test "run refuses a library that LD_PRELOAD cannot name" {
+  mkdir "$BATS_TEST_TMPDIR/a b"
+  ln -s "$agent" "$BATS_TEST_TMPDIR/a b/agent.so"
+  STASIS_PRELOAD="$BATS_TEST_TMPDIR/a b/agent.so" refused 2 usage run -- true
+  STASIS_PRELOAD=/no/such/agent.so capture stasis run -- true
+  ((status != 0))
+  assert_contains "$err" "/no/such/agent.so"
+}
+
+@test "run keeps what was to be preloaded, and names itself once" {
+  capture env LD_PRELOAD="$STASIS_LIBCUDA" stasis run -- stasis run -- printenv LD_PRELOAD
+  assert_equal "${out%$'\n'}" "$(readlink -f "$agent"):$STASIS_LIBCUDA"
+}
+
+@test "a program without CUDA is as it would be without the agent" {
+  capture stasis run -- sh -c 'ls /proc/self/fd | wc -l; ls /proc/self/task | wc -l'
+  local with=$out
+  capture sh -c 'ls /proc/self/fd | wc -l; ls /proc/self/task | wc -l'
+  assert_equal "$with" "$out"
+  assert_equal "$err" ""
+}
+
+# --- suspend and resume
+
+@test "the direct path takes the memory of plain programs out and in, several times" {
+  local kind times=3
+  for kind in "memory --size 24M" "threads --size 16M" "poll --size 16M --own-us 20"; do
+    # shellcheck disable=SC2086
+    start_agent $kind
+    cycles "$times" direct
+    times=1
+    target_verifies
+    nothing_left
+  done
+}
+
+@test "streams and contexts with little that can leave are right by either path" {
+  local kind
+  for kind in streams contexts; do
+    start_agent "$kind"
+    done_by suspend "$TARGET" --json
+    gpu_is_free
+    stands_still
+    done_by resume "$TARGET" --json
+    target_goes_on
+    target_verifies
+  done
+}
+
+@test "a tree under the agent goes as one" {
+  LD_PRELOAD=$agent start_tree --size 12M
+  cycles 1 direct
+  target_verifies
+}
+
+@test "dumped, killed and restored, the agent answers again" {
+  need_root "CRIU"
+  start_agent memory --size 16M
+  done_by dump "$TARGET" --images-dir "$image" --json
+  went direct
+  wait_until 10 number_is_free
+  gpu_is_free
+  restore_it
+  target_goes_on
+  # Sealed as before, or the agent would be passed over.
+  cycles 1 direct
+  restored_verifies
+}
+
+@test "dump --leave-running goes on in the same process, with the image whole" {
+  need_root "CRIU"
+  start_agent memory --size 16M
+  done_by dump "$TARGET" --images-dir "$image" --leave-running --json
+  went direct
+  target_goes_on
+  cycles 1 direct
+  kill -KILL "$TARGET"
+  wait "$TARGET" || true
+  restore_it
+  target_goes_on
+  restored_verifies
+}
+
+# --- The tool is killed
+
+# The program is held in front of its next call, and nobody says recover.
+@test "a tool that is killed while the gate is closed leaves a program that goes on by itself" {
+  start_agent memory --size 24M
+  local i caught=0
+  for ((i = 0; i < 12 && caught < 5; ++i)); do
+    if ! agent_page kill-away stasis suspend -q "$TARGET"; then
+      done_by recover "$TARGET"
+      target_goes_on
+      continue
+    fi
+    caught=$((caught + 1))
+    # Before the agent has seen that its peer is dead. What was to be copied in has not been copied out.
+    if ((caught % 2)); then
+      done_by recover "$TARGET"
+      target_goes_on
+      continue
+    fi
+    local before deadline
+    before=$(target_round)
+    deadline=$(($(date +%s%N) + 2000000000))
+    until target_is_past "$before"; do
+      (($(date +%s%N) < deadline)) || { echo "it stands still after 2 s, in state $(agent_state)" >&2; return 1; }
+      sleep 0.01
+    done
+    done_by recover "$TARGET"
+  done
+  ((caught >= 3)) || { echo "caught only $caught times" >&2; return 1; }
+  target_verifies
+}
+
+@test "a tool that is killed at any moment leaves a program that recover makes run" {
+  start_agent memory --size 24M
+  local delay
+  for delay in 0.02 0.05 0.08 0.11 0.15; do
+    timeout -s KILL "$delay" stasis suspend -q "$TARGET" >/dev/null 2>&1 || true
+    done_by recover "$TARGET"
+    target_goes_on
+  done
+  for delay in 0.02 0.06 0.1 0.15; do
+    done_by suspend "$TARGET"
+    timeout -s KILL "$delay" stasis resume -q "$TARGET" >/dev/null 2>&1 || true
+    # One that was killed before it began has left nothing to recover from.
+    done_by recover --all
+    done_by resume "$TARGET"
+    in_state running
+    target_goes_on
+  done
+  target_verifies
+  nothing_left
+}
+
+@test "host memory made ready for a tool that dies is given back" {
+  start_agent memory --size 24M
+  mapped() { awk '/^VmSize/ { print $2 }' "/proc/$TARGET/status"; }
+  local before
+  before=$(mapped)
+  # As a tool does first, and then it is gone.
+  agent_page prepare
+  as_before() { (($(mapped) <= before + 4096)); }
+  wait_until 3 as_before
+  target_goes_on
+  target_verifies
+}
+
+@test "SIGTERM and SIGINT end a suspend with 143 and 130, and the program runs on" {
+  start_agent memory --size 24M
+  local signal expected
+  for signal in "TERM 143" "INT 130"; do
+    expected=${signal#* } signal=${signal% *}
+    # With the checkpoint drawn out, so that all of the direct path lies behind it.
+    STASIS_SIM_FAULTS=checkpoint:delay=2s env --default-signal=INT stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
+    local tool=$!
+    wait_until 10 works_on_it "$tool"
+    kill -"$signal" "$tool"
+    status=0
+    wait "$tool" || status=$?
+    assert_equal "$status" "$expected" "after SIG$signal"
+    in_state running
+    agent_is 0
+    target_goes_on
+  done
+  target_verifies
+  nothing_left
+}
+
+# --- The program ends, or changes
+
+@test "one that is killed while its memory is away is gone, and nothing is left of it" {
+  start_agent memory --size 24M
+  done_by suspend "$TARGET"
+  kill -KILL "$TARGET"
+  wait "$TARGET" || true
+  gpu_is_free
+  capture timeout 20 stasis resume "$TARGET"
+  ((status != 0))
+  assert_contains "$err" "$TARGET"
+}
+
+@test "one that is to end while its memory is away ends when it is back, with its own status" {
+  start_agent poll --size 8M --own-us 20
+  done_by suspend "$TARGET" --json
+  went direct
+  kill -TERM "$TARGET"
+  sleep 0.3
+  lives
+  done_by resume "$TARGET"
+  status=0
+  wait "$TARGET" || status=$?
+  assert_equal "$status" 0
+  grep -q '^verified' "$TARGET_LOG"
+}
+
+@test "no room on the GPU at resume: said so, and it goes on when there is room" {
+  STASIS_SIM_GPUS=1x256M start_agent memory --size 64M
+  export STASIS_SIM_GPUS=1x256M
+  done_by suspend "$TARGET"
+  start_hog 220M
+  refused 11 out-of-gpu-memory resume "$TARGET"
+  stands_still
+  kill -KILL "$HOG"
+  wait "$HOG" 2>/dev/null || true
+  done_by resume "$TARGET"
+  target_goes_on
+  target_verifies
+}
+
+# --- Two at once, and no agent
+
+@test "two tools at once: one does it, the other is told" {
+  start_agent memory --size 24M
+  STASIS_SIM_FAULTS=checkpoint:delay=2s stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
+  local first=$!
+  wait_until 10 works_on_it "$first"
+  capture timeout 30 stasis suspend "$TARGET"
+  assert_contains "$err" "[busy]"
+  wait "$first"
+  done_by resume "$TARGET"
+  target_verifies
+}
+
+@test "without the agent, or with it told to keep out, the driver does it" {
+  STASIS_AGENT=off start_agent memory --size 8M
+  cycles 1 driver
+  [[ $(<"$TARGET_LOG") != *"stasis:"* ]]
+  target_verifies
+  CUDA_INJECTION64_PATH=/a/profiler.so start_agent memory --size 8M
+  assert_contains "$(<"$TARGET_LOG")" "CUDA_INJECTION64_PATH"
+  cycles 1 driver
+  target_verifies
+}
