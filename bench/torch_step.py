@@ -13,16 +13,15 @@ import time
 WARM_UP = 20
 
 
-def measure(steps):
-    """Adam on layers small enough that what is called counts more than what the GPU computes."""
+def measure(steps, width, batch):
+    """Adam, one parameter after the other: some 1500 launches a step."""
     import torch  # pylint: disable=import-outside-toplevel
 
     torch.manual_seed(1)
-    width = 1024
     blocks = [layer for _ in range(24) for layer in (torch.nn.Linear(width, width), torch.nn.GELU())]
     model = torch.nn.Sequential(*blocks).cuda()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, foreach=False)
-    inputs = torch.randn(64, width, device="cuda")
+    inputs = torch.randn(batch, width, device="cuda")
     seconds = []
     for step in range(WARM_UP + steps):
         start = time.perf_counter()
@@ -35,8 +34,9 @@ def measure(steps):
     print(json.dumps({"median": statistics.median(seconds), "mib": torch.cuda.max_memory_allocated() >> 20}))
 
 
-def run(steps, *before):
-    words = [*before, sys.executable, os.path.abspath(__file__), "--measure", "--steps", str(steps)]
+def run(options, *before):
+    words = [*before, sys.executable, os.path.abspath(__file__), "--measure", "--steps", str(options.steps),
+             "--width", str(options.width), "--batch", str(options.batch)]
     said = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True)
     return json.loads(said.stdout)["median"]
 
@@ -46,10 +46,13 @@ def main():
     parser.add_argument("--stasis", help="the program, for `stasis run`")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--width", type=int, default=4096,
+                        help="of the layers: with 1024 the calls count more than what the GPU computes")
+    parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--measure", action="store_true", help="one run, here")
     options = parser.parse_args()
     if options.measure:
-        measure(options.steps)
+        measure(options.steps, options.width, options.batch)
         return
     if not options.stasis:
         parser.error("--stasis is needed")
@@ -58,10 +61,10 @@ def main():
         # In turn, so that what changes slowly meets both.
         both = {}
         for name in ("without", "with") if number % 2 == 0 else ("with", "without"):
-            both[name] = run(options.steps, *([options.stasis, "run", "--"] if name == "with" else []))
+            both[name] = run(options, *([options.stasis, "run", "--"] if name == "with" else []))
         pairs.append(both)
     ratios = [pair["with"] / pair["without"] for pair in pairs]
-    print(json.dumps({"steps": options.steps, "pairs": pairs, "ratios": ratios, "ratio": statistics.median(ratios)},
+    print(json.dumps({"steps": options.steps, "width": options.width, "batch": options.batch, "pairs": pairs, "ratios": ratios, "ratio": statistics.median(ratios)},
                      indent=1))
 
 
