@@ -121,7 +121,6 @@ void try_vmm() {
   SAY(CU(cuMemAlloc_v2)(&plain, kSize));
   SAY(CU(cuMemRetainAllocationHandle)(&handle, reinterpret_cast<void*>(plain)));
   SAY(CU(cuMemUnmap)(plain, kSize));
-  SAY(allow(plain, kSize, CU_MEM_ACCESS_FLAGS_PROT_READ));
   SAY(CU(cuMemAddressFree)(plain, kSize));
   SAY(CU(cuMemsetD8_v2)(plain, 1, kSize));
   SAY(CU(cuMemFree_v2)(plain));
