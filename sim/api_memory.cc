@@ -142,12 +142,13 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr* pointer, std::size_t* pitch, std::size_
 }
 
 CUresult cuMemFree_v2(CUdeviceptr pointer) {
-  return in_context([&](Driver& driver, Context& context) -> CUresult {
+  // From a thread without a context too (580.159.04).
+  return gated([&](Driver& driver) -> CUresult {
     if (!pointer) return CUDA_SUCCESS;
     Allocation a;
     if (!driver.memory.find(pointer, 1, a) || a.base != pointer) return CUDA_ERROR_INVALID_VALUE;
     // Freeing waits for the device, so that nothing in flight loses its memory.
-    (a.context && !a.context->destroyed ? *a.context : context).synchronize();
+    if (a.context && !a.context->destroyed) a.context->synchronize();
     return driver.memory.free(pointer);
   });
 }

@@ -1,0 +1,50 @@
+// The driver's functions by dlsym, and a line of output per answer.
+#pragma once
+
+#include <dlfcn.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "driver/cuda_abi.h"
+
+namespace stasis::agent_test {
+
+inline void* driver_library() {
+  static void* library = [] {
+    void* opened = ::dlopen("libcuda.so.1", RTLD_NOW);
+    if (!opened) {
+      std::printf("skipped: no driver\n");
+      std::exit(77);
+    }
+    return opened;
+  }();
+  return library;
+}
+
+template <class Function>
+Function* find(const char* name) {
+  void* at = ::dlsym(driver_library(), name);
+  if (!at) {
+    std::printf("the driver has no %s\n", name);
+    std::exit(1);
+  }
+  return reinterpret_cast<Function*>(at);
+}
+
+// The driver's function of that name.
+#define CU(name) (::stasis::agent_test::find<::stasis::cuda::fn::name>(#name))
+
+inline void say(const std::string& what, long long value) {
+  std::printf("%s: %lld\n", what.c_str(), value);
+}
+// A result, or what was found: both the same with the agent and without.
+#define SAY(call) ::stasis::agent_test::say(#call, static_cast<long long>(call))
+
+void try_vmm();
+
+inline constexpr std::size_t kMiB = std::size_t{1} << 20;
+
+}  // namespace stasis::agent_test

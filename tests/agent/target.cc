@@ -1,0 +1,103 @@
+// A program that verifies 16 MiB of device memory over and over, and meanwhile does what its first
+// argument says. Writes the number of each round to the file that the second names, and ends with
+// status 0 on SIGTERM if all of it was right.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "calls.h"
+
+namespace stasis::agent_test {
+namespace {
+
+using namespace cuda;  // NOLINT(google-build-using-namespace)
+
+std::atomic<bool> g_end{false};
+constexpr std::size_t kBytes = 16 * kMiB;
+
+CUdeviceptr set_up() {
+  CUcontext context = nullptr;
+  CUdeviceptr address = 0;
+  if (CU(cuInit)(0) != CUDA_SUCCESS || CU(cuCtxCreate_v2)(&context, 0, 0) != CUDA_SUCCESS ||
+      CU(cuMemAlloc_v2)(&address, kBytes) != CUDA_SUCCESS)
+    std::exit(3);
+  return address;
+}
+
+// Fills with the next value; false if the last one is not there.
+bool round(CUdeviceptr address, unsigned number) {
+  std::vector<unsigned char> host(kBytes);
+  if (number > 1) {
+    if (CU(cuMemcpyDtoH_v2)(host.data(), address, kBytes) != CUDA_SUCCESS) return false;
+    const auto expected = static_cast<unsigned char>(number - 1);
+    for (const auto byte : host)
+      if (byte != expected) return false;
+  }
+  return CU(cuMemsetD8_v2)(address, static_cast<unsigned char>(number), kBytes) == CUDA_SUCCESS;
+}
+
+// A child without exec, which uses CUDA itself if it is the first to: here it has been used before,
+// so it must not, and only comes and goes.
+void fork_all_the_time() {
+  for (;;) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      // Its own allocations are none of the driver's.
+      std::vector<char> memory(100000, 1);
+      ::_exit(memory[5] == 1 ? 0 : 1);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    if (status != 0) ::_exit(9);
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+}
+
+// As a program that closes all that it has not opened, and uses the numbers itself. The simulated
+// driver keeps files open that it needs, so the agent's alone.
+void close_page() {
+  for (int fd = 3; fd < 256; ++fd) {
+    char path[40];
+    char name[64] = "";
+    std::snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    if (::readlink(path, name, sizeof name - 1) > 0 && std::strstr(name, "memfd:stasis-agent"))
+      ::dup2(0, fd);
+  }
+}
+
+}  // namespace
+}  // namespace stasis::agent_test
+
+int main(int argc, char** argv) {
+  using namespace stasis::agent_test;  // NOLINT(google-build-using-namespace)
+  if (argc < 3) return 2;
+  const std::string what = argv[1];
+  std::signal(SIGTERM, [](int) { g_end = true; });
+  const auto address = set_up();
+  if (what == "fork") std::thread(&fork_all_the_time).detach();
+  if (what == "close-page") close_page();
+  for (unsigned number = 1; !g_end; ++number) {
+    if (!round(address, number)) {
+      std::fprintf(stderr, "round %u is wrong\n", number);
+      return 1;
+    }
+    char text[40];
+    std::snprintf(text, sizeof text, "round %012u ok\n", number);
+    std::FILE* file = std::fopen(argv[2], "w");
+    if (!file || std::fputs(text, file) < 0 || std::fclose(file) != 0) return 4;
+    // Another program, at the moment that the test asks for it.
+    if (what == "exec" && ::access(argv[3], F_OK) == 0) {
+      ::unlink(argv[3]);
+      ::execl("/proc/self/exe", argv[0], "plain", argv[2], nullptr);
+      return 5;
+    }
+    ::usleep(2000);
+  }
+  std::printf("verified\n");
+}

@@ -1,0 +1,74 @@
+#!/usr/bin/env bats
+# What a program under the agent sees and may do, on the simulated driver.
+
+load helpers
+load stasis_lib
+
+setup() {
+  setup_stasis
+  agent=$STASIS_BUILD/lib/stasis/libstasis-preload.so
+}
+teardown() { end_stasis; }
+
+# start_doing WHAT [ARGUMENT...]: stasis-agent-target under the agent. As start_target.
+start_doing() {
+  TARGET_LOG=$BATS_TEST_TMPDIR/target.log
+  TARGET_STATUS=$BATS_TEST_TMPDIR/target.status
+  local what=$1
+  shift
+  (LD_PRELOAD=$agent exec_on_gpu setsid stasis-agent-target "$what" "$TARGET_STATUS" "$@") \
+    </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 30 target_is_up
+}
+
+cycle_by() {
+  done_by suspend "$TARGET" --json
+  assert_equal "$(json 'd["path"]')" "$1" "path ($out)"
+  gpu_is_free
+  done_by resume "$TARGET" --json
+  target_goes_on
+}
+
+# The round is written anew each time, so at a moment the file may be empty.
+target_round() { local n=; until [[ -n $n ]]; do n=$(sed -n 's/^round 0*\([0-9][0-9]*\).*/\1/p' "$TARGET_STATUS"); done; echo "$n"; }
+
+@test "a program sees the same with the agent and without, line by line" {
+  export STASIS_SIM_GPUS=2x512M
+  (exec_on_gpu stasis-agent-calls) >"$BATS_TEST_TMPDIR/without" 2>&1
+  (LD_PRELOAD=$agent exec_on_gpu stasis-agent-calls) >"$BATS_TEST_TMPDIR/with" 2>&1
+  (($(wc -l <"$BATS_TEST_TMPDIR/without") > 500))
+  diff "$BATS_TEST_TMPDIR/without" "$BATS_TEST_TMPDIR/with"
+}
+
+@test "a program that forks all the time is suspended and goes on" {
+  start_doing fork
+  # What forked a moment ago may still be there, and is suspended with it.
+  for _ in 1 2 3; do cycle_by direct; done
+  target_verifies
+}
+
+@test "a program that has closed the agent's descriptor goes by the driver" {
+  start_doing close-page
+  cycle_by driver
+  cycle_by driver
+  target_verifies
+}
+
+@test "after exec there is another agent, with the new program's memory" {
+  start_doing exec "$BATS_TEST_TMPDIR/go"
+  cycle_by direct
+  touch "$BATS_TEST_TMPDIR/go"
+  gone() { [[ ! -e $BATS_TEST_TMPDIR/go ]]; }
+  wait_until 10 gone
+  target_goes_on
+  cycle_by direct
+  target_verifies
+}
+
+@test "the agent's page can neither shrink nor grow" {
+  start_doing plain
+  assert_equal "$(python3 "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" seals)" 7
+  target_verifies
+}
