@@ -38,8 +38,8 @@ struct Environment {
   Progress& progress;
   // Things worth knowing that are no error ("--shell-job is set because ..."). May be empty.
   std::function<void(std::string)> note;
-  // A mover with contexts on `gpus` (none: on each when it is needed). May be empty: then GPU memory
-  // goes through the driver alone.
+  // A mover with contexts on `gpus` (none: on each when it is needed). May be empty: then GPU
+  // memory goes through the driver alone.
   std::function<Result<std::shared_ptr<direct::MemoryMover>>(std::span<const GpuUuid> gpus)> mover =
       {};
 

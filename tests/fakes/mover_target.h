@@ -36,7 +36,7 @@ inline std::vector<Shape> mixed_shapes() {
   std::vector<Shape> out;
   std::uint64_t offset = 0;
   int i = 0;
-  for (const std::uint64_t mib : {2, 6, 2, 20, 4, 2, 8, 2, 2, 2, 10, 4}) {
+  for (const std::uint64_t mib : {2U, 6U, 2U, 20U, 4U, 2U, 8U, 2U, 2U, 2U, 10U, 4U}) {
     out.push_back({i % 2, mib * kMiB, offset});
     offset += mib * kMiB + (i % 3 == 2 ? 3 * kMiB : 0);
     ++i;
