@@ -31,9 +31,11 @@ class Liar {
   Liar(int seals, const Answer& answer, off_t bytes = sizeof(ControlPage)) {
     int up[2];
     EXPECT_EQ(::pipe2(up, O_CLOEXEC), 0);
+    const pid_t parent = ::getpid();
     pid_ = ::fork();
     if (pid_ == 0) {
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      if (::getppid() != parent) ::_exit(0);
       const int file = ::memfd_create(kAgentMemfd, MFD_ALLOW_SEALING);
       if (::ftruncate(file, bytes) != 0 || (seals && ::fcntl(file, F_ADD_SEALS, seals) != 0))
         ::_exit(1);
@@ -121,8 +123,10 @@ TEST(AgentClient, IsNotTurnedAwayByTheAgentsOwnLook) {
     page.cu_result = 0;
     if (page.command != AgentCommand::kHold) return;
     // From now on it looks for 20 ms in every 25.
+    const pid_t parent = ::getpid();
     if (::fork() != 0) return;
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (::getppid() != parent) ::_exit(0);  // too late: it has been killed already
     for (int fd = 3; fd < 64; ++fd) {
       if (::fcntl(fd, F_GET_SEALS) < 0) continue;
       char path[40];
@@ -194,8 +198,10 @@ TEST(AgentClient, FiguresAreThoseOfTheAnswer) {
     static std::uint64_t bytes = 1000;
     page.cu_result = 0;
     page.segment_bytes = bytes++;
+    const pid_t parent = ::getpid();
     if (::fork() != 0) return;
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (::getppid() != parent) ::_exit(0);  // too late: it has been killed already
     for (;;)
       page.segment_bytes = bytes++;
   });
