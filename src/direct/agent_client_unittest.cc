@@ -49,7 +49,11 @@ class Liar {
       }
       (void)!::write(up[1], "x", 1);
       auto* page = static_cast<ControlPage*>(at);
-      for (std::uint32_t seen = 0; bytes >= static_cast<off_t>(sizeof(ControlPage));) {
+      if (bytes < static_cast<off_t>(sizeof(ControlPage))) {
+        for (;;)
+          ::pause();
+      }
+      for (std::uint32_t seen = 0;;) {  // until it is killed
         const auto now = page->request.load();
         if (now == seen) {
           ::usleep(200);
@@ -59,8 +63,6 @@ class Liar {
         page->reply = seen = now;
         futex::wake_all(page->reply, true);
       }
-      for (;;)
-        ::pause();
     }
     ::close(up[1]);
     char ready = 0;
