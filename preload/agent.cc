@@ -353,12 +353,13 @@ class Session {
   void empty() {
     if (!expect(AgentState::kClosed)) return;
     const auto outcome = empty_all();
-    if (outcome.ok()) {
-      set_state(AgentState::kEmptied);
-      return done();
+    // From here on the gate opens only when all of it is there again, with its content.
+    set_state(AgentState::kEmptied);
+    if (outcome.ok()) return done();
+    if (refill_all().ok()) {
+      set_state(AgentState::kFilling);
+      if (copy_all(buffer(), false).ok()) set_state(AgentState::kClosed);
     }
-    // What had been given back is there again, without its content.
-    copy_all(buffer(), false);
     report(outcome);
   }
 

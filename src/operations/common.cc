@@ -318,8 +318,12 @@ Error roll_back(OpenedGroup& opened, Error why) {
 }
 
 Error rolled_back(OpenedGroup& opened, Error why, Result<void> back) {
-  // Where the driver still holds somebody, its agent waits for `stasis recover`.
-  if (back) back = opened.direct.roll_back();
+  // Where the driver still holds somebody, its agent waits for `stasis recover`: asked now, it
+  // would hang in the driver.
+  if (back)
+    back = opened.direct.roll_back();
+  else
+    opened.direct.dismiss();
   if (back) {
     opened.journal->finish();
     // A criu that was killed while its code ran in a process takes that along, in an instant.

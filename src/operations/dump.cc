@@ -402,18 +402,21 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   fault_only(FaultPoint::kImageCommitted);
   DumpReport report;
   if (options.after == AfterDump::kKill) {
+    opened->direct.dismiss();
     if (auto gone = wait_until_gone(group); !gone) {
       group.dismiss();
       return fail(std::move(gone.error()));
     }
 
     group.dismiss();
-    opened->direct.dismiss();
     for (const GroupMember& member : group.members())
       forget_suspended(member.process);
   } else if (options.after == AfterDump::kRunning) {
     auto back = group.roll_back();
-    if (back) back = go_on_with_memory(env, *opened, phases);
+    if (back)
+      back = go_on_with_memory(env, *opened, phases);
+    else
+      opened->direct.dismiss();
     if (!back) {
       return fail(
           std::move(back.error()).within("the image " + writer->final_path() + " is complete"));

@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include "base/fault_point.h"
 #include "checkpoint/suspended.h"
 #include "operations/common.h"
@@ -76,10 +78,15 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
   auto moved = opened->direct.move_in(env, cuda_processes(group), phases);
   if (!moved) {
     opened->journal->finish();
-    return fail(
-        std::move(moved.error())
-            .within("the program waits for its GPU memory, and goes on by itself as soon as "
-                    "there is room for it"));
+    Error why = std::move(moved.error());
+    if (why.code == ErrorCode::kOutOfGpuMemory) {
+      return fail(
+          std::move(why).within("the program waits for its GPU memory, and goes on by itself as "
+                                "soon as there is room for it"));
+    }
+    why.remedy += fmt::format("{}the program stands still until `stasis recover {}`",
+                              why.remedy.empty() ? "" : "; ", root.value);
+    return fail(std::move(why).within("while its GPU memory was brought back"));
   }
   phases.end();
   fault_only(FaultPoint::kResumeVerified);
