@@ -2,6 +2,7 @@
 #include "capi/handles.h"
 #include "checkpoint/group.h"
 #include "checkpoint/suspended.h"
+#include "direct/agent_client.h"
 #include "driver/gpu_plan.h"
 #include "report/report.h"
 
@@ -150,7 +151,9 @@ stasis_error* stasis_process_restore(stasis_process* process, const stasis_gpu_p
 stasis_error* stasis_process_unlock(stasis_process* process) {
   return capi::guarded([&]() -> Result<void> {
     if (process == nullptr) return capi::misuse("there is no process");
-    return process->process.unlock();
+    auto done = process->process.unlock();
+    // What `stasis suspend` has moved past the driver comes back too, so that the program goes on.
+    return done ? direct::bring_back_alone(process->process.pid(), process->process.pidfd()) : done;
   });
 }
 
@@ -240,6 +243,10 @@ stasis_error* stasis_group_unlock(stasis_group* group) {
     if (group == nullptr) return capi::misuse("there is no group");
     auto opened = capi::open_group_in(*group, CudaState::kLocked, "unlock");
     if (!opened) return fail(std::move(opened.error()));
-    return capi::finish(*opened, opened->unlock());
+    auto done = opened->unlock();
+    for (const GroupMember& member : opened->members())
+      if (done && member.initial)
+        done = direct::bring_back_alone(member.process.pid(), member.process.pidfd());
+    return capi::finish(*opened, std::move(done));
   });
 }

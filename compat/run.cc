@@ -10,6 +10,7 @@
 
 #include "checkpoint/journal.h"
 #include "checkpoint/process.h"
+#include "direct/agent_client.h"
 #include "help.h"
 
 namespace stasis::compat {
@@ -149,6 +150,12 @@ class Tool {
     }
   }
 
+  // What `stasis suspend` has moved past the driver comes back too, so that the program goes on.
+  static Result<void> unlock(Process& process) {
+    auto done = process.unlock();
+    return done ? direct::bring_back_alone(process.pid(), process.pidfd()) : done;
+  }
+
   int act() const {
     const std::string what = fmt::format("Could not {} on process ID {}",
                                          action_name(options_.action), options_.pid_text);
@@ -165,7 +172,7 @@ class Tool {
         done = options_.gpus ? process->restore(*options_.gpus) : process->restore();
         break;
       default:
-        done = process->unlock();
+        done = unlock(*process);
         break;
     }
     if (done) return 0;
@@ -241,7 +248,7 @@ class Tool {
   Result<void> resume(Process& process) const {
     auto done = interrupt_.check();
     if (done) done = process.restore();
-    if (done) done = process.unlock();
+    if (done) done = unlock(process);
     return done;
   }
 
@@ -255,6 +262,9 @@ class Tool {
              StateGuard& guard) const {
     // Refused for its state: whatever that is now, it was not our doing.
     if (error.code == ErrorCode::kWrongState) guard.dismiss();
+    // On its way to running, only its agent has not brought its memory back: no lock helps that.
+    if (options_.operation == Operation::kToggle && is_in(process, CudaState::kRunning))
+      guard.dismiss();
     auto undone = guard.undo();
     const int status =
         error.code == ErrorCode::kInterrupted ? interrupted(what) : report(what, error);

@@ -7,6 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -225,6 +226,42 @@ Result<void> AgentClient::ask(AgentCommand command, std::uint64_t argument,
                               std::chrono::milliseconds patience) {
   begin(command, argument);
   return finish(patience);
+}
+
+std::chrono::milliseconds copy_time(std::uint64_t bytes) {
+  constexpr double kSlowestRate = 200e6;  // per second
+  // A target may name any number of bytes.
+  constexpr std::uint64_t kMost = std::uint64_t{1} << 50;
+  return std::chrono::milliseconds(
+      30000 +
+      static_cast<std::int64_t>(static_cast<double>(std::min(bytes, kMost)) / kSlowestRate * 1000));
+}
+
+Result<void> AgentClient::bring_back() {
+  const auto copying = copy_time(bytes());
+  if (state() == AgentState::kHeld || state() == AgentState::kEmptied) {
+    if (auto done = ask(AgentCommand::kRefill, 0, kMappingPatience); !done) return done;
+  }
+  if (state() == AgentState::kFilling) {
+    if (auto done = ask(AgentCommand::kCopyIn, 0, copying); !done) return done;
+  }
+  if (state() == AgentState::kRunning) return {};
+  return ask(AgentCommand::kOpen, 0, kMappingPatience);
+}
+
+Result<void> bring_back_alone(Pid pid, const Pidfd& pidfd) {
+  auto agent = AgentClient::find(pid, pidfd);
+  if (!agent) {
+    if (agent.error().code == ErrorCode::kBusy) return {};
+    return fail(std::move(agent.error()));
+  }
+  if (!*agent || (*agent)->state() != AgentState::kHeld) return {};
+  auto done = (*agent)->bring_back();
+  if (done) return done;
+  Error why = std::move(done.error());
+  why.remedy +=
+      fmt::format("{}then `stasis recover {}`", why.remedy.empty() ? "" : "; ", pid.value);
+  return fail(std::move(why));
 }
 
 Result<std::vector<Segment>> AgentClient::take_segments(std::chrono::milliseconds patience) {

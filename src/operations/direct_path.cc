@@ -15,26 +15,16 @@ namespace {
 using direct::AgentClient;
 using direct::AgentCommand;
 using direct::AgentState;
+using direct::copy_time;
 using std::chrono::milliseconds;
 
 // What an agent is given for what it does at once, and for what takes the driver's time: mapping 16
 // GiB takes 4 ms, unmapping 10 (H100, 580.159.04).
 constexpr milliseconds kAtOnce{5000};
-constexpr milliseconds kMapping{60000};
+constexpr milliseconds kMapping = direct::kMappingPatience;
 // The share of a try to close all gates, as of a try to lock.
 constexpr milliseconds kSlice{250};
 constexpr milliseconds kPause{5};
-// Copying is never this slow but when it hangs.
-constexpr double kSlowestRate = 200e6;
-
-milliseconds copy_time(std::uint64_t bytes) {
-  // A target may name any number of bytes.
-  constexpr std::uint64_t kMost = std::uint64_t{1} << 50;
-  return milliseconds(
-      30000 +
-      static_cast<std::int64_t>(static_cast<double>(std::min(bytes, kMost)) / kSlowestRate * 1000));
-}
-
 // The buffers of several processes as one Content: a process begins at a multiple of this, so that
 // no piece lies in two.
 constexpr std::uint64_t kGap = std::uint64_t{1} << 40;
@@ -65,19 +55,6 @@ bool final_for_both(ErrorCode code) {
   return code == ErrorCode::kTimeout || code == ErrorCode::kInterrupted ||
          code == ErrorCode::kProcessGone || code == ErrorCode::kOutOfHostMemory ||
          code == ErrorCode::kNoAnswer;
-}
-
-// The agent alone, which needs nobody's help and takes its time.
-Result<void> bring_back(AgentClient& agent) {
-  const auto copying = copy_time(agent.bytes());
-  if (agent.state() == AgentState::kHeld || agent.state() == AgentState::kEmptied) {
-    if (auto done = agent.ask(AgentCommand::kRefill, 0, kMapping); !done) return done;
-  }
-  if (agent.state() == AgentState::kFilling) {
-    if (auto done = agent.ask(AgentCommand::kCopyIn, 0, copying); !done) return done;
-  }
-  if (agent.state() == AgentState::kRunning) return {};
-  return agent.ask(AgentCommand::kOpen, 0, kMapping);
 }
 
 }  // namespace
@@ -319,7 +296,7 @@ Result<void> DirectPath::roll_back() {
   std::string remedies;
   for (auto& agent : agents_) {
     if (!agent.pidfd().alive()) continue;
-    auto back = bring_back(agent);
+    auto back = agent.bring_back();
     if (back || !agent.pidfd().alive()) continue;
     messages += (messages.empty() ? "" : "; ") + back.error().message;
     remedies = fmt::format("then `stasis recover {}`", agent.pid().value);

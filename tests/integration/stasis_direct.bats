@@ -309,3 +309,23 @@ agent_is() { [[ $(agent_state) == "$1" ]]; }
   cycles 1 driver
   target_verifies
 }
+
+@test "what the direct path has suspended, cuda-checkpoint resumes" {
+  start_agent memory
+  done_by suspend "$TARGET" --json
+  went direct
+  capture cuda-checkpoint --toggle --pid "$TARGET"
+  assert_equal "$status/$out/$err" "0//"
+  target_goes_on
+  done_by suspend "$TARGET" --json
+  capture cuda-checkpoint --action restore --pid "$TARGET"
+  assert_equal "$status" 0
+  stands_still
+  capture cuda-checkpoint --action unlock --pid "$TARGET"
+  assert_equal "$status/$out/$err" "0//"
+  target_goes_on
+  done_by suspend "$TARGET" --json
+  went direct
+  done_by resume "$TARGET"
+  target_goes_on
+}
