@@ -5,6 +5,8 @@
 // Every call of the library is made in a thread of its own, with all signals blocked, while the
 // thread of Python that asked for it waits without the GIL. Every 50 ms that one looks for signals
 // as only it can, so that Ctrl-C is answered, and hands out what the call had to tell.
+#include <unistd.h>
+
 #include <chrono>
 #include <condition_variable>
 #include <csignal>
@@ -128,10 +130,13 @@ std::thread start_apart(const std::function<void()>& work) {
   return thread;
 }
 
-// Runs `call` and returns its error. When a signal handler or a callback raises, the call is asked
-// to stop; that exception goes on when it has. `undo` is for a call that had just succeeded then.
+enum class WhenRaised { kStop, kFinish };
+
+// Runs `call` and raises its error. When a signal handler or a callback raises, the call is asked
+// to stop, or else finished; that exception goes on when it has ended. `undo` is for a call that
+// had just succeeded then.
 void run(const LibraryCall& call, const Callbacks& callbacks = {},
-         const std::function<void()>& undo = {}) {
+         const std::function<void()>& undo = {}, WhenRaised when_raised = WhenRaised::kStop) {
   Told told;
   stasis_call given;
   stasis_call_init(&given, sizeof given);
@@ -166,7 +171,7 @@ void run(const LibraryCall& call, const Callbacks& callbacks = {},
       hand_out(told, callbacks);
     } catch (py::error_already_set& exception) {
       raised.emplace(std::move(exception));
-      stasis_cancel_request(given.cancel);
+      if (when_raised == WhenRaised::kStop) stasis_cancel_request(given.cancel);
     }
   }
   {
@@ -227,9 +232,11 @@ struct Owned {
 
 // Runs a call that gives a text.
 std::string run_for_text(const std::function<stasis_error*(const stasis_call&, char**)>& call,
-                         const Callbacks& callbacks = {}, const std::function<void()>& undo = {}) {
+                         const Callbacks& callbacks = {}, const std::function<void()>& undo = {},
+                         WhenRaised when_raised = WhenRaised::kStop) {
   Owned<char, stasis_free> text;
-  run([&](const stasis_call& given) { return call(given, &text.it); }, callbacks, undo);
+  run([&](const stasis_call& given) { return call(given, &text.it); }, callbacks, undo,
+      when_raised);
   return text.it == nullptr ? "" : text.it;
 }
 
@@ -375,7 +382,8 @@ class Session {
         [&] { stasis_error_free(stasis_resume(session_.it, pid, nullptr, nullptr, nullptr)); });
   }
   std::string resume(int pid, const Pairs& pairs, std::uint32_t time_limit_ms,
-                     const py::object& progress, const py::object& note) {
+                     const py::object& progress, const py::object& note,
+                     WhenRaised when_raised = WhenRaised::kStop) {
     const auto given_pairs = c_pairs(pairs);
     stasis_resume_options options;
     stasis_resume_options_init(&options, sizeof options);
@@ -386,7 +394,7 @@ class Session {
         [&](const stasis_call& given, char** text) {
           return stasis_resume(session_.it, pid, &options, &given, text);
         },
-        {progress, note});
+        {progress, note}, {}, when_raised);
   }
   std::string dump(int pid, const py::dict& given_options, const py::object& progress,
                    const py::object& note) {
@@ -448,10 +456,10 @@ class Session {
         },
         {progress, note});
   }
-  std::string recover(int pid, const py::object& note) {
+  std::string recover(int pid, const py::object& note, WhenRaised when_raised = WhenRaised::kStop) {
     return run_for_text([&](const stasis_call& given,
                             char** text) { return stasis_recover(session_.it, pid, &given, text); },
-                        {py::none(), note});
+                        {py::none(), note}, {}, when_raised);
   }
 
   static std::string inspect(Session* session, const std::string& images_dir, bool verify,
@@ -476,6 +484,102 @@ class Session {
  private:
   Owned<stasis_session, stasis_session_close> session_;
 };
+
+// What a `with` statement holds. Entering and leaving are calls of C, because the interpreter runs
+// signal handlers, which raise, between any two steps of its own: also between the beginning of a
+// `finally` and the call in it. What is left here has ended when the handler's exception goes on.
+class Scope {
+ public:
+  using Step = std::function<void()>;
+  using Steps = std::vector<Step>;
+
+  // `enter` undoes what it did where it raises, and appends what leaving has to do. Each step is
+  // done, whatever the others raise; what is in `gone` is no error.
+  Scope(py::object value, py::tuple gone, std::function<void(Steps&)> enter)
+      : value_(std::move(value)), gone_(std::move(gone)), enter_(std::move(enter)) {}
+
+  py::object enter() {
+    leave();
+    owner_ = ::getpid();
+    try {
+      enter_(steps_);
+    } catch (const py::error_already_set&) {
+      leave_after_error();
+      throw;
+    }
+    return value_;
+  }
+
+  void leave() {
+    Steps steps;
+    steps.swap(steps_);
+    // In a forked child: it is the parent's to leave.
+    if (owner_ != ::getpid()) return;
+    std::optional<py::error_already_set> raised;
+    for (const Step& step : steps) {
+      try {
+        step();
+      } catch (py::error_already_set& exception) {
+        if (!exception.matches(gone_) && !raised) raised.emplace(std::move(exception));
+      }
+    }
+    if (raised) throw std::move(*raised);
+  }
+
+ private:
+  void leave_after_error() {
+    try {
+      leave();
+    } catch (py::error_already_set& exception) {
+      exception.discard_as_unraisable("stasis: undoing what was entered");
+    }
+  }
+
+  py::object value_;
+  py::tuple gone_;
+  std::function<void(Steps&)> enter_;
+  Steps steps_;
+  ::pid_t owner_ = 0;
+};
+
+std::unique_ptr<Scope> suspended(py::object value, const py::tuple& gone, Session& session, int pid,
+                                 std::uint32_t timeout_ms, bool ignore_obstacles,
+                                 const Pairs& pairs, const py::object& progress,
+                                 const py::object& note) {
+  return std::make_unique<Scope>(std::move(value), gone, [=, &session](Scope::Steps& steps) {
+    (void)session.suspend(pid, timeout_ms, ignore_obstacles, progress, note);
+    steps.emplace_back([=, &session] {
+      (void)session.resume(pid, pairs, 0, progress, note, WhenRaised::kFinish);
+    });
+  });
+}
+
+std::unique_ptr<Scope> locked(py::object value, const py::tuple& gone, Process& process,
+                              std::uint32_t timeout_ms) {
+  return std::make_unique<Scope>(std::move(value), gone,
+                                 [timeout_ms, &process](Scope::Steps& steps) {
+                                   process.lock(timeout_ms);
+                                   steps.emplace_back([&process] { process.bring_to_running(); });
+                                 });
+}
+
+// Where the root has ended inside, nobody finds the others below it any more: `member_pids` tells
+// their numbers from what Group::members() says.
+std::unique_ptr<Scope> locked_group(py::object value, const py::tuple& gone, Session& session,
+                                    Group& group, int pid, std::uint32_t timeout_ms,
+                                    const py::object& member_pids) {
+  return std::make_unique<Scope>(
+      std::move(value), gone,
+      [pid, timeout_ms, member_pids, &session, &group](Scope::Steps& steps) {
+        group.lock(timeout_ms);
+        steps.emplace_back(
+            [pid, &session] { (void)session.recover(pid, py::none(), WhenRaised::kFinish); });
+        for (const int member : py::cast<std::vector<int>>(member_pids(group.members()))) {
+          std::shared_ptr<Process> process = session.process(member);
+          steps.emplace_back([process] { process->bring_to_running(); });
+        }
+      });
+}
 
 // (number, name, exit status, meaning) of every code but "no error".
 std::vector<std::tuple<int, std::string, int, std::string>> codes() {
@@ -518,9 +622,22 @@ PYBIND11_MODULE(_stasis, module) {
       .def("process", &Session::process)
       .def("group", &Session::group)
       .def("suspend", &Session::suspend)
-      .def("resume", &Session::resume)
+      .def("resume",
+           [](Session& session, int pid, const Pairs& pairs, std::uint32_t time_limit_ms,
+              const py::object& progress, const py::object& note) {
+             return session.resume(pid, pairs, time_limit_ms, progress, note);
+           })
       .def("dump", &Session::dump)
       .def("restore", &Session::restore)
-      .def("recover", &Session::recover);
+      .def("recover", [](Session& session, int pid, const py::object& note) {
+        return session.recover(pid, note);
+      });
+  py::class_<Scope>(module, "Scope")
+      .def("__enter__", &Scope::enter)
+      .def("__exit__", [](Scope& scope, const py::args&) { scope.leave(); });
+  // What a scope uses lives as long as it does.
+  module.def("suspended", &suspended, py::keep_alive<0, 3>());
+  module.def("locked", &locked, py::keep_alive<0, 3>());
+  module.def("locked_group", &locked_group, py::keep_alive<0, 3>(), py::keep_alive<0, 4>());
   module.def("inspect", &Session::inspect);
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import threading
@@ -132,6 +131,10 @@ class Recovered:
 def _process_report(given):
     state = given.get("state")
     return ProcessReport(given["pid"], given["command"], given["cuda"], state, given.get("gpu_bytes", 0))
+
+
+def _cuda_pids(members):
+    return [one["pid"] for one in json.loads(members) if one["cuda"]]
 
 
 def _report(text):
@@ -384,26 +387,19 @@ class _Handle:
     def _check_identity(self):
         raise NotImplementedError
 
-    @contextlib.contextmanager
     def suspended(self, timeout_ms=10_000, *, gpu_mapping=None, ignore_obstacles=False, progress=None, note=None):
         """For a `with` statement: suspended inside of it, and resumed on every way out.
 
-        `gpu_mapping` is for the way back. A process that has ended meanwhile is no error.
+        `gpu_mapping` is for the way back. A process that has ended meanwhile is no error. Ctrl-C during the
+        way back comes when it is done.
         """
-        _checks.milliseconds(timeout_ms, "timeout_ms")
-        _checks.gpu_mapping(gpu_mapping)
-        ours = True
-        try:
-            try:
-                self.suspend(timeout_ms, ignore_obstacles=ignore_obstacles, progress=progress, note=note)
-            except Exception:
-                ours = False  # it was rolled back, and what somebody else has suspended is not ours to resume
-                raise
-            yield self
-        finally:
-            if ours:
-                with contextlib.suppress(*_GONE):
-                    self.resume(gpu_mapping, progress=progress, note=note)
+        timeout = _checks.milliseconds(timeout_ms, "timeout_ms")
+        pairs = _checks.gpu_mapping(gpu_mapping)
+        ignore = _checks.flag(ignore_obstacles, "ignore_obstacles")
+        _checks.callback(progress, "progress")
+        _checks.callback(note, "note")
+        self._check_identity()
+        return _stasis.suspended(self, _GONE, _open_session(), self._pid, timeout, ignore, pairs, progress, note)
 
 
 class Process(_Handle):
@@ -468,26 +464,13 @@ class Process(_Handle):
         """locked -> running. Raises WrongState."""
         self._use().unlock()
 
-    @contextlib.contextmanager
     def locked(self, timeout_ms=0):
         """For a `with` statement: locked inside of it, and running again on every way out.
 
         Also where it was checkpointed inside, and not restored. A process that has ended meanwhile is no
-        error. `timeout_ms` as with lock().
+        error. `timeout_ms` as with lock(). Ctrl-C during the way back comes when it is done.
         """
-        _checks.milliseconds(timeout_ms, "timeout_ms")
-        ours = True
-        try:
-            try:
-                self.lock(timeout_ms)
-            except Exception:
-                ours = False  # it runs, or somebody else has locked it
-                raise
-            yield self
-        finally:
-            if ours:
-                with contextlib.suppress(*_GONE):
-                    self._use().bring_to_running()
+        return _stasis.locked(self, _GONE, self._use(), _checks.milliseconds(timeout_ms, "timeout_ms"))
 
 
 class Group(_Handle):
@@ -536,25 +519,8 @@ class Group(_Handle):
         """locked -> running."""
         self._use().unlock()
 
-    @contextlib.contextmanager
     def locked(self, timeout_ms=0):
         """For a `with` statement: locked inside of it, and running again on every way out."""
-        _checks.milliseconds(timeout_ms, "timeout_ms")
-        ours = True
-        locked = []
-        try:
-            try:
-                self.lock(timeout_ms)
-            except Exception:
-                ours = False
-                raise
-            locked += [Process(one.pid) for one in self.members if one.cuda]
-            yield self
-        finally:
-            if ours:
-                with contextlib.suppress(*_GONE, _errors.NotCuda):
-                    recover(self._pid)
-                # Where the root has ended inside, nobody finds the others below it any more.
-                for process in locked:
-                    with contextlib.suppress(*_GONE, _errors.NotCuda):
-                        process._use().bring_to_running()
+        timeout = _checks.milliseconds(timeout_ms, "timeout_ms")
+        gone = (*_GONE, _errors.NotCuda)
+        return _stasis.locked_group(self, gone, _open_session(), self._use(), self._pid, timeout, _cuda_pids)

@@ -41,6 +41,25 @@ class Session:
     ) -> str: ...
     def recover(self, arg0: int, arg1: Any) -> str: ...
 
+class Scope:
+    def __enter__(self) -> Any: ...
+    def __exit__(self, *args: Any) -> None: ...
+
+def suspended(
+    arg0: Any,
+    arg1: Tuple[Any, ...],
+    arg2: Session,
+    arg3: int,
+    arg4: int,
+    arg5: bool,
+    arg6: Sequence[Tuple[str, str]],
+    arg7: Any,
+    arg8: Any,
+) -> Scope: ...
+def locked(arg0: Any, arg1: Tuple[Any, ...], arg2: Process, arg3: int) -> Scope: ...
+def locked_group(
+    arg0: Any, arg1: Tuple[Any, ...], arg2: Session, arg3: Group, arg4: int, arg5: int, arg6: Any
+) -> Scope: ...
 def inspect(
     arg0: Optional[Session],
     arg1: str,

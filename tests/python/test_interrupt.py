@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 
 import harness
@@ -140,17 +141,62 @@ class Interrupted(harness.Case):
     def test_suspended_is_undone_wherever_it_comes(self):
         target = self.target()
         process = stasis.Process(target.pid)
-        self.faults("checkpoint:delay=50ms;restore:delay=50ms")
+        self.faults("checkpoint:delay=20ms;restore:delay=20ms")
         entered = 0
-        for step in range(14):
+        for step in range(16):
             with self.assertRaises(KeyboardInterrupt):
-                harness.interrupt_in(0.02 * step)
+                harness.interrupt_in(0.017 * step)
                 while True:
                     with process.suspended():
                         entered += 1
-            time.sleep(0.05)
-            self.assertEqual(process.state, "running", f"interrupted after {0.02 * step} s")
+            self.assertEqual(process.state, "running", f"interrupted after {0.017 * step} s")
         self.assertGreater(entered, 0)
+        self.no_faults()
+        target.goes_on()
+        target.finish()
+
+    def test_no_step_of_the_interpreter_lies_on_the_way_out(self):
+        # Where there is one, a handler that raises can come before the resume.
+        target = self.target()
+        process, group = stasis.Process(target.pid), stasis.Group(target.pid)
+        for scope in (process.suspended, process.locked, group.suspended, group.locked):
+            with self.subTest(scope=scope):
+                steps = []
+                self.addCleanup(sys.settrace, None)
+                with scope():
+                    sys.settrace(lambda frame, event, argument: steps.append((frame.f_code.co_name, event)))
+                sys.settrace(None)
+                self.assertEqual(steps, [])
+                self.assertEqual(process.state, "running")
+
+    def test_suspended_is_left_to_the_end(self):
+        target = self.target("memory", "--size", "32M")
+        process = stasis.Process(target.pid)
+        self.faults("restore:delay=300ms")
+        inside = []
+        with self.assertRaises(KeyboardInterrupt):
+            with process.suspended():
+                inside.append(process.state)
+                # Seen at the first look, when the restore has not begun to copy.
+                harness.interrupt_in(0.03)
+                time.sleep(0.02)
+        self.assertEqual(inside, ["checkpointed"])
+        self.assertEqual(process.state, "running")
+        self.no_faults()
+        target.goes_on()
+        target.finish()
+
+    def test_locked_of_a_group_is_undone_wherever_it_comes(self):
+        target = self.target()
+        group = stasis.Group(target.pid)
+        self.faults("lock:delay=20ms;unlock:delay=20ms")
+        for step in range(8):
+            with self.assertRaises(KeyboardInterrupt):
+                harness.interrupt_in(0.02 * step)
+                while True:
+                    with group.locked():
+                        pass
+            self.assertEqual(stasis.Process(target.pid).state, "running", f"interrupted after {0.02 * step} s")
         self.no_faults()
         target.goes_on()
         target.finish()
