@@ -71,6 +71,16 @@ struct FileRecord {
   bool operator==(const FileRecord&) const = default;
 };
 
+// The GPU content that is in gpu/ and not in CRIU's files.
+struct ContentRecord {
+  std::uint64_t index_size = 0;           // bytes of gpu/index
+  std::string index_checksum;             // that it closes with: 32 hexadecimal digits
+  std::vector<std::uint64_t> data_sizes;  // bytes of gpu/data-00, gpu/data-01, ...
+  bool operator==(const ContentRecord&) const = default;
+
+  std::uint64_t total_bytes() const;
+};
+
 struct Manifest {
   std::string stasis_version;
   std::string created;  // UTC, "2026-11-21T09:30:00Z"; seal() sets it if empty
@@ -86,8 +96,9 @@ struct Manifest {
   CriuOptions criu_options;              // what the dump used; the restore uses the same
   SyncPolicy sync = SyncPolicy::kDisk;
   std::vector<PhaseRecord> phases;
-  std::vector<FileRecord> files;  // seal() fills these in, sorted by path
-  std::uint64_t total_bytes = 0;  // seal() fills it in: the sum of the files' sizes
+  std::vector<FileRecord> files;         // seal() fills these in, sorted by path
+  std::optional<ContentRecord> content;  // if there is a gpu/: ContentSummary::record
+  std::uint64_t total_bytes = 0;  // seal() fills it in: the sum of all sizes, also of the content's
   bool operator==(const Manifest&) const = default;
 };
 

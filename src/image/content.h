@@ -1,0 +1,96 @@
+// The GPU content of an image, gpu/: what its writer and its reader share. docs/image-format.md is
+// the specification.
+//
+// Content is cut into streams, one for each process, and these into chunks of one size. Plain
+// values.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "image/manifest.h"
+#include "stasis/cuda_state.h"
+#include "stasis/ids.h"
+#include "stasis/result.h"
+
+namespace stasis {
+
+// Of the chunks that our writer makes (docs/adr/0018-content-store.md); a reader takes any.
+inline constexpr std::uint32_t kContentChunk = 256U << 10;
+
+// What part of a process's device memory lies where in its stream: for people and other readers;
+// nothing here depends on it.
+struct ContentRange {
+  std::uint64_t offset = 0;  // in the stream, bytes
+  std::uint64_t bytes = 0;
+  GpuUuid gpu;
+  std::uint64_t address = 0;  // in the process
+  bool operator==(const ContentRange&) const = default;
+};
+
+struct ContentStream {
+  Pid pid;
+  std::uint64_t bytes = 0;
+  std::vector<ContentRange> ranges;  // by offset, not overlapping
+  bool operator==(const ContentStream&) const = default;
+};
+
+enum class ContentEncoding : std::uint8_t { kZero = 0, kRaw = 1, kLz4 = 2, kZstd = 3 };
+
+// XXH3-128 (seed 0) in canonical, big-endian order.
+using ContentDigest = std::array<unsigned char, 16>;
+
+// Where a chunk is. One of zeros is nowhere: all is 0.
+struct ContentChunk {
+  ContentDigest digest{};      // of the content, not of what is stored
+  std::uint64_t position = 0;  // in the data file, a multiple of 4096
+  std::uint32_t stored = 0;    // bytes there
+  ContentEncoding encoding = ContentEncoding::kZero;
+  std::uint8_t file = 0;  // number of the data file
+  bool operator==(const ContentChunk&) const = default;
+};
+
+// All that the file gpu/index says.
+struct ContentIndex {
+  std::uint32_t chunk_bytes = kContentChunk;
+  std::vector<std::uint64_t> file_sizes;  // of the data files, by number
+  std::vector<ContentStream> streams;
+  std::vector<ContentChunk> chunks;        // of all streams, one stream after the other
+  std::vector<std::uint64_t> first_chunk;  // of each stream, in `chunks`
+  bool operator==(const ContentIndex&) const = default;
+
+  std::uint64_t chunks_of(std::size_t stream) const {
+    return (streams[stream].bytes + chunk_bytes - 1) / chunk_bytes;
+  }
+  // Bytes of content of a stream's chunk: less than chunk_bytes only for the last one.
+  std::uint32_t bytes_of(std::size_t stream, std::uint64_t chunk) const;
+};
+
+// How much of something there is, and what it takes in the image. What is stored once for several
+// chunks counts with the first of them.
+struct ContentUse {
+  std::uint64_t bytes = 0;            // of content
+  std::uint64_t zero_bytes = 0;       // of it in chunks of zeros, which take nothing
+  std::uint64_t duplicate_bytes = 0;  // of it in chunks that are stored already
+  std::uint64_t stored_bytes = 0;     // of the rest, in the data files; without padding
+  bool operator==(const ContentUse&) const = default;
+};
+// For each stream.
+std::vector<ContentUse> content_use(const ContentIndex& index);
+
+// The bytes of gpu/index, with its closing checksum. Cannot fail.
+std::vector<std::byte> serialize_content_index(const ContentIndex& index);
+
+// Reads them, from anybody: never trusts a number. kImageCorrupt if anything is damaged or out of
+// range; kImageVersion if it is whole, but of a newer version or with a feature this reader lacks.
+Result<ContentIndex> parse_content_index(std::span<const std::byte> bytes);
+
+// "gpu/data-07"
+std::string content_data_path(std::size_t file);
+
+}  // namespace stasis

@@ -1,0 +1,87 @@
+// Writes the GPU content of an image, gpu/, from as many threads as the caller has:
+//
+//   create -> add_stream (one for each process) -> write, write, ... -> finish
+//
+// Each chunk is hashed; one of zeros, or one that is there already in any stream, is not written.
+// Each call of write() takes a data file for itself, so that no two wait for each other: there are
+// as many files as there were ever calls at the same time, at most kContentFiles.
+//
+// What it makes stands in the image's directory, which somebody else removes if the image does not
+// come to be. Owns descriptors (one for each data file) and, for each call at the same time, 1 MiB
+// where it compresses or writes past the page cache; and some 56 bytes for each chunk. Moves, never
+// copies.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/fd.h"
+#include "base/interrupt.h"
+#include "base/progress.h"
+#include "image/content.h"
+#include "image/manifest.h"
+#include "stasis/ids.h"
+#include "stasis/result.h"
+
+namespace stasis {
+
+inline constexpr std::size_t kContentFiles = 64;
+
+enum class ContentCompression { kNone, kLz4, kZstd };
+
+struct ContentOptions {
+  ContentCompression compression = ContentCompression::kNone;
+  // Past the page cache, where the file system can; what it cannot goes through it.
+  bool direct_io = false;
+  SyncPolicy sync = SyncPolicy::kDisk;
+  std::uint32_t chunk_bytes = kContentChunk;  // a power of two, 64 KiB to 16 MiB
+};
+
+struct ContentSummary {
+  ContentRecord record;  // for the manifest
+  ContentUse use;        // of all streams
+  std::uint64_t chunks = 0;
+  std::uint64_t zero_chunks = 0;
+  std::uint64_t duplicate_chunks = 0;
+  bool direct_io = false;  // all went past the page cache
+  double seconds = 0;      // from create() to the end of finish()
+};
+
+class ContentWriter {
+ public:
+  // Makes gpu/ in `image_dir`, an image that is being written: ImageWriter::dir(). kUsage for a
+  // chunk size that cannot be; kIo, kNotPermitted, kNoSpace.
+  static Result<ContentWriter> create(const UniqueFd& image_dir, const ContentOptions& options);
+
+  ContentWriter(ContentWriter&&) noexcept;
+  ContentWriter& operator=(ContentWriter&&) noexcept;
+  ~ContentWriter();
+
+  std::uint32_t chunk_bytes() const;
+
+  // The content of a process, `bytes` of it; the first one is stream 0. Before the first write().
+  // kUsage for a process that has one already, and for ranges that are not in their order, overlap
+  // or are beyond the end.
+  Result<void> add_stream(Pid pid, std::uint64_t bytes, std::vector<ContentRange> ranges);
+
+  // Any number of threads at once, but never for the same place twice. `offset`, and `bytes` but at
+  // the stream's end, are multiples of chunk_bytes(); kUsage otherwise. The memory is free again on
+  // return; if it is aligned to 4096 bytes, direct I/O needs no copy of it. kNoSpace, kIo; after an
+  // error there is no image to be had from this writer.
+  Result<void> write(std::size_t stream, std::uint64_t offset, std::span<const std::byte> bytes);
+
+  // Once, when no write() runs any more: brings everything to the disk (SyncPolicy::kDisk), then
+  // writes the index and syncs that. kInternal if something was never written; what write() failed
+  // with, if it did; kInterrupted, kNoSpace, kIo. `progress` is told of the phase "sync content".
+  Result<ContentSummary> finish(Progress& progress, const Interrupt& interrupt);
+
+ private:
+  struct State;
+  explicit ContentWriter(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace stasis
