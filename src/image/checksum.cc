@@ -29,17 +29,6 @@ BlockDigest canonical(XXH128_hash_t hash) {
   return digest;
 }
 
-std::string to_hex(const BlockDigest& digest) {
-  constexpr std::string_view kDigits = "0123456789abcdef";
-  std::string text;
-  text.reserve(2 * digest.size());
-  for (const unsigned char byte : digest) {
-    text += kDigits[byte >> 4U];
-    text += kDigits[byte & 0xFU];
-  }
-  return text;
-}
-
 // pread and not mmap: a file that is cut short meanwhile is an error here and not a SIGBUS.
 Result<BlockDigest> hash(const UniqueFd& file, const std::string& path, std::uint64_t offset,
                          std::uint64_t size) {
@@ -72,6 +61,21 @@ Result<BlockDigest> hash(const UniqueFd& file, const std::string& path, std::uin
 Result<BlockDigest> block_digest(const UniqueFd& file, const std::string& path,
                                  std::uint64_t offset) {
   return hash(file, path, offset, kChecksumBlock);
+}
+
+std::string to_hex(const BlockDigest& digest) {
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  std::string text;
+  text.reserve(2 * digest.size());
+  for (const unsigned char byte : digest) {
+    text += kDigits[byte >> 4U];
+    text += kDigits[byte & 0xFU];
+  }
+  return text;
+}
+
+BlockDigest xxh3(std::span<const std::byte> data) {
+  return canonical(XXH3_128bits(data.data(), data.size()));
 }
 
 std::string xxh3_hex(std::string_view data) {

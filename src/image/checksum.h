@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,7 +26,12 @@ inline constexpr std::string_view kChecksumAlgorithm = "xxh3-128-blocks";
 // XXH3-128 with seed 0 of `data`, as 32 lower-case hexadecimal digits.
 std::string xxh3_hex(std::string_view data);
 
+// In canonical form: big-endian.
 using BlockDigest = std::array<unsigned char, 16>;
+
+// XXH3-128 with seed 0 of `data`.
+BlockDigest xxh3(std::span<const std::byte> data);
+std::string to_hex(const BlockDigest& digest);
 
 // A file to be checksummed, of exactly `size` bytes.
 struct ChecksumJob {

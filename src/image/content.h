@@ -5,7 +5,6 @@
 // values.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -13,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "image/manifest.h"
+#include "image/checksum.h"
 #include "stasis/cuda_state.h"
 #include "stasis/ids.h"
 #include "stasis/result.h"
@@ -42,12 +41,9 @@ struct ContentStream {
 
 enum class ContentEncoding : std::uint8_t { kZero = 0, kRaw = 1, kLz4 = 2, kZstd = 3 };
 
-// XXH3-128 (seed 0) in canonical, big-endian order.
-using ContentDigest = std::array<unsigned char, 16>;
-
 // Where a chunk is. One of zeros is nowhere: all is 0.
 struct ContentChunk {
-  ContentDigest digest{};      // of the content, not of what is stored
+  BlockDigest digest{};        // of the content, not of what is stored
   std::uint64_t position = 0;  // in the data file, a multiple of 4096
   std::uint32_t stored = 0;    // bytes there
   ContentEncoding encoding = ContentEncoding::kZero;
@@ -82,9 +78,16 @@ struct ContentUse {
 };
 // For each stream.
 std::vector<ContentUse> content_use(const ContentIndex& index);
+ContentUse sum(const std::vector<ContentUse>& uses);
 
 // The bytes of gpu/index, with its closing checksum. Cannot fail.
 std::vector<std::byte> serialize_content_index(const ContentIndex& index);
+
+// Adds the checksum that bytes without it close with (tests, fuzzer).
+std::vector<std::byte> close_content_index(std::vector<std::byte> bytes);
+
+// What is wrong with a stream's ranges; empty if nothing is.
+std::string problem_of(const ContentStream& stream);
 
 // Reads them, from anybody: never trusts a number. kImageCorrupt if anything is damaged or out of
 // range; kImageVersion if it is whole, but of a newer version or with a feature this reader lacks.

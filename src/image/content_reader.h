@@ -1,7 +1,8 @@
 // Reads the GPU content of an image, gpu/, and verifies it on the way.
 //
-// Owns a descriptor for each data file (one more with direct I/O) and some memory for each thread
-// that reads what is compressed. Moves, never copies. read() from any number of threads at once.
+// Owns a descriptor for each data file, and some memory for each thread that reads what cannot be
+// read to where it belongs: what is compressed, and with direct I/O what is not aligned. Moves,
+// never copies. read() from any number of threads at once.
 #pragma once
 
 #include <cstddef>

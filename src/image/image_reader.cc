@@ -8,11 +8,13 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
+#include <set>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "image/checksum.h"
+#include "image/content_format.h"
 #include "image/directory.h"
 #include "image/manifest_format.h"
 
@@ -180,6 +182,19 @@ Result<ImageReader> ImageReader::open(const std::string& dir) {
   return reader;
 }
 
+Result<ContentReader> ImageReader::open_content(const ContentReadOptions& options) const {
+  if (!manifest_.content) return fail(ErrorCode::kInternal, path_ + " has no GPU content");
+  auto content = ContentReader::open(dir_, *manifest_.content, options);
+  if (!content) return content;
+  for (const ContentStream& stream : content->streams()) {
+    const auto is_its = [&](const ProcessRecord& process) { return process.pid == stream.pid; };
+    if (std::any_of(manifest_.processes.begin(), manifest_.processes.end(), is_its)) continue;
+    return corrupt(fmt::format("gpu/index has content of process {}, which is not in the image",
+                               stream.pid.value));
+  }
+  return content;
+}
+
 Result<std::string> ImageReader::save_log(const UniqueFd& file, const std::string& name) const {
   if (::mkdirat(dir_.get(), "log", 0700) != 0 && errno != EEXIST) {
     return fail(errno_error("cannot create " + path_ + "/log", errno));
@@ -227,6 +242,24 @@ Result<void> ImageReader::verify_sizes() const {
           fmt::format("{} has {} bytes, expected {}", file.path, info.st_size, file.size));
     }
   }
+  return verify_content_sizes();
+}
+
+Result<void> ImageReader::verify_content_sizes() const {
+  if (!manifest_.content) return {};
+  auto content = open_content();
+  if (!content) return fail(std::move(content.error()));
+  auto folder = open_beneath(dir_, content_format::kFolder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+  if (!folder) return fail(file_error(std::move(folder).error()));
+  auto names = list_directory(*folder, path_ + "/gpu");
+  if (!names) return fail(std::move(names).error());
+  std::set<std::string> known = {content_format::kIndexPath};
+  for (std::size_t i = 0; i < manifest_.content->data_sizes.size(); ++i)
+    known.insert(content_data_path(i));
+  for (const std::string& name : *names) {
+    const std::string path = std::string(content_format::kFolder) + "/" + name;
+    if (!known.contains(path)) return corrupt(path + " is there but not in the manifest");
+  }
   return {};
 }
 
@@ -258,7 +291,10 @@ Result<void> ImageReader::verify(Progress& progress, const Interrupt& interrupt,
                                  file.checksum));
     }
   }
-  return {};
+  if (part != Part::kAll || !manifest_.content) return {};
+  auto content = open_content();
+  if (!content) return fail(std::move(content.error()));
+  return content->verify_all(progress, interrupt);
 }
 
 }  // namespace stasis

@@ -10,6 +10,7 @@
 #include "base/fd.h"
 #include "base/interrupt.h"
 #include "base/progress.h"
+#include "image/content_reader.h"
 #include "image/directory.h"
 #include "image/manifest.h"
 #include "stasis/result.h"
@@ -27,16 +28,22 @@ class ImageReader {
   const std::string& path() const { return path_; }  // absolute
   const UniqueFd& criu_dir() const { return criu_dir_; }
 
+  // The GPU content that the manifest tells of; kInternal if it tells of none. Else the errors of
+  // ContentReader::open(), and kImageCorrupt for content of a process that is not in the image.
+  Result<ContentReader> open_content(const ContentReadOptions& options = {}) const;
+
   // Copies a file into log/, which is made if it is missing, under `name` or, if that is taken, one
   // like it, and returns its path. Never writes to a file that was there. kIo, kNotPermitted and
   // kNoSpace where nothing can be written, as on read-only media.
   Result<std::string> save_log(const UniqueFd& file, const std::string& name) const;
 
-  // Takes a moment: all files are there, none too many, and have their sizes. kImageCorrupt.
+  // Takes a moment: all files are there, none too many, and have their sizes; the index of GPU
+  // content is whole. kImageCorrupt.
   Result<void> verify_sizes() const;
 
-  // Which files verify() reads. Pages are the bulk of an image, and no parser looks at them; all
-  // else is small and steers CRIU.
+  // Which files verify() reads. Pages are the bulk of CRIU's files, and no parser looks at them;
+  // all else is small and steers CRIU. GPU content is read with kAll only: it is verified by
+  // whoever reads it.
   enum class Part { kAll, kPages, kAllButPages };
 
   // Every byte of these files, with all processors; before that, unless only pages are asked for,
@@ -45,6 +52,8 @@ class ImageReader {
 
  private:
   ImageReader() = default;
+  Result<void> verify_content_sizes() const;
+
   std::string path_;
   UniqueFd dir_;
   UniqueFd criu_dir_;

@@ -19,6 +19,8 @@
 #include "base/fault_point.h"
 #include "base/units.h"
 #include "image/checksum.h"
+#include "image/content.h"
+#include "image/content_format.h"
 #include "image/directory.h"
 #include "image/manifest_format.h"
 #include "image/parallel.h"
@@ -94,7 +96,8 @@ Result<Before> look_before(const DirectoryEntry& final, bool overwrite) {
   if (!names) return fail(std::move(names).error());
   if (names->empty()) return Before::kEmptyDirectory;
   for (const std::string& name : *names) {
-    if (name != manifest_format::kName && name != criu_name() && name != kLogFolder) {
+    if (name != manifest_format::kName && name != criu_name() && name != kLogFolder &&
+        name != content_format::kFolder) {
       return fail(ErrorCode::kImageExists,
                   fmt::format("{} exists and holds \"{}\", which is no part of an image",
                               final.path(), name),
@@ -160,6 +163,7 @@ struct ImageWriter::State {
 
   Result<UniqueFd> open_image_file(const std::string& path) const;
   Result<std::vector<FileRecord>> collect() const;
+  Result<void> check_content(const std::optional<ContentRecord>& content) const;
   Result<void> sync_files(const Manifest& manifest, Progress& progress,
                           const Interrupt& interrupt) const;
   void digest_ahead(const std::stop_token& stop);
@@ -199,6 +203,36 @@ Result<std::vector<FileRecord>> ImageWriter::State::collect() const {
     records.push_back({path, static_cast<std::uint64_t>(info.st_size), {}});
   }
   return records;
+}
+
+// GPU content is there if the manifest says so, as it says, and nothing else is.
+Result<void> ImageWriter::State::check_content(const std::optional<ContentRecord>& content) const {
+  const auto differs = [](std::string what) {
+    return fail(ErrorCode::kInternal, "GPU content is not what the manifest says: " + what);
+  };
+  struct stat info = {};
+  const bool there = ::fstatat(dir.get(), content_format::kFolder, &info, AT_SYMLINK_NOFOLLOW) == 0;
+  if (!there && !content) return {};
+  if (!content) return differs("the manifest does not know of it");
+  if (!there) return differs("there is none");
+  auto folder = open_beneath(dir, content_format::kFolder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+  if (!folder) return fail(std::move(folder.error()));
+  auto names = list_directory(*folder, sibling(partial) + "/gpu");
+  if (!names) return fail(std::move(names.error()));
+  if (names->size() != content->data_sizes.size() + 1) {
+    return differs(fmt::format("there are {} files, expected {}", names->size(),
+                               content->data_sizes.size() + 1));
+  }
+  const auto has = [&](const std::string& path, std::uint64_t size) {
+    return ::fstatat(dir.get(), path.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0 &&
+           S_ISREG(info.st_mode) && static_cast<std::uint64_t>(info.st_size) == size;
+  };
+  if (!has(content_format::kIndexPath, content->index_size)) return differs("gpu/index differs");
+  for (std::size_t i = 0; i < content->data_sizes.size(); ++i) {
+    const std::string path = content_data_path(i);
+    if (!has(path, content->data_sizes[i])) return differs(path + " differs");
+  }
+  return {};
 }
 
 void ImageWriter::State::digest_ahead(const std::stop_token& stop) {
@@ -301,8 +335,9 @@ Result<void> ImageWriter::State::complete(Manifest& manifest, SyncPolicy sync, P
   auto records = collect();
   if (!records) return fail(std::move(records).error());
   if (auto allowed = fault(FaultPoint::kImageCollected); !allowed) return allowed;
+  if (auto right = check_content(manifest.content); !right) return right;
   manifest.files = std::move(*records);
-  manifest.total_bytes = 0;
+  manifest.total_bytes = manifest.content ? manifest.content->total_bytes() : 0;
   std::vector<ChecksumJob> jobs;
   for (const FileRecord& file : manifest.files) {
     jobs.push_back({file.path, file.size, std::move(ahead[file.path])});
@@ -373,6 +408,7 @@ ImageWriter::ImageWriter(ImageWriter&&) noexcept = default;
 ImageWriter& ImageWriter::operator=(ImageWriter&&) noexcept = default;
 ImageWriter::~ImageWriter() = default;
 
+const UniqueFd& ImageWriter::dir() const { return state_->dir; }
 const UniqueFd& ImageWriter::criu_dir() const { return state_->criu; }
 const UniqueFd& ImageWriter::log_dir() const { return state_->log; }
 const std::string& ImageWriter::final_path() const { return state_->final_path; }

@@ -1,7 +1,9 @@
 // Writes an image: under a temporary name beside the final one, checksummed, synced, and only then
 // under its name, so that an image is complete or does not exist.
 //
-//   create -> (CRIU writes into criu_dir) -> seal -> (CRIU ends the tree) -> commit
+//   create -> (CRIU writes into criu_dir, a ContentWriter into gpu/) -> seal -> (CRIU ends the
+//   tree)
+//   -> commit
 //
 // Between seal and commit the new image stands under its final name, and what it replaced is kept
 // aside; discard(), and the destructor if commit() was not reached, undo everything: the temporary
@@ -39,6 +41,7 @@ class ImageWriter {
   ImageWriter& operator=(ImageWriter&&) noexcept;
   ~ImageWriter();
 
+  const UniqueFd& dir() const;       // the image's own: for a ContentWriter
   const UniqueFd& criu_dir() const;  // for CRIU's images: DIR/criu
   const UniqueFd& log_dir() const;   // for CRIU's log and statistics: DIR/log
 
@@ -53,10 +56,12 @@ class ImageWriter {
   // requested; never at the same time as another call. What goes wrong here is left to seal(), too.
   void digest_ahead(const std::stop_token& stop);
 
-  // Checksums all that CRIU wrote, makes it durable (SyncPolicy::kDisk), writes the manifest and
-  // gives the image its name. Fills in created (if empty), sync, files and total_bytes; adds the
-  // phases "checksums" and, if synced, "sync". If it fails, everything is as before create().
-  // kNoSpace with the figures, kInterrupted, kIo, kImageExists (the name was taken meanwhile).
+  // Checksums all that CRIU wrote, sees to it that GPU content is there exactly as the manifest's
+  // `content` says (a ContentWriter has checksummed and synced it), makes it durable
+  // (SyncPolicy::kDisk), writes the manifest and gives the image its name. Fills in created (if
+  // empty), sync, files and total_bytes; adds the phases "checksums" and, if synced, "sync". If it
+  // fails, everything is as before create(). kNoSpace with the figures, kInterrupted, kIo,
+  // kImageExists (the name was taken meanwhile).
   Result<Manifest> seal(Manifest manifest, SyncPolicy sync, Progress& progress,
                         const Interrupt& interrupt);
 

@@ -22,6 +22,7 @@ inline constexpr std::size_t kMaxArguments = 4096;
 inline constexpr std::size_t kMaxExternal = 4096;
 inline constexpr std::size_t kMaxPhases = 256;
 inline constexpr std::size_t kMaxFiles = 1048576;
+inline constexpr std::size_t kMaxDataFiles = 64;
 inline constexpr std::size_t kChecksumDigits = 32;
 
 // The end of the text: kTrailerHead, kChecksumDigits digits, kTrailerTail.
@@ -30,7 +31,10 @@ inline constexpr std::string_view kTrailerTail = "\"\n}\n";
 inline constexpr std::size_t kTrailerSize =
     kTrailerHead.size() + kChecksumDigits + kTrailerTail.size();
 
-// The one folder of an image that holds data.
+// The word in `requires` for an image with GPU content of its own.
+inline constexpr std::string_view kNeedsContent = "gpu-content";
+
+// The folder of an image that holds CRIU's files.
 inline constexpr std::string_view kCriuFolder = "criu";
 
 // True for "criu/<name>" with a name that cannot lead anywhere else.

@@ -215,6 +215,23 @@ ProcessRecord read_process(const Json& json, std::size_t index, std::string& pro
   return process;
 }
 
+ContentRecord read_content(const Json& json, std::string& problem) {
+  Fields fields(json, "gpu_content", problem);
+  ContentRecord content;
+  content.index_size = fields.integer("index_size");
+  content.index_checksum = fields.string("index_xxh3");
+  if (!is_hex(content.index_checksum)) fields.complain("index_xxh3", "is no checksum");
+  for (const Json* item : fields.items("data_sizes", 0, kMaxDataFiles)) {
+    const auto* size = item->get_ptr<const Json::number_unsigned_t*>();
+    if (size == nullptr || *size > kMaxInteger) {
+      fields.complain("data_sizes", "holds what is no size");
+      break;
+    }
+    content.data_sizes.push_back(*size);
+  }
+  return content;
+}
+
 FileRecord read_file_record(const Json& json, std::size_t index, std::string& problem) {
   Fields fields(json, fmt::format("files[{}]", index), problem);
   FileRecord file{fields.string("path"), fields.integer("size"), fields.string("checksum")};
@@ -265,6 +282,15 @@ Manifest read_fields(const Json& json, std::string& problem) {
   for (const Json* item : fields.items("files", 1, kMaxFiles)) {
     manifest.files.push_back(read_file_record(*item, manifest.files.size(), problem));
     if (!problem.empty()) return manifest;
+  }
+  if (fields.has("gpu_content")) {
+    manifest.content = read_content(*fields.find("gpu_content"), problem);
+  }
+  const auto features = fields.strings("requires", kMaxRequires);
+  if (manifest.content.has_value() !=
+      (std::find(features.begin(), features.end(), kNeedsContent) != features.end())) {
+    fields.complain("requires",
+                    fmt::format("and gpu_content do not agree about {}", kNeedsContent));
   }
   manifest.total_bytes = fields.integer("total_bytes");
   return manifest;
@@ -318,6 +344,11 @@ std::string check_relations(const Manifest& manifest) {
       return fmt::format("files[{}] is out of order or stands twice", i);
     }
     total += manifest.files[i].size;  // each below 2^53, and checked as it grows: no overflow
+    if (total > kMaxInteger) return "the files are larger than can be";
+  }
+  if (manifest.content) {
+    // 65 numbers below 2^53 at most: no overflow either.
+    total += manifest.content->total_bytes();
     if (total > kMaxInteger) return "the files are larger than can be";
   }
   if (total != manifest.total_bytes) {
@@ -407,11 +438,12 @@ Result<void> check_version(const Json& json) {
         fmt::format("the image has format {}, this program reads up to {}", format, kImageFormat),
         "restore it with the Stasis that wrote it, or a newer one");
   }
-  if (!required.empty()) {
-    return fail(ErrorCode::kImageVersion,
-                fmt::format("the image needs the feature \"{}\", which this program lacks",
-                            required.front()),
-                "restore it with the Stasis that wrote it, or a newer one");
+  for (const std::string& feature : required) {
+    if (feature == kNeedsContent) continue;
+    return fail(
+        ErrorCode::kImageVersion,
+        fmt::format("the image needs the feature \"{}\", which this program lacks", feature),
+        "restore it with the Stasis that wrote it, or a newer one");
   }
   return {};
 }

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -95,6 +96,29 @@ TEST(Manifest, ANewerFormatIsNamedAndNothingElseIsJudged) {
   ASSERT_FALSE(feature);
   EXPECT_EQ(feature.error().code, ErrorCode::kImageVersion);
   EXPECT_NE(feature.error().message.find("gpu-pages"), std::string::npos);
+}
+
+TEST(Manifest, GpuContentAndTheWordForItGoTogether) {
+  const auto message = [](const auto& change) {
+    const auto manifest = parse_manifest(changed(change));
+    return manifest ? "taken" : manifest.error().message;
+  };
+  EXPECT_THAT(message([](Json& json) { json["requires"] = Json::array(); }),
+              testing::HasSubstr("do not agree about gpu-content"));
+  EXPECT_THAT(message([](Json& json) { json.erase("gpu_content"); }),
+              testing::HasSubstr("do not agree about gpu-content"));
+  EXPECT_THAT(message([](Json& json) {
+                json["gpu_content"]["data_sizes"] = {4096, -1};
+              }),
+              testing::HasSubstr("data_sizes"));
+  EXPECT_THAT(message([](Json& json) { json["gpu_content"]["index_size"] = 1001; }),
+              testing::HasSubstr("total_bytes is"));
+  EXPECT_THAT(message([](Json& json) {
+                json.erase("gpu_content");
+                json["requires"] = Json::array();
+                json["total_bytes"] = 4096 + (std::uint64_t{1} << 34);
+              }),
+              "taken");
 }
 
 TEST(Manifest, EveryFieldIsNeededAndHasItsType) {

@@ -69,6 +69,13 @@ std::string_view image_cuda_state_name(ImageCudaState state) {
   return "unknown";
 }
 
+std::uint64_t ContentRecord::total_bytes() const {
+  std::uint64_t sum = index_size;
+  for (const std::uint64_t size : data_sizes)
+    sum += size;
+  return sum;
+}
+
 std::string close_manifest_text(std::string_view object_text) {
   std::string text(object_text);
   while (!text.empty() && (text.back() == '\n' || text.back() == ' '))
@@ -85,6 +92,7 @@ std::string serialize_manifest(const Manifest& manifest) {
   Json json;
   json["format"] = kImageFormat;
   json["requires"] = Json::array();
+  if (manifest.content) json["requires"].push_back(kNeedsContent);
   json["stasis_version"] = manifest.stasis_version;
   json["created"] = manifest.created;
   json["hostname"] = manifest.hostname;
@@ -116,6 +124,11 @@ std::string serialize_manifest(const Manifest& manifest) {
   for (const FileRecord& file : manifest.files) {
     json["files"].push_back(
         {{"path", file.path}, {"size", file.size}, {"checksum", file.checksum}});
+  }
+  if (manifest.content) {
+    json["gpu_content"] = {{"index_size", manifest.content->index_size},
+                           {"index_xxh3", manifest.content->index_checksum},
+                           {"data_sizes", manifest.content->data_sizes}};
   }
   json["total_bytes"] = manifest.total_bytes;
   return close_manifest_text(json.dump(2, ' ', false, Json::error_handler_t::replace));

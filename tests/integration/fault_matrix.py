@@ -32,6 +32,10 @@ MEMORY = "4M"
 ONCE_PER_TARGET = ("park.step", "park.mapped", "replace.before", "replace.step", "replace.closed", "replace.file",
                    "replace.mapped", "replace.after")
 
+# No verb reaches these yet: content_unittest makes each of them fail.
+WITHOUT_VERB = ("content.create", "content.write", "content.written", "content.synced", "content.index",
+                "content.index-written")
+
 # What is tried: a verb in a situation. `begin`: the first point from which on it differs from another one, whose
 # points before are not tried again.
 Scenario = collections.namedtuple("Scenario", "name verb begin end", defaults=[None])
@@ -575,7 +579,7 @@ def main():
             reached = {scenario: reached_points(place, scenario) for scenario in SCENARIOS}
         finally:
             place.close()
-        never = set(points) - {at.point for all_at in reached.values() for at in all_at}
+        never = set(points) - set(WITHOUT_VERB) - {at.point for all_at in reached.values() for at in all_at}
         cases, skipped = plan(reached, points)
         for word in filter(None, options.only.split(",")):
             cases = [case for case in cases if word in (case.scenario.name, case.point, case.action)]

@@ -1,0 +1,556 @@
+#include "image/content_writer.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <mutex>
+#include <optional>
+#include <unordered_set>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/fault_point.h"
+#include "base/units.h"
+#include "image/content_codec.h"
+#include "image/content_format.h"
+#include "image/parallel.h"
+
+namespace stasis {
+namespace {
+
+using namespace content_format;  // NOLINT(google-build-using-namespace): constants only
+
+constexpr std::size_t kGatherBytes = 1U << 20;
+// Of one system call to the page cache: while what is hashed is still in the processor's. The disk
+// itself wants it in larger pieces and gets all that there is.
+constexpr std::size_t kWriteBytes = 64U << 10;
+// The kernel is told to begin writing to the disk what is in the page cache, so that the sync at
+// the end finds little left.
+constexpr std::uint64_t kWriteBack = 8U << 20;
+// Several files grow at once; without this their extents lie between each other's.
+constexpr std::uint64_t kReserve = 64U << 20;
+
+enum class SlotState : std::uint8_t { kEmpty, kZero, kStored, kDuplicate };
+
+// A chunk while its image is being written. Only the thread that writes it touches it, but for the
+// digest, which others compare once it is in the table.
+struct Slot {
+  BlockDigest digest{};
+  std::uint64_t position = 0;  // kDuplicate: the number of the slot that it equals
+  std::uint32_t stored = 0;
+  ContentEncoding encoding = ContentEncoding::kZero;
+  std::uint8_t file = 0;
+  SlotState state = SlotState::kEmpty;
+};
+static_assert(sizeof(Slot) == 32);
+
+// Finds equal chunks without a lock: a table of slot numbers that only ever fills.
+class Known {
+ public:
+  // Forgets all. Room for twice as many keeps the ways short.
+  void make_room(std::size_t slots) {
+    table_ = std::vector<std::atomic<std::uint32_t>>(std::bit_ceil(2 * slots + 2));
+  }
+
+  // Enters slot `number`, whose digest stands; or returns the one entered with that digest before.
+  std::optional<std::uint32_t> enter(const std::vector<Slot>& slots, std::uint32_t number) {
+    std::uint64_t at = 0;
+    std::memcpy(&at, slots[number].digest.data(), sizeof at);
+    for (;; ++at) {
+      std::atomic<std::uint32_t>& place = table_[at & (table_.size() - 1)];
+      std::uint32_t entry = place.load(std::memory_order_acquire);
+      if (entry == 0 &&
+          place.compare_exchange_strong(entry, number + 1, std::memory_order_acq_rel)) {
+        return std::nullopt;
+      }
+      if (slots[entry - 1].digest == slots[number].digest) return entry - 1;
+    }
+  }
+
+ private:
+  std::vector<std::atomic<std::uint32_t>> table_;
+};
+
+// A data file and all that one call of write() needs.
+struct Lane {
+  std::string path;
+  std::uint8_t number = 0;
+  UniqueFd file;
+  std::uint64_t end = 0;       // where the next chunk goes
+  std::uint64_t reserved = 0;  // up to here there is room on the disk
+  std::uint64_t written_back = 0;
+  bool direct = false;
+  Workspace workspace;
+  std::atomic<bool> busy = true;  // of who made it
+};
+
+Result<void> cannot_write(const Lane& lane, std::uint64_t at, int number) {
+  return fail(errno_error(fmt::format("cannot write {} at {}", lane.path, at), number));
+}
+
+Result<void> write_at(Lane& lane, std::span<const std::byte> bytes, std::uint64_t at) {
+  if (auto allowed = fault(FaultPoint::kContentWrite); !allowed) return allowed;
+  while (!bytes.empty()) {
+    const ssize_t done =
+        ::pwrite(lane.file.get(), bytes.data(), bytes.size(), static_cast<off_t>(at));
+    if (done < 0 && errno == EINTR) continue;
+    // What this file system wants is more than 4096, or the rest of a short write is odd.
+    if (done < 0 && errno == EINVAL && lane.direct) {
+      lane.direct = false;
+      if (::fcntl(lane.file.get(), F_SETFL, 0) == 0) continue;
+    }
+    if (done < 0) return cannot_write(lane, at, errno);
+    if (done == 0) return cannot_write(lane, at, EIO);
+    at += static_cast<std::uint64_t>(done);
+    bytes = bytes.subspan(static_cast<std::size_t>(done));
+  }
+  return {};
+}
+
+bool page_aligned_memory(std::span<const std::byte> bytes) {
+  return reinterpret_cast<std::uintptr_t>(bytes.data()) % kPage == 0;
+}
+
+}  // namespace
+
+struct ContentWriter::State {
+  ContentOptions options;
+  ContentEncoding encoding = ContentEncoding::kRaw;
+  Clock::time_point start = Clock::now();
+  UniqueFd folder;
+  std::vector<ContentStream> streams;
+  std::vector<std::uint32_t> first_slot;  // of each stream
+  std::unordered_set<int> pids;
+  std::vector<Slot> slots;
+  Known known;
+  bool finished = false;
+
+  std::mutex growing;  // new lanes, and the failure
+  std::array<std::unique_ptr<Lane>, kContentFiles> lanes;
+  std::atomic<std::size_t> lane_count = 0;
+  std::atomic<bool> has_failed = false;
+  std::optional<Error> failure;
+
+  Result<void> remember(Result<void> result) {
+    if (result) return result;
+    const std::lock_guard lock(growing);
+    if (!failure) failure = result.error();
+    has_failed = true;
+    return result;
+  }
+
+  std::uint64_t chunks_of(std::uint64_t bytes) const {
+    return (bytes + options.chunk_bytes - 1) / options.chunk_bytes;
+  }
+
+  Result<Lane*> new_lane();
+  Result<Lane*> take_lane();
+  Result<void> check_place(std::size_t stream, std::uint64_t offset, std::size_t bytes) const;
+  Result<void> write(std::size_t stream, std::uint64_t offset, std::span<const std::byte> bytes);
+  Result<void> check_all_written() const;
+  Result<void> end_files(Progress& progress, const Interrupt& interrupt);
+  ContentIndex make_index() const;
+  Result<ContentRecord> write_index(const ContentIndex& index);
+};
+
+namespace {
+
+// What one call of write() is about to write: bytes that follow each other both in memory and in
+// the file.
+class Batch {
+ public:
+  Batch(Lane& lane, ContentEncoding encoding, SyncPolicy sync, std::size_t chunk_bytes)
+      : lane_(lane),
+        encoding_(encoding),
+        sync_(sync),
+        gather_(std::max(kGatherBytes, chunk_bytes)) {}
+
+  // Gives the chunk its place and writes it, now or with those after it.
+  Result<void> add(Slot& slot, std::span<const std::byte> content) {
+    std::span<const std::byte> bytes = content;
+    slot.encoding = ContentEncoding::kRaw;
+    if (encoding_ != ContentEncoding::kRaw) {
+      auto room = gathered(content.size());
+      if (!room) return fail(std::move(room.error()));
+      // What saves less than a sixteenth is not worth the time of the one who reads it.
+      const std::size_t most = content.size() - content.size() / 16;
+      if (auto size = lane_.workspace.compress(encoding_, content, room->first(most))) {
+        slot.encoding = encoding_;
+        bytes = pad(*room, *size);
+        slot.stored = static_cast<std::uint32_t>(*size);
+      }
+    }
+    if (slot.encoding == ContentEncoding::kRaw) {
+      slot.stored = static_cast<std::uint32_t>(content.size());
+      if (content.size() % kPage != 0 || (lane_.direct && !page_aligned_memory(content))) {
+        auto room = gathered(content.size());
+        if (!room) return fail(std::move(room.error()));
+        std::copy(content.begin(), content.end(), room->begin());
+        bytes = pad(*room, content.size());
+      }
+    }
+    slot.file = lane_.number;
+    slot.position = lane_.end;
+    return append(bytes, bytes.data() != content.data());
+  }
+
+  Result<void> flush() {
+    if (waiting_.empty()) return {};
+    const std::uint64_t at = lane_.end - waiting_.size();
+    reserve(lane_.end);
+    auto done = write_at(lane_, std::exchange(waiting_, {}), at);
+    if (done && sync_ == SyncPolicy::kDisk && !lane_.direct &&
+        lane_.end - lane_.written_back >= kWriteBack) {
+      (void)::sync_file_range(lane_.file.get(), static_cast<off_t>(lane_.written_back),
+                              static_cast<off_t>(lane_.end - lane_.written_back),
+                              SYNC_FILE_RANGE_WRITE);
+      lane_.written_back = lane_.end;
+    }
+    return done;
+  }
+
+ private:
+  // Where the next chunk may be put together, behind those that wait there.
+  Result<std::span<std::byte>> gathered(std::size_t bytes) {
+    if (gathered_ + page_aligned(bytes) > gather_) {
+      if (auto flushed = flush(); !flushed) return fail(std::move(flushed.error()));
+      gathered_ = 0;
+    }
+    auto memory = lane_.workspace.stored(gather_);
+    if (!memory) return memory;
+    return memory->subspan(gathered_);
+  }
+
+  std::span<const std::byte> pad(std::span<std::byte> room, std::size_t size) {
+    const std::size_t padded = page_aligned(size);
+    std::fill(room.begin() + static_cast<std::ptrdiff_t>(size),
+              room.begin() + static_cast<std::ptrdiff_t>(padded), std::byte{0});
+    gathered_ += padded;
+    return room.first(padded);
+  }
+
+  Result<void> append(std::span<const std::byte> bytes, bool is_gathered) {
+    if (!waiting_.empty() && waiting_.data() + waiting_.size() != bytes.data()) {
+      if (auto flushed = flush(); !flushed) return flushed;
+      if (!is_gathered) gathered_ = 0;
+    }
+    waiting_ =
+        waiting_.empty() ? bytes : std::span(waiting_.data(), waiting_.size() + bytes.size());
+    lane_.end += bytes.size();
+    if (lane_.direct || waiting_.size() < kWriteBytes) return {};
+    auto flushed = flush();
+    gathered_ = 0;
+    return flushed;
+  }
+
+  void reserve(std::uint64_t end) {
+    // Of use on a disk, and harmful in memory, where it fills the pages with zeros first.
+    if (sync_ != SyncPolicy::kDisk || end <= lane_.reserved) return;
+    const std::uint64_t wanted = std::max(end, lane_.reserved + kReserve);
+    if (::fallocate(lane_.file.get(), FALLOC_FL_KEEP_SIZE, static_cast<off_t>(lane_.reserved),
+                    static_cast<off_t>(wanted - lane_.reserved)) == 0) {
+      lane_.reserved = wanted;
+    } else {
+      lane_.reserved = UINT64_MAX;  // not here, or no more: what it means the write will tell
+    }
+  }
+
+  Lane& lane_;
+  ContentEncoding encoding_;
+  SyncPolicy sync_;
+  std::size_t gather_;
+  std::size_t gathered_ = 0;  // bytes of the workspace that wait to be written
+  std::span<const std::byte> waiting_;
+};
+
+}  // namespace
+
+Result<Lane*> ContentWriter::State::new_lane() {
+  const std::lock_guard lock(growing);
+  const std::size_t number = lane_count;
+  if (number == lanes.size()) return nullptr;
+  auto lane = std::make_unique<Lane>();
+  lane->path = content_data_path(number);
+  lane->number = static_cast<std::uint8_t>(number);
+  const std::string name = lane->path.substr(lane->path.find('/') + 1);
+  const int flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW;
+  Result<UniqueFd> file = fail(ErrorCode::kInternal, "");
+  if (options.direct_io) {
+    file = open_file(folder.get(), name, flags | O_DIRECT, 0600);
+    lane->direct = file.has_value();
+    // A file system without it may have made the file all the same (open(2)).
+    if (!file) ::unlinkat(folder.get(), name.c_str(), 0);
+  }
+  if (!file) file = open_file(folder.get(), name, flags, 0600);
+  if (!file) return fail(std::move(file.error()));
+  lane->file = std::move(*file);
+  lanes[number] = std::move(lane);
+  lane_count = number + 1;
+  return lanes[number].get();
+}
+
+// One that nobody uses, for the caller alone.
+Result<Lane*> ContentWriter::State::take_lane() {
+  static std::atomic<std::size_t> next_thread = 0;
+  // A thread begins with the same one each time, which its processor still knows.
+  thread_local const std::size_t own = next_thread++;
+  const std::size_t count = lane_count;
+  for (std::size_t i = 0; i < count; ++i) {
+    Lane* lane = lanes[(own + i) % count].get();
+    if (!lane->busy.exchange(true)) return lane;
+  }
+  auto lane = new_lane();
+  if (!lane || *lane != nullptr) return lane;
+  Lane* shared = lanes[own % lanes.size()].get();
+  while (shared->busy.exchange(true))
+    shared->busy.wait(true);
+  return shared;
+}
+
+Result<void> ContentWriter::State::check_place(std::size_t stream, std::uint64_t offset,
+                                               std::size_t bytes) const {
+  const std::uint64_t chunk = options.chunk_bytes;
+  if (stream < streams.size()) {
+    const std::uint64_t size = streams[stream].bytes;
+    const bool inside = offset <= size && bytes <= size - offset;
+    if (inside && offset % chunk == 0 && (bytes % chunk == 0 || offset + bytes == size)) return {};
+  }
+  return fail(ErrorCode::kUsage,
+              fmt::format("{} bytes at {} are no whole chunks of {} in stream {}", bytes, offset,
+                          chunk, stream));
+}
+
+Result<void> ContentWriter::State::write(std::size_t stream, std::uint64_t offset,
+                                         std::span<const std::byte> bytes) {
+  if (auto right = check_place(stream, offset, bytes.size()); !right) return right;
+  if (has_failed) {
+    const std::lock_guard lock(growing);
+    return fail(*failure);
+  }
+  auto lane = take_lane();
+  if (!lane) return fail(std::move(lane.error()));
+  const auto release = [&](Result<void> result) {
+    (*lane)->busy = false;
+    (*lane)->busy.notify_one();
+    return result;
+  };
+  Batch batch(**lane, encoding, options.sync, options.chunk_bytes);
+  auto number = static_cast<std::uint32_t>(first_slot[stream] + offset / options.chunk_bytes);
+  for (; !bytes.empty(); ++number) {
+    const auto content = bytes.first(std::min<std::size_t>(bytes.size(), options.chunk_bytes));
+    bytes = bytes.subspan(content.size());
+    Slot& slot = slots[number];
+    if (slot.state != SlotState::kEmpty) {
+      return release(fail(ErrorCode::kInternal,
+                          fmt::format("chunk {} of process {} is written twice",
+                                      number - first_slot[stream], streams[stream].pid.value)));
+    }
+    if (all_zero(content)) {
+      slot.state = SlotState::kZero;
+      continue;
+    }
+    slot.digest = xxh3(content);
+    // Only whole ones, so that what has one digest has one size.
+    if (content.size() == options.chunk_bytes) {
+      if (const auto equal = known.enter(slots, number)) {
+        slot.position = *equal;
+        slot.state = SlotState::kDuplicate;
+        continue;
+      }
+    }
+    if (auto added = batch.add(slot, content); !added) return release(std::move(added));
+    slot.state = SlotState::kStored;
+  }
+  return release(batch.flush());
+}
+
+Result<void> ContentWriter::State::check_all_written() const {
+  for (std::size_t i = 0; i < streams.size(); ++i) {
+    const auto begin = slots.begin() + first_slot[i];
+    const auto end = begin + static_cast<std::ptrdiff_t>(chunks_of(streams[i].bytes));
+    const auto empty = [](const Slot& slot) { return slot.state == SlotState::kEmpty; };
+    const auto first = std::find_if(begin, end, empty);
+    if (first == end) continue;
+    return fail(ErrorCode::kInternal,
+                fmt::format("{} of the {} chunks of process {} were never written, the first of "
+                            "them chunk {}",
+                            std::count_if(begin, end, empty), end - begin, streams[i].pid.value,
+                            first - begin));
+  }
+  return {};
+}
+
+// Brings the data files to the disk and closes them.
+Result<void> ContentWriter::State::end_files(Progress& progress, const Interrupt& interrupt) {
+  std::uint64_t total = 0;
+  for (std::size_t i = 0; i < lane_count; ++i)
+    total += lanes[i]->end;
+  return run_parallel(
+      lane_count, total, "sync content", progress, interrupt,
+      [&](std::size_t i) -> Result<std::uint64_t> {
+        Lane& lane = *lanes[i];
+        // Gives back what was reserved, and not needed.
+        if (lane.reserved != 0 && ::ftruncate(lane.file.get(), static_cast<off_t>(lane.end)) != 0) {
+          return fail(errno_error("cannot cut " + lane.path + " to its length", errno));
+        }
+        if (options.sync == SyncPolicy::kDisk && ::fsync(lane.file.get()) != 0) {
+          return fail(errno_error("cannot sync " + lane.path, errno));
+        }
+        if (auto closed = lane.file.close(lane.path); !closed) {
+          return fail(std::move(closed.error()));
+        }
+        return lane.end;
+      });
+}
+
+ContentIndex ContentWriter::State::make_index() const {
+  ContentIndex index;
+  index.chunk_bytes = options.chunk_bytes;
+  index.streams = streams;
+  index.first_chunk.assign(first_slot.begin(), first_slot.end());
+  for (std::size_t i = 0; i < lane_count; ++i)
+    index.file_sizes.push_back(lanes[i]->end);
+  index.chunks.reserve(slots.size());
+  for (const Slot& slot : slots) {
+    // What one of several equal chunks refers to has been stored: a duplicate is of no duplicate.
+    const Slot& from = slot.state == SlotState::kDuplicate ? slots[slot.position] : slot;
+    index.chunks.push_back(
+        slot.state == SlotState::kZero
+            ? ContentChunk()
+            : ContentChunk{from.digest, from.position, from.stored, from.encoding, from.file});
+  }
+  return index;
+}
+
+Result<ContentRecord> ContentWriter::State::write_index(const ContentIndex& index) {
+  const std::vector<std::byte> bytes = serialize_content_index(index);
+  // What cannot be read back must not be written.
+  if (auto readable = parse_content_index(bytes); !readable) {
+    Error error = std::move(readable.error());
+    error.code = ErrorCode::kInternal;
+    error.remedy.clear();
+    return fail(std::move(error).within("checking the index that was to be written"));
+  }
+  auto file = open_file(folder.get(), kIndexName, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0600);
+  if (!file) return fail(std::move(file.error()));
+  if (auto allowed = fault(FaultPoint::kContentIndex); !allowed) {
+    return fail(std::move(allowed.error()));
+  }
+  auto wrote =
+      write_all(file->get(), reinterpret_cast<const char*>(bytes.data()), bytes.size(), kIndexPath);
+  if (!wrote) return fail(std::move(wrote.error()));
+  if (options.sync == SyncPolicy::kDisk) {
+    if (::fsync(file->get()) != 0) return fail(errno_error("cannot sync gpu/index", errno));
+    if (::fsync(folder.get()) != 0) return fail(errno_error("cannot sync gpu", errno));
+  }
+  if (auto closed = file->close(kIndexPath); !closed) return fail(std::move(closed.error()));
+  ContentRecord record;
+  record.index_size = bytes.size();
+  BlockDigest digest{};
+  std::memcpy(digest.data(), bytes.data() + bytes.size() - digest.size(), digest.size());
+  record.index_checksum = to_hex(digest);
+  record.data_sizes = index.file_sizes;
+  return record;
+}
+
+ContentWriter::ContentWriter(std::unique_ptr<State> state) : state_(std::move(state)) {}
+ContentWriter::ContentWriter(ContentWriter&&) noexcept = default;
+ContentWriter& ContentWriter::operator=(ContentWriter&&) noexcept = default;
+ContentWriter::~ContentWriter() = default;
+
+std::uint32_t ContentWriter::chunk_bytes() const { return state_->options.chunk_bytes; }
+
+Result<ContentWriter> ContentWriter::create(const UniqueFd& image_dir,
+                                            const ContentOptions& options) {
+  if (!valid_chunk_bytes(options.chunk_bytes)) {
+    return fail(ErrorCode::kUsage,
+                fmt::format("{} bytes is no size of a chunk", options.chunk_bytes),
+                "a power of two from 64 KiB to 16 MiB");
+  }
+  auto state = std::make_unique<State>();
+  state->options = options;
+  if (options.compression == ContentCompression::kLz4) state->encoding = ContentEncoding::kLz4;
+  if (options.compression == ContentCompression::kZstd) state->encoding = ContentEncoding::kZstd;
+  if (auto allowed = fault(FaultPoint::kContentCreate); !allowed) {
+    return fail(std::move(allowed.error()));
+  }
+  if (::mkdirat(image_dir.get(), kFolder, 0700) != 0) {
+    return fail(errno_error("cannot create gpu in the image", errno));
+  }
+  auto folder = open_file(image_dir.get(), kFolder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+  if (!folder) return fail(std::move(folder.error()));
+  state->folder = std::move(*folder);
+  return ContentWriter(std::move(state));
+}
+
+Result<void> ContentWriter::add_stream(Pid pid, std::uint64_t bytes,
+                                       std::vector<ContentRange> ranges) {
+  ContentStream stream{pid, bytes, std::move(ranges)};
+  if (pid.value <= 0 || !state_->pids.insert(pid.value).second) {
+    return fail(ErrorCode::kUsage,
+                fmt::format("process {} cannot have one more stream", pid.value));
+  }
+  if (std::string problem = problem_of(stream); !problem.empty()) {
+    return fail(ErrorCode::kUsage, std::move(problem));
+  }
+  // As many as an index can have; it has some more room than for its chunks alone.
+  constexpr std::uint64_t kMost = (kMaxIndex - (kMaxIndex >> 3)) / kChunkSize;
+  const std::uint64_t first = state_->slots.size();
+  if (bytes > kMaxBytes || first + state_->chunks_of(bytes) > kMost) {
+    return fail(ErrorCode::kUsage,
+                fmt::format("{} of GPU content are too many chunks of {} bytes",
+                            format_bytes(bytes), state_->options.chunk_bytes),
+                "take larger chunks");
+  }
+  state_->first_slot.push_back(static_cast<std::uint32_t>(first));
+  state_->slots.resize(first + state_->chunks_of(bytes));
+  state_->known.make_room(state_->slots.size());
+  state_->streams.push_back(std::move(stream));
+  return {};
+}
+
+Result<void> ContentWriter::write(std::size_t stream, std::uint64_t offset,
+                                  std::span<const std::byte> bytes) {
+  return state_->remember(state_->write(stream, offset, bytes));
+}
+
+Result<ContentSummary> ContentWriter::finish(Progress& progress, const Interrupt& interrupt) {
+  State& state = *state_;
+  if (std::exchange(state.finished, true)) {
+    return fail(ErrorCode::kInternal, "GPU content can be finished only once");
+  }
+  if (state.failure) return fail(*state.failure);
+  if (auto all = state.check_all_written(); !all) return fail(std::move(all.error()));
+  ContentSummary summary;
+  summary.direct_io = state.options.direct_io;
+  for (std::size_t i = 0; i < state.lane_count; ++i)
+    summary.direct_io = summary.direct_io && state.lanes[i]->direct;
+  auto ended = between(FaultPoint::kContentWritten, FaultPoint::kContentSynced,
+                       [&] { return state.end_files(progress, interrupt); });
+  if (!ended) return fail(std::move(ended.error()));
+  const ContentIndex index = state.make_index();
+  auto record = state.write_index(index);
+  if (!record) return fail(std::move(record.error()));
+  if (auto allowed = fault(FaultPoint::kContentIndexWritten); !allowed) {
+    return fail(std::move(allowed.error()));
+  }
+  summary.record = std::move(*record);
+  summary.use = sum(content_use(index));
+  summary.chunks = state.slots.size();
+  for (const Slot& slot : state.slots) {
+    summary.zero_chunks += slot.state == SlotState::kZero ? 1 : 0;
+    summary.duplicate_chunks += slot.state == SlotState::kDuplicate ? 1 : 0;
+  }
+  summary.seconds = since(state.start).count();
+  return summary;
+}
+
+}  // namespace stasis
