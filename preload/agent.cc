@@ -217,6 +217,9 @@ class Session {
         return export_batch();
       case AgentCommand::kEmpty:
         return empty();
+      case AgentCommand::kBuffer:
+        if (expect(AgentState::kFilling)) make_buffer();
+        return;
       case AgentCommand::kHold:
         if (!expect(AgentState::kEmptied)) return;
         set_state(AgentState::kHeld);
@@ -224,10 +227,10 @@ class Session {
       case AgentCommand::kRefill:
         return refill();
       case AgentCommand::kCopyOut:
-        if (expect(AgentState::kClosed)) report(copy_all(buffer(), true));
+        if (expect(AgentState::kClosed) && expect_buffer()) report(copy_all(buffer(), true));
         return;
       case AgentCommand::kCopyIn:
-        if (expect(AgentState::kFilling)) report(copy_all(buffer(), false));
+        if (expect(AgentState::kFilling) && expect_buffer()) report(copy_all(buffer(), false));
         return;
       case AgentCommand::kOpen:
         return open_gate();
@@ -268,12 +271,26 @@ class Session {
     page_.buffer_bytes = 0;
   }
 
+  bool content_is_elsewhere() const { return (page_.content_id[0] | page_.content_id[1]) != 0; }
+
+  bool expect_buffer() {
+    if (page_.buffer_bytes >= page_.segment_bytes) return true;
+    refuse(cuda::CUDA_ERROR_ILLEGAL_STATE, "there is no buffer for bytes", page_.segment_bytes);
+    return false;
+  }
+
+  void make_buffer() {
+    if (have_buffer(page_.segment_bytes)) return done();
+    refuse(cuda::CUDA_ERROR_OUT_OF_MEMORY, "no address range of that many bytes",
+           page_.segment_bytes);
+  }
+
   void prepare() {
     if (!expect(AgentState::kRunning)) return;
+    buffer_wanted_ = page_.arguments[0] == 0;
     page_.segment_bytes = movable_bytes();
-    if (!have_buffer(page_.segment_bytes))
-      return refuse(cuda::CUDA_ERROR_OUT_OF_MEMORY, "no address range of that many bytes",
-                    page_.segment_bytes);
+    if (buffer_wanted_) return make_buffer();
+    give_buffer_back();
     done();
   }
 
@@ -311,7 +328,7 @@ class Session {
         return report(outcome);
     }
     const auto inventory = take_inventory();
-    if (!have_buffer(inventory.bytes)) {
+    if (buffer_wanted_ && !have_buffer(inventory.bytes)) {
       Gate::open();
       return refuse(cuda::CUDA_ERROR_OUT_OF_MEMORY, "no address range of that many bytes",
                     inventory.bytes);
@@ -336,7 +353,12 @@ class Session {
         return report(outcome);
       }
       ::fcntl(fd, F_SETFD, FD_CLOEXEC);
-      page_.segments[i] = {segments_[first + i].bytes, segments_[first + i].offset, fd, 0};
+      const Segment& segment = segments_[first + i];
+      auto& place = page_.segments[i];
+      place = {segment.bytes, segment.offset, segment.address, {}, fd, 0};
+      cuda::CUuuid uuid{};
+      if (driver().cuDeviceGetUuid(&uuid, segment.device) == cuda::CUDA_SUCCESS)
+        std::memcpy(place.gpu, &uuid, sizeof place.gpu);
       exported_[i] = fd;
       exported_count_ = page_.exported_count = i + 1;
     }
@@ -352,13 +374,17 @@ class Session {
 
   void empty() {
     if (!expect(AgentState::kClosed)) return;
+    page_.content_id[0] = page_.arguments[0];
+    page_.content_id[1] = page_.arguments[1];
+    if (!content_is_elsewhere() && !expect_buffer()) return;
     const auto outcome = empty_all();
     // From here on the gate opens only when all of it is there again, with its content.
     set_state(AgentState::kEmptied);
     if (outcome.ok()) return done();
     if (refill_all().ok()) {
       set_state(AgentState::kFilling);
-      if (copy_all(buffer(), false).ok()) set_state(AgentState::kClosed);
+      // Otherwise the peer brings it.
+      if (!content_is_elsewhere() && copy_all(buffer(), false).ok()) set_state(AgentState::kClosed);
     }
     report(outcome);
   }
@@ -375,6 +401,7 @@ class Session {
 
   void open_gate() {
     if (state() != AgentState::kFilling && !expect(AgentState::kClosed)) return;
+    page_.content_id[0] = page_.content_id[1] = 0;
     set_state(AgentState::kRunning);
     Gate::open();
     // After the gate: the program need not wait for it.
@@ -388,6 +415,8 @@ class Session {
     close_exported();
     // It had only come to prepare.
     if (state() == AgentState::kRunning) return give_buffer_back();
+    // Only who finds the image can bring the content back.
+    if (state() != AgentState::kClosed && content_is_elsewhere()) return;
     if (state() == AgentState::kEmptied) {
       if (!refill_all().ok()) return;
       set_state(AgentState::kFilling);
@@ -400,6 +429,7 @@ class Session {
   const int fd_;
   Clock::time_point last_request_ = Clock::now();
   std::vector<Segment> segments_;
+  bool buffer_wanted_ = true;
   int exported_[direct::kExportBatch] = {};
   std::uint32_t exported_count_ = 0;
 };

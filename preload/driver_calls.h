@@ -50,6 +50,7 @@ using namespace cuda::fn;  // NOLINT(google-build-using-namespace)
   X(cuCtxGetDevice)                          \
   X(cuCtxSynchronize)                        \
   X(cuDeviceGetAttribute)                    \
+  X(cuDeviceGetUuid)                         \
   X(cuDevicePrimaryCtxGetState)              \
   X(cuMemGetAllocationGranularity)           \
   X(cuMemAddressReserve)                     \

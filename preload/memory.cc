@@ -88,7 +88,7 @@ Inventory take_inventory() {
   order.clear();
   // By address, so that what lies together in the program's memory lies together in the buffer.
   std::set<const Physical*> seen;
-  const auto take = [&](Physical* physical) {
+  const auto take = [&](Physical* physical, std::uint64_t address) {
     if (!seen.insert(physical).second) return;
     if (physical->stays) {
       ++inventory.staying;
@@ -96,13 +96,14 @@ Inventory take_inventory() {
       return;
     }
     order.push_back(physical);
-    inventory.segments.push_back({physical->size, inventory.bytes});
+    inventory.segments.push_back(
+        {physical->size, inventory.bytes, address, physical->prop.location.id});
     inventory.bytes += physical->size;
   };
   for (auto& [address, mapping] : tables().mappings)
-    take(mapping.physical);
+    take(mapping.physical, address);
   for (auto& [handle, physical] : tables().physicals)
-    take(physical.get());
+    take(physical.get(), 0);
   return inventory;
 }
 

@@ -25,7 +25,9 @@ struct Outcome {
 
 struct Segment {
   std::uint64_t bytes = 0;
-  std::uint64_t offset = 0;
+  std::uint64_t offset = 0;   // of its content
+  std::uint64_t address = 0;  // of its first mapping
+  cuda::CUdevice device = 0;
 };
 
 struct Inventory {

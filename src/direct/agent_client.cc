@@ -90,6 +90,8 @@ const char* agent_command_name(AgentCommand command) {
       return "copy its device memory in";
     case AgentCommand::kOpen:
       return "let the program go on";
+    case AgentCommand::kBuffer:
+      return "have a buffer";
   }
   return "do an unknown thing";
 }
@@ -158,16 +160,23 @@ AgentClient::~AgentClient() {
 }
 
 void AgentClient::take_figures() {
-  figures_ = {once(page_->segment_bytes), once(page_->segment_count), once(page_->buffer_address),
-              once(page_->buffer_bytes), once(page_->staying_bytes)};
+  figures_ = {
+      once(page_->segment_bytes),  once(page_->segment_count),
+      once(page_->buffer_address), once(page_->buffer_bytes),
+      once(page_->staying_bytes),  {once(page_->content_id[0]), once(page_->content_id[1])}};
 }
 
 AgentState AgentClient::state() const { return page_->state.load(std::memory_order_acquire); }
 
 void AgentClient::begin(AgentCommand command, std::uint64_t argument) {
+  begin(command, ContentId{argument, 0});
+}
+
+void AgentClient::begin(AgentCommand command, const ContentId& arguments) {
   asked_ = command;
   page_->command = command;
-  page_->arguments[0] = argument;
+  page_->arguments[0] = arguments[0];
+  page_->arguments[1] = arguments[1];
   page_->request.store(++number_, std::memory_order_release);
   futex::wake_all(page_->request, true);
 }
@@ -208,7 +217,8 @@ Result<void> AgentClient::finish(std::chrono::milliseconds patience) {
     case cuda::CUDA_ERROR_DEINITIALIZED:
       return fail(ErrorCode::kProcessGone, fmt::format("process {} is about to exit", pid_.value));
     case cuda::CUDA_ERROR_OUT_OF_MEMORY:
-      if (asked_ == AgentCommand::kPrepare || asked_ == AgentCommand::kClose) {
+      if (asked_ == AgentCommand::kPrepare || asked_ == AgentCommand::kClose ||
+          asked_ == AgentCommand::kBuffer) {
         return fail(ErrorCode::kOutOfHostMemory, std::move(message),
                     "the content of its GPU memory needs that much host memory: free some, or "
                     "allow more (`ulimit -v`, vm.overcommit_memory)");
@@ -237,12 +247,22 @@ std::chrono::milliseconds copy_time(std::uint64_t bytes) {
       static_cast<std::int64_t>(static_cast<double>(std::min(bytes, kMost)) / kSlowestRate * 1000));
 }
 
-Result<void> AgentClient::bring_back() {
+Result<void> AgentClient::bring_back(const Fill& fill) {
   const auto copying = copy_time(bytes());
+  const bool away = state() == AgentState::kHeld || state() == AgentState::kEmptied ||
+                    state() == AgentState::kFilling;
+  if (away && content_is_elsewhere() && !fill) {
+    return fail(ErrorCode::kWrongState,
+                fmt::format("the content of process {}'s GPU memory is in an image", pid_.value));
+  }
   if (state() == AgentState::kHeld || state() == AgentState::kEmptied) {
     if (auto done = ask(AgentCommand::kRefill, 0, kMappingPatience); !done) return done;
   }
   if (state() == AgentState::kFilling) {
+    if (content_is_elsewhere()) {
+      if (auto done = ask(AgentCommand::kBuffer, 0, kMappingPatience); !done) return done;
+      if (auto done = fill(*this); !done) return done;
+    }
     if (auto done = ask(AgentCommand::kCopyIn, 0, copying); !done) return done;
   }
   if (state() == AgentState::kRunning) return {};
@@ -264,7 +284,8 @@ Result<void> bring_back_alone(Pid pid, const Pidfd& pidfd) {
   return fail(std::move(why));
 }
 
-Result<std::vector<Segment>> AgentClient::take_segments(std::chrono::milliseconds patience) {
+Result<std::vector<Segment>> AgentClient::take_segments(std::chrono::milliseconds patience,
+                                                        std::vector<SegmentPlace>* places) {
   std::vector<Segment> segments;
   while (segments.size() < segment_count()) {
     if (auto done = ask(AgentCommand::kExport, segments.size(), patience); !done)
@@ -276,7 +297,16 @@ Result<std::vector<Segment>> AgentClient::take_segments(std::chrono::millisecond
     }
     for (std::uint32_t i = 0; i < count; ++i) {
       const auto& place = page_->segments[i];
-      const AgentSegment given{once(place.bytes), once(place.offset), once(place.fd), 0};
+      AgentSegment given{
+          once(place.bytes), once(place.offset), once(place.address), {}, once(place.fd), 0};
+      if (places) {
+        for (std::size_t byte = 0; byte < sizeof given.gpu; ++byte)
+          given.gpu[byte] = once(place.gpu[byte]);
+        GpuUuid gpu;
+        static_assert(sizeof gpu.bytes == sizeof given.gpu);
+        std::memcpy(&gpu.bytes, given.gpu, sizeof given.gpu);
+        places->push_back({given.bytes, given.offset, given.address, gpu});
+      }
       UniqueFd handle(static_cast<int>(::syscall(SYS_pidfd_getfd, pidfd_.fd(), given.fd, 0)));
       if (!handle.valid()) {
         return fail(errno_error(

@@ -5,8 +5,10 @@
 // never copies. One thread at a time.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -16,10 +18,23 @@
 #include "base/units.h"
 #include "direct/agent_protocol.h"
 #include "direct/content.h"
+#include "stasis/cuda_state.h"
 #include "stasis/ids.h"
 #include "stasis/result.h"
 
 namespace stasis::direct {
+
+// Of content that is in an image and not in the target's buffer: the checksum of the image's index.
+// All zero: it is in the buffer.
+using ContentId = std::array<std::uint64_t, 2>;
+
+// What of a target's memory a segment is.
+struct SegmentPlace {
+  std::uint64_t bytes = 0;
+  std::uint64_t offset = 0;   // of its content
+  std::uint64_t address = 0;  // in the target; 0: nowhere now
+  GpuUuid gpu;
+};
 
 class AgentClient {
  public:
@@ -40,6 +55,9 @@ class AgentClient {
   std::uint64_t buffer_address() const { return figures_.buffer_address; }
   std::uint64_t buffer_bytes() const { return figures_.buffer_bytes; }
   std::uint64_t staying_bytes() const { return figures_.staying_bytes; }
+  // While its memory is away.
+  const ContentId& content_id() const { return figures_.content_id; }
+  bool content_is_elsewhere() const { return figures_.content_id != ContentId{}; }
 
   // One command and its answer. kNoAnswer after `patience`, and then no other command can be given;
   // kProcessGone; kTimeout for CUDA_ERROR_NOT_READY, kOutOfGpuMemory, kNotSupported, else
@@ -48,14 +66,19 @@ class AgentClient {
                    std::chrono::milliseconds patience);
   // The same in two steps, so that several agents work at the same time.
   void begin(AgentCommand command, std::uint64_t argument);
+  void begin(AgentCommand command, const ContentId& arguments);
   Result<void> finish(std::chrono::milliseconds patience);
 
   // Makes the program run with its memory, whatever the agent's state, by the agent alone, which
-  // needs nobody's help and takes its time. The driver must not hold the process.
-  Result<void> bring_back();
+  // needs no mover and takes its time. The driver must not hold the process. `fill` writes content
+  // that is elsewhere into the buffer; without it such a process stays as it is, kWrongState.
+  using Fill = std::function<Result<void>(const AgentClient&)>;
+  Result<void> bring_back(const Fill& fill = {});
 
-  // All of its memory, to be mapped by a mover. kBusy if there are no descriptors left.
-  Result<std::vector<Segment>> take_segments(std::chrono::milliseconds patience);
+  // All of its memory, to be mapped by a mover, and if `places` is given what each piece is. kBusy
+  // if there are no descriptors left.
+  Result<std::vector<Segment>> take_segments(std::chrono::milliseconds patience,
+                                             std::vector<SegmentPlace>* places = nullptr);
 
  private:
   // Taken from the page once after each answer: it belongs to the target, which can write there
@@ -66,6 +89,7 @@ class AgentClient {
     std::uint64_t buffer_address = 0;
     std::uint64_t buffer_bytes = 0;
     std::uint64_t staying_bytes = 0;
+    ContentId content_id{};
   };
   void take_figures();
 

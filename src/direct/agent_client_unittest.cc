@@ -186,7 +186,7 @@ TEST(AgentClient, DoesNotTakeDescriptorsThatAreNotThere) {
     page.cu_result = 0;
     page.segment_count = 1;
     page.exported_count = 1;
-    page.segments[0] = {std::uint64_t{1} << 60, 0, 4000, 0};
+    page.segments[0] = {std::uint64_t{1} << 60, 0, 0, {}, 4000, 0};
   });
   auto client = agent.find();
   ASSERT_TRUE(client.has_value() && client->has_value());

@@ -10,7 +10,7 @@
 // One request at a time: the peer writes `command` and `arguments`, increments `request` and wakes
 // the agent by futex; the agent answers by setting `reply` to the same number and waking the peer.
 // The file is sealed: it can neither shrink nor grow, so that a peer that maps it never reaches
-// past its end. All numbers are those of the machine; version 1 of the page is the layout of
+// past its end. All numbers are those of the machine; version 2 of the page is the layout of
 // ControlPage.
 #pragma once
 
@@ -26,14 +26,14 @@ inline constexpr int kAgentSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 inline constexpr char kAgentMemfd[] = "stasis-agent";
 inline constexpr std::uint64_t kAgentMagic =
     0x746e656761736173;  // "sasagent", as it lies in memory
-inline constexpr std::uint32_t kAgentVersion = 1;
+inline constexpr std::uint32_t kAgentVersion = 2;
 // Descriptors exported at a time: they count towards the target's limit of open files.
 inline constexpr std::uint32_t kExportBatch = 64;
 
 enum class AgentState : std::uint32_t {
   kRunning = 0,  // the gate is open, all memory is there
   kClosed = 1,   // no thread of the program is in a call of the driver that touches device memory
-  kEmptied = 2,  // closed, and the content of device memory is only in `buffer`
+  kEmptied = 2,  // closed, and the content of device memory is only in `buffer`, or elsewhere
   // As kEmptied, but the driver is about to hold the process, or does. The agent no longer looks
   // after its peer: it could not call the driver.
   kHeld = 3,
@@ -42,22 +42,29 @@ enum class AgentState : std::uint32_t {
 
 enum class AgentCommand : std::uint32_t {
   kNone = 0,
-  kPrepare = 1,  // have a buffer for all that is there now. The gate stays as it is
-  kClose = 2,    // arguments: milliseconds to wait. Closes the gate, waits for the device
-  kExport = 3,   // arguments: index of the first segment. Fills `segments`
-  kEmpty = 4,    // gives the device memory back to the device, keeps the addresses
+  // Says how much is there now, and has a buffer for it. The gate stays as it is. arguments: 1 if
+  // the content will go elsewhere: no buffer.
+  kPrepare = 1,
+  kClose = 2,   // arguments: milliseconds to wait. Closes the gate, waits for the device
+  kExport = 3,  // arguments: index of the first segment. Fills `segments`
+  // Gives the device memory back to the device, keeps the addresses. arguments: where the content
+  // is, as `content_id` says.
+  kEmpty = 4,
   kHold = 5,     // kEmptied -> kHeld
   kRefill = 6,   // takes device memory again, at the same addresses
   kCopyOut = 7,  // the agent copies by itself, device to buffer; slower than a peer could
   kCopyIn = 8,   // the same, buffer to device
   kOpen = 9,     // opens the gate, gives the buffer back
+  kBuffer = 10,  // has a buffer for a peer that brings the content, but cannot copy it in
 };
 
 // A piece of device memory that can leave.
 struct AgentSegment {
   std::uint64_t bytes;
-  std::uint64_t offset;  // of its content in the buffer
-  std::int32_t fd;       // the target's descriptor of it, valid until the next command; -1: none
+  std::uint64_t offset;   // of its content in the buffer
+  std::uint64_t address;  // in the target; of several mappings of it, the first; 0: none
+  std::uint8_t gpu[16];   // the UUID of the device it is on
+  std::int32_t fd;        // the target's descriptor of it, valid until the next command; -1: none
   std::uint32_t reserved;
 };
 
@@ -88,11 +95,14 @@ struct ControlPage {
   std::uint32_t staying_count;   // pieces that could not leave: shared with other processes
   std::uint32_t exported_count;  // entries of `segments`
   std::uint64_t staying_bytes;
+  // Not zero: the content is not in `buffer` but in an image, of which this is the checksum of the
+  // index (docs/image-format.md). Only a peer that finds it can bring it back.
+  std::uint64_t content_id[2];
   AgentSegment segments[kExportBatch];
 };
 
 static_assert(sizeof(std::atomic<std::uint32_t>) == 4 &&
               std::atomic<std::uint32_t>::is_always_lock_free);
-static_assert(offsetof(ControlPage, segments) == 288, "a change of the layout is a new version");
+static_assert(offsetof(ControlPage, segments) == 304, "a change of the layout is a new version");
 
 }  // namespace stasis::direct
