@@ -20,6 +20,7 @@ _stasis() {
     resume:--driver-timeout) :; return ;;
     dump:-D|dump:--images-dir) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -d -- "$word"); return ;;
     dump:--sync) mapfile -t COMPREPLY < <(compgen -W 'disk none' -- "$word"); return ;;
+    dump:--compress) mapfile -t COMPREPLY < <(compgen -W 'none lz4 zstd' -- "$word"); return ;;
     dump:-t|dump:--timeout) :; return ;;
     dump:--criu) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -f -- "$word"); return ;;
     dump:--driver-timeout) :; return ;;
@@ -57,7 +58,7 @@ _stasis() {
     ps) words='-h --help -t --timeout -w --watch --json -v --verbose -q --quiet' ;;
     suspend) words='-h --help -t --timeout --force --ignore-obstacles --json -v --verbose -q --quiet --driver-timeout' ;;
     resume) words='-h --help -d --device-map -t --timeout --json -v --verbose -q --quiet --driver-timeout' ;;
-    dump) words='-h --help -D --images-dir --leave-running --leave-suspended --sync -f --force --ignore-undumpable --ignore-obstacles -t --timeout --criu --json -v --verbose -q --quiet --driver-timeout --shell-job --tcp-established --tcp-close --network-lock --file-locks --link-remap --no-link-remap --ghost-limit --ext-unix-sk --external --manage-cgroups' ;;
+    dump) words='-h --help -D --images-dir --leave-running --leave-suspended --sync --compress --direct-io -f --force --ignore-undumpable --ignore-obstacles -t --timeout --criu --json -v --verbose -q --quiet --driver-timeout --shell-job --tcp-established --tcp-close --network-lock --file-locks --link-remap --no-link-remap --ghost-limit --ext-unix-sk --external --manage-cgroups' ;;
     restore) words='-h --help -D --images-dir -d --device-map --leave-suspended --detach --inherit-fd -t --timeout --criu --json -v --verbose -q --quiet --driver-timeout --external --tcp-close --ext-unix-sk --manage-cgroups' ;;
     recover) words='-h --help --all -t --timeout --json -v --verbose -q --quiet --driver-timeout' ;;
     doctor) words='-h --help -D --images-dir --no-trial --criu --json -v --verbose -q --quiet --driver-timeout' ;;

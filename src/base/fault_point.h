@@ -33,6 +33,17 @@ enum class FaultPoint {
   kJournalRemoved,
   kJournalFinished,
   kGroupOpened,
+  // The direct path: out, and in again.
+  kDirectPrepared,
+  kDirectClosed,
+  kDirectCopied,
+  kDirectContent,
+  kDirectEmptied,
+  kDirectHeld,
+  kDirectRefill,
+  kDirectRefilled,
+  kDirectFilled,
+  kDirectOpened,
   // What is done to one process.
   kLockBefore,
   kLockAfter,

@@ -325,7 +325,7 @@ void Group::note_use(Pid pid, const std::vector<GpuUse>& use) {
   if (sum(use) >= sum(known)) known = use;
 }
 
-Result<void> Group::check_host_memory() {
+Result<void> Group::check_host_memory(const std::map<Pid, std::uint64_t>& elsewhere) {
   auto use = driver_->memory_by_process();
   if (!use) return {};
   std::uint64_t to_move = 0;
@@ -345,6 +345,10 @@ Result<void> Group::check_host_memory() {
       bytes += part.bytes;
       // A context's own memory is not moved.
       least += part.bytes - std::min(part.bytes, driver_->info().simulated ? 0 : kLeastContext);
+    }
+    if (const auto gone = elsewhere.find(it->first); gone != elsewhere.end()) {
+      bytes -= std::min(bytes, gone->second);
+      least -= std::min(least, gone->second);
     }
     if (bytes == 0) continue;
     to_move += bytes;

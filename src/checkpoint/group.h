@@ -75,8 +75,9 @@ class Group {
   // (kOutOfHostMemory with the figures). `progress` gets the bytes moved. On an error some may be
   // checkpointed: roll back.
   Result<void> checkpoint(Progress& progress, const Interrupt& interrupt);
-  // That comparison alone; checkpoint() makes it. Also notes what is used on the GPUs.
-  Result<void> check_host_memory();
+  // That comparison alone; checkpoint() makes it. Also notes what is used on the GPUs. `elsewhere`:
+  // bytes that will not go into the memory of this host.
+  Result<void> check_host_memory(const std::map<Pid, std::uint64_t>& elsewhere = {});
   // Restores every checkpointed CUDA process, in parallel, whatever it was initially.
   Result<void> restore(std::span<const GpuPair> pairs, Progress& progress);
   // Unlocks every locked CUDA process. One that ends meanwhile is no failure.

@@ -66,9 +66,11 @@ void remember_suspended(const Process& process, const SuspendedMemory& memory) {
                     {"pci_bus_id", gpu.pci_bus_id},
                     {"memory_total", gpu.memory_total}});
   }
-  const std::string text =
-      json{{"uses", uses}, {"gpus", gpus}, {"since", std::int64_t{std::time(nullptr)}}}.dump(
-          -1, ' ', false, json::error_handler_t::replace);
+  const std::string text = json{{"uses", uses},
+                                {"gpus", gpus},
+                                {"image", memory.image},
+                                {"since", std::int64_t{std::time(nullptr)}}}
+                               .dump(-1, ' ', false, json::error_handler_t::replace);
   // Losing it loses a check, never a job; half of it must not be taken for the whole.
   if (!fault(FaultPoint::kRememberWrite)) return;
   auto fd = open_file(AT_FDCWD, *path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW, 0600);
@@ -106,6 +108,7 @@ std::optional<SuspendedMemory> recall_suspended(const Process& process) {
                              item.at("pci_bus_id").get<std::string>(),
                              item.at("memory_total").get<std::uint64_t>(), 0});
     }
+    memory.image = object.value("image", std::string());
     memory.since = object.value("since", std::int64_t{0});  // older ones have none
   } catch (const json::exception&) {
     return std::nullopt;

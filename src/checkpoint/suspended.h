@@ -1,10 +1,12 @@
 // What a suspended process had on which GPU, remembered beside the journal, because nobody can ask
 // for it once the memory is free, and a restore that runs out of GPU memory may cost the job
-// (NVIDIA/cuda-checkpoint#44). Losing it loses a check, never a job. Thread-safe.
+// (NVIDIA/cuda-checkpoint#44). Losing it loses a check, never a job: of one that was restored to be
+// suspended the image is still there. Thread-safe.
 #pragma once
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "checkpoint/group.h"
@@ -16,6 +18,9 @@ struct SuspendedMemory {
   // All GPUs that the driver saw where the memory was, if that was another machine than this one:
   // the old side of the GPU map that bringing it back needs.
   std::vector<Gpu> gpus;
+  // The image that has the content of the memory that the direct path has moved; empty: the process
+  // has it.
+  std::string image = {};
   std::int64_t since = 0;  // seconds since 1970; set when it is remembered, 0 if unknown
 };
 

@@ -17,6 +17,7 @@ struct DumpArguments {
   bool leave_running = false;
   bool leave_suspended = false;
   std::string sync = "disk";
+  std::string compress = "none";
   std::string cgroups = "ignore";
   std::string network_lock = "nftables";
 };
@@ -90,6 +91,8 @@ Result<int> run_dump(Context& context, DumpArguments& options) {
   if (options.leave_running) options.dump.after = AfterDump::kRunning;
   if (options.leave_suspended) options.dump.after = AfterDump::kSuspended;
   options.dump.sync = options.sync == "disk" ? SyncPolicy::kDisk : SyncPolicy::kNone;
+  if (options.compress == "lz4") options.dump.compression = ContentCompression::kLz4;
+  if (options.compress == "zstd") options.dump.compression = ContentCompression::kZstd;
   options.dump.criu.cgroups = cgroup_mode_from_name(options.cgroups).value_or(CgroupMode::kIgnore);
   options.dump.criu.network_lock =
       network_lock_from_name(options.network_lock).value_or(NetworkLock::kNftables);
@@ -132,6 +135,13 @@ Verb add_dump(CLI::App& app) {
                    "disk: end nothing before the image would survive a loss of power; none: as "
                    "fast as memory takes it [disk]")
       ->check(CLI::IsMember({"disk", "none"}));
+  command
+      ->add_option(
+          "--compress", options->compress,
+          "none, lz4 or zstd: for the GPU memory of programs started by `stasis run` [none]")
+      ->check(CLI::IsMember({"none", "lz4", "zstd"}));
+  command->add_flag("--direct-io", options->dump.direct_io,
+                    "write that memory past the page cache, where the file system can");
   command->add_flag("-f,--force", options->dump.overwrite, "replace an existing image");
   command->add_flag("--ignore-undumpable", options->dump.ignore_undumpable,
                     "let CRIU try what it is known not to dump (`stasis doctor PID`)");

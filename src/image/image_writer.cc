@@ -131,6 +131,7 @@ struct ImageWriter::State {
   std::string replaced;  // the name of what had the final name before, while it is kept aside
   std::string digits;
   bool overwrite = false;
+  bool held = false;
   Before before = Before::kNothing;
   enum class Phase { kOpen, kSealed, kDone } phase = Phase::kOpen;
   UniqueFd dir;                                           // marked in use for as long as it is open
@@ -388,17 +389,18 @@ Result<void> ImageWriter::State::discard() {
   if (phase == Phase::kDone) return {};
   keep_log();
   const int parent = final.parent.get();
-  std::string doomed = partial;
   if (phase == Phase::kSealed && before == Before::kNothing) {
     // Away first, so that no half-removed image ever bears the final name.
-    if (::renameat(parent, final.name.c_str(), parent, partial.c_str()) != 0) doomed = final.name;
+    if (::renameat(parent, final.name.c_str(), parent, partial.c_str()) != 0) partial = final.name;
   } else if (phase == Phase::kSealed) {
     auto new_name = swap_entries(final, replaced, partial, hold_name());
     if (!new_name) return fail(std::move(new_name).error());
-    doomed = std::move(*new_name);
+    partial = std::move(*new_name);
   }
+  phase = Phase::kOpen;
+  if (held) return {};
   phase = Phase::kDone;
-  auto removed = remove_tree(final.parent, doomed, sibling(doomed));
+  auto removed = remove_tree(final.parent, partial, sibling(partial));
   if (!removed) return fail(std::move(removed).error().within("removing the unfinished image"));
   return {};
 }
@@ -510,5 +512,7 @@ Result<void> ImageWriter::commit() {
 }
 
 Result<void> ImageWriter::discard() { return state_->discard(); }
+
+void ImageWriter::hold(bool held) { state_->held = held; }
 
 }  // namespace stasis

@@ -73,6 +73,11 @@ class ImageWriter {
   // left.
   Result<void> discard();
 
+  // While held, no file is removed, whatever fails, and not by the destructor either: the content
+  // of a running job's memory is in one of them and nowhere else. The old image still gets its name
+  // back.
+  void hold(bool held);
+
  private:
   struct State;
   explicit ImageWriter(std::unique_ptr<State> state);

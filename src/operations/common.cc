@@ -82,6 +82,14 @@ Result<void> check_descriptors(std::size_t processes) {
       fmt::format("raise the limit: `ulimit -n {}`", std::max<std::uint64_t>(needed, 1024)));
 }
 
+// Has a killed operation left a record of the tree below `root`?
+bool left_behind(Pid root) {
+  const auto entries = read_journal();
+  return entries && std::any_of(entries->begin(), entries->end(), [&](const JournalEntry& entry) {
+           return entry.record.root == root && !entry.under_way;
+         });
+}
+
 }  // namespace
 
 Result<OpenedGroup> open_group(const Environment& env, const std::string& operation, Pid root,
@@ -110,6 +118,10 @@ Result<OpenedGroup> open_group(const Environment& env, const std::string& operat
   }
   if (auto free = check_not_busy(everybody); !free) return fail(std::move(free.error()));
   if (auto seen = look(); !seen) return fail(std::move(seen.error()));
+  // Before there is a record of ours, which would replace the one that says where that image is.
+  if (auto whole = left_behind(root) ? check_content(*group) : Result<void>(); !whole) {
+    return fail(std::move(whole.error()));
+  }
   set_fault_target(root);
   auto begun = Journal::begin({operation, root, Pid{}, image, {}});
   if (!begun) return fail(std::move(begun.error()));
@@ -119,12 +131,12 @@ Result<OpenedGroup> open_group(const Environment& env, const std::string& operat
       journal->finish();
       return fail(std::move(alone.error()));
     }
-    if (journal->left().operation == "dump") (void)clear_leftovers(journal->left().image, false);
     settle(env.driver, journal->inherited());
     if (auto seen = look(); !seen) {
       journal->finish();
       return fail(std::move(seen.error()));
     }
+    if (journal->left().operation == "dump") (void)clear_leftovers(journal->left().image, false);
   }
   // What we saw before the journal was ours may be what another operation, which has ended since,
   // was just doing. So look until what we have entered is what there is.
@@ -214,6 +226,20 @@ Result<void> refuse_obstacles(const Environment& env, OpenedGroup& opened, bool 
   return {};
 }
 
+Result<void> check_content(const Group& group) {
+  for (const GroupMember& member : group.members()) {
+    if (!member.initial || !member.process.alive()) continue;
+    auto agent = direct::AgentClient::find(member.process.pid(), member.process.pidfd());
+    if (!agent) return fail(std::move(agent.error()));
+    if (!*agent || !(*agent)->content_is_elsewhere()) continue;
+    return fail(ErrorCode::kBusy,
+                fmt::format("the content of process {}'s GPU memory is in an image alone",
+                            member.process.pid().value),
+                fmt::format("bring it back first: `stasis recover {}`", group.root().value));
+  }
+  return {};
+}
+
 Result<void> note_criu(Journal& journal, Pid criu) {
   auto info = proc::ProcFs().process(criu);
   if (!info) return fail(std::move(info.error()));
@@ -279,9 +305,10 @@ void settle(Driver& driver, std::span<const JournalTarget> targets) {
 }
 
 Result<void> quiesce(const Environment& env, OpenedGroup& opened, std::chrono::milliseconds timeout,
-                     bool ignore_obstacles, bool for_dump, Phases& phases) {
+                     bool ignore_obstacles, bool for_dump, Phases& phases,
+                     const DirectPath::IntoImage* image) {
   Group& group = opened.group;
-  if (auto moved = opened.direct.move_out(env, group, timeout, phases); !moved) return moved;
+  if (auto moved = opened.direct.move_out(env, group, timeout, phases, image); !moved) return moved;
   for (;;) {
     phases.begin("lock");
     auto done = group.lock(timeout, env.interrupt);

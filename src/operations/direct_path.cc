@@ -1,11 +1,13 @@
 #include "operations/direct_path.h"
 
 #include <algorithm>
+#include <map>
 #include <random>
 #include <thread>
 
 #include <fmt/format.h>
 
+#include "base/fault_point.h"
 #include "direct/remote_memory.h"
 
 namespace stasis {
@@ -25,25 +27,65 @@ constexpr milliseconds kMapping = direct::kMappingPatience;
 // The share of a try to close all gates, as of a try to lock.
 constexpr milliseconds kSlice{250};
 constexpr milliseconds kPause{5};
-// The buffers of several processes as one Content: a process begins at a multiple of this, so that
-// no piece lies in two.
-constexpr std::uint64_t kGap = std::uint64_t{1} << 40;
-
-class Buffers final : public direct::Content {
+// Where the content of several processes is, as one Content: the next begins at a multiple of
+// kGap, so that no piece lies in two.
+class Places final : public direct::Content {
  public:
-  void add(const AgentClient& agent) {
-    parts_.emplace_back(agent.pid(), agent.pidfd(), agent.buffer_address(), agent.bytes());
+  static constexpr std::uint64_t kGap = ImageContent::kGap;
+
+  // Each adds a process, and returns where it begins.
+  std::uint64_t add_buffer(const AgentClient& agent) {
+    parts_.push_back({std::make_unique<direct::RemoteMemory>(agent.pid(), agent.pidfd(),
+                                                             agent.buffer_address(), agent.bytes()),
+                      0});
+    return begin_of_last();
+  }
+  std::uint64_t add_stream(std::shared_ptr<ImageContent> image, std::size_t stream) {
+    parts_.push_back({std::move(image), stream * kGap});
+    return begin_of_last();
   }
   Result<void> write(std::uint64_t offset, std::span<const std::byte> bytes) override {
-    return parts_.at(offset / kGap).write(offset % kGap, bytes);
+    Part& part = parts_.at(offset / kGap);
+    return part.content->write(part.base + offset % kGap, bytes);
   }
   Result<void> read(std::uint64_t offset, std::span<std::byte> bytes) override {
-    return parts_.at(offset / kGap).read(offset % kGap, bytes);
+    Part& part = parts_.at(offset / kGap);
+    return part.content->read(part.base + offset % kGap, bytes);
   }
 
  private:
-  std::vector<direct::RemoteMemory> parts_;
+  struct Part {
+    std::shared_ptr<direct::Content> content;
+    std::uint64_t base = 0;
+  };
+  std::uint64_t begin_of_last() const { return (parts_.size() - 1) * kGap; }
+  std::vector<Part> parts_;
 };
+
+// The pieces of an agent, in a place that begins at `base`. What the page says is the target's to
+// write.
+Result<std::vector<direct::Segment>> take_checked(AgentClient& agent, bool buffer,
+                                                  std::vector<direct::SegmentPlace>* places) {
+  auto taken = agent.take_segments(kMapping, places);
+  if (!taken) return taken;
+  for (const auto& segment : *taken) {
+    if (segment.offset <= agent.bytes() && segment.bytes <= agent.bytes() - segment.offset &&
+        (!buffer || agent.bytes() <= agent.buffer_bytes()) && agent.bytes() <= Places::kGap)
+      continue;
+    return fail(
+        ErrorCode::kInternal,
+        fmt::format("the agent in process {} names memory that is not there", agent.pid().value));
+  }
+  return taken;
+}
+
+void append(std::vector<direct::Segment>& all, std::vector<direct::Segment> more,
+            std::uint64_t base) {
+  for (auto& segment : more) {
+    segment.offset += base;
+    all.push_back(std::move(segment));
+  }
+}
 
 bool is_away(AgentState state) {
   return state == AgentState::kEmptied || state == AgentState::kHeld ||
@@ -54,7 +96,7 @@ bool is_away(AgentState state) {
 bool final_for_both(ErrorCode code) {
   return code == ErrorCode::kTimeout || code == ErrorCode::kInterrupted ||
          code == ErrorCode::kProcessGone || code == ErrorCode::kOutOfHostMemory ||
-         code == ErrorCode::kNoAnswer;
+         code == ErrorCode::kNoAnswer || code == ErrorCode::kNoSpace || code == ErrorCode::kIo;
 }
 
 }  // namespace
@@ -94,10 +136,13 @@ Result<void> DirectPath::find(const Environment& env, std::vector<const Process*
   return {};
 }
 
-Result<void> DirectPath::prepare(const Environment& env, Group& group) {
-  if (auto room = group.check_host_memory(); !room) return room;
+Result<void> DirectPath::prepare(const Environment& env, Group& group, bool buffers) {
+  // Before the buffers, which count as memory that is free until they are touched.
+  if (buffers) {
+    if (auto room = group.check_host_memory(); !room) return room;
+  }
   for (auto& agent : agents_)
-    agent.begin(AgentCommand::kPrepare, 0);
+    agent.begin(AgentCommand::kPrepare, buffers ? 0 : 1);
   Result<void> worst;
   for (auto& agent : agents_) {
     auto done = agent.finish(kAtOnce);
@@ -106,6 +151,12 @@ Result<void> DirectPath::prepare(const Environment& env, Group& group) {
   if (!worst) return worst;
   std::erase_if(agents_, [](const AgentClient& agent) { return agent.bytes() == 0; });
   if (agents_.empty()) return {};
+  if (!buffers) {
+    std::map<Pid, std::uint64_t> elsewhere;
+    for (const auto& agent : agents_)
+      elsewhere[agent.pid()] = agent.bytes();
+    if (auto room = group.check_host_memory(elsewhere); !room) return room;
+  }
   std::vector<GpuUuid> gpus;
   for (const auto& [pid, uses] : group.gpu_use())
     for (const GpuUse& use : uses)
@@ -113,6 +164,7 @@ Result<void> DirectPath::prepare(const Environment& env, Group& group) {
   // A context takes as long as touching gigabytes, so both at once.
   coming_ = std::async(std::launch::async, env.mover, gpus);
   for (auto& agent : agents_) {
+    if (!buffers) break;
     direct::RemoteMemory buffer(agent.pid(), agent.pidfd(), agent.buffer_address(), agent.bytes());
     auto done = buffer.fault_in(0, env.interrupt);
     if (!done && worst) worst = std::move(done);
@@ -153,32 +205,113 @@ Result<void> DirectPath::close_all(const Environment& env, milliseconds timeout)
   }
 }
 
-Result<void> DirectPath::copy(const Environment& env, bool out) {
+Result<void> DirectPath::copy_out(const Environment& env, const IntoImage* image) {
+  if (image) {
+    auto made = ImageContent::create(image->image_dir, image->options);
+    if (!made) return fail(std::move(made.error()));
+    into_ = std::move(*made);
+  }
   std::vector<direct::Segment> segments;
-  Buffers buffers;
-  std::uint64_t base = 0;
+  Places places;
   for (auto& agent : agents_) {
-    auto taken = agent.take_segments(kMapping);
+    std::vector<direct::SegmentPlace> pieces;
+    auto taken = take_checked(agent, !image, image ? &pieces : nullptr);
     if (!taken) return fail(std::move(taken.error()));
-    for (auto& segment : *taken) {
-      // What the page says is the target's to write.
-      if (segment.offset > agent.bytes() || segment.bytes > agent.bytes() - segment.offset ||
-          agent.bytes() > agent.buffer_bytes() || agent.bytes() > kGap) {
-        return fail(ErrorCode::kInternal, fmt::format("the agent in process {} names memory that "
-                                                      "is not there",
-                                                      agent.pid().value));
-      }
-      segment.offset += base;
-      segments.push_back(std::move(segment));
+    std::uint64_t base = 0;
+    if (image) {
+      auto stream = into_->add(agent.pid(), agent.bytes(), pieces);
+      if (!stream) return fail(std::move(stream.error()));
+      base = places.add_stream(into_, *stream);
+    } else {
+      base = places.add_buffer(agent);
     }
-    buffers.add(agent);
-    base += kGap;
+    append(segments, std::move(*taken), base);
   }
   const auto deadline = Clock::now() + copy_time(bytes());
-  auto copied = out ? mover_->copy_out(std::move(segments), buffers, env.interrupt, deadline)
-                    : mover_->copy_in(std::move(segments), buffers, env.interrupt, deadline);
+  auto copied = mover_->copy_out(std::move(segments), places, env.interrupt, deadline);
   if (!copied) return fail(std::move(copied.error()));
   return {};
+}
+
+Result<DirectPath::Found> DirectPath::content_of(const AgentClient& agent) const {
+  if (!agent.content_is_elsewhere()) return Found{};
+  for (const auto& content : contents_) {
+    if (content->id() != agent.content_id()) continue;
+    auto stream = content->stream_of(agent.pid(), agent.bytes());
+    if (!stream) return fail(std::move(stream.error()));
+    return Found{content, *stream};
+  }
+  return fail(ErrorCode::kWrongState,
+              fmt::format("the content of process {}'s GPU memory is in an image that is not where "
+                          "it was",
+                          agent.pid().value),
+              fmt::format("move the image back, then `stasis recover {}`", agent.pid().value));
+}
+
+Result<void> DirectPath::check_found(const std::vector<const Process*>& processes) const {
+  for (const Process* process : processes) {
+    if (!process->alive()) continue;
+    auto agent = AgentClient::find(process->pid(), process->pidfd());
+    if (!agent) return fail(std::move(agent.error()));
+    if (!*agent) continue;
+    if (auto found = content_of(**agent); !found) return fail(std::move(found.error()));
+  }
+  return {};
+}
+
+Result<void> DirectPath::copy_in(const Environment& env) {
+  std::vector<direct::Segment> segments;
+  Places places;
+  for (auto& agent : agents_) {
+    auto content = content_of(agent);
+    if (!content) return fail(std::move(content.error()));
+    auto taken = take_checked(agent, !content->image, nullptr);
+    if (!taken) return fail(std::move(taken.error()));
+    append(segments, std::move(*taken),
+           content->image ? places.add_stream(content->image, content->stream)
+                          : places.add_buffer(agent));
+  }
+  const auto deadline = Clock::now() + copy_time(bytes());
+  auto copied = mover_->copy_in(std::move(segments), places, env.interrupt, deadline);
+  if (!copied) return fail(std::move(copied.error()));
+  return {};
+}
+
+Result<void> DirectPath::empty() {
+  Result<void> done;
+  if (into_) {
+    contents_.push_back(into_);
+    needs_image_ = true;
+  }
+  for (auto& agent : agents_)
+    agent.begin(AgentCommand::kEmpty, into_ ? into_->id() : direct::ContentId{});
+  for (auto& agent : agents_) {
+    auto emptied = agent.finish(kMapping);
+    if (!emptied) done = std::move(emptied);
+  }
+  if (done) done = fault(FaultPoint::kDirectEmptied);
+  for (auto& agent : agents_)
+    if (done) done = agent.ask(AgentCommand::kHold, 0, kAtOnce);
+  if (done) done = fault(FaultPoint::kDirectHeld);
+  return done;
+}
+
+// The agent alone, which needs no mover and takes its time.
+Result<void> DirectPath::bring_back(AgentClient& agent) const {
+  return agent.bring_back([this](const AgentClient& held) -> Result<void> {
+    constexpr std::uint64_t kPiece = std::uint64_t{16} << 20;
+    auto content = content_of(held);
+    if (!content) return fail(std::move(content.error()));
+    direct::RemoteMemory buffer(held.pid(), held.pidfd(), held.buffer_address(), held.bytes());
+    std::vector<std::byte> piece(std::min(kPiece, held.bytes()));
+    for (std::uint64_t offset = 0; offset < held.bytes(); offset += kPiece) {
+      const std::span<std::byte> part(piece.data(), std::min(kPiece, held.bytes() - offset));
+      auto done = content->image->read(content->stream * ImageContent::kGap + offset, part);
+      if (done) done = buffer.write(offset, part);
+      if (!done) return done;
+    }
+    return {};
+  });
 }
 
 DirectPath::MoverResult DirectPath::take_mover(const Environment& env,
@@ -198,7 +331,7 @@ void DirectPath::get_ready(const Environment& env, const std::vector<const Proce
 }
 
 Result<void> DirectPath::move_out(const Environment& env, Group& group, milliseconds timeout,
-                                  Phases& phases) {
+                                  Phases& phases, const IntoImage* image) {
   if (!env.mover) return {};
   std::vector<const Process*> running;
   for (const GroupMember& member : group.members())
@@ -207,30 +340,36 @@ Result<void> DirectPath::move_out(const Environment& env, Group& group, millisec
     auto back = roll_back();
     if (!back) return back;
     if (final_for_both(why.code)) return fail(std::move(why));
+    if (into_) {
+      into_.reset();
+      contents_.clear();
+      if (auto gone = discard_content(image->image_dir); !gone) return gone;
+    }
     env.tell("the driver's path is taken: " + why.to_string());
     return {};
   };
   if (auto found = find(env, running, false); !found) return give_up(std::move(found.error()));
   if (agents_.empty()) return {};
   phases.begin("prepare");
-  auto done = prepare(env, group);
+  auto done = prepare(env, group, image == nullptr);
   if (done && agents_.empty()) return {};
+  if (done) done = fault(FaultPoint::kDirectPrepared);
   phases.begin("close");
   if (done) done = close_all(env, timeout);
+  if (done) done = fault(FaultPoint::kDirectClosed);
   phases.begin("copy out");
-  if (done) done = copy(env, true);
+  if (done) done = copy_out(env, image);
+  if (done) done = fault(FaultPoint::kDirectCopied);
+  // Before any memory is given up: from then on it is all there is.
+  if (done && image) {
+    phases.begin("content");
+    done = into_->finish(env.progress, env.interrupt);
+    if (done) done = fault(FaultPoint::kDirectContent);
+  }
   if (done) done = env.interrupt.check();
   if (!done) return give_up(std::move(done.error()));
   phases.begin("empty");
-  for (auto& agent : agents_)
-    agent.begin(AgentCommand::kEmpty, 0);
-  for (auto& agent : agents_) {
-    auto emptied = agent.finish(kMapping);
-    if (!emptied) done = std::move(emptied);
-  }
-  for (auto& agent : agents_)
-    if (done) done = agent.ask(AgentCommand::kHold, 0, kAtOnce);
-  if (!done) return give_up(std::move(done.error()));
+  if (done = empty(); !done) return give_up(std::move(done.error()));
   return {};
 }
 
@@ -248,8 +387,19 @@ Result<std::uint64_t> DirectPath::move_in(const Environment& env,
   std::erase_if(agents_,
                 [](const AgentClient& agent) { return agent.state() == AgentState::kRunning; });
   if (agents_.empty()) return 0;
+  for (const auto& agent : agents_) {
+    auto content = content_of(agent);
+    if (content) continue;
+    Error why = std::move(content.error());
+    dismiss();
+    return fail(std::move(why));
+  }
   const std::uint64_t moved = bytes();
   phases.begin("refill");
+  if (auto allowed = fault(FaultPoint::kDirectRefill); !allowed) {
+    dismiss();
+    return fail(std::move(allowed.error()));
+  }
   for (auto& agent : agents_) {
     const bool empty = agent.state() == AgentState::kHeld || agent.state() == AgentState::kEmptied;
     agent.begin(empty ? AgentCommand::kRefill : AgentCommand::kNone, 0);
@@ -264,6 +414,7 @@ Result<std::uint64_t> DirectPath::move_in(const Environment& env,
     dismiss();
     return fail(std::move(done.error()));
   }
+  fault_only(FaultPoint::kDirectRefilled);
   phases.begin("copy in");
   if (!mover_ && env.mover) {
     auto mover = take_mover(env, {});
@@ -272,13 +423,19 @@ Result<std::uint64_t> DirectPath::move_in(const Environment& env,
     else
       done = fail(std::move(mover.error()));
   }
-  if (mover_) done = copy(env, false);
+  if (mover_) done = copy_in(env);
+  // What the image says will not be different for the agents.
+  if (!done && done.error().code == ErrorCode::kImageCorrupt) {
+    dismiss();
+    return fail(std::move(done.error()));
+  }
   if (!done) env.tell("the processes copy by themselves: " + done.error().to_string());
   if (!mover_ || !done) {
     auto alone = roll_back();
     if (!alone) return fail(std::move(alone.error()));
     return moved;
   }
+  fault_only(FaultPoint::kDirectFilled);
   phases.begin("open");
   for (auto& agent : agents_)
     agent.begin(AgentCommand::kOpen, 0);
@@ -287,7 +444,9 @@ Result<std::uint64_t> DirectPath::move_in(const Environment& env,
     if (!opened) done = std::move(opened);
   }
   dismiss();
+  fault_only(FaultPoint::kDirectOpened);
   if (!done) return fail(std::move(done.error()));
+  needs_image_ = false;
   return moved;
 }
 
@@ -296,14 +455,17 @@ Result<void> DirectPath::roll_back() {
   std::string remedies;
   for (auto& agent : agents_) {
     if (!agent.pidfd().alive()) continue;
-    auto back = agent.bring_back();
+    auto back = bring_back(agent);
     if (back || !agent.pidfd().alive()) continue;
     messages += (messages.empty() ? "" : "; ") + back.error().message;
     remedies = fmt::format("then `stasis recover {}`", agent.pid().value);
     if (!back.error().remedy.empty()) remedies = back.error().remedy + "; " + remedies;
   }
   agents_.clear();
-  if (messages.empty()) return {};
+  if (messages.empty()) {
+    needs_image_ = false;
+    return {};
+  }
   return fail(ErrorCode::kNotRolledBack, std::move(messages), std::move(remedies));
 }
 

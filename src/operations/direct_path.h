@@ -3,8 +3,8 @@
 // restored that.
 //
 // Until dismiss() it brings every process back on every path out, as the group does; the driver's
-// lock must be off by then, so the group is rolled back first. Private to src/operations. One
-// thread at a time.
+// lock must be off by then, so the group is rolled back first. What has gone into an image is read
+// back from it, so that must be there until then. Private to src/operations. One thread at a time.
 #pragma once
 
 #include <chrono>
@@ -17,6 +17,7 @@
 #include "checkpoint/group.h"
 #include "direct/agent_client.h"
 #include "direct/mover.h"
+#include "operations/image_content.h"
 #include "operations/operations.h"
 #include "operations/phases.h"
 
@@ -34,12 +35,24 @@ class DirectPath {
   std::uint64_t bytes() const;
 
   // Moves the memory of every process of the group out that runs, has the agent and memory that can
-  // leave. Where that cannot be, it says so and leaves all to the driver: no failure. An error is
-  // one that the driver's lock would end in as well: kTimeout, kInterrupted, kProcessGone,
-  // kOutOfHostMemory; then everybody runs again. `forced`: what cannot be is a failure.
-  // The phases are "prepare", during which the processes run, "close", "copy out" and "empty".
+  // leave: into the processes' own memory, or into an image. Where that cannot be, it says so and
+  // leaves all to the driver: no failure. An error is one that the driver's lock would end in as
+  // well: kTimeout, kInterrupted, kProcessGone, kOutOfHostMemory, what the image's files fail with;
+  // then everybody runs again.
+  // The phases are "prepare", during which the processes run, "close", "copy out", for an image
+  // "content", until it is complete, and "empty".
+  struct IntoImage {
+    const UniqueFd& image_dir;  // that is being written
+    ContentOptions options;
+  };
   Result<void> move_out(const Environment& env, Group& group, std::chrono::milliseconds timeout,
-                        Phases& phases);
+                        Phases& phases, const IntoImage* image = nullptr);
+  // Where to look for content that is not in the processes' own memory. What move_out() has moved
+  // is known already.
+  void look_in(std::shared_ptr<ImageContent> content) { contents_.push_back(std::move(content)); }
+  // kWrongState, kImageCorrupt if the memory of one of them is away and its content not to be
+  // found.
+  Result<void> check_found(const std::vector<const Process*>& processes) const;
   // Brings the memory of every process of the group back whose agent says that it is away, and lets
   // it go on. To be called when the driver has restored and unlocked them. kOutOfGpuMemory leaves
   // all as it is; by the agents alone if there is no mover, which is slower.
@@ -55,16 +68,35 @@ class DirectPath {
   // What was done is meant to stay.
   void dismiss() { agents_.clear(); }
 
+  // The content of what move_out() has moved into the image, for its manifest. Nothing if nothing
+  // has.
+  const ContentRecord* content() const { return into_ ? &into_->record() : nullptr; }
+  // Somebody's memory is in that image and nowhere else.
+  bool needs_image() const { return needs_image_; }
+
  private:
   Result<void> find(const Environment& env, std::vector<const Process*> processes, bool away);
-  Result<void> prepare(const Environment& env, Group& group);
+  Result<void> prepare(const Environment& env, Group& group, bool buffers);
   Result<void> close_all(const Environment& env, std::chrono::milliseconds timeout);
-  Result<void> copy(const Environment& env, bool out);
+  Result<void> copy_out(const Environment& env, const IntoImage* image);
+  Result<void> copy_in(const Environment& env);
+  Result<void> empty();
+  // Its content, if that is in an image.
+  struct Found {
+    std::shared_ptr<ImageContent> image;  // nothing: it is in the process's own memory
+    std::size_t stream = 0;
+  };
+  Result<Found> content_of(const direct::AgentClient& agent) const;
+  Result<void> bring_back(direct::AgentClient& agent) const;
 
   std::vector<direct::AgentClient> agents_;
   using MoverResult = Result<std::shared_ptr<direct::MemoryMover>>;
   // What was begun, or what `env` gives now.
   MoverResult take_mover(const Environment& env, std::span<const GpuUuid> gpus);
+
+  std::vector<std::shared_ptr<ImageContent>> contents_;
+  std::shared_ptr<ImageContent> into_;  // that move_out() has made
+  bool needs_image_ = false;
 
   std::future<MoverResult> coming_;
   std::shared_ptr<direct::MemoryMover> mover_;

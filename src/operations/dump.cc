@@ -301,16 +301,24 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   };
   auto path = ImageWriter::look(options.images_dir, options.overwrite);
   if (!path) return no_directory(std::move(path.error()));
+  std::optional<ImageWriter> writer;  // before the group, which may need what it has written
   auto opened = open_group(env, "dump", root, *path);
   if (!opened) return fail(std::move(opened.error()));
   if (auto clear = refuse_obstacles(env, *opened, options.ignore_obstacles); !clear) {
     return fail(std::move(clear.error()));
   }
   Group& group = opened->group;
-  const auto undo = [&](Error why) { return fail(roll_back(*opened, std::move(why))); };
+  const auto undo = [&](Error why) {
+    Error error = roll_back(*opened, std::move(why));
+    // The half of an image, and all there is of somebody's memory: for `stasis recover`.
+    if (writer) writer->hold(opened->direct.needs_image());
+    return fail(std::move(error));
+  };
+  if (auto whole = check_content(group); !whole) return undo(std::move(whole.error()));
   // After the journal, which says where to find the half of it if we are killed.
-  auto writer = ImageWriter::create(options.images_dir, options.overwrite);
-  if (!writer) return no_directory(undo(std::move(writer.error())).value());
+  auto created = ImageWriter::create(options.images_dir, options.overwrite);
+  if (!created) return no_directory(undo(std::move(created.error())).value());
+  writer.emplace(std::move(*created));
   for (const GroupMember& member : group.members()) {
     if (member.process.pid().value != ::getpid()) continue;
     return undo(
@@ -338,12 +346,23 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   auto inherited = find_inherited_files(proc::ProcFs(), group.members(),
                                         env.driver.info().simulated, options.ignore_obstacles);
   if (!inherited) return undo(std::move(inherited.error()));
-  auto done = quiesce(env, *opened, options.timeout, options.ignore_obstacles, true, phases);
+  // One that stays suspended keeps its memory's content itself: nobody has to keep the image for
+  // it.
+  const DirectPath::IntoImage into_image{writer->dir(),
+                                         {options.compression, options.direct_io, options.sync}};
+  auto done = quiesce(env, *opened, options.timeout, options.ignore_obstacles, true, phases,
+                      options.after == AfterDump::kSuspended ? nullptr : &into_image);
   if (!done) return undo(std::move(done.error()));
   const std::uint64_t direct_bytes = opened->direct.bytes();
 
+  writer->hold(opened->direct.needs_image());
+
   phases.begin("criu");
   Manifest manifest = describe(env, group, *criu, criu_options, *gpus);
+  if (const ContentRecord* content = opened->direct.content())
+    manifest.content = *content;
+  else if (options.compression != ContentCompression::kNone)
+    env.tell("nothing is compressed: no GPU memory of the job is moved past the driver");
   std::optional<ImageWatcher> watcher(std::in_place, env.progress, *writer, options.sync);
   bool complete = false;
   const auto seal = [&]() -> Result<void> {
@@ -387,6 +406,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
       // The image is about to go, so nothing may say that it is all there is.
       if (!opened->journal->record().ending.empty()) (void)opened->journal->note_ending({});
       auto failed = fail(rolled_back(*opened, std::move(dumped.error()), std::move(back)));
+      writer->hold(opened->direct.needs_image());
       (void)writer->discard();
       // Nothing went wrong, so nobody wants the log.
       if (why.code == ErrorCode::kInterrupted) (void)::unlink(writer->failed_log_path().c_str());

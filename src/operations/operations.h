@@ -23,6 +23,7 @@
 #include "direct/mover.h"
 #include "driver/driver.h"
 #include "driver/gpu_map.h"
+#include "image/content_writer.h"
 #include "image/manifest.h"
 #include "stasis/cuda_state.h"
 #include "stasis/ids.h"
@@ -92,9 +93,11 @@ struct DumpOptions {
   bool overwrite = false;
   SyncPolicy sync = SyncPolicy::kDisk;
   AfterDump after = AfterDump::kKill;
-  std::chrono::milliseconds timeout{10000};  // for the lock
-  bool ignore_obstacles = false;             // as with suspend
-  bool ignore_undumpable = false;            // let CRIU try what doctor/undumpable.h finds red
+  std::chrono::milliseconds timeout{10000};                    // for the lock
+  ContentCompression compression = ContentCompression::kNone;  // of what our own mover moves
+  bool direct_io = false;                                      // past the page cache, likewise
+  bool ignore_obstacles = false;                               // as with suspend
+  bool ignore_undumpable = false;  // let CRIU try what doctor/undumpable.h finds red
   CriuOptions criu;
   std::optional<std::string> criu_path;
   int criu_log_level = 4;

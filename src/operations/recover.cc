@@ -30,11 +30,11 @@ Result<void> restore_state(Driver& driver, Process& process) {
   return process.restore(pairs);
 }
 
-// Brings one target of a record back. Nothing if the process has ended meanwhile. `stopped_by_us`:
-// if a stop signal holds it, it was the operation's.
+// Brings one target of a record back. Nothing if the process has ended meanwhile.
 Result<std::optional<ProcessReport>> recover_target(const Environment& env,
                                                     const JournalTarget& target,
-                                                    bool stopped_by_us) {
+                                                    const JournalRecord& record) {
+  const bool stopped_by_us = record.operation == "criu dump";
   Driver& driver = env.driver;
   auto process = Process::open(driver, target.pid);
   if (!process) {
@@ -55,6 +55,7 @@ Result<std::optional<ProcessReport>> recover_target(const Environment& env,
                             target.pid.value, details->tracer),
                 "wait for it to end, then recover again");
   }
+  // If a stop signal holds it, it was the operation's.
   if (stopped_by_us && process->info().state == 'T') {
     auto done = bring_stopped_to(*process, target.initial);
     if (!done && !process->alive()) return std::optional<ProcessReport>();
@@ -78,10 +79,15 @@ Result<std::optional<ProcessReport>> recover_target(const Environment& env,
   if (!done && !process->alive()) return std::optional<ProcessReport>();
   if (!done) return fail(std::move(done.error()));
   if (target.initial == CudaState::kRunning) {
-    forget_suspended(*process);
     Phases phases;
-    auto moved = DirectPath().move_in(env, {&*process}, phases);
+    DirectPath direct;
+    const auto memory = recall_suspended(*process);
+    for (const std::string& image : {record.image, memory ? memory->image : std::string()})
+      for (auto& content : find_content(image))
+        direct.look_in(std::move(content));
+    auto moved = direct.move_in(env, {&*process}, phases);
     if (!moved) return fail(std::move(moved.error()));
+    forget_suspended(*process);
   }
   return report_process(*process, true, 0);
 }
@@ -142,7 +148,7 @@ Result<void> recover_targets(const Environment& env, const JournalRecord& record
     auto done = fault(FaultPoint::kRecoverTarget);
     if (done) done = wait_for_tracer(env, target);
     if (!done) return done;
-    auto recovered = recover_target(env, target, record.operation == "criu dump");
+    auto recovered = recover_target(env, target, record);
     // One that cannot be brought back is no reason to leave the others.
     if (!recovered) {
       worst = fail(std::move(recovered.error()));

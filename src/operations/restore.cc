@@ -89,6 +89,12 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   if (auto ok = image->verify(env.progress, env.interrupt, ImageReader::Part::kAllButPages); !ok) {
     return fail(std::move(ok.error()));
   }
+  DirectPath direct;
+  if (manifest.content) {
+    auto content = image->open_content();
+    if (!content) return fail(std::move(content.error()));
+    direct.look_in(ImageContent::of(std::move(*content), *manifest.content));
+  }
   if (auto allowed = fault(FaultPoint::kRestoreVerified); !allowed) {
     return fail(std::move(allowed.error()));
   }
@@ -127,7 +133,7 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   }
   const auto take = [&]() -> Result<void> {
     if (auto sound = pages.get(); !sound) return sound;
-    if (auto held = job.take_hold(env.driver, *old_gpus); !held) return held;
+    if (auto held = job.take_hold(env.driver, *old_gpus, image->path()); !held) return held;
     set_fault_target(manifest.root);
     targets = job.targets(options.leave_suspended);
     if (auto entered = journal->update(targets); !entered) return entered;
@@ -172,7 +178,6 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   job.adopt(std::move(*restored));
   (void)log->save(*image);
 
-  DirectPath direct;
   auto done = fault(FaultPoint::kRestoreAdopted);
   if (done) done = env.interrupt.check();
   if (done) {
@@ -190,7 +195,10 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   phases.end();
   if (!done) {
     if (!job.end()) return fail(could_not_end(done.error(), manifest.root));
-    return fail(std::move(done.error()).within("the restored tree was ended; the image is intact"));
+    return fail(std::move(done.error())
+                    .within(done.error().code == ErrorCode::kImageCorrupt
+                                ? "the restored tree was ended"
+                                : "the restored tree was ended; the image is intact"));
   }
   RestoredTree tree = job.keep(options.leave_suspended);
   fault_only(FaultPoint::kRestoreKept);

@@ -70,12 +70,15 @@ void watch(const std::vector<Process*>& processes, std::uint64_t total,
 
 }  // namespace
 
-Result<void> RestoredJob::take_hold(Driver& driver, std::span<const Gpu> old_gpus) {
+Result<void> RestoredJob::take_hold(Driver& driver, std::span<const Gpu> old_gpus,
+                                    const std::string& image) {
   for (const ProcessRecord& record : manifest_.processes) {
     auto process = Process::open(driver, record.pid);
     if (process) {
       if (record.cuda) {
-        remember_suspended(*process, {gpu_use_of(record), {old_gpus.begin(), old_gpus.end()}});
+        remember_suspended(*process, {gpu_use_of(record),
+                                      {old_gpus.begin(), old_gpus.end()},
+                                      manifest_.content ? image : std::string()});
       }
       processes_.emplace_back(std::move(*process));
     } else if (!record.cuda && process.error().code == ErrorCode::kZombie) {

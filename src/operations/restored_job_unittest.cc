@@ -45,7 +45,7 @@ class RestoredJobTest : public testing::Test {
 TEST_F(RestoredJobTest, IsEndedAndForgottenOnEveryWayOut) {
   try {
     RestoredJob job(manifest_);
-    ASSERT_TRUE(job.take_hold(driver_, {}));
+    ASSERT_TRUE(job.take_hold(driver_, {}, {}));
     EXPECT_FALSE(nothing_remembered()) << "for `stasis resume`";
     throw std::runtime_error("somebody cannot be told");
   } catch (const std::runtime_error&) {
@@ -57,7 +57,7 @@ TEST_F(RestoredJobTest, IsEndedAndForgottenOnEveryWayOut) {
 TEST_F(RestoredJobTest, RunsOnIfItIsKept) {
   {
     RestoredJob job(manifest_);
-    ASSERT_TRUE(job.take_hold(driver_, {}));
+    ASSERT_TRUE(job.take_hold(driver_, {}, {}));
     job.adopt({child_.pid(), *Pidfd::open(child_.pid())});
     const auto targets = job.targets(false);
     auto back = job.bring_back(targets, {}, progress_);
@@ -73,7 +73,7 @@ TEST_F(RestoredJobTest, RunsOnIfItIsKept) {
 TEST_F(RestoredJobTest, AProcessThatIsNotThereMeansThatTheManifestIsAnothers) {
   manifest_.processes.push_back({Pid{4194000}, child_.pid(), {}, false, std::nullopt, {}});
   RestoredJob job(manifest_);
-  auto held = job.take_hold(driver_, {});
+  auto held = job.take_hold(driver_, {}, {});
   ASSERT_FALSE(held);
   EXPECT_EQ(held.error().code, ErrorCode::kImageCorrupt);
   EXPECT_TRUE(job.end());

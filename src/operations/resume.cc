@@ -50,8 +50,16 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
   Group& group = opened->group;
   auto pairs = check_and_plan(env, group, options);
   if (!pairs) return fail(roll_back(*opened, std::move(pairs.error())));
+  for (const Process* process : cuda_processes(group)) {
+    const auto memory = recall_suspended(*process);
+    if (!memory) continue;
+    for (auto& content : find_content(memory->image))
+      opened->direct.look_in(std::move(content));
+  }
+  auto done = opened->direct.check_found(cuda_processes(group));
+  if (!done) return fail(roll_back(*opened, std::move(done.error())));
   opened->direct.get_ready(env, cuda_processes(group));
-  Result<void> done = fault(FaultPoint::kResumePlanned);
+  done = fault(FaultPoint::kResumePlanned);
   if (done) done = env.interrupt.check();
   if (done) {
     phases.begin("restore");

@@ -1,0 +1,144 @@
+#include "operations/image_content.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+
+#include <fmt/format.h>
+
+#include "image/content_format.h"
+#include "image/directory.h"
+#include "image/image_reader.h"
+
+namespace stasis {
+
+namespace {
+
+// 32 hexadecimal digits as two numbers; zero for anything else, which is nobody's.
+direct::ContentId id_of(const std::string& checksum) {
+  direct::ContentId id{};
+  if (checksum.size() != 32) return {};
+  for (std::size_t half = 0; half < id.size(); ++half) {
+    const char* begin = checksum.data() + 16 * half;
+    const auto read = std::from_chars(begin, begin + 16, id[half], 16);
+    if (read.ec != std::errc{} || read.ptr != begin + 16) return {};
+  }
+  return id;
+}
+
+// What gpu/index says of itself.
+Result<ContentRecord> record_of(const UniqueFd& image_dir) {
+  auto text = read_file(image_dir.get(), content_format::kIndexPath, content_format::kMaxIndex);
+  if (!text) return fail(std::move(text.error()));
+  const auto bytes = std::as_bytes(std::span(*text));
+  auto index = parse_content_index(bytes);
+  if (!index) return fail(std::move(index.error()));
+  BlockDigest digest{};
+  std::memcpy(digest.data(), bytes.last(digest.size()).data(), digest.size());
+  return ContentRecord{bytes.size(), to_hex(digest), std::move(index->file_sizes)};
+}
+
+}  // namespace
+
+Result<void> discard_content(const UniqueFd& image_dir) {
+  return remove_tree(image_dir, content_format::kFolder, content_format::kFolder);
+}
+
+Result<std::shared_ptr<ImageContent>> ImageContent::create(const UniqueFd& image_dir,
+                                                           const ContentOptions& options) {
+  auto writer = ContentWriter::create(image_dir, options);
+  if (!writer) return fail(std::move(writer.error()));
+  auto own = open_file(image_dir.get(), ".", O_RDONLY | O_DIRECTORY);
+  if (!own) return fail(std::move(own.error()));
+  auto content = std::make_shared<ImageContent>();
+  content->image_dir_ = std::move(*own);
+  content->writer_.emplace(std::move(*writer));
+  return content;
+}
+
+std::shared_ptr<ImageContent> ImageContent::of(ContentReader reader, ContentRecord record) {
+  auto content = std::make_shared<ImageContent>();
+  content->record_ = std::move(record);
+  content->reader_.emplace(std::move(reader));
+  return content;
+}
+
+Result<std::shared_ptr<ImageContent>> ImageContent::open(const std::string& image_dir) {
+  auto dir = open_file(AT_FDCWD, image_dir, O_RDONLY | O_DIRECTORY);
+  if (!dir) return fail(std::move(dir.error()));
+  auto record = record_of(*dir);
+  if (!record) return fail(std::move(record.error()));
+  auto reader = ContentReader::open(*dir, *record);
+  if (!reader) return fail(std::move(reader.error()));
+  return of(std::move(*reader), std::move(*record));
+}
+
+Result<std::size_t> ImageContent::add(Pid pid, std::uint64_t bytes,
+                                      const std::vector<direct::SegmentPlace>& places) {
+  std::vector<ContentRange> ranges;
+  ranges.reserve(places.size());
+  for (const direct::SegmentPlace& place : places)
+    ranges.push_back({place.offset, place.bytes, place.gpu, place.address});
+  std::sort(ranges.begin(), ranges.end(),
+            [](const ContentRange& a, const ContentRange& b) { return a.offset < b.offset; });
+  if (auto added = writer_->add_stream(pid, bytes, std::move(ranges)); !added) {
+    return fail(std::move(added.error()));
+  }
+  return streams_++;
+}
+
+Result<void> ImageContent::finish(Progress& progress, const Interrupt& interrupt) {
+  auto summary = writer_->finish(progress, interrupt);
+  if (!summary) return fail(std::move(summary.error()));
+  writer_.reset();
+  record_ = std::move(summary->record);
+  auto reader = ContentReader::open(image_dir_, record_);
+  if (!reader) return fail(std::move(reader.error()));
+  reader_.emplace(std::move(*reader));
+  return {};
+}
+
+Result<void> ImageContent::write(std::uint64_t offset, std::span<const std::byte> bytes) {
+  return writer_->write(offset / kGap, offset % kGap, bytes);
+}
+
+Result<void> ImageContent::read(std::uint64_t offset, std::span<std::byte> bytes) {
+  return reader_->read(offset / kGap, offset % kGap, bytes);
+}
+
+Result<std::size_t> ImageContent::stream_of(Pid pid, std::uint64_t bytes) const {
+  const auto& streams = reader_->streams();
+  const auto stream = std::find_if(streams.begin(), streams.end(),
+                                   [&](const ContentStream& one) { return one.pid == pid; });
+  if (stream == streams.end()) {
+    return fail(ErrorCode::kImageCorrupt,
+                fmt::format("the image holds no GPU memory of process {}", pid.value),
+                "its parts are not of the same dump: restore from another image, or copy it again "
+                "from where it came from");
+  }
+  if (stream->bytes != bytes) {
+    return fail(ErrorCode::kImageCorrupt,
+                fmt::format("the image holds {} bytes of GPU memory of process {}, which had {}",
+                            stream->bytes, pid.value, bytes),
+                "its parts are not of the same dump: restore from another image, or copy it again "
+                "from where it came from");
+  }
+  return static_cast<std::size_t>(stream - streams.begin());
+}
+
+direct::ContentId ImageContent::id() const { return id_of(record_.index_checksum); }
+
+std::vector<std::shared_ptr<ImageContent>> find_content(const std::string& path) {
+  std::vector<std::shared_ptr<ImageContent>> found;
+  if (path.empty()) return found;
+  std::vector<std::string> paths{path};
+  for (const Leftover& leftover : find_leftovers(path))
+    paths.push_back(leftover.path);
+  for (const std::string& one : paths)
+    if (auto content = ImageContent::open(one)) found.push_back(std::move(*content));
+  return found;
+}
+
+}  // namespace stasis

@@ -1,0 +1,60 @@
+// The GPU content of an image (gpu/) as a place that a mover, or an agent, reads and writes.
+//
+// Each process has a stream, which begins at a multiple of kGap, so that several are one Content.
+// Private to src/operations. read() and write() from any number of threads at once.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "direct/agent_client.h"
+#include "direct/content.h"
+#include "image/content_reader.h"
+#include "image/content_writer.h"
+
+namespace stasis {
+
+class ImageContent final : public direct::Content {
+ public:
+  static constexpr std::uint64_t kGap = std::uint64_t{1} << 40;
+
+  // Makes gpu/ in the image that is being written in `image_dir`.
+  static Result<std::shared_ptr<ImageContent>> create(const UniqueFd& image_dir,
+                                                      const ContentOptions& options);
+  // Of a complete image, whose manifest says `record` of it.
+  static std::shared_ptr<ImageContent> of(ContentReader reader, ContentRecord record);
+  // Also of an image that has no manifest yet, by what gpu/index says of itself.
+  static Result<std::shared_ptr<ImageContent>> open(const std::string& image_dir);
+
+  // Before anything is written: the content of a process. Returns its stream.
+  Result<std::size_t> add(Pid pid, std::uint64_t bytes,
+                          const std::vector<direct::SegmentPlace>& places);
+  // Complete, as durable as was asked for, and ready to be read.
+  Result<void> finish(Progress& progress, const Interrupt& interrupt);
+
+  Result<void> write(std::uint64_t offset, std::span<const std::byte> bytes) override;
+  Result<void> read(std::uint64_t offset, std::span<std::byte> bytes) override;
+
+  // kImageCorrupt if there is none, or not of that size.
+  Result<std::size_t> stream_of(Pid pid, std::uint64_t bytes) const;
+  // Of what is complete: what agents call it, and what the manifest says of it.
+  direct::ContentId id() const;
+  const ContentRecord& record() const { return record_; }
+
+ private:
+  UniqueFd image_dir_;  // while it is written
+  std::optional<ContentWriter> writer_;
+  std::optional<ContentReader> reader_;
+  ContentRecord record_;
+  std::size_t streams_ = 0;
+};
+
+// Removes gpu/ of an image that is being written.
+Result<void> discard_content(const UniqueFd& image_dir);
+
+// The images beside and at `path` that may have the content of what an operation on `path` moved.
+std::vector<std::shared_ptr<ImageContent>> find_content(const std::string& path);
+
+}  // namespace stasis

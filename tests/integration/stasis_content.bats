@@ -1,0 +1,237 @@
+#!/usr/bin/env bats
+# Dumps of programs that have the agent: the content of their GPU memory goes straight into the image,
+# and nobody else has it from then on. On the simulated driver with the real CRIU.
+
+load helpers
+load stasis_lib
+
+setup() {
+  setup_stasis
+  need_root "CRIU"
+  agent=$STASIS_BUILD/lib/stasis/libstasis-preload.so
+}
+teardown() { end_stasis; }
+
+# start_agent KIND [ARGUMENT...]: as start_target, with the agent in it.
+start_agent() { LD_PRELOAD=$agent start_target "$@"; }
+
+# Bytes of CRIU's files, and of the content, as they lie there.
+criu_bytes() { du -sb "$image/criu" | cut -f1; }
+content_bytes() { du -sb "$image/gpu" | cut -f1; }
+
+killed_at() {
+  STASIS_FAULT=$1:kill capture timeout 60 stasis "${@:2}"
+  assert_equal "$status" 137 "$1"
+}
+need_fault_points() {
+  [[ $(stasis list-fault-points) == *'"built_in": true'* ]] || skip "this build has no fault points"
+}
+
+stands_still() {
+  local before
+  before=$(target_round)
+  sleep 0.3
+  assert_equal "$(target_round)" "$before" "rounds"
+}
+
+partial_images() { compgen -G "$image.partial-*" || true; }
+
+@test "the content goes into the image past the process, which stays small" {
+  start_agent memory --size 64M
+  dump_it --json
+  assert_equal "$(json 'd["path"], d["direct_bytes"] >= 64 << 20')" "direct True"
+  (($(content_bytes) > 60000000))
+  (($(criu_bytes) < 32 << 20)) || { echo "CRIU's files have $(criu_bytes) bytes" >&2; return 1; }
+  done_by inspect "$image" --verify
+  restore_it --json
+  assert_equal "$(json 'd["path"], d["direct_bytes"] >= 64 << 20')" "direct True"
+  target_goes_on
+  restored_verifies
+  nothing_left
+}
+
+@test "a job that goes on gets its memory back from the image, again and again" {
+  start_agent memory --size 24M
+  local i
+  for i in 1 2 3; do
+    done_by dump "$TARGET" --images-dir "$image" --leave-running --force
+    target_goes_on
+  done
+  in_state running
+  kill -KILL "$TARGET"
+  wait "$TARGET" || true
+  restore_it
+  target_goes_on
+  restored_verifies
+  nothing_left
+}
+
+@test "one that stays suspended keeps its content, and needs no image" {
+  start_agent memory --size 24M
+  done_by dump "$TARGET" --images-dir "$image" --leave-suspended
+  [[ ! -e $image/gpu ]]
+  rm -r "$image"
+  done_by resume "$TARGET"
+  target_goes_on
+  target_verifies
+}
+
+@test "the processes of a tree have a stream each" {
+  LD_PRELOAD=$agent start_tree --size 12M
+  dump_it --json
+  assert_equal "$(json 'd["direct_bytes"] >= 20 << 20')" True
+  restore_it
+  target_goes_on
+  restored_verifies 3
+}
+
+@test "compressed or past the page cache, it comes back the same" {
+  local options
+  for options in "--compress lz4" "--compress zstd --direct-io" "--sync none --direct-io"; do
+    start_agent memory --size 16M
+    # shellcheck disable=SC2086 # words
+    dump_it --force $options
+    restore_it
+    target_goes_on
+    restored_verifies
+  done
+}
+
+@test "compression is for what goes past the driver, and says so where nothing does" {
+  start_target memory --size 4M
+  done_by dump "$TARGET" --images-dir "$image" --compress lz4
+  assert_contains "$err" "nothing is compressed"
+}
+
+# --- Damage
+
+@test "content that proves wrong is named, and nothing is left of what was restored from it" {
+  start_agent memory --size 16M
+  dump_it
+  local data
+  data=$(compgen -G "$image/gpu/data-*" | head -1)
+  cp "$data" "$BATS_TEST_TMPDIR/good"
+  printf 'X' | dd of="$data" bs=1 seek=5000 conv=notrunc status=none
+  refused 10 image-corrupt restore --images-dir "$image" --detach
+  assert_contains "$err" "gpu/data-"
+  number_is_free
+  gpu_is_free
+  truncate -s 4096 "$data"
+  refused 10 image-corrupt restore --images-dir "$image" --detach
+  number_is_free
+  cp "$BATS_TEST_TMPDIR/good" "$data"
+  restore_it
+  target_goes_on
+  restored_verifies
+  nothing_left
+}
+
+@test "content of another dump is not taken" {
+  start_agent memory --size 16M
+  dump_it
+  mv "$image/gpu" "$BATS_TEST_TMPDIR/gpu"
+  refused 10 image-corrupt restore --images-dir "$image" --detach
+  local first=$TARGET
+  start_agent memory --size 16M
+  done_by dump "$TARGET" --images-dir "$image-2"
+  cp -r "$image-2/gpu" "$image/gpu"
+  TARGET=$first
+  refused 10 image-corrupt restore --images-dir "$image" --detach
+  number_is_free
+}
+
+# --- Failures: the content is in the unfinished image alone.
+
+@test "when CRIU fails, the memory comes back from the half image, which then goes" {
+  need_fault_points
+  start_agent memory --size 24M
+  STASIS_FAULT=criu.started:criu-dies capture timeout 60 stasis dump "$TARGET" --images-dir "$image"
+  ((status != 0))
+  assert_contains "$err" "rolled back"
+  in_state running
+  target_goes_on
+  no_image
+  target_verifies
+  nothing_left
+}
+
+@test "a full disk ends the dump, not the job" {
+  need_fault_points
+  start_agent memory --size 48M
+  mkdir "$BATS_TEST_TMPDIR/disk"
+  mount -t tmpfs -o size=140m tmpfs "$BATS_TEST_TMPDIR/disk"
+  echo "$BATS_TEST_TMPDIR/disk" >>"$BATS_TEST_TMPDIR/mounts"
+  # What is taken between the look at the free space and the writing.
+  STASIS_FAULT=direct.closed:disk-full STASIS_FAULT_FILL=$BATS_TEST_TMPDIR/disk \
+    refused 11 no-space dump "$TARGET" --images-dir "$BATS_TEST_TMPDIR/disk/image"
+  in_state running
+  target_goes_on
+  assert_equal "$(compgen -G "$BATS_TEST_TMPDIR/disk/image*" || true)" ""
+  target_verifies
+}
+
+@test "a dump that is killed at any step leaves a job that recover makes run" {
+  need_fault_points
+  start_agent memory --size 24M
+  local point
+  for point in direct.prepared direct.closed direct.copied; do
+    killed_at "$point" dump "$TARGET" --images-dir "$image"
+    # The agent sees to it.
+    target_goes_on
+    done_by recover --all
+    nothing_left
+  done
+  for point in direct.emptied direct.held checkpoint.after criu.started criu.post-dump image.manifest-written \
+    image.named dump.complete; do
+    killed_at "$point" dump "$TARGET" --images-dir "$image"
+    if [[ $point == direct.emptied ]]; then
+      stands_still
+      refused 7 busy suspend "$TARGET"
+      refused 7 busy dump "$TARGET" --images-dir "$image-2"
+    fi
+    done_by recover --all
+    in_state running
+    target_goes_on
+    # Whole, it stays.
+    case $point in image.named | dump.complete) rm -r "$image" ;; *) no_image ;; esac
+    nothing_left
+  done
+  for point in image.committed direct.refill direct.refilled direct.filled; do
+    killed_at "$point" dump "$TARGET" --images-dir "$image" --leave-running --force
+    done_by recover --all
+    in_state running
+    target_goes_on
+  done
+  target_verifies
+  nothing_left
+}
+
+@test "without a mover the agent brings the content of an image in" {
+  start_agent memory --size 24M
+  dump_it
+  STASIS_SIM_FAULTS=import:error=999 done_by restore --images-dir "$image" --detach
+  assert_contains "$err" "copy by themselves"
+  target_goes_on
+  restored_verifies
+}
+
+# --- Restored to be suspended
+
+@test "restored to stay suspended, it needs its image until it is resumed" {
+  start_agent memory --size 24M
+  dump_it
+  restore_it --leave-suspended
+  in_state checkpointed
+  gpu_is_free
+  refused 7 busy dump "$TARGET" --images-dir "$image-2"
+  mv "$image" "$image-moved"
+  refused 6 wrong-state resume "$TARGET"
+  assert_contains "$err" "image"
+  in_state checkpointed
+  mv "$image-moved" "$image"
+  done_by resume "$TARGET" --json
+  assert_equal "$(json 'd["path"]')" direct
+  target_goes_on
+  restored_verifies
+  nothing_left
+}
