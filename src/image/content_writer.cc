@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -35,8 +36,11 @@ constexpr std::size_t kWriteBytes = 64U << 10;
 // The kernel is told to begin writing to the disk what is in the page cache, so that the sync at
 // the end finds little left.
 constexpr std::uint64_t kWriteBack = 8U << 20;
-// Several files grow at once; without this their extents lie between each other's.
+// Several files grow at once; without reserving their extents lie between each other's. All of them
+// together never take so much more than they need that the rest does not fit.
 constexpr std::uint64_t kReserve = 64U << 20;
+constexpr std::uint64_t kLeastReserve = 4U << 20;
+constexpr std::uint64_t kReservedShare = 4 * kContentFiles;  // of what is free: 1 / this
 
 enum class SlotState : std::uint8_t { kEmpty, kZero, kStored, kDuplicate };
 
@@ -86,6 +90,7 @@ struct Lane {
   UniqueFd file;
   std::uint64_t end = 0;       // where the next chunk goes
   std::uint64_t reserved = 0;  // up to here there is room on the disk
+  std::uint64_t reserve_step = 0;
   std::uint64_t written_back = 0;
   bool direct = false;
   Workspace workspace;
@@ -126,6 +131,7 @@ struct ContentWriter::State {
   ContentEncoding encoding = ContentEncoding::kRaw;
   Clock::time_point start = Clock::now();
   UniqueFd folder;
+  std::uint64_t reserve_step = 0;
   std::vector<ContentStream> streams;
   std::vector<std::uint32_t> first_slot;  // of each stream
   std::unordered_set<int> pids;
@@ -253,8 +259,8 @@ class Batch {
 
   void reserve(std::uint64_t end) {
     // Of use on a disk, and harmful in memory, where it fills the pages with zeros first.
-    if (sync_ != SyncPolicy::kDisk || end <= lane_.reserved) return;
-    const std::uint64_t wanted = std::max(end, lane_.reserved + kReserve);
+    if (sync_ != SyncPolicy::kDisk || lane_.reserve_step == 0 || end <= lane_.reserved) return;
+    const std::uint64_t wanted = std::max(end, lane_.reserved + lane_.reserve_step);
     if (::fallocate(lane_.file.get(), FALLOC_FL_KEEP_SIZE, static_cast<off_t>(lane_.reserved),
                     static_cast<off_t>(wanted - lane_.reserved)) == 0) {
       lane_.reserved = wanted;
@@ -279,6 +285,7 @@ Result<Lane*> ContentWriter::State::new_lane() {
   if (number == lanes.size()) return nullptr;
   auto lane = std::make_unique<Lane>();
   lane->path = content_data_path(number);
+  lane->reserve_step = reserve_step;
   lane->number = static_cast<std::uint8_t>(number);
   const std::string name = lane->path.substr(lane->path.find('/') + 1);
   const int flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW;
@@ -488,6 +495,11 @@ Result<ContentWriter> ContentWriter::create(const UniqueFd& image_dir,
   auto folder = open_file(image_dir.get(), kFolder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
   if (!folder) return fail(std::move(folder.error()));
   state->folder = std::move(*folder);
+  struct statvfs info = {};
+  if (::fstatvfs(state->folder.get(), &info) == 0) {
+    const std::uint64_t step = std::uint64_t{info.f_bavail} * info.f_frsize / kReservedShare;
+    if (step >= kLeastReserve) state->reserve_step = std::min(step, kReserve);
+  }
   return ContentWriter(std::move(state));
 }
 
