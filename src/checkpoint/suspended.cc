@@ -22,9 +22,9 @@ namespace {
 using nlohmann::json;
 
 // The start time is in the name, so that a later process with the same number finds nothing.
-std::optional<std::string> path_of(const Process& process) {
+Result<std::string> path_of(const Process& process) {
   auto directory = journal_directory();
-  if (!directory) return std::nullopt;
+  if (!directory) return directory;
   return fmt::format("{}/{}-{}{}.suspended", *directory, process.pid().value,
                      process.info().start_ticks, pid_namespace_mark());
 }
@@ -52,9 +52,9 @@ void forget_the_dead() {
   }
 }
 
-void remember_suspended(const Process& process, const SuspendedMemory& memory) {
+Result<void> remember_suspended(const Process& process, const SuspendedMemory& memory) {
   const auto path = path_of(process);
-  if (!path) return;
+  if (!path) return fail(std::move(path.error()));
   json uses = json::array();
   for (const GpuUse& part : memory.uses) {
     uses.push_back({{"gpu", part.gpu.to_string()}, {"bytes", part.bytes}});
@@ -72,10 +72,13 @@ void remember_suspended(const Process& process, const SuspendedMemory& memory) {
                                 {"since", std::int64_t{std::time(nullptr)}}}
                                .dump(-1, ' ', false, json::error_handler_t::replace);
   // Losing it loses a check, never a job; half of it must not be taken for the whole.
-  if (!fault(FaultPoint::kRememberWrite)) return;
+  if (auto allowed = fault(FaultPoint::kRememberWrite); !allowed) return allowed;
   auto fd = open_file(AT_FDCWD, *path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW, 0600);
-  if (fd && !write_all(fd->get(), text.data(), text.size(), *path)) (void)::unlink(path->c_str());
+  if (!fd) return fail(std::move(fd.error()));
+  auto written = write_all(fd->get(), text.data(), text.size(), *path);
+  if (!written) (void)::unlink(path->c_str());
   fault_only(FaultPoint::kRememberWritten);
+  return written;
 }
 
 void remember_suspended(const Group& group) {
@@ -83,7 +86,7 @@ void remember_suspended(const Group& group) {
   for (const GroupMember& member : group.members()) {
     const auto use = group.gpu_use().find(member.process.pid());
     if (!member.initial || use == group.gpu_use().end()) continue;
-    remember_suspended(member.process, {use->second, {}});
+    (void)remember_suspended(member.process, {use->second, {}});
   }
 }
 

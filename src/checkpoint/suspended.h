@@ -26,7 +26,8 @@ struct SuspendedMemory {
 
 // Remembers the group's gpu_use() for each of its CUDA processes. Failures are ignored.
 void remember_suspended(const Group& group);
-void remember_suspended(const Process& process, const SuspendedMemory& memory);
+// kIo, kNoSpace.
+Result<void> remember_suspended(const Process& process, const SuspendedMemory& memory);
 // Nothing if this very process (number and start time) was not suspended by us.
 std::optional<SuspendedMemory> recall_suspended(const Process& process);
 void forget_suspended(const Process& process);

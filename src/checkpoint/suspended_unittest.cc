@@ -53,7 +53,7 @@ TEST_F(SuspendedTest, RemembersUntilToldToForget) {
   const Child child;
   const Process process = open(child);
   EXPECT_FALSE(recall_suspended(process));
-  remember_suspended(process, {{{gpu_, 1234}}, {{gpu_, "\xff odd", "0000:65:00.0", 99, 0}}});
+  (void)remember_suspended(process, {{{gpu_, 1234}}, {{gpu_, "\xff odd", "0000:65:00.0", 99, 0}}});
   auto memory = recall_suspended(process);
   ASSERT_TRUE(memory);
   EXPECT_NEAR(static_cast<double>(memory->since), static_cast<double>(std::time(nullptr)), 60);
@@ -91,7 +91,7 @@ TEST_F(SuspendedTest, AgroupRemembersWhatItsProcessesHad) {
 TEST_F(SuspendedTest, DamageIsNoMemory) {
   const Child child;
   const Process process = open(child);
-  remember_suspended(process, {});
+  (void)remember_suspended(process, {});
   ASSERT_TRUE(recall_suspended(process));
   for (const char* text : {"", "[]", "{", "{}", R"({"uses":[]})", R"({"uses":[{}],"gpus":[]})",
                            R"({"uses":[{"gpu":"x","bytes":1}],"gpus":[]})",
@@ -104,7 +104,7 @@ TEST_F(SuspendedTest, DamageIsNoMemory) {
 TEST_F(SuspendedTest, TheDeadAreForgotten) {
   const Child living;
   const Process process = open(living);
-  remember_suspended(process, {});
+  (void)remember_suspended(process, {});
   // Of a process that has gone, and of an earlier one with a number that somebody has now.
   const std::string end = pid_namespace_mark() + ".suspended";
   std::ofstream(dir_ / ("4194303-5" + end)) << "{}";

@@ -376,6 +376,18 @@ Error rolled_back(OpenedGroup& opened, Error why, Result<void> back) {
   return both;
 }
 
+Error stands_still(Error why, Pid root, bool tries_by_itself) {
+  if (tries_by_itself && why.code == ErrorCode::kOutOfGpuMemory) {
+    return std::move(why).within(
+        "the program waits for its GPU memory, and goes on by itself as soon as there is room for "
+        "it");
+  }
+  why.code = ErrorCode::kNotRolledBack;
+  why.remedy += fmt::format("{}the program stands still until `stasis recover {}`",
+                            why.remedy.empty() ? "" : "; ", root.value);
+  return std::move(why).within("while its GPU memory was brought back");
+}
+
 ProcessReport report_process(const Process& process, bool cuda, std::uint64_t gpu_bytes) {
   ProcessReport report{process.pid(), process.info().comm, cuda, std::nullopt, gpu_bytes};
   if (cuda && process.alive()) {

@@ -69,6 +69,10 @@ Error roll_back(OpenedGroup& opened, Error why);
 // The same where the group has been rolled back, or not: `back`.
 Error rolled_back(OpenedGroup& opened, Error why, Result<void> back);
 
+// For memory that could not be brought back to a program that the driver lets run: kNotRolledBack,
+// for which the record has to stay. As it is where the agent goes on trying by itself.
+Error stands_still(Error why, Pid root, bool tries_by_itself);
+
 // What the processes are now, asked anew.
 std::vector<ProcessReport> report_processes(const Group& group);
 

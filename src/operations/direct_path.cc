@@ -389,7 +389,10 @@ Result<std::uint64_t> DirectPath::move_in(const Environment& env,
   if (agents_.empty()) return 0;
   for (const auto& agent : agents_) {
     auto content = content_of(agent);
-    if (content) continue;
+    if (content) {
+      needs_image_ = needs_image_ || content->image;
+      continue;
+    }
     Error why = std::move(content.error());
     dismiss();
     return fail(std::move(why));

@@ -280,8 +280,8 @@ Result<void> go_on_with_memory(const Environment& env, OpenedGroup& opened, Phas
   for (const GroupMember& member : opened.group.members())
     if (member.initial == CudaState::kRunning) processes.push_back(&member.process);
   auto moved = opened.direct.move_in(env, std::move(processes), phases);
-  if (!moved) return fail(std::move(moved.error()));
-  return {};
+  if (moved) return {};
+  return fail(stands_still(std::move(moved.error()), opened.group.root(), false));
 }
 
 }  // namespace

@@ -131,9 +131,11 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   if (!options.leave_suspended) {
     driver_ready = std::async(std::launch::async, [&] { env.driver.prepare_restore(); });
   }
+  const std::string needed =
+      options.leave_suspended && manifest.content ? image->path() : std::string();
   const auto take = [&]() -> Result<void> {
     if (auto sound = pages.get(); !sound) return sound;
-    if (auto held = job.take_hold(env.driver, *old_gpus, image->path()); !held) return held;
+    if (auto held = job.take_hold(env.driver, *old_gpus, needed); !held) return held;
     set_fault_target(manifest.root);
     targets = job.targets(options.leave_suspended);
     if (auto entered = journal->update(targets); !entered) return entered;

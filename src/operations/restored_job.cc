@@ -76,9 +76,9 @@ Result<void> RestoredJob::take_hold(Driver& driver, std::span<const Gpu> old_gpu
     auto process = Process::open(driver, record.pid);
     if (process) {
       if (record.cuda) {
-        remember_suspended(*process, {gpu_use_of(record),
-                                      {old_gpus.begin(), old_gpus.end()},
-                                      manifest_.content ? image : std::string()});
+        auto remembered = remember_suspended(
+            *process, {gpu_use_of(record), {old_gpus.begin(), old_gpus.end()}, image});
+        if (!remembered && !image.empty()) return remembered;
       }
       processes_.emplace_back(std::move(*process));
     } else if (!record.cuda && process.error().code == ErrorCode::kZombie) {

@@ -85,16 +85,9 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
   group.dismiss();
   auto moved = opened->direct.move_in(env, cuda_processes(group), phases);
   if (!moved) {
-    opened->journal->finish();
-    Error why = std::move(moved.error());
-    if (why.code == ErrorCode::kOutOfGpuMemory) {
-      return fail(
-          std::move(why).within("the program waits for its GPU memory, and goes on by itself as "
-                                "soon as there is room for it"));
-    }
-    why.remedy += fmt::format("{}the program stands still until `stasis recover {}`",
-                              why.remedy.empty() ? "" : "; ", root.value);
-    return fail(std::move(why).within("while its GPU memory was brought back"));
+    Error why = stands_still(std::move(moved.error()), root, !opened->direct.needs_image());
+    if (why.code != ErrorCode::kNotRolledBack) opened->journal->finish();
+    return fail(std::move(why));
   }
   phases.end();
   fault_only(FaultPoint::kResumeVerified);
