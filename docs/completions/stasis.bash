@@ -45,6 +45,7 @@ _stasis() {
     inspect:-d|inspect:--device-map) :; return ;;
     inspect:--criu) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -f -- "$word"); return ;;
     inspect:--driver-timeout) :; return ;;
+    verify:-D|verify:--images-dir) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -d -- "$word"); return ;;
     logs:-D|logs:--images-dir) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -d -- "$word"); return ;;
     report:-D|report:--images-dir) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -d -- "$word"); return ;;
     report:-o|report:--output) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -f -- "$word"); return ;;
@@ -53,7 +54,7 @@ _stasis() {
     report:--driver-timeout) :; return ;;
   esac
   case $verb in
-    '') words='run ps suspend resume dump restore recover doctor explain inspect logs report -h --help --version --json -v --verbose -q --quiet' ;;
+    '') words='run ps suspend resume dump restore recover doctor explain inspect verify logs report -h --help --version --json -v --verbose -q --quiet' ;;
     run) words='-h --help --json -v --verbose -q --quiet' ;;
     ps) words='-h --help -t --timeout -w --watch --json -v --verbose -q --quiet' ;;
     suspend) words='-h --help -t --timeout --force --ignore-obstacles --json -v --verbose -q --quiet --driver-timeout' ;;
@@ -64,6 +65,7 @@ _stasis() {
     doctor) words='-h --help -D --images-dir --no-trial --criu --json -v --verbose -q --quiet --driver-timeout' ;;
     explain) words='-h --help --json -v --verbose -q --quiet' ;;
     inspect) words='-h --help -D --images-dir --verify -d --device-map --criu --json -v --verbose -q --quiet --driver-timeout' ;;
+    verify) words='-h --help -D --images-dir --json -v --verbose -q --quiet' ;;
     logs) words='-h --help -D --images-dir --full --json -v --verbose -q --quiet' ;;
     report) words='-h --help -D --images-dir -o --output -f --force --verify -d --device-map --criu --json -v --verbose -q --quiet --driver-timeout' ;;
   esac
@@ -73,7 +75,7 @@ _stasis() {
         mapfile -t COMPREPLY < <(compgen -W "$(stasis ps -q -t 200 2>/dev/null | awk 'NR > 1 { print $1 }')" -- "$word")
         return
         ;;
-      inspect|logs|report)
+      inspect|verify|logs|report)
         compopt -o filenames
         mapfile -t COMPREPLY < <(compgen -d -- "$word")
         return

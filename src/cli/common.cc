@@ -126,7 +126,7 @@ void add_criu_path(CLI::App& command, std::optional<std::string>& path) {
       ->type_name("FILE");
 }
 
-void add_verify(CLI::App& command, bool& verify) {
+void add_verify_flag(CLI::App& command, bool& verify) {
   command.add_flag("--verify", verify, "read every byte and compare checksums");
 }
 

@@ -87,6 +87,12 @@ void print_text(Context& context, const ImageReport& report, bool verified) {
     sizes +=
         fmt::format("{}{:>10}  {}", sizes.empty() ? "" : "\n", format_bytes(part.bytes), part.what);
   show("sizes", sizes);
+  if (report.content) {
+    std::string content = content_text(report.content->all);
+    for (const auto& [pid, use] : report.content->processes)
+      content += fmt::format("\nprocess {}: {}", pid.value, content_text(use));
+    show("content", content);
+  }
   std::string times;
   for (const PhaseRecord& phase : m.phases)
     times += fmt::format("{}{} {}", times.empty() ? "" : ", ", shown(phase.name),
@@ -155,7 +161,7 @@ Verb add_inspect(CLI::App& app) {
       ->add_option("DIR,-D,--images-dir", arguments->inspect.images_dir, "directory of the image")
       ->required()
       ->type_name("DIR");
-  add_verify(*command, arguments->inspect.verify);
+  add_verify_flag(*command, arguments->inspect.verify);
   add_device_map(*command, arguments->device_map);
   add_criu_path(*command, arguments->inspect.criu_path);
   return {command, [arguments](Context& context) { return run_inspect(context, *arguments); },

@@ -194,7 +194,7 @@ Verb add_report(CLI::App& app) {
       ->required()
       ->type_name("FILE");
   command->add_flag("-f,--force", arguments->overwrite, "replace an existing file");
-  add_verify(*command, arguments->inspect.verify);
+  add_verify_flag(*command, arguments->inspect.verify);
   add_device_map(*command, arguments->device_map);
   add_criu_path(*command, arguments->inspect.criu_path);
   return {command, [arguments](Context& context) { return run_report(context, *arguments); }, false,

@@ -69,6 +69,7 @@ Verb add_doctor(CLI::App& app);
 Verb add_explain(CLI::App& app);
 Verb add_inspect(CLI::App& app);
 Verb add_logs(CLI::App& app);
+Verb add_verify(CLI::App& app);
 Verb add_report(CLI::App& app);
 
 // Options that several verbs have.
@@ -82,7 +83,7 @@ void add_time_limit(CLI::App& command, std::chrono::milliseconds& limit, const s
 void add_device_map(CLI::App& command, std::optional<std::string>& text);
 void add_criu_path(CLI::App& command, std::optional<std::string>& path);
 // Whether every byte of an image is read.
-void add_verify(CLI::App& command, bool& verify);
+void add_verify_flag(CLI::App& command, bool& verify);
 
 // What is in an image, and whether it can be restored here; `device_map` as from the command line.
 Result<ImageReport> inspect_image(Context& context, InspectOptions& options,

@@ -13,6 +13,7 @@
 #include <fmt/format.h>
 
 #include "image/parallel.h"
+#include "image/xxh3_avx2.h"
 
 namespace stasis {
 namespace {
@@ -74,8 +75,13 @@ std::string to_hex(const BlockDigest& digest) {
   return text;
 }
 
+// SSE2, which all processors have, hashes 8 to 10 GB/s on one of an EPYC; AVX2 33 from its cache.
 BlockDigest xxh3(std::span<const std::byte> data) {
-  return canonical(XXH3_128bits(data.data(), data.size()));
+  static const bool has_avx2 = __builtin_cpu_supports("avx2") != 0;
+  if (!has_avx2) return canonical(XXH3_128bits(data.data(), data.size()));
+  BlockDigest digest;
+  xxh3_avx2(data.data(), data.size(), digest.data());
+  return digest;
 }
 
 std::string xxh3_hex(std::string_view data) {

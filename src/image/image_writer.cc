@@ -260,8 +260,10 @@ void ImageWriter::State::digest_ahead(const std::stop_token& stop) {
 // fsync of all files at once: the disk then sees one long queue.
 Result<void> ImageWriter::State::sync_files(const Manifest& manifest, Progress& progress,
                                             const Interrupt& interrupt) const {
-  auto synced = run_parallel(manifest.files.size(), manifest.total_bytes, "sync", progress,
-                             interrupt, [&](std::size_t i) -> Result<std::uint64_t> {
+  const std::uint64_t total =
+      manifest.total_bytes - (manifest.content ? manifest.content->total_bytes() : 0);
+  auto synced = run_parallel(manifest.files.size(), total, "sync", progress, interrupt,
+                             [&](std::size_t i) -> Result<std::uint64_t> {
                                const FileRecord& record = manifest.files[i];
                                auto file = open_image_file(record.path);
                                if (!file) return fail(std::move(file).error());

@@ -7,6 +7,8 @@
 
 #include <fmt/format.h>
 
+#include "base/units.h"
+
 namespace stasis {
 
 std::vector<std::string> options_used(const CriuOptions& criu) {
@@ -57,6 +59,32 @@ std::vector<TreeLine> tree_lines(const Manifest& manifest, std::size_t most) {
       waiting.push_back({child->second, line.depth + 1, last});
     }
   }
+  return out;
+}
+
+std::optional<GpuContentReport> report_content(const ImageReader& image) {
+  if (!image.manifest().content) return std::nullopt;
+  const auto content = image.open_content();
+  if (!content) return std::nullopt;
+  GpuContentReport out;
+  const std::vector<ContentUse> uses = content_use(content->index());
+  for (std::size_t i = 0; i < uses.size(); ++i)
+    out.processes.push_back({content->streams()[i].pid, uses[i]});
+  out.all = sum(uses);
+  out.chunk_bytes = content->chunk_bytes();
+  return out;
+}
+
+std::string content_text(const ContentUse& use) {
+  std::string out = fmt::format("{} of GPU memory in {}", format_bytes(use.bytes),
+                                format_bytes(use.stored_bytes));
+  if (use.bytes > 0) {
+    out += fmt::format(" ({:.0f} %)", 100 * static_cast<double>(use.stored_bytes) /
+                                          static_cast<double>(use.bytes));
+  }
+  if (use.zero_bytes > 0) out += fmt::format(", {} are zeros", format_bytes(use.zero_bytes));
+  if (use.duplicate_bytes > 0)
+    out += fmt::format(", {} are there already", format_bytes(use.duplicate_bytes));
   return out;
 }
 

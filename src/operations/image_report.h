@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "image/image_reader.h"
 #include "operations/operations.h"
 
 namespace stasis {
@@ -27,6 +28,12 @@ struct TreeLine {
 // A manifest from anybody may name parents in a circle, and be as deep as it has processes: each is
 // there once, at most `most` of them.
 std::vector<TreeLine> tree_lines(const Manifest& manifest, std::size_t most);
+
+// Nothing if the image has none, or it cannot be read.
+std::optional<GpuContentReport> report_content(const ImageReader& image);
+
+// "16 GiB of GPU memory in 8.2 GiB (51 %), 4 GiB are zeros, 3.8 GiB are there already"
+std::string content_text(const ContentUse& use);
 
 // Is nothing known to stand in the way of a restore here?
 bool restorable(const ImageReport& report);

@@ -11,6 +11,7 @@
 #include "criu/criu_pages.h"
 #include "image/image_reader.h"
 #include "operations/common.h"
+#include "operations/image_report.h"
 #include "operations/restore_checks.h"
 
 namespace stasis {
@@ -65,7 +66,8 @@ MachineFacts look_here(const Driver* driver, const Result<Criu>& criu) {
   return out;
 }
 
-std::vector<ImagePart> parts_of(const ImageReader& image) {
+std::vector<ImagePart> parts_of(const ImageReader& image,
+                                const std::optional<GpuContentReport>& content) {
   const std::map<std::string, Pid> owners = pages_owners(image.criu_dir(), image.manifest());
   using Kind = ImagePart::Kind;
   std::map<std::string, ImagePart> parts;
@@ -85,6 +87,21 @@ std::vector<ImagePart> parts_of(const ImageReader& image) {
     }
     parts.try_emplace(part.what, part).first->second.bytes += file.size;
   }
+  if (image.manifest().content) {
+    // What is stored for several processes counts with the first; the index and what lies between
+    // the chunks is of nobody.
+    std::uint64_t left = image.manifest().content->total_bytes();
+    for (std::size_t i = 0; content && i < content->processes.size(); ++i) {
+      const auto& [pid, use] = content->processes[i];
+      const std::string what = fmt::format("GPU content of process {}", pid.value);
+      const std::uint64_t bytes = std::min(left, use.stored_bytes);
+      parts.try_emplace(what, ImagePart{Kind::kGpuContent, what, bytes});
+      left -= bytes;
+    }
+    const ImagePart rest = content ? ImagePart{Kind::kElse, "all else", 0}
+                                   : ImagePart{Kind::kGpuContent, "GPU content", 0};
+    parts.try_emplace(rest.what, rest).first->second.bytes += left;
+  }
   std::vector<ImagePart> out;
   for (auto& [what, part] : parts)
     out.push_back(std::move(part));
@@ -103,7 +120,8 @@ Result<ImageReport> inspect(const Environment* env, const Error& no_driver,
   ImageReport out;
   out.path = image->path();
   out.manifest = image->manifest();
-  out.parts = parts_of(*image);
+  out.content = report_content(*image);
+  out.parts = parts_of(*image, out.content);
   const auto enter = [&out](std::string_view id, Result<void> result) {
     out.checks.push_back({id, result ? std::optional<Error>() : std::move(result.error())});
   };

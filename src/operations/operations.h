@@ -23,6 +23,7 @@
 #include "direct/mover.h"
 #include "driver/driver.h"
 #include "driver/gpu_map.h"
+#include "image/content.h"
 #include "image/content_writer.h"
 #include "image/manifest.h"
 #include "stasis/cuda_state.h"
@@ -152,10 +153,28 @@ struct RestoreCheck {
 
 // What the files of an image hold: "memory of process 12".
 struct ImagePart {
-  enum class Kind { kProcessMemory, kSharedMemory, kUnknownMemory, kDeletedFiles, kElse };
+  enum class Kind {
+    kProcessMemory,
+    kSharedMemory,
+    kUnknownMemory,
+    kDeletedFiles,
+    kGpuContent,
+    kElse
+  };
   Kind kind = Kind::kElse;
   std::string what;
   std::uint64_t bytes = 0;
+};
+
+// The GPU content in an image that is not in CRIU's files.
+struct GpuContentReport {
+  struct OfProcess {
+    Pid pid;
+    ContentUse use;
+  };
+  ContentUse all;
+  std::vector<OfProcess> processes;
+  std::uint32_t chunk_bytes = 0;
 };
 
 // What a restore would find here.
@@ -172,7 +191,8 @@ struct ImageReport {
   MachineFacts here;
   std::string path;  // as ImageReader has it
   Manifest manifest;
-  std::vector<ImagePart> parts;  // the largest first
+  std::vector<ImagePart> parts;             // the largest first
+  std::optional<GpuContentReport> content;  // nothing also if it cannot be read: see `checks`
   // All, also behind one that failed; but of GPUs only the right driver can tell.
   std::vector<RestoreCheck> checks;
 };
@@ -184,6 +204,19 @@ struct ImageReport {
 Result<ImageReport> inspect(const Environment* env, const Error& no_driver,
                             const InspectOptions& options, Progress& progress,
                             const Interrupt& interrupt);
+
+struct VerifyReport {
+  std::string path;  // absolute
+  std::uint64_t bytes = 0;
+  std::size_t files = 0;
+  std::optional<GpuContentReport> content;
+  double seconds = 0;
+};
+
+// Reads an image to its last byte, with all processors, and needs neither driver nor CRIU. What is
+// wrong is the error: kImageIncomplete, kImageCorrupt, kImageVersion, kIo; kInterrupted.
+Result<VerifyReport> verify_image(const std::string& images_dir, Progress& progress,
+                                  const Interrupt& interrupt);
 
 struct RecoverReport {
   Pid root;

@@ -127,6 +127,9 @@ std::string short_name(const ImagePart& part) {
   constexpr std::string_view kMemoryOf = "memory of ";
   if (part.kind == ImagePart::Kind::kProcessMemory && part.what.starts_with(kMemoryOf))
     return part.what.substr(kMemoryOf.size());
+  constexpr std::string_view kContentOf = "GPU content of ";
+  if (part.kind == ImagePart::Kind::kGpuContent && part.what.starts_with(kContentOf))
+    return "GPU of " + part.what.substr(kContentOf.size());
   if (part.kind == ImagePart::Kind::kDeletedFiles) return "deleted";
   if (part.kind == ImagePart::Kind::kUnknownMemory) return "memory";
   return part.what;
@@ -182,6 +185,7 @@ list labels_of(const ImagePart& part, const Tile& place, const TreemapShape& sha
 std::string part_colour(const ImagePart& part, std::size_t& processes) {
   switch (part.kind) {
     case ImagePart::Kind::kProcessMemory:
+    case ImagePart::Kind::kGpuContent:
       return fmt::format("t-process{}", processes++ % 3);
     case ImagePart::Kind::kSharedMemory:
       return "t-shared";

@@ -197,12 +197,13 @@ void set_size(data& page, const ImageReport& image) {
   page.set("size_total", format_bytes(manifest.total_bytes));
   page.set("bytes_total", grouped(manifest.total_bytes));
   page.set("size_lead",
-           fmt::format("{} in {}{}. What was on the GPU is in the memory of its process.",
+           fmt::format("{} in {}{}. What was on the GPU is in the memory of its process{}.",
                        format_bytes(manifest.total_bytes),
                        plural(manifest.files.size(), "file", "files"),
                        manifest.sync == SyncPolicy::kDisk
                            ? ""
-                           : ", not synced to the disk when the dump ended (--sync none)"));
+                           : ", not synced to the disk when the dump ended (--sync none)",
+                       image.content ? ", but for " + content_text(image.content->all) : ""));
   page.set("treemap", draw_treemap(image.parts));
 }
 

@@ -108,6 +108,32 @@ json to_json(const MachineFacts& here) {
           {"cuda_version", here.cuda_version}, {"simulated", here.simulated}};
 }
 
+json to_json(const GpuContentReport& content) {
+  const auto amounts = [](const ContentUse& use) -> json {
+    return {{"bytes", use.bytes},
+            {"stored_bytes", use.stored_bytes},
+            {"zero_bytes", use.zero_bytes},
+            {"duplicate_bytes", use.duplicate_bytes}};
+  };
+  json out = amounts(content.all);
+  out["chunk_bytes"] = content.chunk_bytes;
+  out["processes"] = json::array();
+  for (const auto& [pid, use] : content.processes) {
+    out["processes"].push_back(amounts(use));
+    out["processes"].back()["pid"] = pid.value;
+  }
+  return out;
+}
+
+json to_json(const VerifyReport& report) {
+  return {{"ok", true},
+          {"images_dir", report.path},
+          {"image_bytes", report.bytes},
+          {"files", report.files},
+          {"seconds", report.seconds},
+          {"gpu_content", report.content ? to_json(*report.content) : json()}};
+}
+
 json to_json(const ImageReport& report) {
   const Manifest& m = report.manifest;
   json processes = json::array();
@@ -161,6 +187,7 @@ json to_json(const ImageReport& report) {
           {"processes", processes},
           {"gpus", gpus},
           {"sizes", sizes},
+          {"gpu_content", report.content ? to_json(*report.content) : json()},
           {"phases", phases},
           {"options", options_used(m.criu_options)},
           {"here", to_json(report.here)},

@@ -1,0 +1,28 @@
+#include <utility>
+
+#include "base/units.h"
+#include "image/image_reader.h"
+#include "operations/image_report.h"
+#include "operations/operations.h"
+
+namespace stasis {
+
+Result<VerifyReport> verify_image(const std::string& images_dir, Progress& progress,
+                                  const Interrupt& interrupt) {
+  const auto start = Clock::now();
+  auto image = ImageReader::open(images_dir);
+  if (!image) return fail(std::move(image.error()));
+  if (auto sound = image->verify(progress, interrupt); !sound) {
+    return fail(std::move(sound.error()).within("verifying the image " + image->path()));
+  }
+  VerifyReport report;
+  report.path = image->path();
+  report.bytes = image->manifest().total_bytes;
+  report.files = image->manifest().files.size();
+  if (image->manifest().content) report.files += image->manifest().content->data_sizes.size() + 1;
+  report.content = report_content(*image);
+  report.seconds = since(start).count();
+  return report;
+}
+
+}  // namespace stasis

@@ -1,0 +1,143 @@
+#!/usr/bin/env python3
+"""Verifies an image, written from docs/image-format.md alone: a second opinion on what our programs say.
+
+    read_image.py DIR
+
+Prints what it has seen as JSON, or "corrupt: ..." or "newer: ..." with status 1. Nothing but Python and the
+shared libraries of xxHash, zstd and LZ4.
+"""
+import ctypes
+import ctypes.util
+import json
+import os
+import re
+import struct
+import sys
+
+
+def library(name, soname):
+    return ctypes.CDLL(ctypes.util.find_library(name) or soname)
+
+
+class Hash(ctypes.Structure):
+    _fields_ = [("low", ctypes.c_uint64), ("high", ctypes.c_uint64)]
+
+
+XXH = library("xxhash", "libxxhash.so.0")
+XXH.XXH3_128bits.restype = Hash
+XXH.XXH3_128bits.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+ZSTD = library("zstd", "libzstd.so.1")
+ZSTD.ZSTD_decompress.restype = ctypes.c_size_t
+ZSTD.ZSTD_decompress.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t]
+LZ4 = library("lz4", "liblz4.so.1")
+LZ4.LZ4_decompress_safe.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_int]
+
+
+def xxh3(data):
+    made = XXH.XXH3_128bits(data, len(data))
+    return struct.pack(">QQ", made.high, made.low)
+
+
+def need(condition, what, kind="corrupt"):
+    if not condition:
+        raise ValueError(f"{kind}: {what}")
+
+
+def read(folder, path):
+    file = os.open(os.path.join(folder, path), os.O_RDONLY | os.O_NOFOLLOW)
+    with open(file, "rb") as opened:
+        return opened.read()
+
+
+def read_manifest(folder):
+    text = read(folder, "manifest.json")
+    trailer = re.fullmatch(rb'(?s)(.*)  "manifest_xxh3": "([0-9a-f]{32})"\n}\n', text)
+    need(trailer and xxh3(trailer[1]).hex().encode() == trailer[2], "manifest.json")
+    manifest = json.loads(text)
+    need(manifest["format"] == 1 and set(manifest["requires"]) <= {"gpu-content"}, "manifest.json", "newer")
+    need(("gpu-content" in manifest["requires"]) == ("gpu_content" in manifest), "requires")
+    return manifest
+
+
+def check_files(folder, manifest):
+    for file in manifest["files"]:
+        data, block = read(folder, file["path"]), manifest["checksum"]["block_size"]
+        digests = b"".join(xxh3(data[at:at + block]) for at in range(0, len(data), block))
+        need(len(data) == file["size"] and xxh3(digests).hex() == file["checksum"], file["path"])
+    need({f["path"] for f in manifest["files"]} == {f"criu/{n}" for n in os.listdir(f"{folder}/criu")}, "criu/")
+
+
+def unpack(encoding, stored, length):
+    out = ctypes.create_string_buffer(length)
+    if encoding == 1:
+        return stored
+    if encoding == 2:
+        made = LZ4.LZ4_decompress_safe(stored, out, len(stored), length)
+    else:
+        need(encoding == 3, f"encoding {encoding}")
+        made = ZSTD.ZSTD_decompress(out, length, stored, len(stored))
+    need(made == length, "a chunk that cannot be decompressed")
+    return out.raw
+
+
+def check_content(folder, record, pids):
+    index = read(folder, "gpu/index")
+    need(len(index) == record["index_size"], "size of gpu/index")
+    need(xxh3(index[:-16]) == index[-16:] == bytes.fromhex(record["index_xxh3"]), "gpu/index")
+    magic, version, features, chunk_size, files, streams, _, ranges, chunks = struct.unpack_from("<8s6I2Q", index)
+    need(version == 1 and features == 0, "gpu/index", "newer")
+    need(magic == b"STASISGC" and chunk_size & (chunk_size - 1) == 0, "header of gpu/index")
+    at = 64
+    sizes = list(struct.unpack_from(f"<{files}Q", index, at))
+    need(sizes == record["data_sizes"], "sizes of the data files")
+    names = [f"data-{number:02}" for number in range(files)]
+    need(sorted(os.listdir(f"{folder}/gpu")) == names + ["index"], "gpu/")
+    data = [read(folder, f"gpu/{name}") for name in names]
+    need([len(one) for one in data] == sizes, "a data file's size")
+    table = list(struct.iter_unpack("<IIQ", index[at + 8 * files:at + 8 * files + 16 * streams]))
+    at += 8 * files + 16 * streams + 40 * ranges
+    need(sum(r for _, r, _ in table) == ranges and at + 32 * chunks <= len(index) - 16, "tables of gpu/index")
+    rows = struct.iter_unpack("<16sQIBBH", index[at:at + 32 * chunks])
+    seen = {"bytes": 0, "zero_bytes": 0, "duplicate_bytes": 0, "stored_bytes": 0, "encodings": set()}
+    places = set()
+    for pid, _, size in table:
+        need(pid in pids, f"process {pid}")
+        for start in range(0, size, chunk_size):
+            digest, position, stored, encoding, file, nothing = next(rows)
+            length = min(chunk_size, size - start)
+            seen["bytes"] += length
+            seen["encodings"].add(encoding)
+            if encoding == 0:
+                need((digest, position, stored, file) == (bytes(16), 0, 0, 0), "a chunk of zeros")
+                seen["zero_bytes"] += length
+                continue
+            need(nothing == 0 and file < files and position % 4096 == 0 and position + stored <= sizes[file], "a place")
+            content = unpack(encoding, data[file][position:position + stored], length)
+            need(len(content) == length and xxh3(content) == digest, f"process {pid}, chunk {start // chunk_size}")
+            seen["duplicate_bytes" if (file, position) in places else "stored_bytes"] += \
+                length if (file, position) in places else stored
+            places.add((file, position))
+    need(next(rows, None) is None, "chunks of no stream")
+    return seen | {"encodings": sorted(seen["encodings"])}
+
+
+def main():
+    folder = sys.argv[1]
+    try:
+        manifest = read_manifest(folder)
+        check_files(folder, manifest)
+        seen, total = None, sum(file["size"] for file in manifest["files"])
+        if "gpu_content" in manifest:
+            record = manifest["gpu_content"]
+            seen = check_content(folder, record, {process["pid"] for process in manifest["processes"]})
+            total += record["index_size"] + sum(record["data_sizes"])
+        need(total == manifest["total_bytes"], "total_bytes")
+    except (ValueError, OSError, KeyError, struct.error, StopIteration) as problem:
+        print(problem if str(problem).startswith("newer") else f"corrupt: {problem}")
+        return 1
+    print(json.dumps({"image_bytes": total, "gpu_content": seen}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

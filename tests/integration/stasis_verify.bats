@@ -1,0 +1,138 @@
+#!/usr/bin/env bats
+# stasis verify, and GPU content in images: what it says, and what a reader says that was written from
+# docs/image-format.md alone (tests/image/read_image.py).
+
+load helpers
+load stasis_lib
+
+setup() { setup_stasis; }
+teardown() { end_stasis; }
+
+reader() { python3 "$BATS_TEST_DIRNAME/../image/read_image.py" "$@"; }
+
+# flip FILE OFFSET
+flip() {
+  python3 - "$image/$1" "$2" <<'END'
+import sys
+with open(sys.argv[1], "r+b") as file:
+    file.seek(int(sys.argv[2]))
+    byte = file.read(1)[0]
+    file.seek(int(sys.argv[2]))
+    file.write(bytes([byte ^ 4]))
+END
+}
+
+@test "what a dump has made is verified, and so it is by a reader written from the format's page" {
+  need_root "CRIU"
+  start_target memory --size 4M
+  dump_it
+  capture stasis verify "$image" --json
+  assert_equal "$status" 0
+  assert_equal "$(json 'd["gpu_content"]')" None
+  local bytes
+  bytes=$(json 'd["image_bytes"]')
+  capture reader "$image"
+  assert_equal "$status" 0
+  assert_equal "$(json 'd["image_bytes"]')" "$bytes"
+  capture env STASIS_LIBCUDA=/no/such/driver STASIS_CRIU=/no/such/criu stasis verify "$image"
+  assert_equal "$status" 0
+  assert_contains "$out" "$image is whole: "
+  flip criu/pages-1.img 5000
+  refused 10 image-corrupt verify "$image"
+  assert_contains "$err" "criu/pages-1.img has the checksum "
+  capture reader "$image"
+  assert_equal "$status" 1
+}
+
+@test "both readers agree about GPU content, however it was written" {
+  local way seen
+  for way in "none" "lz4" "zstd" "zstd --direct"; do
+    rm -rf "$image"
+    # shellcheck disable=SC2086
+    stasis-make-image "$image" --compress $way
+    capture reader "$image"
+    assert_equal "$status" 0 "$out"
+    case $way in
+      none) assert_equal "$(json 'd["gpu_content"]["encodings"]')" "[0, 1]" ;;
+      lz4) assert_equal "$(json 'd["gpu_content"]["encodings"]')" "[0, 1, 2]" ;;
+      *) assert_equal "$(json 'd["gpu_content"]["encodings"]')" "[0, 1, 3]" ;;
+    esac
+    seen=$(json '[d["image_bytes"]] + [d["gpu_content"][k] for k in ("bytes", "zero_bytes", "duplicate_bytes", "stored_bytes")]')
+    capture stasis verify "$image" --json
+    assert_equal "$status" 0
+    assert_equal "$(json '[d["image_bytes"]] + [d["gpu_content"][k] for k in ("bytes", "zero_bytes", "duplicate_bytes", "stored_bytes")]')" "$seen"
+    assert_equal "$(json '[p["pid"] for p in d["gpu_content"]["processes"]]')" "[100, 101]"
+  done
+}
+
+@test "both readers find every damage" {
+  stasis-make-image "$image" --compress zstd
+  cp -r "$image" "$image.whole"
+  local what size
+  size=$(stat -c %s "$image/gpu/index")
+  for what in "gpu/index 9" "gpu/index 40" "gpu/index 200" "gpu/index $((size - 1))" "gpu/data-00 100" \
+    "gpu/data-00 70000" "criu/core-100.img 3" "manifest.json 300"; do
+    # shellcheck disable=SC2086
+    flip $what
+    refused 10 image-corrupt verify "$image"
+    assert_contains "$err" "${what%% *}"
+    capture reader "$image"
+    assert_equal "$status" 1 "$what"
+    # shellcheck disable=SC2086
+    flip $what
+  done
+  done_by verify "$image"
+  truncate -s -4096 "$image/gpu/data-00"
+  refused 10 image-corrupt verify "$image"
+  assert_contains "$err" "gpu/data-00 has $(stat -c %s "$image/gpu/data-00") bytes, expected $(stat -c %s "$image.whole/gpu/data-00")"
+  capture reader "$image"
+  assert_equal "$status" 1
+  rm "$image/gpu/data-00"
+  refused 10 image-corrupt verify "$image"
+  cp "$image.whole/gpu/data-00" "$image/gpu"
+  touch "$image/gpu/data-77"
+  refused 10 image-corrupt verify "$image"
+  capture reader "$image"
+  assert_equal "$status" 1
+}
+
+@test "a damaged chunk is named with its place, and what was expected and found" {
+  stasis-make-image "$image"
+  flip gpu/data-00 65600
+  refused 10 image-corrupt verify "$image"
+  [[ $err =~ "gpu/data-00: chunk 1 of process 100 (65536 bytes at 65536 of its GPU content, in the file 65536 at 65536) has the checksum "[0-9a-f]{32}", expected "[0-9a-f]{32} ]]
+  capture stasis verify "$image" --json
+  assert_equal "$status" 10
+  assert_equal "$(json 'd["error"]["code"]')" image-corrupt
+}
+
+@test "a reader that knows nothing of GPU content is told by the manifest that it cannot use the image" {
+  stasis-make-image "$image"
+  python3 "$BATS_TEST_DIRNAME/edit_manifest.py" "$image" "m['requires'].append('more')"
+  refused 10 image-version verify "$image"
+  assert_contains "$err" 'needs the feature "more"'
+  capture reader "$image"
+  assert_contains "$out" "newer: manifest.json"
+  python3 "$BATS_TEST_DIRNAME/edit_manifest.py" "$image" "m['requires'] = []"
+  refused 10 image-corrupt verify "$image"
+}
+
+@test "GPU content is shown by inspect and report, and counts as part of the image" {
+  stasis-make-image "$image" --compress zstd
+  capture stasis inspect "$image" --verify --json
+  assert_equal "$(json 'd["image_bytes"] == sum(s["bytes"] for s in d["sizes"])')" True
+  assert_equal "$(json '[s["what"] for s in d["sizes"]][:2]')" "['GPU content of process 100', 'GPU content of process 101']"
+  assert_equal "$(json '[c["ok"] for c in d["checks"] if c["id"] == "checksums"]')" "[True]"
+  assert_equal "$(json 'd["gpu_content"]["bytes"]')" $((2 * (40 * 65536 + 5000)))
+  capture stasis inspect "$image"
+  [[ $out == *"content "*"5.01 MiB of GPU memory in "*" are zeros, "*" are there already"*"process 100: "* ]]
+  capture stasis report "$image" -o "$BATS_TEST_TMPDIR/report.html"
+  grep -q "GPU content of process 100" "$BATS_TEST_TMPDIR/report.html"
+  grep -q "but for 5.01 MiB of GPU memory" "$BATS_TEST_TMPDIR/report.html"
+  # What is damaged is not shown, and said.
+  flip gpu/index 100
+  capture stasis inspect "$image" --json
+  assert_equal "$(json 'd["gpu_content"]')" None
+  assert_equal "$(json '[c["error"]["code"] for c in d["checks"] if c["id"] == "files"]')" "['image-corrupt']"
+  assert_equal "$(json 'd["image_bytes"] == sum(s["bytes"] for s in d["sizes"])')" True
+}
