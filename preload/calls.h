@@ -118,6 +118,9 @@
   OWN(cuPointerGetAttribute)              \
   OWN(cuPointerGetAttributes)             \
   OWN(cuIpcGetMemHandle)                  \
+  OWN(cuIpcOpenMemHandle)                 \
+  OWN(cuIpcOpenMemHandle_v2)              \
+  OWN(cuIpcCloseMemHandle)                \
   OWN(cuMemCreate)                        \
   OWN(cuMemRelease)                       \
   OWN(cuMemMap)                           \

@@ -36,6 +36,7 @@ using cuStreamEndCapture_ptsz = cuStreamEndCapture;
 using cuMemFreeAsync_ptsz = cuda::fn::cuMemFreeAsync;
 using cuStreamDestroy = cuda::CUresult(cuda::CUstream);
 using cuGetProcAddress = cuda::fn::cuGetProcAddress_v1;
+using cuIpcOpenMemHandle = cuda::fn::cuIpcOpenMemHandle_v2;
 // The rest is known already.
 using namespace cuda::fn;  // NOLINT(google-build-using-namespace)
 }  // namespace fn
@@ -54,6 +55,7 @@ using namespace cuda::fn;  // NOLINT(google-build-using-namespace)
   X(cuMemGetAllocationGranularity)           \
   X(cuMemAddressReserve)                     \
   X(cuMemAddressFree)                        \
+  X(cuMemImportFromShareableHandle)          \
   X(cuMemcpyHtoD_v2)                         \
   X(cuMemcpyDtoH_v2)
 // clang-format on

@@ -4,6 +4,7 @@
 #include "gate.h"
 #include "intercept.h"
 #include "memory_internal.h"
+#include "share.h"
 
 namespace stasis::preload {
 
@@ -19,14 +20,18 @@ void enter_context(CUcontext context, CUdevice device) {
 // The driver has destroyed it: its memory goes, as the driver's own has.
 void drop_context(CUcontext context) {
   std::vector<std::pair<CUdeviceptr, std::size_t>> ranges;
+  std::vector<Allocation> opened;
   {
     const TablesLock lock;
     tables().contexts.erase(context);
     std::erase_if(tables().peers, [&](const Peer& peer) {
       return peer.owner == context || peer.accessor == context;
     });
-    for (const auto& [address, allocation] : tables().allocations)
-      if (allocation.context == context) ranges.emplace_back(address, allocation.reserved);
+    for (const auto& [address, allocation] : tables().allocations) {
+      if (allocation.context != context) continue;
+      ranges.emplace_back(address, allocation.reserved);
+      if (allocation.opens > 0) opened.push_back(allocation);
+    }
     for (const auto& [address, allocation] : tables().to_free)
       if (allocation.context == context) ranges.emplace_back(address, allocation.reserved);
     std::erase_if(tables().allocations,
@@ -42,6 +47,8 @@ void drop_context(CUcontext context) {
     drop_and_release(address, size);
     driver().cuMemAddressFree(address, size);
   }
+  for (const auto& allocation : opened)
+    end_connection(allocation);
 }
 
 // A primary context ends when the last who retained it lets it go, or by a reset.

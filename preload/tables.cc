@@ -131,6 +131,7 @@ void drop_mappings(CUdeviceptr address, std::size_t size, Unneeded& unneeded) {
 void forget_if_unused(Physical* physical, Unneeded& unneeded) {
   if (physical->handles > 0 || physical->mappings > 0) return;
   if (physical->present) unneeded.push_back(physical->real);
+  tables().shares.erase(physical->share);
   tables().physicals.erase(handle_of(physical));
 }
 
