@@ -159,7 +159,7 @@ AgentClient::~AgentClient() {
 
 void AgentClient::take_figures() {
   figures_ = {once(page_->segment_bytes), once(page_->segment_count), once(page_->buffer_address),
-              once(page_->buffer_bytes), once(page_->staying_bytes)};
+              once(page_->buffer_bytes),  once(page_->staying_bytes), once(page_->shared_count)};
 }
 
 AgentState AgentClient::state() const { return page_->state.load(std::memory_order_acquire); }

@@ -40,6 +40,8 @@ class AgentClient {
   std::uint64_t buffer_address() const { return figures_.buffer_address; }
   std::uint64_t buffer_bytes() const { return figures_.buffer_bytes; }
   std::uint64_t staying_bytes() const { return figures_.staying_bytes; }
+  // As of the last answer: pieces that the process has open together with another by CUDA IPC.
+  std::uint32_t shared_count() const { return figures_.shared; }
 
   // One command and its answer. kNoAnswer after `patience`, and then no other command can be given;
   // kProcessGone; kTimeout for CUDA_ERROR_NOT_READY, kOutOfGpuMemory, kNotSupported, else
@@ -66,6 +68,7 @@ class AgentClient {
     std::uint64_t buffer_address = 0;
     std::uint64_t buffer_bytes = 0;
     std::uint64_t staying_bytes = 0;
+    std::uint32_t shared = 0;
   };
   void take_figures();
 

@@ -52,11 +52,11 @@ Result<void> wait_for_criu(const Environment& env, const JournalRecord& record);
 
 // Moves the memory of those out that have the agent, then locks and checkpoints the whole tree,
 // until no process of it is left that uses the GPU. What
-// processes without CUDA have inherited of it is replaced; `for_dump`: a failure of that is one,
+// processes without CUDA have inherited of it is replaced; for a dump a failure of that is one,
 // otherwise it is told. The phases are those of DirectPath::move_out(),
 // "lock" and "checkpoint".
-Result<void> quiesce(const Environment& env, OpenedGroup& opened, std::chrono::milliseconds timeout,
-                     bool ignore_obstacles, bool for_dump, Phases& phases);
+Result<void> quiesce(const Environment& env, OpenedGroup& opened, const QuiesceOptions& options,
+                     Phases& phases);
 
 // Rolls the group back after `why`, and closes the journal if that worked. Returns the error to
 // report: `why`, saying that everything is as before, or kNotRolledBack with both.

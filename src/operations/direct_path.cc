@@ -197,8 +197,32 @@ void DirectPath::get_ready(const Environment& env, const std::vector<const Proce
   coming_ = std::async(std::launch::async, env.mover, std::span<const GpuUuid>());
 }
 
-Result<void> DirectPath::move_out(const Environment& env, Group& group, milliseconds timeout,
-                                  Phases& phases) {
+Result<void> DirectPath::refuse_shared(const Environment& env, bool ignore) const {
+  std::string list;
+  for (const auto& agent : agents_) {
+    if (agent.shared_count() == 0) continue;
+    list += fmt::format(
+        "{}{} ({})", list.empty() ? "" : ", ", agent.pid().value,
+        agent.shared_count() == 1 ? "1 piece" : fmt::format("{} pieces", agent.shared_count()));
+  }
+  if (list.empty()) return {};
+  auto what = fmt::format(
+      "GPU memory that is open in two processes (CUDA IPC), which the driver checkpoints and "
+      "cannot "
+      "restore (the job would be lost): process {}",
+      list);
+  if (ignore) {
+    env.tell("going on as told, in spite of " + what);
+    return {};
+  }
+  return fail(ErrorCode::kNotSupported, std::move(what),
+              "try again when the processes have closed what they share (cudaIpcCloseMemHandle; "
+              "PyTorch: when the last tensor of another process is gone); if you know better: "
+              "--ignore-obstacles");
+}
+
+Result<void> DirectPath::move_out(const Environment& env, Group& group,
+                                  const QuiesceOptions& options, Phases& phases) {
   if (!env.mover) return {};
   std::vector<const Process*> running;
   for (const GroupMember& member : group.members())
@@ -211,12 +235,16 @@ Result<void> DirectPath::move_out(const Environment& env, Group& group, millisec
     return {};
   };
   if (auto found = find(env, running, false); !found) return give_up(std::move(found.error()));
+  if (auto alone = refuse_shared(env, options.ignore_obstacles); !alone) {
+    dismiss();
+    return alone;
+  }
   if (agents_.empty()) return {};
   phases.begin("prepare");
   auto done = prepare(env, group);
   if (done && agents_.empty()) return {};
   phases.begin("close");
-  if (done) done = close_all(env, timeout);
+  if (done) done = close_all(env, options.timeout);
   phases.begin("copy out");
   if (done) done = copy(env, true);
   if (done) done = env.interrupt.check();

@@ -22,6 +22,13 @@
 
 namespace stasis {
 
+// How a group is brought to a stop.
+struct QuiesceOptions {
+  std::chrono::milliseconds timeout{};  // for the gates, and for the driver's lock; zero: none
+  bool ignore_obstacles = false;
+  bool for_dump = false;
+};
+
 class DirectPath {
  public:
   DirectPath() = default;
@@ -36,9 +43,10 @@ class DirectPath {
   // Moves the memory of every process of the group out that runs, has the agent and memory that can
   // leave. Where that cannot be, it says so and leaves all to the driver: no failure. An error is
   // one that the driver's lock would end in as well: kTimeout, kInterrupted, kProcessGone,
-  // kOutOfHostMemory; then everybody runs again. `forced`: what cannot be is a failure.
+  // kOutOfHostMemory; then everybody runs again. kNotSupported, before anything is touched: memory
+  // that is open in two processes, which only the agents see.
   // The phases are "prepare", during which the processes run, "close", "copy out" and "empty".
-  Result<void> move_out(const Environment& env, Group& group, std::chrono::milliseconds timeout,
+  Result<void> move_out(const Environment& env, Group& group, const QuiesceOptions& options,
                         Phases& phases);
   // Brings the memory of every process of the group back whose agent says that it is away, and lets
   // it go on. To be called when the driver has restored and unlocked them. kOutOfGpuMemory leaves
@@ -57,6 +65,7 @@ class DirectPath {
 
  private:
   Result<void> find(const Environment& env, std::vector<const Process*> processes, bool away);
+  Result<void> refuse_shared(const Environment& env, bool ignore) const;
   Result<void> prepare(const Environment& env, Group& group);
   Result<void> close_all(const Environment& env, std::chrono::milliseconds timeout);
   Result<void> copy(const Environment& env, bool out);

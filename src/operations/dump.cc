@@ -338,7 +338,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   auto inherited = find_inherited_files(proc::ProcFs(), group.members(),
                                         env.driver.info().simulated, options.ignore_obstacles);
   if (!inherited) return undo(std::move(inherited.error()));
-  auto done = quiesce(env, *opened, options.timeout, options.ignore_obstacles, true, phases);
+  auto done = quiesce(env, *opened, {options.timeout, options.ignore_obstacles, true}, phases);
   if (!done) return undo(std::move(done.error()));
   const std::uint64_t direct_bytes = opened->direct.bytes();
 

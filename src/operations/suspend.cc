@@ -12,7 +12,7 @@ Result<Report> suspend(const Environment& env, Pid root, const SuspendOptions& o
     return fail(std::move(clear.error()));
   }
   Group& group = opened->group;
-  auto done = quiesce(env, *opened, options.timeout, options.ignore_obstacles, false, phases);
+  auto done = quiesce(env, *opened, {options.timeout, options.ignore_obstacles, false}, phases);
   phases.end();
   if (done) done = verify_states(group, CudaState::kCheckpointed);
   if (done) done = fault(FaultPoint::kSuspendVerified);

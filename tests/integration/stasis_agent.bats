@@ -72,3 +72,41 @@ target_round() { local n=; until [[ -n $n ]]; do n=$(sed -n 's/^round 0*\([0-9][
   assert_equal "$(python3 "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" seals)" 7
   target_verifies
 }
+
+# open_there, closed_there: another process has TARGET's memory open by CUDA IPC, or not any more.
+open_there() { touch "$go"; wait_until 10 test -s "$go.done"; }
+closed_there() { rm "$go"; wait_until 10 test ! -e "$go.done"; sleep 0.1; }
+
+@test "memory shared by CUDA IPC stays for as long as it is open elsewhere, and leaves before and after" {
+  go=$BATS_TEST_TMPDIR/go
+  start_doing share "$go"
+  cycle_by direct
+  for _ in 1 2; do
+    open_there
+    refused 8 not-supported suspend "$TARGET"
+    assert_contains "$err" "CUDA IPC"
+    target_goes_on
+    closed_there
+    cycle_by direct
+  done
+  open_there
+  pkill -KILL -P "$TARGET"
+  cycle_by direct
+  target_verifies
+}
+
+@test "dumped and restored, memory that was shared by CUDA IPC is opened as before" {
+  need_root "CRIU"
+  go=$BATS_TEST_TMPDIR/go
+  start_doing share "$go"
+  open_there
+  closed_there
+  dump_it
+  restore_it
+  target_goes_on
+  open_there
+  refused 8 not-supported suspend "$TARGET"
+  closed_there
+  cycle_by direct
+  restored_verifies
+}

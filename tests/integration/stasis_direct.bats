@@ -329,3 +329,20 @@ agent_is() { [[ $(agent_state) == "$1" ]]; }
   done_by resume "$TARGET"
   target_goes_on
 }
+
+# --- Memory shared by legacy CUDA IPC
+
+@test "a child opens its parent's memory by CUDA IPC, and suspending the two is refused in time" {
+  start_agent ipc
+  target_goes_on
+  refused 8 not-supported suspend "$TARGET"
+  assert_contains "$err" "CUDA IPC"
+  in_state running
+  target_goes_on
+  # Its child alone would be lost, and so would what the two share.
+  refused 8 not-supported suspend "$(pgrep -P "$TARGET")"
+  target_goes_on
+  # The parent by itself can leave when nobody has its memory open any more.
+  pkill -KILL -P "$TARGET"
+  wait "$TARGET" || true
+}
