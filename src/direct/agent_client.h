@@ -27,6 +27,10 @@ class AgentClient {
   // alone. kBusy if it has a peer; kNotPermitted. `pidfd` holds the process that is meant.
   static Result<std::optional<AgentClient>> find(Pid pid, const Pidfd& pidfd);
 
+  // What the agent in a process says of itself, for who only looks: without the lock, and nobody
+  // waits. Nothing if there is none. kNotPermitted.
+  static Result<std::optional<AgentState>> look(Pid pid);
+
   AgentClient(AgentClient&& other) noexcept;
   AgentClient& operator=(AgentClient&& other) noexcept;
   ~AgentClient();
@@ -83,6 +87,9 @@ class AgentClient {
   AgentCommand asked_ = AgentCommand::kNone;
   std::uint32_t number_ = 0;  // of the request under way
 };
+
+// Is the content of device memory, or may it be, in the program's own memory?
+bool is_away(AgentState state);
 
 // What an agent is given for what takes the driver's time: mapping 16 GiB takes 4 ms, unmapping 10
 // (H100, 580.159.04). And for copying, which is never this slow but when it hangs.

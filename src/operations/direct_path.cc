@@ -16,6 +16,7 @@ using direct::AgentClient;
 using direct::AgentCommand;
 using direct::AgentState;
 using direct::copy_time;
+using direct::is_away;
 using std::chrono::milliseconds;
 
 // What an agent is given for what it does at once, and for what takes the driver's time: mapping 16
@@ -44,11 +45,6 @@ class Buffers final : public direct::Content {
  private:
   std::vector<direct::RemoteMemory> parts_;
 };
-
-bool is_away(AgentState state) {
-  return state == AgentState::kEmptied || state == AgentState::kHeld ||
-         state == AgentState::kFilling || state == AgentState::kClosed;
-}
 
 // Failures that the driver's own way would meet as well: there is no point in trying it.
 bool final_for_both(ErrorCode code) {
