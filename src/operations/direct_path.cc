@@ -119,7 +119,36 @@ Result<void> DirectPath::prepare(const Environment& env, Group& group) {
   return worst;
 }
 
-Result<void> DirectPath::close_all(const Environment& env, milliseconds timeout) {
+Result<void> DirectPath::require_all(const std::vector<const Process*>& running) const {
+  std::string list;
+  for (const Process* process : running) {
+    const bool found = std::any_of(agents_.begin(), agents_.end(), [&](const AgentClient& agent) {
+      return agent.pid() == process->pid();
+    });
+    if (!found && process->alive())
+      list += fmt::format("{}{} ({})", list.empty() ? "" : ", ", process->pid().value,
+                          process->info().comm);
+  }
+  if (list.empty()) return {};
+  return fail(ErrorCode::kNotSupported,
+              fmt::format("no agent that has GPU memory to give away is in process {}", list),
+              "start it with `stasis run`; without --path direct the driver moves its memory");
+}
+
+Result<void> DirectPath::require_nothing_stays() const {
+  for (const auto& agent : agents_) {
+    if (agent.staying_bytes() == 0) continue;
+    return fail(
+        ErrorCode::kNotSupported,
+        fmt::format("{} of the GPU memory of process {} cannot leave by the direct path: the "
+                    "program has exported it",
+                    format_bytes(agent.staying_bytes()), agent.pid().value),
+        "without --path direct the driver moves that");
+  }
+  return {};
+}
+
+Result<void> DirectPath::close_all(const Environment& env, milliseconds timeout, Phases& phases) {
   const auto start = Clock::now();
   std::minstd_rand random(std::random_device{}());
   for (;;) {
@@ -128,6 +157,7 @@ Result<void> DirectPath::close_all(const Environment& env, milliseconds timeout)
       const auto left = std::chrono::duration_cast<milliseconds>(start + timeout - Clock::now());
       slice = std::clamp(slice, milliseconds(1), std::max(left, milliseconds(1)));
     }
+    phases.stands_still();
     for (auto& agent : agents_)
       agent.begin(AgentCommand::kClose, static_cast<std::uint64_t>(slice.count()));
     Result<void> worst;
@@ -173,8 +203,10 @@ Result<void> DirectPath::copy(const Environment& env, bool out) {
   const auto deadline = Clock::now() + copy_time(bytes());
   auto copied = out ? mover_->copy_out(std::move(segments), buffers, env.interrupt, deadline)
                     : mover_->copy_in(std::move(segments), buffers, env.interrupt, deadline);
-  if (!copied) return fail(std::move(copied.error()));
-  return {};
+  if (copied) return {};
+  // A mover that is lost says nothing of the program, which the driver may still hold.
+  if (copied.error().code == ErrorCode::kNoAnswer) copied.error().code = ErrorCode::kInternal;
+  return fail(std::move(copied.error()));
 }
 
 DirectPath::MoverResult DirectPath::take_mover(const Environment& env,
@@ -219,14 +251,17 @@ Result<void> DirectPath::refuse_shared(const Environment& env, bool ignore) cons
 
 Result<void> DirectPath::move_out(const Environment& env, Group& group,
                                   const QuiesceOptions& options, Phases& phases) {
-  if (!env.mover) return {};
+  const bool forced = options.path == MemoryPath::kDirect;
+  if (options.path == MemoryPath::kDriver || (!env.mover && !forced)) return {};
+  if (!env.mover) return fail(ErrorCode::kNotSupported, "nobody is there who copies GPU memory");
   std::vector<const Process*> running;
   for (const GroupMember& member : group.members())
     if (member.initial == CudaState::kRunning) running.push_back(&member.process);
   const auto give_up = [&](Error why) -> Result<void> {
     auto back = roll_back();
     if (!back) return back;
-    if (final_for_both(why.code)) return fail(std::move(why));
+    phases.runs();
+    if (forced || final_for_both(why.code)) return fail(std::move(why));
     env.tell("the driver's path is taken: " + why.to_string());
     return {};
   };
@@ -235,12 +270,17 @@ Result<void> DirectPath::move_out(const Environment& env, Group& group,
     dismiss();
     return alone;
   }
+  if (forced) {
+    if (auto all = require_all(running); !all) return give_up(std::move(all.error()));
+  }
   if (agents_.empty()) return {};
   phases.begin("prepare");
   auto done = prepare(env, group);
+  if (done && forced) done = require_all(running);
   if (done && agents_.empty()) return {};
   phases.begin("close");
-  if (done) done = close_all(env, options.timeout);
+  if (done) done = close_all(env, options.timeout, phases);
+  if (done && forced) done = require_nothing_stays();
   phases.begin("copy out");
   if (done) done = copy(env, true);
   if (done) done = env.interrupt.check();

@@ -27,6 +27,7 @@ struct QuiesceOptions {
   std::chrono::milliseconds timeout{};  // for the gates, and for the driver's lock; zero: none
   bool ignore_obstacles = false;
   bool for_dump = false;
+  MemoryPath path = MemoryPath::kAutomatic;
 };
 
 class DirectPath {
@@ -44,7 +45,8 @@ class DirectPath {
   // leave. Where that cannot be, it says so and leaves all to the driver: no failure. An error is
   // one that the driver's lock would end in as well: kTimeout, kInterrupted, kProcessGone,
   // kOutOfHostMemory; then everybody runs again. kNotSupported, before anything is touched: memory
-  // that is open in two processes, which only the agents see.
+  // that is open in two processes, which only the agents see. With MemoryPath::kDirect what cannot
+  // be is a failure.
   // The phases are "prepare", during which the processes run, "close", "copy out" and "empty".
   Result<void> move_out(const Environment& env, Group& group, const QuiesceOptions& options,
                         Phases& phases);
@@ -67,7 +69,10 @@ class DirectPath {
   Result<void> find(const Environment& env, std::vector<const Process*> processes, bool away);
   Result<void> refuse_shared(const Environment& env, bool ignore) const;
   Result<void> prepare(const Environment& env, Group& group);
-  Result<void> close_all(const Environment& env, std::chrono::milliseconds timeout);
+  // What MemoryPath::kDirect wants of the processes.
+  Result<void> require_all(const std::vector<const Process*>& running) const;
+  Result<void> require_nothing_stays() const;
+  Result<void> close_all(const Environment& env, std::chrono::milliseconds timeout, Phases& phases);
   Result<void> copy(const Environment& env, bool out);
 
   std::vector<direct::AgentClient> agents_;

@@ -338,7 +338,8 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   auto inherited = find_inherited_files(proc::ProcFs(), group.members(),
                                         env.driver.info().simulated, options.ignore_obstacles);
   if (!inherited) return undo(std::move(inherited.error()));
-  auto done = quiesce(env, *opened, {options.timeout, options.ignore_obstacles, true}, phases);
+  auto done = quiesce(env, *opened, {options.timeout, options.ignore_obstacles, true, options.path},
+                      phases);
   if (!done) return undo(std::move(done.error()));
   const std::uint64_t direct_bytes = opened->direct.bytes();
 
@@ -401,6 +402,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   if (auto committed = writer->commit(); !committed) env.tell(committed.error().to_string());
   fault_only(FaultPoint::kImageCommitted);
   DumpReport report;
+  report.standstill = phases.standstill();
   if (options.after == AfterDump::kKill) {
     opened->direct.dismiss();
     if (auto gone = wait_until_gone(group); !gone) {
@@ -421,6 +423,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
       return fail(
           std::move(back.error()).within("the image " + writer->final_path() + " is complete"));
     }
+    report.standstill = phases.standstill();
   } else {
     group.dismiss();
     opened->direct.dismiss();

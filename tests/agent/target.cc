@@ -71,6 +71,21 @@ void close_page() {
   }
 }
 
+// As a program that has given its memory to another one by descriptor: nobody knows for how long.
+void export_some() {
+  CUmemAllocationProp prop{};
+  prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+  prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  CUmemGenericAllocationHandle handle = 0;
+  int fd = -1;
+  if (CU(cuMemCreate)(&handle, 2 * kMiB, &prop, 0) != CUDA_SUCCESS ||
+      CU(cuMemExportToShareableHandle)(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) !=
+          CUDA_SUCCESS)
+    std::exit(6);
+  ::close(fd);
+}
+
 // Another process opens the memory whenever the file is there, looks at it until the file is gone,
 // and says how often it had it open in FILE.done.
 void share_it(CUdeviceptr address, std::string file) {
@@ -124,6 +139,7 @@ int main(int argc, char** argv) {
   std::signal(SIGTERM, [](int) { g_end = true; });
   if (what == "open-shared") return open_shared(argv[2], argv[3]);
   const auto address = set_up();
+  if (what == "export") export_some();
   if (what == "share") share_it(address, argv[3]);
   if (what == "fork") std::thread(&fork_all_the_time).detach();
   if (what == "close-page") close_page();

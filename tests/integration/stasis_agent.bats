@@ -73,6 +73,17 @@ target_round() { local n=; until [[ -n $n ]]; do n=$(sed -n 's/^round 0*\([0-9][
   target_verifies
 }
 
+@test "memory that the program has exported stays, and --path direct says so" {
+  start_doing export
+  refused 8 not-supported suspend "$TARGET" --path direct
+  assert_contains "$err" "2.00 MiB"
+  assert_contains "$err" "exported"
+  in_state running
+  target_goes_on
+  cycle_by direct
+  target_verifies
+}
+
 # open_there, closed_there: another process has TARGET's memory open by CUDA IPC, or not any more.
 open_there() { touch "$go"; wait_until 10 test -s "$go.done"; }
 closed_there() { rm "$go"; wait_until 10 test ! -e "$go.done"; sleep 0.1; }
