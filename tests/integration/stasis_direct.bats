@@ -83,6 +83,20 @@ agent_is() { [[ $(agent_state) == "$1" ]]; }
   assert_contains "$err" "/no/such/agent.so"
 }
 
+@test "run says so where the loader would ignore the agent, and starts the program all the same" {
+  need_root "a program of somebody else's that is setuid"
+  local program=$BATS_TEST_TMPDIR/setuid
+  cp "$(type -P true)" "$program"
+  chmod 755 "$program"
+  capture stasis run -- "$program"
+  assert_equal "$status/$err" 0/
+  chown 65534 "$program"
+  chmod u+s "$program"
+  PATH=$BATS_TEST_TMPDIR:$PATH capture stasis run -- setuid
+  assert_equal "$status" 0
+  assert_contains "$err" "$program is setuid"
+}
+
 @test "run keeps what was to be preloaded, and names itself once" {
   capture env LD_PRELOAD="$STASIS_LIBCUDA" stasis run -- stasis run -- printenv LD_PRELOAD
   assert_equal "${out%$'\n'}" "$(readlink -f "$agent"):$STASIS_LIBCUDA"
