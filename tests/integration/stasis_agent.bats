@@ -16,6 +16,7 @@ start_doing() {
   TARGET_STATUS=$BATS_TEST_TMPDIR/target.status
   local what=$1
   shift
+  rm -f "$TARGET_STATUS"
   (LD_PRELOAD=$agent exec_on_gpu setsid stasis-agent-target "$what" "$TARGET_STATUS" "$@") \
     </dev/null >"$TARGET_LOG" 2>&1 3>&- &
   TARGET=$!
@@ -71,6 +72,31 @@ target_round() { local n=; until [[ -n $n ]]; do n=$(sed -n 's/^round 0*\([0-9][
   start_doing plain
   assert_equal "$(python3 "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" seals)" 7
   target_verifies
+}
+
+# preloaded LIBRARY: its path, if it is installed.
+preloaded() { ldconfig -p | awk -v name="$1" '$1 == name && /x86-64/ { print $NF; exit }'; }
+
+@test "beside other allocators that are preloaded, programs are suspended and dumped as ever" {
+  local first second
+  first=$(preloaded libjemalloc.so.2)
+  second=$(preloaded libtcmalloc_minimal.so.4)
+  [[ -n $first$second ]] || skip "neither libjemalloc2 nor libtcmalloc-minimal4 is there (tools/setup --for test)"
+  if [[ -n $second ]]; then
+    agent=$agent:$second start_doing fork
+    grep -q "$second" "/proc/$TARGET/maps"
+    cycle_by direct
+    target_verifies
+  fi
+  [[ -n $first ]] || return 0
+  agent=$first:$agent start_doing plain
+  grep -q "$first" "/proc/$TARGET/maps"
+  cycle_by direct
+  ((EUID == 0)) || return 0
+  dump_it
+  restore_it
+  target_goes_on
+  restored_verifies
 }
 
 @test "memory that the program has exported stays, and --path direct says so" {
