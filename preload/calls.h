@@ -144,6 +144,10 @@
   OWN(cuCtxCreate_v4)                     \
   OWN(cuCtxDestroy)                       \
   OWN(cuCtxDestroy_v2)                    \
+  OWN(cuCtxAttach)                        \
+  OWN(cuCtxDetach)                        \
+  OWN(cuGreenCtxCreate)                   \
+  OWN(cuGreenCtxDestroy)                  \
   OWN(cuCtxEnablePeerAccess)              \
   OWN(cuCtxDisablePeerAccess)             \
   OWN(cuStreamBeginCapture)               \

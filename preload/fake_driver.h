@@ -31,6 +31,8 @@ struct FakeDriver {
   std::vector<std::pair<cuda::CUdeviceptr, cuda::CUmemAccessDesc>> rights;  // as given, in order
   std::map<cuda::CUcontext, cuda::CUdevice> contexts;
   std::vector<cuda::CUcontext> current;
+  int primary_active = 1;
+  static inline const cuda::CUcontext kPrimary = reinterpret_cast<cuda::CUcontext>(0x7000);
 
   // The nth call of that name from now on fails, once.
   void fail_at(const std::string& call, int nth) { failures[call] = nth; }

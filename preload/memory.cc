@@ -233,6 +233,8 @@ void forget_memory_after_fork() {
   all.allocations.clear();
   all.physicals.clear();
   all.contexts.clear();
+  all.attached.clear();
+  all.green.clear();
   all.primaries.clear();
   all.peers.clear();
   all.to_free.clear();

@@ -74,6 +74,13 @@ struct Peer {
   cuda::CUdevice device = 0;
 };
 
+// A green context: by what it is made current, and the primary context that its memory is in.
+struct GreenContext {
+  cuda::CUcontext context = nullptr;
+  cuda::CUcontext primary = nullptr;
+  cuda::CUdevice device = 0;
+};
+
 struct Tables {
   // Held for looking and entering only, never over a call of the driver that may take long.
   pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -82,6 +89,9 @@ struct Tables {
   // By the handle that the program has: the address of the Physical, which no driver's is.
   std::unordered_map<cuda::CUmemGenericAllocationHandle, std::unique_ptr<Physical>> physicals;
   std::unordered_map<cuda::CUcontext, cuda::CUdevice> contexts;
+  // How often a context was attached to besides (cuCtxAttach), and is not ended by a cuCtxDetach.
+  std::unordered_map<cuda::CUcontext, unsigned> attached;
+  std::unordered_map<CUgreenCtx, GreenContext> green;
   // Only the driver knows a primary context's handle, and only while it is retained.
   std::map<cuda::CUdevice, cuda::CUcontext> primaries;
   std::vector<Peer> peers;
@@ -127,6 +137,8 @@ inline cuda::CUmemGenericAllocationHandle handle_of(const Physical* physical) {
 }
 Physical* enter_physical(cuda::CUmemGenericAllocationHandle real, std::size_t size,
                          const cuda::CUmemAllocationProp& prop, unsigned asked_handle_types);
+// The context that owns what is allocated while `current` is.
+cuda::CUcontext owner_in(cuda::CUcontext current);
 // The mapping in which `address` lies, or null.
 Mapping* mapping_at(cuda::CUdeviceptr address);
 // Records that [address, address + size) of the mappings may be used so.

@@ -109,6 +109,7 @@ CUdeviceptr allocate(CUcontext context, CUdevice device, std::size_t asked) {
   rights.push_back({prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE});
   {
     const TablesLock lock;
+    context = owner_in(context);
     for (const auto& peer : tables().peers)
       if (peer.owner == context)
         rights.push_back(

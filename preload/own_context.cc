@@ -190,6 +190,71 @@ CUresult cuCtxDestroy_v2(CUcontext context) {
   return result;
 }
 
+// The old way to share a context and to end it.
+CUresult cuCtxAttach(CUcontext* context, unsigned flags) {
+  const Gate::Pass pass;
+  const auto result = driver().cuCtxAttach(context, flags);
+  CUcontext current = nullptr;
+  if (result != CUDA_SUCCESS || driver().cuCtxGetCurrent(&current) != CUDA_SUCCESS || !current)
+    return result;
+  const TablesLock lock;
+  ++tables().attached[current];
+  return result;
+}
+
+CUresult cuCtxDetach(CUcontext context) {
+  const Gate::Pass pass;
+  const auto result = driver().cuCtxDetach(context);
+  if (result != CUDA_SUCCESS) return result;
+  {
+    const TablesLock lock;
+    const auto at = tables().attached.find(context);
+    if (at != tables().attached.end()) {
+      if (--at->second == 0) tables().attached.erase(at);
+      return result;
+    }
+  }
+  drop_context(context);
+  return result;
+}
+
+// A part of a device, with streams of its own. It retains the primary context, has its memory in
+// that, and is waited for with it; current it can be in one thread alone, so the agent never makes
+// it so (CUDA 13, driver API manual).
+CUresult cuGreenCtxCreate(CUgreenCtx* green, void* resources, CUdevice device, unsigned flags) {
+  const Gate::Pass pass;
+  const auto& call = driver();
+  const auto result = call.cuGreenCtxCreate(green, resources, device, flags);
+  CUcontext context = nullptr;
+  CUcontext primary = nullptr;
+  if (result != CUDA_SUCCESS || !green || !call.cuCtxFromGreenCtx ||
+      call.cuCtxFromGreenCtx(&context, *green) != CUDA_SUCCESS ||
+      call.cuDevicePrimaryCtxRetain(&primary, device) != CUDA_SUCCESS)
+    return result;
+  call.cuDevicePrimaryCtxRelease_v2(device);
+  enter_context(primary, device);
+  const TablesLock lock;
+  tables().primaries[device] = primary;
+  tables().green[*green] = {context, primary, device};
+  return result;
+}
+
+CUresult cuGreenCtxDestroy(CUgreenCtx green) {
+  const Gate::Pass pass;
+  const auto result = driver().cuGreenCtxDestroy(green);
+  if (result != CUDA_SUCCESS) return result;
+  GreenContext ended;
+  {
+    const TablesLock lock;
+    const auto at = tables().green.find(green);
+    if (at == tables().green.end()) return result;
+    ended = at->second;
+    tables().green.erase(at);
+  }
+  drop_inactive_primary(ended.device, ended.primary);
+  return result;
+}
+
 namespace {
 
 // What the program has allocated in `owner` so far, for `device`. Memory that it maps itself it

@@ -99,8 +99,9 @@ void enter_opened(CUdeviceptr address, CUmemGenericAllocationHandle real, CUdevi
   tables().mappings.insert_or_assign(address, Mapping{address, opened.reserved, 0, physical, {}});
   auto entered = opened;
   entered.physical = physical;
+  entered.context = owner_in(opened.context);
   tables().allocations.insert_or_assign(address, entered);
-  tables().contexts.emplace(opened.context, device);
+  tables().contexts.emplace(entered.context, device);
 }
 
 CUresult open_shared(CUdeviceptr* pointer, const CUipcMemHandle& handle, const ShareKey& key) {

@@ -43,6 +43,12 @@ Physical* enter_physical(CUmemGenericAllocationHandle real, std::size_t size,
   return physical;
 }
 
+CUcontext owner_in(CUcontext current) {
+  for (const auto& [handle, green] : tables().green)
+    if (green.context == current) return green.primary;
+  return current;
+}
+
 Mapping* mapping_at(CUdeviceptr address) {
   auto& all = tables().mappings;
   auto after = all.upper_bound(address);
