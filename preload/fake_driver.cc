@@ -1,6 +1,9 @@
 #include "fake_driver.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <mutex>
 
 #include "agent.h"
 #include "memory.h"
@@ -150,7 +153,7 @@ CUresult export_handle(void* fd, CUmemGenericAllocationHandle handle, CUmemAlloc
                        unsigned long long) {
   ENTER(cuMemExportToShareableHandle);
   if (!g_fake.objects.contains(handle)) return CUDA_ERROR_INVALID_VALUE;
-  *static_cast<int*>(fd) = -1;
+  *static_cast<int*>(fd) = g_fake.exported < 0 ? -1 : ::dup(g_fake.exported);
   return CUDA_SUCCESS;
 }
 CUresult create_context(CUcontext* context, unsigned, CUdevice device) {
@@ -255,6 +258,8 @@ const DriverCalls& calls() {
 }  // namespace
 
 bool FakeDriver::enter(const std::string& call) {
+  static std::recursive_mutex one_at_a_time;
+  const std::scoped_lock lock(one_at_a_time);
   ++calls[call];
   if (::pthread_mutex_trylock(&tables().mutex) == 0)
     ::pthread_mutex_unlock(&tables().mutex);
