@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -24,6 +23,7 @@
 #include "gate.h"
 #include "intercept.h"
 #include "memory.h"
+#include "thread.h"
 
 namespace stasis::preload {
 namespace {
@@ -39,8 +39,6 @@ constexpr milliseconds kLook{100};
 // The buffer is a bit larger than what was there when it was made: programs go on allocating until
 // the gate closes.
 constexpr std::uint64_t kHugePage = std::uint64_t{2} << 20;
-// Of our threads: not what `ulimit -s` says, which may be less than the driver needs.
-constexpr std::size_t kStack = std::size_t{2} << 20;
 // When a peer that cannot be seen any more has certainly given up: it limits its copies by 30 s and
 // 200 MB/s (operations/direct_path.cc).
 constexpr std::chrono::seconds kPeerGivesUp{60};
@@ -90,23 +88,6 @@ struct DeviceWait {
     return nullptr;
   }
 };
-
-bool start_thread(void* (*run)(void*), void* argument) {
-  // The program's signals are not for our threads.
-  sigset_t all;
-  sigset_t before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  pthread_attr_t attributes;
-  ::pthread_attr_init(&attributes);
-  ::pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-  ::pthread_attr_setstacksize(&attributes, kStack);
-  pthread_t thread{};
-  const bool started = ::pthread_create(&thread, &attributes, run, argument) == 0;
-  ::pthread_attr_destroy(&attributes);
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return started;
-}
 
 enum class Waited { kDone, kTimeout, kFailed };
 
@@ -206,6 +187,7 @@ class Session {
   void answer() {
     page_.message[0] = '\0';
     page_.exported_count = 0;
+    page_.shared_count = shared_pieces();
     switch (page_.command) {
       case AgentCommand::kNone:
         return done();

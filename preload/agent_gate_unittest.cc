@@ -1,9 +1,16 @@
 // The gate under many threads. Under a checker of threads it fences in every call, because such a
 // checker knows nothing of membarrier.
+#include <linux/filter.h>
+#include <linux/membarrier.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstddef>
+#include <iterator>
 #include <new>
 #include <thread>
 #include <vector>
@@ -82,6 +89,45 @@ void nobody_is_inside_while_closed() {
   EXPECT_EQ(moved, 0) << "threads went through a closed gate";
   EXPECT_EQ(crowd.torn(), 0) << "threads were inside while it was closed";
   EXPECT_GT(crowd.passes(), kRounds / 10) << "they starved";
+}
+
+// As containers' filters may: from now on membarrier is not permitted to this process.
+bool forbid_membarrier() {
+  sock_filter program[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_membarrier, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog filter{std::size(program), program};
+  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0 &&
+         ::syscall(SYS_membarrier, MEMBARRIER_CMD_QUERY, 0, 0) == -1;
+}
+
+// First, because the gate fences in every call from the first time on that it had to.
+TEST(Gate, NobodyIsInsideWhereMembarrierIsForbidden) {
+  if (kChecked) GTEST_SKIP() << "the checker does not take forks among threads";
+  for (const bool late : {false, true}) {
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      if (late) {
+        { const Gate::Pass pass; }
+        EXPECT_TRUE(close_within(milliseconds(5000)));
+        Gate::open();
+      }
+      if (!forbid_membarrier()) ::_exit(77);
+      nobody_is_inside_while_closed();
+      // Most machines would let it pass without.
+      EXPECT_TRUE(Gate::fences_in_every_call());
+      ::_exit(HasFailure() ? 1 : 0);
+    }
+    int status = -1;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 77) GTEST_SKIP() << "no seccomp filters here";
+    EXPECT_EQ(status, 0) << (late ? "forbidden later" : "forbidden from the beginning");
+  }
 }
 
 TEST(Gate, NobodyIsInsideWhileItIsClosed) {

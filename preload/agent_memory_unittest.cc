@@ -1,5 +1,6 @@
 // What the agent knows of the program's memory, and how it takes it away and brings it back, on a
 // driver that sees everything.
+#include <algorithm>
 #include <cstdlib>
 
 #include <gtest/gtest.h>
@@ -290,6 +291,45 @@ TEST_F(AgentMemory, FreeingInAStreamHoldsNobodyUp) {
   fake().within("cuMemFreeAsync", [&] { EXPECT_EQ(own::cuMemFree_v2(large), CUDA_SUCCESS); });
   EXPECT_EQ(own::cuMemFreeAsync(small, nullptr), CUDA_SUCCESS);
   EXPECT_EQ(own::cuMemFreeAsync(allocated(4 * kMiB), nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(fake().live_objects(), 0);
+}
+
+TEST_F(AgentMemory, ADetachedContextTakesItsMemoryAlong) {
+  (void)allocated(4 * kMiB);
+  CUcontext same = nullptr;
+  ASSERT_EQ(own::cuCtxAttach(&same, 0), CUDA_SUCCESS);
+  ASSERT_EQ(own::cuCtxDetach(context_), CUDA_SUCCESS);
+  EXPECT_EQ(movable_bytes(), 4 * kMiB) << "it was attached to";
+  fake().contexts[context_] = 0;
+  ASSERT_EQ(own::cuCtxDetach(context_), CUDA_SUCCESS);
+  EXPECT_EQ(movable_bytes(), 0U);
+  EXPECT_EQ(fake().live_objects(), 0);
+  EXPECT_TRUE(known_contexts().empty());
+}
+
+// The primary context is waited for, which it shares its memory and its end with.
+TEST_F(AgentMemory, WhatIsAllocatedInAGreenContextIsThePrimarys) {
+  const auto allocated_in = [](CUgreenCtx green) {
+    fake().current.push_back(reinterpret_cast<CUcontext>(green));
+    const auto address = allocated(4 * kMiB);
+    fake().current.pop_back();
+    return address;
+  };
+  CUgreenCtx green = nullptr;
+  ASSERT_EQ(own::cuGreenCtxCreate(&green, nullptr, 0, 0), CUDA_SUCCESS);
+  const auto first = allocated_in(green);
+  auto contexts = known_contexts();
+  std::sort(contexts.begin(), contexts.end());
+  EXPECT_EQ(contexts, (std::vector{context_, FakeDriver::kPrimary}));
+  ASSERT_EQ(own::cuGreenCtxDestroy(green), CUDA_SUCCESS);
+  EXPECT_EQ(movable_bytes(), 4 * kMiB);
+  EXPECT_EQ(own::cuMemFree_v2(first), CUDA_SUCCESS);
+
+  ASSERT_EQ(own::cuGreenCtxCreate(&green, nullptr, 0, 0), CUDA_SUCCESS);
+  (void)allocated_in(green);
+  fake().primary_active = 0;
+  ASSERT_EQ(own::cuGreenCtxDestroy(green), CUDA_SUCCESS);
+  EXPECT_EQ(movable_bytes(), 0U) << "the primary context ended with it";
   EXPECT_EQ(fake().live_objects(), 0);
 }
 

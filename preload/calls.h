@@ -118,6 +118,9 @@
   OWN(cuPointerGetAttribute)              \
   OWN(cuPointerGetAttributes)             \
   OWN(cuIpcGetMemHandle)                  \
+  OWN(cuIpcOpenMemHandle)                 \
+  OWN(cuIpcOpenMemHandle_v2)              \
+  OWN(cuIpcCloseMemHandle)                \
   OWN(cuMemCreate)                        \
   OWN(cuMemRelease)                       \
   OWN(cuMemMap)                           \
@@ -141,6 +144,10 @@
   OWN(cuCtxCreate_v4)                     \
   OWN(cuCtxDestroy)                       \
   OWN(cuCtxDestroy_v2)                    \
+  OWN(cuCtxAttach)                        \
+  OWN(cuCtxDetach)                        \
+  OWN(cuGreenCtxCreate)                   \
+  OWN(cuGreenCtxDestroy)                  \
   OWN(cuCtxEnablePeerAccess)              \
   OWN(cuCtxDisablePeerAccess)             \
   OWN(cuStreamBeginCapture)               \

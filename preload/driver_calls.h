@@ -7,6 +7,7 @@ namespace stasis::preload {
 
 // Not in driver/cuda_abi.h, because only the agent meets them.
 using CUmulticastHandle = unsigned long long;
+using CUgreenCtx = struct CUgreenCtx_st*;
 namespace fn {
 using cuCtxCreate_v3 = cuda::CUresult(cuda::CUcontext*, void* affinity, int count, unsigned flags,
                                       cuda::CUdevice);
@@ -23,6 +24,12 @@ using cuMemMapArrayAsync_ptsz = cuMemMapArrayAsync;
 using cuDevicePrimaryCtxRelease = cuda::CUresult(cuda::CUdevice);
 using cuDevicePrimaryCtxReset = cuda::CUresult(cuda::CUdevice);
 using cuCtxDestroy = cuda::CUresult(cuda::CUcontext);
+using cuCtxAttach = cuda::CUresult(cuda::CUcontext*, unsigned flags);
+using cuCtxDetach = cuda::CUresult(cuda::CUcontext);
+using cuGreenCtxCreate = cuda::CUresult(CUgreenCtx*, void* resources, cuda::CUdevice,
+                                        unsigned flags);
+using cuGreenCtxDestroy = cuda::CUresult(CUgreenCtx);
+using cuCtxFromGreenCtx = cuda::CUresult(cuda::CUcontext*, CUgreenCtx);
 using cuStreamBeginCapture = cuda::CUresult(cuda::CUstream);
 using cuStreamBeginCapture_ptsz = cuStreamBeginCapture;
 using cuStreamBeginCapture_v2 = cuda::CUresult(cuda::CUstream, unsigned mode);
@@ -36,6 +43,7 @@ using cuStreamEndCapture_ptsz = cuStreamEndCapture;
 using cuMemFreeAsync_ptsz = cuda::fn::cuMemFreeAsync;
 using cuStreamDestroy = cuda::CUresult(cuda::CUstream);
 using cuGetProcAddress = cuda::fn::cuGetProcAddress_v1;
+using cuIpcOpenMemHandle = cuda::fn::cuIpcOpenMemHandle_v2;
 // The rest is known already.
 using namespace cuda::fn;  // NOLINT(google-build-using-namespace)
 }  // namespace fn
@@ -48,6 +56,7 @@ using namespace cuda::fn;  // NOLINT(google-build-using-namespace)
   X(cuCtxPushCurrent_v2)                     \
   X(cuCtxPopCurrent_v2)                      \
   X(cuCtxGetDevice)                          \
+  X(cuCtxFromGreenCtx)                       \
   X(cuCtxSynchronize)                        \
   X(cuDeviceGetAttribute)                    \
   X(cuDeviceGetUuid)                         \
@@ -55,6 +64,7 @@ using namespace cuda::fn;  // NOLINT(google-build-using-namespace)
   X(cuMemGetAllocationGranularity)           \
   X(cuMemAddressReserve)                     \
   X(cuMemAddressFree)                        \
+  X(cuMemImportFromShareableHandle)          \
   X(cuMemcpyHtoD_v2)                         \
   X(cuMemcpyDtoH_v2)
 // clang-format on

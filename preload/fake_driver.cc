@@ -1,6 +1,9 @@
 #include "fake_driver.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <mutex>
 
 #include "agent.h"
 #include "memory.h"
@@ -150,7 +153,7 @@ CUresult export_handle(void* fd, CUmemGenericAllocationHandle handle, CUmemAlloc
                        unsigned long long) {
   ENTER(cuMemExportToShareableHandle);
   if (!g_fake.objects.contains(handle)) return CUDA_ERROR_INVALID_VALUE;
-  *static_cast<int*>(fd) = -1;
+  *static_cast<int*>(fd) = g_fake.exported < 0 ? -1 : ::dup(g_fake.exported);
   return CUDA_SUCCESS;
 }
 CUresult create_context(CUcontext* context, unsigned, CUdevice device) {
@@ -164,6 +167,46 @@ CUresult destroy_context(CUcontext context) {
   ENTER(cuCtxDestroy);
   std::erase(g_fake.current, context);
   return g_fake.contexts.erase(context) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+}
+CUresult detach_context(CUcontext context) {
+  ENTER(cuCtxDetach);
+  return destroy_context(context);
+}
+CUresult attach_context(CUcontext* context, unsigned) {
+  ENTER(cuCtxAttach);
+  *context = g_fake.current.back();
+  return CUDA_SUCCESS;
+}
+CUresult create_green(CUgreenCtx* green, void*, CUdevice device, unsigned) {
+  ENTER(cuGreenCtxCreate);
+  *green = reinterpret_cast<CUgreenCtx>(g_fake.next_handle++ << 8);
+  g_fake.contexts[reinterpret_cast<CUcontext>(*green)] = device;
+  return CUDA_SUCCESS;
+}
+CUresult destroy_green(CUgreenCtx green) {
+  ENTER(cuGreenCtxDestroy);
+  g_fake.contexts.erase(reinterpret_cast<CUcontext>(green));
+  return CUDA_SUCCESS;
+}
+CUresult context_of_green(CUcontext* context, CUgreenCtx green) {
+  ENTER(cuCtxFromGreenCtx);
+  *context = reinterpret_cast<CUcontext>(green);
+  return CUDA_SUCCESS;
+}
+CUresult retain_primary(CUcontext* context, CUdevice) {
+  ENTER(cuDevicePrimaryCtxRetain);
+  *context = FakeDriver::kPrimary;
+  return CUDA_SUCCESS;
+}
+CUresult release_primary(CUdevice) {
+  ENTER(cuDevicePrimaryCtxRelease);
+  return CUDA_SUCCESS;
+}
+CUresult primary_state(CUdevice, unsigned* flags, int* active) {
+  ENTER(cuDevicePrimaryCtxGetState);
+  *flags = 0;
+  *active = g_fake.primary_active;
+  return CUDA_SUCCESS;
 }
 CUresult enable_peer(CUcontext, unsigned) {
   ENTER(cuCtxEnablePeerAccess);
@@ -197,6 +240,14 @@ const DriverCalls& calls() {
     all.cuMemExportToShareableHandle = &export_handle;
     all.cuCtxCreate_v2 = &create_context;
     all.cuCtxDestroy_v2 = &destroy_context;
+    all.cuCtxAttach = &attach_context;
+    all.cuCtxDetach = &detach_context;
+    all.cuGreenCtxCreate = &create_green;
+    all.cuGreenCtxDestroy = &destroy_green;
+    all.cuCtxFromGreenCtx = &context_of_green;
+    all.cuDevicePrimaryCtxRetain = &retain_primary;
+    all.cuDevicePrimaryCtxRelease_v2 = &release_primary;
+    all.cuDevicePrimaryCtxGetState = &primary_state;
     all.cuCtxEnablePeerAccess = &enable_peer;
     all.cuStreamBeginCapture_v2 = &begin_capture;
     return all;
@@ -207,6 +258,8 @@ const DriverCalls& calls() {
 }  // namespace
 
 bool FakeDriver::enter(const std::string& call) {
+  static std::recursive_mutex one_at_a_time;
+  const std::scoped_lock lock(one_at_a_time);
   ++calls[call];
   if (::pthread_mutex_trylock(&tables().mutex) == 0)
     ::pthread_mutex_unlock(&tables().mutex);

@@ -1,5 +1,5 @@
 // In place of intercept.cc: a driver of which a test sees every handle and mapping, and which fails
-// when it is told to. One thread.
+// when it is told to. One thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +31,9 @@ struct FakeDriver {
   std::vector<std::pair<cuda::CUdeviceptr, cuda::CUmemAccessDesc>> rights;  // as given, in order
   std::map<cuda::CUcontext, cuda::CUdevice> contexts;
   std::vector<cuda::CUcontext> current;
+  int primary_active = 1;
+  int exported = -1;  // what an exported handle is a duplicate of
+  static inline const cuda::CUcontext kPrimary = reinterpret_cast<cuda::CUcontext>(0x7000);
 
   // The nth call of that name from now on fails, once.
   void fail_at(const std::string& call, int nth) { failures[call] = nth; }

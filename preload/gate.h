@@ -45,6 +45,7 @@ class Gate {
   // Every call fences for itself from now on: where the kernel does not do it for all, and under
   // checkers of threads, which know nothing of that.
   static void fence_in_every_call() { shared_.fence_needed = true; }
+  static bool fences_in_every_call() { return shared_.fence_needed; }
 
   // In a forked child: nobody is inside but this thread.
   static void reset_after_fork();

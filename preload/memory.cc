@@ -4,6 +4,7 @@
 
 #include "intercept.h"
 #include "memory_internal.h"
+#include "share.h"
 
 namespace stasis::preload {
 
@@ -77,7 +78,7 @@ std::uint64_t movable_bytes() {
   const TablesLock lock;
   std::uint64_t bytes = 0;
   for (const auto& [handle, physical] : tables().physicals)
-    if (!physical->stays) bytes += physical->size;
+    if (physical->can_leave()) bytes += physical->size;
   return bytes;
 }
 
@@ -90,7 +91,7 @@ Inventory take_inventory() {
   std::set<const Physical*> seen;
   const auto take = [&](Physical* physical, std::uint64_t address) {
     if (!seen.insert(physical).second) return;
-    if (physical->stays) {
+    if (!physical->can_leave()) {
       ++inventory.staying;
       inventory.staying_bytes += physical->size;
       return;
@@ -105,6 +106,14 @@ Inventory take_inventory() {
   for (auto& [handle, physical] : tables().physicals)
     take(physical.get(), 0);
   return inventory;
+}
+
+std::uint32_t shared_pieces() {
+  const TablesLock lock;
+  auto count = tables().opened_by_driver.size();
+  for (const auto& [address, allocation] : tables().allocations)
+    count += allocation.opens > 0 || allocation.physical->open_elsewhere > 0;
+  return static_cast<std::uint32_t>(count);
 }
 
 std::vector<CUcontext> known_contexts() {
@@ -215,10 +224,18 @@ Outcome copy_all(std::byte* buffer, bool out) {
 
 void forget_memory_after_fork() {
   auto& all = tables();
+  // Or the others would take it for open as long as the child lives.
+  for (const auto& [address, allocation] : all.allocations)
+    end_connection(allocation);
+  forget_service_after_fork();
+  all.shares.clear();
+  all.opened_by_driver.clear();
   all.mappings.clear();
   all.allocations.clear();
   all.physicals.clear();
   all.contexts.clear();
+  all.attached.clear();
+  all.green.clear();
   all.primaries.clear();
   all.peers.clear();
   all.to_free.clear();

@@ -27,6 +27,11 @@ struct Physical {
   // Others have it, or hardware does: it cannot leave. For ever, because nobody says when they give
   // it up.
   bool stays = false;
+  // What other processes know it by since cuIpcGetMemHandle; 0: not yet.
+  std::uint64_t share = 0;
+  // How often others have it open by that: until they close it, it cannot leave either.
+  unsigned open_elsewhere = 0;
+  bool can_leave() const { return !stays && open_elsewhere == 0; }
 };
 
 // The right of one device to a part of a mapping.
@@ -44,18 +49,35 @@ struct Mapping {
   std::vector<Access> access;  // in the order in which it was given
 };
 
-// What cuMemAlloc returned.
+// What another process shares with this one, by the agent's socket in it and its number there.
+struct ShareKey {
+  std::uint64_t service = 0;
+  std::uint64_t share = 0;
+  auto operator<=>(const ShareKey&) const = default;
+};
+
+// What cuMemAlloc returned, or cuIpcOpenMemHandle: then it is another process's.
 struct Allocation {
   std::size_t asked = 0;
   std::size_t reserved = 0;
   cuda::CUcontext context = nullptr;
   Physical* physical = nullptr;
+  unsigned opens = 0;   // of cuIpcOpenMemHandle; 0: of cuMemAlloc
+  int connection = -1;  // to the process whose memory it is, which so sees how long it is open
+  ShareKey key{};
 };
 
 // That the memory of `owner` is to be accessible to `device`.
 struct Peer {
   cuda::CUcontext owner = nullptr;
   cuda::CUcontext accessor = nullptr;
+  cuda::CUdevice device = 0;
+};
+
+// A green context: by what it is made current, and the primary context that its memory is in.
+struct GreenContext {
+  cuda::CUcontext context = nullptr;
+  cuda::CUcontext primary = nullptr;
   cuda::CUdevice device = 0;
 };
 
@@ -67,9 +89,16 @@ struct Tables {
   // By the handle that the program has: the address of the Physical, which no driver's is.
   std::unordered_map<cuda::CUmemGenericAllocationHandle, std::unique_ptr<Physical>> physicals;
   std::unordered_map<cuda::CUcontext, cuda::CUdevice> contexts;
+  // How often a context was attached to besides (cuCtxAttach), and is not ended by a cuCtxDetach.
+  std::unordered_map<cuda::CUcontext, unsigned> attached;
+  std::unordered_map<CUgreenCtx, GreenContext> green;
   // Only the driver knows a primary context's handle, and only while it is retained.
   std::map<cuda::CUdevice, cuda::CUcontext> primaries;
   std::vector<Peer> peers;
+  // By the number that others know it by.
+  std::unordered_map<std::uint64_t, Physical*> shares;
+  // Opened by the driver's own handles, and how often.
+  std::unordered_map<cuda::CUdeviceptr, unsigned> opened_by_driver;
   // Freed while a stream was being captured.
   std::vector<std::pair<cuda::CUdeviceptr, Allocation>> to_free;
   // With the context in which the capture began: it ends with that.
@@ -108,6 +137,8 @@ inline cuda::CUmemGenericAllocationHandle handle_of(const Physical* physical) {
 }
 Physical* enter_physical(cuda::CUmemGenericAllocationHandle real, std::size_t size,
                          const cuda::CUmemAllocationProp& prop, unsigned asked_handle_types);
+// The context that owns what is allocated while `current` is.
+cuda::CUcontext owner_in(cuda::CUcontext current);
 // The mapping in which `address` lies, or null.
 Mapping* mapping_at(cuda::CUdeviceptr address);
 // Records that [address, address + size) of the mappings may be used so.
@@ -127,6 +158,8 @@ bool is_allocated(cuda::CUdeviceptr address, std::size_t size);
 // --- Without
 
 void release(const Unneeded& unneeded);
+// Waits for the context, as freeing does, and gives the memory back.
+cuda::CUresult give_back(cuda::CUdeviceptr address, const Allocation& allocation);
 void drop_and_release(cuda::CUdeviceptr address, std::size_t size);
 
 }  // namespace stasis::preload

@@ -3,8 +3,6 @@
 // What the program sees is to be as with the driver's own (580.159.04 on an H100, measured): the
 // same granularity of 2 MiB and the same time per allocation, addresses and sizes of a range as
 // they were asked for, frees from any context and from none, errors in the middle of a capture.
-#include <unistd.h>
-
 #include <algorithm>
 
 #include "agent.h"
@@ -66,22 +64,6 @@ DeviceTraits traits_of(CUdevice device) {
   return known->emplace(device, traits).first->second;
 }
 
-// Waits for the context, as freeing does, and gives the memory back.
-CUresult give_back(CUdeviceptr address, const Allocation& allocation) {
-  CUresult result = CUDA_SUCCESS;
-  {
-    const CurrentContext current(allocation.context);
-    result = driver().cuCtxSynchronize();
-  }
-  driver().cuMemUnmap(address, allocation.reserved);
-  drop_and_release(address, allocation.reserved);
-  driver().cuMemAddressFree(address, allocation.reserved);
-  // Memory whose context was destroyed meanwhile has nothing left to wait for.
-  return result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_CONTEXT_IS_DESTROYED
-             ? CUDA_SUCCESS
-             : result;
-}
-
 // Those whose turn has not come because a stream was being captured.
 void give_back_deferred() {
   std::vector<std::pair<CUdeviceptr, Allocation>> due;
@@ -127,6 +109,7 @@ CUdeviceptr allocate(CUcontext context, CUdevice device, std::size_t asked) {
   rights.push_back({prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE});
   {
     const TablesLock lock;
+    context = owner_in(context);
     for (const auto& peer : tables().peers)
       if (peer.owner == context)
         rights.push_back(
@@ -172,6 +155,21 @@ CUdeviceptr allocate(CUcontext context, CUdevice device, std::size_t asked) {
 }
 
 }  // namespace
+
+CUresult give_back(CUdeviceptr address, const Allocation& allocation) {
+  CUresult result = CUDA_SUCCESS;
+  {
+    const CurrentContext current(allocation.context);
+    result = driver().cuCtxSynchronize();
+  }
+  driver().cuMemUnmap(address, allocation.reserved);
+  drop_and_release(address, allocation.reserved);
+  driver().cuMemAddressFree(address, allocation.reserved);
+  // Memory whose context was destroyed meanwhile has nothing left to wait for.
+  return result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_CONTEXT_IS_DESTROYED
+             ? CUDA_SUCCESS
+             : result;
+}
 
 namespace own {
 
@@ -227,6 +225,8 @@ CUresult cuMemFree_v2(CUdeviceptr pointer) {
     }
   }
   if (!allocation.physical) return driver().cuMemFree_v2(pointer);
+  // Another process's, which cuIpcCloseMemHandle gives up.
+  if (allocation.opens > 0) return CUDA_ERROR_INVALID_VALUE;
   if (const auto result = ask_driver_about_capture(); result != CUDA_SUCCESS) return result;
   {
     const TablesLock lock;
@@ -298,6 +298,9 @@ void correct_attribute(CUpointer_attribute attribute, void* data, CUdeviceptr po
       *static_cast<CUdeviceptr*>(data) = at->first;
     if (attribute == CU_POINTER_ATTRIBUTE_RANGE_SIZE)
       *static_cast<std::size_t*>(data) = at->second.asked;
+    // One byte of what may be an int, which the driver has set to 0.
+    if (attribute == CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE && at->second.opens == 0)
+      *static_cast<bool*>(data) = true;
   }
 }
 
@@ -317,25 +320,6 @@ CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes,
   if (result != CUDA_SUCCESS) return result;
   for (unsigned i = 0; i < count; ++i)
     if (data[i]) correct_attribute(attributes[i], data[i], pointer);
-  return result;
-}
-
-CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr pointer) {
-  const Gate::Pass pass;
-  const auto result = driver().cuIpcGetMemHandle(handle, pointer);
-  if (result == CUDA_SUCCESS) return result;
-  bool ours = false;
-  {
-    const TablesLock lock;
-    ours = mapping_at(pointer) != nullptr;
-  }
-  static std::atomic<bool> said{false};
-  if (ours && !said.exchange(true)) {
-    constexpr char kText[] =
-        "stasis: this program shares device memory by cuIpcGetMemHandle, which the direct path "
-        "cannot do yet; start it without the agent, or with STASIS_AGENT=off\n";
-    (void)!::write(STDERR_FILENO, kText, sizeof kText - 1);
-  }
   return result;
 }
 

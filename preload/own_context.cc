@@ -4,6 +4,7 @@
 #include "gate.h"
 #include "intercept.h"
 #include "memory_internal.h"
+#include "share.h"
 
 namespace stasis::preload {
 
@@ -19,14 +20,18 @@ void enter_context(CUcontext context, CUdevice device) {
 // The driver has destroyed it: its memory goes, as the driver's own has.
 void drop_context(CUcontext context) {
   std::vector<std::pair<CUdeviceptr, std::size_t>> ranges;
+  std::vector<Allocation> opened;
   {
     const TablesLock lock;
     tables().contexts.erase(context);
     std::erase_if(tables().peers, [&](const Peer& peer) {
       return peer.owner == context || peer.accessor == context;
     });
-    for (const auto& [address, allocation] : tables().allocations)
-      if (allocation.context == context) ranges.emplace_back(address, allocation.reserved);
+    for (const auto& [address, allocation] : tables().allocations) {
+      if (allocation.context != context) continue;
+      ranges.emplace_back(address, allocation.reserved);
+      if (allocation.opens > 0) opened.push_back(allocation);
+    }
     for (const auto& [address, allocation] : tables().to_free)
       if (allocation.context == context) ranges.emplace_back(address, allocation.reserved);
     std::erase_if(tables().allocations,
@@ -42,6 +47,8 @@ void drop_context(CUcontext context) {
     drop_and_release(address, size);
     driver().cuMemAddressFree(address, size);
   }
+  for (const auto& allocation : opened)
+    end_connection(allocation);
 }
 
 // A primary context ends when the last who retained it lets it go, or by a reset.
@@ -180,6 +187,71 @@ CUresult cuCtxDestroy_v2(CUcontext context) {
   const Gate::Pass pass;
   const auto result = driver().cuCtxDestroy_v2(context);
   if (result == CUDA_SUCCESS) drop_context(context);
+  return result;
+}
+
+// The old way to share a context and to end it.
+CUresult cuCtxAttach(CUcontext* context, unsigned flags) {
+  const Gate::Pass pass;
+  const auto result = driver().cuCtxAttach(context, flags);
+  CUcontext current = nullptr;
+  if (result != CUDA_SUCCESS || driver().cuCtxGetCurrent(&current) != CUDA_SUCCESS || !current)
+    return result;
+  const TablesLock lock;
+  ++tables().attached[current];
+  return result;
+}
+
+CUresult cuCtxDetach(CUcontext context) {
+  const Gate::Pass pass;
+  const auto result = driver().cuCtxDetach(context);
+  if (result != CUDA_SUCCESS) return result;
+  {
+    const TablesLock lock;
+    const auto at = tables().attached.find(context);
+    if (at != tables().attached.end()) {
+      if (--at->second == 0) tables().attached.erase(at);
+      return result;
+    }
+  }
+  drop_context(context);
+  return result;
+}
+
+// A part of a device, with streams of its own. It retains the primary context, has its memory in
+// that, and is waited for with it; current it can be in one thread alone, so the agent never makes
+// it so (CUDA 13, driver API manual).
+CUresult cuGreenCtxCreate(CUgreenCtx* green, void* resources, CUdevice device, unsigned flags) {
+  const Gate::Pass pass;
+  const auto& call = driver();
+  const auto result = call.cuGreenCtxCreate(green, resources, device, flags);
+  CUcontext context = nullptr;
+  CUcontext primary = nullptr;
+  if (result != CUDA_SUCCESS || !green || !call.cuCtxFromGreenCtx ||
+      call.cuCtxFromGreenCtx(&context, *green) != CUDA_SUCCESS ||
+      call.cuDevicePrimaryCtxRetain(&primary, device) != CUDA_SUCCESS)
+    return result;
+  call.cuDevicePrimaryCtxRelease_v2(device);
+  enter_context(primary, device);
+  const TablesLock lock;
+  tables().primaries[device] = primary;
+  tables().green[*green] = {context, primary, device};
+  return result;
+}
+
+CUresult cuGreenCtxDestroy(CUgreenCtx green) {
+  const Gate::Pass pass;
+  const auto result = driver().cuGreenCtxDestroy(green);
+  if (result != CUDA_SUCCESS) return result;
+  GreenContext ended;
+  {
+    const TablesLock lock;
+    const auto at = tables().green.find(green);
+    if (at == tables().green.end()) return result;
+    ended = at->second;
+    tables().green.erase(at);
+  }
+  drop_inactive_primary(ended.device, ended.primary);
   return result;
 }
 

@@ -50,7 +50,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t size,
     auto* physical = enter_physical(real, size, exportable, asked);
     physical->handles = 1;
     *handle = handle_of(physical);
-    if (in_context) tables().contexts.emplace(context, device);
+    if (in_context) tables().contexts.emplace(owner_in(context), device);
   }
   Agent::start();
   return CUDA_SUCCESS;

@@ -43,6 +43,12 @@ Physical* enter_physical(CUmemGenericAllocationHandle real, std::size_t size,
   return physical;
 }
 
+CUcontext owner_in(CUcontext current) {
+  for (const auto& [handle, green] : tables().green)
+    if (green.context == current) return green.primary;
+  return current;
+}
+
 Mapping* mapping_at(CUdeviceptr address) {
   auto& all = tables().mappings;
   auto after = all.upper_bound(address);
@@ -131,6 +137,7 @@ void drop_mappings(CUdeviceptr address, std::size_t size, Unneeded& unneeded) {
 void forget_if_unused(Physical* physical, Unneeded& unneeded) {
   if (physical->handles > 0 || physical->mappings > 0) return;
   if (physical->present) unneeded.push_back(physical->real);
+  tables().shares.erase(physical->share);
   tables().physicals.erase(handle_of(physical));
 }
 

@@ -414,8 +414,16 @@ CUresult Memory::import_ipc(const CUipcMemHandle& handle, int index, int device,
   if (content.magic != kIpcMagic) return CUDA_ERROR_INVALID_VALUE;
   std::lock_guard lock(mutex_);
   if (!same(content.gpu, slot(index).spec.uuid)) return CUDA_ERROR_INVALID_VALUE;
-  for (auto* known : objects_) {  // the exporting process cannot open its own handle
-    if (known->id == content.object) return CUDA_ERROR_INVALID_CONTEXT;
+  for (auto* known : objects_) {
+    if (!(known->id == content.object)) continue;
+    // The exporting process cannot open its own handle; who has it open gets it once more.
+    if (known->origin != Object::Origin::kOpened) return CUDA_ERROR_INVALID_CONTEXT;
+    for (auto& [base, allocation] : allocations_) {
+      if (allocation.object != known || allocation.offset != content.offset) continue;
+      ++allocation.opens;
+      out = base;
+      return CUDA_SUCCESS;
+    }
   }
   const auto file = open_object(dir_, content.gpu, content.object);
   ObjectTrailer trailer;
@@ -437,6 +445,7 @@ CUresult Memory::import_ipc(const CUipcMemHandle& handle, int index, int device,
   allocation.base = base + content.offset;
   allocation.size = content.size;
   allocation.kind = Kind::kIpc;
+  allocation.opens = 1;
   allocation.device = device;
   allocation.context = context;
   allocation.offset = content.offset;
@@ -448,6 +457,7 @@ CUresult Memory::close_ipc(Address base) {
   std::lock_guard lock(mutex_);
   auto it = allocations_.find(base);
   if (it == allocations_.end() || it->second.kind != Kind::kIpc) return CUDA_ERROR_INVALID_VALUE;
+  if (--it->second.opens > 0) return CUDA_SUCCESS;
   const Allocation a = it->second;
   allocations_.erase(it);
   const auto start = a.base - a.offset;

@@ -58,6 +58,7 @@ struct Allocation {
   Object* object = nullptr;
   std::uint64_t offset = 0;  // in the object
   bool in_slab = false;
+  unsigned opens = 0;  // of an IPC handle
 };
 
 // How fast content may move, and what to do on the way (faults).

@@ -14,6 +14,7 @@ _stasis() {
   case $verb:$before in
     ps:-t|ps:--timeout) :; return ;;
     suspend:-t|suspend:--timeout) :; return ;;
+    suspend:--path) mapfile -t COMPREPLY < <(compgen -W 'driver direct' -- "$word"); return ;;
     suspend:--driver-timeout) :; return ;;
     resume:-d|resume:--device-map) :; return ;;
     resume:-t|resume:--timeout) :; return ;;
@@ -22,6 +23,7 @@ _stasis() {
     dump:--sync) mapfile -t COMPREPLY < <(compgen -W 'disk none' -- "$word"); return ;;
     dump:--compress) mapfile -t COMPREPLY < <(compgen -W 'none lz4 zstd' -- "$word"); return ;;
     dump:-t|dump:--timeout) :; return ;;
+    dump:--path) mapfile -t COMPREPLY < <(compgen -W 'driver direct' -- "$word"); return ;;
     dump:--criu) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -f -- "$word"); return ;;
     dump:--driver-timeout) :; return ;;
     dump:--network-lock) mapfile -t COMPREPLY < <(compgen -W 'iptables nftables skip' -- "$word"); return ;;
@@ -57,9 +59,9 @@ _stasis() {
     '') words='run ps suspend resume dump restore recover doctor explain inspect verify logs report -h --help --version --json -v --verbose -q --quiet' ;;
     run) words='-h --help --json -v --verbose -q --quiet' ;;
     ps) words='-h --help -t --timeout -w --watch --json -v --verbose -q --quiet' ;;
-    suspend) words='-h --help -t --timeout --force --ignore-obstacles --json -v --verbose -q --quiet --driver-timeout' ;;
+    suspend) words='-h --help -t --timeout --path --force --ignore-obstacles --json -v --verbose -q --quiet --driver-timeout' ;;
     resume) words='-h --help -d --device-map -t --timeout --json -v --verbose -q --quiet --driver-timeout' ;;
-    dump) words='-h --help -D --images-dir --leave-running --leave-suspended --sync --compress --direct-io -f --force --ignore-undumpable --ignore-obstacles -t --timeout --criu --json -v --verbose -q --quiet --driver-timeout --shell-job --tcp-established --tcp-close --network-lock --file-locks --link-remap --no-link-remap --ghost-limit --ext-unix-sk --external --manage-cgroups' ;;
+    dump) words='-h --help -D --images-dir --leave-running --leave-suspended --sync --compress --direct-io -f --force --ignore-undumpable --ignore-obstacles -t --timeout --path --criu --json -v --verbose -q --quiet --driver-timeout --shell-job --tcp-established --tcp-close --network-lock --file-locks --link-remap --no-link-remap --ghost-limit --ext-unix-sk --external --manage-cgroups' ;;
     restore) words='-h --help -D --images-dir -d --device-map --leave-suspended --detach --inherit-fd -t --timeout --criu --json -v --verbose -q --quiet --driver-timeout --external --tcp-close --ext-unix-sk --manage-cgroups' ;;
     recover) words='-h --help --all -t --timeout --json -v --verbose -q --quiet --driver-timeout' ;;
     doctor) words='-h --help -D --images-dir --no-trial --criu --json -v --verbose -q --quiet --driver-timeout' ;;

@@ -87,6 +87,19 @@ void add_timeout(CLI::App& command, std::chrono::milliseconds& timeout) {
       ->type_name("MS");
 }
 
+void add_path(CLI::App& command, MemoryPath& path) {
+  command
+      .add_option_function<std::string>(
+          "--path",
+          [&path](const std::string& name) {
+            path = name == "direct" ? MemoryPath::kDirect : MemoryPath::kDriver;
+          },
+          "who moves GPU memory: driver, and agents (`stasis run`) are left alone; direct, and "
+          "what they cannot give away is an error [direct where it can be, else driver]")
+      ->type_name("PATH")
+      ->check(CLI::IsMember({"driver", "direct"}));
+}
+
 void add_driver_timeout(CLI::App& command, std::optional<DriverPatience>& patience) {
   command
       .add_option_function<unsigned>(
@@ -138,6 +151,12 @@ std::string phases_text(const Report& report) {
                        format_seconds(Seconds(phase.seconds)));
   }
   return out;
+}
+
+std::string standstill_text(const Report& report) {
+  return report.standstill
+             ? fmt::format(", standing still for {}", format_seconds(*report.standstill))
+             : std::string();
 }
 
 std::string state_text(const Report& report) {

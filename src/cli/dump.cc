@@ -104,9 +104,9 @@ Result<int> run_dump(Context& context, DumpArguments& options) {
     context.print(to_json(*report));
     return 0;
   }
-  context.terminal.out(fmt::format("dumped {} to {} ({}) in {}", subject_text(*report),
+  context.terminal.out(fmt::format("dumped {} to {} ({}) in {}{}", subject_text(*report),
                                    report->images_dir, format_bytes(report->image_bytes),
-                                   format_seconds(report->total)));
+                                   format_seconds(report->total), standstill_text(*report)));
   context.terminal.out(options.dump.after == AfterDump::kKill
                            ? "it has ended, and its GPU memory is free"
                            : state_text(*report));
@@ -148,6 +148,7 @@ Verb add_dump(CLI::App& app) {
   command->add_flag("--ignore-obstacles", options->dump.ignore_obstacles,
                     "go on although the driver may refuse or lose the program's memory");
   add_timeout(*command, options->dump.timeout);
+  add_path(*command, options->dump.path);
   add_criu_path(*command, options->dump.criu_path);
   add_criu_dump_options(*command, *options);
   return {command, [options](Context& context) { return run_dump(context, *options); }};

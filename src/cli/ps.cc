@@ -17,6 +17,7 @@
 #include "checkpoint/process.h"
 #include "checkpoint/suspended.h"
 #include "cli/verbs.h"
+#include "direct/agent_client.h"
 
 namespace stasis::cli {
 namespace {
@@ -36,6 +37,7 @@ struct Row {
   std::string user;
   // A CUDA state; without an answer "busy", "stopped" or "traced", and "?" for another reason.
   std::string state;
+  std::string path;    // "direct", "driver", or empty if that could not be seen
   std::string reason;  // why there is no CUDA state; empty if there is one
   // What it has on each GPU; of one that we suspended, what it had there and gets back.
   std::vector<GpuUse> uses;
@@ -148,6 +150,15 @@ std::string standstill(const proc::ProcFs& procfs, Pid pid) {
   return info && info->state == 'T' ? "stopped" : "?";
 }
 
+// By which its GPU memory goes: where it has an agent that takes memory out, if the process runs;
+// where it went, if the process is suspended.
+std::string path_of(Pid pid, const std::string& state) {
+  const auto agent = direct::AgentClient::look(pid);
+  if (!agent) return {};
+  const bool direct = *agent && (state != "checkpointed" || direct::is_away(**agent));
+  return direct ? "direct" : "driver";
+}
+
 // Only processes that map the driver's library are asked: the driver itself says nothing about
 // those of others, and a query for each process of a large host would take long.
 Result<Collected> collect(Driver& driver, std::chrono::milliseconds patience, Pending& pending) {
@@ -224,6 +235,7 @@ Result<Collected> collect(Driver& driver, std::chrono::milliseconds patience, Pe
       }
     }
     row.under = under(journal, info);
+    row.path = path_of(info.pid, row.state);
     out.rows.push_back(std::move(row));
   }
   std::sort(out.rows.begin(), out.rows.end(),
@@ -242,7 +254,7 @@ json row_json(const Row& row, const std::vector<Gpu>& gpus) {
           {"user", row.user},
           {"state", row.state},
           {"reason", row.reason},
-          {"path", row.state == "checkpointed" ? "driver" : ""},
+          {"path", row.path},
           {"gpus", places},
           {"gpu_bytes", row.state == "checkpointed" ? 0 : bytes_of(row)},
           {"gpu_memory", uses},
@@ -276,10 +288,11 @@ json all_json(const Collected& collected) {
 std::string table_of(const Collected& collected) {
   const std::int64_t now = std::time(nullptr);
   std::vector<std::vector<std::string>> lines = {
-      {"PID", "USER", "STATE", "GPUS", "GPU MEMORY", "SINCE", "OPERATION", "COMMAND"}};
+      {"PID", "USER", "STATE", "PATH", "GPUS", "GPU MEMORY", "SINCE", "OPERATION", "COMMAND"}};
   for (const Row& row : collected.rows) {
     lines.push_back({std::to_string(row.pid.value), row.user, row.state,
-                     gpus_text(row, collected.gpus), memory_text(row),
+                     row.path.empty() ? "-" : row.path, gpus_text(row, collected.gpus),
+                     memory_text(row),
                      row.since > 0 ? format_age(std::chrono::seconds(now - row.since)) : "-",
                      row.under.empty() ? "-" : row.under, row.command});
   }

@@ -1,10 +1,14 @@
 // Starts a program with the agent loaded, so that its GPU memory can be moved by the direct path.
+#include <sys/stat.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
+#include <string>
+#include <string_view>
 
 #include <fmt/format.h>
 
@@ -32,6 +36,21 @@ Result<std::string> find_agent() {
               "install Stasis whole, or let STASIS_PRELOAD name the file");
 }
 
+// As execvp() finds it; empty if it does not.
+std::string find_program(const std::string& name) {
+  if (name.find('/') != std::string::npos) return name;
+  const char* variable = std::getenv("PATH");
+  std::string_view rest = variable ? variable : "/bin:/usr/bin";
+  for (;;) {
+    const auto colon = rest.find(':');
+    const std::string directory(rest.substr(0, colon));
+    std::string path = (directory.empty() ? "." : directory) + "/" + name;
+    if (::access(path.c_str(), X_OK) == 0) return path;
+    if (colon == std::string_view::npos) return {};
+    rest.remove_prefix(colon + 1);
+  }
+}
+
 // In front of what is loaded already: the agent passes on what is not its own.
 std::string with_agent(const std::string& library) {
   const char* others = std::getenv("LD_PRELOAD");
@@ -39,6 +58,18 @@ std::string with_agent(const std::string& library) {
   const std::string list = others;
   if (list.find(library) != std::string::npos) return list;
   return library + ":" + list;
+}
+
+// Why the loader will ignore LD_PRELOAD for the program, or nothing.
+std::string why_without_agent(const std::string& name) {
+  const std::string path = find_program(name);
+  struct stat status {};
+  if (path.empty() || ::stat(path.c_str(), &status) != 0) return {};
+  if ((status.st_mode & S_ISUID) && status.st_uid != ::getuid()) return path + " is setuid";
+  if ((status.st_mode & S_ISGID) && status.st_gid != ::getgid()) return path + " is setgid";
+  if (::getuid() != 0 && ::getxattr(path.c_str(), "security.capability", nullptr, 0) > 0)
+    return path + " has file capabilities";
+  return {};
 }
 
 }  // namespace
@@ -52,7 +83,7 @@ Verb add_run(CLI::App& app) {
   command->positionals_at_end();
   command->prefix_command(false);
   return {command,
-          [words](Context&) -> Result<int> {
+          [words](Context& context) -> Result<int> {
             auto library = find_agent();
             if (!library) return fail(std::move(library.error()));
             // The linker takes blanks and colons for separators.
@@ -62,6 +93,11 @@ Verb add_run(CLI::App& app) {
                                       "hold",
                                       *library),
                           "let STASIS_PRELOAD name a link to it without");
+            }
+            if (const auto why = why_without_agent(words->front()); !why.empty()) {
+              context.terminal.note(why +
+                                    ", so the loader leaves the agent out of it: its GPU memory "
+                                    "goes by the driver");
             }
             ::setenv("LD_PRELOAD", with_agent(*library).c_str(), 1);
             std::vector<char*> argv;

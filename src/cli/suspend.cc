@@ -16,6 +16,7 @@ Verb add_suspend(CLI::App& app) {
       "suspend", "lock and checkpoint a process tree: its GPU memory becomes free");
   add_pid(*command, options->pid);
   add_timeout(*command, options->suspend.timeout);
+  add_path(*command, options->suspend.path);
   command->add_flag("--force,--ignore-obstacles", options->suspend.ignore_obstacles,
                     "go on although the driver may refuse or lose the program's memory");
   return {command, [options](Context& context) -> Result<int> {
@@ -31,7 +32,8 @@ Verb add_suspend(CLI::App& app) {
             for (const ProcessReport& process : report->processes)
               bytes += process.gpu_bytes;
             context.terminal.out(fmt::format(
-                "suspended {} in {}{}", subject_text(*report), format_seconds(report->total),
+                "suspended {} in {}{}{}", subject_text(*report), format_seconds(report->total),
+                standstill_text(*report),
                 bytes > 0 ? fmt::format("; {} of GPU memory are free again", format_bytes(bytes))
                           : ""));
             context.terminal.debug(phases_text(*report));

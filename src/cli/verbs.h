@@ -76,6 +76,8 @@ Verb add_report(CLI::App& app);
 CLI::Option* add_pid(CLI::App& command, Pid& pid);
 // How long to wait for GPU work, before the first process is checkpointed.
 void add_timeout(CLI::App& command, std::chrono::milliseconds& timeout);
+// Who moves GPU memory.
+void add_path(CLI::App& command, MemoryPath& path);
 // How long the driver may be silent.
 void add_driver_timeout(CLI::App& command, std::optional<DriverPatience>& patience);
 // How long the whole verb may take.
@@ -96,6 +98,8 @@ int status_of(const ImageReport& report);
 std::string state_text(const Report& report);
 // "direct path: move out 12 ms, lock 3 ms"
 std::string phases_text(const Report& report);
+// ", standing still for 0.52 s", or nothing.
+std::string standstill_text(const Report& report);
 // "process 12", "2 CUDA processes below 12 (3 in all)".
 std::string subject_text(const Report& report);
 

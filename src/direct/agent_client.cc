@@ -48,9 +48,8 @@ bool lock_file(const UniqueFd& file) {
 
 // The path of the agent's page among the target's descriptors. A child that the target forked may
 // hold one of its parent's, so there may be several.
-std::vector<std::string> candidates(Pid pid) {
+std::vector<std::string> candidates(Pid pid, std::error_code& failed) {
   std::vector<std::string> found;
-  std::error_code failed;
   const std::string directory = fmt::format("/proc/{}/fd", pid.value);
   const std::string wanted = fmt::format("/memfd:{} (deleted)", kAgentMemfd);
   for (std::filesystem::directory_iterator it(directory, failed), end; !failed && it != end;
@@ -96,8 +95,33 @@ const char* agent_command_name(AgentCommand command) {
   return "do an unknown thing";
 }
 
+bool is_away(AgentState state) {
+  return state == AgentState::kEmptied || state == AgentState::kHeld ||
+         state == AgentState::kFilling || state == AgentState::kClosed;
+}
+
+Result<std::optional<AgentState>> AgentClient::look(Pid pid) {
+  std::error_code failed;
+  const auto paths = candidates(pid, failed);
+  if (failed == std::errc::permission_denied)
+    return fail(errno_error(fmt::format("cannot look at process {}", pid.value), EACCES));
+  if (paths.empty()) return std::optional<AgentState>();
+  auto details = proc::ProcFs().details(pid);
+  if (!details) return fail(std::move(details.error()));
+  for (const std::string& path : paths) {
+    auto file = open_file(AT_FDCWD, path, O_RDONLY);
+    if (!file) return fail(std::move(file.error()));
+    alignas(ControlPage) std::byte bytes[sizeof(ControlPage)];
+    if (::pread(file->get(), bytes, sizeof bytes, 0) != sizeof bytes) continue;
+    const auto& page = *reinterpret_cast<const ControlPage*>(bytes);
+    if (is_page_of(page, details->ns_pid)) return std::optional(page.state.load());
+  }
+  return std::optional<AgentState>();
+}
+
 Result<std::optional<AgentClient>> AgentClient::find(Pid pid, const Pidfd& pidfd) {
-  const auto paths = candidates(pid);
+  std::error_code ignored;
+  const auto paths = candidates(pid, ignored);
   if (paths.empty()) return std::optional<AgentClient>();
   auto details = proc::ProcFs().details(pid);
   if (!details) return fail(std::move(details.error()));
@@ -160,10 +184,13 @@ AgentClient::~AgentClient() {
 }
 
 void AgentClient::take_figures() {
-  figures_ = {
-      once(page_->segment_bytes),  once(page_->segment_count),
-      once(page_->buffer_address), once(page_->buffer_bytes),
-      once(page_->staying_bytes),  {once(page_->content_id[0]), once(page_->content_id[1])}};
+  figures_ = {once(page_->segment_bytes),
+              once(page_->segment_count),
+              once(page_->buffer_address),
+              once(page_->buffer_bytes),
+              once(page_->staying_bytes),
+              {once(page_->content_id[0]), once(page_->content_id[1])},
+              once(page_->shared_count)};
 }
 
 AgentState AgentClient::state() const { return page_->state.load(std::memory_order_acquire); }

@@ -42,6 +42,10 @@ class AgentClient {
   // alone. kBusy if it has a peer; kNotPermitted. `pidfd` holds the process that is meant.
   static Result<std::optional<AgentClient>> find(Pid pid, const Pidfd& pidfd);
 
+  // What the agent in a process says of itself, for who only looks: without the lock, and nobody
+  // waits. Nothing if there is none. kNotPermitted.
+  static Result<std::optional<AgentState>> look(Pid pid);
+
   AgentClient(AgentClient&& other) noexcept;
   AgentClient& operator=(AgentClient&& other) noexcept;
   ~AgentClient();
@@ -58,6 +62,8 @@ class AgentClient {
   // While its memory is away.
   const ContentId& content_id() const { return figures_.content_id; }
   bool content_is_elsewhere() const { return figures_.content_id != ContentId{}; }
+  // As of the last answer: pieces that the process has open together with another by CUDA IPC.
+  std::uint32_t shared_count() const { return figures_.shared; }
 
   // One command and its answer. kNoAnswer after `patience`, and then no other command can be given;
   // kProcessGone; kTimeout for CUDA_ERROR_NOT_READY, kOutOfGpuMemory, kNotSupported, else
@@ -90,6 +96,7 @@ class AgentClient {
     std::uint64_t buffer_bytes = 0;
     std::uint64_t staying_bytes = 0;
     ContentId content_id{};
+    std::uint32_t shared = 0;
   };
   void take_figures();
 
@@ -104,6 +111,9 @@ class AgentClient {
   AgentCommand asked_ = AgentCommand::kNone;
   std::uint32_t number_ = 0;  // of the request under way
 };
+
+// Is the content of device memory, or may it be, in the program's own memory?
+bool is_away(AgentState state);
 
 // What an agent is given for what takes the driver's time: mapping 16 GiB takes 4 ms, unmapping 10
 // (H100, 580.159.04). And for copying, which is never this slow but when it hangs.

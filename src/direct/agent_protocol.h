@@ -84,7 +84,7 @@ struct ControlPage {
 
   // The answer. `cu_result` 0: done. Otherwise `message` says what could not be done.
   std::uint32_t cu_result;
-  std::uint32_t reserved1;
+  std::uint32_t shared_count;  // pieces that are open here and in another process by CUDA IPC now
   char message[160];
 
   std::atomic<AgentState> state;

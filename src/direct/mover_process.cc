@@ -68,7 +68,7 @@ tl::unexpected<Error> MoverProcess::lost(std::string message) {
   ring_ = HostMapping();
   lost_ = Error{ErrorCode::kNoAnswer,
                 std::move(message),
-                "the kernel's log may say why; go without the direct path",
+                "the kernel's log may say why; --path driver goes without that process",
                 {},
                 {}};
   return fail(*lost_);

@@ -304,18 +304,21 @@ void settle(Driver& driver, std::span<const JournalTarget> targets) {
   }
 }
 
-Result<void> quiesce(const Environment& env, OpenedGroup& opened, std::chrono::milliseconds timeout,
-                     bool ignore_obstacles, bool for_dump, Phases& phases,
-                     const DirectPath::IntoImage* image) {
+Result<void> quiesce(const Environment& env, OpenedGroup& opened, const QuiesceOptions& options,
+                     Phases& phases) {
   Group& group = opened.group;
-  if (auto moved = opened.direct.move_out(env, group, timeout, phases, image); !moved) return moved;
+  if (auto moved = opened.direct.move_out(env, group, options, phases); !moved) return moved;
   for (;;) {
     phases.begin("lock");
-    auto done = group.lock(timeout, env.interrupt);
+    const bool runs = std::any_of(
+        group.members().begin(), group.members().end(),
+        [](const GroupMember& member) { return member.initial == CudaState::kRunning; });
+    if (runs && !phases.standstill()) phases.stands_still();
+    auto done = group.lock(options.timeout, env.interrupt);
     if (!done) return done;
     // Once more: the lock may have taken seconds, in which the ranks of a job have met.
     std::set<Pid> nobody;
-    if (!ignore_obstacles) done = look_for_obstacles(env, group.members(), false, nobody);
+    if (!options.ignore_obstacles) done = look_for_obstacles(env, group.members(), false, nobody);
     if (!done) return done;
     phases.begin("checkpoint");
     done = group.keep_still();
@@ -326,10 +329,10 @@ Result<void> quiesce(const Environment& env, OpenedGroup& opened, std::chrono::m
     if (*more) continue;
     auto inherited =
         find_inherited_files(proc::ProcFs(), group.members(), env.driver.info().simulated,
-                             !for_dump || ignore_obstacles);
+                             !options.for_dump || options.ignore_obstacles);
     if (!inherited) return fail(std::move(inherited.error()));
     done = replace_inherited_files(*inherited, opened.journal.get());
-    if (!done && for_dump) return done;
+    if (!done && options.for_dump) return done;
     if (!done) env.tell("a later dump may be refused: " + done.error().to_string());
     done = group.checkpoint(env.progress, env.interrupt);
     if (!done) return done;

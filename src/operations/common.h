@@ -52,12 +52,11 @@ Result<void> wait_for_criu(const Environment& env, const JournalRecord& record);
 
 // Moves the memory of those out that have the agent, then locks and checkpoints the whole tree,
 // until no process of it is left that uses the GPU. What
-// processes without CUDA have inherited of it is replaced; `for_dump`: a failure of that is one,
-// otherwise it is told. `image`: where the agents' memory goes, if not into the processes' own. The
-// phases are those of DirectPath::move_out(), "lock" and "checkpoint".
-Result<void> quiesce(const Environment& env, OpenedGroup& opened, std::chrono::milliseconds timeout,
-                     bool ignore_obstacles, bool for_dump, Phases& phases,
-                     const DirectPath::IntoImage* image = nullptr);
+// processes without CUDA have inherited of it is replaced; for a dump a failure of that is one,
+// otherwise it is told. The phases are those of DirectPath::move_out(),
+// "lock" and "checkpoint".
+Result<void> quiesce(const Environment& env, OpenedGroup& opened, const QuiesceOptions& options,
+                     Phases& phases);
 
 // kBusy if a killed operation has left the content of somebody's GPU memory in an image and nowhere
 // else: only `stasis recover` brings it back.

@@ -18,6 +18,7 @@ using direct::AgentClient;
 using direct::AgentCommand;
 using direct::AgentState;
 using direct::copy_time;
+using direct::is_away;
 using std::chrono::milliseconds;
 
 // What an agent is given for what it does at once, and for what takes the driver's time: mapping 16
@@ -85,11 +86,6 @@ void append(std::vector<direct::Segment>& all, std::vector<direct::Segment> more
     segment.offset += base;
     all.push_back(std::move(segment));
   }
-}
-
-bool is_away(AgentState state) {
-  return state == AgentState::kEmptied || state == AgentState::kHeld ||
-         state == AgentState::kFilling || state == AgentState::kClosed;
 }
 
 // Failures that the driver's own way would meet as well: there is no point in trying it.
@@ -175,7 +171,36 @@ Result<void> DirectPath::prepare(const Environment& env, Group& group, bool buff
   return worst;
 }
 
-Result<void> DirectPath::close_all(const Environment& env, milliseconds timeout) {
+Result<void> DirectPath::require_all(const std::vector<const Process*>& running) const {
+  std::string list;
+  for (const Process* process : running) {
+    const bool found = std::any_of(agents_.begin(), agents_.end(), [&](const AgentClient& agent) {
+      return agent.pid() == process->pid();
+    });
+    if (!found && process->alive())
+      list += fmt::format("{}{} ({})", list.empty() ? "" : ", ", process->pid().value,
+                          process->info().comm);
+  }
+  if (list.empty()) return {};
+  return fail(ErrorCode::kNotSupported,
+              fmt::format("no agent that has GPU memory to give away is in process {}", list),
+              "start it with `stasis run`; without --path direct the driver moves its memory");
+}
+
+Result<void> DirectPath::require_nothing_stays() const {
+  for (const auto& agent : agents_) {
+    if (agent.staying_bytes() == 0) continue;
+    return fail(
+        ErrorCode::kNotSupported,
+        fmt::format("{} of the GPU memory of process {} cannot leave by the direct path: the "
+                    "program has exported it",
+                    format_bytes(agent.staying_bytes()), agent.pid().value),
+        "without --path direct the driver moves that");
+  }
+  return {};
+}
+
+Result<void> DirectPath::close_all(const Environment& env, milliseconds timeout, Phases& phases) {
   const auto start = Clock::now();
   std::minstd_rand random(std::random_device{}());
   for (;;) {
@@ -184,6 +209,7 @@ Result<void> DirectPath::close_all(const Environment& env, milliseconds timeout)
       const auto left = std::chrono::duration_cast<milliseconds>(start + timeout - Clock::now());
       slice = std::clamp(slice, milliseconds(1), std::max(left, milliseconds(1)));
     }
+    phases.stands_still();
     for (auto& agent : agents_)
       agent.begin(AgentCommand::kClose, static_cast<std::uint64_t>(slice.count()));
     Result<void> worst;
@@ -229,8 +255,10 @@ Result<void> DirectPath::copy_out(const Environment& env, const IntoImage* image
   }
   const auto deadline = Clock::now() + copy_time(bytes());
   auto copied = mover_->copy_out(std::move(segments), places, env.interrupt, deadline);
-  if (!copied) return fail(std::move(copied.error()));
-  return {};
+  if (copied) return {};
+  // A mover that is lost says nothing of the program, which the driver may still hold.
+  if (copied.error().code == ErrorCode::kNoAnswer) copied.error().code = ErrorCode::kInternal;
+  return fail(std::move(copied.error()));
 }
 
 Result<DirectPath::Found> DirectPath::content_of(const AgentClient& agent) const {
@@ -330,16 +358,44 @@ void DirectPath::get_ready(const Environment& env, const std::vector<const Proce
   coming_ = std::async(std::launch::async, env.mover, std::span<const GpuUuid>());
 }
 
-Result<void> DirectPath::move_out(const Environment& env, Group& group, milliseconds timeout,
-                                  Phases& phases, const IntoImage* image) {
-  if (!env.mover) return {};
+Result<void> DirectPath::refuse_shared(const Environment& env, bool ignore) const {
+  std::string list;
+  for (const auto& agent : agents_) {
+    if (agent.shared_count() == 0) continue;
+    list += fmt::format(
+        "{}{} ({})", list.empty() ? "" : ", ", agent.pid().value,
+        agent.shared_count() == 1 ? "1 piece" : fmt::format("{} pieces", agent.shared_count()));
+  }
+  if (list.empty()) return {};
+  auto what = fmt::format(
+      "GPU memory that is open in two processes (CUDA IPC), which the driver checkpoints and "
+      "cannot "
+      "restore (the job would be lost): process {}",
+      list);
+  if (ignore) {
+    env.tell("going on as told, in spite of " + what);
+    return {};
+  }
+  return fail(ErrorCode::kNotSupported, std::move(what),
+              "try again when the processes have closed what they share (cudaIpcCloseMemHandle; "
+              "PyTorch: when the last tensor of another process is gone); if you know better: "
+              "--ignore-obstacles");
+}
+
+Result<void> DirectPath::move_out(const Environment& env, Group& group,
+                                  const QuiesceOptions& options, Phases& phases) {
+  const IntoImage* image = options.image;
+  const bool forced = options.path == MemoryPath::kDirect;
+  if (options.path == MemoryPath::kDriver || (!env.mover && !forced)) return {};
+  if (!env.mover) return fail(ErrorCode::kNotSupported, "nobody is there who copies GPU memory");
   std::vector<const Process*> running;
   for (const GroupMember& member : group.members())
     if (member.initial == CudaState::kRunning) running.push_back(&member.process);
   const auto give_up = [&](Error why) -> Result<void> {
     auto back = roll_back();
     if (!back) return back;
-    if (final_for_both(why.code)) return fail(std::move(why));
+    phases.runs();
+    if (forced || final_for_both(why.code)) return fail(std::move(why));
     if (into_) {
       into_.reset();
       contents_.clear();
@@ -349,13 +405,22 @@ Result<void> DirectPath::move_out(const Environment& env, Group& group, millisec
     return {};
   };
   if (auto found = find(env, running, false); !found) return give_up(std::move(found.error()));
+  if (auto alone = refuse_shared(env, options.ignore_obstacles); !alone) {
+    dismiss();
+    return alone;
+  }
+  if (forced) {
+    if (auto all = require_all(running); !all) return give_up(std::move(all.error()));
+  }
   if (agents_.empty()) return {};
   phases.begin("prepare");
   auto done = prepare(env, group, image == nullptr);
+  if (done && forced) done = require_all(running);
   if (done && agents_.empty()) return {};
   if (done) done = fault(FaultPoint::kDirectPrepared);
   phases.begin("close");
-  if (done) done = close_all(env, timeout);
+  if (done) done = close_all(env, options.timeout, phases);
+  if (done && forced) done = require_nothing_stays();
   if (done) done = fault(FaultPoint::kDirectClosed);
   phases.begin("copy out");
   if (done) done = copy_out(env, image);

@@ -23,6 +23,21 @@
 
 namespace stasis {
 
+// An image that is being written, as the place for what the mover moves.
+struct IntoImage {
+  const UniqueFd& image_dir;
+  ContentOptions options;
+};
+
+// How a group is brought to a stop.
+struct QuiesceOptions {
+  std::chrono::milliseconds timeout{};  // for the gates, and for the driver's lock; zero: none
+  bool ignore_obstacles = false;
+  bool for_dump = false;
+  MemoryPath path = MemoryPath::kAutomatic;
+  const IntoImage* image = nullptr;  // otherwise into the processes' own memory
+};
+
 class DirectPath {
  public:
   DirectPath() = default;
@@ -38,15 +53,12 @@ class DirectPath {
   // leave: into the processes' own memory, or into an image. Where that cannot be, it says so and
   // leaves all to the driver: no failure. An error is one that the driver's lock would end in as
   // well: kTimeout, kInterrupted, kProcessGone, kOutOfHostMemory, what the image's files fail with;
-  // then everybody runs again.
+  // then everybody runs again. kNotSupported, before anything is touched: memory that is open in
+  // two processes, which only the agents see. With MemoryPath::kDirect what cannot be is a failure.
   // The phases are "prepare", during which the processes run, "close", "copy out", for an image
   // "content", until it is complete, and "empty".
-  struct IntoImage {
-    const UniqueFd& image_dir;  // that is being written
-    ContentOptions options;
-  };
-  Result<void> move_out(const Environment& env, Group& group, std::chrono::milliseconds timeout,
-                        Phases& phases, const IntoImage* image = nullptr);
+  Result<void> move_out(const Environment& env, Group& group, const QuiesceOptions& options,
+                        Phases& phases);
   // Where to look for content that is not in the processes' own memory. What move_out() has moved
   // is known already.
   void look_in(std::shared_ptr<ImageContent> content) { contents_.push_back(std::move(content)); }
@@ -76,8 +88,12 @@ class DirectPath {
 
  private:
   Result<void> find(const Environment& env, std::vector<const Process*> processes, bool away);
+  Result<void> refuse_shared(const Environment& env, bool ignore) const;
+  // What MemoryPath::kDirect wants of the processes.
+  Result<void> require_all(const std::vector<const Process*>& running) const;
+  Result<void> require_nothing_stays() const;
   Result<void> prepare(const Environment& env, Group& group, bool buffers);
-  Result<void> close_all(const Environment& env, std::chrono::milliseconds timeout);
+  Result<void> close_all(const Environment& env, std::chrono::milliseconds timeout, Phases& phases);
   Result<void> copy_out(const Environment& env, const IntoImage* image);
   Result<void> copy_in(const Environment& env);
   Result<void> empty();

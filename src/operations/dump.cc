@@ -348,10 +348,12 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   if (!inherited) return undo(std::move(inherited.error()));
   // One that stays suspended keeps its memory's content itself: nobody has to keep the image for
   // it.
-  const DirectPath::IntoImage into_image{writer->dir(),
-                                         {options.compression, options.direct_io, options.sync}};
-  auto done = quiesce(env, *opened, options.timeout, options.ignore_obstacles, true, phases,
-                      options.after == AfterDump::kSuspended ? nullptr : &into_image);
+  const IntoImage into_image{writer->dir(),
+                             {options.compression, options.direct_io, options.sync}};
+  auto done = quiesce(env, *opened,
+                      {options.timeout, options.ignore_obstacles, true, options.path,
+                       options.after == AfterDump::kSuspended ? nullptr : &into_image},
+                      phases);
   if (!done) return undo(std::move(done.error()));
   const std::uint64_t direct_bytes = opened->direct.bytes();
 
@@ -421,6 +423,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   if (auto committed = writer->commit(); !committed) env.tell(committed.error().to_string());
   fault_only(FaultPoint::kImageCommitted);
   DumpReport report;
+  report.standstill = phases.standstill();
   if (options.after == AfterDump::kKill) {
     opened->direct.dismiss();
     if (auto gone = wait_until_gone(group); !gone) {
@@ -441,6 +444,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
       return fail(
           std::move(back.error()).within("the image " + writer->final_path() + " is complete"));
     }
+    report.standstill = phases.standstill();
   } else {
     group.dismiss();
     opened->direct.dismiss();

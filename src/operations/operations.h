@@ -63,9 +63,22 @@ struct Report {
   std::vector<ProcessReport> processes;
   std::vector<PhaseRecord> phases;
   Seconds total{0};
+  // How long we have kept the processes from running: since the gate or the driver's lock closed,
+  // to the end of the checkpoint, or until they ran again, or were ended. None: they stood still
+  // already.
+  std::optional<Seconds> standstill;
   int lock_tries = 0;  // how often the processes were asked until all were locked; 0: no lock
   std::uint64_t direct_bytes =
       0;  // of GPU memory that a mover of ours has moved; the driver the rest
+};
+
+// By whom GPU memory is moved.
+enum class MemoryPath {
+  kAutomatic,  // by us where the program has the agent, the rest by the driver
+  kDriver,     // agents are left alone
+  // What the agents cannot give away is a failure, kNotSupported, with the program as it was; the
+  // driver still checkpoints what it always keeps, contexts and small allocations.
+  kDirect,
 };
 
 struct SuspendOptions {
@@ -73,6 +86,7 @@ struct SuspendOptions {
   std::chrono::milliseconds timeout{10000};
   // Tell of what the driver would refuse or lose (checkpoint/obstacles.h), and go on.
   bool ignore_obstacles = false;
+  MemoryPath path = MemoryPath::kAutomatic;
 };
 
 // Locks and checkpoints every CUDA process of the tree: their GPU memory is free afterwards. Those
@@ -98,6 +112,7 @@ struct DumpOptions {
   ContentCompression compression = ContentCompression::kNone;  // of what our own mover moves
   bool direct_io = false;                                      // past the page cache, likewise
   bool ignore_obstacles = false;                               // as with suspend
+  MemoryPath path = MemoryPath::kAutomatic;
   bool ignore_undumpable = false;  // let CRIU try what doctor/undumpable.h finds red
   CriuOptions criu;
   std::optional<std::string> criu_path;

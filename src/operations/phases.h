@@ -1,6 +1,7 @@
 // How long the parts of an operation take. Not for use outside this folder.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,12 +28,19 @@ class Phases {
     end();
     return std::move(done_);
   }
+  // From now on the processes stand still, or run again.
+  void stands_still() { still_since_ = Clock::now(); }
+  void runs() { still_since_.reset(); }
+  std::optional<Seconds> standstill() const {
+    return still_since_ ? std::optional(Seconds(since(*still_since_))) : std::nullopt;
+  }
   const std::vector<PhaseRecord>& done() const { return done_; }
   Seconds total() const { return since(first_); }
 
  private:
   Clock::time_point first_ = Clock::now();
   Clock::time_point start_;
+  std::optional<Clock::time_point> still_since_;
   std::string name_;
   std::vector<PhaseRecord> done_;
 };

@@ -12,8 +12,10 @@ Result<Report> suspend(const Environment& env, Pid root, const SuspendOptions& o
     return fail(std::move(clear.error()));
   }
   Group& group = opened->group;
-  auto done = quiesce(env, *opened, options.timeout, options.ignore_obstacles, false, phases);
+  auto done = quiesce(env, *opened,
+                      {options.timeout, options.ignore_obstacles, false, options.path}, phases);
   phases.end();
+  const auto standstill = phases.standstill();
   if (done) done = verify_states(group, CudaState::kCheckpointed);
   if (done) done = fault(FaultPoint::kSuspendVerified);
   if (!done) return fail(roll_back(*opened, std::move(done.error())));
@@ -26,6 +28,7 @@ Result<Report> suspend(const Environment& env, Pid root, const SuspendOptions& o
   report.root = root;
   report.processes = report_processes(group);
   report.total = phases.total();
+  report.standstill = standstill;
   report.lock_tries = group.lock_tries();
   report.direct_bytes = direct_bytes;
   report.phases = phases.take();

@@ -295,9 +295,13 @@ void try_dlsym() {
 }  // namespace
 }  // namespace stasis::agent_test
 
-int main() {
+int main(int argc, char** argv) {
   using namespace stasis::agent_test;  // NOLINT(google-build-using-namespace)
   using namespace stasis::cuda;        // NOLINT(google-build-using-namespace)
+  if (argc == 4 && std::string(argv[1]) == "ipc-child") {
+    be_ipc_child(argv[2], argv[3]);
+    return 0;
+  }
   try_dlsym();
   std::fflush(stdout);
   // CUDA in the child alone, and the parent uses it afterwards.
@@ -321,5 +325,6 @@ int main() {
   try_peers(context);
   try_streams();
   try_vmm();
+  try_ipc();
   SAY(CU(cuCtxDestroy_v2)(context));
 }

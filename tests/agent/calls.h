@@ -44,6 +44,8 @@ inline void say(const std::string& what, long long value) {
 #define SAY(call) ::stasis::agent_test::say(#call, static_cast<long long>(call))
 
 void try_vmm();
+void try_ipc();
+void be_ipc_child(const char* handle, const char* bytes);
 
 inline constexpr std::size_t kMiB = std::size_t{1} << 20;
 

@@ -71,6 +71,64 @@ void close_page() {
   }
 }
 
+// As a program that has given its memory to another one by descriptor: nobody knows for how long.
+void export_some() {
+  CUmemAllocationProp prop{};
+  prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+  prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  CUmemGenericAllocationHandle handle = 0;
+  int fd = -1;
+  if (CU(cuMemCreate)(&handle, 2 * kMiB, &prop, 0) != CUDA_SUCCESS ||
+      CU(cuMemExportToShareableHandle)(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) !=
+          CUDA_SUCCESS)
+    std::exit(6);
+  ::close(fd);
+}
+
+// Another process opens the memory whenever the file is there, looks at it until the file is gone,
+// and says how often it had it open in FILE.done.
+void share_it(CUdeviceptr address, std::string file) {
+  CUipcMemHandle handle{};
+  if (CU(cuIpcGetMemHandle)(&handle, address) != CUDA_SUCCESS) std::exit(6);
+  if (::fork() > 0) return;
+  std::string text;
+  for (const char byte : handle.reserved) {
+    char digits[3];
+    std::snprintf(digits, sizeof digits, "%02x", static_cast<unsigned char>(byte));
+    text += digits;
+  }
+  ::execl("/proc/self/exe", "stasis-agent-target", "open-shared", file.c_str(), text.c_str(),
+          nullptr);
+  ::_exit(127);
+}
+
+int open_shared(const std::string& file, const std::string& text) {
+  CUipcMemHandle handle{};
+  for (std::size_t i = 0; i < sizeof handle.reserved; ++i)
+    handle.reserved[i] = static_cast<char>(std::stoi(text.substr(2 * i, 2), nullptr, 16));
+  CUcontext context = nullptr;
+  if (CU(cuInit)(0) != CUDA_SUCCESS || CU(cuCtxCreate_v2)(&context, 0, 0) != CUDA_SUCCESS) return 3;
+  for (int times = 0; !g_end;) {
+    ::usleep(2000);
+    if (::getppid() == 1) return 0;
+    if (::access(file.c_str(), F_OK) != 0) continue;
+    CUdeviceptr address = 0;
+    unsigned char byte = 0;
+    if (CU(cuIpcOpenMemHandle_v2)(&address, handle, kIpcMemLazyEnablePeerAccess) != CUDA_SUCCESS ||
+        CU(cuMemcpyDtoH_v2)(&byte, address, 1) != CUDA_SUCCESS)
+      return 7;
+    std::FILE* done = std::fopen((file + ".done").c_str(), "w");
+    std::fprintf(done, "%d\n", ++times);
+    std::fclose(done);
+    while (!g_end && ::access(file.c_str(), F_OK) == 0)
+      ::usleep(2000);
+    if (CU(cuIpcCloseMemHandle)(address) != CUDA_SUCCESS) return 8;
+    ::unlink((file + ".done").c_str());
+  }
+  return 0;
+}
+
 }  // namespace
 }  // namespace stasis::agent_test
 
@@ -79,7 +137,10 @@ int main(int argc, char** argv) {
   if (argc < 3) return 2;
   const std::string what = argv[1];
   std::signal(SIGTERM, [](int) { g_end = true; });
+  if (what == "open-shared") return open_shared(argv[2], argv[3]);
   const auto address = set_up();
+  if (what == "export") export_some();
+  if (what == "share") share_it(address, argv[3]);
   if (what == "fork") std::thread(&fork_all_the_time).detach();
   if (what == "close-page") close_page();
   for (unsigned number = 1; !g_end; ++number) {

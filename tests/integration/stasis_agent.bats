@@ -16,6 +16,7 @@ start_doing() {
   TARGET_STATUS=$BATS_TEST_TMPDIR/target.status
   local what=$1
   shift
+  rm -f "$TARGET_STATUS"
   (LD_PRELOAD=$agent exec_on_gpu setsid stasis-agent-target "$what" "$TARGET_STATUS" "$@") \
     </dev/null >"$TARGET_LOG" 2>&1 3>&- &
   TARGET=$!
@@ -71,4 +72,78 @@ target_round() { local n=; until [[ -n $n ]]; do n=$(sed -n 's/^round 0*\([0-9][
   start_doing plain
   assert_equal "$(python3 "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" seals)" 7
   target_verifies
+}
+
+# preloaded LIBRARY: its path, if it is installed.
+preloaded() { ldconfig -p | awk -v name="$1" '$1 == name && /x86-64/ { print $NF; exit }'; }
+
+@test "beside other allocators that are preloaded, programs are suspended and dumped as ever" {
+  local first second
+  first=$(preloaded libjemalloc.so.2)
+  second=$(preloaded libtcmalloc_minimal.so.4)
+  [[ -n $first$second ]] || skip "neither libjemalloc2 nor libtcmalloc-minimal4 is there (tools/setup --for test)"
+  if [[ -n $second ]]; then
+    agent=$agent:$second start_doing fork
+    grep -q "$second" "/proc/$TARGET/maps"
+    cycle_by direct
+    target_verifies
+  fi
+  [[ -n $first ]] || return 0
+  agent=$first:$agent start_doing plain
+  grep -q "$first" "/proc/$TARGET/maps"
+  cycle_by direct
+  ((EUID == 0)) || return 0
+  dump_it
+  restore_it
+  target_goes_on
+  restored_verifies
+}
+
+@test "memory that the program has exported stays, and --path direct says so" {
+  start_doing export
+  refused 8 not-supported suspend "$TARGET" --path direct
+  assert_contains "$err" "2.00 MiB"
+  assert_contains "$err" "exported"
+  in_state running
+  target_goes_on
+  cycle_by direct
+  target_verifies
+}
+
+# open_there, closed_there: another process has TARGET's memory open by CUDA IPC, or not any more.
+open_there() { touch "$go"; wait_until 10 test -s "$go.done"; }
+closed_there() { rm "$go"; wait_until 10 test ! -e "$go.done"; sleep 0.1; }
+
+@test "memory shared by CUDA IPC stays for as long as it is open elsewhere, and leaves before and after" {
+  go=$BATS_TEST_TMPDIR/go
+  start_doing share "$go"
+  cycle_by direct
+  for _ in 1 2; do
+    open_there
+    refused 8 not-supported suspend "$TARGET"
+    assert_contains "$err" "CUDA IPC"
+    target_goes_on
+    closed_there
+    cycle_by direct
+  done
+  open_there
+  pkill -KILL -P "$TARGET"
+  cycle_by direct
+  target_verifies
+}
+
+@test "dumped and restored, memory that was shared by CUDA IPC is opened as before" {
+  need_root "CRIU"
+  go=$BATS_TEST_TMPDIR/go
+  start_doing share "$go"
+  open_there
+  closed_there
+  dump_it
+  restore_it
+  target_goes_on
+  open_there
+  refused 8 not-supported suspend "$TARGET"
+  closed_there
+  cycle_by direct
+  restored_verifies
 }

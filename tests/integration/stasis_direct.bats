@@ -83,6 +83,20 @@ agent_is() { [[ $(agent_state) == "$1" ]]; }
   assert_contains "$err" "/no/such/agent.so"
 }
 
+@test "run says so where the loader would ignore the agent, and starts the program all the same" {
+  need_root "a program of somebody else's that is setuid"
+  local program=$BATS_TEST_TMPDIR/setuid
+  cp "$(type -P true)" "$program"
+  chmod 755 "$program"
+  capture stasis run -- "$program"
+  assert_equal "$status/$err" 0/
+  chown 65534 "$program"
+  chmod u+s "$program"
+  PATH=$BATS_TEST_TMPDIR:$PATH capture stasis run -- setuid
+  assert_equal "$status" 0
+  assert_contains "$err" "$program is setuid"
+}
+
 @test "run keeps what was to be preloaded, and names itself once" {
   capture env LD_PRELOAD="$STASIS_LIBCUDA" stasis run -- stasis run -- printenv LD_PRELOAD
   assert_equal "${out%$'\n'}" "$(readlink -f "$agent"):$STASIS_LIBCUDA"
@@ -328,4 +342,110 @@ agent_is() { [[ $(agent_state) == "$1" ]]; }
   went direct
   done_by resume "$TARGET"
   target_goes_on
+}
+
+# --- Which path, and for how long
+
+# path_in_ps: of TARGET.
+path_in_ps() {
+  done_by ps --json
+  json "next(p['path'] for p in d['processes'] if p['pid'] == $TARGET)"
+}
+
+@test "ps shows the path of who runs and of who is suspended" {
+  start_agent memory --size 8M
+  assert_equal "$(path_in_ps)" direct
+  done_by ps
+  [[ $out == *PATH*$'\n'*"$TARGET "*" running  direct  "* ]]
+  done_by suspend "$TARGET"
+  assert_equal "$(path_in_ps)" direct
+  done_by resume "$TARGET"
+  # As a suspend by the driver has left it, though the agent is there.
+  done_by suspend "$TARGET" --path driver
+  assert_equal "$(path_in_ps)" driver
+  done_by resume "$TARGET"
+  start_target memory --size 8M
+  assert_equal "$(path_in_ps)" driver
+}
+
+@test "--path driver leaves the agent alone, and resume and restore follow" {
+  start_agent memory --size 16M
+  done_by suspend "$TARGET" --path driver --json
+  went driver
+  agent_is 0
+  gpu_is_free
+  done_by resume "$TARGET" --json
+  went driver
+  target_goes_on
+  cycles 1 direct
+  if ((EUID == 0)); then
+    dump_it --path driver --json
+    went driver
+    restore_it --json
+    went driver
+    target_goes_on
+    cycles 1 direct
+    restored_verifies
+  fi
+}
+
+@test "--path direct takes no other, and says why" {
+  start_agent memory --size 16M
+  done_by suspend "$TARGET" --path direct --json
+  went direct
+  done_by resume "$TARGET"
+  refused 2 usage suspend "$TARGET" --path fast
+  STASIS_AGENT=off start_agent memory --size 8M
+  refused 8 not-supported suspend "$TARGET" --path direct
+  assert_contains "$err" "process $TARGET"
+  in_state running
+  refused 8 not-supported dump "$TARGET" --path direct --images-dir "$image"
+  no_image
+  # A mover that dies is no reason to take the driver's path.
+  start_agent memory --size 16M
+  STASIS_SIM_FAULTS=transfer:die capture timeout 60 stasis suspend "$TARGET" --path direct
+  ((status != 0))
+  in_state running
+  target_goes_on
+  STASIS_SIM_FAULTS=transfer:die done_by suspend "$TARGET" --json
+  went driver
+  done_by resume "$TARGET"
+  target_verifies
+  nothing_left
+}
+
+@test "the time that the program stands still is told: the driver's part, and no preparation" {
+  start_agent memory --size 24M
+  STASIS_SIM_FAULTS=checkpoint:delay=500ms done_by suspend "$TARGET" --json
+  json 'd["standstill_seconds"], d["seconds"]'
+  [[ $(json '0.5 <= d["standstill_seconds"] <= d["seconds"] - sum(p["seconds"] for p in d["phases"] if p["name"] == "prepare")') == True ]]
+  done_by resume "$TARGET" --json
+  [[ $out != *standstill* ]]
+  STASIS_SIM_FAULTS=checkpoint:delay=500ms done_by suspend "$TARGET"
+  [[ $out =~ "standing still for "(0\.[5-9]|[1-9]) ]]
+}
+
+@test "a dump that lets the program go on tells how long it stood still" {
+  need_root "CRIU"
+  start_target memory --size 8M
+  STASIS_SIM_FAULTS=checkpoint:delay=500ms done_by dump "$TARGET" --images-dir "$image" --leave-running --json
+  [[ $(json '0.5 <= d["standstill_seconds"] <= d["seconds"]') == True ]]
+  target_goes_on
+}
+
+# --- Memory shared by legacy CUDA IPC
+
+@test "a child opens its parent's memory by CUDA IPC, and suspending the two is refused in time" {
+  start_agent ipc
+  target_goes_on
+  refused 8 not-supported suspend "$TARGET"
+  assert_contains "$err" "CUDA IPC"
+  in_state running
+  target_goes_on
+  # Its child alone would be lost, and so would what the two share.
+  refused 8 not-supported suspend "$(pgrep -P "$TARGET")"
+  target_goes_on
+  # The parent by itself can leave when nobody has its memory open any more.
+  pkill -KILL -P "$TARGET"
+  wait "$TARGET" || true
 }

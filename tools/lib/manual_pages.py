@@ -19,7 +19,8 @@ SEE = {"dump": ["restore", "doctor", "inspect", "logs"], "restore": ["dump", "in
 BODIES = {"ps": """.PP
 PID, USER and COMMAND are those of the process. STATE is its CUDA state (running, locked, checkpointed,
 failed), or busy if it does not answer in time, stopped (Ctrl\\-Z), traced, or ? with a note that says why.
-GPUS are their numbers in the driver's order. GPU MEMORY in parentheses is what a suspended process gets
+PATH is by whom its GPU memory goes, or has gone: direct where the agent of `stasis run` takes it out, driver,
+or \\- if that cannot be seen. GPUS are their numbers in the driver's order. GPU MEMORY in parentheses is what a suspended process gets
 back. SINCE is how long ago Stasis suspended it, or, for one that is not suspended, it was started; \\- if
 another tool has suspended it. OPERATION is what is under way, with the process that does it, or what was cut
 short: `stasis recover` mends that.

@@ -7,7 +7,7 @@ import time
 
 from . import case_torch
 from .case_devices import holders, mebibytes, swap
-from .core import Failure, case, expect_equal
+from .core import Failure, case, expect, expect_equal
 from .targets import Target
 
 NEEDS = ("program stasis", "program stasis-workload")
@@ -112,6 +112,31 @@ for one in KINDS:
 for one in ("memory", "threads", "tree"):
     case(f"direct.{one}.dump", needs=NEEDS + ("criu", "root"))(
         lambda machine, kind=one: dump_restore(machine, kind))
+
+
+@case("direct.ipc", needs=NEEDS)
+def ipc(machine):
+    """Memory of the agent's, opened in a child by CUDA IPC: it works, and is refused in time."""
+    target = start(machine, "ipc", [])
+    for pid in target.tree():
+        attempt = machine.stasis("suspend", pid)
+        expect(attempt.status == 8 and "CUDA IPC" in attempt.err, f"of {pid}: {attempt.brief()}")
+        target.wait_rounds(2)
+    return {"note": f"refused; {target.finish()} rounds verified in both"}
+
+
+@case("direct.ipc_calls", needs=("program stasis", "program stasis-agent-calls"))
+def ipc_calls(machine):
+    """A program of driver calls, IPC among them, gets the same answers with the agent and without."""
+    argv = [machine.program("stasis-agent-calls")]
+    said = []
+    for prefix in ([], [machine.program("stasis"), "run", "--"]):
+        done = machine.run(*prefix, *argv)
+        expect_equal(done.status, 0, f"status ({done.brief()})")
+        said.append(done.out.splitlines())
+    different = [f"{a} | {b}" for a, b in zip(*said) if a != b]
+    expect(len(said[0]) == len(said[1]) and not different, f"with the agent otherwise: {different[:10]}")
+    return {"note": f"{len(said[0])} answers, all the same"}
 
 
 @case("direct.killed", needs=NEEDS)

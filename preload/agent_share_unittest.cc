@@ -1,0 +1,181 @@
+// How another process comes to memory of the agent's: the socket, its thread, and whoever connects.
+// One process is both here. The thread stays to the end, so nothing is forgotten between the tests.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "fake_driver.h"
+#include "memory.h"
+#include "share.h"
+
+namespace stasis::preload {
+namespace {
+
+using namespace cuda;  // NOLINT(google-build-using-namespace)
+
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+
+CUdeviceptr allocated(std::size_t bytes) {
+  static CUcontext context = nullptr;
+  if (!context) {
+    fake().exported = ::memfd_create("exported", MFD_CLOEXEC);
+    EXPECT_EQ(own::cuCtxCreate_v2(&context, 0, 0), CUDA_SUCCESS);
+  }
+  CUdeviceptr address = 0;
+  EXPECT_EQ(own::cuMemAlloc_v2(&address, bytes), CUDA_SUCCESS);
+  return address;
+}
+
+CUipcMemHandle handle_of(CUdeviceptr address) {
+  CUipcMemHandle handle{};
+  EXPECT_EQ(own::cuIpcGetMemHandle(&handle, address), CUDA_SUCCESS);
+  return handle;
+}
+
+sockaddr_un name_in(const CUipcMemHandle& handle, socklen_t& size) {
+  sockaddr_un name{};
+  name.sun_family = AF_UNIX;
+  const int length =
+      std::snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "stasis-ipc-%016llx",
+                    static_cast<unsigned long long>(key_of(handle)->service));
+  size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 +
+                                static_cast<std::size_t>(length));
+  return name;
+}
+
+int connected(const CUipcMemHandle& handle) {
+  const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  socklen_t size = 0;
+  const auto name = name_in(handle, size);
+  EXPECT_EQ(::connect(fd, reinterpret_cast<const sockaddr*>(&name), size), 0);
+  return fd;
+}
+
+// The descriptor on which the agent listens.
+int listening(const CUipcMemHandle& handle) {
+  socklen_t size = 0;
+  const auto wanted = name_in(handle, size);
+  for (int fd = 3; fd < 64; ++fd) {
+    sockaddr_un name{};
+    socklen_t length = sizeof name;
+    int listens = 0;
+    socklen_t one = sizeof listens;
+    if (::getsockname(fd, reinterpret_cast<sockaddr*>(&name), &length) == 0 && length == size &&
+        std::memcmp(&name, &wanted, size) == 0 &&
+        ::getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &one) == 0 && listens)
+      return fd;
+  }
+  return -1;
+}
+
+template <class Condition>
+bool soon(Condition condition) {
+  for (int i = 0; i < 5000 && !condition(); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return condition();
+}
+
+std::ptrdiff_t open_descriptors() {
+  return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
+}
+
+TEST(AgentShare, WhoHasTheHandleGetsADescriptorAndTheOwnerKnows) {
+  const auto address = allocated(5 * kMiB + 1);
+  const auto handle = handle_of(address);
+  EXPECT_EQ(movable_bytes(), 6 * kMiB);
+  for (int i = 0; i < 3; ++i) {
+    const auto before = open_descriptors();
+    const auto got = fetch(handle);
+    ASSERT_EQ(got.result, CUDA_SUCCESS);
+    EXPECT_EQ(got.asked, 5 * kMiB + 1);
+    EXPECT_EQ(got.reserved, 6 * kMiB);
+    struct stat given {};
+    struct stat wanted {};
+    ASSERT_EQ(::fstat(got.memory, &given), 0);
+    ASSERT_EQ(::fstat(fake().exported, &wanted), 0);
+    EXPECT_EQ(given.st_ino, wanted.st_ino);
+    EXPECT_NE(::fcntl(got.memory, F_GETFD) & FD_CLOEXEC, 0);
+    EXPECT_EQ(movable_bytes(), 0U);
+    EXPECT_EQ(shared_pieces(), 1U);
+    ::close(got.memory);
+    ::close(got.connection);
+    EXPECT_TRUE(soon([] { return movable_bytes() == 6 * kMiB; })) << "closed, and still kept";
+    EXPECT_TRUE(soon([&] { return open_descriptors() == before; })) << "descriptors are left";
+  }
+  EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
+}
+
+TEST(AgentShare, WhatIsFreedIsNotToBeHad) {
+  const auto address = allocated(4 * kMiB);
+  const auto handle = handle_of(address);
+  ASSERT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
+  const auto got = fetch(handle);
+  EXPECT_TRUE(got.answered);
+  EXPECT_EQ(got.result, CUDA_ERROR_INVALID_HANDLE);
+}
+
+TEST(AgentShare, OneThatCannotBeExportedKeepsNothing) {
+  const auto address = allocated(4 * kMiB);
+  const auto handle = handle_of(address);
+  fake().fail_at("cuMemExportToShareableHandle", 1);
+  const auto got = fetch(handle);
+  EXPECT_TRUE(got.answered);
+  EXPECT_EQ(got.result, CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_TRUE(soon([] { return movable_bytes() == 4 * kMiB; }));
+  EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
+}
+
+TEST(AgentShare, StrangersDoNoHarm) {
+  const auto address = allocated(4 * kMiB);
+  const auto handle = handle_of(address);
+  const int silent = connected(handle);
+  const int garbled = connected(handle);
+  EXPECT_EQ(::send(garbled, "abc", 3, MSG_NOSIGNAL), 3);
+  char byte = 0;
+  EXPECT_EQ(::recv(garbled, &byte, 1, 0), 0) << "it is not ended";
+  const auto got = fetch(handle);
+  EXPECT_EQ(got.result, CUDA_SUCCESS);
+  // A second word on a connection is one too many.
+  EXPECT_EQ(::send(got.connection, "12345678", 8, MSG_NOSIGNAL), 8);
+  EXPECT_TRUE(soon([] { return movable_bytes() == 4 * kMiB; }));
+  for (const int fd : {silent, garbled, got.memory, got.connection})
+    ::close(fd);
+  EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
+}
+
+// As a program does that closes all that it has not opened, and opens others.
+TEST(AgentShare, TheProgramMayTakeTheSocketsNumber) {
+  const auto address = allocated(4 * kMiB);
+  const auto before = handle_of(address);
+  const int number = listening(before);
+  ASSERT_GE(number, 0);
+  ASSERT_EQ(::dup2(fake().exported, number), number);
+  EXPECT_FALSE(fetch(before).answered);
+  CUipcMemHandle after{};
+  EXPECT_TRUE(soon([&] {
+    after = handle_of(address);
+    return key_of(after)->service != key_of(before)->service;
+  }));
+  EXPECT_GE(::fcntl(number, F_GET_SEALS), 0) << "the agent has closed what is not its own";
+  const auto got = fetch(after);
+  EXPECT_EQ(got.result, CUDA_SUCCESS);
+  ::close(got.memory);
+  ::close(got.connection);
+  EXPECT_TRUE(soon([] { return shared_pieces() == 0; }));
+  ::close(number);
+  EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
+}
+
+}  // namespace
+}  // namespace stasis::preload

@@ -1,0 +1,225 @@
+// Legacy CUDA IPC: the driver has no handle for memory that the agent serves, so the agent has one
+// of its own (share.h). What the driver serves itself passes, and is only counted.
+#include <unistd.h>
+
+#include <cstdint>
+
+#include "agent.h"
+#include "gate.h"
+#include "intercept.h"
+#include "share.h"
+
+namespace stasis::preload::own {
+
+using namespace cuda;  // NOLINT(google-build-using-namespace)
+
+namespace {
+
+template <std::size_t size>
+void say_once(std::atomic<bool>& said, const char (&text)[size]) {
+  if (!said.exchange(true)) (void)!::write(STDERR_FILENO, text, size - 1);
+}
+
+}  // namespace
+
+CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr pointer) {
+  const Gate::Pass pass;
+  CUdeviceptr base = 0;
+  {
+    const TablesLock lock;
+    const auto* mapping = mapping_at(pointer);
+    const auto at =
+        mapping ? tables().allocations.find(mapping->address) : tables().allocations.end();
+    if (at != tables().allocations.end() && pointer - at->first < at->second.asked) {
+      // What somebody else shares with this process is not its own to share.
+      if (at->second.opens > 0) return CUDA_ERROR_INVALID_VALUE;
+      base = at->first;
+    }
+  }
+  if (!base || !handle) return driver().cuIpcGetMemHandle(handle, pointer);
+  CUcontext context = nullptr;
+  if (driver().cuCtxGetCurrent(&context) != CUDA_SUCCESS || !context)
+    return CUDA_ERROR_INVALID_CONTEXT;
+  const auto ours = handle_of_share(base);
+  if (!ours) {
+    static std::atomic<bool> said{false};
+    say_once(said,
+             "stasis: cuIpcGetMemHandle of memory on the direct path needs a socket and a thread, "
+             "which could not be had (ulimit -n, -u?); without the agent: STASIS_AGENT=off\n");
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  *handle = *ours;
+  return CUDA_SUCCESS;
+}
+
+namespace {
+
+// One that is open already, by its handle.
+std::map<CUdeviceptr, Allocation>::iterator open_already(const ShareKey& key) {
+  auto at = tables().allocations.begin();
+  while (at != tables().allocations.end() && (at->second.opens == 0 || at->second.key != key))
+    ++at;
+  return at;
+}
+
+// The next of several who have it open in this process. Null if nobody has.
+CUdeviceptr open_again(const ShareKey& key) {
+  const TablesLock lock;
+  const auto at = open_already(key);
+  if (at == tables().allocations.end()) return 0;
+  ++at->second.opens;
+  return at->first;
+}
+
+CUresult map_shared(CUmemGenericAllocationHandle real, CUdevice device, std::size_t size,
+                    CUdeviceptr& address) {
+  const auto& call = driver();
+  auto result = call.cuMemAddressReserve(&address, size, 0, 0, 0);
+  if (result != CUDA_SUCCESS) return result;
+  result = call.cuMemMap(address, size, 0, real, 0);
+  if (result == CUDA_SUCCESS) {
+    const CUmemAccessDesc right{{CU_MEM_LOCATION_TYPE_DEVICE, device},
+                                CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    result = call.cuMemSetAccess(address, size, &right, 1);
+    if (result == CUDA_SUCCESS) return result;
+    call.cuMemUnmap(address, size);
+  }
+  call.cuMemAddressFree(address, size);
+  return result;
+}
+
+void enter_opened(CUdeviceptr address, CUmemGenericAllocationHandle real, CUdevice device,
+                  const Allocation& opened) {
+  CUmemAllocationProp prop{};
+  prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
+  auto* physical = enter_physical(real, opened.reserved, prop, 0);
+  physical->mappings = 1;
+  physical->stays = true;
+  tables().mappings.insert_or_assign(address, Mapping{address, opened.reserved, 0, physical, {}});
+  auto entered = opened;
+  entered.physical = physical;
+  entered.context = owner_in(opened.context);
+  tables().allocations.insert_or_assign(address, entered);
+  tables().contexts.emplace(entered.context, device);
+}
+
+CUresult open_shared(CUdeviceptr* pointer, const CUipcMemHandle& handle, const ShareKey& key) {
+  CUcontext context = nullptr;
+  CUdevice device = 0;
+  // Before cuInit the driver has its own word for it.
+  auto usable = driver().cuCtxGetCurrent(&context);
+  if (usable == CUDA_SUCCESS) usable = driver().cuCtxGetDevice(&device);
+  if (usable != CUDA_SUCCESS) return usable;
+  if (!context || is_own(key)) return CUDA_ERROR_INVALID_CONTEXT;
+  if ((*pointer = open_again(key)) != 0) return CUDA_SUCCESS;
+  const auto fetched = fetch(handle);
+  if (fetched.result != CUDA_SUCCESS) {
+    static std::atomic<bool> said{false};
+    if (!fetched.answered) {
+      say_once(said,
+               "stasis: cuIpcOpenMemHandle could not reach the owner of the memory: it has ended, "
+               "or is another user's or in another network namespace; to share memory with such, "
+               "start both with STASIS_AGENT=off\n");
+    }
+    return fetched.result;
+  }
+  Allocation opened{fetched.asked, fetched.reserved, context, nullptr, 1, fetched.connection, key};
+
+  const Gate::Pass pass;
+  const auto& call = driver();
+  CUmemGenericAllocationHandle real = 0;
+  CUdeviceptr address = 0;
+  auto result = call.cuMemImportFromShareableHandle(
+      &real, reinterpret_cast<void*>(static_cast<std::intptr_t>(fetched.memory)),
+      CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+  ::close(fetched.memory);
+  if (result == CUDA_SUCCESS) {
+    result = map_shared(real, device, fetched.reserved, address);
+    if (result != CUDA_SUCCESS) call.cuMemRelease(real);
+  }
+  if (result != CUDA_SUCCESS) {
+    end_connection(opened);
+    return result;
+  }
+  {
+    const TablesLock lock;
+    const auto at = open_already(key);
+    if (at == tables().allocations.end()) {
+      enter_opened(address, real, device, opened);
+      *pointer = address;
+    } else {
+      // Another thread was quicker.
+      ++at->second.opens;
+      *pointer = at->first;
+    }
+  }
+  if (*pointer != address) {
+    call.cuMemUnmap(address, fetched.reserved);
+    call.cuMemAddressFree(address, fetched.reserved);
+    call.cuMemRelease(real);
+    end_connection(opened);
+  }
+  Agent::start();
+  return CUDA_SUCCESS;
+}
+
+template <class Call>
+CUresult open(Call* call, CUdeviceptr* pointer, const CUipcMemHandle& handle, unsigned flags) {
+  const auto key = key_of(handle);
+  // Not within the gate: the owner may be suspended, and this process is to be suspended meanwhile.
+  if (key && pointer && flags == kIpcMemLazyEnablePeerAccess)
+    return open_shared(pointer, handle, *key);
+  if (key) return CUDA_ERROR_INVALID_VALUE;
+  const Gate::Pass pass;
+  const auto result = call(pointer, handle, flags);
+  if (result != CUDA_SUCCESS) return result;
+  {
+    const TablesLock lock;
+    ++tables().opened_by_driver[*pointer];
+  }
+  Agent::start();
+  return result;
+}
+
+}  // namespace
+
+CUresult cuIpcOpenMemHandle(CUdeviceptr* pointer, CUipcMemHandle handle, unsigned flags) {
+  return open(driver().cuIpcOpenMemHandle, pointer, handle, flags);
+}
+
+CUresult cuIpcOpenMemHandle_v2(CUdeviceptr* pointer, CUipcMemHandle handle, unsigned flags) {
+  return open(driver().cuIpcOpenMemHandle_v2, pointer, handle, flags);
+}
+
+CUresult cuIpcCloseMemHandle(CUdeviceptr pointer) {
+  const Gate::Pass pass;
+  Allocation opened;
+  {
+    const TablesLock lock;
+    const auto at = tables().allocations.find(pointer);
+    if (at != tables().allocations.end()) {
+      if (at->second.opens == 0) return CUDA_ERROR_INVALID_VALUE;
+      if (at->second.opens > 1) {
+        --at->second.opens;
+        return CUDA_SUCCESS;
+      }
+      opened = at->second;
+      tables().allocations.erase(at);
+    }
+  }
+  if (opened.opens > 0) {
+    const auto result = give_back(pointer, opened);
+    end_connection(opened);
+    return result;
+  }
+  const auto result = driver().cuIpcCloseMemHandle(pointer);
+  if (result != CUDA_SUCCESS) return result;
+  const TablesLock lock;
+  const auto at = tables().opened_by_driver.find(pointer);
+  if (at != tables().opened_by_driver.end() && --at->second == 0)
+    tables().opened_by_driver.erase(at);
+  return result;
+}
+
+}  // namespace stasis::preload::own

@@ -1,0 +1,39 @@
+// How another process comes to memory that the agent serves: cuIpcGetMemHandle gives it a handle of
+// the agent's, which names a socket of this process and a number; behind that the agent of the
+// other process gets a descriptor of the memory. The connection stays for as long as the memory is
+// open there, so that the owner knows: memory that is open in two processes cannot leave, and a
+// process with such memory is not suspended (the driver could not restore it).
+//
+// The socket is abstract, made at the first cuIpcGetMemHandle, and served by a thread. CRIU dumps
+// one that listens. Only the same user and root are answered.
+#pragma once
+
+#include <optional>
+
+#include "memory_internal.h"
+
+namespace stasis::preload {
+
+// The handle that the program passes on; null: the socket or its thread cannot be had.
+std::optional<cuda::CUipcMemHandle> handle_of_share(cuda::CUdeviceptr address);
+// What such a handle names; nothing if it is not of the agent's kind.
+std::optional<ShareKey> key_of(const cuda::CUipcMemHandle& handle);
+bool is_own(const ShareKey& key);
+
+struct Fetched {
+  cuda::CUresult result = cuda::CUDA_ERROR_INVALID_HANDLE;
+  bool answered = false;
+  int memory = -1;      // a descriptor to import
+  int connection = -1;  // to be kept for as long as it is open
+  std::size_t asked = 0;
+  std::size_t reserved = 0;
+};
+// Asks the owner, and waits for as long as that is suspended: to be called outside the gate.
+Fetched fetch(const cuda::CUipcMemHandle& handle);
+
+// The owner need not keep it for us any more.
+void end_connection(const Allocation& opened);
+// In a forked child, whose parent keeps the socket.
+void forget_service_after_fork();
+
+}  // namespace stasis::preload
