@@ -36,6 +36,7 @@ complete -c stasis -n '__stasis_verb suspend' -l json -d 'print one JSON object 
 complete -c stasis -n '__stasis_verb suspend' -s v -l verbose -d 'say more: phases and times'
 complete -c stasis -n '__stasis_verb suspend' -s q -l quiet -d 'no progress and no notes'
 complete -c stasis -n '__stasis_verb suspend' -l driver-timeout -x -d 'milliseconds of silence after which a call of the driver is given up, 0 to wait for ever'
+complete -c stasis -n '__stasis_verb suspend' -l trace -x -d 'write what is done when into this file, for Perfetto or chrome://tracing'
 complete -c stasis -n '__stasis_verb suspend' -a "(stasis ps -q -t 200 2>/dev/null | awk 'NR > 1 { print \$1 }')"
 complete -c stasis -n __stasis_verb -a resume -d 'restore and unlock a suspended process tree: it runs again'
 complete -c stasis -n '__stasis_verb resume' -s h -l help -d 'Print this help message and exit'
@@ -45,6 +46,7 @@ complete -c stasis -n '__stasis_verb resume' -l json -d 'print one JSON object i
 complete -c stasis -n '__stasis_verb resume' -s v -l verbose -d 'say more: phases and times'
 complete -c stasis -n '__stasis_verb resume' -s q -l quiet -d 'no progress and no notes'
 complete -c stasis -n '__stasis_verb resume' -l driver-timeout -x -d 'milliseconds of silence after which a call of the driver is given up, 0 to wait for ever'
+complete -c stasis -n '__stasis_verb resume' -l trace -x -d 'write what is done when into this file, for Perfetto or chrome://tracing'
 complete -c stasis -n '__stasis_verb resume' -a "(stasis ps -q -t 200 2>/dev/null | awk 'NR > 1 { print \$1 }')"
 complete -c stasis -n __stasis_verb -a dump -d 'suspend a process tree, save it to disk and end it (or let it go on)'
 complete -c stasis -n '__stasis_verb dump' -s h -l help -d 'Print this help message and exit'
@@ -64,6 +66,7 @@ complete -c stasis -n '__stasis_verb dump' -l json -d 'print one JSON object ins
 complete -c stasis -n '__stasis_verb dump' -s v -l verbose -d 'say more: phases and times'
 complete -c stasis -n '__stasis_verb dump' -s q -l quiet -d 'no progress and no notes'
 complete -c stasis -n '__stasis_verb dump' -l driver-timeout -x -d 'milliseconds of silence after which a call of the driver is given up, 0 to wait for ever'
+complete -c stasis -n '__stasis_verb dump' -l trace -x -d 'write what is done when into this file, for Perfetto or chrome://tracing'
 complete -c stasis -n '__stasis_verb dump' -l shell-job -d 'the job hangs on a terminal (set by itself)'
 complete -c stasis -n '__stasis_verb dump' -l tcp-established -d 'keep open TCP connections'
 complete -c stasis -n '__stasis_verb dump' -l tcp-close -d 'close open TCP connections at the restore'
@@ -88,6 +91,7 @@ complete -c stasis -n '__stasis_verb restore' -l json -d 'print one JSON object 
 complete -c stasis -n '__stasis_verb restore' -s v -l verbose -d 'say more: phases and times'
 complete -c stasis -n '__stasis_verb restore' -s q -l quiet -d 'no progress and no notes'
 complete -c stasis -n '__stasis_verb restore' -l driver-timeout -x -d 'milliseconds of silence after which a call of the driver is given up, 0 to wait for ever'
+complete -c stasis -n '__stasis_verb restore' -l trace -x -d 'write what is done when into this file, for Perfetto or chrome://tracing'
 complete -c stasis -n '__stasis_verb restore' -l external -x -d 'where a resource from outside is now, e.g. mnt[data]:/data [where it was]'
 complete -c stasis -n '__stasis_verb restore' -l tcp-close -d 'close its open TCP connections'
 complete -c stasis -n '__stasis_verb restore' -l ext-unix-sk -d 'cut its unix sockets to other processes'
@@ -100,6 +104,7 @@ complete -c stasis -n '__stasis_verb recover' -l json -d 'print one JSON object 
 complete -c stasis -n '__stasis_verb recover' -s v -l verbose -d 'say more: phases and times'
 complete -c stasis -n '__stasis_verb recover' -s q -l quiet -d 'no progress and no notes'
 complete -c stasis -n '__stasis_verb recover' -l driver-timeout -x -d 'milliseconds of silence after which a call of the driver is given up, 0 to wait for ever'
+complete -c stasis -n '__stasis_verb recover' -l trace -x -d 'write what is done when into this file, for Perfetto or chrome://tracing'
 complete -c stasis -n '__stasis_verb recover' -a "(stasis ps -q -t 200 2>/dev/null | awk 'NR > 1 { print \$1 }')"
 complete -c stasis -n __stasis_verb -a doctor -d 'say whether this machine, and a process tree, can be checkpointed, and why not'
 complete -c stasis -n '__stasis_verb doctor' -s h -l help -d 'Print this help message and exit'
@@ -110,6 +115,7 @@ complete -c stasis -n '__stasis_verb doctor' -l json -d 'print one JSON object i
 complete -c stasis -n '__stasis_verb doctor' -s v -l verbose -d 'say more: phases and times'
 complete -c stasis -n '__stasis_verb doctor' -s q -l quiet -d 'no progress and no notes'
 complete -c stasis -n '__stasis_verb doctor' -l driver-timeout -x -d 'milliseconds of silence after which a call of the driver is given up, 0 to wait for ever'
+complete -c stasis -n '__stasis_verb doctor' -l trace -x -d 'write what is done when into this file, for Perfetto or chrome://tracing'
 complete -c stasis -n '__stasis_verb doctor' -a "(stasis ps -q -t 200 2>/dev/null | awk 'NR > 1 { print \$1 }')"
 complete -c stasis -n __stasis_verb -a explain -d 'say what an error means and what to do: its code, the number of an answer of the driver, or a line of CRIU\'s log'
 complete -c stasis -n '__stasis_verb explain' -s h -l help -d 'Print this help message and exit'
@@ -133,6 +139,7 @@ complete -c stasis -n '__stasis_verb verify' -s D -l images-dir -x -a '(__fish_c
 complete -c stasis -n '__stasis_verb verify' -l json -d 'print one JSON object instead of text'
 complete -c stasis -n '__stasis_verb verify' -s v -l verbose -d 'say more: phases and times'
 complete -c stasis -n '__stasis_verb verify' -s q -l quiet -d 'no progress and no notes'
+complete -c stasis -n '__stasis_verb verify' -l trace -x -d 'write what is done when into this file, for Perfetto or chrome://tracing'
 complete -c stasis -n '__stasis_verb verify' -a '(__fish_complete_directories)'
 complete -c stasis -n __stasis_verb -a logs -d 'show the errors in CRIU\'s logs of a dump or of restores, the newest first, and what they mean'
 complete -c stasis -n '__stasis_verb logs' -s h -l help -d 'Print this help message and exit'

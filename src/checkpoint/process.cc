@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "base/fault_point.h"
+#include "base/trace.h"
 #include "checkpoint/explain.h"
 #include "checkpoint/parking.h"
 
@@ -184,6 +185,7 @@ Result<void> Process::lock_again(std::chrono::milliseconds timeout) {
   if (auto able = can_answer(); !able) return fail(std::move(able.error()));
   if (!alive()) return fail(explain(Action::kLock, driver_->describe(kCuNotInitialized)));
   return between(FaultPoint::kLockBefore, FaultPoint::kLockAfter, [&]() -> Result<void> {
+    const Span span(TraceKind::kDriver, "lock", pid());
     auto done = driver_->lock(pid(), timeout);
     if (!done) return fail(explain(Action::kLock, done.error()));
     return {};
@@ -195,6 +197,7 @@ Result<void> Process::lock_unless(std::chrono::milliseconds timeout, const Inter
   if (auto allowed = expect(Action::kLock, allowed_in(Action::kLock)); !allowed) return allowed;
   StateGuard guard(*this, CudaState::kRunning);
   auto done = between(FaultPoint::kLockBefore, FaultPoint::kLockAfter, [&]() -> Result<void> {
+    const Span span(TraceKind::kDriver, "lock", pid());
     auto locked = driver_->lock_unless(pid(), timeout, interrupt);
     if (!locked) return fail(explain(Action::kLock, locked.error()));
     return {};
@@ -220,6 +223,7 @@ Result<void> Process::checkpoint() {
   }
   return between(FaultPoint::kCheckpointBefore, FaultPoint::kCheckpointAfter,
                  [&]() -> Result<void> {
+                   const Span span(TraceKind::kDriver, "checkpoint", pid());
                    auto done = driver_->checkpoint(pid());
                    if (!done) return fail(explain(Action::kCheckpoint, done.error()));
                    return {};
@@ -239,7 +243,10 @@ Result<void> Process::restore(std::span<const GpuPair> pairs) {
         "install driver 580 or newer, or restore without a GPU map");
   }
   if (auto allowed = fault(FaultPoint::kRestoreBefore); !allowed) return allowed;
-  if (auto done = driver_->restore(pid(), pairs); !done) {
+  Span span(TraceKind::kDriver, "restore", pid());
+  auto done = driver_->restore(pid(), pairs);
+  span.end();
+  if (!done) {
     Error error = explain(Action::kRestore, done.error());
     if (pairs.empty() && error.code == ErrorCode::kDeviceMapInvalid) {
       // 1 without a map: seen on driver 580.159.04 where another process's memory was opened (CUDA
@@ -263,6 +270,7 @@ Result<void> Process::unlock() {
   }
   auto unlocked =
       between(FaultPoint::kUnlockBefore, FaultPoint::kUnlockAfter, [&]() -> Result<void> {
+        const Span span(TraceKind::kDriver, "unlock", pid());
         auto done = driver_->unlock(pid());
         if (!done) return fail(explain(Action::kUnlock, done.error()));
         return {};
@@ -282,11 +290,14 @@ Result<void> Process::keep_still() {
                             tid->value, pid().value),
                 "run stasis in the PID namespace of the process, or outside of it");
   }
-  return between(FaultPoint::kParkBefore, FaultPoint::kParkAfter,
-                 [&] { return park_threads(pid(), *tid); });
+  return between(FaultPoint::kParkBefore, FaultPoint::kParkAfter, [&] {
+    const Span span(TraceKind::kDriver, "keep threads still", pid());
+    return park_threads(pid(), *tid);
+  });
 }
 
 Result<void> Process::let_go_on() {
+  const Span span(TraceKind::kDriver, "let threads go", pid());
   auto done = unpark_threads(pid());
   if (done) done = fault(FaultPoint::kUnparkAfter);
   if (done || !alive() || done.error().code == ErrorCode::kProcessGone) return {};

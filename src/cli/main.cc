@@ -15,6 +15,7 @@
 #include <fmt/format.h>
 
 #include "base/fault_point.h"
+#include "base/trace.h"
 #include "cli/help.h"
 #include "cli/suggest.h"
 #include "cli/verbs.h"
@@ -114,6 +115,7 @@ int run(int argc, char** argv) {
   for (const Verb& verb : verbs) {
     add_common(*verb.command);
     if (verb.bounds_driver) add_driver_timeout(*verb.command, context.patience);
+    if (verb.measures) add_trace(*verb.command, context.trace);
   }
 
   try {
@@ -139,7 +141,11 @@ int run(int argc, char** argv) {
   for (const Verb& verb : verbs) {
     if (!verb.command->parsed()) continue;
     if (verb.acts) install_signal_handlers(interrupt, terminal);
+    if (!context.trace.empty()) trace_begin();
     auto status = verb.run(context);
+    if (auto written = write_trace(context.trace, verb.command->get_name()); !written) {
+      terminal.note("no trace: " + written.error().to_string());
+    }
     if (verb.acts && !fault_not_reached().empty()) {
       terminal.note(
           fmt::format("the fault of STASIS_FAULT did not come to pass: {} was not reached",

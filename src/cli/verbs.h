@@ -29,6 +29,8 @@ struct Context {
   int verbose = 0;
   // What an operation had to say besides, for --json, which prints no notes.
   std::vector<std::string> notes = {};
+  // Where to write what was done when; empty: nowhere.
+  std::string trace = {};
   // Idle until the direct path needs it; null if it could not be started.
   std::shared_ptr<direct::MoverProcess> mover = nullptr;
   // None: the driver's calls may take for ever.
@@ -56,6 +58,7 @@ struct Verb {
   RunVerb run;
   bool acts = true;  // on processes; what only looks may be ended and stopped like any program
   bool bounds_driver = acts;  // knows --driver-timeout
+  bool measures = acts;       // knows --trace
 };
 
 Verb add_run(CLI::App& app);
@@ -80,6 +83,9 @@ void add_timeout(CLI::App& command, std::chrono::milliseconds& timeout);
 void add_path(CLI::App& command, MemoryPath& path);
 // How long the driver may be silent.
 void add_driver_timeout(CLI::App& command, std::optional<DriverPatience>& patience);
+// Where to write what the verb did when; and writing it, of `verb`. Nothing if `path` is empty.
+void add_trace(CLI::App& command, std::string& path);
+Result<void> write_trace(const std::string& path, const std::string& verb);
 // How long the whole verb may take.
 void add_time_limit(CLI::App& command, std::chrono::milliseconds& limit, const std::string& after);
 void add_device_map(CLI::App& command, std::optional<std::string>& text);

@@ -34,7 +34,7 @@ Verb add_verify(CLI::App& app) {
       ->required()
       ->type_name("DIR");
   return {command, [images_dir](Context& context) { return run_verify(context, *images_dir); },
-          false};
+          false, false, true};
 }
 
 }  // namespace stasis::cli

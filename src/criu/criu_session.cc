@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "base/fault_point.h"
+#include "base/trace.h"
 #include "criu/criu_log.h"
 
 namespace stasis {
@@ -106,6 +107,7 @@ CriuAnswer converse(CriuProcess& process, const criu_rpc::Request& request,
                     const OnNotification& on_notification, const CriuLimits& limits) {
   CriuAnswer answer;
   const auto start = Clock::now();
+  auto mark = start;
   std::optional<LastHope> hope;
   if (auto sent = process.send(request); !sent) answer.trouble = sent.error().message;
   if (auto allowed = fault(FaultPoint::kCriuRequested); !allowed) {
@@ -134,15 +136,26 @@ CriuAnswer converse(CriuProcess& process, const criu_rpc::Request& request,
       }
       continue;
     }
-    if ((*message)->type != criu_rpc::Type::kNotify) {
+    const bool asks = (*message)->type == criu_rpc::Type::kNotify;
+    trace_record({TraceKind::kCriu,
+                  asks ? "criu until " + (*message)->notify.script : "criu until its end",
+                  mark,
+                  Clock::now(),
+                  0,
+                  {},
+                  0});
+    if (!asks) {
       answer.response = std::move(**message);
       break;
     }
+    Span span(TraceKind::kCriu, "our answer to " + (*message)->notify.script);
     if (!answer.refusal && !answer.timed_out) {
       auto allowed = fault_at((*message)->notify.script);
       if (allowed) allowed = on_notification((*message)->notify);
       if (!allowed) answer.refusal = std::move(allowed).error();
     }
+    span.end();
+    mark = Clock::now();
     criu_rpc::Request reply;
     reply.type = criu_rpc::Type::kNotify;
     reply.notify_success = !answer.refusal && !answer.timed_out;

@@ -17,6 +17,7 @@
 #include <fmt/format.h>
 
 #include "base/futex.h"
+#include "base/trace.h"
 #include "driver/cuda_abi.h"
 #include "proc/procfs.h"
 
@@ -166,6 +167,7 @@ AgentClient::AgentClient(AgentClient&& other) noexcept
       page_(std::exchange(other.page_, nullptr)),
       figures_(other.figures_),
       asked_(other.asked_),
+      asked_at_(other.asked_at_),
       number_(other.number_) {}
 
 AgentClient& AgentClient::operator=(AgentClient&& other) noexcept {
@@ -175,6 +177,7 @@ AgentClient& AgentClient::operator=(AgentClient&& other) noexcept {
   std::swap(page_, other.page_);
   std::swap(figures_, other.figures_);
   std::swap(asked_, other.asked_);
+  std::swap(asked_at_, other.asked_at_);
   std::swap(number_, other.number_);
   return *this;
 }
@@ -184,12 +187,9 @@ AgentClient::~AgentClient() {
 }
 
 void AgentClient::take_figures() {
-  figures_ = {once(page_->segment_bytes),
-              once(page_->segment_count),
-              once(page_->buffer_address),
-              once(page_->buffer_bytes),
-              once(page_->staying_bytes),
-              {once(page_->content_id[0]), once(page_->content_id[1])},
+  figures_ = {once(page_->segment_bytes),  once(page_->segment_count),
+              once(page_->buffer_address), once(page_->buffer_bytes),
+              once(page_->staying_bytes),  {once(page_->content_id[0]), once(page_->content_id[1])},
               once(page_->shared_count)};
 }
 
@@ -201,6 +201,7 @@ void AgentClient::begin(AgentCommand command, std::uint64_t argument) {
 
 void AgentClient::begin(AgentCommand command, const ContentId& arguments) {
   asked_ = command;
+  asked_at_ = Clock::now();
   page_->command = command;
   page_->arguments[0] = arguments[0];
   page_->arguments[1] = arguments[1];
@@ -225,6 +226,8 @@ Result<void> AgentClient::finish(std::chrono::milliseconds patience) {
     }
     futex::wait(page_->reply, seen, true, kAgentLook);
   }
+  trace_record(
+      {TraceKind::kAgent, agent_command_name(asked_), asked_at_, Clock::now(), 0, pid_, 0});
   take_figures();
   const auto result = static_cast<cuda::CUresult>(once(page_->cu_result));
   if (result == cuda::CUDA_SUCCESS) return {};

@@ -109,6 +109,7 @@ class AgentClient {
   ControlPage* page_;
   Figures figures_;
   AgentCommand asked_ = AgentCommand::kNone;
+  Clock::time_point asked_at_;
   std::uint32_t number_ = 0;  // of the request under way
 };
 

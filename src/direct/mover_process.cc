@@ -1,11 +1,13 @@
 #include "direct/mover_process.h"
 
 #include <algorithm>
+#include <numeric>
 #include <system_error>
 #include <thread>
 
 #include <fmt/format.h>
 
+#include "base/trace.h"
 #include "direct/mover_protocol.h"
 #include "direct/mover_server.h"
 #include "direct/plan.h"
@@ -101,6 +103,7 @@ Result<Channel::Message> MoverProcess::answer(Stop& stop, milliseconds patience)
 Result<void> MoverProcess::prepare(const MoverOptions& options, std::span<const GpuUuid> gpus,
                                    const Interrupt& interrupt, Clock::time_point deadline) {
   if (lost_) return fail(*lost_);
+  const Span span(TraceKind::kMover, "prepare");
   Stop stop(interrupt, deadline, "preparing to copy GPU memory");
   const pr::Prepare ask{.threads = options.threads,
                         .ring_bytes = options.ring_bytes,
@@ -203,6 +206,10 @@ Result<CopyReport> MoverProcess::copy(bool out, std::vector<Segment> segments, C
   }
   if (auto sensible = sort_and_check(segments); !sensible) return fail(std::move(sensible.error()));
   if (segments.empty()) return CopyReport{};
+  Span span(TraceKind::kMover, out ? "copy out" : "copy in");
+  span.set_bytes(std::accumulate(
+      segments.begin(), segments.end(), std::uint64_t{0},
+      [](std::uint64_t sum, const Segment& segment) { return sum + segment.bytes; }));
   if (auto sent = send_segments(std::move(segments), stop); !sent) {
     return fail(std::move(sent.error()));
   }

@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include "base/trace.h"
 #include "driver/cuda_abi.h"
 #include "driver/library.h"
 #include "driver/nvml.h"
@@ -154,6 +155,7 @@ class LibcudaDriver final : public Driver {
   Result<Nvml*> nvml() {
     const std::scoped_lock lock(nvml_mutex_);
     if (!nvml_) {
+      const Span span(TraceKind::kDriver, "start NVML");
       auto loaded = Nvml::load(library_.path(), nvml_beside_);
       if (!loaded) return fail(std::move(loaded.error()));
       nvml_ = std::move(*loaded);

@@ -17,6 +17,7 @@
 #include <fmt/format.h>
 
 #include "base/fault_point.h"
+#include "base/trace.h"
 #include "base/units.h"
 #include "image/checksum.h"
 #include "image/content.h"
@@ -347,9 +348,11 @@ Result<void> ImageWriter::State::complete(Manifest& manifest, SyncPolicy sync, P
     manifest.total_bytes += file.size;
   }
   auto start = Clock::now();
+  Span span(TraceKind::kImage, "checksums", {}, manifest.total_bytes);
   auto checksums = checksum_files(
       jobs, [&](std::size_t i) { return open_image_file(jobs[i].path); }, "checksums", progress,
       interrupt);
+  span.end();
   if (!checksums) return fail(std::move(checksums).error());
   for (std::size_t i = 0; i < jobs.size(); ++i)
     manifest.files[i].checksum = (*checksums)[i];
@@ -358,13 +361,16 @@ Result<void> ImageWriter::State::complete(Manifest& manifest, SyncPolicy sync, P
 
   if (sync == SyncPolicy::kDisk) {
     start = Clock::now();
+    const Span syncing(TraceKind::kImage, "sync");
     if (auto synced = sync_files(manifest, progress, interrupt); !synced) return synced;
     manifest.phases.push_back({"sync", since(start).count()});
     if (auto allowed = fault(FaultPoint::kImageSynced); !allowed) return allowed;
   }
   manifest.sync = sync;
   if (manifest.created.empty()) manifest.created = utc_now();
+  Span writing(TraceKind::kImage, "manifest");
   auto wrote = write_manifest(manifest, sync);
+  writing.end();
   if (!wrote) return fail(std::move(wrote).error());
   manifest = std::move(*wrote);
   if (sync == SyncPolicy::kDisk) {

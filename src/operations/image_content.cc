@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "base/trace.h"
 #include "image/content_format.h"
 #include "image/directory.h"
 #include "image/image_reader.h"
@@ -90,6 +91,7 @@ Result<std::size_t> ImageContent::add(Pid pid, std::uint64_t bytes,
 }
 
 Result<void> ImageContent::finish(Progress& progress, const Interrupt& interrupt) {
+  const Span span(TraceKind::kImage, "complete the content");
   auto summary = writer_->finish(progress, interrupt);
   if (!summary) return fail(std::move(summary.error()));
   writer_.reset();

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/trace.h"
 #include "base/units.h"
 #include "image/manifest.h"
 
@@ -22,6 +23,7 @@ class Phases {
   }
   void end() {
     if (name_.empty()) return;
+    trace_record({TraceKind::kPhase, name_, start_, Clock::now(), 0, {}, 0});
     done_.push_back({std::exchange(name_, {}), since(start_).count()});
   }
   std::vector<PhaseRecord> take() {

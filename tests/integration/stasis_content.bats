@@ -235,3 +235,26 @@ partial_images() { compgen -G "$image.partial-*" || true; }
   restored_verifies
   nothing_left
 }
+
+# --- What was done when
+
+@test "a trace has the phases and what was done in them, also of a verb that fails" {
+  start_agent memory --size 16M
+  trace() { python3 -c "import json, sys
+events = [e for e in json.load(open(sys.argv[1]))['traceEvents'] if e['ph'] == 'X']
+assert all(e['dur'] >= 0 and e['ts'] >= 0 for e in events)
+names = {(e['cat'], e['name']) for e in events}
+missing = {tuple(word.split(':')) for word in sys.argv[2:]} - names
+sys.exit(f'{missing} not in {names}' if missing else 0)" "$@"; }
+  dump_it --trace "$BATS_TEST_TMPDIR/trace"
+  trace "$BATS_TEST_TMPDIR/trace" "phase:copy out" "phase:criu" "driver:checkpoint" "mover:copy out" \
+    "agent:give its device memory back" "criu:criu until post-dump" "image:complete the content" "image:checksums"
+  restore_it --trace "$BATS_TEST_TMPDIR/trace"
+  trace "$BATS_TEST_TMPDIR/trace" "driver:restore" "mover:copy in" "criu:our answer to post-restore"
+  STASIS_SIM_FAULTS=checkpoint:error=999 capture timeout 30 stasis suspend "$TARGET" --path driver --trace "$BATS_TEST_TMPDIR/trace"
+  ((status != 0))
+  trace "$BATS_TEST_TMPDIR/trace" "phase:lock" "driver:lock" "driver:unlock"
+  capture timeout 30 stasis suspend "$TARGET" --trace /no/such/place
+  assert_contains "$err" "no trace"
+  assert_equal "$status" 0
+}

@@ -1,0 +1,78 @@
+// What a verb did when, as a file for the viewers of Chrome's trace format (Perfetto,
+// chrome://tracing): an object with "traceEvents", of which those of phase "X" have a begin and a
+// duration in microseconds.
+#include "base/trace.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "base/fd.h"
+#include "cli/verbs.h"
+#include "stasis/version.h"
+
+namespace stasis::cli {
+namespace {
+
+using nlohmann::json;
+
+double microseconds(Clock::duration duration) {
+  return std::chrono::duration<double, std::micro>(duration).count();
+}
+
+// The phases get a row of their own, above those of the threads.
+int row_of(const TraceEvent& event) { return event.kind == TraceKind::kPhase ? 0 : event.thread; }
+
+json event_json(const TraceEvent& event, Clock::time_point first) {
+  json arguments = json::object();
+  if (event.target.value != 0) arguments["process"] = event.target.value;
+  if (event.bytes != 0) {
+    arguments["bytes"] = event.bytes;
+    arguments["rate"] = format_rate(event.bytes, event.end - event.start);
+  }
+  return {{"name", event.name},
+          {"cat", trace_kind_name(event.kind)},
+          {"ph", "X"},
+          {"ts", microseconds(event.start - first)},
+          {"dur", microseconds(event.end - event.start)},
+          {"pid", ::getpid()},
+          {"tid", row_of(event)},
+          {"args", std::move(arguments)}};
+}
+
+json name_json(const char* what, int row, const std::string& name) {
+  return {
+      {"name", what}, {"ph", "M"}, {"pid", ::getpid()}, {"tid", row}, {"args", {{"name", name}}}};
+}
+
+}  // namespace
+
+void add_trace(CLI::App& command, std::string& path) {
+  command
+      .add_option("--trace", path,
+                  "write what is done when into this file, for Perfetto or chrome://tracing")
+      ->type_name("FILE");
+}
+
+Result<void> write_trace(const std::string& path, const std::string& verb) {
+  if (path.empty()) return {};
+  const std::vector<TraceEvent> events = trace_events();
+  Clock::time_point first = Clock::now();
+  for (const TraceEvent& event : events)
+    first = std::min(first, event.start);
+  json list = json::array();
+  list.push_back(name_json("process_name", 0, "stasis " + verb));
+  list.push_back(name_json("thread_name", 0, "phases"));
+  for (const TraceEvent& event : events)
+    list.push_back(event_json(event, first));
+  const std::string text = json{{"traceEvents", std::move(list)},
+                                {"displayTimeUnit", "ms"},
+                                {"otherData", {{"program", std::string("stasis ") + kVersion}}}}
+                               .dump(-1, ' ', false, json::error_handler_t::replace);
+  auto file = open_file(AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC, 0644);
+  if (!file) return fail(std::move(file.error()));
+  return write_all(file->get(), text.data(), text.size(), path);
+}
+
+}  // namespace stasis::cli
