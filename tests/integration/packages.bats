@@ -70,6 +70,8 @@ start_counter() {
   cmp "$SOURCE/docs/errors.md" "$ROOT/usr/share/doc/stasis/docs/errors.md"
   assert_equal "$(cd "$ROOT/usr/bin" && ls | xargs)" "cuda-checkpoint stasis stasis-counter stasis-sim-smi"
   assert_equal "$(find "$ROOT" -name '*workload*' -o -name '*.cc' -o -name '*.a')" ""
+  # Nothing runs with the rights of another.
+  assert_equal "$(find "$ROOT" -perm /6000; getcap -r "$ROOT" 2>/dev/null || true)" ""
   # No path of this machine: neither of the source nor of the build folder.
   for file in $(find "$ROOT" -type f -perm -u+x) $(find "$ROOT" -name '*.so*' -type f); do
     ! readelf -d "$file" 2>/dev/null | grep -E 'R(UN)?PATH' || { echo "$file" >&2; return 1; }
