@@ -8,8 +8,8 @@
 namespace stasis::capi {
 namespace {
 
-// From where the library lies: lib/stasis beside it, in the build folder, in an installation and in a
-// Python package; and below the same prefix where systems have libraries in lib64 or lib/TRIPLET.
+// From where the library lies: lib/stasis beside it, in the build folder, in an installation and in
+// a Python package; and below the same prefix where systems have libraries in lib64 or lib/TRIPLET.
 Result<std::string> calls_program() {
   Dl_info info{};
   if (::dladdr(reinterpret_cast<const void*>(&stasis_version), &info) == 0 ||
