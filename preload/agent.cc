@@ -158,19 +158,28 @@ class Session {
   }
 
  private:
-  AgentState state() const { return page_.state.load(std::memory_order_acquire); }
-  void set_state(AgentState state) { page_.state.store(state, std::memory_order_release); }
+  // What the page says of these is for the peer to read. Here only our own counts: whoever may open
+  // the page may write anything into it.
+  AgentState state() const { return state_; }
+  void set_state(AgentState state) {
+    state_ = state;
+    page_.state.store(state, std::memory_order_release);
+  }
+  void set_buffer(std::uint64_t address, std::uint64_t bytes) {
+    page_.buffer_address = buffer_address_ = address;
+    page_.buffer_bytes = buffer_bytes_ = bytes;
+  }
 
   bool undoes_on_its_own() const {
     const auto now = state();
     return now == AgentState::kClosed || now == AgentState::kEmptied ||
-           now == AgentState::kFilling || (now == AgentState::kRunning && page_.buffer_bytes > 0);
+           now == AgentState::kFilling || (now == AgentState::kRunning && buffer_bytes_ > 0);
   }
 
   // The peer holds the lock on the page, by an open file of its own, for as long as it lives.
   bool peer_is_gone() const {
     if (!holds_page(fd_)) {
-      const std::chrono::seconds copying(page_.buffer_bytes / kSlowestCopy);
+      const std::chrono::seconds copying(buffer_bytes_ / kSlowestCopy);
       return Clock::now() - last_request_ > kPeerGivesUp + copying;
     }
     if (::flock(fd_, LOCK_SH | LOCK_NB) != 0) return false;
@@ -206,7 +215,11 @@ class Session {
   void answer() {
     page_.message[0] = '\0';
     page_.exported_count = 0;
-    switch (page_.command) {
+    // Read once: the peer may write at any time.
+    AgentCommand command;
+    __atomic_load(&page_.command, &command, __ATOMIC_RELAXED);
+    __atomic_load(&page_.arguments[0], &argument_, __ATOMIC_RELAXED);
+    switch (command) {
       case AgentCommand::kNone:
         return done();
       case AgentCommand::kPrepare:
@@ -232,16 +245,15 @@ class Session {
       case AgentCommand::kOpen:
         return open_gate();
     }
-    refuse(cuda::CUDA_ERROR_NOT_SUPPORTED, "unknown command",
-           static_cast<std::uint64_t>(page_.command));
+    refuse(cuda::CUDA_ERROR_NOT_SUPPORTED, "unknown command", static_cast<std::uint64_t>(command));
   }
 
-  std::byte* buffer() const { return reinterpret_cast<std::byte*>(page_.buffer_address); }
+  std::byte* buffer() const { return reinterpret_cast<std::byte*>(buffer_address_); }
 
   // Has a buffer of that size at least; its content is kept.
   bool have_buffer(std::uint64_t bytes) {
     bytes = (bytes + kHugePage - 1) / kHugePage * kHugePage;
-    if (bytes <= page_.buffer_bytes) return true;
+    if (bytes <= buffer_bytes_) return true;
     give_buffer_back();
     // Room to begin at a huge page. Not reserved: whoever asks for it looks at free memory first,
     // and touches it before the gate closes.
@@ -257,35 +269,32 @@ class Session {
     ::madvise(at, bytes, MADV_HUGEPAGE);
     // A child that the program forks has no use for it, and must not make its pages shared.
     ::madvise(at, bytes, MADV_DONTFORK);
-    page_.buffer_address = aligned;
-    page_.buffer_bytes = bytes;
+    set_buffer(aligned, bytes);
     return true;
   }
 
   void give_buffer_back() {
-    if (page_.buffer_address) ::munmap(buffer(), page_.buffer_bytes);
-    page_.buffer_address = 0;
-    page_.buffer_bytes = 0;
+    if (buffer_address_) ::munmap(buffer(), buffer_bytes_);
+    set_buffer(0, 0);
   }
 
   void prepare() {
     if (!expect(AgentState::kRunning)) return;
-    page_.segment_bytes = movable_bytes();
-    if (!have_buffer(page_.segment_bytes))
-      return refuse(cuda::CUDA_ERROR_OUT_OF_MEMORY, "no address range of that many bytes",
-                    page_.segment_bytes);
+    const auto bytes = movable_bytes();
+    page_.segment_bytes = bytes;
+    if (!have_buffer(bytes))
+      return refuse(cuda::CUDA_ERROR_OUT_OF_MEMORY, "no address range of that many bytes", bytes);
     done();
   }
 
   void close_gate() {
     if (!expect(AgentState::kRunning)) return;
     if (g_ending.load()) return refuse_ending();
-    const auto deadline = Clock::now() + milliseconds(page_.arguments[0]);
+    const auto deadline = Clock::now() + milliseconds(argument_);
     for (;;) {
       if (!Gate::close(deadline))
         return refuse(cuda::CUDA_ERROR_NOT_READY,
-                      "a call of the driver did not return within milliseconds",
-                      page_.arguments[0]);
+                      "a call of the driver did not return within milliseconds", argument_);
       if (g_ending.load()) {
         Gate::open();
         return refuse_ending();
@@ -295,7 +304,7 @@ class Session {
       Gate::open();
       if (Clock::now() + milliseconds(1) >= deadline)
         return refuse(cuda::CUDA_ERROR_NOT_READY, "a stream was being captured for milliseconds",
-                      page_.arguments[0]);
+                      argument_);
       ::usleep(1000);
     }
     Outcome outcome;
@@ -305,7 +314,7 @@ class Session {
       case Waited::kTimeout:
         Gate::open();
         return refuse(cuda::CUDA_ERROR_NOT_READY, "the device did not finish within milliseconds",
-                      page_.arguments[0]);
+                      argument_);
       case Waited::kFailed:
         Gate::open();
         return report(outcome);
@@ -327,7 +336,7 @@ class Session {
 
   void export_batch() {
     if (state() != AgentState::kFilling && !expect(AgentState::kClosed)) return;
-    const auto first = page_.arguments[0];
+    const auto first = argument_;
     for (std::uint32_t i = 0; i < direct::kExportBatch && first + i < segments_.size(); ++i) {
       int fd = -1;
       const auto outcome = export_segment(first + i, fd);
@@ -400,6 +409,10 @@ class Session {
   const int fd_;
   Clock::time_point last_request_ = Clock::now();
   std::vector<Segment> segments_;
+  AgentState state_ = AgentState::kRunning;
+  std::uint64_t argument_ = 0;
+  std::uint64_t buffer_address_ = 0;
+  std::uint64_t buffer_bytes_ = 0;
   int exported_[direct::kExportBatch] = {};
   std::uint32_t exported_count_ = 0;
 };
