@@ -8,7 +8,8 @@
 namespace stasis::capi {
 namespace {
 
-// Beside the library, wherever that was put: in the build folder, in a system, in a Python package.
+// From where the library lies: lib/stasis beside it, in the build folder, in an installation and in
+// a Python package; and below the same prefix where systems have libraries in lib64 or lib/TRIPLET.
 Result<std::string> calls_program() {
   Dl_info info{};
   if (::dladdr(reinterpret_cast<const void*>(&stasis_version), &info) == 0 ||
@@ -17,8 +18,13 @@ Result<std::string> calls_program() {
   }
   const std::string library = info.dli_fname;
   const std::size_t slash = library.rfind('/');
-  return (slash == std::string::npos ? "." : library.substr(0, slash)) +
-         "/stasis/stasis-driver-calls";
+  const std::string folder = slash == std::string::npos ? "." : library.substr(0, slash);
+  const std::string program = "stasis/stasis-driver-calls";
+  for (const char* way : {"/", "/../", "/../lib/"}) {
+    std::string path = folder + way + program;
+    if (::access(path.c_str(), X_OK) == 0) return path;
+  }
+  return folder + "/" + program;  // what is said not to be there
 }
 
 // A child that was forked has copies of our handles. What it destroys of them must not end the

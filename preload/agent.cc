@@ -16,6 +16,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <new>
 
 #include "base/futex.h"
@@ -139,19 +140,28 @@ class Session {
   }
 
  private:
-  AgentState state() const { return page_.state.load(std::memory_order_acquire); }
-  void set_state(AgentState state) { page_.state.store(state, std::memory_order_release); }
+  // What the page says of these is for the peer to read. Here only our own counts: whoever may open
+  // the page may write anything into it.
+  AgentState state() const { return state_; }
+  void set_state(AgentState state) {
+    state_ = state;
+    page_.state.store(state, std::memory_order_release);
+  }
+  void set_buffer(std::uint64_t address, std::uint64_t bytes) {
+    page_.buffer_address = buffer_address_ = address;
+    page_.buffer_bytes = buffer_bytes_ = bytes;
+  }
 
   bool undoes_on_its_own() const {
     const auto now = state();
     return now == AgentState::kClosed || now == AgentState::kEmptied ||
-           now == AgentState::kFilling || (now == AgentState::kRunning && page_.buffer_bytes > 0);
+           now == AgentState::kFilling || (now == AgentState::kRunning && buffer_bytes_ > 0);
   }
 
   // The peer holds the lock on the page, by an open file of its own, for as long as it lives.
   bool peer_is_gone() const {
     if (!holds_page(fd_)) {
-      const std::chrono::seconds copying(page_.buffer_bytes / kSlowestCopy);
+      const std::chrono::seconds copying(buffer_bytes_ / kSlowestCopy);
       return Clock::now() - last_request_ > kPeerGivesUp + copying;
     }
     if (::flock(fd_, LOCK_SH | LOCK_NB) != 0) return false;
@@ -188,7 +198,12 @@ class Session {
     page_.message[0] = '\0';
     page_.exported_count = 0;
     page_.shared_count = shared_pieces();
-    switch (page_.command) {
+    // Read once: the peer may write at any time.
+    AgentCommand command;
+    __atomic_load(&page_.command, &command, __ATOMIC_RELAXED);
+    for (std::size_t i = 0; i < std::size(arguments_); ++i)
+      __atomic_load(&page_.arguments[i], &arguments_[i], __ATOMIC_RELAXED);
+    switch (command) {
       case AgentCommand::kNone:
         return done();
       case AgentCommand::kPrepare:
@@ -217,16 +232,15 @@ class Session {
       case AgentCommand::kOpen:
         return open_gate();
     }
-    refuse(cuda::CUDA_ERROR_NOT_SUPPORTED, "unknown command",
-           static_cast<std::uint64_t>(page_.command));
+    refuse(cuda::CUDA_ERROR_NOT_SUPPORTED, "unknown command", static_cast<std::uint64_t>(command));
   }
 
-  std::byte* buffer() const { return reinterpret_cast<std::byte*>(page_.buffer_address); }
+  std::byte* buffer() const { return reinterpret_cast<std::byte*>(buffer_address_); }
 
   // Has a buffer of that size at least; its content is kept.
   bool have_buffer(std::uint64_t bytes) {
     bytes = (bytes + kHugePage - 1) / kHugePage * kHugePage;
-    if (bytes <= page_.buffer_bytes) return true;
+    if (bytes <= buffer_bytes_) return true;
     give_buffer_back();
     // Room to begin at a huge page. Not reserved: whoever asks for it looks at free memory first,
     // and touches it before the gate closes.
@@ -242,35 +256,37 @@ class Session {
     ::madvise(at, bytes, MADV_HUGEPAGE);
     // A child that the program forks has no use for it, and must not make its pages shared.
     ::madvise(at, bytes, MADV_DONTFORK);
-    page_.buffer_address = aligned;
-    page_.buffer_bytes = bytes;
+    set_buffer(aligned, bytes);
     return true;
   }
 
   void give_buffer_back() {
-    if (page_.buffer_address) ::munmap(buffer(), page_.buffer_bytes);
-    page_.buffer_address = 0;
-    page_.buffer_bytes = 0;
+    if (buffer_address_) ::munmap(buffer(), buffer_bytes_);
+    set_buffer(0, 0);
   }
 
-  bool content_is_elsewhere() const { return (page_.content_id[0] | page_.content_id[1]) != 0; }
+  void set_content(std::uint64_t high, std::uint64_t low) {
+    page_.content_id[0] = content_id_[0] = high;
+    page_.content_id[1] = content_id_[1] = low;
+  }
+  bool content_is_elsewhere() const { return (content_id_[0] | content_id_[1]) != 0; }
 
   bool expect_buffer() {
-    if (page_.buffer_bytes >= page_.segment_bytes) return true;
-    refuse(cuda::CUDA_ERROR_ILLEGAL_STATE, "there is no buffer for bytes", page_.segment_bytes);
+    if (buffer_bytes_ >= segment_bytes_) return true;
+    refuse(cuda::CUDA_ERROR_ILLEGAL_STATE, "there is no buffer for bytes", segment_bytes_);
     return false;
   }
 
   void make_buffer() {
-    if (have_buffer(page_.segment_bytes)) return done();
+    if (have_buffer(segment_bytes_)) return done();
     refuse(cuda::CUDA_ERROR_OUT_OF_MEMORY, "no address range of that many bytes",
-           page_.segment_bytes);
+           segment_bytes_);
   }
 
   void prepare() {
     if (!expect(AgentState::kRunning)) return;
-    buffer_wanted_ = page_.arguments[0] == 0;
-    page_.segment_bytes = movable_bytes();
+    buffer_wanted_ = arguments_[0] == 0;
+    segment_bytes_ = page_.segment_bytes = movable_bytes();
     if (buffer_wanted_) return make_buffer();
     give_buffer_back();
     done();
@@ -279,12 +295,11 @@ class Session {
   void close_gate() {
     if (!expect(AgentState::kRunning)) return;
     if (g_ending.load()) return refuse_ending();
-    const auto deadline = Clock::now() + milliseconds(page_.arguments[0]);
+    const auto deadline = Clock::now() + milliseconds(arguments_[0]);
     for (;;) {
       if (!Gate::close(deadline))
         return refuse(cuda::CUDA_ERROR_NOT_READY,
-                      "a call of the driver did not return within milliseconds",
-                      page_.arguments[0]);
+                      "a call of the driver did not return within milliseconds", arguments_[0]);
       if (g_ending.load()) {
         Gate::open();
         return refuse_ending();
@@ -294,7 +309,7 @@ class Session {
       Gate::open();
       if (Clock::now() + milliseconds(1) >= deadline)
         return refuse(cuda::CUDA_ERROR_NOT_READY, "a stream was being captured for milliseconds",
-                      page_.arguments[0]);
+                      arguments_[0]);
       ::usleep(1000);
     }
     Outcome outcome;
@@ -304,7 +319,7 @@ class Session {
       case Waited::kTimeout:
         Gate::open();
         return refuse(cuda::CUDA_ERROR_NOT_READY, "the device did not finish within milliseconds",
-                      page_.arguments[0]);
+                      arguments_[0]);
       case Waited::kFailed:
         Gate::open();
         return report(outcome);
@@ -317,7 +332,7 @@ class Session {
     }
     segments_ = inventory.segments;
     page_.segment_count = static_cast<std::uint32_t>(segments_.size());
-    page_.segment_bytes = inventory.bytes;
+    segment_bytes_ = page_.segment_bytes = inventory.bytes;
     page_.staying_count = inventory.staying;
     page_.staying_bytes = inventory.staying_bytes;
     set_state(AgentState::kClosed);
@@ -326,7 +341,7 @@ class Session {
 
   void export_batch() {
     if (state() != AgentState::kFilling && !expect(AgentState::kClosed)) return;
-    const auto first = page_.arguments[0];
+    const auto first = arguments_[0];
     for (std::uint32_t i = 0; i < direct::kExportBatch && first + i < segments_.size(); ++i) {
       int fd = -1;
       const auto outcome = export_segment(first + i, fd);
@@ -356,8 +371,7 @@ class Session {
 
   void empty() {
     if (!expect(AgentState::kClosed)) return;
-    page_.content_id[0] = page_.arguments[0];
-    page_.content_id[1] = page_.arguments[1];
+    set_content(arguments_[0], arguments_[1]);
     if (!content_is_elsewhere() && !expect_buffer()) return;
     const auto outcome = empty_all();
     // From here on the gate opens only when all of it is there again, with its content.
@@ -383,7 +397,7 @@ class Session {
 
   void open_gate() {
     if (state() != AgentState::kFilling && !expect(AgentState::kClosed)) return;
-    page_.content_id[0] = page_.content_id[1] = 0;
+    set_content(0, 0);
     set_state(AgentState::kRunning);
     Gate::open();
     // After the gate: the program need not wait for it.
@@ -412,6 +426,13 @@ class Session {
   Clock::time_point last_request_ = Clock::now();
   std::vector<Segment> segments_;
   bool buffer_wanted_ = true;
+  // What the page says too, where others of the same user can write.
+  AgentState state_ = AgentState::kRunning;
+  std::uint64_t arguments_[2] = {};
+  std::uint64_t segment_bytes_ = 0;
+  std::uint64_t content_id_[2] = {};
+  std::uint64_t buffer_address_ = 0;
+  std::uint64_t buffer_bytes_ = 0;
   int exported_[direct::kExportBatch] = {};
   std::uint32_t exported_count_ = 0;
 };

@@ -194,6 +194,20 @@ last_line() { printf '%s\n' "$output" | tail -n 1; }
   [ "$(stat -c %i "$T/criu")" = "$before" ]
 }
 
+@test "for another machine a private folder is made and not tried" {
+  need_mirror
+  private
+  [[ $output == *"criu check"* ]]
+  rm -r "$T/criu"
+  private --untried
+  [ "$status" -eq 0 ]
+  [ "$(last_line)" = "$T/criu/usr/sbin/criu" ]
+  [ -x "$T/criu/usr/sbin/criu" ]
+  [[ $output != *"criu check"* ]]
+  get_criu --untried
+  [ "$status" -eq 2 ]
+}
+
 @test "the header for plugins is made from a signed package, and found again" {
   need_mirror
   [ ! -e /usr/include/criu/criu-plugin.h ] || skip "this machine has CRIU's headers"
@@ -373,7 +387,7 @@ last_line() { printf '%s\n' "$output" | tail -n 1; }
 @test "help names every option" {
   get_criu --help
   [ "$status" -eq 0 ]
-  for option in check force-private rebuild prefix mirror keyring suite pack unpack sha256; do
+  for option in check force-private rebuild prefix mirror keyring suite untried pack unpack sha256; do
     [[ $output == *"--$option"* ]]
   done
 }

@@ -4,6 +4,7 @@
   agent_page.py PID kill-away TOOL.. runs TOOL and kills it when the program is held back for it; fails
                                      if it has come further by then
   agent_page.py PID prepare          asks for a buffer as a tool does, gets it, and dies
+  agent_page.py PID forge            the same, and writes into the page that the buffer is the program's heap
   agent_page.py PID seals            prints the seals of the file
 """
 
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import time
 
-REQUEST, REPLY, COMMAND, STATE, BUFFER_BYTES = 24, 28, 32, 240, 264
+REQUEST, REPLY, COMMAND, STATE, BUFFER_ADDRESS, BUFFER_BYTES = 24, 28, 32, 240, 256, 264
 RUNNING, CLOSED, EMPTIED, HELD, FILLING = range(5)
 PREPARE = 1
 SYS_FUTEX, FUTEX_WAKE = 202, 1
@@ -59,6 +60,12 @@ def prepare(page):
     return number(page, BUFFER_BYTES, "<Q") > 0
 
 
+def forge(page, pid):
+    with open(f"/proc/{pid}/maps", encoding="ascii") as maps:
+        begin, end = next(line for line in maps if "[heap]" in line).split()[0].split("-")
+    struct.pack_into("<QQ", page, BUFFER_ADDRESS, int(begin, 16), int(end, 16) - int(begin, 16))
+
+
 def main():
     file = open_page(int(sys.argv[1]))
     page = mmap.mmap(file, 0)
@@ -69,9 +76,12 @@ def main():
         print(fcntl.fcntl(file, fcntl.F_GET_SEALS))
     elif what == "kill-away":
         sys.exit(0 if kill_away(page, sys.argv[3:]) else 1)
-    elif what == "prepare":
+    elif what in ("prepare", "forge"):
         fcntl.flock(file, fcntl.LOCK_EX)
-        sys.exit(0 if prepare(page) else 1)
+        if not prepare(page):
+            sys.exit(1)
+        if what == "forge":
+            forge(page, sys.argv[1])
 
 
 main()

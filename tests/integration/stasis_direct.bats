@@ -237,6 +237,17 @@ agent_is() { [[ $(agent_state) == "$1" ]]; }
   target_verifies
 }
 
+@test "what somebody writes into the page of the agent does not lead it to other memory" {
+  start_agent memory --size 24M
+  agent_page forge # and is gone: the agent gives back the buffer that it made, not what the page says
+  sleep 0.5
+  target_goes_on
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  target_goes_on
+  target_verifies
+}
+
 @test "SIGTERM and SIGINT end a suspend with 143 and 130, and the program runs on" {
   start_agent memory --size 24M
   local signal expected
