@@ -35,8 +35,6 @@ constexpr std::size_t kWriteBytes = 64U << 10;
 // The kernel is told to begin writing to the disk what is in the page cache, so that the sync at
 // the end finds little left.
 constexpr std::uint64_t kWriteBack = 8U << 20;
-// Several files grow at once; without this their extents lie between each other's.
-constexpr std::uint64_t kReserve = 64U << 20;
 
 enum class SlotState : std::uint8_t { kEmpty, kZero, kStored, kDuplicate };
 
@@ -84,8 +82,7 @@ struct Lane {
   std::string path;
   std::uint8_t number = 0;
   UniqueFd file;
-  std::uint64_t end = 0;       // where the next chunk goes
-  std::uint64_t reserved = 0;  // up to here there is room on the disk
+  std::uint64_t end = 0;  // where the next chunk goes
   std::uint64_t written_back = 0;
   bool direct = false;
   Workspace workspace;
@@ -205,7 +202,6 @@ class Batch {
   Result<void> flush() {
     if (waiting_.empty()) return {};
     const std::uint64_t at = lane_.end - waiting_.size();
-    reserve(lane_.end);
     auto done = write_at(lane_, std::exchange(waiting_, {}), at);
     if (done && sync_ == SyncPolicy::kDisk && !lane_.direct &&
         lane_.end - lane_.written_back >= kWriteBack) {
@@ -249,18 +245,6 @@ class Batch {
     auto flushed = flush();
     gathered_ = 0;
     return flushed;
-  }
-
-  void reserve(std::uint64_t end) {
-    // Of use on a disk, and harmful in memory, where it fills the pages with zeros first.
-    if (sync_ != SyncPolicy::kDisk || end <= lane_.reserved) return;
-    const std::uint64_t wanted = std::max(end, lane_.reserved + kReserve);
-    if (::fallocate(lane_.file.get(), FALLOC_FL_KEEP_SIZE, static_cast<off_t>(lane_.reserved),
-                    static_cast<off_t>(wanted - lane_.reserved)) == 0) {
-      lane_.reserved = wanted;
-    } else {
-      lane_.reserved = UINT64_MAX;  // not here, or no more: what it means the write will tell
-    }
   }
 
   Lane& lane_;
@@ -393,22 +377,17 @@ Result<void> ContentWriter::State::end_files(Progress& progress, const Interrupt
   std::uint64_t total = 0;
   for (std::size_t i = 0; i < lane_count; ++i)
     total += lanes[i]->end;
-  return run_parallel(
-      lane_count, total, "sync content", progress, interrupt,
-      [&](std::size_t i) -> Result<std::uint64_t> {
-        Lane& lane = *lanes[i];
-        // Gives back what was reserved, and not needed.
-        if (lane.reserved != 0 && ::ftruncate(lane.file.get(), static_cast<off_t>(lane.end)) != 0) {
-          return fail(errno_error("cannot cut " + lane.path + " to its length", errno));
-        }
-        if (options.sync == SyncPolicy::kDisk && ::fsync(lane.file.get()) != 0) {
-          return fail(errno_error("cannot sync " + lane.path, errno));
-        }
-        if (auto closed = lane.file.close(lane.path); !closed) {
-          return fail(std::move(closed.error()));
-        }
-        return lane.end;
-      });
+  return run_parallel(lane_count, total, "sync content", progress, interrupt,
+                      [&](std::size_t i) -> Result<std::uint64_t> {
+                        Lane& lane = *lanes[i];
+                        if (options.sync == SyncPolicy::kDisk && ::fsync(lane.file.get()) != 0) {
+                          return fail(errno_error("cannot sync " + lane.path, errno));
+                        }
+                        if (auto closed = lane.file.close(lane.path); !closed) {
+                          return fail(std::move(closed.error()));
+                        }
+                        return lane.end;
+                      });
 }
 
 ContentIndex ContentWriter::State::make_index() const {
