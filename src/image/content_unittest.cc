@@ -567,6 +567,8 @@ TEST_F(ContentTest, AFullDiskIsToldAsSuch) {
     const auto wrote = writer.write(0, 0, content.bytes());
     EXPECT_FALSE(wrote);
     EXPECT_EQ(wrote ? ErrorCode::kInternal : wrote.error().code, ErrorCode::kNoSpace);
+    EXPECT_THAT(wrote ? "" : wrote.error().message,
+                HasSubstr("No space left on device (0 B free)"));
     EXPECT_FALSE(writer.finish(progress_, interrupt_));
   }
   EXPECT_EQ(::umount(disk.c_str()), 0);

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -90,7 +91,13 @@ struct Lane {
 };
 
 Result<void> cannot_write(const Lane& lane, std::uint64_t at, int number) {
-  return fail(errno_error(fmt::format("cannot write {} at {}", lane.path, at), number));
+  Error error = errno_error(fmt::format("cannot write {} at {}", lane.path, at), number);
+  struct statvfs info = {};
+  if (error.code == ErrorCode::kNoSpace && ::fstatvfs(lane.file.get(), &info) == 0) {
+    error.message +=
+        fmt::format(" ({} free)", format_bytes(std::uint64_t{info.f_bavail} * info.f_frsize));
+  }
+  return fail(std::move(error));
 }
 
 Result<void> write_at(Lane& lane, std::span<const std::byte> bytes, std::uint64_t at) {
