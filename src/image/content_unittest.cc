@@ -195,6 +195,7 @@ TEST_P(ContentRoundTrip, BringsBackWhatManyThreadsWrote) {
     const auto reader = this->reader(summary->record, direct_reader);
     ASSERT_TRUE(reader) << reader.error().to_string();
     EXPECT_EQ(reader->streams().size(), kStreams);
+    EXPECT_EQ(sum(content_use(reader->index())), summary->use);
     EXPECT_EQ(reader->streams()[0].ranges, ranges);
     EXPECT_EQ(reader->streams()[2].pid, Pid{102});
     in_threads([&](std::size_t stream, std::size_t from, std::size_t size) -> Result<void> {
