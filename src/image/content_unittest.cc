@@ -195,6 +195,7 @@ TEST_P(ContentRoundTrip, BringsBackWhatManyThreadsWrote) {
     const auto reader = this->reader(summary->record, direct_reader);
     ASSERT_TRUE(reader) << reader.error().to_string();
     EXPECT_EQ(reader->streams().size(), kStreams);
+    EXPECT_EQ(sum(content_use(reader->index())), summary->use);
     EXPECT_EQ(reader->streams()[0].ranges, ranges);
     EXPECT_EQ(reader->streams()[2].pid, Pid{102});
     in_threads([&](std::size_t stream, std::size_t from, std::size_t size) -> Result<void> {
@@ -567,6 +568,8 @@ TEST_F(ContentTest, AFullDiskIsToldAsSuch) {
     const auto wrote = writer.write(0, 0, content.bytes());
     EXPECT_FALSE(wrote);
     EXPECT_EQ(wrote ? ErrorCode::kInternal : wrote.error().code, ErrorCode::kNoSpace);
+    EXPECT_THAT(wrote ? "" : wrote.error().message,
+                HasSubstr("No space left on device (0 B free)"));
     EXPECT_FALSE(writer.finish(progress_, interrupt_));
   }
   EXPECT_EQ(::umount(disk.c_str()), 0);

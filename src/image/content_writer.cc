@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,27 +19,14 @@
 
 #include "base/fault_point.h"
 #include "base/units.h"
-#include "image/content_codec.h"
 #include "image/content_format.h"
+#include "image/content_lane.h"
 #include "image/parallel.h"
 
 namespace stasis {
 namespace {
 
 using namespace content_format;  // NOLINT(google-build-using-namespace): constants only
-
-constexpr std::size_t kGatherBytes = 1U << 20;
-// Of one system call to the page cache: while what is hashed is still in the processor's. The disk
-// itself wants it in larger pieces and gets all that there is.
-constexpr std::size_t kWriteBytes = 64U << 10;
-// The kernel is told to begin writing to the disk what is in the page cache, so that the sync at
-// the end finds little left.
-constexpr std::uint64_t kWriteBack = 8U << 20;
-// Several files grow at once; without reserving their extents lie between each other's. All of them
-// together never take so much more than they need that the rest does not fit.
-constexpr std::uint64_t kReserve = 64U << 20;
-constexpr std::uint64_t kLeastReserve = 4U << 20;
-constexpr std::uint64_t kReservedShare = 4 * kContentFiles;  // of what is free: 1 / this
 
 enum class SlotState : std::uint8_t { kEmpty, kZero, kStored, kDuplicate };
 
@@ -83,45 +69,17 @@ class Known {
   std::vector<std::atomic<std::uint32_t>> table_;
 };
 
-// A data file and all that one call of write() needs.
-struct Lane {
-  std::string path;
-  std::uint8_t number = 0;
-  UniqueFd file;
-  std::uint64_t end = 0;       // where the next chunk goes
-  std::uint64_t reserved = 0;  // up to here there is room on the disk
-  std::uint64_t reserve_step = 0;
-  std::uint64_t written_back = 0;
-  bool direct = false;
-  Workspace workspace;
-  std::atomic<bool> busy = true;  // of who made it
-};
-
-Result<void> cannot_write(const Lane& lane, std::uint64_t at, int number) {
-  return fail(errno_error(fmt::format("cannot write {} at {}", lane.path, at), number));
-}
-
-Result<void> write_at(Lane& lane, std::span<const std::byte> bytes, std::uint64_t at) {
-  if (auto allowed = fault(FaultPoint::kContentWrite); !allowed) return allowed;
-  while (!bytes.empty()) {
-    const ssize_t done =
-        ::pwrite(lane.file.get(), bytes.data(), bytes.size(), static_cast<off_t>(at));
-    if (done < 0 && errno == EINTR) continue;
-    // What this file system wants is more than 4096, or the rest of a short write is odd.
-    if (done < 0 && errno == EINVAL && lane.direct) {
-      lane.direct = false;
-      if (::fcntl(lane.file.get(), F_SETFL, 0) == 0) continue;
-    }
-    if (done < 0) return cannot_write(lane, at, errno);
-    if (done == 0) return cannot_write(lane, at, EIO);
-    at += static_cast<std::uint64_t>(done);
-    bytes = bytes.subspan(static_cast<std::size_t>(done));
+// Not by content_use(), which has to sort first: the job stands still.
+void count(const Slot& slot, std::uint32_t bytes, ContentSummary& summary) {
+  summary.use.bytes += bytes;
+  summary.use.stored_bytes += slot.stored;
+  if (slot.state == SlotState::kZero) {
+    ++summary.zero_chunks;
+    summary.use.zero_bytes += bytes;
+  } else if (slot.state == SlotState::kDuplicate) {
+    ++summary.duplicate_chunks;
+    summary.use.duplicate_bytes += bytes;
   }
-  return {};
-}
-
-bool page_aligned_memory(std::span<const std::byte> bytes) {
-  return reinterpret_cast<std::uintptr_t>(bytes.data()) % kPage == 0;
 }
 
 }  // namespace
@@ -131,7 +89,6 @@ struct ContentWriter::State {
   ContentEncoding encoding = ContentEncoding::kRaw;
   Clock::time_point start = Clock::now();
   UniqueFd folder;
-  std::uint64_t reserve_step = 0;
   std::vector<ContentStream> streams;
   std::vector<std::uint32_t> first_slot;  // of each stream
   std::unordered_set<int> pids;
@@ -140,7 +97,7 @@ struct ContentWriter::State {
   bool finished = false;
 
   std::mutex growing;  // new lanes, and the failure
-  std::array<std::unique_ptr<Lane>, kContentFiles> lanes;
+  std::array<std::unique_ptr<ContentLane>, kContentFiles> lanes;
   std::atomic<std::size_t> lane_count = 0;
   std::atomic<bool> has_failed = false;
   std::optional<Error> failure;
@@ -157,8 +114,8 @@ struct ContentWriter::State {
     return (bytes + options.chunk_bytes - 1) / options.chunk_bytes;
   }
 
-  Result<Lane*> new_lane();
-  Result<Lane*> take_lane();
+  Result<ContentLane*> new_lane();
+  Result<ContentLane*> take_lane();
   Result<void> check_place(std::size_t stream, std::uint64_t offset, std::size_t bytes) const;
   Result<void> write(std::size_t stream, std::uint64_t offset, std::span<const std::byte> bytes);
   Result<void> check_all_written() const;
@@ -167,125 +124,12 @@ struct ContentWriter::State {
   Result<ContentRecord> write_index(const ContentIndex& index);
 };
 
-namespace {
-
-// What one call of write() is about to write: bytes that follow each other both in memory and in
-// the file.
-class Batch {
- public:
-  Batch(Lane& lane, ContentEncoding encoding, SyncPolicy sync, std::size_t chunk_bytes)
-      : lane_(lane),
-        encoding_(encoding),
-        sync_(sync),
-        gather_(std::max(kGatherBytes, chunk_bytes)) {}
-
-  // Gives the chunk its place and writes it, now or with those after it.
-  Result<void> add(Slot& slot, std::span<const std::byte> content) {
-    std::span<const std::byte> bytes = content;
-    slot.encoding = ContentEncoding::kRaw;
-    if (encoding_ != ContentEncoding::kRaw) {
-      auto room = gathered(content.size());
-      if (!room) return fail(std::move(room.error()));
-      // What saves less than a sixteenth is not worth the time of the one who reads it.
-      const std::size_t most = content.size() - content.size() / 16;
-      if (auto size = lane_.workspace.compress(encoding_, content, room->first(most))) {
-        slot.encoding = encoding_;
-        bytes = pad(*room, *size);
-        slot.stored = static_cast<std::uint32_t>(*size);
-      }
-    }
-    if (slot.encoding == ContentEncoding::kRaw) {
-      slot.stored = static_cast<std::uint32_t>(content.size());
-      if (content.size() % kPage != 0 || (lane_.direct && !page_aligned_memory(content))) {
-        auto room = gathered(content.size());
-        if (!room) return fail(std::move(room.error()));
-        std::copy(content.begin(), content.end(), room->begin());
-        bytes = pad(*room, content.size());
-      }
-    }
-    slot.file = lane_.number;
-    slot.position = lane_.end;
-    return append(bytes, bytes.data() != content.data());
-  }
-
-  Result<void> flush() {
-    if (waiting_.empty()) return {};
-    const std::uint64_t at = lane_.end - waiting_.size();
-    reserve(lane_.end);
-    auto done = write_at(lane_, std::exchange(waiting_, {}), at);
-    if (done && sync_ == SyncPolicy::kDisk && !lane_.direct &&
-        lane_.end - lane_.written_back >= kWriteBack) {
-      (void)::sync_file_range(lane_.file.get(), static_cast<off_t>(lane_.written_back),
-                              static_cast<off_t>(lane_.end - lane_.written_back),
-                              SYNC_FILE_RANGE_WRITE);
-      lane_.written_back = lane_.end;
-    }
-    return done;
-  }
-
- private:
-  // Where the next chunk may be put together, behind those that wait there.
-  Result<std::span<std::byte>> gathered(std::size_t bytes) {
-    if (gathered_ + page_aligned(bytes) > gather_) {
-      if (auto flushed = flush(); !flushed) return fail(std::move(flushed.error()));
-      gathered_ = 0;
-    }
-    auto memory = lane_.workspace.stored(gather_);
-    if (!memory) return memory;
-    return memory->subspan(gathered_);
-  }
-
-  std::span<const std::byte> pad(std::span<std::byte> room, std::size_t size) {
-    const std::size_t padded = page_aligned(size);
-    std::fill(room.begin() + static_cast<std::ptrdiff_t>(size),
-              room.begin() + static_cast<std::ptrdiff_t>(padded), std::byte{0});
-    gathered_ += padded;
-    return room.first(padded);
-  }
-
-  Result<void> append(std::span<const std::byte> bytes, bool is_gathered) {
-    if (!waiting_.empty() && waiting_.data() + waiting_.size() != bytes.data()) {
-      if (auto flushed = flush(); !flushed) return flushed;
-      if (!is_gathered) gathered_ = 0;
-    }
-    waiting_ =
-        waiting_.empty() ? bytes : std::span(waiting_.data(), waiting_.size() + bytes.size());
-    lane_.end += bytes.size();
-    if (lane_.direct || waiting_.size() < kWriteBytes) return {};
-    auto flushed = flush();
-    gathered_ = 0;
-    return flushed;
-  }
-
-  void reserve(std::uint64_t end) {
-    // Of use on a disk, and harmful in memory, where it fills the pages with zeros first.
-    if (sync_ != SyncPolicy::kDisk || lane_.reserve_step == 0 || end <= lane_.reserved) return;
-    const std::uint64_t wanted = std::max(end, lane_.reserved + lane_.reserve_step);
-    if (::fallocate(lane_.file.get(), FALLOC_FL_KEEP_SIZE, static_cast<off_t>(lane_.reserved),
-                    static_cast<off_t>(wanted - lane_.reserved)) == 0) {
-      lane_.reserved = wanted;
-    } else {
-      lane_.reserved = UINT64_MAX;  // not here, or no more: what it means the write will tell
-    }
-  }
-
-  Lane& lane_;
-  ContentEncoding encoding_;
-  SyncPolicy sync_;
-  std::size_t gather_;
-  std::size_t gathered_ = 0;  // bytes of the workspace that wait to be written
-  std::span<const std::byte> waiting_;
-};
-
-}  // namespace
-
-Result<Lane*> ContentWriter::State::new_lane() {
+Result<ContentLane*> ContentWriter::State::new_lane() {
   const std::lock_guard lock(growing);
   const std::size_t number = lane_count;
   if (number == lanes.size()) return nullptr;
-  auto lane = std::make_unique<Lane>();
+  auto lane = std::make_unique<ContentLane>();
   lane->path = content_data_path(number);
-  lane->reserve_step = reserve_step;
   lane->number = static_cast<std::uint8_t>(number);
   const std::string name = lane->path.substr(lane->path.find('/') + 1);
   const int flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW;
@@ -305,18 +149,18 @@ Result<Lane*> ContentWriter::State::new_lane() {
 }
 
 // One that nobody uses, for the caller alone.
-Result<Lane*> ContentWriter::State::take_lane() {
+Result<ContentLane*> ContentWriter::State::take_lane() {
   static std::atomic<std::size_t> next_thread = 0;
   // A thread begins with the same one each time, which its processor still knows.
   thread_local const std::size_t own = next_thread++;
   const std::size_t count = lane_count;
   for (std::size_t i = 0; i < count; ++i) {
-    Lane* lane = lanes[(own + i) % count].get();
+    ContentLane* lane = lanes[(own + i) % count].get();
     if (!lane->busy.exchange(true)) return lane;
   }
   auto lane = new_lane();
   if (!lane || *lane != nullptr) return lane;
-  Lane* shared = lanes[own % lanes.size()].get();
+  ContentLane* shared = lanes[own % lanes.size()].get();
   while (shared->busy.exchange(true))
     shared->busy.wait(true);
   return shared;
@@ -349,7 +193,7 @@ Result<void> ContentWriter::State::write(std::size_t stream, std::uint64_t offse
     (*lane)->busy.notify_one();
     return result;
   };
-  Batch batch(**lane, encoding, options.sync, options.chunk_bytes);
+  ContentBatch batch(**lane, encoding, options.sync, options.chunk_bytes);
   auto number = static_cast<std::uint32_t>(first_slot[stream] + offset / options.chunk_bytes);
   for (; !bytes.empty(); ++number) {
     const auto content = bytes.first(std::min<std::size_t>(bytes.size(), options.chunk_bytes));
@@ -373,7 +217,12 @@ Result<void> ContentWriter::State::write(std::size_t stream, std::uint64_t offse
         continue;
       }
     }
-    if (auto added = batch.add(slot, content); !added) return release(std::move(added));
+    const auto place = batch.add(content);
+    if (!place) return release(fail(place.error()));
+    slot.position = place->position;
+    slot.stored = place->stored;
+    slot.encoding = place->encoding;
+    slot.file = (*lane)->number;
     slot.state = SlotState::kStored;
   }
   return release(batch.flush());
@@ -400,22 +249,17 @@ Result<void> ContentWriter::State::end_files(Progress& progress, const Interrupt
   std::uint64_t total = 0;
   for (std::size_t i = 0; i < lane_count; ++i)
     total += lanes[i]->end;
-  return run_parallel(
-      lane_count, total, "sync content", progress, interrupt,
-      [&](std::size_t i) -> Result<std::uint64_t> {
-        Lane& lane = *lanes[i];
-        // Gives back what was reserved, and not needed.
-        if (lane.reserved != 0 && ::ftruncate(lane.file.get(), static_cast<off_t>(lane.end)) != 0) {
-          return fail(errno_error("cannot cut " + lane.path + " to its length", errno));
-        }
-        if (options.sync == SyncPolicy::kDisk && ::fsync(lane.file.get()) != 0) {
-          return fail(errno_error("cannot sync " + lane.path, errno));
-        }
-        if (auto closed = lane.file.close(lane.path); !closed) {
-          return fail(std::move(closed.error()));
-        }
-        return lane.end;
-      });
+  return run_parallel(lane_count, total, "sync content", progress, interrupt,
+                      [&](std::size_t i) -> Result<std::uint64_t> {
+                        ContentLane& lane = *lanes[i];
+                        if (options.sync == SyncPolicy::kDisk && ::fsync(lane.file.get()) != 0) {
+                          return fail(errno_error("cannot sync " + lane.path, errno));
+                        }
+                        if (auto closed = lane.file.close(lane.path); !closed) {
+                          return fail(std::move(closed.error()));
+                        }
+                        return lane.end;
+                      });
 }
 
 ContentIndex ContentWriter::State::make_index() const {
@@ -495,11 +339,6 @@ Result<ContentWriter> ContentWriter::create(const UniqueFd& image_dir,
   auto folder = open_file(image_dir.get(), kFolder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
   if (!folder) return fail(std::move(folder.error()));
   state->folder = std::move(*folder);
-  struct statvfs info = {};
-  if (::fstatvfs(state->folder.get(), &info) == 0) {
-    const std::uint64_t step = std::uint64_t{info.f_bavail} * info.f_frsize / kReservedShare;
-    if (step >= kLeastReserve) state->reserve_step = std::min(step, kReserve);
-  }
   return ContentWriter(std::move(state));
 }
 
@@ -555,11 +394,10 @@ Result<ContentSummary> ContentWriter::finish(Progress& progress, const Interrupt
     return fail(std::move(allowed.error()));
   }
   summary.record = std::move(*record);
-  summary.use = sum(content_use(index));
   summary.chunks = state.slots.size();
-  for (const Slot& slot : state.slots) {
-    summary.zero_chunks += slot.state == SlotState::kZero ? 1 : 0;
-    summary.duplicate_chunks += slot.state == SlotState::kDuplicate ? 1 : 0;
+  for (std::size_t i = 0; i < state.streams.size(); ++i) {
+    for (std::uint64_t n = 0; n < index.chunks_of(i); ++n)
+      count(state.slots[state.first_slot[i] + n], index.bytes_of(i, n), summary);
   }
   summary.seconds = since(state.start).count();
   return summary;

@@ -7,9 +7,9 @@
 // as many files as there were ever calls at the same time, at most kContentFiles.
 //
 // What it makes stands in the image's directory, which somebody else removes if the image does not
-// come to be. Owns descriptors (one for each data file) and, for each call at the same time, 1 MiB
-// where it compresses or writes past the page cache; and some 56 bytes for each chunk. Moves, never
-// copies.
+// come to be. Owns a descriptor for each data file; 1 MiB for each call at the same time that
+// compresses, or gets memory that direct I/O cannot take; and for each chunk some 48 bytes, twice
+// as much in finish(). Moves, never copies.
 #pragma once
 
 #include <cstddef>

@@ -209,7 +209,7 @@ Result<std::vector<FileRecord>> ImageWriter::State::collect() const {
 
 // GPU content is there if the manifest says so, as it says, and nothing else is.
 Result<void> ImageWriter::State::check_content(const std::optional<ContentRecord>& content) const {
-  const auto differs = [](std::string what) {
+  const auto differs = [](const std::string& what) {
     return fail(ErrorCode::kInternal, "GPU content is not what the manifest says: " + what);
   };
   struct stat info = {};

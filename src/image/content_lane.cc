@@ -1,0 +1,144 @@
+#include "image/content_lane.h"
+
+#include <fcntl.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/fault_point.h"
+#include "base/units.h"
+#include "image/content_format.h"
+
+namespace stasis {
+namespace {
+
+using namespace content_format;  // NOLINT(google-build-using-namespace): constants only
+
+constexpr std::size_t kGatherBytes = 1U << 20;
+// Of one system call to the page cache: while what is hashed is still in the processor's. The disk
+// itself wants it in larger pieces and gets all that there is.
+constexpr std::size_t kWriteBytes = 64U << 10;
+// The kernel is told to begin writing to the disk what is in the page cache, so that the sync at
+// the end finds little left.
+constexpr std::uint64_t kWriteBack = 8U << 20;
+
+Result<void> cannot_write(const ContentLane& lane, std::uint64_t at, int number) {
+  Error error = errno_error(fmt::format("cannot write {} at {}", lane.path, at), number);
+  struct statvfs info = {};
+  if (error.code == ErrorCode::kNoSpace && ::fstatvfs(lane.file.get(), &info) == 0) {
+    error.message +=
+        fmt::format(" ({} free)", format_bytes(std::uint64_t{info.f_bavail} * info.f_frsize));
+  }
+  return fail(std::move(error));
+}
+
+Result<void> write_at(ContentLane& lane, std::span<const std::byte> bytes, std::uint64_t at) {
+  if (auto allowed = fault(FaultPoint::kContentWrite); !allowed) return allowed;
+  while (!bytes.empty()) {
+    const ssize_t done =
+        ::pwrite(lane.file.get(), bytes.data(), bytes.size(), static_cast<off_t>(at));
+    if (done < 0 && errno == EINTR) continue;
+    // What this file system wants is more than 4096, or the rest of a short write is odd.
+    if (done < 0 && errno == EINVAL && lane.direct) {
+      lane.direct = false;
+      if (::fcntl(lane.file.get(), F_SETFL, 0) == 0) continue;
+    }
+    if (done < 0) return cannot_write(lane, at, errno);
+    if (done == 0) return cannot_write(lane, at, EIO);
+    at += static_cast<std::uint64_t>(done);
+    bytes = bytes.subspan(static_cast<std::size_t>(done));
+  }
+  return {};
+}
+
+bool page_aligned_memory(std::span<const std::byte> bytes) {
+  return reinterpret_cast<std::uintptr_t>(bytes.data()) % kPage == 0;
+}
+
+}  // namespace
+
+ContentBatch::ContentBatch(ContentLane& lane, ContentEncoding encoding, SyncPolicy sync,
+                           std::size_t chunk_bytes)
+    : lane_(lane), encoding_(encoding), sync_(sync), gather_(std::max(kGatherBytes, chunk_bytes)) {}
+
+Result<ContentBatch::Place> ContentBatch::add(std::span<const std::byte> content) {
+  std::span<const std::byte> bytes = content;
+  Place place;
+  if (encoding_ != ContentEncoding::kRaw) {
+    auto room = gathered(content.size());
+    if (!room) return fail(std::move(room.error()));
+    // What saves less than a sixteenth is not worth the time of the one who reads it.
+    const std::size_t most = content.size() - content.size() / 16;
+    if (auto size = lane_.workspace.compress(encoding_, content, room->first(most))) {
+      place.encoding = encoding_;
+      bytes = pad(*room, *size);
+      place.stored = static_cast<std::uint32_t>(*size);
+    }
+  }
+  if (place.encoding == ContentEncoding::kRaw) {
+    place.stored = static_cast<std::uint32_t>(content.size());
+    if (content.size() % kPage != 0 || (lane_.direct && !page_aligned_memory(content))) {
+      auto room = gathered(content.size());
+      if (!room) return fail(std::move(room.error()));
+      std::copy(content.begin(), content.end(), room->begin());
+      bytes = pad(*room, content.size());
+    }
+  }
+  place.position = lane_.end;
+  auto appended = append(bytes, bytes.data() != content.data());
+  if (!appended) return fail(std::move(appended.error()));
+  return place;
+}
+
+Result<void> ContentBatch::flush() {
+  if (waiting_.empty()) return {};
+  const std::uint64_t at = lane_.end - waiting_.size();
+  auto done = write_at(lane_, std::exchange(waiting_, {}), at);
+  if (done && sync_ == SyncPolicy::kDisk && !lane_.direct &&
+      lane_.end - lane_.written_back >= kWriteBack) {
+    (void)::sync_file_range(lane_.file.get(), static_cast<off_t>(lane_.written_back),
+                            static_cast<off_t>(lane_.end - lane_.written_back),
+                            SYNC_FILE_RANGE_WRITE);
+    lane_.written_back = lane_.end;
+  }
+  return done;
+}
+
+// Where the next chunk may be put together, behind those that wait there.
+Result<std::span<std::byte>> ContentBatch::gathered(std::size_t bytes) {
+  if (gathered_ + page_aligned(bytes) > gather_) {
+    if (auto flushed = flush(); !flushed) return fail(std::move(flushed.error()));
+    gathered_ = 0;
+  }
+  auto memory = lane_.workspace.stored(gather_);
+  if (!memory) return memory;
+  return memory->subspan(gathered_);
+}
+
+std::span<const std::byte> ContentBatch::pad(std::span<std::byte> room, std::size_t size) {
+  const std::size_t padded = page_aligned(size);
+  std::fill(room.begin() + static_cast<std::ptrdiff_t>(size),
+            room.begin() + static_cast<std::ptrdiff_t>(padded), std::byte{0});
+  gathered_ += padded;
+  return room.first(padded);
+}
+
+Result<void> ContentBatch::append(std::span<const std::byte> bytes, bool is_gathered) {
+  if (!waiting_.empty() && waiting_.data() + waiting_.size() != bytes.data()) {
+    if (auto flushed = flush(); !flushed) return flushed;
+    if (!is_gathered) gathered_ = 0;
+  }
+  waiting_ = waiting_.empty() ? bytes : std::span(waiting_.data(), waiting_.size() + bytes.size());
+  lane_.end += bytes.size();
+  if (lane_.direct || waiting_.size() < kWriteBytes) return {};
+  auto flushed = flush();
+  gathered_ = 0;
+  return flushed;
+}
+
+}  // namespace stasis
