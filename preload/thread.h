@@ -2,8 +2,8 @@
 #pragma once
 
 #include <pthread.h>
-#include <signal.h>
 
+#include <csignal>
 #include <cstddef>
 
 namespace stasis::preload {

@@ -45,7 +45,7 @@ inline void say(const std::string& what, long long value) {
 
 void try_vmm();
 void try_ipc();
-void be_ipc_child(const char* handle, const char* bytes);
+void be_ipc_child(const char* text, const char* size);
 
 inline constexpr std::size_t kMiB = std::size_t{1} << 20;
 

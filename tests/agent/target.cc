@@ -88,7 +88,7 @@ void export_some() {
 
 // Another process opens the memory whenever the file is there, looks at it until the file is gone,
 // and says how often it had it open in FILE.done.
-void share_it(CUdeviceptr address, std::string file) {
+void share_it(CUdeviceptr address, const std::string& file) {
   CUipcMemHandle handle{};
   if (CU(cuIpcGetMemHandle)(&handle, address) != CUDA_SUCCESS) std::exit(6);
   if (::fork() > 0) return;
