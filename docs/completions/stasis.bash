@@ -68,7 +68,7 @@ _stasis() {
     ps) words='-h --help -t --timeout -w --watch --json -v --verbose -q --quiet' ;;
     suspend) words='-h --help -t --timeout --path --force --ignore-obstacles --json -v --verbose -q --quiet --driver-timeout --trace' ;;
     resume) words='-h --help -d --device-map -t --timeout --json -v --verbose -q --quiet --driver-timeout --trace' ;;
-    dump) words='-h --help -D --images-dir --leave-running --leave-suspended --sync --compress --direct-io -f --force --ignore-undumpable --ignore-obstacles -t --timeout --path --criu --json -v --verbose -q --quiet --driver-timeout --trace --shell-job --tcp-established --tcp-close --network-lock --file-locks --link-remap --no-link-remap --ghost-limit --ext-unix-sk --external --manage-cgroups' ;;
+    dump) words='-h --help -D --images-dir --leave-running --leave-suspended --sync --compress --direct-io --no-direct-io -f --force --ignore-undumpable --ignore-obstacles -t --timeout --path --criu --json -v --verbose -q --quiet --driver-timeout --trace --shell-job --tcp-established --tcp-close --network-lock --file-locks --link-remap --no-link-remap --ghost-limit --ext-unix-sk --external --manage-cgroups' ;;
     restore) words='-h --help -D --images-dir -d --device-map --leave-suspended --detach --inherit-fd -t --timeout --criu --json -v --verbose -q --quiet --driver-timeout --trace --external --tcp-close --ext-unix-sk --manage-cgroups' ;;
     recover) words='-h --help --all -t --timeout --json -v --verbose -q --quiet --driver-timeout --trace' ;;
     doctor) words='-h --help -D --images-dir --no-trial --criu --json -v --verbose -q --quiet --driver-timeout --trace' ;;

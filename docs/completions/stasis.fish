@@ -55,7 +55,7 @@ complete -c stasis -n '__stasis_verb dump' -l leave-running -d 'let it go on aft
 complete -c stasis -n '__stasis_verb dump' -l leave-suspended -d 'leave it suspended'
 complete -c stasis -n '__stasis_verb dump' -l sync -x -a 'disk none' -d 'disk: end nothing before the image would survive a loss of power'
 complete -c stasis -n '__stasis_verb dump' -l compress -x -a 'none lz4 zstd' -d 'none, lz4 or zstd: for the GPU memory of programs started by `stasis run` [none]'
-complete -c stasis -n '__stasis_verb dump' -l direct-io -d 'write that memory past the page cache, where the file system can'
+complete -c stasis -n '__stasis_verb dump' -l direct-io -l no-direct-io -d 'write that memory past the page cache, where the file system can [where the job ends and its image is synced]'
 complete -c stasis -n '__stasis_verb dump' -s f -l force -d 'replace an existing image'
 complete -c stasis -n '__stasis_verb dump' -l ignore-undumpable -d 'let CRIU try what it is known not to dump (`stasis doctor PID`)'
 complete -c stasis -n '__stasis_verb dump' -l ignore-obstacles -d 'go on although the driver may refuse or lose the program\'s memory'

@@ -274,6 +274,11 @@ Result<void> refuse_undumpable(const std::vector<GroupMember>& members, const Cr
                           fmt::join(remedies, "; ")));
 }
 
+bool past_the_cache(const DumpOptions& options) {
+  return options.direct_io.value_or(options.sync == SyncPolicy::kDisk &&
+                                    options.after == AfterDump::kKill);
+}
+
 // After a dump that lets the tree run on.
 Result<void> go_on_with_memory(const Environment& env, OpenedGroup& opened, Phases& phases) {
   std::vector<const Process*> processes;
@@ -348,7 +353,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   if (!inherited) return undo(std::move(inherited.error()));
   // One that stays suspended keeps its memory's content itself: nobody has to keep the image for
   // it.
-  const IntoImage into_image{writer->dir(), {options.compression, options.direct_io, options.sync}};
+  const IntoImage into_image{writer->dir(), {options.compression, past_the_cache(options), options.sync}};
   auto done = quiesce(env, *opened,
                       {options.timeout, options.ignore_obstacles, true, options.path,
                        options.after == AfterDump::kSuspended ? nullptr : &into_image},
