@@ -353,7 +353,8 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   if (!inherited) return undo(std::move(inherited.error()));
   // One that stays suspended keeps its memory's content itself: nobody has to keep the image for
   // it.
-  const IntoImage into_image{writer->dir(), {options.compression, past_the_cache(options), options.sync}};
+  const IntoImage into_image{writer->dir(),
+                             {options.compression, past_the_cache(options), options.sync}};
   auto done = quiesce(env, *opened,
                       {options.timeout, options.ignore_obstacles, true, options.path,
                        options.after == AfterDump::kSuspended ? nullptr : &into_image},

@@ -110,10 +110,10 @@ struct DumpOptions {
   AfterDump after = AfterDump::kKill;
   std::chrono::milliseconds timeout{10000};                    // for the lock
   ContentCompression compression = ContentCompression::kNone;  // of what our own mover moves
-  // Past the page cache, likewise. Unset: where nobody reads it back at once, and it has to reach the
-  // disk (docs/adr/0018-content-store.md: three times as fast).
+  // Past the page cache, likewise. Unset: where nobody reads it back at once, and it has to reach
+  // the disk (docs/adr/0018-content-store.md: three times as fast).
   std::optional<bool> direct_io = {};
-  bool ignore_obstacles = false;                               // as with suspend
+  bool ignore_obstacles = false;  // as with suspend
   MemoryPath path = MemoryPath::kAutomatic;
   bool ignore_undumpable = false;  // let CRIU try what doctor/undumpable.h finds red
   CriuOptions criu;
