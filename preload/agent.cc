@@ -41,7 +41,7 @@ constexpr milliseconds kLook{100};
 // the gate closes.
 constexpr std::uint64_t kHugePage = std::uint64_t{2} << 20;
 // When a peer that cannot be seen any more has certainly given up: it limits its copies by 30 s and
-// 200 MB/s (operations/direct_path.cc).
+// 200 MB/s (direct/agent_client.cc).
 constexpr std::chrono::seconds kPeerGivesUp{60};
 constexpr std::uint64_t kSlowestCopy = 200000000;
 
@@ -161,7 +161,7 @@ class Session {
   // The peer holds the lock on the page, by an open file of its own, for as long as it lives.
   bool peer_is_gone() const {
     if (!holds_page(fd_)) {
-      const std::chrono::seconds copying(buffer_bytes_ / kSlowestCopy);
+      const std::chrono::seconds copying(segment_bytes_ / kSlowestCopy);
       return Clock::now() - last_request_ > kPeerGivesUp + copying;
     }
     if (::flock(fd_, LOCK_SH | LOCK_NB) != 0) return false;
@@ -329,6 +329,8 @@ class Session {
       return refuse(cuda::CUDA_ERROR_OUT_OF_MEMORY, "no address range of that many bytes",
                     inventory.bytes);
     }
+    // The program does not open or close any from here on.
+    page_.shared_count = shared_pieces();
     segments_ = inventory.segments;
     page_.segment_count = static_cast<std::uint32_t>(segments_.size());
     segment_bytes_ = page_.segment_bytes = inventory.bytes;

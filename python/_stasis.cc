@@ -11,10 +11,13 @@
 #include <condition_variable>
 #include <csignal>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <mutex>
 #include <optional>
+#include <stdexcept>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -154,6 +157,12 @@ void run(const LibraryCall& call, const Callbacks& callbacks = {},
       told.finished = true;
       told.over.notify_all();
     });
+  } catch (const std::system_error&) {
+    // No thread to be had: in this one then, deaf to signals. What a `with` statement has to undo
+    // is undone all the same.
+    const py::gil_scoped_release release;
+    error = call(given);
+    told.finished = true;
   } catch (...) {
     stasis_cancel_free(given.cancel);
     throw;
@@ -176,7 +185,7 @@ void run(const LibraryCall& call, const Callbacks& callbacks = {},
   }
   {
     const py::gil_scoped_release release;
-    worker.join();
+    if (worker.joinable()) worker.join();
     // Told to stop just after it had looked for the last time.
     if (raised && error == nullptr && undo) undo();
   }
@@ -498,13 +507,23 @@ class Scope {
   Scope(py::object value, py::tuple gone, std::function<void(Steps&)> enter)
       : value_(std::move(value)), gone_(std::move(gone)), enter_(std::move(enter)) {}
 
+  Scope(const Scope&) = delete;
+  Scope& operator=(const Scope&) = delete;
+  // Entered, and never left: a signal came between, where a `with` statement was put together by
+  // steps of the interpreter (contextlib.ExitStack).
+  ~Scope() {
+    if (steps_.empty() || Py_IsInitialized() == 0) return;
+    const py::error_scope keep;
+    leave_quietly();
+  }
+
   py::object enter() {
-    leave();
+    if (!steps_.empty()) throw std::runtime_error("it is entered already");
     owner_ = ::getpid();
     try {
       enter_(steps_);
-    } catch (const py::error_already_set&) {
-      leave_after_error();
+    } catch (...) {
+      leave_quietly();
       throw;
     }
     return value_;
@@ -515,23 +534,26 @@ class Scope {
     steps.swap(steps_);
     // In a forked child: it is the parent's to leave.
     if (owner_ != ::getpid()) return;
-    std::optional<py::error_already_set> raised;
+    std::exception_ptr raised;
     for (const Step& step : steps) {
       try {
         step();
       } catch (py::error_already_set& exception) {
-        if (!exception.matches(gone_) && !raised) raised.emplace(std::move(exception));
+        if (!exception.matches(gone_) && !raised) raised = std::current_exception();
+      } catch (...) {
+        if (!raised) raised = std::current_exception();
       }
     }
-    if (raised) throw std::move(*raised);
+    if (raised) std::rethrow_exception(raised);
   }
 
  private:
-  void leave_after_error() {
+  void leave_quietly() {
     try {
       leave();
     } catch (py::error_already_set& exception) {
       exception.discard_as_unraisable("stasis: undoing what was entered");
+    } catch (...) {  // NOLINT(bugprone-empty-catch): nobody is there to hear of it
     }
   }
 

@@ -20,6 +20,7 @@
 #include "checkpoint/obstacles.h"
 #include "checkpoint/stopped.h"
 #include "criu_api.h"
+#include "direct/agent_client.h"
 #include "gpu_record.h"
 #include "held_tree.h"
 
@@ -88,6 +89,15 @@ struct DumpSession::State {
 // Before anything is done to anybody.
 Result<void> DumpSession::State::enter_journal() {
   const auto& members = group->members();
+  for (const GroupMember& member : members) {
+    const auto agent = direct::AgentClient::look(member.process.pid());
+    if (!agent || !*agent || (*agent)->content_id == direct::ContentId{}) continue;
+    return fail(ErrorCode::kBusy,
+                fmt::format("the content of process {}'s GPU memory is in an image of Stasis and "
+                            "would not be in this one",
+                            member.process.pid().value),
+                fmt::format("bring it back first: `stasis resume {}`", member.process.pid().value));
+  }
   const bool all_suspended = std::all_of(members.begin(), members.end(), [](const auto& member) {
     return !member.initial || *member.initial == CudaState::kCheckpointed;
   });

@@ -47,11 +47,14 @@ Result<std::shared_ptr<direct::MemoryMover>> Context::make_mover(std::span<const
   if (!mover) {
     return fail(ErrorCode::kInternal, "no process could be started that copies GPU memory");
   }
+  // It takes GPUs on as they come.
+  if (mover_ready) return mover;
   direct::MoverOptions options;
   // Which GPUs are needed is not always known beforehand; two are commoner than eight.
   options.ring_bytes *= gpus.empty() ? 2 : gpus.size();
   auto ready = mover->prepare(options, gpus, interrupt, Clock::now() + kPatience);
   if (!ready) return fail(std::move(ready.error()));
+  mover_ready = true;
   return mover;
 }
 

@@ -155,7 +155,7 @@ std::string standstill(const proc::ProcFs& procfs, Pid pid) {
 std::string path_of(Pid pid, const std::string& state) {
   const auto agent = direct::AgentClient::look(pid);
   if (!agent) return {};
-  const bool direct = *agent && (state != "checkpointed" || direct::is_away(**agent));
+  const bool direct = *agent && (state != "checkpointed" || direct::is_away((*agent)->state));
   return direct ? "direct" : "driver";
 }
 

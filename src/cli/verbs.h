@@ -33,6 +33,7 @@ struct Context {
   std::string trace = {};
   // Idle until the direct path needs it; null if it could not be started.
   std::shared_ptr<direct::MoverProcess> mover = nullptr;
+  bool mover_ready = false;
   // None: the driver's calls may take for ever.
   std::optional<DriverPatience> patience = DriverPatience{};
 

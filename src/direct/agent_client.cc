@@ -101,12 +101,12 @@ bool is_away(AgentState state) {
          state == AgentState::kFilling || state == AgentState::kClosed;
 }
 
-Result<std::optional<AgentState>> AgentClient::look(Pid pid) {
+Result<std::optional<AgentLook>> AgentClient::look(Pid pid) {
   std::error_code failed;
   const auto paths = candidates(pid, failed);
   if (failed == std::errc::permission_denied)
     return fail(errno_error(fmt::format("cannot look at process {}", pid.value), EACCES));
-  if (paths.empty()) return std::optional<AgentState>();
+  if (paths.empty()) return std::optional<AgentLook>();
   auto details = proc::ProcFs().details(pid);
   if (!details) return fail(std::move(details.error()));
   for (const std::string& path : paths) {
@@ -115,9 +115,10 @@ Result<std::optional<AgentState>> AgentClient::look(Pid pid) {
     alignas(ControlPage) std::byte bytes[sizeof(ControlPage)];
     if (::pread(file->get(), bytes, sizeof bytes, 0) != sizeof bytes) continue;
     const auto& page = *reinterpret_cast<const ControlPage*>(bytes);
-    if (is_page_of(page, details->ns_pid)) return std::optional(page.state.load());
+    if (!is_page_of(page, details->ns_pid)) continue;
+    return std::optional(AgentLook{page.state.load(), {page.content_id[0], page.content_id[1]}});
   }
-  return std::optional<AgentState>();
+  return std::optional<AgentLook>();
 }
 
 Result<std::optional<AgentClient>> AgentClient::find(Pid pid, const Pidfd& pidfd) {
@@ -146,7 +147,16 @@ Result<std::optional<AgentClient>> AgentClient::find(Pid pid, const Pidfd& pidfd
       return fail(std::move(own.error()));
     }
     AgentClient client(pid, std::move(*own), std::move(*file), static_cast<ControlPage*>(at));
-    if (!is_page_of(*client.page_, details->ns_pid)) continue;
+    if (!is_page_of(*client.page_, details->ns_pid)) {
+      // Its memory may be away, and nobody but who speaks its version brings it back.
+      const auto version = once(client.page_->version);
+      if (once(client.page_->magic) != kAgentMagic || version == kAgentVersion) continue;
+      return fail(ErrorCode::kNotSupported,
+                  fmt::format("the agent in process {} speaks version {} of its page, and this "
+                              "stasis version {}",
+                              pid.value, version, kAgentVersion),
+                  "use the stasis that came with that agent");
+    }
     if (!lock_file(client.file_)) {
       return fail(ErrorCode::kBusy,
                   fmt::format("the agent in process {} has another peer", pid.value),
@@ -310,7 +320,7 @@ Result<void> bring_back_alone(Pid pid, const Pidfd& pidfd) {
   if (done) return done;
   Error why = std::move(done.error());
   why.remedy +=
-      fmt::format("{}then `stasis recover {}`", why.remedy.empty() ? "" : "; ", pid.value);
+      fmt::format("{}`stasis recover {}`", why.remedy.empty() ? "" : "; then ", pid.value);
   return fail(std::move(why));
 }
 

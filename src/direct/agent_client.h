@@ -36,15 +36,21 @@ struct SegmentPlace {
   GpuUuid gpu;
 };
 
+// What the page says to who only looks.
+struct AgentLook {
+  AgentState state = AgentState::kRunning;
+  ContentId content_id{};
+};
+
 class AgentClient {
  public:
-  // Nothing if there is no agent in the process, or one of another version, which is then left
-  // alone. kBusy if it has a peer; kNotPermitted. `pidfd` holds the process that is meant.
+  // Nothing if there is no agent in the process. kNotSupported for one of another version; kBusy if
+  // it has a peer; kNotPermitted. `pidfd` holds the process that is meant.
   static Result<std::optional<AgentClient>> find(Pid pid, const Pidfd& pidfd);
 
   // What the agent in a process says of itself, for who only looks: without the lock, and nobody
   // waits. Nothing if there is none. kNotPermitted.
-  static Result<std::optional<AgentState>> look(Pid pid);
+  static Result<std::optional<AgentLook>> look(Pid pid);
 
   AgentClient(AgentClient&& other) noexcept;
   AgentClient& operator=(AgentClient&& other) noexcept;

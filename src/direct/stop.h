@@ -37,7 +37,9 @@ class Stop {
     if (Clock::now() >= deadline_) {
       fail(Error{ErrorCode::kTimeout,
                  std::string(what_) + " took longer than its deadline allows",
-                 "give it more time (--timeout)",
+                 "see whether the GPU or the disk is in trouble (the kernel's log): it was given "
+                 "far more than "
+                 "it needs",
                  {},
                  {}});
       return false;

@@ -34,7 +34,10 @@ tl::unexpected<Error> incomplete(const std::string& dir, std::string message) {
           "; {} is a whole image that a killed dump left without its name: rename it to use it",
           leftover.path);
     } else if (leftover.in_use == InUse::kNo) {
-      remedy += fmt::format("; a killed dump left {}, which may be deleted", leftover.path);
+      remedy += fmt::format(
+          "; a killed dump left {}: `stasis recover --all` first, which removes it, then it may be "
+          "deleted",
+          leftover.path);
     } else {
       remedy +=
           fmt::format("; {} is of a dump that was killed, or is still at work", leftover.path);
@@ -114,7 +117,9 @@ std::vector<Leftover> find_leftovers(const std::string& dir) {
   return found;
 }
 
-Result<std::vector<std::string>> clear_leftovers(const std::string& dir, bool keep_complete) {
+Result<std::vector<std::string>> clear_leftovers(
+    const std::string& dir, bool keep_complete,
+    const std::function<bool(const std::string&)>& needed) {
   auto entry = split_path(dir);
   if (!entry) return fail(std::move(entry).error());
   const int parent = entry->parent.get();
@@ -126,7 +131,7 @@ Result<std::vector<std::string>> clear_leftovers(const std::string& dir, bool ke
   const auto is_whole = [&] { return ImageReader::open(entry->path()).has_value(); };
   std::vector<std::string> removed;
   for (const Leftover& leftover : find_leftovers(dir)) {
-    if (leftover.in_use != InUse::kNo) continue;
+    if (leftover.in_use != InUse::kNo || (needed && needed(leftover.path))) continue;
     const std::string name = leftover.path.substr(leftover.path.rfind('/') + 1);
     // A manifest may be there, and be half written.
     const bool complete = leftover.complete && ImageReader::open(leftover.path).has_value();

@@ -4,6 +4,7 @@
 // the image is followed. const methods may be called from several threads.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -73,7 +74,10 @@ std::vector<Leftover> find_leftovers(const std::string& dir);
 
 // Removes what a killed dump has left beside `dir`, once nobody uses it; an old image that it had
 // put aside gets its name back if no other has it. With `keep_complete`, whole images under a
-// temporary name stay where there is none under the final one. Returns what was removed.
-Result<std::vector<std::string>> clear_leftovers(const std::string& dir, bool keep_complete);
+// temporary name stay where there is none under the final one; and so does what is `needed`, by its
+// path. Returns what was removed.
+Result<std::vector<std::string>> clear_leftovers(
+    const std::string& dir, bool keep_complete,
+    const std::function<bool(const std::string&)>& needed = {});
 
 }  // namespace stasis

@@ -14,6 +14,7 @@
 #include "base/fault_point.h"
 #include "checkpoint/inherited_files.h"
 #include "checkpoint/obstacles.h"
+#include "checkpoint/suspended.h"
 #include "image/image_reader.h"
 
 namespace stasis {
@@ -82,12 +83,22 @@ Result<void> check_descriptors(std::size_t processes) {
       fmt::format("raise the limit: `ulimit -n {}`", std::max<std::uint64_t>(needed, 1024)));
 }
 
-// Has a killed operation left a record of the tree below `root`?
-bool left_behind(Pid root) {
+// The root of the tree on which an operation was killed, if one of these is in its record.
+std::optional<Pid> left_behind(const std::vector<JournalTarget>& everybody) {
   const auto entries = read_journal();
-  return entries && std::any_of(entries->begin(), entries->end(), [&](const JournalEntry& entry) {
-           return entry.record.root == root && !entry.under_way;
-         });
+  if (!entries) return std::nullopt;
+  for (const JournalEntry& entry : *entries) {
+    if (entry.under_way) continue;
+    for (const JournalTarget& target : entry.record.targets) {
+      const bool in_tree =
+          std::any_of(everybody.begin(), everybody.end(), [&](const JournalTarget& one) {
+            return one.pid == target.pid &&
+                   (target.start_ticks == 0 || one.start_ticks == target.start_ticks);
+          });
+      if (in_tree) return entry.record.root;
+    }
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -119,8 +130,9 @@ Result<OpenedGroup> open_group(const Environment& env, const std::string& operat
   if (auto free = check_not_busy(everybody); !free) return fail(std::move(free.error()));
   if (auto seen = look(); !seen) return fail(std::move(seen.error()));
   // Before there is a record of ours, which would replace the one that says where that image is.
-  if (auto whole = left_behind(root) ? check_content(*group) : Result<void>(); !whole) {
-    return fail(std::move(whole.error()));
+  if (const auto left = left_behind(everybody)) {
+    auto whole = check_content(*group, fmt::format("stasis recover {}", left->value));
+    if (!whole) return fail(std::move(whole.error()));
   }
   set_fault_target(root);
   auto begun = Journal::begin({operation, root, Pid{}, image, {}});
@@ -136,7 +148,10 @@ Result<OpenedGroup> open_group(const Environment& env, const std::string& operat
       journal->finish();
       return fail(std::move(seen.error()));
     }
-    if (journal->left().operation == "dump") (void)clear_leftovers(journal->left().image, false);
+    if (journal->left().operation == "dump") {
+      (void)clear_leftovers(journal->left().image, false,
+                            [](const std::string& path) { return who_needs(path).has_value(); });
+    }
   }
   // What we saw before the journal was ours may be what another operation, which has ended since,
   // was just doing. So look until what we have entered is what there is.
@@ -204,12 +219,27 @@ Result<void> refuse_tracers(const std::vector<GroupMember>& members) {
   return {};
 }
 
+// What agents know of the sharing of their programs' memory, whoever is to move it.
+Result<void> refuse_open_elsewhere(const Environment& env, const std::vector<GroupMember>& members,
+                                   bool ignore) {
+  std::vector<std::pair<Pid, std::uint32_t>> pieces;
+  for (const GroupMember& member : members) {
+    if (member.initial != CudaState::kRunning) continue;
+    auto agent = direct::AgentClient::find(member.process.pid(), member.process.pidfd());
+    if (!agent || !*agent) continue;  // whoever needs it says what is wrong with it
+    if (!(*agent)->ask(direct::AgentCommand::kNone, 0, std::chrono::milliseconds(5000))) continue;
+    pieces.emplace_back(member.process.pid(), (*agent)->shared_count());
+  }
+  return refuse_shared(env, pieces, ignore);
+}
+
 }  // namespace
 
 Result<void> refuse_obstacles(const Environment& env, OpenedGroup& opened, bool ignore) {
   auto checked = std::make_shared<std::set<Pid>>();
   auto clear = refuse_tracers(opened.group.members());
   if (clear) clear = look_for_obstacles(env, opened.group.members(), ignore, *checked);
+  if (clear) clear = refuse_open_elsewhere(env, opened.group.members(), ignore);
   if (!clear && opened.journal->inherited().empty()) {
     opened.group.dismiss();  // nobody has been touched
     opened.journal->finish();
@@ -226,16 +256,18 @@ Result<void> refuse_obstacles(const Environment& env, OpenedGroup& opened, bool 
   return {};
 }
 
-Result<void> check_content(const Group& group) {
+Result<void> check_content(const Group& group, const std::string& remedy) {
   for (const GroupMember& member : group.members()) {
     if (!member.initial || !member.process.alive()) continue;
-    auto agent = direct::AgentClient::find(member.process.pid(), member.process.pidfd());
+    auto agent = direct::AgentClient::look(member.process.pid());
     if (!agent) return fail(std::move(agent.error()));
-    if (!*agent || !(*agent)->content_is_elsewhere()) continue;
+    if (!*agent || (*agent)->content_id == direct::ContentId{}) continue;
+    const auto memory = recall_suspended(member.process);
+    const std::string where = memory && !memory->image.empty() ? memory->image : "an image";
     return fail(ErrorCode::kBusy,
-                fmt::format("the content of process {}'s GPU memory is in an image alone",
-                            member.process.pid().value),
-                fmt::format("bring it back first: `stasis recover {}`", group.root().value));
+                fmt::format("the content of process {}'s GPU memory is in {} and nowhere else",
+                            member.process.pid().value, where),
+                fmt::format("bring it back first: `{}`", remedy));
   }
   return {};
 }

@@ -58,9 +58,9 @@ Result<void> wait_for_criu(const Environment& env, const JournalRecord& record);
 Result<void> quiesce(const Environment& env, OpenedGroup& opened, const QuiesceOptions& options,
                      Phases& phases);
 
-// kBusy if a killed operation has left the content of somebody's GPU memory in an image and nowhere
-// else: only `stasis recover` brings it back.
-Result<void> check_content(const Group& group);
+// kBusy if the content of somebody's GPU memory is in an image and nowhere else; `remedy` is the
+// command that brings it back.
+Result<void> check_content(const Group& group, const std::string& remedy);
 
 // Rolls the group back after `why`, and closes the journal if that worked. Returns the error to
 // report: `why`, saying that everything is as before, or kNotRolledBack with both.

@@ -28,6 +28,8 @@ constexpr milliseconds kMapping = direct::kMappingPatience;
 // The share of a try to close all gates, as of a try to lock.
 constexpr milliseconds kSlice{250};
 constexpr milliseconds kPause{5};
+// A disk may be this much slower than memory at its worst: 20 MB/s.
+constexpr int kSlowDisk = 10;
 // Where the content of several processes is, as one Content: the next begins at a multiple of
 // kGap, so that no piece lies in two.
 class Places final : public direct::Content {
@@ -253,7 +255,7 @@ Result<void> DirectPath::copy_out(const Environment& env, const IntoImage* image
     }
     append(segments, std::move(*taken), base);
   }
-  const auto deadline = Clock::now() + copy_time(bytes());
+  const auto deadline = Clock::now() + (image ? kSlowDisk : 1) * copy_time(bytes());
   auto copied = mover_->copy_out(std::move(segments), places, env.interrupt, deadline);
   if (copied) return {};
   // A mover that is lost says nothing of the program, which the driver may still hold.
@@ -287,10 +289,11 @@ Result<void> DirectPath::check_found(const std::vector<const Process*>& processe
   return {};
 }
 
-Result<void> DirectPath::copy_in(const Environment& env) {
+Result<void> DirectPath::copy_in(const Interrupt& interrupt) {
   std::vector<direct::Segment> segments;
   Places places;
   for (auto& agent : agents_) {
+    if (agent.state() != AgentState::kFilling) continue;
     auto content = content_of(agent);
     if (!content) return fail(std::move(content.error()));
     auto taken = take_checked(agent, !content->image, nullptr);
@@ -299,8 +302,8 @@ Result<void> DirectPath::copy_in(const Environment& env) {
            content->image ? places.add_stream(content->image, content->stream)
                           : places.add_buffer(agent));
   }
-  const auto deadline = Clock::now() + copy_time(bytes());
-  auto copied = mover_->copy_in(std::move(segments), places, env.interrupt, deadline);
+  const auto deadline = Clock::now() + kSlowDisk * copy_time(bytes());
+  auto copied = mover_->copy_in(std::move(segments), places, interrupt, deadline);
   if (!copied) return fail(std::move(copied.error()));
   return {};
 }
@@ -362,13 +365,13 @@ void DirectPath::get_ready(const Environment& env) {
   coming_ = std::async(std::launch::async, env.mover, std::span<const GpuUuid>());
 }
 
-Result<void> DirectPath::refuse_shared(const Environment& env, bool ignore) const {
+Result<void> refuse_shared(const Environment& env,
+                           const std::vector<std::pair<Pid, std::uint32_t>>& pieces, bool ignore) {
   std::string list;
-  for (const auto& agent : agents_) {
-    if (agent.shared_count() == 0) continue;
-    list += fmt::format(
-        "{}{} ({})", list.empty() ? "" : ", ", agent.pid().value,
-        agent.shared_count() == 1 ? "1 piece" : fmt::format("{} pieces", agent.shared_count()));
+  for (const auto& [pid, count] : pieces) {
+    if (count == 0) continue;
+    list += fmt::format("{}{} ({})", list.empty() ? "" : ", ", pid.value,
+                        count == 1 ? "1 piece" : fmt::format("{} pieces", count));
   }
   if (list.empty()) return {};
   auto what = fmt::format(
@@ -384,6 +387,13 @@ Result<void> DirectPath::refuse_shared(const Environment& env, bool ignore) cons
               "try again when the processes have closed what they share (cudaIpcCloseMemHandle; "
               "PyTorch: when the last tensor of another process is gone); if you know better: "
               "--ignore-obstacles");
+}
+
+std::vector<std::pair<Pid, std::uint32_t>> DirectPath::shared_pieces() const {
+  std::vector<std::pair<Pid, std::uint32_t>> pieces;
+  for (const auto& agent : agents_)
+    pieces.emplace_back(agent.pid(), agent.shared_count());
+  return pieces;
 }
 
 Result<void> DirectPath::move_out(const Environment& env, Group& group,
@@ -409,7 +419,7 @@ Result<void> DirectPath::move_out(const Environment& env, Group& group,
     return {};
   };
   if (auto found = find(env, running, false); !found) return give_up(std::move(found.error()));
-  if (auto alone = refuse_shared(env, options.ignore_obstacles); !alone) {
+  if (auto alone = refuse_shared(env, shared_pieces(), options.ignore_obstacles); !alone) {
     dismiss();
     return alone;
   }
@@ -426,6 +436,13 @@ Result<void> DirectPath::move_out(const Environment& env, Group& group,
   if (done) done = close_all(env, options.timeout, phases);
   if (done && forced) done = require_nothing_stays();
   if (done) done = fault(FaultPoint::kDirectClosed);
+  // What was opened while they ran on. The driver's path would be no way out.
+  if (auto alone = done ? refuse_shared(env, shared_pieces(), options.ignore_obstacles) : done;
+      done && !alone) {
+    auto back = roll_back();
+    phases.runs();
+    return back ? alone : back;
+  }
   phases.begin("copy out");
   if (done) done = copy_out(env, image);
   if (done) done = fault(FaultPoint::kDirectCopied);
@@ -443,7 +460,8 @@ Result<void> DirectPath::move_out(const Environment& env, Group& group,
 }
 
 Result<std::uint64_t> DirectPath::move_in(const Environment& env,
-                                          std::vector<const Process*> processes, Phases& phases) {
+                                          std::vector<const Process*> processes, Phases& phases,
+                                          bool stops) {
   agents_.clear();
   if (auto found = find(env, std::move(processes), true); !found)
     return fail(std::move(found.error()));
@@ -495,9 +513,11 @@ Result<std::uint64_t> DirectPath::move_in(const Environment& env,
     else
       done = fail(std::move(mover.error()));
   }
-  if (mover_) done = copy_in(env);
-  // What the image says will not be different for the agents.
-  if (!done && done.error().code == ErrorCode::kImageCorrupt) {
+  const Interrupt never;
+  if (mover_) done = copy_in(stops ? env.interrupt : never);
+  // What the image says will not be different for the agents; and who asked to stop is heard.
+  if (!done && (done.error().code == ErrorCode::kImageCorrupt ||
+                done.error().code == ErrorCode::kInterrupted)) {
     dismiss();
     return fail(std::move(done.error()));
   }
@@ -525,13 +545,28 @@ Result<std::uint64_t> DirectPath::move_in(const Environment& env,
 Result<void> DirectPath::roll_back() {
   std::string messages;
   std::string remedies;
+  // By the mover, which needs no host memory; what it cannot do, the agents do. Only of an image:
+  // the content of their own buffers they are quick with, and sooner.
+  if (mover_ && needs_image_) {
+    for (auto& agent : agents_) {
+      const bool empty =
+          agent.state() == AgentState::kHeld || agent.state() == AgentState::kEmptied;
+      if (agent.pidfd().alive() && empty) (void)agent.ask(AgentCommand::kRefill, 0, kMapping);
+    }
+    const Interrupt never;
+    if (copy_in(never)) {
+      for (auto& agent : agents_)
+        if (agent.state() == AgentState::kFilling)
+          (void)agent.ask(AgentCommand::kOpen, 0, kMapping);
+    }
+  }
   for (auto& agent : agents_) {
     if (!agent.pidfd().alive()) continue;
     auto back = bring_back(agent);
     if (back || !agent.pidfd().alive()) continue;
     messages += (messages.empty() ? "" : "; ") + back.error().message;
-    remedies = fmt::format("then `stasis recover {}`", agent.pid().value);
-    if (!back.error().remedy.empty()) remedies = back.error().remedy + "; " + remedies;
+    remedies = fmt::format("`stasis recover {}`", agent.pid().value);
+    if (!back.error().remedy.empty()) remedies = back.error().remedy + "; then " + remedies;
   }
   agents_.clear();
   if (messages.empty()) {

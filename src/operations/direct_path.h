@@ -38,6 +38,11 @@ struct QuiesceOptions {
   const IntoImage* image = nullptr;  // otherwise into the processes' own memory
 };
 
+// kNotSupported if any of these has pieces of GPU memory open together with another process by CUDA
+// IPC; with `ignore` it is told and no more.
+Result<void> refuse_shared(const Environment& env,
+                           const std::vector<std::pair<Pid, std::uint32_t>>& pieces, bool ignore);
+
 class DirectPath {
  public:
   DirectPath() = default;
@@ -69,8 +74,10 @@ class DirectPath {
   // it go on. To be called when the driver has restored and unlocked them. kOutOfGpuMemory leaves
   // all as it is; by the agents alone if there is no mover, which is slower.
   // Returns the bytes. The phases are "refill", "copy in" and "open".
+  // `stops`: an interrupt ends it, and whoever asked has to end the processes; otherwise going on
+  // is the way out.
   Result<std::uint64_t> move_in(const Environment& env, std::vector<const Process*> processes,
-                                Phases& phases);
+                                Phases& phases, bool stops = false);
   // Begins to prepare a mover for what of these is away, in a thread of its own, so that it is
   // ready when move_in() needs it.
   void get_ready(const Environment& env, const std::vector<const Process*>& processes);
@@ -90,14 +97,15 @@ class DirectPath {
 
  private:
   Result<void> find(const Environment& env, std::vector<const Process*> processes, bool away);
-  Result<void> refuse_shared(const Environment& env, bool ignore) const;
+  std::vector<std::pair<Pid, std::uint32_t>> shared_pieces() const;
   // What MemoryPath::kDirect wants of the processes.
   Result<void> require_all(const std::vector<const Process*>& running) const;
   Result<void> require_nothing_stays() const;
   Result<void> prepare(const Environment& env, Group& group, bool buffers);
   Result<void> close_all(const Environment& env, std::chrono::milliseconds timeout, Phases& phases);
   Result<void> copy_out(const Environment& env, const IntoImage* image);
-  Result<void> copy_in(const Environment& env);
+  // Into those that are being filled.
+  Result<void> copy_in(const Interrupt& interrupt);
   Result<void> empty();
   // Its content, if that is in an image.
   struct Found {

@@ -319,7 +319,18 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
     if (writer) writer->hold(opened->direct.needs_image());
     return fail(std::move(error));
   };
-  if (auto whole = check_content(group); !whole) return undo(std::move(whole.error()));
+  auto whole = check_content(group, fmt::format("stasis resume {}", root.value));
+  if (!whole) return undo(std::move(whole.error()));
+  if (const auto needs = who_needs(*path)) {
+    return undo(
+        {ErrorCode::kBusy,
+         fmt::format("{} has the memory of process {}, which is suspended", *path, needs->value),
+         fmt::format("resume that one first (`stasis resume {}`), or dump to another "
+                     "directory",
+                     needs->value),
+         {},
+         {}});
+  }
   // After the journal, which says where to find the half of it if we are killed.
   auto created = ImageWriter::create(options.images_dir, options.overwrite);
   if (!created) return no_directory(undo(std::move(created.error())).value());
@@ -355,6 +366,8 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   // it.
   const IntoImage into_image{writer->dir(),
                              {options.compression, past_the_cache(options), options.sync}};
+  // Also should an exception end us.
+  writer->hold(true);
   auto done = quiesce(env, *opened,
                       {options.timeout, options.ignore_obstacles, true, options.path,
                        options.after == AfterDump::kSuspended ? nullptr : &into_image},

@@ -1,10 +1,13 @@
 #include "operations/image_content.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
 #include <cstring>
+#include <filesystem>
 
 #include <fmt/format.h>
 
@@ -16,6 +19,11 @@
 namespace stasis {
 
 namespace {
+
+constexpr const char* kMixed =
+    "its parts are not of the same dump: restore from another image, or copy it again from where "
+    "it "
+    "came from";
 
 // 32 hexadecimal digits as two numbers; zero for anything else, which is nobody's.
 direct::ContentId id_of(const std::string& checksum) {
@@ -31,7 +39,16 @@ direct::ContentId id_of(const std::string& checksum) {
 
 // What gpu/index says of itself.
 Result<ContentRecord> record_of(const UniqueFd& image_dir) {
-  auto text = read_file(image_dir.get(), content_format::kIndexPath, content_format::kMaxIndex);
+  // Somebody else may have made it: no link is followed, and no pipe waited for.
+  auto file =
+      open_beneath(image_dir, content_format::kIndexPath, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+  if (!file) return fail(std::move(file.error()));
+  struct stat info {};
+  if (::fstat(file->get(), &info) != 0 || !S_ISREG(info.st_mode)) {
+    return fail(ErrorCode::kImageCorrupt, "gpu/index is no file");
+  }
+  auto text =
+      read_file(AT_FDCWD, fmt::format("/proc/self/fd/{}", file->get()), content_format::kMaxIndex);
   if (!text) return fail(std::move(text.error()));
   const auto bytes = std::as_bytes(std::span(*text));
   auto index = parse_content_index(bytes);
@@ -116,16 +133,13 @@ Result<std::size_t> ImageContent::stream_of(Pid pid, std::uint64_t bytes) const 
                                    [&](const ContentStream& one) { return one.pid == pid; });
   if (stream == streams.end()) {
     return fail(ErrorCode::kImageCorrupt,
-                fmt::format("the image holds no GPU memory of process {}", pid.value),
-                "its parts are not of the same dump: restore from another image, or copy it again "
-                "from where it came from");
+                fmt::format("the image holds no GPU memory of process {}", pid.value), kMixed);
   }
   if (stream->bytes != bytes) {
     return fail(ErrorCode::kImageCorrupt,
                 fmt::format("the image holds {} bytes of GPU memory of process {}, which had {}",
                             stream->bytes, pid.value, bytes),
-                "its parts are not of the same dump: restore from another image, or copy it again "
-                "from where it came from");
+                kMixed);
   }
   return static_cast<std::size_t>(stream - streams.begin());
 }
@@ -136,11 +150,35 @@ std::vector<std::shared_ptr<ImageContent>> find_content(const std::string& path)
   std::vector<std::shared_ptr<ImageContent>> found;
   if (path.empty()) return found;
   std::vector<std::string> paths{path};
-  for (const Leftover& leftover : find_leftovers(path))
-    paths.push_back(leftover.path);
+  for (const Leftover& leftover : find_leftovers(path)) {
+    struct stat info {};
+    const bool ours = ::lstat(leftover.path.c_str(), &info) == 0 && S_ISDIR(info.st_mode) &&
+                      (info.st_uid == ::geteuid() || info.st_uid == 0);
+    if (ours) paths.push_back(leftover.path);
+  }
   for (const std::string& one : paths)
     if (auto content = ImageContent::open(one)) found.push_back(std::move(*content));
   return found;
+}
+
+std::optional<Pid> who_needs(const std::string& image_dir) {
+  auto dir = open_file(AT_FDCWD, image_dir, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+  if (!dir) return std::nullopt;
+  const auto record = record_of(*dir);
+  if (!record) return std::nullopt;
+  const direct::ContentId id = id_of(record->index_checksum);
+  std::error_code ignored;
+  for (std::filesystem::directory_iterator entries("/proc", ignored), end; entries != end;
+       entries.increment(ignored)) {
+    const std::string name = entries->path().filename().string();
+    int number = 0;
+    const auto read = std::from_chars(name.data(), name.data() + name.size(), number);
+    if (read.ec != std::errc{} || read.ptr != name.data() + name.size()) continue;
+    const auto agent = direct::AgentClient::look(Pid{number});
+    if (agent && *agent && direct::is_away((*agent)->state) && (*agent)->content_id == id)
+      return Pid{number};
+  }
+  return std::nullopt;
 }
 
 }  // namespace stasis

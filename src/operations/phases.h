@@ -32,9 +32,14 @@ class Phases {
   }
   // From now on the processes stand still, or run again.
   void stands_still() { still_since_ = Clock::now(); }
-  void runs() { still_since_.reset(); }
+  void runs() {
+    if (still_since_) stood_ += since(*still_since_);
+    still_since_.reset();
+  }
+  // All of it together. Nothing if they run and always did.
   std::optional<Seconds> standstill() const {
-    return still_since_ ? std::optional(Seconds(since(*still_since_))) : std::nullopt;
+    if (!still_since_ && stood_.count() == 0) return std::nullopt;
+    return still_since_ ? stood_ + since(*still_since_) : stood_;
   }
   const std::vector<PhaseRecord>& done() const { return done_; }
   Seconds total() const { return since(first_); }
@@ -43,6 +48,7 @@ class Phases {
   Clock::time_point first_ = Clock::now();
   Clock::time_point start_;
   std::optional<Clock::time_point> still_since_;
+  Seconds stood_{0};
   std::string name_;
   std::vector<PhaseRecord> done_;
 };

@@ -60,6 +60,17 @@ std::vector<const Process*> running_processes(const RestoredJob& job,
   return running;
 }
 
+// Bytes of content that the image has for those that are to run.
+std::uint64_t wanted_bytes(const RestoredJob& job, std::span<const JournalTarget> targets,
+                           const std::vector<ContentStream>& streams) {
+  std::uint64_t bytes = 0;
+  for (const Process* process : running_processes(job, targets)) {
+    for (const ContentStream& stream : streams)
+      if (process->alive() && stream.pid == process->pid()) bytes += stream.bytes;
+  }
+  return bytes;
+}
+
 }  // namespace
 
 Result<RestoreReport> restore(const Environment& env, const RestoreOptions& options) {
@@ -82,10 +93,12 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   if (!pairs) return fail(std::move(pairs.error()));
   DirectPath direct;
   std::uint64_t elsewhere = 0;
+  std::vector<ContentStream> streams;
   if (manifest.content) {
     auto content = image->open_content();
     if (!content) return fail(std::move(content.error()));
-    for (const ContentStream& stream : content->streams())
+    streams = content->streams();
+    for (const ContentStream& stream : streams)
       elsewhere += stream.bytes;
     direct.look_in(ImageContent::of(std::move(*content), *manifest.content));
   }
@@ -193,7 +206,13 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   }
   std::uint64_t direct_bytes = 0;
   if (done && !options.leave_suspended) {
-    auto moved = direct.move_in(env, running_processes(job, targets), phases);
+    auto moved = direct.move_in(env, running_processes(job, targets), phases, true);
+    if (moved && *moved < wanted_bytes(job, targets, streams)) {
+      moved =
+          fail(ErrorCode::kInternal,
+               "a restored process has no agent that takes its GPU memory, which is in the image",
+               "use the stasis that has made the image");
+    }
     if (moved) direct_bytes = *moved;
     if (!moved) done = fail(std::move(moved.error()));
   }

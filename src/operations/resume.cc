@@ -52,7 +52,19 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
   if (!pairs) return fail(roll_back(*opened, std::move(pairs.error())));
   for (const Process* process : cuda_processes(group)) {
     const auto memory = recall_suspended(*process);
-    if (!memory) continue;
+    if (!memory || memory->image.empty()) continue;
+    const auto agent = direct::AgentClient::look(process->pid());
+    if (!agent || !*agent) {
+      return fail(roll_back(
+          *opened,
+          {ErrorCode::kNotSupported,
+           fmt::format("process {} has no agent that this stasis knows, and its GPU memory's "
+                       "content is in {}",
+                       process->pid().value, memory->image),
+           "resume it with the stasis that has made the image",
+           {},
+           {}}));
+    }
     for (auto& content : find_content(memory->image))
       opened->direct.look_in(std::move(content));
   }

@@ -148,6 +148,7 @@ partial_images() { compgen -G "$image.partial-*" || true; }
   STASIS_FAULT=criu.started:criu-dies capture timeout 60 stasis dump "$TARGET" --images-dir "$image"
   ((status != 0))
   assert_contains "$err" "rolled back"
+  [[ $err != *"copy by themselves"* ]]
   in_state running
   target_goes_on
   no_image
@@ -234,6 +235,66 @@ partial_images() { compgen -G "$image.partial-*" || true; }
   target_goes_on
   restored_verifies
   nothing_left
+}
+
+# --- Several jobs, one name
+
+@test "what one job needs of a killed dump is not removed with what another has left there" {
+  need_fault_points
+  start_agent memory --size 16M
+  local first=$TARGET
+  killed_at direct.held dump "$TARGET" --images-dir "$image"
+  start_agent memory --size 16M
+  killed_at direct.held dump "$TARGET" --images-dir "$image"
+  done_by recover "$TARGET"
+  target_goes_on
+  assert_equal "$(partial_images | wc -l)" 1
+  target_verifies
+  capture stasis restore --images-dir "$image"
+  assert_contains "$err" "stasis recover --all"
+  done_by recover "$first"
+  in_state running "$first"
+  nothing_left
+}
+
+@test "an image that a suspended job needs is not replaced" {
+  start_agent memory --size 16M
+  dump_it
+  restore_it --leave-suspended
+  local first=$TARGET
+  start_agent memory --size 16M
+  refused 7 busy dump "$TARGET" --images-dir "$image" --force
+  assert_contains "$err" "stasis resume $first"
+  target_goes_on
+  target_verifies
+  done_by resume "$first"
+  in_state running "$first"
+  nothing_left
+  kill -KILL "$first"
+}
+
+@test "a pipe beside the image keeps nobody waiting" {
+  need_fault_points
+  start_agent memory --size 16M
+  killed_at direct.held dump "$TARGET" --images-dir "$image"
+  mkdir -p "$image.partial-0123456789abcdef/gpu"
+  mkfifo "$image.partial-0123456789abcdef/gpu/index"
+  done_by recover --all
+  target_goes_on
+  target_verifies
+}
+
+@test "criu by itself is kept from dumping a job without its memory" {
+  start_agent memory --size 16M
+  dump_it
+  restore_it --leave-suspended
+  mkdir "$BATS_TEST_TMPDIR/plain"
+  capture "$(real_criu)" dump -t "$TARGET" -D "$BATS_TEST_TMPDIR/plain" --shell-job -L "$STASIS_BUILD/lib/stasis/criu" -v4 -o log
+  ((status != 0))
+  grep -q "is in an image of Stasis" "$BATS_TEST_TMPDIR/plain/log"
+  done_by resume "$TARGET"
+  target_goes_on
+  restored_verifies
 }
 
 # --- What was done when

@@ -169,6 +169,20 @@ class Interrupted(harness.Case):
                 self.assertEqual(steps, [])
                 self.assertEqual(process.state, "running")
 
+    def test_what_was_entered_and_never_left_is_left_with_its_object(self):
+        target = self.target()
+        process = stasis.Process(target.pid)
+        for make in (process.suspended, process.locked, stasis.Group(target.pid).locked):
+            scope = make()
+            scope.__enter__()
+            self.assertNotEqual(process.state, "running")
+            with self.assertRaises(RuntimeError):
+                scope.__enter__()
+            del scope
+            self.assertEqual(process.state, "running")
+        target.goes_on()
+        target.finish()
+
     def test_suspended_is_left_to_the_end(self):
         target = self.target("memory", "--size", "32M")
         process = stasis.Process(target.pid)
