@@ -2,7 +2,7 @@
 # The variable "list" names a file with all paths of the tree; they are all relative to its top.
 #
 #   base <- proc, driver, image <- checkpoint, direct, criu <- doctor <- operations <- report <- cli, capi <- python
-#   checkpoint <- compat, plugins
+#   checkpoint, direct <- compat, plugins
 
 BEGIN {
   while ((getline path < list) > 0) exists[path] = 1
@@ -24,7 +24,7 @@ BEGIN {
   allow("cli", library)
   allow("compat", library)
   # It runs inside CRIU: the core only.
-  allow("plugins", "base proc driver checkpoint")
+  allow("plugins", "base proc driver checkpoint direct")
   allow("capi", library)
   # By the C interface only, so that it can be compiled against a library that somebody else has built.
   allow("python", "")
