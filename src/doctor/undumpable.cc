@@ -14,6 +14,7 @@
 #include <charconv>
 #include <chrono>
 #include <map>
+#include <optional>
 #include <set>
 #include <sstream>
 #include <string_view>
@@ -119,6 +120,11 @@ constexpr Kind kRemap{"link-remap", Light::kRed,
                       "dump without --no-link-remap"};
 constexpr Kind kHuge{"huge-pages", Light::kYellow, "has memory of huge pages (hugetlb)",
                      "set aside as many where it is restored: sysctl vm.nr_hugepages"};
+// CRIU makes a mapping of huge pages to learn what device they are of, and keeps that in a file.
+constexpr Kind kHugeFull{"huge-pages", Light::kRed,
+                         "has memory of huge pages (hugetlb), and CRIU needs one that is free to "
+                         "dump them",
+                         "set one more aside: sysctl vm.nr_hugepages"};
 constexpr Kind kSharedFile{"shared-memory", Light::kYellow,
                            "uses files of /dev/shm, which are no part of an image",
                            "keep them until the restore: a reboot or another machine has none"};
@@ -187,9 +193,22 @@ bool is_set(const std::vector<std::string>& external, std::string_view kind) {
                      [kind](const std::string& one) { return one.starts_with(kind); });
 }
 
-bool is_hugetlbfs(const std::string& link) {
+// Of the hugetlbfs that the file is on; nothing if it is on none.
+std::optional<std::uint64_t> huge_page_size(const std::string& link) {
   struct statfs info {};
-  return ::statfs(link.c_str(), &info) == 0 && info.f_type == HUGETLBFS_MAGIC;
+  if (::statfs(link.c_str(), &info) != 0 || info.f_type != HUGETLBFS_MAGIC) return std::nullopt;
+  return static_cast<std::uint64_t>(info.f_bsize);
+}
+
+// Can CRIU learn what device huge pages of that size are of?
+bool knows_huge_pages(std::uint64_t page) {
+  if (::access("/run/criu.kdat", F_OK) == 0) return true;  // it may have before
+  const std::string folder = fmt::format("/sys/kernel/mm/hugepages/hugepages-{}kB", page / 1024);
+  const auto figure = [&](const char* name) {
+    return read_number(fmt::format("{}/{}", folder, name)).value_or(0);
+  };
+  return figure("free_hugepages") > figure("resv_hugepages") ||
+         figure("nr_overcommit_hugepages") > figure("surplus_hugepages");
 }
 
 // Does any name lead to the file?
@@ -311,7 +330,7 @@ class Search {
     const std::vector<std::string>& external = options_.external;
     if (device && !is_set(external, "tty[")) signs_.add(pid, kDevice, shown);
     const bool has_file = S_ISREG(info.st_mode) && !is_of_no_file(path);
-    if (has_file && info.st_nlink == 0 && is_hugetlbfs(link)) signs_.add(pid, kHugeGhost, shown);
+    if (has_file && info.st_nlink == 0 && huge_page_size(link)) signs_.add(pid, kHugeGhost, shown);
     if (has_file && info.st_nlink > 0 && path.ends_with(" (deleted)") && !options_.link_remap)
       signs_.add(pid, kRemap, shown);
     const auto size = static_cast<std::uint64_t>(info.st_blocks) * 512;
@@ -401,10 +420,14 @@ class Search {
       const std::string link =
           fmt::format("/proc/{}/map_files/{:x}-{:x}", pid.value, mapping.start, mapping.end);
       if (mapping.path.starts_with("anon_inode:")) look_at_anonymous_mapping(pid, mapping.path);
-      // Only files have an entry there; what is mapped without one has its name alone.
-      if (mapping.path.starts_with("/anon_hugepage") ||
-          (mapping.permissions.ends_with('s') && is_hugetlbfs(link))) {
-        huge += mapping.end - mapping.start;
+      const bool nameless = mapping.path.starts_with("/anon_hugepage");
+      if (nameless || mapping.permissions.ends_with('s')) {
+        if (const auto page = huge_page_size(link)) {
+          huge += mapping.end - mapping.start;
+          const bool of_no_mount = nameless || mapping.path.starts_with("/memfd:");
+          if (of_no_mount && !knows_huge_pages(*page))
+            signs_.add(pid, kHugeFull, format_bytes(*page) + " each");
+        }
       }
       if (mapping.path.starts_with("/dev/shm/") && has_name(link) &&
           !is_drivers_file(mapping.path, simulated_)) {
