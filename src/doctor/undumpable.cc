@@ -249,7 +249,7 @@ class Search {
     if (auto peers = proc::unix_peers()) peers_ = std::move(*peers);
     doctor::look_at_namespaces(procfs_, processes_, signs_);
     doctor::look_at_namespace_files(procfs_, processes_, signs_);
-    doctor::look_at_mounts(procfs_, processes_, signs_);
+    doctor::look_at_mounts(procfs_, processes_, options_, simulated_, signs_);
     doctor::look_at_seccomp(procfs_, processes_, options_, signs_);
     doctor::look_at_zombies(procfs_, everybody_, processes_.front().pid, signs_);
     doctor::look_at_terminals(procfs_, processes_, options_, signs_);

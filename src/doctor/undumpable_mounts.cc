@@ -62,8 +62,8 @@ std::optional<Place> nearest_place(std::string path) {
 
 class MountSearch {
  public:
-  MountSearch(const proc::ProcFs& procfs, const Processes& processes, Signs& out)
-      : procfs_(procfs), out_(out) {
+  MountSearch(const proc::ProcFs& procfs, const Processes& processes, bool simulated, Signs& out)
+      : procfs_(procfs), simulated_(simulated), out_(out) {
     // CRIU reads our own mounts if the root lives among them, and those of each other namespace.
     if (has_our_namespace(processes.front().pid, "mnt")) learn("self");
     for (const proc::ProcessInfo& info : processes)
@@ -96,7 +96,10 @@ class MountSearch {
   }
 
   void look_at_file(Pid pid, const proc::OpenFile& file) {
-    if (!file.path.starts_with('/') || is_of_no_file(file.path)) return;
+    if (!file.path.starts_with('/') || is_of_no_file(file.path) ||
+        is_drivers_file(file.path, simulated_)) {
+      return;
+    }
     const auto place = place_of(fmt::format("/proc/{}/fd/{}", pid.value, file.descriptor));
     if (!place || place->terminal || S_ISBLK(place->mode)) return;
     const std::string shown = fmt::format("{} (descriptor {})", file.path, file.descriptor);
@@ -115,7 +118,8 @@ class MountSearch {
 
   void look_at_mapping(Pid pid, const proc::Mapping& mapping) {
     if (!mapping.path.starts_with('/') || is_of_no_file(mapping.path) ||
-        mapping.path.starts_with("/dev/nvidia") || !seen_.insert({pid.value, mapping.path}).second)
+        is_drivers_file(mapping.path, simulated_) ||
+        !seen_.insert({pid.value, mapping.path}).second)
       return;
     const auto place = place_of(
         fmt::format("/proc/{}/map_files/{:x}-{:x}", pid.value, mapping.start, mapping.end));
@@ -124,6 +128,7 @@ class MountSearch {
   }
 
   const proc::ProcFs& procfs_;
+  bool simulated_;
   Signs& out_;
   std::set<std::uint64_t> known_;
   std::set<std::pair<int, std::string>> seen_;
@@ -131,8 +136,13 @@ class MountSearch {
 
 }  // namespace
 
-void look_at_mounts(const proc::ProcFs& procfs, const Processes& processes, Signs& out) {
-  MountSearch search(procfs, processes, out);
+void look_at_mounts(const proc::ProcFs& procfs, const Processes& processes,
+                    const CriuOptions& options, bool simulated, Signs& out) {
+  const bool some_are_external =
+      std::any_of(options.external.begin(), options.external.end(),
+                  [](const std::string& one) { return one.starts_with("file["); });
+  if (some_are_external) return;
+  MountSearch search(procfs, processes, simulated, out);
   for (const proc::ProcessInfo& info : processes)
     search.look_at(info.pid);
 }

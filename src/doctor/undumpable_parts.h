@@ -49,8 +49,10 @@ void look_at_namespaces(const proc::ProcFs& procfs, const Processes& processes, 
 // Open files of namespaces ("net:[4026531840]") that are not of the tree.
 void look_at_namespace_files(const proc::ProcFs& procfs, const Processes& processes, Signs& out);
 
-// undumpable_mounts.cc. What CRIU does not find by its mount or its path.
-void look_at_mounts(const proc::ProcFs& procfs, const Processes& processes, Signs& out);
+// undumpable_mounts.cc. What CRIU does not find by its mount or its path; nothing with
+// `--external file[...]`, by which files are taken out of its hands.
+void look_at_mounts(const proc::ProcFs& procfs, const Processes& processes,
+                    const CriuOptions& options, bool simulated, Signs& out);
 
 // undumpable_threads.cc
 void look_at_seccomp(const proc::ProcFs& procfs, const Processes& processes,
