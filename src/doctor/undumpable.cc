@@ -416,13 +416,17 @@ class Search {
     if (!mappings) return;
     std::uint64_t reserved = 0;
     std::uint64_t huge = 0;
+    std::map<std::pair<std::uint64_t, std::string>, std::optional<std::uint64_t>> page_sizes;
     for (const proc::Mapping& mapping : *mappings) {
       const std::string link =
           fmt::format("/proc/{}/map_files/{:x}-{:x}", pid.value, mapping.start, mapping.end);
       if (mapping.path.starts_with("anon_inode:")) look_at_anonymous_mapping(pid, mapping.path);
       const bool nameless = mapping.path.starts_with("/anon_hugepage");
       if (nameless || mapping.permissions.ends_with('s')) {
-        if (const auto page = huge_page_size(link)) {
+        // A file may be mapped thousands of times.
+        const auto [known, is_new] = page_sizes.try_emplace({mapping.inode, mapping.path});
+        if (is_new) known->second = huge_page_size(link);
+        if (const auto page = known->second) {
           huge += mapping.end - mapping.start;
           const bool of_no_mount = nameless || mapping.path.starts_with("/memfd:");
           if (of_no_mount && !knows_huge_pages(*page))
