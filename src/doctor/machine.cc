@@ -74,12 +74,14 @@ std::vector<Finding> examine_machine(const Result<std::unique_ptr<Driver>>& driv
       [&] { look_at_criu(options.criu_path, interrupt, out); },
       [&] { look_at_plugin(plugin_directories(), out); },
       [&] { look_at_kernel(places, proc::kernel_release(), out); },
+      [&] { look_at_clock(places, out); },
       [&] { look_at_state_directory(out); },
       [&] {
         if (!options.images_dir.empty())
           look_at_disk(options.images_dir, gpu_bytes, interrupt, out);
       },
       [&] { look_at_host_memory(places, gpu_bytes, out); },
+      [&] { look_at_huge_pages(places, gpu_bytes, out); },
       [&] { look_at_shared_memory(places, out); },
       [&] { look_at_limits(places, out); },
   };

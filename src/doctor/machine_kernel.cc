@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <string_view>
 
 #include <fmt/format.h>
@@ -13,6 +14,7 @@
 #include "base/fd.h"
 #include "base/units.h"
 #include "doctor/machine_parts.h"
+#include "proc/cgroup.h"
 #include "proc/procfs.h"
 
 namespace stasis::doctor {
@@ -53,6 +55,27 @@ void look_at_yama(const Places& places, bool may_trace_all, Findings& out) {
   }
 }
 
+// CRIU asks the kernel to suspend the target's filters, whether it has any or not, and that grants
+// it to nobody who is under one himself: "suspending seccomp failed" (CRIU 4.2.1).
+void look_at_seccomp_here(const Places& places, Findings& out) {
+  const auto status = read_file(AT_FDCWD, places.proc + "/self/status");
+  constexpr std::string_view kKey = "\nSeccomp:\t";
+  const std::size_t at = status ? status->find(kKey) : std::string::npos;
+  if (at == std::string::npos) return;
+  const char mode = (*status)[at + kKey.size()];
+  if (mode == '0') {
+    out.push_back(green("seccomp", "stasis runs under no seccomp filter"));
+    return;
+  }
+  out.push_back(
+      red("seccomp",
+          fmt::format("stasis runs under a seccomp filter (mode {}): CRIU can dump nothing "
+                      "from here; suspend and resume work",
+                      mode),
+          "run it outside of the container, or start that one without a filter "
+          "(--security-opt seccomp=unconfined, --privileged)"));
+}
+
 // CONFIG_ names that the text sets to y or m.
 bool is_set(std::string_view config, std::string_view name) {
   for (const char value : {'y', 'm'}) {
@@ -60,6 +83,17 @@ bool is_set(std::string_view config, std::string_view name) {
     if (config.starts_with(line) || config.find("\n" + line) != std::string_view::npos) return true;
   }
   return false;
+}
+
+// Processes and threads of the whole machine: the fourth word of "0.10 0.20 0.30 2/345 12345".
+std::optional<std::uint64_t> threads_running(const Places& places) {
+  const auto text = read_file(AT_FDCWD, places.proc + "/loadavg");
+  const std::size_t slash = text ? text->find('/') : std::string::npos;
+  if (slash == std::string::npos) return std::nullopt;
+  std::uint64_t value = 0;
+  const char* const end = text->data() + text->size();
+  if (std::from_chars(text->data() + slash + 1, end, value).ec != std::errc()) return std::nullopt;
+  return value;
 }
 
 void look_at_sysctls(const Places& places, Findings& out) {
@@ -76,13 +110,43 @@ void look_at_sysctls(const Places& places, Findings& out) {
   }
   constexpr std::uint64_t kSmallest = 32768;
   if (const auto most = read_number(places.proc + "/sys/kernel/pid_max")) {
-    const std::string what = fmt::format("process numbers go up to {}", *most);
+    std::string what = fmt::format("process numbers go up to {}", *most);
+    if (const auto threads = threads_running(places))
+      what += fmt::format(", {} are in use", *threads);
     out.push_back(
         *most > kSmallest
             ? green("limit-process-numbers", what)
             : yellow("limit-process-numbers",
                      what + ": they are soon taken again, and a restore meets its numbers in use",
                      "sysctl kernel.pid_max=4194304"));
+  }
+}
+
+// How many more processes and threads this user's cgroup and the kernel leave room for.
+void look_at_room_for_processes(const Places& places, Findings& out) {
+  // A Python program with PyTorch and CUDA has some hundred threads on a host of many processors.
+  constexpr std::uint64_t kJob = 256;
+  constexpr const char* kId = "limit-processes";
+  const auto group = proc::tightest_pids_cgroup(Pid{static_cast<int>(::getpid())}, places.proc);
+  const auto most = read_number(places.proc + "/sys/kernel/threads-max");
+  const auto threads = threads_running(places);
+  std::optional<std::uint64_t> room;
+  if (most && threads) room = *most - std::min(*most, *threads);
+  if (group && (!room || group->room() < *room)) {
+    const std::string what =
+        fmt::format("room for {} more processes and threads within the limit of {} ({})",
+                    group->room(), group->directory, group->limit);
+    out.push_back(group->room() >= kJob
+                      ? green(kId, what)
+                      : yellow(kId, what + ": a restore of a larger job fails",
+                               fmt::format("restore elsewhere, or raise {}/pids.max (systemd: "
+                                           "TasksMax; containers: --pids-limit)",
+                                           group->directory)));
+  } else if (room) {
+    const std::string what = fmt::format("room for {} more processes and threads", *room);
+    out.push_back(*room >= kJob ? green(kId, what)
+                                : yellow(kId, what + ": a restore of a larger job fails",
+                                         "end what is not needed, or raise kernel.threads-max"));
   }
 }
 
@@ -122,6 +186,7 @@ void look_at_permissions(const Places& places, Findings& out) {
     out.push_back(green(kId, who + " with all capabilities that are needed"));
   }
   look_at_yama(places, has(kSysPtrace), out);
+  look_at_seccomp_here(places, out);
 }
 
 void look_at_kernel(const Places& places, const std::string& release, Findings& out) {
@@ -163,13 +228,23 @@ void look_at_limits(const Places& places, Findings& out) {
                   : fmt::format("up to {} of memory may be locked", format_bytes(limit.rlim_cur))));
   }
   look_at_sysctls(places, out);
-  const auto pages = read_file(AT_FDCWD, places.sys + "/kernel/mm/transparent_hugepage/enabled");
-  if (!pages) return;
-  const std::size_t begin = pages->find('[');
-  const std::size_t end = pages->find(']');
-  if (begin == std::string::npos || end == std::string::npos || end < begin) return;
-  out.push_back(green("huge-pages", fmt::format("transparent huge pages: {}",
-                                                pages->substr(begin + 1, end - begin - 1))));
+  look_at_room_for_processes(places, out);
+}
+
+void look_at_clock(const Places& places, Findings& out) {
+  constexpr const char* kId = "clock";
+  if (::access((places.proc + "/self/ns/time").c_str(), F_OK) == 0) {
+    out.push_back(green(kId,
+                        "programs keep their monotonic clock over a restore (time "
+                        "namespaces)"));
+    return;
+  }
+  out.push_back(
+      yellow(kId,
+             "the kernel has no time namespaces: after a restore on another machine, or "
+             "after a reboot, the monotonic clock of a program jumps, and its timers with "
+             "it",
+             "boot a kernel with CONFIG_TIME_NS (5.6 and newer)"));
 }
 
 }  // namespace stasis::doctor

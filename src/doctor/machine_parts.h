@@ -50,7 +50,11 @@ std::vector<std::string> plugin_directories();
 // machine_kernel.cc
 void look_at_permissions(const Places& places, Findings& out);
 void look_at_kernel(const Places& places, const std::string& release, Findings& out);
+void look_at_clock(const Places& places, Findings& out);
 void look_at_limits(const Places& places, Findings& out);
+
+// machine_huge_pages.cc
+void look_at_huge_pages(const Places& places, std::uint64_t gpu_bytes, Findings& out);
 
 // machine_room.cc
 void look_at_shared_memory(const Places& places, Findings& out);

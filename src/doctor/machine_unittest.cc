@@ -243,20 +243,74 @@ TEST_F(Machine, the_kernels_configuration_is_read_where_there_is_one) {
 TEST_F(Machine, limits_of_the_kernel_are_told) {
   write("proc/sys/fs/pipe-max-size", "65536\n");
   write("proc/sys/kernel/pid_max", "32768\n");
-  write("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n");
   look_at_limits(places_, out_);
   ASSERT_NE(find("limit-open-files"), nullptr);
   ASSERT_NE(find("limit-locked-memory"), nullptr);
-  ASSERT_EQ(out_.size(), 5U);
+  ASSERT_EQ(out_.size(), 4U);
   EXPECT_THAT(out_[2], is("limit-pipe-size", Light::kYellow, "64.0 KiB"));
   EXPECT_THAT(out_[3], is("limit-process-numbers", Light::kYellow, "32768"));
-  EXPECT_THAT(out_[4], is("huge-pages", Light::kGreen, "madvise"));
   write("proc/sys/fs/pipe-max-size", "1048576\n");
   write("proc/sys/kernel/pid_max", "4194304\n");
   Findings out;
   look_at_limits(places_, out);
   EXPECT_THAT(out[2], is("limit-pipe-size", Light::kGreen, "1.00 MiB"));
   EXPECT_THAT(out[3], is("limit-process-numbers", Light::kGreen, "4194304"));
+}
+
+TEST_F(Machine, room_for_processes_is_that_of_the_tightest_limit) {
+  write("proc/loadavg", "0.10 0.20 0.30 2/345 12345\n");
+  write("proc/sys/kernel/threads-max", "1345\n");
+  look_at_limits(places_, out_);
+  write("proc/sys/kernel/threads-max", "400\n");
+  look_at_limits(places_, out_);
+  write("proc/self/mountinfo", "30 22 0:26 / " + top_ + "/cg rw - cgroup2 none rw\n");
+  write(fmt::format("proc/{}/cgroup", ::getpid()), "0::/job\n");
+  write("cg/job/pids.max", "64\n");
+  write("cg/job/pids.current", "60\n");
+  look_at_limits(places_, out_);
+  write("cg/job/pids.max", "max\n");
+  look_at_limits(places_, out_);
+  std::erase_if(out_, [](const Finding& finding) { return finding.id != "limit-processes"; });
+  EXPECT_THAT(out_, ElementsAre(is("limit-processes", Light::kGreen, "room for 1000 more"),
+                                is("limit-processes", Light::kYellow, "room for 55 more"),
+                                is("limit-processes", Light::kYellow, "cg/job (64)"),
+                                is("limit-processes", Light::kYellow, "room for 55 more")));
+}
+
+TEST_F(Machine, without_time_namespaces_clocks_jump) {
+  look_at_clock(places_, out_);
+  write("proc/self/ns/time", "");
+  look_at_clock(places_, out_);
+  EXPECT_THAT(out_, ElementsAre(is("clock", Light::kYellow, "no time namespaces"),
+                                is("clock", Light::kGreen, "keep their monotonic clock")));
+}
+
+TEST_F(Machine, transparent_huge_pages_are_told) {
+  look_at_huge_pages(places_, 0, out_);
+  EXPECT_THAT(out_, IsEmpty());
+  for (const char* words :
+       {"[always] madvise never\n", "always [madvise] never\n", "always madvise [never]\n"}) {
+    write("sys/kernel/mm/transparent_hugepage/enabled", words);
+    look_at_huge_pages(places_, 0, out_);
+    write("sys/kernel/mm/transparent_hugepage/shmem_enabled", "always [advise] deny\n");
+  }
+  EXPECT_THAT(out_, ElementsAre(is("huge-pages", Light::kGreen, "pages: always"),
+                                is("huge-pages", Light::kGreen, "for shared memory advise"),
+                                is("huge-pages", Light::kYellow, "pages: never")));
+}
+
+TEST_F(Machine, huge_pages_set_aside_matter_where_memory_is_short) {
+  write("proc/meminfo", "MemTotal: 9000 kB\nMemAvailable: 2048 kB\nSwapFree: 0 kB\n");
+  write("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "4\n");
+  write("sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "3\n");
+  write("sys/kernel/mm/hugepages/hugepages-2048kB/resv_hugepages", "1\n");
+  write("sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages", "0\n");
+  for (const std::uint64_t mib : {2, 6, 7})
+    look_at_huge_pages(places_, mib << 20, out_);
+  const std::string all = "4 pages of 2.00 MiB, 2 free";
+  EXPECT_THAT(out_, ElementsAre(is("huge-pages-set-aside", Light::kGreen, all),
+                                is("huge-pages-set-aside", Light::kYellow, all + ": 4.00 MiB that"),
+                                is("huge-pages-set-aside", Light::kGreen, all)));
 }
 
 TEST_F(Machine, host_memory_is_held_against_that_of_the_gpus) {

@@ -1,5 +1,9 @@
 #include "doctor/processes.h"
 
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
 #include <string_view>
 
 #include <fmt/format.h>
@@ -8,6 +12,7 @@
 #include "checkpoint/inherited_files.h"
 #include "checkpoint/obstacles.h"
 #include "doctor/undumpable.h"
+#include "proc/cgroup.h"
 
 namespace stasis {
 namespace {
@@ -43,6 +48,63 @@ void look_at_gpu_memory(Group& group, std::vector<Finding>& out) {
                  ""});
 }
 
+// A restore makes all threads anew, in the cgroup of who runs it.
+void look_at_room_for_threads(const proc::ProcFs& procfs,
+                              const std::vector<proc::ProcessInfo>& infos,
+                              std::vector<Finding>& out) {
+  const Pid self{static_cast<int>(::getpid())};
+  const auto group = proc::tightest_pids_cgroup(self);
+  std::uint64_t threads = 0;
+  for (const proc::ProcessInfo& info : infos)
+    threads += procfs.threads(info.pid).size();
+  const std::string what = fmt::format("{} process(es) with {} threads", infos.size(), threads);
+  // They are given up before, if they are in it now.
+  std::uint64_t room = group ? group->room() : threads;
+  if (group) {
+    const auto here = proc::cgroup_directories(infos.front().pid, "pids");
+    if (std::any_of(here.begin(), here.end(),
+                    [&](const auto& one) { return one.path == group->directory; })) {
+      room += threads;
+    }
+  }
+  if (room >= threads) {
+    out.push_back({"limit-processes", Light::kGreen, what, ""});
+    return;
+  }
+  out.push_back(
+      {"limit-processes", Light::kYellow,
+       fmt::format("{}, and {} leaves room for {} (limit {}): a restore from here fails", what,
+                   group->directory, group->room(), group->limit),
+       fmt::format("restore from elsewhere, or raise {}/pids.max (systemd: TasksMax; containers: "
+                   "--pids-limit)",
+                   group->directory)});
+}
+
+// A checkpoint closes the handles of NVML, too, since driver 570 (checkpoint-restore/criu#2953).
+// Older ones are met where the library is that of a compatibility package.
+void look_at_nvml(const DriverInfo& driver, const proc::ProcFs& procfs,
+                  const std::vector<proc::ProcessInfo>& with_cuda, std::vector<Finding>& out) {
+  constexpr int kClosesThem = 570;
+  int major = 0;
+  const std::string& version = driver.driver_version;
+  std::from_chars(version.data(), version.data() + version.size(), major);
+  if (major == 0 || major >= kClosesThem) return;
+  for (const proc::ProcessInfo& info : with_cuda) {
+    const auto uses = procfs.maps_file(info.pid, "libnvidia-ml.so");
+    const auto files = procfs.open_files(info.pid);
+    if (!uses || !*uses || !files) continue;
+    if (std::none_of(files->begin(), files->end(),
+                     [](const proc::OpenFile& file) { return file.path == "/dev/nvidiactl"; })) {
+      continue;
+    }
+    out.push_back({"nvml", Light::kYellow,
+                   fmt::format("{} uses NVML (libnvidia-ml), and driver {} leaves what it has open "
+                               "at a checkpoint, which CRIU cannot dump",
+                               name_of(info), version),
+                   "install driver 570 or newer, or let the program do without NVML"});
+  }
+}
+
 }  // namespace
 
 Result<std::vector<Finding>> examine_processes(Driver& driver, const proc::ProcFs& procfs,
@@ -68,6 +130,8 @@ Result<std::vector<Finding>> examine_processes(Driver& driver, const proc::ProcF
                    fmt::format("process {}: {}", obstacle.pid.value, obstacle.what),
                    obstacle.remedy});
   }
+  look_at_room_for_threads(procfs, infos, out);
+  look_at_nvml(driver.info(), procfs, with_cuda, out);
   const bool simulated = driver.info().simulated;
   auto inherited = find_inherited_files(procfs, group.members(), simulated, false);
   if (!inherited) {

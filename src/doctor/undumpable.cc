@@ -2,8 +2,11 @@
 
 #include <fcntl.h>
 #include <linux/capability.h>
+#include <linux/magic.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
+#include <sys/vfs.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,6 +14,7 @@
 #include <charconv>
 #include <chrono>
 #include <map>
+#include <optional>
 #include <set>
 #include <sstream>
 #include <string_view>
@@ -22,17 +26,52 @@
 #include "base/fd.h"
 #include "base/units.h"
 #include "checkpoint/inherited_files.h"
+#include "doctor/undumpable_parts.h"
+#include "doctor/watches.h"
 #include "proc/unix_peers.h"
 
 namespace stasis {
+namespace doctor {
+
+void Signs::add(Pid pid, const Kind& kind, std::string value) {
+  seen_[{pid.value, &kind}].push_back(std::move(value));
+}
+
+std::vector<Finding> Signs::findings(const std::vector<proc::ProcessInfo>& processes) const {
+  constexpr std::size_t kShown = 3;
+  std::vector<Finding> out;
+  for (const proc::ProcessInfo& info : processes) {
+    for (const auto& [key, values] : seen_) {
+      if (key.first != info.pid.value) continue;
+      std::vector<std::string> shown(values);
+      std::sort(shown.begin(), shown.end());
+      shown.erase(std::unique(shown.begin(), shown.end()), shown.end());
+      const std::size_t all = shown.size();
+      shown.resize(std::min(all, kShown));
+      out.push_back({std::string(key.second->id), key.second->light,
+                     fmt::format("process {} ({}) {}: {}{}", info.pid.value, info.comm,
+                                 key.second->what, fmt::join(shown, ", "),
+                                 all > kShown ? fmt::format(" and {} more", all - kShown) : ""),
+                     std::string(key.second->remedy)});
+    }
+  }
+  return out;
+}
+
+bool is_of_no_file(std::string_view path) {
+  constexpr std::array<std::string_view, 5> kNames = {"/SYSV", "/dev/zero", "/anon_hugepage",
+                                                      "/[aio]", "/memfd:"};
+  return std::any_of(kNames.begin(), kNames.end(),
+                     [path](std::string_view name) { return path.starts_with(name); });
+}
+
+}  // namespace doctor
+
 namespace {
 
-struct Kind {
-  std::string_view id;
-  Light light;
-  std::string_view what;  // after "process 12 (python) "
-  std::string_view remedy;
-};
+using doctor::is_of_no_file;
+using doctor::Kind;
+using doctor::Signs;
 
 constexpr Kind kIoUring{"io-uring", Light::kRed, "has an io_uring open, which CRIU cannot dump",
                         "turn io_uring off in the program (libuv: UV_USE_IO_URING=0)"};
@@ -63,18 +102,48 @@ constexpr Kind kUnix{
     "unix-socket", Light::kRed, "has unix sockets connected to processes outside of the tree",
     "dump those too, close the connection, name it (--external 'unix[NUMBER]'), or, "
     "if it is a named datagram socket, let it be cut with --ext-unix-sk"};
+constexpr Kind kSocket{"socket", Light::kRed, "has sockets of a kind open that CRIU cannot dump",
+                       "close them before the dump; for MPTCP in Go: GODEBUG=multipathtcp=0"};
+constexpr Kind kPacketPipe{"packet-pipe", Light::kRed,
+                           "has pipes that keep packets apart (O_DIRECT), which CRIU cannot dump",
+                           "do without O_DIRECT in pipe2(), or close them before the dump"};
+constexpr Kind kPidfdThread{"pidfd", Light::kRed,
+                            "holds a pidfd of a thread, which CRIU cannot dump",
+                            "do without PIDFD_THREAD in pidfd_open(), or close it"};
+constexpr Kind kHugeGhost{"deleted-file", Light::kRed,
+                          "uses deleted files of a hugetlbfs, which CRIU cannot dump",
+                          "use memfd_create(MFD_HUGETLB) or MAP_HUGETLB instead, or do not delete "
+                          "them"};
+constexpr Kind kRemap{"link-remap", Light::kRed,
+                      "has files open whose name was removed, but which have other names (as a "
+                      "semaphore in /dev/shm has for who made it)",
+                      "dump without --no-link-remap"};
+constexpr Kind kHuge{"huge-pages", Light::kYellow, "has memory of huge pages (hugetlb)",
+                     "set aside as many where it is restored: sysctl vm.nr_hugepages"};
+// CRIU makes a mapping of huge pages to learn what device they are of, and keeps that in a file.
+constexpr Kind kHugeFull{"huge-pages", Light::kRed,
+                         "has memory of huge pages (hugetlb), and CRIU needs one that is free to "
+                         "dump them",
+                         "set one more aside: sysctl vm.nr_hugepages"};
+constexpr Kind kSharedFile{"shared-memory", Light::kYellow,
+                           "uses files of /dev/shm, which are no part of an image",
+                           "keep them until the restore: a reboot or another machine has none"};
 constexpr Kind kOtherUser{"other-user", Light::kRed,
                           "runs as another user, whose limits CRIU may not read",
                           "give stasis CAP_SYS_RESOURCE, or run it as that user"};
 constexpr Kind kTracer{"tracer", Light::kRed, "is being traced, which nobody else can then do",
                        "detach the debugger, or wait until the other tool has ended"};
-constexpr Kind kInotify{"inotify", Light::kYellow, "watches files by inotify",
-                        "CRIU cannot dump a watch on /proc, or on a file system that does not "
-                        "open files by handle: end such watches before the dump"};
+constexpr Kind kInotify{"inotify", Light::kYellow,
+                        "watches files by inotify or fanotify that CRIU may not find again",
+                        "give stasis CAP_DAC_READ_SEARCH, and watch files of a file system that "
+                        "opens files by handle (ext4, xfs, tmpfs; not an overlay)"};
+constexpr Kind kLostWatch{"inotify", Light::kRed,
+                          "watches files by inotify or fanotify that CRIU cannot find again",
+                          "end such watches before the dump: on /proc, /sys, /dev/pts, an overlay, "
+                          "or on deleted files of a tmpfs"};
 constexpr Kind kReserved{"reserved-memory", Light::kYellow, "has much address space reserved",
                          "CRIU keeps 16 bytes for each page of it while it dumps"};
 
-constexpr std::size_t kShown = 3;
 constexpr std::uint64_t kMuchReserved = 256ULL << 30;
 
 // Character devices that CRIU 4.2 dumps (its files.c and tty.c; numbers of the kernel's
@@ -110,17 +179,48 @@ bool dumps_anonymous(std::string_view name) {
   return std::find(kKnown.begin(), kKnown.end(), name) != kKnown.end();
 }
 
-// Memory that the kernel shows under a name, though there is no file.
-bool is_of_no_file(std::string_view path) {
-  constexpr std::array<std::string_view, 5> kNames = {"/SYSV", "/dev/zero", "/anon_hugepage",
-                                                      "/[aio]", "/memfd:"};
-  return std::any_of(kNames.begin(), kNames.end(),
-                     [path](std::string_view name) { return path.starts_with(name); });
+// What the kernel calls the protocols of the sockets that CRIU 4.2.1 dumps (its sockets.c, and
+// sk-inet.c).
+bool dumps_protocol(std::string_view name) {
+  constexpr std::array<std::string_view, 14> kKnown = {
+      "TCP",   "TCPv6", "UDP",    "UDPv6", "UDP-Lite",    "UDPLITEv6", "RAW",
+      "RAWv6", "PING",  "PINGv6", "UNIX",  "UNIX-STREAM", "NETLINK",   "PACKET"};
+  return std::find(kKnown.begin(), kKnown.end(), name) != kKnown.end();
 }
 
 bool is_set(const std::vector<std::string>& external, std::string_view kind) {
   return std::any_of(external.begin(), external.end(),
                      [kind](const std::string& one) { return one.starts_with(kind); });
+}
+
+// Of the hugetlbfs that the file is on; nothing if it is on none.
+std::optional<std::uint64_t> huge_page_size(const std::string& link) {
+  struct statfs info {};
+  if (::statfs(link.c_str(), &info) != 0 || info.f_type != HUGETLBFS_MAGIC) return std::nullopt;
+  return static_cast<std::uint64_t>(info.f_bsize);
+}
+
+// Can CRIU learn what device huge pages of that size are of?
+bool knows_huge_pages(std::uint64_t page) {
+  if (::access("/run/criu.kdat", F_OK) == 0) return true;  // it may have before
+  const std::string folder = fmt::format("/sys/kernel/mm/hugepages/hugepages-{}kB", page / 1024);
+  const auto figure = [&](const char* name) {
+    return read_number(fmt::format("{}/{}", folder, name)).value_or(0);
+  };
+  return figure("free_hugepages") > figure("resv_hugepages") ||
+         figure("nr_overcommit_hugepages") > figure("surplus_hugepages");
+}
+
+// Does any name lead to the file?
+bool has_name(const std::string& link) {
+  struct stat info {};
+  return ::stat(link.c_str(), &info) == 0 && info.st_nlink > 0;
+}
+
+unsigned octal(std::string_view text) {
+  unsigned value = 0;
+  std::from_chars(text.data(), text.data() + text.size(), value, 8);
+  return value;
 }
 
 bool may_read_limits(const proc::ProcFs& procfs) {
@@ -147,26 +247,28 @@ class Search {
         sockets_.insert(inodes->begin(), inodes->end());
     }
     if (auto peers = proc::unix_peers()) peers_ = std::move(*peers);
+    doctor::look_at_namespaces(procfs_, processes_, signs_);
+    doctor::look_at_namespace_files(procfs_, processes_, signs_);
+    doctor::look_at_mounts(procfs_, processes_, options_, simulated_, signs_);
+    doctor::look_at_seccomp(procfs_, processes_, options_, signs_);
+    doctor::look_at_zombies(procfs_, everybody_, processes_.front().pid, signs_);
+    doctor::look_at_terminals(procfs_, processes_, options_, signs_);
     for (const proc::ProcessInfo& info : processes_) {
       if (const auto tracer = procfs_.tracer(info.pid))
-        add(info.pid, kTracer, fmt::format("by process {}", *tracer));
+        signs_.add(info.pid, kTracer, fmt::format("by process {}", *tracer));
       look_at_user(info.pid);
       look_at_files(info.pid);
       look_at_sockets(info.pid);
       look_at_memory(info.pid);
     }
-    return findings();
+    return signs_.findings(processes_);
   }
 
  private:
-  void add(Pid pid, const Kind& kind, std::string value) {
-    seen_[{pid.value, &kind}].push_back(std::move(value));
-  }
-
   void look_at_user(Pid pid) {
     const auto details = procfs_.details(pid);
     if (details && details->uid != ::geteuid() && !may_read_limits(procfs_))
-      add(pid, kOtherUser, fmt::format("user {}", details->uid));
+      signs_.add(pid, kOtherUser, fmt::format("user {}", details->uid));
   }
 
   void look_at_files(Pid pid) {
@@ -181,19 +283,40 @@ class Search {
       if (file.path.starts_with("anon_inode:")) {
         const std::string_view name = std::string_view(file.path).substr(11);
         if (name == "[io_uring]") {
-          add(pid, kIoUring, fmt::format("descriptor {}", file.descriptor));
-        } else if (name == "inotify") {
-          add(pid, kInotify, fmt::format("descriptor {}", file.descriptor));
+          signs_.add(pid, kIoUring, fmt::format("descriptor {}", file.descriptor));
+        } else if (name == "inotify" || name == "[fanotify]") {
+          look_at_watches(pid, file.descriptor);
         } else if (!dumps_anonymous(name)) {
-          add(pid, kAnonymous, shown);
+          signs_.add(pid, kAnonymous, shown);
         }
+      } else if (file.path.starts_with("socket:")) {
+        look_at_protocol(pid, file.descriptor);
       } else if (file.path.starts_with("/secretmem")) {
-        add(pid, kSecret, fmt::format("descriptor {}", file.descriptor));
+        signs_.add(pid, kSecret, fmt::format("descriptor {}", file.descriptor));
       } else {
         look_at_file(pid, fmt::format("/proc/{}/fd/{}", pid.value, file.descriptor), file.path,
                      shown);
       }
     }
+  }
+
+  void look_at_watches(Pid pid, int descriptor) {
+    const auto text = read_file(AT_FDCWD, fmt::format("/proc/{}/fdinfo/{}", pid.value, descriptor));
+    if (!text) return;
+    for (const Watch& watch : watches_.look_at(pid, *text)) {
+      if (watch.light == WatchLight::kFine) continue;
+      signs_.add(pid, watch.light == WatchLight::kLost ? kLostWatch : kInotify,
+                 fmt::format("{} (descriptor {})", watch.what, descriptor));
+    }
+  }
+
+  void look_at_protocol(Pid pid, int descriptor) {
+    std::array<char, 64> name{};
+    const std::string link = fmt::format("/proc/{}/fd/{}", pid.value, descriptor);
+    const ssize_t size =
+        ::getxattr(link.c_str(), "system.sockprotoname", name.data(), name.size() - 1);
+    if (size > 0 && !dumps_protocol(name.data()))
+      signs_.add(pid, kSocket, fmt::format("{} (descriptor {})", name.data(), descriptor));
   }
 
   void look_at_file(Pid pid, const std::string& link, std::string_view path,
@@ -202,14 +325,18 @@ class Search {
     if (::stat(link.c_str(), &info) != 0) return;
     const bool device =
         S_ISBLK(info.st_mode) ||
-        (S_ISCHR(info.st_mode) &&
-         !dumps_device(major(info.st_rdev), minor(info.st_rdev), !has_our(pid, "net")));
+        (S_ISCHR(info.st_mode) && !dumps_device(major(info.st_rdev), minor(info.st_rdev),
+                                                !doctor::has_our_namespace(pid, "net")));
     const std::vector<std::string>& external = options_.external;
-    if (device && !is_set(external, "tty[")) add(pid, kDevice, shown);
+    if (device && !is_set(external, "tty[")) signs_.add(pid, kDevice, shown);
+    const bool has_file = S_ISREG(info.st_mode) && !is_of_no_file(path);
+    if (has_file && info.st_nlink == 0 && huge_page_size(link)) signs_.add(pid, kHugeGhost, shown);
+    if (has_file && info.st_nlink > 0 && path.ends_with(" (deleted)") && !options_.link_remap)
+      signs_.add(pid, kRemap, shown);
     const auto size = static_cast<std::uint64_t>(info.st_blocks) * 512;
     if (S_ISREG(info.st_mode) && info.st_nlink == 0 && !path.starts_with("/memfd:") &&
         size > options_.ghost_limit && !is_set(external, "file[")) {
-      add(pid, kGhost, fmt::format("{}, {}", shown, format_bytes(size)));
+      signs_.add(pid, kGhost, fmt::format("{}, {}", shown, format_bytes(size)));
     }
   }
 
@@ -218,18 +345,23 @@ class Search {
     const auto text = read_file(AT_FDCWD, fmt::format("/proc/{}/fdinfo/{}", pid.value, descriptor));
     if (!text) return;
     std::istringstream lines(*text);
+    unsigned flags = 0;
     for (std::string line; std::getline(lines, line);) {
       if (line.starts_with("lock:") && !options_.file_locks) {
         const bool of_process = line.find(" POSIX ") != std::string::npos;
-        add(pid, of_process && with_cuda_.contains(pid.value) ? kPosixLock : kLock, shown);
+        signs_.add(pid, of_process && with_cuda_.contains(pid.value) ? kPosixLock : kLock, shown);
         return;
       }
+      if (line.starts_with("flags:\t")) flags = octal(std::string_view(line).substr(7));
       if (!line.starts_with("Pid:\t")) continue;
+      if ((flags & O_EXCL) != 0) signs_.add(pid, kPidfdThread, shown);  // PIDFD_THREAD
       int other = 0;
       std::from_chars(line.data() + 5, line.data() + line.size(), other);
       // -1: it has ended, 0: not to be seen from here.
-      if (other > 0 && !is_ours(Pid{other})) add(pid, kPidfd, fmt::format("process {}", other));
+      if (other > 0 && !is_ours(Pid{other}))
+        signs_.add(pid, kPidfd, fmt::format("process {}", other));
     }
+    if ((flags & O_DIRECT) != 0 && shown.starts_with("pipe:")) signs_.add(pid, kPacketPipe, shown);
   }
 
   void look_at_sockets(Pid pid) {
@@ -239,7 +371,7 @@ class Search {
     if (!options_.tcp_established && !options_.tcp_close) {
       for (const proc::TcpSocket& socket : tcp_sockets_beside(pid)) {
         if (!socket.listens && inodes.contains(socket.inode))
-          add(pid, kTcp, fmt::format("local port {}", socket.local_port));
+          signs_.add(pid, kTcp, fmt::format("local port {}", socket.local_port));
       }
     }
     for (const std::uint64_t inode : inodes) {
@@ -253,7 +385,7 @@ class Search {
                       [&](const std::string& one) { return one.starts_with(name); })) {
         continue;
       }
-      add(pid, kUnix, fmt::format("socket {}", inode));
+      signs_.add(pid, kUnix, fmt::format("socket {}", inode));
     }
   }
 
@@ -283,49 +415,51 @@ class Search {
     const auto mappings = procfs_.mappings(pid);
     if (!mappings) return;
     std::uint64_t reserved = 0;
+    std::uint64_t huge = 0;
+    std::map<std::pair<std::uint64_t, std::string>, std::optional<std::uint64_t>> page_sizes;
     for (const proc::Mapping& mapping : *mappings) {
+      const std::string link =
+          fmt::format("/proc/{}/map_files/{:x}-{:x}", pid.value, mapping.start, mapping.end);
+      if (mapping.path.starts_with("anon_inode:")) look_at_anonymous_mapping(pid, mapping.path);
+      const bool nameless = mapping.path.starts_with("/anon_hugepage");
+      if (nameless || mapping.permissions.ends_with('s')) {
+        // A file may be mapped thousands of times.
+        const auto [known, is_new] = page_sizes.try_emplace({mapping.inode, mapping.path});
+        if (is_new) known->second = huge_page_size(link);
+        if (const auto page = known->second) {
+          huge += mapping.end - mapping.start;
+          const bool of_no_mount = nameless || mapping.path.starts_with("/memfd:");
+          if (of_no_mount && !knows_huge_pages(*page))
+            signs_.add(pid, kHugeFull, format_bytes(*page) + " each");
+        }
+      }
+      if (mapping.path.starts_with("/dev/shm/") && has_name(link) &&
+          !is_drivers_file(mapping.path, simulated_)) {
+        signs_.add(pid, kSharedFile, mapping.path);
+      }
       if (mapping.permissions == "---p" && mapping.path.empty())
         reserved += mapping.end - mapping.start;
-      if (mapping.path.starts_with("/SYSV") && has_our(pid, "ipc")) add(pid, kSysv, mapping.path);
-      if (mapping.path.starts_with("/secretmem")) add(pid, kSecret, "mapped");
+      if (mapping.path.starts_with("/SYSV") && doctor::has_our_namespace(pid, "ipc"))
+        signs_.add(pid, kSysv, mapping.path);
+      if (mapping.path.starts_with("/secretmem")) signs_.add(pid, kSecret, "mapped");
       const bool deleted_file = mapping.path.ends_with(" (deleted)") &&
                                 !is_of_no_file(mapping.path) &&
                                 !is_drivers_file(mapping.path, simulated_);
       if (!deleted_file) continue;
-      look_at_file(
-          pid, fmt::format("/proc/{}/map_files/{:x}-{:x}", pid.value, mapping.start, mapping.end),
-          mapping.path, mapping.path);
+      look_at_file(pid, link, mapping.path, mapping.path);
     }
-    if (reserved > kMuchReserved) add(pid, kReserved, format_bytes(reserved));
+    if (huge > 0) signs_.add(pid, kHuge, format_bytes(huge));
+    if (reserved > kMuchReserved) signs_.add(pid, kReserved, format_bytes(reserved));
   }
 
-  // Does it live in our namespace of that kind?
-  static bool has_our(Pid pid, std::string_view kind) {
-    struct stat ours {};
-    struct stat theirs {};
-    return ::stat(fmt::format("/proc/self/ns/{}", kind).c_str(), &ours) == 0 &&
-           ::stat(fmt::format("/proc/{}/ns/{}", pid.value, kind).c_str(), &theirs) == 0 &&
-           ours.st_ino == theirs.st_ino;
-  }
-
-  std::vector<Finding> findings() const {
-    std::vector<Finding> out;
-    for (const proc::ProcessInfo& info : processes_) {
-      for (const auto& [key, values] : seen_) {
-        if (key.first != info.pid.value) continue;
-        std::vector<std::string> shown(values);
-        std::sort(shown.begin(), shown.end());
-        shown.erase(std::unique(shown.begin(), shown.end()), shown.end());
-        const std::size_t all = shown.size();
-        shown.resize(std::min(all, kShown));
-        out.push_back({std::string(key.second->id), key.second->light,
-                       fmt::format("process {} ({}) {}: {}{}", info.pid.value, info.comm,
-                                   key.second->what, fmt::join(shown, ", "),
-                                   all > kShown ? fmt::format(" and {} more", all - kShown) : ""),
-                       std::string(key.second->remedy)});
-      }
+  // The device is closed, its memory still mapped. Of a process with CUDA the driver may have some
+  // of its own, which it lets go of.
+  void look_at_anonymous_mapping(Pid pid, const std::string& path) {
+    if (path == "anon_inode:[io_uring]") {
+      signs_.add(pid, kIoUring, "mapped");
+    } else if (path == "anon_inode:[perf_event]" || !with_cuda_.contains(pid.value)) {
+      signs_.add(pid, kAnonymous, path + " (mapped)");
     }
-    return out;
   }
 
   const proc::ProcFs& procfs_;
@@ -338,7 +472,8 @@ class Search {
   std::set<std::uint64_t> sockets_;
   std::map<std::uint64_t, proc::UnixPeer> peers_;
   std::map<ino_t, std::vector<proc::TcpSocket>> tcp_sockets_;
-  std::map<std::pair<int, const Kind*>, std::vector<std::string>> seen_;
+  WatchSearch watches_;
+  Signs signs_;
 };
 
 }  // namespace

@@ -1,9 +1,9 @@
 // What CRIU would refuse to dump, as far as it can be seen from outside, before anything is
 // touched. CRIU itself says so only when the GPU's memory has been moved already.
 //
-// Tried with CRIU 4.2.1 (tests/integration/doctor.bats). Not seen: sockets of kinds
-// that the kernel lists nowhere (AF_VSOCK), and what CRIU cannot do on one file system or another.
-// Reads /proc only.
+// Tried with CRIU 4.2.1 (tests/integration/doctor.bats, docs/adr/0013-doctor.md). Not seen: what
+// CRIU cannot do on one file system or another. Reads /proc, and opens what is watched by inotify
+// without reading it.
 #pragma once
 
 #include <vector>

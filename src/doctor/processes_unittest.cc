@@ -1,0 +1,74 @@
+#include "doctor/processes.h"
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "checkpoint/fake_driver.h"
+
+namespace stasis {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A /proc of our own making in which a process of our number uses NVML.
+class ProcessesTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = testing::TempDir() + "processes_XXXXXX";
+    ASSERT_NE(::mkdtemp(name.data()), nullptr);
+    root_ = name;
+    const fs::path folder = root_ / fmt::format("{}", pid_.value);
+    fs::create_directories(folder / "fd");
+    fs::create_symlink("/dev/nvidiactl", folder / "fd/7");
+    std::ofstream(folder / "maps")
+        << "7f0000000000-7f0000001000 r-xp 00000000 08:01 12 /usr/lib/libnvidia-ml.so.1\n";
+    std::ofstream(folder / "environ") << "A=b";
+    std::ofstream(root_ / "meminfo") << "MemAvailable: 1000 kB\nSwapFree: 0 kB\n";
+    fs::create_directories(folder / "net");
+    std::ofstream(folder / "net/unix") << "Num RefCount\n";
+    std::ofstream(folder / "status") << "Tgid:\t" << pid_.value << "\nUid:\t0 0 0 0\n";
+    std::ofstream(folder / "cmdline") << "x";
+    driver_.add(pid_);
+  }
+  void TearDown() override { fs::remove_all(root_); }
+
+  // How often it is said of a process that its NVML stands in the way.
+  long nvml_findings(const std::string& version) {
+    driver_.driver_info.driver_version = version;
+    auto group = Group::open(driver_, pid_);
+    EXPECT_TRUE(group);
+    if (!group) return -1;
+    group->dismiss();
+    const auto found = examine_processes(driver_, proc::ProcFs(root_), *group, {});
+    EXPECT_TRUE(found) << found.error().to_string();
+    if (!found) return -1;
+    return std::count_if(found->begin(), found->end(), [](const Finding& one) {
+      return one.id == "nvml" && one.light == Light::kYellow && !one.remedy.empty();
+    });
+  }
+
+  const Pid pid_{static_cast<int>(::getpid())};
+  fs::path root_;
+  FakeDriver driver_;
+};
+
+TEST_F(ProcessesTest, NvmlMattersWithAnOldDriver) {
+  EXPECT_EQ(nvml_findings("550.54.14"), 1);
+  EXPECT_EQ(nvml_findings("570.86.15"), 0);
+  EXPECT_EQ(nvml_findings("580.159.04"), 0);
+  EXPECT_EQ(nvml_findings(""), 0);
+}
+
+TEST_F(ProcessesTest, NvmlThatHasNothingOpenDoesNotMatter) {
+  fs::remove(root_ / fmt::format("{}", pid_.value) / "fd/7");
+  EXPECT_EQ(nvml_findings("550.54.14"), 0);
+}
+
+}  // namespace
+}  // namespace stasis

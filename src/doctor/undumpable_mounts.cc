@@ -1,0 +1,150 @@
+// Files that CRIU 4.2.1 does not find again, because their mount is not where it looks, or because
+// another one hides them.
+#include <fcntl.h>
+#include <linux/stat.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+
+#include <fmt/format.h>
+
+#include "checkpoint/inherited_files.h"
+#include "doctor/undumpable_parts.h"
+#include "proc/mounts.h"
+
+namespace stasis::doctor {
+namespace {
+
+constexpr Kind kLost{"mount", Light::kRed,
+                     "uses files on a mount that is not in its mount namespace any more, or never "
+                     "was",
+                     "let it open them itself after `unshare --mount` (</dev/null, output to "
+                     "files), and unmount what it uses only when it has ended"};
+constexpr Kind kCovered{"covered-file", Light::kRed, "has files open that another mount hides",
+                        "unmount what lies above them"};
+
+constexpr unsigned kTtyFirst = 136;  // the slaves of pseudo terminals, which CRIU dumps otherwise
+constexpr unsigned kTtyLast = 143;
+
+struct Place {
+  std::uint64_t mount = 0;
+  unsigned mode = 0;
+  bool terminal = false;
+  dev_t device = 0;
+};
+
+// Of what a link of /proc leads to.
+std::optional<Place> place_of(const std::string& link) {
+  struct statx info {};
+  if (::statx(AT_FDCWD, link.c_str(), AT_STATX_DONT_SYNC, STATX_BASIC_STATS | STATX_MNT_ID,
+              &info) != 0 ||
+      (info.stx_mask & STATX_MNT_ID) == 0) {
+    return std::nullopt;
+  }
+  const bool terminal = S_ISCHR(info.stx_mode) &&
+                        ((info.stx_rdev_major >= kTtyFirst && info.stx_rdev_major <= kTtyLast) ||
+                         info.stx_rdev_major == 4 || info.stx_rdev_major == 5);
+  return Place{info.stx_mnt_id, info.stx_mode, terminal,
+               makedev(info.stx_dev_major, info.stx_dev_minor)};
+}
+
+// Of what a name leads to, or of the directory above it that is there.
+std::optional<Place> nearest_place(std::string path) {
+  for (;;) {
+    auto place = place_of(path);
+    if (place || path.empty()) return place;
+    path.erase(path.rfind('/'));
+  }
+}
+
+class MountSearch {
+ public:
+  MountSearch(const proc::ProcFs& procfs, const Processes& processes, bool simulated, Signs& out)
+      : procfs_(procfs), simulated_(simulated), out_(out) {
+    // CRIU reads our own mounts if the root lives among them, and those of each other namespace.
+    if (has_our_namespace(processes.front().pid, "mnt")) learn("self");
+    for (const proc::ProcessInfo& info : processes)
+      learn(fmt::format("{}", info.pid.value));
+  }
+
+  void look_at(Pid pid) {
+    if (known_.empty()) return;
+    for (const char* name : {"cwd", "root"}) {
+      const auto place = place_of(fmt::format("/proc/{}/{}", pid.value, name));
+      if (place && !known_.contains(place->mount))
+        out_.add(pid, kLost, std::string_view(name) == "cwd" ? "its directory" : "its root");
+    }
+    if (const auto files = procfs_.open_files(pid)) {
+      for (const proc::OpenFile& file : *files)
+        look_at_file(pid, file);
+    }
+    if (const auto mappings = procfs_.mappings(pid)) {
+      for (const proc::Mapping& mapping : *mappings)
+        look_at_mapping(pid, mapping);
+    }
+  }
+
+ private:
+  void learn(const std::string& who) {
+    if (const auto found = proc::mounts(who)) {
+      for (const proc::Mount& mount : *found)
+        known_.insert(static_cast<std::uint64_t>(mount.id));
+    }
+  }
+
+  void look_at_file(Pid pid, const proc::OpenFile& file) {
+    if (!file.path.starts_with('/') || is_of_no_file(file.path) ||
+        is_drivers_file(file.path, simulated_)) {
+      return;
+    }
+    const auto place = place_of(fmt::format("/proc/{}/fd/{}", pid.value, file.descriptor));
+    if (!place || place->terminal || S_ISBLK(place->mode)) return;
+    const std::string shown = fmt::format("{} (descriptor {})", file.path, file.descriptor);
+    if (!known_.contains(place->mount)) {
+      out_.add(pid, kLost, shown);
+      return;
+    }
+    if (!(S_ISREG(place->mode) || S_ISDIR(place->mode)) || file.path.ends_with(" (deleted)") ||
+        !has_our_namespace(pid, "mnt")) {
+      return;
+    }
+    const auto by_name = nearest_place(file.path);
+    if (by_name && by_name->device != place->device && by_name->mount != place->mount)
+      out_.add(pid, kCovered, shown);
+  }
+
+  void look_at_mapping(Pid pid, const proc::Mapping& mapping) {
+    if (!mapping.path.starts_with('/') || is_of_no_file(mapping.path) ||
+        is_drivers_file(mapping.path, simulated_) ||
+        !seen_.insert({pid.value, mapping.path}).second)
+      return;
+    const auto place = place_of(
+        fmt::format("/proc/{}/map_files/{:x}-{:x}", pid.value, mapping.start, mapping.end));
+    if (place && S_ISREG(place->mode) && !known_.contains(place->mount))
+      out_.add(pid, kLost, mapping.path + " (mapped)");
+  }
+
+  const proc::ProcFs& procfs_;
+  bool simulated_;
+  Signs& out_;
+  std::set<std::uint64_t> known_;
+  std::set<std::pair<int, std::string>> seen_;
+};
+
+}  // namespace
+
+void look_at_mounts(const proc::ProcFs& procfs, const Processes& processes,
+                    const CriuOptions& options, bool simulated, Signs& out) {
+  const bool some_are_external =
+      std::any_of(options.external.begin(), options.external.end(),
+                  [](const std::string& one) { return one.starts_with("file["); });
+  if (some_are_external) return;
+  MountSearch search(procfs, processes, simulated, out);
+  for (const proc::ProcessInfo& info : processes)
+    search.look_at(info.pid);
+}
+
+}  // namespace stasis::doctor

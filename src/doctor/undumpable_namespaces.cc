@@ -1,0 +1,142 @@
+// Namespaces, as CRIU 4.2.1 was seen to take them: docs/adr/0013-doctor.md.
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <set>
+
+#include <fmt/format.h>
+
+#include "base/fd.h"
+#include "doctor/undumpable_parts.h"
+
+namespace stasis::doctor {
+namespace {
+
+constexpr Kind kNested{"namespace", Light::kRed,
+                       "lives in a namespace that is not that of the tree, which CRIU cannot dump",
+                       "dump that part of the tree by itself, or start it without a namespace of "
+                       "its own (unshare, a sandbox)"};
+constexpr Kind kTimeForChildren{"namespace", Light::kRed,
+                                "has made a time namespace for its children, which CRIU cannot "
+                                "dump",
+                                "start it by `unshare --time --fork`, so that it lives in it "
+                                "itself"};
+constexpr Kind kNoInit{"pid-namespace", Light::kRed,
+                       "lives in a container's PID namespace, whose first process is not part of "
+                       "the tree",
+                       "dump the container's first process, or use the container engine's "
+                       "checkpoint"};
+constexpr Kind kNoUsers{"user-namespace", Light::kRed,
+                        "lives in a user namespace in which its user has no number",
+                        "map its users: unshare --user --map-root-user"};
+constexpr Kind kOfThread{"thread-namespace", Light::kYellow,
+                         "has threads in namespaces of their own, which they lose at a restore",
+                         "let them be processes of their own, or expect them in those of the "
+                         "process"};
+constexpr Kind kFile{"namespace-file", Light::kRed,
+                     "has a namespace open in which nobody of the tree lives",
+                     "close it before the dump"};
+
+// Those that CRIU lets nobody but the root have of his own; network and mounts may be nested.
+constexpr std::array<const char*, 6> kOfRoot = {"pid", "ipc", "uts", "user", "cgroup", "time"};
+// Those that a thread may leave alone.
+constexpr std::array<const char*, 4> kOfThreads = {"net", "uts", "ipc", "cgroup"};
+
+// 0 if it cannot be seen.
+ino_t namespace_at(const std::string& path) {
+  struct stat info {};
+  return ::stat(path.c_str(), &info) == 0 ? info.st_ino : 0;
+}
+
+ino_t namespace_of(Pid pid, std::string_view kind) {
+  return namespace_at(fmt::format("/proc/{}/ns/{}", pid.value, kind));
+}
+
+ino_t our_namespace(std::string_view kind) {
+  return namespace_at(fmt::format("/proc/self/ns/{}", kind));
+}
+
+bool maps_nobody(Pid pid, std::string_view map) {
+  const auto text = read_file(AT_FDCWD, fmt::format("/proc/{}/{}", pid.value, map));
+  return text && text->empty();
+}
+
+void look_at_root(const proc::ProcFs& procfs, Pid root, Signs& out) {
+  const auto details = procfs.details(root);
+  const ino_t pids = namespace_of(root, "pid");
+  if (details && pids != 0 && pids != our_namespace("pid") && details->ns_pid != 1)
+    out.add(root, kNoInit, fmt::format("it is number {} there", details->ns_pid));
+  if (!has_our_namespace(root, "user") &&
+      (maps_nobody(root, "uid_map") || maps_nobody(root, "gid_map"))) {
+    out.add(root, kNoUsers, "nobody is mapped");
+  }
+}
+
+void look_at_threads(const proc::ProcFs& procfs, Pid pid, Signs& out) {
+  for (const char* kind : kOfThreads) {
+    const ino_t own = namespace_of(pid, kind);
+    for (const Tid thread : procfs.threads(pid)) {
+      const ino_t its =
+          namespace_at(fmt::format("/proc/{}/task/{}/ns/{}", pid.value, thread.value, kind));
+      if (own != 0 && its != 0 && its != own)
+        out.add(pid, kOfThread, fmt::format("{} of thread {}", kind, thread.value));
+    }
+  }
+}
+
+}  // namespace
+
+bool has_our_namespace(Pid pid, std::string_view kind) {
+  const ino_t its = namespace_of(pid, kind);
+  return its != 0 && its == our_namespace(kind);
+}
+
+void look_at_namespaces(const proc::ProcFs& procfs, const Processes& processes, Signs& out) {
+  const Pid root = processes.front().pid;
+  look_at_root(procfs, root, out);
+  for (const proc::ProcessInfo& info : processes) {
+    for (const char* kind : kOfRoot) {
+      const ino_t its = namespace_of(info.pid, kind);
+      const ino_t of_root = namespace_of(root, kind);
+      if (its != 0 && of_root != 0 && its != of_root && its != our_namespace(kind))
+        out.add(info.pid, kNested, kind);
+    }
+    const ino_t time = namespace_of(info.pid, "time");
+    const ino_t for_children = namespace_of(info.pid, "time_for_children");
+    if (time != 0 && for_children != 0 && time != for_children)
+      out.add(info.pid, kTimeForChildren, "unshare --time");
+    look_at_threads(procfs, info.pid, out);
+  }
+}
+
+void look_at_namespace_files(const proc::ProcFs& procfs, const Processes& processes, Signs& out) {
+  constexpr std::array<const char*, 7> kKinds = {"net", "mnt",  "pid",   "uts",
+                                                 "ipc", "user", "cgroup"};
+  std::set<ino_t> known;
+  for (const char* kind : kKinds) {
+    known.insert(our_namespace(kind));
+    for (const proc::ProcessInfo& info : processes)
+      known.insert(namespace_of(info.pid, kind));
+  }
+  for (const proc::ProcessInfo& info : processes) {
+    const auto files = procfs.open_files(info.pid);
+    if (!files) continue;
+    for (const proc::OpenFile& file : *files) {
+      const std::size_t at = file.path.find(":[");
+      const bool is_one = at != std::string::npos &&
+                          std::any_of(kKinds.begin(), kKinds.end(), [&](const char* kind) {
+                            return file.path.compare(0, at, kind) == 0;
+                          });
+      if (!is_one) continue;
+      ino_t inode = 0;
+      std::from_chars(file.path.data() + at + 2, file.path.data() + file.path.size(), inode);
+      if (!known.contains(inode))
+        out.add(info.pid, kFile, fmt::format("{} (descriptor {})", file.path, file.descriptor));
+    }
+  }
+}
+
+}  // namespace stasis::doctor

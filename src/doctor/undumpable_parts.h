@@ -1,0 +1,67 @@
+// The parts of find_undumpable(), one for each concern. Private to src/doctor.
+//
+// Each adds what it sees to Signs. They read /proc and start no threads; one thread at a time.
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "doctor/finding.h"
+#include "doctor/undumpable.h"
+#include "image/criu_options.h"
+#include "proc/procfs.h"
+
+namespace stasis::doctor {
+
+// A kind of trouble.
+struct Kind {
+  std::string_view id;
+  Light light;
+  std::string_view what;  // after "process 12 (python) "
+  std::string_view remedy;
+};
+
+// What was seen, by process. The kinds are constants, which outlive it.
+class Signs {
+ public:
+  void add(Pid pid, const Kind& kind, std::string value);
+  // A finding for each process and kind, in the order of `processes`.
+  std::vector<Finding> findings(const std::vector<proc::ProcessInfo>& processes) const;
+
+ private:
+  std::map<std::pair<int, const Kind*>, std::vector<std::string>> seen_;
+};
+
+using Processes = std::vector<proc::ProcessInfo>;  // the root of the tree first
+
+// Does the process live in our namespace of that kind ("net")? False if it cannot be seen.
+bool has_our_namespace(Pid pid, std::string_view kind);
+
+// Memory that the kernel shows under a name, though there is no file.
+bool is_of_no_file(std::string_view path);
+
+// undumpable_namespaces.cc
+void look_at_namespaces(const proc::ProcFs& procfs, const Processes& processes, Signs& out);
+// Open files of namespaces ("net:[4026531840]") that are not of the tree.
+void look_at_namespace_files(const proc::ProcFs& procfs, const Processes& processes, Signs& out);
+
+// undumpable_mounts.cc. What CRIU does not find by its mount or its path; nothing with
+// `--external file[...]`, by which files are taken out of its hands.
+void look_at_mounts(const proc::ProcFs& procfs, const Processes& processes,
+                    const CriuOptions& options, bool simulated, Signs& out);
+
+// undumpable_threads.cc
+void look_at_seccomp(const proc::ProcFs& procfs, const Processes& processes,
+                     const CriuOptions& options, Signs& out);
+// `everybody`: zombies too.
+void look_at_zombies(const proc::ProcFs& procfs, const Processes& everybody, Pid root, Signs& out);
+
+// undumpable_terminals.cc
+void look_at_terminals(const proc::ProcFs& procfs, const Processes& processes,
+                       const CriuOptions& options, Signs& out);
+
+}  // namespace stasis::doctor

@@ -1,0 +1,67 @@
+// Terminals that nobody has as his own: CRIU 4.2.1 looks for their other ends.
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+
+#include <charconv>
+
+#include <fmt/format.h>
+
+#include "base/fd.h"
+#include "doctor/undumpable_parts.h"
+
+namespace stasis::doctor {
+namespace {
+
+constexpr Kind kTerminal{"terminal", Light::kRed,
+                         "has a terminal open whose other end is outside of the tree",
+                         "dump with --shell-job, or start it with its input and output in files"};
+
+// Of the kernel's admin-guide/devices.txt.
+constexpr unsigned kPtmxMajor = 5;
+constexpr unsigned kPtmxMinor = 2;
+constexpr unsigned kSlaveFirst = 136;
+constexpr unsigned kSlaveLast = 143;
+constexpr unsigned kPerMajor = 256;
+
+// The number of the terminal that a master is the other end of; negative if it does not tell.
+int index_of_master(Pid pid, int descriptor) {
+  constexpr std::string_view kKey = "tty-index:\t";
+  const auto text = read_file(AT_FDCWD, fmt::format("/proc/{}/fdinfo/{}", pid.value, descriptor));
+  const std::size_t at = text ? text->find(kKey) : std::string::npos;
+  int index = -1;
+  if (at != std::string::npos)
+    std::from_chars(text->data() + at + kKey.size(), text->data() + text->size(), index);
+  return index;
+}
+
+}  // namespace
+
+void look_at_terminals(const proc::ProcFs& procfs, const Processes& processes,
+                       const CriuOptions& options, Signs& out) {
+  if (options.shell_job || proc::is_shell_job(processes)) return;
+  std::set<int> masters;
+  std::map<std::pair<int, int>, std::pair<Pid, std::string>> slaves;  // by terminal and process
+  for (const proc::ProcessInfo& info : processes) {
+    const auto files = procfs.open_files(info.pid);
+    if (!files) continue;
+    for (const proc::OpenFile& file : *files) {
+      // Those that have hung up are gone from /dev/pts, and dumped.
+      if (!file.path.starts_with("/dev/") || file.path.ends_with(" (deleted)")) continue;
+      struct stat status {};
+      const std::string link = fmt::format("/proc/{}/fd/{}", info.pid.value, file.descriptor);
+      if (::stat(link.c_str(), &status) != 0 || !S_ISCHR(status.st_mode)) continue;
+      const unsigned first = major(status.st_rdev);
+      const unsigned second = minor(status.st_rdev);
+      if (first == kPtmxMajor && second == kPtmxMinor)
+        masters.insert(index_of_master(info.pid, file.descriptor));
+      if (first < kSlaveFirst || first > kSlaveLast) continue;
+      const int index = static_cast<int>((first - kSlaveFirst) * kPerMajor + second);
+      slaves.insert({{index, info.pid.value}, {info.pid, file.path}});
+    }
+  }
+  for (const auto& [key, slave] : slaves)
+    if (!masters.contains(key.first)) out.add(slave.first, kTerminal, slave.second);
+}
+
+}  // namespace stasis::doctor

@@ -1,0 +1,38 @@
+// Watches of inotify(7) and fanotify(7), as /proc/PID/fdinfo shows them: can CRIU find again what
+// they are on?
+//
+// Reads /proc and opens what is watched without reading it (O_PATH). One thread at a time.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "proc/mounts.h"
+#include "stasis/ids.h"
+
+namespace stasis {
+
+enum class WatchLight {
+  kFine,
+  kUnknown,  // could not be tried
+  kLost,     // CRIU cannot dump it
+};
+
+struct Watch {
+  WatchLight light = WatchLight::kFine;
+  std::string what;  // which file: "inode 12 of proc on /proc"
+};
+
+class WatchSearch {
+ public:
+  // The watches of one descriptor, from what its fdinfo says.
+  std::vector<Watch> look_at(Pid pid, const std::string& fdinfo);
+
+ private:
+  const std::vector<proc::Mount>& mounts_of(Pid pid);
+
+  std::map<int, std::vector<proc::Mount>> mounts_;
+};
+
+}  // namespace stasis

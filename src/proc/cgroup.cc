@@ -1,0 +1,101 @@
+#include "proc/cgroup.h"
+
+#include <fcntl.h>
+
+#include <sstream>
+
+#include <fmt/format.h>
+
+#include "base/fd.h"
+
+namespace stasis::proc {
+namespace {
+
+// Where a hierarchy is mounted: `root` is the cgroup that is seen as `point`.
+struct Hierarchy {
+  std::string root;
+  std::string point;
+};
+
+bool has_word(const std::string& list, std::string_view word) {
+  std::istringstream words(list);
+  for (std::string one; std::getline(words, one, ',');)
+    if (one == word) return true;
+  return false;
+}
+
+// "ID PARENT MAJOR:MINOR ROOT POINT OPTIONS [TAGS...] - TYPE SOURCE SUPER" (`man 5 proc`).
+std::optional<Hierarchy> find_hierarchy(const std::string& proc, std::string_view controller,
+                                        bool version1) {
+  const auto text = read_file(AT_FDCWD, proc + "/self/mountinfo");
+  if (!text) return std::nullopt;
+  std::istringstream lines(*text);
+  for (std::string line; std::getline(lines, line);) {
+    const std::size_t dash = line.find(" - ");
+    if (dash == std::string::npos) continue;
+    std::istringstream before(line);
+    std::istringstream after(line.substr(dash + 3));
+    std::string skipped;
+    std::string type;
+    std::string options;
+    Hierarchy mount;
+    before >> skipped >> skipped >> skipped >> mount.root >> mount.point;
+    after >> type >> skipped >> options;
+    if (version1 ? type == "cgroup" && has_word(options, controller) : type == "cgroup2")
+      return mount;
+  }
+  return std::nullopt;
+}
+
+void add_directories(const std::string& proc, std::string path, std::string_view controller,
+                     bool version1, std::vector<CgroupDirectory>& out) {
+  const auto mount = find_hierarchy(proc, controller, version1);
+  if (!mount) return;
+  if (mount->root != "/") {
+    if (path.compare(0, mount->root.size(), mount->root) != 0) return;
+    path.erase(0, mount->root.size());
+    if (!path.empty() && path.front() != '/') return;  // "/docker/12" holds no "/docker/123"
+  }
+  if (path.find("/..") != std::string::npos) return;  // outside of what this namespace shows
+  for (;;) {
+    while (!path.empty() && path.back() == '/')
+      path.pop_back();
+    out.push_back({mount->point + path, version1});
+    if (path.empty()) return;
+    path.erase(path.rfind('/') + 1);
+  }
+}
+
+}  // namespace
+
+std::vector<CgroupDirectory> cgroup_directories(Pid pid, std::string_view controller,
+                                                const std::string& proc) {
+  std::vector<CgroupDirectory> out;
+  const auto text = read_file(AT_FDCWD, fmt::format("{}/{}/cgroup", proc, pid.value));
+  if (!text) return out;
+  std::istringstream lines(*text);
+  for (std::string line; std::getline(lines, line);) {
+    // "ID:CONTROLLERS:PATH"; version 2 has ID 0 and no controllers. PATH may hold colons.
+    const std::size_t first = line.find(':');
+    const std::size_t second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    const bool version1 = has_word(line.substr(first + 1, second - first - 1), controller);
+    if (version1 || line.compare(0, first, "0") == 0)
+      add_directories(proc, line.substr(second + 1), controller, version1, out);
+  }
+  return out;
+}
+
+std::optional<PidsCgroup> tightest_pids_cgroup(Pid pid, const std::string& proc) {
+  std::optional<PidsCgroup> out;
+  for (const CgroupDirectory& directory : cgroup_directories(pid, "pids", proc)) {
+    const auto limit = read_number(directory.path + "/pids.max");  // or "max"
+    const auto used = read_number(directory.path + "/pids.current");
+    if (!limit || !used) continue;
+    const PidsCgroup one{directory.path, *limit, *used};
+    if (!out || one.room() < out->room()) out = one;
+  }
+  return out;
+}
+
+}  // namespace stasis::proc

@@ -1,0 +1,39 @@
+// Where the control groups of a process are to be found.
+//
+// Reads /proc only; thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "stasis/ids.h"
+
+namespace stasis::proc {
+
+struct CgroupDirectory {
+  std::string path;
+  bool version1 = false;
+};
+
+// The directories of a controller ("memory", "pids") that hold the process: its own first, then
+// those around it. Of version 1 and version 2 (kernel: Documentation/admin-guide/cgroup-v2.rst,
+// cgroup-v1). From inside a container its own can be seen, not those around it. Empty for a process
+// that has ended. `proc` is "/proc" but in tests.
+std::vector<CgroupDirectory> cgroup_directories(Pid pid, std::string_view controller,
+                                                const std::string& proc = "/proc");
+
+// A limit of how many processes and threads there may be (kernel: cgroup-v1/pids.rst).
+struct PidsCgroup {
+  std::string directory;
+  std::uint64_t limit = 0;
+  std::uint64_t used = 0;  // in it and below it
+  std::uint64_t room() const { return used < limit ? limit - used : 0; }
+};
+
+// That with the least room of those that hold the process; nothing if none has a limit.
+std::optional<PidsCgroup> tightest_pids_cgroup(Pid pid, const std::string& proc = "/proc");
+
+}  // namespace stasis::proc

@@ -1,0 +1,25 @@
+// What is mounted where a process is.
+//
+// Reads /proc only; thread-safe.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "stasis/result.h"
+
+namespace stasis::proc {
+
+struct Mount {
+  int id = 0;  // as in the "mnt_id" of /proc/PID/fdinfo
+  unsigned major = 0;
+  unsigned minor = 0;
+  std::string point;  // as the process sees it, from its root
+  std::string type;   // "ext4"
+};
+
+// In the mount namespace of a process, as far as its root lets it see them: "12", or "self".
+// kNotPermitted, kNoSuchProcess, kIo.
+Result<std::vector<Mount>> mounts(const std::string& process, const std::string& proc = "/proc");
+
+}  // namespace stasis::proc
