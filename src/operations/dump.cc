@@ -353,7 +353,8 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   if (!inherited) return undo(std::move(inherited.error()));
   // One that stays suspended keeps its memory's content itself: nobody has to keep the image for
   // it.
-  const IntoImage into_image{writer->dir(), {options.compression, past_the_cache(options), options.sync}};
+  const IntoImage into_image{writer->dir(),
+                             {options.compression, past_the_cache(options), options.sync}};
   auto done = quiesce(env, *opened,
                       {options.timeout, options.ignore_obstacles, true, options.path,
                        options.after == AfterDump::kSuspended ? nullptr : &into_image},
@@ -378,6 +379,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
     if (!processes) return fail(std::move(processes.error()));
     manifest.processes = std::move(*processes);
     manifest.phases = phases.done();
+    manifest.job = options.job;
     auto sealed = writer->seal(std::move(manifest), options.sync, env.progress, env.interrupt);
     if (!sealed) return fail(std::move(sealed.error()));
     manifest = std::move(*sealed);
