@@ -132,7 +132,7 @@ json bounded(json result) {
 }  // namespace
 
 void add_job_options(CLI::App& command, RunArguments& arguments) {
-  constexpr const char* kGroup = "Options for a job that is looked after";
+  constexpr const char* kGroup = "Options for jobs";
   job::RunOptions& job = arguments.job;
   auto* dir = command
                   .add_option("-D,--images-dir", job.images_dir,

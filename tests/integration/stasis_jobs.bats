@@ -249,7 +249,7 @@ END
   kill -KILL "$(pgrep -ox stasis-worker)"
   told "the process that saved the job was killed by signal 9"
   target_goes_on
-  saves 000002
+  saves 000001 # what the killed one had begun is gone
   kill -TERM "$RUN"
   ends_with 75
 }
