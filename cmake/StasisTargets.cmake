@@ -101,7 +101,7 @@ function(stasis_bats file)
   endif()
   get_filename_component(stem ${file} NAME_WE)
   find_program(BATS bats REQUIRED)
-  add_test(NAME ${stem}.bats COMMAND ${STASIS_OWN_NUMBERS} ${BATS} ${file}
+  add_test(NAME ${stem}.bats COMMAND ${STASIS_OWN_NUMBERS} ${CMAKE_SOURCE_DIR}/tests/integration/run_bats ${file}
            WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
   set_tests_properties(${stem}.bats PROPERTIES LABELS integration TIMEOUT 600 ENVIRONMENT
                                                "STASIS_BUILD=${CMAKE_BINARY_DIR}")

@@ -279,8 +279,7 @@ class Session {
 
   void make_buffer() {
     if (have_buffer(segment_bytes_)) return done();
-    refuse(cuda::CUDA_ERROR_OUT_OF_MEMORY, "no address range of that many bytes",
-           segment_bytes_);
+    refuse(cuda::CUDA_ERROR_OUT_OF_MEMORY, "no address range of that many bytes", segment_bytes_);
   }
 
   void prepare() {

@@ -140,9 +140,10 @@ Verb add_dump(CLI::App& app) {
           "--compress", options->compress,
           "none, lz4 or zstd: for the GPU memory of programs started by `stasis run` [none]")
       ->check(CLI::IsMember({"none", "lz4", "zstd"}));
-  command->add_flag("--direct-io,!--no-direct-io", options->dump.direct_io,
-                    "write that memory past the page cache, where the file system can [where the job "
-                    "ends and its image is synced]");
+  command->add_flag(
+      "--direct-io,!--no-direct-io", options->dump.direct_io,
+      "write that memory past the page cache, where the file system can [where the job "
+      "ends and its image is synced]");
   command->add_flag("-f,--force", options->dump.overwrite, "replace an existing image");
   command->add_flag("--ignore-undumpable", options->dump.ignore_undumpable,
                     "let CRIU try what it is known not to dump (`stasis doctor PID`)");

@@ -354,7 +354,11 @@ void DirectPath::get_ready(const Environment& env, const std::vector<const Proce
     auto agent = AgentClient::find(process->pid(), process->pidfd());
     if (agent && *agent && is_away((*agent)->state())) sum += (*agent)->bytes();
   }
-  if (sum == 0) return;
+  if (sum > 0) get_ready(env);
+}
+
+void DirectPath::get_ready(const Environment& env) {
+  if (!env.mover || coming_.valid()) return;
   coming_ = std::async(std::launch::async, env.mover, std::span<const GpuUuid>());
 }
 

@@ -74,6 +74,8 @@ class DirectPath {
   // Begins to prepare a mover for what of these is away, in a thread of its own, so that it is
   // ready when move_in() needs it.
   void get_ready(const Environment& env, const std::vector<const Process*>& processes);
+  // For content that is known to come from an image.
+  void get_ready(const Environment& env);
 
   // Everybody runs on with its memory. kNotRolledBack names who does not.
   Result<void> roll_back();

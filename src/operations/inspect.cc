@@ -144,8 +144,8 @@ Result<ImageReport> inspect(const Environment* env, const Error& no_driver,
       enter("gpus", pairs ? Result<void>() : fail(pairs.error()));
     }
   }
-  enter("host-memory",
-        check_host_memory(out.manifest, out.manifest.criu_options.cgroups == CgroupMode::kIgnore));
+  enter("host-memory", check_host_memory(out.manifest, out.content ? out.content->all.bytes : 0,
+                                         out.manifest.criu_options.cgroups == CgroupMode::kIgnore));
   enter("process-numbers", check_numbers(out.manifest));
   enter("tcp-ports", check_ports(out.manifest));
   auto content =

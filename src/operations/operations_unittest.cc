@@ -12,6 +12,7 @@
 #include "checkpoint/fake_driver.h"
 #include "checkpoint/journal.h"
 #include "operations/common.h"
+#include "operations/restore_checks.h"
 #include "tests/fakes/child.h"
 
 namespace stasis {
@@ -262,6 +263,16 @@ TEST_F(OperationsTest, NotCudaAndNotThere) {
   EXPECT_EQ(suspend(env(), Pid{2147483647}, {}).error().code, ErrorCode::kNoSuchProcess);
   EXPECT_EQ(suspend(env(), Pid{0}, {}).error().code, ErrorCode::kUsage);
   EXPECT_TRUE(std::filesystem::is_empty(dir_));
+}
+
+TEST(RestoreChecks, ContentThatGoesStraightToTheGpuNeedsNoHostMemory) {
+  constexpr std::uint64_t kMuch = std::uint64_t{1} << 50;
+  Manifest manifest;
+  manifest.processes.push_back({Pid{7}, {}, {}, true, {}, {{"GPU-", kMuch}}});
+  EXPECT_EQ(check_host_memory(manifest, 0, false).error().code, ErrorCode::kOutOfHostMemory);
+  EXPECT_EQ(check_host_memory(manifest, kMuch / 2, false).error().code,
+            ErrorCode::kOutOfHostMemory);
+  EXPECT_TRUE(check_host_memory(manifest, kMuch, false));
 }
 
 }  // namespace

@@ -80,20 +80,23 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   if (auto ok = check_driver(env.driver, manifest); !ok) return fail(std::move(ok.error()));
   auto pairs = plan_gpus(env, manifest, *old_gpus, options);
   if (!pairs) return fail(std::move(pairs.error()));
+  DirectPath direct;
+  std::uint64_t elsewhere = 0;
+  if (manifest.content) {
+    auto content = image->open_content();
+    if (!content) return fail(std::move(content.error()));
+    for (const ContentStream& stream : content->streams())
+      elsewhere += stream.bytes;
+    direct.look_in(ImageContent::of(std::move(*content), *manifest.content));
+  }
   if (auto ok = check_host_memory(
-          manifest, criu_options_of(manifest, options).cgroups == CgroupMode::kIgnore);
+          manifest, elsewhere, criu_options_of(manifest, options).cgroups == CgroupMode::kIgnore);
       !ok)
     return fail(std::move(ok.error()));
   if (auto ok = check_numbers(manifest); !ok) return fail(std::move(ok.error()));
   if (auto ok = wait_for_ports(env, manifest); !ok) return fail(std::move(ok.error()));
   if (auto ok = image->verify(env.progress, env.interrupt, ImageReader::Part::kAllButPages); !ok) {
     return fail(std::move(ok.error()));
-  }
-  DirectPath direct;
-  if (manifest.content) {
-    auto content = image->open_content();
-    if (!content) return fail(std::move(content.error()));
-    direct.look_in(ImageContent::of(std::move(*content), *manifest.content));
   }
   if (auto allowed = fault(FaultPoint::kRestoreVerified); !allowed) {
     return fail(std::move(allowed.error()));
@@ -130,6 +133,7 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   std::future<void> driver_ready;
   if (!options.leave_suspended) {
     driver_ready = std::async(std::launch::async, [&] { env.driver.prepare_restore(); });
+    if (manifest.content) direct.get_ready(env);
   }
   const std::string needed =
       options.leave_suspended && manifest.content ? image->path() : std::string();

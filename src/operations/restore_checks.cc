@@ -138,7 +138,7 @@ namespace {
 
 // At least so much memory do the processes need. Not the sum of all pages: those that forked
 // processes share with their parents are in the image several times, and CRIU shares them again.
-std::uint64_t least_memory(const Manifest& manifest) {
+std::uint64_t least_memory(const Manifest& manifest, std::uint64_t elsewhere) {
   std::uint64_t largest = 0;
   std::uint64_t on_gpus = 0;
   for (const FileRecord& file : manifest.files)
@@ -146,13 +146,14 @@ std::uint64_t least_memory(const Manifest& manifest) {
   for (const ProcessRecord& record : manifest.processes)
     for (const GpuMemoryRecord& use : record.gpu_memory)
       on_gpus += use.bytes > kContextBytes ? use.bytes - kContextBytes : 0;
-  return std::max(largest, on_gpus);
+  return std::max(largest, on_gpus - std::min(on_gpus, elsewhere));
 }
 
 }  // namespace
 
-Result<void> check_host_memory(const Manifest& manifest, bool in_our_cgroup) {
-  const std::uint64_t needed = least_memory(manifest);
+Result<void> check_host_memory(const Manifest& manifest, std::uint64_t elsewhere,
+                               bool in_our_cgroup) {
+  const std::uint64_t needed = least_memory(manifest, elsewhere);
   const proc::ProcFs procfs;
   const auto memory = procfs.memory_available();
   const auto swap = procfs.swap_free();

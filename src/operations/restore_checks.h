@@ -28,8 +28,10 @@ Result<void> check_driver(const Driver& driver, const Manifest& manifest);
 Result<void> check_numbers(const Manifest& manifest);
 
 // The memory of the processes, the GPU's content with it, has room on this host, swap included, and
-// in our memory cgroup, if they will be in that one. kOutOfHostMemory with the figures.
-Result<void> check_host_memory(const Manifest& manifest, bool in_our_cgroup);
+// in our memory cgroup, if they will be in that one. `elsewhere`: bytes of the GPU's content that
+// go to the GPU without becoming memory of theirs. kOutOfHostMemory with the figures.
+Result<void> check_host_memory(const Manifest& manifest, std::uint64_t elsewhere,
+                               bool in_our_cgroup);
 
 // Where the GPU memory of each process goes, and that it fits there.
 Result<std::vector<GpuPair>> plan_gpus(const Environment& env, const Manifest& manifest,

@@ -43,6 +43,7 @@ target_round() { local n=; until [[ -n $n ]]; do n=$(sed -n 's/^round 0*\([0-9][
   diff "$BATS_TEST_TMPDIR/without" "$BATS_TEST_TMPDIR/with"
 }
 
+# bats test_tags=long
 @test "a program that forks all the time is suspended and goes on" {
   start_doing fork
   # What forked a moment ago may still be there, and is suspended with it.
@@ -57,6 +58,7 @@ target_round() { local n=; until [[ -n $n ]]; do n=$(sed -n 's/^round 0*\([0-9][
   target_verifies
 }
 
+# bats test_tags=long
 @test "after exec there is another agent, with the new program's memory" {
   start_doing exec "$BATS_TEST_TMPDIR/go"
   cycle_by direct
@@ -77,6 +79,7 @@ target_round() { local n=; until [[ -n $n ]]; do n=$(sed -n 's/^round 0*\([0-9][
 # preloaded LIBRARY: its path, if it is installed.
 preloaded() { ldconfig -p | awk -v name="$1" '$1 == name && /x86-64/ { print $NF; exit }'; }
 
+# bats test_tags=long
 @test "beside other allocators that are preloaded, programs are suspended and dumped as ever" {
   local first second
   first=$(preloaded libjemalloc.so.2)
@@ -132,6 +135,7 @@ closed_there() { rm "$go"; wait_until 10 test ! -e "$go.done"; sleep 0.1; }
   target_verifies
 }
 
+# bats test_tags=long
 @test "dumped and restored, memory that was shared by CUDA IPC is opened as before" {
   need_root "CRIU"
   go=$BATS_TEST_TMPDIR/go

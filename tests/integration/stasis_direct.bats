@@ -157,6 +157,7 @@ agent_is() { [[ $(agent_state) == "$1" ]]; }
   restored_verifies
 }
 
+# bats test_tags=long
 @test "dump --leave-running goes on in the same process, with the image whole" {
   need_root "CRIU"
   start_agent memory --size 16M
@@ -203,6 +204,7 @@ agent_is() { [[ $(agent_state) == "$1" ]]; }
   target_verifies
 }
 
+# bats test_tags=long
 @test "a tool that is killed at any moment leaves a program that recover makes run" {
   start_agent memory --size 24M
   local delay
@@ -248,6 +250,7 @@ agent_is() { [[ $(agent_state) == "$1" ]]; }
   target_verifies
 }
 
+# bats test_tags=long
 @test "SIGTERM and SIGINT end a suspend with 143 and 130, and the program runs on" {
   start_agent memory --size 24M
   local signal expected
@@ -324,6 +327,7 @@ agent_is() { [[ $(agent_state) == "$1" ]]; }
   target_verifies
 }
 
+# bats test_tags=long
 @test "without the agent, or with it told to keep out, the driver does it" {
   STASIS_AGENT=off start_agent memory --size 8M
   cycles 1 driver
@@ -379,6 +383,7 @@ path_in_ps() {
   assert_equal "$(path_in_ps)" driver
 }
 
+# bats test_tags=long
 @test "--path driver leaves the agent alone, and resume and restore follow" {
   start_agent memory --size 16M
   done_by suspend "$TARGET" --path driver --json

@@ -40,12 +40,18 @@ there_and_back() {
 }
 
 @test "there and back: device memory" { there_and_back memory --size 32M; }
+# bats test_tags=long
 @test "there and back: pinned, mapped and registered host memory" { there_and_back pinned --size 8M; }
+# bats test_tags=long
 @test "there and back: streams and events in flight" { there_and_back streams; }
 @test "there and back: stream-ordered pools" { there_and_back pool --size 8M; }
+# bats test_tags=long
 @test "there and back: virtual memory management" { there_and_back vmm --size 8M; }
+# bats test_tags=long
 @test "there and back: several contexts on two GPUs" { STASIS_SIM_GPUS=2x256M there_and_back contexts; }
+# bats test_tags=long
 @test "there and back: threads that launch at the same time" { there_and_back threads; }
+# bats test_tags=long
 @test "there and back: a context and nothing else" { there_and_back idle; }
 
 @test "there and back: threads that ask the driver all the time" { there_and_back poll --own-us 20; }
@@ -444,6 +450,7 @@ has_device_files() { ls -l "/proc/$1/fd" | grep -qE 'userfaultfd|landlock|perf_e
   restored_verifies
 }
 
+# bats test_tags=long
 @test "workers that the program starts all the time are dumped and restored with it" {
   start_target loader --restless
   for _ in 1 2 3; do

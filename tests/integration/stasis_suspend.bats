@@ -65,6 +65,7 @@ teardown() { end_stasis; }
 }
 looked_often() { (($(grep -c " busy " "$BATS_TEST_TMPDIR/said") >= 6)); }
 
+# bats test_tags=long
 @test "ps --watch shows no answer of an earlier look" {
   start_target memory --size 2M
   STASIS_SIM_FAULTS=checkpoint:delay=4s stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
@@ -131,6 +132,7 @@ stands_in_ps() { stasis ps 2>/dev/null | grep -qF "$1"; }
   nothing_left
 }
 
+# bats test_tags=long
 @test "100 cycles of suspend and resume lose nothing" {
   start_target memory --size 4M --pause-ms 1
   for ((i = 0; i < 100; ++i)); do
@@ -142,6 +144,7 @@ stands_in_ps() { stasis ps 2>/dev/null | grep -qF "$1"; }
   nothing_left
 }
 
+# bats test_tags=long
 @test "threads that ask the driver all the time stand still while the GPU is away, 50 times" {
   start_target poll --size 4M --pause-ms 1 --own-us 20
   for ((i = 0; i < 50; ++i)); do

@@ -1,6 +1,7 @@
 """The direct path: programs started under `stasis run`, whose GPU memory is moved past the driver."""
 
 import os
+import shutil
 import statistics
 import sys
 import time
@@ -235,3 +236,59 @@ def speed(machine, gib):
 
 case("direct.speed.16", needs=NEEDS)(lambda machine: speed(machine, 16))
 case("direct.speed.64", simulated=False, needs=NEEDS)(lambda machine: speed(machine, 64))
+
+
+def dump_speed(machine, gib):
+    """Dumps into the page cache and restores from it, of the same program by either path."""
+    size = f"{gib}G" if not machine.simulated else "64M"
+    figures = {"size": size}
+    for path in ("driver", "direct"):
+        options = ["--size", size, "--pause-ms", "200"]
+        target = start(machine, "memory", options, name=path)
+        found = figures[path] = {"dump_seconds": [], "restore_seconds": [], "dump_phases": [], "restore_phases": []}
+        for number in range(3 if path == "direct" else 1):
+            images = os.path.join(machine.work, f"image-{path}-{number}")
+            dump = machine.stasis("dump", target.pid, "--images-dir", images, "--sync", "none", "--path", path,
+                                  "--json").must_succeed().json()
+            expect_equal(dump["path"], path, f"path ({dump.get('notes')})")
+            target.forget_exit()
+            restore = machine.stasis("restore", "--images-dir", images, "--detach", "--json").must_succeed().json()
+            target.wait_rounds(1)
+            for verb, report in (("dump", dump), ("restore", restore)):
+                found[f"{verb}_seconds"].append(report["seconds"])
+                found[f"{verb}_phases"].append({p["name"]: p["seconds"] for p in report["phases"]})
+            shutil.rmtree(images)
+        target.finish()
+    out, back = ([statistics.median(figures[path][step]) for path in ("driver", "direct")]
+                 for step in ("dump_seconds", "restore_seconds"))
+    figures["note"] = (f"{size}: dump {out[0]:.2f} s by the driver, {out[1]:.2f} s direct ({out[0] / out[1]:.1f} x); "
+                       f"restore {back[0]:.2f} s, {back[1]:.2f} s ({back[0] / back[1]:.1f} x)")
+    return figures
+
+
+case("direct.dump_speed.16", needs=NEEDS + ("criu", "root"))(lambda machine: dump_speed(machine, 16))
+
+
+@case("direct.torch.dump", simulated=False, needs=NEEDS + ("criu", "root"))
+def torch_dump(machine):
+    """Training that is dumped five times, and goes on or is restored: the losses are those of one that was not."""
+    version = case_torch.require_torch(machine)
+    target = start_training(machine, "dumped")
+    figures = {"torch": version, "dump_seconds": [], "standstill_seconds": []}
+    case_torch.wait_step(target, 10)
+    for number in range(5):
+        before = len(case_torch.losses(target))
+        images = os.path.join(machine.work, f"image-{number}")
+        runs_on = number % 2 == 0
+        dump = machine.stasis("dump", target.pid, "--images-dir", images, "--sync", "none", "--path", "direct", "--json",
+                              *(["--leave-running"] if runs_on else [])).must_succeed().json()
+        figures["dump_seconds"].append(dump["seconds"])
+        figures["standstill_seconds"].append(dump.get("standstill_seconds"))
+        if not runs_on:
+            target.forget_exit()
+            machine.stasis("restore", "--images-dir", images, "--detach").must_succeed()
+        case_torch.wait_step(target, before + 3)
+        shutil.rmtree(images)
+    figures = case_torch.compare(machine, version, case_torch.finish(target), figures)
+    figures["note"] = f"5 dumps, median {statistics.median(figures['dump_seconds']):.2f} s; {figures['note']}"
+    return figures
