@@ -12,6 +12,12 @@ _stasis() {
     [[ ${COMP_WORDS[i]} == -* ]] || { verb=${COMP_WORDS[i]} && break; }
   done
   case $verb:$before in
+    run:-D|run:--images-dir) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -d -- "$word"); return ;;
+    run:--every) :; return ;;
+    run:--on-signal) :; return ;;
+    run:--keep) :; return ;;
+    run:--grace) :; return ;;
+    run:--exit-code) :; return ;;
     ps:-t|ps:--timeout) :; return ;;
     suspend:-t|suspend:--timeout) :; return ;;
     suspend:--path) mapfile -t COMPREPLY < <(compgen -W 'driver direct' -- "$word"); return ;;
@@ -64,7 +70,7 @@ _stasis() {
   esac
   case $verb in
     '') words='run ps suspend resume dump restore recover doctor explain inspect verify logs report -h --help --version --json -v --verbose -q --quiet' ;;
-    run) words='-h --help --json -v --verbose -q --quiet' ;;
+    run) words='-h --help --json -v --verbose -q --quiet -D --images-dir --every --on-signal --keep --grace --exit-code' ;;
     ps) words='-h --help -t --timeout -w --watch --json -v --verbose -q --quiet' ;;
     suspend) words='-h --help -t --timeout --path --force --ignore-obstacles --json -v --verbose -q --quiet --driver-timeout --trace' ;;
     resume) words='-h --help -d --device-map -t --timeout --json -v --verbose -q --quiet --driver-timeout --trace' ;;

@@ -1,4 +1,5 @@
-// Starts a program with the agent loaded, so that its GPU memory can be moved by the direct path.
+// Starts a program with the agent loaded, so that its GPU memory can be moved by the direct path;
+// with --images-dir, as a job that is looked after.
 #include <sys/stat.h>
 #include <sys/xattr.h>
 #include <unistd.h>
@@ -13,6 +14,7 @@
 #include <fmt/format.h>
 
 #include "base/fd.h"
+#include "cli/run_job.h"
 #include "cli/verbs.h"
 
 namespace stasis::cli {
@@ -72,45 +74,70 @@ std::string why_without_agent(const std::string& name) {
   return {};
 }
 
+// Replaces this process; comes back with the exit status if that cannot be. As shells have it: 127
+// not found, 126 found and not to be started.
+int become(std::vector<std::string>& words) {
+  std::vector<char*> argv;
+  for (std::string& word : words)
+    argv.push_back(word.data());
+  argv.push_back(nullptr);
+  ::execvp(argv[0], argv.data());
+  const int why = errno;
+  const Error error = errno_error(fmt::format("cannot start {}", argv[0]), why);
+  fmt::print(stderr, "stasis: error: {}\n", error.to_string());
+  return why == ENOENT ? 127 : 126;
+}
+
+Result<int> run_program(Context& context, RunArguments& arguments) {
+  std::vector<std::string>& words = arguments.job.command;
+  auto library = find_agent();
+  if (!library) return fail(std::move(library.error()));
+  // The linker takes blanks and colons for separators.
+  if (library->find_first_of(" :") != std::string::npos) {
+    return fail(
+        ErrorCode::kUsage,
+        fmt::format("the path {} has a blank or a colon, which LD_PRELOAD cannot hold", *library),
+        "let STASIS_PRELOAD name a link to it without");
+  }
+  if (const auto why = why_without_agent(words.front()); !why.empty()) {
+    context.terminal.note(why +
+                          ", so the loader leaves the agent out of it: its GPU memory goes by the "
+                          "driver");
+  }
+  const std::string preload = with_agent(*library);
+  if (arguments.job.images_dir.empty()) {
+    ::setenv("LD_PRELOAD", preload.c_str(), 1);
+    return become(words);
+  }
+  auto outcome = run_job(context, arguments, preload);
+  if (!outcome) return fail(std::move(outcome.error()));
+  if (outcome->without_images) {
+    context.terminal.note(
+        "the program is started without --images-dir, and nothing will be saved: " +
+        outcome->without_images->message + "; what to do: " + outcome->without_images->remedy);
+    ::setenv("LD_PRELOAD", preload.c_str(), 1);
+    return become(words);
+  }
+  if (outcome->why) fmt::print(stderr, "stasis: error: {}\n", outcome->why->to_string());
+  return outcome->status;
+}
+
 }  // namespace
 
 Verb add_run(CLI::App& app) {
-  auto words = std::make_shared<std::vector<std::string>>();
+  auto arguments = std::make_shared<RunArguments>();
   CLI::App* command = app.add_subcommand(
-      "run", "start a program so that its GPU memory can be moved at the speed of the bus");
-  command->add_option("COMMAND", *words, "the program and its arguments; put -- before it")
+      "run",
+      "start a program so that its GPU memory can be moved at the speed of the bus; with "
+      "--images-dir, save it, end it when it has to make room, and go on from there");
+  command
+      ->add_option("COMMAND", arguments->job.command,
+                   "the program and its arguments; put -- before it")
       ->required();
+  add_job_options(*command, *arguments);
   command->positionals_at_end();
   command->prefix_command(false);
-  return {command,
-          [words](Context& context) -> Result<int> {
-            auto library = find_agent();
-            if (!library) return fail(std::move(library.error()));
-            // The linker takes blanks and colons for separators.
-            if (library->find_first_of(" :") != std::string::npos) {
-              return fail(ErrorCode::kUsage,
-                          fmt::format("the path {} has a blank or a colon, which LD_PRELOAD cannot "
-                                      "hold",
-                                      *library),
-                          "let STASIS_PRELOAD name a link to it without");
-            }
-            if (const auto why = why_without_agent(words->front()); !why.empty()) {
-              context.terminal.note(why +
-                                    ", so the loader leaves the agent out of it: its GPU memory "
-                                    "goes by the driver");
-            }
-            ::setenv("LD_PRELOAD", with_agent(*library).c_str(), 1);
-            std::vector<char*> argv;
-            for (std::string& word : *words)
-              argv.push_back(word.data());
-            argv.push_back(nullptr);
-            ::execvp(argv[0], argv.data());
-            // As shells have it: 127 not found, 126 found and not to be started.
-            const int why = errno;
-            const Error error = errno_error(fmt::format("cannot start {}", argv[0]), why);
-            fmt::print(stderr, "stasis: error: {}\n", error.to_string());
-            return why == ENOENT ? 127 : 126;
-          },
+  return {command, [arguments](Context& context) { return run_program(context, *arguments); },
           false};
 }
 

@@ -81,6 +81,15 @@ struct ContentRecord {
   std::uint64_t total_bytes() const;
 };
 
+// The job that `stasis run --images-dir` looks after, of which the image is one of several.
+struct JobRecord {
+  std::vector<std::string> command;  // as it was given to `stasis run`
+  // What CRIU calls its standard input, output and error, "pipe:[1234]": a restore puts others in
+  // their place.
+  std::vector<std::string> streams;
+  bool operator==(const JobRecord&) const = default;
+};
+
 struct Manifest {
   std::string stasis_version;
   std::string created;  // UTC, "2026-11-21T09:30:00Z"; seal() sets it if empty
@@ -96,6 +105,7 @@ struct Manifest {
   CriuOptions criu_options;              // what the dump used; the restore uses the same
   SyncPolicy sync = SyncPolicy::kDisk;
   std::vector<PhaseRecord> phases;
+  std::optional<JobRecord> job;
   std::vector<FileRecord> files;         // seal() fills these in, sorted by path
   std::optional<ContentRecord> content;  // if there is a gpu/: ContentSummary::record
   std::uint64_t total_bytes = 0;  // seal() fills it in: the sum of all sizes, also of the content's

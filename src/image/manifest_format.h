@@ -19,6 +19,7 @@ inline constexpr std::size_t kMaxProcesses = 65536;
 inline constexpr std::size_t kMaxThreads = 65536;  // of one process
 inline constexpr std::size_t kMaxPorts = 65535;    // of one process
 inline constexpr std::size_t kMaxArguments = 4096;
+inline constexpr std::size_t kMaxStreams = 3;
 inline constexpr std::size_t kMaxExternal = 4096;
 inline constexpr std::size_t kMaxPhases = 256;
 inline constexpr std::size_t kMaxFiles = 1048576;

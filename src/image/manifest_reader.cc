@@ -232,6 +232,11 @@ ContentRecord read_content(const Json& json, std::string& problem) {
   return content;
 }
 
+JobRecord read_job(const Json& json, std::string& problem) {
+  Fields fields(json, "job", problem);
+  return {fields.strings("command", kMaxArguments), fields.strings("streams", kMaxStreams)};
+}
+
 FileRecord read_file_record(const Json& json, std::size_t index, std::string& problem) {
   Fields fields(json, fmt::format("files[{}]", index), problem);
   FileRecord file{fields.string("path"), fields.integer("size"), fields.string("checksum")};
@@ -286,6 +291,7 @@ Manifest read_fields(const Json& json, std::string& problem) {
   if (fields.has("gpu_content")) {
     manifest.content = read_content(*fields.find("gpu_content"), problem);
   }
+  if (fields.has("job")) manifest.job = read_job(*fields.find("job"), problem);
   const auto features = fields.strings("requires", kMaxRequires);
   if (manifest.content.has_value() !=
       (std::find(features.begin(), features.end(), kNeedsContent) != features.end())) {

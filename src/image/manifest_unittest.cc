@@ -172,6 +172,16 @@ TEST(Manifest, ThreadNumbersMayMissAndNeverStandTwice) {
   EXPECT_TRUE(back->processes[0].threads.empty());
 }
 
+TEST(Manifest, KnowsTheJobThatItIsOf) {
+  Manifest manifest = sealed_manifest();
+  manifest.job = {{"python3", "train.py"}, {"pipe:[11]", "pipe:[12]", "pipe:[13]"}};
+  const auto back = parse_manifest(serialize_manifest(manifest));
+  ASSERT_TRUE(back) << back.error().to_string();
+  EXPECT_EQ(*back, manifest);
+  manifest.job->streams.emplace_back("pipe:[14]");
+  EXPECT_FALSE(parse_manifest(serialize_manifest(manifest)));
+}
+
 TEST(Manifest, PortsMayMiss) {
   auto without = parse_manifest(changed([](Json& j) { j["processes"][0].erase("tcp_ports"); }));
   ASSERT_TRUE(without) << without.error().to_string();

@@ -119,6 +119,9 @@ std::string serialize_manifest(const Manifest& manifest) {
   for (const PhaseRecord& phase : manifest.phases) {
     json["phases"].push_back({{"name", phase.name}, {"microseconds", microseconds(phase.seconds)}});
   }
+  if (manifest.job) {
+    json["job"] = {{"command", manifest.job->command}, {"streams", manifest.job->streams}};
+  }
   json["checksum"] = {{"algorithm", kChecksumAlgorithm}, {"block_size", kChecksumBlock}};
   json["files"] = Json::array();
   for (const FileRecord& file : manifest.files) {

@@ -392,6 +392,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
     if (!processes) return fail(std::move(processes.error()));
     manifest.processes = std::move(*processes);
     manifest.phases = phases.done();
+    manifest.job = options.job;
     auto sealed = writer->seal(std::move(manifest), options.sync, env.progress, env.interrupt);
     if (!sealed) return fail(std::move(sealed.error()));
     manifest = std::move(*sealed);

@@ -116,6 +116,7 @@ struct DumpOptions {
   bool ignore_obstacles = false;  // as with suspend
   MemoryPath path = MemoryPath::kAutomatic;
   bool ignore_undumpable = false;  // let CRIU try what doctor/undumpable.h finds red
+  std::optional<JobRecord> job;    // of which the image is one: for the manifest
   CriuOptions criu;
   std::optional<std::string> criu_path;
   int criu_log_level = 4;
@@ -135,6 +136,9 @@ struct RestoreOptions {
   std::vector<GpuMapEntry> gpu_map;
   bool leave_suspended = false;
   std::vector<InheritedFd> inherit;
+  // Called when every process stands complete and none runs yet; an error gives the restore up. May
+  // be empty.
+  std::function<Result<void>()> on_standing = {};
   // CRIU's words besides those of the dump, which hold unless these say otherwise.
   std::vector<std::string> external;  // in the form of a restore: "mnt[name]:/path"
   bool tcp_close = false;

@@ -156,6 +156,9 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
     set_fault_target(manifest.root);
     targets = job.targets(options.leave_suspended);
     if (auto entered = journal->update(targets); !entered) return entered;
+    if (options.on_standing) {
+      if (auto allowed = options.on_standing(); !allowed) return allowed;
+    }
     return fault(FaultPoint::kRestoreHeld);
   };
   RestoreRequest request{image->criu_dir(), log->directory(), log->name()};

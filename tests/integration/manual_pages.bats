@@ -46,7 +46,7 @@ completed() {
 
 @test "headings are those that were written" {
   assert_equal "$(grep -h '^\.SH' "$DOCS"/man/stasis*.1 | sort -u | tr '\n' ' ')" \
-    ".SH ARGUMENTS .SH DESCRIPTION .SH ENVIRONMENT .SH EXIT STATUS .SH NAME .SH OPTIONS .SH OPTIONS FOR CRIU .SH SEE ALSO .SH SYNOPSIS .SH VERBS "
+    ".SH ARGUMENTS .SH DESCRIPTION .SH ENVIRONMENT .SH EXIT STATUS .SH NAME .SH OPTIONS .SH OPTIONS FOR CRIU .SH OPTIONS FOR JOBS .SH SEE ALSO .SH SYNOPSIS .SH VERBS "
 }
 
 @test "man pages are without a warning" {

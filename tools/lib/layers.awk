@@ -2,6 +2,7 @@
 # The variable "list" names a file with all paths of the tree; they are all relative to its top.
 #
 #   base <- proc, driver, image <- checkpoint, direct, criu <- doctor <- operations <- report <- cli, capi <- python
+#   checkpoint, image <- job <- cli
 #   checkpoint, direct <- compat, plugins
 
 BEGIN {
@@ -20,8 +21,10 @@ BEGIN {
   middle = middle " doctor"
   allow("operations", middle)
   allow("report", middle " operations")
+  # It knows operations only by what its caller makes of them.
+  allow("job", "base proc image checkpoint")
   library = middle " operations report"
-  allow("cli", library)
+  allow("cli", library " job")
   allow("compat", library)
   # It runs inside CRIU: the core only.
   allow("plugins", "base proc driver checkpoint direct")
@@ -35,7 +38,7 @@ BEGIN {
   allow("examples", "base cuda_abi sim")
   allow("workloads", "base cuda_abi sim examples")
   # Tests and benchmarks may look anywhere.
-  allow("tests", library " cli capi compat plugins sim preload workloads examples")
+  allow("tests", library " job cli capi compat plugins sim preload workloads examples")
   allow("bench", library " sim workloads tests examples")
 }
 

@@ -1,0 +1,238 @@
+#include "job/images.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <filesystem>
+#include <functional>
+#include <string_view>
+#include <thread>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "base/units.h"
+#include "image/directory.h"
+#include "image/image_reader.h"
+#include "proc/procfs.h"
+
+namespace stasis::job {
+namespace {
+
+constexpr const char* kLock = "lock";
+constexpr const char* kRemoving = ".removing";
+constexpr std::size_t kDigits = 6;
+constexpr std::size_t kMostLock = 4096;
+// The kernel has to free the memory of a job whose `stasis run` was killed.
+constexpr Seconds kInitPatience{30};
+
+// What an entry's name says: "000012.partial-..." is {12, ".partial-..."}.
+struct Name {
+  int number = 0;
+  std::string_view rest;
+};
+
+std::optional<Name> parse(std::string_view text) {
+  Name name;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), name.number);
+  const auto digits = static_cast<std::size_t>(end - text.data());
+  if (error != std::errc() || digits < kDigits || name.number <= 0) return std::nullopt;
+  name.rest = text.substr(digits);
+  if (!name.rest.empty() && name.rest.front() != '.') return std::nullopt;
+  return name;
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : std::string();
+}
+
+struct Holder {
+  std::string host;
+  int pid = 0;
+  int init = 0;
+  std::uint64_t init_start = 0;
+};
+
+// Nothing of it can be relied on: it is for messages, and to know what to wait for.
+Holder read_holder(const UniqueFd& lock) {
+  std::string text(kMostLock, '\0');
+  const ssize_t got = ::pread(lock.get(), text.data(), text.size(), 0);
+  text.resize(got > 0 ? static_cast<std::size_t>(got) : 0);
+  const auto json = nlohmann::json::parse(text, nullptr, false);
+  if (!json.is_object()) return {};
+  try {
+    return {json.at("host").get<std::string>(), json.at("pid").get<int>(),
+            json.at("init").get<int>(), json.at("init_start").get<std::uint64_t>()};
+  } catch (const nlohmann::json::exception&) {
+    return {};
+  }
+}
+
+Result<void> write_holder(const UniqueFd& lock, const std::string& path, const Holder& holder) {
+  const std::string text = nlohmann::json{{"host", holder.host},
+                                          {"pid", holder.pid},
+                                          {"init", holder.init},
+                                          {"init_start", holder.init_start}}
+                               .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) +
+                           "\n";
+  if (::ftruncate(lock.get(), 0) != 0 ||
+      ::pwrite(lock.get(), text.data(), text.size(), 0) != static_cast<ssize_t>(text.size())) {
+    return fail(errno_error("cannot write " + path, errno));
+  }
+  return {};
+}
+
+// The lock of a killed `stasis run` is free a moment before the processes of its job are gone.
+Result<void> wait_for_end(const Holder& before) {
+  if (before.init <= 0 || before.host != host_name()) return {};
+  const auto start = Clock::now();
+  while (true) {
+    const auto info = proc::ProcFs().process(Pid{before.init});
+    if (!info || info->start_ticks != before.init_start || info->state == 'Z') return {};
+    if (since(start) > kInitPatience) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  return fail(ErrorCode::kTimeout,
+              fmt::format("the job of a `stasis run` that was killed is still there (its first "
+                          "process is {})",
+                          before.init),
+              fmt::format("end it with `kill -9 {}`, then start again", before.init));
+}
+
+}  // namespace
+
+Result<Images> Images::open(const std::string& dir) {
+  Images images;
+  std::error_code none;
+  images.path_ = std::filesystem::absolute(dir, none).lexically_normal().string();
+  while (images.path_.size() > 1 && images.path_.back() == '/')
+    images.path_.pop_back();
+  if (::mkdir(images.path_.c_str(), 0700) != 0 && errno != EEXIST) {
+    Error error = errno_error("cannot make the directory " + images.path_, errno);
+    error.remedy = "name one whose parent exists and may be written";
+    return fail(std::move(error));
+  }
+  auto opened = open_file(AT_FDCWD, images.path_, O_RDONLY | O_DIRECTORY);
+  if (!opened) return fail(std::move(opened.error()));
+  images.dir_ = std::move(*opened);
+  auto lock = open_file(images.dir_.get(), kLock, O_RDWR | O_CREAT | O_NOFOLLOW, 0600);
+  if (!lock) return fail(std::move(lock.error()).within("locking " + images.path_));
+  images.lock_ = std::move(*lock);
+  const Holder before = read_holder(images.lock_);
+  if (::flock(images.lock_.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) {
+      Error error = errno_error("cannot lock " + images.path_ + "/lock", errno);
+      error.remedy = "use a file system with locks, so that no image is restored twice at once";
+      return fail(std::move(error));
+    }
+    return fail(ErrorCode::kBusy,
+                fmt::format("the job of {} is run by another `stasis run`, process {} on {}",
+                            images.path_, before.pid, before.host),
+                "wait for its end, or give each job a directory of its own");
+  }
+  if (auto gone = wait_for_end(before); !gone) return fail(std::move(gone.error()));
+  auto written = write_holder(images.lock_, images.path_ + "/lock", {host_name(), ::getpid()});
+  if (!written) return fail(std::move(written.error()));
+  return images;
+}
+
+std::string Images::path_of(int number) const {
+  return fmt::format("{}/{:0{}}", path_, number, kDigits);
+}
+
+Result<void> Images::note_init(Pid init) const {
+  Holder holder{host_name(), ::getpid(), init.value};
+  if (auto info = proc::ProcFs().process(init)) holder.init_start = info->start_ticks;
+  return write_holder(lock_, path_ + "/lock", holder);
+}
+
+Result<std::vector<std::string>> Images::clear() const {
+  auto names = list_directory(dir_, path_);
+  if (!names) return fail(std::move(names.error()));
+  std::vector<std::string> removed;
+  std::set<int> seen;
+  for (const std::string& text : *names) {
+    const auto name = parse(text);
+    if (!name || name->rest.empty()) continue;
+    if (name->rest == kRemoving) {
+      if (auto gone = remove_tree(dir_, text, path_ + "/" + text); !gone) {
+        return fail(std::move(gone.error()));
+      }
+      removed.push_back(path_ + "/" + text);
+      continue;
+    }
+    if (!seen.insert(name->number).second) continue;
+    const std::string final = path_of(name->number);
+    for (const Leftover& leftover : find_leftovers(final)) {
+      // The job stood still until the image had its name, so it has lost nothing to it.
+      if (!leftover.complete || leftover.in_use == InUse::kYes) continue;
+      if (!ImageReader::open(leftover.path)) continue;
+      (void)::renameat2(AT_FDCWD, leftover.path.c_str(), AT_FDCWD, final.c_str(), RENAME_NOREPLACE);
+    }
+    auto cleared = clear_leftovers(final, false);
+    if (!cleared) return cleared;
+    removed.insert(removed.end(), cleared->begin(), cleared->end());
+  }
+  return removed;
+}
+
+Result<std::vector<int>> Images::complete() const {
+  auto names = list_directory(dir_, path_);
+  if (!names) return fail(std::move(names.error()));
+  std::vector<int> numbers;
+  for (const std::string& text : *names) {
+    const auto name = parse(text);
+    if (!name || !name->rest.empty() || damaged_.contains(name->number)) continue;
+    const std::string manifest = text + "/manifest.json";
+    if (::faccessat(dir_.get(), manifest.c_str(), F_OK, AT_SYMLINK_NOFOLLOW) != 0) continue;
+    numbers.push_back(name->number);
+  }
+  std::sort(numbers.begin(), numbers.end(), std::greater<>());
+  return numbers;
+}
+
+Result<int> Images::next() const {
+  auto names = list_directory(dir_, path_);
+  if (!names) return fail(std::move(names.error()));
+  int last = 0;
+  for (const std::string& text : *names) {
+    if (const auto name = parse(text)) last = std::max(last, name->number);
+  }
+  return last + 1;
+}
+
+Result<std::vector<int>> Images::remove_old(int keep) const {
+  auto numbers = complete();
+  if (!numbers) return numbers;
+  if (keep < 1 || numbers->size() <= static_cast<std::size_t>(keep)) return std::vector<int>();
+  const int oldest = (*numbers)[static_cast<std::size_t>(keep) - 1];
+  auto names = list_directory(dir_, path_);
+  if (!names) return fail(std::move(names.error()));
+  std::vector<int> removed;
+  for (const std::string& text : *names) {  // sorted, and so by number
+    const auto name = parse(text);
+    if (!name || name->number >= oldest) continue;
+    std::string doomed = text;
+    if (name->rest.empty()) {
+      // Under another name first: half an image must not be taken for one.
+      doomed += kRemoving;
+      if (::renameat(dir_.get(), text.c_str(), dir_.get(), doomed.c_str()) != 0) {
+        return fail(errno_error("cannot remove " + path_ + "/" + text, errno));
+      }
+      removed.push_back(name->number);
+    }
+    if (auto gone = remove_tree(dir_, doomed, path_ + "/" + doomed); !gone) {
+      return fail(std::move(gone.error()));
+    }
+  }
+  return removed;
+}
+
+}  // namespace stasis::job

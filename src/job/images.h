@@ -1,0 +1,56 @@
+// The directory that holds the images of one job: DIR/000001, DIR/000002, and so on, of which the
+// newest is what the job goes on from.
+//
+// Holds the directory's lock for as long as it lives. Follows no link in it. One thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/fd.h"
+#include "stasis/ids.h"
+#include "stasis/result.h"
+
+namespace stasis::job {
+
+class Images {
+ public:
+  // Makes the directory, in a parent that is there, and takes its lock. kBusy names who has it;
+  // kTimeout if what somebody who was killed has left behind does not come to its end.
+  static Result<Images> open(const std::string& dir);
+
+  const std::string& path() const { return path_; }
+  std::string path_of(int number) const;
+
+  // Writes into the lock who the init process of our job is: see open().
+  Result<void> note_init(Pid init) const;
+
+  // Clears away what killed dumps and removals have left. An image that a killed dump had completed
+  // but not named gets its name. What was removed is returned.
+  Result<std::vector<std::string>> clear() const;
+
+  // Those with a manifest, the newest first, and without those that are known to be damaged.
+  Result<std::vector<int>> complete() const;
+  // It is found to be damaged: from now on no image, and it counts for nothing.
+  void damaged(int number) { damaged_.insert(number); }
+  bool any_damaged() const { return !damaged_.empty(); }
+  // The number of the next one: above all that are there, or have left a trace.
+  Result<int> next() const;
+
+  // Removes what is older than the `keep` newest complete ones, the oldest first. What was removed
+  // is returned.
+  Result<std::vector<int>> remove_old(int keep) const;
+
+ private:
+  Images() = default;
+
+  std::string path_;
+  UniqueFd dir_;
+  UniqueFd lock_;
+  std::set<int> damaged_;
+};
+
+}  // namespace stasis::job

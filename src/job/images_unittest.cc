@@ -1,0 +1,90 @@
+#include "job/images.h"
+
+#include <filesystem>
+#include <fstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace stasis::job {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+namespace fs = std::filesystem;
+
+class JobImages : public ::testing::Test {
+ protected:
+  JobImages() {
+    std::string form = (fs::temp_directory_path() / "stasis-job-XXXXXX").string();
+    top_ = ::mkdtemp(form.data());
+  }
+  ~JobImages() override { fs::remove_all(top_); }
+
+  std::string dir() const { return (top_ / "job").string(); }
+  // A directory with a manifest, which is what counts as complete.
+  void make(const std::string& name, bool complete = true) const {
+    fs::create_directories(top_ / "job" / name);
+    if (complete) std::ofstream(top_ / "job" / name / "manifest.json") << "{}";
+  }
+  bool has(const std::string& name) const { return fs::exists(top_ / "job" / name); }
+
+ private:
+  fs::path top_;
+};
+
+TEST_F(JobImages, ASecondOneIsRefusedNamingTheFirst) {
+  auto first = Images::open(dir());
+  ASSERT_TRUE(first) << first.error().to_string();
+  auto second = Images::open(dir());
+  ASSERT_FALSE(second);
+  EXPECT_EQ(second.error().code, ErrorCode::kBusy);
+  EXPECT_THAT(second.error().message, ::testing::HasSubstr(std::to_string(::getpid())));
+}
+
+TEST_F(JobImages, TheNewestComeFirstAndHalfOnesDoNotCount) {
+  auto images = Images::open(dir());
+  ASSERT_TRUE(images);
+  EXPECT_EQ(*images->next(), 1);
+  make("000002");
+  make("000010");
+  make("000011", false);
+  make("000012.partial-0123456789abcdef", false);
+  make("notes");
+  make("0000x1");
+  EXPECT_THAT(*images->complete(), ElementsAre(10, 2));
+  EXPECT_EQ(*images->next(), 13);
+  images->damaged(10);
+  EXPECT_THAT(*images->complete(), ElementsAre(2));
+}
+
+TEST_F(JobImages, KeepsTheNewestThatAreSoundAndWhatIsNotItsOwn) {
+  auto images = Images::open(dir());
+  ASSERT_TRUE(images);
+  for (const char* name : {"000001", "000002", "000003", "000004", "notes"})
+    make(name);
+  std::ofstream(dir() + "/000001.failed-dump.log") << "log";
+  images->damaged(3);
+  EXPECT_THAT(*images->remove_old(2), ElementsAre(1));
+  EXPECT_FALSE(has("000001.failed-dump.log"));
+  EXPECT_TRUE(has("000002") && has("000003") && has("000004") && has("notes"));
+  EXPECT_THAT(*images->remove_old(1), ElementsAre(2, 3));
+  EXPECT_THAT(*images->remove_old(1), IsEmpty());
+  EXPECT_TRUE(has("000004") && has("notes") && has("lock"));
+}
+
+TEST_F(JobImages, WhatAKilledRemovalOrDumpHasLeftIsClearedAway) {
+  auto images = Images::open(dir());
+  ASSERT_TRUE(images);
+  make("000001.removing");
+  make("000003");
+  make("000004.partial-0123456789abcdef", false);
+  auto removed = images->clear();
+  ASSERT_TRUE(removed) << removed.error().to_string();
+  EXPECT_EQ(removed->size(), 2U);
+  EXPECT_FALSE(has("000001.removing") || has("000004.partial-0123456789abcdef"));
+  EXPECT_TRUE(has("000003"));
+}
+
+}  // namespace
+}  // namespace stasis::job

@@ -1,0 +1,330 @@
+#include "job/init.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/helper_process.h"
+#include "checkpoint/journal.h"
+
+namespace stasis::job {
+namespace {
+
+using nlohmann::json;
+
+constexpr int kWorkerEndMs = 5000;
+
+Result<void> send_json(const Channel& channel, const json& message,
+                       std::span<const UniqueFd> descriptors = {}) {
+  const std::string text = message.dump(-1, ' ', false, json::error_handler_t::replace);
+  return channel.send(std::as_bytes(std::span(text)), descriptors);
+}
+
+std::optional<json> parse_message(const Channel::Message& message) {
+  const std::string_view text(reinterpret_cast<const char*>(message.bytes.data()),
+                              message.bytes.size());
+  json parsed = json::parse(text, nullptr, false);
+  if (!parsed.is_object()) return std::nullopt;
+  return parsed;
+}
+
+Result<void> mount_or_fail(const char* what, const std::string& where, const char* type,
+                           unsigned long flags, const char* data) {
+  if (::mount(what, where.c_str(), type, flags, data) == 0) return {};
+  Error error = errno_error(fmt::format("cannot mount {} in the job's namespace", where), errno);
+  error.remedy = "run stasis as root, outside of a container or in one that may mount";
+  return fail(std::move(error));
+}
+
+// Mounts of outside that come later, as an automounter makes them, are seen; none goes back.
+Result<void> set_up_mounts() {
+  auto state = journal_directory();
+  if (!state) return fail(std::move(state.error()));
+  constexpr unsigned long kPlain = MS_NOSUID | MS_NODEV | MS_NOEXEC;
+  auto done = mount_or_fail("none", "/", nullptr, MS_REC | MS_SLAVE, nullptr);
+  if (done) done = mount_or_fail("proc", "/proc", "proc", kPlain, nullptr);
+  if (done) done = mount_or_fail("stasis", *state, "tmpfs", kPlain, "mode=0700");
+  return done;
+}
+
+void close_all_but(std::vector<int> kept) {
+  std::sort(kept.begin(), kept.end());
+  unsigned first = STDERR_FILENO + 1;
+  for (const int fd : kept) {
+    const auto number = static_cast<unsigned>(fd);
+    if (number > first) (void)::syscall(SYS_close_range, first, number - 1, 0);
+    first = number + 1;
+  }
+  (void)::syscall(SYS_close_range, first, ~0U, 0);
+  if (const int null = ::open("/dev/null", O_RDWR | O_CLOEXEC); null >= 0) {
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd)
+      (void)::dup2(null, fd);
+    ::close(null);
+  }
+}
+
+class Loop {
+ public:
+  Loop(JobSpec spec, Channel outside, StreamEnds streams)
+      : spec_(std::move(spec)), outside_(std::move(outside)), streams_(std::move(streams)) {}
+
+  [[noreturn]] void run() {
+    sigset_t child;
+    ::sigemptyset(&child);
+    ::sigaddset(&child, SIGCHLD);
+    ::sigprocmask(SIG_BLOCK, &child, nullptr);
+    children_ = UniqueFd(::signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK));
+    auto ready = set_up_mounts();
+    if (ready && !children_.valid()) ready = fail(errno_error("cannot wait for signals", errno));
+    tell(ready ? json{{"event", "ready"}} : failed(ready.error()));
+    while (true)
+      turn();
+  }
+
+ private:
+  static json failed(const Error& error) {
+    return {{"event", "failed"}, {"error", error_to_json(error)}};
+  }
+
+  // Who is not there any more to be told has taken us along.
+  void tell(const json& message) {
+    if (!send_json(outside_, message)) ::_exit(1);
+  }
+
+  void turn() {
+    std::array<pollfd, 3> wait{{{outside_.fd(), POLLIN, 0},
+                                {children_.get(), POLLIN, 0},
+                                {worker_ ? worker_->channel().fd() : -1, POLLIN, 0}}};
+    if (::poll(wait.data(), wait.size(), -1) < 0) return;
+    if (wait[1].revents != 0) reap();
+    if (wait[2].revents != 0) hear_worker();
+    if (wait[0].revents != 0) obey();
+    if (ended_ && !worker_) {
+      tell({{"event", "ended"}, {"status", *std::exchange(ended_, std::nullopt)}});
+      job_ = 0;
+    }
+  }
+
+  void reap() {
+    std::array<signalfd_siginfo, 8> drained{};
+    (void)!::read(children_.get(), drained.data(), sizeof drained);
+    int status = 0;
+    pid_t pid = 0;
+    while ((pid = ::waitpid(-1, &status, WNOHANG)) > 0) {
+      if (pid == job_) ended_ = status;
+      // The restored job is the worker's child until that one ends, and may be quicker.
+      gone_.emplace_back(pid, status);
+      if (gone_.size() > kRemembered) gone_.erase(gone_.begin());
+    }
+  }
+
+  std::optional<int> status_of(int pid) const {
+    for (const auto& [gone, status] : gone_) {
+      if (gone == pid) return status;
+    }
+    return std::nullopt;
+  }
+
+  void hear_worker() {
+    auto message = worker_->channel().receive(0);
+    if (message && !*message) return;
+    std::optional<json> result;
+    if (message) result = parse_message(**message);
+    const int worker = worker_->pid().value;
+    (void)worker_->end_after(kWorkerEndMs);
+    worker_.reset();
+    reap();
+    if (!result) {
+      const int status = status_of(worker).value_or(0);
+      const std::string how = WIFSIGNALED(status)
+                                  ? fmt::format("was killed by signal {}", WTERMSIG(status))
+                                  : fmt::format("ended with status {}", WEXITSTATUS(status));
+      result = json{{"died", how}};
+    } else if (result->contains("root") && (*result)["root"].is_number_integer()) {
+      job_ = (*result)["root"].get<int>();
+      if (const auto status = status_of(job_)) ended_ = status;
+    }
+    tell({{"event", "worked"}, {"result", *result}});
+  }
+
+  void obey() {
+    auto message = outside_.receive(0);
+    if (!message) ::_exit(1);
+    if (!*message) return;
+    const auto order = parse_message(**message);
+    if (!order) return;
+    const std::string what = order->value("do", "");
+    if (what == "start") return start_job();
+    if (what == "signal")
+      return signal_job(order->value("number", 0), order->value("group", false));
+    if (what == "work") return start_worker(*order);
+  }
+
+  void signal_job(int number, bool group) const {
+    if (job_ <= 0 || ended_) return;
+    const pid_t of = group ? ::getpgid(job_) : 0;
+    (void)::kill(of > 1 ? -of : job_, number);
+  }
+
+  void start_worker(json order) {
+    gone_.clear();
+    order["request"]["root"] = job_;
+    auto started = HelperProcess::start(
+        "stasis-worker", [this](const Channel& channel) { serve(channel, spec_.work); });
+    if (started) {
+      worker_.emplace(std::move(*started));
+      auto sent = send_json(worker_->channel(), order, streams_);
+      if (sent) return;
+      worker_.reset();
+      started = fail(std::move(sent.error()));
+    }
+    tell({{"event", "worked"}, {"result", {{"error", error_to_json(started.error())}}}});
+  }
+
+  // In the worker.
+  static void serve(const Channel& channel, const Work& work) {
+    auto message = channel.receive(-1);
+    if (!message || !*message || (*message)->descriptors.size() != kStreams) return;
+    const auto order = parse_message(**message);
+    if (!order) return;
+    StreamEnds streams;
+    std::move((*message)->descriptors.begin(), (*message)->descriptors.end(), streams.begin());
+    (void)send_json(channel, work(order->value("request", json::object()), streams));
+  }
+
+  void start_job() {
+    auto numbered = number_from_first();
+    std::array<int, 2> ends{};
+    if (numbered && ::pipe2(ends.data(), O_CLOEXEC) != 0) {
+      numbered = fail(errno_error("cannot make a pipe", errno));
+    }
+    if (!numbered) return tell(failed(numbered.error()));
+    UniqueFd from(ends[0]);
+    UniqueFd to(ends[1]);
+    const pid_t pid = ::fork();
+    if (pid < 0) return tell(failed(errno_error("cannot start a process", errno)));
+    if (pid == 0) become_job(to);
+    to.reset();
+    int error = 0;
+    if (::read(from.get(), &error, sizeof error) == sizeof error) {
+      return tell({{"event", "not-started"}, {"errno", error}});
+    }
+    job_ = pid;
+    tell({{"event", "started"}});
+  }
+
+  [[noreturn]] void become_job(const UniqueFd& to) {
+    (void)::setsid();  // CRIU wants the leader of its session in the image
+    bool placed = true;
+    for (std::size_t i = 0; i < kStreams; ++i)
+      placed = placed && ::dup2(streams_.at(i).get(), static_cast<int>(i)) >= 0;
+    std::vector<char*> argv;
+    for (std::string& word : spec_.command)
+      argv.push_back(word.data());
+    argv.push_back(nullptr);
+    ::sigprocmask(SIG_SETMASK, &spec_.mask, nullptr);
+    ::setenv("LD_PRELOAD", spec_.preload.c_str(), 1);
+    if (placed) ::execvp(argv[0], argv.data());
+    const int error = errno;
+    (void)!::write(to.get(), &error, sizeof error);
+    ::_exit(127);
+  }
+
+  static constexpr std::size_t kRemembered = 4096;
+
+  JobSpec spec_;
+  Channel outside_;
+  StreamEnds streams_;
+  UniqueFd children_;
+  std::optional<HelperProcess> worker_;
+  std::vector<std::pair<int, int>> gone_;  // the last that were reaped
+  int job_ = 0;
+  std::optional<int> ended_;
+};
+
+}  // namespace
+
+Result<void> number_from_first() {
+  const std::string path = "/proc/sys/kernel/ns_last_pid";
+  auto file = open_file(AT_FDCWD, path, O_WRONLY);
+  if (!file) return fail(std::move(file.error()));
+  const std::string text = std::to_string(kFirstNumber - 1);
+  return write_all(file->get(), text.data(), text.size(), path);
+}
+
+json error_to_json(const Error& error) {
+  return {{"code", static_cast<int>(error.code)},
+          {"message", error.to_string()},
+          {"remedy", error.remedy}};
+}
+
+Error error_from_json(const json& object) {
+  Error error{static_cast<ErrorCode>(object.value("code", static_cast<int>(ErrorCode::kInternal))),
+              object.value("message", ""),
+              object.value("remedy", ""),
+              {},
+              {}};
+  return error;
+}
+
+Result<Init> Init::start(JobSpec spec, StreamEnds streams) {
+  auto ends = Channel::pair();
+  if (!ends) return fail(std::move(ends.error()));
+  // Not fork() after unshare(): a process whose children have another PID namespace may not have
+  // threads (EINVAL).
+  const long pid = ::syscall(SYS_clone, CLONE_NEWPID | CLONE_NEWNS | SIGCHLD, 0, 0, 0, 0);
+  if (pid < 0) {
+    Error error = errno_error("cannot make namespaces for the job", errno);
+    error.remedy = "run stasis as root, in a container with CAP_SYS_ADMIN";
+    return fail(std::move(error));
+  }
+  if (pid == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // who ended before this has closed the channel
+    std::vector<int> kept = {ends->second.fd()};
+    for (const UniqueFd& stream : streams)
+      kept.push_back(stream.get());
+    close_all_but(std::move(kept));
+    Loop(std::move(spec), std::move(ends->second), std::move(streams)).run();
+  }
+  Init init(static_cast<int>(pid), std::move(ends->first));
+  ends->second.close();
+  auto ready = init.receive();
+  if (!ready) return fail(std::move(ready.error()));
+  if (ready->value("event", "") != "ready") return fail(error_from_json((*ready)["error"]));
+  return init;
+}
+
+Result<void> Init::send(const json& message) const { return send_json(channel_, message); }
+
+Result<json> Init::receive() const {
+  auto message = channel_.receive(-1);
+  if (!message) return fail(std::move(message.error()));
+  auto parsed = *message ? parse_message(**message) : std::nullopt;
+  if (!parsed) return fail(ErrorCode::kInternal, "the job's first process speaks nonsense");
+  return std::move(*parsed);
+}
+
+void Init::end() {
+  if (pid_ == 0) return;
+  (void)::kill(pid_, SIGKILL);
+  while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
+  }
+  pid_ = 0;
+}
+
+}  // namespace stasis::job

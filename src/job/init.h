@@ -1,0 +1,81 @@
+// The first process of a job's namespaces: starts the job or has it restored, reaps, passes signals
+// on, and forks a worker for each operation. docs/adr/0021-run-as-a-job.md.
+//
+// What is asked and answered goes over a channel, as JSON:
+//   {"do": "start"}, {"do": "work", "request": {...}}, {"do": "signal", "number": N, "group": BOOL}
+//   {"event": "ready"}                     the namespaces are there
+//   {"event": "failed", "error": {...}}    they are not, or the job could not be started
+//   {"event": "started"}
+//   {"event": "not-started", "errno": N}   by exec
+//   {"event": "worked", "result": {...}}   what the worker gave; or {"died": TEXT}
+//   {"event": "ended", "status": N}        the job has, as waitpid(2) says it; never in the middle
+//                                          of a worker's work
+//
+// Init owns the process and with it all of the namespace: the end of one is the end of the other.
+// Not thread-safe.
+#pragma once
+
+#include <csignal>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "base/channel.h"
+#include "base/fd.h"
+#include "job/streams.h"
+#include "stasis/ids.h"
+#include "stasis/result.h"
+
+namespace stasis::job {
+
+// The lowest number of a process of the job. Below are those who restore it.
+inline constexpr int kFirstNumber = 5000;
+
+// From now on the kernel gives out numbers from kFirstNumber on, in this PID namespace.
+Result<void> number_from_first();
+
+// An error on its way between processes of this program.
+nlohmann::json error_to_json(const Error& error);
+Error error_from_json(const nlohmann::json& json);
+
+// One operation, in a process of its own in the namespaces. The request has "root", the number of
+// the job, or 0 before there is one. `streams` are those that the job has, or is to have. The
+// result of a restore that succeeded has "root" as well.
+using Work =
+    std::function<nlohmann::json(const nlohmann::json& request, const StreamEnds& streams)>;
+
+struct JobSpec {
+  std::vector<std::string> command;
+  std::string preload;  // LD_PRELOAD for it
+  sigset_t mask{};      // the job's
+  Work work;
+};
+
+class Init {
+ public:
+  // While this process has one thread. kNotPermitted without the right to make namespaces.
+  static Result<Init> start(JobSpec spec, StreamEnds streams);
+  Init(Init&& other) noexcept
+      : pid_(std::exchange(other.pid_, 0)), channel_(std::move(other.channel_)) {}
+  Init& operator=(Init&&) = delete;
+  ~Init() { end(); }
+
+  Pid pid() const { return Pid{pid_}; }
+  int fd() const { return channel_.fd(); }  // readable when there is an event
+  Result<void> send(const nlohmann::json& message) const;
+  // kProcessGone if it has ended, which is none of its own doing.
+  Result<nlohmann::json> receive() const;
+  // Kills it and all in the namespace, and waits until nothing of it is left.
+  void end();
+
+ private:
+  Init(int pid, Channel channel) : pid_(pid), channel_(std::move(channel)) {}
+
+  int pid_ = 0;
+  Channel channel_;
+};
+
+}  // namespace stasis::job

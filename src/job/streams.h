@@ -1,0 +1,47 @@
+// The standard streams of a job: pipes, whose other ends are copied from and to the streams of
+// `stasis run` itself. Why pipes: docs/adr/0021-run-as-a-job.md.
+//
+// Owns the pipes and the threads that copy. Not thread-safe. All signals must be blocked in the
+// thread that calls start(): that a reader has gone away must be an error here and not a signal.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/fd.h"
+#include "stasis/result.h"
+
+namespace stasis::job {
+
+inline constexpr std::size_t kStreams = 3;
+using StreamEnds = std::array<UniqueFd, kStreams>;
+
+// What CRIU calls a pipe: "pipe:[1234]".
+Result<std::string> pipe_name(const UniqueFd& pipe);
+
+class Streams {
+ public:
+  static Result<Streams> make();
+  Streams(Streams&&) noexcept;
+  Streams& operator=(Streams&&) = delete;
+  ~Streams();  // does not wait for anybody who does not read
+
+  // The job's: input, output, error. Taken in the process that starts it; all others close them.
+  StreamEnds take_ends();
+
+  // Begins to copy. Once, and after the last fork: it makes threads.
+  Result<void> start();
+  // When nobody has the job's ends any more: waits until all is copied. Returns what could not be
+  // written: "standard output: No space left on device".
+  std::vector<std::string> finish();
+
+ private:
+  struct State;
+  explicit Streams(std::shared_ptr<State> state);
+  std::shared_ptr<State> state_;  // the threads have it, too
+  StreamEnds ends_;
+};
+
+}  // namespace stasis::job

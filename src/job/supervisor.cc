@@ -1,0 +1,471 @@
+#include "job/supervisor.h"
+
+#include <poll.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <climits>
+#include <cstring>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/units.h"
+#include "image/image_reader.h"
+#include "job/images.h"
+#include "job/streams.h"
+
+namespace stasis::job {
+namespace {
+
+using nlohmann::json;
+using std::chrono::milliseconds;
+
+constexpr std::size_t kMostArguments = 4096;  // docs/image-format.md
+constexpr std::size_t kLongestArgument = 65536;
+
+// As it comes back from a manifest: bytes that are no UTF-8 are replaced.
+std::vector<std::string> as_written(const std::vector<std::string>& command) {
+  return json::parse(json(command).dump(-1, ' ', false, json::error_handler_t::replace))
+      .get<std::vector<std::string>>();
+}
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string out;
+  for (const std::string& word : words)
+    out += (out.empty() ? "" : " ") + word;
+  return out;
+}
+
+std::string signal_name(int number) {
+  const char* name = ::sigabbrev_np(number);
+  return name != nullptr ? fmt::format("SIG{}", name) : fmt::format("signal {}", number);
+}
+
+int exit_status_of(int status) {
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+// What is taken from the process and passed on, or obeyed. Not what the kernel sends for a fault,
+// nor what is about our own children and terminal, nor what we were started to ignore (nohup).
+sigset_t taken_signals() {
+  sigset_t set;
+  ::sigfillset(&set);
+  for (const int ours : {SIGKILL, SIGSTOP, SIGTSTP, SIGCONT, SIGCHLD, SIGSEGV, SIGBUS, SIGILL,
+                         SIGFPE, SIGTRAP, SIGABRT, SIGSYS, SIGURG, SIGWINCH})
+    ::sigdelset(&set, ours);
+  for (int number = 1; number < NSIG; ++number) {
+    struct sigaction action {};
+    if (::sigaction(number, nullptr, &action) == 0 && action.sa_handler == SIG_IGN)
+      ::sigdelset(&set, number);
+  }
+  // To write to a terminal from the background is no reason to be stopped.
+  ::sigaddset(&set, SIGTTIN);
+  ::sigaddset(&set, SIGTTOU);
+  ::sigaddset(&set, SIGPIPE);
+  return set;
+}
+
+bool is_damage(ErrorCode code) {
+  return code == ErrorCode::kImageCorrupt || code == ErrorCode::kImageIncomplete;
+}
+
+class Supervisor {
+ public:
+  Supervisor(const RunOptions& options, Images images,
+             const std::function<void(const std::string&)>& tell)
+      : options_(options), images_(std::move(images)), tell_(tell) {}
+
+  // The newest image that can be read, or none. An error if there are images and none may be taken.
+  Result<std::optional<int>> choose();
+  Result<Outcome> run(std::optional<int> image, Work work);
+
+ private:
+  enum class Doing { kNothing, kStarting, kRestoring, kSaving, kRecovering };
+
+  Result<void> begin(std::optional<int> image);
+  Result<void> restore(int image);
+  Result<void> save(bool end);
+  Result<void> work(Doing doing, json request);
+
+  // Each may set outcome_, which is the end.
+  Result<void> turn();
+  milliseconds patience() const;
+  Result<void> on_clock();
+  Result<void> on_signal(const signalfd_siginfo& info);
+  Result<void> on_event(const json& event);
+  Result<void> on_restored(const json& result);
+  Result<void> on_saved(const json& result);
+  Result<void> on_recovered(const json& result);
+  Result<void> make_room(int signal_number);
+  Result<void> give_up(const std::string& why);
+  Result<void> pass_on(int number, bool group);
+  void runs();
+  void tell_notes(const json& result);
+  void finish(int status) { outcome_ = Outcome{status, {}, {}}; }
+
+  const RunOptions& options_;
+  Images images_;
+  const std::function<void(const std::string&)>& tell_;
+  std::optional<Init> init_;
+  UniqueFd signals_;
+  std::optional<Outcome> outcome_;
+
+  Doing doing_ = Doing::kStarting;
+  int number_ = 0;    // of the image that is read or written
+  bool end_ = false;  // the save under way ends the job
+  std::optional<Clock::time_point> tick_;
+  std::vector<std::pair<int, bool>> waiting_;  // signals for a job that is not there yet
+  // Told to make room, by this signal and until then.
+  int room_signal_ = 0;
+  Clock::time_point room_deadline_;
+  bool gave_up_ = false;
+  std::set<std::string> told_;
+};
+
+Result<std::optional<int>> Supervisor::choose() {
+  auto numbers = images_.complete();
+  if (!numbers) return fail(std::move(numbers.error()));
+  for (const int number : *numbers) {
+    const std::string path = images_.path_of(number);
+    auto image = ImageReader::open(path);
+    if (!image && is_damage(image.error().code)) {
+      images_.damaged(number);
+      tell_(fmt::format("the image {} is damaged ({}); the one before is taken", path,
+                        image.error().to_string()));
+      continue;
+    }
+    if (!image) return fail(std::move(image.error()));
+    const auto& job = image->manifest().job;
+    if (!job || job->streams.size() != kStreams) {
+      return fail(ErrorCode::kImageExists,
+                  fmt::format("{} is an image that `stasis run` has not made", path),
+                  "name a directory for this job alone, or use `stasis restore`");
+    }
+    if (job->command != as_written(options_.command)) {
+      return fail(ErrorCode::kUsage,
+                  fmt::format("{} is an image of another command: {}", path, joined(job->command)),
+                  "give the command as it was, another --images-dir for another job, or remove "
+                  "the images to start over");
+    }
+    return std::optional<int>(number);
+  }
+  if (images_.any_damaged()) {
+    return fail(ErrorCode::kImageCorrupt,
+                fmt::format("none of the images in {} is sound", images_.path()),
+                "copy one again from where it was copied to, or remove them to start over");
+  }
+  return std::optional<int>();
+}
+
+Result<Outcome> Supervisor::run(std::optional<int> image, Work work) {
+  auto streams = Streams::make();
+  if (!streams) return fail(std::move(streams.error()));
+  JobSpec spec{options_.command, options_.preload, {}, std::move(work)};
+  const sigset_t taken = taken_signals();
+  ::sigprocmask(SIG_BLOCK, &taken, &spec.mask);
+  signals_ = UniqueFd(::signalfd(-1, &taken, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!signals_.valid()) return fail(errno_error("cannot wait for signals", errno));
+  const sigset_t before = spec.mask;
+  auto init = Init::start(std::move(spec), streams->take_ends());
+  if (!init) {
+    ::sigprocmask(SIG_SETMASK, &before, nullptr);
+    if (image || init.error().code != ErrorCode::kNotPermitted)
+      return fail(std::move(init.error()));
+    return Outcome{0, {}, std::move(init.error())};
+  }
+  init_.emplace(std::move(*init));
+  auto done = images_.note_init(init_->pid());
+  if (done) done = streams->start();
+  if (done) done = begin(image);
+  while (done && !outcome_)
+    done = turn();
+  init_->end();
+  if (!done) return fail(std::move(done.error()));
+  for (const std::string& trouble : streams->finish())
+    tell_("the job's output was lost: " + trouble);
+  return std::move(*outcome_);
+}
+
+Result<void> Supervisor::begin(std::optional<int> image) {
+  if (image) return restore(*image);
+  doing_ = Doing::kStarting;
+  return init_->send({{"do", "start"}});
+}
+
+Result<void> Supervisor::restore(int image) {
+  number_ = image;
+  return work(Doing::kRestoring, {{"op", "restore"}, {"images_dir", images_.path_of(image)}});
+}
+
+Result<void> Supervisor::save(bool end) {
+  auto number = images_.next();
+  if (!number) return fail(std::move(number.error()));
+  number_ = *number;
+  end_ = end;
+  const auto limit = std::chrono::duration_cast<milliseconds>(room_deadline_ - Clock::now());
+  return work(Doing::kSaving, {{"op", "dump"},
+                               {"images_dir", images_.path_of(number_)},
+                               {"command", as_written(options_.command)},
+                               {"end", end},
+                               {"limit_ms", end ? std::max<long>(limit.count(), 1) : 0}});
+}
+
+Result<void> Supervisor::work(Doing doing, json request) {
+  doing_ = doing;
+  return init_->send({{"do", "work"}, {"request", std::move(request)}});
+}
+
+milliseconds Supervisor::patience() const {
+  std::optional<Clock::time_point> next = tick_;
+  const bool held_up = doing_ == Doing::kSaving && !end_ && room_signal_ != 0 && !gave_up_;
+  if (held_up && (!next || room_deadline_ < *next)) next = room_deadline_;
+  if (!next) return milliseconds(-1);
+  const auto left = std::chrono::ceil<milliseconds>(*next - Clock::now());
+  return std::clamp(left, milliseconds(0), milliseconds(INT_MAX));
+}
+
+Result<void> Supervisor::turn() {
+  std::array<pollfd, 2> wait{{{signals_.get(), POLLIN, 0}, {init_->fd(), POLLIN, 0}}};
+  if (::poll(wait.data(), wait.size(), static_cast<int>(patience().count())) < 0) return {};
+  signalfd_siginfo info{};
+  while (!outcome_ && ::read(signals_.get(), &info, sizeof info) == sizeof info) {
+    if (auto done = on_signal(info); !done) return done;
+  }
+  if (!outcome_ && wait[1].revents != 0) {
+    auto event = init_->receive();
+    if (!event) {
+      return fail(ErrorCode::kProcessGone,
+                  "the first process of the job's namespace was killed, and the job with it",
+                  "start again with the same command line: it goes on from the last image");
+    }
+    if (auto done = on_event(*event); !done) return done;
+  }
+  return outcome_ ? Result<void>() : on_clock();
+}
+
+Result<void> Supervisor::on_clock() {
+  const auto now = Clock::now();
+  if (doing_ == Doing::kSaving && !end_ && room_signal_ != 0 && !gave_up_ &&
+      now >= room_deadline_) {
+    return give_up("the save that was under way has taken too long");
+  }
+  if (!tick_ || now < *tick_) return {};
+  while (*tick_ <= now)
+    *tick_ += options_.every;
+  if (doing_ != Doing::kNothing) {
+    tell_(fmt::format("the save to {} takes longer than --every ({}): the next one is left out",
+                      images_.path_of(number_), format_seconds(options_.every)));
+    return {};
+  }
+  return room_signal_ == 0 ? save(false) : Result<void>();
+}
+
+Result<void> Supervisor::on_signal(const signalfd_siginfo& info) {
+  const int number = static_cast<int>(info.ssi_signo);
+  if (number == SIGTTIN || number == SIGTTOU || number == SIGPIPE) return {};
+  if (options_.signals.contains(number) && !gave_up_) {
+    if (!lets_go_on(number)) return make_room(number);
+    if (doing_ == Doing::kNothing) return save(false);
+    tell_(fmt::format("{}: not saved, because {} is under way", signal_name(number),
+                      doing_ == Doing::kSaving ? "a save" : "the start"));
+    return {};
+  }
+  // What is typed at a terminal goes to all in the foreground.
+  return pass_on(number, info.ssi_code == SI_KERNEL);
+}
+
+Result<void> Supervisor::pass_on(int number, bool group) {
+  if (doing_ == Doing::kStarting || doing_ == Doing::kRestoring) {
+    waiting_.emplace_back(number, group);
+    return {};
+  }
+  return init_->send({{"do", "signal"}, {"number", number}, {"group", group}});
+}
+
+Result<void> Supervisor::make_room(int signal_number) {
+  if (room_signal_ != 0) {
+    tell_(fmt::format("{} once more: the job is ended at once", signal_name(signal_number)));
+    finish(128 + signal_number);
+    return {};
+  }
+  room_signal_ = signal_number;
+  room_deadline_ = Clock::now() + options_.grace;
+  switch (doing_) {
+    case Doing::kNothing:
+      return save(true);
+    case Doing::kRestoring:
+      tell_(
+          fmt::format("{}: the restore is given up; the image stays", signal_name(signal_number)));
+      finish(options_.exit_code);
+      return {};
+    case Doing::kStarting:
+    case Doing::kSaving:
+    case Doing::kRecovering:
+      return {};  // when that is done
+  }
+  return {};
+}
+
+Result<void> Supervisor::give_up(const std::string& why) {
+  gave_up_ = true;
+  tell_(fmt::format("the job is not saved: {}; it gets {} itself", why, signal_name(room_signal_)));
+  return pass_on(room_signal_, false);
+}
+
+// The job runs, and nothing is being done to it.
+void Supervisor::runs() {
+  doing_ = Doing::kNothing;
+  if (!tick_ && options_.every.count() > 0) tick_ = Clock::now() + options_.every;
+}
+
+void Supervisor::tell_notes(const json& result) {
+  if (!result.contains("notes")) return;
+  for (const json& note : result["notes"]) {
+    if (!note.is_string()) continue;
+    // Each worker has the same to say about the same job.
+    const auto text = note.get<std::string>();
+    if (told_.insert(text).second) tell_(text);
+  }
+}
+
+Result<void> Supervisor::on_event(const json& event) {
+  const std::string what = event.value("event", "");
+  if (what == "failed") return fail(error_from_json(event.at("error")));
+  if (what == "not-started") {
+    const int number = event.value("errno", 0);
+    outcome_ =
+        Outcome{number == ENOENT ? 127 : 126,
+                errno_error(fmt::format("cannot start {}", options_.command.front()), number),
+                {}};
+    return {};
+  }
+  if (what == "ended") {
+    finish(exit_status_of(event.value("status", 0)));
+    return {};
+  }
+  if (what == "worked") {
+    const json& result = event.at("result");
+    tell_notes(result);
+    if (doing_ == Doing::kRestoring) return on_restored(result);
+    if (doing_ == Doing::kSaving) return on_saved(result);
+    return on_recovered(result);
+  }
+  if (what != "started") return {};
+  runs();
+  for (const auto& [number, group] : std::exchange(waiting_, {})) {
+    if (auto sent = pass_on(number, group); !sent) return sent;
+  }
+  return room_signal_ != 0 ? save(true) : Result<void>();
+}
+
+Result<void> Supervisor::on_restored(const json& result) {
+  if (result.contains("died")) {
+    return fail(ErrorCode::kInternal,
+                fmt::format("the process that restored {} {}", images_.path_of(number_),
+                            result.value("died", "")),
+                "the image is intact: start again");
+  }
+  if (result.contains("error")) {
+    Error error = error_from_json(result["error"]);
+    if (!is_damage(error.code)) return fail(std::move(error));
+    images_.damaged(number_);
+    tell_(fmt::format("the image {} is damaged ({}); the one before is taken",
+                      images_.path_of(number_), error.message));
+    auto next = choose();
+    if (!next) return fail(std::move(next.error()));
+    return begin(*next);
+  }
+  tell_(fmt::format("the job goes on from {} (restored in {})", images_.path_of(number_),
+                    format_seconds(Seconds(result.value("seconds", 0.0)))));
+  return on_event({{"event", "started"}});
+}
+
+Result<void> Supervisor::on_saved(const json& result) {
+  if (result.contains("died")) {
+    tell_(fmt::format("the process that saved the job {}: the job is brought back",
+                      result.value("died", "")));
+    return work(Doing::kRecovering, {{"op", "recover"}});
+  }
+  if (result.contains("error")) {
+    const Error error = error_from_json(result["error"]);
+    if (error.code == ErrorCode::kNotRolledBack) {
+      tell_("the job is brought back: " + error.message);
+      return work(Doing::kRecovering, {{"op", "recover"}});
+    }
+    runs();
+    if (room_signal_ != 0 && !gave_up_) return end_ ? give_up(error.message) : save(true);
+    tell_(fmt::format("not saved: {}{}{}", error.message,
+                      error.remedy.empty() ? "" : "; what to do: ", error.remedy));
+    return {};
+  }
+  std::string text = fmt::format("saved to {} ({}) in {}", images_.path_of(number_),
+                                 format_bytes(result.value("image_bytes", std::uint64_t{0})),
+                                 format_seconds(Seconds(result.value("seconds", 0.0))));
+  if (result.contains("standstill")) {
+    text += fmt::format(", standing still for {}",
+                        format_seconds(Seconds(result.value("standstill", 0.0))));
+  }
+  auto removed = images_.remove_old(options_.keep);
+  if (removed && !removed->empty()) {
+    text += "; removed";
+    for (const int number : *removed)
+      text += fmt::format(" {:06}", number);
+  }
+  if (end_) text += "; the job has ended, to go on from there";
+  tell_(text);
+  if (!removed) tell_("an old image cannot be removed: " + removed.error().to_string());
+  if (end_) {
+    finish(options_.exit_code);
+    return {};
+  }
+  runs();
+  return room_signal_ != 0 && !gave_up_ ? save(true) : Result<void>();
+}
+
+Result<void> Supervisor::on_recovered(const json& result) {
+  if (result.contains("error") || result.contains("died")) {
+    const Error error = result.contains("error")
+                            ? error_from_json(result["error"])
+                            : Error{ErrorCode::kInternal, result.value("died", ""), {}, {}, {}};
+    return fail(ErrorCode::kNotRolledBack,
+                "the job could not be brought back after a save that failed, and is ended: " +
+                    error.message,
+                "start again with the same command line: it goes on from the last image");
+  }
+  runs();
+  return room_signal_ != 0 && !gave_up_ ? give_up("the save has failed") : Result<void>();
+}
+
+}  // namespace
+
+bool lets_go_on(int signal_number) { return signal_number == SIGUSR1 || signal_number == SIGUSR2; }
+
+Result<Outcome> run(const RunOptions& options, Work work,
+                    const std::function<void(const std::string&)>& tell) {
+  const bool too_long = std::any_of(options.command.begin(), options.command.end(),
+                                    [](const auto& w) { return w.size() > kLongestArgument; });
+  if (too_long || options.command.size() > kMostArguments) {
+    return fail(ErrorCode::kUsage,
+                fmt::format("the command line has {} words, or one of more than {} bytes, which an "
+                            "image cannot hold",
+                            options.command.size(), kLongestArgument),
+                "put it into a script, and run that");
+  }
+  auto images = Images::open(options.images_dir);
+  if (!images) return fail(std::move(images.error()));
+  auto cleared = images->clear();
+  if (!cleared) return fail(std::move(cleared.error()));
+  for (const std::string& path : *cleared)
+    tell("removed what a killed `stasis run` had left: " + path);
+  Supervisor supervisor(options, std::move(*images), tell);
+  auto image = supervisor.choose();
+  if (!image) return fail(std::move(image.error()));
+  return supervisor.run(*image, std::move(work));
+}
+
+}  // namespace stasis::job

@@ -1,0 +1,50 @@
+// A job from its start, or its restore, to its end: what `stasis run --images-dir` does.
+// docs/adr/0021-run-as-a-job.md.
+//
+// Blocking; takes all signals of the process, reaps, and copies its standard streams. Once in a
+// process, while that has one thread.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "job/init.h"
+#include "stasis/result.h"
+
+namespace stasis::job {
+
+struct RunOptions {
+  std::vector<std::string> command;
+  std::string preload;  // LD_PRELOAD for the command
+  std::string images_dir;
+  std::chrono::milliseconds every{0};  // between two saves; 0: none by the clock
+  std::set<int> signals;               // those that save the job and are not passed on
+  int keep = 2;                        // complete images
+  std::chrono::milliseconds grace{120000};
+  int exit_code = 75;  // after a save that has ended the job
+};
+
+// Does the signal save the job and let it go on?
+bool lets_go_on(int signal_number);
+
+struct Outcome {
+  int status = 0;            // for the end of this process
+  std::optional<Error> why;  // the command could not be started: `status` is 126 or 127
+  // Neither the right to make namespaces nor an image that would need it: the caller may start the
+  // command without. Nothing has been done.
+  std::optional<Error> without_images;
+};
+
+// Requests to `work` are {"op": "restore", "images_dir": DIR},
+// {"op": "dump", "images_dir": DIR, "command": [...], "end": BOOL, "limit_ms": N} and
+// {"op": "recover"}. Its result is {"error": {...}}, or of a restore {"root": PID}, of a dump
+// {"image_bytes": N, "seconds": S}; and of each "notes", of a restore and a dump "standstill" too,
+// if they know one.
+Result<Outcome> run(const RunOptions& options, Work work,
+                    const std::function<void(const std::string&)>& tell);
+
+}  // namespace stasis::job
