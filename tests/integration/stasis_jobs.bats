@@ -248,6 +248,7 @@ END
   sleep 0.3
   kill -KILL "$(pgrep -ox stasis-worker)"
   told "the process that saved the job was killed by signal 9"
+  told "the job runs on"
   target_goes_on
   saves 000001 # what the killed one had begun is gone
   kill -TERM "$RUN"
