@@ -147,18 +147,19 @@ class Loop {
     if (message) result = parse_message(**message);
     const int worker = worker_->pid().value;
     (void)worker_->end_after(kWorkerEndMs);
-    worker_.reset();
     reap();
     if (!result) {
-      const int status = status_of(worker).value_or(0);
-      const std::string how = WIFSIGNALED(status)
-                                  ? fmt::format("was killed by signal {}", WTERMSIG(status))
-                                  : fmt::format("ended with status {}", WEXITSTATUS(status));
+      // Whichever of the two was quicker has collected it.
+      std::string how = worker_->how_it_ended();
+      if (const auto status = status_of(worker); status && WIFSIGNALED(*status))
+        how = fmt::format("was killed by signal {}", WTERMSIG(*status));
+      if (how.empty()) how = "ended without a word";
       result = json{{"died", how}};
     } else if (result->contains("root") && (*result)["root"].is_number_integer()) {
       job_ = (*result)["root"].get<int>();
       if (const auto status = status_of(job_)) ended_ = status;
     }
+    worker_.reset();
     tell({{"event", "worked"}, {"result", *result}});
   }
 

@@ -272,7 +272,7 @@ Result<void> Supervisor::on_signal(const signalfd_siginfo& info) {
     if (!lets_go_on(number)) return make_room(number);
     if (doing_ == Doing::kNothing) return save(false);
     tell_(fmt::format("{}: not saved, because {} is under way", signal_name(number),
-                      doing_ == Doing::kSaving ? "a save" : "the start"));
+                      doing_ == Doing::kSaving ? "a save" : "its start or its recovery"));
     return {};
   }
   // What is typed at a terminal goes to all in the foreground.
@@ -437,6 +437,7 @@ Result<void> Supervisor::on_recovered(const json& result) {
                     error.message,
                 "start again with the same command line: it goes on from the last image");
   }
+  tell_("the job runs on");
   runs();
   return room_signal_ != 0 && !gave_up_ ? give_up("the save has failed") : Result<void>();
 }
