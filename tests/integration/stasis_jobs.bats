@@ -182,7 +182,7 @@ END
   cat >"$BATS_TEST_TMPDIR/script" <<END
 stasis-workload memory --size 4M --status $TARGET_STATUS &
 n=0
-while read -r -t 0.05 line || ((\$? > 128)); do
+while read -r -t 0.3 line || ((\$? > 128)); do
   [[ -z \$line ]] || echo "heard \$line"
   echo "line \$((++n))"
   echo "error \$n" >&2
@@ -265,6 +265,7 @@ END
   ends_with 143
   nobody_is_left
   unset STASIS_SIM_FAULTS
+  rm "$TARGET_STATUS" # for job_is_up to wait for the second one
   start_run
   job_is_up
   assert_equal "$(find "$images" -name '*.partial-*')" ""
