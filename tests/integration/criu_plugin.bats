@@ -141,6 +141,7 @@ script() {
 }
 
 # CRIU stops the threads one after the other, and what was locked goes on forking until then.
+# bats test_tags=long
 @test "workers that are forked between the lock and the stop make the dump fail, and say so" {
   start_target loader --restless
   local i
@@ -155,6 +156,7 @@ script() {
   unharmed
 }
 
+# bats test_tags=long
 @test "there and back: threads that ask the driver all the time" {
   start_target poll --own-us 20
   dump_target
@@ -321,6 +323,7 @@ script() {
   unharmed
 }
 
+# bats test_tags=long
 @test "stuck: the post-dump script fails, and the tree is a tree" {
   start_tree --size 8M
   script post-dump "exit 3"
@@ -392,6 +395,7 @@ time.sleep(120)' "$TARGET" >"$BATS_TEST_TMPDIR/tracer" 2>&1 3>&- &
   logged restore "what to do: "
 }
 
+# bats test_tags=long
 @test "stuck: no driver where it is restored" {
   start_target memory --size 8M
   dump_target
@@ -401,6 +405,7 @@ time.sleep(120)' "$TARGET" >"$BATS_TEST_TMPDIR/tracer" 2>&1 3>&- &
   logged restore "[driver-missing]"
 }
 
+# bats test_tags=long
 @test "stuck: fewer GPUs where it is restored" {
   STASIS_SIM_GPUS=2x256M start_target contexts
   STASIS_SIM_GPUS=2x256M dump_target
@@ -440,6 +445,7 @@ time.sleep(120)' "$TARGET" >"$BATS_TEST_TMPDIR/tracer" 2>&1 3>&- &
   unharmed "${CHILDREN[@]}"
 }
 
+# bats test_tags=long
 @test "stuck: the lock hangs past CRIU's time-out" {
   start_tree --size 8M
   STASIS_SIM_FAULTS="lock:hang pid=${CHILDREN[1]}" criu_fails dump --tree "$TARGET" --timeout 4

@@ -299,6 +299,7 @@ each_is_red() {
   done
 }
 
+# bats test_tags=long
 @test "red: watches, sockets, pipes, mounts, terminals and namespaces that CRIU cannot dump either" {
   python3 -c 'import os, sys, time
 m, s = os.openpty(); open(sys.argv[1], "w").write(os.ttyname(s)); time.sleep(300)' "$BATS_TEST_TMPDIR/tty" 3>&- &
@@ -414,6 +415,7 @@ os.execvp(sys.argv[1], sys.argv[1:])" stasis)
   done_by dump "$TARGET" --images-dir "$image" --leave-running
 }
 
+# bats test_tags=long
 @test "semaphores in /dev/shm and huge pages are told, and red where CRIU fails" {
   local before
   before=$(cat /proc/sys/vm/nr_hugepages)
@@ -463,6 +465,7 @@ def case_thread():
   undumpable pid-namespace "whose first process is not part of the tree"
 }
 
+# bats test_tags=long
 @test "yellow: a restore from a cgroup that has no room for as many processes" {
   local group=/sys/fs/cgroup/pids/stasis-test-$$
   [[ -d /sys/fs/cgroup/pids ]] || group=/sys/fs/cgroup/stasis-test-$$

@@ -33,6 +33,8 @@ MEMORY_BY_AGENT = "12M"  # of which some is in pieces that it serves
 ONCE_PER_TARGET = ("park.step", "park.mapped", "replace.before", "replace.step", "replace.closed", "replace.file",
                    "replace.mapped", "replace.after")
 
+# Nothing there differs with the agent.
+ELSEWHERE = ("journal.", "group.", "park.", "unpark.", "replace.", "lock.", "unlock.", "remember.", "forget")
 # Reached dozens of times, each like the others.
 MANY_TIMES = {"content.write": (1, 10)}
 
@@ -442,6 +444,8 @@ def reached_points(place, scenario):
 def skip_reason(scenario, at, action, points, everything):
     """Why a combination makes no sense, or None."""
     if scenario.agent and not everything and action != "kill" and not at.point.startswith(("direct.", "content.")):
+        return "tried without the agent; with it by --all"
+    if scenario.agent and not everything and at.point.startswith(ELSEWHERE):
         return "tried without the agent; with it by --all"
     if action == "error" and not points[at.point]["can_fail"]:
         return "nothing can fail there: it has no way to return an error"

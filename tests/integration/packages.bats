@@ -98,6 +98,7 @@ start_counter() {
   assert_equal "$(stasis-counter --ask "$port")" 101
 }
 
+# bats test_tags=long
 @test "programs in C compile by pkg-config and by find_package, and find the library's helper" {
   local work=$BATS_TEST_TMPDIR/consumer place
   mkdir "$work" && cd "$work"
@@ -145,6 +146,7 @@ with stasis.Process(int(sys.argv[2])).suspended() as process: print(process.stat
   assert_equal "$(stasis-counter --ask "$port")" 101
 }
 
+# bats test_tags=long
 @test "dpkg installs them, they run from /usr, and go without a trace" {
   need_root "a system of its own"
   local work=$BATS_TEST_TMPDIR/system

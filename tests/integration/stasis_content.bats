@@ -76,6 +76,7 @@ partial_images() { compgen -G "$image.partial-*" || true; }
   target_verifies
 }
 
+# bats test_tags=long
 @test "the processes of a tree have a stream each" {
   LD_PRELOAD=$agent start_tree --size 12M
   dump_it --json
@@ -85,6 +86,7 @@ partial_images() { compgen -G "$image.partial-*" || true; }
   restored_verifies 3
 }
 
+# bats test_tags=long
 @test "compressed or past the page cache, it comes back the same" {
   local options
   for options in "--compress lz4" "--compress zstd --direct-io" "--sync none --direct-io"; do
@@ -171,6 +173,7 @@ partial_images() { compgen -G "$image.partial-*" || true; }
   target_verifies
 }
 
+# bats test_tags=long
 @test "a dump that is killed at any step leaves a job that recover makes run" {
   need_fault_points
   start_agent memory --size 24M
@@ -273,6 +276,7 @@ partial_images() { compgen -G "$image.partial-*" || true; }
   kill -KILL "$first"
 }
 
+# bats test_tags=long
 @test "a pipe beside the image keeps nobody waiting" {
   need_fault_points
   start_agent memory --size 16M
