@@ -305,7 +305,7 @@ TEST_F(Machine, huge_pages_set_aside_matter_where_memory_is_short) {
   write("sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "3\n");
   write("sys/kernel/mm/hugepages/hugepages-2048kB/resv_hugepages", "1\n");
   write("sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages", "0\n");
-  for (const std::uint64_t mib : {2, 6, 7})
+  for (const std::uint64_t mib : {2U, 6U, 7U})
     look_at_huge_pages(places_, mib << 20, out_);
   const std::string all = "4 pages of 2.00 MiB, 2 free";
   EXPECT_THAT(out_, ElementsAre(is("huge-pages-set-aside", Light::kGreen, all),
