@@ -78,9 +78,9 @@ Error Process::explain(Action action, const DriverFailure& failure) const {
   // A process that is just dying is a zombie for a while before its pidfd says so: threads of the
   // driver take their time to end. And before that it is neither: the driver is the first to
   // notice.
-  constexpr int kOperatingSystem = 304;
+  constexpr int kOsFailure = 304;
   constexpr int kEndingMs = 100;
-  if (failure.number == kOperatingSystem) (void)pidfd().wait_exit(kEndingMs);
+  if (failure.number == kOsFailure) (void)pidfd().wait_exit(kEndingMs);
   const auto now = procfs_.process(pid());
   if (!alive() || (now && (now->state == 'Z' || now->state == 'X'))) {
     Error gone{ErrorCode::kProcessGone,
