@@ -1,0 +1,279 @@
+#!/usr/bin/env bats
+# deploy/slurm: the plugin, stasis-task and the template, with Debian's Slurm and the real CRIU, on the simulated
+# driver. Jobs are given to the nodes n1 and n2, which have GPUs of their own; n3 is for the one job that takes
+# long, beside the others.
+
+load helpers
+load stasis_lib
+load slurm_lib
+
+setup_file() {
+  export SLURM_SOURCE=$BATS_TEST_DIRNAME/../../deploy/slurm
+  NO_SLURM=$(why_no_slurm)
+  export NO_SLURM
+  [[ -z $NO_SLURM ]] || return 0
+  PATH=$SLURM_SOURCE:$STASIS_BUILD/bin:$PATH
+  start_slurm n1 n2 n3 || {
+    # What others want in slurm.conf is not known.
+    [[ $(sinfo --version) != *' 22.05.'* ]] || return 1
+    NO_SLURM="$(sinfo --version) does not start as 22.05 does"
+    return 0
+  }
+  write_train
+  submit_limited
+}
+teardown_file() { end_slurm; }
+
+# One minute is the shortest limit that there is; its steps are told at once, and that is within 30 seconds.
+submit_limited() {
+  (
+    BATS_TEST_TMPDIR=$BATS_FILE_TMPDIR
+    setup_stasis
+    of_the_cluster
+    mkdir "$BATS_FILE_TMPDIR/limited.status"
+    sbatch --parsable --partition=apart --gres=gpu:1 --time=1 --signal=TERM@60 --output="$BATS_FILE_TMPDIR/limited.out" \
+      --stasis-images="$BATS_FILE_TMPDIR/limited.images/%j" --stasis-grace=50s \
+      "$SLURM_SOURCE/job.sbatch" "$train" "$BATS_FILE_TMPDIR/limited.status" 100000 >"$BATS_FILE_TMPDIR/limited"
+  )
+}
+
+# As the nodes of a real one would have it.
+of_the_cluster() {
+  PATH=$SLURM_SOURCE:$PATH
+  export LD_LIBRARY_PATH=${STASIS_LIBCUDA%/*} STASIS_SIM_GPUS=2x256M
+  train=$BATS_FILE_TMPDIR/train
+}
+
+# Counts aloud to a number, or until it is told to stop, beside GPU memory that is verified. A number that is
+# missing, or comes twice, is a count that was lost or doubled.
+write_train() {
+  cat >"$BATS_FILE_TMPDIR/train" <<'END'
+#!/bin/bash
+stasis-workload memory --size 4M --pause-ms 20 --status "$1/$SLURM_JOB_ID-$SLURM_PROCID" &
+n=0
+while ((n < $2)) && [[ ! -e $1/stop ]]; do
+  sleep 0.1
+  echo "count $((++n))"
+done
+kill $!
+wait $!
+echo "over at $n, status $?"
+END
+  chmod 755 "$BATS_FILE_TMPDIR/train"
+}
+
+setup() {
+  [[ -z $NO_SLURM ]] || skip "$NO_SLURM"
+  setup_stasis
+  of_the_cluster
+  images=$BATS_TEST_TMPDIR/images log=$BATS_TEST_TMPDIR/out
+  mkdir "$BATS_TEST_TMPDIR/status"
+}
+
+teardown() {
+  [[ -z $NO_SLURM ]] || return 0
+  [[ -n ${BATS_TEST_COMPLETED:-} ]] || { squeue -t all; tail -n 30 "$BATS_TEST_TMPDIR"/out*; } >&2 || true
+  scancel --quiet --partition=low
+  scancel --quiet --partition=high
+  wait_until 60 no_jobs || true
+  end_stasis
+}
+no_jobs() { [[ -z $(squeue -h -p low,high) ]]; }
+
+# submit_training ARGUMENT... : of sbatch; the job counts until finish() or a file tells it to stop.
+submit_training() {
+  submit --output="$log" --gres=gpu:1 --stasis-images="$images/%j" "$@" "$SLURM_SOURCE/job.sbatch" \
+    $srun "$train" "$BATS_TEST_TMPDIR/status" 100000
+}
+srun=
+
+counts() { sed -n 's/^\([0-9]*: \)\?count //p' "$1"; }
+# has_counted NUMBER [LOG]
+has_counted() { [[ -e ${2:-$log} ]] && (($(counts "${2:-$log}" | tail -n 1) + 0 >= $1)); }
+# counted_once NUMBER [LOG]: 1, 2, … up to the number, and all of the GPU's memory was right.
+counted_once() {
+  assert_equal "$(counts "${2:-$log}")" "$(seq "$1")" "counts in ${2:-$log}"
+  grep -qs "over at $1, status 0" "${2:-$log}"
+}
+# finish [LOG]: tells a job that counts until then to end, and looks at all that it has counted.
+finish() {
+  touch "$BATS_TEST_TMPDIR/status/stop"
+  wait_until 60 job_is COMPLETED
+  counted_once "$(counts "${1:-$log}" | tail -n 1)" "${1:-$log}"
+}
+gpu_memory_of() { STASIS_SIM_DIR=$SLURM_DIR/gpus-$1 STASIS_SIM_MACHINE=$1 gpu_used; }
+
+@test "what cannot be is refused, and says what to do" {
+  local run=(srun --quiet --partition=low --immediate=20)
+  # says TEXT COMMAND...
+  says() {
+    capture timeout 30 "${@:2}" </dev/null
+    ((status != 0))
+    assert_contains "$err" "$1"
+  }
+  echo "0 true" >"$BATS_TEST_TMPDIR/programs"
+  says "must be a duration, as 90s" sbatch --stasis-images="$images" --stasis-every=10x --wrap true
+  says "must be a directory" sbatch --stasis-images="$images/%q" --wrap true
+  says "need --stasis-images" "${run[@]}" --stasis-every=10m true
+  says "this step has 2 tasks" "${run[@]}" --ntasks=2 --stasis-images="$images" true
+  says "write stasis-task in front" "${run[@]}" --multi-prog --stasis-images="$images" "$BATS_TEST_TMPDIR/programs"
+  says "there is no command" "${run[@]}" stasis-task --images "$images"
+  says "%a stands for nothing" "${run[@]}" stasis-task --images "$images/%a" -- true
+  assert_equal "$(ls "$BATS_TEST_TMPDIR" | grep images)" ""
+  capture timeout 30 "${run[@]}" --stasis-images=none --stasis-every=10m sh -c 'echo ${STASIS_IMAGES-unset}; exit 3' </dev/null
+  assert_equal "$status $out" $'3 unset\n'
+}
+
+@test "stasis-task without the plugin: in a script of one's own, with options of stasis run" {
+  cat >"$BATS_TEST_TMPDIR/script" <<END
+#!/bin/sh
+#SBATCH --output=$log
+stasis-task --images "$images/%A/%j%%" --keep 1 -- sh -c 'echo "\$\$ \$STASIS_IMAGES"; exit 7'
+echo "status \$?"
+ls "$images"/*
+stasis-task --images "$images/%A/%j%%" --forget
+END
+  submit "$BATS_TEST_TMPDIR/script"
+  wait_until 60 job_is COMPLETED
+  grep -qx "5000 " "$log" # the first number of a job that stasis run has started
+  grep -qx "status 7" "$log"
+  grep -qx "$JOB%" "$log"
+  assert_equal "$(ls "$images/$JOB")" ""
+}
+
+@test "cancelled: it is saved, and stays ended" {
+  submit_training
+  wait_until 60 has_counted 5
+  scancel "$JOB"
+  wait_until 60 job_is CANCELLED
+  wait_until 60 grep -qs "saved to $images/$JOB/000001" "$log"
+  sleep 5 # longer than hurry waits
+  job_is CANCELLED
+  assert_equal "$(ls "$images/$JOB")" $'000001\nlock'
+}
+
+@test "preempted: saved, put back into the queue, and it goes on from its count on the other node" {
+  submit_training --nodelist=n1
+  local low=$JOB
+  wait_until 60 has_counted 5
+  assert_equal "$(node_of)" n1
+  (($(gpu_memory_of n1) > 0))
+  submit --output=/dev/null --partition=high --gres=gpu:2 --nodelist=n1 --wrap "sleep 300"
+  wait_until 60 job_is RUNNING "$JOB"
+  wait_until 60 job_is PENDING "$low"
+  assert_equal "$(gpu_memory_of n1)" 0
+  scontrol update JobId="$low" NodeList=n2
+  wait_until 60 runs_again 1 "$low"
+  assert_equal "$(node_of "$low")" n2
+  wait_until 60 grep -qs "goes on from $images/$low/000001" "$log"
+  (($(gpu_memory_of n2) > 0))
+  JOB=$low finish
+  # It is done, and its images are not needed any more.
+  assert_equal "$(ls "$images")" ""
+}
+
+# Each of the four GPUs is in use. (Slurm gives tasks the numbers of theirs only where it has devices.)
+all_gpus_used() {
+  local node gpu
+  [[ -e $SLURM_DIR/nvidia1 ]] || return 0
+  for node in n1 n2; do
+    for gpu in 0 1; do
+      (($(STASIS_SIM_DIR=$SLURM_DIR/gpus-$node STASIS_SIM_MACHINE=$node gpu_used_of $gpu) > 0)) || return 1
+    done
+  done
+}
+
+@test "an array of four: each is saved in a directory of its own, and goes on on the GPU that it is given" {
+  log=$BATS_TEST_TMPDIR/out-%a
+  submit_training --array=1-4
+  local i array=$JOB
+  for i in 1 2 3 4; do wait_until 60 has_counted 5 "$BATS_TEST_TMPDIR/out-$i"; done
+  all_gpus_used
+  submit --output=/dev/null --partition=high --nodes=2 --gres=gpu:2 --wrap "sleep 300"
+  wait_until 60 job_is RUNNING
+  assert_equal "$(ls "$images" | wc -l)" 4 "directories of images"
+  assert_equal "$(squeue -h -r -j "$array" -o %T | sort | uniq -c | xargs)" "4 PENDING"
+  assert_equal "$(gpu_memory_of n1) $(gpu_memory_of n2)" "0 0"
+  scancel "$JOB"
+  wait_until 60 all_gpus_used
+  for i in 1 2 3 4; do wait_until 60 grep -qs "goes on from " "$BATS_TEST_TMPDIR/out-$i"; done
+  for i in 1 2 3 4; do JOB=${array}_$i finish "$BATS_TEST_TMPDIR/out-$i"; done
+}
+
+@test "two ranks on two nodes: each is saved by itself, at scontrol requeue, and both go on" {
+  srun=--label
+  submit_training --ntasks=2 --nodes=2 --stasis-images="$images/%j/%t"
+  local rank
+  for rank in 0 1; do wait_until 60 eval 'grep -qs "^$rank: count 5" "$log"'; done
+  scontrol requeue "$JOB"
+  wait_until 60 runs_again 1
+  for rank in 0 1; do wait_until 60 grep -qs "^$rank: .*goes on from $images/$JOB/$rank/000001" "$log"; done
+  touch "$BATS_TEST_TMPDIR/status/stop"
+  wait_until 60 job_is COMPLETED
+  for rank in 0 1; do
+    grep "^$rank: " "$log" >"$log-$rank"
+    grep -qs "saved to $images/$JOB/$rank/000001" "$log-$rank"
+    finish "$log-$rank"
+  done
+}
+
+@test "an ordinary user's job: it sees itself as root, and is saved and goes on all the same" {
+  local user=(setpriv --reuid=65534 --regid=65534 --clear-groups)
+  chmod a+rx "$BATS_RUN_TMPDIR" "$BATS_RUN_TMPDIR"/{file,test} # where it is to write
+  "${user[@]}" unshare --user --map-root-user true 2>/dev/null || skip "users may not make user namespaces here"
+  "${user[@]}" stasis --version >/dev/null 2>&1 || skip "the user nobody cannot read the build folder"
+  # The simulated GPUs are files, which root has had before.
+  chown -R 65534 "$BATS_TEST_TMPDIR" "$SLURM_DIR"/gpus-n*
+  export STASIS_STATE_DIR=$BATS_TEST_TMPDIR/state-of-nobody
+  JOB=$(cd "$BATS_TEST_TMPDIR" && "${user[@]}" sbatch --parsable --output="$log" --gres=gpu:1 --nodelist=n1 \
+    --stasis-images="$images/%j" "$SLURM_SOURCE/job.sbatch" "$train" "$BATS_TEST_TMPDIR/status" 100000)
+  wait_until 60 has_counted 5
+  scontrol requeue "$JOB"
+  wait_until 60 runs_again 1
+  wait_until 60 grep -qs "goes on from $images/$JOB/000001" "$log"
+  finish
+  assert_equal "$(stat -c %u "$images" "$log" "$BATS_TEST_TMPDIR/status/$JOB-0")" $'65534\n65534\n65534'
+}
+
+# Not before others: the node stays away.
+@test "a node that is lost: the job goes on elsewhere from its last image" {
+  submit_training --stasis-every=2s
+  wait_until 60 grep -qs "saved to $images/$JOB/000002" "$log"
+  local lost last image
+  lost=$(node_of)
+  wait_until 60 has_counted $(($(counts "$log" | tail -n 1) + 5))
+  kill_node "$lost"
+  last=$(counts "$log" | tail -n 1)
+  image=$(sed -n "s#.*saved to $images/$JOB/\([0-9]*\) .*#\1#p" "$log" | tail -n 1)
+  wait_until 90 runs_again 1
+  [[ $(node_of) != "$lost" ]]
+  wait_until 60 has_counted $((last + 5))
+  touch "$BATS_TEST_TMPDIR/status/stop"
+  wait_until 60 job_is COMPLETED
+  # From the last image, or from one that was complete and had not been told yet.
+  (($(sed -n "s#.*goes on from $images/$JOB/0*\([0-9]*\) .*#\1#p" "$log") >= 10#$image))
+  # What it did after that is done again, which may be nothing; it goes back once, and leaves nothing out.
+  local again
+  again=$(counts "$log" | awk 'NR > 1 && $1 != last + 1 { print $1 } { last = $1 }')
+  [[ $again =~ ^[0-9]*$ ]] || { echo "went back more than once: $again" >&2; return 1; }
+  ((${again:-$last} <= last))
+  last=$(counts "$log" | tail -n 1)
+  assert_equal "$(counts "$log" | sort -nu)" "$(seq "$last")"
+  grep -qs "over at $last, status 0" "$log"
+}
+
+# It has been running beside all others since they began.
+@test "a job through three time limits" {
+  JOB=$(cat "$BATS_FILE_TMPDIR/limited")
+  log=$BATS_FILE_TMPDIR/limited.out images=$BATS_FILE_TMPDIR/limited.images
+  wait_until 150 runs_again 3
+  wait_until 60 grep -qs "goes on from $images/$JOB/000003" "$log"
+  local before
+  before=$(counts "$log" | tail -n 1)
+  wait_until 60 has_counted $((before + 5))
+  touch "$BATS_FILE_TMPDIR/limited.status/stop"
+  wait_until 60 job_is COMPLETED
+  counted_once "$(counts "$log" | tail -n 1)"
+  assert_equal "$(restarts)" 3
+  scontrol show job "$JOB" | grep -q "TimeLimit=00:01:00"
+}
