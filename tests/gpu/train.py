@@ -4,11 +4,14 @@
 Seeds are fixed, algorithms deterministic, data drawn from the GPU's and the CPU's random generators,
 so that a lost generator state shows in the loss as well as a lost weight. Losses are written exactly
 (hexadecimal). Holds about --gib of GPU memory in weights, gradients and Adam's state. With --workers
-the inputs come from a data loader's processes, as most training programs have them.
+the inputs come from a data loader's processes, as most training programs have them; with --graphs a
+step is a CUDA graph, captured anew every now and then; with --compile PyTorch makes graphs by itself.
+Ends after --steps, or after the step under way at SIGTERM.
 """
 
 import argparse
 import os
+import signal
 import time
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -18,6 +21,7 @@ import torch  # noqa: E402
 WIDTH = 4096
 BATCH = 256
 BYTES_PER_WEIGHT = 16  # weight, gradient, two moments, 4 bytes each
+CAPTURE_EVERY = 40  # steps
 
 
 class Inputs(torch.utils.data.Dataset):
@@ -45,7 +49,60 @@ def batches(options, device):
         yield batch.to(device, non_blocking=True)
 
 
-def main():
+class Step:
+    """One step of training: gives the loss."""
+
+    def __init__(self, model, optimizer):
+        self.model = model
+        self.optimizer = optimizer
+
+    def __call__(self, inputs, wanted):
+        self.optimizer.zero_grad(set_to_none=False)
+        return self.forward_and_back(inputs, wanted)
+
+    def forward_and_back(self, inputs, wanted):
+        loss = torch.nn.functional.mse_loss(self.model(inputs), wanted)
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+
+class GraphStep(Step):
+    """The same as one CUDA graph, which works on memory of its own."""
+
+    def __init__(self, model, optimizer, outputs, device):
+        super().__init__(model, optimizer)
+        self.inputs = torch.zeros(BATCH, WIDTH, device=device)
+        self.wanted = torch.zeros(BATCH, outputs, device=device)
+        self.steps = 0
+        self.graph = self.loss = None
+        # Libraries make what they need at their first call, which must not be in a graph.
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                self.optimizer.zero_grad(set_to_none=True)
+                self.forward_and_back(self.inputs, self.wanted)
+        torch.cuda.current_stream().wait_stream(side)
+
+    def capture(self):
+        self.graph = self.loss = None  # its memory goes back first
+        self.optimizer.zero_grad(set_to_none=True)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.loss = self.forward_and_back(self.inputs, self.wanted)
+
+    def __call__(self, inputs, wanted):
+        if self.steps % CAPTURE_EVERY == 0:
+            self.capture()
+        self.steps += 1
+        self.inputs.copy_(inputs)
+        self.wanted.copy_(wanted)
+        self.graph.replay()
+        return self.loss
+
+
+def parse():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--losses", required=True, help="file to append to")
     parser.add_argument("--steps", type=int, default=150)
@@ -53,8 +110,16 @@ def main():
     parser.add_argument("--pause-ms", type=float, default=0, help="after each step")
     parser.add_argument("--workers", type=int, default=0, help="processes of a data loader")
     parser.add_argument("--start-method", default="fork", help="how they start: fork, spawn, forkserver")
-    options = parser.parse_args()
+    parser.add_argument("--graphs", action="store_true", help="with torch.cuda.graph")
+    parser.add_argument("--compile", action="store_true", help='with torch.compile(mode="reduce-overhead")')
+    return parser.parse_args()
 
+
+def main():
+    options = parse()
+    ending = []
+    if not options.workers:  # which would inherit it
+        signal.signal(signal.SIGTERM, lambda *_: ending.append(True))
     torch.manual_seed(20261121)
     torch.use_deterministic_algorithms(True)
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -65,21 +130,26 @@ def main():
         for _ in range(layers):
             blocks += [torch.nn.Linear(WIDTH, WIDTH), torch.nn.LayerNorm(WIDTH), torch.nn.GELU()]
         model = torch.nn.Sequential(*blocks, torch.nn.Dropout(0.1), torch.nn.Linear(WIDTH, 16))
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, capturable=options.graphs or options.compile)
     teacher = torch.randn(WIDTH, 16, device=device)
+    if options.graphs:
+        train = GraphStep(model, optimizer, 16, device)
+    else:
+        train = Step(torch.compile(model, mode="reduce-overhead") if options.compile else model, optimizer)
 
+    done = 0
     for step, inputs in enumerate(batches(options, device), start=1):
         noise = torch.randn(16) * 0.1  # the CPU's generator
         wanted = (inputs @ teacher / WIDTH**0.5) + noise.to(device)
-        optimizer.zero_grad(set_to_none=False)
-        loss = torch.nn.functional.mse_loss(model(inputs), wanted)
-        loss.backward()
-        optimizer.step()
+        loss = train(inputs, wanted)
         with open(options.losses, "a", encoding="ascii") as file:
             file.write(f"{step} {loss.item().hex()}\n")
+        done = step
+        if ending:
+            break
         if options.pause_ms:
             time.sleep(options.pause_ms / 1000)
-    print(f"trained {options.steps} steps, {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB at most")
+    print(f"trained {done} steps, {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB at most")
 
 
 if __name__ == "__main__":

@@ -211,7 +211,7 @@ case("direct.torch.expandable", simulated=False, needs=NEEDS)(
 
 def speed(machine, gib):
     size = f"{gib}G" if not machine.simulated else "64M"
-    figures = {"size": size}
+    figures = {"size": size, "host_memory_seconds": machine.want_host_memory((gib + 4) << 30)}
     paths = {}
     for path in ("driver", "direct"):
         if path == "direct":
@@ -267,6 +267,51 @@ def dump_speed(machine, gib):
 
 
 case("direct.dump_speed.16", needs=NEEDS + ("criu", "root"))(lambda machine: dump_speed(machine, 16))
+
+
+def incremental(machine, gib, changing, count=10):
+    """Dumps one after the other of a job that runs on, each with the one before as its base: what each writes, and
+    how long the job stands still. All are whole when those before them are gone."""
+    still, moving = (f"{gib - changing}G", f"{changing}G") if not machine.simulated else ("32M", "4M")
+    most = (changing << 30 if not machine.simulated else 4 << 20) * 1.05
+    target = start(machine, "memory", ["--size", moving, "--still", still, "--pause-ms", "200"], name="incremental")
+    figures = {"never_changes": still, "changes": moving, "dumps": []}
+    images = []
+    for number in range(count if not machine.simulated else 3):
+        image = os.path.join(machine.work, f"image-{number}")
+        base = ["--base", images[-1]] if images else []
+        dump = machine.stasis("dump", target.pid, "--images-dir", image, "--leave-running", *base, "--json")
+        report = dump.must_succeed().json()
+        expect_equal(report["path"], "direct", f"path ({report.get('notes')})")
+        content = machine.stasis("verify", image, "--json").must_succeed().json()["gpu_content"]
+        written = content["stored_bytes"] - content["taken_bytes"]
+        figures["dumps"].append({key: report[key] for key in ("image_bytes", "written_bytes", "taken_bytes", "seconds",
+                                                              "standstill_seconds")}
+                                | {"gpu_written_bytes": written, "gpu_unused_bytes": content["unused_bytes"],
+                                   "phases": {p["name"]: p["seconds"] for p in report["phases"]}})
+        expect(not base or written <= most, f"{written} bytes of GPU memory written, {moving} had changed")
+        images.append(image)
+        for old in images[:-2]:
+            shutil.rmtree(old, ignore_errors=True)
+        target.wait_rounds(2)
+    target.kill()
+    target.forget_exit()
+    shutil.rmtree(images[-2])
+    machine.stasis("restore", "--images-dir", images[-1], "--detach").must_succeed()
+    target.wait_rounds(2)
+    rounds = target.finish()
+    first, later = figures["dumps"][0], figures["dumps"][1:]
+
+    def middle(key):
+        return statistics.median(one[key] for one in later)
+    figures["note"] = (f"{still} and {moving} that change: first {first['written_bytes'] / 2**30:.2f} GiB in "
+                       f"{first['seconds']:.2f} s, still {first['standstill_seconds']:.2f} s; later "
+                       f"{middle('written_bytes') / 2**30:.2f} GiB in {middle('seconds'):.2f} s, still "
+                       f"{middle('standstill_seconds'):.2f} s; restored, {rounds} rounds verified")
+    return figures
+
+
+case("direct.incremental.16", needs=NEEDS + ("criu", "root"))(lambda machine: incremental(machine, 16, 1))
 
 
 @case("direct.torch.dump", simulated=False, needs=NEEDS + ("criu", "root"))

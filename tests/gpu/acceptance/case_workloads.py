@@ -2,8 +2,11 @@
 
 import json
 import os
+import shutil
+import signal
 
 from .core import Skip, case, expect, expect_equal
+from .targets import Target
 
 CYCLES = 5
 SIMULATED_CYCLES = 3
@@ -174,6 +177,31 @@ def starved(machine):
     target.wait_rounds(3)
     return {"seconds": done.seconds, "rounds": target.finish(),
             "note": "suspended" if done.status == 0 else "timed out, and runs on"}
+
+
+@case("suspend.other_pid_namespace", needs=NEEDS + ("root",))
+def other_pid_namespace(machine):
+    """A program in a PID namespace of its own, as in a container, acted on from outside.
+
+    With a /proc of its own too: cuInit is 304 without (580.159.04)."""
+    unshare = shutil.which("unshare")
+    if unshare is None:
+        raise Skip("there is no unshare here")
+    target = Target(machine, [unshare, "--pid", "--fork", "--kill-child", "--mount-proc", machine.program("stasis-workload"),
+                              "threads", "--status", "{status}"], "inside")
+    target.wait_rounds(2)
+    with open(f"/proc/{target.pid}/task/{target.pid}/children", encoding="ascii") as file:
+        inside = int(file.read())
+    # By its own number here, and as a part of the tree of one outside.
+    for root in (inside, target.pid):
+        machine.stasis("suspend", root).must_succeed()
+        machine.expect_state(inside, "checkpointed")
+        machine.stasis("resume", root).must_succeed()
+        target.wait_rounds(2)
+    os.kill(inside, signal.SIGTERM)
+    target.wait_ended(60)
+    expect_equal(target.exit_status, 0, "the exit status")
+    return {"note": target.output().strip().splitlines()[-1]}
 
 
 UNPRIVILEGED = """

@@ -1,0 +1,193 @@
+#!/usr/bin/env python3
+"""Loops of JAX and of CuPy that verify themselves, round after round, until SIGTERM.
+
+They behave as stasis-workload does (tests/workloads/README.md): a status file of one record, `verified N
+rounds` at the end, status 1 at the first mismatch, and 77 with a reason where the package is missing.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import time
+
+MASK = 2**64 - 1
+RECORD = 64
+
+
+class Mismatch(Exception):
+    pass
+
+
+def skip(reason):
+    print(f"skipped: {reason}", flush=True)
+    sys.exit(77)
+
+
+class Status:
+    """One record of fixed size, as CRIU wants it of an open file."""
+
+    def __init__(self, path):
+        self.fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self.write(0)
+
+    def write(self, rounds):
+        os.pwrite(self.fd, f"round {rounds} ok".ljust(RECORD - 1).encode() + b"\n", 0)
+
+
+# --- JAX: the same training over and over, by the same program on the GPU, so every loss is known.
+
+LAP = 25  # steps
+WIDTH = 4096
+BATCH = 256
+BYTES_PER_WEIGHT = 12  # weight, two moments
+
+
+def jax_training(layers):
+    """Two compiled functions: the state at the start, and one step of Adam."""
+    import jax  # pylint: disable=import-outside-toplevel,import-error
+    from jax import numpy as jnp  # pylint: disable=import-outside-toplevel,import-error
+
+    if jax.default_backend() != "gpu":
+        skip(f"JAX {jax.__version__} sees no GPU")
+    print(f"JAX {jax.__version__}, {jax.devices()[0].device_kind}", flush=True)
+
+    @jax.jit
+    def begin():
+        keys = jax.random.split(jax.random.key(20261122), layers)
+        weights = [jax.random.normal(key, (WIDTH, WIDTH)) / WIDTH**0.5 for key in keys]
+        return weights, [jnp.zeros_like(one) for one in weights], [jnp.zeros_like(one) for one in weights]
+
+    def loss_of(weights, inputs, wanted):
+        for one in weights:
+            inputs = jnp.tanh(inputs @ one)
+        return jnp.mean((inputs - wanted) ** 2)
+
+    def step(state, number):
+        weights, first, second = state
+        key_inputs, key_noise = jax.random.split(jax.random.fold_in(jax.random.key(7), number))
+        inputs = jax.random.normal(key_inputs, (BATCH, WIDTH))
+        wanted = jnp.sin(inputs) + 0.1 * jax.random.normal(key_noise, (BATCH, WIDTH))
+        loss, slopes = jax.value_and_grad(loss_of)(weights, inputs, wanted)
+        first = [0.9 * old + 0.1 * slope for old, slope in zip(first, slopes)]
+        second = [0.999 * old + 0.001 * slope**2 for old, slope in zip(second, slopes)]
+        weights = [one - 1e-4 * mean / (jnp.sqrt(square) + 1e-8)
+                   for one, mean, square in zip(weights, first, second)]
+        return (weights, first, second), loss
+
+    return begin, jax.jit(step, donate_argnums=0)
+
+
+def jax_rounds(options):
+    try:
+        begin, step = jax_training(max(1, round(options.gib * 2**30 / BYTES_PER_WEIGHT / WIDTH**2)))
+    except ImportError as reason:
+        skip(f"no JAX: {reason}")
+    known = []
+    lap = 0
+    while True:
+        state = begin()
+        for number in range(LAP):
+            state, loss = step(state, number)
+            found = float(loss).hex()
+            if lap == 0:
+                known.append(found)
+            elif found != known[number]:
+                raise Mismatch(f"lap {lap}, step {number}: the loss is {found} instead of {known[number]}")
+            yield
+        del state
+        lap += 1
+        if lap == 1 and len(set(known)) < LAP // 2:
+            raise Mismatch(f"the losses do not change: {known}")
+
+
+# --- CuPy: words that are changed by x * a + b; what their sums must be, the CPU knows.
+
+class Words:
+    def __init__(self, cupy, count, seed):
+        self.cupy = cupy
+        self.count = count
+        self.index = cupy.arange(count, dtype=cupy.uint64)
+        self.words = self.index * cupy.uint64(seed | 1)
+        self.indices = count * (count - 1) // 2
+        squares = (count - 1) * count * (2 * count - 1) // 6
+        self.sum = self.indices * (seed | 1) & MASK
+        self.weighted = squares * (seed | 1) & MASK  # each word times its index
+
+    def change(self, a, b):
+        self.words *= self.cupy.uint64(a)
+        self.words += self.cupy.uint64(b)
+        self.sum = (self.sum * a + self.count * b) & MASK
+        self.weighted = (self.weighted * a + self.indices * b) & MASK
+
+    def verify(self, name):
+        found = int(self.words.sum()), int((self.words * self.index).sum())
+        if found != (self.sum, self.weighted):
+            raise Mismatch(f"{name} of {self.count} words: sums {found} instead of {(self.sum, self.weighted)}")
+
+
+def cupy_rounds(options):
+    try:
+        import cupy  # pylint: disable=import-outside-toplevel,import-error
+    except ImportError as reason:
+        skip(f"no CuPy: {reason}")
+    print(f"CuPy {cupy.__version__}", flush=True)
+    largest = int(options.gib * 2**30 / 16 / 6)  # words and indices, in eight pieces up to so many
+    random = 1
+
+    def next_random():
+        nonlocal random
+        random = (random * 6364136223846793005 + 1442695040888963407) & MASK
+        return random >> 16
+
+    def piece():
+        return Words(cupy, largest // 8 + next_random() % largest, next_random())
+
+    pieces = [piece() for _ in range(8)]
+    side = 512 if options.gib < 0.5 else 4096
+    matrix = cupy.sin(cupy.arange(side * side, dtype=cupy.float32)).reshape(side, side)
+    product = None
+    number = 0
+    while True:
+        number += 1
+        a, b = next_random() | 1, next_random()
+        for at, one in enumerate(pieces):
+            one.change(a, b)
+            one.verify(f"piece {at}")
+        found = float((matrix @ matrix).sum()).hex()
+        product = product or found
+        if found != product:
+            raise Mismatch(f"the sum of the product is {found} instead of {product}")
+        pieces[number % 8] = None  # its memory first goes back to the pool
+        if number % 5 == 0:
+            cupy.get_default_memory_pool().free_all_blocks()
+        pieces[number % 8] = piece()
+        yield
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("kind", choices=["jax", "cupy"])
+    parser.add_argument("--status", required=True)
+    parser.add_argument("--gib", type=float, default=2, help="of GPU memory, about")
+    parser.add_argument("--pause-ms", type=float, default=20, help="after each round")
+    options = parser.parse_args()
+    ending = []
+    signal.signal(signal.SIGTERM, lambda *_: ending.append(True))
+    status = Status(options.status)
+    rounds = 0
+    try:
+        for _ in jax_rounds(options) if options.kind == "jax" else cupy_rounds(options):
+            rounds += 1
+            status.write(rounds)
+            if ending:
+                break
+            time.sleep(options.pause_ms / 1000)
+    except Mismatch as reason:
+        print(f"MISMATCH in round {rounds + 1} of {options.kind}: {reason}", flush=True)
+        sys.exit(1)
+    print(f"verified {rounds} rounds", flush=True)
+
+
+if __name__ == "__main__":
+    main()
