@@ -1,104 +1,127 @@
-// What the agent adds to a call of the driver: cuEventQuery of an event that has happened, over and
-// over. Run it under `stasis run` and without, or with --both, which does that by itself.
-#include <dlfcn.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
+// How long calls of the driver take. Reads lines "CALL THREADS" and answers each with the
+// nanoseconds per call: bench/agent_calls.py asks two of these in turn, one under the agent and one
+// not.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
+#include <iostream>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "driver/cuda_abi.h"
+#include "examples/common/cuda_api.h"
+#include "sim/stasis_sim_kernel.h"
+
+extern "C" void stasis_sim_kernel_nothing(const stasis::sim::Launch&, void** args);
+void stasis_sim_kernel_nothing(const stasis::sim::Launch&, void**) {}
 
 namespace stasis {
 namespace {
 
-using namespace cuda;  // NOLINT(google-build-using-namespace)
+using programs::CudaApi;
+using Clock = std::chrono::steady_clock;
 
-constexpr int kCalls = 1000000;
-constexpr int kRepeats = 9;
+constexpr char kNothing[] = R"(
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry nothing() { ret; }
+)";
 
-template <class Function>
-Function* find(const char* name) {
-  static void* library = ::dlopen("libcuda.so.1", RTLD_NOW);
-  void* at = library ? ::dlsym(library, name) : nullptr;
-  if (!at) {
-    std::fprintf(stderr, "the driver has no %s\n", name);
-    std::exit(77);
+constexpr int kSamples = 25;
+constexpr int kQuestions = 4000;  // calls in a sample of calls that only ask
+constexpr int kWork = 200;        // of calls that give the GPU work: its queue must not fill up
+
+// What one thread calls with.
+struct Thread {
+  explicit Thread(const CudaApi& api, cuda::CUcontext context, cuda::CUfunction nothing)
+      : cuda(api), function(nothing) {
+    cuda.cuCtxSetCurrent(context);
+    cuda.cuStreamCreate(&stream, cuda::CU_STREAM_NON_BLOCKING);
+    cuda.cuEventCreate(&event, 0);
+    cuda.cuMemAllocHost_v2(&host, 4096);
+    cuda.cuMemAlloc_v2(&device, std::size_t{2} << 20);  // the agent's
   }
-  return reinterpret_cast<Function*>(at);
-}
-#define CU(name) (find<fn::name>(#name))
-
-// Nanoseconds per call in one thread, and the same event in none other.
-double one_thread(CUcontext context) {
-  CU(cuCtxSetCurrent)(context);
-  CUevent event = nullptr;
-  if (CU(cuEventCreate)(&event, 0) != CUDA_SUCCESS) std::exit(1);
-  auto* query = CU(cuEventQuery);
-  const auto start = std::chrono::steady_clock::now();
-  for (int i = 0; i < kCalls; ++i)
-    if (query(event) != CUDA_SUCCESS) std::exit(1);
-  const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - start;
-  return took.count() / kCalls;
-}
-
-// The fastest of several runs: everything else is other programs' doing.
-double measure(CUcontext context, int threads) {
-  double best = 1e9;
-  for (int repeat = 0; repeat < kRepeats; ++repeat) {
-    std::vector<double> each(static_cast<std::size_t>(threads));
-    std::vector<std::thread> running;
-    for (auto& took : each)
-      running.emplace_back([&took, context] { took = one_thread(context); });
-    for (auto& thread : running)
-      thread.join();
-    best = std::min(best, *std::min_element(each.begin(), each.end()));
+  ~Thread() {
+    cuda.cuMemFree_v2(device);
+    cuda.cuMemFreeHost(host);
+    cuda.cuEventDestroy_v2(event);
+    cuda.cuStreamDestroy_v2(stream);
   }
-  return best;
-}
+  Thread(const Thread&) = delete;
+  Thread& operator=(const Thread&) = delete;
 
-int run() {
-  CUcontext context = nullptr;
-  CUdeviceptr memory = 0;
-  // The allocation starts the agent.
-  if (CU(cuInit)(0) != CUDA_SUCCESS || CU(cuCtxCreate_v2)(&context, 0, 0) != CUDA_SUCCESS ||
-      CU(cuMemAlloc_v2)(&memory, std::size_t{4} << 20) != CUDA_SUCCESS)
-    return 1;
-  std::printf("%.2f %.2f\n", measure(context, 1), measure(context, 8));
-  return 0;
-}
-
-struct Pair {
-  double one = 0;
-  double eight = 0;
+  const CudaApi& cuda;
+  cuda::CUfunction function;
+  cuda::CUstream stream = nullptr;
+  cuda::CUevent event = nullptr;
+  void* host = nullptr;
+  cuda::CUdeviceptr device = 0;
 };
 
-Pair run_with(const std::string& command) {
-  Pair found;
-  std::FILE* output = ::popen(command.c_str(), "r");
-  if (!output || std::fscanf(output, "%lf %lf", &found.one, &found.eight) != 2) std::exit(1);
-  ::pclose(output);
-  return found;
+// The median of the samples, nanoseconds per call.
+template <class Call>
+double median_of(const Thread& thread, int calls, Call call) {
+  std::vector<double> samples;
+  for (int sample = 0; sample <= kSamples; ++sample) {
+    const auto start = Clock::now();
+    for (int i = 0; i < calls; ++i)
+      call();
+    const std::chrono::duration<double, std::nano> took = Clock::now() - start;
+    if (sample > 0) samples.push_back(took.count() / calls);  // the first warms up
+    thread.cuda.cuStreamSynchronize(thread.stream);
+  }
+  const auto middle = samples.begin() + kSamples / 2;
+  std::nth_element(samples.begin(), middle, samples.end());
+  return *middle;
+}
+
+double measure(const std::string& what, const Thread& own) {
+  const auto& cuda = own.cuda;
+  if (what == "cuEventQuery")
+    return median_of(own, kQuestions, [&] { cuda.cuEventQuery(own.event); });
+  if (what == "cuStreamQuery")
+    return median_of(own, kQuestions, [&] { cuda.cuStreamQuery(own.stream); });
+  if (what == "cuLaunchKernel") {
+    return median_of(own, kWork, [&] {
+      cuda.cuLaunchKernel(own.function, 1, 1, 1, 1, 1, 1, 0, own.stream, nullptr, nullptr);
+    });
+  }
+  if (what == "cuMemcpyHtoDAsync") {
+    return median_of(own, kWork,
+                     [&] { cuda.cuMemcpyHtoDAsync_v2(own.device, own.host, 64, own.stream); });
+  }
+  programs::die(2, "no such call: " + what);
 }
 
 }  // namespace
 }  // namespace stasis
 
-int main(int argc, char** argv) {
-  if (argc < 3 || std::strcmp(argv[1], "--both") != 0) return stasis::run();
-  // argv[2]: the agent's library.
-  const std::string self = std::string("\"") + argv[0] + "\"";
-  const auto without = stasis::run_with(self);
-  const auto with = stasis::run_with(std::string("LD_PRELOAD=\"") + argv[2] + "\" " + self);
-  std::printf("cuEventQuery, ns per call   1 thread   8 threads\n");
-  std::printf("without the agent         %10.2f  %10.2f\n", without.one, without.eight);
-  std::printf("with it                   %10.2f  %10.2f\n", with.one, with.eight);
-  std::printf("added                     %10.2f  %10.2f\n", with.one - without.one,
-              with.eight - without.eight);
+int main() {
+  using namespace stasis;  // NOLINT(google-build-using-namespace)
+  const auto& cuda = programs::CudaApi::load(programs::Lookup::kDlsym, programs::IfAbsent::kSkip);
+  cuda::CUcontext context = nullptr;
+  cuda::CUmodule module = nullptr;
+  cuda::CUfunction nothing = nullptr;
+  cuda.cuInit(0);
+  cuda.cuDevicePrimaryCtxRetain(&context, 0);
+  cuda.cuCtxSetCurrent(context);
+  cuda.cuModuleLoadData(&module, kNothing);
+  cuda.cuModuleGetFunction(&nothing, module, "nothing");
+  std::string what;
+  unsigned threads = 0;
+  while (std::cin >> what >> threads && threads > 0) {
+    std::vector<double> each(threads);
+    std::vector<std::thread> running;
+    for (auto& took : each) {
+      running.emplace_back([&] { took = measure(what, Thread(cuda, context, nothing)); });
+    }
+    double sum = 0;
+    for (unsigned i = 0; i < threads; ++i) {
+      running[i].join();
+      sum += each[i];
+    }
+    std::printf("%.3f\n", sum / threads);
+    std::fflush(stdout);
+  }
 }

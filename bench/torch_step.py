@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
-"""What a PyTorch training step costs under the agent, against the same without: pairs of runs, one after the
-other, of which each gives the median of its steps. Prints one JSON object. Needs PyTorch and a GPU."""
+"""What a PyTorch training step costs under the agent, against the same without: pairs of processes that
+train in turn, a few steps each, and of each the median of its steps. Prints one JSON object. Needs PyTorch
+and a GPU. On an H100 or H200 a step takes 20 to 40 ms, and five pairs some two minutes.
+"""
 
 import argparse
 import json
@@ -11,34 +13,76 @@ import sys
 import time
 
 WARM_UP = 20
+IN_A_ROW = 20  # steps of one before the other's turn
+FIRST_OF_ROW = 2  # not counted: the GPU has just worked for the other
 
 
-def measure(steps, width, batch):
-    """Adam, one parameter after the other: some 1500 launches a step."""
+def train(options):
+    """Transformer blocks in bfloat16, AdamW. Makes as many steps as it is asked for, and tells their times."""
     import torch  # pylint: disable=import-outside-toplevel
 
     torch.manual_seed(1)
-    blocks = [layer for _ in range(24) for layer in (torch.nn.Linear(width, width), torch.nn.GELU())]
-    model = torch.nn.Sequential(*blocks).cuda()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, foreach=False)
-    inputs = torch.randn(batch, width, device="cuda")
-    seconds = []
-    for step in range(WARM_UP + steps):
+    block = torch.nn.TransformerEncoderLayer(
+        options.width, options.width // 128, 4 * options.width, dropout=0.0, activation="gelu", batch_first=True,
+        norm_first=True)
+    model = torch.nn.TransformerEncoder(block, options.layers, enable_nested_tensor=False).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    inputs = torch.randn(options.batch, options.sequence, options.width, device="cuda")
+
+    def step():
         start = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
-        model(inputs).square().mean().backward()
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = model(inputs).float().square().mean()
+        loss.backward()
         optimizer.step()
         torch.cuda.synchronize()
-        if step >= WARM_UP:
-            seconds.append(time.perf_counter() - start)
-    print(json.dumps({"median": statistics.median(seconds), "mib": torch.cuda.max_memory_allocated() >> 20}))
+        return time.perf_counter() - start
+
+    for _ in range(WARM_UP):
+        step()
+    print(json.dumps({"torch": torch.__version__, "gpu": torch.cuda.get_device_name(),
+                      "mib": torch.cuda.max_memory_allocated() >> 20}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps([step() for _ in range(int(line))]), flush=True)
 
 
-def run(options, *before):
-    words = [*before, sys.executable, os.path.abspath(__file__), "--measure", "--steps", str(options.steps),
-             "--width", str(options.width), "--batch", str(options.batch)]
-    said = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True)
-    return json.loads(said.stdout)["median"]
+class Training:
+    def __init__(self, options, *before):
+        words = [*before, sys.executable, os.path.abspath(__file__), "--train"]
+        for name in ("layers", "width", "batch", "sequence"):
+            words += [f"--{name}", str(getattr(options, name))]
+        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def hear(self):
+        said = self.process.stdout.readline()
+        if not said:
+            sys.exit(f"the training has ended with status {self.process.wait()}")
+        return json.loads(said)
+
+    def steps(self, count):
+        self.process.stdin.write(f"{count}\n")
+        self.process.stdin.flush()
+        return self.hear()
+
+    def end(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def pair(options, number):
+    both = {"without": [], "with": [options.stasis, "run", "--"]}
+    order = list(both) if number % 2 == 0 else list(reversed(both))  # what changes slowly meets both
+    trainings = {name: Training(options, *both[name]) for name in order}
+    about = {name: training.hear() for name, training in trainings.items()}
+    seconds = {name: [] for name in order}
+    while len(seconds["with"]) < options.steps:
+        for name in order:
+            seconds[name] += trainings[name].steps(FIRST_OF_ROW + IN_A_ROW)[FIRST_OF_ROW:]
+        order.reverse()
+    for training in trainings.values():
+        training.end()
+    return about["with"], {name: statistics.median(values) for name, values in seconds.items()}
 
 
 def main():
@@ -46,26 +90,28 @@ def main():
     parser.add_argument("--stasis", help="the program, for `stasis run`")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--width", type=int, default=4096,
-                        help="of the layers: with 1024 the calls count more than what the GPU computes")
-    parser.add_argument("--batch", type=int, default=512)
-    parser.add_argument("--measure", action="store_true", help="one run, here")
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--width", type=int, default=2048)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--sequence", type=int, default=1024)
+    parser.add_argument("--train", action="store_true", help="one of the two, here")
     options = parser.parse_args()
-    if options.measure:
-        measure(options.steps, options.width, options.batch)
+    if options.train:
+        train(options)
         return
     if not options.stasis:
         parser.error("--stasis is needed")
+    start = time.monotonic()
     pairs = []
     for number in range(options.pairs):
-        # In turn, so that what changes slowly meets both.
-        both = {}
-        for name in ("without", "with") if number % 2 == 0 else ("with", "without"):
-            both[name] = run(options, *([options.stasis, "run", "--"] if name == "with" else []))
-        pairs.append(both)
-    ratios = [pair["with"] / pair["without"] for pair in pairs]
-    print(json.dumps({"steps": options.steps, "width": options.width, "batch": options.batch, "pairs": pairs, "ratios": ratios, "ratio": statistics.median(ratios)},
-                     indent=1))
+        about, medians = pair(options, number)
+        pairs.append(medians)
+        print(f"pair {number + 1}: {medians['without'] * 1e3:.2f} ms without, {medians['with'] * 1e3:.2f} ms with, "
+              f"{(medians['with'] / medians['without'] - 1) * 100:+.2f} %", file=sys.stderr, flush=True)
+    ratios = [medians["with"] / medians["without"] for medians in pairs]
+    shape = {name: getattr(options, name) for name in ("layers", "width", "batch", "sequence", "steps")}
+    print(json.dumps({**about, **shape, "pairs": pairs, "ratios": ratios, "ratio": statistics.median(ratios),
+                      "lowest": min(ratios), "highest": max(ratios), "seconds": time.monotonic() - start}, indent=1))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@
 #include <exception>
 #include <memory>
 #include <new>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "base/interrupt.h"
 #include "base/progress.h"
 #include "checkpoint/process.h"
+#include "direct/mover_process.h"
 #include "driver/driver.h"
 #include "driver/gpu_map.h"
 #include "operations/operations.h"
@@ -35,6 +37,7 @@ struct stasis_cancel {
 struct stasis_session {
   // Handles share it, so that they may outlive the session.
   std::shared_ptr<stasis::Driver> driver;
+  std::string library;  // as it was asked for; may be empty
 };
 
 struct stasis_process {
@@ -133,11 +136,16 @@ class Call final : public Progress {
   void update(std::string_view phase, std::uint64_t done, std::uint64_t total) override;
 
   Interrupt& interrupt() { return given_.cancel ? given_.cancel->interrupt : own_; }
-  Environment environment(Driver& driver);
+  // For the whole procedures, which copy GPU memory past the driver where they can.
+  Environment environment(const stasis_session& session);
 
  private:
   explicit Call(const stasis_call& given) : given_(given) {}
+  Result<std::shared_ptr<direct::MemoryMover>> make_mover(const std::string& library,
+                                                          std::span<const GpuUuid> gpus);
+
   stasis_call given_;
+  std::shared_ptr<direct::MoverProcess> mover_;  // once it is ready; one call's, and ends with it
   Interrupt own_;
 };
 

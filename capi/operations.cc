@@ -46,6 +46,14 @@ Result<DumpOptions> read(const stasis_dump_options& given) {
   out.timeout = ms(given.timeout_ms);
   out.ignore_obstacles = given.ignore_obstacles;
   out.ignore_undumpable = given.ignore_undumpable;
+  if (given.compress != nullptr) {
+    const auto compression = compression_from_name(given.compress);
+    if (!compression) {
+      return fail(ErrorCode::kUsage, fmt::format("'{}' is no way to compress", given.compress),
+                  "one of none, lz4, zstd");
+    }
+    out.compression = *compression;
+  }
   out.criu_path = path(given.criu);
   out.criu.shell_job = given.shell_job;
   out.criu.tcp_established = given.tcp_established;
@@ -135,7 +143,7 @@ stasis_error* stasis_suspend(stasis_session* session, int pid,
     if (!read) return fail(std::move(read.error()));
     auto given = capi::Call::make(call);
     if (!given) return fail(std::move(given.error()));
-    auto done = suspend((*given)->environment(*session->driver), Pid{pid},
+    auto done = suspend((*given)->environment(*session), Pid{pid},
                         {capi::ms(read->timeout_ms), read->ignore_obstacles});
     if (!done) return fail(std::move(done.error()));
     return capi::give_text(json_text(to_json(*done)), report);
@@ -157,8 +165,9 @@ stasis_error* stasis_resume(stasis_session* session, int pid, const stasis_resum
     auto given = capi::Call::make(call);
     if (!given) return fail(std::move(given.error()));
     (*given)->interrupt().set_time_limit(capi::ms(read->time_limit_ms));
-    auto done =
-        resume((*given)->environment(*session->driver), Pid{pid}, ResumeOptions{std::move(*map)});
+    ResumeOptions how;
+    how.gpu_map = std::move(*map);
+    auto done = resume((*given)->environment(*session), Pid{pid}, how);
     if (!done) return fail(std::move(done.error()));
     return capi::give_text(json_text(to_json(*done)), report);
   });
@@ -184,7 +193,7 @@ stasis_error* stasis_dump(stasis_session* session, int pid, const stasis_dump_op
     if (!ours) return fail(std::move(ours.error()));
     auto given = capi::Call::make(call);
     if (!given) return fail(std::move(given.error()));
-    auto done = dump((*given)->environment(*session->driver), Pid{pid}, *ours);
+    auto done = dump((*given)->environment(*session), Pid{pid}, *ours);
     if (!done) return fail(std::move(done.error()));
     return capi::give_text(json_text(to_json(*done)), report);
   });
@@ -206,7 +215,7 @@ stasis_error* stasis_restore(stasis_session* session, const stasis_restore_optio
     auto given = capi::Call::make(call);
     if (!given) return fail(std::move(given.error()));
     (*given)->interrupt().set_time_limit(capi::ms(read->time_limit_ms));
-    auto done = restore((*given)->environment(*session->driver), *ours);
+    auto done = restore((*given)->environment(*session), *ours);
     if (!done) return fail(std::move(done.error()));
     return capi::give_text(json_text(to_json(*done)), report);
   });
@@ -219,7 +228,7 @@ stasis_error* stasis_recover(stasis_session* session, int pid, const stasis_call
     if (pid < 0) return capi::misuse(fmt::format("{} is no process number", pid));
     auto given = capi::Call::make(call);
     if (!given) return fail(std::move(given.error()));
-    const Environment env = (*given)->environment(*session->driver);
+    const Environment env = (*given)->environment(*session);
     std::vector<RecoverReport> reports;
     if (pid == 0) {
       auto all = recover_all(env);
@@ -255,7 +264,7 @@ stasis_error* stasis_inspect(stasis_session* session, const stasis_inspect_optio
     auto given = capi::Call::make(call);
     if (!given) return fail(std::move(given.error()));
     std::optional<Environment> env;
-    if (session != nullptr) env.emplace((*given)->environment(*session->driver));
+    if (session != nullptr) env.emplace((*given)->environment(*session));
     const Error no_driver{
         ErrorCode::kDriverMissing, "no driver was given", "open a session first", {}, {}};
     auto done = inspect(

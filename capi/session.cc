@@ -2,6 +2,8 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <array>
+
 #include "capi/handles.h"
 #include "checkpoint/bounded_driver.h"
 
@@ -88,9 +90,29 @@ void Call::update(std::string_view phase, std::uint64_t done, std::uint64_t tota
   given_.progress(std::string(phase).c_str(), done, total, given_.user_data);
 }
 
-Environment Call::environment(Driver& driver) {
-  return {driver, interrupt(), *this, [this](const std::string& text) {
+Result<std::shared_ptr<direct::MemoryMover>> Call::make_mover(const std::string& library,
+                                                              std::span<const GpuUuid> gpus) {
+  constexpr std::chrono::seconds kPatience{60};
+  if (mover_) return mover_;  // it takes GPUs on as they come
+  auto program = calls_program();
+  if (!program) return fail(std::move(program.error()));
+  const std::array<std::string, 2> arguments{library, "mover"};
+  auto mover = direct::MoverProcess::start_program(*program, arguments);
+  if (!mover) return fail(std::move(mover.error()));
+  auto ready =
+      mover->prepare(direct::options_for(gpus), gpus, interrupt(), Clock::now() + kPatience);
+  if (!ready) return fail(std::move(ready.error()));
+  mover_ = std::make_shared<direct::MoverProcess>(std::move(*mover));
+  return mover_;
+}
+
+Environment Call::environment(const stasis_session& session) {
+  return {*session.driver, interrupt(), *this,
+          [this](const std::string& text) {
             if (given_.note != nullptr) given_.note(text.c_str(), given_.user_data);
+          },
+          [this, library = session.library](std::span<const GpuUuid> gpus) {
+            return make_mover(library, gpus);
           }};
 }
 
@@ -117,7 +139,7 @@ stasis_error* stasis_session_open(const stasis_session_options* options, stasis_
     if (!read) return fail(std::move(read.error()));
     auto driver = capi::open_driver(*read);
     if (!driver) return fail(std::move(driver.error()));
-    *session = new stasis_session{std::move(*driver)};
+    *session = new stasis_session{std::move(*driver), read->library ? read->library : ""};
     return {};
   });
 }

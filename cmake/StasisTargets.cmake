@@ -27,6 +27,11 @@ set(STASIS_OWN_NUMBERS ${CMAKE_SOURCE_DIR}/tests/integration/own_numbers)
 
 # Every unit test of the project, so that a sanitizer build can build just these.
 add_custom_target(unittests)
+# Those that have threads, which is what the thread sanitizer is for; label "threads".
+add_custom_target(threaded_unittests)
+set(STASIS_THREADED agent_client agent_gate agent_memory agent_share bounded_driver channel content content_base
+                    group helper_process interrupt parking remote_memory)
+list(TRANSFORM STASIS_THREADED APPEND _unittest)
 
 # stasis_library(NAME DIR_DEPENDENCIES...): a static library of all .cc files of this folder but the
 # tests; each *_unittest.cc beside them becomes a test of its own.
@@ -90,7 +95,12 @@ function(stasis_test name)
   stasis_share_gtest(${name})
   add_dependencies(unittests ${name})
   add_test(NAME ${name} COMMAND ${ARG_RUN_BY} $<TARGET_FILE:${name}>)
-  set_tests_properties(${name} PROPERTIES LABELS unit TIMEOUT 120)
+  set(labels unit)
+  if(name IN_LIST STASIS_THREADED)
+    add_dependencies(threaded_unittests ${name})
+    list(APPEND labels threads)
+  endif()
+  set_tests_properties(${name} PROPERTIES LABELS "${labels}" TIMEOUT 120)
 endfunction()
 
 # stasis_bats(FILE): a bats file as one ctest entry, label "integration", with process numbers of its

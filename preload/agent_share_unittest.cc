@@ -122,7 +122,7 @@ TEST(AgentShare, WhatIsFreedIsNotToBeHad) {
   ASSERT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
   const auto got = fetch(handle);
   EXPECT_TRUE(got.answered);
-  EXPECT_EQ(got.result, CUDA_ERROR_INVALID_HANDLE);
+  EXPECT_EQ(got.result, CUDA_ERROR_INVALID_VALUE);
 }
 
 TEST(AgentShare, OneThatCannotBeExportedKeepsNothing) {

@@ -123,7 +123,7 @@ void send_answer(int connection, const Answer& answer, int memory) {
 // Like a call of the program's: while the gate is closed the memory may be away.
 void answer(Connection& connection, std::uint64_t share) {
   const Gate::Pass pass;
-  Answer given{CUDA_ERROR_INVALID_HANDLE, 0, 0, 0};
+  Answer given{CUDA_ERROR_INVALID_VALUE, 0, 0, 0};
   CUmemGenericAllocationHandle real = 0;
   {
     const TablesLock lock;
@@ -290,7 +290,7 @@ Fetched fetch(const CUipcMemHandle& handle) {
   do {
     connected = ::connect(fd, reinterpret_cast<const sockaddr*>(&name.address), name.size);
   } while (connected != 0 && (errno == EINTR || errno == EAGAIN));
-  Answer answer{CUDA_ERROR_INVALID_HANDLE, 0, 0, 0};
+  Answer answer{CUDA_ERROR_INVALID_VALUE, 0, 0, 0};
   const auto share = content.key.share;
   if (connected == 0 && same_user_or_root(fd) &&
       ::send(fd, &share, sizeof share, MSG_NOSIGNAL) == sizeof share &&

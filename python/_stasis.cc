@@ -430,6 +430,7 @@ class Session {
     from.take("manage_cgroups", options.manage_cgroups);
     from.take("network_lock", options.network_lock);
     from.take("external", options.external, options.external_count);
+    from.take("compress", options.compress);
     return run_for_text(
         [&](const stasis_call& given, char** text) {
           return stasis_dump(session_.it, pid, &options, &given, text);

@@ -7,6 +7,7 @@ that is there already is taken with STASIS_LIBRARY_DIR=build/release/lib, or
 
 import base64
 import hashlib
+import importlib.metadata
 import os
 import re
 import subprocess
@@ -48,6 +49,26 @@ def digest(data):
     return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
 
 
+def licences():
+    """Of what is compiled into the extension and the library beside it, by package; those that are found here."""
+    with open(os.path.join(SOURCE, "packaging", "as_packages_have_it.cmake"), encoding="utf-8") as file:
+        packages = " ".join(re.findall(r"^set\(compiled_in\w* ([^)]*)\)", file.read(), re.M)).split()
+    found = {}
+    for package in packages:
+        path = f"/usr/share/doc/{package}/copyright"
+        if os.path.exists(path):
+            with open(path, "rb") as file:
+                found[package] = file.read()
+    try:
+        of_pip = importlib.metadata.files("pybind11") or []
+    except importlib.metadata.PackageNotFoundError:
+        of_pip = []
+    for path in of_pip:
+        if path.name.startswith("LICENSE"):
+            found["pybind11"] = path.read_binary()
+    return found
+
+
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
     abi = tag + getattr(sys, "abiflags", "")
@@ -60,6 +81,8 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     }
     with open(os.path.join(SOURCE, "LICENSE"), "rb") as file:
         files[f"{info}/LICENSE"] = (file.read(), 0o644)
+    for package, text in licences().items():
+        files[f"{info}/licenses/{package}"] = (text, 0o644)
     with tempfile.TemporaryDirectory() as work:
         subprocess.run([os.path.join(HERE, "build-package"), "--library", library_folder(config_settings),
                         "--out", work, "--python", sys.executable, "--bundle"], check=True)

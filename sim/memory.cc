@@ -427,7 +427,7 @@ CUresult Memory::import_ipc(const CUipcMemHandle& handle, int index, int device,
   }
   const auto file = open_object(dir_, content.gpu, content.object);
   ObjectTrailer trailer;
-  if (!file || !read_trailer(file.get(), trailer)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!file || !read_trailer(file.get(), trailer)) return CUDA_ERROR_INVALID_VALUE;
   Allocation allocation;
   if (auto rc = adopt(index, trailer, file.get(), Object::Origin::kOpened, allocation.object);
       rc != CUDA_SUCCESS) {

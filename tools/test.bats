@@ -11,7 +11,7 @@ setup() {
   program gtest 'echo "[ RUN      ] A.One" && echo "[       OK ] A.One (0 ms)"' 'echo "a.cc:4: Skipped" && echo "no GPU here"' \
     'echo "[  SKIPPED ] A.Two (0 ms)" && echo "[  SKIPPED ] A.Two"'
   program bats 'echo 1..2 && echo "ok 1 first" && echo "ok 2 second # skip no GPU"'
-  tests 'add_test(NAME gtest COMMAND ${CMAKE_SOURCE_DIR}/gtest)' 'set_tests_properties(gtest PROPERTIES LABELS unit)' \
+  tests 'add_test(NAME gtest COMMAND ${CMAKE_SOURCE_DIR}/gtest)' 'set_tests_properties(gtest PROPERTIES LABELS "unit;threads")' \
     'add_test(NAME bats COMMAND ${CMAKE_SOURCE_DIR}/bats)'
 }
 
@@ -27,7 +27,8 @@ program() {
 # The project: these lines after the usual beginning, a program that no unit test needs among it.
 tests() {
   printf '%s\n' 'cmake_minimum_required(VERSION 3.22)' 'project(t CXX)' 'enable_testing()' \
-    'add_executable(main main.cc)' 'add_custom_target(unittests COMMAND true)' "$@" >"$TREE/CMakeLists.txt"
+    'add_executable(main main.cc)' 'add_custom_target(unittests COMMAND true)' \
+    'add_custom_target(threaded_unittests COMMAND true)' "$@" >"$TREE/CMakeLists.txt"
   echo 'int main() {}' >"$TREE/main.cc"
 }
 
@@ -54,7 +55,7 @@ run_test() {
 @test "a failing case, a crash, a time-out and a missing program are failures" {
   tests 'foreach(t case crash slow)' '  add_test(NAME ${t} COMMAND ${CMAKE_SOURCE_DIR}/${t})' 'endforeach()' \
     'add_test(NAME missing COMMAND ${CMAKE_SOURCE_DIR}/missing)' 'set_tests_properties(slow PROPERTIES TIMEOUT 1)' \
-    'add_test(NAME gtest COMMAND ${CMAKE_SOURCE_DIR}/gtest)' 'set_tests_properties(gtest PROPERTIES LABELS unit)'
+    'add_test(NAME gtest COMMAND ${CMAKE_SOURCE_DIR}/gtest)' 'set_tests_properties(gtest PROPERTIES LABELS "unit;threads")'
   program case 'echo "[  FAILED  ] A.One (0 ms)" && exit 1'
   program crash 'echo "[       OK ] A.One (0 ms)" && kill -ABRT $$'
   program slow 'exec sleep 20'
@@ -65,7 +66,7 @@ run_test() {
 
 @test "a build that fails is a failure, and the rest still runs" {
   tests 'if(NOT STASIS_SANITIZE)' '  add_executable(broken broken.cc)' 'endif()' \
-    'add_test(NAME gtest COMMAND ${CMAKE_SOURCE_DIR}/gtest)' 'set_tests_properties(gtest PROPERTIES LABELS unit)'
+    'add_test(NAME gtest COMMAND ${CMAKE_SOURCE_DIR}/gtest)' 'set_tests_properties(gtest PROPERTIES LABELS "unit;threads")'
   echo 'int main() { return nonsense; }' >"$TREE/broken.cc"
   run_test
   [ "$status" -eq 1 ]

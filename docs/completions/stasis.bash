@@ -12,24 +12,34 @@ _stasis() {
     [[ ${COMP_WORDS[i]} == -* ]] || { verb=${COMP_WORDS[i]} && break; }
   done
   case $verb:$before in
+    run:--name) :; return ;;
     run:-D|run:--images-dir) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -d -- "$word"); return ;;
     run:--every) :; return ;;
     run:--on-signal) :; return ;;
     run:--keep) :; return ;;
     run:--grace) :; return ;;
     run:--exit-code) :; return ;;
+    run:--map) :; return ;;
+    run:--refresh-env) :; return ;;
     ps:-t|ps:--timeout) :; return ;;
     suspend:-t|suspend:--timeout) :; return ;;
     suspend:--path) mapfile -t COMPREPLY < <(compgen -W 'driver direct' -- "$word"); return ;;
     suspend:--driver-timeout) :; return ;;
     suspend:--trace) :; return ;;
     resume:-d|resume:--device-map) :; return ;;
+    resume:-D|resume:--images-dir) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -d -- "$word"); return ;;
     resume:-t|resume:--timeout) :; return ;;
     resume:--driver-timeout) :; return ;;
     resume:--trace) :; return ;;
+    swap:-t|swap:--timeout) :; return ;;
+    swap:--path) mapfile -t COMPREPLY < <(compgen -W 'driver direct' -- "$word"); return ;;
+    swap:-d|swap:--device-map) :; return ;;
+    swap:--driver-timeout) :; return ;;
+    swap:--trace) :; return ;;
     dump:-D|dump:--images-dir) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -d -- "$word"); return ;;
     dump:--sync) mapfile -t COMPREPLY < <(compgen -W 'disk none' -- "$word"); return ;;
     dump:--compress) mapfile -t COMPREPLY < <(compgen -W 'none lz4 zstd' -- "$word"); return ;;
+    dump:--base) :; return ;;
     dump:-t|dump:--timeout) :; return ;;
     dump:--path) mapfile -t COMPREPLY < <(compgen -W 'driver direct' -- "$word"); return ;;
     dump:--criu) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -f -- "$word"); return ;;
@@ -69,12 +79,13 @@ _stasis() {
     report:--driver-timeout) :; return ;;
   esac
   case $verb in
-    '') words='run ps suspend resume dump restore recover doctor explain inspect verify logs report -h --help --version --json -v --verbose -q --quiet' ;;
-    run) words='-h --help --json -v --verbose -q --quiet -D --images-dir --every --on-signal --keep --grace --exit-code' ;;
+    '') words='run ps suspend resume swap dump restore recover doctor explain inspect verify logs report -h --help --version --json -v --verbose -q --quiet' ;;
+    run) words='-h --help --name --json -v --verbose -q --quiet -D --images-dir --every --on-signal --keep --grace --whole --exit-code --map --refresh-env' ;;
     ps) words='-h --help -t --timeout -w --watch --json -v --verbose -q --quiet' ;;
     suspend) words='-h --help -t --timeout --path --force --ignore-obstacles --json -v --verbose -q --quiet --driver-timeout --trace' ;;
-    resume) words='-h --help -d --device-map -t --timeout --json -v --verbose -q --quiet --driver-timeout --trace' ;;
-    dump) words='-h --help -D --images-dir --leave-running --leave-suspended --sync --compress --direct-io --no-direct-io -f --force --ignore-undumpable --ignore-obstacles -t --timeout --path --criu --json -v --verbose -q --quiet --driver-timeout --trace --shell-job --tcp-established --tcp-close --network-lock --file-locks --link-remap --no-link-remap --ghost-limit --ext-unix-sk --external --manage-cgroups' ;;
+    resume) words='-h --help -d --device-map -D --images-dir -t --timeout --json -v --verbose -q --quiet --driver-timeout --trace' ;;
+    swap) words='-h --help -t --timeout --path -d --device-map --ignore-obstacles --json -v --verbose -q --quiet --driver-timeout --trace' ;;
+    dump) words='-h --help -D --images-dir --leave-running --leave-suspended --sync --compress --direct-io --no-direct-io --base -f --force --ignore-undumpable --ignore-obstacles -t --timeout --path --criu --json -v --verbose -q --quiet --driver-timeout --trace --shell-job --tcp-established --tcp-close --network-lock --file-locks --link-remap --no-link-remap --ghost-limit --ext-unix-sk --external --manage-cgroups' ;;
     restore) words='-h --help -D --images-dir -d --device-map --leave-suspended --detach --inherit-fd -t --timeout --criu --json -v --verbose -q --quiet --driver-timeout --trace --external --tcp-close --ext-unix-sk --manage-cgroups' ;;
     recover) words='-h --help --all -t --timeout --json -v --verbose -q --quiet --driver-timeout --trace' ;;
     doctor) words='-h --help -D --images-dir --no-trial --criu --json -v --verbose -q --quiet --driver-timeout --trace' ;;

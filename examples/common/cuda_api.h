@@ -71,11 +71,14 @@ class Call<cuda::CUresult(Args...)> {
   X(cuDeviceGetName, 2000)                \
   X(cuDeviceGetUuid_v2, 11040)            \
   X(cuDeviceGetAttribute, 2000)           \
+  X(cuDeviceCanAccessPeer, 4000)          \
   X(cuDevicePrimaryCtxRetain, 7000)       \
   X(cuDevicePrimaryCtxRelease_v2, 11000)  \
   X(cuCtxCreate_v2, 3020)                 \
   X(cuCtxDestroy_v2, 4000)                \
   X(cuCtxSetCurrent, 4000)                \
+  X(cuCtxGetCurrent, 4000)                \
+  X(cuCtxEnablePeerAccess, 4000)          \
   X(cuCtxSynchronize, 2000)               \
   X(cuMemGetInfo_v2, 3020)                \
   X(cuMemAlloc_v2, 3020)                  \

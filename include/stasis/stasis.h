@@ -310,6 +310,8 @@ typedef struct stasis_dump_options {
   const char* network_lock;    /* "iptables", "nftables", "skip" ["nftables"] */
   const char* const* external; /* "mnt[/data]:data" */
   size_t external_count;
+  /* "none", "lz4", "zstd": of GPU memory that goes past the driver ["none"] */
+  const char* compress;
 } stasis_dump_options;
 STASIS_API void stasis_dump_options_init(stasis_dump_options* options, size_t size);
 /* Saves it to disk and ends it, or lets it go on. `options` must be given. */

@@ -15,6 +15,9 @@ extern "C" {
 // The first since 4.1, the other in 4.0.
 [[gnu::weak]] void set_compel_interrupt_only_mode(void);
 [[gnu::weak]] void dont_use_freeze_cgroup(void);
+// Of CRIU's development branch (checkpoint-restore/criu#3138): argv[0] is a made-up name, then each
+// option as --PLUGIN.NAME[=VALUE], those of other plugins too. All of it stays CRIU's.
+[[gnu::weak]] int criu_plugin_get_options(int* argc, char*** argv);
 // struct cr_options of criu/include/cr_options.h. Its first member has been the state to leave the
 // tasks in for as long as there have been plugins for devices; nothing else of it is looked at.
 struct cr_options {  // NOLINT(readability-identifier-naming): CRIU's name
@@ -59,6 +62,27 @@ std::optional<int> image_directory() {
   const int fd = criu_get_image_dir();
   if (fd < 0) return std::nullopt;
   return fd;
+}
+
+Result<std::optional<std::string>> plugin_option(std::string_view name) {
+  int count = 0;
+  char** words = nullptr;
+  std::optional<std::string> value;
+  if (criu_plugin_get_options == nullptr || criu_plugin_get_options(&count, &words) != 0) {
+    return value;
+  }
+  const std::string option = fmt::format("--{}.{}", kName, name);
+  for (int i = 1; i < count; ++i) {
+    std::string_view word = words[i];
+    if (!word.starts_with(option)) continue;
+    word.remove_prefix(option.size());
+    if (word.starts_with('=')) value = word.substr(1);
+    if (word.empty()) {
+      return fail(ErrorCode::kUsage, fmt::format("{} needs a value", option.substr(2)),
+                  fmt::format("write --plugin-option {}=VALUE", option.substr(2)));
+    }
+  }
+  return value;
 }
 
 bool enter_inventory() {

@@ -6,8 +6,9 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 
-#include "stasis/error.h"
+#include "stasis/result.h"
 
 namespace stasis::plugin {
 
@@ -21,6 +22,11 @@ void log_error(const std::string& doing, const Error& error);
 
 // The directory of the image, a descriptor of CRIU's; nothing if there is none.
 std::optional<int> image_directory();
+
+// The value of `--plugin-option cuda_plugin.NAME=VALUE`, the last one if there are several; nothing
+// if it was not given, or by a CRIU without such options (4.2 has none yet). kUsage if it has no
+// value.
+Result<std::optional<std::string>> plugin_option(std::string_view name);
 
 // Has the image say that it cannot be restored without this plugin. False if CRIU could not.
 bool enter_inventory();

@@ -58,6 +58,17 @@ LockTime lock_time() {
   return {all * 6 / 10, all * 75 / 100};
 }
 
+Error no_answer(milliseconds limit, Pid root) {
+  return {ErrorCode::kNoAnswer,
+          fmt::format("the driver has not answered for {} s",
+                      std::chrono::duration_cast<std::chrono::seconds>(limit).count()),
+          fmt::format("see `dmesg` for messages of the NVIDIA driver; when criu has ended, run "
+                      "`stasis recover {}`",
+                      root.value),
+          {},
+          {}};
+}
+
 }  // namespace
 
 struct DumpSession::State {
@@ -82,6 +93,7 @@ struct DumpSession::State {
   Result<void> refuse_obstacles();
   Result<void> replace_inherited(bool now);
   Result<void> refuse_late_workers();
+  Result<void> checkpoint();
   Result<void> roll_back();
   bool has_cuda() const { return group && group->cuda_count() > 0; }
 };
@@ -302,41 +314,49 @@ int DumpSession::checkpoint(Pid pid) {
   return *checkpointed_ ? answer(pid) : -1;
 }
 
+// While CRIU holds all threads but those by which the driver acts.
+Result<void> DumpSession::State::checkpoint() {
+  auto more = group->look_again();
+  if (!more) return fail(std::move(more.error()));
+  group->leave_threads_alone();
+  Result<void> done;
+  if (*more) done = group->lock(kLateLock, interrupt);
+  // Once more: the lock may have taken seconds.
+  looked_at.clear();
+  if (done) done = refuse_obstacles();
+  if (done) done = refuse_late_workers();
+  if (done) done = group->checkpoint(progress, interrupt);
+  for (const GroupMember& member : group->members()) {
+    if (!done) return done;
+    if (!member.initial || !member.process.alive()) continue;
+    auto state = member.process.state();
+    if (!state) return fail(std::move(state.error()));
+    if (*state == CudaState::kCheckpointed) continue;
+    return fail(ErrorCode::kWrongState,
+                fmt::format("process {} is {} after its checkpoint", member.process.pid().value,
+                            cuda_state_name(*state)),
+                "see `dmesg` for messages of the NVIDIA driver");
+  }
+  return done;
+}
+
 Result<void> DumpSession::checkpoint_tree() {
   auto awake = wake_tree(*state_->driver, *root_);
   if (!awake) return fail(std::move(awake.error()));
   if (awake->empty()) return {};
-  Group& group = *state_->group;
-  Result<void> done;
-  (void)proc::run_beside(*awake, [&] {
-    auto more = group.look_again();
-    if (!more) {
-      done = fail(std::move(more.error()));
-      return;
-    }
-    group.leave_threads_alone();
-    if (*more) done = group.lock(kLateLock, state_->interrupt);
-    // Once more: the lock may have taken seconds.
-    state_->looked_at.clear();
-    if (done) done = state_->refuse_obstacles();
-    if (done) done = state_->refuse_late_workers();
-    if (done) done = group.checkpoint(state_->progress, state_->interrupt);
-    for (const GroupMember& member : group.members()) {
-      if (!done || !member.initial || !member.process.alive()) continue;
-      auto state = member.process.state();
-      if (!state) {
-        done = fail(std::move(state.error()));
-      } else if (*state != CudaState::kCheckpointed) {
-        done = fail(ErrorCode::kWrongState,
-                    fmt::format("process {} is {} after its checkpoint", member.process.pid().value,
-                                cuda_state_name(*state)),
-                    "see `dmesg` for messages of the NVIDIA driver");
-      }
-    }
-  });
+  const auto limit = patience(bytes_on_gpus(*state_->driver, *root_));
+  const auto result = std::make_shared<Result<void>>();
+  const bool in_time = proc::run_beside(
+      *awake, [state = state_, result] { *result = state->checkpoint(); }, limit);
   auto asleep = put_to_sleep(*awake);
-  if (done) done = std::move(asleep);
-  return done ? record_image() : done;
+  if (!in_time) {
+    // It comes to nothing more; the roll-back brings back whoever answers.
+    state_->interrupt.request(SIGALRM);
+    return fail(no_answer(limit, *root_));
+  }
+  if (!*result) return std::move(*result);
+  if (!asleep) return asleep;
+  return record_image();
 }
 
 // The image needs the plugin only if we have put something into the processes.
@@ -378,17 +398,16 @@ Result<void> DumpSession::roll_back() {
   auto awake = wake_tree(*state_->driver, *root_);
   if (!awake) return fail(std::move(awake.error()));
   const auto result = std::make_shared<Result<void>>();
-  const auto limit = patience(state_->group->gpu_bytes());
+  const auto limit = patience(bytes_in_host_memory(*root_));
   const bool in_time = proc::run_beside(
       *awake, [state = state_, result] { *result = state->roll_back(); }, limit);
   auto asleep = put_to_sleep(*awake);
   if (!in_time) {
     const std::scoped_lock guard(state_->mutex);
     state_->given_up = true;
-    return fail(ErrorCode::kNotRolledBack,
-                fmt::format("the driver has not answered for {} s",
-                            std::chrono::duration_cast<std::chrono::seconds>(limit).count()),
-                fmt::format("run `stasis recover {}`", root_->value));
+    Error why = no_answer(limit, *root_);
+    why.code = ErrorCode::kNotRolledBack;
+    return fail(std::move(why));
   }
   if (!*result) return std::move(*result);
   return asleep;
@@ -430,7 +449,10 @@ void DumpSession::settle() {
       std::this_thread::sleep_for(milliseconds(1));
     }
     if (!member.process.alive()) continue;
-    auto done = bring_stopped_to(member.process, *member.initial);
+    const auto limit = patience(bytes_in_host_memory(member.process.pid()));
+    auto done = bring_stopped_to(member.process, *member.initial, limit);
+    // What is left of the call needs it for as long as criu lives.
+    if (!done && done.error().code == ErrorCode::kNoAnswer) (void)new std::shared_ptr(state_);
     if (done || !member.process.alive()) {
       log_info(fmt::format("process {} was to end and lives: it is {} again",
                            member.process.pid().value, cuda_state_name(*member.initial)));

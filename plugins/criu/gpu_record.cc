@@ -2,6 +2,7 @@
 #include "gpu_record.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -18,11 +19,14 @@ using nlohmann::json;
 
 constexpr const char* kFile = "cuda-plugin.json";
 constexpr int kVersion = 1;
-constexpr std::size_t kLimit = 16 << 20;
+constexpr std::size_t kLimit = 4 << 20;
+
+constexpr const char* kCopyAgain =
+    "copy the image again, or remove the file: then the restore is tried without it";
 
 tl::unexpected<Error> corrupt(const std::string& what) {
   return fail(ErrorCode::kImageCorrupt, fmt::format("{} of the image is damaged: {}", kFile, what),
-              "copy the image again, or remove the file: then the restore is tried without checks");
+              kCopyAgain);
 }
 
 }  // namespace
@@ -93,7 +97,8 @@ Result<GpuRecord> parse_record(const std::string& text) {
 }
 
 Result<void> write_record(int directory, const GpuRecord& record) {
-  auto fd = open_file(directory, kFile, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW, 0600);
+  auto fd =
+      open_file(directory, kFile, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_NONBLOCK, 0600);
   if (!fd) return fail(std::move(fd.error()));
   const std::string text = to_text(record);
   auto done = write_all(fd->get(), text.data(), text.size(), kFile);
@@ -101,13 +106,29 @@ Result<void> write_record(int directory, const GpuRecord& record) {
   return done;
 }
 
-Result<std::optional<GpuRecord>> read_record(int directory) {
-  if (::faccessat(directory, kFile, F_OK, 0) != 0 && errno == ENOENT) {
-    return std::optional<GpuRecord>();
+Result<std::optional<std::string>> read_image_file(int directory, const std::string& name,
+                                                   std::size_t limit) {
+  struct stat info {};
+  if (::fstatat(directory, name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0 && errno == ENOENT) {
+    return std::optional<std::string>();
   }
-  auto text = read_file(directory, kFile, kLimit);
+  // O_NONBLOCK: to open a pipe that nobody writes to would wait for ever.
+  auto fd = open_file(directory, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+  if (!fd) return fail(std::move(fd.error()));
+  if (::fstat(fd->get(), &info) != 0) return fail(errno_error("cannot look at " + name, errno));
+  if (!S_ISREG(info.st_mode)) {
+    return fail(ErrorCode::kImageCorrupt, name + " of the image is no regular file", kCopyAgain);
+  }
+  auto text = read_file(*fd, name, limit);
   if (!text) return fail(std::move(text.error()));
-  auto record = parse_record(*text);
+  return std::optional<std::string>(std::move(*text));
+}
+
+Result<std::optional<GpuRecord>> read_record(int directory) {
+  auto text = read_image_file(directory, kFile, kLimit);
+  if (!text) return fail(std::move(text.error()));
+  if (!*text) return std::optional<GpuRecord>();
+  auto record = parse_record(**text);
   if (!record) return fail(std::move(record.error()));
   return std::optional<GpuRecord>(std::move(*record));
 }

@@ -2,15 +2,33 @@
 #include "gpu_record.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "base/fd.h"
 #include "criu_api.h"
+
+// In the place of CRIU's: what was given as --plugin-option.
+static std::vector<std::string> g_plugin_options;
+extern "C" int criu_plugin_get_options(int* argc, char*** argv) {
+  static std::vector<char*> words;
+  static char name[] = "criu-plugin";
+  words = {name};
+  for (std::string& option : g_plugin_options)
+    words.push_back(option.data());
+  words.push_back(nullptr);
+  *argc = static_cast<int>(words.size()) - 1;
+  *argv = words.data();
+  return 0;
+}
 
 namespace stasis::plugin {
 namespace {
@@ -62,6 +80,23 @@ TEST_F(GpuRecordTest, NoLinkIsFollowed) {
   EXPECT_FALSE(std::filesystem::exists(path_ / "elsewhere"));
 }
 
+TEST_F(GpuRecordTest, OnlyARegularFileOfTheImageIsRead) {
+  const auto read = [this](std::size_t limit) {
+    return read_image_file(directory_.get(), "file", limit);
+  };
+  ASSERT_TRUE(read(4));
+  EXPECT_FALSE(*read(4));
+  ASSERT_EQ(::mkfifoat(directory_.get(), "file", 0600), 0);
+  EXPECT_EQ(read(4).error().code, ErrorCode::kImageCorrupt);  // and does not wait for a writer
+  std::filesystem::remove(path_ / "file");
+  std::filesystem::create_symlink("/etc/hostname", path_ / "file");
+  EXPECT_FALSE(read(1 << 10));
+  std::filesystem::remove(path_ / "file");
+  std::ofstream(path_ / "file") << "0=1\n";
+  EXPECT_EQ(**read(4), "0=1\n");
+  EXPECT_FALSE(read(3));
+}
+
 TEST(GpuRecord, DamageIsAnErrorWhereverItIs) {
   const std::string text = to_text(example());
   ASSERT_TRUE(parse_record(text));
@@ -89,6 +124,19 @@ TEST(CriuApi, CopesWithACriuThatHasNothing) {
   EXPECT_TRUE(enter_inventory());
   EXPECT_EQ(look_into_inventory(), Inventory::kUnknown);
   avoid_freezer();
+}
+
+TEST(CriuApi, TheLastOfItsOwnOptionsCounts) {
+  g_plugin_options = {"--other.device-map=1=0", "--cuda_plugin.device-map=0=1",
+                      "--cuda_plugin.device-mapper=2=2", "--cuda_plugin.device-map=1=1"};
+  auto value = plugin_option("device-map");
+  ASSERT_TRUE(value);
+  EXPECT_EQ(*value, "1=1");
+  EXPECT_EQ(*plugin_option("device"), std::nullopt);
+  g_plugin_options.emplace_back("--cuda_plugin.device-map");
+  EXPECT_EQ(plugin_option("device-map").error().code, ErrorCode::kUsage);
+  g_plugin_options.clear();
+  EXPECT_EQ(*plugin_option("device-map"), std::nullopt);
 }
 
 }  // namespace

@@ -6,7 +6,10 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
 #include <csignal>
+#include <cstdlib>
+#include <cstring>
 #include <thread>
 
 #include <fmt/format.h>
@@ -37,6 +40,13 @@ Result<std::vector<proc::AwakeThread>> wake_tree(Driver& driver, Pid root) {
       return fail(std::move(thread.error()));
     }
     const auto status = procfs.thread_status(info.pid, *thread);
+    if (!status && process->alive()) {
+      return fail(ErrorCode::kInternal,
+                  fmt::format("the driver says that thread {} restores process {}, which has none "
+                              "such",
+                              thread->value, info.pid.value),
+                  "run criu in the PID namespace of the process, or outside of it");
+    }
     if (!status || status->tracer != self) continue;
     auto woken = proc::AwakeThread::wake(info.pid, *thread);
     if (!woken) return fail(std::move(woken.error()));
@@ -85,10 +95,51 @@ void kill_tree(Pid root) {
   }
 }
 
+std::uint64_t bytes_on_gpus(Driver& driver, Pid root) {
+  std::uint64_t bytes = 0;
+  const auto tree = proc::ProcFs().tree(root);
+  if (const auto use = driver.memory_by_process(); use && tree) {
+    for (const proc::ProcessInfo& info : *tree) {
+      const auto found = use->find(info.pid);
+      if (found == use->end()) continue;
+      for (const GpuUse& part : found->second)
+        bytes += part.bytes;
+    }
+  }
+  if (bytes > 0) return bytes;
+  if (const auto gpus = driver.gpus()) {
+    for (const Gpu& gpu : *gpus)
+      bytes += gpu.memory_total;
+  }
+  return bytes;
+}
+
+std::uint64_t bytes_in_host_memory(Pid root) {
+  const proc::ProcFs procfs;
+  std::uint64_t bytes = 0;
+  if (const auto tree = procfs.tree(root)) {
+    for (const proc::ProcessInfo& info : *tree)
+      bytes += procfs.resident_bytes(info.pid).value_or(0);
+  }
+  return bytes;
+}
+
 std::chrono::milliseconds patience(std::uint64_t bytes) {
-  constexpr std::chrono::seconds kAtLeast{60};
+  constexpr const char* kVariable = "STASIS_DRIVER_TIMEOUT";
+  constexpr std::uint64_t kByDefault = 60'000;
+  constexpr std::uint64_t kAtMost = 86'400'000;
   constexpr std::uint64_t kBytesPerMs = 200'000;
-  return kAtLeast + std::chrono::milliseconds(bytes / kBytesPerMs);
+  std::uint64_t besides = kByDefault;
+  if (const char* set = std::getenv(kVariable); set != nullptr && *set != '\0') {
+    const char* const end = set + std::strlen(set);
+    const auto [stopped, error] = std::from_chars(set, end, besides);
+    if (error != std::errc() || stopped != end || besides == 0 || besides > kAtMost) {
+      log_warning(fmt::format("{}={} is no number of milliseconds up to {}; it counts as {}",
+                              kVariable, set, kAtMost, kByDefault));
+      besides = kByDefault;
+    }
+  }
+  return std::chrono::milliseconds(besides + bytes / kBytesPerMs);
 }
 
 }  // namespace stasis::plugin

@@ -25,8 +25,16 @@ Result<void> put_to_sleep(std::vector<proc::AwakeThread>& awake);
 // by itself.
 void kill_tree(Pid root);
 
+// GPU memory that the tree below `root` has; all that there is here where that cannot be known, as
+// in some containers.
+std::uint64_t bytes_on_gpus(Driver& driver, Pid root);
+// What the tree's processes have in host memory: of what the driver has moved there at least so
+// much.
+std::uint64_t bytes_in_host_memory(Pid root);
+
 // How long it may take the driver to move so much memory before it counts as hanging: 2.6 GB/s and
-// more were measured (H100, driver 580), a busy host may be ten times as slow.
+// more were measured (H100, driver 580), a busy host may be ten times as slow. The environment's
+// STASIS_DRIVER_TIMEOUT, in milliseconds, is what it is given besides; 60 s by default.
 std::chrono::milliseconds patience(std::uint64_t bytes);
 
 }  // namespace stasis::plugin

@@ -2,9 +2,9 @@
 #include "restore_session.h"
 
 #include <fcntl.h>
-#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 
@@ -18,35 +18,48 @@
 namespace stasis::plugin {
 namespace {
 
-// The map that the user wishes: the environment's STASIS_DEVICE_MAP, a map or, with a slash in it,
-// the path of a file that holds one; else the file cuda-device-map in the image's directory.
+constexpr std::size_t kMapLimit = 1 << 16;
+
+// A map, or with a slash in it the path of a file that holds one.
+Result<std::string> map_or_file(std::string text) {
+  if (text.find('/') == std::string::npos) return text;
+  return read_file(AT_FDCWD, text, kMapLimit);
+}
+
+// What the user wishes: CRIU's option, else the environment, else a file in the image's directory.
 Result<std::vector<GpuMapEntry>> wished_map() {
+  constexpr const char* kOption = "device-map";
   constexpr const char* kVariable = "STASIS_DEVICE_MAP";
   constexpr const char* kMapFile = "cuda-device-map";
+  auto option = plugin_option(kOption);
+  if (!option) return fail(std::move(option.error()));
   const char* variable = std::getenv(kVariable);
-  std::string text = variable == nullptr ? "" : variable;
-  std::string source = kVariable;
-  const auto read_from = [&](int directory, const std::string& path) -> Result<void> {
-    auto content = read_file(directory, path, 1 << 16);
-    if (!content) return fail(std::move(content.error()));
-    text = std::move(*content);
-    source = path;
-    return {};
-  };
-  if (text.find('/') != std::string::npos) {
-    if (auto done = read_from(AT_FDCWD, text); !done) return fail(std::move(done.error()));
-  } else if (text.empty()) {
-    const auto directory = image_directory();
-    if (directory && ::faccessat(*directory, kMapFile, F_OK, 0) == 0) {
-      if (auto done = read_from(*directory, kMapFile); !done) return fail(std::move(done.error()));
-    }
+  Result<std::string> text;
+  std::string source;
+  if (*option) {
+    source = fmt::format("{}.{}", kName, kOption);
+    text = map_or_file(std::move(**option));
+  } else if (variable != nullptr && *variable != '\0') {
+    source = kVariable;
+    text = map_or_file(variable);
+  } else if (const auto directory = image_directory()) {
+    source = kMapFile;
+    auto read = read_image_file(*directory, kMapFile, kMapLimit);
+    if (!read) return fail(std::move(read.error()));
+    text = std::move(*read).value_or(std::string());
   }
-  // A file may have one entry a line.
-  while (!text.empty() && (text.back() == '\n' || text.back() == ' '))
-    text.pop_back();
-  std::replace(text.begin(), text.end(), '\n', ',');
-  if (text.empty()) return std::vector<GpuMapEntry>();
-  auto entries = parse_gpu_map(text);
+  if (!text) return fail(std::move(text.error()).within("while reading " + source));
+  // A file may have one entry a line, and end its lines as it likes.
+  std::string map;
+  for (const char c : *text) {
+    const bool ends_entry = c == '\n' || c == ',';
+    if (ends_entry && (map.empty() || map.back() == ',')) continue;
+    if (ends_entry) map += ',';
+    if (!ends_entry && c != ' ' && c != '\t' && c != '\r') map += c;
+  }
+  if (map.ends_with(',')) map.pop_back();
+  if (map.empty()) return std::vector<GpuMapEntry>();
+  auto entries = parse_gpu_map(map);
   if (!entries) return fail(std::move(entries.error()).within("while reading " + source));
   return entries;
 }
@@ -150,6 +163,7 @@ Result<void> RestoreSession::resume_tree(Pid root) {
     std::vector<Pid> all;
     std::vector<Pid> cuda;
     std::optional<Journal> journal;
+    std::atomic<bool> entered = false;  // from here on the journal is not the worker's
     Result<void> result;
   };
   const auto work = std::make_shared<Work>();
@@ -184,6 +198,7 @@ Result<void> RestoreSession::resume_tree(Pid root) {
     auto begun = Journal::begin({"criu restore", root, {}, {}, journal_targets(group->members())});
     if (begun) {
       work->journal.emplace(std::move(*begun));
+      work->entered = true;
     } else {
       log_warning("if criu is killed now, `stasis recover --all` will not know of it: " +
                   begun.error().message);
@@ -203,25 +218,18 @@ Result<void> RestoreSession::resume_tree(Pid root) {
     }
     return {};
   };
-  std::uint64_t bytes = 0;
-  if (record_) {
-    for (const ProcessRecord& process : record_->processes) {
-      for (const GpuUse& use : process.uses)
-        bytes += use.bytes;
-    }
-  }
-  const auto limit = patience(bytes);
+  const auto limit = patience(bytes_in_host_memory(root));
   const bool in_time = proc::run_beside(
       *awake, [work, act] { work->result = act(); }, limit);
   auto asleep = put_to_sleep(*awake);
+  if (work->entered) journal_ = std::move(work->journal);
   if (!in_time) {
-    return fail(ErrorCode::kTimeout,
+    return fail(ErrorCode::kNoAnswer,
                 fmt::format("the driver has not answered for {} s",
                             std::chrono::duration_cast<std::chrono::seconds>(limit).count()),
                 "see `dmesg` for messages of the NVIDIA driver; the image is whole, and can be "
                 "restored again");
   }
-  journal_ = std::move(work->journal);
   known_.insert(known_.end(), work->all.begin(), work->all.end());
   cuda_.insert(cuda_.end(), work->cuda.begin(), work->cuda.end());
   if (!work->result) return std::move(work->result);

@@ -90,6 +90,7 @@ def dump(
     manage_cgroups: _Cgroups = ...,
     network_lock: Literal["iptables", "nftables", "skip"] = ...,
     external: Sequence[str] = ...,
+    compress: Literal["none", "lz4", "zstd"] = ...,
     progress: Optional[_Progress] = ...,
     note: Optional[_Note] = ...,
 ) -> Report: ...

@@ -203,6 +203,7 @@ def dump(
     manage_cgroups="ignore",
     network_lock="nftables",
     external=(),
+    compress="none",
     progress=None,
     note=None,
 ):
@@ -210,7 +211,8 @@ def dump(
 
     `after`: "end", "running" or "suspended": what becomes of it. `timeout_ms` (milliseconds) is for GPU
     work in flight. `sync`: nothing is ended before the image would survive a loss of power. `overwrite`
-    replaces an image that is there. `criu` is the program to use. The others are CRIU's own options, by
+    replaces an image that is there. `compress`: "none", "lz4" or "zstd", for the GPU memory of programs
+    that run under the agent (`stasis run`). `criu` is the program to use. The others are CRIU's own options, by
     CRIU's names; `ghost_limit` in bytes. Returns a Report. Raises ImageExists, Undumpable, CriuFailed,
     NoSpace and all that suspend() raises; then it runs on, and there is no image.
     """
@@ -226,6 +228,7 @@ def dump(
         "manage_cgroups": manage_cgroups,
         "network_lock": network_lock,
         "external": _checks.texts(external, "external"),
+        "compress": compress,
     }
     flags = {
         "overwrite": overwrite,

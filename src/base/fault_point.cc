@@ -73,8 +73,12 @@ constexpr std::array kPoints = {
     FaultPointInfo{kCriuPreDump, "criu.pre-dump", true, "criu is about to freeze the tree"},
     FaultPointInfo{kCriuPostDump, "criu.post-dump", true, "criu has written all it has to"},
     FaultPointInfo{kContentCreate, "content.create", true, "before the folder for GPU content"},
+    FaultPointInfo{kContentLink, "content.link", true,
+                   "before the base's data files are linked to"},
+    FaultPointInfo{kContentLinked, "content.linked", true, "they are, under names of the time"},
     FaultPointInfo{kContentWrite, "content.write", true, "before GPU content is written"},
     FaultPointInfo{kContentWritten, "content.written", true, "all GPU content is written"},
+    FaultPointInfo{kContentNamed, "content.named", true, "what is used of them has its names"},
     FaultPointInfo{kContentSynced, "content.synced", true, "GPU content is on the disk"},
     FaultPointInfo{kContentIndex, "content.index", true, "the file of its index is there, empty"},
     FaultPointInfo{kContentIndexWritten, "content.index-written", true, "its index stands"},
@@ -147,7 +151,7 @@ Result<void> check_fault_setting() {
 
 namespace {
 
-enum class FaultAction { kKill, kError, kTargetDies, kCriuDies, kDiskFull };
+enum class FaultAction { kKill, kError, kTargetDies, kCriuDies, kMoverDies, kDiskFull };
 
 struct Fault {
   const FaultPointInfo* point = nullptr;
@@ -161,6 +165,7 @@ std::optional<FaultAction> action_from_name(std::string_view name) {
   if (name == "error") return FaultAction::kError;
   if (name == "target-dies") return FaultAction::kTargetDies;
   if (name == "criu-dies") return FaultAction::kCriuDies;
+  if (name == "mover-dies") return FaultAction::kMoverDies;
   if (name == "disk-full") return FaultAction::kDiskFull;
   return std::nullopt;
 }
@@ -168,7 +173,7 @@ std::optional<FaultAction> action_from_name(std::string_view name) {
 tl::unexpected<Error> cannot_be(std::string message) {
   return fail(ErrorCode::kUsage, std::move(message),
               "STASIS_FAULT=POINT:ACTION[@N]; `stasis list-fault-points` lists the points; actions "
-              "are kill, error, target-dies, criu-dies and disk-full");
+              "are kill, error, target-dies, criu-dies, mover-dies and disk-full");
 }
 
 // Nothing if no fault is asked for.
@@ -215,6 +220,7 @@ struct State {
   std::atomic<bool> done = false;
   std::atomic<int> target = 0;
   std::atomic<int> criu = 0;
+  std::atomic<int> mover = 0;
 
   State() {
     if (auto parsed = parse(setting("STASIS_FAULT"))) fault = *parsed;
@@ -282,6 +288,8 @@ Result<void> act(const Fault& fault) {
       return signal(state().target.load(), "target");
     case FaultAction::kCriuDies:
       return signal(state().criu.load(), "criu");
+    case FaultAction::kMoverDies:
+      return signal(state().mover.load(), "mover");
     case FaultAction::kDiskFull:
       return fill_disk();
   }
@@ -306,9 +314,10 @@ Result<void> fault(FaultPoint point) {
   const auto at = static_cast<std::size_t>(point);
   const int nth = ++now.reached.at(at);
   const bool hit = now.fault && now.fault->point->point == point && now.fault->nth == nth;
-  log_line(fmt::format("{}{} {} target={} criu={}\n", hit ? "fault " : "", kPoints.at(at).name,
-                       hit ? now.fault->action_name : "-", lives(now.target.load()) ? 1 : 0,
-                       lives(now.criu.load()) ? 1 : 0));
+  log_line(fmt::format("{}{} {} target={} criu={} mover={}\n", hit ? "fault " : "",
+                       kPoints.at(at).name, hit ? now.fault->action_name : "-",
+                       lives(now.target.load()) ? 1 : 0, lives(now.criu.load()) ? 1 : 0,
+                       lives(now.mover.load()) ? 1 : 0));
   if (!hit) return {};
   now.done = true;
   return act(*now.fault);
@@ -318,6 +327,7 @@ void fault_only(FaultPoint point) { (void)fault(point); }
 
 void set_fault_target(Pid pid) { state().target = pid.value; }
 void set_fault_criu(Pid pid) { state().criu = pid.value; }
+void set_fault_mover(Pid pid) { state().mover = pid.value; }
 
 #endif
 

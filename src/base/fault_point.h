@@ -9,6 +9,7 @@
 //     error        the step returns an error
 //     target-dies  the root of the tree under operation is killed
 //     criu-dies    the criu that runs is killed
+//     mover-dies   the process that copies GPU memory for us is killed
 //     disk-full    the disk with STASIS_FAULT_FILL, a directory, is filled to its last byte
 //   STASIS_FAULT_LOG=FILE           one line for each point that is reached, and one for the fault
 //
@@ -80,8 +81,11 @@ enum class FaultPoint {
   kCriuPreDump,
   kCriuPostDump,
   kContentCreate,
+  kContentLink,
+  kContentLinked,
   kContentWrite,
   kContentWritten,
+  kContentNamed,
   kContentSynced,
   kContentIndex,
   kContentIndexWritten,
@@ -145,9 +149,10 @@ Result<void> fault(FaultPoint point);
 // At one where not.
 void fault_only(FaultPoint point);
 
-// Who is killed by target-dies and criu-dies; zero: nobody.
+// Who is killed by target-dies, criu-dies and mover-dies; zero: nobody.
 void set_fault_target(Pid pid);
 void set_fault_criu(Pid pid);
+void set_fault_mover(Pid pid);
 
 #else
 
@@ -158,6 +163,7 @@ inline Result<void> fault(FaultPoint) { return {}; }
 inline void fault_only(FaultPoint) {}
 inline void set_fault_target(Pid) {}
 inline void set_fault_criu(Pid) {}
+inline void set_fault_mover(Pid) {}
 
 #endif
 

@@ -70,10 +70,14 @@ Result<UniqueFd> open_file(int directory, const std::string& path, int flags, un
 Result<std::string> read_file(int directory, const std::string& path, std::size_t limit) {
   auto fd = open_file(directory, path, O_RDONLY);
   if (!fd) return fail(std::move(fd.error()));
+  return read_file(*fd, path, limit);
+}
+
+Result<std::string> read_file(const UniqueFd& file, const std::string& path, std::size_t limit) {
   std::string out;
   char chunk[16384];
   for (;;) {
-    const ssize_t got = ::read(fd->get(), chunk, sizeof chunk);
+    const ssize_t got = ::read(file.get(), chunk, sizeof chunk);
     if (got < 0) {
       if (errno == EINTR) continue;
       return fail(errno_error("cannot read " + path, errno));

@@ -53,6 +53,8 @@ Result<UniqueFd> open_file(int directory, const std::string& path, int flags, un
 
 // Reads a whole small file (proc files, manifests). kImageCorrupt never; kIo beyond `limit` bytes.
 Result<std::string> read_file(int directory, const std::string& path, std::size_t limit = 64 << 20);
+// The same of one that is open, from where it stands; `path` is for messages.
+Result<std::string> read_file(const UniqueFd& file, const std::string& path, std::size_t limit);
 
 // The number that is all a small file says, as those of /proc/sys do; nothing if it says another
 // thing ("max") or cannot be read.

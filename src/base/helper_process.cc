@@ -1,6 +1,7 @@
 #include "base/helper_process.h"
 
 #include <fcntl.h>
+#include <spawn.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -9,8 +10,11 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <vector>
 
 #include <fmt/format.h>
+
+#include "base/scope_guard.h"
 
 namespace stasis {
 namespace {
@@ -45,10 +49,8 @@ void close_all_but(int kept) {
   (void)::syscall(SYS_close_range, last + 1, ~0U, 0);
 }
 
-[[noreturn]] void run(const char* name, int owner, Channel channel,
+[[noreturn]] void run(const char* name, const Channel& channel,
                       const std::function<void(const Channel&)>& serve) {
-  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != owner) ::_exit(0);  // it ended before the line above
   ::prctl(PR_SET_NAME, name);
   (void)::setpgid(0, 0);
   ignore_signals();
@@ -68,15 +70,69 @@ Result<HelperProcess> HelperProcess::start(const char* name,
   if (pid < 0) return fail(errno_error(fmt::format("cannot start a process ({})", name), errno));
   if (pid == 0) {
     ends->first.close();
-    run(name, self, std::move(ends->second), serve);
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    // It ended before the line above. One in another PID namespace has the number 0 here, and is
+    // missed at the channel.
+    if (const int parent = ::getppid(); parent != self && parent != 0) ::_exit(0);
+    run(name, ends->second, serve);
   }
+  return held(pid, std::move(ends->first));
+}
+
+Result<HelperProcess> HelperProcess::start_program(const std::string& program,
+                                                   std::span<const std::string> arguments) {
+  auto ends = Channel::pair();
+  if (!ends) return fail(std::move(ends.error()));
+  const UniqueFd theirs = ends->second.take();
+  auto pid = spawn_with_socket(program, arguments, theirs);
+  if (!pid) return fail(std::move(pid.error()));
+  return held(*pid, std::move(ends->first));
+}
+
+Result<HelperProcess> HelperProcess::held(int pid, Channel channel) {
   auto process = Pidfd::open(Pid{pid});
   if (!process) {
     ::kill(pid, SIGKILL);
     ::waitpid(pid, nullptr, 0);
     return fail(std::move(process.error()));
   }
-  return HelperProcess(pid, std::move(*process), std::move(ends->first));
+  return HelperProcess(pid, std::move(*process), std::move(channel));
+}
+
+void serve_as_helper(const char* name, const std::function<void(const Channel&)>& serve) {
+  run(name, Channel(UniqueFd(kHelperSocket)), serve);
+}
+
+Result<int> spawn_with_socket(const std::string& program, std::span<const std::string> arguments,
+                              const UniqueFd& socket) {
+  posix_spawn_file_actions_t files;
+  posix_spawnattr_t attributes;
+  ::posix_spawn_file_actions_init(&files);
+  ::posix_spawnattr_init(&attributes);
+  const ScopeGuard end([&] {
+    ::posix_spawn_file_actions_destroy(&files);
+    ::posix_spawnattr_destroy(&attributes);
+  });
+  ::posix_spawn_file_actions_adddup2(&files, socket.get(), kHelperSocket);
+  // The program does the same, a moment too late for what is typed meanwhile.
+  sigset_t none;
+  ::sigemptyset(&none);
+  ::posix_spawnattr_setpgroup(&attributes, 0);
+  ::posix_spawnattr_setsigmask(&attributes, &none);
+  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK);
+  std::vector<std::string> words{program};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  std::vector<char*> argv;
+  for (std::string& word : words)
+    argv.push_back(word.data());
+  argv.push_back(nullptr);
+  pid_t pid = 0;
+  const int failed =
+      ::posix_spawn(&pid, program.c_str(), &files, &attributes, argv.data(), environ);
+  if (failed == 0) return pid;
+  Error error = errno_error("cannot start " + program, failed);
+  error.remedy = "it belongs beside libstasis: install Stasis anew";
+  return fail(std::move(error));
 }
 
 bool HelperProcess::end_after(int patience_ms) {

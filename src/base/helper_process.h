@@ -7,6 +7,7 @@
 #pragma once
 
 #include <functional>
+#include <span>
 #include <string>
 
 #include "base/channel.h"
@@ -23,6 +24,11 @@ class HelperProcess {
   // `name` (at most 15 characters) is what `ps` shows.
   static Result<HelperProcess> start(const char* name,
                                      const std::function<void(const Channel&)>& serve);
+  // Runs a program instead, which is to call serve_as_helper(), in a process that may have threads.
+  // It ends when it sees the channel closed, and not with the thread that has started it. kIo if it
+  // cannot be started.
+  static Result<HelperProcess> start_program(const std::string& program,
+                                             std::span<const std::string> arguments);
 
   HelperProcess(HelperProcess&& other) noexcept
       : pid_(std::exchange(other.pid_, 0)),
@@ -46,6 +52,7 @@ class HelperProcess {
   const std::string& how_it_ended() const { return end_; }
 
  private:
+  static Result<HelperProcess> held(int pid, Channel channel);
   HelperProcess(int pid, Pidfd process, Channel channel)
       : pid_(pid), process_(std::move(process)), channel_(std::move(channel)) {}
 
@@ -54,5 +61,16 @@ class HelperProcess {
   Channel channel_;
   std::string end_;
 };
+
+// In a program that start_program() runs: does what start() does in the process that it forks.
+[[noreturn]] void serve_as_helper(const char* name,
+                                  const std::function<void(const Channel&)>& serve);
+
+// Where a program of ours finds the socket that it is started with.
+inline constexpr int kHelperSocket = 3;
+// Starts `program` with `socket` as that, in a process group of its own and with no signal blocked.
+// Its process number; kIo if it cannot be started.
+Result<int> spawn_with_socket(const std::string& program, std::span<const std::string> arguments,
+                              const UniqueFd& socket);
 
 }  // namespace stasis

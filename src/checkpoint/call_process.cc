@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <spawn.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -15,15 +14,13 @@
 #include <cstring>
 #include <vector>
 
-#include "base/scope_guard.h"
+#include "base/helper_process.h"
 #include "checkpoint/bounded_driver.h"
 
 namespace stasis {
 namespace {
 
 constexpr int kEndPatienceMs = 5000;
-// Of serve_driver_calls().
-constexpr int kServedSocket = 3;
 
 struct SocketPair {
   UniqueFd ours;
@@ -234,38 +231,16 @@ Result<CallerSource> CallerSource::start_program(const std::string& program,
                                                  const std::string& library) {
   auto pair = make_pair();
   if (!pair) return fail(std::move(pair.error()));
-  posix_spawn_file_actions_t files;
-  posix_spawnattr_t attributes;
-  ::posix_spawn_file_actions_init(&files);
-  ::posix_spawnattr_init(&attributes);
-  const ScopeGuard end([&] {
-    ::posix_spawn_file_actions_destroy(&files);
-    ::posix_spawnattr_destroy(&attributes);
-  });
-  ::posix_spawn_file_actions_adddup2(&files, pair->theirs.get(), kServedSocket);
-  // serve_source() does the same, a moment too late for what is typed meanwhile.
-  sigset_t none;
-  ::sigemptyset(&none);
-  ::posix_spawnattr_setpgroup(&attributes, 0);
-  ::posix_spawnattr_setsigmask(&attributes, &none);
-  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK);
-  std::string name = program;
-  std::string argument = library;
-  std::array<char*, 3> argv{name.data(), argument.data(), nullptr};
-  pid_t pid = 0;
-  const int failed =
-      ::posix_spawn(&pid, program.c_str(), &files, &attributes, argv.data(), environ);
-  if (failed != 0) {
-    Error error = errno_error("cannot start " + program, failed);
-    error.remedy =
-        "it belongs beside libstasis: install Stasis anew; without a limit on the driver's calls "
-        "it is not needed";
-    return fail(std::move(error));
+  const std::array arguments{library};
+  auto pid = spawn_with_socket(program, arguments, pair->theirs);
+  if (!pid) {
+    pid.error().remedy += "; without a limit on the driver's calls it is not needed";
+    return fail(std::move(pid.error()));
   }
-  return CallerSource(pid, std::move(pair->ours));
+  return CallerSource(*pid, std::move(pair->ours));
 }
 
-void serve_driver_calls(Driver& driver) { serve_source(driver, kServedSocket); }
+void serve_driver_calls(Driver& driver) { serve_source(driver, kHelperSocket); }
 
 CallerSource::~CallerSource() {
   if (pid_ == 0) return;

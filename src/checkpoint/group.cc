@@ -200,7 +200,7 @@ Result<bool> Group::refresh(Pid root) {
   return more_cuda;
 }
 
-Result<void> Group::try_lock(milliseconds slice, bool& all_locked) {
+Result<void> Group::try_lock(milliseconds slice, const Interrupt& interrupt, bool& all_locked) {
   std::vector<Process*> processes;
   for (GroupMember& member : members_) {
     if (member.initial != CudaState::kRunning || !member.process.alive()) continue;
@@ -209,7 +209,7 @@ Result<void> Group::try_lock(milliseconds slice, bool& all_locked) {
     if (state && *state == CudaState::kCheckpointed) continue;
     processes.push_back(&member.process);
   }
-  LockRound round = lock_round(processes, slice, parks_);
+  LockRound round = lock_round(processes, slice, interrupt, parks_);
   lock_tries_ += round.tries;
   all_locked = round.all_locked;
   if (all_locked) return {};
@@ -239,7 +239,7 @@ Result<void> Group::lock(milliseconds timeout, const Interrupt& interrupt) {
       this_slice = std::min(slice, left);
     }
     bool all_locked = false;
-    if (auto done = try_lock(this_slice, all_locked); !done) return done;
+    if (auto done = try_lock(this_slice, interrupt, all_locked); !done) return done;
     if (all_locked) {
       auto more = refresh(root());
       if (!more) return fail(std::move(more.error()));

@@ -101,7 +101,8 @@ class Group {
   // Adds what is new in the tree. True if a process with CUDA was added or one has begun to use it.
   Result<bool> refresh(Pid root);
   // One round of lock_round.h; if not all are locked then, none is.
-  Result<void> try_lock(std::chrono::milliseconds slice, bool& all_locked);
+  Result<void> try_lock(std::chrono::milliseconds slice, const Interrupt& interrupt,
+                        bool& all_locked);
   // Runs `act` for each member in `wanted` state, in parallel; the first error by order.
   Result<void> in_parallel(CudaState wanted, const std::function<Result<void>(Process&)>& act,
                            std::string_view phase, Progress& progress, bool may_end = false);

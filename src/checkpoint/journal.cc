@@ -171,7 +171,7 @@ Error busy(const JournalRecord& holder, Pid pid) {
   return {ErrorCode::kBusy,
           fmt::format("`{}` (process {}) is working on process {}",
                       operation_name(holder.operation), holder.owner.value, pid.value),
-          "wait for it to end, or interrupt it",
+          busy_remedy(holder.operation, holder.root),
           {},
           {}};
 }
@@ -198,11 +198,13 @@ Result<UniqueFd> take(const std::string& path, Pid root) {
   if (!lock) return fail(std::move(lock.error()));
   if (*lock) return std::move(**lock);
   std::string holder = "another operation";
+  std::string remedy = busy_remedy({}, root);
   if (auto other = read_record(path)) {
+    remedy = busy_remedy(other->operation, root);
     holder = fmt::format("`{}` (process {})", operation_name(other->operation), other->owner.value);
   }
   return fail(ErrorCode::kBusy, fmt::format("{} is working on process {}", holder, root.value),
-              "wait for it to end, or interrupt it");
+              remedy);
 }
 
 // Over the record that is there, where the disk has no room for another one beside it: recovery
@@ -242,6 +244,12 @@ Result<void> write_record(const std::string& path, const JournalRecord& record) 
 
 std::string operation_name(const std::string& operation) {
   return operation.starts_with("criu ") ? operation : "stasis " + operation;
+}
+
+std::string busy_remedy(const std::string& operation, Pid root) {
+  if (!operation.starts_with("criu ")) return "wait for it to end, or interrupt it";
+  return fmt::format(
+      "wait for it to end; if you have to end it, run `stasis recover {}` after that", root.value);
 }
 
 std::vector<JournalTarget> journal_targets(const std::vector<GroupMember>& members) {

@@ -48,6 +48,8 @@ struct JournalRecord {
 
 // The program that does it, as a person would call it: "stasis dump", "criu dump".
 std::string operation_name(const std::string& operation);
+// What is to be done while it works on `root`. A criu that is interrupted rolls nothing back.
+std::string busy_remedy(const std::string& operation, Pid root);
 
 struct GroupMember;
 // The targets of a group: its CUDA processes with the state to bring them back to.

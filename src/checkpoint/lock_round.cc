@@ -26,8 +26,11 @@ constexpr microseconds kLongestMoment{1'000'000};
 
 class Round {
  public:
-  Round(const std::vector<Process*>& processes, milliseconds slice, bool may_go_on)
-      : end_(Clock::now() + slice), half_(may_go_on ? end_ - slice / 2 : end_ - slice) {
+  Round(const std::vector<Process*>& processes, milliseconds slice, const Interrupt& interrupt,
+        bool may_go_on)
+      : end_(Clock::now() + slice),
+        half_(may_go_on ? end_ - slice / 2 : end_ - slice),
+        interrupt_(interrupt) {
     for (Process* process : processes)
       ranks_.push_back({process, Step::kToLock, 0, {}});
   }
@@ -131,8 +134,9 @@ class Round {
         lock.unlock();
       }
       if (done) done = ask(*rank.process, again);
-      if (!done && done.error().code != ErrorCode::kTimeout && !still_cuda(*rank.process))
-        done = {};
+      const bool stopped = !done && (done.error().code == ErrorCode::kTimeout ||
+                                     done.error().code == ErrorCode::kInterrupted);
+      if (!done && !stopped && !still_cuda(*rank.process)) done = {};
       lock.lock();
       if (done) {
         rank.step = Step::kLocked;
@@ -162,17 +166,18 @@ class Round {
     const auto left = [this] {
       return std::max(std::chrono::ceil<milliseconds>(end_ - Clock::now()), milliseconds(1));
     };
-    if (again) return process.lock_again(left());
+    if (again) return process.lock_again(left(), interrupt_);
     if (!process.alive()) return {};
     auto state = process.state();
     if (!state) return fail(std::move(state.error()));
     // By us in an earlier round, or by an operation that was killed.
     if (*state == CudaState::kLocked || *state == CudaState::kCheckpointed) return {};
-    return process.lock_again(left());
+    return process.lock_again(left(), interrupt_);
   }
 
   Clock::time_point end_;
-  Clock::time_point half_;   // from here on nobody is let go on
+  Clock::time_point half_;  // from here on nobody is let go on
+  const Interrupt& interrupt_;
   std::vector<Rank> ranks_;  // of fixed size; the rest is guarded by
   std::mutex mutex_;
   std::condition_variable wake_;     // the workers: a step, or the end
@@ -187,8 +192,9 @@ class Round {
 
 }  // namespace
 
-LockRound lock_round(const std::vector<Process*>& processes, milliseconds slice, bool may_go_on) {
-  return Round(processes, slice, may_go_on).run();
+LockRound lock_round(const std::vector<Process*>& processes, milliseconds slice,
+                     const Interrupt& interrupt, bool may_go_on) {
+  return Round(processes, slice, interrupt, may_go_on).run();
 }
 
 }  // namespace stasis

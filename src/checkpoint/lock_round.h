@@ -26,9 +26,12 @@ struct LockRound {
 // second half of the slice nobody is let go on: a process with long kernels needs no more than
 // time.
 //
+// Ends at once, with kInterrupted, when `interrupt` asks to stop and calls of the driver can be
+// ended (bounded_driver.h); else when the locks that are pending end by themselves.
+//
 // Those that are locked in the end stay so, also when not all are. Without `may_go_on` nobody is
 // let go on: threads that somebody holds would not, and stand in the way of the next lock.
 LockRound lock_round(const std::vector<Process*>& processes, std::chrono::milliseconds slice,
-                     bool may_go_on = true);
+                     const Interrupt& interrupt, bool may_go_on = true);
 
 }  // namespace stasis

@@ -181,18 +181,24 @@ Result<void> Process::expect(Action action, CudaState wanted) const {
 
 Result<void> Process::lock(std::chrono::milliseconds timeout) {
   auto allowed = expect(Action::kLock, allowed_in(Action::kLock));
-  return allowed ? lock_again(timeout) : allowed;
+  return allowed ? lock_now(timeout, nullptr) : allowed;
 }
 
-Result<void> Process::lock_again(std::chrono::milliseconds timeout) {
+Result<void> Process::lock_again(std::chrono::milliseconds timeout, const Interrupt& interrupt) {
+  return lock_now(timeout, &interrupt);
+}
+
+Result<void> Process::lock_now(std::chrono::milliseconds timeout, const Interrupt* interrupt) {
   // What the question about the state would have found; neither costs more than microseconds.
   if (auto able = can_answer(); !able) return fail(std::move(able.error()));
   if (!alive()) return fail(explain(Action::kLock, driver_->describe(kCuNotInitialized)));
   return between(FaultPoint::kLockBefore, FaultPoint::kLockAfter, [&]() -> Result<void> {
     const Span span(TraceKind::kDriver, "lock", pid());
-    auto done = driver_->lock(pid(), timeout);
-    if (!done) return fail(explain(Action::kLock, done.error()));
-    return {};
+    auto done = interrupt == nullptr ? driver_->lock(pid(), timeout)
+                                     : driver_->lock_unless(pid(), timeout, *interrupt);
+    if (done) return {};
+    if (done.error().number == kDriverInterrupted) return interrupt->check();
+    return fail(explain(Action::kLock, done.error()));
   });
 }
 

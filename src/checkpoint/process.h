@@ -47,8 +47,10 @@ class Process {
   // running -> locked. Zero waits for ever. kTimeout leaves it running.
   Result<void> lock(std::chrono::milliseconds timeout);
   // The same without asking the driver for the state first, which costs time in which a process
-  // that was just unlocked gets further. kWrongState if it is locked already.
-  Result<void> lock_again(std::chrono::milliseconds timeout);
+  // that was just unlocked gets further. kWrongState if it is locked already. kInterrupted as soon
+  // as `interrupt` asks to stop, where calls of the driver can be ended (bounded_driver.h): it may
+  // have been locked at that very moment.
+  Result<void> lock_again(std::chrono::milliseconds timeout, const Interrupt& interrupt);
   // As lock(), and kInterrupted when `interrupt` asks to stop: it runs then, or kNotRolledBack.
   Result<void> lock_unless(std::chrono::milliseconds timeout, const Interrupt& interrupt);
   // locked -> checkpointed. kNotSupported (managed memory) leaves it locked.
@@ -75,6 +77,7 @@ class Process {
         pidfd_(std::move(pidfd)),
         info_(std::move(info)),
         procfs_(std::move(procfs)) {}
+  Result<void> lock_now(std::chrono::milliseconds timeout, const Interrupt* interrupt);
   // False for a process without CUDA. kBusy if the process is stopped or traced: every call of the
   // driver would hang.
   Result<bool> can_answer() const;

@@ -1,6 +1,7 @@
 #include "checkpoint/stopped.h"
 
 #include <csignal>
+#include <memory>
 #include <vector>
 
 #include <fmt/format.h>
@@ -9,22 +10,39 @@
 
 namespace stasis {
 
-Result<void> bring_stopped_to(Process& process, CudaState wanted) {
+Result<void> bring_stopped_to(Process& process, CudaState wanted, std::chrono::milliseconds limit) {
   constexpr std::chrono::seconds kLockTimeout{30};
-  const auto now = proc::ProcFs().process(process.pid());
-  if (!now || now->state != 'T') return process.bring_to(wanted, kLockTimeout);
-  auto tid = process.restore_thread_id();
-  if (!tid) return fail(std::move(tid.error()));
-  auto thread = proc::AwakeThread::seize(process.pid(), *tid);
-  if (!thread) return fail(std::move(thread.error()));
   std::vector<proc::AwakeThread> awake;
-  awake.push_back(std::move(*thread));
-  Result<void> done;
-  (void)proc::run_beside(awake, [&] { done = process.bring_to(wanted, kLockTimeout); });
-  auto stopped = awake.front().stop();
-  if (done) done = std::move(stopped);
-  if (done) done = process.pidfd().signal(SIGCONT);
-  return done;
+  const auto now = proc::ProcFs().process(process.pid());
+  const bool stopped = now && now->state == 'T';
+  if (stopped) {
+    auto tid = process.restore_thread_id();
+    if (!tid) return fail(std::move(tid.error()));
+    auto thread = proc::AwakeThread::seize(process.pid(), *tid);
+    if (!thread) return fail(std::move(thread.error()));
+    awake.push_back(std::move(*thread));
+  }
+  const auto result = std::make_shared<Result<void>>();
+  const bool in_time = proc::run_beside(
+      awake,
+      [result, &process, wanted, kLockTimeout] {
+        *result = process.bring_to(wanted, kLockTimeout);
+      },
+      limit);
+  Result<void> held;
+  for (proc::AwakeThread& thread : awake)
+    held = thread.stop();
+  if (!in_time) {
+    return fail(ErrorCode::kNoAnswer,
+                fmt::format("the driver has not answered about process {} for {} ms",
+                            process.pid().value, limit.count()),
+                fmt::format("see `dmesg` for messages of the NVIDIA driver; then run `stasis "
+                            "recover {}`",
+                            process.pid().value));
+  }
+  if (!*result) return std::move(*result);
+  if (!held) return held;
+  return stopped ? process.pidfd().signal(SIGCONT) : Result<void>();
 }
 
 }  // namespace stasis

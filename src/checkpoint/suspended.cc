@@ -22,11 +22,42 @@ namespace {
 using nlohmann::json;
 
 // The start time is in the name, so that a later process with the same number finds nothing.
+std::string path_in(const std::string& directory, Pid pid, std::uint64_t start_ticks,
+                    const std::string& mark) {
+  return fmt::format("{}/{}-{}{}.suspended", directory, pid.value, start_ticks, mark);
+}
+
 Result<std::string> path_of(const Process& process) {
   auto directory = journal_directory();
   if (!directory) return directory;
-  return fmt::format("{}/{}-{}{}.suspended", *directory, process.pid().value,
-                     process.info().start_ticks, pid_namespace_mark());
+  return path_in(*directory, process.pid(), process.info().start_ticks, pid_namespace_mark());
+}
+
+std::optional<SuspendedMemory> read_suspended(const std::string& path) {
+  auto text = read_file(AT_FDCWD, path, 1 << 20);
+  if (!text) return std::nullopt;
+  const json object = json::parse(*text, nullptr, false);
+  if (!object.is_object()) return std::nullopt;
+  SuspendedMemory memory;
+  try {
+    for (const json& item : object.at("uses")) {
+      const auto uuid = GpuUuid::parse(item.at("gpu").get<std::string>());
+      if (!uuid) return std::nullopt;
+      memory.uses.push_back({*uuid, item.at("bytes").get<std::uint64_t>()});
+    }
+    for (const json& item : object.at("gpus")) {
+      const auto uuid = GpuUuid::parse(item.at("uuid").get<std::string>());
+      if (!uuid) return std::nullopt;
+      memory.gpus.push_back({*uuid, item.at("name").get<std::string>(),
+                             item.at("pci_bus_id").get<std::string>(),
+                             item.at("memory_total").get<std::uint64_t>(), 0});
+    }
+    memory.image = object.value("image", std::string());
+    memory.since = object.value("since", std::int64_t{0});  // older ones have none
+  } catch (const json::exception&) {
+    return std::nullopt;
+  }
+  return memory;
 }
 
 }  // namespace
@@ -92,31 +123,13 @@ void remember_suspended(const Group& group) {
 
 std::optional<SuspendedMemory> recall_suspended(const Process& process) {
   const auto path = path_of(process);
-  if (!path) return std::nullopt;
-  auto text = read_file(AT_FDCWD, *path, 1 << 20);
-  if (!text) return std::nullopt;
-  const json object = json::parse(*text, nullptr, false);
-  if (!object.is_object()) return std::nullopt;
-  SuspendedMemory memory;
-  try {
-    for (const json& item : object.at("uses")) {
-      const auto uuid = GpuUuid::parse(item.at("gpu").get<std::string>());
-      if (!uuid) return std::nullopt;
-      memory.uses.push_back({*uuid, item.at("bytes").get<std::uint64_t>()});
-    }
-    for (const json& item : object.at("gpus")) {
-      const auto uuid = GpuUuid::parse(item.at("uuid").get<std::string>());
-      if (!uuid) return std::nullopt;
-      memory.gpus.push_back({*uuid, item.at("name").get<std::string>(),
-                             item.at("pci_bus_id").get<std::string>(),
-                             item.at("memory_total").get<std::uint64_t>(), 0});
-    }
-    memory.image = object.value("image", std::string());
-    memory.since = object.value("since", std::int64_t{0});  // older ones have none
-  } catch (const json::exception&) {
-    return std::nullopt;
-  }
-  return memory;
+  return path ? read_suspended(*path) : std::nullopt;
+}
+
+std::optional<SuspendedMemory> recall_suspended_in(const std::string& directory, Pid pid,
+                                                   std::uint64_t start_ticks,
+                                                   const std::string& mark) {
+  return read_suspended(path_in(directory, pid, start_ticks, mark));
 }
 
 void forget_suspended(const Process& process) {

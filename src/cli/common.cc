@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <charconv>
 
 #include <fmt/format.h>
 
@@ -49,10 +48,7 @@ Result<std::shared_ptr<direct::MemoryMover>> Context::make_mover(std::span<const
   }
   // It takes GPUs on as they come.
   if (mover_ready) return mover;
-  direct::MoverOptions options;
-  // Which GPUs are needed is not always known beforehand; two are commoner than eight.
-  options.ring_bytes *= gpus.empty() ? 2 : gpus.size();
-  auto ready = mover->prepare(options, gpus, interrupt, Clock::now() + kPatience);
+  auto ready = mover->prepare(direct::options_for(gpus), gpus, interrupt, Clock::now() + kPatience);
   if (!ready) return fail(std::move(ready.error()));
   mover_ready = true;
   return mover;
@@ -61,23 +57,6 @@ Result<std::shared_ptr<direct::MemoryMover>> Context::make_mover(std::span<const
 void Context::print(nlohmann::json object) const {
   if (!notes.empty()) object["notes"] = notes;
   terminal.out_block(json_text(object));
-}
-
-CLI::Option* add_pid(CLI::App& command, Pid& pid) {
-  return command
-      .add_option_function<std::string>(
-          "PID",
-          [&pid](const std::string& text) {
-            int value = 0;
-            const auto [end, error] =
-                std::from_chars(text.data(), text.data() + text.size(), value);
-            if (error != std::errc() || end != text.data() + text.size() || value <= 0) {
-              throw CLI::ValidationError("PID", fmt::format("'{}' is not a process number", text));
-            }
-            pid = Pid{value};
-          },
-          "number of the process; its whole tree is meant")
-      ->required();
 }
 
 void add_timeout(CLI::App& command, std::chrono::milliseconds& timeout) {
@@ -160,6 +139,12 @@ std::string standstill_text(const Report& report) {
   return report.standstill
              ? fmt::format(", standing still for {}", format_seconds(*report.standstill))
              : std::string();
+}
+
+std::string size_text(const DumpReport& report) {
+  if (report.taken_bytes == 0) return format_bytes(report.image_bytes);
+  return fmt::format("{}, {} of it written", format_bytes(report.image_bytes),
+                     format_bytes(report.written_bytes));
 }
 
 std::string state_text(const Report& report) {

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "checkpoint/group.h"
+#include "cli/target.h"
 #include "cli/verbs.h"
 #include "doctor/machine.h"
 #include "doctor/processes.h"
@@ -12,7 +13,7 @@ namespace stasis::cli {
 namespace {
 
 struct Options {
-  Pid pid;
+  Target target;
   MachineOptions machine;
   CriuOptions criu;
 };
@@ -39,18 +40,19 @@ void print(Context& context, const std::string& heading, const std::vector<Findi
 
 Result<std::vector<Finding>> examine_tree(Driver& driver, const Options& options) {
   const proc::ProcFs procfs;
-  auto group = Group::open(driver, options.pid);
+  auto group = Group::open(driver, options.target.pid);
   if (!group) return fail(std::move(group.error()));
   group->dismiss();
   return examine_processes(driver, procfs, *group, options.criu);
 }
 
-Result<int> run(Context& context, const Options& options) {
+Result<int> run(Context& context, Options& options) {
+  if (auto there = reach(context, options.target); !there) return fail(std::move(there.error()));
   const auto driver = context.load_bounded_driver();
   const std::vector<Finding> machine = examine_machine(driver, options.machine, context.interrupt);
   if (auto stop = context.interrupt.check(); !stop) return fail(std::move(stop.error()));
   std::vector<Finding> tree;
-  if (options.pid.value != 0 && driver) {
+  if (options.target.pid.value != 0 && driver) {
     auto found = examine_tree(**driver, options);
     if (!found) return fail(std::move(found.error()));
     tree = std::move(*found);
@@ -66,7 +68,7 @@ Result<int> run(Context& context, const Options& options) {
   }
   print(context, "This machine", machine);
   if (!tree.empty())
-    print(context, fmt::format("Process {} and what is below it", options.pid.value), tree);
+    print(context, fmt::format("Process {} and what is below it", options.target.pid.value), tree);
   return status;
 }
 
@@ -78,7 +80,7 @@ Verb add_doctor(CLI::App& app) {
       "doctor",
       "say whether this machine, and a process tree, can be checkpointed, and why not; "
       "exit status 1 if something is red");
-  add_pid(*command, options->pid)->required(false);
+  add_target(*command, options->target)->required(false);
   command
       ->add_option("-D,--images-dir", options->machine.images_dir,
                    "also look at the disk of this directory")

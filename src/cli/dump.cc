@@ -6,13 +6,15 @@
 
 #include <fmt/format.h>
 
+#include "cli/target.h"
 #include "cli/verbs.h"
+#include "job/shared_memory.h"
 
 namespace stasis::cli {
 namespace {
 
 struct DumpArguments {
-  Pid pid;
+  Target target;
   DumpOptions dump;
   bool leave_running = false;
   bool leave_suspended = false;
@@ -91,21 +93,31 @@ Result<int> run_dump(Context& context, DumpArguments& options) {
   if (options.leave_running) options.dump.after = AfterDump::kRunning;
   if (options.leave_suspended) options.dump.after = AfterDump::kSuspended;
   options.dump.sync = options.sync == "disk" ? SyncPolicy::kDisk : SyncPolicy::kNone;
-  if (options.compress == "lz4") options.dump.compression = ContentCompression::kLz4;
-  if (options.compress == "zstd") options.dump.compression = ContentCompression::kZstd;
+  options.dump.compression =
+      compression_from_name(options.compress).value_or(ContentCompression::kNone);
   options.dump.criu.cgroups = cgroup_mode_from_name(options.cgroups).value_or(CgroupMode::kIgnore);
   options.dump.criu.network_lock =
       network_lock_from_name(options.network_lock).value_or(NetworkLock::kNftables);
+  if (auto there = reach(context, options.target); !there) return fail(std::move(there.error()));
+  if (options.target.is_elsewhere() && options.target.pid == options.target.job->root) {
+    // As `stasis run` would have made it, so that its standard streams are known.
+    options.dump.job = {options.target.job->command, options.target.job->streams};
+    options.dump.on_complete = [](const UniqueFd& criu_dir) -> Result<void> {
+      auto saved = job::save_shared_memory(job::kSharedMemory, criu_dir);
+      if (!saved) return fail(std::move(saved.error()));
+      return {};
+    };
+  }
   auto driver = context.load_moving_driver();
   if (!driver) return fail(std::move(driver.error()));
-  auto report = dump(context.environment(**driver), options.pid, options.dump);
+  auto report = dump(context.environment(**driver), options.target.pid, options.dump);
   if (!report) return fail(std::move(report.error()));
   if (context.json) {
     context.print(to_json(*report));
     return 0;
   }
   context.terminal.out(fmt::format("dumped {} to {} ({}) in {}{}", subject_text(*report),
-                                   report->images_dir, format_bytes(report->image_bytes),
+                                   report->images_dir, size_text(*report),
                                    format_seconds(report->total), standstill_text(*report)));
   context.terminal.out(options.dump.after == AfterDump::kKill
                            ? "it has ended, and its GPU memory is free"
@@ -120,7 +132,7 @@ Verb add_dump(CLI::App& app) {
   auto options = std::make_shared<DumpArguments>();
   CLI::App* command = app.add_subcommand(
       "dump", "suspend a process tree, save it to disk and end it (or let it go on)");
-  add_pid(*command, options->pid);
+  add_target(*command, options->target);
   command
       ->add_option("-D,--images-dir", options->dump.images_dir,
                    "directory for the image; must not exist")
@@ -144,6 +156,11 @@ Verb add_dump(CLI::App& app) {
       "--direct-io,!--no-direct-io", options->dump.direct_io,
       "write that memory past the page cache, where the file system can [where the job "
       "ends and its image is synced]");
+  command
+      ->add_option("--base", options->dump.base,
+                   "an earlier image of the same job, on the same file system: what is in it of "
+                   "the GPU memory of programs started by `stasis run` is not written again")
+      ->type_name("DIR");
   command->add_flag("-f,--force", options->dump.overwrite, "replace an existing image");
   command->add_flag("--ignore-undumpable", options->dump.ignore_undumpable,
                     "let CRIU try what it is known not to dump (`stasis doctor PID`)");

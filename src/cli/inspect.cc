@@ -88,7 +88,7 @@ void print_text(Context& context, const ImageReport& report, bool verified) {
         fmt::format("{}{:>10}  {}", sizes.empty() ? "" : "\n", format_bytes(part.bytes), part.what);
   show("sizes", sizes);
   if (report.content) {
-    std::string content = content_text(report.content->all);
+    std::string content = content_text(*report.content);
     for (const auto& [pid, use] : report.content->processes)
       content += fmt::format("\nprocess {}: {}", pid.value, content_text(use));
     show("content", content);

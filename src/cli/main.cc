@@ -19,6 +19,7 @@
 #include "cli/help.h"
 #include "cli/suggest.h"
 #include "cli/verbs.h"
+#include "job/terminal.h"
 #include "stasis/version.h"
 
 namespace stasis::cli {
@@ -105,12 +106,12 @@ int run(int argc, char** argv) {
     command.add_flag("-v,--verbose", context.verbose, "say more: phases and times");
     command.add_flag("-q,--quiet", quiet, "no progress and no notes");
   };
-  const std::array verbs = {add_run(app),     add_ps(app),     add_suspend(app),
-                            add_resume(app),  add_dump(app),   add_restore(app),
-                            add_recover(app), add_doctor(app), add_explain(app),
-                            add_inspect(app), add_verify(app), add_logs(app),
-                            add_report(app),  add_attend(app), add_list_fault_points(app),
-                            add_describe(app)};
+  const std::array verbs = {
+      add_run(app),     add_ps(app),      add_suspend(app), add_resume(app),
+      add_swap(app),    add_dump(app),    add_restore(app), add_recover(app),
+      add_doctor(app),  add_explain(app), add_inspect(app), add_verify(app),
+      add_logs(app),    add_report(app),  add_attend(app),  add_list_fault_points(app),
+      add_describe(app)};
   add_common(app);  // before the verb or after it
   for (const Verb& verb : verbs) {
     add_common(*verb.command);
@@ -185,6 +186,9 @@ void fill_standard_descriptors() {
 }  // namespace stasis::cli
 
 int main(int argc, char** argv) {
+  // Part of a job, and no verb: it reads no options and loads nothing.
+  if (argc > 1 && std::string_view(argv[1]) == stasis::job::kHoldTerminal)
+    return stasis::cli::hold_terminal({argv + 2, argv + argc});
   stasis::cli::fill_standard_descriptors();
   // Ignored, as some daemons leave it, the kernel would collect our children before we do.
   std::signal(SIGCHLD, SIG_DFL);

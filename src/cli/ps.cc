@@ -18,6 +18,7 @@
 #include "checkpoint/suspended.h"
 #include "cli/verbs.h"
 #include "direct/agent_client.h"
+#include "job/registry.h"
 
 namespace stasis::cli {
 namespace {
@@ -44,6 +45,7 @@ struct Row {
   std::int64_t since =
       0;              // when we suspended it, or it was started; seconds since 1970, 0: unknown
   std::string under;  // "stasis dump (12)", "left behind by stasis dump", or empty
+  std::string name;   // of the job it belongs to; empty if it belongs to none
   std::string command;
 };
 
@@ -159,6 +161,21 @@ std::string path_of(Pid pid, const std::string& state) {
   return direct ? "direct" : "driver";
 }
 
+// The name of the job that a process belongs to, by its namespace or by who has started it.
+std::string name_of(Pid pid, const std::vector<job::JobEntry>& jobs,
+                    const std::vector<proc::ProcessInfo>& everyone) {
+  if (jobs.empty()) return {};
+  if (const auto job = job::job_of(pid, jobs)) return job->name;
+  std::map<Pid, Pid> parents;
+  for (const proc::ProcessInfo& info : everyone)
+    parents[info.pid] = info.parent;
+  for (auto at = parents.find(pid); at != parents.end(); at = parents.find(at->second)) {
+    for (const job::JobEntry& entry : jobs)
+      if (entry.init.value == 0 && entry.pid == at->first) return entry.name;
+  }
+  return {};
+}
+
 // Only processes that map the driver's library are asked: the driver itself says nothing about
 // those of others, and a query for each process of a large host would take long.
 Result<Collected> collect(Driver& driver, std::chrono::milliseconds patience, Pending& pending) {
@@ -216,9 +233,11 @@ Result<Collected> collect(Driver& driver, std::chrono::milliseconds patience, Pe
     if (auto use = driver.memory_by_process()) memory = std::move(*use);
     if (auto gpus = driver.gpus()) out.gpus = std::move(*gpus);
   }
+  const std::vector<job::JobEntry> jobs = job::all_jobs();
   for (auto& [question, row] : found) {
     const proc::ProcessInfo& info = question->process.info();
     row.pid = info.pid;
+    row.name = name_of(info.pid, jobs, *everyone);
     row.command = info.comm;
     if (auto details = procfs.details(info.pid)) {
       row.user = user_name(details->uid);
@@ -227,7 +246,10 @@ Result<Collected> collect(Driver& driver, std::chrono::milliseconds patience, Pe
     row.uses = memory[info.pid];
     row.since = procfs.started(info).value_or(0);
     if (row.state == "checkpointed") {
-      if (auto suspended = recall_suspended(question->process)) {
+      const auto job = job::job_of(info.pid, jobs);
+      auto suspended = job ? job::recall_suspended_of(*job, question->process)
+                           : recall_suspended(question->process);
+      if (suspended) {
         row.uses = std::move(suspended->uses);
         row.since = suspended->since;
       } else {
@@ -260,6 +282,7 @@ json row_json(const Row& row, const std::vector<Gpu>& gpus) {
           {"gpu_memory", uses},
           {"since", row.since > 0 ? json(row.since) : json()},
           {"operation", row.under},
+          {"name", row.name},
           {"command", row.command}};
 }
 
@@ -287,14 +310,20 @@ json all_json(const Collected& collected) {
 
 std::string table_of(const Collected& collected) {
   const std::int64_t now = std::time(nullptr);
+  const bool named = std::any_of(collected.rows.begin(), collected.rows.end(),
+                                 [](const Row& row) { return !row.name.empty(); });
   std::vector<std::vector<std::string>> lines = {
-      {"PID", "USER", "STATE", "PATH", "GPUS", "GPU MEMORY", "SINCE", "OPERATION", "COMMAND"}};
+      {"PID", "USER", "STATE", "PATH", "GPUS", "GPU MEMORY", "SINCE", "OPERATION"}};
+  if (named) lines.front().emplace_back("NAME");
+  lines.front().emplace_back("COMMAND");
   for (const Row& row : collected.rows) {
     lines.push_back({std::to_string(row.pid.value), row.user, row.state,
                      row.path.empty() ? "-" : row.path, gpus_text(row, collected.gpus),
                      memory_text(row),
                      row.since > 0 ? format_age(std::chrono::seconds(now - row.since)) : "-",
-                     row.under.empty() ? "-" : row.under, row.command});
+                     row.under.empty() ? "-" : row.under});
+    if (named) lines.back().push_back(row.name.empty() ? "-" : row.name);
+    lines.back().push_back(row.command);
   }
   return table(lines, Terminal::columns());
 }

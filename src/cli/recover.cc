@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "checkpoint/journal.h"
+#include "cli/target.h"
 #include "cli/verbs.h"
 
 namespace stasis::cli {
@@ -41,15 +42,16 @@ std::string to_text(const RecoverReport& report) {
 }
 
 struct RecoverArguments {
-  Pid given;
+  Target target;
   bool all = false;
   std::chrono::milliseconds limit{0};
 };
 
-Result<int> run_recover(Context& context, const RecoverArguments& options) {
-  if (!options.all && options.given.value == 0) {
+Result<int> run_recover(Context& context, RecoverArguments& options) {
+  if (!options.all && options.target.text.empty()) {
     return fail(ErrorCode::kUsage, "recover whom?", "give a PID, or --all");
   }
+  if (auto there = reach(context, options.target); !there) return fail(std::move(there.error()));
   context.interrupt.set_time_limit(options.limit);
   auto driver = context.load_moving_driver();
   if (!driver) return fail(std::move(driver.error()));
@@ -59,17 +61,21 @@ Result<int> run_recover(Context& context, const RecoverArguments& options) {
     if (!all) return fail(std::move(all.error()));
     reports = std::move(*all);
   } else {
-    auto one = recover(context.environment(**driver), options.given);
+    auto one = recover(context.environment(**driver), options.target.pid);
     if (!one) return fail(std::move(one.error()));
     reports.push_back(std::move(*one));
   }
   int status = 0;
+  bool interrupted = false;
   for (const RecoverReport& report : reports) {
     if (!context.json) context.terminal.out(to_text(report));
     if (!report.error) continue;
-    status = exit_status(ErrorCode::kNotRolledBack);
+    const bool stopped = report.error->code == ErrorCode::kInterrupted;
+    interrupted = interrupted || stopped;
+    if (!stopped) status = exit_status(ErrorCode::kNotRolledBack);
     if (!context.json) context.terminal.error(*report.error);
   }
+  if (status == 0 && interrupted) status = 128 + context.interrupt.signal_number();
   if (context.json) {
     context.print(to_json(reports));
   } else if (reports.empty()) {
@@ -84,9 +90,7 @@ Verb add_recover(CLI::App& app) {
   auto options = std::make_shared<RecoverArguments>();
   CLI::App* command = app.add_subcommand(
       "recover", "make processes run again that an interrupted operation left suspended or locked");
-  add_pid(*command, options->given);
-  CLI::Option* pid = command->get_option("PID");
-  pid->required(false);
+  CLI::Option* pid = add_target(*command, options->target)->required(false);
   command->add_flag("--all", options->all, "the targets of every operation that was cut short")
       ->excludes(pid);
   add_time_limit(*command, options->limit, "no further process is begun with");

@@ -2,34 +2,45 @@
 
 #include <fmt/format.h>
 
+#include "cli/target.h"
 #include "cli/verbs.h"
 
 namespace stasis::cli {
 
 Verb add_resume(CLI::App& app) {
   struct Options {
-    Pid pid;
+    Target target;
     std::optional<std::string> device_map;
+    std::string images_dir;
     std::chrono::milliseconds limit{0};
   };
   auto options = std::make_shared<Options>();
   CLI::App* command =
       app.add_subcommand("resume", "restore and unlock a suspended process tree: it runs again");
-  add_pid(*command, options->pid);
+  add_target(*command, options->target);
   add_device_map(*command, options->device_map);
+  command
+      ->add_option("-D,--images-dir", options->images_dir,
+                   "the image that holds the content of its GPU memory, if that was moved or the "
+                   "state directory was lost")
+      ->type_name("DIR");
   add_time_limit(*command, options->limit,
                  "it is left suspended, unless its memory is on the way back");
   return {command, [options](Context& context) -> Result<int> {
             ResumeOptions resume_options;
+            resume_options.images_dir = options->images_dir;
             if (options->device_map) {
               auto map = parse_gpu_map(*options->device_map);
               if (!map) return fail(std::move(map.error()));
               resume_options.gpu_map = std::move(*map);
             }
             context.interrupt.set_time_limit(options->limit);
+            if (auto there = reach(context, options->target); !there)
+              return fail(std::move(there.error()));
             auto driver = context.load_moving_driver();
             if (!driver) return fail(std::move(driver.error()));
-            auto report = resume(context.environment(**driver), options->pid, resume_options);
+            auto report =
+                resume(context.environment(**driver), options->target.pid, resume_options);
             if (!report) return fail(std::move(report.error()));
             if (context.json) {
               context.print(to_json(*report));

@@ -16,6 +16,7 @@
 #include "base/fd.h"
 #include "cli/run_job.h"
 #include "cli/verbs.h"
+#include "job/registry.h"
 
 namespace stasis::cli {
 
@@ -74,6 +75,16 @@ std::string why_without_agent(const std::string& name) {
   return {};
 }
 
+// By which other verbs find the program that takes the place of this process.
+Result<std::optional<job::Registration>> enter_name(const job::RunOptions& options) {
+  if (options.name.empty()) return std::optional<job::Registration>();
+  const Pid self{static_cast<int>(::getpid())};
+  auto entered =
+      job::Registration::enter({options.name, self, 0, Pid{}, self, {}, {}, options.command, {}});
+  if (!entered) return fail(std::move(entered.error()));
+  return std::optional<job::Registration>(std::move(*entered));
+}
+
 // Replaces this process; comes back with the exit status if that cannot be. As shells have it: 127
 // not found, 126 found and not to be started.
 int become(std::vector<std::string>& words) {
@@ -106,6 +117,8 @@ Result<int> run_program(Context& context, RunArguments& arguments) {
   }
   const std::string preload = with_agent(*library);
   if (arguments.job.images_dir.empty()) {
+    auto named = enter_name(arguments.job);
+    if (!named) return fail(std::move(named.error()));
     ::setenv("LD_PRELOAD", preload.c_str(), 1);
     return become(words);
   }
@@ -115,6 +128,8 @@ Result<int> run_program(Context& context, RunArguments& arguments) {
     context.terminal.note(
         "the program is started without --images-dir, and nothing will be saved: " +
         outcome->without_images->message + "; what to do: " + outcome->without_images->remedy);
+    auto named = enter_name(arguments.job);
+    if (!named) return fail(std::move(named.error()));
     ::setenv("LD_PRELOAD", preload.c_str(), 1);
     return become(words);
   }

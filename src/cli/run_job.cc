@@ -1,5 +1,10 @@
 #include "cli/run_job.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <termios.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cctype>
 #include <charconv>
@@ -10,13 +15,20 @@
 #include <fmt/format.h>
 
 #include "base/channel.h"
+#include "base/printable.h"
+#include "checkpoint/group.h"
 #include "image/image_reader.h"
+#include "job/registry.h"
+#include "job/shared_memory.h"
+#include "proc/procfs.h"
 
 namespace stasis::cli {
 namespace {
 
 using nlohmann::json;
 using std::chrono::milliseconds;
+
+constexpr const char* kAutomaticMap = "auto";
 
 // "90", "90s", "10m", "2h", "500ms".
 milliseconds parse_duration(const std::string& option, const std::string& text) {
@@ -58,6 +70,29 @@ void add_report(json& result, const Context& context, const Report& report) {
   result["notes"] = context.notes;
 }
 
+// Has somebody suspended it by `stasis suspend NAME`?
+Result<bool> is_suspended(Driver& driver, Pid root) {
+  auto group = Group::open(driver, root);
+  if (!group) return fail(std::move(group.error()));
+  group->dismiss();
+  return std::any_of(group->members().begin(), group->members().end(),
+                     [](const auto& member) { return member.initial == CudaState::kCheckpointed; });
+}
+
+// An image has the tree below the root, and the namespace more: what forked itself away is init's.
+void tell_of_strays(Context& context, Pid root) {
+  const auto everybody = proc::ProcFs().all();
+  if (!everybody) return;
+  for (const proc::ProcessInfo& info : *everybody) {
+    if (info.parent.value != 1 || info.pid == root || info.pid.value == ::getpid()) continue;
+    if (info.state == 'Z') continue;
+    context.notes.push_back(
+        fmt::format("process {} ({}) has left the job's tree: no image has it, and a restored job "
+                    "is without it",
+                    info.pid.value, printable(info.comm)));
+  }
+}
+
 json save(Context& context, Driver& driver, const json& request, const job::StreamEnds& streams) {
   DumpOptions options;
   options.images_dir = request.at("images_dir").get<std::string>();
@@ -69,37 +104,116 @@ json save(Context& context, Driver& driver, const json& request, const job::Stre
     if (!name) return failed(context, name.error());
     options.job->streams.push_back(std::move(*name));
   }
+  if (request.contains("base")) options.base = request["base"].get<std::string>();
+  options.base_may_be_empty = true;
   context.interrupt.set_time_limit(milliseconds(request.at("limit_ms").get<std::int64_t>()));
+  options.on_complete = [](const UniqueFd& criu_dir) -> Result<void> {
+    auto saved = job::save_shared_memory(job::kSharedMemory, criu_dir);
+    if (!saved) return fail(std::move(saved.error()));
+    return {};
+  };
   const Pid root{request.at("root").get<int>()};
+  if (options.after == AfterDump::kRunning) {
+    const auto suspended = is_suspended(driver, root);
+    if (suspended && *suspended) return {{"suspended", true}, {"notes", context.notes}};
+  }
+  tell_of_strays(context, root);
   auto report = dump(context.environment(driver), root, options);
   if (!report) return failed(context, report.error());
-  json result = {{"image_bytes", report->image_bytes}};
+  json result = {{"size", size_text(*report)}};
   add_report(result, context, *report);
   return result;
 }
 
+// What of the options holds for a restore.
+struct Wishes {
+  std::string map;
+  std::vector<std::string> refreshed;
+};
+
+// The changes that preload/environment.h reads: what is listed as it is in our own environment.
+Result<void> write_environment(const std::vector<std::string>& listed) {
+  (void)::unlink(job::kEnvironmentFile);
+  std::string changes;
+  for (const std::string& name : listed) {
+    const bool prefix = name.ends_with('*');
+    if (prefix) changes += name + '\0';
+    const std::string begin = prefix ? name.substr(0, name.size() - 1) : name + "=";
+    bool found = false;
+    for (char** at = environ; *at != nullptr; ++at) {
+      if (!std::string_view(*at).starts_with(begin)) continue;
+      changes += std::string(*at) + '\0';
+      found = true;
+    }
+    if (!prefix && !found) changes += name + '\0';
+  }
+  if (changes.empty()) return {};
+  auto file = open_file(AT_FDCWD, job::kEnvironmentFile, O_WRONLY | O_CREAT | O_EXCL, 0644);
+  if (!file) return fail(std::move(file.error()));
+  if (::fchmod(file->get(), 0644) != 0) {
+    return fail(errno_error("cannot let everybody read the job's environment", errno));
+  }
+  return write_all(file->get(), changes.data(), changes.size(), job::kEnvironmentFile);
+}
+
 json bring_back(Context& context, Driver& driver, const json& request,
-                const job::StreamEnds& streams) {
+                const job::StreamEnds& streams, const Wishes& wishes) {
   RestoreOptions options;
   options.images_dir = request.at("images_dir").get<std::string>();
+  if (wishes.map == kAutomaticMap) {
+    options.gpu_choice.emplace();
+    if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES"))
+      options.gpu_choice->visible = visible;
+  } else {
+    auto entries = parse_gpu_map(wishes.map);
+    if (!entries) return failed(context, entries.error());
+    options.gpu_map = std::move(*entries);
+  }
   auto image = ImageReader::open(options.images_dir);
   if (!image) return failed(context, image.error());
   const auto& job = image->manifest().job;
   for (std::size_t i = 0; job && i < job->streams.size() && i < streams.size(); ++i)
     options.inherit.push_back({job->streams[i], &streams.at(i)});
+  options.on_checked = [&wishes](const UniqueFd& criu_dir) {
+    auto done = job::restore_shared_memory(job::kSharedMemory, criu_dir);
+    return done ? write_environment(wishes.refreshed) : done;
+  };
   options.on_standing = job::number_from_first;
   auto report = restore(context.environment(driver), options);
   if (!report) return failed(context, report.error());
   json result = {{"root", report->root.value}};
   add_report(result, context, *report);
+  // Saved at its end while somebody had it suspended: whoever starts it wants it to run.
+  const bool suspended =
+      std::any_of(report->processes.begin(), report->processes.end(),
+                  [](const auto& one) { return one.state == CudaState::kCheckpointed; });
+  if (!suspended) return result;
+  auto resumed = resume(context.environment(driver), report->root, {});
+  if (!resumed) return failed(context, resumed.error());
+  result["notes"] = context.notes;
   return result;
 }
 
+// In the worker, which does one thing and ends.
+Interrupt& worker_interrupt() {
+  static Interrupt interrupt;
+  return interrupt;
+}
+
+// Told to by init: rolled back, the job gets what it has no more time to wait for.
+void obey_stop() {
+  (void)worker_interrupt();  // made before the handler needs it
+  struct sigaction action {};
+  action.sa_handler = [](int number) { worker_interrupt().request(number); };
+  action.sa_flags = SA_RESTART;
+  ::sigaction(SIGTERM, &action, nullptr);
+}
+
 // In a process of its own, in the job's namespaces.
-json work(const json& request, const job::StreamEnds& streams) {
+json work(const json& request, const job::StreamEnds& streams, const Wishes& wishes) {
   Terminal nobody;
-  Interrupt interrupt;
-  Context context{nobody, interrupt};
+  Context context{nobody, worker_interrupt()};
+  if (request.value("op", "") == "dump") obey_stop();
   auto driver = context.load_moving_driver();
   if (!driver) return failed(context, driver.error());
   if ((*driver)->info().simulated) {
@@ -107,7 +221,7 @@ json work(const json& request, const job::StreamEnds& streams) {
   }
   const std::string what = request.value("op", "");
   if (what == "dump") return save(context, **driver, request, streams);
-  if (what == "restore") return bring_back(context, **driver, request, streams);
+  if (what == "restore") return bring_back(context, **driver, request, streams, wishes);
   auto report = recover(context.environment(**driver), Pid{request.at("root").get<int>()});
   if (!report) return failed(context, report.error());
   if (report->error) return failed(context, *report->error);
@@ -129,11 +243,42 @@ json bounded(json result) {
   return result;
 }
 
+Result<void> check_refreshed(const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
+    std::string_view rest = name;
+    if (rest.ends_with('*')) rest.remove_suffix(1);
+    const bool good = !rest.empty() && std::isdigit(static_cast<unsigned char>(rest[0])) == 0 &&
+                      std::all_of(rest.begin(), rest.end(),
+                                  [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; });
+    // By which a program gets the agent, and that its list.
+    const auto ours = [&](std::string_view variable) {
+      return rest == variable || (name.ends_with('*') && variable.starts_with(rest));
+    };
+    if (good && !ours("LD_PRELOAD") && !ours("STASIS_ENV_FILE")) continue;
+    return fail(
+        ErrorCode::kUsage,
+        fmt::format("'{}' is no variable that can be refreshed for what the job starts", name),
+        "--refresh-env takes names, and beginnings of names with a star: SLURM_*");
+  }
+  return {};
+}
+
 }  // namespace
 
 void add_job_options(CLI::App& command, RunArguments& arguments) {
   constexpr const char* kGroup = "Options for jobs";
   job::RunOptions& job = arguments.job;
+  command
+      .add_option("--name", job.name,
+                  "a name by which `stasis suspend`, `resume`, `swap` and others find it, also "
+                  "without --images-dir [job-PID for jobs]")
+      ->type_name("NAME")
+      ->check(CLI::Validator(
+          [](const std::string& text) {
+            auto good = job::check_job_name(text);
+            return good ? std::string() : good.error().message + ": " + good.error().remedy;
+          },
+          ""));
   auto* dir = command
                   .add_option("-D,--images-dir", job.images_dir,
                               "directory for the images of this one job; the newest there is "
@@ -153,7 +298,7 @@ void add_job_options(CLI::App& command, RunArguments& arguments) {
                   "signals that save it and are not passed on: USR1 and USR2 let it go on, others "
                   "end it [TERM,USR1]")
       ->delimiter(',')
-      ->expected(1)
+      ->allow_extra_args(false)
       ->type_name("SIGNAL,...")
       ->needs(dir)
       ->group(kGroup);
@@ -171,10 +316,32 @@ void add_job_options(CLI::App& command, RunArguments& arguments) {
       ->needs(dir)
       ->group(kGroup);
   command
+      .add_flag("--whole", job.whole,
+                "write each image whole; otherwise GPU memory that the image before has already is "
+                "not written again")
+      ->needs(dir)
+      ->group(kGroup);
+  command
       .add_option("--exit-code", job.exit_code,
                   "the exit status after a save that has ended it [75]")
       ->check(CLI::Range(0, 255))
       ->type_name("N")
+      ->needs(dir)
+      ->group(kGroup);
+  command
+      .add_option("--map", arguments.map,
+                  "its GPUs after a restore: auto, or OLD=NEW,... as `stasis restore` takes it; "
+                  "auto finds others of the same kind, among those of CUDA_VISIBLE_DEVICES [auto]")
+      ->type_name("MAP")
+      ->needs(dir)
+      ->group(kGroup);
+  command
+      .add_option("--refresh-env", arguments.refreshed,
+                  "variables that programs which it starts after a restore see as they are then; "
+                  "SLURM_* for all that begin so [none]")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->type_name("NAME,...")
       ->needs(dir)
       ->group(kGroup);
 }
@@ -190,12 +357,27 @@ Result<job::Outcome> run_job(Context& context, RunArguments& arguments,
     }
     options.signals.insert(number);
   }
+  if (arguments.map != kAutomaticMap) {
+    if (auto map = parse_gpu_map(arguments.map); !map) return fail(std::move(map.error()));
+  }
+  if (auto good = check_refreshed(arguments.refreshed); !good) return fail(std::move(good.error()));
   options.preload = preload;
-  const auto tell = [&](const std::string& text) { context.terminal.note(text); };
+  // Where the simulated driver keeps what is on its GPUs.
+  const char* simulated = std::getenv("STASIS_SIM_DIR");
+  options.visible_dirs.push_back(
+      simulated != nullptr ? simulated : fmt::format("/dev/shm/stasis-sim-{}", ::geteuid()));
+  const auto tell = [&](const std::string& text) {
+    context.terminal.note(text);
+    // While the terminal is the job's, a line feed is no more than that.
+    termios mode{};
+    if (::tcgetattr(STDERR_FILENO, &mode) == 0 && (mode.c_oflag & OPOST) == 0)
+      (void)!::write(STDERR_FILENO, "\r", 1);
+  };
   return job::run(
       options,
-      [](const json& request, const job::StreamEnds& streams) {
-        return bounded(work(request, streams));
+      [wishes = Wishes{arguments.map, arguments.refreshed}](const json& request,
+                                                            const job::StreamEnds& streams) {
+        return bounded(work(request, streams, wishes));
       },
       tell);
 }

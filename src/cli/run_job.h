@@ -14,6 +14,8 @@ namespace stasis::cli {
 struct RunArguments {
   job::RunOptions job;  // images_dir is empty if the program is only to be started
   std::vector<std::string> signals = {"TERM", "USR1"};
+  std::string map = "auto";
+  std::vector<std::string> refreshed;  // variables for what it starts after a restore; "SLURM_*"
 };
 
 void add_job_options(CLI::App& command, RunArguments& arguments);

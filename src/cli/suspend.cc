@@ -2,27 +2,31 @@
 
 #include <fmt/format.h>
 
+#include "cli/target.h"
 #include "cli/verbs.h"
 
 namespace stasis::cli {
 
 Verb add_suspend(CLI::App& app) {
   struct Options {
-    Pid pid;
+    Target target;
     SuspendOptions suspend;
   };
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand(
       "suspend", "lock and checkpoint a process tree: its GPU memory becomes free");
-  add_pid(*command, options->pid);
+  add_target(*command, options->target);
   add_timeout(*command, options->suspend.timeout);
   add_path(*command, options->suspend.path);
   command->add_flag("--force,--ignore-obstacles", options->suspend.ignore_obstacles,
                     "go on although the driver may refuse or lose the program's memory");
   return {command, [options](Context& context) -> Result<int> {
+            if (auto there = reach(context, options->target); !there)
+              return fail(std::move(there.error()));
             auto driver = context.load_moving_driver();
             if (!driver) return fail(std::move(driver.error()));
-            auto report = suspend(context.environment(**driver), options->pid, options->suspend);
+            auto report =
+                suspend(context.environment(**driver), options->target.pid, options->suspend);
             if (!report) return fail(std::move(report.error()));
             if (context.json) {
               context.print(to_json(*report));

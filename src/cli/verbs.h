@@ -66,6 +66,7 @@ Verb add_run(CLI::App& app);
 Verb add_ps(CLI::App& app);
 Verb add_suspend(CLI::App& app);
 Verb add_resume(CLI::App& app);
+Verb add_swap(CLI::App& app);
 Verb add_dump(CLI::App& app);
 Verb add_restore(CLI::App& app);
 Verb add_recover(CLI::App& app);
@@ -77,7 +78,6 @@ Verb add_verify(CLI::App& app);
 Verb add_report(CLI::App& app);
 
 // Options that several verbs have.
-CLI::Option* add_pid(CLI::App& command, Pid& pid);
 // How long to wait for GPU work, before the first process is checkpointed.
 void add_timeout(CLI::App& command, std::chrono::milliseconds& timeout);
 // Who moves GPU memory.
@@ -107,6 +107,8 @@ std::string state_text(const Report& report);
 std::string phases_text(const Report& report);
 // ", standing still for 0.52 s", or nothing.
 std::string standstill_text(const Report& report);
+// "16.2 GiB", "16.2 GiB, 0.9 GiB of it written"
+std::string size_text(const DumpReport& report);
 // "process 12", "2 CUDA processes below 12 (3 in all)".
 std::string subject_text(const Report& report);
 
@@ -121,6 +123,9 @@ Result<int> attend(Pid root);
 // The same in a program that is started anew in this process; comes back only if that cannot be.
 void attend_afresh(Pid root);
 Verb add_attend(CLI::App& app);
+
+// In a job with a terminal: holds it (job/terminal.h). The exit status.
+int hold_terminal(const std::vector<std::string>& words);
 
 // For tests of the fault points; not for people.
 Verb add_list_fault_points(CLI::App& app);

@@ -20,7 +20,7 @@ Result<int> run_verify(Context& context, const std::string& images_dir) {
                                    printable(report->path), format_bytes(report->bytes),
                                    report->files, format_seconds(Seconds(report->seconds)),
                                    format_rate(report->bytes, Seconds(report->seconds))));
-  if (report->content) context.terminal.out(content_text(report->content->all));
+  if (report->content) context.terminal.out(content_text(*report->content));
   return 0;
 }
 

@@ -136,6 +136,12 @@ Mover::~Mover() {
 }
 const Ring& Mover::ring() const { return state_->ring; }
 
+MoverOptions options_for(std::span<const GpuUuid> gpus) {
+  MoverOptions options;
+  options.ring_bytes *= gpus.empty() ? 2 : gpus.size();
+  return options;
+}
+
 Result<Mover> Mover::prepare(const MoverOptions& options, std::span<const GpuUuid> gpus,
                              const Interrupt& interrupt, Clock::time_point deadline) {
   Stop stop(interrupt, deadline, "preparing to copy GPU memory");

@@ -31,6 +31,9 @@ struct MoverOptions {
   std::uint64_t buffer_bytes = std::uint64_t{2} << 20;
   RingMemory ring = RingMemory::kPrivate;  // MoverProcess always takes kShared
 };
+// With a ring's share for each of `gpus`. Which ones are needed is not always known beforehand
+// (none named); two are commoner than eight.
+MoverOptions options_for(std::span<const GpuUuid> gpus);
 
 struct CopyReport {
   std::uint64_t bytes = 0;

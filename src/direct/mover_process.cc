@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "base/fault_point.h"
 #include "base/trace.h"
 #include "direct/mover_protocol.h"
 #include "direct/mover_server.h"
@@ -53,9 +54,17 @@ void serve_content(const Channel& channel, std::span<std::byte> ring, Content& c
 }  // namespace
 
 Result<MoverProcess> MoverProcess::start() {
-  auto helper =
-      HelperProcess::start("stasis-mover", [](const Channel& owner) { serve_mover(owner); });
+  auto helper = HelperProcess::start(kMoverName, [](const Channel& owner) { serve_mover(owner); });
   if (!helper) return fail(std::move(helper.error()));
+  set_fault_mover(helper->pid());
+  return MoverProcess(std::move(*helper));
+}
+
+Result<MoverProcess> MoverProcess::start_program(const std::string& program,
+                                                 std::span<const std::string> arguments) {
+  auto helper = HelperProcess::start_program(program, arguments);
+  if (!helper) return fail(std::move(helper.error()));
+  set_fault_mover(helper->pid());
   return MoverProcess(std::move(*helper));
 }
 

@@ -8,6 +8,7 @@
 
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/helper_process.h"
@@ -20,6 +21,9 @@ class MoverProcess final : public MemoryMover {
   // Forks, and does nothing else. While this process has one thread, and before it has called the
   // driver's cuInit: a forked child of a process with CUDA has none.
   static Result<MoverProcess> start();
+  // The same by a program that calls serve_mover_program(), for a process that may have threads.
+  static Result<MoverProcess> start_program(const std::string& program,
+                                            std::span<const std::string> arguments);
   MoverProcess(MoverProcess&&) noexcept = default;
   MoverProcess& operator=(MoverProcess&&) = delete;
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <string_view>
 
 #include <fmt/format.h>
@@ -11,6 +12,7 @@
 #include "base/units.h"
 #include "checkpoint/inherited_files.h"
 #include "checkpoint/obstacles.h"
+#include "direct/agent_client.h"
 #include "doctor/undumpable.h"
 #include "proc/cgroup.h"
 
@@ -46,6 +48,35 @@ void look_at_gpu_memory(Group& group, std::vector<Finding>& out) {
   out.push_back({"gpu-memory", Light::kGreen,
                  format_bytes(group.gpu_bytes()) + " of GPU memory in use, for which there is room",
                  ""});
+}
+
+// What `suspend` and `dump` refuse: only the agent knows of it, so the doctor asks. Without an
+// agent nobody can tell.
+void look_at_shared_gpu_memory(const Group& group, std::vector<Finding>& out) {
+  constexpr const char* kId = "shared-gpu-memory";
+  constexpr std::chrono::seconds kPatience{5};
+  for (const GroupMember& member : group.members()) {
+    if (member.initial != CudaState::kRunning) continue;
+    const std::string name = name_of(member.process.info());
+    auto agent = direct::AgentClient::find(member.process.pid(), member.process.pidfd());
+    if (agent && !*agent) continue;
+    auto asked = agent ? (*agent)->ask(direct::AgentCommand::kNone, 0, kPatience)
+                       : Result<void>(fail(agent.error()));
+    if (!asked) {
+      out.push_back({kId, Light::kYellow,
+                     name + ": whether it shares GPU memory is not known: " + asked.error().message,
+                     asked.error().remedy.empty() ? "ask again" : asked.error().remedy});
+      continue;
+    }
+    const auto pieces = (*agent)->shared_count();
+    if (pieces == 0) continue;
+    out.push_back({kId, Light::kRed,
+                   fmt::format("{} has {} of GPU memory open together with another process (CUDA "
+                               "IPC), which the driver cannot restore",
+                               name, pieces == 1 ? "1 piece" : fmt::format("{} pieces", pieces)),
+                   "try when the processes have closed what they share (cudaIpcCloseMemHandle; "
+                   "PyTorch: when the last tensor of another process is gone)"});
+  }
 }
 
 // A restore makes all threads anew, in the cgroup of who runs it.
@@ -130,6 +161,7 @@ Result<std::vector<Finding>> examine_processes(Driver& driver, const proc::ProcF
                    fmt::format("process {}: {}", obstacle.pid.value, obstacle.what),
                    obstacle.remedy});
   }
+  look_at_shared_gpu_memory(group, out);
   look_at_room_for_threads(procfs, infos, out);
   look_at_nvml(driver.info(), procfs, with_cuda, out);
   const bool simulated = driver.info().simulated;

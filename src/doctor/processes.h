@@ -11,7 +11,8 @@
 
 namespace stasis {
 
-// Every finding, green ones too. Only looks; `group` notes what it uses of the GPUs. kNotPermitted,
+// Every finding, green ones too. Changes nothing: it looks, and asks the agents of a program that
+// runs; `group` notes what it uses of the GPUs. kNotPermitted,
 // kIo: could not look, which never counts as "fine".
 Result<std::vector<Finding>> examine_processes(Driver& driver, const proc::ProcFs& procfs,
                                                Group& group, const CriuOptions& options);

@@ -7,11 +7,12 @@
 #include "base/units.h"
 
 namespace stasis {
+namespace {
 
-Result<std::vector<GpuPair>> plan_gpu_map(Driver& driver, std::span<const GpuMapEntry> entries,
-                                          std::span<const Gpu> from, std::span<const Gpu> to) {
-  auto pairs = complete_gpu_map(entries, from, to);
-  if (!pairs) return fail(std::move(pairs.error()));
+// Nothing if everybody stays where he was.
+Result<std::vector<GpuPair>> as_driver_wants(const Driver& driver,
+                                             Result<std::vector<GpuPair>> pairs) {
+  if (!pairs) return pairs;
   const bool identity =
       std::all_of(pairs->begin(), pairs->end(), [](const GpuPair& p) { return p.from == p.to; });
   if (identity) return std::vector<GpuPair>();
@@ -22,6 +23,19 @@ Result<std::vector<GpuPair>> plan_gpu_map(Driver& driver, std::span<const GpuMap
                 "install driver 580 or newer, or restore on the GPUs the process was on");
   }
   return pairs;
+}
+
+}  // namespace
+
+Result<std::vector<GpuPair>> plan_gpu_map(Driver& driver, std::span<const GpuMapEntry> entries,
+                                          std::span<const Gpu> from, std::span<const Gpu> to) {
+  return as_driver_wants(driver, complete_gpu_map(entries, from, to));
+}
+
+Result<std::vector<GpuPair>> plan_chosen_gpus(Driver& driver, std::span<const GpuUse> needed,
+                                              std::span<const Gpu> from, std::span<const Gpu> to,
+                                              std::span<const GpuUuid> allotted) {
+  return as_driver_wants(driver, choose_gpu_map(needed, from, to, allotted));
 }
 
 Result<void> check_gpu_memory(std::span<const GpuUse> needed, std::span<const GpuPair> pairs,

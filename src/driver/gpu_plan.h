@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "driver/driver.h"
+#include "driver/gpu_choice.h"
 #include "driver/gpu_map.h"
 
 namespace stasis {
@@ -13,6 +14,11 @@ namespace stasis {
 // processes were on.
 Result<std::vector<GpuPair>> plan_gpu_map(Driver& driver, std::span<const GpuMapEntry> entries,
                                           std::span<const Gpu> from, std::span<const Gpu> to);
+
+// The same by choose_gpu_map().
+Result<std::vector<GpuPair>> plan_chosen_gpus(Driver& driver, std::span<const GpuUse> needed,
+                                              std::span<const Gpu> from, std::span<const Gpu> to,
+                                              std::span<const GpuUuid> allotted);
 
 // kOutOfGpuMemory, with the figures, if what was used on the old GPUs does not fit into the free
 // memory of the new ones.

@@ -22,6 +22,10 @@ inline constexpr std::uint32_t kMinChunk = 64U << 10;
 inline constexpr std::uint32_t kMaxChunk = 16U << 20;
 inline constexpr std::uint64_t kPage = 4096;  // to which stored chunks are aligned
 inline constexpr std::size_t kMaxFiles = manifest_format::kMaxDataFiles;
+// Of them, those that an image writes itself if it has a base: of new content, and of what it moves
+// out of the base's files.
+inline constexpr std::size_t kNewFiles = 16;
+inline constexpr std::size_t kMovedFiles = 4;
 inline constexpr std::size_t kMaxStreams = 65536;
 inline constexpr std::uint64_t kMaxBytes = manifest_format::kMaxInteger;
 

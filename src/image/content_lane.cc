@@ -56,6 +56,11 @@ Result<void> write_at(ContentLane& lane, std::span<const std::byte> bytes, std::
   return {};
 }
 
+// Beside a base an image has n + 1 data files only when it has written n * n times so much: little
+// that has changed makes few files, of which there may be 64 in all, and what is much waits for a
+// file in its first 256 MiB alone.
+constexpr std::uint64_t kEnoughForAFile = 1U << 20;
+
 bool page_aligned_memory(std::span<const std::byte> bytes) {
   return reinterpret_cast<std::uintptr_t>(bytes.data()) % kPage == 0;
 }
@@ -139,6 +144,80 @@ Result<void> ContentBatch::append(std::span<const std::byte> bytes, bool is_gath
   auto flushed = flush();
   gathered_ = 0;
   return flushed;
+}
+
+void ContentLanes::open(const UniqueFd& folder, bool direct_io, bool beside_base) {
+  folder_ = &folder;
+  direct_io_ = direct_io;
+  beside_base_ = beside_base;
+}
+
+bool ContentLanes::may_grow(LaneKind kind) const {
+  if (!beside_base_) return count_ < lanes_.size();
+  const OfKind& own = kinds_.at(static_cast<std::size_t>(kind));
+  return own.count < (kind == LaneKind::kNew ? kNewFiles : kMovedFiles) &&
+         own.count * own.count * kEnoughForAFile <= own.bytes;
+}
+
+// Nothing if there may be no more.
+Result<ContentLane*> ContentLanes::make(LaneKind kind) {
+  const std::lock_guard lock(growing_);
+  if (!may_grow(kind)) return nullptr;
+  const std::size_t number = count_;
+  auto lane = std::make_unique<ContentLane>();
+  lane->path = content_data_path(number);
+  lane->number = static_cast<std::uint8_t>(number);
+  lane->kind = kind;
+  const std::string name = lane->path.substr(lane->path.find('/') + 1);
+  const int flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW;
+  Result<UniqueFd> file = fail(ErrorCode::kInternal, "");
+  if (direct_io_) {
+    file = open_file(folder_->get(), name, flags | O_DIRECT, 0600);
+    lane->direct = file.has_value();
+    // A file system without it may have made the file all the same (open(2)).
+    if (!file) ::unlinkat(folder_->get(), name.c_str(), 0);
+  }
+  if (!file) file = open_file(folder_->get(), name, flags, 0600);
+  if (!file) return fail(std::move(file.error()));
+  lane->file = std::move(*file);
+  lanes_.at(number) = std::move(lane);
+  ++kinds_.at(static_cast<std::size_t>(kind)).count;
+  count_ = number + 1;
+  return lanes_.at(number).get();
+}
+
+Result<ContentLane*> ContentLanes::take(LaneKind kind) {
+  static std::atomic<std::size_t> next_thread = 0;
+  // A thread begins with the same one each time, which its processor still knows.
+  thread_local const std::size_t own = next_thread++;
+  const std::size_t count = count_;
+  for (std::size_t i = 0; i < count; ++i) {
+    ContentLane* lane = lanes_.at((own + i) % count).get();
+    if (lane->kind == kind && !lane->busy.exchange(true)) return lane;
+  }
+  auto lane = make(kind);
+  if (!lane || *lane != nullptr) return lane;
+  return wait_for(kind, own);
+}
+
+// There is one: otherwise it would have been made.
+ContentLane* ContentLanes::wait_for(LaneKind kind, std::size_t own) {
+  const std::size_t count = count_;
+  ContentLane* lane = nullptr;
+  for (std::size_t i = 0; lane == nullptr; ++i) {
+    ContentLane* one = lanes_.at((own + i) % count).get();
+    if (one->kind == kind) lane = one;
+  }
+  while (lane->busy.exchange(true))
+    lane->busy.wait(true);
+  return lane;
+}
+
+void ContentLanes::give_back(ContentLane& lane) {
+  OfKind& kind = kinds_.at(static_cast<std::size_t>(lane.kind));
+  kind.bytes += lane.end - std::exchange(lane.counted, lane.end);
+  lane.busy = false;
+  lane.busy.notify_one();
 }
 
 }  // namespace stasis

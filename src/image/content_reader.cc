@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <functional>
 #include <mutex>
 #include <tuple>
 #include <utility>
@@ -140,6 +141,10 @@ struct ContentReader::State {
   Result<void> read(std::size_t stream, std::uint64_t offset, std::span<std::byte> bytes,
                     Workspace& workspace) const;
   Result<void> verify(const Run& run, Workspace& workspace) const;
+  // All of them, with all processors. `judge` says what becomes of each result.
+  Result<void> verify(const std::vector<Run>& runs, std::string_view phase, Progress& progress,
+                      const Interrupt& interrupt,
+                      const std::function<Result<void>(const Run&, Result<void>)>& judge) const;
   std::vector<Run> all_runs() const;
 };
 
@@ -365,19 +370,46 @@ Result<void> ContentReader::read(std::size_t stream, std::uint64_t offset,
   return result;
 }
 
-Result<void> ContentReader::verify_all(Progress& progress, const Interrupt& interrupt) const {
-  const auto runs = state_->all_runs();
+Result<void> ContentReader::State::verify(
+    const std::vector<Run>& runs, std::string_view phase, Progress& progress,
+    const Interrupt& interrupt,
+    const std::function<Result<void>(const Run&, Result<void>)>& judge) const {
   std::uint64_t total = 0;
-  for (const State::Run& run : runs)
+  for (const Run& run : runs)
     total += run.bytes;
-  return run_parallel(runs.size(), total, "verify", progress, interrupt,
+  return run_parallel(runs.size(), total, phase, progress, interrupt,
                       [&](std::size_t i) -> Result<std::uint64_t> {
-                        Workspace workspace = state_->take_workspace();
-                        auto good = state_->verify(runs[i], workspace);
-                        state_->give_back(std::move(workspace));
+                        Workspace workspace = take_workspace();
+                        auto good = judge(runs[i], verify(runs[i], workspace));
+                        give_back(std::move(workspace));
                         if (!good) return fail(std::move(good.error()));
                         return runs[i].bytes;
                       });
+}
+
+Result<void> ContentReader::verify_all(Progress& progress, const Interrupt& interrupt) const {
+  return state_->verify(state_->all_runs(), "verify", progress, interrupt,
+                        [](const State::Run&, Result<void> good) { return good; });
+}
+
+Result<std::map<std::size_t, Error>> ContentReader::find_damage(const std::vector<bool>& chosen,
+                                                                Progress& progress,
+                                                                const Interrupt& interrupt) const {
+  auto runs = state_->all_runs();
+  std::erase_if(runs, [&](const State::Run& run) { return !chosen.at(run.file); });
+  std::mutex mutex;
+  std::map<std::size_t, Error> found;
+  auto looked = state_->verify(
+      runs, "verify base", progress, interrupt, [&](const State::Run& run, Result<void> good) {
+        if (good ||
+            (good.error().code != ErrorCode::kImageCorrupt && good.error().code != ErrorCode::kIo))
+          return good;
+        const std::lock_guard lock(mutex);
+        found.emplace(run.file, std::move(good.error()));
+        return Result<void>();
+      });
+  if (!looked) return fail(std::move(looked.error()));
+  return found;
 }
 
 }  // namespace stasis

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <vector>
@@ -50,6 +51,12 @@ class ContentReader {
   // Everything that is stored, each once, in the order of the disk. The first thing wrong, as with
   // read(); kInterrupted.
   Result<void> verify_all(Progress& progress, const Interrupt& interrupt) const;
+
+  // The same for the data files that are `chosen`, to the end: those that are damaged or cannot be
+  // read, each with the first thing wrong. kInterrupted.
+  Result<std::map<std::size_t, Error>> find_damage(const std::vector<bool>& chosen,
+                                                   Progress& progress,
+                                                   const Interrupt& interrupt) const;
 
  private:
   struct State;

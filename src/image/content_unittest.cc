@@ -1,7 +1,6 @@
 #include <fcntl.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,7 +17,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "base/fault_point.h"
 #include "image/content_format.h"
 #include "image/content_reader.h"
 #include "image/content_writer.h"
@@ -31,35 +29,7 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-constexpr std::uint32_t kChunk = 64U << 10;
-
-// Aligned as the mover's buffers are.
-class Memory {
- public:
-  explicit Memory(std::size_t size, std::size_t shift = 0)
-      : all_(static_cast<std::byte*>(std::aligned_alloc(4096, (size + shift + 8191) / 4096 * 4096)),
-             &std::free),
-        bytes_(all_.get() + shift, size) {
-    std::memset(bytes_.data(), 0, size);
-  }
-  std::span<std::byte> bytes() { return bytes_; }
-  std::span<std::byte> chunk(std::size_t number, std::uint32_t size = kChunk) {
-    const std::size_t from = number * size;
-    return bytes_.subspan(from, std::min<std::size_t>(size, bytes_.size() - from));
-  }
-
- private:
-  std::unique_ptr<std::byte, void (*)(void*)> all_;
-  std::span<std::byte> bytes_;
-};
-
-void fill_random(std::span<std::byte> bytes, unsigned seed) {
-  std::mt19937_64 random(seed);
-  for (std::size_t at = 0; at < bytes.size(); at += sizeof(std::uint64_t)) {
-    const std::uint64_t value = random();
-    std::memcpy(&bytes[at], &value, std::min(sizeof value, bytes.size() - at));
-  }
-}
+constexpr std::uint32_t kChunk = kTestChunk;
 
 // Words of eight letters, of which there are few.
 void fill_text(std::span<std::byte> bytes, unsigned seed) {
@@ -75,10 +45,6 @@ GpuUuid gpu(std::uint8_t number) {
   GpuUuid uuid;
   uuid.bytes.fill(number);
   return uuid;
-}
-
-UniqueFd open_directory(const std::string& path) {
-  return std::move(open_file(AT_FDCWD, path, O_RDONLY | O_DIRECTORY).value());
 }
 
 class ContentTest : public testing::Test {
@@ -588,45 +554,6 @@ TEST_F(ContentTest, StopsWhenItIsAsked) {
   EXPECT_EQ(reader.verify_all(progress_, interrupt_).error().code, ErrorCode::kInterrupted);
   EXPECT_EQ(writer.finish(progress_, interrupt_).error().code, ErrorCode::kInterrupted);
   EXPECT_FALSE(std::filesystem::exists(dir_ / "gpu/index"));
-}
-
-// The environment is read once, so each runs in a program of its own: this one, anew.
-TEST_F(ContentTest, EveryStepCanFail) {
-#ifndef STASIS_FAULT_POINTS
-  GTEST_SKIP() << "built without fault points";
-#endif
-  if (std::getenv("STASIS_FAULT") == nullptr) {
-    int points = 0;
-    for (const FaultPointInfo& info : fault_points()) {
-      if (!info.name.starts_with("content.")) continue;
-      ++points;
-      const pid_t child = ::fork();
-      if (child == 0) {
-        ::setenv("STASIS_FAULT", fmt::format("{}:error", info.name).c_str(), 1);
-        ::execl("/proc/self/exe", "content_unittest", "--gtest_filter=ContentTest.EveryStepCanFail",
-                nullptr);
-        ::_exit(127);
-      }
-      int status = 0;
-      ASSERT_EQ(::waitpid(child, &status, 0), child);
-      EXPECT_EQ(status, 0) << info.name;
-    }
-    EXPECT_EQ(points, 6);
-    return;
-  }
-  Memory content(4 * kChunk);
-  fill_random(content.bytes(), 1);
-  const auto all = [&]() -> Result<ContentSummary> {
-    auto writer = this->writer();
-    if (!writer) return fail(writer.error());
-    auto wrote = writer->add_stream(Pid{7}, content.bytes().size(), {});
-    if (wrote) wrote = writer->write(0, 0, content.bytes());
-    if (!wrote) return fail(wrote.error());
-    return writer->finish(progress_, interrupt_);
-  };
-  const auto summary = all();
-  ASSERT_FALSE(summary);
-  EXPECT_THAT(summary.error().message, HasSubstr("content."));
 }
 
 // ---- As part of an image ------------------------------------------------------------------------

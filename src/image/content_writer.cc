@@ -21,20 +21,30 @@
 #include "base/units.h"
 #include "image/content_format.h"
 #include "image/content_lane.h"
+#include "image/content_taken.h"
 #include "image/parallel.h"
 
 namespace stasis {
+
+std::optional<ContentCompression> compression_from_name(std::string_view name) {
+  if (name == "none") return ContentCompression::kNone;
+  if (name == "lz4") return ContentCompression::kLz4;
+  if (name == "zstd") return ContentCompression::kZstd;
+  return std::nullopt;
+}
+
 namespace {
 
 using namespace content_format;  // NOLINT(google-build-using-namespace): constants only
 
-enum class SlotState : std::uint8_t { kEmpty, kZero, kStored, kDuplicate };
+enum class SlotState : std::uint8_t { kEmpty, kZero, kStored, kDuplicate, kTaken, kTakenAgain };
 
 // A chunk while its image is being written. Only the thread that writes it touches it, but for the
 // digest, which others compare once it is in the table.
 struct Slot {
   BlockDigest digest{};
-  std::uint64_t position = 0;  // kDuplicate: the number of the slot that it equals
+  // kDuplicate: the number of the slot that it equals; kTaken: of the base's chunk.
+  std::uint64_t position = 0;
   std::uint32_t stored = 0;
   ContentEncoding encoding = ContentEncoding::kZero;
   std::uint8_t file = 0;
@@ -73,12 +83,16 @@ class Known {
 void count(const Slot& slot, std::uint32_t bytes, ContentSummary& summary) {
   summary.use.bytes += bytes;
   summary.use.stored_bytes += slot.stored;
+  summary.use.room_bytes += page_aligned(slot.stored);
   if (slot.state == SlotState::kZero) {
     ++summary.zero_chunks;
     summary.use.zero_bytes += bytes;
-  } else if (slot.state == SlotState::kDuplicate) {
+  } else if (slot.state == SlotState::kDuplicate || slot.state == SlotState::kTakenAgain) {
     ++summary.duplicate_chunks;
     summary.use.duplicate_bytes += bytes;
+  } else if (slot.state == SlotState::kTaken) {
+    ++summary.taken_chunks;
+    summary.use.taken_bytes += slot.stored;
   }
 }
 
@@ -96,15 +110,17 @@ struct ContentWriter::State {
   Known known;
   bool finished = false;
 
-  std::mutex growing;  // new lanes, and the failure
-  std::array<std::unique_ptr<ContentLane>, kContentFiles> lanes;
-  std::atomic<std::size_t> lane_count = 0;
+  ContentLanes lanes;
+  std::unique_ptr<TakenContent> taken;  // nothing: no base
+  std::optional<Error> without_base;
+
+  std::mutex failing;
   std::atomic<bool> has_failed = false;
   std::optional<Error> failure;
 
   Result<void> remember(Result<void> result) {
     if (result) return result;
-    const std::lock_guard lock(growing);
+    const std::lock_guard lock(failing);
     if (!failure) failure = result.error();
     has_failed = true;
     return result;
@@ -114,8 +130,9 @@ struct ContentWriter::State {
     return (bytes + options.chunk_bytes - 1) / options.chunk_bytes;
   }
 
-  Result<ContentLane*> new_lane();
-  Result<ContentLane*> take_lane();
+  class Placer;
+  Result<void> take_base();
+  bool is_there(std::uint32_t number, Slot& slot, LaneKind& kind);
   Result<void> check_place(std::size_t stream, std::uint64_t offset, std::size_t bytes) const;
   Result<void> write(std::size_t stream, std::uint64_t offset, std::span<const std::byte> bytes);
   Result<void> check_all_written() const;
@@ -124,47 +141,65 @@ struct ContentWriter::State {
   Result<ContentRecord> write_index(const ContentIndex& index);
 };
 
-Result<ContentLane*> ContentWriter::State::new_lane() {
-  const std::lock_guard lock(growing);
-  const std::size_t number = lane_count;
-  if (number == lanes.size()) return nullptr;
-  auto lane = std::make_unique<ContentLane>();
-  lane->path = content_data_path(number);
-  lane->number = static_cast<std::uint8_t>(number);
-  const std::string name = lane->path.substr(lane->path.find('/') + 1);
-  const int flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW;
-  Result<UniqueFd> file = fail(ErrorCode::kInternal, "");
-  if (options.direct_io) {
-    file = open_file(folder.get(), name, flags | O_DIRECT, 0600);
-    lane->direct = file.has_value();
-    // A file system without it may have made the file all the same (open(2)).
-    if (!file) ::unlinkat(folder.get(), name.c_str(), 0);
+// One that cannot be linked to is no base: then all is written.
+Result<void> ContentWriter::State::take_base() {
+  if (options.base == nullptr) return {};
+  if (auto allowed = fault(FaultPoint::kContentLink); !allowed) return allowed;
+  auto made = TakenContent::create(options.base, folder);
+  if (!made && made.error().code == ErrorCode::kNoSpace) return fail(std::move(made.error()));
+  if (!made) {
+    without_base = std::move(made.error());
+    return {};
   }
-  if (!file) file = open_file(folder.get(), name, flags, 0600);
-  if (!file) return fail(std::move(file.error()));
-  lane->file = std::move(*file);
-  lanes[number] = std::move(lane);
-  lane_count = number + 1;
-  return lanes[number].get();
+  taken = std::move(*made);
+  return fault(FaultPoint::kContentLinked);
 }
 
-// One that nobody uses, for the caller alone.
-Result<ContentLane*> ContentWriter::State::take_lane() {
-  static std::atomic<std::size_t> next_thread = 0;
-  // A thread begins with the same one each time, which its processor still knows.
-  thread_local const std::size_t own = next_thread++;
-  const std::size_t count = lane_count;
-  for (std::size_t i = 0; i < count; ++i) {
-    ContentLane* lane = lanes[(own + i) % count].get();
-    if (!lane->busy.exchange(true)) return lane;
+// Writes chunks of one call into a lane that it takes when there is one to be written.
+class ContentWriter::State::Placer {
+ public:
+  explicit Placer(State& state) : state_(state) {}
+  Placer(const Placer&) = delete;
+  Placer& operator=(const Placer&) = delete;
+  ~Placer() { release(); }
+
+  Result<void> place(std::span<const std::byte> content, LaneKind kind, Slot& slot) {
+    if (lane_ != nullptr && lane_->kind != kind) {
+      if (auto ended = end(); !ended) return ended;
+    }
+    if (lane_ == nullptr) {
+      auto lane = state_.lanes.take(kind);
+      if (!lane) return fail(std::move(lane.error()));
+      lane_ = *lane;
+      batch_.emplace(*lane_, state_.encoding, state_.options.sync, state_.options.chunk_bytes);
+    }
+    const auto place = batch_->add(content);
+    if (!place) return fail(place.error());
+    slot.position = place->position;
+    slot.stored = place->stored;
+    slot.encoding = place->encoding;
+    slot.file = lane_->number;
+    slot.state = SlotState::kStored;
+    return {};
   }
-  auto lane = new_lane();
-  if (!lane || *lane != nullptr) return lane;
-  ContentLane* shared = lanes[own % lanes.size()].get();
-  while (shared->busy.exchange(true))
-    shared->busy.wait(true);
-  return shared;
-}
+  // To be called at the end, and if it fails the image is lost.
+  Result<void> end() {
+    auto flushed = batch_ ? batch_->flush() : Result<void>();
+    release();
+    return flushed;
+  }
+
+ private:
+  void release() {
+    batch_.reset();
+    if (lane_ != nullptr) state_.lanes.give_back(*lane_);
+    lane_ = nullptr;
+  }
+
+  State& state_;
+  ContentLane* lane_ = nullptr;
+  std::optional<ContentBatch> batch_;
+};
 
 Result<void> ContentWriter::State::check_place(std::size_t stream, std::uint64_t offset,
                                                std::size_t bytes) const {
@@ -183,49 +218,49 @@ Result<void> ContentWriter::State::write(std::size_t stream, std::uint64_t offse
                                          std::span<const std::byte> bytes) {
   if (auto right = check_place(stream, offset, bytes.size()); !right) return right;
   if (has_failed) {
-    const std::lock_guard lock(growing);
+    const std::lock_guard lock(failing);
     return fail(*failure);
   }
-  auto lane = take_lane();
-  if (!lane) return fail(std::move(lane.error()));
-  const auto release = [&](Result<void> result) {
-    (*lane)->busy = false;
-    (*lane)->busy.notify_one();
-    return result;
-  };
-  ContentBatch batch(**lane, encoding, options.sync, options.chunk_bytes);
+  Placer placer(*this);
   auto number = static_cast<std::uint32_t>(first_slot[stream] + offset / options.chunk_bytes);
   for (; !bytes.empty(); ++number) {
     const auto content = bytes.first(std::min<std::size_t>(bytes.size(), options.chunk_bytes));
     bytes = bytes.subspan(content.size());
     Slot& slot = slots[number];
     if (slot.state != SlotState::kEmpty) {
-      return release(fail(ErrorCode::kInternal,
-                          fmt::format("chunk {} of process {} is written twice",
-                                      number - first_slot[stream], streams[stream].pid.value)));
+      return fail(ErrorCode::kInternal,
+                  fmt::format("chunk {} of process {} is written twice",
+                              number - first_slot[stream], streams[stream].pid.value));
     }
     if (all_zero(content)) {
       slot.state = SlotState::kZero;
       continue;
     }
     slot.digest = xxh3(content);
+    LaneKind kind = LaneKind::kNew;
     // Only whole ones, so that what has one digest has one size.
-    if (content.size() == options.chunk_bytes) {
-      if (const auto equal = known.enter(slots, number)) {
-        slot.position = *equal;
-        slot.state = SlotState::kDuplicate;
-        continue;
-      }
-    }
-    const auto place = batch.add(content);
-    if (!place) return release(fail(place.error()));
-    slot.position = place->position;
-    slot.stored = place->stored;
-    slot.encoding = place->encoding;
-    slot.file = (*lane)->number;
-    slot.state = SlotState::kStored;
+    if (content.size() == options.chunk_bytes && is_there(number, slot, kind)) continue;
+    if (auto placed = placer.place(content, kind, slot); !placed) return placed;
   }
-  return release(batch.flush());
+  return placer.end();
+}
+
+// Whether it is in the base or in this image already. `kind`: where it belongs if not.
+bool ContentWriter::State::is_there(std::uint32_t number, Slot& slot, LaneKind& kind) {
+  if (const auto found = taken ? taken->find(slot.digest) : std::nullopt) {
+    if (found->gives) {
+      slot.position = found->number;
+      slot.stored = found->first ? found->stored : 0;
+      slot.state = found->first ? SlotState::kTaken : SlotState::kTakenAgain;
+      return true;
+    }
+    kind = LaneKind::kMoved;
+  }
+  const auto equal = known.enter(slots, number);
+  if (!equal) return false;
+  slot.position = *equal;
+  slot.state = SlotState::kDuplicate;
+  return true;
 }
 
 Result<void> ContentWriter::State::check_all_written() const {
@@ -244,20 +279,31 @@ Result<void> ContentWriter::State::check_all_written() const {
   return {};
 }
 
-// Brings the data files to the disk and closes them.
+// Brings the data files to the disk and closes those that were written. Those of the base are on it
+// already, unless it was made without.
 Result<void> ContentWriter::State::end_files(Progress& progress, const Interrupt& interrupt) {
+  const auto others = taken ? taken->files() : std::vector<TakenContent::File>();
   std::uint64_t total = 0;
-  for (std::size_t i = 0; i < lane_count; ++i)
-    total += lanes[i]->end;
-  return run_parallel(lane_count, total, "sync content", progress, interrupt,
+  for (std::size_t i = 0; i < lanes.count(); ++i)
+    total += lanes[i].end;
+  const auto sync = [&](const UniqueFd& file, const std::string& path) -> Result<void> {
+    if (options.sync == SyncPolicy::kDisk && ::fsync(file.get()) != 0)
+      return fail(errno_error("cannot sync " + path, errno));
+    return {};
+  };
+  return run_parallel(lanes.count() + others.size(), total, "sync content", progress, interrupt,
                       [&](std::size_t i) -> Result<std::uint64_t> {
-                        ContentLane& lane = *lanes[i];
-                        if (options.sync == SyncPolicy::kDisk && ::fsync(lane.file.get()) != 0) {
-                          return fail(errno_error("cannot sync " + lane.path, errno));
+                        if (i >= lanes.count()) {
+                          const TakenContent::File& other = others[i - lanes.count()];
+                          auto synced = sync(*other.file, other.path);
+                          if (!synced) return fail(std::move(synced.error()));
+                          return 0;
                         }
-                        if (auto closed = lane.file.close(lane.path); !closed) {
+                        ContentLane& lane = lanes[i];
+                        if (auto synced = sync(lane.file, lane.path); !synced)
+                          return fail(std::move(synced.error()));
+                        if (auto closed = lane.file.close(lane.path); !closed)
                           return fail(std::move(closed.error()));
-                        }
                         return lane.end;
                       });
 }
@@ -267,12 +313,20 @@ ContentIndex ContentWriter::State::make_index() const {
   index.chunk_bytes = options.chunk_bytes;
   index.streams = streams;
   index.first_chunk.assign(first_slot.begin(), first_slot.end());
-  for (std::size_t i = 0; i < lane_count; ++i)
-    index.file_sizes.push_back(lanes[i]->end);
+  for (std::size_t i = 0; i < lanes.count(); ++i)
+    index.file_sizes.push_back(lanes[i].end);
+  if (taken) {
+    for (const TakenContent::File& file : taken->files())
+      index.file_sizes.push_back(file.bytes);
+  }
   index.chunks.reserve(slots.size());
   for (const Slot& slot : slots) {
     // What one of several equal chunks refers to has been stored: a duplicate is of no duplicate.
     const Slot& from = slot.state == SlotState::kDuplicate ? slots[slot.position] : slot;
+    if (slot.state == SlotState::kTaken || slot.state == SlotState::kTakenAgain) {
+      index.chunks.push_back(taken->place_of(static_cast<std::uint32_t>(slot.position)));
+      continue;
+    }
     index.chunks.push_back(
         slot.state == SlotState::kZero
             ? ContentChunk()
@@ -309,6 +363,7 @@ Result<ContentRecord> ContentWriter::State::write_index(const ContentIndex& inde
   std::memcpy(digest.data(), bytes.data() + bytes.size() - digest.size(), digest.size());
   record.index_checksum = to_hex(digest);
   record.data_sizes = index.file_sizes;
+  record.taken_files = index.file_sizes.size() - lanes.count();
   return record;
 }
 
@@ -318,6 +373,8 @@ ContentWriter& ContentWriter::operator=(ContentWriter&&) noexcept = default;
 ContentWriter::~ContentWriter() = default;
 
 std::uint32_t ContentWriter::chunk_bytes() const { return state_->options.chunk_bytes; }
+
+const std::optional<Error>& ContentWriter::without_base() const { return state_->without_base; }
 
 Result<ContentWriter> ContentWriter::create(const UniqueFd& image_dir,
                                             const ContentOptions& options) {
@@ -339,6 +396,8 @@ Result<ContentWriter> ContentWriter::create(const UniqueFd& image_dir,
   auto folder = open_file(image_dir.get(), kFolder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
   if (!folder) return fail(std::move(folder.error()));
   state->folder = std::move(*folder);
+  if (auto took = state->take_base(); !took) return fail(std::move(took.error()));
+  state->lanes.open(state->folder, options.direct_io, state->taken != nullptr);
   return ContentWriter(std::move(state));
 }
 
@@ -382,10 +441,18 @@ Result<ContentSummary> ContentWriter::finish(Progress& progress, const Interrupt
   if (auto all = state.check_all_written(); !all) return fail(std::move(all.error()));
   ContentSummary summary;
   summary.direct_io = state.options.direct_io;
-  for (std::size_t i = 0; i < state.lane_count; ++i)
-    summary.direct_io = summary.direct_io && state.lanes[i]->direct;
-  auto ended = between(FaultPoint::kContentWritten, FaultPoint::kContentSynced,
-                       [&] { return state.end_files(progress, interrupt); });
+  if (auto allowed = fault(FaultPoint::kContentWritten); !allowed)
+    return fail(std::move(allowed.error()));
+  if (state.taken) {
+    auto settled = state.taken->settle(state.lanes, state.options.sync, progress, interrupt);
+    if (!settled) return fail(std::move(settled.error()));
+  }
+  for (std::size_t i = 0; i < state.lanes.count(); ++i) {
+    summary.direct_io = summary.direct_io && state.lanes[i].direct;
+    summary.written_bytes += state.lanes[i].end;
+  }
+  auto ended = state.end_files(progress, interrupt);
+  if (ended) ended = fault(FaultPoint::kContentSynced);
   if (!ended) return fail(std::move(ended.error()));
   const ContentIndex index = state.make_index();
   auto record = state.write_index(index);

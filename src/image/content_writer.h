@@ -2,9 +2,10 @@
 //
 //   create -> add_stream (one for each process) -> write, write, ... -> finish
 //
-// Each chunk is hashed; one of zeros, or one that is there already in any stream, is not written.
-// Each call of write() takes a data file for itself, so that no two wait for each other: there are
-// as many files as there were ever calls at the same time, at most kContentFiles.
+// Each chunk is hashed; one of zeros, or one that is there already in any stream or in the base, is
+// not written. Each call of write() takes a data file for itself, so that no two wait for each
+// other: there are as many files as there were ever calls at the same time, at most kContentFiles;
+// beside a base fewer if there is little to be written.
 //
 // What it makes stands in the image's directory, which somebody else removes if the image does not
 // come to be. Owns a descriptor for each data file; 1 MiB for each call at the same time that
@@ -15,13 +16,16 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "base/fd.h"
 #include "base/interrupt.h"
 #include "base/progress.h"
 #include "image/content.h"
+#include "image/content_base.h"
 #include "image/manifest.h"
 #include "stasis/ids.h"
 #include "stasis/result.h"
@@ -31,6 +35,8 @@ namespace stasis {
 inline constexpr std::size_t kContentFiles = 64;
 
 enum class ContentCompression { kNone, kLz4, kZstd };
+// "none", "lz4" and "zstd"; nothing for any other word.
+std::optional<ContentCompression> compression_from_name(std::string_view name);
 
 struct ContentOptions {
   ContentCompression compression = ContentCompression::kNone;
@@ -38,6 +44,8 @@ struct ContentOptions {
   bool direct_io = false;
   SyncPolicy sync = SyncPolicy::kDisk;
   std::uint32_t chunk_bytes = kContentChunk;  // a power of two, 64 KiB to 16 MiB
+  // An earlier image, with chunks of the same size, which may be removed when create() is back.
+  std::shared_ptr<const ContentBase> base = nullptr;
 };
 
 struct ContentSummary {
@@ -46,8 +54,10 @@ struct ContentSummary {
   std::uint64_t chunks = 0;
   std::uint64_t zero_chunks = 0;
   std::uint64_t duplicate_chunks = 0;
-  bool direct_io = false;  // all went past the page cache
-  double seconds = 0;      // from create() to the end of finish()
+  std::uint64_t taken_chunks = 0;   // that are the base's, each counted once, also if moved
+  std::uint64_t written_bytes = 0;  // of the data files that are no one else's
+  bool direct_io = false;           // all went past the page cache
+  double seconds = 0;               // from create() to the end of finish()
 };
 
 class ContentWriter {
@@ -61,6 +71,9 @@ class ContentWriter {
   ~ContentWriter();
 
   std::uint32_t chunk_bytes() const;
+
+  // Why the base of the options is not used, if it cannot be.
+  const std::optional<Error>& without_base() const;
 
   // The content of a process, `bytes` of it; the first one is stream 0. Before the first write().
   // kUsage for a process that has one already, and for ranges that are not in their order, overlap

@@ -27,6 +27,7 @@ class ImageReader {
 
   const Manifest& manifest() const { return manifest_; }
   const std::string& path() const { return path_; }  // absolute
+  const UniqueFd& dir() const { return dir_; }
   const UniqueFd& criu_dir() const { return criu_dir_; }
 
   // The GPU content that the manifest tells of; kInternal if it tells of none. Else the errors of

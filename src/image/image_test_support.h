@@ -2,13 +2,20 @@
 // kind of field.
 #pragma once
 
+#include <fcntl.h>
+
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <memory>
+#include <random>
+#include <span>
 #include <string>
 
 #include <gtest/gtest.h>
 
+#include "base/fd.h"
 #include "image/image_writer.h"
 #include "image/manifest.h"
 
@@ -37,6 +44,41 @@ inline void write_text(const std::string& path, const std::string& text) {
 inline std::string read_text(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// The smallest that there may be.
+inline constexpr std::uint32_t kTestChunk = 64U << 10;
+
+// Aligned as the mover's buffers are.
+class Memory {
+ public:
+  explicit Memory(std::size_t size, std::size_t shift = 0)
+      : all_(static_cast<std::byte*>(std::aligned_alloc(4096, (size + shift + 8191) / 4096 * 4096)),
+             &std::free),
+        bytes_(all_.get() + shift, size) {
+    std::memset(bytes_.data(), 0, size);
+  }
+  std::span<std::byte> bytes() { return bytes_; }
+  std::span<std::byte> chunk(std::size_t number, std::uint32_t size = kTestChunk) {
+    const std::size_t from = number * size;
+    return bytes_.subspan(from, std::min<std::size_t>(size, bytes_.size() - from));
+  }
+
+ private:
+  std::unique_ptr<std::byte, void (*)(void*)> all_;
+  std::span<std::byte> bytes_;
+};
+
+inline void fill_random(std::span<std::byte> bytes, unsigned seed) {
+  std::mt19937_64 random(seed);
+  for (std::size_t at = 0; at < bytes.size(); at += sizeof(std::uint64_t)) {
+    const std::uint64_t value = random();
+    std::memcpy(&bytes[at], &value, std::min(sizeof value, bytes.size() - at));
+  }
+}
+
+inline UniqueFd open_directory(const std::string& path) {
+  return std::move(open_file(AT_FDCWD, path, O_RDONLY | O_DIRECTORY).value());
 }
 
 // A manifest with something in every field; no files yet.

@@ -514,8 +514,10 @@ TEST_F(ImageTest, ManyFilesNeedFewDescriptors) {
   }
   const struct rlimit few = {64, old.rlim_max};
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
-  auto sealed = writer.seal(sample_manifest(), SyncPolicy::kNone, progress_, interrupt_);
+  auto sealed = writer.seal(sample_manifest(), SyncPolicy::kDeferred, progress_, interrupt_);
   EXPECT_TRUE(sealed) << sealed.error().to_string();
+  auto synced = writer.sync(progress_, interrupt_);
+  EXPECT_TRUE(synced) << synced.error().to_string();
   auto reader = ImageReader::open(image_);
   EXPECT_TRUE(reader && reader->verify(progress_, interrupt_));
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &old), 0);

@@ -118,8 +118,8 @@ Result<Before> look_before(const DirectoryEntry& final, bool overwrite) {
   return Before::kImage;
 }
 
-Result<void> sync_directory(const UniqueFd& dir, const std::string& path) {
-  if (::fsync(dir.get()) != 0) return fail(errno_error("cannot sync " + path, errno));
+Result<void> sync_to_disk(const UniqueFd& file, const std::string& path) {
+  if (::fsync(file.get()) != 0) return fail(errno_error("cannot sync " + path, errno));
   return {};
 }
 
@@ -166,9 +166,10 @@ struct ImageWriter::State {
   Result<UniqueFd> open_image_file(const std::string& path) const;
   Result<std::vector<FileRecord>> collect() const;
   Result<void> check_content(const std::optional<ContentRecord>& content) const;
-  Result<void> sync_files(const Manifest& manifest, Progress& progress,
-                          const Interrupt& interrupt) const;
+  Result<void> sync_each(const std::vector<FileRecord>& files, Progress& progress,
+                         const Interrupt& interrupt) const;
   void digest_ahead(const std::stop_token& stop);
+  Result<void> sync_all(Progress& progress, const Interrupt& interrupt) const;
   Result<void> complete(Manifest& manifest, SyncPolicy sync, Progress& progress,
                         const Interrupt& interrupt);
   // Returns the manifest as a reader will see it.
@@ -258,23 +259,44 @@ void ImageWriter::State::digest_ahead(const std::stop_token& stop) {
   }
 }
 
-// fsync of all files at once: the disk then sees one long queue.
-Result<void> ImageWriter::State::sync_files(const Manifest& manifest, Progress& progress,
-                                            const Interrupt& interrupt) const {
-  const std::uint64_t total =
-      manifest.total_bytes - (manifest.content ? manifest.content->total_bytes() : 0);
-  auto synced = run_parallel(manifest.files.size(), total, "sync", progress, interrupt,
-                             [&](std::size_t i) -> Result<std::uint64_t> {
-                               const FileRecord& record = manifest.files[i];
-                               auto file = open_image_file(record.path);
-                               if (!file) return fail(std::move(file).error());
-                               if (::fsync(file->get()) != 0) {
-                                 return fail(errno_error("cannot sync " + record.path, errno));
-                               }
-                               return record.size;
-                             });
-  if (!synced) return synced;
-  return sync_directory(criu, sibling(partial) + "/criu");
+// fsync of all files at once: the disk then sees one long queue. Opened one by one: a large tree
+// has more files than a process may have open.
+Result<void> ImageWriter::State::sync_each(const std::vector<FileRecord>& files, Progress& progress,
+                                           const Interrupt& interrupt) const {
+  std::uint64_t total = 0;
+  for (const FileRecord& file : files)
+    total += file.size;
+  return run_parallel(files.size(), total, "sync", progress, interrupt,
+                      [&](std::size_t i) -> Result<std::uint64_t> {
+                        auto file = open_image_file(files[i].path);
+                        if (!file) return fail(std::move(file).error());
+                        if (auto done = sync_to_disk(*file, files[i].path); !done) {
+                          return fail(std::move(done.error()));
+                        }
+                        return files[i].size;
+                      });
+}
+
+Result<void> ImageWriter::State::sync_all(Progress& progress, const Interrupt& interrupt) const {
+  std::vector<FileRecord> files{{manifest_format::kName, 0, {}}};
+  for (const std::string& folder : {criu_name(), std::string(content_format::kFolder)}) {
+    auto opened = open_beneath(dir, folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+    if (!opened && folder == content_format::kFolder) continue;
+    if (!opened) return fail(std::move(opened.error()));
+    auto names = list_directory(*opened, folder);
+    if (!names) return fail(std::move(names.error()));
+    for (const std::string& name : *names) {
+      struct stat info = {};
+      if (::fstatat(opened->get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) {
+        return fail(errno_error("cannot look at " + folder + "/" + name, errno));
+      }
+      files.push_back({folder + "/" + name, static_cast<std::uint64_t>(info.st_size), {}});
+    }
+    if (auto done = sync_to_disk(*opened, folder); !done) return done;
+  }
+  if (auto synced = sync_each(files, progress, interrupt); !synced) return synced;
+  if (auto done = sync_to_disk(dir, final_path); !done) return done;
+  return sync_to_disk(final.parent, final.parent_path);
 }
 
 Result<Manifest> ImageWriter::State::write_manifest(const Manifest& manifest,
@@ -362,11 +384,12 @@ Result<void> ImageWriter::State::complete(Manifest& manifest, SyncPolicy sync, P
   if (sync == SyncPolicy::kDisk) {
     start = Clock::now();
     const Span syncing(TraceKind::kImage, "sync");
-    if (auto synced = sync_files(manifest, progress, interrupt); !synced) return synced;
+    if (auto synced = sync_each(manifest.files, progress, interrupt); !synced) return synced;
+    if (auto done = sync_to_disk(criu, sibling(partial) + "/criu"); !done) return done;
     manifest.phases.push_back({"sync", since(start).count()});
     if (auto allowed = fault(FaultPoint::kImageSynced); !allowed) return allowed;
   }
-  manifest.sync = sync;
+  manifest.sync = sync == SyncPolicy::kNone ? SyncPolicy::kNone : SyncPolicy::kDisk;
   if (manifest.created.empty()) manifest.created = utc_now();
   Span writing(TraceKind::kImage, "manifest");
   auto wrote = write_manifest(manifest, sync);
@@ -374,14 +397,14 @@ Result<void> ImageWriter::State::complete(Manifest& manifest, SyncPolicy sync, P
   if (!wrote) return fail(std::move(wrote).error());
   manifest = std::move(*wrote);
   if (sync == SyncPolicy::kDisk) {
-    if (auto done = sync_directory(dir, sibling(partial)); !done) return done;
+    if (auto done = sync_to_disk(dir, sibling(partial)); !done) return done;
   }
   if (auto allowed = fault(FaultPoint::kImageManifestWritten); !allowed) return allowed;
   if (auto stopped = interrupt.check(); !stopped) return stopped;
   auto named = between(FaultPoint::kImageName, FaultPoint::kImageNamed,
                        [this]() -> Result<void> { return take_name(); });
   if (!named) return named;
-  if (sync == SyncPolicy::kDisk) return sync_directory(final.parent, final.parent_path);
+  if (sync == SyncPolicy::kDisk) return sync_to_disk(final.parent, final.parent_path);
   return {};
 }
 
@@ -518,6 +541,19 @@ Result<void> ImageWriter::commit() {
   if (!removed) return fail(std::move(removed).error().within("removing the replaced image"));
   return {};
 }
+
+Result<void> ImageWriter::sync(Progress& progress, const Interrupt& interrupt) {
+  if (state_->phase != State::Phase::kSealed) {
+    return fail(ErrorCode::kInternal, "only a sealed image can be synced");
+  }
+  const Span span(TraceKind::kImage, "sync");
+  auto synced = state_->sync_all(progress, interrupt);
+  if (synced) return fault(FaultPoint::kImageSynced);
+  return fail(std::move(synced.error())
+                  .within("bringing the image " + state_->final_path + " to the disk"));
+}
+
+bool ImageWriter::replaces() const { return state_->before == Before::kImage; }
 
 Result<void> ImageWriter::discard() { return state_->discard(); }
 

@@ -65,6 +65,13 @@ class ImageWriter {
   Result<Manifest> seal(Manifest manifest, SyncPolicy sync, Progress& progress,
                         const Interrupt& interrupt);
 
+  // After a seal() with SyncPolicy::kDeferred and before commit(): brings all files, those with GPU
+  // content too, and the image's name to the disk, in the phase "sync". kIo, kNoSpace,
+  // kInterrupted: the image may be torn after a loss of power.
+  Result<void> sync(Progress& progress, const Interrupt& interrupt);
+  // Whether there was an image by this name, which is gone only after commit().
+  bool replaces() const;
+
   // After seal(): the image stays, what it replaced is deleted. An error here means only that the
   // old image's leftovers could not be deleted; the new image is complete.
   Result<void> commit();

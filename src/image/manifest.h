@@ -21,8 +21,9 @@ inline constexpr int kImageFormat = 1;
 
 // Whether an image survives a loss of power at the moment it is said to be complete.
 enum class SyncPolicy {
-  kDisk,  // every file and directory is fsynced before the image gets its name
-  kNone,  // left to the kernel's write-back
+  kDisk,      // every file and directory is fsynced before the image gets its name
+  kNone,      // left to the kernel's write-back
+  kDeferred,  // kDisk to whoever reads the manifest; ImageWriter::sync() does it once the job runs
 };
 
 struct GpuRecord {
@@ -76,9 +77,12 @@ struct ContentRecord {
   std::uint64_t index_size = 0;           // bytes of gpu/index
   std::string index_checksum;             // that it closes with: 32 hexadecimal digits
   std::vector<std::uint64_t> data_sizes;  // bytes of gpu/data-00, gpu/data-01, ...
+  // So many of the data files, the last ones, are those of an earlier image (hard links).
+  std::uint64_t taken_files = 0;
   bool operator==(const ContentRecord&) const = default;
 
   std::uint64_t total_bytes() const;
+  std::uint64_t taken_bytes() const;  // of the files that are those of an earlier image
 };
 
 // The job that `stasis run --images-dir` looks after, of which the image is one of several.

@@ -229,6 +229,8 @@ ContentRecord read_content(const Json& json, std::string& problem) {
     }
     content.data_sizes.push_back(*size);
   }
+  if (fields.has("taken_files"))
+    content.taken_files = fields.integer("taken_files", 0, content.data_sizes.size());
   return content;
 }
 

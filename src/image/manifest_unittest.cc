@@ -111,6 +111,8 @@ TEST(Manifest, GpuContentAndTheWordForItGoTogether) {
                 json["gpu_content"]["data_sizes"] = {4096, -1};
               }),
               testing::HasSubstr("data_sizes"));
+  EXPECT_THAT(message([](Json& json) { json["gpu_content"]["taken_files"] = 3; }),
+              testing::HasSubstr("taken_files is 3, not within 0..2"));
   EXPECT_THAT(message([](Json& json) { json["gpu_content"]["index_size"] = 1001; }),
               testing::HasSubstr("total_bytes is"));
   EXPECT_THAT(message([](Json& json) {
@@ -179,6 +181,18 @@ TEST(Manifest, KnowsTheJobThatItIsOf) {
   ASSERT_TRUE(back) << back.error().to_string();
   EXPECT_EQ(*back, manifest);
   manifest.job->streams.emplace_back("pipe:[14]");
+  EXPECT_FALSE(parse_manifest(serialize_manifest(manifest)));
+}
+
+TEST(Manifest, KnowsWhichDataFilesAreOfAnEarlierImage) {
+  Manifest manifest = sealed_manifest();
+  EXPECT_EQ(manifest.content->taken_bytes(), 0U);
+  manifest.content->taken_files = 1;
+  const auto back = parse_manifest(serialize_manifest(manifest));
+  ASSERT_TRUE(back) << back.error().to_string();
+  EXPECT_EQ(*back, manifest);
+  EXPECT_EQ(back->content->taken_bytes(), 4096U);
+  manifest.content->taken_files = 3;
   EXPECT_FALSE(parse_manifest(serialize_manifest(manifest)));
 }
 

@@ -76,6 +76,13 @@ std::uint64_t ContentRecord::total_bytes() const {
   return sum;
 }
 
+std::uint64_t ContentRecord::taken_bytes() const {
+  std::uint64_t sum = 0;
+  for (std::size_t i = data_sizes.size() - taken_files; i < data_sizes.size(); ++i)
+    sum += data_sizes[i];
+  return sum;
+}
+
 std::string close_manifest_text(std::string_view object_text) {
   std::string text(object_text);
   while (!text.empty() && (text.back() == '\n' || text.back() == ' '))
@@ -114,7 +121,7 @@ std::string serialize_manifest(const Manifest& manifest) {
     json["processes"].push_back(to_json(process));
   }
   json["criu_options"] = to_json(manifest.criu_options);
-  json["sync"] = manifest.sync == SyncPolicy::kDisk ? "disk" : "none";
+  json["sync"] = manifest.sync == SyncPolicy::kNone ? "none" : "disk";
   json["phases"] = Json::array();
   for (const PhaseRecord& phase : manifest.phases) {
     json["phases"].push_back({{"name", phase.name}, {"microseconds", microseconds(phase.seconds)}});
@@ -132,6 +139,8 @@ std::string serialize_manifest(const Manifest& manifest) {
     json["gpu_content"] = {{"index_size", manifest.content->index_size},
                            {"index_xxh3", manifest.content->index_checksum},
                            {"data_sizes", manifest.content->data_sizes}};
+    if (manifest.content->taken_files > 0)
+      json["gpu_content"]["taken_files"] = manifest.content->taken_files;
   }
   json["total_bytes"] = manifest.total_bytes;
   return close_manifest_text(json.dump(2, ' ', false, Json::error_handler_t::replace));

@@ -125,10 +125,12 @@ Result<Images> Images::open(const std::string& dir) {
   auto lock = open_file(images.dir_.get(), kLock, O_RDWR | O_CREAT | O_NOFOLLOW, 0600);
   if (!lock) return fail(std::move(lock.error()).within("locking " + images.path_));
   images.lock_ = std::move(*lock);
+  const int taken = ::flock(images.lock_.get(), LOCK_EX | LOCK_NB) != 0 ? errno : 0;
+  // Not earlier: who has just got it writes who its init is.
   const Holder before = read_holder(images.lock_);
-  if (::flock(images.lock_.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK) {
-      Error error = errno_error("cannot lock " + images.path_ + "/lock", errno);
+  if (taken != 0) {
+    if (taken != EWOULDBLOCK) {
+      Error error = errno_error("cannot lock " + images.path_ + "/lock", taken);
       error.remedy = "use a file system with locks, so that no image is restored twice at once";
       return fail(std::move(error));
     }

@@ -15,12 +15,14 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "base/helper_process.h"
 #include "checkpoint/journal.h"
+#include "job/shared_memory.h"
 
 namespace stasis::job {
 namespace {
@@ -51,14 +53,53 @@ Result<void> mount_or_fail(const char* what, const std::string& where, const cha
   return fail(std::move(error));
 }
 
+// Directories below /dev/shm as they are out here, for the place where something else will be.
+class KeptDirectories {
+ public:
+  explicit KeptDirectories(const std::vector<std::string>& paths) {
+    for (const std::string& path : paths) {
+      std::error_code none;
+      const std::string real = std::filesystem::canonical(path, none).string();
+      if (none || !real.starts_with(std::string(kSharedMemory) + "/")) continue;
+      auto fd = open_file(AT_FDCWD, real, O_PATH | O_DIRECTORY);
+      if (fd) kept_.emplace_back(real, std::move(*fd));
+    }
+  }
+  Result<void> bring_back() const {
+    for (const auto& [path, fd] : kept_) {
+      std::error_code failed;
+      std::filesystem::create_directories(path, failed);
+      if (failed) return fail(errno_error("cannot make " + path, failed.value()));
+      const std::string from = fmt::format("/proc/self/fd/{}", fd.get());
+      if (auto done = mount_or_fail(from.c_str(), path, nullptr, MS_BIND | MS_REC, nullptr); !done)
+        return done;
+    }
+    return {};
+  }
+
+ private:
+  std::vector<std::pair<std::string, UniqueFd>> kept_;
+};
+
 // Mounts of outside that come later, as an automounter makes them, are seen; none goes back.
-Result<void> set_up_mounts() {
+Result<void> set_up_mounts(std::vector<std::string> keep) {
   auto state = journal_directory();
   if (!state) return fail(std::move(state.error()));
+  std::error_code none;
+  const std::string here = std::filesystem::current_path(none).string();
+  keep.push_back(*state);
+  keep.push_back(here);
+  const KeptDirectories kept(keep);
   constexpr unsigned long kPlain = MS_NOSUID | MS_NODEV | MS_NOEXEC;
+  constexpr unsigned long kShared = MS_NOSUID | MS_NODEV;
   auto done = mount_or_fail("none", "/", nullptr, MS_REC | MS_SLAVE, nullptr);
   if (done) done = mount_or_fail("proc", "/proc", "proc", kPlain, nullptr);
+  if (done) done = mount_or_fail("stasis", kSharedMemory, "tmpfs", kShared, "mode=1777");
+  if (done) done = kept.bring_back();
   if (done) done = mount_or_fail("stasis", *state, "tmpfs", kPlain, "mode=0700");
+  // Where we are may be one that was kept.
+  if (done && !here.empty() && ::chdir(here.c_str()) != 0)
+    done = fail(errno_error("cannot change to " + here, errno));
   return done;
 }
 
@@ -89,7 +130,12 @@ class Loop {
     ::sigaddset(&child, SIGCHLD);
     ::sigprocmask(SIG_BLOCK, &child, nullptr);
     children_ = UniqueFd(::signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK));
-    auto ready = set_up_mounts();
+    auto ready = set_up_mounts(spec_.keep);
+    // So that the numbers of its terminals are free wherever it is restored. Where that cannot be,
+    // it has none.
+    if (::mount("stasis", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC,
+                "newinstance,ptmxmode=0666,mode=0620") != 0)
+      spec_.terminal = 0;
     if (ready && !children_.valid()) ready = fail(errno_error("cannot wait for signals", errno));
     tell(ready ? json{{"event", "ready"}} : failed(ready.error()));
     while (true)
@@ -157,6 +203,7 @@ class Loop {
       result = json{{"died", how}};
     } else if (result->contains("root") && (*result)["root"].is_number_integer()) {
       job_ = (*result)["root"].get<int>();
+      (*result)["terminal"] = held_streams(Pid{job_});
       if (const auto status = status_of(job_)) ended_ = status;
     }
     worker_.reset();
@@ -173,13 +220,25 @@ class Loop {
     if (what == "start") return start_job();
     if (what == "signal")
       return signal_job(order->value("number", 0), order->value("group", false));
+    if (what == "size") return set_size(order->value("rows", 0), order->value("columns", 0));
     if (what == "work") return start_worker(*order);
+    if (what == "stop" && worker_) (void)::kill(worker_->pid().value, SIGTERM);
   }
 
   void signal_job(int number, bool group) const {
     if (job_ <= 0 || ended_) return;
     const pid_t of = group ? ::getpgid(job_) : 0;
     (void)::kill(of > 1 ? -of : job_, number);
+  }
+
+  // The kernel tells the job.
+  void set_size(int rows, int columns) const {
+    if (job_ <= 0 || held_streams(Pid{job_}) == 0) return;
+    auto terminal = open_file(AT_FDCWD, kTerminal, O_RDWR | O_NOCTTY | O_NONBLOCK);
+    winsize size{};
+    size.ws_row = static_cast<unsigned short>(rows);
+    size.ws_col = static_cast<unsigned short>(columns);
+    if (terminal) (void)::ioctl(terminal->get(), TIOCSWINSZ, &size);
   }
 
   void start_worker(json order) {
@@ -226,20 +285,26 @@ class Loop {
       return tell({{"event", "not-started"}, {"errno", error}});
     }
     job_ = pid;
-    tell({{"event", "started"}});
+    tell({{"event", "started"}, {"root", job_}, {"terminal", spec_.terminal}});
   }
 
   [[noreturn]] void become_job(const UniqueFd& to) {
     (void)::setsid();  // CRIU wants the leader of its session in the image
+    // Of the job and not of this process: what of System V is in the namespace of who runs CRIU is
+    // not saved. A kernel without such namespaces has nothing to be kept apart.
+    (void)::unshare(CLONE_NEWIPC);
     bool placed = true;
     for (std::size_t i = 0; i < kStreams; ++i)
       placed = placed && ::dup2(streams_.at(i).get(), static_cast<int>(i)) >= 0;
+    if (spec_.terminal != 0)
+      spec_.command = holder_command(spec_.terminal, spec_.size, spec_.command);
     std::vector<char*> argv;
     for (std::string& word : spec_.command)
       argv.push_back(word.data());
     argv.push_back(nullptr);
     ::sigprocmask(SIG_SETMASK, &spec_.mask, nullptr);
     ::setenv("LD_PRELOAD", spec_.preload.c_str(), 1);
+    ::setenv("STASIS_ENV_FILE", kEnvironmentFile, 1);
     if (placed) ::execvp(argv[0], argv.data());
     const int error = errno;
     (void)!::write(to.get(), &error, sizeof error);

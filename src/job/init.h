@@ -3,9 +3,11 @@
 //
 // What is asked and answered goes over a channel, as JSON:
 //   {"do": "start"}, {"do": "work", "request": {...}}, {"do": "signal", "number": N, "group": BOOL}
+//   {"do": "stop"}                         SIGTERM for the worker, if there is one
 //   {"event": "ready"}                     the namespaces are there
 //   {"event": "failed", "error": {...}}    they are not, or the job could not be started
-//   {"event": "started"}
+//   {"do": "size", "rows": N, "columns": N}: of its terminal
+//   {"event": "started", "root": PID, "terminal": STREAMS}
 //   {"event": "not-started", "errno": N}   by exec
 //   {"event": "worked", "result": {...}}   what the worker gave; or {"died": TEXT}
 //   {"event": "ended", "status": N}        the job has, as waitpid(2) says it; never in the middle
@@ -26,6 +28,7 @@
 #include "base/channel.h"
 #include "base/fd.h"
 #include "job/streams.h"
+#include "job/terminal.h"
 #include "stasis/ids.h"
 #include "stasis/result.h"
 
@@ -33,6 +36,10 @@ namespace stasis::job {
 
 // The lowest number of a process of the job. Below are those who restore it.
 inline constexpr int kFirstNumber = 5000;
+
+// Read by the agent of each program that the job starts (preload/environment.h). In the job's own
+// /dev/shm, where everybody can read it who is of the job.
+inline constexpr const char* kEnvironmentFile = "/dev/shm/.stasis-environment";
 
 // From now on the kernel gives out numbers from kFirstNumber on, in this PID namespace.
 Result<void> number_from_first();
@@ -49,8 +56,13 @@ using Work =
 
 struct JobSpec {
   std::vector<std::string> command;
-  std::string preload;  // LD_PRELOAD for it
-  sigset_t mask{};      // the job's
+  std::string preload;           // LD_PRELOAD for it
+  sigset_t mask{};               // the job's
+  TerminalStreams terminal = 0;  // those of its streams that are to be a terminal
+  winsize size{};
+  // Directories that it sees as they are out here, also below /dev/shm, where it has one of its
+  // own.
+  std::vector<std::string> keep;
   Work work;
 };
 

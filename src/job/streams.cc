@@ -4,10 +4,14 @@
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/stat.h>
+#include <termios.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
+#include <optional>
 #include <system_error>
 #include <thread>
 
@@ -48,6 +52,9 @@ struct Streams::State {
   UniqueFd stop;  // an eventfd: readable when the input is to end
   std::array<std::string, kStreams> trouble;
   std::array<std::thread, kStreams> threads;
+  std::atomic<bool> wants_raw{false};
+  std::mutex terminal;
+  std::optional<termios> before;  // of our terminal
 
   ~State() = default;
 
@@ -64,9 +71,29 @@ struct Streams::State {
     return wait[1].revents == 0 && (wait[0].revents & POLLERR) == 0;
   }
 
+  // Whoever had the terminal meanwhile may have changed it.
+  void keep_raw();
+  void give_back_terminal();
   void copy_input();
   void copy_output(std::size_t which);
 };
+
+void Streams::State::keep_raw() {
+  const std::scoped_lock lock(terminal);
+  termios mode{};
+  if (!wants_raw || !may_read() || ::tcgetattr(STDIN_FILENO, &mode) != 0) return;
+  if ((mode.c_lflag & (ICANON | ECHO | ISIG)) == 0 && before) return;
+  if (!before) before = mode;
+  ::cfmakeraw(&mode);
+  (void)::tcsetattr(STDIN_FILENO, TCSADRAIN, &mode);
+}
+
+void Streams::State::give_back_terminal() {
+  const std::scoped_lock lock(terminal);
+  wants_raw = false;
+  if (before && may_read()) (void)::tcsetattr(STDIN_FILENO, TCSADRAIN, &*before);
+  before.reset();
+}
 
 void Streams::State::copy_input() {
   std::vector<char> buffer(kPiece);
@@ -75,6 +102,7 @@ void Streams::State::copy_input() {
       if (stopped(kForeground)) break;
       continue;
     }
+    keep_raw();
     if (!wait_for(STDIN_FILENO, POLLIN)) break;
     if (!may_read()) continue;
     const ssize_t got = ::read(STDIN_FILENO, buffer.data(), buffer.size());
@@ -140,9 +168,15 @@ Result<Streams> Streams::make() {
 
 Streams::~Streams() {
   if (!state_) return;
+  state_->give_back_terminal();
   for (std::thread& thread : state_->threads) {
     if (thread.joinable()) thread.detach();
   }
+}
+
+void Streams::make_raw() {
+  state_->wants_raw = true;
+  state_->keep_raw();
 }
 
 StreamEnds Streams::take_ends() { return std::move(ends_); }
@@ -171,6 +205,7 @@ std::vector<std::string> Streams::finish() {
     if (state_->threads.at(i).joinable()) state_->threads.at(i).join();
     if (!state_->trouble.at(i).empty()) trouble.push_back(state_->trouble.at(i));
   }
+  state_->give_back_terminal();
   return trouble;
 }
 

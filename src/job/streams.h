@@ -33,6 +33,9 @@ class Streams {
 
   // Begins to copy. Once, and after the last fork: it makes threads.
   Result<void> start();
+  // From now on what is typed at our terminal goes to the job as it is, while we are in the
+  // foreground; finish() makes the terminal what it was. Nothing if the input is none.
+  void make_raw();
   // When nobody has the job's ends any more: waits until all is copied. Returns what could not be
   // written: "standard output: No space left on device".
   std::vector<std::string> finish();

@@ -15,8 +15,10 @@
 #include <fmt/format.h>
 
 #include "base/units.h"
+#include "checkpoint/journal.h"
 #include "image/image_reader.h"
 #include "job/images.h"
+#include "job/registry.h"
 #include "job/streams.h"
 
 namespace stasis::job {
@@ -27,6 +29,7 @@ using std::chrono::milliseconds;
 
 constexpr std::size_t kMostArguments = 4096;  // docs/image-format.md
 constexpr std::size_t kLongestArgument = 65536;
+constexpr milliseconds kRetry{200};
 
 // As it comes back from a manifest: bytes that are no UTF-8 are replaced.
 std::vector<std::string> as_written(const std::vector<std::string>& command) {
@@ -87,6 +90,7 @@ class Supervisor {
  private:
   enum class Doing { kNothing, kStarting, kRestoring, kSaving, kRecovering };
 
+  Result<void> enter_name(std::vector<std::string> streams);
   Result<void> begin(std::optional<int> image);
   Result<void> restore(int image);
   Result<void> save(bool end);
@@ -104,13 +108,20 @@ class Supervisor {
   Result<void> make_room(int signal_number);
   Result<void> give_up(const std::string& why);
   Result<void> pass_on(int number, bool group);
-  void runs();
+  Result<void> tell_size();
+  Result<void> runs();
+  Result<void> go_on();
+  bool held_up() const;
+  bool is_saved_to_its_end() const;
+  Result<void> end_saved();
   void tell_notes(const json& result);
   void finish(int status) { outcome_ = Outcome{status, {}, {}}; }
 
   const RunOptions& options_;
   Images images_;
   const std::function<void(const std::string&)>& tell_;
+  std::optional<Registration> registration_;
+  std::optional<Streams> streams_;
   std::optional<Init> init_;
   UniqueFd signals_;
   std::optional<Outcome> outcome_;
@@ -119,11 +130,15 @@ class Supervisor {
   int number_ = 0;    // of the image that is read or written
   bool end_ = false;  // the save under way ends the job
   std::optional<Clock::time_point> tick_;
-  std::vector<std::pair<int, bool>> waiting_;  // signals for a job that is not there yet
+  std::vector<std::pair<int, bool>> waiting_;  // signals for a job that does not run now
   // Told to make room, by this signal and until then.
   int room_signal_ = 0;
   Clock::time_point room_deadline_;
+  bool stopping_ = false;  // the save that was under way then
+  std::optional<Clock::time_point>
+      again_;  // the save before its end, which somebody was in the way of
   bool gave_up_ = false;
+  bool told_suspended_ = false;
   std::set<std::string> told_;
 };
 
@@ -163,15 +178,32 @@ Result<std::optional<int>> Supervisor::choose() {
 }
 
 Result<Outcome> Supervisor::run(std::optional<int> image, Work work) {
-  auto streams = Streams::make();
-  if (!streams) return fail(std::move(streams.error()));
-  JobSpec spec{options_.command, options_.preload, {}, std::move(work)};
-  const sigset_t taken = taken_signals();
+  auto made = Streams::make();
+  if (!made) return fail(std::move(made.error()));
+  streams_.emplace(std::move(*made));
+  auto ends = streams_->take_ends();
+  std::vector<std::string> names;
+  for (const UniqueFd& end : ends) {
+    auto name = pipe_name(end);
+    if (!name) return fail(std::move(name.error()));
+    names.push_back(std::move(*name));
+  }
+  std::vector<std::string> keep = options_.visible_dirs;
+  keep.push_back(images_.path());
+  JobSpec spec;
+  spec.command = options_.command;
+  spec.preload = options_.preload;
+  spec.terminal = our_terminals();
+  spec.size = our_size();
+  spec.keep = std::move(keep);
+  spec.work = std::move(work);
+  sigset_t taken = taken_signals();
+  ::sigaddset(&taken, SIGWINCH);
   ::sigprocmask(SIG_BLOCK, &taken, &spec.mask);
   signals_ = UniqueFd(::signalfd(-1, &taken, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!signals_.valid()) return fail(errno_error("cannot wait for signals", errno));
   const sigset_t before = spec.mask;
-  auto init = Init::start(std::move(spec), streams->take_ends());
+  auto init = Init::start(std::move(spec), std::move(ends));
   if (!init) {
     ::sigprocmask(SIG_SETMASK, &before, nullptr);
     if (image || init.error().code != ErrorCode::kNotPermitted)
@@ -180,15 +212,35 @@ Result<Outcome> Supervisor::run(std::optional<int> image, Work work) {
   }
   init_.emplace(std::move(*init));
   auto done = images_.note_init(init_->pid());
-  if (done) done = streams->start();
+  if (done) done = enter_name(std::move(names));
+  if (done) done = streams_->start();
   if (done) done = begin(image);
   while (done && !outcome_)
     done = turn();
   init_->end();
   if (!done) return fail(std::move(done.error()));
-  for (const std::string& trouble : streams->finish())
+  for (const std::string& trouble : streams_->finish())
     tell_("the job's output was lost: " + trouble);
   return std::move(*outcome_);
+}
+
+Result<void> Supervisor::enter_name(std::vector<std::string> streams) {
+  auto state = journal_directory();
+  if (!state) return fail(std::move(state.error()));
+  const std::string name =
+      options_.name.empty() ? fmt::format("job-{}", ::getpid()) : options_.name;
+  auto entered = Registration::enter({name,
+                                      Pid{static_cast<int>(::getpid())},
+                                      0,
+                                      init_->pid(),
+                                      {},
+                                      *state,
+                                      images_.path(),
+                                      as_written(options_.command),
+                                      std::move(streams)});
+  if (!entered) return fail(std::move(entered.error()));
+  registration_.emplace(std::move(*entered));
+  return {};
 }
 
 Result<void> Supervisor::begin(std::optional<int> image) {
@@ -208,11 +260,15 @@ Result<void> Supervisor::save(bool end) {
   number_ = *number;
   end_ = end;
   const auto limit = std::chrono::duration_cast<milliseconds>(room_deadline_ - Clock::now());
-  return work(Doing::kSaving, {{"op", "dump"},
-                               {"images_dir", images_.path_of(number_)},
-                               {"command", as_written(options_.command)},
-                               {"end", end},
-                               {"limit_ms", end ? std::max<long>(limit.count(), 1) : 0}});
+  json request = {{"op", "dump"},
+                  {"images_dir", images_.path_of(number_)},
+                  {"command", as_written(options_.command)},
+                  {"end", end},
+                  {"limit_ms", end ? std::max<long>(limit.count(), 1) : 0}};
+  const auto before = images_.complete();
+  if (before && !before->empty() && !options_.whole)
+    request["base"] = images_.path_of(before->front());
+  return work(Doing::kSaving, std::move(request));
 }
 
 Result<void> Supervisor::work(Doing doing, json request) {
@@ -222,11 +278,16 @@ Result<void> Supervisor::work(Doing doing, json request) {
 
 milliseconds Supervisor::patience() const {
   std::optional<Clock::time_point> next = tick_;
-  const bool held_up = doing_ == Doing::kSaving && !end_ && room_signal_ != 0 && !gave_up_;
-  if (held_up && (!next || room_deadline_ < *next)) next = room_deadline_;
+  if (held_up() && (!next || room_deadline_ < *next)) next = room_deadline_;
+  if (again_ && (!next || *again_ < *next)) next = again_;
   if (!next) return milliseconds(-1);
   const auto left = std::chrono::ceil<milliseconds>(*next - Clock::now());
   return std::clamp(left, milliseconds(0), milliseconds(INT_MAX));
+}
+
+// By a save that lets it go on, while it is to make room.
+bool Supervisor::held_up() const {
+  return doing_ == Doing::kSaving && !end_ && room_signal_ != 0 && !gave_up_ && !stopping_;
 }
 
 Result<void> Supervisor::turn() {
@@ -250,9 +311,13 @@ Result<void> Supervisor::turn() {
 
 Result<void> Supervisor::on_clock() {
   const auto now = Clock::now();
-  if (doing_ == Doing::kSaving && !end_ && room_signal_ != 0 && !gave_up_ &&
-      now >= room_deadline_) {
-    return give_up("the save that was under way has taken too long");
+  if (held_up() && now >= room_deadline_) {
+    stopping_ = true;
+    return init_->send({{"do", "stop"}});
+  }
+  if (again_ && now >= *again_) {
+    again_.reset();
+    if (doing_ == Doing::kNothing && !gave_up_) return save(true);
   }
   if (!tick_ || now < *tick_) return {};
   while (*tick_ <= now)
@@ -268,6 +333,7 @@ Result<void> Supervisor::on_clock() {
 Result<void> Supervisor::on_signal(const signalfd_siginfo& info) {
   const int number = static_cast<int>(info.ssi_signo);
   if (number == SIGTTIN || number == SIGTTOU || number == SIGPIPE) return {};
+  if (number == SIGWINCH) return tell_size();
   if (options_.signals.contains(number) && !gave_up_) {
     if (!lets_go_on(number)) return make_room(number);
     if (doing_ == Doing::kNothing) return save(false);
@@ -279,8 +345,15 @@ Result<void> Supervisor::on_signal(const signalfd_siginfo& info) {
   return pass_on(number, info.ssi_code == SI_KERNEL);
 }
 
+Result<void> Supervisor::tell_size() {
+  const winsize size = our_size();
+  if (size.ws_row == 0 && size.ws_col == 0) return {};
+  return init_->send({{"do", "size"}, {"rows", size.ws_row}, {"columns", size.ws_col}});
+}
+
 Result<void> Supervisor::pass_on(int number, bool group) {
-  if (doing_ == Doing::kStarting || doing_ == Doing::kRestoring) {
+  // Nor while it is saved: the image would have it, and each restore of that would obey it.
+  if (doing_ != Doing::kNothing) {
     waiting_.emplace_back(number, group);
     return {};
   }
@@ -288,9 +361,13 @@ Result<void> Supervisor::pass_on(int number, bool group) {
 }
 
 Result<void> Supervisor::make_room(int signal_number) {
+  // A scheduler that preempts a job and then requeues it gives notice twice, and so does systemd
+  // with a process group. The time that there is ends by --grace.
   if (room_signal_ != 0) {
-    tell_(fmt::format("{} once more: the job is ended at once", signal_name(signal_number)));
-    finish(128 + signal_number);
+    const auto left = std::chrono::ceil<std::chrono::seconds>(room_deadline_ - Clock::now());
+    tell_(fmt::format("{} once more: the save has {} s left; `kill -KILL {}` ends all without it",
+                      signal_name(signal_number), std::max<std::int64_t>(left.count(), 0),
+                      ::getpid()));
     return {};
   }
   room_signal_ = signal_number;
@@ -318,9 +395,35 @@ Result<void> Supervisor::give_up(const std::string& why) {
 }
 
 // The job runs, and nothing is being done to it.
-void Supervisor::runs() {
+Result<void> Supervisor::runs() {
   doing_ = Doing::kNothing;
   if (!tick_ && options_.every.count() > 0) tick_ = Clock::now() + options_.every;
+  for (const auto& [number, group] : std::exchange(waiting_, {})) {
+    if (auto sent = pass_on(number, group); !sent) return sent;
+  }
+  return {};
+}
+
+// It runs again, and may have been told to make room meanwhile.
+Result<void> Supervisor::go_on() {
+  if (auto sent = runs(); !sent) return sent;
+  if (room_signal_ == 0 || gave_up_) return {};
+  if (stopping_) return give_up("the save that was under way has taken too long");
+  return save(true);
+}
+
+// Though the save has come to a bad end after that: the job has stood still since.
+bool Supervisor::is_saved_to_its_end() const {
+  const auto numbers = images_.complete();
+  return end_ && doing_ == Doing::kRecovering && numbers &&
+         std::find(numbers->begin(), numbers->end(), number_) != numbers->end();
+}
+
+Result<void> Supervisor::end_saved() {
+  tell_(fmt::format("the image {} is complete; the job has ended, to go on from there",
+                    images_.path_of(number_)));
+  finish(options_.exit_code);
+  return {};
 }
 
 void Supervisor::tell_notes(const json& result) {
@@ -345,6 +448,7 @@ Result<void> Supervisor::on_event(const json& event) {
     return {};
   }
   if (what == "ended") {
+    if (is_saved_to_its_end()) return end_saved();
     finish(exit_status_of(event.value("status", 0)));
     return {};
   }
@@ -356,11 +460,13 @@ Result<void> Supervisor::on_event(const json& event) {
     return on_recovered(result);
   }
   if (what != "started") return {};
-  runs();
-  for (const auto& [number, group] : std::exchange(waiting_, {})) {
-    if (auto sent = pass_on(number, group); !sent) return sent;
+  if (auto named = registration_->set_root(Pid{event.value("root", 0)}); !named) {
+    tell_("the job will not be found by its name: " + named.error().to_string());
   }
-  return room_signal_ != 0 ? save(true) : Result<void>();
+  // What is typed is for its terminal to obey, and not for ours.
+  if ((event.value("terminal", 0U) & 1U) != 0) streams_->make_raw();
+  if (auto told = tell_size(); !told) return told;
+  return go_on();
 }
 
 Result<void> Supervisor::on_restored(const json& result) {
@@ -382,7 +488,9 @@ Result<void> Supervisor::on_restored(const json& result) {
   }
   tell_(fmt::format("the job goes on from {} (restored in {})", images_.path_of(number_),
                     format_seconds(Seconds(result.value("seconds", 0.0)))));
-  return on_event({{"event", "started"}});
+  return on_event({{"event", "started"},
+                   {"root", result.value("root", 0)},
+                   {"terminal", result.value("terminal", 0U)}});
 }
 
 Result<void> Supervisor::on_saved(const json& result) {
@@ -397,15 +505,28 @@ Result<void> Supervisor::on_saved(const json& result) {
       tell_("the job is brought back: " + error.message);
       return work(Doing::kRecovering, {{"op", "recover"}});
     }
-    runs();
-    if (room_signal_ != 0 && !gave_up_) return end_ ? give_up(error.message) : save(true);
-    tell_(fmt::format("not saved: {}{}{}", error.message,
-                      error.remedy.empty() ? "" : "; what to do: ", error.remedy));
+    if (room_signal_ == 0 || gave_up_) {
+      tell_(fmt::format("not saved: {}{}{}", error.message,
+                        error.remedy.empty() ? "" : "; what to do: ", error.remedy));
+    }
+    if (!end_) return go_on();
+    if (auto sent = runs(); !sent || gave_up_) return sent;
+    if (error.code != ErrorCode::kBusy || Clock::now() >= room_deadline_)
+      return give_up(error.message);
+    // A verb is at work on it, by its name, or it starts a process.
+    if (told_.insert(error.message).second) tell_("not saved yet: " + error.message);
+    again_ = Clock::now() + kRetry;
     return {};
   }
-  std::string text = fmt::format("saved to {} ({}) in {}", images_.path_of(number_),
-                                 format_bytes(result.value("image_bytes", std::uint64_t{0})),
-                                 format_seconds(Seconds(result.value("seconds", 0.0))));
+  if (result.contains("suspended")) {
+    if (!std::exchange(told_suspended_, true))
+      tell_("not saved, because the job is suspended: what it is has not changed since");
+    return go_on();
+  }
+  told_suspended_ = false;
+  std::string text =
+      fmt::format("saved to {} ({}) in {}", images_.path_of(number_), result.value("size", ""),
+                  format_seconds(Seconds(result.value("seconds", 0.0))));
   if (result.contains("standstill")) {
     text += fmt::format(", standing still for {}",
                         format_seconds(Seconds(result.value("standstill", 0.0))));
@@ -423,12 +544,12 @@ Result<void> Supervisor::on_saved(const json& result) {
     finish(options_.exit_code);
     return {};
   }
-  runs();
-  return room_signal_ != 0 && !gave_up_ ? save(true) : Result<void>();
+  return go_on();
 }
 
 Result<void> Supervisor::on_recovered(const json& result) {
   if (result.contains("error") || result.contains("died")) {
+    if (is_saved_to_its_end()) return end_saved();
     const Error error = result.contains("error")
                             ? error_from_json(result["error"])
                             : Error{ErrorCode::kInternal, result.value("died", ""), {}, {}, {}};
@@ -438,8 +559,9 @@ Result<void> Supervisor::on_recovered(const json& result) {
                 "start again with the same command line: it goes on from the last image");
   }
   tell_("the job runs on");
-  runs();
-  return room_signal_ != 0 && !gave_up_ ? give_up("the save has failed") : Result<void>();
+  if (!end_) return go_on();
+  if (auto sent = runs(); !sent || gave_up_) return sent;
+  return give_up("the save has failed");
 }
 
 }  // namespace

@@ -19,11 +19,14 @@ namespace stasis::job {
 
 struct RunOptions {
   std::vector<std::string> command;
+  std::string name;     // by which other verbs find it; empty: "job-" and our own number
   std::string preload;  // LD_PRELOAD for the command
   std::string images_dir;
-  std::chrono::milliseconds every{0};  // between two saves; 0: none by the clock
-  std::set<int> signals;               // those that save the job and are not passed on
-  int keep = 2;                        // complete images
+  std::vector<std::string> visible_dirs;  // JobSpec::keep, besides images_dir
+  std::chrono::milliseconds every{0};     // between two saves; 0: none by the clock
+  std::set<int> signals;                  // those that save the job and are not passed on
+  int keep = 2;                           // complete images
+  bool whole = false;                     // no image takes anything over from the one before
   std::chrono::milliseconds grace{120000};
   int exit_code = 75;  // after a save that has ended the job
 };
@@ -40,10 +43,12 @@ struct Outcome {
 };
 
 // Requests to `work` are {"op": "restore", "images_dir": DIR},
-// {"op": "dump", "images_dir": DIR, "command": [...], "end": BOOL, "limit_ms": N} and
-// {"op": "recover"}. Its result is {"error": {...}}, or of a restore {"root": PID}, of a dump
-// {"image_bytes": N, "seconds": S}; and of each "notes", of a restore and a dump "standstill" too,
-// if they know one.
+// {"op": "dump", "images_dir": DIR, "command": [...], "end": BOOL, "limit_ms": N, "base": DIR
+// (or missing)} and {"op": "recover"}. Its result is {"error": {...}}, or of a restore {"root":
+// PID}, of a dump
+// {"size": TEXT, "seconds": S}, or {"suspended": true} if it was not to end a job that somebody
+// has suspended and there was nothing to save; and of each "notes", of a restore and a dump
+// "standstill" too, if they know one.
 Result<Outcome> run(const RunOptions& options, Work work,
                     const std::function<void(const std::string&)>& tell);
 

@@ -139,14 +139,12 @@ Result<OpenedGroup> open_group(const Environment& env, const std::string& operat
   if (!begun) return fail(std::move(begun.error()));
   auto journal = std::make_unique<Journal>(std::move(*begun));
   if (!journal->inherited().empty()) {
-    if (auto alone = wait_for_criu(env, journal->left()); !alone) {
+    auto ready = wait_for_criu(env, journal->left());
+    if (ready) ready = settle(env, journal->inherited());
+    if (ready) ready = look();
+    if (!ready) {
       journal->finish();
-      return fail(std::move(alone.error()));
-    }
-    settle(env.driver, journal->inherited());
-    if (auto seen = look(); !seen) {
-      journal->finish();
-      return fail(std::move(seen.error()));
+      return fail(std::move(ready.error()));
     }
     if (journal->left().operation == "dump") {
       (void)clear_leftovers(journal->left().image, false,
@@ -301,7 +299,7 @@ Result<void> wait_for_criu(const Environment& env, const JournalRecord& record) 
                   record.criu->pid.value));
 }
 
-void settle(Driver& driver, std::span<const JournalTarget> targets) {
+Result<void> settle(const Environment& env, std::span<const JournalTarget> targets) {
   constexpr std::chrono::milliseconds kPoll{25};
   constexpr std::chrono::milliseconds kQuiet{500};
   constexpr std::chrono::seconds kLimit{60};
@@ -314,7 +312,7 @@ void settle(Driver& driver, std::span<const JournalTarget> targets) {
   const proc::ProcFs procfs;
   std::vector<Process> processes;
   for (const JournalTarget& target : targets) {
-    auto process = Process::open(driver, target.pid);
+    auto process = Process::open(env.driver, target.pid);
     if (process && (target.start_ticks == 0 || target.start_ticks == process->info().start_ticks)) {
       processes.push_back(std::move(*process));
     }
@@ -323,17 +321,22 @@ void settle(Driver& driver, std::span<const JournalTarget> targets) {
   const auto start = Clock::now();
   auto changed = start;
   while (!processes.empty() && Clock::now() - changed < kQuiet && Clock::now() - start < kLimit) {
+    if (auto stop = env.interrupt.check(); !stop) return stop;
     for (std::size_t i = 0; i < processes.size(); ++i) {
       Seen now;
       if (auto state = processes[i].cuda_state()) now.state = *state;
       if (auto bytes = procfs.resident_bytes(processes[i].pid())) now.resident = *bytes;
       const std::uint64_t moved = now.resident > last[i].resident ? now.resident - last[i].resident
                                                                   : last[i].resident - now.resident;
-      if (now.state != last[i].state || moved > kMoved) changed = Clock::now();
+      // The driver moves nothing of a process that it lets run: what changes then is the program's
+      // own doing, and one that allocates all the time would never be quiet.
+      const bool moves = moved > kMoved && now.state != CudaState::kRunning;
+      if (now.state != last[i].state || moves) changed = Clock::now();
       last[i] = now;
     }
     std::this_thread::sleep_for(kPoll);
   }
+  return {};
 }
 
 Result<void> quiesce(const Environment& env, OpenedGroup& opened, const QuiesceOptions& options,

@@ -40,8 +40,9 @@ Result<void> refuse_obstacles(const Environment& env, OpenedGroup& opened, bool 
 
 // A tool that is killed may leave a driver's call behind that goes on inside the target, while the
 // state is still the one of before. Waits until the targets of a killed operation come to rest:
-// half a second without a change of state or any memory moved, at most a minute.
-void settle(Driver& driver, std::span<const JournalTarget> targets);
+// half a second without a change of state, or any memory moved of one that is locked or
+// checkpointed, at most a minute. kInterrupted.
+Result<void> settle(const Environment& env, std::span<const JournalTarget> targets);
 
 // Enters the criu that has been started into the journal.
 Result<void> note_criu(Journal& journal, Pid criu);

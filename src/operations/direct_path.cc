@@ -238,6 +238,8 @@ Result<void> DirectPath::copy_out(const Environment& env, const IntoImage* image
     auto made = ImageContent::create(image->image_dir, image->options);
     if (!made) return fail(std::move(made.error()));
     into_ = std::move(*made);
+    if (const auto& why = into_->without_base())
+      env.tell("all GPU memory is written, and nothing taken over: " + why->to_string());
   }
   std::vector<direct::Segment> segments;
   Places places;
@@ -275,7 +277,9 @@ Result<DirectPath::Found> DirectPath::content_of(const AgentClient& agent) const
               fmt::format("the content of process {}'s GPU memory is in an image that is not where "
                           "it was",
                           agent.pid().value),
-              fmt::format("move the image back, then `stasis recover {}`", agent.pid().value));
+              fmt::format("move the image back, then `stasis recover {0}`; or say where it is: "
+                          "`stasis resume {0} --images-dir DIR`",
+                          agent.pid().value));
 }
 
 Result<void> DirectPath::check_found(const std::vector<const Process*>& processes) const {

@@ -92,6 +92,8 @@ class DirectPath {
   // The content of what move_out() has moved into the image, for its manifest. Nothing if nothing
   // has.
   const ContentRecord* content() const { return into_ ? &into_->record() : nullptr; }
+  // Bytes of it that an earlier image had already.
+  std::uint64_t taken_bytes() const { return into_ ? into_->taken_bytes() : 0; }
   // Somebody's memory is in that image and nowhere else.
   bool needs_image() const { return needs_image_; }
 

@@ -1,5 +1,7 @@
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/statvfs.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -57,8 +59,9 @@ std::optional<std::uint64_t> free_space(const UniqueFd& fd) {
 }
 
 // Refuses a dump that cannot fit. Counts private memory only: shared files may stay outside.
+// `base` counts as if nothing had changed since: if it has, the dump fails in time all the same.
 Result<void> check_disk_space(const Environment& env, const Group& group, const UniqueFd& dir,
-                              const std::string& path) {
+                              const std::string& path, const ContentBase* base) {
   const proc::ProcFs procfs;
   std::uint64_t needed = 0;
   for (const GroupMember& member : group.members()) {
@@ -75,6 +78,7 @@ Result<void> check_disk_space(const Environment& env, const Group& group, const 
       needed += bytes - std::min(bytes, kContextBytes);
     }
   }
+  if (base != nullptr) needed -= std::min(needed, base->usable_bytes());
   const auto free = free_space(dir);
   if (!free || *free >= needed) return {};
   return fail(ErrorCode::kNoSpace,
@@ -274,9 +278,53 @@ Result<void> refuse_undumpable(const std::vector<GroupMember>& members, const Cr
                           fmt::join(remedies, "; ")));
 }
 
+// Nothing if all is to be written. Reads all of it, while the job runs. kInterrupted.
+Result<std::shared_ptr<const ContentBase>> open_base(const Environment& env,
+                                                     const DumpOptions& options) {
+  if (!options.base || !env.mover || options.path == MemoryPath::kDriver ||
+      options.after == AfterDump::kSuspended)
+    return nullptr;
+  auto base = ContentBase::open(*options.base, env.progress, env.interrupt);
+  if (!base && base.error().code == ErrorCode::kInterrupted) return base;
+  if (!base) {
+    if (base.error().code != ErrorCode::kNotSupported || !options.base_may_be_empty) {
+      env.tell(fmt::format("all GPU memory is written, and nothing taken over from {}: {}",
+                           *options.base, base.error().to_string()));
+    }
+    return nullptr;
+  }
+  for (const Error& damage : (*base)->damage()) {
+    env.tell(fmt::format("{} is damaged, and what is in that file is written anew: {}",
+                         *options.base, damage.message));
+  }
+  return base;
+}
+
 bool past_the_cache(const DumpOptions& options) {
   return options.direct_io.value_or(options.sync == SyncPolicy::kDisk &&
                                     options.after == AfterDump::kKill);
+}
+
+// Whether what was written is to be had again until somebody syncs it, whatever becomes of the
+// disk: room is set aside at the write, and pages that could not be brought to the disk stay in the
+// page cache as they are. A network file system finds out at the sync, btrfs drops them, and what
+// lies below an overlay is not to be seen.
+bool keeps_what_it_has_taken(const UniqueFd& dir) {
+  struct statfs info = {};
+  if (::fstatfs(dir.get(), &info) != 0) return false;
+  const auto type = static_cast<std::uint32_t>(info.f_type);
+  constexpr std::array kKnown{std::uint32_t{EXT4_SUPER_MAGIC}, std::uint32_t{XFS_SUPER_MAGIC},
+                              std::uint32_t{TMPFS_MAGIC}};
+  return std::find(kKnown.begin(), kKnown.end(), type) != kKnown.end();
+}
+
+// A tree that runs on does not wait for the disk: its image goes there when it runs again. Not
+// where that image takes another's place: until it is safe the other must be there to fall back on.
+SyncPolicy when_to_sync(const DumpOptions& options, const ImageWriter& writer) {
+  const bool later = options.sync == SyncPolicy::kDisk && options.after == AfterDump::kRunning &&
+                     !options.direct_io.value_or(false) && !writer.replaces() &&
+                     keeps_what_it_has_taken(writer.dir());
+  return later ? SyncPolicy::kDeferred : options.sync;
 }
 
 // After a dump that lets the tree run on.
@@ -306,6 +354,10 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   };
   auto path = ImageWriter::look(options.images_dir, options.overwrite);
   if (!path) return no_directory(std::move(path.error()));
+  if (options.base) phases.begin("base");
+  auto base = open_base(env, options);
+  phases.end();
+  if (!base) return fail(std::move(base.error()));
   std::optional<ImageWriter> writer;  // before the group, which may need what it has written
   auto opened = open_group(env, "dump", root, *path);
   if (!opened) return fail(std::move(opened.error()));
@@ -345,7 +397,9 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
          {},
          {}});
   }
-  if (auto fits = check_disk_space(env, group, writer->criu_dir(), writer->final_path()); !fits) {
+  if (auto fits =
+          check_disk_space(env, group, writer->criu_dir(), writer->final_path(), base->get());
+      !fits) {
     return undo(std::move(fits.error()));
   }
   CriuOptions criu_options = options.criu;
@@ -362,10 +416,12 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   auto inherited = find_inherited_files(proc::ProcFs(), group.members(),
                                         env.driver.info().simulated, options.ignore_obstacles);
   if (!inherited) return undo(std::move(inherited.error()));
+  const SyncPolicy sync = when_to_sync(options, *writer);
   // One that stays suspended keeps its memory's content itself: nobody has to keep the image for
   // it.
-  const IntoImage into_image{writer->dir(),
-                             {options.compression, past_the_cache(options), options.sync}};
+  const IntoImage into_image{
+      writer->dir(),
+      {options.compression, past_the_cache(options), sync, kContentChunk, std::move(*base)}};
   // Also should an exception end us.
   writer->hold(true);
   auto done = quiesce(env, *opened,
@@ -383,7 +439,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
     manifest.content = *content;
   else if (options.compression != ContentCompression::kNone)
     env.tell("nothing is compressed: no GPU memory of the job is moved past the driver");
-  std::optional<ImageWatcher> watcher(std::in_place, env.progress, *writer, options.sync);
+  std::optional<ImageWatcher> watcher(std::in_place, env.progress, *writer, sync);
   bool complete = false;
   const auto seal = [&]() -> Result<void> {
     watcher.reset();
@@ -393,7 +449,10 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
     manifest.processes = std::move(*processes);
     manifest.phases = phases.done();
     manifest.job = options.job;
-    auto sealed = writer->seal(std::move(manifest), options.sync, env.progress, env.interrupt);
+    if (options.on_complete) {
+      if (auto added = options.on_complete(writer->criu_dir()); !added) return added;
+    }
+    auto sealed = writer->seal(std::move(manifest), sync, env.progress, env.interrupt);
     if (!sealed) return fail(std::move(sealed.error()));
     manifest = std::move(*sealed);
     phases.begin("finish");
@@ -439,8 +498,11 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   }
 
   // The image is complete and CRIU has ended the tree, or lets it go on.
-  if (auto committed = writer->commit(); !committed) env.tell(committed.error().to_string());
-  fault_only(FaultPoint::kImageCommitted);
+  const auto commit = [&] {
+    if (auto committed = writer->commit(); !committed) env.tell(committed.error().to_string());
+    fault_only(FaultPoint::kImageCommitted);
+  };
+  if (sync != SyncPolicy::kDeferred) commit();
   DumpReport report;
   report.standstill = phases.standstill();
   if (options.after == AfterDump::kKill) {
@@ -460,10 +522,25 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
     else
       opened->direct.dismiss();
     if (!back) {
+      if (sync == SyncPolicy::kDeferred) commit();
       return fail(
           std::move(back.error()).within("the image " + writer->final_path() + " is complete"));
     }
     report.standstill = phases.standstill();
+    if (sync == SyncPolicy::kDeferred) {
+      // Nothing is left to be mended, and the next one need not wait for the disk.
+      opened->journal->finish();
+      phases.begin("sync");
+      writer->hold(false);
+      // Whoever has no more time for a job is not to lose its newest image for that.
+      const Interrupt nobody;
+      auto synced = writer->sync(env.progress, options.job ? nobody : env.interrupt);
+      if (!synced) {
+        (void)writer->discard();
+        return fail(std::move(synced.error()).within("the job runs on, and has no image"));
+      }
+      commit();
+    }
   } else {
     group.dismiss();
     opened->direct.dismiss();
@@ -473,7 +550,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
           std::move(kept.error()).within("the image " + writer->final_path() + " is complete"));
     }
   }
-  opened->journal->finish();
+  if (sync != SyncPolicy::kDeferred) opened->journal->finish();
   phases.end();
   report.root = root;
   report.processes = report_processes(group);
@@ -481,10 +558,18 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   report.lock_tries = group.lock_tries();
   report.direct_bytes = direct_bytes;
   report.phases = manifest.phases;
-  const auto& last = phases.done();
-  if (!last.empty() && last.back().name == "finish") report.phases.push_back(last.back());
+  // What came after the manifest was written.
+  const auto& done_since = phases.done();
+  report.phases.insert(
+      report.phases.end(),
+      std::find_if(done_since.begin(), done_since.end(),
+                   [](const PhaseRecord& phase) { return phase.name == "finish"; }),
+      done_since.end());
   report.images_dir = writer->final_path();
   report.image_bytes = manifest.total_bytes;
+  report.written_bytes =
+      manifest.total_bytes - (manifest.content ? manifest.content->taken_bytes() : 0);
+  report.taken_bytes = opened->direct.taken_bytes();
   return report;
 }
 

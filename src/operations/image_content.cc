@@ -55,7 +55,11 @@ Result<ContentRecord> record_of(const UniqueFd& image_dir) {
   if (!index) return fail(std::move(index.error()));
   BlockDigest digest{};
   std::memcpy(digest.data(), bytes.last(digest.size()).data(), digest.size());
-  return ContentRecord{bytes.size(), to_hex(digest), std::move(index->file_sizes)};
+  ContentRecord record;
+  record.index_size = bytes.size();
+  record.index_checksum = to_hex(digest);
+  record.data_sizes = std::move(index->file_sizes);
+  return record;
 }
 
 }  // namespace
@@ -113,6 +117,7 @@ Result<void> ImageContent::finish(Progress& progress, const Interrupt& interrupt
   if (!summary) return fail(std::move(summary.error()));
   writer_.reset();
   record_ = std::move(summary->record);
+  taken_bytes_ = summary->use.taken_bytes;
   auto reader = ContentReader::open(image_dir_, record_);
   if (!reader) return fail(std::move(reader.error()));
   reader_.emplace(std::move(*reader));

@@ -42,6 +42,10 @@ class ImageContent final : public direct::Content {
   // Of what is complete: what agents call it, and what the manifest says of it.
   direct::ContentId id() const;
   const ContentRecord& record() const { return record_; }
+  // Why the base that was given is not used, if it cannot be.
+  const std::optional<Error>& without_base() const { return writer_->without_base(); }
+  // Of what finish() has completed: bytes that an earlier image had already.
+  std::uint64_t taken_bytes() const { return taken_bytes_; }
 
  private:
   UniqueFd image_dir_;  // while it is written
@@ -49,6 +53,7 @@ class ImageContent final : public direct::Content {
   std::optional<ContentReader> reader_;
   ContentRecord record_;
   std::size_t streams_ = 0;
+  std::uint64_t taken_bytes_ = 0;
 };
 
 // Removes gpu/ of an image that is being written.

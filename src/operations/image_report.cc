@@ -67,11 +67,14 @@ std::optional<GpuContentReport> report_content(const ImageReader& image) {
   const auto content = image.open_content();
   if (!content) return std::nullopt;
   GpuContentReport out;
-  const std::vector<ContentUse> uses = content_use(content->index());
+  const ContentRecord& record = *image.manifest().content;
+  const std::vector<ContentUse> uses = content_use(content->index(), record.taken_files);
   for (std::size_t i = 0; i < uses.size(); ++i)
     out.processes.push_back({content->streams()[i].pid, uses[i]});
   out.all = sum(uses);
   out.chunk_bytes = content->chunk_bytes();
+  const std::uint64_t data = record.total_bytes() - record.index_size;
+  out.unused_bytes = data - std::min(data, out.all.room_bytes);
   return out;
 }
 
@@ -85,6 +88,17 @@ std::string content_text(const ContentUse& use) {
   if (use.zero_bytes > 0) out += fmt::format(", {} are zeros", format_bytes(use.zero_bytes));
   if (use.duplicate_bytes > 0)
     out += fmt::format(", {} are there already", format_bytes(use.duplicate_bytes));
+  if (use.taken_bytes > 0)
+    out += fmt::format(", {} are taken over from an earlier image", format_bytes(use.taken_bytes));
+  return out;
+}
+
+std::string content_text(const GpuContentReport& content) {
+  std::string out = content_text(content.all);
+  if (content.unused_bytes > 0) {
+    out += fmt::format("; besides, its data files have {} of no use any more",
+                       format_bytes(content.unused_bytes));
+  }
   return out;
 }
 

@@ -34,6 +34,7 @@ std::optional<GpuContentReport> report_content(const ImageReader& image);
 
 // "16 GiB of GPU memory in 8.2 GiB (51 %), 4 GiB are zeros, 3.8 GiB are there already"
 std::string content_text(const ContentUse& use);
+std::string content_text(const GpuContentReport& content);
 
 // Is nothing known to stand in the way of a restore here?
 bool restorable(const ImageReport& report);

@@ -98,6 +98,12 @@ std::vector<ImagePart> parts_of(const ImageReader& image,
       parts.try_emplace(what, ImagePart{Kind::kGpuContent, what, bytes});
       left -= bytes;
     }
+    if (content && content->unused_bytes > 0) {
+      const std::string what = "earlier GPU content, of no use any more";
+      const std::uint64_t bytes = std::min(left, content->unused_bytes);
+      parts.try_emplace(what, ImagePart{Kind::kElse, what, bytes});
+      left -= bytes;
+    }
     const ImagePart rest = content ? ImagePart{Kind::kElse, "all else", 0}
                                    : ImagePart{Kind::kGpuContent, "GPU content", 0};
     parts.try_emplace(rest.what, rest).first->second.bytes += left;

@@ -95,11 +95,27 @@ Result<Report> suspend(const Environment& env, Pid root, const SuspendOptions& o
 
 struct ResumeOptions {
   std::vector<GpuMapEntry> gpu_map;  // in part or whole; empty: where they were
+  // Where the image is that has the content of their GPU memory, if it is not where it was, or if
+  // the record of that is lost. Empty: it is.
+  std::string images_dir;
 };
 
 // Restores and unlocks every CUDA process of the tree that is suspended or locked. Fails before it
 // touches any if the GPUs have not enough free memory.
 Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& options);
+
+// How a tree stands, as far as its CUDA processes go.
+struct Standing {
+  std::size_t running = 0;
+  std::size_t suspended = 0;
+  std::size_t locked = 0;
+  // Is there room on the GPUs now for what the suspended ones get back, and for the contexts of two
+  // movers? Nothing if nobody knows what they get back.
+  std::optional<bool> fits;
+};
+
+// A look that changes nothing. kNotCuda if none of them uses CUDA, kNoSuchProcess, kNotPermitted.
+Result<Standing> look_at(const Environment& env, Pid root);
 
 enum class AfterDump { kKill, kRunning, kSuspended };
 
@@ -117,25 +133,44 @@ struct DumpOptions {
   MemoryPath path = MemoryPath::kAutomatic;
   bool ignore_undumpable = false;  // let CRIU try what doctor/undumpable.h finds red
   std::optional<JobRecord> job;    // of which the image is one: for the manifest
+  // Called with the directory of CRIU's files when they are complete and everybody still stands
+  // still, to add more of them. May be empty.
+  std::function<Result<void>(const UniqueFd& criu_dir)> on_complete = {};
+  // An earlier image of the same job, on the same file system: GPU memory that our own mover moves
+  // and that is there already is not written again. One that cannot serve is told of, and all is
+  // written; but one without GPU content is not told of with `base_may_be_empty`.
+  std::optional<std::string> base = {};
+  bool base_may_be_empty = false;
   CriuOptions criu;
   std::optional<std::string> criu_path;
   int criu_log_level = 4;
 };
 
 struct DumpReport : Report {
-  std::string images_dir;  // absolute
-  std::uint64_t image_bytes = 0;
+  std::string images_dir;           // absolute
+  std::uint64_t image_bytes = 0;    // of all its files
+  std::uint64_t written_bytes = 0;  // of those that are not an earlier image's as well
+  std::uint64_t taken_bytes = 0;    // of an earlier image's files, what is in use in this one
 };
 
 // Suspends the tree, writes it into `images_dir` through CRIU, and ends it (or lets it go on). It
 // is not ended before the image is complete, and durable with SyncPolicy::kDisk.
 Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& options);
 
+// GPUs that nobody names: those of the same kind among what a scheduler has given us.
+struct GpuChoice {
+  std::optional<std::string> visible;  // CUDA_VISIBLE_DEVICES; not set: all
+};
+
 struct RestoreOptions {
   std::string images_dir;
   std::vector<GpuMapEntry> gpu_map;
+  std::optional<GpuChoice> gpu_choice = {};  // instead of `gpu_map`
   bool leave_suspended = false;
   std::vector<InheritedFd> inherit;
+  // Called with the directory of CRIU's files, which are sound but for the pages, before CRIU is.
+  // May be empty.
+  std::function<Result<void>(const UniqueFd& criu_dir)> on_checked = {};
   // Called when every process stands complete and none runs yet; an error gives the restore up. May
   // be empty.
   std::function<Result<void>()> on_standing = {};
@@ -196,6 +231,8 @@ struct GpuContentReport {
   ContentUse all;
   std::vector<OfProcess> processes;
   std::uint32_t chunk_bytes = 0;
+  // Of the data files: what an earlier image had in them, and this one has no use for.
+  std::uint64_t unused_bytes = 0;
 };
 
 // What a restore would find here.

@@ -238,14 +238,18 @@ TEST_F(OperationsTest, ResumeLooksForRoomFirst) {
   EXPECT_THAT(driver_.actions(), IsEmpty());
   EXPECT_EQ(records(), 0U);
   // The other GPU has room.
-  ASSERT_TRUE(resume(env(), pid(), {{{"0", "1"}}}));
+  ResumeOptions there;
+  there.gpu_map = {{"0", "1"}};
+  ASSERT_TRUE(resume(env(), pid(), there));
   EXPECT_EQ(driver_.state_of(pid()), CudaState::kRunning);
 }
 
 TEST_F(OperationsTest, AmapIsCompletedForTheDriver) {
   ASSERT_TRUE(suspend(env(), pid(), {}));
   driver_.forget_calls();
-  ASSERT_TRUE(resume(env(), pid(), {{{"0", "1"}}}));
+  ResumeOptions there;
+  there.gpu_map = {{"0", "1"}};
+  ASSERT_TRUE(resume(env(), pid(), there));
   std::vector<GpuPair> pairs;
   for (const auto& call : driver_.calls()) {
     if (call.action == Action::kRestore) pairs = call.pairs;

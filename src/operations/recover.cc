@@ -195,7 +195,7 @@ Result<void> recover_adopted(const Environment& env, Journal& journal, RecoverRe
   auto ended = finish_ending(record);
   if (!ended) return fail(std::move(ended.error()));
   report.finished = *ended;
-  settle(env.driver, record.targets);
+  if (auto still = settle(env, record.targets); !still) return still;
   if (auto allowed = fault(FaultPoint::kRecoverSettled); !allowed) return allowed;
   auto others = let_others_go(record);
   if (auto done = recover_targets(env, record, report); !done) return done;
@@ -245,7 +245,7 @@ Result<RecoverReport> recover(const Environment& env, Pid root) {
           ErrorCode::kBusy,
           fmt::format("`{}` (process {}) is working on process {}",
                       operation_name(entry.record.operation), entry.record.owner.value, root.value),
-          "wait for it to end, or interrupt it");
+          busy_remedy(entry.record.operation, root));
     }
     // What was cut short comes first: it knows processes that are not in the tree any more, and
     // that CRIU may still hold one.

@@ -137,6 +137,10 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   auto targets = job.targets(options.leave_suspended);
   if (auto entered = journal->update(targets); !entered) return fail(std::move(entered.error()));
 
+  if (options.on_checked) {
+    if (auto allowed = options.on_checked(image->criu_dir()); !allowed)
+      return fail(std::move(allowed.error()));
+  }
   phases.begin("criu");
   // While CRIU reads the pages we do too: nothing of the tree runs before they are found sound. The
   // driver gets ready meanwhile.

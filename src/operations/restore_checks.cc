@@ -184,15 +184,17 @@ Result<std::vector<GpuPair>> plan_gpus(const Environment& env, const Manifest& m
                                        std::span<const Gpu> from, const RestoreOptions& options) {
   auto to = env.driver.gpus();
   if (!to) return fail(std::move(to.error()));
-  auto pairs = plan_gpu_map(env.driver, options.gpu_map, from, *to);
-  if (!pairs) return fail(std::move(pairs.error()));
-  if (options.leave_suspended) return pairs;
   std::vector<GpuUse> needed;
   for (const ProcessRecord& record : manifest.processes) {
     if (!record.cuda || wanted_state(record) == CudaState::kCheckpointed) continue;
     const std::vector<GpuUse> uses = gpu_use_of(record);
     needed.insert(needed.end(), uses.begin(), uses.end());
   }
+  auto pairs = options.gpu_choice
+                   ? plan_chosen_gpus(env.driver, needed, from, *to,
+                                      allotted_gpus(options.gpu_choice->visible, *to))
+                   : plan_gpu_map(env.driver, options.gpu_map, from, *to);
+  if (!pairs || options.leave_suspended) return pairs;
   if (auto fits = check_gpu_memory(needed, *pairs, *to); !fits) {
     return fail(std::move(fits.error()));
   }

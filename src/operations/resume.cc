@@ -34,6 +34,16 @@ Result<std::vector<GpuPair>> check_and_plan(const Environment& env, const Group&
   return pairs;
 }
 
+// The content that somebody says is there.
+Result<std::shared_ptr<ImageContent>> open_named(const std::string& images_dir) {
+  auto content = ImageContent::open(images_dir);
+  if (content || content.error().code != ErrorCode::kIo) return content;
+  return fail(
+      ErrorCode::kImageIncomplete,
+      fmt::format("{} holds no content of GPU memory: {}", images_dir, content.error().message),
+      "name the image that the job was restored from, or a copy of it");
+}
+
 std::vector<const Process*> cuda_processes(const Group& group) {
   std::vector<const Process*> processes;
   for (const GroupMember& member : group.members())
@@ -41,7 +51,42 @@ std::vector<const Process*> cuda_processes(const Group& group) {
   return processes;
 }
 
+// With room for two movers on each GPU.
+std::optional<bool> fits(const Environment& env, const Group& group) {
+  std::vector<GpuUse> needed;
+  for (const GroupMember& member : group.members()) {
+    if (member.initial != CudaState::kCheckpointed) continue;
+    auto memory = recall_suspended(member.process);
+    if (!memory || memory->uses.empty()) return std::nullopt;
+    needed.insert(needed.end(), memory->uses.begin(), memory->uses.end());
+  }
+  auto gpus = env.driver.gpus();
+  if (!gpus || needed.empty()) return std::nullopt;
+  for (const Gpu& gpu : *gpus)
+    needed.push_back({gpu.uuid, 2 * kContextBytes});
+  return check_gpu_memory(needed, {}, *gpus).has_value();
+}
+
 }  // namespace
+
+Result<Standing> look_at(const Environment& env, Pid root) {
+  auto group = Group::open(env.driver, root);
+  if (!group) return fail(std::move(group.error()));
+  group->dismiss();
+  if (group->cuda_count() == 0) {
+    return fail(ErrorCode::kNotCuda,
+                fmt::format("neither process {} nor any below it uses CUDA", root.value),
+                "`stasis ps` lists the processes that use CUDA");
+  }
+  Standing out;
+  for (const GroupMember& member : group->members()) {
+    if (member.initial == CudaState::kRunning) ++out.running;
+    if (member.initial == CudaState::kCheckpointed) ++out.suspended;
+    if (member.initial == CudaState::kLocked) ++out.locked;
+  }
+  if (out.suspended > 0) out.fits = fits(env, *group);
+  return out;
+}
 
 Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& options) {
   Phases phases;
@@ -67,6 +112,11 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
     }
     for (auto& content : find_content(memory->image))
       opened->direct.look_in(std::move(content));
+  }
+  if (!options.images_dir.empty()) {
+    auto content = open_named(options.images_dir);
+    if (!content) return fail(roll_back(*opened, std::move(content.error())));
+    opened->direct.look_in(std::move(*content));
   }
   auto done = opened->direct.check_found(cuda_processes(group));
   if (!done) return fail(roll_back(*opened, std::move(done.error())));

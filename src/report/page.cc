@@ -203,7 +203,7 @@ void set_size(data& page, const ImageReport& image) {
                        manifest.sync == SyncPolicy::kDisk
                            ? ""
                            : ", not synced to the disk when the dump ended (--sync none)",
-                       image.content ? ", but for " + content_text(image.content->all) : ""));
+                       image.content ? ", but for " + content_text(*image.content) : ""));
   page.set("treemap", draw_treemap(image.parts));
 }
 

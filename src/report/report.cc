@@ -47,6 +47,8 @@ json to_json(const DumpReport& report) {
   json out = to_json(static_cast<const Report&>(report));
   out["images_dir"] = report.images_dir;
   out["image_bytes"] = report.image_bytes;
+  out["written_bytes"] = report.written_bytes;
+  out["taken_bytes"] = report.taken_bytes;
   return out;
 }
 
@@ -114,10 +116,12 @@ json to_json(const GpuContentReport& content) {
     return {{"bytes", use.bytes},
             {"stored_bytes", use.stored_bytes},
             {"zero_bytes", use.zero_bytes},
-            {"duplicate_bytes", use.duplicate_bytes}};
+            {"duplicate_bytes", use.duplicate_bytes},
+            {"taken_bytes", use.taken_bytes}};
   };
   json out = amounts(content.all);
   out["chunk_bytes"] = content.chunk_bytes;
+  out["unused_bytes"] = content.unused_bytes;
   out["processes"] = json::array();
   for (const auto& [pid, use] : content.processes) {
     out["processes"].push_back(amounts(use));

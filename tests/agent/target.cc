@@ -59,6 +59,29 @@ void fork_all_the_time() {
   }
 }
 
+// As a program that loads the driver whenever it needs it: each time it finds the calls anew, and
+// no handle of its own is left between. Its memory must not be forgotten with the library.
+void reopen_driver(CUcontext context) {
+  for (;;) {
+    void* library = ::dlopen("libcuda.so.1", RTLD_NOW);
+    const auto call = [library]<class Function>(Function*& function, const char* name) {
+      function = reinterpret_cast<Function*>(::dlsym(library, name));
+    };
+    fn::cuCtxSetCurrent* set_current = nullptr;
+    fn::cuMemAlloc_v2* allocate = nullptr;
+    fn::cuMemFree_v2* release = nullptr;
+    call(set_current, "cuCtxSetCurrent");
+    call(allocate, "cuMemAlloc_v2");
+    call(release, "cuMemFree_v2");
+    CUdeviceptr address = 0;
+    if (set_current(context) != CUDA_SUCCESS || allocate(&address, 4 * kMiB) != CUDA_SUCCESS ||
+        release(address) != CUDA_SUCCESS)
+      ::_exit(10);
+    ::dlclose(library);
+    ::usleep(1000);
+  }
+}
+
 // As a program that closes all that it has not opened, and uses the numbers itself. The simulated
 // driver keeps files open that it needs, so the agent's alone.
 void close_page() {
@@ -143,6 +166,12 @@ int main(int argc, char** argv) {
   if (what == "share") share_it(address, argv[3]);
   if (what == "fork") std::thread(&fork_all_the_time).detach();
   if (what == "close-page") close_page();
+  if (what == "reopen") {
+    CUcontext context = nullptr;
+    CU(cuCtxGetCurrent)(&context);
+    std::thread(&reopen_driver, context).detach();
+    ::dlclose(driver_library());
+  }
   for (unsigned number = 1; !g_end; ++number) {
     if (!round(address, number)) {
       std::fprintf(stderr, "round %u is wrong\n", number);

@@ -2,6 +2,7 @@
 // on every path out.
 #pragma once
 
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -18,6 +19,8 @@ class Child {
  public:
   explicit Child(const std::function<void()>& body = [] { ::pause(); }) : pid_(::fork()) {
     if (pid_ == 0) {
+      // A test that is aborted has no destructors.
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
       body();
       ::_exit(0);
     }

@@ -98,7 +98,9 @@ def check_content(folder, record, pids):
     at += 8 * files + 16 * streams + 40 * ranges
     need(sum(r for _, r, _ in table) == ranges and at + 32 * chunks <= len(index) - 16, "tables of gpu/index")
     rows = struct.iter_unpack("<16sQIBBH", index[at:at + 32 * chunks])
-    seen = {"bytes": 0, "zero_bytes": 0, "duplicate_bytes": 0, "stored_bytes": 0, "encodings": set()}
+    seen = {"bytes": 0, "zero_bytes": 0, "duplicate_bytes": 0, "stored_bytes": 0, "taken_bytes": 0, "encodings": set()}
+    own = files - record.get("taken_files", 0)
+    need(0 <= own, "taken_files")
     places = set()
     for pid, _, size in table:
         need(pid in pids, f"process {pid}")
@@ -116,6 +118,7 @@ def check_content(folder, record, pids):
             need(len(content) == length and xxh3(content) == digest, f"process {pid}, chunk {start // chunk_size}")
             seen["duplicate_bytes" if (file, position) in places else "stored_bytes"] += \
                 length if (file, position) in places else stored
+            seen["taken_bytes"] += stored if file >= own and (file, position) not in places else 0
             places.add((file, position))
     need(next(rows, None) is None, "chunks of no stream")
     return seen | {"encodings": sorted(seen["encodings"])}

@@ -1,6 +1,7 @@
 #!/usr/bin/env bats
-# plugins/criu with a container engine: `runc checkpoint` and `runc restore`, which call CRIU, on the
-# simulated driver. The engine is told of the plugin as its users would do it, by /etc/criu/runc.conf.
+# plugins/criu with a container engine: `runc checkpoint` and `runc restore`, and crun's, which call
+# CRIU, on the simulated driver. The engine is told of the plugin as its users would do it, by
+# /etc/criu/runc.conf or crun.conf.
 
 load helpers
 load stasis_lib
@@ -8,7 +9,6 @@ load stasis_lib
 setup() {
   setup_stasis
   need_root "containers"
-  command -v runc >/dev/null || skip "there is no runc (Debian's package runc)"
   plugin=$STASIS_BUILD/lib/stasis/criu
   [[ -e $plugin/cuda_plugin.so ]] || {
     echo "there is no plugin at $plugin: tools/get-criu --headers, then configure again" >&2
@@ -17,30 +17,56 @@ setup() {
   name=stasis-$$-$BATS_TEST_NUMBER
   bundle=$BATS_TEST_TMPDIR/bundle
   inside=$BATS_TEST_TMPDIR/inside # the same folder in the container
-  mkdir -p "$BATS_TEST_TMPDIR/etc" "$inside" "$image"
-  # Other lines of CRIU's options would do as well; without the first, CRIU asks for iptables.
-  printf 'network-lock skip\nlibdir %s\n' "$plugin" >"$BATS_TEST_TMPDIR/etc/runc.conf"
+  mkdir -p "$BATS_TEST_TMPDIR/etc" "$BATS_TEST_TMPDIR/logs" "$inside" "$image"
   [[ -d /etc/criu ]] || { mkdir /etc/criu && touch "$BATS_TEST_TMPDIR/made"; }
   : >"$BATS_TEST_TMPDIR/log"
+}
+
+# with PROGRAM: the test is about runc or crun. Skips it where that one is not, or cannot work.
+with() {
+  local file=$1.conf
+  program=$1 options=(--root "$BATS_TEST_TMPDIR/$1")
+  command -v "$program" >/dev/null || skip "there is no $program (Debian's package of that name)"
+  if [[ $program == crun ]]; then
+    # From 1.24 to 1.28 it restores no container of another --root (containers/crun#2239).
+    options=()
+    # Debian 12's was built without libcriu.
+    [[ $(crun --version) == *+CRIU* ]] || skip "$(crun --version | head -n 1) was built without CRIU"
+    # Earlier ones do not look for a file of their own, and CRIU reads its own for whoever calls it.
+    [[ $(printf '%s\n' 1.26 "$(crun --version | sed -n 's/^crun version //p')" | sort -V | head -n 1) == 1.26 ]] ||
+      file=default.conf
+  fi
+  # Other lines of CRIU's options would do as well; without the first, CRIU asks for iptables.
+  printf 'network-lock skip\nlibdir %s\n' "$plugin" >"$BATS_TEST_TMPDIR/etc/$file"
   make_bundle true
-  runs_at_all || skip "runc cannot run a container here: $(tail -n 1 "$BATS_TEST_TMPDIR/log")"
+  runs_at_all || skip "$program cannot run a container here: $(tail -n 1 "$BATS_TEST_TMPDIR/log")"
 }
 
 teardown() {
-  if [[ -n ${bundle:-} && -d ${bundle:-} ]]; then
-    engine delete --force "$name" >/dev/null 2>&1 || true
+  if [[ -n ${bundle:-} ]]; then
+    [[ -z ${program:-} ]] || engine delete --force "$name" >/dev/null 2>&1 || true
+    # Those that CRIU has made again in the version that crun does not see.
+    find /sys/fs/cgroup -depth -type d -path "*/$name*" -exec rmdir {} + 2>/dev/null || true
     [[ ! -e $BATS_TEST_TMPDIR/made ]] || rmdir /etc/criu 2>/dev/null || true
   fi
   end_stasis
 }
 
-# engine ARGUMENT...: runc, with our CRIU first and our /etc/criu, which nobody else sees. What it
+# engine ARGUMENT...: runc or crun, with our CRIU first and our /etc/criu, which nobody else sees. What it
 # starts gets none of bats' open files: CRIU would have to save them.
 engine() {
   PATH=$(dirname "$(real_criu)"):$PATH timeout -k 5 90 \
-    unshare --mount bash -c 'mount --bind "$1" /etc/criu && shift && exec runc "$@"' bash \
-    "$BATS_TEST_TMPDIR/etc" --root "$BATS_TEST_TMPDIR/runc" "$@" </dev/null 3>&-
+    unshare --mount bash -c 'mount --bind "$1" /etc/criu && shift && one_cgroup "$1" && exec "$@"' bash \
+    "$BATS_TEST_TMPDIR/etc" "$program" "${options[@]}" "$@" </dev/null 3>&-
 }
+
+# one_cgroup PROGRAM: crun does not work where cgroups of both versions are mounted; there it sees
+# those of version 2 alone.
+one_cgroup() {
+  [[ $1 == crun && -d /sys/fs/cgroup/unified ]] || return 0
+  umount --recursive /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup
+}
+export -f one_cgroup
 
 runs_at_all() { engine run --bundle "$bundle" "$name" >>"$BATS_TEST_TMPDIR/log" 2>&1; }
 
@@ -48,7 +74,7 @@ runs_at_all() { engine run --bundle "$bundle" "$name" >>"$BATS_TEST_TMPDIR/log" 
 # network's, with the simulated GPUs in it. Its output goes to $inside/log, a file that it can reach.
 make_bundle() {
   mkdir -p "$bundle/rootfs"
-  (cd "$bundle" && rm -f config.json && runc spec)
+  (cd "$bundle" && rm -f config.json && "$program" spec)
   python3 - "$bundle" "$inside" "$STASIS_BUILD" "$STASIS_SIM_DIR" "$@" <<'END'
 import json, os, sys
 bundle, inside, build, sim, *command = sys.argv[1:]
@@ -120,7 +146,8 @@ failed() {
 logged() { assert_contains "$(grep -h cuda_plugin: "$BATS_TEST_TMPDIR/logs/$1.log")" "$2"; }
 no_container() { [[ -z $(engine list --quiet) ]] || { engine list >&2; return 1; }; }
 
-@test "runc: the counter in a container: 101, checkpoint, gone, GPU free, restore, 102" {
+# The counter: 101, checkpoint, gone, GPU free, restore, 102.
+counter_there_and_back() {
   start_counter
   assert_equal "$(ask)" 101
   checkpoint
@@ -137,7 +164,24 @@ no_container() { [[ -z $(engine list --quiet) ]] || { engine list >&2; return 1;
   nothing_left
 }
 
+@test "runc: the counter in a container: 101, checkpoint, gone, GPU free, restore, 102" {
+  with runc
+  counter_there_and_back
+}
+
+@test "runc: CRIU's own /etc/criu/default.conf does as well" {
+  with runc
+  mv "$BATS_TEST_TMPDIR/etc/runc.conf" "$BATS_TEST_TMPDIR/etc/default.conf"
+  start_workload memory --size 8M
+  checkpoint --leave-running
+  succeeded
+  grep -q cuda_plugin "$image/inventory.img"
+  in_state running
+  target_goes_on
+}
+
 @test "runc: several CUDA processes in a container, there and back" {
+  with runc
   start_workload tree --children 2 --size 8M
   checkpoint
   succeeded
@@ -154,6 +198,7 @@ no_container() { [[ -z $(engine list --quiet) ]] || { engine list >&2; return 1;
 }
 
 @test "runc: --leave-running saves it and lets it go on" {
+  with runc
   start_workload memory --size 8M
   checkpoint --leave-running
   succeeded
@@ -163,6 +208,7 @@ no_container() { [[ -z $(engine list --quiet) ]] || { engine list >&2; return 1;
 }
 
 @test "runc: a checkpoint that fails leaves the container as it was" {
+  with runc
   start_workload poll --own-us 20
   STASIS_SIM_FAULTS="checkpoint:error=801" checkpoint
   failed
@@ -173,6 +219,7 @@ no_container() { [[ -z $(engine list --quiet) ]] || { engine list >&2; return 1;
 }
 
 @test "runc: a GPU that cannot be restored fails the restore, and the image is whole" {
+  with runc
   start_workload memory --size 8M
   checkpoint
   succeeded
@@ -188,11 +235,54 @@ no_container() { [[ -z $(engine list --quiet) ]] || { engine list >&2; return 1;
 }
 
 @test "runc: a file in the image's folder brings the container to another GPU" {
+  with runc
   export STASIS_SIM_GPUS=2x256M
   start_workload memory --size 8M
   (($(gpu_used_of 0) > 0 && $(gpu_used_of 1) == 0))
   checkpoint
   succeeded
+  printf '0=1\n' >"$image/cuda-device-map"
+  restore
+  succeeded
+  (($(gpu_used_of 0) == 0 && $(gpu_used_of 1) > 0))
+  target_goes_on
+}
+
+@test "crun: the counter in a container: 101, checkpoint, gone, GPU free, restore, 102" {
+  with crun
+  counter_there_and_back
+}
+
+@test "crun: a checkpoint that fails leaves the container as it was, and --leave-running too" {
+  with crun
+  start_workload tree --children 2 --size 8M
+  mapfile -t CHILDREN < <(children_of "$TARGET")
+  STASIS_SIM_FAULTS="checkpoint:error=801" checkpoint
+  failed
+  logged dump "[not-supported]"
+  in_state running "${CHILDREN[@]}"
+  target_goes_on
+  nothing_left
+  rm -r "$image" && mkdir "$image"
+  checkpoint --leave-running
+  succeeded
+  in_state running "${CHILDREN[@]}"
+  target_goes_on
+  nothing_left
+}
+
+@test "crun: a GPU that cannot be restored fails the restore; the image is whole, and goes to another GPU" {
+  with crun
+  export STASIS_SIM_GPUS=2x256M
+  start_workload memory --size 8M
+  checkpoint
+  succeeded
+  STASIS_SIM_FAULTS="restore:error=999" restore
+  failed
+  logged restore "the restore fails"
+  wait_until 10 gpu_is_free
+  nothing_left
+  engine delete --force "$name" || true
   printf '0=1\n' >"$image/cuda-device-map"
   restore
   succeeded

@@ -243,9 +243,54 @@ script() {
   target_goes_on
   rm -r "$image" && mkdir "$image"
   dump_target
-  printf '1=0\n' >"$image/cuda-device-map"
+  printf ' 1=0 \r\n\r\n' >"$image/cuda-device-map"
   restore_target
   (($(gpu_used_of 0) > 0 && $(gpu_used_of 1) == 0))
+  target_goes_on
+  restored_verifies
+}
+
+# No CRIU that has been released has the option; the plugin is given it as CRIU's development branch does.
+@test "--plugin-option cuda_plugin.device-map, where CRIU has that, brings it to another GPU" {
+  command -v cc >/dev/null || skip "no C compiler"
+  local option
+  with_option() {
+    printf 'int criu_plugin_get_options(int *n, char ***words) {\n' >"$BATS_TEST_TMPDIR/option.c"
+    printf '  static char *all[] = {"criu-plugin", "--other.map=0=0", "--cuda_plugin.%s", 0};\n' "$1" >>"$BATS_TEST_TMPDIR/option.c"
+    printf '  *n = 3, *words = all;\n  return 0;\n}\n' >>"$BATS_TEST_TMPDIR/option.c"
+    cc -shared -fPIC -nostdlib -o "$BATS_TEST_TMPDIR/option.so" "$BATS_TEST_TMPDIR/option.c"
+    criu_as=(env "LD_PRELOAD=$BATS_TEST_TMPDIR/option.so")
+  }
+  export STASIS_SIM_GPUS=2x256M
+  start_target memory --size 8M
+  dump_target
+  for option in device-map device-map=0=7; do
+    with_option "$option"
+    criu_fails restore --restore-detached
+    number_is_free
+  done
+  with_option device-map=0=1
+  # It comes before the environment.
+  STASIS_DEVICE_MAP=0=0 restore_target
+  (($(gpu_used_of 0) == 0 && $(gpu_used_of 1) > 0))
+  target_goes_on
+  restored_verifies
+}
+
+@test "a pipe or a link in the place of the plugin's files in an image does not hold it up" {
+  start_target memory --size 8M
+  dump_target
+  mkfifo "$image/cuda-device-map"
+  criu_fails restore --restore-detached
+  logged restore "cuda-device-map of the image is no regular file"
+  number_is_free
+  rm "$image/cuda-device-map"
+  mv "$image/cuda-plugin.json" "$BATS_TEST_TMPDIR/record"
+  ln -s "$BATS_TEST_TMPDIR/record" "$image/cuda-plugin.json"
+  criu_fails restore --restore-detached
+  number_is_free
+  mv "$BATS_TEST_TMPDIR/record" "$image/cuda-plugin.json"
+  restore_target
   target_goes_on
   restored_verifies
 }
@@ -312,6 +357,23 @@ script() {
   in_state checkpointed
   done_by resume "$TARGET"
   unharmed
+}
+
+@test "whoever comes while criu works is refused, and told what to do" {
+  start_tree --size 8M
+  (STASIS_SIM_FAULTS=lock:delay=3s exec "$(real_criu)" dump --leave-running --tree "$TARGET" --images-dir "$image" \
+    --log-file dump.log --libdir "$plugin" >/dev/null 2>&1 3>&-) &
+  local tool=$!
+  at_end_kill "$tool"
+  wait_until 10 works_on_it "$tool"
+  for verb in suspend resume recover "dump --images-dir $image.other"; do
+    # shellcheck disable=SC2086
+    refused 7 busy $verb "$TARGET"
+    assert_contains "$err" "criu dump\` (process $tool)"
+    assert_contains "$err" "stasis recover $TARGET"
+  done
+  wait "$tool"
+  unharmed "${CHILDREN[@]}"
 }
 
 # --- the cases in which a job was left stuck
@@ -457,6 +519,39 @@ time.sleep(120)' "$TARGET" >"$BATS_TEST_TMPDIR/tracer" 2>&1 3>&- &
   unharmed "${CHILDREN[@]}"
 }
 
+@test "stuck: the checkpoint hangs" {
+  start_tree --size 8M
+  STASIS_DRIVER_TIMEOUT=1000 STASIS_SIM_FAULTS="checkpoint:hang pid=${CHILDREN[1]}" criu_fails dump --tree "$TARGET"
+  logged dump "[no-answer]"
+  # Nobody can take back what hangs while criu lives; the other one is back.
+  in_state running "${CHILDREN[0]}"
+  done_by recover --all
+  unharmed "${CHILDREN[@]}"
+}
+
+@test "stuck: the post-dump script fails, and the way back hangs" {
+  start_target memory --size 8M
+  script post-dump "exit 3"
+  STASIS_DRIVER_TIMEOUT=1000 STASIS_SIM_FAULTS=restore:hang \
+    criu_fails dump --tree "$TARGET" --action-script "$BATS_TEST_TMPDIR/script"
+  done_by recover --all
+  unharmed
+}
+
+@test "stuck: the restore hangs" {
+  start_tree --size 8M
+  dump_target
+  STASIS_DRIVER_TIMEOUT=1000 STASIS_SIM_FAULTS="restore:hang pid=${CHILDREN[1]}" criu_fails restore --restore-detached
+  logged restore "has not answered"
+  local pid
+  for pid in "$TARGET" "${CHILDREN[@]}"; do wait_until 10 number_is_free "$pid"; done
+  gpu_is_free
+  nothing_left
+  restore_target
+  target_goes_on
+  restored_verifies 3
+}
+
 # thread_masks: which signals each thread of TARGET blocks.
 thread_masks() { sed -n 's/^SigBlk:.//p' /proc/"$TARGET"/task/*/status; }
 
@@ -574,4 +669,23 @@ close_folders() {
   wait "$tool" || true
   done_by recover --all
   unharmed
+}
+
+@test "stuck: criu is killed while the GPU memory comes back" {
+  start_tree --size 8M
+  dump_target
+  (STASIS_SIM_FAULTS="restore:delay=5s pid=${CHILDREN[1]}" exec "$(real_criu)" restore --restore-detached \
+    --images-dir "$image" --log-file restore.log --libdir "$plugin" >/dev/null 2>&1 3>&-) &
+  local tool=$!
+  at_end_kill "$tool"
+  wait_until 10 works_on_it "$tool"
+  kill -KILL "$tool"
+  wait "$tool" || true
+  done_by ps
+  assert_contains "$out" "left behind by criu restore"
+  done_by recover --all
+  in_state running "${CHILDREN[@]}"
+  target_goes_on
+  nothing_left
+  restored_verifies 3
 }

@@ -2,7 +2,7 @@
 """Every fault point times every action: afterwards the job runs on with its data right, or its image does.
 
 The points are those of the program itself (`stasis list-fault-points`); where each is reached, and whether a
-target and a criu are there then, is seen in a run of each verb without a fault. Each case then runs the verb
+target, a criu and a mover are there then, is seen in a run of each verb without a fault. Each case then runs the verb
 with one fault, `stasis recover --all` twice, and looks at what is left. On the simulated driver with the real
 CRIU; the workload verifies its memory. See docs/adr/0010-fault-points.md.
 
@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 
-ACTIONS = ("kill", "error", "target-dies", "criu-dies", "disk-full")
+ACTIONS = ("kill", "error", "target-dies", "criu-dies", "mover-dies", "disk-full")
 CASE_LIMIT_S = 60  # for one command; the slowest takes about a second
 DISK = "64m"  # of state and images; disk-full fills it
 MEMORY = "4M"
@@ -59,12 +59,13 @@ SCENARIOS = (
     Scenario("suspend by the agent", "suspend", "direct.prepared", "checkpoint.after", True),
     Scenario("resume by the agent", "resume", "restore.after", None, True),
     Scenario("dump by the agent", "dump", "direct.prepared", None, True),
+    Scenario("dump --base by the agent", "dump", "content.link", "content.synced", True),
     Scenario("dump --leave-running by the agent", "dump", "dump.complete", None, True),
     Scenario("restore by the agent", "restore", "restore.held", None, True),
     Scenario("restore --leave-suspended by the agent", "restore", "criu.post-restore", None, True),
     Scenario("recover a dump by the agent", "recover", None, None, True),
 )
-Reached = collections.namedtuple("Reached", "point nth target criu")
+Reached = collections.namedtuple("Reached", "point nth target criu mover")
 Case = collections.namedtuple("Case", "scenario point nth action")
 
 
@@ -92,6 +93,7 @@ class Place:
         self.root = root
         self.disk = os.path.join(root, "disk")
         self.image = os.path.join(self.disk, "image")
+        self.base = os.path.join(self.disk, "earlier")
         self.kept_images = {agent: os.path.join(root, "kept", f"image-{agent}") for agent in (False, True)}
         self.kept_image = self.kept_images[False]
         self.state = os.path.join(self.disk, "state")
@@ -257,7 +259,8 @@ class Place:
 
     def records(self):
         return [name for name in os.listdir(self.state)
-                if name != "journal.lock" and not (name.startswith("restore-") and name.endswith(".log"))]
+                if name != "journal.lock" and not (name.startswith("restore-") and name.endswith(".log"))
+                and not name.startswith("jobs")]  # the folder of names of jobs (ADR 22)
 
     def check_clean(self):
         check(not self.crius(), f"criu runs: {self.crius()}")
@@ -303,6 +306,11 @@ class Place:
         pid = str(self.pid)
         if name == "resume":
             self.done("suspend", pid)
+        elif name == "dump --base":
+            # Without what it was killed in: the base has to be sound whatever happens.
+            shutil.rmtree(self.base, ignore_errors=True)
+            self.done("dump", pid, "--images-dir", self.base, "--leave-running")
+            return ["dump", pid, "--images-dir", self.image, "--base", self.base]
         elif name == "dump --force":
             self.done("dump", pid, "--images-dir", self.image, "--leave-running")
         elif name == "recover a suspend":
@@ -375,6 +383,9 @@ class Place:
         check(case.action == "kill" or status == 12 or case.scenario.verb == "recover" or "nothing to recover" in said,
               f"stasis ended by itself, and left something to recover: {said}")
         self.free_disk()
+        if "--base" in case.scenario.name:
+            self.done("verify", self.base)
+            shutil.rmtree(self.base)
         outcome = self.judge_living(case, status) if self.lives() else self.judge_dead(case, status)
         self.check_clean()
         return outcome
@@ -432,9 +443,9 @@ def reached_points(place, scenario):
     reached = []
     with open(log, encoding="utf-8") as file:
         for line in file:
-            point, _, target, criu = line.split()
+            point, _, *lives = line.split()
             counts[point] += 1
-            reached.append(Reached(point, counts[point], target == "target=1", criu == "criu=1"))
+            reached.append(Reached(point, counts[point], "target=1" in lives, "criu=1" in lives, "mover=1" in lives))
     place.done("recover", "--all")
     if "--leave-suspended" in scenario.name:
         place.end_target()
@@ -453,6 +464,8 @@ def skip_reason(scenario, at, action, points, everything):
         return "no target lives there"
     if action == "criu-dies" and not at.criu:
         return "no criu runs there"
+    if action == "mover-dies" and not (scenario.agent and at.mover):
+        return "no mover has anything to do there"
     if action == "disk-full" and at.point in ("journal.removed", "journal.finished"):
         return "nothing is written after it"
     return None
@@ -477,6 +490,21 @@ def plan(reached, points, everything):
             if at.point == scenario.end and not any(a.point == scenario.end and a.nth > at.nth for a in reached[scenario]):
                 break
     return cases, skipped
+
+
+def usual(cases):
+    """What is tried each time: a kill at every point, a sixth of all other kills, and some of all else."""
+    first, more, rest = [], [], []
+    seen = set()
+    for case in cases:
+        if case.action != "kill":
+            rest.append(case)
+        elif case.point in seen:
+            more.append(case)
+        else:
+            seen.add(case.point)
+            first.append(case)
+    return first + more[::6] + rest[::18]
 
 
 # --- Running them
@@ -578,7 +606,7 @@ def main():
     parser.add_argument("--build", default=os.environ.get("STASIS_BUILD"), help="the build folder")
     parser.add_argument("--jobs", type=int, default=6, help="cases at the same time")
     parser.add_argument("--all", action="store_true", default=bool(os.environ.get("STASIS_ALL_TESTS")),
-                        help="all of them; otherwise each kill, a sixth of all else, and less of the agent")
+                        help="all of them; otherwise a kill at each point, some of all else, and less of the agent")
     parser.add_argument("--only", default="", help="scenario, point or action: only the cases that name it; with , several")
     parser.add_argument("--scratch", default=None, help="where to work")
     options = parser.parse_args()
@@ -607,9 +635,8 @@ def main():
             place.close()
         never = set(points) - {at.point for all_at in reached.values() for at in all_at}
         cases, skipped = plan(reached, points, options.all)
-        if not options.all:
-            rest = [case for case in cases if case.action != "kill"]
-            cases = [case for case in cases if case.action == "kill"] + rest[::6]
+        if not options.all and not options.only:
+            cases = usual(cases)
         for word in filter(None, options.only.split(",")):
             cases = [case for case in cases if word in (case.scenario.name, case.point, case.action)]
         done = run_all(cases, build, scratch, options.jobs)

@@ -163,3 +163,15 @@ assert_contains() {
   printf 'text\n  is:      %q\n  without: %q\n' "$1" "$2" >&2
   return 1
 }
+
+# Changes the byte at an offset of a file, whatever it was.
+spoil_byte() {
+  python3 - "$1" "$2" <<'EOF'
+import sys
+with open(sys.argv[1], "r+b") as file:
+    file.seek(int(sys.argv[2]))
+    byte = file.read(1)[0]
+    file.seek(-1, 1)
+    file.write(bytes([byte ^ 0xFF]))
+EOF
+}

@@ -53,6 +53,9 @@ start_counter() {
   assert_contains "$(control stasis Depends)" "libc6 (>= "
   assert_equal "$(control stasis-cuda-checkpoint Conflicts) $(control stasis-cuda-checkpoint Provides)" "cuda-checkpoint cuda-checkpoint"
   assert_equal "$(control stasis-criu-plugin Conflicts)" "criu-cuda-plugin"
+  # What is compiled in tells its licence.
+  zgrep -q '^==== libfmt-dev' "$ROOT/usr/share/doc/stasis/compiled-in-licences.txt.gz"
+  zgrep -q '^==== pybind11-dev' "$ROOT/usr/share/doc/python3-stasis/compiled-in-licences.txt.gz"
   # What is licensed otherwise says so.
   grep -q '^License: GPL-2.0-or-later' "$ROOT/usr/share/doc/stasis-criu-plugin/copyright"
 }
@@ -68,8 +71,10 @@ start_counter() {
   cmp "$SOURCE/docs/completions/stasis.fish" "$ROOT/usr/share/fish/vendor_completions.d/stasis.fish"
   cmp "$SOURCE/README.md" "$ROOT/usr/share/doc/stasis/README.md"
   cmp "$SOURCE/docs/errors.md" "$ROOT/usr/share/doc/stasis/docs/errors.md"
-  assert_equal "$(cd "$ROOT/usr/bin" && ls | xargs)" "cuda-checkpoint stasis stasis-counter stasis-sim-smi"
-  assert_equal "$(find "$ROOT" -name '*workload*' -o -name '*.cc' -o -name '*.a')" ""
+  assert_equal "$(cd "$ROOT/usr/bin" && ls | xargs)" "cuda-checkpoint stasis stasis-counter stasis-sim-smi stasis-task"
+  # Slurm's plugin is compiled where it is to be used.
+  assert_equal "$(find "$ROOT" -name '*workload*' -o -name '*.cc' ! -name stasis_spank.cc -o -name '*.a')" ""
+  [[ -s $ROOT/usr/share/doc/stasis/deploy/slurm/spank/stasis_spank.cc && -s $ROOT/usr/share/doc/stasis/deploy/kubernetes/job.yaml ]]
   # Nothing runs with the rights of another.
   assert_equal "$(find "$ROOT" -perm /6000; getcap -r "$ROOT" 2>/dev/null || true)" ""
   # No path of this machine: neither of the source nor of the build folder.

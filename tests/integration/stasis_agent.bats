@@ -51,6 +51,21 @@ target_round() { local n=; until [[ -n $n ]]; do n=$(sed -n 's/^round 0*\([0-9][
   target_verifies
 }
 
+@test "a program that closes the driver's library and opens it again is suspended and goes on" {
+  # The simulated driver is linked to stay (DF_1_NODELETE); this copy goes when nobody holds it.
+  local copy=$BATS_TEST_TMPDIR/driver/libcuda.so.1
+  mkdir "${copy%/*}"
+  python3 -c 'import struct, sys
+content = open(sys.argv[1], "rb").read()
+stays, goes = (struct.pack("<QQ", 0x6ffffffb, flags) for flags in (8, 0))
+assert content.count(stays) == 1
+open(sys.argv[2], "wb").write(content.replace(stays, goes))' "$STASIS_LIBCUDA" "$copy"
+  STASIS_LIBCUDA=$copy start_doing reopen
+  cycle_by direct
+  cycle_by direct
+  target_verifies
+}
+
 @test "a program that has closed the agent's descriptor goes by the driver" {
   start_doing close-page
   cycle_by driver
@@ -117,6 +132,12 @@ preloaded() { ldconfig -p | awk -v name="$1" '$1 == name && /x86-64/ { print $NF
 open_there() { touch "$go"; wait_until 10 test -s "$go.done"; }
 closed_there() { rm "$go"; wait_until 10 test ! -e "$go.done"; sleep 0.1; }
 
+# What the doctor finds before anybody tries.
+told_of_sharing() {
+  capture stasis doctor "$TARGET" --no-trial --json
+  json "' '.join({f['light'] for f in d['processes'] if f['id'] == 'shared-gpu-memory'})"
+}
+
 @test "memory shared by CUDA IPC stays for as long as it is open elsewhere, and leaves before and after" {
   go=$BATS_TEST_TMPDIR/go
   start_doing share "$go"
@@ -126,7 +147,9 @@ closed_there() { rm "$go"; wait_until 10 test ! -e "$go.done"; sleep 0.1; }
     refused 8 not-supported suspend "$TARGET"
     assert_contains "$err" "CUDA IPC"
     target_goes_on
+    assert_equal "$(told_of_sharing)" "red"
     closed_there
+    assert_equal "$(told_of_sharing)" ""
     cycle_by direct
   done
   open_there
@@ -150,4 +173,44 @@ closed_there() { rm "$go"; wait_until 10 test ! -e "$go.done"; sleep 0.1; }
   closed_there
   cycle_by direct
   restored_verifies
+}
+
+# churns COUNT ARGUMENT...: TARGET's threads allocate and free all the time, and it is suspended and
+# resumed that often; it verifies itself.
+churns() {
+  local count=$1 i direct=0
+  shift
+  LD_PRELOAD=$agent start_target churn --pause-ms 5 "$@"
+  for ((i = 1; i <= count; ++i)); do
+    done_by suspend "$TARGET" --json
+    # At some moments they have nothing but small pieces, which are the driver's.
+    [[ $out != *'"path": "direct"'* ]] || ((direct += 1))
+    ((i % 10 != 1)) || gpu_is_free
+    done_by resume "$TARGET" --json
+    ((i % 10 != 1)) || target_goes_on
+  done
+  ((direct >= count * 3 / 4)) || { echo "$direct of $count by the direct path" >&2; return 1; }
+  target_goes_on
+  target_verifies
+}
+
+@test "threads that allocate and free all the time are suspended twenty times" {
+  churns 20 --threads 2 --size 28M
+}
+
+@test "recover does not wait until a program that allocates and frees all the time has done" {
+  LD_PRELOAD=$agent start_target churn --pause-ms 5 --threads 2 --size 28M
+  capture env STASIS_FAULT=direct.emptied:kill stasis suspend "$TARGET"
+  assert_equal "$status" 137
+  local start=$SECONDS
+  done_by recover "$TARGET"
+  ((SECONDS - start < 10)) || { echo "it took $((SECONDS - start)) s" >&2; return 1; }
+  target_goes_on
+  target_verifies
+  nothing_left
+}
+
+# bats test_tags=long
+@test "threads that allocate and free all the time are suspended two hundred times" {
+  churns 200 --threads 4 --size 56M
 }

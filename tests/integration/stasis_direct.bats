@@ -465,3 +465,38 @@ path_in_ps() {
   pkill -KILL -P "$TARGET"
   wait "$TARGET" || true
 }
+
+@test "host memory that is short is told before anything happens, and a dump past it needs none" {
+  need_root "CRIU"
+  start_agent memory --size 128M
+  make_memory_cgroup $((64 << 20))
+  echo "$TARGET" >"$CGROUP/cgroup.procs"
+  refused 11 out-of-host-memory suspend "$TARGET"
+  assert_contains "$err" "does not fit under the memory limit of $CGROUP (64.0 MiB"
+  in_state running
+  agent_is 0
+  target_goes_on
+  done_by dump "$TARGET" --images-dir "$image" --leave-running --json
+  went direct
+  target_goes_on
+  limit_cgroup $((1 << 30))
+  cycles 1 direct
+  target_verifies
+  nothing_left
+}
+
+@test "a program that may not have as much memory as its GPU holds is told so, and runs on" {
+  local size
+  start_agent memory --size 128M
+  size=$(awk '/^VmSize:/ { print $2 * 1024 }' "/proc/$TARGET/status")
+  prlimit --pid "$TARGET" --as=$((size + (32 << 20))):
+  refused 11 out-of-host-memory suspend "$TARGET"
+  assert_contains "$err" "ulimit -v"
+  in_state running
+  agent_is 0
+  target_goes_on
+  prlimit --pid "$TARGET" --as=unlimited:
+  cycles 1 direct
+  target_verifies
+  nothing_left
+}

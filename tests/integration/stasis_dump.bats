@@ -123,6 +123,34 @@ there_and_back() {
   nothing_left
 }
 
+# The names of the phases of the last verb, which said --json.
+phases() { python3 -c 'import json, sys; print(*(p["name"] for p in json.load(sys.stdin)["phases"]))' <<<"$out"; }
+
+@test "what runs on does not wait for the disk, except where its image takes another's place" {
+  need_root "CRIU"
+  [[ $(stat -f -c %T "$BATS_TEST_TMPDIR") =~ ^(ext2/ext3|xfs|tmpfs)$ ]] || skip "not on this file system"
+  start_target memory --size 8M
+  done_by dump "$TARGET" --images-dir "$image" --leave-running --json
+  [[ $(phases) == *" finish"*" sync" ]]
+  assert_contains "$(cat "$image/manifest.json")" '"sync": "disk"'
+  done_by verify "$image"
+  done_by dump "$TARGET" --images-dir "$image" --leave-running --force --json
+  [[ $(phases) == *" sync finish"* ]]
+  done_by dump "$TARGET" --images-dir "$image.fast" --leave-running --sync none --json
+  [[ $(phases) != *sync* ]]
+  target_goes_on
+  # A sync that fails: the job runs on, and nothing that may be torn is left.
+  export STASIS_FAULT=image.synced:error
+  refused_by_fault=$(stasis dump "$TARGET" --images-dir "$image.torn" --leave-running 2>&1) && return 1
+  unset STASIS_FAULT
+  assert_contains "$refused_by_fault" "the job runs on"
+  [ ! -e "$image.torn" ]
+  in_state running
+  target_goes_on
+  target_verifies
+  nothing_left
+}
+
 @test "dump --leave-suspended saves it and leaves it suspended" {
   need_root "CRIU"
   start_target memory --size 8M

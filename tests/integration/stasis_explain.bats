@@ -25,6 +25,24 @@ teardown() { end_stasis; }
   done
 }
 
+# Asserted by name, in a test of the programs: `refused STATUS CODE`, `answered ... CODE`, `[CODE]`, `"code")' CODE`, or
+# what C, C++ and Python call it.
+happens() {
+  local name=${1//-/_} camel
+  camel=$(sed -E 's/(^|-)(.)/\U\2/g' <<<"$1")
+  grep -rqE "(refused|refused_by|answered \S+ \S+) [0-9]+ $1( |$)|\[$1\]|\[.code.\].* $1$|STASIS_${name^^}\b|stasis\.$camel\b|ErrorCode::k$camel\b" \
+    "$source/tests/integration" "$source/tests/python" "$source/tests/capi" "$source"/src/criu/*_integrationtest.cc
+}
+
+@test "each code of the catalogue is made to happen by a test" {
+  local code missing='' source=$BATS_TEST_DIRNAME/../..
+  capture stasis explain --json
+  for code in $(json '" ".join(e["code"] for e in d["errors"])'); do
+    happens "$code" || missing+=" $code"
+  done
+  assert_equal "$missing" "" "never made to happen"
+}
+
 @test "docs/errors.md is what tools/errors-page makes of the catalogue" {
   cp -r "$BATS_TEST_DIRNAME/../../tools" "$BATS_TEST_TMPDIR/tools"
   mkdir "$BATS_TEST_TMPDIR/docs"

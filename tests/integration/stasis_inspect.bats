@@ -65,7 +65,7 @@ check_of() { json "[c['error']['code'] if not c['ok'] else 'ok' for c in d['chec
   dump_it
   local pages
   pages=$(find "$image/criu" -name 'pages-*' -size +1M | head -n 1)
-  printf 'x' | dd of="$pages" bs=1 seek=100000 conv=notrunc 2>/dev/null
+  spoil_byte "$pages" 100000
   capture stasis inspect "$image" --json
   assert_equal "$status" 0
   capture stasis inspect "$image" --verify --json

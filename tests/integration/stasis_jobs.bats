@@ -5,45 +5,10 @@
 load helpers
 load stasis_lib
 
-setup() {
-  setup_stasis
-  need_root "CRIU and namespaces"
-  images=$BATS_TEST_TMPDIR/job
-  TARGET_STATUS=$BATS_TEST_TMPDIR/job.status
-  TARGET_LOG=$BATS_TEST_TMPDIR/job.out
-  job=(stasis-workload memory --size 4M --pause-ms 20 --status "$TARGET_STATUS")
-}
+load stasis_jobs_lib
+
+setup() { setup_job; }
 teardown() { end_stasis; }
-
-# start_run [ARGUMENT...] : stasis run of $job, in the background; sets RUN. Its standard output goes to
-# $TARGET_LOG, what it says itself to $RUN_LOG.
-start_run() {
-  RUN_LOG=$BATS_TEST_TMPDIR/run-$((++runs)).log
-  (exec_on_gpu stasis run --images-dir "$images" "$@" -- "${job[@]}") \
-    </dev/null >"$TARGET_LOG" 2>"$RUN_LOG" 3>&- &
-  RUN=$!
-  at_end_kill "$RUN"
-}
-job_is_up() { wait_until 20 target_is_up || { cat "$RUN_LOG" >&2; return 1; }; }
-# told TEXT: stasis run comes to say so.
-told() { wait_until 20 grep -qF "$1" "$RUN_LOG" || { cat "$RUN_LOG" >&2; return 1; }; }
-
-# ends_with STATUS
-ends_with() {
-  local status=0
-  wait "$RUN" || status=$?
-  assert_equal "$status" "$1" "exit status ($(cat "$RUN_LOG"))"
-}
-
-# The process of the job out here: below init, which is below stasis run.
-job_pid() { children_of "$(children_of "$RUN")"; }
-
-saves() {
-  kill -USR1 "$RUN"
-  told "saved to $images/$1 "
-}
-
-nobody_is_left() { ! pgrep -f "stasis-workload .*$TARGET_STATUS" >/dev/null; }
 
 @test "saved by USR1, killed with all it has, started again: it goes on from the image" {
   start_run
@@ -82,7 +47,7 @@ nobody_is_left() { ! pgrep -f "stasis-workload .*$TARGET_STATUS" >/dev/null; }
   gpu_is_free
   local saved
   saved=$(target_round)
-  start_run --on-signal USR1
+  start_run --on-signal USR1,USR2
   told "goes on from $images/000001 "
   assert_equal "$(ls "$images")" $'000001\nlock'
   wait_until 10 target_is_past "$saved"
@@ -255,19 +220,29 @@ END
   ends_with 75
 }
 
-@test "a signal that comes again ends it at once" {
-  export STASIS_SIM_FAULTS="checkpoint:delay=20s"
+@test "a notice that comes twice cuts no save off, and a kill ends all without it" {
+  export STASIS_SIM_FAULTS="checkpoint:delay=700ms"
   start_run
   job_is_up
   kill -TERM "$RUN"
   wait_until 10 pgrep -x stasis-worker
   kill -TERM "$RUN"
-  ends_with 143
-  nobody_is_left
-  unset STASIS_SIM_FAULTS
-  rm "$TARGET_STATUS" # for job_is_up to wait for the second one
+  told "TERM once more: the save has 120 s left"
+  ends_with 75
+  told "saved to $images/000001 "
+  export STASIS_SIM_FAULTS="checkpoint:delay=20s"
   start_run
-  job_is_up
+  told "goes on from"
+  target_goes_on
+  kill -TERM "$RUN"
+  wait_until 10 pgrep -x stasis-worker
+  kill -KILL "$RUN"
+  ends_with 137
+  wait_until 10 nobody_is_left
+  unset STASIS_SIM_FAULTS
+  start_run
+  told "goes on from"
+  target_goes_on
   assert_equal "$(find "$images" -name '*.partial-*')" ""
   kill -INT "$RUN"
   ends_with 130
@@ -283,4 +258,212 @@ END
   kill -TERM "$RUN"
   ends_with 75
   refused_by 5 not-permitted "${weak[@]}" stasis run --images-dir "$images" -- "${job[@]}"
+}
+
+@test "it goes on on another GPU of the same kind: another UUID, another order, what the scheduler gives" {
+  export STASIS_SIM_GPUS=A:8G,B:8G
+  start_run
+  job_is_up
+  kill -TERM "$RUN"
+  ends_with 75
+  # Another machine, with the two in the other order.
+  export STASIS_SIM_MACHINE=other STASIS_SIM_GPUS=B:8G,A:8G
+  start_run
+  told "goes on from"
+  target_goes_on
+  assert_equal "$(gpu_used_of 0)" 0 "used of the GPU of the wrong kind"
+  (($(gpu_used_of 1) > 0))
+  kill -TERM "$RUN"
+  ends_with 75
+  # The scheduler says which of two it may have.
+  export STASIS_SIM_GPUS=A:8G,A:8G
+  CUDA_VISIBLE_DEVICES=0 start_run
+  told "goes on from"
+  target_goes_on
+  (($(gpu_used_of 0) > 0 && $(gpu_used_of 1) == 0))
+  kill -TERM "$RUN"
+  ends_with 75
+  # Or who runs it, by name.
+  start_run --map 0=1
+  told "goes on from"
+  target_goes_on
+  (($(gpu_used_of 1) > 0 && $(gpu_used_of 0) == 0))
+  kill -TERM "$RUN"
+  ends_with 75
+}
+
+@test "too few GPUs, or none of the kind: refused with what is needed, and the image stays" {
+  export STASIS_SIM_GPUS=A:2x8G
+  start_run
+  job_is_up
+  kill -TERM "$RUN"
+  ends_with 75
+  local run=(stasis run --images-dir "$images")
+  STASIS_SIM_MACHINE=other STASIS_SIM_GPUS=B:2x8G refused_by 11 gpu-mismatch "${run[@]}" -- "${job[@]}"
+  assert_contains "$err" "the job needs 1 x A (8.00 GiB), and it may have 2 x B (8.00 GiB)"
+  STASIS_SIM_GPUS=A:8G refused_by 11 gpu-mismatch "${run[@]}" -- "${job[@]}"
+  assert_contains "$err" "the job saw 2 GPUs"
+  CUDA_VISIBLE_DEVICES="" refused_by 11 gpu-mismatch "${run[@]}" -- "${job[@]}"
+  assert_contains "$err" "it may have none"
+  refused_by 2 device-map-invalid "${run[@]}" --map 0-1 -- "${job[@]}"
+  assert_equal "$(ls "$images" | grep -v log)" $'000001\nlock'
+  start_run
+  told "goes on from"
+  target_goes_on
+}
+
+# Not while it is being saved.
+suspends() {
+  capture timeout 30 stasis suspend trainer
+  ((status == 0))
+}
+
+@test "by its name it is suspended, resumed and dumped; while it is suspended nothing is saved" {
+  start_run --name trainer --every 600ms
+  job_is_up
+  told "saved to"
+  done_by ps --json
+  assert_equal "$(json 'd["processes"][0]["name"]')" trainer
+  done_by ps
+  assert_contains "$out" trainer
+  wait_until 20 suspends
+  assert_contains "$out" "suspended process 5000 "
+  gpu_is_free
+  done_by ps --json # what it gets back
+  assert_equal "$(json 'd["processes"][0]["gpu_memory"][0]["bytes"] > 0')" True
+  told "not saved, because the job is suspended"
+  # By its number out here it is the same one.
+  refused 2 usage swap trainer "$(job_pid)"
+  done_by resume "$(job_pid)"
+  target_goes_on
+  wait_until 20 suspends
+  # One that has to make room while it is suspended runs again afterwards.
+  kill -TERM "$RUN"
+  ends_with 75
+  refused 3 no-such-process resume trainer
+  start_run --name trainer
+  told "goes on from"
+  target_goes_on
+  done_by dump trainer --images-dir "$image" --leave-running
+  target_goes_on
+  capture timeout 20 stasis run --name trainer -- true
+  assert_equal "$status" 7
+  assert_contains "$err" "another job has the name trainer"
+  kill -TERM "$RUN"
+  ends_with 75
+  nothing_left
+}
+
+@test "a program that is only started has its name, and what it starts belongs to it" {
+  (exec_on_gpu stasis run --name server -- sh -c "stasis-workload memory --size 4M --status $TARGET_STATUS; true") \
+    </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  at_end_kill $!
+  wait_until 20 target_is_up
+  done_by ps --json
+  assert_equal "$(json 'd["processes"][0]["name"]')" server
+  done_by suspend server
+  gpu_is_free
+  done_by resume server
+  target_goes_on
+  refused 2 usage run --name 12 -- true
+}
+
+@test "a suspend by name that is killed in the middle: recover by name, and the job goes on being saved" {
+  start_run --name trainer
+  job_is_up
+  capture env STASIS_FAULT=checkpoint.after:kill timeout 30 stasis suspend trainer
+  assert_equal "$status" 137
+  done_by recover trainer
+  target_goes_on
+  saves 000001
+  kill -TERM "$RUN"
+  ends_with 75
+  nothing_left
+}
+
+@test "a signal that comes while it is saved is the job's, and not the image's" {
+  export STASIS_SIM_FAULTS="checkpoint:delay=1s"
+  start_run
+  job_is_up
+  kill -USR1 "$RUN"
+  wait_until 10 pgrep -x stasis-worker
+  sleep 0.5
+  kill -INT "$RUN" # passed on, and the program has no handler
+  ends_with 130
+  grep -q "saved to $images/000001 " "$RUN_LOG"
+  unset STASIS_SIM_FAULTS
+  start_run
+  told "goes on from $images/000001 "
+  target_goes_on
+  kill -TERM "$RUN"
+  ends_with 75
+}
+
+@test "told to make room in the middle of a save that takes too long: no image has the signal" {
+  start_run
+  job_is_up
+  saves 000001
+  kill -TERM "$RUN"
+  ends_with 75
+  export STASIS_SIM_FAULTS="checkpoint:delay=1500ms"
+  start_run --grace 300ms
+  told "goes on from $images/000002 "
+  target_goes_on
+  kill -USR1 "$RUN"
+  wait_until 10 pgrep -x stasis-worker
+  sleep 0.5
+  kill -TERM "$RUN"
+  ends_with 0 # the workload's own, when it has got the signal
+  grep -q "the job is not saved: the save that was under way has taken too long; it gets SIGTERM itself" "$RUN_LOG"
+  assert_equal "$(ls "$images" | grep -v log)" $'000001\n000002\nlock'
+  unset STASIS_SIM_FAULTS
+  start_run
+  told "goes on from $images/000002 "
+  target_goes_on
+  kill -TERM "$RUN"
+  ends_with 75
+}
+
+@test "told to make room while a verb is at work on it: saved when that is done" {
+  start_run --name trainer
+  job_is_up
+  STASIS_SIM_FAULTS="checkpoint:delay=1500ms" timeout 30 stasis suspend trainer >/dev/null 2>&1 3>&- &
+  local verb=$!
+  wait_until 10 in_the_middle
+  kill -TERM "$RUN"
+  told "not saved yet: "
+  wait "$verb" || true
+  ends_with 75
+  start_run
+  told "goes on from $images/000001 "
+  target_goes_on
+  kill -TERM "$RUN"
+  ends_with 75
+}
+# Its record is there.
+in_the_middle() { compgen -G "/proc/$(children_of "$RUN")/root$STASIS_STATE_DIR/*5000*" >/dev/null; }
+
+@test "a worker that is killed when its image is complete and the job ended: saved all the same" {
+  export STASIS_FAULT=dump.finish:kill
+  start_run
+  job_is_up
+  kill -TERM "$RUN"
+  ends_with 75
+  unset STASIS_FAULT
+  start_run
+  told "goes on from $images/000001 "
+  target_goes_on
+  kill -TERM "$RUN"
+  ends_with 75
+}
+
+@test "a process that has left the job's tree is in no image, and that is told" {
+  job=(bash -c '(sleep 1000 &); exec "$@"' bash "${job[@]}")
+  start_run
+  job_is_up
+  saves 000001
+  grep -q "(sleep) has left the job's tree" "$RUN_LOG"
+  assert_equal "$(grep -c "has left the job's tree" "$RUN_LOG")" 1
+  kill -TERM "$RUN"
+  ends_with 75
 }

@@ -124,7 +124,7 @@ drawn() { assert_equal "$(json '{(v["drawings"], v["bars"], v["tiles"]) for v in
   dump_it
   local pages
   pages=$(find "$image/criu" -name 'pages-*' -size +900k | head -n 1)
-  printf 'x' | dd of="$pages" bs=1 seek=100000 conv=notrunc 2>/dev/null
+  spoil_byte "$pages" 100000
   capture stasis report "$image" -o "$page" --verify
   assert_equal "$status" 10
   has image-corrupt

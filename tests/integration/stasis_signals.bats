@@ -74,6 +74,51 @@ interrupt_at() {
   target_verifies
 }
 
+@test "a signal is obeyed at once while a lock is pending" {
+  start_tree --size 4M
+  local tool begun
+  STASIS_SIM_FAULTS="lock:timeout pid=${CHILDREN[1]}" with_signals stasis suspend "$TARGET" --timeout 30000 \
+    >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
+  tool=$!
+  at_end_kill "$tool"
+  echo "$tool" >"$BATS_TEST_TMPDIR/tool"
+  wait_until 10 works_on_it_now "$BATS_TEST_TMPDIR/tool"
+  # The tries take 0.5, 1 and 2 s: into the third.
+  sleep 1.7
+  begun=$(date +%s%N) status=0
+  kill -INT "$tool"
+  wait "$tool" || status=$?
+  assert_equal "$status" 130 "$(cat "$BATS_TEST_TMPDIR/out")"
+  (($(date +%s%N) - begun < 900000000)) || { echo "it took $((($(date +%s%N) - begun) / 1000000)) ms" >&2; return 1; }
+  in_state running "${CHILDREN[@]}"
+  nothing_left
+  target_goes_on
+  target_verifies
+}
+
+@test "a signal during a recover leaves what there is to recover, and the status says so" {
+  start_target memory --size 8M
+  local tool
+  for words in "--all" "$TARGET"; do
+    STASIS_SIM_FAULTS="checkpoint:delay=20s" stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
+    tool=$!
+    wait_until 10 works_on_it "$tool"
+    kill -KILL "$tool"
+    wait "$tool" 2>/dev/null || true
+    # It looks for half a second whether the driver still works for the one that was killed.
+    # shellcheck disable=SC2086
+    interrupt_at 0.3 TERM recover $words
+    assert_equal "$status" 143 "recover $words: $out$err"
+    assert_contains "$err" "[interrupted]"
+    in_state locked
+    done_by recover --all
+    in_state running
+    nothing_left
+  done
+  target_goes_on
+  target_verifies
+}
+
 @test "a signal during a resume leaves it suspended, or running when it was too late" {
   start_target memory --size 20M
   for at in 0.02 0.06 0.1 0.2; do
@@ -287,6 +332,7 @@ criu_runs() {
   return 1
 }
 
+# bats test_tags=long
 @test "killed at any moment of a suspend or resume, the process is recovered" {
   start_target memory --size 20M
   for at in 0.01 0.03 0.06 0.1 0.13 0.16 0.2 0.25 0.3; do
@@ -311,6 +357,7 @@ criu_runs() {
   target_verifies
 }
 
+# bats test_tags=long
 @test "killed at any moment of a dump, the process is recovered, or the image is whole" {
   need_root "CRIU"
   start_target memory --size 20M
@@ -329,6 +376,7 @@ criu_runs() {
   restored_verifies
 }
 
+# bats test_tags=long
 @test "killed at any moment of a restore, the process is recovered, or the image restored again" {
   need_root "CRIU"
   start_target memory --size 20M

@@ -50,6 +50,20 @@ PY
   assert_equal "$(sed 's/\x1b\[[HJ]//g; s/\r$//' "$BATS_TEST_TMPDIR/tty" | grep -v '^note: ' | awk '{ if (length > most) most = length } END { print most }')" 50
 }
 
+@test "an error is red on a terminal, and nothing is with NO_COLOR, on a dumb one and through a pipe" {
+  local said=$BATS_TEST_TMPDIR/tty plain
+  on_a_terminal 10 stasis suspend 2147483647
+  assert_equal "$status" 3
+  grep -qF $'\e[1;31m' "$said"
+  for plain in NO_COLOR=1 TERM=dumb; do
+    on_a_terminal 10 env "$plain" stasis suspend 2147483647
+    grep -q "no-such-process" "$said"
+    ! grep -q $'\e' "$said" || { echo "$plain" >&2; return 1; }
+  done
+  refused 3 no-such-process suspend 2147483647
+  [[ $err != *$'\e'* ]]
+}
+
 # --- A terminal that hangs up
 
 @test "a terminal that hangs up during a suspend rolls it back" {

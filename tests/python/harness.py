@@ -135,6 +135,11 @@ def state_of(pid):
     return tool("cuda-checkpoint", "--get-state", "--pid", pid)[1].strip()
 
 
+def name_of(pid):
+    with open(f"/proc/{pid}/comm", encoding="ascii") as file:
+        return file.read().strip()
+
+
 def gpus_used():
     """Bytes in use on each simulated GPU."""
     return [gpu["used_bytes"] for gpu in json.loads(tool("stasis-sim-smi", "--json")[1])["gpus"]]

@@ -6,6 +6,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 
 import harness
@@ -94,6 +95,49 @@ class Suspend(harness.Case):
         stasis.suspend(target.pid)
         self.assertEqual(harness.tool("stasis", "resume", target.pid)[0], 0)
         target.goes_on()
+
+
+class PastTheDriver(harness.Case):
+    """GPU memory of a program that was started under the agent."""
+
+    def agent(self):
+        return {"LD_PRELOAD": os.path.join(harness.BUILD, "lib", "stasis", "libstasis-preload.so")}
+
+    def test_suspend_and_resume(self):
+        target = self.target("memory", "--size", "24M", env=self.agent())
+        report = stasis.suspend(target.pid)
+        self.assertEqual(report.json["path"], "direct")
+        self.assertIn("copy out", report.phases)
+        self.assertEqual(sum(harness.gpus_used()), 0)
+        self.assertIn("copy in", stasis.resume(target.pid).phases)
+        process = stasis.Process(target.pid)
+        with process.suspended():
+            self.assertEqual(process.state, "checkpointed")
+        target.goes_on()
+        target.finish()
+
+    def test_dump_and_restore(self):
+        target = self.target("memory", "--size", "24M", env=self.agent())
+        images = os.path.join(self.folder(), "images")
+        report = stasis.dump(target.pid, images, compress="lz4", sync=False)
+        os.waitpid(target.pid, 0)
+        self.assertEqual(report.json["path"], "direct")
+        self.assertTrue(os.path.isdir(os.path.join(images, "gpu")))
+        self.assertIn("copy in", stasis.restore(images).phases)
+        target.goes_on()
+        target.finish()
+
+    def test_from_a_thread_that_ends(self):
+        # What copies must not end with the thread that has started it, nor stay behind.
+        target = self.target("memory", "--size", "24M", env=self.agent())
+        for _ in range(2):
+            for step in (stasis.suspend, stasis.resume):
+                thread = threading.Thread(target=step, args=(target.pid,))
+                thread.start()
+                thread.join()
+            target.goes_on()
+        self.assertEqual([pid for pid in children_of(os.getpid()) if harness.name_of(pid) == "stasis-mover"], [])
+        target.finish()
 
 
 class Group(harness.Case):

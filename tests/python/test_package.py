@@ -46,6 +46,9 @@ class Install(harness.Case):
                 loaded = {line.split()[-1] for line in file if "libstasis" in line}
             assert loaded == {os.path.join(folder, "_lib", "libstasis.so.0")}, loaded
             assert importlib.metadata.version("stasis") == stasis.__version__
+            # Licences of what is compiled in: the module itself, and the library.
+            told = {path.name: path.read_text() for path in importlib.metadata.files("stasis") if "licenses" in path.parts}
+            assert "Wenzel Jakob" in "".join(told.values()) and "libfmt-dev" in told, list(told)
             process = stasis.Process(int(sys.argv[1]))
             with process.suspended():
                 print(process.state)

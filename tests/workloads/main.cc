@@ -29,6 +29,9 @@ constexpr Kind kKinds[] = {
     {"graph", run_graph, "a CUDA graph launched again and again (real driver only)"},
     {"contexts", run_contexts, "three contexts on every GPU"},
     {"threads", run_threads, "host threads that launch at the same time (--threads)"},
+    {"churn", run_churn, "host threads that allocate and free all the time (--size, --threads)"},
+    {"torture", run_torture, "hundreds of allocations of all sizes (--size, --copies)"},
+    {"peer", run_peer, "two GPUs that work on each other's memory (--size)"},
     {"poll", run_poll, "host threads that ask the driver all the time"},
     {"managed", run_managed, "managed memory, which cannot be checkpointed"},
     {"ipc", run_ipc, "memory shared with a child, which cannot be restored"},
@@ -79,6 +82,10 @@ int main(int argc, char** argv) {
   app.add_option("--status", options.status, "file that always says \"round N ok\"");
   app.add_option("--rounds", options.rounds, "stop after so many; 0: at SIGTERM");
   app.add_option("--seed", options.seed, "of all content; 0: a random one");
+  app.add_option("--still", options.still,
+                 "memory: besides --size, device memory that never changes")
+      ->transform(CLI::AsSizeValue(false))
+      ->type_name("BYTES");
   app.add_option("--size", options.size, "device memory, e.g. 16G")
       ->transform(CLI::AsSizeValue(false));
   app.add_option("--pause-ms", options.pause_ms, "between two rounds")->capture_default_str();
@@ -91,6 +98,10 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
   app.add_option("--child-kind", options.child_kind, "what they run")->capture_default_str();
+  app.add_option("--copies", options.copies,
+                 "kind torture: so many allocations in a row have the same content")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app.add_flag("--like-nccl", options.like_nccl,
                "kind collective: with the socket of an NCCL rank");
   app.add_flag("--restless", options.restless,

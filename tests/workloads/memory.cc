@@ -1,4 +1,5 @@
-// Plain device memory: allocations of many sizes, all of it checked and changed in each round.
+// Plain device memory: allocations of many sizes, all of it checked and changed in each round; with
+// --still more of it that is checked and stays as it is.
 #include <algorithm>
 
 #include "tests/workloads/gpu.h"
@@ -10,6 +11,7 @@ constexpr std::uint64_t kMiB = 1u << 20;
 constexpr std::uint64_t kDefaultSize = 16 * kMiB;
 constexpr std::uint64_t kSpanWords = 512;
 constexpr int kSpansPerRound = 8;
+constexpr std::uint64_t kStillPiece = 1024 * kMiB;
 
 // Small ones share the driver's slabs, those from 2 MiB on have pages of their own: sizes on both
 // sides of each border.
@@ -36,6 +38,15 @@ std::vector<Buffer> allocate_all(const Gpu& gpu, std::uint64_t size) {
   return buffers;
 }
 
+void allocate_still(const Gpu& gpu, std::uint64_t size, std::vector<Buffer>& buffers) {
+  for (std::uint64_t left = size; left >= sizeof(std::uint64_t);) {
+    const std::uint64_t words = std::min(left, kStillPiece) / sizeof(std::uint64_t);
+    left -= words * sizeof(std::uint64_t);
+    buffers.push_back({"still buffer " + std::to_string(buffers.size()),
+                       gpu.allocate(words * sizeof(std::uint64_t)), words, 0});
+  }
+}
+
 // The way back in: spoil a few words, and write the right ones from the CPU.
 void rewrite_span(const Gpu& gpu, const Buffer& buffer, std::uint64_t first, std::uint64_t count) {
   const cuda::CUdeviceptr at = buffer.data + first * sizeof(std::uint64_t);
@@ -51,6 +62,8 @@ void rewrite_span(const Gpu& gpu, const Buffer& buffer, std::uint64_t first, std
 void run_memory(Run& run) {
   const Gpu gpu = Gpu::primary(initialised_driver(run.options()), 0);
   std::vector<Buffer> buffers = allocate_all(gpu, run.size_or(kDefaultSize));
+  const std::size_t changing = buffers.size();
+  allocate_still(gpu, run.options().still, buffers);
   for (std::size_t i = 0; i < buffers.size(); ++i) {
     buffers[i].seed = run.seed(0, i);
     gpu.kernels().fill(nullptr, buffers[i].data, buffers[i].words, buffers[i].seed);
@@ -59,7 +72,8 @@ void run_memory(Run& run) {
   while (run.next()) {
     checker.begin(nullptr);
     for (std::size_t i = 0; i < buffers.size(); ++i) {
-      checker.advance(nullptr, buffers[i], run.seed(run.round(), i));
+      checker.advance(nullptr, buffers[i],
+                      i < changing ? run.seed(run.round(), i) : buffers[i].seed);
     }
     checker.verify(nullptr, run);
     for (int i = 0; i < kSpansPerRound; ++i) {

@@ -23,11 +23,13 @@ struct Options {
   std::uint64_t rounds = 0;     // 0: until SIGTERM
   std::uint64_t seed = 0;       // 0: from the kernel's random numbers
   std::uint64_t size = 0;       // bytes of device memory; 0: the kind's own default
+  std::uint64_t still = 0;      // kind memory: bytes besides that stay as they are
   std::uint32_t pause_ms = 40;  // between two rounds
   std::uint32_t busy_ms = 0;    // of each long kernel; 0: the kind's own default
   std::uint32_t own_us = 0;     // kind poll: work between two questions
   std::uint32_t threads = 3;
   std::uint32_t children = 2;
+  std::uint32_t copies = 1;  // kind torture: allocations with the same content
   std::string child_kind = "memory";
   std::string ipc_handle;   // hexadecimal; set by the parent of kind ipc for its child
   std::string meeting;      // a file; set by the parent of kind collective for its ranks, as are
@@ -88,6 +90,9 @@ void run_vmm(Run& run);
 void run_graph(Run& run);
 void run_contexts(Run& run);
 void run_threads(Run& run);
+void run_churn(Run& run);
+void run_torture(Run& run);
+void run_peer(Run& run);
 void run_poll(Run& run);
 void run_managed(Run& run);
 void run_ipc(Run& run);

@@ -1,0 +1,83 @@
+#include <unistd.h>
+
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "environment.h"
+
+namespace stasis::preload {
+namespace {
+
+class Environment : public testing::Test {
+ protected:
+  Environment() {
+    path_ = testing::TempDir() + "environment-XXXXXX";
+    const int fd = ::mkstemp(path_.data());
+    ::close(fd);
+  }
+  ~Environment() override { ::unlink(path_.c_str()); }
+
+  void refresh(const std::string& changes) {
+    FILE* file = std::fopen(path_.c_str(), "we");
+    std::fwrite(changes.data(), 1, changes.size(), file);
+    std::fclose(file);
+    refresh_environment(path_.c_str());
+    // It is the environment's for ever, and only the last one is to be found there when the leak
+    // sanitizer looks, after the destructors of what is static.
+    static auto& made = *new std::vector<char**>;
+    made.push_back(environ);
+  }
+  static std::string value(const char* name) {
+    const char* found = std::getenv(name);
+    return found != nullptr ? found : "(none)";
+  }
+
+  std::string path_;
+};
+
+std::string list(std::initializer_list<const char*> changes) {
+  std::string out;
+  for (const char* change : changes)
+    out += std::string(change) + '\0';
+  return out;
+}
+
+TEST_F(Environment, SetsRemovesAndLeavesTheRest) {
+  ::setenv("JOB_ID", "1", 1);
+  ::setenv("JOB_IDS", "stays", 1);
+  ::setenv("GONE", "old", 1);
+  ::unsetenv("FRESH");
+  refresh(list({"JOB_ID=2", "GONE", "FRESH=a=b"}));
+  EXPECT_EQ(value("JOB_ID"), "2");
+  EXPECT_EQ(value("JOB_IDS"), "stays");
+  EXPECT_EQ(value("GONE"), "(none)");
+  EXPECT_EQ(value("FRESH"), "a=b");
+  // The C library's own functions go on from there.
+  ::setenv("JOB_ID", "3", 1);
+  EXPECT_EQ(value("JOB_ID"), "3");
+}
+
+TEST_F(Environment, WhatBeginsSoIsReplacedAsAWhole) {
+  ::setenv("SLURM_A", "1", 1);
+  ::setenv("SLURM_B", "1", 1);
+  ::setenv("SLURMX", "stays", 1);
+  refresh(list({"SLURM_*", "SLURM_B=2"}));
+  EXPECT_EQ(value("SLURM_A"), "(none)");
+  EXPECT_EQ(value("SLURM_B"), "2");
+  EXPECT_EQ(value("SLURMX"), "stays");
+}
+
+TEST_F(Environment, NoFileAnEmptyOneAndOneWithoutAnEndChangeNothingElse) {
+  ::setenv("JOB_ID", "1", 1);
+  refresh("");
+  refresh_environment("/nowhere/at/all");
+  EXPECT_EQ(value("JOB_ID"), "1");
+  refresh("JOB_ID=2");
+  EXPECT_EQ(value("JOB_ID"), "2");
+}
+
+}  // namespace
+}  // namespace stasis::preload

@@ -1,0 +1,367 @@
+// Suspends one job and resumes another on the same GPUs, at once where both fit: each direction of
+// the bus has its own speed. Each in a process of its own, in the job's namespaces, as operations
+// are about one tree.
+#include <poll.h>
+#include <unistd.h>
+
+#include <array>
+#include <csignal>
+#include <list>
+#include <memory>
+#include <span>
+
+#include <fmt/format.h>
+
+#include "base/helper_process.h"
+#include "cli/target.h"
+#include "cli/verbs.h"
+#include "job/init.h"
+
+namespace stasis::cli {
+namespace {
+
+using nlohmann::json;
+
+constexpr int kLookForSignals = 100;  // milliseconds
+
+struct SwapArguments {
+  Target out;
+  Target in;
+  SuspendOptions suspend;
+  std::optional<std::string> device_map;
+};
+
+Result<void> send_order(const Channel& channel, const json& order) {
+  const std::string text = order.dump(-1, ' ', false, json::error_handler_t::replace);
+  return channel.send(std::as_bytes(std::span(text)));
+}
+
+std::optional<json> order_of(const Channel::Message& message) {
+  const std::string_view text(reinterpret_cast<const char*>(message.bytes.data()),
+                              message.bytes.size());
+  json parsed = json::parse(text, nullptr, false);
+  if (!parsed.is_object()) return std::nullopt;
+  return parsed;
+}
+
+// --- In the process of a side.
+
+Interrupt* g_side_interrupt = nullptr;
+
+void stop_side(int signal_number) { g_side_interrupt->request(signal_number); }
+
+json failure(const Error& error) { return {{"error", job::error_to_json(error)}}; }
+
+json report_of(const Result<Report>& report) {
+  if (!report) return failure(report.error());
+  json out = to_json(*report);
+  // A message holds so much: of very many processes nobody reads each here.
+  constexpr std::size_t kMostProcesses = 64;
+  json& processes = out["processes"];
+  while (processes.is_array() && processes.size() > kMostProcesses)
+    processes.erase(processes.size() - 1);
+  return {{"report", std::move(out)},
+          {"text", subject_text(*report)},
+          {"seconds", report->total.count()},
+          {"standstill", report->standstill ? json(report->standstill->count()) : json()}};
+}
+
+json work_on(Context& context, Driver& driver, const Interrupt& interrupt,
+             const SwapArguments& arguments, Pid root, const std::string& what) {
+  const Environment whole = context.environment(driver);
+  const Environment env{driver, interrupt, whole.progress, whole.note, whole.mover};
+  if (what == "look") {
+    auto standing = look_at(env, root);
+    if (!standing) return failure(standing.error());
+    return {{"running", standing->running},
+            {"suspended", standing->suspended},
+            {"locked", standing->locked},
+            {"fits", standing->fits ? json(*standing->fits) : json()}};
+  }
+  if (what == "suspend") return report_of(suspend(env, root, arguments.suspend));
+  ResumeOptions options;
+  if (arguments.device_map) {
+    auto map = parse_gpu_map(*arguments.device_map);
+    if (!map) return failure(map.error());
+    options.gpu_map = std::move(*map);
+  }
+  return report_of(resume(env, root, options));
+}
+
+void serve_side(const Channel& channel, const SwapArguments& arguments, const Target& target,
+                const Elsewhere& there, const std::optional<DriverPatience>& patience) {
+  Terminal nobody;
+  // One for each order: what was stopped has to be undone. They stay, for a signal that is late.
+  std::list<Interrupt> interrupts(1);
+  g_side_interrupt = &interrupts.back();
+  struct sigaction action {};
+  action.sa_handler = stop_side;
+  action.sa_flags = SA_RESTART;
+  ::sigaction(SIGTERM, &action, nullptr);
+  Context context{nobody, interrupts.front(), true};
+  context.patience = patience;
+  auto entered = there.enter();
+  std::unique_ptr<Driver> driver;
+  if (entered) {
+    auto loaded = context.load_moving_driver();
+    if (loaded)
+      driver = std::move(*loaded);
+    else
+      entered = fail(std::move(loaded.error()));
+  }
+  while (true) {
+    auto message = channel.receive(-1);
+    if (!message || !*message) break;
+    const auto order = order_of(**message);
+    if (!order) break;
+    context.notes.clear();
+    g_side_interrupt = &interrupts.emplace_back();
+    json result = entered ? work_on(context, *driver, interrupts.back(), arguments, target.pid,
+                                    order->value("do", std::string()))
+                          : failure(entered.error());
+    result["notes"] = context.notes;
+    if (entered && driver->info().simulated) result["simulated"] = driver->info().library;
+    if (!send_order(channel, result)) break;
+  }
+  driver.reset();
+  context.mover.reset();
+}
+
+// --- Here.
+
+class Side {
+ public:
+  static Result<Side> start(const SwapArguments& arguments, const Target& target,
+                            const std::optional<DriverPatience>& patience) {
+    auto there = Elsewhere::open(target);
+    if (!there) return fail(std::move(there.error()));
+    auto process = HelperProcess::start("stasis-swap", [&](const Channel& channel) {
+      serve_side(channel, arguments, target, *there, patience);
+    });
+    if (!process) return fail(std::move(process.error()));
+    return Side(target.text, std::move(*process));
+  }
+
+  const std::string& name() const { return name_; }
+  int fd() const { return busy_ ? process_.channel().fd() : -1; }
+  bool busy() const { return busy_; }
+
+  void begin(const char* what) {
+    done_ = json();
+    busy_ = send_order(process_.channel(), {{"do", what}}).has_value();
+    if (!busy_) lost();
+  }
+  // Takes the answer, which is there.
+  void take() {
+    auto message = process_.channel().receive(0);
+    if (message && !*message) return;
+    busy_ = false;
+    auto answer = message ? order_of(**message) : std::nullopt;
+    if (answer)
+      done_ = std::move(*answer);
+    else
+      lost();
+  }
+  void stop() {
+    if (auto pidfd = Pidfd::open(process_.pid())) (void)pidfd->signal(SIGTERM);
+  }
+
+  // Of what was done last.
+  const json& result() const { return done_; }
+  bool succeeded() const { return done_.is_object() && !done_.contains("error"); }
+  Error error() const {
+    return job::error_from_json(done_.value("error", json::object()))
+        .within(fmt::format("{}", name_));
+  }
+
+ private:
+  Side(std::string name, HelperProcess process)
+      : name_(std::move(name)), process_(std::move(process)) {}
+
+  void lost() {
+    busy_ = false;
+    (void)process_.end_after(1000);
+    done_ = failure({ErrorCode::kNotRolledBack,
+                     fmt::format("the process that worked on it {}", process_.how_it_ended()),
+                     fmt::format("`stasis recover {}`", name_),
+                     {},
+                     {}});
+  }
+
+  std::string name_;
+  HelperProcess process_;
+  bool busy_ = false;
+  json done_;
+};
+
+class Swap {
+ public:
+  Swap(Context& context, Side& out, Side& in) : context_(context), out_(out), in_(in) {}
+
+  // Leaves everything as it was on an error, or says what is not.
+  Result<void> run();
+  bool at_once() const { return at_once_; }
+
+ private:
+  // Until both are done; a signal is passed on to both, once.
+  void wait() {
+    while (out_.busy() || in_.busy()) {
+      if (context_.interrupt.requested() && !stopped_) {
+        stopped_ = true;
+        out_.stop();
+        in_.stop();
+      }
+      std::array<pollfd, 2> ready{{{out_.fd(), POLLIN, 0}, {in_.fd(), POLLIN, 0}}};
+      if (::poll(ready.data(), ready.size(), kLookForSignals) <= 0) continue;
+      if (ready[0].revents != 0) out_.take();
+      if (ready[1].revents != 0) in_.take();
+    }
+  }
+  Result<void> look();
+  Error undo(Error why, Side& side, const char* what);
+
+  Context& context_;
+  Side& out_;
+  Side& in_;
+  bool stopped_ = false;
+  bool at_once_ = false;
+};
+
+Result<void> Swap::look() {
+  out_.begin("look");
+  in_.begin("look");
+  wait();
+  for (const Side* side : {&out_, &in_})
+    if (!side->succeeded()) return fail(side->error());
+  const auto count = [](const Side& side, const char* what) {
+    return side.result().value(what, std::size_t{0});
+  };
+  if (count(out_, "suspended") + count(out_, "locked") > 0) {
+    return fail(ErrorCode::kWrongState,
+                fmt::format("{} does not run: {} of its processes are suspended or locked",
+                            out_.name(), count(out_, "suspended") + count(out_, "locked")),
+                fmt::format("the first is the one to be suspended; to bring the second back alone: "
+                            "`stasis resume {}`",
+                            in_.name()));
+  }
+  if (count(in_, "running") + count(in_, "locked") > 0) {
+    return fail(ErrorCode::kWrongState, fmt::format("{} is not suspended", in_.name()),
+                fmt::format("the second is the one to be resumed; to suspend the first alone: "
+                            "`stasis suspend {}`",
+                            out_.name()));
+  }
+  at_once_ = in_.result()["fits"].is_boolean() && in_.result()["fits"].get<bool>();
+  return {};
+}
+
+// `side` had done its part; brings it back to what it was.
+Error Swap::undo(Error why, Side& side, const char* what) {
+  stopped_ = true;  // what is undone is undone to the end
+  side.begin(what);
+  wait();
+  if (side.succeeded()) {
+    if (why.code != ErrorCode::kNotRolledBack) why.message += "; the other one is as it was";
+    return why;
+  }
+  const Error second = side.error();
+  return {ErrorCode::kNotRolledBack,
+          fmt::format("{}; and then {}", why.to_string(), second.to_string()),
+          fmt::format("`stasis {} {}`", what, side.name()),
+          {},
+          {}};
+}
+
+Result<void> Swap::run() {
+  if (auto fine = look(); !fine) return fine;
+  if (auto stop = context_.interrupt.check(); !stop) return stop;
+  out_.begin("suspend");
+  if (at_once_) in_.begin("resume");
+  wait();
+  if (!at_once_) {
+    if (!out_.succeeded()) return fail(out_.error());
+    if (auto stop = context_.interrupt.check(); !stop)
+      return fail(undo(std::move(stop.error()), out_, "resume"));
+    in_.begin("resume");
+    wait();
+  }
+  if (out_.succeeded() && in_.succeeded()) return {};
+  if (!out_.succeeded() && !in_.succeeded()) {
+    const bool worse = in_.error().code == ErrorCode::kNotRolledBack;
+    return fail(worse ? in_.error() : out_.error());
+  }
+  if (out_.succeeded()) return fail(undo(in_.error(), out_, "resume"));
+  return fail(undo(out_.error(), in_, "suspend"));
+}
+
+void tell_notes(Context& context, const Side& side) {
+  for (const json& note : side.result().value("notes", json::array()))
+    context.terminal.note(side.name() + ": " + note.get<std::string>());
+}
+
+Result<int> run_swap(Context& context, SwapArguments& arguments) {
+  const auto start = Clock::now();
+  if (arguments.device_map) {
+    if (auto map = parse_gpu_map(*arguments.device_map); !map) return fail(std::move(map.error()));
+  }
+  for (Target* target : {&arguments.out, &arguments.in})
+    if (auto found = target->find(); !found) return fail(std::move(found.error()));
+  const auto init_of = [](const Target& target) {
+    return target.is_elsewhere() ? target.job->init.value : 0;
+  };
+  if (arguments.out.pid == arguments.in.pid && init_of(arguments.out) == init_of(arguments.in)) {
+    return fail(ErrorCode::kUsage,
+                fmt::format("{} and {} are the same", arguments.out.text, arguments.in.text),
+                "name the one to be suspended, and the one to be resumed");
+  }
+  auto out = Side::start(arguments, arguments.out, context.patience);
+  if (!out) return fail(std::move(out.error()));
+  auto in = Side::start(arguments, arguments.in, context.patience);
+  if (!in) return fail(std::move(in.error()));
+  Swap swap(context, *out, *in);
+  auto done = swap.run();
+  if (!context.json && out->result().contains("simulated")) {
+    context.terminal.note("this is the simulated GPU (" +
+                          out->result()["simulated"].get<std::string>() + ")");
+  }
+  tell_notes(context, *out);
+  tell_notes(context, *in);
+  if (!done) return fail(std::move(done.error()));
+  const Seconds total = since(start);
+  if (context.json) {
+    context.print({{"ok", true},
+                   {"suspended", out->result()["report"]},
+                   {"resumed", in->result()["report"]},
+                   {"at_once", swap.at_once()},
+                   {"seconds", total.count()}});
+    return 0;
+  }
+  const auto part = [](const Side& side) {
+    return fmt::format("{} ({}) in {}", side.name(), side.result().value("text", ""),
+                       format_seconds(Seconds(side.result().value("seconds", 0.0))));
+  };
+  context.terminal.out(fmt::format("suspended {}, resumed {}; {} in all, {}", part(*out), part(*in),
+                                   format_seconds(total),
+                                   swap.at_once() ? "both at once" : "one after the other"));
+  return 0;
+}
+
+}  // namespace
+
+Verb add_swap(CLI::App& app) {
+  auto options = std::make_shared<SwapArguments>();
+  CLI::App* command = app.add_subcommand(
+      "swap", "suspend one process tree and resume another in its place, at once where both fit");
+  add_target(*command, options->out, "OUT");
+  add_target(*command, options->in, "IN");
+  command->get_option("OUT")->description(
+      "who is to be suspended: number of the process, or name of the job");
+  command->get_option("IN")->description("who is to be resumed, likewise");
+  add_timeout(*command, options->suspend.timeout);
+  add_path(*command, options->suspend.path);
+  add_device_map(*command, options->device_map);
+  command->add_flag("--ignore-obstacles", options->suspend.ignore_obstacles,
+                    "go on although the driver may refuse or lose the first one's memory");
+  return {command, [options](Context& context) { return run_swap(context, *options); }};
+}
+
+}  // namespace stasis::cli

@@ -1,0 +1,157 @@
+#include "image/content_base.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <numeric>
+
+#include <fmt/format.h>
+
+#include "image/content_format.h"
+#include "image/directory.h"
+#include "image/image_reader.h"
+
+namespace stasis {
+namespace {
+
+// A new image has room for so many data files besides those it writes itself.
+constexpr std::size_t kMostTaken =
+    content_format::kMaxFiles - content_format::kNewFiles - content_format::kMovedFiles;
+
+std::uint64_t first_word(const BlockDigest& digest) {
+  std::uint64_t word = 0;
+  std::memcpy(&word, digest.data(), sizeof word);
+  return word;
+}
+
+std::string data_name(std::size_t file) {
+  const std::string path = content_data_path(file);
+  return path.substr(path.find('/') + 1);
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const ContentBase>> ContentBase::open(const std::string& image_dir,
+                                                             Progress& progress,
+                                                             const Interrupt& interrupt,
+                                                             std::uint32_t chunk_bytes) {
+  auto image = ImageReader::open(image_dir);
+  if (!image) return fail(std::move(image.error()));
+  const auto& record = image->manifest().content;
+  if (!record) return fail(ErrorCode::kNotSupported, "there is no GPU content in " + image->path());
+  auto reader = image->open_content();
+  if (!reader) return fail(std::move(reader.error()));
+  if (reader->chunk_bytes() != chunk_bytes) {
+    return fail(ErrorCode::kNotSupported,
+                fmt::format("the GPU content of {} is in chunks of {} bytes, not {}", image->path(),
+                            reader->chunk_bytes(), chunk_bytes));
+  }
+  auto folder =
+      open_beneath(image->dir(), content_format::kFolder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+  if (!folder) return fail(std::move(folder.error()));
+  std::shared_ptr<ContentBase> base(new ContentBase(image->path(), std::move(*reader)));
+  base->folder_ = std::move(*folder);
+  base->enter_chunks();
+  base->choose_files();
+  if (auto verified = base->verify(progress, interrupt); !verified)
+    return fail(std::move(verified.error()));
+  return base;
+}
+
+Result<void> ContentBase::verify(Progress& progress, const Interrupt& interrupt) {
+  auto damaged = reader_.find_damage(gives_, progress, interrupt);
+  if (!damaged) return fail(std::move(damaged.error()));
+  for (auto& [file, why] : *damaged) {
+    gives_[file] = false;
+    usable_bytes_ -= std::min(usable_bytes_, index().file_sizes[file]);
+    damage_.push_back(std::move(why));
+  }
+  return {};
+}
+
+// Only whole ones, so that what has one digest has one size.
+void ContentBase::enter_chunks() {
+  const ContentIndex& all = index();
+  table_.assign(std::bit_ceil(2 * all.chunks.size() + 2), 0);
+  for (std::size_t stream = 0; stream < all.streams.size(); ++stream) {
+    for (std::uint64_t i = 0; i < all.chunks_of(stream); ++i) {
+      const std::uint64_t number = all.first_chunk[stream] + i;
+      const ContentChunk& chunk = all.chunks[number];
+      if (chunk.encoding == ContentEncoding::kZero || all.bytes_of(stream, i) != all.chunk_bytes)
+        continue;
+      std::uint64_t at = first_word(chunk.digest);
+      const auto place = [&]() -> std::uint32_t& { return table_[at & (table_.size() - 1)]; };
+      while (place() != 0 && all.chunks[place() - 1].digest != chunk.digest)
+        ++at;
+      if (place() == 0) place() = static_cast<std::uint32_t>(number + 1);
+    }
+  }
+}
+
+std::optional<std::uint32_t> ContentBase::find(const BlockDigest& digest) const {
+  for (std::uint64_t at = first_word(digest);; ++at) {
+    const std::uint32_t entry = table_[at & (table_.size() - 1)];
+    if (entry == 0) return std::nullopt;
+    if (index().chunks[entry - 1].digest == digest) return entry - 1;
+  }
+}
+
+// The emptiest are left out until what is of no use in the rest is no more than all that is of use,
+// and they are not too many. So as much is moved at a time as has become useless before.
+void ContentBase::choose_files() {
+  const std::vector<std::uint64_t>& sizes = index().file_sizes;
+  std::vector<std::uint64_t> used(sizes.size());
+  for (const std::uint32_t entry : table_) {
+    if (entry == 0) continue;
+    const ContentChunk& chunk = index().chunks[entry - 1];
+    used[chunk.file] += content_format::page_aligned(chunk.stored);
+  }
+  std::vector<std::size_t> files(sizes.size());  // the fullest first
+  std::iota(files.begin(), files.end(), 0);
+  const auto share = [&](std::size_t file) {
+    return static_cast<double>(used[file]) /
+           static_cast<double>(std::max<std::uint64_t>(sizes[file], 1));
+  };
+  std::stable_sort(files.begin(), files.end(),
+                   [&](std::size_t a, std::size_t b) { return share(a) > share(b); });
+  gives_.assign(sizes.size(), false);
+  const std::uint64_t all_used = std::accumulate(used.begin(), used.end(), std::uint64_t{0});
+  std::uint64_t useless = 0;
+  for (std::size_t i = 0; i < files.size() && i < kMostTaken; ++i) {
+    const std::size_t file = files[i];
+    useless += sizes[file] - std::min(used[file], sizes[file]);
+    if (used[file] == 0 || useless > all_used) break;
+    gives_[file] = true;
+    usable_bytes_ += used[file];
+  }
+}
+
+Result<UniqueFd> ContentBase::link(std::size_t file, const UniqueFd& folder,
+                                   const std::string& name) const {
+  const std::string shown = path_ + "/" + content_data_path(file);
+  if (::linkat(folder_.get(), data_name(file).c_str(), folder.get(), name.c_str(), 0) != 0) {
+    return fail(errno_error("cannot make a hard link to " + shown, errno));
+  }
+  // What has been linked is looked at, and not what may have had the name before.
+  auto linked = open_file(folder.get(), name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+  if (!linked) return fail(std::move(linked.error()));
+  struct stat info = {};
+  if (::fstat(linked->get(), &info) != 0)
+    return fail(errno_error("cannot look at " + shown, errno));
+  if (!S_ISREG(info.st_mode) ||
+      static_cast<std::uint64_t>(info.st_size) != index().file_sizes[file]) {
+    return fail(ErrorCode::kImageCorrupt, shown + " is not the file that its index tells of");
+  }
+  if (info.st_uid != ::geteuid() || (info.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
+    return fail(ErrorCode::kNotPermitted,
+                fmt::format("{} can be written by others than user {}", shown, ::geteuid()));
+  }
+  return linked;
+}
+
+}  // namespace stasis

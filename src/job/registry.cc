@@ -1,0 +1,213 @@
+#include "job/registry.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <memory>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "base/fd.h"
+#include "checkpoint/journal.h"
+#include "proc/procfs.h"
+
+namespace stasis::job {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::string_view kEntryEnd = ".job";
+constexpr std::size_t kLongestName = 64;
+constexpr std::size_t kMostEntry = 1 << 20;
+
+std::string entry_to_text(const JobEntry& entry) {
+  return json{{"name", entry.name},
+              {"pid", entry.pid.value},
+              {"start_ticks", entry.start_ticks},
+              {"init", entry.init.value},
+              {"root", entry.root.value},
+              {"state_dir", entry.state_dir},
+              {"images_dir", entry.images_dir},
+              {"command", entry.command},
+              {"streams", entry.streams}}
+      .dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+std::optional<JobEntry> entry_from_text(const std::string& text) {
+  const json object = json::parse(text, nullptr, false);
+  if (!object.is_object()) return std::nullopt;
+  try {
+    JobEntry entry;
+    entry.name = object.at("name").get<std::string>();
+    entry.pid = Pid{object.at("pid").get<int>()};
+    entry.start_ticks = object.at("start_ticks").get<std::uint64_t>();
+    entry.init = Pid{object.at("init").get<int>()};
+    entry.root = Pid{object.at("root").get<int>()};
+    entry.state_dir = object.at("state_dir").get<std::string>();
+    entry.images_dir = object.at("images_dir").get<std::string>();
+    entry.command = object.at("command").get<std::vector<std::string>>();
+    entry.streams = object.at("streams").get<std::vector<std::string>>();
+    return entry;
+  } catch (const json::exception&) {
+    return std::nullopt;
+  }
+}
+
+Result<std::string> entries_directory() {
+  auto state = journal_directory();
+  if (!state) return state;
+  // Others in other PID namespaces may share the state directory: their numbers mean nothing here.
+  return *state + "/jobs" + pid_namespace_mark();
+}
+
+// By who has an entry to make; who only looks leaves nothing behind.
+Result<std::string> make_entries_directory() {
+  auto directory = entries_directory();
+  if (directory && ::mkdir(directory->c_str(), 0700) != 0 && errno != EEXIST)
+    return fail(errno_error("cannot make " + *directory, errno));
+  return directory;
+}
+
+std::optional<JobEntry> read_entry_file(const std::string& path) {
+  auto text = read_file(AT_FDCWD, path, kMostEntry);
+  if (!text) return std::nullopt;
+  auto entry = entry_from_text(*text);
+  if (!entry) return std::nullopt;
+  const auto info = proc::ProcFs().process(entry->pid);
+  const bool lives = info && info->start_ticks == entry->start_ticks && info->state != 'Z';
+  return lives ? entry : std::nullopt;
+}
+
+Result<void> write_entry_file(const std::string& path, const JobEntry& entry) {
+  const std::string temporary = path + ".new";
+  const std::string text = entry_to_text(entry);
+  auto fd = open_file(AT_FDCWD, temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW, 0600);
+  if (!fd) return fail(std::move(fd.error()));
+  auto done = write_all(fd->get(), text.data(), text.size(), temporary);
+  if (done && ::rename(temporary.c_str(), path.c_str()) != 0)
+    done = fail(errno_error("cannot write " + path, errno));
+  if (!done) (void)::unlink(temporary.c_str());
+  return done;
+}
+
+// While somebody looks whether a name is free, and takes it.
+Result<UniqueFd> lock_entries(const std::string& directory) {
+  auto fd = open_file(AT_FDCWD, directory, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+  if (!fd) return fd;
+  while (::flock(fd->get(), LOCK_EX) != 0) {
+    if (errno != EINTR) return fail(errno_error("cannot lock " + directory, errno));
+  }
+  return fd;
+}
+
+// Calls `each` with the path of every record there is.
+template <class Each>
+void for_each_entry(const std::string& directory, const Each& each) {
+  const std::unique_ptr<DIR, int (*)(DIR*)> dir(::opendir(directory.c_str()), ::closedir);
+  while (const dirent* item = dir ? ::readdir(dir.get()) : nullptr) {
+    const std::string name = item->d_name;
+    if (name.ends_with(kEntryEnd)) each(directory + "/" + name);
+  }
+}
+
+// 0 if it cannot be seen.
+ino_t pid_namespace_of(Pid pid) {
+  struct stat info {};
+  const std::string path = fmt::format("/proc/{}/ns/pid", pid.value);
+  return ::stat(path.c_str(), &info) == 0 ? info.st_ino : 0;
+}
+
+}  // namespace
+
+Result<void> check_job_name(const std::string& name) {
+  const bool characters = std::all_of(name.begin(), name.end(), [](unsigned char c) {
+    return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-';
+  });
+  const bool begins = !name.empty() && std::isalpha(static_cast<unsigned char>(name[0])) != 0;
+  if (begins && name.size() <= kLongestName && characters) return {};
+  return fail(ErrorCode::kUsage, fmt::format("'{}' is no name for a job", name),
+              fmt::format("take a letter, then letters, digits, '.', '_' and '-', {} at most",
+                          kLongestName));
+}
+
+Result<Registration> Registration::enter(JobEntry entry) {
+  if (auto good = check_job_name(entry.name); !good) return fail(std::move(good.error()));
+  auto info = proc::ProcFs().process(entry.pid);
+  if (!info) return fail(std::move(info.error()));
+  entry.start_ticks = info->start_ticks;
+  auto directory = make_entries_directory();
+  if (!directory) return fail(std::move(directory.error()));
+  auto lock = lock_entries(*directory);
+  if (!lock) return fail(std::move(lock.error()));
+  const std::string path = *directory + "/" + entry.name + std::string(kEntryEnd);
+  if (const auto other = read_entry_file(path); other && other->pid != entry.pid) {
+    return fail(
+        ErrorCode::kBusy,
+        fmt::format("another job has the name {}: process {}", entry.name, other->pid.value),
+        "give it another --name, or end that one first");
+  }
+  // What those have left that were killed.
+  for_each_entry(*directory, [](const std::string& one) {
+    if (!read_entry_file(one)) (void)::unlink(one.c_str());
+  });
+  if (auto written = write_entry_file(path, entry); !written)
+    return fail(std::move(written.error()));
+  return Registration(path, std::move(entry));
+}
+
+Registration::~Registration() {
+  if (!path_.empty()) (void)::unlink(path_.c_str());
+}
+
+Result<void> Registration::set_root(Pid root) {
+  entry_.root = root;
+  return write_entry_file(path_, entry_);
+}
+
+std::vector<JobEntry> all_jobs() {
+  std::vector<JobEntry> out;
+  const auto directory = entries_directory();
+  if (!directory) return out;
+  for_each_entry(*directory, [&](const std::string& path) {
+    if (auto entry = read_entry_file(path)) out.push_back(std::move(*entry));
+  });
+  return out;
+}
+
+std::optional<JobEntry> find_job(const std::string& name) {
+  const auto directory = entries_directory();
+  if (!directory || !check_job_name(name)) return std::nullopt;
+  return read_entry_file(*directory + "/" + name + std::string(kEntryEnd));
+}
+
+std::optional<JobEntry> job_of(Pid pid, const std::vector<JobEntry>& jobs) {
+  const ino_t its = pid_namespace_of(pid);
+  if (its == 0) return std::nullopt;
+  for (const JobEntry& entry : jobs) {
+    if (entry.init.value != 0 && pid_namespace_of(entry.init) == its) return entry;
+  }
+  return std::nullopt;
+}
+
+Result<Pid> number_inside(Pid pid) {
+  auto details = proc::ProcFs().details(pid);
+  if (!details) return fail(std::move(details.error()));
+  return Pid{details->ns_pid};
+}
+
+std::optional<SuspendedMemory> recall_suspended_of(const JobEntry& job, const Process& process) {
+  const auto inside = number_inside(process.pid());
+  if (!inside) return std::nullopt;
+  return recall_suspended_in(fmt::format("/proc/{}/root{}", job.init.value, job.state_dir), *inside,
+                             process.info().start_ticks,
+                             fmt::format("@{}", pid_namespace_of(job.init)));
+}
+
+}  // namespace stasis::job

@@ -1,0 +1,70 @@
+// The names of what `stasis run` looks after, or has started: one file each under the state
+// directory, by which `stasis suspend NAME` finds the process, and the namespaces that it lives in.
+//
+// A record is of one life of a process (number and start time); one whose process has ended counts
+// for nothing and is replaced. Functions are thread-safe, a Registration is one thread's.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/suspended.h"
+#include "stasis/ids.h"
+#include "stasis/result.h"
+
+namespace stasis::job {
+
+struct JobEntry {
+  std::string name;
+  // The program itself, or the `stasis run` that looks after it.
+  Pid pid;
+  std::uint64_t start_ticks = 0;
+  // The first process of the job's namespaces; 0 if it has none.
+  Pid init;
+  // The job's number in there; 0 while it is being started or restored. Without namespaces: `pid`.
+  Pid root;
+  std::string state_dir;  // the state directory in there
+  std::string images_dir;
+  std::vector<std::string> command;
+  std::vector<std::string> streams;  // JobRecord::streams
+};
+
+// A letter, then letters, digits, ".", "_" and "-", 64 at most: kUsage.
+Result<void> check_job_name(const std::string& name);
+
+class Registration {
+ public:
+  // Enters a living process, which this one is. kBusy if a living one has the name.
+  static Result<Registration> enter(JobEntry entry);
+  Registration(Registration&& other) noexcept
+      : path_(std::move(other.path_)), entry_(std::move(other.entry_)) {
+    other.path_.clear();
+  }
+  Registration& operator=(Registration&&) = delete;
+  ~Registration();  // removes it
+
+  const JobEntry& entry() const { return entry_; }
+  // The job is there, by that number, or is not any more (0).
+  Result<void> set_root(Pid root);
+
+ private:
+  Registration(std::string path, JobEntry entry)
+      : path_(std::move(path)), entry_(std::move(entry)) {}
+  std::string path_;
+  JobEntry entry_;
+};
+
+// Those that live.
+std::vector<JobEntry> all_jobs();
+std::optional<JobEntry> find_job(const std::string& name);
+// That in whose namespaces the process lives; nothing also if that cannot be seen.
+std::optional<JobEntry> job_of(Pid pid, const std::vector<JobEntry>& jobs);
+
+// The number that a process has in its own PID namespace. kNoSuchProcess.
+Result<Pid> number_inside(Pid pid);
+// What the job's own records of a suspended process say.
+std::optional<SuspendedMemory> recall_suspended_of(const JobEntry& job, const Process& process);
+
+}  // namespace stasis::job

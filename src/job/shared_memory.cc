@@ -1,0 +1,362 @@
+#include "job/shared_memory.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <map>
+#include <memory>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "image/directory.h"
+
+namespace stasis::job {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kIndex = "stasis-shm-index.json";
+constexpr const char* kContent = "stasis-shm-content.img";
+constexpr int kVersion = 1;
+constexpr std::size_t kMostIndex = 64 << 20;
+constexpr std::size_t kPieceBytes = 1 << 20;
+constexpr std::size_t kDeepest = 64;
+
+Error with_path(Error error, const std::string& path) {
+  return std::move(error).within("the job's shared memory, " + path);
+}
+
+tl::unexpected<Error> io_error(const char* what, const std::string& path) {
+  return fail(errno_error(fmt::format("cannot {} {}", what, path), errno));
+}
+
+// --- Saving
+
+bool is_text(const std::string& name) {
+  try {
+    (void)json(name).dump();
+    return true;
+  } catch (const json::exception&) {
+    return false;
+  }
+}
+
+class Saver {
+ public:
+  Saver(std::string directory, const UniqueFd& into)
+      : directory_(std::move(directory)), into_(into) {}
+
+  Result<std::uint64_t> run() {
+    struct stat info {};
+    auto top = open_file(AT_FDCWD, directory_, O_RDONLY | O_DIRECTORY);
+    if (!top || ::fstat(top->get(), &info) != 0) return fail(std::move(top.error()));
+    device_ = info.st_dev;
+    if (auto done = directory(std::move(*top), "", 0); !done) return fail(std::move(done.error()));
+    if (entries_.empty()) return std::uint64_t{0};
+    if (content_.valid()) {
+      if (auto closed = content_.close(kContent); !closed) return fail(std::move(closed.error()));
+    }
+    const std::string text = json{{"version", kVersion}, {"entries", entries_}}.dump(
+        -1, ' ', false, json::error_handler_t::replace);
+    if (text.size() > kMostIndex)
+      return fail(ErrorCode::kUndumpable, "it has too many files for an image");
+    auto index = open_file(into_.get(), kIndex, O_WRONLY | O_CREAT | O_EXCL, 0600);
+    if (!index) return fail(std::move(index.error()));
+    auto done = write_all(index->get(), text.data(), text.size(), kIndex);
+    if (done) done = index->close(kIndex);
+    if (!done) return fail(std::move(done.error()));
+    return written_ + text.size();
+  }
+
+ private:
+  Result<void> directory(UniqueFd fd, const std::string& path, std::size_t depth) {
+    if (depth > kDeepest) return fail(ErrorCode::kIo, "directories are too deep in " + path);
+    auto names = list_directory(fd, directory_ + "/" + path);
+    if (!names) return fail(std::move(names.error()));
+    for (const std::string& name : *names) {
+      if (auto done = entry(fd, path.empty() ? name : path + "/" + name, name, depth); !done)
+        return fail(with_path(std::move(done.error()), path + "/" + name));
+    }
+    return {};
+  }
+
+  Result<void> entry(const UniqueFd& parent, const std::string& path, const std::string& name,
+                     std::size_t depth) {
+    struct stat info {};
+    if (::fstatat(parent.get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) {
+      return errno == ENOENT ? Result<void>() : io_error("look at", path);
+    }
+    if (info.st_dev != device_) return {};
+    // It would come back by another name, and CRIU not find it.
+    if (!is_text(path)) {
+      return fail(ErrorCode::kUndumpable, "the name of a file is no UTF-8",
+                  "let the program name its shared memory otherwise");
+    }
+    json item = {
+        {"path", path}, {"mode", info.st_mode & 07777}, {"uid", info.st_uid}, {"gid", info.st_gid}};
+    if (S_ISDIR(info.st_mode)) {
+      item["type"] = "directory";
+      entries_.push_back(std::move(item));
+      auto fd = open_file(parent.get(), name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+      if (!fd) return fail(std::move(fd.error()));
+      return directory(std::move(*fd), path, depth + 1);
+    }
+    if (S_ISLNK(info.st_mode)) {
+      std::string target(4096, '\0');
+      const ssize_t got = ::readlinkat(parent.get(), name.c_str(), target.data(), target.size());
+      if (got < 0) return io_error("read the link", path);
+      target.resize(static_cast<std::size_t>(got));
+      item["type"] = "link";
+      item["target"] = target;
+      entries_.push_back(std::move(item));
+      return {};
+    }
+    if (!S_ISREG(info.st_mode)) return {};  // a socket that somebody listens on is CRIU's
+    const auto [known, is_new] = inodes_.try_emplace(info.st_ino, path);
+    if (!is_new) {
+      item["type"] = "same";
+      item["target"] = known->second;
+      entries_.push_back(std::move(item));
+      return {};
+    }
+    item["type"] = "file";
+    auto fd = open_file(parent.get(), name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+    if (!fd) return fail(std::move(fd.error()));
+    return file(*fd, static_cast<std::uint64_t>(info.st_size), std::move(item), path);
+  }
+
+  Result<void> file(const UniqueFd& fd, std::uint64_t size, json item, const std::string& path) {
+    item["size"] = size;
+    item["extents"] = json::array();
+    for (off_t at = 0; at < static_cast<off_t>(size);) {
+      const off_t begin = ::lseek(fd.get(), at, SEEK_DATA);
+      if (begin < 0 && errno == ENXIO) break;  // a hole to the end
+      if (begin < 0) return io_error("read", path);
+      off_t end = ::lseek(fd.get(), begin, SEEK_HOLE);
+      if (end < 0) return io_error("read", path);
+      end = std::min(end, static_cast<off_t>(size));
+      if (end <= begin) break;
+      item["extents"].push_back({begin, end - begin, written_});
+      if (auto done = copy(fd, begin, end, path); !done) return done;
+      at = end;
+    }
+    entries_.push_back(std::move(item));
+    return {};
+  }
+
+  Result<void> copy(const UniqueFd& fd, off_t begin, off_t end, const std::string& path) {
+    if (!content_.valid()) {
+      auto opened = open_file(into_.get(), kContent, O_WRONLY | O_CREAT | O_EXCL, 0600);
+      if (!opened) return fail(std::move(opened.error()));
+      content_ = std::move(*opened);
+    }
+    buffer_.resize(kPieceBytes);
+    while (begin < end) {
+      const auto wanted = std::min<std::size_t>(kPieceBytes, static_cast<std::size_t>(end - begin));
+      const ssize_t got = ::pread(fd.get(), buffer_.data(), wanted, begin);
+      if (got < 0 && errno == EINTR) continue;
+      if (got <= 0) return io_error("read", path);
+      auto done =
+          write_all(content_.get(), buffer_.data(), static_cast<std::size_t>(got), kContent);
+      if (!done) return done;
+      begin += got;
+      written_ += static_cast<std::uint64_t>(got);
+    }
+    return {};
+  }
+
+  std::string directory_;
+  const UniqueFd& into_;
+  dev_t device_ = 0;
+  UniqueFd content_;
+  std::uint64_t written_ = 0;
+  std::vector<char> buffer_;
+  json entries_ = json::array();
+  std::map<ino_t, std::string> inodes_;
+};
+
+// --- Putting back
+
+// Of which no component leads out, whatever has been made so far: links come last.
+bool is_plain(const std::string& path) {
+  if (path.empty() || path.size() > 4096) return false;
+  for (std::size_t begin = 0; begin <= path.size();) {
+    const std::size_t end = std::min(path.find('/', begin), path.size());
+    const std::string_view part = std::string_view(path).substr(begin, end - begin);
+    if (part.empty() || part == "." || part == "..") return false;
+    begin = end + 1;
+  }
+  return path.find('\0') == std::string::npos;
+}
+
+class Restorer {
+ public:
+  Restorer(std::string directory, const UniqueFd& from)
+      : directory_(std::move(directory)), from_(from) {}
+
+  Result<void> run() {
+    auto top = open_file(AT_FDCWD, directory_, O_RDONLY | O_DIRECTORY);
+    if (!top) return fail(std::move(top.error()));
+    top_ = std::move(*top);
+    if (auto cleared = clear(); !cleared) return cleared;
+    if (::faccessat(from_.get(), kIndex, F_OK, AT_SYMLINK_NOFOLLOW) != 0 && errno == ENOENT)
+      return {};
+    auto text = read_file(from_.get(), kIndex, kMostIndex);
+    if (!text) return fail(std::move(text.error()));
+    const json index = json::parse(*text, nullptr, false);
+    try {
+      if (index.at("version").get<int>() != kVersion) return corrupt("its version");
+      // What lies in a directory that nobody may write to comes before that gets its mode; what
+      // points somewhere when nothing is made any more.
+      for (const char* type : {"directory", "file", "same", "link"}) {
+        for (const json& item : index.at("entries")) {
+          if (item.at("type").get<std::string>() != type) continue;
+          if (auto done = make(item, type); !done) return done;
+        }
+      }
+    } catch (const json::exception& exception) {
+      return corrupt(exception.what());
+    }
+    return {};
+  }
+
+ private:
+  static tl::unexpected<Error> corrupt(const std::string& what) {
+    return fail(ErrorCode::kImageCorrupt,
+                fmt::format("the index of the job's shared memory is damaged: {}", what),
+                "take another image");
+  }
+
+  Result<void> clear() {
+    constexpr int kMostOpen = 32;
+    // A directory that something is mounted below stays (EBUSY, ENOTEMPTY), and the rest of it
+    // goes.
+    const auto remove = [](const char* path, const struct stat*, int, struct FTW* where) {
+      if (where->level == 0 || ::remove(path) == 0) return 0;
+      return errno == EBUSY || errno == ENOTEMPTY || errno == ENOENT ? 0 : errno;
+    };
+    const int error =
+        ::nftw(directory_.c_str(), remove, kMostOpen, FTW_DEPTH | FTW_MOUNT | FTW_PHYS);
+    if (error == 0) return {};
+    return fail(errno_error("cannot clear " + directory_, error > 0 ? error : errno));
+  }
+
+  // The directory that an entry is to lie in, and its name there.
+  Result<std::pair<UniqueFd, std::string>> place_of(const std::string& path) {
+    if (!is_plain(path)) return corrupt("path " + path);
+    const std::size_t slash = path.rfind('/');
+    if (slash == std::string::npos) {
+      UniqueFd top(::fcntl(top_.get(), F_DUPFD_CLOEXEC, 0));
+      return std::pair{std::move(top), path};
+    }
+    auto parent = open_beneath(top_, path.substr(0, slash), O_RDONLY | O_DIRECTORY);
+    if (!parent) return fail(std::move(parent.error()));
+    return std::pair{std::move(*parent), path.substr(slash + 1)};
+  }
+
+  Result<void> make(const json& item, std::string_view type) {
+    const auto path = item.at("path").get<std::string>();
+    const mode_t mode = item.at("mode").get<unsigned>() & 07777U;
+    auto place = place_of(path);
+    if (!place) return fail(std::move(place.error()));
+    const int parent = place->first.get();
+    const char* const name = place->second.c_str();
+    if (type == "link") {
+      const auto target = item.at("target").get<std::string>();
+      if (::symlinkat(target.c_str(), parent, name) != 0) return io_error("make the link", path);
+      (void)::fchownat(parent, name, item.at("uid").get<uid_t>(), item.at("gid").get<gid_t>(),
+                       AT_SYMLINK_NOFOLLOW);
+      return {};
+    }
+    if (type == "same") {
+      auto other = place_of(item.at("target").get<std::string>());
+      if (!other) return fail(std::move(other.error()));
+      if (::linkat(other->first.get(), other->second.c_str(), parent, name, 0) != 0)
+        return io_error("make the link", path);
+      return {};
+    }
+    UniqueFd made;
+    if (type == "directory") {
+      if (::mkdirat(parent, name, 0700) != 0 && errno != EEXIST) return io_error("make", path);
+      auto opened = open_file(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+      if (!opened) return fail(std::move(opened.error()));
+      made = std::move(*opened);
+    } else {
+      auto opened = open_file(parent, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, 0600);
+      if (!opened) return fail(std::move(opened.error()));
+      made = std::move(*opened);
+      if (auto filled = fill(made, item, path); !filled) return filled;
+    }
+    if (::fchown(made.get(), item.at("uid").get<uid_t>(), item.at("gid").get<gid_t>()) != 0 ||
+        ::fchmod(made.get(), mode) != 0)
+      return io_error("set the owner of", path);
+    return {};
+  }
+
+  Result<void> fill(const UniqueFd& file, const json& item, const std::string& path) {
+    const auto size = item.at("size").get<std::uint64_t>();
+    if (size > static_cast<std::uint64_t>(INT64_MAX) ||
+        ::ftruncate(file.get(), static_cast<off_t>(size)) != 0)
+      return io_error("make room for", path);
+    for (const json& extent : item.at("extents")) {
+      const auto begin = extent.at(0).get<std::uint64_t>();
+      const auto bytes = extent.at(1).get<std::uint64_t>();
+      const auto from = extent.at(2).get<std::uint64_t>();
+      if (begin > size || bytes > size - begin) return corrupt("extents of " + path);
+      if (auto done = copy(file, begin, bytes, from, path); !done) return done;
+    }
+    return {};
+  }
+
+  Result<void> copy(const UniqueFd& file, std::uint64_t to, std::uint64_t bytes, std::uint64_t from,
+                    const std::string& path) {
+    if (!content_.valid()) {
+      auto opened = open_file(from_.get(), kContent, O_RDONLY | O_NOFOLLOW);
+      if (!opened) return fail(std::move(opened.error()));
+      content_ = std::move(*opened);
+    }
+    buffer_.resize(kPieceBytes);
+    while (bytes > 0) {
+      const auto wanted = std::min<std::uint64_t>(kPieceBytes, bytes);
+      const ssize_t got = ::pread(content_.get(), buffer_.data(), wanted, static_cast<off_t>(from));
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) return io_error("read", kContent);
+      if (got == 0) return corrupt("content of " + path);
+      const ssize_t put = ::pwrite(file.get(), buffer_.data(), static_cast<std::size_t>(got),
+                                   static_cast<off_t>(to));
+      if (put < 0 && errno == EINTR) continue;
+      if (put <= 0) return io_error("write", directory_ + "/" + path);
+      to += static_cast<std::uint64_t>(put);
+      from += static_cast<std::uint64_t>(put);
+      bytes -= static_cast<std::uint64_t>(put);
+    }
+    return {};
+  }
+
+  std::string directory_;
+  const UniqueFd& from_;
+  UniqueFd top_;
+  UniqueFd content_;
+  std::vector<char> buffer_;
+};
+
+}  // namespace
+
+Result<std::uint64_t> save_shared_memory(const std::string& directory, const UniqueFd& into) {
+  return Saver(directory, into).run();
+}
+
+Result<void> restore_shared_memory(const std::string& directory, const UniqueFd& from) {
+  return Restorer(directory, from).run();
+}
+
+}  // namespace stasis::job

@@ -1,0 +1,158 @@
+#!/usr/bin/env bats
+# What a job of stasis run --images-dir has for itself wherever it is restored: shared memory,
+# semaphores, what of System V it shares.
+
+load helpers
+load stasis_lib
+load stasis_jobs_lib
+
+setup() { setup_job; }
+teardown() { end_stasis; }
+
+# A parent and a forked child that count in turns, in memory with a name, in memory of System V and under
+# semaphores with a name, without one, and of System V. Says each ten rounds in $1 what it has seen.
+write_sharing_job() {
+  cat >"$BATS_TEST_TMPDIR/sharing.py" <<'PY'
+import ctypes, multiprocessing, os, subprocess, sys, time
+from multiprocessing import shared_memory
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.shmat.restype = ctypes.c_void_p
+libc.sem_open.restype = ctypes.c_void_p
+status, workload = sys.argv[1], sys.argv[2:]
+child = subprocess.Popen(workload)
+named = shared_memory.SharedMemory("stasis-counter", create=True, size=1 << 20)
+anonymous = multiprocessing.Semaphore(1)
+O_CREAT = os.O_CREAT
+semaphore = ctypes.c_void_p(libc.sem_open(b"/stasis-turn", O_CREAT, 0o600, 1))
+assert semaphore.value
+key = libc.shmget(0x57a515, 4096, 0o1600)
+sets = libc.semget(0x57a515, 1, 0o1600)
+assert key >= 0 and sets >= 0, ctypes.get_errno()
+assert libc.semctl(sets, 0, 16, 7) == 0  # SETVAL
+sysv = ctypes.c_uint64.from_address(libc.shmat(key, None, 0))
+counter = ctypes.c_uint64.from_buffer(named.buf)
+
+def take_turns(rounds=0):
+    seen = 0
+    while True:
+        assert libc.sem_wait(semaphore) == 0
+        with anonymous:
+            assert counter.value == sysv.value, (counter.value, sysv.value)
+            assert counter.value >= seen
+            counter.value += 1
+            sysv.value += 1
+            seen = counter.value
+        assert libc.sem_post(semaphore) == 0
+        # By name, as somebody who comes now finds them.
+        other = shared_memory.SharedMemory("stasis-counter")
+        assert int.from_bytes(bytes(other.buf[:8]), "little") >= seen
+        other.close()
+        again = ctypes.c_void_p(libc.sem_open(b"/stasis-turn", 0))
+        assert again.value
+        libc.sem_close(again)
+        assert libc.shmget(0x57a515, 0, 0) == key
+        assert libc.semctl(sets, 0, 12) == 7  # GETVAL
+        if rounds is not None and seen % 10 < 3:
+            with open(status + ".new", "w") as file: file.write(f"round {seen}\n")
+            os.rename(status + ".new", status)
+        time.sleep(0.01)
+
+second = multiprocessing.Process(target=take_turns, args=(None,), daemon=True)
+second.start()
+try:
+    take_turns()
+except BaseException as why:
+    open(status + ".failed", "w").write(repr(why))
+    raise
+PY
+}
+
+@test "shared memory and semaphores, of POSIX and of System V, are there after a restore, and out here never" {
+  write_sharing_job
+  local status=$BATS_TEST_TMPDIR/sharing
+  job=(python3 "$BATS_TEST_TMPDIR/sharing.py" "$status" stasis-workload memory --size 4M --status "$TARGET_STATUS")
+  start_run
+  job_is_up
+  wait_until 10 grep -q round "$status"
+  [[ ! -e /dev/shm/stasis-counter && ! -e /dev/shm/sem.stasis-turn ]]
+  if ipcs -m | grep -q 57a515; then false; fi
+  local saved
+  saved=$(target_round "$status")
+  saves 000001
+  kill -KILL "$RUN"
+  wait_until 10 nobody_is_left
+  ends_with 137
+  start_run
+  told "goes on from"
+  rm "$status"
+  wait_until 10 grep -q round "$status"
+  (($(target_round "$status") >= saved))
+  TARGET_STATUS=$status target_goes_on
+  target_goes_on
+  kill -TERM "$RUN"
+  ends_with 75
+  start_run
+  told "goes on from"
+  TARGET_STATUS=$status target_goes_on
+  [[ ! -e $status.failed ]] || { cat "$status.failed"; false; }
+  [[ ! -e /dev/shm/stasis-counter ]]
+  kill -INT "$RUN"
+  nothing_left
+}
+
+@test "an images directory and a working directory below /dev/shm are seen as they are" {
+  local here
+  here=$(mktemp -d /dev/shm/stasis-test-XXXXXX)
+  images=$here/deep/images
+  mkdir "$here/deep"
+  job=(sh -c "echo here >in-there; exec stasis-workload memory --size 4M --status $TARGET_STATUS")
+  cd "$here"
+  start_run
+  job_is_up
+  kill -TERM "$RUN"
+  ends_with 75
+  assert_equal "$(cat in-there)" here
+  assert_equal "$(ls "$images")" $'000001\nlock'
+  start_run
+  told "goes on from $images/000001"
+  target_goes_on
+  kill -TERM "$RUN"
+  ends_with 75
+  assert_equal "$(ls "$images")" $'000001\n000002\nlock'
+  cd /
+  rm -r "$here"
+}
+
+@test "what it starts after a restore sees the variables that were to be refreshed as they are now" {
+  cat >"$BATS_TEST_TMPDIR/printing" <<END
+stasis-workload memory --size 4M --status $TARGET_STATUS &
+while sleep 0.1; do
+  { env; sh -c 'echo "NESTED=\$SLURM_JOB_ID"'; setpriv --reuid 65534 env | sed -n 's/^SLURM_JOB_ID=/OTHER_USER=/p'; } \\
+    >$BATS_TEST_TMPDIR/seen.new
+  mv $BATS_TEST_TMPDIR/seen.new $BATS_TEST_TMPDIR/seen
+done
+END
+  job=(bash "$BATS_TEST_TMPDIR/printing")
+  seen() { [[ $(sed -n "s/^$1=//p" "$BATS_TEST_TMPDIR/seen") == "$2" ]]; }
+  SLURM_JOB_ID=1 SLURM_GONE=x OWN=1 start_run --refresh-env 'SLURM_*,FRESH'
+  job_is_up
+  wait_until 10 seen SLURM_JOB_ID 1
+  kill -TERM "$RUN"
+  ends_with 75
+  SLURM_JOB_ID=2 FRESH="a b" OWN=2 start_run --refresh-env 'SLURM_*,FRESH'
+  told "goes on from"
+  wait_until 10 seen SLURM_JOB_ID 2
+  seen NESTED 2
+  seen OTHER_USER 2
+  seen FRESH "a b"
+  seen SLURM_GONE ""
+  seen OWN 1
+  kill -TERM "$RUN"
+  ends_with 75
+  SLURM_JOB_ID=3 start_run
+  told "goes on from"
+  wait_until 10 seen SLURM_JOB_ID 1 # nothing was listed
+  refused 2 usage run --images-dir "$images" --refresh-env LD_PRELOAD -- true
+  refused 2 usage run --images-dir "$images" --refresh-env 'STASIS_*' -- true # STASIS_ENV_FILE goes with them
+}

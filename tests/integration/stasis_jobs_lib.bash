@@ -1,0 +1,43 @@
+# For the tests of `stasis run --images-dir`: besides helpers.bash and stasis_lib.bash, a job to be looked
+# after. A file of tests loads all three, and has
+#   setup() { setup_job; }
+#   teardown() { end_stasis; }
+
+setup_job() {
+  setup_stasis
+  need_root "CRIU and namespaces"
+  images=$BATS_TEST_TMPDIR/job
+  TARGET_STATUS=$BATS_TEST_TMPDIR/job.status
+  TARGET_LOG=$BATS_TEST_TMPDIR/job.out
+  job=(stasis-workload memory --size 4M --pause-ms 20 --status "$TARGET_STATUS")
+}
+
+# start_run [ARGUMENT...] : stasis run of $job, in the background; sets RUN. Its standard output goes to
+# $TARGET_LOG, what it says itself to $RUN_LOG.
+start_run() {
+  RUN_LOG=$BATS_TEST_TMPDIR/run-$((++runs)).log
+  (exec_on_gpu stasis run --images-dir "$images" "$@" -- "${job[@]}") \
+    </dev/null >"$TARGET_LOG" 2>"$RUN_LOG" 3>&- &
+  RUN=$!
+  at_end_kill "$RUN"
+}
+job_is_up() { wait_until 20 target_is_up || { cat "$RUN_LOG" >&2; return 1; }; }
+# told TEXT: stasis run comes to say so.
+told() { wait_until 20 grep -qF "$1" "$RUN_LOG" || { cat "$RUN_LOG" >&2; return 1; }; }
+
+# ends_with STATUS
+ends_with() {
+  local status=0
+  wait "$RUN" || status=$?
+  assert_equal "$status" "$1" "exit status ($(cat "$RUN_LOG"))"
+}
+
+# The process of the job out here: below init, which is below stasis run.
+job_pid() { children_of "$(children_of "$RUN")"; }
+
+saves() {
+  kill -USR1 "$RUN"
+  told "saved to $images/$1 "
+}
+
+nobody_is_left() { ! pgrep -f "stasis-workload .*$TARGET_STATUS" >/dev/null; }

@@ -1,0 +1,159 @@
+#!/usr/bin/env bats
+# stasis swap: one job makes room for another, in one step or not at all.
+
+load helpers
+load stasis_lib
+
+setup() {
+  setup_stasis
+  export STASIS_SIM_GPUS=8G
+}
+teardown() { end_stasis; }
+
+# two_servers SIZE: A and B, of which B is suspended. A_STATUS and B_STATUS are their rounds.
+two_servers() {
+  start_target memory --size "$1"
+  B=$TARGET B_STATUS=$TARGET_STATUS
+  done_by suspend "$B"
+  start_target memory --size "$1"
+  A=$TARGET A_STATUS=$TARGET_STATUS
+}
+a_runs() { in_state running "$A"; in_state checkpointed "$B"; TARGET_STATUS=$A_STATUS target_goes_on; }
+b_runs() { in_state running "$B"; in_state checkpointed "$A"; TARGET_STATUS=$B_STATUS target_goes_on; }
+
+@test "where both fit they pass each other, and back" {
+  two_servers 100M
+  done_by swap "$A" "$B" --json
+  assert_equal "$(json 'd["at_once"]')" True
+  assert_equal "$(json 'd["suspended"]["pid"], d["resumed"]["pid"]')" "$A $B"
+  b_runs
+  done_by swap "$B" "$A"
+  assert_contains "$out" "suspended $B (process $B) in "
+  a_runs
+  nothing_left
+}
+
+@test "where they do not, one goes after the other" {
+  export STASIS_SIM_GPUS=120M
+  two_servers 80M
+  done_by swap "$A" "$B" --json
+  assert_equal "$(json 'd["at_once"]')" False
+  b_runs
+  nothing_left
+}
+
+@test "the direct path swaps too" {
+  (exec_on_gpu setsid stasis run --name b -- stasis-workload memory --size 100M --status "$BATS_TEST_TMPDIR/b") \
+    </dev/null >/dev/null 2>&1 3>&- &
+  B=$! B_STATUS=$BATS_TEST_TMPDIR/b
+  (exec_on_gpu setsid stasis run --name a -- stasis-workload memory --size 100M --status "$BATS_TEST_TMPDIR/a") \
+    </dev/null >/dev/null 2>&1 3>&- &
+  A=$! A_STATUS=$BATS_TEST_TMPDIR/a
+  at_end_kill "$A" "$B"
+  TARGET_STATUS=$A_STATUS wait_until 20 target_is_up
+  TARGET_STATUS=$B_STATUS wait_until 20 target_is_up
+  done_by suspend b
+  done_by swap a b --json
+  assert_equal "$(json 'd["suspended"]["path"], d["resumed"]["path"], d["at_once"]')" "direct direct True"
+  b_runs
+}
+
+@test "two jobs with namespaces of their own swap by their names" {
+  need_root "CRIU and namespaces"
+  local name
+  for name in a b; do
+    (exec_on_gpu stasis run --name $name --images-dir "$BATS_TEST_TMPDIR/images-$name" -- \
+      stasis-workload memory --size 100M --status "$BATS_TEST_TMPDIR/$name") </dev/null >/dev/null 2>&1 3>&- &
+    at_end_kill $!
+  done
+  for name in a b; do TARGET_STATUS=$BATS_TEST_TMPDIR/$name wait_until 20 target_is_up; done
+  done_by suspend b
+  done_by swap a b
+  TARGET_STATUS=$BATS_TEST_TMPDIR/b target_goes_on
+  refused 6 wrong-state swap a b
+  done_by swap b a
+  TARGET_STATUS=$BATS_TEST_TMPDIR/a target_goes_on
+}
+
+@test "what is not as it must be is refused, and nothing is touched" {
+  two_servers 100M
+  refused 2 usage swap "$A" "$A"
+  refused 6 wrong-state swap "$B" "$A"
+  assert_contains "$err" "$B does not run"
+  refused 3 no-such-process swap "$A" nobody
+  refused 3 no-such-process swap "$A" 2147483647
+  refused 2 device-map-invalid swap "$A" "$B" --device-map 0
+  a_runs
+  nothing_left
+}
+
+@test "a failure on either side leaves both as they were, at once and one after the other" {
+  local room fault
+  for room in 8G 120M; do
+    export STASIS_SIM_GPUS=$room
+    two_servers 80M
+    for fault in "checkpoint:error=999 pid=$A" "restore:error=999 pid=$B" "lock:timeout pid=$A"; do
+      echo "$fault" >"$STASIS_SIM_DIR/faults"
+      capture timeout 60 stasis swap "$A" "$B" --timeout 300
+      ((status != 0)) || { echo "$fault: it succeeds" >&2; false; }
+      rm "$STASIS_SIM_DIR/faults"
+      a_runs
+    done
+    nothing_left
+    kill -KILL "$A" "$B"
+    wait_until 10 number_is_free "$A"
+  done
+}
+
+@test "Ctrl-C in the middle leaves both as they were" {
+  two_servers 100M
+  STASIS_SIM_FAULTS="checkpoint:delay=1s; restore:delay=1s" timeout 60 stasis swap "$A" "$B" >/dev/null 2>"$BATS_TEST_TMPDIR/err" &
+  local tool=$!
+  wait_until 10 pgrep -x stasis-swap
+  sleep 0.6
+  kill -INT "$(pgrep -P "$tool" -x stasis)"
+  local status=0
+  wait "$tool" || status=$?
+  assert_equal "$status" 130 "$(<"$BATS_TEST_TMPDIR/err")"
+  a_runs
+  nothing_left
+}
+
+@test "Ctrl-C while a failure is undone: it is undone to the end" {
+  two_servers 100M
+  echo "checkpoint:error=999 pid=$A; checkpoint:delay=2s pid=$B" >"$STASIS_SIM_DIR/faults"
+  timeout 60 stasis swap "$A" "$B" >/dev/null 2>"$BATS_TEST_TMPDIR/err" 3>&- &
+  local tool=$!
+  wait_until 10 both_are_back
+  sleep 0.7
+  kill -INT "$(pgrep -P "$tool" -x stasis)"
+  local status=0
+  wait "$tool" || status=$?
+  ((status != 0 && status != 12)) || { cat "$BATS_TEST_TMPDIR/err" >&2; false; }
+  rm "$STASIS_SIM_DIR/faults"
+  a_runs
+  nothing_left
+}
+both_are_back() { (($(gpu_used) >= 200 << 20)); }
+
+@test "killed in the middle, stasis recover makes the first one run again" {
+  two_servers 80M
+  STASIS_SIM_FAULTS="checkpoint:delay=2s" timeout 60 stasis swap "$A" "$B" >/dev/null 2>&1 &
+  local tool=$!
+  wait_until 10 pgrep -x stasis-swap
+  sleep 0.6
+  kill -KILL "$(pgrep -P "$tool" -x stasis)"
+  wait "$tool" || true
+  if pgrep -x stasis-swap >/dev/null; then sleep 0.5; pgrep -x stasis-swap && false; fi
+  done_by recover --all
+  in_state running "$A"
+  TARGET_STATUS=$A_STATUS target_goes_on
+  nothing_left
+}
+
+@test "the example: two servers take turns on one GPU" {
+  capture timeout 60 env LD_LIBRARY_PATH="${STASIS_LIBCUDA%/*}" \
+    "$BATS_TEST_DIRNAME/../../examples/two-servers/take-turns" --counter --turns 4 --requests 3 --gib 0.05
+  assert_equal "$status" 0 "status ($out$err)"
+  assert_contains "$out" "turn 4: turns-one has answered 106"
+}
