@@ -32,8 +32,11 @@ ends_with() {
   assert_equal "$status" "$1" "exit status ($(cat "$RUN_LOG"))"
 }
 
-# The process of the job out here: below init, which is below stasis run.
-job_pid() { children_of "$(children_of "$RUN")"; }
+# The process of the job out here: below init, which is below stasis run, as is whoever saves it.
+job_pid() {
+  local child
+  for child in $(children_of "$RUN"); do pgrep -P "$child" -x stasis-workload || true; done
+}
 
 saves() {
   kill -USR1 "$RUN"
