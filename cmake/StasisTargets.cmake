@@ -100,7 +100,7 @@ function(stasis_test name)
     add_dependencies(threaded_unittests ${name})
     list(APPEND labels threads)
   endif()
-  set_tests_properties(${name} PROPERTIES LABELS "${labels}" TIMEOUT 120)
+  set_tests_properties(${name} PROPERTIES LABELS "${labels}" TIMEOUT 600)
 endfunction()
 
 # stasis_bats(FILE): a bats file as one ctest entry, label "integration", with process numbers of its
