@@ -18,6 +18,7 @@
 #include <cstring>
 #include <iterator>
 #include <new>
+#include <span>
 
 #include "base/futex.h"
 #include "direct/agent_protocol.h"
@@ -128,6 +129,7 @@ class Session {
             page_.request, seen, true,
             something_to_undo ? std::chrono::nanoseconds(kLook) : std::chrono::nanoseconds(-1));
         if (something_to_undo && page_.request.load() == seen && peer_is_gone()) undo();
+        free_buffer();
         continue;
       }
       last_request_ = Clock::now();
@@ -135,6 +137,7 @@ class Session {
       answer();
       page_.reply.store(now, std::memory_order_release);
       futex::wake_all(page_.reply, true);
+      free_buffer();
       seen = now;
     }
   }
@@ -242,6 +245,7 @@ class Session {
     bytes = (bytes + kHugePage - 1) / kHugePage * kHugePage;
     if (bytes <= buffer_bytes_) return true;
     give_buffer_back();
+    free_buffer();
     // Room to begin at a huge page. Not reserved: whoever asks for it looks at free memory first,
     // and touches it before the gate closes.
     const auto room = bytes + kHugePage;
@@ -260,9 +264,16 @@ class Session {
     return true;
   }
 
+  // The kernel takes 50 ms to free 16 GiB, for which nobody need wait: not the program, and not who
+  // has asked.
   void give_buffer_back() {
-    if (buffer_address_) ::munmap(buffer(), buffer_bytes_);
+    free_buffer();
+    unused_ = {buffer(), buffer_bytes_};
     set_buffer(0, 0);
+  }
+  void free_buffer() {
+    if (!unused_.empty()) ::munmap(unused_.data(), unused_.size());
+    unused_ = {};
   }
 
   void set_content(std::uint64_t high, std::uint64_t low) {
@@ -401,7 +412,6 @@ class Session {
     set_content(0, 0);
     set_state(AgentState::kRunning);
     Gate::open();
-    // After the gate: the program need not wait for it.
     give_buffer_back();
     done();
   }
@@ -434,6 +444,7 @@ class Session {
   std::uint64_t content_id_[2] = {};
   std::uint64_t buffer_address_ = 0;
   std::uint64_t buffer_bytes_ = 0;
+  std::span<std::byte> unused_;  // a buffer that was given back, and is not yet freed
   int exported_[direct::kExportBatch] = {};
   std::uint32_t exported_count_ = 0;
 };

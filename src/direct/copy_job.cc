@@ -1,6 +1,7 @@
 #include "direct/copy_job.h"
 
 #include <array>
+#include <optional>
 #include <thread>
 
 #include <fmt/format.h>
@@ -85,6 +86,8 @@ class Worker {
     if (side.load == nullptr) return true;
     const Load& load = *std::exchange(side.load, nullptr);
     if (!wait(side)) return false;
+    if (!part_->done.empty())
+      part_->done[static_cast<std::size_t>(&load - &part_->loads[0])] = true;
     if (job_->direction == Direction::kIn) return true;
     for (const Stretch& part : load.parts) {
       if (!stop_->ok(content_->write(part.content, side.buffer.subspan(part.mapped, part.bytes))))
@@ -123,6 +126,21 @@ class Worker {
 };
 
 }  // namespace
+
+bool wait_for_stream(const DeviceCalls& calls, cuda::CUstream stream, Stop& stop) {
+  std::optional<Clock::time_point> given_up;
+  for (;;) {
+    const cuda::CUresult code = calls.query_stream(stream);
+    if (code == cuda::CUDA_SUCCESS) return true;
+    if (code != cuda::CUDA_ERROR_NOT_READY) {
+      stop.fail(calls.error(code, "cuStreamQuery", "copy within a GPU"));
+      return true;
+    }
+    if (!stop.go_on() && !given_up) given_up = Clock::now() + kDrainPatience;
+    if (given_up && Clock::now() > *given_up) return false;
+    std::this_thread::sleep_for(kLook);
+  }
+}
 
 CopyEnd run_copy(const CopyJob& job, Stop& stop) {
   std::vector<std::atomic<std::size_t>> next(job.parts.size());

@@ -22,6 +22,8 @@ struct DevicePart {
   const Device* device = nullptr;
   cuda::CUdeviceptr base = 0;
   std::vector<Load> loads;
+  // If given, one for each load: whether it was copied, also where the copy as a whole has failed.
+  std::span<std::atomic<bool>> done = {};
 };
 
 struct CopyJob {
@@ -41,5 +43,8 @@ struct CopyEnd {
   bool still_copying = false;
 };
 CopyEnd run_copy(const CopyJob& job, Stop& stop);
+
+// Until what was submitted to the stream has ended; false if it does not, once it has to stop.
+bool wait_for_stream(const DeviceCalls& calls, cuda::CUstream stream, Stop& stop);
 
 }  // namespace stasis::direct

@@ -45,6 +45,23 @@ Result<void> Device::have_streams(unsigned count) {
   return {};
 }
 
+Result<DeviceMemory> DeviceMemory::make(const DeviceCalls& calls, const Device& device,
+                                        std::uint64_t bytes) {
+  if (auto current = device.make_current(); !current)
+    return stasis::fail(std::move(current.error()));
+  cuda::CUdeviceptr base = 0;
+  if (auto code = calls.allocate(&base, bytes); code != cuda::CUDA_SUCCESS) {
+    return stasis::fail(
+        calls.error(code, "cuMemAlloc",
+                    fmt::format("take {} of GPU {}", format_bytes(bytes), device.ordinal())));
+  }
+  return DeviceMemory(calls, device, base);
+}
+
+DeviceMemory::~DeviceMemory() {
+  if (base_ != 0 && device_->make_current()) (void)calls_->free(base_);
+}
+
 Result<Imported> Imported::make(const DeviceCalls& calls, Segment segment) {
   cuda::CUmemGenericAllocationHandle handle = 0;
   // The descriptor travels in the pointer itself.

@@ -44,6 +44,27 @@ class Device {
   std::vector<cuda::CUstream> streams_;
 };
 
+// Device memory of this process's own. Owns it.
+class DeviceMemory {
+ public:
+  // kOutOfGpuMemory.
+  static Result<DeviceMemory> make(const DeviceCalls& calls, const Device& device,
+                                   std::uint64_t bytes);
+  DeviceMemory(DeviceMemory&& other) noexcept
+      : calls_(other.calls_), device_(other.device_), base_(std::exchange(other.base_, 0)) {}
+  DeviceMemory& operator=(DeviceMemory&&) = delete;
+  ~DeviceMemory();
+
+  cuda::CUdeviceptr base() const { return base_; }
+
+ private:
+  DeviceMemory(const DeviceCalls& calls, const Device& device, cuda::CUdeviceptr base)
+      : calls_(&calls), device_(&device), base_(base) {}
+  const DeviceCalls* calls_;
+  const Device* device_;
+  cuda::CUdeviceptr base_;
+};
+
 // A segment of another process, imported and not yet mapped. Owns the driver's handle.
 class Imported {
  public:

@@ -76,6 +76,9 @@ Result<DeviceCalls> DeviceCalls::load(const std::string& name) {
   find(out.query_stream, "cuStreamQuery");
   find(out.copy_out, "cuMemcpyDtoHAsync_v2");
   find(out.copy_in, "cuMemcpyHtoDAsync_v2");
+  find(out.copy_within, "cuMemcpyDtoDAsync_v2");
+  find(out.allocate, "cuMemAlloc_v2");
+  find(out.free, "cuMemFree_v2");
   find(out.reserve, "cuMemAddressReserve");
   find(out.unreserve, "cuMemAddressFree");
   find(out.map, "cuMemMap");

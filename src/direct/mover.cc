@@ -37,15 +37,42 @@ Result<RingSize> ring_size(const MoverOptions& options) {
   return size;
 }
 
+Error never_ends(const Stop& stop) {
+  Error error{ErrorCode::kNoAnswer,
+              "the GPU does not end a copy that was begun",
+              "end this process; `nvidia-smi -q -d ECC,PAGE_RETIREMENT` and the kernel's log say "
+              "whether the GPU is broken",
+              {},
+              {}};
+  if (auto why = stop.result(); !why) error.context.push_back("after: " + why.error().message);
+  return error;
+}
+
+Mover::Contents for_all_threads(Content& content) {
+  return {[](unsigned) { return Result<void>(); }, [&](unsigned) -> Content& { return content; }};
+}
+
 }  // namespace
 
 // Members are destroyed from the last to the first: the ring is unpinned before its context goes.
 struct Mover::State {
+  // What copy_ahead() has brought to one GPU.
+  struct Early {
+    DeviceMemory memory;
+    std::vector<Stretch> stretches;  // where the content in it belongs
+    std::uint64_t bytes = 0;         // of them together
+  };
+  struct Buffers {
+    RingShares shares;
+    std::vector<std::span<std::byte>> all;
+  };
+
   MoverOptions options;
   DeviceCalls calls;
   std::map<int, Device> devices;  // by ordinal
   Ring ring;
-  bool unusable = false;  // the GPU still copies to or from the ring
+  std::map<int, Early> early;  // by ordinal
+  bool unusable = false;       // the GPU still copies to or from the ring
 
   explicit State(const MoverOptions& o, DeviceCalls c, Ring r)
       : options(o), calls(c), ring(std::move(r)) {}
@@ -57,7 +84,38 @@ struct Mover::State {
   Result<std::vector<int>> ordinals(std::span<const GpuUuid> gpus) const;
   Result<void> open(const std::vector<int>& ordinals, Stop& stop);
   Result<std::map<int, std::vector<Imported>>> import(std::vector<Segment> segments, Stop& stop);
+  // Contexts and streams on these GPUs, one stream more than buffers, and the ring's shares.
+  Result<Buffers> buffers_for(const std::vector<int>& ordinals, Stop& stop);
+  // The bytes at the beginning of `stretches` that are on the GPU already.
+  std::uint64_t early_bytes(int ordinal, const std::vector<Stretch>& stretches) const;
 };
+
+Result<Mover::State::Buffers> Mover::State::buffers_for(const std::vector<int>& ordinals,
+                                                        Stop& stop) {
+  if (auto opened = open(ordinals, stop); !opened) return stasis::fail(std::move(opened.error()));
+  const auto gpus = static_cast<unsigned>(ordinals.size());
+  auto shares = share_ring(ring.chunk_bytes(), ring.chunks(), gpus, threads_for(gpus));
+  if (!shares) return stasis::fail(std::move(shares.error()));
+  for (const int ordinal : ordinals) {
+    if (auto had = devices.at(ordinal).have_streams(2 * shares->threads + 1); !had)
+      return stasis::fail(std::move(had.error()));
+  }
+  Buffers out{*shares, {}};
+  for (unsigned i = 0; i < 2 * shares->threads * gpus; ++i) {
+    const auto chunk = ring.chunk(i / shares->buffers_per_chunk);
+    out.all.push_back(
+        chunk.subspan(i % shares->buffers_per_chunk * shares->buffer_bytes, shares->buffer_bytes));
+  }
+  return out;
+}
+
+std::uint64_t Mover::State::early_bytes(int ordinal, const std::vector<Stretch>& stretches) const {
+  const auto found = early.find(ordinal);
+  if (found == early.end()) return 0;
+  // The very same places, or it is of no use.
+  return first_of(stretches, found->second.bytes) == found->second.stretches ? found->second.bytes
+                                                                             : 0;
+}
 
 Result<std::vector<int>> Mover::State::ordinals(std::span<const GpuUuid> gpus) const {
   int count = 0;
@@ -188,16 +246,21 @@ Result<Mover> Mover::prepare(const MoverOptions& options, std::span<const GpuUui
 
 Result<CopyReport> Mover::copy_out(std::vector<Segment> segments, Content& content,
                                    const Interrupt& interrupt, Clock::time_point deadline) {
-  const Contents one{[](unsigned) { return Result<void>(); },
-                     [&](unsigned) -> Content& { return content; }};
-  return copy(true, std::move(segments), one, interrupt, deadline);
+  return copy(true, std::move(segments), for_all_threads(content), interrupt, deadline);
 }
 
 Result<CopyReport> Mover::copy_in(std::vector<Segment> segments, Content& content,
                                   const Interrupt& interrupt, Clock::time_point deadline) {
-  const Contents one{[](unsigned) { return Result<void>(); },
-                     [&](unsigned) -> Content& { return content; }};
-  return copy(false, std::move(segments), one, interrupt, deadline);
+  return copy(false, std::move(segments), for_all_threads(content), interrupt, deadline);
+}
+
+Result<CopyReport> Mover::copy_ahead(const std::vector<Ahead>& ahead, Content& content,
+                                     const Interrupt& interrupt, Clock::time_point deadline) {
+  return copy_ahead(ahead, for_all_threads(content), interrupt, deadline);
+}
+
+void Mover::drop_ahead() {
+  if (!state_->unusable) state_->early.clear();
 }
 
 Result<CopyReport> Mover::copy(bool out, std::vector<Segment> segments, const Contents& contents,
@@ -205,6 +268,7 @@ Result<CopyReport> Mover::copy(bool out, std::vector<Segment> segments, const Co
   if (state_->unusable) {
     return stasis::fail(ErrorCode::kNoAnswer, "the GPU has not ended the last copy");
   }
+  if (out) drop_ahead();
   Stop stop(interrupt, deadline, out ? "copying GPU memory out" : "copying GPU memory back");
   CopyReport report;
   if (auto sensible = sort_and_check(segments); !sensible) {
@@ -218,21 +282,15 @@ Result<CopyReport> Mover::copy(bool out, std::vector<Segment> segments, const Co
   std::vector<int> ordinals;
   for (const auto& [ordinal, list] : *imported)
     ordinals.push_back(ordinal);
-  if (auto opened = state_->open(ordinals, stop); !opened) {
-    return stasis::fail(std::move(opened.error()));
-  }
-  const auto gpus = static_cast<unsigned>(ordinals.size());
-  const Ring& ring = state_->ring;
-  auto shares = share_ring(ring.chunk_bytes(), ring.chunks(), gpus, state_->threads_for(gpus));
-  if (!shares) return stasis::fail(std::move(shares.error()));
+  auto buffers = state_->buffers_for(ordinals, stop);
+  if (!buffers) return stasis::fail(std::move(buffers.error()));
+  const RingShares& shares = buffers->shares;
 
   std::vector<Mapping> mappings;
   std::vector<DevicePart> parts;
+  std::vector<std::uint64_t> there;  // of each part, from the beginning
   for (auto& [ordinal, list] : *imported) {
     Device& device = state_->devices.at(ordinal);
-    if (auto had = device.have_streams(2 * shares->threads); !had) {
-      return stasis::fail(std::move(had.error()));
-    }
     std::vector<Stretch> stretches;
     std::uint64_t total = 0;
     for (const Imported& one : list) {
@@ -243,50 +301,136 @@ Result<CopyReport> Mover::copy(bool out, std::vector<Segment> segments, const Co
     report.bytes += total;
     auto mapping = Mapping::make(state_->calls, device, list, stop);
     if (!mapping) return stasis::fail(std::move(mapping.error()));
-    const std::uint64_t load = load_size(total, shares->threads, shares->buffer_bytes);
-    parts.push_back({&device, mapping->base(), loads_of(stretches, load)});
+    there.push_back(out ? 0 : state_->early_bytes(ordinal, stretches));
+    const std::uint64_t left = total - there.back();
+    const std::uint64_t load = load_size(left, shares.threads, shares.buffer_bytes);
+    parts.push_back({&device, mapping->base(), loads_of(rest_of(stretches, there.back()), load)});
     mappings.push_back(std::move(*mapping));
   }
   imported->clear();
-  std::vector<std::span<std::byte>> buffers;
-  for (unsigned i = 0; i < 2 * shares->threads * gpus; ++i) {
-    const auto chunk = ring.chunk(i / shares->buffers_per_chunk);
-    buffers.push_back(
-        chunk.subspan(i % shares->buffers_per_chunk * shares->buffer_bytes, shares->buffer_bytes));
-  }
-  if (auto begun = contents.begin(shares->threads * gpus); !begun) {
+  if (auto begun = contents.begin(shares.threads * static_cast<unsigned>(ordinals.size()));
+      !begun) {
     return stasis::fail(std::move(begun.error()));
   }
   report.map_seconds = since(start);
 
   const auto copying = Clock::now();
+  for (std::size_t i = 0; i < parts.size() && !stop.stopped(); ++i) {
+    if (there[i] == 0 || !stop.ok(parts[i].device->make_current())) continue;
+    const auto code =
+        state_->calls.copy_within(parts[i].base, state_->early.at(ordinals[i]).memory.base(),
+                                  there[i], parts[i].device->stream(2 * shares.threads));
+    if (code != cuda::CUDA_SUCCESS)
+      stop.fail(state_->calls.error(code, "cuMemcpyDtoDAsync", "copy within a GPU"));
+  }
   const CopyJob job{.calls = &state_->calls,
                     .direction = out ? Direction::kOut : Direction::kIn,
                     .parts = parts,
-                    .threads_per_part = shares->threads,
-                    .buffers = buffers,
+                    .threads_per_part = shares.threads,
+                    .buffers = buffers->all,
                     .content = contents.of};
-  const CopyEnd end = run_copy(job, stop);
+  bool still_copying = run_copy(job, stop).still_copying;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    if (there[i] == 0) continue;
+    (void)stop.ok(parts[i].device->make_current());
+    if (!wait_for_stream(state_->calls, parts[i].device->stream(2 * shares.threads), stop))
+      still_copying = true;
+  }
   report.seconds = since(copying);
 
-  if (end.still_copying) {
+  if (still_copying) {
     state_->unusable = true;
     for (Mapping& mapping : mappings)
       mapping.abandon();
-    Error error{ErrorCode::kNoAnswer,
-                "the GPU does not end a copy that was begun",
-                "end this process; `nvidia-smi -q -d ECC,PAGE_RETIREMENT` and the kernel's log say "
-                "whether the GPU is broken",
-                {},
-                {}};
-    if (auto why = stop.result(); !why) error.context.push_back("after: " + why.error().message);
-    return stasis::fail(std::move(error));
+    return stasis::fail(never_ends(stop));
   }
   const auto letting_go = Clock::now();
   for (Mapping& mapping : mappings)
     (void)stop.ok(mapping.release());
   report.map_seconds += since(letting_go);
   if (auto result = stop.result(); !result) return stasis::fail(std::move(result.error()));
+  return report;
+}
+
+Result<CopyReport> Mover::copy_ahead(const std::vector<Ahead>& ahead, const Contents& contents,
+                                     const Interrupt& interrupt, Clock::time_point deadline) {
+  if (state_->unusable) {
+    return stasis::fail(ErrorCode::kNoAnswer, "the GPU has not ended the last copy");
+  }
+  drop_ahead();
+  Stop stop(interrupt, deadline, "copying GPU memory ahead");
+  std::vector<GpuUuid> gpus;
+  for (const Ahead& one : ahead)
+    gpus.push_back(one.gpu);
+  CopyReport report;
+  if (gpus.empty()) return report;
+  auto known = state_->ordinals(gpus);
+  if (!known) return stasis::fail(std::move(known.error()));
+  if (auto opened = state_->open(*known, stop); !opened)
+    return stasis::fail(std::move(opened.error()));
+
+  const auto start = Clock::now();
+  std::vector<int> ordinals;
+  for (std::size_t i = 0; i < ahead.size(); ++i) {
+    const int ordinal = (*known)[i];
+    std::vector<Stretch> stretches;
+    std::uint64_t total = 0;
+    for (const Ahead::Part& part : ahead[i].parts) {
+      append_stretch(stretches, {total, part.offset, part.bytes});
+      total += part.bytes;
+    }
+    const std::uint64_t bytes = std::min(total, ahead[i].room / kPage * kPage);
+    if (bytes == 0 || state_->early.contains(ordinal)) continue;
+    auto memory = DeviceMemory::make(state_->calls, state_->devices.at(ordinal), bytes);
+    if (!memory) continue;
+    state_->early.emplace(ordinal,
+                          State::Early{std::move(*memory), first_of(stretches, bytes), bytes});
+    ordinals.push_back(ordinal);
+  }
+  if (ordinals.empty()) return report;
+  auto buffers = state_->buffers_for(ordinals, stop);
+  if (!buffers) {
+    drop_ahead();
+    return stasis::fail(std::move(buffers.error()));
+  }
+  const RingShares& shares = buffers->shares;
+  std::vector<DevicePart> parts;
+  std::vector<std::vector<std::atomic<bool>>> done;
+  done.reserve(ordinals.size());
+  for (const int ordinal : ordinals) {
+    const State::Early& early = state_->early.at(ordinal);
+    const std::uint64_t load = load_size(early.bytes, shares.threads, shares.buffer_bytes);
+    auto loads = loads_of(early.stretches, load);
+    done.emplace_back(loads.size());
+    parts.push_back({&state_->devices.at(ordinal), early.memory.base(), std::move(loads),
+                     std::span(done.back())});
+  }
+  if (auto begun = contents.begin(shares.threads * static_cast<unsigned>(ordinals.size()));
+      !begun) {
+    drop_ahead();
+    return stasis::fail(std::move(begun.error()));
+  }
+  report.map_seconds = since(start);
+  const auto copying = Clock::now();
+  const CopyJob job{.calls = &state_->calls,
+                    .direction = Direction::kIn,
+                    .parts = parts,
+                    .threads_per_part = shares.threads,
+                    .buffers = buffers->all,
+                    .content = contents.of};
+  if (run_copy(job, stop).still_copying) {
+    state_->unusable = true;
+    return stasis::fail(never_ends(stop));
+  }
+  report.seconds = since(copying);
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    State::Early& early = state_->early.at(ordinals[i]);
+    early.bytes = 0;
+    for (std::size_t j = 0; j < parts[i].loads.size() && done[i][j]; ++j)
+      early.bytes += parts[i].loads[j].bytes;
+    early.stretches = first_of(early.stretches, early.bytes);
+    report.bytes += early.bytes;
+  }
   return report;
 }
 

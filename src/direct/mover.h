@@ -41,6 +41,17 @@ struct CopyReport {
   Seconds map_seconds{0};  // importing, mapping, and letting go again
 };
 
+// What copy_in() is going to bring to a GPU: all of it, in the order of its content.
+struct Ahead {
+  GpuUuid gpu;
+  std::uint64_t room = 0;  // bytes of the GPU that may be taken for it until then
+  struct Part {
+    std::uint64_t offset = 0;  // of the content
+    std::uint64_t bytes = 0;
+  };
+  std::vector<Part> parts;
+};
+
 class MemoryMover {
  public:
   virtual ~MemoryMover() = default;
@@ -55,6 +66,14 @@ class MemoryMover {
                                       const Interrupt& interrupt, Clock::time_point deadline) = 0;
   virtual Result<CopyReport> copy_in(std::vector<Segment> segments, Content& content,
                                      const Interrupt& interrupt, Clock::time_point deadline) = 0;
+
+  // Brings the beginning of each GPU's content there, into memory of the mover's own, before there
+  // is any of the process's: as much as there is room for and time until the interrupt. The next
+  // copy_in() of the same places takes it from there, at the speed of the GPU's memory, and lets it
+  // go; so do the next copy_out() and copy_ahead(). What the content refuses, a GPU that has no
+  // room or a deadline only end it early; the report says how many bytes have come.
+  virtual Result<CopyReport> copy_ahead(const std::vector<Ahead>& ahead, Content& content,
+                                        const Interrupt& interrupt, Clock::time_point deadline) = 0;
 };
 
 // Lets this process see every GPU, also those that CUDA_VISIBLE_DEVICES hides from its user: the
@@ -77,6 +96,8 @@ class Mover final : public MemoryMover {
                               const Interrupt& interrupt, Clock::time_point deadline) override;
   Result<CopyReport> copy_in(std::vector<Segment> segments, Content& content,
                              const Interrupt& interrupt, Clock::time_point deadline) override;
+  Result<CopyReport> copy_ahead(const std::vector<Ahead>& ahead, Content& content,
+                                const Interrupt& interrupt, Clock::time_point deadline) override;
 
   // The same with a Content for each copying thread: `begin` is told once how many there are,
   // before `of` is asked for any.
@@ -86,6 +107,10 @@ class Mover final : public MemoryMover {
   };
   Result<CopyReport> copy(bool out, std::vector<Segment> segments, const Contents& contents,
                           const Interrupt& interrupt, Clock::time_point deadline);
+  Result<CopyReport> copy_ahead(const std::vector<Ahead>& ahead, const Contents& contents,
+                                const Interrupt& interrupt, Clock::time_point deadline);
+  // What copy_ahead() holds; a copy_in() that has used it leaves this to its caller.
+  void drop_ahead();
 
   const Ring& ring() const;
 

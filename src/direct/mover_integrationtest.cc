@@ -153,6 +153,107 @@ TEST_F(MoverTest, WorksInOneProcessToo) {
   }
 }
 
+// What copy_in() will bring to each of the two GPUs.
+std::vector<Ahead> ahead_of(const Target& target, std::uint64_t room0, std::uint64_t room1) {
+  std::vector<Ahead> out{{target.gpu(0), room0, {}}, {target.gpu(1), room1, {}}};
+  for (const Shape& shape : target.shapes())
+    out[static_cast<std::size_t>(shape.gpu)].parts.push_back({shape.offset, shape.bytes});
+  return out;
+}
+
+TEST_F(MoverTest, BringsContentAheadAndTakesItFromTheGpuThen) {
+  Target target(mixed_shapes());
+  MoverProcess mover = prepared();
+  Memory content(content_size(target.shapes()));
+  ASSERT_TRUE(out(mover, target, content));
+  ASSERT_EQ(target.release(), 0U);
+  content.at_piece(0, {});
+  // All that is for the one, and 12 of the 36 MiB for the other.
+  const auto early =
+      mover.copy_ahead(ahead_of(target, 64 * kMiB, 12 * kMiB), content, never_, in(seconds(30)));
+  ASSERT_TRUE(early) << early.error().to_string();
+  std::uint64_t first = 0;
+  for (const Shape& shape : target.shapes())
+    first += shape.gpu == 0 ? shape.bytes : 0;
+  EXPECT_EQ(early->bytes, first + 12 * kMiB);
+  EXPECT_EQ(target.in_use(), early->bytes);
+  ASSERT_TRUE(target.make_again());
+  const int before = content.pieces();
+  const auto moved = back(mover, target, content);
+  ASSERT_TRUE(moved) << moved.error().to_string();
+  EXPECT_EQ(moved->bytes, 64 * kMiB);
+  EXPECT_TRUE(target.verify());
+  // Of loads of 2 MiB and more, which may lie in two pieces of content.
+  EXPECT_LT(content.pieces() - before, before);
+  EXPECT_EQ(target.release(), 0U) << "the mover still holds memory";
+}
+
+TEST_F(MoverTest, BringsAheadWhatThereIsTimeAndRoomFor) {
+  Target target(mixed_shapes());
+  MoverProcess mover = prepared();
+  Memory content(content_size(target.shapes()));
+  ASSERT_TRUE(out(mover, target, content));
+  ASSERT_EQ(target.release(), 0U);
+  const auto all = ahead_of(target, 64 * kMiB, 64 * kMiB);
+
+  Interrupt enough;
+  content.at_piece(9, [&] {
+    enough.request(SIGINT);
+    return Result<void>();
+  });
+  const auto some = mover.copy_ahead(all, content, enough, in(seconds(30)));
+  ASSERT_TRUE(some) << some.error().to_string();
+  EXPECT_LT(some->bytes, 40 * kMiB);
+  content.at_piece(0, {});
+  ASSERT_TRUE(target.make_again());
+  ASSERT_TRUE(back(mover, target, content));
+  EXPECT_TRUE(target.verify());
+  ASSERT_EQ(target.release(), 0U);
+
+  content.at_piece(9, [] { return Result<void>(fail(ErrorCode::kImageCorrupt, "it is wrong")); });
+  const auto refused = mover.copy_ahead(all, content, never_, in(seconds(30)));
+  ASSERT_TRUE(refused);
+  EXPECT_LT(refused->bytes, 40 * kMiB);
+  content.at_piece(1, [] { return Result<void>(fail(ErrorCode::kImageCorrupt, "it is wrong")); });
+  ASSERT_TRUE(target.make_again());
+  const auto wrong = back(mover, target, content);
+  ASSERT_FALSE(wrong) << "what was refused is asked for again";
+  EXPECT_EQ(wrong.error().code, ErrorCode::kImageCorrupt);
+  content.at_piece(0, {});
+  ASSERT_EQ(target.release(), 0U);
+
+  const auto none = mover.copy_ahead(ahead_of(target, 0, 100), content, never_, in(seconds(30)));
+  ASSERT_TRUE(none);
+  EXPECT_EQ(none->bytes, 0U);
+  EXPECT_EQ(target.in_use(), 0U);
+  ASSERT_TRUE(target.make_again());
+  ASSERT_TRUE(back(mover, target, content));
+  EXPECT_TRUE(target.verify());
+}
+
+TEST_F(MoverTest, LetsGoWhatCameAheadForOtherPlaces) {
+  Target target(mixed_shapes());
+  MoverProcess mover = prepared();
+  Memory content(content_size(target.shapes()));
+  ASSERT_TRUE(out(mover, target, content));
+  ASSERT_EQ(target.release(), 0U);
+  auto other = ahead_of(target, 64 * kMiB, 64 * kMiB);
+  other[0].parts[1].bytes += 2 * kMiB;
+  std::swap(other[1].parts[0], other[1].parts[1]);
+  ASSERT_TRUE(mover.copy_ahead(other, content, never_, in(seconds(30))));
+  EXPECT_GT(target.in_use(), 0U);
+  ASSERT_TRUE(target.make_again());
+  ASSERT_TRUE(back(mover, target, content));
+  EXPECT_TRUE(target.verify());
+  EXPECT_EQ(target.release(), 0U);
+  // And where the process wants its room back, before anything is copied in.
+  ASSERT_TRUE(
+      mover.copy_ahead(ahead_of(target, 64 * kMiB, 64 * kMiB), content, never_, in(seconds(30))));
+  EXPECT_EQ(target.in_use(), 64 * kMiB);
+  ASSERT_TRUE(mover.copy_ahead({}, content, never_, in(seconds(30))));
+  EXPECT_EQ(target.in_use(), 0U);
+}
+
 TEST_F(MoverTest, SeesGpusThatAreHiddenFromItsUser) {
   Target target(mixed_shapes());
   ::setenv("CUDA_VISIBLE_DEVICES", "1", 1);

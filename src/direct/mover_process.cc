@@ -224,9 +224,40 @@ Result<CopyReport> MoverProcess::copy(bool out, std::vector<Segment> segments, C
   }
   (void)helper_.channel().send_value(
       pr::Copy{.out = out ? 1U : 0U, .deadline_ns = ns_of(deadline)});
+  return serve(content, stop);
+}
+
+Result<CopyReport> MoverProcess::copy_ahead(const std::vector<Ahead>& ahead, Content& content,
+                                            const Interrupt& interrupt,
+                                            Clock::time_point deadline) {
+  if (lost_) return fail(*lost_);
+  if (ring_.bytes().empty()) {
+    return fail(ErrorCode::kInternal, "the mover is asked to copy before it is prepared");
+  }
+  std::vector<pr::AheadPart> parts;
+  for (const Ahead& one : ahead) {
+    for (const Ahead::Part& part : one.parts) {
+      // The beginning is enough.
+      if (parts.size() == pr::kMostAheadParts) break;
+      parts.push_back({one.gpu, one.room, part.offset, part.bytes});
+    }
+  }
+  Span span(TraceKind::kMover, "copy ahead");
+  Stop stop(interrupt, deadline, "copying GPU memory ahead");
+  const pr::AheadOf ask{.deadline_ns = ns_of(deadline)};
+  (void)helper_.channel().send(pr::with_items(ask, std::span<const pr::AheadPart>(parts)));
+  auto report = serve(content, stop);
+  if (report) span.set_bytes(report->bytes);
+  return report;
+}
+
+Result<CopyReport> MoverProcess::serve(Content& content, Stop& stop) {
   auto message = answer(stop, kStopPatience);
   if (!message) return fail(std::move(message.error()));
   if (auto error = pr::error_of(message->bytes)) return fail(std::move(*error));
+  // Nothing was to be copied.
+  if (const auto done = message->as<pr::Done>())
+    return CopyReport{done->bytes, Seconds(done->seconds), Seconds(done->map_seconds)};
   if (!message->as<pr::Begin>()) {
     (void)helper_.end();
     return lost("the process that copies GPU memory speaks nonsense");

@@ -37,6 +37,8 @@ class MoverProcess final : public MemoryMover {
                               const Interrupt& interrupt, Clock::time_point deadline) override;
   Result<CopyReport> copy_in(std::vector<Segment> segments, Content& content,
                              const Interrupt& interrupt, Clock::time_point deadline) override;
+  Result<CopyReport> copy_ahead(const std::vector<Ahead>& ahead, Content& content,
+                                const Interrupt& interrupt, Clock::time_point deadline) override;
 
   // Gives the GPUs and the ring back; waits until nothing of the process is left.
   void end();
@@ -50,6 +52,8 @@ class MoverProcess final : public MemoryMover {
   // The next message, or what went wrong with the process, which has ended then.
   Result<Channel::Message> answer(Stop& stop, std::chrono::milliseconds patience);
   tl::unexpected<Error> lost(std::string message);
+  // The rest of a copy that was asked for.
+  Result<CopyReport> serve(Content& content, Stop& stop);
   // While the process copies: serves `content` over each of `sockets`, and waits for the end.
   Result<CopyReport> serve(std::vector<UniqueFd> sockets, Content& content, Stop& stop);
 

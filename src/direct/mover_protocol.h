@@ -5,7 +5,7 @@
 //   Prepare, with the GPUs behind it           Done, with the ring's descriptor; or Failed
 //   Segments, with places behind it, and       Done
 //     their descriptors, 250 at most
-//   Copy                                       Begin, with a channel for each copying thread, and
+//   Copy; Ahead, with its parts behind it      Begin, with a channel for each copying thread, and
 //                                              then Done; or Failed
 //
 // Over each of those channels the copying thread asks with Piece and is answered with PieceDone.
@@ -17,11 +17,12 @@
 #include <span>
 #include <vector>
 
+#include "stasis/cuda_state.h"
 #include "stasis/error.h"
 
 namespace stasis::direct::protocol {
 
-enum class Kind : std::uint32_t { kPrepare = 1, kSegments, kCopy, kBegin, kDone, kFailed };
+enum class Kind : std::uint32_t { kPrepare = 1, kSegments, kCopy, kAhead, kBegin, kDone, kFailed };
 
 struct Prepare {
   Kind kind = Kind::kPrepare;
@@ -44,6 +45,19 @@ struct Copy {
   std::uint32_t out = 0;
   std::int64_t deadline_ns = 0;
 };
+
+struct AheadOf {
+  Kind kind = Kind::kAhead;
+  std::int64_t deadline_ns = 0;
+};
+struct AheadPart {
+  GpuUuid gpu;
+  std::uint64_t room = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+};
+// In one message.
+inline constexpr std::size_t kMostAheadParts = 1024;
 
 struct Begin {
   Kind kind = Kind::kBegin;

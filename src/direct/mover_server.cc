@@ -63,6 +63,7 @@ class Server {
     if (kind == pr::Kind::kPrepare) return prepare(**message);
     if (kind == pr::Kind::kSegments) return segments(**message);
     if (kind == pr::Kind::kCopy) return copy(**message);
+    if (kind == pr::Kind::kAhead) return ahead(**message);
     return false;
   }
 
@@ -103,10 +104,32 @@ class Server {
     const auto ask = message.as<pr::Copy>();
     if (!ask || !mover_) return false;
     std::vector<OwnersContent> contents;
-    const Mover::Contents served{[&](unsigned threads) { return begin(threads, contents); },
-                                 [&](unsigned i) -> Content& { return contents[i]; }};
-    auto report = mover_->copy(ask->out != 0, std::exchange(segments_, {}), served, never_,
-                               time_of(ask->deadline_ns));
+    auto report = mover_->copy(ask->out != 0, std::exchange(segments_, {}), served(contents),
+                               never_, time_of(ask->deadline_ns));
+    const bool said = say(report);
+    // Nobody need wait for it.
+    mover_->drop_ahead();
+    return said;
+  }
+
+  bool ahead(const Channel::Message& message) {
+    pr::AheadOf ask;
+    std::vector<pr::AheadPart> parts;
+    if (!pr::take_items(message.bytes, ask, parts) || !mover_) return false;
+    std::vector<Ahead> ahead;
+    for (const pr::AheadPart& part : parts) {
+      if (ahead.empty() || ahead.back().gpu != part.gpu) ahead.push_back({part.gpu, part.room, {}});
+      ahead.back().parts.push_back({part.offset, part.bytes});
+    }
+    std::vector<OwnersContent> contents;
+    return say(mover_->copy_ahead(ahead, served(contents), never_, time_of(ask.deadline_ns)));
+  }
+
+  Mover::Contents served(std::vector<OwnersContent>& contents) const {
+    return {[this, &contents](unsigned threads) { return begin(threads, contents); },
+            [&contents](unsigned i) -> Content& { return contents[i]; }};
+  }
+  bool say(const Result<CopyReport>& report) const {
     if (!report) return say(report.error());
     return say(pr::Done{.bytes = report->bytes,
                         .seconds = report->seconds.count(),

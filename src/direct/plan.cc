@@ -24,6 +24,29 @@ void append_stretch(std::vector<Stretch>& stretches, const Stretch& next) {
   }
 }
 
+std::vector<Stretch> first_of(std::span<const Stretch> stretches, std::uint64_t bytes) {
+  std::vector<Stretch> out;
+  for (const Stretch& stretch : stretches) {
+    if (stretch.mapped >= bytes) break;
+    out.push_back(stretch);
+    out.back().bytes = std::min(stretch.bytes, bytes - stretch.mapped);
+  }
+  return out;
+}
+
+std::vector<Stretch> rest_of(std::span<const Stretch> stretches, std::uint64_t bytes) {
+  std::vector<Stretch> out;
+  for (Stretch stretch : stretches) {
+    const std::uint64_t gone =
+        bytes > stretch.mapped ? std::min(stretch.bytes, bytes - stretch.mapped) : 0;
+    stretch.mapped += gone;
+    stretch.content += gone;
+    stretch.bytes -= gone;
+    if (stretch.bytes > 0) out.push_back(stretch);
+  }
+  return out;
+}
+
 std::vector<Load> loads_of(std::span<const Stretch> stretches, std::uint64_t load_bytes) {
   std::vector<Load> loads;
   for (const Stretch& stretch : stretches) {

@@ -21,10 +21,16 @@ struct Stretch {
   std::uint64_t mapped = 0;  // offset in the mapped range
   std::uint64_t content = 0;
   std::uint64_t bytes = 0;
+  bool operator==(const Stretch&) const = default;
 };
 
 // Adds what is mapped right behind the last stretch: to that one if its content follows too.
 void append_stretch(std::vector<Stretch>& stretches, const Stretch& next);
+
+// The first `bytes` of what is mapped.
+std::vector<Stretch> first_of(std::span<const Stretch> stretches, std::uint64_t bytes);
+// What is mapped behind those.
+std::vector<Stretch> rest_of(std::span<const Stretch> stretches, std::uint64_t bytes);
 
 // One copy: [mapped, mapped + bytes) of the mapped range, which lies in these stretches.
 struct Load {

@@ -117,5 +117,17 @@ TEST(Plan, SharesTheRing) {
   EXPECT_EQ(none.error().code, ErrorCode::kUsage);
 }
 
+TEST(Plan, DividesStretchesWhereTheyAreMapped) {
+  const std::vector<Stretch> all{{0, 100, 10}, {10, 200, 20}};
+  EXPECT_EQ(first_of(all, 0), std::vector<Stretch>());
+  EXPECT_EQ(first_of(all, 10), (std::vector<Stretch>{{0, 100, 10}}));
+  EXPECT_EQ(first_of(all, 15), (std::vector<Stretch>{{0, 100, 10}, {10, 200, 5}}));
+  EXPECT_EQ(first_of(all, 99), all);
+  EXPECT_EQ(rest_of(all, 0), all);
+  EXPECT_EQ(rest_of(all, 4), (std::vector<Stretch>{{4, 104, 6}, {10, 200, 20}}));
+  EXPECT_EQ(rest_of(all, 15), (std::vector<Stretch>{{15, 205, 15}}));
+  EXPECT_EQ(rest_of(all, 30), std::vector<Stretch>());
+}
+
 }  // namespace
 }  // namespace stasis::direct

@@ -1,6 +1,7 @@
 #include "driver/gpu_plan.h"
 
 #include <algorithm>
+#include <map>
 
 #include <fmt/format.h>
 
@@ -38,17 +39,27 @@ Result<std::vector<GpuPair>> plan_chosen_gpus(Driver& driver, std::span<const Gp
   return as_driver_wants(driver, choose_gpu_map(needed, from, to, allotted));
 }
 
+GpuUuid target_of(const GpuUuid& gpu, std::span<const GpuPair> pairs) {
+  const auto pair =
+      std::find_if(pairs.begin(), pairs.end(), [&](const GpuPair& one) { return one.from == gpu; });
+  return pair == pairs.end() ? gpu : pair->to;
+}
+
+namespace {
+
+std::map<GpuUuid, std::uint64_t> needed_on(std::span<const GpuUse> needed,
+                                           std::span<const GpuPair> pairs) {
+  std::map<GpuUuid, std::uint64_t> sums;
+  for (const GpuUse& use : needed)
+    sums[target_of(use.gpu, pairs)] += use.bytes;
+  return sums;
+}
+
+}  // namespace
+
 Result<void> check_gpu_memory(std::span<const GpuUse> needed, std::span<const GpuPair> pairs,
                               std::span<const Gpu> gpus) {
-  std::map<GpuUuid, std::uint64_t> sums;
-  for (const GpuUse& use : needed) {
-    GpuUuid target = use.gpu;
-    for (const GpuPair& pair : pairs) {
-      if (pair.from == use.gpu) target = pair.to;
-    }
-    sums[target] += use.bytes;
-  }
-  for (const auto& [uuid, bytes] : sums) {
+  for (const auto& [uuid, bytes] : needed_on(needed, pairs)) {
     // clang++ 14 captures no structured bindings by reference.
     const auto gpu = std::find_if(gpus.begin(), gpus.end(),
                                   [&uuid = uuid](const Gpu& g) { return g.uuid == uuid; });
@@ -66,6 +77,20 @@ Result<void> check_gpu_memory(std::span<const GpuUse> needed, std::span<const Gp
     }
   }
   return {};
+}
+
+std::map<GpuUuid, std::uint64_t> spare_gpu_memory(std::span<const GpuUse> needed,
+                                                  std::span<const GpuPair> pairs,
+                                                  std::span<const Gpu> gpus) {
+  std::map<GpuUuid, std::uint64_t> out;
+  const auto sums = needed_on(needed, pairs);
+  for (const Gpu& gpu : gpus) {
+    const auto sum = sums.find(gpu.uuid);
+    const std::uint64_t taken = gpu.memory_used + (sum == sums.end() ? 0 : sum->second) +
+                                kContextBytes + gpu.memory_total / 16;
+    if (taken < gpu.memory_total) out[gpu.uuid] = gpu.memory_total - taken;
+  }
+  return out;
 }
 
 }  // namespace stasis

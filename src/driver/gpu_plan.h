@@ -1,6 +1,8 @@
 // Where GPU memory goes when a process is brought back, and whether it fits there.
 #pragma once
 
+#include <cstdint>
+#include <map>
 #include <span>
 #include <vector>
 
@@ -9,6 +11,13 @@
 #include "driver/gpu_map.h"
 
 namespace stasis {
+
+// What a CUDA context takes on an H100 (driver 580: 520-620 MB) counts as GPU memory in use, and is
+// not in the image.
+inline constexpr std::uint64_t kContextBytes = 640ULL << 20;
+
+// Where what was on `gpu` goes: there, if no pair says otherwise.
+GpuUuid target_of(const GpuUuid& gpu, std::span<const GpuPair> pairs);
 
 // The complete map for the driver, empty if everything stays where it was. `from` are the GPUs the
 // processes were on.
@@ -24,5 +33,12 @@ Result<std::vector<GpuPair>> plan_chosen_gpus(Driver& driver, std::span<const Gp
 // memory of the new ones.
 Result<void> check_gpu_memory(std::span<const GpuUse> needed, std::span<const GpuPair> pairs,
                               std::span<const Gpu> gpus);
+
+// Bytes of each new GPU that nobody will miss who brings that back there, but for a context of his
+// own; nothing for those that have none. A sixteenth of each GPU is left to others, and to what the
+// driver needs besides.
+std::map<GpuUuid, std::uint64_t> spare_gpu_memory(std::span<const GpuUse> needed,
+                                                  std::span<const GpuPair> pairs,
+                                                  std::span<const Gpu> gpus);
 
 }  // namespace stasis

@@ -17,10 +17,6 @@
 
 namespace stasis {
 
-// What a CUDA context takes on an H100 (driver 580: 520-620 MB) counts as GPU memory in use, and is
-// not in the image.
-inline constexpr std::uint64_t kContextBytes = 640ULL << 20;
-
 // Enters the tree below `root` into the journal and opens it; the group keeps the journal up to
 // date as it grows. The states are asked for once nobody else can be at work on the tree; a process
 // that a killed operation left behind counts as what it was before that one. kNotCuda if no process

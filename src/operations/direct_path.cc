@@ -1,6 +1,7 @@
 #include "operations/direct_path.h"
 
 #include <algorithm>
+#include <csignal>
 #include <map>
 #include <random>
 #include <thread>
@@ -9,6 +10,7 @@
 
 #include "base/fault_point.h"
 #include "direct/remote_memory.h"
+#include "driver/gpu_plan.h"
 
 namespace stasis {
 
@@ -30,40 +32,64 @@ constexpr milliseconds kSlice{250};
 constexpr milliseconds kPause{5};
 // A disk may be this much slower than memory at its worst: 20 MB/s.
 constexpr int kSlowDisk = 10;
+
+}  // namespace
+
 // Where the content of several processes is, as one Content: the next begins at a multiple of
 // kGap, so that no piece lies in two.
 class Places final : public direct::Content {
  public:
   static constexpr std::uint64_t kGap = ImageContent::kGap;
 
-  // Each adds a process, and returns where it begins.
-  std::uint64_t add_buffer(const AgentClient& agent) {
-    parts_.push_back({std::make_unique<direct::RemoteMemory>(agent.pid(), agent.pidfd(),
-                                                             agent.buffer_address(), agent.bytes()),
-                      0});
-    return begin_of_last();
+  // Each adds a process, or finds it, and returns where it begins.
+  Result<std::uint64_t> add_buffer(Pid pid, std::uint64_t address, std::uint64_t bytes) {
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+      const Buffer* buffer = parts_[i].buffer.get();
+      if (buffer != nullptr && buffer->pid == pid && buffer->address == address &&
+          buffer->memory.size() == bytes)
+        return i * kGap;
+    }
+    auto pidfd = Pidfd::open(pid);
+    if (!pidfd) return fail(std::move(pidfd.error()));
+    parts_.push_back({std::make_unique<Buffer>(pid, address, bytes, std::move(*pidfd)), {}, 0});
+    return (parts_.size() - 1) * kGap;
   }
-  std::uint64_t add_stream(std::shared_ptr<ImageContent> image, std::size_t stream) {
-    parts_.push_back({std::move(image), stream * kGap});
-    return begin_of_last();
+  std::uint64_t add_stream(const std::shared_ptr<ImageContent>& image, std::size_t stream) {
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+      if (parts_[i].image == image && parts_[i].stream == stream) return i * kGap;
+    }
+    parts_.push_back({{}, image, stream});
+    return (parts_.size() - 1) * kGap;
   }
   Result<void> write(std::uint64_t offset, std::span<const std::byte> bytes) override {
     Part& part = parts_.at(offset / kGap);
-    return part.content->write(part.base + offset % kGap, bytes);
+    return part.buffer ? part.buffer->memory.write(offset % kGap, bytes)
+                       : part.image->write(part.stream * kGap + offset % kGap, bytes);
   }
   Result<void> read(std::uint64_t offset, std::span<std::byte> bytes) override {
     Part& part = parts_.at(offset / kGap);
-    return part.content->read(part.base + offset % kGap, bytes);
+    return part.buffer ? part.buffer->memory.read(offset % kGap, bytes)
+                       : part.image->read(part.stream * kGap + offset % kGap, bytes);
   }
 
  private:
-  struct Part {
-    std::shared_ptr<direct::Content> content;
-    std::uint64_t base = 0;
+  struct Buffer {
+    Buffer(Pid p, std::uint64_t a, std::uint64_t bytes, Pidfd fd)
+        : pid(p), address(a), pidfd(std::move(fd)), memory(p, pidfd, a, bytes) {}
+    Pid pid;
+    std::uint64_t address;
+    Pidfd pidfd;
+    direct::RemoteMemory memory;
   };
-  std::uint64_t begin_of_last() const { return (parts_.size() - 1) * kGap; }
+  struct Part {
+    std::unique_ptr<Buffer> buffer;
+    std::shared_ptr<ImageContent> image;
+    std::size_t stream = 0;
+  };
   std::vector<Part> parts_;
 };
+
+namespace {
 
 // The pieces of an agent, in a place that begins at `base`. What the page says is the target's to
 // write.
@@ -245,7 +271,7 @@ Result<void> DirectPath::copy_out(const Environment& env, const IntoImage* image
   Places places;
   for (auto& agent : agents_) {
     std::vector<direct::SegmentPlace> pieces;
-    auto taken = take_checked(agent, !image, image ? &pieces : nullptr);
+    auto taken = take_checked(agent, !image, &pieces);
     if (!taken) return fail(std::move(taken.error()));
     std::uint64_t base = 0;
     if (image) {
@@ -253,7 +279,13 @@ Result<void> DirectPath::copy_out(const Environment& env, const IntoImage* image
       if (!stream) return fail(std::move(stream.error()));
       base = places.add_stream(into_, *stream);
     } else {
-      base = places.add_buffer(agent);
+      auto begin = places.add_buffer(agent.pid(), agent.buffer_address(), agent.bytes());
+      if (!begin) return fail(std::move(begin.error()));
+      base = *begin;
+      std::vector<MovedPart> parts;
+      for (const direct::SegmentPlace& piece : pieces)
+        parts.push_back({piece.gpu, piece.offset, piece.bytes});
+      moved_[agent.pid()] = joined(std::move(parts));
     }
     append(segments, std::move(*taken), base);
   }
@@ -295,21 +327,28 @@ Result<void> DirectPath::check_found(const std::vector<const Process*>& processe
 
 Result<void> DirectPath::copy_in(const Interrupt& interrupt) {
   std::vector<direct::Segment> segments;
-  Places places;
+  if (!places_) places_ = std::make_shared<Places>();
   for (auto& agent : agents_) {
     if (agent.state() != AgentState::kFilling) continue;
     auto content = content_of(agent);
     if (!content) return fail(std::move(content.error()));
     auto taken = take_checked(agent, !content->image, nullptr);
     if (!taken) return fail(std::move(taken.error()));
-    append(segments, std::move(*taken),
-           content->image ? places.add_stream(content->image, content->stream)
-                          : places.add_buffer(agent));
+    auto base = begin_of({agent.pid(), std::move(*content), agent.buffer_address(), agent.bytes()},
+                         *places_);
+    if (!base) return fail(std::move(base.error()));
+    append(segments, std::move(*taken), *base);
   }
   const auto deadline = Clock::now() + kSlowDisk * copy_time(bytes());
-  auto copied = mover_->copy_in(std::move(segments), places, interrupt, deadline);
+  auto copied = mover_->copy_in(std::move(segments), *places_, interrupt, deadline);
+  enough_.reset();
   if (!copied) return fail(std::move(copied.error()));
   return {};
+}
+
+Result<std::uint64_t> DirectPath::begin_of(const Source& source, Places& places) {
+  if (source.found.image) return places.add_stream(source.found.image, source.found.stream);
+  return places.add_buffer(source.pid, source.buffer, source.bytes);
 }
 
 Result<void> DirectPath::empty() {
@@ -351,22 +390,122 @@ Result<void> DirectPath::bring_back(AgentClient& agent) const {
 
 DirectPath::MoverResult DirectPath::take_mover(const Environment& env,
                                                std::span<const GpuUuid> gpus) {
+  if (enough_) enough_->request(SIGTERM);
   return coming_.valid() ? coming_.get() : env.mover(gpus);
 }
 
-void DirectPath::get_ready(const Environment& env, const std::vector<const Process*>& processes) {
-  if (!env.mover) return;
-  std::uint64_t sum = 0;
-  for (const Process* process : processes) {
-    auto agent = AgentClient::find(process->pid(), process->pidfd());
-    if (agent && *agent && is_away((*agent)->state())) sum += (*agent)->bytes();
+void DirectPath::begin(MakeMover make, const std::vector<Source>& sources, const HeadStart& start) {
+  auto places = std::make_shared<Places>();
+  std::map<GpuUuid, direct::Ahead> ahead;
+  std::uint64_t bytes = 0;
+  for (const Source& source : sources) {
+    auto base = begin_of(source, *places);
+    if (!base) return;
+    const auto add = [&](const GpuUuid& gpu, std::uint64_t offset, std::uint64_t part) {
+      const GpuUuid target = target_of(gpu, start.pairs);
+      const auto room = start.room.find(target);
+      if (room == start.room.end()) return;
+      auto& one = ahead.try_emplace(target, direct::Ahead{target, room->second, {}}).first->second;
+      one.parts.push_back({*base + offset, part});
+      bytes += part;
+    };
+    if (source.found.image) {
+      for (const ContentRange& range : source.found.image->ranges_of(source.found.stream))
+        add(range.gpu, range.offset, range.bytes);
+    } else if (const auto moved = start.moved.find(source.pid); moved != start.moved.end()) {
+      for (const MovedPart& part : moved->second)
+        add(part.gpu, part.offset, part.bytes);
+    }
   }
-  if (sum > 0) get_ready(env);
+  places_ = places;
+  enough_ = std::make_shared<Interrupt>();
+  std::vector<direct::Ahead> all;
+  for (auto& [gpu, one] : ahead)
+    all.push_back(std::move(one));
+  coming_ = std::async(std::launch::async, [make = std::move(make), places, all = std::move(all),
+                                            enough = enough_, bytes] {
+    auto mover = make();
+    // What becomes of it, copy_in() will see.
+    if (mover && !all.empty() && !enough->requested()) {
+      (void)(*mover)->copy_ahead(all, *places, *enough,
+                                 Clock::now() + kSlowDisk * copy_time(bytes));
+    }
+    return mover;
+  });
 }
 
-void DirectPath::get_ready(const Environment& env) {
+void DirectPath::get_ready(const Environment& env, const std::vector<const Process*>& processes,
+                           const HeadStart& start) {
   if (!env.mover || coming_.valid()) return;
-  coming_ = std::async(std::launch::async, env.mover, std::span<const GpuUuid>());
+  std::vector<Source> sources;
+  for (const Process* process : processes) {
+    auto agent = AgentClient::find(process->pid(), process->pidfd());
+    if (!agent || !*agent || !is_away((*agent)->state()) || (*agent)->bytes() == 0) continue;
+    auto found = content_of(**agent);
+    if (!found) continue;
+    sources.push_back(
+        {process->pid(), std::move(*found), (*agent)->buffer_address(), (*agent)->bytes()});
+  }
+  if (sources.empty()) return;
+  begin([make = env.mover] { return make({}); }, sources, start);
+}
+
+void DirectPath::get_ready(const Environment& env, const std::vector<Pid>& pids,
+                           const HeadStart& start) {
+  if (!env.mover || coming_.valid()) return;
+  std::vector<Source> sources;
+  for (const auto& content : contents_) {
+    for (const Pid pid : pids) {
+      if (const auto stream = content->stream_of(pid))
+        sources.push_back({pid, {content, *stream}, 0, 0});
+    }
+  }
+  begin([make = env.mover] { return make({}); }, sources, start);
+}
+
+void DirectPath::get_ready(const HeadStart& start) {
+  if (!mover_ || !into_ || coming_.valid()) return;
+  std::vector<Source> sources;
+  for (const auto& agent : agents_) {
+    if (const auto stream = into_->stream_of(agent.pid()))
+      sources.push_back({agent.pid(), {into_, *stream}, 0, 0});
+  }
+  if (sources.empty()) return;
+  begin([mover = std::exchange(mover_, nullptr)] { return MoverResult(mover); }, sources, start);
+}
+
+void DirectPath::collect_mover() {
+  enough_->request(SIGTERM);
+  if (!coming_.valid()) return;
+  if (auto mover = coming_.get()) mover_ = std::move(*mover);
+}
+
+bool DirectPath::let_go_ahead() {
+  if (!enough_) return false;
+  collect_mover();
+  enough_.reset();
+  if (mover_) {
+    const Interrupt never;
+    (void)mover_->copy_ahead({}, *places_, never, Clock::now() + kMapping);
+  }
+  return true;
+}
+
+Result<void> DirectPath::refill() {
+  for (;;) {
+    for (auto& agent : agents_) {
+      const bool empty =
+          agent.state() == AgentState::kHeld || agent.state() == AgentState::kEmptied;
+      agent.begin(empty ? AgentCommand::kRefill : AgentCommand::kNone, 0);
+    }
+    Result<void> done;
+    for (auto& agent : agents_) {
+      auto refilled = agent.finish(kMapping);
+      if (!refilled) done = std::move(refilled);
+    }
+    // What was brought ahead may be what is missing.
+    if (done || done.error().code != ErrorCode::kOutOfGpuMemory || !let_go_ahead()) return done;
+  }
 }
 
 Result<void> refuse_shared(const Environment& env,
@@ -494,15 +633,7 @@ Result<std::uint64_t> DirectPath::move_in(const Environment& env,
     dismiss();
     return fail(std::move(allowed.error()));
   }
-  for (auto& agent : agents_) {
-    const bool empty = agent.state() == AgentState::kHeld || agent.state() == AgentState::kEmptied;
-    agent.begin(empty ? AgentCommand::kRefill : AgentCommand::kNone, 0);
-  }
-  Result<void> done;
-  for (auto& agent : agents_) {
-    auto refilled = agent.finish(kMapping);
-    if (!refilled) done = std::move(refilled);
-  }
+  Result<void> done = refill();
   if (!done) {
     // Without a peer they try it again by themselves.
     dismiss();
@@ -549,6 +680,7 @@ Result<std::uint64_t> DirectPath::move_in(const Environment& env,
 Result<void> DirectPath::roll_back() {
   std::string messages;
   std::string remedies;
+  if (enough_ && needs_image_) collect_mover();
   // By the mover, which needs no host memory; what it cannot do, the agents do. Only of an image:
   // the content of their own buffers they are quick with, and sooner.
   if (mover_ && needs_image_) {
@@ -564,6 +696,8 @@ Result<void> DirectPath::roll_back() {
           (void)agent.ask(AgentCommand::kOpen, 0, kMapping);
     }
   }
+  // The agents want that room.
+  (void)let_go_ahead();
   for (auto& agent : agents_) {
     if (!agent.pidfd().alive()) continue;
     auto back = bring_back(agent);

@@ -11,10 +11,12 @@
 #include <cstdint>
 #include <functional>
 #include <future>
+#include <map>
 #include <memory>
 #include <vector>
 
 #include "checkpoint/group.h"
+#include "checkpoint/suspended.h"
 #include "direct/agent_client.h"
 #include "direct/mover.h"
 #include "operations/image_content.h"
@@ -42,6 +44,16 @@ struct QuiesceOptions {
 // IPC; with `ignore` it is told and no more.
 Result<void> refuse_shared(const Environment& env,
                            const std::vector<std::pair<Pid, std::uint32_t>>& pieces, bool ignore);
+
+// Where content may be brought before there is memory for it.
+struct HeadStart {
+  std::map<GpuUuid, std::uint64_t> room;  // bytes that nobody needs until then
+  std::vector<GpuPair> pairs;             // where what was on one GPU goes
+  // Of content in the processes' own memory: what was on which GPU.
+  std::map<Pid, std::vector<MovedPart>> moved = {};
+};
+
+class Places;
 
 class DirectPath {
  public:
@@ -79,10 +91,13 @@ class DirectPath {
   Result<std::uint64_t> move_in(const Environment& env, std::vector<const Process*> processes,
                                 Phases& phases, bool stops = false);
   // Begins to prepare a mover for what of these is away, in a thread of its own, so that it is
-  // ready when move_in() needs it.
-  void get_ready(const Environment& env, const std::vector<const Process*>& processes);
-  // For content that is known to come from an image.
-  void get_ready(const Environment& env);
+  // ready when move_in() needs it, and to bring content to the GPUs for which there is room.
+  void get_ready(const Environment& env, const std::vector<const Process*>& processes,
+                 const HeadStart& start);
+  // The same for the content that the image which look_in() was given has of these.
+  void get_ready(const Environment& env, const std::vector<Pid>& pids, const HeadStart& start);
+  // The same for what move_out() has moved into the image, by the mover that has done so.
+  void get_ready(const HeadStart& start);
 
   // Everybody runs on with its memory. kNotRolledBack names who does not.
   Result<void> roll_back();
@@ -92,6 +107,8 @@ class DirectPath {
   // The content of what move_out() has moved into the image, for its manifest. Nothing if nothing
   // has.
   const ContentRecord* content() const { return into_ ? &into_->record() : nullptr; }
+  // What move_out() has moved into the processes' own memory.
+  const std::map<Pid, std::vector<MovedPart>>& moved() const { return moved_; }
   // Bytes of it that an earlier image had already.
   std::uint64_t taken_bytes() const { return into_ ? into_->taken_bytes() : 0; }
   // Somebody's memory is in that image and nowhere else.
@@ -122,12 +139,33 @@ class DirectPath {
   // What was begun, or what `env` gives now.
   MoverResult take_mover(const Environment& env, std::span<const GpuUuid> gpus);
 
+  // Whose content, and where it is.
+  struct Source {
+    Pid pid;
+    Found found;
+    std::uint64_t buffer = 0;  // an address in the process, if it is in no image
+    std::uint64_t bytes = 0;
+  };
+  static Result<std::uint64_t> begin_of(const Source& source, Places& places);
+  using MakeMover = std::function<MoverResult()>;
+  void begin(MakeMover make, const std::vector<Source>& sources, const HeadStart& start);
+  // What was begun is told to stop, and its mover is ours again.
+  void collect_mover();
+  // Whether something was held on the GPUs that is gone now.
+  bool let_go_ahead();
+  Result<void> refill();
+
   std::vector<std::shared_ptr<ImageContent>> contents_;
   std::shared_ptr<ImageContent> into_;  // that move_out() has made
   bool needs_image_ = false;
 
+  std::map<Pid, std::vector<MovedPart>> moved_;
+
   std::future<MoverResult> coming_;
   std::shared_ptr<direct::MemoryMover> mover_;
+  // Of what is brought ahead: where its content is, and the word to stop.
+  std::shared_ptr<Places> places_;
+  std::shared_ptr<Interrupt> enough_;
 };
 
 }  // namespace stasis

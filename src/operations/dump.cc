@@ -432,6 +432,8 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   const std::uint64_t direct_bytes = opened->direct.bytes();
 
   writer->hold(opened->direct.needs_image());
+  if (options.after == AfterDump::kRunning)
+    opened->direct.get_ready({spare_gpu_memory({}, {}, *gpus), {}});
 
   phases.begin("criu");
   Manifest manifest = describe(env, group, *criu, criu_options, *gpus);
@@ -544,7 +546,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   } else {
     group.dismiss();
     opened->direct.dismiss();
-    remember_suspended(group);
+    remember_suspended(group, opened->direct.moved());
     if (auto kept = verify_states(group, CudaState::kCheckpointed); !kept) {
       return fail(
           std::move(kept.error()).within("the image " + writer->final_path() + " is complete"));

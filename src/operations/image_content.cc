@@ -132,21 +132,28 @@ Result<void> ImageContent::read(std::uint64_t offset, std::span<std::byte> bytes
   return reader_->read(offset / kGap, offset % kGap, bytes);
 }
 
-Result<std::size_t> ImageContent::stream_of(Pid pid, std::uint64_t bytes) const {
+std::optional<std::size_t> ImageContent::stream_of(Pid pid) const {
   const auto& streams = reader_->streams();
   const auto stream = std::find_if(streams.begin(), streams.end(),
                                    [&](const ContentStream& one) { return one.pid == pid; });
-  if (stream == streams.end()) {
+  if (stream == streams.end()) return std::nullopt;
+  return static_cast<std::size_t>(stream - streams.begin());
+}
+
+Result<std::size_t> ImageContent::stream_of(Pid pid, std::uint64_t bytes) const {
+  const auto found = stream_of(pid);
+  if (!found) {
     return fail(ErrorCode::kImageCorrupt,
                 fmt::format("the image holds no GPU memory of process {}", pid.value), kMixed);
   }
-  if (stream->bytes != bytes) {
+  const ContentStream& stream = reader_->streams()[*found];
+  if (stream.bytes != bytes) {
     return fail(ErrorCode::kImageCorrupt,
                 fmt::format("the image holds {} bytes of GPU memory of process {}, which had {}",
-                            stream->bytes, pid.value, bytes),
+                            stream.bytes, pid.value, bytes),
                 kMixed);
   }
-  return static_cast<std::size_t>(stream - streams.begin());
+  return *found;
 }
 
 direct::ContentId ImageContent::id() const { return id_of(record_.index_checksum); }

@@ -39,7 +39,12 @@ class ImageContent final : public direct::Content {
 
   // kImageCorrupt if there is none, or not of that size.
   Result<std::size_t> stream_of(Pid pid, std::uint64_t bytes) const;
-  // Of what is complete: what agents call it, and what the manifest says of it.
+  std::optional<std::size_t> stream_of(Pid pid) const;
+  // Of what is complete: where the content of a stream was.
+  const std::vector<ContentRange>& ranges_of(std::size_t stream) const {
+    return reader_->streams()[stream].ranges;
+  }
+  // What agents call it, and what the manifest says of it.
   direct::ContentId id() const;
   const ContentRecord& record() const { return record_; }
   // Why the base that was given is not used, if it cannot be.

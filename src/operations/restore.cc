@@ -60,6 +60,13 @@ std::vector<const Process*> running_processes(const RestoredJob& job,
   return running;
 }
 
+std::vector<Pid> running_pids(const Manifest& manifest) {
+  std::vector<Pid> pids;
+  for (const ProcessRecord& record : manifest.processes)
+    if (record.cuda && wanted_state(record) == CudaState::kRunning) pids.push_back(record.pid);
+  return pids;
+}
+
 // Bytes of content that the image has for those that are to run.
 std::uint64_t wanted_bytes(const RestoredJob& job, std::span<const JournalTarget> targets,
                            const std::vector<ContentStream>& streams) {
@@ -89,8 +96,8 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   auto old_gpus = gpus_of(manifest);
   if (!old_gpus) return fail(std::move(old_gpus.error()));
   if (auto ok = check_driver(env.driver, manifest); !ok) return fail(std::move(ok.error()));
-  auto pairs = plan_gpus(env, manifest, *old_gpus, options);
-  if (!pairs) return fail(std::move(pairs.error()));
+  auto plan = plan_gpus(env, manifest, *old_gpus, options);
+  if (!plan) return fail(std::move(plan.error()));
   DirectPath direct;
   std::uint64_t elsewhere = 0;
   std::vector<ContentStream> streams;
@@ -147,10 +154,11 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   auto pages = std::async(std::launch::async, [&] {
     return image->verify(env.progress, env.interrupt, ImageReader::Part::kPages);
   });
+  const HeadStart start{plan->room, plan->pairs};
   std::future<void> driver_ready;
   if (!options.leave_suspended) {
     driver_ready = std::async(std::launch::async, [&] { env.driver.prepare_restore(); });
-    if (manifest.content) direct.get_ready(env);
+    if (manifest.content) direct.get_ready(env, running_pids(manifest), start);
   }
   const std::string needed =
       options.leave_suspended && manifest.content ? image->path() : std::string();
@@ -208,8 +216,8 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   if (done) done = env.interrupt.check();
   if (done) {
     phases.begin("restore");
-    if (!options.leave_suspended) direct.get_ready(env, running_processes(job, targets));
-    done = job.bring_back(targets, *pairs, env.progress);
+    if (!options.leave_suspended) direct.get_ready(env, running_processes(job, targets), {});
+    done = job.bring_back(targets, plan->pairs, env.progress);
   }
   std::uint64_t direct_bytes = 0;
   if (done && !options.leave_suspended) {

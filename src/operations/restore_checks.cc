@@ -180,8 +180,8 @@ Result<void> check_host_memory(const Manifest& manifest, std::uint64_t elsewhere
   return {};
 }
 
-Result<std::vector<GpuPair>> plan_gpus(const Environment& env, const Manifest& manifest,
-                                       std::span<const Gpu> from, const RestoreOptions& options) {
+Result<GpuPlan> plan_gpus(const Environment& env, const Manifest& manifest,
+                          std::span<const Gpu> from, const RestoreOptions& options) {
   auto to = env.driver.gpus();
   if (!to) return fail(std::move(to.error()));
   std::vector<GpuUse> needed;
@@ -194,11 +194,13 @@ Result<std::vector<GpuPair>> plan_gpus(const Environment& env, const Manifest& m
                    ? plan_chosen_gpus(env.driver, needed, from, *to,
                                       allotted_gpus(options.gpu_choice->visible, *to))
                    : plan_gpu_map(env.driver, options.gpu_map, from, *to);
-  if (!pairs || options.leave_suspended) return pairs;
+  if (!pairs) return fail(std::move(pairs.error()));
+  if (options.leave_suspended) return GpuPlan{std::move(*pairs), {}};
   if (auto fits = check_gpu_memory(needed, *pairs, *to); !fits) {
     return fail(std::move(fits.error()));
   }
-  return pairs;
+  auto room = spare_gpu_memory(needed, *pairs, *to);
+  return GpuPlan{std::move(*pairs), std::move(room)};
 }
 
 }  // namespace stasis

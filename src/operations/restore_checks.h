@@ -33,8 +33,12 @@ Result<void> check_numbers(const Manifest& manifest);
 Result<void> check_host_memory(const Manifest& manifest, std::uint64_t elsewhere,
                                bool in_our_cgroup);
 
+struct GpuPlan {
+  std::vector<GpuPair> pairs;             // as the driver wants them
+  std::map<GpuUuid, std::uint64_t> room;  // bytes that are left over
+};
 // Where the GPU memory of each process goes, and that it fits there.
-Result<std::vector<GpuPair>> plan_gpus(const Environment& env, const Manifest& manifest,
-                                       std::span<const Gpu> from, const RestoreOptions& options);
+Result<GpuPlan> plan_gpus(const Environment& env, const Manifest& manifest,
+                          std::span<const Gpu> from, const RestoreOptions& options);
 
 }  // namespace stasis

@@ -9,10 +9,11 @@ namespace stasis {
 namespace {
 
 // The complete GPU map, once it is sure that the memory fits.
-Result<std::vector<GpuPair>> check_and_plan(const Environment& env, const Group& group,
-                                            const ResumeOptions& options) {
+Result<HeadStart> check_and_plan(const Environment& env, const Group& group,
+                                 const ResumeOptions& options) {
   std::vector<GpuUse> needed;
   std::vector<Gpu> from;
+  HeadStart start;
   for (const GroupMember& member : group.members()) {
     if (!member.initial) continue;
     auto state = member.process.cuda_state();
@@ -21,17 +22,21 @@ Result<std::vector<GpuPair>> check_and_plan(const Environment& env, const Group&
     if (!memory) continue;
     needed.insert(needed.end(), memory->uses.begin(), memory->uses.end());
     if (from.empty()) from = std::move(memory->gpus);
+    start.moved[member.process.pid()] = std::move(memory->moved);
   }
-  if (needed.empty() && from.empty() && options.gpu_map.empty()) return std::vector<GpuPair>();
+  if (needed.empty() && from.empty() && options.gpu_map.empty()) return start;
   auto gpus = env.driver.gpus();
   if (!gpus) return fail(std::move(gpus.error()));
   if (from.empty()) from = *gpus;
   auto pairs = plan_gpu_map(env.driver, options.gpu_map, from, *gpus);
-  if (!pairs) return pairs;
+  if (!pairs) return fail(std::move(pairs.error()));
   if (auto fits = check_gpu_memory(needed, *pairs, *gpus); !fits) {
     return fail(std::move(fits.error()));
   }
-  return pairs;
+  // Without a word on what is needed, nothing is known to be left over.
+  if (!needed.empty()) start.room = spare_gpu_memory(needed, *pairs, *gpus);
+  start.pairs = std::move(*pairs);
+  return start;
 }
 
 // The content that somebody says is there.
@@ -93,8 +98,8 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
   auto opened = open_group(env, "resume", root, {});
   if (!opened) return fail(std::move(opened.error()));
   Group& group = opened->group;
-  auto pairs = check_and_plan(env, group, options);
-  if (!pairs) return fail(roll_back(*opened, std::move(pairs.error())));
+  auto start = check_and_plan(env, group, options);
+  if (!start) return fail(roll_back(*opened, std::move(start.error())));
   for (const Process* process : cuda_processes(group)) {
     const auto memory = recall_suspended(*process);
     if (!memory || memory->image.empty()) continue;
@@ -120,12 +125,12 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
   }
   auto done = opened->direct.check_found(cuda_processes(group));
   if (!done) return fail(roll_back(*opened, std::move(done.error())));
-  opened->direct.get_ready(env, cuda_processes(group));
+  opened->direct.get_ready(env, cuda_processes(group), *start);
   done = fault(FaultPoint::kResumePlanned);
   if (done) done = env.interrupt.check();
   if (done) {
     phases.begin("restore");
-    done = group.restore(*pairs, env.progress);
+    done = group.restore(start->pairs, env.progress);
   }
   if (!done) return fail(roll_back(*opened, std::move(done.error())));
   // Past this point going on is the way out, also for who finds our record: every process is whole

@@ -80,6 +80,14 @@ class Target {
   // The first answers what both GPUs have in use then.
   std::uint64_t release() const { return ask('r'); }
   bool make_again() const { return ask('m') == 1; }
+  // Bytes that both GPUs have in use.
+  std::uint64_t in_use() const { return ask('i'); }
+  GpuUuid gpu(int ordinal) const {
+    EXPECT_TRUE(ends_->first.send_value(ordinal == 0 ? 'a' : 'b'));
+    auto message = ends_->first.receive(30000);
+    if (!message || !*message) return {};
+    return (*message)->as<GpuUuid>().value_or(GpuUuid{});
+  }
   // An address of so much private memory.
   std::uint64_t host_memory() const { return ask('h'); }
 
@@ -177,6 +185,13 @@ class Target {
     }
     return sum;
   }
+  static void send_uuid(const Driver& driver, const Channel& owner, int ordinal) {
+    cuda::CUuuid raw{};
+    must(driver.calls.uuid(&raw, ordinal));
+    GpuUuid uuid;
+    std::memcpy(uuid.bytes.data(), raw.bytes, uuid.bytes.size());
+    if (!owner.send_value(uuid)) ::_exit(4);
+  }
   void send_exports(const Driver& driver, const Channel& owner) const {
     for (std::size_t i = 0; i < driver.made.size();) {
       std::vector<UniqueFd> batch;
@@ -214,6 +229,17 @@ class Target {
       if (!message || !*message) ::_exit(0);
       reply = 1;
       switch ((*message)->as<char>().value_or('?')) {
+        case 'i':
+          reply = in_use(driver);
+          break;
+        case 'a':
+          send_uuid(driver, owner, 0);
+          reply = ~std::uint64_t{0};
+          break;
+        case 'b':
+          send_uuid(driver, owner, 1);
+          reply = ~std::uint64_t{0};
+          break;
         case 'e':
           send_exports(driver, owner);
           reply = ~std::uint64_t{0};

@@ -1,0 +1,154 @@
+#!/usr/bin/env bats
+# The content of GPU memory that is brought to the GPU while CRIU and the driver are still at work, before
+# the program has memory there: on the simulated driver with the real CRIU.
+
+load helpers
+load stasis_lib
+
+setup() {
+  setup_stasis
+  need_root "CRIU"
+  agent=$STASIS_BUILD/lib/stasis/libstasis-preload.so
+  trace=$BATS_TEST_TMPDIR/trace
+}
+teardown() { end_stasis; }
+
+# start_agent KIND [ARGUMENT...]: as start_target, with the agent in it.
+start_agent() { LD_PRELOAD=$agent start_target "$@"; }
+
+# Time for it: the driver's restore takes so long. The verb that is traced is given behind it.
+with_time() { STASIS_SIM_FAULTS="restore:delay=${delay:-1s}" "$@" --trace "$trace"; }
+
+# came_ahead WHAT: of the MiB that came ahead in the verb of the trace.
+came_ahead() {
+  python3 -c '
+import json, sys
+events = [e for e in json.load(open(sys.argv[1]))["traceEvents"] if e.get("name") == "copy ahead"]
+mib = sum(e["args"].get("bytes", 0) for e in events) / (1 << 20)
+sys.exit(0 if eval(sys.argv[2]) else f"{mib} MiB came ahead")' "$trace" "$1"
+}
+
+@test "a resume brings it while the driver restores the process" {
+  start_agent memory --size 64M
+  local i
+  for i in 1 2; do
+    done_by suspend "$TARGET"
+    gpu_is_free
+    with_time done_by resume "$TARGET"
+    came_ahead "mib >= 64"
+    target_goes_on
+  done
+  target_verifies
+  gpu_is_free
+}
+
+@test "a restore brings it while CRIU makes the processes, and a job that goes on while it is dumped" {
+  start_agent memory --size 64M
+  with_time done_by dump "$TARGET" --images-dir "$image" --leave-running
+  came_ahead "mib >= 64"
+  target_goes_on
+  dump_it --force --compress lz4
+  with_time restore_it
+  came_ahead "mib >= 64"
+  target_goes_on
+  restored_verifies
+  gpu_is_free
+  nothing_left
+}
+
+@test "each GPU gets its own, also another one than before; a tree goes as one" {
+  export STASIS_SIM_GPUS=2x8G
+  start_agent contexts
+  done_by suspend "$TARGET"
+  with_time done_by resume "$TARGET" --device-map "$(swapped_gpus)"
+  came_ahead "mib > 0"
+  target_goes_on
+  dump_it
+  with_time restore_it --device-map "$(swapped_gpus)"
+  came_ahead "mib > 0"
+  target_goes_on
+  restored_verifies
+  rm -rf "$image"
+  LD_PRELOAD=$agent start_tree --size 12M
+  dump_it
+  with_time restore_it
+  came_ahead "mib > 0"
+  target_goes_on
+  restored_verifies 3
+}
+swapped_gpus() {
+  stasis-sim-smi --json | python3 -c 'import json, sys
+a, b = (gpu["uuid"] for gpu in json.load(sys.stdin)["gpus"])
+print(f"{a}={b},{b}={a}")'
+}
+
+@test "where the GPU has no room for both, it waits for its place" {
+  STASIS_SIM_GPUS=1x1G start_agent memory --size 512M
+  export STASIS_SIM_GPUS=1x1G
+  done_by suspend "$TARGET"
+  with_time done_by resume "$TARGET"
+  came_ahead "mib == 0"
+  target_goes_on
+  target_verifies
+}
+
+@test "somebody takes the GPU's last memory meanwhile: what came ahead makes room" {
+  export STASIS_SIM_GPUS=1x2G
+  start_agent memory --size 256M
+  done_by suspend "$TARGET"
+  STASIS_SIM_FAULTS="restore:delay=5s" stasis resume "$TARGET" --trace "$trace" >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
+  local resume=$!
+  at_end_kill "$resume"
+  wait_until 20 all_came_ahead
+  # All but what came ahead and less than half of what is needed.
+  start_hog $((2048 - 256 - 100))M
+  wait "$resume" || { cat "$BATS_TEST_TMPDIR/out" >&2; return 1; }
+  came_ahead "mib >= 256"
+  target_goes_on
+  kill -KILL "$HOG"
+  target_verifies
+}
+all_came_ahead() { (($(gpu_used) >= 256 << 20)); }
+
+@test "a mover that dies meanwhile is missed by nobody" {
+  start_agent memory --size 64M
+  done_by suspend "$TARGET"
+  STASIS_SIM_FAULTS="restore:delay=1s; transfer:die@3" capture timeout 60 stasis resume "$TARGET"
+  assert_equal "$status" 0
+  assert_contains "$err" "copy by themselves"
+  target_goes_on
+  target_verifies
+  gpu_is_free
+}
+
+@test "content that proves wrong ahead is told when it is needed" {
+  start_agent memory --size 64M
+  dump_it
+  spoil_byte "$(compgen -G "$image/gpu/data-*" | head -1)" 5000
+  STASIS_SIM_FAULTS="restore:delay=1s" refused 10 image-corrupt restore --images-dir "$image" --detach
+  assert_contains "$err" "gpu/data-"
+  number_is_free
+  gpu_is_free
+}
+
+@test "told to stop, or killed, in the midst of it: the program is as it was" {
+  start_agent memory --size 64M
+  done_by suspend "$TARGET"
+  local signal
+  for signal in TERM KILL; do
+    STASIS_SIM_FAULTS="restore:delay=3s" stasis resume "$TARGET" >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
+    local resume=$!
+    at_end_kill "$resume"
+    wait_until 20 some_is_used
+    kill -"$signal" "$resume"
+    wait "$resume" || true
+    done_by recover "$TARGET"
+    target_goes_on
+    done_by suspend "$TARGET"
+    gpu_is_free
+  done
+  done_by resume "$TARGET"
+  target_goes_on
+  target_verifies
+}
+some_is_used() { (($(gpu_used) > 0)); }
