@@ -154,6 +154,39 @@ TEST(AgentShare, StrangersDoNoHarm) {
   EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
 }
 
+TEST(AgentShare, WhatTheDriverServesIsHadByTheDriversHandleAndTheOwnerKnows) {
+  const auto address = allocated(kMiB);
+  const auto handle = handle_of(address);
+  const auto same = handle_of(address);
+  EXPECT_EQ(std::memcmp(&handle, &same, sizeof handle), 0);
+  for (int i = 0; i < 2; ++i) {
+    const auto got = fetch(handle);
+    ASSERT_EQ(got.result, CUDA_SUCCESS);
+    EXPECT_EQ(got.memory, -1);
+    ASSERT_TRUE(got.drivers);
+    EXPECT_EQ(std::memcmp(got.drivers->reserved, &address, sizeof address), 0);
+    EXPECT_EQ(shared_pieces(), 1U);
+    ::close(got.connection);
+    EXPECT_TRUE(soon([] { return shared_pieces() == 0; })) << "closed, and still counted";
+  }
+  // A free that fails is none.
+  fake().fail_at("cuMemFree", 1);
+  EXPECT_EQ(own::cuMemFree_v2(address), CUDA_ERROR_OUT_OF_MEMORY);
+  const auto again = fetch(handle);
+  EXPECT_EQ(again.result, CUDA_SUCCESS);
+  ::close(again.connection);
+  EXPECT_TRUE(soon([] { return shared_pieces() == 0; }));
+
+  EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
+  EXPECT_EQ(fetch(handle).result, CUDA_ERROR_INVALID_VALUE);
+  // What lies there then is another allocation.
+  fake().own_allocations.insert(address);
+  const auto other = handle_of(address);
+  EXPECT_NE(std::memcmp(&handle, &other, sizeof handle), 0);
+  EXPECT_EQ(fetch(handle).result, CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
+}
+
 // As a program does that closes all that it has not opened, and opens others.
 TEST(AgentShare, TheProgramMayTakeTheSocketsNumber) {
   const auto address = allocated(4 * kMiB);

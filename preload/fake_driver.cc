@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <mutex>
 
 #include "agent.h"
@@ -212,6 +213,35 @@ CUresult enable_peer(CUcontext, unsigned) {
   ENTER(cuCtxEnablePeerAccess);
   return CUDA_SUCCESS;
 }
+CUresult get_range(CUdeviceptr* base, std::size_t* size, CUdeviceptr pointer) {
+  *base = pointer;
+  *size = 0;
+  return CUDA_SUCCESS;
+}
+CUresult get_pointer_attribute(void* data, CUpointer_attribute, CUdeviceptr) {
+  *static_cast<CUcontext*>(data) = g_fake.current.empty() ? nullptr : g_fake.current.back();
+  return CUDA_SUCCESS;
+}
+// A handle is the address.
+CUresult get_ipc(CUipcMemHandle* handle, CUdeviceptr address) {
+  ENTER(cuIpcGetMemHandle);
+  if (!g_fake.own_allocations.contains(address)) return CUDA_ERROR_INVALID_VALUE;
+  std::memcpy(handle->reserved, &address, sizeof address);
+  return CUDA_SUCCESS;
+}
+CUresult open_ipc(CUdeviceptr* address, CUipcMemHandle handle, unsigned) {
+  ENTER(cuIpcOpenMemHandle);
+  std::memcpy(address, handle.reserved, sizeof *address);
+  ++g_fake.opened[*address];
+  return CUDA_SUCCESS;
+}
+CUresult close_ipc(CUdeviceptr address) {
+  ENTER(cuIpcCloseMemHandle);
+  const auto at = g_fake.opened.find(address);
+  if (at == g_fake.opened.end()) return CUDA_ERROR_INVALID_VALUE;
+  if (--at->second == 0) g_fake.opened.erase(at);
+  return CUDA_SUCCESS;
+}
 CUresult begin_capture(CUstream, unsigned) {
   ENTER(cuStreamBeginCapture);
   return CUDA_SUCCESS;
@@ -250,6 +280,11 @@ const DriverCalls& calls() {
     all.cuDevicePrimaryCtxGetState = &primary_state;
     all.cuCtxEnablePeerAccess = &enable_peer;
     all.cuStreamBeginCapture_v2 = &begin_capture;
+    all.cuMemGetAddressRange_v2 = &get_range;
+    all.cuPointerGetAttribute = &get_pointer_attribute;
+    all.cuIpcGetMemHandle = &get_ipc;
+    all.cuIpcOpenMemHandle_v2 = &open_ipc;
+    all.cuIpcCloseMemHandle = &close_ipc;
     return all;
   }();
   return made;

@@ -212,6 +212,34 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr* pointer, std::size_t* pitch, std::size_
   return allocated;
 }
 
+namespace {
+
+// Another allocation may get the address at once: nobody opens that by the number of this one.
+template <class Free>
+CUresult free_of_driver(CUdeviceptr pointer, Free free) {
+  std::uint64_t number = 0;
+  {
+    const TablesLock lock;
+    for (auto& [known, share] : tables().driver_shares) {
+      if (share.address != pointer || share.being_freed) continue;
+      share.being_freed = true;
+      number = known;
+    }
+  }
+  const auto result = free();
+  if (number == 0) return result;
+  const TablesLock lock;
+  const auto at = tables().driver_shares.find(number);
+  if (at == tables().driver_shares.end()) return result;
+  if (result == CUDA_SUCCESS)
+    tables().driver_shares.erase(at);
+  else
+    at->second.being_freed = false;
+  return result;
+}
+
+}  // namespace
+
 CUresult cuMemFree_v2(CUdeviceptr pointer) {
   const Gate::Pass pass;
   Allocation allocation;
@@ -224,7 +252,8 @@ CUresult cuMemFree_v2(CUdeviceptr pointer) {
       allocation = at->second;
     }
   }
-  if (!allocation.physical) return driver().cuMemFree_v2(pointer);
+  if (!allocation.physical)
+    return free_of_driver(pointer, [&] { return driver().cuMemFree_v2(pointer); });
   // Another process's, which cuIpcCloseMemHandle gives up.
   if (allocation.opens > 0) return CUDA_ERROR_INVALID_VALUE;
   if (const auto result = ask_driver_about_capture(); result != CUDA_SUCCESS) return result;
@@ -253,7 +282,8 @@ CUresult free_in_stream(Call* call, CUdeviceptr pointer, CUstream stream) {
     const TablesLock lock;
     ours = tables().allocations.contains(pointer);
   }
-  return ours ? own::cuMemFree_v2(pointer) : call(pointer, stream);
+  return ours ? own::cuMemFree_v2(pointer)
+              : free_of_driver(pointer, [&] { return call(pointer, stream); });
 }
 
 }  // namespace

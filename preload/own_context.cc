@@ -20,7 +20,7 @@ void enter_context(CUcontext context, CUdevice device) {
 // The driver has destroyed it: its memory goes, as the driver's own has.
 void drop_context(CUcontext context) {
   std::vector<std::pair<CUdeviceptr, std::size_t>> ranges;
-  std::vector<Allocation> opened;
+  std::vector<std::pair<int, ShareKey>> connections;
   {
     const TablesLock lock;
     tables().contexts.erase(context);
@@ -30,8 +30,10 @@ void drop_context(CUcontext context) {
     for (const auto& [address, allocation] : tables().allocations) {
       if (allocation.context != context) continue;
       ranges.emplace_back(address, allocation.reserved);
-      if (allocation.opens > 0) opened.push_back(allocation);
+      connections.emplace_back(allocation.connection, allocation.key);
     }
+    std::erase_if(tables().driver_shares,
+                  [&](const auto& entry) { return entry.second.context == context; });
     for (const auto& [address, allocation] : tables().to_free)
       if (allocation.context == context) ranges.emplace_back(address, allocation.reserved);
     std::erase_if(tables().allocations,
@@ -47,8 +49,8 @@ void drop_context(CUcontext context) {
     drop_and_release(address, size);
     driver().cuMemAddressFree(address, size);
   }
-  for (const auto& allocation : opened)
-    end_connection(allocation);
+  for (const auto& [connection, key] : connections)
+    end_connection(connection, key);
 }
 
 // A primary context ends when the last who retained it lets it go, or by a reset.

@@ -36,13 +36,15 @@ struct HandleContent {
 };
 static_assert(sizeof(HandleContent) <= sizeof(CUipcMemHandle));
 
-// The answer to a number, with the descriptor.
+// The answer to a number, with the descriptor, or with the driver's handle.
 struct Answer {
   std::uint32_t result;
-  std::uint32_t reserved;
+  std::uint32_t by_driver;
   std::uint64_t asked;
   std::uint64_t bytes;
+  CUipcMemHandle drivers;
 };
+constexpr Answer kNoSuchMemory{CUDA_ERROR_INVALID_VALUE, 0, 0, 0, {}};
 
 struct Name {
   sockaddr_un address{};
@@ -99,6 +101,9 @@ Service& service() {
 void count_open(std::uint64_t share, int change) {
   const auto at = tables().shares.find(share);
   if (at != tables().shares.end()) at->second->open_elsewhere += static_cast<unsigned>(change);
+  const auto by_driver = tables().driver_shares.find(share);
+  if (by_driver != tables().driver_shares.end())
+    by_driver->second.open_elsewhere += static_cast<unsigned>(change);
 }
 
 void send_answer(int connection, const Answer& answer, int memory) {
@@ -120,29 +125,50 @@ void send_answer(int connection, const Answer& answer, int memory) {
   (void)::sendmsg(connection, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
+// What a number names. Counted as open from here on: the driver's call comes after.
+struct Named {
+  Answer answer = kNoSuchMemory;
+  CUmemGenericAllocationHandle real = 0;
+  DriverShare drivers;
+};
+
+Named find_share(std::uint64_t share) {
+  Named named;
+  const TablesLock lock;
+  const auto by_driver = tables().driver_shares.find(share);
+  if (by_driver != tables().driver_shares.end() && !by_driver->second.being_freed) {
+    named.answer = {CUDA_SUCCESS, 1, 0, 0, {}};
+    named.drivers = by_driver->second;
+  }
+  const auto at = tables().shares.find(share);
+  if (at != tables().shares.end()) {
+    for (const auto& [address, allocation] : tables().allocations) {
+      if (allocation.physical != at->second) continue;
+      named.answer = {CUDA_SUCCESS, 0, allocation.asked, allocation.reserved, {}};
+      named.real = at->second->real;
+    }
+  }
+  if (named.answer.result == CUDA_SUCCESS) count_open(share, +1);
+  return named;
+}
+
 // Like a call of the program's: while the gate is closed the memory may be away.
 void answer(Connection& connection, std::uint64_t share) {
   const Gate::Pass pass;
-  Answer given{CUDA_ERROR_INVALID_VALUE, 0, 0, 0};
-  CUmemGenericAllocationHandle real = 0;
-  {
-    const TablesLock lock;
-    const auto at = tables().shares.find(share);
-    if (at != tables().shares.end()) {
-      for (const auto& [address, allocation] : tables().allocations) {
-        if (allocation.physical != at->second) continue;
-        given = {CUDA_SUCCESS, 0, allocation.asked, allocation.reserved};
-        real = at->second->real;
-        connection.share = share;
-        count_open(share, +1);
-      }
-    }
-  }
+  auto named = find_share(share);
+  auto& given = named.answer;
   int memory = -1;
   if (given.result == CUDA_SUCCESS) {
+    connection.share = share;
     // Freed by the program at this moment: the driver says so.
-    given.result = driver().cuMemExportToShareableHandle(
-        &memory, real, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    if (given.by_driver) {
+      // Anew each time: a restore changes what the driver knows it by.
+      const CurrentContext current(named.drivers.context);
+      given.result = driver().cuIpcGetMemHandle(&given.drivers, named.drivers.address);
+    } else {
+      given.result = driver().cuMemExportToShareableHandle(
+          &memory, named.real, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    }
     if (given.result != CUDA_SUCCESS) memory = -1;
   }
   send_answer(connection.fd, given, memory);
@@ -222,6 +248,16 @@ bool have_service() {
   return false;
 }
 
+CUipcMemHandle handle_of_number(std::uint64_t share) {
+  HandleContent content{};
+  std::memcpy(content.magic, kMagic, sizeof kMagic);
+  content.key = {service().token, share};
+  content.pid = ::getpid();
+  CUipcMemHandle handle{};
+  std::memcpy(handle.reserved, &content, sizeof content);
+  return handle;
+}
+
 // --- The other's side
 
 HandleContent content_of(const CUipcMemHandle& handle) {
@@ -260,13 +296,17 @@ std::optional<CUipcMemHandle> handle_of_share(CUdeviceptr address) {
     physical.share = ++service().last_share;
     tables().shares.emplace(physical.share, &physical);
   }
-  HandleContent content{};
-  std::memcpy(content.magic, kMagic, sizeof kMagic);
-  content.key = {service().token, physical.share};
-  content.pid = ::getpid();
-  CUipcMemHandle handle{};
-  std::memcpy(handle.reserved, &content, sizeof content);
-  return handle;
+  return handle_of_number(physical.share);
+}
+
+std::optional<CUipcMemHandle> handle_of_driver_share(CUdeviceptr address, CUcontext context) {
+  const TablesLock lock;
+  if (!have_service()) return std::nullopt;
+  for (const auto& [number, share] : tables().driver_shares)
+    if (share.address == address && !share.being_freed) return handle_of_number(number);
+  const auto number = ++service().last_share;
+  tables().driver_shares[number] = {address, owner_in(context)};
+  return handle_of_number(number);
 }
 
 std::optional<ShareKey> key_of(const CUipcMemHandle& handle) {
@@ -290,16 +330,17 @@ Fetched fetch(const CUipcMemHandle& handle) {
   do {
     connected = ::connect(fd, reinterpret_cast<const sockaddr*>(&name.address), name.size);
   } while (connected != 0 && (errno == EINTR || errno == EAGAIN));
-  Answer answer{CUDA_ERROR_INVALID_VALUE, 0, 0, 0};
+  Answer answer = kNoSuchMemory;
   const auto share = content.key.share;
   if (connected == 0 && same_user_or_root(fd) &&
       ::send(fd, &share, sizeof share, MSG_NOSIGNAL) == sizeof share &&
       receive(fd, answer, fetched.memory)) {
     fetched.answered = true;
     if (answer.result != CUDA_SUCCESS) fetched.result = static_cast<CUresult>(answer.result);
-    if (answer.result == CUDA_SUCCESS && fetched.memory >= 0) {
+    if (answer.result == CUDA_SUCCESS && (answer.by_driver || fetched.memory >= 0)) {
       fetched.result = CUDA_SUCCESS;
       fetched.connection = fd;
+      if (answer.by_driver) fetched.drivers = answer.drivers;
       fetched.asked = answer.asked;
       fetched.reserved = answer.bytes;
       return fetched;
@@ -311,10 +352,8 @@ Fetched fetch(const CUipcMemHandle& handle) {
   return fetched;
 }
 
-void end_connection(const Allocation& opened) {
-  if (opened.opens == 0 || !is_socket(opened.connection, opened.key.service, &::getpeername))
-    return;
-  ::close(opened.connection);
+void end_connection(int connection, const ShareKey& key) {
+  if (is_socket(connection, key.service, &::getpeername)) ::close(connection);
 }
 
 void forget_service_after_fork() {

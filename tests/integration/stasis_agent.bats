@@ -32,6 +32,14 @@ cycle_by() {
   target_goes_on
 }
 
+# The same of TARGET beside others that have GPU memory.
+cycle_alone() {
+  done_by suspend "$TARGET" --json "${@:2}"
+  assert_equal "$(json 'd["path"]')" "$1" "path ($out)"
+  done_by resume "$TARGET" --json
+  target_goes_on
+}
+
 # The round is written anew each time, so at a moment the file may be empty.
 target_round() { local n=; until [[ -n $n ]]; do n=$(sed -n 's/^round 0*\([0-9][0-9]*\).*/\1/p' "$TARGET_STATUS"); done; echo "$n"; }
 
@@ -155,6 +163,43 @@ told_of_sharing() {
   open_there
   pkill -KILL -P "$TARGET"
   cycle_by direct
+  target_verifies
+}
+
+# open_beside COUNT: so many processes that are none of TARGET's, and have agents, open what it shares
+# when they are told to. Sets OPENERS.
+open_beside() {
+  local number
+  OPENERS=()
+  for ((number = 0; number < $1; ++number)); do
+    (LD_PRELOAD=$agent exec_on_gpu setsid stasis-agent-target open-shared "$go.done" "$go") \
+      </dev/null >"$BATS_TEST_TMPDIR/opener.$number" 2>&1 3>&- &
+    OPENERS+=($!)
+    at_end_kill "$!"
+  done
+}
+
+@test "small memory, which the driver shares itself, keeps its owner alone while it is open elsewhere" {
+  go=$BATS_TEST_TMPDIR/go
+  start_doing share-small "$go"
+  open_beside 1
+  # Others find it by the same handle when the driver has brought it back.
+  for _ in 1 2; do
+    open_there
+    assert_equal "$(told_of_sharing)" "red"
+    for path in "" --path=driver --path=direct; do
+      refused 8 not-supported suspend "$TARGET" $path
+      assert_contains "$err" "CUDA IPC"
+    done
+    in_state running
+    closed_there
+    assert_equal "$(told_of_sharing)" ""
+    cycle_alone direct
+  done
+  open_there
+  kill -KILL "${OPENERS[0]}"
+  wait "${OPENERS[0]}" || true
+  cycle_alone driver --path driver
   target_verifies
 }
 
