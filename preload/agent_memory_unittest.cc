@@ -2,6 +2,7 @@
 // driver that sees everything.
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 
 #include <gtest/gtest.h>
 
@@ -243,6 +244,29 @@ TEST_F(AgentMemory, AContextTakesItsMemoryAndItsCapturesWithIt) {
   EXPECT_TRUE(fake().reserved.empty());
   EXPECT_EQ(own::cuMemFree_v2(gone), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(known_contexts(), std::vector<CUcontext>{context_});
+}
+
+// As with the handle of a process without an agent.
+TEST_F(AgentMemory, AContextClosesWhatTheDriverHasOpenedInIt) {
+  const auto opened_by = [](std::uint64_t number) {
+    CUipcMemHandle handle{};
+    std::memcpy(handle.reserved, &number, sizeof number);
+    CUdeviceptr address = 0;
+    EXPECT_EQ(own::cuIpcOpenMemHandle_v2(&address, handle, kIpcMemLazyEnablePeerAccess),
+              CUDA_SUCCESS);
+    return address;
+  };
+  const auto first = opened_by(1);
+  EXPECT_EQ(opened_by(1), first);
+  (void)opened_by(2);
+  EXPECT_EQ(shared_pieces(), 2U);
+  EXPECT_EQ(own::cuIpcCloseMemHandle(first), CUDA_SUCCESS);
+  EXPECT_EQ(shared_pieces(), 2U);
+  EXPECT_EQ(own::cuIpcCloseMemHandle(first), CUDA_SUCCESS);
+  EXPECT_EQ(shared_pieces(), 1U);
+  EXPECT_EQ(fake().opened.size(), 1U);
+  ASSERT_EQ(own::cuCtxDestroy_v2(context_), CUDA_SUCCESS);
+  EXPECT_EQ(shared_pieces(), 0U);
 }
 
 TEST_F(AgentMemory, FreesInACaptureAreDoneLater) {

@@ -34,6 +34,11 @@ void drop_context(CUcontext context) {
     }
     std::erase_if(tables().driver_shares,
                   [&](const auto& entry) { return entry.second.context == context; });
+    std::erase_if(tables().opened_by_driver, [&](const auto& entry) {
+      if (entry.second.context != context) return false;
+      connections.emplace_back(entry.second.connection, entry.second.key);
+      return true;
+    });
     for (const auto& [address, allocation] : tables().to_free)
       if (allocation.context == context) ranges.emplace_back(address, allocation.reserved);
     std::erase_if(tables().allocations,
