@@ -59,6 +59,8 @@ int connected(const CUipcMemHandle& handle) {
   socklen_t size = 0;
   const auto name = name_in(handle, size);
   EXPECT_EQ(::connect(fd, reinterpret_cast<const sockaddr*>(&name), size), 0);
+  char greeting = 0;
+  EXPECT_EQ(::recv(fd, &greeting, 1, 0), 1) << "the owner does not speak first";
   return fd;
 }
 

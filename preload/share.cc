@@ -36,6 +36,10 @@ struct HandleContent {
 };
 static_assert(sizeof(HandleContent) <= sizeof(CUipcMemHandle));
 
+// The owner speaks first. CRIU dumps a connection that waits to be accepted, but none on which
+// something has been said already.
+constexpr char kGreeting = '!';
+
 // The answer to a number, with the descriptor, or with the driver's handle.
 struct Answer {
   std::uint32_t result;
@@ -185,6 +189,21 @@ bool look_at(Connection& connection) {
   return true;
 }
 
+// Like a call of the program's: while the gate is closed, who connects waits to be accepted, and
+// CRIU finds no connection to a process outside the tree. False if no descriptor is left.
+bool accept_one() {
+  const Gate::Pass pass;
+  const int fd = ::accept4(service().listening, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+  if (fd < 0) return false;
+  const TablesLock lock;
+  if (same_user_or_root(fd) &&
+      ::send(fd, &kGreeting, sizeof kGreeting, MSG_NOSIGNAL) == sizeof kGreeting)
+    service().connections.push_back({fd, 0});
+  else
+    ::close(fd);
+  return true;
+}
+
 void* serve(void*) {
   auto& mine = service();
   const auto token = mine.token;
@@ -206,17 +225,8 @@ void* serve(void*) {
     }
     if (!is_socket(mine.listening, token, &::getsockname)) break;
     if (!(polled[0].revents & POLLIN)) continue;
-    const int fd = ::accept4(mine.listening, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (fd < 0) {
-      // No descriptor left: the other side waits until there is.
-      ::usleep(10000);
-      continue;
-    }
-    const TablesLock lock;
-    if (same_user_or_root(fd))
-      mine.connections.push_back({fd, 0});
-    else
-      ::close(fd);
+    // The other side waits until there is one.
+    if (!accept_one()) ::usleep(10000);
   }
   // The program has closed it. The next handle names another.
   const TablesLock lock;
@@ -264,6 +274,15 @@ HandleContent content_of(const CUipcMemHandle& handle) {
   HandleContent content{};
   std::memcpy(&content, handle.reserved, sizeof content);
   return content;
+}
+
+bool greeted(int connection) {
+  char greeting = 0;
+  ssize_t got = -1;
+  do {
+    got = ::recv(connection, &greeting, sizeof greeting, 0);
+  } while (got < 0 && errno == EINTR);
+  return got == sizeof greeting && greeting == kGreeting;
 }
 
 bool receive(int connection, Answer& answer, int& memory) {
@@ -332,7 +351,7 @@ Fetched fetch(const CUipcMemHandle& handle) {
   } while (connected != 0 && (errno == EINTR || errno == EAGAIN));
   Answer answer = kNoSuchMemory;
   const auto share = content.key.share;
-  if (connected == 0 && same_user_or_root(fd) &&
+  if (connected == 0 && same_user_or_root(fd) && greeted(fd) &&
       ::send(fd, &share, sizeof share, MSG_NOSIGNAL) == sizeof share &&
       receive(fd, answer, fetched.memory)) {
     fetched.answered = true;
