@@ -2,9 +2,11 @@
 // One process is both here. The thread stays to the end, so nothing is forgotten between the tests.
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstddef>
@@ -12,6 +14,7 @@
 #include <cstring>
 #include <filesystem>
 #include <thread>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -24,6 +27,7 @@ namespace {
 
 using namespace cuda;  // NOLINT(google-build-using-namespace)
 
+constexpr uid_t kNobody = 65534;
 constexpr std::size_t kMiB = std::size_t{1} << 20;
 
 CUdeviceptr allocated(std::size_t bytes) {
@@ -81,6 +85,25 @@ int listening(const CUipcMemHandle& handle) {
   return -1;
 }
 
+// So many of one descriptor in one message.
+bool send_descriptors(int socket, int fd, std::size_t count) {
+  char byte = 0;
+  iovec content{&byte, 1};
+  std::vector<cmsghdr> control(CMSG_SPACE(count * sizeof fd) / sizeof(cmsghdr) + 1);
+  msghdr message{};
+  message.msg_iov = &content;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = CMSG_SPACE(count * sizeof fd);
+  auto* header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(count * sizeof fd);
+  for (std::size_t i = 0; i < count; ++i)
+    std::memcpy(CMSG_DATA(header) + i * sizeof fd, &fd, sizeof fd);
+  return ::sendmsg(socket, &message, 0) == 1;
+}
+
 template <class Condition>
 bool soon(Condition condition) {
   for (int i = 0; i < 5000 && !condition(); ++i)
@@ -136,6 +159,41 @@ TEST(AgentShare, OneThatCannotBeExportedKeepsNothing) {
   EXPECT_EQ(got.result, CUDA_ERROR_OUT_OF_MEMORY);
   EXPECT_TRUE(soon([] { return movable_bytes() == 4 * kMiB; }));
   EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
+}
+
+// In a process of its own: without root's rights, and with as many descriptors under way as its
+// user may have.
+TEST(AgentShare, WhoCannotBeGivenTheDescriptorIsTold) {
+  const auto child = ::fork();
+  if (child == 0) {
+    ::alarm(60);  // for who is not told
+    if (::geteuid() == 0 && ::setresuid(kNobody, kNobody, kNobody) != 0) ::_exit(2);
+    forget_everything();
+    fake().exported = ::memfd_create("exported", MFD_CLOEXEC);
+    CUcontext context = nullptr;
+    CUdeviceptr address = 0;
+    CUipcMemHandle handle{};
+    if (own::cuCtxCreate_v2(&context, 0, 0) != CUDA_SUCCESS ||
+        own::cuMemAlloc_v2(&address, 4 * kMiB) != CUDA_SUCCESS ||
+        own::cuIpcGetMemHandle(&handle, address) != CUDA_SUCCESS)
+      ::_exit(3);
+    const rlimit few{64, 64};
+    int pair[2];
+    if (::setrlimit(RLIMIT_NOFILE, &few) != 0 || ::socketpair(AF_UNIX, SOCK_DGRAM, 0, pair) != 0)
+      ::_exit(4);
+    for (int i = 0; i < 2; ++i)
+      if (!send_descriptors(pair[0], fake().exported, 40)) ::_exit(5);
+    auto got = fetch(handle);
+    if (!got.answered || got.result != CUDA_ERROR_OPERATING_SYSTEM) ::_exit(6);
+    if (!soon([] { return shared_pieces() == 0; })) ::_exit(7);
+    ::close(pair[0]);
+    ::close(pair[1]);
+    ::_exit(soon([&] { return fetch(handle).result == CUDA_SUCCESS; }) ? 0 : 8);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status)) << "ended by signal " << WTERMSIG(status);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
 TEST(AgentShare, StrangersDoNoHarm) {

@@ -110,7 +110,7 @@ void count_open(std::uint64_t share, int change) {
     by_driver->second.open_elsewhere += static_cast<unsigned>(change);
 }
 
-void send_answer(int connection, const Answer& answer, int memory) {
+bool send_answer(int connection, const Answer& answer, int memory) {
   iovec content{const_cast<Answer*>(&answer), sizeof answer};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
   msghdr message{};
@@ -125,8 +125,7 @@ void send_answer(int connection, const Answer& answer, int memory) {
     header->cmsg_len = CMSG_LEN(sizeof memory);
     std::memcpy(CMSG_DATA(header), &memory, sizeof memory);
   }
-  // A peer that is gone is seen at the next look.
-  (void)::sendmsg(connection, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  return ::sendmsg(connection, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof answer;
 }
 
 // What a number names. Counted as open from here on: the driver's call comes after.
@@ -156,8 +155,9 @@ Named find_share(std::uint64_t share) {
   return named;
 }
 
-// Like a call of the program's: while the gate is closed the memory may be away.
-void answer(Connection& connection, std::uint64_t share) {
+// Like a call of the program's: while the gate is closed the memory may be away. False if the other
+// side cannot be told.
+bool answer(Connection& connection, std::uint64_t share) {
   const Gate::Pass pass;
   auto named = find_share(share);
   auto& given = named.answer;
@@ -175,8 +175,14 @@ void answer(Connection& connection, std::uint64_t share) {
     }
     if (given.result != CUDA_SUCCESS) memory = -1;
   }
-  send_answer(connection.fd, given, memory);
+  bool sent = send_answer(connection.fd, given, memory);
+  // More descriptors are under way than the user may have (ETOOMANYREFS): then without.
+  if (!sent && memory >= 0) {
+    given.result = CUDA_ERROR_OPERATING_SYSTEM;
+    sent = send_answer(connection.fd, given, -1);
+  }
   if (memory >= 0) ::close(memory);
+  return sent;
 }
 
 // False if it has ended.
@@ -185,8 +191,7 @@ bool look_at(Connection& connection) {
   const auto got = ::recv(connection.fd, &share, sizeof share, MSG_DONTWAIT);
   if (got < 0) return errno == EAGAIN || errno == EINTR;
   if (got != sizeof share || connection.share != 0) return false;
-  answer(connection, share);
-  return true;
+  return answer(connection, share);
 }
 
 // Like a call of the program's: while the gate is closed, who connects waits to be accepted, and
