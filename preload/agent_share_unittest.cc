@@ -196,6 +196,92 @@ TEST(AgentShare, WhoCannotBeGivenTheDescriptorIsTold) {
   EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
+// Another process, with memory that is there for all who have its handle.
+class Owner {
+ public:
+  explicit Owner(std::size_t bytes) {
+    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair_), 0);
+    child_ = ::fork();
+    if (child_ == 0) be(bytes);
+    ::close(pair_[1]);
+    EXPECT_EQ(::recv(pair_[0], &handle_, sizeof handle_, MSG_WAITALL), sizeof handle_);
+  }
+  ~Owner() {
+    ::close(pair_[0]);
+    ::waitpid(child_, nullptr, 0);
+  }
+  Owner(const Owner&) = delete;
+  Owner& operator=(const Owner&) = delete;
+  const CUipcMemHandle& handle() const { return handle_; }
+  // Whether it says that others have it open.
+  bool knows() const {
+    char word = '?';
+    EXPECT_EQ(::send(pair_[0], &word, 1, MSG_NOSIGNAL), 1);
+    EXPECT_EQ(::recv(pair_[0], &word, 1, 0), 1);
+    return word == 'y';
+  }
+
+ private:
+  [[noreturn]] void be(std::size_t bytes) const {
+    ::close(pair_[0]);
+    forget_everything();
+    fake().exported = ::memfd_create("exported", MFD_CLOEXEC);
+    CUcontext context = nullptr;
+    CUdeviceptr address = 0;
+    CUipcMemHandle handle{};
+    if (own::cuCtxCreate_v2(&context, 0, 0) != CUDA_SUCCESS ||
+        own::cuMemAlloc_v2(&address, bytes) != CUDA_SUCCESS ||
+        own::cuIpcGetMemHandle(&handle, address) != CUDA_SUCCESS)
+      ::_exit(1);
+    ::send(pair_[1], &handle, sizeof handle, MSG_NOSIGNAL);
+    char word = 0;
+    while (::recv(pair_[1], &word, 1, 0) == 1) {
+      word = shared_pieces() > 0 ? 'y' : 'n';
+      ::send(pair_[1], &word, 1, MSG_NOSIGNAL);
+    }
+    ::_exit(0);
+  }
+
+  int pair_[2] = {-1, -1};
+  pid_t child_ = -1;
+  CUipcMemHandle handle_{};
+};
+
+CUdeviceptr opened(const CUipcMemHandle& handle) {
+  CUdeviceptr address = 0;
+  EXPECT_EQ(own::cuIpcOpenMemHandle_v2(&address, handle, kIpcMemLazyEnablePeerAccess),
+            CUDA_SUCCESS);
+  return address;
+}
+
+// To wait for the device would spoil the capture, and the memory may be in use until its end.
+TEST(AgentShare, WhatIsClosedInACaptureIsClosedAtItsEnd) {
+  (void)allocated(kMiB);  // there is a context
+  const Owner owner(4 * kMiB);
+  auto* const stream = reinterpret_cast<CUstream>(std::uintptr_t{0x50});
+  for (const bool destroyed : {false, true}) {
+    const auto maps = fake().maps.size();
+    const auto address = opened(owner.handle());
+    EXPECT_EQ(opened(owner.handle()), address);
+    EXPECT_TRUE(owner.knows());
+    ASSERT_EQ(own::cuStreamBeginCapture_v2(stream, 2), CUDA_SUCCESS);
+    const auto waits = fake().calls["cuCtxSynchronize"];
+    EXPECT_EQ(own::cuIpcCloseMemHandle(address), CUDA_SUCCESS);
+    EXPECT_EQ(own::cuIpcCloseMemHandle(address), CUDA_SUCCESS);
+    EXPECT_EQ(own::cuIpcCloseMemHandle(address), CUDA_ERROR_INVALID_VALUE);
+    EXPECT_EQ(fake().calls["cuCtxSynchronize"], waits);
+    EXPECT_EQ(fake().maps.size(), maps + 1);
+    EXPECT_EQ(shared_pieces(), 1U);
+    EXPECT_TRUE(owner.knows());
+    ASSERT_EQ(destroyed ? own::cuStreamDestroy_v2(stream) : own::cuStreamEndCapture(stream, nullptr),
+              CUDA_SUCCESS);
+    EXPECT_EQ(fake().calls["cuCtxSynchronize"], waits + 1);
+    EXPECT_EQ(fake().maps.size(), maps);
+    EXPECT_EQ(shared_pieces(), 0U);
+    EXPECT_TRUE(soon([&] { return !owner.knows(); }));
+  }
+}
+
 TEST(AgentShare, StrangersDoNoHarm) {
   const auto address = allocated(4 * kMiB);
   const auto handle = handle_of(address);

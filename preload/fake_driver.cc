@@ -213,6 +213,21 @@ CUresult enable_peer(CUcontext, unsigned) {
   ENTER(cuCtxEnablePeerAccess);
   return CUDA_SUCCESS;
 }
+CUresult end_capture(CUstream, void**) {
+  ENTER(cuStreamEndCapture);
+  return CUDA_SUCCESS;
+}
+CUresult destroy_stream(CUstream) {
+  ENTER(cuStreamDestroy);
+  return CUDA_SUCCESS;
+}
+// As large as anybody says it is.
+CUresult import_handle(CUmemGenericAllocationHandle* handle, void*, CUmemAllocationHandleType) {
+  ENTER(cuMemImportFromShareableHandle);
+  *handle = g_fake.next_handle++;
+  g_fake.objects[*handle] = std::size_t{1} << 40;
+  return CUDA_SUCCESS;
+}
 CUresult get_range(CUdeviceptr* base, std::size_t* size, CUdeviceptr pointer) {
   *base = pointer;
   *size = 0;
@@ -280,6 +295,9 @@ const DriverCalls& calls() {
     all.cuDevicePrimaryCtxGetState = &primary_state;
     all.cuCtxEnablePeerAccess = &enable_peer;
     all.cuStreamBeginCapture_v2 = &begin_capture;
+    all.cuStreamEndCapture = &end_capture;
+    all.cuStreamDestroy_v2 = &destroy_stream;
+    all.cuMemImportFromShareableHandle = &import_handle;
     all.cuMemGetAddressRange_v2 = &get_range;
     all.cuPointerGetAttribute = &get_pointer_attribute;
     all.cuIpcGetMemHandle = &get_ipc;

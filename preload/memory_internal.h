@@ -116,7 +116,7 @@ struct Tables {
   std::unordered_map<std::uint64_t, Physical*> shares;
   std::map<std::uint64_t, DriverShare> driver_shares;
   std::map<cuda::CUdeviceptr, OpenedByDriver> opened_by_driver;
-  // Freed while a stream was being captured.
+  // Freed or closed while a stream was being captured.
   std::vector<std::pair<cuda::CUdeviceptr, Allocation>> to_free;
   // With the context in which the capture began: it ends with that.
   std::map<std::pair<cuda::CUstream, pthread_t>, cuda::CUcontext> capturing;
@@ -169,14 +169,18 @@ void drop_mappings(cuda::CUdeviceptr address, std::size_t size, Unneeded& unneed
 void forget_if_unused(Physical* physical, Unneeded& unneeded);
 // The memory in the range cannot leave from now on.
 void mark_staying(cuda::CUdeviceptr address, std::size_t size);
+// While a stream is being captured: to be given back at the end of that.
+bool defer_in_capture(cuda::CUdeviceptr address, const Allocation& allocation);
 // Does the range touch what cuMemAlloc gave? The program may not map or unmap that.
 bool is_allocated(cuda::CUdeviceptr address, std::size_t size);
 
 // --- Without
 
 void release(const Unneeded& unneeded);
-// Waits for the context, as freeing does, and gives the memory back.
+// Waits for the context, as freeing does, and gives the memory back, or up.
 cuda::CUresult give_back(cuda::CUdeviceptr address, const Allocation& allocation);
+// Those whose turn has not come because a stream was being captured.
+void give_back_deferred();
 void drop_and_release(cuda::CUdeviceptr address, std::size_t size);
 
 }  // namespace stasis::preload

@@ -10,6 +10,7 @@
 #include "gate.h"
 #include "intercept.h"
 #include "memory_internal.h"
+#include "share.h"
 
 namespace stasis::preload {
 
@@ -62,17 +63,6 @@ DeviceTraits traits_of(CUdevice device) {
   const auto traits = look_at(device);
   const TablesLock lock;
   return known->emplace(device, traits).first->second;
-}
-
-// Those whose turn has not come because a stream was being captured.
-void give_back_deferred() {
-  std::vector<std::pair<CUdeviceptr, Allocation>> due;
-  {
-    const TablesLock lock;
-    if (tables().captures.load() == 0) due.swap(tables().to_free);
-  }
-  for (const auto& [address, allocation] : due)
-    give_back(address, allocation);
 }
 
 // While a stream is captured the driver refuses to allocate or free, unless the thread has said
@@ -156,6 +146,16 @@ CUdeviceptr allocate(CUcontext context, CUdevice device, std::size_t asked) {
 
 }  // namespace
 
+void give_back_deferred() {
+  std::vector<std::pair<CUdeviceptr, Allocation>> due;
+  {
+    const TablesLock lock;
+    if (tables().captures.load() == 0) due.swap(tables().to_free);
+  }
+  for (const auto& [address, allocation] : due)
+    give_back(address, allocation);
+}
+
 CUresult give_back(CUdeviceptr address, const Allocation& allocation) {
   CUresult result = CUDA_SUCCESS;
   {
@@ -165,6 +165,7 @@ CUresult give_back(CUdeviceptr address, const Allocation& allocation) {
   driver().cuMemUnmap(address, allocation.reserved);
   drop_and_release(address, allocation.reserved);
   driver().cuMemAddressFree(address, allocation.reserved);
+  end_connection(allocation.connection, allocation.key);
   // Memory whose context was destroyed meanwhile has nothing left to wait for.
   return result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_CONTEXT_IS_DESTROYED
              ? CUDA_SUCCESS
@@ -261,10 +262,7 @@ CUresult cuMemFree_v2(CUdeviceptr pointer) {
     const TablesLock lock;
     // Freed by another thread meanwhile: the program's mistake.
     if (tables().allocations.erase(pointer) == 0) return CUDA_ERROR_INVALID_VALUE;
-    if (tables().captures.load() > 0) {
-      tables().to_free.emplace_back(pointer, allocation);
-      return CUDA_SUCCESS;
-    }
+    if (defer_in_capture(pointer, allocation)) return CUDA_SUCCESS;
   }
   give_back_deferred();
   return give_back(pointer, allocation);

@@ -39,8 +39,11 @@ void drop_context(CUcontext context) {
       connections.emplace_back(entry.second.connection, entry.second.key);
       return true;
     });
-    for (const auto& [address, allocation] : tables().to_free)
-      if (allocation.context == context) ranges.emplace_back(address, allocation.reserved);
+    for (const auto& [address, allocation] : tables().to_free) {
+      if (allocation.context != context) continue;
+      ranges.emplace_back(address, allocation.reserved);
+      connections.emplace_back(allocation.connection, allocation.key);
+    }
     std::erase_if(tables().allocations,
                   [&](const auto& entry) { return entry.second.context == context; });
     std::erase_if(tables().to_free,
@@ -100,6 +103,12 @@ void set_capturing(CUstream stream, bool per_thread, bool capturing) {
   tables().captures.store(static_cast<int>(streams.size()));
 }
 
+// What was freed or closed meanwhile can be given back now.
+void end_capture(CUstream stream, bool per_thread) {
+  set_capturing(stream, per_thread, false);
+  give_back_deferred();
+}
+
 CUresult begun(CUresult result, CUstream stream, bool per_thread = false) {
   if (result == CUDA_SUCCESS) set_capturing(stream, per_thread, true);
   return result;
@@ -107,7 +116,7 @@ CUresult begun(CUresult result, CUstream stream, bool per_thread = false) {
 
 CUresult ended(CUresult result, CUstream stream, bool per_thread = false) {
   // A capture that has failed has ended too; one that another thread must end has not.
-  if (result != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD) set_capturing(stream, per_thread, false);
+  if (result != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD) end_capture(stream, per_thread);
   return result;
 }
 
@@ -364,13 +373,13 @@ CUresult cuStreamEndCapture_ptsz(CUstream stream, void** graph) {
 CUresult cuStreamDestroy(CUstream stream) {
   const Gate::Pass pass;
   const auto result = driver().cuStreamDestroy(stream);
-  if (result == CUDA_SUCCESS) set_capturing(stream, false, false);
+  if (result == CUDA_SUCCESS) end_capture(stream, false);
   return result;
 }
 CUresult cuStreamDestroy_v2(CUstream stream) {
   const Gate::Pass pass;
   const auto result = driver().cuStreamDestroy_v2(stream);
-  if (result == CUDA_SUCCESS) set_capturing(stream, false, false);
+  if (result == CUDA_SUCCESS) end_capture(stream, false);
   return result;
 }
 

@@ -304,12 +304,10 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr pointer) {
       }
       opened = at->second;
       tables().allocations.erase(at);
+      if (defer_in_capture(pointer, opened)) return CUDA_SUCCESS;
     }
   }
-  if (opened.opens == 0) return close_by_driver(pointer);
-  const auto result = give_back(pointer, opened);
-  end_connection(opened.connection, opened.key);
-  return result;
+  return opened.opens > 0 ? give_back(pointer, opened) : close_by_driver(pointer);
 }
 
 }  // namespace stasis::preload::own
