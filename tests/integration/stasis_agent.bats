@@ -281,6 +281,39 @@ waits_for_owner() { grep -Eqs '^4[57] ' "/proc/$1/syscall"; }  # recvfrom, recvm
   target_verifies
 }
 
+# The socket by which others come to the memory has a name, and that is taken.
+@test "beside the one that runs on, a program that shares memory is restored in another network" {
+  need_root "CRIU"
+  go=$BATS_TEST_TMPDIR/go
+  start_doing share "$go"
+  done_by dump "$TARGET" --images-dir "$image" --leave-running
+  # The numbers of the image are free, and are not those of who restores it.
+  restore_beside() {
+    timeout -k 5 60 unshare --pid --fork --mount-proc --kill-child "$@" bash -c '
+      echo 10000 >/proc/sys/kernel/ns_last_pid
+      [[ -z $3 ]] || python3 -c "$3"
+      stasis restore --images-dir "$1" --detach || exit
+      touch "$2"
+      until [[ -s $2.done ]]; do sleep 0.02; done
+      rm "$2"
+      while [[ -e $2.done ]]; do sleep 0.02; done' bash "$image" "$go" "$up"
+  }
+  local up=
+  capture restore_beside
+  assert_equal "$status" 9
+  assert_contains "$err" "the name of a unix socket of the job is in use here"
+  target_goes_on
+  # The files by which the test asks are the same.
+  pkill -KILL -P "$TARGET"
+  kill -KILL "$TARGET"
+  wait "$TARGET" || true
+  # ip link set lo up
+  up='import fcntl, socket, struct
+fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sH22x", b"lo", 1))'
+  capture restore_beside --net
+  assert_equal "$status" 0 "$err"
+}
+
 # churns COUNT ARGUMENT...: TARGET's threads allocate and free all the time, and it is suspended and
 # resumed that often; it verifies itself.
 churns() {
