@@ -217,6 +217,17 @@ CUresult end_capture(CUstream, void**) {
   ENTER(cuStreamEndCapture);
   return CUDA_SUCCESS;
 }
+CUresult context_of_stream(CUstream stream, CUcontext* context) {
+  ENTER(cuStreamGetCtx);
+  const auto at = g_fake.stream_contexts.find(stream);
+  if (at == g_fake.stream_contexts.end()) return get_current(context);
+  *context = at->second;
+  return CUDA_SUCCESS;
+}
+CUresult reset_primary(CUdevice) {
+  ENTER(cuDevicePrimaryCtxReset);
+  return CUDA_SUCCESS;
+}
 CUresult destroy_stream(CUstream) {
   ENTER(cuStreamDestroy);
   return CUDA_SUCCESS;
@@ -295,6 +306,9 @@ const DriverCalls& calls() {
     all.cuDevicePrimaryCtxGetState = &primary_state;
     all.cuCtxEnablePeerAccess = &enable_peer;
     all.cuStreamBeginCapture_v2 = &begin_capture;
+    all.cuStreamBeginCapture_v2_ptsz = &begin_capture;
+    all.cuDevicePrimaryCtxReset_v2 = &reset_primary;
+    all.cuStreamGetCtx = &context_of_stream;
     all.cuStreamEndCapture = &end_capture;
     all.cuStreamDestroy_v2 = &destroy_stream;
     all.cuMemImportFromShareableHandle = &import_handle;
