@@ -2,6 +2,8 @@
 // driver that sees everything.
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
+#include <thread>
 
 #include <gtest/gtest.h>
 
@@ -243,6 +245,71 @@ TEST_F(AgentMemory, AContextTakesItsMemoryAndItsCapturesWithIt) {
   EXPECT_TRUE(fake().reserved.empty());
   EXPECT_EQ(own::cuMemFree_v2(gone), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(known_contexts(), std::vector<CUcontext>{context_});
+}
+
+// Who ends it without cuStreamEndCapture: the gate would never close again.
+TEST_F(AgentMemory, ACaptureEndsWithItsStreamHoweverThatEnds) {
+  auto* const stream = reinterpret_cast<CUstream>(std::uintptr_t{0x50});
+  ASSERT_EQ(own::cuStreamBeginCapture_v2(stream, 0), CUDA_SUCCESS);
+  ASSERT_EQ(own::cuStreamDestroy_v2(stream), CUDA_SUCCESS);
+  EXPECT_EQ(captures_in_progress(), 0) << "destroyed";
+
+  // Each thread has such a stream of its own.
+  ASSERT_EQ(own::cuStreamBeginCapture_v2(kStreamPerThread, 0), CUDA_SUCCESS);
+  std::thread([] {
+    EXPECT_EQ(own::cuStreamBeginCapture_v2_ptsz(nullptr, 0), CUDA_SUCCESS);
+    EXPECT_EQ(captures_in_progress(), 2);
+  }).join();
+  EXPECT_EQ(captures_in_progress(), 1) << "the thread has ended";
+  ASSERT_EQ(own::cuStreamEndCapture(kStreamPerThread, nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(captures_in_progress(), 0);
+
+  // Of a context that is not the current one.
+  CUcontext second = nullptr;
+  ASSERT_EQ(own::cuCtxCreate_v2(&second, 0, 0), CUDA_SUCCESS);
+  fake().stream_contexts[stream] = context_;
+  ASSERT_EQ(own::cuStreamBeginCapture_v2(stream, 0), CUDA_SUCCESS);
+  ASSERT_EQ(own::cuCtxDestroy_v2(second), CUDA_SUCCESS);
+  EXPECT_EQ(captures_in_progress(), 1);
+  ASSERT_EQ(own::cuCtxDestroy_v2(context_), CUDA_SUCCESS);
+  EXPECT_EQ(captures_in_progress(), 0) << "the stream's context is gone";
+
+  for (const bool with_primary : {false, true}) {
+    CUgreenCtx green = nullptr;
+    ASSERT_EQ(own::cuGreenCtxCreate(&green, nullptr, 0, 0), CUDA_SUCCESS);
+    fake().current.push_back(reinterpret_cast<CUcontext>(green));
+    ASSERT_EQ(own::cuStreamBeginCapture_v2(kStreamPerThread, 0), CUDA_SUCCESS);
+    fake().current.pop_back();
+    if (with_primary) {
+      ASSERT_EQ(own::cuDevicePrimaryCtxReset_v2(0), CUDA_SUCCESS);
+    } else {
+      ASSERT_EQ(own::cuGreenCtxDestroy(green), CUDA_SUCCESS);
+    }
+    EXPECT_EQ(captures_in_progress(), 0) << "the green context is gone";
+  }
+}
+
+// As with the handle of a process without an agent.
+TEST_F(AgentMemory, AContextClosesWhatTheDriverHasOpenedInIt) {
+  const auto opened_by = [](std::uint64_t number) {
+    CUipcMemHandle handle{};
+    std::memcpy(handle.reserved, &number, sizeof number);
+    CUdeviceptr address = 0;
+    EXPECT_EQ(own::cuIpcOpenMemHandle_v2(&address, handle, kIpcMemLazyEnablePeerAccess),
+              CUDA_SUCCESS);
+    return address;
+  };
+  const auto first = opened_by(1);
+  EXPECT_EQ(opened_by(1), first);
+  (void)opened_by(2);
+  EXPECT_EQ(shared_pieces(), 2U);
+  EXPECT_EQ(own::cuIpcCloseMemHandle(first), CUDA_SUCCESS);
+  EXPECT_EQ(shared_pieces(), 2U);
+  EXPECT_EQ(own::cuIpcCloseMemHandle(first), CUDA_SUCCESS);
+  EXPECT_EQ(shared_pieces(), 1U);
+  EXPECT_EQ(fake().opened.size(), 1U);
+  ASSERT_EQ(own::cuCtxDestroy_v2(context_), CUDA_SUCCESS);
+  EXPECT_EQ(shared_pieces(), 0U);
 }
 
 TEST_F(AgentMemory, FreesInACaptureAreDoneLater) {

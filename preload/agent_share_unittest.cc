@@ -2,9 +2,11 @@
 // One process is both here. The thread stays to the end, so nothing is forgotten between the tests.
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstddef>
@@ -12,6 +14,7 @@
 #include <cstring>
 #include <filesystem>
 #include <thread>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -24,6 +27,7 @@ namespace {
 
 using namespace cuda;  // NOLINT(google-build-using-namespace)
 
+constexpr uid_t kNobody = 65534;
 constexpr std::size_t kMiB = std::size_t{1} << 20;
 
 CUdeviceptr allocated(std::size_t bytes) {
@@ -59,6 +63,8 @@ int connected(const CUipcMemHandle& handle) {
   socklen_t size = 0;
   const auto name = name_in(handle, size);
   EXPECT_EQ(::connect(fd, reinterpret_cast<const sockaddr*>(&name), size), 0);
+  char greeting = 0;
+  EXPECT_EQ(::recv(fd, &greeting, 1, 0), 1) << "the owner does not speak first";
   return fd;
 }
 
@@ -77,6 +83,25 @@ int listening(const CUipcMemHandle& handle) {
       return fd;
   }
   return -1;
+}
+
+// So many of one descriptor in one message.
+bool send_descriptors(int socket, int fd, std::size_t count) {
+  char byte = 0;
+  iovec content{&byte, 1};
+  std::vector<cmsghdr> control(CMSG_SPACE(count * sizeof fd) / sizeof(cmsghdr) + 1);
+  msghdr message{};
+  message.msg_iov = &content;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = CMSG_SPACE(count * sizeof fd);
+  auto* header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(count * sizeof fd);
+  for (std::size_t i = 0; i < count; ++i)
+    std::memcpy(CMSG_DATA(header) + i * sizeof fd, &fd, sizeof fd);
+  return ::sendmsg(socket, &message, 0) == 1;
 }
 
 template <class Condition>
@@ -136,6 +161,127 @@ TEST(AgentShare, OneThatCannotBeExportedKeepsNothing) {
   EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
 }
 
+// In a process of its own: without root's rights, and with as many descriptors under way as its
+// user may have.
+TEST(AgentShare, WhoCannotBeGivenTheDescriptorIsTold) {
+  const auto child = ::fork();
+  if (child == 0) {
+    ::alarm(60);  // for who is not told
+    if (::geteuid() == 0 && ::setresuid(kNobody, kNobody, kNobody) != 0) ::_exit(2);
+    forget_everything();
+    fake().exported = ::memfd_create("exported", MFD_CLOEXEC);
+    CUcontext context = nullptr;
+    CUdeviceptr address = 0;
+    CUipcMemHandle handle{};
+    if (own::cuCtxCreate_v2(&context, 0, 0) != CUDA_SUCCESS ||
+        own::cuMemAlloc_v2(&address, 4 * kMiB) != CUDA_SUCCESS ||
+        own::cuIpcGetMemHandle(&handle, address) != CUDA_SUCCESS)
+      ::_exit(3);
+    const rlimit few{64, 64};
+    int pair[2];
+    if (::setrlimit(RLIMIT_NOFILE, &few) != 0 || ::socketpair(AF_UNIX, SOCK_DGRAM, 0, pair) != 0)
+      ::_exit(4);
+    for (int i = 0; i < 2; ++i)
+      if (!send_descriptors(pair[0], fake().exported, 40)) ::_exit(5);
+    auto got = fetch(handle);
+    if (!got.answered || got.result != CUDA_ERROR_OPERATING_SYSTEM) ::_exit(6);
+    if (!soon([] { return shared_pieces() == 0; })) ::_exit(7);
+    ::close(pair[0]);
+    ::close(pair[1]);
+    ::_exit(soon([&] { return fetch(handle).result == CUDA_SUCCESS; }) ? 0 : 8);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status)) << "ended by signal " << WTERMSIG(status);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+// Another process, with memory that is there for all who have its handle.
+class Owner {
+ public:
+  explicit Owner(std::size_t bytes) {
+    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair_), 0);
+    child_ = ::fork();
+    if (child_ == 0) be(bytes);
+    ::close(pair_[1]);
+    EXPECT_EQ(::recv(pair_[0], &handle_, sizeof handle_, MSG_WAITALL), sizeof handle_);
+  }
+  ~Owner() {
+    ::close(pair_[0]);
+    ::waitpid(child_, nullptr, 0);
+  }
+  Owner(const Owner&) = delete;
+  Owner& operator=(const Owner&) = delete;
+  const CUipcMemHandle& handle() const { return handle_; }
+  // Whether it says that others have it open.
+  bool knows() const {
+    char word = '?';
+    EXPECT_EQ(::send(pair_[0], &word, 1, MSG_NOSIGNAL), 1);
+    EXPECT_EQ(::recv(pair_[0], &word, 1, 0), 1);
+    return word == 'y';
+  }
+
+ private:
+  [[noreturn]] void be(std::size_t bytes) const {
+    ::close(pair_[0]);
+    forget_everything();
+    fake().exported = ::memfd_create("exported", MFD_CLOEXEC);
+    CUcontext context = nullptr;
+    CUdeviceptr address = 0;
+    CUipcMemHandle handle{};
+    if (own::cuCtxCreate_v2(&context, 0, 0) != CUDA_SUCCESS ||
+        own::cuMemAlloc_v2(&address, bytes) != CUDA_SUCCESS ||
+        own::cuIpcGetMemHandle(&handle, address) != CUDA_SUCCESS)
+      ::_exit(1);
+    ::send(pair_[1], &handle, sizeof handle, MSG_NOSIGNAL);
+    char word = 0;
+    while (::recv(pair_[1], &word, 1, 0) == 1) {
+      word = shared_pieces() > 0 ? 'y' : 'n';
+      ::send(pair_[1], &word, 1, MSG_NOSIGNAL);
+    }
+    ::_exit(0);
+  }
+
+  int pair_[2] = {-1, -1};
+  pid_t child_ = -1;
+  CUipcMemHandle handle_{};
+};
+
+CUdeviceptr opened(const CUipcMemHandle& handle) {
+  CUdeviceptr address = 0;
+  EXPECT_EQ(own::cuIpcOpenMemHandle_v2(&address, handle, kIpcMemLazyEnablePeerAccess),
+            CUDA_SUCCESS);
+  return address;
+}
+
+// To wait for the device would spoil the capture, and the memory may be in use until its end.
+TEST(AgentShare, WhatIsClosedInACaptureIsClosedAtItsEnd) {
+  (void)allocated(kMiB);  // there is a context
+  const Owner owner(4 * kMiB);
+  auto* const stream = reinterpret_cast<CUstream>(std::uintptr_t{0x50});
+  for (const bool destroyed : {false, true}) {
+    const auto maps = fake().maps.size();
+    const auto address = opened(owner.handle());
+    EXPECT_EQ(opened(owner.handle()), address);
+    EXPECT_TRUE(owner.knows());
+    ASSERT_EQ(own::cuStreamBeginCapture_v2(stream, 2), CUDA_SUCCESS);
+    const auto waits = fake().calls["cuCtxSynchronize"];
+    EXPECT_EQ(own::cuIpcCloseMemHandle(address), CUDA_SUCCESS);
+    EXPECT_EQ(own::cuIpcCloseMemHandle(address), CUDA_SUCCESS);
+    EXPECT_EQ(own::cuIpcCloseMemHandle(address), CUDA_ERROR_INVALID_VALUE);
+    EXPECT_EQ(fake().calls["cuCtxSynchronize"], waits);
+    EXPECT_EQ(fake().maps.size(), maps + 1);
+    EXPECT_EQ(shared_pieces(), 1U);
+    EXPECT_TRUE(owner.knows());
+    ASSERT_EQ(destroyed ? own::cuStreamDestroy_v2(stream) : own::cuStreamEndCapture(stream, nullptr),
+              CUDA_SUCCESS);
+    EXPECT_EQ(fake().calls["cuCtxSynchronize"], waits + 1);
+    EXPECT_EQ(fake().maps.size(), maps);
+    EXPECT_EQ(shared_pieces(), 0U);
+    EXPECT_TRUE(soon([&] { return !owner.knows(); }));
+  }
+}
+
 TEST(AgentShare, StrangersDoNoHarm) {
   const auto address = allocated(4 * kMiB);
   const auto handle = handle_of(address);
@@ -151,6 +297,39 @@ TEST(AgentShare, StrangersDoNoHarm) {
   EXPECT_TRUE(soon([] { return movable_bytes() == 4 * kMiB; }));
   for (const int fd : {silent, garbled, got.memory, got.connection})
     ::close(fd);
+  EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
+}
+
+TEST(AgentShare, WhatTheDriverServesIsHadByTheDriversHandleAndTheOwnerKnows) {
+  const auto address = allocated(kMiB);
+  const auto handle = handle_of(address);
+  const auto same = handle_of(address);
+  EXPECT_EQ(std::memcmp(&handle, &same, sizeof handle), 0);
+  for (int i = 0; i < 2; ++i) {
+    const auto got = fetch(handle);
+    ASSERT_EQ(got.result, CUDA_SUCCESS);
+    EXPECT_EQ(got.memory, -1);
+    ASSERT_TRUE(got.drivers);
+    EXPECT_EQ(std::memcmp(got.drivers->reserved, &address, sizeof address), 0);
+    EXPECT_EQ(shared_pieces(), 1U);
+    ::close(got.connection);
+    EXPECT_TRUE(soon([] { return shared_pieces() == 0; })) << "closed, and still counted";
+  }
+  // A free that fails is none.
+  fake().fail_at("cuMemFree", 1);
+  EXPECT_EQ(own::cuMemFree_v2(address), CUDA_ERROR_OUT_OF_MEMORY);
+  const auto again = fetch(handle);
+  EXPECT_EQ(again.result, CUDA_SUCCESS);
+  ::close(again.connection);
+  EXPECT_TRUE(soon([] { return shared_pieces() == 0; }));
+
+  EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
+  EXPECT_EQ(fetch(handle).result, CUDA_ERROR_INVALID_VALUE);
+  // What lies there then is another allocation.
+  fake().own_allocations.insert(address);
+  const auto other = handle_of(address);
+  EXPECT_NE(std::memcmp(&handle, &other, sizeof handle), 0);
+  EXPECT_EQ(fetch(handle).result, CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
 }
 

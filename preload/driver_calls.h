@@ -58,6 +58,7 @@ using namespace cuda::fn;  // NOLINT(google-build-using-namespace)
   X(cuCtxGetDevice)                          \
   X(cuCtxFromGreenCtx)                       \
   X(cuCtxSynchronize)                        \
+  X(cuStreamGetCtx)                          \
   X(cuDeviceGetAttribute)                    \
   X(cuDeviceGetUuid)                         \
   X(cuDevicePrimaryCtxGetState)              \

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <mutex>
 
 #include "agent.h"
@@ -212,6 +213,61 @@ CUresult enable_peer(CUcontext, unsigned) {
   ENTER(cuCtxEnablePeerAccess);
   return CUDA_SUCCESS;
 }
+CUresult end_capture(CUstream, void**) {
+  ENTER(cuStreamEndCapture);
+  return CUDA_SUCCESS;
+}
+CUresult context_of_stream(CUstream stream, CUcontext* context) {
+  ENTER(cuStreamGetCtx);
+  const auto at = g_fake.stream_contexts.find(stream);
+  if (at == g_fake.stream_contexts.end()) return get_current(context);
+  *context = at->second;
+  return CUDA_SUCCESS;
+}
+CUresult reset_primary(CUdevice) {
+  ENTER(cuDevicePrimaryCtxReset);
+  return CUDA_SUCCESS;
+}
+CUresult destroy_stream(CUstream) {
+  ENTER(cuStreamDestroy);
+  return CUDA_SUCCESS;
+}
+// As large as anybody says it is.
+CUresult import_handle(CUmemGenericAllocationHandle* handle, void*, CUmemAllocationHandleType) {
+  ENTER(cuMemImportFromShareableHandle);
+  *handle = g_fake.next_handle++;
+  g_fake.objects[*handle] = std::size_t{1} << 40;
+  return CUDA_SUCCESS;
+}
+CUresult get_range(CUdeviceptr* base, std::size_t* size, CUdeviceptr pointer) {
+  *base = pointer;
+  *size = 0;
+  return CUDA_SUCCESS;
+}
+CUresult get_pointer_attribute(void* data, CUpointer_attribute, CUdeviceptr) {
+  *static_cast<CUcontext*>(data) = g_fake.current.empty() ? nullptr : g_fake.current.back();
+  return CUDA_SUCCESS;
+}
+// A handle is the address.
+CUresult get_ipc(CUipcMemHandle* handle, CUdeviceptr address) {
+  ENTER(cuIpcGetMemHandle);
+  if (!g_fake.own_allocations.contains(address)) return CUDA_ERROR_INVALID_VALUE;
+  std::memcpy(handle->reserved, &address, sizeof address);
+  return CUDA_SUCCESS;
+}
+CUresult open_ipc(CUdeviceptr* address, CUipcMemHandle handle, unsigned) {
+  ENTER(cuIpcOpenMemHandle);
+  std::memcpy(address, handle.reserved, sizeof *address);
+  ++g_fake.opened[*address];
+  return CUDA_SUCCESS;
+}
+CUresult close_ipc(CUdeviceptr address) {
+  ENTER(cuIpcCloseMemHandle);
+  const auto at = g_fake.opened.find(address);
+  if (at == g_fake.opened.end()) return CUDA_ERROR_INVALID_VALUE;
+  if (--at->second == 0) g_fake.opened.erase(at);
+  return CUDA_SUCCESS;
+}
 CUresult begin_capture(CUstream, unsigned) {
   ENTER(cuStreamBeginCapture);
   return CUDA_SUCCESS;
@@ -250,6 +306,17 @@ const DriverCalls& calls() {
     all.cuDevicePrimaryCtxGetState = &primary_state;
     all.cuCtxEnablePeerAccess = &enable_peer;
     all.cuStreamBeginCapture_v2 = &begin_capture;
+    all.cuStreamBeginCapture_v2_ptsz = &begin_capture;
+    all.cuDevicePrimaryCtxReset_v2 = &reset_primary;
+    all.cuStreamGetCtx = &context_of_stream;
+    all.cuStreamEndCapture = &end_capture;
+    all.cuStreamDestroy_v2 = &destroy_stream;
+    all.cuMemImportFromShareableHandle = &import_handle;
+    all.cuMemGetAddressRange_v2 = &get_range;
+    all.cuPointerGetAttribute = &get_pointer_attribute;
+    all.cuIpcGetMemHandle = &get_ipc;
+    all.cuIpcOpenMemHandle_v2 = &open_ipc;
+    all.cuIpcCloseMemHandle = &close_ipc;
     return all;
   }();
   return made;

@@ -28,9 +28,11 @@ struct FakeDriver {
   std::map<cuda::CUdeviceptr, Map> maps;
   std::map<cuda::CUdeviceptr, std::size_t> reserved;
   std::set<cuda::CUdeviceptr> own_allocations;  // cuMemAlloc of the driver itself
+  std::map<cuda::CUdeviceptr, unsigned> opened;   // by cuIpcOpenMemHandle, and how often
   std::vector<std::pair<cuda::CUdeviceptr, cuda::CUmemAccessDesc>> rights;  // as given, in order
   std::map<cuda::CUcontext, cuda::CUdevice> contexts;
   std::vector<cuda::CUcontext> current;
+  std::map<cuda::CUstream, cuda::CUcontext> stream_contexts;  // otherwise the current one
   int primary_active = 1;
   int exported = -1;  // what an exported handle is a duplicate of
   static inline const cuda::CUcontext kPrimary = reinterpret_cast<cuda::CUcontext>(0x7000);

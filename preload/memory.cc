@@ -113,6 +113,10 @@ std::uint32_t shared_pieces() {
   auto count = tables().opened_by_driver.size();
   for (const auto& [address, allocation] : tables().allocations)
     count += allocation.opens > 0 || allocation.physical->open_elsewhere > 0;
+  for (const auto& [address, allocation] : tables().to_free)
+    count += allocation.opens > 0;
+  for (const auto& [number, share] : tables().driver_shares)
+    count += share.open_elsewhere > 0;
   return static_cast<std::uint32_t>(count);
 }
 
@@ -226,9 +230,14 @@ void forget_memory_after_fork() {
   auto& all = tables();
   // Or the others would take it for open as long as the child lives.
   for (const auto& [address, allocation] : all.allocations)
-    end_connection(allocation);
+    end_connection(allocation.connection, allocation.key);
+  for (const auto& [address, allocation] : all.to_free)
+    end_connection(allocation.connection, allocation.key);
+  for (const auto& [address, opened] : all.opened_by_driver)
+    end_connection(opened.connection, opened.key);
   forget_service_after_fork();
   all.shares.clear();
+  all.driver_shares.clear();
   all.opened_by_driver.clear();
   all.mappings.clear();
   all.allocations.clear();

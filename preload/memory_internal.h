@@ -67,6 +67,23 @@ struct Allocation {
   ShareKey key{};
 };
 
+// Memory of the driver's own, which has a handle of its own, that others know by a number too.
+struct DriverShare {
+  cuda::CUdeviceptr address = 0;
+  cuda::CUcontext context = nullptr;
+  unsigned open_elsewhere = 0;
+  bool being_freed = false;
+};
+
+// What the driver has opened for the program.
+struct OpenedByDriver {
+  cuda::CUcontext context = nullptr;
+  unsigned opens = 0;
+  // As of an Allocation; none if the owner has no agent. Then the driver counts how often, too.
+  int connection = -1;
+  ShareKey key{};
+};
+
 // That the memory of `owner` is to be accessible to `device`.
 struct Peer {
   cuda::CUcontext owner = nullptr;
@@ -95,11 +112,11 @@ struct Tables {
   // Only the driver knows a primary context's handle, and only while it is retained.
   std::map<cuda::CUdevice, cuda::CUcontext> primaries;
   std::vector<Peer> peers;
-  // By the number that others know it by.
+  // By the number that others know it by, the same for both.
   std::unordered_map<std::uint64_t, Physical*> shares;
-  // Opened by the driver's own handles, and how often.
-  std::unordered_map<cuda::CUdeviceptr, unsigned> opened_by_driver;
-  // Freed while a stream was being captured.
+  std::map<std::uint64_t, DriverShare> driver_shares;
+  std::map<cuda::CUdeviceptr, OpenedByDriver> opened_by_driver;
+  // Freed or closed while a stream was being captured.
   std::vector<std::pair<cuda::CUdeviceptr, Allocation>> to_free;
   // With the context in which the capture began: it ends with that.
   std::map<std::pair<cuda::CUstream, pthread_t>, cuda::CUcontext> capturing;
@@ -152,14 +169,18 @@ void drop_mappings(cuda::CUdeviceptr address, std::size_t size, Unneeded& unneed
 void forget_if_unused(Physical* physical, Unneeded& unneeded);
 // The memory in the range cannot leave from now on.
 void mark_staying(cuda::CUdeviceptr address, std::size_t size);
+// While a stream is being captured: to be given back at the end of that.
+bool defer_in_capture(cuda::CUdeviceptr address, const Allocation& allocation);
 // Does the range touch what cuMemAlloc gave? The program may not map or unmap that.
 bool is_allocated(cuda::CUdeviceptr address, std::size_t size);
 
 // --- Without
 
 void release(const Unneeded& unneeded);
-// Waits for the context, as freeing does, and gives the memory back.
+// Waits for the context, as freeing does, and gives the memory back, or up.
 cuda::CUresult give_back(cuda::CUdeviceptr address, const Allocation& allocation);
+// Those whose turn has not come because a stream was being captured.
+void give_back_deferred();
 void drop_and_release(cuda::CUdeviceptr address, std::size_t size);
 
 }  // namespace stasis::preload

@@ -10,6 +10,7 @@
 #include "gate.h"
 #include "intercept.h"
 #include "memory_internal.h"
+#include "share.h"
 
 namespace stasis::preload {
 
@@ -62,17 +63,6 @@ DeviceTraits traits_of(CUdevice device) {
   const auto traits = look_at(device);
   const TablesLock lock;
   return known->emplace(device, traits).first->second;
-}
-
-// Those whose turn has not come because a stream was being captured.
-void give_back_deferred() {
-  std::vector<std::pair<CUdeviceptr, Allocation>> due;
-  {
-    const TablesLock lock;
-    if (tables().captures.load() == 0) due.swap(tables().to_free);
-  }
-  for (const auto& [address, allocation] : due)
-    give_back(address, allocation);
 }
 
 // While a stream is captured the driver refuses to allocate or free, unless the thread has said
@@ -156,6 +146,16 @@ CUdeviceptr allocate(CUcontext context, CUdevice device, std::size_t asked) {
 
 }  // namespace
 
+void give_back_deferred() {
+  std::vector<std::pair<CUdeviceptr, Allocation>> due;
+  {
+    const TablesLock lock;
+    if (tables().captures.load() == 0) due.swap(tables().to_free);
+  }
+  for (const auto& [address, allocation] : due)
+    give_back(address, allocation);
+}
+
 CUresult give_back(CUdeviceptr address, const Allocation& allocation) {
   CUresult result = CUDA_SUCCESS;
   {
@@ -165,6 +165,7 @@ CUresult give_back(CUdeviceptr address, const Allocation& allocation) {
   driver().cuMemUnmap(address, allocation.reserved);
   drop_and_release(address, allocation.reserved);
   driver().cuMemAddressFree(address, allocation.reserved);
+  end_connection(allocation.connection, allocation.key);
   // Memory whose context was destroyed meanwhile has nothing left to wait for.
   return result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_CONTEXT_IS_DESTROYED
              ? CUDA_SUCCESS
@@ -212,6 +213,34 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr* pointer, std::size_t* pitch, std::size_
   return allocated;
 }
 
+namespace {
+
+// Another allocation may get the address at once: nobody opens that by the number of this one.
+template <class Free>
+CUresult free_of_driver(CUdeviceptr pointer, Free free) {
+  std::uint64_t number = 0;
+  {
+    const TablesLock lock;
+    for (auto& [known, share] : tables().driver_shares) {
+      if (share.address != pointer || share.being_freed) continue;
+      share.being_freed = true;
+      number = known;
+    }
+  }
+  const auto result = free();
+  if (number == 0) return result;
+  const TablesLock lock;
+  const auto at = tables().driver_shares.find(number);
+  if (at == tables().driver_shares.end()) return result;
+  if (result == CUDA_SUCCESS)
+    tables().driver_shares.erase(at);
+  else
+    at->second.being_freed = false;
+  return result;
+}
+
+}  // namespace
+
 CUresult cuMemFree_v2(CUdeviceptr pointer) {
   const Gate::Pass pass;
   Allocation allocation;
@@ -224,7 +253,8 @@ CUresult cuMemFree_v2(CUdeviceptr pointer) {
       allocation = at->second;
     }
   }
-  if (!allocation.physical) return driver().cuMemFree_v2(pointer);
+  if (!allocation.physical)
+    return free_of_driver(pointer, [&] { return driver().cuMemFree_v2(pointer); });
   // Another process's, which cuIpcCloseMemHandle gives up.
   if (allocation.opens > 0) return CUDA_ERROR_INVALID_VALUE;
   if (const auto result = ask_driver_about_capture(); result != CUDA_SUCCESS) return result;
@@ -232,10 +262,7 @@ CUresult cuMemFree_v2(CUdeviceptr pointer) {
     const TablesLock lock;
     // Freed by another thread meanwhile: the program's mistake.
     if (tables().allocations.erase(pointer) == 0) return CUDA_ERROR_INVALID_VALUE;
-    if (tables().captures.load() > 0) {
-      tables().to_free.emplace_back(pointer, allocation);
-      return CUDA_SUCCESS;
-    }
+    if (defer_in_capture(pointer, allocation)) return CUDA_SUCCESS;
   }
   give_back_deferred();
   return give_back(pointer, allocation);
@@ -253,7 +280,8 @@ CUresult free_in_stream(Call* call, CUdeviceptr pointer, CUstream stream) {
     const TablesLock lock;
     ours = tables().allocations.contains(pointer);
   }
-  return ours ? own::cuMemFree_v2(pointer) : call(pointer, stream);
+  return ours ? own::cuMemFree_v2(pointer)
+              : free_of_driver(pointer, [&] { return call(pointer, stream); });
 }
 
 }  // namespace

@@ -17,10 +17,13 @@ void enter_context(CUcontext context, CUdevice device) {
   tables().contexts[context] = device;
 }
 
+// With the tables locked.
+void count_captures() { tables().captures.store(static_cast<int>(tables().capturing.size())); }
+
 // The driver has destroyed it: its memory goes, as the driver's own has.
 void drop_context(CUcontext context) {
   std::vector<std::pair<CUdeviceptr, std::size_t>> ranges;
-  std::vector<Allocation> opened;
+  std::vector<std::pair<int, ShareKey>> connections;
   {
     const TablesLock lock;
     tables().contexts.erase(context);
@@ -30,25 +33,36 @@ void drop_context(CUcontext context) {
     for (const auto& [address, allocation] : tables().allocations) {
       if (allocation.context != context) continue;
       ranges.emplace_back(address, allocation.reserved);
-      if (allocation.opens > 0) opened.push_back(allocation);
+      connections.emplace_back(allocation.connection, allocation.key);
     }
-    for (const auto& [address, allocation] : tables().to_free)
-      if (allocation.context == context) ranges.emplace_back(address, allocation.reserved);
+    std::erase_if(tables().driver_shares,
+                  [&](const auto& entry) { return entry.second.context == context; });
+    std::erase_if(tables().opened_by_driver, [&](const auto& entry) {
+      if (entry.second.context != context) return false;
+      connections.emplace_back(entry.second.connection, entry.second.key);
+      return true;
+    });
+    for (const auto& [address, allocation] : tables().to_free) {
+      if (allocation.context != context) continue;
+      ranges.emplace_back(address, allocation.reserved);
+      connections.emplace_back(allocation.connection, allocation.key);
+    }
     std::erase_if(tables().allocations,
                   [&](const auto& entry) { return entry.second.context == context; });
     std::erase_if(tables().to_free,
                   [&](const auto& entry) { return entry.second.context == context; });
     // Nobody ends a capture in a stream that is gone.
-    std::erase_if(tables().capturing, [&](const auto& entry) { return entry.second == context; });
-    tables().captures.store(static_cast<int>(tables().capturing.size()));
+    std::erase_if(tables().capturing,
+                  [&](const auto& entry) { return owner_in(entry.second) == context; });
+    count_captures();
   }
   for (const auto& [address, size] : ranges) {
     driver().cuMemUnmap(address, size);
     drop_and_release(address, size);
     driver().cuMemAddressFree(address, size);
   }
-  for (const auto& allocation : opened)
-    end_connection(allocation);
+  for (const auto& [connection, key] : connections)
+    end_connection(connection, key);
 }
 
 // A primary context ends when the last who retained it lets it go, or by a reset.
@@ -81,26 +95,56 @@ std::pair<CUstream, pthread_t> capture_key(CUstream stream, bool per_thread) {
   return {stream, stream == kStreamPerThread ? ::pthread_self() : pthread_t{}};
 }
 
-void set_capturing(CUstream stream, bool per_thread, bool capturing) {
-  CUcontext context = nullptr;
-  if (capturing) driver().cuCtxGetCurrent(&context);
+// A thread takes its stream along, and the next one may get its number.
+void forget_captures_of_thread(void*) {
   const TablesLock lock;
-  auto& streams = tables().capturing;
-  if (capturing)
-    streams.insert_or_assign(capture_key(stream, per_thread), context);
-  else
-    streams.erase(capture_key(stream, per_thread));
-  tables().captures.store(static_cast<int>(streams.size()));
+  std::erase_if(tables().capturing, [](const auto& entry) {
+    return entry.first.first == kStreamPerThread && entry.first.second == ::pthread_self();
+  });
+  count_captures();
 }
 
-CUresult begun(CUresult result, CUstream stream, bool per_thread = false) {
-  if (result == CUDA_SUCCESS) set_capturing(stream, per_thread, true);
+void at_end_of_thread() {
+  static const pthread_key_t key = [] {
+    pthread_key_t made{};
+    ::pthread_key_create(&made, &forget_captures_of_thread);
+    return made;
+  }();
+  ::pthread_setspecific(key, &tables());
+}
+
+template <class Begin>
+CUresult begin_capture(CUstream stream, bool per_thread, Begin begin) {
+  const Gate::Pass pass;
+  const auto key = capture_key(stream, per_thread);
+  // Before it begins: nobody has tried what the driver says of it in a capture.
+  CUcontext context = nullptr;
+  const auto& call = driver();
+  if (!call.cuStreamGetCtx || !stream || stream == kStreamPerThread ||
+      call.cuStreamGetCtx(stream, &context) != CUDA_SUCCESS)
+    call.cuCtxGetCurrent(&context);
+  const auto result = begin();
+  if (result != CUDA_SUCCESS) return result;
+  if (key.first == kStreamPerThread) at_end_of_thread();
+  const TablesLock lock;
+  tables().capturing.insert_or_assign(key, context);
+  count_captures();
   return result;
+}
+
+// What was freed or closed meanwhile can be given back now.
+void end_capture(CUstream stream, bool per_thread) {
+  {
+    const TablesLock lock;
+    tables().capturing.erase(capture_key(stream, per_thread));
+    count_captures();
+  }
+  give_back_deferred();
 }
 
 CUresult ended(CUresult result, CUstream stream, bool per_thread = false) {
   // A capture that has failed has ended too; one that another thread must end has not.
-  if (result != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD) set_capturing(stream, per_thread, false);
+  if (result != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD) end_capture(stream, per_thread);
   return result;
 }
 
@@ -250,6 +294,9 @@ CUresult cuGreenCtxDestroy(CUgreenCtx green) {
     if (at == tables().green.end()) return result;
     ended = at->second;
     tables().green.erase(at);
+    std::erase_if(tables().capturing,
+                  [&](const auto& entry) { return entry.second == ended.context; });
+    count_captures();
   }
   drop_inactive_primary(ended.device, ended.primary);
   return result;
@@ -318,32 +365,30 @@ CUresult cuCtxDisablePeerAccess(CUcontext peer) {
 }
 
 CUresult cuStreamBeginCapture(CUstream stream) {
-  const Gate::Pass pass;
-  return begun(driver().cuStreamBeginCapture(stream), stream);
+  return begin_capture(stream, false, [&] { return driver().cuStreamBeginCapture(stream); });
 }
 CUresult cuStreamBeginCapture_ptsz(CUstream stream) {
-  const Gate::Pass pass;
-  return begun(driver().cuStreamBeginCapture_ptsz(stream), stream, true);
+  return begin_capture(stream, true, [&] { return driver().cuStreamBeginCapture_ptsz(stream); });
 }
 CUresult cuStreamBeginCapture_v2(CUstream stream, unsigned mode) {
-  const Gate::Pass pass;
-  return begun(driver().cuStreamBeginCapture_v2(stream, mode), stream);
+  return begin_capture(stream, false,
+                       [&] { return driver().cuStreamBeginCapture_v2(stream, mode); });
 }
 CUresult cuStreamBeginCapture_v2_ptsz(CUstream stream, unsigned mode) {
-  const Gate::Pass pass;
-  return begun(driver().cuStreamBeginCapture_v2_ptsz(stream, mode), stream, true);
+  return begin_capture(stream, true,
+                       [&] { return driver().cuStreamBeginCapture_v2_ptsz(stream, mode); });
 }
 CUresult cuStreamBeginCaptureToGraph(CUstream stream, void* graph, const void* nodes,
                                      const void* edges, std::size_t count, unsigned mode) {
-  const Gate::Pass pass;
-  return begun(driver().cuStreamBeginCaptureToGraph(stream, graph, nodes, edges, count, mode),
-               stream);
+  return begin_capture(stream, false, [&] {
+    return driver().cuStreamBeginCaptureToGraph(stream, graph, nodes, edges, count, mode);
+  });
 }
 CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream stream, void* graph, const void* nodes,
                                           const void* edges, std::size_t count, unsigned mode) {
-  const Gate::Pass pass;
-  return begun(driver().cuStreamBeginCaptureToGraph_ptsz(stream, graph, nodes, edges, count, mode),
-               stream, true);
+  return begin_capture(stream, true, [&] {
+    return driver().cuStreamBeginCaptureToGraph_ptsz(stream, graph, nodes, edges, count, mode);
+  });
 }
 CUresult cuStreamEndCapture(CUstream stream, void** graph) {
   const Gate::Pass pass;
@@ -357,13 +402,13 @@ CUresult cuStreamEndCapture_ptsz(CUstream stream, void** graph) {
 CUresult cuStreamDestroy(CUstream stream) {
   const Gate::Pass pass;
   const auto result = driver().cuStreamDestroy(stream);
-  if (result == CUDA_SUCCESS) set_capturing(stream, false, false);
+  if (result == CUDA_SUCCESS) end_capture(stream, false);
   return result;
 }
 CUresult cuStreamDestroy_v2(CUstream stream) {
   const Gate::Pass pass;
   const auto result = driver().cuStreamDestroy_v2(stream);
-  if (result == CUDA_SUCCESS) set_capturing(stream, false, false);
+  if (result == CUDA_SUCCESS) end_capture(stream, false);
   return result;
 }
 

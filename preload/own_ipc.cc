@@ -1,10 +1,12 @@
-// Legacy CUDA IPC: the driver has no handle for memory that the agent serves, so the agent has one
-// of its own (share.h). What the driver serves itself passes, and is only counted.
+// Legacy CUDA IPC. The driver has no handle for memory that the agent serves, so the agent has one
+// of its own (share.h); and of the driver's, only the agents' connection tells the owner for how
+// long it is open.
 #include <unistd.h>
 
 #include <cstdint>
 
 #include "agent.h"
+#include "aside.h"
 #include "gate.h"
 #include "intercept.h"
 #include "share.h"
@@ -18,6 +20,36 @@ namespace {
 template <std::size_t size>
 void say_once(std::atomic<bool>& said, const char (&text)[size]) {
   if (!said.exchange(true)) (void)!::write(STDERR_FILENO, text, size - 1);
+}
+
+}  // namespace
+
+namespace {
+
+CUresult no_service() {
+  static std::atomic<bool> said{false};
+  say_once(said,
+           "stasis: cuIpcGetMemHandle needs a socket and a thread, which could not be had "
+           "(ulimit -n, -u?); without the agent: STASIS_AGENT=off\n");
+  return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+// The driver says whether it can be shared. Its own handle goes over the agents' connection.
+CUresult share_of_driver(CUipcMemHandle* handle, CUdeviceptr pointer) {
+  const auto& call = driver();
+  const auto result = call.cuIpcGetMemHandle(handle, pointer);
+  if (result != CUDA_SUCCESS || steps_aside()) return result;
+  CUdeviceptr base = pointer;
+  std::size_t size = 0;
+  CUcontext context = nullptr;
+  call.cuMemGetAddressRange_v2(&base, &size, pointer);
+  if (call.cuPointerGetAttribute(&context, CU_POINTER_ATTRIBUTE_CONTEXT, base) != CUDA_SUCCESS)
+    call.cuCtxGetCurrent(&context);
+  const auto ours = handle_of_driver_share(base, context);
+  if (!ours) return no_service();
+  *handle = *ours;
+  Agent::start();
+  return CUDA_SUCCESS;
 }
 
 }  // namespace
@@ -36,18 +68,13 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr pointer) {
       base = at->first;
     }
   }
-  if (!base || !handle) return driver().cuIpcGetMemHandle(handle, pointer);
+  if (!handle) return driver().cuIpcGetMemHandle(handle, pointer);
+  if (!base) return share_of_driver(handle, pointer);
   CUcontext context = nullptr;
   if (driver().cuCtxGetCurrent(&context) != CUDA_SUCCESS || !context)
     return CUDA_ERROR_INVALID_CONTEXT;
   const auto ours = handle_of_share(base);
-  if (!ours) {
-    static std::atomic<bool> said{false};
-    say_once(said,
-             "stasis: cuIpcGetMemHandle of memory on the direct path needs a socket and a thread, "
-             "which could not be had (ulimit -n, -u?); without the agent: STASIS_AGENT=off\n");
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  }
+  if (!ours) return no_service();
   *handle = *ours;
   return CUDA_SUCCESS;
 }
@@ -66,9 +93,16 @@ std::map<CUdeviceptr, Allocation>::iterator open_already(const ShareKey& key) {
 CUdeviceptr open_again(const ShareKey& key) {
   const TablesLock lock;
   const auto at = open_already(key);
-  if (at == tables().allocations.end()) return 0;
-  ++at->second.opens;
-  return at->first;
+  if (at != tables().allocations.end()) {
+    ++at->second.opens;
+    return at->first;
+  }
+  for (auto& [address, opened] : tables().opened_by_driver) {
+    if (opened.connection < 0 || opened.key != key) continue;
+    ++opened.opens;
+    return address;
+  }
+  return 0;
 }
 
 CUresult map_shared(CUmemGenericAllocationHandle real, CUdevice device, std::size_t size,
@@ -104,28 +138,27 @@ void enter_opened(CUdeviceptr address, CUmemGenericAllocationHandle real, CUdevi
   tables().contexts.emplace(entered.context, device);
 }
 
-CUresult open_shared(CUdeviceptr* pointer, const CUipcMemHandle& handle, const ShareKey& key) {
-  CUcontext context = nullptr;
-  CUdevice device = 0;
-  // Before cuInit the driver has its own word for it.
-  auto usable = driver().cuCtxGetCurrent(&context);
-  if (usable == CUDA_SUCCESS) usable = driver().cuCtxGetDevice(&device);
-  if (usable != CUDA_SUCCESS) return usable;
-  if (!context || is_own(key)) return CUDA_ERROR_INVALID_CONTEXT;
-  if ((*pointer = open_again(key)) != 0) return CUDA_SUCCESS;
-  const auto fetched = fetch(handle);
-  if (fetched.result != CUDA_SUCCESS) {
-    static std::atomic<bool> said{false};
-    if (!fetched.answered) {
-      say_once(said,
-               "stasis: cuIpcOpenMemHandle could not reach the owner of the memory: it has ended, "
-               "or is another user's or in another network namespace; to share memory with such, "
-               "start both with STASIS_AGENT=off\n");
-    }
-    return fetched.result;
+// What the owner's driver serves, by the handle that its agent has got for us.
+template <class Call>
+CUresult open_by_driver(Call* call, CUdeviceptr* pointer, CUcontext context, const Fetched& fetched,
+                        const ShareKey& key) {
+  const Gate::Pass pass;
+  const auto result = call(pointer, *fetched.drivers, kIpcMemLazyEnablePeerAccess);
+  bool another = false;
+  if (result == CUDA_SUCCESS) {
+    const TablesLock lock;
+    auto& opened = tables().opened_by_driver[*pointer];
+    another = opened.opens++ > 0;
+    if (!another) opened = {owner_in(context), 1, fetched.connection, key};
   }
-  Allocation opened{fetched.asked, fetched.reserved, context, nullptr, 1, fetched.connection, key};
+  if (result != CUDA_SUCCESS || another) end_connection(fetched.connection, key);
+  // Another thread was quicker. For the driver it is open once.
+  if (another) driver().cuIpcCloseMemHandle(*pointer);
+  return result;
+}
 
+CUresult open_by_descriptor(CUdeviceptr* pointer, CUcontext context, CUdevice device,
+                            const Fetched& fetched, const ShareKey& key) {
   const Gate::Pass pass;
   const auto& call = driver();
   CUmemGenericAllocationHandle real = 0;
@@ -139,14 +172,16 @@ CUresult open_shared(CUdeviceptr* pointer, const CUipcMemHandle& handle, const S
     if (result != CUDA_SUCCESS) call.cuMemRelease(real);
   }
   if (result != CUDA_SUCCESS) {
-    end_connection(opened);
+    end_connection(fetched.connection, key);
     return result;
   }
   {
     const TablesLock lock;
     const auto at = open_already(key);
     if (at == tables().allocations.end()) {
-      enter_opened(address, real, device, opened);
+      enter_opened(
+          address, real, device,
+          {fetched.asked, fetched.reserved, context, nullptr, 1, fetched.connection, key});
       *pointer = address;
     } else {
       // Another thread was quicker.
@@ -158,10 +193,37 @@ CUresult open_shared(CUdeviceptr* pointer, const CUipcMemHandle& handle, const S
     call.cuMemUnmap(address, fetched.reserved);
     call.cuMemAddressFree(address, fetched.reserved);
     call.cuMemRelease(real);
-    end_connection(opened);
+    end_connection(fetched.connection, key);
   }
-  Agent::start();
   return CUDA_SUCCESS;
+}
+
+template <class Call>
+CUresult open_shared(Call* call, CUdeviceptr* pointer, const CUipcMemHandle& handle,
+                     const ShareKey& key) {
+  CUcontext context = nullptr;
+  CUdevice device = 0;
+  // Before cuInit the driver has its own word for it.
+  auto result = driver().cuCtxGetCurrent(&context);
+  if (result == CUDA_SUCCESS) result = driver().cuCtxGetDevice(&device);
+  if (result != CUDA_SUCCESS) return result;
+  if (!context || is_own(key)) return CUDA_ERROR_INVALID_CONTEXT;
+  if ((*pointer = open_again(key)) != 0) return CUDA_SUCCESS;
+  const auto fetched = fetch(handle);
+  if (fetched.result != CUDA_SUCCESS) {
+    static std::atomic<bool> said{false};
+    if (!fetched.answered) {
+      say_once(said,
+               "stasis: cuIpcOpenMemHandle could not reach the owner of the memory: it has ended, "
+               "or is another user's or in another network namespace; to share memory with such, "
+               "start both with STASIS_AGENT=off\n");
+    }
+    return fetched.result;
+  }
+  result = fetched.drivers ? open_by_driver(call, pointer, context, fetched, key)
+                           : open_by_descriptor(pointer, context, device, fetched, key);
+  if (result == CUDA_SUCCESS) Agent::start();
+  return result;
 }
 
 template <class Call>
@@ -169,14 +231,18 @@ CUresult open(Call* call, CUdeviceptr* pointer, const CUipcMemHandle& handle, un
   const auto key = key_of(handle);
   // Not within the gate: the owner may be suspended, and this process is to be suspended meanwhile.
   if (key && pointer && flags == kIpcMemLazyEnablePeerAccess)
-    return open_shared(pointer, handle, *key);
+    return open_shared(call, pointer, handle, *key);
   if (key) return CUDA_ERROR_INVALID_VALUE;
   const Gate::Pass pass;
   const auto result = call(pointer, handle, flags);
   if (result != CUDA_SUCCESS) return result;
+  CUcontext context = nullptr;
+  driver().cuCtxGetCurrent(&context);
   {
     const TablesLock lock;
-    ++tables().opened_by_driver[*pointer];
+    auto& opened = tables().opened_by_driver[*pointer];
+    opened.context = owner_in(context);
+    ++opened.opens;
   }
   Agent::start();
   return result;
@@ -192,6 +258,38 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr* pointer, CUipcMemHandle handle, unsi
   return open(driver().cuIpcOpenMemHandle_v2, pointer, handle, flags);
 }
 
+namespace {
+
+CUresult close_by_driver(CUdeviceptr pointer) {
+  auto& known = tables().opened_by_driver;
+  OpenedByDriver ours;
+  {
+    const TablesLock lock;
+    const auto at = known.find(pointer);
+    if (at != known.end() && at->second.connection >= 0) {
+      if (at->second.opens > 1) {
+        --at->second.opens;
+        return CUDA_SUCCESS;
+      }
+      // So that nobody opens it again meanwhile.
+      ours = at->second;
+      known.erase(at);
+    }
+  }
+  const auto result = driver().cuIpcCloseMemHandle(pointer);
+  const TablesLock lock;
+  if (ours.opens > 0) {
+    if (result == CUDA_SUCCESS || !known.emplace(pointer, ours).second)
+      end_connection(ours.connection, ours.key);
+  } else if (result == CUDA_SUCCESS) {
+    const auto at = known.find(pointer);
+    if (at != known.end() && --at->second.opens == 0) known.erase(at);
+  }
+  return result;
+}
+
+}  // namespace
+
 CUresult cuIpcCloseMemHandle(CUdeviceptr pointer) {
   const Gate::Pass pass;
   Allocation opened;
@@ -206,20 +304,10 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr pointer) {
       }
       opened = at->second;
       tables().allocations.erase(at);
+      if (defer_in_capture(pointer, opened)) return CUDA_SUCCESS;
     }
   }
-  if (opened.opens > 0) {
-    const auto result = give_back(pointer, opened);
-    end_connection(opened);
-    return result;
-  }
-  const auto result = driver().cuIpcCloseMemHandle(pointer);
-  if (result != CUDA_SUCCESS) return result;
-  const TablesLock lock;
-  const auto at = tables().opened_by_driver.find(pointer);
-  if (at != tables().opened_by_driver.end() && --at->second == 0)
-    tables().opened_by_driver.erase(at);
-  return result;
+  return opened.opens > 0 ? give_back(pointer, opened) : close_by_driver(pointer);
 }
 
 }  // namespace stasis::preload::own

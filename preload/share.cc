@@ -36,13 +36,19 @@ struct HandleContent {
 };
 static_assert(sizeof(HandleContent) <= sizeof(CUipcMemHandle));
 
-// The answer to a number, with the descriptor.
+// The owner speaks first. CRIU dumps a connection that waits to be accepted, but none on which
+// something has been said already.
+constexpr char kGreeting = '!';
+
+// The answer to a number, with the descriptor, or with the driver's handle.
 struct Answer {
   std::uint32_t result;
-  std::uint32_t reserved;
+  std::uint32_t by_driver;
   std::uint64_t asked;
   std::uint64_t bytes;
+  CUipcMemHandle drivers;
 };
+constexpr Answer kNoSuchMemory{CUDA_ERROR_INVALID_VALUE, 0, 0, 0, {}};
 
 struct Name {
   sockaddr_un address{};
@@ -99,9 +105,12 @@ Service& service() {
 void count_open(std::uint64_t share, int change) {
   const auto at = tables().shares.find(share);
   if (at != tables().shares.end()) at->second->open_elsewhere += static_cast<unsigned>(change);
+  const auto by_driver = tables().driver_shares.find(share);
+  if (by_driver != tables().driver_shares.end())
+    by_driver->second.open_elsewhere += static_cast<unsigned>(change);
 }
 
-void send_answer(int connection, const Answer& answer, int memory) {
+bool send_answer(int connection, const Answer& answer, int memory) {
   iovec content{const_cast<Answer*>(&answer), sizeof answer};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
   msghdr message{};
@@ -116,37 +125,64 @@ void send_answer(int connection, const Answer& answer, int memory) {
     header->cmsg_len = CMSG_LEN(sizeof memory);
     std::memcpy(CMSG_DATA(header), &memory, sizeof memory);
   }
-  // A peer that is gone is seen at the next look.
-  (void)::sendmsg(connection, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  return ::sendmsg(connection, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof answer;
 }
 
-// Like a call of the program's: while the gate is closed the memory may be away.
-void answer(Connection& connection, std::uint64_t share) {
-  const Gate::Pass pass;
-  Answer given{CUDA_ERROR_INVALID_VALUE, 0, 0, 0};
+// What a number names. Counted as open from here on: the driver's call comes after.
+struct Named {
+  Answer answer = kNoSuchMemory;
   CUmemGenericAllocationHandle real = 0;
-  {
-    const TablesLock lock;
-    const auto at = tables().shares.find(share);
-    if (at != tables().shares.end()) {
-      for (const auto& [address, allocation] : tables().allocations) {
-        if (allocation.physical != at->second) continue;
-        given = {CUDA_SUCCESS, 0, allocation.asked, allocation.reserved};
-        real = at->second->real;
-        connection.share = share;
-        count_open(share, +1);
-      }
+  DriverShare drivers;
+};
+
+Named find_share(std::uint64_t share) {
+  Named named;
+  const TablesLock lock;
+  const auto by_driver = tables().driver_shares.find(share);
+  if (by_driver != tables().driver_shares.end() && !by_driver->second.being_freed) {
+    named.answer = {CUDA_SUCCESS, 1, 0, 0, {}};
+    named.drivers = by_driver->second;
+  }
+  const auto at = tables().shares.find(share);
+  if (at != tables().shares.end()) {
+    for (const auto& [address, allocation] : tables().allocations) {
+      if (allocation.physical != at->second) continue;
+      named.answer = {CUDA_SUCCESS, 0, allocation.asked, allocation.reserved, {}};
+      named.real = at->second->real;
     }
   }
+  if (named.answer.result == CUDA_SUCCESS) count_open(share, +1);
+  return named;
+}
+
+// Like a call of the program's: while the gate is closed the memory may be away. False if the other
+// side cannot be told.
+bool answer(Connection& connection, std::uint64_t share) {
+  const Gate::Pass pass;
+  auto named = find_share(share);
+  auto& given = named.answer;
   int memory = -1;
   if (given.result == CUDA_SUCCESS) {
+    connection.share = share;
     // Freed by the program at this moment: the driver says so.
-    given.result = driver().cuMemExportToShareableHandle(
-        &memory, real, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    if (given.by_driver) {
+      // Anew each time: a restore changes what the driver knows it by.
+      const CurrentContext current(named.drivers.context);
+      given.result = driver().cuIpcGetMemHandle(&given.drivers, named.drivers.address);
+    } else {
+      given.result = driver().cuMemExportToShareableHandle(
+          &memory, named.real, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    }
     if (given.result != CUDA_SUCCESS) memory = -1;
   }
-  send_answer(connection.fd, given, memory);
+  bool sent = send_answer(connection.fd, given, memory);
+  // More descriptors are under way than the user may have (ETOOMANYREFS): then without.
+  if (!sent && memory >= 0) {
+    given.result = CUDA_ERROR_OPERATING_SYSTEM;
+    sent = send_answer(connection.fd, given, -1);
+  }
   if (memory >= 0) ::close(memory);
+  return sent;
 }
 
 // False if it has ended.
@@ -155,7 +191,21 @@ bool look_at(Connection& connection) {
   const auto got = ::recv(connection.fd, &share, sizeof share, MSG_DONTWAIT);
   if (got < 0) return errno == EAGAIN || errno == EINTR;
   if (got != sizeof share || connection.share != 0) return false;
-  answer(connection, share);
+  return answer(connection, share);
+}
+
+// Like a call of the program's: while the gate is closed, who connects waits to be accepted, and
+// CRIU finds no connection to a process outside the tree. False if no descriptor is left.
+bool accept_one() {
+  const Gate::Pass pass;
+  const int fd = ::accept4(service().listening, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+  if (fd < 0) return false;
+  const TablesLock lock;
+  if (same_user_or_root(fd) &&
+      ::send(fd, &kGreeting, sizeof kGreeting, MSG_NOSIGNAL) == sizeof kGreeting)
+    service().connections.push_back({fd, 0});
+  else
+    ::close(fd);
   return true;
 }
 
@@ -180,17 +230,8 @@ void* serve(void*) {
     }
     if (!is_socket(mine.listening, token, &::getsockname)) break;
     if (!(polled[0].revents & POLLIN)) continue;
-    const int fd = ::accept4(mine.listening, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (fd < 0) {
-      // No descriptor left: the other side waits until there is.
-      ::usleep(10000);
-      continue;
-    }
-    const TablesLock lock;
-    if (same_user_or_root(fd))
-      mine.connections.push_back({fd, 0});
-    else
-      ::close(fd);
+    // The other side waits until there is one.
+    if (!accept_one()) ::usleep(10000);
   }
   // The program has closed it. The next handle names another.
   const TablesLock lock;
@@ -222,12 +263,31 @@ bool have_service() {
   return false;
 }
 
+CUipcMemHandle handle_of_number(std::uint64_t share) {
+  HandleContent content{};
+  std::memcpy(content.magic, kMagic, sizeof kMagic);
+  content.key = {service().token, share};
+  content.pid = ::getpid();
+  CUipcMemHandle handle{};
+  std::memcpy(handle.reserved, &content, sizeof content);
+  return handle;
+}
+
 // --- The other's side
 
 HandleContent content_of(const CUipcMemHandle& handle) {
   HandleContent content{};
   std::memcpy(&content, handle.reserved, sizeof content);
   return content;
+}
+
+bool greeted(int connection) {
+  char greeting = 0;
+  ssize_t got = -1;
+  do {
+    got = ::recv(connection, &greeting, sizeof greeting, 0);
+  } while (got < 0 && errno == EINTR);
+  return got == sizeof greeting && greeting == kGreeting;
 }
 
 bool receive(int connection, Answer& answer, int& memory) {
@@ -260,13 +320,17 @@ std::optional<CUipcMemHandle> handle_of_share(CUdeviceptr address) {
     physical.share = ++service().last_share;
     tables().shares.emplace(physical.share, &physical);
   }
-  HandleContent content{};
-  std::memcpy(content.magic, kMagic, sizeof kMagic);
-  content.key = {service().token, physical.share};
-  content.pid = ::getpid();
-  CUipcMemHandle handle{};
-  std::memcpy(handle.reserved, &content, sizeof content);
-  return handle;
+  return handle_of_number(physical.share);
+}
+
+std::optional<CUipcMemHandle> handle_of_driver_share(CUdeviceptr address, CUcontext context) {
+  const TablesLock lock;
+  if (!have_service()) return std::nullopt;
+  for (const auto& [number, share] : tables().driver_shares)
+    if (share.address == address && !share.being_freed) return handle_of_number(number);
+  const auto number = ++service().last_share;
+  tables().driver_shares[number] = {address, owner_in(context)};
+  return handle_of_number(number);
 }
 
 std::optional<ShareKey> key_of(const CUipcMemHandle& handle) {
@@ -290,16 +354,17 @@ Fetched fetch(const CUipcMemHandle& handle) {
   do {
     connected = ::connect(fd, reinterpret_cast<const sockaddr*>(&name.address), name.size);
   } while (connected != 0 && (errno == EINTR || errno == EAGAIN));
-  Answer answer{CUDA_ERROR_INVALID_VALUE, 0, 0, 0};
+  Answer answer = kNoSuchMemory;
   const auto share = content.key.share;
-  if (connected == 0 && same_user_or_root(fd) &&
+  if (connected == 0 && same_user_or_root(fd) && greeted(fd) &&
       ::send(fd, &share, sizeof share, MSG_NOSIGNAL) == sizeof share &&
       receive(fd, answer, fetched.memory)) {
     fetched.answered = true;
     if (answer.result != CUDA_SUCCESS) fetched.result = static_cast<CUresult>(answer.result);
-    if (answer.result == CUDA_SUCCESS && fetched.memory >= 0) {
+    if (answer.result == CUDA_SUCCESS && (answer.by_driver || fetched.memory >= 0)) {
       fetched.result = CUDA_SUCCESS;
       fetched.connection = fd;
+      if (answer.by_driver) fetched.drivers = answer.drivers;
       fetched.asked = answer.asked;
       fetched.reserved = answer.bytes;
       return fetched;
@@ -311,10 +376,8 @@ Fetched fetch(const CUipcMemHandle& handle) {
   return fetched;
 }
 
-void end_connection(const Allocation& opened) {
-  if (opened.opens == 0 || !is_socket(opened.connection, opened.key.service, &::getpeername))
-    return;
-  ::close(opened.connection);
+void end_connection(int connection, const ShareKey& key) {
+  if (is_socket(connection, key.service, &::getpeername)) ::close(connection);
 }
 
 void forget_service_after_fork() {

@@ -1,8 +1,9 @@
-// How another process comes to memory that the agent serves: cuIpcGetMemHandle gives it a handle of
-// the agent's, which names a socket of this process and a number; behind that the agent of the
-// other process gets a descriptor of the memory. The connection stays for as long as the memory is
-// open there, so that the owner knows: memory that is open in two processes cannot leave, and a
-// process with such memory is not suspended (the driver could not restore it).
+// How another process comes to memory of this one: cuIpcGetMemHandle gives it a handle of the
+// agent's, which names a socket of this process and a number; behind that the agent of the other
+// process gets a descriptor of the memory, or, where the driver serves it, the driver's handle. The
+// connection stays for as long as the memory is open there, so that the owner knows: memory that is
+// open in two processes cannot leave, and a process with such memory is not suspended (the driver
+// could not restore it).
 //
 // The socket is abstract, made at the first cuIpcGetMemHandle, and served by a thread. CRIU dumps
 // one that listens. Only the same user and root are answered.
@@ -16,6 +17,9 @@ namespace stasis::preload {
 
 // The handle that the program passes on; null: the socket or its thread cannot be had.
 std::optional<cuda::CUipcMemHandle> handle_of_share(cuda::CUdeviceptr address);
+// The same of the driver's own, of that context.
+std::optional<cuda::CUipcMemHandle> handle_of_driver_share(cuda::CUdeviceptr address,
+                                                           cuda::CUcontext context);
 // What such a handle names; nothing if it is not of the agent's kind.
 std::optional<ShareKey> key_of(const cuda::CUipcMemHandle& handle);
 bool is_own(const ShareKey& key);
@@ -23,16 +27,18 @@ bool is_own(const ShareKey& key);
 struct Fetched {
   cuda::CUresult result = cuda::CUDA_ERROR_INVALID_HANDLE;
   bool answered = false;
-  int memory = -1;      // a descriptor to import
-  int connection = -1;  // to be kept for as long as it is open
+  // The driver's handle, or a descriptor to import and the sizes.
+  std::optional<cuda::CUipcMemHandle> drivers;
+  int memory = -1;
   std::size_t asked = 0;
   std::size_t reserved = 0;
+  int connection = -1;  // to be kept for as long as it is open
 };
 // Asks the owner, and waits for as long as that is suspended: to be called outside the gate.
 Fetched fetch(const cuda::CUipcMemHandle& handle);
 
 // The owner need not keep it for us any more.
-void end_connection(const Allocation& opened);
+void end_connection(int connection, const ShareKey& key);
 // In a forked child, whose parent keeps the socket.
 void forget_service_after_fork();
 

@@ -141,6 +141,12 @@ void forget_if_unused(Physical* physical, Unneeded& unneeded) {
   tables().physicals.erase(handle_of(physical));
 }
 
+bool defer_in_capture(CUdeviceptr address, const Allocation& allocation) {
+  if (tables().captures.load() == 0) return false;
+  tables().to_free.emplace_back(address, allocation);
+  return true;
+}
+
 void release(const Unneeded& unneeded) {
   for (const auto handle : unneeded)
     driver().cuMemRelease(handle);

@@ -42,13 +42,14 @@ py::object& error_factory() {
   return *factory;
 }
 
+// For people. Not every text is UTF-8: a file's name need not be.
+py::object text(const char* from) {
+  return py::reinterpret_steal<py::object>(PyUnicode_DecodeUTF8(
+      from, static_cast<Py_ssize_t>(std::char_traits<char>::length(from)), "backslashreplace"));
+}
+
 [[noreturn]] void raise(stasis_error* error) {
   const char* code = stasis_code_name(stasis_error_code(error));
-  // Not every text is UTF-8: a file's name need not be.
-  const auto text = [](const char* from) {
-    return py::reinterpret_steal<py::object>(PyUnicode_DecodeUTF8(
-        from, static_cast<Py_ssize_t>(std::char_traits<char>::length(from)), "backslashreplace"));
-  };
   py::object exception =
       error_factory()(code == nullptr ? "internal" : code, text(stasis_error_message(error)),
                       text(stasis_error_remedy(error)), stasis_error_driver_number(error),
@@ -110,7 +111,7 @@ void hand_out(Told& told, const Callbacks& callbacks) {
   }
   if (!callbacks.note.is_none()) {
     for (const std::string& one : notes)
-      callbacks.note(one);
+      callbacks.note(text(one.c_str()));
   }
 }
 

@@ -47,10 +47,13 @@ def flag(value, name):
 
 
 def path(value, name):
-    text = os.fsdecode(os.fspath(value))
-    if not text:
+    """The bytes of its name, which need not be UTF-8."""
+    raw = os.fsencode(value)
+    if not raw:
         raise ValueError(f"{name} must not be empty")
-    return text
+    if b"\0" in raw:
+        raise ValueError(f"{name} must not hold a null byte")
+    return raw
 
 
 def texts(values, name):
@@ -60,7 +63,8 @@ def texts(values, name):
     for one in out:
         if not isinstance(one, str):
             raise TypeError(f"{name} must hold strings, not {type(one).__name__}")
-    return out
+    # Paths are in them.
+    return [os.fsencode(one) for one in out]
 
 
 def callback(value, name):

@@ -137,14 +137,18 @@ def _cuda_pids(members):
     return [one["pid"] for one in json.loads(members) if one["cuda"]]
 
 
-def _report(text):
+def _report(text, images_dir=b""):
     given = json.loads(text)
+    directory = given.get("images_dir")
+    # JSON cannot hold what is no UTF-8; it has a mark in its place.
+    if directory and "\ufffd" in directory:
+        directory = os.fsdecode(images_dir)
     return Report(
         given["pid"],
         tuple(map(_process_report, given["processes"])),
         given["seconds"],
         {phase["name"]: phase["seconds"] for phase in given["phases"]},
-        given.get("images_dir"),
+        directory,
         given.get("image_bytes", 0),
         given,
     )
@@ -245,7 +249,7 @@ def dump(
     options.update((name, _checks.flag(value, name)) for name, value in flags.items())
     _checks.callback(progress, "progress")
     _checks.callback(note, "note")
-    return _report(_open_session().dump(number, options, progress, note))
+    return _report(_open_session().dump(number, options, progress, note), options["images_dir"])
 
 
 def restore(
@@ -289,7 +293,7 @@ def restore(
     ]
     _checks.callback(progress, "progress")
     _checks.callback(note, "note")
-    return _report(_open_session().restore(pairs, inherited, options, progress, note))
+    return _report(_open_session().restore(pairs, inherited, options, progress, note), options["images_dir"])
 
 
 def inspect(images_dir, *, verify=False, gpu_mapping=None, criu=None, progress=None):

@@ -7,6 +7,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <set>
+
+#include <fmt/format.h>
 
 #include "base/fd.h"
 #include "cli/verbs.h"
@@ -21,8 +24,12 @@ double microseconds(Clock::duration duration) {
   return std::chrono::duration<double, std::micro>(duration).count();
 }
 
-// The phases get a row of their own, above those of the threads.
-int row_of(const TraceEvent& event) { return event.kind == TraceKind::kPhase ? 0 : event.thread; }
+// The phases get a row of their own, above those of the threads; and so does each agent, because
+// several are at work while one thread waits for them. A process's number is no thread's of ours.
+int row_of(const TraceEvent& event) {
+  if (event.kind == TraceKind::kPhase) return 0;
+  return event.kind == TraceKind::kAgent ? event.target.value : event.thread;
+}
 
 json event_json(const TraceEvent& event, Clock::time_point first) {
   json arguments = json::object();
@@ -64,8 +71,13 @@ Result<void> write_trace(const std::string& path, const std::string& verb) {
   json list = json::array();
   list.push_back(name_json("process_name", 0, "stasis " + verb));
   list.push_back(name_json("thread_name", 0, "phases"));
-  for (const TraceEvent& event : events)
+  std::set<int> agents;
+  for (const TraceEvent& event : events) {
+    const int row = row_of(event);
+    if (event.kind == TraceKind::kAgent && agents.insert(row).second)
+      list.push_back(name_json("thread_name", row, fmt::format("agent of process {}", row)));
     list.push_back(event_json(event, first));
+  }
   const std::string text = json{{"traceEvents", std::move(list)},
                                 {"displayTimeUnit", "ms"},
                                 {"otherData", {{"program", std::string("stasis ") + kVersion}}}}

@@ -109,45 +109,52 @@ void export_some() {
   ::close(fd);
 }
 
-// Another process opens the memory whenever the file is there, looks at it until the file is gone,
-// and says how often it had it open in FILE.done.
+// Says in FILE.handle how others come to the memory. Writes under another name first, for who waits.
 void share_it(CUdeviceptr address, const std::string& file) {
   CUipcMemHandle handle{};
   if (CU(cuIpcGetMemHandle)(&handle, address) != CUDA_SUCCESS) std::exit(6);
+  const std::string name = file + ".handle";
+  std::FILE* out = std::fopen((name + ".new").c_str(), "w");
+  if (!out || std::fwrite(&handle, sizeof handle, 1, out) != 1 || std::fclose(out) != 0 ||
+      std::rename((name + ".new").c_str(), name.c_str()) != 0)
+    std::exit(6);
+}
+
+// As it, and a child opens it.
+void share_with_child(CUdeviceptr address, const std::string& file) {
+  share_it(address, file);
   if (::fork() > 0) return;
-  std::string text;
-  for (const char byte : handle.reserved) {
-    char digits[3];
-    std::snprintf(digits, sizeof digits, "%02x", static_cast<unsigned char>(byte));
-    text += digits;
-  }
-  ::execl("/proc/self/exe", "stasis-agent-target", "open-shared", file.c_str(), text.c_str(),
+  const std::string done = file + ".done";
+  ::execl("/proc/self/exe", "stasis-agent-target", "open-shared", done.c_str(), file.c_str(),
           nullptr);
   ::_exit(127);
 }
 
-int open_shared(const std::string& file, const std::string& text) {
-  CUipcMemHandle handle{};
-  for (std::size_t i = 0; i < sizeof handle.reserved; ++i)
-    handle.reserved[i] = static_cast<char>(std::stoi(text.substr(2 * i, 2), nullptr, 16));
+// Opens the memory whenever FILE is there, looks at it until the file is gone, and says in `done`
+// how often it had it open.
+int open_shared(const std::string& done, const std::string& file) {
   CUcontext context = nullptr;
   if (CU(cuInit)(0) != CUDA_SUCCESS || CU(cuCtxCreate_v2)(&context, 0, 0) != CUDA_SUCCESS) return 3;
+  const pid_t parent = ::getppid();
   for (int times = 0; !g_end;) {
     ::usleep(2000);
-    if (::getppid() == 1) return 0;
+    if (::getppid() != parent) return 0;
     if (::access(file.c_str(), F_OK) != 0) continue;
+    CUipcMemHandle handle{};
+    std::FILE* in = std::fopen((file + ".handle").c_str(), "r");
+    if (!in || std::fread(&handle, sizeof handle, 1, in) != 1 || std::fclose(in) != 0) return 6;
     CUdeviceptr address = 0;
     unsigned char byte = 0;
     if (CU(cuIpcOpenMemHandle_v2)(&address, handle, kIpcMemLazyEnablePeerAccess) != CUDA_SUCCESS ||
         CU(cuMemcpyDtoH_v2)(&byte, address, 1) != CUDA_SUCCESS)
       return 7;
-    std::FILE* done = std::fopen((file + ".done").c_str(), "w");
-    std::fprintf(done, "%d\n", ++times);
-    std::fclose(done);
+    std::FILE* out = std::fopen(done.c_str(), "w");
+    std::fprintf(out, "%d\n", ++times);
+    std::fclose(out);
     while (!g_end && ::access(file.c_str(), F_OK) == 0)
       ::usleep(2000);
     if (CU(cuIpcCloseMemHandle)(address) != CUDA_SUCCESS) return 8;
-    ::unlink((file + ".done").c_str());
+    ::unlink(done.c_str());
   }
   return 0;
 }
@@ -163,7 +170,13 @@ int main(int argc, char** argv) {
   if (what == "open-shared") return open_shared(argv[2], argv[3]);
   const auto address = set_up();
   if (what == "export") export_some();
-  if (what == "share") share_it(address, argv[3]);
+  if (what == "share") share_with_child(address, argv[3]);
+  if (what == "share-large") share_it(address, argv[3]);
+  if (what == "share-small") {
+    CUdeviceptr small = 0;  // which the driver serves itself
+    if (CU(cuMemAlloc_v2)(&small, kMiB / 2) != CUDA_SUCCESS) return 3;
+    share_it(small, argv[3]);
+  }
   if (what == "fork") std::thread(&fork_all_the_time).detach();
   if (what == "close-page") close_page();
   if (what == "reopen") {

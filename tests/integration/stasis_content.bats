@@ -308,14 +308,35 @@ partial_images() { compgen -G "$image.partial-*" || true; }
 
 # --- What was done when
 
-@test "a trace has the phases and what was done in them, also of a verb that fails" {
-  start_agent memory --size 16M
-  trace() { python3 -c "import json, sys
+# trace FILE CATEGORY:NAME...: has these, and what is in one row lies beside or within each other.
+trace() { python3 -c "import json, sys
 events = [e for e in json.load(open(sys.argv[1]))['traceEvents'] if e['ph'] == 'X']
 assert all(e['dur'] >= 0 and e['ts'] >= 0 for e in events)
+rows = {}
+for e in sorted(events, key=lambda e: (e['ts'], -e['dur'])):
+    row = rows.setdefault(e['tid'], [])
+    while row and row[-1]['ts'] + row[-1]['dur'] <= e['ts'] + 0.01:
+        row.pop()
+    assert not row or e['ts'] + e['dur'] <= row[-1]['ts'] + row[-1]['dur'] + 0.01, (row[-1], e)
+    row.append(e)
 names = {(e['cat'], e['name']) for e in events}
 missing = {tuple(word.split(':')) for word in sys.argv[2:]} - names
 sys.exit(f'{missing} not in {names}' if missing else 0)" "$@"; }
+
+@test "a trace of several programs has a row for the agent of each" {
+  LD_PRELOAD=$agent start_tree --size 12M
+  local verb pid does
+  for verb in suspend resume; do
+    does="hold the program back"
+    [[ $verb == suspend ]] || does="take its device memory again"
+    done_by "$verb" "$TARGET" --trace "$BATS_TEST_TMPDIR/trace"
+    trace "$BATS_TEST_TMPDIR/trace" "agent:$does"
+    for pid in "${CHILDREN[@]}"; do grep -q "agent of process $pid" "$BATS_TEST_TMPDIR/trace"; done
+  done
+}
+
+@test "a trace has the phases and what was done in them, also of a verb that fails" {
+  start_agent memory --size 16M
   dump_it --trace "$BATS_TEST_TMPDIR/trace"
   trace "$BATS_TEST_TMPDIR/trace" "phase:copy out" "phase:criu" "driver:checkpoint" "mover:copy out" \
     "agent:give its device memory back" "criu:criu until post-dump" "image:complete the content" "image:checksums"

@@ -42,13 +42,13 @@ def wait_until(condition, seconds=20):
 class Target:
     """A workload that verifies its own memory in rounds."""
 
-    def __init__(self, kind, *options, first_round=True, env=None):
+    def __init__(self, kind, *options, first_round=True, env=None, program=None):
         self.folder = tempfile.mkdtemp(dir=WORK)
         self.status = os.path.join(self.folder, "status")
         with open(os.path.join(self.folder, "log"), "wb") as log:
             # Not by Popen: after a dump and a restore it is a child that Popen does not know.
             self.pid = os.posix_spawn(
-                os.path.join(BIN, "stasis-workload"),
+                program or os.path.join(BIN, "stasis-workload"),
                 ["stasis-workload", kind, "--status", self.status, *map(str, options)],
                 {**os.environ, "LD_LIBRARY_PATH": SIM, **(env or {})},
                 file_actions=[

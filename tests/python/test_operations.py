@@ -222,6 +222,40 @@ class Group(harness.Case):
 
 
 class Dump(harness.Case):
+    def test_names_that_are_no_utf_8(self):
+        target = self.target()
+        folder = os.fsencode(self.folder())
+        for image in (os.path.join(folder, b"one\xff"), os.fsdecode(os.path.join(folder, b"two\xfe"))):
+            report = stasis.dump(target.pid, image, after="running")
+            self.assertEqual(os.fsencode(report.images_dir), os.fsencode(image))
+            self.assertTrue(stasis.inspect(image, verify=True)["gpus"])
+        target.goes_on()
+        other = os.path.join(folder, b"three\xff")
+        with self.assertRaises(stasis.Error) as caught:
+            stasis.inspect(other)
+        self.assertIn("three\\xff", str(caught.exception))
+        with self.assertRaises(stasis.Error) as caught:
+            stasis.dump(target.pid, other, criu=b"/no-criu\xff")
+        self.assertIn("no-criu\\xff", str(caught.exception))
+        with self.assertRaises(ValueError):
+            stasis.inspect(b"with\0null")
+        target.goes_on()
+        target.kill()
+        back = stasis.restore(os.path.join(folder, b"one\xff"), external=["mnt[\udcff]:/nowhere"])
+        self.assertEqual(back.pid, target.pid)
+        target.goes_on()
+        target.finish()
+
+    def test_a_program_whose_name_is_no_utf_8(self):
+        program = os.path.join(os.fsencode(self.folder()), b"na\xffme")
+        os.symlink(os.path.join(harness.BIN, "stasis-workload"), program)
+        target = self.target("managed", program=program)
+        notes = []
+        with self.assertRaises(stasis.NotSupported):
+            stasis.suspend(target.pid, ignore_obstacles=True, note=notes.append)
+        self.assertIn("na\\xffme", " ".join(notes))
+        target.goes_on()
+
     def test_there_and_back(self):
         target = self.target("memory", "--size", "8M")
         rounds = target.rounds()
