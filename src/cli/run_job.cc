@@ -200,7 +200,8 @@ Interrupt& worker_interrupt() {
   return interrupt;
 }
 
-// Told to by init: rolled back, the job gets what it has no more time to wait for.
+// Told to by init: a save is rolled back, and the job gets what it has no more time to wait for; a
+// restore leaves nothing.
 void obey_stop() {
   (void)worker_interrupt();  // made before the handler needs it
   struct sigaction action {};
@@ -213,7 +214,7 @@ void obey_stop() {
 json work(const json& request, const job::StreamEnds& streams, const Wishes& wishes) {
   Terminal nobody;
   Context context{nobody, worker_interrupt()};
-  if (request.value("op", "") == "dump") obey_stop();
+  if (request.value("op", "") != "recover") obey_stop();
   auto driver = context.load_moving_driver();
   if (!driver) return failed(context, driver.error());
   if ((*driver)->info().simulated) {

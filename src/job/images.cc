@@ -90,12 +90,16 @@ Result<void> write_holder(const UniqueFd& lock, const std::string& path, const H
 }
 
 // The lock of a killed `stasis run` is free a moment before the processes of its job are gone.
-Result<void> wait_for_end(const Holder& before) {
+Result<void> wait_for_end(const Holder& before, const std::function<bool()>& stop) {
   if (before.init <= 0 || before.host != host_name()) return {};
   const auto start = Clock::now();
   while (true) {
     const auto info = proc::ProcFs().process(Pid{before.init});
     if (!info || info->start_ticks != before.init_start || info->state == 'Z') return {};
+    if (stop && stop()) {
+      return fail(ErrorCode::kInterrupted, "told to stop while another job comes to its end",
+                  "start again");
+    }
     if (since(start) > kInitPatience) break;
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
@@ -108,7 +112,7 @@ Result<void> wait_for_end(const Holder& before) {
 
 }  // namespace
 
-Result<Images> Images::open(const std::string& dir) {
+Result<Images> Images::open(const std::string& dir, const std::function<bool()>& stop) {
   Images images;
   std::error_code none;
   images.path_ = std::filesystem::absolute(dir, none).lexically_normal().string();
@@ -139,7 +143,7 @@ Result<Images> Images::open(const std::string& dir) {
                             images.path_, before.pid, before.host),
                 "wait for its end, or give each job a directory of its own");
   }
-  if (auto gone = wait_for_end(before); !gone) return fail(std::move(gone.error()));
+  if (auto gone = wait_for_end(before, stop); !gone) return fail(std::move(gone.error()));
   auto written = write_holder(images.lock_, images.path_ + "/lock", {host_name(), ::getpid()});
   if (!written) return fail(std::move(written.error()));
   return images;

@@ -467,3 +467,63 @@ in_the_middle() { compgen -G "/proc/$(children_of "$RUN")/root$STASIS_STATE_DIR/
   kill -TERM "$RUN"
   ends_with 75
 }
+
+@test "told to make room before it has been started: it never is, and goes back into the queue" {
+  # What a killed one has left behind is waited for.
+  sleep 1000 3>&- &
+  at_end_kill $!
+  mkdir "$images"
+  echo "{\"host\": \"$(uname -n)\", \"pid\": 1, \"init\": $!, \"init_start\": $(start_of $!)}" >"$images/lock"
+  start_run --exit-code 99
+  wait_until 20 holds_term
+  kill -TERM "$RUN"
+  ends_with 99
+  grep -q "SIGTERM: the job has not been started, and has lost nothing" "$RUN_LOG"
+  [[ ! -e $TARGET_STATUS ]]
+}
+start_of() { sed 's/.*) //' "/proc/$1/stat" | cut -d ' ' -f 20; }
+# `stasis run`, and not what becomes it, and TERM waits to be read.
+holds_term() { [[ $(<"/proc/$RUN/comm") == stasis ]] && ((0x$(sed -n 's/^SigBlk:[[:space:]]*//p' "/proc/$RUN/status") & 1 << 14)); }
+
+# preempted_late TEXT ARGUMENT...: told to make room while the driver restores it; then it ends with 75, saying TEXT.
+# In the moments before that, the restore is given up instead.
+preempted_late() {
+  local try text=$1
+  for try in 1 2 3 4 5; do
+    start_run "${@:2}"
+    wait_until 60 is_restored
+    kill -TERM "$RUN"
+    ends_with 75
+    nobody_is_left
+    gpu_is_free
+    grep -q "$text" "$RUN_LOG" && return
+    grep -q "SIGTERM: the restore is given up; the image stays" "$RUN_LOG"
+  done
+  return 1
+}
+# It is there, and CRIU has gone.
+is_restored() {
+  pgrep -f "^stasis-workload .*$TARGET_STATUS" >/dev/null && ! pgrep -P "$(pgrep -ox stasis-worker)" -x criu >/dev/null
+}
+
+@test "told to make room while it is restored: the image is there, and it goes back into the queue" {
+  start_run
+  job_is_up
+  kill -TERM "$RUN"
+  ends_with 75
+  export STASIS_SIM_FAULTS="restore:delay=20s"
+  preempted_late "the restore does not stop, and is ended; the image stays" --grace 300ms
+  # It is too late to stop it, and it cannot be saved again.
+  export STASIS_SIM_FAULTS="restore:delay=1s; checkpoint:error=999"
+  preempted_late "the job is not saved: .*; it is ended, and has lost what it did since SIGTERM"
+  assert_equal "$(ls "$images" | grep -v log)" $'000001\nlock'
+  # It can be, and does nothing twice.
+  export STASIS_SIM_FAULTS="restore:delay=1s"
+  preempted_late "saved to $images/000002 "
+  unset STASIS_SIM_FAULTS
+  start_run
+  told "goes on from $images/000002 "
+  target_goes_on
+  kill -TERM "$RUN"
+  ends_with 75
+}
