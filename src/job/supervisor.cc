@@ -260,9 +260,10 @@ Result<Outcome> Supervisor::run(std::optional<int> image, Work work) {
   while (done && !outcome_)
     done = turn();
   init_->end();
-  if (!done) return fail(std::move(done.error()));
+  // Whatever the end is: what the job has written is in the pipes.
   for (const std::string& trouble : streams_->finish())
     tell_("the job's output was lost: " + trouble);
+  if (!done) return fail(std::move(done.error()));
   return std::move(*outcome_);
 }
 

@@ -527,3 +527,22 @@ is_restored() {
   kill -TERM "$RUN"
   ends_with 75
 }
+
+@test "the first process of its namespace is killed: what the job has written is not lost" {
+  mkfifo "$BATS_TEST_TMPDIR/slow"
+  exec 7<>"$BATS_TEST_TMPDIR/slow"
+  (exec_on_gpu stasis run --images-dir "$images" -- \
+    sh -c "seq 20000; touch $BATS_TEST_TMPDIR/written; exec sleep 1000") </dev/null >&7 2>"$BATS_TEST_TMPDIR/err" 3>&- 7>&- &
+  RUN=$! RUN_LOG=$BATS_TEST_TMPDIR/err
+  at_end_kill "$RUN"
+  # More than one pipe holds, less than the two.
+  wait_until 20 test -e "$BATS_TEST_TMPDIR/written"
+  kill -KILL "$(children_of "$RUN")"
+  wait_until 20 eval '! pgrep -P "$RUN" >/dev/null'
+  exec 8<"$BATS_TEST_TMPDIR/slow" 7>&-
+  cat <&8 >"$BATS_TEST_TMPDIR/out"
+  ends_with 3
+  grep -q "the first process of the job's namespace was killed" "$RUN_LOG"
+  assert_equal "$(tail -n 1 "$BATS_TEST_TMPDIR/out")" 20000
+  assert_equal "$(wc -l <"$BATS_TEST_TMPDIR/out")" 20000
+}
