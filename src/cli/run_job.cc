@@ -18,6 +18,7 @@
 #include "base/printable.h"
 #include "checkpoint/group.h"
 #include "image/image_reader.h"
+#include "job/images.h"
 #include "job/registry.h"
 #include "job/shared_memory.h"
 #include "proc/procfs.h"
@@ -327,6 +328,19 @@ void add_job_options(CLI::App& command, RunArguments& arguments) {
                   "the exit status after a save that has ended it [75]")
       ->check(CLI::Range(0, 255))
       ->type_name("N")
+      ->needs(dir)
+      ->group(kGroup);
+  command
+      .add_option("--once", job.once,
+                  "a job that has ended by itself with 0 is not run again when it is started with "
+                  "the same WORD: `stasis run` ends with 0 at once [it is]")
+      ->check(CLI::Validator(
+          [](const std::string& text) {
+            auto good = job::Images::check_word(text);
+            return good ? std::string() : good.error().message + ": " + good.error().remedy;
+          },
+          ""))
+      ->type_name("WORD")
       ->needs(dir)
       ->group(kGroup);
   command

@@ -153,6 +153,7 @@ class Supervisor {
   bool is_due() const;
   bool is_saved_to_its_end() const;
   Result<void> end_saved();
+  void note_end();
   void tell_notes(const json& result);
   void finish(int status) { outcome_ = Outcome{status, {}, {}}; }
 
@@ -493,6 +494,13 @@ Result<void> Supervisor::end_saved() {
   return {};
 }
 
+// It has ended by itself, and not because we have told it to.
+void Supervisor::note_end() {
+  if (options_.once.empty() || outcome_->status != 0 || gave_up_) return;
+  if (auto noted = images_.note_done(options_.once, as_written(options_.command)); !noted)
+    tell_("started again, the job will run again: " + noted.error().to_string());
+}
+
 void Supervisor::tell_notes(const json& result) {
   if (!result.contains("notes")) return;
   for (const json& note : result["notes"]) {
@@ -517,6 +525,7 @@ Result<void> Supervisor::on_event(const json& event) {
   if (what == "ended") {
     if (is_saved_to_its_end()) return end_saved();
     finish(exit_status_of(event.value("status", 0)));
+    note_end();
     return {};
   }
   if (what == "worked") {
@@ -664,6 +673,11 @@ Result<Outcome> run(const RunOptions& options, Work work,
   if (!cleared) return fail(std::move(cleared.error()));
   for (const std::string& path : *cleared)
     tell("removed what a killed `stasis run` had left: " + path);
+  if (!options.once.empty() && images->is_done(options.once, as_written(options.command))) {
+    tell(fmt::format("the job has ended with 0 before ({}/done-{}), and is not run again",
+                     images->path(), options.once));
+    return Outcome{0, {}, {}};
+  }
   Supervisor supervisor(options, std::move(*images), notice, tell);
   auto image = supervisor.choose();
   if (!image) return fail(std::move(image.error()));

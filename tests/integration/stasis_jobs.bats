@@ -122,6 +122,29 @@ END
   assert_equal "$(ls "$images")" $'000001\nlock'
 }
 
+@test "with --once a job that has ended with 0 is not run again under the same word" {
+  local run=(timeout 20 stasis run --images-dir "$images")
+  local say=(sh -c 'echo ran; exit $(cat '"$BATS_TEST_TMPDIR/status"')')
+  # runs_to WORD STATUS OUTPUT
+  runs_to() {
+    capture "${run[@]}" --once "$1" -- "${say[@]}"
+    assert_equal "$status $out" "$2 $3"
+  }
+  echo 3 >"$BATS_TEST_TMPDIR/status"
+  runs_to 7.0 3 $'ran\n'
+  runs_to 7.0 3 $'ran\n'
+  echo 0 >"$BATS_TEST_TMPDIR/status"
+  runs_to 7.0 0 $'ran\n'
+  runs_to 7.0 0 ""
+  assert_contains "$err" "the job has ended with 0 before ($images/done-7.0), and is not run again"
+  runs_to 7.1 0 $'ran\n'
+  say+=(more)
+  runs_to 7.0 0 $'ran\n'
+  capture "${run[@]}" -- "${say[@]}"
+  assert_equal "$out" $'ran\n'
+  refused 2 usage run --images-dir "$images" --once a/b -- true
+}
+
 @test "exit status, signals and standard streams pass through" {
   local run=(stasis run --images-dir "$images" --)
   capture timeout 20 "${run[@]}" sh -c 'cat; echo "to error" >&2; exit 7' <<<"from input"
