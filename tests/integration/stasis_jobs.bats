@@ -491,6 +491,27 @@ in_the_middle() { compgen -G "/proc/$(children_of "$RUN")/root$STASIS_STATE_DIR/
   ends_with 75
 }
 
+@test "a job that does not use CUDA yet is saved too, and does later" {
+  job=(sh -c "until [ -e $BATS_TEST_TMPDIR/go ]; do sleep 0.05; done; exec ${job[*]}")
+  start_run
+  wait_until 20 eval '[[ -n $(children_of "$(job_pid)") ]]'
+  saves 000001
+  kill -TERM "$RUN"
+  ends_with 75
+  [[ ! -e $TARGET_STATUS ]]
+  touch "$BATS_TEST_TMPDIR/go"
+  start_run
+  told "goes on from $images/000002 "
+  job_is_up
+  kill -TERM "$RUN"
+  ends_with 75
+  start_run
+  told "goes on from $images/000003 "
+  target_goes_on
+  kill -TERM "$RUN"
+  ends_with 75
+}
+
 @test "told to make room before it has been started: it never is, and goes back into the queue" {
   # What a killed one has left behind is waited for.
   sleep 1000 3>&- &
