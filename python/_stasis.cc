@@ -392,8 +392,7 @@ class Session {
   }
   std::string resume(int pid, const Pairs& pairs, const std::optional<std::string>& images_dir,
                      std::uint32_t time_limit_ms, const py::object& progress,
-                     const py::object& note,
-                     WhenRaised when_raised = WhenRaised::kStop) {
+                     const py::object& note, WhenRaised when_raised = WhenRaised::kStop) {
     const auto given_pairs = c_pairs(pairs);
     stasis_resume_options options;
     stasis_resume_options_init(&options, sizeof options);

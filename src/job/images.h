@@ -42,7 +42,8 @@ class Images {
   // The number of the next one: above all that are there, or have left a trace.
   Result<int> next() const;
 
-  // That the job has ended well, by itself, in the run that `word` stands for (letters, digits, ".",
+  // That the job has ended well, by itself, in the run that `word` stands for (letters, digits,
+  // ".",
   // "_" and "-"): on the disk when this returns.
   Result<void> note_done(const std::string& word, const std::vector<std::string>& command) const;
   // Whether that was noted of this command.
