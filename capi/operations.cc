@@ -54,6 +54,7 @@ Result<DumpOptions> read(const stasis_dump_options& given) {
     }
     out.compression = *compression;
   }
+  out.base = path(given.base);
   out.criu_path = path(given.criu);
   out.criu.shell_job = given.shell_job;
   out.criu.tcp_established = given.tcp_established;
@@ -167,6 +168,7 @@ stasis_error* stasis_resume(stasis_session* session, int pid, const stasis_resum
     (*given)->interrupt().set_time_limit(capi::ms(read->time_limit_ms));
     ResumeOptions how;
     how.gpu_map = std::move(*map);
+    how.images_dir = capi::text(read->images_dir);
     auto done = resume((*given)->environment(*session), Pid{pid}, how);
     if (!done) return fail(std::move(done.error()));
     return capi::give_text(json_text(to_json(*done)), report);

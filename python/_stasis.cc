@@ -391,15 +391,16 @@ class Session {
         {progress, note},
         [&] { stasis_error_free(stasis_resume(session_.it, pid, nullptr, nullptr, nullptr)); });
   }
-  std::string resume(int pid, const Pairs& pairs, std::uint32_t time_limit_ms,
-                     const py::object& progress, const py::object& note,
-                     WhenRaised when_raised = WhenRaised::kStop) {
+  std::string resume(int pid, const Pairs& pairs, const std::optional<std::string>& images_dir,
+                     std::uint32_t time_limit_ms, const py::object& progress,
+                     const py::object& note, WhenRaised when_raised = WhenRaised::kStop) {
     const auto given_pairs = c_pairs(pairs);
     stasis_resume_options options;
     stasis_resume_options_init(&options, sizeof options);
     options.gpu_pairs = given_pairs.data();
     options.gpu_pair_count = given_pairs.size();
     options.time_limit_ms = time_limit_ms;
+    options.images_dir = c_string(images_dir);
     return run_for_text(
         [&](const stasis_call& given, char** text) {
           return stasis_resume(session_.it, pid, &options, &given, text);
@@ -432,6 +433,7 @@ class Session {
     from.take("network_lock", options.network_lock);
     from.take("external", options.external, options.external_count);
     from.take("compress", options.compress);
+    from.take("base", options.base);
     return run_for_text(
         [&](const stasis_call& given, char** text) {
           return stasis_dump(session_.it, pid, &options, &given, text);
@@ -573,7 +575,7 @@ std::unique_ptr<Scope> suspended(py::object value, const py::tuple& gone, Sessio
   return std::make_unique<Scope>(std::move(value), gone, [=, &session](Scope::Steps& steps) {
     (void)session.suspend(pid, timeout_ms, ignore_obstacles, progress, note);
     steps.emplace_back([=, &session] {
-      (void)session.resume(pid, pairs, 0, progress, note, WhenRaised::kFinish);
+      (void)session.resume(pid, pairs, {}, 0, progress, note, WhenRaised::kFinish);
     });
   });
 }
@@ -647,9 +649,10 @@ PYBIND11_MODULE(_stasis, module) {
       .def("group", &Session::group)
       .def("suspend", &Session::suspend)
       .def("resume",
-           [](Session& session, int pid, const Pairs& pairs, std::uint32_t time_limit_ms,
+           [](Session& session, int pid, const Pairs& pairs,
+              const std::optional<std::string>& images_dir, std::uint32_t time_limit_ms,
               const py::object& progress, const py::object& note) {
-             return session.resume(pid, pairs, time_limit_ms, progress, note);
+             return session.resume(pid, pairs, images_dir, time_limit_ms, progress, note);
            })
       .def("dump", &Session::dump)
       .def("restore", &Session::restore)

@@ -19,6 +19,7 @@ _stasis() {
     run:--keep) :; return ;;
     run:--grace) :; return ;;
     run:--exit-code) :; return ;;
+    run:--once) :; return ;;
     run:--map) :; return ;;
     run:--refresh-env) :; return ;;
     ps:-t|ps:--timeout) :; return ;;
@@ -80,7 +81,7 @@ _stasis() {
   esac
   case $verb in
     '') words='run ps suspend resume swap dump restore recover doctor explain inspect verify logs report -h --help --version --json -v --verbose -q --quiet' ;;
-    run) words='-h --help --name --json -v --verbose -q --quiet -D --images-dir --every --on-signal --keep --grace --whole --exit-code --map --refresh-env' ;;
+    run) words='-h --help --name --json -v --verbose -q --quiet -D --images-dir --every --on-signal --keep --grace --whole --exit-code --once --map --refresh-env' ;;
     ps) words='-h --help -t --timeout -w --watch --json -v --verbose -q --quiet' ;;
     suspend) words='-h --help -t --timeout --path --force --ignore-obstacles --json -v --verbose -q --quiet --driver-timeout --trace' ;;
     resume) words='-h --help -d --device-map -D --images-dir -t --timeout --json -v --verbose -q --quiet --driver-timeout --trace' ;;

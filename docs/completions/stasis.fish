@@ -28,6 +28,7 @@ complete -c stasis -n '__stasis_verb run' -l keep -x -d 'so many complete images
 complete -c stasis -n '__stasis_verb run' -l grace -x -d 'how long a save before its end may take'
 complete -c stasis -n '__stasis_verb run' -l whole -d 'write each image whole'
 complete -c stasis -n '__stasis_verb run' -l exit-code -x -d 'the exit status after a save that has ended it [75]'
+complete -c stasis -n '__stasis_verb run' -l once -x -d 'a job that has ended by itself with 0 is not run again when it is started with the same WORD: `stasis run` ends with 0 at once [it is]'
 complete -c stasis -n '__stasis_verb run' -l map -x -d 'its GPUs after a restore: auto, or OLD=NEW,... as `stasis restore` takes it'
 complete -c stasis -n '__stasis_verb run' -l refresh-env -x -d 'variables that programs which it starts after a restore see as they are then'
 complete -c stasis -n __stasis_verb -a ps -d 'list the processes that use CUDA, and the state of each'

@@ -275,6 +275,9 @@ typedef struct stasis_resume_options {
   const stasis_gpu_pair* gpu_pairs; /* in part or whole [none: where it was] */
   size_t gpu_pair_count;
   uint32_t time_limit_ms; /* after which it is left suspended; 0: none [0] */
+  /* The image that holds the content of its GPU memory, if that was moved or the state directory
+   * was lost [none: where it was] */
+  const char* images_dir;
 } stasis_resume_options;
 STASIS_API void stasis_resume_options_init(stasis_resume_options* options, size_t size);
 /* Restores and unlocks: it runs. */
@@ -312,6 +315,10 @@ typedef struct stasis_dump_options {
   size_t external_count;
   /* "none", "lz4", "zstd": of GPU memory that goes past the driver ["none"] */
   const char* compress;
+  /* An earlier image of the same job, on the same file system: GPU memory that goes past the driver
+   * and is there already is not written again, but shared by hard links. One that cannot serve is
+   * told of by `note`, and all is written [none] */
+  const char* base;
 } stasis_dump_options;
 STASIS_API void stasis_dump_options_init(stasis_dump_options* options, size_t size);
 /* Saves it to disk and ends it, or lets it go on. `options` must be given. */

@@ -65,6 +65,7 @@ def resume(
     pid: SupportsIndex,
     gpu_mapping: Optional[_GpuMapping] = ...,
     *,
+    images_dir: Optional[_Path] = ...,
     time_limit_ms: SupportsIndex = ...,
     progress: Optional[_Progress] = ...,
     note: Optional[_Note] = ...,
@@ -91,6 +92,7 @@ def dump(
     network_lock: Literal["iptables", "nftables", "skip"] = ...,
     external: Sequence[str] = ...,
     compress: Literal["none", "lz4", "zstd"] = ...,
+    base: Optional[_Path] = ...,
     progress: Optional[_Progress] = ...,
     note: Optional[_Note] = ...,
 ) -> Report: ...
@@ -137,6 +139,7 @@ class _Handle:
         self,
         gpu_mapping: Optional[_GpuMapping] = ...,
         *,
+        images_dir: Optional[_Path] = ...,
         time_limit_ms: SupportsIndex = ...,
         progress: Optional[_Progress] = ...,
         note: Optional[_Note] = ...,

@@ -171,19 +171,21 @@ def suspend(pid, timeout_ms=10_000, *, ignore_obstacles=False, progress=None, no
     return _report(_open_session().suspend(number, timeout, ignore, progress, note))
 
 
-def resume(pid, gpu_mapping=None, *, time_limit_ms=0, progress=None, note=None):
+def resume(pid, gpu_mapping=None, *, images_dir=None, time_limit_ms=0, progress=None, note=None):
     """Restore and unlock every CUDA process of the tree below `pid`: it runs again.
 
-    `gpu_mapping` as with Process.restore(). After `time_limit_ms` (milliseconds; 0: no limit) it is left
+    `gpu_mapping` as with Process.restore(). `images_dir`: the image that holds the content of its GPU
+    memory, if that was moved or the state directory was lost. After `time_limit_ms` (milliseconds; 0: no limit) it is left
     suspended, unless its memory is on the way back. Returns a Report. Raises OutOfGpuMemory,
     DeviceMapInvalid, Timeout and others; then it is suspended as before.
     """
     number = _checks.pid(pid)
     pairs = _checks.gpu_mapping(gpu_mapping)
+    directory = None if images_dir is None else _checks.path(images_dir, "images_dir")
     limit = _checks.milliseconds(time_limit_ms, "time_limit_ms")
     _checks.callback(progress, "progress")
     _checks.callback(note, "note")
-    return _report(_open_session().resume(number, pairs, limit, progress, note))
+    return _report(_open_session().resume(number, pairs, directory, limit, progress, note))
 
 
 def dump(
@@ -208,6 +210,7 @@ def dump(
     network_lock="nftables",
     external=(),
     compress="none",
+    base=None,
     progress=None,
     note=None,
 ):
@@ -216,7 +219,9 @@ def dump(
     `after`: "end", "running" or "suspended": what becomes of it. `timeout_ms` (milliseconds) is for GPU
     work in flight. `sync`: nothing is ended before the image would survive a loss of power. `overwrite`
     replaces an image that is there. `compress`: "none", "lz4" or "zstd", for the GPU memory of programs
-    that run under the agent (`stasis run`). `criu` is the program to use. The others are CRIU's own options, by
+    that run under the agent (`stasis run`). `base`: an earlier image of the same job, on the same file
+    system, whose GPU memory of such programs is not written again where it is the same; what stands in
+    the way is told by `note`, and all is written. `criu` is the program to use. The others are CRIU's own options, by
     CRIU's names; `ghost_limit` in bytes. Returns a Report. Raises ImageExists, Undumpable, CriuFailed,
     NoSpace and all that suspend() raises; then it runs on, and there is no image.
     """
@@ -233,6 +238,7 @@ def dump(
         "network_lock": network_lock,
         "external": _checks.texts(external, "external"),
         "compress": compress,
+        "base": None if base is None else _checks.path(base, "base"),
     }
     flags = {
         "overwrite": overwrite,
@@ -381,10 +387,17 @@ class _Handle:
         self._check_identity()
         return suspend(self._pid, timeout_ms, ignore_obstacles=ignore_obstacles, progress=progress, note=note)
 
-    def resume(self, gpu_mapping=None, *, time_limit_ms=0, progress=None, note=None):
+    def resume(self, gpu_mapping=None, *, images_dir=None, time_limit_ms=0, progress=None, note=None):
         """stasis.resume() of this process and all below it."""
         self._check_identity()
-        return resume(self._pid, gpu_mapping, time_limit_ms=time_limit_ms, progress=progress, note=note)
+        return resume(
+            self._pid,
+            gpu_mapping,
+            images_dir=images_dir,
+            time_limit_ms=time_limit_ms,
+            progress=progress,
+            note=note,
+        )
 
     def dump(self, images_dir, **options):
         """stasis.dump() of this process and all below it."""

@@ -18,6 +18,7 @@
 #include "base/printable.h"
 #include "checkpoint/group.h"
 #include "image/image_reader.h"
+#include "job/images.h"
 #include "job/registry.h"
 #include "job/shared_memory.h"
 #include "proc/procfs.h"
@@ -200,7 +201,8 @@ Interrupt& worker_interrupt() {
   return interrupt;
 }
 
-// Told to by init: rolled back, the job gets what it has no more time to wait for.
+// Told to by init: a save is rolled back, and the job gets what it has no more time to wait for; a
+// restore leaves nothing.
 void obey_stop() {
   (void)worker_interrupt();  // made before the handler needs it
   struct sigaction action {};
@@ -213,7 +215,7 @@ void obey_stop() {
 json work(const json& request, const job::StreamEnds& streams, const Wishes& wishes) {
   Terminal nobody;
   Context context{nobody, worker_interrupt()};
-  if (request.value("op", "") == "dump") obey_stop();
+  if (request.value("op", "") != "recover") obey_stop();
   auto driver = context.load_moving_driver();
   if (!driver) return failed(context, driver.error());
   if ((*driver)->info().simulated) {
@@ -326,6 +328,19 @@ void add_job_options(CLI::App& command, RunArguments& arguments) {
                   "the exit status after a save that has ended it [75]")
       ->check(CLI::Range(0, 255))
       ->type_name("N")
+      ->needs(dir)
+      ->group(kGroup);
+  command
+      .add_option("--once", job.once,
+                  "a job that has ended by itself with 0 is not run again when it is started with "
+                  "the same WORD: `stasis run` ends with 0 at once [it is]")
+      ->check(CLI::Validator(
+          [](const std::string& text) {
+            auto good = job::Images::check_word(text);
+            return good ? std::string() : good.error().message + ": " + good.error().remedy;
+          },
+          ""))
+      ->type_name("WORD")
       ->needs(dir)
       ->group(kGroup);
   command

@@ -201,6 +201,8 @@ class Swap {
   // Leaves everything as it was on an error, or says what is not.
   Result<void> run();
   bool at_once() const { return at_once_; }
+  // Why it was not done at once after it had been tried; empty if it was not.
+  const std::string& no_room() const { return no_room_; }
 
  private:
   // Until both are done; a signal is passed on to both, once.
@@ -218,6 +220,7 @@ class Swap {
     }
   }
   Result<void> look();
+  bool lacks_room() const;
   Error undo(Error why, Side& side, const char* what);
 
   Context& context_;
@@ -225,6 +228,7 @@ class Swap {
   Side& in_;
   bool stopped_ = false;
   bool at_once_ = false;
+  std::string no_room_;
 };
 
 Result<void> Swap::look() {
@@ -254,6 +258,13 @@ Result<void> Swap::look() {
   return {};
 }
 
+// OUT has gone, and IN found no room beside it: OUT may have taken more since we looked. IN is as
+// it was, or waits for its memory.
+bool Swap::lacks_room() const {
+  return at_once_ && out_.succeeded() && !in_.succeeded() &&
+         in_.error().code == ErrorCode::kOutOfGpuMemory && !context_.interrupt.requested();
+}
+
 // `side` had done its part; brings it back to what it was.
 Error Swap::undo(Error why, Side& side, const char* what) {
   stopped_ = true;  // what is undone is undone to the end
@@ -281,6 +292,12 @@ Result<void> Swap::run() {
     if (!out_.succeeded()) return fail(out_.error());
     if (auto stop = context_.interrupt.check(); !stop)
       return fail(undo(std::move(stop.error()), out_, "resume"));
+    in_.begin("resume");
+    wait();
+  }
+  if (lacks_room()) {
+    at_once_ = false;
+    no_room_ = in_.error().message;
     in_.begin("resume");
     wait();
   }
@@ -328,12 +345,18 @@ Result<int> run_swap(Context& context, SwapArguments& arguments) {
   if (!done) return fail(std::move(done.error()));
   const Seconds total = since(start);
   if (context.json) {
-    context.print({{"ok", true},
+    json result = {{"ok", true},
                    {"suspended", out->result()["report"]},
                    {"resumed", in->result()["report"]},
                    {"at_once", swap.at_once()},
-                   {"seconds", total.count()}});
+                   {"seconds", total.count()}};
+    if (!swap.no_room().empty()) result["no_room_at_once"] = swap.no_room();
+    context.print(result);
     return 0;
+  }
+  if (!swap.no_room().empty()) {
+    context.terminal.note(fmt::format("there was no room for {} beside {} after all: {}",
+                                      in->name(), out->name(), swap.no_room()));
   }
   const auto part = [](const Side& side) {
     return fmt::format("{} ({}) in {}", side.name(), side.result().value("text", ""),

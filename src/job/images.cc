@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cerrno>
 #include <charconv>
 #include <filesystem>
@@ -29,6 +30,7 @@ constexpr const char* kLock = "lock";
 constexpr const char* kRemoving = ".removing";
 constexpr std::size_t kDigits = 6;
 constexpr std::size_t kMostLock = 4096;
+constexpr std::size_t kMostCommand = 64 << 20;
 // The kernel has to free the memory of a job whose `stasis run` was killed.
 constexpr Seconds kInitPatience{30};
 
@@ -47,6 +49,8 @@ std::optional<Name> parse(std::string_view text) {
   if (!name.rest.empty() && name.rest.front() != '.') return std::nullopt;
   return name;
 }
+
+std::string done_name(const std::string& word) { return "done-" + word; }
 
 std::string host_name() {
   std::array<char, 256> name{};
@@ -90,12 +94,16 @@ Result<void> write_holder(const UniqueFd& lock, const std::string& path, const H
 }
 
 // The lock of a killed `stasis run` is free a moment before the processes of its job are gone.
-Result<void> wait_for_end(const Holder& before) {
+Result<void> wait_for_end(const Holder& before, const std::function<bool()>& stop) {
   if (before.init <= 0 || before.host != host_name()) return {};
   const auto start = Clock::now();
   while (true) {
     const auto info = proc::ProcFs().process(Pid{before.init});
     if (!info || info->start_ticks != before.init_start || info->state == 'Z') return {};
+    if (stop && stop()) {
+      return fail(ErrorCode::kInterrupted, "told to stop while another job comes to its end",
+                  "start again");
+    }
     if (since(start) > kInitPatience) break;
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
@@ -108,7 +116,7 @@ Result<void> wait_for_end(const Holder& before) {
 
 }  // namespace
 
-Result<Images> Images::open(const std::string& dir) {
+Result<Images> Images::open(const std::string& dir, const std::function<bool()>& stop) {
   Images images;
   std::error_code none;
   images.path_ = std::filesystem::absolute(dir, none).lexically_normal().string();
@@ -139,7 +147,7 @@ Result<Images> Images::open(const std::string& dir) {
                             images.path_, before.pid, before.host),
                 "wait for its end, or give each job a directory of its own");
   }
-  if (auto gone = wait_for_end(before); !gone) return fail(std::move(gone.error()));
+  if (auto gone = wait_for_end(before, stop); !gone) return fail(std::move(gone.error()));
   auto written = write_holder(images.lock_, images.path_ + "/lock", {host_name(), ::getpid()});
   if (!written) return fail(std::move(written.error()));
   return images;
@@ -208,6 +216,45 @@ Result<int> Images::next() const {
     if (const auto name = parse(text)) last = std::max(last, name->number);
   }
   return last + 1;
+}
+
+Result<void> Images::check_word(const std::string& word) {
+  constexpr std::size_t kLongest = 64;
+  const bool good = !word.empty() && word.size() <= kLongest &&
+                    std::all_of(word.begin(), word.end(), [](unsigned char c) {
+                      return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-';
+                    });
+  if (good) return {};
+  return fail(ErrorCode::kUsage, fmt::format("'{}' cannot be a part of a file's name", word),
+              "--once takes letters, digits, '.', '_' and '-', 64 at most: the job's number, say");
+}
+
+Result<void> Images::note_done(const std::string& word,
+                               const std::vector<std::string>& command) const {
+  const std::string name = done_name(word);
+  const std::string fresh = name + ".new";
+  const std::string path = path_ + "/" + name;
+  (void)::unlinkat(dir_.get(), fresh.c_str(), 0);
+  auto file = open_file(dir_.get(), fresh, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0600);
+  if (!file) return fail(std::move(file.error()));
+  const std::string text = nlohmann::json{{"command", command}}.dump() + "\n";
+  auto written = write_all(file->get(), text.data(), text.size(), path);
+  if (!written) return written;
+  if (::fsync(file->get()) != 0 ||
+      ::renameat(dir_.get(), fresh.c_str(), dir_.get(), name.c_str()) != 0 ||
+      ::fsync(dir_.get()) != 0) {
+    return fail(errno_error("cannot write " + path, errno));
+  }
+  return {};
+}
+
+bool Images::is_done(const std::string& word, const std::vector<std::string>& command) const {
+  auto file = open_file(dir_.get(), done_name(word), O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+  if (!file) return false;
+  const auto text = read_file(*file, path_, kMostCommand);
+  if (!text) return false;
+  const auto json = nlohmann::json::parse(*text, nullptr, false);
+  return json.is_object() && json.value("command", nlohmann::json()) == nlohmann::json(command);
 }
 
 Result<std::vector<int>> Images::remove_old(int keep) const {

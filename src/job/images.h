@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <set>
 #include <string>
@@ -19,8 +20,9 @@ namespace stasis::job {
 class Images {
  public:
   // Makes the directory, in a parent that is there, and takes its lock. kBusy names who has it;
-  // kTimeout if what somebody who was killed has left behind does not come to its end.
-  static Result<Images> open(const std::string& dir);
+  // kTimeout if what somebody who was killed has left behind does not come to its end, and
+  // kInterrupted if `stop`, which may be empty, has said so before that.
+  static Result<Images> open(const std::string& dir, const std::function<bool()>& stop = {});
 
   const std::string& path() const { return path_; }
   std::string path_of(int number) const;
@@ -39,6 +41,14 @@ class Images {
   bool any_damaged() const { return !damaged_.empty(); }
   // The number of the next one: above all that are there, or have left a trace.
   Result<int> next() const;
+
+  // That the job has ended well, by itself, in the run that `word` stands for (letters, digits,
+  // ".",
+  // "_" and "-"): on the disk when this returns.
+  Result<void> note_done(const std::string& word, const std::vector<std::string>& command) const;
+  // Whether that was noted of this command.
+  bool is_done(const std::string& word, const std::vector<std::string>& command) const;
+  static Result<void> check_word(const std::string& word);
 
   // Removes what is older than the `keep` newest complete ones, the oldest first. What was removed
   // is returned.

@@ -73,6 +73,23 @@ TEST_F(JobImages, KeepsTheNewestThatAreSoundAndWhatIsNotItsOwn) {
   EXPECT_TRUE(has("000004") && has("notes") && has("lock"));
 }
 
+TEST_F(JobImages, ThatAJobIsDoneIsKnownOfItsWordAndItsCommand) {
+  auto images = Images::open(dir());
+  ASSERT_TRUE(images);
+  EXPECT_FALSE(images->is_done("7.0", {"train", "x"}));
+  ASSERT_TRUE(images->note_done("7.0", {"train", "x"}));
+  ASSERT_TRUE(images->note_done("7.1", {"test"}));
+  EXPECT_TRUE(images->is_done("7.0", {"train", "x"}));
+  EXPECT_TRUE(images->is_done("7.1", {"test"}));
+  EXPECT_FALSE(images->is_done("7.0", {"train"}));
+  EXPECT_FALSE(images->is_done("7", {"train", "x"}));
+  EXPECT_EQ(*images->next(), 1);
+  std::ofstream(dir() + "/done-7.1") << "[";
+  EXPECT_FALSE(images->is_done("7.1", {"test"}));
+  for (const char* word : {"", "a/b", "a b"})
+    EXPECT_FALSE(Images::check_word(word)) << word;
+}
+
 TEST_F(JobImages, WhatAKilledRemovalOrDumpHasLeftIsClearedAway) {
   auto images = Images::open(dir());
   ASSERT_TRUE(images);

@@ -49,6 +49,11 @@ std::string signal_name(int number) {
   return name != nullptr ? fmt::format("SIG{}", name) : fmt::format("signal {}", number);
 }
 
+std::string not_begun(int signal_number) {
+  return fmt::format("{}: the job has not been started, and has lost nothing",
+                     signal_name(signal_number));
+}
+
 int exit_status_of(int status) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
@@ -73,22 +78,54 @@ sigset_t taken_signals() {
   return set;
 }
 
+// Those that ask for a save, from now on: one that comes before the job is there waits until it is
+// read. What else comes does what it does to any program.
+class Notice {
+ public:
+  explicit Notice(const std::set<int>& signals) {
+    const sigset_t taken = taken_signals();
+    ::sigemptyset(&set_);
+    for (const int number : signals)
+      if (::sigismember(&taken, number) == 1) ::sigaddset(&set_, number);
+    ::sigprocmask(SIG_BLOCK, &set_, &before_);
+  }
+
+  // The signals that were blocked before.
+  const sigset_t& before() const { return before_; }
+  // That which has come and wants the job ended; 0 if none has.
+  int to_end() const {
+    sigset_t pending;
+    ::sigpending(&pending);
+    for (int number = 1; number < NSIG; ++number) {
+      if (::sigismember(&set_, number) == 1 && ::sigismember(&pending, number) == 1 &&
+          !lets_go_on(number))
+        return number;
+    }
+    return 0;
+  }
+
+ private:
+  sigset_t set_{};
+  sigset_t before_{};
+};
+
 bool is_damage(ErrorCode code) {
   return code == ErrorCode::kImageCorrupt || code == ErrorCode::kImageIncomplete;
 }
 
 class Supervisor {
  public:
-  Supervisor(const RunOptions& options, Images images,
+  Supervisor(const RunOptions& options, Images images, const Notice& notice,
              const std::function<void(const std::string&)>& tell)
-      : options_(options), images_(std::move(images)), tell_(tell) {}
+      : options_(options), images_(std::move(images)), notice_(notice), tell_(tell) {}
 
   // The newest image that can be read, or none. An error if there are images and none may be taken.
   Result<std::optional<int>> choose();
   Result<Outcome> run(std::optional<int> image, Work work);
 
  private:
-  enum class Doing { kNothing, kStarting, kRestoring, kSaving, kRecovering };
+  // kNotBegun: the job has neither been started nor restored.
+  enum class Doing { kNotBegun, kNothing, kStarting, kRestoring, kSaving, kRecovering };
 
   Result<void> enter_name(std::vector<std::string> streams);
   Result<void> begin(std::optional<int> image);
@@ -100,6 +137,7 @@ class Supervisor {
   Result<void> turn();
   milliseconds patience() const;
   Result<void> on_clock();
+  Result<void> read_signals();
   Result<void> on_signal(const signalfd_siginfo& info);
   Result<void> on_event(const json& event);
   Result<void> on_restored(const json& result);
@@ -112,13 +150,16 @@ class Supervisor {
   Result<void> runs();
   Result<void> go_on();
   bool held_up() const;
+  bool is_due() const;
   bool is_saved_to_its_end() const;
   Result<void> end_saved();
+  void note_end();
   void tell_notes(const json& result);
   void finish(int status) { outcome_ = Outcome{status, {}, {}}; }
 
   const RunOptions& options_;
   Images images_;
+  const Notice& notice_;
   const std::function<void(const std::string&)>& tell_;
   std::optional<Registration> registration_;
   std::optional<Streams> streams_;
@@ -126,7 +167,7 @@ class Supervisor {
   UniqueFd signals_;
   std::optional<Outcome> outcome_;
 
-  Doing doing_ = Doing::kStarting;
+  Doing doing_ = Doing::kNotBegun;
   int number_ = 0;    // of the image that is read or written
   bool end_ = false;  // the save under way ends the job
   std::optional<Clock::time_point> tick_;
@@ -135,6 +176,7 @@ class Supervisor {
   int room_signal_ = 0;
   Clock::time_point room_deadline_;
   bool stopping_ = false;  // the save that was under way then
+  bool early_ = false;     // the job did not run yet then
   std::optional<Clock::time_point>
       again_;  // the save before its end, which somebody was in the way of
   bool gave_up_ = false;
@@ -199,13 +241,13 @@ Result<Outcome> Supervisor::run(std::optional<int> image, Work work) {
   spec.work = std::move(work);
   sigset_t taken = taken_signals();
   ::sigaddset(&taken, SIGWINCH);
-  ::sigprocmask(SIG_BLOCK, &taken, &spec.mask);
+  ::sigprocmask(SIG_BLOCK, &taken, nullptr);
+  spec.mask = notice_.before();
   signals_ = UniqueFd(::signalfd(-1, &taken, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!signals_.valid()) return fail(errno_error("cannot wait for signals", errno));
-  const sigset_t before = spec.mask;
   auto init = Init::start(std::move(spec), std::move(ends));
   if (!init) {
-    ::sigprocmask(SIG_SETMASK, &before, nullptr);
+    ::sigprocmask(SIG_SETMASK, &notice_.before(), nullptr);
     if (image || init.error().code != ErrorCode::kNotPermitted)
       return fail(std::move(init.error()));
     return Outcome{0, {}, std::move(init.error())};
@@ -214,13 +256,15 @@ Result<Outcome> Supervisor::run(std::optional<int> image, Work work) {
   auto done = images_.note_init(init_->pid());
   if (done) done = enter_name(std::move(names));
   if (done) done = streams_->start();
-  if (done) done = begin(image);
+  if (done) done = read_signals();
+  if (done && !outcome_) done = begin(image);
   while (done && !outcome_)
     done = turn();
   init_->end();
-  if (!done) return fail(std::move(done.error()));
+  // Whatever the end is: what the job has written is in the pipes.
   for (const std::string& trouble : streams_->finish())
     tell_("the job's output was lost: " + trouble);
+  if (!done) return fail(std::move(done.error()));
   return std::move(*outcome_);
 }
 
@@ -278,7 +322,7 @@ Result<void> Supervisor::work(Doing doing, json request) {
 
 milliseconds Supervisor::patience() const {
   std::optional<Clock::time_point> next = tick_;
-  if (held_up() && (!next || room_deadline_ < *next)) next = room_deadline_;
+  if ((held_up() || is_due()) && (!next || room_deadline_ < *next)) next = room_deadline_;
   if (again_ && (!next || *again_ < *next)) next = again_;
   if (!next) return milliseconds(-1);
   const auto left = std::chrono::ceil<milliseconds>(*next - Clock::now());
@@ -290,13 +334,13 @@ bool Supervisor::held_up() const {
   return doing_ == Doing::kSaving && !end_ && room_signal_ != 0 && !gave_up_ && !stopping_;
 }
 
+// A restore that was told to stop, and has all of --grace for it.
+bool Supervisor::is_due() const { return doing_ == Doing::kRestoring && room_signal_ != 0; }
+
 Result<void> Supervisor::turn() {
   std::array<pollfd, 2> wait{{{signals_.get(), POLLIN, 0}, {init_->fd(), POLLIN, 0}}};
   if (::poll(wait.data(), wait.size(), static_cast<int>(patience().count())) < 0) return {};
-  signalfd_siginfo info{};
-  while (!outcome_ && ::read(signals_.get(), &info, sizeof info) == sizeof info) {
-    if (auto done = on_signal(info); !done) return done;
-  }
+  if (auto done = read_signals(); !done) return done;
   if (!outcome_ && wait[1].revents != 0) {
     auto event = init_->receive();
     if (!event) {
@@ -309,8 +353,21 @@ Result<void> Supervisor::turn() {
   return outcome_ ? Result<void>() : on_clock();
 }
 
+Result<void> Supervisor::read_signals() {
+  signalfd_siginfo info{};
+  while (!outcome_ && ::read(signals_.get(), &info, sizeof info) == sizeof info) {
+    if (auto done = on_signal(info); !done) return done;
+  }
+  return {};
+}
+
 Result<void> Supervisor::on_clock() {
   const auto now = Clock::now();
+  if (is_due() && now >= room_deadline_) {
+    tell_("the restore does not stop, and is ended; the image stays");
+    finish(options_.exit_code);
+    return {};
+  }
   if (held_up() && now >= room_deadline_) {
     stopping_ = true;
     return init_->send({{"do", "stop"}});
@@ -375,12 +432,17 @@ Result<void> Supervisor::make_room(int signal_number) {
   switch (doing_) {
     case Doing::kNothing:
       return save(true);
-    case Doing::kRestoring:
-      tell_(
-          fmt::format("{}: the restore is given up; the image stays", signal_name(signal_number)));
+    case Doing::kNotBegun:
+      tell_(not_begun(signal_number));
       finish(options_.exit_code);
       return {};
+    case Doing::kRestoring:
+      // It may stand already, and run at any moment: then what it does is not to be done twice.
+      early_ = true;
+      return init_->send({{"do", "stop"}});
     case Doing::kStarting:
+      early_ = true;
+      return {};  // when that is done
     case Doing::kSaving:
     case Doing::kRecovering:
       return {};  // when that is done
@@ -389,6 +451,12 @@ Result<void> Supervisor::make_room(int signal_number) {
 }
 
 Result<void> Supervisor::give_up(const std::string& why) {
+  if (early_) {
+    tell_(fmt::format("the job is not saved: {}; it is ended, and has lost what it did since {}",
+                      why, signal_name(room_signal_)));
+    finish(options_.exit_code);
+    return {};
+  }
   gave_up_ = true;
   tell_(fmt::format("the job is not saved: {}; it gets {} itself", why, signal_name(room_signal_)));
   return pass_on(room_signal_, false);
@@ -426,6 +494,13 @@ Result<void> Supervisor::end_saved() {
   return {};
 }
 
+// It has ended by itself, and not because we have told it to.
+void Supervisor::note_end() {
+  if (options_.once.empty() || outcome_->status != 0 || gave_up_) return;
+  if (auto noted = images_.note_done(options_.once, as_written(options_.command)); !noted)
+    tell_("started again, the job will run again: " + noted.error().to_string());
+}
+
 void Supervisor::tell_notes(const json& result) {
   if (!result.contains("notes")) return;
   for (const json& note : result["notes"]) {
@@ -450,6 +525,7 @@ Result<void> Supervisor::on_event(const json& event) {
   if (what == "ended") {
     if (is_saved_to_its_end()) return end_saved();
     finish(exit_status_of(event.value("status", 0)));
+    note_end();
     return {};
   }
   if (what == "worked") {
@@ -470,6 +546,12 @@ Result<void> Supervisor::on_event(const json& event) {
 }
 
 Result<void> Supervisor::on_restored(const json& result) {
+  const bool failed = result.contains("died") || result.contains("error");
+  if (failed && room_signal_ != 0) {
+    tell_(fmt::format("{}: the restore is given up; the image stays", signal_name(room_signal_)));
+    finish(options_.exit_code);
+    return {};
+  }
   if (result.contains("died")) {
     return fail(ErrorCode::kInternal,
                 fmt::format("the process that restored {} {}", images_.path_of(number_),
@@ -579,15 +661,27 @@ Result<Outcome> run(const RunOptions& options, Work work,
                             options.command.size(), kLongestArgument),
                 "put it into a script, and run that");
   }
-  auto images = Images::open(options.images_dir);
+  const Notice notice(options.signals);
+  const auto told_to_end = [&] {
+    tell(not_begun(notice.to_end()));
+    return Outcome{options.exit_code, {}, {}};
+  };
+  auto images = Images::open(options.images_dir, [&] { return notice.to_end() != 0; });
+  if (!images && images.error().code == ErrorCode::kInterrupted) return told_to_end();
   if (!images) return fail(std::move(images.error()));
   auto cleared = images->clear();
   if (!cleared) return fail(std::move(cleared.error()));
   for (const std::string& path : *cleared)
     tell("removed what a killed `stasis run` had left: " + path);
-  Supervisor supervisor(options, std::move(*images), tell);
+  if (!options.once.empty() && images->is_done(options.once, as_written(options.command))) {
+    tell(fmt::format("the job has ended with 0 before ({}/done-{}), and is not run again",
+                     images->path(), options.once));
+    return Outcome{0, {}, {}};
+  }
+  Supervisor supervisor(options, std::move(*images), notice, tell);
   auto image = supervisor.choose();
   if (!image) return fail(std::move(image.error()));
+  if (notice.to_end() != 0) return told_to_end();
   return supervisor.run(*image, std::move(work));
 }
 

@@ -28,6 +28,8 @@ struct RunOptions {
   int keep = 2;                           // complete images
   bool whole = false;                     // no image takes anything over from the one before
   std::chrono::milliseconds grace{120000};
+  // A job that has ended by itself with 0 is not run again under the same word. Empty: it is.
+  std::string once;
   int exit_code = 75;  // after a save that has ended the job
 };
 

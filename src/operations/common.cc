@@ -104,7 +104,7 @@ std::optional<Pid> left_behind(const std::vector<JournalTarget>& everybody) {
 }  // namespace
 
 Result<OpenedGroup> open_group(const Environment& env, const std::string& operation, Pid root,
-                               const std::string& image) {
+                               const std::string& image, bool without_cuda) {
   // No record is made for what is not there, or not CUDA.
   std::optional<Group> group;
   const auto look = [&]() -> Result<void> {
@@ -112,7 +112,7 @@ Result<OpenedGroup> open_group(const Environment& env, const std::string& operat
     if (!opened) return fail(std::move(opened.error()));
     opened->dismiss();
     group.emplace(std::move(*opened));
-    if (group->cuda_count() == 0) return fail(not_cuda(*group));
+    if (group->cuda_count() == 0 && !without_cuda) return fail(not_cuda(*group));
     for (const GroupMember& member : group->members()) {
       if (member.initial == CudaState::kFailed) return fail(failed_state(member.process));
     }

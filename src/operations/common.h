@@ -20,14 +20,14 @@ namespace stasis {
 // Enters the tree below `root` into the journal and opens it; the group keeps the journal up to
 // date as it grows. The states are asked for once nobody else can be at work on the tree; a process
 // that a killed operation left behind counts as what it was before that one. kNotCuda if no process
-// of the tree uses CUDA; kBusy.
+// of the tree uses CUDA and it may not be `without_cuda`; kBusy.
 struct OpenedGroup {
   std::unique_ptr<Journal> journal;
   DirectPath direct;  // before the group, which must be back first
   Group group;
 };
 Result<OpenedGroup> open_group(const Environment& env, const std::string& operation, Pid root,
-                               const std::string& image);
+                               const std::string& image, bool without_cuda = false);
 
 // Refuses what the driver would refuse or lose (kNotSupported, each process with reason and
 // remedy), before anything is touched, and also what the group meets later. With `ignore` it is

@@ -359,7 +359,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   phases.end();
   if (!base) return fail(std::move(base.error()));
   std::optional<ImageWriter> writer;  // before the group, which may need what it has written
-  auto opened = open_group(env, "dump", root, *path);
+  auto opened = open_group(env, "dump", root, *path, options.job.has_value());
   if (!opened) return fail(std::move(opened.error()));
   if (auto clear = refuse_obstacles(env, *opened, options.ignore_obstacles); !clear) {
     return fail(std::move(clear.error()));

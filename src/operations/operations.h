@@ -132,7 +132,8 @@ struct DumpOptions {
   bool ignore_obstacles = false;  // as with suspend
   MemoryPath path = MemoryPath::kAutomatic;
   bool ignore_undumpable = false;  // let CRIU try what doctor/undumpable.h finds red
-  std::optional<JobRecord> job;    // of which the image is one: for the manifest
+  // Of which the image is one: for the manifest. It need not use CUDA, or not yet.
+  std::optional<JobRecord> job;
   // Called with the directory of CRIU's files when they are complete and everybody still stands
   // still, to add more of them. May be empty.
   std::function<Result<void>(const UniqueFd& criu_dir)> on_complete = {};

@@ -380,6 +380,60 @@ static void test_operations(void) {
   ok("suspend, resume, dump, inspect, restore, recover");
 }
 
+/* Of a program under the agent: an image beside an earlier one, and one that was moved. */
+static void test_images(void) {
+  char first[300], second[300], moved[300], agent[400];
+  snprintf(first, sizeof first, "%s/first", folder);
+  snprintf(second, sizeof second, "%s/second", folder);
+  snprintf(moved, sizeof moved, "%s/moved", folder);
+  snprintf(agent, sizeof agent, "%s/lib/stasis/libstasis-preload.so", getenv("STASIS_BUILD"));
+  setenv("LD_PRELOAD", agent, 1);
+  const pid_t pid = start("images", "memory", "--still", "32M");
+  unsetenv("LD_PRELOAD");
+  CHECK(goes_on("images"));
+  struct told told = {0, 0};
+  stasis_call call;
+  stasis_call_init(&call, sizeof call);
+  call.note = on_note;
+  call.user_data = &told;
+
+  stasis_dump_options dump;
+  stasis_dump_options_init(&dump, sizeof dump);
+  CHECK(dump.base == NULL);
+  dump.images_dir = first;
+  dump.after = STASIS_AFTER_DUMP_RUNNING;
+  dump.sync = false;
+  dump.base = folder; /* is none: told, and all is written */
+  GOOD(stasis_dump(session, pid, &dump, &call, NULL));
+  CHECK(told.notes > 0);
+  CHECK(goes_on("images"));
+  dump.images_dir = second;
+  dump.after = STASIS_AFTER_DUMP_END;
+  dump.base = first;
+  char *report = NULL;
+  GOOD(stasis_dump(session, pid, &dump, NULL, &report));
+  const char *taken = report == NULL ? NULL : strstr(report, "\"taken_bytes\": ");
+  CHECK(taken != NULL && atoll(taken + strlen("\"taken_bytes\": ")) >= 32 << 20);
+  stasis_free(report);
+  CHECK(waitpid(pid, NULL, 0) == pid);
+
+  stasis_restore_options restore;
+  stasis_restore_options_init(&restore, sizeof restore);
+  restore.images_dir = second;
+  restore.leave_suspended = true;
+  GOOD(stasis_restore(session, &restore, NULL, NULL));
+  CHECK(rename(second, moved) == 0);
+  stasis_resume_options resume;
+  stasis_resume_options_init(&resume, sizeof resume);
+  CHECK(resume.images_dir == NULL);
+  EXPECT(stasis_resume(session, pid, &resume, NULL, NULL), STASIS_WRONG_STATE);
+  resume.images_dir = moved;
+  GOOD(stasis_resume(session, pid, &resume, NULL, NULL));
+  CHECK(goes_on("images"));
+  CHECK(end(pid) == 0);
+  ok("a dump beside an earlier image, a resume from one that was moved");
+}
+
 static void test_group(void) {
   const pid_t pid = start("group", "tree", "--children", "2");
   CHECK(goes_on("group"));
@@ -419,6 +473,7 @@ int main(void) {
   test_process();
   test_cancel();
   test_operations();
+  test_images();
   test_group();
   stasis_session_close(session);
   printf("1..%d\n", count);

@@ -217,6 +217,31 @@ all_gpus_used() {
   done
 }
 
+@test "a rank that is done stays so when another is put back into the queue" {
+  cat >"$BATS_TEST_TMPDIR/ranks" <<END
+#!/bin/bash
+((SLURM_PROCID == 1)) || exec "$train" "\$@"
+echo "count 1"
+echo "over at 1, status 0"
+END
+  chmod 755 "$BATS_TEST_TMPDIR/ranks"
+  train=$BATS_TEST_TMPDIR/ranks srun=--label
+  submit_training --ntasks=2 --nodes=2 --stasis-images="$images/%j/%t"
+  wait_until 60 eval 'grep -qs "^0: count 5" "$log" && grep -qs "^1: over" "$log"'
+  wait_until 60 test -e "$images/$JOB/1/done-$JOB.0"
+  scontrol requeue "$JOB"
+  wait_until 60 runs_again 1
+  wait_until 60 grep -qs "^0: .*goes on from $images/$JOB/0/000001" "$log"
+  wait_until 60 grep -qs "^1: .*the job has ended with 0 before .*, and is not run again" "$log"
+  touch "$BATS_TEST_TMPDIR/status/stop"
+  wait_until 60 job_is COMPLETED
+  for rank in 0 1; do
+    grep "^$rank: " "$log" >"$log-$rank"
+    counted_once "$(counts "$log-$rank" | tail -n 1)" "$log-$rank"
+  done
+  assert_equal "$(ls "$images/$JOB")" "" # done as a whole: nothing is remembered
+}
+
 @test "an ordinary user's job: it sees itself as root, and is saved and goes on all the same" {
   local user=(setpriv --reuid=65534 --regid=65534 --clear-groups)
   chmod a+rx "$BATS_RUN_TMPDIR" "$BATS_RUN_TMPDIR"/{file,test} # where it is to write

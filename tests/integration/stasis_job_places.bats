@@ -156,3 +156,128 @@ END
   refused 2 usage run --images-dir "$images" --refresh-env LD_PRELOAD -- true
   refused 2 usage run --images-dir "$images" --refresh-env 'STASIS_*' -- true # STASIS_ENV_FILE goes with them
 }
+
+# What PyTorch's data loader does on Linux by default: four workers, forked when CUDA is in use, get the numbers of
+# batches by queues (pipes, semaphores, threads), and send each as a file of /dev/shm without a name, whose descriptor
+# goes over a socket in TMPDIR. The parent takes them in order, two ahead for each worker, and adds each to what it
+# has in GPU memory. Says how many in $1, ends when there is $1.stop, and says what has become of them.
+write_loading_job() {
+  cat >"$BATS_TEST_TMPDIR/loading.py" <<'PY'
+import ctypes, hashlib, mmap, multiprocessing, os, queue, sys, threading, time
+from multiprocessing import reduction
+
+status = sys.argv[1]
+SIZE, WORKERS, AHEAD, SLOTS = 1 << 16, 4, 2, 64
+cuda = ctypes.CDLL("libcuda.so.1")
+
+def call(name, *words):
+    code = getattr(cuda, name)(*words)
+    assert code == 0, (name, code)
+
+def content(index, seed):
+    return hashlib.sha256(b"%d of %d" % (index, seed)).digest() * (SIZE // 32)
+
+def work(worker, seed, orders, results):
+    number = 0
+    while (index := orders.get()) is not None:
+        path = f"/dev/shm/torch_{os.getpid()}_{(number := number + 1)}"
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        os.unlink(path)
+        os.ftruncate(fd, SIZE)
+        with mmap.mmap(fd, SIZE) as memory:
+            memory[:] = content(index, seed)
+        results.put((index, reduction.DupFd(fd)))  # which has a copy of it
+        os.close(fd)
+
+def receive(results, batches):
+    while True:
+        index, handle = results.get()
+        fd = handle.detach()
+        with mmap.mmap(fd, SIZE) as memory:
+            batches.put((index, memory[:]))
+        os.close(fd)
+
+device, context, base = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
+call("cuInit", 0)
+call("cuDeviceGet", ctypes.byref(device), 0)
+call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+call("cuCtxSetCurrent", context)
+call("cuMemAlloc_v2", ctypes.byref(base), ctypes.c_size_t(SIZE * (SLOTS + 1)))
+sum_at = ctypes.c_uint64(base.value + SIZE * SLOTS)
+
+def to_gpu(at, data):
+    call("cuMemcpyHtoD_v2", at, ctypes.c_char_p(data), ctypes.c_size_t(len(data)))
+
+def from_gpu(at, size):
+    data = ctypes.create_string_buffer(size)
+    call("cuMemcpyDtoH_v2", data, at, ctypes.c_size_t(size))
+    return data.raw
+
+to_gpu(sum_at, bytes(32))
+fork = multiprocessing.get_context("fork")
+results = fork.Queue()
+orders = [fork.Queue() for _ in range(WORKERS)]
+workers = [fork.Process(target=work, args=(i, 17, orders[i], results), daemon=True) for i in range(WORKERS)]
+for worker in workers:
+    worker.start()
+batches = queue.Queue()
+threading.Thread(target=receive, args=(results, batches), daemon=True).start()
+for index in range(WORKERS * AHEAD):
+    orders[index % WORKERS].put(index)
+early, index = {}, 0
+while not os.path.exists(status + ".stop"):
+    while index not in early:
+        number, data = batches.get()
+        assert number not in early and number >= index, f"batch {number} twice"
+        early[number] = data
+    slot = ctypes.c_uint64(base.value + SIZE * (index % SLOTS))
+    to_gpu(slot, early.pop(index))
+    to_gpu(sum_at, hashlib.sha256(from_gpu(sum_at, 32) + from_gpu(slot, SIZE)).digest())
+    orders[index % WORKERS].put(index + WORKERS * AHEAD)
+    index += 1
+    with open(status + ".new", "w") as file:
+        file.write(f"round {index}\n")
+    os.rename(status + ".new", status)
+    time.sleep(0.02)
+expected = bytes(32)
+for one in range(index):
+    expected = hashlib.sha256(expected + content(one, 17)).digest()
+print("verified" if expected == from_gpu(sum_at, 32) else "wrong", index, flush=True)
+for one in orders:
+    one.put(None)
+for worker in workers:
+    worker.join()
+    assert worker.exitcode == 0, worker.exitcode
+print("workers have ended", flush=True)
+os._exit(0)
+PY
+}
+
+# bats test_tags=long
+@test "a data loader's workers, with their shared memory and sockets, are saved by the clock and go on, twice" {
+  write_loading_job
+  export TMPDIR=/dev/shm # the job's own
+  job=(python3 "$BATS_TEST_TMPDIR/loading.py" "$TARGET_STATUS")
+  start_run --every 500ms
+  job_is_up
+  # One may have begun before the workers had.
+  local saves
+  saves=$(grep -c "saved to" "$RUN_LOG") || true
+  wait_until 60 eval '(($(grep -c "saved to" "$RUN_LOG") >= saves + 2))'
+  kill -KILL "$RUN"
+  wait_until 20 eval '! pgrep -f "^python3 .*$TARGET_STATUS" >/dev/null'
+  ends_with 137
+  start_run --every 500ms
+  told "goes on from $images/"
+  target_goes_on
+  wait_until 60 grep -qF "saved to $images/" "$RUN_LOG"
+  kill -TERM "$RUN"
+  ends_with 75
+  start_run
+  told "goes on from $images/"
+  target_goes_on
+  assert_equal "$(children_of "$(job_pid)" | wc -l)" 4 "workers"
+  touch "$TARGET_STATUS.stop"
+  ends_with 0
+  assert_equal "$(cat "$TARGET_LOG")" $'verified '"$(target_round)"$'\nworkers have ended'
+}

@@ -123,6 +123,29 @@ END
   assert_equal "$(ls "$images")" $'000001\nlock'
 }
 
+@test "with --once a job that has ended with 0 is not run again under the same word" {
+  local run=(timeout 20 stasis run --images-dir "$images")
+  local say=(sh -c 'echo ran; exit $(cat '"$BATS_TEST_TMPDIR/status"')')
+  # runs_to WORD STATUS OUTPUT
+  runs_to() {
+    capture "${run[@]}" --once "$1" -- "${say[@]}"
+    assert_equal "$status $out" "$2 $3"
+  }
+  echo 3 >"$BATS_TEST_TMPDIR/status"
+  runs_to 7.0 3 $'ran\n'
+  runs_to 7.0 3 $'ran\n'
+  echo 0 >"$BATS_TEST_TMPDIR/status"
+  runs_to 7.0 0 $'ran\n'
+  runs_to 7.0 0 ""
+  assert_contains "$err" "the job has ended with 0 before ($images/done-7.0), and is not run again"
+  runs_to 7.1 0 $'ran\n'
+  say+=(more)
+  runs_to 7.0 0 $'ran\n'
+  capture "${run[@]}" -- "${say[@]}"
+  assert_equal "$out" $'ran\n'
+  refused 2 usage run --images-dir "$images" --once a/b -- true
+}
+
 @test "exit status, signals and standard streams pass through" {
   local run=(stasis run --images-dir "$images" --)
   capture timeout 20 "${run[@]}" sh -c 'cat; echo "to error" >&2; exit 7' <<<"from input"
@@ -467,4 +490,104 @@ in_the_middle() { compgen -G "/proc/$(children_of "$RUN")/root$STASIS_STATE_DIR/
   assert_equal "$(grep -c "has left the job's tree" "$RUN_LOG")" 1
   kill -TERM "$RUN"
   ends_with 75
+}
+
+@test "a job that does not use CUDA yet is saved too, and does later" {
+  job=(sh -c "until [ -e $BATS_TEST_TMPDIR/go ]; do sleep 0.05; done; exec ${job[*]}")
+  start_run
+  wait_until 20 eval '[[ -n $(children_of "$(job_pid)") ]]'
+  saves 000001
+  kill -TERM "$RUN"
+  ends_with 75
+  [[ ! -e $TARGET_STATUS ]]
+  touch "$BATS_TEST_TMPDIR/go"
+  start_run
+  told "goes on from $images/000002 "
+  job_is_up
+  kill -TERM "$RUN"
+  ends_with 75
+  start_run
+  told "goes on from $images/000003 "
+  target_goes_on
+  kill -TERM "$RUN"
+  ends_with 75
+}
+
+@test "told to make room before it has been started: it never is, and goes back into the queue" {
+  # What a killed one has left behind is waited for.
+  sleep 1000 3>&- &
+  at_end_kill $!
+  mkdir "$images"
+  echo "{\"host\": \"$(uname -n)\", \"pid\": 1, \"init\": $!, \"init_start\": $(start_of $!)}" >"$images/lock"
+  start_run --exit-code 99
+  wait_until 20 holds_term
+  kill -TERM "$RUN"
+  ends_with 99
+  grep -q "SIGTERM: the job has not been started, and has lost nothing" "$RUN_LOG"
+  [[ ! -e $TARGET_STATUS ]]
+}
+start_of() { sed 's/.*) //' "/proc/$1/stat" | cut -d ' ' -f 20; }
+# `stasis run`, and not what becomes it, and TERM waits to be read.
+holds_term() { [[ $(<"/proc/$RUN/comm") == stasis ]] && ((0x$(sed -n 's/^SigBlk:[[:space:]]*//p' "/proc/$RUN/status") & 1 << 14)); }
+
+# preempted_late TEXT ARGUMENT...: told to make room while the driver restores it; then it ends with 75, saying TEXT.
+# In the moments before that, the restore is given up instead.
+preempted_late() {
+  local try text=$1
+  for try in 1 2 3 4 5; do
+    start_run "${@:2}"
+    wait_until 60 is_restored
+    kill -TERM "$RUN"
+    ends_with 75
+    nobody_is_left
+    gpu_is_free
+    grep -q "$text" "$RUN_LOG" && return
+    grep -q "SIGTERM: the restore is given up; the image stays" "$RUN_LOG"
+  done
+  return 1
+}
+# It is there, and CRIU has gone.
+is_restored() {
+  pgrep -f "^stasis-workload .*$TARGET_STATUS" >/dev/null && ! pgrep -P "$(pgrep -ox stasis-worker)" -x criu >/dev/null
+}
+
+@test "told to make room while it is restored: the image is there, and it goes back into the queue" {
+  start_run
+  job_is_up
+  kill -TERM "$RUN"
+  ends_with 75
+  export STASIS_SIM_FAULTS="restore:delay=20s"
+  preempted_late "the restore does not stop, and is ended; the image stays" --grace 300ms
+  # It is too late to stop it, and it cannot be saved again.
+  export STASIS_SIM_FAULTS="restore:delay=1s; checkpoint:error=999"
+  preempted_late "the job is not saved: .*; it is ended, and has lost what it did since SIGTERM"
+  assert_equal "$(ls "$images" | grep -v log)" $'000001\nlock'
+  # It can be, and does nothing twice.
+  export STASIS_SIM_FAULTS="restore:delay=1s"
+  preempted_late "saved to $images/000002 "
+  unset STASIS_SIM_FAULTS
+  start_run
+  told "goes on from $images/000002 "
+  target_goes_on
+  kill -TERM "$RUN"
+  ends_with 75
+}
+
+@test "the first process of its namespace is killed: what the job has written is not lost" {
+  mkfifo "$BATS_TEST_TMPDIR/slow"
+  exec 7<>"$BATS_TEST_TMPDIR/slow"
+  (exec_on_gpu stasis run --images-dir "$images" -- \
+    sh -c "seq 20000; touch $BATS_TEST_TMPDIR/written; exec sleep 1000") </dev/null >&7 2>"$BATS_TEST_TMPDIR/err" 3>&- 7>&- &
+  RUN=$! RUN_LOG=$BATS_TEST_TMPDIR/err
+  at_end_kill "$RUN"
+  # More than one pipe holds, less than the two.
+  wait_until 20 test -e "$BATS_TEST_TMPDIR/written"
+  kill -KILL "$(children_of "$RUN")"
+  wait_until 20 eval '! pgrep -P "$RUN" >/dev/null'
+  exec 8<"$BATS_TEST_TMPDIR/slow" 7>&-
+  cat <&8 >"$BATS_TEST_TMPDIR/out"
+  ends_with 3
+  grep -q "the first process of the job's namespace was killed" "$RUN_LOG"
+  assert_equal "$(tail -n 1 "$BATS_TEST_TMPDIR/out")" 20000
+  assert_equal "$(wc -l <"$BATS_TEST_TMPDIR/out")" 20000
 }

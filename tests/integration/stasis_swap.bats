@@ -157,3 +157,23 @@ both_are_back() { (($(gpu_used) >= 200 << 20)); }
   assert_equal "$status" 0 "status ($out$err)"
   assert_contains "$out" "turn 4: turns-one has answered 106"
 }
+
+@test "where the second finds no room beside the first after all, one goes after the other" {
+  two_servers 100M
+  # By what was looked at there was room; the driver finds none.
+  echo "restore:oom@1 pid=$B" >"$STASIS_SIM_DIR/faults"
+  done_by swap "$A" "$B" --json
+  assert_equal "$(json 'd["at_once"], "memory" in d["no_room_at_once"]')" "False True"
+  b_runs
+  echo "restore:oom@1 pid=$A" >"$STASIS_SIM_DIR/faults"
+  done_by swap "$B" "$A"
+  assert_contains "$out" "one after the other"
+  assert_contains "$err" "there was no room for $A beside $B after all: "
+  a_runs
+  # Nor when the first has gone: both are as they were.
+  echo "restore:oom pid=$B" >"$STASIS_SIM_DIR/faults"
+  refused 11 out-of-gpu-memory swap "$A" "$B"
+  rm "$STASIS_SIM_DIR/faults"
+  a_runs
+  nothing_left
+}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -124,6 +125,37 @@ class PastTheDriver(harness.Case):
         self.assertEqual(report.json["path"], "direct")
         self.assertTrue(os.path.isdir(os.path.join(images, "gpu")))
         self.assertIn("copy in", stasis.restore(images).phases)
+        target.goes_on()
+        target.finish()
+
+    def test_dump_beside_an_earlier_image(self):
+        target = self.target("memory", "--still", "32M", env=self.agent())
+        first, second = (os.path.join(self.folder(), name) for name in ("first", "second"))
+        notes = []
+        stasis.dump(target.pid, first, after="running", base=self.folder(), sync=False, note=notes.append)
+        self.assertTrue(any("nothing taken over" in note for note in notes), notes)
+        target.goes_on()
+        report = stasis.Process(target.pid).dump(second, base=first, sync=False)
+        os.waitpid(target.pid, 0)
+        self.assertGreaterEqual(report.json["taken_bytes"], 32 << 20)
+        self.assertLess(report.json["written_bytes"], report.image_bytes - (31 << 20))
+        shutil.rmtree(first)
+        stasis.restore(second)
+        target.goes_on()
+        target.finish()
+
+    def test_resume_from_an_image_that_was_moved(self):
+        target = self.target("memory", "--size", "24M", env=self.agent())
+        images, moved = (os.path.join(self.folder(), name) for name in ("images", "moved"))
+        stasis.dump(target.pid, images, sync=False)
+        os.waitpid(target.pid, 0)
+        stasis.restore(images, leave_suspended=True)
+        os.rename(images, moved)
+        with self.assertRaises(stasis.WrongState):
+            stasis.resume(target.pid)
+        with self.assertRaises((stasis.ImageIncomplete, stasis.ImageCorrupt)):
+            stasis.resume(target.pid, images_dir=self.folder())
+        self.assertEqual(stasis.Process(target.pid).resume(images_dir=moved).json["path"], "direct")
         target.goes_on()
         target.finish()
 
