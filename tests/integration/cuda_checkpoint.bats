@@ -72,7 +72,7 @@ os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 print(pid, flush=True)
 time.sleep(600)' </dev/null >"$BATS_TEST_TMPDIR/zombie" 2>&1 3>&- &
   echo $! >>"$targets"
-  wait_until 10 test -s "$BATS_TEST_TMPDIR/zombie"
+  wait_until 60 test -s "$BATS_TEST_TMPDIR/zombie"
   ZOMBIE=$(cat "$BATS_TEST_TMPDIR/zombie")
 }
 

@@ -78,7 +78,7 @@ start_target() {
     </dev/null >"$TARGET_LOG" 2>&1 3>&- &
   TARGET=$!
   echo "$TARGET" >>"$targets"
-  wait_until 30 target_is_up || {
+  wait_until 60 target_is_up || {
     echo "the target ($*) did not come up:" >&2
     cat "$TARGET_LOG" >&2
     return 1
@@ -98,7 +98,7 @@ target_round() {
 target_goes_on() {
   local before
   before=$(target_round)
-  wait_until 20 target_is_past $((before + 1)) || {
+  wait_until 60 target_is_past $((before + 1)) || {
     echo "the target stands still at round $before:" >&2
     cat "$TARGET_LOG" >&2
     return 1

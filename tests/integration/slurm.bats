@@ -107,7 +107,7 @@ gpu_memory_of() { STASIS_SIM_DIR=$SLURM_DIR/gpus-$1 STASIS_SIM_MACHINE=$1 gpu_us
   local run=(srun --quiet --partition=low --immediate=20)
   # says TEXT COMMAND...
   says() {
-    capture timeout 30 "${@:2}" </dev/null
+    capture timeout 60 "${@:2}" </dev/null
     ((status != 0))
     assert_contains "$err" "$1"
   }
@@ -120,7 +120,7 @@ gpu_memory_of() { STASIS_SIM_DIR=$SLURM_DIR/gpus-$1 STASIS_SIM_MACHINE=$1 gpu_us
   says "there is no command" "${run[@]}" stasis-task --images "$images"
   says "%a stands for nothing" "${run[@]}" stasis-task --images "$images/%a" -- true
   assert_equal "$(ls "$BATS_TEST_TMPDIR" | grep images)" ""
-  capture timeout 30 "${run[@]}" --stasis-images=none --stasis-every=10m sh -c 'echo ${STASIS_IMAGES-unset}; exit 3' </dev/null
+  capture timeout 60 "${run[@]}" --stasis-images=none --stasis-every=10m sh -c 'echo ${STASIS_IMAGES-unset}; exit 3' </dev/null
   assert_equal "$status $out" $'3 unset\n'
 }
 

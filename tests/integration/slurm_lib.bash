@@ -67,14 +67,14 @@ END
   gpus_for_slurm >"$SLURM_DIR/gres.conf"
   in_background exec munged --foreground --force --socket="$SLURM_DIR/munge.sock" --key-file="$SLURM_DIR/munge.key" \
     --log-file="$SLURM_DIR/log/munged" --pid-file="$SLURM_DIR/munged.pid" --seed-file="$SLURM_DIR/munge.seed"
-  wait_until 10 test -S "$SLURM_DIR/munge.sock"
+  wait_until 60 test -S "$SLURM_DIR/munge.sock"
   in_background exec slurmctld -D
   for node in "$@"; do
     mkdir -p "$SLURM_DIR/gpus-$node"
     start_node "$node"
   done
   in_background hurry
-  wait_until 30 all_idle $# || {
+  wait_until 60 all_idle $# || {
     sinfo -N -l >&2
     tail -n 5 "$SLURM_DIR"/log/* >&2
     return 1

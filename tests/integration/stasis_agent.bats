@@ -21,7 +21,7 @@ start_doing() {
     </dev/null >"$TARGET_LOG" 2>&1 3>&- &
   TARGET=$!
   echo "$TARGET" >>"$targets"
-  wait_until 30 target_is_up
+  wait_until 60 target_is_up
 }
 
 cycle_by() {
@@ -79,7 +79,7 @@ open(sys.argv[2], "wb").write(content.replace(stays, goes))' "$STASIS_LIBCUDA" "
   cycle_by direct
   touch "$BATS_TEST_TMPDIR/go"
   gone() { [[ ! -e $BATS_TEST_TMPDIR/go ]]; }
-  wait_until 10 gone
+  wait_until 60 gone
   target_goes_on
   cycle_by direct
   target_verifies
@@ -129,8 +129,8 @@ preloaded() { ldconfig -p | awk -v name="$1" '$1 == name && /x86-64/ { print $NF
 }
 
 # open_there, closed_there: another process has TARGET's memory open by CUDA IPC, or not any more.
-open_there() { touch "$go"; wait_until 10 test -s "$go.done"; }
-closed_there() { rm "$go"; wait_until 10 test ! -e "$go.done"; sleep 0.1; }
+open_there() { touch "$go"; wait_until 60 test -s "$go.done"; }
+closed_there() { rm "$go"; wait_until 60 test ! -e "$go.done"; sleep 0.1; }
 
 # What the doctor finds before anybody tries.
 told_of_sharing() {

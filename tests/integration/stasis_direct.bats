@@ -55,7 +55,7 @@ agent_is() { [[ $(agent_state) == "$1" ]]; }
   stasis run -- sh -c 'trap "exit 9" TERM; echo "$$" >"$0"; while :; do sleep 0.05; done' "$BATS_TEST_TMPDIR/pid" 3>&- &
   local pid=$!
   at_end_kill "$pid"
-  wait_until 10 test -s "$BATS_TEST_TMPDIR/pid"
+  wait_until 60 test -s "$BATS_TEST_TMPDIR/pid"
   assert_equal "$(cat "$BATS_TEST_TMPDIR/pid")" "$pid"
   kill -TERM "$pid"
   status=0
@@ -148,7 +148,7 @@ agent_is() { [[ $(agent_state) == "$1" ]]; }
   start_agent memory --size 16M
   done_by dump "$TARGET" --images-dir "$image" --json
   went direct
-  wait_until 10 number_is_free
+  wait_until 60 number_is_free
   gpu_is_free
   restore_it
   target_goes_on
@@ -234,7 +234,7 @@ agent_is() { [[ $(agent_state) == "$1" ]]; }
   # As a tool does first, and then it is gone.
   agent_page prepare
   as_before() { (($(mapped) <= before + 4096)); }
-  wait_until 3 as_before
+  wait_until 60 as_before
   target_goes_on
   target_verifies
 }
@@ -259,7 +259,7 @@ agent_is() { [[ $(agent_state) == "$1" ]]; }
     # With the checkpoint drawn out, so that all of the direct path lies behind it.
     STASIS_SIM_FAULTS=checkpoint:delay=2s env --default-signal=INT stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
     local tool=$!
-    wait_until 10 works_on_it "$tool"
+    wait_until 60 works_on_it "$tool"
     kill -"$signal" "$tool"
     status=0
     wait "$tool" || status=$?
@@ -280,7 +280,7 @@ agent_is() { [[ $(agent_state) == "$1" ]]; }
   kill -KILL "$TARGET"
   wait "$TARGET" || true
   gpu_is_free
-  capture timeout 20 stasis resume "$TARGET"
+  capture timeout 60 stasis resume "$TARGET"
   ((status != 0))
   assert_contains "$err" "$TARGET"
 }
@@ -319,8 +319,8 @@ agent_is() { [[ $(agent_state) == "$1" ]]; }
   start_agent memory --size 24M
   STASIS_SIM_FAULTS=checkpoint:delay=2s stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
   local first=$!
-  wait_until 10 works_on_it "$first"
-  capture timeout 30 stasis suspend "$TARGET"
+  wait_until 60 works_on_it "$first"
+  capture timeout 60 stasis suspend "$TARGET"
   assert_contains "$err" "[busy]"
   wait "$first"
   done_by resume "$TARGET"

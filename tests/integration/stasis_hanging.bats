@@ -99,7 +99,7 @@ unlocks() { echo 3; }
   for fault in restore:hang unlock:hang; do
     # shellcheck disable=SC2086
     hangs $fault restore $soon --images-dir "$image" --detach
-    wait_until 10 number_is_free
+    wait_until 60 number_is_free
     nothing_left
   done
   restore_it
@@ -132,7 +132,7 @@ unlocks() { echo 3; }
   start_target memory --size 4M
   STASIS_SIM_FAULTS="checkpoint:delay=20s" stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
   local tool=$!
-  wait_until 10 works_on_it "$tool"
+  wait_until 60 works_on_it "$tool"
   kill -KILL "$tool"
   wait "$tool" 2>/dev/null || true
   # shellcheck disable=SC2086
@@ -152,10 +152,10 @@ unlocks() { echo 3; }
   for fault in lock:delay=2s checkpoint:hang; do
     STASIS_SIM_FAULTS=$fault stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
     local tool=$!
-    wait_until 10 works_on_it "$tool"
+    wait_until 60 works_on_it "$tool"
     kill -KILL "$tool"
     wait "$tool" 2>/dev/null || true
-    wait_until 1 no_caller_left || { echo "a process of it is left" >&2; return 1; }
+    wait_until 60 no_caller_left || { echo "a process of it is left" >&2; return 1; }
     done_by recover --all
     in_state running
     sleep 2

@@ -19,7 +19,7 @@ teardown() { end_stasis; }
   saved=$(target_round)
   target_goes_on
   kill -KILL "$RUN"
-  wait_until 10 nobody_is_left
+  wait_until 60 nobody_is_left
   ends_with 137
   gpu_is_free
   local last
@@ -50,7 +50,7 @@ teardown() { end_stasis; }
   start_run --on-signal USR1,USR2
   told "goes on from $images/000001 "
   assert_equal "$(ls "$images")" $'000001\nlock'
-  wait_until 10 target_is_past "$saved"
+  wait_until 60 target_is_past "$saved"
   # TERM is not taken here: the workload ends its round, and says that all were right.
   kill -TERM "$RUN"
   ends_with 0
@@ -95,9 +95,9 @@ END
   assert_equal "$(ls "$images" | grep -cE '^[0-9]+$')" 2
   target_goes_on
   # A save that was cut short leaves nothing that hinders.
-  wait_until 20 eval 'compgen -G "$images/*.partial-*" >/dev/null'
+  wait_until 60 eval 'compgen -G "$images/*.partial-*" >/dev/null'
   kill -KILL "$RUN"
-  wait_until 10 nobody_is_left
+  wait_until 60 nobody_is_left
   ends_with 137
   start_run --every 10m
   told "goes on from $images/"
@@ -110,7 +110,7 @@ END
 @test "a second one on the same directory is refused, and so is another command" {
   start_run
   job_is_up
-  capture timeout 20 stasis run --images-dir "$images" -- "${job[@]}"
+  capture timeout 60 stasis run --images-dir "$images" -- "${job[@]}"
   assert_equal "$status" 7
   assert_contains "$err" "process $RUN on"
   kill -TERM "$RUN"
@@ -124,19 +124,19 @@ END
 
 @test "exit status, signals and standard streams pass through" {
   local run=(stasis run --images-dir "$images" --)
-  capture timeout 20 "${run[@]}" sh -c 'cat; echo "to error" >&2; exit 7' <<<"from input"
+  capture timeout 60 "${run[@]}" sh -c 'cat; echo "to error" >&2; exit 7' <<<"from input"
   assert_equal "$status" 7
   assert_equal "$out" $'from input\n'
   assert_equal "$err" $'to error\n'
-  capture timeout 20 "${run[@]}" sh -c 'kill -USR2 $$'
+  capture timeout 60 "${run[@]}" sh -c 'kill -USR2 $$'
   assert_equal "$status" 140
-  capture timeout 20 "${run[@]}" "$BATS_TEST_TMPDIR/nothing"
+  capture timeout 60 "${run[@]}" "$BATS_TEST_TMPDIR/nothing"
   assert_equal "$status" 127
   # It has a namespace of its own, and what it leaves behind ends with it.
-  capture timeout 20 "${run[@]}" sh -c 'sleep 1000 & echo $$; set -- /proc/[0-9]*; echo $#'
+  capture timeout 60 "${run[@]}" sh -c 'sleep 1000 & echo $$; set -- /proc/[0-9]*; echo $#'
   assert_equal "$out" $'5000\n3\n'
   # More than a pipe holds, to a reader that stops early.
-  capture bash -c '"$@" | head -c 5; exit "${PIPESTATUS[0]}"' bash timeout 20 "${run[@]}" \
+  capture bash -c '"$@" | head -c 5; exit "${PIPESTATUS[0]}"' bash timeout 60 "${run[@]}" \
     sh -c 'exec seq 1000000'
   assert_equal "$out" $'1\n2\n3'
   assert_equal "$status" 141
@@ -164,7 +164,7 @@ END
   at_end_kill "$RUN"
   job_is_up
   echo one >"$BATS_TEST_TMPDIR/in"
-  wait_until 10 grep -q "heard one" "$BATS_TEST_TMPDIR/out1"
+  wait_until 60 grep -q "heard one" "$BATS_TEST_TMPDIR/out1"
   kill -TERM "$RUN"
   ends_with 75
   local last
@@ -191,7 +191,7 @@ END
   job_is_up
   saves 000001
   kill -KILL "$RUN"
-  wait_until 10 nobody_is_left
+  wait_until 60 nobody_is_left
   ends_with 137
   export STASIS_SIM_FAULTS="checkpoint:delay=2s"
   start_run --grace 300ms
@@ -209,7 +209,7 @@ END
   start_run
   job_is_up
   kill -USR1 "$RUN"
-  wait_until 10 pgrep -x stasis-worker
+  wait_until 60 pgrep -x stasis-worker
   sleep 0.3
   kill -KILL "$(pgrep -ox stasis-worker)"
   told "the process that saved the job was killed by signal 9"
@@ -225,7 +225,7 @@ END
   start_run
   job_is_up
   kill -TERM "$RUN"
-  wait_until 10 pgrep -x stasis-worker
+  wait_until 60 pgrep -x stasis-worker
   kill -TERM "$RUN"
   told "TERM once more: the save has 120 s left"
   ends_with 75
@@ -235,10 +235,10 @@ END
   told "goes on from"
   target_goes_on
   kill -TERM "$RUN"
-  wait_until 10 pgrep -x stasis-worker
+  wait_until 60 pgrep -x stasis-worker
   kill -KILL "$RUN"
   ends_with 137
-  wait_until 10 nobody_is_left
+  wait_until 60 nobody_is_left
   unset STASIS_SIM_FAULTS
   start_run
   told "goes on from"
@@ -250,7 +250,7 @@ END
 
 @test "without the right to make namespaces it is started without images, and not if there is one" {
   local weak=(setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin)
-  capture timeout 20 "${weak[@]}" stasis run --images-dir "$images" -- sh -c 'exit 3'
+  capture timeout 60 "${weak[@]}" stasis run --images-dir "$images" -- sh -c 'exit 3'
   assert_equal "$status" 3
   assert_contains "$err" "nothing will be saved"
   start_run
@@ -314,7 +314,7 @@ END
 
 # Not while it is being saved.
 suspends() {
-  capture timeout 30 stasis suspend trainer
+  capture timeout 60 stasis suspend trainer
   ((status == 0))
 }
 
@@ -326,7 +326,7 @@ suspends() {
   assert_equal "$(json 'd["processes"][0]["name"]')" trainer
   done_by ps
   assert_contains "$out" trainer
-  wait_until 20 suspends
+  wait_until 60 suspends
   assert_contains "$out" "suspended process 5000 "
   gpu_is_free
   done_by ps --json # what it gets back
@@ -336,7 +336,7 @@ suspends() {
   refused 2 usage swap trainer "$(job_pid)"
   done_by resume "$(job_pid)"
   target_goes_on
-  wait_until 20 suspends
+  wait_until 60 suspends
   # One that has to make room while it is suspended runs again afterwards.
   kill -TERM "$RUN"
   ends_with 75
@@ -346,7 +346,7 @@ suspends() {
   target_goes_on
   done_by dump trainer --images-dir "$image" --leave-running
   target_goes_on
-  capture timeout 20 stasis run --name trainer -- true
+  capture timeout 60 stasis run --name trainer -- true
   assert_equal "$status" 7
   assert_contains "$err" "another job has the name trainer"
   kill -TERM "$RUN"
@@ -358,7 +358,7 @@ suspends() {
   (exec_on_gpu stasis run --name server -- sh -c "stasis-workload memory --size 4M --status $TARGET_STATUS; true") \
     </dev/null >"$TARGET_LOG" 2>&1 3>&- &
   at_end_kill $!
-  wait_until 20 target_is_up
+  wait_until 60 target_is_up
   done_by ps --json
   assert_equal "$(json 'd["processes"][0]["name"]')" server
   done_by suspend server
@@ -371,7 +371,7 @@ suspends() {
 @test "a suspend by name that is killed in the middle: recover by name, and the job goes on being saved" {
   start_run --name trainer
   job_is_up
-  capture env STASIS_FAULT=checkpoint.after:kill timeout 30 stasis suspend trainer
+  capture env STASIS_FAULT=checkpoint.after:kill timeout 60 stasis suspend trainer
   assert_equal "$status" 137
   done_by recover trainer
   target_goes_on
@@ -386,7 +386,7 @@ suspends() {
   start_run
   job_is_up
   kill -USR1 "$RUN"
-  wait_until 10 pgrep -x stasis-worker
+  wait_until 60 pgrep -x stasis-worker
   sleep 0.5
   kill -INT "$RUN" # passed on, and the program has no handler
   ends_with 130
@@ -410,7 +410,7 @@ suspends() {
   told "goes on from $images/000002 "
   target_goes_on
   kill -USR1 "$RUN"
-  wait_until 10 pgrep -x stasis-worker
+  wait_until 60 pgrep -x stasis-worker
   sleep 0.5
   kill -TERM "$RUN"
   ends_with 0 # the workload's own, when it has got the signal
@@ -427,9 +427,9 @@ suspends() {
 @test "told to make room while a verb is at work on it: saved when that is done" {
   start_run --name trainer
   job_is_up
-  STASIS_SIM_FAULTS="checkpoint:delay=1500ms" timeout 30 stasis suspend trainer >/dev/null 2>&1 3>&- &
+  STASIS_SIM_FAULTS="checkpoint:delay=1500ms" timeout 60 stasis suspend trainer >/dev/null 2>&1 3>&- &
   local verb=$!
-  wait_until 10 in_the_middle
+  wait_until 60 in_the_middle
   kill -TERM "$RUN"
   told "not saved yet: "
   wait "$verb" || true

@@ -21,9 +21,9 @@ start_run() {
   RUN=$!
   at_end_kill "$RUN"
 }
-job_is_up() { wait_until 20 target_is_up || { cat "$RUN_LOG" >&2; return 1; }; }
+job_is_up() { wait_until 60 target_is_up || { cat "$RUN_LOG" >&2; return 1; }; }
 # told TEXT: stasis run comes to say so.
-told() { wait_until 20 grep -qF "$1" "$RUN_LOG" || { cat "$RUN_LOG" >&2; return 1; }; }
+told() { wait_until 60 grep -qF "$1" "$RUN_LOG" || { cat "$RUN_LOG" >&2; return 1; }; }
 
 # ends_with STATUS
 ends_with() {

@@ -34,7 +34,7 @@ at_end_kill() { printf '%s\n' "$@" >>"$others"; }
 
 # done_by ARGUMENT...: stasis does it.
 done_by() {
-  capture timeout -k 5 60 stasis "$@"
+  capture timeout -k 5 120 stasis "$@"
   ((status == 0)) && return
   printf 'stasis %s: status %s\n%s%s' "$*" "$status" "$out" "$err" >&2
   return 1
@@ -52,7 +52,7 @@ refused() {
 refused_by() {
   local expected=$1 code=$2
   shift 2
-  capture timeout -k 5 60 "$@"
+  capture timeout -k 5 120 "$@"
   if ((status != expected)) || [[ $err != *"[$code]"* || -n $out ]]; then
     printf '%s\n  status %s, expected %s [%s]\n%s%s' "$*" "$status" "$expected" "$code" "$out" "$err" >&2
     return 1
@@ -132,7 +132,7 @@ start_tree() {
 restored_verifies() {
   local lines
   kill -TERM "$TARGET"
-  wait_until 20 number_is_free || { echo "it does not end" >&2; return 1; }
+  wait_until 60 number_is_free || { echo "it does not end" >&2; return 1; }
   lines=$(grep -c '^verified' "$TARGET_LOG") || true
   ((lines == ${1:-1})) && return
   cat "$TARGET_LOG" >&2
@@ -142,7 +142,7 @@ restored_verifies() {
 # dump_it ARGUMENT...: dumps TARGET to $image; its number is free afterwards.
 dump_it() {
   done_by dump "$TARGET" --images-dir "$image" "$@"
-  wait_until 10 number_is_free
+  wait_until 60 number_is_free
 }
 
 restore_it() {
@@ -155,5 +155,5 @@ start_hog() {
   (exec_on_gpu setsid stasis-counter --gpu-memory "$1") </dev/null >"$log" 2>&1 3>&- &
   HOG=$!
   echo "$HOG" >>"$targets"
-  wait_until 20 grep -q listening "$log"
+  wait_until 60 grep -q listening "$log"
 }

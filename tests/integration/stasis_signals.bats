@@ -82,7 +82,7 @@ interrupt_at() {
   tool=$!
   at_end_kill "$tool"
   echo "$tool" >"$BATS_TEST_TMPDIR/tool"
-  wait_until 10 works_on_it_now "$BATS_TEST_TMPDIR/tool"
+  wait_until 60 works_on_it_now "$BATS_TEST_TMPDIR/tool"
   # The tries take 0.5, 1 and 2 s: into the third.
   sleep 1.7
   begun=$(date +%s%N) status=0
@@ -102,7 +102,7 @@ interrupt_at() {
   for words in "--all" "$TARGET"; do
     STASIS_SIM_FAULTS="checkpoint:delay=20s" stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
     tool=$!
-    wait_until 10 works_on_it "$tool"
+    wait_until 60 works_on_it "$tool"
     kill -KILL "$tool"
     wait "$tool" 2>/dev/null || true
     # It looks for half a second whether the driver still works for the one that was killed.
@@ -144,7 +144,7 @@ interrupt_at() {
   for at in 0.05 0.15 0.25 0.3 0.35 0.4 0.45 0.5 0.55 0.6 0.7; do
     interrupt_at "$at" TERM dump "$TARGET" --images-dir "$image"
     if ((status == 0)); then
-      wait_until 10 number_is_free
+      wait_until 60 number_is_free
       restore_it
       rm -rf "$image"
       continue
@@ -172,11 +172,11 @@ interrupt_at() {
     if ((status == 0)); then
       in_state running
       kill -KILL "$TARGET"
-      wait_until 10 number_is_free
+      wait_until 60 number_is_free
     else
       assert_equal "$status" 130 "status at $at: $err"
       [[ $err != *"[interrupted]"* ]] || hit=$((hit + 1))
-      wait_until 5 number_is_free
+      wait_until 60 number_is_free
       nothing_left
     fi
     cat "$BATS_TEST_TMPDIR/rounds" >"$TARGET_STATUS"
@@ -197,7 +197,7 @@ interrupt_at() {
   exec 8>"$fifo"
   sleep 0.6
   printf '\003' >&8
-  wait_until 20 grep -q "ended with 130" "$BATS_TEST_TMPDIR/tty"
+  wait_until 60 grep -q "ended with 130" "$BATS_TEST_TMPDIR/tty"
   exec 8>&-
   in_state running
   target_goes_on
@@ -217,7 +217,7 @@ interrupt_at() {
   printf '\032' >&8
   sleep 0.2
   printf '\032' >&8
-  wait_until 20 grep -q "ended with" "$BATS_TEST_TMPDIR/tty"
+  wait_until 60 grep -q "ended with" "$BATS_TEST_TMPDIR/tty"
   exec 8>&-
   grep -q "ended with 0" "$BATS_TEST_TMPDIR/tty"
   assert_equal "$(grep -c "cannot be stopped in the middle; Ctrl-C" "$BATS_TEST_TMPDIR/tty")" 1
@@ -246,10 +246,10 @@ works_on_it_now() { grep -qs "\"owner\":$(cat "$1" 2>/dev/null || echo none)," "
   local ready=$BATS_TEST_TMPDIR/ready
   for signal in USR1 USR2 ALRM VTALRM PROF IO TSTP TTIN TTOU PIPE XFSZ; do
     STASIS_SIM_FAULTS=$slow_steps can_be_stopped "$ready" suspend -q "$TARGET"
-    wait_until 10 works_on_it_now "$ready"
+    wait_until 60 works_on_it_now "$ready"
     at_end_kill "$(<"$ready")"
     kill "-$signal" "$(<"$ready")"
-    wait_until 10 test -s "$ready.status"
+    wait_until 60 test -s "$ready.status"
     assert_equal "$(<"$ready.status")" 0 "status after $signal"
     in_state checkpointed
     stasis resume -q "$TARGET" >/dev/null
@@ -268,16 +268,16 @@ stopped_by_key() { kill -TSTP "$1" && sleep 0.1 && grep -q "^State:[[:space:]]T"
   dump_it
   local ready=$BATS_TEST_TMPDIR/ready
   can_be_stopped "$ready" restore -q --images-dir "$image"
-  wait_until 10 test -s "$ready"
+  wait_until 60 test -s "$ready"
   at_end_kill "$(<"$ready")"
-  wait_until 20 lives
+  wait_until 60 lives
   target_goes_on
   # Before it has come to the waiting, it does not let itself be stopped.
-  wait_until 5 stopped_by_key "$(<"$ready")"
+  wait_until 60 stopped_by_key "$(<"$ready")"
   target_goes_on
   kill -CONT "$(<"$ready")"
   kill -ALRM "$(<"$ready")"
-  wait_until 10 test -s "$ready.status"
+  wait_until 60 test -s "$ready.status"
   assert_equal "$(<"$ready.status")" $((128 + 14)) "it passes a signal on, and tells of the job's end"
   ! lives || return 1
 }
@@ -339,14 +339,14 @@ criu_runs() {
     kill_at "$at" suspend "$TARGET"
     # What was done to the end is no case for recovery.
     if [[ -n $(grep -E "^(suspended|resumed)" "$BATS_TEST_TMPDIR/said") ]]; then stasis resume -q "$TARGET" >/dev/null; fi
-    wait_until 20 recovered
+    wait_until 60 recovered
     in_state running
     nothing_left
   done
   for at in 0.01 0.04 0.08 0.12 0.16; do
     stasis suspend -q "$TARGET" >/dev/null
     kill_at "$at" resume "$TARGET"
-    wait_until 20 recovered
+    wait_until 60 recovered
     # Killed before it was done: suspended, as before it began.
     if [[ -n $(grep -E "^(suspended|resumed)" "$BATS_TEST_TMPDIR/said") ]]; then in_state running; fi
     done_by recover "$TARGET"
@@ -363,10 +363,10 @@ criu_runs() {
   start_target memory --size 20M
   for at in 0.05 0.15 0.25 0.3 0.34 0.38 0.42 0.46 0.5 0.55 0.6 0.7 0.8; do
     kill_at "$at" dump "$TARGET" --images-dir "$image"
-    wait_until 20 settled
+    wait_until 60 settled
     if ! lives; then
       [[ -e $image/manifest.json ]]
-      wait_until 10 number_is_free
+      wait_until 60 number_is_free
       restore_it
     fi
     target_goes_on
@@ -384,12 +384,12 @@ criu_runs() {
   cp "$TARGET_STATUS" "$BATS_TEST_TMPDIR/rounds"
   for at in 0.02 0.05 0.08 0.11 0.14 0.17 0.2 0.24 0.28 0.35; do
     kill_at "$at" restore --images-dir "$image" --detach
-    wait_until 20 settled
+    wait_until 60 settled
     if lives; then
       target_goes_on
       kill -KILL "$TARGET"
     fi
-    wait_until 10 number_is_free
+    wait_until 60 number_is_free
     nothing_left
     cat "$BATS_TEST_TMPDIR/rounds" >"$TARGET_STATUS"
   done
@@ -402,7 +402,7 @@ criu_runs() {
   start_target memory --size 8M
   STASIS_SIM_FAULTS="checkpoint:delay=20s" stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
   local tool=$!
-  wait_until 10 works_on_it "$tool"
+  wait_until 60 works_on_it "$tool"
   kill -KILL "$tool"
   wait "$tool" 2>/dev/null || true
   in_state locked
@@ -433,9 +433,9 @@ criu_runs() {
   start_target memory --size 8M
   STASIS_SIM_FAULTS="checkpoint:delay=20s" stasis dump "$TARGET" --images-dir "$image" >/dev/null 2>&1 3>&- &
   local tool=$!
-  wait_until 10 works_on_it "$tool"
+  wait_until 60 works_on_it "$tool"
   kill -KILL "$tool" "$TARGET"
-  wait_until 10 number_is_free
+  wait_until 60 number_is_free
   done_by recover --all
   assert_contains "$out" "none of its CUDA processes lives any more"
   assert_contains "$out" "$image"

@@ -50,8 +50,8 @@ b_runs() { in_state running "$B"; in_state checkpointed "$A"; TARGET_STATUS=$B_S
     </dev/null >/dev/null 2>&1 3>&- &
   A=$! A_STATUS=$BATS_TEST_TMPDIR/a
   at_end_kill "$A" "$B"
-  TARGET_STATUS=$A_STATUS wait_until 20 target_is_up
-  TARGET_STATUS=$B_STATUS wait_until 20 target_is_up
+  TARGET_STATUS=$A_STATUS wait_until 60 target_is_up
+  TARGET_STATUS=$B_STATUS wait_until 60 target_is_up
   done_by suspend b
   done_by swap a b --json
   assert_equal "$(json 'd["suspended"]["path"], d["resumed"]["path"], d["at_once"]')" "direct direct True"
@@ -66,7 +66,7 @@ b_runs() { in_state running "$B"; in_state checkpointed "$A"; TARGET_STATUS=$B_S
       stasis-workload memory --size 100M --status "$BATS_TEST_TMPDIR/$name") </dev/null >/dev/null 2>&1 3>&- &
     at_end_kill $!
   done
-  for name in a b; do TARGET_STATUS=$BATS_TEST_TMPDIR/$name wait_until 20 target_is_up; done
+  for name in a b; do TARGET_STATUS=$BATS_TEST_TMPDIR/$name wait_until 60 target_is_up; done
   done_by suspend b
   done_by swap a b
   TARGET_STATUS=$BATS_TEST_TMPDIR/b target_goes_on
@@ -101,7 +101,7 @@ b_runs() { in_state running "$B"; in_state checkpointed "$A"; TARGET_STATUS=$B_S
     done
     nothing_left
     kill -KILL "$A" "$B"
-    wait_until 10 number_is_free "$A"
+    wait_until 60 number_is_free "$A"
   done
 }
 
@@ -109,7 +109,7 @@ b_runs() { in_state running "$B"; in_state checkpointed "$A"; TARGET_STATUS=$B_S
   two_servers 100M
   STASIS_SIM_FAULTS="checkpoint:delay=1s; restore:delay=1s" timeout 60 stasis swap "$A" "$B" >/dev/null 2>"$BATS_TEST_TMPDIR/err" &
   local tool=$!
-  wait_until 10 pgrep -x stasis-swap
+  wait_until 60 pgrep -x stasis-swap
   sleep 0.6
   kill -INT "$(pgrep -P "$tool" -x stasis)"
   local status=0
@@ -124,7 +124,7 @@ b_runs() { in_state running "$B"; in_state checkpointed "$A"; TARGET_STATUS=$B_S
   echo "checkpoint:error=999 pid=$A; checkpoint:delay=2s pid=$B" >"$STASIS_SIM_DIR/faults"
   timeout 60 stasis swap "$A" "$B" >/dev/null 2>"$BATS_TEST_TMPDIR/err" 3>&- &
   local tool=$!
-  wait_until 10 both_are_back
+  wait_until 60 both_are_back
   sleep 0.7
   kill -INT "$(pgrep -P "$tool" -x stasis)"
   local status=0
@@ -140,7 +140,7 @@ both_are_back() { (($(gpu_used) >= 200 << 20)); }
   two_servers 80M
   STASIS_SIM_FAULTS="checkpoint:delay=2s" timeout 60 stasis swap "$A" "$B" >/dev/null 2>&1 &
   local tool=$!
-  wait_until 10 pgrep -x stasis-swap
+  wait_until 60 pgrep -x stasis-swap
   sleep 0.6
   kill -KILL "$(pgrep -P "$tool" -x stasis)"
   wait "$tool" || true

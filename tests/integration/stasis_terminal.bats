@@ -99,7 +99,7 @@ PY
   STASIS_SIM_FAULTS="checkpoint:rate=40M" IGNORE_HUP=1 on_a_terminal 1.6 stasis dump "$TARGET" --images-dir "$image"
   assert_equal "$status" 1
   nothing_left
-  wait_until 10 number_is_free
+  wait_until 60 number_is_free
   restore_it
   target_goes_on
   restored_verifies
@@ -157,7 +157,7 @@ lost() {
   start_target memory --size 4M
   lost 1 /dev/full dump "$TARGET" --images-dir "$image" --json
   assert_contains "$err" "cannot be written to standard output"
-  wait_until 10 number_is_free
+  wait_until 60 number_is_free
   lost 1 /dev/full restore --images-dir "$image" --detach
   nothing_left
   target_goes_on
@@ -175,7 +175,7 @@ lost() {
   timeout 60 stasis suspend 0 2>/dev/full 3>&- || status=$?
   assert_equal "$status" 2
   timeout 60 stasis dump "$TARGET" --images-dir "$image" -v 2>/dev/full 3>&-
-  wait_until 10 number_is_free
+  wait_until 60 number_is_free
   restore_it
   target_goes_on
   restored_verifies
@@ -187,7 +187,7 @@ lost() {
   status=0
   timeout 60 stasis dump "$TARGET" --images-dir "$image" -v <&- >&- 2>&- 3>&- || status=$?
   assert_equal "$status" 1
-  wait_until 10 number_is_free
+  wait_until 60 number_is_free
   restore_it
   target_goes_on
   restored_verifies
@@ -197,7 +197,7 @@ lost() {
   start_target memory --size 4M
   # No room for the stack of a thread.
   status=0
-  (ulimit -Ss 150000000000 && exec timeout 20 stasis ps --json) >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" 3>&- || status=$?
+  (ulimit -Ss 150000000000 && exec timeout 60 stasis ps --json) >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" 3>&- || status=$?
   out=$(<"$BATS_TEST_TMPDIR/out")
   assert_equal "$status" 1
   assert_equal "$(json 'd["ok"], d["error"]["code"], d["error"]["exit_status"]')" "False internal 1"
@@ -242,7 +242,7 @@ lost() {
 @test "a stopped and a traced process are shown as what they are" {
   start_target memory --size 4M
   kill -STOP "$TARGET"
-  wait_until 10 grep -q "^State:.T" "/proc/$TARGET/status" # each thread stops when it gets there
+  wait_until 60 grep -q "^State:.T" "/proc/$TARGET/status" # each thread stops when it gets there
   done_by ps
   assert_contains "$out" " stopped "
   done_by ps --json
@@ -260,14 +260,14 @@ time.sleep(20)
 PY
   local tracer=$!
   at_end_kill "$tracer"
-  wait_until 10 test -e "$BATS_TEST_TMPDIR/traced"
+  wait_until 60 test -e "$BATS_TEST_TMPDIR/traced"
   done_by ps --json
   assert_equal "$(json "[p['state'] for p in d['processes'] if p['pid'] == $TARGET]")" "['traced']"
   kill -KILL "$tracer"
-  wait_until 10 ps_says running
+  wait_until 60 ps_says running
   target_goes_on
 }
-ps_says() { [[ $(timeout 20 stasis ps -q) =~ $TARGET.*\ $1\  ]]; }
+ps_says() { [[ $(timeout 60 stasis ps -q) =~ $TARGET.*\ $1\  ]]; }
 
 @test "--json, -v and -q mean the same before the verb" {
   start_target memory --size 4M
@@ -280,7 +280,7 @@ ps_says() { [[ $(timeout 20 stasis ps -q) =~ $TARGET.*\ $1\  ]]; }
   done_by --json resume "$TARGET"
   assert_equal "$(json 'd["ok"]')" True
   status=0
-  out=$(timeout 20 stasis --json suspend 0) || status=$?
+  out=$(timeout 60 stasis --json suspend 0) || status=$?
   assert_equal "$status" 2
   assert_equal "$(json 'd["error"]["code"]')" usage
 }
@@ -292,7 +292,7 @@ ps_says() { [[ $(timeout 20 stasis ps -q) =~ $TARGET.*\ $1\  ]]; }
     "$status_file") </dev/null >/dev/null 2>&1 3>&- &
   TARGET=$! TARGET_STATUS=$status_file
   echo "$TARGET" >>"$targets"
-  wait_until 30 target_is_up
+  wait_until 60 target_is_up
   image=$image$'\e[31m'
   for verb in ps "ps --json" "suspend $TARGET" "resume $TARGET"; do
     # shellcheck disable=SC2086
@@ -308,7 +308,7 @@ ps_says() { [[ $(timeout 20 stasis ps -q) =~ $TARGET.*\ $1\  ]]; }
   done_by dump "$TARGET" --images-dir "$image"
   harmless
   assert_contains "$out" "image?[31m"
-  capture timeout 20 stasis restore --images-dir "$image.none"
+  capture timeout 60 stasis restore --images-dir "$image.none"
   harmless
 }
 # Nothing but text and line ends, in $out and $err.

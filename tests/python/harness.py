@@ -31,7 +31,7 @@ os.makedirs(os.environ["STASIS_SIM_DIR"])
 FAULTS = os.path.join(os.environ["STASIS_SIM_DIR"], "faults")
 
 
-def wait_until(condition, seconds=20):
+def wait_until(condition, seconds=60):
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
