@@ -82,9 +82,13 @@ in_state() {
   for pid in "${@:-$TARGET}"; do assert_equal "$(state_of "$pid")" "$expected" "state of $pid"; done
 }
 
-# works_on_it TOOL: that stasis has begun, and with a delayed checkpoint has come to it. Neither `ps` nor
-# the driver is asked: the driver answers nobody while it works for somebody.
-works_on_it() { grep -qs "\"owner\":$1," "$STASIS_STATE_DIR"/*.json && sleep 0.5; }
+# held_up: some target is at this moment in a call of the driver that a fault draws out (docs/simulated-driver.md).
+# Neither `ps` nor the driver is asked: the driver answers nobody while it works for somebody.
+held_up() { cat /proc/[0-9]*/task/*/comm 2>/dev/null | grep -qx sim-held-up; }
+# works_on_it TOOL: that stasis has begun, and has come to the call that a fault draws out.
+works_on_it() { grep -qs "\"owner\":$1," "$STASIS_STATE_DIR"/*.json && held_up; }
+# stopped_at_work TOOL: it has come there, and stays until `kill -CONT`, however long what the test does meanwhile takes.
+stopped_at_work() { wait_until 60 works_on_it "$1" && kill -STOP "$1"; }
 
 # Bytes in use on all simulated GPUs.
 gpu_used() {
