@@ -40,4 +40,13 @@ saves() {
   told "saved to $images/$1 "
 }
 
+# held_save SIGNAL DELAY: a save begins at that signal, and has come to its checkpoint, which takes so long. The file is
+# taken away for what comes after it.
+held_save() {
+  echo "checkpoint:delay=$2" >"$STASIS_SIM_DIR/faults"
+  kill "-$1" "$RUN"
+  wait_until 60 held_up || { cat "$RUN_LOG" >&2; return 1; }
+  rm "$STASIS_SIM_DIR/faults"
+}
+
 nobody_is_left() { ! pgrep -f "stasis-workload .*$TARGET_STATUS" >/dev/null; }
