@@ -348,7 +348,7 @@ script() {
 
 @test "a process that another operation has is left to it" {
   start_target memory --size 8M
-  (STASIS_SIM_FAULTS=checkpoint:delay=4s exec stasis suspend "$TARGET" >/dev/null 2>&1 3>&-) &
+  (STASIS_SIM_FAULTS=checkpoint:delay=8s exec stasis suspend "$TARGET" >/dev/null 2>&1 3>&-) &
   local tool=$!
   at_end_kill "$tool"
   wait_until 60 works_on_it "$tool"
@@ -361,17 +361,18 @@ script() {
 
 @test "whoever comes while criu works is refused, and told what to do" {
   start_tree --size 8M
-  (STASIS_SIM_FAULTS=lock:delay=3s exec "$(real_criu)" dump --leave-running --tree "$TARGET" --images-dir "$image" \
+  (STASIS_SIM_FAULTS=lock:delay=3s exec "$(real_criu)" dump --leave-running --timeout 120 --tree "$TARGET" --images-dir "$image" \
     --log-file dump.log --libdir "$plugin" >/dev/null 2>&1 3>&-) &
   local tool=$!
   at_end_kill "$tool"
-  wait_until 60 works_on_it "$tool"
+  stopped_at_work "$tool"
   for verb in suspend resume recover "dump --images-dir $image.other"; do
     # shellcheck disable=SC2086
     refused 7 busy $verb "$TARGET"
     assert_contains "$err" "criu dump\` (process $tool)"
     assert_contains "$err" "stasis recover $TARGET"
   done
+  kill -CONT "$tool"
   wait "$tool"
   unharmed "${CHILDREN[@]}"
 }
@@ -674,7 +675,7 @@ close_folders() {
 @test "stuck: criu is killed while the GPU memory comes back" {
   start_tree --size 8M
   dump_target
-  (STASIS_SIM_FAULTS="restore:delay=5s pid=${CHILDREN[1]}" exec "$(real_criu)" restore --restore-detached \
+  (STASIS_SIM_FAULTS="restore:delay=60s pid=${CHILDREN[1]}" exec "$(real_criu)" restore --restore-detached \
     --images-dir "$image" --log-file restore.log --libdir "$plugin" >/dev/null 2>&1 3>&-) &
   local tool=$!
   at_end_kill "$tool"

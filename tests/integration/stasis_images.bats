@@ -117,10 +117,11 @@ __attribute__((constructor)) static void loaded(void) { open("'"$mark"'", O_CREA
   STASIS_SIM_FAULTS="checkpoint:delay=3s" stasis dump "$TARGET" --images-dir "$image" --leave-running \
     >"$BATS_TEST_TMPDIR/said" 2>&1 3>&- &
   local tool=$!
-  wait_until 60 works_on_it "$tool"
+  stopped_at_work "$tool"
   refused 10 image-incomplete restore --images-dir "$image"
   assert_contains "$err" "a dump into it is under way"
   [[ $err != *"may be deleted"* ]]
+  kill -CONT "$tool"
   wait "$tool"
   target_goes_on
 }
@@ -292,7 +293,7 @@ criu_is_asked() { [[ -e $BATS_TEST_TMPDIR/asked ]] && pgrep -P "$1" -x sleep >/d
   start_target memory --size 64M
   dump_it
   stuck_criu
-  TERM=xterm script -qec "stasis restore --images-dir $image --criu $BATS_TEST_TMPDIR/stuck --timeout 2500" \
+  TERM=xterm script -qec "stasis restore --images-dir $image --criu $BATS_TEST_TMPDIR/stuck --timeout 5000" \
     "$BATS_TEST_TMPDIR/shown" >/dev/null 2>&1 </dev/null 3>&- || true
   tr '\r' '\n' <"$BATS_TEST_TMPDIR/shown" | grep -qE "criu +\[[#.]+\] +[0-9]+%"
   STASIS_SIM_FAULTS="copy:rate=25M" TERM=xterm script -qec \

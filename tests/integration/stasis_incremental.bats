@@ -77,6 +77,7 @@ read_whole() {
   told "saved to $dir/000004 .*of it written.*removed 000002"
   kill -KILL "$RUN"
   wait "$RUN" || true
+  wait_until 60 nobody_works
   local newest
   newest=$(find "$dir" -maxdepth 1 -regex '.*/[0-9]+' | sort | tail -1)
   # One whose removal was killed, and the others: nobody misses it.
@@ -98,6 +99,9 @@ read_whole() {
   kill -USR1 "$RUN"
   told "saved to $dir/[0-9]+ \([^,]*\) in"
 }
+
+# Neither the job nor who saves it.
+nobody_works() { ! pgrep -x 'stasis|stasis-worker|stasis-workload' >/dev/null; }
 
 @test "a damaged base: what was in that file is written anew, and the job runs on" {
   start_agent

@@ -108,7 +108,8 @@ time.sleep(60)' "$file" 3>&- &
   done
   setsid bash -c 'sleep 60 & sleep 60 & wait' 3>&- &
   echo $! >>"$targets"
-  sleep 0.3
+  two_below() { (($(children_of $! | wc -l) == 2)); }
+  wait_until 60 two_below
   refused 4 not-cuda suspend $!
   assert_contains "$err" "2 below it"
   nothing_left
@@ -505,10 +506,10 @@ restorable() {
 @test "a target that ends during the dump is said to have ended" {
   need_root "CRIU"
   start_target memory --size 8M
-  STASIS_SIM_FAULTS="checkpoint:delay=1s" stasis dump "$TARGET" --images-dir "$image" \
+  STASIS_SIM_FAULTS="checkpoint:delay=60s" stasis dump "$TARGET" --images-dir "$image" \
     >"$BATS_TEST_TMPDIR/said" 2>&1 3>&- &
   local tool=$! status=0
-  sleep 0.5
+  wait_until 60 held_up
   kill -KILL "$TARGET"
   wait "$tool" || status=$?
   assert_equal "$status" 3
