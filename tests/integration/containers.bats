@@ -14,7 +14,7 @@ setup() {
     echo "there is no plugin at $plugin: tools/get-criu --headers, then configure again" >&2
     return 1
   }
-  name=stasis-$$-$BATS_TEST_NUMBER
+  name=stasis-${BATS_RUN_TMPDIR##*/}-$BATS_TEST_NUMBER
   bundle=$BATS_TEST_TMPDIR/bundle
   inside=$BATS_TEST_TMPDIR/inside # the same folder in the container
   mkdir -p "$BATS_TEST_TMPDIR/etc" "$BATS_TEST_TMPDIR/logs" "$inside" "$image"

@@ -41,7 +41,7 @@ need_root() {
 make_memory_cgroup() {
   local base
   for base in /sys/fs/cgroup/memory /sys/fs/cgroup; do
-    CGROUP=$base/stasis-test-$$-$BATS_TEST_NUMBER
+    CGROUP=$base/stasis-test-${BATS_RUN_TMPDIR##*/}-$BATS_TEST_NUMBER
     mkdir "$CGROUP" 2>/dev/null || continue
     if limit_cgroup "$1"; then
       cgroups+=("$CGROUP")

@@ -11,7 +11,7 @@ setup() {
   manifests=$BATS_TEST_DIRNAME/../../deploy/kubernetes
   tool=(/usr/bin/python3 "$BATS_TEST_DIRNAME/pod_manifests.py")
   bundle=$BATS_TEST_TMPDIR/bundle
-  name=stasis-pod-$$
+  name=stasis-pod-${BATS_RUN_TMPDIR##*/}
 }
 teardown() {
   [[ ! -d ${bundle:-/nowhere} ]] || engine delete --force "$name" >/dev/null 2>&1 || true

@@ -132,13 +132,13 @@ time.sleep(60)' "$file" 3>&- &
   start_target idle
   chmod 711 "$BATS_TEST_TMPDIR"
   as_nobody() {
-    STASIS_STATE_DIR=/tmp/stasis-nobody-$$ capture setpriv --reuid=65534 --regid=65534 --clear-groups \
+    STASIS_STATE_DIR=/tmp/stasis-nobody-${BATS_RUN_TMPDIR##*/} capture setpriv --reuid=65534 --regid=65534 --clear-groups \
       "$STASIS_BUILD/bin/stasis" "$@"
-    rm -rf "/tmp/stasis-nobody-$$"
+    rm -rf "/tmp/stasis-nobody-${BATS_RUN_TMPDIR##*/}"
   }
   as_nobody --version
   ((status == 0)) || skip "nobody may not run the program: $err"
-  for verb in suspend resume recover "dump --images-dir /tmp/stasis-nobody-image-$$"; do
+  for verb in suspend resume recover "dump --images-dir /tmp/stasis-nobody-image-${BATS_RUN_TMPDIR##*/}"; do
     # shellcheck disable=SC2086
     as_nobody $verb "$TARGET"
     assert_equal "$status" 5 "status of $verb: $err"

@@ -8,13 +8,13 @@ load stasis_lib
 setup() { setup_stasis; }
 teardown() { end_stasis; }
 
-# on_a_terminal SECONDS COMMAND...: runs it on a terminal of its own that hangs up then. Its status is in
-# $BATS_TEST_TMPDIR/status (negative: the signal that killed it), what it had said till then in .../tty.
-# With IGNORE_HUP=1 as under nohup. With STOP_FOR=SECONDS it is stopped for so long before, and meets the
-# hang-up wherever it was.
+# on_a_terminal SECONDS COMMAND...: runs it on a terminal of its own that hangs up then, or with WHEN=REGEX as soon as
+# it has said that. Its status is in $BATS_TEST_TMPDIR/status (negative: the signal that killed it), what it had said
+# till then in .../tty. With IGNORE_HUP=1 as under nohup. With STOP_FOR=SECONDS it is stopped for so long before, and
+# meets the hang-up wherever it was.
 on_a_terminal() {
-  timeout 60 python3 - "$BATS_TEST_TMPDIR" "$@" <<'PY' 3>&-
-import os, pty, select, signal, sys, time
+  timeout 120 python3 - "$BATS_TEST_TMPDIR" "$@" <<'PY' 3>&-
+import os, pty, re, select, signal, sys, time
 folder, seconds, command = sys.argv[1], float(sys.argv[2]), sys.argv[3:]
 tool, terminal = pty.fork()
 if tool == 0:
@@ -22,7 +22,8 @@ if tool == 0:
     if os.environ.get("IGNORE_HUP"): signal.signal(signal.SIGHUP, signal.SIG_IGN)
     os.execvp(command[0], command)
 said, start = b"", time.monotonic()
-while time.monotonic() - start < seconds:
+when = os.environ.get("WHEN", "").encode()
+while time.monotonic() - start < seconds and not (when and re.search(when, said, re.DOTALL)):
     if select.select([terminal], [], [], 0.02)[0]:
         try: said += os.read(terminal, 4096)
         except OSError: break
@@ -43,7 +44,7 @@ PY
 
 @test "ps on a terminal keeps to its width, and --watch to its screen" {
   start_target memory --size 2M
-  on_a_terminal 2.5 bash -c 'stty cols 50; exec stasis ps --watch 0.5'
+  WHEN='\[J.*\[J.*running.*\n' on_a_terminal 60 bash -c 'stty cols 50; exec stasis ps --watch 0.5'
   assert_equal "$status" -1
   (($(grep -c $'\e\[H\e\[J' "$BATS_TEST_TMPDIR/tty") >= 2))
   sed 's/\x1b\[[HJ]//g; s/\r$//' "$BATS_TEST_TMPDIR/tty" | grep -q "^$TARGET .*running"
@@ -52,11 +53,11 @@ PY
 
 @test "an error is red on a terminal, and nothing is with NO_COLOR, on a dumb one and through a pipe" {
   local said=$BATS_TEST_TMPDIR/tty plain
-  on_a_terminal 10 stasis suspend 2147483647
+  on_a_terminal 60 stasis suspend 2147483647
   assert_equal "$status" 3
   grep -qF $'\e[1;31m' "$said"
   for plain in NO_COLOR=1 TERM=dumb; do
-    on_a_terminal 10 env "$plain" stasis suspend 2147483647
+    on_a_terminal 60 env "$plain" stasis suspend 2147483647
     grep -q "no-such-process" "$said"
     ! grep -q $'\e' "$said" || { echo "$plain" >&2; return 1; }
   done
@@ -69,7 +70,7 @@ PY
 @test "a terminal that hangs up during a suspend rolls it back" {
   start_target memory --size 100M
   # Late enough for the line that tells how far it has come.
-  STASIS_SIM_FAULTS="checkpoint:rate=40M" on_a_terminal 1.6 stasis suspend "$TARGET"
+  STASIS_SIM_FAULTS="checkpoint:rate=40M" WHEN='checkpoint *\[' on_a_terminal 60 stasis suspend "$TARGET"
   assert_equal "$status" 129
   in_state running
   nothing_left
@@ -84,7 +85,7 @@ PY
     "$BATS_TEST_TMPDIR/slow" "$(real_criu)" >"$BATS_TEST_TMPDIR/criu"
   chmod +x "$BATS_TEST_TMPDIR/criu"
   : >"$BATS_TEST_TMPDIR/slow"
-  STASIS_CRIU=$BATS_TEST_TMPDIR/criu on_a_terminal 5 stasis dump "$TARGET" --images-dir "$image"
+  STASIS_CRIU=$BATS_TEST_TMPDIR/criu WHEN='write .*MB/s' on_a_terminal 60 stasis dump "$TARGET" --images-dir "$image"
   assert_equal "$status" 129 "$(<"$BATS_TEST_TMPDIR/tty")"
   in_state running
   no_image
@@ -96,7 +97,7 @@ PY
 @test "under nohup, a dump goes on without the terminal, and only its result is lost" {
   need_root "CRIU"
   start_target memory --size 100M
-  STASIS_SIM_FAULTS="checkpoint:rate=40M" IGNORE_HUP=1 on_a_terminal 1.6 stasis dump "$TARGET" --images-dir "$image"
+  STASIS_SIM_FAULTS="checkpoint:rate=40M" WHEN='checkpoint *\[' IGNORE_HUP=1 on_a_terminal 60 stasis dump "$TARGET" --images-dir "$image"
   assert_equal "$status" 1
   nothing_left
   wait_until 60 number_is_free
@@ -256,7 +257,7 @@ PTRACE_SEIZE, PTRACE_INTERRUPT = 0x4206, 0x4207
 if libc.ptrace(PTRACE_SEIZE, target, 0, 0) == 0 and libc.ptrace(PTRACE_INTERRUPT, target, 0, 0) == 0:
     os.waitpid(target, 0x40000000)
     open(sys.argv[2], "w").close()
-time.sleep(20)
+time.sleep(300)
 PY
   local tracer=$!
   at_end_kill "$tracer"
