@@ -113,6 +113,6 @@ function(stasis_bats file)
   find_program(BATS bats REQUIRED)
   add_test(NAME ${stem}.bats COMMAND ${STASIS_OWN_NUMBERS} ${CMAKE_SOURCE_DIR}/tests/integration/run_bats ${file}
            WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
-  set_tests_properties(${stem}.bats PROPERTIES LABELS integration TIMEOUT 600 ENVIRONMENT
+  set_tests_properties(${stem}.bats PROPERTIES LABELS integration TIMEOUT 1200 ENVIRONMENT
                                                "STASIS_BUILD=${CMAKE_BINARY_DIR}")
 endfunction()

@@ -19,7 +19,7 @@ TEST(Gate, ClosesWhenNobodyIsInside) {
   gate.enter();
   EXPECT_FALSE(gate.close(in(30), kNotAbandoned));
   gate.leave();
-  EXPECT_TRUE(gate.close(in(1000), kNotAbandoned));
+  EXPECT_TRUE(gate.close(in(10'000), kNotAbandoned));
 }
 
 TEST(Gate, AFailedCloseLeavesItOpen) {
@@ -53,12 +53,14 @@ TEST(Gate, TheLastReaderHandsItToAWaitingCloser) {
 
 TEST(Gate, CallersWaitWhileItIsClosedAndPassBeforeTheNextClose) {
   Gate gate;
-  ASSERT_TRUE(gate.close(in(1000), kNotAbandoned));
+  ASSERT_TRUE(gate.close(in(10'000), kNotAbandoned));
+  std::atomic<int> here{0};
   std::atomic<int> inside{0};
   std::atomic<bool> go{false};
   std::vector<std::thread> callers;
   for (int i = 0; i < 4; ++i) {
     callers.emplace_back([&] {
+      ++here;
       gate.enter();
       ++inside;
       while (!go)
@@ -66,16 +68,20 @@ TEST(Gate, CallersWaitWhileItIsClosedAndPassBeforeTheNextClose) {
       gate.leave();
     });
   }
-  std::this_thread::sleep_for(50ms);
+  while (here < 4)
+    std::this_thread::sleep_for(1ms);
+  std::this_thread::sleep_for(200ms);
   EXPECT_EQ(inside, 0);
   gate.open();
   // All four were admitted by the opening itself, so a close right after it cannot come first.
   EXPECT_FALSE(gate.close(in(50), kNotAbandoned));
+  for (int i = 0; i < 30'000 && inside < 4; ++i)
+    std::this_thread::sleep_for(1ms);
   EXPECT_EQ(inside, 4);
   go = true;
   for (auto& caller : callers)
     caller.join();
-  EXPECT_TRUE(gate.close(in(1000), kNotAbandoned));
+  EXPECT_TRUE(gate.close(in(10'000), kNotAbandoned));
 }
 
 TEST(Gate, SurvivesManyThreadsAndManyCloses) {

@@ -6,6 +6,7 @@
 // the library has a heap of its own (private_heap.cc), and Memory's part is written for it.
 #include <poll.h>
 #include <pthread.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -21,6 +22,8 @@ namespace stasis::sim {
 namespace {
 
 using namespace cuda;  // NOLINT(google-build-using-namespace): CUDA's result codes, by their names
+
+constexpr const char* kThreadName = "sim-restore";
 
 struct Server {
   Driver* driver = nullptr;
@@ -46,6 +49,22 @@ void sleep_until(Deadline deadline, int reply) {
     ::nanosleep(&t, nullptr);
   }
 }
+
+// The thread's name while a fault draws an action out: who waits for that moment need not guess when it is.
+class HeldUp {
+ public:
+  explicit HeldUp(const Plan& plan) : really_(plan.delay_ns || plan.hang || plan.timeout || plan.rate) {
+    if (really_) ::prctl(PR_SET_NAME, "sim-held-up");
+  }
+  ~HeldUp() {
+    if (really_) ::prctl(PR_SET_NAME, kThreadName);
+  }
+  HeldUp(const HeldUp&) = delete;
+  HeldUp& operator=(const HeldUp&) = delete;
+
+ private:
+  bool really_;
+};
 
 CUresult lock(Driver& driver, const Plan& plan, int reply) {
   const auto timeout = server.request.timeout_ms;
@@ -188,6 +207,7 @@ CUresult perform(Driver& driver, int reply) {
   if (!parse_faults(request.faults, faults, error)) return CUDA_ERROR_INVALID_SOURCE;
   faults.insert(faults.end(), driver.faults.begin(), driver.faults.end());
   const auto plan = plan_for(faults, step.fault, nth, static_cast<std::uint64_t>(::getpid()));
+  const HeldUp seen(plan);
   if (plan.delay_ns) sleep_until(now_ns() + static_cast<std::int64_t>(plan.delay_ns), reply);
   if (plan.hang) sleep_until(kNever, reply);
   if (plan.hang || hung_up(reply)) return CUDA_ERROR_UNKNOWN;  // nobody hears it
@@ -272,7 +292,7 @@ bool start_restore_thread(Driver& driver) {
   const int rc = pthread_create(&thread, nullptr, thread_main, nullptr);
   pthread_sigmask(SIG_SETMASK, &old, nullptr);
   if (rc != 0) return false;
-  pthread_setname_np(thread, "sim-restore");
+  pthread_setname_np(thread, kThreadName);
   pthread_detach(thread);
   while (control_block().restore_tid.load() == 0)
     ::usleep(50);

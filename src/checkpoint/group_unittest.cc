@@ -141,7 +141,7 @@ TEST_F(GroupTest, LocksAllAtTheSameTime) {
     std::unique_lock lock(mutex);
     ++asked;
     all_here.notify_all();
-    if (!all_here.wait_for(lock, std::chrono::seconds(5), [&] { return asked >= 3; })) {
+    if (!all_here.wait_for(lock, std::chrono::seconds(60), [&] { return asked >= 3; })) {
       together = false;
     }
   };

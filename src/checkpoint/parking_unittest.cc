@@ -199,7 +199,7 @@ TEST_F(ParkingTest, ParkedThreadsStandStillAndGoOnUnharmed) {
     EXPECT_EQ(shared_->spins, before);
     const auto on = unpark_threads(pid());
     ASSERT_TRUE(on) << text(on);
-    ASSERT_TRUE(spins_within(2000)) << "round " << round;
+    ASSERT_TRUE(spins_within(30000)) << "round " << round;
     ASSERT_TRUE(alive());
   }
   // Those that waited all the time get what they waited for, and nothing else came before.
@@ -211,7 +211,7 @@ TEST_F(ParkingTest, ParkedThreadsStandStillAndGoOnUnharmed) {
 
 TEST_F(ParkingTest, EveryThreadButTheSparedOneIsParked) {
   ASSERT_TRUE(park_threads(pid(), spared()));
-  for (int i = 0; i < 1000 && count_parked_threads(pid()) < kThreads - 1; ++i)
+  for (int i = 0; i < 30000 && count_parked_threads(pid()) < kThreads - 1; ++i)
     pause(1);
   EXPECT_GE(count_parked_threads(pid()), kThreads - 1);
   ASSERT_TRUE(unpark_threads(pid()));
@@ -222,7 +222,7 @@ TEST_F(ParkingTest, ParkingTwiceIsParkingOnce) {
   ASSERT_TRUE(park_threads(pid(), spared()));
   ASSERT_TRUE(park_threads(pid(), spared()));
   ASSERT_TRUE(unpark_threads(pid()));
-  EXPECT_TRUE(spins_within(2000));
+  EXPECT_TRUE(spins_within(30000));
   ASSERT_TRUE(unpark_threads(pid()));
   EXPECT_TRUE(alive());
 }
@@ -231,13 +231,13 @@ TEST_F(ParkingTest, ParkingTwiceIsParkingOnce) {
 TEST_F(ParkingTest, TheRestIsParkedBesideThoseThatAre) {
   for (int round = 0; round < 20; ++round) {
     ASSERT_TRUE(park_threads(pid(), Tid{pid().value}));
-    EXPECT_TRUE(spins_within(2000));
+    EXPECT_TRUE(spins_within(30000));
     ASSERT_TRUE(park_threads(pid(), spared()));
     const std::uint64_t before = shared_->spins;
     pause(2);
     EXPECT_EQ(shared_->spins, before);
     ASSERT_TRUE(unpark_threads(pid()));
-    ASSERT_TRUE(spins_within(2000)) << "round " << round;
+    ASSERT_TRUE(spins_within(30000)) << "round " << round;
     ASSERT_TRUE(alive());
   }
   // The driver's thread stayed parked from the first time on, and goes on as well.
@@ -284,7 +284,7 @@ TEST_F(ParkingTest, ASignalWaitsUntilTheThreadsGoOn) {
   pause(20);
   EXPECT_EQ(shared_->signals, 0U);
   ASSERT_TRUE(unpark_threads(pid()));
-  EXPECT_TRUE(spins_within(2000));
+  EXPECT_TRUE(spins_within(30000));
   EXPECT_EQ(shared_->signals, 1U);
 }
 
@@ -364,7 +364,7 @@ TEST(ParkingInTheDriver, AThreadIsParkedOutsideOfItOrAsleepInIt) {
   for (int round = 0; round < 8; ++round) {
     // On a busy machine it may not see all of them outside in its time, and says so.
     auto parked = park_threads(target.pid(), Tid{0});
-    for (int tries = 0; !parked && parked.error().code == ErrorCode::kBusy && tries < 3; ++tries)
+    for (int tries = 0; !parked && parked.error().code == ErrorCode::kBusy && tries < 30; ++tries)
       parked = park_threads(target.pid(), Tid{0});
     ASSERT_TRUE(parked) << parked.error().to_string();
     for (const auto& held : shared->held)
@@ -374,7 +374,7 @@ TEST(ParkingInTheDriver, AThreadIsParkedOutsideOfItOrAsleepInIt) {
     EXPECT_EQ(shared->rounds, before);
     EXPECT_GE(count_parked_threads(target.pid()), 5);  // a sanitizer may add one
     ASSERT_TRUE(unpark_threads(target.pid()));
-    for (int i = 0; i < 2000 && shared->rounds == before; ++i)
+    for (int i = 0; i < 30000 && shared->rounds == before; ++i)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     ASSERT_NE(shared->rounds, before);
   }
@@ -409,7 +409,7 @@ TEST_F(ParkingTest, SurvivesAParkerThatIsKilled) {
     }
     const auto on = unpark_threads(pid());
     ASSERT_TRUE(on) << text(on);
-    ASSERT_TRUE(spins_within(5000)) << "round " << round;
+    ASSERT_TRUE(spins_within(30000)) << "round " << round;
     ASSERT_TRUE(alive());
     ASSERT_EQ(count_parked_threads(pid()), 0);
   }
@@ -433,7 +433,7 @@ TEST_F(ParkingTest, ATracedProcessIsRefused) {
   const auto parked = park_threads(pid(), spared());
   ASSERT_FALSE(parked);
   EXPECT_EQ(parked.error().code, ErrorCode::kBusy);
-  EXPECT_TRUE(spins_within(2000));
+  EXPECT_TRUE(spins_within(30000));
 }
 
 TEST_F(ParkingTest, AProcessThatIsNotThereIsNoError) {

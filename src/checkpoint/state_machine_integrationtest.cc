@@ -144,7 +144,7 @@ TEST_F(StateMachine, AlockedTargetMakesNoRounds) {
   auto process = Process::open(*driver_, workload_->pid());
   ASSERT_TRUE(process);
   ASSERT_TRUE(process->lock(milliseconds(5000)));
-  std::this_thread::sleep_for(milliseconds(50));  // the record of a round that was just finished
+  std::this_thread::sleep_for(milliseconds(500));  // the record of a round that was just finished
   const long before = workload_->round();
   std::this_thread::sleep_for(milliseconds(200));
   EXPECT_EQ(workload_->round(), before);

@@ -115,7 +115,7 @@ Target::Target(const std::string& kind, const std::string& directory, const Opti
     ::execv("/proc/self/exe", const_cast<char**>(arguments));
     ::_exit(93);
   }
-  for (int i = 0; i < 2500 && count() == 0; ++i)
+  for (int i = 0; i < 30000 && count() == 0; ++i)
     std::this_thread::sleep_for(milliseconds(2));
 }
 
@@ -138,7 +138,7 @@ std::uint64_t Target::count() const {
 
 bool Target::runs() const {
   const std::uint64_t before = count();
-  for (int i = 0; i < 15000; ++i) {  // a criu that we left alone ends its dump first
+  for (int i = 0; i < 30000; ++i) {  // a criu that we left alone ends its dump first
     if (count() > before + 3) return true;
     std::this_thread::sleep_for(milliseconds(2));
   }
@@ -154,7 +154,7 @@ bool Target::reap() {
   // An ended child of it is ours too: the test is a subreaper.
   const Pid grandchild = child();
   if (grandchild.value > 0) ::waitpid(grandchild.value, nullptr, 0);
-  for (int i = 0; i < 1000; ++i) {
+  for (int i = 0; i < 30000; ++i) {
     if (::waitpid(pid_, nullptr, WNOHANG) == pid_) {
       pid_ = 0;
       return true;

@@ -145,7 +145,7 @@ TEST(AgentClient, IsNotTurnedAwayByTheAgentsOwnLook) {
   {
     auto client = agent.find();
     ASSERT_TRUE(client.has_value() && client->has_value());
-    ASSERT_TRUE((*client)->ask(AgentCommand::kHold, 0, milliseconds(2000)).has_value());
+    ASSERT_TRUE((*client)->ask(AgentCommand::kHold, 0, milliseconds(60000)).has_value());
   }
   for (int i = 0; i < 10; ++i) {
     const auto again = agent.find();
@@ -161,7 +161,7 @@ TEST(AgentClient, PassesNoCommandsToTheTerminal) {
   });
   auto client = agent.find();
   ASSERT_TRUE(client.has_value() && client->has_value());
-  const auto done = (*client)->ask(AgentCommand::kClose, 100, milliseconds(2000));
+  const auto done = (*client)->ask(AgentCommand::kClose, 100, milliseconds(60000));
   ASSERT_FALSE(done.has_value());
   EXPECT_EQ(done.error().message.find('\x1b'), std::string::npos);
 }
@@ -175,7 +175,7 @@ TEST(AgentClient, DoesNotBelieveCounts) {
     });
     auto client = agent.find();
     ASSERT_TRUE(client.has_value() && client->has_value());
-    ASSERT_TRUE((*client)->ask(AgentCommand::kClose, 100, milliseconds(2000)).has_value());
+    ASSERT_TRUE((*client)->ask(AgentCommand::kClose, 100, milliseconds(60000)).has_value());
     const auto taken = (*client)->take_segments(milliseconds(2000));
     EXPECT_FALSE(taken.has_value()) << count;
   }
@@ -190,7 +190,7 @@ TEST(AgentClient, DoesNotTakeDescriptorsThatAreNotThere) {
   });
   auto client = agent.find();
   ASSERT_TRUE(client.has_value() && client->has_value());
-  ASSERT_TRUE((*client)->ask(AgentCommand::kClose, 100, milliseconds(2000)).has_value());
+  ASSERT_TRUE((*client)->ask(AgentCommand::kClose, 100, milliseconds(60000)).has_value());
   EXPECT_FALSE((*client)->take_segments(milliseconds(2000)).has_value());
 }
 
@@ -209,7 +209,7 @@ TEST(AgentClient, FiguresAreThoseOfTheAnswer) {
   });
   auto client = agent.find();
   ASSERT_TRUE(client.has_value() && client->has_value());
-  ASSERT_TRUE((*client)->ask(AgentCommand::kPrepare, 0, milliseconds(2000)).has_value());
+  ASSERT_TRUE((*client)->ask(AgentCommand::kPrepare, 0, milliseconds(60000)).has_value());
   const auto first = (*client)->bytes();
   ::usleep(20000);
   EXPECT_EQ((*client)->bytes(), first);
@@ -221,7 +221,7 @@ TEST(AgentClient, HostMemoryAndGpuMemoryAreNotMixedUp) {
   auto client = agent.find();
   ASSERT_TRUE(client.has_value() && client->has_value());
   const auto code = [&](AgentCommand command) {
-    return (*client)->ask(command, 0, milliseconds(2000)).error().code;
+    return (*client)->ask(command, 0, milliseconds(60000)).error().code;
   };
   EXPECT_EQ(code(AgentCommand::kPrepare), ErrorCode::kOutOfHostMemory);
   EXPECT_EQ(code(AgentCommand::kRefill), ErrorCode::kOutOfGpuMemory);

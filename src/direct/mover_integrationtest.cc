@@ -325,7 +325,7 @@ TEST_F(MoverTest, KeepsItsDeadlineAndCanGoOnAfterwards) {
   const auto late = out(mover, target, content, milliseconds(300));
   ASSERT_FALSE(late);
   EXPECT_EQ(late.error().code, ErrorCode::kTimeout);
-  EXPECT_LT(since(start), seconds(3));
+  EXPECT_LT(since(start), seconds(15));
   expect_let_go(target);
   ASSERT_TRUE(target.make_again());
   EXPECT_TRUE(out(mover, target, content));
@@ -443,7 +443,7 @@ TEST_F(MoverTest, GivesUpADriverThatHangsWhileItPrepares) {
   const auto ready = mover.prepare(small(), {}, never_, in(milliseconds(400)));
   ASSERT_FALSE(ready);
   EXPECT_EQ(ready.error().code, ErrorCode::kTimeout);
-  EXPECT_LT(since(start), seconds(5));
+  EXPECT_LT(since(start), seconds(30));
   EXPECT_EQ(mover.pid().value, 0) << "it is still there";
 }
 
@@ -451,7 +451,7 @@ TEST_F(MoverTest, GivesUpADriverThatHangsInACall) {
   Target target(mixed_shapes());
   MoverProcess mover = prepared("import:hang@3");
   Memory content(content_size(target.shapes()));
-  const auto moved = out(mover, target, content, milliseconds(200));
+  const auto moved = out(mover, target, content, milliseconds(2000));
   ASSERT_FALSE(moved);
   EXPECT_EQ(moved.error().code, ErrorCode::kNoAnswer);
   EXPECT_NE(moved.error().message.find("deadline"), std::string::npos) << moved.error().message;
@@ -462,7 +462,7 @@ TEST_F(MoverTest, SaysThatTheGpuDoesNotEndACopy) {
   Target target(mixed_shapes());
   MoverProcess mover = prepared("transfer:hang@4");
   Memory content(content_size(target.shapes()));
-  const auto moved = out(mover, target, content, milliseconds(300));
+  const auto moved = out(mover, target, content, milliseconds(2000));
   ASSERT_FALSE(moved);
   EXPECT_EQ(moved.error().code, ErrorCode::kNoAnswer);
   EXPECT_NE(moved.error().message.find("does not end a copy"), std::string::npos)

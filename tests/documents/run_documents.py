@@ -32,7 +32,7 @@ import time
 SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 COMMENT = re.compile(r"<!--\s*(.*?)-->", re.S)
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.M | re.S)
-TIMEOUT = 60
+TIMEOUT = 180
 
 # What scripts may use in their hidden parts.
 PRELUDE = r"""
@@ -47,7 +47,7 @@ stand_in() {
 # wait_until COMMAND...
 wait_until() {
   local i
-  for ((i = 0; i < 400; i++)); do
+  for ((i = 0; i < 1200; i++)); do
     if "$@"; then return; fi
     sleep 0.05
   done

@@ -14,7 +14,7 @@ setup() {
     echo "there is no plugin at $plugin: tools/get-criu --headers, then configure again" >&2
     return 1
   }
-  name=stasis-$$-$BATS_TEST_NUMBER
+  name=stasis-${BATS_RUN_TMPDIR##*/}-$BATS_TEST_NUMBER
   bundle=$BATS_TEST_TMPDIR/bundle
   inside=$BATS_TEST_TMPDIR/inside # the same folder in the container
   mkdir -p "$BATS_TEST_TMPDIR/etc" "$BATS_TEST_TMPDIR/logs" "$inside" "$image"
@@ -111,16 +111,16 @@ start_container() {
 }
 start_counter() {
   start_container stasis-counter --gpu-memory 32M
-  wait_until 20 grep -qs listening "$inside/log"
+  wait_until 60 grep -qs listening "$inside/log"
   PORT=$(sed 's/.*://' "$inside/log")
 }
 # start_workload KIND ARGUMENT...
 start_workload() {
   TARGET_STATUS=$inside/status TARGET_LOG=$inside/log
   start_container stasis-workload "$@" --status "$TARGET_STATUS"
-  wait_until 30 target_is_up
+  wait_until 60 target_is_up
 }
-ask() { timeout 10 stasis-counter --ask "$PORT"; }
+ask() { timeout 60 stasis-counter --ask "$PORT"; }
 
 # checkpoint ARGUMENT...: sets status.
 checkpoint() { capture engine checkpoint --image-path "$image" --work-path "$BATS_TEST_TMPDIR/logs" "$@" "$name"; }
@@ -226,7 +226,7 @@ counter_there_and_back() {
   STASIS_SIM_FAULTS="restore:error=999" restore
   failed
   logged restore "the restore fails"
-  wait_until 10 gpu_is_free
+  wait_until 60 gpu_is_free
   nothing_left
   engine delete --force "$name" || true
   restore
@@ -280,7 +280,7 @@ counter_there_and_back() {
   STASIS_SIM_FAULTS="restore:error=999" restore
   failed
   logged restore "the restore fails"
-  wait_until 10 gpu_is_free
+  wait_until 60 gpu_is_free
   nothing_left
   engine delete --force "$name" || true
   printf '0=1\n' >"$image/cuda-device-map"

@@ -54,7 +54,7 @@ logged() { assert_contains "$(grep -h cuda_plugin: "$image/$1.log")" "$2"; }
 dump_target() {
   criu_does dump --tree "$TARGET" "$@"
   local pid
-  for pid in "$TARGET" ${CHILDREN+"${CHILDREN[@]}"}; do wait_until 10 number_is_free "$pid"; done
+  for pid in "$TARGET" ${CHILDREN+"${CHILDREN[@]}"}; do wait_until 60 number_is_free "$pid"; done
 }
 restore_target() { criu_does restore --restore-detached "$@"; }
 
@@ -83,10 +83,10 @@ start_counter() {
   (exec_on_gpu setsid stasis-counter --gpu-memory 32M) </dev/null >"$log" 2>&1 3>&- &
   TARGET=$!
   echo "$TARGET" >>"$targets"
-  wait_until 20 grep -q listening "$log"
+  wait_until 60 grep -q listening "$log"
   PORT=$(sed 's/.*://' "$log")
 }
-ask() { timeout 10 stasis-counter --ask "$PORT"; }
+ask() { timeout 60 stasis-counter --ask "$PORT"; }
 
 # script ACTION COMMAND: a script for CRIU's --action-script.
 script() {
@@ -267,7 +267,7 @@ script() {
   for option in device-map device-map=0=7; do
     with_option "$option"
     criu_fails restore --restore-detached
-    number_is_free
+    wait_until 60 number_is_free
   done
   with_option device-map=0=1
   # It comes before the environment.
@@ -283,12 +283,12 @@ script() {
   mkfifo "$image/cuda-device-map"
   criu_fails restore --restore-detached
   logged restore "cuda-device-map of the image is no regular file"
-  number_is_free
+  wait_until 60 number_is_free
   rm "$image/cuda-device-map"
   mv "$image/cuda-plugin.json" "$BATS_TEST_TMPDIR/record"
   ln -s "$BATS_TEST_TMPDIR/record" "$image/cuda-plugin.json"
   criu_fails restore --restore-detached
-  number_is_free
+  wait_until 60 number_is_free
   mv "$BATS_TEST_TMPDIR/record" "$image/cuda-plugin.json"
   restore_target
   target_goes_on
@@ -307,7 +307,7 @@ script() {
   start_target memory --size 8M
   dump_target
   STASIS_DEVICE_MAP=0=7 criu_fails restore --restore-detached
-  number_is_free
+  wait_until 60 number_is_free
   logged restore "[device-map-invalid]"
   restore_target
   target_goes_on
@@ -348,10 +348,10 @@ script() {
 
 @test "a process that another operation has is left to it" {
   start_target memory --size 8M
-  (STASIS_SIM_FAULTS=checkpoint:delay=4s exec stasis suspend "$TARGET" >/dev/null 2>&1 3>&-) &
+  (STASIS_SIM_FAULTS=checkpoint:delay=8s exec stasis suspend "$TARGET" >/dev/null 2>&1 3>&-) &
   local tool=$!
   at_end_kill "$tool"
-  wait_until 10 works_on_it "$tool"
+  wait_until 60 works_on_it "$tool"
   criu_fails dump --tree "$TARGET" --timeout 3
   wait "$tool"
   in_state checkpointed
@@ -361,17 +361,18 @@ script() {
 
 @test "whoever comes while criu works is refused, and told what to do" {
   start_tree --size 8M
-  (STASIS_SIM_FAULTS=lock:delay=3s exec "$(real_criu)" dump --leave-running --tree "$TARGET" --images-dir "$image" \
+  (STASIS_SIM_FAULTS=lock:delay=3s exec "$(real_criu)" dump --leave-running --timeout 120 --tree "$TARGET" --images-dir "$image" \
     --log-file dump.log --libdir "$plugin" >/dev/null 2>&1 3>&-) &
   local tool=$!
   at_end_kill "$tool"
-  wait_until 10 works_on_it "$tool"
+  stopped_at_work "$tool"
   for verb in suspend resume recover "dump --images-dir $image.other"; do
     # shellcheck disable=SC2086
     refused 7 busy $verb "$TARGET"
     assert_contains "$err" "criu dump\` (process $tool)"
     assert_contains "$err" "stasis recover $TARGET"
   done
+  kill -CONT "$tool"
   wait "$tool"
   unharmed "${CHILDREN[@]}"
 }
@@ -411,7 +412,7 @@ print("traces", flush=True)
 time.sleep(120)' "$TARGET" >"$BATS_TEST_TMPDIR/tracer" 2>&1 3>&- &
   local tracer=$!
   at_end_kill "$tracer"
-  wait_until 10 grep -q traces "$BATS_TEST_TMPDIR/tracer"
+  wait_until 60 grep -q traces "$BATS_TEST_TMPDIR/tracer"
   criu_fails dump --tree "$TARGET"
   kill -KILL "$tracer"
   unharmed
@@ -428,7 +429,7 @@ time.sleep(120)' "$TARGET" >"$BATS_TEST_TMPDIR/tracer" 2>&1 3>&- &
   start_target memory --size 8M
   dump_target
   STASIS_SIM_FAULTS="restore:error=999" criu_fails restore --restore-detached
-  wait_until 10 number_is_free
+  wait_until 60 number_is_free
   logged restore "the restore fails"
   gpu_is_free
   nothing_left
@@ -442,9 +443,9 @@ time.sleep(120)' "$TARGET" >"$BATS_TEST_TMPDIR/tracer" 2>&1 3>&- &
   start_tree --size 8M
   dump_target
   STASIS_SIM_FAULTS="unlock:error=999 pid=${CHILDREN[0]}" criu_fails restore --restore-detached
-  wait_until 10 number_is_free
-  wait_until 10 number_is_free "${CHILDREN[0]}"
-  wait_until 10 number_is_free "${CHILDREN[1]}"
+  wait_until 60 number_is_free
+  wait_until 60 number_is_free "${CHILDREN[0]}"
+  wait_until 60 number_is_free "${CHILDREN[1]}"
   gpu_is_free
 }
 
@@ -452,7 +453,7 @@ time.sleep(120)' "$TARGET" >"$BATS_TEST_TMPDIR/tracer" 2>&1 3>&- &
   start_target memory --size 8M
   dump_target
   STASIS_SIM_GPUS=none criu_fails restore --restore-detached
-  number_is_free
+  wait_until 60 number_is_free
   fails grep -q Forking "$image/restore.log"
   logged restore "what to do: "
 }
@@ -462,7 +463,7 @@ time.sleep(120)' "$TARGET" >"$BATS_TEST_TMPDIR/tracer" 2>&1 3>&- &
   start_target memory --size 8M
   dump_target
   STASIS_LIBCUDA=/nonexistent criu_fails restore --restore-detached
-  number_is_free
+  wait_until 60 number_is_free
   fails grep -q Forking "$image/restore.log"
   logged restore "[driver-missing]"
 }
@@ -472,7 +473,7 @@ time.sleep(120)' "$TARGET" >"$BATS_TEST_TMPDIR/tracer" 2>&1 3>&- &
   STASIS_SIM_GPUS=2x256M start_target contexts
   STASIS_SIM_GPUS=2x256M dump_target
   STASIS_SIM_GPUS=1x256M criu_fails restore --restore-detached
-  number_is_free
+  wait_until 60 number_is_free
   fails grep -q Forking "$image/restore.log"
   logged restore "[gpu-mismatch]"
 }
@@ -481,7 +482,7 @@ time.sleep(120)' "$TARGET" >"$BATS_TEST_TMPDIR/tracer" 2>&1 3>&- &
   start_target memory --size 64M
   dump_target
   STASIS_SIM_GPUS=1x32M criu_fails restore --restore-detached
-  number_is_free
+  wait_until 60 number_is_free
   logged restore "[out-of-gpu-memory]"
 }
 
@@ -544,7 +545,7 @@ time.sleep(120)' "$TARGET" >"$BATS_TEST_TMPDIR/tracer" 2>&1 3>&- &
   STASIS_DRIVER_TIMEOUT=1000 STASIS_SIM_FAULTS="restore:hang pid=${CHILDREN[1]}" criu_fails restore --restore-detached
   logged restore "has not answered"
   local pid
-  for pid in "$TARGET" "${CHILDREN[@]}"; do wait_until 10 number_is_free "$pid"; done
+  for pid in "$TARGET" "${CHILDREN[@]}"; do wait_until 60 number_is_free "$pid"; done
   gpu_is_free
   nothing_left
   restore_target
@@ -585,7 +586,7 @@ close_folders() {
     </dev/null >"$TARGET_LOG" 2>&1 3>&- &
   TARGET=$!
   echo "$TARGET" >>"$targets"
-  wait_until 30 target_is_up
+  wait_until 60 target_is_up
   local before
   before=$(thread_masks)
   criu_as=("${criu_user[@]}")
@@ -630,7 +631,7 @@ close_folders() {
   # CRIU's own fault point: it leaves without a word while it dumps the first process.
   CRIU_FAULT=1 criu dump --tree "$TARGET"
   ((status != 0))
-  wait_until 10 in_state checkpointed
+  wait_until 60 in_state checkpointed
   done_by ps
   assert_contains "$out" "left behind by criu dump"
   done_by recover "$TARGET"
@@ -642,7 +643,7 @@ close_folders() {
   script post-dump 'p=$$; until [ "$(cat "/proc/$p/comm")" = criu ]; do p=$(ps -o ppid= -p $p | tr -d " "); done; kill -KILL "$p"'
   criu dump --tree "$TARGET" --action-script "$BATS_TEST_TMPDIR/script"
   ((status != 0))
-  wait_until 10 in_state checkpointed "${CHILDREN[@]}"
+  wait_until 60 in_state checkpointed "${CHILDREN[@]}"
   done_by recover --all
   unharmed "${CHILDREN[@]}"
 }
@@ -651,7 +652,7 @@ close_folders() {
   start_tree --size 8M
   script post-dump 'p=$$; until [ "$(cat "/proc/$p/comm")" = criu ]; do p=$(ps -o ppid= -p $p | tr -d " "); done; kill -KILL "$p"'
   criu dump --tree "$TARGET" --action-script "$BATS_TEST_TMPDIR/script"
-  wait_until 10 in_state checkpointed "${CHILDREN[@]}"
+  wait_until 60 in_state checkpointed "${CHILDREN[@]}"
   # As the plugin does it, a moment later than any script can come in between.
   kill -STOP "${CHILDREN[@]}"
   done_by recover --all
@@ -664,7 +665,7 @@ close_folders() {
     --log-file dump.log --libdir "$plugin" >/dev/null 2>&1 3>&-) &
   local tool=$!
   at_end_kill "$tool"
-  wait_until 10 works_on_it "$tool"
+  wait_until 60 works_on_it "$tool"
   kill -KILL "$tool"
   wait "$tool" || true
   done_by recover --all
@@ -674,11 +675,11 @@ close_folders() {
 @test "stuck: criu is killed while the GPU memory comes back" {
   start_tree --size 8M
   dump_target
-  (STASIS_SIM_FAULTS="restore:delay=5s pid=${CHILDREN[1]}" exec "$(real_criu)" restore --restore-detached \
+  (STASIS_SIM_FAULTS="restore:delay=60s pid=${CHILDREN[1]}" exec "$(real_criu)" restore --restore-detached \
     --images-dir "$image" --log-file restore.log --libdir "$plugin" >/dev/null 2>&1 3>&-) &
   local tool=$!
   at_end_kill "$tool"
-  wait_until 10 works_on_it "$tool"
+  wait_until 60 works_on_it "$tool"
   kill -KILL "$tool"
   wait "$tool" || true
   done_by ps

@@ -72,12 +72,12 @@ os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 print(pid, flush=True)
 time.sleep(600)' </dev/null >"$BATS_TEST_TMPDIR/zombie" 2>&1 3>&- &
   echo $! >>"$targets"
-  wait_until 10 test -s "$BATS_TEST_TMPDIR/zombie"
+  wait_until 60 test -s "$BATS_TEST_TMPDIR/zombie"
   ZOMBIE=$(cat "$BATS_TEST_TMPDIR/zombie")
 }
 
 # start_busy_target MS: a target whose GPU is never idle: one kernel of that length after the other,
-# and the second of them well under way.
+# and the first of them under way.
 start_busy_target() {
   start_target spin --busy-ms "$1" --pause-ms 0
   sleep 0.3
@@ -325,7 +325,7 @@ for i in range(count.value):
 }
 
 @test "a lock that times out leaves the process running" {
-  start_busy_target 3000
+  start_busy_target 5000
   refuses_with_hint "Could not lock on process ID $TARGET: \"device not ready\"" \
     cuda-checkpoint --action lock --pid "$TARGET" --timeout 100
   in_state running
@@ -405,16 +405,21 @@ for i in range(count.value):
   target_verifies
 }
 
+# catches_signals PID: the utility has begun, and SIGINT does not just end it any more.
+catches_signals() {
+  [[ $(cat "/proc/$1/comm") == cuda-checkpoint ]] && ((16#$(sed -n 's/^SigCgt:[[:space:]]*//p' "/proc/$1/status") & 2))
+}
+
 @test "a signal while toggle waits for the GPU leaves the process running" {
   local signal expected
   for signal in INT TERM; do
     expected=$([[ $signal == INT ]] && echo 130 || echo 143)
-    start_busy_target 2000
+    start_busy_target 4000
     # A job in the background of a script ignores SIGINT unless told otherwise.
     env --default-signal=INT cuda-checkpoint --toggle --pid "$TARGET" \
       >"$BATS_TEST_TMPDIR/toggle" 2>&1 3>&- &
     local tool=$!
-    sleep 0.3
+    wait_until 60 catches_signals "$tool"
     kill -"$signal" "$tool"
     status=0
     wait "$tool" || status=$?
@@ -427,14 +432,14 @@ for i in range(count.value):
 }
 
 @test "a toggle that was killed is brought back by toggling once more or by unlock" {
-  start_busy_target 2000
+  start_busy_target 3000
   cuda-checkpoint --toggle --pid "$TARGET" >/dev/null 2>&1 3>&- &
   local tool=$!
   sleep 0.3
   kill -KILL "$tool"
   wait "$tool" || true
   # The lock may come after the tool's end; whatever the state is, there is a way back.
-  sleep 2.5
+  sleep 3
   case $(state) in
     running) ;;
     locked) act unlock ;;

@@ -41,7 +41,7 @@ need_root() {
 make_memory_cgroup() {
   local base
   for base in /sys/fs/cgroup/memory /sys/fs/cgroup; do
-    CGROUP=$base/stasis-test-$$-$BATS_TEST_NUMBER
+    CGROUP=$base/stasis-test-${BATS_RUN_TMPDIR##*/}-$BATS_TEST_NUMBER
     mkdir "$CGROUP" 2>/dev/null || continue
     if limit_cgroup "$1"; then
       cgroups+=("$CGROUP")
@@ -78,7 +78,7 @@ start_target() {
     </dev/null >"$TARGET_LOG" 2>&1 3>&- &
   TARGET=$!
   echo "$TARGET" >>"$targets"
-  wait_until 30 target_is_up || {
+  wait_until 60 target_is_up || {
     echo "the target ($*) did not come up:" >&2
     cat "$TARGET_LOG" >&2
     return 1
@@ -98,7 +98,7 @@ target_round() {
 target_goes_on() {
   local before
   before=$(target_round)
-  wait_until 20 target_is_past $((before + 1)) || {
+  wait_until 60 target_is_past $((before + 1)) || {
     echo "the target stands still at round $before:" >&2
     cat "$TARGET_LOG" >&2
     return 1

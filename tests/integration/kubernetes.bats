@@ -11,7 +11,7 @@ setup() {
   manifests=$BATS_TEST_DIRNAME/../../deploy/kubernetes
   tool=(/usr/bin/python3 "$BATS_TEST_DIRNAME/pod_manifests.py")
   bundle=$BATS_TEST_TMPDIR/bundle
-  name=stasis-pod-$$
+  name=stasis-pod-${BATS_RUN_TMPDIR##*/}
 }
 teardown() {
   [[ ! -d ${bundle:-/nowhere} ]] || engine delete --force "$name" >/dev/null 2>&1 || true
@@ -59,7 +59,7 @@ pod() {
   mkdir "$BATS_TEST_TMPDIR/volume"
   TARGET_STATUS=$BATS_TEST_TMPDIR/volume/status
   pod 1
-  wait_until 20 target_is_up || { cat "$BATS_TEST_TMPDIR/log-1" >&2; return 1; }
+  wait_until 60 target_is_up || { cat "$BATS_TEST_TMPDIR/log-1" >&2; return 1; }
   local before begun=$SECONDS code=0
   before=$(target_round)
   # As the kubelet: to the first process of the container.
@@ -69,8 +69,8 @@ pod() {
   ((SECONDS - begun < grace))
   gpu_is_free
   pod 2
-  wait_until 20 grep -q "goes on from /images/train/000001" "$BATS_TEST_TMPDIR/log-2" || { cat "$BATS_TEST_TMPDIR/log-2" >&2; return 1; }
-  wait_until 20 target_is_past $((before + 5))
+  wait_until 60 grep -q "goes on from /images/train/000001" "$BATS_TEST_TMPDIR/log-2" || { cat "$BATS_TEST_TMPDIR/log-2" >&2; return 1; }
+  wait_until 60 target_is_past $((before + 5))
   engine kill "$name" INT
   wait "$POD" || code=$?
   assert_equal "$code" 130

@@ -30,7 +30,7 @@ control() { dpkg-deb -f "$DEBS/$1"_*.deb "$2"; }
 start_counter() {
   local log=$BATS_TEST_TMPDIR/counter.log
   ("$@" env LD_LIBRARY_PATH="$ROOT/usr/lib/stasis/sim" setsid stasis-counter --port 0 --gpu-memory 16M </dev/null >"$log" 2>&1 3>&-) &
-  wait_until 20 grep -q listening "$log"
+  wait_until 60 grep -q listening "$log"
   port=$(sed -n 's/^listening on .*[: ]\([0-9][0-9]*\)$/\1/p; s/^listening on \([0-9][0-9]*\)$/\1/p' "$log")
   TARGET=$(stasis ps --json | python3 -c 'import json, sys; print([p["pid"] for p in json.load(sys.stdin)["processes"] if "stasis-counter" in p["command"]][0])')
   echo "$TARGET" >>"$targets"

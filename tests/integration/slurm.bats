@@ -49,7 +49,9 @@ of_the_cluster() {
 write_train() {
   cat >"$BATS_FILE_TMPDIR/train" <<'END'
 #!/bin/bash
-stasis-workload memory --size 4M --pause-ms 20 --status "$1/$SLURM_JOB_ID-$SLURM_PROCID" &
+status=$1/$SLURM_JOB_ID-$SLURM_PROCID
+stasis-workload memory --size 4M --pause-ms 20 --status "$status" &
+until grep -qs "^round 0*[1-9]" "$status"; do sleep 0.05; done
 n=0
 while ((n < $2)) && [[ ! -e $1/stop ]]; do
   sleep 0.1
@@ -75,7 +77,7 @@ teardown() {
   [[ -n ${BATS_TEST_COMPLETED:-} ]] || { squeue -t all; tail -n 30 "$BATS_TEST_TMPDIR"/out*; } >&2 || true
   scancel --quiet --partition=low
   scancel --quiet --partition=high
-  wait_until 60 no_jobs || true
+  wait_until 120 no_jobs || true
   end_stasis
 }
 no_jobs() { [[ -z $(squeue -h -p low,high) ]]; }
@@ -98,16 +100,16 @@ counted_once() {
 # finish [LOG]: tells a job that counts until then to end, and looks at all that it has counted.
 finish() {
   touch "$BATS_TEST_TMPDIR/status/stop"
-  wait_until 60 job_is COMPLETED
+  wait_until 120 job_is COMPLETED
   counted_once "$(counts "${1:-$log}" | tail -n 1)" "${1:-$log}"
 }
 gpu_memory_of() { STASIS_SIM_DIR=$SLURM_DIR/gpus-$1 STASIS_SIM_MACHINE=$1 gpu_used; }
 
 @test "what cannot be is refused, and says what to do" {
-  local run=(srun --quiet --partition=low --immediate=20)
+  local run=(srun --quiet --partition=low --immediate=60)
   # says TEXT COMMAND...
   says() {
-    capture timeout 30 "${@:2}" </dev/null
+    capture timeout 120 "${@:2}" </dev/null
     ((status != 0))
     assert_contains "$err" "$1"
   }
@@ -120,7 +122,7 @@ gpu_memory_of() { STASIS_SIM_DIR=$SLURM_DIR/gpus-$1 STASIS_SIM_MACHINE=$1 gpu_us
   says "there is no command" "${run[@]}" stasis-task --images "$images"
   says "%a stands for nothing" "${run[@]}" stasis-task --images "$images/%a" -- true
   assert_equal "$(ls "$BATS_TEST_TMPDIR" | grep images)" ""
-  capture timeout 30 "${run[@]}" --stasis-images=none --stasis-every=10m sh -c 'echo ${STASIS_IMAGES-unset}; exit 3' </dev/null
+  capture timeout 120 "${run[@]}" --stasis-images=none --stasis-every=10m sh -c 'echo ${STASIS_IMAGES-unset}; exit 3' </dev/null
   assert_equal "$status $out" $'3 unset\n'
 }
 
@@ -134,7 +136,7 @@ ls "$images"/*
 stasis-task --images "$images/%A/%j%%" --forget
 END
   submit "$BATS_TEST_TMPDIR/script"
-  wait_until 60 job_is COMPLETED
+  wait_until 120 job_is COMPLETED
   grep -qx "5000 " "$log" # the first number of a job that stasis run has started
   grep -qx "status 7" "$log"
   grep -qx "$JOB%" "$log"
@@ -143,10 +145,10 @@ END
 
 @test "cancelled: it is saved, and stays ended" {
   submit_training
-  wait_until 60 has_counted 5
+  wait_until 120 has_counted 5
   scancel "$JOB"
-  wait_until 60 job_is CANCELLED
-  wait_until 60 grep -qs "saved to $images/$JOB/000001" "$log"
+  wait_until 120 job_is CANCELLED
+  wait_until 120 grep -qs "saved to $images/$JOB/000001" "$log"
   sleep 5 # longer than hurry waits
   job_is CANCELLED
   assert_equal "$(ls "$images/$JOB")" $'000001\nlock'
@@ -155,17 +157,17 @@ END
 @test "preempted: saved, put back into the queue, and it goes on from its count on the other node" {
   submit_training --nodelist=n1
   local low=$JOB
-  wait_until 60 has_counted 5
+  wait_until 120 has_counted 5
   assert_equal "$(node_of)" n1
   (($(gpu_memory_of n1) > 0))
   submit --output=/dev/null --partition=high --gres=gpu:2 --nodelist=n1 --wrap "sleep 300"
-  wait_until 60 job_is RUNNING "$JOB"
-  wait_until 60 job_is PENDING "$low"
+  wait_until 120 job_is RUNNING "$JOB"
+  wait_until 120 job_is PENDING "$low"
   assert_equal "$(gpu_memory_of n1)" 0
   scontrol update JobId="$low" NodeList=n2
-  wait_until 60 runs_again 1 "$low"
+  wait_until 120 runs_again 1 "$low"
   assert_equal "$(node_of "$low")" n2
-  wait_until 60 grep -qs "goes on from $images/$low/000001" "$log"
+  wait_until 120 grep -qs "goes on from $images/$low/000001" "$log"
   (($(gpu_memory_of n2) > 0))
   JOB=$low finish
   # It is done, and its images are not needed any more.
@@ -187,16 +189,16 @@ all_gpus_used() {
   log=$BATS_TEST_TMPDIR/out-%a
   submit_training --array=1-4
   local i array=$JOB
-  for i in 1 2 3 4; do wait_until 60 has_counted 5 "$BATS_TEST_TMPDIR/out-$i"; done
+  for i in 1 2 3 4; do wait_until 120 has_counted 5 "$BATS_TEST_TMPDIR/out-$i"; done
   all_gpus_used
   submit --output=/dev/null --partition=high --nodes=2 --gres=gpu:2 --wrap "sleep 300"
-  wait_until 60 job_is RUNNING
+  wait_until 120 job_is RUNNING
   assert_equal "$(ls "$images" | wc -l)" 4 "directories of images"
   assert_equal "$(squeue -h -r -j "$array" -o %T | sort | uniq -c | xargs)" "4 PENDING"
   assert_equal "$(gpu_memory_of n1) $(gpu_memory_of n2)" "0 0"
   scancel "$JOB"
-  wait_until 60 all_gpus_used
-  for i in 1 2 3 4; do wait_until 60 grep -qs "goes on from " "$BATS_TEST_TMPDIR/out-$i"; done
+  wait_until 120 all_gpus_used
+  for i in 1 2 3 4; do wait_until 120 grep -qs "goes on from " "$BATS_TEST_TMPDIR/out-$i"; done
   for i in 1 2 3 4; do JOB=${array}_$i finish "$BATS_TEST_TMPDIR/out-$i"; done
 }
 
@@ -204,12 +206,12 @@ all_gpus_used() {
   srun=--label
   submit_training --ntasks=2 --nodes=2 --stasis-images="$images/%j/%t"
   local rank
-  for rank in 0 1; do wait_until 60 eval 'grep -qs "^$rank: count 5" "$log"'; done
+  for rank in 0 1; do wait_until 120 eval 'grep -qs "^$rank: count 5" "$log"'; done
   scontrol requeue "$JOB"
-  wait_until 60 runs_again 1
-  for rank in 0 1; do wait_until 60 grep -qs "^$rank: .*goes on from $images/$JOB/$rank/000001" "$log"; done
+  wait_until 120 runs_again 1
+  for rank in 0 1; do wait_until 120 grep -qs "^$rank: .*goes on from $images/$JOB/$rank/000001" "$log"; done
   touch "$BATS_TEST_TMPDIR/status/stop"
-  wait_until 60 job_is COMPLETED
+  wait_until 120 job_is COMPLETED
   for rank in 0 1; do
     grep "^$rank: " "$log" >"$log-$rank"
     grep -qs "saved to $images/$JOB/$rank/000001" "$log-$rank"
@@ -252,10 +254,10 @@ END
   export STASIS_STATE_DIR=$BATS_TEST_TMPDIR/state-of-nobody
   JOB=$(cd "$BATS_TEST_TMPDIR" && "${user[@]}" sbatch --parsable --output="$log" --gres=gpu:1 --nodelist=n1 \
     --stasis-images="$images/%j" "$SLURM_SOURCE/job.sbatch" "$train" "$BATS_TEST_TMPDIR/status" 100000)
-  wait_until 60 has_counted 5
+  wait_until 120 has_counted 5
   scontrol requeue "$JOB"
-  wait_until 60 runs_again 1
-  wait_until 60 grep -qs "goes on from $images/$JOB/000001" "$log"
+  wait_until 120 runs_again 1
+  wait_until 120 grep -qs "goes on from $images/$JOB/000001" "$log"
   finish
   assert_equal "$(stat -c %u "$images" "$log" "$BATS_TEST_TMPDIR/status/$JOB-0")" $'65534\n65534\n65534'
 }
@@ -263,18 +265,18 @@ END
 # Not before others: the node stays away.
 @test "a node that is lost: the job goes on elsewhere from its last image" {
   submit_training --stasis-every=2s
-  wait_until 60 grep -qs "saved to $images/$JOB/000002" "$log"
+  wait_until 120 grep -qs "saved to $images/$JOB/000002" "$log"
   local lost last image
   lost=$(node_of)
-  wait_until 60 has_counted $(($(counts "$log" | tail -n 1) + 5))
+  wait_until 120 has_counted $(($(counts "$log" | tail -n 1) + 5))
   kill_node "$lost"
   last=$(counts "$log" | tail -n 1)
   image=$(sed -n "s#.*saved to $images/$JOB/\([0-9]*\) .*#\1#p" "$log" | tail -n 1)
-  wait_until 90 runs_again 1
+  wait_until 120 runs_again 1
   [[ $(node_of) != "$lost" ]]
-  wait_until 60 has_counted $((last + 5))
+  wait_until 120 has_counted $((last + 5))
   touch "$BATS_TEST_TMPDIR/status/stop"
-  wait_until 60 job_is COMPLETED
+  wait_until 120 job_is COMPLETED
   # From the last image, or from one that was complete and had not been told yet.
   (($(sed -n "s#.*goes on from $images/$JOB/0*\([0-9]*\) .*#\1#p" "$log") >= 10#$image))
   # What it did after that is done again, which may be nothing; it goes back once, and leaves nothing out.
@@ -291,14 +293,14 @@ END
 @test "a job through three time limits" {
   JOB=$(cat "$BATS_FILE_TMPDIR/limited")
   log=$BATS_FILE_TMPDIR/limited.out images=$BATS_FILE_TMPDIR/limited.images
-  wait_until 150 runs_again 3
-  wait_until 60 grep -qs "goes on from $images/$JOB/000003" "$log"
+  wait_until 300 grep -qs "goes on from $images/$JOB/000003" "$log"
   local before
   before=$(counts "$log" | tail -n 1)
-  wait_until 60 has_counted $((before + 5))
+  wait_until 120 has_counted $((before + 5))
   touch "$BATS_FILE_TMPDIR/limited.status/stop"
-  wait_until 60 job_is COMPLETED
+  # It may have come to the next limit before it has seen that.
+  wait_until 120 job_is COMPLETED
   counted_once "$(counts "$log" | tail -n 1)"
-  assert_equal "$(restarts)" 3
+  (($(restarts) >= 3))
   scontrol show job "$JOB" | grep -q "TimeLimit=00:01:00"
 }

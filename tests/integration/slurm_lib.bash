@@ -14,7 +14,9 @@ why_no_slurm() {
 # start_slurm NODE...
 start_slurm() {
   # Ports below those that the kernel gives out; others may test on this machine too.
-  local node host port=$((10000 + RANDOM % 2000 * 10))
+  local node host port
+  port=$((10000 + RANDOM % 2000 * 10))
+  while some_port_taken "$port"; do port=$((10000 + RANDOM % 2000 * 10)); done
   export SLURM_DIR=$BATS_FILE_TMPDIR/slurm SLURM_CONF=$BATS_FILE_TMPDIR/slurm/slurm.conf
   host=$(hostname -s)
   mkdir -p "$SLURM_DIR"/{state,log}
@@ -53,10 +55,10 @@ GresTypes=gpu
 SchedulerParameters=sched_interval=1,bf_interval=1
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-MessageTimeout=3
-SlurmdTimeout=3
+MessageTimeout=10
+SlurmdTimeout=10
 ReturnToService=2
-KillWait=5
+KillWait=60
 $(for node in "$@"; do
     echo "NodeName=$node NodeHostname=$host NodeAddr=127.0.0.1 Port=$((++port)) CPUs=4 Gres=gpu:2"
   done)
@@ -67,18 +69,27 @@ END
   gpus_for_slurm >"$SLURM_DIR/gres.conf"
   in_background exec munged --foreground --force --socket="$SLURM_DIR/munge.sock" --key-file="$SLURM_DIR/munge.key" \
     --log-file="$SLURM_DIR/log/munged" --pid-file="$SLURM_DIR/munged.pid" --seed-file="$SLURM_DIR/munge.seed"
-  wait_until 10 test -S "$SLURM_DIR/munge.sock"
+  wait_until 60 test -S "$SLURM_DIR/munge.sock"
   in_background exec slurmctld -D
   for node in "$@"; do
     mkdir -p "$SLURM_DIR/gpus-$node"
     start_node "$node"
   done
   in_background hurry
-  wait_until 30 all_idle $# || {
+  wait_until 60 all_idle $# || {
     sinfo -N -l >&2
     tail -n 5 "$SLURM_DIR"/log/* >&2
     return 1
   }
+}
+
+# some_port_taken FIRST: one of the ten from there on.
+some_port_taken() {
+  local port
+  for ((port = $1; port < $1 + 10; port++)); do
+    ! { : <"/dev/tcp/127.0.0.1/$port"; } 2>/dev/null || return 0
+  done
+  return 1
 }
 
 # in_background COMMAND...: sets BACKGROUND to its process number.

@@ -116,11 +116,11 @@ partial_images() { compgen -G "$image.partial-*" || true; }
   spoil_byte "$data" 5000
   refused 10 image-corrupt restore --images-dir "$image" --detach
   assert_contains "$err" "gpu/data-"
-  number_is_free
+  wait_until 60 number_is_free
   gpu_is_free
   truncate -s 4096 "$data"
   refused 10 image-corrupt restore --images-dir "$image" --detach
-  number_is_free
+  wait_until 60 number_is_free
   cp "$BATS_TEST_TMPDIR/good" "$data"
   restore_it
   target_goes_on
@@ -139,7 +139,7 @@ partial_images() { compgen -G "$image.partial-*" || true; }
   cp -r "$image-2/gpu" "$image/gpu"
   TARGET=$first
   refused 10 image-corrupt restore --images-dir "$image" --detach
-  number_is_free
+  wait_until 60 number_is_free
 }
 
 # --- Failures: the content is in the unfinished image alone.
@@ -342,10 +342,10 @@ sys.exit(f'{missing} not in {names}' if missing else 0)" "$@"; }
     "agent:give its device memory back" "criu:criu until post-dump" "image:complete the content" "image:checksums"
   restore_it --trace "$BATS_TEST_TMPDIR/trace"
   trace "$BATS_TEST_TMPDIR/trace" "driver:restore" "mover:copy in" "criu:our answer to post-restore"
-  STASIS_SIM_FAULTS=checkpoint:error=999 capture timeout 30 stasis suspend "$TARGET" --path driver --trace "$BATS_TEST_TMPDIR/trace"
+  STASIS_SIM_FAULTS=checkpoint:error=999 capture timeout 60 stasis suspend "$TARGET" --path driver --trace "$BATS_TEST_TMPDIR/trace"
   ((status != 0))
   trace "$BATS_TEST_TMPDIR/trace" "phase:lock" "driver:lock" "driver:unlock"
-  capture timeout 30 stasis suspend "$TARGET" --trace /no/such/place
+  capture timeout 60 stasis suspend "$TARGET" --trace /no/such/place
   assert_contains "$err" "no trace"
   assert_equal "$status" 0
 }

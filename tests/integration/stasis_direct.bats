@@ -55,7 +55,7 @@ agent_is() { [[ $(agent_state) == "$1" ]]; }
   stasis run -- sh -c 'trap "exit 9" TERM; echo "$$" >"$0"; while :; do sleep 0.05; done' "$BATS_TEST_TMPDIR/pid" 3>&- &
   local pid=$!
   at_end_kill "$pid"
-  wait_until 10 test -s "$BATS_TEST_TMPDIR/pid"
+  wait_until 60 test -s "$BATS_TEST_TMPDIR/pid"
   assert_equal "$(cat "$BATS_TEST_TMPDIR/pid")" "$pid"
   kill -TERM "$pid"
   status=0
@@ -148,7 +148,7 @@ agent_is() { [[ $(agent_state) == "$1" ]]; }
   start_agent memory --size 16M
   done_by dump "$TARGET" --images-dir "$image" --json
   went direct
-  wait_until 10 number_is_free
+  wait_until 60 number_is_free
   gpu_is_free
   restore_it
   target_goes_on
@@ -178,7 +178,7 @@ agent_is() { [[ $(agent_state) == "$1" ]]; }
 @test "a tool that is killed while the gate is closed leaves a program that goes on by itself" {
   start_agent memory --size 24M
   local i caught=0
-  for ((i = 0; i < 12 && caught < 5; ++i)); do
+  for ((i = 0; i < 40 && caught < 5; ++i)); do
     if ! agent_page kill-away stasis suspend -q "$TARGET"; then
       done_by recover "$TARGET"
       target_goes_on
@@ -193,9 +193,9 @@ agent_is() { [[ $(agent_state) == "$1" ]]; }
     fi
     local before deadline
     before=$(target_round)
-    deadline=$(($(date +%s%N) + 2000000000))
+    deadline=$(($(date +%s%N) + 20000000000))
     until target_is_past "$before"; do
-      (($(date +%s%N) < deadline)) || { echo "it stands still after 2 s, in state $(agent_state)" >&2; return 1; }
+      (($(date +%s%N) < deadline)) || { echo "it stands still after 20 s, in state $(agent_state)" >&2; return 1; }
       sleep 0.01
     done
     done_by recover "$TARGET"
@@ -234,7 +234,7 @@ agent_is() { [[ $(agent_state) == "$1" ]]; }
   # As a tool does first, and then it is gone.
   agent_page prepare
   as_before() { (($(mapped) <= before + 4096)); }
-  wait_until 3 as_before
+  wait_until 60 as_before
   target_goes_on
   target_verifies
 }
@@ -259,7 +259,7 @@ agent_is() { [[ $(agent_state) == "$1" ]]; }
     # With the checkpoint drawn out, so that all of the direct path lies behind it.
     STASIS_SIM_FAULTS=checkpoint:delay=2s env --default-signal=INT stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
     local tool=$!
-    wait_until 10 works_on_it "$tool"
+    wait_until 60 works_on_it "$tool"
     kill -"$signal" "$tool"
     status=0
     wait "$tool" || status=$?
@@ -280,7 +280,7 @@ agent_is() { [[ $(agent_state) == "$1" ]]; }
   kill -KILL "$TARGET"
   wait "$TARGET" || true
   gpu_is_free
-  capture timeout 20 stasis resume "$TARGET"
+  capture timeout 60 stasis resume "$TARGET"
   ((status != 0))
   assert_contains "$err" "$TARGET"
 }
@@ -319,9 +319,10 @@ agent_is() { [[ $(agent_state) == "$1" ]]; }
   start_agent memory --size 24M
   STASIS_SIM_FAULTS=checkpoint:delay=2s stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
   local first=$!
-  wait_until 10 works_on_it "$first"
-  capture timeout 30 stasis suspend "$TARGET"
+  stopped_at_work "$first"
+  capture timeout 60 stasis suspend "$TARGET"
   assert_contains "$err" "[busy]"
+  kill -CONT "$first"
   wait "$first"
   done_by resume "$TARGET"
   target_verifies

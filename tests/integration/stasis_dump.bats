@@ -15,7 +15,7 @@ teardown() { end_stasis; }
   (exec_on_gpu setsid stasis-counter --gpu-memory 32M) </dev/null >"$log" 2>&1 3>&- &
   TARGET=$!
   echo "$TARGET" >>"$targets"
-  wait_until 20 grep -q listening "$log"
+  wait_until 60 grep -q listening "$log"
   local port
   port=$(sed 's/.*://' "$log")
   assert_equal "$(stasis-counter --ask "$port")" 101
@@ -60,8 +60,8 @@ there_and_back() {
   need_root "CRIU"
   start_tree --size 8M
   dump_it
-  wait_until 10 number_is_free "${CHILDREN[0]}"
-  wait_until 10 number_is_free "${CHILDREN[1]}"
+  wait_until 60 number_is_free "${CHILDREN[0]}"
+  wait_until 60 number_is_free "${CHILDREN[1]}"
   assert_contains "$out" "3 processes, 2 with CUDA"
   gpu_is_free
   restore_it
@@ -77,7 +77,7 @@ there_and_back() {
   start_target memory --size 8M
   for n in 1 2 3; do
     done_by dump "$TARGET" --images-dir "$image-$n"
-    wait_until 10 number_is_free
+    wait_until 60 number_is_free
     done_by restore --images-dir "$image-$n" --detach
     target_goes_on
   done
@@ -93,7 +93,7 @@ there_and_back() {
   restore_it
   target_goes_on
   kill -KILL "$TARGET"
-  wait_until 10 number_is_free
+  wait_until 60 number_is_free
   cat "$status_copy" >"$TARGET_STATUS"
   restore_it
   target_goes_on
@@ -235,7 +235,7 @@ phases() { python3 -c 'import json, sys; print(*(p["name"] for p in json.load(sy
   [[ -L $BATS_TEST_TMPDIR/link ]]
   # On the way to the image a link is as good as any directory; and a restore takes one, too.
   done_by dump "$TARGET" --images-dir "$BATS_TEST_TMPDIR/link/second"
-  wait_until 10 number_is_free
+  wait_until 60 number_is_free
   ln -s "$BATS_TEST_TMPDIR/second" "$BATS_TEST_TMPDIR/to-image"
   done_by restore --images-dir "$BATS_TEST_TMPDIR/to-image" --detach
   target_goes_on
@@ -252,7 +252,7 @@ phases() { python3 -c 'import json, sys; print(*(p["name"] for p in json.load(sy
 stasis-workload idle --status $BATS_TEST_TMPDIR/job.status &
 until test -s $BATS_TEST_TMPDIR/job.status; do sleep 0.1; done
 unset LD_LIBRARY_PATH
-timeout 20 stasis dump \$\$ --images-dir $image
+timeout 60 stasis dump \$\$ --images-dir $image
 echo "status \$?"
 kill %1
 END
@@ -270,7 +270,7 @@ END
   dump_it
   stasis restore --images-dir "$image" >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
   local tool=$!
-  wait_until 20 grep -q "it runs on" "$BATS_TEST_TMPDIR/out"
+  wait_until 60 grep -q "it runs on" "$BATS_TEST_TMPDIR/out"
   target_goes_on
   kill -TERM "$TARGET"
   local status=0
@@ -285,7 +285,7 @@ END
   dump_it
   stasis restore --images-dir "$image" >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
   local tool=$!
-  wait_until 20 grep -q "it runs on" "$BATS_TEST_TMPDIR/out"
+  wait_until 60 grep -q "it runs on" "$BATS_TEST_TMPDIR/out"
   kill -KILL "$TARGET"
   local status=0
   wait "$tool" || status=$?
@@ -299,14 +299,14 @@ END
   for signal in TERM USR1; do
     stasis restore --images-dir "$image" >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
     local tool=$! status=0
-    wait_until 20 grep -q "it runs on" "$BATS_TEST_TMPDIR/out"
+    wait_until 60 grep -q "it runs on" "$BATS_TEST_TMPDIR/out"
     cp "$TARGET_STATUS" "$BATS_TEST_TMPDIR/rounds"
     target_goes_on
     kill "-$signal" "$tool"
     wait "$tool" || status=$?
     # The workload finishes its round at TERM, and has no handler for USR1.
     if [[ $signal == TERM ]]; then assert_equal "$status" 0; else assert_equal "$status" 138; fi
-    wait_until 10 number_is_free
+    wait_until 60 number_is_free
     cp "$TARGET_LOG" "$TARGET_LOG.$signal"
     : >"$TARGET_LOG"
   done
@@ -319,8 +319,8 @@ END
   dump_it
   stasis restore --images-dir "$image" >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
   local tool=$!
-  wait_until 20 grep -q "it runs on" "$BATS_TEST_TMPDIR/out"
-  wait_until 5 grep -qz "^attend$" "/proc/$tool/cmdline"
+  wait_until 60 grep -q "it runs on" "$BATS_TEST_TMPDIR/out"
+  wait_until 60 grep -qz "^attend$" "/proc/$tool/cmdline"
   done_by ps --json
   assert_equal "$(json "[p['pid'] for p in d['processes'] if p['pid'] in ($tool, $TARGET)]")" "[$TARGET]"
   ! grep -q libcuda "/proc/$tool/maps" || return 1
@@ -344,21 +344,21 @@ wait
 END
   script -qec "bash -i $BATS_TEST_TMPDIR/session" /dev/null </dev/null >"$BATS_TEST_TMPDIR/tty" 2>&1 3>&- &
   at_end_kill $!
-  wait_until 20 target_is_up
+  wait_until 60 target_is_up
   TARGET=$(cat "$pidfile")
   at_end_kill "$TARGET"
   done_by dump "$TARGET" --images-dir "$image"
   assert_contains "$err" "--shell-job is set"
-  wait_until 10 number_is_free
+  wait_until 60 number_is_free
   out=$(cat "$image/manifest.json")
   assert_equal "$(json 'd["criu_options"]["shell_job"]')" True
   script -qec "stasis restore --images-dir $image; echo restore ended with \$?" /dev/null </dev/null \
     >"$BATS_TEST_TMPDIR/tty2" 2>&1 3>&- &
   at_end_kill $!
-  wait_until 20 grep -q "it runs on" "$BATS_TEST_TMPDIR/tty2"
+  wait_until 60 grep -q "it runs on" "$BATS_TEST_TMPDIR/tty2"
   target_goes_on
   kill -TERM "$TARGET"
-  wait_until 20 grep -q "restore ended with 0" "$BATS_TEST_TMPDIR/tty2"
+  wait_until 60 grep -q "restore ended with 0" "$BATS_TEST_TMPDIR/tty2"
   grep -q '^verified' "$BATS_TEST_TMPDIR/tty2"
 }
 
@@ -415,10 +415,10 @@ END
   STASIS_SIM_GPUS=256M refused 11 gpu-mismatch restore --images-dir "$image" --detach
   STASIS_SIM_GPUS=2x64M refused 11 out-of-gpu-memory restore --images-dir "$image" --detach
   STASIS_SIM_GPUS=none refused 8 driver-error restore --images-dir "$image" --detach
-  number_is_free
+  wait_until 60 number_is_free
   start_hog 200M
   refused 11 out-of-gpu-memory restore --images-dir "$image" --detach
-  number_is_free
+  wait_until 60 number_is_free
   restore_it --device-map 0=1
   target_goes_on
   restored_verifies
@@ -431,7 +431,7 @@ END
   STASIS_SIM_DRIVER_VERSION=590 refused 8 driver-unsupported restore --images-dir "$image" --detach
   assert_contains "$err" "13.0"
   assert_contains "$err" "13.1"
-  number_is_free
+  wait_until 60 number_is_free
 }
 
 @test "a restore works in a new PID namespace while the number is in use here" {
@@ -446,7 +446,7 @@ END
     >"$BATS_TEST_TMPDIR/out" 2>&1 </dev/null 3>&- &
   local tool=$! status=0
   at_end_kill "$tool"
-  wait_until 20 grep -q "it runs on" "$BATS_TEST_TMPDIR/out"
+  wait_until 60 grep -q "it runs on" "$BATS_TEST_TMPDIR/out"
   kill -KILL "$TARGET" # the one here
   target_goes_on
   kill -TERM "$(children_of "$(children_of "$tool")")"
@@ -469,8 +469,8 @@ has_device_files() { ls -l "/proc/$1/fd" | grep -qE 'userfaultfd|landlock|perf_e
   start_loader
   has_device_files "${CHILDREN[0]}"
   dump_it
-  wait_until 10 number_is_free "${CHILDREN[0]}"
-  wait_until 10 number_is_free "${CHILDREN[1]}"
+  wait_until 60 number_is_free "${CHILDREN[0]}"
+  wait_until 60 number_is_free "${CHILDREN[1]}"
   gpu_is_free
   restore_it
   in_state running

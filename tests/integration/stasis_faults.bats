@@ -32,7 +32,7 @@ teardown() { end_stasis; }
   STASIS_FAULT=dump.ending:kill capture timeout 60 stasis dump "$TARGET" --images-dir "$image"
   assert_equal "$status" 137
   # It missed the answer and lets the tree go.
-  wait_until 10 untraced
+  wait_until 60 untraced
   # As if it had been killed in the middle of ending it. The root would end itself when it sees that.
   kill -STOP "$TARGET"
   kill -KILL "${CHILDREN[0]}"
@@ -40,8 +40,8 @@ teardown() { end_stasis; }
   assert_contains "$err" "stasis recover $TARGET"
   done_by recover --all
   assert_contains "$out" "past the point of no return"
-  wait_until 10 number_is_free
-  for child in "${CHILDREN[@]}"; do wait_until 10 number_is_free "$child"; done
+  wait_until 60 number_is_free
+  for child in "${CHILDREN[@]}"; do wait_until 60 number_is_free "$child"; done
   nothing_left
   restore_it
   target_goes_on
@@ -67,7 +67,7 @@ untraced() { grep -q "^TracerPid:[[:space:]]*0" "/proc/$TARGET/status"; }
   STASIS_SIM_FAULTS="checkpoint:delay=20s" stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
   local tool=$!
   at_end_kill "$tool"
-  wait_until 10 works_on_it "$tool"
+  wait_until 60 works_on_it "$tool"
   for verb in suspend resume recover "dump --images-dir $image"; do
     # shellcheck disable=SC2086
     refused 7 busy $verb "$TARGET"

@@ -61,7 +61,7 @@ refused_untouched() {
     </dev/null >"$TARGET_LOG" 2>&1 3>&- &
   TARGET=$!
   echo "$TARGET" >>"$targets"
-  wait_until 30 target_is_up
+  wait_until 60 target_is_up
   for _ in 1 2 3; do
     done_by suspend "$TARGET" --timeout 10000
     gpu_is_free
@@ -114,7 +114,7 @@ refused_untouched() {
 
 @test "a refusal brings back what a killed operation had left locked" {
   start_target managed
-  STASIS_FAULT=lock.after:kill capture timeout 30 stasis suspend "$TARGET" --force
+  STASIS_FAULT=lock.after:kill capture timeout 60 stasis suspend "$TARGET" --force
   ((status == 137)) || skip "this build has no fault points"
   in_state locked
   refused 8 not-supported suspend "$TARGET"
@@ -167,7 +167,7 @@ refused_untouched() {
     (exec_on_gpu unshare --net setsid stasis-workload "$@" --status "$TARGET_STATUS") </dev/null >"$TARGET_LOG" 2>&1 3>&- &
     TARGET=$!
     echo "$TARGET" >>"$targets"
-    wait_until 30 target_is_up
+    wait_until 60 target_is_up
   }
   start_ranks 1 --like-nccl
   done_by suspend "$TARGET"

@@ -117,10 +117,11 @@ __attribute__((constructor)) static void loaded(void) { open("'"$mark"'", O_CREA
   STASIS_SIM_FAULTS="checkpoint:delay=3s" stasis dump "$TARGET" --images-dir "$image" --leave-running \
     >"$BATS_TEST_TMPDIR/said" 2>&1 3>&- &
   local tool=$!
-  wait_until 10 works_on_it "$tool"
+  stopped_at_work "$tool"
   refused 10 image-incomplete restore --images-dir "$image"
   assert_contains "$err" "a dump into it is under way"
   [[ $err != *"may be deleted"* ]]
+  kill -CONT "$tool"
   wait "$tool"
   target_goes_on
 }
@@ -139,7 +140,7 @@ __attribute__((constructor)) static void loaded(void) { open("'"$mark"'", O_CREA
     "$BATS_TEST_TMPDIR/source" "$there" "$TARGET_STATUS" "$TARGET_LOG") </dev/null >/dev/null 2>&1 3>&- &
   TARGET=$!
   echo "$TARGET" >>"$targets"
-  wait_until 20 target_is_up
+  wait_until 60 target_is_up
   dump_it --external "mnt[$there]:data" --external "mnt[]:m"
   cat >"$BATS_TEST_TMPDIR/scribe.py" <<'END'
 import socket, sys
@@ -219,9 +220,9 @@ criu_is_asked() { [[ -e $BATS_TEST_TMPDIR/asked ]] && pgrep -P "$1" -x sleep >/d
   start_target memory --size 4M
   stuck_criu
   stasis dump "$TARGET" --images-dir "$image" --criu "$BATS_TEST_TMPDIR/stuck" >"$BATS_TEST_TMPDIR/said" 2>&1 3>&- &
-  wait_until 10 criu_is_asked $!
+  wait_until 60 criu_is_asked $!
   kill -TERM $!
-  ends_within 8 143
+  ends_within 60 143
   in_state running
   target_goes_on
   target_verifies
@@ -233,12 +234,12 @@ criu_is_asked() { [[ -e $BATS_TEST_TMPDIR/asked ]] && pgrep -P "$1" -x sleep >/d
   small_dump
   stuck_criu
   stasis restore --images-dir "$image" --criu "$BATS_TEST_TMPDIR/stuck" >"$BATS_TEST_TMPDIR/said" 2>&1 3>&- &
-  wait_until 10 criu_is_asked $!
+  wait_until 60 criu_is_asked $!
   kill -TERM $!
-  ends_within 8 143
+  ends_within 60 143
   stuck_criu
   refused 7 timeout restore --images-dir "$image" --criu "$BATS_TEST_TMPDIR/stuck" --timeout 1000
-  number_is_free
+  wait_until 60 number_is_free
   nothing_in_state
   it_runs_again
   restored_verifies
@@ -259,14 +260,14 @@ criu_is_asked() { [[ -e $BATS_TEST_TMPDIR/asked ]] && pgrep -P "$1" -x sleep >/d
     local tool=$! status=0
     sleep 1
     kill -TERM "$tool" 2>/dev/null || true
-    wait_until 10 tool_has_ended "$tool"
+    wait_until 60 tool_has_ended "$tool"
     wait "$tool" || status=$?
     if ((status == 0)); then
       kill -KILL "$TARGET"
-      wait_until 10 number_is_free
+      wait_until 60 number_is_free
     else
       assert_equal "$status" 143 "$(cat "$BATS_TEST_TMPDIR/said")"
-      number_is_free
+      wait_until 60 number_is_free
       nothing_in_state
     fi
   done
@@ -279,9 +280,9 @@ criu_is_asked() { [[ -e $BATS_TEST_TMPDIR/asked ]] && pgrep -P "$1" -x sleep >/d
   STASIS_SIM_FAULTS="copy:rate=20M" stasis restore --images-dir "$image" --timeout 1000 --detach \
     >"$BATS_TEST_TMPDIR/said" 2>&1 3>&- || true
   lives && kill -KILL "$TARGET"
-  wait_until 10 number_is_free
+  wait_until 60 number_is_free
   STASIS_SIM_FAULTS="restore:error=999" refused 8 driver-error restore --images-dir "$image" --detach
-  number_is_free
+  wait_until 60 number_is_free
   nothing_in_state
 }
 
@@ -292,7 +293,7 @@ criu_is_asked() { [[ -e $BATS_TEST_TMPDIR/asked ]] && pgrep -P "$1" -x sleep >/d
   start_target memory --size 64M
   dump_it
   stuck_criu
-  TERM=xterm script -qec "stasis restore --images-dir $image --criu $BATS_TEST_TMPDIR/stuck --timeout 2500" \
+  TERM=xterm script -qec "stasis restore --images-dir $image --criu $BATS_TEST_TMPDIR/stuck --timeout 5000" \
     "$BATS_TEST_TMPDIR/shown" >/dev/null 2>&1 </dev/null 3>&- || true
   tr '\r' '\n' <"$BATS_TEST_TMPDIR/shown" | grep -qE "criu +\[[#.]+\] +[0-9]+%"
   STASIS_SIM_FAULTS="copy:rate=25M" TERM=xterm script -qec \
@@ -311,7 +312,7 @@ criu_is_asked() { [[ -e $BATS_TEST_TMPDIR/asked ]] && pgrep -P "$1" -x sleep >/d
   chmod +x "$BATS_TEST_TMPDIR/weak"
   refused 5 not-permitted restore --images-dir "$image" --detach --criu "$BATS_TEST_TMPDIR/weak"
   assert_contains "$err" "CAP_CHECKPOINT_RESTORE"
-  number_is_free
+  wait_until 60 number_is_free
 }
 
 @test "too few descriptors for CRIU are called so" {
@@ -320,7 +321,7 @@ criu_is_asked() { [[ -e $BATS_TEST_TMPDIR/asked ]] && pgrep -P "$1" -x sleep >/d
   chmod +x "$BATS_TEST_TMPDIR/few"
   refused 9 criu-failed restore --images-dir "$image" --detach --criu "$BATS_TEST_TMPDIR/few"
   assert_contains "$err" "ulimit -n"
-  number_is_free
+  wait_until 60 number_is_free
 }
 
 @test "a job that listens on a TCP port is restored at once, though connections to it were just closed" {
@@ -349,15 +350,15 @@ EOF
     "$BATS_TEST_TMPDIR/server.py" "$BATS_TEST_TMPDIR/port" "$TARGET_STATUS") </dev/null >"$TARGET_LOG" 2>&1 3>&- &
   TARGET=$!
   echo "$TARGET" >>"$targets"
-  wait_until 30 target_is_up
-  wait_until 30 test -s "$BATS_TEST_TMPDIR/port"
+  wait_until 60 target_is_up
+  wait_until 60 test -s "$BATS_TEST_TMPDIR/port"
   local port
   port=$(cat "$BATS_TEST_TMPDIR/port")
   dump_it
   grep -q "\"tcp_ports\": *\[ *$port *\]" <(tr -d '\n' <"$image/manifest.json")
   grep -q ":$(printf %04X "$port") [0-9A-F]*:[0-9A-F]* 06 " /proc/net/tcp || skip "no connection is in TIME_WAIT here"
   restore_it
-  assert_equal "$(timeout 10 python3 -c 'import socket, sys
+  assert_equal "$(timeout 60 python3 -c 'import socket, sys
 print(socket.create_connection(("127.0.0.1", int(sys.argv[1]))).recv(9).decode())' "$port")" here
   target_goes_on
 }

@@ -54,7 +54,7 @@ read_whole() {
   rm -r "$image" "$NEXT"
   read_whole "$second"
   kill -KILL "$TARGET"
-  wait_until 10 number_is_free
+  wait_until 60 number_is_free
   done_by restore --images-dir "$second" --detach
   target_goes_on
   restored_verifies
@@ -70,13 +70,14 @@ read_whole() {
     RUN=$!
     at_end_kill "$RUN"
   }
-  told() { wait_until 20 grep -qE "$1" "$log" || { cat "$log" >&2; return 1; }; }
+  told() { wait_until 60 grep -qE "$1" "$log" || { cat "$log" >&2; return 1; }; }
   job --every 600ms
   told "saved to $dir/000001 \([^,]*\) in"
   told "saved to $dir/000002 \([^,]*, [0-9.]+ [KM]iB of it written\) in"
   told "saved to $dir/000004 .*of it written.*removed 000002"
   kill -KILL "$RUN"
   wait "$RUN" || true
+  wait_until 60 nobody_works
   local newest
   newest=$(find "$dir" -maxdepth 1 -regex '.*/[0-9]+' | sort | tail -1)
   # One whose removal was killed, and the others: nobody misses it.
@@ -98,6 +99,9 @@ read_whole() {
   kill -USR1 "$RUN"
   told "saved to $dir/[0-9]+ \([^,]*\) in"
 }
+
+# Neither the job nor who saves it.
+nobody_works() { ! pgrep -x 'stasis|stasis-worker|stasis-workload' >/dev/null; }
 
 @test "a damaged base: what was in that file is written anew, and the job runs on" {
   start_agent
@@ -154,7 +158,7 @@ read_whole() {
   done_by dump "$TARGET" --images-dir "$image" --leave-running
   done_by dump "$TARGET" --images-dir "$image" --base "$image" --force --json
   assert_equal "$(json 'd["taken_bytes"] >= 32 << 20')" True
-  wait_until 10 number_is_free
+  wait_until 60 number_is_free
   read_whole "$image"
   restore_it
   target_goes_on

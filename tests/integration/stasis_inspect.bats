@@ -91,7 +91,7 @@ check_of() { json "[c['error']['code'] if not c['ok'] else 'ok' for c in d['chec
   local damage
   for damage in 'truncate -s 13 "$map"' 'printf "\xff%.0s" {1..200} >"$map"' 'ln -sf /dev/zero "$map"' 'rm "$map" && mkfifo "$map"' 'rm "$map"'; do
     eval "$damage"
-    capture timeout 20 stasis inspect "$image" --json
+    capture timeout 60 stasis inspect "$image" --json
     assert_equal "$(check_of files)" image-corrupt "after $damage"
     assert_equal "$(json 'any("not known whose" in s["what"] for s in d["sizes"])')" True
     rm -f "$map"
@@ -144,15 +144,15 @@ edited() {
   start_target memory --size 1M
   dump_it
   edited 'm["processes"] += [process(1000000 + i, 1000000 + i - 1 if i else m["root_pid"]) for i in range(30000)]'
-  capture timeout 30 stasis inspect "$edited"
+  capture timeout 60 stasis inspect "$edited"
   [[ $out == *"… and "*" more; --json shows all"* ]]
   ((${#out} < 300000))
   edited 'm["processes"] += [process(1000001, 1000002), process(1000002, 1000001), process(1000003, 1000003)]'
-  capture timeout 30 stasis inspect "$edited"
+  capture timeout 60 stasis inspect "$edited"
   assert_equal "$(grep -c ' made$' <<<"$out")" 3
   # It was quadratic.
   edited 'm["files"] = sorted(m["files"] + [{"path": f"criu/z{i}", "size": 0, "checksum": "0" * 32} for i in range(60000)], key=lambda f: f["path"])'
-  capture timeout 30 stasis inspect "$edited" --json
+  capture timeout 60 stasis inspect "$edited" --json
   assert_equal "$(check_of files)" image-corrupt
   edited 'm["hostname"] = "h\nhere      forged\x1b[2J\u202e"; m["processes"][0]["command"] = ["a\nhere      forged"]; m["gpus"][0]["name"] = "g\nhere      forged"'
   capture stasis inspect "$edited"
@@ -171,7 +171,7 @@ edited() {
   python3 -c 'import socket, sys, time
 s = socket.socket(); s.bind(("127.0.0.1", 0)); s.listen(); open(sys.argv[1], "w").write(str(s.getsockname()[1])); time.sleep(300)' "$BATS_TEST_TMPDIR/port" 3>&- &
   at_end_kill $!
-  wait_until 10 test -s "$BATS_TEST_TMPDIR/port"
+  wait_until 60 test -s "$BATS_TEST_TMPDIR/port"
   edited "m['processes'][0]['tcp_ports'] = [$(<"$BATS_TEST_TMPDIR/port")]"
   capture stasis inspect "$edited" --json
   assert_equal "$(check_of tcp-ports)" busy
@@ -189,7 +189,7 @@ s = socket.socket(); s.bind(("127.0.0.1", 0)); s.listen(); open(sys.argv[1], "w"
   ln -s /etc/passwd "$image/log/link.log"
   mkfifo "$image/log/pipe.log"
   touch "$image/log/"$'zz.log  (2030)\n  Error: forged\n.log'
-  capture timeout 20 stasis logs "$image"
+  capture timeout 60 stasis logs "$image"
   assert_equal "$status" 0
   [[ $out == *"/log/restore-20261122T040000Z.log.2  ("*"the disk is full"* ]]
   assert_equal "$(grep -c '^  Error: forged' <<<"$out")" 0

@@ -74,19 +74,19 @@ PY
   job=(python3 "$BATS_TEST_TMPDIR/sharing.py" "$status" stasis-workload memory --size 4M --status "$TARGET_STATUS")
   start_run
   job_is_up
-  wait_until 10 grep -q round "$status"
+  wait_until 60 grep -q round "$status"
   [[ ! -e /dev/shm/stasis-counter && ! -e /dev/shm/sem.stasis-turn ]]
   if ipcs -m | grep -q 57a515; then false; fi
   local saved
   saved=$(target_round "$status")
   saves 000001
   kill -KILL "$RUN"
-  wait_until 10 nobody_is_left
+  wait_until 60 nobody_is_left
   ends_with 137
   start_run
   told "goes on from"
   rm "$status"
-  wait_until 10 grep -q round "$status"
+  wait_until 60 grep -q round "$status"
   (($(target_round "$status") >= saved))
   TARGET_STATUS=$status target_goes_on
   target_goes_on
@@ -137,12 +137,12 @@ END
   seen() { [[ $(sed -n "s/^$1=//p" "$BATS_TEST_TMPDIR/seen") == "$2" ]]; }
   SLURM_JOB_ID=1 SLURM_GONE=x OWN=1 start_run --refresh-env 'SLURM_*,FRESH'
   job_is_up
-  wait_until 10 seen SLURM_JOB_ID 1
+  wait_until 60 seen SLURM_JOB_ID 1
   kill -TERM "$RUN"
   ends_with 75
   SLURM_JOB_ID=2 FRESH="a b" OWN=2 start_run --refresh-env 'SLURM_*,FRESH'
   told "goes on from"
-  wait_until 10 seen SLURM_JOB_ID 2
+  wait_until 60 seen SLURM_JOB_ID 2
   seen NESTED 2
   seen OTHER_USER 2
   seen FRESH "a b"
@@ -152,7 +152,7 @@ END
   ends_with 75
   SLURM_JOB_ID=3 start_run
   told "goes on from"
-  wait_until 10 seen SLURM_JOB_ID 1 # nothing was listed
+  wait_until 60 seen SLURM_JOB_ID 1 # nothing was listed
   refused 2 usage run --images-dir "$images" --refresh-env LD_PRELOAD -- true
   refused 2 usage run --images-dir "$images" --refresh-env 'STASIS_*' -- true # STASIS_ENV_FILE goes with them
 }

@@ -45,7 +45,7 @@ teardown() { end_stasis; }
 on_a_terminal() {
   status=0
   printf '%s\n' "$3" >"$BATS_TEST_TMPDIR/script"
-  timeout 60 env LD_LIBRARY_PATH="${STASIS_LIBCUDA%/*}" python3 - "$BATS_TEST_TMPDIR" "$1" "$2" \
+  timeout 300 env LD_LIBRARY_PATH="${STASIS_LIBCUDA%/*}" python3 - "$BATS_TEST_TMPDIR" "$1" "$2" \
     stasis run --images-dir "$images" -- "${job[@]}" <<'PY' 3>&- || status=$?
 import fcntl, os, pty, select, signal, struct, sys, termios, time
 folder, rows, columns, command = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
@@ -63,7 +63,7 @@ if pid == 0:
 said, ended = b"", None
 def step(until):
     global said, ended
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if select.select([master], [], [], 0.02)[0]: said += os.read(master, 4096)
         elif ended is not None: return until is None
@@ -133,7 +133,10 @@ type quit\n'
 signal TERM
 wait the job has ended'
   assert_equal "$status" 75 "status ($(cat "$BATS_TEST_TMPDIR/tty"))"
-  (exec_on_gpu stasis run --images-dir "$images" -- "${job[@]}") < <(sleep 1; echo "heard?") \
+  : >"$BATS_TEST_TMPDIR/out"
+  # Its input ends when it has said something, for then it ends too.
+  it_ticks() { grep -q tick "$BATS_TEST_TMPDIR/out"; }
+  (exec_on_gpu stasis run --images-dir "$images" -- "${job[@]}") < <(wait_until 60 it_ticks; echo "heard?") \
     >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" 3>&- || status=$?
   assert_equal "$status" 4 "status ($(cat "$BATS_TEST_TMPDIR/err"))" # at the end of its input
   grep -q "tick" "$BATS_TEST_TMPDIR/out"

@@ -13,29 +13,26 @@ teardown() { end_stasis; }
 @test "saved by USR1, killed with all it has, started again: it goes on from the image" {
   start_run
   job_is_up
-  # It is told when the image is on the disk, and by then the job has gone on for as long as that took.
-  local saved
-  saved=$(target_round)
+  wait_until 60 target_is_past 10
+  local before
+  before=$(target_round)
   saves 000001
   grep -q 'standing still for' "$RUN_LOG"
   target_goes_on
   kill -KILL "$RUN"
-  wait_until 10 nobody_is_left
+  wait_until 60 nobody_is_left
   ends_with 137
-  gpu_is_free
-  local last
-  last=$(target_round)
+  wait_until 60 gpu_is_free
   start_run
   told "goes on from $images/000001 "
   # It verifies each round with what is in its memory, and would end at the first that is missing or
   # comes twice. The rounds since the image are done again, those before it are not.
   target_goes_on
-  (($(target_round) >= saved))
+  (($(target_round) >= before))
   kill -INT "$RUN" # not a signal to save: passed on, and the program has no handler
   ends_with 130
   nobody_is_left
   nothing_left
-  ((last > saved))
 }
 
 @test "TERM saves it and ends it with 75; the same command line goes on; its own end is passed on" {
@@ -51,7 +48,7 @@ teardown() { end_stasis; }
   start_run --on-signal USR1,USR2
   told "goes on from $images/000001 "
   assert_equal "$(ls "$images")" $'000001\nlock'
-  wait_until 10 target_is_past "$saved"
+  wait_until 60 target_is_past "$saved"
   # TERM is not taken here: the workload ends its round, and says that all were right.
   kill -TERM "$RUN"
   ends_with 0
@@ -93,12 +90,12 @@ END
   start_run --every 700ms --keep 2
   told "removed 000001"
   told "removed 000002"
-  assert_equal "$(ls "$images" | grep -cE '^[0-9]+$')" 2
+  wait_until 60 two_stay # for a moment the next one may be there too
   target_goes_on
   # A save that was cut short leaves nothing that hinders.
-  wait_until 20 eval 'compgen -G "$images/*.partial-*" >/dev/null'
+  wait_until 60 eval 'compgen -G "$images/*.partial-*" >/dev/null'
   kill -KILL "$RUN"
-  wait_until 10 nobody_is_left
+  wait_until 60 nobody_is_left
   ends_with 137
   start_run --every 10m
   told "goes on from $images/"
@@ -108,10 +105,12 @@ END
   ends_with 75
 }
 
+two_stay() { (($(ls "$images" | grep -cE '^[0-9]+$') == 2)); }
+
 @test "a second one on the same directory is refused, and so is another command" {
   start_run
   job_is_up
-  capture timeout 20 stasis run --images-dir "$images" -- "${job[@]}"
+  capture timeout 60 stasis run --images-dir "$images" -- "${job[@]}"
   assert_equal "$status" 7
   assert_contains "$err" "process $RUN on"
   kill -TERM "$RUN"
@@ -148,19 +147,19 @@ END
 
 @test "exit status, signals and standard streams pass through" {
   local run=(stasis run --images-dir "$images" --)
-  capture timeout 20 "${run[@]}" sh -c 'cat; echo "to error" >&2; exit 7' <<<"from input"
+  capture timeout 60 "${run[@]}" sh -c 'cat; echo "to error" >&2; exit 7' <<<"from input"
   assert_equal "$status" 7
   assert_equal "$out" $'from input\n'
   assert_equal "$err" $'to error\n'
-  capture timeout 20 "${run[@]}" sh -c 'kill -USR2 $$'
+  capture timeout 60 "${run[@]}" sh -c 'kill -USR2 $$'
   assert_equal "$status" 140
-  capture timeout 20 "${run[@]}" "$BATS_TEST_TMPDIR/nothing"
+  capture timeout 60 "${run[@]}" "$BATS_TEST_TMPDIR/nothing"
   assert_equal "$status" 127
   # It has a namespace of its own, and what it leaves behind ends with it.
-  capture timeout 20 "${run[@]}" sh -c 'sleep 1000 & echo $$; set -- /proc/[0-9]*; echo $#'
+  capture timeout 60 "${run[@]}" sh -c 'sleep 1000 & echo $$; set -- /proc/[0-9]*; echo $#'
   assert_equal "$out" $'5000\n3\n'
   # More than a pipe holds, to a reader that stops early.
-  capture bash -c '"$@" | head -c 5; exit "${PIPESTATUS[0]}"' bash timeout 20 "${run[@]}" \
+  capture bash -c '"$@" | head -c 5; exit "${PIPESTATUS[0]}"' bash timeout 60 "${run[@]}" \
     sh -c 'exec seq 1000000'
   assert_equal "$out" $'1\n2\n3'
   assert_equal "$status" 141
@@ -188,7 +187,7 @@ END
   at_end_kill "$RUN"
   job_is_up
   echo one >"$BATS_TEST_TMPDIR/in"
-  wait_until 10 grep -q "heard one" "$BATS_TEST_TMPDIR/out1"
+  wait_until 60 grep -q "heard one" "$BATS_TEST_TMPDIR/out1"
   kill -TERM "$RUN"
   ends_with 75
   local last
@@ -215,7 +214,7 @@ END
   job_is_up
   saves 000001
   kill -KILL "$RUN"
-  wait_until 10 nobody_is_left
+  wait_until 60 nobody_is_left
   ends_with 137
   export STASIS_SIM_FAULTS="checkpoint:delay=2s"
   start_run --grace 300ms
@@ -229,12 +228,9 @@ END
 }
 
 @test "a worker that is killed in the middle of a save: the job is brought back and goes on" {
-  export STASIS_SIM_FAULTS="checkpoint:delay=500ms"
   start_run
   job_is_up
-  kill -USR1 "$RUN"
-  wait_until 10 pgrep -x stasis-worker
-  sleep 0.3
+  held_save USR1 60s
   kill -KILL "$(pgrep -ox stasis-worker)"
   told "the process that saved the job was killed by signal 9"
   told "the job runs on"
@@ -245,25 +241,20 @@ END
 }
 
 @test "a notice that comes twice cuts no save off, and a kill ends all without it" {
-  export STASIS_SIM_FAULTS="checkpoint:delay=700ms"
   start_run
   job_is_up
+  held_save TERM 2s
   kill -TERM "$RUN"
-  wait_until 10 pgrep -x stasis-worker
-  kill -TERM "$RUN"
-  told "TERM once more: the save has 120 s left"
+  wait_until 60 grep -qE "TERM once more: the save has 1[0-2][0-9] s left" "$RUN_LOG"
   ends_with 75
   told "saved to $images/000001 "
-  export STASIS_SIM_FAULTS="checkpoint:delay=20s"
   start_run
   told "goes on from"
   target_goes_on
-  kill -TERM "$RUN"
-  wait_until 10 pgrep -x stasis-worker
+  held_save TERM 60s
   kill -KILL "$RUN"
   ends_with 137
-  wait_until 10 nobody_is_left
-  unset STASIS_SIM_FAULTS
+  wait_until 60 nobody_is_left
   start_run
   told "goes on from"
   target_goes_on
@@ -274,7 +265,7 @@ END
 
 @test "without the right to make namespaces it is started without images, and not if there is one" {
   local weak=(setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin)
-  capture timeout 20 "${weak[@]}" stasis run --images-dir "$images" -- sh -c 'exit 3'
+  capture timeout 60 "${weak[@]}" stasis run --images-dir "$images" -- sh -c 'exit 3'
   assert_equal "$status" 3
   assert_contains "$err" "nothing will be saved"
   start_run
@@ -338,7 +329,7 @@ END
 
 # Not while it is being saved.
 suspends() {
-  capture timeout 30 stasis suspend trainer
+  capture timeout 60 stasis suspend trainer
   ((status == 0))
 }
 
@@ -350,7 +341,7 @@ suspends() {
   assert_equal "$(json 'd["processes"][0]["name"]')" trainer
   done_by ps
   assert_contains "$out" trainer
-  wait_until 20 suspends
+  wait_until 60 suspends
   assert_contains "$out" "suspended process 5000 "
   gpu_is_free
   done_by ps --json # what it gets back
@@ -360,7 +351,7 @@ suspends() {
   refused 2 usage swap trainer "$(job_pid)"
   done_by resume "$(job_pid)"
   target_goes_on
-  wait_until 20 suspends
+  wait_until 60 suspends
   # One that has to make room while it is suspended runs again afterwards.
   kill -TERM "$RUN"
   ends_with 75
@@ -370,7 +361,7 @@ suspends() {
   target_goes_on
   done_by dump trainer --images-dir "$image" --leave-running
   target_goes_on
-  capture timeout 20 stasis run --name trainer -- true
+  capture timeout 60 stasis run --name trainer -- true
   assert_equal "$status" 7
   assert_contains "$err" "another job has the name trainer"
   kill -TERM "$RUN"
@@ -382,7 +373,7 @@ suspends() {
   (exec_on_gpu stasis run --name server -- sh -c "stasis-workload memory --size 4M --status $TARGET_STATUS; true") \
     </dev/null >"$TARGET_LOG" 2>&1 3>&- &
   at_end_kill $!
-  wait_until 20 target_is_up
+  wait_until 60 target_is_up
   done_by ps --json
   assert_equal "$(json 'd["processes"][0]["name"]')" server
   done_by suspend server
@@ -395,7 +386,7 @@ suspends() {
 @test "a suspend by name that is killed in the middle: recover by name, and the job goes on being saved" {
   start_run --name trainer
   job_is_up
-  capture env STASIS_FAULT=checkpoint.after:kill timeout 30 stasis suspend trainer
+  capture env STASIS_FAULT=checkpoint.after:kill timeout 60 stasis suspend trainer
   assert_equal "$status" 137
   done_by recover trainer
   target_goes_on
@@ -406,16 +397,12 @@ suspends() {
 }
 
 @test "a signal that comes while it is saved is the job's, and not the image's" {
-  export STASIS_SIM_FAULTS="checkpoint:delay=1s"
   start_run
   job_is_up
-  kill -USR1 "$RUN"
-  wait_until 10 pgrep -x stasis-worker
-  sleep 0.5
+  held_save USR1 2s
   kill -INT "$RUN" # passed on, and the program has no handler
   ends_with 130
   grep -q "saved to $images/000001 " "$RUN_LOG"
-  unset STASIS_SIM_FAULTS
   start_run
   told "goes on from $images/000001 "
   target_goes_on
@@ -429,18 +416,14 @@ suspends() {
   saves 000001
   kill -TERM "$RUN"
   ends_with 75
-  export STASIS_SIM_FAULTS="checkpoint:delay=1500ms"
   start_run --grace 300ms
   told "goes on from $images/000002 "
   target_goes_on
-  kill -USR1 "$RUN"
-  wait_until 10 pgrep -x stasis-worker
-  sleep 0.5
+  held_save USR1 60s
   kill -TERM "$RUN"
   ends_with 0 # the workload's own, when it has got the signal
   grep -q "the job is not saved: the save that was under way has taken too long; it gets SIGTERM itself" "$RUN_LOG"
   assert_equal "$(ls "$images" | grep -v log)" $'000001\n000002\nlock'
-  unset STASIS_SIM_FAULTS
   start_run
   told "goes on from $images/000002 "
   target_goes_on
@@ -451,9 +434,9 @@ suspends() {
 @test "told to make room while a verb is at work on it: saved when that is done" {
   start_run --name trainer
   job_is_up
-  STASIS_SIM_FAULTS="checkpoint:delay=1500ms" timeout 30 stasis suspend trainer >/dev/null 2>&1 3>&- &
+  STASIS_SIM_FAULTS="checkpoint:delay=5s" timeout 60 stasis suspend trainer >/dev/null 2>&1 3>&- &
   local verb=$!
-  wait_until 10 in_the_middle
+  wait_until 60 in_the_middle
   kill -TERM "$RUN"
   told "not saved yet: "
   wait "$verb" || true

@@ -21,9 +21,9 @@ start_run() {
   RUN=$!
   at_end_kill "$RUN"
 }
-job_is_up() { wait_until 20 target_is_up || { cat "$RUN_LOG" >&2; return 1; }; }
+job_is_up() { wait_until 60 target_is_up || { cat "$RUN_LOG" >&2; return 1; }; }
 # told TEXT: stasis run comes to say so.
-told() { wait_until 20 grep -qF "$1" "$RUN_LOG" || { cat "$RUN_LOG" >&2; return 1; }; }
+told() { wait_until 60 grep -qF "$1" "$RUN_LOG" || { cat "$RUN_LOG" >&2; return 1; }; }
 
 # ends_with STATUS
 ends_with() {
@@ -41,6 +41,15 @@ job_pid() {
 saves() {
   kill -USR1 "$RUN"
   told "saved to $images/$1 "
+}
+
+# held_save SIGNAL DELAY: a save begins at that signal, and has come to its checkpoint, which takes so long. The file is
+# taken away for what comes after it.
+held_save() {
+  echo "checkpoint:delay=$2" >"$STASIS_SIM_DIR/faults"
+  kill "-$1" "$RUN"
+  wait_until 60 held_up || { cat "$RUN_LOG" >&2; return 1; }
+  rm "$STASIS_SIM_DIR/faults"
 }
 
 nobody_is_left() { ! pgrep -f "stasis-workload .*$TARGET_STATUS" >/dev/null; }

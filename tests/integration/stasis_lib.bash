@@ -34,7 +34,7 @@ at_end_kill() { printf '%s\n' "$@" >>"$others"; }
 
 # done_by ARGUMENT...: stasis does it.
 done_by() {
-  capture timeout -k 5 60 stasis "$@"
+  capture timeout -k 5 120 stasis "$@"
   ((status == 0)) && return
   printf 'stasis %s: status %s\n%s%s' "$*" "$status" "$out" "$err" >&2
   return 1
@@ -52,7 +52,7 @@ refused() {
 refused_by() {
   local expected=$1 code=$2
   shift 2
-  capture timeout -k 5 60 "$@"
+  capture timeout -k 5 120 "$@"
   if ((status != expected)) || [[ $err != *"[$code]"* || -n $out ]]; then
     printf '%s\n  status %s, expected %s [%s]\n%s%s' "$*" "$status" "$expected" "$code" "$out" "$err" >&2
     return 1
@@ -82,9 +82,13 @@ in_state() {
   for pid in "${@:-$TARGET}"; do assert_equal "$(state_of "$pid")" "$expected" "state of $pid"; done
 }
 
-# works_on_it TOOL: that stasis has begun, and with a delayed checkpoint has come to it. Neither `ps` nor
-# the driver is asked: the driver answers nobody while it works for somebody.
-works_on_it() { grep -qs "\"owner\":$1," "$STASIS_STATE_DIR"/*.json && sleep 0.5; }
+# held_up: some target is at this moment in a call of the driver that a fault draws out (docs/simulated-driver.md).
+# Neither `ps` nor the driver is asked: the driver answers nobody while it works for somebody.
+held_up() { cat /proc/[0-9]*/task/*/comm 2>/dev/null | grep -qx sim-held-up; }
+# works_on_it TOOL: that stasis has begun, and has come to the call that a fault draws out.
+works_on_it() { grep -qs "\"owner\":$1," "$STASIS_STATE_DIR"/*.json && held_up; }
+# stopped_at_work TOOL: it has come there, and stays until `kill -CONT`, however long what the test does meanwhile takes.
+stopped_at_work() { wait_until 60 works_on_it "$1" && kill -STOP "$1"; }
 
 # Bytes in use on all simulated GPUs.
 gpu_used() {
@@ -132,7 +136,7 @@ start_tree() {
 restored_verifies() {
   local lines
   kill -TERM "$TARGET"
-  wait_until 20 number_is_free || { echo "it does not end" >&2; return 1; }
+  wait_until 60 number_is_free || { echo "it does not end" >&2; return 1; }
   lines=$(grep -c '^verified' "$TARGET_LOG") || true
   ((lines == ${1:-1})) && return
   cat "$TARGET_LOG" >&2
@@ -142,7 +146,7 @@ restored_verifies() {
 # dump_it ARGUMENT...: dumps TARGET to $image; its number is free afterwards.
 dump_it() {
   done_by dump "$TARGET" --images-dir "$image" "$@"
-  wait_until 10 number_is_free
+  wait_until 60 number_is_free
 }
 
 restore_it() {
@@ -155,5 +159,5 @@ start_hog() {
   (exec_on_gpu setsid stasis-counter --gpu-memory "$1") </dev/null >"$log" 2>&1 3>&- &
   HOG=$!
   echo "$HOG" >>"$targets"
-  wait_until 20 grep -q listening "$log"
+  wait_until 60 grep -q listening "$log"
 }

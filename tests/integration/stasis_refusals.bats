@@ -77,7 +77,7 @@ unharmed() {
 @test "a process that has gone is no such process" {
   start_target idle
   kill -KILL "$TARGET"
-  wait_until 10 number_is_free
+  wait_until 60 number_is_free
   for verb in suspend resume recover "dump --images-dir $image"; do
     # shellcheck disable=SC2086
     refused 3 no-such-process $verb "$TARGET"
@@ -94,7 +94,7 @@ os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 open(sys.argv[1], "w").write(str(pid))
 time.sleep(60)' "$file" 3>&- &
   at_end_kill $!
-  wait_until 10 test -s "$file"
+  wait_until 60 test -s "$file"
   refused 3 zombie suspend "$(cat "$file")"
   refused 3 zombie dump "$(cat "$file")" --images-dir "$image"
 }
@@ -108,7 +108,8 @@ time.sleep(60)' "$file" 3>&- &
   done
   setsid bash -c 'sleep 60 & sleep 60 & wait' 3>&- &
   echo $! >>"$targets"
-  sleep 0.3
+  two_below() { (($(children_of $! | wc -l) == 2)); }
+  wait_until 60 two_below
   refused 4 not-cuda suspend $!
   assert_contains "$err" "2 below it"
   nothing_left
@@ -131,13 +132,13 @@ time.sleep(60)' "$file" 3>&- &
   start_target idle
   chmod 711 "$BATS_TEST_TMPDIR"
   as_nobody() {
-    STASIS_STATE_DIR=/tmp/stasis-nobody-$$ capture setpriv --reuid=65534 --regid=65534 --clear-groups \
+    STASIS_STATE_DIR=/tmp/stasis-nobody-${BATS_RUN_TMPDIR##*/} capture setpriv --reuid=65534 --regid=65534 --clear-groups \
       "$STASIS_BUILD/bin/stasis" "$@"
-    rm -rf "/tmp/stasis-nobody-$$"
+    rm -rf "/tmp/stasis-nobody-${BATS_RUN_TMPDIR##*/}"
   }
   as_nobody --version
   ((status == 0)) || skip "nobody may not run the program: $err"
-  for verb in suspend resume recover "dump --images-dir /tmp/stasis-nobody-image-$$"; do
+  for verb in suspend resume recover "dump --images-dir /tmp/stasis-nobody-image-${BATS_RUN_TMPDIR##*/}"; do
     # shellcheck disable=SC2086
     as_nobody $verb "$TARGET"
     assert_equal "$status" 5 "status of $verb: $err"
@@ -225,7 +226,7 @@ END
   (exec_on_gpu python3 "$script" "$BATS_TEST_TMPDIR/tcp.status") </dev/null >"$BATS_TEST_TMPDIR/tcp.pid" 3>&- &
   at_end_kill $!
   TARGET_STATUS=$BATS_TEST_TMPDIR/tcp.status TARGET_LOG=$BATS_TEST_TMPDIR/tcp.status.log
-  wait_until 20 target_is_up
+  wait_until 60 target_is_up
   TARGET=$(cat "$BATS_TEST_TMPDIR/tcp.pid")
   at_end_kill "$TARGET"
   refused 9 undumpable dump "$TARGET" --images-dir "$image"
@@ -243,7 +244,7 @@ END
 server = socket.socket(socket.AF_UNIX); server.bind(sys.argv[1]); server.listen()
 a, _ = server.accept(); time.sleep(120)' "$BATS_TEST_TMPDIR/socket" 3>&- &
   at_end_kill $!
-  wait_until 10 test -S "$BATS_TEST_TMPDIR/socket"
+  wait_until 60 test -S "$BATS_TEST_TMPDIR/socket"
   with_descriptor 'import socket; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1] + "/socket")'
   for option in "" --ignore-undumpable; do
     refused 9 "$([[ $option ]] && echo criu-failed || echo undumpable)" dump "$TARGET" --images-dir "$image" $option
@@ -274,7 +275,7 @@ os.execvp('stasis-workload', ['stasis-workload', 'idle', '--status', sys.argv[2]
     "$BATS_TEST_TMPDIR" "$TARGET_STATUS") </dev/null >"$TARGET_LOG" 2>&1 3>&- &
   TARGET=$!
   echo "$TARGET" >>"$targets"
-  wait_until 20 target_is_up
+  wait_until 60 target_is_up
 }
 
 @test "a process that somebody traces is not dumped, and runs on" {
@@ -288,7 +289,7 @@ time.sleep(120)
 END
   local tracer=$!
   at_end_kill "$tracer"
-  wait_until 10 grep -q '^0' "$BATS_TEST_TMPDIR/traced"
+  wait_until 60 grep -q '^0' "$BATS_TEST_TMPDIR/traced"
   # Before anything is touched.
   STASIS_SIM_FAULTS="lock:error=999" refused 7 busy dump "$TARGET" --images-dir "$image"
   assert_contains "$err" "traced by process $tracer"
@@ -307,7 +308,7 @@ END
     capture timeout 60 stasis dump "$TARGET" --images-dir "$image"
     export STASIS_CRIU=$criu
     if ((status == 0)); then
-      wait_until 10 number_is_free
+      wait_until 60 number_is_free
       restore_it
       target_goes_on
       rm -rf "$image"
@@ -390,7 +391,7 @@ restorable() {
 
   refuse_image() {
     refused 10 "$1" restore --images-dir "$image" --detach
-    number_is_free
+    wait_until 60 number_is_free
     rm -rf "$image"
     cp -a "$keep" "$image"
   }
@@ -451,7 +452,7 @@ restorable() {
   mv "$TARGET_STATUS" "$TARGET_STATUS.away"
   refused 9 criu-failed restore --images-dir "$image" --detach
   assert_contains "$err" "$image/log/restore-"
-  number_is_free
+  wait_until 60 number_is_free
   nothing_left
   mv "$TARGET_STATUS.away" "$TARGET_STATUS"
   restorable
@@ -464,8 +465,8 @@ restorable() {
   STASIS_SIM_FAULTS="restore:error=999 pid=${CHILDREN[1]}" refused 8 driver-error \
     restore --images-dir "$image" --detach
   assert_contains "$err" "the image is intact"
-  number_is_free
-  wait_until 5 number_is_free "${CHILDREN[0]}"
+  wait_until 60 number_is_free
+  wait_until 60 number_is_free "${CHILDREN[0]}"
   gpu_is_free
   nothing_left
   restore_it
@@ -491,7 +492,7 @@ restorable() {
   start_target memory --size 8M
   dump_it
   STASIS_SIM_FAULTS="restore:die" refused 3 process-gone restore --images-dir "$image" --detach
-  number_is_free
+  wait_until 60 number_is_free
   restorable
 }
 
@@ -505,10 +506,10 @@ restorable() {
 @test "a target that ends during the dump is said to have ended" {
   need_root "CRIU"
   start_target memory --size 8M
-  STASIS_SIM_FAULTS="checkpoint:delay=1s" stasis dump "$TARGET" --images-dir "$image" \
+  STASIS_SIM_FAULTS="checkpoint:delay=60s" stasis dump "$TARGET" --images-dir "$image" \
     >"$BATS_TEST_TMPDIR/said" 2>&1 3>&- &
   local tool=$! status=0
-  sleep 0.5
+  wait_until 60 held_up
   kill -KILL "$TARGET"
   wait "$tool" || status=$?
   assert_equal "$status" 3

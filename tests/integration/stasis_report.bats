@@ -94,7 +94,7 @@ drawn() { assert_equal "$(json '{(v["drawings"], v["bars"], v["tiles"]) for v in
   mkfifo "$other/pipe"
   ln -s "$page" "$other/link"
   for output in "$other" "$other/pipe" "$other/link" /dev/null "$BATS_TEST_TMPDIR/none/page"; do
-    capture timeout 20 stasis report "$image" -o "$output" --force
+    capture timeout 60 stasis report "$image" -o "$output" --force
     ((status == 2 || status == 1)) && [[ $err == *"what to do: "* ]] || { echo "$output: $status $err" >&2; return 1; }
   done
   [[ -c /dev/null && -p $other/pipe && -L $other/link ]]

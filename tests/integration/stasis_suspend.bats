@@ -37,30 +37,38 @@ teardown() { end_stasis; }
 
 @test "ps --watch lists again and again, into a file without screen commands" {
   start_target memory --size 2M
-  capture timeout 4 stasis ps --watch 0.3
-  assert_equal "$status" 124
-  (($(grep -c '^PID ' <<<"$out") >= 3))
-  [[ $out != *$'\e'* && $out == *running*running* ]]
+  local said=$BATS_TEST_TMPDIR/said
+  stasis ps --watch 0.3 >"$said" 2>/dev/null 3>&- &
+  at_end_kill $!
+  has_lines() { (($(grep -c "$2" "$said") >= $1)); }
+  wait_until 60 has_lines 3 '^PID '
+  wait_until 60 has_lines 2 running
+  ! grep -q $'\e' "$said" || return 1
+  kill $!
   local wrong
   for wrong in 0 nan x 1e9; do
     refused 2 usage ps --watch "$wrong"
   done
   # One object a line.
-  timeout 3 stasis ps --watch 0.5 --json >"$BATS_TEST_TMPDIR/said" || true
-  python3 -c 'import json, sys; assert all(json.loads(line)["processes"][0]["gpus"] == [0] for line in open(sys.argv[1]))' "$BATS_TEST_TMPDIR/said"
+  stasis ps --watch 0.5 --json >"$said" 2>/dev/null 3>&- &
+  at_end_kill $!
+  wait_until 60 has_lines 3 '}$'
+  kill $!
+  python3 -c 'import json, sys; assert all(json.loads(line)["processes"][0]["gpus"] == [0] for line in open(sys.argv[1]))' "$said"
 }
 
 @test "ps --watch asks one that does not answer once, not at each look" {
   start_target memory --size 2M
-  STASIS_SIM_FAULTS=checkpoint:delay=8s stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
+  STASIS_SIM_FAULTS=checkpoint:delay=60s stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
   at_end_kill $!
-  wait_until 20 stands_in_ps busy
+  wait_until 60 stands_in_ps busy
   stasis ps --watch 0.1 -t 100 >"$BATS_TEST_TMPDIR/said" 2>/dev/null 3>&- &
   local watch=$!
   at_end_kill "$watch"
-  wait_until 20 looked_often
+  wait_until 60 looked_often
   # The main thread and the one that waits for the answer; a few that end may be seen besides.
-  (($(ls "/proc/$watch/task" | wc -l) <= 3))
+  few_threads() { (($(ls "/proc/$watch/task" | wc -l) <= 3)); }
+  wait_until 60 few_threads
   kill "$watch"
 }
 looked_often() { (($(grep -c " busy " "$BATS_TEST_TMPDIR/said") >= 6)); }
@@ -70,7 +78,7 @@ looked_often() { (($(grep -c " busy " "$BATS_TEST_TMPDIR/said") >= 6)); }
   start_target memory --size 2M
   STASIS_SIM_FAULTS=checkpoint:delay=4s stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
   local suspend=$!
-  wait_until 20 stands_in_ps busy
+  wait_until 60 stands_in_ps busy
   timeout 11 stasis ps --watch 6 -t 300 >"$BATS_TEST_TMPDIR/said" 2>/dev/null 3>&- &
   local watch=$!
   wait "$suspend"
@@ -85,10 +93,10 @@ looked_often() { (($(grep -c " busy " "$BATS_TEST_TMPDIR/said") >= 6)); }
   local tool=$!
   at_end_kill "$tool"
   # Until its checkpoint has begun it answers, as running or locked.
-  wait_until 40 stands_in_ps busy
+  wait_until 60 stands_in_ps busy
   stands_in_ps "stasis suspend ($tool)"
   kill -KILL "$tool"
-  wait_until 40 stands_in_ps "left behind by stasis suspend"
+  wait_until 60 stands_in_ps "left behind by stasis suspend"
   done_by recover "$TARGET"
   done_by ps
   [[ $out != *"left behind"* ]]
@@ -104,7 +112,7 @@ stands_in_ps() { stasis ps 2>/dev/null | grep -qF "$1"; }
   (exec_on_gpu setsid "$evil" idle --status "$BATS_TEST_TMPDIR/evil") </dev/null >/dev/null 2>&1 3>&- &
   local evil_pid=$!
   echo "$evil_pid" >>"$targets"
-  wait_until 20 test -s "$BATS_TEST_TMPDIR/evil"
+  wait_until 60 test -s "$BATS_TEST_TMPDIR/evil"
   done_by ps
   [[ $out != *$'\e'* ]]
   done_by ps --json
@@ -165,7 +173,7 @@ stands_in_ps() { stasis ps 2>/dev/null | grep -qF "$1"; }
   assert_equal "$(target_round)" "$before" "rounds"
   lives
   done_by resume "$TARGET"
-  wait_until 10 number_is_free
+  wait_until 60 number_is_free
 }
 
 @test "what stasis has suspended goes on when another tool unlocks it, or recover finds it" {
@@ -209,8 +217,8 @@ stands_in_ps() { stasis ps 2>/dev/null | grep -qF "$1"; }
 }
 
 @test "suspend gives up after --timeout and leaves a busy process running" {
-  start_target spin --busy-ms 2000 --pause-ms 0
-  sleep 0.3 # into the next kernel
+  start_target spin --busy-ms 5000 --pause-ms 0
+  sleep 0.3 # into the first long kernel
   refused 7 timeout suspend "$TARGET" --timeout 300
   assert_contains "$err" "300 ms"
   in_state running
@@ -300,7 +308,7 @@ stands_in_ps() { stasis ps 2>/dev/null | grep -qF "$1"; }
   in_state checkpointed
   nothing_left
   kill -KILL "$HOG"
-  wait_until 10 gpu_is_free
+  wait_until 60 gpu_is_free
   done_by resume "$TARGET"
   target_goes_on
   target_verifies
@@ -413,9 +421,9 @@ stands_in_ps() { stasis ps 2>/dev/null | grep -qF "$1"; }
   start_target memory --size 4M
   STASIS_SIM_FAULTS="checkpoint:delay=20s" stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
   local tool=$!
-  wait_until 10 works_on_it "$tool"
+  wait_until 60 works_on_it "$tool"
   kill -KILL "$tool"
-  wait_until 40 stands_in_ps "left behind by stasis suspend"
+  wait_until 60 stands_in_ps "left behind by stasis suspend"
   refused 7 timeout recover --timeout 1 "$TARGET"
   stands_in_ps "left behind by stasis suspend"
   done_by recover --timeout 30000 "$TARGET"
@@ -428,10 +436,11 @@ stands_in_ps() { stasis ps 2>/dev/null | grep -qF "$1"; }
   start_target memory --size 8M
   STASIS_SIM_FAULTS="checkpoint:delay=2s" stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
   local tool=$!
-  wait_until 10 works_on_it "$tool"
+  stopped_at_work "$tool"
   capture timeout -k 5 60 cuda-checkpoint --toggle --pid "$TARGET"
   assert_equal "$status" 1
   assert_contains "$err" "is working on process $TARGET"
+  kill -CONT "$tool"
   wait "$tool"
   in_state checkpointed
   done_by resume "$TARGET"
@@ -442,7 +451,7 @@ stands_in_ps() { stasis ps 2>/dev/null | grep -qF "$1"; }
   start_target memory --size 8M
   STASIS_SIM_FAULTS="checkpoint:delay=3s" stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
   local tool=$!
-  wait_until 10 works_on_it "$tool"
+  stopped_at_work "$tool"
   for verb in suspend resume recover "dump --images-dir $image"; do
     # shellcheck disable=SC2086
     refused 7 busy $verb "$TARGET"
@@ -451,6 +460,7 @@ stands_in_ps() { stasis ps 2>/dev/null | grep -qF "$1"; }
   no_image
   done_by recover --all
   assert_contains "$out" "nothing to recover"
+  kill -CONT "$tool"
   wait "$tool"
   in_state checkpointed
   done_by resume "$TARGET"
@@ -462,10 +472,11 @@ stands_in_ps() { stasis ps 2>/dev/null | grep -qF "$1"; }
   start_tree --size 4M
   STASIS_SIM_FAULTS="checkpoint:delay=3s" stasis suspend "${CHILDREN[0]}" >/dev/null 2>&1 3>&- &
   local tool=$!
-  wait_until 10 works_on_it "$tool"
+  stopped_at_work "$tool"
   refused 7 busy suspend "$TARGET"
   assert_contains "$err" "process ${CHILDREN[0]}"
   in_state running "${CHILDREN[1]}"
+  kill -CONT "$tool"
   wait "$tool"
   done_by resume "$TARGET"
   target_goes_on

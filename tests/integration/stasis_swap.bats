@@ -50,8 +50,8 @@ b_runs() { in_state running "$B"; in_state checkpointed "$A"; TARGET_STATUS=$B_S
     </dev/null >/dev/null 2>&1 3>&- &
   A=$! A_STATUS=$BATS_TEST_TMPDIR/a
   at_end_kill "$A" "$B"
-  TARGET_STATUS=$A_STATUS wait_until 20 target_is_up
-  TARGET_STATUS=$B_STATUS wait_until 20 target_is_up
+  TARGET_STATUS=$A_STATUS wait_until 60 target_is_up
+  TARGET_STATUS=$B_STATUS wait_until 60 target_is_up
   done_by suspend b
   done_by swap a b --json
   assert_equal "$(json 'd["suspended"]["path"], d["resumed"]["path"], d["at_once"]')" "direct direct True"
@@ -66,7 +66,7 @@ b_runs() { in_state running "$B"; in_state checkpointed "$A"; TARGET_STATUS=$B_S
       stasis-workload memory --size 100M --status "$BATS_TEST_TMPDIR/$name") </dev/null >/dev/null 2>&1 3>&- &
     at_end_kill $!
   done
-  for name in a b; do TARGET_STATUS=$BATS_TEST_TMPDIR/$name wait_until 20 target_is_up; done
+  for name in a b; do TARGET_STATUS=$BATS_TEST_TMPDIR/$name wait_until 60 target_is_up; done
   done_by suspend b
   done_by swap a b
   TARGET_STATUS=$BATS_TEST_TMPDIR/b target_goes_on
@@ -101,16 +101,15 @@ b_runs() { in_state running "$B"; in_state checkpointed "$A"; TARGET_STATUS=$B_S
     done
     nothing_left
     kill -KILL "$A" "$B"
-    wait_until 10 number_is_free "$A"
+    wait_until 60 number_is_free "$A"
   done
 }
 
 @test "Ctrl-C in the middle leaves both as they were" {
   two_servers 100M
-  STASIS_SIM_FAULTS="checkpoint:delay=1s; restore:delay=1s" timeout 60 stasis swap "$A" "$B" >/dev/null 2>"$BATS_TEST_TMPDIR/err" &
+  STASIS_SIM_FAULTS="checkpoint:delay=2s; restore:delay=2s" timeout 60 stasis swap "$A" "$B" >/dev/null 2>"$BATS_TEST_TMPDIR/err" 3>&- &
   local tool=$!
-  wait_until 10 pgrep -x stasis-swap
-  sleep 0.6
+  wait_until 60 held_up
   kill -INT "$(pgrep -P "$tool" -x stasis)"
   local status=0
   wait "$tool" || status=$?
@@ -124,8 +123,7 @@ b_runs() { in_state running "$B"; in_state checkpointed "$A"; TARGET_STATUS=$B_S
   echo "checkpoint:error=999 pid=$A; checkpoint:delay=2s pid=$B" >"$STASIS_SIM_DIR/faults"
   timeout 60 stasis swap "$A" "$B" >/dev/null 2>"$BATS_TEST_TMPDIR/err" 3>&- &
   local tool=$!
-  wait_until 10 both_are_back
-  sleep 0.7
+  wait_until 60 held_up # B, which had come back, has to go again
   kill -INT "$(pgrep -P "$tool" -x stasis)"
   local status=0
   wait "$tool" || status=$?
@@ -134,25 +132,25 @@ b_runs() { in_state running "$B"; in_state checkpointed "$A"; TARGET_STATUS=$B_S
   a_runs
   nothing_left
 }
-both_are_back() { (($(gpu_used) >= 200 << 20)); }
 
 @test "killed in the middle, stasis recover makes the first one run again" {
   two_servers 80M
-  STASIS_SIM_FAULTS="checkpoint:delay=2s" timeout 60 stasis swap "$A" "$B" >/dev/null 2>&1 &
+  STASIS_SIM_FAULTS="checkpoint:delay=60s" timeout 60 stasis swap "$A" "$B" >/dev/null 2>&1 3>&- &
   local tool=$!
-  wait_until 10 pgrep -x stasis-swap
-  sleep 0.6
+  wait_until 60 held_up
   kill -KILL "$(pgrep -P "$tool" -x stasis)"
   wait "$tool" || true
-  if pgrep -x stasis-swap >/dev/null; then sleep 0.5; pgrep -x stasis-swap && false; fi
+  wait_until 20 nobody_swaps
   done_by recover --all
   in_state running "$A"
   TARGET_STATUS=$A_STATUS target_goes_on
   nothing_left
 }
 
+nobody_swaps() { ! pgrep -x stasis-swap >/dev/null; }
+
 @test "the example: two servers take turns on one GPU" {
-  capture timeout 60 env LD_LIBRARY_PATH="${STASIS_LIBCUDA%/*}" \
+  capture timeout 300 env LD_LIBRARY_PATH="${STASIS_LIBCUDA%/*}" \
     "$BATS_TEST_DIRNAME/../../examples/two-servers/take-turns" --counter --turns 4 --requests 3 --gib 0.05
   assert_equal "$status" 0 "status ($out$err)"
   assert_contains "$out" "turn 4: turns-one has answered 106"

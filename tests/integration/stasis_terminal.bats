@@ -8,13 +8,13 @@ load stasis_lib
 setup() { setup_stasis; }
 teardown() { end_stasis; }
 
-# on_a_terminal SECONDS COMMAND...: runs it on a terminal of its own that hangs up then. Its status is in
-# $BATS_TEST_TMPDIR/status (negative: the signal that killed it), what it had said till then in .../tty.
-# With IGNORE_HUP=1 as under nohup. With STOP_FOR=SECONDS it is stopped for so long before, and meets the
-# hang-up wherever it was.
+# on_a_terminal SECONDS COMMAND...: runs it on a terminal of its own that hangs up then, or with WHEN=REGEX as soon as
+# it has said that. Its status is in $BATS_TEST_TMPDIR/status (negative: the signal that killed it), what it had said
+# till then in .../tty. With IGNORE_HUP=1 as under nohup. With STOP_FOR=SECONDS it is stopped for so long before, and
+# meets the hang-up wherever it was.
 on_a_terminal() {
-  timeout 60 python3 - "$BATS_TEST_TMPDIR" "$@" <<'PY' 3>&-
-import os, pty, select, signal, sys, time
+  timeout 120 python3 - "$BATS_TEST_TMPDIR" "$@" <<'PY' 3>&-
+import os, pty, re, select, signal, sys, time
 folder, seconds, command = sys.argv[1], float(sys.argv[2]), sys.argv[3:]
 tool, terminal = pty.fork()
 if tool == 0:
@@ -22,7 +22,8 @@ if tool == 0:
     if os.environ.get("IGNORE_HUP"): signal.signal(signal.SIGHUP, signal.SIG_IGN)
     os.execvp(command[0], command)
 said, start = b"", time.monotonic()
-while time.monotonic() - start < seconds:
+when = os.environ.get("WHEN", "").encode()
+while time.monotonic() - start < seconds and not (when and re.search(when, said, re.DOTALL)):
     if select.select([terminal], [], [], 0.02)[0]:
         try: said += os.read(terminal, 4096)
         except OSError: break
@@ -43,7 +44,7 @@ PY
 
 @test "ps on a terminal keeps to its width, and --watch to its screen" {
   start_target memory --size 2M
-  on_a_terminal 2.5 bash -c 'stty cols 50; exec stasis ps --watch 0.5'
+  WHEN='\[J.*\[J.*running.*\n' on_a_terminal 60 bash -c 'stty cols 50; exec stasis ps --watch 0.5'
   assert_equal "$status" -1
   (($(grep -c $'\e\[H\e\[J' "$BATS_TEST_TMPDIR/tty") >= 2))
   sed 's/\x1b\[[HJ]//g; s/\r$//' "$BATS_TEST_TMPDIR/tty" | grep -q "^$TARGET .*running"
@@ -52,11 +53,11 @@ PY
 
 @test "an error is red on a terminal, and nothing is with NO_COLOR, on a dumb one and through a pipe" {
   local said=$BATS_TEST_TMPDIR/tty plain
-  on_a_terminal 10 stasis suspend 2147483647
+  on_a_terminal 60 stasis suspend 2147483647
   assert_equal "$status" 3
   grep -qF $'\e[1;31m' "$said"
   for plain in NO_COLOR=1 TERM=dumb; do
-    on_a_terminal 10 env "$plain" stasis suspend 2147483647
+    on_a_terminal 60 env "$plain" stasis suspend 2147483647
     grep -q "no-such-process" "$said"
     ! grep -q $'\e' "$said" || { echo "$plain" >&2; return 1; }
   done
@@ -69,7 +70,7 @@ PY
 @test "a terminal that hangs up during a suspend rolls it back" {
   start_target memory --size 100M
   # Late enough for the line that tells how far it has come.
-  STASIS_SIM_FAULTS="checkpoint:rate=40M" on_a_terminal 1.6 stasis suspend "$TARGET"
+  STASIS_SIM_FAULTS="checkpoint:rate=40M" WHEN='checkpoint *\[' on_a_terminal 60 stasis suspend "$TARGET"
   assert_equal "$status" 129
   in_state running
   nothing_left
@@ -84,7 +85,7 @@ PY
     "$BATS_TEST_TMPDIR/slow" "$(real_criu)" >"$BATS_TEST_TMPDIR/criu"
   chmod +x "$BATS_TEST_TMPDIR/criu"
   : >"$BATS_TEST_TMPDIR/slow"
-  STASIS_CRIU=$BATS_TEST_TMPDIR/criu on_a_terminal 5 stasis dump "$TARGET" --images-dir "$image"
+  STASIS_CRIU=$BATS_TEST_TMPDIR/criu WHEN='write .*MB/s' on_a_terminal 60 stasis dump "$TARGET" --images-dir "$image"
   assert_equal "$status" 129 "$(<"$BATS_TEST_TMPDIR/tty")"
   in_state running
   no_image
@@ -96,10 +97,10 @@ PY
 @test "under nohup, a dump goes on without the terminal, and only its result is lost" {
   need_root "CRIU"
   start_target memory --size 100M
-  STASIS_SIM_FAULTS="checkpoint:rate=40M" IGNORE_HUP=1 on_a_terminal 1.6 stasis dump "$TARGET" --images-dir "$image"
+  STASIS_SIM_FAULTS="checkpoint:rate=40M" WHEN='checkpoint *\[' IGNORE_HUP=1 on_a_terminal 60 stasis dump "$TARGET" --images-dir "$image"
   assert_equal "$status" 1
   nothing_left
-  wait_until 10 number_is_free
+  wait_until 60 number_is_free
   restore_it
   target_goes_on
   restored_verifies
@@ -157,7 +158,7 @@ lost() {
   start_target memory --size 4M
   lost 1 /dev/full dump "$TARGET" --images-dir "$image" --json
   assert_contains "$err" "cannot be written to standard output"
-  wait_until 10 number_is_free
+  wait_until 60 number_is_free
   lost 1 /dev/full restore --images-dir "$image" --detach
   nothing_left
   target_goes_on
@@ -175,7 +176,7 @@ lost() {
   timeout 60 stasis suspend 0 2>/dev/full 3>&- || status=$?
   assert_equal "$status" 2
   timeout 60 stasis dump "$TARGET" --images-dir "$image" -v 2>/dev/full 3>&-
-  wait_until 10 number_is_free
+  wait_until 60 number_is_free
   restore_it
   target_goes_on
   restored_verifies
@@ -187,7 +188,7 @@ lost() {
   status=0
   timeout 60 stasis dump "$TARGET" --images-dir "$image" -v <&- >&- 2>&- 3>&- || status=$?
   assert_equal "$status" 1
-  wait_until 10 number_is_free
+  wait_until 60 number_is_free
   restore_it
   target_goes_on
   restored_verifies
@@ -197,7 +198,7 @@ lost() {
   start_target memory --size 4M
   # No room for the stack of a thread.
   status=0
-  (ulimit -Ss 150000000000 && exec timeout 20 stasis ps --json) >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" 3>&- || status=$?
+  (ulimit -Ss 150000000000 && exec timeout 60 stasis ps --json) >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" 3>&- || status=$?
   out=$(<"$BATS_TEST_TMPDIR/out")
   assert_equal "$status" 1
   assert_equal "$(json 'd["ok"], d["error"]["code"], d["error"]["exit_status"]')" "False internal 1"
@@ -242,7 +243,7 @@ lost() {
 @test "a stopped and a traced process are shown as what they are" {
   start_target memory --size 4M
   kill -STOP "$TARGET"
-  wait_until 10 grep -q "^State:.T" "/proc/$TARGET/status" # each thread stops when it gets there
+  wait_until 60 grep -q "^State:.T" "/proc/$TARGET/status" # each thread stops when it gets there
   done_by ps
   assert_contains "$out" " stopped "
   done_by ps --json
@@ -256,18 +257,18 @@ PTRACE_SEIZE, PTRACE_INTERRUPT = 0x4206, 0x4207
 if libc.ptrace(PTRACE_SEIZE, target, 0, 0) == 0 and libc.ptrace(PTRACE_INTERRUPT, target, 0, 0) == 0:
     os.waitpid(target, 0x40000000)
     open(sys.argv[2], "w").close()
-time.sleep(20)
+time.sleep(300)
 PY
   local tracer=$!
   at_end_kill "$tracer"
-  wait_until 10 test -e "$BATS_TEST_TMPDIR/traced"
+  wait_until 60 test -e "$BATS_TEST_TMPDIR/traced"
   done_by ps --json
   assert_equal "$(json "[p['state'] for p in d['processes'] if p['pid'] == $TARGET]")" "['traced']"
   kill -KILL "$tracer"
-  wait_until 10 ps_says running
+  wait_until 60 ps_says running
   target_goes_on
 }
-ps_says() { [[ $(timeout 20 stasis ps -q) =~ $TARGET.*\ $1\  ]]; }
+ps_says() { [[ $(timeout 60 stasis ps -q) =~ $TARGET.*\ $1\  ]]; }
 
 @test "--json, -v and -q mean the same before the verb" {
   start_target memory --size 4M
@@ -280,7 +281,7 @@ ps_says() { [[ $(timeout 20 stasis ps -q) =~ $TARGET.*\ $1\  ]]; }
   done_by --json resume "$TARGET"
   assert_equal "$(json 'd["ok"]')" True
   status=0
-  out=$(timeout 20 stasis --json suspend 0) || status=$?
+  out=$(timeout 60 stasis --json suspend 0) || status=$?
   assert_equal "$status" 2
   assert_equal "$(json 'd["error"]["code"]')" usage
 }
@@ -292,7 +293,7 @@ ps_says() { [[ $(timeout 20 stasis ps -q) =~ $TARGET.*\ $1\  ]]; }
     "$status_file") </dev/null >/dev/null 2>&1 3>&- &
   TARGET=$! TARGET_STATUS=$status_file
   echo "$TARGET" >>"$targets"
-  wait_until 30 target_is_up
+  wait_until 60 target_is_up
   image=$image$'\e[31m'
   for verb in ps "ps --json" "suspend $TARGET" "resume $TARGET"; do
     # shellcheck disable=SC2086
@@ -308,7 +309,7 @@ ps_says() { [[ $(timeout 20 stasis ps -q) =~ $TARGET.*\ $1\  ]]; }
   done_by dump "$TARGET" --images-dir "$image"
   harmless
   assert_contains "$out" "image?[31m"
-  capture timeout 20 stasis restore --images-dir "$image.none"
+  capture timeout 60 stasis restore --images-dir "$image.none"
   harmless
 }
 # Nothing but text and line ends, in $out and $err.

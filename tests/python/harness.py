@@ -4,6 +4,7 @@ A file of tests ends with `harness.main()`. It is run by ctest with STASIS_BUILD
 the package on PYTHONPATH.
 """
 
+import glob
 import json
 import os
 import re
@@ -31,7 +32,7 @@ os.makedirs(os.environ["STASIS_SIM_DIR"])
 FAULTS = os.path.join(os.environ["STASIS_SIM_DIR"], "faults")
 
 
-def wait_until(condition, seconds=20):
+def wait_until(condition, seconds=60):
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -147,6 +148,30 @@ def gpus_used():
 
 def gpu_uuids():
     return [gpu["uuid"] for gpu in json.loads(tool("stasis-sim-smi", "--json")[1])["gpus"]]
+
+
+def held_up():
+    """Some target is in a call of the driver that a fault draws out (docs/simulated-driver.md)."""
+    for path in glob.glob("/proc/[0-9]*/task/*/comm"):
+        try:
+            with open(path, encoding="ascii", errors="replace") as file:
+                if file.read() == "sim-held-up\n":
+                    return True
+        except OSError:
+            pass
+    return False
+
+
+def interrupt_when(condition, signal_number=signal.SIGINT):
+    """As Ctrl-C does it, as soon as it is so."""
+
+    def act():
+        wait_until(condition)
+        os.kill(os.getpid(), signal_number)
+
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    return thread
 
 
 def interrupt_in(seconds, signal_number=signal.SIGINT):

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 import time
 
 import harness
@@ -15,17 +16,21 @@ class Raised(Exception):
 
 class Interrupted(harness.Case):
     def busy_target(self):
-        target = self.target("spin", "--busy-ms", 60000, first_round=False)
-        harness.wait_until(lambda: harness.state_of(target.pid) == "running")
-        time.sleep(0.2)  # until its kernel runs
+        target = self.target("spin", "--busy-ms", 120_000, "--pause-ms", 0)
+        time.sleep(0.2)  # until its second kernel runs, the first that is long
         return target
 
-    def interrupted(self, call, *arguments, within=3.0, after=0.4, **more):
+    def interrupted(self, call, *arguments, when=None, **more):
         start = time.monotonic()
-        harness.interrupt_in(after)
+        if when:
+            harness.interrupt_when(when)
+        else:
+            harness.interrupt_in(0.4)
         with self.assertRaises(KeyboardInterrupt):
             call(*arguments, **more)
-        self.assertLess(time.monotonic() - start, after + within)
+            time.sleep(60)  # it comes too late: the state says so
+        # The kernel of a busy target takes much longer.
+        self.assertLess(time.monotonic() - start, 40)
 
     def test_a_lock_that_waits_for_ever(self):
         target = self.busy_target()
@@ -50,7 +55,7 @@ class Interrupted(harness.Case):
                 harness.interrupt_in(moment)
                 process.lock()
                 returned = True
-                time.sleep(1)
+                time.sleep(60)
             # Late, on a machine that has much to do, it comes when lock() has returned.
             self.assertEqual(process.state, "locked" if returned else "running", moment)
             if returned:
@@ -83,8 +88,8 @@ class Interrupted(harness.Case):
 
     def test_a_suspend_while_memory_is_copied(self):
         target = self.target("memory", "--size", "32M")
-        self.faults("checkpoint:rate=32M")
-        self.interrupted(stasis.suspend, target.pid)
+        self.faults("checkpoint:rate=16M")
+        self.interrupted(stasis.suspend, target.pid, when=harness.held_up)
         self.no_faults()
         self.assertEqual(stasis.Process(target.pid).state, "running")
         target.goes_on()
@@ -92,9 +97,9 @@ class Interrupted(harness.Case):
 
     def test_a_dump(self):
         target = self.target("memory", "--size", "32M")
-        self.faults("checkpoint:rate=32M")
+        self.faults("checkpoint:rate=16M")
         image = os.path.join(self.folder(), "image")
-        self.interrupted(stasis.dump, target.pid, image)
+        self.interrupted(stasis.dump, target.pid, image, when=harness.held_up)
         self.no_faults()
         self.assertFalse(os.path.exists(image))
         self.assertEqual(os.listdir(os.path.dirname(image)), [])
@@ -105,7 +110,9 @@ class Interrupted(harness.Case):
     def test_a_restore_is_undone_or_finished(self):
         image = os.path.join(self.folder(), "image")
         ended = set()
-        for moment in (0.05, 0.15, 0.3, 0.6):
+        for moment in (0.05, 0.15, 0.3, 0.6, 2, 5, 15):
+            if moment > 1 and ended == {True, False}:
+                break  # those are for machines that have much to do
             target = self.target("memory", "--size", "32M")
             stasis.dump(target.pid, image, overwrite=True)
             os.waitpid(target.pid, 0)
@@ -113,7 +120,7 @@ class Interrupted(harness.Case):
             with self.assertRaises(KeyboardInterrupt):
                 harness.interrupt_in(moment)
                 stasis.restore(image)
-                time.sleep(1)
+                time.sleep(60)
             self.no_faults()
             finished = os.path.exists(f"/proc/{target.pid}")
             ended.add(finished)
@@ -132,7 +139,7 @@ class Interrupted(harness.Case):
         process = stasis.Process(target.pid)
         with process.locked():
             self.faults("checkpoint:rate=32M")
-            self.interrupted(process.checkpoint, within=5.0)
+            self.interrupted(process.checkpoint, when=harness.held_up)
             self.assertEqual(process.state, "checkpointed")
             self.no_faults()
         self.assertEqual(process.state, "running")
@@ -143,7 +150,9 @@ class Interrupted(harness.Case):
         process = stasis.Process(target.pid)
         self.faults("checkpoint:delay=20ms;restore:delay=20ms")
         entered = 0
-        for step in range(16):
+        for step in (*range(16), 30, 60, 120, 600):
+            if step > 15 and entered:
+                break
             with self.assertRaises(KeyboardInterrupt):
                 harness.interrupt_in(0.017 * step)
                 while True:
@@ -220,10 +229,19 @@ class Interrupted(harness.Case):
         before = signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(number))
         self.addCleanup(signal.signal, signal.SIGUSR1, before)
         target = self.target("memory", "--size", "32M")
-        self.faults("checkpoint:rate=64M")
-        for moment in (0.1, 0.2, 0.3):
-            harness.interrupt_in(moment, signal.SIGUSR1)
+        self.faults("checkpoint:rate=32M")
+
+        def signals():
+            harness.wait_until(harness.held_up)
+            for number in (1, 2, 3):  # two that are pending are one
+                os.kill(os.getpid(), signal.SIGUSR1)
+                harness.wait_until(lambda: len(seen) == number)
+
+        thread = threading.Thread(target=signals)
+        thread.start()
         stasis.suspend(target.pid)
+        self.assertGreater(len(seen), 0)
+        thread.join()
         self.assertEqual(stasis.Process(target.pid).state, "checkpointed")
         self.assertEqual(len(seen), 3)
         stasis.resume(target.pid)
@@ -243,8 +261,6 @@ class Interrupted(harness.Case):
 
 class Callbacks(harness.Case):
     def test_progress_is_told_in_bytes_and_in_the_calling_thread(self):
-        import threading
-
         target = self.target("memory", "--size", "32M")
         told = []
         self.faults("checkpoint:rate=64M")

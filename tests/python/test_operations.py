@@ -8,7 +8,6 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 
 import harness
 import stasis
@@ -389,12 +388,10 @@ class Recover(harness.Case):
 
     def test_after_a_kill_in_the_middle(self):
         target = self.target("memory", "--size", "32M")
-        self.faults("checkpoint:rate=16M")
+        self.faults("checkpoint:delay=60s")
         program = subprocess.Popen([sys.executable, "-c", "import stasis, sys; stasis.suspend(int(sys.argv[1]))",
                                     str(target.pid)])
-        harness.wait_until(lambda: os.path.exists(os.environ["STASIS_STATE_DIR"])
-                           and any(name.endswith(".json") for name in os.listdir(os.environ["STASIS_STATE_DIR"])))
-        time.sleep(0.5)
+        harness.wait_until(harness.held_up)
         program.kill()
         program.wait()
         self.no_faults()
@@ -410,9 +407,11 @@ class Recover(harness.Case):
         self.faults("checkpoint:rate=32M")
         program = subprocess.Popen([sys.executable, "-c", "import stasis, sys; stasis.suspend(int(sys.argv[1]))",
                                     str(target.pid)])
-        harness.wait_until(lambda: any(name.endswith(".json") for name in os.listdir(os.environ["STASIS_STATE_DIR"])))
+        harness.wait_until(harness.held_up)
+        program.send_signal(signal.SIGSTOP)  # and stays there
         with self.assertRaises(stasis.Busy):
             stasis.suspend(target.pid)
+        program.send_signal(signal.SIGCONT)
         self.assertEqual(program.wait(), 0)
         self.no_faults()
         stasis.resume(target.pid)

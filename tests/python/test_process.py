@@ -68,14 +68,14 @@ class Calls(harness.Case):
         process.unlock()
 
     def test_a_lock_that_is_late(self):
-        target = self.target("spin", "--busy-ms", 20000, first_round=False)
+        target = self.target("spin", "--busy-ms", 60000, "--pause-ms", 0)
         process = stasis.Process(target.pid)
-        harness.wait_until(lambda: harness.state_of(target.pid) == "running")
+        time.sleep(0.2)  # until its second kernel runs, the first that is long
         start = time.monotonic()
         with self.assertRaises(TimeoutError) as caught:
             process.lock(timeout_ms=300)
         self.assertIs(type(caught.exception), stasis.Timeout)
-        self.assertTrue(0.25 < time.monotonic() - start < 3)
+        self.assertTrue(0.25 < time.monotonic() - start < 30)
         self.assertEqual(process.state, "running")
 
     def test_managed_memory_is_refused_and_it_stays_locked(self):
@@ -94,11 +94,14 @@ class Calls(harness.Case):
             stasis.Process(os.getpid()).state
         with self.assertRaises(ProcessLookupError):
             stasis.Process(4194303).lock()
-        thread = threading.Thread(target=time.sleep, args=(2,))
+        over = threading.Event()
+        thread = threading.Thread(target=over.wait)
         thread.start()
+        self.addCleanup(over.set)
         with self.assertRaises(stasis.ThreadId) as caught:
             stasis.Process(thread.native_id).state
         self.assertIn(str(os.getpid()), str(caught.exception))
+        over.set()
         thread.join()
 
     def test_one_that_has_ended(self):
@@ -303,8 +306,8 @@ class Locked(harness.Case):
 
 class Threads(harness.Case):
     def test_other_threads_run_while_a_lock_waits(self):
-        target = self.target("spin", "--busy-ms", 20000, first_round=False)
-        harness.wait_until(lambda: harness.state_of(target.pid) == "running")
+        target = self.target("spin", "--busy-ms", 60000, "--pause-ms", 0)
+        time.sleep(0.2)  # until its second kernel runs, the first that is long
         counted = [0]
         over = threading.Event()
 
@@ -335,11 +338,12 @@ class Threads(harness.Case):
             call()
             over.set()
             thread.join()
-            self.assertGreater(len(ticks), 10, call.__name__)
+            # One that was kept waiting ticks once at most, when it is over.
+            self.assertGreater(len(ticks), 3, call.__name__)
 
     def test_calls_from_several_threads_at_once(self):
         targets = [self.target() for _ in range(3)]
-        self.faults("checkpoint:delay=300ms")
+        self.faults("checkpoint:delay=2s")
         errors = []
 
         def round_trip(pid):
@@ -357,7 +361,7 @@ class Threads(harness.Case):
         for thread in threads:
             thread.join()
         self.assertEqual(errors, [])
-        self.assertLess(time.monotonic() - start, 0.9, "one waited for the other")
+        self.assertLess(time.monotonic() - start, 4, "one waited for the other")
         for target in targets:
             target.goes_on()
 
@@ -403,7 +407,7 @@ class Configure(harness.Case):
 
     def test_a_driver_that_does_not_answer_is_given_up(self):
         self.addCleanup(stasis.configure)
-        stasis.configure(answer_timeout_ms=300, work_timeout_ms=300)
+        stasis.configure(answer_timeout_ms=1000, work_timeout_ms=1000)
         target = self.target()
         process = stasis.Process(target.pid)
         process.lock()
@@ -411,7 +415,7 @@ class Configure(harness.Case):
         start = time.monotonic()
         with self.assertRaises(stasis.NoAnswer):
             process.unlock()
-        self.assertLess(time.monotonic() - start, 5)
+        self.assertLess(time.monotonic() - start, 40)
         self.no_faults()
         process.unlock()
         target.goes_on()

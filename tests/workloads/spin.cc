@@ -1,4 +1,5 @@
 // Work that is hard to lock: one long kernel after the other, or threads that never stop launching.
+#include <algorithm>
 #include <atomic>
 #include <thread>
 
@@ -8,6 +9,7 @@ namespace stasis::workloads {
 namespace {
 
 constexpr std::uint32_t kDefaultBusyMs = 2000;
+constexpr std::uint64_t kFirstNs = 1'000'000;
 constexpr std::uint64_t kStarveWords = 1u << 15;
 
 // Launches without pause until told to stop, and says how many launches were verified.
@@ -35,7 +37,8 @@ void run_spin(Run& run) {
   gpu.cuda().cuMemsetD8_v2(done, 0, sizeof(std::uint64_t));
   const std::uint64_t ns = std::uint64_t{run.busy_ms_or(kDefaultBusyMs)} * 1'000'000;
   while (run.next()) {
-    gpu.kernels().spin(nullptr, ns, done);
+    // The first one is short: who has seen a round, and waits a moment, knows that a long one has just begun.
+    gpu.kernels().spin(nullptr, run.round() == 1 ? std::min(ns, kFirstNs) : ns, done);
     gpu.cuda().cuStreamSynchronize(nullptr);
     std::uint64_t count = 0;
     gpu.cuda().cuMemcpyDtoH_v2(&count, done, sizeof count);

@@ -209,7 +209,7 @@ cd "$1" || exit 2
 export STASIS_STATE_DIR=$1/state STASIS_SIM_DIR=$1/gpus
 setsid "$2/stasis-workload" memory --size 64M --status status </dev/null >log 2>&1 &
 target=$!
-for _ in {1..150}; do grep -qs '^round 0*[2-9]' status && break; sleep 0.1; done
+for _ in {1..600}; do grep -qs '^round 0*[2-9]' status && break; sleep 0.1; done
 "$2/stasis-raw-driver" --pid $target lock checkpoint init restore unlock >driver.json
 "$2/stasis" suspend $target >suspend.log 2>&1
 echo "suspend=$?"
