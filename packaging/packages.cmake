@@ -34,9 +34,11 @@ set(CPACK_RPM_EXCLUDE_FROM_AUTO_FILELIST_ADDITION
     /usr/lib/criu /usr/lib64/cmake /usr/lib64/pkgconfig /usr/share/bash-completion /usr/share/bash-completion/completions
     /usr/share/fish /usr/share/fish/vendor_completions.d /usr/share/zsh /usr/share/zsh/site-functions
     /usr/share/man /usr/share/man/man1 /usr/share/man/man5)
+# What lies in folders of its own is for us alone, and the simulator must not count as the driver.
 # Stripped by CPack; what else RPM would do (debug packages, compression of man pages) expects its own build.
 set(CPACK_RPM_SPEC_MORE_DEFINE
-    "%define __os_install_post %{nil}\n%define debug_package %{nil}\n%define _build_id_links none")
+    "%define __os_install_post %{nil}\n%define debug_package %{nil}\n%define _build_id_links none
+%define __provides_exclude_from ^/usr/lib/(stasis|criu)/")
 
 set(exactly "${PROJECT_VERSION}-${CPACK_DEBIAN_PACKAGE_RELEASE}")
 set(CPACK_COMPONENTS_ALL "")
@@ -95,8 +97,6 @@ the simulated GPUs, and a demo of Stasis: /usr/share/stasis/tools/demo.")
 set(CPACK_DEBIAN_SIMULATOR_PACKAGE_DEPENDS "stasis (= ${exactly})")
 set(CPACK_DEBIAN_SIMULATOR_PACKAGE_SUGGESTS stasis-cuda-checkpoint)
 set(CPACK_RPM_SIMULATOR_PACKAGE_REQUIRES "stasis = ${PROJECT_VERSION}-${CPACK_RPM_PACKAGE_RELEASE}")
-# It must not count as a package that has the driver's library.
-set(CPACK_RPM_SIMULATOR_PACKAGE_AUTOPROV no)
 
 if(TARGET cuda_plugin)
   stasis_package(criu_plugin stasis-criu-plugin "plugin for CRIU, to save and restore programs that use CUDA"
@@ -108,6 +108,7 @@ takes the place of CRIU's own cuda_plugin.so, and needs CRIU 4.0 or newer.")
   set(CPACK_DEBIAN_CRIU_PLUGIN_PACKAGE_PROVIDES criu-cuda-plugin)
   set(CPACK_DEBIAN_CRIU_PLUGIN_PACKAGE_CONFLICTS criu-cuda-plugin)
   set(CPACK_DEBIAN_CRIU_PLUGIN_PACKAGE_REPLACES criu-cuda-plugin)
+  set(CPACK_RPM_CRIU_PLUGIN_PACKAGE_SUGGESTS "criu >= 4.0")
   # Fedora's package of CRIU's own.
   set(CPACK_RPM_CRIU_PLUGIN_PACKAGE_CONFLICTS criu-cuda-plugin)
 endif()

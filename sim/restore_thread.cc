@@ -50,10 +50,12 @@ void sleep_until(Deadline deadline, int reply) {
   }
 }
 
-// The thread's name while a fault draws an action out: who waits for that moment need not guess when it is.
+// The thread's name while a fault draws an action out: who waits for that moment need not guess
+// when it is.
 class HeldUp {
  public:
-  explicit HeldUp(const Plan& plan) : really_(plan.delay_ns || plan.hang || plan.timeout || plan.rate) {
+  explicit HeldUp(const Plan& plan)
+      : really_(plan.delay_ns || plan.hang || plan.timeout || plan.rate) {
     if (really_) ::prctl(PR_SET_NAME, "sim-held-up");
   }
   ~HeldUp() {

@@ -271,7 +271,7 @@ last_line() { printf '%s\n' "$output" | tail -n 1; }
   PATH="$T/bin:/usr/bin:/bin" setsid "$ROOT/tools/get-criu" --force-private --prefix "$T/criu" \
     --mirror "file:$REPO" --keyring "$SCRATCH/right.gpg" --suite "$SUITE" >/dev/null 2>&1 3>&- &
   pid=$!
-  for _ in $(seq 100); do [ -e "$T/reached" ] && break || sleep 0.1; done
+  for _ in $(seq 600); do [ -e "$T/reached" ] && break || sleep 0.1; done
   [ -e "$T/reached" ]
   kill -9 -- "-$pid"
   [ ! -e "$T/criu" ]

@@ -456,6 +456,22 @@ TEST_F(CriuTest, ARestoreIsWholeOrNothingIfWeAreKilled) {
   EXPECT_GT(gone, 0);
 }
 
+// Its first thread is a zombie then, and others of it are not yet, with all of its memory.
+TEST_F(CriuTest, OneThatIsJustEndingWhenARestoreIsGivenUpIsReaped) {
+  Target target("large threads", target_dir());
+  const Pid pid = target.pid();
+  ASSERT_TRUE(dump(target));
+  ASSERT_TRUE(target.reap());
+  for (int i = 0; i < 3; ++i) {
+    auto restored = restore(pid, {}, [&]() -> Result<void> {
+      ::kill(pid.value, SIGKILL);
+      return fail(ErrorCode::kGpuMismatch, "no GPU");
+    });
+    ASSERT_FALSE(restored);
+    ASSERT_EQ(process_state(pid), '-') << "in round " << i;
+  }
+}
+
 TEST_F(CriuTest, ADeadlineStopsARestoreAndNothingIsLeft) {
   Target target("large", target_dir());
   const Pid pid = target.pid();

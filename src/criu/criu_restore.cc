@@ -134,7 +134,8 @@ class HalfRestored {
       for (const proc::ProcessInfo& info : *tree) {
         const bool known = std::any_of(held_.begin(), held_.end(),
                                        [&](const auto& one) { return one.first == info.pid; });
-        if (known || info.state == 'Z' || info.state == 'X') continue;
+        // One whose first thread has ended counts as a zombie while others of its threads live.
+        if (known || info.state == 'X') continue;
         auto pidfd = Pidfd::open(info.pid);
         if (!pidfd) continue;
         (void)pidfd->signal(SIGSTOP);

@@ -67,12 +67,20 @@ void prepare(const std::string& kind, const std::string& directory) {
     io_uring_params params = {};
     if (::syscall(SYS_io_uring_setup, 8, &params) < 0) ::_exit(77);
   }
-  if (kind == "large") {
+  if (kind == "large" || kind == "large threads") {
     constexpr std::size_t kSize = 512U << 20;
     void* memory =
         ::mmap(nullptr, kSize, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) ::_exit(91);
     std::memset(memory, 7, kSize);
+  }
+  if (kind == "large threads") {
+    for (int i = 0; i < 8; ++i) {
+      std::thread([] {
+        for (;;)
+          ::pause();
+      }).detach();
+    }
   }
   if (kind == "tree") {
     const pid_t child = must(::fork());

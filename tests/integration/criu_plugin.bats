@@ -503,7 +503,7 @@ time.sleep(120)' "$TARGET" >"$BATS_TEST_TMPDIR/tracer" 2>&1 3>&- &
 
 @test "stuck: the lock times out" {
   start_tree --size 8M
-  STASIS_SIM_FAULTS="lock:timeout pid=${CHILDREN[1]}" criu_fails dump --tree "$TARGET" --timeout 3
+  STASIS_SIM_FAULTS="lock:timeout pid=${CHILDREN[1]}" criu_fails dump --tree "$TARGET" --timeout 5
   logged dump "[timeout]"
   unharmed "${CHILDREN[@]}"
 }
@@ -522,7 +522,7 @@ time.sleep(120)' "$TARGET" >"$BATS_TEST_TMPDIR/tracer" 2>&1 3>&- &
 
 @test "stuck: the checkpoint hangs" {
   start_tree --size 8M
-  STASIS_DRIVER_TIMEOUT=1000 STASIS_SIM_FAULTS="checkpoint:hang pid=${CHILDREN[1]}" criu_fails dump --tree "$TARGET"
+  STASIS_DRIVER_TIMEOUT=2000 STASIS_SIM_FAULTS="checkpoint:hang pid=${CHILDREN[1]}" criu_fails dump --tree "$TARGET"
   logged dump "[no-answer]"
   # Nobody can take back what hangs while criu lives; the other one is back.
   in_state running "${CHILDREN[0]}"
@@ -533,7 +533,7 @@ time.sleep(120)' "$TARGET" >"$BATS_TEST_TMPDIR/tracer" 2>&1 3>&- &
 @test "stuck: the post-dump script fails, and the way back hangs" {
   start_target memory --size 8M
   script post-dump "exit 3"
-  STASIS_DRIVER_TIMEOUT=1000 STASIS_SIM_FAULTS=restore:hang \
+  STASIS_DRIVER_TIMEOUT=2000 STASIS_SIM_FAULTS=restore:hang \
     criu_fails dump --tree "$TARGET" --action-script "$BATS_TEST_TMPDIR/script"
   done_by recover --all
   unharmed
@@ -542,7 +542,7 @@ time.sleep(120)' "$TARGET" >"$BATS_TEST_TMPDIR/tracer" 2>&1 3>&- &
 @test "stuck: the restore hangs" {
   start_tree --size 8M
   dump_target
-  STASIS_DRIVER_TIMEOUT=1000 STASIS_SIM_FAULTS="restore:hang pid=${CHILDREN[1]}" criu_fails restore --restore-detached
+  STASIS_DRIVER_TIMEOUT=2000 STASIS_SIM_FAULTS="restore:hang pid=${CHILDREN[1]}" criu_fails restore --restore-detached
   logged restore "has not answered"
   local pid
   for pid in "$TARGET" "${CHILDREN[@]}"; do wait_until 60 number_is_free "$pid"; done

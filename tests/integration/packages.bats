@@ -174,7 +174,7 @@ with stasis.Process(int(sys.argv[2])).suspended() as process: print(process.stat
     export STASIS_LIBCUDA=/usr/lib/stasis/sim/libcuda.so.1 LD_LIBRARY_PATH=/usr/lib/stasis/sim STASIS_SIM_DIR=/sim
     mkdir /sim
     setsid stasis-counter --port 0 </dev/null >/counter.log 2>&1 &
-    for i in $(seq 100); do ! grep -q listening /counter.log || break; sleep 0.1; done
+    for i in $(seq 600); do ! grep -q listening /counter.log || break; sleep 0.1; done
     cuda-checkpoint --toggle --pid $!
     cuda-checkpoint --get-state --pid $!
     cuda-checkpoint --toggle --pid $!

@@ -79,13 +79,18 @@ looked_often() { (($(grep -c " busy " "$BATS_TEST_TMPDIR/said") >= 6)); }
   STASIS_SIM_FAULTS=checkpoint:delay=4s stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
   local suspend=$!
   wait_until 60 stands_in_ps busy
-  timeout 11 stasis ps --watch 6 -t 300 >"$BATS_TEST_TMPDIR/said" 2>/dev/null 3>&- &
-  local watch=$!
+  stasis ps --watch 12 -t 300 >"$BATS_TEST_TMPDIR/said" 2>/dev/null 3>&- &
+  at_end_kill $!
+  wait_until 60 looked 1
   wait "$suspend"
   done_by resume "$TARGET"
-  wait "$watch" || true
-  assert_equal "$(awk -v pid="$TARGET" '$1 == pid { print $3 }' "$BATS_TEST_TMPDIR/said" | tr '\n' ' ')" "busy running "
+  wait_until 60 looked 2
+  kill $!
+  assert_equal "$(states_seen)" "busy running "
 }
+
+states_seen() { awk -v pid="$TARGET" '$1 == pid { print $3 }' "$BATS_TEST_TMPDIR/said" | tr '\n' ' '; }
+looked() { (($(states_seen | wc -w) == $1)); }
 
 @test "ps names the operation under way, and the one that was cut short" {
   start_target memory --size 8M

@@ -37,7 +37,8 @@ void run_spin(Run& run) {
   gpu.cuda().cuMemsetD8_v2(done, 0, sizeof(std::uint64_t));
   const std::uint64_t ns = std::uint64_t{run.busy_ms_or(kDefaultBusyMs)} * 1'000'000;
   while (run.next()) {
-    // The first one is short: who has seen a round, and waits a moment, knows that a long one has just begun.
+    // The first one is short: who has seen a round, and waits a moment, knows that a long one has
+    // just begun.
     gpu.kernels().spin(nullptr, run.round() == 1 ? std::min(ns, kFirstNs) : ns, done);
     gpu.cuda().cuStreamSynchronize(nullptr);
     std::uint64_t count = 0;
