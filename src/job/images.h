@@ -42,12 +42,12 @@ class Images {
   // The number of the next one: above all that are there, or have left a trace.
   Result<int> next() const;
 
-  // That the job has ended well, by itself, in the run that `word` stands for (letters, digits,
-  // ".",
-  // "_" and "-"): on the disk when this returns.
+  // That the job has ended well, by itself, in the run that `word` stands for; on the disk when
+  // this returns.
   Result<void> note_done(const std::string& word, const std::vector<std::string>& command) const;
   // Whether that was noted of this command.
   bool is_done(const std::string& word, const std::vector<std::string>& command) const;
+  // kUsage, unless it is letters, digits, ".", "_" and "-".
   static Result<void> check_word(const std::string& word);
 
   // Removes what is older than the `keep` newest complete ones, the oldest first. What was removed
