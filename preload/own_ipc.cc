@@ -179,9 +179,8 @@ CUresult open_by_descriptor(CUdeviceptr* pointer, CUcontext context, CUdevice de
     const TablesLock lock;
     const auto at = open_already(key);
     if (at == tables().allocations.end()) {
-      enter_opened(
-          address, real, device,
-          {fetched.asked, fetched.reserved, context, nullptr, 1, fetched.connection, key});
+      enter_opened(address, real, device,
+                   {fetched.asked, fetched.reserved, context, nullptr, 1, fetched.connection, key});
       *pointer = address;
     } else {
       // Another thread was quicker.
