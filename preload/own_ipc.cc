@@ -22,10 +22,6 @@ void say_once(std::atomic<bool>& said, const char (&text)[size]) {
   if (!said.exchange(true)) (void)!::write(STDERR_FILENO, text, size - 1);
 }
 
-}  // namespace
-
-namespace {
-
 CUresult no_service() {
   static std::atomic<bool> said{false};
   say_once(said,
