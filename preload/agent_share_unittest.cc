@@ -273,8 +273,9 @@ TEST(AgentShare, WhatIsClosedInACaptureIsClosedAtItsEnd) {
     EXPECT_EQ(fake().maps.size(), maps + 1);
     EXPECT_EQ(shared_pieces(), 1U);
     EXPECT_TRUE(owner.knows());
-    ASSERT_EQ(destroyed ? own::cuStreamDestroy_v2(stream) : own::cuStreamEndCapture(stream, nullptr),
-              CUDA_SUCCESS);
+    ASSERT_EQ(
+        destroyed ? own::cuStreamDestroy_v2(stream) : own::cuStreamEndCapture(stream, nullptr),
+        CUDA_SUCCESS);
     EXPECT_EQ(fake().calls["cuCtxSynchronize"], waits + 1);
     EXPECT_EQ(fake().maps.size(), maps);
     EXPECT_EQ(shared_pieces(), 0U);

@@ -27,8 +27,8 @@ struct FakeDriver {
   std::set<cuda::CUmemGenericAllocationHandle> released;
   std::map<cuda::CUdeviceptr, Map> maps;
   std::map<cuda::CUdeviceptr, std::size_t> reserved;
-  std::set<cuda::CUdeviceptr> own_allocations;  // cuMemAlloc of the driver itself
-  std::map<cuda::CUdeviceptr, unsigned> opened;   // by cuIpcOpenMemHandle, and how often
+  std::set<cuda::CUdeviceptr> own_allocations;   // cuMemAlloc of the driver itself
+  std::map<cuda::CUdeviceptr, unsigned> opened;  // by cuIpcOpenMemHandle, and how often
   std::vector<std::pair<cuda::CUdeviceptr, cuda::CUmemAccessDesc>> rights;  // as given, in order
   std::map<cuda::CUcontext, cuda::CUdevice> contexts;
   std::vector<cuda::CUcontext> current;

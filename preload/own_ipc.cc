@@ -22,10 +22,6 @@ void say_once(std::atomic<bool>& said, const char (&text)[size]) {
   if (!said.exchange(true)) (void)!::write(STDERR_FILENO, text, size - 1);
 }
 
-}  // namespace
-
-namespace {
-
 CUresult no_service() {
   static std::atomic<bool> said{false};
   say_once(said,
@@ -179,9 +175,8 @@ CUresult open_by_descriptor(CUdeviceptr* pointer, CUcontext context, CUdevice de
     const TablesLock lock;
     const auto at = open_already(key);
     if (at == tables().allocations.end()) {
-      enter_opened(
-          address, real, device,
-          {fetched.asked, fetched.reserved, context, nullptr, 1, fetched.connection, key});
+      enter_opened(address, real, device,
+                   {fetched.asked, fetched.reserved, context, nullptr, 1, fetched.connection, key});
       *pointer = address;
     } else {
       // Another thread was quicker.

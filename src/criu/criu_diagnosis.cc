@@ -70,11 +70,12 @@ constexpr std::array kRules = {
     CriuRule{"Can't bind inet socket", "", kCriuFailed,
              "a port that the job listened on is in use here",
              "end what listens there (ss -ltnp), then restore again"},
-    CriuRule{"unix: Can't bind id", "", kCriuFailed,  // seen
-             "the name of a unix socket of the job is in use here, perhaps by the job itself, which "
-             "still runs",
-             "end who has it (ss -xlp), or restore in a network namespace of its own (unshare "
-             "--net, then ip link set lo up)"},
+    CriuRule{
+        "unix: Can't bind id", "", kCriuFailed,  // seen
+        "the name of a unix socket of the job is in use here, perhaps by the job itself, which "
+        "still runs",
+        "end who has it (ss -xlp), or restore in a network namespace of its own (unshare "
+        "--net, then ip link set lo up)"},
     CriuRule{
         "External socket is used", "", kCriuFailed,  // seen
         "the process has a unix socket connected to a process outside of the image",

@@ -658,7 +658,7 @@ Result<std::uint64_t> DirectPath::move_in(const Environment& env,
   }
   if (!done) env.tell("the processes copy by themselves: " + done.error().to_string());
   if (!mover_ || !done) {
-    auto alone = roll_back();
+    auto alone = bring_back_all(stops);
     if (!alone) return fail(std::move(alone.error()));
     return moved;
   }
@@ -677,7 +677,9 @@ Result<std::uint64_t> DirectPath::move_in(const Environment& env,
   return moved;
 }
 
-Result<void> DirectPath::roll_back() {
+Result<void> DirectPath::roll_back() { return bring_back_all(false); }
+
+Result<void> DirectPath::bring_back_all(bool ends_them) {
   std::string messages;
   std::string remedies;
   if (enough_ && needs_image_) collect_mover();
@@ -702,6 +704,10 @@ Result<void> DirectPath::roll_back() {
     if (!agent.pidfd().alive()) continue;
     auto back = bring_back(agent);
     if (back || !agent.pidfd().alive()) continue;
+    if (ends_them && back.error().code == ErrorCode::kImageCorrupt) {
+      dismiss();
+      return back;
+    }
     messages += (messages.empty() ? "" : "; ") + back.error().message;
     remedies = fmt::format("`stasis recover {}`", agent.pid().value);
     if (!back.error().remedy.empty()) remedies = back.error().remedy + "; then " + remedies;

@@ -133,6 +133,8 @@ class DirectPath {
   };
   Result<Found> content_of(const direct::AgentClient& agent) const;
   Result<void> bring_back(direct::AgentClient& agent) const;
+  // Who restores ends them where the image proves damaged; otherwise they need somebody's help.
+  Result<void> bring_back_all(bool ends_them);
 
   std::vector<direct::AgentClient> agents_;
   using MoverResult = Result<std::shared_ptr<direct::MemoryMover>>;

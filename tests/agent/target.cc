@@ -109,7 +109,8 @@ void export_some() {
   ::close(fd);
 }
 
-// Says in FILE.handle how others come to the memory. Writes under another name first, for who waits.
+// Says in FILE.handle how others come to the memory. Writes under another name first, for who
+// waits.
 void share_it(CUdeviceptr address, const std::string& file) {
   CUipcMemHandle handle{};
   if (CU(cuIpcGetMemHandle)(&handle, address) != CUDA_SUCCESS) std::exit(6);

@@ -128,6 +128,28 @@ partial_images() { compgen -G "$image.partial-*" || true; }
   nothing_left
 }
 
+# Its threads run when the driver has let them go, while the content is still on its way; what is in
+# the memory by then none of them can come to.
+@test "a program whose content proves wrong at its end has not worked on what came before" {
+  start_agent memory --size 64M
+  dump_it
+  local data before fault
+  data=$(compgen -G "$image/gpu/data-*" | head -1)
+  before=$(target_round)
+  cp "$TARGET_LOG" "$BATS_TEST_TMPDIR/log"
+  spoil_byte "$data" $(($(stat -c %s "$data") - 5000))
+  for fault in "" import:error=999; do  # by the mover, and by the agent alone
+    STASIS_SIM_FAULTS=$fault refused 10 image-corrupt restore --images-dir "$image" --detach
+    assert_contains "$err" "gpu/data-"
+    assert_contains "$err" "the restored tree was ended"
+    number_is_free
+    gpu_is_free
+    assert_equal "$(target_round)" "$before"
+    diff "$BATS_TEST_TMPDIR/log" "$TARGET_LOG"
+  done
+  nothing_left
+}
+
 @test "content of another dump is not taken" {
   start_agent memory --size 16M
   dump_it
