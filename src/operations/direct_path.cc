@@ -340,8 +340,13 @@ Result<void> DirectPath::copy_in(const Interrupt& interrupt) {
     append(segments, std::move(*taken), *base);
   }
   const auto deadline = Clock::now() + kSlowDisk * copy_time(bytes());
+  const bool any = !segments.empty();
   auto copied = mover_->copy_in(std::move(segments), *places_, interrupt, deadline);
-  enough_.reset();
+  // What came ahead went with it, if it has come so far as to begin.
+  if (copied && any)
+    enough_.reset();
+  else
+    (void)let_go_ahead();
   if (!copied) return fail(std::move(copied.error()));
   return {};
 }
@@ -493,18 +498,24 @@ bool DirectPath::let_go_ahead() {
 
 Result<void> DirectPath::refill() {
   for (;;) {
+    std::vector<AgentClient*> asked;
     for (auto& agent : agents_) {
       const bool empty =
           agent.state() == AgentState::kHeld || agent.state() == AgentState::kEmptied;
-      agent.begin(empty ? AgentCommand::kRefill : AgentCommand::kNone, 0);
+      if (!empty) continue;
+      agent.begin(AgentCommand::kRefill, 0);
+      asked.push_back(&agent);
     }
     Result<void> done;
-    for (auto& agent : agents_) {
-      auto refilled = agent.finish(kMapping);
-      if (!refilled) done = std::move(refilled);
+    bool no_room = false;
+    for (AgentClient* agent : asked) {
+      auto refilled = agent->finish(kMapping);
+      if (refilled) continue;
+      no_room = no_room || refilled.error().code == ErrorCode::kOutOfGpuMemory;
+      done = std::move(refilled);
     }
     // What was brought ahead may be what is missing.
-    if (done || done.error().code != ErrorCode::kOutOfGpuMemory || !let_go_ahead()) return done;
+    if (!no_room || !let_go_ahead()) return done;
   }
 }
 
@@ -684,11 +695,7 @@ Result<void> DirectPath::roll_back() {
   // By the mover, which needs no host memory; what it cannot do, the agents do. Only of an image:
   // the content of their own buffers they are quick with, and sooner.
   if (mover_ && needs_image_) {
-    for (auto& agent : agents_) {
-      const bool empty =
-          agent.state() == AgentState::kHeld || agent.state() == AgentState::kEmptied;
-      if (agent.pidfd().alive() && empty) (void)agent.ask(AgentCommand::kRefill, 0, kMapping);
-    }
+    (void)refill();
     const Interrupt never;
     if (copy_in(never)) {
       for (auto& agent : agents_)

@@ -152,3 +152,21 @@ all_came_ahead() { (($(gpu_used) >= 256 << 20)); }
   target_verifies
 }
 some_is_used() { (($(gpu_used) > 0)); }
+
+@test "what came ahead makes room also where a dump that failed is undone" {
+  export STASIS_SIM_GPUS=1x2G
+  start_agent memory --size 256M
+  STASIS_FAULT=dump.complete:error STASIS_SIM_FAULTS="restore:delay=5s" \
+    stasis dump "$TARGET" --images-dir "$image" --leave-running >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
+  local dump=$!
+  at_end_kill "$dump"
+  # The driver restores the process, and the agent has its memory to ask for yet.
+  wait_until 60 works_on_it "$dump"
+  wait_until 20 all_came_ahead
+  start_hog $((2048 - 256 - 100))M
+  ! wait "$dump"
+  grep -q "rolled back: every process is as it was" "$BATS_TEST_TMPDIR/out" || { cat "$BATS_TEST_TMPDIR/out" >&2; return 1; }
+  target_goes_on
+  kill -KILL "$HOG"
+  target_verifies
+}
