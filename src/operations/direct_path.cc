@@ -404,9 +404,13 @@ void DirectPath::begin(MakeMover make, const std::vector<Source>& sources, const
   std::map<GpuUuid, direct::Ahead> ahead;
   std::uint64_t bytes = 0;
   for (const Source& source : sources) {
+    if (source.bytes > Places::kGap) continue;
     auto base = begin_of(source, *places);
     if (!base) return;
+    const std::uint64_t end = source.found.image ? Places::kGap : source.bytes;
     const auto add = [&](const GpuUuid& gpu, std::uint64_t offset, std::uint64_t part) {
+      // Who wrote that down may be wrong.
+      if (offset > end || part > end - offset) return;
       const GpuUuid target = target_of(gpu, start.pairs);
       const auto room = start.room.find(target);
       if (room == start.room.end()) return;

@@ -170,3 +170,27 @@ some_is_used() { (($(gpu_used) > 0)); }
   kill -KILL "$HOG"
   target_verifies
 }
+
+# In what was remembered of a suspended process: what Python does with d.
+remembered() {
+  python3 -c '
+import glob, json, os, sys
+(path,) = glob.glob(os.environ["STASIS_STATE_DIR"] + f"/{sys.argv[1]}-*.suspended")
+d = json.load(open(path))
+exec(sys.argv[2])
+json.dump(d, open(path, "w"))' "$1" "$2"
+}
+
+@test "a record of places that are not there does no harm" {
+  start_agent memory --size 64M
+  local change
+  for change in 'd["moved"][0]["offset"] = 1 << 60' 'd["moved"][0]["bytes"] = (1 << 64) - 1' \
+    'd["moved"] = [{**d["moved"][0], "offset": i << 40, "bytes": 1 << 40} for i in range(1, 900)]'; do
+    done_by suspend "$TARGET"
+    remembered "$TARGET" "$change"
+    with_time done_by resume "$TARGET"
+    came_ahead "mib <= 64"
+    target_goes_on
+  done
+  target_verifies
+}
