@@ -194,3 +194,17 @@ json.dump(d, open(path, "w"))' "$1" "$2"
   done
   target_verifies
 }
+
+@test "where it is not known of everybody what he needs, nothing comes ahead" {
+  LD_PRELOAD=$agent start_tree --size 12M
+  done_by suspend "$TARGET"
+  rm "$STASIS_STATE_DIR/${CHILDREN[1]}"-*.suspended
+  with_time done_by resume "$TARGET"
+  came_ahead "mib == 0"
+  target_goes_on
+  done_by suspend "$TARGET"
+  remembered "${CHILDREN[0]}" 'd["uses"] = []'
+  with_time done_by resume "$TARGET"
+  came_ahead "mib == 0"
+  target_goes_on
+}
