@@ -347,6 +347,7 @@ Result<void> DirectPath::copy_in(const Interrupt& interrupt) {
     enough_.reset();
   else
     (void)let_go_ahead();
+  room_.leave();
   if (!copied) return fail(std::move(copied.error()));
   return {};
 }
@@ -431,6 +432,8 @@ void DirectPath::begin(MakeMover make, const std::vector<Source>& sources, const
   std::vector<direct::Ahead> all;
   for (auto& [gpu, one] : ahead)
     all.push_back(std::move(one));
+  ahead_ = !all.empty() && room_.claim_ahead();
+  if (!ahead_) all.clear();
   coming_ = std::async(std::launch::async, [make = std::move(make), places, all = std::move(all),
                                             enough = enough_, bytes] {
     auto mover = make();
@@ -497,7 +500,27 @@ bool DirectPath::let_go_ahead() {
     const Interrupt never;
     (void)mover_->copy_ahead({}, *places_, never, Clock::now() + kMapping);
   }
+  ahead_ = false;
+  room_.leave();
   return true;
+}
+
+void DirectPath::claim_both() {
+  if (!enough_ || !ahead_)
+    room_.leave();
+  else if (!room_.claim_twice())
+    (void)let_go_ahead();
+}
+
+void DirectPath::make_room(Driver& driver, std::span<const GpuUse> needed,
+                           std::span<const GpuPair> pairs) {
+  if (!enough_ || !ahead_) return;
+  const auto gpus = driver.gpus();
+  if (gpus && check_gpu_memory(needed, pairs, *gpus)) return;
+  // The driver's restore is not over yet.
+  GpuRoom kept = std::move(room_);
+  (void)let_go_ahead();
+  room_ = std::move(kept);
 }
 
 Result<void> DirectPath::refill() {
@@ -648,6 +671,7 @@ Result<std::uint64_t> DirectPath::move_in(const Environment& env,
     dismiss();
     return fail(std::move(allowed.error()));
   }
+  claim_both();
   Result<void> done = refill();
   if (!done) {
     // Without a peer they try it again by themselves.
@@ -699,6 +723,7 @@ Result<void> DirectPath::roll_back() {
   // By the mover, which needs no host memory; what it cannot do, the agents do. Only of an image:
   // the content of their own buffers they are quick with, and sooner.
   if (mover_ && needs_image_) {
+    claim_both();
     (void)refill();
     const Interrupt never;
     if (copy_in(never)) {

@@ -197,14 +197,14 @@ Result<GpuPlan> plan_gpus(const Environment& env, const Manifest& manifest,
                                       allotted_gpus(options.gpu_choice->visible, *to))
                    : plan_gpu_map(env.driver, options.gpu_map, from, *to);
   if (!pairs) return fail(std::move(pairs.error()));
-  if (options.leave_suspended) return GpuPlan{std::move(*pairs), {}};
+  if (options.leave_suspended) return GpuPlan{std::move(*pairs), {}, {}};
   if (auto fits = check_gpu_memory(needed, *pairs, *to); !fits) {
     return fail(std::move(fits.error()));
   }
   // Without a word on what each of them needs, nothing is known to be left over.
   std::map<GpuUuid, std::uint64_t> room;
   if (all_known) room = spare_gpu_memory(needed, *pairs, *to);
-  return GpuPlan{std::move(*pairs), std::move(room)};
+  return GpuPlan{std::move(*pairs), std::move(room), std::move(needed)};
 }
 
 }  // namespace stasis

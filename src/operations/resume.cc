@@ -101,6 +101,8 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
   auto opened = open_group(env, "resume", root, {});
   if (!opened) return fail(std::move(opened.error()));
   Group& group = opened->group;
+  auto alone = opened->direct.come_back(env);
+  if (!alone) return fail(roll_back(*opened, std::move(alone.error())));
   auto start = check_and_plan(env, group, options);
   if (!start) return fail(roll_back(*opened, std::move(start.error())));
   for (const Process* process : cuda_processes(group)) {

@@ -208,3 +208,66 @@ json.dump(d, open(path, "w"))' "$1" "$2"
   came_ahead "mib == 0"
   target_goes_on
 }
+
+# Two programs on one GPU that has room for both but for little more, one moved by the driver. Sets A and B.
+two_on_one_gpu() {
+  export STASIS_SIM_GPUS=1x1G
+  start_agent memory --size 128M
+  A=$TARGET
+  A_STATUS=$TARGET_STATUS
+  done_by suspend "$A"
+  start_target memory --size 780M
+  B=$TARGET
+  done_by suspend "$B"
+}
+# resume_slowly FAULTS PID: in the background, with its output in $BATS_TEST_TMPDIR/PID. Sets RESUME.
+resume_slowly() {
+  STASIS_SIM_FAULTS=$1 stasis resume "$2" --trace "$BATS_TEST_TMPDIR/trace-$2" >"$BATS_TEST_TMPDIR/$2" 2>&1 3>&- &
+  RESUME=$!
+  at_end_kill "$RESUME"
+}
+both_resumed() {
+  wait "$1" || { cat "$BATS_TEST_TMPDIR/$A" >&2; return 1; }
+  wait "$2" || { cat "$BATS_TEST_TMPDIR/$B" >&2; return 1; }
+  TARGET_STATUS=$A_STATUS target_goes_on
+  target_goes_on
+}
+uses_mib() { (($(gpu_used) >= $1 << 20)); }
+
+@test "who comes back beside it finds its room: what came ahead is let go of, and not held twice" {
+  two_on_one_gpu
+  # While the driver restores the one, the other has all of its memory twice, if it has it ahead: from
+  # the 65th copy on, which takes that long.
+  resume_slowly "restore:delay=4s" "$B"
+  local b=$RESUME
+  wait_until 60 works_on_it "$b"
+  resume_slowly "restore:delay=1s; transfer:delay=4s@65" "$A"
+  both_resumed "$RESUME" "$b"
+}
+
+@test "who comes back while another has its memory twice waits for that" {
+  two_on_one_gpu
+  resume_slowly "restore:delay=1s; transfer:delay=3s@65" "$A"
+  local a=$RESUME
+  wait_until 60 uses_mib 256
+  resume_slowly "" "$B"
+  both_resumed "$a" "$RESUME"
+}
+
+@test "of two that come back at the same time one has content ahead" {
+  export STASIS_SIM_GPUS=1x4G
+  start_agent memory --size 128M
+  A=$TARGET
+  A_STATUS=$TARGET_STATUS
+  done_by suspend "$A"
+  start_agent memory --size 128M
+  B=$TARGET
+  done_by suspend "$B"
+  resume_slowly "restore:delay=3s" "$A"
+  local a=$RESUME
+  wait_until 60 uses_mib 128
+  resume_slowly "restore:delay=1s" "$B"
+  both_resumed "$a" "$RESUME"
+  trace=$BATS_TEST_TMPDIR/trace-$A came_ahead "mib == 128"
+  trace=$BATS_TEST_TMPDIR/trace-$B came_ahead "mib == 0"
+}
