@@ -104,8 +104,8 @@ class DirectPath {
   // The same for what move_out() has moved into the image, by the mover that has done so.
   void get_ready(const HeadStart& start);
 
-  // To be called before the driver restores them. Lets go of what came ahead if others have taken so
-  // much since that not all of `needed` has room beside it.
+  // To be called before the driver restores them. Lets go of what came ahead if others have taken
+  // so much since that not all of `needed` has room beside it.
   void make_room(Driver& driver, std::span<const GpuUse> needed, std::span<const GpuPair> pairs);
 
   // Everybody runs on with its memory. kNotRolledBack names who does not.

@@ -448,9 +448,9 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   auto done = opened->direct.come_back(env);
   if (!done) return undo(std::move(done.error()));
   done = quiesce(env, *opened,
-                      {options.timeout, options.ignore_obstacles, true, options.path,
-                       options.after == AfterDump::kSuspended ? nullptr : &into_image},
-                      phases);
+                 {options.timeout, options.ignore_obstacles, true, options.path,
+                  options.after == AfterDump::kSuspended ? nullptr : &into_image},
+                 phases);
   if (!done) return undo(std::move(done.error()));
   const std::uint64_t direct_bytes = opened->direct.bytes();
 
