@@ -340,8 +340,14 @@ Result<void> DirectPath::copy_in(const Interrupt& interrupt) {
     append(segments, std::move(*taken), *base);
   }
   const auto deadline = Clock::now() + kSlowDisk * copy_time(bytes());
+  const bool any = !segments.empty();
   auto copied = mover_->copy_in(std::move(segments), *places_, interrupt, deadline);
-  enough_.reset();
+  // What came ahead went with it, if it has come so far as to begin.
+  if (copied && any)
+    enough_.reset();
+  else
+    (void)let_go_ahead();
+  room_.leave();
   if (!copied) return fail(std::move(copied.error()));
   return {};
 }
@@ -399,9 +405,13 @@ void DirectPath::begin(MakeMover make, const std::vector<Source>& sources, const
   std::map<GpuUuid, direct::Ahead> ahead;
   std::uint64_t bytes = 0;
   for (const Source& source : sources) {
+    if (source.bytes > Places::kGap) continue;
     auto base = begin_of(source, *places);
     if (!base) return;
+    const std::uint64_t end = source.found.image ? Places::kGap : source.bytes;
     const auto add = [&](const GpuUuid& gpu, std::uint64_t offset, std::uint64_t part) {
+      // Who wrote that down may be wrong.
+      if (offset > end || part > end - offset) return;
       const GpuUuid target = target_of(gpu, start.pairs);
       const auto room = start.room.find(target);
       if (room == start.room.end()) return;
@@ -422,6 +432,8 @@ void DirectPath::begin(MakeMover make, const std::vector<Source>& sources, const
   std::vector<direct::Ahead> all;
   for (auto& [gpu, one] : ahead)
     all.push_back(std::move(one));
+  ahead_ = !all.empty() && room_.claim_ahead();
+  if (!ahead_) all.clear();
   coming_ = std::async(std::launch::async, [make = std::move(make), places, all = std::move(all),
                                             enough = enough_, bytes] {
     auto mover = make();
@@ -488,23 +500,49 @@ bool DirectPath::let_go_ahead() {
     const Interrupt never;
     (void)mover_->copy_ahead({}, *places_, never, Clock::now() + kMapping);
   }
+  ahead_ = false;
+  room_.leave();
   return true;
+}
+
+void DirectPath::claim_both() {
+  if (!enough_ || !ahead_)
+    room_.leave();
+  else if (!room_.claim_twice())
+    (void)let_go_ahead();
+}
+
+void DirectPath::make_room(Driver& driver, std::span<const GpuUse> needed,
+                           std::span<const GpuPair> pairs) {
+  if (!enough_ || !ahead_) return;
+  const auto gpus = driver.gpus();
+  if (gpus && check_gpu_memory(needed, pairs, *gpus)) return;
+  // The driver's restore is not over yet.
+  GpuRoom kept = std::move(room_);
+  (void)let_go_ahead();
+  room_ = std::move(kept);
 }
 
 Result<void> DirectPath::refill() {
   for (;;) {
+    std::vector<AgentClient*> asked;
     for (auto& agent : agents_) {
       const bool empty =
           agent.state() == AgentState::kHeld || agent.state() == AgentState::kEmptied;
-      agent.begin(empty ? AgentCommand::kRefill : AgentCommand::kNone, 0);
+      if (!empty) continue;
+      agent.begin(AgentCommand::kRefill, 0);
+      asked.push_back(&agent);
     }
     Result<void> done;
-    for (auto& agent : agents_) {
-      auto refilled = agent.finish(kMapping);
-      if (!refilled) done = std::move(refilled);
+    bool no_room = false;
+    for (AgentClient* agent : asked) {
+      auto refilled = agent->finish(kMapping);
+      if (refilled) continue;
+      no_room = no_room || refilled.error().code == ErrorCode::kOutOfGpuMemory;
+      done = std::move(refilled);
     }
     // What was brought ahead may be what is missing.
-    if (done || done.error().code != ErrorCode::kOutOfGpuMemory || !let_go_ahead()) return done;
+    if (!no_room || !let_go_ahead()) return done;
   }
 }
 
@@ -633,6 +671,7 @@ Result<std::uint64_t> DirectPath::move_in(const Environment& env,
     dismiss();
     return fail(std::move(allowed.error()));
   }
+  claim_both();
   Result<void> done = refill();
   if (!done) {
     // Without a peer they try it again by themselves.
@@ -686,11 +725,8 @@ Result<void> DirectPath::bring_back_all(bool ends_them) {
   // By the mover, which needs no host memory; what it cannot do, the agents do. Only of an image:
   // the content of their own buffers they are quick with, and sooner.
   if (mover_ && needs_image_) {
-    for (auto& agent : agents_) {
-      const bool empty =
-          agent.state() == AgentState::kHeld || agent.state() == AgentState::kEmptied;
-      if (agent.pidfd().alive() && empty) (void)agent.ask(AgentCommand::kRefill, 0, kMapping);
-    }
+    claim_both();
+    (void)refill();
     const Interrupt never;
     if (copy_in(never)) {
       for (auto& agent : agents_)

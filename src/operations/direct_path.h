@@ -13,8 +13,10 @@
 #include <future>
 #include <map>
 #include <memory>
+#include <span>
 #include <vector>
 
+#include "checkpoint/gpu_room.h"
 #include "checkpoint/group.h"
 #include "checkpoint/suspended.h"
 #include "direct/agent_client.h"
@@ -59,7 +61,7 @@ class DirectPath {
  public:
   DirectPath() = default;
   DirectPath(DirectPath&& other) noexcept = default;
-  DirectPath& operator=(DirectPath&& other) noexcept = default;
+  DirectPath& operator=(DirectPath&&) = delete;  // what it holds has to be rolled back first
   ~DirectPath() { (void)roll_back(); }
 
   // Processes whose memory has been moved out, or stands still for it.
@@ -90,6 +92,9 @@ class DirectPath {
   // is the way out.
   Result<std::uint64_t> move_in(const Environment& env, std::vector<const Process*> processes,
                                 Phases& phases, bool stops = false);
+  // To be called before it is looked what is free on the GPUs, for content that goes ahead.
+  // kInterrupted.
+  Result<void> come_back(const Environment& env) { return room_.come_back(env.interrupt); }
   // Begins to prepare a mover for what of these is away, in a thread of its own, so that it is
   // ready when move_in() needs it, and to bring content to the GPUs for which there is room.
   void get_ready(const Environment& env, const std::vector<const Process*>& processes,
@@ -98,6 +103,10 @@ class DirectPath {
   void get_ready(const Environment& env, const std::vector<Pid>& pids, const HeadStart& start);
   // The same for what move_out() has moved into the image, by the mover that has done so.
   void get_ready(const HeadStart& start);
+
+  // To be called before the driver restores them. Lets go of what came ahead if others have taken
+  // so much since that not all of `needed` has room beside it.
+  void make_room(Driver& driver, std::span<const GpuUse> needed, std::span<const GpuPair> pairs);
 
   // Everybody runs on with its memory. kNotRolledBack names who does not.
   Result<void> roll_back();
@@ -155,6 +164,8 @@ class DirectPath {
   void collect_mover();
   // Whether something was held on the GPUs that is gone now.
   bool let_go_ahead();
+  // Lets go of it if it may not be there besides the processes' own memory.
+  void claim_both();
   Result<void> refill();
 
   std::vector<std::shared_ptr<ImageContent>> contents_;
@@ -168,6 +179,8 @@ class DirectPath {
   // Of what is brought ahead: where its content is, and the word to stop.
   std::shared_ptr<Places> places_;
   std::shared_ptr<Interrupt> enough_;
+  bool ahead_ = false;  // there is something to be brought
+  GpuRoom room_;
 };
 
 }  // namespace stasis

@@ -327,6 +327,27 @@ SyncPolicy when_to_sync(const DumpOptions& options, const ImageWriter& writer) {
   return later ? SyncPolicy::kDeferred : options.sync;
 }
 
+// What all of the group have had on the GPUs.
+std::vector<GpuUse> use_of(const Group& group) {
+  std::vector<GpuUse> all;
+  for (const auto& [pid, uses] : group.gpu_use())
+    all.insert(all.end(), uses.begin(), uses.end());
+  return all;
+}
+
+// What is left over while they are away, as long as it is known of each what it needs.
+std::map<GpuUuid, std::uint64_t> room_beside(Driver& driver, const Group& group,
+                                             std::span<const GpuUse> needed) {
+  const bool all_known =
+      std::all_of(group.members().begin(), group.members().end(), [&](const GroupMember& member) {
+        return !member.initial || member.initial == CudaState::kCheckpointed ||
+               group.gpu_use().contains(member.process.pid());
+      });
+  const auto gpus = driver.gpus();
+  if (!all_known || !gpus) return {};
+  return spare_gpu_memory(needed, {}, *gpus);
+}
+
 // After a dump that lets the tree run on.
 Result<void> go_on_with_memory(const Environment& env, OpenedGroup& opened, Phases& phases) {
   std::vector<const Process*> processes;
@@ -424,16 +445,19 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
       {options.compression, past_the_cache(options), sync, kContentChunk, std::move(*base)}};
   // Also should an exception end us.
   writer->hold(true);
-  auto done = quiesce(env, *opened,
-                      {options.timeout, options.ignore_obstacles, true, options.path,
-                       options.after == AfterDump::kSuspended ? nullptr : &into_image},
-                      phases);
+  auto done = opened->direct.come_back(env);
+  if (!done) return undo(std::move(done.error()));
+  done = quiesce(env, *opened,
+                 {options.timeout, options.ignore_obstacles, true, options.path,
+                  options.after == AfterDump::kSuspended ? nullptr : &into_image},
+                 phases);
   if (!done) return undo(std::move(done.error()));
   const std::uint64_t direct_bytes = opened->direct.bytes();
 
   writer->hold(opened->direct.needs_image());
-  if (options.after == AfterDump::kRunning)
-    opened->direct.get_ready({spare_gpu_memory({}, {}, *gpus), {}});
+  const std::vector<GpuUse> needed = use_of(group);
+  if (options.after == AfterDump::kRunning && opened->direct.content() != nullptr)
+    opened->direct.get_ready({room_beside(env.driver, group, needed), {}});
 
   phases.begin("criu");
   Manifest manifest = describe(env, group, *criu, criu_options, *gpus);
@@ -481,6 +505,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   if (!dumped) {
     // First the job, then the disk: removing a large image takes seconds.
     const Error why = dumped.error();
+    opened->direct.make_room(env.driver, needed, {});
     auto back = group.roll_back();
     // CRIU died after it had the word to end the tree: the image may be all that is left of the
     // job.
@@ -518,6 +543,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
     for (const GroupMember& member : group.members())
       forget_suspended(member.process);
   } else if (options.after == AfterDump::kRunning) {
+    opened->direct.make_room(env.driver, needed, {});
     auto back = group.roll_back();
     if (back)
       back = go_on_with_memory(env, *opened, phases);

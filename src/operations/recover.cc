@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "base/fault_point.h"
+#include "checkpoint/gpu_room.h"
 #include "checkpoint/parking.h"
 #include "checkpoint/stopped.h"
 #include "checkpoint/suspended.h"
@@ -196,6 +197,8 @@ Result<void> recover_adopted(const Environment& env, Journal& journal, RecoverRe
   if (!ended) return fail(std::move(ended.error()));
   report.finished = *ended;
   if (auto still = settle(env, record.targets); !still) return still;
+  GpuRoom room;
+  if (auto alone = room.come_back(env.interrupt); !alone) return alone;
   if (auto allowed = fault(FaultPoint::kRecoverSettled); !allowed) return allowed;
   auto others = let_others_go(record);
   if (auto done = recover_targets(env, record, report); !done) return done;

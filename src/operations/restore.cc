@@ -96,9 +96,10 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   auto old_gpus = gpus_of(manifest);
   if (!old_gpus) return fail(std::move(old_gpus.error()));
   if (auto ok = check_driver(env.driver, manifest); !ok) return fail(std::move(ok.error()));
+  DirectPath direct;
+  if (auto alone = direct.come_back(env); !alone) return fail(std::move(alone.error()));
   auto plan = plan_gpus(env, manifest, *old_gpus, options);
   if (!plan) return fail(std::move(plan.error()));
-  DirectPath direct;
   std::uint64_t elsewhere = 0;
   std::vector<ContentStream> streams;
   if (manifest.content) {
@@ -217,6 +218,7 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   if (done) {
     phases.begin("restore");
     if (!options.leave_suspended) direct.get_ready(env, running_processes(job, targets), {});
+    direct.make_room(env.driver, plan->needed, plan->pairs);
     done = job.bring_back(targets, plan->pairs, env.progress);
   }
   std::uint64_t direct_bytes = 0;

@@ -185,9 +185,11 @@ Result<GpuPlan> plan_gpus(const Environment& env, const Manifest& manifest,
   auto to = env.driver.gpus();
   if (!to) return fail(std::move(to.error()));
   std::vector<GpuUse> needed;
+  bool all_known = true;
   for (const ProcessRecord& record : manifest.processes) {
     if (!record.cuda || wanted_state(record) == CudaState::kCheckpointed) continue;
     const std::vector<GpuUse> uses = gpu_use_of(record);
+    all_known = all_known && !uses.empty();
     needed.insert(needed.end(), uses.begin(), uses.end());
   }
   auto pairs = options.gpu_choice
@@ -195,12 +197,14 @@ Result<GpuPlan> plan_gpus(const Environment& env, const Manifest& manifest,
                                       allotted_gpus(options.gpu_choice->visible, *to))
                    : plan_gpu_map(env.driver, options.gpu_map, from, *to);
   if (!pairs) return fail(std::move(pairs.error()));
-  if (options.leave_suspended) return GpuPlan{std::move(*pairs), {}};
+  if (options.leave_suspended) return GpuPlan{std::move(*pairs), {}, {}};
   if (auto fits = check_gpu_memory(needed, *pairs, *to); !fits) {
     return fail(std::move(fits.error()));
   }
-  auto room = spare_gpu_memory(needed, *pairs, *to);
-  return GpuPlan{std::move(*pairs), std::move(room)};
+  // Without a word on what each of them needs, nothing is known to be left over.
+  std::map<GpuUuid, std::uint64_t> room;
+  if (all_known) room = spare_gpu_memory(needed, *pairs, *to);
+  return GpuPlan{std::move(*pairs), std::move(room), std::move(needed)};
 }
 
 }  // namespace stasis

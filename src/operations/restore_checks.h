@@ -36,6 +36,7 @@ Result<void> check_host_memory(const Manifest& manifest, std::uint64_t elsewhere
 struct GpuPlan {
   std::vector<GpuPair> pairs;             // as the driver wants them
   std::map<GpuUuid, std::uint64_t> room;  // bytes that are left over
+  std::vector<GpuUse> needed;             // on the GPUs of before
 };
 // Where the GPU memory of each process goes, and that it fits there.
 Result<GpuPlan> plan_gpus(const Environment& env, const Manifest& manifest,

@@ -14,11 +14,14 @@ Result<HeadStart> check_and_plan(const Environment& env, const Group& group,
   std::vector<GpuUse> needed;
   std::vector<Gpu> from;
   HeadStart start;
+  bool all_known = true;
   for (const GroupMember& member : group.members()) {
     if (!member.initial) continue;
     auto state = member.process.cuda_state();
+    if (!state) all_known = false;
     if (!state || *state != CudaState::kCheckpointed) continue;
     auto memory = recall_suspended(member.process);
+    all_known = all_known && memory && !memory->uses.empty();
     if (!memory) continue;
     needed.insert(needed.end(), memory->uses.begin(), memory->uses.end());
     if (from.empty()) from = std::move(memory->gpus);
@@ -33,8 +36,8 @@ Result<HeadStart> check_and_plan(const Environment& env, const Group& group,
   if (auto fits = check_gpu_memory(needed, *pairs, *gpus); !fits) {
     return fail(std::move(fits.error()));
   }
-  // Without a word on what is needed, nothing is known to be left over.
-  if (!needed.empty()) start.room = spare_gpu_memory(needed, *pairs, *gpus);
+  // Without a word on what each of them needs, nothing is known to be left over.
+  if (all_known && !needed.empty()) start.room = spare_gpu_memory(needed, *pairs, *gpus);
   start.pairs = std::move(*pairs);
   return start;
 }
@@ -98,6 +101,8 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
   auto opened = open_group(env, "resume", root, {});
   if (!opened) return fail(std::move(opened.error()));
   Group& group = opened->group;
+  auto alone = opened->direct.come_back(env);
+  if (!alone) return fail(roll_back(*opened, std::move(alone.error())));
   auto start = check_and_plan(env, group, options);
   if (!start) return fail(roll_back(*opened, std::move(start.error())));
   for (const Process* process : cuda_processes(group)) {

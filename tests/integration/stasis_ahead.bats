@@ -152,3 +152,165 @@ all_came_ahead() { (($(gpu_used) >= 256 << 20)); }
   target_verifies
 }
 some_is_used() { (($(gpu_used) > 0)); }
+
+@test "what came ahead makes room also where a dump that failed is undone" {
+  export STASIS_SIM_GPUS=1x2G
+  start_agent memory --size 256M
+  STASIS_FAULT=dump.complete:error STASIS_SIM_FAULTS="restore:delay=5s" \
+    stasis dump "$TARGET" --images-dir "$image" --leave-running >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
+  local dump=$!
+  at_end_kill "$dump"
+  # The driver restores the process, and the agent has its memory to ask for yet.
+  wait_until 60 works_on_it "$dump"
+  wait_until 20 all_came_ahead
+  start_hog $((2048 - 256 - 100))M
+  if wait "$dump"; then return 1; fi
+  grep -q "rolled back: every process is as it was" "$BATS_TEST_TMPDIR/out" || { cat "$BATS_TEST_TMPDIR/out" >&2; return 1; }
+  target_goes_on
+  kill -KILL "$HOG"
+  target_verifies
+}
+
+# In what was remembered of a suspended process: what Python does with d.
+remembered() {
+  python3 -c '
+import glob, json, os, sys
+(path,) = glob.glob(os.environ["STASIS_STATE_DIR"] + f"/{sys.argv[1]}-*.suspended")
+d = json.load(open(path))
+exec(sys.argv[2])
+json.dump(d, open(path, "w"))' "$1" "$2"
+}
+
+@test "a record of places that are not there does no harm" {
+  start_agent memory --size 64M
+  local change
+  for change in 'd["moved"][0]["offset"] = 1 << 60' 'd["moved"][0]["bytes"] = (1 << 64) - 1' \
+    'd["moved"] = [{**d["moved"][0], "offset": i << 40, "bytes": 1 << 40} for i in range(1, 900)]'; do
+    done_by suspend "$TARGET"
+    remembered "$TARGET" "$change"
+    with_time done_by resume "$TARGET"
+    came_ahead "mib <= 64"
+    target_goes_on
+  done
+  target_verifies
+}
+
+@test "where it is not known of everybody what he needs, nothing comes ahead" {
+  LD_PRELOAD=$agent start_tree --size 12M
+  done_by suspend "$TARGET"
+  rm "$STASIS_STATE_DIR/${CHILDREN[1]}"-*.suspended
+  with_time done_by resume "$TARGET"
+  came_ahead "mib == 0"
+  target_goes_on
+  done_by suspend "$TARGET"
+  remembered "${CHILDREN[0]}" 'd["uses"] = []'
+  with_time done_by resume "$TARGET"
+  came_ahead "mib == 0"
+  target_goes_on
+}
+
+# Two programs on one GPU that has room for both but for little more, one moved by the driver. Sets A and B.
+two_on_one_gpu() {
+  export STASIS_SIM_GPUS=1x1G
+  start_agent memory --size 128M
+  A=$TARGET
+  A_STATUS=$TARGET_STATUS
+  done_by suspend "$A"
+  start_target memory --size 780M
+  B=$TARGET
+  done_by suspend "$B"
+}
+# resume_slowly FAULTS PID: in the background, with its output in $BATS_TEST_TMPDIR/PID. Sets RESUME.
+resume_slowly() {
+  STASIS_SIM_FAULTS=$1 stasis resume "$2" --trace "$BATS_TEST_TMPDIR/trace-$2" >"$BATS_TEST_TMPDIR/$2" 2>&1 3>&- &
+  RESUME=$!
+  at_end_kill "$RESUME"
+}
+both_resumed() {
+  wait "$1" || { cat "$BATS_TEST_TMPDIR/$A" >&2; return 1; }
+  wait "$2" || { cat "$BATS_TEST_TMPDIR/$B" >&2; return 1; }
+  TARGET_STATUS=$A_STATUS target_goes_on
+  target_goes_on
+}
+uses_mib() { (($(gpu_used) >= $1 << 20)); }
+
+@test "who comes back beside it finds its room: what came ahead is let go of, and not held twice" {
+  two_on_one_gpu
+  # While the driver restores the one, the other has all of its memory twice, if it has it ahead: from
+  # the 65th copy on, which takes that long.
+  resume_slowly "restore:delay=4s" "$B"
+  local b=$RESUME
+  wait_until 60 works_on_it "$b"
+  resume_slowly "restore:delay=1s; transfer:delay=4s@65" "$A"
+  both_resumed "$RESUME" "$b"
+}
+
+@test "who comes back while another has its memory twice waits for that" {
+  two_on_one_gpu
+  resume_slowly "restore:delay=1s; transfer:delay=3s@65" "$A"
+  local a=$RESUME
+  wait_until 60 uses_mib 256
+  resume_slowly "" "$B"
+  both_resumed "$a" "$RESUME"
+}
+
+@test "of two that come back at the same time one has content ahead" {
+  export STASIS_SIM_GPUS=1x4G
+  start_agent memory --size 128M
+  A=$TARGET
+  A_STATUS=$TARGET_STATUS
+  done_by suspend "$A"
+  start_agent memory --size 128M
+  B=$TARGET
+  done_by suspend "$B"
+  resume_slowly "restore:delay=3s" "$A"
+  local a=$RESUME
+  wait_until 60 uses_mib 128
+  resume_slowly "restore:delay=1s" "$B"
+  both_resumed "$a" "$RESUME"
+  trace=$BATS_TEST_TMPDIR/trace-$A came_ahead "mib == 128"
+  trace=$BATS_TEST_TMPDIR/trace-$B came_ahead "mib == 0"
+}
+
+@test "others take what is free during a dump: what came ahead is let go of before the driver wants it" {
+  export STASIS_SIM_GPUS=1x2G
+  # Two programs in a tree: one that the driver moves, one with content that goes ahead.
+  local pair=$BATS_TEST_TMPDIR/pair
+  (exec_on_gpu setsid bash -c "stasis-workload memory --size 384M --status $pair.driver &
+    LD_PRELOAD=$agent stasis-workload memory --size 256M --status $pair.agent & wait") </dev/null >"$pair" 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 both_are_up
+  mapfile -t CHILDREN < <(children_of "$TARGET")
+  at_end_kill "${CHILDREN[@]}"
+  # CRIU waits for others to be there.
+  STASIS_CRIU=$(criu_that_waits) \
+    stasis dump "$TARGET" --images-dir "$image" --leave-running >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
+  local dump=$!
+  at_end_kill "$dump"
+  wait_until 60 test -e "$BATS_TEST_TMPDIR/criu-waits"
+  wait_until 60 all_came_ahead
+  # Room for the driver's part, but not with what came ahead, nor with the other part.
+  start_hog $((2048 - 384 - 100))M
+  touch "$BATS_TEST_TMPDIR/go-on"
+  if wait "$dump"; then return 1; fi
+  TARGET_STATUS=$pair.driver target_goes_on
+  kill -KILL "$HOG"
+  wait "$HOG" || true
+  done_by recover "$TARGET"
+  TARGET_STATUS=$pair.agent target_goes_on
+}
+both_are_up() { TARGET_STATUS=$BATS_TEST_TMPDIR/pair.driver target_is_up && TARGET_STATUS=$BATS_TEST_TMPDIR/pair.agent target_is_up; }
+# The path of one that waits for $BATS_TEST_TMPDIR/go-on before it dumps.
+criu_that_waits() {
+  cat >"$BATS_TEST_TMPDIR/criu" <<END
+#!/bin/bash
+if [[ \$1 == swrk ]] && compgen -G "$image*/gpu/index" >/dev/null; then
+  touch "$BATS_TEST_TMPDIR/criu-waits"
+  until [[ -e "$BATS_TEST_TMPDIR/go-on" ]]; do sleep 0.02; done
+fi
+exec "$(real_criu)" "\$@"
+END
+  chmod +x "$BATS_TEST_TMPDIR/criu"
+  echo "$BATS_TEST_TMPDIR/criu"
+}

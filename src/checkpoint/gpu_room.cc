@@ -1,0 +1,69 @@
+#include "checkpoint/gpu_room.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+
+#include <cerrno>
+#include <chrono>
+#include <string>
+#include <thread>
+
+#include "base/units.h"
+#include "checkpoint/journal.h"
+
+namespace stasis {
+namespace {
+
+constexpr std::chrono::seconds kRoomPatience{30};
+constexpr std::chrono::milliseconds kRoomPoll{5};
+
+UniqueFd open_lock(const char* name) {
+  const auto directory = journal_directory();
+  if (!directory) return {};
+  auto fd = open_file(AT_FDCWD, *directory + "/" + name, O_RDWR | O_CREAT | O_NOFOLLOW, 0600);
+  return fd ? std::move(*fd) : UniqueFd();
+}
+
+// Does not wait.
+bool lock(const UniqueFd& fd, int kind) {
+  if (!fd.valid()) return false;
+  int done = -1;
+  do {
+    done = ::flock(fd.get(), kind | LOCK_NB);
+  } while (done != 0 && errno == EINTR);
+  return done == 0;
+}
+
+}  // namespace
+
+Result<void> GpuRoom::come_back(const Interrupt& interrupt) {
+  back_ = open_lock("gpu-room.lock");
+  const auto deadline = Clock::now() + kRoomPatience;
+  while (back_.valid() && !lock(back_, LOCK_SH)) {
+    if (auto stop = interrupt.check(); !stop) return stop;
+    if (Clock::now() >= deadline) break;
+    std::this_thread::sleep_for(kRoomPoll);
+  }
+  return {};
+}
+
+bool GpuRoom::claim_ahead() {
+  if (!ahead_.valid()) ahead_ = open_lock("gpu-ahead.lock");
+  if (lock(ahead_, LOCK_EX)) return true;
+  ahead_.reset();
+  return false;
+}
+
+bool GpuRoom::claim_twice() {
+  if (!back_.valid()) back_ = open_lock("gpu-room.lock");
+  if (lock(back_, LOCK_EX)) return true;
+  back_.reset();
+  return false;
+}
+
+void GpuRoom::leave() {
+  back_.reset();
+  ahead_.reset();
+}
+
+}  // namespace stasis
