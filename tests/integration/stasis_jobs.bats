@@ -481,7 +481,7 @@ in_the_middle() { compgen -G "/proc/$(children_of "$RUN")/root$STASIS_STATE_DIR/
 @test "a job that does not use CUDA yet is saved too, and does later" {
   job=(sh -c "until [ -e $BATS_TEST_TMPDIR/go ]; do sleep 0.05; done; exec ${job[*]}")
   start_run
-  wait_until 20 eval '[[ -n $(children_of "$(job_pid)") ]]'
+  wait_until 60 eval '[[ -n $(children_of "$(job_pid)") ]]'
   saves 000001
   kill -TERM "$RUN"
   ends_with 75

@@ -34,8 +34,12 @@ ends_with() {
 
 # The process of the job out here: below init, which is below stasis run, as is whoever saves it.
 job_pid() {
-  local child
-  for child in $(children_of "$RUN"); do pgrep -P "$child" -x stasis-workload || true; done
+  local child pid
+  for child in $(children_of "$RUN"); do
+    for pid in $(children_of "$child"); do
+      [[ $(sed -n 's/^NSpid:.*[[:space:]]//p' "/proc/$pid/status" 2>/dev/null) != 5000 ]] || echo "$pid"
+    done
+  done
 }
 
 saves() {
