@@ -438,7 +438,7 @@ TEST_F(CriuTest, ARestoreIsWholeOrNothingIfWeAreKilled) {
     std::this_thread::sleep_for(milliseconds(delay));
     if (delay < 450) ::kill(tool, SIGKILL);
     // We are the subreaper: criu, and what it restored, end up with us.
-    for (int i = 0; i < 12000; ++i) {
+    for (int i = 0; i < 3000; ++i) {
       const pid_t ended = ::waitpid(-1, nullptr, WNOHANG);
       if (ended < 0) break;  // no child is left
       if (ended == 0) std::this_thread::sleep_for(milliseconds(5));

@@ -56,6 +56,7 @@ sys.exit(0 if eval(sys.argv[2]) else f"{mib} MiB came ahead")' "$trace" "$1"
   nothing_left
 }
 
+# bats test_tags=long
 @test "each GPU gets its own, also another one than before; a tree goes as one" {
   export STASIS_SIM_GPUS=2x8G
   start_agent contexts
@@ -82,6 +83,7 @@ a, b = (gpu["uuid"] for gpu in json.load(sys.stdin)["gpus"])
 print(f"{a}={b},{b}={a}")'
 }
 
+# bats test_tags=long
 @test "where the GPU has no room for both, it waits for its place" {
   STASIS_SIM_GPUS=1x1G start_agent memory --size 512M
   export STASIS_SIM_GPUS=1x1G
@@ -92,6 +94,7 @@ print(f"{a}={b},{b}={a}")'
   target_verifies
 }
 
+# bats test_tags=long
 @test "somebody takes the GPU's last memory meanwhile: what came ahead makes room" {
   export STASIS_SIM_GPUS=1x2G
   start_agent memory --size 256M
@@ -131,6 +134,7 @@ all_came_ahead() { (($(gpu_used) >= 256 << 20)); }
   gpu_is_free
 }
 
+# bats test_tags=long
 @test "told to stop, or killed, in the midst of it: the program is as it was" {
   start_agent memory --size 64M
   done_by suspend "$TARGET"
@@ -153,6 +157,7 @@ all_came_ahead() { (($(gpu_used) >= 256 << 20)); }
 }
 some_is_used() { (($(gpu_used) > 0)); }
 
+# bats test_tags=long
 @test "what came ahead makes room also where a dump that failed is undone" {
   export STASIS_SIM_GPUS=1x2G
   start_agent memory --size 256M
@@ -181,6 +186,7 @@ exec(sys.argv[2])
 json.dump(d, open(path, "w"))' "$1" "$2"
 }
 
+# bats test_tags=long
 @test "a record of places that are not there does no harm" {
   start_agent memory --size 64M
   local change
@@ -195,6 +201,7 @@ json.dump(d, open(path, "w"))' "$1" "$2"
   target_verifies
 }
 
+# bats test_tags=long
 @test "where it is not known of everybody what he needs, nothing comes ahead" {
   LD_PRELOAD=$agent start_tree --size 12M
   done_by suspend "$TARGET"
@@ -245,6 +252,7 @@ uses_mib() { (($(gpu_used) >= $1 << 20)); }
   both_resumed "$RESUME" "$b"
 }
 
+# bats test_tags=long
 @test "who comes back while another has its memory twice waits for that" {
   two_on_one_gpu
   resume_slowly "restore:delay=1s; transfer:delay=3s@65" "$A"
@@ -254,6 +262,7 @@ uses_mib() { (($(gpu_used) >= $1 << 20)); }
   both_resumed "$a" "$RESUME"
 }
 
+# bats test_tags=long
 @test "of two that come back at the same time one has content ahead" {
   export STASIS_SIM_GPUS=1x4G
   start_agent memory --size 128M
@@ -272,6 +281,7 @@ uses_mib() { (($(gpu_used) >= $1 << 20)); }
   trace=$BATS_TEST_TMPDIR/trace-$B came_ahead "mib == 0"
 }
 
+# bats test_tags=long
 @test "others take what is free during a dump: what came ahead is let go of before the driver wants it" {
   export STASIS_SIM_GPUS=1x2G
   # Two programs in a tree: one that the driver moves, one with content that goes ahead.

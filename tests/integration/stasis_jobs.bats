@@ -422,7 +422,7 @@ suspends() {
   start_run --grace 300ms
   told "goes on from $images/000002 "
   target_goes_on
-  held_save USR1 60s
+  held_save USR1 8s
   kill -TERM "$RUN"
   ends_with 0 # the workload's own, when it has got the signal
   grep -q "the job is not saved: the save that was under way has taken too long; it gets SIGTERM itself" "$RUN_LOG"
