@@ -69,16 +69,17 @@ def seconds(text):
 # --- Preempted, and started again by the same command line
 
 def preempted(machine, name, command, progress, every, first, more, env=None):
-    """Three times: TERM in the middle, and the same command line again. Gives the last `stasis run`."""
+    """Three times: TERM in the middle, and the same command line again. Gives the last `stasis run`, which saves no
+    more, so that the job can end at any time."""
     figures = {"saved_seconds": [], "back_seconds": [], "saves": []}
-    target = start(machine, name, command, "--every", every, env=env)
+    target = start(machine, name, command, "--every", every, "--keep", "1", env=env)
     target.wait_for(lambda: progress(target) >= first, f"step {first}", 300)
-    for _ in range(3):
+    for options in (("--every", every, "--keep", "1"), ("--every", every, "--keep", "1"), ()):
         target.wait_for(lambda: saves(target), "save by the clock", 180)
         figures["saved_seconds"].append(preempt(machine, target))
         figures["saves"].append(saves(target))
         before, begin = progress(target), time.monotonic()
-        target = start(machine, name, command, "--every", every, env=env)
+        target = start(machine, name, command, *options, env=env)
         target.wait_for(lambda: progress(target) > before, f"step after {before}", 180)
         went_on(target)
         figures["back_seconds"].append(round(time.monotonic() - begin, 3))
@@ -110,14 +111,14 @@ def training_preempted(machine, *arguments):
     version = case_torch.require_torch(machine)
     losses = os.path.join(machine.work, "preempted.losses")
     command = [sys.executable, case_torch.TRAIN, "--losses", losses, "--steps", case_torch.STEPS, "--gib",
-               case_torch.GIB, "--pause-ms", "400", *arguments]
+               case_torch.GIB, "--pause-ms", "700", *arguments]
 
     def steps(target):
         target.losses = losses
         return len(case_torch.losses(target))
 
     # A directory that is part of the job, for the sockets of a data loader.
-    target, figures = preempted(machine, "preempted", command, steps, "15s", 10, 10, {"TMPDIR": "/dev/shm"})
+    target, figures = preempted(machine, "preempted", command, steps, "8s", 10, 5, {"TMPDIR": "/dev/shm"})
     found = case_torch.finish(target)
     return version, figures, found
 
