@@ -88,6 +88,43 @@ TEST_F(AgentMemory, FreeingLeavesNothing) {
   EXPECT_EQ(movable_bytes(), 0);
 }
 
+// The driver would save it, and there is much of it.
+TEST_F(AgentMemory, LocalMemoryGoesAndComesBackAsItWas) {
+  CUcontext second = nullptr;
+  ASSERT_EQ(own::cuCtxCreate_v2(&second, 0, 0), CUDA_SUCCESS);
+  fake().stack_sizes = {{context_, 8192}, {second, 512}};
+  const auto wanted = fake().stack_sizes;
+  const auto current = fake().current;
+  (void)allocated(4 * kMiB);
+  (void)take_inventory();
+  ASSERT_TRUE(empty_all().ok());
+  EXPECT_EQ(fake().stack_sizes[context_], 0);
+  EXPECT_EQ(fake().stack_sizes[second], 0);
+  // No room for it: then for nothing.
+  for (const int nth : {1, 2}) {
+    fake().fail_at("cuCtxSetLimit", nth);
+    EXPECT_EQ(refill_all().result, CUDA_ERROR_OUT_OF_MEMORY);
+    EXPECT_TRUE(fake().maps.empty());
+    EXPECT_EQ(fake().live_objects(), 0);
+    EXPECT_EQ(fake().stack_sizes[context_], 0);
+    EXPECT_EQ(fake().stack_sizes[second], 0);
+  }
+  EXPECT_TRUE(refill_all().ok());
+  EXPECT_EQ(fake().stack_sizes, wanted);
+  EXPECT_EQ(fake().current, current);
+}
+
+TEST_F(AgentMemory, LocalMemoryThatTheDriverDoesNotGiveBackStays) {
+  for (const char* call : {"cuCtxGetLimit", "cuCtxSetLimit"}) {
+    (void)take_inventory();
+    fake().fail_at(call, 1);
+    EXPECT_TRUE(empty_all().ok()) << call;
+    EXPECT_TRUE(refill_all().ok()) << call;
+    (void)fake().stack_size();
+    EXPECT_EQ(fake().stack_sizes[context_], 1024) << call;
+  }
+}
+
 TEST_F(AgentMemory, SmallAndForeignThingsAreTheDrivers) {
   const auto small = allocated(kMiB);
   EXPECT_EQ(fake().live_objects(), 0);

@@ -103,6 +103,8 @@
   GATED(cuEventElapsedTime_v2, P, P, P)                                            \
   GATED_PTSZ(cuEventRecord, P, P)                                                  \
   GATED_PTSZ(cuEventRecordWithFlags, P, P, U)                                      \
+  GATED(cuCtxGetLimit, P, U)                                                       \
+  GATED(cuCtxSetLimit, U, W)                                                       \
   GATED(cuCtxSynchronize)                                                          \
   GATED(cuCtxSynchronize_v2, P)
 

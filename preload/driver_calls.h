@@ -57,6 +57,8 @@ using namespace cuda::fn;  // NOLINT(google-build-using-namespace)
   X(cuCtxPopCurrent_v2)                      \
   X(cuCtxGetDevice)                          \
   X(cuCtxFromGreenCtx)                       \
+  X(cuCtxGetLimit)                           \
+  X(cuCtxSetLimit)                           \
   X(cuCtxSynchronize)                        \
   X(cuStreamGetCtx)                          \
   X(cuDeviceGetAttribute)                    \

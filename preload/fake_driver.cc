@@ -61,6 +61,16 @@ CUresult synchronize() {
   ENTER(cuCtxSynchronize);
   return g_fake.current.empty() ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS;
 }
+CUresult get_limit(std::size_t* value, CUlimit) {
+  ENTER(cuCtxGetLimit);
+  *value = g_fake.stack_size();
+  return CUDA_SUCCESS;
+}
+CUresult set_limit(CUlimit, std::size_t value) {
+  ENTER(cuCtxSetLimit);
+  g_fake.stack_size() = value;
+  return CUDA_SUCCESS;
+}
 CUresult get_attribute(int* value, CUdevice_attribute, CUdevice) {
   *value = 1;
   return CUDA_SUCCESS;
@@ -281,6 +291,8 @@ const DriverCalls& calls() {
     all.cuCtxPopCurrent_v2 = &pop_current;
     all.cuCtxGetDevice = &get_device;
     all.cuCtxSynchronize = &synchronize;
+    all.cuCtxGetLimit = &get_limit;
+    all.cuCtxSetLimit = &set_limit;
     all.cuDeviceGetAttribute = &get_attribute;
     all.cuMemGetAllocationGranularity = &get_granularity;
     all.cuMemAlloc_v2 = &alloc;

@@ -33,6 +33,8 @@ struct FakeDriver {
   std::map<cuda::CUcontext, cuda::CUdevice> contexts;
   std::vector<cuda::CUcontext> current;
   std::map<cuda::CUstream, cuda::CUcontext> stream_contexts;  // otherwise the current one
+  std::map<cuda::CUcontext, std::size_t> stack_sizes;
+  std::size_t& stack_size() { return stack_sizes.try_emplace(current.back(), 1024).first->second; }
   int primary_active = 1;
   int exported = -1;  // what an exported handle is a duplicate of
   static inline const cuda::CUcontext kPrimary = reinterpret_cast<cuda::CUcontext>(0x7000);

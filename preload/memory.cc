@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "intercept.h"
+#include "local_memory.h"
 #include "memory_internal.h"
 #include "share.h"
 
@@ -63,6 +64,12 @@ Outcome refill(Physical& physical, const std::vector<Mapping*>& mappings) {
   }
   physical.present = true;
   return {};
+}
+
+std::vector<Mapping*> of(const std::map<const Physical*, std::vector<Mapping*>>& mappings,
+                         const Physical* physical) {
+  const auto at = mappings.find(physical);
+  return at == mappings.end() ? std::vector<Mapping*>{} : at->second;
 }
 
 void empty_again(Physical& physical, const std::vector<Mapping*>& mappings) {
@@ -138,16 +145,12 @@ Outcome export_segment(std::size_t index, int& fd) {
 
 Outcome empty_all() {
   const auto mappings = mappings_by_physical();
-  const auto of = [&](Physical* physical) {
-    const auto at = mappings.find(physical);
-    return at == mappings.end() ? std::vector<Mapping*>{} : at->second;
-  };
   Outcome outcome;
   auto& order = segments();
   std::size_t at = 0;
   for (; at < order.size() && outcome.ok(); ++at) {
     auto& physical = *order[at];
-    const auto mapped = of(&physical);
+    const auto mapped = of(mappings, &physical);
     std::size_t unmapped = 0;
     outcome = unmap(mapped, unmapped);
     if (outcome.ok()) {
@@ -161,29 +164,28 @@ Outcome empty_all() {
     }
     physical.present = false;
   }
-  if (outcome.ok()) return outcome;
+  if (outcome.ok()) {
+    release_local_memory();
+    return outcome;
+  }
   for (std::size_t i = 0; i < at; ++i)
-    if (!order[i]->present) refill(*order[i], of(order[i]));
+    if (!order[i]->present) refill(*order[i], of(mappings, order[i]));
   return outcome;
 }
 
 Outcome refill_all() {
   const auto mappings = mappings_by_physical();
   auto& order = segments();
-  for (std::size_t i = 0; i < order.size(); ++i) {
-    if (order[i]->present) continue;
-    const auto at = mappings.find(order[i]);
-    const auto outcome =
-        refill(*order[i], at == mappings.end() ? std::vector<Mapping*>{} : at->second);
-    if (outcome.ok()) continue;
-    for (std::size_t undo = 0; undo < i; ++undo) {
-      const auto mapped = mappings.find(order[undo]);
-      empty_again(*order[undo],
-                  mapped == mappings.end() ? std::vector<Mapping*>{} : mapped->second);
-    }
-    return outcome;
-  }
-  return {};
+  Outcome outcome;
+  std::size_t at = 0;
+  for (; at < order.size() && outcome.ok(); ++at)
+    if (!order[at]->present) outcome = refill(*order[at], of(mappings, order[at]));
+  if (outcome.ok()) outcome = take_local_memory();
+  if (outcome.ok()) return outcome;
+  release_local_memory();
+  for (auto* physical : order)
+    if (physical->present) empty_again(*physical, of(mappings, physical));
+  return outcome;
 }
 
 Outcome copy_all(std::byte* buffer, bool out) {
@@ -246,6 +248,7 @@ void forget_memory_after_fork() {
   all.attached.clear();
   all.green.clear();
   all.primaries.clear();
+  all.stack_sizes.clear();
   all.peers.clear();
   all.to_free.clear();
   all.capturing.clear();

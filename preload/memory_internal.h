@@ -112,6 +112,8 @@ struct Tables {
   // Only the driver knows a primary context's handle, and only while it is retained.
   std::map<cuda::CUdevice, cuda::CUcontext> primaries;
   std::vector<Peer> peers;
+  // In bytes, of contexts in which it is 0 for now (local_memory.h).
+  std::unordered_map<cuda::CUcontext, std::size_t> stack_sizes;
   // By the number that others know it by, the same for both.
   std::unordered_map<std::uint64_t, Physical*> shares;
   std::map<std::uint64_t, DriverShare> driver_shares;

@@ -350,6 +350,8 @@ SAME_SHAPE(cuCtxGetDevice);
 SAME_SHAPE(cuCtxGetFlags);
 SAME_SHAPE(cuCtxGetApiVersion);
 SAME_SHAPE(cuCtxGetStreamPriorityRange);
+SAME_SHAPE(cuCtxGetLimit);
+SAME_SHAPE(cuCtxSetLimit);
 SAME_SHAPE(cuCtxSynchronize);
 SAME_SHAPE(cuCtxEnablePeerAccess);
 SAME_SHAPE(cuCtxDisablePeerAccess);

@@ -41,6 +41,8 @@
   X(cuCtxGetFlags, "cuCtxGetFlags", 7000)                                                   \
   X(cuCtxGetApiVersion, "cuCtxGetApiVersion", 3020)                                         \
   X(cuCtxGetStreamPriorityRange, "cuCtxGetStreamPriorityRange", 5050)                       \
+  X(cuCtxGetLimit, "cuCtxGetLimit", 3010)                                                   \
+  X(cuCtxSetLimit, "cuCtxSetLimit", 3010)                                                   \
   X(cuCtxSynchronize, "cuCtxSynchronize", 2000)                                             \
   X(cuCtxEnablePeerAccess, "cuCtxEnablePeerAccess", 4000)                                   \
   X(cuCtxDisablePeerAccess, "cuCtxDisablePeerAccess", 4000)                                 \

@@ -439,6 +439,25 @@ CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
   });
 }
 
+// As an H100 answers (driver 580.159.04) for the sizes of the stack, of what kernels print, and of
+// what they allocate. Not what it does beyond, such as growing the stack for a kernel.
+CUresult cuCtxGetLimit(std::size_t* value, CUlimit limit) {
+  return in_context_passing([&](Driver&, Context& context) -> CUresult {
+    if (!value || limit >= context.limits.size()) return CUDA_ERROR_INVALID_VALUE;
+    *value = context.limits[limit].load();
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuCtxSetLimit(CUlimit limit, std::size_t value) {
+  return in_context([&](Driver&, Context& context) -> CUresult {
+    if (limit >= context.limits.size()) return CUDA_ERROR_INVALID_VALUE;
+    context.synchronize();
+    context.limits[limit].store(value);
+    return CUDA_SUCCESS;
+  });
+}
+
 CUresult cuCtxSynchronize() {
   return in_context_passing([&](Driver& driver, Context& context) -> CUresult {
     driver.memory.touch_device();

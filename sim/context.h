@@ -4,6 +4,8 @@
 // from garbage. Threads: the members say which lock guards them; the stack is each thread's own.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -23,6 +25,7 @@ struct Context {
   unsigned flags = 0;
   bool primary = false;
   std::atomic<bool> destroyed{false};
+  std::array<std::atomic<std::size_t>, 3> limits{1024, 8650752, 8388608};  // by CUlimit
 
   // Guards the members below, and the order in which work reaches streams that wait for each other.
   std::mutex mutex;

@@ -215,6 +215,12 @@ enum CUctx_flags : unsigned int {
   CU_CTX_FLAGS_MASK = 0xFF,
 };
 
+enum CUlimit : unsigned int {
+  CU_LIMIT_STACK_SIZE = 0x00,
+  CU_LIMIT_PRINTF_FIFO_SIZE = 0x01,
+  CU_LIMIT_MALLOC_HEAP_SIZE = 0x02,
+};
+
 enum CUstream_flags : unsigned int { CU_STREAM_DEFAULT = 0x0, CU_STREAM_NON_BLOCKING = 0x1 };
 
 enum CUevent_flags : unsigned int {
@@ -558,6 +564,8 @@ using cuCtxGetDevice = CUresult(CUdevice* device);
 using cuCtxGetFlags = CUresult(unsigned int* flags);
 using cuCtxGetApiVersion = CUresult(CUcontext context, unsigned int* version);
 using cuCtxGetStreamPriorityRange = CUresult(int* least, int* greatest);
+using cuCtxGetLimit = CUresult(std::size_t* value, CUlimit limit);
+using cuCtxSetLimit = CUresult(CUlimit limit, std::size_t value);
 using cuCtxSynchronize = CUresult();
 using cuCtxEnablePeerAccess = CUresult(CUcontext peer, unsigned int flags);
 using cuCtxDisablePeerAccess = CUresult(CUcontext peer);

@@ -122,7 +122,9 @@ done:
                         .param .u64 p_key)
 {
   .reg .pred %end;
-  .reg .b64 %target, %source, %words, %key, %i, %step, %value, %sum, %at, %from;
+  .reg .b32 %zero;
+  .reg .b64 %target, %source, %words, %key, %i, %step, %value, %sum, %at, %from, %slot, %slots;
+  .local .align 8 .b8 scratch[2048];
   ld.param.u64 %target, [p_target];
   ld.param.u64 %source, [p_source];
   ld.param.u64 %words, [p_words];
@@ -133,14 +135,28 @@ done:
   ld.global.u64 %key, [%key];
   call (%i), first_index;
   call (%step), stride;
+  mov.u64 %slots, scratch;
+  mov.u32 %zero, %ctaid.y;
 loop:
   setp.ge.u64 %end, %i, %words;
   @%end bra done;
   shl.b64 %at, %i, 3;
   add.u64 %from, %source, %at;
+  // By way of local memory, so that there is some: the slot that is read is the one that was
+  // written, which no compiler can know.
+  and.b64 %slot, %at, 2040;
+  add.u64 %slot, %slots, %slot;
   add.u64 %at, %target, %at;
   ld.global.u64 %value, [%from];
   call (%value), word, (%value, %key);
+  st.local.u64 [%slot], %value;
+  cvt.u64.u32 %value, %zero;
+  shl.b64 %value, %value, 3;
+  sub.u64 %slot, %slot, %slots;
+  add.u64 %slot, %slot, %value;
+  and.b64 %slot, %slot, 2040;
+  add.u64 %slot, %slots, %slot;
+  ld.local.u64 %value, [%slot];
   ld.global.u64 %sum, [%at];
   add.u64 %sum, %sum, %value;
   st.global.u64 [%at], %sum;
