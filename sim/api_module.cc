@@ -6,6 +6,7 @@
 
 #include "sim/api.h"
 #include "sim/driver.h"
+#include "sim/kernels.h"
 #include "sim/objects.h"
 #include "sim/ptx.h"
 #include "sim/stasis_sim_kernel.h"
@@ -133,6 +134,7 @@ CUresult launch_kernel(CUfunction handle, Launch launch, CUstream stream_handle,
 CUresult cuModuleLoadData(CUmodule* out, const void* image) {
   return in_context([&](Driver& driver, Context& context) -> CUresult {
     if (!out || !image) return CUDA_ERROR_INVALID_VALUE;
+    if (auto rc = suffer(driver.next_plan(FaultAction::kModule)); rc != CUDA_SUCCESS) return rc;
     auto module = std::make_unique<Module>();
     module->context = &context;
     // A compiled image (ELF, fat binary) has no PTX text at its start.
@@ -176,6 +178,7 @@ CUresult cuModuleGetFunction(CUfunction* out, CUmodule handle, const char* name)
       if (kernel.name != name) continue;
       const auto symbol = "stasis_sim_kernel_" + kernel.name;
       auto* code = reinterpret_cast<KernelFunction*>(::dlsym(RTLD_DEFAULT, symbol.c_str()));
+      if (!code) code = built_in_kernel(kernel.name);
       if (!code) return CUDA_ERROR_NOT_FOUND;
       auto function = std::make_unique<Function>();
       function->kernel = &kernel;

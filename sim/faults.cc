@@ -46,6 +46,8 @@ bool parse_action(std::string_view word, FaultAction& out) {
     out = FaultAction::kImport;
   else if (word == "transfer")
     out = FaultAction::kTransfer;
+  else if (word == "module")
+    out = FaultAction::kModule;
   else
     return false;
   return true;
@@ -113,7 +115,8 @@ std::string parse_clause(std::string_view clause, Fault& fault) {
   const auto colon = clause.find(':');
   if (colon == clause.npos) return "no ':' after the action";
   if (!parse_action(clause.substr(0, colon), fault.action)) {
-    return "unknown action (lock, checkpoint, restore, unlock, copy, context, import, transfer)";
+    return "unknown action (lock, checkpoint, restore, unlock, copy, context, import, transfer, "
+           "module)";
   }
   auto effect = clause.substr(colon + 1);
   if (const auto at = effect.find('@'); at != effect.npos) {

@@ -23,10 +23,11 @@ enum class FaultAction {
   kContext,   // a context is made
   kImport,    // memory of another process is imported by descriptor
   kTransfer,  // content is copied
+  kModule,    // kernels are loaded
 };
 // The process's own, which are counted from the first of them.
 inline constexpr FaultAction kFirstOwnCall = FaultAction::kContext;
-inline constexpr std::size_t kOwnCalls = 3;
+inline constexpr std::size_t kOwnCalls = 4;
 inline bool is_own_call(FaultAction action) { return action >= kFirstOwnCall; }
 
 enum class FaultEffect {

@@ -1,6 +1,7 @@
 // What the mover moves: pieces of device memory, and where their content goes to and comes from.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -20,6 +21,9 @@ struct Segment {
   std::uint64_t offset = 0;  // of its content in the Content
 };
 
+// XXH3-128, in canonical form (big-endian).
+using Digest = std::array<unsigned char, 16>;
+
 // Where the content of device memory goes to and comes from. Called from many threads at once, but
 // never for the same place from two. A failure ends the copy and is what the copy returns.
 class Content {
@@ -27,6 +31,19 @@ class Content {
   virtual ~Content() = default;
   virtual Result<void> write(std::uint64_t offset, std::span<const std::byte> bytes) = 0;
   virtual Result<void> read(std::uint64_t offset, std::span<std::byte> bytes) = 0;
+
+  // Where some of it is there already: the size of the chunks, a multiple of 1024, in which take()
+  // can be asked for it. 0: there is no point in asking.
+  virtual std::uint64_t digest_chunk() const { return 0; }
+  // `digests`: those of the whole chunks from `offset` on, in their order; the first byte of each
+  // is 1 afterwards if that chunk is there, which then counts as written, and 0 if it is to be
+  // written.
+  virtual Result<void> take(std::uint64_t offset, std::span<std::byte> digests) {
+    (void)offset;
+    for (std::size_t i = 0; i < digests.size(); i += sizeof(Digest))
+      digests[i] = std::byte{0};
+    return {};
+  }
 };
 
 }  // namespace stasis::direct

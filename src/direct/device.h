@@ -56,6 +56,8 @@ class DeviceMemory {
   ~DeviceMemory();
 
   cuda::CUdeviceptr base() const { return base_; }
+  // Something still uses it: it stays until the process ends.
+  void abandon() { base_ = 0; }
 
  private:
   DeviceMemory(const DeviceCalls& calls, const Device& device, cuda::CUdeviceptr base)

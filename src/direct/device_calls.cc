@@ -92,6 +92,9 @@ Result<DeviceCalls> DeviceCalls::load(const std::string& name) {
                 fmt::format("{} lacks {}, which copying GPU memory needs", library.path(), missing),
                 "install NVIDIA driver 570 or newer");
   }
+  out.load_module = library.function<cuda::fn::cuModuleLoadData>("cuModuleLoadData");
+  out.find_function = library.function<cuda::fn::cuModuleGetFunction>("cuModuleGetFunction");
+  out.launch = library.function<cuda::fn::cuLaunchKernel>("cuLaunchKernel");
   return out;
 }
 

@@ -49,6 +49,10 @@ struct DeviceCalls {
   cuda::fn::cuMemRelease* release = nullptr;
   cuda::fn::cuMemImportFromShareableHandle* import = nullptr;
   cuda::fn::cuMemGetAllocationPropertiesFromHandle* properties = nullptr;
+  // Only digests need these, which nobody must have; null if the driver has none.
+  cuda::fn::cuModuleLoadData* load_module = nullptr;
+  cuda::fn::cuModuleGetFunction* find_function = nullptr;
+  cuda::fn::cuLaunchKernel* launch = nullptr;
 };
 
 }  // namespace stasis::direct

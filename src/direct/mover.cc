@@ -12,6 +12,7 @@
 
 #include "direct/copy_job.h"
 #include "direct/device.h"
+#include "direct/gpu_digest.h"
 #include "direct/plan.h"
 #include "direct/threads.h"
 
@@ -49,7 +50,15 @@ Error never_ends(const Stop& stop) {
 }
 
 Mover::Contents for_all_threads(Content& content) {
-  return {[](unsigned) { return Result<void>(); }, [&](unsigned) -> Content& { return content; }};
+  return {[](unsigned) { return Result<void>(); }, [&](unsigned) -> Content& { return content; },
+          content.digest_chunk()};
+}
+
+std::uint64_t bytes_of(std::span<const Stretch> stretches) {
+  std::uint64_t bytes = 0;
+  for (const Stretch& stretch : stretches)
+    bytes += stretch.bytes;
+  return bytes;
 }
 
 }  // namespace
@@ -71,8 +80,9 @@ struct Mover::State {
   DeviceCalls calls;
   std::map<int, Device> devices;  // by ordinal
   Ring ring;
-  std::map<int, Early> early;  // by ordinal
-  bool unusable = false;       // the GPU still copies to or from the ring
+  std::map<int, Early> early;       // by ordinal
+  std::map<int, GpuDigest> digest;  // by ordinal
+  bool unusable = false;            // the GPU still copies to or from the ring
 
   explicit State(const MoverOptions& o, DeviceCalls c, Ring r)
       : options(o), calls(c), ring(std::move(r)) {}
@@ -86,6 +96,11 @@ struct Mover::State {
   Result<std::map<int, std::vector<Imported>>> import(std::vector<Segment> segments, Stop& stop);
   // Contexts and streams on these GPUs, one stream more than buffers, and the ring's shares.
   Result<Buffers> buffers_for(const std::vector<int>& ordinals, Stop& stop);
+  // Takes what the content has already out of the stretches of each GPU. True: a GPU is still at
+  // it, and has not ended in time.
+  bool leave_out(const std::vector<int>& ordinals, const std::vector<Mapping>& mappings,
+                 const Buffers& buffers, const Contents& contents,
+                 std::vector<std::vector<Stretch>>& stretches, Stop& stop) const;
   // The bytes at the beginning of `stretches` that are on the GPU already.
   std::uint64_t early_bytes(int ordinal, const std::vector<Stretch>& stretches) const;
 };
@@ -107,6 +122,25 @@ Result<Mover::State::Buffers> Mover::State::buffers_for(const std::vector<int>& 
         chunk.subspan(i % shares->buffers_per_chunk * shares->buffer_bytes, shares->buffer_bytes));
   }
   return out;
+}
+
+bool Mover::State::leave_out(const std::vector<int>& ordinals, const std::vector<Mapping>& mappings,
+                             const Buffers& buffers, const Contents& contents,
+                             std::vector<std::vector<Stretch>>& stretches, Stop& stop) const {
+  const unsigned each = 2 * buffers.shares.threads;
+  std::vector<DigestPart> parts;
+  for (std::size_t i = 0; i < ordinals.size(); ++i) {
+    const Device& device = devices.at(ordinals[i]);
+    const auto found = digest.find(ordinals[i]);
+    parts.push_back({&device, found == digest.end() ? nullptr : &found->second, mappings[i].base(),
+                     stretches[i], std::span(buffers.all).subspan(i * each, each),
+                     device.stream(each)});
+  }
+  auto done = direct::leave_out(calls, parts, contents.digest_chunk,
+                                buffers.shares.threads * static_cast<unsigned>(ordinals.size()),
+                                contents.of, stop);
+  stretches = std::move(done.left);
+  return done.still_running;
 }
 
 std::uint64_t Mover::State::early_bytes(int ordinal, const std::vector<Stretch>& stretches) const {
@@ -259,6 +293,17 @@ Result<CopyReport> Mover::copy_ahead(const std::vector<Ahead>& ahead, Content& c
   return copy_ahead(ahead, for_all_threads(content), interrupt, deadline);
 }
 
+Result<void> Mover::prepare_digests(const Interrupt& interrupt, Clock::time_point deadline) {
+  Stop stop(interrupt, deadline, "preparing digests on the GPU");
+  for (const auto& [ordinal, device] : state_->devices) {
+    if (state_->digest.contains(ordinal)) continue;
+    auto loaded = GpuDigest::load(state_->calls, device, stop);
+    if (!loaded) return stasis::fail(std::move(loaded.error()));
+    state_->digest.emplace(ordinal, std::move(*loaded));
+  }
+  return {};
+}
+
 void Mover::drop_ahead() {
   if (!state_->unusable) state_->early.clear();
 }
@@ -287,8 +332,8 @@ Result<CopyReport> Mover::copy(bool out, std::vector<Segment> segments, const Co
   const RingShares& shares = buffers->shares;
 
   std::vector<Mapping> mappings;
-  std::vector<DevicePart> parts;
-  std::vector<std::uint64_t> there;  // of each part, from the beginning
+  std::vector<std::vector<Stretch>> all;  // of each part, like what follows
+  std::vector<std::uint64_t> there;       // from the beginning
   for (auto& [ordinal, list] : *imported) {
     Device& device = state_->devices.at(ordinal);
     std::vector<Stretch> stretches;
@@ -302,9 +347,7 @@ Result<CopyReport> Mover::copy(bool out, std::vector<Segment> segments, const Co
     auto mapping = Mapping::make(state_->calls, device, list, stop);
     if (!mapping) return stasis::fail(std::move(mapping.error()));
     there.push_back(out ? 0 : state_->early_bytes(ordinal, stretches));
-    const std::uint64_t left = total - there.back();
-    const std::uint64_t load = load_size(left, shares.threads, shares.buffer_bytes);
-    parts.push_back({&device, mapping->base(), loads_of(rest_of(stretches, there.back()), load)});
+    all.push_back(rest_of(stretches, there.back()));
     mappings.push_back(std::move(*mapping));
   }
   imported->clear();
@@ -315,6 +358,18 @@ Result<CopyReport> Mover::copy(bool out, std::vector<Segment> segments, const Co
   report.map_seconds = since(start);
 
   const auto copying = Clock::now();
+  bool still_copying = out && contents.digest_chunk != 0 &&
+                       state_->leave_out(ordinals, mappings, *buffers, contents, all, stop);
+  std::vector<DevicePart> parts;
+  std::uint64_t moving = 0;
+  for (std::size_t i = 0; i < ordinals.size(); ++i) {
+    const std::uint64_t left = bytes_of(all[i]);
+    moving += left + there[i];
+    const std::uint64_t load = load_size(left, shares.threads, shares.buffer_bytes);
+    parts.push_back(
+        {&state_->devices.at(ordinals[i]), mappings[i].base(), loads_of_each(all[i], load)});
+  }
+  report.left_out = report.bytes - moving;
   for (std::size_t i = 0; i < parts.size() && !stop.stopped(); ++i) {
     if (there[i] == 0 || !stop.ok(parts[i].device->make_current())) continue;
     const auto code =
@@ -329,7 +384,7 @@ Result<CopyReport> Mover::copy(bool out, std::vector<Segment> segments, const Co
                     .threads_per_part = shares.threads,
                     .buffers = buffers->all,
                     .content = contents.of};
-  bool still_copying = run_copy(job, stop).still_copying;
+  if (!still_copying) still_copying = run_copy(job, stop).still_copying;
   for (std::size_t i = 0; i < parts.size(); ++i) {
     if (there[i] == 0) continue;
     (void)stop.ok(parts[i].device->make_current());

@@ -37,8 +37,9 @@ MoverOptions options_for(std::span<const GpuUuid> gpus);
 
 struct CopyReport {
   std::uint64_t bytes = 0;
-  Seconds seconds{0};      // copying alone
-  Seconds map_seconds{0};  // importing, mapping, and letting go again
+  Seconds seconds{0};          // copying alone
+  Seconds map_seconds{0};      // importing, mapping, and letting go again
+  std::uint64_t left_out = 0;  // of `bytes`: what the content had already
 };
 
 // What copy_in() is going to bring to a GPU: all of it, in the order of its content.
@@ -66,6 +67,11 @@ class MemoryMover {
                                       const Interrupt& interrupt, Clock::time_point deadline) = 0;
   virtual Result<CopyReport> copy_in(std::vector<Segment> segments, Content& content,
                                      const Interrupt& interrupt, Clock::time_point deadline) = 0;
+
+  // Gets the GPUs ready to tell which chunks a content has already, while the target still runs:
+  // the next copy_out() to a content with a digest_chunk() leaves those where they are. Otherwise,
+  // or where it fails (kNotSupported, kInternal), all is copied.
+  virtual Result<void> prepare_digests(const Interrupt& interrupt, Clock::time_point deadline) = 0;
 
   // Brings the beginning of each GPU's content there, into memory of the mover's own, before there
   // is any of the process's: as much as there is room for and time until the interrupt. The next
@@ -96,6 +102,7 @@ class Mover final : public MemoryMover {
                               const Interrupt& interrupt, Clock::time_point deadline) override;
   Result<CopyReport> copy_in(std::vector<Segment> segments, Content& content,
                              const Interrupt& interrupt, Clock::time_point deadline) override;
+  Result<void> prepare_digests(const Interrupt& interrupt, Clock::time_point deadline) override;
   Result<CopyReport> copy_ahead(const std::vector<Ahead>& ahead, Content& content,
                                 const Interrupt& interrupt, Clock::time_point deadline) override;
 
@@ -104,6 +111,7 @@ class Mover final : public MemoryMover {
   struct Contents {
     std::function<Result<void>(unsigned threads)> begin;
     std::function<Content&(unsigned thread)> of;
+    std::uint64_t digest_chunk = 0;  // as the content says
   };
   Result<CopyReport> copy(bool out, std::vector<Segment> segments, const Contents& contents,
                           const Interrupt& interrupt, Clock::time_point deadline);

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <mutex>
 
@@ -11,6 +12,7 @@
 
 #include "direct/mover_process.h"
 #include "direct/remote_memory.h"
+#include "image/checksum.h"
 #include "tests/fakes/mover_target.h"
 
 namespace stasis::direct {
@@ -42,7 +44,28 @@ class Memory final : public Content {
   }
   int pieces() const { return pieces_; }
 
+  // What is in it now counts as there already, chunk by chunk.
+  void keep() {
+    there_.clear();
+    for (std::size_t at = 0; at < bytes_.size(); at += kChunk)
+      there_.push_back(xxh3(std::span(bytes_).subspan(at, std::min(kChunk, bytes_.size() - at))));
+  }
+  int asked() const { return asked_; }
+  std::uint64_t digest_chunk() const override { return there_.empty() ? 0 : kChunk; }
+  Result<void> take(std::uint64_t offset, std::span<std::byte> digests) override {
+    const std::scoped_lock lock(mutex_);
+    EXPECT_EQ(offset % kChunk, 0U);
+    for (std::size_t i = 0; i < digests.size(); i += sizeof(Digest)) {
+      const auto digest = digests.subspan(i, sizeof(Digest));
+      const auto& there = there_.at(offset / kChunk + i / sizeof(Digest));
+      digest[0] = std::byte{std::memcmp(there.data(), digest.data(), sizeof there) == 0};
+      ++asked_;
+    }
+    return {};
+  }
+
  private:
+  static constexpr std::size_t kChunk = 256U << 10;
   Result<void> pass(std::uint64_t offset, std::uint64_t bytes) {
     EXPECT_LE(offset + bytes, bytes_.size());
     const std::scoped_lock lock(mutex_);
@@ -51,6 +74,8 @@ class Memory final : public Content {
   }
   std::mutex mutex_;
   std::vector<std::byte> bytes_;
+  std::vector<Digest> there_;
+  int asked_ = 0;
   int pieces_ = 0;
   int nth_ = 0;
   std::function<Result<void>()> act_;
@@ -159,6 +184,60 @@ std::vector<Ahead> ahead_of(const Target& target, std::uint64_t room0, std::uint
   for (const Shape& shape : target.shapes())
     out[static_cast<std::size_t>(shape.gpu)].parts.push_back({shape.offset, shape.bytes});
   return out;
+}
+
+TEST_F(MoverTest, LeavesOnTheGpuWhatTheContentHasByItsDigest) {
+  Target target(mixed_shapes());
+  MoverProcess mover = prepared();
+  Memory content(content_size(target.shapes()));
+  ASSERT_TRUE(out(mover, target, content));
+  content.keep();
+  ASSERT_TRUE(mover.prepare_digests(never_, in(seconds(30))));
+  content.at_piece(0, {});
+  const auto same = out(mover, target, content);
+  ASSERT_TRUE(same) << same.error().to_string();
+  EXPECT_EQ(same->bytes, 64 * kMiB);
+  EXPECT_EQ(same->left_out, 64 * kMiB);
+  EXPECT_EQ(content.asked(), 256);
+  EXPECT_EQ(content.pieces(), 0);
+  // Two chunks of different segments are others than they were: only those come, as they are now.
+  const Shape& first = target.shapes()[1];
+  const Shape& second = target.shapes()[3];
+  const auto change = [&](std::uint64_t at) {
+    std::vector<std::byte> other(256U << 10, std::byte{0x5a});
+    ASSERT_TRUE(content.write(at, other));
+  };
+  change(first.offset + (512U << 10));
+  change(second.offset);
+  content.keep();
+  content.at_piece(0, {});
+  const auto little = out(mover, target, content);
+  ASSERT_TRUE(little);
+  EXPECT_EQ(little->left_out, 64 * kMiB - (512U << 10));
+  EXPECT_EQ(content.pieces(), 2);
+  // But for what each GPU needs to compute them.
+  ASSERT_LE(target.release(), 4 * kMiB) << "the mover still holds memory of the target";
+  ASSERT_TRUE(target.make_again());
+  ASSERT_TRUE(back(mover, target, content));
+  EXPECT_TRUE(target.verify());
+}
+
+TEST_F(MoverTest, CopiesAllWhereTheGpuComputesNoDigests) {
+  for (const char* faults : {"module:error=221", "module:error=300@1"}) {
+    Target target(mixed_shapes());
+    MoverProcess mover = prepared(faults);
+    Memory content(content_size(target.shapes()));
+    ASSERT_TRUE(out(mover, target, content));
+    content.keep();
+    const auto ready = mover.prepare_digests(never_, in(seconds(30)));
+    ASSERT_FALSE(ready);
+    EXPECT_EQ(ready.error().code, ErrorCode::kNotSupported);
+    const auto moved = out(mover, target, content);
+    ASSERT_TRUE(moved) << moved.error().to_string();
+    EXPECT_EQ(moved->left_out, 0U);
+    EXPECT_EQ(content.asked(), 0);
+    expect_let_go(target);
+  }
 }
 
 TEST_F(MoverTest, BringsContentAheadAndTakesItFromTheGpuThen) {

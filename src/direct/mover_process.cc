@@ -27,8 +27,24 @@ constexpr milliseconds kStopPatience{10000};
 // For its end, once it has closed the connection: the driver takes its time to clean up.
 constexpr int kEndPatienceMs = 3000;
 
+CopyReport report_of(const pr::Done& done) {
+  return {done.bytes, Seconds(done.seconds), Seconds(done.map_seconds), done.left_out};
+}
+
 std::int64_t ns_of(Clock::time_point time) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
+}
+
+Result<void> serve_piece(Content& content, const pr::Piece& piece, std::span<std::byte> bytes) {
+  switch (piece.what) {
+    case pr::PieceOf::kRead:
+      return content.read(piece.content_offset, bytes);
+    case pr::PieceOf::kWrite:
+      return content.write(piece.content_offset, bytes);
+    case pr::PieceOf::kDigests:
+      return content.take(piece.content_offset, bytes);
+  }
+  return fail(ErrorCode::kInternal, "the mover's process speaks nonsense");
 }
 
 // One thread's: until the copying thread closes its end.
@@ -44,9 +60,7 @@ void serve_content(const Channel& channel, std::span<std::byte> ring, Content& c
           Error{ErrorCode::kInternal, "the mover's process speaks nonsense", {}, {}, {}});
     }
     const auto bytes = ring.subspan(piece->ring_offset, piece->bytes);
-    const bool ok =
-        stop.go_on() && stop.ok(piece->write != 0 ? content.write(piece->content_offset, bytes)
-                                                  : content.read(piece->content_offset, bytes));
+    const bool ok = stop.go_on() && stop.ok(serve_piece(content, *piece, bytes));
     if (!channel.send_value(pr::PieceDone{.ok = ok ? 1U : 0U})) return;
   }
 }
@@ -139,6 +153,17 @@ Result<void> MoverProcess::prepare(const MoverOptions& options, std::span<const 
   return {};
 }
 
+Result<void> MoverProcess::prepare_digests(const Interrupt& interrupt, Clock::time_point deadline) {
+  if (lost_) return fail(*lost_);
+  const Span span(TraceKind::kMover, "prepare digests");
+  Stop stop(interrupt, deadline, "preparing digests on the GPU");
+  (void)helper_.channel().send_value(pr::Digests{.deadline_ns = ns_of(deadline)});
+  auto message = answer(stop, kStopPatience);
+  if (!message) return fail(std::move(message.error()));
+  if (auto error = pr::error_of(message->bytes)) return fail(std::move(*error));
+  return {};
+}
+
 Result<void> MoverProcess::send_segments(std::vector<Segment> segments, Stop& stop) {
   for (std::size_t i = 0; i < segments.size(); i += Channel::kMostDescriptors) {
     const std::size_t end = std::min(segments.size(), i + Channel::kMostDescriptors);
@@ -204,7 +229,7 @@ Result<CopyReport> MoverProcess::serve(std::vector<UniqueFd> sockets, Content& c
     (void)helper_.end();
     return lost("the process that copies GPU memory speaks nonsense");
   }
-  return CopyReport{done->bytes, Seconds(done->seconds), Seconds(done->map_seconds)};
+  return report_of(*done);
 }
 
 Result<CopyReport> MoverProcess::copy(bool out, std::vector<Segment> segments, Content& content,
@@ -222,9 +247,13 @@ Result<CopyReport> MoverProcess::copy(bool out, std::vector<Segment> segments, C
   if (auto sent = send_segments(std::move(segments), stop); !sent) {
     return fail(std::move(sent.error()));
   }
-  (void)helper_.channel().send_value(
-      pr::Copy{.out = out ? 1U : 0U, .deadline_ns = ns_of(deadline)});
-  return serve(content, stop);
+  (void)helper_.channel().send_value(pr::Copy{.out = out ? 1U : 0U,
+                                              .deadline_ns = ns_of(deadline),
+                                              .digest_chunk = out ? content.digest_chunk() : 0});
+  auto report = serve(content, stop);
+  // What went over the bus.
+  if (report) span.set_bytes(report->bytes - report->left_out);
+  return report;
 }
 
 Result<CopyReport> MoverProcess::copy_ahead(const std::vector<Ahead>& ahead, Content& content,
@@ -256,8 +285,7 @@ Result<CopyReport> MoverProcess::serve(Content& content, Stop& stop) {
   if (!message) return fail(std::move(message.error()));
   if (auto error = pr::error_of(message->bytes)) return fail(std::move(*error));
   // Nothing was to be copied.
-  if (const auto done = message->as<pr::Done>())
-    return CopyReport{done->bytes, Seconds(done->seconds), Seconds(done->map_seconds)};
+  if (const auto done = message->as<pr::Done>()) return report_of(*done);
   if (!message->as<pr::Begin>()) {
     (void)helper_.end();
     return lost("the process that copies GPU memory speaks nonsense");

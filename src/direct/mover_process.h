@@ -37,6 +37,7 @@ class MoverProcess final : public MemoryMover {
                               const Interrupt& interrupt, Clock::time_point deadline) override;
   Result<CopyReport> copy_in(std::vector<Segment> segments, Content& content,
                              const Interrupt& interrupt, Clock::time_point deadline) override;
+  Result<void> prepare_digests(const Interrupt& interrupt, Clock::time_point deadline) override;
   Result<CopyReport> copy_ahead(const std::vector<Ahead>& ahead, Content& content,
                                 const Interrupt& interrupt, Clock::time_point deadline) override;
 

@@ -5,6 +5,7 @@
 //   Prepare, with the GPUs behind it           Done, with the ring's descriptor; or Failed
 //   Segments, with places behind it, and       Done
 //     their descriptors, 250 at most
+//   Digests                                    Done, or Failed
 //   Copy; Ahead, with its parts behind it      Begin, with a channel for each copying thread, and
 //                                              then Done; or Failed
 //
@@ -22,7 +23,16 @@
 
 namespace stasis::direct::protocol {
 
-enum class Kind : std::uint32_t { kPrepare = 1, kSegments, kCopy, kAhead, kBegin, kDone, kFailed };
+enum class Kind : std::uint32_t {
+  kPrepare = 1,
+  kSegments,
+  kDigests,
+  kCopy,
+  kAhead,
+  kBegin,
+  kDone,
+  kFailed
+};
 
 struct Prepare {
   Kind kind = Kind::kPrepare;
@@ -40,10 +50,16 @@ struct Place {
   std::uint64_t offset = 0;
 };
 
+struct Digests {
+  Kind kind = Kind::kDigests;
+  std::int64_t deadline_ns = 0;
+};
+
 struct Copy {
   Kind kind = Kind::kCopy;
   std::uint32_t out = 0;
   std::int64_t deadline_ns = 0;
+  std::uint64_t digest_chunk = 0;
 };
 
 struct AheadOf {
@@ -68,11 +84,14 @@ struct Done {
   std::uint64_t bytes = 0;  // copied; or of the ring
   double seconds = 0;
   double map_seconds = 0;
+  std::uint64_t left_out = 0;
 };
 
-// "This much of the ring is for, or has to come from, that place of the content."
+// "This much of the ring is for, or has to come from, that place of the content", or has the
+// digests of the chunks from there on, to be answered in their place.
+enum class PieceOf : std::uint32_t { kRead, kWrite, kDigests };
 struct Piece {
-  std::uint32_t write = 0;
+  PieceOf what = PieceOf::kRead;
   std::uint64_t ring_offset = 0;
   std::uint64_t content_offset = 0;
   std::uint64_t bytes = 0;

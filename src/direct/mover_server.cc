@@ -26,15 +26,18 @@ class OwnersContent final : public Content {
   OwnersContent(const Ring& ring, Channel channel) : ring_(&ring), channel_(std::move(channel)) {}
 
   Result<void> write(std::uint64_t offset, std::span<const std::byte> bytes) override {
-    return ask(true, offset, bytes);
+    return ask(pr::PieceOf::kWrite, offset, bytes);
   }
   Result<void> read(std::uint64_t offset, std::span<std::byte> bytes) override {
-    return ask(false, offset, bytes);
+    return ask(pr::PieceOf::kRead, offset, bytes);
+  }
+  Result<void> take(std::uint64_t offset, std::span<std::byte> digests) override {
+    return ask(pr::PieceOf::kDigests, offset, digests);
   }
 
  private:
-  Result<void> ask(bool write, std::uint64_t offset, std::span<const std::byte> bytes) const {
-    const pr::Piece piece{.write = write ? 1U : 0U,
+  Result<void> ask(pr::PieceOf what, std::uint64_t offset, std::span<const std::byte> bytes) const {
+    const pr::Piece piece{.what = what,
                           .ring_offset = ring_->offset_of(bytes.data()),
                           .content_offset = offset,
                           .bytes = bytes.size()};
@@ -62,6 +65,7 @@ class Server {
     const auto kind = pr::kind_of((*message)->bytes);
     if (kind == pr::Kind::kPrepare) return prepare(**message);
     if (kind == pr::Kind::kSegments) return segments(**message);
+    if (kind == pr::Kind::kDigests) return digests(**message);
     if (kind == pr::Kind::kCopy) return copy(**message);
     if (kind == pr::Kind::kAhead) return ahead(**message);
     return false;
@@ -100,12 +104,21 @@ class Server {
     return say(pr::Done{});
   }
 
+  bool digests(const Channel::Message& message) {
+    const auto ask = message.as<pr::Digests>();
+    if (!ask || !mover_) return false;
+    auto ready = mover_->prepare_digests(never_, time_of(ask->deadline_ns));
+    return ready ? say(pr::Done{}) : say(ready.error());
+  }
+
   bool copy(const Channel::Message& message) {
     const auto ask = message.as<pr::Copy>();
     if (!ask || !mover_) return false;
     std::vector<OwnersContent> contents;
-    auto report = mover_->copy(ask->out != 0, std::exchange(segments_, {}), served(contents),
-                               never_, time_of(ask->deadline_ns));
+    auto served_by = served(contents);
+    served_by.digest_chunk = ask->digest_chunk;
+    auto report = mover_->copy(ask->out != 0, std::exchange(segments_, {}), served_by, never_,
+                               time_of(ask->deadline_ns));
     const bool said = say(report);
     // Nobody need wait for it.
     mover_->drop_ahead();
@@ -127,13 +140,14 @@ class Server {
 
   Mover::Contents served(std::vector<OwnersContent>& contents) const {
     return {[this, &contents](unsigned threads) { return begin(threads, contents); },
-            [&contents](unsigned i) -> Content& { return contents[i]; }};
+            [&contents](unsigned i) -> Content& { return contents[i]; }, 0};
   }
   bool say(const Result<CopyReport>& report) const {
     if (!report) return say(report.error());
     return say(pr::Done{.bytes = report->bytes,
                         .seconds = report->seconds.count(),
-                        .map_seconds = report->map_seconds.count()});
+                        .map_seconds = report->map_seconds.count(),
+                        .left_out = report->left_out});
   }
 
   Result<void> begin(unsigned threads, std::vector<OwnersContent>& contents) const {

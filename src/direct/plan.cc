@@ -1,6 +1,7 @@
 #include "direct/plan.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 
 #include <fmt/format.h>
@@ -62,6 +63,20 @@ std::vector<Load> loads_of(std::span<const Stretch> stretches, std::uint64_t loa
     }
   }
   return loads;
+}
+
+std::vector<Load> loads_of_each(std::span<const Stretch> stretches, std::uint64_t load_bytes) {
+  std::vector<Load> all;
+  for (std::size_t begin = 0; begin < stretches.size();) {
+    std::size_t end = begin + 1;
+    while (end < stretches.size() &&
+           stretches[end - 1].mapped + stretches[end - 1].bytes == stretches[end].mapped)
+      ++end;
+    auto loads = loads_of(stretches.subspan(begin, end - begin), load_bytes);
+    std::move(loads.begin(), loads.end(), std::back_inserter(all));
+    begin = end;
+  }
+  return all;
 }
 
 std::uint64_t load_size(std::uint64_t total, unsigned threads, std::uint64_t buffer_bytes) {

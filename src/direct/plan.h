@@ -42,6 +42,9 @@ struct Load {
 // Cuts into loads of `load_bytes`, the last one shorter.
 std::vector<Load> loads_of(std::span<const Stretch> stretches, std::uint64_t load_bytes);
 
+// The same for stretches with gaps between them where they are mapped: none crosses one.
+std::vector<Load> loads_of_each(std::span<const Stretch> stretches, std::uint64_t load_bytes);
+
 // The size of a load: a whole buffer, or less where that leaves threads without work.
 std::uint64_t load_size(std::uint64_t total, unsigned threads, std::uint64_t buffer_bytes);
 

@@ -10,6 +10,7 @@
 
 #include "image/image_test_support.h"
 #include "image/parallel.h"
+#include "image/xxh3_lanes.h"
 
 namespace stasis {
 namespace {
@@ -129,6 +130,30 @@ TEST(Parallel, DoesEachPieceOnceAndTellsTheTotal) {
   for (const auto& count : times)
     EXPECT_EQ(count.load(), 1);
   EXPECT_EQ(progress.done, 2000U);
+}
+
+// As src/direct/gpu_digest.cu does it, one lane after the other.
+TEST(Checksum, LanesComputedElsewhereGiveTheSameDigest) {
+  for (const std::size_t bytes : {1024U, 2048U, 65536U, 262144U}) {
+    std::vector<std::uint64_t> words(bytes / 8);
+    std::uint64_t next = bytes;
+    for (auto& word : words)
+      word = next = next * 6364136223846793005 + 1442695040888963407;
+    Xxh3Lanes lanes{};
+    for (std::size_t lane = 0; lane < lanes.size(); ++lane) {
+      const Xxh3LaneKeys& keys = xxh3_lane_keys()[lane];
+      std::uint64_t sum = keys.start;
+      for (std::size_t stripe = 0; stripe < words.size() / 8; ++stripe) {
+        const std::uint64_t own = words[stripe * 8 + lane];
+        const bool last = stripe + 1 == words.size() / 8;
+        const std::uint64_t mixed = own ^ (last ? keys.last : keys.stripes[stripe % 16]);
+        sum += words[stripe * 8 + (lane ^ 1)] + (mixed & 0xffffffff) * (mixed >> 32);
+        if (stripe % 16 == 15 && !last) sum = ((sum ^ (sum >> 47)) ^ keys.scramble) * 0x9E3779B1;
+      }
+      lanes[lane] = sum;
+    }
+    EXPECT_EQ(xxh3_of_lanes(lanes, bytes), xxh3(std::as_bytes(std::span(words)))) << bytes;
+  }
 }
 
 TEST(Parallel, StopsAtTheFirstErrorAndAtAnInterrupt) {

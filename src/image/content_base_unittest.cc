@@ -158,6 +158,65 @@ TEST_F(ContentBaseTest, WithNothingChangedNothingIsWritten) {
   expect_holds("two", content.bytes());
 }
 
+TEST_F(ContentBaseTest, WhatIsThereByItsDigestNeedNotBeWritten) {
+  constexpr std::size_t kChunks = 10;
+  Memory content(kChunks * kChunk);
+  fill_random(content.bytes(), 1);
+  make("one", content.bytes());
+  fill_random(content.chunk(4), 2);
+  std::ranges::fill(content.chunk(6), std::byte{0});
+
+  auto image = ImageWriter::create(dir_ / "two", true).value();
+  write_text(image.path() + "/criu/core-100.img", "core");
+  auto writer = ContentWriter::create(image.dir(), options(open("one").value())).value();
+  EXPECT_EQ(writer.digest_chunk(), kChunk);
+  ASSERT_TRUE(writer.add_stream(Pid{100}, content.bytes().size(), {}));
+  std::vector<std::byte> digests;
+  for (std::size_t i = 0; i < kChunks; ++i) {
+    const auto digest = xxh3(content.chunk(i));
+    const auto bytes = std::as_bytes(std::span(digest));
+    digests.insert(digests.end(), bytes.begin(), bytes.end());
+  }
+  // Not the last one, of which nothing is said.
+  constexpr std::size_t kSize = sizeof(BlockDigest);
+  ASSERT_TRUE(writer.take(0, 0, std::span(digests).first(kSize)));
+  ASSERT_TRUE(writer.take(0, kChunk, std::span(digests).subspan(kSize, (kChunks - 2) * kSize)));
+  EXPECT_EQ(writer.take(0, kChunk, digests).error().code, ErrorCode::kUsage) << "beyond the end";
+  for (std::size_t i = 0; i + 1 < kChunks; ++i)
+    EXPECT_EQ(digests[i * kSize], i == 4 ? std::byte{0} : std::byte{1}) << i;
+}
+
+TEST_F(ContentBaseTest, WhatIsTakenByItsDigestIsInTheImage) {
+  constexpr std::size_t kChunks = 6;
+  Memory content(kChunks * kChunk);
+  fill_random(content.bytes(), 1);
+  make("one", content.bytes());
+  fill_random(content.chunk(4), 2);
+  std::ranges::fill(content.chunk(2), std::byte{0});
+  auto image = ImageWriter::create(dir_ / "two", true).value();
+  write_text(image.path() + "/criu/core-100.img", "core");
+  auto writer = ContentWriter::create(image.dir(), options(open("one").value())).value();
+  ASSERT_TRUE(writer.add_stream(Pid{100}, content.bytes().size(), {}));
+  std::array<BlockDigest, kChunks> digests;
+  for (std::size_t i = 0; i < kChunks; ++i)
+    digests[i] = xxh3(content.chunk(i));
+  ASSERT_TRUE(writer.take(0, 0, std::as_writable_bytes(std::span(digests))));
+  for (std::size_t i = 0; i < kChunks; ++i) {
+    if (digests[i][0] != 0) continue;
+    ASSERT_TRUE(writer.write(0, i * kChunk, content.chunk(i)));
+  }
+  const auto summary = writer.finish(progress_, interrupt_).value();
+  EXPECT_EQ(summary.taken_chunks, kChunks - 2);
+  EXPECT_EQ(summary.zero_chunks, 1U);
+  EXPECT_EQ(summary.written_bytes, kChunk);
+  Manifest manifest = sample_manifest();
+  manifest.content = summary.record;
+  ASSERT_TRUE(image.seal(manifest, SyncPolicy::kDisk, progress_, interrupt_));
+  ASSERT_TRUE(image.commit());
+  std::filesystem::remove_all(dir_ / "one");
+  expect_holds("two", content.bytes());
+}
+
 TEST_F(ContentBaseTest, WithAllChangedNothingIsTaken) {
   Memory content(10 * kChunk);
   fill_random(content.bytes(), 1);

@@ -113,6 +113,7 @@ struct ContentWriter::State {
   ContentLanes lanes;
   std::unique_ptr<TakenContent> taken;  // nothing: no base
   std::optional<Error> without_base;
+  BlockDigest zeros{};  // of a chunk of zeros, beside a base
 
   std::mutex failing;
   std::atomic<bool> has_failed = false;
@@ -135,6 +136,8 @@ struct ContentWriter::State {
   bool is_there(std::uint32_t number, Slot& slot, LaneKind& kind);
   Result<void> check_place(std::size_t stream, std::uint64_t offset, std::size_t bytes) const;
   Result<void> write(std::size_t stream, std::uint64_t offset, std::span<const std::byte> bytes);
+  Result<void> take(std::size_t stream, std::uint64_t offset, std::span<std::byte> digests);
+  std::optional<bool> take_from_base(Slot& slot);
   Result<void> check_all_written() const;
   Result<void> end_files(Progress& progress, const Interrupt& interrupt);
   ContentIndex make_index() const;
@@ -152,6 +155,7 @@ Result<void> ContentWriter::State::take_base() {
     return {};
   }
   taken = std::move(*made);
+  zeros = xxh3(std::vector<std::byte>(options.chunk_bytes));
   return fault(FaultPoint::kContentLinked);
 }
 
@@ -245,15 +249,40 @@ Result<void> ContentWriter::State::write(std::size_t stream, std::uint64_t offse
   return placer.end();
 }
 
+Result<void> ContentWriter::State::take(std::size_t stream, std::uint64_t offset,
+                                        std::span<std::byte> digests) {
+  const std::uint64_t chunk = options.chunk_bytes;
+  const std::size_t count = digests.size() / sizeof(BlockDigest);
+  if (auto right = check_place(stream, offset, count * chunk); !right) return right;
+  auto number = static_cast<std::uint32_t>(first_slot[stream] + offset / chunk);
+  for (std::size_t i = 0; i < count; ++i, ++number) {
+    Slot& slot = slots[number];
+    const auto digest = digests.subspan(i * sizeof(BlockDigest), sizeof(BlockDigest));
+    std::memcpy(slot.digest.data(), digest.data(), digest.size());
+    if (slot.state == SlotState::kEmpty && slot.digest == zeros)
+      slot.state = SlotState::kZero;
+    else if (slot.state == SlotState::kEmpty)
+      take_from_base(slot);
+    digest[0] = slot.state == SlotState::kEmpty ? std::byte{0} : std::byte{1};
+  }
+  return {};
+}
+
+// What the base says of its digest, and whether it is taken herewith.
+std::optional<bool> ContentWriter::State::take_from_base(Slot& slot) {
+  const auto found = taken ? taken->find(slot.digest) : std::nullopt;
+  if (!found) return std::nullopt;
+  if (!found->gives) return false;
+  slot.position = found->number;
+  slot.stored = found->first ? found->stored : 0;
+  slot.state = found->first ? SlotState::kTaken : SlotState::kTakenAgain;
+  return true;
+}
+
 // Whether it is in the base or in this image already. `kind`: where it belongs if not.
 bool ContentWriter::State::is_there(std::uint32_t number, Slot& slot, LaneKind& kind) {
-  if (const auto found = taken ? taken->find(slot.digest) : std::nullopt) {
-    if (found->gives) {
-      slot.position = found->number;
-      slot.stored = found->first ? found->stored : 0;
-      slot.state = found->first ? SlotState::kTaken : SlotState::kTakenAgain;
-      return true;
-    }
+  if (const auto took = take_from_base(slot)) {
+    if (*took) return true;
     kind = LaneKind::kMoved;
   }
   const auto equal = known.enter(slots, number);
@@ -430,6 +459,15 @@ Result<void> ContentWriter::add_stream(Pid pid, std::uint64_t bytes,
 Result<void> ContentWriter::write(std::size_t stream, std::uint64_t offset,
                                   std::span<const std::byte> bytes) {
   return state_->remember(state_->write(stream, offset, bytes));
+}
+
+std::uint64_t ContentWriter::digest_chunk() const {
+  return state_->taken ? state_->options.chunk_bytes : 0;
+}
+
+Result<void> ContentWriter::take(std::size_t stream, std::uint64_t offset,
+                                 std::span<std::byte> digests) {
+  return state_->remember(state_->take(stream, offset, digests));
 }
 
 Result<ContentSummary> ContentWriter::finish(Progress& progress, const Interrupt& interrupt) {

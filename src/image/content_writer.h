@@ -86,6 +86,14 @@ class ContentWriter {
   // error there is no image to be had from this writer.
   Result<void> write(std::size_t stream, std::uint64_t offset, std::span<const std::byte> bytes);
 
+  // The size of the chunks for take(), or 0 where there is no base.
+  std::uint64_t digest_chunk() const;
+  // For who knows the digests of whole chunks (XXH3-128, one behind the other) before he has the
+  // chunks: those that are zeros or in the base count as written herewith, and the first byte of
+  // their digest is 1 afterwards; that of the others is 0, and they are to be written. Threads and
+  // errors as of write().
+  Result<void> take(std::size_t stream, std::uint64_t offset, std::span<std::byte> digests);
+
   // Once, when no write() runs any more: brings everything to the disk (SyncPolicy::kDisk), then
   // writes the index and syncs that. kInternal if something was never written; what write() failed
   // with, if it did; kInterrupted, kNoSpace, kIo. `progress` is told of the phase "sync content".

@@ -71,6 +71,16 @@ class Places final : public direct::Content {
     return part.buffer ? part.buffer->memory.read(offset % kGap, bytes)
                        : part.image->read(part.stream * kGap + offset % kGap, bytes);
   }
+  std::uint64_t digest_chunk() const override {
+    const bool images = std::all_of(parts_.begin(), parts_.end(),
+                                    [](const Part& part) { return part.image != nullptr; });
+    // They are all of the same image.
+    return images && !parts_.empty() ? parts_.front().image->digest_chunk() : 0;
+  }
+  Result<void> take(std::uint64_t offset, std::span<std::byte> digests) override {
+    Part& part = parts_.at(offset / kGap);
+    return part.image->take(part.stream * kGap + offset % kGap, digests);
+  }
 
  private:
   struct Buffer {
@@ -612,6 +622,11 @@ Result<void> DirectPath::move_out(const Environment& env, Group& group,
   auto done = prepare(env, group, image == nullptr);
   if (done && forced) done = require_all(running);
   if (done && agents_.empty()) return {};
+  if (done && image != nullptr && image->options.base != nullptr) {
+    // Where the GPU cannot, all goes over the bus.
+    if (auto ready = mover_->prepare_digests(env.interrupt, Clock::now() + kAtOnce); !ready)
+      env.tell("digests are computed by the processors: " + ready.error().to_string());
+  }
   if (done) done = fault(FaultPoint::kDirectPrepared);
   phases.begin("close");
   if (done) done = close_all(env, options.timeout, phases);

@@ -132,6 +132,10 @@ Result<void> ImageContent::read(std::uint64_t offset, std::span<std::byte> bytes
   return reader_->read(offset / kGap, offset % kGap, bytes);
 }
 
+Result<void> ImageContent::take(std::uint64_t offset, std::span<std::byte> digests) {
+  return writer_->take(offset / kGap, offset % kGap, digests);
+}
+
 std::optional<std::size_t> ImageContent::stream_of(Pid pid) const {
   const auto& streams = reader_->streams();
   const auto stream = std::find_if(streams.begin(), streams.end(),

@@ -37,6 +37,9 @@ class ImageContent final : public direct::Content {
   Result<void> write(std::uint64_t offset, std::span<const std::byte> bytes) override;
   Result<void> read(std::uint64_t offset, std::span<std::byte> bytes) override;
 
+  std::uint64_t digest_chunk() const override { return writer_ ? writer_->digest_chunk() : 0; }
+  Result<void> take(std::uint64_t offset, std::span<std::byte> digests) override;
+
   // kImageCorrupt if there is none, or not of that size.
   Result<std::size_t> stream_of(Pid pid, std::uint64_t bytes) const;
   std::optional<std::size_t> stream_of(Pid pid) const;

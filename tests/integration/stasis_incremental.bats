@@ -34,8 +34,14 @@ read_whole() {
   start_agent
   done_by dump "$TARGET" --images-dir "$image" --leave-running --json
   assert_equal "$(json 'd["taken_bytes"], d["written_bytes"] == d["image_bytes"]')" "0 True"
-  dump_on "$image"
+  dump_on "$image" --trace "$BATS_TEST_TMPDIR/trace"
   local second=$NEXT
+  # By digests that the GPU computes the rest stayed where it was.
+  local moved
+  moved=$(python3 -c 'import json, sys
+print(sum(e["args"]["bytes"] for e in json.load(open(sys.argv[1]))["traceEvents"]
+          if e["name"] == "copy out" and "bytes" in e.get("args", {})))' "$BATS_TEST_TMPDIR/trace")
+  ((moved > 0 && moved <= 8 << 20)) || { echo "$moved bytes went over the bus" >&2; return 1; }
   # Those 32 MiB; and of the GPU's memory no more than the rest was written.
   assert_equal "$(json 'd["taken_bytes"] >= 32 << 20')" True
   assert_equal "$(json 'd["image_bytes"] - d["written_bytes"] >= d["taken_bytes"]')" True
@@ -58,6 +64,17 @@ read_whole() {
   done_by restore --images-dir "$second" --detach
   target_goes_on
   restored_verifies
+  nothing_left
+}
+
+@test "a driver that compiles no kernels: all goes over the bus, and no more is written" {
+  start_agent
+  done_by dump "$TARGET" --images-dir "$image" --leave-running --json
+  STASIS_SIM_FAULTS="module:error=221" dump_on "$image"
+  assert_contains "$(json 'd["notes"]')" "digests are computed by the processors"
+  assert_equal "$(json 'd["taken_bytes"] >= 32 << 20')" True
+  target_goes_on
+  read_whole "$NEXT"
   nothing_left
 }
 
