@@ -82,8 +82,9 @@ TEST(Versions, FollowTheDriver) {
 class Environment : public testing::Test {
  protected:
   void TearDown() override {
-    for (const char* name : {"STASIS_SIM_GPUS", "CUDA_VISIBLE_DEVICES", "STASIS_SIM_DIR",
-                             "STASIS_SIM_DRIVER_VERSION", "STASIS_SIM_PERSISTENCE", "STASIS_SIM_CONTEXT"}) {
+    for (const char* name :
+         {"STASIS_SIM_GPUS", "CUDA_VISIBLE_DEVICES", "STASIS_SIM_DIR", "STASIS_SIM_DRIVER_VERSION",
+          "STASIS_SIM_PERSISTENCE", "STASIS_SIM_CONTEXT"}) {
       ::unsetenv(name);
     }
   }

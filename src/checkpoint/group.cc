@@ -40,7 +40,8 @@ constexpr std::uint64_t kLeastContext = 512ULL << 20;
 // What must stay free within a memory cgroup.
 constexpr std::uint64_t kCgroupReserve = 16ULL << 20;
 
-// Of those that look for zeros in one process: 8 read 68 GB/s out of one, 16 read 88 (H100 machine).
+// Of those that look for zeros in one process: 8 read 68 GB/s out of one, 16 read 88 (H100
+// machine).
 constexpr unsigned kMostSearchers = 8;
 
 // Runs run(i) for all i below `count` at the same time. Where the system gives no more threads
@@ -392,9 +393,9 @@ Result<void> Group::checkpoint(Progress& progress, const Interrupt& interrupt) {
   if (auto fits = check_host_memory(); !fits) return fits;
   if (auto stop = interrupt.check(); !stop) return stop;
   std::atomic<std::uint64_t> zeros = 0;
-  const unsigned threads =
-      std::clamp(usable_processors() / static_cast<unsigned>(std::max<std::size_t>(1, cuda_count())),
-                 1U, kMostSearchers);
+  const unsigned threads = std::clamp(
+      usable_processors() / static_cast<unsigned>(std::max<std::size_t>(1, cuda_count())), 1U,
+      kMostSearchers);
   const auto checkpoint_one = [&](Process& process) -> Result<void> {
     auto still = parks_ ? process.keep_still() : Result<void>();
     if (!still) return still;

@@ -39,8 +39,8 @@ constexpr std::uint64_t kLeastRun = 64 << 10;
 constexpr std::uint64_t kLargestCall = 64 << 20;
 
 // The driver reads all of it when it restores the process. Huge pages of zeros, of which there is
-// one for all, take 30 ms for 512 MiB where small ones take 250, and those with something in them 80
-// (a virtual machine, Linux 6.18). Only where nothing is left: blocks with something in them the
+// one for all, take 30 ms for 512 MiB where small ones take 250, and those with something in them
+// 80 (a virtual machine, Linux 6.18). Only where nothing is left: blocks with something in them the
 // kernel would fill up again by itself. Each such run is a mapping of its own, of which a process
 // may have 65,530.
 constexpr int kMostHuge = 256;
@@ -53,14 +53,13 @@ constexpr std::uint64_t kExclusive = 1ULL << 56;
 
 constexpr std::array<char, kPageSize> kZeros{};
 
-bool is_there(std::uint64_t entry) {
-  return (entry & kPresent) != 0 && (entry & kExclusive) != 0;
-}
+bool is_there(std::uint64_t entry) { return (entry & kPresent) != 0 && (entry & kExclusive) != 0; }
 
 // Looks through the memory of one process, from one thread.
 class Searcher {
  public:
-  Searcher(Pid pid, int pagemap) : pid_(pid), pagemap_(pagemap), buffer_(kPagesPerRead * kPageSize) {}
+  Searcher(Pid pid, int pagemap)
+      : pid_(pid), pagemap_(pagemap), buffer_(kPagesPerRead * kPageSize) {}
 
   void look_at(const AddressRange& block) {
     const std::size_t pages = (block.end - block.start) / kPageSize;
@@ -155,9 +154,8 @@ std::vector<ZeroRun> tidied(std::vector<ZeroRun> runs, std::span<const AddressRa
       return mapping.start == run.range.start;
     });
   };
-  std::sort(runs.begin(), runs.end(), [](const ZeroRun& a, const ZeroRun& b) {
-    return a.range.start < b.range.start;
-  });
+  std::sort(runs.begin(), runs.end(),
+            [](const ZeroRun& a, const ZeroRun& b) { return a.range.start < b.range.start; });
   std::vector<ZeroRun> out;
   for (const ZeroRun& run : runs) {
     if (!out.empty() && out.back().range.end == run.range.start && !begins_one(run)) {
@@ -197,7 +195,8 @@ std::vector<AddressRange> new_memory(std::span<const proc::Mapping> before,
       const std::uint64_t free_to =
           known == before.end() ? mapping.end : std::min(mapping.end, known->start);
       if (free_to > at) out.push_back({at, free_to});
-      at = known == before.end() ? mapping.end : std::max(free_to, std::min(mapping.end, known->end));
+      at = known == before.end() ? mapping.end
+                                 : std::max(free_to, std::min(mapping.end, known->end));
     }
   }
   return out;

@@ -36,8 +36,9 @@ struct ZeroRun {
 };
 
 // Runs of pages within `ranges` that are there and hold nothing but zeros, as long as they are
-// worth a system call; by address, and none of them in two of the ranges. The process must not write there meanwhile. Reads little of what
-// is mostly other than zero. Empty if it cannot be read.
+// worth a system call; by address, and none of them in two of the ranges. The process must not
+// write there meanwhile. Reads little of what is mostly other than zero. Empty if it cannot be
+// read.
 std::vector<ZeroRun> find_zero_runs(Pid pid, std::span<const AddressRange> ranges,
                                     unsigned threads);
 

@@ -41,8 +41,7 @@ TEST(NewMemory, IsWhatLiesWhereNothingWasBefore) {
                                     mapping(600, 700, "rw-s", 7, "/dev/nvidia0")};
   EXPECT_EQ(new_memory(before, before), Ranges{});
   // Beside the program's own memory, with which the kernel has joined it.
-  EXPECT_EQ(new_memory(before, std::vector{mapping(50, 250)}),
-            (Ranges{{50, 100}, {200, 250}}));
+  EXPECT_EQ(new_memory(before, std::vector{mapping(50, 250)}), (Ranges{{50, 100}, {200, 250}}));
   // In the place of what was a reservation, or a device's.
   EXPECT_EQ(new_memory(before, std::vector{mapping(300, 400), mapping(600, 700)}), Ranges{});
   EXPECT_EQ(new_memory(before, std::vector{mapping(150, 650)}), (Ranges{{200, 300}, {400, 600}}));
@@ -52,11 +51,13 @@ TEST(NewMemory, IsWhatLiesWhereNothingWasBefore) {
 }
 
 TEST(NewMemory, IsPrivateWritableAndOfNoFileOrName) {
-  const std::vector<Mapping> now{
-      mapping(10, 20, "r--p"),          mapping(20, 30, "---p"),
-      mapping(30, 40, "rw-s"),          mapping(40, 50, "rw-p", 9, "/tmp/file"),
-      mapping(50, 60, "rw-p", 0, "[heap]"), mapping(60, 70, "rwxp"),
-      mapping(70, 80)};
+  const std::vector<Mapping> now{mapping(10, 20, "r--p"),
+                                 mapping(20, 30, "---p"),
+                                 mapping(30, 40, "rw-s"),
+                                 mapping(40, 50, "rw-p", 9, "/tmp/file"),
+                                 mapping(50, 60, "rw-p", 0, "[heap]"),
+                                 mapping(60, 70, "rwxp"),
+                                 mapping(70, 80)};
   EXPECT_EQ(new_memory({}, now), (Ranges{{70, 80}}));
 }
 
@@ -83,8 +84,8 @@ bool wait_for(const std::function<bool()>& condition) {
 
 // Memory that begins where a huge page would, and of small pages.
 char* map_aligned(std::size_t size) {
-  void* at = ::mmap(nullptr, size + kHuge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
-                    0);
+  void* at =
+      ::mmap(nullptr, size + kHuge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (at == MAP_FAILED) ::_exit(2);
   char* start = static_cast<char*>(at);
   start += (kHuge - reinterpret_cast<std::uintptr_t>(start) % kHuge) % kHuge;
