@@ -205,6 +205,15 @@ bool load(Config& out, std::string& error) {
     return false;
   }
 
+  out.context_bytes = Config().context_bytes;
+  if (auto text = env("STASIS_SIM_CONTEXT"); !text.empty()) {
+    if (!parse_size(text, out.context_bytes, error) || out.context_bytes % 4096 != 0) {
+      error = error.empty() ? "not whole pages of 4K: '" + std::string(text) + "'" : error;
+      error.insert(0, "STASIS_SIM_CONTEXT: ");
+      return false;
+    }
+  }
+
   out.driver_version = 580;
   if (auto text = env("STASIS_SIM_DRIVER_VERSION"); !text.empty()) {
     std::uint64_t number = 0;

@@ -24,6 +24,8 @@ struct Config {
   std::vector<GpuSpec> gpus;  // all of the machine, in NVML's order
   std::vector<int> visible;   // indices into gpus, in the order of CUDA's ordinals
   std::string dir;            // state outside the processes
+  // What a checkpoint saves of each context beside its memory's content, nearly all zeros; bytes.
+  std::uint64_t context_bytes = std::uint64_t{4} << 20;
   int driver_version = 580;
   bool persistence = true;
   bool mig = false;

@@ -82,8 +82,9 @@ TEST(Versions, FollowTheDriver) {
 class Environment : public testing::Test {
  protected:
   void TearDown() override {
-    for (const char* name : {"STASIS_SIM_GPUS", "CUDA_VISIBLE_DEVICES", "STASIS_SIM_DIR",
-                             "STASIS_SIM_DRIVER_VERSION", "STASIS_SIM_PERSISTENCE"}) {
+    for (const char* name :
+         {"STASIS_SIM_GPUS", "CUDA_VISIBLE_DEVICES", "STASIS_SIM_DIR", "STASIS_SIM_DRIVER_VERSION",
+          "STASIS_SIM_PERSISTENCE", "STASIS_SIM_CONTEXT"}) {
       ::unsetenv(name);
     }
   }
@@ -109,6 +110,12 @@ TEST_F(Environment, NamesTheVariableThatIsWrong) {
   ::setenv("STASIS_SIM_PERSISTENCE", "yes", 1);
   EXPECT_FALSE(load(config_, error_));
   ::unsetenv("STASIS_SIM_PERSISTENCE");
+  ::setenv("STASIS_SIM_CONTEXT", "5000", 1);
+  EXPECT_FALSE(load(config_, error_));
+  EXPECT_NE(error_.find("STASIS_SIM_CONTEXT"), std::string::npos);
+  ::setenv("STASIS_SIM_CONTEXT", "8K", 1);
+  EXPECT_TRUE(load(config_, error_));
+  EXPECT_EQ(config_.context_bytes, 8192u);
   ::setenv("STASIS_SIM_DIR", "relative", 1);
   EXPECT_FALSE(load(config_, error_));
 }

@@ -160,6 +160,8 @@ class Memory {
   void drop_if_unused(Object* object);
   bool place(Address at, const Placement& placement);
   void clear(Address at, std::uint64_t size);  // back to PROT_NONE
+  void save_contexts();
+  bool contexts_are_whole() const;
   Address reserve_range(std::uint64_t size, std::uint64_t alignment, Address hint);
   cuda::CUresult allocate_in_slab(int index, Allocation& allocation);
   void free_locked(std::map<Address, Allocation>::iterator it);
@@ -179,6 +181,9 @@ class Memory {
   const volatile char* device_page_ = nullptr;
   char* image_ = nullptr;
   std::uint64_t image_size_ = 0;
+  // What is kept of the contexts themselves lies at the image's end.
+  std::uint64_t context_bytes_;
+  std::uint64_t contexts_at_ = 0;
 };
 
 }  // namespace stasis::sim

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <chrono>
 #include <ctime>
@@ -16,6 +17,17 @@ namespace {
 using namespace cuda;  // NOLINT(google-build-using-namespace): CUDA's result codes, by their names
 
 constexpr std::uint64_t kChunk = std::uint64_t{8} << 20;
+
+// Of what driver 580.159.04 saves of an empty context on an H100, 527 MiB, 98 to 99 % of the pages
+// hold zeros. Here 12 of 1024 hold a mark: the first eight, and some with more and more between
+// them.
+constexpr std::uint64_t kPage = 4096;
+constexpr std::uint64_t kMark = 0x434f4e5445585401;
+bool is_marked(std::uint64_t offset) {
+  const std::uint64_t page = offset / kPage % 1024;
+  return offset % kPage == 0 &&
+         (page < 8 || (page >= 32 && page <= 256 && std::has_single_bit(page)));
+}
 
 // Moves bytes in chunks, no faster than asked for.
 class Mover {
@@ -83,13 +95,18 @@ CUresult Memory::save(const Pace& pace) {
     object->image_offset = image_size_;
     image_size_ += object->size;
   }
+  contexts_at_ = image_size_;
+  for (const Slot& s : slots_)
+    image_size_ += static_cast<std::uint64_t>(s.holds) * context_bytes_;
   if (image_size_ == 0) return CUDA_SUCCESS;
   void* got = ::mmap(nullptr, image_size_, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (got == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
   image_ = static_cast<char*>(got);
 
-  Mover mover(pace, image_size_);
+  save_contexts();
+
+  Mover mover(pace, contexts_at_);
   for (auto* object : objects_) {
     object->extents.clear();
     const auto file = slot(object->gpu).holding->reopen(object->id);
@@ -112,10 +129,27 @@ CUresult Memory::save(const Pace& pace) {
   return CUDA_SUCCESS;
 }
 
+// Writes the zeros too, as the real driver does.
+void Memory::save_contexts() {
+  std::fill(image_ + contexts_at_, image_ + image_size_, 0);
+  for (auto at = contexts_at_; at < image_size_; at += kPage) {
+    if (is_marked(at - contexts_at_)) *reinterpret_cast<std::uint64_t*>(image_ + at) = kMark ^ at;
+  }
+}
+
+bool Memory::contexts_are_whole() const {
+  for (auto at = contexts_at_; at < image_size_; at += sizeof kMark) {
+    const std::uint64_t expected = is_marked(at - contexts_at_) ? kMark ^ at : 0;
+    if (*reinterpret_cast<const std::uint64_t*>(image_ + at) != expected) return false;
+  }
+  return true;
+}
+
 void Memory::discard_image() {
   if (image_) ::munmap(image_, image_size_);
   image_ = nullptr;
   image_size_ = 0;
+  contexts_at_ = 0;
 }
 
 void Memory::let_go() {
@@ -128,6 +162,7 @@ void Memory::let_go() {
 
 CUresult Memory::bring_back(const std::string& dir, const std::vector<GpuSpec>& target,
                             const Pace& pace) {
+  if (!contexts_are_whole()) return CUDA_ERROR_UNKNOWN;
   // A copy of this process may live on (a dump that left it running): it must not share our name.
   renew_nonce();
   std::vector<std::unique_ptr<Holding>> holdings(slots_.size());
@@ -159,7 +194,7 @@ CUresult Memory::bring_back(const std::string& dir, const std::vector<GpuSpec>& 
     }
     created.emplace_back(object, id);
   }
-  Mover mover(pace, image_size_);
+  Mover mover(pace, contexts_at_);
   for (const auto& [object, id] : created) {
     const auto file = holding(object->gpu)->reopen(id);
     if (!file) return CUDA_ERROR_UNKNOWN;

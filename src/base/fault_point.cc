@@ -49,6 +49,8 @@ constexpr std::array kPoints = {
     FaultPointInfo{kParkAfter, "park.after", true, "all threads are parked"},
     FaultPointInfo{kCheckpointBefore, "checkpoint.before", true, "before the driver's checkpoint"},
     FaultPointInfo{kCheckpointAfter, "checkpoint.after", true, "checkpointed"},
+    FaultPointInfo{kZerosDropped, "zeros.dropped", false,
+                   "some of the zeros that it saved are dropped, by a thread that is not back yet"},
     FaultPointInfo{kRestoreBefore, "restore.before", true, "before the driver's restore"},
     FaultPointInfo{kRestoreAfter, "restore.after", true, "restored, and locked"},
     FaultPointInfo{kUnlockBefore, "unlock.before", true, "before the driver's unlock"},

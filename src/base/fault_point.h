@@ -55,6 +55,7 @@ enum class FaultPoint {
   kParkAfter,
   kCheckpointBefore,
   kCheckpointAfter,
+  kZerosDropped,
   kRestoreBefore,
   kRestoreAfter,
   kUnlockBefore,

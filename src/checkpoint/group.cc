@@ -10,8 +10,11 @@
 
 #include <fmt/format.h>
 
+#include "base/processors.h"
+#include "base/trace.h"
 #include "base/units.h"
 #include "checkpoint/lock_round.h"
+#include "checkpoint/zero_pages.h"
 #include "proc/memory_cgroup.h"
 
 namespace stasis {
@@ -36,6 +39,10 @@ constexpr std::uint64_t kHostReserve = 256ULL << 20;
 constexpr std::uint64_t kLeastContext = 512ULL << 20;
 // What must stay free within a memory cgroup.
 constexpr std::uint64_t kCgroupReserve = 16ULL << 20;
+
+// Of those that look for zeros in one process: 8 read 68 GB/s out of one, 16 read 88 (H100
+// machine).
+constexpr unsigned kMostSearchers = 8;
 
 // Runs run(i) for all i below `count` at the same time. Where the system gives no more threads
 // (RLIMIT_NPROC), on this one: a job must not stay locked because a roll-back found no thread.
@@ -385,13 +392,25 @@ Result<void> Group::check_host_memory(const std::map<Pid, std::uint64_t>& elsewh
 Result<void> Group::checkpoint(Progress& progress, const Interrupt& interrupt) {
   if (auto fits = check_host_memory(); !fits) return fits;
   if (auto stop = interrupt.check(); !stop) return stop;
-  auto done = in_parallel(
-      CudaState::kLocked,
-      [this](Process& process) {
-        auto still = parks_ ? process.keep_still() : Result<void>();
-        return still ? process.checkpoint() : still;
-      },
-      "checkpoint", progress);
+  std::atomic<std::uint64_t> zeros = 0;
+  const unsigned threads = std::clamp(
+      usable_processors() / static_cast<unsigned>(std::max<std::size_t>(1, cuda_count())), 1U,
+      kMostSearchers);
+  const auto checkpoint_one = [&](Process& process) -> Result<void> {
+    auto still = parks_ ? process.keep_still() : Result<void>();
+    if (!still) return still;
+    if (!parks_ || !drops_zeros_) return process.checkpoint();
+    const auto before = procfs_.mappings(process.pid());
+    auto saved = process.checkpoint();
+    if (!saved || !before) return saved;
+    Span span(TraceKind::kDriver, "drop zeros", process.pid());
+    const std::uint64_t bytes = drop_zero_pages(process.pid(), *before, threads);
+    span.set_bytes(bytes);
+    zeros += bytes;
+    return {};
+  };
+  auto done = in_parallel(CudaState::kLocked, checkpoint_one, "checkpoint", progress);
+  dropped_zero_bytes_ += zeros;
   if (!done) return done;
   return interrupt.check();
 }

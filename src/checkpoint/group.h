@@ -52,6 +52,12 @@ class Group {
   // is away: checkpoint() need not do it. bring_to() of a member still would.
   void leave_threads_alone() { parks_ = false; }
 
+  // checkpoint() drops the zeros that the driver saves (zero_pages.h), so that CRIU does not write
+  // them. Not where somebody else keeps the threads still.
+  void drop_zeros() { drops_zeros_ = true; }
+  // How many bytes of them it has dropped until now.
+  std::uint64_t dropped_zero_bytes() const { return dropped_zero_bytes_; }
+
   // Called whenever processes were added to the group, before anything is done to them; a failure
   // stops the call in progress. The journal is written here.
   std::function<Result<void>(const std::vector<GroupMember>&)> on_members_changed;
@@ -114,6 +120,8 @@ class Group {
   int lock_tries_ = 0;
   bool armed_ = true;
   bool parks_ = true;
+  bool drops_zeros_ = false;
+  std::uint64_t dropped_zero_bytes_ = 0;
 };
 
 }  // namespace stasis

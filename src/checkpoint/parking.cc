@@ -448,6 +448,25 @@ Result<void> finish_step(Pid pid) {
   });
 }
 
+Result<void> call_from_parked_thread(Pid pid,
+                                     const std::function<Result<void>(const SystemCall&)>& act) {
+  auto done = trace_on_own_thread([&]() -> Result<void> {
+    auto places = look_at(pid);
+    if (!places) return fail(std::move(places.error()));
+    for (const Tid thread : proc::ProcFs().threads(pid)) {
+      if (!is_parked(pid, waiting_of(pid, thread))) continue;
+      auto stopped = StoppedThreads::stop(pid, thread);
+      if (!stopped) return fail(std::move(stopped.error()));
+      if (stopped->threads().empty()) continue;  // killed
+      return make_system_calls(pid, *stopped, places->step, act);
+    }
+    return fail(ErrorCode::kBusy, fmt::format("no thread of process {} is parked", pid.value),
+                "try again");
+  });
+  if (!done) (void)finish_step(pid);
+  return done;
+}
+
 int count_parked_threads(Pid pid) {
   const auto threads = proc::ProcFs().threads(pid);
   return static_cast<int>(std::count_if(threads.begin(), threads.end(), [&](Tid thread) {

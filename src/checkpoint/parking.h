@@ -13,6 +13,9 @@
 // The mapping stays for the next time. Thread-safe, as long as one at a time acts on a process.
 #pragma once
 
+#include <functional>
+
+#include "checkpoint/target_step.h"
 #include "stasis/ids.h"
 #include "stasis/result.h"
 
@@ -29,6 +32,11 @@ Result<void> unpark_threads(Pid pid);
 // Sends on a thread that somebody has left in the middle of a system call that it made for him,
 // being killed (target_step.h); unpark_threads() does so too. No error if there is none.
 Result<void> finish_step(Pid pid);
+
+// Has a parked thread make the system calls of `act` (target_step.h); afterwards it is parked as
+// before. kBusy if no thread is parked; the errors of make_system_calls().
+Result<void> call_from_parked_thread(Pid pid,
+                                     const std::function<Result<void>(const SystemCall&)>& act);
 
 // How many threads are parked. Where a thread is just on its way into the wait it is not counted.
 int count_parked_threads(Pid pid);

@@ -123,6 +123,10 @@ Result<int> run_dump(Context& context, DumpArguments& options) {
                            ? "it has ended, and its GPU memory is free"
                            : state_text(*report));
   context.terminal.debug(phases_text(*report));
+  if (report->dropped_zero_bytes > 0) {
+    context.terminal.debug(fmt::format("{} of zeros that the driver had saved are left out",
+                                       format_bytes(report->dropped_zero_bytes)));
+  }
   return 0;
 }
 

@@ -1,11 +1,11 @@
 #include "direct/threads.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <system_error>
 #include <thread>
 #include <vector>
+
+#include "base/processors.h"
 
 namespace stasis::direct {
 
@@ -25,12 +25,7 @@ unsigned on_threads(unsigned count, const std::function<void(unsigned)>& work) {
 
 unsigned default_threads(unsigned gpus) {
   constexpr unsigned kMost = 16;
-  cpu_set_t allowed;
-  unsigned processors = std::thread::hardware_concurrency();
-  if (::sched_getaffinity(0, sizeof allowed, &allowed) == 0) {
-    processors = static_cast<unsigned>(CPU_COUNT(&allowed));
-  }
-  return std::clamp(processors / std::max(1U, gpus), 1U, kMost);
+  return std::clamp(usable_processors() / std::max(1U, gpus), 1U, kMost);
 }
 
 }  // namespace stasis::direct

@@ -1,7 +1,5 @@
 #include "image/parallel.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -13,20 +11,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/processors.h"
+
 namespace stasis {
-namespace {
-
-// The processors this process may run on, which a container or taskset makes fewer than there are.
-std::size_t usable_processors() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof set, &set) == 0) {
-    return std::max<std::size_t>(1, static_cast<std::size_t>(CPU_COUNT(&set)));
-  }
-  return std::max<std::size_t>(1, std::thread::hardware_concurrency());
-}
-
-}  // namespace
 
 Result<void> run_parallel(std::size_t count, std::uint64_t total, std::string_view phase,
                           Progress& progress, const Interrupt& interrupt,
@@ -56,7 +43,7 @@ Result<void> run_parallel(std::size_t count, std::uint64_t total, std::string_vi
   };
 
   std::vector<std::jthread> threads;
-  const std::size_t wanted = std::min(count, usable_processors());
+  const std::size_t wanted = std::min<std::size_t>(count, usable_processors());
   threads.reserve(wanted);
   for (std::size_t i = 0; i < wanted; ++i) {
     {

@@ -342,6 +342,7 @@ Result<void> settle(const Environment& env, std::span<const JournalTarget> targe
 Result<void> quiesce(const Environment& env, OpenedGroup& opened, const QuiesceOptions& options,
                      Phases& phases) {
   Group& group = opened.group;
+  if (options.for_dump) group.drop_zeros();
   if (auto moved = opened.direct.move_out(env, group, options, phases); !moved) return moved;
   for (;;) {
     phases.begin("lock");

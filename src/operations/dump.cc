@@ -585,6 +585,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   report.total = phases.total();
   report.lock_tries = group.lock_tries();
   report.direct_bytes = direct_bytes;
+  report.dropped_zero_bytes = group.dropped_zero_bytes();
   report.phases = manifest.phases;
   // What came after the manifest was written.
   const auto& done_since = phases.done();

@@ -28,6 +28,9 @@ using Clock = std::chrono::steady_clock;
 constexpr int kPasses = 100;
 // A thread stops within microseconds, but one in uninterruptible sleep (disk, vfork) does not.
 constexpr std::chrono::seconds kStopLimit{2};
+// Looked at so often without a pause at first: a thread that runs stops within microseconds, and
+// comes back from most system calls.
+constexpr int kEagerLooks = 200;
 // What a system call that was interrupted has in its result register (linux/errno.h; these never
 // reach the program).
 constexpr std::int64_t kRestartSys = -512;
@@ -205,8 +208,6 @@ Result<void> read_memory(Pid pid, std::uint64_t address, void* data, std::size_t
 // the program is passed on: the thread stops again at the first instruction of its handler.
 Result<void> StoppedThreads::wait_until_stopped(Tid thread, bool& ended) {
   const auto start = Clock::now();
-  // At first without a pause: a thread that runs stops within microseconds.
-  constexpr int kEagerLooks = 200;
   int looks = 0;
   auto pause = std::chrono::microseconds(20);
   while (Clock::now() - start < kStopLimit) {
@@ -355,9 +356,14 @@ Result<std::int64_t> StoppedThreads::system_call(Tid thread, std::uint64_t instr
     }
     int status = 0;
     int got = 0;
+    int looks = 0;
     const auto start = Clock::now();
     while ((got = ::waitpid(thread.value, &status, __WALL | __WNOTHREAD | WNOHANG)) == 0 ||
            (got < 0 && errno == EINTR)) {
+      if (++looks < kEagerLooks) {
+        std::this_thread::yield();
+        continue;
+      }
       if (Clock::now() - start < kStopLimit) {
         std::this_thread::sleep_for(std::chrono::microseconds(20));
         continue;

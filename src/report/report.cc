@@ -49,6 +49,7 @@ json to_json(const DumpReport& report) {
   out["image_bytes"] = report.image_bytes;
   out["written_bytes"] = report.written_bytes;
   out["taken_bytes"] = report.taken_bytes;
+  out["dropped_zero_bytes"] = report.dropped_zero_bytes;
   return out;
 }
 
@@ -115,7 +116,7 @@ json to_json(const GpuContentReport& content) {
   const auto amounts = [](const ContentUse& use) -> json {
     return {{"bytes", use.bytes},
             {"stored_bytes", use.stored_bytes},
-            {"zero_bytes", use.zero_bytes},
+            {"dropped_zero_bytes", use.zero_bytes},
             {"duplicate_bytes", use.duplicate_bytes},
             {"taken_bytes", use.taken_bytes}};
   };

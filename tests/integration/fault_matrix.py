@@ -34,9 +34,9 @@ ONCE_PER_TARGET = ("park.step", "park.mapped", "replace.before", "replace.step",
                    "replace.mapped", "replace.after")
 
 # Nothing there differs with the agent.
-ELSEWHERE = ("journal.", "group.", "park.", "unpark.", "replace.", "lock.", "unlock.", "remember.", "forget")
-# Reached dozens of times, each like the others.
-MANY_TIMES = {"content.write": (1, 10)}
+ELSEWHERE = ("journal.", "group.", "park.", "unpark.", "replace.", "lock.", "unlock.", "remember.", "forget", "zeros.")
+# Reached many times, each like the others.
+MANY_TIMES = {"content.write": (1, 10), "zeros.dropped": (1, 5)}
 
 # What is tried: a verb in a situation. `begin`: the first point from which on it differs from another one, whose
 # points before are not tried again.

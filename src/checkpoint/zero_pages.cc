@@ -1,0 +1,281 @@
+#include "checkpoint/zero_pages.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+#include <fmt/format.h>
+
+#include "base/fault_point.h"
+#include "base/fd.h"
+#include "checkpoint/parking.h"
+
+namespace stasis {
+namespace {
+
+constexpr std::uint64_t kPageSize = 4096;
+// What is looked at as one, and what a huge page would be.
+constexpr std::uint64_t kBlock = 2 << 20;
+constexpr std::size_t kPagesPerBlock = kBlock / kPageSize;
+// Read at once: some of it stays in the processor's cache until it is looked at.
+constexpr std::size_t kPagesPerRead = 64;
+// A block is read whole if of so many of its pages at least half begin with so many zeros. So what
+// a program has in its GPU memory costs little: 65,536 looks for 16 GiB.
+constexpr std::size_t kSamples = 8;
+constexpr std::size_t kSampleSize = 64;
+// A system call of a held thread takes some 30 us, in which CRIU writes 64 KiB.
+constexpr std::uint64_t kLeastRun = 64 << 10;
+// At most so much in one call, which takes 15 ms: whoever waits for it gives up after two seconds.
+constexpr std::uint64_t kLargestCall = 64 << 20;
+
+// The driver reads all of it when it restores the process. Huge pages of zeros, of which there is
+// one for all, take 30 ms for 512 MiB where small ones take 250, and those with something in them
+// 80 (a virtual machine, Linux 6.18). Only where nothing is left: blocks with something in them the
+// kernel would fill up again by itself. Each such run is a mapping of its own, of which a process
+// may have 65,530.
+constexpr int kMostHuge = 256;
+
+// The entries of /proc/PID/pagemap: the page is there, and this process's alone. The page that the
+// kernel shows wherever nothing was written yet is everybody's.
+constexpr std::uint64_t kPresent = 1ULL << 63;
+constexpr std::uint64_t kSwapped = 1ULL << 62;
+constexpr std::uint64_t kExclusive = 1ULL << 56;
+
+constexpr std::array<char, kPageSize> kZeros{};
+
+bool is_there(std::uint64_t entry) { return (entry & kPresent) != 0 && (entry & kExclusive) != 0; }
+
+// Looks through the memory of one process, from one thread.
+class Searcher {
+ public:
+  Searcher(Pid pid, int pagemap)
+      : pid_(pid), pagemap_(pagemap), buffer_(kPagesPerRead * kPageSize) {}
+
+  void look_at(const AddressRange& block) {
+    const std::size_t pages = (block.end - block.start) / kPageSize;
+    const auto size = static_cast<ssize_t>(pages * sizeof entries_[0]);
+    const auto offset = static_cast<off_t>(block.start / kPageSize * sizeof entries_[0]);
+    if (::pread(pagemap_, entries_.data(), static_cast<std::size_t>(size), offset) != size) return;
+    there_.clear();
+    for (std::size_t page = 0; page < pages; ++page)
+      if (is_there(entries_[page])) there_.push_back(page);
+    runs_before_ = runs_.size();
+    if (there_.empty() || !begins_with_zeros(block.start)) return;
+    for (std::size_t page = 0; page < pages; page += kPagesPerRead)
+      read(block.start, page, std::min(kPagesPerRead, pages - page));
+  }
+
+  std::vector<ZeroRun> take() { return std::move(runs_); }
+
+ private:
+  bool begins_with_zeros(std::uint64_t start) {
+    std::array<iovec, kSamples> remote{};
+    std::array<char, kSamples * kSampleSize> beginnings{};
+    const std::size_t count = std::min(kSamples, there_.size());
+    for (std::size_t i = 0; i < count; ++i)
+      remote[i] = {address(start + there_[i * there_.size() / count] * kPageSize), kSampleSize};
+    if (!read_into(beginnings.data(), {remote.data(), count})) return false;
+    std::size_t zero = 0;
+    for (std::size_t i = 0; i < count; ++i)
+      if (std::memcmp(&beginnings[i * kSampleSize], kZeros.data(), kSampleSize) == 0) ++zero;
+    return zero * 2 >= count;
+  }
+
+  // Some pages of a block, from `first` on.
+  void read(std::uint64_t start, std::size_t first, std::size_t count) {
+    std::array<iovec, kPagesPerRead> remote{};
+    std::size_t parts = 0;
+    bool new_part = true;
+    for (std::size_t page = first; page < first + count; ++page) {
+      const bool there = is_there(entries_[page]);
+      if (there && new_part) remote[parts++] = {address(start + page * kPageSize), 0};
+      if (there) remote[parts - 1].iov_len += kPageSize;
+      new_part = !there;
+    }
+    if (parts == 0 || !read_into(buffer_.data(), {remote.data(), parts})) return;
+    const char* content = buffer_.data();
+    for (std::size_t page = first; page < first + count; ++page) {
+      const std::uint64_t at = start + page * kPageSize;
+      if (is_there(entries_[page])) {
+        if (std::memcmp(content, kZeros.data(), kPageSize) == 0) add(at, kPageSize);
+        content += kPageSize;
+      } else if ((entries_[page] & (kPresent | kSwapped)) == 0) {
+        add(at, 0);  // nothing is there to be lost, and a run need not end
+      }
+    }
+  }
+
+  void add(std::uint64_t page, std::uint64_t bytes) {
+    if (runs_.size() > runs_before_ && runs_.back().range.end == page) {
+      runs_.back().range.end += kPageSize;
+      runs_.back().bytes += bytes;
+    } else if (bytes > 0) {
+      runs_.push_back({{page, page + kPageSize}, bytes});
+    }
+  }
+
+  bool read_into(char* to, std::span<const iovec> remote) const {
+    std::size_t size = 0;
+    for (const iovec& part : remote)
+      size += part.iov_len;
+    const iovec local{to, size};
+    return ::process_vm_readv(pid_.value, &local, 1, remote.data(), remote.size(), 0) ==
+           static_cast<ssize_t>(size);
+  }
+
+  // The target's, which is nowhere read through.
+  static void* address(std::uint64_t at) {
+    return reinterpret_cast<void*>(at);  // NOLINT(performance-no-int-to-ptr)
+  }
+
+  Pid pid_;
+  int pagemap_;
+  std::array<std::uint64_t, kPagesPerBlock> entries_{};
+  std::vector<std::size_t> there_;  // pages of the block
+  std::vector<char> buffer_;
+  std::vector<ZeroRun> runs_;
+  std::size_t runs_before_ = 0;  // this block
+};
+
+// Those that touch within a mapping are one, and short ones are none.
+std::vector<ZeroRun> tidied(std::vector<ZeroRun> runs, std::span<const AddressRange> mappings) {
+  const auto begins_one = [&](const ZeroRun& run) {
+    return std::any_of(mappings.begin(), mappings.end(), [&](const AddressRange& mapping) {
+      return mapping.start == run.range.start;
+    });
+  };
+  std::sort(runs.begin(), runs.end(),
+            [](const ZeroRun& a, const ZeroRun& b) { return a.range.start < b.range.start; });
+  std::vector<ZeroRun> out;
+  for (const ZeroRun& run : runs) {
+    if (!out.empty() && out.back().range.end == run.range.start && !begins_one(run)) {
+      out.back().range.end = run.range.end;
+      out.back().bytes += run.bytes;
+    } else {
+      out.push_back(run);
+    }
+  }
+  std::erase_if(out, [](const ZeroRun& run) { return run.bytes < kLeastRun; });
+  return out;
+}
+
+// Calls `part` for the whole of `range`, at most so much at a time, cut at multiples of that.
+template <class Part>
+Result<void> in_parts(const AddressRange& range, std::uint64_t most, const Part& part) {
+  for (std::uint64_t at = range.start; at < range.end;) {
+    const std::uint64_t end = std::min(range.end, (at / most + 1) * most);
+    if (auto done = part(AddressRange{at, end}); !done) return done;
+    at = end;
+  }
+  return {};
+}
+
+}  // namespace
+
+std::vector<AddressRange> new_memory(std::span<const proc::Mapping> before,
+                                     std::span<const proc::Mapping> now) {
+  std::vector<AddressRange> out;
+  auto known = before.begin();
+  for (const proc::Mapping& mapping : now) {
+    if (mapping.permissions != "rw-p" || mapping.inode != 0 || !mapping.path.empty()) continue;
+    std::uint64_t at = mapping.start;
+    while (at < mapping.end) {
+      while (known != before.end() && known->end <= at)
+        ++known;
+      const std::uint64_t free_to =
+          known == before.end() ? mapping.end : std::min(mapping.end, known->start);
+      if (free_to > at) out.push_back({at, free_to});
+      at = known == before.end() ? mapping.end
+                                 : std::max(free_to, std::min(mapping.end, known->end));
+    }
+  }
+  return out;
+}
+
+std::vector<ZeroRun> find_zero_runs(Pid pid, std::span<const AddressRange> ranges,
+                                    unsigned threads) {
+  std::vector<AddressRange> blocks;
+  for (const AddressRange& range : ranges) {
+    (void)in_parts(range, kBlock, [&](const AddressRange& block) -> Result<void> {
+      blocks.push_back(block);
+      return {};
+    });
+  }
+  auto pagemap = open_file(AT_FDCWD, fmt::format("/proc/{}/pagemap", pid.value), O_RDONLY);
+  if (!pagemap) return {};
+  std::atomic<std::size_t> next = 0;
+  std::mutex mutex;
+  std::vector<ZeroRun> found;
+  const auto search = [&] {
+    Searcher searcher(pid, pagemap->get());
+    for (std::size_t i = next++; i < blocks.size(); i = next++)
+      searcher.look_at(blocks[i]);
+    const std::scoped_lock lock(mutex);
+    for (const ZeroRun& run : searcher.take())
+      found.push_back(run);
+  };
+  {
+    std::vector<std::jthread> others;
+    try {
+      for (unsigned i = 1; i < std::min<std::size_t>(threads, blocks.size()); ++i)
+        others.emplace_back(search);
+    } catch (const std::system_error&) {
+      // Fewer then.
+    }
+    search();
+  }
+  return tidied(std::move(found), ranges);
+}
+
+std::uint64_t drop_zero_pages(Pid pid, std::span<const proc::Mapping> before, unsigned threads) {
+  const auto now = proc::ProcFs().mappings(pid);
+  if (!now) return 0;
+  const std::vector<AddressRange> fresh = new_memory(before, *now);
+  const std::vector<ZeroRun> zeros = find_zero_runs(pid, fresh, threads);
+  if (zeros.empty()) return 0;
+  std::uint64_t dropped = 0;
+  int huge = 0;
+  (void)call_from_parked_thread(pid, [&](const SystemCall& call) -> Result<void> {
+    // False for what the kernel refuses, such as pages that are locked.
+    const auto advise = [&](const AddressRange& range, int advice) -> Result<bool> {
+      const std::array<std::uint64_t, 3> arguments{range.start, range.end - range.start,
+                                                   static_cast<std::uint64_t>(advice)};
+      auto answer = call(SYS_madvise, arguments);
+      if (!answer) return fail(std::move(answer.error()));
+      return *answer == 0;
+    };
+    for (const ZeroRun& run : zeros) {
+      bool all = true;
+      auto done = in_parts(run.range, kLargestCall, [&](const AddressRange& part) -> Result<void> {
+        auto gone = advise(part, MADV_DONTNEED);
+        if (!gone) return fail(std::move(gone.error()));
+        all = all && *gone;
+        fault_only(FaultPoint::kZerosDropped);
+        return {};
+      });
+      if (!done) return done;
+      if (!all) continue;
+      dropped += run.bytes;
+      const AddressRange whole{(run.range.start + kBlock - 1) / kBlock * kBlock,
+                               run.range.end / kBlock * kBlock};
+      if (whole.end <= whole.start || ++huge > kMostHuge) continue;
+      if (auto advised = advise(whole, MADV_HUGEPAGE); !advised) {
+        return fail(std::move(advised.error()));
+      }
+    }
+    return {};
+  });
+  return dropped;
+}
+
+}  // namespace stasis
