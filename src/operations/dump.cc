@@ -447,25 +447,32 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   writer->hold(true);
   auto done = opened->direct.come_back(env);
   if (!done) return undo(std::move(done.error()));
-  done = quiesce(env, *opened,
-                 {options.timeout, options.ignore_obstacles, true, options.path,
-                  options.after == AfterDump::kSuspended ? nullptr : &into_image},
-                 phases);
-  if (!done) return undo(std::move(done.error()));
-  const std::uint64_t direct_bytes = opened->direct.bytes();
-
-  writer->hold(opened->direct.needs_image());
-  const std::vector<GpuUse> needed = use_of(group);
-  if (options.after == AfterDump::kRunning && opened->direct.content() != nullptr)
-    opened->direct.get_ready({room_beside(env.driver, group, needed), {}});
-
-  phases.begin("criu");
   Manifest manifest = describe(env, group, *criu, criu_options, *gpus);
-  if (const ContentRecord* content = opened->direct.content())
-    manifest.content = *content;
-  else if (options.compression != ContentCompression::kNone)
-    env.tell("nothing is compressed: no GPU memory of the job is moved past the driver");
-  std::optional<ImageWatcher> watcher(std::in_place, env.progress, *writer, sync);
+  std::uint64_t direct_bytes = 0;
+  std::vector<GpuUse> needed;
+  std::optional<ImageWatcher> watcher;
+  bool asked_in_vain = false;
+  // CRIU has started by then, and waits for it: until it has tried the kernel out the job runs.
+  const auto stop = [&]() -> Result<void> {
+    auto stopped = quiesce(env, *opened,
+                           {options.timeout, options.ignore_obstacles, true, options.path,
+                            options.after == AfterDump::kSuspended ? nullptr : &into_image},
+                           phases);
+    asked_in_vain = !stopped;
+    if (!stopped) return stopped;
+    direct_bytes = opened->direct.bytes();
+    writer->hold(opened->direct.needs_image());
+    needed = use_of(group);
+    if (options.after == AfterDump::kRunning && opened->direct.content() != nullptr)
+      opened->direct.get_ready({room_beside(env.driver, group, needed), {}});
+    phases.begin("criu");
+    if (const ContentRecord* content = opened->direct.content())
+      manifest.content = *content;
+    else if (options.compression != ContentCompression::kNone)
+      env.tell("nothing is compressed: no GPU memory of the job is moved past the driver");
+    watcher.emplace(env.progress, *writer, sync);
+    return {};
+  };
   bool complete = false;
   const auto seal = [&]() -> Result<void> {
     watcher.reset();
@@ -498,7 +505,9 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
                             writer->failed_log_path(),
                             std::chrono::milliseconds(0),
                             options.criu_log_level,
-                            [&](Pid started) { return note_criu(*opened->journal, started); }};
+                            [&](Pid started) { return note_criu(*opened->journal, started); },
+                            stop};
+  phases.begin("criu start");
   auto dumped = criu->dump(request, seal, env.interrupt);
   watcher.reset();
   fault_only(FaultPoint::kDumpFinish);
@@ -515,8 +524,9 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
       auto failed = fail(rolled_back(*opened, std::move(dumped.error()), std::move(back)));
       writer->hold(opened->direct.needs_image());
       (void)writer->discard();
-      // Nothing went wrong, so nobody wants the log.
-      if (why.code == ErrorCode::kInterrupted) (void)::unlink(writer->failed_log_path().c_str());
+      // Nothing went wrong in CRIU, so nobody wants its log.
+      if (why.code == ErrorCode::kInterrupted || asked_in_vain)
+        (void)::unlink(writer->failed_log_path().c_str());
       return failed;
     }
     env.tell("the image is complete, though CRIU came to a bad end: " + why.message);
