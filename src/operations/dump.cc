@@ -1,5 +1,6 @@
 #include <fcntl.h>
 #include <linux/magic.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -10,6 +11,7 @@
 #include <csignal>
 #include <filesystem>
 #include <future>
+#include <map>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -161,13 +163,20 @@ std::vector<GpuMemoryRecord> gpu_memory_of(const Group& group, const GroupMember
   return out;
 }
 
-// The TCP ports that a process listens on. CRIU binds those of connections whoever has them.
-std::vector<std::uint16_t> tcp_ports_of(const proc::ProcFs& procfs, Pid pid) {
-  const auto own = procfs.socket_inodes(pid);
-  const auto all = procfs.tcp_sockets(pid);
-  if (!own || !all) return {};
+// The TCP ports that a process listens on. CRIU binds those of connections whoever has them. The
+// kernel takes some 8 ms to write down the TCP sockets of a network namespace, however few there
+// are (its table is large), and so is asked once for each, and only if somebody has one.
+using SocketTables = std::map<ino_t, std::vector<proc::TcpSocket>>;
+std::vector<std::uint16_t> tcp_ports_of(const proc::ProcFs& procfs, Pid pid, SocketTables& tables) {
+  const auto own = procfs.tcp_socket_inodes(pid);
+  struct stat space = {};
+  if (!own || own->empty() ||
+      ::stat(fmt::format("/proc/{}/ns/net", pid.value).c_str(), &space) != 0)
+    return {};
+  const auto [table, is_new] = tables.try_emplace(space.st_ino);
+  if (is_new) table->second = procfs.tcp_sockets(pid).value_or(std::vector<proc::TcpSocket>());
   std::set<std::uint16_t> ports;
-  for (const proc::TcpSocket& socket : *all) {
+  for (const proc::TcpSocket& socket : table->second) {
     if (socket.listens && std::find(own->begin(), own->end(), socket.inode) != own->end()) {
       ports.insert(socket.local_port);
     }
@@ -189,6 +198,7 @@ Result<std::vector<ProcessRecord>> take_stock(const Group& group) {
   const proc::ProcFs procfs;
   auto tree = procfs.tree(group.root());
   if (!tree) return fail(std::move(tree.error()));
+  SocketTables tables;
   std::vector<ProcessRecord> records;
   for (const proc::ProcessInfo& info : *tree) {
     ProcessRecord record;
@@ -196,7 +206,7 @@ Result<std::vector<ProcessRecord>> take_stock(const Group& group) {
     if (info.pid != group.root()) record.parent = info.parent;
     if (auto details = procfs.details(info.pid)) record.command = std::move(details->argv);
     record.threads = other_threads(procfs, info.pid);
-    record.tcp_ports = tcp_ports_of(procfs, info.pid);
+    record.tcp_ports = tcp_ports_of(procfs, info.pid, tables);
     const auto member =
         std::find_if(group.members().begin(), group.members().end(), [&](const GroupMember& m) {
           return m.process.pid() == info.pid && m.process.info().start_ticks == info.start_ticks;
