@@ -328,8 +328,9 @@ bool keeps_what_it_has_taken(const UniqueFd& dir) {
   return std::find(kKnown.begin(), kKnown.end(), type) != kKnown.end();
 }
 
-// A tree that runs on does not wait for the disk: its image goes there when it runs again. Not
-// where that image takes another's place: until it is safe the other must be there to fall back on.
+// A tree that runs on waits neither for checksums nor for the disk: its image is completed, and goes
+// there, when it runs again. Not where that image takes another's place: until it is safe the other
+// must be there to fall back on.
 SyncPolicy when_to_sync(const DumpOptions& options, const ImageWriter& writer) {
   const bool later = options.sync == SyncPolicy::kDisk && options.after == AfterDump::kRunning &&
                      !options.direct_io.value_or(false) && !writer.replaces() &&
@@ -483,8 +484,15 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
     watcher.emplace(env.progress, *writer, sync);
     return {};
   };
+  const auto seal = [&](const Interrupt& interrupt) -> Result<void> {
+    auto sealed = writer->seal(std::move(manifest), sync, env.progress, interrupt);
+    if (!sealed) return fail(std::move(sealed.error()));
+    manifest = std::move(*sealed);
+    return fault(FaultPoint::kDumpComplete);
+  };
   bool complete = false;
-  const auto seal = [&]() -> Result<void> {
+  // CRIU has written all it has to, and the tree stands as it is in the image.
+  const auto written = [&]() -> Result<void> {
     watcher.reset();
     phases.end();
     auto processes = take_stock(group);
@@ -495,11 +503,10 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
     if (options.on_complete) {
       if (auto added = options.on_complete(writer->criu_dir()); !added) return added;
     }
-    auto sealed = writer->seal(std::move(manifest), sync, env.progress, env.interrupt);
-    if (!sealed) return fail(std::move(sealed.error()));
-    manifest = std::move(*sealed);
+    if (sync != SyncPolicy::kDeferred) {
+      if (auto sealed = seal(env.interrupt); !sealed) return sealed;
+    }
     phases.begin("finish");
-    if (auto allowed = fault(FaultPoint::kDumpComplete); !allowed) return allowed;
     if (options.after == AfterDump::kKill) {
       if (auto noted = note_ending(*opened); !noted) return noted;
     }
@@ -518,7 +525,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
                             [&](Pid started) { return note_criu(*opened->journal, started); },
                             stop};
   phases.begin("criu start");
-  auto dumped = criu->dump(request, seal, env.interrupt);
+  auto dumped = criu->dump(request, written, env.interrupt);
   watcher.reset();
   fault_only(FaultPoint::kDumpFinish);
   if (!dumped) {
@@ -544,7 +551,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
       (void)member.process.pidfd().signal(SIGKILL);
   }
 
-  // The image is complete and CRIU has ended the tree, or lets it go on.
+  // CRIU has ended the tree, and the image is complete; or it lets the tree go on.
   const auto commit = [&] {
     if (auto committed = writer->commit(); !committed) env.tell(committed.error().to_string());
     fault_only(FaultPoint::kImageCommitted);
@@ -569,23 +576,28 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
       back = go_on_with_memory(env, *opened, phases);
     else
       opened->direct.dismiss();
+    // Whoever has no more time for a job is not to lose its newest image for that.
+    const Interrupt nobody;
+    const Interrupt& interrupt = options.job ? nobody : env.interrupt;
     if (!back) {
-      if (sync == SyncPolicy::kDeferred) commit();
-      return fail(
-          std::move(back.error()).within("the image " + writer->final_path() + " is complete"));
+      auto kept = sync == SyncPolicy::kDeferred ? seal(nobody) : Result<void>();
+      if (kept && sync == SyncPolicy::kDeferred) commit();
+      return fail(std::move(back.error())
+                      .within(kept ? "the image " + writer->final_path() + " is complete"
+                                   : kept.error().to_string()));
     }
     report.standstill = phases.standstill();
     if (sync == SyncPolicy::kDeferred) {
+      phases.end();
+      writer->hold(false);
+      auto kept = seal(interrupt);
       // Nothing is left to be mended, and the next one need not wait for the disk.
       opened->journal->finish();
       phases.begin("sync");
-      writer->hold(false);
-      // Whoever has no more time for a job is not to lose its newest image for that.
-      const Interrupt nobody;
-      auto synced = writer->sync(env.progress, options.job ? nobody : env.interrupt);
-      if (!synced) {
+      if (kept) kept = writer->sync(env.progress, interrupt);
+      if (!kept) {
         (void)writer->discard();
-        return fail(std::move(synced.error()).within("the job runs on, and has no image"));
+        return fail(std::move(kept.error()).within("the job runs on, and has no image"));
       }
       commit();
     }

@@ -161,7 +161,7 @@ some_is_used() { (($(gpu_used) > 0)); }
 @test "what came ahead makes room also where a dump that failed is undone" {
   export STASIS_SIM_GPUS=1x2G
   start_agent memory --size 256M
-  STASIS_FAULT=dump.complete:error STASIS_SIM_FAULTS="restore:delay=5s" \
+  STASIS_FAULT=criu.post-dump:error STASIS_SIM_FAULTS="restore:delay=5s" \
     stasis dump "$TARGET" --images-dir "$image" --leave-running >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
   local dump=$!
   at_end_kill "$dump"

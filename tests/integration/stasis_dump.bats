@@ -126,7 +126,7 @@ there_and_back() {
 # The names of the phases of the last verb, which said --json.
 phases() { python3 -c 'import json, sys; print(*(p["name"] for p in json.load(sys.stdin)["phases"]))' <<<"$out"; }
 
-@test "what runs on does not wait for the disk, except where its image takes another's place" {
+@test "what runs on waits neither for checksums nor for the disk, except where its image takes another's place" {
   need_root "CRIU"
   [[ $(stat -f -c %T "$BATS_TEST_TMPDIR") =~ ^(ext2/ext3|xfs|tmpfs)$ ]] || skip "not on this file system"
   start_target memory --size 8M
@@ -139,13 +139,23 @@ phases() { python3 -c 'import json, sys; print(*(p["name"] for p in json.load(sy
   done_by dump "$TARGET" --images-dir "$image.fast" --leave-running --sync none --json
   [[ $(phases) != *sync* ]]
   target_goes_on
-  # A sync that fails: the job runs on, and nothing that may be torn is left.
-  export STASIS_FAULT=image.synced:error
-  refused_by_fault=$(stasis dump "$TARGET" --images-dir "$image.torn" --leave-running 2>&1) && return 1
-  unset STASIS_FAULT
-  assert_contains "$refused_by_fault" "the job runs on"
-  [ ! -e "$image.torn" ]
+  # Checksums, a manifest or a sync that fails: the job runs on, and nothing that may be torn is left.
+  local point refused_by_fault
+  for point in image.collected image.manifest dump.complete image.synced; do
+    refused_by_fault=$(STASIS_FAULT=$point:error stasis dump "$TARGET" --images-dir "$image.torn" --leave-running 2>&1) && return 1
+    assert_contains "$refused_by_fault" "the job runs on, and has no image"
+    [ ! -e "$image.torn" ]
+    in_state running
+    target_goes_on
+    nothing_left
+  done
+  # It runs before they are begun, also if nobody brings it back.
+  STASIS_FAULT=image.collected:kill capture timeout 60 stasis dump "$TARGET" --images-dir "$image.torn" --leave-running
+  assert_equal "$status" 137
   in_state running
+  target_goes_on
+  done_by recover --all
+  [ ! -e "$image.torn" ]
   target_goes_on
   target_verifies
   nothing_left
