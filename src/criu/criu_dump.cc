@@ -93,9 +93,9 @@ Result<DumpStats> Criu::dump(const DumpRequest& request,
       *process, message,
       [&](const criu_rpc::Notification& notification) -> Result<void> {
         if (auto stopped = limits.stop(); !stopped) return stopped;
-        // "pre-dump" comes when criu knows its kernel (kerndat_init), and before it looks at any task;
-        // the time limit that it sets itself for stopping them begins later, too (cr_dump_tasks and
-        // setup_alarm_handler in cr-dump.c).
+        // "pre-dump" comes when criu knows its kernel (kerndat_init), and before it looks at any
+        // task; the time limit that it sets itself for stopping them begins later, too
+        // (cr_dump_tasks and setup_alarm_handler in cr-dump.c).
         if (notification.script == "pre-dump") {
           auto ready = request.on_ready ? request.on_ready() : Result<void>();
           begun = ready.has_value();

@@ -328,9 +328,9 @@ bool keeps_what_it_has_taken(const UniqueFd& dir) {
   return std::find(kKnown.begin(), kKnown.end(), type) != kKnown.end();
 }
 
-// A tree that runs on waits neither for checksums nor for the disk: its image is completed, and goes
-// there, when it runs again. Not where that image takes another's place: until it is safe the other
-// must be there to fall back on.
+// A tree that runs on waits neither for checksums nor for the disk: its image is completed, and
+// goes there, when it runs again. Not where that image takes another's place: until it is safe the
+// other must be there to fall back on.
 SyncPolicy when_to_sync(const DumpOptions& options, const ImageWriter& writer) {
   const bool later = options.sync == SyncPolicy::kDisk && options.after == AfterDump::kRunning &&
                      !options.direct_io.value_or(false) && !writer.replaces() &&
