@@ -35,6 +35,10 @@ struct DumpRequest {
   int log_level = 4;                      // CRIU's: 1 errors .. 4 debug
   // Called with criu's number before it is told anything. May be empty.
   std::function<Result<void>(Pid)> on_started = {};
+  // Called on this thread when criu has tried the kernel out and has all that it needs, before it
+  // looks at the tree or touches it: what makes the tree ready may take as long as it likes. If it
+  // fails, criu ends, and its error is returned as it is. May be empty.
+  std::function<Result<void>()> on_ready = {};
 };
 
 // CRIU's own measurements, from its stats-dump; zero where it gave none.

@@ -83,6 +83,7 @@ Result<DumpStats> Criu::dump(const DumpRequest& request,
   options.notify_scripts = true;
   set_options(options, request.options);
 
+  bool begun = false;  // criu had the word to touch the tree
   bool complete = false;
   CriuLimits limits;
   limits.give_up = [&] { process->starve(); };
@@ -92,9 +93,18 @@ Result<DumpStats> Criu::dump(const DumpRequest& request,
       *process, message,
       [&](const criu_rpc::Notification& notification) -> Result<void> {
         if (auto stopped = limits.stop(); !stopped) return stopped;
+        // "pre-dump" comes when criu knows its kernel (kerndat_init), and before it looks at any
+        // task; the time limit that it sets itself for stopping them begins later, too
+        // (cr_dump_tasks and setup_alarm_handler in cr-dump.c).
+        if (notification.script == "pre-dump") {
+          auto ready = request.on_ready ? request.on_ready() : Result<void>();
+          begun = ready.has_value();
+          return ready;
+        }
         // "post-dump" comes when all image files are flushed and no task was ended or let go
         // (cr_dump_finish in CRIU's cr-dump.c).
         if (notification.script != "post-dump") return {};
+        if (!begun) return fail(ErrorCode::kInternal, "CRIU began the dump without asking", {});
         if (auto sealed = on_images_complete(); !sealed) return sealed;
         complete = true;
         return {};
@@ -116,7 +126,7 @@ Result<DumpStats> Criu::dump(const DumpRequest& request,
   if (!answer.refusal) look_for_full_disk(request.images_dir, error);
   // The promise is that the tree runs on. When criu failed after the image was complete, or was
   // killed, look before promising it.
-  if (!root->alive()) {
+  if (begun && !root->alive()) {
     Error lost{ErrorCode::kNotRolledBack,
                fmt::format("process {} has ended, though its dump failed: {}", request.root.value,
                            error.to_string()),

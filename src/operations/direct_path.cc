@@ -724,6 +724,7 @@ Result<std::uint64_t> DirectPath::move_in(const Environment& env,
     auto opened = agent.finish(kMapping);
     if (!opened) done = std::move(opened);
   }
+  phases.runs();
   dismiss();
   fault_only(FaultPoint::kDirectOpened);
   if (!done) return fail(std::move(done.error()));

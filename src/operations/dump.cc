@@ -1,5 +1,6 @@
 #include <fcntl.h>
 #include <linux/magic.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -10,6 +11,7 @@
 #include <csignal>
 #include <filesystem>
 #include <future>
+#include <map>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -161,13 +163,20 @@ std::vector<GpuMemoryRecord> gpu_memory_of(const Group& group, const GroupMember
   return out;
 }
 
-// The TCP ports that a process listens on. CRIU binds those of connections whoever has them.
-std::vector<std::uint16_t> tcp_ports_of(const proc::ProcFs& procfs, Pid pid) {
-  const auto own = procfs.socket_inodes(pid);
-  const auto all = procfs.tcp_sockets(pid);
-  if (!own || !all) return {};
+// The TCP ports that a process listens on. CRIU binds those of connections whoever has them. The
+// kernel takes some 8 ms to write down the TCP sockets of a network namespace, however few there
+// are (its table is large), and so is asked once for each, and only if somebody has one.
+using SocketTables = std::map<ino_t, std::vector<proc::TcpSocket>>;
+std::vector<std::uint16_t> tcp_ports_of(const proc::ProcFs& procfs, Pid pid, SocketTables& tables) {
+  const auto own = procfs.tcp_socket_inodes(pid);
+  struct stat space = {};
+  if (!own || own->empty() ||
+      ::stat(fmt::format("/proc/{}/ns/net", pid.value).c_str(), &space) != 0)
+    return {};
+  const auto [table, is_new] = tables.try_emplace(space.st_ino);
+  if (is_new) table->second = procfs.tcp_sockets(pid).value_or(std::vector<proc::TcpSocket>());
   std::set<std::uint16_t> ports;
-  for (const proc::TcpSocket& socket : *all) {
+  for (const proc::TcpSocket& socket : table->second) {
     if (socket.listens && std::find(own->begin(), own->end(), socket.inode) != own->end()) {
       ports.insert(socket.local_port);
     }
@@ -189,6 +198,7 @@ Result<std::vector<ProcessRecord>> take_stock(const Group& group) {
   const proc::ProcFs procfs;
   auto tree = procfs.tree(group.root());
   if (!tree) return fail(std::move(tree.error()));
+  SocketTables tables;
   std::vector<ProcessRecord> records;
   for (const proc::ProcessInfo& info : *tree) {
     ProcessRecord record;
@@ -196,7 +206,7 @@ Result<std::vector<ProcessRecord>> take_stock(const Group& group) {
     if (info.pid != group.root()) record.parent = info.parent;
     if (auto details = procfs.details(info.pid)) record.command = std::move(details->argv);
     record.threads = other_threads(procfs, info.pid);
-    record.tcp_ports = tcp_ports_of(procfs, info.pid);
+    record.tcp_ports = tcp_ports_of(procfs, info.pid, tables);
     const auto member =
         std::find_if(group.members().begin(), group.members().end(), [&](const GroupMember& m) {
           return m.process.pid() == info.pid && m.process.info().start_ticks == info.start_ticks;
@@ -318,8 +328,9 @@ bool keeps_what_it_has_taken(const UniqueFd& dir) {
   return std::find(kKnown.begin(), kKnown.end(), type) != kKnown.end();
 }
 
-// A tree that runs on does not wait for the disk: its image goes there when it runs again. Not
-// where that image takes another's place: until it is safe the other must be there to fall back on.
+// A tree that runs on waits neither for checksums nor for the disk: its image is completed, and
+// goes there, when it runs again. Not where that image takes another's place: until it is safe the
+// other must be there to fall back on.
 SyncPolicy when_to_sync(const DumpOptions& options, const ImageWriter& writer) {
   const bool later = options.sync == SyncPolicy::kDisk && options.after == AfterDump::kRunning &&
                      !options.direct_io.value_or(false) && !writer.replaces() &&
@@ -447,27 +458,41 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   writer->hold(true);
   auto done = opened->direct.come_back(env);
   if (!done) return undo(std::move(done.error()));
-  done = quiesce(env, *opened,
-                 {options.timeout, options.ignore_obstacles, true, options.path,
-                  options.after == AfterDump::kSuspended ? nullptr : &into_image},
-                 phases);
-  if (!done) return undo(std::move(done.error()));
-  const std::uint64_t direct_bytes = opened->direct.bytes();
-
-  writer->hold(opened->direct.needs_image());
-  const std::vector<GpuUse> needed = use_of(group);
-  if (options.after == AfterDump::kRunning && opened->direct.content() != nullptr)
-    opened->direct.get_ready({room_beside(env.driver, group, needed), {}});
-
-  phases.begin("criu");
   Manifest manifest = describe(env, group, *criu, criu_options, *gpus);
-  if (const ContentRecord* content = opened->direct.content())
-    manifest.content = *content;
-  else if (options.compression != ContentCompression::kNone)
-    env.tell("nothing is compressed: no GPU memory of the job is moved past the driver");
-  std::optional<ImageWatcher> watcher(std::in_place, env.progress, *writer, sync);
+  std::uint64_t direct_bytes = 0;
+  std::vector<GpuUse> needed;
+  std::optional<ImageWatcher> watcher;
+  bool asked_in_vain = false;
+  // CRIU has started by then, and waits for it: until it has tried the kernel out the job runs.
+  const auto stop = [&]() -> Result<void> {
+    auto stopped = quiesce(env, *opened,
+                           {options.timeout, options.ignore_obstacles, true, options.path,
+                            options.after == AfterDump::kSuspended ? nullptr : &into_image},
+                           phases);
+    asked_in_vain = !stopped;
+    if (!stopped) return stopped;
+    direct_bytes = opened->direct.bytes();
+    writer->hold(opened->direct.needs_image());
+    needed = use_of(group);
+    if (options.after == AfterDump::kRunning && opened->direct.content() != nullptr)
+      opened->direct.get_ready({room_beside(env.driver, group, needed), {}});
+    phases.begin("criu");
+    if (const ContentRecord* content = opened->direct.content())
+      manifest.content = *content;
+    else if (options.compression != ContentCompression::kNone)
+      env.tell("nothing is compressed: no GPU memory of the job is moved past the driver");
+    watcher.emplace(env.progress, *writer, sync);
+    return {};
+  };
+  const auto seal = [&](const Interrupt& interrupt) -> Result<void> {
+    auto sealed = writer->seal(std::move(manifest), sync, env.progress, interrupt);
+    if (!sealed) return fail(std::move(sealed.error()));
+    manifest = std::move(*sealed);
+    return fault(FaultPoint::kDumpComplete);
+  };
   bool complete = false;
-  const auto seal = [&]() -> Result<void> {
+  // CRIU has written all it has to, and the tree stands as it is in the image.
+  const auto written = [&]() -> Result<void> {
     watcher.reset();
     phases.end();
     auto processes = take_stock(group);
@@ -478,11 +503,10 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
     if (options.on_complete) {
       if (auto added = options.on_complete(writer->criu_dir()); !added) return added;
     }
-    auto sealed = writer->seal(std::move(manifest), sync, env.progress, env.interrupt);
-    if (!sealed) return fail(std::move(sealed.error()));
-    manifest = std::move(*sealed);
+    if (sync != SyncPolicy::kDeferred) {
+      if (auto sealed = seal(env.interrupt); !sealed) return sealed;
+    }
     phases.begin("finish");
-    if (auto allowed = fault(FaultPoint::kDumpComplete); !allowed) return allowed;
     if (options.after == AfterDump::kKill) {
       if (auto noted = note_ending(*opened); !noted) return noted;
     }
@@ -498,8 +522,10 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
                             writer->failed_log_path(),
                             std::chrono::milliseconds(0),
                             options.criu_log_level,
-                            [&](Pid started) { return note_criu(*opened->journal, started); }};
-  auto dumped = criu->dump(request, seal, env.interrupt);
+                            [&](Pid started) { return note_criu(*opened->journal, started); },
+                            stop};
+  phases.begin("criu start");
+  auto dumped = criu->dump(request, written, env.interrupt);
   watcher.reset();
   fault_only(FaultPoint::kDumpFinish);
   if (!dumped) {
@@ -515,8 +541,9 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
       auto failed = fail(rolled_back(*opened, std::move(dumped.error()), std::move(back)));
       writer->hold(opened->direct.needs_image());
       (void)writer->discard();
-      // Nothing went wrong, so nobody wants the log.
-      if (why.code == ErrorCode::kInterrupted) (void)::unlink(writer->failed_log_path().c_str());
+      // Nothing went wrong in CRIU, so nobody wants its log.
+      if (why.code == ErrorCode::kInterrupted || asked_in_vain)
+        (void)::unlink(writer->failed_log_path().c_str());
       return failed;
     }
     env.tell("the image is complete, though CRIU came to a bad end: " + why.message);
@@ -524,7 +551,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
       (void)member.process.pidfd().signal(SIGKILL);
   }
 
-  // The image is complete and CRIU has ended the tree, or lets it go on.
+  // CRIU has ended the tree, and the image is complete; or it lets the tree go on.
   const auto commit = [&] {
     if (auto committed = writer->commit(); !committed) env.tell(committed.error().to_string());
     fault_only(FaultPoint::kImageCommitted);
@@ -549,23 +576,28 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
       back = go_on_with_memory(env, *opened, phases);
     else
       opened->direct.dismiss();
+    // Whoever has no more time for a job is not to lose its newest image for that.
+    const Interrupt nobody;
+    const Interrupt& interrupt = options.job ? nobody : env.interrupt;
     if (!back) {
-      if (sync == SyncPolicy::kDeferred) commit();
-      return fail(
-          std::move(back.error()).within("the image " + writer->final_path() + " is complete"));
+      auto kept = sync == SyncPolicy::kDeferred ? seal(nobody) : Result<void>();
+      if (kept && sync == SyncPolicy::kDeferred) commit();
+      return fail(std::move(back.error())
+                      .within(kept ? "the image " + writer->final_path() + " is complete"
+                                   : kept.error().to_string()));
     }
     report.standstill = phases.standstill();
     if (sync == SyncPolicy::kDeferred) {
+      phases.end();
+      writer->hold(false);
+      auto kept = seal(interrupt);
       // Nothing is left to be mended, and the next one need not wait for the disk.
       opened->journal->finish();
       phases.begin("sync");
-      writer->hold(false);
-      // Whoever has no more time for a job is not to lose its newest image for that.
-      const Interrupt nobody;
-      auto synced = writer->sync(env.progress, options.job ? nobody : env.interrupt);
-      if (!synced) {
+      if (kept) kept = writer->sync(env.progress, interrupt);
+      if (!kept) {
         (void)writer->discard();
-        return fail(std::move(synced.error()).within("the job runs on, and has no image"));
+        return fail(std::move(kept.error()).within("the job runs on, and has no image"));
       }
       commit();
     }

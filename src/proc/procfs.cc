@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <sys/uio.h>
 #include <sys/utsname.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include <cerrno>
 #include <charconv>
 #include <climits>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -281,17 +283,37 @@ Result<std::vector<OpenFile>> ProcFs::open_files(Pid pid) const {
   return out;
 }
 
-Result<std::vector<std::uint64_t>> ProcFs::socket_inodes(Pid pid) const {
+namespace {
+
+std::vector<std::uint64_t> inodes_of_sockets(const std::vector<OpenFile>& files,
+                                             const std::function<bool(const OpenFile&)>& wanted) {
   constexpr std::string_view kSocket = "socket:[";
-  auto files = open_files(pid);
-  if (!files) return fail(std::move(files.error()));
   std::vector<std::uint64_t> out;
-  for (const OpenFile& file : *files) {
+  for (const OpenFile& file : files) {
     const std::string_view target = file.path;
-    if (!target.starts_with(kSocket)) continue;
+    if (!target.starts_with(kSocket) || !wanted(file)) continue;
     out.push_back(number<std::uint64_t>(target.substr(kSocket.size())));
   }
   return out;
+}
+
+}  // namespace
+
+Result<std::vector<std::uint64_t>> ProcFs::socket_inodes(Pid pid) const {
+  auto files = open_files(pid);
+  if (!files) return fail(std::move(files.error()));
+  return inodes_of_sockets(*files, [](const OpenFile&) { return true; });
+}
+
+Result<std::vector<std::uint64_t>> ProcFs::tcp_socket_inodes(Pid pid) const {
+  auto files = open_files(pid);
+  if (!files) return fail(std::move(files.error()));
+  return inodes_of_sockets(*files, [&](const OpenFile& file) {
+    std::array<char, 64> name{};  // "TCP", "TCPv6", "MPTCP", "UNIX-STREAM" (sockfs in net/socket.c)
+    const std::string path = fmt::format("{}/{}/fd/{}", root_, pid.value, file.descriptor);
+    return ::getxattr(path.c_str(), "system.sockprotoname", name.data(), name.size() - 1) < 0 ||
+           std::string_view(name.data()).find("TCP") != std::string_view::npos;
+  });
 }
 
 Result<std::vector<UnixSocket>> ProcFs::unix_sockets(Pid pid) const {

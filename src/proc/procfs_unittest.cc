@@ -2,6 +2,7 @@
 
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -17,12 +18,37 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/fd.h"
+
 namespace stasis::proc {
 namespace {
 
+using testing::AnyOf;
+using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::IsSupersetOf;
+using testing::Not;
 using testing::UnorderedElementsAre;
+
+TEST(ProcFsSockets, ThoseOfTcpAreToldFromTheOthers) {
+  const auto open = [](int family, int type) {
+    UniqueFd socket(::socket(family, type | SOCK_CLOEXEC, 0));
+    struct stat info {};
+    EXPECT_EQ(::fstat(socket.get(), &info), 0);
+    return std::pair(std::move(socket), static_cast<std::uint64_t>(info.st_ino));
+  };
+  const auto tcp = open(AF_INET, SOCK_STREAM);
+  const auto udp = open(AF_INET, SOCK_DGRAM);
+  const auto local = open(AF_UNIX, SOCK_STREAM);
+  const Pid self{::getpid()};
+  const auto all = ProcFs().socket_inodes(self);
+  const auto some = ProcFs().tcp_socket_inodes(self);
+  ASSERT_TRUE(all && some);
+  EXPECT_THAT(*all, IsSupersetOf({tcp.second, udp.second, local.second}));
+  EXPECT_THAT(*some, Contains(tcp.second));
+  EXPECT_THAT(*some, Not(AnyOf(Contains(udp.second), Contains(local.second))));
+}
 
 // A /proc of our own making.
 class FakeProc : public testing::Test {

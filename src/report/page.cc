@@ -143,6 +143,7 @@ std::string phase_meaning(std::string_view name) {
       {"checkpoint",
        "the driver moves the content of the GPU, or what is left of it, into the processes’ own "
        "memory"},
+      {"criu start", "CRIU starts and finds out what the kernel can do; the processes still run"},
       {"criu", "CRIU writes the processes, and with them what was on the GPU, into files"},
       {"checksums", "every file gets a checksum, by which a restore finds damage"},
       {"sync", "the files are brought to the disk, so that they survive a loss of power"}};

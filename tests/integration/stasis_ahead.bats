@@ -161,7 +161,7 @@ some_is_used() { (($(gpu_used) > 0)); }
 @test "what came ahead makes room also where a dump that failed is undone" {
   export STASIS_SIM_GPUS=1x2G
   start_agent memory --size 256M
-  STASIS_FAULT=dump.complete:error STASIS_SIM_FAULTS="restore:delay=5s" \
+  STASIS_FAULT=criu.post-dump:error STASIS_SIM_FAULTS="restore:delay=5s" \
     stasis dump "$TARGET" --images-dir "$image" --leave-running >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
   local dump=$!
   at_end_kill "$dump"
@@ -293,16 +293,18 @@ uses_mib() { (($(gpu_used) >= $1 << 20)); }
   wait_until 60 both_are_up
   mapfile -t CHILDREN < <(children_of "$TARGET")
   at_end_kill "${CHILDREN[@]}"
-  # CRIU waits for others to be there.
-  STASIS_CRIU=$(criu_that_waits) \
+  # CRIU is stopped when it has started, and waits while the driver takes its time.
+  STASIS_CRIU=$(criu_by_number) STASIS_SIM_FAULTS="checkpoint:delay=4s" \
     stasis dump "$TARGET" --images-dir "$image" --leave-running >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
   local dump=$!
   at_end_kill "$dump"
-  wait_until 60 test -e "$BATS_TEST_TMPDIR/criu-waits"
+  wait_until 60 works_on_it "$dump"
+  kill -STOP "$(cat "$BATS_TEST_TMPDIR/criu-number")"
+  at_end_kill "$(cat "$BATS_TEST_TMPDIR/criu-number")"
   wait_until 60 all_came_ahead
   # Room for the driver's part, but not with what came ahead, nor with the other part.
   start_hog $((2048 - 384 - 100))M
-  touch "$BATS_TEST_TMPDIR/go-on"
+  kill -CONT "$(cat "$BATS_TEST_TMPDIR/criu-number")"
   if wait "$dump"; then return 1; fi
   TARGET_STATUS=$pair.driver target_goes_on
   kill -KILL "$HOG"
@@ -311,14 +313,11 @@ uses_mib() { (($(gpu_used) >= $1 << 20)); }
   TARGET_STATUS=$pair.agent target_goes_on
 }
 both_are_up() { TARGET_STATUS=$BATS_TEST_TMPDIR/pair.driver target_is_up && TARGET_STATUS=$BATS_TEST_TMPDIR/pair.agent target_is_up; }
-# The path of one that waits for $BATS_TEST_TMPDIR/go-on before it dumps.
-criu_that_waits() {
+# The path of one that leaves its number in $BATS_TEST_TMPDIR/criu-number.
+criu_by_number() {
   cat >"$BATS_TEST_TMPDIR/criu" <<END
 #!/bin/bash
-if [[ \$1 == swrk ]] && compgen -G "$image*/gpu/index" >/dev/null; then
-  touch "$BATS_TEST_TMPDIR/criu-waits"
-  until [[ -e "$BATS_TEST_TMPDIR/go-on" ]]; do sleep 0.02; done
-fi
+[[ \$1 != swrk ]] || echo \$\$ >"$BATS_TEST_TMPDIR/criu-number"
 exec "$(real_criu)" "\$@"
 END
   chmod +x "$BATS_TEST_TMPDIR/criu"

@@ -126,7 +126,7 @@ there_and_back() {
 # The names of the phases of the last verb, which said --json.
 phases() { python3 -c 'import json, sys; print(*(p["name"] for p in json.load(sys.stdin)["phases"]))' <<<"$out"; }
 
-@test "what runs on does not wait for the disk, except where its image takes another's place" {
+@test "what runs on waits neither for checksums nor for the disk, except where its image takes another's place" {
   need_root "CRIU"
   [[ $(stat -f -c %T "$BATS_TEST_TMPDIR") =~ ^(ext2/ext3|xfs|tmpfs)$ ]] || skip "not on this file system"
   start_target memory --size 8M
@@ -139,13 +139,23 @@ phases() { python3 -c 'import json, sys; print(*(p["name"] for p in json.load(sy
   done_by dump "$TARGET" --images-dir "$image.fast" --leave-running --sync none --json
   [[ $(phases) != *sync* ]]
   target_goes_on
-  # A sync that fails: the job runs on, and nothing that may be torn is left.
-  export STASIS_FAULT=image.synced:error
-  refused_by_fault=$(stasis dump "$TARGET" --images-dir "$image.torn" --leave-running 2>&1) && return 1
-  unset STASIS_FAULT
-  assert_contains "$refused_by_fault" "the job runs on"
-  [ ! -e "$image.torn" ]
+  # Checksums, a manifest or a sync that fails: the job runs on, and nothing that may be torn is left.
+  local point refused_by_fault
+  for point in image.collected image.manifest dump.complete image.synced; do
+    refused_by_fault=$(STASIS_FAULT=$point:error stasis dump "$TARGET" --images-dir "$image.torn" --leave-running 2>&1) && return 1
+    assert_contains "$refused_by_fault" "the job runs on, and has no image"
+    [ ! -e "$image.torn" ]
+    in_state running
+    target_goes_on
+    nothing_left
+  done
+  # It runs before they are begun, also if nobody brings it back.
+  STASIS_FAULT=image.collected:kill capture timeout 60 stasis dump "$TARGET" --images-dir "$image.torn" --leave-running
+  assert_equal "$status" 137
   in_state running
+  target_goes_on
+  done_by recover --all
+  [ ! -e "$image.torn" ]
   target_goes_on
   target_verifies
   nothing_left
@@ -260,6 +270,107 @@ END
   grep -q "cannot be dumped from within" "$BATS_TEST_TMPDIR/job.log"
   grep -q "status 2" "$BATS_TEST_TMPDIR/job.log"
   no_image
+}
+
+# --- CRIU's start
+
+# criu_that LINE...: the path of one that does this first when it is started for a dump, and not for its version.
+criu_that() {
+  {
+    echo '#!/bin/bash'
+    echo "if [[ \$1 == swrk ]] && compgen -G '$image.partial-*' >/dev/null; then"
+    printf '%s\n' "$@"
+    echo 'fi'
+    echo "exec '$(real_criu)' \"\$@\""
+  } >"$BATS_TEST_TMPDIR/criu"
+  chmod +x "$BATS_TEST_TMPDIR/criu"
+  echo "$BATS_TEST_TMPDIR/criu"
+}
+at_criu_start() { test -e "$BATS_TEST_TMPDIR/criu-starts"; }
+# Nobody has touched it, and nothing is left of an attempt to.
+untouched() {
+  in_state running
+  target_goes_on
+  no_image
+  nothing_left
+}
+
+@test "the job runs on until CRIU has started, and that is no part of its standstill" {
+  need_root "CRIU"
+  LD_PRELOAD=$STASIS_BUILD/lib/stasis/libstasis-preload.so start_target memory --size 16M
+  STASIS_CRIU=$(criu_that "touch '$BATS_TEST_TMPDIR/criu-starts'" \
+    "until [[ -e '$BATS_TEST_TMPDIR/go-on' ]]; do sleep 0.02; done") \
+    stasis dump "$TARGET" --images-dir "$image" --json >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
+  local dump=$!
+  at_end_kill "$dump"
+  wait_until 60 at_criu_start
+  untouched_yet
+  touch "$BATS_TEST_TMPDIR/go-on"
+  wait "$dump" || { cat "$BATS_TEST_TMPDIR/out" >&2; return 1; }
+  wait_until 60 number_is_free
+  out=$(cat "$BATS_TEST_TMPDIR/out")
+  [[ $(json '{p["name"]: p["seconds"] for p in d["phases"]}["criu start"] + d["standstill_seconds"] <= d["seconds"]') == True ]]
+  [[ $(json '[p["name"] for p in d["phases"]]') == *"'criu start', 'prepare', 'close', "*"'checkpoint', 'criu', 'checksums'"* ]]
+  restore_it
+  target_goes_on
+  restored_verifies
+}
+# While a dump waits.
+untouched_yet() {
+  target_goes_on
+  in_state running
+}
+
+@test "a CRIU that fails at its start has touched nobody" {
+  need_root "CRIU"
+  start_target memory --size 4M
+  # Whatever was asked of the driver would fail otherwise.
+  export STASIS_SIM_FAULTS="lock:error=999"
+  STASIS_CRIU=$(criu_that "echo 'Error (criu/x.c:1): no such thing' >&2; exit 3") \
+    refused 9 criu-failed dump "$TARGET" --images-dir "$image"
+  assert_contains "$err" "no such thing"
+  assert_contains "$err" "rolled back: every process is as it was"
+  untouched
+  STASIS_CRIU=$(criu_that 'kill -KILL $$') refused 9 criu-failed dump "$TARGET" --images-dir "$image"
+  assert_contains "$err" "killed by signal 9"
+  untouched
+  # And the other way round: what is wrong elsewhere is told as such, without CRIU's log.
+  refused 8 driver-error dump "$TARGET" --images-dir "$image"
+  [[ ! -e $image.failed-dump.log ]]
+  untouched
+}
+
+@test "told to stop, or killed, while CRIU starts, a dump has touched nobody" {
+  need_root "CRIU"
+  start_target memory --size 4M
+  local signal dump status
+  for signal in TERM KILL; do
+    rm -f "$BATS_TEST_TMPDIR/criu-starts"
+    # It takes the request and says nothing.
+    STASIS_SIM_FAULTS="lock:error=999" STASIS_CRIU=$(criu_that "echo \$\$ >'$BATS_TEST_TMPDIR/criu-starts'" \
+      "cat <&3 >/dev/null") stasis dump "$TARGET" --images-dir "$image" >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
+    dump=$!
+    at_end_kill "$dump"
+    wait_until 60 test -s "$BATS_TEST_TMPDIR/criu-starts"
+    kill -"$signal" "$dump"
+    status=0
+    wait "$dump" || status=$?
+    assert_equal "$status" $((128 + $(kill -l "$signal")))
+    wait_until 60 number_is_free "$(cat "$BATS_TEST_TMPDIR/criu-starts")"
+    [[ $signal == TERM ]] || done_by recover "$TARGET"
+    untouched
+  done
+  target_verifies
+}
+
+# bats test_tags=long
+@test "CRIU waits for a job that takes longer to come to rest than CRIU's own time limit" {
+  need_root "CRIU"
+  start_target memory --size 4M
+  STASIS_SIM_FAULTS="checkpoint:delay=15s" dump_it
+  restore_it
+  target_goes_on
+  restored_verifies
 }
 
 # --- attached restores
