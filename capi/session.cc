@@ -93,7 +93,7 @@ void Call::update(std::string_view phase, std::uint64_t done, std::uint64_t tota
 Result<std::shared_ptr<direct::MemoryMover>> Call::make_mover(const std::string& library,
                                                               std::span<const GpuUuid> gpus) {
   constexpr std::chrono::seconds kPatience{60};
-  if (mover_) return mover_;  // it takes GPUs on as they come
+  if (mover_ && !mover_->is_lost()) return mover_;  // it takes GPUs on as they come
   auto program = calls_program();
   if (!program) return fail(std::move(program.error()));
   const std::array<std::string, 2> arguments{library, "mover"};

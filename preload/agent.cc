@@ -24,6 +24,7 @@
 #include "direct/agent_protocol.h"
 #include "gate.h"
 #include "intercept.h"
+#include "local_memory.h"
 #include "memory.h"
 #include "thread.h"
 
@@ -388,7 +389,10 @@ class Session {
     const auto outcome = empty_all();
     // From here on the gate opens only when all of it is there again, with its content.
     set_state(AgentState::kEmptied);
-    if (outcome.ok()) return done();
+    if (outcome.ok()) {
+      release_local_memory();
+      return done();
+    }
     if (refill_all().ok()) {
       set_state(AgentState::kFilling);
       // Otherwise the peer brings it.

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "fake_driver.h"
+#include "local_memory.h"
 #include "memory.h"
 #include "memory_internal.h"
 
@@ -98,6 +99,7 @@ TEST_F(AgentMemory, LocalMemoryGoesAndComesBackAsItWas) {
   (void)allocated(4 * kMiB);
   (void)take_inventory();
   ASSERT_TRUE(empty_all().ok());
+  release_local_memory();
   EXPECT_EQ(fake().stack_sizes[context_], 0);
   EXPECT_EQ(fake().stack_sizes[second], 0);
   // No room for it: then for nothing.
@@ -119,6 +121,7 @@ TEST_F(AgentMemory, LocalMemoryThatTheDriverDoesNotGiveBackStays) {
     (void)take_inventory();
     fake().fail_at(call, 1);
     EXPECT_TRUE(empty_all().ok()) << call;
+    release_local_memory();
     EXPECT_TRUE(refill_all().ok()) << call;
     (void)fake().stack_size();
     EXPECT_EQ(fake().stack_sizes[context_], 1024) << call;

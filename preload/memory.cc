@@ -164,10 +164,7 @@ Outcome empty_all() {
     }
     physical.present = false;
   }
-  if (outcome.ok()) {
-    release_local_memory();
-    return outcome;
-  }
+  if (outcome.ok()) return outcome;
   for (std::size_t i = 0; i < at; ++i)
     if (!order[i]->present) refill(*order[i], of(mappings, order[i]));
   return outcome;

@@ -450,8 +450,9 @@ CUresult cuCtxGetLimit(std::size_t* value, CUlimit limit) {
 }
 
 CUresult cuCtxSetLimit(CUlimit limit, std::size_t value) {
-  return in_context([&](Driver&, Context& context) -> CUresult {
+  return in_context([&](Driver& driver, Context& context) -> CUresult {
     if (limit >= context.limits.size()) return CUDA_ERROR_INVALID_VALUE;
+    if (auto rc = suffer(driver.next_plan(FaultAction::kLimit)); rc != CUDA_SUCCESS) return rc;
     context.synchronize();
     context.limits[limit].store(value);
     return CUDA_SUCCESS;

@@ -48,6 +48,8 @@ bool parse_action(std::string_view word, FaultAction& out) {
     out = FaultAction::kTransfer;
   else if (word == "module")
     out = FaultAction::kModule;
+  else if (word == "limit")
+    out = FaultAction::kLimit;
   else
     return false;
   return true;
@@ -116,7 +118,7 @@ std::string parse_clause(std::string_view clause, Fault& fault) {
   if (colon == clause.npos) return "no ':' after the action";
   if (!parse_action(clause.substr(0, colon), fault.action)) {
     return "unknown action (lock, checkpoint, restore, unlock, copy, context, import, transfer, "
-           "module)";
+           "module, limit)";
   }
   auto effect = clause.substr(colon + 1);
   if (const auto at = effect.find('@'); at != effect.npos) {

@@ -24,10 +24,11 @@ enum class FaultAction {
   kImport,    // memory of another process is imported by descriptor
   kTransfer,  // content is copied
   kModule,    // kernels are loaded
+  kLimit,     // a context's limit is set
 };
 // The process's own, which are counted from the first of them.
 inline constexpr FaultAction kFirstOwnCall = FaultAction::kContext;
-inline constexpr std::size_t kOwnCalls = 4;
+inline constexpr std::size_t kOwnCalls = 5;
 inline bool is_own_call(FaultAction action) { return action >= kFirstOwnCall; }
 
 enum class FaultEffect {

@@ -78,6 +78,7 @@ constexpr std::array kPoints = {
     FaultPointInfo{kContentLink, "content.link", true,
                    "before the base's data files are linked to"},
     FaultPointInfo{kContentLinked, "content.linked", true, "they are, under names of the time"},
+    FaultPointInfo{kContentTake, "content.take", true, "before chunks are taken by their digests"},
     FaultPointInfo{kContentWrite, "content.write", true, "before GPU content is written"},
     FaultPointInfo{kContentWritten, "content.written", true, "all GPU content is written"},
     FaultPointInfo{kContentNamed, "content.named", true, "what is used of them has its names"},

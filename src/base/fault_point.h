@@ -84,6 +84,7 @@ enum class FaultPoint {
   kContentCreate,
   kContentLink,
   kContentLinked,
+  kContentTake,
   kContentWrite,
   kContentWritten,
   kContentNamed,

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -26,9 +27,14 @@ Result<std::unique_ptr<Driver>> Context::load_bounded_driver() {
   return std::move(*bounded);
 }
 
-Result<std::unique_ptr<Driver>> Context::load_moving_driver() {
-  if (auto started = direct::MoverProcess::start())
-    mover = std::make_shared<direct::MoverProcess>(std::move(*started));
+Result<std::unique_ptr<Driver>> Context::load_moving_driver(bool spare) {
+  const auto start = []() -> std::shared_ptr<direct::MoverProcess> {
+    auto started = direct::MoverProcess::start();
+    if (!started) return nullptr;
+    return std::make_shared<direct::MoverProcess>(std::move(*started));
+  };
+  if (spare) spare_mover = start();
+  mover = start();
   return load_bounded_driver();
 }
 
@@ -45,6 +51,10 @@ Result<std::shared_ptr<direct::MemoryMover>> Context::make_mover(std::span<const
   constexpr std::chrono::seconds kPatience{60};
   if (!mover) {
     return fail(ErrorCode::kInternal, "no process could be started that copies GPU memory");
+  }
+  if (mover->is_lost() && spare_mover) {
+    mover = std::exchange(spare_mover, nullptr);
+    mover_ready = false;
   }
   // It takes GPUs on as they come.
   if (mover_ready) return mover;

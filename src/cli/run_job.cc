@@ -216,12 +216,12 @@ json work(const json& request, const job::StreamEnds& streams, const Wishes& wis
   Terminal nobody;
   Context context{nobody, worker_interrupt()};
   if (request.value("op", "") != "recover") obey_stop();
-  auto driver = context.load_moving_driver();
+  const std::string what = request.value("op", "");
+  auto driver = context.load_moving_driver(what == "dump");
   if (!driver) return failed(context, driver.error());
   if ((*driver)->info().simulated) {
     context.notes.push_back("this is the simulated GPU (" + (*driver)->info().library + ")");
   }
-  const std::string what = request.value("op", "");
   if (what == "dump") return save(context, **driver, request, streams);
   if (what == "restore") return bring_back(context, **driver, request, streams, wishes);
   auto report = recover(context.environment(**driver), Pid{request.at("root").get<int>()});

@@ -34,6 +34,8 @@ struct Context {
   // Idle until the direct path needs it; null if it could not be started.
   std::shared_ptr<direct::MoverProcess> mover = nullptr;
   bool mover_ready = false;
+  // Takes its place if it is lost while the programs still run.
+  std::shared_ptr<direct::MoverProcess> spare_mover = nullptr;
   // None: the driver's calls may take for ever.
   std::optional<DriverPatience> patience = DriverPatience{};
 
@@ -43,7 +45,8 @@ struct Context {
   // thread.
   Result<std::unique_ptr<Driver>> load_bounded_driver();
   // And starts the process that moves GPU memory past the driver, before the driver is initialised.
-  Result<std::unique_ptr<Driver>> load_moving_driver();
+  // `spare`: two, as what it has to do may break it (MemoryMover::prepare_digests()).
+  Result<std::unique_ptr<Driver>> load_moving_driver(bool spare = false);
   Environment environment(Driver& driver);
   // For the direct path.
   Result<std::shared_ptr<direct::MemoryMover>> make_mover(std::span<const GpuUuid> gpus);

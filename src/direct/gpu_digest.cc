@@ -58,8 +58,11 @@ Result<GpuDigest> GpuDigest::load(const DeviceCalls& calls, const Device& device
   auto code = calls.copy_in(memory->base(), keys.data(), sizeof keys, device.stream(0));
   if (code != cuda::CUDA_SUCCESS) return refused(code, "cuMemcpyHtoDAsync");
   GpuDigest digest(calls, function, std::move(*memory));
-  if (auto right = digest.try_out(device, stop); !right)
+  if (auto right = digest.try_out(device, stop); !right) {
+    // Whatever the GPU is still at, it may be in use.
+    digest.keys_.abandon();
     return stasis::fail(std::move(right.error()));
+  }
   return digest;
 }
 
@@ -88,10 +91,16 @@ Result<void> GpuDigest::try_out(const Device& device, Stop& stop) const {
     code = queue(data->base(), kTriedChunks, kTriedChunk, lanes->base(), stream);
   if (code == cuda::CUDA_SUCCESS)
     code = calls_->copy_out(found.data(), lanes->base(), kTriedChunks * sizeof(Xxh3Lanes), stream);
-  if (code != cuda::CUDA_SUCCESS)
-    return stasis::fail(calls_->error(code, "cuLaunchKernel", "try the digests of a GPU"));
-  if (!wait_for_stream(*calls_, stream, stop) || stop.stopped())
-    return stasis::fail(ErrorCode::kNoAnswer, "the GPU does not end a kernel that was begun");
+  const bool ended = code == cuda::CUDA_SUCCESS && wait_for_stream(*calls_, stream, stop);
+  if (!ended || stop.stopped()) {
+    data->abandon();
+    lanes->abandon();
+    Error error = code != cuda::CUDA_SUCCESS
+                      ? calls_->error(code, "cuLaunchKernel", "try the digests of a GPU")
+                      : stop.result().error();
+    error.code = ErrorCode::kInternal;
+    return stasis::fail(std::move(error));
+  }
   const auto bytes = std::as_bytes(std::span(pattern));
   for (std::size_t i = 0; i < kTriedChunks; ++i) {
     if (xxh3_of_lanes(found[i], kTriedChunk) == xxh3(bytes.subspan(i * kTriedChunk, kTriedChunk)))
@@ -102,16 +111,13 @@ Result<void> GpuDigest::try_out(const Device& device, Stop& stop) const {
   return {};
 }
 
-std::vector<ChunkRun> chunk_runs(std::span<const Stretch> stretches, std::uint64_t chunk_bytes,
-                                 std::uint64_t most) {
+std::vector<ChunkRun> chunk_runs(std::span<const Stretch> stretches, std::uint64_t chunk_bytes) {
   std::vector<ChunkRun> runs;
   for (const Stretch& stretch : stretches) {
     const std::uint64_t skipped = (chunk_bytes - stretch.content % chunk_bytes) % chunk_bytes;
     if (stretch.bytes < skipped) continue;
-    const std::uint64_t count = std::min((stretch.bytes - skipped) / chunk_bytes, most);
-    if (count == 0) continue;
-    runs.push_back({stretch.mapped + skipped, stretch.content + skipped, count});
-    most -= count;
+    const std::uint64_t count = (stretch.bytes - skipped) / chunk_bytes;
+    if (count > 0) runs.push_back({stretch.mapped + skipped, stretch.content + skipped, count});
   }
   return runs;
 }
@@ -155,7 +161,7 @@ class PartAtWork {
   bool begin() {
     if (part_->digest == nullptr || part_->buffers.empty()) return false;
     per_buffer_ = part_->buffers.front().size() / sizeof(Xxh3Lanes);
-    runs_ = chunk_runs(part_->stretches, chunk_bytes_, per_buffer_ * part_->buffers.size());
+    runs_ = chunk_runs(part_->stretches, chunk_bytes_);
     for (const ChunkRun& run : runs_)
       chunks_ += run.count;
     if (chunks_ == 0) return false;
@@ -167,17 +173,33 @@ class PartAtWork {
     for (const ChunkRun& run : runs_) {
       if (!queued(part_->digest->queue(part_->base + run.mapped, run.count, chunk_bytes_,
                                        lanes_->base() + first * sizeof(Xxh3Lanes), part_->stream)))
-        return true;
-      add_items(run, first);
+        break;
       first += run.count;
     }
-    for (std::uint64_t done = 0; done < chunks_; done += per_buffer_) {
-      const std::uint64_t count = std::min(per_buffer_, chunks_ - done);
-      if (!queued(calls_->copy_out(part_->buffers[done / per_buffer_].data(),
-                                   lanes_->base() + done * sizeof(Xxh3Lanes),
+    return true;
+  }
+
+  // Brings as many as the buffers take. False: there are no more, or none to be believed.
+  bool next() {
+    items_.clear();
+    next_ = 0;
+    if (code_ != cuda::CUDA_SUCCESS || done_ == chunks_) return false;
+    (void)part_->device->make_current();
+    const std::uint64_t begin = done_;
+    const std::uint64_t end = std::min(chunks_, begin + per_buffer_ * part_->buffers.size());
+    for (std::uint64_t at = begin; at < end; at += per_buffer_) {
+      const std::uint64_t count = std::min(per_buffer_, end - at);
+      if (!queued(calls_->copy_out(part_->buffers[(at - begin) / per_buffer_].data(),
+                                   lanes_->base() + at * sizeof(Xxh3Lanes),
                                    count * sizeof(Xxh3Lanes), part_->stream)))
-        return true;
+        break;
     }
+    std::uint64_t first = 0;
+    for (const ChunkRun& run : runs_) {
+      add_items(run, first, begin, end);
+      first += run.count;
+    }
+    done_ = end;
     return true;
   }
 
@@ -188,7 +210,6 @@ class PartAtWork {
       lanes_->abandon();
       return false;
     }
-    lanes_.reset();
     if (code_ != cuda::CUDA_SUCCESS) items_.clear();
     return true;
   }
@@ -229,16 +250,16 @@ class PartAtWork {
     if (code_ == cuda::CUDA_SUCCESS) code_ = code;
     return code_ == cuda::CUDA_SUCCESS;
   }
-  void add_items(const ChunkRun& run, std::uint64_t first) {
-    for (std::uint64_t done = 0; done < run.count;) {
-      const std::uint64_t number = first + done;
-      const std::uint64_t in_buffer = number % per_buffer_;
-      const std::uint64_t count =
-          std::min({run.count - done, per_buffer_ - in_buffer, kChunksAtOnce});
-      items_.push_back({part_->buffers[number / per_buffer_].subspan(in_buffer * sizeof(Xxh3Lanes),
-                                                                     count * sizeof(Xxh3Lanes)),
-                        run.content + done * chunk_bytes_, number, count});
-      done += count;
+  // Of a run whose first chunk has the number `first`, what is between `begin` and `end`.
+  void add_items(const ChunkRun& run, std::uint64_t first, std::uint64_t begin, std::uint64_t end) {
+    end = std::min(end, first + run.count);
+    for (std::uint64_t number = std::max(begin, first); number < end;) {
+      const std::uint64_t in_buffer = (number - begin) % per_buffer_;
+      const std::uint64_t count = std::min({end - number, per_buffer_ - in_buffer, kChunksAtOnce});
+      items_.push_back({part_->buffers[(number - begin) / per_buffer_].subspan(
+                            in_buffer * sizeof(Xxh3Lanes), count * sizeof(Xxh3Lanes)),
+                        run.content + (number - first) * chunk_bytes_, number, count});
+      number += count;
     }
   }
 
@@ -247,6 +268,7 @@ class PartAtWork {
   std::uint64_t chunk_bytes_;
   std::uint64_t per_buffer_ = 0;
   std::uint64_t chunks_ = 0;
+  std::uint64_t done_ = 0;  // of them: they were brought
   std::vector<ChunkRun> runs_;
   std::optional<DeviceMemory> lanes_;
   std::vector<Item> items_;
@@ -268,14 +290,20 @@ LeftOut leave_out(const DeviceCalls& calls, std::span<const DigestPart> parts,
     auto part = std::make_unique<PartAtWork>(calls, parts[i], chunk_bytes);
     if (part->begin()) working.emplace_back(i, std::move(part));
   }
-  for (auto& [index, part] : working)
-    if (!part->end(stop)) out.still_running = true;
-  if (working.empty() || out.still_running || stop.stopped()) return out;
-  (void)on_threads(threads, [&](unsigned thread) {
-    Content& own = content(thread);
+  for (bool more = !working.empty(); more && !stop.stopped();) {
+    more = false;
     for (auto& [index, part] : working)
-      part->ask(own, stop);
-  });
+      more = part->next() || more;
+    for (auto& [index, part] : working)
+      if (!part->end(stop)) out.still_running = true;
+    if (out.still_running || stop.stopped()) break;
+    (void)on_threads(threads, [&](unsigned thread) {
+      Content& own = content(thread);
+      for (auto& [index, part] : working)
+        part->ask(own, stop);
+    });
+  }
+  if (out.still_running) return out;
   for (auto& [index, part] : working)
     out.left[index] = part->left();
   return out;

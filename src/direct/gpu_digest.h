@@ -22,7 +22,8 @@ namespace stasis::direct {
 class GpuDigest {
  public:
   // Also tries it on a pattern. kNotSupported where the driver cannot compile it or the GPU does
-  // not know it, kInternal where the digest is wrong.
+  // not know it, kOutOfGpuMemory; kInternal where it fails or the digest is wrong: then nothing
+  // more is to be had from that context.
   static Result<GpuDigest> load(const DeviceCalls& calls, const Device& device, Stop& stop);
 
   // Queues the accumulators of `chunks` chunks that lie one behind the other, to `lanes`, 64 bytes
@@ -69,9 +70,8 @@ struct ChunkRun {
   std::uint64_t count = 0;
   bool operator==(const ChunkRun&) const = default;
 };
-// All whole ones, by where they are in the content; at most `most` of them.
-std::vector<ChunkRun> chunk_runs(std::span<const Stretch> stretches, std::uint64_t chunk_bytes,
-                                 std::uint64_t most);
+// All whole ones, by where they are in the content.
+std::vector<ChunkRun> chunk_runs(std::span<const Stretch> stretches, std::uint64_t chunk_bytes);
 // The stretches without those chunks that are `gone`, counted over all runs.
 std::vector<Stretch> without_chunks(std::span<const Stretch> stretches,
                                     std::span<const ChunkRun> runs, std::uint64_t chunk_bytes,

@@ -54,6 +54,13 @@ Mover::Contents for_all_threads(Content& content) {
           content.digest_chunk()};
 }
 
+// Digests need no disk, and take some 15 ms for 16 GiB: the job stands still meanwhile.
+Clock::time_point digests_until(std::uint64_t bytes, Clock::time_point deadline) {
+  constexpr std::chrono::seconds kPatience{5};
+  constexpr std::uint64_t kSlowest = 10'000'000;  // bytes in a millisecond
+  return std::min(deadline, Clock::now() + kPatience + std::chrono::milliseconds(bytes / kSlowest));
+}
+
 std::uint64_t bytes_of(std::span<const Stretch> stretches) {
   std::uint64_t bytes = 0;
   for (const Stretch& stretch : stretches)
@@ -358,8 +365,12 @@ Result<CopyReport> Mover::copy(bool out, std::vector<Segment> segments, const Co
   report.map_seconds = since(start);
 
   const auto copying = Clock::now();
-  bool still_copying = out && contents.digest_chunk != 0 &&
-                       state_->leave_out(ordinals, mappings, *buffers, contents, all, stop);
+  bool still_copying = false;
+  if (out && contents.digest_chunk != 0) {
+    Stop soon(interrupt, digests_until(report.bytes, deadline), "computing digests on the GPU");
+    still_copying = state_->leave_out(ordinals, mappings, *buffers, contents, all, soon);
+    (void)stop.ok(soon.result());
+  }
   std::vector<DevicePart> parts;
   std::uint64_t moving = 0;
   for (std::size_t i = 0; i < ordinals.size(); ++i) {

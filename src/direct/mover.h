@@ -69,8 +69,9 @@ class MemoryMover {
                                      const Interrupt& interrupt, Clock::time_point deadline) = 0;
 
   // Gets the GPUs ready to tell which chunks a content has already, while the target still runs:
-  // the next copy_out() to a content with a digest_chunk() leaves those where they are. Otherwise,
-  // or where it fails (kNotSupported, kInternal), all is copied.
+  // the next copy_out() to a content with a digest_chunk() leaves those where they are. Where it is
+  // kNotSupported or kOutOfGpuMemory, all is copied; after any other error nothing may be, by this
+  // mover.
   virtual Result<void> prepare_digests(const Interrupt& interrupt, Clock::time_point deadline) = 0;
 
   // Brings the beginning of each GPU's content there, into memory of the mover's own, before there

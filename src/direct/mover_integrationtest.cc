@@ -24,7 +24,8 @@ using std::chrono::seconds;
 // A place in this process, which can refuse or do something else at the nth piece.
 class Memory final : public Content {
  public:
-  explicit Memory(std::uint64_t bytes) : bytes_(bytes) {}
+  explicit Memory(std::uint64_t bytes, std::size_t chunk = 256U << 10)
+      : bytes_(bytes), chunk_(chunk) {}
   Result<void> write(std::uint64_t offset, std::span<const std::byte> bytes) override {
     if (auto passed = pass(offset, bytes.size()); !passed) return passed;
     std::copy(bytes.begin(), bytes.end(), bytes_.begin() + static_cast<std::ptrdiff_t>(offset));
@@ -47,17 +48,17 @@ class Memory final : public Content {
   // What is in it now counts as there already, chunk by chunk.
   void keep() {
     there_.clear();
-    for (std::size_t at = 0; at < bytes_.size(); at += kChunk)
-      there_.push_back(xxh3(std::span(bytes_).subspan(at, std::min(kChunk, bytes_.size() - at))));
+    for (std::size_t at = 0; at < bytes_.size(); at += chunk_)
+      there_.push_back(xxh3(std::span(bytes_).subspan(at, std::min(chunk_, bytes_.size() - at))));
   }
   int asked() const { return asked_; }
-  std::uint64_t digest_chunk() const override { return there_.empty() ? 0 : kChunk; }
+  std::uint64_t digest_chunk() const override { return there_.empty() ? 0 : chunk_; }
   Result<void> take(std::uint64_t offset, std::span<std::byte> digests) override {
     const std::scoped_lock lock(mutex_);
-    EXPECT_EQ(offset % kChunk, 0U);
+    EXPECT_EQ(offset % chunk_, 0U);
     for (std::size_t i = 0; i < digests.size(); i += sizeof(Digest)) {
       const auto digest = digests.subspan(i, sizeof(Digest));
-      const auto& there = there_.at(offset / kChunk + i / sizeof(Digest));
+      const auto& there = there_.at(offset / chunk_ + i / sizeof(Digest));
       digest[0] = std::byte{std::memcmp(there.data(), digest.data(), sizeof there) == 0};
       ++asked_;
     }
@@ -65,7 +66,6 @@ class Memory final : public Content {
   }
 
  private:
-  static constexpr std::size_t kChunk = 256U << 10;
   Result<void> pass(std::uint64_t offset, std::uint64_t bytes) {
     EXPECT_LE(offset + bytes, bytes_.size());
     const std::scoped_lock lock(mutex_);
@@ -74,6 +74,7 @@ class Memory final : public Content {
   }
   std::mutex mutex_;
   std::vector<std::byte> bytes_;
+  std::size_t chunk_;
   std::vector<Digest> there_;
   int asked_ = 0;
   int pieces_ = 0;
@@ -238,6 +239,39 @@ TEST_F(MoverTest, CopiesAllWhereTheGpuComputesNoDigests) {
     EXPECT_EQ(content.asked(), 0);
     expect_let_go(target);
   }
+}
+
+// The second copy is the pattern's way to the GPU, the third the result's way back.
+TEST_F(MoverTest, IsLostWhereTheGpuBreaksDownOverDigests) {
+  for (const char* faults : {"module:die", "transfer:error=700@2", "transfer:die@3"}) {
+    Target target(mixed_shapes());
+    MoverProcess mover = prepared(faults);
+    ASSERT_FALSE(mover.prepare_digests(never_, in(seconds(30))));
+    EXPECT_TRUE(mover.is_lost()) << faults;
+    expect_let_go(target);
+  }
+}
+
+// However small the ring is, and the chunks.
+TEST_F(MoverTest, AsksForEveryChunk) {
+  Target target(mixed_shapes());
+  fakes::Child one([&] {
+    MoverOptions options = small();
+    options.threads = 1;
+    options.ring_bytes = 4 * kMiB;
+    options.buffer_bytes = kMiB;
+    auto mover = Mover::prepare(options, {}, never_, in(seconds(30)));
+    if (!mover || !mover->prepare_digests(never_, in(seconds(30)))) ::_exit(2);
+    Memory content(content_size(target.shapes()), 1024);
+    if (!out(*mover, target, content)) ::_exit(3);
+    content.keep();
+    const auto moved = out(*mover, target, content);
+    EXPECT_TRUE(moved);
+    EXPECT_EQ(moved->left_out, 64 * kMiB);
+    EXPECT_EQ(content.asked(), 64 << 10);
+    ::_exit(HasFailure() ? 1 : 0);
+  });
+  EXPECT_EQ(one.wait(), 0);
 }
 
 TEST_F(MoverTest, BringsContentAheadAndTakesItFromTheGpuThen) {

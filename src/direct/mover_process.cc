@@ -126,6 +126,7 @@ Result<Channel::Message> MoverProcess::answer(Stop& stop, milliseconds patience)
 Result<void> MoverProcess::prepare(const MoverOptions& options, std::span<const GpuUuid> gpus,
                                    const Interrupt& interrupt, Clock::time_point deadline) {
   if (lost_) return fail(*lost_);
+  set_fault_mover(helper_.pid());  // if it was not the last to be started
   const Span span(TraceKind::kMover, "prepare");
   Stop stop(interrupt, deadline, "preparing to copy GPU memory");
   const pr::Prepare ask{.threads = options.threads,
@@ -158,10 +159,20 @@ Result<void> MoverProcess::prepare_digests(const Interrupt& interrupt, Clock::ti
   const Span span(TraceKind::kMover, "prepare digests");
   Stop stop(interrupt, deadline, "preparing digests on the GPU");
   (void)helper_.channel().send_value(pr::Digests{.deadline_ns = ns_of(deadline)});
-  auto message = answer(stop, kStopPatience);
-  if (!message) return fail(std::move(message.error()));
-  if (auto error = pr::error_of(message->bytes)) return fail(std::move(*error));
-  return {};
+  // As in prepare().
+  auto message = answer(stop, milliseconds(0));
+  if (!message) {
+    auto why = stop.result();
+    return fail(why ? std::move(message.error()) : std::move(why.error()));
+  }
+  auto error = pr::error_of(message->bytes);
+  if (!error) return {};
+  // Its context may be good for nothing.
+  if (error->code != ErrorCode::kNotSupported && error->code != ErrorCode::kOutOfGpuMemory) {
+    end();
+    lost_ = *error;
+  }
+  return fail(std::move(*error));
 }
 
 Result<void> MoverProcess::send_segments(std::vector<Segment> segments, Stop& stop) {

@@ -44,6 +44,8 @@ class MoverProcess final : public MemoryMover {
   // Gives the GPUs and the ring back; waits until nothing of the process is left.
   void end();
   Pid pid() const { return helper_.pid(); }
+  // Nothing more is to be had from it.
+  bool is_lost() const { return lost_.has_value(); }
 
  private:
   explicit MoverProcess(HelperProcess helper) : helper_(std::move(helper)) {}

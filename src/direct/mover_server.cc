@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <memory>
 #include <optional>
 
@@ -175,6 +176,8 @@ class Server {
 
 void serve_mover(const Channel& owner) {
   see_every_gpu();
+  // What the driver compiles it would write into the home directory, which may be far away.
+  (void)::setenv("CUDA_CACHE_DISABLE", "1", 1);
   // A job may have thousands of allocations, each a descriptor.
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) == 0) {

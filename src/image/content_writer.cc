@@ -136,6 +136,7 @@ struct ContentWriter::State {
   bool is_there(std::uint32_t number, Slot& slot, LaneKind& kind);
   Result<void> check_place(std::size_t stream, std::uint64_t offset, std::size_t bytes) const;
   Result<void> write(std::size_t stream, std::uint64_t offset, std::span<const std::byte> bytes);
+  Result<void> written_twice(std::size_t stream, std::uint32_t number) const;
   Result<void> take(std::size_t stream, std::uint64_t offset, std::span<std::byte> digests);
   std::optional<bool> take_from_base(Slot& slot);
   Result<void> check_all_written() const;
@@ -218,6 +219,12 @@ Result<void> ContentWriter::State::check_place(std::size_t stream, std::uint64_t
                           chunk, stream));
 }
 
+Result<void> ContentWriter::State::written_twice(std::size_t stream, std::uint32_t number) const {
+  return fail(ErrorCode::kInternal,
+              fmt::format("chunk {} of process {} is written twice", number - first_slot[stream],
+                          streams[stream].pid.value));
+}
+
 Result<void> ContentWriter::State::write(std::size_t stream, std::uint64_t offset,
                                          std::span<const std::byte> bytes) {
   if (auto right = check_place(stream, offset, bytes.size()); !right) return right;
@@ -231,11 +238,7 @@ Result<void> ContentWriter::State::write(std::size_t stream, std::uint64_t offse
     const auto content = bytes.first(std::min<std::size_t>(bytes.size(), options.chunk_bytes));
     bytes = bytes.subspan(content.size());
     Slot& slot = slots[number];
-    if (slot.state != SlotState::kEmpty) {
-      return fail(ErrorCode::kInternal,
-                  fmt::format("chunk {} of process {} is written twice",
-                              number - first_slot[stream], streams[stream].pid.value));
-    }
+    if (slot.state != SlotState::kEmpty) return written_twice(stream, number);
     if (all_zero(content)) {
       slot.state = SlotState::kZero;
       continue;
@@ -253,15 +256,17 @@ Result<void> ContentWriter::State::take(std::size_t stream, std::uint64_t offset
                                         std::span<std::byte> digests) {
   const std::uint64_t chunk = options.chunk_bytes;
   const std::size_t count = digests.size() / sizeof(BlockDigest);
+  if (auto allowed = fault(FaultPoint::kContentTake); !allowed) return allowed;
   if (auto right = check_place(stream, offset, count * chunk); !right) return right;
   auto number = static_cast<std::uint32_t>(first_slot[stream] + offset / chunk);
   for (std::size_t i = 0; i < count; ++i, ++number) {
     Slot& slot = slots[number];
+    if (slot.state != SlotState::kEmpty) return written_twice(stream, number);
     const auto digest = digests.subspan(i * sizeof(BlockDigest), sizeof(BlockDigest));
     std::memcpy(slot.digest.data(), digest.data(), digest.size());
-    if (slot.state == SlotState::kEmpty && slot.digest == zeros)
+    if (slot.digest == zeros)
       slot.state = SlotState::kZero;
-    else if (slot.state == SlotState::kEmpty)
+    else
       take_from_base(slot);
     digest[0] = slot.state == SlotState::kEmpty ? std::byte{0} : std::byte{1};
   }

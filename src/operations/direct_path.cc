@@ -62,12 +62,14 @@ class Places final : public direct::Content {
     return (parts_.size() - 1) * kGap;
   }
   Result<void> write(std::uint64_t offset, std::span<const std::byte> bytes) override {
-    Part& part = parts_.at(offset / kGap);
+    if (offset / kGap >= parts_.size()) return nowhere();
+    Part& part = parts_[offset / kGap];
     return part.buffer ? part.buffer->memory.write(offset % kGap, bytes)
                        : part.image->write(part.stream * kGap + offset % kGap, bytes);
   }
   Result<void> read(std::uint64_t offset, std::span<std::byte> bytes) override {
-    Part& part = parts_.at(offset / kGap);
+    if (offset / kGap >= parts_.size()) return nowhere();
+    Part& part = parts_[offset / kGap];
     return part.buffer ? part.buffer->memory.read(offset % kGap, bytes)
                        : part.image->read(part.stream * kGap + offset % kGap, bytes);
   }
@@ -78,11 +80,16 @@ class Places final : public direct::Content {
     return images && !parts_.empty() ? parts_.front().image->digest_chunk() : 0;
   }
   Result<void> take(std::uint64_t offset, std::span<std::byte> digests) override {
-    Part& part = parts_.at(offset / kGap);
+    if (offset / kGap >= parts_.size() || !parts_[offset / kGap].image) return nowhere();
+    Part& part = parts_[offset / kGap];
     return part.image->take(part.stream * kGap + offset % kGap, digests);
   }
 
  private:
+  // From a process that has come to grief.
+  static Result<void> nowhere() {
+    return fail(ErrorCode::kInternal, "the mover names content that there is not");
+  }
   struct Buffer {
     Buffer(Pid p, std::uint64_t a, std::uint64_t bytes, Pidfd fd)
         : pid(p), address(a), pidfd(std::move(fd)), memory(p, pidfd, a, bytes) {}
@@ -191,22 +198,36 @@ Result<void> DirectPath::prepare(const Environment& env, Group& group, bool buff
       elsewhere[agent.pid()] = agent.bytes();
     if (auto room = group.check_host_memory(elsewhere); !room) return room;
   }
-  std::vector<GpuUuid> gpus;
+  gpus_.clear();
   for (const auto& [pid, uses] : group.gpu_use())
     for (const GpuUse& use : uses)
-      if (std::find(gpus.begin(), gpus.end(), use.gpu) == gpus.end()) gpus.push_back(use.gpu);
+      if (std::find(gpus_.begin(), gpus_.end(), use.gpu) == gpus_.end()) gpus_.push_back(use.gpu);
   // A context takes as long as touching gigabytes, so both at once.
-  coming_ = std::async(std::launch::async, env.mover, gpus);
+  coming_ = std::async(std::launch::async, env.mover, gpus_);
   for (auto& agent : agents_) {
     if (!buffers) break;
     direct::RemoteMemory buffer(agent.pid(), agent.pidfd(), agent.buffer_address(), agent.bytes());
     auto done = buffer.fault_in(0, env.interrupt);
     if (!done && worst) worst = std::move(done);
   }
-  auto mover = take_mover(env, gpus);
+  auto mover = take_mover(env, gpus_);
   if (!mover) return fail(std::move(mover.error()));
   mover_ = std::move(*mover);
   return worst;
+}
+
+Result<void> DirectPath::prepare_digests(const Environment& env) {
+  auto ready = mover_->prepare_digests(env.interrupt, Clock::now() + kAtOnce);
+  if (ready) return {};
+  if (auto stop = env.interrupt.check(); !stop) return stop;
+  env.tell("digests are computed by the processors: " + ready.error().to_string());
+  const ErrorCode code = ready.error().code;
+  if (code == ErrorCode::kNotSupported || code == ErrorCode::kOutOfGpuMemory) return {};
+  // It may be gone, or its context good for nothing; the programs still run.
+  auto another = env.mover(gpus_);
+  if (!another) return fail(std::move(another.error()));
+  mover_ = std::move(*another);
+  return {};
 }
 
 Result<void> DirectPath::require_all(const std::vector<const Process*>& running) const {
@@ -544,15 +565,12 @@ Result<void> DirectPath::refill() {
       asked.push_back(&agent);
     }
     Result<void> done;
-    bool no_room = false;
     for (AgentClient* agent : asked) {
       auto refilled = agent->finish(kMapping);
-      if (refilled) continue;
-      no_room = no_room || refilled.error().code == ErrorCode::kOutOfGpuMemory;
-      done = std::move(refilled);
+      if (!refilled) done = std::move(refilled);
     }
-    // What was brought ahead may be what is missing.
-    if (!no_room || !let_go_ahead()) return done;
+    // What was brought ahead may be what is missing, whatever the driver calls that.
+    if (done || !let_go_ahead()) return done;
   }
 }
 
@@ -622,11 +640,7 @@ Result<void> DirectPath::move_out(const Environment& env, Group& group,
   auto done = prepare(env, group, image == nullptr);
   if (done && forced) done = require_all(running);
   if (done && agents_.empty()) return {};
-  if (done && image != nullptr && image->options.base != nullptr) {
-    // Where the GPU cannot, all goes over the bus.
-    if (auto ready = mover_->prepare_digests(env.interrupt, Clock::now() + kAtOnce); !ready)
-      env.tell("digests are computed by the processors: " + ready.error().to_string());
-  }
+  if (done && image != nullptr && image->options.base != nullptr) done = prepare_digests(env);
   if (done) done = fault(FaultPoint::kDirectPrepared);
   phases.begin("close");
   if (done) done = close_all(env, options.timeout, phases);

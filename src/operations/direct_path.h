@@ -130,6 +130,8 @@ class DirectPath {
   Result<void> require_all(const std::vector<const Process*>& running) const;
   Result<void> require_nothing_stays() const;
   Result<void> prepare(const Environment& env, Group& group, bool buffers);
+  // With a fresh mover if this one has come to grief.
+  Result<void> prepare_digests(const Environment& env);
   Result<void> close_all(const Environment& env, std::chrono::milliseconds timeout, Phases& phases);
   Result<void> copy_out(const Environment& env, const IntoImage* image);
   // Into those that are being filled.
@@ -146,6 +148,7 @@ class DirectPath {
   Result<void> bring_back_all(bool ends_them);
 
   std::vector<direct::AgentClient> agents_;
+  std::vector<GpuUuid> gpus_;  // that they use
   using MoverResult = Result<std::shared_ptr<direct::MemoryMover>>;
   // What was begun, or what `env` gives now.
   MoverResult take_mover(const Environment& env, std::span<const GpuUuid> gpus);

@@ -299,6 +299,20 @@ agent_is() { [[ $(agent_state) == "$1" ]]; }
   grep -q '^verified' "$TARGET_LOG"
 }
 
+@test "no room for the kernels' local memory at resume: said so, and it goes on when there is room" {
+  # A suspend sets a limit, and so does each try to resume: the tool's, another one if something came ahead, and
+  # then the agent's own.
+  STASIS_SIM_FAULTS="limit:oom@2; limit:oom@3" start_agent memory --size 16M
+  done_by suspend "$TARGET"
+  refused 11 out-of-gpu-memory resume "$TARGET"
+  assert_contains "$err" "cuCtxSetLimit"
+  target_goes_on
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  target_goes_on
+  nothing_left
+}
+
 @test "no room on the GPU at resume: said so, and it goes on when there is room" {
   STASIS_SIM_GPUS=1x256M start_agent memory --size 64M
   export STASIS_SIM_GPUS=1x256M

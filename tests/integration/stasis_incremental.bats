@@ -78,6 +78,17 @@ print(sum(e["args"]["bytes"] for e in json.load(open(sys.argv[1]))["traceEvents"
   nothing_left
 }
 
+@test "a driver that breaks down over its kernels: another mover, all over the bus, no more written" {
+  start_agent
+  done_by dump "$TARGET" --images-dir "$image" --leave-running --json
+  STASIS_SIM_FAULTS=module:die dump_on "$image" --path direct
+  assert_contains "$(json 'd["notes"]')" "digests are computed by the processors"
+  assert_equal "$(json 'd["taken_bytes"] >= 32 << 20')" True
+  target_goes_on
+  read_whole "$NEXT"
+  nothing_left
+}
+
 @test "stasis run takes the image before by itself; what --keep removes is not needed" {
   local dir=$BATS_TEST_TMPDIR/job log=$BATS_TEST_TMPDIR/run.log
   TARGET_STATUS=$BATS_TEST_TMPDIR/status
