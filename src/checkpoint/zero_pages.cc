@@ -38,6 +38,9 @@ constexpr std::uint64_t kLeastRun = 64 << 10;
 // At most so much in one call, which takes 15 ms: whoever waits for it gives up after two seconds.
 constexpr std::uint64_t kLargestCall = 64 << 20;
 
+// More than any GPU's memory: not the driver's, but addresses that somebody has only reserved.
+constexpr std::uint64_t kMostLookedThrough = 1ULL << 40;
+
 // The driver reads all of it when it restores the process. Huge pages of zeros, of which there is
 // one for all, take 30 ms for 512 MiB where small ones take 250, and those with something in them
 // 80 (a virtual machine, Linux 6.18). Only where nothing is left: blocks with something in them the
@@ -241,6 +244,10 @@ std::uint64_t drop_zero_pages(Pid pid, std::span<const proc::Mapping> before, un
   const auto now = proc::ProcFs().mappings(pid);
   if (!now) return 0;
   const std::vector<AddressRange> fresh = new_memory(before, *now);
+  std::uint64_t size = 0;
+  for (const AddressRange& range : fresh)
+    size += range.end - range.start;
+  if (size > kMostLookedThrough) return 0;
   const std::vector<ZeroRun> zeros = find_zero_runs(pid, fresh, threads);
   if (zeros.empty()) return 0;
   std::uint64_t dropped = 0;

@@ -116,7 +116,7 @@ json to_json(const GpuContentReport& content) {
   const auto amounts = [](const ContentUse& use) -> json {
     return {{"bytes", use.bytes},
             {"stored_bytes", use.stored_bytes},
-            {"dropped_zero_bytes", use.zero_bytes},
+            {"zero_bytes", use.zero_bytes},
             {"duplicate_bytes", use.duplicate_bytes},
             {"taken_bytes", use.taken_bytes}};
   };

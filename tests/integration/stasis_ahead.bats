@@ -313,13 +313,3 @@ uses_mib() { (($(gpu_used) >= $1 << 20)); }
   TARGET_STATUS=$pair.agent target_goes_on
 }
 both_are_up() { TARGET_STATUS=$BATS_TEST_TMPDIR/pair.driver target_is_up && TARGET_STATUS=$BATS_TEST_TMPDIR/pair.agent target_is_up; }
-# The path of one that leaves its number in $BATS_TEST_TMPDIR/criu-number.
-criu_by_number() {
-  cat >"$BATS_TEST_TMPDIR/criu" <<END
-#!/bin/bash
-[[ \$1 != swrk ]] || echo \$\$ >"$BATS_TEST_TMPDIR/criu-number"
-exec "$(real_criu)" "\$@"
-END
-  chmod +x "$BATS_TEST_TMPDIR/criu"
-  echo "$BATS_TEST_TMPDIR/criu"
-}

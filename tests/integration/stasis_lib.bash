@@ -89,6 +89,16 @@ held_up() { cat /proc/[0-9]*/task/*/comm 2>/dev/null | grep -qx sim-held-up; }
 works_on_it() { grep -qs "\"owner\":$1," "$STASIS_STATE_DIR"/*.json && held_up; }
 # stopped_at_work TOOL: it has come there, and stays until `kill -CONT`, however long what the test does meanwhile takes.
 stopped_at_work() { wait_until 60 works_on_it "$1" && kill -STOP "$1"; }
+# The path of one that leaves its number in $BATS_TEST_TMPDIR/criu-number.
+criu_by_number() {
+  cat >"$BATS_TEST_TMPDIR/criu" <<END
+#!/bin/bash
+[[ \$1 != swrk ]] || echo \$\$ >"$BATS_TEST_TMPDIR/criu-number"
+exec "$(real_criu)" "\$@"
+END
+  chmod +x "$BATS_TEST_TMPDIR/criu"
+  echo "$BATS_TEST_TMPDIR/criu"
+}
 
 # Bytes in use on all simulated GPUs.
 gpu_used() {
