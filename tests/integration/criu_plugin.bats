@@ -346,6 +346,7 @@ script() {
   unharmed "${CHILDREN[@]}"
 }
 
+# bats test_tags=long
 @test "a process that another operation has is left to it" {
   start_target memory --size 8M
   (STASIS_SIM_FAULTS=checkpoint:delay=8s exec stasis suspend "$TARGET" >/dev/null 2>&1 3>&-) &

@@ -245,6 +245,7 @@ criu_is_asked() { [[ -e $BATS_TEST_TMPDIR/asked ]] && pgrep -P "$1" -x sleep >/d
   restored_verifies
 }
 
+# bats test_tags=long
 @test "a CRIU that is stopped in the middle of a restore leaves nothing when a signal comes" {
   need_root "CRIU"
   start_target memory --size 64M
@@ -288,6 +289,7 @@ criu_is_asked() { [[ -e $BATS_TEST_TMPDIR/asked ]] && pgrep -P "$1" -x sleep >/d
 
 # --- what is shown
 
+# bats test_tags=long
 @test "a restore shows that CRIU works, and how far its GPU memory is" {
   need_root "CRIU"
   start_target memory --size 64M

@@ -195,6 +195,7 @@ nobody_works() { ! pgrep -x 'stasis|stasis-worker|stasis-workload' >/dev/null; }
 }
 
 # The matrix of faults has more of them.
+# bats test_tags=long
 @test "a dump that is killed while it takes over: the job comes back, and the base is as it was" {
   need_fault_points
   start_agent

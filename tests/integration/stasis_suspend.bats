@@ -500,6 +500,7 @@ stands_in_ps() { stasis ps 2>/dev/null | grep -qF "$1"; }
   assert_equal "$err" ""
 }
 
+# bats test_tags=long
 @test "a long step draws progress on a terminal and nothing into a pipe" {
   start_target memory --size 64M
   export STASIS_SIM_FAULTS="checkpoint:rate=24M" TERM=xterm

@@ -105,6 +105,7 @@ PY
   restored_verifies
 }
 
+# bats test_tags=long
 @test "under nohup, a restore brings the whole job back without the terminal" {
   need_root "CRIU"
   start_target memory --size 300M
