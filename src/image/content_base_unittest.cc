@@ -44,6 +44,19 @@ class ContentBaseTest : public testing::Test {
   Result<std::shared_ptr<const ContentBase>> open(const std::string& name) {
     return ContentBase::open(dir_ / name, progress_, interrupt_, kChunk);
   }
+  // An image of one process, of which nothing is written yet.
+  struct Begun {
+    ImageWriter image;
+    ContentWriter writer;
+  };
+  Begun begin(const std::string& name, std::size_t bytes,
+              const std::shared_ptr<const ContentBase>& base) {
+    auto image = ImageWriter::create(dir_ / name, true).value();
+    write_text(image.path() + "/criu/core-100.img", "core");
+    auto writer = ContentWriter::create(image.dir(), options(base)).value();
+    EXPECT_TRUE(writer.add_stream(Pid{100}, bytes, {}));
+    return {std::move(image), std::move(writer)};
+  }
   // An image of one process with that content, as it is (piece by piece in an order of its own) or
   // in threads.
   Made make(const std::string& name, std::span<const std::byte> content,
@@ -166,11 +179,8 @@ TEST_F(ContentBaseTest, WhatIsThereByItsDigestNeedNotBeWritten) {
   fill_random(content.chunk(4), 2);
   std::ranges::fill(content.chunk(6), std::byte{0});
 
-  auto image = ImageWriter::create(dir_ / "two", true).value();
-  write_text(image.path() + "/criu/core-100.img", "core");
-  auto writer = ContentWriter::create(image.dir(), options(open("one").value())).value();
+  auto [image, writer] = begin("two", content.bytes().size(), open("one").value());
   EXPECT_EQ(writer.digest_chunk(), kChunk);
-  ASSERT_TRUE(writer.add_stream(Pid{100}, content.bytes().size(), {}));
   std::vector<std::byte> digests;
   for (std::size_t i = 0; i < kChunks; ++i) {
     const auto digest = xxh3(content.chunk(i));
@@ -193,10 +203,7 @@ TEST_F(ContentBaseTest, WhatIsTakenByItsDigestIsInTheImage) {
   make("one", content.bytes());
   fill_random(content.chunk(4), 2);
   std::ranges::fill(content.chunk(2), std::byte{0});
-  auto image = ImageWriter::create(dir_ / "two", true).value();
-  write_text(image.path() + "/criu/core-100.img", "core");
-  auto writer = ContentWriter::create(image.dir(), options(open("one").value())).value();
-  ASSERT_TRUE(writer.add_stream(Pid{100}, content.bytes().size(), {}));
+  auto [image, writer] = begin("two", content.bytes().size(), open("one").value());
   std::array<BlockDigest, kChunks> digests;
   for (std::size_t i = 0; i < kChunks; ++i)
     digests[i] = xxh3(content.chunk(i));
