@@ -228,7 +228,7 @@ script() {
   STASIS_SIM_FAULTS="lock:error=999" criu pre-dump --tree "$TARGET"
   fails grep -qE "cuda_plugin: (checkpointed|Error)" "$image/pre-dump.log"
   unharmed
-  ((status == 0)) || skip "this kernel lets no criu pre-dump: $(grep -m 1 Error "$image/pre-dump.log")"
+  ((status == 0)) || skip "this kernel lets no criu pre-dump: $(grep Error "$image/pre-dump.log" | tail -n 1)"
 }
 
 # --- another GPU
