@@ -137,20 +137,37 @@ Result<Mapping> Mapping::make(const DeviceCalls& calls, const Device& device,
 }
 
 Result<void> Mapping::release() {
-  if (base_ == 0) return {};
-  Result<void> result = device_->make_current();
-  const auto note = [&](cuda::CUresult code, const char* call) {
-    if (code == cuda::CUDA_SUCCESS || !result) return;
-    result = stasis::fail(calls_->error(code, call, "let go of another process's GPU memory"));
-  };
-  cuda::CUdeviceptr at = base_;
-  // One by one: a range over several mappings is not documented to be unmapped at once.
-  for (const std::uint64_t bytes : std::exchange(sizes_, {})) {
-    note(calls_->unmap(at, bytes), "cuMemUnmap");
-    at += bytes;
+  auto result = release_behind(0);
+  if (base_ != 0) {
+    const auto code = calls_->unreserve(std::exchange(base_, 0), reserved_);
+    if (code != cuda::CUDA_SUCCESS && result)
+      result = stasis::fail(not_let_go(code, "cuMemAddressFree"));
   }
-  note(calls_->unreserve(std::exchange(base_, 0), reserved_), "cuMemAddressFree");
-  return result;
+  if (!result) return stasis::fail(std::move(result.error()));
+  return {};
+}
+
+Result<std::uint64_t> Mapping::release_behind(std::uint64_t bytes) {
+  if (base_ == 0) return 0;
+  Result<void> result = device_->make_current();
+  std::uint64_t kept = 0;
+  std::size_t first = 0;
+  while (first < sizes_.size() && sizes_[first] <= bytes - kept)
+    kept += sizes_[first++];
+  cuda::CUdeviceptr at = base_ + kept;
+  // One by one: a range over several mappings is not documented to be unmapped at once.
+  for (std::size_t i = first; i < sizes_.size(); ++i) {
+    const auto code = calls_->unmap(at, sizes_[i]);
+    if (code != cuda::CUDA_SUCCESS && result) result = stasis::fail(not_let_go(code, "cuMemUnmap"));
+    at += sizes_[i];
+  }
+  sizes_.resize(first);
+  if (!result) return stasis::fail(std::move(result.error()));
+  return kept;
+}
+
+Error Mapping::not_let_go(cuda::CUresult code, const char* call) const {
+  return calls_->error(code, call, "let go of another process's GPU memory");
 }
 
 }  // namespace stasis::direct

@@ -112,11 +112,14 @@ class Mapping {
   cuda::CUdeviceptr base() const { return base_; }
   // An error if something could not be let go; the rest has been nevertheless.
   Result<void> release();
+  // The same but for the segments that lie within the first `bytes`. Returns how many those are.
+  Result<std::uint64_t> release_behind(std::uint64_t bytes);
   // Keeps it all until the process ends: a copy that does not end still goes there.
   void abandon() { base_ = 0; }
 
  private:
   Mapping(const DeviceCalls& calls, const Device& device) : calls_(&calls), device_(&device) {}
+  Error not_let_go(cuda::CUresult code, const char* call) const;
   const DeviceCalls* calls_;
   const Device* device_;
   cuda::CUdeviceptr base_ = 0;

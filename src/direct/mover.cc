@@ -7,6 +7,7 @@
 #include <mutex>
 #include <optional>
 #include <thread>
+#include <variant>
 
 #include <fmt/format.h>
 
@@ -72,9 +73,12 @@ std::uint64_t bytes_of(std::span<const Stretch> stretches) {
 
 // Members are destroyed from the last to the first: the ring is unpinned before its context goes.
 struct Mover::State {
-  // What copy_ahead() has brought to one GPU.
+  // What is on one GPU before copy_in(): brought by copy_ahead(), or kept by copy_out().
   struct Early {
-    DeviceMemory memory;
+    std::variant<DeviceMemory, Mapping> memory;
+    cuda::CUdeviceptr base() const {
+      return std::visit([](const auto& held) { return held.base(); }, memory);
+    }
     std::vector<Stretch> stretches;  // where the content in it belongs
     std::uint64_t bytes = 0;         // of them together
   };
@@ -88,6 +92,7 @@ struct Mover::State {
   std::map<int, Device> devices;  // by ordinal
   Ring ring;
   std::map<int, Early> early;       // by ordinal
+  std::vector<SpareRoom> keep;      // for the next copy out
   std::map<int, GpuDigest> digest;  // by ordinal
   bool unusable = false;            // the GPU still copies to or from the ring
 
@@ -108,6 +113,10 @@ struct Mover::State {
   bool leave_out(const std::vector<int>& ordinals, const std::vector<Mapping>& mappings,
                  const Buffers& buffers, const Contents& contents,
                  std::vector<std::vector<Stretch>>& stretches, Stop& stop) const;
+  // Makes what there is room for in what was copied out `early`.
+  void keep_early(std::vector<SpareRoom> room, const std::vector<int>& ordinals,
+                  std::vector<Mapping>& mappings,
+                  const std::vector<std::vector<Stretch>>& stretches);
   // The bytes at the beginning of `stretches` that are on the GPU already.
   std::uint64_t early_bytes(int ordinal, const std::vector<Stretch>& stretches) const;
 };
@@ -148,6 +157,24 @@ bool Mover::State::leave_out(const std::vector<int>& ordinals, const std::vector
                                 contents.of, stop);
   stretches = std::move(done.left);
   return done.still_running;
+}
+
+void Mover::State::keep_early(std::vector<SpareRoom> room, const std::vector<int>& ordinals_of,
+                              std::vector<Mapping>& mappings,
+                              const std::vector<std::vector<Stretch>>& stretches) {
+  std::vector<GpuUuid> gpus;
+  for (const SpareRoom& one : room)
+    gpus.push_back(one.gpu);
+  const auto known = gpus.empty() ? Result<std::vector<int>>() : ordinals(gpus);
+  if (!known) return;
+  for (std::size_t i = 0; i < known->size(); ++i) {
+    const auto at = std::find(ordinals_of.begin(), ordinals_of.end(), (*known)[i]);
+    if (at == ordinals_of.end()) continue;
+    const auto part = static_cast<std::size_t>(at - ordinals_of.begin());
+    const auto kept = mappings[part].release_behind(room[i].bytes);
+    if (!kept || *kept == 0) continue;
+    early.emplace(*at, Early{std::move(mappings[part]), first_of(stretches[part], *kept), *kept});
+  }
 }
 
 std::uint64_t Mover::State::early_bytes(int ordinal, const std::vector<Stretch>& stretches) const {
@@ -311,6 +338,8 @@ Result<void> Mover::prepare_digests(const Interrupt& interrupt, Clock::time_poin
   return {};
 }
 
+void Mover::keep(std::vector<SpareRoom> room) { state_->keep = std::move(room); }
+
 void Mover::drop_ahead() {
   if (!state_->unusable) state_->early.clear();
 }
@@ -321,6 +350,7 @@ Result<CopyReport> Mover::copy(bool out, std::vector<Segment> segments, const Co
     return stasis::fail(ErrorCode::kNoAnswer, "the GPU has not ended the last copy");
   }
   if (out) drop_ahead();
+  auto room = std::exchange(state_->keep, {});
   Stop stop(interrupt, deadline, out ? "copying GPU memory out" : "copying GPU memory back");
   CopyReport report;
   if (auto sensible = sort_and_check(segments); !sensible) {
@@ -341,6 +371,7 @@ Result<CopyReport> Mover::copy(bool out, std::vector<Segment> segments, const Co
   std::vector<Mapping> mappings;
   std::vector<std::vector<Stretch>> all;  // of each part, like what follows
   std::vector<std::uint64_t> there;       // from the beginning
+  std::vector<std::vector<Stretch>> whole;
   for (auto& [ordinal, list] : *imported) {
     Device& device = state_->devices.at(ordinal);
     std::vector<Stretch> stretches;
@@ -355,6 +386,7 @@ Result<CopyReport> Mover::copy(bool out, std::vector<Segment> segments, const Co
     if (!mapping) return stasis::fail(std::move(mapping.error()));
     there.push_back(out ? 0 : state_->early_bytes(ordinal, stretches));
     all.push_back(rest_of(stretches, there.back()));
+    if (out && !room.empty()) whole.push_back(std::move(stretches));
     mappings.push_back(std::move(*mapping));
   }
   imported->clear();
@@ -375,7 +407,7 @@ Result<CopyReport> Mover::copy(bool out, std::vector<Segment> segments, const Co
   std::uint64_t moving = 0;
   for (std::size_t i = 0; i < ordinals.size(); ++i) {
     const std::uint64_t left = bytes_of(all[i]);
-    moving += left + there[i];
+    moving += left;
     const std::uint64_t load = load_size(left, shares.threads, shares.buffer_bytes);
     parts.push_back(
         {&state_->devices.at(ordinals[i]), mappings[i].base(), loads_of_each(all[i], load)});
@@ -384,8 +416,8 @@ Result<CopyReport> Mover::copy(bool out, std::vector<Segment> segments, const Co
   for (std::size_t i = 0; i < parts.size() && !stop.stopped(); ++i) {
     if (there[i] == 0 || !stop.ok(parts[i].device->make_current())) continue;
     const auto code =
-        state_->calls.copy_within(parts[i].base, state_->early.at(ordinals[i]).memory.base(),
-                                  there[i], parts[i].device->stream(2 * shares.threads));
+        state_->calls.copy_within(parts[i].base, state_->early.at(ordinals[i]).base(), there[i],
+                                  parts[i].device->stream(2 * shares.threads));
     if (code != cuda::CUDA_SUCCESS)
       stop.fail(state_->calls.error(code, "cuMemcpyDtoDAsync", "copy within a GPU"));
   }
@@ -411,6 +443,8 @@ Result<CopyReport> Mover::copy(bool out, std::vector<Segment> segments, const Co
     return stasis::fail(never_ends(stop));
   }
   const auto letting_go = Clock::now();
+  if (!whole.empty() && !stop.stopped())
+    state_->keep_early(std::move(room), ordinals, mappings, whole);
   for (Mapping& mapping : mappings)
     (void)stop.ok(mapping.release());
   report.map_seconds += since(letting_go);
@@ -468,8 +502,8 @@ Result<CopyReport> Mover::copy_ahead(const std::vector<Ahead>& ahead, const Cont
     const std::uint64_t load = load_size(early.bytes, shares.threads, shares.buffer_bytes);
     auto loads = loads_of(early.stretches, load);
     done.emplace_back(loads.size());
-    parts.push_back({&state_->devices.at(ordinal), early.memory.base(), std::move(loads),
-                     std::span(done.back())});
+    parts.push_back(
+        {&state_->devices.at(ordinal), early.base(), std::move(loads), std::span(done.back())});
   }
   if (auto begun = contents.begin(shares.threads * static_cast<unsigned>(ordinals.size()));
       !begun) {

@@ -37,9 +37,16 @@ MoverOptions options_for(std::span<const GpuUuid> gpus);
 
 struct CopyReport {
   std::uint64_t bytes = 0;
-  Seconds seconds{0};          // copying alone
-  Seconds map_seconds{0};      // importing, mapping, and letting go again
-  std::uint64_t left_out = 0;  // of `bytes`: what the content had already
+  Seconds seconds{0};      // copying alone
+  Seconds map_seconds{0};  // importing, mapping, and letting go again
+  // Of `bytes`: what the content had already; copying in, what the GPUs had.
+  std::uint64_t left_out = 0;
+};
+
+// Bytes of a GPU that nobody needs for now.
+struct SpareRoom {
+  GpuUuid gpu;
+  std::uint64_t bytes = 0;
 };
 
 // What copy_in() is going to bring to a GPU: all of it, in the order of its content.
@@ -74,6 +81,11 @@ class MemoryMover {
   // mover.
   virtual Result<void> prepare_digests(const Interrupt& interrupt, Clock::time_point deadline) = 0;
 
+  // How many bytes of each GPU the next copy_out() may keep, from the beginning of its content: the
+  // owner's release does not free them. As with what copy_ahead() brings, the next copy_in() of the
+  // same places takes it from there. What cannot be kept is not.
+  virtual void keep(std::vector<SpareRoom> room) = 0;
+
   // Brings the beginning of each GPU's content there, into memory of the mover's own, before there
   // is any of the process's: as much as there is room for and time until the interrupt. The next
   // copy_in() of the same places takes it from there, at the speed of the GPU's memory, and lets it
@@ -104,6 +116,7 @@ class Mover final : public MemoryMover {
   Result<CopyReport> copy_in(std::vector<Segment> segments, Content& content,
                              const Interrupt& interrupt, Clock::time_point deadline) override;
   Result<void> prepare_digests(const Interrupt& interrupt, Clock::time_point deadline) override;
+  void keep(std::vector<SpareRoom> room) override;
   Result<CopyReport> copy_ahead(const std::vector<Ahead>& ahead, Content& content,
                                 const Interrupt& interrupt, Clock::time_point deadline) override;
 
@@ -118,7 +131,8 @@ class Mover final : public MemoryMover {
                           const Interrupt& interrupt, Clock::time_point deadline);
   Result<CopyReport> copy_ahead(const std::vector<Ahead>& ahead, const Contents& contents,
                                 const Interrupt& interrupt, Clock::time_point deadline);
-  // What copy_ahead() holds; a copy_in() that has used it leaves this to its caller.
+  // What copy_ahead() holds or a copy_out() has kept; a copy_in() that has used it leaves this to
+  // its caller.
   void drop_ahead();
 
   const Ring& ring() const;

@@ -301,6 +301,40 @@ TEST_F(MoverTest, BringsContentAheadAndTakesItFromTheGpuThen) {
   EXPECT_EQ(target.release(), 0U) << "the mover still holds memory";
 }
 
+TEST_F(MoverTest, KeepsWhatItWasAllowedToAndTakesItFromTheGpuThen) {
+  Target target(mixed_shapes());
+  MoverProcess mover = prepared();
+  Memory content(content_size(target.shapes()));
+  std::uint64_t first = 0;
+  for (const Shape& shape : target.shapes())
+    first += shape.gpu == 0 ? shape.bytes : 0;
+  // Whole segments from the beginning: one of 6 MiB is followed by one of 20.
+  const std::uint64_t kept = 6 * kMiB;
+  mover.keep({{target.gpu(1), 13 * kMiB}, {target.gpu(0), 64 * kMiB}});
+  ASSERT_TRUE(out(mover, target, content));
+  EXPECT_EQ(target.release(), first + kept);
+  ASSERT_TRUE(target.make_again());
+  content.at_piece(0, {});
+  const auto moved = back(mover, target, content);
+  ASSERT_TRUE(moved) << moved.error().to_string();
+  EXPECT_EQ(moved->bytes, 64 * kMiB);
+  EXPECT_EQ(moved->left_out, first + kept);
+  EXPECT_TRUE(target.verify());
+  EXPECT_EQ(target.release(), 0U) << "the mover still holds memory";
+  // Once only; and it can be told to let go.
+  ASSERT_TRUE(target.make_again());
+  ASSERT_TRUE(back(mover, target, content));
+  ASSERT_TRUE(out(mover, target, content));
+  EXPECT_EQ(target.release(), 0U);
+  ASSERT_TRUE(target.make_again());
+  ASSERT_TRUE(back(mover, target, content));
+  mover.keep({{target.gpu(0), 64 * kMiB}});
+  ASSERT_TRUE(out(mover, target, content));
+  EXPECT_EQ(target.release(), first);
+  ASSERT_TRUE(mover.copy_ahead({}, content, never_, in(seconds(30))));
+  EXPECT_EQ(target.in_use(), 0U);
+}
+
 TEST_F(MoverTest, BringsAheadWhatThereIsTimeAndRoomFor) {
   Target target(mixed_shapes());
   MoverProcess mover = prepared();

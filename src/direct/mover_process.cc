@@ -245,6 +245,7 @@ Result<CopyReport> MoverProcess::serve(std::vector<UniqueFd> sockets, Content& c
 
 Result<CopyReport> MoverProcess::copy(bool out, std::vector<Segment> segments, Content& content,
                                       Stop& stop, Clock::time_point deadline) {
+  const auto room = std::exchange(keep_, {});
   if (lost_) return fail(*lost_);
   if (ring_.bytes().empty()) {
     return fail(ErrorCode::kInternal, "the mover is asked to copy before it is prepared");
@@ -258,9 +259,10 @@ Result<CopyReport> MoverProcess::copy(bool out, std::vector<Segment> segments, C
   if (auto sent = send_segments(std::move(segments), stop); !sent) {
     return fail(std::move(sent.error()));
   }
-  (void)helper_.channel().send_value(pr::Copy{.out = out ? 1U : 0U,
-                                              .deadline_ns = ns_of(deadline),
-                                              .digest_chunk = out ? content.digest_chunk() : 0});
+  const pr::Copy ask{.out = out ? 1U : 0U,
+                     .deadline_ns = ns_of(deadline),
+                     .digest_chunk = out ? content.digest_chunk() : 0};
+  (void)helper_.channel().send(pr::with_items(ask, std::span<const SpareRoom>(room)));
   auto report = serve(content, stop);
   // What went over the bus.
   if (report) span.set_bytes(report->bytes - report->left_out);

@@ -38,6 +38,7 @@ class MoverProcess final : public MemoryMover {
   Result<CopyReport> copy_in(std::vector<Segment> segments, Content& content,
                              const Interrupt& interrupt, Clock::time_point deadline) override;
   Result<void> prepare_digests(const Interrupt& interrupt, Clock::time_point deadline) override;
+  void keep(std::vector<SpareRoom> room) override { keep_ = std::move(room); }
   Result<CopyReport> copy_ahead(const std::vector<Ahead>& ahead, Content& content,
                                 const Interrupt& interrupt, Clock::time_point deadline) override;
 
@@ -62,6 +63,7 @@ class MoverProcess final : public MemoryMover {
 
   HelperProcess helper_;
   HostMapping ring_;
+  std::vector<SpareRoom> keep_;  // for the next copy out
   std::optional<Error> lost_;
 };
 

@@ -6,7 +6,8 @@
 //   Segments, with places behind it, and       Done
 //     their descriptors, 250 at most
 //   Digests                                    Done, or Failed
-//   Copy; Ahead, with its parts behind it      Begin, with a channel for each copying thread, and
+//   Copy, with the room that it may keep
+//     behind it; Ahead, with its parts         Begin, with a channel for each copying thread, and
 //                                              then Done; or Failed
 //
 // Over each of those channels the copying thread asks with Piece and is answered with PieceDone.
@@ -55,6 +56,7 @@ struct Digests {
   std::int64_t deadline_ns = 0;
 };
 
+// SpareRoom is behind it.
 struct Copy {
   Kind kind = Kind::kCopy;
   std::uint32_t out = 0;

@@ -113,16 +113,18 @@ class Server {
   }
 
   bool copy(const Channel::Message& message) {
-    const auto ask = message.as<pr::Copy>();
-    if (!ask || !mover_) return false;
+    pr::Copy ask;
+    std::vector<SpareRoom> room;
+    if (!pr::take_items(message.bytes, ask, room) || !mover_) return false;
     std::vector<OwnersContent> contents;
     auto served_by = served(contents);
-    served_by.digest_chunk = ask->digest_chunk;
-    auto report = mover_->copy(ask->out != 0, std::exchange(segments_, {}), served_by, never_,
-                               time_of(ask->deadline_ns));
+    served_by.digest_chunk = ask.digest_chunk;
+    mover_->keep(std::move(room));
+    auto report = mover_->copy(ask.out != 0, std::exchange(segments_, {}), served_by, never_,
+                               time_of(ask.deadline_ns));
     const bool said = say(report);
     // Nobody need wait for it.
-    mover_->drop_ahead();
+    if (ask.out == 0) mover_->drop_ahead();
     return said;
   }
 

@@ -230,6 +230,23 @@ Result<void> DirectPath::prepare_digests(const Environment& env) {
   return {};
 }
 
+void DirectPath::keep_on_gpus(Driver& driver, const Group& group) {
+  // What they have now they will need again, and make_room() asks for it.
+  const bool all_known =
+      std::all_of(group.members().begin(), group.members().end(), [&](const GroupMember& member) {
+        return !member.initial || member.initial == CudaState::kCheckpointed ||
+               group.gpu_use().contains(member.process.pid());
+      });
+  const auto gpus = driver.gpus();
+  if (!all_known || !gpus || !room_.claim_ahead()) return;
+  std::vector<direct::SpareRoom> room;
+  for (const auto& [gpu, bytes] : spare_gpu_memory({}, {}, *gpus))
+    room.push_back({gpu, bytes});
+  mover_->keep(std::move(room));
+  enough_ = std::make_shared<Interrupt>();
+  ahead_ = true;
+}
+
 Result<void> DirectPath::require_all(const std::vector<const Process*>& running) const {
   std::string list;
   for (const Process* process : running) {
@@ -299,7 +316,8 @@ Result<void> DirectPath::copy_out(const Environment& env, const IntoImage* image
       env.tell("all GPU memory is written, and nothing taken over: " + why->to_string());
   }
   std::vector<direct::Segment> segments;
-  Places places;
+  places_ = std::make_shared<Places>();
+  Places& places = *places_;
   for (auto& agent : agents_) {
     std::vector<direct::SegmentPlace> pieces;
     auto taken = take_checked(agent, !image, &pieces);
@@ -506,17 +524,6 @@ void DirectPath::get_ready(const Environment& env, const std::vector<Pid>& pids,
   begin([make = env.mover] { return make({}); }, sources, start);
 }
 
-void DirectPath::get_ready(const HeadStart& start) {
-  if (!mover_ || !into_ || coming_.valid()) return;
-  std::vector<Source> sources;
-  for (const auto& agent : agents_) {
-    if (const auto stream = into_->stream_of(agent.pid()))
-      sources.push_back({agent.pid(), {into_, *stream}, 0, 0});
-  }
-  if (sources.empty()) return;
-  begin([mover = std::exchange(mover_, nullptr)] { return MoverResult(mover); }, sources, start);
-}
-
 void DirectPath::collect_mover() {
   enough_->request(SIGTERM);
   if (!coming_.valid()) return;
@@ -642,6 +649,7 @@ Result<void> DirectPath::move_out(const Environment& env, Group& group,
   if (done && agents_.empty()) return {};
   if (done && image != nullptr && image->options.base != nullptr) done = prepare_digests(env);
   if (done) done = fault(FaultPoint::kDirectPrepared);
+  if (done && image != nullptr && options.comes_back) keep_on_gpus(env.driver, group);
   phases.begin("close");
   if (done) done = close_all(env, options.timeout, phases);
   if (done && forced) done = require_nothing_stays();

@@ -40,6 +40,7 @@ struct QuiesceOptions {
   bool for_dump = false;
   MemoryPath path = MemoryPath::kAutomatic;
   const IntoImage* image = nullptr;  // otherwise into the processes' own memory
+  bool comes_back = false;           // at once, so what there is room for may stay on the GPUs
 };
 
 // kNotSupported if any of these has pieces of GPU memory open together with another process by CUDA
@@ -101,11 +102,9 @@ class DirectPath {
                  const HeadStart& start);
   // The same for the content that the image which look_in() was given has of these.
   void get_ready(const Environment& env, const std::vector<Pid>& pids, const HeadStart& start);
-  // The same for what move_out() has moved into the image, by the mover that has done so.
-  void get_ready(const HeadStart& start);
 
-  // To be called before the driver restores them. Lets go of what came ahead if others have taken
-  // so much since that not all of `needed` has room beside it.
+  // To be called before the driver restores them. Lets go of what is held on the GPUs if others
+  // have taken so much since that not all of `needed` has room beside it.
   void make_room(Driver& driver, std::span<const GpuUse> needed, std::span<const GpuPair> pairs);
 
   // Everybody runs on with its memory. kNotRolledBack names who does not.
@@ -134,6 +133,8 @@ class DirectPath {
   Result<void> prepare_digests(const Environment& env);
   Result<void> close_all(const Environment& env, std::chrono::milliseconds timeout, Phases& phases);
   Result<void> copy_out(const Environment& env, const IntoImage* image);
+  // Lets the mover keep on the GPUs what it is about to copy out, as far as there is room.
+  void keep_on_gpus(Driver& driver, const Group& group);
   // Into those that are being filled.
   Result<void> copy_in(const Interrupt& interrupt);
   Result<void> empty();
@@ -179,10 +180,10 @@ class DirectPath {
 
   std::future<MoverResult> coming_;
   std::shared_ptr<direct::MemoryMover> mover_;
-  // Of what is brought ahead: where its content is, and the word to stop.
+  // Of what is brought ahead, or has stayed: where its content is, and the word to stop.
   std::shared_ptr<Places> places_;
   std::shared_ptr<Interrupt> enough_;
-  bool ahead_ = false;  // there is something to be brought
+  bool ahead_ = false;  // there is something on the GPUs, or to be brought
   GpuRoom room_;
 };
 

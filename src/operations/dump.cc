@@ -346,19 +346,6 @@ std::vector<GpuUse> use_of(const Group& group) {
   return all;
 }
 
-// What is left over while they are away, as long as it is known of each what it needs.
-std::map<GpuUuid, std::uint64_t> room_beside(Driver& driver, const Group& group,
-                                             std::span<const GpuUse> needed) {
-  const bool all_known =
-      std::all_of(group.members().begin(), group.members().end(), [&](const GroupMember& member) {
-        return !member.initial || member.initial == CudaState::kCheckpointed ||
-               group.gpu_use().contains(member.process.pid());
-      });
-  const auto gpus = driver.gpus();
-  if (!all_known || !gpus) return {};
-  return spare_gpu_memory(needed, {}, *gpus);
-}
-
 // After a dump that lets the tree run on.
 Result<void> go_on_with_memory(const Environment& env, OpenedGroup& opened, Phases& phases) {
   std::vector<const Process*> processes;
@@ -467,15 +454,14 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   const auto stop = [&]() -> Result<void> {
     auto stopped = quiesce(env, *opened,
                            {options.timeout, options.ignore_obstacles, true, options.path,
-                            options.after == AfterDump::kSuspended ? nullptr : &into_image},
+                            options.after == AfterDump::kSuspended ? nullptr : &into_image,
+                            options.after == AfterDump::kRunning},
                            phases);
     asked_in_vain = !stopped;
     if (!stopped) return stopped;
     direct_bytes = opened->direct.bytes();
     writer->hold(opened->direct.needs_image());
     needed = use_of(group);
-    if (options.after == AfterDump::kRunning && opened->direct.content() != nullptr)
-      opened->direct.get_ready({room_beside(env.driver, group, needed), {}});
     phases.begin("criu");
     if (const ContentRecord* content = opened->direct.content())
       manifest.content = *content;
