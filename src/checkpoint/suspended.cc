@@ -53,12 +53,6 @@ std::optional<SuspendedMemory> read_suspended(const std::string& path) {
                              item.at("pci_bus_id").get<std::string>(),
                              item.at("memory_total").get<std::uint64_t>(), 0});
     }
-    for (const json& item : object.value("moved", json::array())) {
-      const auto uuid = GpuUuid::parse(item.at("gpu").get<std::string>());
-      if (!uuid) return std::nullopt;
-      memory.moved.push_back(
-          {*uuid, item.at("offset").get<std::uint64_t>(), item.at("bytes").get<std::uint64_t>()});
-    }
     memory.image = object.value("image", std::string());
     memory.since = object.value("since", std::int64_t{0});  // older ones have none
   } catch (const json::exception&) {
@@ -104,14 +98,8 @@ Result<void> remember_suspended(const Process& process, const SuspendedMemory& m
                     {"pci_bus_id", gpu.pci_bus_id},
                     {"memory_total", gpu.memory_total}});
   }
-  json moved = json::array();
-  for (const MovedPart& part : memory.moved) {
-    moved.push_back(
-        {{"gpu", part.gpu.to_string()}, {"offset", part.offset}, {"bytes", part.bytes}});
-  }
   const std::string text = json{{"uses", uses},
                                 {"gpus", gpus},
-                                {"moved", moved},
                                 {"image", memory.image},
                                 {"since", std::int64_t{std::time(nullptr)}}}
                                .dump(-1, ' ', false, json::error_handler_t::replace);
@@ -125,32 +113,12 @@ Result<void> remember_suspended(const Process& process, const SuspendedMemory& m
   return written;
 }
 
-std::vector<MovedPart> joined(std::vector<MovedPart> parts) {
-  constexpr std::size_t kMost = 1000;
-  std::sort(parts.begin(), parts.end(),
-            [](const MovedPart& a, const MovedPart& b) { return a.offset < b.offset; });
-  std::vector<MovedPart> out;
-  for (const MovedPart& part : parts) {
-    if (!out.empty() && out.back().gpu == part.gpu &&
-        out.back().offset + out.back().bytes == part.offset) {
-      out.back().bytes += part.bytes;
-    } else {
-      if (out.size() == kMost) break;
-      out.push_back(part);
-    }
-  }
-  return out;
-}
-
-void remember_suspended(const Group& group, const std::map<Pid, std::vector<MovedPart>>& moved) {
+void remember_suspended(const Group& group) {
   forget_the_dead();
   for (const GroupMember& member : group.members()) {
     const auto use = group.gpu_use().find(member.process.pid());
     if (!member.initial || use == group.gpu_use().end()) continue;
-    SuspendedMemory memory{use->second, {}};
-    const auto parts = moved.find(member.process.pid());
-    if (parts != moved.end()) memory.moved = parts->second;
-    (void)remember_suspended(member.process, memory);
+    (void)remember_suspended(member.process, {use->second, {}});
   }
 }
 

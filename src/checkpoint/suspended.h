@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,17 +12,6 @@
 #include "checkpoint/group.h"
 
 namespace stasis {
-
-// Content of device memory as it lies in the process's own: so much of it, from there, was on one
-// GPU.
-struct MovedPart {
-  GpuUuid gpu;
-  std::uint64_t offset = 0;
-  std::uint64_t bytes = 0;
-  bool operator==(const MovedPart&) const = default;
-};
-// Joins neighbours, sorts by offset, and keeps the first thousand.
-std::vector<MovedPart> joined(std::vector<MovedPart> parts);
 
 struct SuspendedMemory {
   std::vector<GpuUse> uses;
@@ -33,15 +21,11 @@ struct SuspendedMemory {
   // The image that has the content of the memory that the direct path has moved; empty: the process
   // has it.
   std::string image = {};
-  // What the direct path has moved into the process's own memory; a beginning of it is enough.
-  std::vector<MovedPart> moved = {};
   std::int64_t since = 0;  // seconds since 1970; set when it is remembered, 0 if unknown
 };
 
-// Remembers the group's gpu_use() for each of its CUDA processes, and what was moved out of whom.
-// Failures are ignored.
-void remember_suspended(const Group& group,
-                        const std::map<Pid, std::vector<MovedPart>>& moved = {});
+// Remembers the group's gpu_use() for each of its CUDA processes. Failures are ignored.
+void remember_suspended(const Group& group);
 // kIo, kNoSpace.
 Result<void> remember_suspended(const Process& process, const SuspendedMemory& memory);
 // Nothing if this very process (number and start time) was not suspended by us.

@@ -53,8 +53,7 @@ TEST_F(SuspendedTest, RemembersUntilToldToForget) {
   const Child child;
   const Process process = open(child);
   EXPECT_FALSE(recall_suspended(process));
-  SuspendedMemory known{{{gpu_, 1234}}, {{gpu_, "\xff odd", "0000:65:00.0", 99, 0}}};
-  known.moved = {{gpu_, 0, 4096}, {gpu_, 1 << 20, 8192}};
+  const SuspendedMemory known{{{gpu_, 1234}}, {{gpu_, "\xff odd", "0000:65:00.0", 99, 0}}};
   (void)remember_suspended(process, known);
   auto memory = recall_suspended(process);
   ASSERT_TRUE(memory);
@@ -65,7 +64,6 @@ TEST_F(SuspendedTest, RemembersUntilToldToForget) {
   ASSERT_THAT(memory->gpus, SizeIs(1));
   EXPECT_EQ(memory->gpus[0].pci_bus_id, "0000:65:00.0");
   EXPECT_EQ(memory->gpus[0].memory_total, 99U);
-  EXPECT_EQ(memory->moved, known.moved);
   struct stat info {};
   ASSERT_EQ(::stat(files().at(0).c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0600U);
@@ -85,19 +83,10 @@ TEST_F(SuspendedTest, AgroupRemembersWhatItsProcessesHad) {
   ASSERT_TRUE(group->lock(std::chrono::milliseconds(1000), interrupt));
   ASSERT_TRUE(group->checkpoint(progress, interrupt));
   group->dismiss();
-  remember_suspended(*group, {{child.pid(), {{gpu_, 64, 12}}}, {Pid{1}, {{gpu_, 0, 1}}}});
+  remember_suspended(*group);
   auto memory = recall_suspended(open(child));
   ASSERT_TRUE(memory);
   EXPECT_EQ(memory->uses.at(0).bytes, 77U);
-  EXPECT_EQ(memory->moved, (std::vector<MovedPart>{{gpu_, 64, 12}}));
-}
-
-TEST_F(SuspendedTest, JoinsPartsOfOneGpuThatFollowEachOther) {
-  GpuUuid other;
-  other.bytes[0] = 7;
-  EXPECT_EQ(joined({{gpu_, 30, 5}, {gpu_, 0, 10}, {gpu_, 10, 10}, {other, 20, 10}, {gpu_, 36, 1}}),
-            (std::vector<MovedPart>{{gpu_, 0, 20}, {other, 20, 10}, {gpu_, 30, 5}, {gpu_, 36, 1}}));
-  EXPECT_THAT(joined({}), SizeIs(0));
 }
 
 TEST_F(SuspendedTest, DamageIsNoMemory) {

@@ -331,10 +331,6 @@ Result<void> DirectPath::copy_out(const Environment& env, const IntoImage* image
       auto begin = places.add_buffer(agent.pid(), agent.buffer_address(), agent.bytes());
       if (!begin) return fail(std::move(begin.error()));
       base = *begin;
-      std::vector<MovedPart> parts;
-      for (const direct::SegmentPlace& piece : pieces)
-        parts.push_back({piece.gpu, piece.offset, piece.bytes});
-      moved_[agent.pid()] = joined(std::move(parts));
     }
     append(segments, std::move(*taken), base);
   }
@@ -383,8 +379,11 @@ Result<void> DirectPath::copy_in(const Interrupt& interrupt) {
     if (!content) return fail(std::move(content.error()));
     auto taken = take_checked(agent, !content->image, nullptr);
     if (!taken) return fail(std::move(taken.error()));
-    auto base = begin_of({agent.pid(), std::move(*content), agent.buffer_address(), agent.bytes()},
-                         *places_);
+    if (content->image) {
+      append(segments, std::move(*taken), places_->add_stream(content->image, content->stream));
+      continue;
+    }
+    auto base = places_->add_buffer(agent.pid(), agent.buffer_address(), agent.bytes());
     if (!base) return fail(std::move(base.error()));
     append(segments, std::move(*taken), *base);
   }
@@ -399,11 +398,6 @@ Result<void> DirectPath::copy_in(const Interrupt& interrupt) {
   room_.leave();
   if (!copied) return fail(std::move(copied.error()));
   return {};
-}
-
-Result<std::uint64_t> DirectPath::begin_of(const Source& source, Places& places) {
-  if (source.found.image) return places.add_stream(source.found.image, source.found.stream);
-  return places.add_buffer(source.pid, source.buffer, source.bytes);
 }
 
 Result<void> DirectPath::empty() {
@@ -449,79 +443,62 @@ DirectPath::MoverResult DirectPath::take_mover(const Environment& env,
   return coming_.valid() ? coming_.get() : env.mover(gpus);
 }
 
-void DirectPath::begin(MakeMover make, const std::vector<Source>& sources, const HeadStart& start) {
-  auto places = std::make_shared<Places>();
-  std::map<GpuUuid, direct::Ahead> ahead;
-  std::uint64_t bytes = 0;
-  for (const Source& source : sources) {
-    if (source.bytes > Places::kGap) continue;
-    auto base = begin_of(source, *places);
-    if (!base) return;
-    const std::uint64_t end = source.found.image ? Places::kGap : source.bytes;
-    const auto add = [&](const GpuUuid& gpu, std::uint64_t offset, std::uint64_t part) {
-      // Who wrote that down may be wrong.
-      if (offset > end || part > end - offset) return;
-      const GpuUuid target = target_of(gpu, start.pairs);
-      const auto room = start.room.find(target);
-      if (room == start.room.end()) return;
-      auto& one = ahead.try_emplace(target, direct::Ahead{target, room->second, {}}).first->second;
-      one.parts.push_back({*base + offset, part});
-      bytes += part;
-    };
-    if (source.found.image) {
-      for (const ContentRange& range : source.found.image->ranges_of(source.found.stream))
-        add(range.gpu, range.offset, range.bytes);
-    } else if (const auto moved = start.moved.find(source.pid); moved != start.moved.end()) {
-      for (const MovedPart& part : moved->second)
-        add(part.gpu, part.offset, part.bytes);
-    }
-  }
-  places_ = places;
+void DirectPath::begin(const Environment& env, std::vector<direct::Ahead> ahead) {
   enough_ = std::make_shared<Interrupt>();
-  std::vector<direct::Ahead> all;
-  for (auto& [gpu, one] : ahead)
-    all.push_back(std::move(one));
-  ahead_ = !all.empty() && room_.claim_ahead();
-  if (!ahead_) all.clear();
-  coming_ = std::async(std::launch::async, [make = std::move(make), places, all = std::move(all),
-                                            enough = enough_, bytes] {
-    auto mover = make();
+  ahead_ = !ahead.empty() && room_.claim_ahead();
+  if (!ahead_) ahead.clear();
+  coming_ = std::async(std::launch::async, [make = env.mover, places = places_,
+                                            ahead = std::move(ahead), enough = enough_] {
+    auto mover = make({});
     // What becomes of it, copy_in() will see.
-    if (mover && !all.empty() && !enough->requested()) {
-      (void)(*mover)->copy_ahead(all, *places, *enough,
+    if (mover && !ahead.empty() && !enough->requested()) {
+      std::uint64_t bytes = 0;
+      for (const direct::Ahead& one : ahead)
+        for (const direct::Ahead::Part& part : one.parts)
+          bytes += part.bytes;
+      (void)(*mover)->copy_ahead(ahead, *places, *enough,
                                  Clock::now() + kSlowDisk * copy_time(bytes));
     }
     return mover;
   });
 }
 
-void DirectPath::get_ready(const Environment& env, const std::vector<const Process*>& processes,
-                           const HeadStart& start) {
+void DirectPath::get_ready(const Environment& env, const std::vector<const Process*>& processes) {
   if (!env.mover || coming_.valid()) return;
-  std::vector<Source> sources;
-  for (const Process* process : processes) {
-    auto agent = AgentClient::find(process->pid(), process->pidfd());
-    if (!agent || !*agent || !is_away((*agent)->state()) || (*agent)->bytes() == 0) continue;
-    auto found = content_of(**agent);
-    if (!found) continue;
-    sources.push_back(
-        {process->pid(), std::move(*found), (*agent)->buffer_address(), (*agent)->bytes()});
-  }
-  if (sources.empty()) return;
-  begin([make = env.mover] { return make({}); }, sources, start);
+  const bool any = std::any_of(processes.begin(), processes.end(), [](const Process* process) {
+    const auto agent = AgentClient::look(process->pid());
+    return agent && *agent && is_away((*agent)->state);
+  });
+  if (any) begin(env, {});
 }
 
 void DirectPath::get_ready(const Environment& env, const std::vector<Pid>& pids,
                            const HeadStart& start) {
   if (!env.mover || coming_.valid()) return;
-  std::vector<Source> sources;
+  places_ = std::make_shared<Places>();
+  std::map<GpuUuid, direct::Ahead> ahead;
   for (const auto& content : contents_) {
     for (const Pid pid : pids) {
-      if (const auto stream = content->stream_of(pid))
-        sources.push_back({pid, {content, *stream}, 0, 0});
+      const auto stream = content->stream_of(pid);
+      if (!stream) continue;
+      const std::uint64_t base = places_->add_stream(content, *stream);
+      for (const ContentRange& range : content->ranges_of(*stream)) {
+        const GpuUuid target = target_of(range.gpu, start.pairs);
+        const auto room = start.room.find(target);
+        // Who wrote that down may be wrong.
+        const bool sound =
+            range.offset <= Places::kGap && range.bytes <= Places::kGap - range.offset;
+        if (room == start.room.end() || !sound) continue;
+        auto& one =
+            ahead.try_emplace(target, direct::Ahead{target, room->second, {}}).first->second;
+        one.parts.push_back({base + range.offset, range.bytes});
+      }
     }
   }
-  begin([make = env.mover] { return make({}); }, sources, start);
+  std::vector<direct::Ahead> all;
+  for (auto& [gpu, one] : ahead)
+    all.push_back(std::move(one));
+  begin(env, std::move(all));
 }
 
 void DirectPath::collect_mover() {
@@ -725,7 +702,9 @@ Result<std::uint64_t> DirectPath::move_in(const Environment& env,
       done = fail(std::move(mover.error()));
   }
   const Interrupt never;
-  if (mover_) done = copy_in(stops ? env.interrupt : never);
+  // There may be nothing left to copy at which it would be heard.
+  if (done && stops) done = env.interrupt.check();
+  if (done && mover_) done = copy_in(stops ? env.interrupt : never);
   // What the image says will not be different for the agents; and who asked to stop is heard.
   if (!done && (done.error().code == ErrorCode::kImageCorrupt ||
                 done.error().code == ErrorCode::kInterrupted)) {

@@ -52,8 +52,6 @@ Result<void> refuse_shared(const Environment& env,
 struct HeadStart {
   std::map<GpuUuid, std::uint64_t> room;  // bytes that nobody needs until then
   std::vector<GpuPair> pairs;             // where what was on one GPU goes
-  // Of content in the processes' own memory: what was on which GPU.
-  std::map<Pid, std::vector<MovedPart>> moved = {};
 };
 
 class Places;
@@ -97,10 +95,10 @@ class DirectPath {
   // kInterrupted.
   Result<void> come_back(const Environment& env) { return room_.come_back(env.interrupt); }
   // Begins to prepare a mover for what of these is away, in a thread of its own, so that it is
-  // ready when move_in() needs it, and to bring content to the GPUs for which there is room.
-  void get_ready(const Environment& env, const std::vector<const Process*>& processes,
-                 const HeadStart& start);
-  // The same for the content that the image which look_in() was given has of these.
+  // ready when move_in() needs it.
+  void get_ready(const Environment& env, const std::vector<const Process*>& processes);
+  // The same for the content that the image which look_in() was given has of these, and begins to
+  // bring it to the GPUs for which there is room.
   void get_ready(const Environment& env, const std::vector<Pid>& pids, const HeadStart& start);
 
   // To be called before the driver restores them. Lets go of what is held on the GPUs if others
@@ -115,8 +113,6 @@ class DirectPath {
   // The content of what move_out() has moved into the image, for its manifest. Nothing if nothing
   // has.
   const ContentRecord* content() const { return into_ ? &into_->record() : nullptr; }
-  // What move_out() has moved into the processes' own memory.
-  const std::map<Pid, std::vector<MovedPart>>& moved() const { return moved_; }
   // Bytes of it that an earlier image had already.
   std::uint64_t taken_bytes() const { return into_ ? into_->taken_bytes() : 0; }
   // Somebody's memory is in that image and nowhere else.
@@ -154,16 +150,8 @@ class DirectPath {
   // What was begun, or what `env` gives now.
   MoverResult take_mover(const Environment& env, std::span<const GpuUuid> gpus);
 
-  // Whose content, and where it is.
-  struct Source {
-    Pid pid;
-    Found found;
-    std::uint64_t buffer = 0;  // an address in the process, if it is in no image
-    std::uint64_t bytes = 0;
-  };
-  static Result<std::uint64_t> begin_of(const Source& source, Places& places);
-  using MakeMover = std::function<MoverResult()>;
-  void begin(MakeMover make, const std::vector<Source>& sources, const HeadStart& start);
+  // To make a mover, and to bring these to the GPUs, in a thread of its own.
+  void begin(const Environment& env, std::vector<direct::Ahead> ahead);
   // What was begun is told to stop, and its mover is ours again.
   void collect_mover();
   // Whether something was held on the GPUs that is gone now.
@@ -175,8 +163,6 @@ class DirectPath {
   std::vector<std::shared_ptr<ImageContent>> contents_;
   std::shared_ptr<ImageContent> into_;  // that move_out() has made
   bool needs_image_ = false;
-
-  std::map<Pid, std::vector<MovedPart>> moved_;
 
   std::future<MoverResult> coming_;
   std::shared_ptr<direct::MemoryMover> mover_;

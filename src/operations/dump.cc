@@ -590,7 +590,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   } else {
     group.dismiss();
     opened->direct.dismiss();
-    remember_suspended(group, opened->direct.moved());
+    remember_suspended(group);
     if (auto kept = verify_states(group, CudaState::kCheckpointed); !kept) {
       return fail(
           std::move(kept.error()).within("the image " + writer->final_path() + " is complete"));

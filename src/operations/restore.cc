@@ -217,7 +217,7 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   if (done) done = env.interrupt.check();
   if (done) {
     phases.begin("restore");
-    if (!options.leave_suspended) direct.get_ready(env, running_processes(job, targets), {});
+    if (!options.leave_suspended) direct.get_ready(env, running_processes(job, targets));
     direct.make_room(env.driver, plan->needed, plan->pairs);
     done = job.bring_back(targets, plan->pairs, env.progress);
   }

@@ -9,25 +9,20 @@ namespace stasis {
 namespace {
 
 // The complete GPU map, once it is sure that the memory fits.
-Result<HeadStart> check_and_plan(const Environment& env, const Group& group,
-                                 const ResumeOptions& options) {
+Result<std::vector<GpuPair>> check_and_plan(const Environment& env, const Group& group,
+                                            const ResumeOptions& options) {
   std::vector<GpuUse> needed;
   std::vector<Gpu> from;
-  HeadStart start;
-  bool all_known = true;
   for (const GroupMember& member : group.members()) {
     if (!member.initial) continue;
     auto state = member.process.cuda_state();
-    if (!state) all_known = false;
     if (!state || *state != CudaState::kCheckpointed) continue;
     auto memory = recall_suspended(member.process);
-    all_known = all_known && memory && !memory->uses.empty();
     if (!memory) continue;
     needed.insert(needed.end(), memory->uses.begin(), memory->uses.end());
     if (from.empty()) from = std::move(memory->gpus);
-    start.moved[member.process.pid()] = std::move(memory->moved);
   }
-  if (needed.empty() && from.empty() && options.gpu_map.empty()) return start;
+  if (needed.empty() && from.empty() && options.gpu_map.empty()) return std::vector<GpuPair>();
   auto gpus = env.driver.gpus();
   if (!gpus) return fail(std::move(gpus.error()));
   if (from.empty()) from = *gpus;
@@ -36,10 +31,7 @@ Result<HeadStart> check_and_plan(const Environment& env, const Group& group,
   if (auto fits = check_gpu_memory(needed, *pairs, *gpus); !fits) {
     return fail(std::move(fits.error()));
   }
-  // Without a word on what each of them needs, nothing is known to be left over.
-  if (all_known && !needed.empty()) start.room = spare_gpu_memory(needed, *pairs, *gpus);
-  start.pairs = std::move(*pairs);
-  return start;
+  return pairs;
 }
 
 // The content that somebody says is there.
@@ -103,8 +95,8 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
   Group& group = opened->group;
   auto alone = opened->direct.come_back(env);
   if (!alone) return fail(roll_back(*opened, std::move(alone.error())));
-  auto start = check_and_plan(env, group, options);
-  if (!start) return fail(roll_back(*opened, std::move(start.error())));
+  auto pairs = check_and_plan(env, group, options);
+  if (!pairs) return fail(roll_back(*opened, std::move(pairs.error())));
   for (const Process* process : cuda_processes(group)) {
     const auto memory = recall_suspended(*process);
     if (!memory || memory->image.empty()) continue;
@@ -130,12 +122,12 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
   }
   auto done = opened->direct.check_found(cuda_processes(group));
   if (!done) return fail(roll_back(*opened, std::move(done.error())));
-  opened->direct.get_ready(env, cuda_processes(group), *start);
+  opened->direct.get_ready(env, cuda_processes(group));
   done = fault(FaultPoint::kResumePlanned);
   if (done) done = env.interrupt.check();
   if (done) {
     phases.begin("restore");
-    done = group.restore(start->pairs, env.progress);
+    done = group.restore(*pairs, env.progress);
   }
   if (!done) return fail(roll_back(*opened, std::move(done.error())));
   // Past this point going on is the way out, also for who finds our record: every process is whole

@@ -22,7 +22,7 @@ Result<Report> suspend(const Environment& env, Pid root, const SuspendOptions& o
   group.dismiss();
   const std::uint64_t direct_bytes = opened->direct.bytes();
   opened->direct.dismiss();
-  remember_suspended(group, opened->direct.moved());
+  remember_suspended(group);
   opened->journal->finish();
   Report report;
   report.root = root;

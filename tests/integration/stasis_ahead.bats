@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
-# The content of GPU memory that is brought to the GPU while CRIU and the driver are still at work, before
-# the program has memory there: on the simulated driver with the real CRIU.
+# The content of GPU memory that is on the GPU before the program has memory there: brought by a restore while
+# CRIU and the driver are still at work, or left there by a dump. On the simulated driver with the real CRIU.
 
 load helpers
 load stasis_lib
@@ -30,20 +30,6 @@ mib = sum(e["args"].get("bytes", 0) for e in events) / (1 << 20)
 sys.exit(0 if eval(sys.argv[3]) else f"{sys.argv[2]}: {mib} MiB")' "$trace" "$1" "$2"
 }
 
-@test "a resume brings it while the driver restores the process" {
-  start_agent memory --size 64M
-  local i
-  for i in 1 2; do
-    done_by suspend "$TARGET"
-    gpu_is_free
-    with_time done_by resume "$TARGET"
-    came_ahead "mib >= 64"
-    target_goes_on
-  done
-  target_verifies
-  gpu_is_free
-}
-
 @test "a restore brings it while CRIU makes the processes; of a job that goes on while it is dumped it stays there" {
   start_agent memory --size 64M
   local i
@@ -65,10 +51,6 @@ sys.exit(0 if eval(sys.argv[3]) else f"{sys.argv[2]}: {mib} MiB")' "$trace" "$1"
 @test "each GPU gets its own, also another one than before; a tree goes as one" {
   export STASIS_SIM_GPUS=2x8G
   start_agent contexts
-  done_by suspend "$TARGET"
-  with_time done_by resume "$TARGET" --device-map "$(swapped_gpus)"
-  came_ahead "mib > 0"
-  target_goes_on
   dump_it
   with_time restore_it --device-map "$(swapped_gpus)"
   came_ahead "mib > 0"
@@ -90,42 +72,44 @@ print(f"{a}={b},{b}={a}")'
 
 # bats test_tags=long
 @test "where the GPU has no room for both, it waits for its place" {
-  STASIS_SIM_GPUS=1x1G start_agent memory --size 512M
   export STASIS_SIM_GPUS=1x1G
-  done_by suspend "$TARGET"
-  with_time done_by resume "$TARGET"
+  start_agent memory --size 512M
+  dump_it
+  with_time restore_it
   came_ahead "mib == 0"
   target_goes_on
-  target_verifies
+  done_by dump "$TARGET" --images-dir "$image.2" --leave-running --trace "$trace"
+  came_in "mib > 64"
+  target_goes_on
+  restored_verifies
 }
 
 # bats test_tags=long
 @test "somebody takes the GPU's last memory meanwhile: what came ahead makes room" {
   export STASIS_SIM_GPUS=1x2G
   start_agent memory --size 256M
-  done_by suspend "$TARGET"
-  STASIS_SIM_FAULTS="restore:delay=5s" stasis resume "$TARGET" --trace "$trace" >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
-  local resume=$!
-  at_end_kill "$resume"
-  wait_until 20 all_came_ahead
+  dump_it
+  restore_slowly "restore:delay=5s" "$image"
+  wait_until 60 all_came_ahead
   # All but what came ahead and less than half of what is needed.
   start_hog $((2048 - 256 - 100))M
-  wait "$resume" || { cat "$BATS_TEST_TMPDIR/out" >&2; return 1; }
+  has_ended "$RESTORE"
   came_ahead "mib >= 256"
   target_goes_on
   kill -KILL "$HOG"
-  target_verifies
+  restored_verifies
 }
 all_came_ahead() { (($(gpu_used) >= 256 << 20)); }
 
 @test "a mover that dies meanwhile is missed by nobody" {
   start_agent memory --size 64M
-  done_by suspend "$TARGET"
-  STASIS_SIM_FAULTS="restore:delay=1s; transfer:die@3" capture timeout 60 stasis resume "$TARGET"
+  dump_it
+  STASIS_SIM_FAULTS="restore:delay=1s; transfer:die@3" \
+    capture timeout 60 stasis restore --images-dir "$image" --detach
   assert_equal "$status" 0
   assert_contains "$err" "copy by themselves"
   target_goes_on
-  target_verifies
+  restored_verifies
   gpu_is_free
 }
 
@@ -140,25 +124,28 @@ all_came_ahead() { (($(gpu_used) >= 256 << 20)); }
 }
 
 # bats test_tags=long
-@test "told to stop, or killed, in the midst of it: the program is as it was" {
+@test "told to stop, or killed, in the midst of it: nobody is left halfway, and the image is whole" {
   start_agent memory --size 64M
-  done_by suspend "$TARGET"
+  dump_it
   local signal
   for signal in TERM KILL; do
-    STASIS_SIM_FAULTS="restore:delay=3s" stasis resume "$TARGET" >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
-    local resume=$!
-    at_end_kill "$resume"
-    wait_until 20 some_is_used
-    kill -"$signal" "$resume"
-    wait "$resume" || true
-    done_by recover "$TARGET"
-    target_goes_on
-    done_by suspend "$TARGET"
+    restore_slowly "restore:delay=3s" "$image"
+    wait_until 60 some_is_used
+    kill -"$signal" "$RESTORE"
+    wait "$RESTORE" || true
+    done_by recover --all
+    # Killed after CRIU was done, it is recovered; and the image is there in any case.
+    if ! number_is_free; then
+      [[ $signal == KILL ]]
+      target_goes_on
+      kill -KILL "$TARGET"
+    fi
+    wait_until 60 number_is_free
     gpu_is_free
   done
-  done_by resume "$TARGET"
+  restore_it
   target_goes_on
-  target_verifies
+  restored_verifies
 }
 some_is_used() { (($(gpu_used) > 0)); }
 
@@ -181,66 +168,30 @@ some_is_used() { (($(gpu_used) > 0)); }
   target_verifies
 }
 
-# In what was remembered of a suspended process: what Python does with d.
-remembered() {
-  python3 -c '
-import glob, json, os, sys
-(path,) = glob.glob(os.environ["STASIS_STATE_DIR"] + f"/{sys.argv[1]}-*.suspended")
-d = json.load(open(path))
-exec(sys.argv[2])
-json.dump(d, open(path, "w"))' "$1" "$2"
-}
-
-# bats test_tags=long
-@test "a record of places that are not there does no harm" {
-  start_agent memory --size 64M
-  local change
-  for change in 'd["moved"][0]["offset"] = 1 << 60' 'd["moved"][0]["bytes"] = (1 << 64) - 1' \
-    'd["moved"] = [{**d["moved"][0], "offset": i << 40, "bytes": 1 << 40} for i in range(1, 900)]'; do
-    done_by suspend "$TARGET"
-    remembered "$TARGET" "$change"
-    with_time done_by resume "$TARGET"
-    came_ahead "mib <= 64"
-    target_goes_on
-  done
-  target_verifies
-}
-
-# bats test_tags=long
-@test "where it is not known of everybody what he needs, nothing comes ahead" {
-  LD_PRELOAD=$agent start_tree --size 12M
-  done_by suspend "$TARGET"
-  rm "$STASIS_STATE_DIR/${CHILDREN[1]}"-*.suspended
-  with_time done_by resume "$TARGET"
-  came_ahead "mib == 0"
-  target_goes_on
-  done_by suspend "$TARGET"
-  remembered "${CHILDREN[0]}" 'd["uses"] = []'
-  with_time done_by resume "$TARGET"
-  came_ahead "mib == 0"
-  target_goes_on
-}
-
-# Two programs on one GPU that has room for both but for little more, one moved by the driver. Sets A and B.
+# Two programs on one GPU that has room for both but for little more: A, of which there is an image, and B, which
+# the driver moves and which is suspended.
 two_on_one_gpu() {
   export STASIS_SIM_GPUS=1x1G
   start_agent memory --size 128M
   A=$TARGET
   A_STATUS=$TARGET_STATUS
-  done_by suspend "$A"
+  dump_it
   start_target memory --size 780M
   B=$TARGET
   done_by suspend "$B"
 }
-# resume_slowly FAULTS PID: in the background, with its output in $BATS_TEST_TMPDIR/PID. Sets RESUME.
-resume_slowly() {
-  STASIS_SIM_FAULTS=$1 stasis resume "$2" --trace "$BATS_TEST_TMPDIR/trace-$2" >"$BATS_TEST_TMPDIR/$2" 2>&1 3>&- &
-  RESUME=$!
-  at_end_kill "$RESUME"
+# restore_slowly FAULTS DIR: in the background, with its output in DIR.out. Sets RESTORE.
+restore_slowly() {
+  STASIS_SIM_FAULTS=$1 stasis restore --images-dir "$2" --detach --trace "$trace" >"$2.out" 2>&1 3>&- &
+  RESTORE=$!
+  at_end_kill "$RESTORE"
 }
-both_resumed() {
-  wait "$1" || { cat "$BATS_TEST_TMPDIR/$A" >&2; return 1; }
-  wait "$2" || { cat "$BATS_TEST_TMPDIR/$B" >&2; return 1; }
+has_ended() {
+  wait "$1" && return
+  cat "$BATS_TEST_TMPDIR"/*.out >&2
+  return 1
+}
+both_go_on() {
   TARGET_STATUS=$A_STATUS target_goes_on
   target_goes_on
 }
@@ -250,40 +201,45 @@ uses_mib() { (($(gpu_used) >= $1 << 20)); }
   two_on_one_gpu
   # While the driver restores the one, the other has all of its memory twice, if it has it ahead: from
   # the 65th copy on, which takes that long.
-  resume_slowly "restore:delay=4s" "$B"
-  local b=$RESUME
+  STASIS_SIM_FAULTS="restore:delay=4s" stasis resume "$B" >"$image.out" 2>&1 3>&- &
+  local b=$!
+  at_end_kill "$b"
   wait_until 60 works_on_it "$b"
-  resume_slowly "restore:delay=1s; transfer:delay=4s@65" "$A"
-  both_resumed "$RESUME" "$b"
+  restore_slowly "restore:delay=1s; transfer:delay=4s@65" "$image"
+  has_ended "$RESTORE"
+  has_ended "$b"
+  both_go_on
 }
 
 # bats test_tags=long
 @test "who comes back while another has its memory twice waits for that" {
   two_on_one_gpu
-  resume_slowly "restore:delay=1s; transfer:delay=3s@65" "$A"
-  local a=$RESUME
+  restore_slowly "restore:delay=1s; transfer:delay=3s@65" "$image"
   wait_until 60 uses_mib 256
-  resume_slowly "" "$B"
-  both_resumed "$a" "$RESUME"
+  done_by resume "$B"
+  has_ended "$RESTORE"
+  both_go_on
 }
 
 # bats test_tags=long
 @test "of two that come back at the same time one has content ahead" {
   export STASIS_SIM_GPUS=1x4G
   start_agent memory --size 128M
-  A=$TARGET
   A_STATUS=$TARGET_STATUS
-  done_by suspend "$A"
+  dump_it
+  local first=$image
+  image=$image.2
   start_agent memory --size 128M
-  B=$TARGET
-  done_by suspend "$B"
-  resume_slowly "restore:delay=3s" "$A"
-  local a=$RESUME
+  dump_it
+  restore_slowly "restore:delay=4s" "$first"
+  local a=$RESTORE
   wait_until 60 uses_mib 128
-  resume_slowly "restore:delay=1s" "$B"
-  both_resumed "$a" "$RESUME"
-  trace=$BATS_TEST_TMPDIR/trace-$A came_ahead "mib == 128"
-  trace=$BATS_TEST_TMPDIR/trace-$B came_ahead "mib == 0"
+  trace=$trace.2 restore_slowly "restore:delay=1s" "$image"
+  has_ended "$a"
+  has_ended "$RESTORE"
+  both_go_on
+  came_ahead "mib == 128"
+  trace=$trace.2 came_ahead "mib == 0"
 }
 
 # bats test_tags=long
