@@ -20,6 +20,7 @@
 #include <new>
 #include <span>
 
+#include "base/descriptor_room.h"
 #include "base/futex.h"
 #include "direct/agent_protocol.h"
 #include "gate.h"
@@ -46,6 +47,8 @@ constexpr std::uint64_t kHugePage = std::uint64_t{2} << 20;
 // 200 MB/s (direct/agent_client.cc).
 constexpr std::chrono::seconds kPeerGivesUp{60};
 constexpr std::uint64_t kSlowestCopy = 200000000;
+// A batch of exports, and what the driver may open for it.
+constexpr int kExportRoom = 4 * direct::kExportBatch;
 
 std::atomic<ControlPage*> g_page{nullptr};
 int g_fd = -1;
@@ -296,6 +299,7 @@ class Session {
 
   void prepare() {
     if (!expect(AgentState::kRunning)) return;
+    make_descriptor_room(kExportRoom);
     buffer_wanted_ = arguments_[0] == 0;
     segment_bytes_ = page_.segment_bytes = movable_bytes();
     if (buffer_wanted_) return make_buffer();
@@ -355,6 +359,8 @@ class Session {
   void export_batch() {
     if (state() != AgentState::kFilling && !expect(AgentState::kClosed)) return;
     const auto first = arguments_[0];
+    // Of a process that was restored.
+    if (first == 0) make_descriptor_room(kExportRoom);
     for (std::uint32_t i = 0; i < direct::kExportBatch && first + i < segments_.size(); ++i) {
       int fd = -1;
       const auto outcome = export_segment(first + i, fd);

@@ -2,13 +2,18 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <csignal>
 #include <cstring>
+#include <filesystem>
+#include <iterator>
+#include <system_error>
 
 #include <fmt/format.h>
 
@@ -97,6 +102,21 @@ std::optional<std::uint64_t> read_number(const std::string& path) {
   const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
   if (error != std::errc()) return std::nullopt;
   return value;
+}
+
+Result<void> allow_descriptors(std::uint64_t more) {
+  std::error_code ignored;
+  const auto open = static_cast<std::uint64_t>(
+      std::distance(std::filesystem::directory_iterator("/proc/self/fd", ignored), {}));
+  const std::uint64_t needed = open + more;
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed) return {};
+  const rlim_t seen = limit.rlim_cur;
+  limit.rlim_cur = std::min<rlim_t>(limit.rlim_max, needed);
+  if (limit.rlim_cur >= needed && ::setrlimit(RLIMIT_NOFILE, &limit) == 0) return {};
+  return fail(
+      ErrorCode::kIo, fmt::format("{} open files are allowed, and {} may be needed", seen, needed),
+      fmt::format("raise the limit: `ulimit -n {}`", std::max<std::uint64_t>(needed, 1024)));
 }
 
 Result<void> write_all(int fd, const char* data, std::size_t size, const std::string& path) {

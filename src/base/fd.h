@@ -60,6 +60,10 @@ Result<std::string> read_file(const UniqueFd& file, const std::string& path, std
 // thing ("max") or cannot be read.
 std::optional<std::uint64_t> read_number(const std::string& path);
 
+// Raises this process's limit of open files where it does not allow `more` than there are now. kIo
+// with the figures if that cannot be.
+Result<void> allow_descriptors(std::uint64_t more);
+
 // Writes all of `data`, resuming short writes.
 Result<void> write_all(int fd, const char* data, std::size_t size, const std::string& path);
 

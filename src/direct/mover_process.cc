@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "base/descriptor_room.h"
 #include "base/fault_point.h"
 #include "base/trace.h"
 #include "direct/mover_protocol.h"
@@ -68,6 +69,8 @@ void serve_content(const Channel& channel, std::span<std::byte> ring, Content& c
 }  // namespace
 
 Result<MoverProcess> MoverProcess::start() {
+  // For what agents export, on its way to the mover.
+  make_descriptor_room(4 * Channel::kMostDescriptors);
   auto helper = HelperProcess::start(kMoverName, [](const Channel& owner) { serve_mover(owner); });
   if (!helper) return fail(std::move(helper.error()));
   set_fault_mover(helper->pid());

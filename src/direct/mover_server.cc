@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 
+#include "base/descriptor_room.h"
 #include "base/interrupt.h"
 #include "direct/mover.h"
 #include "direct/mover_protocol.h"
@@ -15,6 +16,8 @@ namespace stasis::direct {
 namespace {
 
 namespace pr = protocol;
+
+constexpr int kDescriptorRoom = 4096;
 
 Clock::time_point time_of(std::int64_t ns) {
   return Clock::time_point(
@@ -186,6 +189,7 @@ void serve_mover(const Channel& owner) {
     limit.rlim_cur = limit.rlim_max;
     (void)::setrlimit(RLIMIT_NOFILE, &limit);
   }
+  make_descriptor_room(kDescriptorRoom);
   Server server(owner);
   while (server.serve_one()) {
   }

@@ -67,20 +67,7 @@ Error failed_state(const Process& process) {
 Result<void> check_descriptors(std::size_t processes) {
   constexpr std::uint64_t kSpare = 64;
   constexpr std::uint64_t kEach = 6;
-  std::error_code ignored;
-  const auto open = static_cast<std::uint64_t>(
-      std::distance(std::filesystem::directory_iterator("/proc/self/fd", ignored), {}));
-  const std::uint64_t needed = open + kSpare + kEach * processes;
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed) return {};
-  const rlim_t seen = limit.rlim_cur;
-  limit.rlim_cur = std::min<rlim_t>(limit.rlim_max, needed);
-  if (limit.rlim_cur >= needed && ::setrlimit(RLIMIT_NOFILE, &limit) == 0) return {};
-  return fail(
-      ErrorCode::kIo,
-      fmt::format("{} open files are allowed, and {} may be needed for {} process(es)", seen,
-                  needed, processes),
-      fmt::format("raise the limit: `ulimit -n {}`", std::max<std::uint64_t>(needed, 1024)));
+  return allow_descriptors(kSpare + kEach * processes);
 }
 
 // The root of the tree on which an operation was killed, if one of these is in its record.

@@ -125,6 +125,18 @@ Result<std::vector<direct::Segment>> take_checked(AgentClient& agent, bool buffe
   return taken;
 }
 
+// Each is a descriptor until the mover has it.
+Result<void> allow_pieces(const std::vector<AgentClient>& agents) {
+  constexpr std::uint64_t kSpare = 32;
+  std::uint64_t pieces = 0;
+  for (const AgentClient& agent : agents)
+    pieces += agent.segment_count();
+  auto allowed = allow_descriptors(pieces + kSpare);
+  // The driver needs none.
+  if (!allowed) allowed.error().code = ErrorCode::kNotSupported;
+  return allowed;
+}
+
 void append(std::vector<direct::Segment>& all, std::vector<direct::Segment> more,
             std::uint64_t base) {
   for (auto& segment : more) {
@@ -315,6 +327,7 @@ Result<void> DirectPath::copy_out(const Environment& env, const IntoImage* image
     if (const auto& why = into_->without_base())
       env.tell("all GPU memory is written, and nothing taken over: " + why->to_string());
   }
+  if (auto allowed = allow_pieces(agents_); !allowed) return allowed;
   std::vector<direct::Segment> segments;
   places_ = std::make_shared<Places>();
   Places& places = *places_;
@@ -371,6 +384,7 @@ Result<void> DirectPath::check_found(const std::vector<const Process*>& processe
 }
 
 Result<void> DirectPath::copy_in(const Interrupt& interrupt) {
+  if (auto allowed = allow_pieces(agents_); !allowed) return allowed;
   std::vector<direct::Segment> segments;
   if (!places_) places_ = std::make_shared<Places>();
   for (auto& agent : agents_) {

@@ -515,3 +515,16 @@ path_in_ps() {
   target_verifies
   nothing_left
 }
+
+@test "memory in more pieces than files may be open" {
+  start_agent torture --size 600M --pause-ms 100
+  # Each piece is a descriptor on its way to the mover.
+  (ulimit -Sn 60 && done_by suspend "$TARGET" --path direct)
+  (ulimit -Sn 60 && done_by resume "$TARGET")
+  target_goes_on
+  # The limit cannot be raised: the driver moves it.
+  (ulimit -n 110 && capture stasis suspend "$TARGET" && assert_equal "$status" 0 && assert_contains "$err" "110 open files are allowed")
+  done_by resume "$TARGET"
+  target_goes_on
+  target_verifies
+}
