@@ -10,6 +10,7 @@
 
 #include "aside.h"
 #include "gate.h"
+#include "host_pages.h"
 
 namespace stasis::preload {
 namespace {
@@ -140,6 +141,7 @@ void know_driver(void* library) {
   }
   std::sort(loaded->known.begin(), loaded->known.end(),
             [](const Known& a, const Known& b) { return a.real < b.real; });
+  note_driver_library(reinterpret_cast<const void*>(loaded->calls.cuGetErrorName));
   const Loaded* none = nullptr;
   if (!g_loaded.compare_exchange_strong(none, loaded, std::memory_order_acq_rel)) delete loaded;
   // Names that this driver lacks are no error of the program's, which may well ask for one now.

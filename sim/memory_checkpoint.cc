@@ -99,8 +99,12 @@ CUresult Memory::save(const Pace& pace) {
   for (const Slot& s : slots_)
     image_size_ += static_cast<std::uint64_t>(s.holds) * context_bytes_;
   if (image_size_ == 0) return CUDA_SUCCESS;
+  // As the driver does, which touches all of it at once; but a simulated GPU may be larger than the
+  // host's memory.
+  constexpr std::uint64_t kAffordable = std::uint64_t{16} << 20;
+  const int how = image_size_ <= kAffordable ? MAP_POPULATE : MAP_NORESERVE;
   void* got = ::mmap(nullptr, image_size_, PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+                     MAP_PRIVATE | MAP_ANONYMOUS | how, -1, 0);
   if (got == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
   image_ = static_cast<char*>(got);
 

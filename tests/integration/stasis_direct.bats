@@ -528,3 +528,29 @@ path_in_ps() {
   target_goes_on
   target_verifies
 }
+
+# Of the private memory of no file, what is in huge pages, in KiB, without the buffer of the content.
+huge_kib() {
+  python3 - "$1" "$2" <<'END'
+import re, sys
+sum, counts = 0, False
+for line in open(f"/proc/{sys.argv[1]}/smaps"):
+    head = re.match(r"([0-9a-f]+)-([0-9a-f]+) rw-p 0+ 00:00 0 *$", line)
+    if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+        counts = head and (int(head[2], 16) - int(head[1], 16)) < int(sys.argv[2])
+    elif counts and line.startswith("AnonHugePages:"):
+        sum += int(line.split()[1])
+print(sum)
+END
+}
+
+@test "what the driver saves of a context is in huge pages" {
+  if grep -q '\[never\]' /sys/kernel/mm/transparent_hugepage/enabled; then skip "this kernel has none"; fi
+  start_agent memory --size 64M
+  assert_equal "$(huge_kib "$TARGET" $((64 << 20)))" 0
+  done_by suspend "$TARGET" --path direct
+  (($(huge_kib "$TARGET" $((64 << 20))) >= 4096))
+  done_by resume "$TARGET"
+  target_goes_on
+  target_verifies
+}

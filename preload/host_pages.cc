@@ -1,0 +1,124 @@
+#include "host_pages.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <link.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace stasis::preload {
+namespace {
+
+// At a checkpoint the driver's thread is the only one that runs: the others may have stopped with
+// any lock of the C library in their hands. So what is called from mmap() takes none.
+
+constexpr std::uintptr_t kHugePage = std::uintptr_t{2} << 20;
+constexpr int kDriversFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE;
+
+using Mmap = void*(void*, std::size_t, int, int, int, off_t);
+
+// The C library's, or that of whoever else stands in for it.
+std::atomic<Mmap*> g_next{nullptr};
+// Where the driver's code is.
+std::atomic<std::uintptr_t> g_begin{0};
+std::atomic<std::uintptr_t> g_end{0};
+
+__attribute__((constructor)) void find_next() {
+  g_next.store(reinterpret_cast<Mmap*>(::dlvsym(RTLD_NEXT, "mmap", "GLIBC_2.2.5")));
+}
+
+void* next(void* address, std::size_t bytes, int protection, int flags, int fd, off_t offset) {
+  if (auto* function = g_next.load(std::memory_order_relaxed))
+    return function(address, bytes, protection, flags, fd, offset);
+  // Somebody's constructor, before ours.
+  return reinterpret_cast<void*>(
+      ::syscall(SYS_mmap, address, bytes, protection, flags, fd, offset));
+}
+
+bool in_driver(const void* code) {
+  const auto at = reinterpret_cast<std::uintptr_t>(code);
+  return g_begin.load(std::memory_order_relaxed) <= at &&
+         at < g_end.load(std::memory_order_relaxed);
+}
+
+bool huge_pages_are_off() {
+  char text[64] = {};
+  const int fd = ::open("/sys/kernel/mm/transparent_hugepage/enabled", O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return true;
+  const ssize_t got = ::read(fd, text, sizeof text - 1);
+  ::close(fd);
+  return got <= 0 || std::strstr(text, "[never]") != nullptr;
+}
+
+// Nothing if it cannot be had so.
+void* in_huge_pages(std::size_t bytes) {
+  const std::size_t pages = (bytes + 4095) / 4096 * 4096;
+  void* raw =
+      next(nullptr, pages + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (raw == MAP_FAILED) return nullptr;
+  const auto from = reinterpret_cast<std::uintptr_t>(raw);
+  const auto begin = (from + kHugePage - 1) / kHugePage * kHugePage;
+  if (begin > from) ::munmap(raw, begin - from);
+  ::munmap(reinterpret_cast<void*>(begin + pages), from + kHugePage - begin);
+  auto* at = reinterpret_cast<void*>(begin);
+  ::madvise(at, pages, MADV_HUGEPAGE);
+  return at;
+}
+
+void* map(void* address, std::size_t bytes, int protection, int flags, int fd, off_t offset,
+          const void* caller) {
+  const bool meant = flags == kDriversFlags && address == nullptr && bytes >= 2 * kHugePage &&
+                     protection == (PROT_READ | PROT_WRITE) && in_driver(caller);
+  if (meant) [[unlikely]] {
+    const int error = errno;
+    void* at = huge_pages_are_off() ? nullptr : in_huge_pages(bytes);
+    errno = error;
+    if (at) return at;
+  }
+  return next(address, bytes, protection, flags, fd, offset);
+}
+
+}  // namespace
+
+void note_driver_library(const void* function) {
+  struct Search {
+    std::uintptr_t function;
+    std::uintptr_t begin = 0;
+    std::uintptr_t end = 0;
+  } search{reinterpret_cast<std::uintptr_t>(function)};
+  ::dl_iterate_phdr(
+      [](dl_phdr_info* library, std::size_t, void* data) {
+        auto& wanted = *static_cast<Search*>(data);
+        for (int i = 0; i < library->dlpi_phnum; ++i) {
+          const auto& part = library->dlpi_phdr[i];
+          if (part.p_type != PT_LOAD || (part.p_flags & PF_X) == 0) continue;
+          const std::uintptr_t begin = library->dlpi_addr + part.p_vaddr;
+          const std::uintptr_t end = begin + part.p_memsz;
+          if (wanted.function < begin || wanted.function >= end) continue;
+          wanted.begin = begin;
+          wanted.end = end;
+          return 1;
+        }
+        return 0;
+      },
+      &search);
+  g_end.store(search.end);
+  g_begin.store(search.begin);
+}
+
+}  // namespace stasis::preload
+
+// Two names for one function, as in the C library. The compiler calls this one by both.
+extern "C" void* mmap64(void* address, std::size_t bytes, int protection, int flags, int fd,
+                        off64_t offset) noexcept {
+  return stasis::preload::map(address, bytes, protection, flags, fd, offset,
+                              __builtin_return_address(0));
+}
+asm(".globl mmap\n.type mmap, @function\n.set mmap, mmap64\n");
