@@ -458,6 +458,7 @@ DirectPath::MoverResult DirectPath::take_mover(const Environment& env,
 }
 
 void DirectPath::begin(const Environment& env, std::vector<direct::Ahead> ahead) {
+  if (!places_) places_ = std::make_shared<Places>();
   enough_ = std::make_shared<Interrupt>();
   ahead_ = !ahead.empty() && room_.claim_ahead();
   if (!ahead_) ahead.clear();
