@@ -193,18 +193,26 @@ Result<std::vector<std::string>> Images::clear() const {
   return removed;
 }
 
-Result<std::vector<int>> Images::complete() const {
+Result<std::vector<int>> Images::all() const {
   auto names = list_directory(dir_, path_);
   if (!names) return fail(std::move(names.error()));
   std::vector<int> numbers;
   for (const std::string& text : *names) {
     const auto name = parse(text);
     if (!name || !name->rest.empty() || damaged_.contains(name->number)) continue;
-    const std::string manifest = text + "/manifest.json";
-    if (::faccessat(dir_.get(), manifest.c_str(), F_OK, AT_SYMLINK_NOFOLLOW) != 0) continue;
     numbers.push_back(name->number);
   }
   std::sort(numbers.begin(), numbers.end(), std::greater<>());
+  return numbers;
+}
+
+Result<std::vector<int>> Images::complete() const {
+  auto numbers = all();
+  if (!numbers) return numbers;
+  std::erase_if(*numbers, [&](int number) {
+    const std::string manifest = fmt::format("{:0{}}/manifest.json", number, kDigits);
+    return ::faccessat(dir_.get(), manifest.c_str(), F_OK, AT_SYMLINK_NOFOLLOW) != 0;
+  });
   return numbers;
 }
 

@@ -34,7 +34,10 @@ class Images {
   // but not named gets its name. What was removed is returned.
   Result<std::vector<std::string>> clear() const;
 
-  // Those with a manifest, the newest first, and without those that are known to be damaged.
+  // All that have an image's name, the newest first, and without those that are known to be
+  // damaged: one without a manifest has lost it, or was copied here in part.
+  Result<std::vector<int>> all() const;
+  // Those of them with a manifest.
   Result<std::vector<int>> complete() const;
   // It is found to be damaged: from now on no image, and it counts for nothing.
   void damaged(int number) { damaged_.insert(number); }

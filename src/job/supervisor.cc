@@ -185,7 +185,7 @@ class Supervisor {
 };
 
 Result<std::optional<int>> Supervisor::choose() {
-  auto numbers = images_.complete();
+  auto numbers = images_.all();
   if (!numbers) return fail(std::move(numbers.error()));
   for (const int number : *numbers) {
     const std::string path = images_.path_of(number);

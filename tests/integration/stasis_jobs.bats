@@ -86,6 +86,24 @@ END
   grep -q "none of the images in $images is sound" "$RUN_LOG"
 }
 
+@test "an image that was copied without its manifest is a damaged one, and no reason to start over" {
+  start_run
+  job_is_up
+  saves 000001
+  kill -TERM "$RUN"
+  ends_with 75
+  rm "$images/000002/manifest.json"
+  start_run
+  told "the image $images/000002 is damaged"
+  told "goes on from $images/000001 "
+  kill -KILL "$RUN"
+  ends_with 137
+  rm "$images/000001/manifest.json"
+  start_run
+  ends_with 10
+  grep -q "none of the images in $images is sound" "$RUN_LOG"
+}
+
 @test "--every saves it again and again, and --keep says how many images stay" {
   start_run --every 700ms --keep 2
   told "removed 000001"
