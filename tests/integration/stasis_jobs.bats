@@ -86,12 +86,22 @@ END
   grep -q "none of the images in $images is sound" "$RUN_LOG"
 }
 
-@test "an image that was copied without its manifest is a damaged one, and no reason to start over" {
+@test "a manifest that cannot be read, or was not copied: damage, and no reason to start over" {
   start_run
   job_is_up
   saves 000001
   kill -TERM "$RUN"
   ends_with 75
+  # As from a bad sector: at address 0 of a process there is nothing, and the kernel says EIO.
+  mount --bind "/proc/$$/mem" "$images/000002/manifest.json"
+  echo "$images/000002/manifest.json" >"$BATS_TEST_TMPDIR/mounts"
+  start_run
+  told "the image $images/000002 is damaged"
+  grep -q "Input/output error" "$RUN_LOG"
+  told "goes on from $images/000001 "
+  kill -KILL "$RUN"
+  ends_with 137
+  umount "$images/000002/manifest.json"
   rm "$images/000002/manifest.json"
   start_run
   told "the image $images/000002 is damaged"
