@@ -114,6 +114,25 @@ END
   grep -q "none of the images in $images is sound" "$RUN_LOG"
 }
 
+@test "what is left of an old image and cannot be removed is told, and is in nobody's way" {
+  # As on NFS, where somebody still has a file of it open.
+  local busy=$images/000001.removing/busy
+  mkdir -p "$busy" "$BATS_TEST_TMPDIR/mounted"
+  mount --bind "$BATS_TEST_TMPDIR/mounted" "$busy"
+  echo "$busy" >"$BATS_TEST_TMPDIR/mounts"
+  start_run --keep 1
+  job_is_up
+  grep -q "had left stays: cannot remove $busy" "$RUN_LOG"
+  saves 000002
+  saves 000003
+  told "an old image cannot be removed: cannot remove $busy"
+  assert_equal "$(ls "$images")" $'000001.removing\n000003\nlock'
+  umount "$busy"
+  kill -TERM "$RUN"
+  ends_with 75
+  assert_equal "$(ls "$images")" $'000004\nlock'
+}
+
 @test "--every saves it again and again, and --keep says how many images stay" {
   start_run --every 700ms --keep 2
   told "removed 000001"
