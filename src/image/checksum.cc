@@ -12,6 +12,7 @@
 
 #include <fmt/format.h>
 
+#include "image/directory.h"
 #include "image/parallel.h"
 #include "image/xxh3_avx2.h"
 
@@ -44,7 +45,7 @@ Result<BlockDigest> hash(const UniqueFd& file, const std::string& path, std::uin
     const ssize_t got = ::pread(file.get(), buffer.data(), want, static_cast<off_t>(offset));
     if (got < 0) {
       if (errno == EINTR) continue;
-      return fail(errno_error("cannot read " + path, errno));
+      return fail(read_error("cannot read " + path, errno));
     }
     if (got == 0) {
       return fail(ErrorCode::kImageCorrupt,

@@ -103,6 +103,14 @@ TEST(Checksum, BlocksThatAreKnownAreNotReadAgain) {
   }
 }
 
+// As from a bad sector: at address 0 of a process there is nothing, and the kernel says EIO.
+TEST(Checksum, WhatTheDiskCannotGiveBackIsDamage) {
+  auto checksums = checksums_of({"/proc/self/mem"}, {6});
+  ASSERT_FALSE(checksums);
+  EXPECT_EQ(checksums.error().code, ErrorCode::kImageCorrupt);
+  EXPECT_NE(checksums.error().message.find("Input/output error"), std::string::npos);
+}
+
 TEST(Checksum, AFileThatBecameShorterIsNamed) {
   const TemporaryDirectory dir;
   write_text(dir / "short", "12345");

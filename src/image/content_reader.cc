@@ -86,7 +86,7 @@ Result<std::vector<std::byte>> read_index(const UniqueFd& dir, const ContentReco
     const ssize_t got =
         ::pread(file->get(), bytes.data() + done, bytes.size() - done, static_cast<off_t>(done));
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return fail(errno_error("cannot read gpu/index", errno));
+    if (got < 0) return fail(read_error("cannot read gpu/index", errno));
     if (got == 0)
       return corrupt(fmt::format("gpu/index ends after {} bytes, expected {}", done, size));
     done += static_cast<std::size_t>(got);
@@ -196,7 +196,7 @@ Result<void> ContentReader::State::read_run(const Run& run, std::span<std::byte>
     }
     if (got < 0) {
       return fail(
-          errno_error(fmt::format("cannot read {} at {}", content_data_path(run.file), at), errno));
+          read_error(fmt::format("cannot read {} at {}", content_data_path(run.file), at), errno));
     }
     if (got == 0) {
       return corrupt(fmt::format("{} ends after {} bytes, expected {}: {} is cut off",

@@ -25,10 +25,14 @@ struct DirCloser {
   void operator()(DIR* dir) const { ::closedir(dir); }
 };
 
+// A bad sector; of ext4 and XFS also what does not match its checksum (EUCLEAN, EBADMSG).
+bool is_loss(int number) { return number == EIO || number == EUCLEAN || number == EBADMSG; }
+
 // An image's file that is not there or not what it should be is the image's fault.
 Error beneath_error(const std::string& path, int number) {
   Error error = errno_error("cannot open " + path, number);
-  if (number == ENOENT || number == ELOOP || number == EXDEV || number == ENOTDIR) {
+  if (number == ENOENT || number == ELOOP || number == EXDEV || number == ENOTDIR ||
+      is_loss(number)) {
     error.code = ErrorCode::kImageCorrupt;
   }
   return error;
@@ -114,6 +118,12 @@ Result<UniqueFd> open_beneath(const UniqueFd& directory, const std::string& path
   // EPERM: a container's seccomp filter that does not know the call.
   if (errno == ENOSYS || errno == EPERM) return open_step_by_step(directory, path, flags);
   return fail(beneath_error(path, errno));
+}
+
+Error read_error(const std::string& what, int error_number) {
+  Error error = errno_error(what, error_number);
+  if (is_loss(error_number)) error.code = ErrorCode::kImageCorrupt;
+  return error;
 }
 
 Result<std::vector<std::string>> list_directory(const UniqueFd& directory,

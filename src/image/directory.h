@@ -29,6 +29,10 @@ Result<DirectoryEntry> split_path(const std::string& path);
 // not there, or if a link or a file stands where a directory should; kNotPermitted, kIo.
 Result<UniqueFd> open_beneath(const UniqueFd& directory, const std::string& path, int flags);
 
+// Of a read of an image's file. kImageCorrupt where the disk or the file system has lost what was
+// there; as errno_error otherwise.
+Error read_error(const std::string& what, int error_number);
+
 // The names in a directory without "." and "..", sorted.
 Result<std::vector<std::string>> list_directory(const UniqueFd& directory, const std::string& path);
 

@@ -73,7 +73,7 @@ Result<std::string> read_text(const UniqueFd& file, const std::string& path, std
     const ssize_t got = ::read(file.get(), buffer.data(), buffer.size());
     if (got < 0) {
       if (errno == EINTR) continue;
-      return fail(errno_error("cannot read " + path, errno));
+      return fail(file_error(read_error("cannot read " + path, errno)));
     }
     if (got == 0) return text;
     text.append(buffer.data(), static_cast<std::size_t>(got));

@@ -163,19 +163,20 @@ Result<void> Images::note_init(Pid init) const {
   return write_holder(lock_, path_ + "/lock", holder);
 }
 
-Result<std::vector<std::string>> Images::clear() const {
+Result<Images::Cleared> Images::clear() const {
   auto names = list_directory(dir_, path_);
   if (!names) return fail(std::move(names.error()));
-  std::vector<std::string> removed;
+  Cleared done;
   std::set<int> seen;
   for (const std::string& text : *names) {
     const auto name = parse(text);
     if (!name || name->rest.empty()) continue;
     if (name->rest == kRemoving) {
-      if (auto gone = remove_tree(dir_, text, path_ + "/" + text); !gone) {
-        return fail(std::move(gone.error()));
-      }
-      removed.push_back(path_ + "/" + text);
+      // NFS keeps what somebody still has open (.nfs…), and that is no reason not to go on.
+      if (auto gone = remove_tree(dir_, text, path_ + "/" + text))
+        done.removed.push_back(path_ + "/" + text);
+      else
+        done.failed.push_back(std::move(gone.error()));
       continue;
     }
     if (!seen.insert(name->number).second) continue;
@@ -187,24 +188,34 @@ Result<std::vector<std::string>> Images::clear() const {
       (void)::renameat2(AT_FDCWD, leftover.path.c_str(), AT_FDCWD, final.c_str(), RENAME_NOREPLACE);
     }
     auto cleared = clear_leftovers(final, false);
-    if (!cleared) return cleared;
-    removed.insert(removed.end(), cleared->begin(), cleared->end());
+    if (cleared)
+      done.removed.insert(done.removed.end(), cleared->begin(), cleared->end());
+    else
+      done.failed.push_back(std::move(cleared.error()));
   }
-  return removed;
+  return done;
 }
 
-Result<std::vector<int>> Images::complete() const {
+Result<std::vector<int>> Images::all() const {
   auto names = list_directory(dir_, path_);
   if (!names) return fail(std::move(names.error()));
   std::vector<int> numbers;
   for (const std::string& text : *names) {
     const auto name = parse(text);
     if (!name || !name->rest.empty() || damaged_.contains(name->number)) continue;
-    const std::string manifest = text + "/manifest.json";
-    if (::faccessat(dir_.get(), manifest.c_str(), F_OK, AT_SYMLINK_NOFOLLOW) != 0) continue;
     numbers.push_back(name->number);
   }
   std::sort(numbers.begin(), numbers.end(), std::greater<>());
+  return numbers;
+}
+
+Result<std::vector<int>> Images::complete() const {
+  auto numbers = all();
+  if (!numbers) return numbers;
+  std::erase_if(*numbers, [&](int number) {
+    const std::string manifest = fmt::format("{:0{}}/manifest.json", number, kDigits);
+    return ::faccessat(dir_.get(), manifest.c_str(), F_OK, AT_SYMLINK_NOFOLLOW) != 0;
+  });
   return numbers;
 }
 
@@ -265,6 +276,10 @@ Result<std::vector<int>> Images::remove_old(int keep) const {
   auto names = list_directory(dir_, path_);
   if (!names) return fail(std::move(names.error()));
   std::vector<int> removed;
+  std::optional<Error> first;
+  const auto keep_first = [&](Error error) {
+    if (!first) first = std::move(error);
+  };
   for (const std::string& text : *names) {  // sorted, and so by number
     const auto name = parse(text);
     if (!name || name->number >= oldest) continue;
@@ -273,14 +288,15 @@ Result<std::vector<int>> Images::remove_old(int keep) const {
       // Under another name first: half an image must not be taken for one.
       doomed += kRemoving;
       if (::renameat(dir_.get(), text.c_str(), dir_.get(), doomed.c_str()) != 0) {
-        return fail(errno_error("cannot remove " + path_ + "/" + text, errno));
+        keep_first(errno_error("cannot remove " + path_ + "/" + text, errno));
+        continue;
       }
       removed.push_back(name->number);
     }
-    if (auto gone = remove_tree(dir_, doomed, path_ + "/" + doomed); !gone) {
-      return fail(std::move(gone.error()));
-    }
+    if (auto gone = remove_tree(dir_, doomed, path_ + "/" + doomed); !gone)
+      keep_first(std::move(gone.error()));
   }
+  if (first) return fail(std::move(*first));
   return removed;
 }
 

@@ -30,11 +30,18 @@ class Images {
   // Writes into the lock who the init process of our job is: see open().
   Result<void> note_init(Pid init) const;
 
+  struct Cleared {
+    std::vector<std::string> removed;
+    std::vector<Error> failed;  // of what could not be removed, and stays
+  };
   // Clears away what killed dumps and removals have left. An image that a killed dump had completed
-  // but not named gets its name. What was removed is returned.
-  Result<std::vector<std::string>> clear() const;
+  // but not named gets its name.
+  Result<Cleared> clear() const;
 
-  // Those with a manifest, the newest first, and without those that are known to be damaged.
+  // All that have an image's name, the newest first, and without those that are known to be
+  // damaged: one without a manifest has lost it, or was copied here in part.
+  Result<std::vector<int>> all() const;
+  // Those of them with a manifest.
   Result<std::vector<int>> complete() const;
   // It is found to be damaged: from now on no image, and it counts for nothing.
   void damaged(int number) { damaged_.insert(number); }
@@ -51,7 +58,7 @@ class Images {
   static Result<void> check_word(const std::string& word);
 
   // Removes what is older than the `keep` newest complete ones, the oldest first. What was removed
-  // is returned.
+  // is returned; or, when all have been tried, the first error.
   Result<std::vector<int>> remove_old(int keep) const;
 
  private:

@@ -98,7 +98,8 @@ TEST_F(JobImages, WhatAKilledRemovalOrDumpHasLeftIsClearedAway) {
   make("000004.partial-0123456789abcdef", false);
   auto removed = images->clear();
   ASSERT_TRUE(removed) << removed.error().to_string();
-  EXPECT_EQ(removed->size(), 2U);
+  EXPECT_EQ(removed->removed.size(), 2U);
+  EXPECT_THAT(removed->failed, IsEmpty());
   EXPECT_FALSE(has("000001.removing") || has("000004.partial-0123456789abcdef"));
   EXPECT_TRUE(has("000003"));
 }

@@ -16,6 +16,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
@@ -23,6 +24,7 @@
 #include "base/helper_process.h"
 #include "checkpoint/journal.h"
 #include "job/shared_memory.h"
+#include "proc/procfs.h"
 
 namespace stasis::job {
 namespace {
@@ -30,6 +32,8 @@ namespace {
 using nlohmann::json;
 
 constexpr int kWorkerEndMs = 5000;
+constexpr std::string_view kVerbName = "stasis";
+constexpr int kVerbLookMs = 20;  // between two looks whether a verb has come to its end
 
 Result<void> send_json(const Channel& channel, const json& message,
                        std::span<const UniqueFd> descriptors = {}) {
@@ -156,14 +160,25 @@ class Loop {
     std::array<pollfd, 3> wait{{{outside_.fd(), POLLIN, 0},
                                 {children_.get(), POLLIN, 0},
                                 {worker_ ? worker_->channel().fd() : -1, POLLIN, 0}}};
-    if (::poll(wait.data(), wait.size(), -1) < 0) return;
+    if (::poll(wait.data(), wait.size(), ended_ && !worker_ ? kVerbLookMs : -1) < 0) return;
     if (wait[1].revents != 0) reap();
     if (wait[2].revents != 0) hear_worker();
     if (wait[0].revents != 0) obey();
-    if (ended_ && !worker_) {
+    if (ended_ && !worker_ && !is_visited()) {
       tell({{"event", "ended"}, {"status", *std::exchange(ended_, std::nullopt)}});
       job_ = 0;
     }
+  }
+
+  // By a verb that was given the job's name: it ends with the namespace, and a dump that has just
+  // ended the job has yet to give the image its name.
+  static bool is_visited() {
+    const auto everybody = proc::ProcFs().all();
+    return everybody &&
+           std::any_of(everybody->begin(), everybody->end(), [](const proc::ProcessInfo& info) {
+             return info.parent.value == 0 && info.pid.value != ::getpid() &&
+                    info.comm == kVerbName && info.state != 'Z';
+           });
   }
 
   void reap() {

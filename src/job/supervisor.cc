@@ -185,7 +185,7 @@ class Supervisor {
 };
 
 Result<std::optional<int>> Supervisor::choose() {
-  auto numbers = images_.complete();
+  auto numbers = images_.all();
   if (!numbers) return fail(std::move(numbers.error()));
   for (const int number : *numbers) {
     const std::string path = images_.path_of(number);
@@ -671,8 +671,10 @@ Result<Outcome> run(const RunOptions& options, Work work,
   if (!images) return fail(std::move(images.error()));
   auto cleared = images->clear();
   if (!cleared) return fail(std::move(cleared.error()));
-  for (const std::string& path : *cleared)
+  for (const std::string& path : cleared->removed)
     tell("removed what a killed `stasis run` had left: " + path);
+  for (const Error& error : cleared->failed)
+    tell("what a killed `stasis run` had left stays: " + error.to_string());
   if (!options.once.empty() && images->is_done(options.once, as_written(options.command))) {
     tell(fmt::format("the job has ended with 0 before ({}/done-{}), and is not run again",
                      images->path(), options.once));

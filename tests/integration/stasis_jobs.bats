@@ -86,6 +86,53 @@ END
   grep -q "none of the images in $images is sound" "$RUN_LOG"
 }
 
+@test "a manifest that cannot be read, or was not copied: damage, and no reason to start over" {
+  start_run
+  job_is_up
+  saves 000001
+  kill -TERM "$RUN"
+  ends_with 75
+  # As from a bad sector: at address 0 of a process there is nothing, and the kernel says EIO.
+  mount --bind "/proc/$$/mem" "$images/000002/manifest.json"
+  echo "$images/000002/manifest.json" >"$BATS_TEST_TMPDIR/mounts"
+  start_run
+  told "the image $images/000002 is damaged"
+  grep -q "Input/output error" "$RUN_LOG"
+  told "goes on from $images/000001 "
+  kill -KILL "$RUN"
+  ends_with 137
+  umount "$images/000002/manifest.json"
+  rm "$images/000002/manifest.json"
+  start_run
+  told "the image $images/000002 is damaged"
+  told "goes on from $images/000001 "
+  kill -KILL "$RUN"
+  ends_with 137
+  rm "$images/000001/manifest.json"
+  start_run
+  ends_with 10
+  grep -q "none of the images in $images is sound" "$RUN_LOG"
+}
+
+@test "what is left of an old image and cannot be removed is told, and is in nobody's way" {
+  # As on NFS, where somebody still has a file of it open.
+  local busy=$images/000001.removing/busy
+  mkdir -p "$busy" "$BATS_TEST_TMPDIR/mounted"
+  mount --bind "$BATS_TEST_TMPDIR/mounted" "$busy"
+  echo "$busy" >"$BATS_TEST_TMPDIR/mounts"
+  start_run --keep 1
+  job_is_up
+  grep -q "had left stays: cannot remove $busy" "$RUN_LOG"
+  saves 000002
+  saves 000003
+  told "an old image cannot be removed: cannot remove $busy"
+  assert_equal "$(ls "$images")" $'000001.removing\n000003\nlock'
+  umount "$busy"
+  kill -TERM "$RUN"
+  ends_with 75
+  assert_equal "$(ls "$images")" $'000004\nlock'
+}
+
 @test "--every saves it again and again, and --keep says how many images stay" {
   start_run --every 700ms --keep 2
   told "removed 000001"
@@ -367,8 +414,11 @@ suspends() {
   capture timeout 60 stasis run --name trainer -- true
   assert_equal "$status" 7
   assert_contains "$err" "another job has the name trainer"
-  kill -TERM "$RUN"
-  ends_with 75
+  # A dump that ends it comes to its own end, though the job's namespace goes with the job.
+  done_by dump trainer --images-dir "$image-last"
+  assert_contains "$out" "it has ended"
+  ends_with 137
+  done_by verify "$image-last"
   nothing_left
 }
 
