@@ -238,6 +238,7 @@ class Loop {
     if (what == "size") return set_size(order->value("rows", 0), order->value("columns", 0));
     if (what == "work") return start_worker(*order);
     if (what == "stop" && worker_) (void)::kill(worker_->pid().value, SIGTERM);
+    if (what == "kill" && worker_) (void)::kill(worker_->pid().value, SIGKILL);
   }
 
   void signal_job(int number, bool group) const {

@@ -3,7 +3,7 @@
 //
 // What is asked and answered goes over a channel, as JSON:
 //   {"do": "start"}, {"do": "work", "request": {...}}, {"do": "signal", "number": N, "group": BOOL}
-//   {"do": "stop"}                         SIGTERM for the worker, if there is one
+//   {"do": "stop"}, {"do": "kill"}         SIGTERM, SIGKILL for the worker, if there is one
 //   {"event": "ready"}                     the namespaces are there
 //   {"event": "failed", "error": {...}}    they are not, or the job could not be started
 //   {"do": "size", "rows": N, "columns": N}: of its terminal

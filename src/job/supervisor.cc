@@ -30,6 +30,9 @@ using std::chrono::milliseconds;
 constexpr std::size_t kMostArguments = 4096;  // docs/image-format.md
 constexpr std::size_t kLongestArgument = 65536;
 constexpr milliseconds kRetry{200};
+// A save that is not over by the end of --grace has as much time again to bring the job back, and
+// at least this.
+constexpr std::chrono::seconds kOverdue{10};
 
 // As it comes back from a manifest: bytes that are no UTF-8 are replaced.
 std::vector<std::string> as_written(const std::vector<std::string>& command) {
@@ -150,6 +153,10 @@ class Supervisor {
   Result<void> runs();
   Result<void> go_on();
   bool held_up() const;
+  bool hangs() const;
+  Clock::time_point overdue() const {
+    return room_deadline_ + std::max<milliseconds>(options_.grace, kOverdue);
+  }
   bool is_due() const;
   bool is_saved_to_its_end() const;
   Result<void> end_saved();
@@ -176,6 +183,7 @@ class Supervisor {
   int room_signal_ = 0;
   Clock::time_point room_deadline_;
   bool stopping_ = false;  // the save that was under way then
+  bool killed_ = false;    // the process that saves, because it did not end
   bool early_ = false;     // the job did not run yet then
   std::optional<Clock::time_point>
       again_;  // the save before its end, which somebody was in the way of
@@ -323,6 +331,7 @@ Result<void> Supervisor::work(Doing doing, json request) {
 milliseconds Supervisor::patience() const {
   std::optional<Clock::time_point> next = tick_;
   if ((held_up() || is_due()) && (!next || room_deadline_ < *next)) next = room_deadline_;
+  if (hangs() && !held_up() && (!next || overdue() < *next)) next = overdue();
   if (again_ && (!next || *again_ < *next)) next = again_;
   if (!next) return milliseconds(-1);
   const auto left = std::chrono::ceil<milliseconds>(*next - Clock::now());
@@ -332,6 +341,11 @@ milliseconds Supervisor::patience() const {
 // By a save that lets it go on, while it is to make room.
 bool Supervisor::held_up() const {
   return doing_ == Doing::kSaving && !end_ && room_signal_ != 0 && !gave_up_ && !stopping_;
+}
+
+// A save that knows of --grace or was told to stop, and may not come to an end.
+bool Supervisor::hangs() const {
+  return doing_ == Doing::kSaving && room_signal_ != 0 && !gave_up_ && !killed_;
 }
 
 // A restore that was told to stop, and has all of --grace for it.
@@ -371,6 +385,11 @@ Result<void> Supervisor::on_clock() {
   if (held_up() && now >= room_deadline_) {
     stopping_ = true;
     return init_->send({{"do", "stop"}});
+  }
+  if (hangs() && now >= overdue()) {
+    tell_("the save does not come to an end: its process is killed");
+    killed_ = true;
+    return init_->send({{"do", "kill"}});
   }
   if (again_ && now >= *again_) {
     again_.reset();

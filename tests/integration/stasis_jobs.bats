@@ -484,6 +484,32 @@ suspends() {
   ends_with 75
 }
 
+worker_of_run() {
+  local pid
+  for pid in $(pgrep -x stasis-worker); do
+    if grep -qz "$images" "/proc/$pid/cmdline"; then echo "$pid" && return; fi
+  done
+}
+
+# bats test_tags=long
+@test "a save that does not come to an end is killed, and the job gets the signal itself" {
+  local worker
+  for last in TERM USR1; do
+    start_run --grace 1s
+    [[ $last == TERM ]] || told "goes on from $images/000001 "
+    job_is_up
+    [[ $last == USR1 ]] || saves 000001
+    held_save "$last" 2s
+    worker=$(worker_of_run)
+    kill -STOP "$worker"
+    [[ $last == TERM ]] || kill -TERM "$RUN"
+    ends_with 0
+    grep -q "the save does not come to an end: its process is killed" "$RUN_LOG"
+    grep -q "it gets SIGTERM itself" "$RUN_LOG"
+    assert_equal "$(ls "$images" | grep -v log)" $'000001\nlock'
+  done
+}
+
 @test "told to make room while a verb is at work on it: saved when that is done" {
   start_run --name trainer
   job_is_up
