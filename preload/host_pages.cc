@@ -13,25 +13,29 @@
 #include <cstdint>
 #include <cstring>
 
+#include "intercept.h"
+
 namespace stasis::preload {
 namespace {
 
 // At a checkpoint the driver's thread is the only one that runs: the others may have stopped with
-// any lock of the C library in their hands. So what is called from mmap() takes none.
+// any lock of the C library in their hands. So what is called from mmap() takes none, and whatever
+// has to be found out is found out before.
 
 constexpr std::uintptr_t kHugePage = std::uintptr_t{2} << 20;
+constexpr std::size_t kMost = std::size_t{1} << 46;  // there are no more addresses
 constexpr int kDriversFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE;
 
 using Mmap = void*(void*, std::size_t, int, int, int, off_t);
 
 // The C library's, or that of whoever else stands in for it.
 std::atomic<Mmap*> g_next{nullptr};
-// Where the driver's code is.
+// Where the driver's code is; nowhere, if there are no huge pages.
 std::atomic<std::uintptr_t> g_begin{0};
 std::atomic<std::uintptr_t> g_end{0};
 
 __attribute__((constructor)) void find_next() {
-  g_next.store(reinterpret_cast<Mmap*>(::dlvsym(RTLD_NEXT, "mmap", "GLIBC_2.2.5")));
+  g_next.store(reinterpret_cast<Mmap*>(real_dlsym()(RTLD_NEXT, "mmap")));
 }
 
 void* next(void* address, std::size_t bytes, int protection, int flags, int fd, off_t offset) {
@@ -75,10 +79,10 @@ void* in_huge_pages(std::size_t bytes) {
 void* map(void* address, std::size_t bytes, int protection, int flags, int fd, off_t offset,
           const void* caller) {
   const bool meant = flags == kDriversFlags && address == nullptr && bytes >= 2 * kHugePage &&
-                     protection == (PROT_READ | PROT_WRITE) && in_driver(caller);
+                     bytes < kMost && protection == (PROT_READ | PROT_WRITE) && in_driver(caller);
   if (meant) [[unlikely]] {
     const int error = errno;
-    void* at = huge_pages_are_off() ? nullptr : in_huge_pages(bytes);
+    void* at = in_huge_pages(bytes);
     errno = error;
     if (at) return at;
   }
@@ -88,6 +92,7 @@ void* map(void* address, std::size_t bytes, int protection, int flags, int fd, o
 }  // namespace
 
 void note_driver_library(const void* function) {
+  if (huge_pages_are_off()) return;
   struct Search {
     std::uintptr_t function;
     std::uintptr_t begin = 0;

@@ -97,21 +97,6 @@ static_assert(sizeof(RowInfo) == 16 && offsetof(RowInfo, wrapper) == 8, "see the
 
 // --- The driver
 
-using Dlsym = void*(void*, const char*);
-
-// The C library's dlsym, past ours. Its version names are those of glibc 2.34 and of the x86-64
-// baseline before it.
-Dlsym* real_dlsym() {
-  static std::atomic<Dlsym*> found{nullptr};
-  Dlsym* function = found.load(std::memory_order_relaxed);
-  if (!function) {
-    function = reinterpret_cast<Dlsym*>(::dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.34"));
-    if (!function) function = reinterpret_cast<Dlsym*>(::dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5"));
-    found.store(function, std::memory_order_relaxed);
-  }
-  return function;
-}
-
 struct Known {
   void* real;
   void* wrapper;
@@ -170,6 +155,17 @@ bool named_like_a_call(const char* name) {
 }
 
 }  // namespace
+
+Dlsym* real_dlsym() {
+  static std::atomic<Dlsym*> found{nullptr};
+  Dlsym* function = found.load(std::memory_order_relaxed);
+  if (!function) {
+    function = reinterpret_cast<Dlsym*>(::dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.34"));
+    if (!function) function = reinterpret_cast<Dlsym*>(::dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5"));
+    found.store(function, std::memory_order_relaxed);
+  }
+  return function;
+}
 
 const DriverCalls& driver() {
   static constexpr DriverCalls kNone{};

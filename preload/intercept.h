@@ -18,6 +18,11 @@ struct DriverCalls {
 };
 const DriverCalls& driver();
 
+// The C library's dlsym, past ours. Its version names are those of glibc 2.34 and of the x86-64
+// baseline before it.
+using Dlsym = void*(void*, const char*);
+Dlsym* real_dlsym();
+
 // What the program is to call instead of `real`, any function of the driver's: `real` itself if the
 // agent has nothing to do with it.
 void* in_place_of(void* real);

@@ -25,6 +25,8 @@ class GpuRoom {
   // meanwhile waits. Ends what come_back() has begun in any case.
   bool claim_twice();
   void leave();
+  // Nothing is ahead any more. What come_back() has begun goes on.
+  void leave_ahead() { ahead_.reset(); }
 
  private:
   UniqueFd back_;

@@ -336,7 +336,7 @@ Result<void> quiesce(const Environment& env, OpenedGroup& opened, const QuiesceO
     const bool runs = std::any_of(
         group.members().begin(), group.members().end(),
         [](const GroupMember& member) { return member.initial == CudaState::kRunning; });
-    if (runs && !phases.standstill()) phases.stands_still();
+    if (runs && !phases.standing()) phases.stands_still();
     auto done = group.lock(options.timeout, env.interrupt);
     if (!done) return done;
     // Once more: the lock may have taken seconds, in which the ranks of a job have met.

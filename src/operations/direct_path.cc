@@ -154,6 +154,8 @@ bool final_for_both(ErrorCode code) {
 
 }  // namespace
 
+DirectPath::DirectPath() : places_(std::make_shared<Places>()) {}
+
 std::uint64_t DirectPath::bytes() const {
   std::uint64_t sum = 0;
   for (const auto& agent : agents_)
@@ -250,10 +252,12 @@ void DirectPath::keep_on_gpus(Driver& driver, const Group& group) {
                group.gpu_use().contains(member.process.pid());
       });
   const auto gpus = driver.gpus();
-  if (!all_known || !gpus || !room_.claim_ahead()) return;
+  if (!all_known || !gpus) return;
   std::vector<direct::SpareRoom> room;
-  for (const auto& [gpu, bytes] : spare_gpu_memory({}, {}, *gpus))
-    room.push_back({gpu, bytes});
+  for (const auto& [gpu, bytes] : spare_gpu_memory({}, {}, *gpus)) {
+    if (std::find(gpus_.begin(), gpus_.end(), gpu) != gpus_.end()) room.push_back({gpu, bytes});
+  }
+  if (room.empty() || !room_.claim_ahead()) return;
   mover_->keep(std::move(room));
   enough_ = std::make_shared<Interrupt>();
   ahead_ = true;
@@ -386,7 +390,6 @@ Result<void> DirectPath::check_found(const std::vector<const Process*>& processe
 Result<void> DirectPath::copy_in(const Interrupt& interrupt) {
   if (auto allowed = allow_pieces(agents_); !allowed) return allowed;
   std::vector<direct::Segment> segments;
-  if (!places_) places_ = std::make_shared<Places>();
   for (auto& agent : agents_) {
     if (agent.state() != AgentState::kFilling) continue;
     auto content = content_of(agent);
@@ -458,7 +461,6 @@ DirectPath::MoverResult DirectPath::take_mover(const Environment& env,
 }
 
 void DirectPath::begin(const Environment& env, std::vector<direct::Ahead> ahead) {
-  if (!places_) places_ = std::make_shared<Places>();
   enough_ = std::make_shared<Interrupt>();
   ahead_ = !ahead.empty() && room_.claim_ahead();
   if (!ahead_) ahead.clear();
@@ -531,7 +533,7 @@ bool DirectPath::let_go_ahead() {
     (void)mover_->copy_ahead({}, *places_, never, Clock::now() + kMapping);
   }
   ahead_ = false;
-  room_.leave();
+  room_.leave_ahead();
   return true;
 }
 
@@ -547,10 +549,7 @@ void DirectPath::make_room(Driver& driver, std::span<const GpuUse> needed,
   if (!enough_ || !ahead_) return;
   const auto gpus = driver.gpus();
   if (gpus && check_gpu_memory(needed, pairs, *gpus)) return;
-  // The driver's restore is not over yet.
-  GpuRoom kept = std::move(room_);
   (void)let_go_ahead();
-  room_ = std::move(kept);
 }
 
 Result<void> DirectPath::refill() {
@@ -570,6 +569,7 @@ Result<void> DirectPath::refill() {
     }
     // What was brought ahead may be what is missing, whatever the driver calls that.
     if (done || !let_go_ahead()) return done;
+    room_.leave();
   }
 }
 
@@ -621,6 +621,7 @@ Result<void> DirectPath::move_out(const Environment& env, Group& group,
     if (into_) {
       into_.reset();
       contents_.clear();
+      places_ = std::make_shared<Places>();
       if (auto gone = discard_content(image->image_dir); !gone) return gone;
     }
     env.tell("the driver's path is taken: " + why.to_string());

@@ -58,7 +58,7 @@ class Places;
 
 class DirectPath {
  public:
-  DirectPath() = default;
+  DirectPath();
   DirectPath(DirectPath&& other) noexcept = default;
   DirectPath& operator=(DirectPath&&) = delete;  // what it holds has to be rolled back first
   ~DirectPath() { (void)roll_back(); }

@@ -458,10 +458,11 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
                             options.after == AfterDump::kRunning},
                            phases);
     asked_in_vain = !stopped;
+    // Also of those whom the driver has by then, if that was not all of them.
+    needed = use_of(group);
     if (!stopped) return stopped;
     direct_bytes = opened->direct.bytes();
     writer->hold(opened->direct.needs_image());
-    needed = use_of(group);
     phases.begin("criu");
     if (const ContentRecord* content = opened->direct.content())
       manifest.content = *content;

@@ -36,6 +36,7 @@ class Phases {
     if (still_since_) stood_ += since(*still_since_);
     still_since_.reset();
   }
+  bool standing() const { return still_since_.has_value(); }
   // All of it together. Nothing if they run and always did.
   std::optional<Seconds> standstill() const {
     if (!still_since_ && stood_.count() == 0) return std::nullopt;

@@ -353,3 +353,34 @@ churns() {
 @test "threads that allocate and free all the time are suspended two hundred times" {
   churns 200 --threads 4 --size 56M
 }
+
+@test "who else stands in for mmap is asked as before" {
+  cat >"$BATS_TEST_TMPDIR/other.c" <<'END'
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <sys/mman.h>
+static int count;
+void* mmap(void* at, size_t bytes, int how, int flags, int fd, off_t offset) {
+  void* (*next)(void*, size_t, int, int, int, off_t) = dlsym(RTLD_NEXT, "mmap");
+  ++count;
+  return next(at, bytes, how, flags, fd, offset);
+}
+__attribute__((destructor)) static void say(void) { fprintf(stderr, "seen %d\n", count); }
+END
+  cat >"$BATS_TEST_TMPDIR/program.c" <<'END'
+#include <sys/mman.h>
+int main(void) {
+  for (int i = 0; i < 7; ++i)
+    if (mmap(0, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | (i ? 0 : MAP_POPULATE), -1, 0) == MAP_FAILED) return 1;
+  return 0;
+}
+END
+  cc -shared -fPIC "$BATS_TEST_TMPDIR/other.c" -o "$BATS_TEST_TMPDIR/other.so" -ldl
+  cc "$BATS_TEST_TMPDIR/program.c" -o "$BATS_TEST_TMPDIR/program"
+  local order seen
+  for order in "$agent:$BATS_TEST_TMPDIR/other.so" "$BATS_TEST_TMPDIR/other.so:$agent"; do
+    seen=$(LD_PRELOAD=$order "$BATS_TEST_TMPDIR/program" 2>&1)
+    ((${seen#seen } >= 7)) || { echo "$order: $seen" >&2; return 1; }
+  done
+}

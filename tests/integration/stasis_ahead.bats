@@ -242,18 +242,44 @@ uses_mib() { (($(gpu_used) >= $1 << 20)); }
   trace=$trace.2 came_ahead "mib == 0"
 }
 
-# bats test_tags=long
-@test "others take what is free during a dump: what has stayed is let go of before the driver wants it" {
-  export STASIS_SIM_GPUS=1x2G
-  # Two programs in a tree: one that the driver moves, one whose content stays where it is.
-  local pair=$BATS_TEST_TMPDIR/pair
+# Two programs in a tree: one that the driver moves, one whose content stays where it is. Sets TARGET, and pair for
+# their files.
+start_pair() {
+  pair=$BATS_TEST_TMPDIR/pair
   (exec_on_gpu setsid bash -c "stasis-workload memory --size 384M --status $pair.driver &
-    LD_PRELOAD=$agent stasis-workload memory --size 256M --status $pair.agent & wait") </dev/null >"$pair" 2>&1 3>&- &
+    LD_PRELOAD=$agent stasis-workload memory --size 256M --status $pair.agent & echo \$! >$pair.number; wait") </dev/null >"$pair" 2>&1 3>&- &
   TARGET=$!
   echo "$TARGET" >>"$targets"
   wait_until 60 both_are_up
   mapfile -t CHILDREN < <(children_of "$TARGET")
   at_end_kill "${CHILDREN[@]}"
+}
+
+# bats test_tags=long
+@test "the driver fails at one when others have taken what is free: the other has its room" {
+  export STASIS_SIM_GPUS=1x2G
+  start_pair
+  local number dump
+  number=$(cat "$pair.number")
+  STASIS_SIM_FAULTS="checkpoint:delay=6s pid=$number; checkpoint:error=2 pid=$number" \
+    stasis dump "$TARGET" --images-dir "$image" --leave-running >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
+  dump=$!
+  at_end_kill "$dump"
+  wait_until 60 works_on_it "$dump"
+  wait_until 60 the_drivers_has_left
+  start_hog $((2048 - 384 - 100))M
+  if wait "$dump"; then return 1; fi
+  TARGET_STATUS=$pair.driver target_goes_on
+  kill -KILL "$HOG"
+  wait "$HOG" || true
+  done_by recover "$TARGET"
+  TARGET_STATUS=$pair.agent target_goes_on
+}
+
+# bats test_tags=long
+@test "others take what is free during a dump: what has stayed is let go of before the driver wants it" {
+  export STASIS_SIM_GPUS=1x2G
+  start_pair
   # CRIU is stopped when it has started, and waits while the driver takes its time.
   STASIS_CRIU=$(criu_by_number) STASIS_SIM_FAULTS="checkpoint:delay=4s" \
     stasis dump "$TARGET" --images-dir "$image" --leave-running >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
