@@ -114,8 +114,9 @@ void note_driver_library(const void* function) {
         return 0;
       },
       &search);
-  g_end.store(search.end);
+  // In this order: until the end is known, no code is within.
   g_begin.store(search.begin);
+  g_end.store(search.end);
 }
 
 }  // namespace stasis::preload
