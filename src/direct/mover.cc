@@ -76,11 +76,11 @@ struct Mover::State {
   // What is on one GPU before copy_in(): brought by copy_ahead(), or kept by copy_out().
   struct Early {
     std::variant<DeviceMemory, Mapping> memory;
+    std::vector<Stretch> stretches;  // where the content in it belongs
+    std::uint64_t bytes = 0;         // of them together
     cuda::CUdeviceptr base() const {
       return std::visit([](const auto& held) { return held.base(); }, memory);
     }
-    std::vector<Stretch> stretches;  // where the content in it belongs
-    std::uint64_t bytes = 0;         // of them together
   };
   struct Buffers {
     RingShares shares;

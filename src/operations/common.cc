@@ -1,10 +1,6 @@
 #include "operations/common.h"
 
-#include <sys/resource.h>
-
 #include <algorithm>
-#include <filesystem>
-#include <iterator>
 #include <memory>
 #include <set>
 #include <thread>

@@ -9,7 +9,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <functional>
 #include <future>
 #include <map>
 #include <memory>
@@ -18,7 +17,6 @@
 
 #include "checkpoint/gpu_room.h"
 #include "checkpoint/group.h"
-#include "checkpoint/suspended.h"
 #include "direct/agent_client.h"
 #include "direct/mover.h"
 #include "operations/image_content.h"
