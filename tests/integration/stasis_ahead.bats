@@ -255,6 +255,16 @@ start_pair() {
   at_end_kill "${CHILDREN[@]}"
 }
 
+# The driver's one at once, the other when the hog makes room.
+fails_and_both_go_on() {
+  if wait "$1"; then return 1; fi
+  TARGET_STATUS=$pair.driver target_goes_on
+  kill -KILL "$HOG"
+  wait "$HOG" || true
+  done_by recover "$TARGET"
+  TARGET_STATUS=$pair.agent target_goes_on
+}
+
 # bats test_tags=long
 @test "the driver fails at one when others have taken what is free: the other has its room" {
   export STASIS_SIM_GPUS=1x2G
@@ -268,12 +278,7 @@ start_pair() {
   wait_until 60 works_on_it "$dump"
   wait_until 60 the_drivers_has_left
   start_hog $((2048 - 384 - 100))M
-  if wait "$dump"; then return 1; fi
-  TARGET_STATUS=$pair.driver target_goes_on
-  kill -KILL "$HOG"
-  wait "$HOG" || true
-  done_by recover "$TARGET"
-  TARGET_STATUS=$pair.agent target_goes_on
+  fails_and_both_go_on "$dump"
 }
 
 # bats test_tags=long
@@ -292,12 +297,7 @@ start_pair() {
   # Room for the driver's part, but not with what has stayed, nor with the other part.
   start_hog $((2048 - 384 - 100))M
   kill -CONT "$(cat "$BATS_TEST_TMPDIR/criu-number")"
-  if wait "$dump"; then return 1; fi
-  TARGET_STATUS=$pair.driver target_goes_on
-  kill -KILL "$HOG"
-  wait "$HOG" || true
-  done_by recover "$TARGET"
-  TARGET_STATUS=$pair.agent target_goes_on
+  fails_and_both_go_on "$dump"
 }
 the_drivers_has_left() { (($(gpu_used) >= 256 << 20 && $(gpu_used) < 384 << 20)); }
 both_are_up() { TARGET_STATUS=$BATS_TEST_TMPDIR/pair.driver target_is_up && TARGET_STATUS=$BATS_TEST_TMPDIR/pair.agent target_is_up; }
