@@ -156,8 +156,10 @@ Verb add_dump(CLI::App& app) {
           "--compress", options->compress,
           "none, lz4 or zstd: for the GPU memory of programs started by `stasis run` [none]")
       ->check(CLI::IsMember({"none", "lz4", "zstd"}));
-  command->add_flag(
-      "--direct-io,!--no-direct-io", options->dump.direct_io,
+  // Given a number to count in, CLI11 sets it to 0 at once: nobody would have left it open.
+  command->add_flag_function(
+      "--direct-io,!--no-direct-io",
+      [options](std::int64_t count) { options->dump.direct_io = count > 0; },
       "write that memory past the page cache, where the file system can [where the job "
       "ends and its image is synced]");
   command

@@ -113,6 +113,8 @@ class DirectPath {
   const ContentRecord* content() const { return into_ ? &into_->record() : nullptr; }
   // Bytes of it that an earlier image had already.
   std::uint64_t taken_bytes() const { return into_ ? into_->taken_bytes() : 0; }
+  // All of it went past the page cache.
+  bool direct_io() const { return into_ && into_->direct_io(); }
   // Somebody's memory is in that image and nowhere else.
   bool needs_image() const { return needs_image_; }
 

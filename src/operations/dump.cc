@@ -618,6 +618,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   report.written_bytes =
       manifest.total_bytes - (manifest.content ? manifest.content->taken_bytes() : 0);
   report.taken_bytes = opened->direct.taken_bytes();
+  report.direct_io = opened->direct.direct_io();
   return report;
 }
 

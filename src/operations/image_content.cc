@@ -118,6 +118,7 @@ Result<void> ImageContent::finish(Progress& progress, const Interrupt& interrupt
   writer_.reset();
   record_ = std::move(summary->record);
   taken_bytes_ = summary->use.taken_bytes;
+  direct_io_ = summary->direct_io && summary->written_bytes > 0;
   auto reader = ContentReader::open(image_dir_, record_);
   if (!reader) return fail(std::move(reader.error()));
   reader_.emplace(std::move(*reader));

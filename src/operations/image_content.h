@@ -54,6 +54,8 @@ class ImageContent final : public direct::Content {
   const std::optional<Error>& without_base() const { return writer_->without_base(); }
   // Of what finish() has completed: bytes that an earlier image had already.
   std::uint64_t taken_bytes() const { return taken_bytes_; }
+  // All of it went past the page cache.
+  bool direct_io() const { return direct_io_; }
 
  private:
   UniqueFd image_dir_;  // while it is written
@@ -62,6 +64,7 @@ class ImageContent final : public direct::Content {
   ContentRecord record_;
   std::size_t streams_ = 0;
   std::uint64_t taken_bytes_ = 0;
+  bool direct_io_ = false;
 };
 
 // Removes gpu/ of an image that is being written.

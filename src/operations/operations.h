@@ -152,6 +152,7 @@ struct DumpReport : Report {
   std::uint64_t image_bytes = 0;    // of all its files
   std::uint64_t written_bytes = 0;  // of those that are not an earlier image's as well
   std::uint64_t taken_bytes = 0;    // of an earlier image's files, what is in use in this one
+  bool direct_io = false;           // GPU memory went past the page cache, all of it
   // Pages of zeros that the driver had saved, and that the image need not have.
   std::uint64_t dropped_zero_bytes = 0;
 };

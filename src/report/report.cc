@@ -49,6 +49,7 @@ json to_json(const DumpReport& report) {
   out["image_bytes"] = report.image_bytes;
   out["written_bytes"] = report.written_bytes;
   out["taken_bytes"] = report.taken_bytes;
+  out["direct_io"] = report.direct_io;
   out["dropped_zero_bytes"] = report.dropped_zero_bytes;
   return out;
 }

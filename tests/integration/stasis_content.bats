@@ -99,6 +99,27 @@ partial_images() { compgen -G "$image.partial-*" || true; }
   done
 }
 
+@test "a job that ends goes past the page cache on its way to the disk, one that runs on does not" {
+  dd if=/dev/zero of="$BATS_TEST_TMPDIR/probe" bs=4096 count=1 oflag=direct status=none ||
+    skip "this file system has no direct I/O"
+  start_agent memory --size 16M
+  local options
+  for options in --leave-running "--leave-running --sync none"; do
+    # shellcheck disable=SC2086 # words
+    done_by dump "$TARGET" --images-dir "$image" --force --json $options
+    assert_equal "$(json 'd["direct_io"]')" False "$options"
+  done
+  dump_it --force --json
+  assert_equal "$(json 'd["direct_io"]')" True
+  restore_it
+  target_goes_on
+  dump_it --force --json --no-direct-io
+  assert_equal "$(json 'd["direct_io"]')" False
+  restore_it
+  target_goes_on
+  restored_verifies
+}
+
 @test "compression is for what goes past the driver, and says so where nothing does" {
   start_target memory --size 4M
   done_by dump "$TARGET" --images-dir "$image" --compress lz4

@@ -73,42 +73,53 @@ def dd(machine, path, mib, *words):
 
 
 def disk(machine, gib):
-    """To the disk and from it, with dd in the same run."""
+    """To the disk and from it, past the page cache as is usual and through it, with dd in the same run."""
     mib = 64 if machine.simulated else gib << 10
     target = start(machine, "memory", ["--size", f"{mib}M", "--pause-ms", "200"])
-    figures = {"mib": mib, "dd_write": [], "dd_read": []}
+    figures = {"mib": mib, "dd_write": [], "dd_read": [], "past_cache": {}, "through_cache": {}}
     beside = os.path.join(machine.work, "dd")
-    for number in range(RUNS):
+    for _ in range(RUNS):
         figures["dd_write"].append(dd(machine, beside, mib, "if=/dev/zero", f"of={beside}", "oflag=direct"))
         figures["dd_read"].append(dd(machine, beside, mib, f"if={beside}", "of=/dev/null", "iflag=direct"))
         os.unlink(beside)
-        images = os.path.join(machine.work, f"image-{number}")
-        for verb, words in (("dump", ["dump", target.pid, "--images-dir", images, "--path", "direct", "--json"]),
-                            ("restore", ["restore", "--images-dir", images, "--detach", "--json"])):
-            watched = Watched(machine, *words)
-            report = watched.run(target.pid, verb == "dump").must_succeed().json()
-            expect_equal(report["path"], "direct", f"path ({report.get('notes')})")
-            if verb == "dump":
-                target.forget_exit()
-            phases = {phase["name"]: phase["seconds"] for phase in report["phases"]}
-            copying = phases["copy out"] + phases["content"] if verb == "dump" else phases["copy in"]
-            for name, value in (("seconds", report["seconds"]), ("phases", phases), ("host_bytes", watched.peak),
-                                ("target_grew", watched.growth),
-                                ("copy_rate", report["direct_bytes"] / copying)):
-                figures.setdefault(f"{verb}_{name}", []).append(value)
-        target.wait_rounds(1)
-        shutil.rmtree(images)
+        there_and_back(machine, target, [], True, figures["past_cache"])
+        there_and_back(machine, target, ["--no-direct-io"], False, figures["through_cache"])
     target.finish()
-    if max(figures["dump_host_bytes"] + figures["restore_host_bytes"]) == 0:
+    usual, other = figures["past_cache"], figures["through_cache"]
+    if max(usual["dump_host_bytes"] + usual["restore_host_bytes"]) == 0:
         raise Failure("no memory was seen in use: the samples mean nothing")
-    write, read, out, back = (statistics.median(figures[name]) / 1e9
-                              for name in ("dd_write", "dd_read", "dump_copy_rate", "restore_copy_rate"))
+    write, read = (statistics.median(figures[name]) / 1e9 for name in ("dd_write", "dd_read"))
+    out, back, cached, warm = (statistics.median(rates) / 1e9
+                               for rates in (usual["dump_copy_rate"], usual["restore_copy_rate"],
+                                             other["dump_copy_rate"], other["restore_copy_rate"]))
     figures["note"] = (
-        f"{mib >> 10} GiB: out {out:.2f} GB/s, dd {write:.2f} ({out / write:.0%}); in {back:.2f} GB/s, dd {read:.2f}; "
-        f"verbs {statistics.median(figures['dump_seconds']):.2f} s and {statistics.median(figures['restore_seconds']):.2f} s; "
-        f"host memory {max(figures['dump_host_bytes']) >> 20} and {max(figures['restore_host_bytes']) >> 20} MiB, "
-        f"the program's grew by {max(figures['dump_target_grew']) >> 20} MiB")
+        f"{mib >> 10} GiB: out {out:.2f} GB/s, dd {write:.2f} ({out / write:.0%}), through the cache {cached:.2f}; "
+        f"in {back:.2f} GB/s, dd {read:.2f}, from the cache {warm:.2f}; "
+        f"verbs {statistics.median(usual['dump_seconds']):.2f} s and {statistics.median(usual['restore_seconds']):.2f} s; "
+        f"host memory {max(usual['dump_host_bytes']) >> 20} and {max(usual['restore_host_bytes']) >> 20} MiB, "
+        f"the program's grew by {max(usual['dump_target_grew']) >> 20} MiB")
     return figures
+
+
+def there_and_back(machine, target, options, past_cache, figures):
+    """One dump and one restore."""
+    images = os.path.join(machine.work, "image")
+    for verb, words in (("dump", ["dump", target.pid, "--images-dir", images, "--path", "direct", "--json", *options]),
+                        ("restore", ["restore", "--images-dir", images, "--detach", "--json"])):
+        watched = Watched(machine, *words)
+        report = watched.run(target.pid, verb == "dump").must_succeed().json()
+        expect_equal(report["path"], "direct", f"path ({report.get('notes')})")
+        if verb == "dump":
+            target.forget_exit()
+            expect_equal(report["direct_io"], past_cache, "past the page cache")
+        phases = {phase["name"]: phase["seconds"] for phase in report["phases"]}
+        copying = phases["copy out"] + phases["content"] if verb == "dump" else phases["copy in"]
+        for name, value in (("seconds", report["seconds"]), ("phases", phases), ("host_bytes", watched.peak),
+                            ("target_grew", watched.growth),
+                            ("copy_rate", report["direct_bytes"] / copying)):
+            figures.setdefault(f"{verb}_{name}", []).append(value)
+    target.wait_rounds(1)
+    shutil.rmtree(images)
 
 
 case("direct.dump_disk.8", needs=NEEDS)(lambda machine: disk(machine, 8))
