@@ -183,6 +183,9 @@ void serve_mover(const Channel& owner) {
   see_every_gpu();
   // What the driver compiles it would write into the home directory, which may be far away.
   (void)::setenv("CUDA_CACHE_DISABLE", "1", 1);
+  // Channels to the GPU are most of what a context costs, and the driver makes 20 where four will
+  // do (docs/results/2026-11-23-acceptance.md).
+  (void)::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1", 1);
   // A job may have thousands of allocations, each a descriptor.
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) == 0) {
