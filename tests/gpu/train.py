@@ -52,12 +52,13 @@ def batches(options, device):
 class Step:
     """One step of training: gives the loss."""
 
-    def __init__(self, model, optimizer):
+    def __init__(self, model, optimizer, keeps_gradients=True):
         self.model = model
         self.optimizer = optimizer
+        self.keeps_gradients = keeps_gradients
 
     def __call__(self, inputs, wanted):
-        self.optimizer.zero_grad(set_to_none=False)
+        self.optimizer.zero_grad(set_to_none=not self.keeps_gradients)
         return self.forward_and_back(inputs, wanted)
 
     def forward_and_back(self, inputs, wanted):
@@ -135,7 +136,9 @@ def main():
     if options.graphs:
         train = GraphStep(model, optimizer, 16, device)
     else:
-        train = Step(torch.compile(model, mode="reduce-overhead") if options.compile else model, optimizer)
+        compiled = torch.compile(model, mode="reduce-overhead") if options.compile else model
+        # The graphs that PyTorch makes own the gradients, and replace them at each step.
+        train = Step(compiled, optimizer, keeps_gradients=not options.compile)
 
     done = 0
     for step, inputs in enumerate(batches(options, device), start=1):
