@@ -49,6 +49,27 @@ agent_is() { [[ $(agent_state) == "$1" ]]; }
   assert_equal "$status" 37
   capture stasis run -- sh -c 'printf "<%s>" "$@"' x 'a b' '' --json -v
   assert_equal "$out" "<a b><><--json><-v>"
+  capture stasis run --name brackets sh -c 'printf "<%s>" "$@"' x '[1,2]' '[]' '[[1], "a,b"]' -- -- '[x]' --name
+  assert_equal "$out" '<[1,2]><[]><[[1], "a,b"]><--><--><[x]><--name>'
+  capture stasis run -- '[1,2]'
+  assert_equal "$status" 127
+  assert_contains "$err" "cannot start [1,2]"
+}
+
+@test "run leaves signals and standard streams as they were" {
+  local how='import os, signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+os.close(0)
+os.close(1)
+os.execvp(sys.argv[1], sys.argv[1:])'
+  local tell='import os, signal, sys
+there = [n for n in range(3) if os.path.exists(f"/proc/self/fd/{n}")]
+print(there, int(signal.getsignal(signal.SIGCHLD)), file=sys.stderr)'
+  capture python3 -c "$how" python3 -c "$tell"
+  local before=$err
+  assert_equal "$before" $'[2] 1\n'
+  capture python3 -c "$how" stasis run -- python3 -c "$tell"
+  assert_equal "$err" "$before"
 }
 
 @test "run is replaced by the program: one process, which gets the signals itself" {
@@ -100,6 +121,10 @@ agent_is() { [[ $(agent_state) == "$1" ]]; }
 @test "run keeps what was to be preloaded, and names itself once" {
   capture env LD_PRELOAD="$STASIS_LIBCUDA" stasis run -- stasis run -- printenv LD_PRELOAD
   assert_equal "${out%$'\n'}" "$(readlink -f "$agent"):$STASIS_LIBCUDA"
+  local old
+  old=$(readlink -f "$agent").1 # which is not there, and the loader says so
+  capture env LD_PRELOAD="$old" stasis run -- printenv LD_PRELOAD
+  assert_equal "${out%$'\n'}" "${old%.1}:$old"
 }
 
 @test "a program without CUDA is as it would be without the agent" {
