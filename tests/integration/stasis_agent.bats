@@ -384,3 +384,44 @@ END
     ((${seen#seen } >= 7)) || { echo "$order: $seen" >&2; return 1; }
   done
 }
+
+# As an extension module of Python, with its dependencies.
+@test "a library that was loaded for itself alone finds its own functions, and the driver's" {
+  local dir=$BATS_TEST_TMPDIR
+  echo 'int of_dependency(void) { return 7; }' >"$dir/dependency.c"
+  cat >"$dir/module.c" <<'END'
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+int of_module(void) { return 42; }
+static int call(const char* name) {
+  int (*function)(void) = dlsym(RTLD_DEFAULT, name);
+  return function ? function() : -1;
+}
+void look(void* alone) {
+  printf("%d %d %d\n", call("of_module"), call("of_dependency"), dlsym(RTLD_DEFAULT, "cuNoSuchCall") == 0);
+  printf("%d\n", dlsym(RTLD_DEFAULT, "cuDeviceGet") == dlsym(alone, "cuDeviceGet"));
+  printf("%d\n", dlsym(RTLD_DEFAULT, "cuMemAlloc_v2") == dlsym(alone, "cuMemAlloc_v2"));
+}
+END
+  cat >"$dir/program.c" <<'END'
+#include <dlfcn.h>
+#include <stdio.h>
+int main(int count, char** names) {
+  void* module = dlopen(names[1], RTLD_NOW | RTLD_LOCAL);
+  void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (!module || !driver) return puts(dlerror()), 1;
+  ((void (*)(void*))dlsym(module, "look"))(driver);
+  return count != 2;
+}
+END
+  cc -shared -fPIC "$dir/dependency.c" -o "$dir/libdependency.so"
+  cc -shared -fPIC "$dir/module.c" -o "$dir/module.so" -Wl,--no-as-needed -L"$dir" -ldependency \
+    -Wl,-rpath,"$dir" "$STASIS_LIBCUDA"
+  cc "$dir/program.c" -o "$dir/program" -ldl
+  local preload
+  for preload in "" "$agent"; do
+    capture env LD_LIBRARY_PATH="${STASIS_LIBCUDA%/*}" LD_PRELOAD="$preload" "$dir/program" "$dir/module.so"
+    assert_equal "$out" $'42 7 1\n1\n1\n' "with '$preload'"
+  done
+}
