@@ -374,9 +374,50 @@ print(there, int(signal.getsignal(signal.SIGCHLD)), file=sys.stderr)'
   [[ $(<"$TARGET_LOG") != *"stasis:"* ]]
   target_verifies
   CUDA_INJECTION64_PATH=/a/profiler.so start_agent memory --size 8M
-  assert_contains "$(<"$TARGET_LOG")" "CUDA_INJECTION64_PATH"
   cycles 1 driver
   target_verifies
+}
+
+# They step out of each other's way: both sit between the program and the driver.
+@test "under the CUDA tools the agent says that it keeps out, and under others it does not" {
+  local set
+  for set in CUDA_INJECTION64_PATH=/a/profiler.so NV_SANITIZER_INJECTION_PORT_BASE=49152 \
+    NV_COMPUTE_PROFILER_PERFWORKS_DIR=/a/profiler; do
+    capture in_front "$set"
+    assert_contains "$err" "stasis: a CUDA tool is at work here (${set:0:14}"
+    assert_contains "$err" "so the direct path is left out"
+  done
+  # One that traces it, as debuggers do.
+  cat >"$BATS_TEST_TMPDIR/tracer.c" <<'END'
+#include <signal.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
+#include <unistd.h>
+int main(int count, char** words) {
+  int status = 0;
+  if (count < 2) return 2;
+  pid_t child = fork();
+  if (child == 0) {
+    ptrace(PTRACE_TRACEME, 0, 0, 0);
+    execvp(words[1], words + 1);
+    _exit(127);
+  }
+  while (waitpid(child, &status, 0) == child && WIFSTOPPED(status))
+    ptrace(PTRACE_CONT, child, 0, WSTOPSIG(status) == SIGTRAP ? 0 : WSTOPSIG(status));
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 126;
+}
+END
+  cc "$BATS_TEST_TMPDIR/tracer.c" -o "$BATS_TEST_TMPDIR/cuda-gdb-minimal"
+  capture in_front "$BATS_TEST_TMPDIR/cuda-gdb-minimal"
+  assert_contains "$err" "(cuda-gdb), so the direct path is left out"
+  mv "$BATS_TEST_TMPDIR/cuda-gdb-minimal" "$BATS_TEST_TMPDIR/gdb"
+  capture in_front "$BATS_TEST_TMPDIR/gdb"
+  assert_equal "$status/$err" "0/"
+}
+# in_front WORD: a program under the agent, behind that tool or variable.
+in_front() {
+  env LD_LIBRARY_PATH="${STASIS_LIBCUDA%/*}" LD_PRELOAD="$agent" env "$1" \
+    stasis-workload memory --size 4M --rounds 1 --status "$BATS_TEST_TMPDIR/front"
 }
 
 @test "what the direct path has suspended, cuda-checkpoint resumes" {
