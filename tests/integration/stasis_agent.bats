@@ -425,3 +425,37 @@ END
     assert_equal "$out" $'42 7 1\n1\n1\n' "with '$preload'"
   done
 }
+
+@test "a program that leaves no thread-specific data for the agent keeps its own" {
+  cat >"$BATS_TEST_TMPDIR/keys.c" <<'END'
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+static pthread_key_t first;
+static void *driver, *context;
+static void* use(void* unused) {
+  unsigned long long at = 0;
+  int mine = 0;
+  pthread_setspecific(first, &mine);
+  ((int (*)(void*))dlsym(driver, "cuCtxSetCurrent"))(context);
+  int result = ((int (*)(void*, unsigned long))dlsym(driver, "cuMemAlloc_v2"))(&at, 4 << 20);
+  if (!result) result = ((int (*)(unsigned long long))dlsym(driver, "cuMemFree_v2"))(at);
+  printf("%d %d\n", result, pthread_getspecific(first) == &mine);
+  return unused;
+}
+int main(void) {
+  pthread_key_t more;
+  pthread_t thread;
+  pthread_key_create(&first, 0);
+  while (!pthread_key_create(&more, 0)) continue;
+  driver = dlopen("libcuda.so.1", RTLD_NOW);
+  if (((int (*)(int))dlsym(driver, "cuInit"))(0)) return 1;
+  if (((int (*)(void*, int, int))dlsym(driver, "cuCtxCreate_v2"))(&context, 0, 0)) return 2;
+  for (int i = 0; i < 3; ++i)
+    if (pthread_create(&thread, 0, use, 0) || pthread_join(thread, 0)) return 3;
+}
+END
+  cc "$BATS_TEST_TMPDIR/keys.c" -o "$BATS_TEST_TMPDIR/keys" -ldl -lpthread
+  capture env LD_LIBRARY_PATH="${STASIS_LIBCUDA%/*}" LD_PRELOAD="$agent" "$BATS_TEST_TMPDIR/keys"
+  assert_equal "$status/$out" $'0/0 1\n0 1\n0 1\n' "$err"
+}
