@@ -37,8 +37,8 @@ void read_file(const char* path, char (&text)[size]) {
   if (fd >= 0) ::close(fd);
 }
 
-// cuda-gdb marks its programs by variables inside the driver's library alone (cudadebugger.h). It is
-// a script that starts a cuda-gdb-minimal or cuda-gdb-python3.*; remote, it is cuda-gdbserver.
+// cuda-gdb marks its programs by variables inside the driver's library alone (cudadebugger.h). It
+// is a script that starts a cuda-gdb-minimal or cuda-gdb-python3.*; remote, it is cuda-gdbserver.
 bool traced_by_cuda_gdb() {
   constexpr char kTracer[] = "\nTracerPid:";
   char text[4096];

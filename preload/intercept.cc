@@ -262,8 +262,8 @@ extern "C" __attribute__((visibility("hidden"), used)) Dlsym* stasis_dlsym_inste
 
 }  // namespace stasis::preload
 
-// dlsym(RTLD_NEXT, ...) means "after the library that calls", and RTLD_DEFAULT among others what was
-// loaded for that alone (dlopen with RTLD_LOCAL). The C library tells who calls by the return
+// dlsym(RTLD_NEXT, ...) means "after the library that calls", and RTLD_DEFAULT among others what
+// was loaded for that alone (dlopen with RTLD_LOCAL). The C library tells who calls by the return
 // address: such a call is handed on by a jump, with the stack as it came.
 asm(R"(
   .text

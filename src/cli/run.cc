@@ -113,7 +113,8 @@ int become(std::vector<std::string>& words, const Inherited& inherited) {
 Result<int> run_program(Context& context, RunArguments& arguments) {
   std::vector<std::string>& words = arguments.job.command;
   words = std::move(context.command);
-  if (words.empty()) return fail(ErrorCode::kUsage, "COMMAND is required", "see `stasis run --help`");
+  if (words.empty())
+    return fail(ErrorCode::kUsage, "COMMAND is required", "see `stasis run --help`");
   auto library = find_agent();
   if (!library) return fail(std::move(library.error()));
   // The linker takes blanks and colons for separators.
