@@ -459,3 +459,37 @@ END
   capture env LD_LIBRARY_PATH="${STASIS_LIBCUDA%/*}" LD_PRELOAD="$agent" "$BATS_TEST_TMPDIR/keys"
   assert_equal "$status/$out" $'0/0 1\n0 1\n0 1\n' "$err"
 }
+
+@test "where there is no thread for the agent at first, it comes with a later allocation" {
+  cat >"$BATS_TEST_TMPDIR/short.c" <<'END'
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+int are_short;
+int pthread_create(pthread_t* thread, const pthread_attr_t* how, void* (*run)(void*), void* with) {
+  int (*next)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*) = dlsym(RTLD_NEXT, "pthread_create");
+  return are_short ? EAGAIN : next(thread, how, run, with);
+}
+END
+  cat >"$BATS_TEST_TMPDIR/program.c" <<'END'
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+int main(void) {
+  void *driver = dlopen("libcuda.so.1", RTLD_NOW), *context;
+  unsigned long long at;
+  int* are_short = dlsym(RTLD_DEFAULT, "are_short");
+  int (*allocate)(void*, size_t) = dlsym(driver, "cuMemAlloc_v2");
+  if (((int (*)(int))dlsym(driver, "cuInit"))(0)) return 1;
+  if (((int (*)(void*, int, int))dlsym(driver, "cuCtxCreate_v2"))(&context, 0, 0)) return 2;
+  for (*are_short = 1; *are_short >= 0; --*are_short)
+    if (allocate(&at, 4 << 20) || system("ls -l /proc/$PPID/fd | grep -c memfd:stasis-agent") < 0) return 3;
+}
+END
+  cc -shared -fPIC "$BATS_TEST_TMPDIR/short.c" -o "$BATS_TEST_TMPDIR/short.so" -ldl
+  cc "$BATS_TEST_TMPDIR/program.c" -o "$BATS_TEST_TMPDIR/program" -ldl
+  capture env LD_LIBRARY_PATH="${STASIS_LIBCUDA%/*}" LD_PRELOAD="$BATS_TEST_TMPDIR/short.so:$agent" "$BATS_TEST_TMPDIR/program"
+  assert_equal "$status/$out" $'0/0\n1\n' "$err"
+}
