@@ -516,8 +516,11 @@ void Agent::start() {
       std::atexit(&at_exit);
   if (registered != 0) return;
   if (make_page() && start_thread(&run_agent, nullptr)) return;
+  if (auto* page = g_page.exchange(nullptr)) ::munmap(page, sizeof *page);
   if (g_fd >= 0) ::close(g_fd);
   g_fd = -1;
+  // What was short, a descriptor or a thread, need not be at the next allocation.
+  g_started.store(false);
 }
 
 }  // namespace stasis::preload

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <climits>
 #include <new>
 
 #include "base/futex.h"
@@ -27,7 +28,7 @@ bool fence_all_threads() {
 // Its destructor tells of a thread's end.
 pthread_key_t thread_end_key(void (*at_end)(void*)) {
   static const pthread_key_t key = [at_end] {
-    pthread_key_t made{};
+    pthread_key_t made = PTHREAD_KEYS_MAX;  // none is left: nobody's
     ::pthread_key_create(&made, at_end);
     return made;
   }();

@@ -222,27 +222,49 @@ void* answer_of_dlsym(void* real, const char* name) {
   return in_place_of(real);
 }
 
+// What `caller` finds in the libraries that were loaded for it alone, after all others; null if it
+// is nothing, or ours.
+void* find_beside(void* caller, const char* name) {
+  Dl_info where{};
+  void* map = nullptr;
+  if (!::dladdr1(caller, &where, &map, RTLD_DL_LINKMAP) || !map) return nullptr;
+  void* found = real_dlsym()(map, name);
+  if (!found || is_export_of_ours(found)) return nullptr;
+  ::dlerror();  // what was not found before is no error
+  return found;
+}
+
 }  // namespace
 
-// Called by the stub below with everything but RTLD_NEXT.
+// Called by the stub below. `caller` is where it returns to.
 extern "C" __attribute__((visibility("hidden"), used)) void* stasis_dlsym(void* handle,
-                                                                          const char* name) {
+                                                                          const char* name,
+                                                                          void* caller) {
   void* real = real_dlsym()(handle, name);
-  if (!real || !named_like_a_call(name)) return real;
+  if (!named_like_a_call(name) || (!real && handle != RTLD_DEFAULT)) return real;
   const int error = errno;
-  void* answer = answer_of_dlsym(real, name);
+  void* answer = real ? answer_of_dlsym(real, name) : nullptr;
+  if (!answer && handle == RTLD_DEFAULT) {
+    void* beside = find_beside(caller, name);
+    if (beside) answer = answer_of_dlsym(beside, name);
+  }
   errno = error;
   return answer;
 }
 
-extern "C" __attribute__((visibility("hidden"), used)) Dlsym* stasis_real_dlsym() {
-  return real_dlsym();
+// The C library's, if it can answer for itself.
+extern "C" __attribute__((visibility("hidden"), used)) Dlsym* stasis_dlsym_instead(
+    void* handle, const char* name) {
+  if (handle == RTLD_NEXT || (handle == RTLD_DEFAULT && !named_like_a_call(name)))
+    return real_dlsym();
+  return nullptr;
 }
 
 }  // namespace stasis::preload
 
-// dlsym(RTLD_NEXT, ...) means "after the library that calls", which the C library tells by the
-// return address: such a call is handed on by a jump, with the stack as it came.
+// dlsym(RTLD_NEXT, ...) means "after the library that calls", and RTLD_DEFAULT among others what
+// was loaded for that alone (dlopen with RTLD_LOCAL). The C library tells who calls by the return
+// address: such a call is handed on by a jump, with the stack as it came.
 asm(R"(
   .text
   .globl dlsym
@@ -250,14 +272,22 @@ asm(R"(
 dlsym:
   .cfi_startproc
   endbr64
-  cmp $-1, %rdi
-  jne stasis_dlsym
+  push %rdi
+  .cfi_adjust_cfa_offset 8
   push %rsi
   .cfi_adjust_cfa_offset 8
-  call stasis_real_dlsym
+  sub $8, %rsp
+  .cfi_adjust_cfa_offset 8
+  call stasis_dlsym_instead
+  add $8, %rsp
+  .cfi_adjust_cfa_offset -8
   pop %rsi
   .cfi_adjust_cfa_offset -8
-  mov $-1, %rdi
+  pop %rdi
+  .cfi_adjust_cfa_offset -8
+  mov (%rsp), %rdx
+  test %rax, %rax
+  je stasis_dlsym
   jmp *%rax
   .cfi_endproc
   .size dlsym, .-dlsym

@@ -1,5 +1,6 @@
 // Contexts come and go, and take their memory with them; peers; captures.
 #include <algorithm>
+#include <climits>
 
 #include "gate.h"
 #include "intercept.h"
@@ -106,7 +107,7 @@ void forget_captures_of_thread(void*) {
 
 void at_end_of_thread() {
   static const pthread_key_t key = [] {
-    pthread_key_t made{};
+    pthread_key_t made = PTHREAD_KEYS_MAX;  // none is left: nobody's
     ::pthread_key_create(&made, &forget_captures_of_thread);
     return made;
   }();

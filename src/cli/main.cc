@@ -90,10 +90,11 @@ bool wants_json(int argc, char** argv) {
                      [](const char* word) { return std::string_view(word) == "--json"; });
 }
 
-int run(int argc, char** argv) {
+int run(int argc, char** argv, const Inherited& inherited) {
   Terminal terminal;
   Interrupt interrupt;
   Context context{terminal, interrupt};
+  context.inherited = inherited;
 
   CLI::App app(kDescription, "stasis");
   set_help_format(app);
@@ -119,8 +120,11 @@ int run(int argc, char** argv) {
     if (verb.measures) add_trace(*verb.command, context.trace);
   }
 
+  std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
+  context.command = take_command(app, words);
+  std::reverse(words.begin(), words.end());  // as CLI11 wants them
   try {
-    app.parse(argc, argv);
+    app.parse(std::move(words));
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) {  // --help, --version
       std::ostringstream text;
@@ -176,9 +180,11 @@ int report_exception(int argc, char** argv, const std::exception& exception) {
 
 // What would be opened there could be taken for a terminal: an image's file, at worst. A write
 // fails, as on a closed descriptor.
-void fill_standard_descriptors() {
+void fill_standard_descriptors(Inherited& inherited) {
   for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
-    if (::fcntl(fd, F_GETFD) < 0) (void)::open("/dev/null", O_RDONLY);
+    bool& closed = inherited.closed.at(static_cast<std::size_t>(fd));
+    closed = ::fcntl(fd, F_GETFD) < 0;
+    if (closed) (void)::open("/dev/null", O_RDONLY);
   }
 }
 
@@ -189,11 +195,12 @@ int main(int argc, char** argv) {
   // Part of a job, and no verb: it reads no options and loads nothing.
   if (argc > 1 && std::string_view(argv[1]) == stasis::job::kHoldTerminal)
     return stasis::cli::hold_terminal({argv + 2, argv + argc});
-  stasis::cli::fill_standard_descriptors();
+  stasis::cli::Inherited inherited;
+  stasis::cli::fill_standard_descriptors(inherited);
   // Ignored, as some daemons leave it, the kernel would collect our children before we do.
-  std::signal(SIGCHLD, SIG_DFL);
+  inherited.ignored_children = std::signal(SIGCHLD, SIG_DFL) == SIG_IGN;
   try {
-    return stasis::cli::run(argc, argv);
+    return stasis::cli::run(argc, argv, inherited);
   } catch (const std::exception& exception) {
     const int status = stasis::cli::report_exception(argc, argv, exception);
     ::_exit(status);  // threads of ours may still be at the driver

@@ -4,9 +4,12 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -59,7 +62,12 @@ std::string with_agent(const std::string& library) {
   const char* others = std::getenv("LD_PRELOAD");
   if (!others || !*others) return library;
   const std::string list = others;
-  if (list.find(library) != std::string::npos) return list;
+  // By the whole name: another's may begin with it.
+  for (std::string_view rest = list; !rest.empty();) {
+    const auto end = std::min(rest.find_first_of(" :"), rest.size());
+    if (rest.substr(0, end) == library) return list;
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+  }
   return library + ":" + list;
 }
 
@@ -87,11 +95,14 @@ Result<std::optional<job::Registration>> enter_name(const job::RunOptions& optio
 
 // Replaces this process; comes back with the exit status if that cannot be. As shells have it: 127
 // not found, 126 found and not to be started.
-int become(std::vector<std::string>& words) {
+int become(std::vector<std::string>& words, const Inherited& inherited) {
   std::vector<char*> argv;
   for (std::string& word : words)
     argv.push_back(word.data());
   argv.push_back(nullptr);
+  if (inherited.ignored_children) ::signal(SIGCHLD, SIG_IGN);
+  for (std::size_t fd = 0; fd < inherited.closed.size(); ++fd)
+    if (inherited.closed.at(fd)) ::close(static_cast<int>(fd));
   ::execvp(argv[0], argv.data());
   const int why = errno;
   const Error error = errno_error(fmt::format("cannot start {}", argv[0]), why);
@@ -101,6 +112,9 @@ int become(std::vector<std::string>& words) {
 
 Result<int> run_program(Context& context, RunArguments& arguments) {
   std::vector<std::string>& words = arguments.job.command;
+  words = std::move(context.command);
+  if (words.empty())
+    return fail(ErrorCode::kUsage, "COMMAND is required", "see `stasis run --help`");
   auto library = find_agent();
   if (!library) return fail(std::move(library.error()));
   // The linker takes blanks and colons for separators.
@@ -120,7 +134,7 @@ Result<int> run_program(Context& context, RunArguments& arguments) {
     auto named = enter_name(arguments.job);
     if (!named) return fail(std::move(named.error()));
     ::setenv("LD_PRELOAD", preload.c_str(), 1);
-    return become(words);
+    return become(words, context.inherited);
   }
   auto outcome = run_job(context, arguments, preload);
   if (!outcome) return fail(std::move(outcome.error()));
@@ -131,13 +145,44 @@ Result<int> run_program(Context& context, RunArguments& arguments) {
     auto named = enter_name(arguments.job);
     if (!named) return fail(std::move(named.error()));
     ::setenv("LD_PRELOAD", preload.c_str(), 1);
-    return become(words);
+    return become(words, context.inherited);
   }
   if (outcome->why) fmt::print(stderr, "stasis: error: {}\n", outcome->why->to_string());
   return outcome->status;
 }
 
 }  // namespace
+
+std::vector<std::string> take_command(const CLI::App& app, std::vector<std::string>& words) {
+  // As CLI11 has it, which takes "-5" for a word.
+  const auto is_option = [](const std::string& word) {
+    return word.size() > 1 && word[0] == '-' && (word[1] < '0' || word[1] > '9');
+  };
+  const auto verb = std::find_if_not(words.begin(), words.end(), is_option);
+  if (verb == words.end() || *verb != "run") return {};
+  const CLI::App* run = app.get_subcommand(*verb);
+  // Does the word after this one belong to it? Of "-qD" that is for its last letter to say.
+  const auto wants_value = [run](const std::string& word) {
+    const auto takes = [run](const std::string& name) {
+      const CLI::Option* option = run->get_option_no_throw(name);
+      return option != nullptr && option->get_items_expected_min() > 0;
+    };
+    if (word[1] == '-') return word.find('=') == std::string::npos && takes(word);
+    for (std::size_t letter = 1; letter < word.size(); ++letter)
+      if (takes({'-', word[letter]})) return letter + 1 == word.size();
+    return false;
+  };
+  auto begin = std::next(verb);
+  while (begin != words.end() && is_option(*begin) && *begin != "--")
+    begin += wants_value(*begin) && std::next(begin) != words.end() ? 2 : 1;
+  if (begin != words.end() && *begin == "--") ++begin;
+  if (begin == words.end()) return {};
+  std::vector<std::string> command(std::make_move_iterator(begin),
+                                   std::make_move_iterator(words.end()));
+  words.erase(begin, words.end());
+  words.emplace_back("COMMAND");
+  return command;
+}
 
 Verb add_run(CLI::App& app) {
   auto arguments = std::make_shared<RunArguments>();

@@ -2,6 +2,7 @@
 // and returns what to run when it is chosen.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <functional>
 #include <optional>
@@ -21,6 +22,12 @@
 
 namespace stasis::cli {
 
+// What main() has changed of this process, for the program that takes its place.
+struct Inherited {
+  std::array<bool, 3> closed = {};  // standard streams
+  bool ignored_children = false;    // SIGCHLD
+};
+
 // What every verb gets.
 struct Context {
   Terminal& terminal;
@@ -29,6 +36,9 @@ struct Context {
   int verbose = 0;
   // What an operation had to say besides, for --json, which prints no notes.
   std::vector<std::string> notes = {};
+  // Of `stasis run`: COMMAND, as it was given.
+  std::vector<std::string> command = {};
+  Inherited inherited = {};
   // Where to write what was done when; empty: nowhere.
   std::string trace = {};
   // Idle until the direct path needs it; null if it could not be started.
@@ -66,6 +76,9 @@ struct Verb {
 };
 
 Verb add_run(CLI::App& app);
+// Takes COMMAND and its arguments out of the words of a `stasis run`, before they are parsed, and
+// leaves one in their place: CLI11 would make two words of "[1,2]", and none of "[]".
+std::vector<std::string> take_command(const CLI::App& app, std::vector<std::string>& words);
 Verb add_ps(CLI::App& app);
 Verb add_suspend(CLI::App& app);
 Verb add_resume(CLI::App& app);

@@ -384,3 +384,112 @@ END
     ((${seen#seen } >= 7)) || { echo "$order: $seen" >&2; return 1; }
   done
 }
+
+# As an extension module of Python, with its dependencies.
+@test "a library that was loaded for itself alone finds its own functions, and the driver's" {
+  local dir=$BATS_TEST_TMPDIR
+  echo 'int of_dependency(void) { return 7; }' >"$dir/dependency.c"
+  cat >"$dir/module.c" <<'END'
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+int of_module(void) { return 42; }
+static int call(const char* name) {
+  int (*function)(void) = dlsym(RTLD_DEFAULT, name);
+  return function ? function() : -1;
+}
+void look(void* alone) {
+  printf("%d %d %d\n", call("of_module"), call("of_dependency"), dlsym(RTLD_DEFAULT, "cuNoSuchCall") == 0);
+  printf("%d\n", dlsym(RTLD_DEFAULT, "cuDeviceGet") == dlsym(alone, "cuDeviceGet"));
+  printf("%d\n", dlsym(RTLD_DEFAULT, "cuMemAlloc_v2") == dlsym(alone, "cuMemAlloc_v2"));
+}
+END
+  cat >"$dir/program.c" <<'END'
+#include <dlfcn.h>
+#include <stdio.h>
+int main(int count, char** names) {
+  void* module = dlopen(names[1], RTLD_NOW | RTLD_LOCAL);
+  void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (!module || !driver) return puts(dlerror()), 1;
+  ((void (*)(void*))dlsym(module, "look"))(driver);
+  return count != 2;
+}
+END
+  cc -shared -fPIC "$dir/dependency.c" -o "$dir/libdependency.so"
+  cc -shared -fPIC "$dir/module.c" -o "$dir/module.so" -Wl,--no-as-needed -L"$dir" -ldependency \
+    -Wl,-rpath,"$dir" "$STASIS_LIBCUDA"
+  cc "$dir/program.c" -o "$dir/program" -ldl
+  local preload
+  for preload in "" "$agent"; do
+    capture env LD_LIBRARY_PATH="${STASIS_LIBCUDA%/*}" LD_PRELOAD="$preload" "$dir/program" "$dir/module.so"
+    assert_equal "$out" $'42 7 1\n1\n1\n' "with '$preload'"
+  done
+}
+
+@test "a program that leaves no thread-specific data for the agent keeps its own" {
+  cat >"$BATS_TEST_TMPDIR/keys.c" <<'END'
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+static pthread_key_t first;
+static void *driver, *context;
+static void* use(void* unused) {
+  unsigned long long at = 0;
+  int mine = 0;
+  pthread_setspecific(first, &mine);
+  ((int (*)(void*))dlsym(driver, "cuCtxSetCurrent"))(context);
+  int result = ((int (*)(void*, unsigned long))dlsym(driver, "cuMemAlloc_v2"))(&at, 4 << 20);
+  if (!result) result = ((int (*)(unsigned long long))dlsym(driver, "cuMemFree_v2"))(at);
+  printf("%d %d\n", result, pthread_getspecific(first) == &mine);
+  return unused;
+}
+int main(void) {
+  pthread_key_t more;
+  pthread_t thread;
+  pthread_key_create(&first, 0);
+  while (!pthread_key_create(&more, 0)) continue;
+  driver = dlopen("libcuda.so.1", RTLD_NOW);
+  if (((int (*)(int))dlsym(driver, "cuInit"))(0)) return 1;
+  if (((int (*)(void*, int, int))dlsym(driver, "cuCtxCreate_v2"))(&context, 0, 0)) return 2;
+  for (int i = 0; i < 3; ++i)
+    if (pthread_create(&thread, 0, use, 0) || pthread_join(thread, 0)) return 3;
+}
+END
+  cc "$BATS_TEST_TMPDIR/keys.c" -o "$BATS_TEST_TMPDIR/keys" -ldl -lpthread
+  capture env LD_LIBRARY_PATH="${STASIS_LIBCUDA%/*}" LD_PRELOAD="$agent" "$BATS_TEST_TMPDIR/keys"
+  assert_equal "$status/$out" $'0/0 1\n0 1\n0 1\n' "$err"
+}
+
+@test "where there is no thread for the agent at first, it comes with a later allocation" {
+  cat >"$BATS_TEST_TMPDIR/short.c" <<'END'
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+int are_short;
+int pthread_create(pthread_t* thread, const pthread_attr_t* how, void* (*run)(void*), void* with) {
+  int (*next)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*) = dlsym(RTLD_NEXT, "pthread_create");
+  return are_short ? EAGAIN : next(thread, how, run, with);
+}
+END
+  cat >"$BATS_TEST_TMPDIR/program.c" <<'END'
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+int main(void) {
+  void *driver = dlopen("libcuda.so.1", RTLD_NOW), *context;
+  unsigned long long at;
+  int* are_short = dlsym(RTLD_DEFAULT, "are_short");
+  int (*allocate)(void*, size_t) = dlsym(driver, "cuMemAlloc_v2");
+  if (((int (*)(int))dlsym(driver, "cuInit"))(0)) return 1;
+  if (((int (*)(void*, int, int))dlsym(driver, "cuCtxCreate_v2"))(&context, 0, 0)) return 2;
+  for (*are_short = 1; *are_short >= 0; --*are_short)
+    if (allocate(&at, 4 << 20) || system("ls -l /proc/$PPID/fd | grep -c memfd:stasis-agent") < 0) return 3;
+}
+END
+  cc -shared -fPIC "$BATS_TEST_TMPDIR/short.c" -o "$BATS_TEST_TMPDIR/short.so" -ldl
+  cc "$BATS_TEST_TMPDIR/program.c" -o "$BATS_TEST_TMPDIR/program" -ldl
+  capture env LD_LIBRARY_PATH="${STASIS_LIBCUDA%/*}" LD_PRELOAD="$BATS_TEST_TMPDIR/short.so:$agent" "$BATS_TEST_TMPDIR/program"
+  assert_equal "$status/$out" $'0/0\n1\n' "$err"
+}

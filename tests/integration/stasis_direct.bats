@@ -49,6 +49,27 @@ agent_is() { [[ $(agent_state) == "$1" ]]; }
   assert_equal "$status" 37
   capture stasis run -- sh -c 'printf "<%s>" "$@"' x 'a b' '' --json -v
   assert_equal "$out" "<a b><><--json><-v>"
+  capture stasis run --name brackets sh -c 'printf "<%s>" "$@"' x '[1,2]' '[]' '[[1], "a,b"]' -- -- '[x]' --name
+  assert_equal "$out" '<[1,2]><[]><[[1], "a,b"]><--><--><[x]><--name>'
+  capture stasis run -- '[1,2]'
+  assert_equal "$status" 127
+  assert_contains "$err" "cannot start [1,2]"
+}
+
+@test "run leaves signals and standard streams as they were" {
+  local how='import os, signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+os.close(0)
+os.close(1)
+os.execvp(sys.argv[1], sys.argv[1:])'
+  local tell='import os, signal, sys
+there = [n for n in range(3) if os.path.exists(f"/proc/self/fd/{n}")]
+print(there, int(signal.getsignal(signal.SIGCHLD)), file=sys.stderr)'
+  capture python3 -c "$how" python3 -c "$tell"
+  local before=$err
+  assert_equal "$before" $'[2] 1\n'
+  capture python3 -c "$how" stasis run -- python3 -c "$tell"
+  assert_equal "$err" "$before"
 }
 
 @test "run is replaced by the program: one process, which gets the signals itself" {
@@ -100,6 +121,10 @@ agent_is() { [[ $(agent_state) == "$1" ]]; }
 @test "run keeps what was to be preloaded, and names itself once" {
   capture env LD_PRELOAD="$STASIS_LIBCUDA" stasis run -- stasis run -- printenv LD_PRELOAD
   assert_equal "${out%$'\n'}" "$(readlink -f "$agent"):$STASIS_LIBCUDA"
+  local old
+  old=$(readlink -f "$agent").1 # which is not there, and the loader says so
+  capture env LD_PRELOAD="$old" stasis run -- printenv LD_PRELOAD
+  assert_equal "${out%$'\n'}" "${old%.1}:$old"
 }
 
 @test "a program without CUDA is as it would be without the agent" {
@@ -349,9 +374,50 @@ agent_is() { [[ $(agent_state) == "$1" ]]; }
   [[ $(<"$TARGET_LOG") != *"stasis:"* ]]
   target_verifies
   CUDA_INJECTION64_PATH=/a/profiler.so start_agent memory --size 8M
-  assert_contains "$(<"$TARGET_LOG")" "CUDA_INJECTION64_PATH"
   cycles 1 driver
   target_verifies
+}
+
+# They step out of each other's way: both sit between the program and the driver.
+@test "under the CUDA tools the agent says that it keeps out, and under others it does not" {
+  local set
+  for set in CUDA_INJECTION64_PATH=/a/profiler.so NV_SANITIZER_INJECTION_PORT_BASE=49152 \
+    NV_COMPUTE_PROFILER_PERFWORKS_DIR=/a/profiler; do
+    capture in_front "$set"
+    assert_contains "$err" "stasis: a CUDA tool is at work here (${set:0:14}"
+    assert_contains "$err" "so the direct path is left out"
+  done
+  # One that traces it, as debuggers do.
+  cat >"$BATS_TEST_TMPDIR/tracer.c" <<'END'
+#include <signal.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
+#include <unistd.h>
+int main(int count, char** words) {
+  int status = 0;
+  if (count < 2) return 2;
+  pid_t child = fork();
+  if (child == 0) {
+    ptrace(PTRACE_TRACEME, 0, 0, 0);
+    execvp(words[1], words + 1);
+    _exit(127);
+  }
+  while (waitpid(child, &status, 0) == child && WIFSTOPPED(status))
+    ptrace(PTRACE_CONT, child, 0, WSTOPSIG(status) == SIGTRAP ? 0 : WSTOPSIG(status));
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 126;
+}
+END
+  cc "$BATS_TEST_TMPDIR/tracer.c" -o "$BATS_TEST_TMPDIR/cuda-gdb-minimal"
+  capture in_front "$BATS_TEST_TMPDIR/cuda-gdb-minimal"
+  assert_contains "$err" "(cuda-gdb), so the direct path is left out"
+  mv "$BATS_TEST_TMPDIR/cuda-gdb-minimal" "$BATS_TEST_TMPDIR/gdb"
+  capture in_front "$BATS_TEST_TMPDIR/gdb"
+  assert_equal "$status/$err" "0/"
+}
+# in_front WORD: a program under the agent, behind that tool or variable.
+in_front() {
+  env LD_LIBRARY_PATH="${STASIS_LIBCUDA%/*}" LD_PRELOAD="$agent" env "$1" \
+    stasis-workload memory --size 4M --rounds 1 --status "$BATS_TEST_TMPDIR/front"
 }
 
 @test "what the direct path has suspended, cuda-checkpoint resumes" {
