@@ -157,7 +157,8 @@ std::string standstill(const proc::ProcFs& procfs, Pid pid) {
 std::string path_of(Pid pid, const std::string& state) {
   const auto agent = direct::AgentClient::look(pid);
   if (!agent) return {};
-  const bool direct = *agent && (state != "checkpointed" || direct::is_away((*agent)->state));
+  const bool direct = *agent && ((state != "checkpointed" && (*agent)->of_our_version) ||
+                                 direct::is_away((*agent)->state));
   return direct ? "direct" : "driver";
 }
 

@@ -66,6 +66,10 @@ bool is_page_of(const ControlPage& page, int ns_pid) {
          page.bytes == sizeof(ControlPage) && page.pid == ns_pid;
 }
 
+bool is_page_of_another_version(const ControlPage& page, int ns_pid) {
+  return page.magic == kAgentMagic && page.version != kAgentVersion && page.pid == ns_pid;
+}
+
 }  // namespace
 
 const char* agent_command_name(AgentCommand command) {
@@ -115,8 +119,11 @@ Result<std::optional<AgentLook>> AgentClient::look(Pid pid) {
     alignas(ControlPage) std::byte bytes[sizeof(ControlPage)];
     if (::pread(file->get(), bytes, sizeof bytes, 0) != sizeof bytes) continue;
     const auto& page = *reinterpret_cast<const ControlPage*>(bytes);
+    if (is_page_of_another_version(page, details->ns_pid))
+      return std::optional(AgentLook{page.state.load(), {}, false});
     if (!is_page_of(page, details->ns_pid)) continue;
-    return std::optional(AgentLook{page.state.load(), {page.content_id[0], page.content_id[1]}});
+    return std::optional(
+        AgentLook{page.state.load(), {page.content_id[0], page.content_id[1]}, true});
   }
   return std::optional<AgentLook>();
 }
@@ -147,16 +154,15 @@ Result<std::optional<AgentClient>> AgentClient::find(Pid pid, const Pidfd& pidfd
       return fail(std::move(own.error()));
     }
     AgentClient client(pid, std::move(*own), std::move(*file), static_cast<ControlPage*>(at));
-    if (!is_page_of(*client.page_, details->ns_pid)) {
-      // Its memory may be away, and nobody but who speaks its version brings it back.
-      const auto version = once(client.page_->version);
-      if (once(client.page_->magic) != kAgentMagic || version == kAgentVersion) continue;
+    // Its memory may be away, and nobody but who speaks its version brings it back.
+    if (is_page_of_another_version(*client.page_, details->ns_pid)) {
       return fail(ErrorCode::kNotSupported,
                   fmt::format("the agent in process {} speaks version {} of its page, and this "
                               "stasis version {}",
-                              pid.value, version, kAgentVersion),
+                              pid.value, once(client.page_->version), kAgentVersion),
                   "use the stasis that came with that agent");
     }
+    if (!is_page_of(*client.page_, details->ns_pid)) continue;
     if (!lock_file(client.file_)) {
       return fail(ErrorCode::kBusy,
                   fmt::format("the agent in process {} has another peer", pid.value),

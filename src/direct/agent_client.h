@@ -40,6 +40,7 @@ struct SegmentPlace {
 struct AgentLook {
   AgentState state = AgentState::kRunning;
   ContentId content_id{};
+  bool of_our_version = true;  // otherwise nothing but its state is known
 };
 
 class AgentClient {

@@ -11,7 +11,8 @@
 // the agent by futex; the agent answers by setting `reply` to the same number and waking the peer.
 // The file is sealed: it can neither shrink nor grow, so that a peer that maps it never reaches
 // past its end. All numbers are those of the machine; version 2 of the page is the layout of
-// ControlPage.
+// ControlPage. Magic, version, pid and state lie where they lie in all versions, so that everybody
+// sees whether the memory of a process is there.
 #pragma once
 
 #include <fcntl.h>
@@ -104,5 +105,8 @@ struct ControlPage {
 static_assert(sizeof(std::atomic<std::uint32_t>) == 4 &&
               std::atomic<std::uint32_t>::is_always_lock_free);
 static_assert(offsetof(ControlPage, segments) == 304, "a change of the layout is a new version");
+static_assert(offsetof(ControlPage, version) == 8 && offsetof(ControlPage, pid) == 16 &&
+                  offsetof(ControlPage, state) == 240,
+              "in all versions");
 
 }  // namespace stasis::direct

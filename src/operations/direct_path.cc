@@ -169,6 +169,11 @@ Result<void> DirectPath::find(const Environment& env, std::vector<const Process*
     if (!process->alive()) continue;
     auto agent = AgentClient::find(process->pid(), process->pidfd());
     if (!agent) {
+      // One that we do not understand has nothing to bring back where the driver has taken all.
+      const auto seen = AgentClient::look(process->pid());
+      if (away && seen && *seen && !(*seen)->of_our_version &&
+          (*seen)->state == AgentState::kRunning)
+        continue;
       if (away || agent.error().code == ErrorCode::kBusy) return fail(std::move(agent.error()));
       env.tell("the driver's path is taken: " + agent.error().to_string());
       continue;

@@ -101,7 +101,7 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
     const auto memory = recall_suspended(*process);
     if (!memory || memory->image.empty()) continue;
     const auto agent = direct::AgentClient::look(process->pid());
-    if (!agent || !*agent) {
+    if (!agent || !*agent || !(*agent)->of_our_version) {
       return fail(roll_back(
           *opened,
           {ErrorCode::kNotSupported,

@@ -6,6 +6,7 @@
   agent_page.py PID prepare          asks for a buffer as a tool does, gets it, and dies
   agent_page.py PID forge            the same, and writes into the page that the buffer is the program's heap
   agent_page.py PID seals            prints the seals of the file
+  agent_page.py PID version NUMBER   makes it say that it is of that version
 """
 
 import ctypes
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import time
 
-REQUEST, REPLY, COMMAND, STATE, BUFFER_ADDRESS, BUFFER_BYTES = 24, 28, 32, 240, 256, 264
+VERSION, REQUEST, REPLY, COMMAND, STATE, BUFFER_ADDRESS, BUFFER_BYTES = 8, 24, 28, 32, 240, 256, 264
 RUNNING, CLOSED, EMPTIED, HELD, FILLING = range(5)
 PREPARE = 1
 SYS_FUTEX, FUTEX_WAKE = 202, 1
@@ -74,6 +75,8 @@ def main():
         print(number(page, STATE))
     elif what == "seals":
         print(fcntl.fcntl(file, fcntl.F_GET_SEALS))
+    elif what == "version":
+        struct.pack_into("<I", page, VERSION, int(sys.argv[3]))
     elif what == "kill-away":
         sys.exit(0 if kill_away(page, sys.argv[3:]) else 1)
     elif what in ("prepare", "forge"):

@@ -464,6 +464,29 @@ path_in_ps() {
   assert_equal "$(path_in_ps)" driver
 }
 
+@test "with an agent of another version the driver does it, and brings it back as well" {
+  start_agent memory --size 8M
+  agent_page version 1
+  assert_equal "$(path_in_ps)" driver
+  done_by suspend "$TARGET" --json
+  went driver
+  assert_contains "$err" "version 1"
+  done_by resume "$TARGET" --json
+  went driver
+  target_goes_on
+  # With its memory away only its own version can help.
+  agent_page version 2
+  done_by suspend "$TARGET" --json
+  went direct
+  agent_page version 1
+  assert_equal "$(path_in_ps)" direct
+  refused 8 not-supported resume "$TARGET"
+  agent_page version 2
+  done_by resume "$TARGET"
+  target_goes_on
+  target_verifies
+}
+
 # bats test_tags=long
 @test "--path driver leaves the agent alone, and resume and restore follow" {
   start_agent memory --size 16M
