@@ -70,6 +70,7 @@ _stasis() {
     inspect:-d|inspect:--device-map) :; return ;;
     inspect:--criu) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -f -- "$word"); return ;;
     inspect:--driver-timeout) :; return ;;
+    inspect:--trace) :; return ;;
     verify:-D|verify:--images-dir) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -d -- "$word"); return ;;
     verify:--trace) :; return ;;
     logs:-D|logs:--images-dir) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -d -- "$word"); return ;;
@@ -78,6 +79,7 @@ _stasis() {
     report:-d|report:--device-map) :; return ;;
     report:--criu) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -f -- "$word"); return ;;
     report:--driver-timeout) :; return ;;
+    report:--trace) :; return ;;
   esac
   case $verb in
     '') words='run ps suspend resume swap dump restore recover doctor explain inspect verify logs report -h --help --version --json -v --verbose -q --quiet' ;;
@@ -91,10 +93,10 @@ _stasis() {
     recover) words='-h --help --all -t --timeout --json -v --verbose -q --quiet --driver-timeout --trace' ;;
     doctor) words='-h --help -D --images-dir --no-trial --criu --json -v --verbose -q --quiet --driver-timeout --trace' ;;
     explain) words='-h --help --json -v --verbose -q --quiet' ;;
-    inspect) words='-h --help -D --images-dir --verify -d --device-map --criu --json -v --verbose -q --quiet --driver-timeout' ;;
+    inspect) words='-h --help -D --images-dir --verify -d --device-map --criu --json -v --verbose -q --quiet --driver-timeout --trace' ;;
     verify) words='-h --help -D --images-dir --json -v --verbose -q --quiet --trace' ;;
     logs) words='-h --help -D --images-dir --full --json -v --verbose -q --quiet' ;;
-    report) words='-h --help -D --images-dir -o --output -f --force --verify -d --device-map --criu --json -v --verbose -q --quiet --driver-timeout' ;;
+    report) words='-h --help -D --images-dir -o --output -f --force --verify -d --device-map --criu --json -v --verbose -q --quiet --driver-timeout --trace' ;;
   esac
   if [[ $word != -* ]]; then
     case $verb in

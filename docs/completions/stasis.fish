@@ -156,6 +156,7 @@ complete -c stasis -n '__stasis_verb inspect' -l json -d 'print one JSON object 
 complete -c stasis -n '__stasis_verb inspect' -s v -l verbose -d 'say more: phases and times'
 complete -c stasis -n '__stasis_verb inspect' -s q -l quiet -d 'no progress and no notes'
 complete -c stasis -n '__stasis_verb inspect' -l driver-timeout -x -d 'milliseconds of silence after which a call of the driver is given up, 0 to wait for ever'
+complete -c stasis -n '__stasis_verb inspect' -l trace -x -d 'write what is done when into this file, for Perfetto or chrome://tracing'
 complete -c stasis -n '__stasis_verb inspect' -a '(__fish_complete_directories)'
 complete -c stasis -n __stasis_verb -a verify -d 'read an image to its last byte and compare it with its checksums'
 complete -c stasis -n '__stasis_verb verify' -s h -l help -d 'Print this help message and exit'
@@ -185,4 +186,5 @@ complete -c stasis -n '__stasis_verb report' -l json -d 'print one JSON object i
 complete -c stasis -n '__stasis_verb report' -s v -l verbose -d 'say more: phases and times'
 complete -c stasis -n '__stasis_verb report' -s q -l quiet -d 'no progress and no notes'
 complete -c stasis -n '__stasis_verb report' -l driver-timeout -x -d 'milliseconds of silence after which a call of the driver is given up, 0 to wait for ever'
+complete -c stasis -n '__stasis_verb report' -l trace -x -d 'write what is done when into this file, for Perfetto or chrome://tracing'
 complete -c stasis -n '__stasis_verb report' -a '(__fish_complete_directories)'

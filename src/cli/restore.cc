@@ -93,6 +93,7 @@ Result<int> run_restore(Context& context, RestoreArguments& options) {
   // suspend of the shell above it would checkpoint: none may stay.
   driver->reset();
   context.mover.reset();
+  context.end_trace("restore");  // now: the next program knows nothing of it
   attend_afresh(report->root);
   return attend(report->root);
 }

@@ -392,3 +392,43 @@ sys.exit(f'{missing} not in {names}' if missing else 0)" "$@"; }
   assert_contains "$err" "no trace"
   assert_equal "$status" 0
 }
+
+@test "a trace that cannot be written is told with --json too, and keeps nobody waiting" {
+  start_agent memory --size 16M
+  capture timeout 60 stasis suspend "$TARGET" --json --trace /dev/full
+  assert_equal "$status" 0
+  assert_contains "$err" "no trace: cannot write /dev/full"
+  capture timeout 60 stasis resume "$TARGET" -q --trace "$BATS_TEST_TMPDIR"
+  assert_equal "$status" 0
+  assert_contains "$err" "no trace: cannot open $BATS_TEST_TMPDIR"
+  mkfifo "$BATS_TEST_TMPDIR/pipe"
+  capture timeout -s KILL 60 stasis suspend "$TARGET" --trace "$BATS_TEST_TMPDIR/pipe"
+  assert_equal "$status" 0
+  assert_contains "$err" "no trace: cannot open $BATS_TEST_TMPDIR/pipe"
+  done_by resume "$TARGET" --trace >(cat >"$BATS_TEST_TMPDIR/trace")
+  wait_until 60 grep -q traceEvents "$BATS_TEST_TMPDIR/trace"
+  target_verifies
+}
+
+@test "what reads an image has a trace, and a restore that stays has it before the program ends" {
+  start_agent memory --size 16M
+  dump_it
+  local verb
+  for verb in verify "inspect --verify" "report --verify --output $BATS_TEST_TMPDIR/page"; do
+    # shellcheck disable=SC2086 # words
+    capture stasis $verb "$image" --trace "$BATS_TEST_TMPDIR/trace"
+    assert_equal "$status" 0 "$verb"
+    trace "$BATS_TEST_TMPDIR/trace" "phase:look" "phase:verify" "image:verify files" "image:verify content"
+    rm "$BATS_TEST_TMPDIR/trace"
+  done
+  stasis restore --images-dir "$image" --trace "$BATS_TEST_TMPDIR/trace" >/dev/null 2>&1 3>&- &
+  local tool=$!
+  wait_until 60 grep -qs traceEvents "$BATS_TEST_TMPDIR/trace"
+  trace "$BATS_TEST_TMPDIR/trace" "phase:criu" "driver:restore" "mover:copy in" "image:verify files"
+  kill -TERM "$TARGET"
+  wait "$tool"
+  # That in which it ends, too.
+  spoil_byte "$image/gpu/data-00" 5000
+  refused 10 image-corrupt verify "$image" --trace "$BATS_TEST_TMPDIR/trace"
+  trace "$BATS_TEST_TMPDIR/trace" "phase:verify" "image:verify content"
+}
