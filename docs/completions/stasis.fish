@@ -106,6 +106,7 @@ complete -c stasis -n __stasis_verb -a restore -d 'bring a saved process tree ba
 complete -c stasis -n '__stasis_verb restore' -s h -l help -d 'Print this help message and exit'
 complete -c stasis -n '__stasis_verb restore' -s D -l images-dir -x -a '(__fish_complete_directories)' -d 'directory of the image'
 complete -c stasis -n '__stasis_verb restore' -s d -l device-map -x -d 'which GPU takes the place of which: UUID, index or PCI address on each side'
+complete -c stasis -n '__stasis_verb restore' -l verify -x -a 'first late' -d 'first: read every byte of the image before anything is made'
 complete -c stasis -n '__stasis_verb restore' -l leave-suspended -d 'leave its GPU state in memory'
 complete -c stasis -n '__stasis_verb restore' -l detach -d 'return when it runs'
 complete -c stasis -n '__stasis_verb restore' -l inherit-fd -x -d 'give it a descriptor of ours in place of one it had'

@@ -149,6 +149,29 @@ partial_images() { compgen -G "$image.partial-*" || true; }
   nothing_left
 }
 
+@test "--verify first finds damage before anything is made, --verify late when it is needed" {
+  start_agent memory --size 16M
+  dump_it
+  local file when
+  for file in gpu/data-00 criu/pages-1.img; do
+    spoil_byte "$image/$file" 100
+    for when in first late; do
+      refused 10 image-corrupt restore --images-dir "$image" --detach --verify "$when" --trace "$BATS_TEST_TMPDIR/trace"
+      assert_contains "$err" "$file"
+      status=0
+      grep -q '"name":"criu"' "$BATS_TEST_TMPDIR/trace" || status=$?
+      [[ $when:$status == first:1 || $when:$status == late:0 ]] || { echo "$file, $when: $status" >&2; return 1; }
+      number_is_free
+    done
+    spoil_byte "$image/$file" 100
+  done
+  refused 2 usage restore --images-dir "$image" --verify never
+  restore_it --verify first
+  target_goes_on
+  restored_verifies
+  nothing_left
+}
+
 # Its threads run when the driver has let them go, while the content is still on its way; what is in
 # the memory by then none of them can come to.
 @test "a program whose content proves wrong at its end has not worked on what came before" {
