@@ -52,6 +52,7 @@ _stasis() {
     dump:--manage-cgroups) mapfile -t COMPREPLY < <(compgen -W 'ignore none props soft full strict' -- "$word"); return ;;
     restore:-D|restore:--images-dir) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -d -- "$word"); return ;;
     restore:-d|restore:--device-map) :; return ;;
+    restore:--verify) mapfile -t COMPREPLY < <(compgen -W 'first late' -- "$word"); return ;;
     restore:--inherit-fd) :; return ;;
     restore:-t|restore:--timeout) :; return ;;
     restore:--criu) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -f -- "$word"); return ;;
@@ -70,6 +71,7 @@ _stasis() {
     inspect:-d|inspect:--device-map) :; return ;;
     inspect:--criu) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -f -- "$word"); return ;;
     inspect:--driver-timeout) :; return ;;
+    inspect:--trace) :; return ;;
     verify:-D|verify:--images-dir) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -d -- "$word"); return ;;
     verify:--trace) :; return ;;
     logs:-D|logs:--images-dir) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -d -- "$word"); return ;;
@@ -78,6 +80,7 @@ _stasis() {
     report:-d|report:--device-map) :; return ;;
     report:--criu) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -f -- "$word"); return ;;
     report:--driver-timeout) :; return ;;
+    report:--trace) :; return ;;
   esac
   case $verb in
     '') words='run ps suspend resume swap dump restore recover doctor explain inspect verify logs report -h --help --version --json -v --verbose -q --quiet' ;;
@@ -87,14 +90,14 @@ _stasis() {
     resume) words='-h --help -d --device-map -D --images-dir -t --timeout --json -v --verbose -q --quiet --driver-timeout --trace' ;;
     swap) words='-h --help -t --timeout --path -d --device-map --ignore-obstacles --json -v --verbose -q --quiet --driver-timeout --trace' ;;
     dump) words='-h --help -D --images-dir --leave-running --leave-suspended --sync --compress --direct-io --no-direct-io --base -f --force --ignore-undumpable --ignore-obstacles -t --timeout --path --criu --json -v --verbose -q --quiet --driver-timeout --trace --shell-job --tcp-established --tcp-close --network-lock --file-locks --link-remap --no-link-remap --ghost-limit --ext-unix-sk --external --manage-cgroups' ;;
-    restore) words='-h --help -D --images-dir -d --device-map --leave-suspended --detach --inherit-fd -t --timeout --criu --json -v --verbose -q --quiet --driver-timeout --trace --external --tcp-close --ext-unix-sk --manage-cgroups' ;;
+    restore) words='-h --help -D --images-dir -d --device-map --verify --leave-suspended --detach --inherit-fd -t --timeout --criu --json -v --verbose -q --quiet --driver-timeout --trace --external --tcp-close --ext-unix-sk --manage-cgroups' ;;
     recover) words='-h --help --all -t --timeout --json -v --verbose -q --quiet --driver-timeout --trace' ;;
     doctor) words='-h --help -D --images-dir --no-trial --criu --json -v --verbose -q --quiet --driver-timeout --trace' ;;
     explain) words='-h --help --json -v --verbose -q --quiet' ;;
-    inspect) words='-h --help -D --images-dir --verify -d --device-map --criu --json -v --verbose -q --quiet --driver-timeout' ;;
+    inspect) words='-h --help -D --images-dir --verify -d --device-map --criu --json -v --verbose -q --quiet --driver-timeout --trace' ;;
     verify) words='-h --help -D --images-dir --json -v --verbose -q --quiet --trace' ;;
     logs) words='-h --help -D --images-dir --full --json -v --verbose -q --quiet' ;;
-    report) words='-h --help -D --images-dir -o --output -f --force --verify -d --device-map --criu --json -v --verbose -q --quiet --driver-timeout' ;;
+    report) words='-h --help -D --images-dir -o --output -f --force --verify -d --device-map --criu --json -v --verbose -q --quiet --driver-timeout --trace' ;;
   esac
   if [[ $word != -* ]]; then
     case $verb in

@@ -165,7 +165,7 @@ Verb add_inspect(CLI::App& app) {
   add_device_map(*command, arguments->device_map);
   add_criu_path(*command, arguments->inspect.criu_path);
   return {command, [arguments](Context& context) { return run_inspect(context, *arguments); },
-          false, true};
+          false, true, true};
 }
 
 }  // namespace stasis::cli

@@ -148,9 +148,7 @@ int run(int argc, char** argv, const Inherited& inherited) {
     if (verb.acts) install_signal_handlers(interrupt, terminal);
     if (!context.trace.empty()) trace_begin();
     auto status = verb.run(context);
-    if (auto written = write_trace(context.trace, verb.command->get_name()); !written) {
-      terminal.note("no trace: " + written.error().to_string());
-    }
+    context.end_trace(verb.command->get_name());
     if (verb.acts && !fault_not_reached().empty()) {
       terminal.note(
           fmt::format("the fault of STASIS_FAULT did not come to pass: {} was not reached",

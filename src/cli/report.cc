@@ -198,7 +198,7 @@ Verb add_report(CLI::App& app) {
   add_device_map(*command, arguments->device_map);
   add_criu_path(*command, arguments->inspect.criu_path);
   return {command, [arguments](Context& context) { return run_report(context, *arguments); }, false,
-          true};
+          true, true};
 }
 
 }  // namespace stasis::cli

@@ -93,6 +93,7 @@ Result<int> run_restore(Context& context, RestoreArguments& options) {
   // suspend of the shell above it would checkpoint: none may stay.
   driver->reset();
   context.mover.reset();
+  context.end_trace("restore");  // now: the next program knows nothing of it
   attend_afresh(report->root);
   return attend(report->root);
 }
@@ -107,6 +108,14 @@ Verb add_restore(CLI::App& app) {
       ->required()
       ->type_name("DIR");
   add_device_map(*command, options->device_map);
+  command
+      ->add_option_function<std::string>(
+          "--verify",
+          [options](const std::string& when) { options->restore.verify_first = when == "first"; },
+          "first: read every byte of the image before anything is made; late: GPU memory and pages "
+          "while they are needed, and what was made is ended if they prove wrong [late]")
+      ->type_name("WHEN")
+      ->check(CLI::IsMember({"first", "late"}));
   command->add_flag("--leave-suspended", options->restore.leave_suspended,
                     "leave its GPU state in memory; `stasis resume` brings it back");
   command->add_flag("--detach", options->detach,

@@ -7,7 +7,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <set>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -62,8 +64,9 @@ void add_trace(CLI::App& command, std::string& path) {
       ->type_name("FILE");
 }
 
+namespace {
+
 Result<void> write_trace(const std::string& path, const std::string& verb) {
-  if (path.empty()) return {};
   const std::vector<TraceEvent> events = trace_events();
   Clock::time_point first = Clock::now();
   for (const TraceEvent& event : events)
@@ -82,9 +85,24 @@ Result<void> write_trace(const std::string& path, const std::string& verb) {
                                 {"displayTimeUnit", "ms"},
                                 {"otherData", {{"program", std::string("stasis ") + kVersion}}}}
                                .dump(-1, ' ', false, json::error_handler_t::replace);
-  auto file = open_file(AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC, 0644);
+  // A pipe that nobody reads would hold us up for ever.
+  auto file = open_file(AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC | O_NONBLOCK | O_NOCTTY, 0644);
   if (!file) return fail(std::move(file.error()));
+  if (::fcntl(file->get(), F_SETFL, 0) != 0)
+    return fail(errno_error("cannot write " + path, errno));
   return write_all(file->get(), text.data(), text.size(), path);
+}
+
+}  // namespace
+
+void Context::end_trace(const std::string& verb) {
+  const std::string path = std::exchange(trace, {});
+  if (path.empty()) return;
+  auto written = write_trace(path, verb);
+  if (written) return;
+  // Somebody has asked for it: that it is not there is said with --json and -q, too.
+  terminal.set_quiet(false);
+  terminal.note("no trace: " + written.error().to_string());
 }
 
 }  // namespace stasis::cli

@@ -60,6 +60,8 @@ struct Context {
   Environment environment(Driver& driver);
   // For the direct path.
   Result<std::shared_ptr<direct::MemoryMover>> make_mover(std::span<const GpuUuid> gpus);
+  // Writes the trace, once; says so if it cannot. Nothing without --trace.
+  void end_trace(const std::string& verb);
   // The result, with --json.
   void print(nlohmann::json object) const;
 };
@@ -100,9 +102,8 @@ void add_timeout(CLI::App& command, std::chrono::milliseconds& timeout);
 void add_path(CLI::App& command, MemoryPath& path);
 // How long the driver may be silent.
 void add_driver_timeout(CLI::App& command, std::optional<DriverPatience>& patience);
-// Where to write what the verb did when; and writing it, of `verb`. Nothing if `path` is empty.
+// Where to write what the verb did when.
 void add_trace(CLI::App& command, std::string& path);
-Result<void> write_trace(const std::string& path, const std::string& verb);
 // How long the whole verb may take.
 void add_time_limit(CLI::App& command, std::chrono::milliseconds& limit, const std::string& after);
 void add_device_map(CLI::App& command, std::optional<std::string>& text);

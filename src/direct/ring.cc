@@ -41,7 +41,8 @@ Result<HostMapping> HostMapping::make(const UniqueFd& file, std::size_t bytes, u
     Error error =
         errno_error("cannot get " + format_bytes(bytes) + " of memory to copy through", number);
     error.code = ErrorCode::kOutOfHostMemory;
-    error.remedy = "free host memory, or allow a smaller ring";
+    error.remedy =
+        "free host memory, or raise the limit (ulimit -v); --path driver needs none of it";
     return stasis::fail(std::move(error));
   };
   if (got == MAP_FAILED) return refused(errno);
@@ -117,7 +118,8 @@ Result<void> Ring::pin(const DeviceCalls& calls, cuda::CUcontext context, unsign
         code, call, fmt::format("pin {} of host memory", format_bytes(chunk_bytes_ * count_)));
     if (error.code == ErrorCode::kOutOfGpuMemory) {
       error.code = ErrorCode::kOutOfHostMemory;
-      error.remedy = "free host memory, or allow a smaller ring";
+      error.remedy =
+          "free host memory, or raise the limit (ulimit -v); --path driver needs none of it";
     }
     stop.fail(std::move(error));
   };

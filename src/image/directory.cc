@@ -31,8 +31,9 @@ bool is_loss(int number) { return number == EIO || number == EUCLEAN || number =
 // An image's file that is not there or not what it should be is the image's fault.
 Error beneath_error(const std::string& path, int number) {
   Error error = errno_error("cannot open " + path, number);
+  // ENXIO, ENODEV: a socket, or a device of no driver.
   if (number == ENOENT || number == ELOOP || number == EXDEV || number == ENOTDIR ||
-      is_loss(number)) {
+      number == ENXIO || number == ENODEV || is_loss(number)) {
     error.code = ErrorCode::kImageCorrupt;
   }
   return error;

@@ -13,6 +13,7 @@
 
 #include <fmt/format.h>
 
+#include "base/trace.h"
 #include "image/checksum.h"
 #include "image/content_format.h"
 #include "image/directory.h"
@@ -275,11 +276,13 @@ Result<void> ImageReader::verify(Progress& progress, const Interrupt& interrupt,
   const std::string pages = std::string(manifest_format::kCriuFolder) + "/pages-";
   std::vector<const FileRecord*> files;
   std::vector<ChecksumJob> jobs;
+  std::uint64_t bytes = 0;
   for (const FileRecord& file : manifest_.files) {
     const bool is_pages = file.path.starts_with(pages);
     if (part != Part::kAll && is_pages != (part == Part::kPages)) continue;
     files.push_back(&file);
     jobs.push_back({file.path, file.size, {}});
+    bytes += file.size;
   }
   const auto open_job = [&](std::size_t i) -> Result<UniqueFd> {
     struct stat info = {};
@@ -287,7 +290,9 @@ Result<void> ImageReader::verify(Progress& progress, const Interrupt& interrupt,
     if (!opened) return fail(file_error(std::move(opened).error()));
     return opened;
   };
+  Span span(TraceKind::kImage, "verify files", {}, bytes);
   auto checksums = checksum_files(jobs, open_job, "verify", progress, interrupt);
+  span.end();
   if (!checksums) return fail(std::move(checksums).error());
   for (std::size_t i = 0; i < jobs.size(); ++i) {
     const FileRecord& file = *files[i];
@@ -299,6 +304,7 @@ Result<void> ImageReader::verify(Progress& progress, const Interrupt& interrupt,
   if (part != Part::kAll || !manifest_.content) return {};
   auto content = open_content();
   if (!content) return fail(std::move(content.error()));
+  const Span of_content(TraceKind::kImage, "verify content", {}, manifest_.content->total_bytes());
   return content->verify_all(progress, interrupt);
 }
 

@@ -145,6 +145,12 @@ void append(std::vector<direct::Segment>& all, std::vector<direct::Segment> more
   }
 }
 
+// A mover that is lost says nothing of the program, which the driver may still hold.
+Error of_mover(Error error) {
+  if (error.code == ErrorCode::kNoAnswer) error.code = ErrorCode::kInternal;
+  return error;
+}
+
 // Failures that the driver's own way would meet as well: there is no point in trying it.
 bool final_for_both(ErrorCode code) {
   return code == ErrorCode::kTimeout || code == ErrorCode::kInterrupted ||
@@ -230,7 +236,7 @@ Result<void> DirectPath::prepare(const Environment& env, Group& group, bool buff
     if (!done && worst) worst = std::move(done);
   }
   auto mover = take_mover(env, gpus_);
-  if (!mover) return fail(std::move(mover.error()));
+  if (!mover) return fail(of_mover(std::move(mover.error())));
   mover_ = std::move(*mover);
   return worst;
 }
@@ -244,7 +250,7 @@ Result<void> DirectPath::prepare_digests(const Environment& env) {
   if (code == ErrorCode::kNotSupported || code == ErrorCode::kOutOfGpuMemory) return {};
   // It may be gone, or its context good for nothing; the programs still run.
   auto another = env.mover(gpus_);
-  if (!another) return fail(std::move(another.error()));
+  if (!another) return fail(of_mover(std::move(another.error())));
   mover_ = std::move(*another);
   return {};
 }
@@ -359,9 +365,7 @@ Result<void> DirectPath::copy_out(const Environment& env, const IntoImage* image
   const auto deadline = Clock::now() + (image ? kSlowDisk : 1) * copy_time(bytes());
   auto copied = mover_->copy_out(std::move(segments), places, env.interrupt, deadline);
   if (copied) return {};
-  // A mover that is lost says nothing of the program, which the driver may still hold.
-  if (copied.error().code == ErrorCode::kNoAnswer) copied.error().code = ErrorCode::kInternal;
-  return fail(std::move(copied.error()));
+  return fail(of_mover(std::move(copied.error())));
 }
 
 Result<DirectPath::Found> DirectPath::content_of(const AgentClient& agent) const {

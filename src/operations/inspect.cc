@@ -12,6 +12,7 @@
 #include "image/image_reader.h"
 #include "operations/common.h"
 #include "operations/image_report.h"
+#include "operations/phases.h"
 #include "operations/restore_checks.h"
 
 namespace stasis {
@@ -121,6 +122,8 @@ std::vector<ImagePart> parts_of(const ImageReader& image,
 Result<ImageReport> inspect(const Environment* env, const Error& no_driver,
                             const InspectOptions& options, Progress& progress,
                             const Interrupt& interrupt) {
+  Phases phases;
+  phases.begin("look");
   auto image = ImageReader::open(options.images_dir);
   if (!image) return fail(std::move(image.error()));
   ImageReport out;
@@ -131,6 +134,7 @@ Result<ImageReport> inspect(const Environment* env, const Error& no_driver,
   const auto enter = [&out](std::string_view id, Result<void> result) {
     out.checks.push_back({id, result ? std::optional<Error>() : std::move(result.error())});
   };
+  phases.begin("check");
   // In the order of restore(), so that the first reason is the one that it would give.
   if (env == nullptr) enter("driver", fail(no_driver));
   const auto criu = Criu::find(options.criu_path);
@@ -154,6 +158,7 @@ Result<ImageReport> inspect(const Environment* env, const Error& no_driver,
                                          out.manifest.criu_options.cgroups == CgroupMode::kIgnore));
   enter("process-numbers", check_numbers(out.manifest));
   enter("tcp-ports", check_ports(out.manifest));
+  phases.begin("verify");
   auto content =
       image->verify(progress, interrupt,
                     options.verify ? ImageReader::Part::kAll : ImageReader::Part::kAllButPages);

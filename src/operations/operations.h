@@ -171,6 +171,8 @@ struct RestoreOptions {
   std::vector<GpuMapEntry> gpu_map;
   std::optional<GpuChoice> gpu_choice = {};  // instead of `gpu_map`
   bool leave_suspended = false;
+  // Reads all of the image before anything is made, and not while it is needed.
+  bool verify_first = false;
   std::vector<InheritedFd> inherit;
   // Called with the directory of CRIU's files, which are sound but for the pages, before CRIU is.
   // May be empty.

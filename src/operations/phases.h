@@ -15,6 +15,11 @@ namespace stasis {
 // Measures phases one after the other.
 class Phases {
  public:
+  Phases() = default;
+  Phases(const Phases&) = delete;
+  Phases& operator=(const Phases&) = delete;
+  // That in which something failed is the one that people look for in a trace.
+  ~Phases() { end(); }
   // Ends the phase before, if any, and begins the next.
   void begin(std::string name) {
     end();

@@ -116,7 +116,9 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
     return fail(std::move(ok.error()));
   if (auto ok = check_numbers(manifest); !ok) return fail(std::move(ok.error()));
   if (auto ok = wait_for_ports(env, manifest); !ok) return fail(std::move(ok.error()));
-  if (auto ok = image->verify(env.progress, env.interrupt, ImageReader::Part::kAllButPages); !ok) {
+  const auto before =
+      options.verify_first ? ImageReader::Part::kAll : ImageReader::Part::kAllButPages;
+  if (auto ok = image->verify(env.progress, env.interrupt, before); !ok) {
     return fail(std::move(ok.error()));
   }
   if (auto allowed = fault(FaultPoint::kRestoreVerified); !allowed) {
@@ -152,7 +154,8 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   phases.begin("criu");
   // While CRIU reads the pages we do too: nothing of the tree runs before they are found sound. The
   // driver gets ready meanwhile.
-  auto pages = std::async(std::launch::async, [&] {
+  auto pages = std::async(std::launch::async, [&]() -> Result<void> {
+    if (options.verify_first) return {};
     return image->verify(env.progress, env.interrupt, ImageReader::Part::kPages);
   });
   const HeadStart start{plan->room, plan->pairs};

@@ -4,17 +4,22 @@
 #include "image/image_reader.h"
 #include "operations/image_report.h"
 #include "operations/operations.h"
+#include "operations/phases.h"
 
 namespace stasis {
 
 Result<VerifyReport> verify_image(const std::string& images_dir, Progress& progress,
                                   const Interrupt& interrupt) {
   const auto start = Clock::now();
+  Phases phases;
+  phases.begin("look");
   auto image = ImageReader::open(images_dir);
   if (!image) return fail(std::move(image.error()));
+  phases.begin("verify");
   if (auto sound = image->verify(progress, interrupt); !sound) {
     return fail(std::move(sound.error()).within("verifying the image " + image->path()));
   }
+  phases.begin("report");
   VerifyReport report;
   report.path = image->path();
   report.bytes = image->manifest().total_bytes;

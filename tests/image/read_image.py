@@ -11,6 +11,7 @@ import ctypes.util
 import json
 import os
 import re
+import stat
 import struct
 import sys
 
@@ -44,8 +45,9 @@ def need(condition, what, kind="corrupt"):
 
 
 def read(folder, path):
-    file = os.open(os.path.join(folder, path), os.O_RDONLY | os.O_NOFOLLOW)
+    file = os.open(os.path.join(folder, path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(file, "rb") as opened:
+        need(stat.S_ISREG(os.fstat(file).st_mode), f"{path} is no file")
         return opened.read()
 
 

@@ -149,6 +149,29 @@ partial_images() { compgen -G "$image.partial-*" || true; }
   nothing_left
 }
 
+@test "--verify first finds damage before anything is made, --verify late when it is needed" {
+  start_agent memory --size 16M
+  dump_it
+  local file when
+  for file in gpu/data-00 criu/pages-1.img; do
+    spoil_byte "$image/$file" 100
+    for when in first late; do
+      refused 10 image-corrupt restore --images-dir "$image" --detach --verify "$when" --trace "$BATS_TEST_TMPDIR/trace"
+      assert_contains "$err" "$file"
+      status=0
+      grep -q '"name":"criu"' "$BATS_TEST_TMPDIR/trace" || status=$?
+      [[ $when:$status == first:1 || $when:$status == late:0 ]] || { echo "$file, $when: $status" >&2; return 1; }
+      number_is_free
+    done
+    spoil_byte "$image/$file" 100
+  done
+  refused 2 usage restore --images-dir "$image" --verify never
+  restore_it --verify first
+  target_goes_on
+  restored_verifies
+  nothing_left
+}
+
 # Its threads run when the driver has let them go, while the content is still on its way; what is in
 # the memory by then none of them can come to.
 @test "a program whose content proves wrong at its end has not worked on what came before" {
@@ -391,4 +414,44 @@ sys.exit(f'{missing} not in {names}' if missing else 0)" "$@"; }
   capture timeout 60 stasis suspend "$TARGET" --trace /no/such/place
   assert_contains "$err" "no trace"
   assert_equal "$status" 0
+}
+
+@test "a trace that cannot be written is told with --json too, and keeps nobody waiting" {
+  start_agent memory --size 16M
+  capture timeout 60 stasis suspend "$TARGET" --json --trace /dev/full
+  assert_equal "$status" 0
+  assert_contains "$err" "no trace: cannot write /dev/full"
+  capture timeout 60 stasis resume "$TARGET" -q --trace "$BATS_TEST_TMPDIR"
+  assert_equal "$status" 0
+  assert_contains "$err" "no trace: cannot open $BATS_TEST_TMPDIR"
+  mkfifo "$BATS_TEST_TMPDIR/pipe"
+  capture timeout -s KILL 60 stasis suspend "$TARGET" --trace "$BATS_TEST_TMPDIR/pipe"
+  assert_equal "$status" 0
+  assert_contains "$err" "no trace: cannot open $BATS_TEST_TMPDIR/pipe"
+  done_by resume "$TARGET" --trace >(cat >"$BATS_TEST_TMPDIR/trace")
+  wait_until 60 grep -q traceEvents "$BATS_TEST_TMPDIR/trace"
+  target_verifies
+}
+
+@test "what reads an image has a trace, and a restore that stays has it before the program ends" {
+  start_agent memory --size 16M
+  dump_it
+  local verb
+  for verb in verify "inspect --verify" "report --verify --output $BATS_TEST_TMPDIR/page"; do
+    # shellcheck disable=SC2086 # words
+    capture stasis $verb "$image" --trace "$BATS_TEST_TMPDIR/trace"
+    assert_equal "$status" 0 "$verb"
+    trace "$BATS_TEST_TMPDIR/trace" "phase:look" "phase:verify" "image:verify files" "image:verify content"
+    rm "$BATS_TEST_TMPDIR/trace"
+  done
+  stasis restore --images-dir "$image" --trace "$BATS_TEST_TMPDIR/trace" >/dev/null 2>&1 3>&- &
+  local tool=$!
+  wait_until 60 grep -qs traceEvents "$BATS_TEST_TMPDIR/trace"
+  trace "$BATS_TEST_TMPDIR/trace" "phase:criu" "driver:restore" "mover:copy in" "image:verify files"
+  kill -TERM "$TARGET"
+  wait "$tool"
+  # That in which it ends, too.
+  spoil_byte "$image/gpu/data-00" 5000
+  refused 10 image-corrupt verify "$image" --trace "$BATS_TEST_TMPDIR/trace"
+  trace "$BATS_TEST_TMPDIR/trace" "phase:verify" "image:verify content"
 }

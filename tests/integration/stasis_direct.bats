@@ -534,6 +534,19 @@ path_in_ps() {
   nothing_left
 }
 
+@test "a mover that dies while it gets ready is no reason to do nothing: the driver moves the memory" {
+  start_agent memory --size 16M
+  STASIS_SIM_FAULTS=context:die done_by suspend "$TARGET"
+  assert_contains "$err" "the driver's path is taken: the process that copies GPU memory was killed"
+  done_by resume "$TARGET"
+  target_goes_on
+  STASIS_SIM_FAULTS=context:die refused 1 internal suspend "$TARGET" --path direct
+  in_state running
+  target_goes_on
+  target_verifies
+  nothing_left
+}
+
 @test "the time that the program stands still is told: the driver's part, and no preparation" {
   start_agent memory --size 24M
   STASIS_SIM_FAULTS=checkpoint:delay=500ms done_by suspend "$TARGET" --json

@@ -96,6 +96,25 @@ END
   assert_equal "$status" 1
 }
 
+@test "what is no file in the place of one is damage to both readers, and holds nobody up" {
+  stasis-make-image "$image"
+  cp -r "$image" "$image.whole"
+  local path make
+  for path in gpu/data-00 gpu/index criu/core-100.img manifest.json; do
+    for make in mkfifo mkdir "ln -s $image.whole/$path" "ln -s $path" "python3 -c 'import socket, sys; socket.socket(1).bind(sys.argv[1])'"; do
+      rm "$image/$path"
+      (cd "${image%/*}" && eval "$make" "image/$path")
+      refused 10 image-corrupt verify "$image"
+      assert_contains "$err" "$path"
+      capture timeout 60 python3 "$BATS_TEST_DIRNAME/../image/read_image.py" "$image"
+      assert_equal "$status" 1 "$make $path"
+      rm -rf "${image:?}/$path"
+      cp "$image.whole/$path" "$image/$path"
+    done
+  done
+  done_by verify "$image"
+}
+
 @test "a damaged chunk is named with its place, and what was expected and found" {
   stasis-make-image "$image"
   flip gpu/data-00 65600
