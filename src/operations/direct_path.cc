@@ -158,6 +158,12 @@ bool final_for_both(ErrorCode code) {
          code == ErrorCode::kNoAnswer || code == ErrorCode::kNoSpace || code == ErrorCode::kIo;
 }
 
+// An agent of another version, in a process that went by the driver's way.
+bool has_nothing_to_bring_back(Pid pid) {
+  const auto seen = AgentClient::look(pid);
+  return seen && *seen && !(*seen)->of_our_version && (*seen)->state == AgentState::kRunning;
+}
+
 }  // namespace
 
 DirectPath::DirectPath() : places_(std::make_shared<Places>()) {}
@@ -175,11 +181,7 @@ Result<void> DirectPath::find(const Environment& env, std::vector<const Process*
     if (!process->alive()) continue;
     auto agent = AgentClient::find(process->pid(), process->pidfd());
     if (!agent) {
-      // One that we do not understand has nothing to bring back where the driver has taken all.
-      const auto seen = AgentClient::look(process->pid());
-      if (away && seen && *seen && !(*seen)->of_our_version &&
-          (*seen)->state == AgentState::kRunning)
-        continue;
+      if (away && has_nothing_to_bring_back(process->pid())) continue;
       if (away || agent.error().code == ErrorCode::kBusy) return fail(std::move(agent.error()));
       env.tell("the driver's path is taken: " + agent.error().to_string());
       continue;
@@ -389,6 +391,7 @@ Result<void> DirectPath::check_found(const std::vector<const Process*>& processe
   for (const Process* process : processes) {
     if (!process->alive()) continue;
     auto agent = AgentClient::find(process->pid(), process->pidfd());
+    if (!agent && has_nothing_to_bring_back(process->pid())) continue;
     if (!agent) return fail(std::move(agent.error()));
     if (!*agent) continue;
     if (auto found = content_of(**agent); !found) return fail(std::move(found.error()));

@@ -470,7 +470,7 @@ path_in_ps() {
   assert_equal "$(path_in_ps)" driver
   done_by suspend "$TARGET" --json
   went driver
-  assert_contains "$err" "version 1"
+  assert_contains "$(json 'd["notes"]')" "version 1"
   done_by resume "$TARGET" --json
   went driver
   target_goes_on
