@@ -119,6 +119,7 @@
   OWN(cuMemGetAddressRange_v2)            \
   OWN(cuPointerGetAttribute)              \
   OWN(cuPointerGetAttributes)             \
+  OWN(cuPointerSetAttribute)              \
   OWN(cuIpcGetMemHandle)                  \
   OWN(cuIpcOpenMemHandle)                 \
   OWN(cuIpcOpenMemHandle_v2)              \

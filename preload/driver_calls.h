@@ -59,6 +59,8 @@ using namespace cuda::fn;  // NOLINT(google-build-using-namespace)
   X(cuCtxFromGreenCtx)                       \
   X(cuCtxGetLimit)                           \
   X(cuCtxSetLimit)                           \
+  X(cuCtxGetFlags)                           \
+  X(cuCtxSetFlags)                           \
   X(cuCtxSynchronize)                        \
   X(cuStreamGetCtx)                          \
   X(cuDeviceGetAttribute)                    \

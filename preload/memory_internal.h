@@ -65,6 +65,7 @@ struct Allocation {
   unsigned opens = 0;   // of cuIpcOpenMemHandle; 0: of cuMemAlloc
   int connection = -1;  // to the process whose memory it is, which so sees how long it is open
   ShareKey key{};
+  bool sync_memops = false;  // CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
 };
 
 // Memory of the driver's own, which has a handle of its own, that others know by a number too.

@@ -311,6 +311,14 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, std::size_t* size, CUdevicep
 
 namespace {
 
+// The agent's, in which `pointer` lies, or null.
+Allocation* allocation_at(CUdeviceptr pointer) {
+  const auto* mapping = mapping_at(pointer);
+  if (!mapping) return nullptr;
+  const auto at = tables().allocations.find(mapping->address);
+  return at == tables().allocations.end() ? nullptr : &at->second;
+}
+
 // What differs between the agent's memory and the driver's own.
 void correct_attribute(CUpointer_attribute attribute, void* data, CUdeviceptr pointer) {
   const TablesLock lock;
@@ -326,6 +334,8 @@ void correct_attribute(CUpointer_attribute attribute, void* data, CUdeviceptr po
       *static_cast<CUdeviceptr*>(data) = at->first;
     if (attribute == CU_POINTER_ATTRIBUTE_RANGE_SIZE)
       *static_cast<std::size_t*>(data) = at->second.asked;
+    if (attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS && at->second.sync_memops)
+      *static_cast<bool*>(data) = true;
     // One byte of what may be an int, which the driver has set to 0.
     if (attribute == CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE && at->second.opens == 0)
       *static_cast<bool*>(data) = true;
@@ -338,7 +348,14 @@ CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdevi
   const Gate::Pass pass;
   const auto result = driver().cuPointerGetAttribute(data, attribute, pointer);
   if (result == CUDA_SUCCESS) correct_attribute(attribute, data, pointer);
-  return result;
+  // Of virtual memory the driver does not know this one.
+  if (result == CUDA_SUCCESS || !data || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS)
+    return result;
+  const TablesLock lock;
+  const auto* allocation = allocation_at(pointer);
+  if (!allocation) return result;
+  *static_cast<unsigned*>(data) = allocation->sync_memops ? 1 : 0;
+  return CUDA_SUCCESS;
 }
 
 CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** data,
@@ -349,6 +366,43 @@ CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes,
   for (unsigned i = 0; i < count; ++i)
     if (data[i]) correct_attribute(attributes[i], data[i], pointer);
   return result;
+}
+
+namespace {
+
+// All of the context's, as the driver does not know it of single pieces of virtual memory.
+bool synchronise_memops(CUcontext context) {
+  const CurrentContext current(context);
+  CUcontext now = nullptr;
+  unsigned flags = 0;
+  return driver().cuCtxGetCurrent(&now) == CUDA_SUCCESS && now == context &&
+         driver().cuCtxGetFlags && driver().cuCtxSetFlags &&
+         driver().cuCtxGetFlags(&flags) == CUDA_SUCCESS &&
+         driver().cuCtxSetFlags(flags | CU_CTX_SYNC_MEMOPS) == CUDA_SUCCESS;
+}
+
+}  // namespace
+
+CUresult cuPointerSetAttribute(const void* value, CUpointer_attribute attribute,
+                               CUdeviceptr pointer) {
+  const Gate::Pass pass;
+  const auto result = driver().cuPointerSetAttribute(value, attribute, pointer);
+  if (result == CUDA_SUCCESS || !value || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS)
+    return result;
+  const bool wanted = *static_cast<const unsigned char*>(value) != 0;
+  CUcontext context = nullptr;
+  {
+    const TablesLock lock;
+    auto* allocation = allocation_at(pointer);
+    if (!allocation) return result;
+    context = allocation->context;
+  }
+  if (wanted && !synchronise_memops(context)) return result;
+  const TablesLock lock;
+  auto* allocation = allocation_at(pointer);
+  if (!allocation) return result;
+  allocation->sync_memops = wanted;
+  return CUDA_SUCCESS;
 }
 
 }  // namespace own

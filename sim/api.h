@@ -39,6 +39,7 @@
   X(cuCtxGetCurrent, "cuCtxGetCurrent", 4000)                                               \
   X(cuCtxGetDevice, "cuCtxGetDevice", 2000)                                                 \
   X(cuCtxGetFlags, "cuCtxGetFlags", 7000)                                                   \
+  X(cuCtxSetFlags, "cuCtxSetFlags", 12010)                                                  \
   X(cuCtxGetApiVersion, "cuCtxGetApiVersion", 3020)                                         \
   X(cuCtxGetStreamPriorityRange, "cuCtxGetStreamPriorityRange", 5050)                       \
   X(cuCtxGetLimit, "cuCtxGetLimit", 3010)                                                   \
@@ -76,6 +77,7 @@
   X(cuIpcCloseMemHandle, "cuIpcCloseMemHandle", 4010)                                       \
   X(cuPointerGetAttribute, "cuPointerGetAttribute", 4000)                                   \
   X(cuPointerGetAttributes, "cuPointerGetAttributes", 7000)                                 \
+  X(cuPointerSetAttribute, "cuPointerSetAttribute", 6000)                                   \
   X(cuMemcpy, "cuMemcpy", 4000)                                                             \
   X(cuMemcpyAsync, "cuMemcpyAsync", 4000)                                                   \
   X(cuMemcpyHtoD_v2, "cuMemcpyHtoD", 3020)                                                  \

@@ -420,6 +420,14 @@ CUresult cuCtxGetFlags(unsigned int* flags) {
   });
 }
 
+CUresult cuCtxSetFlags(unsigned int flags) {
+  return in_context_passing([&](Driver&, Context& context) -> CUresult {
+    if (flags > CU_CTX_FLAGS_MASK) return CUDA_ERROR_INVALID_VALUE;
+    context.flags = flags;
+    return CUDA_SUCCESS;
+  });
+}
+
 CUresult cuCtxGetApiVersion(CUcontext handle, unsigned int* version) {
   return passing([&](Driver& driver) -> CUresult {
     if (!version) return CUDA_ERROR_INVALID_VALUE;

@@ -69,7 +69,8 @@ CUresult pointer_attribute(Driver& driver, void* data, CUpointer_attribute attri
       if (!is_host(a.kind) && a.kind != Kind::kManaged) return CUDA_ERROR_INVALID_VALUE;
       return answer(data, pointer);
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
-      return answer(data, 0);
+      if (a.kind == Kind::kMapped) return CUDA_ERROR_NOT_SUPPORTED;
+      return answer(data, unsigned{a.sync_memops});
     case CU_POINTER_ATTRIBUTE_BUFFER_ID:
       return answer(data, a.id);
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:
@@ -392,6 +393,14 @@ CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdevi
   return passing([&](Driver& driver) -> CUresult {
     if (!data) return CUDA_ERROR_INVALID_VALUE;
     return pointer_attribute(driver, data, attribute, pointer);
+  });
+}
+
+CUresult cuPointerSetAttribute(const void* value, CUpointer_attribute attribute,
+                               CUdeviceptr pointer) {
+  return passing([&](Driver& driver) -> CUresult {
+    if (!value || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) return CUDA_ERROR_INVALID_VALUE;
+    return driver.memory.set_sync_memops(pointer, *static_cast<const unsigned char*>(value) != 0);
   });
 }
 

@@ -358,6 +358,15 @@ bool Memory::find(Address address, std::uint64_t size, Allocation& out) const {
   return a != nullptr;
 }
 
+cuda::CUresult Memory::set_sync_memops(Address address, bool on) {
+  std::lock_guard lock(mutex_);
+  const auto* a = find_locked(address, 1);
+  if (!a) return cuda::CUDA_ERROR_INVALID_VALUE;
+  if (a->kind == Kind::kMapped) return cuda::CUDA_ERROR_NOT_SUPPORTED;
+  allocations_.at(a->base).sync_memops = on;
+  return cuda::CUDA_SUCCESS;
+}
+
 bool Memory::accessible(Address address, std::uint64_t size) const {
   std::lock_guard lock(mutex_);
   while (size > 0) {

@@ -59,6 +59,7 @@ struct Allocation {
   std::uint64_t offset = 0;  // in the object
   bool in_slab = false;
   unsigned opens = 0;  // of an IPC handle
+  bool sync_memops = false;
 };
 
 // How fast content may move, and what to do on the way (faults).
@@ -92,6 +93,8 @@ class Memory {
   void free_all(const Context* context);
   // The allocation that holds all of [address, address + size).
   bool find(Address address, std::uint64_t size, Allocation& out) const;
+  // Of the allocation in which `address` lies; it is not virtual memory.
+  cuda::CUresult set_sync_memops(Address address, bool on);
   // True if device work may touch the range: one allocation, or mapped VMM memory without a gap.
   bool accessible(Address address, std::uint64_t size) const;
   int managed() const { return managed_; }

@@ -212,6 +212,7 @@ enum CUctx_flags : unsigned int {
   CU_CTX_SCHED_YIELD = 0x02,
   CU_CTX_SCHED_BLOCKING_SYNC = 0x04,
   CU_CTX_MAP_HOST = 0x08,
+  CU_CTX_SYNC_MEMOPS = 0x80,
   CU_CTX_FLAGS_MASK = 0xFF,
 };
 
@@ -562,6 +563,7 @@ using cuCtxSetCurrent = CUresult(CUcontext context);
 using cuCtxGetCurrent = CUresult(CUcontext* context);
 using cuCtxGetDevice = CUresult(CUdevice* device);
 using cuCtxGetFlags = CUresult(unsigned int* flags);
+using cuCtxSetFlags = CUresult(unsigned int flags);
 using cuCtxGetApiVersion = CUresult(CUcontext context, unsigned int* version);
 using cuCtxGetStreamPriorityRange = CUresult(int* least, int* greatest);
 using cuCtxGetLimit = CUresult(std::size_t* value, CUlimit limit);
@@ -608,6 +610,8 @@ using cuPointerGetAttribute = CUresult(void* data, CUpointer_attribute attribute
                                        CUdeviceptr pointer);
 using cuPointerGetAttributes = CUresult(unsigned int count, CUpointer_attribute* attributes,
                                         void** data, CUdeviceptr pointer);
+using cuPointerSetAttribute = CUresult(const void* value, CUpointer_attribute attribute,
+                                       CUdeviceptr pointer);
 
 using cuMemcpy = CUresult(CUdeviceptr dst, CUdeviceptr src, std::size_t bytes);
 using cuMemcpyAsync = CUresult(CUdeviceptr dst, CUdeviceptr src, std::size_t bytes,

@@ -67,6 +67,13 @@ void ask_about(const std::string& what, CUdeviceptr pointer, CUdeviceptr begin, 
   unsigned long long types = 77;
   SAY(CU(cuPointerGetAttribute)(&types, CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, pointer));
   SAY(types);
+  for (const unsigned wanted : {0U, 1U, 0U, 1U}) {
+    SAY(CU(cuPointerSetAttribute)(&wanted, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, pointer));
+    unsigned synchronous = 77;
+    SAY(CU(cuPointerGetAttribute)(&synchronous, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, pointer));
+    SAY(synchronous);
+  }
+  SAY(CU(cuPointerSetAttribute)(&types, CU_POINTER_ATTRIBUTE_CONTEXT, pointer));
   // All at once, which must be the same.
   CUcontext owner2 = nullptr;
   unsigned long long range2 = 0;
