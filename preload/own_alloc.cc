@@ -387,9 +387,8 @@ CUresult cuPointerSetAttribute(const void* value, CUpointer_attribute attribute,
                                CUdeviceptr pointer) {
   const Gate::Pass pass;
   const auto result = driver().cuPointerSetAttribute(value, attribute, pointer);
-  if (result == CUDA_SUCCESS || !value || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS)
-    return result;
-  const bool wanted = *static_cast<const unsigned char*>(value) != 0;
+  // What the driver says of virtual memory, whatever the attribute.
+  if (result != CUDA_ERROR_NOT_SUPPORTED || !value) return result;
   CUcontext context = nullptr;
   {
     const TablesLock lock;
@@ -397,6 +396,8 @@ CUresult cuPointerSetAttribute(const void* value, CUpointer_attribute attribute,
     if (!allocation) return result;
     context = allocation->context;
   }
+  if (attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) return CUDA_ERROR_INVALID_VALUE;
+  const bool wanted = *static_cast<const unsigned char*>(value) != 0;
   if (wanted && !synchronise_memops(context)) return result;
   const TablesLock lock;
   auto* allocation = allocation_at(pointer);

@@ -399,7 +399,10 @@ CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdevi
 CUresult cuPointerSetAttribute(const void* value, CUpointer_attribute attribute,
                                CUdeviceptr pointer) {
   return passing([&](Driver& driver) -> CUresult {
-    if (!value || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) return CUDA_ERROR_INVALID_VALUE;
+    Allocation a;
+    if (!value || !driver.memory.find(pointer, 1, a)) return CUDA_ERROR_INVALID_VALUE;
+    if (a.kind == Kind::kMapped) return CUDA_ERROR_NOT_SUPPORTED;
+    if (attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) return CUDA_ERROR_INVALID_VALUE;
     return driver.memory.set_sync_memops(pointer, *static_cast<const unsigned char*>(value) != 0);
   });
 }

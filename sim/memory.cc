@@ -362,7 +362,6 @@ cuda::CUresult Memory::set_sync_memops(Address address, bool on) {
   std::lock_guard lock(mutex_);
   const auto* a = find_locked(address, 1);
   if (!a) return cuda::CUDA_ERROR_INVALID_VALUE;
-  if (a->kind == Kind::kMapped) return cuda::CUDA_ERROR_NOT_SUPPORTED;
   allocations_.at(a->base).sync_memops = on;
   return cuda::CUDA_SUCCESS;
 }

@@ -93,7 +93,7 @@ class Memory {
   void free_all(const Context* context);
   // The allocation that holds all of [address, address + size).
   bool find(Address address, std::uint64_t size, Allocation& out) const;
-  // Of the allocation in which `address` lies; it is not virtual memory.
+  // Of the allocation in which `address` lies.
   cuda::CUresult set_sync_memops(Address address, bool on);
   // True if device work may touch the range: one allocation, or mapped VMM memory without a gap.
   bool accessible(Address address, std::uint64_t size) const;
