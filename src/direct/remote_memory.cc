@@ -16,6 +16,7 @@
 
 #include <fmt/format.h>
 
+#include "base/trace.h"
 #include "direct/threads.h"
 
 namespace stasis::direct {
@@ -150,6 +151,7 @@ Result<void> RemoteMemory::fault_in(unsigned threads, const Interrupt& interrupt
   std::mutex mutex;
   std::optional<Error> error;
   const auto work = [&] {
+    const Span span(TraceKind::kMover, "touch host memory", pid_);
     while (!stop) {
       const std::uint64_t block = next.fetch_add(1);
       if (block >= blocks) return;
@@ -164,7 +166,8 @@ Result<void> RemoteMemory::fault_in(unsigned threads, const Interrupt& interrupt
       if (!error) error = std::move(done.error());
     }
   };
-  const auto most = std::min<std::uint64_t>(std::max(1U, threads), blocks);
+  if (threads == 0) threads = default_threads(1);
+  const auto most = std::min<std::uint64_t>(threads, blocks);
   (void)on_threads(static_cast<unsigned>(most), [&](unsigned) { work(); });
   if (error) return fail(std::move(*error));
   return check_alive();

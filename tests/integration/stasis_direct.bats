@@ -558,6 +558,23 @@ path_in_ps() {
   [[ $out =~ "standing still for "(0\.[5-9]|[1-9]) ]]
 }
 
+@test "host memory is made ready by all processors" {
+  start_agent memory --size 64M
+  done_by suspend "$TARGET" --trace "$BATS_TEST_TMPDIR/trace"
+  local threads
+  threads=$(python3 - "$BATS_TEST_TMPDIR/trace" <<'END'
+import json, sys
+events = json.load(open(sys.argv[1]))
+events = events if isinstance(events, list) else events["traceEvents"]
+print(len({event["tid"] for event in events if event["name"] == "touch host memory"}))
+END
+)
+  assert_equal "$threads" "$(($(nproc) < 16 ? $(nproc) : 16))" "threads"
+  done_by resume "$TARGET"
+  target_goes_on
+  target_verifies
+}
+
 @test "a dump that lets the program go on tells how long it stood still" {
   need_root "CRIU"
   start_target memory --size 8M
