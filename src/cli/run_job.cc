@@ -130,6 +130,7 @@ json save(Context& context, Driver& driver, const json& request, const job::Stre
 struct Wishes {
   std::string map;
   std::vector<std::string> refreshed;
+  std::uint64_t ring_bytes;  // for a save, too
 };
 
 // The changes that preload/environment.h reads: what is listed as it is in our own environment.
@@ -215,6 +216,7 @@ void obey_stop() {
 json work(const json& request, const job::StreamEnds& streams, const Wishes& wishes) {
   Terminal nobody;
   Context context{nobody, worker_interrupt()};
+  context.ring_bytes = wishes.ring_bytes;
   if (request.value("op", "") != "recover") obey_stop();
   const std::string what = request.value("op", "");
   auto driver = context.load_moving_driver(what == "dump");
@@ -359,6 +361,7 @@ void add_job_options(CLI::App& command, RunArguments& arguments) {
       ->type_name("NAME,...")
       ->needs(dir)
       ->group(kGroup);
+  add_ring(command, arguments.ring_bytes)->needs(dir)->group(kGroup);
 }
 
 Result<job::Outcome> run_job(Context& context, RunArguments& arguments,
@@ -390,8 +393,8 @@ Result<job::Outcome> run_job(Context& context, RunArguments& arguments,
   };
   return job::run(
       options,
-      [wishes = Wishes{arguments.map, arguments.refreshed}](const json& request,
-                                                            const job::StreamEnds& streams) {
+      [wishes = Wishes{arguments.map, arguments.refreshed, arguments.ring_bytes}](
+          const json& request, const job::StreamEnds& streams) {
         return bounded(work(request, streams, wishes));
       },
       tell);

@@ -89,7 +89,7 @@ json work_on(Context& context, Driver& driver, const Interrupt& interrupt,
 }
 
 void serve_side(const Channel& channel, const SwapArguments& arguments, const Target& target,
-                const Elsewhere& there, const std::optional<DriverPatience>& patience) {
+                const Elsewhere& there, const Context& asked) {
   Terminal nobody;
   // One for each order: what was stopped has to be undone. They stay, for a signal that is late.
   std::list<Interrupt> interrupts(1);
@@ -99,7 +99,8 @@ void serve_side(const Channel& channel, const SwapArguments& arguments, const Ta
   action.sa_flags = SA_RESTART;
   ::sigaction(SIGTERM, &action, nullptr);
   Context context{nobody, interrupts.front(), true};
-  context.patience = patience;
+  context.patience = asked.patience;
+  context.ring_bytes = asked.ring_bytes;
   auto entered = there.enter();
   std::unique_ptr<Driver> driver;
   if (entered) {
@@ -132,11 +133,11 @@ void serve_side(const Channel& channel, const SwapArguments& arguments, const Ta
 class Side {
  public:
   static Result<Side> start(const SwapArguments& arguments, const Target& target,
-                            const std::optional<DriverPatience>& patience) {
+                            const Context& asked) {
     auto there = Elsewhere::open(target);
     if (!there) return fail(std::move(there.error()));
     auto process = HelperProcess::start("stasis-swap", [&](const Channel& channel) {
-      serve_side(channel, arguments, target, *there, patience);
+      serve_side(channel, arguments, target, *there, asked);
     });
     if (!process) return fail(std::move(process.error()));
     return Side(target.text, std::move(*process));
@@ -330,9 +331,9 @@ Result<int> run_swap(Context& context, SwapArguments& arguments) {
                 fmt::format("{} and {} are the same", arguments.out.text, arguments.in.text),
                 "name the one to be suspended, and the one to be resumed");
   }
-  auto out = Side::start(arguments, arguments.out, context.patience);
+  auto out = Side::start(arguments, arguments.out, context);
   if (!out) return fail(std::move(out.error()));
-  auto in = Side::start(arguments, arguments.in, context.patience);
+  auto in = Side::start(arguments, arguments.in, context);
   if (!in) return fail(std::move(in.error()));
   Swap swap(context, *out, *in);
   auto done = swap.run();
