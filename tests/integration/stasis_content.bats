@@ -126,6 +126,23 @@ partial_images() { compgen -G "$image.partial-*" || true; }
   assert_contains "$err" "nothing is compressed"
 }
 
+@test "a base is for what goes past the driver, and says so where nothing does" {
+  start_agent memory --size 16M
+  done_by dump "$TARGET" --images-dir "$image" --leave-running
+  local path
+  for path in driver direct; do
+    done_by dump "$TARGET" --images-dir "$image-$path" --base "$image" --leave-running --path "$path"
+    if [[ $path == driver ]]; then
+      assert_contains "$err" "nothing is taken over from $image: no GPU memory"
+    else
+      [[ $err != *"taken over"* ]] || { echo "$err" >&2; return 1; }
+    fi
+  done
+  start_target memory --size 4M
+  done_by dump "$TARGET" --images-dir "$image-plain" --base "$image" --json
+  assert_contains "$(json 'd["notes"]')" "nothing is taken over from $image: no GPU memory"
+}
+
 # --- Damage
 
 @test "content that proves wrong is named, and nothing is left of what was restored from it" {
