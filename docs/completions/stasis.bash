@@ -23,6 +23,7 @@ _stasis() {
     run:--map) :; return ;;
     run:--refresh-env) :; return ;;
     run:--ring) :; return ;;
+    run:--trace) :; return ;;
     ps:-t|ps:--timeout) :; return ;;
     suspend:-t|suspend:--timeout) :; return ;;
     suspend:--path) mapfile -t COMPREPLY < <(compgen -W 'driver direct' -- "$word"); return ;;
@@ -91,7 +92,7 @@ _stasis() {
   esac
   case $verb in
     '') words='run ps suspend resume swap dump restore recover doctor explain inspect verify logs report -h --help --version --json -v --verbose -q --quiet' ;;
-    run) words='-h --help --name --json -v --verbose -q --quiet -D --images-dir --every --on-signal --keep --grace --whole --exit-code --once --map --refresh-env --ring' ;;
+    run) words='-h --help --name --json -v --verbose -q --quiet -D --images-dir --every --on-signal --keep --grace --whole --exit-code --once --map --refresh-env --ring --trace' ;;
     ps) words='-h --help -t --timeout -w --watch --json -v --verbose -q --quiet' ;;
     suspend) words='-h --help -t --timeout --path --force --ignore-obstacles --json -v --verbose -q --quiet --driver-timeout --trace --ring' ;;
     resume) words='-h --help -d --device-map -D --images-dir -t --timeout --json -v --verbose -q --quiet --driver-timeout --trace --ring' ;;

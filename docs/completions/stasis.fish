@@ -32,6 +32,7 @@ complete -c stasis -n '__stasis_verb run' -l once -x -d 'a job that has ended by
 complete -c stasis -n '__stasis_verb run' -l map -x -d 'its GPUs after a restore: auto, or OLD=NEW,... as `stasis restore` takes it'
 complete -c stasis -n '__stasis_verb run' -l refresh-env -x -d 'variables that programs which it starts after a restore see as they are then'
 complete -c stasis -n '__stasis_verb run' -l ring -x -d 'pinned host memory that the direct path copies through, for each GPU'
+complete -c stasis -n '__stasis_verb run' -l trace -x -d 'write what was done when into this file at each save and restore, in place of what was there, for Perfetto or chrome://tracing'
 complete -c stasis -n __stasis_verb -a ps -d 'list the processes that use CUDA, and the state of each'
 complete -c stasis -n '__stasis_verb ps' -s h -l help -d 'Print this help message and exit'
 complete -c stasis -n '__stasis_verb ps' -s t -l timeout -x -d 'milliseconds after which a process that does not answer is "busy" [1000]'

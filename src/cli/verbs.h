@@ -41,6 +41,8 @@ struct Context {
   Inherited inherited = {};
   // Where to write what was done when; empty: nowhere.
   std::string trace = {};
+  // What processes that worked for this one did, each as trace_of_process() gives it.
+  std::vector<nlohmann::json> traces_of_helpers = {};
   // Idle until the direct path needs it; null if it could not be started.
   std::shared_ptr<direct::MoverProcess> mover = nullptr;
   bool mover_ready = false;
@@ -109,6 +111,10 @@ CLI::Option* add_ring(CLI::App& command, std::uint64_t& bytes);
 void add_driver_timeout(CLI::App& command, std::optional<DriverPatience>& patience);
 // Where to write what the verb did when.
 void add_trace(CLI::App& command, std::string& path);
+// What this process has done until now, as events of a trace; times are those of Clock.
+nlohmann::json trace_of_process(const std::string& name);
+// Writes that into a file, in place of what is there.
+Result<void> replace_trace(const std::string& path, const std::string& name);
 // How long the whole verb may take.
 void add_time_limit(CLI::App& command, std::chrono::milliseconds& limit, const std::string& after);
 void add_device_map(CLI::App& command, std::optional<std::string>& text);
