@@ -631,13 +631,6 @@ path_in_ps() {
   target_verifies
 }
 
-# The bytes through which a tool that runs copies GPU memory.
-ring_of() {
-  python3 -c 'import sys
-print(sum(int(b, 16) - int(a, 16) for line in open(f"/proc/{sys.argv[1]}/maps") if "memfd:stasis-ring" in line
-          for a, b in [line.split()[0].split("-")]))' "$1"
-}
-
 @test "the memory to copy through is as large as --ring says, and all of the content passes" {
   need_root "CRIU"
   start_agent memory --size 64M

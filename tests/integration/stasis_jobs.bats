@@ -154,6 +154,16 @@ END
 
 two_stay() { (($(ls "$images" | grep -cE '^[0-9]+$') == 2)); }
 
+@test "its workers copy through as much memory as --ring says" {
+  job=(stasis-workload memory --size 16M --pause-ms 20 --status "$TARGET_STATUS")
+  start_run --ring 8M
+  job_is_up
+  held_save USR1 60s
+  assert_equal "$(ring_of "$(pgrep -ox stasis-worker)")" $((8 << 20))
+  kill -KILL "$RUN"
+  ends_with 137
+}
+
 @test "with --trace there is what the newest save or restore did, whole" {
   local trace=$BATS_TEST_TMPDIR/trace
   cd "$BATS_TEST_TMPDIR"

@@ -53,7 +53,7 @@ b_runs() { in_state running "$B"; in_state checkpointed "$A"; TARGET_STATUS=$B_S
   TARGET_STATUS=$A_STATUS wait_until 60 target_is_up
   TARGET_STATUS=$B_STATUS wait_until 60 target_is_up
   done_by suspend b
-  done_by swap a b --json
+  done_by swap a b --ring 8M --json
   assert_equal "$(json 'd["suspended"]["path"], d["resumed"]["path"], d["at_once"]')" "direct direct True"
   b_runs
 }
