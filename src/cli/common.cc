@@ -58,7 +58,8 @@ Result<std::shared_ptr<direct::MemoryMover>> Context::make_mover(std::span<const
   }
   // It takes GPUs on as they come.
   if (mover_ready) return mover;
-  auto ready = mover->prepare(direct::options_for(gpus), gpus, interrupt, Clock::now() + kPatience);
+  auto ready = mover->prepare(direct::options_for(gpus, ring_bytes), gpus, interrupt,
+                              Clock::now() + kPatience);
   if (!ready) return fail(std::move(ready.error()));
   mover_ready = true;
   return mover;
@@ -90,6 +91,24 @@ void add_path(CLI::App& command, MemoryPath& path) {
           "what they cannot give away is an error [direct where it can be, else driver]")
       ->type_name("PATH")
       ->check(CLI::IsMember({"driver", "direct"}));
+}
+
+CLI::Option* add_ring(CLI::App& command, std::uint64_t& bytes) {
+  return command
+      .add_option_function<std::uint64_t>(
+          "--ring",
+          [&bytes](const std::uint64_t& value) {
+            if (value < direct::kLeastRing || value > direct::kMostRing) {
+              throw CLI::ValidationError(
+                  "--ring",
+                  fmt::format("{} bytes are no ring to copy through; take 2M to 2G", value));
+            }
+            bytes = value;
+          },
+          "pinned host memory that the direct path copies through, for each GPU; with K, M or G, "
+          "2M to 2G [64M]")
+      ->transform(CLI::AsSizeValue(false).description(""))
+      ->type_name("SIZE");
 }
 
 void add_driver_timeout(CLI::App& command, std::optional<DriverPatience>& patience) {

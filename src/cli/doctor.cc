@@ -88,7 +88,8 @@ Verb add_doctor(CLI::App& app) {
   command->add_flag("!--no-trial", options->machine.trial,
                     "do not suspend and resume a process of our own on each GPU");
   add_criu_path(*command, options->machine.criu_path);
-  return {command, [options](Context& context) { return run(context, *options); }};
+  return {command, [options](Context& context) { return run(context, *options); }, true, true, true,
+          false};
 }
 
 }  // namespace stasis::cli

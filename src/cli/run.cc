@@ -61,7 +61,7 @@ std::string find_program(const std::string& name) {
 std::string with_agent(const std::string& library) {
   const char* others = std::getenv("LD_PRELOAD");
   if (!others || !*others) return library;
-  const std::string list = others;
+  std::string list = others;
   // By the whole name: another's may begin with it.
   for (std::string_view rest = list; !rest.empty();) {
     const auto end = std::min(rest.find_first_of(" :"), rest.size());

@@ -10,12 +10,14 @@
 #include <charconv>
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
 #include <string_view>
 
 #include <fmt/format.h>
 
 #include "base/channel.h"
 #include "base/printable.h"
+#include "base/trace.h"
 #include "checkpoint/group.h"
 #include "image/image_reader.h"
 #include "job/images.h"
@@ -130,6 +132,9 @@ json save(Context& context, Driver& driver, const json& request, const job::Stre
 struct Wishes {
   std::string map;
   std::vector<std::string> refreshed;
+  // These for a save, too.
+  std::uint64_t ring_bytes;
+  std::string trace;
 };
 
 // The changes that preload/environment.h reads: what is listed as it is in our own environment.
@@ -215,6 +220,7 @@ void obey_stop() {
 json work(const json& request, const job::StreamEnds& streams, const Wishes& wishes) {
   Terminal nobody;
   Context context{nobody, worker_interrupt()};
+  context.ring_bytes = wishes.ring_bytes;
   if (request.value("op", "") != "recover") obey_stop();
   const std::string what = request.value("op", "");
   auto driver = context.load_moving_driver(what == "dump");
@@ -228,6 +234,27 @@ json work(const json& request, const job::StreamEnds& streams, const Wishes& wis
   if (!report) return failed(context, report.error());
   if (report->error) return failed(context, *report->error);
   return {{"notes", context.notes}};
+}
+
+json traced_work(const json& request, const job::StreamEnds& streams, const Wishes& wishes) {
+  if (wishes.trace.empty()) return work(request, streams, wishes);
+  trace_begin();
+  json result = work(request, streams, wishes);
+  if (auto written = replace_trace(wishes.trace, "run: " + request.value("op", "")); !written)
+    result["notes"].push_back("no trace: " + written.error().to_string());
+  return result;
+}
+
+// As the workers are to find it, wherever that is.
+Result<std::string> place_of_trace(const std::string& path) {
+  std::error_code failed;
+  const auto place = std::filesystem::weakly_canonical(path, failed);
+  if (failed) return fail(errno_error("cannot find " + path, failed.value()));
+  if (place.parent_path() != job::kSharedMemory) return place.string();
+  return fail(ErrorCode::kUsage,
+              fmt::format("{} cannot be written: the job has a {} of its own", place.string(),
+                          job::kSharedMemory),
+              "name a file in another directory for --trace");
 }
 
 // A message holds so much and no more.
@@ -359,6 +386,14 @@ void add_job_options(CLI::App& command, RunArguments& arguments) {
       ->type_name("NAME,...")
       ->needs(dir)
       ->group(kGroup);
+  add_ring(command, arguments.ring_bytes)->needs(dir)->group(kGroup);
+  command
+      .add_option("--trace", arguments.trace,
+                  "write what was done when into this file at each save and restore, in place of "
+                  "what was there, for Perfetto or chrome://tracing")
+      ->type_name("FILE")
+      ->needs(dir)
+      ->group(kGroup);
 }
 
 Result<job::Outcome> run_job(Context& context, RunArguments& arguments,
@@ -376,6 +411,13 @@ Result<job::Outcome> run_job(Context& context, RunArguments& arguments,
     if (auto map = parse_gpu_map(arguments.map); !map) return fail(std::move(map.error()));
   }
   if (auto good = check_refreshed(arguments.refreshed); !good) return fail(std::move(good.error()));
+  Wishes wishes{arguments.map, arguments.refreshed, arguments.ring_bytes, {}};
+  if (!arguments.trace.empty()) {
+    auto place = place_of_trace(arguments.trace);
+    if (!place) return fail(std::move(place.error()));
+    wishes.trace = std::move(*place);
+    options.visible_dirs.push_back(std::filesystem::path(wishes.trace).parent_path());
+  }
   options.preload = preload;
   // Where the simulated driver keeps what is on its GPUs.
   const char* simulated = std::getenv("STASIS_SIM_DIR");
@@ -390,9 +432,8 @@ Result<job::Outcome> run_job(Context& context, RunArguments& arguments,
   };
   return job::run(
       options,
-      [wishes = Wishes{arguments.map, arguments.refreshed}](const json& request,
-                                                            const job::StreamEnds& streams) {
-        return bounded(work(request, streams, wishes));
+      [wishes = std::move(wishes)](const json& request, const job::StreamEnds& streams) {
+        return bounded(traced_work(request, streams, wishes));
       },
       tell);
 }

@@ -15,6 +15,8 @@ struct RunArguments {
   job::RunOptions job;  // images_dir is empty if the program is only to be started
   std::vector<std::string> signals = {"TERM", "USR1"};
   std::string map = "auto";
+  std::uint64_t ring_bytes = direct::MoverOptions().ring_bytes;
+  std::string trace;  // where to write what the newest operation did; empty: nowhere
   std::vector<std::string> refreshed;  // variables for what it starts after a restore; "SLURM_*"
 };
 

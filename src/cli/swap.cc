@@ -2,6 +2,7 @@
 // the bus has its own speed. Each in a process of its own, in the job's namespaces, as operations
 // are about one tree.
 #include <poll.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <array>
@@ -9,10 +10,12 @@
 #include <list>
 #include <memory>
 #include <span>
+#include <utility>
 
 #include <fmt/format.h>
 
 #include "base/helper_process.h"
+#include "base/trace.h"
 #include "cli/target.h"
 #include "cli/verbs.h"
 #include "job/init.h"
@@ -31,9 +34,10 @@ struct SwapArguments {
   std::optional<std::string> device_map;
 };
 
-Result<void> send_order(const Channel& channel, const json& order) {
+Result<void> send_order(const Channel& channel, const json& order,
+                        std::span<const UniqueFd> files = {}) {
   const std::string text = order.dump(-1, ' ', false, json::error_handler_t::replace);
-  return channel.send(std::as_bytes(std::span(text)));
+  return channel.send(std::as_bytes(std::span(text)), files);
 }
 
 std::optional<json> order_of(const Channel::Message& message) {
@@ -42,6 +46,27 @@ std::optional<json> order_of(const Channel::Message& message) {
   json parsed = json::parse(text, nullptr, false);
   if (!parsed.is_object()) return std::nullopt;
   return parsed;
+}
+
+// What a side has done until now: more than a message holds. Invalid if there is no memory for it.
+UniqueFd trace_file(const std::string& name) {
+  const std::string text =
+      trace_of_process("swap: " + name).dump(-1, ' ', false, json::error_handler_t::replace);
+  UniqueFd file(::memfd_create("stasis-trace", MFD_CLOEXEC));
+  if (file.valid() && !write_all(file.get(), text.data(), text.size(), name)) file.reset();
+  return file;
+}
+
+// As of the process with that number: of its own namespace's it may be another's, too.
+json read_trace(const UniqueFd& file, Pid pid) {
+  constexpr std::size_t kMost = 256 << 20;
+  (void)::lseek(file.get(), 0, SEEK_SET);
+  const auto text = read_file(file, "trace", kMost);
+  json events = json::parse(text ? *text : std::string(), nullptr, false);
+  if (!events.is_array()) return json::array();
+  for (json& event : events)
+    event["pid"] = pid.value;
+  return events;
 }
 
 // --- In the process of a side.
@@ -89,7 +114,7 @@ json work_on(Context& context, Driver& driver, const Interrupt& interrupt,
 }
 
 void serve_side(const Channel& channel, const SwapArguments& arguments, const Target& target,
-                const Elsewhere& there, const std::optional<DriverPatience>& patience) {
+                const Elsewhere& there, const Context& asked) {
   Terminal nobody;
   // One for each order: what was stopped has to be undone. They stay, for a signal that is late.
   std::list<Interrupt> interrupts(1);
@@ -99,7 +124,8 @@ void serve_side(const Channel& channel, const SwapArguments& arguments, const Ta
   action.sa_flags = SA_RESTART;
   ::sigaction(SIGTERM, &action, nullptr);
   Context context{nobody, interrupts.front(), true};
-  context.patience = patience;
+  context.patience = asked.patience;
+  context.ring_bytes = asked.ring_bytes;
   auto entered = there.enter();
   std::unique_ptr<Driver> driver;
   if (entered) {
@@ -121,7 +147,8 @@ void serve_side(const Channel& channel, const SwapArguments& arguments, const Ta
                           : failure(entered.error());
     result["notes"] = context.notes;
     if (entered && driver->info().simulated) result["simulated"] = driver->info().library;
-    if (!send_order(channel, result)) break;
+    const UniqueFd trace = trace_is_on() ? trace_file(target.text) : UniqueFd();
+    if (!send_order(channel, result, std::span(&trace, trace.valid() ? 1 : 0))) break;
   }
   driver.reset();
   context.mover.reset();
@@ -132,11 +159,11 @@ void serve_side(const Channel& channel, const SwapArguments& arguments, const Ta
 class Side {
  public:
   static Result<Side> start(const SwapArguments& arguments, const Target& target,
-                            const std::optional<DriverPatience>& patience) {
+                            const Context& asked) {
     auto there = Elsewhere::open(target);
     if (!there) return fail(std::move(there.error()));
     auto process = HelperProcess::start("stasis-swap", [&](const Channel& channel) {
-      serve_side(channel, arguments, target, *there, patience);
+      serve_side(channel, arguments, target, *there, asked);
     });
     if (!process) return fail(std::move(process.error()));
     return Side(target.text, std::move(*process));
@@ -156,6 +183,8 @@ class Side {
     auto message = process_.channel().receive(0);
     if (message && !*message) return;
     busy_ = false;
+    if (message && !(*message)->descriptors.empty())
+      trace_ = read_trace((*message)->descriptors.front(), process_.pid());
     auto answer = message ? order_of(**message) : std::nullopt;
     if (answer)
       done_ = std::move(*answer);
@@ -166,6 +195,8 @@ class Side {
     if (auto pidfd = Pidfd::open(process_.pid())) (void)pidfd->signal(SIGTERM);
   }
 
+  // Of all that was done; with --trace.
+  json take_trace() { return std::exchange(trace_, json::array()); }
   // Of what was done last.
   const json& result() const { return done_; }
   bool succeeded() const { return done_.is_object() && !done_.contains("error"); }
@@ -192,6 +223,7 @@ class Side {
   HelperProcess process_;
   bool busy_ = false;
   json done_;
+  json trace_ = json::array();
 };
 
 class Swap {
@@ -330,12 +362,13 @@ Result<int> run_swap(Context& context, SwapArguments& arguments) {
                 fmt::format("{} and {} are the same", arguments.out.text, arguments.in.text),
                 "name the one to be suspended, and the one to be resumed");
   }
-  auto out = Side::start(arguments, arguments.out, context.patience);
+  auto out = Side::start(arguments, arguments.out, context);
   if (!out) return fail(std::move(out.error()));
-  auto in = Side::start(arguments, arguments.in, context.patience);
+  auto in = Side::start(arguments, arguments.in, context);
   if (!in) return fail(std::move(in.error()));
   Swap swap(context, *out, *in);
   auto done = swap.run();
+  context.traces_of_helpers = {out->take_trace(), in->take_trace()};
   if (!context.json && out->result().contains("simulated")) {
     context.terminal.note("this is the simulated GPU (" +
                           out->result()["simulated"].get<std::string>() + ")");

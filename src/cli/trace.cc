@@ -8,6 +8,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -33,7 +36,7 @@ int row_of(const TraceEvent& event) {
   return event.kind == TraceKind::kAgent ? event.target.value : event.thread;
 }
 
-json event_json(const TraceEvent& event, Clock::time_point first) {
+json event_json(const TraceEvent& event) {
   json arguments = json::object();
   if (event.target.value != 0) arguments["process"] = event.target.value;
   if (event.bytes != 0) {
@@ -43,7 +46,7 @@ json event_json(const TraceEvent& event, Clock::time_point first) {
   return {{"name", event.name},
           {"cat", trace_kind_name(event.kind)},
           {"ph", "X"},
-          {"ts", microseconds(event.start - first)},
+          {"ts", microseconds(event.start.time_since_epoch())},
           {"dur", microseconds(event.end - event.start)},
           {"pid", ::getpid()},
           {"tid", row_of(event)},
@@ -64,27 +67,36 @@ void add_trace(CLI::App& command, std::string& path) {
       ->type_name("FILE");
 }
 
-namespace {
-
-Result<void> write_trace(const std::string& path, const std::string& verb) {
-  const std::vector<TraceEvent> events = trace_events();
-  Clock::time_point first = Clock::now();
-  for (const TraceEvent& event : events)
-    first = std::min(first, event.start);
+json trace_of_process(const std::string& name) {
   json list = json::array();
-  list.push_back(name_json("process_name", 0, "stasis " + verb));
+  list.push_back(name_json("process_name", 0, "stasis " + name));
   list.push_back(name_json("thread_name", 0, "phases"));
   std::set<int> agents;
-  for (const TraceEvent& event : events) {
+  for (const TraceEvent& event : trace_events()) {
     const int row = row_of(event);
     if (event.kind == TraceKind::kAgent && agents.insert(row).second)
       list.push_back(name_json("thread_name", row, fmt::format("agent of process {}", row)));
-    list.push_back(event_json(event, first));
+    list.push_back(event_json(event));
   }
-  const std::string text = json{{"traceEvents", std::move(list)},
-                                {"displayTimeUnit", "ms"},
-                                {"otherData", {{"program", std::string("stasis ") + kVersion}}}}
-                               .dump(-1, ' ', false, json::error_handler_t::replace);
+  return list;
+}
+
+namespace {
+
+// Times count from the first of them.
+std::string trace_text(json list) {
+  std::optional<double> first;
+  for (const json& event : list)
+    if (event.contains("ts")) first = std::min(first.value_or(event["ts"]), double{event["ts"]});
+  for (json& event : list)
+    if (event.contains("ts")) event["ts"] = double{event["ts"]} - *first;
+  return json{{"traceEvents", std::move(list)},
+              {"displayTimeUnit", "ms"},
+              {"otherData", {{"program", std::string("stasis ") + kVersion}}}}
+      .dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+Result<void> write_trace(const std::string& path, const std::string& text) {
   // A pipe that nobody reads would hold us up for ever.
   auto file = open_file(AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC | O_NONBLOCK | O_NOCTTY, 0644);
   if (!file) return fail(std::move(file.error()));
@@ -95,10 +107,28 @@ Result<void> write_trace(const std::string& path, const std::string& verb) {
 
 }  // namespace
 
+Result<void> replace_trace(const std::string& path, const std::string& name) {
+  const std::string text = trace_text(trace_of_process(name));
+  std::error_code none;
+  // A device or a pipe is not to be replaced.
+  if (std::filesystem::exists(path, none) && !std::filesystem::is_regular_file(path, none))
+    return write_trace(path, text);
+  const std::string next = path + ".new";
+  auto written = write_trace(next, text);
+  if (written && ::rename(next.c_str(), path.c_str()) != 0)
+    written = fail(errno_error("cannot replace " + path, errno));
+  if (!written) (void)::unlink(next.c_str());
+  return written;
+}
+
 void Context::end_trace(const std::string& verb) {
   const std::string path = std::exchange(trace, {});
   if (path.empty()) return;
-  auto written = write_trace(path, verb);
+  nlohmann::json list = trace_of_process(verb);
+  for (nlohmann::json& events : traces_of_helpers)
+    for (nlohmann::json& event : events)
+      list.push_back(std::move(event));
+  auto written = write_trace(path, trace_text(std::move(list)));
   if (written) return;
   // Somebody has asked for it: that it is not there is said with --json and -q, too.
   terminal.set_quiet(false);

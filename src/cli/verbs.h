@@ -41,9 +41,13 @@ struct Context {
   Inherited inherited = {};
   // Where to write what was done when; empty: nowhere.
   std::string trace = {};
+  // What processes that worked for this one did, each as trace_of_process() gives it.
+  std::vector<nlohmann::json> traces_of_helpers = {};
   // Idle until the direct path needs it; null if it could not be started.
   std::shared_ptr<direct::MoverProcess> mover = nullptr;
   bool mover_ready = false;
+  // Of its memory to copy through, for each GPU.
+  std::uint64_t ring_bytes = direct::MoverOptions().ring_bytes;
   // Takes its place if it is lost while the programs still run.
   std::shared_ptr<direct::MoverProcess> spare_mover = nullptr;
   // None: the driver's calls may take for ever.
@@ -75,6 +79,7 @@ struct Verb {
   bool acts = true;  // on processes; what only looks may be ended and stopped like any program
   bool bounds_driver = acts;  // knows --driver-timeout
   bool measures = acts;       // knows --trace
+  bool moves = acts;          // knows --ring
 };
 
 Verb add_run(CLI::App& app);
@@ -100,10 +105,16 @@ Verb add_report(CLI::App& app);
 void add_timeout(CLI::App& command, std::chrono::milliseconds& timeout);
 // Who moves GPU memory.
 void add_path(CLI::App& command, MemoryPath& path);
+// How much memory there is to copy GPU memory through. The option.
+CLI::Option* add_ring(CLI::App& command, std::uint64_t& bytes);
 // How long the driver may be silent.
 void add_driver_timeout(CLI::App& command, std::optional<DriverPatience>& patience);
 // Where to write what the verb did when.
 void add_trace(CLI::App& command, std::string& path);
+// What this process has done until now, as events of a trace; times are those of Clock.
+nlohmann::json trace_of_process(const std::string& name);
+// Writes that into a file, in place of what is there.
+Result<void> replace_trace(const std::string& path, const std::string& name);
 // How long the whole verb may take.
 void add_time_limit(CLI::App& command, std::chrono::milliseconds& limit, const std::string& after);
 void add_device_map(CLI::App& command, std::optional<std::string>& text);

@@ -1,6 +1,7 @@
 #include "direct/mover.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -262,9 +263,12 @@ Mover::~Mover() {
 }
 const Ring& Mover::ring() const { return state_->ring; }
 
-MoverOptions options_for(std::span<const GpuUuid> gpus) {
+MoverOptions options_for(std::span<const GpuUuid> gpus, std::uint64_t ring_bytes) {
   MoverOptions options;
-  options.ring_bytes *= gpus.empty() ? 2 : gpus.size();
+  options.buffer_bytes *=
+      std::bit_floor(std::max(ring_bytes / options.ring_bytes, std::uint64_t{1}));
+  options.ring_bytes =
+      gpus.empty() ? std::max(2 * ring_bytes, 16 * kLeastRing) : gpus.size() * ring_bytes;
   return options;
 }
 

@@ -31,9 +31,14 @@ struct MoverOptions {
   std::uint64_t buffer_bytes = std::uint64_t{2} << 20;
   RingMemory ring = RingMemory::kPrivate;  // MoverProcess always takes kShared
 };
-// With a ring's share for each of `gpus`. Which ones are needed is not always known beforehand
-// (none named); two are commoner than eight.
-MoverOptions options_for(std::span<const GpuUuid> gpus);
+// What one GPU's share of the ring may be.
+inline constexpr std::uint64_t kLeastRing = std::uint64_t{2} << 20;  // a thread with two buffers
+inline constexpr std::uint64_t kMostRing = std::uint64_t{2} << 30;   // 16 with two of 64 MiB
+// With a share of `ring_bytes` for each of `gpus`: of little, fewer threads copy; of more than the
+// default, larger buffers are made. Which GPUs are needed is not always known beforehand (none
+// named): two are commoner than eight, and there is enough for sixteen.
+MoverOptions options_for(std::span<const GpuUuid> gpus,
+                         std::uint64_t ring_bytes = MoverOptions().ring_bytes);
 
 struct CopyReport {
   std::uint64_t bytes = 0;

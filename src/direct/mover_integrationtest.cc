@@ -11,6 +11,7 @@
 #include <gtest/gtest.h>
 
 #include "direct/mover_process.h"
+#include "direct/plan.h"
 #include "direct/remote_memory.h"
 #include "image/checksum.h"
 #include "tests/fakes/mover_target.h"
@@ -629,6 +630,21 @@ TEST_F(MoverTest, RefusesGpusAndRingsThatDoNotExist) {
   ASSERT_FALSE(ring);
   EXPECT_EQ(ring.error().code, ErrorCode::kUsage);
   EXPECT_TRUE(mover.prepare(small(), {}, never_, in(seconds(30)))) << "a third try is fine";
+}
+
+TEST(MoverOptionsTest, EachShareOfTheRingIsEnoughForItsGpus) {
+  for (const std::uint64_t bytes : {kLeastRing, 64 * kMiB, 100 * kMiB, kMostRing}) {
+    for (const std::size_t gpus : {0, 1, 8, 16}) {  // none: any 16
+      const MoverOptions options = options_for(std::vector<GpuUuid>(gpus), bytes);
+      const auto chunks = static_cast<unsigned>(options.ring_bytes / options.buffer_bytes);
+      const auto shares = share_ring(options.buffer_bytes, chunks,
+                                     gpus == 0 ? 16 : static_cast<unsigned>(gpus), 16);
+      ASSERT_TRUE(shares) << bytes << " for " << gpus;
+      EXPECT_LE(chunks, 4096U);
+      EXPECT_LE(shares->buffer_bytes, 64 * kMiB);
+      EXPECT_TRUE(gpus == 0 || options.ring_bytes == gpus * bytes);
+    }
+  }
 }
 
 }  // namespace

@@ -42,7 +42,8 @@ Result<HostMapping> HostMapping::make(const UniqueFd& file, std::size_t bytes, u
         errno_error("cannot get " + format_bytes(bytes) + " of memory to copy through", number);
     error.code = ErrorCode::kOutOfHostMemory;
     error.remedy =
-        "free host memory, or raise the limit (ulimit -v); --path driver needs none of it";
+        "free host memory, raise the limit (ulimit -v), or take less of it (--ring 8M); --path "
+        "driver needs none";
     return stasis::fail(std::move(error));
   };
   if (got == MAP_FAILED) return refused(errno);
@@ -119,7 +120,8 @@ Result<void> Ring::pin(const DeviceCalls& calls, cuda::CUcontext context, unsign
     if (error.code == ErrorCode::kOutOfGpuMemory) {
       error.code = ErrorCode::kOutOfHostMemory;
       error.remedy =
-          "free host memory, or raise the limit (ulimit -v); --path driver needs none of it";
+          "free host memory, raise the limit (ulimit -v), or take less of it (--ring 8M); --path "
+          "driver needs none";
     }
     stop.fail(std::move(error));
   };

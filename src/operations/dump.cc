@@ -288,12 +288,16 @@ Result<void> refuse_undumpable(const std::vector<GroupMember>& members, const Cr
                           fmt::join(remedies, "; ")));
 }
 
+// Whether there may be something to take over from the base.
+bool may_take_over(const Environment& env, const DumpOptions& options) {
+  return options.base && env.mover && options.path != MemoryPath::kDriver &&
+         options.after != AfterDump::kSuspended;
+}
+
 // Nothing if all is to be written. Reads all of it, while the job runs. kInterrupted.
 Result<std::shared_ptr<const ContentBase>> open_base(const Environment& env,
                                                      const DumpOptions& options) {
-  if (!options.base || !env.mover || options.path == MemoryPath::kDriver ||
-      options.after == AfterDump::kSuspended)
-    return nullptr;
+  if (!may_take_over(env, options)) return nullptr;
   auto base = ContentBase::open(*options.base, env.progress, env.interrupt);
   if (!base && base.error().code == ErrorCode::kInterrupted) return base;
   if (!base) {
@@ -377,6 +381,9 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   auto base = open_base(env, options);
   phases.end();
   if (!base) return fail(std::move(base.error()));
+  // A base that cannot be opened has been told of.
+  const bool tell_of_base = options.base && !options.base_may_be_empty &&
+                            (*base != nullptr || !may_take_over(env, options));
   std::optional<ImageWriter> writer;  // before the group, which may need what it has written
   auto opened = open_group(env, "dump", root, *path, options.job.has_value());
   if (!opened) return fail(std::move(opened.error()));
@@ -464,10 +471,17 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
     direct_bytes = opened->direct.bytes();
     writer->hold(opened->direct.needs_image());
     phases.begin("criu");
-    if (const ContentRecord* content = opened->direct.content())
+    if (const ContentRecord* content = opened->direct.content()) {
       manifest.content = *content;
-    else if (options.compression != ContentCompression::kNone)
-      env.tell("nothing is compressed: no GPU memory of the job is moved past the driver");
+    } else {
+      if (options.compression != ContentCompression::kNone)
+        env.tell("nothing is compressed: no GPU memory of the job is moved past the driver");
+      if (tell_of_base)
+        env.tell(
+            fmt::format("nothing is taken over from {}: no GPU memory of the job goes into "
+                        "the image past the driver",
+                        *options.base));
+    }
     watcher.emplace(env.progress, *writer, sync);
     return {};
   };

@@ -126,6 +126,23 @@ partial_images() { compgen -G "$image.partial-*" || true; }
   assert_contains "$err" "nothing is compressed"
 }
 
+@test "a base is for what goes past the driver, and says so where nothing does" {
+  start_agent memory --size 16M
+  done_by dump "$TARGET" --images-dir "$image" --leave-running
+  local path
+  for path in driver direct; do
+    done_by dump "$TARGET" --images-dir "$image-$path" --base "$image" --leave-running --path "$path"
+    if [[ $path == driver ]]; then
+      assert_contains "$err" "nothing is taken over from $image: no GPU memory"
+    else
+      [[ $err != *"taken over"* ]] || { echo "$err" >&2; return 1; }
+    fi
+  done
+  start_target memory --size 4M
+  done_by dump "$TARGET" --images-dir "$image-plain" --base "$image" --json
+  assert_contains "$(json 'd["notes"]')" "nothing is taken over from $image: no GPU memory"
+}
+
 # --- Damage
 
 @test "content that proves wrong is named, and nothing is left of what was restored from it" {
@@ -374,21 +391,6 @@ partial_images() { compgen -G "$image.partial-*" || true; }
 
 # --- What was done when
 
-# trace FILE CATEGORY:NAME...: has these, and what is in one row lies beside or within each other.
-trace() { python3 -c "import json, sys
-events = [e for e in json.load(open(sys.argv[1]))['traceEvents'] if e['ph'] == 'X']
-assert all(e['dur'] >= 0 and e['ts'] >= 0 for e in events)
-rows = {}
-for e in sorted(events, key=lambda e: (e['ts'], -e['dur'])):
-    row = rows.setdefault(e['tid'], [])
-    while row and row[-1]['ts'] + row[-1]['dur'] <= e['ts'] + 0.01:
-        row.pop()
-    assert not row or e['ts'] + e['dur'] <= row[-1]['ts'] + row[-1]['dur'] + 0.01, (row[-1], e)
-    row.append(e)
-names = {(e['cat'], e['name']) for e in events}
-missing = {tuple(word.split(':')) for word in sys.argv[2:]} - names
-sys.exit(f'{missing} not in {names}' if missing else 0)" "$@"; }
-
 @test "a trace of several programs has a row for the agent of each" {
   LD_PRELOAD=$agent start_tree --size 12M
   local verb pid does
@@ -414,6 +416,19 @@ sys.exit(f'{missing} not in {names}' if missing else 0)" "$@"; }
   capture timeout 60 stasis suspend "$TARGET" --trace /no/such/place
   assert_contains "$err" "no trace"
   assert_equal "$status" 0
+}
+
+@test "a trace has what recover does, with --all too" {
+  need_fault_points
+  start_agent memory --size 16M
+  local who
+  for who in "$TARGET" --all; do
+    killed_at direct.held suspend "$TARGET"
+    rm -f "$BATS_TEST_TMPDIR/trace"
+    done_by recover "$who" --trace "$BATS_TEST_TMPDIR/trace"
+    trace "$BATS_TEST_TMPDIR/trace" "phase:copy in" "mover:copy in" "agent:take its device memory again"
+    target_goes_on
+  done
 }
 
 @test "a trace that cannot be written is told with --json too, and keeps nobody waiting" {

@@ -648,6 +648,44 @@ END
   target_verifies
 }
 
+@test "the memory to copy through is as large as --ring says, and all of the content passes" {
+  need_root "CRIU"
+  start_agent memory --size 64M
+  local size
+  for size in 8M 256M; do
+    STASIS_SIM_FAULTS=checkpoint:delay=2s stasis suspend "$TARGET" --path direct --ring "$size" >/dev/null 2>&1 3>&- &
+    local tool=$!
+    stopped_at_work "$tool"
+    local ring
+    ring=$(ring_of "$tool")
+    kill -CONT "$tool"
+    wait "$tool"
+    assert_equal "$ring" $((${size%M} << 20)) "$size"
+    done_by resume "$TARGET" --ring "$size"
+    target_goes_on
+  done
+  dump_it --path direct --ring 8M
+  restore_it --ring 8M --json
+  went direct
+  target_goes_on
+  restored_verifies
+  nothing_left
+}
+
+@test "a ring of no use is refused before anything is touched" {
+  start_agent memory --size 16M
+  local size
+  for size in 100K 4G 8 much -1; do
+    refused 2 usage suspend "$TARGET" --ring "$size"
+    refused 2 usage dump "$TARGET" --images-dir "$image" --ring "$size"
+  done
+  refused 2 usage run --images-dir "$image" --ring 100K -- true
+  in_state running
+  target_goes_on
+  no_image
+  nothing_left
+}
+
 # Of the private memory of no file, what is in huge pages, in KiB, without the buffer of the content.
 huge_kib() {
   python3 - "$1" "$2" <<'END'

@@ -154,6 +154,51 @@ END
 
 two_stay() { (($(ls "$images" | grep -cE '^[0-9]+$') == 2)); }
 
+@test "its workers copy through as much memory as --ring says" {
+  job=(stasis-workload memory --size 16M --pause-ms 20 --status "$TARGET_STATUS")
+  start_run --ring 8M
+  job_is_up
+  held_save USR1 60s
+  assert_equal "$(ring_of "$(pgrep -ox stasis-worker)")" $((8 << 20))
+  kill -KILL "$RUN"
+  ends_with 137
+}
+
+@test "with --trace there is what the newest save or restore did, whole" {
+  local trace=$BATS_TEST_TMPDIR/trace
+  cd "$BATS_TEST_TMPDIR"
+  start_run --trace trace
+  job_is_up
+  [[ ! -e $trace ]]
+  saves 000001
+  trace "$trace" phase:criu driver:checkpoint image:checksums
+  echo old >"$trace"
+  exec {old}<"$trace"
+  saves 000002
+  trace "$trace" phase:criu driver:checkpoint
+  assert_equal "$(cat <&"$old")" old "it is replaced, and not written over"
+  kill -TERM "$RUN"
+  ends_with 75
+  start_run --trace "$trace"
+  told "goes on from $images/000003 "
+  trace "$trace" driver:restore
+  grep -q 'stasis run: restore' "$trace"
+  assert_equal "$(compgen -G "$trace*")" "$trace"
+  kill -INT "$RUN"
+  ends_with 130
+}
+
+@test "a trace of a job that cannot be written is told, and the save stands" {
+  start_run --trace "$BATS_TEST_TMPDIR/none/trace"
+  job_is_up
+  saves 000001
+  told "no trace: "
+  kill -INT "$RUN"
+  ends_with 130
+  refused 2 usage run --images-dir "$images" --trace /dev/shm/trace -- true
+  refused 2 usage run --trace "$BATS_TEST_TMPDIR/trace" -- true
+}
+
 @test "a second one on the same directory is refused, and so is another command" {
   start_run
   job_is_up

@@ -63,6 +63,28 @@ refused_by() {
 # json EXPRESSION: of $out, which must be one JSON object; Python's words, the object is d.
 json() { python3 -c "import json, sys; d = json.loads(sys.argv[1]); print($1)" "$out"; }
 
+# The bytes through which a tool that runs copies GPU memory.
+ring_of() {
+  python3 -c 'import sys
+print(sum(int(b, 16) - int(a, 16) for line in open(f"/proc/{sys.argv[1]}/maps") if "memfd:stasis-ring" in line
+          for a, b in [line.split()[0].split("-")]))' "$1"
+}
+
+# trace FILE CATEGORY:NAME...: has these, and what is in one row lies beside or within each other.
+trace() { python3 -c "import json, sys
+events = [e for e in json.load(open(sys.argv[1]))['traceEvents'] if e['ph'] == 'X']
+assert all(e['dur'] >= 0 and e['ts'] >= 0 for e in events)
+rows = {}
+for e in sorted(events, key=lambda e: (e['ts'], -e['dur'])):
+    row = rows.setdefault((e['pid'], e['tid']), [])
+    while row and row[-1]['ts'] + row[-1]['dur'] <= e['ts'] + 0.01:
+        row.pop()
+    assert not row or e['ts'] + e['dur'] <= row[-1]['ts'] + row[-1]['dur'] + 0.01, (row[-1], e)
+    row.append(e)
+names = {(e['cat'], e['name']) for e in events}
+missing = {tuple(word.split(':')) for word in sys.argv[2:]} - names
+sys.exit(f'{missing} not in {names}' if missing else 0)" "$@"; }
+
 # The CRIU that stasis takes.
 real_criu() {
   local path

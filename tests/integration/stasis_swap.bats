@@ -53,8 +53,32 @@ b_runs() { in_state running "$B"; in_state checkpointed "$A"; TARGET_STATUS=$B_S
   TARGET_STATUS=$A_STATUS wait_until 60 target_is_up
   TARGET_STATUS=$B_STATUS wait_until 60 target_is_up
   done_by suspend b
-  done_by swap a b --json
+  done_by swap a b --ring 8M --json
   assert_equal "$(json 'd["suspended"]["path"], d["resumed"]["path"], d["at_once"]')" "direct direct True"
+  b_runs
+}
+
+# side FILE NAME CATEGORY:NAME...: what one process of a trace has done, the one of that name.
+side() {
+  python3 -c "import json, sys
+events = json.load(open(sys.argv[1]))['traceEvents']
+pids = [e['pid'] for e in events if e['name'] == 'process_name' and e['args']['name'] == 'stasis ' + sys.argv[2]]
+assert len(pids) == 1, (sys.argv[2], pids, [e for e in events if e['ph'] == 'M'])
+names = {e['cat'] + ':' + e['name'] for e in events if e['ph'] == 'X' and e['pid'] == pids[0]}
+assert names >= set(sys.argv[3:]), names" "$@"
+}
+
+@test "a trace of a swap has what was done on each side, also of one that fails" {
+  two_servers 100M
+  local trace=$BATS_TEST_TMPDIR/trace
+  done_by swap "$A" "$B" --trace "$trace"
+  trace "$trace" phase:lock phase:unlock
+  side "$trace" "swap: $A" phase:lock driver:checkpoint
+  side "$trace" "swap: $B" phase:restore driver:unlock
+  STASIS_SIM_FAULTS="checkpoint:error=999 pid=$B" capture timeout 60 stasis swap "$B" "$A" --trace "$trace"
+  ((status != 0))
+  side "$trace" "swap: $B" phase:lock
+  side "$trace" "swap: $A" phase:restore
   b_runs
 }
 
@@ -71,7 +95,9 @@ b_runs() { in_state running "$B"; in_state checkpointed "$A"; TARGET_STATUS=$B_S
   done_by swap a b
   TARGET_STATUS=$BATS_TEST_TMPDIR/b target_goes_on
   refused 6 wrong-state swap a b
-  done_by swap b a
+  done_by swap b a --trace "$BATS_TEST_TMPDIR/trace"
+  side "$BATS_TEST_TMPDIR/trace" "swap: b" driver:checkpoint
+  side "$BATS_TEST_TMPDIR/trace" "swap: a" driver:restore
   TARGET_STATUS=$BATS_TEST_TMPDIR/a target_goes_on
 }
 
