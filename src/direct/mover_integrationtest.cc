@@ -634,7 +634,7 @@ TEST_F(MoverTest, RefusesGpusAndRingsThatDoNotExist) {
 
 TEST(MoverOptionsTest, EachShareOfTheRingIsEnoughForItsGpus) {
   for (const std::uint64_t bytes : {kLeastRing, 64 * kMiB, 100 * kMiB, kMostRing}) {
-    for (const std::size_t gpus : {0, 1, 8, 16}) {  // none: any 16
+    for (const std::size_t gpus : {0U, 1U, 8U, 16U}) {  // none: any 16
       const MoverOptions options = options_for(std::vector<GpuUuid>(gpus), bytes);
       const auto chunks = static_cast<unsigned>(options.ring_bytes / options.buffer_bytes);
       const auto shares = share_ring(options.buffer_bytes, chunks,

@@ -93,6 +93,7 @@ print(sum(e["args"]["bytes"] for e in json.load(open(sys.argv[1]))["traceEvents"
   local dir=$BATS_TEST_TMPDIR/job log=$BATS_TEST_TMPDIR/run.log
   TARGET_STATUS=$BATS_TEST_TMPDIR/status
   job() {
+    : >"$log"  # what the one before has told is not to be waited for
     (exec_on_gpu stasis run --images-dir "$dir" --keep 2 "$@" -- stasis-workload memory --size 6M --still 32M \
       --pause-ms 20 --status "$TARGET_STATUS") </dev/null >"$BATS_TEST_TMPDIR/out" 2>"$log" 3>&- &
     RUN=$!
