@@ -267,8 +267,10 @@ echo "status \$?"
 kill %1
 END
   (exec_on_gpu setsid bash "$script") </dev/null >"$BATS_TEST_TMPDIR/job.log" 2>&1 3>&-
-  grep -q "cannot be dumped from within" "$BATS_TEST_TMPDIR/job.log"
-  grep -q "status 2" "$BATS_TEST_TMPDIR/job.log"
+  local said
+  said=$(cat "$BATS_TEST_TMPDIR/job.log")
+  assert_contains "$said" "cannot be dumped from within"
+  assert_contains "$said" "status 2"
   no_image
 }
 
