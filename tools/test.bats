@@ -55,13 +55,19 @@ run_test() {
 @test "a failing case, a crash, a time-out and a missing program are failures" {
   tests 'foreach(t case crash slow)' '  add_test(NAME ${t} COMMAND ${CMAKE_SOURCE_DIR}/${t})' 'endforeach()' \
     'add_test(NAME missing COMMAND ${CMAKE_SOURCE_DIR}/missing)' 'set_tests_properties(slow PROPERTIES TIMEOUT 1)' \
-    'add_test(NAME gtest COMMAND ${CMAKE_SOURCE_DIR}/gtest)' 'set_tests_properties(gtest PROPERTIES LABELS "unit;threads")'
-  program case 'echo "[  FAILED  ] A.One (0 ms)" && exit 1'
+    'add_test(NAME gtest COMMAND ${CMAKE_SOURCE_DIR}/gtest)' 'set_tests_properties(gtest PROPERTIES LABELS "unit;threads")' \
+    'add_test(NAME bats COMMAND ${CMAKE_SOURCE_DIR}/bats)'
+  program case 'echo "[ RUN      ] A.One" && echo "1 is not < 2" && echo "[  FAILED  ] A.One (0 ms)" && exit 1'
+  program bats 'echo 1..3 && echo "ok 1 first" && echo "not ok 2 second" && echo "# why it is" && echo "ok 3 # skip no GPU" && exit 1'
   program crash 'echo "[       OK ] A.One (0 ms)" && kill -ABRT $$'
   program slow 'exec sleep 20'
   run_test --quick
   [ "$status" -eq 1 ]
-  [ "$last" = "5 passed, 4 failed, 2 skipped" ]
+  [ "$last" = "6 passed, 5 failed, 3 skipped" ]
+  # Once more at the end.
+  output=${output##*== What failed}
+  [[ $output == *"failed: case: A.One"*"  1 is not < 2"*"failed: crash"*"failed: missing"* ]]
+  [[ $output == *"failed: bats: 2 second"*"  # why it is"* ]]
 }
 
 @test "a build that fails is a failure, and the rest still runs" {

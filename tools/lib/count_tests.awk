@@ -1,5 +1,6 @@
 # Counts test cases in ctest's JUnit file: prints "PASSED FAILED SKIPPED", then a line "skipped: ..." with the
-# reason for each case that was skipped.
+# reason for each case that was skipped, then a line "failed: ..." for each that failed, and under it, further in,
+# the end of what it printed.
 #
 # One ctest entry is a program of many cases (GoogleTest) or a file of many (bats); a program of another
 # kind is one case. An entry that failed without naming a case, as by a crash or a time-out, is one that
@@ -9,16 +10,21 @@
   name = attribute("name")
   status = attribute("status")
   reason = ""
-  cases = bad = 0
+  cases = bad = lines = said_by_bats = 0
 }
 
 /<skipped message="/ { reason = attribute("message") }
 
 { sub(/^[ \t]*<system-out>/, "") }
 
+# What a case prints stands before its end in GoogleTest, and after it in bats.
+!/^\t*<.*>$/ { line[++lines] = $0 }
+said_by_bats && !/^#/ { report(1); said_by_bats = 0 }
+
 # GoogleTest's lines end in the time taken; its summary repeats the names without it.
 /^\[       OK \] .* \([0-9]+ ms\)$/ { passed++; cases++ }
-/^\[  FAILED  \] .* \([0-9]+ ms\)$/ { failed++; cases++; bad++ }
+/^\[ RUN      \] / { lines = 0 }
+/^\[  FAILED  \] .* \([0-9]+ ms\)$/ { failed++; cases++; bad++; failure($4); report(1) }
 /^\[  SKIPPED \] .* \([0-9]+ ms\)$/ { cases++; skip($4, said) }
 # GTEST_SKIP() prints "file:line: Skipped" and the reason on the next line.
 take { said = $0; take = 0 }
@@ -39,16 +45,28 @@ take { said = $0; take = 0 }
     skip(what, why)
   }
 }
-/^not ok [0-9]+ / { failed++; cases++; bad++ }
+/^not ok [0-9]+ / {
+  failed++; cases++; bad++
+  failure(substr($0, 8))
+  lines = 0
+  said_by_bats = 1
+}
 
 /<\/testcase>/ {
   if (status == "fail") {
-    if (bad == 0) failed++
+    if (bad == 0) {
+      failed++
+      failure("")
+      report(0)
+    }
   } else if (status == "disabled") {
     skip("", "disabled")
   } else if (status == "notrun") {
     if (reason ~ /^SKIP_/) skip("", reason)
-    else failed++
+    else {
+      failed++
+      failure("it was not run")
+    }
   } else if (cases == 0) {
     passed++
   }
@@ -66,7 +84,20 @@ function skip(what, why) {
   notes[++n] = "skipped: " name (what == "" ? "" : ": " what) (why == "" ? "" : ": " why)
 }
 
+function failure(what) { failures[++m] = "failed: " name (what == "" ? "" : ": " what) }
+
+# The last lines that were held, but for `without` of them.
+function report(without,    i, text) {
+  for (i = lines - without > 25 ? lines - without - 24 : 1; i <= lines - without; i++) {
+    text = line[i]
+    gsub(/&lt;/, "<", text); gsub(/&gt;/, ">", text); gsub(/&quot;/, "\"", text); gsub(/&amp;/, "\\&", text)
+    failures[++m] = "  " substr(text, 1, 400)
+  }
+  lines = 0
+}
+
 END {
   print passed + 0, failed + 0, skipped + 0
   for (i = 1; i <= n; i++) print notes[i]
+  for (i = 1; i <= m; i++) print failures[i]
 }
