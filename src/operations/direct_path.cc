@@ -11,6 +11,7 @@
 #include "base/fault_point.h"
 #include "direct/remote_memory.h"
 #include "driver/gpu_plan.h"
+#include "operations/places.h"
 
 namespace stasis {
 
@@ -32,81 +33,6 @@ constexpr milliseconds kSlice{250};
 constexpr milliseconds kPause{5};
 // A disk may be this much slower than memory at its worst: 20 MB/s.
 constexpr int kSlowDisk = 10;
-
-}  // namespace
-
-// Where the content of several processes is, as one Content: the next begins at a multiple of
-// kGap, so that no piece lies in two.
-class Places final : public direct::Content {
- public:
-  static constexpr std::uint64_t kGap = ImageContent::kGap;
-
-  // Each adds a process, or finds it, and returns where it begins.
-  Result<std::uint64_t> add_buffer(Pid pid, std::uint64_t address, std::uint64_t bytes) {
-    for (std::size_t i = 0; i < parts_.size(); ++i) {
-      const Buffer* buffer = parts_[i].buffer.get();
-      if (buffer != nullptr && buffer->pid == pid && buffer->address == address &&
-          buffer->memory.size() == bytes)
-        return i * kGap;
-    }
-    auto pidfd = Pidfd::open(pid);
-    if (!pidfd) return fail(std::move(pidfd.error()));
-    parts_.push_back({std::make_unique<Buffer>(pid, address, bytes, std::move(*pidfd)), {}, 0});
-    return (parts_.size() - 1) * kGap;
-  }
-  std::uint64_t add_stream(const std::shared_ptr<ImageContent>& image, std::size_t stream) {
-    for (std::size_t i = 0; i < parts_.size(); ++i) {
-      if (parts_[i].image == image && parts_[i].stream == stream) return i * kGap;
-    }
-    parts_.push_back({{}, image, stream});
-    return (parts_.size() - 1) * kGap;
-  }
-  Result<void> write(std::uint64_t offset, std::span<const std::byte> bytes) override {
-    if (offset / kGap >= parts_.size()) return nowhere();
-    Part& part = parts_[offset / kGap];
-    return part.buffer ? part.buffer->memory.write(offset % kGap, bytes)
-                       : part.image->write(part.stream * kGap + offset % kGap, bytes);
-  }
-  Result<void> read(std::uint64_t offset, std::span<std::byte> bytes) override {
-    if (offset / kGap >= parts_.size()) return nowhere();
-    Part& part = parts_[offset / kGap];
-    return part.buffer ? part.buffer->memory.read(offset % kGap, bytes)
-                       : part.image->read(part.stream * kGap + offset % kGap, bytes);
-  }
-  std::uint64_t digest_chunk() const override {
-    const bool images = std::all_of(parts_.begin(), parts_.end(),
-                                    [](const Part& part) { return part.image != nullptr; });
-    // They are all of the same image.
-    return images && !parts_.empty() ? parts_.front().image->digest_chunk() : 0;
-  }
-  Result<void> take(std::uint64_t offset, std::span<std::byte> digests) override {
-    if (offset / kGap >= parts_.size() || !parts_[offset / kGap].image) return nowhere();
-    Part& part = parts_[offset / kGap];
-    return part.image->take(part.stream * kGap + offset % kGap, digests);
-  }
-
- private:
-  // From a process that has come to grief.
-  static Result<void> nowhere() {
-    return fail(ErrorCode::kInternal, "the mover names content that there is not");
-  }
-  struct Buffer {
-    Buffer(Pid p, std::uint64_t a, std::uint64_t bytes, Pidfd fd)
-        : pid(p), address(a), pidfd(std::move(fd)), memory(p, pidfd, a, bytes) {}
-    Pid pid;
-    std::uint64_t address;
-    Pidfd pidfd;
-    direct::RemoteMemory memory;
-  };
-  struct Part {
-    std::unique_ptr<Buffer> buffer;
-    std::shared_ptr<ImageContent> image;
-    std::size_t stream = 0;
-  };
-  std::vector<Part> parts_;
-};
-
-namespace {
 
 // The pieces of an agent, in a place that begins at `base`. What the page says is the target's to
 // write.

@@ -1,0 +1,54 @@
+// The places where the content of several processes is, or is to go, as one direct::Content for a
+// mover: host memory of the processes themselves, and streams of images. Private to src/operations.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/fd.h"
+#include "direct/content.h"
+#include "direct/remote_memory.h"
+#include "operations/image_content.h"
+
+namespace stasis {
+
+// The next place begins at a multiple of kGap, so that no piece lies in two. One thread adds; any
+// number of them read and write.
+class Places final : public direct::Content {
+ public:
+  static constexpr std::uint64_t kGap = ImageContent::kGap;
+
+  // Each adds a place, or finds it, and returns the offset at which it begins. kProcessGone.
+  Result<std::uint64_t> add_buffer(Pid pid, std::uint64_t address, std::uint64_t bytes);
+  std::uint64_t add_stream(const std::shared_ptr<ImageContent>& image, std::size_t stream);
+
+  // kInternal where there is no place: from a process that has come to grief.
+  Result<void> write(std::uint64_t offset, std::span<const std::byte> bytes) override;
+  Result<void> read(std::uint64_t offset, std::span<std::byte> bytes) override;
+  std::uint64_t digest_chunk() const override;
+  Result<void> take(std::uint64_t offset, std::span<std::byte> digests) override;
+
+ private:
+  struct Buffer {
+    Buffer(Pid p, std::uint64_t a, std::uint64_t bytes, Pidfd fd)
+        : pid(p), address(a), pidfd(std::move(fd)), memory(p, pidfd, a, bytes) {}
+    Pid pid;
+    std::uint64_t address;
+    Pidfd pidfd;
+    direct::RemoteMemory memory;
+  };
+  // One or the other.
+  struct Part {
+    std::unique_ptr<Buffer> buffer;
+    std::shared_ptr<ImageContent> image;
+    std::size_t stream = 0;
+  };
+  Part* part_at(std::uint64_t offset);
+
+  std::vector<Part> parts_;
+};
+
+}  // namespace stasis
