@@ -71,9 +71,11 @@ void append(std::vector<direct::Segment>& all, std::vector<direct::Segment> more
   }
 }
 
-// A mover that is lost says nothing of the program, which the driver may still hold.
+// A mover that is lost, or not done in the time that we give it, says nothing of the program, which
+// the driver may still hold.
 Error of_mover(Error error) {
-  if (error.code == ErrorCode::kNoAnswer) error.code = ErrorCode::kInternal;
+  if (error.code == ErrorCode::kNoAnswer || error.code == ErrorCode::kTimeout)
+    error.code = ErrorCode::kInternal;
   return error;
 }
 

@@ -547,6 +547,19 @@ path_in_ps() {
   nothing_left
 }
 
+# It is given a minute, in which the program runs.
+# bats test_tags=long
+@test "a mover that hangs while it gets ready is no reason to do nothing: the driver moves the memory" {
+  start_agent memory --size 16M
+  STASIS_SIM_FAULTS=context:hang done_by suspend "$TARGET" --json
+  went driver
+  assert_contains "$out" "the driver's path is taken: preparing to copy GPU memory"
+  done_by resume "$TARGET"
+  target_goes_on
+  target_verifies
+  nothing_left
+}
+
 @test "the time that the program stands still is told: the driver's part, and no preparation" {
   start_agent memory --size 24M
   STASIS_SIM_FAULTS=checkpoint:delay=500ms done_by suspend "$TARGET" --json
