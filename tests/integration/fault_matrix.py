@@ -298,6 +298,7 @@ class Place:
             self.kept_image = self.kept_images[scenario.agent]
             self.prepare_kept_image(kind)
             self.end_target()
+            self.kind = kind  # what will be restored, and may live on into the next case
             self.pid = self.kept_pids[scenario.agent]
             wait_until(60, self.number_is_free, "the number of the target is taken")
             more = ["--leave-suspended"] if "suspended" in name else []
