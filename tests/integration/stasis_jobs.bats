@@ -322,6 +322,17 @@ END
   assert_equal "$(ls "$images" | grep -v log)" $'000001\nlock'
 }
 
+# bats test_tags=long
+@test "a save whose time is over while its mover gets ready ends there, and takes no other path" {
+  job=(env -u STASIS_SIM_FAULTS stasis-workload memory --size 16M --pause-ms 20 --status "$TARGET_STATUS")
+  STASIS_SIM_FAULTS="context:hang" start_run --grace 10s
+  job_is_up
+  kill -TERM "$RUN"
+  ends_with 0 # the workload's own, when it has got the signal
+  grep -q "the job is not saved: .*not done within .*it gets SIGTERM itself" "$RUN_LOG"
+  if grep -q "the driver's path is taken" "$RUN_LOG"; then cat "$RUN_LOG" >&2 && return 1; fi
+}
+
 @test "a worker that is killed in the middle of a save: the job is brought back and goes on" {
   start_run
   job_is_up
