@@ -196,6 +196,11 @@ two_stay() { (($(ls "$images" | grep -cE '^[0-9]+$') == 2)); }
   kill -INT "$RUN"
   ends_with 130
   refused 2 usage run --images-dir "$images" --trace /dev/shm/trace -- true
+  assert_contains "$err" "/dev/shm/trace cannot be written: the job has a /dev/shm of its own"
+  cd /dev/shm
+  refused 2 usage run --images-dir "$images" --trace trace -- true
+  assert_contains "$err" "/dev/shm/trace cannot be written: the job has a /dev/shm of its own"
+  cd - >/dev/null
   refused 2 usage run --trace "$BATS_TEST_TMPDIR/trace" -- true
 }
 
