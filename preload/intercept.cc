@@ -1,6 +1,7 @@
 #include "intercept.h"
 
 #include <dlfcn.h>
+#include <link.h>
 
 #include <algorithm>
 #include <atomic>
@@ -223,15 +224,19 @@ void* answer_of_dlsym(void* real, const char* name) {
 }
 
 // What `caller` finds in the libraries that were loaded for it alone, after all others; null if it
-// is nothing, or ours.
+// is nothing, or ours. Leaves no error of its own behind.
 void* find_beside(void* caller, const char* name) {
   Dl_info where{};
-  void* map = nullptr;
-  if (!::dladdr1(caller, &where, &map, RTLD_DL_LINKMAP) || !map) return nullptr;
-  void* found = real_dlsym()(map, name);
-  if (!found || is_export_of_ours(found)) return nullptr;
-  ::dlerror();  // what was not found before is no error
-  return found;
+  link_map* map = nullptr;
+  if (!::dladdr1(caller, &where, reinterpret_cast<void**>(&map), RTLD_DL_LINKMAP) || !map ||
+      !map->l_name[0])
+    return nullptr;
+  // Its map is no handle: the C library (2.36) crashes where a library came as another's dependency
+  // and nobody has opened it itself.
+  void* library = ::dlopen(map->l_name, RTLD_LAZY | RTLD_NOLOAD);
+  void* found = library ? real_dlsym()(library, name) : nullptr;
+  if (library) ::dlclose(library);
+  return found && !is_export_of_ours(found) ? found : nullptr;
 }
 
 }  // namespace
@@ -246,7 +251,10 @@ extern "C" __attribute__((visibility("hidden"), used)) void* stasis_dlsym(void* 
   void* answer = real ? answer_of_dlsym(real, name) : nullptr;
   if (!answer && handle == RTLD_DEFAULT) {
     void* beside = find_beside(caller, name);
-    if (beside) answer = answer_of_dlsym(beside, name);
+    if (beside)
+      answer = answer_of_dlsym(beside, name);
+    else
+      real_dlsym()(RTLD_NEXT, name);  // for dlerror()
   }
   errno = error;
   return answer;

@@ -106,7 +106,7 @@ CLI::Option* add_ring(CLI::App& command, std::uint64_t& bytes) {
             bytes = value;
           },
           "pinned host memory that the direct path copies through, for each GPU; with K, M or G, "
-          "2M to 2G [64M]")
+          "2M to 2G; a resume or a restore takes it for two GPUs, and 32M at least [64M]")
       ->transform(CLI::AsSizeValue(false).description(""))
       ->type_name("SIZE");
 }

@@ -53,7 +53,7 @@ class Holder {
 
  private:
   static int trouble(const char* what) {
-    fmt::print(stderr, "stasis: error: {}: {}\n", what, std::strerror(errno));
+    print_error(fmt::format("{}: {}", what, std::strerror(errno)));
     return kTroubled;
   }
 
@@ -84,8 +84,7 @@ class Holder {
     int error = 0;
     if (::read(from.get(), &error, sizeof error) != sizeof error) return 0;
     errno = error;
-    fmt::print(stderr, "stasis: error: cannot start {}: {}\n", command_.front(),
-               std::strerror(error));
+    print_error(fmt::format("cannot start {}: {}", command_.front(), std::strerror(error)));
     return error == ENOENT ? 127 : 126;
   }
 
@@ -210,7 +209,7 @@ class Holder {
 int hold_terminal(const std::vector<std::string>& words) {
   auto order = job::parse_holder_order(words);
   if (!order) {
-    fmt::print(stderr, "stasis: error: {} is not for people\n", job::kHoldTerminal);
+    print_error(fmt::format("{} is not for people", job::kHoldTerminal));
     return exit_status(ErrorCode::kUsage);
   }
   return Holder(std::move(*order)).run();

@@ -106,7 +106,7 @@ int become(std::vector<std::string>& words, const Inherited& inherited) {
   ::execvp(argv[0], argv.data());
   const int why = errno;
   const Error error = errno_error(fmt::format("cannot start {}", argv[0]), why);
-  fmt::print(stderr, "stasis: error: {}\n", error.to_string());
+  print_error(error.to_string());
   return why == ENOENT ? 127 : 126;
 }
 
@@ -147,7 +147,7 @@ Result<int> run_program(Context& context, RunArguments& arguments) {
     ::setenv("LD_PRELOAD", preload.c_str(), 1);
     return become(words, context.inherited);
   }
-  if (outcome->why) fmt::print(stderr, "stasis: error: {}\n", outcome->why->to_string());
+  if (outcome->why) print_error(outcome->why->to_string());
   return outcome->status;
 }
 

@@ -248,7 +248,9 @@ json traced_work(const json& request, const job::StreamEnds& streams, const Wish
 // As the workers are to find it, wherever that is.
 Result<std::string> place_of_trace(const std::string& path) {
   std::error_code failed;
-  const auto place = std::filesystem::weakly_canonical(path, failed);
+  // Of a name that is not there yet it would leave out where we are.
+  auto place = std::filesystem::absolute(path, failed);
+  if (!failed) place = std::filesystem::weakly_canonical(place, failed);
   if (failed) return fail(errno_error("cannot find " + path, failed.value()));
   if (place.parent_path() != job::kSharedMemory) return place.string();
   return fail(ErrorCode::kUsage,

@@ -169,6 +169,11 @@ void Terminal::debug(const std::string& line) noexcept {
   });
 }
 
+void print_error(std::string_view text) noexcept {
+  quietly(
+      [&] { write_text(STDERR_FILENO, fmt::format("stasis: error: {}\n", text), kNotePatience); });
+}
+
 void Terminal::error(const Error& error) noexcept {
   quietly([&] {
     const std::scoped_lock lock(mutex_);

@@ -66,6 +66,10 @@ class Terminal final : public Progress {
   Clock::time_point last_shown_;
 };
 
+// "stasis: error: " and the text, on standard error, for those who have no Terminal any more or
+// never had one. What cannot be written is lost.
+void print_error(std::string_view text) noexcept;
+
 // Columns of text, aligned; the first row is the heading. Lines are cut at `width`.
 std::string table(const std::vector<std::vector<std::string>>& rows,
                   std::optional<std::size_t> width = std::nullopt);

@@ -61,6 +61,9 @@ std::vector<std::string> candidates(Pid pid, std::error_code& failed) {
   return found;
 }
 
+// As much as lies at the same place in all versions, which may be larger and smaller than ours.
+constexpr std::size_t kOfAllVersions = offsetof(ControlPage, state) + sizeof(ControlPage::state);
+
 bool is_page_of(const ControlPage& page, int ns_pid) {
   return page.magic == kAgentMagic && page.version == kAgentVersion &&
          page.bytes == sizeof(ControlPage) && page.pid == ns_pid;
@@ -117,11 +120,12 @@ Result<std::optional<AgentLook>> AgentClient::look(Pid pid) {
     auto file = open_file(AT_FDCWD, path, O_RDONLY);
     if (!file) return fail(std::move(file.error()));
     alignas(ControlPage) std::byte bytes[sizeof(ControlPage)];
-    if (::pread(file->get(), bytes, sizeof bytes, 0) != sizeof bytes) continue;
+    const ssize_t got = ::pread(file->get(), bytes, sizeof bytes, 0);
+    if (got < static_cast<ssize_t>(kOfAllVersions)) continue;
     const auto& page = *reinterpret_cast<const ControlPage*>(bytes);
     if (is_page_of_another_version(page, details->ns_pid))
       return std::optional(AgentLook{page.state.load(), {}, false});
-    if (!is_page_of(page, details->ns_pid)) continue;
+    if (got != sizeof bytes || !is_page_of(page, details->ns_pid)) continue;
     return std::optional(
         AgentLook{page.state.load(), {page.content_id[0], page.content_id[1]}, true});
   }
@@ -138,8 +142,7 @@ Result<std::optional<AgentClient>> AgentClient::find(Pid pid, const Pidfd& pidfd
     auto file = open_file(AT_FDCWD, path, O_RDWR);
     if (!file) return fail(std::move(file.error()));
     struct stat status {};
-    if (::fstat(file->get(), &status) != 0 ||
-        status.st_size < static_cast<off_t>(sizeof(ControlPage)))
+    if (::fstat(file->get(), &status) != 0 || status.st_size < static_cast<off_t>(kOfAllVersions))
       continue;
     // A file that could still shrink under us would end us by SIGBUS. Otherwise nothing in it is
     // believed but numbers that are checked where they are used: the page belongs to the target.
@@ -162,7 +165,8 @@ Result<std::optional<AgentClient>> AgentClient::find(Pid pid, const Pidfd& pidfd
                               pid.value, once(client.page_->version), kAgentVersion),
                   "use the stasis that came with that agent");
     }
-    if (!is_page_of(*client.page_, details->ns_pid)) continue;
+    const bool whole = status.st_size >= static_cast<off_t>(sizeof(ControlPage));
+    if (!whole || !is_page_of(*client.page_, details->ns_pid)) continue;
     if (!lock_file(client.file_)) {
       return fail(ErrorCode::kBusy,
                   fmt::format("the agent in process {} has another peer", pid.value),

@@ -28,7 +28,8 @@ class Liar {
  public:
   using Answer = std::function<void(ControlPage&)>;
 
-  Liar(int seals, const Answer& answer, off_t bytes = sizeof(ControlPage)) {
+  Liar(int seals, const Answer& answer, off_t bytes = sizeof(ControlPage),
+       std::uint32_t version = kAgentVersion) {
     int up[2];
     EXPECT_EQ(::pipe2(up, O_CLOEXEC), 0);
     const pid_t parent = ::getpid();
@@ -40,10 +41,10 @@ class Liar {
       if (::ftruncate(file, bytes) != 0 || (seals && ::fcntl(file, F_ADD_SEALS, seals) != 0))
         ::_exit(1);
       void* at = ::mmap(nullptr, sizeof(ControlPage), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-      if (bytes >= static_cast<off_t>(sizeof(ControlPage))) {
-        auto* page = new (at) ControlPage{};
+      if (bytes >= static_cast<off_t>(offsetof(ControlPage, segments))) {
+        auto* page = static_cast<ControlPage*>(at);
         page->magic = kAgentMagic;
-        page->version = kAgentVersion;
+        page->version = version;
         page->bytes = sizeof(ControlPage);
         page->pid = ::getpid();
       }
@@ -76,6 +77,7 @@ class Liar {
   Liar(const Liar&) = delete;
   Liar& operator=(const Liar&) = delete;
 
+  Pid pid() const { return Pid{pid_}; }
   Result<std::optional<AgentClient>> find() const {
     auto pidfd = Pidfd::open(Pid{pid_});
     if (!pidfd) return fail(std::move(pidfd.error()));
@@ -104,6 +106,26 @@ TEST(AgentClient, FindsASealedPageAndLeavesOthersAlone) {
   found = small.find();
   ASSERT_TRUE(found.has_value());
   EXPECT_FALSE(found->has_value());
+}
+
+TEST(AgentClient, SeesThatAnAgentIsOfAnotherVersionWhateverTheSizeOfItsPage) {
+  // As that of version 1 was smaller.
+  for (const off_t more : {-16, 0, 4096}) {
+    const Liar other(kAgentSeals, &say_nothing, sizeof(ControlPage) + more, kAgentVersion + 1);
+    auto found = other.find();
+    ASSERT_FALSE(found.has_value()) << more;
+    EXPECT_EQ(found.error().code, ErrorCode::kNotSupported) << more;
+    auto seen = AgentClient::look(other.pid());
+    ASSERT_TRUE(seen.has_value() && seen->has_value()) << more;
+    EXPECT_FALSE((*seen)->of_our_version) << more;
+  }
+  const Liar cut(kAgentSeals, &say_nothing, sizeof(ControlPage) - 16);
+  auto found = cut.find();
+  ASSERT_TRUE(found.has_value());
+  EXPECT_FALSE(found->has_value());
+  auto seen = AgentClient::look(cut.pid());
+  ASSERT_TRUE(seen.has_value());
+  EXPECT_FALSE(seen->has_value());
 }
 
 TEST(AgentClient, HasOnePeerAtATime) {

@@ -557,7 +557,10 @@ Result<void> DirectPath::move_out(const Environment& env, Group& group,
     auto back = roll_back();
     if (!back) return back;
     phases.runs();
-    if (forced || final_for_both(why.code)) return fail(std::move(why));
+    if (final_for_both(why.code)) return fail(std::move(why));
+    // What the mover made of that is no reason to try another way.
+    if (auto stop = env.interrupt.check(); !stop) return stop;
+    if (forced) return fail(std::move(why));
     if (into_) {
       into_.reset();
       contents_.clear();

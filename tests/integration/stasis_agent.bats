@@ -426,6 +426,51 @@ END
   done
 }
 
+# One that was linked with the program, or with a library of that, and which nobody has opened by itself.
+@test "a library that came as another's dependency may ask for the driver's functions" {
+  local dir=$BATS_TEST_TMPDIR
+  cat >"$dir/asks.c" <<'END'
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+static void ask(const char* name) {
+  void* function = dlsym(RTLD_DEFAULT, name);
+  printf("%s: %s, %s\n", name, function ? "found" : "none", dlerror() ? "and why" : "no error");
+}
+void look(void) {
+  ask("cuInit");
+  ask("cuNoSuchCall");
+}
+END
+  echo 'void look(void); void start(void) { look(); }' >"$dir/module.c"
+  echo 'void look(void); int main(void) { look(); }' >"$dir/linked.c"
+  cat >"$dir/opens.c" <<'END'
+#include <dlfcn.h>
+#include <stdio.h>
+int main(int count, char** names) {
+  void* module = dlopen(names[count - 1], RTLD_NOW | RTLD_LOCAL);
+  if (!module) return puts(dlerror()), 1;
+  ((void (*)(void))dlsym(module, "start"))();
+}
+END
+  local where=(-L"$dir" -Wl,-rpath,"$dir")
+  cc -shared -fPIC "$dir/asks.c" -o "$dir/libasks.so"
+  cc -shared -fPIC "$dir/asks.c" -o "$dir/libknows.so" -Wl,--no-as-needed "$STASIS_LIBCUDA"
+  cc "$dir/linked.c" -o "$dir/linked" "${where[@]}" -lasks
+  cc "$dir/opens.c" -o "$dir/opens" -ldl
+  local preload name finds
+  for preload in "" "$agent"; do
+    capture env LD_PRELOAD="$preload" "$dir/linked"
+    assert_equal "$status/$out" $'0/cuInit: none, and why\ncuNoSuchCall: none, and why\n' "with '$preload'"
+    for name in asks knows; do
+      [[ $name == knows ]] && finds="found, no error" || finds="none, and why"
+      cc -shared -fPIC "$dir/module.c" -o "$dir/$name.so" "${where[@]}" -l"$name"
+      capture env LD_LIBRARY_PATH="${STASIS_LIBCUDA%/*}" LD_PRELOAD="$preload" "$dir/opens" "$dir/$name.so"
+      assert_equal "$status/$out" "0/cuInit: $finds"$'\ncuNoSuchCall: none, and why\n' "with '$preload'"
+    done
+  done
+}
+
 @test "a program that leaves no thread-specific data for the agent keeps its own" {
   cat >"$BATS_TEST_TMPDIR/keys.c" <<'END'
 #include <dlfcn.h>

@@ -196,6 +196,11 @@ two_stay() { (($(ls "$images" | grep -cE '^[0-9]+$') == 2)); }
   kill -INT "$RUN"
   ends_with 130
   refused 2 usage run --images-dir "$images" --trace /dev/shm/trace -- true
+  assert_contains "$err" "/dev/shm/trace cannot be written: the job has a /dev/shm of its own"
+  cd /dev/shm
+  refused 2 usage run --images-dir "$images" --trace trace -- true
+  assert_contains "$err" "/dev/shm/trace cannot be written: the job has a /dev/shm of its own"
+  cd - >/dev/null
   refused 2 usage run --trace "$BATS_TEST_TMPDIR/trace" -- true
 }
 
@@ -320,6 +325,17 @@ END
   grep -q "the job is not saved: .*it gets SIGTERM itself" "$RUN_LOG"
   grep -q "^verified" "$TARGET_LOG"
   assert_equal "$(ls "$images" | grep -v log)" $'000001\nlock'
+}
+
+# bats test_tags=long
+@test "a save whose time is over while its mover gets ready ends there, and takes no other path" {
+  job=(env -u STASIS_SIM_FAULTS stasis-workload memory --size 16M --pause-ms 20 --status "$TARGET_STATUS")
+  STASIS_SIM_FAULTS="context:hang" start_run --grace 10s
+  job_is_up
+  kill -TERM "$RUN"
+  ends_with 0 # the workload's own, when it has got the signal
+  grep -q "the job is not saved: .*not done within .*it gets SIGTERM itself" "$RUN_LOG"
+  if grep -q "the driver's path is taken" "$RUN_LOG"; then cat "$RUN_LOG" >&2 && return 1; fi
 }
 
 @test "a worker that is killed in the middle of a save: the job is brought back and goes on" {

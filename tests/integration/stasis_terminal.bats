@@ -175,6 +175,12 @@ lost() {
   status=0
   timeout 60 stasis suspend 0 2>/dev/full 3>&- || status=$?
   assert_equal "$status" 2
+  local to
+  for to in /dev/full /dev/null; do
+    status=0
+    stasis run -- "$BATS_TEST_TMPDIR/none" 2>"$to" 3>&- || status=$?
+    assert_equal "$status" 127 "$to"
+  done
   timeout 60 stasis dump "$TARGET" --images-dir "$image" -v 2>/dev/full 3>&-
   wait_until 60 number_is_free
   restore_it
