@@ -23,7 +23,7 @@ Result<std::string> calls_program() {
   const std::string folder = slash == std::string::npos ? "." : library.substr(0, slash);
   const std::string program = "stasis/stasis-driver-calls";
   for (const char* way : {"/", "/../", "/../lib/"}) {
-    std::string path = folder + way + program;
+    std::string path = fmt::format("{}{}{}", folder, way, program);
     if (::access(path.c_str(), X_OK) == 0) return path;
   }
   return folder + "/" + program;  // what is said not to be there

@@ -12,7 +12,7 @@ namespace stasis::preload {
 namespace {
 
 class Environment : public testing::Test {
- protected:
+ public:
   Environment() {
     path_ = testing::TempDir() + "environment-XXXXXX";
     const int fd = ::mkstemp(path_.data());
@@ -20,6 +20,7 @@ class Environment : public testing::Test {
   }
   ~Environment() override { ::unlink(path_.c_str()); }
 
+ protected:
   void refresh(const std::string& changes) {
     FILE* file = std::fopen(path_.c_str(), "we");
     std::fwrite(changes.data(), 1, changes.size(), file);

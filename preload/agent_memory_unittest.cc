@@ -20,7 +20,7 @@ using namespace cuda;  // NOLINT(google-build-using-namespace)
 constexpr std::size_t kMiB = std::size_t{1} << 20;
 
 class AgentMemory : public ::testing::Test {
- protected:
+ public:
   AgentMemory() {
     forget_everything();
     EXPECT_EQ(own::cuCtxCreate_v2(&context_, 0, 0), CUDA_SUCCESS);
@@ -30,6 +30,7 @@ class AgentMemory : public ::testing::Test {
     EXPECT_EQ(fake().called_with_lock, std::set<std::string>{});
   }
 
+ protected:
   static CUdeviceptr allocated(std::size_t bytes) {
     CUdeviceptr address = 0;
     EXPECT_EQ(own::cuMemAlloc_v2(&address, bytes), CUDA_SUCCESS);

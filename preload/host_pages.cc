@@ -122,6 +122,7 @@ void note_driver_library(const void* function) {
 }  // namespace stasis::preload
 
 // Two names for one function, as in the C library. The compiler calls this one by both.
+// NOLINTNEXTLINE(readability-inconsistent-declaration-parameter-name)
 extern "C" void* mmap64(void* address, std::size_t bytes, int protection, int flags, int fd,
                         off64_t offset) noexcept {
   return stasis::preload::map(address, bytes, protection, flags, fd, offset,

@@ -87,6 +87,7 @@ struct RowInfo {
 #define STASIS_INFO_OWN(name) {#name, reinterpret_cast<void*>(&Own<k_##name, &own::name>::call)},
 // With a C name and outside of any namespace's reach, because the stubs at the end are assembler.
 extern "C" {
+// NOLINTNEXTLINE(readability-identifier-naming): a C name
 __attribute__((visibility("hidden"))) extern const RowInfo stasis_row_info[kRows];
 const RowInfo stasis_row_info[kRows] = {
   STASIS_GATED_CALLS(STASIS_INFO, STASIS_INFO_PTSZ, STASIS_INFO_PTDS)

@@ -84,7 +84,7 @@ void forget_the_dead() {
 }
 
 Result<void> remember_suspended(const Process& process, const SuspendedMemory& memory) {
-  const auto path = path_of(process);
+  auto path = path_of(process);
   if (!path) return fail(std::move(path.error()));
   json uses = json::array();
   for (const GpuUse& part : memory.uses) {

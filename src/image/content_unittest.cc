@@ -58,7 +58,7 @@ class ContentTest : public testing::Test {
   }
   // One stream of random chunks, with the given numbers of them twice and zero.
   ContentSummary write_simple(std::span<const std::byte> bytes, ContentOptions options = {}) {
-    auto writer = this->writer(options).value();
+    auto writer = this->writer(std::move(options)).value();
     EXPECT_TRUE(writer.add_stream(Pid{7}, bytes.size(), {}));
     EXPECT_TRUE(writer.write(0, 0, bytes));
     return writer.finish(progress_, interrupt_).value();

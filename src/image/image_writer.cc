@@ -288,9 +288,10 @@ Result<void> ImageWriter::State::sync_all(Progress& progress, const Interrupt& i
     for (const std::string& name : *names) {
       struct stat info = {};
       if (::fstatat(opened->get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) {
-        return fail(errno_error("cannot look at " + folder + "/" + name, errno));
+        return fail(errno_error(fmt::format("cannot look at {}/{}", folder, name), errno));
       }
-      files.push_back({folder + "/" + name, static_cast<std::uint64_t>(info.st_size), {}});
+      files.push_back(
+          {fmt::format("{}/{}", folder, name), static_cast<std::uint64_t>(info.st_size), {}});
     }
     if (auto done = sync_to_disk(*opened, folder); !done) return done;
   }

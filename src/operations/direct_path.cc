@@ -103,7 +103,7 @@ std::uint64_t DirectPath::bytes() const {
   return sum;
 }
 
-Result<void> DirectPath::find(const Environment& env, std::vector<const Process*> processes,
+Result<void> DirectPath::find(const Environment& env, const std::vector<const Process*>& processes,
                               bool away) {
   for (const Process* process : processes) {
     if (!process->alive()) continue;
@@ -614,11 +614,10 @@ Result<void> DirectPath::move_out(const Environment& env, Group& group,
 }
 
 Result<std::uint64_t> DirectPath::move_in(const Environment& env,
-                                          std::vector<const Process*> processes, Phases& phases,
-                                          bool stops) {
+                                          const std::vector<const Process*>& processes,
+                                          Phases& phases, bool stops) {
   agents_.clear();
-  if (auto found = find(env, std::move(processes), true); !found)
-    return fail(std::move(found.error()));
+  if (auto found = find(env, processes, true); !found) return fail(std::move(found.error()));
   // Stopped before anything had left: what is in the buffer is not what is in its memory.
   for (auto& agent : agents_) {
     if (agent.state() != AgentState::kClosed) continue;
@@ -722,7 +721,8 @@ Result<void> DirectPath::bring_back_all(bool ends_them) {
     }
     messages += (messages.empty() ? "" : "; ") + back.error().message;
     remedies = fmt::format("`stasis recover {}`", agent.pid().value);
-    if (!back.error().remedy.empty()) remedies = back.error().remedy + "; then " + remedies;
+    if (!back.error().remedy.empty())
+      remedies = fmt::format("{}; then {}", back.error().remedy, remedies);
   }
   agents_.clear();
   if (messages.empty()) {

@@ -87,8 +87,9 @@ class DirectPath {
   // Returns the bytes. The phases are "refill", "copy in" and "open".
   // `stops`: an interrupt ends it, and whoever asked has to end the processes; otherwise going on
   // is the way out.
-  Result<std::uint64_t> move_in(const Environment& env, std::vector<const Process*> processes,
-                                Phases& phases, bool stops = false);
+  Result<std::uint64_t> move_in(const Environment& env,
+                                const std::vector<const Process*>& processes, Phases& phases,
+                                bool stops = false);
   // To be called before it is looked what is free on the GPUs, for content that goes ahead.
   // kInterrupted.
   Result<void> come_back(const Environment& env) { return room_.come_back(env.interrupt); }
@@ -119,7 +120,8 @@ class DirectPath {
   bool needs_image() const { return needs_image_; }
 
  private:
-  Result<void> find(const Environment& env, std::vector<const Process*> processes, bool away);
+  Result<void> find(const Environment& env, const std::vector<const Process*>& processes,
+                    bool away);
   std::vector<std::pair<Pid, std::uint32_t>> shared_pieces() const;
   // What MemoryPath::kDirect wants of the processes.
   Result<void> require_all(const std::vector<const Process*>& running) const;

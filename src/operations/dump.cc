@@ -355,7 +355,7 @@ Result<void> go_on_with_memory(const Environment& env, OpenedGroup& opened, Phas
   std::vector<const Process*> processes;
   for (const GroupMember& member : opened.group.members())
     if (member.initial == CudaState::kRunning) processes.push_back(&member.process);
-  auto moved = opened.direct.move_in(env, std::move(processes), phases);
+  auto moved = opened.direct.move_in(env, processes, phases);
   if (moved) return {};
   return fail(stands_still(std::move(moved.error()), opened.group.root(), false));
 }
