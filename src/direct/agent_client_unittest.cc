@@ -111,7 +111,8 @@ TEST(AgentClient, FindsASealedPageAndLeavesOthersAlone) {
 TEST(AgentClient, SeesThatAnAgentIsOfAnotherVersionWhateverTheSizeOfItsPage) {
   // As that of version 1 was smaller.
   for (const off_t more : {-16, 0, 4096}) {
-    const Liar other(kAgentSeals, &say_nothing, sizeof(ControlPage) + more, kAgentVersion + 1);
+    const Liar other(kAgentSeals, &say_nothing, static_cast<off_t>(sizeof(ControlPage)) + more,
+                     kAgentVersion + 1);
     auto found = other.find();
     ASSERT_FALSE(found.has_value()) << more;
     EXPECT_EQ(found.error().code, ErrorCode::kNotSupported) << more;
