@@ -348,9 +348,9 @@ CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdevi
   const Gate::Pass pass;
   const auto result = driver().cuPointerGetAttribute(data, attribute, pointer);
   if (result == CUDA_SUCCESS) correct_attribute(attribute, data, pointer);
-  // Of virtual memory the driver does not know this one.
-  if (result == CUDA_SUCCESS || !data || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS)
-    return result;
+  // Of virtual memory the driver does not know this one; other errors are its own.
+  const bool unknown = result == CUDA_ERROR_NOT_SUPPORTED || result == CUDA_ERROR_INVALID_VALUE;
+  if (!unknown || !data || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) return result;
   const TablesLock lock;
   const auto* allocation = allocation_at(pointer);
   if (!allocation) return result;

@@ -69,7 +69,7 @@ void ask_about(const std::string& what, CUdeviceptr pointer, CUdeviceptr begin, 
   SAY(types);
   for (const unsigned wanted : {0U, 1U, 0U, 1U}) {
     SAY(CU(cuPointerSetAttribute)(&wanted, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, pointer));
-    unsigned synchronous = 77;
+    unsigned synchronous = 0x4d4d4d4d;  // shows how many bytes are written
     SAY(CU(cuPointerGetAttribute)(&synchronous, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, pointer));
     SAY(synchronous);
   }
