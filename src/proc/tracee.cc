@@ -22,12 +22,12 @@
 namespace stasis::proc {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 // Threads may be made by threads that are not stopped yet; each pass leaves fewer of those.
 constexpr int kPasses = 100;
-// A thread stops within microseconds, but one in uninterruptible sleep (disk, vfork) does not.
-constexpr std::chrono::seconds kStopLimit{2};
+// A thread stops within microseconds, but one in uninterruptible sleep (disk, vfork) does not: a
+// write to a disk that others keep busy takes seconds (seen on ext4). The program stands still for
+// it, all threads together for so long at most.
+constexpr std::chrono::seconds kStopLimit{10};
 // Looked at so often without a pause at first: a thread that runs stops within microseconds, and
 // comes back from most system calls.
 constexpr int kEagerLooks = 200;
@@ -206,11 +206,12 @@ Result<void> read_memory(Pid pid, std::uint64_t address, void* data, std::size_t
 
 // Waits for the stop of a thread that was seized and interrupted. A signal that was on its way to
 // the program is passed on: the thread stops again at the first instruction of its handler.
-Result<void> StoppedThreads::wait_until_stopped(Tid thread, bool& ended) {
-  const auto start = Clock::now();
+Result<void> StoppedThreads::wait_until_stopped(Tid thread, Clock::time_point deadline,
+                                                bool& ended) {
   int looks = 0;
   auto pause = std::chrono::microseconds(20);
-  while (Clock::now() - start < kStopLimit) {
+  // Once at least: others may have taken all the time, and this one have stopped long ago.
+  do {
     int status = 0;
     const int got = ::waitpid(thread.value, &status, __WALL | WNOHANG | __WNOTHREAD);
     if (got < 0 && errno != EINTR) {
@@ -239,7 +240,7 @@ Result<void> StoppedThreads::wait_until_stopped(Tid thread, bool& ended) {
     if (event != 0) return {};
     (void)::ptrace(PTRACE_CONT, thread.value, nullptr,
                    as_pointer(static_cast<std::uint64_t>(WSTOPSIG(status))));
-  }
+  } while (Clock::now() < deadline);
   return fail(ErrorCode::kBusy,
               fmt::format("thread {} of process {} cannot be stopped: it is in a system call that "
                           "nothing interrupts (a disk that does not answer, or a vfork)",
@@ -262,9 +263,10 @@ Result<void> StoppedThreads::seize(std::span<const Tid> threads) {
     (void)::ptrace(PTRACE_INTERRUPT, thread.value, nullptr, nullptr);
     seized.push_back(thread);
   }
+  const auto deadline = Clock::now() + kStopLimit;
   for (const Tid thread : seized) {
     bool ended = false;
-    if (auto done = wait_until_stopped(thread, ended); !done) {
+    if (auto done = wait_until_stopped(thread, deadline, ended); !done) {
       if (worst) worst = std::move(done);
     } else if (!ended) {
       threads_.push_back(thread);
@@ -426,7 +428,7 @@ Result<void> StoppedThreads::let_run(Tid thread, std::chrono::nanoseconds time) 
   }
   (void)::ptrace(PTRACE_INTERRUPT, thread.value, nullptr, nullptr);
   bool ended = false;
-  auto done = wait_until_stopped(thread, ended);
+  auto done = wait_until_stopped(thread, Clock::now() + kStopLimit, ended);
   if (!done || ended) std::erase(threads_, thread);
   if (done && ended) return fail(gone(pid_));
   return done;

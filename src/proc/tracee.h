@@ -82,7 +82,8 @@ class StoppedThreads {
  private:
   explicit StoppedThreads(Pid pid) : pid_(pid) {}
   Result<void> seize(std::span<const Tid> threads);
-  Result<void> wait_until_stopped(Tid thread, bool& ended);
+  using Clock = std::chrono::steady_clock;
+  Result<void> wait_until_stopped(Tid thread, Clock::time_point deadline, bool& ended);
 
   Pid pid_;
   std::vector<Tid> threads_;
