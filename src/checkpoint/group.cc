@@ -1,5 +1,7 @@
 #include "checkpoint/group.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <map>
@@ -102,6 +104,17 @@ Result<std::optional<CudaState>> ask_patiently(const Process& process, bool fork
   }
 }
 
+// Of a job that suspends itself by a tool that it starts. Who calls the driver is one of those that
+// use CUDA, and so are the helpers that it starts; locked, none of them would come back.
+void leave_out_ourselves(std::vector<proc::ProcessInfo>& tree) {
+  std::set<Pid> ours;
+  std::erase_if(tree, [&](const proc::ProcessInfo& info) {  // parents come before children
+    const bool is_ours = info.pid.value == ::getpid() || ours.contains(info.parent);
+    if (is_ours) ours.insert(info.pid);
+    return is_ours;
+  });
+}
+
 void pause_with_jitter() {
   static thread_local std::mt19937 random(std::random_device{}());
   std::this_thread::sleep_for(
@@ -111,6 +124,14 @@ void pause_with_jitter() {
 }  // namespace
 
 Result<Group> Group::open(Driver& driver, Pid root, proc::ProcFs procfs) {
+  if (root.value == ::getpid()) {
+    return fail(
+        ErrorCode::kUsage,
+        fmt::format("process {} cannot do this to itself: locked, it would wait for its own "
+                    "unlock",
+                    root.value),
+        "have another process do it, which may be started by this one");
+  }
   Group group(driver, std::move(procfs));
   group.armed_ = false;  // nothing has been done yet
   auto changed = group.refresh(root);
@@ -157,6 +178,7 @@ Result<bool> Group::refresh(Pid root) {
   // Its number may mean another process by now.
   if (!members_.empty() && !members_.front().process.alive()) return gone();
   if (!tree) return fail(std::move(tree.error()));
+  leave_out_ourselves(*tree);
   // A shell starts a process for every line, and each is a descriptor here.
   std::erase_if(members_, [&](const GroupMember& member) {
     return !member.initial && member.process.pid() != root && !member.process.alive();

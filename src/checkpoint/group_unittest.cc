@@ -108,6 +108,27 @@ TEST_F(GroupTest, FindsTheTreeAndWhoUsesCuda) {
   EXPECT_THAT(driver_.actions(), IsEmpty());
 }
 
+// As of a job that has a tool that it starts suspend it: the tool and its helpers call the driver.
+TEST_F(GroupTest, LeavesOutWhoAsksAndWhatIsBelowIt) {
+  driver_.add(Pid{::getpid()});
+  auto group = Group::open(driver_, Pid{::getppid()});
+  ASSERT_TRUE(group) << group.error().message;
+  EXPECT_EQ(group->cuda_count(), 0U);
+  for (const GroupMember& member : group->members()) {
+    EXPECT_NE(member.process.pid().value, ::getpid());
+    EXPECT_NE(member.process.pid(), family_.root());
+    EXPECT_NE(member.process.pid(), child(0));
+  }
+  EXPECT_THAT(driver_.actions(), IsEmpty());
+}
+
+TEST_F(GroupTest, IsNotOpenedByItsRoot) {
+  driver_.add(Pid{::getpid()});
+  auto group = Group::open(driver_, Pid{::getpid()});
+  ASSERT_FALSE(group);
+  EXPECT_EQ(group.error().code, ErrorCode::kUsage);
+}
+
 // It must not come to be taken for one without CUDA, and left out of the dump.
 TEST_F(GroupTest, CouldNotAskAboutOneStopsAll) {
   driver_.fail_always(Action::kGetState, child(1), 304);

@@ -350,6 +350,20 @@ std::vector<GpuUse> use_of(const Group& group) {
   return all;
 }
 
+// CRIU would stop who waits for it.
+Result<void> refuse_from_within(Pid root) {
+  auto tree = proc::ProcFs().tree(root);
+  if (!tree) return fail(std::move(tree.error()));
+  if (std::none_of(tree->begin(), tree->end(),
+                   [](const proc::ProcessInfo& info) { return info.pid.value == ::getpid(); })) {
+    return {};
+  }
+  return fail(ErrorCode::kUsage,
+              fmt::format("process {} cannot be dumped from within: this stasis ({}) is below it",
+                          root.value, ::getpid()),
+              "run stasis from another shell, or under setsid and a subshell that ends");
+}
+
 // After a dump that lets the tree run on.
 Result<void> go_on_with_memory(const Environment& env, OpenedGroup& opened, Phases& phases) {
   std::vector<const Process*> processes;
@@ -384,6 +398,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   // A base that cannot be opened has been told of.
   const bool tell_of_base = options.base && !options.base_may_be_empty &&
                             (*base != nullptr || !may_take_over(env, options));
+  if (auto outside = refuse_from_within(root); !outside) return fail(std::move(outside.error()));
   std::optional<ImageWriter> writer;  // before the group, which may need what it has written
   auto opened = open_group(env, "dump", root, *path, options.job.has_value());
   if (!opened) return fail(std::move(opened.error()));
@@ -413,16 +428,6 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   auto created = ImageWriter::create(options.images_dir, options.overwrite);
   if (!created) return no_directory(undo(std::move(created.error())).value());
   writer.emplace(std::move(*created));
-  for (const GroupMember& member : group.members()) {
-    if (member.process.pid().value != ::getpid()) continue;
-    return undo(
-        {ErrorCode::kUsage,
-         fmt::format("process {} cannot be dumped from within: this stasis ({}) is below it",
-                     root.value, ::getpid()),
-         "run stasis from another shell, or under setsid and a subshell that ends",
-         {},
-         {}});
-  }
   if (auto fits =
           check_disk_space(env, group, writer->criu_dir(), writer->final_path(), base->get());
       !fits) {

@@ -210,6 +210,21 @@ stands_in_ps() { stasis ps 2>/dev/null | grep -qF "$1"; }
   target_verifies
 }
 
+@test "a job that has stasis suspend it leaves that one out" {
+  local script=$BATS_TEST_TMPDIR/job status=$BATS_TEST_TMPDIR/job.status
+  cat >"$script" <<END
+stasis run -- stasis-workload memory --size 8M --status $status &
+until test -s $status; do sleep 0.1; done
+unset LD_LIBRARY_PATH
+for verb in suspend resume; do timeout 60 stasis \$verb \$\$; done
+kill %1
+END
+  run exec_on_gpu setsid bash "$script" </dev/null
+  assert_contains "$output" ", 1 with CUDA) in"
+  assert_contains "$output" "resumed process"
+  [[ $output != *"2 with CUDA"* ]]
+}
+
 @test "suspending what is suspended, and resuming what runs, is done already" {
   start_target idle
   done_by resume "$TARGET"
