@@ -56,7 +56,7 @@ void say_why(const char* why, const char* end) {
   say("stasis: a CUDA tool is at work here (");
   say(why);
   say(end);
-  say("), so the direct path is left out; checkpoints go through the driver\n");
+  say("), so the direct path is left out, and the driver may refuse a checkpoint\n");
 }
 
 bool decide() {

@@ -38,8 +38,9 @@ constexpr std::array kAnswers = {
                  "usual causes: managed memory (cudaMallocManaged), MPS, MIG or a CUPTI tool; "
                  "unlocked, the process runs on unharmed"},
     DriverAnswer{801, std::nullopt, kNotSupported, "the driver cannot {action} process {pid}",
-                 "usual cause: GPU memory that is shared between processes (CUDA IPC, NCCL's P2P "
-                 "or shared-memory transports)"},
+                 "usual causes: GPU memory that is shared between processes (CUDA IPC, NCCL's P2P "
+                 "or shared-memory transports); a profiler or debugger that is or has been at work "
+                 "in it (CUPTI, as by torch.profiler; cuda-gdb)"},
     DriverAnswer{999, Action::kCheckpoint, kNotSupported,
                  "the driver cannot checkpoint process {pid}",
                  "it gives no reason, as driver 580 does for a process that it has refused before: "

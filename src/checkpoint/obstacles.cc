@@ -31,6 +31,14 @@ constexpr std::string_view kNcclLibrary = "libnccl.so";
 constexpr std::string_view kMpsComm = "nvidia-cuda-mps";
 constexpr std::string_view kMpsDirectory = "/tmp/nvidia-mps";
 
+// Libraries that compute-sanitizer and Nsight Compute (both 2025.3) have loaded by the program that
+// they look into; driver 580.159.04 answers 801 to its lock. cuda-gdb traces it, and CUPTI, for
+// which the driver's answer is the same, is mapped by programs that only might use it.
+constexpr std::pair<std::string_view, std::string_view> kToolLibraries[] = {
+    {"libsanitizer-collection.so", "compute-sanitizer"},
+    {"libcuda-injection.so", "Nsight Compute"},
+};
+
 class Environment {
  public:
   explicit Environment(std::vector<std::string> variables) : variables_(std::move(variables)) {}
@@ -63,9 +71,9 @@ bool has_managed_memory(const std::vector<proc::Mapping>& mappings) {
   });
 }
 
-bool maps_nccl(const std::vector<proc::Mapping>& mappings) {
-  return std::any_of(mappings.begin(), mappings.end(), [](const proc::Mapping& mapping) {
-    return last_part(mapping.path).starts_with(kNcclLibrary);
+bool maps_library(const std::vector<proc::Mapping>& mappings, std::string_view name) {
+  return std::any_of(mappings.begin(), mappings.end(), [&](const proc::Mapping& mapping) {
+    return last_part(mapping.path).starts_with(name);
   });
 }
 
@@ -138,12 +146,18 @@ class Search {
       found_.push_back({pid, "managed memory, which the driver refuses to checkpoint",
                         "use memory from cudaMalloc instead of cudaMallocManaged"});
     }
+    for (const auto& [library, tool] : kToolLibraries) {
+      if (!maps_library(*mappings, library)) continue;
+      found_.push_back(
+          {pid, fmt::format("a program that {} is at work in, which the driver does not lock", tool),
+           fmt::format("start it without {}", tool)});
+    }
     if (!transports_survive(environment)) {
       auto peers = has_nccl_peers(procfs_, pid);
       if (!peers) return fail(std::move(peers.error()));
       if (*peers) {
         found_.push_back(nccl_obstacle(pid));
-      } else if (environment["NCCL_CUMEM_ENABLE"] == "0" && maps_nccl(*mappings)) {
+      } else if (environment["NCCL_CUMEM_ENABLE"] == "0" && maps_library(*mappings, kNcclLibrary)) {
         without_cumem_.push_back(pid);
       }
     }

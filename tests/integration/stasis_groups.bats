@@ -124,6 +124,17 @@ refused_untouched() {
   target_verifies
 }
 
+@test "a program that a CUDA tool is at work in is refused, and runs on" {
+  local library
+  for library in libsanitizer-collection.so libcuda-injection.so; do
+    cc -shared -x c /dev/null -o "$BATS_TEST_TMPDIR/$library"
+    LD_PRELOAD=$BATS_TEST_TMPDIR/$library start_target memory --size 4M
+    CHILDREN=("$TARGET")
+    refused_untouched suspend "$TARGET"
+    assert_contains "$err" "is at work in"
+  done
+}
+
 @test "NCCL's ranks are refused unless their transports survive" {
   start_ranks 2 --like-nccl
   refused_untouched suspend "$TARGET"
