@@ -149,7 +149,8 @@ class Search {
     for (const auto& [library, tool] : kToolLibraries) {
       if (!maps_library(*mappings, library)) continue;
       found_.push_back(
-          {pid, fmt::format("a program that {} is at work in, which the driver does not lock", tool),
+          {pid,
+           fmt::format("a program that {} is at work in, which the driver does not lock", tool),
            fmt::format("start it without {}", tool)});
     }
     if (!transports_survive(environment)) {
