@@ -14,6 +14,7 @@
 
 #include <fmt/format.h>
 
+#include "base/own_helpers.h"
 #include "base/scope_guard.h"
 
 namespace stasis {
@@ -96,6 +97,7 @@ Result<HelperProcess> HelperProcess::held(int pid, Channel channel) {
     ::waitpid(pid, nullptr, 0);
     return fail(std::move(process.error()));
   }
+  add_own_helper(Pid{pid});
   return HelperProcess(pid, std::move(*process), std::move(channel));
 }
 
@@ -147,7 +149,8 @@ bool HelperProcess::end() {
   if (ran) (void)process_.signal(SIGKILL);
   if (!process_.wait_exit(kEndPatienceMs)) return false;
   int status = 0;
-  const pid_t got = ::waitpid(std::exchange(pid_, 0), &status, 0);
+  const pid_t got = ::waitpid(pid_, &status, 0);
+  remove_own_helper(Pid{std::exchange(pid_, 0)});
   if (ran) return true;
   if (got > 0 && WIFSIGNALED(status)) {
     end_ = fmt::format("was killed by signal {} ({})", WTERMSIG(status),

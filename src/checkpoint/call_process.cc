@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/helper_process.h"
+#include "base/own_helpers.h"
 #include "checkpoint/bounded_driver.h"
 
 namespace stasis {
@@ -242,11 +243,16 @@ Result<CallerSource> CallerSource::start_program(const std::string& program,
 
 void serve_driver_calls(Driver& driver) { serve_source(driver, kHelperSocket); }
 
+CallerSource::CallerSource(int pid, UniqueFd socket) : pid_(pid), socket_(std::move(socket)) {
+  add_own_helper(Pid{pid});
+}
+
 CallerSource::~CallerSource() {
   if (pid_ == 0) return;
   socket_.reset();
   while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
   }
+  remove_own_helper(Pid{pid_});
 }
 
 Result<Caller> CallerSource::make() const {

@@ -75,7 +75,7 @@ class CallerSource {
   Result<Caller> make() const;
 
  private:
-  CallerSource(int pid, UniqueFd socket) : pid_(pid), socket_(std::move(socket)) {}
+  CallerSource(int pid, UniqueFd socket);
   int pid_ = 0;
   UniqueFd socket_;
 };

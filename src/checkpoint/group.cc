@@ -12,6 +12,7 @@
 
 #include <fmt/format.h>
 
+#include "base/own_helpers.h"
 #include "base/processors.h"
 #include "base/trace.h"
 #include "base/units.h"
@@ -107,12 +108,27 @@ Result<std::optional<CudaState>> ask_patiently(const Process& process, bool fork
 // Of a job that suspends itself by a tool that it starts. Who calls the driver is one of those that
 // use CUDA, and so are the helpers that it starts; locked, none of them would come back.
 void leave_out_ourselves(std::vector<proc::ProcessInfo>& tree) {
+  const Pid self{::getpid()};
+  const Pid root = tree.front().pid;
+  const std::set<Pid> helpers = own_helpers();
   std::set<Pid> ours;
   std::erase_if(tree, [&](const proc::ProcessInfo& info) {  // parents come before children
-    const bool is_ours = info.pid.value == ::getpid() || ours.contains(info.parent);
-    if (is_ours) ours.insert(info.pid);
-    return is_ours;
+    const bool helps =
+        (info.parent == self && helpers.contains(info.pid)) || ours.contains(info.parent);
+    if (helps) ours.insert(info.pid);
+    return helps || (info.pid == self && self != root);
   });
+}
+
+// One that waits in its next call of CUDA unlocks nobody.
+Result<void> refuse_ourselves(const Process& process) {
+  if (process.pid().value != ::getpid()) return {};
+  return fail(
+      ErrorCode::kUsage,
+      fmt::format("process {} uses CUDA and cannot do this to itself: locked, it would wait "
+                  "for its own unlock",
+                  process.pid().value),
+      "have another process do it, which may be started by this one");
 }
 
 void pause_with_jitter() {
@@ -124,14 +140,6 @@ void pause_with_jitter() {
 }  // namespace
 
 Result<Group> Group::open(Driver& driver, Pid root, proc::ProcFs procfs) {
-  if (root.value == ::getpid()) {
-    return fail(
-        ErrorCode::kUsage,
-        fmt::format("process {} cannot do this to itself: locked, it would wait for its own "
-                    "unlock",
-                    root.value),
-        "have another process do it, which may be started by this one");
-  }
   Group group(driver, std::move(procfs));
   group.armed_ = false;  // nothing has been done yet
   auto changed = group.refresh(root);
@@ -195,6 +203,8 @@ Result<bool> Group::refresh(Pid root) {
       if (!state && has_gone(known->process, state.error())) continue;
       if (!state) return fail(std::move(state.error()));
       if (*state) {
+        auto other = refuse_ourselves(known->process);
+        if (!other) return fail(std::move(other.error()));
         known->initial = **state;
         changed = more_cuda = true;
       }
@@ -218,6 +228,9 @@ Result<bool> Group::refresh(Pid root) {
     if (!state) {
       if (info.pid != root && has_gone(*process, state.error())) continue;
       return fail(std::move(state.error()));
+    }
+    if (*state) {
+      if (auto other = refuse_ourselves(*process); !other) return fail(std::move(other.error()));
     }
     members_.push_back({std::move(*process), *state});
     changed = true;

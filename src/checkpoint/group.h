@@ -31,9 +31,9 @@ struct GroupMember {
 class Group {
  public:
   // Finds the tree below `root` and asks the state of every process in it. Left out are zombies,
-  // and where it is in the tree the calling process with all that is below it. The errors are those
-  // of Process::open for the root, kUsage if that is the calling process, and "could not ask" for
-  // any of them: it is never taken for "does not use CUDA".
+  // the helpers of the calling process, and itself where it is below the root. The errors are those
+  // of Process::open for the root, kUsage if that is the calling process and uses CUDA, and "could
+  // not ask" for any of them: it is never taken for "does not use CUDA".
   static Result<Group> open(Driver& driver, Pid root, proc::ProcFs procfs = proc::ProcFs());
 
   Group(Group&& other) noexcept = default;

@@ -11,6 +11,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/own_helpers.h"
 #include "checkpoint/fake_driver.h"
 #include "tests/fakes/child.h"
 
@@ -23,6 +24,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::SizeIs;
+using testing::UnorderedElementsAreArray;
 
 // A process with three children that sleep. They end with it.
 class Family {
@@ -109,24 +111,32 @@ TEST_F(GroupTest, FindsTheTreeAndWhoUsesCuda) {
 }
 
 // As of a job that has a tool that it starts suspend it: the tool and its helpers call the driver.
-TEST_F(GroupTest, LeavesOutWhoAsksAndWhatIsBelowIt) {
+TEST_F(GroupTest, LeavesOutWhoAsksAndItsHelpers) {
   driver_.add(Pid{::getpid()});
-  auto group = Group::open(driver_, Pid{::getppid()});
-  ASSERT_TRUE(group) << group.error().message;
-  EXPECT_EQ(group->cuda_count(), 0U);
-  for (const GroupMember& member : group->members()) {
-    EXPECT_NE(member.process.pid().value, ::getpid());
-    EXPECT_NE(member.process.pid(), family_.root());
-    EXPECT_NE(member.process.pid(), child(0));
-  }
+  const auto found = [&](Pid root) {
+    auto group = Group::open(driver_, root);
+    EXPECT_TRUE(group) << (group ? "" : group.error().message);
+    std::vector<Pid> cuda;
+    for (const GroupMember& member : group->members())
+      if (member.initial) cuda.push_back(member.process.pid());
+    return cuda;
+  };
+  EXPECT_THAT(found(Pid{::getppid()}), UnorderedElementsAreArray(family_.children()));
+  add_own_helper(family_.root());
+  EXPECT_THAT(found(Pid{::getppid()}), IsEmpty());
+  remove_own_helper(family_.root());
   EXPECT_THAT(driver_.actions(), IsEmpty());
 }
 
-TEST_F(GroupTest, IsNotOpenedByItsRoot) {
+// A supervisor of its own children may, if it does not use CUDA itself.
+TEST_F(GroupTest, IsNotOpenedByARootThatUsesCuda) {
+  auto without = Group::open(driver_, Pid{::getpid()});
+  ASSERT_TRUE(without) << without.error().message;
+  EXPECT_EQ(without->cuda_count(), 3U);
   driver_.add(Pid{::getpid()});
-  auto group = Group::open(driver_, Pid{::getpid()});
-  ASSERT_FALSE(group);
-  EXPECT_EQ(group.error().code, ErrorCode::kUsage);
+  auto with = Group::open(driver_, Pid{::getpid()});
+  ASSERT_FALSE(with);
+  EXPECT_EQ(with.error().code, ErrorCode::kUsage);
 }
 
 // It must not come to be taken for one without CUDA, and left out of the dump.

@@ -31,9 +31,9 @@ constexpr std::string_view kNcclLibrary = "libnccl.so";
 constexpr std::string_view kMpsComm = "nvidia-cuda-mps";
 constexpr std::string_view kMpsDirectory = "/tmp/nvidia-mps";
 
-// Libraries that compute-sanitizer and Nsight Compute (both 2025.3) have loaded by the program that
-// they look into; driver 580.159.04 answers 801 to its lock. cuda-gdb traces it, and CUPTI, for
-// which the driver's answer is the same, is mapped by programs that only might use it.
+// Libraries that compute-sanitizer (CUDA 13.0) and Nsight Compute (2025.3) have loaded by the
+// program that they look into; driver 580.159.04 answers 801 to its lock. cuda-gdb traces it, and
+// CUPTI, for which the driver's answer is the same, is mapped by programs that only might use it.
 constexpr std::pair<std::string_view, std::string_view> kToolLibraries[] = {
     {"libsanitizer-collection.so", "compute-sanitizer"},
     {"libcuda-injection.so", "Nsight Compute"},

@@ -9,7 +9,9 @@ from .core import Failure, case, expect, expect_equal
 from .targets import Target
 
 ROUNDS = 3
-TARGET_RATIO = 1.3  # of the slower direction alone
+# Of the slower direction alone. With more memory the copies count for more, and both directions share
+# the processors that bring the buffers to their places.
+TARGET_RATIOS = {16: 1.3, 32: 1.5}
 
 
 def timed(machine, figures, name, *argv):
@@ -51,7 +53,7 @@ def swap(machine, gib):
     figures = {"size": size, "seconds": seconds, "medians": medians, "ratio": round(ratio, 3), "phases": phases}
     figures["note"] = (f"{size}: suspend {medians['suspend']:.2f} s, resume {medians['resume']:.2f} s, swap "
                        f"{medians['swap']:.2f} s ({ratio:.2f} x the slower one); {rounds} rounds verified")
-    if ratio > TARGET_RATIO and not machine.simulated:
+    if ratio > TARGET_RATIOS[gib] and not machine.simulated:
         failure = Failure(figures.pop("note"))
         failure.figures = figures
         raise failure

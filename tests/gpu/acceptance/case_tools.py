@@ -46,5 +46,30 @@ def under(machine, tool):
     return {"note": attempt.first_error()[:200]}
 
 
+@case("tools.attached", simulated=False, needs=NEEDS)
+def attached(machine):
+    """cuda-gdb attached to a program under the agent, and detached: it runs on, and is refused in both."""
+    target = Target(machine, [machine.program("stasis"), "run", "--", *workload(machine, "--status", "{status}")],
+                    "attached")
+    target.wait_rounds(2)
+    debugger = Target(machine, [find("cuda-gdb")[0], "--batch", "-p", str(target.pid), "-ex", "shell sleep 5",
+                                "-ex", "detach"], "debugger")
+
+    def is_traced():
+        with open(f"/proc/{target.pid}/status", encoding="ascii", errors="replace") as file:
+            return "\nTracerPid:\t0\n" not in file.read()
+
+    debugger.wait_for(is_traced, "debugger at work")
+    during = machine.stasis("suspend", target.pid)
+    expect_equal(during.status, 7, f"status of a suspend meanwhile ({during.brief()})")
+    debugger.wait_ended(60)
+    target.wait_rounds(2)
+    later = machine.stasis("suspend", target.pid)
+    target.wait_rounds(2)
+    rounds = target.finish()
+    return {"during": during.first_error(), "afterwards": f"status {later.status}: {later.first_error()}",
+            "note": f"a suspend afterwards: status {later.status}; {rounds} rounds verified"}
+
+
 for one in TOOLS:
     case(f"tools.{one}", simulated=False, needs=NEEDS)(lambda machine, tool=one: under(machine, tool))
