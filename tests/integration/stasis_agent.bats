@@ -471,6 +471,82 @@ END
   done
 }
 
+# Drivers newer than the simulated one: a handle of the agent's means nothing to them.
+@test "calls of later drivers come to the agent as well" {
+  local dir=$BATS_TEST_TMPDIR/driver name
+  mkdir "$dir"
+  # Those that only wait at the gate, with how many arguments. Each answers with the sum of them.
+  local waiting=(
+    cuMemcpyWithAttributesAsync:5 cuMemcpyWithAttributesAsync_ptsz:5 cuMemcpy3DWithAttributesAsync:3
+    cuLaunchHostFunc_v2:4 cuLaunchHostFunc_v2_ptsz:4 cuCtxRecordEvent:2 cuCtxWaitEvent:2 cuGreenCtxRecordEvent:2
+    cuGreenCtxWaitEvent:2 cuGraphAddMemcpyNode:6 cuGraphAddMemsetNode:6 cuGraphAddBatchMemOpNode:5 cuGraphAddNode:5
+    cuGraphAddNode_v2:6 cuGraphMemcpyNodeSetParams:2 cuGraphMemsetNodeSetParams:2 cuGraphBatchMemOpNodeSetParams:2
+    cuGraphNodeSetParams:2 cuGraphInstantiate:5 cuGraphInstantiate_v2:5 cuGraphInstantiateWithFlags:3
+    cuGraphInstantiateWithParams:3 cuGraphExecUpdate:4 cuGraphExecUpdate_v2:3 cuGraphExecMemcpyNodeSetParams:4
+    cuGraphExecMemsetNodeSetParams:4 cuGraphExecBatchMemOpNodeSetParams:3 cuGraphExecChildGraphNodeSetParams:3
+    cuGraphExecNodeSetParams:3 cuTexObjectCreate:4 cuTexRefSetAddress_v2:4 cuTexRefSetAddress2D_v2:4
+    cuTexRefSetAddress2D_v3:4)
+  {
+    for name in "${waiting[@]}"; do
+      echo "int ${name%:*}(long a, long b, long c, long d, long e, long f) {"
+      echo "  long all[] = {a, b, c, d, e, f}, sum = 0;"
+      echo "  for (int i = 0; i < ${name#*:}; ++i) sum += all[i];"
+      echo "  return sum; }"
+    done
+    cat <<'END'
+#include <stddef.h>
+int cuGetErrorName(void) { return 0; }
+int cuCtxGetCurrent(void** context) { *context = 0; return 0; }
+int cuCtxGetDevice(int* device) { return 201; }
+int cuMemCreate(unsigned long long* handle) { *handle = 77; return 0; }
+int cuMulticastBindMem_v2(unsigned long long multicast, int device, size_t at, unsigned long long handle, size_t offset,
+                          size_t size, unsigned long long flags) {
+  return handle == 77 ? (int)(multicast + device + at + offset + size + flags) : -1;
+}
+int cuMulticastBindAddr_v2(unsigned long long multicast, int device, size_t at, unsigned long long address, size_t size,
+                           unsigned long long flags) {
+  return (int)(multicast + device + at + address + size + flags);
+}
+int cuStreamBeginRecaptureToGraph(void* stream, unsigned mode, void* graph, void* callback, void* data) { return 0; }
+int cuStreamEndCapture(void* stream, void** graph) { return 0; }
+END
+  } >"$BATS_TEST_TMPDIR/driver.c"
+  cat >"$BATS_TEST_TMPDIR/program.c" <<'END'
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+int main(int count, char** names) {
+  void* driver = dlopen("libcuda.so.1", RTLD_NOW);
+  if (!driver) return puts(dlerror()), 1;
+  struct { int type, asked, location, id; void* windows; unsigned char flags[8]; } memory = {1, 0, 1, 0};
+  unsigned long long handle = 0;
+  int (*create)(unsigned long long*, size_t, void*, unsigned long long) = dlsym(driver, "cuMemCreate");
+  int (*bind)(unsigned long long, int, size_t, unsigned long long, size_t, size_t, unsigned long long) =
+      dlsym(driver, "cuMulticastBindMem_v2");
+  int (*bind_at)(unsigned long long, int, size_t, unsigned long long, size_t, unsigned long long) =
+      dlsym(driver, "cuMulticastBindAddr_v2");
+  if (create(&handle, 2 << 20, &memory, 0)) return 2;
+  printf("%d %d\n", bind(1, 2, 4, handle, 8, 16, 32), bind_at(1, 2, 4, 8, 16, 32));
+  for (int i = 1; i < count; ++i) {
+    Dl_info where = {0};
+    const int arguments = atoi(strchr(names[i], ':') + 1);
+    *strchr(names[i], ':') = 0;
+    int (*call)(long, long, long, long, long, long) = dlsym(driver, names[i]);
+    if (!call || !dladdr(call, &where) || !strstr(where.dli_fname, "libstasis-preload.so"))
+      printf("%s passes by\n", names[i]);
+    else if (call(1, 2, 4, 8, 16, 32) != (1 << arguments) - 1)
+      printf("%s loses arguments\n", names[i]);
+  }
+}
+END
+  cc -w -shared -fPIC "$BATS_TEST_TMPDIR/driver.c" -o "$dir/libcuda.so.1"
+  cc "$BATS_TEST_TMPDIR/program.c" -o "$BATS_TEST_TMPDIR/program" -ldl
+  capture env LD_LIBRARY_PATH="$dir" LD_PRELOAD="$agent" "$BATS_TEST_TMPDIR/program" "${waiting[@]}"
+  assert_equal "$status/$out" $'0/63 63\n' "$err"
+}
+
 @test "a program that leaves no thread-specific data for the agent keeps its own" {
   cat >"$BATS_TEST_TMPDIR/keys.c" <<'END'
 #include <dlfcn.h>
