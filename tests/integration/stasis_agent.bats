@@ -59,6 +59,17 @@ target_round() { local n=; until [[ -n $n ]]; do n=$(sed -n 's/^round 0*\([0-9][
   target_verifies
 }
 
+@test "a worker that is forked while memory leaves does not keep it" {
+  local go=$BATS_TEST_TMPDIR/go
+  start_doing fork-once "$go"
+  # The agent's descriptors of it are there, and a tool is about to take them.
+  timeout 60 python3 "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" export "$go"
+  assert_equal "$(find "/proc/$(<"$go.child")/fd" -lname "$STASIS_SIM_DIR/*" -printf '%l ')" ""
+  target_goes_on
+  cycle_by direct
+  target_verifies
+}
+
 @test "a program that closes the driver's library and opens it again is suspended and goes on" {
   # The simulated driver is linked to stay (DF_1_NODELETE); this copy goes when nobody holds it.
   local copy=$BATS_TEST_TMPDIR/driver/libcuda.so.1
