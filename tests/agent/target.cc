@@ -76,6 +76,17 @@ void fork_once(const std::string& file) {
   ::unlink(file.c_str());
 }
 
+// As a program that takes most of the GPU at some moment, here when FILE is there.
+void grow(CUcontext context, const std::string& file) {
+  CUdeviceptr address = 0;
+  while (::access(file.c_str(), F_OK) != 0)
+    ::usleep(1000);
+  if (CU(cuCtxSetCurrent)(context) != CUDA_SUCCESS ||
+      CU(cuMemAlloc_v2)(&address, 256 * kMiB) != CUDA_SUCCESS)
+    ::_exit(12);
+  ::unlink(file.c_str());
+}
+
 // As a program that loads the driver whenever it needs it: each time it finds the calls anew, and
 // no handle of its own is left between. Its memory must not be forgotten with the library.
 void reopen_driver(CUcontext context) {
@@ -198,9 +209,10 @@ int main(int argc, char** argv) {
   if (what == "fork") std::thread(&fork_all_the_time).detach();
   if (what == "fork-once") std::thread(&fork_once, std::string(argv[3])).detach();
   if (what == "close-page") close_page();
+  CUcontext context = nullptr;
+  CU(cuCtxGetCurrent)(&context);
+  if (what == "grow") std::thread(&grow, context, std::string(argv[3])).detach();
   if (what == "reopen") {
-    CUcontext context = nullptr;
-    CU(cuCtxGetCurrent)(&context);
     std::thread(&reopen_driver, context).detach();
     ::dlclose(driver_library());
   }

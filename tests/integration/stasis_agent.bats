@@ -70,6 +70,31 @@ target_round() { local n=; until [[ -n $n ]]; do n=$(sed -n 's/^round 0*\([0-9][
   target_verifies
 }
 
+@test "a program that takes more GPU memory than the host has room for, while it is made ready, runs on" {
+  need_root "a memory cgroup"
+  local go=$BATS_TEST_TMPDIR/go before tool
+  start_doing grow "$go"
+  make_memory_cgroup $((160 << 20))
+  echo "$TARGET" >"$CGROUP/cgroup.procs"
+  mapped() { awk '/^VmSize/ { print $2 }' "/proc/$TARGET/status"; }
+  before=$(mapped)
+  STASIS_SIM_FAULTS=context:delay=5s stasis suspend "$TARGET" >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
+  tool=$!
+  buffer_is_there() { (($(mapped) >= before + (16 << 10))); }
+  wait_until 60 buffer_is_there
+  touch "$go"
+  wait_until 60 test ! -e "$go"
+  status=0
+  wait "$tool" || status=$?
+  assert_equal "$status" 11 "$(<"$BATS_TEST_TMPDIR/out")"
+  grep -q "does not fit under the memory limit" "$BATS_TEST_TMPDIR/out"
+  in_state running
+  target_goes_on
+  limit_cgroup $((1 << 30))
+  cycle_by direct
+  target_verifies
+}
+
 @test "a program that closes the driver's library and opens it again is suspended and goes on" {
   # The simulated driver is linked to stay (DF_1_NODELETE); this copy goes when nobody holds it.
   local copy=$BATS_TEST_TMPDIR/driver/libcuda.so.1
