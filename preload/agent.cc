@@ -56,6 +56,41 @@ int g_fd = -1;
 std::atomic<bool> g_ending{false};
 std::atomic<bool> g_started{false};
 
+// What is exported to a tool at this moment. Changed under a mutex that a fork waits for: a child
+// that kept one would keep the memory from the GPU for as long as it lives.
+struct Exported {
+  pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+  int fds[direct::kExportBatch] = {};
+  std::uint32_t count = 0;
+
+  // One more, by `make`, which is given where to put it.
+  template <class Make>
+  Outcome add(Make make) {
+    ::pthread_mutex_lock(&mutex);
+    int& fd = fds[count];
+    fd = -1;
+    const Outcome outcome = make(fd);
+    if (outcome.ok()) {
+      ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+      ++count;
+    }
+    ::pthread_mutex_unlock(&mutex);
+    return outcome;
+  }
+  void close_all() {
+    ::pthread_mutex_lock(&mutex);
+    close_held();
+    ::pthread_mutex_unlock(&mutex);
+  }
+  // With the mutex held.
+  void close_held() {
+    for (std::uint32_t i = 0; i < count; ++i)
+      ::close(fds[i]);
+    count = 0;
+  }
+};
+Exported g_exported;
+
 // Whether the descriptor is still the page's: a program may close all that it did not open, and
 // open others, which get the same numbers. By what CRIU restores, so not by the inode.
 bool holds_page(int fd) {
@@ -362,29 +397,26 @@ class Session {
     // Of a process that was restored.
     if (first == 0) make_descriptor_room(kExportRoom);
     for (std::uint32_t i = 0; i < direct::kExportBatch && first + i < segments_.size(); ++i) {
-      int fd = -1;
-      const auto outcome = export_segment(first + i, fd);
+      const auto outcome =
+          g_exported.add([&](int& made) { return export_segment(first + i, made); });
       if (!outcome.ok()) {
         close_exported();
         return report(outcome);
       }
-      ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+      const int fd = g_exported.fds[i];
       const Segment& segment = segments_[first + i];
       auto& place = page_.segments[i];
       place = {segment.bytes, segment.offset, segment.address, {}, fd, 0};
       cuda::CUuuid uuid{};
       if (driver().cuDeviceGetUuid(&uuid, segment.device) == cuda::CUDA_SUCCESS)
         std::memcpy(place.gpu, &uuid, sizeof place.gpu);
-      exported_[i] = fd;
-      exported_count_ = page_.exported_count = i + 1;
+      page_.exported_count = i + 1;
     }
     done();
   }
 
   void close_exported() {
-    for (std::uint32_t i = 0; i < exported_count_; ++i)
-      ::close(exported_[i]);
-    exported_count_ = 0;
+    g_exported.close_all();
     page_.exported_count = 0;
   }
 
@@ -455,8 +487,6 @@ class Session {
   std::uint64_t buffer_address_ = 0;
   std::uint64_t buffer_bytes_ = 0;
   std::span<std::byte> unused_;  // a buffer that was given back, and is not yet freed
-  int exported_[direct::kExportBatch] = {};
-  std::uint32_t exported_count_ = 0;
 };
 
 void* run_agent(void*) {
@@ -469,10 +499,22 @@ void* run_agent(void*) {
   Session(*page, g_fd).run();
 }
 
+// A child finds the tables whole, and all descriptors that it is to close.
+void before_fork() {
+  lock_memory_for_fork();
+  ::pthread_mutex_lock(&g_exported.mutex);
+}
+
+void after_fork() {
+  ::pthread_mutex_unlock(&g_exported.mutex);
+  unlock_memory_after_fork();
+}
+
 // The child has this process's memory and descriptors, and no agent. What it inherits belongs to
 // its parent; if it comes to use CUDA itself, it gets its own.
 void in_forked_child() {
-  unlock_memory_after_fork();
+  g_exported.close_held();
+  after_fork();
   if (holds_page(g_fd)) ::close(g_fd);
   g_fd = -1;
   g_page.store(nullptr);  // not mapped here: MADV_DONTFORK
@@ -512,8 +554,7 @@ bool make_page() {
 void Agent::start() {
   if (g_started.load(std::memory_order_relaxed) || g_started.exchange(true)) return;
   static const int registered =
-      ::pthread_atfork(&lock_memory_for_fork, &unlock_memory_after_fork, &in_forked_child) +
-      std::atexit(&at_exit);
+      ::pthread_atfork(&before_fork, &after_fork, &in_forked_child) + std::atexit(&at_exit);
   if (registered != 0) return;
   if (make_page() && start_thread(&run_agent, nullptr)) return;
   if (auto* page = g_page.exchange(nullptr)) ::munmap(page, sizeof *page);

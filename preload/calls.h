@@ -2,10 +2,12 @@
 // libcuda.so.1 exports. Whatever is not in it passes untouched.
 //
 // GATED(name, arguments...): a call that launches, copies or touches device memory, waits for the
-// device, or that may not be made while the process is checkpointed (docs/adr/0007): it passes the
-// gate and is otherwise the driver's. The arguments are given by how they are passed: P pointer or
-// handle, W 64 bits, U 32 bits, H 16 bits, B 8 bits. GATED_PTSZ and GATED_PTDS: the same, and its
-// variant for per-thread default streams, in the driver's two spellings.
+// device, or that may not be made while the process is checkpointed (docs/adr/0007); or that takes
+// addresses of device memory, which the driver looks up then, and where there is nothing while the
+// memory is away (a node of a graph, a texture). It passes the gate and is otherwise the driver's.
+// The arguments are given by how they are passed: P pointer or handle, W 64 bits, U 32 bits, H 16
+// bits, B 8 bits. GATED_PTSZ and GATED_PTDS: the same, and its variant for per-thread default
+// streams, in the driver's two spellings.
 //
 // OWN(name): the agent has an answer of its own, `own::name` in memory.h.
 //
@@ -23,9 +25,35 @@
   GATED_PTSZ(cuLaunchCooperativeKernel, P, U, U, U, U, U, U, U, P, P)              \
   GATED(cuLaunchCooperativeKernelMultiDevice, P, U, U)                             \
   GATED_PTSZ(cuLaunchHostFunc, P, P, P)                                            \
+  GATED_PTSZ(cuLaunchHostFunc_v2, P, P, P, U)                                      \
   GATED_PTSZ(cuStreamAddCallback, P, P, P, U)                                      \
   GATED_PTSZ(cuGraphLaunch, P, P)                                                  \
   GATED_PTSZ(cuGraphUpload, P, P)                                                  \
+                                                                                   \
+  GATED(cuGraphAddMemcpyNode, P, P, P, W, P, P)                                    \
+  GATED(cuGraphAddMemsetNode, P, P, P, W, P, P)                                    \
+  GATED(cuGraphAddBatchMemOpNode, P, P, P, W, P)                                   \
+  GATED(cuGraphAddNode, P, P, P, W, P)                                             \
+  GATED(cuGraphAddNode_v2, P, P, P, P, W, P)                                       \
+  GATED(cuGraphMemcpyNodeSetParams, P, P)                                          \
+  GATED(cuGraphMemsetNodeSetParams, P, P)                                          \
+  GATED(cuGraphBatchMemOpNodeSetParams, P, P)                                      \
+  GATED(cuGraphNodeSetParams, P, P)                                                \
+  GATED(cuGraphInstantiate, P, P, P, P, W)                                         \
+  GATED(cuGraphInstantiate_v2, P, P, P, P, W)                                      \
+  GATED(cuGraphInstantiateWithFlags, P, P, W)                                      \
+  GATED_PTSZ(cuGraphInstantiateWithParams, P, P, P)                                \
+  GATED(cuGraphExecUpdate, P, P, P, P)                                             \
+  GATED(cuGraphExecUpdate_v2, P, P, P)                                             \
+  GATED(cuGraphExecMemcpyNodeSetParams, P, P, P, P)                                \
+  GATED(cuGraphExecMemsetNodeSetParams, P, P, P, P)                                \
+  GATED(cuGraphExecBatchMemOpNodeSetParams, P, P, P)                               \
+  GATED(cuGraphExecChildGraphNodeSetParams, P, P, P)                               \
+  GATED(cuGraphExecNodeSetParams, P, P, P)                                         \
+  GATED(cuTexObjectCreate, P, P, P, P)                                             \
+  GATED(cuTexRefSetAddress_v2, P, P, W, W)                                         \
+  GATED(cuTexRefSetAddress2D_v2, P, P, W, W)                                       \
+  GATED(cuTexRefSetAddress2D_v3, P, P, W, W)                                       \
                                                                                    \
   GATED_PTDS(cuMemcpy, W, W, W)                                                    \
   GATED_PTDS(cuMemcpyPeer, W, P, W, P, W)                                          \
@@ -55,6 +83,8 @@
   GATED_PTSZ(cuMemcpyBatchAsync_v2, P, P, P, W, P, P, W, P)                        \
   GATED_PTSZ(cuMemcpy3DBatchAsync, W, P, P, W, P)                                  \
   GATED_PTSZ(cuMemcpy3DBatchAsync_v2, W, P, W, P)                                  \
+  GATED_PTSZ(cuMemcpyWithAttributesAsync, W, W, W, P, P)                           \
+  GATED_PTSZ(cuMemcpy3DWithAttributesAsync, P, W, P)                               \
                                                                                    \
   GATED_PTDS(cuMemsetD8_v2, W, B, W)                                               \
   GATED_PTDS(cuMemsetD16_v2, W, H, W)                                              \
@@ -103,6 +133,10 @@
   GATED(cuEventElapsedTime_v2, P, P, P)                                            \
   GATED_PTSZ(cuEventRecord, P, P)                                                  \
   GATED_PTSZ(cuEventRecordWithFlags, P, P, U)                                      \
+  GATED(cuCtxRecordEvent, P, P)                                                    \
+  GATED(cuCtxWaitEvent, P, P)                                                      \
+  GATED(cuGreenCtxRecordEvent, P, P)                                               \
+  GATED(cuGreenCtxWaitEvent, P, P)                                                 \
   GATED(cuCtxGetLimit, P, U)                                                       \
   GATED(cuCtxSetLimit, U, W)                                                       \
   GATED(cuCtxSynchronize)                                                          \
@@ -134,7 +168,9 @@
   OWN(cuMemGetAllocationPropertiesFromHandle) \
   OWN(cuMemGetHandleForAddressRange)      \
   OWN(cuMulticastBindMem)                 \
+  OWN(cuMulticastBindMem_v2)              \
   OWN(cuMulticastBindAddr)                \
+  OWN(cuMulticastBindAddr_v2)             \
   OWN(cuMemMapArrayAsync)                 \
   OWN(cuMemMapArrayAsync_ptsz)            \
   OWN(cuDevicePrimaryCtxRetain)           \
@@ -159,6 +195,8 @@
   OWN(cuStreamBeginCapture_v2_ptsz)       \
   OWN(cuStreamBeginCaptureToGraph)        \
   OWN(cuStreamBeginCaptureToGraph_ptsz)   \
+  OWN(cuStreamBeginRecaptureToGraph)      \
+  OWN(cuStreamBeginRecaptureToGraph_ptsz) \
   OWN(cuStreamEndCapture)                 \
   OWN(cuStreamEndCapture_ptsz)            \
   OWN(cuStreamDestroy)                    \

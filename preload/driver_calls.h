@@ -19,6 +19,14 @@ using cuMulticastBindMem = cuda::CUresult(CUmulticastHandle, std::size_t mc_offs
 using cuMulticastBindAddr = cuda::CUresult(CUmulticastHandle, std::size_t mc_offset,
                                            cuda::CUdeviceptr, std::size_t size,
                                            unsigned long long flags);
+// CUDA 13.1 and newer.
+using cuMulticastBindMem_v2 = cuda::CUresult(CUmulticastHandle, cuda::CUdevice,
+                                             std::size_t mc_offset,
+                                             cuda::CUmemGenericAllocationHandle, std::size_t offset,
+                                             std::size_t size, unsigned long long flags);
+using cuMulticastBindAddr_v2 = cuda::CUresult(CUmulticastHandle, cuda::CUdevice,
+                                              std::size_t mc_offset, cuda::CUdeviceptr,
+                                              std::size_t size, unsigned long long flags);
 using cuMemMapArrayAsync = cuda::CUresult(void* list, unsigned count, cuda::CUstream);
 using cuMemMapArrayAsync_ptsz = cuMemMapArrayAsync;
 using cuDevicePrimaryCtxRelease = cuda::CUresult(cuda::CUdevice);
@@ -38,6 +46,10 @@ using cuStreamBeginCaptureToGraph = cuda::CUresult(cuda::CUstream, void* graph, 
                                                    const void* edges, std::size_t count,
                                                    unsigned mode);
 using cuStreamBeginCaptureToGraph_ptsz = cuStreamBeginCaptureToGraph;
+// CUDA 13.3 and newer.
+using cuStreamBeginRecaptureToGraph = cuda::CUresult(cuda::CUstream, unsigned mode, void* graph,
+                                                     void* callback, void* data);
+using cuStreamBeginRecaptureToGraph_ptsz = cuStreamBeginRecaptureToGraph;
 using cuStreamEndCapture = cuda::CUresult(cuda::CUstream, void** graph);
 using cuStreamEndCapture_ptsz = cuStreamEndCapture;
 using cuMemFreeAsync_ptsz = cuda::fn::cuMemFreeAsync;

@@ -305,13 +305,16 @@ dlsym:
 // The driver's names, for programs that are linked with it: each jumps to its row's wrapper. In one
 // piece, so that the assembler counts the rows as the compiler did.
 // clang-format off
-#define STASIS_EXPORT(name, ...)                                                                 \
-  ".globl " #name "\n.type " #name ", @function\n" #name ":\n.cfi_startproc\nendbr64\n"          \
-  "jmp *stasis_row_info + 16 * stasis_row + 8(%rip)\n.cfi_endproc\n.size " #name ", . - " #name   \
-  "\n.set stasis_row, stasis_row + 1\n"
+#define STASIS_EXPORT(name, ...) "stasis_export " #name "\n"
 #define STASIS_EXPORT_PTSZ(name, ...) STASIS_EXPORT(name) STASIS_EXPORT(name##_ptsz)
 #define STASIS_EXPORT_PTDS(name, ...) STASIS_EXPORT(name) STASIS_EXPORT(name##_ptds)
 asm(".text\n.set stasis_row, 0\n"
+    ".macro stasis_export name\n"
+    ".globl \\name\n.type \\name, @function\n\\name:\n.cfi_startproc\nendbr64\n"
+    "jmp *stasis_row_info + 16 * stasis_row + 8(%rip)\n.cfi_endproc\n.size \\name, . - \\name\n"
+    ".set stasis_row, stasis_row + 1\n"
+    ".endm\n"
     STASIS_GATED_CALLS(STASIS_EXPORT, STASIS_EXPORT_PTSZ, STASIS_EXPORT_PTDS)
-    STASIS_OWN_CALLS(STASIS_EXPORT));
+    STASIS_OWN_CALLS(STASIS_EXPORT)
+    ".purgem stasis_export\n");
 // clang-format on

@@ -391,6 +391,18 @@ CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream stream, void* graph, const vo
     return driver().cuStreamBeginCaptureToGraph_ptsz(stream, graph, nodes, edges, count, mode);
   });
 }
+CUresult cuStreamBeginRecaptureToGraph(CUstream stream, unsigned mode, void* graph, void* callback,
+                                       void* data) {
+  return begin_capture(stream, false, [&] {
+    return driver().cuStreamBeginRecaptureToGraph(stream, mode, graph, callback, data);
+  });
+}
+CUresult cuStreamBeginRecaptureToGraph_ptsz(CUstream stream, unsigned mode, void* graph,
+                                            void* callback, void* data) {
+  return begin_capture(stream, true, [&] {
+    return driver().cuStreamBeginRecaptureToGraph_ptsz(stream, mode, graph, callback, data);
+  });
+}
 CUresult cuStreamEndCapture(CUstream stream, void** graph) {
   const Gate::Pass pass;
   return ended(driver().cuStreamEndCapture(stream, graph), stream);

@@ -185,29 +185,53 @@ CUresult cuMemGetHandleForAddressRange(void* handle, CUdeviceptr address, std::s
   return driver().cuMemGetHandleForAddressRange(handle, address, size, type, flags);
 }
 
+namespace {
+
+// The driver's handle of what is bound. Hardware has it from now on.
+CUmemGenericAllocationHandle bound(CUmemGenericAllocationHandle handle) {
+  const TablesLock lock;
+  auto* physical = physical_of(handle);
+  if (!physical) return handle;
+  physical->stays = true;
+  return physical->real;
+}
+
+void bound(CUdeviceptr address, std::size_t size) {
+  const TablesLock lock;
+  mark_staying(address, size);
+}
+
+}  // namespace
+
 CUresult cuMulticastBindMem(CUmulticastHandle multicast, std::size_t multicast_offset,
                             CUmemGenericAllocationHandle handle, std::size_t offset,
                             std::size_t size, unsigned long long flags) {
   const Gate::Pass pass;
-  CUmemGenericAllocationHandle real = handle;
-  {
-    const TablesLock lock;
-    if (auto* physical = physical_of(handle)) {
-      real = physical->real;
-      physical->stays = true;
-    }
-  }
-  return driver().cuMulticastBindMem(multicast, multicast_offset, real, offset, size, flags);
+  return driver().cuMulticastBindMem(multicast, multicast_offset, bound(handle), offset, size,
+                                     flags);
+}
+
+CUresult cuMulticastBindMem_v2(CUmulticastHandle multicast, CUdevice device,
+                               std::size_t multicast_offset, CUmemGenericAllocationHandle handle,
+                               std::size_t offset, std::size_t size, unsigned long long flags) {
+  const Gate::Pass pass;
+  return driver().cuMulticastBindMem_v2(multicast, device, multicast_offset, bound(handle), offset,
+                                        size, flags);
 }
 
 CUresult cuMulticastBindAddr(CUmulticastHandle multicast, std::size_t multicast_offset,
                              CUdeviceptr address, std::size_t size, unsigned long long flags) {
   const Gate::Pass pass;
-  {
-    const TablesLock lock;
-    mark_staying(address, size);
-  }
+  bound(address, size);
   return driver().cuMulticastBindAddr(multicast, multicast_offset, address, size, flags);
+}
+
+CUresult cuMulticastBindAddr_v2(CUmulticastHandle multicast, CUdevice device,
+                                std::size_t multicast_offset, CUdeviceptr address, std::size_t size,
+                                unsigned long long flags) {
+  const Gate::Pass pass;
+  bound(address, size);
+  return driver().cuMulticastBindAddr_v2(multicast, device, multicast_offset, address, size, flags);
 }
 
 namespace {

@@ -164,11 +164,26 @@ Result<void> DirectPath::prepare(const Environment& env, Group& group, bool buff
     direct::RemoteMemory buffer(agent.pid(), agent.pidfd(), agent.buffer_address(), agent.bytes());
     auto done = buffer.fault_in(0, env.interrupt);
     if (!done && worst) worst = std::move(done);
+    ready_bytes_[agent.pid()] = agent.buffer_bytes();
   }
   auto mover = take_mover(env, gpus_);
   if (!mover) return fail(of_mover(std::move(mover.error())));
   mover_ = std::move(*mover);
   return worst;
+}
+
+Result<void> DirectPath::check_growth(Group& group) const {
+  std::map<Pid, std::uint64_t> there;
+  bool any = false;
+  for (const AgentClient& agent : agents_) {
+    const auto ready = ready_bytes_.find(agent.pid());
+    // One that was too small was replaced, and nothing of the new one is there.
+    if (ready != ready_bytes_.end() && agent.bytes() > ready->second)
+      any = true;
+    else
+      there[agent.pid()] = agent.bytes();
+  }
+  return any ? group.check_host_memory(there) : Result<void>();
 }
 
 Result<void> DirectPath::prepare_digests(const Environment& env) {
@@ -588,6 +603,7 @@ Result<void> DirectPath::move_out(const Environment& env, Group& group,
   if (done && image != nullptr && options.comes_back) keep_on_gpus(env.driver, group);
   phases.begin("close");
   if (done) done = close_all(env, options.timeout, phases);
+  if (done && image == nullptr) done = check_growth(group);
   if (done && forced) done = require_nothing_stays();
   if (done) done = fault(FaultPoint::kDirectClosed);
   // What was opened while they ran on. The driver's path would be no way out.

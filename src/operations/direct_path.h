@@ -129,6 +129,8 @@ class DirectPath {
   Result<void> prepare(const Environment& env, Group& group, bool buffers);
   // With a fresh mover if this one has come to grief.
   Result<void> prepare_digests(const Environment& env);
+  // Whether the host has memory for what was allocated since prepare(), if anything was.
+  Result<void> check_growth(Group& group) const;
   Result<void> close_all(const Environment& env, std::chrono::milliseconds timeout, Phases& phases);
   Result<void> copy_out(const Environment& env, const IntoImage* image);
   // Lets the mover keep on the GPUs what it is about to copy out, as far as there is room.
@@ -147,7 +149,8 @@ class DirectPath {
   Result<void> bring_back_all(bool ends_them);
 
   std::vector<direct::AgentClient> agents_;
-  std::vector<GpuUuid> gpus_;  // that they use
+  std::vector<GpuUuid> gpus_;                 // that they use
+  std::map<Pid, std::uint64_t> ready_bytes_;  // of buffers that prepare() has touched
   using MoverResult = Result<std::shared_ptr<direct::MemoryMover>>;
   // What was begun, or what `env` gives now.
   MoverResult take_mover(const Environment& env, std::span<const GpuUuid> gpus);

@@ -59,6 +59,34 @@ void fork_all_the_time() {
   }
 }
 
+// A child without exec that stays, as a worker of a pool does, when FILE is there. Says in
+// FILE.child who it is.
+void fork_once(const std::string& file) {
+  while (::access(file.c_str(), F_OK) != 0)
+    ::usleep(1000);
+  const pid_t parent = ::getpid();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    while (::getppid() == parent)
+      ::usleep(10000);
+    ::_exit(0);
+  }
+  std::FILE* out = std::fopen((file + ".child").c_str(), "w");
+  if (!out || std::fprintf(out, "%d\n", child) < 0 || std::fclose(out) != 0) ::_exit(11);
+  ::unlink(file.c_str());
+}
+
+// As a program that takes most of the GPU at some moment, here when FILE is there.
+void grow(CUcontext context, const std::string& file) {
+  CUdeviceptr address = 0;
+  while (::access(file.c_str(), F_OK) != 0)
+    ::usleep(1000);
+  if (CU(cuCtxSetCurrent)(context) != CUDA_SUCCESS ||
+      CU(cuMemAlloc_v2)(&address, 256 * kMiB) != CUDA_SUCCESS)
+    ::_exit(12);
+  ::unlink(file.c_str());
+}
+
 // As a program that loads the driver whenever it needs it: each time it finds the calls anew, and
 // no handle of its own is left between. Its memory must not be forgotten with the library.
 void reopen_driver(CUcontext context) {
@@ -179,10 +207,12 @@ int main(int argc, char** argv) {
     share_it(small, argv[3]);
   }
   if (what == "fork") std::thread(&fork_all_the_time).detach();
+  if (what == "fork-once") std::thread(&fork_once, std::string(argv[3])).detach();
   if (what == "close-page") close_page();
+  CUcontext context = nullptr;
+  CU(cuCtxGetCurrent)(&context);
+  if (what == "grow") std::thread(&grow, context, std::string(argv[3])).detach();
   if (what == "reopen") {
-    CUcontext context = nullptr;
-    CU(cuCtxGetCurrent)(&context);
     std::thread(&reopen_driver, context).detach();
     ::dlclose(driver_library());
   }

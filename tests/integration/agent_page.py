@@ -5,6 +5,8 @@
                                      if it has come further by then
   agent_page.py PID prepare          asks for a buffer as a tool does, gets it, and dies
   agent_page.py PID forge            the same, and writes into the page that the buffer is the program's heap
+  agent_page.py PID export FILE      has it hold the program back and export its memory, makes FILE, and
+                                     dies when that is gone again
   agent_page.py PID seals            prints the seals of the file
   agent_page.py PID version NUMBER   makes it say that it is of that version
 """
@@ -18,9 +20,10 @@ import subprocess
 import sys
 import time
 
-VERSION, REQUEST, REPLY, COMMAND, STATE, BUFFER_ADDRESS, BUFFER_BYTES = 8, 24, 28, 32, 240, 256, 264
+VERSION, REQUEST, REPLY, COMMAND, ARGUMENTS, RESULT = 8, 24, 28, 32, 40, 72
+STATE, BUFFER_ADDRESS, BUFFER_BYTES, EXPORTED_COUNT = 240, 256, 264, 276
 RUNNING, CLOSED, EMPTIED, HELD, FILLING = range(5)
-PREPARE = 1
+PREPARE, CLOSE, EXPORT = 1, 2, 3
 SYS_FUTEX, FUTEX_WAKE = 202, 1
 
 
@@ -50,15 +53,31 @@ def kill_away(page, tool):
     return False
 
 
-def prepare(page):
-    struct.pack_into("<I", page, COMMAND, PREPARE)
+def ask(page, command, argument=0):
+    struct.pack_into("<I", page, COMMAND, command)
+    struct.pack_into("<Q", page, ARGUMENTS, argument)
     mine = number(page, REQUEST) + 1
     struct.pack_into("<I", page, REQUEST, mine)
     word = ctypes.c_uint32.from_buffer(page, REQUEST)
     ctypes.CDLL(None).syscall(SYS_FUTEX, ctypes.byref(word), FUTEX_WAKE, 0x7FFFFFFF, None, None, 0)
     while number(page, REPLY) != mine:
         time.sleep(0.01)
-    return number(page, BUFFER_BYTES, "<Q") > 0
+    return number(page, RESULT) == 0
+
+
+def prepare(page):
+    return ask(page, PREPARE) and number(page, BUFFER_BYTES, "<Q") > 0
+
+
+def export(page, path):
+    done = prepare(page) and ask(page, CLOSE, 10000) and ask(page, EXPORT)
+    if not done or number(page, EXPORTED_COUNT) == 0:
+        return False
+    with open(path, "x", encoding="ascii"):
+        pass
+    while os.path.exists(path):
+        time.sleep(0.01)
+    return True
 
 
 def forge(page, pid):
@@ -85,6 +104,9 @@ def main():
             sys.exit(1)
         if what == "forge":
             forge(page, sys.argv[1])
+    elif what == "export":
+        fcntl.flock(file, fcntl.LOCK_EX)
+        sys.exit(0 if export(page, sys.argv[3]) else 1)
 
 
 main()

@@ -59,6 +59,42 @@ target_round() { local n=; until [[ -n $n ]]; do n=$(sed -n 's/^round 0*\([0-9][
   target_verifies
 }
 
+@test "a worker that is forked while memory leaves does not keep it" {
+  local go=$BATS_TEST_TMPDIR/go
+  start_doing fork-once "$go"
+  # The agent's descriptors of it are there, and a tool is about to take them.
+  timeout 60 python3 "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" export "$go"
+  assert_equal "$(find "/proc/$(<"$go.child")/fd" -lname "$STASIS_SIM_DIR/*" -printf '%l ')" ""
+  target_goes_on
+  cycle_by direct
+  target_verifies
+}
+
+@test "a program that takes more GPU memory than the host has room for, while it is made ready, runs on" {
+  need_root "a memory cgroup"
+  local go=$BATS_TEST_TMPDIR/go before tool
+  start_doing grow "$go"
+  make_memory_cgroup $((160 << 20))
+  echo "$TARGET" >"$CGROUP/cgroup.procs"
+  mapped() { awk '/^VmSize/ { print $2 }' "/proc/$TARGET/status"; }
+  before=$(mapped)
+  STASIS_SIM_FAULTS=context:delay=5s stasis suspend "$TARGET" >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
+  tool=$!
+  buffer_is_there() { (($(mapped) >= before + (16 << 10))); }
+  wait_until 60 buffer_is_there
+  touch "$go"
+  wait_until 60 test ! -e "$go"
+  status=0
+  wait "$tool" || status=$?
+  assert_equal "$status" 11 "$(<"$BATS_TEST_TMPDIR/out")"
+  grep -q "does not fit under the memory limit" "$BATS_TEST_TMPDIR/out"
+  in_state running
+  target_goes_on
+  limit_cgroup $((1 << 30))
+  cycle_by direct
+  target_verifies
+}
+
 @test "a program that closes the driver's library and opens it again is suspended and goes on" {
   # The simulated driver is linked to stay (DF_1_NODELETE); this copy goes when nobody holds it.
   local copy=$BATS_TEST_TMPDIR/driver/libcuda.so.1
@@ -469,6 +505,82 @@ END
       assert_equal "$status/$out" "0/cuInit: $finds"$'\ncuNoSuchCall: none, and why\n' "with '$preload'"
     done
   done
+}
+
+# Drivers newer than the simulated one: a handle of the agent's means nothing to them.
+@test "calls of later drivers come to the agent as well" {
+  local dir=$BATS_TEST_TMPDIR/driver name
+  mkdir "$dir"
+  # Those that only wait at the gate, with how many arguments. Each answers with the sum of them.
+  local waiting=(
+    cuMemcpyWithAttributesAsync:5 cuMemcpyWithAttributesAsync_ptsz:5 cuMemcpy3DWithAttributesAsync:3
+    cuLaunchHostFunc_v2:4 cuLaunchHostFunc_v2_ptsz:4 cuCtxRecordEvent:2 cuCtxWaitEvent:2 cuGreenCtxRecordEvent:2
+    cuGreenCtxWaitEvent:2 cuGraphAddMemcpyNode:6 cuGraphAddMemsetNode:6 cuGraphAddBatchMemOpNode:5 cuGraphAddNode:5
+    cuGraphAddNode_v2:6 cuGraphMemcpyNodeSetParams:2 cuGraphMemsetNodeSetParams:2 cuGraphBatchMemOpNodeSetParams:2
+    cuGraphNodeSetParams:2 cuGraphInstantiate:5 cuGraphInstantiate_v2:5 cuGraphInstantiateWithFlags:3
+    cuGraphInstantiateWithParams:3 cuGraphExecUpdate:4 cuGraphExecUpdate_v2:3 cuGraphExecMemcpyNodeSetParams:4
+    cuGraphExecMemsetNodeSetParams:4 cuGraphExecBatchMemOpNodeSetParams:3 cuGraphExecChildGraphNodeSetParams:3
+    cuGraphExecNodeSetParams:3 cuTexObjectCreate:4 cuTexRefSetAddress_v2:4 cuTexRefSetAddress2D_v2:4
+    cuTexRefSetAddress2D_v3:4)
+  {
+    for name in "${waiting[@]}"; do
+      echo "int ${name%:*}(long a, long b, long c, long d, long e, long f) {"
+      echo "  long all[] = {a, b, c, d, e, f}, sum = 0;"
+      echo "  for (int i = 0; i < ${name#*:}; ++i) sum += all[i];"
+      echo "  return sum; }"
+    done
+    cat <<'END'
+#include <stddef.h>
+int cuGetErrorName(void) { return 0; }
+int cuCtxGetCurrent(void** context) { *context = 0; return 0; }
+int cuCtxGetDevice(int* device) { return 201; }
+int cuMemCreate(unsigned long long* handle) { *handle = 77; return 0; }
+int cuMulticastBindMem_v2(unsigned long long multicast, int device, size_t at, unsigned long long handle, size_t offset,
+                          size_t size, unsigned long long flags) {
+  return handle == 77 ? (int)(multicast + device + at + offset + size + flags) : -1;
+}
+int cuMulticastBindAddr_v2(unsigned long long multicast, int device, size_t at, unsigned long long address, size_t size,
+                           unsigned long long flags) {
+  return (int)(multicast + device + at + address + size + flags);
+}
+int cuStreamBeginRecaptureToGraph(void* stream, unsigned mode, void* graph, void* callback, void* data) { return 0; }
+int cuStreamEndCapture(void* stream, void** graph) { return 0; }
+END
+  } >"$BATS_TEST_TMPDIR/driver.c"
+  cat >"$BATS_TEST_TMPDIR/program.c" <<'END'
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+int main(int count, char** names) {
+  void* driver = dlopen("libcuda.so.1", RTLD_NOW);
+  if (!driver) return puts(dlerror()), 1;
+  struct { int type, asked, location, id; void* windows; unsigned char flags[8]; } memory = {1, 0, 1, 0};
+  unsigned long long handle = 0;
+  int (*create)(unsigned long long*, size_t, void*, unsigned long long) = dlsym(driver, "cuMemCreate");
+  int (*bind)(unsigned long long, int, size_t, unsigned long long, size_t, size_t, unsigned long long) =
+      dlsym(driver, "cuMulticastBindMem_v2");
+  int (*bind_at)(unsigned long long, int, size_t, unsigned long long, size_t, unsigned long long) =
+      dlsym(driver, "cuMulticastBindAddr_v2");
+  if (create(&handle, 2 << 20, &memory, 0)) return 2;
+  printf("%d %d\n", bind(1, 2, 4, handle, 8, 16, 32), bind_at(1, 2, 4, 8, 16, 32));
+  for (int i = 1; i < count; ++i) {
+    Dl_info where = {0};
+    const int arguments = atoi(strchr(names[i], ':') + 1);
+    *strchr(names[i], ':') = 0;
+    int (*call)(long, long, long, long, long, long) = dlsym(driver, names[i]);
+    if (!call || !dladdr(call, &where) || !strstr(where.dli_fname, "libstasis-preload.so"))
+      printf("%s passes by\n", names[i]);
+    else if (call(1, 2, 4, 8, 16, 32) != (1 << arguments) - 1)
+      printf("%s loses arguments\n", names[i]);
+  }
+}
+END
+  cc -w -shared -fPIC "$BATS_TEST_TMPDIR/driver.c" -o "$dir/libcuda.so.1"
+  cc "$BATS_TEST_TMPDIR/program.c" -o "$BATS_TEST_TMPDIR/program" -ldl
+  capture env LD_LIBRARY_PATH="$dir" LD_PRELOAD="$agent" "$BATS_TEST_TMPDIR/program" "${waiting[@]}"
+  assert_equal "$status/$out" $'0/63 63\n' "$err"
 }
 
 @test "a program that leaves no thread-specific data for the agent keeps its own" {
