@@ -39,12 +39,15 @@ Result<std::unique_ptr<Driver>> Context::load_moving_driver(bool spare) {
 }
 
 Environment Context::environment(Driver& driver) {
-  return {driver, interrupt, terminal,
+  return {driver,
+          interrupt,
+          terminal,
           [this](const std::string& text) {
             terminal.note(text);
             notes.push_back(text);
           },
-          [this](std::span<const GpuUuid> gpus) { return make_mover(gpus); }};
+          [this](std::span<const GpuUuid> gpus) { return make_mover(gpus); },
+          ring_bytes};
 }
 
 Result<std::shared_ptr<direct::MemoryMover>> Context::make_mover(std::span<const GpuUuid> gpus) {

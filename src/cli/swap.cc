@@ -94,7 +94,8 @@ json report_of(const Result<Report>& report) {
 json work_on(Context& context, Driver& driver, const Interrupt& interrupt,
              const SwapArguments& arguments, Pid root, const std::string& what) {
   const Environment whole = context.environment(driver);
-  const Environment env{driver, interrupt, whole.progress, whole.note, whole.mover};
+  const Environment env{driver,     interrupt,   whole.progress,
+                        whole.note, whole.mover, whole.ring_bytes};
   if (what == "look") {
     auto standing = look_at(env, root);
     if (!standing) return failure(standing.error());

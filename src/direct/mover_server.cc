@@ -1,13 +1,16 @@
 #include "direct/mover_server.h"
 
+#include <fcntl.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <memory>
 #include <optional>
+#include <string_view>
 
 #include "base/descriptor_room.h"
+#include "base/fd.h"
 #include "base/interrupt.h"
 #include "direct/mover.h"
 #include "direct/mover_protocol.h"
@@ -57,6 +60,15 @@ class OwnersContent final : public Content {
   const Ring* ring_;
   Channel channel_;
 };
+
+// Where memory runs out the kernel kills this process and not the program, which may be larger and
+// of the same memory cgroup: we are missed by nobody.
+void be_killed_first() {
+  constexpr std::string_view kMost = "1000";
+  const char* path = "/proc/self/oom_score_adj";
+  if (auto file = open_file(AT_FDCWD, path, O_WRONLY))
+    (void)write_all(file->get(), kMost.data(), kMost.size(), path);
+}
 
 class Server {
  public:
@@ -180,6 +192,7 @@ class Server {
 }  // namespace
 
 void serve_mover(const Channel& owner) {
+  be_killed_first();
   see_every_gpu();
   // What the driver compiles it would write into the home directory, which may be far away.
   (void)::setenv("CUDA_CACHE_DISABLE", "1", 1);

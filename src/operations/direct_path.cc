@@ -1,7 +1,10 @@
 #include "operations/direct_path.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <csignal>
+#include <functional>
 #include <map>
 #include <random>
 #include <thread>
@@ -12,6 +15,7 @@
 #include "direct/remote_memory.h"
 #include "driver/gpu_plan.h"
 #include "operations/places.h"
+#include "proc/memory_cgroup.h"
 
 namespace stasis {
 
@@ -31,6 +35,11 @@ constexpr milliseconds kMapping = direct::kMappingPatience;
 // The share of a try to close all gates, as of a try to lock.
 constexpr milliseconds kSlice{250};
 constexpr milliseconds kPause{5};
+// Of host memory, besides the ring: a dump of ours takes 202 MiB with a ring of 64, a restore 257
+// with one of 128 (H100, 580.159.04). On the simulated driver next to nothing.
+constexpr std::uint64_t kMoverContext = 120ULL << 20;
+// What must stay free under a limit.
+constexpr std::uint64_t kCgroupReserve = 16ULL << 20;
 // A disk may be this much slower than memory at its worst: 20 MB/s.
 constexpr int kSlowDisk = 10;
 
@@ -84,6 +93,31 @@ bool final_for_both(ErrorCode code) {
   return code == ErrorCode::kTimeout || code == ErrorCode::kInterrupted ||
          code == ErrorCode::kProcessGone || code == ErrorCode::kOutOfHostMemory ||
          code == ErrorCode::kNoAnswer || code == ErrorCode::kNoSpace || code == ErrorCode::kIo;
+}
+
+// `to_come`: bytes that will be taken in a cgroup of that directory meanwhile.
+using ToCome = std::function<std::uint64_t(const std::string& directory)>;
+
+// There is room for the mover under the limits of our own memory cgroups. Otherwise the kernel
+// would kill somebody, and who is largest is the job: kNotSupported.
+Result<void> check_mover_memory(const Environment& env, std::span<const GpuUuid> gpus,
+                                const ToCome& to_come) {
+  const std::uint64_t ours = mover_memory(env, gpus);
+  const auto swap = proc::ProcFs().swap_free();
+  for (const proc::MemoryCgroup& group : proc::memory_cgroups(Pid{::getpid()})) {
+    const std::uint64_t others = to_come ? to_come(group.directory) : 0;
+    const std::uint64_t room = group.room(swap.value_or(0));
+    if (ours + others + kCgroupReserve <= room) continue;
+    return fail(
+        ErrorCode::kNotSupported,
+        fmt::format("{} of host memory to copy through (--ring){} do not fit under the memory "
+                    "limit of {} ({}, of which {} are free)",
+                    format_bytes(ours),
+                    others == 0 ? "" : fmt::format(", besides {} to come,", format_bytes(others)),
+                    group.directory, format_bytes(group.limit), format_bytes(room)),
+        "raise the limit, or take less of it (--ring 8M)");
+  }
+  return {};
 }
 
 // An agent of another version, in a process that went by the driver's way.
@@ -157,6 +191,14 @@ Result<void> DirectPath::prepare(const Environment& env, Group& group, bool buff
   for (const auto& [pid, uses] : group.gpu_use())
     for (const GpuUse& use : uses)
       if (std::find(gpus_.begin(), gpus_.end(), use.gpu) == gpus_.end()) gpus_.push_back(use.gpu);
+  std::map<std::string, std::uint64_t> to_come;
+  for (const auto& agent : agents_) {
+    if (!buffers) break;
+    for (const proc::MemoryCgroup& one : proc::memory_cgroups(agent.pid()))
+      to_come[one.directory] += agent.bytes();
+  }
+  const auto in_buffers = [&](const std::string& directory) { return to_come[directory]; };
+  if (auto room = check_mover_memory(env, gpus_, in_buffers); !room) return room;
   // A context takes as long as touching gigabytes, so both at once.
   coming_ = std::async(std::launch::async, env.mover, gpus_);
   for (auto& agent : agents_) {
@@ -415,6 +457,16 @@ DirectPath::MoverResult DirectPath::take_mover(const Environment& env,
   return coming_.valid() ? coming_.get() : env.mover(gpus);
 }
 
+DirectPath::MoverResult DirectPath::take_mover_back(const Environment& env,
+                                                    std::uint64_t in_images) {
+  // Without a mover the processes would take what is in images into their own memory.
+  if (!coming_.valid() && in_images <= mover_memory(env, {})) {
+    auto room = check_mover_memory(env, {}, nullptr);
+    if (!room) return fail(std::move(room.error()));
+  }
+  return take_mover(env, {});
+}
+
 void DirectPath::begin(const Environment& env, std::vector<direct::Ahead> ahead) {
   enough_ = std::make_shared<Interrupt>();
   ahead_ = !ahead.empty() && room_.claim_ahead();
@@ -436,7 +488,7 @@ void DirectPath::begin(const Environment& env, std::vector<direct::Ahead> ahead)
 }
 
 void DirectPath::get_ready(const Environment& env, const std::vector<const Process*>& processes) {
-  if (!env.mover || coming_.valid()) return;
+  if (!env.mover || coming_.valid() || !check_mover_memory(env, {}, nullptr)) return;
   const bool any = std::any_of(processes.begin(), processes.end(), [](const Process* process) {
     const auto agent = AgentClient::look(process->pid());
     return agent && *agent && is_away((*agent)->state);
@@ -446,7 +498,8 @@ void DirectPath::get_ready(const Environment& env, const std::vector<const Proce
 
 void DirectPath::get_ready(const Environment& env, const std::vector<Pid>& pids,
                            const HeadStart& start) {
-  if (!env.mover || coming_.valid()) return;
+  const auto theirs = [&](const std::string&) { return start.host_bytes; };
+  if (!env.mover || coming_.valid() || !check_mover_memory(env, {}, theirs)) return;
   places_ = std::make_shared<Places>();
   std::map<GpuUuid, direct::Ahead> ahead;
   for (const auto& content : contents_) {
@@ -526,6 +579,11 @@ Result<void> DirectPath::refill() {
     if (done || !let_go_ahead()) return done;
     room_.leave();
   }
+}
+
+std::uint64_t mover_memory(const Environment& env, std::span<const GpuUuid> gpus) {
+  return direct::options_for(gpus, env.ring_bytes).ring_bytes +
+         (env.driver.info().simulated ? 0 : kMoverContext);
 }
 
 Result<void> refuse_shared(const Environment& env,
@@ -643,10 +701,12 @@ Result<std::uint64_t> DirectPath::move_in(const Environment& env,
   std::erase_if(agents_,
                 [](const AgentClient& agent) { return agent.state() == AgentState::kRunning; });
   if (agents_.empty()) return 0;
+  std::uint64_t in_images = 0;
   for (const auto& agent : agents_) {
     auto content = content_of(agent);
     if (content) {
       needs_image_ = needs_image_ || content->image;
+      in_images += content->image ? agent.bytes() : 0;
       continue;
     }
     Error why = std::move(content.error());
@@ -669,7 +729,7 @@ Result<std::uint64_t> DirectPath::move_in(const Environment& env,
   fault_only(FaultPoint::kDirectRefilled);
   phases.begin("copy in");
   if (!mover_ && env.mover) {
-    auto mover = take_mover(env, {});
+    auto mover = take_mover_back(env, in_images);
     if (mover)
       mover_ = std::move(*mover);
     else

@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "checkpoint/gpu_room.h"
@@ -50,7 +51,11 @@ Result<void> refuse_shared(const Environment& env,
 struct HeadStart {
   std::map<GpuUuid, std::uint64_t> room;  // bytes that nobody needs until then
   std::vector<GpuPair> pairs;             // where what was on one GPU goes
+  std::uint64_t host_bytes = 0;           // that will be taken meanwhile under our own limits
 };
+
+// Bytes of host memory that a mover takes.
+std::uint64_t mover_memory(const Environment& env, std::span<const GpuUuid> gpus);
 
 class Places;
 
@@ -154,6 +159,8 @@ class DirectPath {
   using MoverResult = Result<std::shared_ptr<direct::MemoryMover>>;
   // What was begun, or what `env` gives now.
   MoverResult take_mover(const Environment& env, std::span<const GpuUuid> gpus);
+  // To bring back what is away, `in_images` of it in images.
+  MoverResult take_mover_back(const Environment& env, std::uint64_t in_images);
 
   // To make a mover, and to bring these to the GPUs, in a thread of its own.
   void begin(const Environment& env, std::vector<direct::Ahead> ahead);

@@ -11,6 +11,7 @@
 #include "criu/criu_pages.h"
 #include "image/image_reader.h"
 #include "operations/common.h"
+#include "operations/direct_path.h"
 #include "operations/image_report.h"
 #include "operations/phases.h"
 #include "operations/restore_checks.h"
@@ -154,8 +155,10 @@ Result<ImageReport> inspect(const Environment* env, const Error& no_driver,
       enter("gpus", pairs ? Result<void>() : fail(pairs.error()));
     }
   }
-  enter("host-memory", check_host_memory(out.manifest, out.content ? out.content->all.bytes : 0,
-                                         out.manifest.criu_options.cgroups == CgroupMode::kIgnore));
+  const std::uint64_t elsewhere = out.content ? out.content->all.bytes : 0;
+  enter("host-memory", check_host_memory(out.manifest, elsewhere,
+                                         out.manifest.criu_options.cgroups == CgroupMode::kIgnore,
+                                         env ? std::min(elsewhere, mover_memory(*env, {})) : 0));
   enter("process-numbers", check_numbers(out.manifest));
   enter("tcp-ports", check_ports(out.manifest));
   phases.begin("verify");

@@ -44,6 +44,8 @@ struct Environment {
   // memory goes through the driver alone.
   std::function<Result<std::shared_ptr<direct::MemoryMover>>(std::span<const GpuUuid> gpus)> mover =
       {};
+  // The share of its ring for each GPU.
+  std::uint64_t ring_bytes = direct::MoverOptions().ring_bytes;
 
   void tell(std::string text) const {
     if (note) note(std::move(text));

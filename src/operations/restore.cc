@@ -110,9 +110,10 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
       elsewhere += stream.bytes;
     direct.look_in(ImageContent::of(std::move(*content), *manifest.content));
   }
-  if (auto ok = check_host_memory(
-          manifest, elsewhere, criu_options_of(manifest, options).cgroups == CgroupMode::kIgnore);
-      !ok)
+  const bool in_our_cgroup = criu_options_of(manifest, options).cgroups == CgroupMode::kIgnore;
+  const std::uint64_t to_copy =
+      options.leave_suspended ? 0 : std::min(elsewhere, mover_memory(env, {}));
+  if (auto ok = check_host_memory(manifest, elsewhere, in_our_cgroup, to_copy); !ok)
     return fail(std::move(ok.error()));
   if (auto ok = check_numbers(manifest); !ok) return fail(std::move(ok.error()));
   if (auto ok = wait_for_ports(env, manifest); !ok) return fail(std::move(ok.error()));
@@ -158,7 +159,8 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
     if (options.verify_first) return {};
     return image->verify(env.progress, env.interrupt, ImageReader::Part::kPages);
   });
-  const HeadStart start{plan->room, plan->pairs};
+  const HeadStart start{plan->room, plan->pairs,
+                        in_our_cgroup ? least_memory(manifest, elsewhere) : 0};
   std::future<void> driver_ready;
   if (!options.leave_suspended) {
     driver_ready = std::async(std::launch::async, [&] { env.driver.prepare_restore(); });

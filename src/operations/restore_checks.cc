@@ -134,10 +134,8 @@ Result<void> check_numbers(const Manifest& manifest) {
   return {};
 }
 
-namespace {
-
-// At least so much memory do the processes need. Not the sum of all pages: those that forked
-// processes share with their parents are in the image several times, and CRIU shares them again.
+// Not the sum of all pages: those that forked processes share with their parents are in the image
+// several times, and CRIU shares them again.
 std::uint64_t least_memory(const Manifest& manifest, std::uint64_t elsewhere) {
   std::uint64_t largest = 0;
   std::uint64_t on_gpus = 0;
@@ -149,10 +147,8 @@ std::uint64_t least_memory(const Manifest& manifest, std::uint64_t elsewhere) {
   return std::max(largest, on_gpus - std::min(on_gpus, elsewhere));
 }
 
-}  // namespace
-
 Result<void> check_host_memory(const Manifest& manifest, std::uint64_t elsewhere,
-                               bool in_our_cgroup) {
+                               bool in_our_cgroup, std::uint64_t ours) {
   const std::uint64_t needed = least_memory(manifest, elsewhere);
   const proc::ProcFs procfs;
   const auto memory = procfs.memory_available();
@@ -165,17 +161,20 @@ Result<void> check_host_memory(const Manifest& manifest, std::uint64_t elsewhere
                     format_bytes(needed), format_bytes(*memory + *swap)),
         "free some, or restore on a host with more");
   }
-  if (!in_our_cgroup) return {};
   for (const proc::MemoryCgroup& group : proc::memory_cgroups(Pid{::getpid()})) {
+    const std::uint64_t theirs = in_our_cgroup ? needed : 0;
     const std::uint64_t room = group.room(swap.value_or(0));
-    if (needed <= room) continue;
+    if (theirs + ours <= room) continue;
     return fail(
         ErrorCode::kOutOfHostMemory,
-        fmt::format("the processes have at least {} of memory, GPU memory included, and the memory "
-                    "limit of {} ({}) leaves {} free",
-                    format_bytes(needed), group.directory, format_bytes(group.limit),
-                    format_bytes(room)),
-        "raise the limit, or restore from outside of that cgroup");
+        fmt::format("the processes have at least {} of memory, GPU memory included{}, and the "
+                    "memory limit of {} ({}) leaves {} free",
+                    format_bytes(theirs),
+                    ours == 0 ? "" : fmt::format(", to copy takes {}", format_bytes(ours)),
+                    group.directory, format_bytes(group.limit), format_bytes(room)),
+        ours == 0 ? "raise the limit, or restore from outside of that cgroup"
+                  : "raise the limit, take less to copy through (--ring 16M), or restore from "
+                    "outside of that cgroup");
   }
   return {};
 }

@@ -632,6 +632,43 @@ END
   nothing_left
 }
 
+@test "a limit without room for the memory to copy through has nobody killed" {
+  need_root "CRIU"
+  start_agent memory --size 64M
+  make_memory_cgroup $((116 << 20))
+  echo "$TARGET" >"$CGROUP/cgroup.procs"
+  # shellcheck disable=SC2016
+  local within=(bash -c 'echo $$ >"$1/cgroup.procs" && exec timeout 60 stasis "${@:2}"' bash "$CGROUP")
+  capture "${within[@]}" suspend "$TARGET" --json
+  went driver
+  assert_contains "$(json 'd["notes"]')" "64.0 MiB of host memory to copy through (--ring), besides 64.0 MiB to come, do not fit under the memory limit of $CGROUP (116 MiB"
+  capture "${within[@]}" resume "$TARGET" --json
+  went driver
+  refused_by 8 not-supported "${within[@]}" suspend "$TARGET" --path direct
+  assert_contains "$err" "--ring 8M"
+  target_goes_on
+  capture "${within[@]}" suspend "$TARGET" --ring 8M --json
+  went direct
+  # The rings of two GPUs are more than what is left now.
+  capture "${within[@]}" resume "$TARGET" --json
+  assert_contains "$(json 'd["notes"]')" "the processes copy by themselves: 128 MiB of host memory to copy through (--ring) do not fit"
+  target_goes_on
+  limit_cgroup $((64 << 20))
+  refused_by 11 out-of-host-memory "${within[@]}" dump "$TARGET" --images-dir "$image"
+  assert_contains "$err" "64.0 MiB of host memory to copy through (--ring) do not fit"
+  capture "${within[@]}" dump "$TARGET" --images-dir "$image" --ring 8M --json
+  went direct
+  wait_until 60 number_is_free
+  refused_by 11 out-of-host-memory "${within[@]}" restore --images-dir "$image" --detach
+  assert_contains "$err" "to copy takes 64.0 MiB"
+  number_is_free
+  capture "${within[@]}" restore --images-dir "$image" --detach --ring 8M --json
+  went direct
+  target_goes_on
+  restored_verifies
+  nothing_left
+}
+
 @test "a program that may not have as much memory as its GPU holds is told so, and runs on" {
   local size
   start_agent memory --size 128M
