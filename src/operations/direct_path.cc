@@ -32,8 +32,9 @@ using std::chrono::milliseconds;
 // GiB takes 4 ms, unmapping 10 (H100, 580.159.04).
 constexpr milliseconds kAtOnce{5000};
 constexpr milliseconds kMapping = direct::kMappingPatience;
-// The share of a try to close all gates, as of a try to lock.
+// The share of a try to close all gates, as of a try to lock: twice as long each time.
 constexpr milliseconds kSlice{250};
+constexpr milliseconds kLongestSlice{8000};
 constexpr milliseconds kPause{5};
 // Of host memory, besides the ring: a dump of ours takes 202 MiB with a ring of 64, a restore 257
 // with one of 128 (H100, 580.159.04). On the simulated driver next to nothing.
@@ -293,8 +294,10 @@ Result<void> DirectPath::require_nothing_stays() const {
 Result<void> DirectPath::close_all(const Environment& env, milliseconds timeout, Phases& phases) {
   const auto start = Clock::now();
   std::minstd_rand random(std::random_device{}());
+  auto next_slice = kSlice;
   for (;;) {
-    auto slice = agents_.size() == 1 && timeout.count() > 0 ? timeout : kSlice;
+    auto slice = next_slice;
+    next_slice = std::min(2 * slice, kLongestSlice);
     if (timeout.count() > 0) {
       const auto left = std::chrono::duration_cast<milliseconds>(start + timeout - Clock::now());
       slice = std::clamp(slice, milliseconds(1), std::max(left, milliseconds(1)));
@@ -308,8 +311,8 @@ Result<void> DirectPath::close_all(const Environment& env, milliseconds timeout,
       if (!done && (worst || worst.error().code == ErrorCode::kTimeout)) worst = std::move(done);
     }
     if (worst) return worst;
-    // Processes that wait for each other on the GPU: those that stand still must run for the others
-    // to get there.
+    // Processes, or threads of one, that wait for each other on the GPU: those that stand still
+    // must run for the others to get there.
     for (auto& agent : agents_) {
       if (agent.state() != AgentState::kClosed) continue;
       if (auto opened = agent.ask(AgentCommand::kOpen, 0, kMapping); !opened) return opened;

@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -19,6 +20,8 @@ namespace {
 using namespace cuda;  // NOLINT(google-build-using-namespace)
 
 std::atomic<bool> g_end{false};
+// Who waits in the driver for another thread goes on when this has changed.
+std::atomic<unsigned> g_turn{0};
 constexpr std::size_t kBytes = 16 * kMiB;
 
 CUdeviceptr set_up() {
@@ -74,6 +77,42 @@ void fork_once(const std::string& file) {
   std::FILE* out = std::fopen((file + ".child").c_str(), "w");
   if (!out || std::fprintf(out, "%d\n", child) < 0 || std::fclose(out) != 0) ::_exit(11);
   ::unlink(file.c_str());
+}
+
+void wait_for_next_turn(void*) {
+  const unsigned seen = g_turn;
+  while (g_turn == seen)
+    ::usleep(100);
+}
+
+// As the other ranks of a collective that is one process: each turn is a call, and half of the time
+// none is being made.
+void take_turns(CUcontext context, CUdeviceptr address) {
+  using Clock = std::chrono::steady_clock;
+  std::vector<unsigned char> host(kBytes);
+  if (CU(cuCtxSetCurrent)(context) != CUDA_SUCCESS) ::_exit(13);
+  for (;;) {
+    const auto start = Clock::now();
+    if (CU(cuMemcpyDtoH_v2)(host.data(), address, kBytes) != CUDA_SUCCESS) ::_exit(14);
+    const auto end = Clock::now();
+    ++g_turn;
+    // Not for as long as it was held back.
+    std::this_thread::sleep_for(
+        std::min<Clock::duration>(end - start, std::chrono::milliseconds(5)));
+  }
+}
+
+// As a rank that waits for work which needs a call that another thread has yet to make.
+void wait_for_others(CUcontext context) {
+  CUstream stream = nullptr;
+  if (CU(cuCtxSetCurrent)(context) != CUDA_SUCCESS ||
+      CU(cuStreamCreate)(&stream, 1) != CUDA_SUCCESS)
+    ::_exit(13);
+  for (;;) {
+    if (CU(cuLaunchHostFunc)(stream, &wait_for_next_turn, nullptr) != CUDA_SUCCESS ||
+        CU(cuStreamSynchronize)(stream) != CUDA_SUCCESS)
+      ::_exit(14);
+  }
 }
 
 // As a program that takes most of the GPU at some moment, here when FILE is there.
@@ -211,6 +250,10 @@ int main(int argc, char** argv) {
   if (what == "close-page") close_page();
   CUcontext context = nullptr;
   CU(cuCtxGetCurrent)(&context);
+  if (what == "wait-for-others") {
+    std::thread(&take_turns, context, address).detach();
+    std::thread(&wait_for_others, context).detach();
+  }
   if (what == "grow") std::thread(&grow, context, std::string(argv[3])).detach();
   if (what == "reopen") {
     std::thread(&reopen_driver, context).detach();

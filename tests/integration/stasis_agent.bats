@@ -70,6 +70,16 @@ target_round() { local n=; until [[ -n $n ]]; do n=$(sed -n 's/^round 0*\([0-9][
   target_verifies
 }
 
+@test "a program whose threads wait for each other is suspended, by and by" {
+  start_doing wait-for-others
+  local i
+  for i in {1..3}; do
+    done_by suspend "$TARGET" --timeout 60000
+    done_by resume "$TARGET"
+  done
+  target_verifies
+}
+
 @test "a program that takes more GPU memory than the host has room for, while it is made ready, runs on" {
   need_root "a memory cgroup"
   local go=$BATS_TEST_TMPDIR/go before tool
