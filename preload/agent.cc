@@ -27,6 +27,7 @@
 #include "intercept.h"
 #include "local_memory.h"
 #include "memory.h"
+#include "past_gate.h"
 #include "thread.h"
 
 namespace stasis::preload {
@@ -337,6 +338,13 @@ class Session {
     make_descriptor_room(kExportRoom);
     buffer_wanted_ = arguments_[0] == 0;
     segment_bytes_ = page_.segment_bytes = movable_bytes();
+    deep_load_ = last_deep_load();
+    const char* library = segment_bytes_ > 0 ? library_past_gate() : nullptr;
+    if (library)
+      return refuse(
+          cuda::CUDA_ERROR_NOT_SUPPORTED,
+          "a library that was opened with RTLD_DEEPBIND may call the driver past the agent",
+          library);
     if (buffer_wanted_) return make_buffer();
     give_buffer_back();
     done();
@@ -361,6 +369,11 @@ class Session {
         return refuse(cuda::CUDA_ERROR_NOT_READY, "a stream was being captured for milliseconds",
                       arguments_[0]);
       ::usleep(1000);
+    }
+    if (last_deep_load() != deep_load_) {
+      Gate::open();
+      return refuse(cuda::CUDA_ERROR_NOT_SUPPORTED, "meanwhile it has opened a library with",
+                    "RTLD_DEEPBIND");
     }
     Outcome outcome;
     switch (wait_for_devices(deadline, outcome)) {
@@ -486,7 +499,8 @@ class Session {
   std::uint64_t content_id_[2] = {};
   std::uint64_t buffer_address_ = 0;
   std::uint64_t buffer_bytes_ = 0;
-  std::span<std::byte> unused_;  // a buffer that was given back, and is not yet freed
+  const void* deep_load_ = nullptr;  // the last one that prepare() knew of
+  std::span<std::byte> unused_;      // a buffer that was given back, and is not yet freed
 };
 
 void* run_agent(void*) {

@@ -518,6 +518,70 @@ END
 }
 
 # Drivers newer than the simulated one: a handle of the agent's means nothing to them.
+# As Julia opens all libraries, and others their plugins: such a one finds the C library's dlsym.
+@test "GPU memory that a library uses past the agent goes by the driver" {
+  local dir=$BATS_TEST_TMPDIR
+  cat >"$dir/plugin.c" <<'END'
+#include <dlfcn.h>
+static int (*copy)(void*, unsigned long long, unsigned long);
+int is_right(unsigned long long memory) {
+  unsigned char byte = 0;
+  if (!copy) copy = dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuMemcpyDtoH_v2");
+  return copy(&byte, memory, 1) == 0 && byte == 7;
+}
+END
+  echo '#include <dlfcn.h>
+void* elsewhere(void) { return dlsym(RTLD_DEFAULT, "puts"); }' >"$dir/harmless.c"
+  cat >"$dir/program.c" <<'END'
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+#define CALL(name, ...) (((int (*)())dlsym(driver, name))(__VA_ARGS__))
+int main(int count, char** names) {  // STATUS PLUGIN [OTHER]
+  void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_DEEPBIND);
+  void* plugin = dlopen(names[2], RTLD_NOW | (strstr(names[2], "deep") ? RTLD_DEEPBIND : 0));
+  if (count > 3 && !dlopen(names[3], RTLD_NOW | RTLD_DEEPBIND)) return 2;
+  int (*is_right)(unsigned long long) = plugin ? dlsym(plugin, "is_right") : 0;
+  unsigned long long memory = 0;
+  void* context = 0;
+  if (!is_right || CALL("cuInit", 0) || CALL("cuCtxCreate_v2", &context, 0, 0) ||
+      CALL("cuMemAlloc_v2", &memory, 16UL << 20) || CALL("cuMemsetD8_v2", memory, 7, 16UL << 20))
+    return 3;
+  for (unsigned n = 1;; ++n) {
+    if (!is_right(memory)) return 4;
+    FILE* file = fopen(names[1], "w");
+    fprintf(file, "round %012u ok\n", n);
+    fclose(file);
+    usleep(200);
+  }
+}
+END
+  cc -D_GNU_SOURCE -shared -fPIC "$dir/plugin.c" -o "$dir/plugin.so" -ldl
+  cp "$dir/plugin.so" "$dir/deep.so"
+  cc -D_GNU_SOURCE -shared -fPIC "$dir/harmless.c" -o "$dir/harmless.so" -ldl
+  cc -D_GNU_SOURCE -w "$dir/program.c" -o "$dir/program" -ldl
+  TARGET_STATUS=$dir/status
+  local plugin path
+  for plugin in plugin deep; do
+    [[ $plugin == plugin ]] || kill -KILL "$TARGET"
+    path=direct
+    [[ $plugin == plugin ]] || path=driver
+    rm -f "$TARGET_STATUS"
+    (LD_PRELOAD=$agent exec_on_gpu setsid "$dir/program" "$TARGET_STATUS" "$dir/$plugin.so" "$dir/harmless.so") \
+      </dev/null >"$dir/log" 2>&1 3>&- &
+    TARGET=$!
+    echo "$TARGET" >>"$targets"
+    wait_until 60 target_is_up
+    for _ in 1 2 3; do cycle_by "$path"; done
+  done
+  done_by suspend "$TARGET"
+  assert_contains "$err" "past the agent: $dir/deep.so"
+  done_by resume "$TARGET"
+  refused 8 not-supported suspend "$TARGET" --path direct
+  target_goes_on
+}
+
 @test "calls of later drivers come to the agent as well" {
   local dir=$BATS_TEST_TMPDIR/driver name
   mkdir "$dir"

@@ -1,0 +1,223 @@
+#include "past_gate.h"
+
+#include <dlfcn.h>
+#include <elf.h>
+#include <link.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace stasis::preload {
+namespace {
+
+using Dlopen = void*(const char*, int);
+using Addresses = std::vector<ElfW(Addr)>;
+
+struct DeepLoad {
+  char* name;
+  Addresses before;  // what was loaded already, and stays bound as it is
+  DeepLoad* next;
+};
+// Added to at its head, and never taken from. No lock: a fork would have to wait for it.
+std::atomic<DeepLoad*> g_deep{nullptr};
+
+int add_address(dl_phdr_info* info, std::size_t, void* list) {
+  static_cast<Addresses*>(list)->push_back(info->dlpi_addr);
+  return 0;
+}
+
+void remember(const char* name) {
+  for (const auto* one = g_deep.load(std::memory_order_acquire); one; one = one->next)
+    if (!std::strcmp(one->name, name)) return;
+  auto* load = new DeepLoad{::strdup(name), {}, g_deep.load(std::memory_order_relaxed)};
+  if (!load->name) return delete load;
+  ::dl_iterate_phdr(&add_address, &load->before);
+  while (!g_deep.compare_exchange_weak(load->next, load, std::memory_order_release)) {
+  }
+}
+
+// What a library says of itself.
+struct Dynamic {
+  const ElfW(Sym) * symbols = nullptr;
+  const char* strings = nullptr;
+  std::uint32_t undefined = 0;  // how many symbols come before those that it defines, or all
+  std::vector<ElfW(Xword)> needed;
+
+  explicit Dynamic(const link_map& map) {
+    // The loader has made addresses of them where it can write to the section.
+    const auto at = [&](ElfW(Addr) address) {
+      return reinterpret_cast<const void*>(address < map.l_addr ? address + map.l_addr : address);
+    };
+    for (const auto* entry = map.l_ld; entry && entry->d_tag != DT_NULL; ++entry) {
+      const auto* words = static_cast<const std::uint32_t*>(at(entry->d_un.d_ptr));
+      switch (entry->d_tag) {
+        case DT_SYMTAB:
+          symbols = static_cast<const ElfW(Sym)*>(at(entry->d_un.d_ptr));
+          break;
+        case DT_STRTAB:
+          strings = static_cast<const char*>(at(entry->d_un.d_ptr));
+          break;
+        case DT_NEEDED:
+          needed.push_back(entry->d_un.d_val);
+          break;
+        case DT_GNU_HASH:
+          undefined = words[1];
+          break;
+        case DT_HASH:
+          if (undefined == 0) undefined = words[1];
+          break;
+        default:
+          break;
+      }
+    }
+    if (!symbols || !strings) undefined = 0;
+  }
+
+  template <class Test>
+  bool imports(Test test) const {
+    for (std::uint32_t i = 1; i < undefined; ++i)
+      if (symbols[i].st_shndx == SHN_UNDEF && test(strings + symbols[i].st_name)) return true;
+    return false;
+  }
+};
+
+struct Search {
+  ElfW(Addr) address;
+  bool found;
+};
+
+// Most libraries look for other things by dlsym. One that is too large to be read through may look
+// for the driver.
+int search_names(dl_phdr_info* info, std::size_t, void* search) {
+  constexpr std::size_t kMost = 64UL << 20;
+  auto& wanted = *static_cast<Search*>(search);
+  if (info->dlpi_addr != wanted.address) return 0;
+  std::size_t read = 0;
+  for (int i = 0; i < info->dlpi_phnum && !wanted.found; ++i) {
+    const auto& part = info->dlpi_phdr[i];
+    if (part.p_type != PT_LOAD || !(part.p_flags & PF_R)) continue;
+    read += part.p_filesz;
+    const auto* begin = reinterpret_cast<const char*>(info->dlpi_addr + part.p_vaddr);
+    wanted.found = read > kMost;
+    for (const char* name : {"libcuda.so", "cuGetProcAddress", "cuMem"}) {
+      if (wanted.found) break;
+      wanted.found = ::memmem(begin, part.p_filesz, name, std::strlen(name)) != nullptr;
+    }
+  }
+  return 1;
+}
+
+bool may_call_driver(const link_map& map, const Dynamic& dynamic) {
+  if (dynamic.imports([](const char* name) {
+        return name[0] == 'c' && name[1] == 'u' && name[2] >= 'A' && name[2] <= 'Z';
+      })) {
+    return true;
+  }
+  if (!dynamic.imports([](const char* name) {
+        return !std::strcmp(name, "dlsym") || !std::strcmp(name, "dlvsym");
+      })) {
+    return false;
+  }
+  Search search{map.l_addr, false};
+  ::dl_iterate_phdr(&search_names, &search);
+  return search.found;
+}
+
+// The driver itself, which programs may open so, too.
+bool is_drivers_own(const link_map& map) {
+  const char* slash = std::strrchr(map.l_name, '/');
+  const char* name = slash ? slash + 1 : map.l_name;
+  return !std::strncmp(name, "libcuda.so", 10) || !std::strncmp(name, "libnvidia-", 10);
+}
+
+// It and what it needs, as far as that was loaded with it.
+bool is_past_gate(const DeepLoad& load) {
+  std::vector<void*> handles;
+  std::vector<const link_map*> seen;
+  const auto visit = [&](const char* name) {
+    void* handle = ::dlopen(name, RTLD_NOLOAD | RTLD_LAZY);
+    if (!handle) {
+      ::dlerror();  // it is not loaded any more
+      return;
+    }
+    handles.push_back(handle);
+    const auto* map = static_cast<const link_map*>(handle);
+    const bool was_there =
+        std::find(load.before.begin(), load.before.end(), map->l_addr) != load.before.end();
+    if (!was_there && !is_drivers_own(*map) &&
+        std::find(seen.begin(), seen.end(), map) == seen.end())
+      seen.push_back(map);
+  };
+  visit(load.name);
+  bool found = false;
+  for (std::size_t i = 0; i < seen.size() && !found; ++i) {
+    const Dynamic dynamic(*seen[i]);
+    found = may_call_driver(*seen[i], dynamic);
+    for (const auto name : dynamic.needed)
+      if (!found && dynamic.strings) visit(dynamic.strings + name);
+  }
+  for (void* handle : handles)
+    ::dlclose(handle);
+  return found;
+}
+
+}  // namespace
+
+const char* library_past_gate() {
+  for (const auto* load = g_deep.load(std::memory_order_acquire); load; load = load->next)
+    if (is_past_gate(*load)) return load->name;
+  return nullptr;
+}
+
+const void* last_deep_load() { return g_deep.load(std::memory_order_acquire); }
+
+// Called by the stub below.
+extern "C" __attribute__((visibility("hidden"), used)) Dlopen* stasis_dlopen_next(const char* name,
+                                                                                  int mode) {
+  static std::atomic<Dlopen*> found{nullptr};
+  const int error = errno;
+  auto* function = found.load(std::memory_order_relaxed);
+  if (!function) {
+    function = reinterpret_cast<Dlopen*>(::dlvsym(RTLD_NEXT, "dlopen", "GLIBC_2.34"));
+    if (!function)
+      function = reinterpret_cast<Dlopen*>(::dlvsym(RTLD_NEXT, "dlopen", "GLIBC_2.2.5"));
+    found.store(function, std::memory_order_relaxed);
+  }
+  if (name && (mode & RTLD_DEEPBIND)) remember(name);
+  errno = error;
+  return function;
+}
+
+}  // namespace stasis::preload
+
+// The C library searches the paths of the library that calls, which the return address tells: so it
+// is handed on by a jump, with the stack as it came.
+asm(R"(
+  .text
+  .globl dlopen
+  .type dlopen, @function
+dlopen:
+  .cfi_startproc
+  endbr64
+  push %rdi
+  .cfi_adjust_cfa_offset 8
+  push %rsi
+  .cfi_adjust_cfa_offset 8
+  sub $8, %rsp
+  .cfi_adjust_cfa_offset 8
+  call stasis_dlopen_next
+  add $8, %rsp
+  .cfi_adjust_cfa_offset -8
+  pop %rsi
+  .cfi_adjust_cfa_offset -8
+  pop %rdi
+  .cfi_adjust_cfa_offset -8
+  jmp *%rax
+  .cfi_endproc
+  .size dlopen, . - dlopen
+)");
