@@ -178,7 +178,12 @@ Result<std::string> swap_entries(const DirectoryEntry& final, const std::string&
     if (::renameat2(parent, from.c_str(), parent, final.name.c_str(), RENAME_EXCHANGE) == 0) {
       return from != aside && rename(from, aside) ? aside : from;
     }
-    if (errno != EINVAL && errno != ENOSYS) return fail(errno_error(what, errno));
+    if (errno != EINVAL && errno != ENOSYS) {
+      Error error = errno_error(what, errno);
+      // An overlay whose lower layer has the directory: the layer of a container's image.
+      if (errno == EXDEV) error.remedy = "give another name";
+      return fail(std::move(error));
+    }
   }
   if (!rename(final.name, hold)) return fail(errno_error(what, errno));
   if (!rename(from, final.name)) {

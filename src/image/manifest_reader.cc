@@ -337,6 +337,9 @@ std::string check_relations(const Manifest& manifest) {
   if (root == processes.end()) return "root_pid is none of the processes";
   if (root->second->parent.value != 0) return "the root has a parent in the image";
   for (const ProcessRecord& process : manifest.processes) {
+    if (process.parent == process.pid) {
+      return fmt::format("process {} is its own parent", process.pid.value);
+    }
     if (process.parent.value != 0 && !processes.contains(process.parent.value)) {
       return fmt::format("the parent of process {} is none of the processes", process.pid.value);
     }

@@ -233,6 +233,8 @@ TEST(Manifest, FieldsMustFitEachOther) {
   EXPECT_EQ(corrupt([](Json& j) { j["root_pid"] = 4194305; }), bad);
   EXPECT_EQ(corrupt([](Json& j) { j["processes"][1]["pid"] = 100; }), bad);
   EXPECT_EQ(corrupt([](Json& j) { j["processes"][1]["parent_pid"] = 99; }), bad);
+  EXPECT_EQ(corrupt([](Json& j) { j["processes"][1]["parent_pid"] = j["processes"][1]["pid"]; }),
+            bad);
   EXPECT_EQ(corrupt([](Json& j) { j["processes"][1]["cuda_state"] = "running"; }), bad);
   EXPECT_EQ(corrupt([](Json& j) { j["processes"][0]["cuda_state"] = "failed"; }), bad);
   EXPECT_EQ(corrupt([](Json& j) { j["processes"][0]["gpu_memory"][0]["gpu_uuid"] = "?"; }), bad);
