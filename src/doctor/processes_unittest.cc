@@ -10,13 +10,14 @@
 #include <gtest/gtest.h>
 
 #include "checkpoint/fake_driver.h"
+#include "tests/fakes/child.h"
 
 namespace stasis {
 namespace {
 
 namespace fs = std::filesystem;
 
-// A /proc of our own making in which a process of our number uses NVML.
+// A /proc of our own making in which a process, which there is, uses NVML.
 class ProcessesTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -53,7 +54,8 @@ class ProcessesTest : public testing::Test {
     });
   }
 
-  const Pid pid_{static_cast<int>(::getpid())};
+  fakes::Child child_;
+  const Pid pid_ = child_.pid();
   fs::path root_;
   FakeDriver driver_;
 };
