@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Loops of JAX and of CuPy that verify themselves, round after round, until SIGTERM.
+"""Loops of JAX, CuPy, Numba and Transformers that verify themselves, round after round, until SIGTERM.
 
 They behave as stasis-workload does (tests/workloads/README.md): a status file of one record, `verified N
 rounds` at the end, status 1 at the first mismatch, and 77 with a reason where the package is missing.
@@ -165,9 +165,112 @@ def cupy_rounds(options):
         yield
 
 
+# --- Numba: the same words, changed and summed by kernels that it compiles as the program starts.
+
+def numba_kernels(cuda, uint64):
+    """Compiled when first called: uint64 with a signed number would become a floating point number."""
+    @cuda.jit
+    def change(words, a, b):
+        at = cuda.grid(1)
+        if at < words.size:
+            words[at] = words[at] * a + b
+
+    @cuda.jit
+    def sums(words, out):
+        plain = uint64(0)
+        weighted = uint64(0)
+        for at in range(cuda.grid(1), words.size, cuda.gridsize(1)):
+            plain += words[at]
+            weighted += words[at] * uint64(at)
+        cuda.atomic.add(out, 0, plain)
+        cuda.atomic.add(out, 1, weighted)
+
+    return change, sums
+
+
+def numba_rounds(options):
+    try:
+        import numba  # pylint: disable=import-outside-toplevel,import-error
+        import numpy  # pylint: disable=import-outside-toplevel,import-error
+        from numba import cuda  # pylint: disable=import-outside-toplevel,import-error
+    except ImportError as reason:
+        skip(f"no Numba: {reason}")
+    print(f"Numba {numba.__version__}", flush=True)
+    change, sums = numba_kernels(cuda, numba.uint64)
+    count = int(options.gib * 2**30 / 8 / 4)
+    indices = count * (count - 1) // 2
+    squares = (count - 1) * count * (2 * count - 1) // 6
+    pieces = []
+    random = 1
+    number = 0
+    while True:
+        number += 1
+        random = (random * 6364136223846793005 + 1442695040888963407) & MASK
+        a, b = random | 1, random >> 7
+        if len(pieces) == 4:
+            pieces.pop(number % 4)  # its memory goes back to the driver
+        while len(pieces) < 4:
+            pieces.append([cuda.to_device(numpy.arange(count, dtype=numpy.uint64)), indices, squares])
+        for at, piece in enumerate(pieces):
+            words = piece[0]
+            change[(count + 255) // 256, 256](words, numpy.uint64(a), numpy.uint64(b))
+            piece[1] = (piece[1] * a + count * b) & MASK
+            piece[2] = (piece[2] * a + indices * b) & MASK
+            out = cuda.to_device(numpy.zeros(2, numpy.uint64))
+            sums[264, 256](words, out)
+            found = tuple(int(one) for one in out.copy_to_host())
+            if found != (piece[1], piece[2]):
+                raise Mismatch(f"piece {at} of {count} words: sums {found} instead of {(piece[1], piece[2])}")
+        yield
+
+
+# --- Transformers: a language model that answers the same prompts again and again, as a server would.
+
+PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 4, 64, 48
+
+
+def transformers_rounds(options):
+    try:
+        import torch  # pylint: disable=import-outside-toplevel,import-error
+        import transformers  # pylint: disable=import-outside-toplevel,import-error
+    except ImportError as reason:
+        skip(f"no Transformers: {reason}")
+    if not torch.cuda.is_available():
+        skip(f"PyTorch {torch.__version__} sees no GPU")
+    print(f"Transformers {transformers.__version__}, PyTorch {torch.__version__}", flush=True)
+    layer = 2048 * (2048 * 2 + 512 * 2) + 3 * 2048 * 8192  # weights of one
+    layers = max(1, round(options.gib * 2**30 / 2 / layer))
+    torch.manual_seed(20261123)
+    torch.set_default_dtype(torch.bfloat16)
+    config = transformers.LlamaConfig(
+        vocab_size=32000, hidden_size=2048, intermediate_size=8192, num_hidden_layers=layers,
+        num_attention_heads=16, num_key_value_heads=4, max_position_embeddings=2048)
+    with torch.device("cuda"):
+        model = transformers.LlamaForCausalLM(config).eval()
+    prompts = [torch.randint(3, 32000, (1 + number, PROMPT_TOKENS), device="cuda") for number in range(PROMPTS)]
+    known = {}
+    number = 0
+    while True:
+        at = number % PROMPTS
+        number += 1
+        with torch.inference_mode():
+            answer = model.generate(prompts[at], attention_mask=torch.ones_like(prompts[at]), do_sample=False,
+                                    max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, pad_token_id=0)
+            bits = model(answer).logits.view(torch.int16).long().sum().item()
+        found = (answer.cpu().tolist(), bits)
+        if known.setdefault(at, found) != found:
+            raise Mismatch(f"prompt {at}: another answer than at first ({bits} instead of {known[at][1]})")
+        if len(known) == PROMPTS and len({one[1] for one in known.values()}) < PROMPTS:
+            raise Mismatch("different prompts have the same answer")
+        yield
+
+
+ROUNDS = {"jax": jax_rounds, "cupy": cupy_rounds, "numba": numba_rounds, "transformers": transformers_rounds}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("kind", choices=["jax", "cupy"])
+    parser.add_argument("kind", choices=ROUNDS)
     parser.add_argument("--status", required=True)
     parser.add_argument("--gib", type=float, default=2, help="of GPU memory, about")
     parser.add_argument("--pause-ms", type=float, default=20, help="after each round")
@@ -177,7 +280,7 @@ def main():
     status = Status(options.status)
     rounds = 0
     try:
-        for _ in jax_rounds(options) if options.kind == "jax" else cupy_rounds(options):
+        for _ in ROUNDS[options.kind](options):
             rounds += 1
             status.write(rounds)
             if ending:

@@ -6,7 +6,8 @@ so that a lost generator state shows in the loss as well as a lost weight. Losse
 (hexadecimal). Holds about --gib of GPU memory in weights, gradients and Adam's state. With --workers
 the inputs come from a data loader's processes, as most training programs have them; with --graphs a
 step is a CUDA graph, captured anew every now and then; with --compile PyTorch makes graphs by itself.
-Ends after --steps, or after the step under way at SIGTERM.
+With --ddp it is one rank of those that torchrun starts, each with a GPU and with data of its own; the
+first one's losses are written. Ends after --steps, or after the step under way at SIGTERM.
 """
 
 import argparse
@@ -113,18 +114,29 @@ def parse():
     parser.add_argument("--start-method", default="fork", help="how they start: fork, spawn, forkserver")
     parser.add_argument("--graphs", action="store_true", help="with torch.cuda.graph")
     parser.add_argument("--compile", action="store_true", help='with torch.compile(mode="reduce-overhead")')
+    parser.add_argument("--ddp", action="store_true", help="with DistributedDataParallel, under torchrun")
     return parser.parse_args()
+
+
+def one_of_many(options):
+    """The device of this rank, and whether it is the first."""
+    if not options.ddp:
+        return torch.device("cuda"), True
+    rank = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(rank)
+    torch.distributed.init_process_group("nccl")
+    return torch.device("cuda", rank), rank == 0
 
 
 def main():
     options = parse()
     ending = []
-    if not options.workers:  # which would inherit it
+    if not options.workers and not options.ddp:  # which would inherit it, or end each at another step
         signal.signal(signal.SIGTERM, lambda *_: ending.append(True))
     torch.manual_seed(20261121)
     torch.use_deterministic_algorithms(True)
     torch.backends.cuda.matmul.allow_tf32 = False
-    device = torch.device("cuda")
+    device, first = one_of_many(options)
     layers = max(1, round(options.gib * 2**30 / BYTES_PER_WEIGHT / WIDTH**2))
     with torch.device(device):
         blocks = []
@@ -133,6 +145,9 @@ def main():
         model = torch.nn.Sequential(*blocks, torch.nn.Dropout(0.1), torch.nn.Linear(WIDTH, 16))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, capturable=options.graphs or options.compile)
     teacher = torch.randn(WIDTH, 16, device=device)
+    if options.ddp:
+        model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[device.index])
+        torch.manual_seed(20261121 + device.index)
     if options.graphs:
         train = GraphStep(model, optimizer, 16, device)
     else:
@@ -145,14 +160,18 @@ def main():
         noise = torch.randn(16) * 0.1  # the CPU's generator
         wanted = (inputs @ teacher / WIDTH**0.5) + noise.to(device)
         loss = train(inputs, wanted)
-        with open(options.losses, "a", encoding="ascii") as file:
-            file.write(f"{step} {loss.item().hex()}\n")
+        if first:
+            with open(options.losses, "a", encoding="ascii") as file:
+                file.write(f"{step} {loss.item().hex()}\n")
         done = step
         if ending:
             break
         if options.pause_ms:
             time.sleep(options.pause_ms / 1000)
-    print(f"trained {done} steps, {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB at most")
+    if first:
+        print(f"trained {done} steps, {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB at most", flush=True)
+    if options.ddp:
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

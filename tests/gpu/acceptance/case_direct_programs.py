@@ -8,6 +8,7 @@ import sys
 
 from . import case_torch
 from .case_direct import resume, run_under_agent, start, suspend
+from .case_groups import ALLREDUCE, TRANSPORTS
 from .core import Failure, Skip, case, expect, expect_equal
 from .machine import Machine
 from .targets import Target
@@ -44,7 +45,7 @@ def medians(figures):
     return ", ".join(found)
 
 
-def through_everything(machine, target, go_on, cycles=CYCLES, dumps=DUMP_CYCLES):
+def through_everything(machine, target, go_on, cycles=CYCLES, dumps=DUMP_CYCLES, dump_options=()):
     """Suspends and dumps, all by the direct path; go_on() waits for the program to do some work."""
     figures = {"paths": []}
     for _ in range(cycles):
@@ -52,7 +53,7 @@ def through_everything(machine, target, go_on, cycles=CYCLES, dumps=DUMP_CYCLES)
         resume(machine, target, figures)
         go_on()
     for _ in range(dumps):
-        dump_and_restore(machine, target, figures)
+        dump_and_restore(machine, target, figures, *dump_options)
         go_on()
     taken = set(figures["paths"] + figures.get("dump_paths", []))
     if taken - {"direct"}:
@@ -70,9 +71,9 @@ def torch_steps(target):
 
 def finish_training(target):
     target.wait_ended(120)
-    said = target.output().strip().splitlines()[-1:] or ["nothing"]
-    if target.exit_status != 0 or not said[0].startswith("trained"):
-        raise Failure(f"{target.name} ended with status {target.exit_status}; it said: {said[0]}")
+    said = target.output().strip().splitlines() or ["nothing"]
+    if target.exit_status != 0 or not any(line.startswith("trained") for line in said):
+        raise Failure(f"{target.name} ended with status {target.exit_status}; it said: {said[-1]}")
     return case_torch.losses(target)
 
 
@@ -115,7 +116,60 @@ case("direct.torch.graphs", simulated=False, needs=NEEDS + DUMPS)(lambda machine
 case("direct.torch.compile", simulated=False, needs=NEEDS + DUMPS)(lambda machine: train(machine, "--compile", 1, 20))
 
 
-# --- JAX and CuPy: loops that verify themselves
+# --- Jobs of two ranks, each with a GPU, by NCCL
+
+@case("direct.torch.ddp", simulated=False, needs=NEEDS + DUMPS + ("two gpus",))
+def ddp(machine):
+    """Started by torchrun, with DistributedDataParallel: the losses of a run that nothing disturbs."""
+    version = case_torch.require_torch(machine)
+    env = {**machine.target_env(), **TRANSPORTS["shared_memory"]}
+    steps = 300
+
+    def argv(name, *options):
+        return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", case_torch.TRAIN,
+                "--losses", os.path.join(machine.work, name + ".losses"), "--gib", "4", "--steps", str(steps), "--ddp",
+                *options]
+
+    target = run_under_agent(machine, argv("disturbed", "--pause-ms", "100"), "disturbed", env)
+    target.losses = os.path.join(machine.work, "disturbed.losses")
+    case_torch.wait_step(target, 10)
+
+    def go_on():
+        wanted = torch_steps(target) + 5
+        target.wait_for(lambda: torch_steps(target) >= wanted, f"step {wanted}")
+
+    figures = through_everything(machine, target, go_on, dump_options=["--tcp-established"])
+    found = finish_training(target)
+    alone = Target(machine, argv("alone"), "alone", env)
+    alone.losses = os.path.join(machine.work, "alone.losses")
+    wanted = finish_training(alone)
+    different = [step for step in range(1, steps + 1) if found.get(step) != wanted.get(step)]
+    expect(not different, f"{len(different)} of {steps} losses differ from those of a run that nothing disturbs, "
+                          f"the first at step {different[:1]}")
+    figures.update({"torch": version, "steps": steps, "first_loss": found[1], "last_loss": found[steps]})
+    figures["note"] = (f"{steps} losses, all bits equal; {figures['direct_bytes'] / 2**30:.1f} GiB; {medians(figures)}")
+    return figures
+
+
+def nccl(machine, transport):
+    """Sums of 512 MiB over both ranks, all of them verified."""
+    version = case_torch.require_torch(machine)
+    target = run_under_agent(machine, [sys.executable, ALLREDUCE, "--status", "{status}", "--ranks", 2, "--mib", 256,
+                                       "--pause-ms", 2], transport, {**machine.target_env(), **TRANSPORTS[transport]})
+    target.wait_rounds(3, timeout=180)
+    figures = through_everything(machine, target, lambda: target.wait_rounds(2), dump_options=["--tcp-established"])
+    rounds = target.finish()
+    figures["torch"] = version
+    figures["note"] = f"{rounds} rounds of sums; {figures['direct_bytes'] / 2**30:.1f} GiB; {medians(figures)}"
+    return figures
+
+
+for one in TRANSPORTS:
+    case(f"direct.nccl.{one}", simulated=False, needs=NEEDS + DUMPS + ("two gpus",))(
+        lambda machine, transport=one: nccl(machine, transport))
+
+
+# --- JAX, CuPy, Numba and Transformers: loops that verify themselves
 
 def framework(machine, kind, gib, rounds_before=5, env=None):
     words = [sys.executable, LOOPS, kind, "--status", "{status}", "--gib", gib]
@@ -136,7 +190,9 @@ case("direct.jax.on_demand", simulated=False, needs=NEEDS + DUMPS)(
     lambda machine: framework(machine, "jax", 2, 55, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}))
 case("direct.jax.preallocated", simulated=False, needs=NEEDS + DUMPS)(
     lambda machine: framework(machine, "jax", 2, 55, {"XLA_CLIENT_MEM_FRACTION": "0.05"}))
-case("direct.cupy", simulated=False, needs=NEEDS + DUMPS)(lambda machine: framework(machine, "cupy", 2))
+for one in ("cupy", "numba", "transformers"):
+    case(f"direct.{one}", simulated=False, needs=NEEDS + DUMPS)(
+        lambda machine, kind=one: framework(machine, kind, 2))
 
 
 # --- Programs of driver calls
