@@ -2,7 +2,8 @@
 //
 // Open, it costs a call two writes to a line that only its own thread writes, and one read of a
 // line that nobody writes: no fence, because close() makes every thread pass one (membarrier).
-// Closed, a thread waits in front of the call, outside the driver, and not in it.
+// Closed, a thread waits in front of the call, outside the driver, and not in it. The same is true
+// of handlers of signals, also of those that come while it waits.
 #pragma once
 
 #include <atomic>
@@ -16,8 +17,10 @@ class Gate {
   // One thread's place. Never freed, because a thread may call the driver until its very end;
   // reused when the thread has ended.
   struct alignas(64) Place {
+    // Calls of the driver in progress: more than one where it calls back, or a signal comes.
+    // Written by its own thread alone, and by handlers that run on that: they leave it as they
+    // found it.
     std::atomic<std::uint32_t> inside{0};
-    std::uint32_t depth = 0;  // calls of the driver within calls, as from a callback
     std::atomic<bool> taken{true};
     Place* next = nullptr;
   };
@@ -25,12 +28,8 @@ class Gate {
   // A call in progress. The agent's own threads make their calls without.
   class Pass {
    public:
-    Pass() : place_(place_of_this_thread()) {
-      if (place_->depth++ == 0) enter(*place_);
-    }
-    ~Pass() {
-      if (--place_->depth == 0) leave(*place_);
-    }
+    Pass() : place_(place_of_this_thread()) { enter(*place_); }
+    ~Pass() { leave(*place_); }
     Pass(const Pass&) = delete;
     Pass& operator=(const Pass&) = delete;
 
@@ -56,18 +55,21 @@ class Gate {
     return place ? place : make_place();
   }
   static void enter(Place& place) {
+    const auto outer = place.inside.load(std::memory_order_relaxed);
     if (shared_.fence_needed.load(std::memory_order_relaxed)) {
-      place.inside.store(1, std::memory_order_seq_cst);
+      place.inside.store(outer + 1, std::memory_order_seq_cst);
     } else {
-      place.inside.store(1, std::memory_order_relaxed);
+      place.inside.store(outer + 1, std::memory_order_relaxed);
       std::atomic_signal_fence(std::memory_order_seq_cst);
     }
+    if (outer != 0) return;
     if (shared_.closed.load(std::memory_order_seq_cst)) [[unlikely]]
       wait_outside(place);
   }
   static void leave(Place& place) {
-    place.inside.store(0, std::memory_order_release);
-    if (shared_.closed.load(std::memory_order_relaxed)) [[unlikely]]
+    const auto outer = place.inside.load(std::memory_order_relaxed) - 1;
+    place.inside.store(outer, std::memory_order_release);
+    if (outer == 0 && shared_.closed.load(std::memory_order_relaxed)) [[unlikely]]
       tell_closer();
   }
   static Place* make_place();
