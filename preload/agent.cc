@@ -338,7 +338,7 @@ class Session {
     make_descriptor_room(kExportRoom);
     buffer_wanted_ = arguments_[0] == 0;
     segment_bytes_ = page_.segment_bytes = movable_bytes();
-    deep_load_ = last_deep_load();
+    deep_loads_ = deep_loads();
     const char* library = segment_bytes_ > 0 ? library_past_gate() : nullptr;
     if (library)
       return refuse(
@@ -370,7 +370,7 @@ class Session {
                       arguments_[0]);
       ::usleep(1000);
     }
-    if (last_deep_load() != deep_load_) {
+    if (deep_loads() != deep_loads_) {
       Gate::open();
       return refuse(cuda::CUDA_ERROR_NOT_SUPPORTED, "meanwhile it has opened a library with",
                     "RTLD_DEEPBIND");
@@ -499,8 +499,8 @@ class Session {
   std::uint64_t content_id_[2] = {};
   std::uint64_t buffer_address_ = 0;
   std::uint64_t buffer_bytes_ = 0;
-  const void* deep_load_ = nullptr;  // the last one that prepare() knew of
-  std::span<std::byte> unused_;      // a buffer that was given back, and is not yet freed
+  std::uint64_t deep_loads_ = 0;  // as of prepare()
+  std::span<std::byte> unused_;   // a buffer that was given back, and is not yet freed
 };
 
 void* run_agent(void*) {

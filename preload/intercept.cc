@@ -247,6 +247,8 @@ extern "C" __attribute__((visibility("hidden"), used)) void* stasis_dlsym(void* 
                                                                           const char* name,
                                                                           void* caller) {
   void* real = real_dlsym()(handle, name);
+  // Languages without a linker look it up in the C library (.NET: DllImport("libdl")).
+  if (real == reinterpret_cast<void*>(real_dlsym())) return reinterpret_cast<void*>(&::dlsym);
   if (!named_like_a_call(name) || (!real && handle != RTLD_DEFAULT)) return real;
   const int error = errno;
   void* answer = real ? answer_of_dlsym(real, name) : nullptr;

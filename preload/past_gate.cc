@@ -9,8 +9,12 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <span>
 #include <vector>
+
+#include "gate.h"
 
 namespace stasis::preload {
 namespace {
@@ -20,23 +24,40 @@ using Addresses = std::vector<ElfW(Addr)>;
 
 struct DeepLoad {
   char* name;
-  Addresses before;  // what was loaded already, and stays bound as it is
+  // What was loaded already, and stays bound as it is. Whatever it was once is never freed.
+  std::atomic<const Addresses*> before;
   DeepLoad* next;
 };
 // Added to at its head, and never taken from. No lock: a fork would have to wait for it.
 std::atomic<DeepLoad*> g_deep{nullptr};
+std::atomic<std::uint64_t> g_deep_loads{0};
 
 int add_address(dl_phdr_info* info, std::size_t, void* list) {
   static_cast<Addresses*>(list)->push_back(info->dlpi_addr);
   return 0;
 }
 
+bool is_loaded(const char* name) {
+  void* handle = ::dlopen(name, RTLD_NOLOAD | RTLD_LAZY);
+  if (handle) ::dlclose(handle);
+  return handle != nullptr;
+}
+
 void remember(const char* name) {
-  for (const auto* one = g_deep.load(std::memory_order_acquire); one; one = one->next)
-    if (!std::strcmp(one->name, name)) return;
-  auto* load = new DeepLoad{::strdup(name), {}, g_deep.load(std::memory_order_relaxed)};
-  if (!load->name) return delete load;
-  ::dl_iterate_phdr(&add_address, &load->before);
+  auto* known = g_deep.load(std::memory_order_acquire);
+  while (known && std::strcmp(known->name, name) != 0)
+    known = known->next;
+  if (known && is_loaded(name)) return;
+  auto* before = new Addresses;
+  ::dl_iterate_phdr(&add_address, before);
+  if (known) {
+    // Opened again, after it was closed.
+    if (*known->before.load(std::memory_order_acquire) == *before) return delete before;
+    known->before.store(before, std::memory_order_release);
+    return;
+  }
+  auto* load = new DeepLoad{::strdup(name), before, g_deep.load(std::memory_order_relaxed)};
+  if (!load->name) ::abort();  // as of new
   while (!g_deep.compare_exchange_weak(load->next, load, std::memory_order_release)) {
   }
 }
@@ -45,7 +66,9 @@ void remember(const char* name) {
 struct Dynamic {
   const ElfW(Sym) * symbols = nullptr;
   const char* strings = nullptr;
-  std::uint32_t undefined = 0;  // how many symbols come before those that it defines, or all
+  // Of what it imports nothing else is common to all: the hash tables need not tell how many
+  // symbols there are.
+  std::span<const ElfW(Rela)> relocations[2];
   std::vector<ElfW(Xword)> needed;
 
   explicit Dynamic(const link_map& map) {
@@ -53,8 +76,9 @@ struct Dynamic {
     const auto at = [&](ElfW(Addr) address) {
       return reinterpret_cast<const void*>(address < map.l_addr ? address + map.l_addr : address);
     };
+    const ElfW(Rela) * tables[2] = {};
+    std::size_t bytes[2] = {};
     for (const auto* entry = map.l_ld; entry && entry->d_tag != DT_NULL; ++entry) {
-      const auto* words = static_cast<const std::uint32_t*>(at(entry->d_un.d_ptr));
       switch (entry->d_tag) {
         case DT_SYMTAB:
           symbols = static_cast<const ElfW(Sym)*>(at(entry->d_un.d_ptr));
@@ -65,23 +89,37 @@ struct Dynamic {
         case DT_NEEDED:
           needed.push_back(entry->d_un.d_val);
           break;
-        case DT_GNU_HASH:
-          undefined = words[1];
+        case DT_RELA:
+          tables[0] = static_cast<const ElfW(Rela)*>(at(entry->d_un.d_ptr));
           break;
-        case DT_HASH:
-          if (undefined == 0) undefined = words[1];
+        case DT_RELASZ:
+          bytes[0] = entry->d_un.d_val;
+          break;
+        case DT_JMPREL:
+          tables[1] = static_cast<const ElfW(Rela)*>(at(entry->d_un.d_ptr));
+          break;
+        case DT_PLTRELSZ:
+          bytes[1] = entry->d_un.d_val;
           break;
         default:
           break;
       }
     }
-    if (!symbols || !strings) undefined = 0;
+    for (int i = 0; i < 2; ++i)
+      if (symbols && strings && tables[i])
+        relocations[i] = {tables[i], bytes[i] / sizeof(ElfW(Rela))};
   }
 
   template <class Test>
   bool imports(Test test) const {
-    for (std::uint32_t i = 1; i < undefined; ++i)
-      if (symbols[i].st_shndx == SHN_UNDEF && test(strings + symbols[i].st_name)) return true;
+    for (const auto& table : relocations) {
+      for (const auto& relocation : table) {
+        const auto index = ELF64_R_SYM(relocation.r_info);
+        const auto& symbol = symbols[index];
+        if (index != 0 && symbol.st_shndx == SHN_UNDEF && test(strings + symbol.st_name))
+          return true;
+      }
+    }
     return false;
   }
 };
@@ -137,6 +175,7 @@ bool is_drivers_own(const link_map& map) {
 
 // It and what it needs, as far as that was loaded with it.
 bool is_past_gate(const DeepLoad& load) {
+  const Addresses& before = *load.before.load(std::memory_order_acquire);
   std::vector<void*> handles;
   std::vector<const link_map*> seen;
   const auto visit = [&](const char* name) {
@@ -147,8 +186,7 @@ bool is_past_gate(const DeepLoad& load) {
     }
     handles.push_back(handle);
     const auto* map = static_cast<const link_map*>(handle);
-    const bool was_there =
-        std::find(load.before.begin(), load.before.end(), map->l_addr) != load.before.end();
+    const bool was_there = std::find(before.begin(), before.end(), map->l_addr) != before.end();
     if (!was_there && !is_drivers_own(*map) &&
         std::find(seen.begin(), seen.end(), map) == seen.end())
       seen.push_back(map);
@@ -174,7 +212,7 @@ const char* library_past_gate() {
   return nullptr;
 }
 
-const void* last_deep_load() { return g_deep.load(std::memory_order_acquire); }
+std::uint64_t deep_loads() { return g_deep_loads.load(std::memory_order_acquire); }
 
 // Called by the stub below.
 extern "C" __attribute__((visibility("hidden"), used)) Dlopen* stasis_dlopen_next(const char* name,
@@ -188,7 +226,12 @@ extern "C" __attribute__((visibility("hidden"), used)) Dlopen* stasis_dlopen_nex
       function = reinterpret_cast<Dlopen*>(::dlvsym(RTLD_NEXT, "dlopen", "GLIBC_2.2.5"));
     found.store(function, std::memory_order_relaxed);
   }
-  if (name && (mode & RTLD_DEEPBIND)) remember(name);
+  if (name && (mode & RTLD_DEEPBIND)) {
+    // It may call the driver as soon as it is loaded, and nothing holds it back.
+    const Gate::Pass pass;
+    remember(name);
+    g_deep_loads.fetch_add(1, std::memory_order_release);
+  }
   errno = error;
   return function;
 }
