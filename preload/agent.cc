@@ -19,6 +19,7 @@
 #include <iterator>
 #include <new>
 #include <span>
+#include <string>
 
 #include "base/descriptor_room.h"
 #include "base/futex.h"
@@ -339,12 +340,12 @@ class Session {
     buffer_wanted_ = arguments_[0] == 0;
     segment_bytes_ = page_.segment_bytes = movable_bytes();
     deep_loads_ = deep_loads();
-    const char* library = segment_bytes_ > 0 ? library_past_gate() : nullptr;
-    if (library)
+    const auto library = segment_bytes_ > 0 ? library_past_gate() : std::string();
+    if (!library.empty())
       return refuse(
           cuda::CUDA_ERROR_NOT_SUPPORTED,
           "a library that was opened with RTLD_DEEPBIND may call the driver past the agent",
-          library);
+          library.c_str());
     if (buffer_wanted_) return make_buffer();
     give_buffer_back();
     done();

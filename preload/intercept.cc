@@ -179,6 +179,7 @@ void* in_place_of(void* real) {
   const auto* loaded = g_loaded.load(std::memory_order_acquire);
   if (!loaded) return real;
   const auto& known = loaded->known;
+  if (known.empty() || real < known.front().real || real > known.back().real) return real;
   const auto at = std::lower_bound(known.begin(), known.end(), real,
                                    [](const Known& one, void* key) { return one.real < key; });
   return at != known.end() && at->real == real ? at->wrapper : real;

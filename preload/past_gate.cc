@@ -12,9 +12,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "gate.h"
+#include "intercept.h"
 
 namespace stasis::preload {
 namespace {
@@ -71,14 +73,15 @@ struct Dynamic {
   std::span<const ElfW(Rela)> relocations[2];
   std::vector<ElfW(Xword)> needed;
 
-  explicit Dynamic(const link_map& map) {
+  Dynamic(ElfW(Addr) base, const ElfW(Dyn) * section) {
     // The loader has made addresses of them where it can write to the section.
     const auto at = [&](ElfW(Addr) address) {
-      return reinterpret_cast<const void*>(address < map.l_addr ? address + map.l_addr : address);
+      return reinterpret_cast<const void*>(address < base ? address + base : address);
     };
     const ElfW(Rela) * tables[2] = {};
     std::size_t bytes[2] = {};
-    for (const auto* entry = map.l_ld; entry && entry->d_tag != DT_NULL; ++entry) {
+    std::size_t relative = 0;  // the first of the one table, millions in large libraries
+    for (const auto* entry = section; entry && entry->d_tag != DT_NULL; ++entry) {
       switch (entry->d_tag) {
         case DT_SYMTAB:
           symbols = static_cast<const ElfW(Sym)*>(at(entry->d_un.d_ptr));
@@ -95,6 +98,9 @@ struct Dynamic {
         case DT_RELASZ:
           bytes[0] = entry->d_un.d_val;
           break;
+        case DT_RELACOUNT:
+          relative = entry->d_un.d_val;
+          break;
         case DT_JMPREL:
           tables[1] = static_cast<const ElfW(Rela)*>(at(entry->d_un.d_ptr));
           break;
@@ -108,6 +114,7 @@ struct Dynamic {
     for (int i = 0; i < 2; ++i)
       if (symbols && strings && tables[i])
         relocations[i] = {tables[i], bytes[i] / sizeof(ElfW(Rela))};
+    relocations[0] = relocations[0].subspan(std::min(relative, relocations[0].size()));
   }
 
   template <class Test>
@@ -122,31 +129,46 @@ struct Dynamic {
     }
     return false;
   }
+
+  // What it has bound so far of what it imports.
+  template <class Visit>
+  void for_each_slot(ElfW(Addr) base, Visit visit) const {
+    for (const auto& table : relocations) {
+      for (const auto& relocation : table) {
+        const auto type = ELF64_R_TYPE(relocation.r_info);
+        if (type == R_X86_64_JUMP_SLOT || type == R_X86_64_GLOB_DAT)
+          visit(*reinterpret_cast<void* const*>(base + relocation.r_offset));
+      }
+    }
+  }
 };
+
+// Most libraries look for other things by dlsym. One that is too large to be read through may look
+// for the driver.
+bool names_driver(const dl_phdr_info& info) {
+  constexpr std::size_t kMost = 64UL << 20;
+  std::size_t read = 0;
+  for (int i = 0; i < info.dlpi_phnum; ++i) {
+    const auto& part = info.dlpi_phdr[i];
+    if (part.p_type != PT_LOAD || !(part.p_flags & PF_R)) continue;
+    read += part.p_filesz;
+    if (read > kMost) return true;
+    const auto* begin = reinterpret_cast<const char*>(info.dlpi_addr + part.p_vaddr);
+    for (const char* name : {"libcuda.so", "cuGetProcAddress", "cuMem"})
+      if (::memmem(begin, part.p_filesz, name, std::strlen(name))) return true;
+  }
+  return false;
+}
 
 struct Search {
   ElfW(Addr) address;
   bool found;
 };
 
-// Most libraries look for other things by dlsym. One that is too large to be read through may look
-// for the driver.
 int search_names(dl_phdr_info* info, std::size_t, void* search) {
-  constexpr std::size_t kMost = 64UL << 20;
   auto& wanted = *static_cast<Search*>(search);
   if (info->dlpi_addr != wanted.address) return 0;
-  std::size_t read = 0;
-  for (int i = 0; i < info->dlpi_phnum && !wanted.found; ++i) {
-    const auto& part = info->dlpi_phdr[i];
-    if (part.p_type != PT_LOAD || !(part.p_flags & PF_R)) continue;
-    read += part.p_filesz;
-    const auto* begin = reinterpret_cast<const char*>(info->dlpi_addr + part.p_vaddr);
-    wanted.found = read > kMost;
-    for (const char* name : {"libcuda.so", "cuGetProcAddress", "cuMem"}) {
-      if (wanted.found) break;
-      wanted.found = ::memmem(begin, part.p_filesz, name, std::strlen(name)) != nullptr;
-    }
-  }
+  wanted.found = names_driver(*info);
   return 1;
 }
 
@@ -167,9 +189,9 @@ bool may_call_driver(const link_map& map, const Dynamic& dynamic) {
 }
 
 // The driver itself, which programs may open so, too.
-bool is_drivers_own(const link_map& map) {
-  const char* slash = std::strrchr(map.l_name, '/');
-  const char* name = slash ? slash + 1 : map.l_name;
+bool is_drivers_own(const char* path) {
+  const char* slash = std::strrchr(path, '/');
+  const char* name = slash ? slash + 1 : path;
   return !std::strncmp(name, "libcuda.so", 10) || !std::strncmp(name, "libnvidia-", 10);
 }
 
@@ -187,14 +209,14 @@ bool is_past_gate(const DeepLoad& load) {
     handles.push_back(handle);
     const auto* map = static_cast<const link_map*>(handle);
     const bool was_there = std::find(before.begin(), before.end(), map->l_addr) != before.end();
-    if (!was_there && !is_drivers_own(*map) &&
+    if (!was_there && !is_drivers_own(map->l_name) &&
         std::find(seen.begin(), seen.end(), map) == seen.end())
       seen.push_back(map);
   };
   visit(load.name);
   bool found = false;
   for (std::size_t i = 0; i < seen.size() && !found; ++i) {
-    const Dynamic dynamic(*seen[i]);
+    const Dynamic dynamic(seen[i]->l_addr, seen[i]->l_ld);
     found = may_call_driver(*seen[i], dynamic);
     for (const auto name : dynamic.needed)
       if (!found && dynamic.strings) visit(dynamic.strings + name);
@@ -204,12 +226,33 @@ bool is_past_gate(const DeepLoad& load) {
   return found;
 }
 
+// One that has found the driver, or the C library's dlsym, however it was opened: the dlopen of a
+// library that was opened so is not ours either.
+int search_bound(dl_phdr_info* info, std::size_t, void* name) {
+  const ElfW(Dyn)* section = nullptr;
+  for (int i = 0; i < info->dlpi_phnum; ++i)
+    if (info->dlpi_phdr[i].p_type == PT_DYNAMIC)
+      section = reinterpret_cast<const ElfW(Dyn)*>(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr);
+  if (!section || is_drivers_own(info->dlpi_name)) return 0;
+  bool has_dlsym = false;
+  bool has_driver = false;
+  Dynamic(info->dlpi_addr, section).for_each_slot(info->dlpi_addr, [&](void* bound) {
+    has_dlsym = has_dlsym || bound == reinterpret_cast<void*>(real_dlsym());
+    has_driver = has_driver || in_place_of(bound) != bound;
+  });
+  if (!has_driver && !(has_dlsym && names_driver(*info))) return 0;
+  *static_cast<std::string*>(name) = info->dlpi_name;
+  return 1;
+}
+
 }  // namespace
 
-const char* library_past_gate() {
+std::string library_past_gate() {
   for (const auto* load = g_deep.load(std::memory_order_acquire); load; load = load->next)
     if (is_past_gate(*load)) return load->name;
-  return nullptr;
+  std::string name;
+  ::dl_iterate_phdr(&search_bound, &name);
+  return name;
 }
 
 std::uint64_t deep_loads() { return g_deep_loads.load(std::memory_order_acquire); }
