@@ -115,6 +115,8 @@ struct DeviceWait {
   static void* run(void* argument) {
     auto* self = static_cast<DeviceWait*>(argument);
     for (auto* context : self->contexts) {
+      // Given up: the gate is open again, and the next context may be gone by now.
+      if (self->users.load() == 1) break;
       auto result = driver().cuCtxSetCurrent(context);
       // One that was destroyed meanwhile has nothing to wait for.
       if (result != cuda::CUDA_SUCCESS) continue;

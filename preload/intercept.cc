@@ -162,8 +162,7 @@ Dlsym* real_dlsym() {
   static std::atomic<Dlsym*> found{nullptr};
   Dlsym* function = found.load(std::memory_order_relaxed);
   if (!function) {
-    function = reinterpret_cast<Dlsym*>(::dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.34"));
-    if (!function) function = reinterpret_cast<Dlsym*>(::dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5"));
+    function = reinterpret_cast<Dlsym*>(::dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5"));
     found.store(function, std::memory_order_relaxed);
   }
   return function;

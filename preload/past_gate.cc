@@ -264,9 +264,7 @@ extern "C" __attribute__((visibility("hidden"), used)) Dlopen* stasis_dlopen_nex
   const int error = errno;
   auto* function = found.load(std::memory_order_relaxed);
   if (!function) {
-    function = reinterpret_cast<Dlopen*>(::dlvsym(RTLD_NEXT, "dlopen", "GLIBC_2.34"));
-    if (!function)
-      function = reinterpret_cast<Dlopen*>(::dlvsym(RTLD_NEXT, "dlopen", "GLIBC_2.2.5"));
+    function = reinterpret_cast<Dlopen*>(::dlvsym(RTLD_NEXT, "dlopen", "GLIBC_2.2.5"));
     found.store(function, std::memory_order_relaxed);
   }
   if (name && (mode & RTLD_DEEPBIND)) {
