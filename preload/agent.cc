@@ -341,16 +341,21 @@ class Session {
     make_descriptor_room(kExportRoom);
     buffer_wanted_ = arguments_[0] == 0;
     segment_bytes_ = page_.segment_bytes = movable_bytes();
-    deep_loads_ = deep_loads();
-    const auto library = segment_bytes_ > 0 ? library_past_gate() : std::string();
-    if (!library.empty())
-      return refuse(
-          cuda::CUDA_ERROR_NOT_SUPPORTED,
-          "a library that was opened with RTLD_DEEPBIND may call the driver past the agent",
-          library.c_str());
+    if (segment_bytes_ > 0 && refuse_past_gate()) return;
     if (buffer_wanted_) return make_buffer();
     give_buffer_back();
     done();
+  }
+
+  // With the gate open.
+  bool refuse_past_gate() {
+    deep_loads_ = deep_loads();
+    const auto library = library_past_gate();
+    if (library.empty()) return false;
+    refuse(cuda::CUDA_ERROR_NOT_SUPPORTED,
+           "a library that was opened with RTLD_DEEPBIND may call the driver past the agent",
+           library.c_str());
+    return true;
   }
 
   void close_gate() {
@@ -365,18 +370,20 @@ class Session {
         Gate::open();
         return refuse_ending();
       }
-      if (captures_in_progress() == 0) break;
-      // Waiting for the device would spoil the capture, which soon ends by itself.
+      const bool opened = deep_loads() != deep_loads_;
+      const bool captures = captures_in_progress() != 0;
+      if (!opened && !captures) break;
       Gate::open();
-      if (Clock::now() + milliseconds(1) >= deadline)
+      if (opened && refuse_past_gate()) return;
+      if (Clock::now() + milliseconds(1) >= deadline) {
+        if (opened)
+          return refuse(cuda::CUDA_ERROR_NOT_SUPPORTED, "all the time it opens libraries with",
+                        "RTLD_DEEPBIND");
         return refuse(cuda::CUDA_ERROR_NOT_READY, "a stream was being captured for milliseconds",
                       arguments_[0]);
-      ::usleep(1000);
-    }
-    if (deep_loads() != deep_loads_) {
-      Gate::open();
-      return refuse(cuda::CUDA_ERROR_NOT_SUPPORTED, "meanwhile it has opened a library with",
-                    "RTLD_DEEPBIND");
+      }
+      // Waiting for the device would spoil the capture, which soon ends by itself.
+      if (captures) ::usleep(1000);
     }
     Outcome outcome;
     switch (wait_for_devices(deadline, outcome)) {
@@ -502,7 +509,7 @@ class Session {
   std::uint64_t content_id_[2] = {};
   std::uint64_t buffer_address_ = 0;
   std::uint64_t buffer_bytes_ = 0;
-  std::uint64_t deep_loads_ = 0;  // as of prepare()
+  std::uint64_t deep_loads_ = 0;  // when library_past_gate() looked last
   std::span<std::byte> unused_;   // a buffer that was given back, and is not yet freed
 };
 

@@ -90,8 +90,12 @@ void open_deep(const std::string& file) {
     if (!out || std::fclose(out) != 0) ::_exit(11);
   };
   tell(".asked");
-  if (!::dlopen("libm.so.6", RTLD_NOW | RTLD_DEEPBIND)) ::_exit(12);
-  tell(".opened");
+  void* library = ::dlopen("libm.so.6", RTLD_NOW | RTLD_DEEPBIND);
+  for (tell(".opened"); library; library = ::dlopen("libm.so.6", RTLD_NOW | RTLD_DEEPBIND)) {
+    ::dlclose(library);
+    ::usleep(1000);
+  }
+  ::_exit(12);
 }
 
 void wait_for_next_turn(void*) {
