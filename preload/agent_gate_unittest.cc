@@ -41,6 +41,9 @@ class Crowd {
   explicit Crowd(int count) {
     for (int i = 0; i < count; ++i)
       threads_.emplace_back([this] { run(); });
+    // A first call takes memory, which a handler may not.
+    while (begun_ < count)
+      std::this_thread::yield();
   }
   ~Crowd() {
     stop_ = true;
@@ -69,11 +72,14 @@ class Crowd {
 
  private:
   void run() {
+    pass();
+    ++begun_;
     while (!stop_.load(std::memory_order_relaxed))
       pass();
   }
 
   long guarded_ = 0;
+  std::atomic<int> begun_{0};
   std::atomic<bool> stop_{false};
   std::atomic<long> passes_{0};
   std::atomic<long> torn_{0};

@@ -72,8 +72,8 @@ void Gate::forget_thread(void* its_place) {
   // left: destructors are not run for it here. Its place would keep the gate from closing, and the
   // next thread that has it would walk through a closed one.
   if (place->inside.load(std::memory_order_relaxed) != 0) {
-    place->inside.store(1, std::memory_order_relaxed);
-    leave(*place);
+    place->depth.store(1, std::memory_order_relaxed);
+    leave(*place, false);
   }
   place->taken.store(false, std::memory_order_release);
 }
@@ -132,6 +132,7 @@ void Gate::reset_after_fork() {
   for (Place* place = places_.load(std::memory_order_relaxed); place; place = place->next) {
     if (place == place_) continue;
     place->inside.store(0, std::memory_order_relaxed);
+    place->depth.store(0, std::memory_order_relaxed);
     place->taken.store(false, std::memory_order_relaxed);
   }
   shared_.closed.store(0, std::memory_order_relaxed);

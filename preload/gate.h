@@ -17,10 +17,9 @@ class Gate {
   // One thread's place. Never freed, because a thread may call the driver until its very end;
   // reused when the thread has ended.
   struct alignas(64) Place {
-    // Calls of the driver in progress: more than one where it calls back, or a signal comes.
-    // Written by its own thread alone, and by handlers that run on that: they leave it as they
-    // found it.
+    // Both are written by its own thread alone, and by handlers of signals that run on that.
     std::atomic<std::uint32_t> inside{0};
+    std::atomic<std::uint32_t> depth{0};  // calls let in, and calls of the driver within those
     std::atomic<bool> taken{true};
     Place* next = nullptr;
   };
@@ -28,13 +27,14 @@ class Gate {
   // A call in progress. The agent's own threads make their calls without.
   class Pass {
    public:
-    Pass() : place_(place_of_this_thread()) { enter(*place_); }
-    ~Pass() { leave(*place_); }
+    Pass() : place_(place_of_this_thread()), was_inside_(enter(*place_)) {}
+    ~Pass() { leave(*place_, was_inside_); }
     Pass(const Pass&) = delete;
     Pass& operator=(const Pass&) = delete;
 
    private:
     Place* place_;
+    bool was_inside_;
   };
 
   // Holds back new calls and waits for those in progress. False at the deadline: it is open again.
@@ -54,22 +54,32 @@ class Gate {
     Place* place = place_;
     return place ? place : make_place();
   }
-  static void enter(Place& place) {
-    const auto outer = place.inside.load(std::memory_order_relaxed);
-    if (shared_.fence_needed.load(std::memory_order_relaxed)) {
-      place.inside.store(outer + 1, std::memory_order_seq_cst);
-    } else {
-      place.inside.store(outer + 1, std::memory_order_relaxed);
-      std::atomic_signal_fence(std::memory_order_seq_cst);
+  // A handler may come between any two lines. Until a call of its thread has been let in it asks
+  // for itself, and it leaves what that has said already: whether it is inside.
+  static bool enter(Place& place) {
+    const bool was_inside = place.inside.load(std::memory_order_relaxed) != 0;
+    const auto depth = place.depth.load(std::memory_order_relaxed);
+    if (depth == 0) {
+      if (shared_.fence_needed.load(std::memory_order_relaxed)) {
+        place.inside.store(1, std::memory_order_seq_cst);
+      } else {
+        place.inside.store(1, std::memory_order_relaxed);
+        std::atomic_signal_fence(std::memory_order_seq_cst);
+      }
+      if (shared_.closed.load(std::memory_order_seq_cst)) [[unlikely]]
+        wait_outside(place);
     }
-    if (outer != 0) return;
-    if (shared_.closed.load(std::memory_order_seq_cst)) [[unlikely]]
-      wait_outside(place);
+    place.depth.store(depth + 1, std::memory_order_relaxed);
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    return was_inside;
   }
-  static void leave(Place& place) {
-    const auto outer = place.inside.load(std::memory_order_relaxed) - 1;
-    place.inside.store(outer, std::memory_order_release);
-    if (outer == 0 && shared_.closed.load(std::memory_order_relaxed)) [[unlikely]]
+  static void leave(Place& place, bool was_inside) {
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    place.depth.store(place.depth.load(std::memory_order_relaxed) - 1, std::memory_order_relaxed);
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    if (was_inside) return;
+    place.inside.store(0, std::memory_order_release);
+    if (shared_.closed.load(std::memory_order_relaxed)) [[unlikely]]
       tell_closer();
   }
   static Place* make_place();
