@@ -19,6 +19,7 @@
 #include <iterator>
 #include <new>
 #include <span>
+#include <string>
 
 #include "base/descriptor_room.h"
 #include "base/futex.h"
@@ -114,6 +115,8 @@ struct DeviceWait {
   static void* run(void* argument) {
     auto* self = static_cast<DeviceWait*>(argument);
     for (auto* context : self->contexts) {
+      // Given up: the gate is open again, and the next context may be gone by now.
+      if (self->users.load() == 1) break;
       auto result = driver().cuCtxSetCurrent(context);
       // One that was destroyed meanwhile has nothing to wait for.
       if (result != cuda::CUDA_SUCCESS) continue;
@@ -338,16 +341,21 @@ class Session {
     make_descriptor_room(kExportRoom);
     buffer_wanted_ = arguments_[0] == 0;
     segment_bytes_ = page_.segment_bytes = movable_bytes();
-    deep_load_ = last_deep_load();
-    const char* library = segment_bytes_ > 0 ? library_past_gate() : nullptr;
-    if (library)
-      return refuse(
-          cuda::CUDA_ERROR_NOT_SUPPORTED,
-          "a library that was opened with RTLD_DEEPBIND may call the driver past the agent",
-          library);
+    if (segment_bytes_ > 0 && refuse_past_gate()) return;
     if (buffer_wanted_) return make_buffer();
     give_buffer_back();
     done();
+  }
+
+  // With the gate open.
+  bool refuse_past_gate() {
+    deep_loads_ = deep_loads();
+    const auto library = library_past_gate();
+    if (library.empty()) return false;
+    refuse(cuda::CUDA_ERROR_NOT_SUPPORTED,
+           "a library that was opened with RTLD_DEEPBIND may call the driver past the agent",
+           library.c_str());
+    return true;
   }
 
   void close_gate() {
@@ -362,18 +370,20 @@ class Session {
         Gate::open();
         return refuse_ending();
       }
-      if (captures_in_progress() == 0) break;
-      // Waiting for the device would spoil the capture, which soon ends by itself.
+      const bool opened = deep_loads() != deep_loads_;
+      const bool captures = captures_in_progress() != 0;
+      if (!opened && !captures) break;
       Gate::open();
-      if (Clock::now() + milliseconds(1) >= deadline)
+      if (opened && refuse_past_gate()) return;
+      if (Clock::now() + milliseconds(1) >= deadline) {
+        if (opened)
+          return refuse(cuda::CUDA_ERROR_NOT_SUPPORTED, "all the time it opens libraries with",
+                        "RTLD_DEEPBIND");
         return refuse(cuda::CUDA_ERROR_NOT_READY, "a stream was being captured for milliseconds",
                       arguments_[0]);
-      ::usleep(1000);
-    }
-    if (last_deep_load() != deep_load_) {
-      Gate::open();
-      return refuse(cuda::CUDA_ERROR_NOT_SUPPORTED, "meanwhile it has opened a library with",
-                    "RTLD_DEEPBIND");
+      }
+      // Waiting for the device would spoil the capture, which soon ends by itself.
+      if (captures) ::usleep(1000);
     }
     Outcome outcome;
     switch (wait_for_devices(deadline, outcome)) {
@@ -499,8 +509,8 @@ class Session {
   std::uint64_t content_id_[2] = {};
   std::uint64_t buffer_address_ = 0;
   std::uint64_t buffer_bytes_ = 0;
-  const void* deep_load_ = nullptr;  // the last one that prepare() knew of
-  std::span<std::byte> unused_;      // a buffer that was given back, and is not yet freed
+  std::uint64_t deep_loads_ = 0;  // when library_past_gate() looked last
+  std::span<std::byte> unused_;   // a buffer that was given back, and is not yet freed
 };
 
 void* run_agent(void*) {

@@ -9,9 +9,11 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstddef>
 #include <iterator>
 #include <new>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -39,11 +41,29 @@ class Crowd {
   explicit Crowd(int count) {
     for (int i = 0; i < count; ++i)
       threads_.emplace_back([this] { run(); });
+    // A first call takes memory, which a handler may not.
+    while (begun_ < count)
+      std::this_thread::yield();
   }
   ~Crowd() {
     stop_ = true;
     for (auto& thread : threads_)
       thread.join();
+  }
+  void signal_all(int number) {
+    for (auto& thread : threads_)
+      ::pthread_kill(thread.native_handle(), number);
+  }
+  // A call. Also from a handler of a signal, in the middle of another one.
+  void pass() {
+    const Gate::Pass pass;
+    // The compiler may not join the two looks.
+    const long before = *static_cast<volatile long*>(&guarded_);
+    for (int i = 0; i < 20; ++i)
+      std::atomic_signal_fence(std::memory_order_seq_cst);
+    const long after = *static_cast<volatile long*>(&guarded_);
+    if (before != after) torn_.fetch_add(1, std::memory_order_relaxed);
+    passes_.fetch_add(1, std::memory_order_relaxed);
   }
   // By the closer, while it is closed. Not atomic: the gate itself has to keep them apart.
   void write(long value) { guarded_ = value; }
@@ -52,19 +72,14 @@ class Crowd {
 
  private:
   void run() {
-    while (!stop_.load(std::memory_order_relaxed)) {
-      const Gate::Pass pass;
-      // The compiler may not join the two looks.
-      const long before = *static_cast<volatile long*>(&guarded_);
-      for (int i = 0; i < 20; ++i)
-        std::atomic_signal_fence(std::memory_order_seq_cst);
-      const long after = *static_cast<volatile long*>(&guarded_);
-      if (before != after) torn_.fetch_add(1, std::memory_order_relaxed);
-      passes_.fetch_add(1, std::memory_order_relaxed);
-    }
+    pass();
+    ++begun_;
+    while (!stop_.load(std::memory_order_relaxed))
+      pass();
   }
 
   long guarded_ = 0;
+  std::atomic<int> begun_{0};
   std::atomic<bool> stop_{false};
   std::atomic<long> passes_{0};
   std::atomic<long> torn_{0};
@@ -138,6 +153,39 @@ TEST(Gate, NobodyIsInsideWhileItIsClosed) {
 TEST(Gate, NobodyIsInsideWhileItIsClosedByFences) {
   Gate::fence_in_every_call();
   nobody_is_inside_while_closed();
+}
+
+std::atomic<Crowd*> g_crowd{nullptr};
+
+// Programs call the driver from handlers of signals at their own risk, not at that of their memory.
+TEST(Gate, NobodyIsInsideByAHandlerOfASignal) {
+  if (kChecked) Gate::fence_in_every_call();
+  struct sigaction action {};
+  struct sigaction before {};
+  action.sa_handler = [](int) { g_crowd.load()->pass(); };
+  ASSERT_EQ(::sigaction(SIGUSR1, &action, &before), 0);
+  std::optional<Crowd> crowd(std::in_place, 2);
+  g_crowd = &*crowd;
+  long value = 0;
+  int moved = 0;
+  for (int round = 0; round < 300; ++round) {
+    crowd->signal_all(SIGUSR1);
+    EXPECT_TRUE(close_within(milliseconds(30000)));
+    const long passes = crowd->passes();
+    // Those that wait in front of the gate are met here.
+    crowd->signal_all(SIGUSR1);
+    for (int i = 0; i < 50; ++i)
+      crowd->write(++value);
+    std::this_thread::sleep_for(milliseconds(1));
+    if (crowd->passes() != passes) ++moved;
+    Gate::open();
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+  EXPECT_EQ(moved, 0) << "handlers went through a closed gate";
+  EXPECT_EQ(crowd->torn(), 0) << "handlers were inside while it was closed";
+  // Its threads end before the handler is away.
+  crowd.reset();
+  ::sigaction(SIGUSR1, &before, nullptr);
 }
 
 TEST(Gate, OpensAgainWhenSomebodyStaysInside) {

@@ -71,9 +71,9 @@ void Gate::forget_thread(void* its_place) {
   // A thread that was cancelled in a call of the driver, or ended itself in a callback, has not
   // left: destructors are not run for it here. Its place would keep the gate from closing, and the
   // next thread that has it would walk through a closed one.
-  if (place->depth != 0) {
-    place->depth = 0;
-    leave(*place);
+  if (place->inside.load(std::memory_order_relaxed) != 0) {
+    place->depth.store(1, std::memory_order_relaxed);
+    leave(*place, false);
   }
   place->taken.store(false, std::memory_order_release);
 }
@@ -132,7 +132,7 @@ void Gate::reset_after_fork() {
   for (Place* place = places_.load(std::memory_order_relaxed); place; place = place->next) {
     if (place == place_) continue;
     place->inside.store(0, std::memory_order_relaxed);
-    place->depth = 0;
+    place->depth.store(0, std::memory_order_relaxed);
     place->taken.store(false, std::memory_order_relaxed);
   }
   shared_.closed.store(0, std::memory_order_relaxed);

@@ -2,7 +2,8 @@
 //
 // Open, it costs a call two writes to a line that only its own thread writes, and one read of a
 // line that nobody writes: no fence, because close() makes every thread pass one (membarrier).
-// Closed, a thread waits in front of the call, outside the driver, and not in it.
+// Closed, a thread waits in front of the call, outside the driver, and not in it. The same is true
+// of handlers of signals, also of those that come while it waits.
 #pragma once
 
 #include <atomic>
@@ -16,8 +17,9 @@ class Gate {
   // One thread's place. Never freed, because a thread may call the driver until its very end;
   // reused when the thread has ended.
   struct alignas(64) Place {
+    // Both are written by its own thread alone, and by handlers of signals that run on that.
     std::atomic<std::uint32_t> inside{0};
-    std::uint32_t depth = 0;  // calls of the driver within calls, as from a callback
+    std::atomic<std::uint32_t> depth{0};  // calls let in, and calls of the driver within those
     std::atomic<bool> taken{true};
     Place* next = nullptr;
   };
@@ -25,17 +27,14 @@ class Gate {
   // A call in progress. The agent's own threads make their calls without.
   class Pass {
    public:
-    Pass() : place_(place_of_this_thread()) {
-      if (place_->depth++ == 0) enter(*place_);
-    }
-    ~Pass() {
-      if (--place_->depth == 0) leave(*place_);
-    }
+    Pass() : place_(place_of_this_thread()), was_inside_(enter(*place_)) {}
+    ~Pass() { leave(*place_, was_inside_); }
     Pass(const Pass&) = delete;
     Pass& operator=(const Pass&) = delete;
 
    private:
     Place* place_;
+    bool was_inside_;
   };
 
   // Holds back new calls and waits for those in progress. False at the deadline: it is open again.
@@ -55,17 +54,30 @@ class Gate {
     Place* place = place_;
     return place ? place : make_place();
   }
-  static void enter(Place& place) {
-    if (shared_.fence_needed.load(std::memory_order_relaxed)) {
-      place.inside.store(1, std::memory_order_seq_cst);
-    } else {
-      place.inside.store(1, std::memory_order_relaxed);
-      std::atomic_signal_fence(std::memory_order_seq_cst);
+  // A handler may come between any two lines. Until a call of its thread has been let in it asks
+  // for itself, and it leaves what that has said already: whether it is inside.
+  static bool enter(Place& place) {
+    const bool was_inside = place.inside.load(std::memory_order_relaxed) != 0;
+    const auto depth = place.depth.load(std::memory_order_relaxed);
+    if (depth == 0) {
+      if (shared_.fence_needed.load(std::memory_order_relaxed)) {
+        place.inside.store(1, std::memory_order_seq_cst);
+      } else {
+        place.inside.store(1, std::memory_order_relaxed);
+        std::atomic_signal_fence(std::memory_order_seq_cst);
+      }
+      if (shared_.closed.load(std::memory_order_seq_cst)) [[unlikely]]
+        wait_outside(place);
     }
-    if (shared_.closed.load(std::memory_order_seq_cst)) [[unlikely]]
-      wait_outside(place);
+    place.depth.store(depth + 1, std::memory_order_relaxed);
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    return was_inside;
   }
-  static void leave(Place& place) {
+  static void leave(Place& place, bool was_inside) {
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    place.depth.store(place.depth.load(std::memory_order_relaxed) - 1, std::memory_order_relaxed);
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    if (was_inside) return;
     place.inside.store(0, std::memory_order_release);
     if (shared_.closed.load(std::memory_order_relaxed)) [[unlikely]]
       tell_closer();

@@ -162,8 +162,7 @@ Dlsym* real_dlsym() {
   static std::atomic<Dlsym*> found{nullptr};
   Dlsym* function = found.load(std::memory_order_relaxed);
   if (!function) {
-    function = reinterpret_cast<Dlsym*>(::dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.34"));
-    if (!function) function = reinterpret_cast<Dlsym*>(::dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5"));
+    function = reinterpret_cast<Dlsym*>(::dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5"));
     found.store(function, std::memory_order_relaxed);
   }
   return function;
@@ -179,6 +178,7 @@ void* in_place_of(void* real) {
   const auto* loaded = g_loaded.load(std::memory_order_acquire);
   if (!loaded) return real;
   const auto& known = loaded->known;
+  if (known.empty() || real < known.front().real || real > known.back().real) return real;
   const auto at = std::lower_bound(known.begin(), known.end(), real,
                                    [](const Known& one, void* key) { return one.real < key; });
   return at != known.end() && at->real == real ? at->wrapper : real;
@@ -247,6 +247,8 @@ extern "C" __attribute__((visibility("hidden"), used)) void* stasis_dlsym(void* 
                                                                           const char* name,
                                                                           void* caller) {
   void* real = real_dlsym()(handle, name);
+  // Languages without a linker look it up in the C library (.NET: DllImport("libdl")).
+  if (real == reinterpret_cast<void*>(real_dlsym())) return reinterpret_cast<void*>(&::dlsym);
   if (!named_like_a_call(name) || (!real && handle != RTLD_DEFAULT)) return real;
   const int error = errno;
   void* answer = real ? answer_of_dlsym(real, name) : nullptr;

@@ -18,8 +18,9 @@ struct DriverCalls {
 };
 const DriverCalls& driver();
 
-// The C library's dlsym, past ours. Its version names are those of glibc 2.34 and of the x86-64
-// baseline before it.
+// The C library's dlsym, past ours. By the version of the x86-64 baseline, which 2.34 and newer
+// have for the same function beside their own: the error of a name that is not there would take
+// memory, and a program whose malloc comes here for the one behind it would go round in a circle.
 using Dlsym = void*(void*, const char*);
 Dlsym* real_dlsym();
 

@@ -9,8 +9,14 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <span>
+#include <string>
 #include <vector>
+
+#include "gate.h"
+#include "intercept.h"
 
 namespace stasis::preload {
 namespace {
@@ -20,23 +26,40 @@ using Addresses = std::vector<ElfW(Addr)>;
 
 struct DeepLoad {
   char* name;
-  Addresses before;  // what was loaded already, and stays bound as it is
+  // What was loaded already, and stays bound as it is. Whatever it was once is never freed.
+  std::atomic<const Addresses*> before;
   DeepLoad* next;
 };
 // Added to at its head, and never taken from. No lock: a fork would have to wait for it.
 std::atomic<DeepLoad*> g_deep{nullptr};
+std::atomic<std::uint64_t> g_deep_loads{0};
 
 int add_address(dl_phdr_info* info, std::size_t, void* list) {
   static_cast<Addresses*>(list)->push_back(info->dlpi_addr);
   return 0;
 }
 
+bool is_loaded(const char* name) {
+  void* handle = ::dlopen(name, RTLD_NOLOAD | RTLD_LAZY);
+  if (handle) ::dlclose(handle);
+  return handle != nullptr;
+}
+
 void remember(const char* name) {
-  for (const auto* one = g_deep.load(std::memory_order_acquire); one; one = one->next)
-    if (!std::strcmp(one->name, name)) return;
-  auto* load = new DeepLoad{::strdup(name), {}, g_deep.load(std::memory_order_relaxed)};
-  if (!load->name) return delete load;
-  ::dl_iterate_phdr(&add_address, &load->before);
+  auto* known = g_deep.load(std::memory_order_acquire);
+  while (known && std::strcmp(known->name, name) != 0)
+    known = known->next;
+  if (known && is_loaded(name)) return;
+  auto* before = new Addresses;
+  ::dl_iterate_phdr(&add_address, before);
+  if (known) {
+    // Opened again, after it was closed.
+    if (*known->before.load(std::memory_order_acquire) == *before) return delete before;
+    known->before.store(before, std::memory_order_release);
+    return;
+  }
+  auto* load = new DeepLoad{::strdup(name), before, g_deep.load(std::memory_order_relaxed)};
+  if (!load->name) ::abort();  // as of new
   while (!g_deep.compare_exchange_weak(load->next, load, std::memory_order_release)) {
   }
 }
@@ -45,16 +68,20 @@ void remember(const char* name) {
 struct Dynamic {
   const ElfW(Sym) * symbols = nullptr;
   const char* strings = nullptr;
-  std::uint32_t undefined = 0;  // how many symbols come before those that it defines, or all
+  // Of what it imports nothing else is common to all: the hash tables need not tell how many
+  // symbols there are.
+  std::span<const ElfW(Rela)> relocations[2];
   std::vector<ElfW(Xword)> needed;
 
-  explicit Dynamic(const link_map& map) {
+  Dynamic(ElfW(Addr) base, const ElfW(Dyn) * section) {
     // The loader has made addresses of them where it can write to the section.
     const auto at = [&](ElfW(Addr) address) {
-      return reinterpret_cast<const void*>(address < map.l_addr ? address + map.l_addr : address);
+      return reinterpret_cast<const void*>(address < base ? address + base : address);
     };
-    for (const auto* entry = map.l_ld; entry && entry->d_tag != DT_NULL; ++entry) {
-      const auto* words = static_cast<const std::uint32_t*>(at(entry->d_un.d_ptr));
+    const ElfW(Rela) * tables[2] = {};
+    std::size_t bytes[2] = {};
+    std::size_t relative = 0;  // the first of the one table, millions in large libraries
+    for (const auto* entry = section; entry && entry->d_tag != DT_NULL; ++entry) {
       switch (entry->d_tag) {
         case DT_SYMTAB:
           symbols = static_cast<const ElfW(Sym)*>(at(entry->d_un.d_ptr));
@@ -65,50 +92,83 @@ struct Dynamic {
         case DT_NEEDED:
           needed.push_back(entry->d_un.d_val);
           break;
-        case DT_GNU_HASH:
-          undefined = words[1];
+        case DT_RELA:
+          tables[0] = static_cast<const ElfW(Rela)*>(at(entry->d_un.d_ptr));
           break;
-        case DT_HASH:
-          if (undefined == 0) undefined = words[1];
+        case DT_RELASZ:
+          bytes[0] = entry->d_un.d_val;
+          break;
+        case DT_RELACOUNT:
+          relative = entry->d_un.d_val;
+          break;
+        case DT_JMPREL:
+          tables[1] = static_cast<const ElfW(Rela)*>(at(entry->d_un.d_ptr));
+          break;
+        case DT_PLTRELSZ:
+          bytes[1] = entry->d_un.d_val;
           break;
         default:
           break;
       }
     }
-    if (!symbols || !strings) undefined = 0;
+    for (int i = 0; i < 2; ++i)
+      if (symbols && strings && tables[i])
+        relocations[i] = {tables[i], bytes[i] / sizeof(ElfW(Rela))};
+    relocations[0] = relocations[0].subspan(std::min(relative, relocations[0].size()));
   }
 
   template <class Test>
   bool imports(Test test) const {
-    for (std::uint32_t i = 1; i < undefined; ++i)
-      if (symbols[i].st_shndx == SHN_UNDEF && test(strings + symbols[i].st_name)) return true;
+    for (const auto& table : relocations) {
+      for (const auto& relocation : table) {
+        const auto index = ELF64_R_SYM(relocation.r_info);
+        const auto& symbol = symbols[index];
+        if (index != 0 && symbol.st_shndx == SHN_UNDEF && test(strings + symbol.st_name))
+          return true;
+      }
+    }
     return false;
   }
+
+  // What it has bound so far of what it imports.
+  template <class Visit>
+  void for_each_slot(ElfW(Addr) base, Visit visit) const {
+    for (const auto& table : relocations) {
+      for (const auto& relocation : table) {
+        const auto type = ELF64_R_TYPE(relocation.r_info);
+        if (type == R_X86_64_JUMP_SLOT || type == R_X86_64_GLOB_DAT)
+          visit(*reinterpret_cast<void* const*>(base + relocation.r_offset));
+      }
+    }
+  }
 };
+
+// Most libraries look for other things by dlsym. One that is too large to be read through may look
+// for the driver.
+bool names_driver(const dl_phdr_info& info) {
+  constexpr std::size_t kMost = 64UL << 20;
+  std::size_t read = 0;
+  for (int i = 0; i < info.dlpi_phnum; ++i) {
+    const auto& part = info.dlpi_phdr[i];
+    if (part.p_type != PT_LOAD || !(part.p_flags & PF_R)) continue;
+    read += part.p_filesz;
+    if (read > kMost) return true;
+    const auto* begin = reinterpret_cast<const char*>(info.dlpi_addr + part.p_vaddr);
+    for (const char* name : {"libcuda.so", "cuGetProcAddress", "cuMem"})
+      if (::memmem(begin, part.p_filesz, name, std::strlen(name))) return true;
+  }
+  return false;
+}
 
 struct Search {
   ElfW(Addr) address;
   bool found;
 };
 
-// Most libraries look for other things by dlsym. One that is too large to be read through may look
-// for the driver.
 int search_names(dl_phdr_info* info, std::size_t, void* search) {
-  constexpr std::size_t kMost = 64UL << 20;
   auto& wanted = *static_cast<Search*>(search);
   if (info->dlpi_addr != wanted.address) return 0;
-  std::size_t read = 0;
-  for (int i = 0; i < info->dlpi_phnum && !wanted.found; ++i) {
-    const auto& part = info->dlpi_phdr[i];
-    if (part.p_type != PT_LOAD || !(part.p_flags & PF_R)) continue;
-    read += part.p_filesz;
-    const auto* begin = reinterpret_cast<const char*>(info->dlpi_addr + part.p_vaddr);
-    wanted.found = read > kMost;
-    for (const char* name : {"libcuda.so", "cuGetProcAddress", "cuMem"}) {
-      if (wanted.found) break;
-      wanted.found = ::memmem(begin, part.p_filesz, name, std::strlen(name)) != nullptr;
-    }
-  }
+  wanted.found = names_driver(*info);
   return 1;
 }
 
@@ -129,14 +189,15 @@ bool may_call_driver(const link_map& map, const Dynamic& dynamic) {
 }
 
 // The driver itself, which programs may open so, too.
-bool is_drivers_own(const link_map& map) {
-  const char* slash = std::strrchr(map.l_name, '/');
-  const char* name = slash ? slash + 1 : map.l_name;
+bool is_drivers_own(const char* path) {
+  const char* slash = std::strrchr(path, '/');
+  const char* name = slash ? slash + 1 : path;
   return !std::strncmp(name, "libcuda.so", 10) || !std::strncmp(name, "libnvidia-", 10);
 }
 
 // It and what it needs, as far as that was loaded with it.
 bool is_past_gate(const DeepLoad& load) {
+  const Addresses& before = *load.before.load(std::memory_order_acquire);
   std::vector<void*> handles;
   std::vector<const link_map*> seen;
   const auto visit = [&](const char* name) {
@@ -147,16 +208,15 @@ bool is_past_gate(const DeepLoad& load) {
     }
     handles.push_back(handle);
     const auto* map = static_cast<const link_map*>(handle);
-    const bool was_there =
-        std::find(load.before.begin(), load.before.end(), map->l_addr) != load.before.end();
-    if (!was_there && !is_drivers_own(*map) &&
+    const bool was_there = std::find(before.begin(), before.end(), map->l_addr) != before.end();
+    if (!was_there && !is_drivers_own(map->l_name) &&
         std::find(seen.begin(), seen.end(), map) == seen.end())
       seen.push_back(map);
   };
   visit(load.name);
   bool found = false;
   for (std::size_t i = 0; i < seen.size() && !found; ++i) {
-    const Dynamic dynamic(*seen[i]);
+    const Dynamic dynamic(seen[i]->l_addr, seen[i]->l_ld);
     found = may_call_driver(*seen[i], dynamic);
     for (const auto name : dynamic.needed)
       if (!found && dynamic.strings) visit(dynamic.strings + name);
@@ -166,15 +226,36 @@ bool is_past_gate(const DeepLoad& load) {
   return found;
 }
 
-}  // namespace
-
-const char* library_past_gate() {
-  for (const auto* load = g_deep.load(std::memory_order_acquire); load; load = load->next)
-    if (is_past_gate(*load)) return load->name;
-  return nullptr;
+// One that has found the driver, or the C library's dlsym, however it was opened: the dlopen of a
+// library that was opened so is not ours either.
+int search_bound(dl_phdr_info* info, std::size_t, void* name) {
+  const ElfW(Dyn)* section = nullptr;
+  for (int i = 0; i < info->dlpi_phnum; ++i)
+    if (info->dlpi_phdr[i].p_type == PT_DYNAMIC)
+      section = reinterpret_cast<const ElfW(Dyn)*>(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr);
+  if (!section || is_drivers_own(info->dlpi_name)) return 0;
+  bool has_dlsym = false;
+  bool has_driver = false;
+  Dynamic(info->dlpi_addr, section).for_each_slot(info->dlpi_addr, [&](void* bound) {
+    has_dlsym = has_dlsym || bound == reinterpret_cast<void*>(real_dlsym());
+    has_driver = has_driver || in_place_of(bound) != bound;
+  });
+  if (!has_driver && !(has_dlsym && names_driver(*info))) return 0;
+  *static_cast<std::string*>(name) = info->dlpi_name;
+  return 1;
 }
 
-const void* last_deep_load() { return g_deep.load(std::memory_order_acquire); }
+}  // namespace
+
+std::string library_past_gate() {
+  for (const auto* load = g_deep.load(std::memory_order_acquire); load; load = load->next)
+    if (is_past_gate(*load)) return load->name;
+  std::string name;
+  ::dl_iterate_phdr(&search_bound, &name);
+  return name;
+}
+
+std::uint64_t deep_loads() { return g_deep_loads.load(std::memory_order_acquire); }
 
 // Called by the stub below.
 extern "C" __attribute__((visibility("hidden"), used)) Dlopen* stasis_dlopen_next(const char* name,
@@ -183,12 +264,15 @@ extern "C" __attribute__((visibility("hidden"), used)) Dlopen* stasis_dlopen_nex
   const int error = errno;
   auto* function = found.load(std::memory_order_relaxed);
   if (!function) {
-    function = reinterpret_cast<Dlopen*>(::dlvsym(RTLD_NEXT, "dlopen", "GLIBC_2.34"));
-    if (!function)
-      function = reinterpret_cast<Dlopen*>(::dlvsym(RTLD_NEXT, "dlopen", "GLIBC_2.2.5"));
+    function = reinterpret_cast<Dlopen*>(::dlvsym(RTLD_NEXT, "dlopen", "GLIBC_2.2.5"));
     found.store(function, std::memory_order_relaxed);
   }
-  if (name && (mode & RTLD_DEEPBIND)) remember(name);
+  if (name && (mode & RTLD_DEEPBIND)) {
+    // It may call the driver as soon as it is loaded, and nothing holds it back.
+    const Gate::Pass pass;
+    remember(name);
+    g_deep_loads.fetch_add(1, std::memory_order_release);
+  }
   errno = error;
   return function;
 }

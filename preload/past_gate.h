@@ -3,13 +3,16 @@
 // library's dlsym, or the driver, and not what stands in for it.
 #pragma once
 
+#include <cstdint>
+#include <string>
+
 namespace stasis::preload {
 
-// The name of a library that is loaded so and may call the driver; null if there is none. Takes the
-// loader's lock, so not while the gate is closed. Thread-safe.
-const char* library_past_gate();
+// The name of a library that is loaded so and may call the driver; empty if there is none. Takes
+// the loader's lock, so not while the gate is closed. Thread-safe.
+std::string library_past_gate();
 
-// Changes with every library that the program asks for so.
-const void* last_deep_load();
+// How many times the program has asked for one so. Not while the gate is closed: who asks waits.
+std::uint64_t deep_loads();
 
 }  // namespace stasis::preload

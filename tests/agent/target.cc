@@ -1,6 +1,7 @@
 // A program that verifies 16 MiB of device memory over and over, and meanwhile does what its first
 // argument says. Writes the number of each round to the file that the second names, and ends with
 // status 0 on SIGTERM if all of it was right.
+#include <dlfcn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -77,6 +78,24 @@ void fork_once(const std::string& file) {
   std::FILE* out = std::fopen((file + ".child").c_str(), "w");
   if (!out || std::fprintf(out, "%d\n", child) < 0 || std::fclose(out) != 0) ::_exit(11);
   ::unlink(file.c_str());
+}
+
+// Opens a library with RTLD_DEEPBIND when FILE is there; makes FILE.asked before and FILE.opened
+// after.
+void open_deep(const std::string& file) {
+  while (::access(file.c_str(), F_OK) != 0)
+    ::usleep(1000);
+  const auto tell = [&](const char* what) {
+    std::FILE* out = std::fopen((file + what).c_str(), "w");
+    if (!out || std::fclose(out) != 0) ::_exit(11);
+  };
+  tell(".asked");
+  void* library = ::dlopen("libm.so.6", RTLD_NOW | RTLD_DEEPBIND);
+  for (tell(".opened"); library; library = ::dlopen("libm.so.6", RTLD_NOW | RTLD_DEEPBIND)) {
+    ::dlclose(library);
+    ::usleep(1000);
+  }
+  ::_exit(12);
 }
 
 void wait_for_next_turn(void*) {
@@ -247,6 +266,7 @@ int main(int argc, char** argv) {
   }
   if (what == "fork") std::thread(&fork_all_the_time).detach();
   if (what == "fork-once") std::thread(&fork_once, std::string(argv[3])).detach();
+  if (what == "open-deep") std::thread(&open_deep, std::string(argv[3])).detach();
   if (what == "close-page") close_page();
   CUcontext context = nullptr;
   CU(cuCtxGetCurrent)(&context);

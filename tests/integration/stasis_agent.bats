@@ -517,32 +517,47 @@ END
   done
 }
 
-# Drivers newer than the simulated one: a handle of the agent's means nothing to them.
 # As Julia opens all libraries, and others their plugins: such a one finds the C library's dlsym.
 @test "GPU memory that a library uses past the agent goes by the driver" {
   local dir=$BATS_TEST_TMPDIR
   cat >"$dir/plugin.c" <<'END'
 #include <dlfcn.h>
+extern int (*is_right)(unsigned long long);
 static int (*copy)(void*, unsigned long long, unsigned long);
-int is_right(unsigned long long memory) {
+int copies_right(unsigned long long memory) {
   unsigned char byte = 0;
   if (!copy) copy = dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuMemcpyDtoH_v2");
   return copy(&byte, memory, 1) == 0 && byte == 7;
 }
+__attribute__((constructor)) static void loaded(void) { is_right = copies_right; }
 END
   echo '#include <dlfcn.h>
-void* elsewhere(void) { return dlsym(RTLD_DEFAULT, "puts"); }' >"$dir/harmless.c"
+void* elsewhere(void) { return dlsym(RTLD_DEFAULT, "puts"); }
+void* open_within(const char* name, int mode) { return dlopen(name, mode); }' >"$dir/harmless.c"
   cat >"$dir/program.c" <<'END'
 #include <dlfcn.h>
+#include <link.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 #define CALL(name, ...) (((int (*)())dlsym(driver, name))(__VA_ARGS__))
-int main(int count, char** names) {  // STATUS PLUGIN [OTHER]
+int (*is_right)(unsigned long long);
+int main(int count, char** names) {  // STATUS PLUGIN HARMLESS ANOTHER
   void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_DEEPBIND);
-  void* plugin = dlopen(names[2], RTLD_NOW | (strstr(names[2], "deep") ? RTLD_DEEPBIND : 0));
-  if (count > 3 && !dlopen(names[3], RTLD_NOW | RTLD_DEEPBIND)) return 2;
-  int (*is_right)(unsigned long long) = plugin ? dlsym(plugin, "is_right") : 0;
+  int mode = RTLD_NOW | (strstr(names[2], "deep") ? RTLD_DEEPBIND : 0);
+  if (strstr(names[2], "again")) {  // at last where another one lay when it was opened first
+    struct link_map* other = dlopen(names[4], RTLD_NOW);
+    ElfW(Addr) there = other->l_addr;
+    void* first = dlopen(names[2], mode);
+    dlclose(first);
+    dlclose(other);
+    struct link_map* last = dlopen(names[2], mode);
+    if (last->l_addr != there) return 5;
+  }
+  void* harmless = dlopen(names[3], RTLD_NOW | RTLD_DEEPBIND);
+  void* (*open)(const char*, int) = dlsym(harmless, "open_within");
+  if (!strstr(names[2], "within")) open = dlopen;
+  if (!open(names[2], mode)) return 2;
   unsigned long long memory = 0;
   void* context = 0;
   if (!is_right || CALL("cuInit", 0) || CALL("cuCtxCreate_v2", &context, 0, 0) ||
@@ -559,21 +574,25 @@ int main(int count, char** names) {  // STATUS PLUGIN [OTHER]
 END
   cc -D_GNU_SOURCE -shared -fPIC "$dir/plugin.c" -o "$dir/plugin.so" -ldl
   cp "$dir/plugin.so" "$dir/deep.so"
+  cp "$dir/plugin.so" "$dir/deep-again.so"
+  cp "$dir/plugin.so" "$dir/deep-within.so"
+  # One that exports nothing.
+  cc -D_GNU_SOURCE -fvisibility=hidden -shared -fPIC "$dir/plugin.c" -o "$dir/deep-hidden.so" -ldl
   cc -D_GNU_SOURCE -shared -fPIC "$dir/harmless.c" -o "$dir/harmless.so" -ldl
-  cc -D_GNU_SOURCE -w "$dir/program.c" -o "$dir/program" -ldl
+  cc -D_GNU_SOURCE -w -rdynamic "$dir/program.c" -o "$dir/program" -ldl
   TARGET_STATUS=$dir/status
   local plugin path
-  for plugin in plugin deep; do
+  for plugin in plugin deep-hidden deep-again deep-within deep; do
     [[ $plugin == plugin ]] || kill -KILL "$TARGET"
     path=direct
     [[ $plugin == plugin ]] || path=driver
     rm -f "$TARGET_STATUS"
-    (LD_PRELOAD=$agent exec_on_gpu setsid "$dir/program" "$TARGET_STATUS" "$dir/$plugin.so" "$dir/harmless.so") \
-      </dev/null >"$dir/log" 2>&1 3>&- &
+    (LD_PRELOAD=$agent exec_on_gpu setsid "$dir/program" "$TARGET_STATUS" "$dir/$plugin.so" "$dir/harmless.so" \
+      "$dir/plugin.so") </dev/null >"$dir/log" 2>&1 3>&- &
     TARGET=$!
     echo "$TARGET" >>"$targets"
     wait_until 60 target_is_up
-    for _ in 1 2 3; do cycle_by "$path"; done
+    for _ in 1 2; do cycle_by "$path"; done
   done
   done_by suspend "$TARGET"
   assert_contains "$err" "past the agent: $dir/deep.so"
@@ -582,6 +601,96 @@ END
   target_goes_on
 }
 
+@test "a library that may call past the agent is not opened while the program is held back" {
+  local go=$BATS_TEST_TMPDIR/go holder
+  start_doing open-deep "$go"
+  timeout 60 python3 "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" export "$go" 3>&- &
+  holder=$!
+  wait_until 60 test -e "$go.asked"
+  sleep 0.3
+  [[ ! -e $go.opened ]]
+  rm "$go"
+  wait "$holder"
+  wait_until 60 test -e "$go.opened"
+  target_goes_on
+  cycle_by direct
+  target_verifies
+}
+
+# As .NET does for what is imported from libdl, and other languages without a linker.
+@test "dlsym that a program looks up in the C library comes to the agent as well" {
+  local dir=$BATS_TEST_TMPDIR
+  cat >"$dir/program.c" <<'END'
+#include <dlfcn.h>
+#include <stdio.h>
+#include <unistd.h>
+#define CALL(name, ...) (((int (*)())find(driver, name))(__VA_ARGS__))
+int main(int count, char** names) {
+  void* (*find)(void*, const char*) = dlsym(dlopen("libc.so.6", RTLD_NOW), "dlsym");
+  void* driver = dlopen("libcuda.so.1", RTLD_NOW);
+  unsigned long long memory = 0;
+  void* context = 0;
+  if (CALL("cuInit", 0) || CALL("cuCtxCreate_v2", &context, 0, 0) ||
+      CALL("cuMemAlloc_v2", &memory, 16UL << 20) || CALL("cuMemsetD8_v2", memory, 7, 16UL << 20))
+    return 3;
+  for (unsigned n = 1;; ++n) {
+    unsigned char byte = 0;
+    if (CALL("cuMemcpyDtoH_v2", &byte, memory, 1UL) || byte != 7) return 4;
+    FILE* file = fopen(names[1], "w");
+    fprintf(file, "round %012u ok\n", n);
+    fclose(file);
+    usleep(200);
+  }
+}
+END
+  cc -D_GNU_SOURCE -w "$dir/program.c" -o "$dir/program" -ldl
+  TARGET_STATUS=$dir/status
+  (LD_PRELOAD=$agent exec_on_gpu setsid "$dir/program" "$TARGET_STATUS") </dev/null >"$dir/log" 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 target_is_up
+  cycle_by direct
+  cycle_by direct
+}
+
+@test "libraries are opened as without the agent" {
+  local dir=$BATS_TEST_TMPDIR
+  mkdir "$dir/own"
+  cat >"$dir/opens.c" <<'END'
+#include <dlfcn.h>
+#include <link.h>
+#include <stdio.h>
+// From here, so by the paths of this library and not of the program.
+void try_all(void) {
+  const int modes[] = {RTLD_LAZY | RTLD_NOLOAD, RTLD_NOW, RTLD_NOW | RTLD_DEEPBIND, RTLD_NOW | RTLD_NOLOAD, 0};
+  const char* names[] = {"libbypath.so", "$ORIGIN/own/liborigin.so", "./own/librelative.so", "libnowhere.so",
+                         "./opens.c", "", 0};
+  for (const char** name = names; *name; ++name) {
+    for (int i = 0; i < 5; ++i) {
+      struct link_map* map = dlopen(*name, modes[i]);
+      const char* error = dlerror();
+      printf("%s %x: %s, %s\n", *name, modes[i], map ? map->l_name : "no", error ? error : "no error");
+    }
+  }
+  printf("%d\n", dlopen(0, RTLD_NOW) != 0);
+}
+END
+  echo 'void opened(void) {}' >"$dir/empty.c"
+  local name tags
+  for name in bypath origin relative; do cc -shared -fPIC "$dir/empty.c" -o "$dir/own/lib$name.so"; done
+  echo 'void try_all(void); int main(void) { try_all(); return 0; }' >"$dir/main.c"
+  for tags in enable disable; do  # DT_RUNPATH, DT_RPATH
+    cc -D_GNU_SOURCE -w -shared -fPIC "$dir/opens.c" -o "$dir/libopens.so" -ldl -Wl,-rpath,"\$ORIGIN/own",--$tags-new-dtags
+    cc "$dir/main.c" -o "$dir/main" -L"$dir" -lopens -Wl,-rpath,"$dir",--enable-new-dtags
+    (cd "$dir" && ./main) >"$dir/without"
+    (cd "$dir" && LD_PRELOAD=$agent ./main) >"$dir/with"
+    grep -q "^libbypath.so 2: $dir/own/libbypath.so, no error" "$dir/with"
+    grep -q "^\$ORIGIN/own/liborigin.so 2: $dir/own/liborigin.so, no error" "$dir/with"
+    diff "$dir/without" "$dir/with"
+  done
+}
+
+# Drivers newer than the simulated one: a handle of the agent's means nothing to them.
 @test "calls of later drivers come to the agent as well" {
   local dir=$BATS_TEST_TMPDIR/driver name
   mkdir "$dir"
