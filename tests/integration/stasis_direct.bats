@@ -734,6 +734,7 @@ ring_is() { (($(ring_of "$1") == $2)); }
   local size
   for size in 100K 4G 8 much -1; do
     refused 2 usage suspend "$TARGET" --ring "$size"
+    assert_contains "$err" "'$size' is no ring to copy through; take 2M to 2G"
     refused 2 usage dump "$TARGET" --images-dir "$image" --ring "$size"
   done
   refused 2 usage run --images-dir "$image" --ring 100K -- true
