@@ -794,6 +794,10 @@ Result<void> DirectPath::bring_back_all(bool ends_them) {
   for (auto& agent : agents_) {
     if (!agent.pidfd().alive()) continue;
     auto back = bring_back(agent);
+    // An agent maps once more what it copies, which needs address space; a mover does so elsewhere.
+    const Interrupt never;
+    if (!back && mover_ && agent.state() == AgentState::kFilling && copy_in(never))
+      back = agent.ask(AgentCommand::kOpen, 0, kMapping);
     if (back || !agent.pidfd().alive()) continue;
     if (ends_them && back.error().code == ErrorCode::kImageCorrupt) {
       dismiss();

@@ -387,6 +387,7 @@ class Place:
             if status != 12:
                 self.check_rule(case, status)
         if "memory" in case.action:
+            check(status != 12, "something is left behind")
             # CRIU may not get so far as to know it.
             check(status == 0 or "memory" in said or "criu was killed" in said, "it does not say what was short")
         # On the full disk, and with what memory the target has, as it is.
