@@ -18,9 +18,9 @@
 #include <gtest/gtest.h>
 
 #include "direct/agent_client.h"
-#include "gate.h"
-#include "intercept.h"
-#include "past_gate.h"
+#include "preload/gate.h"
+#include "preload/intercept.h"
+#include "preload/past_gate.h"
 
 namespace stasis::preload {
 
