@@ -685,6 +685,19 @@ END
   nothing_left
 }
 
+@test "a program that gets no more memory once it is made ready is not ended by its agent" {
+  [[ $(stasis list-fault-points) == *'"built_in": true'* ]] || skip "this build has no fault points"
+  start_agent memory --size 16M
+  STASIS_FAULT=direct.prepared:target-no-memory refused 11 out-of-host-memory suspend "$TARGET"
+  in_state running
+  agent_is 0
+  target_goes_on
+  prlimit --pid "$TARGET" --as=unlimited: --data=unlimited:
+  cycles 1 direct
+  target_verifies
+  nothing_left
+}
+
 @test "memory in more pieces than files may be open" {
   start_agent torture --size 600M --pause-ms 100
   # Each piece is a descriptor on its way to the mover.
