@@ -158,6 +158,33 @@ Waited wait_for_devices(Clock::time_point deadline, Outcome& outcome) {
   return waited;
 }
 
+// What the agent itself needs while it has the program's memory in its hands: bytes for each piece.
+// A program that gets no more memory then would be ended by it. Made before the gate closes, never
+// written to, and given up where an allocation of ours fails: this library has the C++ library to
+// itself.
+constexpr std::size_t kReserve = std::size_t{4} << 20;
+std::atomic<void*> g_reserve{nullptr};
+
+void use_reserve() {
+  if (void* reserve = g_reserve.exchange(nullptr))
+    ::munmap(reserve, kReserve);
+  else
+    std::set_new_handler(nullptr);
+}
+
+bool make_reserve() {
+  std::set_new_handler(&use_reserve);
+  if (g_reserve.load() != nullptr) return true;
+  void* at = ::mmap(nullptr, kReserve, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (at == MAP_FAILED) return false;
+  g_reserve.store(at);
+  return true;
+}
+
+void give_reserve_back() {
+  if (void* reserve = g_reserve.exchange(nullptr)) ::munmap(reserve, kReserve);
+}
+
 class Session {
  public:
   explicit Session(ControlPage& page, int fd) : page_(page), fd_(fd) {}
@@ -201,7 +228,8 @@ class Session {
   bool undoes_on_its_own() const {
     const auto now = state();
     return now == AgentState::kClosed || now == AgentState::kEmptied ||
-           now == AgentState::kFilling || (now == AgentState::kRunning && buffer_bytes_ > 0);
+           now == AgentState::kFilling ||
+           (now == AgentState::kRunning && (buffer_bytes_ > 0 || g_reserve.load() != nullptr));
   }
 
   // The peer holds the lock on the page, by an open file of its own, for as long as it lives.
@@ -338,6 +366,8 @@ class Session {
 
   void prepare() {
     if (!expect(AgentState::kRunning)) return;
+    if (!make_reserve())
+      return refuse(cuda::CUDA_ERROR_OUT_OF_MEMORY, "no memory of that many bytes", kReserve);
     make_descriptor_room(kExportRoom);
     buffer_wanted_ = arguments_[0] == 0;
     segment_bytes_ = page_.segment_bytes = movable_bytes();
@@ -478,6 +508,7 @@ class Session {
     set_state(AgentState::kRunning);
     Gate::open();
     give_buffer_back();
+    give_reserve_back();
     done();
   }
 
@@ -486,7 +517,10 @@ class Session {
   void undo() {
     close_exported();
     // It had only come to prepare.
-    if (state() == AgentState::kRunning) return give_buffer_back();
+    if (state() == AgentState::kRunning) {
+      give_reserve_back();
+      return give_buffer_back();
+    }
     // Only who finds the image can bring the content back.
     if (state() != AgentState::kClosed && content_is_elsewhere()) return;
     if (state() == AgentState::kEmptied) {

@@ -1,8 +1,10 @@
 #include "base/fault_point.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
@@ -154,7 +156,16 @@ Result<void> check_fault_setting() {
 
 namespace {
 
-enum class FaultAction { kKill, kError, kTargetDies, kCriuDies, kMoverDies, kDiskFull };
+enum class FaultAction {
+  kKill,
+  kError,
+  kTargetDies,
+  kCriuDies,
+  kMoverDies,
+  kDiskFull,
+  kNoMemory,
+  kTargetNoMemory
+};
 
 struct Fault {
   const FaultPointInfo* point = nullptr;
@@ -170,13 +181,16 @@ std::optional<FaultAction> action_from_name(std::string_view name) {
   if (name == "criu-dies") return FaultAction::kCriuDies;
   if (name == "mover-dies") return FaultAction::kMoverDies;
   if (name == "disk-full") return FaultAction::kDiskFull;
+  if (name == "no-memory") return FaultAction::kNoMemory;
+  if (name == "target-no-memory") return FaultAction::kTargetNoMemory;
   return std::nullopt;
 }
 
 tl::unexpected<Error> cannot_be(std::string message) {
   return fail(ErrorCode::kUsage, std::move(message),
               "STASIS_FAULT=POINT:ACTION[@N]; `stasis list-fault-points` lists the points; actions "
-              "are kill, error, target-dies, criu-dies, mover-dies and disk-full");
+              "are kill, error, target-dies, criu-dies, mover-dies, disk-full, no-memory and "
+              "target-no-memory");
 }
 
 // Nothing if no fault is asked for.
@@ -273,6 +287,27 @@ Result<void> fill_disk() {
   return {};
 }
 
+// All that a process has is all that it gets: of address space, and of what it may write to, which
+// keeps the C library from using what it has only reserved. Its hard limits stay, so that the test
+// can lift it.
+Result<void> take_no_more_memory(int pid) {
+  auto text = read_file(AT_FDCWD, fmt::format("/proc/{}/status", pid), 65536);
+  if (!text) return fail(std::move(text.error()));
+  const auto limit = [&](auto resource, std::string_view field) -> Result<void> {
+    const std::size_t at = text->find(field);
+    rlimit limits{};
+    if (at == std::string::npos || ::prlimit(pid, resource, nullptr, &limits) != 0)
+      return fail(errno_error(fmt::format("cannot read {} of process {}", field, pid), errno));
+    // In KiB.
+    limits.rlim_cur = std::min<rlim_t>(
+        limits.rlim_max, std::strtoull(text->c_str() + at + field.size(), nullptr, 10) << 10);
+    if (::prlimit(pid, resource, &limits, nullptr) == 0) return {};
+    return fail(errno_error(fmt::format("cannot limit the memory of process {}", pid), errno));
+  };
+  auto done = limit(RLIMIT_AS, "\nVmSize:");
+  return done ? limit(RLIMIT_DATA, "\nVmData:") : done;
+}
+
 // What cannot be done is an error in any case, so that no test passes because nothing happened.
 Result<void> act(const Fault& fault) {
   const auto signal = [&](int pid, const char* whom) -> Result<void> {
@@ -295,6 +330,15 @@ Result<void> act(const Fault& fault) {
       return signal(state().mover.load(), "mover");
     case FaultAction::kDiskFull:
       return fill_disk();
+    case FaultAction::kNoMemory: {
+      auto done = take_no_more_memory(::getpid());
+      for (const int helper : {state().criu.load(), state().mover.load()})
+        if (done && lives(helper)) done = take_no_more_memory(helper);
+      return done;
+    }
+    case FaultAction::kTargetNoMemory:
+      if (lives(state().target.load())) return take_no_more_memory(state().target.load());
+      return cannot_be(fmt::format("at {} there is no target", fault.point->name));
   }
   return {};
 }

@@ -11,6 +11,9 @@
 //     criu-dies    the criu that runs is killed
 //     mover-dies   the process that copies GPU memory for us is killed
 //     disk-full    the disk with STASIS_FAULT_FILL, a directory, is filled to its last byte
+//     no-memory    this process and the two helpers above get no more memory than they have, nor do
+//                  those that they start: mmap(), malloc() and new threads fail (RLIMIT_AS, _DATA)
+//     target-no-memory  the same for the root of the tree under operation
 //   STASIS_FAULT_LOG=FILE           one line for each point that is reached, and one for the fault
 //
 // Thread-safe.
@@ -151,7 +154,7 @@ Result<void> fault(FaultPoint point);
 // At one where not.
 void fault_only(FaultPoint point);
 
-// Who is killed by target-dies, criu-dies and mover-dies; zero: nobody.
+// Who is meant by target-dies, criu-dies, mover-dies and no-memory; zero: nobody.
 void set_fault_target(Pid pid);
 void set_fault_criu(Pid pid);
 void set_fault_mover(Pid pid);

@@ -1,4 +1,5 @@
-// A request to stop, made from outside (a signal, a time limit) and looked at between steps.
+// A request to stop, made from outside (a signal, a time limit, want of memory) and looked at
+// between steps.
 //
 // The library never installs signal handlers; src/cli does and sets the flag. Thread-safe.
 #pragma once
@@ -20,6 +21,9 @@ class Interrupt {
     int none = 0;
     signal_.compare_exchange_strong(none, signal_number);
   }
+  // Memory is running out: what is left is for rolling back. From within an allocation, too.
+  void want_of_memory() { no_memory_.store(true); }
+
   bool requested() const { return signal_.load() != 0; }
   int signal_number() const { return signal_.load(); }
 
@@ -30,8 +34,12 @@ class Interrupt {
     if (limit.count() > 0) deadline_ = std::chrono::steady_clock::now() + limit;
   }
 
-  // kInterrupted if somebody asked to stop, kTimeout if the time is over.
+  // kInterrupted if somebody asked to stop, kTimeout if the time is over, kOutOfHostMemory.
   Result<void> check() const {
+    if (no_memory_.load()) {
+      return fail(ErrorCode::kOutOfHostMemory, "this process gets no more memory",
+                  "free host memory, or raise its limits (`ulimit -v`, `ulimit -d`)");
+    }
     if (requested()) return fail(ErrorCode::kInterrupted, "interrupted by a signal");
     if (deadline_ && std::chrono::steady_clock::now() >= *deadline_) {
       return fail(ErrorCode::kTimeout, "not done within " + std::to_string(limit_.count()) + " ms",
@@ -44,6 +52,7 @@ class Interrupt {
   std::chrono::milliseconds limit_{0};
   std::optional<std::chrono::steady_clock::time_point> deadline_;
   std::atomic<int> signal_{0};
+  std::atomic<bool> no_memory_{false};
 };
 
 }  // namespace stasis

@@ -34,6 +34,15 @@ TEST(Interrupt, AfterTheTimeLimitItIsATimeout) {
   EXPECT_TRUE(interrupt.check());
 }
 
+TEST(Interrupt, WantOfMemoryIsNoSignal) {
+  Interrupt interrupt;
+  interrupt.want_of_memory();
+  EXPECT_FALSE(interrupt.requested());
+  const auto checked = interrupt.check();
+  ASSERT_FALSE(checked);
+  EXPECT_EQ(checked.error().code, ErrorCode::kOutOfHostMemory);
+}
+
 TEST(ScopeGuard, RunsUnlessDismissed) {
   int runs = 0;
   {

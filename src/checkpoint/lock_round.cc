@@ -50,8 +50,10 @@ class Round {
       } catch (const std::system_error& error) {
         const std::lock_guard lock(mutex_);
         rank.step = Step::kFailed;
-        rank.why = fail(ErrorCode::kIo, fmt::format("cannot start a thread: {}", error.what()),
-                        "raise the limit on processes (ulimit -u)");
+        rank.why = fail(ErrorCode::kOutOfHostMemory,
+                        fmt::format("cannot start a thread: {}", error.what()),
+                        "free host memory, or raise the limits of it (ulimit -v) and of processes "
+                        "(ulimit -u)");
       }
     }
     supervise();

@@ -96,21 +96,36 @@ void add_path(CLI::App& command, MemoryPath& path) {
       ->check(CLI::IsMember({"driver", "direct"}));
 }
 
+namespace {
+
+Result<std::uint64_t> ring_of(std::string text) {
+  std::uint64_t bytes = 0;
+  try {
+    // The library's own words are about types and factors.
+    if (CLI::AsSizeValue(false)(text).empty() && CLI::detail::lexical_cast(text, bytes) &&
+        bytes >= direct::kLeastRing && bytes <= direct::kMostRing)
+      return bytes;
+  } catch (const CLI::ValidationError&) {
+  }
+  return fail(ErrorCode::kUsage, "");
+}
+
+}  // namespace
+
 CLI::Option* add_ring(CLI::App& command, std::uint64_t& bytes) {
   return command
-      .add_option_function<std::uint64_t>(
+      .add_option_function<std::string>(
           "--ring",
-          [&bytes](const std::uint64_t& value) {
-            if (value < direct::kLeastRing || value > direct::kMostRing) {
+          [&bytes](const std::string& value) {
+            const auto ring = ring_of(value);
+            if (!ring) {
               throw CLI::ValidationError(
-                  "--ring",
-                  fmt::format("{} bytes are no ring to copy through; take 2M to 2G", value));
+                  "--ring", fmt::format("'{}' is no ring to copy through; take 2M to 2G", value));
             }
-            bytes = value;
+            bytes = *ring;
           },
           "pinned host memory that the direct path copies through, for each GPU; with K, M or G, "
           "2M to 2G; a resume or a restore takes it for two GPUs, and 32M at least [64M]")
-      ->transform(CLI::AsSizeValue(false).description(""))
       ->type_name("SIZE");
 }
 

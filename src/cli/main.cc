@@ -1,10 +1,12 @@
 // `stasis`: parses the command line, runs one verb, and is the one place where an Error becomes an
 // exit status.
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <csignal>
 #include <exception>
 #include <new>
@@ -90,9 +92,33 @@ bool wants_json(int argc, char** argv) {
                      [](const char* word) { return std::string_view(word) == "--json"; });
 }
 
+// For the day on which there is no more memory to be had (`ulimit -v`, vm.overcommit_memory=2): a
+// roll-back needs some, and a thread of ours that gets none would end us on the spot. Nothing is
+// written there, so it takes none from others.
+constexpr std::size_t kReserve = std::size_t{32} << 20;
+std::atomic<void*> g_reserve{nullptr};
+std::atomic<Interrupt*> g_told_of_memory{nullptr};
+
+void use_reserve() {
+  void* reserve = g_reserve.exchange(nullptr);
+  if (reserve == nullptr) throw std::bad_alloc();
+  ::munmap(reserve, kReserve);
+  if (Interrupt* interrupt = g_told_of_memory.load()) interrupt->want_of_memory();
+}
+
+void set_memory_aside(Interrupt& interrupt) {
+  void* at = ::mmap(nullptr, kReserve, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (at == MAP_FAILED) return;
+  g_reserve = at;
+  g_told_of_memory = &interrupt;
+  std::set_new_handler(&use_reserve);
+}
+
 int run(int argc, char** argv, const Inherited& inherited) {
   Terminal terminal;
-  Interrupt interrupt;
+  // It may be told until the very end.
+  static Interrupt interrupt;
+  set_memory_aside(interrupt);
   Context context{terminal, interrupt};
   context.inherited = inherited;
 

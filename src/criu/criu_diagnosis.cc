@@ -17,6 +17,15 @@ constexpr std::array kRules = {
     // Said only in passing, before CRIU ends without a word. Seen.
     CriuRule{"Effective capability ", " missing", kNotPermitted, "CRIU lacks the rights it needs",
              "run as root, or give criu CAP_CHECKPOINT_RESTORE, CAP_SYS_PTRACE and CAP_SETPCAP"},
+    // Of the loader, before there is a criu. Seen.
+    CriuRule{"error while loading shared libraries", "failed to map segment", kOutOfHostMemory,
+             "there is not enough host memory for CRIU",
+             "free memory on this machine, or raise the limit of it (ulimit -v)"},
+    CriuRule{"error while loading shared libraries", "cannot map zero-fill pages", kOutOfHostMemory,
+             "there is not enough host memory for CRIU",
+             "free memory on this machine, or raise the limit of it (ulimit -v)"},
+    CriuRule{"error while loading shared libraries", "", kCriuFailed,
+             "a library that CRIU needs is not there", "install it, or another CRIU"},
     // Restore: process numbers. Seen.
     CriuRule{"Can't fork for ", "File exists", kPidInUse,
              "a process number that the image needs is taken",

@@ -42,8 +42,10 @@ void look_for_full_disk(const UniqueFd& images_dir, Error& error) {
   if (error.code == ErrorCode::kCriuFailed && free_bytes >= kAlmostNothing) return;
   std::string figures = fmt::format(" ({} free of {})", format_bytes(free_bytes),
                                     format_bytes(std::uint64_t{info.f_blocks} * info.f_frsize));
-  if (error.code == ErrorCode::kCriuFailed) error.message += "; the disk is full";
-  error.message += figures;
+  if (error.code == ErrorCode::kCriuFailed)
+    error.message = fmt::format("the disk is full{}: {}", figures, error.message);
+  else
+    error.message += figures;
   error.code = ErrorCode::kNoSpace;
   error.remedy = "free space there, or dump to another disk";
 }

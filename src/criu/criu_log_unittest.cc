@@ -68,6 +68,16 @@ TEST(CriuLog, AMissingCapabilityIsFoundThoughItIsNoError) {
   EXPECT_EQ(log.diagnosis->line, "Effective capability 40 missing");
 }
 
+// Before it has begun.
+TEST(CriuLog, ALoaderWithoutMemoryIsUnderstood) {
+  const CriuLog log = CriuLog::parse(
+      "/usr/sbin/criu: error while loading shared libraries: libnftables.so.1: failed to map "
+      "segment "
+      "from shared object\n");
+  ASSERT_TRUE(log.diagnosis);
+  EXPECT_EQ(log.diagnosis->code, ErrorCode::kOutOfHostMemory);
+}
+
 struct Known {
   const char* line;
   ErrorCode code;

@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <new>
 #include <thread>
 #include <type_traits>
 
@@ -45,6 +46,24 @@ bool lock_file(const UniqueFd& file) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   return true;
+}
+
+// What is set aside for the day on which there is no memory is for this as well: without its page a
+// process stands still.
+void* map_page(const UniqueFd& file) {
+  for (;;) {
+    void* at =
+        ::mmap(nullptr, sizeof(ControlPage), PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+    if (at != MAP_FAILED || errno != ENOMEM) return at;
+    const auto make_room = std::get_new_handler();
+    if (make_room == nullptr) return at;
+    try {
+      make_room();
+    } catch (const std::bad_alloc&) {
+      errno = ENOMEM;
+      return at;
+    }
+  }
 }
 
 // The path of the agent's page among the target's descriptors. A child that the target forked may
@@ -148,8 +167,7 @@ Result<std::optional<AgentClient>> AgentClient::find(Pid pid, const Pidfd& pidfd
     // believed but numbers that are checked where they are used: the page belongs to the target.
     const int seals = ::fcntl(file->get(), F_GET_SEALS);
     if (seals < 0 || (seals & kAgentSeals) != kAgentSeals) continue;
-    void* at =
-        ::mmap(nullptr, sizeof(ControlPage), PROT_READ | PROT_WRITE, MAP_SHARED, file->get(), 0);
+    void* at = map_page(*file);
     if (at == MAP_FAILED) return fail(errno_error("cannot map " + path, errno));
     auto own = Pidfd::open(pid);
     if (!own) {

@@ -35,14 +35,15 @@ BlockDigest canonical(XXH128_hash_t hash) {
 Result<BlockDigest> hash(const UniqueFd& file, const std::string& path, std::uint64_t offset,
                          std::uint64_t size) {
   const std::uint64_t end = offset + size;
-  thread_local const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(
-      XXH3_createState(), XXH3_freeState);
-  thread_local std::vector<char> buffer(kReadSize);
+  // Not of the thread: where there is no memory to note their destructors the C library aborts.
+  const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(),
+                                                                              XXH3_freeState);
+  const auto buffer = std::make_unique_for_overwrite<char[]>(kReadSize);
   if (state == nullptr) return fail(ErrorCode::kOutOfHostMemory, "no memory for a checksum");
   XXH3_128bits_reset(state.get());
   while (size != 0) {
     const std::size_t want = static_cast<std::size_t>(std::min<std::uint64_t>(size, kReadSize));
-    const ssize_t got = ::pread(file.get(), buffer.data(), want, static_cast<off_t>(offset));
+    const ssize_t got = ::pread(file.get(), buffer.get(), want, static_cast<off_t>(offset));
     if (got < 0) {
       if (errno == EINTR) continue;
       return fail(read_error("cannot read " + path, errno));
@@ -51,7 +52,7 @@ Result<BlockDigest> hash(const UniqueFd& file, const std::string& path, std::uin
       return fail(ErrorCode::kImageCorrupt,
                   fmt::format("{} ends after {} bytes, expected {}", path, offset, end));
     }
-    XXH3_128bits_update(state.get(), buffer.data(), static_cast<std::size_t>(got));
+    XXH3_128bits_update(state.get(), buffer.get(), static_cast<std::size_t>(got));
     offset += static_cast<std::uint64_t>(got);
     size -= static_cast<std::uint64_t>(got);
   }

@@ -276,6 +276,15 @@ TEST_F(ImageTest, NamesThatAreNoNamesAreRefused) {
   EXPECT_TRUE(ImageWriter::create(image_ + "//", false));
 }
 
+TEST_F(ImageTest, ANameWithoutRoomForALongerOneIsRefused) {
+  EXPECT_TRUE(ImageWriter::create(dir_ / std::string(229, 'x'), false));
+  const auto refused = ImageWriter::look(dir_ / std::string(230, 'x'), false);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ErrorCode::kUsage);
+  EXPECT_NE(refused.error().remedy.find("at most 229"), std::string::npos)
+      << refused.error().remedy;
+}
+
 TEST_F(ImageTest, AnInterruptAndAnUnwritableManifestUndoTheSeal) {
   {
     ImageWriter writer = created();

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <climits>
 #include <cstdio>
 #include <ctime>
 #include <map>
@@ -80,8 +81,21 @@ Result<void> is_image(const UniqueFd& dir) {
   return fail(std::move(manifest).error());
 }
 
+// Names beside it are as long and more: ".replaced-" and 16 digits.
+constexpr std::size_t kLongestSuffix = 26;
+Result<void> check_name(const DirectoryEntry& final) {
+  const long most = ::fpathconf(final.parent.get(), _PC_NAME_MAX);
+  const std::size_t room = (most > 0 ? static_cast<std::size_t>(most) : NAME_MAX) - kLongestSuffix;
+  if (final.name.size() <= room) return {};
+  return fail(
+      ErrorCode::kUsage,
+      fmt::format("the name of the image has {} bytes: {}", final.name.size(), final.name),
+      fmt::format("give one of at most {}: while it is written it has a longer name", room));
+}
+
 // Looks at what stands under the final name, and whether it may be replaced.
 Result<Before> look_before(const DirectoryEntry& final, bool overwrite) {
+  if (auto right = check_name(final); !right) return fail(std::move(right).error());
   struct stat info = {};
   if (::fstatat(final.parent.get(), final.name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) {
     if (errno == ENOENT) return Before::kNothing;

@@ -27,8 +27,9 @@ Result<void> run_parallel(std::size_t count, std::uint64_t total, std::string_vi
 
   const auto worker = [&] {
     for (std::size_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) {
+      auto stop = interrupt.check();
       Result<std::uint64_t> bytes =
-          interrupt.requested() ? Result<std::uint64_t>(fail(interrupt.check().error())) : work(i);
+          stop ? work(i) : Result<std::uint64_t>(fail(std::move(stop.error())));
       if (!bytes) {
         next.store(count);
         const std::lock_guard lock(mutex);

@@ -11,6 +11,7 @@
 
 #include <fmt/format.h>
 
+#include "base/background.h"
 #include "base/fault_point.h"
 #include "direct/remote_memory.h"
 #include "driver/gpu_plan.h"
@@ -201,7 +202,7 @@ Result<void> DirectPath::prepare(const Environment& env, Group& group, bool buff
   const auto in_buffers = [&](const std::string& directory) { return to_come[directory]; };
   if (auto room = check_mover_memory(env, gpus_, in_buffers); !room) return room;
   // A context takes as long as touching gigabytes, so both at once.
-  coming_ = std::async(std::launch::async, env.mover, gpus_);
+  coming_ = in_background([make = env.mover, gpus = gpus_] { return make(gpus); });
   for (auto& agent : agents_) {
     if (!buffers) break;
     direct::RemoteMemory buffer(agent.pid(), agent.pidfd(), agent.buffer_address(), agent.bytes());
@@ -474,20 +475,20 @@ void DirectPath::begin(const Environment& env, std::vector<direct::Ahead> ahead)
   enough_ = std::make_shared<Interrupt>();
   ahead_ = !ahead.empty() && room_.claim_ahead();
   if (!ahead_) ahead.clear();
-  coming_ = std::async(std::launch::async, [make = env.mover, places = places_,
-                                            ahead = std::move(ahead), enough = enough_] {
-    auto mover = make({});
-    // What becomes of it, copy_in() will see.
-    if (mover && !ahead.empty() && !enough->requested()) {
-      std::uint64_t bytes = 0;
-      for (const direct::Ahead& one : ahead)
-        for (const direct::Ahead::Part& part : one.parts)
-          bytes += part.bytes;
-      (void)(*mover)->copy_ahead(ahead, *places, *enough,
-                                 Clock::now() + kSlowDisk * copy_time(bytes));
-    }
-    return mover;
-  });
+  coming_ = in_background(
+      [make = env.mover, places = places_, ahead = std::move(ahead), enough = enough_] {
+        auto mover = make({});
+        // What becomes of it, copy_in() will see.
+        if (mover && !ahead.empty() && !enough->requested()) {
+          std::uint64_t bytes = 0;
+          for (const direct::Ahead& one : ahead)
+            for (const direct::Ahead::Part& part : one.parts)
+              bytes += part.bytes;
+          (void)(*mover)->copy_ahead(ahead, *places, *enough,
+                                     Clock::now() + kSlowDisk * copy_time(bytes));
+        }
+        return mover;
+      });
 }
 
 void DirectPath::get_ready(const Environment& env, const std::vector<const Process*>& processes) {
@@ -793,6 +794,10 @@ Result<void> DirectPath::bring_back_all(bool ends_them) {
   for (auto& agent : agents_) {
     if (!agent.pidfd().alive()) continue;
     auto back = bring_back(agent);
+    // An agent maps once more what it copies, which needs address space; a mover does so elsewhere.
+    const Interrupt never;
+    if (!back && mover_ && agent.state() == AgentState::kFilling && copy_in(never))
+      back = agent.ask(AgentCommand::kOpen, 0, kMapping);
     if (back || !agent.pidfd().alive()) continue;
     if (ends_them && back.error().code == ErrorCode::kImageCorrupt) {
       dismiss();

@@ -14,11 +14,13 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <system_error>
 #include <thread>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "base/background.h"
 #include "base/fault_point.h"
 #include "base/fd.h"
 #include "checkpoint/inherited_files.h"
@@ -95,16 +97,21 @@ Result<void> check_disk_space(const Environment& env, const Group& group, const 
 // the end). Ends at once when destroyed: the job stands still meanwhile.
 class ImageWatcher {
  public:
-  ImageWatcher(Progress& progress, ImageWriter& writer, SyncPolicy sync)
-      : thread_([this, &progress, &writer, sync](const std::stop_token& stop) {
-          const std::string directory = writer.path() + "/criu";
-          std::unique_lock lock(mutex_);
-          while (!wake_.wait_for(lock, stop, kSizePoll, [] { return false; }) &&
-                 !stop.stop_requested()) {
-            progress.update("write", look_at(directory, sync), 0);
-            writer.digest_ahead(stop);
-          }
-        }) {}
+  ImageWatcher(Progress& progress, ImageWriter& writer, SyncPolicy sync) {
+    try {
+      thread_ = std::jthread([this, &progress, &writer, sync](const std::stop_token& stop) {
+        const std::string directory = writer.path() + "/criu";
+        std::unique_lock lock(mutex_);
+        while (!wake_.wait_for(lock, stop, kSizePoll, [] { return false; }) &&
+               !stop.stop_requested()) {
+          progress.update("write", look_at(directory, sync), 0);
+          writer.digest_ahead(stop);
+        }
+      });
+    } catch (const std::system_error&) {
+      // No thread is to be had: it goes without.
+    }
+  }
 
  private:
   static std::uint64_t look_at(const std::string& directory, SyncPolicy sync) {
@@ -379,7 +386,7 @@ Result<void> go_on_with_memory(const Environment& env, OpenedGroup& opened, Phas
 Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& options) {
   Phases phases;
   // Each takes some 20 ms: one asks a criu process, the other starts NVML.
-  auto search = std::async(std::launch::async, [&] { return Criu::find(options.criu_path); });
+  auto search = in_background([&] { return Criu::find(options.criu_path); });
   auto gpus = env.driver.gpus();
   auto criu = search.get();
   if (!criu) return fail(std::move(criu.error()));

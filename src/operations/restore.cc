@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include "base/background.h"
 #include "base/fault_point.h"
 #include "base/scope_guard.h"
 #include "image/image_reader.h"
@@ -155,7 +156,7 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   phases.begin("criu");
   // While CRIU reads the pages we do too: nothing of the tree runs before they are found sound. The
   // driver gets ready meanwhile.
-  auto pages = std::async(std::launch::async, [&]() -> Result<void> {
+  auto pages = in_background([&]() -> Result<void> {
     if (options.verify_first) return {};
     return image->verify(env.progress, env.interrupt, ImageReader::Part::kPages);
   });
@@ -163,7 +164,7 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
                         in_our_cgroup ? least_memory(manifest, elsewhere) : 0};
   std::future<void> driver_ready;
   if (!options.leave_suspended) {
-    driver_ready = std::async(std::launch::async, [&] { env.driver.prepare_restore(); });
+    driver_ready = in_background([&] { env.driver.prepare_restore(); });
     if (manifest.content) direct.get_ready(env, running_pids(manifest), start);
   }
   const std::string needed =

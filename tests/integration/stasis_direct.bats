@@ -685,6 +685,19 @@ END
   nothing_left
 }
 
+@test "a program that gets no more memory once it is made ready is not ended by its agent" {
+  [[ $(stasis list-fault-points) == *'"built_in": true'* ]] || skip "this build has no fault points"
+  start_agent memory --size 16M
+  STASIS_FAULT=direct.prepared:target-no-memory refused 11 out-of-host-memory suspend "$TARGET"
+  in_state running
+  agent_is 0
+  target_goes_on
+  prlimit --pid "$TARGET" --as=unlimited: --data=unlimited:
+  cycles 1 direct
+  target_verifies
+  nothing_left
+}
+
 @test "memory in more pieces than files may be open" {
   start_agent torture --size 600M --pause-ms 100
   # Each piece is a descriptor on its way to the mover.
@@ -734,6 +747,7 @@ ring_is() { (($(ring_of "$1") == $2)); }
   local size
   for size in 100K 4G 8 much -1; do
     refused 2 usage suspend "$TARGET" --ring "$size"
+    assert_contains "$err" "'$size' is no ring to copy through; take 2M to 2G"
     refused 2 usage dump "$TARGET" --images-dir "$image" --ring "$size"
   done
   refused 2 usage run --images-dir "$image" --ring 100K -- true

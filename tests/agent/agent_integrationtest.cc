@@ -1,0 +1,292 @@
+// The agent's own thread among a program's, on the simulated driver: its sources as they are, and
+// only what brings the program's calls to them left out. One process is all of it here, the
+// program, the agent and its peer, so that a checker of threads sees them together.
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "direct/agent_client.h"
+#include "preload/gate.h"
+#include "preload/intercept.h"
+#include "preload/past_gate.h"
+
+namespace stasis::preload {
+
+using namespace cuda;  // NOLINT(google-build-using-namespace)
+
+namespace {
+
+void* simulated_driver() {
+  static void* const library = [] {
+    static std::string dir =
+        (std::filesystem::temp_directory_path() / "stasis-agent-XXXXXX").string();
+    EXPECT_NE(::mkdtemp(dir.data()), nullptr);
+    std::atexit([] { std::filesystem::remove_all(dir); });
+    ::setenv("STASIS_SIM_DIR", dir.c_str(), 1);
+    ::setenv("STASIS_SIM_GPUS", "1x2G", 1);
+    ::unsetenv("STASIS_SIM_FAULTS");
+    ::unsetenv("CUDA_VISIBLE_DEVICES");
+    const char* build = std::getenv("STASIS_BUILD");
+    const std::string path =
+        std::string(build ? build : "build/dev") + "/lib/stasis/sim/libcuda.so.1";
+    void* made = ::dlopen(path.c_str(), RTLD_NOW);
+    if (!made) ADD_FAILURE() << ::dlerror();
+    return made;
+  }();
+  return library;
+}
+
+template <class Call>
+Call* found(const char* name) {
+  return reinterpret_cast<Call*>(::dlsym(simulated_driver(), name));
+}
+
+}  // namespace
+
+// In place of intercept.cc and past_gate.cc.
+const DriverCalls& driver() {
+  static const DriverCalls calls = [] {
+    DriverCalls all;
+#define STASIS_FIND(name) all.name = found<fn::name>(#name);
+    STASIS_AGENT_NEEDS(STASIS_FIND)
+    STASIS_OWN_CALLS(STASIS_FIND)
+#undef STASIS_FIND
+    return all;
+  }();
+  return calls;
+}
+void* in_place_of(void* real) { return real; }
+const char* library_past_gate() { return nullptr; }
+const void* last_deep_load() { return nullptr; }
+
+namespace {
+
+using direct::AgentClient;
+using direct::AgentCommand;
+using direct::AgentState;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+constexpr milliseconds kPatience{60000};
+
+CUcontext context() {
+  static const CUcontext made = [] {
+    CUcontext primary = nullptr;
+    EXPECT_EQ(found<fn::cuInit>("cuInit")(0), CUDA_SUCCESS);
+    EXPECT_EQ(own::cuDevicePrimaryCtxRetain(&primary, 0), CUDA_SUCCESS);
+    // The first thread inside finds out what the kernel does; then it is ours to say. A checker of
+    // threads knows nothing of membarrier.
+    { const Gate::Pass pass; }
+    Gate::fence_in_every_call();
+    return primary;
+  }();
+  return made;
+}
+
+// A piece of device memory with content that is known.
+struct Piece {
+  CUdeviceptr address = 0;
+  CUmemGenericAllocationHandle handle = 0;  // of memory that the program maps itself
+  std::vector<std::uint32_t> content;
+  std::size_t bytes() const { return content.size() * sizeof content[0]; }
+};
+
+// One thread of the program, which allocates, verifies and frees all the time.
+class Tenant {
+ public:
+  Tenant(std::uint32_t number, const std::atomic<bool>& stop)
+      : random_(number * 7919 + 1), thread_([this, &stop] { work(stop); }) {}
+  ~Tenant() { thread_.join(); }
+  Tenant(const Tenant&) = delete;
+  Tenant& operator=(const Tenant&) = delete;
+
+  long passes() const { return passes_.load(); }
+
+ private:
+  std::uint32_t next() { return random_ = random_ * 1664525 + 1013904223; }
+
+  void work(const std::atomic<bool>& stop) {
+    EXPECT_EQ(driver().cuCtxSetCurrent(context()), CUDA_SUCCESS);
+    std::vector<Piece> pieces(4);
+    for (std::uint32_t i = 0; i < pieces.size(); ++i)
+      fill(pieces[i], i % 2 == 1);
+    while (!stop) {
+      Piece& piece = pieces[(next() >> 16) % pieces.size()];
+      verify(piece);
+      const bool mapped = piece.handle != 0;
+      release(piece);
+      fill(piece, mapped);
+      ++passes_;
+    }
+    for (Piece& piece : pieces) {
+      verify(piece);
+      release(piece);
+    }
+  }
+
+  void fill(Piece& piece, bool mapped) {
+    piece.content.resize((2 + (next() >> 16) % 2) * kMiB / sizeof(std::uint32_t));
+    const std::uint32_t seed = next();
+    for (std::size_t i = 0; i < piece.content.size(); ++i)
+      piece.content[i] = seed + static_cast<std::uint32_t>(i);
+    if (mapped)
+      map(piece);
+    else
+      ASSERT_EQ(own::cuMemAlloc_v2(&piece.address, piece.bytes()), CUDA_SUCCESS);
+    const Gate::Pass pass;
+    ASSERT_EQ(driver().cuMemcpyHtoD_v2(piece.address, piece.content.data(), piece.bytes()),
+              CUDA_SUCCESS);
+  }
+  void map(Piece& piece) {
+    constexpr std::size_t kGranule = 2 * kMiB / sizeof(std::uint32_t);
+    piece.content.resize((piece.content.size() + kGranule - 1) / kGranule * kGranule);
+    CUmemAllocationProp prop{};
+    prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+    const CUmemAccessDesc right{prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    ASSERT_EQ(driver().cuMemAddressReserve(&piece.address, piece.bytes(), 0, 0, 0), CUDA_SUCCESS);
+    ASSERT_EQ(own::cuMemCreate(&piece.handle, piece.bytes(), &prop, 0), CUDA_SUCCESS);
+    ASSERT_EQ(own::cuMemMap(piece.address, piece.bytes(), 0, piece.handle, 0), CUDA_SUCCESS);
+    ASSERT_EQ(own::cuMemSetAccess(piece.address, piece.bytes(), &right, 1), CUDA_SUCCESS);
+  }
+  static void verify(const Piece& piece) {
+    std::vector<std::uint32_t> read(piece.content.size());
+    const Gate::Pass pass;
+    ASSERT_EQ(driver().cuMemcpyDtoH_v2(read.data(), piece.address, piece.bytes()), CUDA_SUCCESS);
+    ASSERT_TRUE(read == piece.content) << "device memory has changed";
+  }
+  static void release(Piece& piece) {
+    if (piece.handle == 0) {
+      ASSERT_EQ(own::cuMemFree_v2(piece.address), CUDA_SUCCESS);
+      return;
+    }
+    ASSERT_EQ(own::cuMemUnmap(piece.address, piece.bytes()), CUDA_SUCCESS);
+    ASSERT_EQ(own::cuMemRelease(std::exchange(piece.handle, 0)), CUDA_SUCCESS);
+    ASSERT_EQ(driver().cuMemAddressFree(piece.address, piece.bytes()), CUDA_SUCCESS);
+  }
+
+  std::uint32_t random_;
+  std::atomic<long> passes_{0};
+  std::thread thread_;  // last: it uses the others
+};
+
+class AgentThread : public ::testing::Test {
+ public:
+  AgentThread() {
+    EXPECT_NE(context(), nullptr);
+    for (std::uint32_t i = 0; i < 3; ++i)
+      tenants_.push_back(std::make_unique<Tenant>(i, stop_));
+    go_on();
+  }
+  ~AgentThread() override { stop_ = true; }
+
+ protected:
+  static bool soon(const std::function<bool()>& condition) {
+    const auto deadline = Clock::now() + kPatience;
+    while (!condition() && Clock::now() < deadline)
+      std::this_thread::sleep_for(milliseconds(1));
+    return condition();
+  }
+  // Every thread of the program.
+  void go_on() const {
+    std::vector<long> before;
+    for (const auto& tenant : tenants_)
+      before.push_back(tenant->passes());
+    for (std::size_t i = 0; i < tenants_.size(); ++i)
+      ASSERT_TRUE(soon([&] { return tenants_[i]->passes() > before[i] + 1; })) << "it stands still";
+  }
+  static AgentClient peer() {
+    const Pid self{::getpid()};
+    auto pidfd = Pidfd::open(self);
+    auto agent = AgentClient::find(self, *pidfd);
+    EXPECT_TRUE(agent && *agent) << (agent ? "no agent" : agent.error().to_string());
+    return std::move(**agent);
+  }
+  static void ask(AgentClient& agent, AgentCommand command, std::uint64_t argument = 0) {
+    const auto done = agent.ask(command, argument, kPatience);
+    ASSERT_TRUE(done) << done.error().to_string();
+  }
+  static AgentState state() {
+    const auto seen = AgentClient::look(Pid{::getpid()});
+    return seen && *seen ? (*seen)->state : AgentState::kHeld;
+  }
+  // As a tool does it, up to and including `last`.
+  static void take_away(AgentClient& agent, AgentCommand last) {
+    for (const auto command : {AgentCommand::kPrepare, AgentCommand::kClose, AgentCommand::kCopyOut,
+                               AgentCommand::kEmpty, AgentCommand::kHold, AgentCommand::kRefill}) {
+      ask(agent, command, command == AgentCommand::kClose ? 60000 : 0);
+      if (command == last) return;
+    }
+  }
+
+  std::atomic<bool> stop_{false};
+  std::vector<std::unique_ptr<Tenant>> tenants_;
+};
+
+TEST_F(AgentThread, TakesMemoryAwayAndBringsItBackWhileThreadsAllocateAndFree) {
+  for (int round = 0; round < 10; ++round) {
+    AgentClient agent = peer();
+    take_away(agent, AgentCommand::kClose);
+    const auto exported = agent.take_segments(kPatience);
+    ASSERT_TRUE(exported) << exported.error().to_string();
+    EXPECT_EQ(exported->size(), agent.segment_count());
+    EXPECT_GT(agent.segment_count(), 0U);
+    ask(agent, AgentCommand::kCopyOut);
+    ask(agent, AgentCommand::kEmpty);
+    ask(agent, AgentCommand::kHold);
+    const auto back = agent.bring_back();
+    ASSERT_TRUE(back) << back.error().to_string();
+    go_on();
+  }
+}
+
+TEST_F(AgentThread, MakesTheProgramGoOnWhenItsPeerHasGone) {
+  for (const auto last : {AgentCommand::kPrepare, AgentCommand::kClose, AgentCommand::kCopyOut,
+                          AgentCommand::kEmpty, AgentCommand::kRefill}) {
+    {
+      AgentClient agent = peer();
+      take_away(agent, last);
+    }
+    ASSERT_TRUE(soon([] { return state() == AgentState::kRunning; }))
+        << direct::agent_command_name(last);
+    go_on();
+  }
+}
+
+TEST_F(AgentThread, GivesUpItsPeersHaste) {
+  AgentClient agent = peer();
+  ask(agent, AgentCommand::kPrepare);
+  // A call that does not return: the gate opens again.
+  std::atomic<bool> inside{false};
+  std::atomic<bool> leave{false};
+  std::thread stuck([&] {
+    const Gate::Pass pass;
+    inside = true;
+    while (!leave)
+      std::this_thread::sleep_for(milliseconds(1));
+  });
+  EXPECT_TRUE(soon([&] { return inside.load(); }));
+  const auto refused = agent.ask(AgentCommand::kClose, 100, kPatience);
+  EXPECT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ErrorCode::kTimeout);
+  EXPECT_EQ(agent.state(), AgentState::kRunning);
+  go_on();
+  leave = true;
+  stuck.join();
+}
+
+}  // namespace
+}  // namespace stasis::preload
