@@ -68,8 +68,8 @@ const DriverCalls& driver() {
   return calls;
 }
 void* in_place_of(void* real) { return real; }
-const char* library_past_gate() { return nullptr; }
-const void* last_deep_load() { return nullptr; }
+std::string library_past_gate() { return {}; }
+std::uint64_t deep_loads() { return 0; }
 
 namespace {
 
