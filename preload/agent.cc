@@ -304,7 +304,7 @@ class Session {
         if (expect(AgentState::kFilling) && expect_buffer()) report(copy_all(buffer(), false));
         return;
       case AgentCommand::kOpen:
-        return open_gate();
+        return open_gate(arguments_[0] == direct::kKeepBuffer);
     }
     refuse(cuda::CUDA_ERROR_NOT_SUPPORTED, "unknown command", static_cast<std::uint64_t>(command));
   }
@@ -502,13 +502,15 @@ class Session {
     report(outcome);
   }
 
-  void open_gate() {
+  void open_gate(bool keeps_buffer) {
     if (state() != AgentState::kFilling && !expect(AgentState::kClosed)) return;
     set_content(0, 0);
     set_state(AgentState::kRunning);
     Gate::open();
-    give_buffer_back();
-    give_reserve_back();
+    if (!keeps_buffer) {
+      give_buffer_back();
+      give_reserve_back();
+    }
     done();
   }
 
@@ -528,7 +530,7 @@ class Session {
       set_state(AgentState::kFilling);
     }
     if (state() == AgentState::kFilling && !copy_all(buffer(), false).ok()) return;
-    open_gate();
+    open_gate(false);
   }
 
   ControlPage& page_;

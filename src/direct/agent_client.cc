@@ -247,6 +247,10 @@ void AgentClient::begin(AgentCommand command, const ContentId& arguments) {
   futex::wake_all(page_->request, true);
 }
 
+bool AgentClient::has_answered() const {
+  return page_->reply.load(std::memory_order_acquire) == number_ || !pidfd_.alive();
+}
+
 Result<void> AgentClient::finish(std::chrono::milliseconds patience) {
   const auto deadline = Clock::now() + patience;
   for (;;) {

@@ -81,6 +81,8 @@ class AgentClient {
   void begin(AgentCommand command, std::uint64_t argument);
   void begin(AgentCommand command, const ContentId& arguments);
   Result<void> finish(std::chrono::milliseconds patience);
+  // finish() would not wait: the answer is there, or the process is gone.
+  bool has_answered() const;
 
   // Makes the program run with its memory, whatever the agent's state, by the agent alone, which
   // needs no mover and takes its time. The driver must not hold the process. `fill` writes content

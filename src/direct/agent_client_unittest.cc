@@ -9,13 +9,12 @@
 #include <unistd.h>
 
 #include <csignal>
-#include <functional>
-#include <new>
+#include <cstdio>
 #include <utility>
 
 #include <gtest/gtest.h>
 
-#include "base/futex.h"
+#include "direct/fake_agent.h"
 #include "driver/cuda_abi.h"
 
 namespace stasis::direct {
@@ -23,86 +22,21 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// A process with a page like an agent's, which answers every request with `answer`.
-class Liar {
- public:
-  using Answer = std::function<void(ControlPage&)>;
-
-  Liar(int seals, const Answer& answer, off_t bytes = sizeof(ControlPage),
-       std::uint32_t version = kAgentVersion) {
-    int up[2];
-    EXPECT_EQ(::pipe2(up, O_CLOEXEC), 0);
-    const pid_t parent = ::getpid();
-    pid_ = ::fork();
-    if (pid_ == 0) {
-      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-      if (::getppid() != parent) ::_exit(0);
-      const int file = ::memfd_create(kAgentMemfd, MFD_ALLOW_SEALING);
-      if (::ftruncate(file, bytes) != 0 || (seals && ::fcntl(file, F_ADD_SEALS, seals) != 0))
-        ::_exit(1);
-      void* at = ::mmap(nullptr, sizeof(ControlPage), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-      if (bytes >= static_cast<off_t>(offsetof(ControlPage, segments))) {
-        auto* page = static_cast<ControlPage*>(at);
-        page->magic = kAgentMagic;
-        page->version = version;
-        page->bytes = sizeof(ControlPage);
-        page->pid = ::getpid();
-      }
-      (void)!::write(up[1], "x", 1);
-      auto* page = static_cast<ControlPage*>(at);
-      if (bytes < static_cast<off_t>(sizeof(ControlPage))) {
-        for (;;)
-          ::pause();
-      }
-      for (std::uint32_t seen = 0;;) {  // until it is killed
-        const auto now = page->request.load();
-        if (now == seen) {
-          ::usleep(200);
-          continue;
-        }
-        answer(*page);
-        page->reply = seen = now;
-        futex::wake_all(page->reply, true);
-      }
-    }
-    ::close(up[1]);
-    char ready = 0;
-    EXPECT_EQ(::read(up[0], &ready, 1), 1);
-    ::close(up[0]);
-  }
-  ~Liar() {
-    ::kill(pid_, SIGKILL);
-    ::waitpid(pid_, nullptr, 0);
-  }
-  Liar(const Liar&) = delete;
-  Liar& operator=(const Liar&) = delete;
-
-  Pid pid() const { return Pid{pid_}; }
-  Result<std::optional<AgentClient>> find() const {
-    auto pidfd = Pidfd::open(Pid{pid_});
-    if (!pidfd) return fail(std::move(pidfd.error()));
-    return AgentClient::find(Pid{pid_}, *pidfd);
-  }
-
- private:
-  pid_t pid_ = -1;
-};
-
 void say_nothing(ControlPage& page) { page.cu_result = 0; }
 
 TEST(AgentClient, FindsASealedPageAndLeavesOthersAlone) {
-  const Liar sealed(kAgentSeals, &say_nothing);
+  const FakeAgent sealed(kAgentSeals, &say_nothing);
   auto found = sealed.find();
   ASSERT_TRUE(found.has_value());
   EXPECT_TRUE(found->has_value());
   // Each of these could be cut short while a tool has it mapped, which would end the tool.
   for (const int seals : {0, F_SEAL_GROW | F_SEAL_SEAL, F_SEAL_SHRINK | F_SEAL_SEAL}) {
-    const Liar open(seals, &say_nothing);
+    const FakeAgent open(seals, &say_nothing);
     found = open.find();
     ASSERT_TRUE(found.has_value());
     EXPECT_FALSE(found->has_value()) << "seals " << seals;
   }
-  const Liar small(kAgentSeals, &say_nothing, 100);
+  const FakeAgent small(kAgentSeals, &say_nothing, 100);
   found = small.find();
   ASSERT_TRUE(found.has_value());
   EXPECT_FALSE(found->has_value());
@@ -111,8 +45,8 @@ TEST(AgentClient, FindsASealedPageAndLeavesOthersAlone) {
 TEST(AgentClient, SeesThatAnAgentIsOfAnotherVersionWhateverTheSizeOfItsPage) {
   // As that of version 1 was smaller.
   for (const off_t more : {-16, 0, 4096}) {
-    const Liar other(kAgentSeals, &say_nothing, static_cast<off_t>(sizeof(ControlPage)) + more,
-                     kAgentVersion + 1);
+    const FakeAgent other(kAgentSeals, &say_nothing, static_cast<off_t>(sizeof(ControlPage)) + more,
+                          kAgentVersion + 1);
     auto found = other.find();
     ASSERT_FALSE(found.has_value()) << more;
     EXPECT_EQ(found.error().code, ErrorCode::kNotSupported) << more;
@@ -120,7 +54,7 @@ TEST(AgentClient, SeesThatAnAgentIsOfAnotherVersionWhateverTheSizeOfItsPage) {
     ASSERT_TRUE(seen.has_value() && seen->has_value()) << more;
     EXPECT_FALSE((*seen)->of_our_version) << more;
   }
-  const Liar cut(kAgentSeals, &say_nothing, sizeof(ControlPage) - 16);
+  const FakeAgent cut(kAgentSeals, &say_nothing, sizeof(ControlPage) - 16);
   auto found = cut.find();
   ASSERT_TRUE(found.has_value());
   EXPECT_FALSE(found->has_value());
@@ -130,7 +64,7 @@ TEST(AgentClient, SeesThatAnAgentIsOfAnotherVersionWhateverTheSizeOfItsPage) {
 }
 
 TEST(AgentClient, HasOnePeerAtATime) {
-  const Liar agent(kAgentSeals, &say_nothing);
+  const FakeAgent agent(kAgentSeals, &say_nothing);
   {
     auto first = agent.find();
     ASSERT_TRUE(first.has_value() && first->has_value());
@@ -144,7 +78,7 @@ TEST(AgentClient, HasOnePeerAtATime) {
 
 // The agent tries the lock itself, to see whether its peer is dead.
 TEST(AgentClient, IsNotTurnedAwayByTheAgentsOwnLook) {
-  const Liar agent(kAgentSeals, [](ControlPage& page) {
+  const FakeAgent agent(kAgentSeals, [](ControlPage& page) {
     page.cu_result = 0;
     if (page.command != AgentCommand::kHold) return;
     // From now on it looks for 20 ms in every 25.
@@ -177,7 +111,7 @@ TEST(AgentClient, IsNotTurnedAwayByTheAgentsOwnLook) {
 }
 
 TEST(AgentClient, PassesNoCommandsToTheTerminal) {
-  const Liar agent(kAgentSeals, [](ControlPage& page) {
+  const FakeAgent agent(kAgentSeals, [](ControlPage& page) {
     page.cu_result = cuda::CUDA_ERROR_UNKNOWN;
     for (char& letter : page.message)
       letter = '\x1b';  // and no end
@@ -191,7 +125,7 @@ TEST(AgentClient, PassesNoCommandsToTheTerminal) {
 
 TEST(AgentClient, DoesNotBelieveCounts) {
   for (const std::uint32_t count : {0U, kExportBatch + 1, 0xffffffffU}) {
-    const Liar agent(kAgentSeals, [count](ControlPage& page) {
+    const FakeAgent agent(kAgentSeals, [count](ControlPage& page) {
       page.cu_result = 0;
       page.segment_count = 0xffffffff;
       page.exported_count = count;
@@ -205,7 +139,7 @@ TEST(AgentClient, DoesNotBelieveCounts) {
 }
 
 TEST(AgentClient, DoesNotTakeDescriptorsThatAreNotThere) {
-  const Liar agent(kAgentSeals, [](ControlPage& page) {
+  const FakeAgent agent(kAgentSeals, [](ControlPage& page) {
     page.cu_result = 0;
     page.segment_count = 1;
     page.exported_count = 1;
@@ -219,7 +153,7 @@ TEST(AgentClient, DoesNotTakeDescriptorsThatAreNotThere) {
 
 // What was checked is what is used, whatever the page says a moment later.
 TEST(AgentClient, FiguresAreThoseOfTheAnswer) {
-  const Liar agent(kAgentSeals, [](ControlPage& page) {
+  const FakeAgent agent(kAgentSeals, [](ControlPage& page) {
     static std::uint64_t bytes = 1000;
     page.cu_result = 0;
     page.segment_bytes = bytes++;
@@ -239,8 +173,8 @@ TEST(AgentClient, FiguresAreThoseOfTheAnswer) {
 }
 
 TEST(AgentClient, HostMemoryAndGpuMemoryAreNotMixedUp) {
-  const Liar agent(kAgentSeals,
-                   [](ControlPage& page) { page.cu_result = cuda::CUDA_ERROR_OUT_OF_MEMORY; });
+  const FakeAgent agent(kAgentSeals,
+                        [](ControlPage& page) { page.cu_result = cuda::CUDA_ERROR_OUT_OF_MEMORY; });
   auto client = agent.find();
   ASSERT_TRUE(client.has_value() && client->has_value());
   const auto code = [&](AgentCommand command) {
@@ -251,7 +185,7 @@ TEST(AgentClient, HostMemoryAndGpuMemoryAreNotMixedUp) {
 }
 
 TEST(AgentClient, GivesUpOnOneThatDoesNotAnswer) {
-  const Liar agent(kAgentSeals, [](ControlPage&) { ::pause(); });
+  const FakeAgent agent(kAgentSeals, [](ControlPage&) { ::pause(); });
   auto client = agent.find();
   ASSERT_TRUE(client.has_value() && client->has_value());
   const auto done = (*client)->ask(AgentCommand::kNone, 0, milliseconds(100));

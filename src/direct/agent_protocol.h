@@ -55,9 +55,13 @@ enum class AgentCommand : std::uint32_t {
   kRefill = 6,   // takes device memory again, at the same addresses
   kCopyOut = 7,  // the agent copies by itself, device to buffer; slower than a peer could
   kCopyIn = 8,   // the same, buffer to device
-  kOpen = 9,     // opens the gate, gives the buffer back
+  // Opens the gate, gives the buffer back. arguments: kKeepBuffer to keep it.
+  kOpen = 9,
   kBuffer = 10,  // has a buffer for a peer that brings the content, but cannot copy it in
 };
+
+// It will be asked to close again soon. An agent that does not know it makes another buffer then.
+inline constexpr std::uint64_t kKeepBuffer = 1;
 
 // A piece of device memory that can leave.
 struct AgentSegment {

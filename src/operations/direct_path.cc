@@ -13,6 +13,7 @@
 
 #include "base/background.h"
 #include "base/fault_point.h"
+#include "direct/close_round.h"
 #include "direct/remote_memory.h"
 #include "driver/gpu_plan.h"
 #include "operations/places.h"
@@ -34,7 +35,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kAtOnce{5000};
 constexpr milliseconds kMapping = direct::kMappingPatience;
 // The share of a try to close all gates, as of a try to lock: twice as long each time.
-constexpr milliseconds kSlice{250};
+constexpr milliseconds kSlice{500};
 constexpr milliseconds kLongestSlice{8000};
 constexpr milliseconds kPause{5};
 // Of host memory, besides the ring: a dump of ours takes 202 MiB with a ring of 64, a restore 257
@@ -304,22 +305,9 @@ Result<void> DirectPath::close_all(const Environment& env, milliseconds timeout,
       slice = std::clamp(slice, milliseconds(1), std::max(left, milliseconds(1)));
     }
     phases.stands_still();
-    for (auto& agent : agents_)
-      agent.begin(AgentCommand::kClose, static_cast<std::uint64_t>(slice.count()));
-    Result<void> worst;
-    for (auto& agent : agents_) {
-      auto done = agent.finish(slice + kAtOnce);
-      if (!done && (worst || worst.error().code == ErrorCode::kTimeout)) worst = std::move(done);
-    }
-    if (worst) return worst;
-    // Processes, or threads of one, that wait for each other on the GPU: those that stand still
-    // must run for the others to get there.
-    for (auto& agent : agents_) {
-      if (agent.state() != AgentState::kClosed) continue;
-      if (auto opened = agent.ask(AgentCommand::kOpen, 0, kMapping); !opened) return opened;
-    }
-    if (worst.error().code != ErrorCode::kTimeout) return worst;
-    if (timeout.count() > 0 && Clock::now() - start >= timeout) return worst;
+    auto round = direct::close_round(agents_, slice, env.interrupt);
+    if (round.all_closed || round.result.error().code != ErrorCode::kTimeout) return round.result;
+    if (timeout.count() > 0 && Clock::now() - start >= timeout) return round.result;
     if (auto stop = env.interrupt.check(); !stop) return stop;
     std::this_thread::sleep_for(kPause * (1 + random() % 8));
   }

@@ -7,6 +7,7 @@
   agent_page.py PID forge            the same, and writes into the page that the buffer is the program's heap
   agent_page.py PID export FILE      has it hold the program back and export its memory, makes FILE, and
                                      dies when that is gone again
+  agent_page.py PID go-on            has it hold the program back and let it go on, with its buffer and then without
   agent_page.py PID seals            prints the seals of the file
   agent_page.py PID version NUMBER   makes it say that it is of that version
 """
@@ -23,7 +24,8 @@ import time
 VERSION, REQUEST, REPLY, COMMAND, ARGUMENTS, RESULT = 8, 24, 28, 32, 40, 72
 STATE, BUFFER_ADDRESS, BUFFER_BYTES, EXPORTED_COUNT = 240, 256, 264, 276
 RUNNING, CLOSED, EMPTIED, HELD, FILLING = range(5)
-PREPARE, CLOSE, EXPORT = 1, 2, 3
+PREPARE, CLOSE, EXPORT, OPEN = 1, 2, 3, 9
+KEEP_BUFFER = 1
 SYS_FUTEX, FUTEX_WAKE = 202, 1
 
 
@@ -80,6 +82,18 @@ def export(page, path):
     return True
 
 
+def go_on(page):
+    if not prepare(page):
+        return False
+    buffer = page[BUFFER_ADDRESS:BUFFER_ADDRESS + 16]
+    for argument, wanted in ((KEEP_BUFFER, buffer), (KEEP_BUFFER, buffer), (0, bytes(16))):
+        if not ask(page, CLOSE, 10000) or number(page, STATE) != CLOSED or not ask(page, OPEN, argument):
+            return False
+        if number(page, STATE) != RUNNING or page[BUFFER_ADDRESS:BUFFER_ADDRESS + 16] != wanted:
+            return False
+    return True
+
+
 def forge(page, pid):
     with open(f"/proc/{pid}/maps", encoding="ascii") as maps:
         begin, end = next(line for line in maps if "[heap]" in line).split()[0].split("-")
@@ -107,6 +121,9 @@ def main():
     elif what == "export":
         fcntl.flock(file, fcntl.LOCK_EX)
         sys.exit(0 if export(page, sys.argv[3]) else 1)
+    elif what == "go-on":
+        fcntl.flock(file, fcntl.LOCK_EX)
+        sys.exit(0 if go_on(page) else 1)
 
 
 main()

@@ -255,6 +255,9 @@ print(there, int(signal.getsignal(signal.SIGCHLD)), file=sys.stderr)'
   start_agent memory --size 24M
   mapped() { awk '/^VmSize/ { print $2 }' "/proc/$TARGET/status"; }
   local before
+  # What the agent's thread allocates for the first time stays.
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
   before=$(mapped)
   # As a tool does first, and then it is gone.
   agent_page prepare
@@ -262,6 +265,41 @@ print(there, int(signal.getsignal(signal.SIGCHLD)), file=sys.stderr)'
   wait_until 60 as_before
   target_goes_on
   target_verifies
+}
+
+@test "host memory made ready is kept by a program that is let go on and asked again" {
+  start_agent memory --size 24M
+  agent_page go-on
+  target_goes_on
+  target_verifies
+}
+
+@test "ranks that wait for each other are suspended, and their memory past the driver" {
+  local i
+  start_agent collective --children 8 --size 4M --pause-ms 2
+  for ((i = 0; i < 8; ++i)); do
+    done_by suspend "$TARGET" --json --timeout 60000
+    went direct
+    gpu_is_free
+    done_by resume "$TARGET" --json
+    went direct
+    target_goes_on
+  done
+  target_verifies
+}
+
+@test "ranks that wait for each other are dumped past the driver, and restored" {
+  need_root "CRIU"
+  start_agent collective --children 3 --size 4M --pause-ms 2
+  done_by dump "$TARGET" --images-dir "$image" --json --timeout 60000
+  went direct
+  gpu_is_free
+  restore_it
+  target_goes_on
+  done_by suspend "$TARGET" --json --timeout 60000
+  went direct
+  done_by resume "$TARGET"
+  restored_verifies 4
 }
 
 @test "what somebody writes into the page of the agent does not lead it to other memory" {

@@ -1,0 +1,130 @@
+#include "direct/close_round.h"
+
+#include <sys/mman.h>
+
+#include <atomic>
+#include <new>
+
+#include <gtest/gtest.h>
+
+#include "direct/fake_agent.h"
+#include "driver/cuda_abi.h"
+
+namespace stasis::direct {
+namespace {
+
+using std::chrono::milliseconds;
+
+// What the agents know of each other, in memory that they share.
+struct Job {
+  std::atomic<int> opened{0};       // how often the first was let go on
+  std::atomic<int> lost_buffer{0};  // and without its buffer
+  std::atomic<int> first_closed{0};
+};
+
+class CloseRoundTest : public ::testing::Test {
+ protected:
+  CloseRoundTest() {
+    void* at =
+        ::mmap(nullptr, sizeof(Job), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    EXPECT_NE(at, MAP_FAILED);
+    job_ = new (at) Job;
+  }
+  ~CloseRoundTest() override { ::munmap(job_, sizeof(Job)); }
+
+  // At rest whenever it is asked.
+  FakeAgent::Answer behind() const {
+    return [job = job_](ControlPage& page) {
+      page.cu_result = 0;
+      if (page.command == AgentCommand::kClose) job->first_closed++;
+      if (page.command != AgentCommand::kOpen) return;
+      if (page.arguments[0] != kKeepBuffer) job->lost_buffer++;
+      job->opened++;
+    };
+  }
+  // Comes to rest when the other has been let go on so often.
+  FakeAgent::Answer ahead(int times) const {
+    return [job = job_, times](ControlPage& page) {
+      page.cu_result = 0;
+      if (page.command != AgentCommand::kClose) return;
+      const auto end = Clock::now() + milliseconds(page.arguments[0]);
+      while (job->opened < times && Clock::now() < end)
+        ::usleep(100);
+      if (job->opened < times) page.cu_result = cuda::CUDA_ERROR_NOT_READY;
+    };
+  }
+
+  static std::vector<AgentClient> clients(std::initializer_list<const FakeAgent*> agents) {
+    std::vector<AgentClient> found;
+    for (const FakeAgent* agent : agents) {
+      auto client = agent->find();
+      EXPECT_TRUE(client.has_value() && client->has_value());
+      found.push_back(std::move(**client));
+    }
+    return found;
+  }
+
+  Job* job_;
+  Interrupt interrupt_;
+};
+
+TEST_F(CloseRoundTest, ThoseAtRestAreClosedAtOnce) {
+  const FakeAgent first(kAgentSeals, behind());
+  const FakeAgent second(kAgentSeals, behind());
+  auto agents = clients({&first, &second});
+  const auto round = close_round(agents, milliseconds(60000), interrupt_);
+  EXPECT_TRUE(round.result.has_value());
+  EXPECT_TRUE(round.all_closed);
+  EXPECT_EQ(job_->opened, 0);
+}
+
+TEST_F(CloseRoundTest, OneThatHoldsUpAnotherIsLetGoOnWithItsBuffer) {
+  for (const int times : {1, 3}) {
+    job_->opened = job_->first_closed = 0;
+    const FakeAgent first(kAgentSeals, behind());
+    const FakeAgent second(kAgentSeals, ahead(times));
+    auto agents = clients({&first, &second});
+    const auto round = close_round(agents, milliseconds(60000), interrupt_);
+    EXPECT_TRUE(round.all_closed) << times;
+    EXPECT_GE(round.tries, times + 1);
+    EXPECT_GE(job_->opened, times);
+    EXPECT_EQ(job_->first_closed, job_->opened + 1) << "it was not closed again";
+    EXPECT_EQ(job_->lost_buffer, 0);
+  }
+}
+
+TEST_F(CloseRoundTest, AllAreOpenWhenOneDoesNotComeToRest) {
+  const FakeAgent first(kAgentSeals, behind());
+  const FakeAgent second(kAgentSeals, ahead(1000000));
+  auto agents = clients({&first, &second});
+  const auto round = close_round(agents, milliseconds(200), interrupt_);
+  EXPECT_FALSE(round.all_closed);
+  ASSERT_FALSE(round.result.has_value());
+  EXPECT_EQ(round.result.error().code, ErrorCode::kTimeout);
+  EXPECT_EQ(job_->first_closed, job_->opened);
+  EXPECT_EQ(job_->lost_buffer, 0);
+}
+
+TEST_F(CloseRoundTest, AnErrorIsToldAndNotTheTimeThatIsOver) {
+  const FakeAgent first(kAgentSeals, ahead(1000000));
+  const FakeAgent second(kAgentSeals,
+                         [](ControlPage& page) { page.cu_result = cuda::CUDA_ERROR_UNKNOWN; });
+  auto agents = clients({&first, &second});
+  const auto round = close_round(agents, milliseconds(200), interrupt_);
+  ASSERT_FALSE(round.result.has_value());
+  EXPECT_EQ(round.result.error().code, ErrorCode::kDriverError);
+}
+
+TEST_F(CloseRoundTest, AnInterruptEndsIt) {
+  interrupt_.request(SIGINT);
+  const FakeAgent first(kAgentSeals, behind());
+  const FakeAgent second(kAgentSeals, ahead(1));
+  auto agents = clients({&first, &second});
+  const auto round = close_round(agents, milliseconds(60000), interrupt_);
+  ASSERT_FALSE(round.result.has_value());
+  EXPECT_EQ(round.result.error().code, ErrorCode::kInterrupted);
+  EXPECT_EQ(job_->first_closed, job_->opened) << "somebody is left closed";
+}
+
+}  // namespace
+}  // namespace stasis::direct
