@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -167,12 +168,15 @@ Result<Lot> make_lot(Pid pid, const StoppedThreads& stopped, const Places& place
       });
   if (!called) return fail(std::move(called.error()));
   if (made < 0 && made > -static_cast<std::int64_t>(kPage)) {
-    return fail(
-        ErrorCode::kNotSupported,
+    auto message =
         fmt::format("process {} may not map {} bytes of code to keep its threads still: {}",
-                    pid.value, size, std::generic_category().message(static_cast<int>(-made))),
-        "see whether its limit on address space (RLIMIT_AS), SELinux (execmem) or a "
-        "seccomp filter forbids it");
+                    pid.value, size, std::generic_category().message(static_cast<int>(-made)));
+    if (made == -ENOMEM)
+      return fail(ErrorCode::kOutOfHostMemory, std::move(message),
+                  "raise its limits of memory (`prlimit --pid PID --as --data`; `ulimit -v`, `-d` "
+                  "before it starts), or vm.max_map_count");
+    return fail(ErrorCode::kNotSupported, std::move(message),
+                "see whether SELinux (execmem) or a seccomp filter forbids it");
   }
   const Lot lot{static_cast<std::uint64_t>(made), capacity};
   if (auto done = stopped.write(thread, lot.start + kCodeOffset, kParkCode); !done) {
