@@ -13,6 +13,7 @@
 
 #include "base/background.h"
 #include "base/fault_point.h"
+#include "checkpoint/lock_round.h"
 #include "direct/close_round.h"
 #include "direct/remote_memory.h"
 #include "driver/gpu_plan.h"
@@ -38,6 +39,8 @@ constexpr milliseconds kMapping = direct::kMappingPatience;
 constexpr milliseconds kSlice{500};
 constexpr milliseconds kLongestSlice{8000};
 constexpr milliseconds kPause{5};
+// For processes of the tree that have no gate, or nothing to move.
+constexpr milliseconds kOthersSlice{2000};
 // Of host memory, besides the ring: a dump of ours takes 202 MiB with a ring of 64, a restore 257
 // with one of 128 (H100, 580.159.04). On the simulated driver next to nothing.
 constexpr std::uint64_t kMoverContext = 120ULL << 20;
@@ -311,6 +314,33 @@ Result<void> DirectPath::close_all(const Environment& env, milliseconds timeout,
     if (auto stop = env.interrupt.check(); !stop) return stop;
     std::this_thread::sleep_for(kPause * (1 + random() % 8));
   }
+}
+
+Result<void> DirectPath::lock_others(const Environment& env, Group& group, milliseconds timeout) {
+  std::vector<Process*> others;
+  for (GroupMember& member : group.members()) {
+    const bool closed = std::any_of(agents_.begin(), agents_.end(), [&](const AgentClient& agent) {
+      return agent.pid() == member.process.pid();
+    });
+    if (member.initial == CudaState::kRunning && !closed && member.process.alive())
+      others.push_back(&member.process);
+  }
+  if (others.empty()) return {};
+  const auto slice = timeout.count() > 0 ? std::min(kOthersSlice, timeout / 2) : kOthersSlice;
+  auto round = lock_round(others, slice, env.interrupt);
+  if (round.all_locked) return {};
+  for (Process* process : others) {
+    if (!process->alive()) continue;
+    auto back = process->bring_to(CudaState::kRunning);
+    if (!back && round.result) round.result = std::move(back);
+  }
+  if (!round.result) return std::move(round.result);
+  return fail(ErrorCode::kNotSupported,
+              fmt::format("process {} ({}), whose GPU memory the driver moves, does not come to "
+                          "rest while the others stand still",
+                          others.front()->pid().value, others.front()->info().comm),
+              "start all of the job with `stasis run`; without --path direct the driver moves all "
+              "of it");
 }
 
 Result<void> DirectPath::copy_out(const Environment& env, const IntoImage* image) {
@@ -653,6 +683,7 @@ Result<void> DirectPath::move_out(const Environment& env, Group& group,
   if (done && image != nullptr && options.comes_back) keep_on_gpus(env.driver, group);
   phases.begin("close");
   if (done) done = close_all(env, options.timeout, phases);
+  if (done) done = lock_others(env, group, options.timeout);
   if (done && image == nullptr) done = check_growth(group);
   if (done && forced) done = require_nothing_stays();
   if (done) done = fault(FaultPoint::kDirectClosed);

@@ -136,6 +136,9 @@ class DirectPath {
   Result<void> prepare_digests(const Environment& env);
   // Whether the host has memory for what was allocated since prepare(), if anything was.
   Result<void> check_growth(Group& group) const;
+  // Locks those of the group that have no gate of ours, or nothing to move: one that waits on its
+  // GPU for a closed one could not be locked later. kNotSupported if they do not come to rest.
+  Result<void> lock_others(const Environment& env, Group& group, std::chrono::milliseconds timeout);
   Result<void> close_all(const Environment& env, std::chrono::milliseconds timeout, Phases& phases);
   Result<void> copy_out(const Environment& env, const IntoImage* image);
   // Lets the mover keep on the GPUs what it is about to copy out, as far as there is room.

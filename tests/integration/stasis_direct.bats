@@ -288,6 +288,39 @@ print(there, int(signal.getsignal(signal.SIGCHLD)), file=sys.stderr)'
   target_verifies
 }
 
+@test "a rank that has nothing to move, or no agent, does not keep the others from being suspended" {
+  local how prefix size meeting=$BATS_TEST_TMPDIR/meeting
+  for how in small bare; do
+    TARGET_STATUS=$BATS_TEST_TMPDIR/$how.status
+    TARGET_LOG=$BATS_TEST_TMPDIR/$how.log
+    prefix=("env" "LD_PRELOAD=$agent") size=256K
+    if [[ $how == bare ]]; then prefix=(env) size=4M; fi
+    rm -f "$meeting"
+    truncate -s 64K "$meeting"
+    (
+      # shellcheck disable=SC2016 # for bash
+      exec_on_gpu setsid bash -c 'meeting=$1 status=$2 agent=$3 size=$4
+        shift 4
+        job=(--meeting "$meeting" --ranks 2 --seed 5 --pause-ms 2)
+        LD_PRELOAD=$agent stasis-workload rank "${job[@]}" --rank 0 --size 4M --status "$status" &
+        "$@" stasis-workload rank "${job[@]}" --rank 1 --size "$size" --status "$status.1" &
+        wait' bash "$meeting" "$TARGET_STATUS" "$agent" "$size" "${prefix[@]}"
+    ) </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+    TARGET=$!
+    echo "$TARGET" >>"$targets"
+    wait_until 60 target_is_up
+    mapfile -t CHILDREN < <(children_of "$TARGET")
+    at_end_kill "${CHILDREN[@]}"
+    for _ in 1 2 3; do
+      done_by suspend "$TARGET" --timeout 10000
+      in_state checkpointed "${CHILDREN[@]}"
+      done_by resume "$TARGET"
+      target_goes_on
+    done
+    kill "${CHILDREN[@]}"
+  done
+}
+
 @test "ranks that wait for each other are dumped past the driver, and restored" {
   need_root "CRIU"
   start_agent collective --children 3 --size 4M --pause-ms 2
