@@ -563,9 +563,11 @@ void* run_agent(void*) {
 void before_fork() {
   lock_memory_for_fork();
   ::pthread_mutex_lock(&g_exported.mutex);
+  lock_looking_for_fork();
 }
 
 void after_fork() {
+  unlock_looking_after_fork();
   ::pthread_mutex_unlock(&g_exported.mutex);
   unlock_memory_after_fork();
 }

@@ -3,12 +3,14 @@
 #include <dlfcn.h>
 #include <elf.h>
 #include <link.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <span>
@@ -71,9 +73,10 @@ struct Dynamic {
   // Of what it imports nothing else is common to all: the hash tables need not tell how many
   // symbols there are.
   std::span<const ElfW(Rela)> relocations[2];
-  std::vector<ElfW(Xword)> needed;
+  const ElfW(Dyn) * entries;
 
-  Dynamic(ElfW(Addr) base, const ElfW(Dyn) * section) {
+  // Allocates nothing: the program's malloc() may wait for the loader's lock.
+  Dynamic(ElfW(Addr) base, const ElfW(Dyn) * section) : entries(section) {
     // The loader has made addresses of them where it can write to the section.
     const auto at = [&](ElfW(Addr) address) {
       return reinterpret_cast<const void*>(address < base ? address + base : address);
@@ -88,9 +91,6 @@ struct Dynamic {
           break;
         case DT_STRTAB:
           strings = static_cast<const char*>(at(entry->d_un.d_ptr));
-          break;
-        case DT_NEEDED:
-          needed.push_back(entry->d_un.d_val);
           break;
         case DT_RELA:
           tables[0] = static_cast<const ElfW(Rela)*>(at(entry->d_un.d_ptr));
@@ -115,6 +115,13 @@ struct Dynamic {
       if (symbols && strings && tables[i])
         relocations[i] = {tables[i], bytes[i] / sizeof(ElfW(Rela))};
     relocations[0] = relocations[0].subspan(std::min(relative, relocations[0].size()));
+  }
+
+  // The names of the libraries that it was linked with.
+  template <class Visit>
+  void for_each_needed(Visit visit) const {
+    for (const auto* entry = entries; strings && entry && entry->d_tag != DT_NULL; ++entry)
+      if (entry->d_tag == DT_NEEDED) visit(strings + entry->d_un.d_val);
   }
 
   template <class Test>
@@ -172,6 +179,15 @@ int search_names(dl_phdr_info* info, std::size_t, void* search) {
   return 1;
 }
 
+// A child that is forked while the loader's lock is held never gets it.
+pthread_mutex_t g_looking = PTHREAD_MUTEX_INITIALIZER;
+
+void look_at_all(int (*look)(dl_phdr_info*, std::size_t, void*), void* argument) {
+  ::pthread_mutex_lock(&g_looking);
+  ::dl_iterate_phdr(look, argument);
+  ::pthread_mutex_unlock(&g_looking);
+}
+
 bool may_call_driver(const link_map& map, const Dynamic& dynamic) {
   if (dynamic.imports([](const char* name) {
         return name[0] == 'c' && name[1] == 'u' && name[2] >= 'A' && name[2] <= 'Z';
@@ -184,7 +200,7 @@ bool may_call_driver(const link_map& map, const Dynamic& dynamic) {
     return false;
   }
   Search search{map.l_addr, false};
-  ::dl_iterate_phdr(&search_names, &search);
+  look_at_all(&search_names, &search);
   return search.found;
 }
 
@@ -218,13 +234,14 @@ bool is_past_gate(const DeepLoad& load) {
   for (std::size_t i = 0; i < seen.size() && !found; ++i) {
     const Dynamic dynamic(seen[i]->l_addr, seen[i]->l_ld);
     found = may_call_driver(*seen[i], dynamic);
-    for (const auto name : dynamic.needed)
-      if (!found && dynamic.strings) visit(dynamic.strings + name);
+    if (!found) dynamic.for_each_needed(visit);
   }
   for (void* handle : handles)
     ::dlclose(handle);
   return found;
 }
+
+constexpr std::size_t kLongestName = 200;
 
 // One that has found the driver, or the C library's dlsym, however it was opened: the dlopen of a
 // library that was opened so is not ours either.
@@ -241,7 +258,7 @@ int search_bound(dl_phdr_info* info, std::size_t, void* name) {
     has_driver = has_driver || in_place_of(bound) != bound;
   });
   if (!has_driver && !(has_dlsym && names_driver(*info))) return 0;
-  *static_cast<std::string*>(name) = info->dlpi_name;
+  std::snprintf(static_cast<char*>(name), kLongestName, "%s", info->dlpi_name);
   return 1;
 }
 
@@ -250,10 +267,15 @@ int search_bound(dl_phdr_info* info, std::size_t, void* name) {
 std::string library_past_gate() {
   for (const auto* load = g_deep.load(std::memory_order_acquire); load; load = load->next)
     if (is_past_gate(*load)) return load->name;
-  std::string name;
-  ::dl_iterate_phdr(&search_bound, &name);
+  // Only such a one opens others so that we do not see it.
+  if (!g_deep.load(std::memory_order_acquire)) return {};
+  char name[kLongestName] = "";
+  look_at_all(&search_bound, name);
   return name;
 }
+
+void lock_looking_for_fork() { ::pthread_mutex_lock(&g_looking); }
+void unlock_looking_after_fork() { ::pthread_mutex_unlock(&g_looking); }
 
 std::uint64_t deep_loads() { return g_deep_loads.load(std::memory_order_acquire); }
 

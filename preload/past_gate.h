@@ -15,4 +15,8 @@ std::string library_past_gate();
 // How many times the program has asked for one so. Not while the gate is closed: who asks waits.
 std::uint64_t deep_loads();
 
+// Around a fork, so that the child does not find the loader's lock taken by library_past_gate().
+void lock_looking_for_fork();
+void unlock_looking_after_fork();
+
 }  // namespace stasis::preload

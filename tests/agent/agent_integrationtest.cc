@@ -70,6 +70,8 @@ const DriverCalls& driver() {
 void* in_place_of(void* real) { return real; }
 std::string library_past_gate() { return {}; }
 std::uint64_t deep_loads() { return 0; }
+void lock_looking_for_fork() {}
+void unlock_looking_after_fork() {}
 
 namespace {
 
