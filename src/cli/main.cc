@@ -9,6 +9,7 @@
 #include <atomic>
 #include <csignal>
 #include <exception>
+#include <mutex>
 #include <new>
 #include <sstream>
 #include <string_view>
@@ -99,9 +100,16 @@ constexpr std::size_t kReserve = std::size_t{32} << 20;
 std::atomic<void*> g_reserve{nullptr};
 std::atomic<Interrupt*> g_told_of_memory{nullptr};
 
+constinit std::mutex g_reserve_mutex;
+// Each thread may have failed just before another gave the reserve up.
+constinit thread_local bool t_tried_again = false;
+
 void use_reserve() {
+  const std::lock_guard lock(g_reserve_mutex);
   void* reserve = g_reserve.exchange(nullptr);
-  if (reserve == nullptr) throw std::bad_alloc();
+  if (reserve == nullptr && t_tried_again) throw std::bad_alloc();
+  t_tried_again = true;
+  if (reserve == nullptr) return;
   ::munmap(reserve, kReserve);
   if (Interrupt* interrupt = g_told_of_memory.load()) interrupt->want_of_memory();
 }

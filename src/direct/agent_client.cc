@@ -260,11 +260,14 @@ Result<void> AgentClient::finish(std::chrono::milliseconds patience) {
       return fail(ErrorCode::kProcessGone, fmt::format("process {} has ended", pid_.value));
     }
     if (Clock::now() >= deadline) {
-      return fail(ErrorCode::kNoAnswer,
-                  fmt::format("the agent in process {} was to {} and has not answered within {} ms",
-                              pid_.value, agent_command_name(asked_), patience.count()),
-                  "see whether the driver hangs there: `cat /proc/PID/task/*/wchan`; `stasis "
-                  "recover` makes the process run when it answers again");
+      return fail(
+          ErrorCode::kNoAnswer,
+          fmt::format(
+              "the agent in process {} was to {} and has not answered within {} ms", pid_.value,
+              agent_command_name(asked_),
+              std::chrono::ceil<std::chrono::milliseconds>(Clock::now() - asked_at_).count()),
+          "see whether the driver hangs there: `cat /proc/PID/task/*/wchan`; `stasis "
+          "recover` makes the process run when it answers again");
     }
     futex::wait(page_->reply, seen, true, kAgentLook);
   }

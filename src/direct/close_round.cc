@@ -19,7 +19,7 @@ constexpr microseconds kFirstMoment{500};
 constexpr microseconds kLongestMoment{1'000'000};
 // Answers come by different pages, for which nobody can wait together.
 constexpr microseconds kPollAnswers{100};
-// What an agent is given beyond the time that it was told, and for what it does at once.
+// What an agent is given beyond the time that it was told, and to open its gate.
 constexpr milliseconds kMostDelay{5000};
 
 class Round {
@@ -40,7 +40,10 @@ class Round {
       if (take_answers()) {
         last = now;
       } else if (any(Step::kGoesOn)) {
-        if (others_came_ || now >= moment_end_) ask_again();
+        if (others_came_ || now >= moment_end_)
+          ask_again();
+        else
+          std::this_thread::sleep_for(std::min<Clock::duration>(kPollAnswers, moment_end_ - now));
       } else if (now >= last + patience && now < half_ && any(Step::kClosed)) {
         // Somebody holds up the others, or has much to do.
         patience = others_came_ ? kFirstPatience : patience + patience / 2;
@@ -107,10 +110,15 @@ class Round {
     return some;
   }
 
+  // All at the same time: those that are not open yet hold up the others.
   void open_closed() {
+    const bool asked_again = out_.result || out_.result.error().code == ErrorCode::kTimeout;
+    for (Rank& rank : ranks_)
+      if (rank.step == Step::kClosed)
+        rank.agent->begin(AgentCommand::kOpen, asked_again ? kKeepBuffer : 0);
     for (Rank& rank : ranks_) {
       if (rank.step != Step::kClosed) continue;
-      auto opened = rank.agent->ask(AgentCommand::kOpen, kKeepBuffer, kMappingPatience);
+      auto opened = rank.agent->finish(kMostDelay);
       rank.step = opened ? Step::kGoesOn : Step::kOpen;
       rank.went_on = out_.tries;
       note(std::move(opened));

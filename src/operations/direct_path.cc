@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <csignal>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <random>
 #include <thread>
@@ -37,10 +38,11 @@ constexpr milliseconds kAtOnce{5000};
 constexpr milliseconds kMapping = direct::kMappingPatience;
 // The share of a try to close all gates, as of a try to lock: twice as long each time.
 constexpr milliseconds kSlice{500};
+constexpr milliseconds kSliceOfOne{250};
 constexpr milliseconds kLongestSlice{8000};
 constexpr milliseconds kPause{5};
 // For processes of the tree that have no gate, or nothing to move.
-constexpr milliseconds kOthersSlice{2000};
+constexpr milliseconds kOthersSlices[] = {milliseconds(100), milliseconds(200), milliseconds(400)};
 // Of host memory, besides the ring: a dump of ours takes 202 MiB with a ring of 64, a restore 257
 // with one of 128 (H100, 580.159.04). On the simulated driver next to nothing.
 constexpr std::uint64_t kMoverContext = 120ULL << 20;
@@ -299,7 +301,7 @@ Result<void> DirectPath::require_nothing_stays() const {
 Result<void> DirectPath::close_all(const Environment& env, milliseconds timeout, Phases& phases) {
   const auto start = Clock::now();
   std::minstd_rand random(std::random_device{}());
-  auto next_slice = kSlice;
+  auto next_slice = agents_.size() > 1 ? kSlice : kSliceOfOne;
   for (;;) {
     auto slice = next_slice;
     next_slice = std::min(2 * slice, kLongestSlice);
@@ -309,14 +311,16 @@ Result<void> DirectPath::close_all(const Environment& env, milliseconds timeout,
     }
     phases.stands_still();
     auto round = direct::close_round(agents_, slice, env.interrupt);
-    if (round.all_closed || round.result.error().code != ErrorCode::kTimeout) return round.result;
+    if (round.all_closed) return {};
+    phases.runs();
+    if (round.result.error().code != ErrorCode::kTimeout) return round.result;
     if (timeout.count() > 0 && Clock::now() - start >= timeout) return round.result;
     if (auto stop = env.interrupt.check(); !stop) return stop;
     std::this_thread::sleep_for(kPause * (1 + random() % 8));
   }
 }
 
-Result<void> DirectPath::lock_others(const Environment& env, Group& group, milliseconds timeout) {
+Result<bool> DirectPath::lock_others(const Environment& env, Group& group, milliseconds slice) {
   std::vector<Process*> others;
   for (GroupMember& member : group.members()) {
     const bool closed = std::any_of(agents_.begin(), agents_.end(), [&](const AgentClient& agent) {
@@ -325,20 +329,43 @@ Result<void> DirectPath::lock_others(const Environment& env, Group& group, milli
     if (member.initial == CudaState::kRunning && !closed && member.process.alive())
       others.push_back(&member.process);
   }
-  if (others.empty()) return {};
-  const auto slice = timeout.count() > 0 ? std::min(kOthersSlice, timeout / 2) : kOthersSlice;
+  if (others.empty()) return true;
   auto round = lock_round(others, slice, env.interrupt);
-  if (round.all_locked) return {};
+  if (round.all_locked) return true;
   for (Process* process : others) {
     if (!process->alive()) continue;
     auto back = process->bring_to(CudaState::kRunning);
     if (!back && round.result) round.result = std::move(back);
   }
-  if (!round.result) return std::move(round.result);
+  if (!round.result) return fail(std::move(round.result.error()));
+  return false;
+}
+
+Result<void> DirectPath::hold_back(const Environment& env, Group& group, milliseconds timeout,
+                                   Phases& phases) {
+  const auto start = Clock::now();
+  for (const milliseconds slice : kOthersSlices) {
+    auto left = timeout;
+    if (timeout.count() > 0)
+      left -= std::min(std::chrono::floor<milliseconds>(Clock::now() - start), timeout - kPause);
+    if (auto done = close_all(env, left, phases); !done) return done;
+    auto locked = lock_others(env, group, slice);
+    if (!locked) return fail(std::move(locked.error()));
+    if (*locked) return {};
+    // After the last try the driver takes host memory of its own.
+    const bool last = slice == std::end(kOthersSlices)[-1];
+    for (auto& agent : agents_)
+      agent.begin(AgentCommand::kOpen, last ? 0 : direct::kKeepBuffer);
+    Result<void> opened;
+    for (auto& agent : agents_)
+      if (auto done = agent.finish(kAtOnce); !done) opened = std::move(done);
+    phases.runs();
+    if (!opened) return opened;
+    std::this_thread::sleep_for(kPause);
+  }
   return fail(ErrorCode::kNotSupported,
-              fmt::format("process {} ({}), whose GPU memory the driver moves, does not come to "
-                          "rest while the others stand still",
-                          others.front()->pid().value, others.front()->info().comm),
+              "processes of the job whose GPU memory does not go by the direct path do not come to "
+              "rest while the others stand still",
               "start all of the job with `stasis run`; without --path direct the driver moves all "
               "of it");
 }
@@ -682,8 +709,7 @@ Result<void> DirectPath::move_out(const Environment& env, Group& group,
   if (done) done = fault(FaultPoint::kDirectPrepared);
   if (done && image != nullptr && options.comes_back) keep_on_gpus(env.driver, group);
   phases.begin("close");
-  if (done) done = close_all(env, options.timeout, phases);
-  if (done) done = lock_others(env, group, options.timeout);
+  if (done) done = hold_back(env, group, options.timeout, phases);
   if (done && image == nullptr) done = check_growth(group);
   if (done && forced) done = require_nothing_stays();
   if (done) done = fault(FaultPoint::kDirectClosed);

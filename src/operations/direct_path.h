@@ -136,9 +136,12 @@ class DirectPath {
   Result<void> prepare_digests(const Environment& env);
   // Whether the host has memory for what was allocated since prepare(), if anything was.
   Result<void> check_growth(Group& group) const;
-  // Locks those of the group that have no gate of ours, or nothing to move: one that waits on its
-  // GPU for a closed one could not be locked later. kNotSupported if they do not come to rest.
-  Result<void> lock_others(const Environment& env, Group& group, std::chrono::milliseconds timeout);
+  // Closes all gates, and locks those of the group that have none of ours, or nothing to move: one
+  // that waits on its GPU for a closed one could not be locked later. Some tries; kNotSupported if
+  // those do not come to rest.
+  Result<void> hold_back(const Environment& env, Group& group, std::chrono::milliseconds timeout,
+                         Phases& phases);
+  Result<bool> lock_others(const Environment& env, Group& group, std::chrono::milliseconds slice);
   Result<void> close_all(const Environment& env, std::chrono::milliseconds timeout, Phases& phases);
   Result<void> copy_out(const Environment& env, const IntoImage* image);
   // Lets the mover keep on the GPUs what it is about to copy out, as far as there is room.
