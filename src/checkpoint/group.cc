@@ -251,7 +251,7 @@ Result<void> Group::try_lock(milliseconds slice, const Interrupt& interrupt, boo
     if (state && *state == CudaState::kCheckpointed) continue;
     processes.push_back(&member.process);
   }
-  LockRound round = lock_round(processes, slice, interrupt, parks_);
+  LockRound round = lock_round(processes, slice, interrupt, parks_ && !keeps_locked_);
   lock_tries_ += round.tries;
   all_locked = round.all_locked;
   if (all_locked) return {};

@@ -53,6 +53,10 @@ class Group {
   // is away: checkpoint() need not do it. bring_to() of a member still would.
   void leave_threads_alone() { parks_ = false; }
 
+  // Those that are locked already stay so while lock() waits for others: what they would go on to
+  // may wait for somebody who is held back by other means.
+  void keep_locked(bool keep) { keeps_locked_ = keep; }
+
   // checkpoint() drops the zeros that the driver saves (zero_pages.h), so that CRIU does not write
   // them. Not where somebody else keeps the threads still.
   void drop_zeros() { drops_zeros_ = true; }
@@ -121,6 +125,7 @@ class Group {
   int lock_tries_ = 0;
   bool armed_ = true;
   bool parks_ = true;
+  bool keeps_locked_ = false;
   bool drops_zeros_ = false;
   std::uint64_t dropped_zero_bytes_ = 0;
 };

@@ -351,7 +351,10 @@ Result<void> DirectPath::hold_back(const Environment& env, Group& group, millise
     if (auto done = close_all(env, left, phases); !done) return done;
     auto locked = lock_others(env, group, slice);
     if (!locked) return fail(std::move(locked.error()));
-    if (*locked) return {};
+    if (*locked) {
+      group.keep_locked(true);
+      return {};
+    }
     // After the last try the driver takes host memory of its own.
     const bool last = slice == std::end(kOthersSlices)[-1];
     for (auto& agent : agents_)
@@ -689,6 +692,7 @@ Result<void> DirectPath::move_out(const Environment& env, Group& group,
       places_ = std::make_shared<Places>();
       if (auto gone = discard_content(image->image_dir); !gone) return gone;
     }
+    group.keep_locked(false);
     env.tell("the driver's path is taken: " + why.to_string());
     return {};
   };

@@ -312,7 +312,8 @@ print(there, int(signal.getsignal(signal.SIGCHLD)), file=sys.stderr)'
     mapfile -t CHILDREN < <(children_of "$TARGET")
     at_end_kill "${CHILDREN[@]}"
     for _ in 1 2 3; do
-      done_by suspend "$TARGET" --timeout 10000
+      # The lock of who is held back is slow: meanwhile the other must not go on to wait for it.
+      STASIS_SIM_FAULTS="lock:delay=100ms pid=${CHILDREN[0]}" done_by suspend "$TARGET" --timeout 10000
       in_state checkpointed "${CHILDREN[@]}"
       done_by resume "$TARGET"
       target_goes_on
