@@ -193,7 +193,7 @@ def numba_rounds(options):
         import numba  # pylint: disable=import-outside-toplevel,import-error
         import numpy  # pylint: disable=import-outside-toplevel,import-error
         from numba import cuda  # pylint: disable=import-outside-toplevel,import-error
-    except ImportError as reason:
+    except (ImportError, AttributeError) as reason:  # of another NumPy than it knows
         skip(f"no Numba: {reason}")
     print(f"Numba {numba.__version__}", flush=True)
     change, sums = numba_kernels(cuda, numba.uint64)

@@ -148,7 +148,11 @@ def killed(machine):
     for delay in (0.1, 0.3) if machine.simulated else (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8):
         machine.run("timeout", "-s", "KILL", str(delay), machine.program("stasis"), "suspend", target.pid)
         kills += 1
-        machine.stasis("recover", target.pid).must_succeed()
+        # timeout(1) dies of the signal as well, maybe before the tool is gone, which may be in the driver.
+        deadline = time.monotonic() + 30
+        while "[busy]" in (back := machine.stasis("recover", target.pid)).err and time.monotonic() < deadline:
+            time.sleep(0.05)
+        back.must_succeed()
         target.wait_rounds(2)
     return {"note": f"{kills} kills, {target.finish()} rounds verified"}
 
