@@ -6,8 +6,9 @@ so that a lost generator state shows in the loss as well as a lost weight. Losse
 (hexadecimal). Holds about --gib of GPU memory in weights, gradients and Adam's state. With --workers
 the inputs come from a data loader's processes, as most training programs have them; with --graphs a
 step is a CUDA graph, captured anew every now and then; with --compile PyTorch makes graphs by itself.
-With --ddp it is one rank of those that torchrun starts, each with a GPU and with data of its own; the
-first one's losses are written. Ends after --steps, or after the step under way at SIGTERM.
+With --ddp it is one rank of those that torchrun starts, each with data of its own, and with a GPU of
+its own if there are as many; the first one's losses are written. Ends after --steps, or after the
+step under way at SIGTERM.
 """
 
 import argparse
@@ -18,6 +19,8 @@ import time
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch  # noqa: E402
+
+from ranks import gpu_of  # noqa: E402
 
 WIDTH = 4096
 BATCH = 256
@@ -119,13 +122,14 @@ def parse():
 
 
 def one_of_many(options):
-    """The device of this rank, and whether it is the first."""
+    """The device of this rank, and its number."""
     if not options.ddp:
-        return torch.device("cuda"), True
+        return torch.device("cuda"), 0
     rank = int(os.environ["LOCAL_RANK"])
-    torch.cuda.set_device(rank)
+    gpu = gpu_of(rank, int(os.environ["WORLD_SIZE"]))
+    torch.cuda.set_device(gpu)
     torch.distributed.init_process_group("nccl")
-    return torch.device("cuda", rank), rank == 0
+    return torch.device("cuda", gpu), rank
 
 
 def main():
@@ -136,7 +140,7 @@ def main():
     torch.manual_seed(20261121)
     torch.use_deterministic_algorithms(True)
     torch.backends.cuda.matmul.allow_tf32 = False
-    device, first = one_of_many(options)
+    device, rank = one_of_many(options)
     layers = max(1, round(options.gib * 2**30 / BYTES_PER_WEIGHT / WIDTH**2))
     with torch.device(device):
         blocks = []
@@ -147,7 +151,7 @@ def main():
     teacher = torch.randn(WIDTH, 16, device=device)
     if options.ddp:
         model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[device.index])
-        torch.manual_seed(20261121 + device.index)
+        torch.manual_seed(20261121 + rank)
     if options.graphs:
         train = GraphStep(model, optimizer, 16, device)
     else:
@@ -160,7 +164,7 @@ def main():
         noise = torch.randn(16) * 0.1  # the CPU's generator
         wanted = (inputs @ teacher / WIDTH**0.5) + noise.to(device)
         loss = train(inputs, wanted)
-        if first:
+        if rank == 0:
             with open(options.losses, "a", encoding="ascii") as file:
                 file.write(f"{step} {loss.item().hex()}\n")
         done = step
@@ -168,7 +172,7 @@ def main():
             break
         if options.pause_ms:
             time.sleep(options.pause_ms / 1000)
-    if first:
+    if rank == 0:
         print(f"trained {done} steps, {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB at most", flush=True)
     if options.ddp:
         torch.distributed.destroy_process_group()
