@@ -136,7 +136,7 @@ struct DeviceWait {
 
 enum class Waited { kDone, kTimeout, kFailed };
 
-Waited wait_for_devices(Clock::time_point deadline, Outcome& outcome) {
+Waited wait_for_devices(const Patience& patience, Outcome& outcome) {
   auto* wait = new DeviceWait;
   wait->contexts = known_contexts();
   if (!start_thread(&DeviceWait::run, wait)) {
@@ -145,9 +145,8 @@ Waited wait_for_devices(Clock::time_point deadline, Outcome& outcome) {
     return Waited::kFailed;
   }
   while (!wait->done.load(std::memory_order_acquire)) {
-    const auto now = Clock::now();
-    if (now >= deadline) break;
-    futex::wait(wait->done, 0, false, deadline - now);
+    if (patience.over()) break;
+    futex::wait(wait->done, 0, false, patience.nap());
   }
   auto waited = Waited::kTimeout;
   if (wait->done.load(std::memory_order_acquire)) {
@@ -388,12 +387,28 @@ class Session {
     return true;
   }
 
+  // As long as the peer that has asked lives and waits.
+  class PeersPatience final : public Patience {
+   public:
+    PeersPatience(const Session& session, Clock::time_point deadline)
+        : Patience(deadline), session_(session) {}
+
+   private:
+    bool given_up() const override {
+      const ControlPage& page = session_.page_;
+      return page.abandoned.load(std::memory_order_relaxed) == page.request.load() ||
+             session_.peer_is_gone();
+    }
+
+    const Session& session_;
+  };
+
   void close_gate() {
     if (!expect(AgentState::kRunning)) return;
     if (g_ending.load()) return refuse_ending();
-    const auto deadline = Clock::now() + milliseconds(arguments_[0]);
+    const PeersPatience patience(*this, Clock::now() + milliseconds(arguments_[0]));
     for (;;) {
-      if (!Gate::close(deadline))
+      if (!Gate::close(patience))
         return refuse(cuda::CUDA_ERROR_NOT_READY,
                       "a call of the driver did not return within milliseconds", arguments_[0]);
       if (g_ending.load()) {
@@ -405,7 +420,7 @@ class Session {
       if (!opened && !captures) break;
       Gate::open();
       if (opened && refuse_past_gate()) return;
-      if (Clock::now() + milliseconds(1) >= deadline) {
+      if (patience.over()) {
         if (opened)
           return refuse(cuda::CUDA_ERROR_NOT_SUPPORTED, "all the time it opens libraries with",
                         "RTLD_DEEPBIND");
@@ -416,7 +431,7 @@ class Session {
       if (captures) ::usleep(1000);
     }
     Outcome outcome;
-    switch (wait_for_devices(deadline, outcome)) {
+    switch (wait_for_devices(patience, outcome)) {
       case Waited::kDone:
         break;
       case Waited::kTimeout:

@@ -33,7 +33,7 @@ constexpr bool kChecked = true;
 constexpr bool kChecked = false;
 #endif
 
-bool close_within(milliseconds patience) { return Gate::close(Clock::now() + patience); }
+bool close_within(milliseconds patience) { return Gate::close(Patience(Clock::now() + patience)); }
 
 // Threads that go in and out all the time, and what they may only do while it is open.
 class Crowd {

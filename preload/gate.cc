@@ -14,8 +14,6 @@
 namespace stasis::preload {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 // Every thread of this process has passed a full fence when this returns. False if the kernel will
 // not do it: older than 4.14, or a seccomp filter.
 bool fence_all_threads() {
@@ -99,7 +97,7 @@ void Gate::tell_closer() {
   errno = error;
 }
 
-bool Gate::close(Clock::time_point deadline) {
+bool Gate::close(const Patience& patience) {
   shared_.closed.store(1, std::memory_order_seq_cst);
   if (!shared_.fence_needed && !fence_all_threads()) {
     // The kernel did it once and does not any more. Threads take time to see what is written here;
@@ -114,12 +112,11 @@ bool Gate::close(Clock::time_point deadline) {
          place = place->next)
       empty = place->inside.load(std::memory_order_seq_cst) == 0;
     if (empty) return true;
-    const auto now = Clock::now();
-    if (now >= deadline) {
+    if (patience.over()) {
       open();
       return false;
     }
-    futex::wait(left_, seen, false, deadline - now);
+    futex::wait(left_, seen, false, patience.nap());
   }
 }
 

@@ -7,8 +7,9 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <cstdint>
+
+#include "patience.h"
 
 namespace stasis::preload {
 
@@ -37,8 +38,9 @@ class Gate {
     bool was_inside_;
   };
 
-  // Holds back new calls and waits for those in progress. False at the deadline: it is open again.
-  static bool close(std::chrono::steady_clock::time_point deadline);
+  // Holds back new calls and waits for those in progress. False when the patience is over: it is
+  // open again.
+  static bool close(const Patience& patience);
   static void open();
 
   // Every call fences for itself from now on: where the kernel does not do it for all, and under

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <deque>
 #include <map>
 #include <random>
 #include <set>
@@ -16,7 +17,6 @@
 #include "base/processors.h"
 #include "base/trace.h"
 #include "base/units.h"
-#include "checkpoint/lock_round.h"
 #include "checkpoint/zero_pages.h"
 #include "proc/memory_cgroup.h"
 
@@ -30,6 +30,9 @@ using std::chrono::milliseconds;
 // queue fills again. On two ranks of a loop of all-reduces the first try was enough in 24 of 24
 // rounds (4-52 ms, H100, driver 580).
 constexpr milliseconds kFirstSlice{500};
+// One alone holds up nobody, unless its own threads wait for each other on its GPUs: then a slice
+// in which some have launched what they wait in, and others have not, is lost.
+constexpr milliseconds kFirstSliceOfOne{250};
 constexpr milliseconds kLongestSlice{8000};
 // Between slices those that wait for the lock get their turn; jitter keeps tools from meeting
 // again.
@@ -60,13 +63,6 @@ void at_once(std::size_t count, const Run& run) {
       run(i);
     }
   }
-}
-
-// Alive, and not by exec become a program without CUDA. "Could not ask" counts as still there.
-bool still_cuda(const Process& process) {
-  if (!process.alive()) return false;
-  const auto state = process.cuda_state();
-  return state ? state->has_value() : state.error().code != ErrorCode::kProcessGone;
 }
 
 // For a while one that dies is neither alive nor reported dead by its pidfd.
@@ -242,54 +238,71 @@ Result<bool> Group::refresh(Pid root) {
   return more_cuda;
 }
 
-Result<void> Group::try_lock(milliseconds slice, const Interrupt& interrupt, bool& all_locked) {
-  std::vector<Process*> processes;
+Result<void> Group::bring_all_to_rest(Tries& tries, milliseconds timeout,
+                                      const Interrupt& interrupt) {
+  std::vector<Rank*> ranks;
+  std::deque<LockedRank> locked;
   for (GroupMember& member : members_) {
     if (member.initial != CudaState::kRunning || !member.process.alive()) continue;
+    if (const auto gate = tries.gates.find(member.process.pid()); gate != tries.gates.end()) {
+      ranks.push_back(gate->second);
+      continue;
+    }
     // A second lock, for one that has come during the checkpoint, leaves the others alone.
     const auto state = member.process.cuda_state();
     if (state && *state == CudaState::kCheckpointed) continue;
-    processes.push_back(&member.process);
+    ranks.push_back(&locked.emplace_back(member.process));
   }
-  LockRound round = lock_round(processes, slice, interrupt, parks_ && !keeps_locked_);
-  lock_tries_ += round.tries;
-  all_locked = round.all_locked;
-  if (all_locked) return {};
-  for (Process* process : processes) {
-    if (!process->alive()) continue;
-    auto back = process->bring_to(CudaState::kRunning);
-    if (!back && round.result && still_cuda(*process)) round.result = std::move(back);
-  }
-  return std::move(round.result);
-}
-
-Result<void> Group::lock(milliseconds timeout, const Interrupt& interrupt) {
-  const auto start = Clock::now();
-  milliseconds slice = kFirstSlice;
-  for (;;) {
+  if (tries.slice == milliseconds(0))
+    tries.slice = ranks.size() == 1 ? kFirstSliceOfOne : kFirstSlice;
+  for (Result<void> late;;) {
     if (auto stop = interrupt.check(); !stop) return stop;
-    milliseconds this_slice = slice;
+    milliseconds slice = tries.slice;
     if (timeout.count() > 0) {
-      const auto left = timeout - std::chrono::duration_cast<milliseconds>(Clock::now() - start);
+      const auto left = timeout - std::chrono::floor<milliseconds>(Clock::now() - tries.start);
       if (left.count() <= 0) {
         return fail(ErrorCode::kTimeout,
                     fmt::format("the GPU work of the {} CUDA process(es) below {} did not come to "
-                                "rest within {} ms; all of them run on",
-                                cuda_count(), root().value, timeout.count()),
+                                "rest within {} ms; all of them run on{}",
+                                cuda_count(), root().value, timeout.count(),
+                                late ? "" : fmt::format(" (at last: {})", late.error().message)),
                     "give it more time (--timeout), or try when fewer kernels are in flight");
       }
-      this_slice = std::min(slice, left);
+      slice = std::min(slice, left);
     }
-    bool all_locked = false;
-    if (auto done = try_lock(this_slice, interrupt, all_locked); !done) return done;
-    if (all_locked) {
-      auto more = refresh(root());
-      if (!more) return fail(std::move(more.error()));
-      if (!*more) return {};
-      continue;  // somebody new: they are locked in the next round, the others are already
-    }
+    tries.standing(true);
+    RestRound round = bring_to_rest(ranks, slice, interrupt, parks_ && !behind_gates_);
+    tries.count += round.tries;
+    if (round.all_at_rest) return {};
+    tries.standing(false);
+    if (!round.result) return std::move(round.result);
+    late = std::move(round.late);
     pause_with_jitter();
-    slice = std::min(slice * 2, kLongestSlice);
+    tries.slice = std::min(tries.slice * 2, kLongestSlice);
+  }
+}
+
+Result<void> Group::hold_back(const Gates& gates, milliseconds timeout, const Interrupt& interrupt,
+                              const std::function<void(bool)>& standing) {
+  Tries tries{gates, standing};
+  auto done = bring_all_to_rest(tries, timeout, interrupt);
+  behind_gates_ = done.has_value();
+  return done;
+}
+
+Result<void> Group::lock(milliseconds timeout, const Interrupt& interrupt) {
+  const Gates none;
+  // Behind gates nobody is let go on, not even for a moment.
+  Tries tries{none, [](bool) {}};
+  if (behind_gates_) tries.slice = kLongestSlice;
+  for (;;) {
+    auto done = bring_all_to_rest(tries, timeout, interrupt);
+    lock_tries_ += std::exchange(tries.count, 0);
+    if (!done) return done;
+    auto more = refresh(root());
+    if (!more) return fail(std::move(more.error()));
+    if (!*more) return {};
+    // Somebody new: they are locked in the next round, the others are already.
   }
 }
 
@@ -472,7 +485,7 @@ Result<void> Group::roll_back() {
   std::vector<Result<void>> results(members_.size());
   at_once(members_.size(), [&](std::size_t i) {
     Process& process = members_[i].process;
-    if (!members_[i].initial || !still_cuda(process)) return;
+    if (!members_[i].initial || LockedRank(process).gone()) return;
     StateGuard guard(process, *members_[i].initial);
     results[i] = guard.undo();
   });

@@ -12,13 +12,16 @@
 
 #include <chrono>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <vector>
 
 #include "base/interrupt.h"
 #include "base/progress.h"
+#include "base/units.h"
 #include "checkpoint/process.h"
+#include "checkpoint/rest_round.h"
 
 namespace stasis {
 
@@ -53,10 +56,6 @@ class Group {
   // is away: checkpoint() need not do it. bring_to() of a member still would.
   void leave_threads_alone() { parks_ = false; }
 
-  // Those that are locked already stay so while lock() waits for others: what they would go on to
-  // may wait for somebody who is held back by other means.
-  void keep_locked(bool keep) { keeps_locked_ = keep; }
-
   // checkpoint() drops the zeros that the driver saves (zero_pages.h), so that CRIU does not write
   // them. Not where somebody else keeps the threads still.
   void drop_zeros() { drops_zeros_ = true; }
@@ -66,6 +65,17 @@ class Group {
   // Called whenever processes were added to the group, before anything is done to them; a failure
   // stops the call in progress. The journal is written here.
   std::function<Result<void>(const std::vector<GroupMember>&)> on_members_changed;
+
+  // Brings every CUDA process that runs to rest: those of `gates` by what is given for them, the
+  // others by the lock. From then on lock() lets nobody go on who is locked already: what they
+  // would go on to may wait for somebody whose gate is closed. `timeout` zero: no deadline.
+  // kTimeout: nobody is held by us any more. `standing` is told when they begin to stand still, and
+  // when they run again.
+  using Gates = std::map<Pid, Rank*>;
+  Result<void> hold_back(const Gates& gates, std::chrono::milliseconds timeout,
+                         const Interrupt& interrupt, const std::function<void(bool)>& standing);
+  // Those gates are open again.
+  void forget_gates() { behind_gates_ = false; }
 
   // Locks every CUDA process that runs. Those that another tool had locked or checkpointed stay
   // so. Then looks for processes that have appeared with CUDA or begun to use it meanwhile, until
@@ -111,9 +121,16 @@ class Group {
   Group(Driver& driver, proc::ProcFs procfs) : driver_(&driver), procfs_(std::move(procfs)) {}
   // Adds what is new in the tree. True if a process with CUDA was added or one has begun to use it.
   Result<bool> refresh(Pid root);
-  // One round of lock_round.h; if not all are locked then, none is.
-  Result<void> try_lock(std::chrono::milliseconds slice, const Interrupt& interrupt,
-                        bool& all_locked);
+  struct Tries {
+    const Gates& gates;
+    std::function<void(bool)> standing;
+    std::chrono::milliseconds slice{};  // the next; zero: whatever is best to begin with
+    Clock::time_point start = Clock::now();
+    int count = 0;
+  };
+  // Rounds of rest_round.h until all who run are at rest.
+  Result<void> bring_all_to_rest(Tries& tries, std::chrono::milliseconds timeout,
+                                 const Interrupt& interrupt);
   // Runs `act` for each member in `wanted` state, in parallel; the first error by order.
   Result<void> in_parallel(CudaState wanted, const std::function<Result<void>(Process&)>& act,
                            std::string_view phase, Progress& progress, bool may_end = false);
@@ -125,7 +142,7 @@ class Group {
   int lock_tries_ = 0;
   bool armed_ = true;
   bool parks_ = true;
-  bool keeps_locked_ = false;
+  bool behind_gates_ = false;
   bool drops_zeros_ = false;
   std::uint64_t dropped_zero_bytes_ = 0;
 };

@@ -247,11 +247,13 @@ void AgentClient::begin(AgentCommand command, const ContentId& arguments) {
   futex::wake_all(page_->request, true);
 }
 
-bool AgentClient::has_answered() const {
-  return page_->reply.load(std::memory_order_acquire) == number_ || !pidfd_.alive();
+Result<void> AgentClient::finish(std::chrono::milliseconds patience) {
+  const Interrupt never;
+  return finish_unless(never, patience);
 }
 
-Result<void> AgentClient::finish(std::chrono::milliseconds patience) {
+Result<void> AgentClient::finish_unless(const Interrupt& interrupt,
+                                        std::chrono::milliseconds patience) {
   const auto deadline = Clock::now() + patience;
   for (;;) {
     const auto seen = page_->reply.load(std::memory_order_acquire);
@@ -269,6 +271,7 @@ Result<void> AgentClient::finish(std::chrono::milliseconds patience) {
           "see whether the driver hangs there: `cat /proc/PID/task/*/wchan`; `stasis "
           "recover` makes the process run when it answers again");
     }
+    if (!interrupt.check()) page_->abandoned.store(number_, std::memory_order_relaxed);
     futex::wait(page_->reply, seen, true, kAgentLook);
   }
   trace_record(

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/fd.h"
+#include "base/interrupt.h"
 #include "base/units.h"
 #include "direct/agent_protocol.h"
 #include "direct/content.h"
@@ -81,8 +82,9 @@ class AgentClient {
   void begin(AgentCommand command, std::uint64_t argument);
   void begin(AgentCommand command, const ContentId& arguments);
   Result<void> finish(std::chrono::milliseconds patience);
-  // finish() would not wait: the answer is there, or the process is gone.
-  bool has_answered() const;
+  // As finish(), and when `interrupt` asks to stop, the agent is asked to give up the closing of
+  // its gate: kTimeout then, within milliseconds.
+  Result<void> finish_unless(const Interrupt& interrupt, std::chrono::milliseconds patience);
 
   // Makes the program run with its memory, whatever the agent's state, by the agent alone, which
   // needs no mover and takes its time. The driver must not hold the process. `fill` writes content

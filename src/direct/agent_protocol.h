@@ -84,7 +84,9 @@ struct ControlPage {
   std::atomic<std::uint32_t> request;
   std::atomic<std::uint32_t> reply;
   AgentCommand command;
-  std::uint32_t reserved0;
+  // The number of a request that its peer waits for no more: kClose ends soon, as at its deadline.
+  // An agent that does not know it goes on to that.
+  std::atomic<std::uint32_t> abandoned;
   std::uint64_t arguments[4];
 
   // The answer. `cu_result` 0: done. Otherwise `message` says what could not be done.

@@ -4,20 +4,17 @@
 
 #include <algorithm>
 #include <csignal>
+#include <deque>
 #include <functional>
-#include <iterator>
 #include <map>
-#include <random>
-#include <thread>
 
 #include <fmt/format.h>
 
 #include "base/background.h"
 #include "base/fault_point.h"
-#include "checkpoint/lock_round.h"
-#include "direct/close_round.h"
 #include "direct/remote_memory.h"
 #include "driver/gpu_plan.h"
+#include "operations/gate_rank.h"
 #include "operations/places.h"
 #include "proc/memory_cgroup.h"
 
@@ -36,13 +33,6 @@ using std::chrono::milliseconds;
 // GiB takes 4 ms, unmapping 10 (H100, 580.159.04).
 constexpr milliseconds kAtOnce{5000};
 constexpr milliseconds kMapping = direct::kMappingPatience;
-// The share of a try to close all gates, as of a try to lock: twice as long each time.
-constexpr milliseconds kSlice{500};
-constexpr milliseconds kSliceOfOne{250};
-constexpr milliseconds kLongestSlice{8000};
-constexpr milliseconds kPause{5};
-// For processes of the tree that have no gate, or nothing to move.
-constexpr milliseconds kOthersSlices[] = {milliseconds(100), milliseconds(200), milliseconds(400)};
 // Of host memory, besides the ring: a dump of ours takes 202 MiB with a ring of 64, a restore 257
 // with one of 128 (H100, 580.159.04). On the simulated driver next to nothing.
 constexpr std::uint64_t kMoverContext = 120ULL << 20;
@@ -214,7 +204,7 @@ Result<void> DirectPath::prepare(const Environment& env, Group& group, bool buff
     direct::RemoteMemory buffer(agent.pid(), agent.pidfd(), agent.buffer_address(), agent.bytes());
     auto done = buffer.fault_in(0, env.interrupt);
     if (!done && worst) worst = std::move(done);
-    ready_bytes_[agent.pid()] = agent.buffer_bytes();
+    ready_[agent.pid()] = agent.buffer_address();
   }
   auto mover = take_mover(env, gpus_);
   if (!mover) return fail(of_mover(std::move(mover.error())));
@@ -226,9 +216,9 @@ Result<void> DirectPath::check_growth(Group& group) const {
   std::map<Pid, std::uint64_t> there;
   bool any = false;
   for (const AgentClient& agent : agents_) {
-    const auto ready = ready_bytes_.find(agent.pid());
+    const auto ready = ready_.find(agent.pid());
     // One that was too small was replaced, and nothing of the new one is there.
-    if (ready != ready_bytes_.end() && agent.bytes() > ready->second)
+    if (ready != ready_.end() && agent.buffer_address() != ready->second)
       any = true;
     else
       there[agent.pid()] = agent.bytes();
@@ -298,79 +288,21 @@ Result<void> DirectPath::require_nothing_stays() const {
   return {};
 }
 
-Result<void> DirectPath::close_all(const Environment& env, milliseconds timeout, Phases& phases) {
-  const auto start = Clock::now();
-  std::minstd_rand random(std::random_device{}());
-  auto next_slice = agents_.size() > 1 ? kSlice : kSliceOfOne;
-  for (;;) {
-    auto slice = next_slice;
-    next_slice = std::min(2 * slice, kLongestSlice);
-    if (timeout.count() > 0) {
-      const auto left = std::chrono::duration_cast<milliseconds>(start + timeout - Clock::now());
-      slice = std::clamp(slice, milliseconds(1), std::max(left, milliseconds(1)));
-    }
-    phases.stands_still();
-    auto round = direct::close_round(agents_, slice, env.interrupt);
-    if (round.all_closed) return {};
-    phases.runs();
-    if (round.result.error().code != ErrorCode::kTimeout) return round.result;
-    if (timeout.count() > 0 && Clock::now() - start >= timeout) return round.result;
-    if (auto stop = env.interrupt.check(); !stop) return stop;
-    std::this_thread::sleep_for(kPause * (1 + random() % 8));
-  }
-}
-
-Result<bool> DirectPath::lock_others(const Environment& env, Group& group, milliseconds slice) {
-  std::vector<Process*> others;
-  for (GroupMember& member : group.members()) {
-    const bool closed = std::any_of(agents_.begin(), agents_.end(), [&](const AgentClient& agent) {
-      return agent.pid() == member.process.pid();
-    });
-    if (member.initial == CudaState::kRunning && !closed && member.process.alive())
-      others.push_back(&member.process);
-  }
-  if (others.empty()) return true;
-  auto round = lock_round(others, slice, env.interrupt);
-  if (round.all_locked) return true;
-  for (Process* process : others) {
-    if (!process->alive()) continue;
-    auto back = process->bring_to(CudaState::kRunning);
-    if (!back && round.result) round.result = std::move(back);
-  }
-  if (!round.result) return fail(std::move(round.result.error()));
-  return false;
-}
-
 Result<void> DirectPath::hold_back(const Environment& env, Group& group, milliseconds timeout,
                                    Phases& phases) {
-  const auto start = Clock::now();
-  for (const milliseconds slice : kOthersSlices) {
-    auto left = timeout;
-    if (timeout.count() > 0)
-      left -= std::min(std::chrono::floor<milliseconds>(Clock::now() - start), timeout - kPause);
-    if (auto done = close_all(env, left, phases); !done) return done;
-    auto locked = lock_others(env, group, slice);
-    if (!locked) return fail(std::move(locked.error()));
-    if (*locked) {
-      group.keep_locked(true);
-      return {};
-    }
-    // After the last try the driver takes host memory of its own.
-    const bool last = slice == std::end(kOthersSlices)[-1];
-    for (auto& agent : agents_)
-      agent.begin(AgentCommand::kOpen, last ? 0 : direct::kKeepBuffer);
-    Result<void> opened;
-    for (auto& agent : agents_)
-      if (auto done = agent.finish(kAtOnce); !done) opened = std::move(done);
-    phases.runs();
-    if (!opened) return opened;
-    std::this_thread::sleep_for(kPause);
-  }
-  return fail(ErrorCode::kNotSupported,
-              "processes of the job whose GPU memory does not go by the direct path do not come to "
-              "rest while the others stand still",
-              "start all of the job with `stasis run`; without --path direct the driver moves all "
-              "of it");
+  std::deque<GateRank> ranks;
+  Group::Gates gates;
+  for (AgentClient& agent : agents_)
+    gates[agent.pid()] = &ranks.emplace_back(agent);
+  auto done = group.hold_back(gates, timeout, env.interrupt, [&](bool still) {
+    if (still)
+      phases.stands_still();
+    else
+      phases.runs();
+  });
+  if (!done) return done;
+  std::erase_if(agents_, [](const AgentClient& agent) { return !agent.pidfd().alive(); });
+  return {};
 }
 
 Result<void> DirectPath::copy_out(const Environment& env, const IntoImage* image) {
@@ -692,7 +624,7 @@ Result<void> DirectPath::move_out(const Environment& env, Group& group,
       places_ = std::make_shared<Places>();
       if (auto gone = discard_content(image->image_dir); !gone) return gone;
     }
-    group.keep_locked(false);
+    group.forget_gates();
     env.tell("the driver's path is taken: " + why.to_string());
     return {};
   };
@@ -714,6 +646,7 @@ Result<void> DirectPath::move_out(const Environment& env, Group& group,
   if (done && image != nullptr && options.comes_back) keep_on_gpus(env.driver, group);
   phases.begin("close");
   if (done) done = hold_back(env, group, options.timeout, phases);
+  if (done && agents_.empty()) return {};
   if (done && image == nullptr) done = check_growth(group);
   if (done && forced) done = require_nothing_stays();
   if (done) done = fault(FaultPoint::kDirectClosed);

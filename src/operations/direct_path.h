@@ -137,12 +137,9 @@ class DirectPath {
   // Whether the host has memory for what was allocated since prepare(), if anything was.
   Result<void> check_growth(Group& group) const;
   // Closes all gates, and locks those of the group that have none of ours, or nothing to move: one
-  // that waits on its GPU for a closed one could not be locked later. Some tries; kNotSupported if
-  // those do not come to rest.
+  // that waits on its GPU for a closed one could not be locked later. Forgets who has ended.
   Result<void> hold_back(const Environment& env, Group& group, std::chrono::milliseconds timeout,
                          Phases& phases);
-  Result<bool> lock_others(const Environment& env, Group& group, std::chrono::milliseconds slice);
-  Result<void> close_all(const Environment& env, std::chrono::milliseconds timeout, Phases& phases);
   Result<void> copy_out(const Environment& env, const IntoImage* image);
   // Lets the mover keep on the GPUs what it is about to copy out, as far as there is room.
   void keep_on_gpus(Driver& driver, const Group& group);
@@ -160,8 +157,8 @@ class DirectPath {
   Result<void> bring_back_all(bool ends_them);
 
   std::vector<direct::AgentClient> agents_;
-  std::vector<GpuUuid> gpus_;                 // that they use
-  std::map<Pid, std::uint64_t> ready_bytes_;  // of buffers that prepare() has touched
+  std::vector<GpuUuid> gpus_;           // that they use
+  std::map<Pid, std::uint64_t> ready_;  // where the buffers are that prepare() has touched
   using MoverResult = Result<std::shared_ptr<direct::MemoryMover>>;
   // What was begun, or what `env` gives now.
   MoverResult take_mover(const Environment& env, std::span<const GpuUuid> gpus);

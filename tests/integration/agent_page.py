@@ -1,6 +1,7 @@
 """The page that the agent in a process keeps, from outside (src/direct/agent_protocol.h).
 
   agent_page.py PID state            prints it: 0 running, 1 closed, 2 emptied, 3 held, 4 filling
+  agent_page.py PID idle             fails while it is at work for a tool
   agent_page.py PID kill-away TOOL.. runs TOOL and kills it when the program is held back for it; fails
                                      if it has come further by then
   agent_page.py PID prepare          asks for a buffer as a tool does, gets it, and dies
@@ -104,6 +105,8 @@ def main():
     file = open_page(int(sys.argv[1]))
     page = mmap.mmap(file, 0)
     what = sys.argv[2]
+    if what == "idle":
+        sys.exit(number(page, REQUEST) != number(page, REPLY))
     if what == "state":
         print(number(page, STATE))
     elif what == "seals":

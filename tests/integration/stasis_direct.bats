@@ -322,6 +322,18 @@ print(there, int(signal.getsignal(signal.SIGCHLD)), file=sys.stderr)'
   done
 }
 
+@test "a program whose threads wait for each other on their GPUs is suspended, by either path" {
+  local path
+  start_agent threads --threads 4 --size 16M --meet
+  for path in direct driver direct driver; do
+    done_by suspend "$TARGET" --json --timeout 60000 --path "$path"
+    went "$path"
+    done_by resume "$TARGET"
+    target_goes_on
+  done
+  target_verifies
+}
+
 @test "ranks that wait for each other are dumped past the driver, and restored" {
   need_root "CRIU"
   start_agent collective --children 3 --size 4M --pause-ms 2
@@ -369,7 +381,82 @@ print(there, int(signal.getsignal(signal.SIGCHLD)), file=sys.stderr)'
   nothing_left
 }
 
+# start_other: OTHER, one of two ranks. The other is to be started with "${RANK[@]}" --rank 0.
+start_other() {
+  local meeting=$BATS_TEST_TMPDIR/meeting
+  RANK=(rank --meeting "$meeting" --ranks 2 --seed 5 --pause-ms 2 --size 4M)
+  truncate -s 64K "$meeting"
+  (exec_on_gpu setsid stasis-workload "${RANK[@]}" --rank 1 --status "$BATS_TEST_TMPDIR/other.status") \
+    </dev/null >"$BATS_TEST_TMPDIR/other.log" 2>&1 3>&- &
+  OTHER=$!
+  echo "$OTHER" >>"$targets"
+}
+# From now on its mate waits on its GPU.
+stop_other() {
+  kill -STOP "$OTHER"
+  sleep 0.2
+}
+# Into the fourth of the slices in which its gate is to close: 0.25, 0.5, 1 and 2 s.
+suspend_in_vain() {
+  env --default-signal=INT stasis suspend "$TARGET" --timeout 60000 >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
+  TOOL=$!
+  sleep 2.2
+}
+took_less_than() {
+  (($(date +%s%N) - begun < $1 * 1000000)) || { echo "it took $((($(date +%s%N) - begun) / 1000000)) ms" >&2; return 1; }
+}
+
+@test "a gate that does not close is given up at once: for a signal, and when the tool is killed" {
+  local begun
+  start_other
+  start_agent "${RANK[@]}" --rank 0
+  stop_other
+  suspend_in_vain
+  begun=$(date +%s%N) status=0
+  kill -INT "$TOOL"
+  wait "$TOOL" || status=$?
+  assert_equal "$status" 130 "$(cat "$BATS_TEST_TMPDIR/out")"
+  took_less_than 1000
+  suspend_in_vain
+  run agent_page idle
+  assert_equal "$status" 1 "no gate was to close any more"
+  begun=$(date +%s%N)
+  kill -KILL "$TOOL"
+  wait_until 60 agent_page idle
+  took_less_than 1000
+  kill -CONT "$OTHER"
+  target_goes_on
+  done_by recover --all
+  done_by suspend "$TARGET" --json
+  went direct
+  done_by resume "$TARGET"
+  target_goes_on
+}
+
 # --- The program ends, or changes
+
+@test "a rank that ends while the gates close is no reason to give up" {
+  TARGET_STATUS=$BATS_TEST_TMPDIR/target.status TARGET_LOG=$BATS_TEST_TMPDIR/target.log
+  start_other
+  (
+    # shellcheck disable=SC2016 # for bash
+    LD_PRELOAD=$agent exec_on_gpu setsid bash -c 'stasis-workload memory --size 4M --status "$1" & shift
+      stasis-workload "$@" --rank 0 & wait' bash "$TARGET_STATUS" "${RANK[@]}" --status "$TARGET_STATUS.0"
+  ) </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 target_is_up
+  TARGET_STATUS=$TARGET_STATUS.0 wait_until 60 target_is_up
+  mapfile -t CHILDREN < <(children_of "$TARGET")
+  at_end_kill "${CHILDREN[@]}"
+  stop_other
+  suspend_in_vain
+  kill -KILL "$(pgrep -P "$TARGET" -f -- "--rank 0")"
+  wait "$TOOL" || { cat "$BATS_TEST_TMPDIR/out" >&2; return 1; }
+  done_by resume "$TARGET"
+  target_goes_on
+  kill "${CHILDREN[@]}" 2>/dev/null || true
+}
 
 @test "one that is killed while its memory is away is gone, and nothing is left of it" {
   start_agent memory --size 24M

@@ -102,6 +102,8 @@ int main(int argc, char** argv) {
                  "kind torture: so many allocations in a row have the same content")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  app.add_flag("--meet", options.meet,
+               "kind threads: they wait for each other on the GPU (simulated driver only)");
   app.add_flag("--like-nccl", options.like_nccl,
                "kind collective: with the socket of an NCCL rank");
   app.add_flag("--restless", options.restless,

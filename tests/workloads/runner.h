@@ -35,6 +35,7 @@ struct Options {
   std::string meeting;      // a file; set by the parent of kind collective for its ranks, as are
   std::uint32_t rank = 0;   // its number, and
   std::uint32_t ranks = 1;  // how many there are
+  bool meet = false;        // kind threads: wait for each other on the GPU
   bool like_nccl = false;   // kind collective: hold the socket that NCCL's ranks listen on
   bool restless = false;    // kind loader: start a worker after the other
   bool print_pid = false;

@@ -1,6 +1,10 @@
-// Host threads that launch at the same time, each on a stream and memory of its own.
+// Host threads that launch at the same time, each on a stream and memory of its own. With --meet
+// they wait for each other in the middle of every round, on the GPU, and begin it one after the
+// other: a program whose threads drive a GPU each and sum over all of them. On the simulated driver
+// only: the real one may run the host functions of a context one after the other.
 #include <atomic>
 #include <barrier>
+#include <chrono>
 #include <thread>
 
 #include "tests/workloads/gpu.h"
@@ -10,10 +14,14 @@ namespace {
 
 constexpr std::uint64_t kDefaultSize = 8u << 20;
 constexpr int kLaunchesPerRound = 16;
+constexpr std::chrono::milliseconds kDelayToMeet{2};
+
+void meet_others(void* meet) { static_cast<std::barrier<>*>(meet)->arrive_and_wait(); }
 
 // One thread's part of every round: a chain of launches, verified one by one.
 void work(const Gpu& gpu, const Run& run, std::size_t which, std::uint64_t words,
-          const std::atomic<bool>& stop, std::barrier<>& start, std::barrier<>& end) {
+          const std::atomic<bool>& stop, std::barrier<>& start, std::barrier<>& end,
+          std::barrier<>* meet) {
   gpu.make_current();
   const cuda::CUstream stream = gpu.stream();
   Checker checker(gpu, kLaunchesPerRound);
@@ -24,7 +32,10 @@ void work(const Gpu& gpu, const Run& run, std::size_t which, std::uint64_t words
     start.arrive_and_wait();
     if (stop) return;
     checker.begin(stream);
+    if (meet != nullptr) std::this_thread::sleep_for(which * kDelayToMeet);
     for (std::uint64_t i = 0; i < kLaunchesPerRound; ++i) {
+      if (meet != nullptr && i == kLaunchesPerRound / 2)
+        gpu.cuda().cuLaunchHostFunc(stream, meet_others, meet);
       checker.advance(stream, buffer, run.seed(run.round(), 1000 * i + which));
     }
     checker.verify(stream, run);
@@ -41,9 +52,12 @@ void run_threads(Run& run) {
   std::atomic<bool> stop{false};
   std::barrier<> start(static_cast<std::ptrdiff_t>(count + 1));
   std::barrier<> end(static_cast<std::ptrdiff_t>(count + 1));
+  std::barrier<> meet(static_cast<std::ptrdiff_t>(count));
   std::vector<std::jthread> threads;
   for (std::size_t i = 0; i < count; ++i) {
-    threads.emplace_back([&, i] { work(gpu, run, i, words, stop, start, end); });
+    threads.emplace_back([&, i] {
+      work(gpu, run, i, words, stop, start, end, run.options().meet ? &meet : nullptr);
+    });
   }
   while (run.next()) {
     start.arrive_and_wait();

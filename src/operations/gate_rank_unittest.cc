@@ -1,18 +1,26 @@
-#include "direct/close_round.h"
+#include "operations/gate_rank.h"
 
 #include <sys/mman.h>
 
 #include <atomic>
+#include <deque>
 #include <new>
+#include <vector>
 
 #include <gtest/gtest.h>
 
 #include "direct/fake_agent.h"
 #include "driver/cuda_abi.h"
 
-namespace stasis::direct {
+namespace stasis {
 namespace {
 
+using direct::AgentClient;
+using direct::AgentCommand;
+using direct::ControlPage;
+using direct::FakeAgent;
+using direct::kAgentSeals;
+using direct::kKeepBuffer;
 using std::chrono::milliseconds;
 
 // What the agents know of each other, in memory that they share.
@@ -22,15 +30,15 @@ struct Job {
   std::atomic<int> first_closed{0};
 };
 
-class CloseRoundTest : public ::testing::Test {
+class GateRankTest : public ::testing::Test {
  protected:
-  CloseRoundTest() {
+  GateRankTest() {
     void* at =
         ::mmap(nullptr, sizeof(Job), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     EXPECT_NE(at, MAP_FAILED);
     job_ = new (at) Job;
   }
-  ~CloseRoundTest() override { ::munmap(job_, sizeof(Job)); }
+  ~GateRankTest() override { ::munmap(job_, sizeof(Job)); }
 
   // At rest whenever it is asked.
   FakeAgent::Answer behind() const {
@@ -48,7 +56,7 @@ class CloseRoundTest : public ::testing::Test {
       page.cu_result = 0;
       if (page.command != AgentCommand::kClose) return;
       const auto end = Clock::now() + milliseconds(page.arguments[0]);
-      while (job->opened < times && Clock::now() < end)
+      while (job->opened < times && Clock::now() < end && page.abandoned != page.request)
         ::usleep(100);
       if (job->opened < times) page.cu_result = cuda::CUDA_ERROR_NOT_READY;
     };
@@ -64,28 +72,36 @@ class CloseRoundTest : public ::testing::Test {
     return found;
   }
 
+  RestRound close(std::vector<AgentClient>& agents, milliseconds slice) const {
+    std::deque<GateRank> gates;
+    std::vector<Rank*> ranks;
+    for (AgentClient& agent : agents)
+      ranks.push_back(&gates.emplace_back(agent));
+    return bring_to_rest(ranks, slice, interrupt_);
+  }
+
   Job* job_;
   Interrupt interrupt_;
 };
 
-TEST_F(CloseRoundTest, ThoseAtRestAreClosedAtOnce) {
+TEST_F(GateRankTest, ThoseAtRestAreClosedAtOnce) {
   const FakeAgent first(kAgentSeals, behind());
   const FakeAgent second(kAgentSeals, behind());
   auto agents = clients({&first, &second});
-  const auto round = close_round(agents, milliseconds(60000), interrupt_);
+  const auto round = close(agents, milliseconds(60000));
   EXPECT_TRUE(round.result.has_value());
-  EXPECT_TRUE(round.all_closed);
+  EXPECT_TRUE(round.all_at_rest);
   EXPECT_EQ(job_->opened, 0);
 }
 
-TEST_F(CloseRoundTest, OneThatHoldsUpAnotherIsLetGoOnWithItsBuffer) {
+TEST_F(GateRankTest, OneThatHoldsUpAnotherIsLetGoOnWithItsBuffer) {
   for (const int times : {1, 3}) {
     job_->opened = job_->first_closed = 0;
     const FakeAgent first(kAgentSeals, behind());
     const FakeAgent second(kAgentSeals, ahead(times));
     auto agents = clients({&first, &second});
-    const auto round = close_round(agents, milliseconds(60000), interrupt_);
-    EXPECT_TRUE(round.all_closed) << times;
+    const auto round = close(agents, milliseconds(60000));
+    EXPECT_TRUE(round.all_at_rest) << times;
     EXPECT_GE(round.tries, times + 1);
     EXPECT_GE(job_->opened, times);
     EXPECT_EQ(job_->first_closed, job_->opened + 1) << "it was not closed again";
@@ -93,38 +109,57 @@ TEST_F(CloseRoundTest, OneThatHoldsUpAnotherIsLetGoOnWithItsBuffer) {
   }
 }
 
-TEST_F(CloseRoundTest, AllAreOpenWhenOneDoesNotComeToRest) {
+TEST_F(GateRankTest, AllAreOpenWhenOneDoesNotComeToRest) {
   const FakeAgent first(kAgentSeals, behind());
   const FakeAgent second(kAgentSeals, ahead(1000000));
   auto agents = clients({&first, &second});
-  const auto round = close_round(agents, milliseconds(200), interrupt_);
-  EXPECT_FALSE(round.all_closed);
-  ASSERT_FALSE(round.result.has_value());
-  EXPECT_EQ(round.result.error().code, ErrorCode::kTimeout);
+  const auto round = close(agents, milliseconds(200));
+  EXPECT_FALSE(round.all_at_rest);
+  EXPECT_TRUE(round.result.has_value());
+  ASSERT_FALSE(round.late.has_value());
+  EXPECT_EQ(round.late.error().code, ErrorCode::kTimeout);
   EXPECT_EQ(job_->first_closed, job_->opened);
   EXPECT_EQ(job_->lost_buffer, 0);
 }
 
-TEST_F(CloseRoundTest, AnErrorIsToldAndNotTheTimeThatIsOver) {
+TEST_F(GateRankTest, AnErrorIsToldAndNotTheTimeThatIsOver) {
   const FakeAgent first(kAgentSeals, ahead(1000000));
   const FakeAgent second(kAgentSeals,
                          [](ControlPage& page) { page.cu_result = cuda::CUDA_ERROR_UNKNOWN; });
   auto agents = clients({&first, &second});
-  const auto round = close_round(agents, milliseconds(200), interrupt_);
+  const auto round = close(agents, milliseconds(200));
   ASSERT_FALSE(round.result.has_value());
   EXPECT_EQ(round.result.error().code, ErrorCode::kDriverError);
 }
 
-TEST_F(CloseRoundTest, AnInterruptEndsIt) {
+TEST_F(GateRankTest, AnInterruptEndsIt) {
   interrupt_.request(SIGINT);
   const FakeAgent first(kAgentSeals, behind());
   const FakeAgent second(kAgentSeals, ahead(1));
   auto agents = clients({&first, &second});
-  const auto round = close_round(agents, milliseconds(60000), interrupt_);
+  const auto round = close(agents, milliseconds(60000));
   ASSERT_FALSE(round.result.has_value());
   EXPECT_EQ(round.result.error().code, ErrorCode::kInterrupted);
   EXPECT_EQ(job_->first_closed, job_->opened) << "somebody is left closed";
 }
 
+// One that is at rest only when it runs on alone: it has ended, or says that it is about to.
+TEST_F(GateRankTest, OneThatEndsIsNotWaitedFor) {
+  const FakeAgent first(kAgentSeals, behind());
+  const FakeAgent second(kAgentSeals, [](ControlPage& page) {
+    if (page.command == AgentCommand::kClose) ::_exit(0);
+  });
+  const FakeAgent third(kAgentSeals, [](ControlPage& page) {
+    page.cu_result = cuda::CUDA_ERROR_DEINITIALIZED;
+    page.reply = page.request.load();
+    ::usleep(200'000);
+    ::_exit(0);
+  });
+  auto agents = clients({&first, &second, &third});
+  const auto round = close(agents, milliseconds(60000));
+  EXPECT_TRUE(round.result.has_value());
+  EXPECT_TRUE(round.all_at_rest);
+}
+
 }  // namespace
-}  // namespace stasis::direct
+}  // namespace stasis

@@ -1,0 +1,34 @@
+// How long the agent waits for something that the program has to do first.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+
+namespace stasis::preload {
+
+class Patience {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  explicit Patience(Clock::time_point deadline) : deadline_(deadline) {}
+  virtual ~Patience() = default;
+  Patience(const Patience&) = delete;
+  Patience& operator=(const Patience&) = delete;
+
+  Clock::time_point deadline() const { return deadline_; }
+  bool over() const { return Clock::now() >= deadline_ || given_up(); }
+  // How long to sleep, if nothing comes before, until it is looked again.
+  std::chrono::nanoseconds nap() const {
+    constexpr std::chrono::nanoseconds kLongest = std::chrono::milliseconds(20);
+    return std::clamp<std::chrono::nanoseconds>(deadline_ - Clock::now(),
+                                                std::chrono::nanoseconds(0), kLongest);
+  }
+
+ private:
+  // Whoever asked wants it no more.
+  virtual bool given_up() const { return false; }
+
+  Clock::time_point deadline_;
+};
+
+}  // namespace stasis::preload

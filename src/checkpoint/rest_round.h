@@ -1,0 +1,75 @@
+// Brings processes to rest that may wait for one another on their GPUs, as the ranks of a
+// collective do.
+#pragma once
+
+#include <chrono>
+#include <span>
+
+#include "base/interrupt.h"
+#include "checkpoint/process.h"
+
+namespace stasis {
+
+// Who can be held back and let go on, by whatever means. Used by one thread at a time, a different
+// one for each.
+class Rank {
+ public:
+  Rank() = default;
+  Rank(const Rank&) = delete;
+  Rank& operator=(const Rank&) = delete;
+  virtual ~Rank() = default;
+
+  // Holds back new work, waits at most `left` for what has begun, and keeps it at rest. kTimeout:
+  // it runs. kInterrupted as soon as `interrupt` asks to stop, where that is possible: release() it
+  // then. `again`: after go_on().
+  virtual Result<void> hold(std::chrono::milliseconds left, bool again,
+                            const Interrupt& interrupt) = 0;
+  // For a moment, after hold().
+  virtual Result<void> go_on() = 0;
+  // Makes it run, whatever has become of it.
+  virtual Result<void> release() = 0;
+  // It has ended, or there is nothing to be held any more.
+  virtual bool gone() const = 0;
+};
+
+// By the driver's lock. One that is locked or checkpointed already counts as held.
+class LockedRank final : public Rank {
+ public:
+  explicit LockedRank(Process& process) : process_(&process) {}
+
+  Result<void> hold(std::chrono::milliseconds left, bool again,
+                    const Interrupt& interrupt) override;
+  Result<void> go_on() override { return process_->unlock(); }
+  Result<void> release() override { return process_->bring_to(CudaState::kRunning); }
+  bool gone() const override;
+
+ private:
+  Process* process_;
+};
+
+struct RestRound {
+  bool all_at_rest = false;
+  int tries = 1;        // how often any of them was asked
+  Result<void> result;  // what went wrong besides ranks that did not come to rest in time
+  Result<void> late;    // what one of those says
+};
+
+// Asks all of `ranks` to come to rest at the same time, and waits for at most `slice` until every
+// one has. Those that are gone meanwhile count as if they had. If not all have, all are released.
+//
+// A rank that has begun a collective does not come to rest before the others have begun it too, and
+// those may be held already. So the held ones are let go on for a moment and asked again, while the
+// others are held back from all that comes after the collective. The moment ends when the first of
+// those others has come to rest, so that nobody gets to the next collective; for those that wait
+// for nothing but their own kernels it is short at first, and doubles. During the second half of
+// the slice nobody is let go on: a process with long kernels needs no more than time.
+//
+// Ends at once, with kInterrupted, when `interrupt` asks to stop and they hear of it
+// (Rank::hold()); else when those that are asked answer by themselves.
+//
+// Without `may_go_on` nobody is let go on for a moment: threads that somebody holds would not, and
+// stand in the way when it is held again.
+RestRound bring_to_rest(std::span<Rank* const> ranks, std::chrono::milliseconds slice,
+                        const Interrupt& interrupt, bool may_go_on = true);
+
+}  // namespace stasis
