@@ -27,6 +27,8 @@ KINDS = {
     "poll": (["--size", "512M"], ["--size", "16M", "--own-us", "20"], True),
     "tree": (["--size", "512M"], ["--size", "16M"], True),
     "loader": (["--size", "512M"], ["--size", "16M"], True),
+    "collective": (["--children", "4", "--size", "1G", "--pause-ms", "2"],
+                   ["--children", "4", "--size", "8M", "--pause-ms", "2"], True),
 }
 
 
@@ -70,8 +72,10 @@ def resume(machine, target, figures, wanted=None):
 
 
 def cycles(machine, kind):
-    target = start(machine, kind)
-    wanted = "direct" if KINDS[kind][2] else None
+    return suspended_again_and_again(machine, start(machine, kind), "direct" if KINDS[kind][2] else None)
+
+
+def suspended_again_and_again(machine, target, wanted):
     figures = {}
     count = SIMULATED_CYCLES if machine.simulated else CYCLES
     for _ in range(count):
@@ -84,8 +88,27 @@ def cycles(machine, kind):
         target.wait_rounds(2)
     rounds = target.finish()
     moved = figures["direct_bytes"] >> 20
+    closing = [phases["close"] for phases in figures["suspend_phases"] if "close" in phases]
     figures["note"] = f"{count} cycles, {moved} MiB past the driver, {rounds} rounds verified"
+    if closing:
+        figures["note"] += f", at rest in {statistics.median(closing) * 1e3:.0f} ms ({max(closing) * 1e3:.0f} at most)"
     return figures
+
+
+@case("direct.part_of_job", needs=NEEDS)
+def part_of_job(machine):
+    """Two ranks that wait for each other, of which one has no agent: what the other has goes past the driver."""
+    meeting = os.path.join(machine.work, "meeting")
+    with open(meeting, "wb") as file:
+        file.truncate(64 << 10)
+    job = f"stasis-workload rank --meeting {meeting} --ranks 2 --seed 5 --pause-ms 2 --size 64M --status {{status}}"
+    folder = os.path.dirname(machine.program("stasis"))
+    script = (f"PATH={folder}:$PATH; stasis run -- {job} --rank 0 & a=$!; {job}.1 --rank 1 & b=$!; "
+              "trap 'kill $a $b' TERM; wait; wait")
+    target = Target(machine, ["/bin/sh", "-c", script], "ranks")
+    target.before = machine.gpu_memory()
+    target.wait_rounds(2)
+    return suspended_again_and_again(machine, target, "direct")
 
 
 def dump_restore(machine, kind):
