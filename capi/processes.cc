@@ -134,6 +134,7 @@ stasis_error* stasis_process_lock(stasis_process* process, uint32_t timeout_ms,
 stasis_error* stasis_process_checkpoint(stasis_process* process) {
   return capi::guarded([&]() -> Result<void> {
     if (process == nullptr) return capi::misuse("there is no process");
+    direct::AgentClient::note_hold(process->process.pid());
     return process->process.checkpoint();
   });
 }
@@ -217,6 +218,8 @@ stasis_error* stasis_group_checkpoint(stasis_group* group, const stasis_call* ca
     if (!given) return fail(std::move(given.error()));
     auto opened = capi::open_group_in(*group, CudaState::kLocked, "checkpoint");
     if (!opened) return fail(std::move(opened.error()));
+    for (const GroupMember& member : opened->members())
+      if (member.initial) direct::AgentClient::note_hold(member.process.pid());
     return capi::finish(*opened, opened->checkpoint(**given, (*given)->interrupt()));
   });
 }

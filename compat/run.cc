@@ -166,6 +166,7 @@ class Tool {
       case Action::kLock:
         return lock_only(*process, what);
       case Action::kCheckpoint:
+        direct::AgentClient::note_hold(process->pid());
         done = process->checkpoint();
         break;
       case Action::kRestore:
@@ -239,6 +240,7 @@ class Tool {
   Result<void> suspend(Process& process) const {
     auto done = lock(process, milliseconds(0));
     if (done) done = interrupt_.check();
+    direct::AgentClient::note_hold(process.pid());
     if (done) done = process.checkpoint();
     if (done) done = interrupt_.check();
     return done;

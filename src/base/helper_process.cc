@@ -142,6 +142,11 @@ bool HelperProcess::end_after(int patience_ms) {
   return end();
 }
 
+bool HelperProcess::let_end(int patience_ms) {
+  channel_.close();
+  return end_after(patience_ms);
+}
+
 bool HelperProcess::end() {
   if (pid_ == 0) return true;
   const bool ran = process_.alive();

@@ -44,6 +44,8 @@ class HelperProcess {
   // Gives one that is at its end by itself this long, and then does as end(): so that
   // how_it_ended() knows.
   bool end_after(int patience_ms);
+  // The same for one that is to end: it sees the channel closed.
+  bool let_end(int patience_ms);
   // Kills it if it still runs. True if nothing of it is left; false if it is stuck in the kernel
   // and cannot even be killed within five seconds.
   bool end();

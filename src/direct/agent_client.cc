@@ -127,28 +127,44 @@ bool is_away(AgentState state) {
          state == AgentState::kFilling || state == AgentState::kClosed;
 }
 
-Result<std::optional<AgentLook>> AgentClient::look(Pid pid) {
+Result<std::optional<AgentClient::Seen>> AgentClient::see(Pid pid, int access) {
   std::error_code failed;
   const auto paths = candidates(pid, failed);
   if (failed == std::errc::permission_denied)
     return fail(errno_error(fmt::format("cannot look at process {}", pid.value), EACCES));
-  if (paths.empty()) return std::optional<AgentLook>();
+  if (paths.empty()) return std::optional<Seen>();
   auto details = proc::ProcFs().details(pid);
   if (!details) return fail(std::move(details.error()));
   for (const std::string& path : paths) {
-    auto file = open_file(AT_FDCWD, path, O_RDONLY);
+    auto file = open_file(AT_FDCWD, path, access);
     if (!file) return fail(std::move(file.error()));
     alignas(ControlPage) std::byte bytes[sizeof(ControlPage)];
     const ssize_t got = ::pread(file->get(), bytes, sizeof bytes, 0);
     if (got < static_cast<ssize_t>(kOfAllVersions)) continue;
     const auto& page = *reinterpret_cast<const ControlPage*>(bytes);
     if (is_page_of_another_version(page, details->ns_pid))
-      return std::optional(AgentLook{page.state.load(), {}, false});
+      return std::optional(Seen{std::move(*file), {page.state.load(), {}, false, true}});
     if (got != sizeof bytes || !is_page_of(page, details->ns_pid)) continue;
-    return std::optional(
-        AgentLook{page.state.load(), {page.content_id[0], page.content_id[1]}, true});
+    const AgentLook look{page.state.load(),
+                         {page.content_id[0], page.content_id[1]},
+                         true,
+                         page.held_before.load() != 0};
+    return std::optional(Seen{std::move(*file), look});
   }
-  return std::optional<AgentLook>();
+  return std::optional<Seen>();
+}
+
+Result<std::optional<AgentLook>> AgentClient::look(Pid pid) {
+  auto seen = see(pid, O_RDONLY);
+  if (!seen) return fail(std::move(seen.error()));
+  return *seen ? std::optional((*seen)->look) : std::nullopt;
+}
+
+void AgentClient::note_hold(Pid pid) {
+  const auto seen = see(pid, O_RDWR);
+  if (!seen || !*seen || !(*seen)->look.of_our_version) return;
+  constexpr std::uint32_t kHeld = 1;
+  (void)!::pwrite((*seen)->file.get(), &kHeld, sizeof kHeld, offsetof(ControlPage, held_before));
 }
 
 Result<std::optional<AgentClient>> AgentClient::find(Pid pid, const Pidfd& pidfd) {

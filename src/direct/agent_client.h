@@ -42,6 +42,7 @@ struct AgentLook {
   AgentState state = AgentState::kRunning;
   ContentId content_id{};
   bool of_our_version = true;  // otherwise nothing but its state is known
+  bool held_before = true;     // as note_hold() has said
 };
 
 class AgentClient {
@@ -53,6 +54,9 @@ class AgentClient {
   // What the agent in a process says of itself, for who only looks: without the lock, and nobody
   // waits. Nothing if there is none. kNotPermitted.
   static Result<std::optional<AgentLook>> look(Pid pid);
+  // Writes down, for those who look later, that the driver is about to hold the process. Where
+  // there is no agent, or it cannot be reached, nothing.
+  static void note_hold(Pid pid);
 
   AgentClient(AgentClient&& other) noexcept;
   AgentClient& operator=(AgentClient&& other) noexcept;
@@ -110,6 +114,12 @@ class AgentClient {
     std::uint32_t shared = 0;
   };
   void take_figures();
+
+  struct Seen {
+    UniqueFd file;
+    AgentLook look;
+  };
+  static Result<std::optional<Seen>> see(Pid pid, int access);
 
   AgentClient(Pid pid, Pidfd pidfd, UniqueFd file, ControlPage* page)
       : pid_(pid), pidfd_(std::move(pidfd)), file_(std::move(file)), page_(page) {}

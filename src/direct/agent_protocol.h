@@ -10,7 +10,7 @@
 // One request at a time: the peer writes `command` and `arguments`, increments `request` and wakes
 // the agent by futex; the agent answers by setting `reply` to the same number and waking the peer.
 // The file is sealed: it can neither shrink nor grow, so that a peer that maps it never reaches
-// past its end. All numbers are those of the machine; version 2 of the page is the layout of
+// past its end. All numbers are those of the machine; version 3 of the page is the layout of
 // ControlPage. Magic, version, pid and state lie where they lie in all versions, so that everybody
 // sees whether the memory of a process is there.
 #pragma once
@@ -27,7 +27,7 @@ inline constexpr int kAgentSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 inline constexpr char kAgentMemfd[] = "stasis-agent";
 inline constexpr std::uint64_t kAgentMagic =
     0x746e656761736173;  // "sasagent", as it lies in memory
-inline constexpr std::uint32_t kAgentVersion = 2;
+inline constexpr std::uint32_t kAgentVersion = 3;
 // Descriptors exported at a time: they count towards the target's limit of open files.
 inline constexpr std::uint32_t kExportBatch = 64;
 
@@ -105,12 +105,16 @@ struct ControlPage {
   // Not zero: the content is not in `buffer` but in an image, of which this is the checksum of the
   // index (docs/image-format.md). Only a peer that finds it can bring it back.
   std::uint64_t content_id[2];
+  // The driver has held the process once, or was about to: a kernel of it may be one that the GPU
+  // cannot switch away from (mover_server.h). Written by tools.
+  std::atomic<std::uint32_t> held_before;
+  std::uint32_t reserved0;
   AgentSegment segments[kExportBatch];
 };
 
 static_assert(sizeof(std::atomic<std::uint32_t>) == 4 &&
               std::atomic<std::uint32_t>::is_always_lock_free);
-static_assert(offsetof(ControlPage, segments) == 304, "a change of the layout is a new version");
+static_assert(offsetof(ControlPage, segments) == 312, "a change of the layout is a new version");
 static_assert(offsetof(ControlPage, version) == 8 && offsetof(ControlPage, pid) == 16 &&
                   offsetof(ControlPage, state) == 240,
               "in all versions");

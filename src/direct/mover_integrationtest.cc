@@ -154,6 +154,24 @@ TEST_F(MoverTest, MovesMemoryOfTwoGpusOutAndBack) {
   round_trip(mover, target, content);
 }
 
+// A context that is left to the kernel may cost a program its GPU (mover_server.h).
+TEST_F(MoverTest, ClosesItsContextsBeforeItEnds) {
+  Target target(mixed_shapes());
+  MoverProcess mover = prepared();
+  Memory content(content_size(target.shapes()));
+  round_trip(mover, target, content);
+  EXPECT_TRUE(mover.end());
+  // The simulated driver forgets who closes what it has, and else finds out later who has died.
+  std::map<std::string, int> users;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(dir_)) {
+    if (entry.path().filename().string().starts_with("owner-"))
+      ++users[entry.path().parent_path().filename().string()];
+  }
+  EXPECT_EQ(users.size(), 2U);
+  for (const auto& [gpu, count] : users)
+    EXPECT_EQ(count, 1) << "besides the target somebody has " << gpu;
+}
+
 TEST_F(MoverTest, MovesIntoPrivateMemoryOfTheTarget) {
   Target target(mixed_shapes());
   MoverProcess mover = prepared();

@@ -25,7 +25,8 @@ using std::chrono::milliseconds;
 constexpr milliseconds kAskAgain{20};
 // For the process to end what it does once it was told to: longer than it waits for the GPU itself.
 constexpr milliseconds kStopPatience{10000};
-// For its end, once it has closed the connection: the driver takes its time to clean up.
+// For its end, once it has closed the connection, or we have: the driver takes its time to clean
+// up.
 constexpr int kEndPatienceMs = 3000;
 
 CopyReport report_of(const pr::Done& done) {
@@ -85,11 +86,17 @@ Result<MoverProcess> MoverProcess::start_program(const std::string& program,
   return MoverProcess(std::move(*helper));
 }
 
-void MoverProcess::end() {
-  (void)helper_.end();
+bool MoverProcess::end() {
+  // One that is lost may hang. Another closes its contexts (mover_server.h).
+  if (lost_)
+    (void)helper_.end();
+  else
+    (void)helper_.let_end(kEndPatienceMs);
+  const bool by_itself = helper_.how_it_ended() == "ended with status 0";
   ring_ = HostMapping();
   if (!lost_)
     lost_ = Error{ErrorCode::kInternal, "the mover's process was ended before", {}, {}, {}};
+  return by_itself;
 }
 
 tl::unexpected<Error> MoverProcess::lost(std::string message) {

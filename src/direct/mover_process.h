@@ -26,6 +26,7 @@ class MoverProcess final : public MemoryMover {
                                             std::span<const std::string> arguments);
   MoverProcess(MoverProcess&&) noexcept = default;
   MoverProcess& operator=(MoverProcess&&) = delete;
+  ~MoverProcess() { end(); }
 
   // As Mover::prepare, with all GPUs of the machine visible. Once, before the first copy.
   Result<void> prepare(const MoverOptions& options, std::span<const GpuUuid> gpus,
@@ -42,8 +43,9 @@ class MoverProcess final : public MemoryMover {
   Result<CopyReport> copy_ahead(const std::vector<Ahead>& ahead, Content& content,
                                 const Interrupt& interrupt, Clock::time_point deadline) override;
 
-  // Gives the GPUs and the ring back; waits until nothing of the process is left.
-  void end();
+  // Gives the GPUs and the ring back; waits until nothing of the process is left. False if it had
+  // to be killed, with its contexts open.
+  bool end();
   Pid pid() const { return helper_.pid(); }
   // Nothing more is to be had from it.
   bool is_lost() const { return lost_.has_value(); }

@@ -1,9 +1,11 @@
 #include "direct/mover_server.h"
 
 #include <fcntl.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <memory>
 #include <optional>
@@ -189,9 +191,21 @@ class Server {
   std::vector<Segment> segments_;
 };
 
+// An owner that is killed is seen at the channel, so that the contexts are closed. Only where the
+// driver hangs does the process end without.
+void outlive_owner_for_a_moment() {
+  constexpr unsigned kMomentSeconds = 10;
+  struct sigaction action {};
+  action.sa_handler = [](int) { ::alarm(kMomentSeconds); };
+  action.sa_flags = SA_RESTART;
+  ::sigaction(SIGUSR1, &action, nullptr);
+  ::prctl(PR_SET_PDEATHSIG, SIGUSR1);
+}
+
 }  // namespace
 
 void serve_mover(const Channel& owner) {
+  outlive_owner_for_a_moment();
   be_killed_first();
   see_every_gpu();
   // What the driver compiles it would write into the home directory, which may be far away.
@@ -206,8 +220,10 @@ void serve_mover(const Channel& owner) {
     (void)::setrlimit(RLIMIT_NOFILE, &limit);
   }
   make_descriptor_room(kDescriptorRoom);
-  Server server(owner);
-  while (server.serve_one()) {
+  {
+    Server server(owner);
+    while (server.serve_one()) {
+    }
   }
   ::_exit(0);
 }

@@ -198,7 +198,8 @@ Result<void> DirectPath::prepare(const Environment& env, Group& group, bool buff
   const auto in_buffers = [&](const std::string& directory) { return to_come[directory]; };
   if (auto room = check_mover_memory(env, gpus_, in_buffers); !room) return room;
   // A context takes as long as touching gigabytes, so both at once.
-  coming_ = in_background([make = env.mover, gpus = gpus_] { return make(gpus); });
+  if (!held_before_)
+    coming_ = in_background([make = env.mover, gpus = gpus_] { return make(gpus); });
   for (auto& agent : agents_) {
     if (!buffers) break;
     direct::RemoteMemory buffer(agent.pid(), agent.pidfd(), agent.buffer_address(), agent.bytes());
@@ -206,10 +207,20 @@ Result<void> DirectPath::prepare(const Environment& env, Group& group, bool buff
     if (!done && worst) worst = std::move(done);
     ready_[agent.pid()] = agent.buffer_address();
   }
+  return worst;
+}
+
+Result<void> DirectPath::have_mover(const Environment& env, Group& group,
+                                    const QuiesceOptions& options) {
   auto mover = take_mover(env, gpus_);
   if (!mover) return fail(of_mover(std::move(mover.error())));
   mover_ = std::move(*mover);
-  return worst;
+  if (options.image == nullptr) return {};
+  if (options.image->options.base != nullptr) {
+    if (auto ready = prepare_digests(env); !ready) return ready;
+  }
+  if (options.comes_back) keep_on_gpus(env.driver, group);
+  return {};
 }
 
 Result<void> DirectPath::check_growth(Group& group) const {
@@ -605,11 +616,16 @@ Result<void> DirectPath::move_out(const Environment& env, Group& group,
                                   const QuiesceOptions& options, Phases& phases) {
   const IntoImage* image = options.image;
   const bool forced = options.path == MemoryPath::kDirect;
-  if (options.path == MemoryPath::kDriver || (!env.mover && !forced)) return {};
-  if (!env.mover) return fail(ErrorCode::kNotSupported, "nobody is there who copies GPU memory");
   std::vector<const Process*> running;
   for (const GroupMember& member : group.members())
     if (member.initial == CudaState::kRunning) running.push_back(&member.process);
+  for (const Process* process : running) {
+    const auto seen = AgentClient::look(process->pid());
+    if (seen && *seen && (*seen)->held_before) held_before_ = true;
+    AgentClient::note_hold(process->pid());  // by whatever path
+  }
+  if (options.path == MemoryPath::kDriver || (!env.mover && !forced)) return {};
+  if (!env.mover) return fail(ErrorCode::kNotSupported, "nobody is there who copies GPU memory");
   const auto give_up = [&](Error why) -> Result<void> {
     auto back = roll_back();
     if (!back) return back;
@@ -641,12 +657,18 @@ Result<void> DirectPath::move_out(const Environment& env, Group& group,
   auto done = prepare(env, group, image == nullptr);
   if (done && forced) done = require_all(running);
   if (done && agents_.empty()) return {};
-  if (done && image != nullptr && image->options.base != nullptr) done = prepare_digests(env);
+  if (coming_.valid()) {
+    auto had = have_mover(env, group, options);
+    if (done) done = std::move(had);
+  }
   if (done) done = fault(FaultPoint::kDirectPrepared);
-  if (done && image != nullptr && options.comes_back) keep_on_gpus(env.driver, group);
   phases.begin("close");
   if (done) done = hold_back(env, group, options.timeout, phases);
   if (done && agents_.empty()) return {};
+  if (done && held_before_) {
+    phases.begin("mover");
+    done = have_mover(env, group, options);
+  }
   if (done && image == nullptr) done = check_growth(group);
   if (done && forced) done = require_nothing_stays();
   if (done) done = fault(FaultPoint::kDirectClosed);

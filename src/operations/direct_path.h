@@ -131,7 +131,10 @@ class DirectPath {
   // What MemoryPath::kDirect wants of the processes.
   Result<void> require_all(const std::vector<const Process*>& running) const;
   Result<void> require_nothing_stays() const;
+  // Begins to make a mover if they may run beside it.
   Result<void> prepare(const Environment& env, Group& group, bool buffers);
+  // The mover, ready for all that it is to do.
+  Result<void> have_mover(const Environment& env, Group& group, const QuiesceOptions& options);
   // With a fresh mover if this one has come to grief.
   Result<void> prepare_digests(const Environment& env);
   // Whether the host has memory for what was allocated since prepare(), if anything was.
@@ -157,6 +160,9 @@ class DirectPath {
   Result<void> bring_back_all(bool ends_them);
 
   std::vector<direct::AgentClient> agents_;
+  // The driver has restored one of them before: no context may be made while they run
+  // (direct/mover_server.h).
+  bool held_before_ = false;
   std::vector<GpuUuid> gpus_;           // that they use
   std::map<Pid, std::uint64_t> ready_;  // where the buffers are that prepare() has touched
   using MoverResult = Result<std::shared_ptr<direct::MemoryMover>>;

@@ -162,6 +162,45 @@ print(there, int(signal.getsignal(signal.SIGCHLD)), file=sys.stderr)'
   done
 }
 
+# mover_made WHEN: early, while the program still ran, or late, while it stood still.
+mover_made() {
+  local late
+  late=$(json '"mover" in [p["name"] for p in d["phases"]]')
+  assert_equal "$late" "$([[ $1 == late ]] && echo True || echo False)" "$out"
+}
+
+# A GPU cannot switch away from a kernel of a program that the driver has restored, and a context needs that.
+@test "beside a program that the driver has held before no context is made while it runs" {
+  local how
+  for how in direct driver cuda-checkpoint dump; do
+    start_agent memory --size 24M
+    case $how in
+      direct | driver)
+        done_by suspend "$TARGET" --json --path "$how"
+        mover_made early
+        done_by resume "$TARGET"
+        ;;
+      cuda-checkpoint)
+        cuda-checkpoint --toggle --pid "$TARGET"
+        cuda-checkpoint --toggle --pid "$TARGET"
+        ;;
+      dump)
+        ((EUID == 0)) || continue # CRIU
+        rm -rf "$image"
+        done_by dump "$TARGET" --images-dir "$image" --json
+        restore_it
+        ;;
+    esac
+    target_goes_on
+    done_by suspend "$TARGET" --json
+    went direct
+    mover_made late
+    done_by resume "$TARGET"
+    target_goes_on
+    kill "$TARGET"
+  done
+}
+
 @test "a tree under the agent goes as one" {
   LD_PRELOAD=$agent start_tree --size 12M
   cycles 1 direct
@@ -634,13 +673,13 @@ path_in_ps() {
   went driver
   target_goes_on
   # With its memory away only its own version can help.
-  agent_page version 2
+  agent_page version 3
   done_by suspend "$TARGET" --json
   went direct
   agent_page version 1
   assert_equal "$(path_in_ps)" direct
   refused 8 not-supported resume "$TARGET"
-  agent_page version 2
+  agent_page version 3
   done_by resume "$TARGET"
   target_goes_on
   target_verifies
