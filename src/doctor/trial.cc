@@ -15,6 +15,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -387,6 +388,17 @@ std::optional<Finding> try_gpu(Driver& driver, const std::string& gpu, Child& ch
                            gpu, format_seconds(times->suspend), format_seconds(times->resume)));
 }
 
+// By how many processes, as far as NVML knows.
+std::map<GpuUuid, int> users_of_gpus(Driver& driver) {
+  std::map<GpuUuid, int> users;
+  if (const auto use = driver.memory_by_process()) {
+    for (const auto& [pid, parts] : *use)
+      for (const GpuUse& part : parts)
+        ++users[part.gpu];
+  }
+  return users;
+}
+
 }  // namespace
 
 void try_gpus(Driver& driver, const std::vector<Gpu>& gpus, const Interrupt& interrupt,
@@ -394,10 +406,20 @@ void try_gpus(Driver& driver, const std::vector<Gpu>& gpus, const Interrupt& int
   // All of them before the first call of the driver: a restore initialises CUDA in this process,
   // and a child that is forked after that has none.
   std::vector<std::pair<std::string, Result<Child>>> children;
+  auto users = users_of_gpus(driver);
   for (std::size_t i = 0; i < gpus.size(); ++i) {
     if (gpus[i].mig) continue;  // look_at_gpus() has said what is with it
-    children.emplace_back(fmt::format("GPU {} ({})", i, gpus[i].name),
-                          Child::start(driver.info().library, gpus[i].uuid));
+    const std::string name = fmt::format("GPU {} ({})", i, gpus[i].name);
+    if (const int count = users[gpus[i].uuid]; count > 0) {
+      // direct/mover_server.h says what is with that.
+      out.push_back(yellow("trial",
+                           fmt::format("{} was not tried: it is used by {} process{}, and one that "
+                                       "was suspended before could lose it to a trial",
+                                       name, count, count == 1 ? "" : "es"),
+                           "run the doctor when the GPU is free; --no-trial leaves this out"));
+      continue;
+    }
+    children.emplace_back(name, Child::start(driver.info().library, gpus[i].uuid));
   }
   for (auto& [gpu, child] : children) {
     if (!interrupt.check()) return;

@@ -60,6 +60,15 @@ unharmed() {
 
 # --- This machine
 
+@test "no trial is made on a GPU that somebody uses: one that was suspended before could lose it" {
+  start_target memory --size 4M
+  capture stasis doctor --json
+  ((status == 0))
+  assert_contains "$(json "[f['what'] for f in d['machine'] if f['id'] == 'trial' and f['light'] == 'yellow'][0]")" \
+    "was not tried: it is used by 1 process"
+  target_goes_on
+}
+
 @test "the doctor finds this machine fit, tries each GPU, and leaves nothing behind" {
   capture stasis doctor --json --images-dir "$BATS_TEST_TMPDIR/not/there"
   printf '%s\n' "$out"

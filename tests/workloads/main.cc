@@ -41,7 +41,7 @@ constexpr Kind kKinds[] = {
     {"collective", run_collective, "ranks that wait for each other on the GPU (--children)"},
     {"rank", run_rank, "one of them"},
     {"idle", run_idle, "a context and nothing else"},
-    {"spin", run_spin, "one long kernel after the other (--busy-ms)"},
+    {"spin", run_spin, "one long kernel after the other (--busy-ms, --size)"},
     {"starve", run_starve, "threads that launch without pause (--threads)"},
     {"none", run_none, "no CUDA at all"},
 };

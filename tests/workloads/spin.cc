@@ -33,6 +33,12 @@ void hammer(const Gpu& gpu, const Run& run, std::size_t which, const std::atomic
 
 void run_spin(Run& run) {
   const Gpu gpu = Gpu::primary(initialised_driver(run.options()), 0);
+  Checker checker(gpu, 1);
+  Buffer buffer{"still", 0, run.size_or(0) / sizeof(std::uint64_t), run.seed(0, 0)};
+  if (buffer.words > 0) {
+    buffer.data = gpu.allocate(buffer.bytes());
+    gpu.kernels().fill(nullptr, buffer.data, buffer.words, buffer.seed);
+  }
   const cuda::CUdeviceptr done = gpu.allocate(sizeof(std::uint64_t));
   gpu.cuda().cuMemsetD8_v2(done, 0, sizeof(std::uint64_t));
   const std::uint64_t ns = std::uint64_t{run.busy_ms_or(kDefaultBusyMs)} * 1'000'000;
@@ -41,6 +47,11 @@ void run_spin(Run& run) {
     // just begun.
     gpu.kernels().spin(nullptr, run.round() == 1 ? std::min(ns, kFirstNs) : ns, done);
     gpu.cuda().cuStreamSynchronize(nullptr);
+    if (buffer.words > 0) {
+      checker.begin(nullptr);
+      checker.advance(nullptr, buffer, run.seed(run.round(), 1));
+      checker.verify(nullptr, run);
+    }
     std::uint64_t count = 0;
     gpu.cuda().cuMemcpyDtoH_v2(&count, done, sizeof count);
     if (count != run.round()) {

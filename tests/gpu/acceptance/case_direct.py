@@ -46,8 +46,8 @@ def start(machine, kind, options=None, name=None):
     return target
 
 
-def suspend(machine, target, figures, wanted=None):
-    done = machine.stasis("suspend", target.pid, "--json")
+def suspend(machine, target, figures, wanted=None, options=()):
+    done = machine.stasis("suspend", target.pid, "--json", *options)
     if done.status != 0:
         raise Failure(f"{done.brief()}; the target's last words: {target.output()[-1500:]}")
     report = done.json()

@@ -1,0 +1,103 @@
+"""Long kernels of programs that the driver has restored, from which a GPU cannot switch away.
+
+What becomes of such a program if another one takes or leaves the same GPU meanwhile; and that our own
+mover, which has a context there, does it no harm.
+"""
+
+import os
+import subprocess
+import sys
+import time
+
+from .case_direct import resume, run_under_agent, suspend
+from .core import case, expect, expect_equal
+
+NEEDS = ("program stasis", "program stasis-workload")
+OTHER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "other_context.py")
+# Longer than the GPU waits for a kernel to be switched away from, which is some 4.4 s.
+KERNEL_MS = 9000
+WATCH_SECONDS = 6.5
+# What the other program does before the first one is resumed, and while its kernel runs; whether the
+# first one lives on with driver 580.159.04. Where a newer driver does better, much can be simpler
+# (src/direct/mover_server.h).
+STEPS = {
+    "idle": (["context", "copy"], [], True),
+    "copies": (["context"], ["copy"], True),
+    "closes_and_exits": (["context", "copy"], ["destroy", "exit"], True),
+    "only_initialises": ([], ["exit"], True),
+    "makes_a_context": ([], ["context"], False),
+    "exits_with_a_context": (["context"], ["exit"], False),
+}
+
+
+class Other:
+    def __init__(self):
+        self.process = subprocess.Popen([sys.executable, OTHER], stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, text=True)
+
+    def do(self, steps):
+        for step in steps:
+            self.process.stdin.write(step + "\n")
+            self.process.stdin.flush()
+            if step == "exit":
+                self.process.wait()
+            else:
+                expect_equal(self.process.stdout.readline().strip(), step + " 0", "answer of the driver")
+
+    def end(self):
+        self.process.kill()
+        self.process.wait()
+
+
+def beside(machine, before, meanwhile, lives):
+    target = machine.workload("spin", "--busy-ms", KERNEL_MS)
+    target.wait_rounds(1)
+    other = Other()
+    try:
+        other.do(["init"])
+        machine.stasis("suspend", target.pid, "--timeout", "30000").must_succeed()
+        other.do(before)
+        machine.stasis("resume", target.pid).must_succeed()
+        resumed = time.monotonic()
+        time.sleep(0.3)
+        other.do(meanwhile)
+        while time.monotonic() < resumed + WATCH_SECONDS and not target.ended():
+            time.sleep(0.1)
+        found = not target.ended()
+    finally:
+        other.end()
+    last = "" if found else target.output().strip().splitlines()[-1]
+    expect_equal(found, lives, f"the program lives on ({last})")
+    return {"lives": found, "note": "the program lives on" if found else f"the program is lost: {last}"}
+
+
+for name, steps in STEPS.items():
+    case(f"driver.long_kernel.other_{name}", simulated=False, needs=NEEDS)(
+        lambda machine, steps=steps: beside(machine, *steps))
+
+
+@case("direct.long_kernels", needs=NEEDS)
+def long_kernels(machine):
+    """Kernels of six seconds, one after the other: suspended and resumed again and again, with the mover's context."""
+    target = run_under_agent(machine, [machine.program("stasis-workload"), "spin", "--busy-ms", 6000, "--size", "512M",
+                                       "--status", "{status}"], "spin")
+    target.wait_rounds(2)
+    figures = {}
+    for _ in range(3):
+        report = suspend(machine, target, figures, "direct", options=("--timeout", "30000"))
+        expect_equal(report["direct_bytes"], 512 << 20, "bytes past the driver")
+        resume(machine, target, figures, "direct")
+        time.sleep(0.5)
+    # The tool is killed while it waits for the gate, with its mover.
+    tool = subprocess.Popen([machine.program("stasis"), "suspend", str(target.pid), "--timeout", "30000"],
+                            env=machine.target_env())
+    time.sleep(0.6)
+    expect(tool.poll() is None, "the suspend has not waited for the kernel")
+    tool.kill()
+    tool.wait()
+    target.wait_rounds(2, timeout=60)
+    machine.stasis("recover", target.pid).must_succeed()
+    rounds = target.finish()
+    figures["note"] = (f"3 suspends, a tool killed, {rounds} rounds verified; "
+                       f"resume {max(figures['resume_seconds']):.2f} s at most")
+    return figures
