@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A job of several ranks that sum over NCCL, round after round, and check every sum.
 
-The parent starts the ranks, one on each GPU or all on one, and ends when they end. Each rank writes "round N ok" to
+The parent starts the ranks, one on each GPU, and ends when they end. Each rank writes "round N ok" to
 STATUS.RANK, the parent the least of them to STATUS. Runs until SIGTERM or --rounds. A sum that is
 wrong ends the job with status 1.
 """
@@ -13,8 +13,6 @@ import subprocess
 import sys
 import time
 
-import ranks as places
-
 STOP = []
 
 
@@ -22,7 +20,7 @@ def rank_main(options, rank):
     import torch
     import torch.distributed as dist
 
-    torch.cuda.set_device(places.gpu_of(rank, options.ranks))
+    torch.cuda.set_device(rank)
     dist.init_process_group("nccl", init_method="file://" + options.status + ".store",
                             rank=rank, world_size=options.ranks)
     count = options.mib << 18

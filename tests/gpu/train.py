@@ -6,9 +6,8 @@ so that a lost generator state shows in the loss as well as a lost weight. Losse
 (hexadecimal). Holds about --gib of GPU memory in weights, gradients and Adam's state. With --workers
 the inputs come from a data loader's processes, as most training programs have them; with --graphs a
 step is a CUDA graph, captured anew every now and then; with --compile PyTorch makes graphs by itself.
-With --ddp it is one rank of those that torchrun starts, each with data of its own, and with a GPU of
-its own if there are as many; the first one's losses are written. Ends after --steps, or after the
-step under way at SIGTERM.
+With --ddp it is one rank of those that torchrun starts, each with a GPU and with data of its own; the
+first one's losses are written. Ends after --steps, or after the step under way at SIGTERM.
 """
 
 import argparse
@@ -19,8 +18,6 @@ import time
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch  # noqa: E402
-
-from ranks import gpu_of  # noqa: E402
 
 WIDTH = 4096
 BATCH = 256
@@ -122,14 +119,13 @@ def parse():
 
 
 def one_of_many(options):
-    """The device of this rank, and its number."""
+    """The device of this rank, and whether it is the first."""
     if not options.ddp:
-        return torch.device("cuda"), 0
+        return torch.device("cuda"), True
     rank = int(os.environ["LOCAL_RANK"])
-    gpu = gpu_of(rank, int(os.environ["WORLD_SIZE"]))
-    torch.cuda.set_device(gpu)
+    torch.cuda.set_device(rank)
     torch.distributed.init_process_group("nccl")
-    return torch.device("cuda", gpu), rank
+    return torch.device("cuda", rank), rank == 0
 
 
 def main():
@@ -140,7 +136,7 @@ def main():
     torch.manual_seed(20261121)
     torch.use_deterministic_algorithms(True)
     torch.backends.cuda.matmul.allow_tf32 = False
-    device, rank = one_of_many(options)
+    device, first = one_of_many(options)
     layers = max(1, round(options.gib * 2**30 / BYTES_PER_WEIGHT / WIDTH**2))
     with torch.device(device):
         blocks = []
@@ -151,7 +147,7 @@ def main():
     teacher = torch.randn(WIDTH, 16, device=device)
     if options.ddp:
         model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[device.index])
-        torch.manual_seed(20261121 + rank)
+        torch.manual_seed(20261121 + device.index)
     if options.graphs:
         train = GraphStep(model, optimizer, 16, device)
     else:
@@ -164,7 +160,7 @@ def main():
         noise = torch.randn(16) * 0.1  # the CPU's generator
         wanted = (inputs @ teacher / WIDTH**0.5) + noise.to(device)
         loss = train(inputs, wanted)
-        if rank == 0:
+        if first:
             with open(options.losses, "a", encoding="ascii") as file:
                 file.write(f"{step} {loss.item().hex()}\n")
         done = step
@@ -172,7 +168,7 @@ def main():
             break
         if options.pause_ms:
             time.sleep(options.pause_ms / 1000)
-    if rank == 0:
+    if first:
         print(f"trained {done} steps, {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB at most", flush=True)
     if options.ddp:
         torch.distributed.destroy_process_group()

@@ -8,7 +8,7 @@ import sys
 
 from . import case_torch
 from .case_direct import resume, run_under_agent, start, suspend
-from .case_groups import ALLREDUCE, TRANSPORTS, gpus_for, ranks_note
+from .case_groups import ALLREDUCE, TRANSPORTS
 from .core import Failure, Skip, case, expect, expect_equal
 from .machine import Machine
 from .targets import Target
@@ -116,19 +116,18 @@ case("direct.torch.graphs", simulated=False, needs=NEEDS + DUMPS)(lambda machine
 case("direct.torch.compile", simulated=False, needs=NEEDS + DUMPS)(lambda machine: train(machine, "--compile", 1, 20))
 
 
-# --- Jobs of two ranks, by NCCL
+# --- Jobs of two ranks, each with a GPU, by NCCL
 
-@case("direct.torch.ddp", simulated=False, needs=NEEDS + DUMPS)
+@case("direct.torch.ddp", simulated=False, needs=NEEDS + DUMPS + ("two gpus",))
 def ddp(machine):
     """Started by torchrun, with DistributedDataParallel: the losses of a run that nothing disturbs."""
     version = case_torch.require_torch(machine)
     env = {**machine.target_env(), **TRANSPORTS["shared_memory"]}
-    # Sockets are slow.
-    steps, gib = (300, 4) if len(machine.gpus()) > 1 else (200, 1)
+    steps = 300
 
     def argv(name, *options):
         return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", case_torch.TRAIN,
-                "--losses", os.path.join(machine.work, name + ".losses"), "--gib", str(gib), "--steps", str(steps), "--ddp",
+                "--losses", os.path.join(machine.work, name + ".losses"), "--gib", "4", "--steps", str(steps), "--ddp",
                 *options]
 
     target = run_under_agent(machine, argv("disturbed", "--pause-ms", "100"), "disturbed", env)
@@ -148,7 +147,7 @@ def ddp(machine):
     expect(not different, f"{len(different)} of {steps} losses differ from those of a run that nothing disturbs, "
                           f"the first at step {different[:1]}")
     figures.update({"torch": version, "steps": steps, "first_loss": found[1], "last_loss": found[steps]})
-    figures["note"] = (f"{ranks_note(machine)}, {steps} losses, all bits equal; {figures['direct_bytes'] / 2**30:.1f} GiB; {medians(figures)}")
+    figures["note"] = (f"{steps} losses, all bits equal; {figures['direct_bytes'] / 2**30:.1f} GiB; {medians(figures)}")
     return figures
 
 
@@ -161,13 +160,12 @@ def nccl(machine, transport):
     figures = through_everything(machine, target, lambda: target.wait_rounds(2), dump_options=["--tcp-established"])
     rounds = target.finish()
     figures["torch"] = version
-    figures["note"] = (f"{ranks_note(machine)}, {rounds} rounds of sums; {figures['direct_bytes'] / 2**30:.1f} GiB; "
-                       f"{medians(figures)}")
+    figures["note"] = f"{rounds} rounds of sums; {figures['direct_bytes'] / 2**30:.1f} GiB; {medians(figures)}"
     return figures
 
 
 for one in TRANSPORTS:
-    case(f"direct.nccl.{one}", simulated=False, needs=NEEDS + DUMPS + gpus_for(one))(
+    case(f"direct.nccl.{one}", simulated=False, needs=NEEDS + DUMPS + ("two gpus",))(
         lambda machine, transport=one: nccl(machine, transport))
 
 

@@ -23,15 +23,6 @@ TRANSPORTS = {
 }
 
 
-def gpus_for(transport):
-    """What two ranks need: by sockets they may share a GPU (../ranks.py)."""
-    return () if transport == "sockets" else ("two gpus",)
-
-
-def ranks_note(machine):
-    return "two ranks on one GPU" if len(machine.gpus()) < 2 else "two ranks"
-
-
 def start_job(machine, name, settings, ranks=2):
     target = Target(machine, [sys.executable, ALLREDUCE, "--status", "{status}", "--ranks", str(ranks),
                               "--mib", "16", "--pause-ms", "2"], name,
@@ -79,13 +70,12 @@ def survives(machine, name, settings):
         target.wait_rounds(2)
         machine.run("rm", "-rf", images)
     rounds = target.finish()
-    figures["note"] = (f"{ranks_note(machine)}, {CYCLES} cycles, {DUMPS} dumps, {rounds} rounds of sums; "
-                       f"{summary(figures)}")
+    figures["note"] = f"{CYCLES} cycles, {DUMPS} dumps, {rounds} rounds of sums; {summary(figures)}"
     return figures
 
 
 for transport, wanted in TRANSPORTS.items():
-    case(f"group.nccl.{transport}", simulated=False, needs=NEEDS + gpus_for(transport) + ("criu", "root"))(
+    case(f"group.nccl.{transport}", simulated=False, needs=NEEDS + ("two gpus", "criu", "root"))(
         lambda machine, name=transport, settings=wanted: survives(machine, name, settings))
 
 

@@ -8,7 +8,7 @@ import time
 
 from . import plain_criu
 from .case_counter import Counter
-from .case_groups import TRANSPORTS, gpus_for, ranks_note, start_job
+from .case_groups import TRANSPORTS, start_job
 from .case_torch import require_torch
 from .core import case, expect, expect_equal
 
@@ -101,10 +101,10 @@ def nccl(machine, settings):
         target.wait_rounds(2)
         machine.run("rm", "-rf", images)
     return {"torch": version, "dump_seconds": dumps, "restore_seconds": restores,
-            "note": f"{ranks_note(machine)}, {NCCL_DUMPS} dump(s), {target.finish()} rounds of sums; dump {statistics.median(dumps):.1f} s, "
+            "note": f"{NCCL_DUMPS} dump(s), {target.finish()} rounds of sums; dump {statistics.median(dumps):.1f} s, "
                     f"restore {statistics.median(restores):.1f} s"}
 
 
 for transport, wanted in TRANSPORTS.items():
-    case(f"plugin.nccl.{transport}", simulated=False, needs=NEEDS + gpus_for(transport))(
+    case(f"plugin.nccl.{transport}", simulated=False, needs=NEEDS + ("two gpus",))(
         lambda machine, settings=wanted: nccl(machine, settings))
