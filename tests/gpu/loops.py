@@ -188,15 +188,23 @@ def numba_kernels(cuda, uint64):
     return change, sums
 
 
+# What Numba looks for in NumPy when it first compiles, and NumPy 2 has given up.
+GONE_FROM_NUMPY = {"row_stack": "vstack", "in1d": "isin", "trapz": "trapezoid"}
+
+
 def numba_rounds(options):
     try:
-        import numba  # pylint: disable=import-outside-toplevel,import-error
         import numpy  # pylint: disable=import-outside-toplevel,import-error
+        for old, new in GONE_FROM_NUMPY.items():
+            if not hasattr(numpy, old):
+                setattr(numpy, old, getattr(numpy, new))
+        import numba  # pylint: disable=import-outside-toplevel,import-error
         from numba import cuda  # pylint: disable=import-outside-toplevel,import-error
+        change, sums = numba_kernels(cuda, numba.uint64)
+        change[1, 1](cuda.to_device(numpy.zeros(1, numpy.uint64)), numpy.uint64(1), numpy.uint64(0))
     except (ImportError, AttributeError) as reason:  # of another NumPy than it knows
         skip(f"no Numba: {reason}")
     print(f"Numba {numba.__version__}", flush=True)
-    change, sums = numba_kernels(cuda, numba.uint64)
     count = int(options.gib * 2**30 / 8 / 4)
     indices = count * (count - 1) // 2
     squares = (count - 1) * count * (2 * count - 1) // 6
