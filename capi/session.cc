@@ -91,8 +91,8 @@ void Call::update(std::string_view phase, std::uint64_t done, std::uint64_t tota
 }
 
 Result<std::shared_ptr<direct::MemoryMover>> Call::make_mover(const std::string& library,
-                                                              std::span<const GpuUuid> gpus) {
-  constexpr std::chrono::seconds kPatience{60};
+                                                              std::span<const GpuUuid> gpus,
+                                                              std::chrono::milliseconds patience) {
   if (mover_ && !mover_->is_lost()) return mover_;  // it takes GPUs on as they come
   auto program = calls_program();
   if (!program) return fail(std::move(program.error()));
@@ -100,7 +100,7 @@ Result<std::shared_ptr<direct::MemoryMover>> Call::make_mover(const std::string&
   auto mover = direct::MoverProcess::start_program(*program, arguments);
   if (!mover) return fail(std::move(mover.error()));
   auto ready =
-      mover->prepare(direct::options_for(gpus), gpus, interrupt(), Clock::now() + kPatience);
+      mover->prepare(direct::options_for(gpus), gpus, interrupt(), Clock::now() + patience);
   if (!ready) return fail(std::move(ready.error()));
   mover_ = std::make_shared<direct::MoverProcess>(std::move(*mover));
   return mover_;
@@ -111,8 +111,9 @@ Environment Call::environment(const stasis_session& session) {
           [this](const std::string& text) {
             if (given_.note != nullptr) given_.note(text.c_str(), given_.user_data);
           },
-          [this, library = session.library](std::span<const GpuUuid> gpus) {
-            return make_mover(library, gpus);
+          [this, library = session.library](std::span<const GpuUuid> gpus,
+                                            std::chrono::milliseconds patience) {
+            return make_mover(library, gpus, patience);
           }};
 }
 

@@ -46,12 +46,14 @@ Environment Context::environment(Driver& driver) {
             terminal.note(text);
             notes.push_back(text);
           },
-          [this](std::span<const GpuUuid> gpus) { return make_mover(gpus); },
+          [this](std::span<const GpuUuid> gpus, std::chrono::milliseconds time) {
+            return make_mover(gpus, time);
+          },
           ring_bytes};
 }
 
-Result<std::shared_ptr<direct::MemoryMover>> Context::make_mover(std::span<const GpuUuid> gpus) {
-  constexpr std::chrono::seconds kPatience{60};
+Result<std::shared_ptr<direct::MemoryMover>> Context::make_mover(std::span<const GpuUuid> gpus,
+                                                                 std::chrono::milliseconds time) {
   if (!mover) {
     return fail(ErrorCode::kInternal, "no process could be started that copies GPU memory");
   }
@@ -61,8 +63,8 @@ Result<std::shared_ptr<direct::MemoryMover>> Context::make_mover(std::span<const
   }
   // It takes GPUs on as they come.
   if (mover_ready) return mover;
-  auto ready = mover->prepare(direct::options_for(gpus, ring_bytes), gpus, interrupt,
-                              Clock::now() + kPatience);
+  auto ready =
+      mover->prepare(direct::options_for(gpus, ring_bytes), gpus, interrupt, Clock::now() + time);
   if (!ready) return fail(std::move(ready.error()));
   mover_ready = true;
   return mover;

@@ -92,7 +92,8 @@ json report_of(const Result<Report>& report) {
 }
 
 json work_on(Context& context, Driver& driver, const Interrupt& interrupt,
-             const SwapArguments& arguments, Pid root, const std::string& what) {
+             const SwapArguments& arguments, Pid root, const std::string& what,
+             const Channel& channel) {
   const Environment whole = context.environment(driver);
   const Environment env{driver,     interrupt,   whole.progress,
                         whole.note, whole.mover, whole.ring_bytes};
@@ -102,9 +103,14 @@ json work_on(Context& context, Driver& driver, const Interrupt& interrupt,
     return {{"running", standing->running},
             {"suspended", standing->suspended},
             {"locked", standing->locked},
+            {"held_before", standing->held_before},
             {"fits", standing->fits ? json(*standing->fits) : json()}};
   }
-  if (what == "suspend") return report_of(suspend(env, root, arguments.suspend));
+  if (what == "suspend") {
+    SuspendOptions options = arguments.suspend;
+    options.at_rest = [&] { (void)send_order(channel, {{"at_rest", true}}); };
+    return report_of(suspend(env, root, options));
+  }
   ResumeOptions options;
   if (arguments.device_map) {
     auto map = parse_gpu_map(*arguments.device_map);
@@ -144,7 +150,7 @@ void serve_side(const Channel& channel, const SwapArguments& arguments, const Ta
     context.notes.clear();
     g_side_interrupt = &interrupts.emplace_back();
     json result = entered ? work_on(context, *driver, interrupts.back(), arguments, target.pid,
-                                    order->value("do", std::string()))
+                                    order->value("do", std::string()), channel)
                           : failure(entered.error());
     result["notes"] = context.notes;
     if (entered && driver->info().simulated) result["simulated"] = driver->info().library;
@@ -173,9 +179,12 @@ class Side {
   const std::string& name() const { return name_; }
   int fd() const { return busy_ ? process_.channel().fd() : -1; }
   bool busy() const { return busy_; }
+  // What it suspends has no work on the GPU any more.
+  bool at_rest() const { return at_rest_; }
 
   void begin(const char* what) {
     done_ = json();
+    at_rest_ = false;
     busy_ = send_order(process_.channel(), {{"do", what}}).has_value();
     if (!busy_) lost();
   }
@@ -183,10 +192,12 @@ class Side {
   void take() {
     auto message = process_.channel().receive(0);
     if (message && !*message) return;
+    auto answer = message ? order_of(**message) : std::nullopt;
+    at_rest_ = answer && answer->contains("at_rest");
+    if (at_rest_) return;
     busy_ = false;
     if (message && !(*message)->descriptors.empty())
       trace_ = read_trace((*message)->descriptors.front(), process_.pid());
-    auto answer = message ? order_of(**message) : std::nullopt;
     if (answer)
       done_ = std::move(*answer);
     else
@@ -223,6 +234,7 @@ class Side {
   std::string name_;
   HelperProcess process_;
   bool busy_ = false;
+  bool at_rest_ = false;
   json done_;
   json trace_ = json::array();
 };
@@ -250,6 +262,10 @@ class Swap {
       if (::poll(ready.data(), ready.size(), kLookForSignals) <= 0) continue;
       if (ready[0].revents != 0) out_.take();
       if (ready[1].revents != 0) in_.take();
+      if (in_waits_ && out_.at_rest() && !stopped_) {
+        in_waits_ = false;
+        in_.begin("resume");
+      }
     }
   }
   Result<void> look();
@@ -261,6 +277,7 @@ class Swap {
   Side& in_;
   bool stopped_ = false;
   bool at_once_ = false;
+  bool in_waits_ = false;  // for OUT to come to rest
   std::string no_room_;
 };
 
@@ -288,6 +305,8 @@ Result<void> Swap::look() {
                             out_.name()));
   }
   at_once_ = in_.result()["fits"].is_boolean() && in_.result()["fits"].get<bool>();
+  // IN's contexts, and those of its mover, must not be made beside a kernel of OUT's then.
+  in_waits_ = at_once_ && out_.result().value("held_before", true);
   return {};
 }
 
@@ -319,8 +338,9 @@ Result<void> Swap::run() {
   if (auto fine = look(); !fine) return fine;
   if (auto stop = context_.interrupt.check(); !stop) return stop;
   out_.begin("suspend");
-  if (at_once_) in_.begin("resume");
+  if (at_once_ && !in_waits_) in_.begin("resume");
   wait();
+  if (std::exchange(in_waits_, false)) at_once_ = false;  // OUT has never said so
   if (!at_once_) {
     if (!out_.succeeded()) return fail(out_.error());
     if (auto stop = context_.interrupt.check(); !stop)

@@ -63,7 +63,8 @@ struct Context {
   Result<std::unique_ptr<Driver>> load_moving_driver(bool spare = false);
   Environment environment(Driver& driver);
   // For the direct path.
-  Result<std::shared_ptr<direct::MemoryMover>> make_mover(std::span<const GpuUuid> gpus);
+  Result<std::shared_ptr<direct::MemoryMover>> make_mover(std::span<const GpuUuid> gpus,
+                                                          std::chrono::milliseconds time);
   // Writes the trace, once; says so if it cannot. Nothing without --trace.
   void end_trace(const std::string& verb);
   // The result, with --json.

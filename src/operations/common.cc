@@ -335,6 +335,7 @@ Result<void> quiesce(const Environment& env, OpenedGroup& opened, const QuiesceO
     if (runs && !phases.standing()) phases.stands_still();
     auto done = group.lock(options.timeout, env.interrupt);
     if (!done) return done;
+    if (options.at_rest) options.at_rest();
     // Once more: the lock may have taken seconds, in which the ranks of a job have met.
     std::set<Pid> nobody;
     if (!options.ignore_obstacles) done = look_for_obstacles(env, group.members(), false, nobody);

@@ -33,6 +33,9 @@ using std::chrono::milliseconds;
 // GiB takes 4 ms, unmapping 10 (H100, 580.159.04).
 constexpr milliseconds kAtOnce{5000};
 constexpr milliseconds kMapping = direct::kMappingPatience;
+// For a mover to be made: beside those that run, and while they stand still.
+constexpr milliseconds kBesideRunning{60000};
+constexpr milliseconds kBesideHeld{10000};
 // Of host memory, besides the ring: a dump of ours takes 202 MiB with a ring of 64, a restore 257
 // with one of 128 (H100, 580.159.04). On the simulated driver next to nothing.
 constexpr std::uint64_t kMoverContext = 120ULL << 20;
@@ -199,7 +202,8 @@ Result<void> DirectPath::prepare(const Environment& env, Group& group, bool buff
   if (auto room = check_mover_memory(env, gpus_, in_buffers); !room) return room;
   // A context takes as long as touching gigabytes, so both at once.
   if (!held_before_)
-    coming_ = in_background([make = env.mover, gpus = gpus_] { return make(gpus); });
+    coming_ =
+        in_background([make = env.mover, gpus = gpus_] { return make(gpus, kBesideRunning); });
   for (auto& agent : agents_) {
     if (!buffers) break;
     direct::RemoteMemory buffer(agent.pid(), agent.pidfd(), agent.buffer_address(), agent.bytes());
@@ -244,8 +248,8 @@ Result<void> DirectPath::prepare_digests(const Environment& env) {
   env.tell("digests are computed by the processors: " + ready.error().to_string());
   const ErrorCode code = ready.error().code;
   if (code == ErrorCode::kNotSupported || code == ErrorCode::kOutOfGpuMemory) return {};
-  // It may be gone, or its context good for nothing; the programs still run.
-  auto another = env.mover(gpus_);
+  // It may be gone, or its context good for nothing.
+  auto another = env.mover(gpus_, held_before_ ? kBesideHeld : kBesideRunning);
   if (!another) return fail(of_mover(std::move(another.error())));
   mover_ = std::move(*another);
   return {};
@@ -449,7 +453,7 @@ Result<void> DirectPath::bring_back(AgentClient& agent) const {
 DirectPath::MoverResult DirectPath::take_mover(const Environment& env,
                                                std::span<const GpuUuid> gpus) {
   if (enough_) enough_->request(SIGTERM);
-  return coming_.valid() ? coming_.get() : env.mover(gpus);
+  return coming_.valid() ? coming_.get() : env.mover(gpus, kBesideHeld);
 }
 
 DirectPath::MoverResult DirectPath::take_mover_back(const Environment& env,
@@ -468,7 +472,7 @@ void DirectPath::begin(const Environment& env, std::vector<direct::Ahead> ahead)
   if (!ahead_) ahead.clear();
   coming_ = in_background(
       [make = env.mover, places = places_, ahead = std::move(ahead), enough = enough_] {
-        auto mover = make({});
+        auto mover = make({}, kBesideRunning);
         // What becomes of it, copy_in() will see.
         if (mover && !ahead.empty() && !enough->requested()) {
           std::uint64_t bytes = 0;
@@ -669,6 +673,7 @@ Result<void> DirectPath::move_out(const Environment& env, Group& group,
     phases.begin("mover");
     done = have_mover(env, group, options);
   }
+  if (done && options.at_rest) options.at_rest();
   if (done && image == nullptr) done = check_growth(group);
   if (done && forced) done = require_nothing_stays();
   if (done) done = fault(FaultPoint::kDirectClosed);

@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <future>
 #include <map>
 #include <memory>
@@ -38,8 +39,9 @@ struct QuiesceOptions {
   bool ignore_obstacles = false;
   bool for_dump = false;
   MemoryPath path = MemoryPath::kAutomatic;
-  const IntoImage* image = nullptr;  // otherwise into the processes' own memory
-  bool comes_back = false;           // at once, so what there is room for may stay on the GPUs
+  const IntoImage* image = nullptr;    // otherwise into the processes' own memory
+  bool comes_back = false;             // at once, so what there is room for may stay on the GPUs
+  std::function<void()> at_rest = {};  // as in SuspendOptions
 };
 
 // kNotSupported if any of these has pieces of GPU memory open together with another process by CUDA

@@ -40,10 +40,11 @@ struct Environment {
   Progress& progress;
   // Things worth knowing that are no error ("--shell-job is set because ..."). May be empty.
   std::function<void(std::string)> note;
-  // A mover with contexts on `gpus` (none: on each when it is needed). May be empty: then GPU
-  // memory goes through the driver alone.
-  std::function<Result<std::shared_ptr<direct::MemoryMover>>(std::span<const GpuUuid> gpus)> mover =
-      {};
+  // A mover with contexts on `gpus` (none: on each when it is needed), which may take so long to
+  // make. May be empty: then GPU memory goes through the driver alone.
+  using MakeMover = Result<std::shared_ptr<direct::MemoryMover>>(
+      std::span<const GpuUuid> gpus, std::chrono::milliseconds patience);
+  std::function<MakeMover> mover = {};
   // The share of its ring for each GPU.
   std::uint64_t ring_bytes = direct::MoverOptions().ring_bytes;
 
@@ -89,6 +90,9 @@ struct SuspendOptions {
   // Tell of what the driver would refuse or lose (checkpoint/obstacles.h), and go on.
   bool ignore_obstacles = false;
   MemoryPath path = MemoryPath::kAutomatic;
+  // Told once, when none of the processes has work on its GPU any more, and nobody of ours will
+  // make a context there: others may (direct/mover_server.h).
+  std::function<void()> at_rest = {};
 };
 
 // Locks and checkpoints every CUDA process of the tree: their GPU memory is free afterwards. Those
@@ -111,6 +115,8 @@ struct Standing {
   std::size_t running = 0;
   std::size_t suspended = 0;
   std::size_t locked = 0;
+  // One of those that run was held by the driver before, or nobody knows.
+  bool held_before = false;
   // Is there room on the GPUs now for what the suspended ones get back, and for the contexts of two
   // movers? Nothing if nobody knows what they get back.
   std::optional<bool> fits;

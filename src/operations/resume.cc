@@ -83,6 +83,9 @@ Result<Standing> look_at(const Environment& env, Pid root) {
     if (member.initial == CudaState::kRunning) ++out.running;
     if (member.initial == CudaState::kCheckpointed) ++out.suspended;
     if (member.initial == CudaState::kLocked) ++out.locked;
+    if (member.initial != CudaState::kRunning) continue;
+    const auto agent = direct::AgentClient::look(member.process.pid());
+    if (!agent || !*agent || (*agent)->held_before) out.held_before = true;
   }
   if (out.suspended > 0) out.fits = fits(env, *group);
   return out;

@@ -1,3 +1,5 @@
+#include <utility>
+
 #include "base/fault_point.h"
 #include "checkpoint/suspended.h"
 #include "operations/common.h"
@@ -12,8 +14,11 @@ Result<Report> suspend(const Environment& env, Pid root, const SuspendOptions& o
     return fail(std::move(clear.error()));
   }
   Group& group = opened->group;
-  auto done = quiesce(env, *opened,
-                      {options.timeout, options.ignore_obstacles, false, options.path}, phases);
+  QuiesceOptions how{options.timeout, options.ignore_obstacles, false, options.path};
+  how.at_rest = [told = false, &options]() mutable {
+    if (!std::exchange(told, true) && options.at_rest) options.at_rest();
+  };
+  auto done = quiesce(env, *opened, how, phases);
   phases.end();
   const auto standstill = phases.standstill();
   if (done) done = verify_states(group, CudaState::kCheckpointed);

@@ -33,6 +33,37 @@ b_runs() { in_state running "$B"; in_state checkpointed "$A"; TARGET_STATUS=$B_S
   nothing_left
 }
 
+# A GPU cannot switch away from a kernel of a program that the driver has restored (docs/adr/0031).
+@test "while one that was suspended before comes to rest, nothing is done on its GPUs" {
+  local trace=$BATS_TEST_TMPDIR/trace path
+  two_servers 100M
+  for path in driver direct; do
+    if [[ $path == direct ]]; then
+      LD_PRELOAD=$STASIS_BUILD/lib/stasis/libstasis-preload.so start_target memory --size 100M
+      A=$TARGET A_STATUS=$TARGET_STATUS
+      done_by suspend "$A"
+      done_by resume "$A"
+    fi
+    TARGET_STATUS=$A_STATUS target_goes_on
+    STASIS_SIM_FAULTS="lock:delay=300ms pid=$A" done_by swap "$A" "$B" --json --trace "$trace"
+    assert_equal "$(json 'd["suspended"]["path"], d["at_once"]')" "$path True"
+    python3 - "$trace" "$A" "$B" "$path" <<'END'
+import json, sys
+trace, out, into, path = sys.argv[1:]
+events = json.load(open(trace))["traceEvents"]
+names = {e["pid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "process_name"}
+def done(who, what):
+    return [e for e in events if names[e["pid"]] == "stasis swap: " + who and (e.get("cat"), e["name"]) == what]
+rest = done(out, {"driver": ("driver", "lock"), "direct": ("mover", "prepare")}[path])[0]
+early = rest["ts"] + rest["dur"] - done(into, ("driver", "restore"))[0]["ts"]
+assert early <= 0, f"IN is restored {early / 1e3:.1f} ms before OUT is at rest"
+END
+    b_runs
+    kill "$A"
+    done_by suspend "$B"
+  done
+}
+
 @test "where they do not, one goes after the other" {
   export STASIS_SIM_GPUS=120M
   two_servers 80M
