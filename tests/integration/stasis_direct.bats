@@ -201,6 +201,24 @@ mover_made() {
   done
 }
 
+@test "a mover that cannot be made while the program stands still leaves the memory to the driver" {
+  local fault
+  start_agent memory --size 24M
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  for fault in context:die context:error=2; do
+    STASIS_SIM_FAULTS=$fault done_by suspend "$TARGET" --json
+    went driver
+    done_by resume "$TARGET"
+    target_goes_on
+    STASIS_SIM_FAULTS=$fault capture stasis suspend "$TARGET" --path direct
+    ((status != 0))
+    agent_is 0
+    target_goes_on
+  done
+  target_verifies
+}
+
 @test "a tree under the agent goes as one" {
   LD_PRELOAD=$agent start_tree --size 12M
   cycles 1 direct

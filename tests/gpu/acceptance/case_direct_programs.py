@@ -17,7 +17,7 @@ GPU_TESTS = os.path.dirname(case_torch.TRAIN)
 LOOPS = os.path.join(GPU_TESTS, "loops.py")
 NEEDS = ("program stasis", "program stasis-workload")
 DUMPS = ("criu", "root")
-CYCLES, DUMP_CYCLES = 10, 2
+CYCLES, DUMP_CYCLES = 20, 5
 
 
 def dump_and_restore(machine, target, figures, *options):
