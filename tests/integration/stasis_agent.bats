@@ -145,6 +145,28 @@ open(sys.argv[2], "wb").write(content.replace(stays, goes))' "$STASIS_LIBCUDA" "
   target_verifies
 }
 
+@test "another user can neither suspend a program under the agent nor open the agent's page" {
+  need_root "another user"
+  start_doing plain
+  chmod 711 "$BATS_TEST_TMPDIR"
+  local nobody=(setpriv --reuid=65534 --regid=65534 --clear-groups) page how
+  local own=/tmp/stasis-nobody-${BATS_RUN_TMPDIR##*/}
+  "${nobody[@]}" "$STASIS_BUILD/bin/stasis" --version || skip "nobody may not run the program"
+  STASIS_STATE_DIR=$own refused_by 5 not-permitted "${nobody[@]}" "$STASIS_BUILD/bin/stasis" suspend "$TARGET"
+  assert_contains "$err" "process $TARGET"
+  rm -rf "$own"
+  page=$(find "/proc/$TARGET/fd" -lname '*memfd:stasis-agent*')
+  [[ -n $page ]]
+  for how in '<' '<>'; do
+    bash -c "exec 9$how$page"
+    capture "${nobody[@]}" bash -c "exec 9$how$page"
+    assert_contains "$err" "Permission denied"
+  done
+  in_state running
+  target_goes_on
+  target_verifies
+}
+
 # preloaded LIBRARY: its path, if it is installed.
 preloaded() { ldconfig -p | awk -v name="$1" '$1 == name && /x86-64/ { print $NF; exit }'; }
 
