@@ -90,6 +90,59 @@ TEST_F(AgentMemory, FreeingLeavesNothing) {
   EXPECT_EQ(movable_bytes(), 0);
 }
 
+// As with the driver's own cuMemFree: nothing on the device uses the memory any more, whichever
+// context the thread that frees it has.
+TEST_F(AgentMemory, FreeingWaitsForTheContextBeforeTheMemoryGoes) {
+  CUcontext second = nullptr;
+  ASSERT_EQ(own::cuCtxCreate_v2(&second, 0, 1), CUDA_SUCCESS);
+  for (const bool asynchronous : {false, true}) {
+    for (const auto& current :
+         {std::vector{context_}, std::vector{second}, std::vector<CUcontext>{}}) {
+      fake().current = {context_};
+      const auto address = allocated(4 * kMiB);
+      fake().current = current;
+      bool waited = false;
+      fake().within("cuCtxSynchronize", [&] {
+        ASSERT_FALSE(fake().current.empty());
+        EXPECT_EQ(fake().current.back(), context_);
+        EXPECT_TRUE(fake().maps.contains(address));
+        waited = true;
+      });
+      EXPECT_EQ(asynchronous ? own::cuMemFreeAsync(address, nullptr) : own::cuMemFree_v2(address),
+                CUDA_SUCCESS);
+      EXPECT_TRUE(waited);
+      EXPECT_EQ(fake().current, current);
+      EXPECT_EQ(fake().live_objects(), 0);
+    }
+  }
+  // What went wrong on the device is told, and the memory is free all the same.
+  fake().current = {context_};
+  const auto address = allocated(4 * kMiB);
+  fake().fail_at("cuCtxSynchronize", 1);
+  EXPECT_EQ(own::cuMemFree_v2(address), CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQ(fake().live_objects(), 0);
+}
+
+// Other devices read and write it as they do the driver's own; where that cannot be had, the driver
+// refuses who asks for it.
+TEST_F(AgentMemory, MemoryIsOpenToRdmaWhereTheDeviceHasIt) {
+  // The agent asks each device once.
+  constexpr CUdevice kWith = 100;
+  constexpr CUdevice kWithout = 101;
+  fake().without_rdma = {kWithout};
+  for (const auto device : {kWith, kWithout}) {
+    ASSERT_EQ(own::cuCtxCreate_v2(&context_, 0, device), CUDA_SUCCESS);
+    (void)allocated(4 * kMiB);
+  }
+  cycle();  // in new memory
+  std::vector<std::pair<CUdevice, int>> all;
+  for (const auto& prop : fake().created)
+    all.emplace_back(prop.location.id, prop.allocFlags.gpuDirectRDMACapable);
+  std::sort(all.begin(), all.end());
+  const decltype(all) twice{{kWith, 1}, {kWith, 1}, {kWithout, 0}, {kWithout, 0}};
+  EXPECT_EQ(all, twice);
+}
+
 // The driver would save it, and there is much of it.
 TEST_F(AgentMemory, LocalMemoryGoesAndComesBackAsItWas) {
   CUcontext second = nullptr;

@@ -71,8 +71,9 @@ CUresult set_limit(CUlimit, std::size_t value) {
   g_fake.stack_size() = value;
   return CUDA_SUCCESS;
 }
-CUresult get_attribute(int* value, CUdevice_attribute, CUdevice) {
-  *value = 1;
+CUresult get_attribute(int* value, CUdevice_attribute attribute, CUdevice device) {
+  *value = attribute != CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED ||
+           !g_fake.without_rdma.contains(device);
   return CUDA_SUCCESS;
 }
 CUresult get_granularity(std::size_t* size, const CUmemAllocationProp*,
@@ -108,9 +109,10 @@ CUresult unreserve(CUdeviceptr address, std::size_t size) {
   if (cuts(address, size)) return CUDA_ERROR_INVALID_VALUE;
   return g_fake.reserved.erase(address) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
-CUresult create(CUmemGenericAllocationHandle* handle, std::size_t size, const CUmemAllocationProp*,
-                unsigned long long) {
+CUresult create(CUmemGenericAllocationHandle* handle, std::size_t size,
+                const CUmemAllocationProp* prop, unsigned long long) {
   ENTER(cuMemCreate);
+  g_fake.created.push_back(*prop);
   *handle = g_fake.next_handle++;
   g_fake.objects[*handle] = size;
   return CUDA_SUCCESS;

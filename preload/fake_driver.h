@@ -25,6 +25,7 @@ struct FakeDriver {
   // Memory that the driver keeps: until it is released and mapped nowhere.
   std::map<cuda::CUmemGenericAllocationHandle, std::size_t> objects;
   std::set<cuda::CUmemGenericAllocationHandle> released;
+  std::vector<cuda::CUmemAllocationProp> created;  // as asked for, in order
   std::map<cuda::CUdeviceptr, Map> maps;
   std::map<cuda::CUdeviceptr, std::size_t> reserved;
   std::set<cuda::CUdeviceptr> own_allocations;   // cuMemAlloc of the driver itself
@@ -36,6 +37,7 @@ struct FakeDriver {
   std::map<cuda::CUcontext, std::size_t> stack_sizes;
   std::size_t& stack_size() { return stack_sizes.try_emplace(current.back(), 1024).first->second; }
   int primary_active = 1;
+  std::set<cuda::CUdevice> without_rdma;
   int exported = -1;  // what an exported handle is a duplicate of
   static inline const cuda::CUcontext kPrimary = reinterpret_cast<cuda::CUcontext>(0x7000);
 

@@ -145,6 +145,28 @@ open(sys.argv[2], "wb").write(content.replace(stays, goes))' "$STASIS_LIBCUDA" "
   target_verifies
 }
 
+@test "another user can neither suspend a program under the agent nor open the agent's page" {
+  need_root "another user"
+  start_doing plain
+  chmod 711 "$BATS_TEST_TMPDIR"
+  local nobody=(setpriv --reuid=65534 --regid=65534 --clear-groups) page how
+  local own=/tmp/stasis-nobody-${BATS_RUN_TMPDIR##*/}
+  "${nobody[@]}" "$STASIS_BUILD/bin/stasis" --version || skip "nobody may not run the program"
+  STASIS_STATE_DIR=$own refused_by 5 not-permitted "${nobody[@]}" "$STASIS_BUILD/bin/stasis" suspend "$TARGET"
+  assert_contains "$err" "process $TARGET"
+  rm -rf "$own"
+  page=$(find "/proc/$TARGET/fd" -lname '*memfd:stasis-agent*')
+  [[ -n $page ]]
+  for how in '<' '<>'; do
+    bash -c "exec 9$how$page"
+    capture "${nobody[@]}" bash -c "exec 9$how$page"
+    assert_contains "$err" "Permission denied"
+  done
+  in_state running
+  target_goes_on
+  target_verifies
+}
+
 # preloaded LIBRARY: its path, if it is installed.
 preloaded() { ldconfig -p | awk -v name="$1" '$1 == name && /x86-64/ { print $NF; exit }'; }
 
@@ -653,6 +675,41 @@ END
   cycle_by direct
 }
 
+# It asks nobody for the calls: the loader has bound them.
+@test "a program that is linked with the driver is suspended by the direct path" {
+  local dir=$BATS_TEST_TMPDIR
+  cat >"$dir/program.c" <<'END'
+#include <stdio.h>
+#include <unistd.h>
+int cuInit(unsigned flags);
+int cuCtxCreate_v2(void** context, unsigned flags, int device);
+int cuMemAlloc_v2(unsigned long long* memory, size_t bytes);
+int cuMemsetD8_v2(unsigned long long memory, unsigned char byte, size_t bytes);
+int cuMemcpyDtoH_v2(void* to, unsigned long long from, size_t bytes);
+int main(int count, char** names) {
+  unsigned long long memory = 0;
+  void* context = 0;
+  if (cuInit(0) || cuCtxCreate_v2(&context, 0, 0) || cuMemAlloc_v2(&memory, 16 << 20)) return 3;
+  for (unsigned n = 1;; ++n) {
+    unsigned char byte = 0;
+    if (n > 1 && (cuMemcpyDtoH_v2(&byte, memory + n, 1) || byte != (unsigned char)(n - 1))) return 4;
+    if (cuMemsetD8_v2(memory, n, 16 << 20)) return 5;
+    FILE* file = fopen(names[1], "w");
+    fprintf(file, "round %012u ok\n", n);
+    fclose(file);
+    usleep(200);
+  }
+}
+END
+  cc "$dir/program.c" -o "$dir/program" "$STASIS_LIBCUDA"
+  TARGET_STATUS=$dir/status
+  (LD_PRELOAD=$agent exec_on_gpu setsid "$dir/program" "$TARGET_STATUS") </dev/null >"$dir/log" 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 target_is_up
+  cycle_by direct
+}
+
 @test "libraries are opened as without the agent" {
   local dir=$BATS_TEST_TMPDIR
   mkdir "$dir/own"
@@ -764,6 +821,113 @@ END
   cc "$BATS_TEST_TMPDIR/program.c" -o "$BATS_TEST_TMPDIR/program" -ldl
   capture env LD_LIBRARY_PATH="$dir" LD_PRELOAD="$agent" "$BATS_TEST_TMPDIR/program" "${waiting[@]}"
   assert_equal "$status/$out" $'0/63 63\n' "$err"
+}
+
+# A driver that has every call of the list, and answers as the real one: by the version that the program asks for, and
+# with other functions where it wants a default stream per thread.
+@test "cuGetProcAddress gives the agent's functions in place of all that the driver has" {
+  local dir=$BATS_TEST_TMPDIR
+  mkdir "$dir/driver"
+  cat >"$dir/names.h" <<'END'
+#include "calls.h"
+#define BOTH_PTSZ(name, ...) GATED(name) GATED(name##_ptsz)
+#define BOTH_PTDS(name, ...) GATED(name) GATED(name##_ptds)
+#define ALL STASIS_GATED_CALLS(GATED, BOTH_PTSZ, BOTH_PTDS) STASIS_OWN_CALLS(OWN)
+END
+  # Each answers with its number.
+  cat >"$dir/functions.c" <<'END'
+#include "names.h"
+#define GATED(name, ...) number_of_##name,
+#define OWN GATED
+enum { nothing, ALL };
+#undef GATED
+#define GATED(name, ...) __attribute__((weak)) int name(void) { return number_of_##name; }
+ALL
+int cuGetErrorName(void) { return 0; }
+END
+  cat >"$dir/find.c" <<'END'
+#include <stdio.h>
+#include <string.h>
+#include "names.h"
+#define GATED(name, ...) int name();
+#define OWN GATED
+ALL
+#undef GATED
+#define GATED(name, ...) {#name, name},
+static struct { const char* name; int (*function)(); } const all[] = {ALL};
+const char* given;
+static int (*find(const char* name, int version, unsigned long flags))() {
+  for (int part = version / 1000; part > 0; --part) {
+    for (int per_thread = flags == 2; per_thread >= 0; --per_thread) {
+      const char* const ends[] = {"_ptsz", "_ptds", ""};
+      for (int end = per_thread ? 0 : 2; end < (per_thread ? 2 : 3); ++end) {
+        char full[100], number[10] = "";
+        if (part > 1) sprintf(number, "_v%d", part);
+        sprintf(full, "%s%s%s", name, number, ends[end]);
+        for (unsigned i = 0; i < sizeof all / sizeof *all; ++i)
+          if (!strcmp(all[i].name, full)) return given = all[i].name, all[i].function;
+      }
+    }
+  }
+  return given = 0;
+}
+int cuGetProcAddress_v2(const char* name, void** function, int version, unsigned long flags, int* status) {
+  *function = find(name, version, flags);
+  if (status) *status = *function ? 0 : 1;
+  return *function ? 0 : 500;
+}
+int cuGetProcAddress(const char* name, void** function, int version, unsigned long flags) {
+  return cuGetProcAddress_v2(name, function, version, flags, 0);
+}
+END
+  cat >"$dir/program.c" <<'END'
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+#include "names.h"
+#define GATED(name, ...) {#name, 1},
+#define OWN(name) {#name, 0},
+static struct { const char* name; int is_gated, is_seen; } all[] = {ALL};
+enum { count = sizeof all / sizeof *all };
+int main() {
+  void* driver = dlopen("libcuda.so.1", RTLD_NOW);
+  const char** given = dlsym(driver, "given");
+  int (*first)() = dlsym(driver, "cuGetProcAddress_v2");
+  int (*ways[4])() = {first, dlsym(driver, "cuGetProcAddress")};
+  // As libcudart comes to it.
+  if (first("cuGetProcAddress", &ways[2], 2000, 0, 0) || first("cuGetProcAddress", &ways[3], 1000, 0, 0)) return 2;
+  for (int i = 0; i < count; ++i) {
+    char name[100];
+    int length = strlen(strcpy(name, all[i].name));
+    if (length > 5 && !strncmp(name + length - 5, "_pt", 3)) name[length -= 5] = 0;
+    if (length > 3 && !strncmp(name + length - 3, "_v", 2)) name[length - 3] = 0;
+    for (int way = 0; way < 4; ++way)
+      for (int version = 1000; version <= 4000; version += 1000)
+        for (int flags = 0; flags <= 2; ++flags) {
+          void* function = 0;
+          Dl_info where = {0};
+          if (ways[way](name, &function, version, (unsigned long)flags, (int*)0)) continue;
+          if (!dladdr(function, &where) || !strstr(where.dli_fname, "libstasis-preload.so"))
+            printf("%s passes by: %s of %d with %d\n", *given, name, version, flags);
+          int row = 0;
+          while (strcmp(all[row].name, *given)) ++row;
+          all[row].is_seen |= 1 << way;
+          if (function != dlsym(driver, *given) ||
+              (all[row].is_gated && ((int (*)())function)(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0) != row + 1))
+            printf("another function for %s\n", *given);
+        }
+  }
+  for (int i = 0; i < count; ++i)
+    if (all[i].is_seen != 15) printf("%s is not found\n", all[i].name);
+  return count < 200;
+}
+END
+  local include=(-w -I"$dir" -I"$BATS_TEST_DIRNAME/../../preload")
+  cc "${include[@]}" -shared -fPIC -Wl,-Bsymbolic "$dir/functions.c" "$dir/find.c" -o "$dir/driver/libcuda.so.1"
+  cc "${include[@]}" "$dir/program.c" -o "$dir/program" -ldl
+  capture env LD_LIBRARY_PATH="$dir/driver" LD_PRELOAD="$agent" "$dir/program"
+  assert_equal "$status/$out" "0/" "$err"
 }
 
 @test "a program that leaves no thread-specific data for the agent keeps its own" {
