@@ -214,16 +214,16 @@ def torch(machine, allocator):
     target = start_training(machine, "moved", env=env)
     figures = {"torch": version, "allocator": allocator or "native"}
     case_torch.wait_step(target, 10)
-    for _ in range(10):
+    for _ in range(20):
         before = len(case_torch.losses(target))
         suspend(machine, target, figures, "direct")
         held = len(case_torch.losses(target))
         time.sleep(0.1)
         expect_equal(len(case_torch.losses(target)), held, "steps while suspended")
         resume(machine, target, figures, "direct")
-        case_torch.wait_step(target, before + 3)
+        case_torch.wait_step(target, before + 2)
     figures = case_torch.compare(machine, version, case_torch.finish(target), figures)
-    figures["note"] = (f"10 suspends, {figures['direct_bytes'] / 2**30:.1f} GiB: out "
+    figures["note"] = (f"20 suspends, {figures['direct_bytes'] / 2**30:.1f} GiB: out "
                        f"{statistics.median(figures['suspend_seconds']):.2f} s, in "
                        f"{statistics.median(figures['resume_seconds']):.2f} s; {figures['note']}")
     return figures
@@ -341,12 +341,11 @@ def incremental(machine, gib, changing, count=10):
 case("direct.incremental.16", needs=NEEDS + ("criu", "root"))(lambda machine: incremental(machine, 16, 1))
 
 
-@case("direct.torch.dump", simulated=False, needs=NEEDS + ("criu", "root"))
-def torch_dump(machine):
+def torch_dump(machine, allocator):
     """Training that is dumped five times, and goes on or is restored: the losses are those of one that was not."""
     version = case_torch.require_torch(machine)
-    target = start_training(machine, "dumped")
-    figures = {"torch": version, "dump_seconds": [], "standstill_seconds": []}
+    target = start_training(machine, "dumped", env={"PYTORCH_CUDA_ALLOC_CONF": allocator} if allocator else {})
+    figures = {"torch": version, "allocator": allocator or "native", "dump_seconds": [], "standstill_seconds": []}
     case_torch.wait_step(target, 10)
     for number in range(5):
         before = len(case_torch.losses(target))
@@ -364,3 +363,8 @@ def torch_dump(machine):
     figures = case_torch.compare(machine, version, case_torch.finish(target), figures)
     figures["note"] = f"5 dumps, median {statistics.median(figures['dump_seconds']):.2f} s; {figures['note']}"
     return figures
+
+
+case("direct.torch.dump", simulated=False, needs=NEEDS + ("criu", "root"))(lambda machine: torch_dump(machine, ""))
+case("direct.torch.dump_expandable", simulated=False, needs=NEEDS + ("criu", "root"))(
+    lambda machine: torch_dump(machine, "expandable_segments:True"))
