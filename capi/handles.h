@@ -142,8 +142,7 @@ class Call final : public Progress {
  private:
   explicit Call(const stasis_call& given) : given_(given) {}
   Result<std::shared_ptr<direct::MemoryMover>> make_mover(const std::string& library,
-                                                          std::span<const GpuUuid> gpus,
-                                                          std::chrono::milliseconds patience);
+                                                          const MoverNeeds& needs);
 
   stasis_call given_;
   std::shared_ptr<direct::MoverProcess> mover_;  // once it is ready; one call's, and ends with it

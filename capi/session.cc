@@ -91,16 +91,15 @@ void Call::update(std::string_view phase, std::uint64_t done, std::uint64_t tota
 }
 
 Result<std::shared_ptr<direct::MemoryMover>> Call::make_mover(const std::string& library,
-                                                              std::span<const GpuUuid> gpus,
-                                                              std::chrono::milliseconds patience) {
+                                                              const MoverNeeds& needs) {
   if (mover_ && !mover_->is_lost()) return mover_;  // it takes GPUs on as they come
   auto program = calls_program();
   if (!program) return fail(std::move(program.error()));
   const std::array<std::string, 2> arguments{library, "mover"};
   auto mover = direct::MoverProcess::start_program(*program, arguments);
   if (!mover) return fail(std::move(mover.error()));
-  auto ready =
-      mover->prepare(direct::options_for(gpus), gpus, interrupt(), Clock::now() + patience);
+  auto ready = mover->prepare(needs.options(direct::MoverOptions().ring_bytes), needs.gpus,
+                              interrupt(), Clock::now() + needs.patience);
   if (!ready) return fail(std::move(ready.error()));
   mover_ = std::make_shared<direct::MoverProcess>(std::move(*mover));
   return mover_;
@@ -111,9 +110,8 @@ Environment Call::environment(const stasis_session& session) {
           [this](const std::string& text) {
             if (given_.note != nullptr) given_.note(text.c_str(), given_.user_data);
           },
-          [this, library = session.library](std::span<const GpuUuid> gpus,
-                                            std::chrono::milliseconds patience) {
-            return make_mover(library, gpus, patience);
+          [this, library = session.library](const MoverNeeds& needs) {
+            return make_mover(library, needs);
           }};
 }
 

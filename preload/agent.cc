@@ -202,6 +202,7 @@ class Session {
         continue;
       }
       last_request_ = Clock::now();
+      serving_ = now;
       close_exported();
       answer();
       page_.reply.store(now, std::memory_order_release);
@@ -396,7 +397,9 @@ class Session {
    private:
     bool given_up() const override {
       const ControlPage& page = session_.page_;
-      return page.abandoned.load(std::memory_order_relaxed) == page.request.load() ||
+      // Another peer's request, if it is not the one that is served.
+      return page.abandoned.load(std::memory_order_relaxed) == session_.serving_ ||
+             page.request.load(std::memory_order_relaxed) != session_.serving_ ||
              session_.peer_is_gone();
     }
 
@@ -551,6 +554,7 @@ class Session {
   ControlPage& page_;
   const int fd_;
   Clock::time_point last_request_ = Clock::now();
+  std::uint32_t serving_ = 0;
   std::vector<Segment> segments_;
   bool buffer_wanted_ = true;
   // What the page says too, where others of the same user can write.

@@ -34,6 +34,10 @@ std::vector<UniqueFd> descriptors_of(msghdr& message) {
 
 }  // namespace
 
+void Channel::shut_down() const {
+  if (socket_.valid()) (void)::shutdown(socket_.get(), SHUT_RDWR);
+}
+
 Result<std::pair<Channel, Channel>> Channel::pair() {
   int ends[2] = {-1, -1};
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {

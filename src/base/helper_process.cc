@@ -143,7 +143,8 @@ bool HelperProcess::end_after(int patience_ms) {
 }
 
 bool HelperProcess::let_end(int patience_ms) {
-  channel_.close();
+  if (pid_ == 0) return true;
+  channel_.shut_down();
   return end_after(patience_ms);
 }
 

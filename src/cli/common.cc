@@ -46,14 +46,11 @@ Environment Context::environment(Driver& driver) {
             terminal.note(text);
             notes.push_back(text);
           },
-          [this](std::span<const GpuUuid> gpus, std::chrono::milliseconds time) {
-            return make_mover(gpus, time);
-          },
+          [this](const MoverNeeds& needs) { return make_mover(needs); },
           ring_bytes};
 }
 
-Result<std::shared_ptr<direct::MemoryMover>> Context::make_mover(std::span<const GpuUuid> gpus,
-                                                                 std::chrono::milliseconds time) {
+Result<std::shared_ptr<direct::MemoryMover>> Context::make_mover(const MoverNeeds& needs) {
   if (!mover) {
     return fail(ErrorCode::kInternal, "no process could be started that copies GPU memory");
   }
@@ -63,8 +60,8 @@ Result<std::shared_ptr<direct::MemoryMover>> Context::make_mover(std::span<const
   }
   // It takes GPUs on as they come.
   if (mover_ready) return mover;
-  auto ready =
-      mover->prepare(direct::options_for(gpus, ring_bytes), gpus, interrupt, Clock::now() + time);
+  auto ready = mover->prepare(needs.options(ring_bytes), needs.gpus, interrupt,
+                              Clock::now() + needs.patience);
   if (!ready) return fail(std::move(ready.error()));
   mover_ready = true;
   return mover;

@@ -85,7 +85,6 @@ struct ControlPage {
   std::atomic<std::uint32_t> reply;
   AgentCommand command;
   // The number of a request that its peer waits for no more: kClose ends soon, as at its deadline.
-  // An agent that does not know it goes on to that.
   std::atomic<std::uint32_t> abandoned;
   std::uint64_t arguments[4];
 

@@ -172,6 +172,20 @@ TEST_F(MoverTest, ClosesItsContextsBeforeItEnds) {
     EXPECT_EQ(count, 1) << "besides the target somebody has " << gpu;
 }
 
+// As of a program of the C interface's that forks workers.
+TEST_F(MoverTest, EndsByItselfAlsoIfSomebodyHasACopyOfItsChannel) {
+  MoverProcess mover = prepared();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    for (;;)
+      ::pause();
+  }
+  EXPECT_TRUE(mover.end());
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+}
+
 TEST_F(MoverTest, MovesIntoPrivateMemoryOfTheTarget) {
   Target target(mixed_shapes());
   MoverProcess mover = prepared();

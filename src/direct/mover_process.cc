@@ -26,8 +26,9 @@ constexpr milliseconds kAskAgain{20};
 // For the process to end what it does once it was told to: longer than it waits for the GPU itself.
 constexpr milliseconds kStopPatience{10000};
 // For its end, once it has closed the connection, or we have: the driver takes its time to clean
-// up.
+// up, 0.1 s for one GPU of a machine that has nothing else to do.
 constexpr int kEndPatienceMs = 3000;
+constexpr int kLetEndPatienceMs = 10000;
 
 CopyReport report_of(const pr::Done& done) {
   return {done.bytes, Seconds(done.seconds), Seconds(done.map_seconds), done.left_out};
@@ -91,7 +92,7 @@ bool MoverProcess::end() {
   if (lost_)
     (void)helper_.end();
   else
-    (void)helper_.let_end(kEndPatienceMs);
+    (void)helper_.let_end(kLetEndPatienceMs);
   const bool by_itself = helper_.how_it_ended() == "ended with status 0";
   ring_ = HostMapping();
   if (!lost_)

@@ -43,8 +43,8 @@ class MoverProcess final : public MemoryMover {
   Result<CopyReport> copy_ahead(const std::vector<Ahead>& ahead, Content& content,
                                 const Interrupt& interrupt, Clock::time_point deadline) override;
 
-  // Gives the GPUs and the ring back; waits until nothing of the process is left. False if it had
-  // to be killed, with its contexts open.
+  // Gives the GPUs and the ring back; waits until nothing of the process is left. False if it was
+  // killed.
   bool end();
   Pid pid() const { return helper_.pid(); }
   // Nothing more is to be had from it.

@@ -192,9 +192,13 @@ class Server {
 };
 
 // An owner that is killed is seen at the channel, so that the contexts are closed. Only where the
-// driver hangs does the process end without.
+// driver hangs does the process end without. One that was not to end with its owner's thread
+// (HelperProcess::start_program()) has nothing to outlive.
 void outlive_owner_for_a_moment() {
   constexpr unsigned kMomentSeconds = 10;
+  int signal_number = 0;
+  if (::prctl(PR_GET_PDEATHSIG, &signal_number) != 0 || signal_number == 0) return;
+  ::signal(SIGALRM, SIG_DFL);
   struct sigaction action {};
   action.sa_handler = [](int) { ::alarm(kMomentSeconds); };
   action.sa_flags = SA_RESTART;

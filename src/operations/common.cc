@@ -11,6 +11,7 @@
 #include "checkpoint/inherited_files.h"
 #include "checkpoint/obstacles.h"
 #include "checkpoint/suspended.h"
+#include "direct/agent_client.h"
 #include "image/image_reader.h"
 
 namespace stasis {
@@ -354,6 +355,8 @@ Result<void> quiesce(const Environment& env, OpenedGroup& opened, const QuiesceO
     done = replace_inherited_files(*inherited, opened.journal.get());
     if (!done && options.for_dump) return done;
     if (!done) env.tell("a later dump may be refused: " + done.error().to_string());
+    for (const GroupMember& member : group.members())
+      if (member.initial) direct::AgentClient::note_hold(member.process.pid());
     done = group.checkpoint(env.progress, env.interrupt);
     if (!done) return done;
     // A checkpoint takes seconds, in which a process without CUDA can start one that has.

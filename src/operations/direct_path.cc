@@ -12,6 +12,7 @@
 
 #include "base/background.h"
 #include "base/fault_point.h"
+#include "checkpoint/suspended.h"
 #include "direct/remote_memory.h"
 #include "driver/gpu_plan.h"
 #include "operations/gate_rank.h"
@@ -33,8 +34,7 @@ using std::chrono::milliseconds;
 // GiB takes 4 ms, unmapping 10 (H100, 580.159.04).
 constexpr milliseconds kAtOnce{5000};
 constexpr milliseconds kMapping = direct::kMappingPatience;
-// For a mover to be made: beside those that run, and while they stand still.
-constexpr milliseconds kBesideRunning{60000};
+// For a mover to be made while programs stand still.
 constexpr milliseconds kBesideHeld{10000};
 // Of host memory, besides the ring: a dump of ours takes 202 MiB with a ring of 64, a restore 257
 // with one of 128 (H100, 580.159.04). On the simulated driver next to nothing.
@@ -191,7 +191,7 @@ Result<void> DirectPath::prepare(const Environment& env, Group& group, bool buff
   gpus_.clear();
   for (const auto& [pid, uses] : group.gpu_use())
     for (const GpuUse& use : uses)
-      if (std::find(gpus_.begin(), gpus_.end(), use.gpu) == gpus_.end()) gpus_.push_back(use.gpu);
+      add_gpu(use.gpu);
   std::map<std::string, std::uint64_t> to_come;
   for (const auto& agent : agents_) {
     if (!buffers) break;
@@ -202,8 +202,7 @@ Result<void> DirectPath::prepare(const Environment& env, Group& group, bool buff
   if (auto room = check_mover_memory(env, gpus_, in_buffers); !room) return room;
   // A context takes as long as touching gigabytes, so both at once.
   if (!held_before_)
-    coming_ =
-        in_background([make = env.mover, gpus = gpus_] { return make(gpus, kBesideRunning); });
+    coming_ = in_background([make = env.mover, gpus = gpus_] { return make({gpus}); });
   for (auto& agent : agents_) {
     if (!buffers) break;
     direct::RemoteMemory buffer(agent.pid(), agent.pidfd(), agent.buffer_address(), agent.bytes());
@@ -216,7 +215,7 @@ Result<void> DirectPath::prepare(const Environment& env, Group& group, bool buff
 
 Result<void> DirectPath::have_mover(const Environment& env, Group& group,
                                     const QuiesceOptions& options) {
-  auto mover = take_mover(env, gpus_);
+  auto mover = take_mover(env, {gpus_, false, kBesideHeld});
   if (!mover) return fail(of_mover(std::move(mover.error())));
   mover_ = std::move(*mover);
   if (options.image == nullptr) return {};
@@ -249,7 +248,9 @@ Result<void> DirectPath::prepare_digests(const Environment& env) {
   const ErrorCode code = ready.error().code;
   if (code == ErrorCode::kNotSupported || code == ErrorCode::kOutOfGpuMemory) return {};
   // It may be gone, or its context good for nothing.
-  auto another = env.mover(gpus_, held_before_ ? kBesideHeld : kBesideRunning);
+  MoverNeeds needs{gpus_};
+  if (held_before_) needs.patience = kBesideHeld;
+  auto another = env.mover(needs);
   if (!another) return fail(of_mover(std::move(another.error())));
   mover_ = std::move(*another);
   return {};
@@ -450,10 +451,15 @@ Result<void> DirectPath::bring_back(AgentClient& agent) const {
   });
 }
 
-DirectPath::MoverResult DirectPath::take_mover(const Environment& env,
-                                               std::span<const GpuUuid> gpus) {
+DirectPath::MoverResult DirectPath::take_mover(const Environment& env, const MoverNeeds& needs) {
   if (enough_) enough_->request(SIGTERM);
-  return coming_.valid() ? coming_.get() : env.mover(gpus, kBesideHeld);
+  return coming_.valid() ? coming_.get() : env.mover(needs);
+}
+
+void DirectPath::settle() {
+  if (!coming_.valid()) return;
+  if (enough_) enough_->request(SIGTERM);
+  coming_.wait();
 }
 
 DirectPath::MoverResult DirectPath::take_mover_back(const Environment& env,
@@ -463,30 +469,46 @@ DirectPath::MoverResult DirectPath::take_mover_back(const Environment& env,
     auto room = check_mover_memory(env, {}, nullptr);
     if (!room) return fail(std::move(room.error()));
   }
-  return take_mover(env, {});
+  return take_mover(env, {gpus_, true, kBesideHeld});
 }
 
 void DirectPath::begin(const Environment& env, std::vector<direct::Ahead> ahead) {
   enough_ = std::make_shared<Interrupt>();
   ahead_ = !ahead.empty() && room_.claim_ahead();
   if (!ahead_) ahead.clear();
-  coming_ = in_background(
-      [make = env.mover, places = places_, ahead = std::move(ahead), enough = enough_] {
-        auto mover = make({}, kBesideRunning);
-        // What becomes of it, copy_in() will see.
-        if (mover && !ahead.empty() && !enough->requested()) {
-          std::uint64_t bytes = 0;
-          for (const direct::Ahead& one : ahead)
-            for (const direct::Ahead::Part& part : one.parts)
-              bytes += part.bytes;
-          (void)(*mover)->copy_ahead(ahead, *places, *enough,
-                                     Clock::now() + kSlowDisk * copy_time(bytes));
-        }
-        return mover;
-      });
+  coming_ = in_background([make = env.mover, gpus = gpus_, places = places_,
+                           ahead = std::move(ahead), enough = enough_] {
+    auto mover = make({gpus, true});
+    // What becomes of it, copy_in() will see.
+    if (mover && !ahead.empty() && !enough->requested()) {
+      std::uint64_t bytes = 0;
+      for (const direct::Ahead& one : ahead)
+        for (const direct::Ahead::Part& part : one.parts)
+          bytes += part.bytes;
+      (void)(*mover)->copy_ahead(ahead, *places, *enough,
+                                 Clock::now() + kSlowDisk * copy_time(bytes));
+    }
+    return mover;
+  });
 }
 
-void DirectPath::get_ready(const Environment& env, const std::vector<const Process*>& processes) {
+void DirectPath::take_gpus(const std::vector<const Process*>& processes,
+                           std::span<const GpuPair> pairs) {
+  gpus_.clear();
+  for (const Process* process : processes) {
+    const auto memory = recall_suspended(*process);
+    for (const GpuUse& use : memory ? memory->uses : std::vector<GpuUse>())
+      add_gpu(target_of(use.gpu, pairs));
+  }
+}
+
+void DirectPath::add_gpu(const GpuUuid& gpu) {
+  if (std::find(gpus_.begin(), gpus_.end(), gpu) == gpus_.end()) gpus_.push_back(gpu);
+}
+
+void DirectPath::get_ready(const Environment& env, const std::vector<const Process*>& processes,
+                           std::span<const GpuPair> pairs) {
+  if (!coming_.valid()) take_gpus(processes, pairs);
   if (!env.mover || coming_.valid() || !check_mover_memory(env, {}, nullptr)) return;
   const bool any = std::any_of(processes.begin(), processes.end(), [](const Process* process) {
     const auto agent = AgentClient::look(process->pid());
@@ -500,6 +522,7 @@ void DirectPath::get_ready(const Environment& env, const std::vector<Pid>& pids,
   const auto theirs = [&](const std::string&) { return start.host_bytes; };
   if (!env.mover || coming_.valid() || !check_mover_memory(env, {}, theirs)) return;
   places_ = std::make_shared<Places>();
+  gpus_.clear();
   std::map<GpuUuid, direct::Ahead> ahead;
   for (const auto& content : contents_) {
     for (const Pid pid : pids) {
@@ -508,6 +531,7 @@ void DirectPath::get_ready(const Environment& env, const std::vector<Pid>& pids,
       const std::uint64_t base = places_->add_stream(content, *stream);
       for (const ContentRange& range : content->ranges_of(*stream)) {
         const GpuUuid target = target_of(range.gpu, start.pairs);
+        add_gpu(target);
         const auto room = start.room.find(target);
         // Who wrote that down may be wrong.
         const bool sound =
@@ -626,11 +650,14 @@ Result<void> DirectPath::move_out(const Environment& env, Group& group,
   for (const Process* process : running) {
     const auto seen = AgentClient::look(process->pid());
     if (seen && *seen && (*seen)->held_before) held_before_ = true;
-    AgentClient::note_hold(process->pid());  // by whatever path
   }
   if (options.path == MemoryPath::kDriver || (!env.mover && !forced)) return {};
   if (!env.mover) return fail(ErrorCode::kNotSupported, "nobody is there who copies GPU memory");
   const auto give_up = [&](Error why) -> Result<void> {
+    // What is kept for the next closing of the gate, the driver wants now.
+    for (AgentClient& agent : agents_)
+      if (!final_for_both(why.code) && agent.state() == AgentState::kRunning)
+        (void)agent.ask(AgentCommand::kPrepare, 1, kAtOnce);
     auto back = roll_back();
     if (!back) return back;
     phases.runs();
@@ -661,10 +688,10 @@ Result<void> DirectPath::move_out(const Environment& env, Group& group,
   auto done = prepare(env, group, image == nullptr);
   if (done && forced) done = require_all(running);
   if (done && agents_.empty()) return {};
-  if (coming_.valid()) {
-    auto had = have_mover(env, group, options);
-    if (done) done = std::move(had);
-  }
+  if (coming_.valid() && done)
+    done = have_mover(env, group, options);
+  else
+    settle();
   if (done) done = fault(FaultPoint::kDirectPrepared);
   phases.begin("close");
   if (done) done = hold_back(env, group, options.timeout, phases);
@@ -742,6 +769,7 @@ Result<std::uint64_t> DirectPath::move_in(const Environment& env,
   fault_only(FaultPoint::kDirectRefilled);
   phases.begin("copy in");
   if (!mover_ && env.mover) {
+    if (gpus_.empty()) take_gpus(processes, {});
     auto mover = take_mover_back(env, in_images);
     if (mover)
       mover_ = std::move(*mover);

@@ -78,8 +78,8 @@ class DirectPath {
   // well: kTimeout, kInterrupted, kProcessGone, kOutOfHostMemory, what the image's files fail with;
   // then everybody runs again. kNotSupported, before anything is touched: memory that is open in
   // two processes, which only the agents see. With MemoryPath::kDirect what cannot be is a failure.
-  // The phases are "prepare", during which the processes run, "close", "copy out", for an image
-  // "content", until it is complete, and "empty".
+  // The phases are "prepare", during which the processes run, "close", "mover" if it could not be
+  // made before that, "copy out", for an image "content", until it is complete, and "empty".
   Result<void> move_out(const Environment& env, Group& group, const QuiesceOptions& options,
                         Phases& phases);
   // Where to look for content that is not in the processes' own memory. What move_out() has moved
@@ -102,10 +102,14 @@ class DirectPath {
   Result<void> come_back(const Environment& env) { return room_.come_back(env.interrupt); }
   // Begins to prepare a mover for what of these is away, in a thread of its own, so that it is
   // ready when move_in() needs it.
-  void get_ready(const Environment& env, const std::vector<const Process*>& processes);
+  void get_ready(const Environment& env, const std::vector<const Process*>& processes,
+                 std::span<const GpuPair> pairs);
   // The same for the content that the image which look_in() was given has of these, and begins to
   // bring it to the GPUs for which there is room.
   void get_ready(const Environment& env, const std::vector<Pid>& pids, const HeadStart& start);
+  // Waits until that mover is made, if one is. To be called before any of them runs: no context may
+  // be made beside a kernel of one that the driver has restored (direct/mover_server.h).
+  void settle();
 
   // To be called before the driver restores them. Lets go of what is held on the GPUs if others
   // have taken so much since that not all of `needed` has room beside it.
@@ -169,7 +173,10 @@ class DirectPath {
   std::map<Pid, std::uint64_t> ready_;  // where the buffers are that prepare() has touched
   using MoverResult = Result<std::shared_ptr<direct::MemoryMover>>;
   // What was begun, or what `env` gives now.
-  MoverResult take_mover(const Environment& env, std::span<const GpuUuid> gpus);
+  MoverResult take_mover(const Environment& env, const MoverNeeds& needs);
+  // Where what is away of these comes back, as far as it was written down.
+  void take_gpus(const std::vector<const Process*>& processes, std::span<const GpuPair> pairs);
+  void add_gpu(const GpuUuid& gpu);
   // To bring back what is away, `in_images` of it in images.
   MoverResult take_mover_back(const Environment& env, std::uint64_t in_images);
 

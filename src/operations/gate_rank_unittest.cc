@@ -135,7 +135,7 @@ TEST_F(GateRankTest, AnErrorIsToldAndNotTheTimeThatIsOver) {
 TEST_F(GateRankTest, AnInterruptEndsIt) {
   interrupt_.request(SIGINT);
   const FakeAgent first(kAgentSeals, behind());
-  const FakeAgent second(kAgentSeals, ahead(1));
+  const FakeAgent second(kAgentSeals, ahead(1000000));
   auto agents = clients({&first, &second});
   const auto round = close(agents, milliseconds(60000));
   ASSERT_FALSE(round.result.has_value());

@@ -33,6 +33,15 @@
 namespace stasis {
 
 // What every operation needs from its caller. All referred to must outlive the call.
+struct MoverNeeds {
+  std::vector<GpuUuid> gpus;  // on which it has contexts; none: on each that there is
+  bool brings_back = false;   // its ring is the same then, however many GPUs there are
+  std::chrono::milliseconds patience{60000};
+  direct::MoverOptions options(std::uint64_t ring_bytes) const {
+    return direct::options_for(brings_back ? std::span<const GpuUuid>() : gpus, ring_bytes);
+  }
+};
+
 struct Environment {
   Driver& driver;
   const Interrupt& interrupt;
@@ -40,11 +49,8 @@ struct Environment {
   Progress& progress;
   // Things worth knowing that are no error ("--shell-job is set because ..."). May be empty.
   std::function<void(std::string)> note;
-  // A mover with contexts on `gpus` (none: on each when it is needed), which may take so long to
-  // make. May be empty: then GPU memory goes through the driver alone.
-  using MakeMover = Result<std::shared_ptr<direct::MemoryMover>>(
-      std::span<const GpuUuid> gpus, std::chrono::milliseconds patience);
-  std::function<MakeMover> mover = {};
+  // May be empty: then GPU memory goes through the driver alone.
+  std::function<Result<std::shared_ptr<direct::MemoryMover>>(const MoverNeeds&)> mover = {};
   // The share of its ring for each GPU.
   std::uint64_t ring_bytes = direct::MoverOptions().ring_bytes;
 

@@ -223,9 +223,10 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   if (done) done = env.interrupt.check();
   if (done) {
     phases.begin("restore");
-    if (!options.leave_suspended) direct.get_ready(env, running_processes(job, targets));
+    if (!options.leave_suspended)
+      direct.get_ready(env, running_processes(job, targets), plan->pairs);
     direct.make_room(env.driver, plan->needed, plan->pairs);
-    done = job.bring_back(targets, plan->pairs, env.progress);
+    done = job.bring_back(targets, plan->pairs, env.progress, [&] { direct.settle(); });
   }
   std::uint64_t direct_bytes = 0;
   if (done && !options.leave_suspended) {

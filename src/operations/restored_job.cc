@@ -22,11 +22,10 @@ namespace {
 constexpr int kKillWaitMs = 10000;
 constexpr std::chrono::milliseconds kProgressInterval{100};
 
-// Brings the GPU state of one process to what was asked for, and verifies it by asking.
-Result<void> bring_back_one(Process& process, CudaState wanted, std::span<const GpuPair> pairs) {
+// One that has its GPU state back; verifies by asking that it is in what was asked for.
+Result<void> let_go_on(Process& process, CudaState wanted) {
   Result<void> done;
-  if (wanted != CudaState::kCheckpointed) done = process.restore(pairs);
-  if (done && wanted == CudaState::kRunning) done = process.unlock();
+  if (wanted == CudaState::kRunning) done = process.unlock();
   if (done && wanted == CudaState::kLocked) done = process.let_go_on();
   if (!done) return done;
   auto now = process.state();
@@ -109,7 +108,8 @@ std::vector<JournalTarget> RestoredJob::targets(bool leave_suspended) const {
 }
 
 Result<void> RestoredJob::bring_back(std::span<const JournalTarget> targets,
-                                     std::span<const GpuPair> pairs, Progress& progress) {
+                                     std::span<const GpuPair> pairs, Progress& progress,
+                                     const std::function<void()>& before_they_run) {
   std::vector<Process*> processes;
   std::vector<CudaState> wanted;
   std::uint64_t total = 0;
@@ -124,27 +124,36 @@ Result<void> RestoredJob::bring_back(std::span<const JournalTarget> targets,
     for (const GpuUse& use : gpu_use_of(*record))
       total += use.bytes;
   }
-  std::vector<Result<void>> results(processes.size());
-  std::atomic<std::size_t> running = processes.size();
-  {
-    std::vector<std::jthread> threads;
-    for (std::size_t i = 0; i < processes.size(); ++i) {
-      const auto work = [&, i] {
-        results[i] = bring_back_one(*processes[i], wanted[i], pairs);
-        --running;
-      };
-      try {
-        threads.emplace_back(work);
-      } catch (const std::system_error&) {  // no thread to be had
-        work();
+  const auto at_once = [&](const std::function<Result<void>(std::size_t)>& act) -> Result<void> {
+    std::vector<Result<void>> results(processes.size());
+    std::atomic<std::size_t> running = processes.size();
+    {
+      std::vector<std::jthread> threads;
+      for (std::size_t i = 0; i < processes.size(); ++i) {
+        const auto work = [&, i] {
+          results[i] = act(i);
+          --running;
+        };
+        try {
+          threads.emplace_back(work);
+        } catch (const std::system_error&) {  // no thread to be had
+          work();
+        }
       }
+      watch(processes, total, running, progress);
     }
-    watch(processes, total, running, progress);
-  }
-  for (auto& result : results) {
-    if (!result) return std::move(result);
-  }
-  return {};
+    for (auto& result : results) {
+      if (!result) return std::move(result);
+    }
+    return {};
+  };
+  // A restore makes contexts, beside which none of them may run (direct/mover_server.h).
+  auto done = at_once([&](std::size_t i) {
+    return wanted[i] == CudaState::kCheckpointed ? Result<void>() : processes[i]->restore(pairs);
+  });
+  if (!done) return done;
+  before_they_run();
+  return at_once([&](std::size_t i) { return let_go_on(*processes[i], wanted[i]); });
 }
 
 Result<void> RestoredJob::check_alive() const {

@@ -5,6 +5,7 @@
 // Private to src/operations. Owns the processes; one thread at a time.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <span>
 #include <vector>
@@ -32,9 +33,10 @@ class RestoredJob {
   // For the journal: the CUDA processes, and where to bring them.
   std::vector<JournalTarget> targets(bool leave_suspended) const;
 
-  // Brings the GPU state of each target back, all at the same time, and verifies it.
+  // Brings the GPU state of each target back, all at the same time; then, after `before_they_run`,
+  // lets them go on, and verifies that.
   Result<void> bring_back(std::span<const JournalTarget> targets, std::span<const GpuPair> pairs,
-                          Progress& progress);
+                          Progress& progress, const std::function<void()>& before_they_run);
 
   // kProcessGone if one of its processes has ended.
   Result<void> check_alive() const;

@@ -60,7 +60,13 @@ TEST_F(RestoredJobTest, RunsOnIfItIsKept) {
     ASSERT_TRUE(job.take_hold(driver_, {}, {}));
     job.adopt({child_.pid(), *Pidfd::open(child_.pid())});
     const auto targets = job.targets(false);
-    auto back = job.bring_back(targets, {}, progress_);
+    bool told = false;
+    auto back = job.bring_back(targets, {}, progress_, [&] {
+      told = true;
+      EXPECT_EQ(driver_.state_of(child_.pid()), CudaState::kLocked)
+          << "it runs already, or not yet";
+    });
+    EXPECT_TRUE(told);
     ASSERT_TRUE(back) << back.error().to_string();
     (void)job.keep(false);
     EXPECT_TRUE(job.end());

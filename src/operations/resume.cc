@@ -125,7 +125,7 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
   }
   auto done = opened->direct.check_found(cuda_processes(group));
   if (!done) return fail(roll_back(*opened, std::move(done.error())));
-  opened->direct.get_ready(env, cuda_processes(group));
+  opened->direct.get_ready(env, cuda_processes(group), *pairs);
   done = fault(FaultPoint::kResumePlanned);
   if (done) done = env.interrupt.check();
   if (done) {
@@ -138,6 +138,7 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
   for (GroupMember& member : group.members()) {
     if (member.initial) member.initial = CudaState::kRunning;
   }
+  opened->direct.settle();
   phases.begin("unlock");
   done = opened->journal->update(journal_targets(group.members()));
   if (done) done = group.unlock();

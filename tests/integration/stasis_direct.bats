@@ -172,12 +172,17 @@ mover_made() {
 # A GPU cannot switch away from a kernel of a program that the driver has restored, and a context needs that.
 @test "beside a program that the driver has held before no context is made while it runs" {
   local how
-  for how in direct driver cuda-checkpoint dump; do
+  for how in direct driver locked cuda-checkpoint dump; do
     start_agent memory --size 24M
     case $how in
       direct | driver)
         done_by suspend "$TARGET" --json --path "$how"
         mover_made early
+        done_by resume "$TARGET"
+        ;;
+      locked)
+        cuda-checkpoint --action lock --pid "$TARGET"
+        done_by suspend "$TARGET"
         done_by resume "$TARGET"
         ;;
       cuda-checkpoint)
@@ -199,6 +204,52 @@ mover_made() {
     target_goes_on
     kill "$TARGET"
   done
+}
+
+# in_order TRACE: the mover was ready before the driver let anybody go on.
+in_order() {
+  python3 - "$1" <<'END'
+import json, sys
+events = [e for e in json.load(open(sys.argv[1]))["traceEvents"] if e["ph"] == "X"]
+def one(what): return [e for e in events if (e["cat"], e["name"]) == what]
+ready = one(("mover", "prepare"))[0]
+early = ready["ts"] + ready["dur"] - min(e["ts"] for e in one(("driver", "unlock")))
+assert early <= 0, f"one runs {early / 1e3:.1f} ms before the mover is ready"
+END
+}
+
+@test "at a resume and a restore the mover is ready before anybody runs, on no GPU but theirs" {
+  local trace=$BATS_TEST_TMPDIR/trace
+  export STASIS_SIM_GPUS=2x256M
+  start_agent memory --size 24M
+  done_by suspend "$TARGET"
+  # A context on the second GPU would be one too many.
+  STASIS_SIM_FAULTS="context:delay=1s; context:error=2@2" done_by resume "$TARGET" --json --trace "$trace"
+  went direct
+  assert_equal "$(json 'd.get("notes", [])')" "[]"
+  in_order "$trace"
+  target_goes_on
+  ((EUID == 0)) || skip "only root may do the rest: CRIU"
+  done_by dump "$TARGET" --images-dir "$image"
+  STASIS_SIM_FAULTS="context:delay=2s; context:error=2@2" \
+    done_by restore --images-dir "$image" --detach --json --trace "$trace" 3>&-
+  assert_equal "$(json 'd.get("notes", [])')" "[]"
+  in_order "$trace"
+  target_goes_on
+}
+
+# bats test_tags=long
+@test "a mover that hangs in the driver outlives a tool that was killed by seconds" {
+  start_agent memory --size 24M
+  STASIS_SIM_FAULTS=context:hang stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
+  local tool=$! mover
+  wait_until 60 eval 'mover=$(pgrep -P "'"$tool"'" -x stasis-mover)'
+  mover=$(pgrep -P "$tool" -x stasis-mover)
+  at_end_kill "$mover"
+  sleep 1
+  kill -KILL "$tool"
+  wait_until 60 eval '! kill -0 '"$mover"
+  target_goes_on
 }
 
 @test "a mover that cannot be made while the program stands still leaves the memory to the driver" {
