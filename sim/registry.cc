@@ -352,11 +352,14 @@ Holding::Outcome Holding::adopt(const ObjectTrailer& object, int file) {
   // The creator may have let go of its name already; then the descriptor is all there is, and it
   // cannot be opened again after it is closed.
   const auto source = "/proc/self/fd/" + std::to_string(file);
-  if (::linkat(AT_FDCWD, source.c_str(), AT_FDCWD, path(object.id).c_str(), AT_SYMLINK_FOLLOW) <
-          0 &&
-      errno != EEXIST) {
-    return Outcome::kFailed;
+  const std::string ours = path(object.id);
+  int done = ::linkat(AT_FDCWD, source.c_str(), AT_FDCWD, ours.c_str(), AT_SYMLINK_FOLLOW);
+  // A container has the folder by a mount of its own, across which the kernel makes no links.
+  if (done < 0 && errno == EXDEV) {
+    const auto theirs = folder() + "/mem-" + hex(object.id.owner) + "-" + hex(object.id.id);
+    done = ::link(theirs.c_str(), ours.c_str());
   }
+  if (done < 0 && errno != EEXIST) return Outcome::kFailed;
   return count(object.id, object.size) ? Outcome::kOk : Outcome::kFailed;
 }
 

@@ -197,6 +197,28 @@ counter_there_and_back() {
   nothing_left
 }
 
+@test "runc: under the agent its memory goes past the driver, also when it was restored" {
+  local when
+  with runc
+  TARGET_STATUS=$inside/status TARGET_LOG=$inside/log
+  start_container env LD_PRELOAD="$STASIS_BUILD/lib/stasis/libstasis-preload.so" \
+    stasis-workload memory --size 24M --status "$TARGET_STATUS"
+  wait_until 60 target_is_up
+  for when in before after; do
+    done_by suspend "$TARGET" --json
+    assert_equal "$(json 'd["path"]')" direct "$when the restore ($out)"
+    gpu_is_free
+    done_by resume "$TARGET"
+    target_goes_on
+    [[ $when == before ]] || break
+    checkpoint
+    succeeded
+    restore
+    succeeded
+    target_goes_on
+  done
+}
+
 @test "runc: --leave-running saves it and lets it go on" {
   with runc
   start_workload memory --size 8M
