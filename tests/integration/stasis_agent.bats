@@ -639,6 +639,15 @@ END
   target_verifies
 }
 
+# start_program DIR: TARGET is DIR/program, with the agent in it.
+start_program() {
+  TARGET_STATUS=$1/status
+  (LD_PRELOAD=$agent exec_on_gpu setsid "$1/program" "$TARGET_STATUS") </dev/null >"$1/log" 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 target_is_up
+}
+
 # As .NET does for what is imported from libdl, and other languages without a linker.
 @test "dlsym that a program looks up in the C library comes to the agent as well" {
   local dir=$BATS_TEST_TMPDIR
@@ -666,11 +675,7 @@ int main(int count, char** names) {
 }
 END
   cc -D_GNU_SOURCE -w "$dir/program.c" -o "$dir/program" -ldl
-  TARGET_STATUS=$dir/status
-  (LD_PRELOAD=$agent exec_on_gpu setsid "$dir/program" "$TARGET_STATUS") </dev/null >"$dir/log" 2>&1 3>&- &
-  TARGET=$!
-  echo "$TARGET" >>"$targets"
-  wait_until 60 target_is_up
+  start_program "$dir"
   cycle_by direct
   cycle_by direct
 }
@@ -702,11 +707,7 @@ int main(int count, char** names) {
 }
 END
   cc "$dir/program.c" -o "$dir/program" "$STASIS_LIBCUDA"
-  TARGET_STATUS=$dir/status
-  (LD_PRELOAD=$agent exec_on_gpu setsid "$dir/program" "$TARGET_STATUS") </dev/null >"$dir/log" 2>&1 3>&- &
-  TARGET=$!
-  echo "$TARGET" >>"$targets"
-  wait_until 60 target_is_up
+  start_program "$dir"
   cycle_by direct
 }
 
