@@ -13,8 +13,8 @@ import statistics
 import subprocess
 import sys
 
-CALLS = [("cuEventQuery", 1), ("cuEventQuery", 8), ("cuStreamQuery", 1), ("cuLaunchKernel", 1),
-         ("cuMemcpyHtoDAsync", 1)]
+CALLS = [("cuEventQuery", 1), ("cuEventQuery", 8), ("cuStreamQuery", 1), ("cuLaunchKernel:refused", 1),
+         ("cuLaunchKernel", 1), ("cuMemcpyHtoDAsync", 1)]
 NO_GPU = 77
 
 

@@ -56,8 +56,7 @@ def suspend(machine, target, figures, wanted=None, options=()):
     figures.setdefault("suspend_seconds", []).append(report["seconds"])
     phases = {p["name"]: p["seconds"] for p in report["phases"]}
     figures.setdefault("suspend_phases", []).append(phases)
-    # While memory is prepared the target still runs.
-    figures.setdefault("standstill_seconds", []).append(report["seconds"] - phases.get("prepare", 0))
+    figures.setdefault("standstill_seconds", []).append(report["standstill_seconds"])
     figures["direct_bytes"] = report.get("direct_bytes", 0)
     return report
 
