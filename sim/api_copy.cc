@@ -53,7 +53,7 @@ CUresult copy(Range to, Range from, std::size_t bytes, bool async, CUstream hand
     // As the real driver: a pageable source is staged, so that the program may change it at once; a
     // pageable destination is complete when the call returns.
     // An error or a death comes with the call; a delay or a hang is the transfer's own.
-    Plan plan = driver.next_plan(FaultAction::kTransfer);
+    Plan plan = driver.next_plan(FaultAction::kTransfer, context.device);
     const Plan in_stream{.hang = plan.hang, .delay_ns = plan.delay_ns};
     plan.hang = false;
     plan.delay_ns = 0;

@@ -145,10 +145,11 @@ CUresult start_driver() {
   return CUDA_SUCCESS;
 }
 
-Plan Driver::next_plan(FaultAction own_call) {
+Plan Driver::next_plan(FaultAction own_call, int gpu) {
   if (faults.empty()) return {};
   const auto index = static_cast<std::size_t>(own_call) - static_cast<std::size_t>(kFirstOwnCall);
-  return plan_for(faults, own_call, ++own_calls[index], static_cast<std::uint64_t>(::getpid()));
+  return plan_for(faults, own_call, ++own_calls[index], static_cast<std::uint64_t>(::getpid()),
+                  gpu);
 }
 
 CUresult suffer(const Plan& plan) {

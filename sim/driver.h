@@ -59,7 +59,7 @@ struct Driver {
   std::array<std::atomic<std::uint64_t>, kOwnCalls> own_calls{};  // how often each was made
 
   // The faults for one more call of the process itself.
-  Plan next_plan(FaultAction own_call);
+  Plan next_plan(FaultAction own_call, int gpu = kAnyGpu);
 
   const GpuSpec& gpu(int ordinal) const { return memory.gpu(devices[ordinal_index(ordinal)].slot); }
   bool valid_device(int ordinal) const {

@@ -4,6 +4,7 @@
 #include <charconv>
 
 #include "sim/config.h"
+#include "sim/control.h"
 
 namespace stasis::sim {
 namespace {
@@ -110,8 +111,12 @@ std::string parse_clause(std::string_view clause, Fault& fault) {
   if (const auto space = clause.find_first_of(" \t"); space != clause.npos) {
     auto rest = trimmed(clause.substr(space));
     clause = clause.substr(0, space);
-    if (!rest.starts_with("pid=") || !parse_number(rest.substr(4), fault.pid) || !fault.pid) {
-      return "after the effect only pid=N may follow";
+    if (std::uint64_t gpu = 0; rest.starts_with("gpu=") && parse_number(rest.substr(4), gpu) &&
+                               gpu < static_cast<std::uint64_t>(kMaxGpus)) {
+      fault.gpu = static_cast<int>(gpu);
+    } else if (!rest.starts_with("pid=") || !parse_number(rest.substr(4), fault.pid) ||
+               !fault.pid) {
+      return "after the effect only pid=N or gpu=N may follow";
     }
   }
   const auto colon = clause.find(':');
@@ -119,6 +124,9 @@ std::string parse_clause(std::string_view clause, Fault& fault) {
   if (!parse_action(clause.substr(0, colon), fault.action)) {
     return "unknown action (lock, checkpoint, restore, unlock, copy, context, import, transfer, "
            "module, limit)";
+  }
+  if (fault.gpu != kAnyGpu && fault.action != FaultAction::kTransfer) {
+    return "only a transfer is of one GPU";
   }
   auto effect = clause.substr(colon + 1);
   if (const auto at = effect.find('@'); at != effect.npos) {
@@ -157,13 +165,14 @@ bool parse_faults(std::string_view text, std::vector<Fault>& out, std::string& e
 }
 
 Plan plan_for(const std::vector<Fault>& faults, FaultAction action, std::uint64_t nth,
-              std::uint64_t pid) {
+              std::uint64_t pid, int gpu) {
   Plan plan;
   for (const auto& fault : faults) {
     const bool copies = fault.action == FaultAction::kCopy && moves_content(action);
     if (fault.action != action && !copies) continue;
     if (fault.nth && fault.nth != nth) continue;
     if (fault.pid && fault.pid != pid) continue;
+    if (fault.gpu != kAnyGpu && fault.gpu != gpu) continue;
     switch (fault.effect) {
       case FaultEffect::kError:
         plan.error = fault.value;

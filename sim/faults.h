@@ -41,12 +41,15 @@ enum class FaultEffect {
   kFailed,   // the target ends in state 3, failed
 };
 
+inline constexpr int kAnyGpu = -1;
+
 struct Fault {
   FaultAction action = FaultAction::kLock;
   FaultEffect effect = FaultEffect::kError;
   std::uint64_t value = 0;
   std::uint64_t nth = 0;  // 0: every call
   std::uint64_t pid = 0;  // in the target's own PID namespace; 0: every process
+  int gpu = kAnyGpu;      // transfer only: the device that the process copies on
 };
 
 bool parse_faults(std::string_view text, std::vector<Fault>& out, std::string& error);
@@ -62,6 +65,6 @@ struct Plan {
   std::uint64_t rate = 0;
 };
 Plan plan_for(const std::vector<Fault>& faults, FaultAction action, std::uint64_t nth,
-              std::uint64_t pid);
+              std::uint64_t pid, int gpu = kAnyGpu);
 
 }  // namespace stasis::sim

@@ -48,6 +48,8 @@ TEST(Faults, AreRefusedWithAReasonWhenMalformed) {
                            "lock:timeout pid=0",
                            "lock:timeout pod=3",
                            "lock:timeout @2",
+                           "lock:timeout gpu=1",
+                           "transfer:delay=1s gpu=x",
                            "context:failed",
                            "import:rate=1M",
                            "transfer:timeout"}) {
@@ -67,6 +69,9 @@ TEST(Faults, MayBeOnCallsOfTheProcessItself) {
   EXPECT_EQ(plan_for(faults, FaultAction::kImport, 3, 7).error, 801u);
   EXPECT_EQ(plan_for(faults, FaultAction::kTransfer, 8, 7).delay_ns, 20'000'000u);
   EXPECT_TRUE(plan_for(faults, FaultAction::kTransfer, 9, 7).die);
+  const auto on_one = parsed("transfer:delay=20ms gpu=1");
+  EXPECT_EQ(plan_for(on_one, FaultAction::kTransfer, 1, 7, 0).delay_ns, 0u);
+  EXPECT_EQ(plan_for(on_one, FaultAction::kTransfer, 2, 7, 1).delay_ns, 20'000'000u);
   EXPECT_TRUE(is_own_call(FaultAction::kTransfer));
   EXPECT_FALSE(is_own_call(FaultAction::kCopy));
 }

@@ -45,6 +45,16 @@ class Memory final : public Content {
     act_ = std::move(act);
   }
   int pieces() const { return pieces_; }
+  // When the last piece below and from `offset` on came by.
+  std::pair<Clock::time_point, Clock::time_point> last_around(std::uint64_t offset) const {
+    std::pair<Clock::time_point, Clock::time_point> last;
+    for (const auto& [at, when] : times_) {
+      auto& side = at < offset ? last.first : last.second;
+      side = std::max(side, when);
+    }
+    return last;
+  }
+  void forget_times() { times_.clear(); }
 
   // What is in it now counts as there already, chunk by chunk.
   void keep() {
@@ -70,6 +80,7 @@ class Memory final : public Content {
   Result<void> pass(std::uint64_t offset, std::uint64_t bytes) {
     EXPECT_LE(offset + bytes, bytes_.size());
     const std::scoped_lock lock(mutex_);
+    times_.emplace_back(offset, Clock::now());
     if (++pieces_ == nth_ && act_) return act_();
     return {};
   }
@@ -81,6 +92,7 @@ class Memory final : public Content {
   int pieces_ = 0;
   int nth_ = 0;
   std::function<Result<void>()> act_;
+  std::vector<std::pair<std::uint64_t, Clock::time_point>> times_;
 };
 
 class MoverTest : public testing::Test {
@@ -152,6 +164,28 @@ TEST_F(MoverTest, MovesMemoryOfTwoGpusOutAndBack) {
   round_trip(mover, target, content);
   // And once more, by the same mover.
   round_trip(mover, target, content);
+}
+
+// Each has threads and buffers of its own: none waits for the slowest.
+TEST_F(MoverTest, CopiesEachGpuAtItsOwnSpeed) {
+  constexpr std::uint64_t kEach = 32 * kMiB;
+  Target target({{0, kEach, 0}, {1, kEach, kEach}});
+  MoverProcess mover = prepared("transfer:delay=300ms gpu=1");
+  Memory content(2 * kEach);
+  const auto took = [&](bool copies_out) {
+    content.forget_times();
+    const auto start = Clock::now();
+    const auto moved = copies_out ? out(mover, target, content) : back(mover, target, content);
+    EXPECT_TRUE(moved) << moved.error().to_string();
+    const auto [quick, slow] = content.last_around(kEach);
+    EXPECT_GE(slow - start, milliseconds(400)) << "nothing was slow";
+    EXPECT_LT(quick - start, (slow - start) / 2) << "the quick GPU has waited for the slow one";
+  };
+  took(true);
+  EXPECT_EQ(target.release(), 0U);
+  ASSERT_TRUE(target.make_again());
+  took(false);
+  EXPECT_TRUE(target.verify());
 }
 
 // A context that is left to the kernel may cost a program its GPU (mover_server.h).

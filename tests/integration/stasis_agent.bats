@@ -220,6 +220,29 @@ told_of_sharing() {
   json "' '.join({f['light'] for f in d['processes'] if f['id'] == 'shared-gpu-memory'})"
 }
 
+@test "memory that a program puts to sleep and wakes itself leaves and comes back, asleep and awake" {
+  local bytes awake=0 asleep=0 tries=0
+  LD_PRELOAD=$agent start_target sleep --size 12M --pause-ms 30
+  while ((awake < 2 || asleep < 2)); do
+    ((++tries <= 60)) || { echo "suspended $awake times awake and $asleep asleep" >&2; return 1; }
+    done_by suspend "$TARGET" --json
+    gpu_is_free
+    bytes=$(json 'd.get("direct_bytes", 0)')
+    case $bytes in
+      0) asleep=$((asleep + 1)) ;;
+      $((12 << 20))) awake=$((awake + 1)) ;;
+      # On its way from the one to the other.
+      *) ((bytes < 12 << 20 && bytes % (2 << 20) == 0)) || { echo "$bytes bytes" >&2; return 1; } ;;
+    esac
+    done_by resume "$TARGET" --json
+    target_goes_on
+  done
+  dump_it
+  gpu_is_free
+  restore_it
+  restored_verifies
+}
+
 @test "memory shared by CUDA IPC stays for as long as it is open elsewhere, and leaves before and after" {
   go=$BATS_TEST_TMPDIR/go
   start_doing share "$go"

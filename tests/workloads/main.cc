@@ -26,6 +26,7 @@ constexpr Kind kKinds[] = {
     {"streams", run_streams, "four streams, events, host functions, work in flight (--busy-ms)"},
     {"pool", run_pool, "stream-ordered allocation (--size)"},
     {"vmm", run_vmm, "reserved addresses, exportable physical memory, remapping (--size)"},
+    {"sleep", run_sleep, "an allocator that puts its memory to sleep, as servers do (--size)"},
     {"graph", run_graph, "a CUDA graph launched again and again (real driver only)"},
     {"contexts", run_contexts, "three contexts on every GPU"},
     {"threads", run_threads, "host threads that launch at the same time (--threads)"},

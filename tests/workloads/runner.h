@@ -88,6 +88,7 @@ void run_pinned(Run& run);
 void run_streams(Run& run);
 void run_pool(Run& run);
 void run_vmm(Run& run);
+void run_sleep(Run& run);
 void run_graph(Run& run);
 void run_contexts(Run& run);
 void run_threads(Run& run);

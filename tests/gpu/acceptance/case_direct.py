@@ -21,6 +21,7 @@ KINDS = {
     "streams": ([], [], False),
     "pool": (["--size", "256M"], ["--size", "16M"], False),
     "vmm": (["--size", "256M"], ["--size", "16M"], False),
+    "sleep": (["--size", "1536M", "--pause-ms", "100"], ["--size", "12M"], False),
     "graph": ([], [], False),
     "contexts": ([], [], False),
     "threads": (["--size", "512M"], ["--size", "16M"], True),
