@@ -56,6 +56,8 @@ def read_manifest(folder):
     trailer = re.fullmatch(rb'(?s)(.*)  "manifest_xxh3": "([0-9a-f]{32})"\n}\n', text)
     need(trailer and xxh3(trailer[1]).hex().encode() == trailer[2], "manifest.json")
     manifest = json.loads(text)
+    for part in ["criu"] + ["gpu"] * ("gpu_content" in manifest):
+        need(stat.S_ISDIR(os.lstat(os.path.join(folder, part)).st_mode), f"{part} is no directory")
     need(manifest["format"] == 1 and set(manifest["requires"]) <= {"gpu-content"}, "manifest.json", "newer")
     need(("gpu-content" in manifest["requires"]) == ("gpu_content" in manifest), "requires")
     return manifest
@@ -97,22 +99,28 @@ def check_content(folder, record, pids):
     data = [read(folder, f"gpu/{name}") for name in names]
     need([len(one) for one in data] == sizes, "a data file's size")
     table = list(struct.iter_unpack("<IIQ", index[at + 8 * files:at + 8 * files + 16 * streams]))
-    at += 8 * files + 16 * streams + 40 * ranges
+    at += 8 * files + 16 * streams
+    spans = struct.iter_unpack("<QQQ16s", index[at:at + 40 * ranges])
+    at += 40 * ranges
     need(sum(r for _, r, _ in table) == ranges and at + 32 * chunks <= len(index) - 16, "tables of gpu/index")
     rows = struct.iter_unpack("<16sQIBBH", index[at:at + 32 * chunks])
     seen = {"bytes": 0, "zero_bytes": 0, "duplicate_bytes": 0, "stored_bytes": 0, "taken_bytes": 0, "encodings": set()}
     own = files - record.get("taken_files", 0)
     need(0 <= own, "taken_files")
     places = set()
-    for pid, _, size in table:
+    for pid, count, size in table:
         need(pid in pids, f"process {pid}")
+        end = 0
+        for offset, length, _, _ in [next(spans) for _ in range(count)]:
+            need(end <= offset and 0 < length <= size - offset, "a range")
+            end = offset + length
         for start in range(0, size, chunk_size):
             digest, position, stored, encoding, file, nothing = next(rows)
             length = min(chunk_size, size - start)
             seen["bytes"] += length
             seen["encodings"].add(encoding)
             if encoding == 0:
-                need((digest, position, stored, file) == (bytes(16), 0, 0, 0), "a chunk of zeros")
+                need((digest, position, stored, file, nothing) == (bytes(16), 0, 0, 0, 0), "a chunk of zeros")
                 seen["zero_bytes"] += length
                 continue
             need(nothing == 0 and file < files and position % 4096 == 0 and position + stored <= sizes[file], "a place")

@@ -96,6 +96,20 @@ END
   assert_equal "$status" 1
 }
 
+@test "a directory of an image that is a link is damage to both readers" {
+  local part
+  for part in gpu criu; do
+    rm -rf "$image"
+    stasis-make-image "$image"
+    mv "$image/$part" "$image.$part"
+    ln -s "../${image##*/}.$part" "$image/$part"
+    refused 10 image-corrupt verify "$image"
+    capture reader "$image"
+    assert_equal "$status" 1
+    assert_contains "$out" "$part is no directory"
+  done
+}
+
 @test "what is no file in the place of one is damage to both readers, and holds nobody up" {
   stasis-make-image "$image"
   cp -r "$image" "$image.whole"
