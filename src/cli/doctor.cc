@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include "base/trace.h"
 #include "checkpoint/group.h"
 #include "cli/target.h"
 #include "cli/verbs.h"
@@ -39,6 +40,7 @@ void print(Context& context, const std::string& heading, const std::vector<Findi
 }
 
 Result<std::vector<Finding>> examine_tree(Driver& driver, const Options& options) {
+  const Span span(TraceKind::kPhase, "processes");
   const proc::ProcFs procfs;
   auto group = Group::open(driver, options.target.pid);
   if (!group) return fail(std::move(group.error()));
@@ -49,7 +51,9 @@ Result<std::vector<Finding>> examine_tree(Driver& driver, const Options& options
 Result<int> run(Context& context, Options& options) {
   if (auto there = reach(context, options.target); !there) return fail(std::move(there.error()));
   const auto driver = context.load_bounded_driver();
+  Span span(TraceKind::kPhase, "machine");
   const std::vector<Finding> machine = examine_machine(driver, options.machine, context.interrupt);
+  span.end();
   if (auto stop = context.interrupt.check(); !stop) return fail(std::move(stop.error()));
   std::vector<Finding> tree;
   if (options.target.pid.value != 0 && driver) {

@@ -385,7 +385,7 @@ Result<void> ImageWriter::State::complete(Manifest& manifest, SyncPolicy sync, P
     manifest.total_bytes += file.size;
   }
   auto start = Clock::now();
-  Span span(TraceKind::kImage, "checksums", {}, manifest.total_bytes);
+  Span span(TraceKind::kPhase, "checksums", {}, manifest.total_bytes);
   auto checksums = checksum_files(
       jobs, [&](std::size_t i) { return open_image_file(jobs[i].path); }, "checksums", progress,
       interrupt);
@@ -398,7 +398,7 @@ Result<void> ImageWriter::State::complete(Manifest& manifest, SyncPolicy sync, P
 
   if (sync == SyncPolicy::kDisk) {
     start = Clock::now();
-    const Span syncing(TraceKind::kImage, "sync");
+    const Span syncing(TraceKind::kPhase, "sync");
     if (auto synced = sync_each(manifest.files, progress, interrupt); !synced) return synced;
     if (auto done = sync_to_disk(criu, sibling(partial) + "/criu"); !done) return done;
     manifest.phases.push_back({"sync", since(start).count()});

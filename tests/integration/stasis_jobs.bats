@@ -171,7 +171,7 @@ two_stay() { (($(ls "$images" | grep -cE '^[0-9]+$') == 2)); }
   job_is_up
   [[ ! -e $trace ]]
   saves 000001
-  trace "$trace" phase:criu driver:checkpoint image:checksums
+  trace "$trace" phase:criu driver:checkpoint phase:checksums
   echo old >"$trace"
   exec {old}<"$trace"
   saves 000002
