@@ -256,7 +256,11 @@ def speed(machine, gib):
     figures["paths"] = paths
     out, back = ([statistics.median(paths[path][step]) for path in ("driver", "direct")]
                  for step in ("standstill_seconds", "resume_seconds"))
-    figures["note"] = (f"{size}: out {out[0]:.2f} s by the driver, {out[1]:.2f} s direct ({out[0] / out[1]:.1f} x); "
+    # From the second on the mover is made while the program stands still (ADR 31).
+    first, *later = paths["direct"]["standstill_seconds"]
+    out[1] = statistics.median(later)
+    figures["note"] = (f"{size}: out {out[0]:.2f} s by the driver, {out[1]:.2f} s direct ({out[0] / out[1]:.1f} x), "
+                       f"the first time {first:.2f} s; "
                        f"in {back[0]:.2f} s, {back[1]:.2f} s ({back[0] / back[1]:.1f} x)")
     return figures
 
