@@ -408,7 +408,17 @@ Error stands_still(Error why, Pid root, bool tries_by_itself) {
         "the program waits for its GPU memory, and goes on by itself as soon as there is room for "
         "it");
   }
+  const bool damaged = why.code == ErrorCode::kImageCorrupt;
   why.code = ErrorCode::kNotRolledBack;
+  if (damaged) {
+    // Nothing of ours brings that back.
+    why.remedy = fmt::format(
+        "end the program with `kill -9 {0}` and restore from another image; or put the damaged "
+        "files back in their place, whole: the program stands still until `stasis recover {0}` "
+        "then",
+        root.value);
+    return std::move(why).within("while its GPU memory was brought back");
+  }
   why.remedy += fmt::format("{}the program stands still until `stasis recover {}`",
                             why.remedy.empty() ? "" : "; ", root.value);
   return std::move(why).within("while its GPU memory was brought back");

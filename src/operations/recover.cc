@@ -87,7 +87,12 @@ Result<std::optional<ProcessReport>> recover_target(const Environment& env,
       for (auto& content : find_content(image))
         direct.look_in(std::move(content));
     auto moved = direct.move_in(env, {&*process}, phases);
-    if (!moved) return fail(std::move(moved.error()));
+    if (!moved) {
+      Error why = std::move(moved.error());
+      return fail(why.code == ErrorCode::kImageCorrupt
+                      ? stands_still(std::move(why), target.pid, false)
+                      : std::move(why));
+    }
     forget_suspended(*process);
   }
   return report_process(*process, true, 0);

@@ -210,11 +210,14 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   request.on_started = [&](Pid started) { return note_criu(*journal, started); };
   auto restored = criu->restore(request, take, env.interrupt);
   if (!restored) {
+    Error why = std::move(restored.error());
     // CRIU may well have stumbled over what the checksums show.
-    if (pages.valid() && restored.error().code != ErrorCode::kNotRolledBack) {
-      if (auto sound = pages.get(); !sound) return fail(std::move(sound.error()));
+    if (pages.valid() && why.code != ErrorCode::kNotRolledBack) {
+      if (auto sound = pages.get(); !sound) why = std::move(sound.error());
     }
-    return fail(std::move(restored.error()));
+    if (why.code == ErrorCode::kImageCorrupt)
+      why = std::move(why).within("what there was of the restored tree was ended");
+    return fail(std::move(why));
   }
   job.adopt(std::move(*restored));
   (void)log->save(*image);

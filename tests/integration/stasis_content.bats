@@ -175,6 +175,7 @@ partial_images() { compgen -G "$image.partial-*" || true; }
     for when in first late; do
       refused 10 image-corrupt restore --images-dir "$image" --detach --verify "$when" --trace "$BATS_TEST_TMPDIR/trace"
       assert_contains "$err" "$file"
+      [[ $when == first ]] || assert_contains "$err" "was ended"
       status=0
       grep -q '"name":"criu"' "$BATS_TEST_TMPDIR/trace" || status=$?
       [[ $when:$status == first:1 || $when:$status == late:0 ]] || { echo "$file, $when: $status" >&2; return 1; }
@@ -208,6 +209,27 @@ partial_images() { compgen -G "$image.partial-*" || true; }
     assert_equal "$(target_round)" "$before"
     diff "$BATS_TEST_TMPDIR/log" "$TARGET_LOG"
   done
+  nothing_left
+}
+
+@test "what proves wrong when a program is resumed leaves it standing, and says how to end it or to go on" {
+  start_agent memory --size 16M
+  dump_it
+  restore_it --leave-suspended
+  cp "$image/gpu/data-00" "$BATS_TEST_TMPDIR/good"
+  spoil_byte "$image/gpu/data-00" 100
+  local verb
+  for verb in resume recover; do
+    refused 12 not-rolled-back "$verb" "$TARGET"
+    assert_contains "$err" "gpu/data-00"
+    assert_contains "$err" "kill -9 $TARGET"
+    assert_contains "$err" "stasis recover $TARGET"
+    stands_still
+  done
+  cp "$BATS_TEST_TMPDIR/good" "$image/gpu/data-00"
+  done_by recover "$TARGET"
+  target_goes_on
+  restored_verifies
   nothing_left
 }
 
@@ -405,9 +427,18 @@ partial_images() { compgen -G "$image.partial-*" || true; }
 
 @test "a trace has the phases and what was done in them, also of a verb that fails" {
   start_agent memory --size 16M
-  dump_it --trace "$BATS_TEST_TMPDIR/trace"
-  trace "$BATS_TEST_TMPDIR/trace" "phase:copy out" "phase:criu" "driver:checkpoint" "mover:copy out" \
-    "agent:give its device memory back" "criu:criu until post-dump" "image:complete the content" "image:checksums"
+  local after phases
+  for after in --leave-running --kill; do
+    rm -rf "$image"
+    done_by dump "$TARGET" --images-dir "$image" --json --trace "$BATS_TEST_TMPDIR/trace" ${after#--kill}
+    trace "$BATS_TEST_TMPDIR/trace" "phase:copy out" "phase:criu" "driver:checkpoint" "mover:copy out" \
+      "agent:give its device memory back" "criu:criu until post-dump" "image:complete the content"
+    # All that it tells of itself.
+    mapfile -t phases < <(json '"\n".join("phase:" + p["name"] for p in d["phases"])')
+    ((${#phases[@]} > 8))
+    trace "$BATS_TEST_TMPDIR/trace" "${phases[@]}"
+  done
+  wait_until 60 number_is_free
   restore_it --trace "$BATS_TEST_TMPDIR/trace"
   trace "$BATS_TEST_TMPDIR/trace" "driver:restore" "mover:copy in" "criu:our answer to post-restore"
   STASIS_SIM_FAULTS=checkpoint:error=999 capture timeout 60 stasis suspend "$TARGET" --path driver --trace "$BATS_TEST_TMPDIR/trace"
@@ -416,6 +447,8 @@ partial_images() { compgen -G "$image.partial-*" || true; }
   capture timeout 60 stasis suspend "$TARGET" --trace /no/such/place
   assert_contains "$err" "no trace"
   assert_equal "$status" 0
+  capture timeout 60 stasis doctor "$TARGET" --no-trial --trace "$BATS_TEST_TMPDIR/trace"
+  trace "$BATS_TEST_TMPDIR/trace" "phase:machine" "phase:processes"
 }
 
 @test "a trace has what recover does, with --all too" {
