@@ -37,7 +37,8 @@ struct stasis_cancel {
 struct stasis_session {
   // Handles share it, so that they may outlive the session.
   std::shared_ptr<stasis::Driver> driver;
-  std::string library;  // as it was asked for; may be empty
+  std::string library;                  // as it was asked for; may be empty
+  std::chrono::milliseconds silence{};  // how long a copy may do nothing; zero: for ever
 };
 
 struct stasis_process {
@@ -141,7 +142,7 @@ class Call final : public Progress {
 
  private:
   explicit Call(const stasis_call& given) : given_(given) {}
-  Result<std::shared_ptr<direct::MemoryMover>> make_mover(const std::string& library,
+  Result<std::shared_ptr<direct::MemoryMover>> make_mover(const stasis_session& session,
                                                           const MoverNeeds& needs);
 
   stasis_call given_;

@@ -90,16 +90,17 @@ void Call::update(std::string_view phase, std::uint64_t done, std::uint64_t tota
   given_.progress(std::string(phase).c_str(), done, total, given_.user_data);
 }
 
-Result<std::shared_ptr<direct::MemoryMover>> Call::make_mover(const std::string& library,
+Result<std::shared_ptr<direct::MemoryMover>> Call::make_mover(const stasis_session& session,
                                                               const MoverNeeds& needs) {
   if (mover_ && !mover_->is_lost()) return mover_;  // it takes GPUs on as they come
   auto program = calls_program();
   if (!program) return fail(std::move(program.error()));
-  const std::array<std::string, 2> arguments{library, "mover"};
+  const std::array<std::string, 2> arguments{session.library, "mover"};
   auto mover = direct::MoverProcess::start_program(*program, arguments);
   if (!mover) return fail(std::move(mover.error()));
-  auto ready = mover->prepare(needs.options(direct::MoverOptions().ring_bytes), needs.gpus,
-                              interrupt(), Clock::now() + needs.patience);
+  auto options = needs.options(direct::MoverOptions().ring_bytes);
+  options.silence = session.silence;
+  auto ready = mover->prepare(options, needs.gpus, interrupt(), Clock::now() + needs.patience);
   if (!ready) return fail(std::move(ready.error()));
   mover_ = std::make_shared<direct::MoverProcess>(std::move(*mover));
   return mover_;
@@ -110,9 +111,7 @@ Environment Call::environment(const stasis_session& session) {
           [this](const std::string& text) {
             if (given_.note != nullptr) given_.note(text.c_str(), given_.user_data);
           },
-          [this, library = session.library](const MoverNeeds& needs) {
-            return make_mover(library, needs);
-          }};
+          [this, &session](const MoverNeeds& needs) { return make_mover(session, needs); }};
 }
 
 }  // namespace stasis::capi
@@ -138,7 +137,8 @@ stasis_error* stasis_session_open(const stasis_session_options* options, stasis_
     if (!read) return fail(std::move(read.error()));
     auto driver = capi::open_driver(*read);
     if (!driver) return fail(std::move(driver.error()));
-    *session = new stasis_session{std::move(*driver), read->library ? read->library : ""};
+    *session = new stasis_session{std::move(*driver), read->library ? read->library : "",
+                                  std::chrono::milliseconds(read->work_timeout_ms)};
     return {};
   });
 }

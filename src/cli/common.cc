@@ -60,8 +60,9 @@ Result<std::shared_ptr<direct::MemoryMover>> Context::make_mover(const MoverNeed
   }
   // It takes GPUs on as they come.
   if (mover_ready) return mover;
-  auto ready = mover->prepare(needs.options(ring_bytes), needs.gpus, interrupt,
-                              Clock::now() + needs.patience);
+  auto options = needs.options(ring_bytes);
+  options.silence = patience ? patience->work : std::chrono::milliseconds(0);
+  auto ready = mover->prepare(options, needs.gpus, interrupt, Clock::now() + needs.patience);
   if (!ready) return fail(std::move(ready.error()));
   mover_ready = true;
   return mover;
@@ -137,9 +138,8 @@ void add_driver_timeout(CLI::App& command, std::optional<DriverPatience>& patien
             patience = {std::chrono::milliseconds(value), std::chrono::milliseconds(value)};
           },
           "milliseconds of silence after which a call of the driver is given up, 0 to wait for "
-          "ever; a "
-          "checkpoint or a restore is silent while it shows no sign of work [10000, for those "
-          "60000]")
+          "ever; a checkpoint, a restore or a copy past the driver is silent while it shows no "
+          "sign of work [10000, for those 60000]")
       ->type_name("MS");
 }
 

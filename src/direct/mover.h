@@ -7,6 +7,7 @@
 // threads.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -30,6 +31,9 @@ struct MoverOptions {
   // 49.5 through 4 MiB, at 35.0 and 41.1 through 32 MiB (docs/results/2026-11-22-direct-path.md).
   std::uint64_t buffer_bytes = std::uint64_t{2} << 20;
   RingMemory ring = RingMemory::kPrivate;  // MoverProcess always takes kShared
+  // MoverProcess: how long a copy may ask for no piece of content, while all that were asked for
+  // are served, until the GPU or its driver is taken to hang. Zero: for ever.
+  std::chrono::milliseconds silence{60000};
 };
 // What one GPU's share of the ring may be.
 inline constexpr std::uint64_t kLeastRing = std::uint64_t{2} << 20;  // a thread with two buffers

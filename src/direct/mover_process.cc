@@ -9,6 +9,7 @@
 
 #include "base/descriptor_room.h"
 #include "base/fault_point.h"
+#include "base/scope_guard.h"
 #include "base/trace.h"
 #include "direct/mover_protocol.h"
 #include "direct/mover_server.h"
@@ -51,11 +52,16 @@ Result<void> serve_piece(Content& content, const pr::Piece& piece, std::span<std
 }
 
 // One thread's: until the copying thread closes its end.
-void serve_content(const Channel& channel, std::span<std::byte> ring, Content& content,
-                   Stop& stop) {
+void serve_content(const Channel& channel, std::span<std::byte> ring, Content& content, Stop& stop,
+                   Pulse& pulse) {
   for (;;) {
     auto message = channel.receive(-1);
     if (!message || !*message) return;
+    ++pulse.being_served;
+    const ScopeGuard served([&] {
+      ++pulse.beats;
+      --pulse.being_served;
+    });
     const auto piece = (*message)->as<pr::Piece>();
     if (!piece || piece->ring_offset > ring.size() ||
         piece->bytes > ring.size() - piece->ring_offset) {
@@ -110,8 +116,12 @@ tl::unexpected<Error> MoverProcess::lost(std::string message) {
   return fail(*lost_);
 }
 
-Result<Channel::Message> MoverProcess::answer(Stop& stop, milliseconds patience) {
+Result<Channel::Message> MoverProcess::answer(Stop& stop, milliseconds patience,
+                                              const Pulse* pulse) {
   std::optional<Clock::time_point> given_up;
+  // Counted in looks and not in time, so that being stopped for a while is no silence.
+  milliseconds silent{0};
+  std::uint64_t beats = 0;
   for (;;) {
     auto message = helper_.channel().receive(static_cast<int>(kAskAgain.count()));
     if (!message && message.error().code == ErrorCode::kProcessGone) {
@@ -125,6 +135,18 @@ Result<Channel::Message> MoverProcess::answer(Stop& stop, milliseconds patience)
       return lost("the process that copies GPU memory was ended: " + message.error().message);
     }
     if (*message) return std::move(**message);
+    if (pulse != nullptr && silence_.count() != 0) {
+      const auto now = pulse->beats.load();
+      silent = now != beats || pulse->being_served != 0 ? milliseconds(0) : silent + kAskAgain;
+      beats = now;
+      if (silent >= silence_) {
+        (void)helper_.end();
+        return lost(fmt::format(
+            "the process that copies GPU memory did nothing for {} and was ended: the GPU does not "
+            "end a copy, or the driver hangs",
+            format_seconds(silence_)));
+      }
+    }
     if (!stop.go_on() && !given_up) given_up = Clock::now() + patience;
     if (!given_up || Clock::now() < *given_up) continue;
     const bool gone = helper_.end();
@@ -137,6 +159,7 @@ Result<Channel::Message> MoverProcess::answer(Stop& stop, milliseconds patience)
 Result<void> MoverProcess::prepare(const MoverOptions& options, std::span<const GpuUuid> gpus,
                                    const Interrupt& interrupt, Clock::time_point deadline) {
   if (lost_) return fail(*lost_);
+  silence_ = options.silence;
   set_fault_mover(helper_.pid());  // if it was not the last to be started
   const Span span(TraceKind::kMover, "prepare");
   Stop stop(interrupt, deadline, "preparing to copy GPU memory");
@@ -209,17 +232,18 @@ Result<void> MoverProcess::send_segments(std::vector<Segment> segments, Stop& st
   return {};
 }
 
-Result<CopyReport> MoverProcess::serve(std::vector<UniqueFd> sockets, Content& content,
-                                       Stop& stop) {
+Result<CopyReport> MoverProcess::serve(std::vector<UniqueFd> sockets, Content& content, Stop& stop,
+                                       bool watched) {
   // Ours until the threads have ended: losing the process must not take it away from them.
   HostMapping ring = std::move(ring_);
   std::vector<Channel> channels;
   for (UniqueFd& socket : sockets)
     channels.emplace_back(std::move(socket));
+  Pulse pulse;
   std::vector<std::thread> threads;
   for (Channel& channel : channels) {
     try {
-      threads.emplace_back([&] { serve_content(channel, ring.bytes(), content, stop); });
+      threads.emplace_back([&] { serve_content(channel, ring.bytes(), content, stop, pulse); });
     } catch (const std::system_error& error) {
       stop.fail(Error{ErrorCode::kOutOfHostMemory,
                       fmt::format("cannot start a thread to copy with: {}", error.what()),
@@ -229,8 +253,13 @@ Result<CopyReport> MoverProcess::serve(std::vector<UniqueFd> sockets, Content& c
       channel.close();  // its copying thread fails, and so do all
     }
   }
-  // In any case the channels close on the other side then, and the threads end.
-  auto message = answer(stop, kStopPatience);
+  // The channels close on the other side then, and the threads end, unless the process is stuck in
+  // the kernel.
+  auto message = answer(stop, kStopPatience, watched ? &pulse : nullptr);
+  if (!message) {
+    for (const Channel& channel : channels)
+      channel.shut_down();
+  }
   for (std::thread& thread : threads)
     thread.join();
   if (!lost_) ring_ = std::move(ring);
@@ -274,7 +303,7 @@ Result<CopyReport> MoverProcess::copy(bool out, std::vector<Segment> segments, C
                      .deadline_ns = ns_of(deadline),
                      .digest_chunk = out ? content.digest_chunk() : 0};
   (void)helper_.channel().send(pr::with_items(ask, std::span<const SpareRoom>(room)));
-  auto report = serve(content, stop);
+  auto report = serve(content, stop, true);
   // What went over the bus.
   if (report) span.set_bytes(report->bytes - report->left_out);
   return report;
@@ -299,13 +328,15 @@ Result<CopyReport> MoverProcess::copy_ahead(const std::vector<Ahead>& ahead, Con
   Stop stop(interrupt, deadline, "copying GPU memory ahead");
   const pr::AheadOf ask{.deadline_ns = ns_of(deadline)};
   (void)helper_.channel().send(pr::with_items(ask, std::span<const pr::AheadPart>(parts)));
-  auto report = serve(content, stop);
+  // Beside the driver's restore, which may hold the driver up for long; and nobody waits for it.
+  auto report = serve(content, stop, false);
   if (report) span.set_bytes(report->bytes);
   return report;
 }
 
-Result<CopyReport> MoverProcess::serve(Content& content, Stop& stop) {
-  auto message = answer(stop, kStopPatience);
+Result<CopyReport> MoverProcess::serve(Content& content, Stop& stop, bool watched) {
+  const Pulse none;  // nothing is asked for while the memory is imported and mapped
+  auto message = answer(stop, kStopPatience, watched ? &none : nullptr);
   if (!message) return fail(std::move(message.error()));
   if (auto error = pr::error_of(message->bytes)) return fail(std::move(*error));
   // Nothing was to be copied.
@@ -314,7 +345,7 @@ Result<CopyReport> MoverProcess::serve(Content& content, Stop& stop) {
     (void)helper_.end();
     return lost("the process that copies GPU memory speaks nonsense");
   }
-  return serve(std::move(message->descriptors), content, stop);
+  return serve(std::move(message->descriptors), content, stop, watched);
 }
 
 Result<CopyReport> MoverProcess::copy_out(std::vector<Segment> segments, Content& content,

@@ -16,6 +16,12 @@
 
 namespace stasis::direct {
 
+// What the process has asked for, counted by whoever serves it.
+struct Pulse {
+  std::atomic<std::uint64_t> beats{0};
+  std::atomic<unsigned> being_served{0};
+};
+
 class MoverProcess final : public MemoryMover {
  public:
   // Forks, and does nothing else. While this process has one thread, and before it has called the
@@ -31,9 +37,9 @@ class MoverProcess final : public MemoryMover {
   // As Mover::prepare, with all GPUs of the machine visible. Once, before the first copy.
   Result<void> prepare(const MoverOptions& options, std::span<const GpuUuid> gpus,
                        const Interrupt& interrupt, Clock::time_point deadline);
-  // As in mover.h. kNoAnswer if the process crashed, was killed, or did not answer for ten seconds
-  // after the deadline or an interrupt: it is ended then, which lets everything go, and each later
-  // call says the same.
+  // As in mover.h. kNoAnswer if the process crashed, was killed, did not answer for ten seconds
+  // after the deadline or an interrupt, or did nothing for as long as MoverOptions::silence says:
+  // it is ended then, which lets everything go, and each later call says the same.
   Result<CopyReport> copy_out(std::vector<Segment> segments, Content& content,
                               const Interrupt& interrupt, Clock::time_point deadline) override;
   Result<CopyReport> copy_in(std::vector<Segment> segments, Content& content,
@@ -56,16 +62,19 @@ class MoverProcess final : public MemoryMover {
                           Clock::time_point deadline);
   Result<void> send_segments(std::vector<Segment> segments, Stop& stop);
   // The next message, or what went wrong with the process, which has ended then.
-  Result<Channel::Message> answer(Stop& stop, std::chrono::milliseconds patience);
+  Result<Channel::Message> answer(Stop& stop, std::chrono::milliseconds patience,
+                                  const Pulse* pulse = nullptr);
   tl::unexpected<Error> lost(std::string message);
-  // The rest of a copy that was asked for.
-  Result<CopyReport> serve(Content& content, Stop& stop);
+  // The rest of a copy that was asked for. `watched`: it is given up when it does nothing.
+  Result<CopyReport> serve(Content& content, Stop& stop, bool watched);
   // While the process copies: serves `content` over each of `sockets`, and waits for the end.
-  Result<CopyReport> serve(std::vector<UniqueFd> sockets, Content& content, Stop& stop);
+  Result<CopyReport> serve(std::vector<UniqueFd> sockets, Content& content, Stop& stop,
+                           bool watched);
 
   HelperProcess helper_;
   HostMapping ring_;
   std::vector<SpareRoom> keep_;  // for the next copy out
+  std::chrono::milliseconds silence_ = MoverOptions().silence;
   std::optional<Error> lost_;
 };
 

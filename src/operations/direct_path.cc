@@ -387,10 +387,12 @@ Result<void> DirectPath::check_found(const std::vector<const Process*>& processe
 Result<void> DirectPath::copy_in(const Interrupt& interrupt) {
   if (auto allowed = allow_pieces(agents_); !allowed) return allowed;
   std::vector<direct::Segment> segments;
+  bool from_image = false;
   for (auto& agent : agents_) {
     if (agent.state() != AgentState::kFilling) continue;
     auto content = content_of(agent);
     if (!content) return fail(std::move(content.error()));
+    if (content->image) from_image = true;
     auto taken = take_checked(agent, !content->image, nullptr);
     if (!taken) return fail(std::move(taken.error()));
     if (content->image) {
@@ -401,7 +403,7 @@ Result<void> DirectPath::copy_in(const Interrupt& interrupt) {
     if (!base) return fail(std::move(base.error()));
     append(segments, std::move(*taken), *base);
   }
-  const auto deadline = Clock::now() + kSlowDisk * copy_time(bytes());
+  const auto deadline = Clock::now() + (from_image ? kSlowDisk : 1) * copy_time(bytes());
   const bool any = !segments.empty();
   auto copied = mover_->copy_in(std::move(segments), *places_, interrupt, deadline);
   // What came ahead went with it, if it has come so far as to begin.
@@ -661,6 +663,8 @@ Result<void> DirectPath::move_out(const Environment& env, Group& group,
     auto back = roll_back();
     if (!back) return back;
     phases.runs();
+    // Which is why the rest went wrong.
+    if (gone_) return fail(*std::exchange(gone_, std::nullopt));
     if (final_for_both(why.code)) return fail(std::move(why));
     // What the mover made of that is no reason to try another way.
     if (auto stop = env.interrupt.check(); !stop) return stop;
@@ -836,6 +840,11 @@ Result<void> DirectPath::bring_back_all(bool ends_them) {
     if (!back && mover_ && agent.state() == AgentState::kFilling && copy_in(never))
       back = agent.ask(AgentCommand::kOpen, 0, kMapping);
     if (back || !agent.pidfd().alive()) continue;
+    // Another program is there in its place, which runs.
+    if (back.error().code == ErrorCode::kProcessGone) {
+      gone_ = std::move(back.error());
+      continue;
+    }
     if (ends_them && back.error().code == ErrorCode::kImageCorrupt) {
       dismiss();
       return back;

@@ -13,6 +13,7 @@
 #include <future>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -193,6 +194,7 @@ class DirectPath {
   std::vector<std::shared_ptr<ImageContent>> contents_;
   std::shared_ptr<ImageContent> into_;  // that move_out() has made
   bool needs_image_ = false;
+  std::optional<Error> gone_;  // who was not there any more to be brought back
 
   std::future<MoverResult> coming_;
   std::shared_ptr<direct::MemoryMover> mover_;

@@ -190,3 +190,28 @@ driver_is_idle() { ! held_up; }
   target_goes_on
   target_verifies
 }
+
+# The mover's copy, of which the driver's calls know nothing.
+@test "a copy past the driver that hangs is given up, and the memory goes another way" {
+  local agent=$STASIS_BUILD/lib/stasis/libstasis-preload.so image=$BATS_TEST_TMPDIR/hung start
+  LD_PRELOAD=$agent start_target memory --size 24M
+  # takes PATH WORD...: within seconds, on that path, which is said.
+  takes() {
+    start=$SECONDS
+    STASIS_SIM_FAULTS=transfer:hang@3 done_by "${@:2}" --json --driver-timeout 1000
+    ((SECONDS - start <= 20)) || { echo "it took $((SECONDS - start)) s" >&2; return 1; }
+    assert_equal "$(json 'd["path"]')" "$1"
+    assert_contains "$out" "did nothing for"
+  }
+  takes driver suspend "$TARGET"
+  done_by resume "$TARGET"
+  target_goes_on
+  takes driver dump "$TARGET" --leave-running --images-dir "$image"
+  target_goes_on
+  done_by suspend "$TARGET" --path direct
+  takes direct resume "$TARGET"
+  assert_contains "$out" "the processes copy by themselves"
+  target_goes_on
+  target_verifies
+  nothing_left
+}
