@@ -27,6 +27,7 @@ namespace stasis::direct {
 namespace {
 
 constexpr std::chrono::milliseconds kAgentLook{50};
+constexpr int kLooksUntilMaps = 10;
 // An agent that looks whether its peer has died holds the lock for microseconds itself.
 constexpr std::chrono::milliseconds kLockPatience{50};
 
@@ -247,6 +248,16 @@ void AgentClient::take_figures() {
               once(page_->shared_count)};
 }
 
+bool AgentClient::has_left() const {
+  struct stat status {};
+  const auto mappings = proc::ProcFs().mappings(pid_);
+  // Without any it is about to end, which its pidfd tells.
+  if (!mappings || mappings->empty() || ::fstat(file_.get(), &status) != 0) return false;
+  return std::none_of(mappings->begin(), mappings->end(), [&](const proc::Mapping& mapping) {
+    return mapping.inode == status.st_ino && mapping.path.find(kAgentMemfd) != std::string::npos;
+  });
+}
+
 AgentState AgentClient::state() const { return page_->state.load(std::memory_order_acquire); }
 
 void AgentClient::begin(AgentCommand command, std::uint64_t argument) {
@@ -271,11 +282,18 @@ Result<void> AgentClient::finish(std::chrono::milliseconds patience) {
 Result<void> AgentClient::finish_unless(const Interrupt& interrupt,
                                         std::chrono::milliseconds patience) {
   const auto deadline = Clock::now() + patience;
-  for (;;) {
+  for (int looks = 1;; ++looks) {
     const auto seen = page_->reply.load(std::memory_order_acquire);
     if (seen == number_) break;
     if (!pidfd_.alive()) {
       return fail(ErrorCode::kProcessGone, fmt::format("process {} has ended", pid_.value));
+    }
+    if (looks % kLooksUntilMaps == 0 && has_left()) {
+      return fail(
+          ErrorCode::kProcessGone,
+          fmt::format("process {} has become another program (exec), and what it had on the "
+                      "GPU has gone",
+                      pid_.value));
     }
     if (Clock::now() >= deadline) {
       return fail(

@@ -78,8 +78,8 @@ class AgentClient {
   std::uint32_t shared_count() const { return figures_.shared; }
 
   // One command and its answer. kNoAnswer after `patience`, and then no other command can be given;
-  // kProcessGone; kTimeout for CUDA_ERROR_NOT_READY, kOutOfGpuMemory, kNotSupported, else
-  // kDriverError with the agent's words.
+  // kProcessGone, also if the process has become another program by exec; kTimeout for
+  // CUDA_ERROR_NOT_READY, kOutOfGpuMemory, kNotSupported, else kDriverError with the agent's words.
   Result<void> ask(AgentCommand command, std::uint64_t argument,
                    std::chrono::milliseconds patience);
   // The same in two steps, so that several agents work at the same time.
@@ -114,6 +114,8 @@ class AgentClient {
     std::uint32_t shared = 0;
   };
   void take_figures();
+  // The process has the page no more: exec has taken it, and the agent with it. Reads its maps.
+  bool has_left() const;
 
   struct Seen {
     UniqueFd file;

@@ -275,6 +275,13 @@ int main(int argc, char** argv) {
     std::thread(&wait_for_others, context).detach();
   }
   if (what == "grow") std::thread(&grow, context, std::string(argv[3])).detach();
+  if (what == "exec-by-thread") {
+    std::thread([argv] {
+      while (::access(argv[3], F_OK) != 0)
+        ::usleep(2000);
+      ::execl("/proc/self/exe", argv[0], "plain", argv[2], nullptr);
+    }).detach();
+  }
   if (what == "reopen") {
     std::thread(&reopen_driver, context).detach();
     ::dlclose(driver_library());

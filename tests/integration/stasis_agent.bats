@@ -139,6 +139,30 @@ open(sys.argv[2], "wb").write(content.replace(stays, goes))' "$STASIS_LIBCUDA" "
   target_verifies
 }
 
+# By a thread that calls no driver, which nothing keeps from that.
+@test "a program that becomes another by exec while it stands still keeps nobody waiting" {
+  local verb file start said=$BATS_TEST_TMPDIR/said
+  stopped() { local before; before=$(target_round); sleep 0.3; [[ $(target_round) == "$before" ]]; }
+  for verb in suspend "dump --leave-running --images-dir $BATS_TEST_TMPDIR/left"; do
+    file=$BATS_TEST_TMPDIR/go.${verb%% *}
+    start_doing exec-by-thread "$file"
+    start=$SECONDS
+    # shellcheck disable=SC2086 # words
+    STASIS_SIM_FAULTS="transfer:delay=4s@1" stasis $verb "$TARGET" >"$said" 2>&1 3>&- &
+    wait_until 60 stopped
+    touch "$file"
+    status=0
+    wait $! || status=$?
+    assert_equal "$status" 3 "$verb ($(cat "$said"))"
+    assert_contains "$(cat "$said")" "has become another program"
+    ((SECONDS - start < 20)) || { echo "it took $((SECONDS - start)) s" >&2; return 1; }
+    target_goes_on
+    cycle_by direct
+    target_verifies
+    nothing_left
+  done
+}
+
 @test "the agent's page can neither shrink nor grow" {
   start_doing plain
   assert_equal "$(python3 "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" seals)" 7
