@@ -322,7 +322,11 @@ Result<void> Process::bring_to(CudaState wanted, std::chrono::milliseconds timeo
   // At most two actions lie between any two states; more turns mean that somebody else acts too.
   for (int turn = 0; turn < 4; ++turn) {
     auto now = state();
-    if (!now) return fail(std::move(now.error()));
+    if (!now) {
+      // Another program since, by exec, of which a thread may have been parked all the same.
+      if (now.error().code == ErrorCode::kNotCuda) (void)let_go_on();
+      return fail(std::move(now.error()));
+    }
     if (*now == wanted) return wanted == CudaState::kCheckpointed ? Result<void>() : let_go_on();
     Result<void> done;
     if (*now == CudaState::kRunning) {

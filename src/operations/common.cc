@@ -408,6 +408,7 @@ Error stands_still(Error why, Pid root, bool tries_by_itself) {
         "the program waits for its GPU memory, and goes on by itself as soon as there is room for "
         "it");
   }
+  if (why.code == ErrorCode::kProcessGone) return why;
   const bool damaged = why.code == ErrorCode::kImageCorrupt;
   why.code = ErrorCode::kNotRolledBack;
   if (damaged) {

@@ -66,7 +66,8 @@ Error roll_back(OpenedGroup& opened, Error why);
 Error rolled_back(OpenedGroup& opened, Error why, Result<void> back);
 
 // For memory that could not be brought back to a program that the driver lets run: kNotRolledBack,
-// for which the record has to stay. As it is where the agent goes on trying by itself.
+// for which the record has to stay. As it is where the agent goes on trying by itself, or where the
+// program has gone.
 Error stands_still(Error why, Pid root, bool tries_by_itself);
 
 // What the processes are now, asked anew.
