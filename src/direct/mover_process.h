@@ -6,6 +6,7 @@
 // process, which ends with this one however that ends. Otherwise as mover.h says. Not thread-safe.
 #pragma once
 
+#include <atomic>
 #include <optional>
 #include <span>
 #include <string>
