@@ -62,9 +62,11 @@ Result<std::shared_ptr<direct::MemoryMover>> Context::make_mover(const MoverNeed
   if (mover_ready) return mover;
   auto options = needs.options(ring_bytes);
   options.silence = patience ? patience->work : std::chrono::milliseconds(0);
-  auto ready = mover->prepare(options, needs.gpus, interrupt, Clock::now() + needs.patience);
+  const auto deadline = Clock::now() + needs.patience;
+  auto ready = needs.contexts ? mover->prepare(options, needs.gpus, interrupt, deadline)
+                              : mover->start_driver(options, interrupt, deadline);
   if (!ready) return fail(std::move(ready.error()));
-  mover_ready = true;
+  mover_ready = needs.contexts;
   return mover;
 }
 

@@ -272,9 +272,7 @@ MoverOptions options_for(std::span<const GpuUuid> gpus, std::uint64_t ring_bytes
   return options;
 }
 
-Result<Mover> Mover::prepare(const MoverOptions& options, std::span<const GpuUuid> gpus,
-                             const Interrupt& interrupt, Clock::time_point deadline) {
-  Stop stop(interrupt, deadline, "preparing to copy GPU memory");
+Result<Mover> Mover::start(const MoverOptions& options) {
   auto size = ring_size(options);
   if (!size) return stasis::fail(std::move(size.error()));
   auto calls = DeviceCalls::load();
@@ -296,24 +294,35 @@ Result<Mover> Mover::prepare(const MoverOptions& options, std::span<const GpuUui
   if (!started) return stasis::fail(std::move(started.error()));
   if (!*ring) return stasis::fail(std::move(ring->error()));
 
-  auto state = std::make_unique<State>(options, *calls, std::move(**ring));
-  auto ordinals = state->ordinals(gpus);
+  return Mover(std::make_unique<State>(options, *calls, std::move(**ring)));
+}
+
+Result<void> Mover::open(std::span<const GpuUuid> gpus, const Interrupt& interrupt,
+                         Clock::time_point deadline) {
+  Stop stop(interrupt, deadline, "preparing to copy GPU memory");
+  auto ordinals = state_->ordinals(gpus);
   if (!ordinals) return stasis::fail(std::move(ordinals.error()));
-  if (auto opened = state->open(*ordinals, stop); !opened) {
-    return stasis::fail(std::move(opened.error()));
-  }
-  auto& devices = state->devices;
-  auto shares = share_ring(size->chunk_bytes, size->chunks, static_cast<unsigned>(devices.size()),
-                           state->threads_for(devices.size()));
+  if (auto opened = state_->open(*ordinals, stop); !opened) return opened;
+  Ring& ring = state_->ring;
+  auto& devices = state_->devices;
+  auto shares =
+      share_ring(ring.chunk_bytes(), ring.chunks(), static_cast<unsigned>(devices.size()),
+                 state_->threads_for(devices.size()));
   if (!shares) return stasis::fail(std::move(shares.error()));
   for (auto& [ordinal, device] : devices) {
-    if (auto had = device.have_streams(2 * shares->threads); !had) {
-      return stasis::fail(std::move(had.error()));
-    }
+    if (auto had = device.have_streams(2 * shares->threads); !had) return had;
   }
-  auto pinned = state->ring.pin(state->calls, devices.begin()->second.context(), threads, stop);
-  if (!pinned) return stasis::fail(std::move(pinned.error()));
-  return Mover(std::move(state));
+  const unsigned threads = state_->threads_for(1);
+  return ring.pin(state_->calls, devices.begin()->second.context(), threads, stop);
+}
+
+Result<Mover> Mover::prepare(const MoverOptions& options, std::span<const GpuUuid> gpus,
+                             const Interrupt& interrupt, Clock::time_point deadline) {
+  auto mover = start(options);
+  if (!mover) return mover;
+  if (auto opened = mover->open(gpus, interrupt, deadline); !opened)
+    return stasis::fail(std::move(opened.error()));
+  return mover;
 }
 
 Result<CopyReport> Mover::copy_out(std::vector<Segment> segments, Content& content,

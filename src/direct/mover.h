@@ -110,10 +110,16 @@ void see_every_gpu();
 
 class Mover final : public MemoryMover {
  public:
-  // Contexts on `gpus` (none: on every GPU that this process sees) and the pinned ring: all that
-  // takes time and can be done while the target runs. A GPU that is not named costs its context at
-  // the first copy. kOutOfGpuMemory, kOutOfHostMemory, kGpuMismatch for a GPU that the driver does
-  // not show, kUsage for a ring that is too small.
+  // The driver and the ring's memory, without a context on any GPU. kOutOfHostMemory, kUsage for a
+  // ring that is too small.
+  static Result<Mover> start(const MoverOptions& options);
+  // Contexts on `gpus` (none: on every GPU that this process sees), and the ring pinned: with that,
+  // all that takes time and can be done while the target runs. Once, before the first copy. A GPU
+  // that is not named costs its context at the first copy. kOutOfGpuMemory, kOutOfHostMemory,
+  // kGpuMismatch for a GPU that the driver does not show. After an error it may be tried again.
+  Result<void> open(std::span<const GpuUuid> gpus, const Interrupt& interrupt,
+                    Clock::time_point deadline);
+  // Both.
   static Result<Mover> prepare(const MoverOptions& options, std::span<const GpuUuid> gpus,
                                const Interrupt& interrupt, Clock::time_point deadline);
   Mover(Mover&&) noexcept;

@@ -156,25 +156,26 @@ Result<Channel::Message> MoverProcess::answer(Stop& stop, milliseconds patience,
   }
 }
 
-Result<void> MoverProcess::prepare(const MoverOptions& options, std::span<const GpuUuid> gpus,
-                                   const Interrupt& interrupt, Clock::time_point deadline) {
+Result<Channel::Message> MoverProcess::answer_at_once(Stop& stop) {
+  auto message = answer(stop, milliseconds(0));
+  if (message) return message;
+  auto why = stop.result();
+  return fail(why ? std::move(message.error()) : std::move(why.error()));
+}
+
+Result<void> MoverProcess::start_driver(const MoverOptions& options, const Interrupt& interrupt,
+                                        Clock::time_point deadline) {
   if (lost_) return fail(*lost_);
   silence_ = options.silence;
   set_fault_mover(helper_.pid());  // if it was not the last to be started
-  const Span span(TraceKind::kMover, "prepare");
+  const Span span(TraceKind::kMover, "start");
   Stop stop(interrupt, deadline, "preparing to copy GPU memory");
-  const pr::Prepare ask{.threads = options.threads,
-                        .ring_bytes = options.ring_bytes,
-                        .buffer_bytes = options.buffer_bytes,
-                        .deadline_ns = ns_of(deadline)};
   // What cannot be sent has its reason in what comes back: the end of the process.
-  (void)helper_.channel().send(pr::with_items(ask, gpus));
-  // Nothing is held yet, so there is nothing to wait for once it has to stop.
-  auto message = answer(stop, milliseconds(0));
-  if (!message) {
-    auto why = stop.result();
-    return fail(why ? std::move(message.error()) : std::move(why.error()));
-  }
+  (void)helper_.channel().send_value(pr::Start{.threads = options.threads,
+                                               .ring_bytes = options.ring_bytes,
+                                               .buffer_bytes = options.buffer_bytes});
+  auto message = answer_at_once(stop);
+  if (!message) return fail(std::move(message.error()));
   if (auto error = pr::error_of(message->bytes)) return fail(std::move(*error));
   const auto done = message->as<pr::Done>();
   if (!done || message->descriptors.size() != 1) {
@@ -188,17 +189,29 @@ Result<void> MoverProcess::prepare(const MoverOptions& options, std::span<const 
   return {};
 }
 
+Result<void> MoverProcess::prepare(const MoverOptions& options, std::span<const GpuUuid> gpus,
+                                   const Interrupt& interrupt, Clock::time_point deadline) {
+  if (ring_.bytes().empty()) {
+    if (auto started = start_driver(options, interrupt, deadline); !started) return started;
+  }
+  if (lost_) return fail(*lost_);
+  const Span span(TraceKind::kMover, "prepare");
+  Stop stop(interrupt, deadline, "preparing to copy GPU memory");
+  (void)helper_.channel().send(pr::with_items(pr::Open{.deadline_ns = ns_of(deadline)}, gpus));
+  auto message = answer_at_once(stop);
+  if (!message) return fail(std::move(message.error()));
+  if (auto error = pr::error_of(message->bytes)) return fail(std::move(*error));
+  prepared_ = true;
+  return {};
+}
+
 Result<void> MoverProcess::prepare_digests(const Interrupt& interrupt, Clock::time_point deadline) {
   if (lost_) return fail(*lost_);
   const Span span(TraceKind::kMover, "prepare digests");
   Stop stop(interrupt, deadline, "preparing digests on the GPU");
   (void)helper_.channel().send_value(pr::Digests{.deadline_ns = ns_of(deadline)});
-  // As in prepare().
-  auto message = answer(stop, milliseconds(0));
-  if (!message) {
-    auto why = stop.result();
-    return fail(why ? std::move(message.error()) : std::move(why.error()));
-  }
+  auto message = answer_at_once(stop);
+  if (!message) return fail(std::move(message.error()));
   auto error = pr::error_of(message->bytes);
   if (!error) return {};
   // Its context may be good for nothing.
@@ -287,7 +300,7 @@ Result<CopyReport> MoverProcess::copy(bool out, std::vector<Segment> segments, C
                                       Stop& stop, Clock::time_point deadline) {
   const auto room = std::exchange(keep_, {});
   if (lost_) return fail(*lost_);
-  if (ring_.bytes().empty()) {
+  if (!prepared_) {
     return fail(ErrorCode::kInternal, "the mover is asked to copy before it is prepared");
   }
   if (auto sensible = sort_and_check(segments); !sensible) return fail(std::move(sensible.error()));
@@ -313,7 +326,7 @@ Result<CopyReport> MoverProcess::copy_ahead(const std::vector<Ahead>& ahead, Con
                                             const Interrupt& interrupt,
                                             Clock::time_point deadline) {
   if (lost_) return fail(*lost_);
-  if (ring_.bytes().empty()) {
+  if (!prepared_) {
     return fail(ErrorCode::kInternal, "the mover is asked to copy before it is prepared");
   }
   std::vector<pr::AheadPart> parts;

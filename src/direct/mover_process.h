@@ -35,7 +35,11 @@ class MoverProcess final : public MemoryMover {
   MoverProcess& operator=(MoverProcess&&) = delete;
   ~MoverProcess() { end(); }
 
-  // As Mover::prepare, with all GPUs of the machine visible. Once, before the first copy.
+  // As Mover::start(). Once, and before anything else.
+  Result<void> start_driver(const MoverOptions& options, const Interrupt& interrupt,
+                            Clock::time_point deadline);
+  // As Mover::open(), with all GPUs of the machine visible; starts the driver if that was not done,
+  // and only then are the options heeded. Once, before the first copy.
   Result<void> prepare(const MoverOptions& options, std::span<const GpuUuid> gpus,
                        const Interrupt& interrupt, Clock::time_point deadline);
   // As in mover.h. kNoAnswer if the process crashed, was killed, did not answer for ten seconds
@@ -65,6 +69,9 @@ class MoverProcess final : public MemoryMover {
   // The next message, or what went wrong with the process, which has ended then.
   Result<Channel::Message> answer(Stop& stop, std::chrono::milliseconds patience,
                                   const Pulse* pulse = nullptr);
+  // Of what it does while nothing is held yet, so that there is nothing to wait for once it has to
+  // stop: what went wrong, be it with the process or because of `stop`, or what it says.
+  Result<Channel::Message> answer_at_once(Stop& stop);
   tl::unexpected<Error> lost(std::string message);
   // The rest of a copy that was asked for. `watched`: it is given up when it does nothing.
   Result<CopyReport> serve(Content& content, Stop& stop, bool watched);
@@ -77,6 +84,7 @@ class MoverProcess final : public MemoryMover {
   std::vector<SpareRoom> keep_;  // for the next copy out
   std::chrono::milliseconds silence_ = MoverOptions().silence;
   std::optional<Error> lost_;
+  bool prepared_ = false;
 };
 
 }  // namespace stasis::direct

@@ -2,7 +2,8 @@
 // that values go as they lie in memory.
 //
 //   asks                                       answers
-//   Prepare, with the GPUs behind it           Done, with the ring's descriptor; or Failed
+//   Start                                      Done, with the ring's descriptor; or Failed
+//   Open, with the GPUs behind it              Done, or Failed
 //   Segments, with places behind it, and       Done
 //     their descriptors, 250 at most
 //   Digests                                    Done, or Failed
@@ -25,7 +26,8 @@
 namespace stasis::direct::protocol {
 
 enum class Kind : std::uint32_t {
-  kPrepare = 1,
+  kStart = 1,
+  kOpen,
   kSegments,
   kDigests,
   kCopy,
@@ -35,11 +37,15 @@ enum class Kind : std::uint32_t {
   kFailed
 };
 
-struct Prepare {
-  Kind kind = Kind::kPrepare;
+struct Start {
+  Kind kind = Kind::kStart;
   std::uint32_t threads = 0;
   std::uint64_t ring_bytes = 0;
   std::uint64_t buffer_bytes = 0;
+};
+
+struct Open {
+  Kind kind = Kind::kOpen;
   std::int64_t deadline_ns = 0;  // of the steady clock, which all processes share
 };
 

@@ -81,7 +81,8 @@ class Server {
     auto message = owner_->receive(-1);
     if (!message || !*message) return false;
     const auto kind = pr::kind_of((*message)->bytes);
-    if (kind == pr::Kind::kPrepare) return prepare(**message);
+    if (kind == pr::Kind::kStart) return start(**message);
+    if (kind == pr::Kind::kOpen) return open(**message);
     if (kind == pr::Kind::kSegments) return segments(**message);
     if (kind == pr::Kind::kDigests) return digests(**message);
     if (kind == pr::Kind::kCopy) return copy(**message);
@@ -95,20 +96,28 @@ class Server {
     return owner_->send_value(done, descriptors).has_value();
   }
 
-  bool prepare(const Channel::Message& message) {
-    pr::Prepare ask;
-    std::vector<GpuUuid> gpus;
-    if (!pr::take_items(message.bytes, ask, gpus) || mover_) return false;
-    const MoverOptions options{.threads = ask.threads,
-                               .ring_bytes = ask.ring_bytes,
-                               .buffer_bytes = ask.buffer_bytes,
+  bool start(const Channel::Message& message) {
+    const auto ask = message.as<pr::Start>();
+    if (!ask || mover_) return false;
+    const MoverOptions options{.threads = ask->threads,
+                               .ring_bytes = ask->ring_bytes,
+                               .buffer_bytes = ask->buffer_bytes,
                                .ring = RingMemory::kShared};
-    auto mover = Mover::prepare(options, gpus, never_, time_of(ask.deadline_ns));
+    auto mover = Mover::start(options);
     if (!mover) return say(mover.error());
     mover_.emplace(std::move(*mover));
     const Ring& ring = mover_->ring();
     UniqueFd file(::dup(ring.file().get()));
     return say(pr::Done{.bytes = ring.chunk_bytes() * ring.chunks()}, std::span(&file, 1));
+  }
+
+  bool open(const Channel::Message& message) {
+    pr::Open ask;
+    std::vector<GpuUuid> gpus;
+    if (!pr::take_items(message.bytes, ask, gpus) || !mover_ || opened_) return false;
+    auto opened = mover_->open(gpus, never_, time_of(ask.deadline_ns));
+    opened_ = opened.has_value();
+    return opened ? say(pr::Done{}) : say(opened.error());
   }
 
   bool segments(Channel::Message& message) {
@@ -124,7 +133,7 @@ class Server {
 
   bool digests(const Channel::Message& message) {
     const auto ask = message.as<pr::Digests>();
-    if (!ask || !mover_) return false;
+    if (!ask || !opened_) return false;
     auto ready = mover_->prepare_digests(never_, time_of(ask->deadline_ns));
     return ready ? say(pr::Done{}) : say(ready.error());
   }
@@ -132,7 +141,7 @@ class Server {
   bool copy(const Channel::Message& message) {
     pr::Copy ask;
     std::vector<SpareRoom> room;
-    if (!pr::take_items(message.bytes, ask, room) || !mover_) return false;
+    if (!pr::take_items(message.bytes, ask, room) || !opened_) return false;
     std::vector<OwnersContent> contents;
     auto served_by = served(contents);
     served_by.digest_chunk = ask.digest_chunk;
@@ -148,7 +157,7 @@ class Server {
   bool ahead(const Channel::Message& message) {
     pr::AheadOf ask;
     std::vector<pr::AheadPart> parts;
-    if (!pr::take_items(message.bytes, ask, parts) || !mover_) return false;
+    if (!pr::take_items(message.bytes, ask, parts) || !opened_) return false;
     std::vector<Ahead> ahead;
     for (const pr::AheadPart& part : parts) {
       if (ahead.empty() || ahead.back().gpu != part.gpu) ahead.push_back({part.gpu, part.room, {}});
@@ -188,6 +197,7 @@ class Server {
   const Channel* owner_;
   Interrupt never_;  // the owner looks at its own, and refuses content
   std::optional<Mover> mover_;
+  bool opened_ = false;
   std::vector<Segment> segments_;
 };
 

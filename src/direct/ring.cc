@@ -145,7 +145,9 @@ Result<void> Ring::pin(const DeviceCalls& calls, cuda::CUcontext context, unsign
       chunks_.emplace_back(static_cast<std::byte*>(at), chunk_bytes_);
     }
   });
-  return stop.result();
+  auto done = stop.result();
+  if (!done) unpin();
+  return done;
 }
 
 void Ring::unpin() {

@@ -48,7 +48,7 @@ class Ring {
   Ring& operator=(Ring&&) = delete;
   ~Ring() { unpin(); }
 
-  // For all contexts. `context` has to stay until unpin().
+  // For all contexts. `context` has to stay until unpin(). After an error nothing is pinned.
   Result<void> pin(const DeviceCalls& calls, cuda::CUcontext context, unsigned threads, Stop& stop);
   void unpin();
 

@@ -201,8 +201,9 @@ Result<void> DirectPath::prepare(const Environment& env, Group& group, bool buff
   const auto in_buffers = [&](const std::string& directory) { return to_come[directory]; };
   if (auto room = check_mover_memory(env, gpus_, in_buffers); !room) return room;
   // A context takes as long as touching gigabytes, so both at once.
-  if (!held_before_)
-    coming_ = in_background([make = env.mover, gpus = gpus_] { return make({gpus}); });
+  MoverNeeds needs{gpus_};
+  needs.contexts = !held_before_;
+  coming_ = in_background([make = env.mover, needs] { return make(needs); });
   for (auto& agent : agents_) {
     if (!buffers) break;
     direct::RemoteMemory buffer(agent.pid(), agent.pidfd(), agent.buffer_address(), agent.bytes());
@@ -692,7 +693,11 @@ Result<void> DirectPath::move_out(const Environment& env, Group& group,
   auto done = prepare(env, group, image == nullptr);
   if (done && forced) done = require_all(running);
   if (done && agents_.empty()) return {};
-  if (coming_.valid() && done)
+  if (held_before_ && coming_.valid()) {
+    auto begun = coming_.get();
+    if (done && !begun) done = fail(of_mover(std::move(begun.error())));
+  }
+  if (done && !held_before_)
     done = have_mover(env, group, options);
   else
     settle();

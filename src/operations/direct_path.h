@@ -138,7 +138,7 @@ class DirectPath {
   // What MemoryPath::kDirect wants of the processes.
   Result<void> require_all(const std::vector<const Process*>& running) const;
   Result<void> require_nothing_stays() const;
-  // Begins to make a mover if they may run beside it.
+  // Begins to make a mover, or as much of it as may be made while they run.
   Result<void> prepare(const Environment& env, Group& group, bool buffers);
   // The mover, ready for all that it is to do.
   Result<void> have_mover(const Environment& env, Group& group, const QuiesceOptions& options);

@@ -37,6 +37,7 @@ struct MoverNeeds {
   std::vector<GpuUuid> gpus;  // on which it has contexts; none: on each that there is
   bool brings_back = false;   // its ring is the same then, however many GPUs there are
   std::chrono::milliseconds patience{60000};
+  bool contexts = true;  // or all that can be made without them, to be asked for once more
   direct::MoverOptions options(std::uint64_t ring_bytes) const {
     return direct::options_for(brings_back ? std::span<const GpuUuid>() : gpus, ring_bytes);
   }
