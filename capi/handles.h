@@ -146,7 +146,7 @@ class Call final : public Progress {
                                                           const MoverNeeds& needs);
 
   stasis_call given_;
-  std::shared_ptr<direct::MoverProcess> mover_;  // once it is ready; one call's, and ends with it
+  std::shared_ptr<direct::MoverProcess> mover_;  // one call's, and ends with it
   Interrupt own_;
 };
 

@@ -92,18 +92,19 @@ void Call::update(std::string_view phase, std::uint64_t done, std::uint64_t tota
 
 Result<std::shared_ptr<direct::MemoryMover>> Call::make_mover(const stasis_session& session,
                                                               const MoverNeeds& needs) {
-  if (mover_ && !mover_->is_lost()) return mover_;  // it takes GPUs on as they come
-  auto program = calls_program();
-  if (!program) return fail(std::move(program.error()));
-  const std::array<std::string, 2> arguments{session.library, "mover"};
-  auto mover = direct::MoverProcess::start_program(*program, arguments);
-  if (!mover) return fail(std::move(mover.error()));
-  auto options = needs.options(direct::MoverOptions().ring_bytes);
-  options.silence = session.silence;
-  auto ready = mover->prepare(options, needs.gpus, interrupt(), Clock::now() + needs.patience);
-  if (!ready) return fail(std::move(ready.error()));
-  mover_ = std::make_shared<direct::MoverProcess>(std::move(*mover));
-  return mover_;
+  if (!mover_ || mover_->is_lost()) {
+    auto program = calls_program();
+    if (!program) return fail(std::move(program.error()));
+    const std::array<std::string, 3> arguments{session.library, "mover", compiled_code_directory()};
+    auto mover = direct::MoverProcess::start_program(*program, arguments);
+    if (!mover) return fail(std::move(mover.error()));
+    mover_ = std::make_shared<direct::MoverProcess>(std::move(*mover));
+  }
+  auto ready = prepare_mover(*mover_, needs, direct::MoverOptions().ring_bytes, session.silence,
+                             interrupt());
+  if (ready) return mover_;
+  mover_.reset();
+  return fail(std::move(ready.error()));
 }
 
 Environment Call::environment(const stasis_session& session) {

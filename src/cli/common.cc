@@ -29,7 +29,7 @@ Result<std::unique_ptr<Driver>> Context::load_bounded_driver() {
 
 Result<std::unique_ptr<Driver>> Context::load_moving_driver(bool spare) {
   const auto start = []() -> std::shared_ptr<direct::MoverProcess> {
-    auto started = direct::MoverProcess::start();
+    auto started = direct::MoverProcess::start(compiled_code_directory());
     if (!started) return nullptr;
     return std::make_shared<direct::MoverProcess>(std::move(*started));
   };
@@ -54,19 +54,10 @@ Result<std::shared_ptr<direct::MemoryMover>> Context::make_mover(const MoverNeed
   if (!mover) {
     return fail(ErrorCode::kInternal, "no process could be started that copies GPU memory");
   }
-  if (mover->is_lost() && spare_mover) {
-    mover = std::exchange(spare_mover, nullptr);
-    mover_ready = false;
-  }
-  // It takes GPUs on as they come.
-  if (mover_ready) return mover;
-  auto options = needs.options(ring_bytes);
-  options.silence = patience ? patience->work : std::chrono::milliseconds(0);
-  const auto deadline = Clock::now() + needs.patience;
-  auto ready = needs.contexts ? mover->prepare(options, needs.gpus, interrupt, deadline)
-                              : mover->start_driver(options, interrupt, deadline);
+  if (mover->is_lost() && spare_mover) mover = std::exchange(spare_mover, nullptr);
+  const auto silence = patience ? patience->work : std::chrono::milliseconds(0);
+  auto ready = prepare_mover(*mover, needs, ring_bytes, silence, interrupt);
   if (!ready) return fail(std::move(ready.error()));
-  mover_ready = needs.contexts;
   return mover;
 }
 

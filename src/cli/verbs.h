@@ -45,7 +45,6 @@ struct Context {
   std::vector<nlohmann::json> traces_of_helpers = {};
   // Idle until the direct path needs it; null if it could not be started.
   std::shared_ptr<direct::MoverProcess> mover = nullptr;
-  bool mover_ready = false;
   // Of its memory to copy through, for each GPU.
   std::uint64_t ring_bytes = direct::MoverOptions().ring_bytes;
   // Takes its place if it is lost while the programs still run.

@@ -305,9 +305,8 @@ Result<void> Mover::open(std::span<const GpuUuid> gpus, const Interrupt& interru
   if (auto opened = state_->open(*ordinals, stop); !opened) return opened;
   Ring& ring = state_->ring;
   auto& devices = state_->devices;
-  auto shares =
-      share_ring(ring.chunk_bytes(), ring.chunks(), static_cast<unsigned>(devices.size()),
-                 state_->threads_for(devices.size()));
+  auto shares = share_ring(ring.chunk_bytes(), ring.chunks(), static_cast<unsigned>(devices.size()),
+                           state_->threads_for(devices.size()));
   if (!shares) return stasis::fail(std::move(shares.error()));
   for (auto& [ordinal, device] : devices) {
     if (auto had = device.have_streams(2 * shares->threads); !had) return had;

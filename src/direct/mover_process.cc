@@ -76,10 +76,11 @@ void serve_content(const Channel& channel, std::span<std::byte> ring, Content& c
 
 }  // namespace
 
-Result<MoverProcess> MoverProcess::start() {
+Result<MoverProcess> MoverProcess::start(const std::string& cache) {
   // For what agents export, on its way to the mover.
   make_descriptor_room(4 * Channel::kMostDescriptors);
-  auto helper = HelperProcess::start(kMoverName, [](const Channel& owner) { serve_mover(owner); });
+  auto helper = HelperProcess::start(kMoverName,
+                                     [&cache](const Channel& owner) { serve_mover(owner, cache); });
   if (!helper) return fail(std::move(helper.error()));
   set_fault_mover(helper->pid());
   return MoverProcess(std::move(*helper));
@@ -166,6 +167,7 @@ Result<Channel::Message> MoverProcess::answer_at_once(Stop& stop) {
 Result<void> MoverProcess::start_driver(const MoverOptions& options, const Interrupt& interrupt,
                                         Clock::time_point deadline) {
   if (lost_) return fail(*lost_);
+  if (!ring_.bytes().empty()) return {};
   silence_ = options.silence;
   set_fault_mover(helper_.pid());  // if it was not the last to be started
   const Span span(TraceKind::kMover, "start");
@@ -191,10 +193,8 @@ Result<void> MoverProcess::start_driver(const MoverOptions& options, const Inter
 
 Result<void> MoverProcess::prepare(const MoverOptions& options, std::span<const GpuUuid> gpus,
                                    const Interrupt& interrupt, Clock::time_point deadline) {
-  if (ring_.bytes().empty()) {
-    if (auto started = start_driver(options, interrupt, deadline); !started) return started;
-  }
-  if (lost_) return fail(*lost_);
+  if (auto started = start_driver(options, interrupt, deadline); !started) return started;
+  if (prepared_) return {};
   const Span span(TraceKind::kMover, "prepare");
   Stop stop(interrupt, deadline, "preparing to copy GPU memory");
   (void)helper_.channel().send(pr::with_items(pr::Open{.deadline_ns = ns_of(deadline)}, gpus));

@@ -26,8 +26,9 @@ struct Pulse {
 class MoverProcess final : public MemoryMover {
  public:
   // Forks, and does nothing else. While this process has one thread, and before it has called the
-  // driver's cuInit: a forked child of a process with CUDA has none.
-  static Result<MoverProcess> start();
+  // driver's cuInit: a forked child of a process with CUDA has none. `cache`: the directory in
+  // which the driver keeps what it compiles for digests, some 40 ms; empty: it compiles each time.
+  static Result<MoverProcess> start(const std::string& cache = {});
   // The same by a program that calls serve_mover_program(), for a process that may have threads.
   static Result<MoverProcess> start_program(const std::string& program,
                                             std::span<const std::string> arguments);
@@ -35,11 +36,11 @@ class MoverProcess final : public MemoryMover {
   MoverProcess& operator=(MoverProcess&&) = delete;
   ~MoverProcess() { end(); }
 
-  // As Mover::start(). Once, and before anything else.
+  // As Mover::start(), before anything else. Nothing if it was done.
   Result<void> start_driver(const MoverOptions& options, const Interrupt& interrupt,
                             Clock::time_point deadline);
-  // As Mover::open(), with all GPUs of the machine visible; starts the driver if that was not done,
-  // and only then are the options heeded. Once, before the first copy.
+  // As Mover::open(), with all GPUs of the machine visible, before the first copy; starts the
+  // driver if that was not done, and only then are the options heeded. Nothing if it was done.
   Result<void> prepare(const MoverOptions& options, std::span<const GpuUuid> gpus,
                        const Interrupt& interrupt, Clock::time_point deadline);
   // As in mover.h. kNoAnswer if the process crashed, was killed, did not answer for ten seconds

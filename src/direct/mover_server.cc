@@ -201,6 +201,13 @@ class Server {
   std::vector<Segment> segments_;
 };
 
+// By default what the driver compiles is in the home directory, which may be far away.
+void keep_compiled_code_in(const std::string& directory) {
+  (void)::setenv("CUDA_CACHE_DISABLE", directory.empty() ? "1" : "0", 1);
+  (void)::setenv("CUDA_CACHE_PATH", directory.c_str(), 1);
+  (void)::setenv("CUDA_CACHE_MAXSIZE", "16777216", 1);
+}
+
 // An owner that is killed is seen at the channel, so that the contexts are closed. Only where the
 // driver hangs does the process end without. One that was not to end with its owner's thread
 // (HelperProcess::start_program()) has nothing to outlive.
@@ -218,12 +225,11 @@ void outlive_owner_for_a_moment() {
 
 }  // namespace
 
-void serve_mover(const Channel& owner) {
+void serve_mover(const Channel& owner, const std::string& cache) {
   outlive_owner_for_a_moment();
   be_killed_first();
   see_every_gpu();
-  // What the driver compiles it would write into the home directory, which may be far away.
-  (void)::setenv("CUDA_CACHE_DISABLE", "1", 1);
+  keep_compiled_code_in(cache);
   // Channels to the GPU are most of what a context costs, and the driver makes 20 where four will
   // do (docs/results/2026-11-23-acceptance.md).
   (void)::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1", 1);

@@ -26,6 +26,7 @@
 #include "image/content.h"
 #include "image/content_writer.h"
 #include "image/manifest.h"
+#include "operations/mover_needs.h"
 #include "stasis/cuda_state.h"
 #include "stasis/ids.h"
 #include "stasis/result.h"
@@ -33,16 +34,6 @@
 namespace stasis {
 
 // What every operation needs from its caller. All referred to must outlive the call.
-struct MoverNeeds {
-  std::vector<GpuUuid> gpus;  // on which it has contexts; none: on each that there is
-  bool brings_back = false;   // its ring is the same then, however many GPUs there are
-  std::chrono::milliseconds patience{60000};
-  bool contexts = true;  // or all that can be made without them, to be asked for once more
-  direct::MoverOptions options(std::uint64_t ring_bytes) const {
-    return direct::options_for(brings_back ? std::span<const GpuUuid>() : gpus, ring_bytes);
-  }
-};
-
 struct Environment {
   Driver& driver;
   const Interrupt& interrupt;

@@ -162,11 +162,14 @@ print(there, int(signal.getsignal(signal.SIGCHLD)), file=sys.stderr)'
   done
 }
 
-# mover_made WHEN: early, while the program still ran, or late, while it stood still.
-mover_made() {
-  local late
-  late=$(json '"mover" in [p["name"] for p in d["phases"]]')
-  assert_equal "$late" "$([[ $1 == late ]] && echo True || echo False)" "$out"
+# suspend_with_slow_context WHEN [OPTION]...: the mover's is made early, while the program still runs, or late.
+suspend_with_slow_context() {
+  local when=$1 found
+  shift
+  STASIS_SIM_FAULTS="context:delay=300ms" done_by suspend "$TARGET" --json "$@"
+  went direct
+  found=$(json '[p["name"] for p in d["phases"] if p["seconds"] >= 0.3]')
+  assert_equal "$found" "$([[ $when == late ]] && echo "['mover']" || echo "['prepare']")" "$out"
 }
 
 # A GPU cannot switch away from a kernel of a program that the driver has restored, and a context needs that.
@@ -176,8 +179,7 @@ mover_made() {
     start_agent memory --size 24M
     case $how in
       direct | driver)
-        done_by suspend "$TARGET" --json --path "$how"
-        mover_made early
+        if [[ $how == direct ]]; then suspend_with_slow_context early; else done_by suspend "$TARGET" --path driver; fi
         done_by resume "$TARGET"
         ;;
       locked)
@@ -197,9 +199,7 @@ mover_made() {
         ;;
     esac
     target_goes_on
-    done_by suspend "$TARGET" --json
-    went direct
-    mover_made late
+    suspend_with_slow_context late
     done_by resume "$TARGET"
     target_goes_on
     kill "$TARGET"

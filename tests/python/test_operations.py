@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import threading
+import unittest.mock
 
 import harness
 import stasis
@@ -113,6 +114,16 @@ class PastTheDriver(harness.Case):
         process = stasis.Process(target.pid)
         with process.suspended():
             self.assertEqual(process.state, "checkpointed")
+        target.goes_on()
+        target.finish()
+
+    def test_the_second_time_no_context_is_made_while_the_program_runs(self):
+        target = self.target("memory", "--size", "24M", env=self.agent())
+        with unittest.mock.patch.dict(os.environ, {"STASIS_SIM_FAULTS": "context:delay=300ms"}):
+            for slow in ("prepare", "mover"):
+                phases = stasis.suspend(target.pid).phases
+                self.assertEqual([name for name in phases if phases[name] >= 0.3], [slow])
+                stasis.resume(target.pid)
         target.goes_on()
         target.finish()
 

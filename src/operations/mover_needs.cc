@@ -1,0 +1,25 @@
+#include "operations/mover_needs.h"
+
+#include <span>
+
+#include "checkpoint/journal.h"
+
+namespace stasis {
+
+std::string compiled_code_directory() {
+  const auto state = journal_directory();
+  return state ? *state + "/compiled" : std::string();
+}
+
+Result<void> prepare_mover(direct::MoverProcess& mover, const MoverNeeds& needs,
+                           std::uint64_t ring_bytes, std::chrono::milliseconds silence,
+                           const Interrupt& interrupt) {
+  auto options =
+      direct::options_for(needs.brings_back ? std::span<const GpuUuid>() : needs.gpus, ring_bytes);
+  options.silence = silence;
+  const auto deadline = Clock::now() + needs.patience;
+  return needs.contexts ? mover.prepare(options, needs.gpus, interrupt, deadline)
+                        : mover.start_driver(options, interrupt, deadline);
+}
+
+}  // namespace stasis
