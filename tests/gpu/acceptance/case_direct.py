@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import statistics
 import sys
 import time
@@ -200,10 +201,10 @@ def device_map(machine):
 
 # --- PyTorch
 
-def start_training(machine, name, *arguments, env=None):
+def start_training(machine, name, *arguments, gib=case_torch.GIB, steps=case_torch.STEPS, env=None):
     losses = os.path.join(machine.work, name + ".losses")
     target = run_under_agent(machine, [sys.executable, case_torch.TRAIN, "--losses", losses, "--steps",
-                                       case_torch.STEPS, "--gib", case_torch.GIB, "--pause-ms", "400", *arguments],
+                                       steps, "--gib", gib, "--pause-ms", "400", *arguments],
                              name, {**machine.target_env(), **(env or {})})
     target.losses = losses
     return target
@@ -233,6 +234,26 @@ def torch(machine, allocator):
 case("direct.torch.native", simulated=False, needs=NEEDS)(lambda machine: torch(machine, ""))
 case("direct.torch.expandable", simulated=False, needs=NEEDS)(
     lambda machine: torch(machine, "expandable_segments:True"))
+
+
+@case("direct.torch.standstill", simulated=False, needs=NEEDS)
+def torch_standstill(machine):
+    """How long a training of some 8 GiB in all stands still, the first time and later (ADR 31)."""
+    target = start_training(machine, "training", gib=6, steps=100000)
+    figures = {"torch": case_torch.require_torch(machine)}
+    case_torch.wait_step(target, 10)
+    for _ in range(12):
+        before = len(case_torch.losses(target))
+        suspend(machine, target, figures, "direct")
+        resume(machine, target, figures, "direct")
+        case_torch.wait_step(target, before + 2)
+    os.kill(target.pid, signal.SIGTERM)
+    target.wait_ended(60)
+    expect("trained" in target.output(), target.output()[-1500:])
+    first, *later = figures["standstill_seconds"]
+    figures["note"] = (f"{figures['direct_bytes'] / 2**30:.2f} GiB past the driver: stands still for {first:.2f} s the "
+                       f"first time, later {statistics.median(later):.2f} s ({min(later):.2f} to {max(later):.2f})")
+    return figures
 
 
 # --- Speed, side by side
