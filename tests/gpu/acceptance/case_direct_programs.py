@@ -5,6 +5,7 @@ import os
 import shutil
 import statistics
 import sys
+import time
 
 from . import case_torch
 from .case_direct import resume, run_under_agent, start, suspend
@@ -255,19 +256,29 @@ SELECTION = ("(memory or alloc or pool or segment or snapshot or out_of_memory o
 
 
 def own_tests(machine: Machine, path, name, prefix, seconds):
-    """{test: outcome} of those that ended in time."""
+    """{test: outcome} of those that ended in time, and how often one of them ended pytest itself."""
     report = os.path.join(machine.work, name + ".jsonl")
     folder = os.path.dirname(os.path.abspath(path))
     env = {**machine.env, "STASIS_TEST_REPORT": report, "PYTHONDONTWRITEBYTECODE": "1",
            "PYTHONPATH": os.pathsep.join(filter(None, [GPU_TESTS, folder, machine.env.get("PYTHONPATH")]))}
     selection = os.environ.get("STASIS_PYTORCH_SELECTION", SELECTION)
-    done = machine.run(*prefix, sys.executable, "-m", "pytest", path, "-q", "-p", "report_each", "-p", "no:cacheprovider",
-                       "--rootdir", folder, "-k", selection, timeout=seconds, env=env)
-    if not os.path.exists(report):
-        raise Skip(f"{path}: pytest ran no test: {' / '.join((done.out + done.err).strip().splitlines()[-4:])}")
+    begun = time.monotonic()
+    crashes = 0
+    while True:
+        done = machine.run(*prefix, sys.executable, "-m", "pytest", path, "-q", "-p", "report_each",
+                           "-p", "no:cacheprovider", "--rootdir", folder, "-k", selection,
+                           timeout=max(1.0, begun + seconds - time.monotonic()), env=env)
+        if not os.path.exists(report):
+            raise Skip(f"{path}: pytest ran no test: {' / '.join((done.out + done.err).strip().splitlines()[-4:])}")
+        if done.status is None or done.status >= 0:
+            break
+        crashes += 1  # and on, without that one
     with open(report, encoding="utf-8") as file:
-        found = [json.loads(line) for line in file if line.endswith("\n")]
-    return {one["test"]: one["outcome"] for one in found}, done
+        lines = [json.loads(line) for line in file if line.endswith("\n")]
+    outcomes = {line["test"]: line["outcome"] for line in lines}
+    if done.status is None and lines[-1]["outcome"] == "begun":
+        outcomes.pop(lines[-1]["test"])
+    return {test: "ended pytest" if outcome == "begun" else outcome for test, outcome in outcomes.items()}, crashes, done
 
 
 @case("direct.torch.own_tests", simulated=False, needs=("program stasis",))
@@ -278,15 +289,17 @@ def torch_own_tests(machine):
         raise Skip("STASIS_PYTORCH_TESTS does not name PyTorch's test_cuda.py")
     version = case_torch.require_torch(machine)
     seconds = float(os.environ.get("STASIS_PYTORCH_SECONDS", "60"))
-    without, first = own_tests(machine, path, "without", [], seconds)
-    with_agent, second = own_tests(machine, path, "with", [machine.program("stasis"), "run", "--"], seconds)
+    without, crashes, first = own_tests(machine, path, "without", [], seconds)
+    with_agent, crashes_with, second = own_tests(machine, path, "with", [machine.program("stasis"), "run", "--"], seconds)
     both = without.keys() & with_agent.keys()
     different = {test: [without[test], with_agent[test]] for test in sorted(both) if without[test] != with_agent[test]}
     passed = sum(without[test] == with_agent[test] == "passed" for test in both)
     figures = {"torch": version, "compared": len(both), "passed_in_both": passed, "different": different,
-               "failed_in_both": sorted(t for t in both if without[t] == with_agent[t] == "failed"),
+               **{f"{outcome.replace(' ', '_')}_in_both": sorted(
+                   t for t in both if without[t] == with_agent[t] == outcome) for outcome in ("failed", "ended pytest")},
+               "skipped_in_both": sum(without[t] == with_agent[t] == "skipped" for t in both),
                "only_without": sorted(without.keys() - both), "only_with": sorted(with_agent.keys() - both),
-               "status": [first.status, second.status], "seconds": [first.seconds, second.seconds]}
+               "crashes": [crashes, crashes_with], "status": [first.status, second.status]}
     ended = "" if None not in figures["status"] else f" (not all ended within {seconds:.0f} s)"
     note = f"{len(both)} tests compared{ended}: {passed} pass in both"
     if different or passed == 0:
