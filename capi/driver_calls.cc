@@ -1,5 +1,6 @@
-// stasis-driver-calls LIBRARY [mover CACHE]: for a libstasis in another process, which starts this
-// one and ends it, the driver's calls, or the process that copies GPU memory. Of no use by itself.
+// stasis-driver-calls LIBRARY [mover [CACHE]]: for a libstasis in another process, which starts
+// this one and ends it, the driver's calls, or the process that copies GPU memory. Of no use by
+// itself.
 #include <cstdlib>
 #include <exception>
 #include <string_view>
@@ -12,10 +13,10 @@
 int main(int argc, char** argv) {
   try {
     const char* library = argc > 1 ? argv[1] : "";
-    if (argc > 3 && std::string_view(argv[2]) == "mover") {
+    if (argc > 2 && std::string_view(argv[2]) == "mover") {
       if (*library != '\0') ::setenv("STASIS_LIBCUDA", library, 1);
       stasis::serve_as_helper(stasis::direct::kMoverName, [&](const stasis::Channel& owner) {
-        stasis::direct::serve_mover(owner, argv[3]);
+        stasis::direct::serve_mover(owner, argc > 3 ? argv[3] : "");
       });
     }
     auto driver = stasis::load_driver(library);

@@ -108,11 +108,16 @@ Result<std::shared_ptr<direct::MemoryMover>> Call::make_mover(const stasis_sessi
 }
 
 Environment Call::environment(const stasis_session& session) {
-  return {*session.driver, interrupt(), *this,
+  return {*session.driver,
+          interrupt(),
+          *this,
           [this](const std::string& text) {
             if (given_.note != nullptr) given_.note(text.c_str(), given_.user_data);
           },
-          [this, &session](const MoverNeeds& needs) { return make_mover(session, needs); }};
+          [this, &session](const MoverNeeds& needs) { return make_mover(session, needs); },
+          [this] {
+            if (mover_) (void)mover_->end();
+          }};
 }
 
 }  // namespace stasis::capi

@@ -240,6 +240,26 @@ Result<void> write_record(const std::string& path, const JournalRecord& record) 
   return done ? fault(FaultPoint::kJournalWritten) : done;
 }
 
+Result<std::string> made_private(std::string directory) {
+  if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) {
+    Error error = errno_error("cannot make the state directory " + directory, errno);
+    error.remedy = "make its parent, or name another by STASIS_STATE_DIR";
+    return fail(std::move(error));
+  }
+  // In /tmp somebody else could have made it first.
+  struct stat info {};
+  if (::lstat(directory.c_str(), &info) != 0) {
+    return fail(errno_error("cannot look at the state directory " + directory, errno));
+  }
+  if (!S_ISDIR(info.st_mode) || info.st_uid != ::geteuid() || (info.st_mode & 0022) != 0) {
+    return fail(
+        ErrorCode::kNotPermitted,
+        fmt::format("the state directory {} is not a directory of this user alone", directory),
+        "remove it, or name another by STASIS_STATE_DIR");
+  }
+  return directory;
+}
+
 }  // namespace
 
 std::string operation_name(const std::string& operation) {
@@ -282,23 +302,12 @@ Result<std::string> journal_directory() {
   } else {
     directory = fmt::format("/tmp/stasis-{}", ::geteuid());
   }
-  if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) {
-    Error error = errno_error("cannot make the state directory " + directory, errno);
-    error.remedy = "make its parent, or name another by STASIS_STATE_DIR";
-    return fail(std::move(error));
-  }
-  // In /tmp somebody else could have made it first.
-  struct stat info {};
-  if (::lstat(directory.c_str(), &info) != 0) {
-    return fail(errno_error("cannot look at the state directory " + directory, errno));
-  }
-  if (!S_ISDIR(info.st_mode) || info.st_uid != ::geteuid() || (info.st_mode & 0022) != 0) {
-    return fail(
-        ErrorCode::kNotPermitted,
-        fmt::format("the state directory {} is not a directory of this user alone", directory),
-        "remove it, or name another by STASIS_STATE_DIR");
-  }
-  return directory;
+  return made_private(std::move(directory));
+}
+
+Result<std::string> journal_subdirectory(const std::string& name) {
+  auto directory = journal_directory();
+  return directory ? made_private(*directory + "/" + name) : directory;
 }
 
 Result<std::optional<Journal>> Journal::adopt(Pid root) {

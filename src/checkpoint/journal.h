@@ -58,6 +58,8 @@ std::vector<JournalTarget> journal_targets(const std::vector<GroupMember>& membe
 // /run/stasis for root, else $XDG_RUNTIME_DIR/stasis, else /tmp/stasis-<uid>; $STASIS_STATE_DIR
 // before all. Made with mode 0700; kNotPermitted if it belongs to somebody else.
 Result<std::string> journal_directory();
+// The same of a directory in it.
+Result<std::string> journal_subdirectory(const std::string& name);
 
 // What tells the numbers of our PID namespace from those of others in the names of files in that
 // directory, which several may share ("@4026532510"); nothing in the machine's first one.

@@ -47,6 +47,9 @@ Environment Context::environment(Driver& driver) {
             notes.push_back(text);
           },
           [this](const MoverNeeds& needs) { return make_mover(needs); },
+          [this] {
+            if (mover) (void)mover->end();
+          },
           ring_bytes};
 }
 

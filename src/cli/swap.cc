@@ -95,8 +95,8 @@ json work_on(Context& context, Driver& driver, const Interrupt& interrupt,
              const SwapArguments& arguments, Pid root, const std::string& what,
              const Channel& channel) {
   const Environment whole = context.environment(driver);
-  const Environment env{driver,     interrupt,   whole.progress,
-                        whole.note, whole.mover, whole.ring_bytes};
+  const Environment env{driver,      interrupt,       whole.progress,  whole.note,
+                        whole.mover, whole.end_mover, whole.ring_bytes};
   if (what == "look") {
     auto standing = look_at(env, root);
     if (!standing) return failure(standing.error());

@@ -116,7 +116,7 @@ class Mover final : public MemoryMover {
   // Contexts on `gpus` (none: on every GPU that this process sees), and the ring pinned: with that,
   // all that takes time and can be done while the target runs. Once, before the first copy. A GPU
   // that is not named costs its context at the first copy. kOutOfGpuMemory, kOutOfHostMemory,
-  // kGpuMismatch for a GPU that the driver does not show. After an error it may be tried again.
+  // kGpuMismatch for a GPU that the driver does not show; then only its end is left.
   Result<void> open(std::span<const GpuUuid> gpus, const Interrupt& interrupt,
                     Clock::time_point deadline);
   // Both.

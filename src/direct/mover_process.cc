@@ -107,6 +107,12 @@ bool MoverProcess::end() {
   return by_itself;
 }
 
+Result<void> MoverProcess::check_prepared() const {
+  if (lost_) return fail(*lost_);
+  if (stage_ == Stage::kPrepared) return {};
+  return fail(ErrorCode::kInternal, "the mover is asked to work before it is prepared");
+}
+
 tl::unexpected<Error> MoverProcess::lost(std::string message) {
   ring_ = HostMapping();
   lost_ = Error{ErrorCode::kNoAnswer,
@@ -167,7 +173,7 @@ Result<Channel::Message> MoverProcess::answer_at_once(Stop& stop) {
 Result<void> MoverProcess::start_driver(const MoverOptions& options, const Interrupt& interrupt,
                                         Clock::time_point deadline) {
   if (lost_) return fail(*lost_);
-  if (!ring_.bytes().empty()) return {};
+  if (stage_ != Stage::kIdle) return {};
   silence_ = options.silence;
   set_fault_mover(helper_.pid());  // if it was not the last to be started
   const Span span(TraceKind::kMover, "start");
@@ -186,27 +192,36 @@ Result<void> MoverProcess::start_driver(const MoverOptions& options, const Inter
   }
   // All pages are there: this only enters them in our page tables, while the target still runs.
   auto ring = HostMapping::make(message->descriptors.front(), done->bytes, default_threads(1));
-  if (!ring) return fail(std::move(ring.error()));
+  if (!ring) {
+    (void)helper_.end();
+    lost_ = ring.error();
+    return fail(std::move(ring.error()));
+  }
   ring_ = std::move(*ring);
+  stage_ = Stage::kStarted;
   return {};
 }
 
 Result<void> MoverProcess::prepare(const MoverOptions& options, std::span<const GpuUuid> gpus,
                                    const Interrupt& interrupt, Clock::time_point deadline) {
   if (auto started = start_driver(options, interrupt, deadline); !started) return started;
-  if (prepared_) return {};
+  if (stage_ == Stage::kPrepared) return {};
   const Span span(TraceKind::kMover, "prepare");
   Stop stop(interrupt, deadline, "preparing to copy GPU memory");
   (void)helper_.channel().send(pr::with_items(pr::Open{.deadline_ns = ns_of(deadline)}, gpus));
   auto message = answer_at_once(stop);
   if (!message) return fail(std::move(message.error()));
-  if (auto error = pr::error_of(message->bytes)) return fail(std::move(*error));
-  prepared_ = true;
+  if (auto error = pr::error_of(message->bytes)) {
+    ring_ = HostMapping();
+    stage_ = Stage::kIdle;
+    return fail(std::move(*error));
+  }
+  stage_ = Stage::kPrepared;
   return {};
 }
 
 Result<void> MoverProcess::prepare_digests(const Interrupt& interrupt, Clock::time_point deadline) {
-  if (lost_) return fail(*lost_);
+  if (auto can = check_prepared(); !can) return can;
   const Span span(TraceKind::kMover, "prepare digests");
   Stop stop(interrupt, deadline, "preparing digests on the GPU");
   (void)helper_.channel().send_value(pr::Digests{.deadline_ns = ns_of(deadline)});
@@ -299,10 +314,7 @@ Result<CopyReport> MoverProcess::serve(std::vector<UniqueFd> sockets, Content& c
 Result<CopyReport> MoverProcess::copy(bool out, std::vector<Segment> segments, Content& content,
                                       Stop& stop, Clock::time_point deadline) {
   const auto room = std::exchange(keep_, {});
-  if (lost_) return fail(*lost_);
-  if (!prepared_) {
-    return fail(ErrorCode::kInternal, "the mover is asked to copy before it is prepared");
-  }
+  if (auto can = check_prepared(); !can) return fail(std::move(can.error()));
   if (auto sensible = sort_and_check(segments); !sensible) return fail(std::move(sensible.error()));
   if (segments.empty()) return CopyReport{};
   Span span(TraceKind::kMover, out ? "copy out" : "copy in");
@@ -325,10 +337,7 @@ Result<CopyReport> MoverProcess::copy(bool out, std::vector<Segment> segments, C
 Result<CopyReport> MoverProcess::copy_ahead(const std::vector<Ahead>& ahead, Content& content,
                                             const Interrupt& interrupt,
                                             Clock::time_point deadline) {
-  if (lost_) return fail(*lost_);
-  if (!prepared_) {
-    return fail(ErrorCode::kInternal, "the mover is asked to copy before it is prepared");
-  }
+  if (auto can = check_prepared(); !can) return fail(std::move(can.error()));
   std::vector<pr::AheadPart> parts;
   for (const Ahead& one : ahead) {
     for (const Ahead::Part& part : one.parts) {

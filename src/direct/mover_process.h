@@ -41,6 +41,7 @@ class MoverProcess final : public MemoryMover {
                             Clock::time_point deadline);
   // As Mover::open(), with all GPUs of the machine visible, before the first copy; starts the
   // driver if that was not done, and only then are the options heeded. Nothing if it was done.
+  // After an error that is not kNoAnswer nothing of it is left, and it may be tried again.
   Result<void> prepare(const MoverOptions& options, std::span<const GpuUuid> gpus,
                        const Interrupt& interrupt, Clock::time_point deadline);
   // As in mover.h. kNoAnswer if the process crashed, was killed, did not answer for ten seconds
@@ -70,10 +71,11 @@ class MoverProcess final : public MemoryMover {
   // The next message, or what went wrong with the process, which has ended then.
   Result<Channel::Message> answer(Stop& stop, std::chrono::milliseconds patience,
                                   const Pulse* pulse = nullptr);
-  // Of what it does while nothing is held yet, so that there is nothing to wait for once it has to
-  // stop: what went wrong, be it with the process or because of `stop`, or what it says.
+  // Of what it does while it holds nothing of others, so that there is nothing to wait for once it
+  // has to stop: what went wrong, be it with the process or because of `stop`, or what it says.
   Result<Channel::Message> answer_at_once(Stop& stop);
   tl::unexpected<Error> lost(std::string message);
+  Result<void> check_prepared() const;
   // The rest of a copy that was asked for. `watched`: it is given up when it does nothing.
   Result<CopyReport> serve(Content& content, Stop& stop, bool watched);
   // While the process copies: serves `content` over each of `sockets`, and waits for the end.
@@ -85,7 +87,8 @@ class MoverProcess final : public MemoryMover {
   std::vector<SpareRoom> keep_;  // for the next copy out
   std::chrono::milliseconds silence_ = MoverOptions().silence;
   std::optional<Error> lost_;
-  bool prepared_ = false;
+  enum class Stage { kIdle, kStarted, kPrepared };
+  Stage stage_ = Stage::kIdle;
 };
 
 }  // namespace stasis::direct

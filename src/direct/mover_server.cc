@@ -117,6 +117,8 @@ class Server {
     if (!pr::take_items(message.bytes, ask, gpus) || !mover_ || opened_) return false;
     auto opened = mover_->open(gpus, never_, time_of(ask.deadline_ns));
     opened_ = opened.has_value();
+    // Whoever does without it has use for that memory, and no context may be left.
+    if (!opened) mover_.reset();
     return opened ? say(pr::Done{}) : say(opened.error());
   }
 

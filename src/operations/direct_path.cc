@@ -677,6 +677,9 @@ Result<void> DirectPath::move_out(const Environment& env, Group& group,
       if (auto gone = discard_content(image->image_dir); !gone) return gone;
     }
     group.forget_gates();
+    // The driver wants its memory.
+    mover_.reset();
+    if (env.end_mover) env.end_mover();
     env.tell("the driver's path is taken: " + why.to_string());
     return {};
   };

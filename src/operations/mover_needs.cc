@@ -7,8 +7,8 @@
 namespace stasis {
 
 std::string compiled_code_directory() {
-  const auto state = journal_directory();
-  return state ? *state + "/compiled" : std::string();
+  auto directory = journal_subdirectory("compiled");
+  return directory ? std::move(*directory) : std::string();
 }
 
 Result<void> prepare_mover(direct::MoverProcess& mover, const MoverNeeds& needs,

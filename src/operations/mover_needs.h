@@ -13,7 +13,7 @@
 
 namespace stasis {
 
-// For MoverProcess::start(): in the state directory; empty if that cannot be had.
+// For a mover's process: in the state directory, and as private; empty if that cannot be had.
 std::string compiled_code_directory();
 
 struct MoverNeeds {

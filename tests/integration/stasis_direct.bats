@@ -164,12 +164,20 @@ print(there, int(signal.getsignal(signal.SIGCHLD)), file=sys.stderr)'
 
 # suspend_with_slow_context WHEN [OPTION]...: the mover's is made early, while the program still runs, or late.
 suspend_with_slow_context() {
-  local when=$1 found
+  local when=$1 trace=$BATS_TEST_TMPDIR/trace
   shift
-  STASIS_SIM_FAULTS="context:delay=300ms" done_by suspend "$TARGET" --json "$@"
+  STASIS_SIM_FAULTS="context:delay=300ms" done_by suspend "$TARGET" --json --trace "$trace" "$@"
   went direct
-  found=$(json '[p["name"] for p in d["phases"] if p["seconds"] >= 0.3]')
-  assert_equal "$found" "$([[ $when == late ]] && echo "['mover']" || echo "['prepare']")" "$out"
+  python3 - "$when" "$trace" <<'END'
+import json, sys
+events = [e for e in json.load(open(sys.argv[2]))["traceEvents"] if e["ph"] == "X"]
+def one(what): return next(e for e in events if (e["cat"], e["name"]) == what)
+start, prepare, close = (one(what) for what in (("mover", "start"), ("mover", "prepare"), ("phase", "close")))
+assert prepare["dur"] >= 3e5, "the context was not made there"
+assert start["ts"] + start["dur"] <= close["ts"], "the driver was not started before the gate closed"
+late = prepare["ts"] >= close["ts"]
+assert late == (sys.argv[1] == "late"), f"the context came {'late' if late else 'early'}"
+END
 }
 
 # A GPU cannot switch away from a kernel of a program that the driver has restored, and a context needs that.
@@ -897,6 +905,24 @@ END
   cycles 1 direct
   target_verifies
   nothing_left
+}
+
+@test "the driver's path has the host memory that a mover had" {
+  need_root "CRIU"
+  local fault used
+  start_agent memory --size 128M
+  cycles 1 direct
+  make_memory_cgroup $((4 << 30))
+  echo "$TARGET" >"$CGROUP/cgroup.procs"
+  # shellcheck disable=SC2016
+  local within=(bash -c 'echo $$ >"$1/cgroup.procs" && exec timeout 60 stasis "${@:2}"' bash "$CGROUP")
+  used=$(cat "$CGROUP/memory.usage_in_bytes" 2>/dev/null || cat "$CGROUP/memory.current")
+  limit_cgroup $((used + (256 << 20)))
+  for fault in STASIS_SIM_FAULTS="context:error=2" STASIS_FAULT=direct.prepared:error; do
+    capture env "$fault" "${within[@]}" dump "$TARGET" --ring 192M --images-dir "$image" --force --leave-running --json
+    went driver
+    target_goes_on
+  done
 }
 
 @test "a limit without room for the memory to copy through has nobody killed" {

@@ -122,7 +122,7 @@ class PastTheDriver(harness.Case):
         with unittest.mock.patch.dict(os.environ, {"STASIS_SIM_FAULTS": "context:delay=300ms"}):
             for slow in ("prepare", "mover"):
                 phases = stasis.suspend(target.pid).phases
-                self.assertEqual([name for name in phases if phases[name] >= 0.3], [slow])
+                self.assertEqual([name for name in ("prepare", "mover") if phases.get(name, 0) >= 0.3], [slow])
                 stasis.resume(target.pid)
         target.goes_on()
         target.finish()
