@@ -178,11 +178,12 @@ CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* prop,
 CUresult cuMemGetHandleForAddressRange(void* handle, CUdeviceptr address, std::size_t size,
                                        unsigned type, unsigned long long flags) {
   const Gate::Pass pass;
-  {
-    const TablesLock lock;
-    mark_staying(address, size);
-  }
-  return driver().cuMemGetHandleForAddressRange(handle, address, size, type, flags);
+  const auto result = driver().cuMemGetHandleForAddressRange(handle, address, size, type, flags);
+  if (result != CUDA_SUCCESS) return result;
+  // The gate closes only when this call has ended.
+  const TablesLock lock;
+  mark_staying(address, size);
+  return result;
 }
 
 namespace {

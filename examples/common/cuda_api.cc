@@ -22,12 +22,15 @@ std::string unversioned(const std::string& symbol) {
 }
 
 void* look_up(Lookup lookup, const char* symbol, int version) {
-  if (lookup == Lookup::kGetProcAddress) {
+  if (lookup != Lookup::kDlsym) {
     auto* get =
         reinterpret_cast<cuda::fn::cuGetProcAddress_v2*>(dlsym(g_library, "cuGetProcAddress_v2"));
     void* address = nullptr;
-    if (get && get(unversioned(symbol).c_str(), &address, version,
-                   cuda::CU_GET_PROC_ADDRESS_DEFAULT, nullptr) == cuda::CUDA_SUCCESS) {
+    const auto flags = lookup == Lookup::kPerThreadDefaultStream
+                           ? cuda::CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM
+                           : cuda::CU_GET_PROC_ADDRESS_DEFAULT;
+    if (get &&
+        get(unversioned(symbol).c_str(), &address, version, flags, nullptr) == cuda::CUDA_SUCCESS) {
       return address;
     }
   }

@@ -82,6 +82,7 @@ class Call<cuda::CUresult(Args...)> {
   X(cuCtxSynchronize, 2000)               \
   X(cuMemGetInfo_v2, 3020)                \
   X(cuMemAlloc_v2, 3020)                  \
+  X(cuMemAllocPitch_v2, 3020)             \
   X(cuMemFree_v2, 3020)                   \
   X(cuMemAllocHost_v2, 3020)              \
   X(cuMemHostAlloc, 2020)                 \
@@ -127,8 +128,9 @@ class Call<cuda::CUresult(Args...)> {
   X(cuMemExportToShareableHandle, 10020)
 
 // How the functions are found: CUDA programs do it in both ways, and whoever stands between a
-// program and its driver has to serve both.
-enum class Lookup { kDlsym, kGetProcAddress };
+// program and its driver has to serve both. The third is the second with each thread's own default
+// stream.
+enum class Lookup { kDlsym, kGetProcAddress, kPerThreadDefaultStream };
 
 struct CudaApi {
   // Loads libcuda.so.1; the first call decides, later ones return the same. Ends the program if

@@ -39,6 +39,53 @@ long long spoiled(CUdeviceptr address, std::size_t bytes, unsigned char with) {
   return wrong;
 }
 
+// What else there is to ask: the number, and whether its value can be compared. An address is told
+// by where it lies, and of what is new for each allocation whether there is one.
+enum class Told { kValue, kAddress, kWhether, kNothing };
+constexpr std::pair<int, Told> kOthers[] = {
+    {CU_POINTER_ATTRIBUTE_DEVICE_POINTER, Told::kAddress},
+    {CU_POINTER_ATTRIBUTE_HOST_POINTER, Told::kNothing},
+    {5 /* P2P_TOKENS */, Told::kNothing},
+    {CU_POINTER_ATTRIBUTE_BUFFER_ID, Told::kWhether},
+    {CU_POINTER_ATTRIBUTE_IS_MANAGED, Told::kValue},
+    {CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, Told::kValue},
+    {CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, Told::kValue},
+    {CU_POINTER_ATTRIBUTE_MAPPED, Told::kValue},
+    {15 /* IS_GPU_DIRECT_RDMA_CAPABLE */, Told::kValue},
+    {CU_POINTER_ATTRIBUTE_ACCESS_FLAGS, Told::kValue},
+    {CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, Told::kWhether},
+    {18 /* MAPPING_SIZE */, Told::kValue},
+    {19 /* MAPPING_BASE_ADDR */, Told::kAddress},
+    {20 /* MEMORY_BLOCK_ID */, Told::kWhether},
+    {21 /* IS_HW_DECOMPRESS_CAPABLE */, Told::kValue},
+};
+
+void ask_others(CUdeviceptr pointer, CUdeviceptr begin) {
+  for (const auto& [number, told] : kOthers) {
+    unsigned long long value[2] = {0, 0};
+    const auto result =
+        CU(cuPointerGetAttribute)(value, static_cast<CUpointer_attribute>(number), pointer);
+    say("attribute " + std::to_string(number), result);
+    if (result != CUDA_SUCCESS || told == Told::kNothing) continue;
+    if (told == Told::kAddress) value[0] = begin - value[0];
+    if (told == Told::kWhether) value[0] = value[0] != 0;
+    say("it is", static_cast<long long>(value[0]));
+  }
+}
+
+// A dma-buf, for other devices. Where there is one, the memory stays from then on.
+void ask_for_dma_buf(CUdeviceptr address, std::size_t size) {
+  using Get = CUresult(void*, CUdeviceptr, std::size_t, int, unsigned long long);
+  constexpr int kDmaBuf = 1;
+  void* get = ::dlsym(driver_library(), "cuMemGetHandleForAddressRange");
+  SAY(get != nullptr);
+  if (!get) return;
+  int fd = -1;
+  SAY(reinterpret_cast<Get*>(get)(&fd, address, size, kDmaBuf, 0));
+  SAY(fd >= 0);
+  if (fd >= 0) ::close(fd);
+}
+
 void ask_about(const std::string& what, CUdeviceptr pointer, CUdeviceptr begin, CUcontext context) {
   std::printf("-- %s\n", what.c_str());
   CUdeviceptr base = 0;
@@ -82,6 +129,7 @@ void ask_about(const std::string& what, CUdeviceptr pointer, CUdeviceptr begin, 
   SAY(CU(cuPointerGetAttributes)(2, which, where, pointer));
   SAY(owner2 == owner);
   SAY(range2);
+  ask_others(pointer, begin);
 }
 
 void try_allocations(CUcontext context) {
@@ -97,6 +145,7 @@ void try_allocations(CUcontext context) {
     ask_about("last byte", address + size - 1, address, context);
     if (size >= 2 * kMiB) {
       SAY(spoiled(address, size, 0x5a));
+      ask_for_dma_buf(address, size);
       SAY(CU(cuMemFree_v2)(address + 1));
       SAY(CU(cuMemFree_v2)(address + kMiB));
     }
@@ -109,7 +158,7 @@ void try_allocations(CUcontext context) {
   SAY(CU(cuMemFree_v2)(0));
 }
 
-void try_pitch() {
+void try_pitch(CUcontext context) {
   for (const auto& [width, height, element] :
        {std::tuple<std::size_t, std::size_t, unsigned>{100, 10, 4},
         {1000, 4000, 4},
@@ -126,6 +175,7 @@ void try_pitch() {
     SAY(result);
     if (result != CUDA_SUCCESS) continue;
     SAY(pitch);
+    ask_about("of the last row", address + pitch * (height - 1), address, context);
     SAY(spoiled(address, pitch * height, 0x77));
     SAY(CU(cuMemFree_v2)(address));
   }
@@ -326,7 +376,7 @@ int main(int argc, char** argv) {
   ::waitpid(child, &status, 0);
   SAY(status);
   try_allocations(context);
-  try_pitch();
+  try_pitch(context);
   try_out_of_memory();
   try_contexts(context, 0);
   try_primary(context, 0);

@@ -907,6 +907,15 @@ END
   nothing_left
 }
 
+@test "a program that finds the driver's functions by cuGetProcAddress, and with a default stream for each thread" {
+  local option
+  for option in --proc-address --per-thread-stream; do
+    start_agent memory --size 24M "$option"
+    cycles 2 direct
+    target_verifies
+  done
+}
+
 @test "the driver's path has the host memory that a mover had" {
   need_root "CRIU"
   local fault used

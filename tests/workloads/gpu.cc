@@ -50,6 +50,14 @@ cuda::CUdeviceptr Gpu::allocate(std::uint64_t bytes) const {
   return pointer;
 }
 
+cuda::CUdeviceptr Gpu::allocate_row(std::uint64_t bytes) const {
+  cuda::CUdeviceptr pointer = 0;
+  std::size_t pitch = 0;
+  constexpr unsigned kElement = 8;
+  cuda_.cuMemAllocPitch_v2(&pointer, &pitch, bytes, 1, kElement);
+  return pointer;
+}
+
 cuda::CUstream Gpu::stream() const {
   cuda::CUstream made = nullptr;
   cuda_.cuStreamCreate(&made, cuda::CU_STREAM_NON_BLOCKING);

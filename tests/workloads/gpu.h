@@ -30,6 +30,8 @@ class Gpu {
   void make_current() const { cuda_.cuCtxSetCurrent(context_); }
 
   cuda::CUdeviceptr allocate(std::uint64_t bytes) const;
+  // The same by cuMemAllocPitch.
+  cuda::CUdeviceptr allocate_row(std::uint64_t bytes) const;
   cuda::CUstream stream() const;
 
  private:

@@ -74,6 +74,7 @@ int main(int argc, char** argv) {
   using stasis::workloads::Run;
   Options options;
   bool proc_address = false;
+  bool per_thread = false;
   CLI::App app("Runs a CUDA workload that verifies itself in rounds, until SIGTERM.");
   app.footer(
       kinds_text() +
@@ -115,8 +116,11 @@ int main(int argc, char** argv) {
   app.add_option("--ranks", options.ranks)->group("");
   app.add_flag("--print-pid", options.print_pid, "print the process number first");
   app.add_flag("--proc-address", proc_address, "find the driver's functions by cuGetProcAddress");
+  app.add_flag("--per-thread-stream", per_thread,
+               "and so that the default stream is each thread's own");
   CLI11_PARSE(app, argc, argv);
   if (proc_address) options.lookup = stasis::programs::Lookup::kGetProcAddress;
+  if (per_thread) options.lookup = stasis::programs::Lookup::kPerThreadDefaultStream;
 
   const Kind* kind = find_kind(options.kind);
   if (!kind) {

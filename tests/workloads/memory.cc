@@ -21,10 +21,12 @@ constexpr std::uint64_t kSmallSizes[] = {8,        24,           4096,     4104,
 // The small sizes, then half of the rest in one piece, and what is left in ever smaller ones.
 std::vector<Buffer> allocate_all(const Gpu& gpu, std::uint64_t size) {
   std::vector<Buffer> buffers;
+  bool row = false;  // every other one by the call for rows
   auto add = [&](std::uint64_t bytes) {
+    row = !row;
     buffers.push_back(
         {"buffer " + std::to_string(buffers.size()) + " (" + std::to_string(bytes) + " bytes)",
-         gpu.allocate(bytes), bytes / sizeof(std::uint64_t), 0});
+         row ? gpu.allocate_row(bytes) : gpu.allocate(bytes), bytes / sizeof(std::uint64_t), 0});
     size -= std::min(size, bytes);
   };
   for (std::uint64_t bytes : kSmallSizes) {

@@ -97,6 +97,16 @@ def suspended_again_and_again(machine, target, wanted):
     return figures
 
 
+def way_in(machine, option):
+    target = start(machine, "memory", [*KINDS["memory"][1 if machine.simulated else 0], option], name="way-in")
+    return suspended_again_and_again(machine, target, "direct")
+
+
+# The driver's functions by cuGetProcAddress; those for which the default stream is each thread's own.
+for one in ("proc-address", "per-thread-stream"):
+    case(f"direct.memory.{one}", needs=NEEDS)(lambda machine, option=f"--{one}": way_in(machine, option))
+
+
 @case("direct.part_of_job", needs=NEEDS)
 def part_of_job(machine):
     """Two ranks that wait for each other, of which one has no agent: what the other has goes past the driver."""
