@@ -143,6 +143,32 @@ TEST_F(AgentMemory, MemoryIsOpenToRdmaWhereTheDeviceHasIt) {
   EXPECT_EQ(all, twice);
 }
 
+TEST_F(AgentMemory, WhatIsADmaBufStaysAndWhatIsRefusedDoesNot) {
+  ASSERT_EQ(own::cuCtxCreate_v2(&context_, 0, 0), CUDA_SUCCESS);
+  const auto address = allocated(4 * kMiB);
+  int fd = -1;
+  fake().fail_at("cuMemGetHandleForAddressRange", 1);
+  EXPECT_NE(own::cuMemGetHandleForAddressRange(&fd, address, 4 * kMiB, 1, 0), CUDA_SUCCESS);
+  EXPECT_EQ(movable_bytes(), 4 * kMiB);
+  EXPECT_EQ(own::cuMemGetHandleForAddressRange(&fd, address, 4 * kMiB, 1, 0), CUDA_SUCCESS);
+  EXPECT_EQ(movable_bytes(), 0U);
+}
+
+// As it does of virtual memory from which P2P tokens were asked, and then reads what the context
+// has.
+TEST_F(AgentMemory, WhatIsSynchronousIsWhatTheProgramSaidAlsoWhereTheDriverTakesIt) {
+  ASSERT_EQ(own::cuCtxCreate_v2(&context_, 0, 0), CUDA_SUCCESS);
+  const auto address = allocated(4 * kMiB);
+  for (const unsigned wanted : {1U, 0U, 1U}) {
+    ASSERT_EQ(own::cuPointerSetAttribute(&wanted, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, address),
+              CUDA_SUCCESS);
+    unsigned char found[sizeof(CUcontext)] = {};
+    ASSERT_EQ(own::cuPointerGetAttribute(found, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, address),
+              CUDA_SUCCESS);
+    EXPECT_EQ(found[0], wanted);
+  }
+}
+
 // The driver would save it, and there is much of it.
 TEST_F(AgentMemory, LocalMemoryGoesAndComesBackAsItWas) {
   CUcontext second = nullptr;

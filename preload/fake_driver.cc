@@ -260,6 +260,14 @@ CUresult get_pointer_attribute(void* data, CUpointer_attribute, CUdeviceptr) {
   *static_cast<CUcontext*>(data) = g_fake.current.empty() ? nullptr : g_fake.current.back();
   return CUDA_SUCCESS;
 }
+CUresult set_pointer_attribute(const void*, CUpointer_attribute, CUdeviceptr) {
+  ENTER(cuPointerSetAttribute);
+  return CUDA_SUCCESS;
+}
+CUresult get_dma_buf(void*, CUdeviceptr, std::size_t, unsigned, unsigned long long) {
+  ENTER(cuMemGetHandleForAddressRange);
+  return CUDA_SUCCESS;
+}
 // A handle is the address.
 CUresult get_ipc(CUipcMemHandle* handle, CUdeviceptr address) {
   ENTER(cuIpcGetMemHandle);
@@ -328,6 +336,8 @@ const DriverCalls& calls() {
     all.cuMemImportFromShareableHandle = &import_handle;
     all.cuMemGetAddressRange_v2 = &get_range;
     all.cuPointerGetAttribute = &get_pointer_attribute;
+    all.cuPointerSetAttribute = &set_pointer_attribute;
+    all.cuMemGetHandleForAddressRange = &get_dma_buf;
     all.cuIpcGetMemHandle = &get_ipc;
     all.cuIpcOpenMemHandle_v2 = &open_ipc;
     all.cuIpcCloseMemHandle = &close_ipc;

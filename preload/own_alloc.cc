@@ -334,8 +334,8 @@ void correct_attribute(CUpointer_attribute attribute, void* data, CUdeviceptr po
       *static_cast<CUdeviceptr*>(data) = at->first;
     if (attribute == CU_POINTER_ATTRIBUTE_RANGE_SIZE)
       *static_cast<std::size_t*>(data) = at->second.asked;
-    if (attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS && at->second.sync_memops)
-      *static_cast<bool*>(data) = true;
+    if (attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS)
+      *static_cast<bool*>(data) = at->second.sync_memops;
     // One byte of what may be an int, which the driver has set to 0.
     if (attribute == CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE && at->second.opens == 0)
       *static_cast<bool*>(data) = true;
@@ -387,6 +387,12 @@ CUresult cuPointerSetAttribute(const void* value, CUpointer_attribute attribute,
                                CUdeviceptr pointer) {
   const Gate::Pass pass;
   const auto result = driver().cuPointerSetAttribute(value, attribute, pointer);
+  // Once it has been asked for P2P tokens of it the driver does so for virtual memory, too (580).
+  if (result == CUDA_SUCCESS && attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) {
+    const TablesLock lock;
+    const bool wanted = *static_cast<const unsigned char*>(value) != 0;
+    if (auto* allocation = allocation_at(pointer)) allocation->sync_memops = wanted;
+  }
   // What the driver says of virtual memory, whatever the attribute.
   if (result != CUDA_ERROR_NOT_SUPPORTED || !value) return result;
   CUcontext context = nullptr;

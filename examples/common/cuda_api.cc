@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -26,9 +27,11 @@ void* look_up(Lookup lookup, const char* symbol, int version) {
     auto* get =
         reinterpret_cast<cuda::fn::cuGetProcAddress_v2*>(dlsym(g_library, "cuGetProcAddress_v2"));
     void* address = nullptr;
-    const auto flags = lookup == Lookup::kPerThreadDefaultStream
-                           ? cuda::CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM
-                           : cuda::CU_GET_PROC_ADDRESS_DEFAULT;
+    auto flags = cuda::CU_GET_PROC_ADDRESS_DEFAULT;
+    if (lookup == Lookup::kPerThreadDefaultStream) {
+      flags = cuda::CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
+      version = std::max(version, 7000);  // which has such functions first
+    }
     if (get &&
         get(unversioned(symbol).c_str(), &address, version, flags, nullptr) == cuda::CUDA_SUCCESS) {
       return address;
