@@ -51,7 +51,6 @@ target_round() { local n=; until [[ -n $n ]]; do n=$(sed -n 's/^round 0*\([0-9][
   diff "$BATS_TEST_TMPDIR/without" "$BATS_TEST_TMPDIR/with"
 }
 
-# bats test_tags=long
 @test "a program that forks all the time is suspended and goes on" {
   start_doing fork
   # What forked a moment ago may still be there, and is suspended with it.
@@ -127,7 +126,6 @@ open(sys.argv[2], "wb").write(content.replace(stays, goes))' "$STASIS_LIBCUDA" "
   target_verifies
 }
 
-# bats test_tags=long
 @test "after exec there is another agent, with the new program's memory" {
   start_doing exec "$BATS_TEST_TMPDIR/go"
   cycle_by direct
@@ -324,7 +322,6 @@ open_beside() {
   target_verifies
 }
 
-# bats test_tags=long
 @test "dumped and restored, memory that was shared by CUDA IPC is opened as before" {
   need_root "CRIU"
   go=$BATS_TEST_TMPDIR/go

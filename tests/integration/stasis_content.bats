@@ -76,7 +76,6 @@ partial_images() { compgen -G "$image.partial-*" || true; }
   target_verifies
 }
 
-# bats test_tags=long
 @test "the processes of a tree have a stream each" {
   LD_PRELOAD=$agent start_tree --size 12M
   dump_it --json
@@ -86,7 +85,6 @@ partial_images() { compgen -G "$image.partial-*" || true; }
   restored_verifies 3
 }
 
-# bats test_tags=long
 @test "compressed or past the page cache, it comes back the same" {
   local options
   for options in "--compress lz4" "--compress zstd --direct-io" "--sync none --direct-io"; do

@@ -298,7 +298,6 @@ END
   restored_verifies
 }
 
-# bats test_tags=long
 @test "dump --leave-running goes on in the same process, with the image whole" {
   need_root "CRIU"
   start_agent memory --size 16M
@@ -475,7 +474,6 @@ END
   target_verifies
 }
 
-# bats test_tags=long
 @test "SIGTERM and SIGINT end a suspend with 143 and 130, and the program runs on" {
   start_agent memory --size 24M
   local signal expected
