@@ -1,4 +1,4 @@
-// stasis-driver-calls LIBRARY [mover [CACHE]]: for a libstasis in another process, which starts
+// stasis-driver-calls LIBRARY [mover]: for a libstasis in another process, which starts
 // this one and ends it, the driver's calls, or the process that copies GPU memory. Of no use by
 // itself.
 #include <cstdlib>
@@ -15,8 +15,8 @@ int main(int argc, char** argv) {
     const char* library = argc > 1 ? argv[1] : "";
     if (argc > 2 && std::string_view(argv[2]) == "mover") {
       if (*library != '\0') ::setenv("STASIS_LIBCUDA", library, 1);
-      stasis::serve_as_helper(stasis::direct::kMoverName, [&](const stasis::Channel& owner) {
-        stasis::direct::serve_mover(owner, argc > 3 ? argv[3] : "");
+      stasis::serve_as_helper(stasis::direct::kMoverName, [](const stasis::Channel& owner) {
+        stasis::direct::serve_mover(owner, {});
       });
     }
     auto driver = stasis::load_driver(library);

@@ -95,7 +95,7 @@ Result<std::shared_ptr<direct::MemoryMover>> Call::make_mover(const stasis_sessi
   if (!mover_ || mover_->is_lost()) {
     auto program = calls_program();
     if (!program) return fail(std::move(program.error()));
-    const std::array<std::string, 3> arguments{session.library, "mover", compiled_code_directory()};
+    const std::array<std::string, 2> arguments{session.library, "mover"};
     auto mover = direct::MoverProcess::start_program(*program, arguments);
     if (!mover) return fail(std::move(mover.error()));
     mover_ = std::make_shared<direct::MoverProcess>(std::move(*mover));

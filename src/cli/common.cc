@@ -28,8 +28,10 @@ Result<std::unique_ptr<Driver>> Context::load_bounded_driver() {
 }
 
 Result<std::unique_ptr<Driver>> Context::load_moving_driver(bool spare) {
-  const auto start = []() -> std::shared_ptr<direct::MoverProcess> {
-    auto started = direct::MoverProcess::start(compiled_code_directory());
+  // For digests, which is what breaks.
+  const std::string cache = spare ? compiled_code_directory() : std::string();
+  const auto start = [&cache]() -> std::shared_ptr<direct::MoverProcess> {
+    auto started = direct::MoverProcess::start(cache);
     if (!started) return nullptr;
     return std::make_shared<direct::MoverProcess>(std::move(*started));
   };

@@ -253,8 +253,18 @@ bool AgentClient::has_left() const {
   const auto mappings = proc::ProcFs().mappings(pid_);
   // Without any it is about to end, which its pidfd tells.
   if (!mappings || mappings->empty() || ::fstat(file_.get(), &status) != 0) return false;
-  return std::none_of(mappings->begin(), mappings->end(), [&](const proc::Mapping& mapping) {
-    return mapping.inode == status.st_ino && mapping.path.find(kAgentMemfd) != std::string::npos;
+  const bool mapped =
+      std::any_of(mappings->begin(), mappings->end(), [&](const proc::Mapping& mapping) {
+        return mapping.inode == status.st_ino &&
+               mapping.path.find(kAgentMemfd) != std::string::npos;
+      });
+  if (mapped) return false;
+  // A list that is read while it changes is not to be believed alone: exec closes the page as well.
+  std::error_code failed;
+  const auto paths = candidates(pid_, failed);
+  return !failed && std::none_of(paths.begin(), paths.end(), [&](const std::string& path) {
+    struct stat other {};
+    return ::stat(path.c_str(), &other) == 0 && other.st_ino == status.st_ino;
   });
 }
 
@@ -282,13 +292,15 @@ Result<void> AgentClient::finish(std::chrono::milliseconds patience) {
 Result<void> AgentClient::finish_unless(const Interrupt& interrupt,
                                         std::chrono::milliseconds patience) {
   const auto deadline = Clock::now() + patience;
+  int times_left = 0;
   for (int looks = 1;; ++looks) {
     const auto seen = page_->reply.load(std::memory_order_acquire);
     if (seen == number_) break;
     if (!pidfd_.alive()) {
       return fail(ErrorCode::kProcessGone, fmt::format("process {} has ended", pid_.value));
     }
-    if (looks % kLooksUntilMaps == 0 && has_left()) {
+    if (looks % kLooksUntilMaps == 0) times_left = has_left() ? times_left + 1 : 0;
+    if (times_left == 2) {
       return fail(
           ErrorCode::kProcessGone,
           fmt::format("process {} has become another program (exec), and what it had on the "

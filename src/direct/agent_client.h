@@ -114,7 +114,7 @@ class AgentClient {
     std::uint32_t shared = 0;
   };
   void take_figures();
-  // The process has the page no more: exec has taken it, and the agent with it. Reads its maps.
+  // The process has the page no more: exec has taken it, and the agent with it.
   bool has_left() const;
 
   struct Seen {

@@ -13,7 +13,8 @@
 
 namespace stasis {
 
-// For a mover's process: in the state directory, and as private; empty if that cannot be had.
+// For a mover's process that computes digests: in the state directory, and as private; empty if
+// that cannot be had.
 std::string compiled_code_directory();
 
 struct MoverNeeds {

@@ -262,7 +262,8 @@ class Place:
         locks = ("journal.lock", "gpu-room.lock", "gpu-ahead.lock")  # files that stay, and say nothing
         return [name for name in os.listdir(self.state)
                 if name not in locks and not (name.startswith("restore-") and name.endswith(".log"))
-                and not name.startswith("jobs")]  # the folder of names of jobs (ADR 22)
+                and not name.startswith("jobs")  # the folder of names of jobs (ADR 22)
+                and name != "compiled"]  # that of code for the GPU (ADR 29)
 
     def check_clean(self):
         check(not self.crius(), f"criu runs: {self.crius()}")

@@ -11,6 +11,7 @@ constexpr std::uint64_t kMiB = 1u << 20;
 constexpr std::uint64_t kDefaultSize = 16 * kMiB;
 constexpr std::uint64_t kSpanWords = 512;
 constexpr int kSpansPerRound = 8;
+constexpr std::uint64_t kLongestAlignment = 512;  // of a row
 constexpr std::uint64_t kStillPiece = 1024 * kMiB;
 
 // Small ones share the driver's slabs, those from 2 MiB on have pages of their own: sizes on both
@@ -21,9 +22,9 @@ constexpr std::uint64_t kSmallSizes[] = {8,        24,           4096,     4104,
 // The small sizes, then half of the rest in one piece, and what is left in ever smaller ones.
 std::vector<Buffer> allocate_all(const Gpu& gpu, std::uint64_t size) {
   std::vector<Buffer> buffers;
-  bool row = false;  // every other one by the call for rows
+  bool row = false;  // every other one by the call for rows, if it is as long then as it is to be
   auto add = [&](std::uint64_t bytes) {
-    row = !row;
+    row = !row && bytes % kLongestAlignment == 0;
     buffers.push_back(
         {"buffer " + std::to_string(buffers.size()) + " (" + std::to_string(bytes) + " bytes)",
          row ? gpu.allocate_row(bytes) : gpu.allocate(bytes), bytes / sizeof(std::uint64_t), 0});
