@@ -1,6 +1,5 @@
-// stasis-driver-calls LIBRARY [mover]: for a libstasis in another process, which starts
-// this one and ends it, the driver's calls, or the process that copies GPU memory. Of no use by
-// itself.
+// stasis-driver-calls LIBRARY [mover]: for a libstasis in another process, which starts this one
+// and ends it, the driver's calls, or the process that copies GPU memory. Of no use by itself.
 #include <cstdlib>
 #include <exception>
 #include <string_view>
