@@ -57,7 +57,7 @@ constexpr std::pair<int, Told> kOthers[] = {
     {18 /* MAPPING_SIZE */, Told::kValue},
     {19 /* MAPPING_BASE_ADDR */, Told::kAddress},
     {20 /* MEMORY_BLOCK_ID */, Told::kWhether},
-    {21 /* IS_HW_DECOMPRESS_CAPABLE: not for virtual memory, ADR 17 */, Told::kNothing},
+    {21 /* IS_HW_DECOMPRESS_CAPABLE */, Told::kValue},
 };
 
 void ask_others(CUdeviceptr pointer, CUdeviceptr begin) {
