@@ -143,6 +143,33 @@ TEST_F(AgentMemory, MemoryIsOpenToRdmaWhereTheDeviceHasIt) {
   EXPECT_EQ(all, twice);
 }
 
+// The GPU's own unit decompresses into it as into the driver's own, where the driver knows of that.
+TEST_F(AgentMemory, MemoryIsOpenToDecompressionWhereTheDriverTakesIt) {
+  constexpr CUdevice kWith = 102;
+  constexpr CUdevice kWithout = 103;
+  fake().without_decompression = {kWithout};
+  for (const auto device : {kWith, kWithout}) {
+    ASSERT_EQ(own::cuCtxCreate_v2(&context_, 0, device), CUDA_SUCCESS);
+    (void)allocated(4 * kMiB);
+  }
+  cycle();  // in new memory
+  std::vector<std::pair<CUdevice, int>> all;
+  for (const auto& prop : fake().created)
+    all.emplace_back(prop.location.id, prop.allocFlags.usage);
+  std::sort(all.begin(), all.end());
+  const decltype(all) twice{{kWith, 2}, {kWith, 2}, {kWithout, 0}, {kWithout, 0}};
+  EXPECT_EQ(all, twice);
+  // A device that has no room is no reason to stop asking.
+  fake().created.clear();
+  ASSERT_EQ(own::cuCtxCreate_v2(&context_, 0, kWith), CUDA_SUCCESS);
+  fake().fail_at("cuMemCreate", 1);
+  CUdeviceptr of_driver = 0;
+  EXPECT_EQ(own::cuMemAlloc_v2(&of_driver, 4 * kMiB), CUDA_SUCCESS);
+  EXPECT_TRUE(fake().created.empty());
+  (void)allocated(4 * kMiB);
+  EXPECT_EQ(fake().created.back().allocFlags.usage, 2);
+}
+
 TEST_F(AgentMemory, WhatIsADmaBufStaysAndWhatIsRefusedDoesNot) {
   ASSERT_EQ(own::cuCtxCreate_v2(&context_, 0, 0), CUDA_SUCCESS);
   const auto address = allocated(4 * kMiB);

@@ -112,6 +112,8 @@ CUresult unreserve(CUdeviceptr address, std::size_t size) {
 CUresult create(CUmemGenericAllocationHandle* handle, std::size_t size,
                 const CUmemAllocationProp* prop, unsigned long long) {
   ENTER(cuMemCreate);
+  if (prop->allocFlags.usage && g_fake.without_decompression.contains(prop->location.id))
+    return CUDA_ERROR_INVALID_VALUE;
   g_fake.created.push_back(*prop);
   *handle = g_fake.next_handle++;
   g_fake.objects[*handle] = size;

@@ -38,7 +38,8 @@ struct FakeDriver {
   std::size_t& stack_size() { return stack_sizes.try_emplace(current.back(), 1024).first->second; }
   int primary_active = 1;
   std::set<cuda::CUdevice> without_rdma;
-  int exported = -1;  // what an exported handle is a duplicate of
+  std::set<cuda::CUdevice> without_decompression;  // do not know the flag of cuMemCreate
+  int exported = -1;                               // what an exported handle is a duplicate of
   static inline const cuda::CUcontext kPrimary = reinterpret_cast<cuda::CUcontext>(0x7000);
 
   // The nth call of that name from now on fails, once.

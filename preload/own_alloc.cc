@@ -25,6 +25,10 @@ constexpr std::size_t kThreshold = std::size_t{2} << 20;
 struct DeviceTraits {
   bool usable = false;
   bool rdma = false;
+  // Whether the driver takes CU_MEM_CREATE_USAGE_HW_DECOMPRESS. What cuMemAlloc gives can always be
+  // decompressed into by the GPU's own unit, as far as there is one; what cuMemCreate gives has to
+  // be asked for (CUDA's documentation of cuMemBatchDecompressAsync).
+  bool decompression = true;
   std::size_t granularity = 0;
 };
 
@@ -53,16 +57,36 @@ DeviceTraits look_at(CUdevice device) {
   return traits;
 }
 
-DeviceTraits traits_of(CUdevice device) {
+std::map<CUdevice, DeviceTraits>& known_traits() {
   static auto* known = new std::map<CUdevice, DeviceTraits>;
+  return *known;
+}
+
+DeviceTraits traits_of(CUdevice device) {
   {
     const TablesLock lock;
-    const auto at = known->find(device);
-    if (at != known->end()) return at->second;
+    const auto at = known_traits().find(device);
+    if (at != known_traits().end()) return at->second;
   }
   const auto traits = look_at(device);
   const TablesLock lock;
-  return known->emplace(device, traits).first->second;
+  return known_traits().emplace(device, traits).first->second;
+}
+
+// As the memory of cuMemAlloc is, where this driver can.
+CUresult create(CUmemGenericAllocationHandle* real, std::size_t size, CUmemAllocationProp& prop,
+                const DeviceTraits& traits) {
+  prop.allocFlags.gpuDirectRDMACapable = traits.rdma ? 1 : 0;
+  prop.allocFlags.usage = traits.decompression ? kMemCreateUsageHwDecompress : 0;
+  const auto result = driver().cuMemCreate(real, size, &prop, 0);
+  const bool unknown = result == CUDA_ERROR_INVALID_VALUE || result == CUDA_ERROR_NOT_SUPPORTED;
+  if (!traits.decompression || !unknown) return result;
+  prop.allocFlags.usage = 0;
+  const auto without = driver().cuMemCreate(real, size, &prop, 0);
+  if (without != CUDA_SUCCESS) return without;
+  const TablesLock lock;
+  known_traits()[prop.location.id].decompression = false;
+  return without;
 }
 
 // While a stream is captured the driver refuses to allocate or free, unless the thread has said
@@ -86,11 +110,9 @@ CUdeviceptr allocate(CUcontext context, CUdevice device, std::size_t asked) {
   prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
-  prop.allocFlags.gpuDirectRDMACapable = traits.rdma ? 1 : 0;
-
   CUmemGenericAllocationHandle real = 0;
   CUdeviceptr address = 0;
-  if (call.cuMemCreate(&real, size, &prop, 0) != CUDA_SUCCESS) return 0;
+  if (create(&real, size, prop, traits) != CUDA_SUCCESS) return 0;
   if (call.cuMemAddressReserve(&address, size, 0, 0, 0) != CUDA_SUCCESS) {
     call.cuMemRelease(real);
     return 0;

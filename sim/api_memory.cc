@@ -54,6 +54,12 @@ CUresult answer(void* data, T value) {
   return CUDA_SUCCESS;
 }
 
+// As on a Hopper with 580: of what cuMemAlloc gives, and of what cuMemCreate was asked for.
+bool can_decompress_into(const Allocation& a) {
+  if (a.kind == Kind::kDevice) return !a.pool;
+  return a.object && (a.object->kind.usage & kMemCreateUsageHwDecompress);
+}
+
 CUresult pointer_attribute(Driver& driver, void* data, CUpointer_attribute attribute,
                            CUdeviceptr pointer) {
   Allocation a;
@@ -86,11 +92,13 @@ CUresult pointer_attribute(Driver& driver, void* data, CUpointer_attribute attri
     case CU_POINTER_ATTRIBUTE_MAPPED:
       return answer(data, true);
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
-      return answer(data, std::uint64_t{a.object ? a.object->handle_types : 0});
+      return answer(data, std::uint64_t{a.object ? a.object->kind.handle_types : 0});
     case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
       return answer(data, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
     case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
       return answer(data, a.pool);
+    case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
+      return answer(data, can_decompress_into(a));
   }
   return CUDA_ERROR_INVALID_VALUE;
 }
@@ -109,6 +117,7 @@ void default_attribute(void* data, CUpointer_attribute attribute) {
       break;
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
     case CU_POINTER_ATTRIBUTE_MAPPED:
+    case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
       answer(data, false);
       break;
     default:

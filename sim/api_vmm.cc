@@ -59,7 +59,8 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t size,
     if (auto rc = check_prop(driver, prop); rc != CUDA_SUCCESS) return rc;
     const int slot = driver.devices[Driver::ordinal_index(prop->location.id)].slot;
     Object* object = nullptr;
-    auto rc = driver.memory.create(slot, size, prop->requestedHandleTypes, object);
+    auto rc = driver.memory.create(slot, size, {prop->requestedHandleTypes, prop->allocFlags.usage},
+                                   object);
     if (rc == CUDA_SUCCESS) *handle = handle_of(object);
     return rc;
   });
@@ -192,7 +193,8 @@ CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* prop,
     if (!prop || !driver.memory.is_handle(object)) return CUDA_ERROR_INVALID_VALUE;
     *prop = CUmemAllocationProp{};
     prop->type = CU_MEM_ALLOCATION_TYPE_PINNED;
-    prop->requestedHandleTypes = static_cast<CUmemAllocationHandleType>(object->handle_types);
+    prop->requestedHandleTypes = static_cast<CUmemAllocationHandleType>(object->kind.handle_types);
+    prop->allocFlags.usage = static_cast<unsigned short>(object->kind.usage);
     prop->location = {CU_MEM_LOCATION_TYPE_DEVICE, ordinal_of(driver, object->gpu)};
     return CUDA_SUCCESS;
   });

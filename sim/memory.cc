@@ -67,8 +67,7 @@ std::uint64_t Memory::free_bytes(int index) const {
 
 // --- Objects and where they are mapped
 
-CUresult Memory::new_object(int index, std::uint64_t size, std::uint32_t handle_types,
-                            Object*& out) {
+CUresult Memory::new_object(int index, std::uint64_t size, ObjectKind kind, Object*& out) {
   auto& s = slot(index);
   if (!s.holding) {
     auto holding = std::make_unique<Holding>(dir_, s.spec);
@@ -77,12 +76,12 @@ CUresult Memory::new_object(int index, std::uint64_t size, std::uint32_t handle_
   }
   auto object = std::make_unique<Object>();
   Fd file;
-  const auto outcome = s.holding->create(size, handle_types, object->id, file);
+  const auto outcome = s.holding->create(size, kind, object->id, file);
   if (outcome == Holding::Outcome::kFull) return CUDA_ERROR_OUT_OF_MEMORY;
   if (outcome != Holding::Outcome::kOk) return CUDA_ERROR_UNKNOWN;
   object->size = size;
   object->gpu = index;
-  object->handle_types = handle_types;
+  object->kind = kind;
   objects_.insert(object.get());
   out = object.release();
   return CUDA_SUCCESS;
@@ -108,7 +107,7 @@ CUresult Memory::adopt(int index, const ObjectTrailer& trailer, int fd, Object::
   object->size = trailer.size;
   object->gpu = index;
   object->origin = origin;
-  object->handle_types = trailer.handle_types;
+  object->kind = trailer.kind;
   objects_.insert(object);
   out = object;
   return CUDA_SUCCESS;
@@ -185,7 +184,7 @@ CUresult Memory::allocate_in_slab(int index, Allocation& allocation) {
     if (slab->object->gpu == index && take(*slab)) return CUDA_SUCCESS;
   }
   auto slab = std::make_unique<Slab>();
-  if (auto rc = new_object(index, kGranule, 0, slab->object); rc != CUDA_SUCCESS) return rc;
+  if (auto rc = new_object(index, kGranule, {}, slab->object); rc != CUDA_SUCCESS) return rc;
   slab->base = reserve_range(kGranule, kGranule, 0);
   const Placement placement{kGranule, 0, slab->object, PROT_READ | PROT_WRITE, allocation.device};
   if (!slab->base || !place(slab->base, placement)) {
@@ -213,7 +212,7 @@ CUresult Memory::allocate(int index, int device, std::uint64_t size, Context* co
     if (auto rc = allocate_in_slab(index, allocation); rc != CUDA_SUCCESS) return rc;
   } else {
     const auto whole = round_up(size, kGranule);
-    if (auto rc = new_object(index, whole, 0, allocation.object); rc != CUDA_SUCCESS) return rc;
+    if (auto rc = new_object(index, whole, {}, allocation.object); rc != CUDA_SUCCESS) return rc;
     allocation.base = reserve_range(whole, kGranule, 0);
     const Placement placement{whole, 0, allocation.object, PROT_READ | PROT_WRITE, device};
     if (!allocation.base || !place(allocation.base, placement)) {

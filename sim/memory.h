@@ -38,7 +38,7 @@ struct Object {
   int gpu = 0;                                     // slot of Memory
   enum class Origin { kOwn, kOpened, kImported };  // by legacy IPC, or as a descriptor
   Origin origin = Origin::kOwn;
-  std::uint32_t handle_types = 0;
+  ObjectKind kind;
   int handles = 0;  // references by cuMemCreate, import and retain
   int uses = 0;     // allocations and mappings that refer to it
   // While checkpointed: where the content lies in the image, and which parts of it are not zero.
@@ -114,7 +114,7 @@ class Memory {
   // Virtual memory management.
   cuda::CUresult reserve(std::uint64_t size, std::uint64_t alignment, Address hint, Address& out);
   cuda::CUresult unreserve(Address base, std::uint64_t size);
-  cuda::CUresult create(int index, std::uint64_t size, std::uint32_t handle_types, Object*& out);
+  cuda::CUresult create(int index, std::uint64_t size, ObjectKind kind, Object*& out);
   cuda::CUresult release(Object* object);
   cuda::CUresult map(Address at, std::uint64_t size, std::uint64_t offset, Object* object,
                      int device);
@@ -156,8 +156,7 @@ class Memory {
 
   Slot& slot(int index) { return slots_[static_cast<std::size_t>(index)]; }
   const Slot& slot(int index) const { return slots_[static_cast<std::size_t>(index)]; }
-  cuda::CUresult new_object(int index, std::uint64_t size, std::uint32_t handle_types,
-                            Object*& out);
+  cuda::CUresult new_object(int index, std::uint64_t size, ObjectKind kind, Object*& out);
   cuda::CUresult adopt(int index, const ObjectTrailer& trailer, int fd, Object::Origin origin,
                        Object*& out);
   void drop_if_unused(Object* object);

@@ -188,7 +188,7 @@ CUresult Memory::bring_back(const std::string& dir, const std::vector<GpuSpec>& 
     if (!h) return CUDA_ERROR_UNKNOWN;
     ObjectId id;
     Fd file;
-    switch (h->create(object->size, object->handle_types, id, file)) {
+    switch (h->create(object->size, object->kind, id, file)) {
       case Holding::Outcome::kOk:
         break;
       case Holding::Outcome::kFull:

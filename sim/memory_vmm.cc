@@ -30,10 +30,10 @@ CUresult Memory::unreserve(Address base, std::uint64_t size) {
   return CUDA_SUCCESS;
 }
 
-CUresult Memory::create(int index, std::uint64_t size, std::uint32_t handle_types, Object*& out) {
+CUresult Memory::create(int index, std::uint64_t size, ObjectKind kind, Object*& out) {
   if (size == 0 || size % kGranule) return CUDA_ERROR_INVALID_VALUE;
   std::lock_guard lock(mutex_);
-  if (auto rc = new_object(index, size, handle_types, out); rc != CUDA_SUCCESS) return rc;
+  if (auto rc = new_object(index, size, kind, out); rc != CUDA_SUCCESS) return rc;
   out->handles = 1;
   return CUDA_SUCCESS;
 }
@@ -147,7 +147,7 @@ CUresult Memory::protection(Address at, int& prot) const {
 CUresult Memory::export_fd(Object* object, int& out) const {
   if (!is_handle(object)) return CUDA_ERROR_INVALID_VALUE;
   std::lock_guard lock(mutex_);
-  if (!(object->handle_types & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)) {
+  if (!(object->kind.handle_types & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   auto file = slot(object->gpu).holding->reopen(object->id);

@@ -320,8 +320,7 @@ bool Holding::count(const ObjectId& id, std::uint64_t size) {
   return true;
 }
 
-Holding::Outcome Holding::create(std::uint64_t size, std::uint32_t handle_types, ObjectId& id,
-                                 Fd& file) {
+Holding::Outcome Holding::create(std::uint64_t size, ObjectKind kind, ObjectId& id, Fd& file) {
   Lock lock(folder());
   if (!lock) return Outcome::kFailed;
   if (size > gpu_.capacity) return Outcome::kFull;
@@ -335,7 +334,7 @@ Holding::Outcome Holding::create(std::uint64_t size, std::uint32_t handle_types,
   trailer.id = id;
   trailer.size = size;
   trailer.gpu = gpu_.uuid;
-  trailer.handle_types = handle_types;
+  trailer.kind = kind;
   const auto length = static_cast<off_t>(size + kPage);
   if (file && ::ftruncate(file.get(), length) == 0 &&
       ::pwrite(file.get(), &trailer, sizeof trailer, static_cast<off_t>(size)) == sizeof trailer &&

@@ -55,14 +55,19 @@ struct ObjectId {
   bool operator==(const ObjectId&) const = default;
 };
 
+// What its creator asked for.
+struct ObjectKind {
+  std::uint32_t handle_types = 0;
+  std::uint32_t usage = 0;  // CU_MEM_CREATE_USAGE_*
+};
+
 // The last page of a memory file, so that an importer knows what it was handed.
 struct ObjectTrailer {
   char magic[16];
   ObjectId id;
   std::uint64_t size;
   cuda::CUuuid gpu;
-  std::uint32_t handle_types;
-  std::uint32_t reserved;
+  ObjectKind kind;
 };
 
 struct Usage {
@@ -95,7 +100,7 @@ class Holding {
   void close();  // lets go of everything of this GPU: the memory files too
   enum class Outcome { kOk, kFull, kFailed };
   // Creates an object's file if it fits the GPU, and counts it.
-  Outcome create(std::uint64_t size, std::uint32_t handle_types, ObjectId& id, Fd& file);
+  Outcome create(std::uint64_t size, ObjectKind kind, ObjectId& id, Fd& file);
   // Counts an object of somebody else's that `file` refers to, and gives it a name of our own.
   Outcome adopt(const ObjectTrailer& object, int file);
   Fd reopen(const ObjectId& id) const;

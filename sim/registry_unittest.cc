@@ -48,7 +48,7 @@ class Registry : public testing::Test {
       Fd file;
       ObjectId created;
       const bool ok =
-          holding.open() && holding.create(size, 0, created, file) == Holding::Outcome::kOk;
+          holding.open() && holding.create(size, {}, created, file) == Holding::Outcome::kOk;
       (void)!::write(ready[1], ok ? &created : nullptr, ok ? sizeof created : 0);
       ::close(ready[1]);
       char c;
@@ -74,7 +74,7 @@ TEST_F(Registry, CountsWhatIsHeld) {
   ASSERT_TRUE(holding.open());
   ObjectId id;
   Fd file;
-  ASSERT_EQ(holding.create(16 * kMiB, 0, id, file), Holding::Outcome::kOk);
+  ASSERT_EQ(holding.create(16 * kMiB, {}, id, file), Holding::Outcome::kOk);
   auto seen = usage(dir_, gpu_.uuid);
   EXPECT_EQ(seen.used, 16 * kMiB);
   ASSERT_EQ(seen.processes.size(), 1u);
@@ -93,8 +93,8 @@ TEST_F(Registry, RefusesMoreThanTheGpuHasAcrossProcesses) {
   ASSERT_TRUE(holding.open());
   ObjectId id;
   Fd file;
-  EXPECT_EQ(holding.create(32 * kMiB, 0, id, file), Holding::Outcome::kFull);
-  EXPECT_EQ(holding.create(24 * kMiB, 0, id, file), Holding::Outcome::kOk);
+  EXPECT_EQ(holding.create(32 * kMiB, {}, id, file), Holding::Outcome::kFull);
+  EXPECT_EQ(holding.create(24 * kMiB, {}, id, file), Holding::Outcome::kOk);
   const auto seen = usage(dir_, gpu_.uuid);
   EXPECT_EQ(seen.used, 64 * kMiB);
   EXPECT_EQ(seen.processes.size(), 2u);

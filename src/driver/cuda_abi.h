@@ -268,6 +268,7 @@ enum CUpointer_attribute : unsigned int {
   CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES = 14,
   CU_POINTER_ATTRIBUTE_ACCESS_FLAGS = 16,
   CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE = 17,
+  CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE = 21,  // since CUDA 12.8
 };
 
 enum CUfunction_attribute : unsigned int {
@@ -376,6 +377,8 @@ struct CUmemLocation {
   CUmemLocationType type;
   int id;
 };
+
+inline constexpr unsigned short kMemCreateUsageHwDecompress = 0x2;  // since CUDA 12.8
 
 struct CUmemAllocationProp {
   CUmemAllocationType type;

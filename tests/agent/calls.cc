@@ -57,7 +57,7 @@ constexpr std::pair<int, Told> kOthers[] = {
     {18 /* MAPPING_SIZE */, Told::kValue},
     {19 /* MAPPING_BASE_ADDR */, Told::kAddress},
     {20 /* MEMORY_BLOCK_ID */, Told::kWhether},
-    {21 /* IS_HW_DECOMPRESS_CAPABLE */, Told::kValue},
+    {CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE, Told::kValue},
 };
 
 void ask_others(CUdeviceptr pointer, CUdeviceptr begin) {
