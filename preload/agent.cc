@@ -1,11 +1,13 @@
 #include "agent.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -21,6 +23,7 @@
 #include <span>
 #include <string>
 
+#include "base/agent_thread.h"
 #include "base/descriptor_room.h"
 #include "base/futex.h"
 #include "direct/agent_protocol.h"
@@ -58,17 +61,19 @@ int g_fd = -1;
 std::atomic<bool> g_ending{false};
 std::atomic<bool> g_started{false};
 
-// What is exported to a tool at this moment. Changed under a mutex that a fork waits for: a child
-// that kept one would keep the memory from the GPU for as long as it lives.
+// Descriptors of exported memory. Changed under a mutex that a fork waits for: a child that kept
+// one would keep the memory from the GPU for as long as it lives.
+pthread_mutex_t g_exporting = PTHREAD_MUTEX_INITIALIZER;
+
+template <std::uint32_t kMost>
 struct Exported {
-  pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-  int fds[direct::kExportBatch] = {};
+  int fds[kMost] = {};
   std::uint32_t count = 0;
 
   // One more, by `make`, which is given where to put it.
   template <class Make>
   Outcome add(Make make) {
-    ::pthread_mutex_lock(&mutex);
+    ::pthread_mutex_lock(&g_exporting);
     int& fd = fds[count];
     fd = -1;
     const Outcome outcome = make(fd);
@@ -76,13 +81,13 @@ struct Exported {
       ::fcntl(fd, F_SETFD, FD_CLOEXEC);
       ++count;
     }
-    ::pthread_mutex_unlock(&mutex);
+    ::pthread_mutex_unlock(&g_exporting);
     return outcome;
   }
   void close_all() {
-    ::pthread_mutex_lock(&mutex);
+    ::pthread_mutex_lock(&g_exporting);
     close_held();
-    ::pthread_mutex_unlock(&mutex);
+    ::pthread_mutex_unlock(&g_exporting);
   }
   // With the mutex held.
   void close_held() {
@@ -91,7 +96,23 @@ struct Exported {
     count = 0;
   }
 };
-Exported g_exported;
+// To a tool at this moment.
+Exported<direct::kExportBatch> g_exported;
+// What keeps memory and content that was given up until they are elsewhere (kKeep).
+constexpr std::uint32_t kMostKept = 1024;
+Exported<kMostKept> g_kept;
+
+// The program may want some meanwhile: half of what it may have stays free for it.
+bool may_have_descriptors(std::uint64_t more) {
+  rlimit limit{};
+  DIR* open = ::opendir("/proc/self/fd");
+  if (!open) return false;
+  std::uint64_t wanted = more;
+  while (::readdir(open) != nullptr)
+    ++wanted;
+  ::closedir(open);
+  return ::getrlimit(RLIMIT_NOFILE, &limit) == 0 && wanted <= limit.rlim_cur / 2;
+}
 
 // Whether the descriptor is still the page's: a program may close all that it did not open, and
 // open others, which get the same numbers. By what CRIU restores, so not by the inode.
@@ -113,6 +134,8 @@ struct DeviceWait {
     if (users.fetch_sub(1) == 1) delete this;
   }
   static void* run(void* argument) {
+    // Not the agent's, which it would inherit: this one may be left behind in the driver.
+    ::prctl(PR_SET_NAME, "stasis-wait");
     auto* self = static_cast<DeviceWait*>(argument);
     for (auto* context : self->contexts) {
       // Given up: the gate is open again, and the next context may be gone by now.
@@ -305,6 +328,11 @@ class Session {
         return;
       case AgentCommand::kOpen:
         return open_gate(arguments_[0] == direct::kKeepBuffer);
+      case AgentCommand::kKeep:
+        return keep();
+      case AgentCommand::kDrop:
+        g_kept.close_all();
+        return done();
     }
     refuse(cuda::CUDA_ERROR_NOT_SUPPORTED, "unknown command", static_cast<std::uint64_t>(command));
   }
@@ -468,13 +496,15 @@ class Session {
     // Of a process that was restored.
     if (first == 0) make_descriptor_room(kExportRoom);
     for (std::uint32_t i = 0; i < direct::kExportBatch && first + i < segments_.size(); ++i) {
-      const auto outcome =
-          g_exported.add([&](int& made) { return export_segment(first + i, made); });
-      if (!outcome.ok()) {
-        close_exported();
-        return report(outcome);
+      if (g_kept.count == 0) {
+        const auto outcome =
+            g_exported.add([&](int& made) { return export_segment(first + i, made); });
+        if (!outcome.ok()) {
+          close_exported();
+          return report(outcome);
+        }
       }
-      const int fd = g_exported.fds[i];
+      const int fd = g_kept.count == 0 ? g_exported.fds[i] : g_kept.fds[first + i];
       const Segment& segment = segments_[first + i];
       auto& place = page_.segments[i];
       place = {segment.bytes, segment.offset, segment.address, {}, fd, 0};
@@ -491,10 +521,37 @@ class Session {
     page_.exported_count = 0;
   }
 
+  void keep() {
+    if (!expect(AgentState::kClosed)) return;
+    g_kept.close_all();
+    const auto count = static_cast<std::uint32_t>(segments_.size());
+    if (segments_.size() > kMostKept || !may_have_descriptors(count))
+      return refuse(cuda::CUDA_ERROR_NOT_SUPPORTED, "too many descriptors", count);
+    make_descriptor_room(static_cast<int>(count) + kExportRoom);
+    for (std::uint32_t i = 0; i < count; ++i) {
+      const auto outcome = g_kept.add([&](int& made) { return export_segment(i, made); });
+      if (outcome.ok()) continue;
+      g_kept.close_all();
+      return report(outcome);
+    }
+    done();
+  }
+
+  // Where the content is in what was kept and nowhere else it goes into the buffer, by our own
+  // copying, as somebody has died. Then all goes on as if it had been copied there at once.
+  bool save_kept() {
+    if (g_kept.count == 0) return true;
+    const auto outcome = copy_kept(std::span(g_kept.fds, g_kept.count), buffer());
+    if (outcome.ok()) g_kept.close_all();
+    report(outcome);
+    return outcome.ok();
+  }
+
   void empty() {
     if (!expect(AgentState::kClosed)) return;
     set_content(arguments_[0], arguments_[1]);
     if (!content_is_elsewhere() && !expect_buffer()) return;
+    if (content_is_elsewhere()) g_kept.close_all();
     const auto outcome = empty_all();
     // From here on the gate opens only when all of it is there again, with its content.
     set_state(AgentState::kEmptied);
@@ -502,7 +559,7 @@ class Session {
       release_local_memory();
       return done();
     }
-    if (refill_all().ok()) {
+    if (save_kept() && refill_all().ok()) {
       set_state(AgentState::kFilling);
       // Otherwise the peer brings it.
       if (!content_is_elsewhere() && copy_all(buffer(), false).ok()) set_state(AgentState::kClosed);
@@ -512,6 +569,7 @@ class Session {
 
   void refill() {
     if (state() != AgentState::kHeld && !expect(AgentState::kEmptied)) return;
+    if (!save_kept()) return set_state(AgentState::kEmptied);
     const auto outcome = refill_all();
     if (outcome.ok())
       set_state(AgentState::kFilling);
@@ -522,6 +580,7 @@ class Session {
 
   void open_gate(bool keeps_buffer) {
     if (state() != AgentState::kFilling && !expect(AgentState::kClosed)) return;
+    g_kept.close_all();
     set_content(0, 0);
     set_state(AgentState::kRunning);
     Gate::open();
@@ -544,7 +603,7 @@ class Session {
     // Only who finds the image can bring the content back.
     if (state() != AgentState::kClosed && content_is_elsewhere()) return;
     if (state() == AgentState::kEmptied) {
-      if (!refill_all().ok()) return;
+      if (!save_kept() || !refill_all().ok()) return;
       set_state(AgentState::kFilling);
     }
     if (state() == AgentState::kFilling && !copy_all(buffer(), false).ok()) return;
@@ -569,7 +628,7 @@ class Session {
 };
 
 void* run_agent(void*) {
-  ::prctl(PR_SET_NAME, "stasis-agent");
+  ::prctl(PR_SET_NAME, kAgentThread);
   auto* page = g_page.load();
   page->tid = static_cast<std::int32_t>(::syscall(SYS_gettid));
   // Whoever finds the magic finds an agent that listens.
@@ -581,13 +640,13 @@ void* run_agent(void*) {
 // A child finds the tables whole, and all descriptors that it is to close.
 void before_fork() {
   lock_memory_for_fork();
-  ::pthread_mutex_lock(&g_exported.mutex);
+  ::pthread_mutex_lock(&g_exporting);
   lock_looking_for_fork();
 }
 
 void after_fork() {
   unlock_looking_after_fork();
-  ::pthread_mutex_unlock(&g_exported.mutex);
+  ::pthread_mutex_unlock(&g_exporting);
   unlock_memory_after_fork();
 }
 
@@ -595,6 +654,7 @@ void after_fork() {
 // its parent; if it comes to use CUDA itself, it gets its own.
 void in_forked_child() {
   g_exported.close_held();
+  g_kept.close_held();
   after_fork();
   if (holds_page(g_fd)) ::close(g_fd);
   g_fd = -1;

@@ -79,6 +79,42 @@ void empty_again(Physical& physical, const std::vector<Mapping*>& mappings) {
   physical.present = false;
 }
 
+// All of it, or of what has its size, to or from `at` in this process. Mapped anew: the program's
+// own mappings may cover parts of it, or none.
+Outcome copy_whole(const Physical& physical, CUmemGenericAllocationHandle handle, std::byte* at,
+                   bool out) {
+  const auto contexts = [&] {
+    const TablesLock lock;
+    return tables().contexts;
+  }();
+  const auto context = std::find_if(contexts.begin(), contexts.end(), [&](const auto& known) {
+    return known.second == physical.prop.location.id;
+  });
+  if (context == contexts.end()) return failed(CUDA_ERROR_INVALID_CONTEXT, "no context");
+  const CurrentContext current(context->first);
+
+  CUdeviceptr address = 0;
+  auto result = driver().cuMemAddressReserve(&address, physical.size, 0, 0, 0);
+  if (result != CUDA_SUCCESS) return failed(result, "cuMemAddressReserve");
+  result = driver().cuMemMap(address, physical.size, 0, handle, 0);
+  const char* what = "cuMemMap";
+  if (result == CUDA_SUCCESS) {
+    const CUmemAccessDesc right{physical.prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    result = driver().cuMemSetAccess(address, physical.size, &right, 1);
+    what = "cuMemSetAccess";
+    if (result == CUDA_SUCCESS) {
+      result = out ? driver().cuMemcpyDtoH_v2(at, address, physical.size)
+                   : driver().cuMemcpyHtoD_v2(address, at, physical.size);
+      what = out ? "cuMemcpyDtoH" : "cuMemcpyHtoD";
+      // A copy to the device may return before the data is there.
+      if (result == CUDA_SUCCESS) result = driver().cuCtxSynchronize();
+    }
+    driver().cuMemUnmap(address, physical.size);
+  }
+  driver().cuMemAddressFree(address, physical.size);
+  return result == CUDA_SUCCESS ? Outcome{} : failed(result, what);
+}
+
 }  // namespace
 
 std::uint64_t movable_bytes() {
@@ -186,41 +222,29 @@ Outcome refill_all() {
 }
 
 Outcome copy_all(std::byte* buffer, bool out) {
-  const auto mappings = mappings_by_physical();
   std::uint64_t offset = 0;
-  for (auto* physical : segments()) {
-    const auto contexts = [&] {
-      const TablesLock lock;
-      return tables().contexts;
-    }();
-    const auto context = std::find_if(contexts.begin(), contexts.end(), [&](const auto& known) {
-      return known.second == physical->prop.location.id;
-    });
-    if (context == contexts.end()) return failed(CUDA_ERROR_INVALID_CONTEXT, "no context");
-    const CurrentContext current(context->first);
-
-    // Mapped anew, whole: the program's own mappings may cover parts of it, or none.
-    CUdeviceptr address = 0;
-    auto result = driver().cuMemAddressReserve(&address, physical->size, 0, 0, 0);
-    if (result != CUDA_SUCCESS) return failed(result, "cuMemAddressReserve");
-    result = driver().cuMemMap(address, physical->size, 0, physical->real, 0);
-    const char* what = "cuMemMap";
-    if (result == CUDA_SUCCESS) {
-      const CUmemAccessDesc right{physical->prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-      result = driver().cuMemSetAccess(address, physical->size, &right, 1);
-      what = "cuMemSetAccess";
-      if (result == CUDA_SUCCESS) {
-        result = out ? driver().cuMemcpyDtoH_v2(buffer + offset, address, physical->size)
-                     : driver().cuMemcpyHtoD_v2(address, buffer + offset, physical->size);
-        what = out ? "cuMemcpyDtoH" : "cuMemcpyHtoD";
-        // A copy to the device may return before the data is there.
-        if (result == CUDA_SUCCESS) result = driver().cuCtxSynchronize();
-      }
-      driver().cuMemUnmap(address, physical->size);
-    }
-    driver().cuMemAddressFree(address, physical->size);
-    if (result != CUDA_SUCCESS) return failed(result, what);
+  for (const auto* physical : segments()) {
+    const auto outcome = copy_whole(*physical, physical->real, buffer + offset, out);
+    if (!outcome.ok()) return outcome;
     offset += physical->size;
+  }
+  return {};
+}
+
+Outcome copy_kept(std::span<const int> fds, std::byte* buffer) {
+  std::uint64_t offset = 0;
+  for (std::size_t i = 0; i < fds.size(); ++i) {
+    const auto& physical = *segments()[i];
+    CUmemGenericAllocationHandle kept = 0;
+    // The descriptor travels in the pointer itself.
+    const auto result = driver().cuMemImportFromShareableHandle(
+        &kept, reinterpret_cast<void*>(static_cast<std::intptr_t>(fds[i])),
+        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    if (result != CUDA_SUCCESS) return failed(result, "cuMemImportFromShareableHandle");
+    const auto outcome = copy_whole(physical, kept, buffer + offset, true);
+    driver().cuMemRelease(kept);
+    if (!outcome.ok()) return outcome;
+    offset += physical.size;
   }
   return {};
 }

@@ -8,7 +8,9 @@
 // The functions below are for the agent's thread, with the gate closed unless they say otherwise.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -56,6 +58,9 @@ Outcome empty_all();
 Outcome refill_all();
 // Between the segments and a buffer in this process.
 Outcome copy_all(std::byte* buffer, bool out);
+// To the buffer from descriptors of the segments' memory, which may have been given back since they
+// were made. The memory's own segments need not be there.
+Outcome copy_kept(std::span<const int> fds, std::byte* buffer);
 
 // In a forked child, where the driver cannot be used any more: forgets everything.
 void forget_memory_after_fork();

@@ -305,6 +305,7 @@ void Holding::forget() {
       slot.fd.store(-1);
     }
   }
+  nameless_.clear();
   file_.reset();
 }
 
@@ -348,8 +349,8 @@ Holding::Outcome Holding::create(std::uint64_t size, ObjectKind kind, ObjectId& 
 Holding::Outcome Holding::adopt(const ObjectTrailer& object, int file) {
   Lock lock(folder());
   if (!lock) return Outcome::kFailed;
-  // The creator may have let go of its name already; then the descriptor is all there is, and it
-  // cannot be opened again after it is closed.
+  // The creator may let go of its name, or have done so already: then the descriptor is all there
+  // is.
   const auto source = "/proc/self/fd/" + std::to_string(file);
   const std::string ours = path(object.id);
   int done = ::linkat(AT_FDCWD, source.c_str(), AT_FDCWD, ours.c_str(), AT_SYMLINK_FOLLOW);
@@ -358,15 +359,27 @@ Holding::Outcome Holding::adopt(const ObjectTrailer& object, int file) {
     const auto theirs = folder() + "/mem-" + hex(object.id.owner) + "-" + hex(object.id.id);
     done = ::link(theirs.c_str(), ours.c_str());
   }
+  if (done < 0 && errno == ENOENT) {
+    Fd held(::open(source.c_str(), O_RDWR | O_CLOEXEC));
+    if (!held) return Outcome::kFailed;
+    nameless_.emplace_back(object.id, std::move(held));
+    done = 0;
+  }
   if (done < 0 && errno != EEXIST) return Outcome::kFailed;
   return count(object.id, object.size) ? Outcome::kOk : Outcome::kFailed;
 }
 
 Fd Holding::reopen(const ObjectId& id) const {
+  for (const auto& [known, file] : nameless_) {
+    if (known == id)
+      return Fd(
+          ::open(("/proc/self/fd/" + std::to_string(file.get())).c_str(), O_RDWR | O_CLOEXEC));
+  }
   return Fd(::open(path(id).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
 }
 
 void Holding::drop(const ObjectId& id) {
+  std::erase_if(nameless_, [&](const auto& one) { return one.first == id; });
   for (std::size_t slot = 0; slot < objects_.size(); ++slot) {
     if (!(objects_[slot].first == id) || !objects_[slot].second) continue;
     objects_[slot].second = 0;

@@ -121,6 +121,8 @@ class Holding {
   GpuSpec gpu_;
   Fd file_;
   std::vector<std::pair<ObjectId, std::uint64_t>> objects_;  // a free slot has size 0
+  // Those of others that had no name any more when they came to us.
+  std::vector<std::pair<ObjectId, Fd>> nameless_;
 };
 
 // What a descriptor handed to us refers to; false if it is no memory of a simulated GPU.

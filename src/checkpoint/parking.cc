@@ -256,7 +256,8 @@ Result<void> unpark_all(Pid pid) {
 // sleeps in it: in front of the lock, or for events.
 class Parker {
  public:
-  Parker(Pid pid, Tid spared) : pid_(pid), spared_(spared), code_(pid), start_(Clock::now()) {}
+  Parker(Pid pid, const std::vector<Tid>& spared)
+      : pid_(pid), spared_(spared), code_(pid), start_(Clock::now()) {}
 
   Result<void> run() {
     auto places = look_at(pid_);
@@ -305,7 +306,7 @@ class Parker {
       int left = 0;
       int resting = 0;
       for (const Tid thread : proc::ProcFs().threads(pid_)) {
-        if (thread == spared_) continue;
+        if (std::find(spared_.begin(), spared_.end(), thread) != spared_.end()) continue;
         const Waiting waiting = waiting_of(pid_, thread);
         if (is_parked(pid_, waiting)) continue;
         auto done = try_to_park(thread, waiting);
@@ -420,7 +421,7 @@ class Parker {
   }
 
   Pid pid_;
-  Tid spared_;
+  const std::vector<Tid>& spared_;
   Places places_;
   proc::CodeMap code_;
   Clock::time_point start_;
@@ -433,7 +434,7 @@ class Parker {
 
 }  // namespace
 
-Result<void> park_threads(Pid pid, Tid spared) {
+Result<void> park_threads(Pid pid, const std::vector<Tid>& spared) {
   auto done = trace_on_own_thread([&] { return Parker(pid, spared).run(); });
   // Now that nothing of the process is held by ptrace any more.
   if (!done) (void)unpark_threads(pid);

@@ -3,17 +3,19 @@
 // Driver 580 lets some calls pass its lock (cuStreamQuery, cuEventQuery, cuStreamSynchronize,
 // cuMemGetInfo, ...), and a thread that makes one while the process is checkpointed ends the whole
 // process (580.159.04 on H100 and H200; docs/adr/0007). So none of its threads may run then but the
-// one by which the driver acts. Stopping the process (SIGSTOP) would stop that one as well, and a
-// tracer would have to live as long as the suspension, and keep CRIU out. A parked thread waits in
-// a futex call instead, in a small mapping of ours in the target, which also holds the registers
-// and the signal mask to go on with. It needs nobody: not us, who may be killed at any instant, not
-// a record; CRIU dumps and restores it like any other waiting thread. Signals wait until it goes
-// on, as they do for a stopped process; SIGKILL works.
+// one by which the driver acts, and the agent's, which calls the driver only when it is asked.
+// Stopping the process (SIGSTOP) would stop that one as well, and a tracer would have to live as
+// long as the suspension, and keep CRIU out. A parked thread waits in a futex call instead, in a
+// small mapping of ours in the target, which also holds the registers and the signal mask to go on
+// with. It needs nobody: not us, who may be killed at any instant, not a record; CRIU dumps and
+// restores it like any other waiting thread. Signals wait until it goes on, as they do for a
+// stopped process; SIGKILL works.
 //
 // The mapping stays for the next time. Thread-safe, as long as one at a time acts on a process.
 #pragma once
 
 #include <functional>
+#include <vector>
 
 #include "checkpoint/target_step.h"
 #include "stasis/ids.h"
@@ -21,10 +23,10 @@
 
 namespace stasis {
 
-// Parks all threads of `pid` but `spared`, the driver's restore thread. Those that are parked
-// already stay so. kBusy (another tracer, a thread in a call that nothing interrupts),
+// Parks all threads of `pid` but the driver's restore thread and the agent's, `spared`. Those that
+// are parked already stay so. kBusy (another tracer, a thread in a call that nothing interrupts),
 // kNotPermitted, kNotSupported: no thread is parked that was not before.
-Result<void> park_threads(Pid pid, Tid spared);
+Result<void> park_threads(Pid pid, const std::vector<Tid>& spared);
 
 // Sends all parked threads on. No error if there is none. On an error some may still be parked.
 Result<void> unpark_threads(Pid pid);

@@ -192,7 +192,7 @@ class ParkingTest : public testing::Test {
 
 TEST_F(ParkingTest, ParkedThreadsStandStillAndGoOnUnharmed) {
   for (int round = 0; round < 50; ++round) {
-    const auto parked = park_threads(pid(), spared());
+    const auto parked = park_threads(pid(), {spared()});
     ASSERT_TRUE(parked) << text(parked);
     const std::uint64_t before = shared_->spins;
     pause(2);
@@ -210,7 +210,7 @@ TEST_F(ParkingTest, ParkedThreadsStandStillAndGoOnUnharmed) {
 }
 
 TEST_F(ParkingTest, EveryThreadButTheSparedOneIsParked) {
-  ASSERT_TRUE(park_threads(pid(), spared()));
+  ASSERT_TRUE(park_threads(pid(), {spared()}));
   for (int i = 0; i < 30000 && count_parked_threads(pid()) < kThreads - 1; ++i)
     pause(1);
   EXPECT_GE(count_parked_threads(pid()), kThreads - 1);
@@ -219,8 +219,8 @@ TEST_F(ParkingTest, EveryThreadButTheSparedOneIsParked) {
 }
 
 TEST_F(ParkingTest, ParkingTwiceIsParkingOnce) {
-  ASSERT_TRUE(park_threads(pid(), spared()));
-  ASSERT_TRUE(park_threads(pid(), spared()));
+  ASSERT_TRUE(park_threads(pid(), {spared()}));
+  ASSERT_TRUE(park_threads(pid(), {spared()}));
   ASSERT_TRUE(unpark_threads(pid()));
   EXPECT_TRUE(spins_within(30000));
   ASSERT_TRUE(unpark_threads(pid()));
@@ -230,9 +230,9 @@ TEST_F(ParkingTest, ParkingTwiceIsParkingOnce) {
 // A killed operation has parked some of them; the next one parks the rest, in slots of their own.
 TEST_F(ParkingTest, TheRestIsParkedBesideThoseThatAre) {
   for (int round = 0; round < 20; ++round) {
-    ASSERT_TRUE(park_threads(pid(), Tid{pid().value}));
+    ASSERT_TRUE(park_threads(pid(), {Tid{pid().value}}));
     EXPECT_TRUE(spins_within(30000));
-    ASSERT_TRUE(park_threads(pid(), spared()));
+    ASSERT_TRUE(park_threads(pid(), {spared()}));
     const std::uint64_t before = shared_->spins;
     pause(2);
     EXPECT_EQ(shared_->spins, before);
@@ -264,11 +264,11 @@ TEST(ParkingInPause, ASignalThatCameMeanwhileEndsTheCall) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     // Once without a signal: the call goes on. Then with one.
-    ASSERT_TRUE(park_threads(target.pid(), Tid{0}));
+    ASSERT_TRUE(park_threads(target.pid(), {Tid{0}}));
     ASSERT_TRUE(unpark_threads(target.pid()));
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     EXPECT_EQ(g_shared->ready, call);
-    ASSERT_TRUE(park_threads(target.pid(), Tid{0}));
+    ASSERT_TRUE(park_threads(target.pid(), {Tid{0}}));
     ::kill(target.pid().value, SIGUSR1);
     ASSERT_TRUE(unpark_threads(target.pid()));
   }
@@ -278,7 +278,7 @@ TEST(ParkingInPause, ASignalThatCameMeanwhileEndsTheCall) {
 }
 
 TEST_F(ParkingTest, ASignalWaitsUntilTheThreadsGoOn) {
-  ASSERT_TRUE(park_threads(pid(), spared()));
+  ASSERT_TRUE(park_threads(pid(), {spared()}));
   // To one thread: the spared one would take what is sent to the process.
   ASSERT_EQ(::syscall(SYS_tgkill, pid().value, pid().value, SIGUSR1), 0);
   pause(20);
@@ -301,7 +301,7 @@ TEST_F(ParkingTest, SignalsThatComeWhileItIsParkedAreNotLost) {
     }
   });
   for (int round = 0; round < 100; ++round) {
-    ASSERT_TRUE(park_threads(pid(), spared()));
+    ASSERT_TRUE(park_threads(pid(), {spared()}));
     ASSERT_TRUE(unpark_threads(pid()));
   }
   pause(20);
@@ -363,9 +363,9 @@ TEST(ParkingInTheDriver, AThreadIsParkedOutsideOfItOrAsleepInIt) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   for (int round = 0; round < 8; ++round) {
     // On a busy machine it may not see all of them outside in its time, and says so.
-    auto parked = park_threads(target.pid(), Tid{0});
+    auto parked = park_threads(target.pid(), {Tid{0}});
     for (int tries = 0; !parked && parked.error().code == ErrorCode::kBusy && tries < 30; ++tries)
-      parked = park_threads(target.pid(), Tid{0});
+      parked = park_threads(target.pid(), {Tid{0}});
     ASSERT_TRUE(parked) << parked.error().to_string();
     for (const auto& held : shared->held)
       EXPECT_EQ(held, 0) << "parked in the driver, in round " << round;
@@ -384,7 +384,7 @@ TEST(ParkingInTheDriver, AThreadIsParkedOutsideOfItOrAsleepInIt) {
 }
 
 TEST_F(ParkingTest, AParkedProcessCanBeKilled) {
-  ASSERT_TRUE(park_threads(pid(), spared()));
+  ASSERT_TRUE(park_threads(pid(), {spared()}));
   ::kill(pid().value, SIGKILL);
   int status = 0;
   EXPECT_EQ(::waitpid(pid().value, &status, 0), pid().value);
@@ -401,7 +401,7 @@ TEST_F(ParkingTest, SurvivesAParkerThatIsKilled) {
       const Child parker([this] {
         ::prctl(PR_SET_PDEATHSIG, SIGKILL);
         for (;;) {
-          (void)park_threads(pid(), spared());
+          (void)park_threads(pid(), {spared()});
           (void)unpark_threads(pid());
         }
       });
@@ -430,7 +430,7 @@ TEST_F(ParkingTest, ATracedProcessIsRefused) {
     }
     pause(1);
   }
-  const auto parked = park_threads(pid(), spared());
+  const auto parked = park_threads(pid(), {spared()});
   ASSERT_FALSE(parked);
   EXPECT_EQ(parked.error().code, ErrorCode::kBusy);
   EXPECT_TRUE(spins_within(30000));

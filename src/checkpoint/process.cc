@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "base/agent_thread.h"
 #include "base/fault_point.h"
 #include "base/trace.h"
 #include "checkpoint/explain.h"
@@ -302,7 +303,12 @@ Result<void> Process::keep_still() {
   }
   return between(FaultPoint::kParkBefore, FaultPoint::kParkAfter, [&] {
     const Span span(TraceKind::kDriver, "keep threads still", pid());
-    return park_threads(pid(), *tid);
+    std::vector<Tid> spared{*tid};
+    for (const Tid thread : threads) {
+      const auto known = procfs_.thread(pid(), thread);
+      if (known && known->comm == kAgentThread) spared.push_back(thread);
+    }
+    return park_threads(pid(), spared);
   });
 }
 

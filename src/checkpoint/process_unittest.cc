@@ -328,7 +328,7 @@ TEST_F(ProcessTest, GuardSaysThatThreadsAreStillHeld) {
   Process process = open();
   ASSERT_TRUE(process.lock(milliseconds(1)));
   StateGuard guard(process, CudaState::kRunning);
-  const auto parked = park_threads(child_.pid(), Tid{0});
+  const auto parked = park_threads(child_.pid(), {Tid{0}});
   ASSERT_TRUE(parked) << parked.error().to_string();
   // The thread sanitizer gives the child a second one.
   ASSERT_GE(count_parked_threads(child_.pid()), 1);

@@ -202,7 +202,7 @@ TEST_F(ZeroPagesTest, OnlyWhatIsNewIsDroppedAndTheProgramReadsTheSame) {
     if (thread.value != target.pid().value) spared = thread;
   const auto own_start = reinterpret_cast<std::uintptr_t>(own);
   ASSERT_EQ(resident(target.pid(), own_start, kSize), kSize);
-  ASSERT_TRUE(park_threads(target.pid(), spared));
+  ASSERT_TRUE(park_threads(target.pid(), {spared}));
   const auto before = proc::ProcFs().mappings(target.pid());
   ASSERT_TRUE(before);
   told_->ready = 2;

@@ -119,6 +119,10 @@ const char* agent_command_name(AgentCommand command) {
       return "let the program go on";
     case AgentCommand::kBuffer:
       return "have a buffer";
+    case AgentCommand::kKeep:
+      return "keep its device memory";
+    case AgentCommand::kDrop:
+      return "let go of its device memory";
   }
   return "do an unknown thing";
 }

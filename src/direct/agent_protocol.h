@@ -34,7 +34,9 @@ inline constexpr std::uint32_t kExportBatch = 64;
 enum class AgentState : std::uint32_t {
   kRunning = 0,  // the gate is open, all memory is there
   kClosed = 1,   // no thread of the program is in a call of the driver that touches device memory
-  kEmptied = 2,  // closed, and the content of device memory is only in `buffer`, or elsewhere
+  // Closed, and the content of device memory is only in `buffer`, in what the agent keeps of it
+  // (kKeep), or elsewhere.
+  kEmptied = 2,
   // As kEmptied, but the driver is about to hold the process, or does. The agent no longer looks
   // after its peer: it could not call the driver.
   kHeld = 3,
@@ -58,6 +60,12 @@ enum class AgentCommand : std::uint32_t {
   // Opens the gate, gives the buffer back. arguments: kKeepBuffer to keep it.
   kOpen = 9,
   kBuffer = 10,  // has a buffer for a peer that brings the content, but cannot copy it in
+  // kClosed: keeps a descriptor of each segment, which keep the memory and its content on the
+  // device when kEmpty has given it up, also if everybody else dies. kExport names these from then
+  // on, and kRefill takes the content from them. Refused if there are too many for the program's
+  // limit.
+  kKeep = 11,
+  kDrop = 12,  // the content is in the buffer: lets the descriptors go. Also while the driver holds
 };
 
 // It will be asked to close again soon. An agent that does not know it makes another buffer then.

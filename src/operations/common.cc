@@ -362,7 +362,7 @@ Result<void> quiesce(const Environment& env, OpenedGroup& opened, const QuiesceO
     // A checkpoint takes seconds, in which a process without CUDA can start one that has.
     more = group.look_again();
     if (!more) return fail(std::move(more.error()));
-    if (!*more) return {};
+    if (!*more) return opened.direct.finish_out(phases);
   }
 }
 
@@ -373,10 +373,13 @@ Error roll_back(OpenedGroup& opened, Error why) {
 Error rolled_back(OpenedGroup& opened, Error why, Result<void> back) {
   // Where the driver still holds somebody, its agent waits for `stasis recover`: asked now, it
   // would hang in the driver.
-  if (back)
+  if (back) {
     back = opened.direct.roll_back();
-  else
+    // Which is why the rest went wrong.
+    if (auto gone = opened.direct.take_gone()) why = std::move(*gone);
+  } else {
     opened.direct.dismiss();
+  }
   if (back) {
     opened.journal->finish();
     // A criu that was killed while its code ran in a process takes that along, in an instant.

@@ -322,15 +322,8 @@ Result<void> DirectPath::hold_back(const Environment& env, Group& group, millise
   return {};
 }
 
-Result<void> DirectPath::copy_out(const Environment& env, const IntoImage* image) {
-  if (image) {
-    auto made = ImageContent::create(image->image_dir, image->options);
-    if (!made) return fail(std::move(made.error()));
-    into_ = std::move(*made);
-    if (const auto& why = into_->without_base())
-      env.tell("all GPU memory is written, and nothing taken over: " + why->to_string());
-  }
-  if (auto allowed = allow_pieces(agents_); !allowed) return allowed;
+Result<std::vector<direct::Segment>> DirectPath::take_all(const IntoImage* image) {
+  if (auto allowed = allow_pieces(agents_); !allowed) return fail(std::move(allowed.error()));
   std::vector<direct::Segment> segments;
   places_ = std::make_shared<Places>();
   Places& places = *places_;
@@ -350,10 +343,80 @@ Result<void> DirectPath::copy_out(const Environment& env, const IntoImage* image
     }
     append(segments, std::move(*taken), base);
   }
+  return segments;
+}
+
+Result<void> DirectPath::copy_out(const Environment& env, const IntoImage* image) {
+  if (image) {
+    auto made = ImageContent::create(image->image_dir, image->options);
+    if (!made) return fail(std::move(made.error()));
+    into_ = std::move(*made);
+    if (const auto& why = into_->without_base())
+      env.tell("all GPU memory is written, and nothing taken over: " + why->to_string());
+  }
+  auto segments = take_all(image);
+  if (!segments) return fail(std::move(segments.error()));
   const auto deadline = Clock::now() + (image ? kSlowDisk : 1) * copy_time(bytes());
-  auto copied = mover_->copy_out(std::move(segments), places, env.interrupt, deadline);
+  auto copied = mover_->copy_out(std::move(*segments), *places_, env.interrupt, deadline);
   if (copied) return {};
   return fail(of_mover(std::move(copied.error())));
+}
+
+bool DirectPath::keep() {
+  for (auto& agent : agents_)
+    agent.begin(AgentCommand::kKeep, 0);
+  bool all = true;
+  for (auto& agent : agents_)
+    all = agent.finish(kMapping) && all;
+  if (!all) (void)drop_kept();
+  return all;
+}
+
+Result<void> DirectPath::drop_kept() {
+  for (auto& agent : agents_)
+    agent.begin(AgentCommand::kDrop, 0);
+  Result<void> done;
+  for (auto& agent : agents_) {
+    auto dropped = agent.finish(kMapping);
+    if (!dropped) done = std::move(dropped);
+  }
+  return done;
+}
+
+Result<void> DirectPath::copy_beside(const Environment& env) {
+  auto segments = take_all(nullptr);
+  if (!segments) return fail(std::move(segments.error()));
+  beside_ = true;
+  auto given = std::make_shared<std::vector<direct::Segment>>(std::move(*segments));
+  copying_ = in_background([mover = mover_, make = env.mover, gpus = gpus_, given, places = places_,
+                            &stop = env.interrupt, time = copy_time(bytes())]() mutable -> Copied {
+    if (!mover) {
+      auto made = make({gpus, false, kBesideHeld});
+      if (!made) return {nullptr, fail(std::move(made.error()))};
+      mover = std::move(*made);
+    }
+    auto copied = mover->copy_out(std::move(*given), *places, stop, Clock::now() + time);
+    if (!copied) return {std::move(mover), fail(std::move(copied.error()))};
+    return {std::move(mover), {}};
+  });
+  return empty();
+}
+
+Result<void> DirectPath::collect_copy() {
+  Copied copied = copying_.get();
+  if (copied.mover) mover_ = std::move(copied.mover);
+  if (copied.done) return {};
+  copy_failed_ = true;
+  return fail(of_mover(std::move(copied.done.error())));
+}
+
+Result<void> DirectPath::finish_out(Phases& phases) {
+  if (!copying_.valid()) return {};
+  phases.begin("copy out");
+  auto done = collect_copy();
+  if (done) done = fault(FaultPoint::kDirectCopied);
+  if (!done) return done;
+  return drop_kept();
 }
 
 Result<DirectPath::Found> DirectPath::content_of(const AgentClient& agent) const {
@@ -665,7 +728,7 @@ Result<void> DirectPath::move_out(const Environment& env, Group& group,
     if (!back) return back;
     phases.runs();
     // Which is why the rest went wrong.
-    if (gone_) return fail(*std::exchange(gone_, std::nullopt));
+    if (auto gone = take_gone()) return fail(std::move(*gone));
     if (final_for_both(why.code)) return fail(std::move(why));
     // What the mover made of that is no reason to try another way.
     if (auto stop = env.interrupt.check(); !stop) return stop;
@@ -708,9 +771,13 @@ Result<void> DirectPath::move_out(const Environment& env, Group& group,
   phases.begin("close");
   if (done) done = hold_back(env, group, options.timeout, phases);
   if (done && agents_.empty()) return {};
-  if (done && held_before_) {
+  // Whoever waits to be told that all stand still is told when the mover is there too (ADR 31).
+  bool mover_to_come = done && held_before_;
+  const bool beside = image == nullptr && !options.copies_first;
+  if (mover_to_come && (!beside || options.at_rest)) {
     phases.begin("mover");
     done = have_mover(env, group, options);
+    mover_to_come = false;
   }
   if (done && options.at_rest) options.at_rest();
   if (done && image == nullptr) done = check_growth(group);
@@ -722,6 +789,17 @@ Result<void> DirectPath::move_out(const Environment& env, Group& group,
     auto back = roll_back();
     phases.runs();
     return back ? alone : back;
+  }
+  if (done && beside) {
+    phases.begin("empty");
+    if (keep()) {
+      done = copy_beside(env);
+      return done ? done : give_up(std::move(done.error()));
+    }
+  }
+  if (done && mover_to_come) {
+    phases.begin("mover");
+    done = have_mover(env, group, options);
   }
   phases.begin("copy out");
   if (done) done = copy_out(env, image);
@@ -820,7 +898,12 @@ Result<std::uint64_t> DirectPath::move_in(const Environment& env,
   return moved;
 }
 
-Result<void> DirectPath::roll_back() { return bring_back_all(false); }
+Result<void> DirectPath::roll_back() {
+  // If it was copied it is as if that had been done first; if not, the agents take it from what
+  // they keep.
+  if (copying_.valid() && collect_copy()) (void)drop_kept();
+  return bring_back_all(false);
+}
 
 Result<void> DirectPath::bring_back_all(bool ends_them) {
   std::string messages;

@@ -16,6 +16,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/gpu_room.h"
@@ -42,6 +43,7 @@ struct QuiesceOptions {
   MemoryPath path = MemoryPath::kAutomatic;
   const IntoImage* image = nullptr;    // otherwise into the processes' own memory
   bool comes_back = false;             // at once, so what there is room for may stay on the GPUs
+  bool copies_first = false;           // before the driver does anything; as with an image
   std::function<void()> at_rest = {};  // as in SuspendOptions
 };
 
@@ -81,8 +83,18 @@ class DirectPath {
   // two processes, which only the agents see. With MemoryPath::kDirect what cannot be is a failure.
   // The phases are "prepare", during which the processes run, "close", "mover" if it could not be
   // made before that, "copy out", for an image "content", until it is complete, and "empty".
+  // Into the processes' own memory it is still being copied when this returns, where their agents
+  // can keep it alive meanwhile (ADR 33): finish_out() waits for the end.
   Result<void> move_out(const Environment& env, Group& group, const QuiesceOptions& options,
                         Phases& phases);
+  // To be called when the driver has checkpointed them all, before they are left like that. An
+  // error means that they have to be rolled back. The phase is "copy out", if there is anything to
+  // do.
+  Result<void> finish_out(Phases& phases);
+  // Whether memory was given up before it was copied, and whether that copy came to grief. It can
+  // be done the other way round (copies_first).
+  bool copied_beside() const { return beside_; }
+  bool copy_failed() const { return copy_failed_; }
   // Where to look for content that is not in the processes' own memory. What move_out() has moved
   // is known already.
   void look_in(std::shared_ptr<ImageContent> content) { contents_.push_back(std::move(content)); }
@@ -118,6 +130,8 @@ class DirectPath {
 
   // Everybody runs on with its memory. kNotRolledBack names who does not.
   Result<void> roll_back();
+  // Who had become another program by then, once: nothing of his could be brought back.
+  std::optional<Error> take_gone() { return std::exchange(gone_, std::nullopt); }
   // What was done is meant to stay.
   void dismiss() { agents_.clear(); }
 
@@ -150,7 +164,17 @@ class DirectPath {
   // that waits on its GPU for a closed one could not be locked later. Forgets who has ended.
   Result<void> hold_back(const Environment& env, Group& group, std::chrono::milliseconds timeout,
                          Phases& phases);
+  // What all agents give, in the places where it goes.
+  Result<std::vector<direct::Segment>> take_all(const IntoImage* image);
   Result<void> copy_out(const Environment& env, const IntoImage* image);
+  // Whether all agents keep what they will give up.
+  bool keep();
+  // Begins to copy what the agents keep, in a thread of its own, and lets them give it up.
+  Result<void> copy_beside(const Environment& env);
+  // Waits for that copy.
+  Result<void> collect_copy();
+  // Lets the agents go of what they keep.
+  Result<void> drop_kept();
   // Lets the mover keep on the GPUs what it is about to copy out, as far as there is room.
   void keep_on_gpus(Driver& driver, const Group& group);
   // Into those that are being filled.
@@ -195,6 +219,14 @@ class DirectPath {
   std::shared_ptr<ImageContent> into_;  // that move_out() has made
   bool needs_image_ = false;
   std::optional<Error> gone_;  // who was not there any more to be brought back
+
+  struct Copied {
+    std::shared_ptr<direct::MemoryMover> mover;
+    Result<void> done;
+  };
+  std::future<Copied> copying_;
+  bool beside_ = false;
+  bool copy_failed_ = false;
 
   std::future<MoverResult> coming_;
   std::shared_ptr<direct::MemoryMover> mover_;

@@ -57,7 +57,7 @@ SCENARIOS = (
     Scenario("dump --leave-running", "dump", "dump.ending"),
     Scenario("dump --leave-suspended", "dump", "dump.complete"),
     Scenario("restore --leave-suspended", "restore", "criu.post-restore"),
-    Scenario("suspend by the agent", "suspend", "group.opened", "checkpoint.after", True),
+    Scenario("suspend by the agent", "suspend", "group.opened", "direct.copied", True),
     Scenario("resume by the agent", "resume", "restore.after", None, True),
     Scenario("dump by the agent", "dump", "group.opened", None, True),
     Scenario("dump --base by the agent", "dump", "content.link", "content.synced", True),
