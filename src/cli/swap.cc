@@ -92,8 +92,8 @@ json report_of(const Result<Report>& report) {
 }
 
 json work_on(Context& context, Driver& driver, const Interrupt& interrupt,
-             const SwapArguments& arguments, Pid root, const std::string& what,
-             const Channel& channel) {
+             const SwapArguments& arguments, Pid root, const json& order, const Channel& channel) {
+  const auto what = order.value("do", std::string());
   const Environment whole = context.environment(driver);
   const Environment env{driver,      interrupt,       whole.progress,  whole.note,
                         whole.mover, whole.end_mover, whole.ring_bytes};
@@ -108,7 +108,8 @@ json work_on(Context& context, Driver& driver, const Interrupt& interrupt,
   }
   if (what == "suspend") {
     SuspendOptions options = arguments.suspend;
-    options.at_rest = [&] { (void)send_order(channel, {{"at_rest", true}}); };
+    if (order.value("at_once", false))
+      options.at_rest = [&] { (void)send_order(channel, {{"at_rest", true}}); };
     return report_of(suspend(env, root, options));
   }
   ResumeOptions options;
@@ -150,7 +151,7 @@ void serve_side(const Channel& channel, const SwapArguments& arguments, const Ta
     context.notes.clear();
     g_side_interrupt = &interrupts.emplace_back();
     json result = entered ? work_on(context, *driver, interrupts.back(), arguments, target.pid,
-                                    order->value("do", std::string()), channel)
+                                    *order, channel)
                           : failure(entered.error());
     result["notes"] = context.notes;
     if (entered && driver->info().simulated) result["simulated"] = driver->info().library;
@@ -182,10 +183,11 @@ class Side {
   // What it suspends has no work on the GPU any more.
   bool at_rest() const { return at_rest_; }
 
-  void begin(const char* what) {
+  // `at_once`: the other one does its part meanwhile.
+  void begin(const char* what, bool at_once = false) {
     done_ = json();
     at_rest_ = false;
-    busy_ = send_order(process_.channel(), {{"do", what}}).has_value();
+    busy_ = send_order(process_.channel(), {{"do", what}, {"at_once", at_once}}).has_value();
     if (!busy_) lost();
   }
   // Takes the answer, which is there.
@@ -337,7 +339,7 @@ Error Swap::undo(Error why, Side& side, const char* what) {
 Result<void> Swap::run() {
   if (auto fine = look(); !fine) return fine;
   if (auto stop = context_.interrupt.check(); !stop) return stop;
-  out_.begin("suspend");
+  out_.begin("suspend", at_once_);
   if (at_once_ && !in_waits_) in_.begin("resume");
   wait();
   if (std::exchange(in_waits_, false)) at_once_ = false;  // OUT has never said so

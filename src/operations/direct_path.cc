@@ -773,8 +773,8 @@ Result<void> DirectPath::move_out(const Environment& env, Group& group,
   if (done && agents_.empty()) return {};
   // Whoever waits to be told that all stand still is told when the mover is there too (ADR 31).
   bool mover_to_come = done && held_before_;
-  const bool beside = image == nullptr && !options.copies_first;
-  if (mover_to_come && (!beside || options.at_rest)) {
+  const bool beside = image == nullptr && !options.copies_first && !options.at_rest;
+  if (mover_to_come && !beside) {
     phases.begin("mover");
     done = have_mover(env, group, options);
     mover_to_come = false;

@@ -91,7 +91,8 @@ struct SuspendOptions {
   bool ignore_obstacles = false;
   MemoryPath path = MemoryPath::kAutomatic;
   // Told once, when none of the processes has work on its GPU any more, and nobody of ours will
-  // make a context there: others may (direct/mover_server.h).
+  // make a context there: others may (direct/mover_server.h). GPU memory is copied before the
+  // driver is asked then, not beside it: whoever wants to know keeps the driver busy meanwhile.
   std::function<void()> at_rest = {};
 };
 

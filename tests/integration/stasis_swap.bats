@@ -86,7 +86,12 @@ END
   done_by suspend b
   done_by swap a b --ring 8M --json
   assert_equal "$(json 'd["suspended"]["path"], d["resumed"]["path"], d["at_once"]')" "direct direct True"
+  # Of two at once the driver does one after the other: copied before it is asked, not beside.
+  assert_equal "$(json '*[p["name"] for p in d["suspended"]["phases"]]')" "prepare close copy out empty lock checkpoint"
   b_runs
+  done_by resume a
+  done_by suspend b --json
+  assert_equal "$(json 'd["phases"][-1]["name"]')" "copy out"
 }
 
 # side FILE NAME CATEGORY:NAME...: what one process of a trace has done, the one of that name.
