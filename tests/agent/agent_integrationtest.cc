@@ -2,6 +2,7 @@
 // only what brings the program's calls to them left out. One process is all of it here, the
 // program, the agent and its peer, so that a checker of threads sees them together.
 #include <dlfcn.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -9,6 +10,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <thread>
@@ -266,6 +268,52 @@ TEST_F(AgentThread, MakesTheProgramGoOnWhenItsPeerHasGone) {
         << direct::agent_command_name(last);
     go_on();
   }
+}
+
+// Nobody has copied anything: the memory itself is kept while all that used it is gone.
+TEST_F(AgentThread, TakesWhatItKeptAsTheContent) {
+  const auto open_now = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/fd"),
+                         std::filesystem::directory_iterator());
+  };
+  for (int round = 0; round < 12; ++round) {
+    std::ptrdiff_t before = 0;
+    {
+      AgentClient agent = peer();
+      take_away(agent, AgentCommand::kClose);
+      before = open_now();
+      ask(agent, AgentCommand::kKeep);
+      EXPECT_EQ(open_now(), before + static_cast<std::ptrdiff_t>(agent.segment_count()));
+      // Before it is given up, after, and when the driver was about to hold the process.
+      if (round % 3 > 0) ask(agent, AgentCommand::kEmpty);
+      if (round % 3 > 1) ask(agent, AgentCommand::kHold);
+      if (round % 2 == 0) {
+        const auto back = agent.bring_back();
+        ASSERT_TRUE(back) << back.error().to_string();
+      } else if (round % 3 > 1) {
+        ask(agent, AgentCommand::kRefill);
+      }
+      // Otherwise its peer goes.
+    }
+    ASSERT_TRUE(soon([] { return state() == AgentState::kRunning; })) << round;
+    go_on();
+    EXPECT_LE(open_now(), before) << round;
+  }
+}
+
+TEST_F(AgentThread, KeepsNothingWhereTheProgramMayOpenLittle) {
+  rlimit limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  AgentClient agent = peer();
+  take_away(agent, AgentCommand::kClose);
+  const rlimit few{20, limit.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  const auto refused = agent.ask(AgentCommand::kKeep, 0, kPatience);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+  EXPECT_FALSE(refused);
+  EXPECT_EQ(agent.state(), AgentState::kClosed);
+  ask(agent, AgentCommand::kOpen);
+  go_on();
 }
 
 TEST_F(AgentThread, GivesUpItsPeersHaste) {

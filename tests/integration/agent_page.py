@@ -8,6 +8,7 @@
   agent_page.py PID forge            the same, and writes into the page that the buffer is the program's heap
   agent_page.py PID export FILE      has it hold the program back and export its memory, makes FILE, and
                                      dies when that is gone again
+  agent_page.py PID keep FILE        the same, and it has given the memory up and keeps it alive
   agent_page.py PID go-on            has it hold the program back and let it go on, with its buffer and then without
   agent_page.py PID seals            prints the seals of the file
   agent_page.py PID version NUMBER   makes it say that it is of that version
@@ -25,7 +26,7 @@ import time
 VERSION, REQUEST, REPLY, COMMAND, ARGUMENTS, RESULT = 8, 24, 28, 32, 40, 72
 STATE, BUFFER_ADDRESS, BUFFER_BYTES, EXPORTED_COUNT = 240, 256, 264, 276
 RUNNING, CLOSED, EMPTIED, HELD, FILLING = range(5)
-PREPARE, CLOSE, EXPORT, OPEN = 1, 2, 3, 9
+PREPARE, CLOSE, EXPORT, EMPTY, OPEN, KEEP = 1, 2, 3, 4, 9, 11
 KEEP_BUFFER = 1
 SYS_FUTEX, FUTEX_WAKE = 202, 1
 
@@ -72,9 +73,11 @@ def prepare(page):
     return ask(page, PREPARE) and number(page, BUFFER_BYTES, "<Q") > 0
 
 
-def export(page, path):
-    done = prepare(page) and ask(page, CLOSE, 10000) and ask(page, EXPORT)
+def export(page, path, keeps):
+    done = prepare(page) and ask(page, CLOSE, 10000) and (not keeps or ask(page, KEEP)) and ask(page, EXPORT)
     if not done or number(page, EXPORTED_COUNT) == 0:
+        return False
+    if keeps and (not ask(page, EMPTY) or number(page, STATE) != EMPTIED):
         return False
     with open(path, "x", encoding="ascii"):
         pass
@@ -121,9 +124,9 @@ def main():
             sys.exit(1)
         if what == "forge":
             forge(page, sys.argv[1])
-    elif what == "export":
+    elif what in ("export", "keep"):
         fcntl.flock(file, fcntl.LOCK_EX)
-        sys.exit(0 if export(page, sys.argv[3]) else 1)
+        sys.exit(0 if export(page, sys.argv[3], what == "keep") else 1)
     elif what == "go-on":
         fcntl.flock(file, fcntl.LOCK_EX)
         sys.exit(0 if go_on(page) else 1)

@@ -807,6 +807,86 @@ path_in_ps() {
   nothing_left
 }
 
+# phase_names: of what was done last, in order.
+phase_names() { json '" ".join(p["name"].replace(" ", "-") for p in d["phases"])'; }
+beside="prepare close empty lock checkpoint copy-out"
+first="prepare close copy-out empty lock checkpoint"
+pieces_kept() { find "/proc/$TARGET/fd" -lname "$STASIS_SIM_DIR/*" | wc -l; }
+
+@test "GPU memory is copied while the driver checkpoints, and is free when it is done" {
+  start_agent memory --size 64M
+  local before
+  before=$(pieces_kept)
+  STASIS_SIM_FAULTS="transfer:delay=50ms" stasis suspend "$TARGET" --json >"$BATS_TEST_TMPDIR/out" 3>&- &
+  local tool=$!
+  wait_until 60 in_state checkpointed
+  # What it was in is given up, and all that keeps it alive is a descriptor.
+  (($(gpu_used) >= 64 << 20))
+  (($(pieces_kept) > before))
+  wait "$tool"
+  out=$(<"$BATS_TEST_TMPDIR/out")
+  went direct
+  assert_equal "$(phase_names)" "$beside"
+  gpu_is_free
+  assert_equal "$(pieces_kept)" "$before" "descriptors"
+  done_by resume "$TARGET"
+  target_goes_on
+  target_verifies
+}
+
+@test "a mover that dies while the driver checkpoints: once more, and copied first" {
+  start_agent memory --size 64M
+  local tool
+  # The agent brings back what it has kept, past the driver's restore; then another mover.
+  STASIS_SIM_FAULTS="transfer:delay=50ms" stasis suspend "$TARGET" --json \
+    >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" 3>&- &
+  tool=$!
+  wait_until 60 in_state checkpointed
+  pkill -KILL -P "$tool" -x stasis-mover
+  wait "$tool"
+  out=$(<"$BATS_TEST_TMPDIR/out")
+  went direct
+  assert_equal "$(phase_names)" "$first"
+  assert_contains "$out" "once more, with GPU memory copied before the driver is asked"
+  gpu_is_free
+  done_by resume "$TARGET"
+  target_goes_on
+  target_verifies
+  nothing_left
+}
+
+@test "a driver that refuses while GPU memory is being copied is asked once more, with it copied first" {
+  start_agent memory --size 24M
+  STASIS_SIM_FAULTS=checkpoint:error=999@1 done_by suspend "$TARGET" --json
+  went direct
+  assert_equal "$(phase_names)" "$first"
+  gpu_is_free
+  done_by resume "$TARGET"
+  target_goes_on
+  # Once, and not for ever; as it was.
+  STASIS_SIM_FAULTS=checkpoint:error=999 capture timeout 60 stasis suspend "$TARGET"
+  ((status != 0))
+  in_state running
+  target_goes_on
+  target_verifies
+  nothing_left
+}
+
+@test "a program that may open few files has its memory copied before it is given up" {
+  start_agent torture --size 200M --pause-ms 100
+  done_by suspend "$TARGET" --json
+  assert_equal "$(phase_names)" "$beside"
+  done_by resume "$TARGET"
+  prlimit --pid "$TARGET" --nofile=100:
+  done_by suspend "$TARGET" --json
+  went direct
+  assert_equal "$(phase_names)" "$first"
+  done_by resume "$TARGET"
+  target_goes_on
+  target_verifies
+  nothing_left
+}
+
 @test "a mover that dies while it gets ready is no reason to do nothing: the driver moves the memory" {
   start_agent memory --size 16M
   STASIS_SIM_FAULTS=context:die done_by suspend "$TARGET"

@@ -1,9 +1,11 @@
 """The direct path: programs started under `stasis run`, whose GPU memory is moved past the driver."""
 
+import json
 import os
 import shutil
 import signal
 import statistics
+import subprocess
 import sys
 import time
 
@@ -178,9 +180,9 @@ def ipc_calls(machine):
 @case("direct.killed", needs=NEEDS)
 def killed(machine):
     """The tool is killed somewhere in the middle: the program runs on, by itself or by recover."""
-    target = start(machine, "memory")
+    target = start(machine, "memory", ["--size", "64M" if machine.simulated else "8G"])
     kills = 0
-    for delay in (0.1, 0.3) if machine.simulated else (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8):
+    for delay in (0.1, 0.3) if machine.simulated else (0.1, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.7, 0.8):
         machine.run("timeout", "-s", "KILL", str(delay), machine.program("stasis"), "suspend", target.pid)
         kills += 1
         # timeout(1) dies of the signal as well, maybe before the tool is gone, which may be in the driver.
@@ -190,6 +192,33 @@ def killed(machine):
         back.must_succeed()
         target.wait_rounds(2)
     return {"note": f"{kills} kills, {target.finish()} rounds verified"}
+
+
+@case("direct.mover_killed", needs=NEEDS)
+def mover_killed(machine):
+    """The process that copies is killed somewhere in the middle: the suspend ends well all the same."""
+    target = start(machine, "memory", ["--size", "64M" if machine.simulated else "8G"])
+    ways = []
+    for delay in (0.0, 0.05) if machine.simulated else (0.1, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.6):
+        with subprocess.Popen([machine.program("stasis"), "suspend", str(target.pid), "--json"], env=machine.env,
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              text=True) as tool:
+            time.sleep(delay)
+            killed = False
+            while tool.poll() is None and not killed:
+                killed = machine.run("pkill", "-KILL", "-P", str(tool.pid), "-x", "stasis-mover").status == 0
+                time.sleep(0.01)
+            out, err = tool.communicate(timeout=120)
+        expect_equal(tool.returncode, 0, f"exit code, mover killed after {delay} s ({err[-500:]})")
+        report = json.loads(out)
+        # Once more with another one, or by the driver.
+        ways.append([delay, killed, report["path"], [p["name"] for p in report["phases"]],
+                     report["standstill_seconds"]])
+        machine.stasis("resume", target.pid).must_succeed()
+        target.wait_rounds(2)
+    expect(any(killed for _, killed, *_ in ways), "no mover was killed")
+    return {"ways": ways, "note": f"{sum(way[1] for way in ways)} movers killed, {target.finish()} rounds verified; then "
+                                  + ", ".join(f"{way[2]} in {way[4]:.2f} s" for way in ways if way[1])}
 
 
 @case("direct.device_map", needs=NEEDS + ("two gpus",))
