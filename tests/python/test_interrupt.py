@@ -110,7 +110,7 @@ class Interrupted(harness.Case):
     def test_a_restore_is_undone_or_finished(self):
         image = os.path.join(self.folder(), "image")
         ended = set()
-        for moment in (0.05, 0.15, 0.3, 0.6, 2, 5, 15):
+        for moment in (0.01, 0.03, 0.06, 0.15, 0.3, 0.6, 2, 5, 15):
             if moment > 1 and ended == {True, False}:
                 break  # those are for machines that have much to do
             target = self.target("memory", "--size", "32M")
