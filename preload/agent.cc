@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/select.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -52,6 +53,8 @@ constexpr std::uint64_t kHugePage = std::uint64_t{2} << 20;
 // 200 MB/s (direct/agent_client.cc).
 constexpr std::chrono::seconds kPeerGivesUp{60};
 constexpr std::uint64_t kSlowestCopy = 200000000;
+// Descriptors below FD_SETSIZE that a program finds free while its memory is kept.
+constexpr std::uint64_t kSpareNumbers = 64;
 // A batch of exports, and what the driver may open for it.
 constexpr int kExportRoom = 4 * direct::kExportBatch;
 
@@ -68,6 +71,10 @@ pthread_mutex_t g_exporting = PTHREAD_MUTEX_INITIALIZER;
 template <std::uint32_t kMost>
 struct Exported {
   int fds[kMost] = {};
+  // What they were when they were made: a program may close all that it did not open, and open
+  // others, which get the same numbers.
+  dev_t devices[kMost] = {};
+  ino_t inodes[kMost] = {};
   std::uint32_t count = 0;
 
   // One more, by `make`, which is given where to put it.
@@ -79,30 +86,48 @@ struct Exported {
     const Outcome outcome = make(fd);
     if (outcome.ok()) {
       ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+      struct stat status {};
+      if (::fstat(fd, &status) == 0) {
+        devices[count] = status.st_dev;
+        inodes[count] = status.st_ino;
+      }
       ++count;
     }
     ::pthread_mutex_unlock(&g_exporting);
     return outcome;
   }
   void close_all() {
+    if (count == 0) return;
     ::pthread_mutex_lock(&g_exporting);
     close_held();
     ::pthread_mutex_unlock(&g_exporting);
   }
+  // Where a thread may be kept still in the middle of a fork, with the mutex: it changes nothing
+  // here then, and its child closes what it gets.
+  void close_while_held() {
+    const bool ours = ::pthread_mutex_trylock(&g_exporting) == 0;
+    close_held();
+    if (ours) ::pthread_mutex_unlock(&g_exporting);
+  }
   // With the mutex held.
   void close_held() {
-    for (std::uint32_t i = 0; i < count; ++i)
-      ::close(fds[i]);
+    for (std::uint32_t i = 0; i < count; ++i) {
+      struct stat status {};
+      const bool same = ::fstat(fds[i], &status) == 0 && status.st_dev == devices[i] &&
+                        status.st_ino == inodes[i];
+      if (same) ::close(fds[i]);
+    }
     count = 0;
   }
 };
 // To a tool at this moment.
 Exported<direct::kExportBatch> g_exported;
 // What keeps memory and content that was given up until they are elsewhere (kKeep).
-constexpr std::uint32_t kMostKept = 1024;
+constexpr std::uint32_t kMostKept = FD_SETSIZE;
 Exported<kMostKept> g_kept;
 
-// The program may want some meanwhile: half of what it may have stays free for it.
+// The program may want some meanwhile: half of what it may have stays free for it. And what it opens
+// then must not get a number that select() cannot take.
 bool may_have_descriptors(std::uint64_t more) {
   rlimit limit{};
   DIR* open = ::opendir("/proc/self/fd");
@@ -111,7 +136,8 @@ bool may_have_descriptors(std::uint64_t more) {
   while (::readdir(open) != nullptr)
     ++wanted;
   ::closedir(open);
-  return ::getrlimit(RLIMIT_NOFILE, &limit) == 0 && wanted <= limit.rlim_cur / 2;
+  return ::getrlimit(RLIMIT_NOFILE, &limit) == 0 && wanted <= limit.rlim_cur / 2 &&
+         wanted < FD_SETSIZE - kSpareNumbers;
 }
 
 // Whether the descriptor is still the page's: a program may close all that it did not open, and
@@ -220,7 +246,10 @@ class Session {
         futex::wait(
             page_.request, seen, true,
             something_to_undo ? std::chrono::nanoseconds(kLook) : std::chrono::nanoseconds(-1));
-        if (something_to_undo && page_.request.load() == seen && peer_is_gone()) undo();
+        if (something_to_undo && page_.request.load() == seen && peer_is_gone()) {
+          undo();
+          page_.kept_count = g_kept.count;
+        }
         free_buffer();
         continue;
       }
@@ -228,6 +257,7 @@ class Session {
       serving_ = now;
       close_exported();
       answer();
+      page_.kept_count = g_kept.count;
       page_.reply.store(now, std::memory_order_release);
       futex::wake_all(page_.reply, true);
       free_buffer();
@@ -294,10 +324,15 @@ class Session {
   void answer() {
     page_.message[0] = '\0';
     page_.exported_count = 0;
-    page_.shared_count = shared_pieces();
     // Read once: the peer may write at any time.
     AgentCommand command;
     __atomic_load(&page_.command, &command, __ATOMIC_RELAXED);
+    // With the program's threads kept still, and any lock of theirs with them.
+    if (command == AgentCommand::kDrop && state() == AgentState::kHeld) {
+      g_kept.close_while_held();
+      return done();
+    }
+    page_.shared_count = shared_pieces();
     for (std::size_t i = 0; i < std::size(arguments_); ++i)
       __atomic_load(&page_.arguments[i], &arguments_[i], __ATOMIC_RELAXED);
     switch (command) {

@@ -3,8 +3,8 @@
 
 namespace stasis {
 
-// It calls the driver only when it is asked to by a peer, so it is let run while the program's own
-// threads are kept still (checkpoint/parking.h).
+// Once the driver is about to hold the process it calls no driver unless a peer asks for that, so
+// it can be let run while the program's own threads are kept still (checkpoint/parking.h).
 inline constexpr char kAgentThread[] = "stasis-agent";
 
 }  // namespace stasis

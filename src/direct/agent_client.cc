@@ -150,10 +150,12 @@ Result<std::optional<AgentClient::Seen>> AgentClient::see(Pid pid, int access) {
     if (is_page_of_another_version(page, details->ns_pid))
       return std::optional(Seen{std::move(*file), {page.state.load(), {}, false, true}});
     if (got != sizeof bytes || !is_page_of(page, details->ns_pid)) continue;
-    const AgentLook look{page.state.load(),
+    const AgentState state = page.state.load();
+    const AgentLook look{state,
                          {page.content_id[0], page.content_id[1]},
                          true,
-                         page.held_before.load() != 0};
+                         page.held_before.load() != 0,
+                         state == AgentState::kHeld && page.kept_count != 0};
     return std::optional(Seen{std::move(*file), look});
   }
   return std::optional<Seen>();
@@ -385,7 +387,8 @@ Result<void> AgentClient::bring_back(const Fill& fill) {
                 fmt::format("the content of process {}'s GPU memory is in an image", pid_.value));
   }
   if (state() == AgentState::kHeld || state() == AgentState::kEmptied) {
-    if (auto done = ask(AgentCommand::kRefill, 0, kMappingPatience); !done) return done;
+    // It may have to copy first, if it kept its memory (kKeep).
+    if (auto done = ask(AgentCommand::kRefill, 0, kMappingPatience + copying); !done) return done;
   }
   if (state() == AgentState::kFilling) {
     if (content_is_elsewhere()) {

@@ -115,7 +115,9 @@ struct ControlPage {
   // The driver has held the process once, or was about to: a kernel of it may be one that the GPU
   // cannot switch away from (mover_server.h). Written by tools.
   std::atomic<std::uint32_t> held_before;
-  std::uint32_t reserved0;
+  // Descriptors that the agent keeps (kKeep). While there are any in kHeld, the content is nowhere
+  // else, and the device's memory not free.
+  std::uint32_t kept_count;
   AgentSegment segments[kExportBatch];
 };
 

@@ -2,7 +2,9 @@
 // only what brings the program's calls to them left out. One process is all of it here, the
 // program, the agent and its peer, so that a checker of threads sees them together.
 #include <dlfcn.h>
+#include <pthread.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -299,6 +301,49 @@ TEST_F(AgentThread, TakesWhatItKeptAsTheContent) {
     go_on();
     EXPECT_LE(open_now(), before) << round;
   }
+}
+
+// Somebody else's handler of forks takes its time, and the thread in it has the agent's locks. A
+// tool keeps that thread still then.
+std::atomic<int> g_in_fork{0};  // 1: the next one waits; 2: it does; 0: it goes on
+void wait_in_fork() {
+  int wanted = 1;
+  if (!g_in_fork.compare_exchange_strong(wanted, 2)) return;
+  while (g_in_fork.load() == 2)
+    std::this_thread::sleep_for(milliseconds(1));
+}
+// Before the agent's own: the last that was registered is called first.
+const int g_registered = ::pthread_atfork(&wait_in_fork, nullptr, nullptr);
+
+TEST_F(AgentThread, LetsGoOfWhatItKeptWhileAThreadIsInTheMiddleOfAFork) {
+  ASSERT_EQ(g_registered, 0);
+  AgentClient agent = peer();
+  take_away(agent, AgentCommand::kClose);
+  ask(agent, AgentCommand::kKeep);
+  ask(agent, AgentCommand::kCopyOut);
+  ask(agent, AgentCommand::kEmpty);
+  ask(agent, AgentCommand::kHold);
+  const auto half_way = [] {
+    const auto seen = AgentClient::look(Pid{::getpid()});
+    return seen && *seen && (*seen)->half_way;
+  };
+  EXPECT_TRUE(half_way());
+  g_in_fork = 1;
+  std::thread forks([] {
+    const pid_t child = ::fork();
+    if (child == 0) ::_exit(0);
+    ::waitpid(child, nullptr, 0);
+  });
+  const bool in_the_middle = soon([] { return g_in_fork.load() == 2; });
+  const auto dropped = agent.ask(AgentCommand::kDrop, 0, seconds(10));
+  g_in_fork = 0;
+  forks.join();
+  EXPECT_TRUE(in_the_middle);
+  EXPECT_TRUE(dropped) << dropped.error().to_string();
+  EXPECT_FALSE(half_way());
+  const auto back = agent.bring_back();
+  ASSERT_TRUE(back) << back.error().to_string();
+  go_on();
 }
 
 TEST_F(AgentThread, KeepsNothingWhereTheProgramMayOpenLittle) {

@@ -33,7 +33,7 @@ BEGIN {
   allow("python", "")
   # These run inside other programs, or stand in for the driver: nothing of the library may get into them.
   allow("sim", "cuda_abi")
-  allow("preload", "cuda_abi agent_protocol futex descriptor_room")
+  allow("preload", "cuda_abi agent_protocol agent_thread futex descriptor_room")
   # Programs of a user's kind; they borrow the owners of descriptors, and know how kernels look to sim/.
   allow("examples", "base cuda_abi sim")
   allow("workloads", "base cuda_abi sim examples")
@@ -104,9 +104,10 @@ function resolve(file, name,    here) {
     next
   }
   # Headers of the library that need nothing of it: what the driver's interface is, what the agent and
-  # our tools share, and the kernel's futex and table of descriptors.
+  # our tools share, the name of its thread, and the kernel's futex and table of descriptors.
   if (target == "src/driver/cuda_abi.h" && ((from, "cuda_abi") in allowed)) next
   if (target == "src/direct/agent_protocol.h" && ((from, "agent_protocol") in allowed)) next
+  if (target == "src/base/agent_thread.h" && ((from, "agent_thread") in allowed)) next
   if (target == "src/base/futex.h" && ((from, "futex") in allowed)) next
   if (target == "src/base/descriptor_room.h" && ((from, "descriptor_room") in allowed)) next
   if ((from, to) in allowed) next
