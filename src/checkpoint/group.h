@@ -15,6 +15,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "base/interrupt.h"
@@ -55,6 +56,10 @@ class Group {
   // Somebody else, such as CRIU by ptrace, keeps the threads of all processes still while their GPU
   // is away: checkpoint() need not do it. bring_to() of a member still would.
   void leave_threads_alone() { parks_ = false; }
+
+  // Our agents in these processes will be asked for something that takes no driver while their GPU
+  // is away (Process::keep_still()).
+  void let_agents_work(std::set<Pid> pids) { agents_at_work_ = std::move(pids); }
 
   // checkpoint() drops the zeros that the driver saves (zero_pages.h), so that CRIU does not write
   // them. Not where somebody else keeps the threads still.
@@ -142,6 +147,7 @@ class Group {
   int lock_tries_ = 0;
   bool armed_ = true;
   bool parks_ = true;
+  std::set<Pid> agents_at_work_;
   bool behind_gates_ = false;
   bool drops_zeros_ = false;
   std::uint64_t dropped_zero_bytes_ = 0;

@@ -3,7 +3,7 @@
 // Driver 580 lets some calls pass its lock (cuStreamQuery, cuEventQuery, cuStreamSynchronize,
 // cuMemGetInfo, ...), and a thread that makes one while the process is checkpointed ends the whole
 // process (580.159.04 on H100 and H200; docs/adr/0007). So none of its threads may run then but the
-// one by which the driver acts, and the agent's, which calls the driver only when it is asked.
+// one by which the driver acts, and our agent's while it is asked for what takes no driver.
 // Stopping the process (SIGSTOP) would stop that one as well, and a tracer would have to live as
 // long as the suspension, and keep CRIU out. A parked thread waits in a futex call instead, in a
 // small mapping of ours in the target, which also holds the registers and the signal mask to go on
@@ -23,8 +23,7 @@
 
 namespace stasis {
 
-// Parks all threads of `pid` but the driver's restore thread and the agent's, `spared`. Those that
-// are parked already stay so. kBusy (another tracer, a thread in a call that nothing interrupts),
+// Parks all threads of `pid` but those `spared`. Those that are parked already stay so. kBusy (another tracer, a thread in a call that nothing interrupts),
 // kNotPermitted, kNotSupported: no thread is parked that was not before.
 Result<void> park_threads(Pid pid, const std::vector<Tid>& spared);
 

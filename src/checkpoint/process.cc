@@ -289,7 +289,7 @@ Result<void> Process::unlock() {
   return unlocked ? let_go_on() : unlocked;
 }
 
-Result<void> Process::keep_still() {
+Result<void> Process::keep_still(bool agent_works) {
   auto tid = restore_thread_id();
   if (!tid) return fail(std::move(tid.error()));
   // With that one parked, the driver could never act on the process again.
@@ -304,7 +304,7 @@ Result<void> Process::keep_still() {
   return between(FaultPoint::kParkBefore, FaultPoint::kParkAfter, [&] {
     const Span span(TraceKind::kDriver, "keep threads still", pid());
     std::vector<Tid> spared{*tid};
-    for (const Tid thread : threads) {
+    for (const Tid thread : agent_works ? threads : std::vector<Tid>()) {
       const auto known = procfs_.thread(pid(), thread);
       if (known && known->comm == kAgentThread) spared.push_back(thread);
     }

@@ -62,8 +62,9 @@ class Process {
 
   // Keeps every thread but the driver's own still until unlock(), also after the process has been
   // dumped and restored: in a checkpointed process a call of the driver may be fatal (parking.h).
+  // `agent_works`: and the agent's, which will be asked for something that takes no driver.
   // To be called when it is locked. kBusy, kNotPermitted: nothing has changed.
-  Result<void> keep_still();
+  Result<void> keep_still(bool agent_works = false);
   // Undoes keep_still(), where something else than unlock() has made the process run.
   Result<void> let_go_on();
 

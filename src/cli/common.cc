@@ -27,15 +27,14 @@ Result<std::unique_ptr<Driver>> Context::load_bounded_driver() {
   return std::move(*bounded);
 }
 
-Result<std::unique_ptr<Driver>> Context::load_moving_driver(bool spare) {
-  // For digests, which is what breaks.
-  const std::string cache = spare ? compiled_code_directory() : std::string();
+Result<std::unique_ptr<Driver>> Context::load_moving_driver(bool spare, bool digests) {
+  const std::string cache = digests ? compiled_code_directory() : std::string();
   const auto start = [&cache]() -> std::shared_ptr<direct::MoverProcess> {
     auto started = direct::MoverProcess::start(cache);
     if (!started) return nullptr;
     return std::make_shared<direct::MoverProcess>(std::move(*started));
   };
-  if (spare) spare_mover = start();
+  if (spare || digests) spare_mover = start();
   mover = start();
   return load_bounded_driver();
 }

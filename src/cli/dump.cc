@@ -108,7 +108,7 @@ Result<int> run_dump(Context& context, DumpArguments& options) {
       return {};
     };
   }
-  auto driver = context.load_moving_driver(options.dump.base.has_value());
+  auto driver = context.load_moving_driver(false, options.dump.base.has_value());
   if (!driver) return fail(std::move(driver.error()));
   auto report = dump(context.environment(**driver), options.target.pid, options.dump);
   if (!report) return fail(std::move(report.error()));

@@ -223,7 +223,7 @@ json work(const json& request, const job::StreamEnds& streams, const Wishes& wis
   context.ring_bytes = wishes.ring_bytes;
   if (request.value("op", "") != "recover") obey_stop();
   const std::string what = request.value("op", "");
-  auto driver = context.load_moving_driver(what == "dump");
+  auto driver = context.load_moving_driver(false, what == "dump");
   if (!driver) return failed(context, driver.error());
   if ((*driver)->info().simulated) {
     context.notes.push_back("this is the simulated GPU (" + (*driver)->info().library + ")");

@@ -23,7 +23,7 @@ Verb add_suspend(CLI::App& app) {
   return {command, [options](Context& context) -> Result<int> {
             if (auto there = reach(context, options->target); !there)
               return fail(std::move(there.error()));
-            auto driver = context.load_moving_driver();
+            auto driver = context.load_moving_driver(true);
             if (!driver) return fail(std::move(driver.error()));
             auto report =
                 suspend(context.environment(**driver), options->target.pid, options->suspend);

@@ -137,7 +137,7 @@ void serve_side(const Channel& channel, const SwapArguments& arguments, const Ta
   auto entered = there.enter();
   std::unique_ptr<Driver> driver;
   if (entered) {
-    auto loaded = context.load_moving_driver();
+    auto loaded = context.load_moving_driver(true);
     if (loaded)
       driver = std::move(*loaded);
     else

@@ -58,8 +58,9 @@ struct Context {
   // thread.
   Result<std::unique_ptr<Driver>> load_bounded_driver();
   // And starts the process that moves GPU memory past the driver, before the driver is initialised.
-  // `spare`: two, as what it has to do may break it (MemoryMover::prepare_digests()).
-  Result<std::unique_ptr<Driver>> load_moving_driver(bool spare = false);
+  // `spare`: two, should the first be lost while the programs are as they were. `digests`: it will
+  // compute some, which may break it (MemoryMover::prepare_digests()).
+  Result<std::unique_ptr<Driver>> load_moving_driver(bool spare = false, bool digests = false);
   Environment environment(Driver& driver);
   // For the direct path.
   Result<std::shared_ptr<direct::MemoryMover>> make_mover(const MoverNeeds& needs);

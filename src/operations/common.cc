@@ -367,6 +367,7 @@ Result<void> quiesce(const Environment& env, OpenedGroup& opened, const QuiesceO
 }
 
 Error roll_back(OpenedGroup& opened, Error why) {
+  opened.direct.wait_for_copy();
   return rolled_back(opened, std::move(why), opened.group.roll_back());
 }
 
@@ -374,6 +375,7 @@ Error rolled_back(OpenedGroup& opened, Error why, Result<void> back) {
   // Where the driver still holds somebody, its agent waits for `stasis recover`: asked now, it
   // would hang in the driver.
   if (back) {
+    opened.direct.take_left();
     back = opened.direct.roll_back();
     // Which is why the rest went wrong.
     if (auto gone = opened.direct.take_gone()) why = std::move(*gone);

@@ -7,6 +7,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <set>
 
 #include <fmt/format.h>
 
@@ -162,7 +163,10 @@ Result<void> DirectPath::find(const Environment& env, const std::vector<const Pr
         continue;
       }
     }
-    if (is_away((*agent)->state()) == away) agents_.push_back(std::move(**agent));
+    if (is_away((*agent)->state()) == away)
+      agents_.push_back(std::move(**agent));
+    else if (auto pidfd = Pidfd::open(process->pid()); !away && pidfd && process->alive())
+      left_.push_back({process->pid(), std::move(*pidfd)});
   }
   return {};
 }
@@ -276,6 +280,37 @@ void DirectPath::keep_on_gpus(Driver& driver, const Group& group) {
   ahead_ = true;
 }
 
+bool DirectPath::all_behind_gates(const Group& group) const {
+  const auto& members = group.members();
+  return std::all_of(members.begin(), members.end(), [&](const GroupMember& member) {
+    const bool runs = member.initial == CudaState::kRunning && member.process.alive();
+    return !runs || std::any_of(agents_.begin(), agents_.end(), [&](const AgentClient& agent) {
+      return agent.pid() == member.process.pid();
+    });
+  });
+}
+
+Result<void> DirectPath::refuse_half_way(const Group& group) {
+  Result<void> whole;
+  for (const GroupMember& member : group.members()) {
+    if (!member.initial) continue;
+    const Pid pid = member.process.pid();
+    const auto seen = AgentClient::look(pid);
+    if (!seen || !*seen || !(*seen)->half_way) continue;
+    const bool will_run = member.initial == CudaState::kRunning;
+    auto pidfd = Pidfd::open(pid);
+    if (will_run && pidfd && member.process.alive()) left_.push_back({pid, std::move(*pidfd)});
+    half_way_ = half_way_ || will_run;
+    whole = fail(ErrorCode::kWrongState,
+                 fmt::format("process {} was half-way suspended, and its GPU memory not free: who "
+                             "did that was killed",
+                             pid.value),
+                 will_run ? "it runs again: try once more"
+                          : fmt::format("`stasis recover {}` makes it run", pid.value));
+  }
+  return whole;
+}
+
 Result<void> DirectPath::require_all(const std::vector<const Process*>& running) const {
   std::string list;
   for (const Process* process : running) {
@@ -346,14 +381,24 @@ Result<std::vector<direct::Segment>> DirectPath::take_all(const IntoImage* image
   return segments;
 }
 
+Result<void> DirectPath::begin_image(const Environment& env, const IntoImage& image) {
+  auto made = ImageContent::create(image.image_dir, image.options);
+  if (!made) return fail(std::move(made.error()));
+  into_ = std::move(*made);
+  if (const auto& why = into_->without_base())
+    env.tell("all GPU memory is written, and nothing taken over: " + why->to_string());
+  return {};
+}
+
+Result<void> DirectPath::end_image(const IntoImage* image) {
+  if (!into_) return {};
+  into_.reset();
+  contents_.clear();
+  places_ = std::make_shared<Places>();
+  return discard_content(image->image_dir);
+}
+
 Result<void> DirectPath::copy_out(const Environment& env, const IntoImage* image) {
-  if (image) {
-    auto made = ImageContent::create(image->image_dir, image->options);
-    if (!made) return fail(std::move(made.error()));
-    into_ = std::move(*made);
-    if (const auto& why = into_->without_base())
-      env.tell("all GPU memory is written, and nothing taken over: " + why->to_string());
-  }
   auto segments = take_all(image);
   if (!segments) return fail(std::move(segments.error()));
   const auto deadline = Clock::now() + (image ? kSlowDisk : 1) * copy_time(bytes());
@@ -386,7 +431,6 @@ Result<void> DirectPath::drop_kept() {
 Result<void> DirectPath::copy_beside(const Environment& env) {
   auto segments = take_all(nullptr);
   if (!segments) return fail(std::move(segments.error()));
-  beside_ = true;
   auto given = std::make_shared<std::vector<direct::Segment>>(std::move(*segments));
   copying_ = in_background([mover = mover_, make = env.mover, gpus = gpus_, given, places = places_,
                             &stop = env.interrupt, time = copy_time(bytes())]() mutable -> Copied {
@@ -402,18 +446,19 @@ Result<void> DirectPath::copy_beside(const Environment& env) {
   return empty();
 }
 
-Result<void> DirectPath::collect_copy() {
+void DirectPath::wait_for_copy() {
+  if (!copying_.valid()) return;
   Copied copied = copying_.get();
   if (copied.mover) mover_ = std::move(copied.mover);
-  if (copied.done) return {};
-  copy_failed_ = true;
-  return fail(of_mover(std::move(copied.done.error())));
+  if (!copied.done) copied.done = fail(of_mover(std::move(copied.done.error())));
+  copied_ = std::move(copied.done);
 }
 
 Result<void> DirectPath::finish_out(Phases& phases) {
   if (!copying_.valid()) return {};
   phases.begin("copy out");
-  auto done = collect_copy();
+  wait_for_copy();
+  Result<void> done = *copied_;
   if (done) done = fault(FaultPoint::kDirectCopied);
   if (!done) return done;
   return drop_kept();
@@ -661,7 +706,8 @@ Result<void> DirectPath::refill() {
     }
     Result<void> done;
     for (AgentClient* agent : asked) {
-      auto refilled = agent->finish(kMapping);
+      // It may have to copy first, if it kept its memory.
+      auto refilled = agent->finish(kMapping + copy_time(agent->bytes()));
       if (!refilled) done = std::move(refilled);
     }
     // What was brought ahead may be what is missing, whatever the driver calls that.
@@ -717,6 +763,7 @@ Result<void> DirectPath::move_out(const Environment& env, Group& group,
     const auto seen = AgentClient::look(process->pid());
     if (seen && *seen && (*seen)->held_before) held_before_ = true;
   }
+  if (auto whole = refuse_half_way(group); !whole) return whole;
   if (options.path == MemoryPath::kDriver || (!env.mover && !forced)) return {};
   if (!env.mover) return fail(ErrorCode::kNotSupported, "nobody is there who copies GPU memory");
   const auto give_up = [&](Error why) -> Result<void> {
@@ -733,12 +780,8 @@ Result<void> DirectPath::move_out(const Environment& env, Group& group,
     // What the mover made of that is no reason to try another way.
     if (auto stop = env.interrupt.check(); !stop) return stop;
     if (forced) return fail(std::move(why));
-    if (into_) {
-      into_.reset();
-      contents_.clear();
-      places_ = std::make_shared<Places>();
-      if (auto gone = discard_content(image->image_dir); !gone) return gone;
-    }
+    if (auto gone = end_image(image); !gone) return gone;
+    copied_.reset();
     group.forget_gates();
     // The driver wants its memory.
     mover_.reset();
@@ -767,14 +810,16 @@ Result<void> DirectPath::move_out(const Environment& env, Group& group,
     done = have_mover(env, group, options);
   else
     settle();
+  if (done && image) done = begin_image(env, *image);
   if (done) done = fault(FaultPoint::kDirectPrepared);
   phases.begin("close");
   if (done) done = hold_back(env, group, options.timeout, phases);
-  if (done && agents_.empty()) return {};
-  // Whoever waits to be told that all stand still is told when the mover is there too (ADR 31).
+  if (done && agents_.empty()) return end_image(image);
+  const bool beside = !options.for_dump && !options.copies_first && !options.at_rest;
+  // Its contexts must be there before anybody runs again (ADR 31), or is told that all stand still:
+  // who has no gate runs as soon as the driver's lock comes to nothing.
   bool mover_to_come = done && held_before_;
-  const bool beside = image == nullptr && !options.copies_first && !options.at_rest;
-  if (mover_to_come && !beside) {
+  if (mover_to_come && !(beside && all_behind_gates(group))) {
     phases.begin("mover");
     done = have_mover(env, group, options);
     mover_to_come = false;
@@ -790,12 +835,15 @@ Result<void> DirectPath::move_out(const Environment& env, Group& group,
     phases.runs();
     return back ? alone : back;
   }
-  if (done && beside) {
+  if (done && beside && keep()) {
     phases.begin("empty");
-    if (keep()) {
-      done = copy_beside(env);
-      return done ? done : give_up(std::move(done.error()));
-    }
+    done = copy_beside(env);
+    if (!done) return give_up(std::move(done.error()));
+    std::set<Pid> at_work;
+    for (const AgentClient& agent : agents_)
+      at_work.insert(agent.pid());
+    group.let_agents_work(std::move(at_work));
+    return {};
   }
   if (done && mover_to_come) {
     phases.begin("mover");
@@ -901,8 +949,16 @@ Result<std::uint64_t> DirectPath::move_in(const Environment& env,
 Result<void> DirectPath::roll_back() {
   // If it was copied it is as if that had been done first; if not, the agents take it from what
   // they keep.
-  if (copying_.valid() && collect_copy()) (void)drop_kept();
+  wait_for_copy();
+  if (copied_ && *copied_) (void)drop_kept();
   return bring_back_all(false);
+}
+
+void DirectPath::take_left() {
+  for (const auto& [pid, pidfd] : std::exchange(left_, {})) {
+    auto agent = AgentClient::find(pid, pidfd);
+    if (agent && *agent && is_away((*agent)->state())) agents_.push_back(std::move(**agent));
+  }
 }
 
 Result<void> DirectPath::bring_back_all(bool ends_them) {

@@ -91,10 +91,15 @@ class DirectPath {
   // error means that they have to be rolled back. The phase is "copy out", if there is anything to
   // do.
   Result<void> finish_out(Phases& phases);
+  // Waits until nothing is being copied any more. Before anybody whom the driver holds is let go.
+  void wait_for_copy();
   // Whether memory was given up before it was copied, and whether that copy came to grief. It can
   // be done the other way round (copies_first).
-  bool copied_beside() const { return beside_; }
-  bool copy_failed() const { return copy_failed_; }
+  bool copied_beside() const { return copied_.has_value(); }
+  bool copy_failed() const { return copied_ && !*copied_; }
+  // Whether somebody was found half-way suspended, by who was killed then; as all is rolled back he
+  // runs, and can be suspended.
+  bool found_half_way() const { return half_way_; }
   // Where to look for content that is not in the processes' own memory. What move_out() has moved
   // is known already.
   void look_in(std::shared_ptr<ImageContent> content) { contents_.push_back(std::move(content)); }
@@ -130,6 +135,9 @@ class DirectPath {
 
   // Everybody runs on with its memory. kNotRolledBack names who does not.
   Result<void> roll_back();
+  // Those whose memory was away before, too: who did that was killed, and as all is rolled back they
+  // are to run. The driver must hold none of them.
+  void take_left();
   // Who had become another program by then, once: nothing of his could be brought back.
   std::optional<Error> take_gone() { return std::exchange(gone_, std::nullopt); }
   // What was done is meant to stay.
@@ -164,6 +172,13 @@ class DirectPath {
   // that waits on its GPU for a closed one could not be locked later. Forgets who has ended.
   Result<void> hold_back(const Environment& env, Group& group, std::chrono::milliseconds timeout,
                          Phases& phases);
+  // Makes the place where the content goes, and removes it: nothing goes there.
+  Result<void> begin_image(const Environment& env, const IntoImage& image);
+  Result<void> end_image(const IntoImage* image);
+  // No process of those that ran can run as long as the gates are closed.
+  bool all_behind_gates(const Group& group) const;
+  // kWrongState if one's memory was given up but not copied.
+  Result<void> refuse_half_way(const Group& group);
   // What all agents give, in the places where it goes.
   Result<std::vector<direct::Segment>> take_all(const IntoImage* image);
   Result<void> copy_out(const Environment& env, const IntoImage* image);
@@ -171,8 +186,6 @@ class DirectPath {
   bool keep();
   // Begins to copy what the agents keep, in a thread of its own, and lets them give it up.
   Result<void> copy_beside(const Environment& env);
-  // Waits for that copy.
-  Result<void> collect_copy();
   // Lets the agents go of what they keep.
   Result<void> drop_kept();
   // Lets the mover keep on the GPUs what it is about to copy out, as far as there is room.
@@ -219,14 +232,16 @@ class DirectPath {
   std::shared_ptr<ImageContent> into_;  // that move_out() has made
   bool needs_image_ = false;
   std::optional<Error> gone_;  // who was not there any more to be brought back
+  // Whose memory was away when they were to be suspended: who did that was killed.
+  std::vector<std::pair<Pid, Pidfd>> left_;
+  bool half_way_ = false;
 
   struct Copied {
     std::shared_ptr<direct::MemoryMover> mover;
     Result<void> done;
   };
   std::future<Copied> copying_;
-  bool beside_ = false;
-  bool copy_failed_ = false;
+  std::optional<Result<void>> copied_;  // what became of it
 
   std::future<MoverResult> coming_;
   std::shared_ptr<direct::MemoryMover> mover_;

@@ -8,11 +8,12 @@ namespace stasis {
 
 namespace {
 
-// An error after which all is as it was sets `again` if it is worth while to try once more with
-// `copies_first`.
+enum class Again { kNo, kSame, kCopyFirst };
+
+// An error after which all is as it was sets `again` if it is worth while to try once more.
 Result<Report> suspend_once(const Environment& env, Pid root, const SuspendOptions& options,
-                            bool copies_first, bool& again) {
-  Phases phases;
+                            bool copies_first, Phases& phases, Again& again) {
+  again = Again::kNo;
   auto opened = open_group(env, "suspend", root, {});
   if (!opened) return fail(std::move(opened.error()));
   if (auto clear = refuse_obstacles(env, *opened, options.ignore_obstacles); !clear) {
@@ -33,12 +34,18 @@ Result<Report> suspend_once(const Environment& env, Pid root, const SuspendOptio
   if (done) done = fault(FaultPoint::kSuspendVerified);
   if (!done) {
     const ErrorCode why = done.error().code;
+    const bool by_driver = done.error().driver.has_value();
     Error error = roll_back(*opened, std::move(done.error()));
-    // A mover that is lost, or a driver that does not like it.
+    if (error.code != ErrorCode::kNotRolledBack) phases.runs();
     const DirectPath& direct = opened->direct;
-    again = error.code == why && why != ErrorCode::kTimeout && why != ErrorCode::kProcessGone &&
-            (direct.copy_failed() || (direct.copied_beside() && why == ErrorCode::kDriverError)) &&
-            env.interrupt.check();
+    if (error.code != why || why == ErrorCode::kTimeout || why == ErrorCode::kProcessGone ||
+        !env.interrupt.check())
+      return fail(std::move(error));
+    if (direct.found_half_way())
+      again = Again::kSame;
+    // A mover that is lost, or a driver that does not like it.
+    else if (direct.copy_failed() || (direct.copied_beside() && by_driver))
+      again = Again::kCopyFirst;
     return fail(std::move(error));
   }
   group.dismiss();
@@ -60,12 +67,20 @@ Result<Report> suspend_once(const Environment& env, Pid root, const SuspendOptio
 }  // namespace
 
 Result<Report> suspend(const Environment& env, Pid root, const SuspendOptions& options) {
-  bool again = false;
-  auto done = suspend_once(env, root, options, false, again);
-  if (done || !again) return done;
-  env.tell("once more, with GPU memory copied before the driver is asked: " +
-           done.error().to_string());
-  return suspend_once(env, root, options, true, again);
+  // Of all tries, if there are several: the programs have stood still in each.
+  Phases phases;
+  Again again = Again::kNo;
+  auto done = suspend_once(env, root, options, false, phases, again);
+  if (!done && again == Again::kSame) {
+    env.tell("once more: " + done.error().to_string());
+    done = suspend_once(env, root, options, false, phases, again);
+  }
+  if (!done && again == Again::kCopyFirst) {
+    env.tell("once more, with GPU memory copied before the driver is asked: " +
+             done.error().to_string());
+    done = suspend_once(env, root, options, true, phases, again);
+  }
+  return done;
 }
 
 }  // namespace stasis

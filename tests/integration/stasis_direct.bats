@@ -42,6 +42,14 @@ agent_page() { python3 "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" "$@"; }
 agent_state() { agent_page state; }
 agent_is() { [[ $(agent_state) == "$1" ]]; }
 
+# phase_names: of what was done last, in order.
+phase_names() { json '" ".join(p["name"].replace(" ", "-") for p in d["phases"])'; }
+# Memory copied beside the driver's checkpoint, and, of a program that the driver has held, before it.
+beside="prepare close empty lock checkpoint copy-out"
+later="prepare close mover copy-out empty lock checkpoint"
+# The agent's own descriptors of memory.
+pieces_kept() { find "/proc/$TARGET/fd" -lname "$STASIS_SIM_DIR/*/mem-*" | wc -l; }
+
 # --- stasis run
 
 @test "run passes the exit code on, and the arguments as they are" {
@@ -404,7 +412,7 @@ END
 }
 
 @test "a rank that has nothing to move, or no agent, does not keep the others from being suspended" {
-  local how prefix size meeting=$BATS_TEST_TMPDIR/meeting
+  local how prefix size phases meeting=$BATS_TEST_TMPDIR/meeting
   for how in small bare; do
     TARGET_STATUS=$BATS_TEST_TMPDIR/$how.status
     TARGET_LOG=$BATS_TEST_TMPDIR/$how.log
@@ -426,10 +434,12 @@ END
     wait_until 60 target_is_up
     mapfile -t CHILDREN < <(children_of "$TARGET")
     at_end_kill "${CHILDREN[@]}"
-    for _ in 1 2 3; do
+    for phases in "$beside" "${beside/empty/mover empty}" "${beside/empty/mover empty}"; do
       # The lock of who is held back is slow: meanwhile the other must not go on to wait for it.
-      STASIS_SIM_FAULTS="lock:delay=100ms pid=${CHILDREN[0]}" done_by suspend "$TARGET" --timeout 10000
+      STASIS_SIM_FAULTS="lock:delay=100ms pid=${CHILDREN[0]}" done_by suspend "$TARGET" --timeout 10000 --json
       in_state checkpointed "${CHILDREN[@]}"
+      # No context is made beside who has no gate, and would run if the driver gave up.
+      assert_equal "$(phase_names)" "$phases"
       done_by resume "$TARGET"
       target_goes_on
     done
@@ -807,28 +817,21 @@ path_in_ps() {
   nothing_left
 }
 
-# phase_names: of what was done last, in order.
-phase_names() { json '" ".join(p["name"].replace(" ", "-") for p in d["phases"])'; }
-beside="prepare close empty lock checkpoint copy-out"
-first="prepare close copy-out empty lock checkpoint"
-pieces_kept() { find "/proc/$TARGET/fd" -lname "$STASIS_SIM_DIR/*" | wc -l; }
-
 @test "GPU memory is copied while the driver checkpoints, and is free when it is done" {
   start_agent memory --size 64M
-  local before
-  before=$(pieces_kept)
+  assert_equal "$(pieces_kept)" 0 "descriptors"
   STASIS_SIM_FAULTS="transfer:delay=50ms" stasis suspend "$TARGET" --json >"$BATS_TEST_TMPDIR/out" 3>&- &
   local tool=$!
   wait_until 60 in_state checkpointed
   # What it was in is given up, and all that keeps it alive is a descriptor.
   (($(gpu_used) >= 64 << 20))
-  (($(pieces_kept) > before))
+  (($(pieces_kept) > 0))
   wait "$tool"
   out=$(<"$BATS_TEST_TMPDIR/out")
   went direct
   assert_equal "$(phase_names)" "$beside"
   gpu_is_free
-  assert_equal "$(pieces_kept)" "$before" "descriptors"
+  assert_equal "$(pieces_kept)" 0 "descriptors"
   done_by resume "$TARGET"
   target_goes_on
   target_verifies
@@ -842,11 +845,11 @@ pieces_kept() { find "/proc/$TARGET/fd" -lname "$STASIS_SIM_DIR/*" | wc -l; }
     >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" 3>&- &
   tool=$!
   wait_until 60 in_state checkpointed
-  pkill -KILL -P "$tool" -x stasis-mover
+  pkill -KILL -n -P "$tool" -x stasis-mover # the other one takes its place
   wait "$tool"
   out=$(<"$BATS_TEST_TMPDIR/out")
   went direct
-  assert_equal "$(phase_names)" "$first"
+  assert_equal "$(phase_names)" "$beside $later"
   assert_contains "$out" "once more, with GPU memory copied before the driver is asked"
   gpu_is_free
   done_by resume "$TARGET"
@@ -859,7 +862,7 @@ pieces_kept() { find "/proc/$TARGET/fd" -lname "$STASIS_SIM_DIR/*" | wc -l; }
   start_agent memory --size 24M
   STASIS_SIM_FAULTS=checkpoint:error=999@1 done_by suspend "$TARGET" --json
   went direct
-  assert_equal "$(phase_names)" "$first"
+  assert_equal "$(phase_names)" "${beside% copy-out} $later"
   gpu_is_free
   done_by resume "$TARGET"
   target_goes_on
@@ -872,15 +875,62 @@ pieces_kept() { find "/proc/$TARGET/fd" -lname "$STASIS_SIM_DIR/*" | wc -l; }
   nothing_left
 }
 
+@test "what a killed suspend has left half-way is not taken for suspended, and recover mends it" {
+  start_agent memory --size 64M
+  STASIS_FAULT=checkpoint.after:kill STASIS_SIM_FAULTS="transfer:delay=50ms" capture stasis suspend "$TARGET"
+  in_state checkpointed
+  (($(pieces_kept) > 0))
+  refused 6 wrong-state dump "$TARGET" --images-dir "$image"
+  target_goes_on
+  STASIS_FAULT=checkpoint.after:kill STASIS_SIM_FAULTS="transfer:delay=50ms" capture stasis suspend "$TARGET"
+  done_by suspend "$TARGET"
+  assert_contains "$err" "half-way"
+  gpu_is_free
+  done_by resume "$TARGET"
+  target_goes_on
+  # Nobody knows that it was to run.
+  STASIS_FAULT=checkpoint.after:kill STASIS_SIM_FAULTS="transfer:delay=50ms" capture stasis suspend "$TARGET"
+  rm -r "${STASIS_STATE_DIR:?}/"*
+  refused 6 wrong-state suspend "$TARGET"
+  assert_contains "$err" "stasis recover $TARGET"
+  done_by recover "$TARGET"
+  target_goes_on
+  # Copied, and then killed: that is suspended, to go on or to be finished. Failing, it is to run.
+  STASIS_FAULT=suspend.verified:kill capture stasis suspend "$TARGET"
+  STASIS_FAULT=suspend.verified:error capture stasis suspend "$TARGET"
+  ((status != 0))
+  in_state running
+  target_goes_on
+  STASIS_FAULT=suspend.verified:kill capture stasis suspend "$TARGET"
+  done_by suspend "$TARGET"
+  gpu_is_free
+  done_by resume "$TARGET"
+  target_goes_on
+  target_verifies
+  nothing_left
+}
+
+@test "a dump that leaves the program suspended has its memory copied before the driver is asked" {
+  start_agent memory --size 24M
+  done_by dump "$TARGET" --images-dir "$image" --leave-suspended --json
+  went direct
+  [[ $(phase_names) == *"copy-out empty lock checkpoint"* ]]
+  gpu_is_free
+  done_by resume "$TARGET"
+  target_goes_on
+  target_verifies
+}
+
 @test "a program that may open few files has its memory copied before it is given up" {
   start_agent torture --size 200M --pause-ms 100
   done_by suspend "$TARGET" --json
   assert_equal "$(phase_names)" "$beside"
   done_by resume "$TARGET"
-  prlimit --pid "$TARGET" --nofile=100:
+  # Half of them are the program's.
+  prlimit --pid "$TARGET" --nofile=$(($(find "/proc/$TARGET/fd" | wc -l) + 40)):
   done_by suspend "$TARGET" --json
   went direct
-  assert_equal "$(phase_names)" "$first"
+  assert_equal "$(phase_names)" "$later"
   done_by resume "$TARGET"
   target_goes_on
   target_verifies
