@@ -66,8 +66,8 @@ def suspend(machine, target, figures, wanted=None, options=()):
     return report
 
 
-def resume(machine, target, figures, wanted=None):
-    report = machine.stasis("resume", target.pid, "--json").must_succeed().json()
+def resume(machine, target, figures, wanted=None, options=()):
+    report = machine.stasis("resume", target.pid, "--json", *options).must_succeed().json()
     if wanted:
         expect_equal(report["path"], wanted, "path")
     figures.setdefault("resume_seconds", []).append(report["seconds"])
@@ -240,46 +240,14 @@ def device_map(machine):
 
 # --- PyTorch
 
-def start_training(machine, name, *arguments, gib=case_torch.GIB, steps=case_torch.STEPS, env=None):
-    losses = os.path.join(machine.work, name + ".losses")
-    target = run_under_agent(machine, [sys.executable, case_torch.TRAIN, "--losses", losses, "--steps",
-                                       steps, "--gib", gib, "--pause-ms", "400", *arguments],
-                             name, {**machine.target_env(), **(env or {})})
-    target.losses = losses
-    return target
-
-
-def torch(machine, allocator):
-    version = case_torch.require_torch(machine)
-    env = {"PYTORCH_CUDA_ALLOC_CONF": allocator} if allocator else {}
-    target = start_training(machine, "moved", env=env)
-    figures = {"torch": version, "allocator": allocator or "native"}
-    case_torch.wait_step(target, 10)
-    for _ in range(20):
-        before = len(case_torch.losses(target))
-        suspend(machine, target, figures, "direct")
-        held = len(case_torch.losses(target))
-        time.sleep(0.1)
-        expect_equal(len(case_torch.losses(target)), held, "steps while suspended")
-        resume(machine, target, figures, "direct")
-        case_torch.wait_step(target, before + 2)
-    figures = case_torch.compare(machine, version, case_torch.finish(target), figures)
-    figures["note"] = (f"20 suspends, {figures['direct_bytes'] / 2**30:.1f} GiB: out "
-                       f"{statistics.median(figures['suspend_seconds']):.2f} s, in "
-                       f"{statistics.median(figures['resume_seconds']):.2f} s; {figures['note']}")
-    return figures
-
-
-case("direct.torch.native", simulated=False, needs=NEEDS)(lambda machine: torch(machine, ""))
-case("direct.torch.expandable", simulated=False, needs=NEEDS)(
-    lambda machine: torch(machine, "expandable_segments:True"))
-
-
 @case("direct.torch.standstill", simulated=False, needs=NEEDS)
 def torch_standstill(machine):
     """How long a training of some 8 GiB in all stands still, the first time and later (ADR 31)."""
-    target = start_training(machine, "training", gib=6, steps=100000)
     figures = {"torch": case_torch.require_torch(machine)}
+    losses = os.path.join(machine.work, "losses")
+    target = run_under_agent(machine, [sys.executable, case_torch.TRAIN, "--losses", losses, "--steps", 100000, "--gib", 6,
+                                       "--pause-ms", 20], "training")
+    target.losses = losses
     case_torch.wait_step(target, 10)
     for _ in range(12):
         before = len(case_torch.losses(target))
@@ -297,6 +265,15 @@ def torch_standstill(machine):
 
 # --- Speed, side by side
 
+def copy_rate(trace, name):
+    """Bytes a second at which the mover copied over the bus, mapping included, of a verb's --trace."""
+    with open(trace, encoding="utf-8") as file:
+        events = json.load(file)["traceEvents"]
+    copies = [one for one in events if one["name"] == name and one.get("cat") == "mover"]
+    expect(copies, f"no copy in {trace}")
+    return copies[-1]["args"]["bytes"] / (copies[-1]["dur"] * 1e-6)
+
+
 def speed(machine, gib):
     size = f"{gib}G" if not machine.simulated else "64M"
     figures = {"size": size, "host_memory_seconds": machine.want_host_memory((gib + 4) << 30)}
@@ -308,9 +285,12 @@ def speed(machine, gib):
             target = machine.workload("memory", "--size", size, "--pause-ms", "200", name=path)
             target.wait_rounds(2)
         found = {}
+        trace = os.path.join(machine.work, "trace.json")
         for _ in range(3 if path == "direct" else 1 if gib > 16 else 2):
-            suspend(machine, target, found, path)
-            resume(machine, target, found, path)
+            for verb, way in ((suspend, "out"), (resume, "in")):
+                verb(machine, target, found, path, options=("--trace", trace))
+                if path == "direct":
+                    found.setdefault(f"copy_{way}_rate", []).append(copy_rate(trace, f"copy {way}"))
             target.wait_rounds(1)
         target.finish()
         paths[path] = found
@@ -322,7 +302,9 @@ def speed(machine, gib):
     out[1] = statistics.median(later)
     figures["note"] = (f"{size}: out {out[0]:.2f} s by the driver, {out[1]:.2f} s direct ({out[0] / out[1]:.1f} x), "
                        f"the first time {first:.2f} s; "
-                       f"in {back[0]:.2f} s, {back[1]:.2f} s ({back[0] / back[1]:.1f} x)")
+                       f"in {back[0]:.2f} s, {back[1]:.2f} s ({back[0] / back[1]:.1f} x); copied at "
+                       + " and ".join(f"{statistics.median(paths['direct'][f'copy_{way}_rate']) / 1e9:.1f} GB/s {way}"
+                                      for way in ("out", "in")))
     return figures
 
 
@@ -404,32 +386,3 @@ def incremental(machine, gib, changing, count=10):
 
 
 case("direct.incremental.16", needs=NEEDS + ("criu", "root"))(lambda machine: incremental(machine, 16, 1))
-
-
-def torch_dump(machine, allocator):
-    """Training that is dumped five times, and goes on or is restored: the losses are those of one that was not."""
-    version = case_torch.require_torch(machine)
-    target = start_training(machine, "dumped", env={"PYTORCH_CUDA_ALLOC_CONF": allocator} if allocator else {})
-    figures = {"torch": version, "allocator": allocator or "native", "dump_seconds": [], "standstill_seconds": []}
-    case_torch.wait_step(target, 10)
-    for number in range(5):
-        before = len(case_torch.losses(target))
-        images = os.path.join(machine.work, f"image-{number}")
-        runs_on = number % 2 == 0
-        dump = machine.stasis("dump", target.pid, "--images-dir", images, "--sync", "none", "--path", "direct", "--json",
-                              *(["--leave-running"] if runs_on else [])).must_succeed().json()
-        figures["dump_seconds"].append(dump["seconds"])
-        figures["standstill_seconds"].append(dump.get("standstill_seconds"))
-        if not runs_on:
-            target.forget_exit()
-            machine.stasis("restore", "--images-dir", images, "--detach").must_succeed()
-        case_torch.wait_step(target, before + 3)
-        shutil.rmtree(images)
-    figures = case_torch.compare(machine, version, case_torch.finish(target), figures)
-    figures["note"] = f"5 dumps, median {statistics.median(figures['dump_seconds']):.2f} s; {figures['note']}"
-    return figures
-
-
-case("direct.torch.dump", simulated=False, needs=NEEDS + ("criu", "root"))(lambda machine: torch_dump(machine, ""))
-case("direct.torch.dump_expandable", simulated=False, needs=NEEDS + ("criu", "root"))(
-    lambda machine: torch_dump(machine, "expandable_segments:True"))

@@ -46,11 +46,20 @@ def medians(figures):
     return ", ".join(found)
 
 
-def through_everything(machine, target, go_on, cycles=CYCLES, dumps=DUMP_CYCLES, dump_options=()):
-    """Suspends and dumps, all by the direct path; go_on() waits for the program to do some work."""
+def through_everything(machine, target, progress, more=5, cycles=CYCLES, dumps=DUMP_CYCLES, dump_options=()):
+    """Suspends and dumps, all by the direct path. progress() counts what the program has done: nothing while it is
+    suspended, and `more` after each."""
     figures = {"paths": []}
+
+    def go_on():
+        wanted = progress() + more
+        target.wait_for(lambda: progress() >= wanted, f"step {wanted}", timeout=120)
+
     for _ in range(cycles):
         figures["paths"].append(suspend(machine, target, figures)["path"])
+        held = progress()
+        time.sleep(0.1)
+        expect_equal(progress(), held, "what it has done, while suspended")
         resume(machine, target, figures)
         go_on()
     for _ in range(dumps):
@@ -78,24 +87,20 @@ def finish_training(target):
     return case_torch.losses(target)
 
 
-def train(machine, how, gib, pause_ms):
+def train(machine, how, gib, env=None):
     version = case_torch.require_torch(machine)
     env = {**machine.target_env(), "TORCHINDUCTOR_COMPILE_THREADS": "1",
-           "TORCHINDUCTOR_CACHE_DIR": os.path.join(machine.work, "compiled")}
+           "TORCHINDUCTOR_CACHE_DIR": os.path.join(machine.work, "compiled"), **(env or {})}
 
     def argv(name, *options):
         return [sys.executable, case_torch.TRAIN, "--losses", os.path.join(machine.work, name + ".losses"), "--gib", gib,
-                how, *options]
+                *how, *options]
 
-    target = run_under_agent(machine, argv("disturbed", "--steps", 1000000, "--pause-ms", pause_ms), "disturbed", env)
+    target = run_under_agent(machine, argv("disturbed", "--steps", 1000000, "--pause-ms", 20), "disturbed", env)
     target.losses = os.path.join(machine.work, "disturbed.losses")
     case_torch.wait_step(target, 20)
 
-    def go_on():
-        wanted = torch_steps(target) + 5
-        target.wait_for(lambda: torch_steps(target) >= wanted, f"step {wanted}")
-
-    figures = through_everything(machine, target, go_on)
+    figures = through_everything(machine, target, lambda: torch_steps(target))
     os.kill(target.pid, 15)
     found = finish_training(target)
     # Without the agent too: what it serves must not change a bit.
@@ -113,8 +118,11 @@ def train(machine, how, gib, pause_ms):
     return figures
 
 
-case("direct.torch.graphs", simulated=False, needs=NEEDS + DUMPS)(lambda machine: train(machine, "--graphs", 2, 20))
-case("direct.torch.compile", simulated=False, needs=NEEDS + DUMPS)(lambda machine: train(machine, "--compile", 1, 20))
+case("direct.torch.native", simulated=False, needs=NEEDS + DUMPS)(lambda machine: train(machine, [], 8))
+case("direct.torch.expandable", simulated=False, needs=NEEDS + DUMPS)(
+    lambda machine: train(machine, [], 8, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}))
+case("direct.torch.graphs", simulated=False, needs=NEEDS + DUMPS)(lambda machine: train(machine, ["--graphs"], 2))
+case("direct.torch.compile", simulated=False, needs=NEEDS + DUMPS)(lambda machine: train(machine, ["--compile"], 1))
 
 
 # --- Jobs of two ranks, each with a GPU, by NCCL
@@ -135,11 +143,7 @@ def ddp(machine):
     target.losses = os.path.join(machine.work, "disturbed.losses")
     case_torch.wait_step(target, 10)
 
-    def go_on():
-        wanted = torch_steps(target) + 5
-        target.wait_for(lambda: torch_steps(target) >= wanted, f"step {wanted}")
-
-    figures = through_everything(machine, target, go_on, dump_options=["--tcp-established"])
+    figures = through_everything(machine, target, lambda: torch_steps(target), dump_options=["--tcp-established"])
     found = finish_training(target)
     alone = Target(machine, argv("alone"), "alone", env)
     alone.losses = os.path.join(machine.work, "alone.losses")
@@ -158,7 +162,7 @@ def nccl(machine, transport):
     target = run_under_agent(machine, [sys.executable, ALLREDUCE, "--status", "{status}", "--ranks", 2, "--mib", 256,
                                        "--pause-ms", 2], transport, {**machine.target_env(), **TRANSPORTS[transport]})
     target.wait_rounds(3, timeout=180)
-    figures = through_everything(machine, target, lambda: target.wait_rounds(2), dump_options=["--tcp-established"])
+    figures = through_everything(machine, target, target.rounds, 2, dump_options=["--tcp-established"])
     rounds = target.finish()
     figures["torch"] = version
     figures["note"] = f"{rounds} rounds of sums; {figures['direct_bytes'] / 2**30:.1f} GiB; {medians(figures)}"
@@ -179,7 +183,7 @@ def framework(machine, kind, gib, rounds_before=5, env=None):
         target.wait_rounds(rounds_before)
     except Failure as reason:
         raise Failure(f"before the first suspend: {reason}") from reason
-    figures = through_everything(machine, target, lambda: target.wait_rounds(5))
+    figures = through_everything(machine, target, target.rounds)
     rounds = target.finish()
     figures["note"] = (f"{target.output().splitlines()[0]}: {rounds} rounds verified, "
                        f"{figures['direct_bytes'] / 2**30:.1f} GiB; {medians(figures)}")
@@ -244,7 +248,7 @@ def torture(machine):
 def peer(machine):
     """Two GPUs that work on each other's memory."""
     target = start(machine, "peer", ["--size", "96M" if machine.simulated else "2G"])
-    figures = through_everything(machine, target, lambda: target.wait_rounds(5), 2 if machine.simulated else 5, 2)
+    figures = through_everything(machine, target, target.rounds, 5, 2 if machine.simulated else 5, 2)
     figures["note"] = f"{target.finish()} rounds verified; {medians(figures)}"
     return figures
 
