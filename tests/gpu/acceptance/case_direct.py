@@ -206,7 +206,7 @@ def mover_killed(machine):
             time.sleep(delay)
             killed = False
             while tool.poll() is None and not killed:
-                killed = machine.run("pkill", "-KILL", "-P", str(tool.pid), "-x", "stasis-mover").status == 0
+                killed = machine.run("pkill", "-KILL", "-n", "-P", str(tool.pid), "-x", "stasis-mover").status == 0
                 time.sleep(0.01)
             out, err = tool.communicate(timeout=120)
         expect_equal(tool.returncode, 0, f"exit code, mover killed after {delay} s ({err[-500:]})")
