@@ -126,8 +126,8 @@ Exported<direct::kExportBatch> g_exported;
 constexpr std::uint32_t kMostKept = FD_SETSIZE;
 Exported<kMostKept> g_kept;
 
-// The program may want some meanwhile: half of what it may have stays free for it. And what it opens
-// then must not get a number that select() cannot take.
+// The program may want some meanwhile: half of what it may have stays free for it. And what it
+// opens then must not get a number that select() cannot take.
 bool may_have_descriptors(std::uint64_t more) {
   rlimit limit{};
   DIR* open = ::opendir("/proc/self/fd");

@@ -367,7 +367,9 @@ Result<void> Group::keep_still() {
   NoProgress quiet;
   return in_parallel(
       CudaState::kLocked,
-      [this](Process& process) { return process.keep_still(agents_at_work_.contains(process.pid())); },
+      [this](Process& process) {
+        return process.keep_still(agents_at_work_.contains(process.pid()));
+      },
       "lock", quiet);
 }
 
@@ -447,8 +449,8 @@ Result<void> Group::checkpoint(Progress& progress, const Interrupt& interrupt) {
       usable_processors() / static_cast<unsigned>(std::max<std::size_t>(1, cuda_count())), 1U,
       kMostSearchers);
   const auto checkpoint_one = [&](Process& process) -> Result<void> {
-    auto still = parks_ ? process.keep_still(agents_at_work_.contains(process.pid()))
-                        : Result<void>();
+    auto still =
+        parks_ ? process.keep_still(agents_at_work_.contains(process.pid())) : Result<void>();
     if (!still) return still;
     if (!parks_ || !drops_zeros_) return process.checkpoint();
     const auto before = procfs_.mappings(process.pid());

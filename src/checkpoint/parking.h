@@ -23,8 +23,9 @@
 
 namespace stasis {
 
-// Parks all threads of `pid` but those `spared`. Those that are parked already stay so. kBusy (another tracer, a thread in a call that nothing interrupts),
-// kNotPermitted, kNotSupported: no thread is parked that was not before.
+// Parks all threads of `pid` but those `spared`. Those that are parked already stay so. kBusy
+// (another tracer, a thread in a call that nothing interrupts), kNotPermitted, kNotSupported: no
+// thread is parked that was not before.
 Result<void> park_threads(Pid pid, const std::vector<Tid>& spared);
 
 // Sends all parked threads on. No error if there is none. On an error some may still be parked.

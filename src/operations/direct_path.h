@@ -135,8 +135,8 @@ class DirectPath {
 
   // Everybody runs on with its memory. kNotRolledBack names who does not.
   Result<void> roll_back();
-  // Those whose memory was away before, too: who did that was killed, and as all is rolled back they
-  // are to run. The driver must hold none of them.
+  // Those whose memory was away before, too: who did that was killed, and as all is rolled back
+  // they are to run. The driver must hold none of them.
   void take_left();
   // Who had become another program by then, once: nothing of his could be brought back.
   std::optional<Error> take_gone() { return std::exchange(gone_, std::nullopt); }
