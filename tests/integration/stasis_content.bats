@@ -501,3 +501,30 @@ partial_images() { compgen -G "$image.partial-*" || true; }
   refused 10 image-corrupt verify "$image" --trace "$BATS_TEST_TMPDIR/trace"
   trace "$BATS_TEST_TMPDIR/trace" "phase:verify" "image:verify content"
 }
+
+@test "all of an image is on the disk before it has its name and the job is ended" {
+  start_agent memory --size 24M
+  local log=$BATS_TEST_TMPDIR/synced file
+  LD_PRELOAD=$STASIS_BUILD/tests/sync_log.so SYNC_LOG=$log done_by dump "$TARGET" --images-dir "$image"
+  # Up to that, by the name that it has meanwhile.
+  sed "/^rename ${image##*/}$/q" "$log" >"$log.before"
+  assert_equal "$(tail -n 1 "$log.before")" "rename ${image##*/}"
+  sed -n "s|^fsync $image\.partial-[^/]*/*||p" "$log.before" >"$log.names"
+  (cd "$image" && find manifest.json criu gpu -type f -printf '%p\n') >"$log.wanted"
+  (($(wc -l <"$log.wanted") > 10))
+  # The folders too, and the image itself, whose name there is empty.
+  printf '%s\n' gpu criu '' >>"$log.wanted"
+  while read -r file; do
+    grep -qxF -e "$file" "$log.names" || { echo "'$file' was not on the disk before" >&2; return 1; }
+  done <"$log.wanted"
+  # And the name itself.
+  grep -qxF "fsync ${image%/*}" <(sed "1,/^rename ${image##*/}$/d" "$log")
+}
+
+@test "with --sync none nobody waits for the disk" {
+  start_agent memory --size 24M
+  local log=$BATS_TEST_TMPDIR/synced
+  LD_PRELOAD=$STASIS_BUILD/tests/sync_log.so SYNC_LOG=$log done_by dump "$TARGET" --images-dir "$image" --sync none
+  grep -qx "rename ${image##*/}" "$log"
+  [[ $(<"$log") != *"fsync $image"* ]]
+}
