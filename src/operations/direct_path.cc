@@ -460,8 +460,9 @@ Result<void> DirectPath::finish_out(Phases& phases) {
   wait_for_copy();
   Result<void> done = *copied_;
   if (done) done = fault(FaultPoint::kDirectCopied);
-  if (!done) return done;
-  return drop_kept();
+  if (done) done = drop_kept();
+  if (done) done = fault(FaultPoint::kDirectDropped);
+  return done;
 }
 
 Result<DirectPath::Found> DirectPath::content_of(const AgentClient& agent) const {
@@ -837,7 +838,8 @@ Result<void> DirectPath::move_out(const Environment& env, Group& group,
   }
   if (done && beside && keep()) {
     phases.begin("empty");
-    done = copy_beside(env);
+    done = fault(FaultPoint::kDirectKept);
+    if (done) done = copy_beside(env);
     if (!done) return give_up(std::move(done.error()));
     std::set<Pid> at_work;
     for (const AgentClient& agent : agents_)

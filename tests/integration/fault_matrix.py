@@ -57,7 +57,7 @@ SCENARIOS = (
     Scenario("dump --leave-running", "dump", "dump.ending"),
     Scenario("dump --leave-suspended", "dump", "dump.complete"),
     Scenario("restore --leave-suspended", "restore", "criu.post-restore"),
-    Scenario("suspend by the agent", "suspend", "group.opened", "direct.copied", True),
+    Scenario("suspend by the agent", "suspend", "group.opened", "direct.dropped", True),
     Scenario("resume by the agent", "resume", "restore.after", None, True),
     Scenario("dump by the agent", "dump", "group.opened", None, True),
     Scenario("dump --base by the agent", "dump", "content.link", "content.synced", True),
@@ -472,7 +472,8 @@ def skip_reason(scenario, at, action, points, everything):
     """Why a combination makes no sense, or None."""
     # What comes next takes most of the memory: a mover and its ring, and buffers.
     prepares = at.point == "group.opened" and "memory" in action
-    if scenario.agent and not everything and not prepares and action != "kill" and not at.point.startswith(("direct.", "content.")):
+    if scenario.agent and not everything and not prepares and action not in ("kill", "mover-dies") \
+            and not at.point.startswith(("direct.", "content.")):
         return "tried without the agent; with it by --all"
     if scenario.agent and not everything and not prepares and at.point.startswith(ELSEWHERE):
         return "tried without the agent; with it by --all"
@@ -511,11 +512,15 @@ def plan(reached, points, everything):
 
 
 def usual(cases):
-    """What is tried each time: a kill at every point, a sixth of all other kills, and some of all else."""
+    """What is tried each time: a kill at every point, and there too the mover's death while it copies beside the driver;
+    a sixth of all other kills, and some of all else."""
     first, more, rest = [], [], []
     seen = set()
     for case in cases:
-        if case.action != "kill":
+        beside = case.scenario.name == "suspend by the agent" and case.point.startswith(("direct.", "checkpoint."))
+        if case.action == "mover-dies" and beside:
+            first.append(case)
+        elif case.action != "kill":
             rest.append(case)
         elif case.point in seen:
             more.append(case)
