@@ -103,7 +103,15 @@ Result<void> DumpSession::State::enter_journal() {
   const auto& members = group->members();
   for (const GroupMember& member : members) {
     const auto agent = direct::AgentClient::look(member.process.pid());
-    if (!agent || !*agent || (*agent)->content_id == direct::ContentId{}) continue;
+    if (!agent || !*agent) continue;
+    if ((*agent)->half_way) {
+      return fail(
+          ErrorCode::kWrongState,
+          fmt::format("process {} is half-way suspended: who did that was killed",
+                      member.process.pid().value),
+          fmt::format("make it run first: `stasis recover {}`", member.process.pid().value));
+    }
+    if ((*agent)->content_id == direct::ContentId{}) continue;
     return fail(ErrorCode::kBusy,
                 fmt::format("the content of process {}'s GPU memory is in an image of Stasis and "
                             "would not be in this one",

@@ -155,7 +155,7 @@ Result<std::optional<AgentClient::Seen>> AgentClient::see(Pid pid, int access) {
                          {page.content_id[0], page.content_id[1]},
                          true,
                          page.held_before.load() != 0,
-                         state == AgentState::kHeld && page.kept_count != 0};
+                         is_away(state) && page.kept_count != 0};
     return std::optional(Seen{std::move(*file), look});
   }
   return std::optional<Seen>();

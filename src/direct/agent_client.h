@@ -43,7 +43,8 @@ struct AgentLook {
   ContentId content_id{};
   bool of_our_version = true;  // otherwise nothing but its state is known
   bool held_before = true;     // as note_hold() has said
-  // It is held, and its memory was given up but not copied: who did that was killed.
+  // Its memory was given up, or was about to be, and not copied: who did that was killed, if nobody
+  // is at work on it.
   bool half_way = false;
 };
 

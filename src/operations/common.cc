@@ -211,6 +211,11 @@ Result<void> refuse_open_elsewhere(const Environment& env, const std::vector<Gro
     if (!agent || !*agent) continue;  // whoever needs it says what is wrong with it
     if (!(*agent)->ask(direct::AgentCommand::kNone, 0, std::chrono::milliseconds(5000))) continue;
     pieces.emplace_back(member.process.pid(), (*agent)->shared_count());
+    // Its peer was killed, and it is about to make the program run by itself. Done now, so that the
+    // driver does not come in between; what cannot be done now it goes on trying.
+    const auto state = (*agent)->state();
+    const bool undoes = state != direct::AgentState::kRunning && state != direct::AgentState::kHeld;
+    if (undoes && !(*agent)->content_is_elsewhere()) (void)(*agent)->bring_back();
   }
   return refuse_shared(env, pieces, ignore);
 }
@@ -375,7 +380,7 @@ Error rolled_back(OpenedGroup& opened, Error why, Result<void> back) {
   // Where the driver still holds somebody, its agent waits for `stasis recover`: asked now, it
   // would hang in the driver.
   if (back) {
-    opened.direct.take_left();
+    opened.direct.take_held(opened.group);
     back = opened.direct.roll_back();
     // Which is why the rest went wrong.
     if (auto gone = opened.direct.take_gone()) why = std::move(*gone);

@@ -163,10 +163,7 @@ Result<void> DirectPath::find(const Environment& env, const std::vector<const Pr
         continue;
       }
     }
-    if (is_away((*agent)->state()) == away)
-      agents_.push_back(std::move(**agent));
-    else if (auto pidfd = Pidfd::open(process->pid()); !away && pidfd && process->alive())
-      left_.push_back({process->pid(), std::move(*pidfd)});
+    if (is_away((*agent)->state()) == away) agents_.push_back(std::move(**agent));
   }
   return {};
 }
@@ -298,8 +295,6 @@ Result<void> DirectPath::refuse_half_way(const Group& group) {
     const auto seen = AgentClient::look(pid);
     if (!seen || !*seen || !(*seen)->half_way) continue;
     const bool will_run = member.initial == CudaState::kRunning;
-    auto pidfd = Pidfd::open(pid);
-    if (will_run && pidfd && member.process.alive()) left_.push_back({pid, std::move(*pidfd)});
     half_way_ = half_way_ || will_run;
     whole = fail(ErrorCode::kWrongState,
                  fmt::format("process {} was half-way suspended, and its GPU memory not free: who "
@@ -956,10 +951,16 @@ Result<void> DirectPath::roll_back() {
   return bring_back_all(false);
 }
 
-void DirectPath::take_left() {
-  for (const auto& [pid, pidfd] : std::exchange(left_, {})) {
-    auto agent = AgentClient::find(pid, pidfd);
-    if (agent && *agent && is_away((*agent)->state())) agents_.push_back(std::move(**agent));
+void DirectPath::take_held(const Group& group) {
+  for (const GroupMember& member : group.members()) {
+    if (member.initial != CudaState::kRunning || !member.process.alive()) continue;
+    const Pid pid = member.process.pid();
+    const bool known = std::any_of(agents_.begin(), agents_.end(),
+                                   [&](const AgentClient& agent) { return agent.pid() == pid; });
+    if (known) continue;
+    auto agent = AgentClient::find(pid, member.process.pidfd());
+    if (agent && *agent && (*agent)->state() == AgentState::kHeld)
+      agents_.push_back(std::move(**agent));
   }
 }
 

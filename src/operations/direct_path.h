@@ -135,9 +135,10 @@ class DirectPath {
 
   // Everybody runs on with its memory. kNotRolledBack names who does not.
   Result<void> roll_back();
-  // Those whose memory was away before, too: who did that was killed, and as all is rolled back
-  // they are to run. The driver must hold none of them.
-  void take_left();
+  // Those too whose memory was away before: who did that was killed, and as all is rolled back they
+  // are to run. The driver must hold none of the group. Where it had not come to hold one, the
+  // agent makes it run by itself.
+  void take_held(const Group& group);
   // Who had become another program by then, once: nothing of his could be brought back.
   std::optional<Error> take_gone() { return std::exchange(gone_, std::nullopt); }
   // What was done is meant to stay.
@@ -232,8 +233,6 @@ class DirectPath {
   std::shared_ptr<ImageContent> into_;  // that move_out() has made
   bool needs_image_ = false;
   std::optional<Error> gone_;  // who was not there any more to be brought back
-  // Whose memory was away when they were to be suspended: who did that was killed.
-  std::vector<std::pair<Pid, Pidfd>> left_;
   bool half_way_ = false;
 
   struct Copied {

@@ -371,6 +371,13 @@ Result<void> refuse_from_within(Pid root) {
               "run stasis from another shell, or under setsid and a subshell that ends");
 }
 
+bool nobody_is_left(const Group& group) {
+  const auto& members = group.members();
+  return std::none_of(members.begin(), members.end(), [](const GroupMember& member) {
+    return member.initial && member.process.alive();
+  });
+}
+
 // After a dump that lets the tree run on.
 Result<void> go_on_with_memory(const Environment& env, OpenedGroup& opened, Phases& phases) {
   std::vector<const Process*> processes;
@@ -595,6 +602,9 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
     if (!back) {
       auto kept = sync == SyncPolicy::kDeferred ? seal(nobody) : Result<void>();
       if (kept && sync == SyncPolicy::kDeferred) commit();
+      // Who has ended needs nothing.
+      if (back.error().code == ErrorCode::kProcessGone && nobody_is_left(group))
+        opened->journal->finish();
       return fail(std::move(back.error())
                       .within(kept ? "the image " + writer->final_path() + " is complete"
                                    : kept.error().to_string()));

@@ -895,12 +895,19 @@ path_in_ps() {
   assert_contains "$err" "stasis recover $TARGET"
   done_by recover "$TARGET"
   target_goes_on
-  # Copied, and then killed: that is suspended, to go on or to be finished. Failing, it is to run.
-  STASIS_FAULT=suspend.verified:kill capture stasis suspend "$TARGET"
-  STASIS_FAULT=suspend.verified:error capture stasis suspend "$TARGET"
-  ((status != 0))
-  in_state running
-  target_goes_on
+  # Copied, and then killed: that is suspended, to go on or to be finished. Whatever fails then, it is to run.
+  local verb
+  for verb in "STASIS_FAULT=suspend.verified:error stasis suspend" \
+    "STASIS_FAULT=suspend.verified:error stasis suspend --path driver" "STASIS_FAULT=resume.planned:error stasis resume" \
+    "stasis resume --images-dir /nowhere" "STASIS_FAULT=image.created:error stasis dump --images-dir $image"; do
+    STASIS_FAULT=suspend.verified:kill capture stasis suspend "$TARGET"
+    in_state checkpointed
+    # shellcheck disable=SC2086 # words
+    capture env $verb "$TARGET"
+    ((status != 0)) || { echo "$verb has not failed" >&2; return 1; }
+    in_state running
+    target_goes_on
+  done
   STASIS_FAULT=suspend.verified:kill capture stasis suspend "$TARGET"
   done_by suspend "$TARGET"
   gpu_is_free

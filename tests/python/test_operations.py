@@ -117,6 +117,18 @@ class PastTheDriver(harness.Case):
         target.goes_on()
         target.finish()
 
+    def test_a_second_try_counts_in_the_phases(self):
+        target = self.target("memory", "--size", "24M", env=self.agent())
+        self.faults("checkpoint:error=999@1")
+        report = stasis.suspend(target.pid)
+        self.no_faults()
+        twice = [phase["seconds"] for phase in report.json["phases"] if phase["name"] == "checkpoint"]
+        self.assertEqual(len(twice), 2)
+        self.assertAlmostEqual(report.phases["checkpoint"], sum(twice))
+        stasis.resume(target.pid)
+        target.goes_on()
+        target.finish()
+
     def test_the_second_time_no_context_is_made_while_the_program_runs(self):
         target = self.target("memory", "--size", "24M", env=self.agent())
         with unittest.mock.patch.dict(os.environ, {"STASIS_SIM_FAULTS": "context:delay=300ms"}):
