@@ -78,21 +78,24 @@ TEST_F(RanksTest, OneAfterTheOtherWaitsForEver) {
   for (GroupMember& member : group.members()) {
     if (member.initial) ranks.push_back(&member.process);
   }
+  // Where no collective happens to be under way all of them can be locked: seen once, on a busy
+  // machine. So it is tried a few times.
   std::optional<ErrorCode> code;
-  std::size_t locked = 0;
-  while (locked < ranks.size()) {
-    auto done = ranks[locked]->lock(milliseconds(1500));
-    if (!done) {
-      code = done.error().code;
-      break;
+  for (int tries = 0; tries < 10 && !code; ++tries) {
+    std::size_t locked = 0;
+    while (locked < ranks.size() && !code) {
+      auto done = ranks[locked]->lock(milliseconds(1500));
+      if (done)
+        ++locked;
+      else
+        code = done.error().code;
     }
-    ++locked;
+    EXPECT_GT(locked, 0U);
+    for (std::size_t i = 0; i < locked; ++i)
+      EXPECT_TRUE(ranks[i]->unlock());
+    EXPECT_TRUE(job_->gets_past(job_->round() + 1));
   }
   EXPECT_EQ(code, ErrorCode::kTimeout);
-  EXPECT_GT(locked, 0U);
-  for (std::size_t i = 0; i < locked; ++i)
-    EXPECT_TRUE(ranks[i]->unlock());
-  EXPECT_TRUE(job_->gets_past(job_->round() + 1));
   EXPECT_EQ(job_->end(), 0);
 }
 
