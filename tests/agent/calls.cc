@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <thread>
 #include <tuple>
 #include <vector>
@@ -324,6 +325,23 @@ void try_streams() {
   SAY(CU(cuStreamDestroy_v2)(stream));
 }
 
+// To free waits until nothing is under way that might use the memory.
+void try_free_in_flight() {
+  std::printf("== frees while work is in flight\n");
+  CUstream stream = nullptr;
+  SAY(CU(cuStreamCreate)(&stream, 0));
+  const auto used = allocate(4 * kMiB);
+  const auto other = allocate(4 * kMiB);
+  SAY(CU(cuLaunchHostFunc)(
+      stream, [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(200)); }, nullptr));
+  SAY(CU(cuMemsetD8Async)(used, 9, 4 * kMiB, stream));
+  SAY(CU(cuStreamQuery)(stream));
+  SAY(CU(cuMemFree_v2)(other));
+  SAY(CU(cuStreamQuery)(stream));
+  SAY(CU(cuMemFree_v2)(used));
+  SAY(CU(cuStreamDestroy_v2)(stream));
+}
+
 // What a program does that looks for an error the way the manual has it.
 void try_dlsym() {
   std::printf("== dlsym\n");
@@ -382,6 +400,7 @@ int main(int argc, char** argv) {
   try_primary(context, 0);
   try_peers(context);
   try_streams();
+  try_free_in_flight();
   try_vmm();
   try_ipc();
   SAY(CU(cuCtxDestroy_v2)(context));
