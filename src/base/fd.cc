@@ -13,6 +13,7 @@
 #include <cstring>
 #include <filesystem>
 #include <iterator>
+#include <new>
 #include <system_error>
 
 #include <fmt/format.h>
@@ -61,6 +62,21 @@ Error errno_error(const std::string& what, int error_number) {
       break;
   }
   return Error{code, fmt::format("{}: {}", what, std::strerror(error_number)), remedy, {}, {}};
+}
+
+DirectoryStream list_open(const std::string& path) {
+  for (;;) {
+    DIR* directory = ::opendir(path.c_str());
+    if (directory != nullptr || errno != ENOMEM) return {directory, &::closedir};
+    const auto make_room = std::get_new_handler();
+    if (make_room == nullptr) return {nullptr, &::closedir};
+    try {
+      make_room();
+    } catch (const std::bad_alloc&) {
+      errno = ENOMEM;
+      return {nullptr, &::closedir};
+    }
+  }
 }
 
 Result<UniqueFd> open_file(int directory, const std::string& path, int flags, unsigned mode) {

@@ -3,8 +3,11 @@
 // All move and never copy, convert to nothing, and are opened close-on-exec. Not thread-safe.
 #pragma once
 
+#include <dirent.h>
+
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -50,6 +53,12 @@ Error errno_error(const std::string& what, int error_number);
 
 // open(2) with O_CLOEXEC. `directory` is AT_FDCWD or a directory's descriptor.
 Result<UniqueFd> open_file(int directory, const std::string& path, int flags, unsigned mode = 0);
+
+// A directory to be listed; null, with the reason in errno. What is set aside for the day on which
+// there is no memory (std::get_new_handler()) is for this as well: the C library allocates 32 KiB
+// for it, and knows nothing of that.
+using DirectoryStream = std::unique_ptr<DIR, int (*)(DIR*)>;
+DirectoryStream list_open(const std::string& path);
 
 // Reads a whole small file (proc files, manifests). kImageCorrupt never; kIo beyond `limit` bytes.
 Result<std::string> read_file(int directory, const std::string& path, std::size_t limit = 64 << 20);

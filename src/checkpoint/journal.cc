@@ -17,6 +17,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/fault_point.h"
+#include "base/fd.h"
 #include "checkpoint/group.h"
 
 namespace stasis {
@@ -429,7 +430,7 @@ Result<void> check_not_busy(const std::vector<JournalTarget>& targets) {
 void sweep_journal() {
   const auto directory = journal_directory();
   if (!directory) return;
-  const std::unique_ptr<DIR, int (*)(DIR*)> dir(::opendir(directory->c_str()), ::closedir);
+  const DirectoryStream dir = list_open(*directory);
   constexpr std::string_view kLockEnd = ".lock";
   constexpr std::string_view kNewEnd = ".new";
   std::vector<std::string> records;
@@ -454,7 +455,7 @@ void sweep_journal() {
 Result<std::vector<JournalEntry>> read_journal() {
   auto directory = journal_directory();
   if (!directory) return fail(std::move(directory.error()));
-  const std::unique_ptr<DIR, int (*)(DIR*)> dir(::opendir(directory->c_str()), ::closedir);
+  const DirectoryStream dir = list_open(*directory);
   if (!dir) return fail(errno_error("cannot list " + *directory, errno));
   std::vector<JournalEntry> entries;
   while (const dirent* item = ::readdir(dir.get())) {

@@ -66,7 +66,7 @@ void forget_the_dead() {
   const auto directory = journal_directory();
   if (!directory) return;
   const std::string end_of_name = pid_namespace_mark() + ".suspended";
-  const std::unique_ptr<DIR, int (*)(DIR*)> dir(::opendir(directory->c_str()), ::closedir);
+  const DirectoryStream dir = list_open(*directory);
   while (const dirent* item = dir ? ::readdir(dir.get()) : nullptr) {
     int pid = 0;
     unsigned long long start = 0;

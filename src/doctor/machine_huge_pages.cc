@@ -59,7 +59,7 @@ std::vector<SetAside> pages_set_aside(const Places& places) {
   const std::string top = places.sys + "/kernel/mm/hugepages";
   constexpr std::string_view kStem = "hugepages-";  // then "2048kB"
   std::vector<SetAside> out;
-  const std::unique_ptr<DIR, int (*)(DIR*)> dir(::opendir(top.c_str()), ::closedir);
+  const DirectoryStream dir = list_open(top);
   while (const dirent* entry = dir ? ::readdir(dir.get()) : nullptr) {
     const std::string_view name = static_cast<const char*>(entry->d_name);
     if (!name.starts_with(kStem)) continue;

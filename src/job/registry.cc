@@ -110,7 +110,7 @@ Result<UniqueFd> lock_entries(const std::string& directory) {
 // Calls `each` with the path of every record there is.
 template <class Each>
 void for_each_entry(const std::string& directory, const Each& each) {
-  const std::unique_ptr<DIR, int (*)(DIR*)> dir(::opendir(directory.c_str()), ::closedir);
+  const DirectoryStream dir = list_open(directory);
   while (const dirent* item = dir ? ::readdir(dir.get()) : nullptr) {
     const std::string name = item->d_name;
     if (name.ends_with(kEntryEnd)) each(directory + "/" + name);

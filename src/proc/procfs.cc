@@ -160,7 +160,7 @@ Result<ProcessDetails> ProcFs::details(Pid pid) const {
 }
 
 Result<std::vector<ProcessInfo>> ProcFs::all() const {
-  const std::unique_ptr<DIR, int (*)(DIR*)> dir(::opendir(root_.c_str()), ::closedir);
+  const DirectoryStream dir = list_open(root_);
   if (!dir) return fail(errno_error("cannot list " + root_, errno));
   std::vector<ProcessInfo> out;
   while (const dirent* entry = ::readdir(dir.get())) {
@@ -197,7 +197,7 @@ Result<std::vector<ProcessInfo>> ProcFs::tree(Pid root) const {
 std::vector<Tid> ProcFs::threads(Pid pid) const {
   std::vector<Tid> out;
   const std::string path = fmt::format("{}/{}/task", root_, pid.value);
-  const std::unique_ptr<DIR, int (*)(DIR*)> dir(::opendir(path.c_str()), ::closedir);
+  const DirectoryStream dir = list_open(path);
   while (const dirent* entry = dir ? ::readdir(dir.get()) : nullptr) {
     const int tid = number<int>(entry->d_name);
     if (tid > 0) out.push_back(Tid{tid});
@@ -267,7 +267,7 @@ Result<std::vector<std::string>> ProcFs::environment(Pid pid) const {
 
 Result<std::vector<OpenFile>> ProcFs::open_files(Pid pid) const {
   const std::string path = fmt::format("{}/{}/fd", root_, pid.value);
-  const std::unique_ptr<DIR, int (*)(DIR*)> dir(::opendir(path.c_str()), ::closedir);
+  const DirectoryStream dir = list_open(path);
   if (!dir) {
     const int error = errno;
     if (error == ENOENT) return fail(no_such_process(pid));
