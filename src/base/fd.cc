@@ -64,18 +64,23 @@ Error errno_error(const std::string& what, int error_number) {
   return Error{code, fmt::format("{}: {}", what, std::strerror(error_number)), remedy, {}, {}};
 }
 
+bool give_up_reserve() {
+  const auto make_room = std::get_new_handler();
+  if (make_room == nullptr) return false;
+  try {
+    make_room();
+  } catch (const std::bad_alloc&) {
+    errno = ENOMEM;
+    return false;
+  }
+  return true;
+}
+
 DirectoryStream list_open(const std::string& path) {
   for (;;) {
     DIR* directory = ::opendir(path.c_str());
-    if (directory != nullptr || errno != ENOMEM) return {directory, &::closedir};
-    const auto make_room = std::get_new_handler();
-    if (make_room == nullptr) return {nullptr, &::closedir};
-    try {
-      make_room();
-    } catch (const std::bad_alloc&) {
-      errno = ENOMEM;
-      return {nullptr, &::closedir};
-    }
+    if (directory != nullptr || errno != ENOMEM || !give_up_reserve())
+      return {directory, &::closedir};
   }
 }
 

@@ -54,9 +54,12 @@ Error errno_error(const std::string& what, int error_number);
 // open(2) with O_CLOEXEC. `directory` is AT_FDCWD or a directory's descriptor.
 Result<UniqueFd> open_file(int directory, const std::string& path, int flags, unsigned mode = 0);
 
-// A directory to be listed; null, with the reason in errno. What is set aside for the day on which
-// there is no memory (std::get_new_handler()) is for this as well: the C library allocates 32 KiB
-// for it, and knows nothing of that.
+// For what the C library or the kernel refuses with ENOMEM: gives up what is set aside for that day
+// (std::get_new_handler()), of which only operator new knows. True: worth trying again.
+bool give_up_reserve();
+
+// A directory to be listed, for which the C library allocates 32 KiB; null, with the reason in
+// errno.
 using DirectoryStream = std::unique_ptr<DIR, int (*)(DIR*)>;
 DirectoryStream list_open(const std::string& path);
 

@@ -11,7 +11,6 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <new>
 #include <thread>
 #include <type_traits>
 
@@ -55,15 +54,7 @@ void* map_page(const UniqueFd& file) {
   for (;;) {
     void* at =
         ::mmap(nullptr, sizeof(ControlPage), PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
-    if (at != MAP_FAILED || errno != ENOMEM) return at;
-    const auto make_room = std::get_new_handler();
-    if (make_room == nullptr) return at;
-    try {
-      make_room();
-    } catch (const std::bad_alloc&) {
-      errno = ENOMEM;
-      return at;
-    }
+    if (at != MAP_FAILED || errno != ENOMEM || !give_up_reserve()) return at;
   }
 }
 
