@@ -23,6 +23,8 @@ class Interrupt {
   }
   // Memory is running out: what is left is for rolling back. From within an allocation, too.
   void want_of_memory() { no_memory_.store(true); }
+  // The whole of this operation is a roll-back: what is left is for it.
+  void go_on_without_memory() { heeds_memory_ = false; }
 
   bool requested() const { return signal_.load() != 0; }
   int signal_number() const { return signal_.load(); }
@@ -36,7 +38,7 @@ class Interrupt {
 
   // kInterrupted if somebody asked to stop, kTimeout if the time is over, kOutOfHostMemory.
   Result<void> check() const {
-    if (no_memory_.load()) {
+    if (heeds_memory_ && no_memory_.load()) {
       return fail(ErrorCode::kOutOfHostMemory, "this process gets no more memory",
                   "free host memory, or raise its limits (`ulimit -v`, `ulimit -d`)");
     }
@@ -53,6 +55,7 @@ class Interrupt {
   std::optional<std::chrono::steady_clock::time_point> deadline_;
   std::atomic<int> signal_{0};
   std::atomic<bool> no_memory_{false};
+  bool heeds_memory_ = true;
 };
 
 }  // namespace stasis

@@ -41,6 +41,8 @@ TEST(Interrupt, WantOfMemoryIsNoSignal) {
   const auto checked = interrupt.check();
   ASSERT_FALSE(checked);
   EXPECT_EQ(checked.error().code, ErrorCode::kOutOfHostMemory);
+  interrupt.go_on_without_memory();
+  EXPECT_TRUE(interrupt.check());
 }
 
 TEST(ScopeGuard, RunsUnlessDismissed) {

@@ -53,6 +53,7 @@ Result<int> run_recover(Context& context, RecoverArguments& options) {
   }
   if (auto there = reach(context, options.target); !there) return fail(std::move(there.error()));
   context.interrupt.set_time_limit(options.limit);
+  context.interrupt.go_on_without_memory();
   auto driver = context.load_moving_driver();
   if (!driver) return fail(std::move(driver.error()));
   std::vector<RecoverReport> reports;
