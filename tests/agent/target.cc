@@ -286,7 +286,8 @@ int main(int argc, char** argv) {
     std::thread(&reopen_driver, context).detach();
     ::dlclose(driver_library());
   }
-  for (unsigned number = 1; !g_end; ++number) {
+  unsigned number = 1;
+  for (; !g_end; ++number) {
     if (!round(address, number)) {
       std::fprintf(stderr, "round %u is wrong\n", number);
       return 1;
@@ -303,5 +304,5 @@ int main(int argc, char** argv) {
     }
     ::usleep(2000);
   }
-  std::printf("verified\n");
+  std::printf("verified %u rounds\n", number - 1);
 }

@@ -731,33 +731,15 @@ END
 
 # It asks nobody for the calls: the loader has bound them.
 @test "a program that is linked with the driver is suspended by the direct path" {
-  local dir=$BATS_TEST_TMPDIR
-  cat >"$dir/program.c" <<'END'
-#include <stdio.h>
-#include <unistd.h>
-int cuInit(unsigned flags);
-int cuCtxCreate_v2(void** context, unsigned flags, int device);
-int cuMemAlloc_v2(unsigned long long* memory, size_t bytes);
-int cuMemsetD8_v2(unsigned long long memory, unsigned char byte, size_t bytes);
-int cuMemcpyDtoH_v2(void* to, unsigned long long from, size_t bytes);
-int main(int count, char** names) {
-  unsigned long long memory = 0;
-  void* context = 0;
-  if (cuInit(0) || cuCtxCreate_v2(&context, 0, 0) || cuMemAlloc_v2(&memory, 16 << 20)) return 3;
-  for (unsigned n = 1;; ++n) {
-    unsigned char byte = 0;
-    if (n > 1 && (cuMemcpyDtoH_v2(&byte, memory + n, 1) || byte != (unsigned char)(n - 1))) return 4;
-    if (cuMemsetD8_v2(memory, n, 16 << 20)) return 5;
-    FILE* file = fopen(names[1], "w");
-    fprintf(file, "round %012u ok\n", n);
-    fclose(file);
-    usleep(200);
-  }
-}
-END
-  cc "$dir/program.c" -o "$dir/program" "$STASIS_LIBCUDA"
-  start_program "$dir"
+  TARGET_LOG=$BATS_TEST_TMPDIR/target.log
+  TARGET_STATUS=$BATS_TEST_TMPDIR/target.status
+  (LD_PRELOAD=$agent exec_on_gpu setsid stasis-agent-linked "$TARGET_STATUS") </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 target_is_up
   cycle_by direct
+  cycle_by direct
+  target_verifies
 }
 
 @test "libraries are opened as without the agent" {
