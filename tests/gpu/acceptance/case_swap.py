@@ -9,9 +9,10 @@ from .core import Failure, case, expect, expect_equal
 from .targets import Target
 
 ROUNDS = 3
-# Of the slower direction alone. With more memory the copies count for more, and both directions share
-# the processors that bring the buffers to their places.
-TARGET_RATIOS = {16: 1.3, 32: 1.5}
+# Of a suspend and a resume one after the other. Less than what their steps allow (host memory made
+# ready; one copied out while the driver restores the other; one checkpointed while the other is copied
+# in) is not to be had: a suspend alone copies while the driver checkpoints, which is one step less.
+TARGET_RATIO = 0.9
 
 
 def timed(machine, figures, name, *argv):
@@ -49,11 +50,11 @@ def swap(machine, gib):
     machine.stasis("resume", second.pid).must_succeed()
     rounds = first.finish() + second.finish()
     medians = {name: statistics.median(values) for name, values in seconds.items()}
-    ratio = medians["swap"] / max(medians["suspend"], medians["resume"])
+    ratio = medians["swap"] / (medians["suspend"] + medians["resume"])
     figures = {"size": size, "seconds": seconds, "medians": medians, "ratio": round(ratio, 3), "phases": phases}
     figures["note"] = (f"{size}: suspend {medians['suspend']:.2f} s, resume {medians['resume']:.2f} s, swap "
-                       f"{medians['swap']:.2f} s ({ratio:.2f} x the slower one); {rounds} rounds verified")
-    if ratio > TARGET_RATIOS[gib] and not machine.simulated:
+                       f"{medians['swap']:.2f} s ({ratio:.2f} of both in turn); {rounds} rounds verified")
+    if ratio > TARGET_RATIO and not machine.simulated:
         failure = Failure(figures.pop("note"))
         failure.figures = figures
         raise failure
