@@ -27,8 +27,6 @@ namespace {
 
 constexpr std::chrono::milliseconds kAgentLook{50};
 constexpr int kLooksUntilMaps = 10;
-// An agent that looks whether its peer has died holds the lock for microseconds itself.
-constexpr std::chrono::milliseconds kLockPatience{50};
 
 // Read once, whatever the compiler would like: the other side may write at any time.
 template <class T>
@@ -39,8 +37,8 @@ T once(const T& place) {
   return value;
 }
 
-bool lock_file(const UniqueFd& file) {
-  const auto deadline = Clock::now() + kLockPatience;
+bool lock_file(const UniqueFd& file, std::chrono::milliseconds patience) {
+  const auto deadline = Clock::now() + patience;
   while (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
     if (Clock::now() >= deadline) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -165,7 +163,8 @@ void AgentClient::note_hold(Pid pid) {
   (void)!::pwrite((*seen)->file.get(), &kHeld, sizeof kHeld, offsetof(ControlPage, held_before));
 }
 
-Result<std::optional<AgentClient>> AgentClient::find(Pid pid, const Pidfd& pidfd) {
+Result<std::optional<AgentClient>> AgentClient::find(Pid pid, const Pidfd& pidfd,
+                                                     std::chrono::milliseconds patience) {
   std::error_code ignored;
   const auto paths = candidates(pid, ignored);
   if (paths.empty()) return std::optional<AgentClient>();
@@ -199,7 +198,7 @@ Result<std::optional<AgentClient>> AgentClient::find(Pid pid, const Pidfd& pidfd
     }
     const bool whole = status.st_size >= static_cast<off_t>(sizeof(ControlPage));
     if (!whole || !is_page_of(*client.page_, details->ns_pid)) continue;
-    if (!lock_file(client.file_)) {
+    if (!lock_file(client.file_, patience)) {
       return fail(ErrorCode::kBusy,
                   fmt::format("the agent in process {} has another peer", pid.value),
                   "wait for the other operation to end");

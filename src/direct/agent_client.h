@@ -5,6 +5,8 @@
 // never copies. One thread at a time.
 #pragma once
 
+#include <fcntl.h>
+
 #include <array>
 #include <chrono>
 #include <cstdint>
@@ -48,11 +50,17 @@ struct AgentLook {
   bool half_way = false;
 };
 
+// A mover that has lost its owner in the middle of a copy has a lock() for ten seconds at most
+// (mover_server.cc).
+inline constexpr std::chrono::milliseconds kPeerEnds{12000};
+
 class AgentClient {
  public:
   // Nothing if there is no agent in the process. kNotSupported for one of another version; kBusy if
-  // it has a peer; kNotPermitted. `pidfd` holds the process that is meant.
-  static Result<std::optional<AgentClient>> find(Pid pid, const Pidfd& pidfd);
+  // it has a peer, which after `patience` it still has; kNotPermitted. `pidfd` holds the process
+  // that is meant.
+  static Result<std::optional<AgentClient>> find(Pid pid, const Pidfd& pidfd,
+                                                 std::chrono::milliseconds patience = kPeerEnds);
 
   // What the agent in a process says of itself, for who only looks: without the lock, and nobody
   // waits. Nothing if there is none. kNotPermitted.
@@ -67,6 +75,8 @@ class AgentClient {
 
   Pid pid() const { return pid_; }
   const Pidfd& pidfd() const { return pidfd_; }
+  // The agent takes its peer for alive until this is closed, too.
+  UniqueFd lock() const { return UniqueFd(::fcntl(file_.get(), F_DUPFD_CLOEXEC, 0)); }
   AgentState state() const;
   // As of the last kPrepare or kClose.
   std::uint64_t bytes() const { return figures_.bytes; }

@@ -68,7 +68,7 @@ TEST(AgentClient, HasOnePeerAtATime) {
   {
     auto first = agent.find();
     ASSERT_TRUE(first.has_value() && first->has_value());
-    const auto second = agent.find();
+    const auto second = agent.find(std::chrono::milliseconds(100));
     ASSERT_FALSE(second.has_value());
     EXPECT_EQ(second.error().code, ErrorCode::kBusy);
   }

@@ -12,6 +12,7 @@
 
 #include <fmt/format.h>
 
+#include "base/scope_guard.h"
 #include "direct/copy_job.h"
 #include "direct/device.h"
 #include "direct/gpu_digest.h"
@@ -94,6 +95,7 @@ struct Mover::State {
   Ring ring;
   std::map<int, Early> early;       // by ordinal
   std::vector<SpareRoom> keep;      // for the next copy out
+  std::vector<UniqueFd> held;       // until the next copy in has ended
   std::map<int, GpuDigest> digest;  // by ordinal
   bool unusable = false;            // the GPU still copies to or from the ring
 
@@ -352,6 +354,11 @@ Result<void> Mover::prepare_digests(const Interrupt& interrupt, Clock::time_poin
 
 void Mover::keep(std::vector<SpareRoom> room) { state_->keep = std::move(room); }
 
+void Mover::hold(std::vector<UniqueFd> files) {
+  for (UniqueFd& file : files)
+    state_->held.push_back(std::move(file));
+}
+
 void Mover::drop_ahead() {
   if (!state_->unusable) state_->early.clear();
 }
@@ -361,6 +368,10 @@ Result<CopyReport> Mover::copy(bool out, std::vector<Segment> segments, const Co
   if (state_->unusable) {
     return stasis::fail(ErrorCode::kNoAnswer, "the GPU has not ended the last copy");
   }
+  // A copy that does not end goes on until this process has ended.
+  const ScopeGuard let_go([&] {
+    if (!state_->unusable) state_->held.clear();
+  });
   if (out) drop_ahead();
   auto room = std::exchange(state_->keep, {});
   Stop stop(interrupt, deadline, out ? "copying GPU memory out" : "copying GPU memory back");

@@ -14,6 +14,7 @@
 #include <span>
 #include <vector>
 
+#include "base/fd.h"
 #include "base/interrupt.h"
 #include "base/units.h"
 #include "direct/content.h"
@@ -95,6 +96,10 @@ class MemoryMover {
   // same places takes it from there. What cannot be kept is not.
   virtual void keep(std::vector<SpareRoom> room) = 0;
 
+  // Files that stay open until the next copy_in() has ended, be it because this process has died
+  // and another does the copying: by their locks others know that it is under way.
+  virtual void hold(std::vector<UniqueFd> files) = 0;
+
   // Brings the beginning of each GPU's content there, into memory of the mover's own, before there
   // is any of the process's: as much as there is room for and time until the interrupt. The next
   // copy_in() of the same places takes it from there, at the speed of the GPU's memory, and lets it
@@ -132,6 +137,7 @@ class Mover final : public MemoryMover {
                              const Interrupt& interrupt, Clock::time_point deadline) override;
   Result<void> prepare_digests(const Interrupt& interrupt, Clock::time_point deadline) override;
   void keep(std::vector<SpareRoom> room) override;
+  void hold(std::vector<UniqueFd> files) override;
   Result<CopyReport> copy_ahead(const std::vector<Ahead>& ahead, Content& content,
                                 const Interrupt& interrupt, Clock::time_point deadline) override;
 

@@ -246,17 +246,35 @@ Result<void> MoverProcess::send_segments(std::vector<Segment> segments, Stop& st
       places.push_back({segments[j].bytes, segments[j].offset});
       descriptors.push_back(std::move(segments[j].handle));
     }
-    auto sent = helper_.channel().send(
-        pr::with_items(pr::Segments{}, std::span<const pr::Place>(places)), descriptors);
-    if (!sent && sent.error().code != ErrorCode::kProcessGone) {
-      (void)helper_.end();
-      lost_ = sent.error();
-      return sent;
-    }
-    // One batch at a time: the kernel limits how many descriptors are on their way.
-    auto got = answer(stop, kStopPatience);
-    if (!got) return fail(std::move(got.error()));
+    auto sent = send_batch(pr::with_items(pr::Segments{}, std::span<const pr::Place>(places)),
+                           descriptors, stop);
+    if (!sent) return sent;
   }
+  return {};
+}
+
+Result<void> MoverProcess::send_files(std::vector<UniqueFd> files, Stop& stop) {
+  const pr::Hold hold;
+  for (std::size_t i = 0; i < files.size(); i += Channel::kMostDescriptors) {
+    const std::size_t count = std::min(files.size() - i, Channel::kMostDescriptors);
+    auto sent =
+        send_batch(std::as_bytes(std::span(&hold, 1)), std::span(files).subspan(i, count), stop);
+    if (!sent) return sent;
+  }
+  return {};
+}
+
+Result<void> MoverProcess::send_batch(std::span<const std::byte> message,
+                                      std::span<const UniqueFd> descriptors, Stop& stop) {
+  auto sent = helper_.channel().send(message, descriptors);
+  if (!sent && sent.error().code != ErrorCode::kProcessGone) {
+    (void)helper_.end();
+    lost_ = sent.error();
+    return sent;
+  }
+  // One batch at a time: the kernel limits how many descriptors are on their way.
+  auto got = answer(stop, kStopPatience);
+  if (!got) return fail(std::move(got.error()));
   return {};
 }
 
@@ -314,6 +332,7 @@ Result<CopyReport> MoverProcess::serve(std::vector<UniqueFd> sockets, Content& c
 Result<CopyReport> MoverProcess::copy(bool out, std::vector<Segment> segments, Content& content,
                                       Stop& stop, Clock::time_point deadline) {
   const auto room = std::exchange(keep_, {});
+  auto hold = out ? std::vector<UniqueFd>() : std::exchange(hold_, {});
   if (auto can = check_prepared(); !can) return fail(std::move(can.error()));
   if (auto sensible = sort_and_check(segments); !sensible) return fail(std::move(sensible.error()));
   if (segments.empty()) return CopyReport{};
@@ -321,9 +340,9 @@ Result<CopyReport> MoverProcess::copy(bool out, std::vector<Segment> segments, C
   span.set_bytes(std::accumulate(
       segments.begin(), segments.end(), std::uint64_t{0},
       [](std::uint64_t sum, const Segment& segment) { return sum + segment.bytes; }));
-  if (auto sent = send_segments(std::move(segments), stop); !sent) {
-    return fail(std::move(sent.error()));
-  }
+  auto sent = send_files(std::move(hold), stop);
+  if (sent) sent = send_segments(std::move(segments), stop);
+  if (!sent) return fail(std::move(sent.error()));
   const pr::Copy ask{.out = out ? 1U : 0U,
                      .deadline_ns = ns_of(deadline),
                      .digest_chunk = out ? content.digest_chunk() : 0};

@@ -53,6 +53,7 @@ class MoverProcess final : public MemoryMover {
                              const Interrupt& interrupt, Clock::time_point deadline) override;
   Result<void> prepare_digests(const Interrupt& interrupt, Clock::time_point deadline) override;
   void keep(std::vector<SpareRoom> room) override { keep_ = std::move(room); }
+  void hold(std::vector<UniqueFd> files) override { hold_ = std::move(files); }
   Result<CopyReport> copy_ahead(const std::vector<Ahead>& ahead, Content& content,
                                 const Interrupt& interrupt, Clock::time_point deadline) override;
 
@@ -68,6 +69,10 @@ class MoverProcess final : public MemoryMover {
   Result<CopyReport> copy(bool out, std::vector<Segment> segments, Content& content, Stop& stop,
                           Clock::time_point deadline);
   Result<void> send_segments(std::vector<Segment> segments, Stop& stop);
+  Result<void> send_files(std::vector<UniqueFd> files, Stop& stop);
+  // One batch of descriptors, which the process has taken then.
+  Result<void> send_batch(std::span<const std::byte> message, std::span<const UniqueFd> descriptors,
+                          Stop& stop);
   // The next message, or what went wrong with the process, which has ended then.
   Result<Channel::Message> answer(Stop& stop, std::chrono::milliseconds patience,
                                   const Pulse* pulse = nullptr);
@@ -85,6 +90,7 @@ class MoverProcess final : public MemoryMover {
   HelperProcess helper_;
   HostMapping ring_;
   std::vector<SpareRoom> keep_;  // for the next copy out
+  std::vector<UniqueFd> hold_;   // for the next copy in
   std::chrono::milliseconds silence_ = MoverOptions().silence;
   std::optional<Error> lost_;
   enum class Stage { kIdle, kStarted, kPrepared };

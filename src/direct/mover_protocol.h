@@ -6,6 +6,7 @@
 //   Open, with the GPUs behind it              Done, or Failed
 //   Segments, with places behind it, and       Done
 //     their descriptors, 250 at most
+//   Hold, with as many descriptors             Done
 //   Digests                                    Done, or Failed
 //   Copy, with the room that it may keep
 //     behind it; Ahead, with its parts         Begin, with a channel for each copying thread, and
@@ -29,6 +30,7 @@ enum class Kind : std::uint32_t {
   kStart = 1,
   kOpen,
   kSegments,
+  kHold,
   kDigests,
   kCopy,
   kAhead,
@@ -55,6 +57,10 @@ struct Segments {
 struct Place {
   std::uint64_t bytes = 0;
   std::uint64_t offset = 0;
+};
+
+struct Hold {
+  Kind kind = Kind::kHold;
 };
 
 struct Digests {

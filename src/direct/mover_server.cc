@@ -84,6 +84,7 @@ class Server {
     if (kind == pr::Kind::kStart) return start(**message);
     if (kind == pr::Kind::kOpen) return open(**message);
     if (kind == pr::Kind::kSegments) return segments(**message);
+    if (kind == pr::Kind::kHold) return hold(**message);
     if (kind == pr::Kind::kDigests) return digests(**message);
     if (kind == pr::Kind::kCopy) return copy(**message);
     if (kind == pr::Kind::kAhead) return ahead(**message);
@@ -130,6 +131,17 @@ class Server {
     for (std::size_t i = 0; i < places.size(); ++i) {
       segments_.push_back({std::move(message.descriptors[i]), places[i].bytes, places[i].offset});
     }
+    return say(pr::Done{});
+  }
+
+  bool hold(const Channel::Message& message) {
+    if (!mover_) return false;
+    std::vector<UniqueFd> files;
+    // Should this process be killed, the GPUs are closed first, and what they do has ended then:
+    // the kernel closes descriptors in the order of their numbers.
+    for (const UniqueFd& file : message.descriptors)
+      files.emplace_back(::fcntl(file.get(), F_DUPFD_CLOEXEC, kDescriptorRoom / 2));
+    mover_->hold(std::move(files));
     return say(pr::Done{});
   }
 

@@ -492,9 +492,13 @@ Result<void> DirectPath::check_found(const std::vector<const Process*>& processe
 Result<void> DirectPath::copy_in(const Interrupt& interrupt) {
   if (auto allowed = allow_pieces(agents_); !allowed) return allowed;
   std::vector<direct::Segment> segments;
+  // Should we be killed, no agent copies by itself beside the mover.
+  std::vector<UniqueFd> locks;
   bool from_image = false;
   for (auto& agent : agents_) {
     if (agent.state() != AgentState::kFilling) continue;
+    locks.push_back(agent.lock());
+    if (!locks.back().valid()) return fail(errno_error("cannot copy a descriptor", errno));
     auto content = content_of(agent);
     if (!content) return fail(std::move(content.error()));
     if (content->image) from_image = true;
@@ -510,6 +514,7 @@ Result<void> DirectPath::copy_in(const Interrupt& interrupt) {
   }
   const auto deadline = Clock::now() + (from_image ? kSlowDisk : 1) * copy_time(bytes());
   const bool any = !segments.empty();
+  mover_->hold(std::move(locks));
   auto copied = mover_->copy_in(std::move(segments), *places_, interrupt, deadline);
   // What came ahead went with it, if it has come so far as to begin.
   if (copied && any)

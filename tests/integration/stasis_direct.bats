@@ -254,6 +254,21 @@ END
   target_goes_on
 }
 
+@test "a tool that is killed while GPU memory is copied in leaves a mover that no agent copies beside" {
+  start_agent memory --size 24M --pause-ms 2
+  filling() { [[ $(agent_state) == 4 ]]; }
+  done_by suspend "$TARGET"
+  STASIS_SIM_FAULTS=transfer:delay=1s stasis resume "$TARGET" >/dev/null 2>&1 3>&- &
+  local tool=$!
+  wait_until 60 filling
+  kill -KILL "$tool"
+  # It waits until the mover has ended what it does.
+  done_by recover "$TARGET"
+  target_goes_on
+  sleep 2
+  target_verifies
+}
+
 # bats test_tags=long
 @test "a mover that hangs in the driver outlives a tool that was killed by seconds" {
   start_agent memory --size 24M
