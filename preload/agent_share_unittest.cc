@@ -265,18 +265,18 @@ TEST(AgentShare, WhatIsClosedInACaptureIsClosedAtItsEnd) {
     EXPECT_EQ(opened(owner.handle()), address);
     EXPECT_TRUE(owner.knows());
     ASSERT_EQ(own::cuStreamBeginCapture_v2(stream, 2), CUDA_SUCCESS);
-    const auto waits = fake().calls["cuCtxSynchronize"];
+    const auto waits = fake().calls["cuMemFree"];
     EXPECT_EQ(own::cuIpcCloseMemHandle(address), CUDA_SUCCESS);
     EXPECT_EQ(own::cuIpcCloseMemHandle(address), CUDA_SUCCESS);
     EXPECT_EQ(own::cuIpcCloseMemHandle(address), CUDA_ERROR_INVALID_VALUE);
-    EXPECT_EQ(fake().calls["cuCtxSynchronize"], waits);
+    EXPECT_EQ(fake().calls["cuMemFree"], waits);
     EXPECT_EQ(fake().maps.size(), maps + 1);
     EXPECT_EQ(shared_pieces(), 1U);
     EXPECT_TRUE(owner.knows());
     ASSERT_EQ(
         destroyed ? own::cuStreamDestroy_v2(stream) : own::cuStreamEndCapture(stream, nullptr),
         CUDA_SUCCESS);
-    EXPECT_EQ(fake().calls["cuCtxSynchronize"], waits + 1);
+    EXPECT_EQ(fake().calls["cuMemFree"], waits + 1);
     EXPECT_EQ(fake().maps.size(), maps);
     EXPECT_EQ(shared_pieces(), 0U);
     EXPECT_TRUE(soon([&] { return !owner.knows(); }));

@@ -88,6 +88,12 @@ CUresult alloc(CUdeviceptr* address, std::size_t size) {
   g_fake.own_allocations.insert(*address);
   return CUDA_SUCCESS;
 }
+CUresult alloc_pitch(CUdeviceptr* address, std::size_t* pitch, std::size_t width,
+                     std::size_t height, unsigned) {
+  ENTER(cuMemAllocPitch);
+  *pitch = (width + 511) / 512 * 512;
+  return alloc(address, *pitch * height);
+}
 CUresult free_own(CUdeviceptr address) {
   ENTER(cuMemFree);
   return g_fake.own_allocations.erase(address) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
@@ -308,6 +314,7 @@ const DriverCalls& calls() {
     all.cuDeviceGetAttribute = &get_attribute;
     all.cuMemGetAllocationGranularity = &get_granularity;
     all.cuMemAlloc_v2 = &alloc;
+    all.cuMemAllocPitch_v2 = &alloc_pitch;
     all.cuMemFree_v2 = &free_own;
     all.cuMemFreeAsync = &free_async;
     all.cuMemAddressReserve = &reserve;

@@ -271,6 +271,8 @@ void forget_memory_after_fork() {
   all.primaries.clear();
   all.stack_sizes.clear();
   all.peers.clear();
+  all.spares.clear();
+  all.pitches.clear();
   all.to_free.clear();
   all.capturing.clear();
   all.captures.store(0);

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -119,7 +120,12 @@ struct Tables {
   std::unordered_map<std::uint64_t, Physical*> shares;
   std::map<std::uint64_t, DriverShare> driver_shares;
   std::map<cuda::CUdeviceptr, OpenedByDriver> opened_by_driver;
-  // Freed or closed while a stream was being captured.
+  // Small memory of the driver's own, by context, that is to be freed at the next opportunity: to
+  // free it waits for work in flight.
+  std::unordered_map<cuda::CUcontext, std::vector<cuda::CUdeviceptr>> spares;
+  // In bytes, as the driver gives it: by device, width and element.
+  std::map<std::tuple<cuda::CUdevice, std::size_t, unsigned>, std::size_t> pitches;
+  // What other processes share, closed while a stream was being captured.
   std::vector<std::pair<cuda::CUdeviceptr, Allocation>> to_free;
   // With the context in which the capture began: it ends with that.
   std::map<std::pair<cuda::CUstream, pthread_t>, cuda::CUcontext> capturing;
@@ -180,7 +186,7 @@ bool is_allocated(cuda::CUdeviceptr address, std::size_t size);
 // --- Without
 
 void release(const Unneeded& unneeded);
-// Waits for the context, as freeing does, and gives the memory back, or up.
+// Waits for work in flight and lets another process's memory go.
 cuda::CUresult give_back(cuda::CUdeviceptr address, const Allocation& allocation);
 // Those whose turn has not come because a stream was being captured.
 void give_back_deferred();

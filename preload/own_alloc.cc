@@ -89,14 +89,49 @@ CUresult create(CUmemGenericAllocationHandle* real, std::size_t size, CUmemAlloc
   return without;
 }
 
+void keep_spare(CUcontext context, CUdeviceptr spare) {
+  const TablesLock lock;
+  tables().spares[owner_in(context)].push_back(spare);
+}
+
+CUdeviceptr take_spare(CUcontext context) {
+  const TablesLock lock;
+  const auto at = tables().spares.find(owner_in(context));
+  if (at == tables().spares.end() || at->second.empty()) return 0;
+  const auto spare = at->second.back();
+  at->second.pop_back();
+  return spare;
+}
+
 // While a stream is captured the driver refuses to allocate or free, unless the thread has said
 // that it knows what it does; and the refusal spoils the capture. Only the driver can tell.
-CUresult ask_driver_about_capture() {
+CUresult ask_driver_about_capture(CUcontext context) {
   if (tables().captures.load(std::memory_order_relaxed) == 0) return CUDA_SUCCESS;
   CUdeviceptr probe = 0;
   const auto result = driver().cuMemAlloc_v2(&probe, 1);
-  if (result == CUDA_SUCCESS) driver().cuMemFree_v2(probe);
+  if (result == CUDA_SUCCESS) keep_spare(context, probe);
   return result;
+}
+
+// By freeing a byte of the driver's own, which waits for work in flight and is refused during a
+// capture as the program expects it of its own free. To synchronise the context spoils captures of
+// other threads, and may crash beside one that begins (580.159.04).
+CUresult wait_for_work(CUcontext context) {
+  auto spare = take_spare(context);
+  const CurrentContext current(context);
+  if (!spare) {
+    const auto result = driver().cuMemAlloc_v2(&spare, 1);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY) return driver().cuCtxSynchronize();
+    if (result != CUDA_SUCCESS) return result;
+  }
+  return driver().cuMemFree_v2(spare);
+}
+
+void let_go(CUdeviceptr address, const Allocation& allocation) {
+  driver().cuMemUnmap(address, allocation.reserved);
+  drop_and_release(address, allocation.reserved);
+  driver().cuMemAddressFree(address, allocation.reserved);
+  end_connection(allocation.connection, allocation.key);
 }
 
 // Null if it could not be had this way.
@@ -179,15 +214,8 @@ void give_back_deferred() {
 }
 
 CUresult give_back(CUdeviceptr address, const Allocation& allocation) {
-  CUresult result = CUDA_SUCCESS;
-  {
-    const CurrentContext current(allocation.context);
-    result = driver().cuCtxSynchronize();
-  }
-  driver().cuMemUnmap(address, allocation.reserved);
-  drop_and_release(address, allocation.reserved);
-  driver().cuMemAddressFree(address, allocation.reserved);
-  end_connection(allocation.connection, allocation.key);
+  const auto result = wait_for_work(allocation.context);
+  let_go(address, allocation);
   // Memory whose context was destroyed meanwhile has nothing left to wait for.
   return result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_CONTEXT_IS_DESTROYED
              ? CUDA_SUCCESS
@@ -204,7 +232,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr* pointer, std::size_t bytes) {
       driver().cuCtxGetCurrent(&context) != CUDA_SUCCESS || !context ||
       driver().cuCtxGetDevice(&device) != CUDA_SUCCESS)
     return driver().cuMemAlloc_v2(pointer, bytes);
-  if (const auto result = ask_driver_about_capture(); result != CUDA_SUCCESS) return result;
+  if (const auto result = ask_driver_about_capture(context); result != CUDA_SUCCESS) return result;
   give_back_deferred();
   if (const auto address = allocate(context, device, bytes)) {
     *pointer = address;
@@ -215,23 +243,46 @@ CUresult cuMemAlloc_v2(CUdeviceptr* pointer, std::size_t bytes) {
   return driver().cuMemAlloc_v2(pointer, bytes);
 }
 
+namespace {
+
+// Of a row, which the driver has to be asked for; 0: it does not say. It does not depend on the
+// height (580.159.04).
+std::size_t pitch_of(std::size_t width, unsigned element) {
+  // What is asked with stays: to free it would wait for work in flight.
+  constexpr std::size_t kWidest = std::size_t{1} << 20;
+  CUcontext context = nullptr;
+  CUdevice device = 0;
+  if (width > kWidest || driver().cuCtxGetCurrent(&context) != CUDA_SUCCESS || !context ||
+      driver().cuCtxGetDevice(&device) != CUDA_SUCCESS)
+    return 0;
+  const std::tuple key(device, width, element);
+  {
+    const TablesLock lock;
+    const auto at = tables().pitches.find(key);
+    if (at != tables().pitches.end()) return at->second;
+  }
+  CUdeviceptr row = 0;
+  std::size_t pitch = 0;
+  if (driver().cuMemAllocPitch_v2(&row, &pitch, width, 1, element) != CUDA_SUCCESS) return 0;
+  keep_spare(context, row);
+  const TablesLock lock;
+  tables().pitches.emplace(key, pitch);
+  return pitch;
+}
+
+}  // namespace
+
 CUresult cuMemAllocPitch_v2(CUdeviceptr* pointer, std::size_t* pitch, std::size_t width,
                             std::size_t height, unsigned element) {
   const Gate::Pass pass;
   if (height == 0 || !pointer || !pitch || steps_aside() ||
       width < kThreshold / std::max<std::size_t>(height, 1) / 2)
     return driver().cuMemAllocPitch_v2(pointer, pitch, width, height, element);
-  // The pitch does not depend on the height (580.159.04).
-  CUdeviceptr row = 0;
-  std::size_t row_pitch = 0;
-  const auto result = driver().cuMemAllocPitch_v2(&row, &row_pitch, width, 1, element);
-  if (result != CUDA_SUCCESS)
+  const auto of_row = pitch_of(width, element);
+  if (of_row == 0 || height > SIZE_MAX / of_row || of_row * height < kThreshold)
     return driver().cuMemAllocPitch_v2(pointer, pitch, width, height, element);
-  driver().cuMemFree_v2(row);
-  if (height > SIZE_MAX / row_pitch || row_pitch * height < kThreshold)
-    return driver().cuMemAllocPitch_v2(pointer, pitch, width, height, element);
-  const auto allocated = own::cuMemAlloc_v2(pointer, row_pitch * height);
-  if (allocated == CUDA_SUCCESS) *pitch = row_pitch;
+  const auto allocated = own::cuMemAlloc_v2(pointer, of_row * height);
+  if (allocated == CUDA_SUCCESS) *pitch = of_row;
   return allocated;
 }
 
@@ -279,15 +330,15 @@ CUresult cuMemFree_v2(CUdeviceptr pointer) {
     return free_of_driver(pointer, [&] { return driver().cuMemFree_v2(pointer); });
   // Another process's, which cuIpcCloseMemHandle gives up.
   if (allocation.opens > 0) return CUDA_ERROR_INVALID_VALUE;
-  if (const auto result = ask_driver_about_capture(); result != CUDA_SUCCESS) return result;
+  if (const auto result = wait_for_work(allocation.context); result != CUDA_SUCCESS) return result;
   {
     const TablesLock lock;
     // Freed by another thread meanwhile: the program's mistake.
     if (tables().allocations.erase(pointer) == 0) return CUDA_ERROR_INVALID_VALUE;
-    if (defer_in_capture(pointer, allocation)) return CUDA_SUCCESS;
   }
   give_back_deferred();
-  return give_back(pointer, allocation);
+  let_go(pointer, allocation);
+  return CUDA_SUCCESS;
 }
 
 namespace {

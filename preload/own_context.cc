@@ -52,6 +52,7 @@ void drop_context(CUcontext context) {
                   [&](const auto& entry) { return entry.second.context == context; });
     std::erase_if(tables().to_free,
                   [&](const auto& entry) { return entry.second.context == context; });
+    tables().spares.erase(context);
     // Nobody ends a capture in a stream that is gone.
     std::erase_if(tables().capturing,
                   [&](const auto& entry) { return owner_in(entry.second) == context; });

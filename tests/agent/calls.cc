@@ -325,7 +325,8 @@ void try_streams() {
   SAY(CU(cuStreamDestroy_v2)(stream));
 }
 
-// To free waits until nothing is under way that might use the memory.
+// To free waits until nothing is under way that might use the memory; to allocate waits for
+// nothing.
 void try_free_in_flight() {
   std::printf("== frees while work is in flight\n");
   CUstream stream = nullptr;
@@ -336,9 +337,16 @@ void try_free_in_flight() {
       stream, [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(200)); }, nullptr));
   SAY(CU(cuMemsetD8Async)(used, 9, 4 * kMiB, stream));
   SAY(CU(cuStreamQuery)(stream));
+  CUdeviceptr pitched = 0;
+  std::size_t pitch = 0;
+  SAY(CU(cuMemAllocPitch_v2)(&pitched, &pitch, 4000, 1000, 4));
+  const auto more = allocate(4 * kMiB);
+  SAY(CU(cuStreamQuery)(stream));
   SAY(CU(cuMemFree_v2)(other));
   SAY(CU(cuStreamQuery)(stream));
   SAY(CU(cuMemFree_v2)(used));
+  SAY(CU(cuMemFree_v2)(more));
+  SAY(CU(cuMemFree_v2)(pitched));
   SAY(CU(cuStreamDestroy_v2)(stream));
 }
 

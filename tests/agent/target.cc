@@ -168,6 +168,46 @@ void reopen_driver(CUcontext context) {
   }
 }
 
+// As a program of which one thread captures graphs and another allocates and frees: neither may
+// spoil the other's work.
+void capture_all_the_time(CUcontext context) {
+  constexpr unsigned kThreadLocal = 1;
+  const auto call = []<class Function>(Function*& function, const char* name) {
+    function = reinterpret_cast<Function*>(::dlsym(driver_library(), name));
+    if (!function) ::_exit(13);
+  };
+  CUresult (*begin)(CUstream, unsigned) = nullptr;
+  CUresult (*end)(CUstream, void**) = nullptr;
+  CUresult (*destroy)(void*) = nullptr;
+  call(begin, "cuStreamBeginCapture_v2");
+  call(end, "cuStreamEndCapture");
+  call(destroy, "cuGraphDestroy");
+  CUstream stream = nullptr;
+  CUdeviceptr address = 0;
+  if (CU(cuCtxSetCurrent)(context) != CUDA_SUCCESS ||
+      CU(cuStreamCreate)(&stream, 1) != CUDA_SUCCESS ||
+      CU(cuMemAlloc_v2)(&address, kMiB) != CUDA_SUCCESS)
+    ::_exit(13);
+  for (;;) {
+    void* graph = nullptr;
+    if (begin(stream, kThreadLocal) != CUDA_SUCCESS ||
+        CU(cuMemsetD8Async)(address, 1, 99, stream) != CUDA_SUCCESS ||
+        end(stream, &graph) != CUDA_SUCCESS || destroy(graph) != CUDA_SUCCESS)
+      ::_exit(14);
+    ::usleep(100);
+  }
+}
+
+void allocate_all_the_time(CUcontext context) {
+  if (CU(cuCtxSetCurrent)(context) != CUDA_SUCCESS) ::_exit(13);
+  for (;;) {
+    CUdeviceptr address = 0;
+    if (CU(cuMemAlloc_v2)(&address, 4 * kMiB) != CUDA_SUCCESS ||
+        CU(cuMemFree_v2)(address) != CUDA_SUCCESS)
+      ::_exit(15);
+  }
+}
+
 // As a program that closes all that it has not opened, and uses the numbers itself. The simulated
 // driver keeps files open that it needs, so the agent's alone.
 void close_page() {
@@ -273,6 +313,10 @@ int main(int argc, char** argv) {
   if (what == "wait-for-others") {
     std::thread(&take_turns, context, address).detach();
     std::thread(&wait_for_others, context).detach();
+  }
+  if (what == "capture") {
+    std::thread(&capture_all_the_time, context).detach();
+    std::thread(&allocate_all_the_time, context).detach();
   }
   if (what == "grow") std::thread(&grow, context, std::string(argv[3])).detach();
   if (what == "exec-by-thread") {

@@ -39,6 +39,13 @@ def forks(machine):
     return cycles(machine, run_under_agent(machine, argv, "forks"))
 
 
+@case("direct.way.captures", simulated=False, needs=NEEDS)
+def captures(machine):
+    """A thread captures graphs all the time, and another allocates and frees."""
+    argv = [machine.program("stasis-agent-target"), "capture", "{status}"]
+    return cycles(machine, run_under_agent(machine, argv, "captures"))
+
+
 @case("direct.way.exec", needs=NEEDS)
 def becomes_another(machine):
     """Suspended, it becomes another program by exec, and is suspended again and again."""
