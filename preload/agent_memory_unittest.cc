@@ -550,5 +550,84 @@ TEST_F(AgentMemory, WhatIsAllocatedInAGreenContextIsThePrimarys) {
   EXPECT_EQ(fake().live_objects(), 0);
 }
 
+// What another thread allocates where the driver has given the handle of the ended one away
+// already.
+TEST_F(AgentMemory, ANewContextKeepsItsMemoryWhileTheEndedOneOfItsHandleIsDropped) {
+  const auto old = allocated(4 * kMiB);
+  CUdeviceptr fresh = 0;
+  fake().within("cuCtxDestroy", [&] {
+    fake().next_handle = reinterpret_cast<std::uintptr_t>(context_) >> 8;
+    fake().current.clear();
+    CUcontext second = nullptr;
+    ASSERT_EQ(own::cuCtxCreate_v2(&second, 0, 0), CUDA_SUCCESS);
+    ASSERT_EQ(second, context_);
+    fake().next_handle += 100;
+    fresh = allocated(2 * kMiB);
+  });
+  ASSERT_EQ(own::cuCtxDestroy_v2(context_), CUDA_SUCCESS);
+  EXPECT_EQ(movable_bytes(), 2 * kMiB);
+  EXPECT_FALSE(fake().maps.contains(old));
+  EXPECT_TRUE(fake().maps.contains(fresh));
+  EXPECT_EQ(known_contexts(), std::vector{context_});
+
+  fake().contexts[context_] = 0;
+  ASSERT_EQ(own::cuCtxDestroy_v2(context_), CUDA_SUCCESS);
+  EXPECT_EQ(fake().live_objects(), 0);
+  EXPECT_TRUE(known_contexts().empty());
+}
+
+TEST_F(AgentMemory, APrimaryContextThatIsRetainedAnewKeepsItsMemoryWhileTheFormerIsDropped) {
+  CUcontext primary = nullptr;
+  CUdeviceptr fresh = 0;
+  fake().contexts[FakeDriver::kPrimary] = 0;
+  const auto retain_and_allocate = [&](std::size_t bytes) {
+    EXPECT_EQ(own::cuDevicePrimaryCtxRetain(&primary, 0), CUDA_SUCCESS);
+    fake().current = {primary};
+    fresh = allocated(bytes);
+  };
+  // Whether the one that lets it go has seen it inactive in between, or only the new one.
+  for (const int active : {0, 1}) {
+    for (const bool reset : {false, true}) {
+      retain_and_allocate(4 * kMiB);
+      const auto old = fresh;
+      fake().primary_active = active;
+      fake().within(active ? reset ? "cuDevicePrimaryCtxReset" : "cuDevicePrimaryCtxRelease"
+                           : "cuDevicePrimaryCtxGetState",
+                    [&] {
+                      ++fake().primary_id;
+                      retain_and_allocate(2 * kMiB);
+                    });
+      ASSERT_EQ(reset ? own::cuDevicePrimaryCtxReset_v2(0) : own::cuDevicePrimaryCtxRelease_v2(0),
+                CUDA_SUCCESS);
+      EXPECT_EQ(movable_bytes(), 2 * kMiB) << active << reset;
+      EXPECT_FALSE(fake().maps.contains(old)) << active << reset;
+      EXPECT_TRUE(fake().maps.contains(fresh)) << active << reset;
+
+      fake().primary_active = 0;
+      ASSERT_EQ(own::cuDevicePrimaryCtxRelease_v2(0), CUDA_SUCCESS);
+      EXPECT_EQ(fake().live_objects(), 0) << active << reset;
+      ++fake().primary_id;
+    }
+  }
+}
+
+// Others have retained it, and go on.
+TEST_F(AgentMemory, APrimaryContextThatIsStillRetainedKeepsItsMemory) {
+  CUcontext primary = nullptr;
+  fake().contexts[FakeDriver::kPrimary] = 0;
+  ASSERT_EQ(own::cuDevicePrimaryCtxRetain(&primary, 0), CUDA_SUCCESS);
+  fake().current = {primary};
+  (void)allocated(4 * kMiB);
+  fake().within("cuDevicePrimaryCtxRelease", [&] {
+    ASSERT_EQ(own::cuDevicePrimaryCtxRetain(&primary, 0), CUDA_SUCCESS);
+    (void)allocated(2 * kMiB);
+  });
+  ASSERT_EQ(own::cuDevicePrimaryCtxRelease_v2(0), CUDA_SUCCESS);
+  EXPECT_EQ(movable_bytes(), 6 * kMiB);
+  fake().primary_active = 0;
+  ASSERT_EQ(own::cuDevicePrimaryCtxRelease_v2(0), CUDA_SUCCESS);
+  EXPECT_EQ(fake().live_objects(), 0);
+}
+
 }  // namespace
 }  // namespace stasis::preload

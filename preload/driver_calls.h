@@ -34,6 +34,8 @@ using cuDevicePrimaryCtxReset = cuda::CUresult(cuda::CUdevice);
 using cuCtxDestroy = cuda::CUresult(cuda::CUcontext);
 using cuCtxAttach = cuda::CUresult(cuda::CUcontext*, unsigned flags);
 using cuCtxDetach = cuda::CUresult(cuda::CUcontext);
+// CUDA 12.0 and newer.
+using cuCtxGetId = cuda::CUresult(cuda::CUcontext, unsigned long long* id);
 using cuGreenCtxCreate = cuda::CUresult(CUgreenCtx*, void* resources, cuda::CUdevice,
                                         unsigned flags);
 using cuGreenCtxDestroy = cuda::CUresult(CUgreenCtx);
@@ -72,6 +74,7 @@ using namespace cuda::fn;  // NOLINT(google-build-using-namespace)
   X(cuCtxGetLimit)                           \
   X(cuCtxSetLimit)                           \
   X(cuCtxGetFlags)                           \
+  X(cuCtxGetId)                              \
   X(cuCtxSetFlags)                           \
   X(cuCtxSynchronize)                        \
   X(cuStreamGetCtx)                          \

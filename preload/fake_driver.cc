@@ -229,6 +229,12 @@ CUresult primary_state(CUdevice, unsigned* flags, int* active) {
   *active = g_fake.primary_active;
   return CUDA_SUCCESS;
 }
+CUresult get_id(CUcontext context, unsigned long long* id) {
+  ENTER(cuCtxGetId);
+  *id = context == FakeDriver::kPrimary ? g_fake.primary_id
+                                        : reinterpret_cast<unsigned long long>(context);
+  return CUDA_SUCCESS;
+}
 CUresult enable_peer(CUcontext, unsigned) {
   ENTER(cuCtxEnablePeerAccess);
   return CUDA_SUCCESS;
@@ -335,6 +341,7 @@ const DriverCalls& calls() {
     all.cuDevicePrimaryCtxRetain = &retain_primary;
     all.cuDevicePrimaryCtxRelease_v2 = &release_primary;
     all.cuDevicePrimaryCtxGetState = &primary_state;
+    all.cuCtxGetId = &get_id;
     all.cuCtxEnablePeerAccess = &enable_peer;
     all.cuStreamBeginCapture_v2 = &begin_capture;
     all.cuStreamBeginCapture_v2_ptsz = &begin_capture;

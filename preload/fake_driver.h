@@ -37,6 +37,7 @@ struct FakeDriver {
   std::map<cuda::CUcontext, std::size_t> stack_sizes;
   std::size_t& stack_size() { return stack_sizes.try_emplace(current.back(), 1024).first->second; }
   int primary_active = 1;
+  unsigned long long primary_id = 1;
   std::set<cuda::CUdevice> without_rdma;
   std::set<cuda::CUdevice> without_decompression;  // do not know the flag of cuMemCreate
   int exported = -1;                               // what an exported handle is a duplicate of

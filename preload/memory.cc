@@ -266,6 +266,7 @@ void forget_memory_after_fork() {
   all.allocations.clear();
   all.physicals.clear();
   all.contexts.clear();
+  all.lives.clear();
   all.attached.clear();
   all.green.clear();
   all.primaries.clear();

@@ -4,6 +4,7 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <set>
@@ -15,6 +16,13 @@
 #include "driver_calls.h"
 
 namespace stasis::preload {
+
+// In the order in which things are entered: a context may get the handle of one that has ended
+// before all is dropped that was in that.
+inline std::uint64_t next_number() {
+  static std::atomic<std::uint64_t> last{0};
+  return ++last;
+}
 
 // A piece of physical memory.
 struct Physical {
@@ -67,6 +75,7 @@ struct Allocation {
   int connection = -1;  // to the process whose memory it is, which so sees how long it is open
   ShareKey key{};
   bool sync_memops = false;  // CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
+  std::uint64_t number = next_number();
 };
 
 // Memory of the driver's own, which has a handle of its own, that others know by a number too.
@@ -75,6 +84,7 @@ struct DriverShare {
   cuda::CUcontext context = nullptr;
   unsigned open_elsewhere = 0;
   bool being_freed = false;
+  std::uint64_t number = next_number();
 };
 
 // What the driver has opened for the program.
@@ -84,6 +94,7 @@ struct OpenedByDriver {
   // As of an Allocation; none if the owner has no agent. Then the driver counts how often, too.
   int connection = -1;
   ShareKey key{};
+  std::uint64_t number = next_number();
 };
 
 // That the memory of `owner` is to be accessible to `device`.
@@ -91,6 +102,7 @@ struct Peer {
   cuda::CUcontext owner = nullptr;
   cuda::CUcontext accessor = nullptr;
   cuda::CUdevice device = 0;
+  std::uint64_t number = next_number();
 };
 
 // A green context: by what it is made current, and the primary context that its memory is in.
@@ -98,6 +110,13 @@ struct GreenContext {
   cuda::CUcontext context = nullptr;
   cuda::CUcontext primary = nullptr;
   cuda::CUdevice device = 0;
+  std::uint64_t number = next_number();
+};
+
+// Which of those that have had its handle a context is.
+struct Life {
+  std::uint64_t number = 0;   // what has a smaller one was in another
+  unsigned long long id = 0;  // the driver's, of a primary context; 0: not known
 };
 
 struct Tables {
@@ -108,6 +127,8 @@ struct Tables {
   // By the handle that the program has: the address of the Physical, which no driver's is.
   std::unordered_map<cuda::CUmemGenericAllocationHandle, std::unique_ptr<Physical>> physicals;
   std::unordered_map<cuda::CUcontext, cuda::CUdevice> contexts;
+  // Of those that the program has made or retained.
+  std::unordered_map<cuda::CUcontext, Life> lives;
   // How often a context was attached to besides (cuCtxAttach), and is not ended by a cuCtxDetach.
   std::unordered_map<cuda::CUcontext, unsigned> attached;
   std::unordered_map<CUgreenCtx, GreenContext> green;

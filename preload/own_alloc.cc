@@ -117,14 +117,16 @@ CUresult ask_driver_about_capture(CUcontext context) {
 // capture as the program expects it of its own free. To synchronise the context spoils captures of
 // other threads, and may crash beside one that begins (580.159.04).
 CUresult wait_for_work(CUcontext context) {
-  auto spare = take_spare(context);
-  const CurrentContext current(context);
-  if (!spare) {
-    const auto result = driver().cuMemAlloc_v2(&spare, 1);
-    if (result == CUDA_ERROR_OUT_OF_MEMORY) return driver().cuCtxSynchronize();
-    if (result != CUDA_SUCCESS) return result;
+  if (const auto spare = take_spare(context)) {
+    const auto result = driver().cuMemFree_v2(spare);
+    // Unless it has gone with a context of the same number.
+    if (result != CUDA_ERROR_INVALID_VALUE) return result;
   }
-  return driver().cuMemFree_v2(spare);
+  const CurrentContext current(context);
+  CUdeviceptr byte = 0;
+  const auto result = driver().cuMemAlloc_v2(&byte, 1);
+  if (result == CUDA_ERROR_OUT_OF_MEMORY) return driver().cuCtxSynchronize();
+  return result == CUDA_SUCCESS ? driver().cuMemFree_v2(byte) : result;
 }
 
 void let_go(CUdeviceptr address, const Allocation& allocation) {

@@ -1,6 +1,7 @@
 // Contexts come and go, and take their memory with them; peers; captures.
 #include <algorithm>
 #include <climits>
+#include <cstdint>
 
 #include "gate.h"
 #include "intercept.h"
@@ -13,81 +14,148 @@ using namespace cuda;  // NOLINT(google-build-using-namespace)
 
 namespace {
 
-void enter_context(CUcontext context, CUdevice device) {
+// The program has made it.
+void enter_created(CUcontext context, CUdevice device) {
   const TablesLock lock;
   tables().contexts[context] = device;
+  tables().lives[context] = {next_number(), 0};
+}
+
+// The driver's number of a context, which no other ever has. 0 if there is none to be had.
+unsigned long long id_of(CUcontext context) {
+  unsigned long long id = 0;
+  const auto& call = driver();
+  return call.cuCtxGetId && call.cuCtxGetId(context, &id) == CUDA_SUCCESS ? id : 0;
+}
+
+// A device's primary context has the same handle each time that it is retained anew (580.159.04).
+Life enter_primary(CUcontext context, CUdevice device, unsigned long long id) {
+  const TablesLock lock;
+  tables().contexts[context] = device;
+  tables().primaries[device] = context;
+  auto& life = tables().lives[context];
+  if (life.number == 0 || id == 0 || life.id != id) life = {next_number(), id};
+  return life;
+}
+
+// What a call is about to end, perhaps.
+struct Ending {
+  CUcontext context = nullptr;
+  Life life;
+};
+
+Ending ending_of(CUcontext context) {
+  const TablesLock lock;
+  const auto at = tables().lives.find(context);
+  return {context, at == tables().lives.end() ? Life{} : at->second};
+}
+
+Ending ending_primary(CUdevice device) {
+  CUcontext context = nullptr;
+  {
+    const TablesLock lock;
+    const auto at = tables().primaries.find(device);
+    if (at != tables().primaries.end()) context = at->second;
+  }
+  if (!context) return {};
+  // It may have ended and begun again past the agent.
+  const auto id = id_of(context);
+  return id ? Ending{context, enter_primary(context, device, id)} : ending_of(context);
 }
 
 // With the tables locked.
 void count_captures() { tables().captures.store(static_cast<int>(tables().capturing.size())); }
 
-// The driver has destroyed it: its memory goes, as the driver's own has.
-void drop_context(CUcontext context) {
+// What goes with a context: given back when the tables are no longer locked.
+struct Gone {
   std::vector<std::pair<CUdeviceptr, std::size_t>> ranges;
   std::vector<std::pair<int, ShareKey>> connections;
-  {
-    const TablesLock lock;
-    tables().contexts.erase(context);
-    std::erase_if(tables().peers, [&](const Peer& peer) {
-      return peer.owner == context || peer.accessor == context;
-    });
-    for (const auto& [address, allocation] : tables().allocations) {
-      if (allocation.context != context) continue;
-      ranges.emplace_back(address, allocation.reserved);
-      connections.emplace_back(allocation.connection, allocation.key);
-    }
-    std::erase_if(tables().driver_shares,
-                  [&](const auto& entry) { return entry.second.context == context; });
-    std::erase_if(tables().opened_by_driver, [&](const auto& entry) {
-      if (entry.second.context != context) return false;
-      connections.emplace_back(entry.second.connection, entry.second.key);
-      return true;
-    });
-    for (const auto& [address, allocation] : tables().to_free) {
-      if (allocation.context != context) continue;
-      ranges.emplace_back(address, allocation.reserved);
-      connections.emplace_back(allocation.connection, allocation.key);
-    }
-    std::erase_if(tables().allocations,
-                  [&](const auto& entry) { return entry.second.context == context; });
-    std::erase_if(tables().to_free,
-                  [&](const auto& entry) { return entry.second.context == context; });
-    tables().spares.erase(context);
-    // Nobody ends a capture in a stream that is gone.
-    std::erase_if(tables().capturing,
-                  [&](const auto& entry) { return owner_in(entry.second) == context; });
-    count_captures();
-  }
-  for (const auto& [address, size] : ranges) {
+};
+
+// Takes out what was entered before `number`. With the tables locked.
+Gone take_out(CUcontext context, std::uint64_t number) {
+  Gone gone;
+  const auto goes = [&](const auto& entry) {
+    return entry.context == context && entry.number < number;
+  };
+  const auto note = [&](CUdeviceptr address, const Allocation& allocation) {
+    gone.ranges.emplace_back(address, allocation.reserved);
+    gone.connections.emplace_back(allocation.connection, allocation.key);
+  };
+  std::erase_if(tables().peers, [&](const Peer& peer) {
+    return (peer.owner == context || peer.accessor == context) && peer.number < number;
+  });
+  std::erase_if(tables().driver_shares, [&](const auto& entry) { return goes(entry.second); });
+  std::erase_if(tables().opened_by_driver, [&](const auto& entry) {
+    if (!goes(entry.second)) return false;
+    gone.connections.emplace_back(entry.second.connection, entry.second.key);
+    return true;
+  });
+  std::erase_if(tables().allocations, [&](const auto& entry) {
+    if (!goes(entry.second)) return false;
+    note(entry.first, entry.second);
+    return true;
+  });
+  std::erase_if(tables().to_free, [&](const auto& entry) {
+    if (!goes(entry.second)) return false;
+    note(entry.first, entry.second);
+    return true;
+  });
+  tables().spares.erase(context);
+  // Nobody ends a capture in a stream that is gone.
+  std::erase_if(tables().capturing,
+                [&](const auto& entry) { return owner_in(entry.second) == context; });
+  count_captures();
+  return gone;
+}
+
+void give_up(const Gone& gone) {
+  for (const auto& [address, size] : gone.ranges) {
     driver().cuMemUnmap(address, size);
     drop_and_release(address, size);
     driver().cuMemAddressFree(address, size);
   }
-  for (const auto& [connection, key] : connections)
+  for (const auto& [connection, key] : gone.connections)
     end_connection(connection, key);
 }
 
-// A primary context ends when the last who retained it lets it go, or by a reset.
-void drop_inactive_primary(CUdevice device, CUcontext before) {
-  unsigned flags = 0;
-  int active = 1;
-  if (before && driver().cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS &&
-      !active)
-    drop_context(before);
+// The driver has destroyed it: its memory goes, as the driver's own has. By now there may be
+// another with the same handle, whose memory stays.
+void drop_context(const Ending& ended) {
+  Gone gone;
+  {
+    const TablesLock lock;
+    const auto now = tables().lives.find(ended.context);
+    if (now != tables().lives.end() && now->second.number != ended.life.number) {
+      gone = take_out(ended.context, now->second.number);
+    } else {
+      gone = take_out(ended.context, UINT64_MAX);
+      tables().contexts.erase(ended.context);
+      tables().lives.erase(ended.context);
+    }
+  }
+  give_up(gone);
 }
 
-CUcontext primary_of(CUdevice device) {
-  const TablesLock lock;
-  const auto at = tables().primaries.find(device);
-  return at == tables().primaries.end() ? nullptr : at->second;
+// A primary context ends when the last who retained it lets it go, or by a reset.
+void drop_ended_primary(CUdevice device, const Ending& ending) {
+  unsigned flags = 0;
+  int active = 0;
+  if (!ending.context ||
+      driver().cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS)
+    return;
+  // Another thread may have retained it anew.
+  const auto id = active ? id_of(ending.context) : 0;
+  const bool another = id && ending.life.id && id != ending.life.id;
+  if (!active || another) drop_context(ending);
 }
 
 template <class Call>
 CUresult end_primary(Call* call, CUdevice device) {
   const Gate::Pass pass;
-  auto* before = primary_of(device);
+  const auto ending = ending_primary(device);
   const auto result = call(device);
-  if (result == CUDA_SUCCESS) drop_inactive_primary(device, before);
+  if (result == CUDA_SUCCESS) drop_ended_primary(device, ending);
   return result;
 }
 
@@ -157,11 +225,7 @@ namespace own {
 CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
   const Gate::Pass pass;
   const auto result = driver().cuDevicePrimaryCtxRetain(context, device);
-  if (result == CUDA_SUCCESS && context) {
-    enter_context(*context, device);
-    const TablesLock lock;
-    tables().primaries[device] = *context;
-  }
+  if (result == CUDA_SUCCESS && context) enter_primary(*context, device, id_of(*context));
   return result;
 }
 
@@ -177,16 +241,18 @@ namespace {
 template <class Call>
 CUresult reset_primary(Call* call, CUdevice device) {
   const Gate::Pass pass;
-  auto* before = primary_of(device);
+  const auto ending = ending_primary(device);
+  const auto number = next_number();
   const auto result = call(device);
+  if (result != CUDA_SUCCESS || !ending.context) return result;
   // A reset destroys what the context held, even where it stays retained.
-  if (result == CUDA_SUCCESS && before) {
-    drop_context(before);
-    unsigned flags = 0;
-    int active = 0;
-    if (driver().cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS && active)
-      enter_context(before, device);
+  Gone gone;
+  {
+    const TablesLock lock;
+    gone = take_out(ending.context, number);
   }
+  give_up(gone);
+  drop_ended_primary(device, ending);
   return result;
 }
 
@@ -202,7 +268,7 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
 CUresult cuCtxCreate_v2(CUcontext* context, unsigned flags, CUdevice device) {
   const Gate::Pass pass;
   const auto result = driver().cuCtxCreate_v2(context, flags, device);
-  if (result == CUDA_SUCCESS && context) enter_context(*context, device);
+  if (result == CUDA_SUCCESS && context) enter_created(*context, device);
   return result;
 }
 
@@ -210,7 +276,7 @@ CUresult cuCtxCreate_v3(CUcontext* context, void* affinity, int count, unsigned 
                         CUdevice device) {
   const Gate::Pass pass;
   const auto result = driver().cuCtxCreate_v3(context, affinity, count, flags, device);
-  if (result == CUDA_SUCCESS && context) enter_context(*context, device);
+  if (result == CUDA_SUCCESS && context) enter_created(*context, device);
   return result;
 }
 
@@ -218,22 +284,26 @@ CUresult cuCtxCreate_v4(CUcontext* context, CUctxCreateParams* params, unsigned 
                         CUdevice device) {
   const Gate::Pass pass;
   const auto result = driver().cuCtxCreate_v4(context, params, flags, device);
-  if (result == CUDA_SUCCESS && context) enter_context(*context, device);
+  if (result == CUDA_SUCCESS && context) enter_created(*context, device);
   return result;
 }
 
-CUresult cuCtxDestroy(CUcontext context) {
+namespace {
+
+template <class Call>
+CUresult destroy_context(Call* call, CUcontext context) {
   const Gate::Pass pass;
-  const auto result = driver().cuCtxDestroy(context);
-  if (result == CUDA_SUCCESS) drop_context(context);
+  const auto ending = ending_of(context);
+  const auto result = call(context);
+  if (result == CUDA_SUCCESS) drop_context(ending);
   return result;
 }
 
+}  // namespace
+
+CUresult cuCtxDestroy(CUcontext context) { return destroy_context(driver().cuCtxDestroy, context); }
 CUresult cuCtxDestroy_v2(CUcontext context) {
-  const Gate::Pass pass;
-  const auto result = driver().cuCtxDestroy_v2(context);
-  if (result == CUDA_SUCCESS) drop_context(context);
-  return result;
+  return destroy_context(driver().cuCtxDestroy_v2, context);
 }
 
 // The old way to share a context and to end it.
@@ -250,6 +320,7 @@ CUresult cuCtxAttach(CUcontext* context, unsigned flags) {
 
 CUresult cuCtxDetach(CUcontext context) {
   const Gate::Pass pass;
+  const auto ending = ending_of(context);
   const auto result = driver().cuCtxDetach(context);
   if (result != CUDA_SUCCESS) return result;
   {
@@ -260,7 +331,7 @@ CUresult cuCtxDetach(CUcontext context) {
       return result;
     }
   }
-  drop_context(context);
+  drop_context(ending);
   return result;
 }
 
@@ -278,29 +349,33 @@ CUresult cuGreenCtxCreate(CUgreenCtx* green, void* resources, CUdevice device, u
       call.cuDevicePrimaryCtxRetain(&primary, device) != CUDA_SUCCESS)
     return result;
   call.cuDevicePrimaryCtxRelease_v2(device);
-  enter_context(primary, device);
+  enter_primary(primary, device, id_of(primary));
   const TablesLock lock;
-  tables().primaries[device] = primary;
   tables().green[*green] = {context, primary, device};
   return result;
 }
 
 CUresult cuGreenCtxDestroy(CUgreenCtx green) {
   const Gate::Pass pass;
-  const auto result = driver().cuGreenCtxDestroy(green);
-  if (result != CUDA_SUCCESS) return result;
   GreenContext ended;
   {
     const TablesLock lock;
     const auto at = tables().green.find(green);
-    if (at == tables().green.end()) return result;
-    ended = at->second;
-    tables().green.erase(at);
+    if (at != tables().green.end()) ended = at->second;
+  }
+  const auto ending = ended.primary ? ending_primary(ended.device) : Ending{};
+  const auto result = driver().cuGreenCtxDestroy(green);
+  if (result != CUDA_SUCCESS || !ended.primary) return result;
+  {
+    const TablesLock lock;
+    const auto at = tables().green.find(green);
+    // Another may have its handle by now.
+    if (at != tables().green.end() && at->second.number == ended.number) tables().green.erase(at);
     std::erase_if(tables().capturing,
                   [&](const auto& entry) { return entry.second == ended.context; });
     count_captures();
   }
-  drop_inactive_primary(ended.device, ended.primary);
+  drop_ended_primary(ended.device, ending);
   return result;
 }
 
