@@ -110,6 +110,17 @@ struct Loaded {
 };
 std::atomic<const Loaded*> g_loaded{nullptr};
 
+// CUDA's toolkit has one to link with (lib64/stubs/libcuda.so), which has all names and the same
+// answer to each, and which programs may open to look whether there is a driver. The driver tells
+// its version also before cuInit (580.159.04).
+bool is_driver(void* library) {
+  auto* ask =
+      reinterpret_cast<fn::cuDriverGetVersion*>(real_dlsym()(library, "cuDriverGetVersion"));
+  int version = 0;
+  if (!ask) ::dlerror();  // not the program's error
+  return ask && ask(&version) != cuda::CUDA_ERROR_STUB_LIBRARY;
+}
+
 // `library` is a handle on the driver's library, and stays open. No lock of ours: looking up takes
 // the loader's, and a thread whose library is being loaded comes here with that in its hands. So
 // several may look up the same at the same time; the first is kept.
@@ -219,6 +230,10 @@ void* answer_of_dlsym(void* real, const char* name) {
   if (!g_loaded.load(std::memory_order_acquire)) {
     void* library = ::dlopen(where.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
     if (!library) return real;
+    if (!is_driver(library)) {
+      ::dlclose(library);
+      return real;
+    }
     know_driver(library);
   }
   return in_place_of(real);

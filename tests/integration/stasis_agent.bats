@@ -742,6 +742,47 @@ END
   target_verifies
 }
 
+# As CUDA's lib64/stubs/libcuda.so, which programs open to see whether there is a driver.
+@test "a program may look into the toolkit's stub of the driver before it uses the driver" {
+  local dir=$BATS_TEST_TMPDIR name preload
+  mkdir "$dir/stubs"
+  for name in cuDriverGetVersion cuInit cuGetProcAddress_v2 cuCtxCreate_v2 cuMemAlloc_v2 cuMemsetD8_v2 cuMemcpyDtoH_v2; do
+    echo "int $name() { return 34; }"
+  done >"$dir/stub.c"
+  cat >"$dir/program.c" <<'END'
+#include <dlfcn.h>
+#include <stdio.h>
+int cuInit(unsigned flags);
+int cuCtxCreate_v2(void** context, unsigned flags, int device);
+int cuMemAlloc_v2(unsigned long long* memory, unsigned long size);
+int cuMemsetD8_v2(unsigned long long memory, unsigned char byte, unsigned long size);
+int main(int count, char** names) {
+  void *stub = dlopen(names[1], RTLD_NOW | RTLD_LOCAL), *driver, *context;
+  unsigned long long memory = 0;
+  unsigned char byte = 0;
+  if (!stub) return puts(dlerror()), 1;
+  setvbuf(stdout, 0, _IONBF, 0);
+  printf("%d\n", ((int (*)(unsigned))dlsym(stub, "cuInit"))(0));
+  printf("%d\n", dlsym(stub, "cuNoSuchCall") == 0 && dlerror());
+  if (cuInit(0) || cuCtxCreate_v2(&context, 0, 0)) return 2;
+  if (cuMemAlloc_v2(&memory, 8 << 20) || cuMemsetD8_v2(memory, 7, 8 << 20)) return 3;
+  driver = dlopen("libcuda.so.1", RTLD_NOW);
+  int (*copy)(void*, unsigned long long, unsigned long) = dlsym(driver, "cuMemcpyDtoH_v2");
+  if (dlerror() || copy(&byte, memory, 1)) return 4;
+  printf("%d\n", byte);
+  copy = dlsym(stub, "cuMemcpyDtoH_v2");
+  printf("%d\n", copy(&byte, memory, 1));
+  system("ls -l /proc/$PPID/fd | grep -c memfd:stasis-agent");
+}
+END
+  cc -w -shared -fPIC "$dir/stub.c" -o "$dir/stubs/libcuda.so"
+  cc -w "$dir/program.c" -o "$dir/program" -ldl "$STASIS_LIBCUDA"
+  for preload in 0: "1:$agent"; do
+    capture env LD_LIBRARY_PATH="${STASIS_LIBCUDA%/*}" LD_PRELOAD="${preload#*:}" "$dir/program" "$dir/stubs/libcuda.so"
+    assert_equal "$status/$out" "0/34"$'\n1\n7\n34\n'"${preload%%:*}"$'\n' "with '${preload#*:}' ($err)"
+  done
+}
+
 @test "libraries are opened as without the agent" {
   local dir=$BATS_TEST_TMPDIR
   mkdir "$dir/own"
@@ -803,6 +844,7 @@ END
     done
     cat <<'END'
 #include <stddef.h>
+int cuDriverGetVersion(int* version) { return 0; }
 int cuGetErrorName(void) { return 0; }
 int cuCtxGetCurrent(void** context) { *context = 0; return 0; }
 int cuCtxGetDevice(int* device) { return 201; }
@@ -875,6 +917,7 @@ enum { nothing, ALL };
 #undef GATED
 #define GATED(name, ...) __attribute__((weak)) int name(void) { return number_of_##name; }
 ALL
+int cuDriverGetVersion(int* version) { return 0; }
 int cuGetErrorName(void) { return 0; }
 END
   cat >"$dir/find.c" <<'END'
