@@ -83,10 +83,13 @@ void append(std::vector<direct::Segment>& all, std::vector<direct::Segment> more
 }
 
 // A mover that is lost, or not done in the time that we give it, says nothing of the program, which
-// the driver may still hold.
-Error of_mover(Error error) {
+// the driver may still hold. What it lacks, be it memory, a thread or a descriptor, the driver does
+// without; but the files of an image, into which it copies, fail for both.
+Error of_mover(Error error, bool into_image = false) {
   if (error.code == ErrorCode::kNoAnswer || error.code == ErrorCode::kTimeout)
     error.code = ErrorCode::kInternal;
+  if (error.code == ErrorCode::kOutOfHostMemory || (error.code == ErrorCode::kIo && !into_image))
+    error.code = ErrorCode::kNotSupported;
   return error;
 }
 
@@ -399,7 +402,7 @@ Result<void> DirectPath::copy_out(const Environment& env, const IntoImage* image
   const auto deadline = Clock::now() + (image ? kSlowDisk : 1) * copy_time(bytes());
   auto copied = mover_->copy_out(std::move(*segments), *places_, env.interrupt, deadline);
   if (copied) return {};
-  return fail(of_mover(std::move(copied.error())));
+  return fail(of_mover(std::move(copied.error()), image != nullptr));
 }
 
 bool DirectPath::keep() {

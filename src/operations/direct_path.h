@@ -78,13 +78,14 @@ class DirectPath {
   // Moves the memory of every process of the group out that runs, has the agent and memory that can
   // leave: into the processes' own memory, or into an image. Where that cannot be, it says so and
   // leaves all to the driver: no failure. An error is one that the driver's lock would end in as
-  // well: kTimeout, kInterrupted, kProcessGone, kOutOfHostMemory, what the image's files fail with;
-  // then everybody runs again. kNotSupported, before anything is touched: memory that is open in
-  // two processes, which only the agents see. With MemoryPath::kDirect what cannot be is a failure.
-  // The phases are "prepare", during which the processes run, "close", "mover" if it could not be
-  // made before that, "copy out", for an image "content", until it is complete, and "empty".
-  // Into the processes' own memory it is still being copied when this returns, where their agents
-  // can keep it alive meanwhile (ADR 33): finish_out() waits for the end.
+  // well: kTimeout, kInterrupted, kProcessGone, kOutOfHostMemory for the content (not for the
+  // mover), what the image's files fail with; then everybody runs again. kNotSupported, before
+  // anything is touched: memory that is open in two processes, which only the agents see. With
+  // MemoryPath::kDirect what cannot be is a failure. The phases are "prepare", during which the
+  // processes run, "close", "mover" if it could not be made before that, "copy out", for an image
+  // "content", until it is complete, and "empty". Into the processes' own memory it is still being
+  // copied when this returns, where their agents can keep it alive meanwhile (ADR 33): finish_out()
+  // waits for the end.
   Result<void> move_out(const Environment& env, Group& group, const QuiesceOptions& options,
                         Phases& phases);
   // To be called when the driver has checkpointed them all, before they are left like that. An

@@ -1085,6 +1085,30 @@ END
   done
 }
 
+@test "a tool that may not have the memory to copy through leaves it to the driver" {
+  start_agent memory --size 16M
+  # Without the ring, 60 MB do.
+  local limited=(bash -c 'ulimit -v 500000 && exec timeout 60 stasis "$@"' bash)
+  capture "${limited[@]}" suspend "$TARGET" --ring 512M --json
+  went driver
+  assert_contains "$(json 'd["notes"]')" "the driver's path is taken: cannot get 512 MiB of memory to copy through"
+  done_by resume "$TARGET"
+  target_goes_on
+  capture "${limited[@]}" dump "$TARGET" --ring 512M --images-dir "$image" --leave-running --json
+  went driver
+  assert_contains "$(json 'd["notes"]')" "512 MiB of memory to copy through"
+  target_goes_on
+  refused_by 8 not-supported "${limited[@]}" suspend "$TARGET" --ring 512M --path direct
+  assert_contains "$err" "ulimit -v"
+  # What the content itself needs is asked of the target.
+  prlimit --pid "$TARGET" --as=$(($(awk '/^VmSize:/ { print $2 }' "/proc/$TARGET/status") * 1024)):
+  refused_by 11 out-of-host-memory "${limited[@]}" suspend "$TARGET"
+  prlimit --pid "$TARGET" --as=unlimited:
+  target_goes_on
+  target_verifies
+  nothing_left
+}
+
 @test "a limit without room for the memory to copy through has nobody killed" {
   need_root "CRIU"
   start_agent memory --size 64M
