@@ -88,7 +88,8 @@ std::optional<Pid> left_behind(const std::vector<JournalTarget>& everybody) {
 }  // namespace
 
 Result<OpenedGroup> open_group(const Environment& env, const std::string& operation, Pid root,
-                               const std::string& image, bool without_cuda) {
+                               const std::string& image, bool without_cuda,
+                               const ImageContent* content) {
   // No record is made for what is not there, or not CUDA.
   std::optional<Group> group;
   const auto look = [&]() -> Result<void> {
@@ -115,7 +116,11 @@ Result<OpenedGroup> open_group(const Environment& env, const std::string& operat
   if (auto seen = look(); !seen) return fail(std::move(seen.error()));
   // Before there is a record of ours, which would replace the one that says where that image is.
   if (const auto left = left_behind(everybody)) {
-    auto whole = check_content(*group, fmt::format("stasis recover {}", left->value));
+    auto whole = check_content(*group,
+                               fmt::format("`stasis recover {0}`; or, if the image is elsewhere "
+                                           "now, `stasis resume {0} --images-dir DIR`",
+                                           left->value),
+                               content);
     if (!whole) return fail(std::move(whole.error()));
   }
   set_fault_target(root);
@@ -243,18 +248,20 @@ Result<void> refuse_obstacles(const Environment& env, OpenedGroup& opened, bool 
   return {};
 }
 
-Result<void> check_content(const Group& group, const std::string& remedy) {
+Result<void> check_content(const Group& group, const std::string& remedy,
+                           const ImageContent* known) {
   for (const GroupMember& member : group.members()) {
     if (!member.initial || !member.process.alive()) continue;
     auto agent = direct::AgentClient::look(member.process.pid());
     if (!agent) return fail(std::move(agent.error()));
     if (!*agent || (*agent)->content_id == direct::ContentId{}) continue;
+    if (known != nullptr && (*agent)->content_id == known->id()) continue;
     const auto memory = recall_suspended(member.process);
     const std::string where = memory && !memory->image.empty() ? memory->image : "an image";
     return fail(ErrorCode::kBusy,
                 fmt::format("the content of process {}'s GPU memory is in {} and nowhere else",
                             member.process.pid().value, where),
-                fmt::format("bring it back first: `{}`", remedy));
+                "bring it back first: " + remedy);
   }
   return {};
 }

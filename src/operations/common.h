@@ -20,14 +20,16 @@ namespace stasis {
 // Enters the tree below `root` into the journal and opens it; the group keeps the journal up to
 // date as it grows. The states are asked for once nobody else can be at work on the tree; a process
 // that a killed operation left behind counts as what it was before that one. kNotCuda if no process
-// of the tree uses CUDA and it may not be `without_cuda`; kBusy.
+// of the tree uses CUDA and it may not be `without_cuda`; kBusy, also if a killed operation has
+// left the content of somebody's GPU memory in an image, and not in `content`.
 struct OpenedGroup {
   std::unique_ptr<Journal> journal;
   DirectPath direct;  // before the group, which must be back first
   Group group;
 };
 Result<OpenedGroup> open_group(const Environment& env, const std::string& operation, Pid root,
-                               const std::string& image, bool without_cuda = false);
+                               const std::string& image, bool without_cuda = false,
+                               const ImageContent* content = nullptr);
 
 // Refuses what the driver would refuse or lose (kNotSupported, each process with reason and
 // remedy), before anything is touched, and also what the group meets later. With `ignore` it is
@@ -55,9 +57,10 @@ Result<void> wait_for_criu(const Environment& env, const JournalRecord& record);
 Result<void> quiesce(const Environment& env, OpenedGroup& opened, const QuiesceOptions& options,
                      Phases& phases);
 
-// kBusy if the content of somebody's GPU memory is in an image and nowhere else; `remedy` is the
-// command that brings it back.
-Result<void> check_content(const Group& group, const std::string& remedy);
+// kBusy if the content of somebody's GPU memory is in an image and nowhere else, which is not
+// `known`; `remedy` is what brings it back.
+Result<void> check_content(const Group& group, const std::string& remedy,
+                           const ImageContent* known = nullptr);
 
 // Rolls the group back after `why`, and closes the journal if that worked. Returns the error to
 // report: `why`, saying that everything is as before, or kNotRolledBack with both.

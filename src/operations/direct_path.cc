@@ -967,7 +967,10 @@ void DirectPath::take_held(const Group& group) {
                                    [&](const AgentClient& agent) { return agent.pid() == pid; });
     if (known) continue;
     auto agent = AgentClient::find(pid, member.process.pidfd());
-    if (agent && *agent && (*agent)->state() == AgentState::kHeld)
+    if (!agent || !*agent) continue;
+    // One that waits for what is in an image does nothing by itself.
+    const bool waits = is_away((*agent)->state()) && (*agent)->content_is_elsewhere();
+    if ((*agent)->state() == AgentState::kHeld || (waits && content_of(**agent)))
       agents_.push_back(std::move(**agent));
   }
 }

@@ -426,7 +426,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
     if (writer) writer->hold(opened->direct.needs_image());
     return fail(std::move(error));
   };
-  auto whole = check_content(group, fmt::format("stasis resume {}", root.value));
+  auto whole = check_content(group, fmt::format("`stasis resume {}`", root.value));
   if (!whole) return undo(std::move(whole.error()));
   if (const auto needs = who_needs(*path)) {
     return undo(

@@ -1,7 +1,10 @@
+#include <filesystem>
+
 #include <fmt/format.h>
 
 #include "base/fault_point.h"
 #include "checkpoint/suspended.h"
+#include "image/content_format.h"
 #include "operations/common.h"
 
 namespace stasis {
@@ -37,7 +40,10 @@ Result<std::vector<GpuPair>> check_and_plan(const Environment& env, const Group&
 // The content that somebody says is there.
 Result<std::shared_ptr<ImageContent>> open_named(const std::string& images_dir) {
   auto content = ImageContent::open(images_dir);
-  if (content || content.error().code != ErrorCode::kIo) return content;
+  std::error_code ignored;
+  const bool damaged = std::filesystem::exists(
+      std::filesystem::path(images_dir) / content_format::kIndexPath, ignored);
+  if (content || (damaged && content.error().code != ErrorCode::kIo)) return content;
   return fail(
       ErrorCode::kImageIncomplete,
       fmt::format("{} holds no content of GPU memory: {}", images_dir, content.error().message),
@@ -93,13 +99,25 @@ Result<Standing> look_at(const Environment& env, Pid root) {
 
 Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& options) {
   Phases phases;
-  auto opened = open_group(env, "resume", root, {});
+  std::shared_ptr<ImageContent> named;
+  Result<void> known;
+  if (!options.images_dir.empty()) {
+    auto content = open_named(options.images_dir);
+    if (content)
+      named = std::move(*content);
+    else
+      known = fail(std::move(content.error()));
+  }
+  auto opened = open_group(env, "resume", root, {}, false, named.get());
   if (!opened) return fail(std::move(opened.error()));
   Group& group = opened->group;
   auto alone = opened->direct.come_back(env);
   if (!alone) return fail(roll_back(*opened, std::move(alone.error())));
   auto pairs = check_and_plan(env, group, options);
   if (!pairs) return fail(roll_back(*opened, std::move(pairs.error())));
+  if (!known) return fail(roll_back(*opened, std::move(known.error())));
+  // Before what was written down, which may be damaged.
+  if (named) opened->direct.look_in(std::move(named));
   for (const Process* process : cuda_processes(group)) {
     const auto memory = recall_suspended(*process);
     if (!memory || memory->image.empty()) continue;
@@ -117,11 +135,6 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
     }
     for (auto& content : find_content(memory->image))
       opened->direct.look_in(std::move(content));
-  }
-  if (!options.images_dir.empty()) {
-    auto content = open_named(options.images_dir);
-    if (!content) return fail(roll_back(*opened, std::move(content.error())));
-    opened->direct.look_in(std::move(*content));
   }
   auto done = opened->direct.check_found(cuda_processes(group));
   if (!done) return fail(roll_back(*opened, std::move(done.error())));

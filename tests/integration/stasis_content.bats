@@ -348,6 +348,56 @@ partial_images() { compgen -G "$image.partial-*" || true; }
   nothing_left
 }
 
+# TARGET runs, by the driver's account, and stands still: what it was resumed from was damaged, and its image moved.
+resumed_in_vain() {
+  start_agent memory --size 24M
+  dump_it
+  restore_it --leave-suspended
+  mv "$image" "$image-moved"
+  cp -a "$image-moved" "$image-copy"
+  spoil_byte "$(compgen -G "$image-copy/gpu/data-*" | head -1)" 5000
+  refused 12 not-rolled-back resume "$TARGET" --images-dir "$image-copy"
+}
+
+@test "brought back in vain from a damaged copy, it is brought back from a whole one" {
+  local verb
+  resumed_in_vain
+  mkdir "$image-empty"
+  for verb in suspend resume "resume --images-dir $image-empty"; do
+    # shellcheck disable=SC2086 # words
+    refused 7 busy $verb "$TARGET"
+    assert_contains "$err" "stasis resume $TARGET --images-dir DIR"
+  done
+  refused 6 wrong-state recover "$TARGET"
+  assert_contains "$err" "stasis resume $TARGET --images-dir DIR"
+  done_by resume "$TARGET" --images-dir "$image-moved"
+  target_goes_on
+  restored_verifies
+  nothing_left
+}
+
+@test "brought back in vain from a damaged copy, it runs also where the next resume is cut short" {
+  need_fault_points
+  resumed_in_vain
+  STASIS_FAULT=resume.planned:error capture stasis resume "$TARGET" --images-dir "$image-moved"
+  ((status != 0))
+  target_goes_on
+  restored_verifies
+  nothing_left
+}
+
+@test "an empty directory, or one without GPU memory, is no image to resume from" {
+  start_agent memory --size 16M
+  dump_it
+  restore_it --leave-suspended
+  mkdir "$image-empty"
+  refused 10 image-incomplete resume "$TARGET" --images-dir "$image-empty"
+  assert_contains "$err" "$image-empty holds no content of GPU memory"
+  rm "$image/gpu/index"
+  refused 10 image-incomplete resume "$TARGET" --images-dir "$image"
+  in_state checkpointed
+}
+
 # --- Several jobs, one name
 
 @test "what one job needs of a killed dump is not removed with what another has left there" {
