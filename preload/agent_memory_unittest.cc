@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <set>
 #include <thread>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -356,6 +358,40 @@ TEST_F(AgentMemory, TakingItAgainIsAllOrNothing) {
   for (const auto address : all)
     EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
   EXPECT_EQ(fake().live_objects(), 0);
+}
+
+TEST_F(AgentMemory, WhatWasKeptIsCopiedWhereItWasAsFarAsItWasThereWhole) {
+  const auto whole = allocated(4 * kMiB);
+  const auto handle = created(4 * kMiB);
+  const auto place = reserved(4 * kMiB);
+  // In two halves.
+  ASSERT_EQ(own::cuMemMap(place, 2 * kMiB, 2 * kMiB, handle, 0), CUDA_SUCCESS);
+  ASSERT_EQ(own::cuMemMap(place + 2 * kMiB, 2 * kMiB, 0, handle, 0), CUDA_SUCCESS);
+  (void)take_inventory();
+  std::vector<std::byte> buffer(8 * kMiB);
+  std::set<CUdeviceptr> at;
+  const std::vector<int> kept{0, 0};
+  const auto copied = [&](int reservations) {
+    const auto before = fake().calls["cuMemAddressReserve"];
+    const auto there = fake().reserved;
+    const auto mapped = fake().maps;
+    at.clear();
+    fake().rights.clear();
+    EXPECT_TRUE(copy_kept(kept, buffer.data()).ok());
+    for (const auto& [address, right] : fake().rights)
+      at.insert(address);
+    EXPECT_EQ(fake().calls["cuMemAddressReserve"] - before, reservations);
+    EXPECT_EQ(fake().reserved, there);
+    EXPECT_EQ(fake().maps, mapped);
+  };
+  // As long as it is there itself, its place is taken.
+  copied(2);
+  EXPECT_FALSE(at.contains(whole));
+  ASSERT_TRUE(empty_all().ok());
+  copied(1);
+  EXPECT_TRUE(at.contains(whole));
+  ASSERT_TRUE(refill_all().ok());
+  ASSERT_EQ(fake().maps.at(whole).size, 4 * kMiB);
 }
 
 TEST_F(AgentMemory, WhatCouldNotLeaveIsThereAgain) {

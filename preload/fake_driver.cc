@@ -265,6 +265,11 @@ CUresult import_handle(CUmemGenericAllocationHandle* handle, void*, CUmemAllocat
   g_fake.objects[*handle] = std::size_t{1} << 40;
   return CUDA_SUCCESS;
 }
+// What is there nobody asks.
+CUresult copy_to_host(void*, CUdeviceptr address, std::size_t size) {
+  ENTER(cuMemcpyDtoH);
+  return cuts(address, size) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
 CUresult get_range(CUdeviceptr* base, std::size_t* size, CUdeviceptr pointer) {
   *base = pointer;
   *size = 0;
@@ -350,6 +355,7 @@ const DriverCalls& calls() {
     all.cuStreamEndCapture = &end_capture;
     all.cuStreamDestroy_v2 = &destroy_stream;
     all.cuMemImportFromShareableHandle = &import_handle;
+    all.cuMemcpyDtoH_v2 = &copy_to_host;
     all.cuMemGetAddressRange_v2 = &get_range;
     all.cuPointerGetAttribute = &get_pointer_attribute;
     all.cuPointerSetAttribute = &set_pointer_attribute;

@@ -79,10 +79,19 @@ void empty_again(Physical& physical, const std::vector<Mapping*>& mappings) {
   physical.present = false;
 }
 
-// All of it, or of what has its size, to or from `at` in this process. Mapped anew: the program's
-// own mappings may cover parts of it, or none.
+// Where the program has all of it mapped, if that is not there; 0 if it nowhere has all of it.
+CUdeviceptr free_place_of(const Physical& physical, const std::vector<Mapping*>& mappings) {
+  if (physical.present) return 0;
+  const auto whole = std::find_if(mappings.begin(), mappings.end(), [&](const Mapping* one) {
+    return one->offset == 0 && one->size == physical.size;
+  });
+  return whole == mappings.end() ? 0 : (*whole)->address;
+}
+
+// All of it, or of what has its size, to or from `at` in this process. Mapped anew, at `place`, if
+// that is not 0: the program's own mappings may cover parts of it, or none.
 Outcome copy_whole(const Physical& physical, CUmemGenericAllocationHandle handle, std::byte* at,
-                   bool out) {
+                   bool out, CUdeviceptr place = 0) {
   const auto contexts = [&] {
     const TablesLock lock;
     return tables().contexts;
@@ -93,8 +102,9 @@ Outcome copy_whole(const Physical& physical, CUmemGenericAllocationHandle handle
   if (context == contexts.end()) return failed(CUDA_ERROR_INVALID_CONTEXT, "no context");
   const CurrentContext current(context->first);
 
-  CUdeviceptr address = 0;
-  auto result = driver().cuMemAddressReserve(&address, physical.size, 0, 0, 0);
+  CUdeviceptr address = place;
+  auto result = CUDA_SUCCESS;
+  if (place == 0) result = driver().cuMemAddressReserve(&address, physical.size, 0, 0, 0);
   if (result != CUDA_SUCCESS) return failed(result, "cuMemAddressReserve");
   result = driver().cuMemMap(address, physical.size, 0, handle, 0);
   const char* what = "cuMemMap";
@@ -111,7 +121,7 @@ Outcome copy_whole(const Physical& physical, CUmemGenericAllocationHandle handle
     }
     driver().cuMemUnmap(address, physical.size);
   }
-  driver().cuMemAddressFree(address, physical.size);
+  if (place == 0) driver().cuMemAddressFree(address, physical.size);
   return result == CUDA_SUCCESS ? Outcome{} : failed(result, what);
 }
 
@@ -232,6 +242,7 @@ Outcome copy_all(std::byte* buffer, bool out) {
 }
 
 Outcome copy_kept(std::span<const int> fds, std::byte* buffer) {
+  const auto mappings = mappings_by_physical();
   std::uint64_t offset = 0;
   for (std::size_t i = 0; i < fds.size(); ++i) {
     const auto& physical = *segments()[i];
@@ -241,7 +252,9 @@ Outcome copy_kept(std::span<const int> fds, std::byte* buffer) {
         &kept, reinterpret_cast<void*>(static_cast<std::intptr_t>(fds[i])),
         CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
     if (result != CUDA_SUCCESS) return failed(result, "cuMemImportFromShareableHandle");
-    const auto outcome = copy_whole(physical, kept, buffer + offset, true);
+    // The program may be allowed no more addresses than it has.
+    const auto place = free_place_of(physical, of(mappings, &physical));
+    const auto outcome = copy_whole(physical, kept, buffer + offset, true, place);
     driver().cuMemRelease(kept);
     if (!outcome.ok()) return outcome;
     offset += physical.size;

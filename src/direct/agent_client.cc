@@ -343,6 +343,13 @@ Result<void> AgentClient::finish_unless(const Interrupt& interrupt,
                     "the content of its GPU memory needs that much host memory: free some, or "
                     "allow more (`ulimit -v`, vm.overcommit_memory)");
       }
+      // Addresses, of which there are enough if nobody limits them.
+      if (words.starts_with("cuMemAddressReserve")) {
+        return fail(ErrorCode::kOutOfGpuMemory, std::move(message),
+                    fmt::format("allow the program more memory (`ulimit -v`; `prlimit --pid {} "
+                                "--as=unlimited`), then try again",
+                                pid_.value));
+      }
       return fail(ErrorCode::kOutOfGpuMemory, std::move(message),
                   "free memory on the GPU (`stasis ps` shows who uses it), then try again");
     case cuda::CUDA_ERROR_NOT_SUPPORTED:

@@ -184,6 +184,18 @@ TEST(AgentClient, HostMemoryAndGpuMemoryAreNotMixedUp) {
   EXPECT_EQ(code(AgentCommand::kRefill), ErrorCode::kOutOfGpuMemory);
 }
 
+TEST(AgentClient, AddressesThatAreRefusedAreNamedAsTheProgramsLimit) {
+  const FakeAgent agent(kAgentSeals, [](ControlPage& page) {
+    page.cu_result = cuda::CUDA_ERROR_OUT_OF_MEMORY;
+    std::snprintf(page.message, sizeof page.message, "cuMemAddressReserve: refused");
+  });
+  auto client = agent.find();
+  ASSERT_TRUE(client.has_value() && client->has_value());
+  const auto done = (*client)->ask(AgentCommand::kRefill, 0, milliseconds(60000));
+  ASSERT_FALSE(done.has_value());
+  EXPECT_NE(done.error().remedy.find("ulimit -v"), std::string::npos) << done.error().remedy;
+}
+
 TEST(AgentClient, GivesUpOnOneThatDoesNotAnswer) {
   const FakeAgent agent(kAgentSeals, [](ControlPage&) { ::pause(); });
   auto client = agent.find();

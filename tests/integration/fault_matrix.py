@@ -64,6 +64,8 @@ SCENARIOS = (
     Scenario("dump --leave-running by the agent", "dump", "direct.prepared", None, True),
     Scenario("restore by the agent", "restore", "restore.held", None, True),
     Scenario("restore --leave-suspended by the agent", "restore", "criu.post-restore", None, True),
+    Scenario("recover a suspend by the agent", "recover", None, None, True),
+    Scenario("dump --leave-suspended by the agent", "dump", "direct.prepared", None, True),
     Scenario("recover a dump by the agent", "recover", None, None, True),
 )
 Reached = collections.namedtuple("Reached", "point nth target criu mover")
@@ -512,13 +514,14 @@ def plan(reached, points, everything):
 
 
 def usual(cases):
-    """What is tried each time: a kill at every point, and there too the mover's death while it copies beside the driver;
-    a sixth of all other kills, and some of all else."""
+    """What is tried each time: a kill at every point, and there too the mover's death while it copies beside the driver,
+    and a target that gets no memory where it has to copy by itself; a sixth of all other kills, and some of all else."""
     first, more, rest = [], [], []
     seen = set()
     for case in cases:
         beside = case.scenario.name == "suspend by the agent" and case.point.startswith(("direct.", "checkpoint."))
-        if case.action == "mover-dies" and beside:
+        alone = case.scenario.name == "recover a suspend by the agent" and case.point == "direct.refill"
+        if (case.action == "mover-dies" and beside) or (case.action == "target-no-memory" and alone):
             first.append(case)
         elif case.action != "kill":
             rest.append(case)
