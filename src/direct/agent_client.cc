@@ -70,6 +70,10 @@ std::vector<std::string> candidates(Pid pid, std::error_code& failed) {
   return found;
 }
 
+bool is_agent_page(const proc::Mapping& mapping) {
+  return mapping.path.find(fmt::format("/memfd:{}", kAgentMemfd)) != std::string::npos;
+}
+
 // As much as lies at the same place in all versions, which may be larger and smaller than ours.
 constexpr std::size_t kOfAllVersions = offsetof(ControlPage, state) + sizeof(ControlPage::state);
 
@@ -244,6 +248,13 @@ void AgentClient::take_figures() {
               once(page_->shared_count)};
 }
 
+bool AgentClient::is_out_of_reach(Pid pid) {
+  std::error_code failed;
+  if (!candidates(pid, failed).empty() || failed) return false;
+  const auto mappings = proc::ProcFs().mappings(pid);
+  return mappings && std::any_of(mappings->begin(), mappings->end(), is_agent_page);
+}
+
 bool AgentClient::has_left() const {
   struct stat status {};
   const auto mappings = proc::ProcFs().mappings(pid_);
@@ -251,8 +262,7 @@ bool AgentClient::has_left() const {
   if (!mappings || mappings->empty() || ::fstat(file_.get(), &status) != 0) return false;
   const bool mapped =
       std::any_of(mappings->begin(), mappings->end(), [&](const proc::Mapping& mapping) {
-        return mapping.inode == status.st_ino &&
-               mapping.path.find(kAgentMemfd) != std::string::npos;
+        return mapping.inode == status.st_ino && is_agent_page(mapping);
       });
   if (mapped) return false;
   // A list that is read while it changes is not to be believed alone: exec closes the page as well.

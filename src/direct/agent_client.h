@@ -65,6 +65,8 @@ class AgentClient {
   // What the agent in a process says of itself, for who only looks: without the lock, and nobody
   // waits. Nothing if there is none. kNotPermitted.
   static Result<std::optional<AgentLook>> look(Pid pid);
+  // Whether there is an agent, and no way to it: its program has closed the descriptor of its page.
+  static bool is_out_of_reach(Pid pid);
   // Writes down, for those who look later, that the driver is about to hold the process. Where
   // there is no agent, or it cannot be reached, nothing.
   static void note_hold(Pid pid);

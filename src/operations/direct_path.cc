@@ -153,6 +153,12 @@ Result<void> DirectPath::find(const Environment& env, const std::vector<const Pr
       env.tell("the driver's path is taken: " + agent.error().to_string());
       continue;
     }
+    if (!*agent && !away && AgentClient::is_out_of_reach(process->pid())) {
+      env.tell(
+          fmt::format("the driver's path is taken: process {} has an agent, and has closed the "
+                      "descriptor by which it is reached",
+                      process->pid().value));
+    }
     if (!*agent) continue;
     // Its last peer may have been killed, and the agent be at work to make the program run: what it
     // does then is done first. One that is held does nothing, and is not asked to while the driver

@@ -124,7 +124,11 @@ open(sys.argv[2], "wb").write(content.replace(stays, goes))' "$STASIS_LIBCUDA" "
 @test "a program that has closed the agent's descriptor goes by the driver" {
   start_doing close-page
   cycle_by driver
-  cycle_by driver
+  done_by suspend "$TARGET"
+  assert_contains "$err" "the driver's path is taken: process $TARGET has an agent, and has closed the descriptor"
+  done_by resume "$TARGET"
+  target_goes_on
+  refused 8 not-supported suspend "$TARGET" --path direct
   target_verifies
 }
 
