@@ -273,6 +273,7 @@ class Swap {
   Result<void> look();
   bool lacks_room() const;
   Error undo(Error why, Side& side, const char* what);
+  static Error both_failed(Error first, const Error& second, const std::string& mends_second);
 
   Context& context_;
   Side& out_;
@@ -319,6 +320,17 @@ bool Swap::lacks_room() const {
          in_.error().code == ErrorCode::kOutOfGpuMemory && !context_.interrupt.requested();
 }
 
+// Where both have come to grief: what is left behind of each, and what mends it.
+Error Swap::both_failed(Error first, const Error& second, const std::string& mends_second) {
+  std::string remedy = first.code == ErrorCode::kNotRolledBack ? std::move(first.remedy) : "";
+  remedy += (remedy.empty() ? "" : "; ") + mends_second;
+  return {ErrorCode::kNotRolledBack,
+          fmt::format("{}; and then {}", first.to_string(), second.to_string()),
+          std::move(remedy),
+          {},
+          {}};
+}
+
 // `side` had done its part; brings it back to what it was.
 Error Swap::undo(Error why, Side& side, const char* what) {
   stopped_ = true;  // what is undone is undone to the end
@@ -329,11 +341,9 @@ Error Swap::undo(Error why, Side& side, const char* what) {
     return why;
   }
   const Error second = side.error();
-  return {ErrorCode::kNotRolledBack,
-          fmt::format("{}; and then {}", why.to_string(), second.to_string()),
-          fmt::format("`stasis {} {}`", what, side.name()),
-          {},
-          {}};
+  const bool lost = second.code == ErrorCode::kNotRolledBack;
+  return both_failed(std::move(why), second,
+                     lost ? second.remedy : fmt::format("`stasis {} {}`", what, side.name()));
 }
 
 Result<void> Swap::run() {
@@ -358,8 +368,10 @@ Result<void> Swap::run() {
   }
   if (out_.succeeded() && in_.succeeded()) return {};
   if (!out_.succeeded() && !in_.succeeded()) {
-    const bool worse = in_.error().code == ErrorCode::kNotRolledBack;
-    return fail(worse ? in_.error() : out_.error());
+    const bool out_is_lost = out_.error().code == ErrorCode::kNotRolledBack;
+    if (in_.error().code != ErrorCode::kNotRolledBack) return fail(out_.error());
+    if (!out_is_lost) return fail(in_.error());
+    return fail(both_failed(out_.error(), in_.error(), in_.error().remedy));
   }
   if (out_.succeeded()) return fail(undo(in_.error(), out_, "resume"));
   return fail(undo(out_.error(), in_, "suspend"));

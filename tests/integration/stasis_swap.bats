@@ -209,6 +209,30 @@ assert names >= set(sys.argv[3:]), names" "$@"
   nothing_left
 }
 
+@test "killed on both sides, what mends each is named" {
+  two_servers 80M
+  echo "checkpoint:delay=3s pid=$A; restore:delay=3s pid=$B" >"$STASIS_SIM_DIR/faults"
+  timeout 60 stasis swap "$A" "$B" >/dev/null 2>"$BATS_TEST_TMPDIR/err" 3>&- &
+  local tool=$! status=0
+  wait_until 60 both_at_work
+  # shellcheck disable=SC2046
+  kill -KILL $(sides_of "$tool")
+  wait "$tool" || status=$?
+  assert_equal "$status" 12
+  assert_contains "$(<"$BATS_TEST_TMPDIR/err")" "\`stasis recover $A\`"
+  assert_contains "$(<"$BATS_TEST_TMPDIR/err")" "\`stasis recover $B\`"
+  rm "$STASIS_SIM_DIR/faults"
+  done_by recover "$A"
+  done_by recover "$B"
+  in_state running "$A"
+  TARGET_STATUS=$A_STATUS target_goes_on
+  nothing_left
+}
+
+both_at_work() { (($(cat /proc/[0-9]*/task/*/comm 2>/dev/null | grep -cx sim-held-up) >= 2)); }
+# sides_of TOOL: of the swap that `timeout` has started.
+sides_of() { pgrep -P "$(pgrep -P "$1" -x stasis)" -x stasis-swap; }
+
 nobody_swaps() { ! pgrep -x stasis-swap >/dev/null; }
 
 @test "the example: two servers take turns on one GPU" {
