@@ -266,9 +266,15 @@ bool AgentClient::has_left() const {
       });
   if (mapped) return false;
   // A list that is read while it changes is not to be believed alone: exec closes the page as well.
+  return !can_be_found();
+}
+
+bool AgentClient::can_be_found() const {
+  struct stat status {};
   std::error_code failed;
   const auto paths = candidates(pid_, failed);
-  return !failed && std::none_of(paths.begin(), paths.end(), [&](const std::string& path) {
+  if (failed || ::fstat(file_.get(), &status) != 0) return true;
+  return std::any_of(paths.begin(), paths.end(), [&](const std::string& path) {
     struct stat other {};
     return ::stat(path.c_str(), &other) == 0 && other.st_ino == status.st_ino;
   });

@@ -77,6 +77,8 @@ class AgentClient {
 
   Pid pid() const { return pid_; }
   const Pidfd& pidfd() const { return pidfd_; }
+  // False: the program has closed the page's descriptor, and nobody else will find the agent.
+  bool can_be_found() const;
   // The agent takes its peer for alive until this is closed, too.
   UniqueFd lock() const { return UniqueFd(::fcntl(file_.get(), F_DUPFD_CLOEXEC, 0)); }
   AgentState state() const;

@@ -360,6 +360,7 @@ Result<void> quiesce(const Environment& env, OpenedGroup& opened, const QuiesceO
     auto more = group.look_again();
     if (!more) return fail(std::move(more.error()));
     if (*more) continue;
+    if (done = opened.direct.expect_agents(); !done) return done;
     auto inherited =
         find_inherited_files(proc::ProcFs(), group.members(), env.driver.info().simulated,
                              !options.for_dump || options.ignore_obstacles);

@@ -965,6 +965,18 @@ Result<void> DirectPath::roll_back() {
   return bring_back_all(false);
 }
 
+Result<void> DirectPath::expect_agents() {
+  for (const AgentClient& agent : agents_) {
+    if (!agent.pidfd().alive() || agent.can_be_found()) continue;
+    lost_agent_ = true;
+    return fail(ErrorCode::kNotSupported,
+                fmt::format("process {} has closed the descriptor by which its agent is found",
+                            agent.pid().value),
+                "try again: the driver moves its GPU memory now");
+  }
+  return {};
+}
+
 void DirectPath::take_held(const Group& group) {
   for (const GroupMember& member : group.members()) {
     if (member.initial != CudaState::kRunning || !member.process.alive()) continue;

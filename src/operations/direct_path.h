@@ -101,6 +101,10 @@ class DirectPath {
   // Whether somebody was found half-way suspended, by who was killed then; as all is rolled back he
   // runs, and can be suspended.
   bool found_half_way() const { return half_way_; }
+  // With the programs' threads kept still: that each agent will be found again, by whoever brings
+  // the memory back. Otherwise the next try leaves it to the driver.
+  Result<void> expect_agents();
+  bool lost_agent() const { return lost_agent_; }
   // Where to look for content that is not in the processes' own memory. What move_out() has moved
   // is known already.
   void look_in(std::shared_ptr<ImageContent> content) { contents_.push_back(std::move(content)); }
@@ -235,6 +239,7 @@ class DirectPath {
   bool needs_image_ = false;
   std::optional<Error> gone_;  // who was not there any more to be brought back
   bool half_way_ = false;
+  bool lost_agent_ = false;
 
   struct Copied {
     std::shared_ptr<direct::MemoryMover> mover;

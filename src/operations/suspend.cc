@@ -41,7 +41,7 @@ Result<Report> suspend_once(const Environment& env, Pid root, const SuspendOptio
     if (error.code != why || why == ErrorCode::kTimeout || why == ErrorCode::kProcessGone ||
         !env.interrupt.check())
       return fail(std::move(error));
-    if (direct.found_half_way()) again = Again::kSame;
+    if (direct.found_half_way() || direct.lost_agent()) again = Again::kSame;
     // A mover that is lost, or a driver that does not like it.
     else if (direct.copy_failed() || (direct.copied_beside() && by_driver))
       again = Again::kCopyFirst;

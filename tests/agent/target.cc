@@ -308,6 +308,14 @@ int main(int argc, char** argv) {
   if (what == "fork-once") std::thread(&fork_once, std::string(argv[3])).detach();
   if (what == "open-deep") std::thread(&open_deep, std::string(argv[3])).detach();
   if (what == "close-page") close_page();
+  if (what == "close-page-later") {
+    std::thread([argv] {
+      while (::access(argv[3], F_OK) != 0)
+        ::usleep(2000);
+      close_page();
+      ::unlink(argv[3]);
+    }).detach();
+  }
   CUcontext context = nullptr;
   CU(cuCtxGetCurrent)(&context);
   if (what == "wait-for-others") {

@@ -132,6 +132,33 @@ open(sys.argv[2], "wb").write(content.replace(stays, goes))' "$STASIS_LIBCUDA" "
   target_verifies
 }
 
+# By a thread that calls no driver, which nothing keeps from that before its memory has gone.
+@test "a program that closes the agent's descriptor while it is suspended or dumped is not lost" {
+  local go=$BATS_TEST_TMPDIR/go verb
+  for verb in "suspend --json" "dump --images-dir $BATS_TEST_TMPDIR/image"; do
+    start_doing close-page-later "$go"
+    # shellcheck disable=SC2086 # words
+    STASIS_SIM_FAULTS="lock:delay=2s@1" stasis $verb "$TARGET" >"$BATS_TEST_TMPDIR/said" 2>&1 3>&- &
+    sleep 1
+    touch "$go"
+    status=0
+    wait $! || status=$?
+    [[ ! -e $go ]]
+    if [[ $verb == dump* ]]; then
+      ((status != 0))
+      assert_contains "$(cat "$BATS_TEST_TMPDIR/said")" "has closed the descriptor"
+    else
+      assert_equal "$status" 0 "$(cat "$BATS_TEST_TMPDIR/said")"
+      assert_contains "$(cat "$BATS_TEST_TMPDIR/said")" '"path": "driver"'
+      done_by resume "$TARGET" --json
+    fi
+    target_goes_on
+    cycle_by driver
+    target_verifies
+    nothing_left
+  done
+}
+
 @test "after exec there is another agent, with the new program's memory" {
   start_doing exec "$BATS_TEST_TMPDIR/go"
   cycle_by direct
