@@ -672,14 +672,21 @@ void* run_agent(void*) {
   Session(*page, g_fd).run();
 }
 
+// How many forks this thread is in: a handler of a signal may come in one, and fork.
+thread_local int g_forks __attribute__((tls_model("initial-exec"))) = 0;
+
 // A child finds the tables whole, and all descriptors that it is to close.
 void before_fork() {
+  const SignalsBlocked blocked;
+  if (g_forks++ > 0) return;
   lock_memory_for_fork();
   ::pthread_mutex_lock(&g_exporting);
   lock_looking_for_fork();
 }
 
 void after_fork() {
+  const SignalsBlocked blocked;
+  if (--g_forks > 0) return;
   unlock_looking_after_fork();
   ::pthread_mutex_unlock(&g_exporting);
   unlock_memory_after_fork();

@@ -665,5 +665,22 @@ TEST_F(AgentMemory, APrimaryContextThatIsStillRetainedKeepsItsMemory) {
   EXPECT_EQ(fake().live_objects(), 0);
 }
 
+// In a handler of a signal, which has come while its thread was looking something up.
+TEST_F(AgentMemory, AForkWhileTheThreadHasTheTablesForgetsThemLater) {
+  (void)allocated(4 * kMiB);
+  {
+    const TablesLock lock;
+    lock_memory_for_fork();
+    unlock_memory_after_fork();  // of the parent
+    EXPECT_EQ(tables().allocations.size(), 1U);
+    lock_memory_for_fork();
+    unlock_memory_after_fork();
+    forget_memory_after_fork();  // of the child
+    EXPECT_EQ(tables().allocations.size(), 1U) << "it is still looking";
+  }
+  EXPECT_TRUE(tables().allocations.empty());
+  EXPECT_TRUE(known_contexts().empty());
+}
+
 }  // namespace
 }  // namespace stasis::preload

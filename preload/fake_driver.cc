@@ -374,8 +374,8 @@ bool FakeDriver::enter(const std::string& call) {
   static std::recursive_mutex one_at_a_time;
   const std::scoped_lock lock(one_at_a_time);
   ++calls[call];
-  if (::pthread_mutex_trylock(&tables().mutex) == 0)
-    ::pthread_mutex_unlock(&tables().mutex);
+  if (tables().mutex.try_lock())
+    tables().mutex.unlock();
   else
     called_with_lock.insert(call);
   if (const auto at = actions.find(call); at != actions.end()) {

@@ -262,8 +262,9 @@ Outcome copy_kept(std::span<const int> fds, std::byte* buffer) {
   return {};
 }
 
-void forget_memory_after_fork() {
+void forget_tables() {
   auto& all = tables();
+  all.to_be_forgotten = false;
   // Or the others would take it for open as long as the child lives.
   for (const auto& [address, allocation] : all.allocations)
     end_connection(allocation.connection, allocation.key);
@@ -293,7 +294,28 @@ void forget_memory_after_fork() {
   segments().clear();
 }
 
-void lock_memory_for_fork() { ::pthread_mutex_lock(&tables().mutex); }
-void unlock_memory_after_fork() { ::pthread_mutex_unlock(&tables().mutex); }
+namespace {
+
+// It is the fork that has the tables, and not what it has interrupted.
+bool g_locked_for_fork = false;
+
+}  // namespace
+
+void lock_memory_for_fork() {
+  const bool interrupted = tables().mutex.is_mine();
+  if (!interrupted) tables().mutex.lock();
+  g_locked_for_fork = !interrupted;
+}
+
+void unlock_memory_after_fork() {
+  if (g_locked_for_fork) TablesLock::unlock();
+}
+
+void forget_memory_after_fork() {
+  if (tables().mutex.is_mine())
+    tables().to_be_forgotten = true;
+  else
+    forget_tables();
+}
 
 }  // namespace stasis::preload

@@ -62,9 +62,11 @@ Outcome copy_all(std::byte* buffer, bool out);
 // were made. The memory's own segments need not be there.
 Outcome copy_kept(std::span<const int> fds, std::byte* buffer);
 
-// In a forked child, where the driver cannot be used any more: forgets everything.
+// In a forked child, where the driver cannot be used any more: forgets everything. If the fork was
+// in a handler of a signal that came while its thread was changing the tables, as soon as they are
+// whole again: when the child has returned from the handler.
 void forget_memory_after_fork();
-// Around a fork, so that the child finds the tables whole.
+// Around a fork, so that the child finds the tables whole. By one thread, not within each other.
 void lock_memory_for_fork();
 void unlock_memory_after_fork();
 

@@ -119,9 +119,45 @@ struct Life {
   unsigned long long id = 0;  // the driver's, of a primary context; 0: not known
 };
 
+// A mutex of which a thread can tell at any moment whether it has it, also in a handler of a signal
+// that comes while it takes it or lets it go, and in a child that is forked there.
+class OwnedMutex {
+ public:
+  void lock() {
+    if (!try_lock()) [[unlikely]]
+      wait();
+  }
+  bool try_lock() {
+    std::uint32_t nobody = 0;
+    return word_.compare_exchange_strong(nobody, this_thread(), std::memory_order_acquire);
+  }
+  void unlock() {
+    if (word_.exchange(0, std::memory_order_release) & kWaited) [[unlikely]]
+      wake();
+  }
+  bool is_mine() const {
+    return (word_.load(std::memory_order_relaxed) & ~kWaited) == this_thread();
+  }
+
+ private:
+  static constexpr std::uint32_t kWaited = 1;
+  static std::uint32_t this_thread() {
+    if (!number_) number_ = last_number_.fetch_add(2, std::memory_order_relaxed) + 2;
+    return number_;
+  }
+  void wait();
+  void wake();
+
+  std::atomic<std::uint32_t> word_{0};  // whose it is, and whether somebody waits for it
+  static inline std::atomic<std::uint32_t> last_number_{0};
+  // Initial-exec: as in gate.h.
+  static inline constinit thread_local std::uint32_t number_
+      __attribute__((tls_model("initial-exec"))) = 0;
+};
+
 struct Tables {
   // Held for looking and entering only, never over a call of the driver that may take long.
-  pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+  OwnedMutex mutex;
   std::map<cuda::CUdeviceptr, Mapping> mappings;
   std::map<cuda::CUdeviceptr, Allocation> allocations;
   // By the handle that the program has: the address of the Physical, which no driver's is.
@@ -151,16 +187,26 @@ struct Tables {
   // With the context in which the capture began: it ends with that.
   std::map<std::pair<cuda::CUstream, pthread_t>, cuda::CUcontext> capturing;
   std::atomic<int> captures{0};  // how many they are, to be read without the lock
+  // In a forked child: the thread that has the mutex forgets all before it lets go.
+  bool to_be_forgotten = false;
 };
 
 Tables& tables();
+// With the tables locked, or in a forked child.
+void forget_tables();
 
 class TablesLock {
  public:
-  TablesLock() { ::pthread_mutex_lock(&tables().mutex); }
-  ~TablesLock() { ::pthread_mutex_unlock(&tables().mutex); }
+  TablesLock() { tables().mutex.lock(); }
+  ~TablesLock() { unlock(); }
   TablesLock(const TablesLock&) = delete;
   TablesLock& operator=(const TablesLock&) = delete;
+
+  static void unlock() {
+    if (tables().to_be_forgotten) [[unlikely]]
+      forget_tables();
+    tables().mutex.unlock();
+  }
 };
 
 // Makes `context` current for a moment, if it is not null.

@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <cerrno>
 
+#include "base/futex.h"
 #include "intercept.h"
 #include "memory_internal.h"
 
@@ -11,6 +13,24 @@ Tables& tables() {
   // Never destroyed: programs free device memory in destructors that run after ours.
   static auto* made = new Tables;
   return *made;
+}
+
+void OwnedMutex::wait() {
+  const int error = errno;
+  while (!try_lock()) {
+    auto seen = word_.load(std::memory_order_relaxed);
+    if (seen == 0) continue;
+    if (seen & kWaited ||
+        word_.compare_exchange_strong(seen, seen | kWaited, std::memory_order_relaxed))
+      futex::wait(word_, seen | kWaited, false);
+  }
+  errno = error;
+}
+
+void OwnedMutex::wake() {
+  const int error = errno;
+  futex::wake_all(word_, false);
+  errno = error;
 }
 
 CurrentContext::CurrentContext(CUcontext context) {

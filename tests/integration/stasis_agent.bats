@@ -58,6 +58,55 @@ target_round() { local n=; until [[ -n $n ]]; do n=$(sed -n 's/^round 0*\([0-9][
   target_verifies
 }
 
+# Programs that write a crash report or a trace so. It comes while the agent is looking something up, too, in time.
+@test "a program may fork in a handler of a signal, whatever it was about to do" {
+  local dir=$BATS_TEST_TMPDIR preload
+  cat >"$dir/program.c" <<'END'
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#define CALL(name, ...) (((int (*)())dlsym(driver, name))(__VA_ARGS__))
+static volatile int forks, wrong, is_child;
+static void fork_here(int number) {
+  int status = 0;
+  const pid_t child = fork();
+  // Every other one goes on with what was interrupted.
+  if (child == 0 && forks % 2) _exit(0);
+  if (child == 0) { is_child = 1; return; }
+  if (child < 0 || waitpid(child, &status, 0) != child || status) ++wrong;
+  ++forks;
+}
+int main(void) {
+  void *driver = dlopen("libcuda.so.1", RTLD_NOW), *context;
+  unsigned long long memory = 0, base = 0, size = 0;
+  if (CALL("cuInit", 0) || CALL("cuCtxCreate_v2", &context, 0, 0) || CALL("cuMemAlloc_v2", &memory, 4UL << 20)) return 2;
+  int (*look)(void*, void*, unsigned long long) = dlsym(driver, "cuMemGetAddressRange_v2");
+  const time_t end = time(0) + 3;
+  struct itimerval often = {{0, 700}, {0, 700}}, never = {{0, 0}, {0, 0}};
+  signal(SIGALRM, fork_here);
+  setitimer(ITIMER_REAL, &often, 0);
+  while (time(0) < end) {
+    const int result = look(&base, &size, memory);
+    if (is_child) _exit(0);
+    if (result || base != memory || size != 4UL << 20) return 3;
+  }
+  setitimer(ITIMER_REAL, &never, 0);
+  if (forks < 100) return 4;
+  return wrong;
+}
+END
+  cc -w "$dir/program.c" -o "$dir/program" -ldl
+  for preload in "" "$agent"; do
+    capture timeout --signal=KILL 60 env LD_LIBRARY_PATH="${STASIS_LIBCUDA%/*}" LD_PRELOAD="$preload" "$dir/program"
+    assert_equal "$status/$out" "0/" "with '$preload' ($err)"
+  done
+}
+
 @test "a worker that is forked while memory leaves does not keep it" {
   local go=$BATS_TEST_TMPDIR/go when
   # The agent's descriptors of it are there, and a tool is about to take them; or they are all that keeps it.
