@@ -417,10 +417,20 @@ void correct_attribute(CUpointer_attribute attribute, void* data, CUdeviceptr po
   }
 }
 
+// Behind what was asked for, in what is reserved for it: the driver knows nothing there.
+bool is_behind_allocation(CUdeviceptr pointer) {
+  const TablesLock lock;
+  const auto* mapping = mapping_at(pointer);
+  const auto at =
+      mapping ? tables().allocations.find(mapping->address) : tables().allocations.end();
+  return at != tables().allocations.end() && pointer - at->first >= at->second.asked;
+}
+
 }  // namespace
 
 CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdeviceptr pointer) {
   const Gate::Pass pass;
+  if (is_behind_allocation(pointer)) return CUDA_ERROR_INVALID_VALUE;
   const auto result = driver().cuPointerGetAttribute(data, attribute, pointer);
   if (result == CUDA_SUCCESS) correct_attribute(attribute, data, pointer);
   // Of virtual memory the driver does not know this one; other errors are its own.
@@ -436,10 +446,21 @@ CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdevi
 CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** data,
                                 CUdeviceptr pointer) {
   const Gate::Pass pass;
-  const auto result = driver().cuPointerGetAttributes(count, attributes, data, pointer);
+  // An address where there is never anything, of which the driver says what it says of one behind
+  // an allocation (580.159.04 on an H100): no error, and that it knows nothing.
+  constexpr CUdeviceptr kNowhere = 1;
+  const bool behind = is_behind_allocation(pointer);
+  const auto result =
+      driver().cuPointerGetAttributes(count, attributes, data, behind ? kNowhere : pointer);
   if (result != CUDA_SUCCESS) return result;
-  for (unsigned i = 0; i < count; ++i)
-    if (data[i]) correct_attribute(attributes[i], data[i], pointer);
+  for (unsigned i = 0; i < count; ++i) {
+    if (!behind && data[i]) correct_attribute(attributes[i], data[i], pointer);
+    // As if it were memory of the host's: the address itself.
+    if (behind && attributes[i] == CU_POINTER_ATTRIBUTE_HOST_POINTER) {
+      auto& address = *static_cast<CUdeviceptr*>(data[i]);
+      if (address == kNowhere) address = pointer;
+    }
+  }
   return result;
 }
 

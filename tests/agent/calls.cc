@@ -133,6 +133,23 @@ void ask_about(const std::string& what, CUdeviceptr pointer, CUdeviceptr begin, 
   ask_others(pointer, begin);
 }
 
+// Where nothing was asked for, though there may be something.
+void ask_behind(CUdeviceptr pointer) {
+  std::printf("-- behind\n");
+  SAY(CU(cuMemGetAddressRange_v2)(nullptr, nullptr, pointer));
+  for (int number = 1; number <= int{CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE}; ++number) {
+    auto attribute = static_cast<CUpointer_attribute>(number);
+    unsigned long long value = 77;
+    void* where = &value;
+    say("attribute " + std::to_string(number),
+        CU(cuPointerGetAttribute)(where, attribute, pointer));
+    SAY(value);
+    say("of several", CU(cuPointerGetAttributes)(1, &attribute, &where, pointer));
+    SAY(value == pointer);
+    if (value != pointer) SAY(value);
+  }
+}
+
 void try_allocations(CUcontext context) {
   for (const std::size_t size :
        {std::size_t{0}, std::size_t{1}, kMiB, 2 * kMiB - 1, 2 * kMiB, 2 * kMiB + 1, 5 * kMiB + 777,
@@ -146,6 +163,8 @@ void try_allocations(CUcontext context) {
     ask_about("last byte", address + size - 1, address, context);
     if (size >= 2 * kMiB) {
       SAY(spoiled(address, size, 0x5a));
+      if (size % (2 * kMiB)) ask_behind(address + size);
+      if (size % (2 * kMiB)) ask_behind(address + size + kMiB / 2);
       ask_for_dma_buf(address, size);
       SAY(CU(cuMemFree_v2)(address + 1));
       SAY(CU(cuMemFree_v2)(address + kMiB));
