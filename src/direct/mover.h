@@ -107,6 +107,10 @@ class MemoryMover {
   // room or a deadline only end it early; the report says how many bytes have come.
   virtual Result<CopyReport> copy_ahead(const std::vector<Ahead>& ahead, Content& content,
                                         const Interrupt& interrupt, Clock::time_point deadline) = 0;
+
+  // It was given up because it did nothing for too long: with the same to do, another would be,
+  // too.
+  virtual bool was_silent() const { return false; }
 };
 
 // Lets this process see every GPU, also those that CUDA_VISIBLE_DEVICES hides from its user: the

@@ -148,6 +148,7 @@ Result<Channel::Message> MoverProcess::answer(Stop& stop, milliseconds patience,
       beats = now;
       if (silent >= silence_) {
         (void)helper_.end();
+        was_silent_ = true;
         return lost(fmt::format(
             "the process that copies GPU memory did nothing for {} and was ended: the GPU does not "
             "end a copy, or the driver hangs",

@@ -57,6 +57,8 @@ class MoverProcess final : public MemoryMover {
   Result<CopyReport> copy_ahead(const std::vector<Ahead>& ahead, Content& content,
                                 const Interrupt& interrupt, Clock::time_point deadline) override;
 
+  bool was_silent() const override { return was_silent_; }
+
   // Gives the GPUs and the ring back; waits until nothing of the process is left. False if it was
   // killed.
   bool end();
@@ -93,6 +95,7 @@ class MoverProcess final : public MemoryMover {
   std::vector<UniqueFd> hold_;   // for the next copy in
   std::chrono::milliseconds silence_ = MoverOptions().silence;
   std::optional<Error> lost_;
+  bool was_silent_ = false;
   enum class Stage { kIdle, kStarted, kPrepared };
   Stage stage_ = Stage::kIdle;
 };

@@ -98,6 +98,8 @@ class DirectPath {
   // be done the other way round (copies_first).
   bool copied_beside() const { return copied_.has_value(); }
   bool copy_failed() const { return copied_ && !*copied_; }
+  // The mover has had all the time that it is given, and another would take as much once more.
+  bool copy_was_silent() const { return copy_failed() && mover_ && mover_->was_silent(); }
   // Whether somebody was found half-way suspended, by who was killed then; as all is rolled back he
   // runs, and can be suspended.
   bool found_half_way() const { return half_way_; }

@@ -8,7 +8,7 @@ namespace stasis {
 
 namespace {
 
-enum class Again { kNo, kSame, kCopyFirst };
+enum class Again { kNo, kSame, kCopyFirst, kByDriver };
 
 // An error after which all is as it was sets `again` if it is worth while to try once more.
 Result<Report> suspend_once(const Environment& env, Pid root, const SuspendOptions& options,
@@ -42,6 +42,9 @@ Result<Report> suspend_once(const Environment& env, Pid root, const SuspendOptio
         !env.interrupt.check())
       return fail(std::move(error));
     if (direct.found_half_way() || direct.lost_agent()) again = Again::kSame;
+    // With --path direct there is no other way.
+    else if (direct.copy_was_silent())
+      again = options.path == MemoryPath::kDirect ? Again::kNo : Again::kByDriver;
     // A mover that is lost, or a driver that does not like it.
     else if (direct.copy_failed() || (direct.copied_beside() && by_driver))
       again = Again::kCopyFirst;
@@ -78,6 +81,12 @@ Result<Report> suspend(const Environment& env, Pid root, const SuspendOptions& o
     env.tell("once more, with GPU memory copied before the driver is asked: " +
              done.error().to_string());
     done = suspend_once(env, root, options, true, phases, again);
+  }
+  if (!done && again == Again::kByDriver) {
+    env.tell("the driver's path is taken: " + done.error().to_string());
+    SuspendOptions by_driver = options;
+    by_driver.path = MemoryPath::kDriver;
+    done = suspend_once(env, root, by_driver, false, phases, again);
   }
   return done;
 }

@@ -204,6 +204,8 @@ driver_is_idle() { ! held_up; }
     assert_contains "$out" "did nothing for"
   }
   takes driver suspend "$TARGET"
+  # It is waited for once, not once more with another mover.
+  assert_equal "$(json 'str(d["notes"]).count("did nothing for")')" 1
   done_by resume "$TARGET"
   target_goes_on
   takes driver dump "$TARGET" --leave-running --images-dir "$image"
