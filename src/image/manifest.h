@@ -46,8 +46,9 @@ std::string_view image_cuda_state_name(ImageCudaState state);
 
 struct ProcessRecord {
   Pid pid;
-  Pid parent;                        // 0 for a process whose parent is outside the image
-  std::vector<std::string> command;  // argv, for people: bytes that are no UTF-8 become U+FFFD
+  Pid parent;  // 0 for a process whose parent is outside the image
+  // argv, for people: its writer cuts what is long, and bytes that are no UTF-8 become U+FFFD.
+  std::vector<std::string> command;
   bool cuda = false;
   std::optional<ImageCudaState> cuda_state;  // set exactly if `cuda`
   std::vector<GpuMemoryRecord> gpu_memory;   // empty if unknown

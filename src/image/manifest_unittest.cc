@@ -59,6 +59,40 @@ TEST(Manifest, WritesBytesThatAreNoUtf8AsReplacementCharacters) {
   EXPECT_EQ(back->processes[0].command[1], manifest.processes[0].command[1]);
 }
 
+TEST(Manifest, ACommandOfAnyLengthIsCutForPeople) {
+  Manifest manifest = sealed_manifest();
+  manifest.processes[0].command.assign(5000, "shard");
+  std::string accents(1, 'x');
+  while (accents.size() < 100000)
+    accents += "\u00e9";
+  manifest.processes[1].command = {"train", accents, std::string(100000, '\xff'), "end"};
+  auto back = parse_manifest(serialize_manifest(manifest));
+  ASSERT_TRUE(back) << back.error().to_string();
+  const std::vector<std::string>& many = back->processes[0].command;
+  EXPECT_EQ(many.size(), 781U);  // 21 of 16384 bytes each, and the mark
+  EXPECT_EQ(many.front(), "shard");
+  EXPECT_EQ(many.back(), "\u2026");
+  const std::vector<std::string>& large = back->processes[1].command;
+  ASSERT_EQ(large.size(), 4U);
+  EXPECT_EQ(large[1], accents.substr(0, 4095) + "\u2026");
+  EXPECT_EQ(large[2].size(), 3 * 4096U + 3);
+  EXPECT_EQ(large[3], "end");
+}
+
+TEST(Manifest, TheCommandsOfAsManyProcessesAsThereMayBeHaveRoom) {
+  Manifest manifest = sealed_manifest();
+  ProcessRecord process = manifest.processes[1];
+  process.threads.clear();
+  process.tcp_ports.clear();
+  process.command.assign(4, std::string(200, '\x01'));
+  manifest.processes.resize(1);
+  for (int i = 1; i < 65536; ++i) {
+    process.pid = Pid{1000000 + i};
+    manifest.processes.push_back(process);
+  }
+  EXPECT_LT(serialize_manifest(manifest).size(), manifest_format::kMaxText * 3 / 4);
+}
+
 TEST(Manifest, EveryFlippedBitIsFound) {
   const std::string text = serialize_manifest(sealed_manifest());
   for (std::size_t i = 0; i < text.size(); ++i) {

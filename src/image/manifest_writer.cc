@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <cmath>
 #include <string>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -14,10 +16,43 @@ namespace {
 using Json = nlohmann::ordered_json;
 using namespace manifest_format;  // NOLINT(google-build-using-namespace): constants only
 
-Json to_json(const ProcessRecord& process) {
+// A program may have megabytes of arguments ("train.py shards/*.tar"), and no image may fail for
+// what is only for people. So many bytes are kept of all commands of an image; JSON's escapes make
+// six of one at worst, and the whole text may have 64 MiB.
+constexpr std::size_t kCommands = 4U << 20;
+constexpr std::size_t kCommand = 16384;      // of one process
+constexpr std::size_t kArgument = 4096;      // of one argument
+constexpr std::size_t kAroundArgument = 16;  // quotes, indentation and line feed
+constexpr const char* kCut = "\u2026";
+static_assert(kCommand / kAroundArgument < kMaxArguments);
+static_assert(kCommands / kMaxProcesses >= 2 * kAroundArgument);
+
+// Not within a character.
+std::string beginning(const std::string& argument, std::size_t most) {
+  if (argument.size() <= most) return argument;
+  while (most > 0 && (static_cast<unsigned char>(argument[most]) & 0xc0) == 0x80)
+    --most;
+  return argument.substr(0, most) + kCut;
+}
+
+// As many of the first arguments as there is room for.
+std::vector<std::string> shortened(const std::vector<std::string>& command, std::size_t room) {
+  std::vector<std::string> kept;
+  for (const std::string& argument : command) {
+    if (room < kAroundArgument) {
+      kept.emplace_back(kCut);
+      break;
+    }
+    kept.push_back(beginning(argument, std::min(room - kAroundArgument, kArgument)));
+    room -= std::min(room, kAroundArgument + kept.back().size());
+  }
+  return kept;
+}
+
+Json to_json(const ProcessRecord& process, std::size_t room_for_command) {
   Json json = {{"pid", process.pid.value},
                {"parent_pid", process.parent.value},
-               {"command", process.command},
+               {"command", shortened(process.command, room_for_command)},
                {"cuda", process.cuda}};
   // A list that no reader takes is left out: it is of use, but nothing depends on it.
   if (!process.threads.empty() && process.threads.size() <= kMaxThreads) {
@@ -117,8 +152,10 @@ std::string serialize_manifest(const Manifest& manifest) {
   }
   json["root_pid"] = manifest.root.value;
   json["processes"] = Json::array();
+  const std::size_t room_for_command =
+      std::min(kCommand, kCommands / std::max<std::size_t>(manifest.processes.size(), 1));
   for (const ProcessRecord& process : manifest.processes) {
-    json["processes"].push_back(to_json(process));
+    json["processes"].push_back(to_json(process, room_for_command));
   }
   json["criu_options"] = to_json(manifest.criu_options);
   json["sync"] = manifest.sync == SyncPolicy::kNone ? "none" : "disk";

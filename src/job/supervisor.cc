@@ -671,13 +671,14 @@ bool lets_go_on(int signal_number) { return signal_number == SIGUSR1 || signal_n
 
 Result<Outcome> run(const RunOptions& options, Work work,
                     const std::function<void(const std::string&)>& tell) {
-  const bool too_long = std::any_of(options.command.begin(), options.command.end(),
+  const std::vector<std::string> words = as_written(options.command);
+  const bool too_long = std::any_of(words.begin(), words.end(),
                                     [](const auto& w) { return w.size() > kLongestArgument; });
-  if (too_long || options.command.size() > kMostArguments) {
+  if (too_long || words.size() > kMostArguments) {
     return fail(ErrorCode::kUsage,
                 fmt::format("the command line has {} words, or one of more than {} bytes, which an "
                             "image cannot hold",
-                            options.command.size(), kLongestArgument),
+                            words.size(), kLongestArgument),
                 "put it into a script, and run that");
   }
   const Notice notice(options.signals);
@@ -694,7 +695,7 @@ Result<Outcome> run(const RunOptions& options, Work work,
     tell("removed what a killed `stasis run` had left: " + path);
   for (const Error& error : cleared->failed)
     tell("what a killed `stasis run` had left stays: " + error.to_string());
-  if (!options.once.empty() && images->is_done(options.once, as_written(options.command))) {
+  if (!options.once.empty() && images->is_done(options.once, words)) {
     tell(fmt::format("the job has ended with 0 before ({}/done-{}), and is not run again",
                      images->path(), options.once));
     return Outcome{0, {}, {}};

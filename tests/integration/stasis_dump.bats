@@ -211,6 +211,27 @@ phases() { python3 -c 'import json, sys; print(*(p["name"] for p in json.load(sy
   assert_equal "$(find "$image/criu" -type f ! -perm 600)" ""
 }
 
+@test "a command line of any length is saved, and cut only for people" {
+  need_root "CRIU"
+  TARGET_STATUS=$BATS_TEST_TMPDIR/target.status
+  TARGET_LOG=$BATS_TEST_TMPDIR/target.log
+  # shellcheck disable=SC2016,SC2046 # for the bash in it; a word each
+  (exec_on_gpu setsid bash -c 'stasis-workload memory --size 4M --status "$0" & wait' "$TARGET_STATUS" \
+    "$(head -c 100000 /dev/zero | tr '\0' x)" $(seq 5000)) </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 target_is_up
+  at_end_kill "$(children_of "$TARGET")"
+  dump_it
+  done_by verify "$image"
+  out=$(cat "$image/manifest.json")
+  assert_equal "$(json "d['processes'][0]['command'][-1]")" …
+  assert_equal "$(json "d['processes'][0]['command'][5:8]")" "['1', '2', '3']"
+  restore_it
+  target_goes_on
+  nothing_left
+}
+
 @test "an image is not overwritten without --force, and another directory not even with it" {
   need_root "CRIU"
   start_target memory --size 4M

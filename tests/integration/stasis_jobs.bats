@@ -242,6 +242,14 @@ two_stay() { (($(ls "$images" | grep -cE '^[0-9]+$') == 2)); }
   refused 2 usage run --images-dir "$images" --once a/b -- true
 }
 
+@test "a command line that no image can hold is refused, also one that is so only in UTF-8" {
+  # shellcheck disable=SC2046 # a word each
+  refused 2 usage run --images-dir "$images" -- true $(seq 4096)
+  refused 2 usage run --images-dir "$images" -- true "$(head -c 30000 /dev/zero | tr '\0' '\377')"
+  capture stasis run --images-dir "$images" -- true "$(head -c 60000 /dev/zero | tr '\0' x)"
+  assert_equal "$status" 0
+}
+
 @test "exit status, signals and standard streams pass through" {
   local run=(stasis run --images-dir "$images" --)
   capture timeout 60 "${run[@]}" sh -c 'cat; echo "to error" >&2; exit 7' <<<"from input"
