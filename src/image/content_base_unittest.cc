@@ -407,7 +407,13 @@ TEST_F(ContentBaseTest, WhatHasTakenTheNameOfADataFileIsNotTaken) {
   write_text(data, "something else");
   const auto made = make("two", content.bytes(), base);
   ASSERT_TRUE(made.without_base);
-  EXPECT_THAT(made.without_base->message, HasSubstr("is not the file"));
+  EXPECT_THAT(made.without_base->message, HasSubstr("is not the file that its index"));
+  write_text(dir_ / "zeros", std::string(content.bytes().size(), '\0'));
+  ::chmod((dir_ / "zeros").c_str(), 0600);
+  std::filesystem::rename(dir_ / "zeros", data);
+  const auto again = make("two", content.bytes(), base);
+  ASSERT_TRUE(again.without_base);
+  EXPECT_THAT(again.without_base->message, HasSubstr("is not the file that was verified"));
   expect_holds("two", content.bytes());
 }
 

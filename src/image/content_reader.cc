@@ -352,6 +352,14 @@ Result<ContentReader> ContentReader::open(const UniqueFd& image_dir, const Conte
   return ContentReader(std::move(state));
 }
 
+bool ContentReader::reads_from(std::size_t number, const UniqueFd& file) const {
+  struct stat own = {};
+  struct stat other = {};
+  return ::fstat(state_->files.at(number).file.get(), &own) == 0 &&
+         ::fstat(file.get(), &other) == 0 && own.st_dev == other.st_dev &&
+         own.st_ino == other.st_ino;
+}
+
 Result<void> ContentReader::read(std::size_t stream, std::uint64_t offset,
                                  std::span<std::byte> bytes) const {
   const ContentIndex& index = state_->index;

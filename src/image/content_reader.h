@@ -43,6 +43,9 @@ class ContentReader {
   const std::vector<ContentStream>& streams() const { return index().streams; }
   std::uint32_t chunk_bytes() const { return index().chunk_bytes; }
 
+  // Whether that is the data file which is read here, and not one that has taken its name since.
+  bool reads_from(std::size_t number, const UniqueFd& file) const;
+
   // Fills `bytes` with what was written at `offset`: both are multiples of chunk_bytes(), but for
   // the size at the stream's end; kUsage otherwise. kImageCorrupt names the file, the chunk, and
   // what was expected and found; the memory then holds anything. kIo.
