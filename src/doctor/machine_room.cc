@@ -103,9 +103,13 @@ void look_at_disk(const std::string& directory, std::uint64_t gpu_bytes, const I
     out.push_back(from_error(Light::kRed, kId, file.error(), kElsewhere));
     return;
   }
-  const std::uint64_t free = static_cast<std::uint64_t>(info.f_bavail) * info.f_frsize;
+  // One that has no blocks does not say (ramfs, a tmpfs without a limit).
+  const bool known = info.f_blocks != 0;
+  const std::uint64_t free =
+      known ? static_cast<std::uint64_t>(info.f_bavail) * info.f_frsize : UINT64_MAX;
   const std::uint64_t needed = gpu_bytes + kHostPart;
-  std::string what = fmt::format("{} free in {}", format_bytes(free), *place);
+  std::string what = known ? fmt::format("{} free in {}", format_bytes(free), *place)
+                           : fmt::format("{} does not say how much is free", *place);
   constexpr const char* kMakeRoom = "free some space, or choose a directory on another file system";
   if (free < kFullDisk) {
     out.push_back(red(kId, what, kMakeRoom));

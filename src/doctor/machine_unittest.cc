@@ -1,5 +1,6 @@
 #include "doctor/machine.h"
 
+#include <sys/mount.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -339,6 +340,15 @@ TEST_F(Machine, the_disk_is_that_of_the_nearest_directory) {
   EXPECT_THAT(out_[2], is("disk", Light::kRed, "is no directory"));
   EXPECT_THAT(out_[3], is("disk", Light::kRed, "/proc/self"));
   EXPECT_EQ(std::distance(fs::directory_iterator(top_), fs::directory_iterator()), 1);
+}
+
+TEST_F(Machine, a_file_system_that_reports_no_sizes_is_not_full) {
+  if (::mount("ramfs", top_.c_str(), "ramfs", 0, nullptr) != 0)
+    GTEST_SKIP() << "no ramfs can be mounted here";
+  look_at_disk(top_, 1ULL << 60, interrupt_, out_);
+  EXPECT_EQ(::umount(top_.c_str()), 0);
+  ASSERT_EQ(out_.size(), 1U);
+  EXPECT_THAT(out_[0], is("disk", Light::kGreen, top_ + " does not say how much is free"));
 }
 
 TEST_F(Machine, what_killed_operations_left_is_told) {

@@ -55,10 +55,11 @@ std::string host_name() {
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : std::string();
 }
 
-// Bytes free for this user on the file system that holds `fd`.
+// Bytes free for this user on the file system that holds `fd`; nothing if it does not say (ramfs, a
+// tmpfs without a limit: no blocks at all).
 std::optional<std::uint64_t> free_space(const UniqueFd& fd) {
   struct statvfs info {};
-  if (::fstatvfs(fd.get(), &info) != 0) return std::nullopt;
+  if (::fstatvfs(fd.get(), &info) != 0 || info.f_blocks == 0) return std::nullopt;
   return static_cast<std::uint64_t>(info.f_bavail) * info.f_frsize;
 }
 

@@ -283,6 +283,19 @@ partial_images() { compgen -G "$image.partial-*" || true; }
   local point
   for point in direct.prepared direct.closed direct.copied; do
     killed_at "$point" dump "$TARGET" --images-dir "$image"
+@test "a file system that reports no sizes is not taken for a full one" {
+  start_agent memory --size 16M
+  mkdir "$BATS_TEST_TMPDIR/disk"
+  mount -t ramfs ramfs "$BATS_TEST_TMPDIR/disk" || skip "no ramfs can be mounted here"
+  echo "$BATS_TEST_TMPDIR/disk" >>"$BATS_TEST_TMPDIR/mounts"
+  image=$BATS_TEST_TMPDIR/disk/image
+  dump_it
+  done_by verify "$image"
+  restore_it
+  target_goes_on
+  restored_verifies
+}
+
     # The agent sees to it.
     target_goes_on
     done_by recover --all
