@@ -79,6 +79,24 @@ std::uint64_t wanted_bytes(const RestoredJob& job, std::span<const JournalTarget
   return bytes;
 }
 
+// Those that are to run had their content in this very image when CRIU saved them; to look for
+// another one, as for a suspended job whose image was moved, makes no sense. `id`: of the content
+// here.
+Result<void> check_content(const std::vector<const Process*>& processes,
+                           const direct::ContentId& id) {
+  for (const Process* process : processes) {
+    const auto agent = direct::AgentClient::look(process->pid());
+    if (!agent || !*agent || !direct::is_away((*agent)->state) || !process->alive()) continue;
+    if ((*agent)->content_id == direct::ContentId{} || (*agent)->content_id == id) continue;
+    return fail(ErrorCode::kImageCorrupt,
+                fmt::format("the content of process {}'s GPU memory is not in the image",
+                            process->pid().value),
+                "its parts are not of the same dump: restore from another image, or copy it again "
+                "from where it came from");
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<RestoreReport> restore(const Environment& env, const RestoreOptions& options) {
@@ -103,13 +121,16 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   if (!plan) return fail(std::move(plan.error()));
   std::uint64_t elsewhere = 0;
   std::vector<ContentStream> streams;
+  direct::ContentId content_id{};
   if (manifest.content) {
     auto content = image->open_content();
     if (!content) return fail(std::move(content.error()));
     streams = content->streams();
     for (const ContentStream& stream : streams)
       elsewhere += stream.bytes;
-    direct.look_in(ImageContent::of(std::move(*content), *manifest.content));
+    auto here = ImageContent::of(std::move(*content), *manifest.content);
+    content_id = here->id();
+    direct.look_in(std::move(here));
   }
   const bool in_our_cgroup = criu_options_of(manifest, options).cgroups == CgroupMode::kIgnore;
   const std::uint64_t to_copy =
@@ -231,6 +252,8 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
     direct.make_room(env.driver, plan->needed, plan->pairs);
     done = job.bring_back(targets, plan->pairs, env.progress, [&] { direct.settle(); });
   }
+  if (done && !options.leave_suspended)
+    done = check_content(running_processes(job, targets), content_id);
   std::uint64_t direct_bytes = 0;
   if (done && !options.leave_suspended) {
     auto moved = direct.move_in(env, running_processes(job, targets), phases, true);
