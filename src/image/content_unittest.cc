@@ -641,6 +641,13 @@ TEST_F(ContentImageTest, OfAProcessThatIsNotInTheImageIsRefused) {
   EXPECT_THAT(content.error().message, HasSubstr("process 555"));
 }
 
+TEST_F(ContentImageTest, OfAProcessWithoutCudaIsRefused) {
+  ASSERT_TRUE(make_image(true, 101));
+  const auto content = ImageReader::open(dir_ / "image")->open_content();
+  ASSERT_FALSE(content);
+  EXPECT_THAT(content.error().message, HasSubstr("process 101, which does not use CUDA"));
+}
+
 TEST_F(ContentImageTest, MustBeWhatTheManifestSays) {
   EXPECT_THAT(make_image(false).error().message, HasSubstr("does not know of it"));
   change_ = [](const std::string& path) { write_text(path + "/gpu/more", ""); };

@@ -194,9 +194,11 @@ Result<ContentReader> ImageReader::open_content(const ContentReadOptions& option
   if (!content) return content;
   for (const ContentStream& stream : content->streams()) {
     const auto is_its = [&](const ProcessRecord& process) { return process.pid == stream.pid; };
-    if (std::any_of(manifest_.processes.begin(), manifest_.processes.end(), is_its)) continue;
-    return corrupt(fmt::format("gpu/index has content of process {}, which is not in the image",
-                               stream.pid.value));
+    const auto its = std::find_if(manifest_.processes.begin(), manifest_.processes.end(), is_its);
+    if (its != manifest_.processes.end() && its->cuda) continue;
+    return corrupt(fmt::format(
+        "gpu/index has content of process {}, which {}", stream.pid.value,
+        its == manifest_.processes.end() ? "is not in the image" : "does not use CUDA"));
   }
   return content;
 }

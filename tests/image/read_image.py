@@ -142,7 +142,7 @@ def main():
         seen, total = None, sum(file["size"] for file in manifest["files"])
         if "gpu_content" in manifest:
             record = manifest["gpu_content"]
-            seen = check_content(folder, record, {process["pid"] for process in manifest["processes"]})
+            seen = check_content(folder, record, {process["pid"] for process in manifest["processes"] if process["cuda"]})
             total += record["index_size"] + sum(record["data_sizes"])
         need(total == manifest["total_bytes"], "total_bytes")
     except (ValueError, OSError, KeyError, struct.error, StopIteration) as problem:
