@@ -68,7 +68,7 @@ Result<void> ContentBase::verify(Progress& progress, const Interrupt& interrupt)
   if (!damaged) return fail(std::move(damaged.error()));
   for (auto& [file, why] : *damaged) {
     gives_[file] = false;
-    usable_bytes_ -= std::min(usable_bytes_, index().file_sizes[file]);
+    usable_bytes_ -= used_[file];
     damage_.push_back(std::move(why));
   }
   return {};
@@ -105,29 +105,29 @@ std::optional<std::uint32_t> ContentBase::find(const BlockDigest& digest) const 
 // and they are not too many. So as much is moved at a time as has become useless before.
 void ContentBase::choose_files() {
   const std::vector<std::uint64_t>& sizes = index().file_sizes;
-  std::vector<std::uint64_t> used(sizes.size());
+  used_.assign(sizes.size(), 0);
   for (const std::uint32_t entry : table_) {
     if (entry == 0) continue;
     const ContentChunk& chunk = index().chunks[entry - 1];
-    used[chunk.file] += content_format::page_aligned(chunk.stored);
+    used_[chunk.file] += content_format::page_aligned(chunk.stored);
   }
   std::vector<std::size_t> files(sizes.size());  // the fullest first
   std::iota(files.begin(), files.end(), 0);
   const auto share = [&](std::size_t file) {
-    return static_cast<double>(used[file]) /
+    return static_cast<double>(used_[file]) /
            static_cast<double>(std::max<std::uint64_t>(sizes[file], 1));
   };
   std::stable_sort(files.begin(), files.end(),
                    [&](std::size_t a, std::size_t b) { return share(a) > share(b); });
   gives_.assign(sizes.size(), false);
-  const std::uint64_t all_used = std::accumulate(used.begin(), used.end(), std::uint64_t{0});
+  const std::uint64_t all_used = std::accumulate(used_.begin(), used_.end(), std::uint64_t{0});
   std::uint64_t useless = 0;
   for (std::size_t i = 0; i < files.size() && i < kMostTaken; ++i) {
     const std::size_t file = files[i];
-    useless += sizes[file] - std::min(used[file], sizes[file]);
-    if (used[file] == 0 || useless > all_used) break;
+    useless += sizes[file] - std::min(used_[file], sizes[file]);
+    if (used_[file] == 0 || useless > all_used) break;
     gives_[file] = true;
-    usable_bytes_ += used[file];
+    usable_bytes_ += used_[file];
   }
 }
 

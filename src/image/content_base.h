@@ -64,6 +64,7 @@ class ContentBase {
   UniqueFd folder_;
   std::vector<std::uint32_t> table_;  // number of a chunk and 1, by its digest; 0: none
   std::vector<bool> gives_;
+  std::vector<std::uint64_t> used_;  // bytes of each data file that its chunks take
   std::uint64_t usable_bytes_ = 0;
   std::vector<Error> damage_;
 };

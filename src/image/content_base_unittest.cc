@@ -357,6 +357,20 @@ TEST_F(ContentBaseTest, DamageIsFoundBeforeItIsReliedOn) {
   expect_holds("two", content.bytes());
 }
 
+TEST_F(ContentBaseTest, OfADamagedFileOnlyWhatWasOfUseIsMissing) {
+  Memory content(8 * kChunk);
+  fill_random(content.bytes(), 1);
+  make("one", content.bytes());
+  for (unsigned i = 0; i < 3; ++i)
+    fill_random(content.chunk(i), 2 + i);
+  make("two", content.bytes(), open("one").value());
+  EXPECT_EQ(open("two").value()->usable_bytes(), 8 * kChunk);
+  flip("one/gpu/data-00", 5 * kChunk);  // the second file of "two", with 5 chunks of use
+  const auto base = open("two").value();
+  ASSERT_EQ(base->damage().size(), 1U);
+  EXPECT_EQ(base->usable_bytes(), 3 * kChunk);
+}
+
 TEST_F(ContentBaseTest, IndexAndManifestHaveToBeSound) {
   Memory content(4 * kChunk);
   fill_random(content.bytes(), 1);
