@@ -215,14 +215,18 @@ class Restorer {
     const json index = json::parse(*text, nullptr, false);
     try {
       if (index.at("version").get<int>() != kVersion) return corrupt("its version");
-      // What lies in a directory that nobody may write to comes before that gets its mode; what
-      // points somewhere when nothing is made any more.
+      // What points somewhere comes when nothing is made any more.
+      std::vector<const json*> directories;
       for (const char* type : {"directory", "file", "same", "link"}) {
         for (const json& item : index.at("entries")) {
           if (item.at("type").get<std::string>() != type) continue;
           if (auto done = make(item, type); !done) return done;
+          if (type == std::string_view("directory")) directories.push_back(&item);
         }
       }
+      // Last, and what is within before what it is in: it may be one that nobody may write to.
+      for (auto item = directories.rbegin(); item != directories.rend(); ++item)
+        if (auto done = finish_directory(**item); !done) return done;
     } catch (const json::exception& exception) {
       return corrupt(exception.what());
     }
@@ -265,7 +269,6 @@ class Restorer {
 
   Result<void> make(const json& item, std::string_view type) {
     const auto path = item.at("path").get<std::string>();
-    const mode_t mode = item.at("mode").get<unsigned>() & 07777U;
     auto place = place_of(path);
     if (!place) return fail(std::move(place.error()));
     const int parent = place->first.get();
@@ -284,20 +287,29 @@ class Restorer {
         return io_error("make the link", path);
       return {};
     }
-    UniqueFd made;
     if (type == "directory") {
       if (::mkdirat(parent, name, 0700) != 0 && errno != EEXIST) return io_error("make", path);
-      auto opened = open_file(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-      if (!opened) return fail(std::move(opened.error()));
-      made = std::move(*opened);
-    } else {
-      auto opened = open_file(parent, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, 0600);
-      if (!opened) return fail(std::move(opened.error()));
-      made = std::move(*opened);
-      if (auto filled = fill(made, item, path); !filled) return filled;
+      return {};
     }
-    if (::fchown(made.get(), item.at("uid").get<uid_t>(), item.at("gid").get<gid_t>()) != 0 ||
-        ::fchmod(made.get(), mode) != 0)
+    auto made = open_file(parent, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, 0600);
+    if (!made) return fail(std::move(made.error()));
+    if (auto filled = fill(*made, item, path); !filled) return filled;
+    return set_owner_and_mode(*made, item, path);
+  }
+
+  Result<void> finish_directory(const json& item) {
+    const auto path = item.at("path").get<std::string>();
+    auto place = place_of(path);
+    if (!place) return fail(std::move(place.error()));
+    auto made = open_file(place->first.get(), place->second, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+    if (!made) return fail(std::move(made.error()));
+    return set_owner_and_mode(*made, item, path);
+  }
+
+  static Result<void> set_owner_and_mode(const UniqueFd& file, const json& item,
+                                         const std::string& path) {
+    if (::fchown(file.get(), item.at("uid").get<uid_t>(), item.at("gid").get<gid_t>()) != 0 ||
+        ::fchmod(file.get(), item.at("mode").get<unsigned>() & 07777U) != 0)
       return io_error("set the owner of", path);
     return {};
   }
