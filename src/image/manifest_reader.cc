@@ -312,6 +312,21 @@ bool valid_time(std::string_view text) {
          });
 }
 
+// Somebody who is their own ancestor; every parent is one of `processes`, or 0.
+std::optional<int> own_ancestor(const std::unordered_map<int, const ProcessRecord*>& processes) {
+  std::unordered_set<int> sound;
+  for (const auto& [pid, process] : processes) {
+    std::unordered_set<int> path;
+    for (const ProcessRecord* at = process; !sound.contains(at->pid.value);) {
+      if (!path.insert(at->pid.value).second) return at->pid.value;
+      if (at->parent.value == 0) break;
+      at = processes.at(at->parent.value);
+    }
+    sound.merge(path);
+  }
+  return std::nullopt;
+}
+
 // What the fields must have to do with each other; empty if all is well.
 std::string check_relations(const Manifest& manifest) {
   if (!valid_time(manifest.created)) return "created is no time in UTC";
@@ -349,6 +364,8 @@ std::string check_relations(const Manifest& manifest) {
       }
     }
   }
+  if (const auto pid = own_ancestor(processes))
+    return fmt::format("process {} is its own ancestor", *pid);
   std::uint64_t total = 0;
   for (std::size_t i = 0; i < manifest.files.size(); ++i) {
     if (i > 0 && manifest.files[i].path <= manifest.files[i - 1].path) {

@@ -269,6 +269,15 @@ TEST(Manifest, FieldsMustFitEachOther) {
   EXPECT_EQ(corrupt([](Json& j) { j["processes"][1]["parent_pid"] = 99; }), bad);
   EXPECT_EQ(corrupt([](Json& j) { j["processes"][1]["parent_pid"] = j["processes"][1]["pid"]; }),
             bad);
+  EXPECT_EQ(corrupt([](Json& j) {
+              for (const int pid : {102, 103}) {
+                j["processes"].push_back(j["processes"][1]);
+                j["processes"].back()["pid"] = pid;
+                j["processes"].back()["parent_pid"] = 205 - pid;
+              }
+              j["processes"][0].erase("threads");
+            }),
+            bad);
   EXPECT_EQ(corrupt([](Json& j) { j["processes"][1]["cuda_state"] = "running"; }), bad);
   EXPECT_EQ(corrupt([](Json& j) { j["processes"][0]["cuda_state"] = "failed"; }), bad);
   EXPECT_EQ(corrupt([](Json& j) { j["processes"][0]["gpu_memory"][0]["gpu_uuid"] = "?"; }), bad);

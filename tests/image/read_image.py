@@ -51,15 +51,42 @@ def read(folder, path):
         return opened.read()
 
 
+def depth(value):
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inner is None else 1 + max(map(depth, inner), default=0)
+
+
+def once(pairs):
+    need(len(dict(pairs)) == len(pairs), "a key stands twice")
+    return dict(pairs)
+
+
+# Not the type and the range of every field: those that something depends on here.
+def check_relations(manifest):
+    paths = [file["path"].encode() for file in manifest["files"]]
+    need(paths == sorted(set(paths)), "the order of the files")
+    need(manifest["sync"] in ("disk", "none") and isinstance(manifest["phases"], list), "sync or phases")
+    parents = {process["pid"]: process["parent_pid"] for process in manifest["processes"]}
+    need(len(parents) == len(manifest["processes"]), "a process stands twice")
+    need(parents.get(manifest["root_pid"]) == 0, "root_pid")
+    above = set(parents) | {0}
+    for _ in parents:
+        above = {parents.get(pid, 0) for pid in above}
+    need(set(parents.values()) <= set(parents) | {0} and above == {0}, "the parents")
+
+
 def read_manifest(folder):
     text = read(folder, "manifest.json")
     trailer = re.fullmatch(rb'(?s)(.*)  "manifest_xxh3": "([0-9a-f]{32})"\n}\n', text)
     need(trailer and xxh3(trailer[1]).hex().encode() == trailer[2], "manifest.json")
-    manifest = json.loads(text)
+    manifest = json.loads(text, object_pairs_hook=once)
+    need(depth(manifest) <= 8, "manifest.json is nested too deeply")
+    json.dumps(manifest, ensure_ascii=False).encode()  # fails for half of a surrogate pair
     for part in ["criu"] + ["gpu"] * ("gpu_content" in manifest):
         need(stat.S_ISDIR(os.lstat(os.path.join(folder, part)).st_mode), f"{part} is no directory")
     need(manifest["format"] == 1 and set(manifest["requires"]) <= {"gpu-content"}, "manifest.json", "newer")
     need(("gpu-content" in manifest["requires"]) == ("gpu_content" in manifest), "requires")
+    check_relations(manifest)
     return manifest
 
 

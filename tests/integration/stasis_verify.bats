@@ -150,6 +150,21 @@ END
   refused 10 image-corrupt verify "$image"
 }
 
+@test "what the parts of a manifest have to do with each other is judged by both readers alike" {
+  local statements
+  for statements in "m['files'].reverse()" "m['processes'].append(m['processes'][1])" "m['sync'] = 'x'" \
+    "del m['phases']" "m['root_pid'] = 5" "m['more'] = [[[[[[[[]]]]]]]]" "m['more'] = '\\ud800'" \
+    "m['processes'] += [process(300, 301), process(301, 300)]" \
+    "m['processes'][1].update(cuda=False); del m['processes'][1]['cuda_state']"; do
+    stasis-make-image "$image"
+    python3 "$BATS_TEST_DIRNAME/edit_manifest.py" "$image" "$statements"
+    refused 10 image-corrupt verify "$image"
+    capture reader "$image"
+    [[ $status == 1 && $out == corrupt:* ]] || { echo "$statements: $out$err" >&2; return 1; }
+    rm -r "$image"
+  done
+}
+
 @test "GPU content is shown by inspect and report, and counts as part of the image" {
   stasis-make-image "$image" --compress zstd
   capture stasis inspect "$image" --verify --json
