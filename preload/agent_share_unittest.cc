@@ -85,10 +85,10 @@ int listening(const CUipcMemHandle& handle) {
   return -1;
 }
 
-// So many of one descriptor in one message.
-bool send_descriptors(int socket, int fd, std::size_t count) {
-  char byte = 0;
-  iovec content{&byte, 1};
+// So many of one descriptor in one message, with content of that size.
+bool send_descriptors(int socket, int fd, std::size_t count, std::size_t size = 1) {
+  std::vector<char> bytes(size);
+  iovec content{bytes.data(), size};
   std::vector<cmsghdr> control(CMSG_SPACE(count * sizeof fd) / sizeof(cmsghdr) + 1);
   msghdr message{};
   message.msg_iov = &content;
@@ -101,7 +101,7 @@ bool send_descriptors(int socket, int fd, std::size_t count) {
   header->cmsg_len = CMSG_LEN(count * sizeof fd);
   for (std::size_t i = 0; i < count; ++i)
     std::memcpy(CMSG_DATA(header) + i * sizeof fd, &fd, sizeof fd);
-  return ::sendmsg(socket, &message, 0) == 1;
+  return ::sendmsg(socket, &message, 0) == static_cast<ssize_t>(size);
 }
 
 template <class Condition>
@@ -163,6 +163,41 @@ TEST(AgentShare, OneThatCannotBeExportedKeepsNothing) {
 
 // In a process of its own: without root's rights, and with as many descriptors under way as its
 // user may have.
+// An owner of the same user that answers otherwise than ours do.
+TEST(AgentShare, ADescriptorTooManyIsNotLeftOpen) {
+  constexpr std::uint64_t kService = 0x1234567;
+  constexpr std::size_t kAnswer = 88;
+  const auto address = allocated(4 * kMiB);
+  auto handle = handle_of(address);
+  std::memcpy(handle.reserved + 16, &kService, sizeof kService);
+  ASSERT_EQ(key_of(handle)->service, kService);
+  const int owner = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  socklen_t size = 0;
+  const auto name = name_in(handle, size);
+  ASSERT_EQ(::bind(owner, reinterpret_cast<const sockaddr*>(&name), size), 0);
+  ASSERT_EQ(::listen(owner, 1), 0);
+  const auto before = open_descriptors();
+  for (const std::size_t count : {1U, 2U, 3U}) {
+    std::thread answering([&] {
+      const int connection = ::accept(owner, nullptr, nullptr);
+      EXPECT_EQ(::send(connection, "!", 1, MSG_NOSIGNAL), 1);
+      std::uint64_t share = 0;
+      EXPECT_EQ(::recv(connection, &share, sizeof share, MSG_WAITALL), sizeof share);
+      EXPECT_TRUE(send_descriptors(connection, fake().exported, count, kAnswer));
+      ::close(connection);
+    });
+    const auto got = fetch(handle);
+    answering.join();
+    EXPECT_TRUE(got.answered);
+    EXPECT_EQ(got.memory >= 0, count == 1) << count;
+    if (got.memory >= 0) ::close(got.memory);
+    if (got.connection >= 0) ::close(got.connection);
+    EXPECT_EQ(open_descriptors(), before) << count;
+  }
+  ::close(owner);
+  EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
+}
+
 TEST(AgentShare, WhoCannotBeGivenTheDescriptorIsTold) {
   const auto child = ::fork();
   if (child == 0) {

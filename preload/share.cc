@@ -302,9 +302,19 @@ bool receive(int connection, Answer& answer, int& memory) {
   do {
     got = ::recvmsg(connection, &message, MSG_CMSG_CLOEXEC);
   } while (got < 0 && errno == EINTR);
+  // The kernel gives as many as there is room for, and one leaves room for two.
   const auto* header = got > 0 ? CMSG_FIRSTHDR(&message) : nullptr;
-  if (header && header->cmsg_type == SCM_RIGHTS && header->cmsg_len == CMSG_LEN(sizeof memory))
-    std::memcpy(&memory, CMSG_DATA(header), sizeof memory);
+  if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
+    const auto count = (header->cmsg_len - CMSG_LEN(0)) / sizeof memory;
+    for (std::size_t i = 0; i < count; ++i) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(header) + i * sizeof fd, sizeof fd);
+      if (count == 1)
+        memory = fd;
+      else
+        ::close(fd);
+    }
+  }
   return got == static_cast<ssize_t>(sizeof answer);
 }
 
