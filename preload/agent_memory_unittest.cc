@@ -547,6 +547,15 @@ TEST_F(AgentMemory, FreeingInAStreamHoldsNobodyUp) {
   EXPECT_EQ(fake().live_objects(), 0);
 }
 
+// Also by the call of before CUDA 3.2: the agent waits for all.
+TEST_F(AgentMemory, EveryContextThatIsMadeIsKnown) {
+  CUcontext old = nullptr;
+  ASSERT_EQ(own::cuCtxCreate(&old, 0, 1), CUDA_SUCCESS);
+  auto contexts = known_contexts();
+  std::sort(contexts.begin(), contexts.end());
+  EXPECT_EQ(contexts, (std::vector{context_, old}));
+}
+
 TEST_F(AgentMemory, ADetachedContextTakesItsMemoryAlong) {
   (void)allocated(4 * kMiB);
   CUcontext same = nullptr;

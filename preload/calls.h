@@ -178,6 +178,7 @@
   OWN(cuDevicePrimaryCtxRelease_v2)       \
   OWN(cuDevicePrimaryCtxReset)            \
   OWN(cuDevicePrimaryCtxReset_v2)         \
+  OWN(cuCtxCreate)                        \
   OWN(cuCtxCreate_v2)                     \
   OWN(cuCtxCreate_v3)                     \
   OWN(cuCtxCreate_v4)                     \

@@ -9,6 +9,7 @@ namespace stasis::preload {
 using CUmulticastHandle = unsigned long long;
 using CUgreenCtx = struct CUgreenCtx_st*;
 namespace fn {
+using cuCtxCreate = cuda::CUresult(cuda::CUcontext*, unsigned flags, cuda::CUdevice);
 using cuCtxCreate_v3 = cuda::CUresult(cuda::CUcontext*, void* affinity, int count, unsigned flags,
                                       cuda::CUdevice);
 using cuMemGetHandleForAddressRange = cuda::CUresult(void* handle, cuda::CUdeviceptr, std::size_t,

@@ -336,6 +336,7 @@ const DriverCalls& calls() {
     all.cuMemUnmap = &unmap;
     all.cuMemSetAccess = &set_access;
     all.cuMemExportToShareableHandle = &export_handle;
+    all.cuCtxCreate = &create_context;
     all.cuCtxCreate_v2 = &create_context;
     all.cuCtxDestroy_v2 = &destroy_context;
     all.cuCtxAttach = &attach_context;

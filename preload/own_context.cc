@@ -265,6 +265,13 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
   return reset_primary(driver().cuDevicePrimaryCtxReset_v2, device);
 }
 
+CUresult cuCtxCreate(CUcontext* context, unsigned flags, CUdevice device) {
+  const Gate::Pass pass;
+  const auto result = driver().cuCtxCreate(context, flags, device);
+  if (result == CUDA_SUCCESS && context) enter_created(*context, device);
+  return result;
+}
+
 CUresult cuCtxCreate_v2(CUcontext* context, unsigned flags, CUdevice device) {
   const Gate::Pass pass;
   const auto result = driver().cuCtxCreate_v2(context, flags, device);
