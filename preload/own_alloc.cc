@@ -248,20 +248,23 @@ CUresult cuMemAlloc_v2(CUdeviceptr* pointer, std::size_t bytes) {
 namespace {
 
 // Of a row, which the driver has to be asked for; 0: it does not say. It does not depend on the
-// height (580.159.04).
+// height, and is the width up to a multiple of a power of two, 512 (580.159.04).
 std::size_t pitch_of(std::size_t width, unsigned element) {
-  // What is asked with stays: to free it would wait for work in flight.
-  constexpr std::size_t kWidest = std::size_t{1} << 20;
+  // What is asked with stays, as to free it would wait for work in flight: so it is a short row.
+  constexpr std::size_t kUnit = std::size_t{64} << 10;
+  if (width == 0) return 0;
+  const std::size_t left_out = (width - 1) / kUnit * kUnit;
+  width -= left_out;
   CUcontext context = nullptr;
   CUdevice device = 0;
-  if (width > kWidest || driver().cuCtxGetCurrent(&context) != CUDA_SUCCESS || !context ||
+  if (driver().cuCtxGetCurrent(&context) != CUDA_SUCCESS || !context ||
       driver().cuCtxGetDevice(&device) != CUDA_SUCCESS)
     return 0;
   const std::tuple key(device, width, element);
   {
     const TablesLock lock;
     const auto at = tables().pitches.find(key);
-    if (at != tables().pitches.end()) return at->second;
+    if (at != tables().pitches.end()) return left_out + at->second;
   }
   CUdeviceptr row = 0;
   std::size_t pitch = 0;
@@ -269,7 +272,7 @@ std::size_t pitch_of(std::size_t width, unsigned element) {
   keep_spare(context, row);
   const TablesLock lock;
   tables().pitches.emplace(key, pitch);
-  return pitch;
+  return left_out + pitch;
 }
 
 }  // namespace
@@ -371,16 +374,22 @@ CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream) {
 
 CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, std::size_t* size, CUdeviceptr pointer) {
   const Gate::Pass pass;
-  const auto result = driver().cuMemGetAddressRange_v2(base, size, pointer);
-  if (result != CUDA_SUCCESS) return result;
+  CUdeviceptr found = 0;
+  std::size_t bytes = 0;
+  const auto result =
+      driver().cuMemGetAddressRange_v2(base ? &found : nullptr, size ? &bytes : nullptr, pointer);
+  if (result != CUDA_SUCCESS || (!base && !size)) return result;
   const TablesLock lock;
   const auto* mapping = mapping_at(pointer);
   const auto at =
       mapping ? tables().allocations.find(mapping->address) : tables().allocations.end();
-  if (at == tables().allocations.end()) return result;
-  if (pointer - at->first >= at->second.asked) return CUDA_ERROR_NOT_FOUND;
-  if (base) *base = at->first;
-  if (size) *size = at->second.asked;
+  if (at != tables().allocations.end()) {
+    if (pointer - at->first >= at->second.asked) return CUDA_ERROR_NOT_FOUND;
+    found = at->first;
+    bytes = at->second.asked;
+  }
+  if (base) *base = found;
+  if (size) *size = bytes;
   return result;
 }
 

@@ -95,7 +95,7 @@ struct Mover::State {
   Ring ring;
   std::map<int, Early> early;       // by ordinal
   std::vector<SpareRoom> keep;      // for the next copy out
-  std::vector<UniqueFd> held;       // until the next copy in has ended
+  std::vector<UniqueFd> files;      // until the next copy in has ended
   std::map<int, GpuDigest> digest;  // by ordinal
   bool unusable = false;            // the GPU still copies to or from the ring
 
@@ -356,7 +356,7 @@ void Mover::keep(std::vector<SpareRoom> room) { state_->keep = std::move(room); 
 
 void Mover::hold(std::vector<UniqueFd> files) {
   for (UniqueFd& file : files)
-    state_->held.push_back(std::move(file));
+    state_->files.push_back(std::move(file));
 }
 
 void Mover::drop_ahead() {
@@ -370,7 +370,7 @@ Result<CopyReport> Mover::copy(bool out, std::vector<Segment> segments, const Co
   }
   // A copy that does not end goes on until this process has ended.
   const ScopeGuard let_go([&] {
-    if (!state_->unusable) state_->held.clear();
+    if (!state_->unusable) state_->files.clear();
   });
   if (out) drop_ahead();
   auto room = std::exchange(state_->keep, {});

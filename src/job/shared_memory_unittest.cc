@@ -86,8 +86,12 @@ TEST_F(SharedMemory, ADirectoryThatNobodyMayWriteToComesBackWithWhatIsInIt) {
   constexpr uid_t kNobody = 65534;
   const bool root = ::geteuid() == 0;
   for (const fs::path& path : {top_, top_ / "from", top_ / "image", top_ / "to"})
-    if (root) ASSERT_EQ(::chown(path.c_str(), kNobody, static_cast<gid_t>(-1)), 0);
-  if (root) ASSERT_EQ(::seteuid(kNobody), 0);
+    if (root) {
+      ASSERT_EQ(::chown(path.c_str(), kNobody, static_cast<gid_t>(-1)), 0);
+    }
+  if (root) {
+    ASSERT_EQ(::seteuid(kNobody), 0);
+  }
   fs::create_directories(from("outer/inner"));
   write(from("outer/inner/file"), "content");
   ::chmod(from("outer/inner").c_str(), 0555);
@@ -101,7 +105,9 @@ TEST_F(SharedMemory, ADirectoryThatNobodyMayWriteToComesBackWithWhatIsInIt) {
   ::stat(to("outer/inner").c_str(), &inner);
   for (const fs::path& path : {from("outer"), from("outer/inner"), to("outer"), to("outer/inner")})
     ::chmod(path.c_str(), 0755);  // for who removes them
-  if (root) ASSERT_EQ(::seteuid(0), 0);
+  if (root) {
+    ASSERT_EQ(::seteuid(0), 0);
+  }
   ASSERT_TRUE(saved) << saved.error().to_string();
   ASSERT_TRUE(done) << done.error().to_string();
   EXPECT_EQ(back, "content");

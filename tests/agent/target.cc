@@ -46,6 +46,13 @@ bool round(CUdeviceptr address, unsigned number) {
   return CU(cuMemsetD8_v2)(address, static_cast<unsigned char>(number), kBytes) == CUDA_SUCCESS;
 }
 
+// Of a thread that goes on while the process ends: the driver is not there any more.
+void fail_unless_ending(int status) {
+  if (!g_end) ::_exit(status);
+  for (;;)
+    ::pause();
+}
+
 // A child without exec, which uses CUDA itself if it is the first to: here it has been used before,
 // so it must not, and only comes and goes.
 void fork_all_the_time() {
@@ -162,7 +169,7 @@ void reopen_driver(CUcontext context) {
     CUdeviceptr address = 0;
     if (set_current(context) != CUDA_SUCCESS || allocate(&address, 4 * kMiB) != CUDA_SUCCESS ||
         release(address) != CUDA_SUCCESS)
-      ::_exit(10);
+      fail_unless_ending(10);
     ::dlclose(library);
     ::usleep(1000);
   }
@@ -193,7 +200,7 @@ void capture_all_the_time(CUcontext context) {
     if (begin(stream, kThreadLocal) != CUDA_SUCCESS ||
         CU(cuMemsetD8Async)(address, 1, 99, stream) != CUDA_SUCCESS ||
         end(stream, &graph) != CUDA_SUCCESS || destroy(graph) != CUDA_SUCCESS)
-      ::_exit(14);
+      fail_unless_ending(14);
     ::usleep(100);
   }
 }
@@ -204,7 +211,7 @@ void allocate_all_the_time(CUcontext context) {
     CUdeviceptr address = 0;
     if (CU(cuMemAlloc_v2)(&address, 4 * kMiB) != CUDA_SUCCESS ||
         CU(cuMemFree_v2)(address) != CUDA_SUCCESS)
-      ::_exit(15);
+      fail_unless_ending(15);
   }
 }
 
