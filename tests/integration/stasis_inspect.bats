@@ -149,7 +149,7 @@ edited() {
   ((${#out} < 300000))
   edited 'm["processes"] += [process(1000001, 1000002), process(1000002, 1000001)]'
   capture timeout 60 stasis inspect "$edited"
-  assert_equal "$(grep -c ' made$' <<<"$out")" 2
+  assert_contains "$out$err" image-corrupt
   # It was quadratic.
   edited 'm["files"] = sorted(m["files"] + [{"path": f"criu/z{i}", "size": 0, "checksum": "0" * 32} for i in range(60000)], key=lambda f: f["path"])'
   capture timeout 60 stasis inspect "$edited" --json
