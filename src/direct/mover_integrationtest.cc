@@ -178,7 +178,7 @@ TEST_F(MoverTest, MovesMemoryOfTwoGpusOutAndBack) {
 TEST_F(MoverTest, CopiesEachGpuAtItsOwnSpeed) {
   constexpr std::uint64_t kEach = 32 * kMiB;
   Target target({{0, kEach, 0}, {1, kEach, kEach}});
-  MoverProcess mover = prepared("transfer:delay=300ms gpu=1");
+  MoverProcess mover = prepared("transfer:delay=600ms gpu=1");
   Memory content(2 * kEach);
   const auto took = [&](bool copies_out) {
     content.forget_times();
