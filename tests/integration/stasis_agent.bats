@@ -184,11 +184,12 @@ open(sys.argv[2], "wb").write(content.replace(stays, goes))' "$STASIS_LIBCUDA" "
 # By a thread that calls no driver, which nothing keeps from that before its memory has gone.
 @test "a program that closes the agent's descriptor while it is suspended or dumped is not lost" {
   local go=$BATS_TEST_TMPDIR/go verb
+  held_back() { [[ $(python3 "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" state) != 0 ]]; }
   for verb in "suspend --json" "dump --images-dir $BATS_TEST_TMPDIR/image"; do
     start_doing close-page-later "$go"
     # shellcheck disable=SC2086 # words
-    STASIS_SIM_FAULTS="lock:delay=2s@1" stasis $verb "$TARGET" >"$BATS_TEST_TMPDIR/said" 2>&1 3>&- &
-    sleep 1
+    STASIS_SIM_FAULTS="lock:delay=4s@1" stasis $verb "$TARGET" >"$BATS_TEST_TMPDIR/said" 2>&1 3>&- &
+    wait_until 60 held_back
     touch "$go"
     status=0
     wait $! || status=$?
