@@ -415,7 +415,9 @@ Result<void> AgentClient::bring_back(const Fill& fill) {
 }
 
 Result<void> bring_back_alone(Pid pid, const Pidfd& pidfd) {
-  auto agent = AgentClient::find(pid, pidfd);
+  // The agent itself has its lock for microseconds; whoever else has it sees to the rest.
+  constexpr std::chrono::milliseconds kPatience{50};
+  auto agent = AgentClient::find(pid, pidfd, kPatience);
   if (!agent) {
     if (agent.error().code == ErrorCode::kBusy) return {};
     return fail(std::move(agent.error()));

@@ -134,13 +134,17 @@ class Server {
     return say(pr::Done{});
   }
 
-  bool hold(const Channel::Message& message) {
+  bool hold(Channel::Message& message) {
     if (!mover_) return false;
-    std::vector<UniqueFd> files;
+    std::vector<UniqueFd> files = std::move(message.descriptors);
     // Should this process be killed, the GPUs are closed first, and what they do has ended then:
-    // the kernel closes descriptors in the order of their numbers.
-    for (const UniqueFd& file : message.descriptors)
-      files.emplace_back(::fcntl(file.get(), F_DUPFD_CLOEXEC, kDescriptorRoom / 2));
+    // the kernel closes descriptors in the order of their numbers. Where such a number may not be
+    // had
+    // (`ulimit -n`), it is held all the same.
+    for (UniqueFd& file : files) {
+      UniqueFd late(::fcntl(file.get(), F_DUPFD_CLOEXEC, kDescriptorRoom / 2));
+      if (late.valid()) file = std::move(late);
+    }
     mover_->hold(std::move(files));
     return say(pr::Done{});
   }
