@@ -123,6 +123,7 @@ TEST_F(AgentMemory, FreeingWaitsForWorkInFlightBeforeTheMemoryGoes) {
   EXPECT_EQ(fake().live_objects(), 1);
   EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
   EXPECT_EQ(fake().live_objects(), 0);
+  EXPECT_TRUE(fake().own_allocations.empty()) << "nothing was lost by the refusal";
   EXPECT_EQ(fake().calls["cuCtxSynchronize"], 0) << "captures of other threads are spoiled by it";
 }
 

@@ -117,8 +117,14 @@ CUresult ask_driver_about_capture(CUcontext context) {
 // capture as the program expects it of its own free. To synchronise the context spoils captures of
 // other threads, and may crash beside one that begins (580.159.04).
 CUresult wait_for_work(CUcontext context) {
+  const auto free = [&](CUdeviceptr byte) {
+    const auto result = driver().cuMemFree_v2(byte);
+    // Refused, it is there for the next.
+    if (result != CUDA_SUCCESS && result != CUDA_ERROR_INVALID_VALUE) keep_spare(context, byte);
+    return result;
+  };
   if (const auto spare = take_spare(context)) {
-    const auto result = driver().cuMemFree_v2(spare);
+    const auto result = free(spare);
     // Unless it has gone with a context of the same number.
     if (result != CUDA_ERROR_INVALID_VALUE) return result;
   }
@@ -126,7 +132,7 @@ CUresult wait_for_work(CUcontext context) {
   CUdeviceptr byte = 0;
   const auto result = driver().cuMemAlloc_v2(&byte, 1);
   if (result == CUDA_ERROR_OUT_OF_MEMORY) return driver().cuCtxSynchronize();
-  return result == CUDA_SUCCESS ? driver().cuMemFree_v2(byte) : result;
+  return result == CUDA_SUCCESS ? free(byte) : result;
 }
 
 void let_go(CUdeviceptr address, const Allocation& allocation) {
@@ -286,9 +292,10 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr* pointer, std::size_t* pitch, std::size_
   const auto of_row = pitch_of(width, element);
   if (of_row == 0 || height > SIZE_MAX / of_row || of_row * height < kThreshold)
     return driver().cuMemAllocPitch_v2(pointer, pitch, width, height, element);
-  const auto allocated = own::cuMemAlloc_v2(pointer, of_row * height);
-  if (allocated == CUDA_SUCCESS) *pitch = of_row;
-  return allocated;
+  if (own::cuMemAlloc_v2(pointer, of_row * height) != CUDA_SUCCESS)
+    return driver().cuMemAllocPitch_v2(pointer, pitch, width, height, element);
+  *pitch = of_row;
+  return CUDA_SUCCESS;
 }
 
 namespace {
