@@ -381,23 +381,18 @@ CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream) {
 
 CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, std::size_t* size, CUdeviceptr pointer) {
   const Gate::Pass pass;
-  CUdeviceptr found = 0;
-  std::size_t bytes = 0;
-  const auto result =
-      driver().cuMemGetAddressRange_v2(base ? &found : nullptr, size ? &bytes : nullptr, pointer);
+  auto result = driver().cuMemGetAddressRange_v2(base, size, pointer);
   if (result != CUDA_SUCCESS || (!base && !size)) return result;
   const TablesLock lock;
   const auto* mapping = mapping_at(pointer);
   const auto at =
       mapping ? tables().allocations.find(mapping->address) : tables().allocations.end();
-  if (at != tables().allocations.end()) {
-    if (pointer - at->first >= at->second.asked) return CUDA_ERROR_NOT_FOUND;
-    found = at->first;
-    bytes = at->second.asked;
-  }
-  if (base) *base = found;
-  if (size) *size = bytes;
-  return result;
+  if (at == tables().allocations.end()) return result;
+  // As the driver does where there is nothing (seen on an H200, 580).
+  const bool behind = pointer - at->first >= at->second.asked;
+  if (base) *base = behind ? 0 : at->first;
+  if (size) *size = behind ? 0 : at->second.asked;
+  return behind ? CUDA_ERROR_NOT_FOUND : result;
 }
 
 namespace {

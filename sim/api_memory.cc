@@ -166,10 +166,11 @@ CUresult cuMemFree_v2(CUdeviceptr pointer) {
 CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, std::size_t* size, CUdeviceptr pointer) {
   return in_context_passing([&](Driver& driver, Context&) -> CUresult {
     Allocation a;
-    if (!driver.memory.find(pointer, 1, a) || is_host(a.kind)) return CUDA_ERROR_NOT_FOUND;
-    if (base) *base = a.base;
-    if (size) *size = a.size;
-    return CUDA_SUCCESS;
+    const bool found = driver.memory.find(pointer, 1, a) && !is_host(a.kind);
+    // Nothing there: 0 (seen on an H200, 580).
+    if (base) *base = found ? a.base : 0;
+    if (size) *size = found ? a.size : 0;
+    return found ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
   });
 }
 

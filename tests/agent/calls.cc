@@ -136,10 +136,10 @@ void ask_about(const std::string& what, CUdeviceptr pointer, CUdeviceptr begin, 
 // Where nothing was asked for, though there may be something.
 void ask_behind(CUdeviceptr pointer) {
   std::printf("-- behind\n");
-  CUdeviceptr base = pointer;
-  std::size_t bytes = 0;
+  CUdeviceptr base = 1;
+  std::size_t bytes = 1;
   SAY(CU(cuMemGetAddressRange_v2)(&base, &bytes, pointer));
-  SAY(pointer - base);
+  SAY(base);
   SAY(bytes);
   for (int number = 1; number <= int{CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE}; ++number) {
     auto attribute = static_cast<CUpointer_attribute>(number);
