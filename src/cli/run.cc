@@ -19,6 +19,7 @@
 #include "base/fd.h"
 #include "cli/run_job.h"
 #include "cli/verbs.h"
+#include "job/io_uring.h"
 #include "job/registry.h"
 
 namespace stasis::cli {
@@ -110,6 +111,19 @@ int become(std::vector<std::string>& words, const Inherited& inherited) {
   return why == ENOENT ? 127 : 126;
 }
 
+// Without images.
+Result<int> start_only(job::RunOptions& options, const std::string& preload,
+                       const Inherited& inherited) {
+  auto named = enter_name(options);
+  if (!named) return fail(std::move(named.error()));
+  ::setenv("LD_PRELOAD", preload.c_str(), 1);
+  if (options.without_io_uring) {
+    if (const int failed = job::do_without_io_uring())
+      return fail(job::cannot_do_without_io_uring(failed));
+  }
+  return become(options.command, inherited);
+}
+
 Result<int> run_program(Context& context, RunArguments& arguments) {
   std::vector<std::string>& words = arguments.job.command;
   words = std::move(context.command);
@@ -131,10 +145,7 @@ Result<int> run_program(Context& context, RunArguments& arguments) {
   }
   const std::string preload = with_agent(*library);
   if (arguments.job.images_dir.empty()) {
-    auto named = enter_name(arguments.job);
-    if (!named) return fail(std::move(named.error()));
-    ::setenv("LD_PRELOAD", preload.c_str(), 1);
-    return become(words, context.inherited);
+    return start_only(arguments.job, preload, context.inherited);
   }
   auto outcome = run_job(context, arguments, preload);
   if (!outcome) return fail(std::move(outcome.error()));
@@ -142,10 +153,7 @@ Result<int> run_program(Context& context, RunArguments& arguments) {
     context.terminal.note(
         "the program is started without --images-dir, and nothing will be saved: " +
         outcome->without_images->message + "; what to do: " + outcome->without_images->remedy);
-    auto named = enter_name(arguments.job);
-    if (!named) return fail(std::move(named.error()));
-    ::setenv("LD_PRELOAD", preload.c_str(), 1);
-    return become(words, context.inherited);
+    return start_only(arguments.job, preload, context.inherited);
   }
   if (outcome->why) print_error(outcome->why->to_string());
   return outcome->status;

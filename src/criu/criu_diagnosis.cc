@@ -133,14 +133,14 @@ constexpr std::array kRules = {
              "a file that the process had open may not be opened", "restore as the same user"},
     CriuRule{"anon_inode:[io_uring]", "", kCriuFailed,
              "the process uses io_uring, which CRIU cannot dump",
-             "turn io_uring off in the program (libuv: UV_USE_IO_URING=0)"},
+             "start it with `stasis run --no-io-uring`, or turn io_uring off in the program"},
     CriuRule{"io_uring", "", kCriuFailed, "the process uses io_uring, which CRIU cannot dump",
-             "turn io_uring off in the program (libuv: UV_USE_IO_URING=0)"},
+             "start it with `stasis run --no-io-uring`, or turn io_uring off in the program"},
     // The kernel lets no io_uring through a socket since 6.7: CRIU says only this. Seen.
     CriuRule{
         "send_fds failed (-22)", "", kCriuFailed,
         "the process has a descriptor that the kernel hands to nobody, most likely an io_uring",
-        "turn io_uring off in the program (libuv: UV_USE_IO_URING=0)"},
+        "start it with `stasis run --no-io-uring`, or turn io_uring off in the program"},
     CriuRule{"anon_inode:", "", kCriuFailed,
              "the process has a kind of descriptor open that CRIU cannot dump",
              "close it before the dump; the line names its kind"},

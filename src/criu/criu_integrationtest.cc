@@ -345,7 +345,7 @@ TEST_F(CriuTest, ATerminalFromOutsideIsExplained) {
 TEST_F(CriuTest, IoUringIsExplained) {
   Target target("uring", target_dir());
   if (target.count() == 0) GTEST_SKIP() << "the kernel allows no io_uring";
-  expect_dump_fails(target, {}, "io_uring", "turn io_uring off");
+  expect_dump_fails(target, {}, "io_uring", "--no-io-uring");
 }
 
 TEST_F(CriuTest, ATracedProcessIsBusy) {

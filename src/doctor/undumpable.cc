@@ -73,8 +73,9 @@ using doctor::is_of_no_file;
 using doctor::Kind;
 using doctor::Signs;
 
-constexpr Kind kIoUring{"io-uring", Light::kRed, "has an io_uring open, which CRIU cannot dump",
-                        "turn io_uring off in the program (libuv: UV_USE_IO_URING=0)"};
+constexpr Kind kIoUring{
+    "io-uring", Light::kRed, "has an io_uring open, which CRIU cannot dump",
+    "start it with `stasis run --no-io-uring`, or turn io_uring off in the program"};
 constexpr Kind kAnonymous{"anonymous-file", Light::kRed,
                           "has files of a kind open that CRIU cannot dump",
                           "close them before the dump"};

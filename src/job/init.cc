@@ -23,6 +23,7 @@
 
 #include "base/helper_process.h"
 #include "checkpoint/journal.h"
+#include "job/io_uring.h"
 #include "job/shared_memory.h"
 #include "proc/procfs.h"
 
@@ -298,6 +299,7 @@ class Loop {
     to.reset();
     int error = 0;
     if (::read(from.get(), &error, sizeof error) == sizeof error) {
+      if (error < 0) return tell(failed(cannot_do_without_io_uring(-error)));
       return tell({{"event", "not-started"}, {"errno", error}});
     }
     job_ = pid;
@@ -321,8 +323,9 @@ class Loop {
     ::sigprocmask(SIG_SETMASK, &spec_.mask, nullptr);
     ::setenv("LD_PRELOAD", spec_.preload.c_str(), 1);
     ::setenv("STASIS_ENV_FILE", kEnvironmentFile, 1);
-    if (placed) ::execvp(argv[0], argv.data());
-    const int error = errno;
+    const int filtered = spec_.without_io_uring ? do_without_io_uring() : 0;
+    if (placed && filtered == 0) ::execvp(argv[0], argv.data());
+    const int error = filtered != 0 ? -filtered : errno;
     (void)!::write(to.get(), &error, sizeof error);
     ::_exit(127);
   }

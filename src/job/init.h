@@ -56,7 +56,8 @@ using Work =
 
 struct JobSpec {
   std::vector<std::string> command;
-  std::string preload;           // LD_PRELOAD for it
+  std::string preload;  // LD_PRELOAD for it
+  bool without_io_uring = false;
   sigset_t mask{};               // the job's
   TerminalStreams terminal = 0;  // those of its streams that are to be a terminal
   winsize size{};

@@ -243,6 +243,7 @@ Result<Outcome> Supervisor::run(std::optional<int> image, Work work) {
   JobSpec spec;
   spec.command = options_.command;
   spec.preload = options_.preload;
+  spec.without_io_uring = options_.without_io_uring;
   spec.terminal = our_terminals();
   spec.size = our_size();
   spec.keep = std::move(keep);

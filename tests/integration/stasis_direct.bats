@@ -92,6 +92,40 @@ print(there, int(signal.getsignal(signal.SIGCHLD)), file=sys.stderr)'
   assert_equal "$status" 9
 }
 
+# In Python: prints what io_uring_setup(2) answers.
+ask_for_io_uring='import ctypes
+library = ctypes.CDLL(None, use_errno=True)
+print(0 if library.syscall(425, 8, ctypes.create_string_buffer(120)) >= 0 else ctypes.get_errno())'
+
+@test "run --no-io-uring: the program and all that it starts find none, also after a restore" {
+  capture stasis run -- python3 -c "$ask_for_io_uring"
+  [[ $out == $'0\n' ]] || skip "the kernel allows no io_uring"
+  capture stasis run --no-io-uring -- sh -c 'python3 -c "$1" | cat' x "$ask_for_io_uring"
+  assert_equal "$out" $'38\n' # ENOSYS
+  need_root "CRIU"
+  TARGET_STATUS=$BATS_TEST_TMPDIR/filtered TARGET_LOG=$BATS_TEST_TMPDIR/filtered.log
+  (exec_on_gpu setsid stasis run --no-io-uring -- stasis-workload memory --size 16M --status "$TARGET_STATUS") \
+    </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 target_is_up
+  dump_it
+  restore_it
+  target_goes_on
+  grep -qx $'Seccomp:\t2' "/proc/$TARGET/status"
+  grep -qx $'NoNewPrivs:\t0' "/proc/$TARGET/status"
+  restored_verifies
+}
+
+@test "run --no-io-uring without privileges gives up gaining any, and says nothing" {
+  need_root "another user"
+  capture setpriv --reuid=65534 --regid=65534 --clear-groups stasis run --no-io-uring -- \
+    sh -c 'grep -E "^(NoNewPrivs|Seccomp):" /proc/self/status'
+  assert_equal "$status" 0
+  assert_equal "$err" ""
+  assert_equal "$out" $'NoNewPrivs:\t1\nSeccomp:\t2\n'
+}
+
 @test "run tells a program that is not there from one that cannot be started" {
   capture stasis run -- /no/such/program
   assert_equal "$status" 127

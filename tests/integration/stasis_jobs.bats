@@ -56,6 +56,26 @@ teardown() { end_stasis; }
   (($(target_round) > saved))
 }
 
+@test "--no-io-uring: a job and its restored job find none, and are saved" {
+  local seen=$BATS_TEST_TMPDIR/seen
+  job=(sh -c 'grep Seccomp: /proc/self/status >"$0"; exec "$@"' "$seen" "${job[@]}")
+  start_run --no-io-uring
+  job_is_up
+  assert_equal "$(cat "$seen")" $'Seccomp:\t2'
+  saves 000001
+  target_goes_on
+  kill -KILL "$RUN"
+  wait_until 60 nobody_is_left
+  ends_with 137
+  wait_until 60 gpu_is_free
+  start_run --no-io-uring
+  told "goes on from $images/000001 "
+  target_goes_on
+  grep -qx $'Seccomp:\t2' "/proc/$(job_pid)/status"
+  kill -INT "$RUN"
+  ends_with 130
+}
+
 @test "a damaged image: the one before is taken, saying so; no sound one: refused" {
   start_run
   job_is_up

@@ -1,0 +1,42 @@
+#include "job/io_uring.h"
+
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+
+#include <array>
+#include <cerrno>
+#include <cstddef>
+
+#include "base/fd.h"
+
+namespace stasis::job {
+
+int do_without_io_uring() {
+  // One number in all of x86's calling conventions; x32 has a bit more (asm/unistd.h).
+  constexpr unsigned kX32Bit = 0x40000000;
+  std::array<sock_filter, 5> program = {{
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_STMT(BPF_ALU | BPF_AND | BPF_K, ~kX32Bit),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  }};
+  const sock_fprog filter{program.size(), program.data()};
+  const auto install = [&] { return ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0; };
+  if (install()) return 0;
+  if (errno == EACCES && ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && install()) return 0;
+  return errno;
+}
+
+Error cannot_do_without_io_uring(int error_number) {
+  Error error = errno_error("cannot keep the program from io_uring", error_number);
+  error.code = ErrorCode::kNotSupported;
+  error.remedy =
+      "leave out --no-io-uring, or turn io_uring off for the machine "
+      "(sysctl kernel.io_uring_disabled=2)";
+  return error;
+}
+
+}  // namespace stasis::job
