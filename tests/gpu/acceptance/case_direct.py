@@ -36,8 +36,8 @@ KINDS = {
 }
 
 
-def run_under_agent(machine, argv, name, env=None):
-    return Target(machine, [machine.program("stasis"), "run", "--", *map(str, argv)], name, env)
+def run_under_agent(machine, argv, name, env=None, options=()):
+    return Target(machine, [machine.program("stasis"), "run", *options, "--", *map(str, argv)], name, env)
 
 
 def start(machine, kind, options=None, name=None):

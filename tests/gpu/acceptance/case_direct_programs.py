@@ -139,7 +139,8 @@ def ddp(machine):
                 "--losses", os.path.join(machine.work, name + ".losses"), "--gib", "4", "--steps", str(steps), "--ddp",
                 *options]
 
-    target = run_under_agent(machine, argv("disturbed", "--pause-ms", "100"), "disturbed", env)
+    # torchrun's store uses libuv, which would have an io_uring.
+    target = run_under_agent(machine, argv("disturbed", "--pause-ms", "100"), "disturbed", env, ["--no-io-uring"])
     target.losses = os.path.join(machine.work, "disturbed.losses")
     case_torch.wait_step(target, 10)
 

@@ -43,6 +43,22 @@ def start_ticks(pid):
     return None if fields[0] in "ZX" else fields[19]
 
 
+def parent_of(pid):
+    """0 if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            return int(file.read().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def session_of(pid):
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return 0
+
+
 def reap_strays(known):
     """Reaps adopted children that no Target will ask for."""
     while True:
@@ -151,16 +167,18 @@ class Target:
             time.sleep(0.01)
 
     def tree(self):
-        """The process and everything in the session that it leads."""
-        found = [self.pid] if start_ticks(self.pid) else []
+        """The process, everything below it, and everything in the session that it leads."""
+        parents = {}
         for entry in os.listdir("/proc"):
-            if not entry.isdigit() or int(entry) == self.pid:
-                continue
-            try:
-                if os.getsid(int(entry)) == self.pid:
-                    found.append(int(entry))
-            except OSError:
-                continue
+            if entry.isdigit():
+                parents[int(entry)] = parent_of(int(entry))
+        found = [self.pid] if start_ticks(self.pid) else []
+        for pid in parents:
+            above = pid
+            while above in parents and above != self.pid:  # torchrun's ranks have sessions of their own
+                above = parents[above]
+            if pid != self.pid and (above == self.pid or session_of(pid) == self.pid):
+                found.append(pid)
         return found
 
     def finish(self, timeout=120):
