@@ -70,25 +70,43 @@ class Training:
         self.process.wait()
 
 
-def pair(options, number):
+def pairs_at_once(options, numbers):
+    """What the program says of itself, and of each pair the medians of its steps. All are there from the beginning and
+    take turns, so that what changes slowly meets all of them."""
     both = {"without": [], "with": [options.stasis, "run", "--"]}
-    order = list(both) if number % 2 == 0 else list(reversed(both))  # what changes slowly meets both
-    trainings = {name: Training(options, *both[name]) for name in order}
-    about = {name: training.hear() for name, training in trainings.items()}
-    seconds = {name: [] for name in order}
-    while len(seconds["with"]) < options.steps:
-        for name in order:
-            seconds[name] += trainings[name].steps(FIRST_OF_ROW + IN_A_ROW)[FIRST_OF_ROW:]
+    order = [(number, name) for number in numbers for name in both]
+    trainings = {who: Training(options, *both[who[1]]) for who in order}
+    about = {who: training.hear() for who, training in trainings.items()}
+    seconds = {who: [] for who in order}
+    while len(seconds[order[0]]) < options.steps:
+        for who in order:
+            seconds[who] += trainings[who].steps(FIRST_OF_ROW + IN_A_ROW)[FIRST_OF_ROW:]
         order.reverse()
     for training in trainings.values():
         training.end()
-    return about["with"], {name: statistics.median(values) for name, values in seconds.items()}
+    medians = {who: statistics.median(values) for who, values in seconds.items()}
+    return about[numbers[0], "with"], [{name: medians[number, name] for name in both} for number in numbers]
+
+
+def differences(pairs):
+    """How much longer a step takes under the agent, of the mean of all, and what chance alone does to that figure: the
+    standard error, from how much processes of a kind differ among themselves."""
+    kinds = {name: [medians[name] for medians in pairs] for name in ("without", "with")}
+    without = statistics.mean(kinds["without"])
+    found = {"difference": statistics.mean(kinds["with"]) / without - 1}
+    if len(pairs) > 1:
+        variance = sum(statistics.variance(values) for values in kinds.values()) / len(pairs)
+        found["standard_error"] = variance ** 0.5 / without
+        found["spread_without"] = (max(kinds["without"]) - min(kinds["without"])) / without
+    return found
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split(":", maxsplit=1)[0])
     parser.add_argument("--stasis", help="the program, for `stasis run`")
     parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--at-once", type=int, default=5, metavar="PAIRS",
+                        help="so many of them side by side, each training with 6 GiB (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--width", type=int, default=2048)
@@ -103,15 +121,17 @@ def main():
         parser.error("--stasis is needed")
     start = time.monotonic()
     pairs = []
-    for number in range(options.pairs):
-        about, medians = pair(options, number)
-        pairs.append(medians)
-        print(f"pair {number + 1}: {medians['without'] * 1e3:.2f} ms without, {medians['with'] * 1e3:.2f} ms with, "
-              f"{(medians['with'] / medians['without'] - 1) * 100:+.2f} %", file=sys.stderr, flush=True)
+    for first in range(0, options.pairs, options.at_once):
+        about, found = pairs_at_once(options, range(first, min(first + options.at_once, options.pairs)))
+        for medians in found:
+            pairs.append(medians)
+            print(f"pair {len(pairs)}: {medians['without'] * 1e3:.2f} ms without, {medians['with'] * 1e3:.2f} ms with, "
+                  f"{(medians['with'] / medians['without'] - 1) * 100:+.2f} %", file=sys.stderr, flush=True)
     ratios = [medians["with"] / medians["without"] for medians in pairs]
-    shape = {name: getattr(options, name) for name in ("layers", "width", "batch", "sequence", "steps")}
+    shape = {name: getattr(options, name) for name in ("layers", "width", "batch", "sequence", "steps", "at_once")}
     print(json.dumps({**about, **shape, "pairs": pairs, "ratios": ratios, "ratio": statistics.median(ratios),
-                      "lowest": min(ratios), "highest": max(ratios), "seconds": time.monotonic() - start}, indent=1))
+                      "lowest": min(ratios), "highest": max(ratios), **differences(pairs),
+                      "seconds": time.monotonic() - start}, indent=1))
 
 
 if __name__ == "__main__":
