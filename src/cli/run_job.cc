@@ -416,6 +416,13 @@ Result<job::Outcome> run_job(Context& context, RunArguments& arguments,
     if (auto map = parse_gpu_map(arguments.map); !map) return fail(std::move(map.error()));
   }
   if (auto good = check_refreshed(arguments.refreshed); !good) return fail(std::move(good.error()));
+  if (options.without_io_uring && proc::ProcFs().in_own_user_namespace()) {
+    return fail(
+        ErrorCode::kNotSupported,
+        "in a user namespace a job with --no-io-uring cannot be saved: CRIU may not read its "
+        "filter of system calls",
+        "leave out --no-io-uring, or run as root");
+  }
   Wishes wishes{arguments.map, arguments.refreshed, arguments.ring_bytes, {}};
   if (!arguments.trace.empty()) {
     auto place = place_of_trace(arguments.trace);

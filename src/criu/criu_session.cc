@@ -3,7 +3,6 @@
 #include <fcntl.h>
 
 #include <algorithm>
-#include <sstream>
 #include <utility>
 
 #include <fmt/format.h>
@@ -12,6 +11,7 @@
 #include "base/fd.h"
 #include "base/trace.h"
 #include "criu/criu_log.h"
+#include "proc/procfs.h"
 
 namespace stasis {
 namespace {
@@ -170,17 +170,6 @@ CriuAnswer converse(CriuProcess& process, const criu_rpc::Request& request,
   return answer;
 }
 
-// Whose root has no rights beyond it: CRIU is not to try what only the first one's may (seen: a
-// restore ends at SO_SNDBUFFORCE). That one has all numbers, each as itself.
-bool in_own_user_namespace() {
-  const auto map = read_file(AT_FDCWD, "/proc/self/uid_map");
-  if (!map) return false;
-  std::istringstream line(*map);
-  std::uint64_t inside = 1, outside = 1, count = 0;
-  line >> inside >> outside >> count;
-  return inside != 0 || outside != 0 || count != 0xffffffff;
-}
-
 void set_options(criu_rpc::Options& rpc, const CriuOptions& options) {
   rpc.shell_job = options.shell_job;
   rpc.tcp_established = options.tcp_established;
@@ -188,7 +177,9 @@ void set_options(criu_rpc::Options& rpc, const CriuOptions& options) {
   rpc.file_locks = options.file_locks;
   rpc.link_remap = options.link_remap;
   rpc.ext_unix_sk = options.ext_unix_sk;
-  if (options.unprivileged || in_own_user_namespace()) rpc.unprivileged = true;
+  // CRIU is not to try there what only the first namespace's root may (seen: a restore ends at
+  // SO_SNDBUFFORCE).
+  if (options.unprivileged || proc::ProcFs().in_own_user_namespace()) rpc.unprivileged = true;
   rpc.ghost_limit = options.ghost_limit;
   for (const std::string& external : options.external)
     rpc.external.push_back(external);

@@ -16,8 +16,9 @@ constexpr Kind kOurs{"seccomp", Light::kRed,
                      "run stasis outside of the container, or start that one without a filter "
                      "(--security-opt seccomp=unconfined, --privileged)"};
 constexpr Kind kTheirs{"seccomp", Light::kRed,
-                       "runs under a seccomp filter, which CRIU may not read without CAP_SYS_ADMIN",
-                       "run as root, or give stasis CAP_SYS_ADMIN"};
+                       "runs under a seccomp filter, which CRIU may not read without CAP_SYS_ADMIN "
+                       "in the first user namespace",
+                       "run as root, or start the program without the filter"};
 constexpr Kind kZombie{"zombie-leader", Light::kRed,
                        "has threads and no first one any more, which CRIU cannot dump",
                        "wait until its threads have ended, or let its first thread wait for them"};
@@ -43,7 +44,8 @@ void look_at_seccomp(const proc::ProcFs& procfs, const Processes& processes,
     return;
   }
   const auto capabilities = procfs.effective_capabilities();
-  if (!capabilities || (*capabilities >> CAP_SYS_ADMIN & 1) != 0) return;
+  const bool may = !capabilities || (*capabilities >> CAP_SYS_ADMIN & 1) != 0;
+  if (may && !procfs.in_own_user_namespace()) return;
   for (const proc::ProcessInfo& info : processes) {
     if (is_filtered(procfs, info.pid)) out.add(info.pid, kTheirs, "mode 2");
   }

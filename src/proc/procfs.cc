@@ -386,6 +386,15 @@ Result<std::int64_t> ProcFs::started(const ProcessInfo& info) const {
   return boot + static_cast<std::int64_t>(info.start_ticks / static_cast<std::uint64_t>(ticks));
 }
 
+bool ProcFs::in_own_user_namespace() const {
+  const auto map = read_file(AT_FDCWD, root_ + "/self/uid_map");
+  if (!map) return false;
+  std::istringstream line(*map);
+  std::uint64_t inside = 1, outside = 1, count = 0;
+  line >> inside >> outside >> count;
+  return inside != 0 || outside != 0 || count != 0xffffffff;
+}
+
 Result<std::uint64_t> ProcFs::effective_capabilities() const {
   auto status = read_file(AT_FDCWD, root_ + "/self/status");
   if (!status) return fail(std::move(status.error()));

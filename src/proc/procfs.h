@@ -122,6 +122,10 @@ class ProcFs {
   // When the process was started, in seconds since 1970. kIo.
   Result<std::int64_t> started(const ProcessInfo& info) const;
 
+  // Whether this process is in a user namespace of its own, whose root has no rights beyond it. The
+  // first one has all numbers, each as itself.
+  bool in_own_user_namespace() const;
+
   // What this process may do: a bit for each capability of linux/capability.h. kIo.
   Result<std::uint64_t> effective_capabilities() const;
 

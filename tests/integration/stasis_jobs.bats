@@ -76,6 +76,14 @@ teardown() { end_stasis; }
   ends_with 130
 }
 
+@test "--no-io-uring in a user namespace is refused for a job, and not for a program that is only started" {
+  local own=(unshare --user --map-root-user)
+  "${own[@]}" true || skip "the kernel makes no user namespaces"
+  refused_by 8 not-supported "${own[@]}" stasis run --no-io-uring --images-dir "$images" -- true
+  assert_contains "$err" "or run as root"
+  "${own[@]}" stasis run --no-io-uring -- true
+}
+
 @test "a damaged image: the one before is taken, saying so; no sound one: refused" {
   start_run
   job_is_up
