@@ -115,16 +115,26 @@ class Saver {
       const ssize_t got = ::readlinkat(parent.get(), name.c_str(), target.data(), target.size());
       if (got < 0) return io_error("read the link", path);
       target.resize(static_cast<std::size_t>(got));
+      if (!is_text(target)) {
+        return fail(ErrorCode::kUndumpable, "what a link points to is no UTF-8",
+                    "let the program name its shared memory otherwise");
+      }
       item["type"] = "link";
       item["target"] = target;
       entries_.push_back(std::move(item));
       return {};
     }
-    if (!S_ISREG(info.st_mode)) return {};  // a socket that somebody listens on is CRIU's
+    // A socket that somebody listens on is CRIU's.
+    if (!S_ISREG(info.st_mode) && !S_ISFIFO(info.st_mode)) return {};
     const auto [known, is_new] = inodes_.try_emplace(info.st_ino, path);
     if (!is_new) {
       item["type"] = "same";
       item["target"] = known->second;
+      entries_.push_back(std::move(item));
+      return {};
+    }
+    if (S_ISFIFO(info.st_mode)) {  // CRIU has what is in it, and opens it by its name
+      item["type"] = "pipe";
       entries_.push_back(std::move(item));
       return {};
     }
@@ -198,6 +208,43 @@ bool is_plain(const std::string& path) {
   return path.find('\0') == std::string::npos;
 }
 
+constexpr std::uint64_t kMostOffset = INT64_MAX;
+constexpr std::uint64_t kMostMode = 07777;
+constexpr std::uint64_t kMostOwner = UINT32_MAX - 1;  // one more stands for none
+
+// json's get() would take 1.5, true and -1, and cut off what is too large.
+bool is_number(const json& value, std::uint64_t most) {
+  const auto* number = value.get_ptr<const json::number_unsigned_t*>();
+  return number != nullptr && *number <= most;
+}
+bool has_number(const json& item, const char* key, std::uint64_t most) {
+  const auto found = item.find(key);
+  return found != item.end() && is_number(*found, most);
+}
+bool has_text(const json& item, const char* key) {
+  const auto found = item.find(key);
+  return found != item.end() && found->is_string();
+}
+bool is_extent(const json& value) {
+  return value.is_array() && value.size() == 3 &&
+         std::all_of(value.begin(), value.end(),
+                     [](const json& number) { return is_number(number, kMostOffset); });
+}
+
+// Of a kind that we know, with all that belongs to it.
+bool is_entry(const json& item) {
+  if (!item.is_object() || !has_text(item, "type") || !has_text(item, "path") ||
+      !has_number(item, "mode", kMostMode) || !has_number(item, "uid", kMostOwner) ||
+      !has_number(item, "gid", kMostOwner))
+    return false;
+  const auto& type = item["type"].get_ref<const std::string&>();
+  if (type == "link" || type == "same") return has_text(item, "target");
+  if (type != "file") return type == "directory" || type == "pipe";
+  const auto extents = item.find("extents");
+  return has_number(item, "size", kMostOffset) && extents != item.end() && extents->is_array() &&
+         std::all_of(extents->begin(), extents->end(), is_extent);
+}
+
 class Restorer {
  public:
   Restorer(std::string directory, const UniqueFd& from)
@@ -213,23 +260,24 @@ class Restorer {
     auto text = read_file(from_.get(), kIndex, kMostIndex);
     if (!text) return fail(std::move(text.error()));
     const json index = json::parse(*text, nullptr, false);
-    try {
-      if (index.at("version").get<int>() != kVersion) return corrupt("its version");
-      // What points somewhere comes when nothing is made any more.
-      std::vector<const json*> directories;
-      for (const char* type : {"directory", "file", "same", "link"}) {
-        for (const json& item : index.at("entries")) {
-          if (item.at("type").get<std::string>() != type) continue;
-          if (auto done = make(item, type); !done) return done;
-          if (type == std::string_view("directory")) directories.push_back(&item);
-        }
+    if (!index.is_object() || !has_number(index, "version", kVersion) || index["version"] == 0)
+      return corrupt("its version");
+    const auto entries = index.find("entries");
+    if (entries == index.end() || !entries->is_array()) return corrupt("its entries");
+    for (std::size_t i = 0; i < entries->size(); ++i)
+      if (!is_entry((*entries)[i])) return corrupt(fmt::format("entry {}", i));
+    // What points somewhere comes when nothing is made any more.
+    std::vector<const json*> directories;
+    for (const char* type : {"directory", "file", "pipe", "same", "link"}) {
+      for (const json& item : *entries) {
+        if (item["type"] != type) continue;
+        if (auto done = make(item, type); !done) return done;
+        if (type == std::string_view("directory")) directories.push_back(&item);
       }
-      // Last, and what is within before what it is in: it may be one that nobody may write to.
-      for (auto item = directories.rbegin(); item != directories.rend(); ++item)
-        if (auto done = finish_directory(**item); !done) return done;
-    } catch (const json::exception& exception) {
-      return corrupt(exception.what());
     }
+    // Last, and what is within before what it is in: it may be one that nobody may write to.
+    for (auto item = directories.rbegin(); item != directories.rend(); ++item)
+      if (auto done = finish_directory(**item); !done) return done;
     return {};
   }
 
@@ -291,6 +339,15 @@ class Restorer {
       if (::mkdirat(parent, name, 0700) != 0 && errno != EEXIST) return io_error("make", path);
       return {};
     }
+    if (type == "pipe") {
+      if (::mkfifoat(parent, name, 0600) != 0) return io_error("make", path);
+      // Not by a descriptor: to open one is to take part in it.
+      if (::fchownat(parent, name, item.at("uid").get<uid_t>(), item.at("gid").get<gid_t>(),
+                     AT_SYMLINK_NOFOLLOW) != 0 ||
+          ::fchmodat(parent, name, item.at("mode").get<mode_t>(), 0) != 0)
+        return io_error("set the owner of", path);
+      return {};
+    }
     auto made = open_file(parent, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, 0600);
     if (!made) return fail(std::move(made.error()));
     if (auto filled = fill(*made, item, path); !filled) return filled;
@@ -309,15 +366,14 @@ class Restorer {
   static Result<void> set_owner_and_mode(const UniqueFd& file, const json& item,
                                          const std::string& path) {
     if (::fchown(file.get(), item.at("uid").get<uid_t>(), item.at("gid").get<gid_t>()) != 0 ||
-        ::fchmod(file.get(), item.at("mode").get<unsigned>() & 07777U) != 0)
+        ::fchmod(file.get(), item.at("mode").get<mode_t>()) != 0)
       return io_error("set the owner of", path);
     return {};
   }
 
   Result<void> fill(const UniqueFd& file, const json& item, const std::string& path) {
     const auto size = item.at("size").get<std::uint64_t>();
-    if (size > static_cast<std::uint64_t>(INT64_MAX) ||
-        ::ftruncate(file.get(), static_cast<off_t>(size)) != 0)
+    if (::ftruncate(file.get(), static_cast<off_t>(size)) != 0)
       return io_error("make room for", path);
     for (const json& extent : item.at("extents")) {
       const auto begin = extent.at(0).get<std::uint64_t>();

@@ -49,6 +49,29 @@ TEST_F(SharedMemory, NameThatAnImageCannotHoldIsRefused) {
   EXPECT_FALSE(fs::exists(top_ / "image" / "stasis-shm-index.json"));
 }
 
+TEST_F(SharedMemory, LinkToWhatAnImageCannotHoldIsRefused) {
+  fs::create_symlink("caf\xe9", from("link"));
+  auto saved = save();
+  ASSERT_FALSE(saved);
+  EXPECT_EQ(saved.error().code, ErrorCode::kUndumpable);
+}
+
+TEST_F(SharedMemory, APipeWithANameComesBack) {
+  ASSERT_EQ(::mkfifo(from("pipe").c_str(), 0600), 0);
+  ASSERT_EQ(::chmod(from("pipe").c_str(), 0626), 0);
+  fs::create_hard_link(from("pipe"), from("twin"));
+  auto saved = save();
+  ASSERT_TRUE(saved) << saved.error().to_string();
+  EXPECT_GT(*saved, 0U);
+  auto done = restore();
+  ASSERT_TRUE(done) << done.error().to_string();
+  struct stat info {};
+  ASSERT_EQ(::lstat(to("pipe").c_str(), &info), 0);
+  EXPECT_TRUE(S_ISFIFO(info.st_mode));
+  EXPECT_EQ(info.st_mode & 07777U, 0626U);
+  EXPECT_EQ(info.st_nlink, 2U);
+}
+
 TEST_F(SharedMemory, ComesBackWithContentHolesModesNamesAndLinks) {
   write(from("plain"), "content");
   ::chmod(from("plain").c_str(), 0640);
@@ -150,7 +173,15 @@ TEST_F(SharedMemory, DamageIsAnErrorAndNoCrash) {
       {"", "[]", "{}", R"({"version":2,"entries":[]})", R"({"version":1,"entries":[1]})",
        R"({"version":1,"entries":[{"type":"file","path":"a","mode":0,"uid":0,"gid":0,"size":4,"extents":[[2,4,0]]}]})",
        R"({"version":1,"entries":[{"type":"file","path":"a","mode":0,"uid":0,"gid":0,"size":4,"extents":[[-1,4]]}]})",
-       R"({"version":1,"entries":[{"type":"same","path":"a","mode":0,"uid":0,"gid":0,"target":"../b"}]})"}) {
+       R"({"version":1,"entries":[{"type":"same","path":"a","mode":0,"uid":0,"gid":0,"target":"../b"}]})",
+       R"({"version":1})", R"({"version":true,"entries":[]})", R"({"version":1.5,"entries":[]})",
+       R"({"version":4294967297,"entries":[]})",
+       R"({"version":1,"entries":[{"type":"door","path":"a","mode":0,"uid":0,"gid":0}]})",
+       R"({"version":1,"entries":[{"type":"directory","path":"a","mode":65536,"uid":0,"gid":0}]})",
+       R"({"version":1,"entries":[{"type":"pipe","path":"a","mode":0,"uid":4294967296,"gid":0}]})",
+       R"({"version":1,"entries":[{"type":"pipe","path":"a","mode":0,"uid":0,"gid":4294967295}]})",
+       R"({"version":1,"entries":[{"type":"file","path":"a","mode":0,"uid":0,"gid":0,"size":1e300,"extents":[]}]})",
+       R"({"version":1,"entries":[{"type":"file","path":"a","mode":0,"uid":0,"gid":0,"size":4,"extents":[[0,4,9223372036854775808]]}]})"}) {
     index(text);
     auto done = restore();
     ASSERT_FALSE(done) << text;

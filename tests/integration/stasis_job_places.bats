@@ -101,6 +101,33 @@ PY
   nothing_left
 }
 
+@test "pipes with a name in /dev/shm are there after a restore, with what is in them" {
+  job=(python3 -c 'import os, sys, time
+status, opened, closed = sys.argv[1], "/dev/shm/opened", "/dev/shm/closed"
+os.mkfifo(opened)
+os.mkfifo(closed)
+end = os.open(opened, os.O_RDWR)
+count = 0
+while True:
+    os.write(end, b"%d" % count)
+    time.sleep(0.02)
+    assert os.read(end, 99) == b"%d" % count
+    assert os.path.samestat(os.fstat(end), os.stat(opened)) and os.path.exists(closed)
+    count += 1
+    with open(status + ".new", "w") as file: file.write(f"round {count}\n")
+    os.rename(status + ".new", status)' "$TARGET_STATUS")
+  start_run
+  job_is_up
+  saves 000001
+  kill -KILL "$RUN"
+  ends_with 137
+  start_run
+  told "goes on from $images/000001 "
+  target_goes_on
+  kill -INT "$RUN"
+  ends_with 130
+}
+
 @test "an images directory and a working directory below /dev/shm are seen as they are" {
   local here
   here=$(mktemp -d /dev/shm/stasis-test-XXXXXX)
