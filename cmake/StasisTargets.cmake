@@ -103,6 +103,28 @@ function(stasis_test name)
   set_tests_properties(${name} PROPERTIES LABELS "${labels}" TIMEOUT 600)
 endfunction()
 
+# stasis_fuzzer(NAME CORPUS FOLDER SOURCES... LIBS...): of these sources NAME.cc sees what an input has reached;
+# FOLDER is in corpus/ beside it. It runs for seconds with the unit tests; for longer:
+#   build/clang/tests/content_fuzzer -max_total_time=600 some/folder src/image/corpus/content
+option(STASIS_FUZZ "Build the fuzzers (clang only)" OFF)
+function(stasis_fuzzer name)
+  if(NOT STASIS_FUZZ OR NOT STASIS_TESTS)
+    return()
+  endif()
+  cmake_parse_arguments(ARG "" "CORPUS" "SOURCES;LIBS" ${ARGN})
+  add_executable(${name} ${name}.cc ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE ${ARG_LIBS})
+  target_compile_options(${name} PRIVATE -fsanitize=fuzzer,address -O1)
+  target_link_options(${name} PRIVATE -fsanitize=fuzzer,address)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests UNITY_BUILD OFF)
+  add_dependencies(unittests ${name})
+  set(found ${CMAKE_BINARY_DIR}/fuzz/${name})
+  file(MAKE_DIRECTORY ${found})
+  add_test(NAME ${name} COMMAND ${name} -max_total_time=5 -timeout=20 -artifact_prefix=${found}/ ${found}
+                                ${CMAKE_CURRENT_SOURCE_DIR}/corpus/${ARG_CORPUS})
+  set_tests_properties(${name} PROPERTIES LABELS unit TIMEOUT 600)
+endfunction()
+
 # stasis_bats(FILE): a bats file as one ctest entry, label "integration", with process numbers of its
 # own. It finds the build folder in STASIS_BUILD.
 function(stasis_bats file)
