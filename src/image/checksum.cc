@@ -90,54 +90,104 @@ std::string xxh3_hex(std::string_view data) {
   return to_hex(canonical(XXH3_128bits(data.data(), data.size())));
 }
 
+namespace {
+
+struct Block {
+  std::size_t job = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t size = 0;  // 0: of a file without content
+  bool known = false;
+  bool last = false;
+  BlockDigest digest{};
+};
+
+// The blocks of all files, one file after the other.
+class Blocks {
+ public:
+  explicit Blocks(const std::vector<ChecksumJob>& jobs) : jobs_(jobs) {}
+
+  // The next ones, as many as there are and `most`; none at the end.
+  std::vector<Block> next(std::size_t most) {
+    std::vector<Block> blocks;
+    while (job_ < jobs_.size() && blocks.size() < most) {
+      const ChecksumJob& job = jobs_[job_];
+      const std::uint64_t number = offset_ / kChecksumBlock;
+      Block block{job_, offset_, std::min(kChecksumBlock, job.size - offset_)};
+      block.known = number < job.known.size();
+      if (block.known) block.digest = job.known[number];
+      offset_ += block.size;
+      block.last = offset_ == job.size;
+      if (block.last) {
+        ++job_;
+        offset_ = 0;
+      }
+      blocks.push_back(block);
+    }
+    return blocks;
+  }
+
+ private:
+  const std::vector<ChecksumJob>& jobs_;
+  std::size_t job_ = 0;
+  std::uint64_t offset_ = 0;
+};
+
+// Of several steps one after the other.
+class Further final : public Progress {
+ public:
+  explicit Further(Progress& progress) : progress_(progress) {}
+  void update(std::string_view phase, std::uint64_t done, std::uint64_t total) override {
+    progress_.update(phase, before_ + done, total);
+  }
+  void add(std::uint64_t bytes) { before_ += bytes; }
+
+ private:
+  Progress& progress_;
+  std::uint64_t before_ = 0;
+};
+
+// So many are kept in mind at a time, which are those of a TiB: a sparse file can claim more than
+// there is memory for what would be kept of it (8 PiB: 25 GB).
+constexpr std::size_t kMostBlocks = 65536;
+
+}  // namespace
+
 Result<std::vector<std::string>> checksum_files(const std::vector<ChecksumJob>& jobs,
                                                 const OpenJob& open_job, std::string_view phase,
                                                 Progress& progress, const Interrupt& interrupt) {
-  struct Block {
-    std::size_t job;
-    std::uint64_t offset;
-    std::uint64_t size;
-    std::size_t digest;  // its place in `digests`
-  };
-  std::vector<Block> blocks;         // that are to be read
-  std::vector<BlockDigest> digests;  // of all blocks, file by file
-  std::vector<std::size_t> ends;     // where each file's digests end
-  for (std::size_t i = 0; i < jobs.size(); ++i) {
-    std::size_t number = 0;
-    for (std::uint64_t offset = 0; offset < jobs[i].size; offset += kChecksumBlock, ++number) {
-      const bool known = number < jobs[i].known.size();
-      digests.push_back(known ? jobs[i].known[number] : BlockDigest{});
-      if (!known) {
-        blocks.push_back(
-            {i, offset, std::min(kChecksumBlock, jobs[i].size - offset), digests.size() - 1});
-      }
-    }
-    ends.push_back(digests.size());
-  }
   std::uint64_t total = 0;
-  for (const Block& block : blocks)
-    total += block.size;
-  auto hashed = run_parallel(blocks.size(), total, phase, progress, interrupt,
-                             [&](std::size_t i) -> Result<std::uint64_t> {
-                               const Block& block = blocks[i];
-                               auto file = open_job(block.job);
-                               if (!file) return fail(std::move(file).error());
-                               auto digest =
-                                   hash(*file, jobs[block.job].path, block.offset, block.size);
-                               if (!digest) return fail(std::move(digest).error());
-                               digests[block.digest] = *digest;
-                               return block.size;
-                             });
-  if (!hashed) return fail(std::move(hashed).error());
-
+  for (const ChecksumJob& job : jobs)
+    total += job.size - std::min<std::uint64_t>(job.size, job.known.size() * kChecksumBlock);
+  const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(),
+                                                                              XXH3_freeState);
+  if (state == nullptr) return fail(ErrorCode::kOutOfHostMemory, "no memory for a checksum");
+  XXH3_128bits_reset(state.get());
   std::vector<std::string> checksums;
   checksums.reserve(jobs.size());
-  std::size_t first = 0;
-  for (const std::size_t end : ends) {
-    const XXH128_hash_t hash =
-        XXH3_128bits(digests.data() + first, (end - first) * sizeof(BlockDigest));
-    checksums.push_back(to_hex(canonical(hash)));
-    first = end;
+  Blocks all(jobs);
+  Further further(progress);
+  for (auto blocks = all.next(kMostBlocks); !blocks.empty(); blocks = all.next(kMostBlocks)) {
+    auto hashed = run_parallel(blocks.size(), total, phase, further, interrupt,
+                               [&](std::size_t i) -> Result<std::uint64_t> {
+                                 Block& block = blocks[i];
+                                 if (block.known || block.size == 0) return std::uint64_t{0};
+                                 auto file = open_job(block.job);
+                                 if (!file) return fail(std::move(file).error());
+                                 auto digest =
+                                     hash(*file, jobs[block.job].path, block.offset, block.size);
+                                 if (!digest) return fail(std::move(digest).error());
+                                 block.digest = *digest;
+                                 return block.size;
+                               });
+    if (!hashed) return fail(std::move(hashed).error());
+    for (const Block& block : blocks) {
+      if (!block.known) further.add(block.size);
+      if (block.size != 0)
+        XXH3_128bits_update(state.get(), block.digest.data(), block.digest.size());
+      if (!block.last) continue;
+      checksums.push_back(to_hex(canonical(XXH3_128bits_digest(state.get()))));
+      XXH3_128bits_reset(state.get());
+    }
   }
   return checksums;
 }

@@ -1,6 +1,7 @@
 #include "image/checksum.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 
 #include <atomic>
 #include <string>
@@ -101,6 +102,57 @@ TEST(Checksum, BlocksThatAreKnownAreNotReadAgain) {
     ASSERT_TRUE(sums);
     EXPECT_EQ(sums->front() == whole->front(), count == 2) << count;
   }
+}
+
+// More blocks than are kept in mind at a time, of one file and of many.
+TEST(Checksum, OfVeryManyBlocksFollowsItsDefinitionToo) {
+  constexpr std::size_t kMany = 150000;
+  const TemporaryDirectory dir;
+  write_text(dir / "small", "hello");
+  std::vector<ChecksumJob> jobs(kMany, {"small", 5, {}});
+  jobs.insert(jobs.begin() + 3, {"large", kMany * kChecksumBlock, {}});
+  std::string digests;
+  for (std::size_t i = 0; i < kMany; ++i) {
+    BlockDigest digest{};
+    digest[i % digest.size()] = static_cast<unsigned char>(i / 7);
+    jobs[3].known.push_back(digest);
+    digests.append(digest.begin(), digest.end());
+  }
+  struct Rising final : Progress {
+    void update(std::string_view, std::uint64_t d, std::uint64_t t) override {
+      EXPECT_GE(d, done);
+      EXPECT_EQ(t, 5 * kMany);
+      done = d;
+    }
+    std::uint64_t done = 0;
+  } progress;
+  const auto sums = checksum_files(
+      jobs, [&](std::size_t) { return open_file(AT_FDCWD, dir / "small", O_RDONLY); }, "test",
+      progress, Interrupt());
+  ASSERT_TRUE(sums) << sums.error().to_string();
+  ASSERT_EQ(sums->size(), kMany + 1);
+  EXPECT_EQ((*sums)[3], xxh3_hex(digests));
+  EXPECT_EQ((*sums)[2], xxh3_hex(from_hex(xxh3_hex("hello"))));
+  EXPECT_EQ(sums->back(), (*sums)[2]);
+  EXPECT_EQ(progress.done, 5 * kMany);
+}
+
+// A sparse file, of which an image may say so much: 64 million blocks.
+TEST(Checksum, OfAFileThatClaimsAPebibyteTakesNoMoreMemoryThanAnother) {
+  rusage before{};
+  rusage after{};
+  Interrupt interrupt;
+  interrupt.request(2);
+  NoProgress progress;
+  ASSERT_EQ(::getrusage(RUSAGE_SELF, &before), 0);
+  const auto sums = checksum_files(
+      {{"large", std::uint64_t{1} << 50, {}}},
+      [](std::size_t) -> Result<UniqueFd> { return fail(ErrorCode::kIo, "not to be opened"); },
+      "test", progress, interrupt);
+  ASSERT_EQ(::getrusage(RUSAGE_SELF, &after), 0);
+  ASSERT_FALSE(sums);
+  EXPECT_EQ(sums.error().code, ErrorCode::kInterrupted);
+  EXPECT_LT(after.ru_maxrss - before.ru_maxrss, 256 << 10);  // KiB
 }
 
 // As from a bad sector: at address 0 of a process there is nothing, and the kernel says EIO.
