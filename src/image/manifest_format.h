@@ -38,6 +38,9 @@ inline constexpr std::string_view kNeedsContent = "gpu-content";
 // The folder of an image that holds CRIU's files.
 inline constexpr std::string_view kCriuFolder = "criu";
 
+// What a job of `stasis run` had in its own /dev/shm; beside CRIU's files.
+inline constexpr std::string_view kSharedMemoryIndex = "criu/stasis-shm-index.json";
+
 // True for "criu/<name>" with a name that cannot lead anywhere else.
 constexpr bool valid_file_path(std::string_view path) {
   if (!path.starts_with(kCriuFolder) || path.size() <= kCriuFolder.size() + 1 ||

@@ -18,13 +18,15 @@
 #include <nlohmann/json.hpp>
 
 #include "image/directory.h"
+#include "image/manifest_format.h"
 
 namespace stasis::job {
 namespace {
 
 using nlohmann::json;
 
-constexpr const char* kIndex = "stasis-shm-index.json";
+constexpr const char* kIndex =
+    manifest_format::kSharedMemoryIndex.substr(manifest_format::kCriuFolder.size() + 1).data();
 constexpr const char* kContent = "stasis-shm-content.img";
 constexpr int kVersion = 1;
 constexpr std::size_t kMostIndex = 64 << 20;

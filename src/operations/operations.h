@@ -184,7 +184,8 @@ struct RestoreOptions {
   bool verify_first = false;
   std::vector<InheritedFd> inherit;
   // Called with the directory of CRIU's files, which are sound but for the pages, before CRIU is.
-  // May be empty.
+  // It has to put back what a job of `stasis run` had in /dev/shm; where it is empty such an image
+  // is refused.
   std::function<Result<void>(const UniqueFd& criu_dir)> on_checked = {};
   // Called when every process stands complete and none runs yet; an error gives the restore up. May
   // be empty.

@@ -7,6 +7,7 @@
 #include "base/fault_point.h"
 #include "base/scope_guard.h"
 #include "image/image_reader.h"
+#include "image/manifest_format.h"
 #include "operations/common.h"
 #include "operations/restore_checks.h"
 #include "operations/restore_log.h"
@@ -68,6 +69,21 @@ std::vector<Pid> running_pids(const Manifest& manifest) {
   return pids;
 }
 
+// A job of `stasis run` has a /dev/shm of its own: only there can it be put back.
+Result<void> check_shared_memory(const ImageReader& image, const RestoreOptions& options) {
+  const std::vector<FileRecord>& files = image.manifest().files;
+  if (options.on_checked || std::none_of(files.begin(), files.end(), [](const FileRecord& file) {
+        return file.path == manifest_format::kSharedMemoryIndex;
+      }))
+    return {};
+  return fail(ErrorCode::kUsage,
+              fmt::format("{} is of a job of `stasis run --images-dir`, and has what was in the "
+                          "/dev/shm of that",
+                          image.path()),
+              "let it be DIR/000001, or have a greater number there, and start `stasis run "
+              "--images-dir DIR` with the same command: it goes on from there");
+}
+
 // Bytes of content that the image has for those that are to run.
 std::uint64_t wanted_bytes(const RestoredJob& job, std::span<const JournalTarget> targets,
                            const std::vector<ContentStream>& streams) {
@@ -109,6 +125,7 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
     return fail(ErrorCode::kUsage, "a GPU map is for the moment at which GPU memory comes back",
                 "give --device-map to `stasis resume` instead");
   }
+  if (auto ok = check_shared_memory(*image, options); !ok) return fail(std::move(ok.error()));
   // The cheap checks first: nobody waits for checksums to hear that a number is taken.
   auto criu = Criu::find(options.criu_path);
   if (!criu) return fail(std::move(criu.error()));
