@@ -695,6 +695,7 @@ void after_fork() {
 // The child has this process's memory and descriptors, and no agent. What it inherits belongs to
 // its parent; if it comes to use CUDA itself, it gets its own.
 void in_forked_child() {
+  const Uncancelled uncancelled;
   g_exported.close_held();
   g_kept.close_held();
   after_fork();

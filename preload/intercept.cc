@@ -12,6 +12,7 @@
 #include "aside.h"
 #include "gate.h"
 #include "host_pages.h"
+#include "thread.h"
 
 namespace stasis::preload {
 namespace {
@@ -65,6 +66,7 @@ struct Own;
 template <int row, class... Arguments, CUresult (*answer)(Arguments...)>
 struct Own<row, answer> {
   static CUresult call(Arguments... arguments) {
+    const Uncancelled uncancelled;
     if (!g_real[row].load(std::memory_order_relaxed)) [[unlikely]] {
       load_driver_for_linked_program();
       if (!g_real[row].load(std::memory_order_relaxed)) return cuda::CUDA_ERROR_NOT_INITIALIZED;
@@ -150,6 +152,7 @@ void know_driver(void* library) {
 // call by looking whether the symbol is there at all, and then it may not be.
 void load_driver_for_linked_program() {
   if (g_loaded.load(std::memory_order_acquire)) return;
+  const Uncancelled uncancelled;
   void* library = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
   if (!library) library = ::dlopen("libcuda.so.1", RTLD_LAZY);
   if (library) know_driver(library);
@@ -265,6 +268,7 @@ extern "C" __attribute__((visibility("hidden"), used)) void* stasis_dlsym(void* 
   // Languages without a linker look it up in the C library (.NET: DllImport("libdl")).
   if (real == reinterpret_cast<void*>(real_dlsym())) return reinterpret_cast<void*>(&::dlsym);
   if (!named_like_a_call(name) || (!real && handle != RTLD_DEFAULT)) return real;
+  const Uncancelled uncancelled;
   const int error = errno;
   void* answer = real ? answer_of_dlsym(real, name) : nullptr;
   if (!answer && handle == RTLD_DEFAULT) {

@@ -1,4 +1,4 @@
-// Threads of the agent's own.
+// Threads of the agent's own, and what may not happen to the program's in the agent's code.
 #pragma once
 
 #include <pthread.h>
@@ -22,6 +22,20 @@ class SignalsBlocked {
 
  private:
   sigset_t before_{};
+};
+
+// This thread is not cancelled meanwhile: what the C library takes for points of cancellation
+// (close, open, recv, getrandom, ...) the driver's call has none of, and nothing of ours that the
+// thread holds would be let go.
+class Uncancelled {
+ public:
+  Uncancelled() { ::pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before_); }
+  ~Uncancelled() { ::pthread_setcancelstate(before_, nullptr); }
+  Uncancelled(const Uncancelled&) = delete;
+  Uncancelled& operator=(const Uncancelled&) = delete;
+
+ private:
+  int before_ = PTHREAD_CANCEL_ENABLE;
 };
 
 // Detached. The program's signals are not for it, and its stack is not what `ulimit -s` says, which

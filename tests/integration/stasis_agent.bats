@@ -1125,6 +1125,39 @@ END
   assert_equal "$status/$out" $'0/0 1\n0 1\n0 1\n' "$err"
 }
 
+@test "a thread that is to be cancelled comes out of the agent's calls, and the others go on" {
+  cat >"$BATS_TEST_TMPDIR/cancel.c" <<'END'
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+static void *driver, *context;
+static unsigned long long at;
+static int got = -1;
+static void* share(void* unused) {
+  char handle[64];
+  ((int (*)(void*))dlsym(driver, "cuCtxSetCurrent"))(context);
+  int (*get)(void*, unsigned long long) = dlsym(driver, "cuIpcGetMemHandle");
+  pthread_cancel(pthread_self());
+  got = get(handle, at);
+  return unused;
+}
+int main(void) {
+  pthread_t thread;
+  int (*allocate)(void*, size_t);
+  driver = dlopen("libcuda.so.1", RTLD_NOW);
+  allocate = dlsym(driver, "cuMemAlloc_v2");
+  if (((int (*)(int))dlsym(driver, "cuInit"))(0)) return 1;
+  if (((int (*)(void*, int, int))dlsym(driver, "cuCtxCreate_v2"))(&context, 0, 0)) return 2;
+  if (allocate(&at, 4 << 20)) return 3;
+  if (pthread_create(&thread, 0, share, 0) || pthread_join(thread, 0)) return 4;
+  printf("%d %d\n", got, allocate(&at, 4 << 20));
+}
+END
+  cc "$BATS_TEST_TMPDIR/cancel.c" -o "$BATS_TEST_TMPDIR/cancel" -ldl -lpthread
+  capture env LD_LIBRARY_PATH="${STASIS_LIBCUDA%/*}" LD_PRELOAD="$agent" timeout 60 "$BATS_TEST_TMPDIR/cancel"
+  assert_equal "$status/$out" $'0/0 0\n' "$err"
+}
+
 @test "where there is no thread for the agent at first, it comes with a later allocation" {
   cat >"$BATS_TEST_TMPDIR/short.c" <<'END'
 #define _GNU_SOURCE
