@@ -118,6 +118,16 @@ bool lives(const JournalProcess& process) {
          info->state != 'X';
 }
 
+// Whether it can be an image of what was to be ended.
+bool has_all(const Manifest& manifest, const JournalRecord& record) {
+  const auto is_there = [&](const JournalProcess& process) {
+    return std::any_of(manifest.processes.begin(), manifest.processes.end(),
+                       [&](const ProcessRecord& one) { return one.pid == process.pid; });
+  };
+  return manifest.root == record.root &&
+         std::all_of(record.ending.begin(), record.ending.end(), is_there);
+}
+
 // A dump had its image complete and CRIU the word to end the tree. If that has begun, what is left
 // of the tree is half a job, and all of it is in the image. True if the tree has ended now. If all
 // of it lives, nothing was begun: CRIU has let it go when it missed our answer.
@@ -126,8 +136,10 @@ Result<bool> finish_ending(const JournalRecord& record) {
   const bool all = std::all_of(record.ending.begin(), record.ending.end(),
                                [](const auto& p) { return lives(p); });
   if (record.ending.empty() || all) return false;
-  // Somebody may have moved it, or worse; then what lives is all there is.
-  if (!ImageReader::open(record.image)) return false;
+  // Somebody may have moved it, put another in its place, or worse; then what lives is all there
+  // is.
+  const auto image = ImageReader::open(record.image);
+  if (!image || !has_all(image->manifest(), record)) return false;
   std::vector<std::pair<Pid, Pidfd>> held;
   for (const JournalProcess& process : record.ending) {
     auto pidfd = Pidfd::open(process.pid);

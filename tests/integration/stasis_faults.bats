@@ -50,6 +50,22 @@ teardown() { end_stasis; }
 
 untraced() { grep -q "^TracerPid:[[:space:]]*0" "/proc/$TARGET/status"; }
 
+@test "what lives of a tree whose image was replaced by another one is brought back, and not ended" {
+  need_root "CRIU"
+  start_tree --size 4M
+  STASIS_FAULT=dump.ending:kill capture timeout 60 stasis dump "$TARGET" --images-dir "$image"
+  assert_equal "$status" 137
+  wait_until 60 untraced
+  rm -r "$image"
+  stasis-make-image "$image"
+  kill -STOP "$TARGET"
+  kill -KILL "${CHILDREN[0]}"
+  done_by recover --all
+  assert_contains "$out" "${CHILDREN[1]} is running"
+  in_state running "${CHILDREN[1]}"
+  nothing_left
+}
+
 @test "a dump that was killed when its tree still lived whole is undone by recover, and the image is kept" {
   need_root "CRIU"
   start_tree --size 4M
