@@ -85,8 +85,9 @@ class Saver {
     auto names = list_directory(fd, directory_ + "/" + path);
     if (!names) return fail(std::move(names.error()));
     for (const std::string& name : *names) {
-      if (auto done = entry(fd, path.empty() ? name : path + "/" + name, name, depth); !done)
-        return fail(with_path(std::move(done.error()), path + "/" + name));
+      const std::string inner = path.empty() ? name : fmt::format("{}/{}", path, name);
+      if (auto done = entry(fd, inner, name, depth); !done)
+        return fail(with_path(std::move(done.error()), inner));
     }
     return {};
   }

@@ -16,7 +16,7 @@ namespace {
 namespace fs = std::filesystem;
 
 class SharedMemory : public testing::Test {
- protected:
+ public:
   SharedMemory() {
     std::string path = "/dev/shm/stasis-unittest-XXXXXX";
     top_ = ::mkdtemp(path.data());
@@ -26,6 +26,7 @@ class SharedMemory : public testing::Test {
   }
   ~SharedMemory() override { fs::remove_all(top_); }
 
+ protected:
   fs::path from(const std::string& name) const { return top_ / "from" / name; }
   fs::path to(const std::string& name) const { return top_ / "to" / name; }
   static void write(const fs::path& path, const std::string& text) { std::ofstream(path) << text; }
