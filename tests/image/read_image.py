@@ -116,16 +116,18 @@ def check_content(folder, record, pids):
     need(len(index) == record["index_size"], "size of gpu/index")
     need(xxh3(index[:-16]) == index[-16:] == bytes.fromhex(record["index_xxh3"]), "gpu/index")
     magic, version, features, chunk_size, files, streams, _, ranges, chunks = struct.unpack_from("<8s6I2Q", index)
+    need(magic == b"STASISGC" and version > 0, "header of gpu/index")
     need(version == 1 and features == 0, "gpu/index", "newer")
-    need(magic == b"STASISGC" and chunk_size & (chunk_size - 1) == 0, "header of gpu/index")
+    need(chunk_size & (chunk_size - 1) == 0 and 65536 <= chunk_size <= 1 << 24, "size of a chunk")
     at = 64
     sizes = list(struct.unpack_from(f"<{files}Q", index, at))
-    need(sizes == record["data_sizes"], "sizes of the data files")
+    need(sizes == record["data_sizes"] and not any(size % 4096 for size in sizes), "sizes of the data files")
     names = [f"data-{number:02}" for number in range(files)]
     need(sorted(os.listdir(f"{folder}/gpu")) == names + ["index"], "gpu/")
     data = [read(folder, f"gpu/{name}") for name in names]
     need([len(one) for one in data] == sizes, "a data file's size")
     table = list(struct.iter_unpack("<IIQ", index[at + 8 * files:at + 8 * files + 16 * streams]))
+    need(len({pid for pid, _, _ in table}) == streams, "a process stands twice")
     at += 8 * files + 16 * streams
     spans = struct.iter_unpack("<QQQ16s", index[at:at + 40 * ranges])
     at += 40 * ranges
@@ -151,6 +153,7 @@ def check_content(folder, record, pids):
                 seen["zero_bytes"] += length
                 continue
             need(nothing == 0 and file < files and position % 4096 == 0 and position + stored <= sizes[file], "a place")
+            need(stored == length if encoding == 1 else 0 < stored < length, "stored bytes")
             content = unpack(encoding, data[file][position:position + stored], length)
             need(len(content) == length and xxh3(content) == digest, f"process {pid}, chunk {start // chunk_size}")
             seen["duplicate_bytes" if (file, position) in places else "stored_bytes"] += \

@@ -96,6 +96,62 @@ END
   assert_equal "$status" 1
 }
 
+# index_says OFFSET FORMAT VALUE: in gpu/index, which is closed by the right checksums, as anybody could; a data file
+# gets the size that stands there then.
+index_says() {
+  rm -rf "$image"
+  stasis-make-image "$image" --compress lz4
+  python3 - "$image" "$@" "$BATS_TEST_DIRNAME" <<'END'
+import os, struct, subprocess, sys
+image, offset, form, value, here = sys.argv[1:]
+sys.path.insert(0, here)
+from edit_manifest import xxh3_128
+with open(image + "/gpu/index", "rb") as file: index = bytearray(file.read()[:-16])
+struct.pack_into("<" + form, index, int(offset, 0), int(value, 0))
+digest = xxh3_128(bytes(index))
+with open(image + "/gpu/index", "wb") as file: file.write(index + bytes.fromhex(digest))
+size = struct.unpack_from("<Q", index, 64)[0]
+os.truncate(image + "/gpu/data-00", size)
+subprocess.run([sys.executable, here + "/edit_manifest.py", image, f"""c = m["gpu_content"]
+m["total_bytes"] += {size} - c["data_sizes"][0]
+c["index_xxh3"], c["data_sizes"] = "{digest}", [{size}]"""], check=True)
+END
+}
+
+@test "what an index says is judged by both readers alike, whatever its checksums" {
+  stasis-make-image "$image" --compress lz4
+  local stream=$((64 + 8)) first
+  first=$(python3 -c 'import struct, sys
+index = open(sys.argv[1], "rb").read()
+files, streams, _, ranges = struct.unpack_from("<3IQ", index, 20)
+print(64 + 8 * files + 16 * streams + 40 * ranges)' "$image/gpu/index")
+  # Nothing is wrong with what is not there to be judged.
+  index_says 28 I 7
+  done_by verify "$image"
+  capture reader "$image"
+  assert_equal "$status" 0 "$out"
+  local what
+  # The version, the chunks' size, a size of a data file, how many there are of what; a process twice, and one
+  # that is not there; then of the first chunk the digest, position, stored bytes, encoding, file and what is 0.
+  for what in "8 I 0" "16 I 65535" "16 I 32768" "64 Q 0x400001" "20 I 2" "24 I 1" "32 Q 3" "40 Q 81" \
+    "$((stream + 16)) I 100" "$stream I 77" "$((stream + 4)) I 1" "$((stream + 8)) Q 70000" \
+    "$first B 1" "$((first + 16)) Q 1" "$((first + 16)) Q 0x7ffffffffffff000" "$((first + 24)) I 0" \
+    "$((first + 28)) B 9" "$((first + 29)) B 1" "$((first + 30)) H 1"; do
+    # shellcheck disable=SC2086
+    index_says $what
+    refused 10 image-corrupt verify "$image"
+    capture reader "$image"
+    assert_equal "$status:${out%%:*}" 1:corrupt "$what"
+  done
+  for what in "8 I 2" "12 I 1"; do
+    # shellcheck disable=SC2086
+    index_says $what
+    refused 10 image-version verify "$image"
+    capture reader "$image"
+    assert_equal "$status:${out%%:*}" 1:newer "$what"
+  done
+}
+
 @test "a directory of an image that is a link is damage to both readers" {
   local part
   for part in gpu criu; do
