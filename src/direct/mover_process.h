@@ -34,7 +34,7 @@ class MoverProcess final : public MemoryMover {
                                             std::span<const std::string> arguments);
   MoverProcess(MoverProcess&&) noexcept = default;
   MoverProcess& operator=(MoverProcess&&) = delete;
-  ~MoverProcess() { end(); }
+  ~MoverProcess() override { end(); }
 
   // As Mover::start(), before anything else. Nothing if it was done.
   Result<void> start_driver(const MoverOptions& options, const Interrupt& interrupt,
