@@ -5,6 +5,7 @@
 #include <cstring>
 #include <set>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -38,10 +39,10 @@ class AgentMemory : public ::testing::Test {
     EXPECT_EQ(own::cuMemAlloc_v2(&address, bytes), CUDA_SUCCESS);
     return address;
   }
-  static CUmemGenericAllocationHandle created(std::size_t bytes) {
+  static CUmemGenericAllocationHandle created(std::size_t bytes, CUdevice device = 0) {
     CUmemAllocationProp prop{};
     prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-    prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+    prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
     CUmemGenericAllocationHandle handle = 0;
     EXPECT_EQ(own::cuMemCreate(&handle, bytes, &prop, 0), CUDA_SUCCESS);
     return handle;
@@ -393,6 +394,32 @@ TEST_F(AgentMemory, WhatWasKeptIsCopiedWhereItWasAsFarAsItWasThereWhole) {
   EXPECT_TRUE(at.contains(whole));
   ASSERT_TRUE(refill_all().ok());
   ASSERT_EQ(fake().maps.at(whole).size, 4 * kMiB);
+}
+
+// As of programs that spread their memory over GPUs and compute on one.
+TEST_F(AgentMemory, WhatIsOnADeviceWithoutAContextIsCopiedAsWell) {
+  (void)created(4 * kMiB, 1);
+  (void)take_inventory();
+  fake().contexts[FakeDriver::kPrimary] = 1;
+  std::vector<std::byte> buffer(4 * kMiB);
+  fake().current.clear();
+  const std::vector<int> kept{0};
+  for (const bool there : {true, false}) {
+    bool copied = false;
+    fake().within("cuMemcpyDtoH", [&] {
+      EXPECT_EQ(fake().current, std::vector{FakeDriver::kPrimary});
+      EXPECT_EQ(fake().calls["cuDevicePrimaryCtxRetain"], 1);
+      copied = true;
+    });
+    EXPECT_TRUE((there ? copy_all(buffer.data(), true) : copy_kept(kept, buffer.data())).ok());
+    EXPECT_TRUE(copied);
+    EXPECT_EQ(std::exchange(fake().calls["cuDevicePrimaryCtxRetain"], 0), 1);
+    EXPECT_EQ(std::exchange(fake().calls["cuDevicePrimaryCtxRelease"], 0), 1);
+    EXPECT_TRUE(fake().current.empty());
+    if (!there) continue;
+    ASSERT_TRUE(empty_all().ok());
+  }
+  ASSERT_TRUE(refill_all().ok());
 }
 
 TEST_F(AgentMemory, WhatCouldNotLeaveIsThereAgain) {

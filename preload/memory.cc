@@ -88,19 +88,42 @@ CUdeviceptr free_place_of(const Physical& physical, const std::vector<Mapping*>&
   return whole == mappings.end() ? 0 : (*whole)->address;
 }
 
+// A context on a device: of the program's, or, where that only has memory there, the device's
+// primary one for as long as this lives.
+class ContextOn {
+ public:
+  explicit ContextOn(CUdevice device) : device_(device) {
+    {
+      const TablesLock lock;
+      for (const auto& [context, its_device] : tables().contexts)
+        if (its_device == device) handle_ = context;
+    }
+    if (handle_) return;
+    retained_ = driver().cuDevicePrimaryCtxRetain(&handle_, device) == CUDA_SUCCESS;
+    if (!retained_) handle_ = nullptr;
+  }
+  ~ContextOn() {
+    if (retained_) driver().cuDevicePrimaryCtxRelease_v2(device_);
+  }
+  ContextOn(const ContextOn&) = delete;
+  ContextOn& operator=(const ContextOn&) = delete;
+
+  bool there() const { return handle_ != nullptr; }
+  CUcontext handle() const { return handle_; }
+
+ private:
+  CUdevice device_;
+  CUcontext handle_ = nullptr;
+  bool retained_ = false;
+};
+
 // All of it, or of what has its size, to or from `at` in this process. Mapped anew, at `place`, if
 // that is not 0: the program's own mappings may cover parts of it, or none.
 Outcome copy_whole(const Physical& physical, CUmemGenericAllocationHandle handle, std::byte* at,
                    bool out, CUdeviceptr place = 0) {
-  const auto contexts = [&] {
-    const TablesLock lock;
-    return tables().contexts;
-  }();
-  const auto context = std::find_if(contexts.begin(), contexts.end(), [&](const auto& known) {
-    return known.second == physical.prop.location.id;
-  });
-  if (context == contexts.end()) return failed(CUDA_ERROR_INVALID_CONTEXT, "no context");
-  const CurrentContext current(context->first);
+  const ContextOn context(physical.prop.location.id);
+  if (!context.there()) return failed(CUDA_ERROR_INVALID_CONTEXT, "no context");
+  const CurrentContext current(context.handle());
 
   CUdeviceptr address = place;
   auto result = CUDA_SUCCESS;
