@@ -26,6 +26,8 @@ namespace {
 // An answer takes 0.2 ms (H100, driver 580.159.04).
 constexpr std::chrono::milliseconds kPatience{1000};
 
+constexpr const char* kLeftBehind = "left behind by ";
+
 using nlohmann::json;
 
 struct PsArguments {
@@ -36,7 +38,8 @@ struct PsArguments {
 struct Row {
   Pid pid;
   std::string user;
-  // A CUDA state; without an answer "busy", "stopped" or "traced", and "?" for another reason.
+  // A CUDA state, or "waiting" for its GPU memory, which is away though the driver lets it run;
+  // without an answer "busy", "stopped" or "traced", and "?" for another reason.
   std::string state;
   std::string path;    // "direct", "driver", or empty if that could not be seen
   std::string reason;  // why there is no CUDA state; empty if there is one
@@ -68,7 +71,7 @@ std::string under(const std::vector<JournalEntry>& journal, const proc::ProcessI
       if (target.start_ticks != 0 && target.start_ticks != info.start_ticks) continue;
       return entry.under_way ? fmt::format("{} ({})", operation_name(entry.record.operation),
                                            entry.record.owner.value)
-                             : "left behind by " + operation_name(entry.record.operation);
+                             : kLeftBehind + operation_name(entry.record.operation);
     }
   }
   return {};
@@ -154,11 +157,9 @@ std::string standstill(const proc::ProcFs& procfs, Pid pid) {
 
 // By which its GPU memory goes: where it has an agent that takes memory out, if the process runs;
 // where it went, if the process is suspended.
-std::string path_of(Pid pid, const std::string& state) {
-  const auto agent = direct::AgentClient::look(pid);
-  if (!agent) return {};
-  const bool direct = *agent && ((state != "checkpointed" && (*agent)->of_our_version) ||
-                                 direct::is_away((*agent)->state));
+std::string path_of(const std::optional<direct::AgentLook>& agent, const std::string& state) {
+  const bool direct = agent && ((state != "checkpointed" && agent->of_our_version) ||
+                                direct::is_away(agent->state));
   return direct ? "direct" : "driver";
 }
 
@@ -258,7 +259,12 @@ Result<Collected> collect(Driver& driver, std::chrono::milliseconds patience, Pe
       }
     }
     row.under = under(journal, info);
-    row.path = path_of(info.pid, row.state);
+    const auto agent = direct::AgentClient::look(info.pid);
+    if (agent) row.path = path_of(*agent, row.state);
+    // Otherwise somebody is at work on it.
+    const bool alone = row.under.empty() || row.under.starts_with(kLeftBehind);
+    if (row.state == "running" && alone && agent && *agent && direct::is_away((*agent)->state))
+      row.state = "waiting";
     out.rows.push_back(std::move(row));
   }
   std::sort(out.rows.begin(), out.rows.end(),
@@ -296,9 +302,15 @@ std::vector<std::string> notes_of(const Collected& collected, bool verbose) {
                               collected.not_permitted,
                               ::geteuid() != 0 ? "; run as root to see them" : ""));
   }
-  for (const Row& row : collected.rows)
+  for (const Row& row : collected.rows) {
     if (row.state == "?")
       out.push_back(fmt::format("the state of process {}: {}", row.pid.value, row.reason));
+    if (row.state == "waiting")
+      out.push_back(
+          fmt::format("process {0} stands still until its GPU memory is back: by itself as soon as "
+                      "there is room for that, otherwise by `stasis recover {0}`",
+                      row.pid.value));
+  }
   return out;
 }
 

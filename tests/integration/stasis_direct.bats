@@ -690,6 +690,31 @@ took_less_than() {
   target_verifies
 }
 
+@test "ps tells who waits for GPU memory from who runs" {
+  STASIS_SIM_GPUS=1x256M start_agent memory --size 64M
+  export STASIS_SIM_GPUS=1x256M
+  done_by suspend "$TARGET"
+  start_hog 220M
+  cuda-checkpoint --action restore --pid "$TARGET"
+  capture cuda-checkpoint --action unlock --pid "$TARGET"
+  assert_equal "$status" 1
+  in_state running
+  stands_still
+  done_by ps
+  [[ $out == *"$TARGET "*" waiting  direct  "* && $out == *"$HOG "*" running  driver  "* ]]
+  assert_contains "$err" "process $TARGET stands still until its GPU memory is back"
+  refused 11 out-of-gpu-memory recover "$TARGET"
+  done_by ps --json
+  assert_equal "$(json "[p['state'] for p in d['processes'] if p['pid'] == $TARGET]")" "['waiting']"
+  kill -KILL "$HOG"
+  wait "$HOG" 2>/dev/null || true
+  target_goes_on
+  wait_until 60 agent_is 0
+  done_by ps
+  [[ $out == *"$TARGET "*" running  direct  "* && $err != *"stands still"* ]]
+  target_verifies
+}
+
 # --- Two at once, and no agent
 
 @test "two tools at once: one does it, the other is told" {
