@@ -531,10 +531,6 @@ churns() {
   target_verifies
 }
 
-@test "threads that allocate and free all the time are suspended twenty times" {
-  churns 20 --threads 2 --size 28M
-}
-
 @test "recover does not wait until a program that allocates and frees all the time has done" {
   LD_PRELOAD=$agent start_target churn --pause-ms 5 --threads 2 --size 28M
   capture env STASIS_FAULT=direct.emptied:kill stasis suspend "$TARGET"
@@ -547,7 +543,6 @@ churns() {
   nothing_left
 }
 
-# bats test_tags=long
 @test "threads that allocate and free all the time are suspended two hundred times" {
   churns 200 --threads 4 --size 56M
 }
