@@ -139,9 +139,12 @@ Result<int> run_program(Context& context, RunArguments& arguments) {
         "let STASIS_PRELOAD name a link to it without");
   }
   if (const auto why = why_without_agent(words.front()); !why.empty()) {
-    context.terminal.note(why +
-                          ", so the loader leaves the agent out of it: its GPU memory goes by the "
-                          "driver");
+    context.terminal.note(
+        why + (arguments.job.without_io_uring && !job::keeps_ways_to_privileges()
+                   ? ", and gains nothing by that: without CAP_SYS_ADMIN --no-io-uring has it give "
+                     "up gaining privileges"
+                   : ", so the loader leaves the agent out of it: its GPU memory goes by the "
+                     "driver"));
   }
   const std::string preload = with_agent(*library);
   if (arguments.job.images_dir.empty()) {

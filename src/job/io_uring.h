@@ -12,6 +12,9 @@ namespace stasis::job {
 // (PR_SET_NO_NEW_PRIVS). Returns 0 or the errno. Async-signal-safe.
 int do_without_io_uring();
 
+// Whether this process, and so what it starts, may still gain privileges by execve() after that.
+bool keeps_ways_to_privileges();
+
 // What to say of that errno: kNotSupported.
 Error cannot_do_without_io_uring(int error_number);
 

@@ -124,6 +124,13 @@ print(0 if library.syscall(425, 8, ctypes.create_string_buffer(120)) >= 0 else c
   assert_equal "$status" 0
   assert_equal "$err" ""
   assert_equal "$out" $'NoNewPrivs:\t1\nSeccomp:\t2\n'
+  local program=$BATS_TEST_TMPDIR/setuid
+  cp "$(type -P id)" "$program"
+  chmod 4755 "$program"
+  chmod a+rx "$BATS_RUN_TMPDIR" "$BATS_RUN_TMPDIR"/{file,test} "$BATS_TEST_TMPDIR"
+  capture setpriv --reuid=65534 --regid=65534 --clear-groups stasis run --no-io-uring -- "$program" -u
+  assert_equal "$status/$out" $'0/65534\n'
+  assert_contains "$err" "$program is setuid, and gains nothing by that"
 }
 
 @test "run tells a program that is not there from one that cannot be started" {
