@@ -306,6 +306,7 @@ END
     tool=$!
     wait_until 60 filling
     kill -KILL "$tool"
+    wait "$tool" || true
     # It waits until the mover has ended what it does.
     done_by recover "$TARGET"
     target_goes_on
