@@ -46,7 +46,7 @@ Result<void> number_from_first();
 
 // An error on its way between processes of this program.
 nlohmann::json error_to_json(const Error& error);
-Error error_from_json(const nlohmann::json& json);
+Error error_from_json(const nlohmann::json& object);
 
 // One operation, in a process of its own in the namespaces. The request has "root", the number of
 // the job, or 0 before there is one. `streams` are those that the job has, or is to have. The

@@ -113,7 +113,7 @@ void for_each_entry(const std::string& directory, const Each& each) {
   const DirectoryStream dir = list_open(directory);
   while (const dirent* item = dir ? ::readdir(dir.get()) : nullptr) {
     const std::string name = item->d_name;
-    if (name.ends_with(kEntryEnd)) each(directory + "/" + name);
+    if (name.ends_with(kEntryEnd)) each(fmt::format("{}/{}", directory, name));
   }
 }
 
