@@ -139,8 +139,7 @@ class Server {
     std::vector<UniqueFd> files = std::move(message.descriptors);
     // Should this process be killed, the GPUs are closed first, and what they do has ended then:
     // the kernel closes descriptors in the order of their numbers. Where such a number may not be
-    // had
-    // (`ulimit -n`), it is held all the same.
+    // had (`ulimit -n`), it is held all the same.
     for (UniqueFd& file : files) {
       UniqueFd late(::fcntl(file.get(), F_DUPFD_CLOEXEC, kDescriptorRoom / 2));
       if (late.valid()) file = std::move(late);
