@@ -399,11 +399,12 @@ TEST_F(AgentMemory, WhatWasKeptIsCopiedWhereItWasAsFarAsItWasThereWhole) {
 // As of programs that spread their memory over GPUs and compute on one.
 TEST_F(AgentMemory, WhatIsOnADeviceWithoutAContextIsCopiedAsWell) {
   (void)created(4 * kMiB, 1);
+  (void)created(4 * kMiB, 1);
   (void)take_inventory();
   fake().contexts[FakeDriver::kPrimary] = 1;
-  std::vector<std::byte> buffer(4 * kMiB);
+  std::vector<std::byte> buffer(8 * kMiB);
   fake().current.clear();
-  const std::vector<int> kept{0};
+  const std::vector<int> kept{0, 0};
   for (const bool there : {true, false}) {
     bool copied = false;
     fake().within("cuMemcpyDtoH", [&] {

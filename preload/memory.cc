@@ -88,42 +88,45 @@ CUdeviceptr free_place_of(const Physical& physical, const std::vector<Mapping*>&
   return whole == mappings.end() ? 0 : (*whole)->address;
 }
 
-// A context on a device: of the program's, or, where that only has memory there, the device's
-// primary one for as long as this lives.
-class ContextOn {
+// A context on each device: of the program's, or, where that only has memory there, the device's
+// primary one for as long as this lives. To make one may take tenths of a second.
+class Contexts {
  public:
-  explicit ContextOn(CUdevice device) : device_(device) {
+  Contexts() = default;
+  ~Contexts() {
+    for (const auto& [device, context] : retained_)
+      driver().cuDevicePrimaryCtxRelease_v2(device);
+  }
+  Contexts(const Contexts&) = delete;
+  Contexts& operator=(const Contexts&) = delete;
+
+  // Null: there is none to be had.
+  CUcontext on(CUdevice device) {
     {
       const TablesLock lock;
       for (const auto& [context, its_device] : tables().contexts)
-        if (its_device == device) handle_ = context;
+        if (its_device == device) return context;
     }
-    if (handle_) return;
-    retained_ = driver().cuDevicePrimaryCtxRetain(&handle_, device) == CUDA_SUCCESS;
-    if (!retained_) handle_ = nullptr;
+    const auto known = retained_.find(device);
+    if (known != retained_.end()) return known->second;
+    CUcontext context = nullptr;
+    if (driver().cuDevicePrimaryCtxRetain(&context, device) != CUDA_SUCCESS) return nullptr;
+    retained_.emplace(device, context);
+    return context;
   }
-  ~ContextOn() {
-    if (retained_) driver().cuDevicePrimaryCtxRelease_v2(device_);
-  }
-  ContextOn(const ContextOn&) = delete;
-  ContextOn& operator=(const ContextOn&) = delete;
-
-  bool there() const { return handle_ != nullptr; }
-  CUcontext handle() const { return handle_; }
 
  private:
-  CUdevice device_;
-  CUcontext handle_ = nullptr;
-  bool retained_ = false;
+  std::map<CUdevice, CUcontext> retained_;
 };
 
 // All of it, or of what has its size, to or from `at` in this process. Mapped anew, at `place`, if
 // that is not 0: the program's own mappings may cover parts of it, or none.
-Outcome copy_whole(const Physical& physical, CUmemGenericAllocationHandle handle, std::byte* at,
-                   bool out, CUdeviceptr place = 0) {
-  const ContextOn context(physical.prop.location.id);
-  if (!context.there()) return failed(CUDA_ERROR_INVALID_CONTEXT, "no context");
-  const CurrentContext current(context.handle());
+Outcome copy_whole(Contexts& contexts, const Physical& physical,
+                   CUmemGenericAllocationHandle handle, std::byte* at, bool out,
+                   CUdeviceptr place = 0) {
+  auto* const context = contexts.on(physical.prop.location.id);
+  if (!context) return failed(CUDA_ERROR_INVALID_CONTEXT, "no context");
+  const CurrentContext current(context);
 
   CUdeviceptr address = place;
   auto result = CUDA_SUCCESS;
@@ -255,9 +258,10 @@ Outcome refill_all() {
 }
 
 Outcome copy_all(std::byte* buffer, bool out) {
+  Contexts contexts;
   std::uint64_t offset = 0;
   for (const auto* physical : segments()) {
-    const auto outcome = copy_whole(*physical, physical->real, buffer + offset, out);
+    const auto outcome = copy_whole(contexts, *physical, physical->real, buffer + offset, out);
     if (!outcome.ok()) return outcome;
     offset += physical->size;
   }
@@ -266,6 +270,7 @@ Outcome copy_all(std::byte* buffer, bool out) {
 
 Outcome copy_kept(std::span<const int> fds, std::byte* buffer) {
   const auto mappings = mappings_by_physical();
+  Contexts contexts;
   std::uint64_t offset = 0;
   for (std::size_t i = 0; i < fds.size(); ++i) {
     const auto& physical = *segments()[i];
@@ -277,7 +282,7 @@ Outcome copy_kept(std::span<const int> fds, std::byte* buffer) {
     if (result != CUDA_SUCCESS) return failed(result, "cuMemImportFromShareableHandle");
     // The program may be allowed no more addresses than it has.
     const auto place = free_place_of(physical, of(mappings, &physical));
-    const auto outcome = copy_whole(physical, kept, buffer + offset, true, place);
+    const auto outcome = copy_whole(contexts, physical, kept, buffer + offset, true, place);
     driver().cuMemRelease(kept);
     if (!outcome.ok()) return outcome;
     offset += physical.size;
