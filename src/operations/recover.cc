@@ -244,6 +244,36 @@ std::optional<RecoverReport> recover_record(const Environment& env, const Journa
   return report;
 }
 
+// Killed, and not gone yet, which may take a while on a machine with much to do.
+bool is_ending(Pid pid) {
+  constexpr unsigned long kExiting = 0x4;  // PF_EXITING of linux/sched.h
+  const proc::ProcFs procfs;
+  const auto info = procfs.process(pid);
+  if (!info || info->state == 'Z' || info->state == 'X' || (info->flags & kExiting) != 0)
+    return true;
+  const auto threads = procfs.threads(pid);
+  return std::any_of(threads.begin(), threads.end(), [&](Tid thread) {
+    const auto status = procfs.thread_status(pid, thread);
+    return status && (status->pending >> (SIGKILL - 1) & 1) != 0;
+  });
+}
+
+// Whose stasis was just killed is no more under way than if it had been gone by now.
+Result<std::vector<JournalEntry>> read_settled_journal(const Environment& env) {
+  constexpr std::chrono::seconds kPatience{5};
+  constexpr std::chrono::milliseconds kPoll{10};
+  const auto deadline = Clock::now() + kPatience;
+  for (;;) {
+    auto entries = read_journal();
+    if (!entries || Clock::now() > deadline || !env.interrupt.check() ||
+        std::none_of(entries->begin(), entries->end(), [](const JournalEntry& entry) {
+          return entry.under_way && is_ending(entry.record.owner);
+        }))
+      return entries;
+    std::this_thread::sleep_for(kPoll);
+  }
+}
+
 // Not of one target, and in nobody's way.
 void sweep() {
   sweep_journal();
@@ -254,7 +284,7 @@ void sweep() {
 }  // namespace
 
 Result<RecoverReport> recover(const Environment& env, Pid root) {
-  auto entries = read_journal();
+  auto entries = read_settled_journal(env);
   if (!entries) return fail(std::move(entries.error()));
   RecoverReport out;
   out.root = root;
@@ -299,7 +329,7 @@ Result<RecoverReport> recover(const Environment& env, Pid root) {
 }
 
 Result<std::vector<RecoverReport>> recover_all(const Environment& env) {
-  auto entries = read_journal();
+  auto entries = read_settled_journal(env);
   if (!entries) return fail(std::move(entries.error()));
   std::vector<RecoverReport> out;
   for (const JournalEntry& entry : *entries) {

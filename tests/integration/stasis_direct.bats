@@ -306,8 +306,7 @@ END
     tool=$!
     wait_until 60 filling
     kill -KILL "$tool"
-    wait "$tool" || true
-    # It waits until the mover has ended what it does.
+    # It waits until the tool has gone, and the mover has ended what it does.
     done_by recover "$TARGET"
     target_goes_on
     sleep 2
