@@ -330,6 +330,9 @@ TEST_F(ProcessTest, GuardSaysThatThreadsAreStillHeld) {
   StateGuard guard(process, CudaState::kRunning);
   const auto parked = park_threads(child_.pid(), {Tid{0}});
   ASSERT_TRUE(parked) << parked.error().to_string();
+  // On a busy machine it takes a while to get there.
+  for (int i = 0; i < 30000 && count_parked_threads(child_.pid()) == 0; ++i)
+    std::this_thread::sleep_for(milliseconds(1));
   // The thread sanitizer gives the child a second one.
   ASSERT_GE(count_parked_threads(child_.pid()), 1);
   int ready[2];
