@@ -226,6 +226,19 @@ Result<void> finish_step_of(Pid pid, const StepPlaces::Begun& begun) {
   return finish_step(pid, *stopped, begun);
 }
 
+// Whether a slot says that a thread waits in it, or is on its way there. One that was killed
+// between the two steps of parking a thread has left one that says so of nobody.
+bool any_slot_in_use(Pid pid, const std::vector<Lot>& lots) {
+  for (const Lot& lot : lots) {
+    for (std::uint64_t i = 0; i < lot.capacity; ++i) {
+      std::uint64_t word = 0;
+      if (proc::read_memory(pid, lot.slot(i), &word, sizeof word) && word == SavedThread::kMark)
+        return true;
+    }
+  }
+  return false;
+}
+
 // Thread by thread, so that one that cannot be stopped holds up no other.
 Result<void> unpark_all(Pid pid) {
   auto places = look_at(pid);
@@ -245,8 +258,9 @@ Result<void> unpark_all(Pid pid) {
     if (!stopped) done = fail(std::move(stopped.error()));
     if (!done && done.error().code != ErrorCode::kProcessGone) worst = std::move(done);
   }
-  // Who could not be stopped was none of ours, if nobody is left.
-  if (!worst && count_parked_threads(pid) == 0) return {};
+  // Who could not be stopped was none of ours, if nobody is left. Where the threads are does not
+  // tell: one that was parked just now may not have come to wait yet.
+  if (!worst && !any_slot_in_use(pid, places->lots)) return {};
   return worst;
 }
 

@@ -4,7 +4,10 @@
 #include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/ptrace.h>
 #include <sys/syscall.h>
+#include <sys/user.h>
+#include <sys/wait.h>
 
 #include <array>
 #include <atomic>
@@ -372,6 +375,8 @@ TEST(ParkingInTheDriver, AThreadIsParkedOutsideOfItOrAsleepInIt) {
     const std::uint64_t before = shared->rounds;
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
     EXPECT_EQ(shared->rounds, before);
+    for (int i = 0; i < 30000 && count_parked_threads(target.pid()) < 5; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
     EXPECT_GE(count_parked_threads(target.pid()), 5);  // a sanitizer may add one
     ASSERT_TRUE(unpark_threads(target.pid()));
     for (int i = 0; i < 30000 && shared->rounds == before; ++i)
@@ -433,6 +438,44 @@ TEST_F(ParkingTest, ATracedProcessIsRefused) {
   const auto parked = park_threads(pid(), {spared()});
   ASSERT_FALSE(parked);
   EXPECT_EQ(parked.error().code, ErrorCode::kBusy);
+  EXPECT_TRUE(spins_within(30000));
+}
+
+// Stops a thread as a debugger does, before the call in which a parked thread waits, and stays.
+[[noreturn]] void hold_before_its_wait(Pid pid) {
+  const pid_t thread = pid.value;
+  user_regs_struct registers{};
+  if (::ptrace(PTRACE_SEIZE, thread, nullptr, nullptr) != 0 ||
+      ::ptrace(PTRACE_INTERRUPT, thread, nullptr, nullptr) != 0 ||
+      ::waitpid(thread, nullptr, __WALL) != thread ||
+      ::ptrace(PTRACE_GETREGS, thread, nullptr, &registers) != 0)
+    ::_exit(1);
+  registers.orig_rax = static_cast<std::uint64_t>(-1);
+  registers.rip = registers.rip / 4096 * 4096 + 64;
+  if (::ptrace(PTRACE_SETREGS, thread, nullptr, &registers) != 0) ::_exit(2);
+  ++g_shared->ready;
+  for (;;)
+    ::pause();
+}
+
+TEST_F(ParkingTest, OneHeldOnItsWayIntoTheWaitIsNotCalledFree) {
+  ASSERT_TRUE(park_threads(pid(), {spared()}));
+  for (int i = 0; i < 30000 && count_parked_threads(pid()) < kThreads - 1; ++i)
+    pause(1);
+  {
+    const Child tracer([this] {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      hold_before_its_wait(pid());
+    });
+    for (int i = 0; i < 30000 && shared_->ready == kThreads; ++i)
+      pause(1);
+    ASSERT_EQ(shared_->ready, kThreads + 1);
+    const auto on = unpark_threads(pid());
+    ASSERT_FALSE(on);
+    EXPECT_EQ(on.error().code, ErrorCode::kBusy);
+  }
+  // Once the debugger is gone.
+  EXPECT_TRUE(unpark_threads(pid()));
   EXPECT_TRUE(spins_within(30000));
 }
 
