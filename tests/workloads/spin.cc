@@ -42,10 +42,10 @@ void run_spin(Run& run) {
   const cuda::CUdeviceptr done = gpu.allocate(sizeof(std::uint64_t));
   gpu.cuda().cuMemsetD8_v2(done, 0, sizeof(std::uint64_t));
   const std::uint64_t ns = std::uint64_t{run.busy_ms_or(kDefaultBusyMs)} * 1'000'000;
+  // The first one is short, and the next one is in flight before a round is told: who has seen a
+  // round knows that a long one has just begun.
+  gpu.kernels().spin(nullptr, std::min(ns, kFirstNs), done);
   while (run.next()) {
-    // The first one is short: who has seen a round, and waits a moment, knows that a long one has
-    // just begun.
-    gpu.kernels().spin(nullptr, run.round() == 1 ? std::min(ns, kFirstNs) : ns, done);
     gpu.cuda().cuStreamSynchronize(nullptr);
     if (buffer.words > 0) {
       checker.begin(nullptr);
@@ -58,6 +58,7 @@ void run_spin(Run& run) {
       run.mismatch("the kernel ran " + std::to_string(count) + " times instead of " +
                    std::to_string(run.round()));
     }
+    gpu.kernels().spin(nullptr, ns, done);
     run.finish();
   }
 }
