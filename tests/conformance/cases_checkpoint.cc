@@ -38,7 +38,7 @@ long state(pid_t pid) {
 
 // Whether something becomes true within a generous time.
 template <class F>
-bool soon(F&& condition, std::chrono::milliseconds limit = 10s) {
+bool soon(F&& condition, std::chrono::milliseconds limit = 30s) {
   for (const auto end = Clock::now() + limit; Clock::now() < end;) {
     if (condition()) return true;
     std::this_thread::sleep_for(5ms);
@@ -317,7 +317,7 @@ void blocking(Report& r, bool checkpointed) {
     lock(t.pid());
     if (checkpointed) api().cuCheckpointProcessCheckpoint(t.pid(), nullptr);
     t.ask("go");
-    std::this_thread::sleep_for(200ms);
+    soon([&] { return t.died() || t.ask("done") == 1; }, 1s);
     const bool died = t.died();
     r.yes_no(name + "_kills", died);
     if (died) continue;
