@@ -421,6 +421,11 @@ TEST_F(AgentMemory, WhatIsOnADeviceWithoutAContextIsCopiedAsWell) {
     ASSERT_TRUE(empty_all().ok());
   }
   ASSERT_TRUE(refill_all().ok());
+  // Whoever waits for memory has to know that it is what there is none of.
+  fake().fail_at("cuDevicePrimaryCtxRetain", 1);
+  const auto refused = copy_all(buffer.data(), false);
+  EXPECT_EQ(refused.result, CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_STREQ(refused.what, "cuDevicePrimaryCtxRetain");
 }
 
 TEST_F(AgentMemory, WhatCouldNotLeaveIsThereAgain) {

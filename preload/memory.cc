@@ -100,19 +100,24 @@ class Contexts {
   Contexts(const Contexts&) = delete;
   Contexts& operator=(const Contexts&) = delete;
 
-  // Null: there is none to be had.
-  CUcontext on(CUdevice device) {
+  // Otherwise what the driver says to one more, such as that it has no memory for it.
+  CUresult find(CUdevice device, CUcontext& found) {
     {
       const TablesLock lock;
-      for (const auto& [context, its_device] : tables().contexts)
-        if (its_device == device) return context;
+      for (const auto& [context, its_device] : tables().contexts) {
+        if (its_device != device) continue;
+        found = context;
+        return CUDA_SUCCESS;
+      }
     }
     const auto known = retained_.find(device);
-    if (known != retained_.end()) return known->second;
-    CUcontext context = nullptr;
-    if (driver().cuDevicePrimaryCtxRetain(&context, device) != CUDA_SUCCESS) return nullptr;
-    retained_.emplace(device, context);
-    return context;
+    if (known != retained_.end()) {
+      found = known->second;
+      return CUDA_SUCCESS;
+    }
+    const auto result = driver().cuDevicePrimaryCtxRetain(&found, device);
+    if (result == CUDA_SUCCESS) retained_.emplace(device, found);
+    return result;
   }
 
  private:
@@ -124,12 +129,12 @@ class Contexts {
 Outcome copy_whole(Contexts& contexts, const Physical& physical,
                    CUmemGenericAllocationHandle handle, std::byte* at, bool out,
                    CUdeviceptr place = 0) {
-  auto* const context = contexts.on(physical.prop.location.id);
-  if (!context) return failed(CUDA_ERROR_INVALID_CONTEXT, "no context");
+  CUcontext context = nullptr;
+  auto result = contexts.find(physical.prop.location.id, context);
+  if (result != CUDA_SUCCESS) return failed(result, "cuDevicePrimaryCtxRetain");
   const CurrentContext current(context);
 
   CUdeviceptr address = place;
-  auto result = CUDA_SUCCESS;
   if (place == 0) result = driver().cuMemAddressReserve(&address, physical.size, 0, 0, 0);
   if (result != CUDA_SUCCESS) return failed(result, "cuMemAddressReserve");
   result = driver().cuMemMap(address, physical.size, 0, handle, 0);
