@@ -322,6 +322,7 @@ Result<std::optional<Journal>> Journal::adopt(Pid root) {
     (void)::unlink((path + ".lock").c_str());
     return std::optional<Journal>();
   }
+  record->owner = Pid{static_cast<int>(::getpid())};
   return std::optional<Journal>(Journal(std::move(*lock), path, std::move(*record)));
 }
 

@@ -129,6 +129,7 @@ TEST_F(JournalTest, ArecordOutlivesAholderThatIsKilled) {
   ASSERT_TRUE(*adopted);
   EXPECT_THAT((*adopted)->record().targets, SizeIs(1));
   EXPECT_TRUE(entries()[0].under_way);
+  EXPECT_EQ((*adopted)->record().owner, Pid{::getpid()}) << "who is at work on it now";
   EXPECT_EQ(Journal::adopt(Pid{100}).error().code, ErrorCode::kBusy);
   (*adopted)->finish();
   EXPECT_THAT(entries(), IsEmpty());

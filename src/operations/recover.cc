@@ -258,16 +258,18 @@ bool is_ending(Pid pid) {
   });
 }
 
-// Whose stasis was just killed is no more under way than if it had been gone by now.
-Result<std::vector<JournalEntry>> read_settled_journal(const Environment& env) {
+// Whose stasis was just killed is no more under way than if it had been gone by now. `of`: whose it
+// is, or 0 for anybody.
+Result<std::vector<JournalEntry>> read_settled_journal(const Environment& env, Pid of) {
   constexpr std::chrono::seconds kPatience{5};
   constexpr std::chrono::milliseconds kPoll{10};
   const auto deadline = Clock::now() + kPatience;
   for (;;) {
     auto entries = read_journal();
     if (!entries || Clock::now() > deadline || !env.interrupt.check() ||
-        std::none_of(entries->begin(), entries->end(), [](const JournalEntry& entry) {
-          return entry.under_way && is_ending(entry.record.owner);
+        std::none_of(entries->begin(), entries->end(), [of](const JournalEntry& entry) {
+          return (of.value == 0 || entry.record.root == of) && entry.under_way &&
+                 is_ending(entry.record.owner);
         }))
       return entries;
     std::this_thread::sleep_for(kPoll);
@@ -284,7 +286,7 @@ void sweep() {
 }  // namespace
 
 Result<RecoverReport> recover(const Environment& env, Pid root) {
-  auto entries = read_settled_journal(env);
+  auto entries = read_settled_journal(env, root);
   if (!entries) return fail(std::move(entries.error()));
   RecoverReport out;
   out.root = root;
@@ -329,7 +331,7 @@ Result<RecoverReport> recover(const Environment& env, Pid root) {
 }
 
 Result<std::vector<RecoverReport>> recover_all(const Environment& env) {
-  auto entries = read_settled_journal(env);
+  auto entries = read_settled_journal(env, Pid{});
   if (!entries) return fail(std::move(entries.error()));
   std::vector<RecoverReport> out;
   for (const JournalEntry& entry : *entries) {

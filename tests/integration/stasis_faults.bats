@@ -114,3 +114,23 @@ untraced() { grep -q "^TracerPid:[[:space:]]*0" "/proc/$TARGET/status"; }
   target_goes_on
   target_verifies
 }
+
+@test "a recover that is at work is named itself, and not the dead whose work it does" {
+  start_target memory --size 4M
+  STASIS_FAULT=suspend.verified:kill capture stasis suspend "$TARGET"
+  assert_equal "$status" 137
+  STASIS_SIM_FAULTS="restore:delay=120s" stasis recover "$TARGET" >/dev/null 2>&1 3>&- &
+  local tool=$!
+  at_end_kill "$tool"
+  wait_until 60 held_up
+  local verb
+  for verb in recover suspend; do
+    refused 7 busy "$verb" "$TARGET"
+    assert_contains "$err" "(process $tool) is working on process $TARGET"
+  done
+  kill -KILL "$tool"
+  wait "$tool" 2>/dev/null || true
+  done_by recover "$TARGET"
+  target_goes_on
+  target_verifies
+}
