@@ -41,8 +41,9 @@ struct Row {
   // A CUDA state, or "waiting" for its GPU memory, which is away though the driver lets it run;
   // without an answer "busy", "stopped" or "traced", and "?" for another reason.
   std::string state;
-  std::string path;    // "direct", "driver", or empty if that could not be seen
-  std::string reason;  // why there is no CUDA state; empty if there is one
+  std::string path;               // "direct", "driver", or empty if that could not be seen
+  std::string reason;             // why there is no CUDA state; empty if there is one
+  bool comes_back_alone = false;  // one that waits
   // What it has on each GPU; of one that we suspended, what it had there and gets back.
   std::vector<GpuUse> uses;
   std::int64_t since =
@@ -98,6 +99,7 @@ struct Question {
   }
 
   Process process;
+  bool away_before = false;  // its GPU memory, when this was asked
   std::mutex mutex;
   std::condition_variable answered;
   std::optional<Result<std::optional<CudaState>>> answer;
@@ -202,6 +204,8 @@ Result<Collected> collect(Driver& driver, std::chrono::milliseconds patience, Pe
     auto process = Process::open(driver, info.pid);
     if (!process) continue;
     questions.push_back(std::make_shared<Question>(std::move(*process)));
+    const auto agent = direct::AgentClient::look(info.pid);
+    questions.back()->away_before = agent && *agent && direct::is_away((*agent)->state);
     Question::ask(questions.back());
   }
   const auto until = Clock::now() + patience;
@@ -261,10 +265,13 @@ Result<Collected> collect(Driver& driver, std::chrono::milliseconds patience, Pe
     row.under = under(journal, info);
     const auto agent = direct::AgentClient::look(info.pid);
     if (agent) row.path = path_of(*agent, row.state);
-    // Otherwise somebody is at work on it.
+    // Otherwise somebody is at work on it, in a namespace of its own or not, or was meanwhile.
     const bool alone = row.under.empty() || row.under.starts_with(kLeftBehind);
-    if (row.state == "running" && alone && agent && *agent && direct::is_away((*agent)->state))
+    if (row.state == "running" && alone && question->away_before && agent && *agent &&
+        direct::is_away((*agent)->state) && !(*agent)->has_peer) {
       row.state = "waiting";
+      row.comes_back_alone = (*agent)->comes_back_alone();
+    }
     out.rows.push_back(std::move(row));
   }
   std::sort(out.rows.begin(), out.rows.end(),
@@ -305,10 +312,15 @@ std::vector<std::string> notes_of(const Collected& collected, bool verbose) {
   for (const Row& row : collected.rows) {
     if (row.state == "?")
       out.push_back(fmt::format("the state of process {}: {}", row.pid.value, row.reason));
-    if (row.state == "waiting")
+    if (row.state == "waiting" && row.comes_back_alone)
       out.push_back(
           fmt::format("process {0} stands still until its GPU memory is back: by itself as soon as "
-                      "there is room for that, otherwise by `stasis recover {0}`",
+                      "there is room for that, or by `stasis recover {0}`",
+                      row.pid.value));
+    if (row.state == "waiting" && !row.comes_back_alone)
+      out.push_back(
+          fmt::format("process {0} stands still until `stasis recover {0}` brings its GPU "
+                      "memory back",
                       row.pid.value));
   }
   return out;

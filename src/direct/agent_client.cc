@@ -141,14 +141,16 @@ Result<std::optional<AgentClient::Seen>> AgentClient::see(Pid pid, int access) {
     if (got < static_cast<ssize_t>(kOfAllVersions)) continue;
     const auto& page = *reinterpret_cast<const ControlPage*>(bytes);
     if (is_page_of_another_version(page, details->ns_pid))
-      return std::optional(Seen{std::move(*file), {page.state.load(), {}, false, true}});
+      return std::optional(
+          Seen{std::move(*file), {page.state.load(), {}, false, true, false, false}});
     if (got != sizeof bytes || !is_page_of(page, details->ns_pid)) continue;
     const AgentState state = page.state.load();
     const AgentLook look{state,
                          {page.content_id[0], page.content_id[1]},
                          true,
                          page.held_before.load() != 0,
-                         is_away(state) && page.kept_count != 0};
+                         is_away(state) && page.kept_count != 0,
+                         false};
     return std::optional(Seen{std::move(*file), look});
   }
   return std::optional<Seen>();
@@ -157,7 +159,10 @@ Result<std::optional<AgentClient::Seen>> AgentClient::see(Pid pid, int access) {
 Result<std::optional<AgentLook>> AgentClient::look(Pid pid) {
   auto seen = see(pid, O_RDONLY);
   if (!seen) return fail(std::move(seen.error()));
-  return *seen ? std::optional((*seen)->look) : std::nullopt;
+  if (!*seen) return std::optional<AgentLook>();
+  // For an instant, and shared: whoever wants the lock tries again.
+  (*seen)->look.has_peer = ::flock((*seen)->file.get(), LOCK_SH | LOCK_NB) != 0;
+  return std::optional((*seen)->look);
 }
 
 void AgentClient::note_hold(Pid pid) {

@@ -231,6 +231,32 @@ partial_images() { compgen -G "$image.partial-*" || true; }
   nothing_left
 }
 
+@test "ps does not promise that a program goes on by itself whose content is in an image" {
+  export STASIS_SIM_GPUS=1x256M
+  start_agent memory --size 64M
+  dump_it
+  restore_it --leave-suspended
+  start_hog 220M
+  cuda-checkpoint --action restore --pid "$TARGET"
+  capture cuda-checkpoint --action unlock --pid "$TARGET"
+  in_state running
+  stands_still
+  local verb
+  for verb in nothing recover; do # which has no room either
+    [[ $verb == nothing ]] || capture stasis recover "$TARGET"
+    done_by ps
+    [[ $out == *"$TARGET "*" waiting  direct  "* ]] || { echo "$out" >&2; return 1; }
+    assert_contains "$err" "stands still until \`stasis recover $TARGET\`"
+  done
+  kill -KILL "$HOG"
+  wait "$HOG" 2>/dev/null || true
+  done_by recover "$TARGET"
+  target_goes_on
+  done_by ps
+  [[ $out == *"$TARGET "*" running  direct  "* && $err != *"stands still"* ]]
+  restored_verifies
+}
+
 @test "content of another dump is not taken" {
   start_agent memory --size 16M
   dump_it

@@ -722,6 +722,23 @@ took_less_than() {
   target_verifies
 }
 
+@test "ps tells who waits because another tool has let it go on" {
+  start_agent memory --size 16M
+  done_by suspend "$TARGET"
+  python3 -c 'import ctypes, os, sys
+cuda = ctypes.CDLL(os.environ.get("STASIS_LIBCUDA", "libcuda.so.1"))
+for call in cuda.cuCheckpointProcessRestore, cuda.cuCheckpointProcessUnlock:
+    assert call(int(sys.argv[1]), None) == 0' "$TARGET"
+  in_state running
+  stands_still
+  done_by ps
+  [[ $out == *"$TARGET "*" waiting  direct  "* ]]
+  assert_contains "$err" "process $TARGET stands still until \`stasis recover $TARGET\`"
+  done_by recover "$TARGET"
+  target_goes_on
+  target_verifies
+}
+
 # --- Two at once, and no agent
 
 @test "two tools at once: one does it, the other is told" {

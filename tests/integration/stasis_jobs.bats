@@ -180,6 +180,21 @@ END
   ends_with 75
 }
 
+@test "ps calls no job that is being saved one that waits for its memory" {
+  job=(stasis-workload memory --size 64M --pause-ms 20 --status "$TARGET_STATUS")
+  start_run --every 300ms --keep 2
+  job_is_up
+  local looks
+  for ((looks = 0; looks < 200; ++looks)); do
+    done_by ps
+    [[ $out != *waiting* && $err != *"stands still"* ]] || { printf '%s\n' "$out" "$err" >&2; return 1; }
+    ((looks % 20)) || target_goes_on
+  done
+  told "saved to $images/000003 "
+  kill -TERM "$RUN"
+  ends_with 75
+}
+
 two_stay() { (($(ls "$images" | grep -cE '^[0-9]+$') == 2)); }
 
 @test "its workers copy through as much memory as --ring says" {
