@@ -109,6 +109,12 @@ void print_text(Context& context, const ImageReport& report, bool verified) {
                : "nothing known stands in the way of a restore on this machine, now; the pages "
                  "were not read (--verify)";
   }
+  if (is_for_a_job(m)) {
+    here += fmt::format(
+        "{}it has what was in the /dev/shm of a job: `stasis run --images-dir` goes "
+        "on from it, `stasis restore` does not",
+        here.empty() ? "" : "\n");
+  }
   for (const RestoreCheck& check : report.checks) {
     if (!check.error) continue;
     here += fmt::format("{}cannot be restored: {} ({})", here.empty() ? "" : "\n",

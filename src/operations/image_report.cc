@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "base/units.h"
+#include "image/manifest_format.h"
 
 namespace stasis {
 
@@ -100,6 +101,12 @@ std::string content_text(const GpuContentReport& content) {
                        format_bytes(content.unused_bytes));
   }
   return out;
+}
+
+bool is_for_a_job(const Manifest& manifest) {
+  return std::any_of(manifest.files.begin(), manifest.files.end(), [](const FileRecord& file) {
+    return file.path == manifest_format::kSharedMemoryIndex;
+  });
 }
 
 bool restorable(const ImageReport& report) {

@@ -38,5 +38,8 @@ std::string content_text(const GpuContentReport& content);
 
 // Is nothing known to stand in the way of a restore here?
 bool restorable(const ImageReport& report);
+// What was in the /dev/shm of a job of `stasis run` is in the image: only such a job goes on from
+// it, and restore() refuses it.
+bool is_for_a_job(const Manifest& manifest);
 
 }  // namespace stasis

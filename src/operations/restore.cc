@@ -7,8 +7,8 @@
 #include "base/fault_point.h"
 #include "base/scope_guard.h"
 #include "image/image_reader.h"
-#include "image/manifest_format.h"
 #include "operations/common.h"
+#include "operations/image_report.h"
 #include "operations/restore_checks.h"
 #include "operations/restore_log.h"
 #include "operations/restored_job.h"
@@ -71,11 +71,7 @@ std::vector<Pid> running_pids(const Manifest& manifest) {
 
 // A job of `stasis run` has a /dev/shm of its own: only there can it be put back.
 Result<void> check_shared_memory(const ImageReader& image, const RestoreOptions& options) {
-  const std::vector<FileRecord>& files = image.manifest().files;
-  if (options.on_checked || std::none_of(files.begin(), files.end(), [](const FileRecord& file) {
-        return file.path == manifest_format::kSharedMemoryIndex;
-      }))
-    return {};
+  if (options.on_checked || !is_for_a_job(image.manifest())) return {};
   return fail(ErrorCode::kUsage,
               fmt::format("{} is of a job of `stasis run --images-dir`, and has what was in the "
                           "/dev/shm of that",

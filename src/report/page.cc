@@ -122,12 +122,19 @@ void set_checks(data& page, const ImageReport& image, bool verified) {
   page.set("verdict_mark", failed == 0 ? "✓" : "✗");
   page.set("verdict",
            failed == 0 ? "Can be restored on this machine" : "Cannot be restored here, now");
-  page.set("verdict_more",
-           failed > 0 ? fmt::format("{} of {} stand in the way; what to do stands beside each.",
-                                    failed, plural(image.checks.size(), "check", "checks"))
-           : verified ? "Nothing known stands in the way, now. Every byte was read and compared."
-                      : "Nothing known stands in the way, now. The memory pages were not read; "
-                        "with --verify they are.");
+  std::string more =
+      failed > 0 ? fmt::format("{} of {} stand in the way; what to do stands beside each.", failed,
+                               plural(image.checks.size(), "check", "checks"))
+      : verified ? "Nothing known stands in the way, now. Every byte was read and compared."
+                 : "Nothing known stands in the way, now. The memory pages were not read; "
+                   "with --verify they are.";
+  if (is_for_a_job(image.manifest)) {
+    more +=
+        " It has what was in the /dev/shm of a job: stasis run --images-dir goes on from it, "
+        "stasis "
+        "restore does not.";
+  }
+  page.set("verdict_more", more);
 }
 
 // ---- Time and size

@@ -102,6 +102,10 @@ PY
   done_by dump "job-$RUN" --images-dir "$image"
   ends_with 137
   refused 2 usage restore --images-dir "$image"
+  done_by inspect "$image"
+  assert_contains "$out" "\`stasis run --images-dir\` goes on from it, \`stasis restore\` does not"
+  done_by inspect "$image" --json
+  assert_equal "$(json 'd["restorable"], d["restored_by"]')" "True stasis run"
   mv "$image" "$images/000099"
   start_run
   told "goes on from $images/000099 "
