@@ -239,6 +239,8 @@ partial_images() { compgen -G "$image.partial-*" || true; }
   start_hog 220M
   cuda-checkpoint --action restore --pid "$TARGET"
   capture cuda-checkpoint --action unlock --pid "$TARGET"
+  assert_equal "$status" 1
+  assert_contains "$err" "running now; it stands still until \`stasis recover $TARGET\`"
   in_state running
   stands_still
   local verb

@@ -705,6 +705,7 @@ took_less_than() {
   cuda-checkpoint --action restore --pid "$TARGET"
   capture cuda-checkpoint --action unlock --pid "$TARGET"
   assert_equal "$status" 1
+  assert_contains "$err" "running now; it stands still until there is room for its GPU memory"
   in_state running
   stands_still
   done_by ps
