@@ -300,9 +300,10 @@ class Tool {
     if (**now == CudaState::kRunning && agent && *agent && direct::is_away((*agent)->state)) {
       way_out = (*agent)->comes_back_alone()
                     ? "; it stands still until there is room for its GPU memory"
-                    : fmt::format("; it stands still until `stasis recover {}` brings its GPU "
-                                  "memory back",
-                                  process.pid().value);
+                    : fmt::format(
+                          "; it stands still until `stasis recover {}` brings its GPU "
+                          "memory back",
+                          process.pid().value);
     }
     say(streams_.err, fmt::format("hint: process {} is {} now{}\n", process.pid().value,
                                   cuda_state_name(**now), way_out));

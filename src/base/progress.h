@@ -6,6 +6,7 @@
 // nor block for long: the job stands still meanwhile.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string_view>
 
@@ -13,13 +14,31 @@ namespace stasis {
 
 struct Progress {
   virtual ~Progress() = default;
-  // `phase` is a short noun ("checksums", "verify"); `done` and `total` are bytes.
+  // `phase` is a short noun ("checksums", "verify"); `done` and `total` are bytes. Both 0: nothing
+  // moves, and somebody is waited for.
   virtual void update(std::string_view phase, std::uint64_t done, std::uint64_t total) = 0;
 };
 
 // For callers that have nobody to tell.
 struct NoProgress final : Progress {
   void update(std::string_view, std::uint64_t, std::uint64_t) override {}
+};
+
+// For a loop that waits for somebody else, however often it goes round.
+class Waiting {
+ public:
+  explicit Waiting(Progress& progress) : progress_(progress) {}
+  void tell() {
+    constexpr std::chrono::milliseconds kInterval{50};
+    const auto now = std::chrono::steady_clock::now();
+    if (now - told_ < kInterval) return;
+    told_ = now;
+    progress_.update("waiting", 0, 0);
+  }
+
+ private:
+  Progress& progress_;
+  std::chrono::steady_clock::time_point told_;
 };
 
 }  // namespace stasis

@@ -102,7 +102,9 @@ void Terminal::update(std::string_view phase, std::uint64_t done, std::uint64_t 
       line += fmt::format("[{}{}] {:3.0f}%  ", std::string(filled, '#'),
                           std::string(kBarWidth - filled, '.'), share * 100);
     }
-    line += fmt::format("{}  {}", format_bytes(done), format_rate(done, now - phase_start_));
+    line += done == 0 && total == 0
+                ? format_age(std::chrono::duration_cast<std::chrono::seconds>(now - phase_start_))
+                : fmt::format("{}  {}", format_bytes(done), format_rate(done, now - phase_start_));
     const std::size_t width = terminal_width();
     if (line.size() >= width) line.resize(width - 1);
     write_text(STDERR_FILENO, "\r\x1b[K" + line, kProgressPatience);

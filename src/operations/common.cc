@@ -212,7 +212,7 @@ Result<void> refuse_open_elsewhere(const Environment& env, const std::vector<Gro
   std::vector<std::pair<Pid, std::uint32_t>> pieces;
   for (const GroupMember& member : members) {
     if (member.initial != CudaState::kRunning) continue;
-    auto agent = direct::AgentClient::find(member.process.pid(), member.process.pidfd());
+    auto agent = find_agent(env, member.process);
     if (!agent || !*agent) continue;  // whoever needs it says what is wrong with it
     if (!(*agent)->ask(direct::AgentCommand::kNone, 0, std::chrono::milliseconds(5000))) continue;
     pieces.emplace_back(member.process.pid(), (*agent)->shared_count());
@@ -278,7 +278,7 @@ Result<void> wait_for_criu(const Environment& env, const JournalRecord& record) 
   if (!record.criu) return {};
   const proc::ProcFs procfs;
   const auto start = Clock::now();
-  for (;;) {
+  for (Waiting waiting(env.progress);; waiting.tell()) {
     auto info = procfs.process(record.criu->pid);
     const bool lives = info && info->start_ticks == record.criu->start_ticks &&
                        info->state != 'Z' && info->state != 'X';
@@ -316,6 +316,7 @@ Result<void> settle(const Environment& env, std::span<const JournalTarget> targe
   std::vector<Seen> last(processes.size());
   const auto start = Clock::now();
   auto changed = start;
+  Waiting waiting(env.progress);
   while (!processes.empty() && Clock::now() - changed < kQuiet && Clock::now() - start < kLimit) {
     if (auto stop = env.interrupt.check(); !stop) return stop;
     for (std::size_t i = 0; i < processes.size(); ++i) {
@@ -330,6 +331,7 @@ Result<void> settle(const Environment& env, std::span<const JournalTarget> targe
       if (now.state != last[i].state || moves) changed = Clock::now();
       last[i] = now;
     }
+    waiting.tell();
     std::this_thread::sleep_for(kPoll);
   }
   return {};

@@ -142,11 +142,20 @@ std::uint64_t DirectPath::bytes() const {
   return sum;
 }
 
+Result<std::optional<AgentClient>> find_agent(const Environment& env, const Process& process) {
+  constexpr std::chrono::milliseconds kPart{100};
+  const auto deadline = Clock::now() + direct::kPeerEnds;
+  for (Waiting waiting(env.progress);; waiting.tell()) {
+    auto agent = AgentClient::find(process.pid(), process.pidfd(), kPart);
+    if (agent || agent.error().code != ErrorCode::kBusy || Clock::now() > deadline) return agent;
+  }
+}
+
 Result<void> DirectPath::find(const Environment& env, const std::vector<const Process*>& processes,
                               bool away) {
   for (const Process* process : processes) {
     if (!process->alive()) continue;
-    auto agent = AgentClient::find(process->pid(), process->pidfd());
+    auto agent = find_agent(env, *process);
     if (!agent) {
       if (away && has_nothing_to_bring_back(process->pid())) continue;
       if (away || agent.error().code == ErrorCode::kBusy) return fail(std::move(agent.error()));

@@ -59,6 +59,10 @@ struct HeadStart {
   std::uint64_t host_bytes = 0;           // that will be taken meanwhile under our own limits
 };
 
+// AgentClient::find() with its usual patience, of which the progress tells.
+Result<std::optional<direct::AgentClient>> find_agent(const Environment& env,
+                                                      const Process& process);
+
 // Bytes of host memory that a mover takes.
 std::uint64_t mover_memory(const Environment& env, std::span<const GpuUuid> gpus);
 

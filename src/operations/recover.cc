@@ -103,7 +103,7 @@ Result<void> wait_for_tracer(const Environment& env, const JournalTarget& target
   constexpr std::chrono::seconds kPatience{10};
   constexpr std::chrono::milliseconds kPoll{10};
   const auto start = Clock::now();
-  for (;;) {
+  for (Waiting waiting(env.progress);; waiting.tell()) {
     const auto details = proc::ProcFs().details(target.pid);
     if (!details || details->tracer == 0) return {};
     if (auto stop = env.interrupt.check(); !stop) return stop;
@@ -264,7 +264,7 @@ Result<std::vector<JournalEntry>> read_settled_journal(const Environment& env, P
   constexpr std::chrono::seconds kPatience{5};
   constexpr std::chrono::milliseconds kPoll{10};
   const auto deadline = Clock::now() + kPatience;
-  for (;;) {
+  for (Waiting waiting(env.progress);; waiting.tell()) {
     auto entries = read_journal();
     if (!entries || Clock::now() > deadline || !env.interrupt.check() ||
         std::none_of(entries->begin(), entries->end(), [of](const JournalEntry& entry) {

@@ -755,6 +755,29 @@ for call in cuda.cuCheckpointProcessRestore, cuda.cuCheckpointProcessUnlock:
   target_verifies
 }
 
+@test "who waits for another tool to let go of the agent sees on a terminal that he does" {
+  start_agent memory --size 8M
+  python3 -c 'import fcntl, os, sys, time
+for fd in os.listdir(f"/proc/{sys.argv[1]}/fd"):
+    path = f"/proc/{sys.argv[1]}/fd/{fd}"
+    if "memfd:stasis-agent" in os.readlink(path):
+        page = os.open(path, os.O_RDWR)
+        fcntl.flock(page, fcntl.LOCK_EX)
+        print("locked", flush=True)
+        time.sleep(600)' "$TARGET" >"$BATS_TEST_TMPDIR/holder" 3>&- &
+  local holder=$!
+  at_end_kill "$holder"
+  wait_until 60 grep -q locked "$BATS_TEST_TMPDIR/holder"
+  TERM=xterm script -qfec "stasis suspend $TARGET" "$BATS_TEST_TMPDIR/shown" >/dev/null 2>&1 </dev/null 3>&- &
+  local tool=$!
+  wait_until 60 grep -qE "waiting +[0-9]+ s" "$BATS_TEST_TMPDIR/shown"
+  kill -KILL "$holder"
+  wait "$tool"
+  in_state checkpointed
+  done_by resume "$TARGET"
+  target_verifies
+}
+
 # bats test_tags=long
 @test "without the agent, or with it told to keep out, the driver does it" {
   STASIS_AGENT=off start_agent memory --size 8M
