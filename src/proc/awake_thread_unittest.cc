@@ -89,6 +89,7 @@ class AwakeThreadTest : public testing::Test {
   }
 
   Pid pid() const { return child_->pid(); }
+  Tid main_thread() const { return Tid{pid().value}; }
   static Tid worker() { return Tid{shared->worker}; }
   std::uint64_t mask() const { return ProcFs().thread_status(pid(), worker())->blocked; }
   char state(Tid thread) const { return ProcFs().thread(pid(), thread)->state; }
@@ -194,6 +195,8 @@ TEST_F(AwakeThreadTest, MayEndMeanwhile) {
 
 TEST_F(AwakeThreadTest, OfAStoppedProcessItAloneRuns) {
   ::kill(pid().value, SIGSTOP);
+  // On a busy machine the threads may take longer to come to the stop than they are waited for.
+  ASSERT_TRUE(wait_for([&] { return state(worker()) == 'T' && state(main_thread()) == 'T'; }));
   {
     auto awake = AwakeThread::seize(pid(), worker());
     ASSERT_TRUE(awake) << awake.error().message;
@@ -220,14 +223,19 @@ TEST_F(AwakeThreadTest, OfAProcessThatRunsNoneIsSeized) {
 
 TEST(RunBeside, ComesBackWhenTheTimeIsOver) {
   std::vector<AwakeThread> nobody;
-  const auto ended = std::make_shared<std::atomic<bool>>(false);
-  const auto act = [ended] {
-    sleep_for(milliseconds(1500));
-    *ended = true;
+  struct Flags {
+    std::atomic<bool> may_end{false};
+    std::atomic<bool> ended{false};
+  };
+  const auto flags = std::make_shared<Flags>();
+  const auto act = [flags] {
+    (void)wait_for([&] { return flags->may_end.load(); });
+    flags->ended = true;
   };
   EXPECT_FALSE(run_beside(nobody, act, milliseconds(30)));
-  EXPECT_FALSE(*ended);
-  EXPECT_TRUE(wait_for([&] { return ended->load(); }));
+  EXPECT_FALSE(flags->ended);
+  flags->may_end = true;
+  EXPECT_TRUE(wait_for([&] { return flags->ended.load(); }));
 }
 
 TEST(RunBeside, TakesNoSignals) {
