@@ -106,13 +106,27 @@ bool send_descriptors(int socket, int fd, std::size_t count, std::size_t size = 
 
 template <class Condition>
 bool soon(Condition condition) {
-  for (int i = 0; i < 5000 && !condition(); ++i)
+  for (int i = 0; i < 30000 && !condition(); ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   return condition();
 }
 
 std::ptrdiff_t open_descriptors() {
   return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
+}
+
+// Of the memory that is exported.
+std::ptrdiff_t open_exports() {
+  struct stat wanted {};
+  EXPECT_EQ(::fstat(fake().exported, &wanted), 0);
+  std::ptrdiff_t count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    struct stat seen {};
+    if (::stat(entry.path().c_str(), &seen) == 0 && seen.st_dev == wanted.st_dev &&
+        seen.st_ino == wanted.st_ino)
+      ++count;
+  }
+  return count;
 }
 
 TEST(AgentShare, WhoHasTheHandleGetsADescriptorAndTheOwnerKnows) {
@@ -136,7 +150,7 @@ TEST(AgentShare, WhoHasTheHandleGetsADescriptorAndTheOwnerKnows) {
     ::close(got.memory);
     ::close(got.connection);
     EXPECT_TRUE(soon([] { return movable_bytes() == 6 * kMiB; })) << "closed, and still kept";
-    EXPECT_TRUE(soon([&] { return open_descriptors() == before; })) << "descriptors are left";
+    EXPECT_TRUE(soon([&] { return open_descriptors() <= before; })) << "descriptors are left";
   }
   EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
 }
@@ -161,8 +175,6 @@ TEST(AgentShare, OneThatCannotBeExportedKeepsNothing) {
   EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
 }
 
-// In a process of its own: without root's rights, and with as many descriptors under way as its
-// user may have.
 // An owner of the same user that answers otherwise than ours do.
 TEST(AgentShare, ADescriptorTooManyIsNotLeftOpen) {
   constexpr std::uint64_t kService = 0x1234567;
@@ -177,6 +189,7 @@ TEST(AgentShare, ADescriptorTooManyIsNotLeftOpen) {
   ASSERT_EQ(::bind(owner, reinterpret_cast<const sockaddr*>(&name), size), 0);
   ASSERT_EQ(::listen(owner, 1), 0);
   const auto before = open_descriptors();
+  const auto exports = open_exports();
   for (const std::size_t count : {1U, 2U, 3U}) {
     std::thread answering([&] {
       const int connection = ::accept(owner, nullptr, nullptr);
@@ -192,16 +205,20 @@ TEST(AgentShare, ADescriptorTooManyIsNotLeftOpen) {
     EXPECT_EQ(got.memory >= 0, count == 1) << count;
     if (got.memory >= 0) ::close(got.memory);
     if (got.connection >= 0) ::close(got.connection);
-    EXPECT_EQ(open_descriptors(), before) << count;
+    EXPECT_EQ(open_exports(), exports) << count;
+    // The agent may not have closed a connection of an earlier test before the first look.
+    EXPECT_LE(open_descriptors(), before) << count;
   }
   ::close(owner);
   EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
 }
 
+// In a process of its own: without root's rights, and with as many descriptors under way as its
+// user may have.
 TEST(AgentShare, WhoCannotBeGivenTheDescriptorIsTold) {
   const auto child = ::fork();
   if (child == 0) {
-    ::alarm(60);  // for who is not told
+    ::alarm(120);  // for who is not told
     if (::geteuid() == 0 && ::setresuid(kNobody, kNobody, kNobody) != 0) ::_exit(2);
     forget_everything();
     fake().exported = ::memfd_create("exported", MFD_CLOEXEC);
