@@ -91,8 +91,11 @@ void nobody_is_inside_while_closed() {
   long value = 0;
   Crowd crowd(4);
   int moved = 0;
-  for (int round = 0; round < kRounds; ++round) {
-    ASSERT_TRUE(close_within(milliseconds(10000)));
+  // On a busy machine its threads may have had no processor while the gate was open.
+  const auto patience = Clock::now() + milliseconds(30000);
+  for (int round = 0;
+       round < kRounds || (crowd.passes() <= kRounds / 10 && Clock::now() < patience); ++round) {
+    ASSERT_TRUE(close_within(milliseconds(60000)));
     const long before = crowd.passes();
     for (int i = 0; i < 50; ++i)
       crowd.write(++value);
@@ -129,7 +132,7 @@ TEST(Gate, NobodyIsInsideWhereMembarrierIsForbidden) {
     if (child == 0) {
       if (late) {
         { const Gate::Pass pass; }
-        EXPECT_TRUE(close_within(milliseconds(30000)));
+        EXPECT_TRUE(close_within(milliseconds(60000)));
         Gate::open();
       }
       if (!forbid_membarrier()) ::_exit(77);
@@ -170,7 +173,7 @@ TEST(Gate, NobodyIsInsideByAHandlerOfASignal) {
   int moved = 0;
   for (int round = 0; round < 300; ++round) {
     crowd->signal_all(SIGUSR1);
-    EXPECT_TRUE(close_within(milliseconds(30000)));
+    EXPECT_TRUE(close_within(milliseconds(60000)));
     const long passes = crowd->passes();
     // Those that wait in front of the gate are met here.
     crowd->signal_all(SIGUSR1);
@@ -202,11 +205,11 @@ TEST(Gate, OpensAgainWhenSomebodyStaysInside) {
   const auto start = Clock::now();
   EXPECT_FALSE(close_within(milliseconds(50)));
   EXPECT_GE(Clock::now() - start, milliseconds(50));
-  EXPECT_LT(Clock::now() - start, milliseconds(5000));
+  EXPECT_LT(Clock::now() - start, milliseconds(30000));
   { const Gate::Pass others_go_on; }
   step = 2;
   slow.join();
-  EXPECT_TRUE(close_within(milliseconds(30000)));
+  EXPECT_TRUE(close_within(milliseconds(60000)));
   Gate::open();
 }
 
@@ -224,7 +227,7 @@ TEST(Gate, LetsCallsWithinACallThrough) {
   while (step < 1)
     std::this_thread::yield();
   step = 2;
-  EXPECT_TRUE(close_within(milliseconds(10000)));
+  EXPECT_TRUE(close_within(milliseconds(60000)));
   EXPECT_EQ(step, 3) << "it closed while the outer call was in progress";
   Gate::open();
   caller.join();
@@ -232,7 +235,7 @@ TEST(Gate, LetsCallsWithinACallThrough) {
 
 // Tries to pass a closed gate in a new thread: true if it was held back until it opened.
 bool holds_back_a_new_thread() {
-  if (!close_within(milliseconds(30000))) return false;
+  if (!close_within(milliseconds(60000))) return false;
   std::atomic<bool> through{false};
   std::thread other([&] {
     const Gate::Pass pass;
@@ -260,7 +263,7 @@ TEST(Gate, ForgetsThreadsThatEndInACall) {
       new (room) Gate::Pass;
     }).join();
   }
-  ASSERT_TRUE(close_within(milliseconds(10000))) << "a thread that is gone counts as inside";
+  ASSERT_TRUE(close_within(milliseconds(60000))) << "a thread that is gone counts as inside";
   Gate::open();
   for (int i = 0; i < 4; ++i)
     EXPECT_TRUE(holds_back_a_new_thread()) << "a place was handed on with its thread inside";
@@ -279,7 +282,7 @@ TEST(Gate, ClosesWhileThreadsComeAndGo) {
     });
   }
   for (int i = 0; i < 300; ++i) {
-    EXPECT_TRUE(close_within(milliseconds(30000)));
+    EXPECT_TRUE(close_within(milliseconds(60000)));
     Gate::open();
   }
   stop = true;
@@ -290,7 +293,7 @@ TEST(Gate, ClosesWhileThreadsComeAndGo) {
 TEST(Gate, LeavesErrnoAlone) {
   std::atomic<bool> waits{false};
   int seen = 0;
-  ASSERT_TRUE(close_within(milliseconds(10000)));
+  ASSERT_TRUE(close_within(milliseconds(60000)));
   std::thread held([&] {
     errno = 4711;
     waits = true;
@@ -320,7 +323,7 @@ TEST(Gate, IsOpenInAForkedChild) {
   if (child == 0) {
     Gate::reset_after_fork();
     // The thread that was inside is not here.
-    ::_exit(close_within(milliseconds(10000)) ? 0 : 1);
+    ::_exit(close_within(milliseconds(60000)) ? 0 : 1);
   }
   step = 2;
   inside.join();
