@@ -96,6 +96,9 @@ class GroupTest : public testing::Test {
   NoProgress quiet_;
 };
 
+// For a lock that is to succeed, on a machine with much to do.
+constexpr milliseconds kPatience{60'000};
+
 constexpr CudaState kRunning = CudaState::kRunning;
 constexpr CudaState kLocked = CudaState::kLocked;
 constexpr CudaState kCheckpointed = CudaState::kCheckpointed;
@@ -149,7 +152,7 @@ TEST_F(GroupTest, CouldNotAskAboutOneStopsAll) {
 
 TEST_F(GroupTest, ThereAndBack) {
   Group group = open();
-  ASSERT_TRUE(group.lock(milliseconds(5000), interrupt_));
+  ASSERT_TRUE(group.lock(kPatience, interrupt_));
   EXPECT_THAT(states(), ElementsAre(kLocked, kLocked, kLocked));
   ASSERT_TRUE(group.checkpoint(quiet_, interrupt_));
   EXPECT_THAT(states(), ElementsAre(kCheckpointed, kCheckpointed, kCheckpointed));
@@ -176,7 +179,7 @@ TEST_F(GroupTest, LocksAllAtTheSameTime) {
       together = false;
     }
   };
-  ASSERT_TRUE(group.lock(milliseconds(20'000), interrupt_));
+  ASSERT_TRUE(group.lock(kPatience, interrupt_));
   EXPECT_TRUE(together) << "one after the other, they would wait for each other for ever";
   EXPECT_EQ(asked, 3);
 }
@@ -188,7 +191,7 @@ TEST_F(GroupTest, CheckpointsNobodyBeforeAllAreLocked) {
   driver_.on_call = [&](const FakeDriver::Call& call) {
     if (call.action == Action::kLock && call.pid == child(2) && --refusals == 0) driver_.forgive();
   };
-  ASSERT_TRUE(group.lock(milliseconds(20'000), interrupt_));
+  ASSERT_TRUE(group.lock(kPatience, interrupt_));
   EXPECT_THAT(states(), ElementsAre(kLocked, kLocked, kLocked));
   EXPECT_EQ(driver_.illegal_calls(), 0);
 }
@@ -221,7 +224,7 @@ TEST_F(GroupTest, WhatOthersHadFrozenStaysAsItWas) {
   driver_.add(child(1), kCheckpointed);
   {
     Group group = open();
-    ASSERT_TRUE(group.lock(milliseconds(5000), interrupt_));
+    ASSERT_TRUE(group.lock(kPatience, interrupt_));
     EXPECT_THAT(states(), ElementsAre(kLocked, kCheckpointed, kLocked));
     ASSERT_TRUE(group.checkpoint(quiet_, interrupt_));
     EXPECT_THAT(states(), ElementsAre(kCheckpointed, kCheckpointed, kCheckpointed));
@@ -248,7 +251,7 @@ TEST_F(GroupTest, FindsThoseThatBeginToUseCudaMeanwhile) {
   driver_.on_call = [&](const FakeDriver::Call& call) {
     if (call.action == Action::kLock) std::call_once(once, first_only, call);
   };
-  ASSERT_TRUE(group.lock(milliseconds(5000), interrupt_));
+  ASSERT_TRUE(group.lock(kPatience, interrupt_));
   EXPECT_THAT(states(), ElementsAre(kLocked, kLocked, kLocked));
   EXPECT_EQ(group.cuda_count(), 3U);
   EXPECT_EQ(told, 1) << "the journal must know them before they are touched";
@@ -258,7 +261,7 @@ TEST_F(GroupTest, FindsThoseThatBeginToUseCudaMeanwhile) {
 TEST_F(GroupTest, WhatIsCheckpointedIsLeftAloneByASecondLock) {
   driver_.remove(child(2));
   Group group = open();
-  ASSERT_TRUE(group.lock(milliseconds(5000), interrupt_));
+  ASSERT_TRUE(group.lock(kPatience, interrupt_));
   ASSERT_TRUE(group.checkpoint(quiet_, interrupt_));
   driver_.add(child(2));
   auto changed = group.look_again();
@@ -268,7 +271,7 @@ TEST_F(GroupTest, WhatIsCheckpointedIsLeftAloneByASecondLock) {
   driver_.on_call = [&](const FakeDriver::Call& call) {
     if (call.action == Action::kLock) std::this_thread::sleep_for(milliseconds(300));
   };
-  auto done = group.lock(milliseconds(5000), interrupt_);
+  auto done = group.lock(kPatience, interrupt_);
   ASSERT_TRUE(done) << done.error().message;
   EXPECT_THAT(driver_.actions(), ElementsAre(Action::kLock));
   EXPECT_THAT(states(), ElementsAre(kCheckpointed, kCheckpointed, kLocked));
@@ -281,7 +284,7 @@ TEST_F(GroupTest, NobodyIsTouchedWhereTheJournalCannotBeWritten) {
     return fail(ErrorCode::kNoSpace, "no space for the journal");
   };
   driver_.add(child(2));
-  auto done = group.lock(milliseconds(5000), interrupt_);
+  auto done = group.lock(kPatience, interrupt_);
   ASSERT_FALSE(done);
   EXPECT_EQ(done.error().code, ErrorCode::kNoSpace);
   EXPECT_TRUE(group.roll_back());
@@ -291,7 +294,7 @@ TEST_F(GroupTest, NobodyIsTouchedWhereTheJournalCannotBeWritten) {
 TEST_F(GroupTest, RefusesBeforeTheCheckpointWhatDoesNotFitIntoTheHost) {
   Group group = open();
   driver_.use[child(0)] = {{GpuUuid{}, std::uint64_t{1} << 60}};
-  ASSERT_TRUE(group.lock(milliseconds(5000), interrupt_));
+  ASSERT_TRUE(group.lock(kPatience, interrupt_));
   auto done = group.checkpoint(quiet_, interrupt_);
   ASSERT_FALSE(done);
   EXPECT_EQ(done.error().code, ErrorCode::kOutOfHostMemory);
@@ -306,7 +309,7 @@ TEST_F(GroupTest, CountsTheGpuMemoryOfItsOwnProcessesOnly) {
   driver_.use[child(0)] = {{GpuUuid{}, 1000}};
   driver_.use[child(1)] = {{GpuUuid{}, 200}};
   driver_.use[Pid{1}] = {{GpuUuid{}, 77}};
-  ASSERT_TRUE(group.lock(milliseconds(5000), interrupt_));
+  ASSERT_TRUE(group.lock(kPatience, interrupt_));
   ASSERT_TRUE(group.checkpoint(quiet_, interrupt_));
   EXPECT_EQ(group.gpu_bytes(), 1200U);
 }
@@ -314,7 +317,7 @@ TEST_F(GroupTest, CountsTheGpuMemoryOfItsOwnProcessesOnly) {
 TEST_F(GroupTest, OneThatRefusesTheCheckpointIsRolledBackWithAll) {
   Group group = open();
   driver_.fail_always(Action::kCheckpoint, child(1), 801);
-  ASSERT_TRUE(group.lock(milliseconds(5000), interrupt_));
+  ASSERT_TRUE(group.lock(kPatience, interrupt_));
   auto done = group.checkpoint(quiet_, interrupt_);
   ASSERT_FALSE(done);
   EXPECT_EQ(done.error().code, ErrorCode::kNotSupported);
@@ -325,7 +328,7 @@ TEST_F(GroupTest, OneThatRefusesTheCheckpointIsRolledBackWithAll) {
 
 TEST_F(GroupTest, RollBackMendsWhatItCanAndNamesTheRest) {
   Group group = open();
-  ASSERT_TRUE(group.lock(milliseconds(5000), interrupt_));
+  ASSERT_TRUE(group.lock(kPatience, interrupt_));
   ASSERT_TRUE(group.checkpoint(quiet_, interrupt_));
   driver_.fail_always(Action::kRestore, child(1), 2);
   auto done = group.roll_back();
@@ -339,12 +342,12 @@ TEST_F(GroupTest, RollBackMendsWhatItCanAndNamesTheRest) {
 TEST_F(GroupTest, TheDestructorRollsBackUnlessDismissed) {
   {
     Group group = open();
-    ASSERT_TRUE(group.lock(milliseconds(5000), interrupt_));
+    ASSERT_TRUE(group.lock(kPatience, interrupt_));
   }
   EXPECT_THAT(states(), ElementsAre(kRunning, kRunning, kRunning));
   {
     Group group = open();
-    ASSERT_TRUE(group.lock(milliseconds(5000), interrupt_));
+    ASSERT_TRUE(group.lock(kPatience, interrupt_));
     group.dismiss();
   }
   EXPECT_THAT(states(), ElementsAre(kLocked, kLocked, kLocked));
@@ -352,7 +355,7 @@ TEST_F(GroupTest, TheDestructorRollsBackUnlessDismissed) {
 
 TEST_F(GroupTest, AmovedOneIsNotRolledBackTwice) {
   Group group = open();
-  ASSERT_TRUE(group.lock(milliseconds(5000), interrupt_));
+  ASSERT_TRUE(group.lock(kPatience, interrupt_));
   {
     Group moved = std::move(group);
     moved.dismiss();

@@ -80,7 +80,7 @@ TEST_F(SuspendedTest, AgroupRemembersWhatItsProcessesHad) {
   ASSERT_TRUE(group);
   const Interrupt interrupt;
   NoProgress progress;
-  ASSERT_TRUE(group->lock(std::chrono::milliseconds(1000), interrupt));
+  ASSERT_TRUE(group->lock(std::chrono::seconds(60), interrupt));
   ASSERT_TRUE(group->checkpoint(progress, interrupt));
   group->dismiss();
   remember_suspended(*group);
