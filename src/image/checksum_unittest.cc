@@ -4,7 +4,9 @@
 #include <sys/resource.h>
 
 #include <atomic>
+#include <chrono>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -223,6 +225,8 @@ TEST(Parallel, StopsAtTheFirstErrorAndAtAnInterrupt) {
                              [&](std::size_t i) -> Result<std::uint64_t> {
                                ++begun;
                                if (i == 10) return fail(ErrorCode::kIo, "piece 10");
+                               // Not all is done before the tenth has had a processor.
+                               std::this_thread::sleep_for(std::chrono::milliseconds(1));
                                return std::uint64_t{0};
                              });
   ASSERT_FALSE(failed);
