@@ -19,7 +19,7 @@ TEST(Gate, ClosesWhenNobodyIsInside) {
   gate.enter();
   EXPECT_FALSE(gate.close(in(30), kNotAbandoned));
   gate.leave();
-  EXPECT_TRUE(gate.close(in(10'000), kNotAbandoned));
+  EXPECT_TRUE(gate.close(in(60'000), kNotAbandoned));
 }
 
 TEST(Gate, AFailedCloseLeavesItOpen) {
@@ -43,7 +43,7 @@ TEST(Gate, TheLastReaderHandsItToAWaitingCloser) {
   Gate gate;
   gate.enter();
   std::atomic<bool> closed{false};
-  std::thread closer([&] { closed = gate.close(in(10'000), kNotAbandoned); });
+  std::thread closer([&] { closed = gate.close(in(60'000), kNotAbandoned); });
   std::this_thread::sleep_for(50ms);
   EXPECT_FALSE(closed);
   gate.leave();
@@ -53,7 +53,7 @@ TEST(Gate, TheLastReaderHandsItToAWaitingCloser) {
 
 TEST(Gate, CallersWaitWhileItIsClosedAndPassBeforeTheNextClose) {
   Gate gate;
-  ASSERT_TRUE(gate.close(in(10'000), kNotAbandoned));
+  ASSERT_TRUE(gate.close(in(60'000), kNotAbandoned));
   std::atomic<int> here{0};
   std::atomic<int> inside{0};
   std::atomic<bool> go{false};
@@ -81,7 +81,7 @@ TEST(Gate, CallersWaitWhileItIsClosedAndPassBeforeTheNextClose) {
   go = true;
   for (auto& caller : callers)
     caller.join();
-  EXPECT_TRUE(gate.close(in(10'000), kNotAbandoned));
+  EXPECT_TRUE(gate.close(in(60'000), kNotAbandoned));
 }
 
 TEST(Gate, SurvivesManyThreadsAndManyCloses) {
@@ -118,7 +118,7 @@ TEST(Outstanding, IsWaitedForUntilTheDeadline) {
     std::this_thread::sleep_for(50ms);
     work.done();
   });
-  EXPECT_TRUE(work.wait_for_none(in(10'000), kNotAbandoned));
+  EXPECT_TRUE(work.wait_for_none(in(60'000), kNotAbandoned));
   worker.join();
 }
 

@@ -20,10 +20,10 @@ TEST(Channel, KeepsMessagesApart) {
   auto [here, there] = connected();
   ASSERT_TRUE(here.send_value(std::uint64_t{7}));
   ASSERT_TRUE(here.send_value(std::uint16_t{9}));
-  auto first = there.receive(1000);
+  auto first = there.receive(60000);
   ASSERT_TRUE(first && *first);
   EXPECT_EQ((*first)->as<std::uint64_t>(), 7U);
-  auto second = there.receive(1000);
+  auto second = there.receive(60000);
   ASSERT_TRUE(second && *second);
   EXPECT_EQ((*second)->as<std::uint64_t>(), std::nullopt) << "two bytes are no number of eight";
   EXPECT_EQ((*second)->as<std::uint16_t>(), 9U);
@@ -53,7 +53,7 @@ TEST(Channel, CarriesAsManyDescriptorsAsItPromises) {
   for (std::size_t i = 0; i < Channel::kMostDescriptors; ++i)
     sent.emplace_back(::dup(STDIN_FILENO));
   ASSERT_TRUE(here.send_value('d', sent));
-  auto message = there.receive(1000);
+  auto message = there.receive(60000);
   ASSERT_TRUE(message && *message);
   ASSERT_EQ((*message)->descriptors.size(), sent.size());
   EXPECT_NE((*message)->descriptors.front().get(), sent.front().get());
@@ -74,7 +74,7 @@ TEST(Channel, SaysThatDescriptorsWereLostToTheLimitOfOpenFiles) {
   rlimit low = old;
   low.rlim_cur = static_cast<rlim_t>(sent.back().get()) + 3;
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
-  auto message = there.receive(1000);
+  auto message = there.receive(60000);
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &old), 0);
   ASSERT_FALSE(message);
   EXPECT_NE(message.error().remedy.find("ulimit -n"), std::string::npos);

@@ -171,7 +171,7 @@ TEST(Pidfd, HoldsAprocess) {
   EXPECT_NE(::fcntl(held->fd(), F_GETFD) & FD_CLOEXEC, 0);
   EXPECT_TRUE(held->signal(0));
   ASSERT_TRUE(held->signal(SIGTERM));
-  EXPECT_TRUE(held->wait_exit(5000));
+  EXPECT_TRUE(held->wait_exit(60000));
   EXPECT_FALSE(held->alive()) << "a zombie is not alive";
 }
 

@@ -19,7 +19,7 @@ HelperProcess started(const std::function<void(const Channel&)>& serve) {
 }
 
 int asked(const HelperProcess& helper) {
-  auto message = helper.channel().receive(10000);
+  auto message = helper.channel().receive(60000);
   if (!message || !*message) return -1;
   return (*message)->as<int>().value_or(-1);
 }
@@ -50,9 +50,9 @@ TEST(HelperProcess, IsKilledWhereItHangs) {
 
 TEST(HelperProcess, TellsHowItCrashed) {
   auto helper = started([](const Channel&) { ::raise(SIGSEGV); });
-  auto message = helper.channel().receive(10000);
+  auto message = helper.channel().receive(60000);
   ASSERT_FALSE(message);
-  EXPECT_TRUE(helper.end_after(10000));
+  EXPECT_TRUE(helper.end_after(60000));
   EXPECT_NE(helper.how_it_ended().find("signal 11"), std::string::npos) << helper.how_it_ended();
 }
 
@@ -78,13 +78,13 @@ TEST(HelperProcess, EndsWithAnOwnerThatIsKilled) {
     for (;;)
       ::pause();
   });
-  auto message = ends->first.receive(10000);
+  auto message = ends->first.receive(60000);
   ASSERT_TRUE(message && *message);
   auto helper = Pidfd::open(Pid{(*message)->as<int>().value_or(0)});
   ASSERT_TRUE(helper);
   EXPECT_TRUE(helper->alive());
   owner.become_zombie();
-  EXPECT_TRUE(helper->wait_exit(10000));
+  EXPECT_TRUE(helper->wait_exit(60000));
 }
 
 }  // namespace
