@@ -335,7 +335,7 @@ TEST_F(AgentThread, LetsGoOfWhatItKeptWhileAThreadIsInTheMiddleOfAFork) {
     ::waitpid(child, nullptr, 0);
   });
   const bool in_the_middle = soon([] { return g_in_fork.load() == 2; });
-  const auto dropped = agent.ask(AgentCommand::kDrop, 0, seconds(10));
+  const auto dropped = agent.ask(AgentCommand::kDrop, 0, kPatience);
   g_in_fork = 0;
   forks.join();
   EXPECT_TRUE(in_the_middle);
