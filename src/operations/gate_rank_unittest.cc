@@ -31,7 +31,7 @@ struct Job {
 };
 
 class GateRankTest : public ::testing::Test {
- protected:
+ public:
   GateRankTest() {
     void* at =
         ::mmap(nullptr, sizeof(Job), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -40,6 +40,7 @@ class GateRankTest : public ::testing::Test {
   }
   ~GateRankTest() override { ::munmap(job_, sizeof(Job)); }
 
+ protected:
   // At rest whenever it is asked.
   FakeAgent::Answer behind() const {
     return [job = job_](ControlPage& page) {
