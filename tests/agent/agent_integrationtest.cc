@@ -313,10 +313,10 @@ void wait_in_fork() {
     std::this_thread::sleep_for(milliseconds(1));
 }
 // Before the agent's own: the last that was registered is called first.
-const int g_registered = ::pthread_atfork(&wait_in_fork, nullptr, nullptr);
+const int kRegistered = ::pthread_atfork(&wait_in_fork, nullptr, nullptr);
 
 TEST_F(AgentThread, LetsGoOfWhatItKeptWhileAThreadIsInTheMiddleOfAFork) {
-  ASSERT_EQ(g_registered, 0);
+  ASSERT_EQ(kRegistered, 0);
   AgentClient agent = peer();
   take_away(agent, AgentCommand::kClose);
   ask(agent, AgentCommand::kKeep);
