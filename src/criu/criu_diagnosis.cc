@@ -24,6 +24,9 @@ constexpr std::array kRules = {
     CriuRule{"error while loading shared libraries", "cannot map zero-fill pages", kOutOfHostMemory,
              "there is not enough host memory for CRIU",
              "free memory on this machine, or raise the limit of it (ulimit -v)"},
+    CriuRule{"cannot allocate TLS data structures", "", kOutOfHostMemory,
+             "there is not enough host memory for CRIU",
+             "free memory on this machine, or raise the limit of it (ulimit -v)"},
     CriuRule{"error while loading shared libraries", "", kCriuFailed,
              "a library that CRIU needs is not there", "install it, or another CRIU"},
     // Restore: process numbers. Seen.

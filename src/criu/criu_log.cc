@@ -33,9 +33,12 @@ std::string_view announcement(std::string_view line) {
     return text_after(line, "Warn  (");
   }
   // Of the loader, before criu itself is there.
-  const std::size_t loading = line.find("error while loading shared libraries: ");
-  if (loading != std::string_view::npos && loading <= CriuLog::kMaxLine)
-    return line.substr(loading);
+  for (const std::string_view words :
+       {"error while loading shared libraries: ", "cannot allocate TLS data structures"}) {
+    const std::size_t loading = line.find(words);
+    if (loading != std::string_view::npos && loading <= CriuLog::kMaxLine)
+      return line.substr(loading);
+  }
   const std::size_t capability = line.find("Effective capability ");
   if (capability > 64) return {};  // npos as well
   return line.substr(capability);
