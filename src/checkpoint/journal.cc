@@ -59,6 +59,7 @@ std::string to_text(const JournalRecord& record) {
            {"owner", record.owner.value},
            {"image", record.image},
            {"targets", targets}};
+  if (record.recovered) out["recovered"] = true;
   if (record.criu) out["criu"] = to_json(*record.criu);
   for (const JournalProcess& process : record.ending)
     out["ending"].push_back(to_json(process));
@@ -76,6 +77,7 @@ std::optional<JournalRecord> from_text(const std::string& text) {
     record.root = Pid{object.at("root").get<int>()};
     record.owner = Pid{object.at("owner").get<int>()};
     record.image = object.at("image").get<std::string>();
+    record.recovered = object.value("recovered", false);
     for (const json& item : object.at("targets")) {
       auto initial = cuda_state_from_name(item.at("initial").get<std::string>());
       if (!initial) return std::nullopt;
@@ -170,9 +172,9 @@ Result<UniqueFd> lock_directory(const std::string& directory) {
 
 Error busy(const JournalRecord& holder, Pid pid) {
   return {ErrorCode::kBusy,
-          fmt::format("`{}` (process {}) is working on process {}",
-                      operation_name(holder.operation), holder.owner.value, pid.value),
-          busy_remedy(holder.operation, holder.root),
+          fmt::format("`{}` (process {}) is working on process {}", worker_name(holder),
+                      holder.owner.value, pid.value),
+          busy_remedy(holder),
           {},
           {}};
 }
@@ -199,10 +201,10 @@ Result<UniqueFd> take(const std::string& path, Pid root) {
   if (!lock) return fail(std::move(lock.error()));
   if (*lock) return std::move(**lock);
   std::string holder = "another operation";
-  std::string remedy = busy_remedy({}, root);
+  std::string remedy = busy_remedy({});
   if (auto other = read_record(path)) {
-    remedy = busy_remedy(other->operation, root);
-    holder = fmt::format("`{}` (process {})", operation_name(other->operation), other->owner.value);
+    remedy = busy_remedy(*other);
+    holder = fmt::format("`{}` (process {})", worker_name(*other), other->owner.value);
   }
   return fail(ErrorCode::kBusy, fmt::format("{} is working on process {}", holder, root.value),
               remedy);
@@ -267,10 +269,16 @@ std::string operation_name(const std::string& operation) {
   return operation.starts_with("criu ") ? operation : "stasis " + operation;
 }
 
-std::string busy_remedy(const std::string& operation, Pid root) {
-  if (!operation.starts_with("criu ")) return "wait for it to end, or interrupt it";
+std::string worker_name(const JournalRecord& record) {
+  return record.recovered ? "stasis recover" : operation_name(record.operation);
+}
+
+std::string busy_remedy(const JournalRecord& record) {
+  if (record.recovered || !record.operation.starts_with("criu "))
+    return "wait for it to end, or interrupt it";
   return fmt::format(
-      "wait for it to end; if you have to end it, run `stasis recover {}` after that", root.value);
+      "wait for it to end; if you have to end it, run `stasis recover {}` after that",
+      record.root.value);
 }
 
 std::vector<JournalTarget> journal_targets(const std::vector<GroupMember>& members) {
@@ -323,6 +331,7 @@ Result<std::optional<Journal>> Journal::adopt(Pid root) {
     return std::optional<Journal>();
   }
   record->owner = Pid{static_cast<int>(::getpid())};
+  record->recovered = true;
   return std::optional<Journal>(Journal(std::move(*lock), path, std::move(*record)));
 }
 

@@ -44,12 +44,16 @@ struct JournalRecord {
   std::vector<JournalProcess> ending = {};
   // Processes without CUDA of which a thread makes system calls for us (target_step.h).
   std::vector<JournalProcess> stepped = {};
+  // `owner` is a recover of what was cut short.
+  bool recovered = false;
 };
 
 // The program that does it, as a person would call it: "stasis dump", "criu dump".
 std::string operation_name(const std::string& operation);
-// What is to be done while it works on `root`. A criu that is interrupted rolls nothing back.
-std::string busy_remedy(const std::string& operation, Pid root);
+// The one at work on it: "stasis dump", or "stasis recover".
+std::string worker_name(const JournalRecord& record);
+// What is to be done while it is. A criu that is interrupted rolls nothing back.
+std::string busy_remedy(const JournalRecord& record);
 
 struct GroupMember;
 // The targets of a group: its CUDA processes with the state to bring them back to.

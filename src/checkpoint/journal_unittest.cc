@@ -130,6 +130,7 @@ TEST_F(JournalTest, ArecordOutlivesAholderThatIsKilled) {
   EXPECT_THAT((*adopted)->record().targets, SizeIs(1));
   EXPECT_TRUE(entries()[0].under_way);
   EXPECT_EQ((*adopted)->record().owner, Pid{::getpid()}) << "who is at work on it now";
+  EXPECT_EQ(worker_name((*adopted)->record()), "stasis recover");
   EXPECT_EQ(Journal::adopt(Pid{100}).error().code, ErrorCode::kBusy);
   (*adopted)->finish();
   EXPECT_THAT(entries(), IsEmpty());

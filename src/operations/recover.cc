@@ -293,11 +293,10 @@ Result<RecoverReport> recover(const Environment& env, Pid root) {
   for (const JournalEntry& entry : *entries) {
     if (entry.record.root != root) continue;
     if (entry.under_way) {
-      return fail(
-          ErrorCode::kBusy,
-          fmt::format("`{}` (process {}) is working on process {}",
-                      operation_name(entry.record.operation), entry.record.owner.value, root.value),
-          busy_remedy(entry.record.operation, root));
+      return fail(ErrorCode::kBusy,
+                  fmt::format("`{}` (process {}) is working on process {}",
+                              worker_name(entry.record), entry.record.owner.value, root.value),
+                  busy_remedy(entry.record));
     }
     // What was cut short comes first: it knows processes that are not in the tree any more, and
     // that CRIU may still hold one.

@@ -126,7 +126,7 @@ untraced() { grep -q "^TracerPid:[[:space:]]*0" "/proc/$TARGET/status"; }
   local verb
   for verb in recover suspend; do
     refused 7 busy "$verb" "$TARGET"
-    assert_contains "$err" "(process $tool) is working on process $TARGET"
+    assert_contains "$err" "\`stasis recover\` (process $tool) is working on process $TARGET"
   done
   kill -KILL "$tool"
   wait "$tool" 2>/dev/null || true
