@@ -297,14 +297,8 @@ class Tool {
           fmt::format("; `cuda-checkpoint --toggle --pid {}` lets it run", process.pid().value);
     }
     const auto agent = direct::AgentClient::look(process.pid());
-    if (**now == CudaState::kRunning && agent && *agent && direct::is_away((*agent)->state)) {
-      way_out = (*agent)->comes_back_alone()
-                    ? "; it stands still until there is room for its GPU memory"
-                    : fmt::format(
-                          "; it stands still until `stasis recover {}` brings its GPU "
-                          "memory back",
-                          process.pid().value);
-    }
+    if (**now == CudaState::kRunning && agent && *agent && (*agent)->waits())
+      way_out = "; it " + (*agent)->until_when(process.pid());
     say(streams_.err, fmt::format("hint: process {} is {} now{}\n", process.pid().value,
                                   cuda_state_name(**now), way_out));
   }

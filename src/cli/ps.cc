@@ -70,9 +70,9 @@ std::string under(const std::vector<JournalEntry>& journal, const proc::ProcessI
     for (const JournalTarget& target : entry.record.targets) {
       if (target.pid != info.pid) continue;
       if (target.start_ticks != 0 && target.start_ticks != info.start_ticks) continue;
-      return entry.under_way ? fmt::format("{} ({})", operation_name(entry.record.operation),
-                                           entry.record.owner.value)
-                             : kLeftBehind + operation_name(entry.record.operation);
+      return entry.under_way
+                 ? fmt::format("{} ({})", worker_name(entry.record), entry.record.owner.value)
+                 : kLeftBehind + operation_name(entry.record.operation);
     }
   }
   return {};
@@ -268,9 +268,9 @@ Result<Collected> collect(Driver& driver, std::chrono::milliseconds patience, Pe
     // Otherwise somebody is at work on it, in a namespace of its own or not, or was meanwhile.
     const bool alone = row.under.empty() || row.under.starts_with(kLeftBehind);
     if (row.state == "running" && alone && question->away_before && agent && *agent &&
-        direct::is_away((*agent)->state) && !(*agent)->has_peer) {
+        (*agent)->waits()) {
       row.state = "waiting";
-      row.comes_back_alone = (*agent)->comes_back_alone();
+      row.reason = (*agent)->until_when(info.pid);
     }
     out.rows.push_back(std::move(row));
   }
@@ -312,16 +312,8 @@ std::vector<std::string> notes_of(const Collected& collected, bool verbose) {
   for (const Row& row : collected.rows) {
     if (row.state == "?")
       out.push_back(fmt::format("the state of process {}: {}", row.pid.value, row.reason));
-    if (row.state == "waiting" && row.comes_back_alone)
-      out.push_back(
-          fmt::format("process {0} stands still until its GPU memory is back: by itself as soon as "
-                      "there is room for that, or by `stasis recover {0}`",
-                      row.pid.value));
-    if (row.state == "waiting" && !row.comes_back_alone)
-      out.push_back(
-          fmt::format("process {0} stands still until `stasis recover {0}` brings its GPU "
-                      "memory back",
-                      row.pid.value));
+    if (row.state == "waiting")
+      out.push_back(fmt::format("process {} {}", row.pid.value, row.reason));
   }
   return out;
 }

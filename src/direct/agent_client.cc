@@ -125,6 +125,21 @@ bool is_away(AgentState state) {
          state == AgentState::kFilling || state == AgentState::kClosed;
 }
 
+bool AgentLook::waits() const { return is_away(state) && !has_peer; }
+
+std::string AgentLook::until_when(Pid pid) const {
+  if (!of_our_version) {
+    return "stands still until its GPU memory is back; its agent is of another version: use the "
+           "stasis that came with it";
+  }
+  // What is in an image only a tool finds, and one that is held does nothing by itself.
+  if (content_id != ContentId{} || state == AgentState::kHeld) {
+    return fmt::format("stands still until `stasis recover {}` brings its GPU memory back",
+                       pid.value);
+  }
+  return "stands still until there is room for its GPU memory, and goes on by itself then";
+}
+
 Result<std::optional<AgentClient::Seen>> AgentClient::see(Pid pid, int access) {
   std::error_code failed;
   const auto paths = candidates(pid, failed);
@@ -420,7 +435,8 @@ Result<void> AgentClient::bring_back(const Fill& fill) {
 }
 
 Result<void> bring_back_alone(Pid pid, const Pidfd& pidfd) {
-  // The agent itself has its lock for microseconds; whoever else has it sees to the rest.
+  // The agent itself and who only looks have its lock for microseconds; whoever else has it sees to
+  // the rest.
   constexpr std::chrono::milliseconds kPatience{50};
   auto agent = AgentClient::find(pid, pidfd, kPatience);
   if (!agent) {

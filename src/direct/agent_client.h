@@ -48,14 +48,13 @@ struct AgentLook {
   // Its memory was given up, or was about to be, and not copied: who did that was killed, if nobody
   // is at work on it.
   bool half_way = false;
-  // Somebody is at work on it, or was until just now.
+  // Somebody is at work on it.
   bool has_peer = false;
 
-  // If its memory is away and there is no peer: the agent brings it back as soon as there is room.
-  // Otherwise whoever finds its content has to.
-  bool comes_back_alone() const {
-    return of_our_version && content_id == ContentId{} && state != AgentState::kHeld;
-  }
+  // Its memory is away, and nobody is at work on it: if the driver lets it run, it stands still.
+  bool waits() const;
+  // "stands still until ...", for people.
+  std::string until_when(Pid pid) const;
 };
 
 // A mover that has lost its owner in the middle of a copy has a lock() for ten seconds at most
