@@ -135,7 +135,8 @@ STASIS_API void stasis_cancel_free(stasis_cancel* cancel);
 /* What a call may be given besides its options. NULL stands for nothing of it.
  *
  * `progress` is told of a long step's bytes: at most some twenty times a second, from the caller's
- * thread or another, never from two at once. `note` is told what is worth knowing and no error. The
+ * thread or another, never from two at once. `total` is 0 where it is not known (the "write" of a
+ * dump). `note` is told what is worth knowing and no error. The
  * job stands still meanwhile: they must return at once, and may not throw. */
 typedef struct stasis_call {
   size_t size;

@@ -212,7 +212,8 @@ Result<void> refuse_open_elsewhere(const Environment& env, const std::vector<Gro
   std::vector<std::pair<Pid, std::uint32_t>> pieces;
   for (const GroupMember& member : members) {
     if (member.initial != CudaState::kRunning) continue;
-    auto agent = find_agent(env, member.process);
+    auto agent = find_agent(env, member.process, true);
+    if (!agent && is_held_up(agent.error())) return fail(std::move(agent.error()));
     if (!agent || !*agent) continue;  // whoever needs it says what is wrong with it
     if (!(*agent)->ask(direct::AgentCommand::kNone, 0, std::chrono::milliseconds(5000))) continue;
     pieces.emplace_back(member.process.pid(), (*agent)->shared_count());

@@ -142,23 +142,30 @@ std::uint64_t DirectPath::bytes() const {
   return sum;
 }
 
-Result<std::optional<AgentClient>> find_agent(const Environment& env, const Process& process) {
+Result<std::optional<AgentClient>> find_agent(const Environment& env, const Process& process,
+                                              bool may_stop) {
   constexpr std::chrono::milliseconds kPart{100};
   const auto deadline = Clock::now() + direct::kPeerEnds;
   for (Waiting waiting(env.progress);; waiting.tell()) {
     auto agent = AgentClient::find(process.pid(), process.pidfd(), kPart);
     if (agent || agent.error().code != ErrorCode::kBusy || Clock::now() > deadline) return agent;
+    if (!may_stop) continue;
+    if (auto stop = env.interrupt.check(); !stop) return fail(std::move(stop.error()));
   }
+}
+
+bool is_held_up(const Error& error) {
+  return error.code == ErrorCode::kBusy || error.code == ErrorCode::kInterrupted;
 }
 
 Result<void> DirectPath::find(const Environment& env, const std::vector<const Process*>& processes,
                               bool away) {
   for (const Process* process : processes) {
     if (!process->alive()) continue;
-    auto agent = find_agent(env, *process);
+    auto agent = find_agent(env, *process, !away);
     if (!agent) {
       if (away && has_nothing_to_bring_back(process->pid())) continue;
-      if (away || agent.error().code == ErrorCode::kBusy) return fail(std::move(agent.error()));
+      if (away || is_held_up(agent.error())) return fail(std::move(agent.error()));
       env.tell("the driver's path is taken: " + agent.error().to_string());
       continue;
     }
@@ -495,10 +502,11 @@ Result<DirectPath::Found> DirectPath::content_of(const AgentClient& agent) const
                           agent.pid().value));
 }
 
-Result<void> DirectPath::check_found(const std::vector<const Process*>& processes) const {
+Result<void> DirectPath::check_found(const Environment& env,
+                                     const std::vector<const Process*>& processes) const {
   for (const Process* process : processes) {
     if (!process->alive()) continue;
-    auto agent = AgentClient::find(process->pid(), process->pidfd());
+    auto agent = find_agent(env, *process, true);
     if (!agent && has_nothing_to_bring_back(process->pid())) continue;
     if (!agent) return fail(std::move(agent.error()));
     if (!*agent) continue;

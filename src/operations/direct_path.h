@@ -59,9 +59,12 @@ struct HeadStart {
   std::uint64_t host_bytes = 0;           // that will be taken meanwhile under our own limits
 };
 
-// AgentClient::find() with its usual patience, of which the progress tells.
+// AgentClient::find() with its usual patience, of which the progress tells. kInterrupted only if it
+// `may_stop`.
 Result<std::optional<direct::AgentClient>> find_agent(const Environment& env,
-                                                      const Process& process);
+                                                      const Process& process, bool may_stop);
+// That error is of somebody else at work, or of who asks us to stop, and not of the agent.
+bool is_held_up(const Error& error);
 
 // Bytes of host memory that a mover takes.
 std::uint64_t mover_memory(const Environment& env, std::span<const GpuUuid> gpus);
@@ -116,7 +119,8 @@ class DirectPath {
   void look_in(std::shared_ptr<ImageContent> content) { contents_.push_back(std::move(content)); }
   // kWrongState, kImageCorrupt if the memory of one of them is away and its content not to be
   // found.
-  Result<void> check_found(const std::vector<const Process*>& processes) const;
+  Result<void> check_found(const Environment& env,
+                           const std::vector<const Process*>& processes) const;
   // Brings the memory of every process of the group back whose agent says that it is away, and lets
   // it go on. To be called when the driver has restored and unlocked them. kOutOfGpuMemory leaves
   // all as it is; by the agents alone if there is no mover, which is slower.

@@ -136,7 +136,7 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
     for (auto& content : find_content(memory->image))
       opened->direct.look_in(std::move(content));
   }
-  auto done = opened->direct.check_found(cuda_processes(group));
+  auto done = opened->direct.check_found(env, cuda_processes(group));
   if (!done) return fail(roll_back(*opened, std::move(done.error())));
   opened->direct.get_ready(env, cuda_processes(group), *pairs);
   done = fault(FaultPoint::kResumePlanned);

@@ -1,5 +1,6 @@
 """Suspend, resume, dump, restore, recover, inspect and Group, with real processes and the real CRIU."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -114,6 +115,21 @@ class PastTheDriver(harness.Case):
         process = stasis.Process(target.pid)
         with process.suspended():
             self.assertEqual(process.state, "checkpointed")
+        target.goes_on()
+        target.finish()
+
+    def test_waiting_for_another_tool_is_no_progress(self):
+        target = self.target("memory", "--size", "8M", env=self.agent())
+        folder = f"/proc/{target.pid}/fd"
+        name = next(fd for fd in os.listdir(folder) if "memfd:stasis-agent" in os.readlink(f"{folder}/{fd}"))
+        with open(f"{folder}/{name}", "r+b", buffering=0) as page:
+            fcntl.flock(page, fcntl.LOCK_EX)
+            timer = threading.Timer(1, fcntl.flock, (page, fcntl.LOCK_UN))
+            timer.start()
+            # One that raises ends the operation.
+            stasis.suspend(target.pid, progress=lambda phase, done, total: done / total)
+            timer.join()
+        stasis.resume(target.pid)
         target.goes_on()
         target.finish()
 
