@@ -160,6 +160,7 @@ Result<int> run_report(Context& context, ReportArguments& arguments) {
                    {"report", output->path()},
                    {"images_dir", image->path},
                    {"restorable", in_the_way == 0},
+                   {"needs_stasis_run", is_for_a_job(image->manifest)},
                    {"exit_status", status_of(*image)}});
     return status_of(*image);
   }

@@ -199,7 +199,7 @@ json to_json(const ImageReport& report) {
           {"options", options_used(m.criu_options)},
           {"here", to_json(report.here)},
           {"restorable", restorable(report)},
-          {"restored_by", is_for_a_job(m) ? "stasis run" : "stasis restore"},
+          {"needs_stasis_run", is_for_a_job(m)},
           {"checks", checks}};
 }
 

@@ -710,10 +710,16 @@ took_less_than() {
   stands_still
   done_by ps
   [[ $out == *"$TARGET "*" waiting  direct  "* && $out == *"$HOG "*" running  driver  "* ]]
-  assert_contains "$err" "process $TARGET stands still until its GPU memory is back"
+  assert_contains "$err" "process $TARGET stands still until there is room for its GPU memory"
+  # Of one that it does not know stasis does not promise anything.
+  agent_page version 4
+  done_by ps
+  assert_contains "$err" "use the stasis that came with it"
+  agent_page version 3
   refused 11 out-of-gpu-memory recover "$TARGET"
   done_by ps --json
   assert_equal "$(json "[p['state'] for p in d['processes'] if p['pid'] == $TARGET]")" "['waiting']"
+  assert_contains "$(json "[p['reason'] for p in d['processes'] if p['pid'] == $TARGET]")" "goes on by itself then"
   kill -KILL "$HOG"
   wait "$HOG" 2>/dev/null || true
   target_goes_on
@@ -755,8 +761,8 @@ for call in cuda.cuCheckpointProcessRestore, cuda.cuCheckpointProcessUnlock:
   target_verifies
 }
 
-@test "who waits for another tool to let go of the agent sees on a terminal that he does" {
-  start_agent memory --size 8M
+# hold_page: somebody else is the agent's peer; sets HOLDER.
+hold_page() {
   python3 -c 'import fcntl, os, sys, time
 for fd in os.listdir(f"/proc/{sys.argv[1]}/fd"):
     path = f"/proc/{sys.argv[1]}/fd/{fd}"
@@ -765,16 +771,58 @@ for fd in os.listdir(f"/proc/{sys.argv[1]}/fd"):
         fcntl.flock(page, fcntl.LOCK_EX)
         print("locked", flush=True)
         time.sleep(600)' "$TARGET" >"$BATS_TEST_TMPDIR/holder" 3>&- &
-  local holder=$!
-  at_end_kill "$holder"
+  HOLDER=$!
+  at_end_kill "$HOLDER"
   wait_until 60 grep -q locked "$BATS_TEST_TMPDIR/holder"
-  TERM=xterm script -qfec "stasis suspend $TARGET" "$BATS_TEST_TMPDIR/shown" >/dev/null 2>&1 </dev/null 3>&- &
-  local tool=$!
-  wait_until 60 grep -qE "waiting +[0-9]+ s" "$BATS_TEST_TMPDIR/shown"
-  kill -KILL "$holder"
-  wait "$tool"
-  in_state checkpointed
+}
+let_page_go() {
+  kill -KILL "$HOLDER"
+  wait "$HOLDER" 2>/dev/null || true
+}
+
+@test "who waits for another tool to let go of the agent sees on a terminal that he does" {
+  start_agent memory --size 8M
+  local verb tool
+  for verb in suspend resume; do
+    hold_page
+    TERM=xterm script -qfec "stasis $verb $TARGET" "$BATS_TEST_TMPDIR/shown" >/dev/null 2>&1 </dev/null 3>&- &
+    tool=$!
+    wait_until 60 grep -qE "waiting +[0-9]+ s" "$BATS_TEST_TMPDIR/shown"
+    let_page_go
+    wait "$tool"
+    rm "$BATS_TEST_TMPDIR/shown"
+  done
+  in_state running
+  target_goes_on
+  target_verifies
+}
+
+@test "who waits for another tool to let go of the agent ends when he is asked to, and by himself" {
+  start_agent memory --size 8M
+  local begun tool
+  hold_page
+  stasis suspend "$TARGET" >/dev/null 2>"$BATS_TEST_TMPDIR/err" 3>&- &
+  tool=$!
+  sleep 2
+  begun=$(date +%s%N)
+  kill -TERM "$tool"
+  capture wait "$tool"
+  assert_equal "$status" 143
+  took_less_than 8000 # of the twelve seconds that it would have waited
+  in_state running
+  begun=$(date +%s%N)
+  refused 7 busy suspend "$TARGET"
+  took_less_than 22000 # and not twice
+  let_page_go
+  # A lock in the way of the driver's own way out is none of the agent's.
+  done_by suspend "$TARGET"
+  hold_page
+  capture cuda-checkpoint --action lock --pid "$TARGET"
+  assert_equal "$status" 1
+  [[ $err != *"stands still"* ]]
+  let_page_go
   done_by resume "$TARGET"
+  target_goes_on
   target_verifies
 }
 

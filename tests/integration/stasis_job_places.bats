@@ -105,7 +105,7 @@ PY
   done_by inspect "$image"
   assert_contains "$out" "\`stasis run --images-dir\` goes on from it, \`stasis restore\` does not"
   done_by inspect "$image" --json
-  assert_equal "$(json 'd["restorable"], d["restored_by"]')" "True stasis run"
+  assert_equal "$(json 'd["restorable"], d["needs_stasis_run"]')" "True True"
   mv "$image" "$images/000099"
   start_run
   told "goes on from $images/000099 "
