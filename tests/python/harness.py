@@ -150,16 +150,20 @@ def gpu_uuids():
     return [gpu["uuid"] for gpu in json.loads(tool("stasis-sim-smi", "--json")[1])["gpus"]]
 
 
-def held_up():
-    """Some target is in a call of the driver that a fault draws out (docs/simulated-driver.md)."""
+def held_up_count():
+    """How many targets are in a call of the driver that a fault draws out (docs/simulated-driver.md)."""
+    count = 0
     for path in glob.glob("/proc/[0-9]*/task/*/comm"):
         try:
             with open(path, encoding="ascii", errors="replace") as file:
-                if file.read() == "sim-held-up\n":
-                    return True
+                count += file.read() == "sim-held-up\n"
         except OSError:
             pass
-    return False
+    return count
+
+
+def held_up():
+    return held_up_count() > 0
 
 
 def interrupt_when(condition, signal_number=signal.SIGINT):
