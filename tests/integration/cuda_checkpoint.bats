@@ -76,12 +76,8 @@ time.sleep(600)' </dev/null >"$BATS_TEST_TMPDIR/zombie" 2>&1 3>&- &
   ZOMBIE=$(cat "$BATS_TEST_TMPDIR/zombie")
 }
 
-# start_busy_target MS: a target whose GPU is never idle: one kernel of that length after the other,
-# and the first of them under way.
-start_busy_target() {
-  start_target spin --busy-ms "$1" --pause-ms 0
-  sleep 0.3
-}
+# A target whose GPU is never idle: one kernel of ten seconds after the other, and the first of them under way.
+start_busy_target() { start_target spin --busy-ms 10000 --pause-ms 0; }
 
 a_thread_of() {
   ls "/proc/$1/task" | grep -vx "$1" | head -n 1
@@ -325,7 +321,7 @@ for i in range(count.value):
 }
 
 @test "a lock that times out leaves the process running" {
-  start_busy_target 5000
+  start_busy_target
   refuses_with_hint "Could not lock on process ID $TARGET: \"device not ready\"" \
     cuda-checkpoint --action lock --pid "$TARGET" --timeout 100
   in_state running
@@ -414,7 +410,7 @@ catches_signals() {
   local signal expected
   for signal in INT TERM; do
     expected=$([[ $signal == INT ]] && echo 130 || echo 143)
-    start_busy_target 4000
+    start_busy_target
     # A job in the background of a script ignores SIGINT unless told otherwise.
     env --default-signal=INT cuda-checkpoint --toggle --pid "$TARGET" \
       >"$BATS_TEST_TMPDIR/toggle" 2>&1 3>&- &
@@ -426,27 +422,30 @@ catches_signals() {
     assert_equal "$status" "$expected" "status"
     assert_contains "$(cat "$BATS_TEST_TMPDIR/toggle")" "stopped by signal"
     in_state running
-    target_goes_on
+    # A locked one would get no further than to the end of its kernel.
+    wait_until 60 target_is_past "$(target_round)"
     end_targets
   done
 }
 
 @test "a toggle that was killed is brought back by toggling once more or by unlock" {
-  start_busy_target 3000
-  cuda-checkpoint --toggle --pid "$TARGET" >/dev/null 2>&1 3>&- &
-  local tool=$!
-  sleep 0.3
+  start_busy_target
+  env --default-signal=INT cuda-checkpoint --toggle --pid "$TARGET" >/dev/null 2>&1 3>&- &
+  local tool=$! before
+  wait_until 60 catches_signals "$tool"
+  before=$(target_round)
   kill -KILL "$tool"
   wait "$tool" || true
-  # The lock may come after the tool's end; whatever the state is, there is a way back.
-  sleep 3
+  # The lock may come after the tool's end, when the kernel ends; whatever the state is, there is a way back.
+  kernel_is_over() { target_is_past "$before" || [[ $(state) != running ]]; }
+  wait_until 60 kernel_is_over
   case $(state) in
     running) ;;
     locked) act unlock ;;
     checkpointed) cuda-checkpoint --toggle --pid "$TARGET" ;;
   esac
   in_state running
-  target_goes_on
+  wait_until 60 target_is_past "$(target_round)"
 }
 
 # --- Jobs, and drivers of other versions

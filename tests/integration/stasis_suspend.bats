@@ -237,13 +237,12 @@ END
 }
 
 @test "suspend gives up after --timeout and leaves a busy process running" {
-  start_target spin --busy-ms 5000 --pause-ms 0
-  sleep 0.3 # into the first long kernel
+  start_target spin --busy-ms 10000 --pause-ms 0
   refused 7 timeout suspend "$TARGET" --timeout 300
   assert_contains "$err" "300 ms"
   in_state running
   nothing_left
-  done_by suspend "$TARGET" --timeout 20000
+  done_by suspend "$TARGET" --timeout 60000
   done_by resume "$TARGET"
   target_verifies
 }

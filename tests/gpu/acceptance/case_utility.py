@@ -4,7 +4,6 @@ given to NVIDIA's own where it is installed."""
 import os
 import re
 import shutil
-import time
 
 from .core import Failure, Skip, case, expect
 
@@ -154,11 +153,9 @@ class Subjects:
         if kind == "idle":
             target = machine.share("cuda", lambda: machine.workload("idle", name="cuda"))
         else:
-            options = ["--busy-ms", "3000", "--pause-ms", "0"] if kind == "spin" else []
+            options = ["--busy-ms", "10000", "--pause-ms", "0"] if kind == "spin" else []
             target = machine.workload(kind, *options, name=kind)
         target.wait_rounds(1)
-        if kind == "spin":
-            time.sleep(0.3)  # well inside the next long kernel
         return target
 
     @staticmethod
