@@ -2,6 +2,8 @@
 
   agent_page.py PID state            prints it: 0 running, 1 closed, 2 emptied, 3 held, 4 filling
   agent_page.py PID idle             fails while it is at work for a tool
+  agent_page.py PID closing MS       waits until it is closing its gate, and was given more than MS for that; fails after
+                                     a minute
   agent_page.py PID kill-away TOOL.. runs TOOL and kills it when the program is held back for it; fails
                                      if it has come further by then
   agent_page.py PID prepare          asks for a buffer as a tool does, gets it, and dies
@@ -98,6 +100,16 @@ def go_on(page):
     return True
 
 
+def closing(page, more_than_ms):
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        at_work = number(page, REQUEST) != number(page, REPLY)
+        if at_work and number(page, COMMAND) == CLOSE and number(page, ARGUMENTS, "<Q") > more_than_ms:
+            return True
+        time.sleep(0.01)
+    return False
+
+
 def forge(page, pid):
     with open(f"/proc/{pid}/maps", encoding="ascii") as maps:
         begin, end = next(line for line in maps if "[heap]" in line).split()[0].split("-")
@@ -110,6 +122,8 @@ def main():
     what = sys.argv[2]
     if what == "idle":
         sys.exit(number(page, REQUEST) != number(page, REPLY))
+    if what == "closing":
+        sys.exit(0 if closing(page, int(sys.argv[3])) else 1)
     if what == "state":
         print(number(page, STATE))
     elif what == "seals":

@@ -16,11 +16,16 @@ start_agent() { LD_PRELOAD=$agent start_target "$@"; }
 # went WORD: which path the verb before took; it was asked for --json.
 went() { assert_equal "$(json 'd["path"]')" "$1" "path (${out})"; }
 
-stands_still() {
+# no_round_for SECONDS [FILE]: of TARGET, or of who keeps its rounds in that file.
+no_round_for() {
   local before
-  before=$(target_round)
-  sleep 0.3
-  assert_equal "$(target_round)" "$before" "rounds"
+  before=$(target_round "${2:-$TARGET_STATUS}")
+  sleep "$1"
+  [[ $(target_round "${2:-$TARGET_STATUS}") == "$before" ]]
+}
+# A round that was over when it was stopped may be told late.
+stands_still() {
+  no_round_for 0.3 || wait_until 30 no_round_for 1 || { echo "it runs: round $(target_round)" >&2; return 1; }
 }
 
 # cycles COUNT PATH: suspends and resumes TARGET that often, by that path.
@@ -302,14 +307,14 @@ END
   # By default, and where the mover may have few descriptors.
   for limit in "$(ulimit -n)" 512; do
     done_by suspend "$TARGET"
-    (ulimit -n "$limit"; STASIS_SIM_FAULTS=transfer:delay=1s exec stasis resume "$TARGET") >/dev/null 2>&1 3>&- &
+    (ulimit -n "$limit"; STASIS_SIM_FAULTS=transfer:delay=2s exec stasis resume "$TARGET") >/dev/null 2>&1 3>&- &
     tool=$!
     wait_until 60 filling
     kill -KILL "$tool"
     # It waits until the tool has gone, and the mover has ended what it does.
     done_by recover "$TARGET"
     target_goes_on
-    sleep 2
+    sleep 3
     target_goes_on
   done
   target_verifies
@@ -387,8 +392,8 @@ END
 # The program is held in front of its next call, and nobody says recover.
 @test "a tool that is killed while the gate is closed leaves a program that goes on by itself" {
   start_agent memory --size 24M
-  local i caught=0
-  for ((i = 0; i < 40 && caught < 5; ++i)); do
+  local caught=0 start=$SECONDS
+  while ((caught < 5 && SECONDS - start < 120)); do
     if ! agent_page kill-away stasis suspend -q "$TARGET"; then
       done_by recover "$TARGET"
       target_goes_on
@@ -401,13 +406,7 @@ END
       target_goes_on
       continue
     fi
-    local before deadline
-    before=$(target_round)
-    deadline=$(($(date +%s%N) + 20000000000))
-    until target_is_past "$before"; do
-      (($(date +%s%N) < deadline)) || { echo "it stands still after 20 s, in state $(agent_state)" >&2; return 1; }
-      sleep 0.01
-    done
+    wait_until 60 target_is_past "$(target_round)" || { echo "it stands still, in state $(agent_state)" >&2; return 1; }
     done_by recover "$TARGET"
   done
   ((caught >= 3)) || { echo "caught only $caught times" >&2; return 1; }
@@ -552,7 +551,7 @@ END
   for signal in "TERM 143" "INT 130"; do
     expected=${signal#* } signal=${signal% *}
     # With the checkpoint drawn out, so that all of the direct path lies behind it.
-    STASIS_SIM_FAULTS=checkpoint:delay=2s env --default-signal=INT stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
+    STASIS_SIM_FAULTS=checkpoint:delay=4s env --default-signal=INT stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
     local tool=$!
     wait_until 60 works_on_it "$tool"
     kill -"$signal" "$tool"
@@ -577,16 +576,17 @@ start_other() {
   OTHER=$!
   echo "$OTHER" >>"$targets"
 }
-# From now on its mate waits on its GPU.
+# stop_other FILE: from now on its mate, which keeps its rounds in the file, waits on its GPU.
 stop_other() {
   kill -STOP "$OTHER"
-  sleep 0.2
+  wait_until 60 no_round_for 1 "$1"
 }
-# Into the fourth of the slices in which its gate is to close: 0.25, 0.5, 1 and 2 s.
+# suspend_in_vain PID MS: to the slice in which the gate of the process is to close within more than so long; each is
+# twice as long as the one before, up to 8 s.
 suspend_in_vain() {
   env --default-signal=INT stasis suspend "$TARGET" --timeout 60000 >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
   TOOL=$!
-  sleep 2.2
+  TARGET=$1 agent_page closing "$2"
 }
 took_less_than() {
   (($(date +%s%N) - begun < $1 * 1000000)) || { echo "it took $((($(date +%s%N) - begun) / 1000000)) ms" >&2; return 1; }
@@ -596,20 +596,18 @@ took_less_than() {
   local begun
   start_other
   start_agent "${RANK[@]}" --rank 0
-  stop_other
-  suspend_in_vain
+  stop_other "$TARGET_STATUS"
+  suspend_in_vain "$TARGET" 7000
   begun=$(date +%s%N) status=0
   kill -INT "$TOOL"
   wait "$TOOL" || status=$?
   assert_equal "$status" 130 "$(cat "$BATS_TEST_TMPDIR/out")"
-  took_less_than 1000
-  suspend_in_vain
-  run agent_page idle
-  assert_equal "$status" 1 "no gate was to close any more"
+  took_less_than 5000
+  suspend_in_vain "$TARGET" 7000
   begun=$(date +%s%N)
   kill -KILL "$TOOL"
   wait_until 60 agent_page idle
-  took_less_than 1000
+  took_less_than 5000
   kill -CONT "$OTHER"
   target_goes_on
   done_by recover --all
@@ -635,9 +633,11 @@ took_less_than() {
   TARGET_STATUS=$TARGET_STATUS.0 wait_until 60 target_is_up
   mapfile -t CHILDREN < <(children_of "$TARGET")
   at_end_kill "${CHILDREN[@]}"
-  stop_other
-  suspend_in_vain
-  kill -KILL "$(pgrep -P "$TARGET" -f -- "--rank 0")"
+  stop_other "$TARGET_STATUS.0"
+  local rank
+  rank=$(pgrep -P "$TARGET" -f -- "--rank 0")
+  suspend_in_vain "$rank" 3000
+  kill -KILL "$rank"
   wait "$TOOL" || { cat "$BATS_TEST_TMPDIR/out" >&2; return 1; }
   done_by resume "$TARGET"
   target_goes_on
@@ -750,7 +750,7 @@ for call in cuda.cuCheckpointProcessRestore, cuda.cuCheckpointProcessUnlock:
 
 @test "two tools at once: one does it, the other is told" {
   start_agent memory --size 24M
-  STASIS_SIM_FAULTS=checkpoint:delay=2s stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
+  STASIS_SIM_FAULTS=checkpoint:delay=4s stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
   local first=$!
   stopped_at_work "$first"
   capture timeout 60 stasis suspend "$TARGET"
@@ -996,7 +996,7 @@ path_in_ps() {
 @test "GPU memory is copied while the driver checkpoints, and is free when it is done" {
   start_agent memory --size 64M
   assert_equal "$(pieces_kept)" 0 "descriptors"
-  STASIS_SIM_FAULTS="transfer:delay=50ms" stasis suspend "$TARGET" --json >"$BATS_TEST_TMPDIR/out" 3>&- &
+  STASIS_SIM_FAULTS="transfer:delay=1s" stasis suspend "$TARGET" --json >"$BATS_TEST_TMPDIR/out" 3>&- &
   local tool=$!
   wait_until 60 in_state checkpointed
   # What it was in is given up, and all that keeps it alive is a descriptor.
@@ -1017,7 +1017,7 @@ path_in_ps() {
   start_agent memory --size 64M
   local tool
   # The agent brings back what it has kept, past the driver's restore; then another mover.
-  STASIS_SIM_FAULTS="transfer:delay=50ms" stasis suspend "$TARGET" --json \
+  STASIS_SIM_FAULTS="transfer:delay=1s" stasis suspend "$TARGET" --json \
     >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" 3>&- &
   tool=$!
   wait_until 60 in_state checkpointed
@@ -1053,19 +1053,19 @@ path_in_ps() {
 
 @test "what a killed suspend has left half-way is not taken for suspended, and recover mends it" {
   start_agent memory --size 64M
-  STASIS_FAULT=checkpoint.after:kill STASIS_SIM_FAULTS="transfer:delay=50ms" capture stasis suspend "$TARGET"
+  STASIS_FAULT=checkpoint.after:kill STASIS_SIM_FAULTS="transfer:delay=1s" capture stasis suspend "$TARGET"
   in_state checkpointed
   (($(pieces_kept) > 0))
   refused 6 wrong-state dump "$TARGET" --images-dir "$image"
   target_goes_on
-  STASIS_FAULT=checkpoint.after:kill STASIS_SIM_FAULTS="transfer:delay=50ms" capture stasis suspend "$TARGET"
+  STASIS_FAULT=checkpoint.after:kill STASIS_SIM_FAULTS="transfer:delay=1s" capture stasis suspend "$TARGET"
   done_by suspend "$TARGET"
   assert_contains "$err" "half-way"
   gpu_is_free
   done_by resume "$TARGET"
   target_goes_on
   # Nobody knows that it was to run.
-  STASIS_FAULT=checkpoint.after:kill STASIS_SIM_FAULTS="transfer:delay=50ms" capture stasis suspend "$TARGET"
+  STASIS_FAULT=checkpoint.after:kill STASIS_SIM_FAULTS="transfer:delay=1s" capture stasis suspend "$TARGET"
   rm -r "${STASIS_STATE_DIR:?}/"*
   refused 6 wrong-state suspend "$TARGET"
   assert_contains "$err" "stasis recover $TARGET"
@@ -1355,7 +1355,7 @@ ring_is() { (($(ring_of "$1") == $2)); }
   start_agent memory --size 64M
   local size
   for size in 8M 256M; do
-    STASIS_SIM_FAULTS=checkpoint:delay=2s stasis suspend "$TARGET" --path direct --ring "$size" >/dev/null 2>&1 3>&- &
+    STASIS_SIM_FAULTS=checkpoint:delay=4s stasis suspend "$TARGET" --path direct --ring "$size" >/dev/null 2>&1 3>&- &
     local tool=$!
     stopped_at_work "$tool"
     local ring
@@ -1364,7 +1364,7 @@ ring_is() { (($(ring_of "$1") == $2)); }
     wait "$tool"
     assert_equal "$ring" $((${size%M} << 20)) "$size"
     # It does not know for which GPUs: for two, and enough for sixteen.
-    STASIS_SIM_FAULTS=unlock:delay=2s stasis resume "$TARGET" --ring "$size" >/dev/null 2>&1 3>&- &
+    STASIS_SIM_FAULTS=unlock:delay=4s stasis resume "$TARGET" --ring "$size" >/dev/null 2>&1 3>&- &
     tool=$!
     local twice=$((2 * ${size%M} << 20))
     wait_until 60 ring_is "$tool" $((twice < 32 << 20 ? 32 << 20 : twice))
