@@ -35,33 +35,44 @@ interrupt_at() {
 
 has_begun() { ! lives "$1" || grep -qs "\"owner\":$1," "$STASIS_STATE_DIR"/*.json; }
 
+# hits COUNT COMMAND...: on a busy machine most signals may come too early or too late; once more then, at other moments,
+# until as many as that have come in the middle. The command is given a moment, and counts them in $hit.
+hits() {
+  local count=$1 i
+  shift
+  for ((i = 0; i < 60 && hit < count; ++i)); do "$@" "+0.$((i % 4))"; done
+  ((hit >= count)) || { echo "only $hit signals came in the middle" >&2; return 1; }
+}
+
 @test "a signal at any moment of a suspend brings the process back, and the status says so" {
   start_target memory --size 20M
   local hit=0
+  # signals SIGNAL MOMENT
+  signals() {
+    interrupt_at "$2" "$1" suspend "$TARGET"
+    if ((status == 0)); then
+      in_state checkpointed
+      stasis resume -q "$TARGET" >/dev/null
+      return
+    fi
+    assert_equal "$status" "$(status_of_signal "$1")" "status at $2: $err"
+    # Before its handlers are there, nothing has been done either, and nothing can be said.
+    [[ -z $err || $err == *"[interrupted]"* || $err != *error* ]]
+    [[ $err != *"[interrupted]"* ]] || hit=$((hit + 1))
+    in_state running
+    nothing_left
+  }
   for at in 0.02 0.06 +0 +0.05 +0.1 +0.2 0.3; do
-    for signal in INT TERM HUP QUIT; do
-      interrupt_at "$at" "$signal" suspend "$TARGET"
-      if ((status == 0)); then
-        in_state checkpointed
-        stasis resume -q "$TARGET" >/dev/null
-        continue
-      fi
-      assert_equal "$status" "$(status_of_signal "$signal")" "status at $at: $err"
-      # Before its handlers are there, nothing has been done either, and nothing can be said.
-      [[ -z $err || $err == *"[interrupted]"* || $err != *error* ]]
-      [[ $err != *"[interrupted]"* ]] || hit=$((hit + 1))
-      in_state running
-      nothing_left
-    done
+    for signal in INT TERM HUP QUIT; do signals "$signal" "$at"; done
   done
-  ((hit >= 5)) || { echo "only $hit signals came in the middle" >&2; return 1; }
+  hits 5 signals TERM
   target_goes_on
   target_verifies
 }
 
 @test "a second signal does not break the roll-back" {
   start_target memory --size 20M
-  STASIS_SIM_FAULTS="checkpoint:delay=2s;$slow_steps" with_signals stasis suspend "$TARGET" >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
+  STASIS_SIM_FAULTS="checkpoint:delay=4s;$slow_steps" with_signals stasis suspend "$TARGET" >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
   local tool=$! status=0
   wait_until 60 held_up
   for _ in 1 2 3 4 5 6; do
@@ -87,13 +98,13 @@ has_begun() { ! lives "$1" || grep -qs "\"owner\":$1," "$STASIS_STATE_DIR"/*.jso
   at_end_kill "$tool"
   echo "$tool" >"$BATS_TEST_TMPDIR/tool"
   wait_until 60 works_on_it_now "$BATS_TEST_TMPDIR/tool"
-  # The tries take 0.5, 1, 2 and 4 s: into the fourth.
-  sleep 3.8
+  # The tries take 0.5, 1, 2, 4 and 8 s: into the fifth.
+  sleep 8.5
   begun=$(date +%s%N) status=0
   kill -INT "$tool"
   wait "$tool" || status=$?
   assert_equal "$status" 130 "$(cat "$BATS_TEST_TMPDIR/out")"
-  (($(date +%s%N) - begun < 2500000000)) || { echo "it took $((($(date +%s%N) - begun) / 1000000)) ms" >&2; return 1; }
+  (($(date +%s%N) - begun < 5500000000)) || { echo "it took $((($(date +%s%N) - begun) / 1000000)) ms" >&2; return 1; }
   in_state running "${CHILDREN[@]}"
   nothing_left
   target_goes_on
@@ -116,16 +127,19 @@ interrupt_settling() {
 @test "a signal during a recover leaves what there is to recover, and the status says so" {
   [[ $(stasis list-fault-points) == *'"built_in": true'* ]] || skip "this build has no fault points"
   start_target memory --size 8M
-  local tool
+  local tool i
   for words in "--all" "$TARGET"; do
-    STASIS_SIM_FAULTS="checkpoint:delay=20s" stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
-    tool=$!
-    wait_until 60 works_on_it "$tool"
-    kill -KILL "$tool"
-    wait "$tool" 2>/dev/null || true
-    # It looks for half a second whether the driver still works for the one that was killed.
-    # shellcheck disable=SC2086
-    interrupt_settling recover $words
+    # It looks for half a second whether the driver still works for the one that was killed. Late is too late.
+    status=0
+    for ((i = 0; i < 10 && status == 0; ++i)); do
+      STASIS_SIM_FAULTS="checkpoint:delay=20s" stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
+      tool=$!
+      wait_until 60 works_on_it "$tool"
+      kill -KILL "$tool"
+      wait "$tool" 2>/dev/null || true
+      # shellcheck disable=SC2086
+      interrupt_settling recover $words
+    done
     assert_equal "$status" 143 "recover $words: $out$err"
     assert_contains "$err" "[interrupted]"
     in_state locked
@@ -159,22 +173,23 @@ interrupt_settling() {
   need_root "CRIU"
   start_target memory --size 20M
   local hit=0
-  for at in 0.05 0.15 +0 +0.05 +0.1 +0.2 +0.3 +0.35 +0.4 +0.5 +0.6; do
-    interrupt_at "$at" TERM dump "$TARGET" --images-dir "$image"
+  terminates() {
+    interrupt_at "$1" TERM dump "$TARGET" --images-dir "$image"
     if ((status == 0)); then
       wait_until 60 number_is_free
       restore_it
       rm -rf "$image"
-      continue
+      return
     fi
-    assert_equal "$status" 143 "status at $at: $err"
+    assert_equal "$status" 143 "status at $1: $err"
     [[ $err != *"[interrupted]"* ]] || hit=$((hit + 1))
     in_state running
     no_image
     nothing_left
     [[ ! -e $image.failed-dump.log ]]
-  done
-  ((hit >= 3)) || { echo "only $hit signals came in the middle" >&2; return 1; }
+  }
+  for at in 0.05 0.15 +0 +0.05 +0.1 +0.2 +0.3 +0.35 +0.4 +0.5 +0.6; do terminates "$at"; done
+  hits 3 terminates
   target_goes_on
   restored_verifies
 }
@@ -185,21 +200,22 @@ interrupt_settling() {
   dump_it
   cp "$TARGET_STATUS" "$BATS_TEST_TMPDIR/rounds"
   local hit=0
-  for at in 0.02 0.05 +0 +0.03 +0.06 +0.1 0.3; do
-    interrupt_at "$at" INT restore --images-dir "$image" --detach
+  interrupts() {
+    interrupt_at "$1" INT restore --images-dir "$image" --detach
     if ((status == 0)); then
       in_state running
       kill -KILL "$TARGET"
       wait_until 60 number_is_free
     else
-      assert_equal "$status" 130 "status at $at: $err"
+      assert_equal "$status" 130 "status at $1: $err"
       [[ $err != *"[interrupted]"* ]] || hit=$((hit + 1))
       wait_until 60 number_is_free
       nothing_left
     fi
     cat "$BATS_TEST_TMPDIR/rounds" >"$TARGET_STATUS"
-  done
-  ((hit >= 1)) || { echo "no signal came in the middle" >&2; return 1; }
+  }
+  for at in 0.02 0.05 +0 +0.03 +0.06 +0.1 0.3; do interrupts "$at"; done
+  hits 1 interrupts
   restore_it
   target_goes_on
   restored_verifies
@@ -209,7 +225,7 @@ interrupt_settling() {
   start_target memory --size 40M
   local fifo=$BATS_TEST_TMPDIR/keys
   mkfifo "$fifo"
-  STASIS_SIM_FAULTS="checkpoint:rate=20M" with_signals script -qec "trap : INT; stasis suspend $TARGET; echo ended with \$?" \
+  STASIS_SIM_FAULTS="checkpoint:rate=10M" with_signals script -qec "trap : INT; stasis suspend $TARGET; echo ended with \$?" \
     /dev/null <"$fifo" >"$BATS_TEST_TMPDIR/tty" 3>&- &
   at_end_kill $!
   exec 8>"$fifo"
@@ -227,7 +243,7 @@ interrupt_settling() {
   local fifo=$BATS_TEST_TMPDIR/keys
   mkfifo "$fifo"
   # A shell with job control, as people have it.
-  STASIS_SIM_FAULTS="checkpoint:rate=16M" with_signals script -qec "bash -mc 'stasis suspend $TARGET; echo ended with \$?'" \
+  STASIS_SIM_FAULTS="checkpoint:rate=8M" with_signals script -qec "bash -mc 'stasis suspend $TARGET; echo ended with \$?'" \
     /dev/null <"$fifo" >"$BATS_TEST_TMPDIR/tty" 3>&- &
   at_end_kill $!
   exec 8>"$fifo"
