@@ -138,7 +138,7 @@ END
   echo "$TARGET" >"$CGROUP/cgroup.procs"
   mapped() { awk '/^VmSize/ { print $2 }' "/proc/$TARGET/status"; }
   before=$(mapped)
-  STASIS_SIM_FAULTS=context:delay=5s stasis suspend "$TARGET" >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
+  STASIS_SIM_FAULTS=context:delay=10s stasis suspend "$TARGET" >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
   tool=$!
   buffer_is_there() { (($(mapped) >= before + (16 << 10))); }
   wait_until 60 buffer_is_there
@@ -181,14 +181,16 @@ open(sys.argv[2], "wb").write(content.replace(stays, goes))' "$STASIS_LIBCUDA" "
   target_verifies
 }
 
+# A tool has had the agent close the gate.
+held_back() { [[ $(python3 "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" state) != 0 ]]; }
+
 # By a thread that calls no driver, which nothing keeps from that before its memory has gone.
 @test "a program that closes the agent's descriptor while it is suspended or dumped is not lost" {
   local go=$BATS_TEST_TMPDIR/go verb
-  held_back() { [[ $(python3 "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" state) != 0 ]]; }
   for verb in "suspend --json" "dump --images-dir $BATS_TEST_TMPDIR/image"; do
     start_doing close-page-later "$go"
     # shellcheck disable=SC2086 # words
-    STASIS_SIM_FAULTS="lock:delay=4s@1" stasis $verb "$TARGET" >"$BATS_TEST_TMPDIR/said" 2>&1 3>&- &
+    STASIS_SIM_FAULTS="lock:delay=8s@1" stasis $verb "$TARGET" >"$BATS_TEST_TMPDIR/said" 2>&1 3>&- &
     wait_until 60 held_back
     touch "$go"
     status=0
@@ -222,24 +224,24 @@ open(sys.argv[2], "wb").write(content.replace(stays, goes))' "$STASIS_LIBCUDA" "
 
 # By a thread that calls no driver, which nothing keeps from that.
 @test "a program that becomes another by exec while it stands still keeps nobody waiting" {
-  local verb file start said=$BATS_TEST_TMPDIR/said
-  stopped() { local before; before=$(target_round); sleep 0.3; [[ $(target_round) == "$before" ]]; }
+  local verb file start stopped said=$BATS_TEST_TMPDIR/said
   for verb in suspend "dump --leave-running --images-dir $BATS_TEST_TMPDIR/left"; do
     file=$BATS_TEST_TMPDIR/go.${verb%% *}
     # A suspend keeps its threads still while their memory is copied, but not before it is locked.
-    [[ $verb != suspend ]] || export STASIS_SIM_FAULTS="lock:delay=4s@1"
+    stopped=held_back
+    [[ $verb != suspend ]] || { export STASIS_SIM_FAULTS="lock:delay=8s@1" && stopped=held_up; }
     start_doing exec-by-thread "$file"
     start=$SECONDS
     # shellcheck disable=SC2086 # words
-    STASIS_SIM_FAULTS="transfer:delay=4s@1" stasis $verb "$TARGET" >"$said" 2>&1 3>&- &
-    wait_until 60 stopped
+    STASIS_SIM_FAULTS="transfer:delay=8s@1" stasis $verb "$TARGET" >"$said" 2>&1 3>&- &
+    wait_until 60 "$stopped"
     touch "$file"
     status=0
     wait $! || status=$?
     assert_equal "$status" 3 "$verb ($(cat "$said"))"
     unset STASIS_SIM_FAULTS
     assert_contains "$(cat "$said")" "has become another program"
-    ((SECONDS - start < 20)) || { echo "it took $((SECONDS - start)) s" >&2; return 1; }
+    ((SECONDS - start < 60)) || { echo "it took $((SECONDS - start)) s" >&2; return 1; }
     target_goes_on
     cycle_by direct
     target_verifies
