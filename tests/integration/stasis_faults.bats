@@ -80,7 +80,7 @@ untraced() { grep -q "^TracerPid:[[:space:]]*0" "/proc/$TARGET/status"; }
 
 @test "whoever comes second is refused, by whichever verb, until the first has ended or is recovered" {
   start_target memory --size 4M
-  STASIS_SIM_FAULTS="checkpoint:delay=20s" stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
+  STASIS_SIM_FAULTS="checkpoint:delay=120s" stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
   local tool=$!
   at_end_kill "$tool"
   wait_until 60 works_on_it "$tool"

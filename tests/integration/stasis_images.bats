@@ -114,7 +114,7 @@ __attribute__((constructor)) static void loaded(void) { open("'"$mark"'", O_CREA
 @test "a dump that is under way is not called killed" {
   need_root "CRIU"
   start_target memory --size 64M
-  STASIS_SIM_FAULTS="checkpoint:delay=3s" stasis dump "$TARGET" --images-dir "$image" --leave-running \
+  STASIS_SIM_FAULTS="checkpoint:delay=6s" stasis dump "$TARGET" --images-dir "$image" --leave-running \
     >"$BATS_TEST_TMPDIR/said" 2>&1 3>&- &
   local tool=$!
   stopped_at_work "$tool"

@@ -169,7 +169,7 @@ assert names >= set(sys.argv[3:]), names" "$@"
 
 @test "Ctrl-C in the middle leaves both as they were" {
   two_servers 100M
-  STASIS_SIM_FAULTS="checkpoint:delay=2s; restore:delay=2s" timeout 60 stasis swap "$A" "$B" >/dev/null 2>"$BATS_TEST_TMPDIR/err" 3>&- &
+  STASIS_SIM_FAULTS="checkpoint:delay=4s; restore:delay=4s" timeout 60 stasis swap "$A" "$B" >/dev/null 2>"$BATS_TEST_TMPDIR/err" 3>&- &
   local tool=$!
   wait_until 60 held_up
   kill -INT "$(pgrep -P "$tool" -x stasis)"
@@ -182,7 +182,7 @@ assert names >= set(sys.argv[3:]), names" "$@"
 
 @test "Ctrl-C while a failure is undone: it is undone to the end" {
   two_servers 100M
-  echo "checkpoint:error=999 pid=$A; checkpoint:delay=2s pid=$B" >"$STASIS_SIM_DIR/faults"
+  echo "checkpoint:error=999 pid=$A; checkpoint:delay=4s pid=$B" >"$STASIS_SIM_DIR/faults"
   timeout 60 stasis swap "$A" "$B" >/dev/null 2>"$BATS_TEST_TMPDIR/err" 3>&- &
   local tool=$!
   wait_until 60 held_up # B, which had come back, has to go again
@@ -202,7 +202,7 @@ assert names >= set(sys.argv[3:]), names" "$@"
   wait_until 60 held_up
   kill -KILL "$(pgrep -P "$tool" -x stasis)"
   wait "$tool" || true
-  wait_until 20 nobody_swaps
+  wait_until 60 nobody_swaps
   done_by recover --all
   in_state running "$A"
   TARGET_STATUS=$A_STATUS target_goes_on
@@ -211,7 +211,7 @@ assert names >= set(sys.argv[3:]), names" "$@"
 
 @test "killed on both sides, what mends each is named" {
   two_servers 80M
-  echo "checkpoint:delay=3s pid=$A; restore:delay=3s pid=$B" >"$STASIS_SIM_DIR/faults"
+  echo "checkpoint:delay=20s pid=$A; restore:delay=20s pid=$B" >"$STASIS_SIM_DIR/faults"
   timeout 60 stasis swap "$A" "$B" >/dev/null 2>"$BATS_TEST_TMPDIR/err" 3>&- &
   local tool=$! status=0
   wait_until 60 both_at_work

@@ -70,7 +70,7 @@ PY
 @test "a terminal that hangs up during a suspend rolls it back" {
   start_target memory --size 100M
   # Late enough for the line that tells how far it has come.
-  STASIS_SIM_FAULTS="checkpoint:rate=40M" WHEN='checkpoint *\[' on_a_terminal 60 stasis suspend "$TARGET"
+  STASIS_SIM_FAULTS="checkpoint:rate=20M" WHEN='checkpoint *\[' on_a_terminal 60 stasis suspend "$TARGET"
   assert_equal "$status" 129
   in_state running
   nothing_left
@@ -83,7 +83,7 @@ PY
   start_target memory --size 16M
   # CRIU has started and waits; it is stopped then, so that it writes for as long as it is looked at.
   (wait_until 60 held_up && kill -STOP "$(<"$BATS_TEST_TMPDIR/criu-number")") 3>&- &
-  STASIS_CRIU=$(criu_by_number) STASIS_SIM_FAULTS="checkpoint:delay=4s" WHEN='write .*MB/s' \
+  STASIS_CRIU=$(criu_by_number) STASIS_SIM_FAULTS="checkpoint:delay=8s" WHEN='write .*MB/s' \
     on_a_terminal 60 stasis dump "$TARGET" --images-dir "$image"
   assert_equal "$status" 129 "$(<"$BATS_TEST_TMPDIR/tty")"
   in_state running
@@ -96,7 +96,7 @@ PY
 @test "under nohup, a dump goes on without the terminal, and only its result is lost" {
   need_root "CRIU"
   start_target memory --size 100M
-  STASIS_SIM_FAULTS="checkpoint:rate=40M" WHEN='checkpoint *\[' IGNORE_HUP=1 on_a_terminal 60 stasis dump "$TARGET" --images-dir "$image"
+  STASIS_SIM_FAULTS="checkpoint:rate=20M" WHEN='checkpoint *\[' IGNORE_HUP=1 on_a_terminal 60 stasis dump "$TARGET" --images-dir "$image"
   assert_equal "$status" 1
   nothing_left
   wait_until 60 number_is_free
