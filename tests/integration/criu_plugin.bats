@@ -92,7 +92,7 @@ ask() { timeout 60 stasis-counter --ask "$PORT"; }
 rests() {
   local before
   before=$(target_round)
-  sleep 0.3
+  sleep 3
   [[ $(target_round) == "$before" ]]
 }
 
@@ -357,7 +357,7 @@ script() {
 # bats test_tags=long
 @test "a process that another operation has is left to it" {
   start_target memory --size 8M
-  (STASIS_SIM_FAULTS=checkpoint:delay=8s exec stasis suspend "$TARGET" >/dev/null 2>&1 3>&-) &
+  (STASIS_SIM_FAULTS=checkpoint:delay=16s exec stasis suspend "$TARGET" >/dev/null 2>&1 3>&-) &
   local tool=$!
   at_end_kill "$tool"
   wait_until 60 works_on_it "$tool"
@@ -370,7 +370,7 @@ script() {
 
 @test "whoever comes while criu works is refused, and told what to do" {
   start_tree --size 8M
-  (STASIS_SIM_FAULTS=lock:delay=3s exec "$(real_criu)" dump --leave-running --timeout 120 --tree "$TARGET" --images-dir "$image" \
+  (STASIS_SIM_FAULTS=lock:delay=6s exec "$(real_criu)" dump --leave-running --timeout 120 --tree "$TARGET" --images-dir "$image" \
     --log-file dump.log --libdir "$plugin" >/dev/null 2>&1 3>&-) &
   local tool=$!
   at_end_kill "$tool"
@@ -531,7 +531,7 @@ time.sleep(120)' "$TARGET" >"$BATS_TEST_TMPDIR/tracer" 2>&1 3>&- &
 
 @test "stuck: the checkpoint hangs" {
   start_tree --size 8M
-  STASIS_DRIVER_TIMEOUT=2000 STASIS_SIM_FAULTS="checkpoint:hang pid=${CHILDREN[1]}" criu_fails dump --tree "$TARGET"
+  STASIS_DRIVER_TIMEOUT=5000 STASIS_SIM_FAULTS="checkpoint:hang pid=${CHILDREN[1]}" criu_fails dump --tree "$TARGET"
   logged dump "[no-answer]"
   # Nobody can take back what hangs while criu lives; the other one is back.
   in_state running "${CHILDREN[0]}"
@@ -542,7 +542,7 @@ time.sleep(120)' "$TARGET" >"$BATS_TEST_TMPDIR/tracer" 2>&1 3>&- &
 @test "stuck: the post-dump script fails, and the way back hangs" {
   start_target memory --size 8M
   script post-dump "exit 3"
-  STASIS_DRIVER_TIMEOUT=2000 STASIS_SIM_FAULTS=restore:hang \
+  STASIS_DRIVER_TIMEOUT=5000 STASIS_SIM_FAULTS=restore:hang \
     criu_fails dump --tree "$TARGET" --action-script "$BATS_TEST_TMPDIR/script"
   done_by recover --all
   unharmed
@@ -551,7 +551,7 @@ time.sleep(120)' "$TARGET" >"$BATS_TEST_TMPDIR/tracer" 2>&1 3>&- &
 @test "stuck: the restore hangs" {
   start_tree --size 8M
   dump_target
-  STASIS_DRIVER_TIMEOUT=2000 STASIS_SIM_FAULTS="restore:hang pid=${CHILDREN[1]}" criu_fails restore --restore-detached
+  STASIS_DRIVER_TIMEOUT=5000 STASIS_SIM_FAULTS="restore:hang pid=${CHILDREN[1]}" criu_fails restore --restore-detached
   logged restore "has not answered"
   local pid
   for pid in "$TARGET" "${CHILDREN[@]}"; do wait_until 60 number_is_free "$pid"; done
