@@ -263,7 +263,7 @@ two_stay() { (($(ls "$images" | grep -cE '^[0-9]+$') == 2)); }
 }
 
 @test "with --once a job that has ended with 0 is not run again under the same word" {
-  local run=(timeout 20 stasis run --images-dir "$images")
+  local run=(timeout 60 stasis run --images-dir "$images")
   local say=(sh -c 'echo ran; exit $(cat '"$BATS_TEST_TMPDIR/status"')')
   # runs_to WORD STATUS OUTPUT
   runs_to() {
@@ -405,7 +405,7 @@ END
 @test "a notice that comes twice cuts no save off, and a kill ends all without it" {
   start_run
   job_is_up
-  held_save TERM 2s
+  held_save TERM 4s
   kill -TERM "$RUN"
   wait_until 60 grep -qE "TERM once more: the save has 1[0-2][0-9] s left" "$RUN_LOG"
   ends_with 75
@@ -564,7 +564,7 @@ suspends() {
 @test "a signal that comes while it is saved is the job's, and not the image's" {
   start_run
   job_is_up
-  held_save USR1 2s
+  held_save USR1 4s
   kill -INT "$RUN" # passed on, and the program has no handler
   ends_with 130
   grep -q "saved to $images/000001 " "$RUN_LOG"
@@ -611,7 +611,7 @@ worker_of_run() {
     [[ $last == TERM ]] || told "goes on from $images/000001 "
     job_is_up
     [[ $last == USR1 ]] || saves 000001
-    held_save "$last" 2s
+    held_save "$last" 4s
     worker=$(worker_of_run)
     kill -STOP "$worker"
     [[ $last == TERM ]] || kill -TERM "$RUN"
@@ -694,7 +694,7 @@ in_the_middle() { compgen -G "/proc/$(children_of "$RUN")/root$STASIS_STATE_DIR/
   mkdir "$images"
   echo "{\"host\": \"$(uname -n)\", \"pid\": 1, \"init\": $!, \"init_start\": $(start_of $!)}" >"$images/lock"
   start_run --exit-code 99
-  wait_until 20 holds_term
+  wait_until 60 holds_term
   kill -TERM "$RUN"
   ends_with 99
   grep -q "SIGTERM: the job has not been started, and has lost nothing" "$RUN_LOG"
@@ -733,11 +733,11 @@ is_restored() {
   export STASIS_SIM_FAULTS="restore:delay=20s"
   preempted_late "the restore does not stop, and is ended; the image stays" --grace 300ms
   # It is too late to stop it, and it cannot be saved again.
-  export STASIS_SIM_FAULTS="restore:delay=1s; checkpoint:error=999"
+  export STASIS_SIM_FAULTS="restore:delay=3s; checkpoint:error=999"
   preempted_late "the job is not saved: .*; it is ended, and has lost what it did since SIGTERM"
   assert_equal "$(ls "$images" | grep -v log)" $'000001\nlock'
   # It can be, and does nothing twice.
-  export STASIS_SIM_FAULTS="restore:delay=1s"
+  export STASIS_SIM_FAULTS="restore:delay=3s"
   preempted_late "saved to $images/000002 "
   unset STASIS_SIM_FAULTS
   start_run
@@ -755,9 +755,9 @@ is_restored() {
   RUN=$! RUN_LOG=$BATS_TEST_TMPDIR/err
   at_end_kill "$RUN"
   # More than one pipe holds, less than the two.
-  wait_until 20 test -e "$BATS_TEST_TMPDIR/written"
+  wait_until 60 test -e "$BATS_TEST_TMPDIR/written"
   kill -KILL "$(children_of "$RUN")"
-  wait_until 20 eval '! pgrep -P "$RUN" >/dev/null'
+  wait_until 60 eval '! pgrep -P "$RUN" >/dev/null'
   exec 8<"$BATS_TEST_TMPDIR/slow" 7>&-
   cat <&8 >"$BATS_TEST_TMPDIR/out"
   ends_with 3
