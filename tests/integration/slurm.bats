@@ -194,7 +194,8 @@ all_gpus_used() {
   submit --output=/dev/null --partition=high --nodes=2 --gres=gpu:2 --wrap "sleep 300"
   wait_until 120 job_is RUNNING
   assert_equal "$(ls "$images" | wc -l)" 4 "directories of images"
-  assert_equal "$(squeue -h -r -j "$array" -o %T | sort | uniq -c | xargs)" "4 PENDING"
+  all_pending() { [[ $(squeue -h -r -j "$array" -o %T | sort | uniq -c | xargs) == "4 PENDING" ]]; }
+  wait_until 120 all_pending
   assert_equal "$(gpu_memory_of n1) $(gpu_memory_of n2)" "0 0"
   scancel "$JOB"
   wait_until 120 all_gpus_used
@@ -229,14 +230,14 @@ END
   chmod 755 "$BATS_TEST_TMPDIR/ranks"
   train=$BATS_TEST_TMPDIR/ranks srun=--label
   submit_training --ntasks=2 --nodes=2 --stasis-images="$images/%j/%t"
-  wait_until 60 eval 'grep -qs "^0: count 5" "$log" && grep -qs "^1: over" "$log"'
-  wait_until 60 test -e "$images/$JOB/1/done-$JOB.0"
+  wait_until 120 eval 'grep -qs "^0: count 5" "$log" && grep -qs "^1: over" "$log"'
+  wait_until 120 test -e "$images/$JOB/1/done-$JOB.0"
   scontrol requeue "$JOB"
-  wait_until 60 runs_again 1
-  wait_until 60 grep -qs "^0: .*goes on from $images/$JOB/0/000001" "$log"
-  wait_until 60 grep -qs "^1: .*the job has ended with 0 before .*, and is not run again" "$log"
+  wait_until 120 runs_again 1
+  wait_until 120 grep -qs "^0: .*goes on from $images/$JOB/0/000001" "$log"
+  wait_until 120 grep -qs "^1: .*the job has ended with 0 before .*, and is not run again" "$log"
   touch "$BATS_TEST_TMPDIR/status/stop"
-  wait_until 60 job_is COMPLETED
+  wait_until 120 job_is COMPLETED
   for rank in 0 1; do
     grep "^$rank: " "$log" >"$log-$rank"
     counted_once "$(counts "$log-$rank" | tail -n 1)" "$log-$rank"
@@ -269,10 +270,12 @@ END
   local lost last image
   lost=$(node_of)
   wait_until 120 has_counted $(($(counts "$log" | tail -n 1) + 5))
+  slurmd_timeout 10
   kill_node "$lost"
   last=$(counts "$log" | tail -n 1)
   image=$(sed -n "s#.*saved to $images/$JOB/\([0-9]*\) .*#\1#p" "$log" | tail -n 1)
   wait_until 120 runs_again 1
+  slurmd_timeout 60
   [[ $(node_of) != "$lost" ]]
   wait_until 120 has_counted $((last + 5))
   touch "$BATS_TEST_TMPDIR/status/stop"

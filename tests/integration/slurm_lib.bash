@@ -55,8 +55,8 @@ GresTypes=gpu
 SchedulerParameters=sched_interval=1,bf_interval=1
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-MessageTimeout=10
-SlurmdTimeout=10
+MessageTimeout=60
+SlurmdTimeout=60
 ReturnToService=2
 KillWait=60
 $(for node in "$@"; do
@@ -111,6 +111,11 @@ in_background() {
 start_node() {
   in_background exec unshare --pid --fork --mount-proc --kill-child bash -c 'slurmd -D -N "$1"; exit $?' bash "$1"
   echo "$BACKGROUND" >"$SLURM_DIR/$1.process"
+}
+# slurmd_timeout SECONDS: after so long without an answer a node counts as lost.
+slurmd_timeout() {
+  sed -i "s/^SlurmdTimeout=.*/SlurmdTimeout=$1/" "$SLURM_CONF"
+  scontrol reconfigure
 }
 # As if it had lost its power: the daemon, its steps, and all that they have started, at once.
 kill_node() { kill -KILL "$(cat "$SLURM_DIR/$1.process")"; }
