@@ -88,14 +88,6 @@ start_counter() {
 }
 ask() { timeout 60 stasis-counter --ask "$PORT"; }
 
-# No round has ended for a while: all have come to where they wait.
-rests() {
-  local before
-  before=$(target_round)
-  sleep 3
-  [[ $(target_round) == "$before" ]]
-}
-
 # script ACTION COMMAND: a script for CRIU's --action-script.
 script() {
   printf '#!/bin/bash\nif [ "$CRTOOLS_SCRIPT_ACTION" = %s ]; then %s; fi\n' "$1" "$2" \
@@ -618,7 +610,8 @@ close_folders() {
   at_end_kill "${CHILDREN[@]}"
   # What one after the other comes to.
   cuda-checkpoint --action lock --pid "${CHILDREN[0]}"
-  wait_until 60 rests
+  # All have come to where they wait.
+  wait_until 60 no_round_for 3
   fails cuda-checkpoint --action lock --timeout 500 --pid "${CHILDREN[1]}"
   cuda-checkpoint --action unlock --pid "${CHILDREN[0]}"
   target_goes_on

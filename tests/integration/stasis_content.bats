@@ -27,13 +27,6 @@ need_fault_points() {
   [[ $(stasis list-fault-points) == *'"built_in": true'* ]] || skip "this build has no fault points"
 }
 
-stands_still() {
-  local before
-  before=$(target_round)
-  sleep 0.3
-  assert_equal "$(target_round)" "$before" "rounds"
-}
-
 partial_images() { compgen -G "$image.partial-*" || true; }
 
 @test "the content goes into the image past the process, which stays small" {

@@ -16,18 +16,6 @@ start_agent() { LD_PRELOAD=$agent start_target "$@"; }
 # went WORD: which path the verb before took; it was asked for --json.
 went() { assert_equal "$(json 'd["path"]')" "$1" "path (${out})"; }
 
-# no_round_for SECONDS [FILE]: of TARGET, or of who keeps its rounds in that file.
-no_round_for() {
-  local before
-  before=$(target_round "${2:-$TARGET_STATUS}")
-  sleep "$1"
-  [[ $(target_round "${2:-$TARGET_STATUS}") == "$before" ]]
-}
-# A round that was over when it was stopped may be told late.
-stands_still() {
-  no_round_for 0.3 || wait_until 30 no_round_for 1 || { echo "it runs: round $(target_round)" >&2; return 1; }
-}
-
 # cycles COUNT PATH: suspends and resumes TARGET that often, by that path.
 cycles() {
   local i

@@ -147,6 +147,18 @@ no_image() {
   [[ ! -e $image ]] || { echo "there is an image" >&2; ls -la "$image" >&2; return 1; }
 }
 
+# no_round_for SECONDS [FILE]: of TARGET, or of who keeps its rounds in that file.
+no_round_for() {
+  local before
+  before=$(target_round "${2:-$TARGET_STATUS}")
+  sleep "$1"
+  [[ $(target_round "${2:-$TARGET_STATUS}") == "$before" ]]
+}
+# A round that was over when it was stopped may be told late.
+stands_still() {
+  no_round_for 0.3 || wait_until 30 no_round_for 1 || { echo "it runs: round $(target_round)" >&2; return 1; }
+}
+
 # There, and not just waiting to be collected.
 lives() { grep -qE "^State:[[:space:]]+[^ZX[:space:]]" "/proc/${1:-$TARGET}/status" 2>/dev/null; }
 # Reaped too: an image can be restored only when its numbers are free.
