@@ -89,7 +89,7 @@ print(f"{a}={b},{b}={a}")'
   export STASIS_SIM_GPUS=1x2G
   start_agent memory --size 256M
   dump_it
-  restore_slowly "restore:delay=5s" "$image"
+  restore_slowly "restore:delay=10s" "$image"
   wait_until 60 all_came_ahead
   # All but what came ahead and less than half of what is needed.
   start_hog $((2048 - 256 - 100))M
@@ -129,7 +129,7 @@ all_came_ahead() { (($(gpu_used) >= 256 << 20)); }
   dump_it
   local signal
   for signal in TERM KILL; do
-    restore_slowly "restore:delay=3s" "$image"
+    restore_slowly "restore:delay=6s" "$image"
     wait_until 60 some_is_used
     kill -"$signal" "$RESTORE"
     wait "$RESTORE" || true
@@ -153,13 +153,13 @@ some_is_used() { (($(gpu_used) > 0)); }
 @test "what has stayed on the GPU makes room where a dump that failed is undone" {
   export STASIS_SIM_GPUS=1x2G
   start_agent memory --size 256M
-  STASIS_FAULT=criu.post-dump:error STASIS_SIM_FAULTS="restore:delay=5s" \
+  STASIS_FAULT=criu.post-dump:error STASIS_SIM_FAULTS="restore:delay=10s" \
     stasis dump "$TARGET" --images-dir "$image" --leave-running >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
   local dump=$!
   at_end_kill "$dump"
   # The driver restores the process, and the agent has its memory to ask for yet.
   wait_until 60 works_on_it "$dump"
-  wait_until 20 all_came_ahead
+  wait_until 60 all_came_ahead
   start_hog $((2048 - 256 - 100))M
   if wait "$dump"; then return 1; fi
   grep -q "rolled back: every process is as it was" "$BATS_TEST_TMPDIR/out" || { cat "$BATS_TEST_TMPDIR/out" >&2; return 1; }
@@ -231,7 +231,7 @@ uses_mib() { (($(gpu_used) >= $1 << 20)); }
   image=$image.2
   start_agent memory --size 128M
   dump_it
-  restore_slowly "restore:delay=4s" "$first"
+  restore_slowly "restore:delay=8s" "$first"
   local a=$RESTORE
   wait_until 60 uses_mib 128
   trace=$trace.2 restore_slowly "restore:delay=1s" "$image"
@@ -271,7 +271,7 @@ fails_and_both_go_on() {
   start_pair
   local number dump
   number=$(cat "$pair.number")
-  STASIS_SIM_FAULTS="checkpoint:delay=6s pid=$number; checkpoint:error=2 pid=$number" \
+  STASIS_SIM_FAULTS="checkpoint:delay=12s pid=$number; checkpoint:error=2 pid=$number" \
     stasis dump "$TARGET" --images-dir "$image" --leave-running >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
   dump=$!
   at_end_kill "$dump"
@@ -286,7 +286,7 @@ fails_and_both_go_on() {
   export STASIS_SIM_GPUS=1x2G
   start_pair
   # CRIU is stopped when it has started, and waits while the driver takes its time.
-  STASIS_CRIU=$(criu_by_number) STASIS_SIM_FAULTS="checkpoint:delay=4s" \
+  STASIS_CRIU=$(criu_by_number) STASIS_SIM_FAULTS="checkpoint:delay=8s" \
     stasis dump "$TARGET" --images-dir "$image" --leave-running >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
   local dump=$!
   at_end_kill "$dump"
