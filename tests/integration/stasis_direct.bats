@@ -1049,7 +1049,8 @@ path_in_ps() {
   STASIS_FAULT=checkpoint.after:kill STASIS_SIM_FAULTS="transfer:delay=1s" capture stasis suspend "$TARGET"
   done_by suspend "$TARGET"
   assert_contains "$err" "half-way"
-  gpu_is_free
+  # When the mover of the killed one has ended what it was at.
+  wait_until 60 gpu_is_free
   done_by resume "$TARGET"
   target_goes_on
   # Nobody knows that it was to run.
