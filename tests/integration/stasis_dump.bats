@@ -281,7 +281,7 @@ phases() { python3 -c 'import json, sys; print(*(p["name"] for p in json.load(sy
   local script=$BATS_TEST_TMPDIR/job
   cat >"$script" <<END
 stasis-workload idle --status $BATS_TEST_TMPDIR/job.status &
-until test -s $BATS_TEST_TMPDIR/job.status; do sleep 0.1; done
+until grep -qs '^round 0*[1-9]' $BATS_TEST_TMPDIR/job.status; do sleep 0.1; done
 unset LD_LIBRARY_PATH
 timeout 60 stasis dump \$\$ --images-dir $image
 echo "status \$?"

@@ -117,7 +117,7 @@ stands_in_ps() { stasis ps 2>/dev/null | grep -qF "$1"; }
   (exec_on_gpu setsid "$evil" idle --status "$BATS_TEST_TMPDIR/evil") </dev/null >/dev/null 2>&1 3>&- &
   local evil_pid=$!
   echo "$evil_pid" >>"$targets"
-  wait_until 60 test -s "$BATS_TEST_TMPDIR/evil"
+  TARGET_STATUS=$BATS_TEST_TMPDIR/evil wait_until 60 target_is_up # which uses CUDA by then
   done_by ps
   [[ $out != *$'\e'* ]]
   done_by ps --json
@@ -213,7 +213,7 @@ stands_in_ps() { stasis ps 2>/dev/null | grep -qF "$1"; }
   local script=$BATS_TEST_TMPDIR/job status=$BATS_TEST_TMPDIR/job.status
   cat >"$script" <<END
 stasis run -- stasis-workload memory --size 8M --status $status &
-until test -s $status; do sleep 0.1; done
+until grep -qs '^round 0*[1-9]' $status; do sleep 0.1; done
 unset LD_LIBRARY_PATH
 for verb in suspend resume; do timeout 60 stasis \$verb \$\$; done
 kill %1
