@@ -36,8 +36,7 @@ std::string_view announcement(std::string_view line) {
   for (const std::string_view words :
        {"error while loading shared libraries: ", "cannot allocate TLS data structures"}) {
     const std::size_t loading = line.find(words);
-    if (loading != std::string_view::npos && loading <= CriuLog::kMaxLine)
-      return line.substr(loading);
+    if (loading <= CriuLog::kMaxLine) return line.substr(loading);  // not npos either
   }
   const std::size_t capability = line.find("Effective capability ");
   if (capability > 64) return {};  // npos as well

@@ -416,7 +416,7 @@ static void test_images(void) {
   char *report = NULL;
   GOOD(stasis_dump(session, pid, &dump, NULL, &report));
   const char *taken = report == NULL ? NULL : strstr(report, "\"taken_bytes\": ");
-  CHECK(taken != NULL && atoll(taken + strlen("\"taken_bytes\": ")) >= 32 << 20);
+  CHECK(taken != NULL && strtoll(taken + strlen("\"taken_bytes\": "), NULL, 10) >= 32 << 20);
   stasis_free(report);
   CHECK(waitpid(pid, NULL, 0) == pid);
 
