@@ -99,6 +99,8 @@ std::optional<JournalRecord> from_text(const std::string& text) {
   }
 }
 
+constexpr const char* kWaitForIt = "wait for it to end, or interrupt it";
+
 constexpr int kLockTries = 50;
 constexpr std::chrono::milliseconds kLockPause{4};
 
@@ -170,15 +172,6 @@ Result<UniqueFd> lock_directory(const std::string& directory) {
   return fd;
 }
 
-Error busy(const JournalRecord& holder, Pid pid) {
-  return {ErrorCode::kBusy,
-          fmt::format("`{}` (process {}) is working on process {}", worker_name(holder),
-                      holder.owner.value, pid.value),
-          busy_remedy(holder),
-          {},
-          {}};
-}
-
 // kBusy if an operation under way on another root has one of `targets`.
 Result<void> check_overlap(Pid root, const std::vector<JournalTarget>& targets) {
   auto entries = read_journal();
@@ -200,14 +193,9 @@ Result<UniqueFd> take(const std::string& path, Pid root) {
   auto lock = try_lock(path + ".lock");
   if (!lock) return fail(std::move(lock.error()));
   if (*lock) return std::move(**lock);
-  std::string holder = "another operation";
-  std::string remedy = busy_remedy({});
-  if (auto other = read_record(path)) {
-    remedy = busy_remedy(*other);
-    holder = fmt::format("`{}` (process {})", worker_name(*other), other->owner.value);
-  }
-  return fail(ErrorCode::kBusy, fmt::format("{} is working on process {}", holder, root.value),
-              remedy);
+  if (auto other = read_record(path)) return fail(busy(*other, root));
+  return fail(ErrorCode::kBusy,
+              fmt::format("another operation is working on process {}", root.value), kWaitForIt);
 }
 
 // Over the record that is there, where the disk has no room for another one beside it: recovery
@@ -273,12 +261,18 @@ std::string worker_name(const JournalRecord& record) {
   return record.recovered ? "stasis recover" : operation_name(record.operation);
 }
 
-std::string busy_remedy(const JournalRecord& record) {
-  if (record.recovered || !record.operation.starts_with("criu "))
-    return "wait for it to end, or interrupt it";
-  return fmt::format(
-      "wait for it to end; if you have to end it, run `stasis recover {}` after that",
-      record.root.value);
+Error busy(const JournalRecord& record, Pid pid) {
+  // A criu that is interrupted rolls nothing back.
+  const bool is_criu = !record.recovered && record.operation.starts_with("criu ");
+  return {ErrorCode::kBusy,
+          fmt::format("`{}` (process {}) is working on process {}", worker_name(record),
+                      record.owner.value, pid.value),
+          is_criu ? fmt::format("wait for it to end; if you have to end it, run `stasis recover "
+                                "{}` after that",
+                                record.root.value)
+                  : kWaitForIt,
+          {},
+          {}};
 }
 
 std::vector<JournalTarget> journal_targets(const std::vector<GroupMember>& members) {

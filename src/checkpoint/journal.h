@@ -52,8 +52,8 @@ struct JournalRecord {
 std::string operation_name(const std::string& operation);
 // The one at work on it: "stasis dump", or "stasis recover".
 std::string worker_name(const JournalRecord& record);
-// What is to be done while it is. A criu that is interrupted rolls nothing back.
-std::string busy_remedy(const JournalRecord& record);
+// kBusy: that one is working on `pid`, and what is to be done.
+Error busy(const JournalRecord& record, Pid pid);
 
 struct GroupMember;
 // The targets of a group: its CUDA processes with the state to bring them back to.

@@ -292,12 +292,7 @@ Result<RecoverReport> recover(const Environment& env, Pid root) {
   out.root = root;
   for (const JournalEntry& entry : *entries) {
     if (entry.record.root != root) continue;
-    if (entry.under_way) {
-      return fail(ErrorCode::kBusy,
-                  fmt::format("`{}` (process {}) is working on process {}",
-                              worker_name(entry.record), entry.record.owner.value, root.value),
-                  busy_remedy(entry.record));
-    }
+    if (entry.under_way) return fail(busy(entry.record, root));
     // What was cut short comes first: it knows processes that are not in the tree any more, and
     // that CRIU may still hold one.
     if (auto report = recover_record(env, entry)) out = std::move(*report);
