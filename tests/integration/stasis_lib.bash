@@ -205,3 +205,15 @@ start_hog() {
   echo "$HOG" >>"$targets"
   wait_until 60 grep -q listening "$log"
 }
+
+# let_go_without_room WHEN: TARGET, which has 64 MiB and is suspended, is let go by the driver while its GPU of 256 MiB is
+# full; cuda-checkpoint says until when it stands still.
+let_go_without_room() {
+  start_hog 220M
+  cuda-checkpoint --action restore --pid "$TARGET"
+  capture cuda-checkpoint --action unlock --pid "$TARGET"
+  assert_equal "$status" 1
+  assert_contains "$err" "running now; it stands still until $1"
+  in_state running
+  stands_still
+}
