@@ -130,9 +130,8 @@ void set_checks(data& page, const ImageReport& image, bool verified) {
                    "with --verify they are.";
   if (is_for_a_job(image.manifest)) {
     more +=
-        " It has what was in the /dev/shm of a job: stasis run --images-dir goes on from it, "
-        "stasis "
-        "restore does not.";
+        " It has what was in the /dev/shm of a job: stasis run --images-dir goes on from it, and "
+        "stasis restore does not.";
   }
   page.set("verdict_more", more);
 }
