@@ -20,6 +20,9 @@ status_of_signal() { echo $((128 + $(kill -l "$1"))); }
 interrupt_at() {
   local seconds=$1 signal=$2
   shift 2
+  # Here: the signal may come before the command has made them, and must find none of the last time.
+  : >"$BATS_TEST_TMPDIR/out"
+  : >"$BATS_TEST_TMPDIR/err"
   STASIS_SIM_FAULTS=$slow_steps with_signals stasis "$@" \
     >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" 3>&- &
   local tool=$!
