@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -14,6 +15,7 @@
 #include <filesystem>
 #include <iterator>
 #include <new>
+#include <optional>
 #include <system_error>
 
 #include <fmt/format.h>
@@ -87,14 +89,50 @@ DirectoryStream list_open(const std::string& path) {
 Result<UniqueFd> open_file(int directory, const std::string& path, int flags, unsigned mode) {
   int fd = -1;
   do {
-    fd = ::openat(directory, path.c_str(), flags | O_CLOEXEC, mode);
+    fd = ::openat(directory, path.c_str(), flags | O_CLOEXEC | O_NOCTTY, mode);
   } while (fd < 0 && errno == EINTR);
   if (fd < 0) return fail(errno_error("cannot open " + path, errno));
   return UniqueFd(fd);
 }
 
+bool is_regular_file(const struct stat& info) { return S_ISREG(info.st_mode); }
+
+bool is_memory_file(const struct stat& info) {
+  // The kernel keeps all of them on one file system of its own, which cannot be mounted anywhere.
+  static const std::optional<dev_t> theirs = [] {
+    const UniqueFd one(::memfd_create("stasis", MFD_CLOEXEC));
+    struct stat own {};
+    return ::fstat(one.get(), &own) == 0 ? std::optional(own.st_dev) : std::nullopt;
+  }();
+  return is_regular_file(info) && theirs == info.st_dev;
+}
+
+Result<UniqueFd> open_checked(int directory, const std::string& path, int access,
+                              const FileCheck& accept) {
+  auto place = open_file(directory, path, O_PATH | (access & O_NOFOLLOW));
+  if (!place) return place;
+  struct stat info {};
+  if (::fstat(place->get(), &info) != 0) return fail(errno_error("cannot look at " + path, errno));
+  // An O_PATH descriptor of a link that is not followed is one of the link itself.
+  if (S_ISLNK(info.st_mode)) return fail(errno_error("cannot open " + path, ELOOP));
+  if (!accept(info)) {
+    return fail(ErrorCode::kNotSupported,
+                fmt::format("{} is not the kind of file that belongs there (mode {:o}), and has "
+                            "not been opened",
+                            path, info.st_mode));
+  }
+  constexpr int kHarmless = O_NONBLOCK | O_NOCTTY | O_CLOEXEC;
+  const std::string same = fmt::format("/proc/self/fd/{}", place->get());
+  UniqueFd file;
+  do {
+    file = UniqueFd(::open(same.c_str(), (access & ~O_NOFOLLOW) | kHarmless));
+  } while (!file.valid() && errno == EINTR);
+  if (!file.valid()) return fail(errno_error("cannot open " + path, errno));
+  return file;
+}
+
 Result<std::string> read_file(int directory, const std::string& path, std::size_t limit) {
-  auto fd = open_file(directory, path, O_RDONLY);
+  auto fd = open_checked(directory, path, O_RDONLY, &is_regular_file);
   if (!fd) return fail(std::move(fd.error()));
   return read_file(*fd, path, limit);
 }

@@ -4,9 +4,11 @@
 #pragma once
 
 #include <dirent.h>
+#include <sys/stat.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -51,8 +53,19 @@ class UniqueFd {
 // system's text: "cannot open X: text".
 Error errno_error(const std::string& what, int error_number);
 
-// open(2) with O_CLOEXEC. `directory` is AT_FDCWD or a directory's descriptor.
+// open(2) with O_CLOEXEC and O_NOCTTY. `directory` is AT_FDCWD or a directory's descriptor.
 Result<UniqueFd> open_file(int directory, const std::string& path, int flags, unsigned mode = 0);
+
+// For a name that another user may have made, of another process or in an image. To open a FIFO or
+// a device waits, or does something, so the file is looked at first (O_PATH): kNotSupported for one
+// that `accept` refuses, which has not been opened then. `access` is O_RDONLY or O_RDWR, with
+// O_NOFOLLOW.
+using FileCheck = std::function<bool(const struct stat&)>;
+Result<UniqueFd> open_checked(int directory, const std::string& path, int access,
+                              const FileCheck& accept);
+bool is_regular_file(const struct stat& info);
+// Of memfd_create(2), or memory that is shared without a name. Asks for the device of these.
+bool is_memory_file(const struct stat& info);
 
 // For what the C library or the kernel refuses with ENOMEM: gives up what is set aside for that day
 // (std::get_new_handler()), of which only operator new knows. True: worth trying again.
@@ -63,7 +76,8 @@ bool give_up_reserve();
 using DirectoryStream = std::unique_ptr<DIR, int (*)(DIR*)>;
 DirectoryStream list_open(const std::string& path);
 
-// Reads a whole small file (proc files, manifests). kImageCorrupt never; kIo beyond `limit` bytes.
+// Reads a whole small regular file (proc files, manifests), and opens nothing else: open_checked().
+// kImageCorrupt never; kIo beyond `limit` bytes.
 Result<std::string> read_file(int directory, const std::string& path, std::size_t limit = 64 << 20);
 // The same of one that is open, from where it stands; `path` is for messages.
 Result<std::string> read_file(const UniqueFd& file, const std::string& path, std::size_t limit);

@@ -1,6 +1,8 @@
 #include "base/fd.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -9,6 +11,9 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -221,6 +226,32 @@ TEST(Pidfd, RefusesNumbersThatNobodyHas) {
     ASSERT_FALSE(none);
     EXPECT_EQ(none.error().code, ErrorCode::kUsage);
   }
+}
+
+TEST(OpenChecked, OpensNothingOfAnotherKind) {
+  const std::string directory = ::testing::TempDir() + "open_checked_" + std::to_string(::getpid());
+  std::filesystem::create_directories(directory);
+  const std::string fifo = directory + "/fifo";
+  const std::string file = directory + "/file";
+  const std::string link = directory + "/link";
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  std::ofstream(file) << "text";
+  ASSERT_EQ(::symlink("file", link.c_str()), 0);
+  // To open a FIFO for reading waits for who writes.
+  for (const std::string& other : {fifo, std::string("/dev/null"), directory}) {
+    const auto opened = open_checked(AT_FDCWD, other, O_RDONLY, &is_regular_file);
+    ASSERT_FALSE(opened) << other;
+    EXPECT_EQ(opened.error().code, ErrorCode::kNotSupported) << other;
+    EXPECT_FALSE(read_file(AT_FDCWD, other)) << other;
+  }
+  EXPECT_FALSE(open_checked(AT_FDCWD, link, O_RDONLY | O_NOFOLLOW, &is_regular_file));
+  EXPECT_FALSE(open_checked(AT_FDCWD, file, O_RDONLY, &is_memory_file));
+  EXPECT_EQ(read_file(AT_FDCWD, link).value_or(""), "text");
+  EXPECT_EQ(read_file(AT_FDCWD, file).value_or(""), "text");
+  const UniqueFd memory(::memfd_create("any", MFD_CLOEXEC));
+  EXPECT_TRUE(open_checked(AT_FDCWD, "/proc/self/fd/" + std::to_string(memory.get()), O_RDWR,
+                           &is_memory_file));
+  std::filesystem::remove_all(directory);
 }
 
 }  // namespace
