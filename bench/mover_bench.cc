@@ -211,7 +211,10 @@ struct Nowhere final : Content {
 class Bench {
  public:
   Bench(Settings settings, const Channel& owner, Pid pid)
-      : settings_(std::move(settings)), owner_(&owner), pid_(pid), pidfd_(need(Pidfd::open(pid))) {}
+      : settings_(std::move(settings)),
+        owner_(&owner),
+        pid_(pid),
+        space_(std::make_shared<const proc::AddressSpace>(need(proc::AddressSpace::open(pid)))) {}
 
   json measure(const Combination& c) {
     (void)ask('f');
@@ -239,7 +242,7 @@ class Bench {
     Nowhere nowhere;
     row["ceiling_out"] = rate(need(mover.copy_out(exported(), nowhere, never_, deadline())));
     for (int round = 0; round < settings_.rounds; ++round) {
-      RemoteMemory memory(pid_, pidfd_, ask('h'), settings_.total());
+      RemoteMemory memory(space_, ask('h'), settings_.total());
       const auto faulting = Clock::now();
       need(memory.fault_in(c.threads, never_));
       const double faulted = rate(settings_.total(), since(faulting));
@@ -289,7 +292,7 @@ class Bench {
   Settings settings_;
   const Channel* owner_;
   Pid pid_;
-  Pidfd pidfd_;
+  std::shared_ptr<const proc::AddressSpace> space_;
   Interrupt never_;
 };
 

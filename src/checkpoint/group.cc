@@ -453,11 +453,12 @@ Result<void> Group::checkpoint(Progress& progress, const Interrupt& interrupt) {
         parks_ ? process.keep_still(agents_at_work_.contains(process.pid())) : Result<void>();
     if (!still) return still;
     if (!parks_ || !drops_zeros_) return process.checkpoint();
+    const auto space = proc::AddressSpace::open(process.pid());
     const auto before = procfs_.mappings(process.pid());
     auto saved = process.checkpoint();
-    if (!saved || !before) return saved;
+    if (!saved || !space || !before) return saved;
     Span span(TraceKind::kDriver, "drop zeros", process.pid());
-    const std::uint64_t bytes = drop_zero_pages(process.pid(), *before, threads);
+    const std::uint64_t bytes = drop_zero_pages(*space, *before, threads);
     span.set_bytes(bytes);
     zeros += bytes;
     return {};

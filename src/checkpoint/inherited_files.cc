@@ -99,10 +99,10 @@ Error refused(Pid pid, std::string_view what, std::int64_t result) {
       {}};
 }
 
-Result<void> replace(const InheritedFiles& files, const StoppedThreads& stopped,
-                     const StepPlaces& places) {
+Result<void> replace(const proc::AddressSpace& space, const InheritedFiles& files,
+                     const StoppedThreads& stopped, const StepPlaces& places) {
   const Pid pid = files.process.pid;
-  return make_system_calls(pid, stopped, places, [&](const SystemCall& call) -> Result<void> {
+  return make_system_calls(space, stopped, places, [&](const SystemCall& call) -> Result<void> {
     const auto make = [&](std::string_view what, std::uint64_t number,
                           const std::array<std::uint64_t, 6>& arguments) -> Result<std::int64_t> {
       auto result = call(number, arguments);
@@ -144,7 +144,8 @@ Result<void> replace(const InheritedFiles& files, const StoppedThreads& stopped,
 }
 
 // What was found may have changed since: only what is still the driver's is replaced.
-Result<void> replace_now(const InheritedFiles& found, const StoppedThreads& stopped) {
+Result<void> replace_now(const proc::AddressSpace& space, const InheritedFiles& found,
+                         const StoppedThreads& stopped) {
   const ProcFs procfs;
   const Pid pid = found.process.pid;
   auto mappings = procfs.mappings(pid);
@@ -155,7 +156,7 @@ Result<void> replace_now(const InheritedFiles& found, const StoppedThreads& stop
   StepPlaces places;
   InheritedFiles now{found.process, {}, {}, found.simulated};
   for (const proc::Mapping& mapping : *mappings) {
-    places.look_at(pid, mapping);
+    places.look_at(space, mapping);
     const bool listed =
         std::any_of(found.mappings.begin(), found.mappings.end(), [&](const auto& m) {
           return m.start == mapping.start && m.end == mapping.end && m.path == mapping.path;
@@ -169,22 +170,24 @@ Result<void> replace_now(const InheritedFiles& found, const StoppedThreads& stop
       now.descriptors.push_back(file.descriptor);
   }
   if (places.begun) {
-    if (auto done = finish_step(pid, stopped, *places.begun); !done) return done;
+    if (auto done = finish_step(space, stopped, *places.begun); !done) return done;
     places.room = places.begun->address;
   }
   if (now.descriptors.empty() && now.mappings.empty()) return {};
-  return replace(now, stopped, places);
+  return replace(space, now, stopped, places);
 }
 
 Result<void> replace_in(const InheritedFiles& files) {
   const Pid pid = files.process.pid;
   auto done = trace_on_own_thread([&]() -> Result<void> {
-    auto stopped = StoppedThreads::stop(pid, [](Tid) { return true; });
+    const auto space = proc::AddressSpace::open(pid);
+    if (!space) return fail(Error(space.error()));
+    auto stopped = StoppedThreads::stop(*space, [](Tid) { return true; });
     if (!stopped) return fail(std::move(stopped.error()));
     const auto now = ProcFs().process(pid);
     if (!now || now->start_ticks != files.process.start_ticks) return {};
     return between(FaultPoint::kReplaceBefore, FaultPoint::kReplaceAfter,
-                   [&] { return replace_now(files, *stopped); });
+                   [&] { return replace_now(*space, files, *stopped); });
   });
   if (done) return done;
   const ErrorCode code = done.error().code;

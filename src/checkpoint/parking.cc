@@ -33,6 +33,7 @@
 namespace stasis {
 namespace {
 
+using proc::AddressSpace;
 using proc::StoppedThreads;
 using Registers = StoppedThreads::Registers;
 
@@ -53,6 +54,10 @@ constexpr std::uint64_t kSlotSize = 256;
 constexpr std::uint64_t kFewestSlots = 60;
 // Of a mapping without a file, such as what a compiler in the program has made.
 constexpr std::uint64_t kLargestSearched = 4 << 20;
+// Of all of them together: reading 256 Ki pages takes 0.2 s. And of lots: a process has one, or a
+// few if it has had very many threads; a target can make as many as it likes.
+constexpr std::uint64_t kMostPages = 256 << 10;
+constexpr std::size_t kMostLots = 64;
 
 // A slot holds a SavedThread, whose mark is the word that the thread waits on.
 static_assert(sizeof(SavedThread) <= kSlotSize && sizeof(SavedThread) % 8 == 0);
@@ -76,15 +81,27 @@ struct Places {
 };
 
 // What lies at the beginning of a page, if it is a lot.
-std::optional<Lot> lot_at(Pid pid, std::uint64_t address) {
+std::optional<Lot> lot_at(const AddressSpace& space, std::uint64_t address) {
   std::array<std::uint64_t, 3> header{};
-  if (!proc::read_memory(pid, address, header.data(), sizeof header)) return std::nullopt;
+  if (!space.read(address, header.data(), sizeof header)) return std::nullopt;
   if (header[0] != kLotMagic[0] || header[1] != kLotMagic[1]) return std::nullopt;
   return Lot{address, std::min(header[2], kLargestSearched / kSlotSize)};
 }
 
-Result<Places> look_at(Pid pid) {
+Error too_much(Pid pid) {
+  return Error{ErrorCode::kNotSupported,
+               fmt::format("process {} has more code that belongs to no file than is looked "
+                           "through for its threads that stand still ({} pages, {} places)",
+                           pid.value, kMostPages, kMostLots),
+               fmt::format("see what made it: `cat /proc/{}/maps`", pid.value),
+               {},
+               {}};
+}
+
+Result<Places> look_at(const AddressSpace& space) {
+  const Pid pid = space.pid();
   Places places;
+  std::uint64_t pages = 0;
   const proc::ProcFs procfs;
   auto mappings = procfs.mappings(pid);
   if (!mappings) {
@@ -98,21 +115,22 @@ Result<Places> look_at(Pid pid) {
       // The kernel makes one mapping of neighbours that are alike, so ours may begin within one.
       const std::uint64_t end = std::min(mapping.end, start + kLargestSearched);
       for (std::uint64_t at = start; at + 2 * kPage <= end; at += kPage) {
-        if (auto lot = lot_at(pid, at)) places.lots.push_back(*lot);
+        if (++pages > kMostPages || places.lots.size() > kMostLots) return fail(too_much(pid));
+        if (auto lot = lot_at(space, at)) places.lots.push_back(*lot);
       }
       continue;
     }
-    places.step.look_at(pid, mapping);
+    places.step.look_at(space, mapping);
   }
   return places;
 }
 
 // The slot a thread waits in, if its registers say so. The lot is looked for where the thread is.
-std::optional<std::uint64_t> slot_of(Pid pid, std::uint64_t instruction,
+std::optional<std::uint64_t> slot_of(const AddressSpace& space, std::uint64_t instruction,
                                      std::uint64_t first_argument) {
   const std::uint64_t in_page = instruction % kPage;
   if (in_page < kCodeOffset || in_page > kCodeOffset + kParkCodeSize) return std::nullopt;
-  const auto lot = lot_at(pid, instruction - in_page);
+  const auto lot = lot_at(space, instruction - in_page);
   if (!lot || !lot->index_of(first_argument)) return std::nullopt;
   return first_argument;
 }
@@ -141,19 +159,20 @@ Waiting waiting_of(Pid pid, Tid thread) {
   return out;
 }
 
-bool is_parked(Pid pid, const Waiting& waiting) {
-  return !waiting.running && slot_of(pid, waiting.instruction, waiting.first_argument);
+bool is_parked(const AddressSpace& space, const Waiting& waiting) {
+  return !waiting.running && slot_of(space, waiting.instruction, waiting.first_argument);
 }
 
 // Has a thread of the target make the mapping.
-Result<Lot> make_lot(Pid pid, const StoppedThreads& stopped, const Places& places,
+Result<Lot> make_lot(const AddressSpace& space, const StoppedThreads& stopped, const Places& places,
                      std::size_t threads) {
+  const Pid pid = space.pid();
   const std::uint64_t capacity = std::bit_ceil(std::max<std::uint64_t>(threads * 2, kFewestSlots));
   const std::uint64_t size = (kPage + capacity * kSlotSize + kPage - 1) / kPage * kPage;
   const Tid thread = stopped.threads().front();
   std::int64_t made = 0;
   auto called =
-      make_system_calls(pid, stopped, places.step, [&](const SystemCall& call) -> Result<void> {
+      make_system_calls(space, stopped, places.step, [&](const SystemCall& call) -> Result<void> {
         if (auto allowed = fault(FaultPoint::kParkStep); !allowed) return allowed;
         const std::array<std::uint64_t, 6> arguments{0,
                                                      size,
@@ -207,12 +226,12 @@ Result<void> park(const StoppedThreads& stopped, Tid thread, const SavedThread& 
 }
 
 // Sends a stopped thread on if it is parked.
-Result<void> unpark(Pid pid, const StoppedThreads& stopped, Tid thread) {
+Result<void> unpark(const AddressSpace& space, const StoppedThreads& stopped, Tid thread) {
   auto registers = stopped.registers(thread);
   if (!registers) return {};  // killed
-  const auto at = slot_of(pid, registers->rip, registers->rdi);
+  const auto at = slot_of(space, registers->rip, registers->rdi);
   if (!at) return {};
-  auto slot = read_saved(pid, *at);
+  auto slot = read_saved(space, *at);
   if (!slot) return fail(std::move(slot.error()));
   if (auto done = send_on(stopped, thread, *slot); !done) return done;
   const std::array<std::uint64_t, 1> free{0};
@@ -220,47 +239,55 @@ Result<void> unpark(Pid pid, const StoppedThreads& stopped, Tid thread) {
   return fault(FaultPoint::kUnparkThread);
 }
 
-Result<void> finish_step_of(Pid pid, const StepPlaces::Begun& begun) {
-  auto stopped = StoppedThreads::stop(pid, [](Tid) { return true; });
+Result<void> finish_step_of(const AddressSpace& space, const StepPlaces::Begun& begun) {
+  auto stopped = StoppedThreads::stop(space, [](Tid) { return true; });
   if (!stopped) return fail(std::move(stopped.error()));
-  return finish_step(pid, *stopped, begun);
+  return finish_step(space, *stopped, begun);
+}
+
+// The word that a thread waits on, of each slot; of none if it cannot be read.
+std::vector<std::uint64_t> first_words(const AddressSpace& space, const Lot& lot) {
+  std::vector<std::byte> slots(lot.capacity * kSlotSize);
+  if (!space.read(lot.slot(0), slots.data(), slots.size())) return {};
+  std::vector<std::uint64_t> words(lot.capacity);
+  for (std::uint64_t i = 0; i < lot.capacity; ++i)
+    std::memcpy(&words[i], &slots[i * kSlotSize], sizeof words[i]);
+  return words;
 }
 
 // Whether a slot says that a thread waits in it, or is on its way there. One that was killed
 // between the two steps of parking a thread has left one that says so of nobody.
-bool any_slot_in_use(Pid pid, const std::vector<Lot>& lots) {
+bool any_slot_in_use(const AddressSpace& space, const std::vector<Lot>& lots) {
   for (const Lot& lot : lots) {
-    for (std::uint64_t i = 0; i < lot.capacity; ++i) {
-      std::uint64_t word = 0;
-      if (proc::read_memory(pid, lot.slot(i), &word, sizeof word) && word == SavedThread::kMark)
-        return true;
-    }
+    for (const std::uint64_t word : first_words(space, lot))
+      if (word == SavedThread::kMark) return true;
   }
   return false;
 }
 
 // Thread by thread, so that one that cannot be stopped holds up no other.
-Result<void> unpark_all(Pid pid) {
-  auto places = look_at(pid);
+Result<void> unpark_all(const AddressSpace& space) {
+  const Pid pid = space.pid();
+  auto places = look_at(space);
   if (!places) return fail(std::move(places.error()));
   if (places->step.begun) {
-    if (auto done = finish_step_of(pid, *places->step.begun); !done) return done;
+    if (auto done = finish_step_of(space, *places->step.begun); !done) return done;
   }
   Result<void> worst;
   for (const Tid thread : proc::ProcFs().threads(pid)) {
     const Waiting waiting = waiting_of(pid, thread);
-    const bool parked = is_parked(pid, waiting);
+    const bool parked = is_parked(space, waiting);
     // Where there is no lot nobody is on the way into one.
     if (!parked && (!waiting.running || places->lots.empty())) continue;
-    auto stopped = StoppedThreads::stop(pid, thread);
+    auto stopped = StoppedThreads::stop(space, thread);
     auto done =
-        stopped && !stopped->threads().empty() ? unpark(pid, *stopped, thread) : Result<void>();
+        stopped && !stopped->threads().empty() ? unpark(space, *stopped, thread) : Result<void>();
     if (!stopped) done = fail(std::move(stopped.error()));
     if (!done && done.error().code != ErrorCode::kProcessGone) worst = std::move(done);
   }
   // Who could not be stopped was none of ours, if nobody is left. Where the threads are does not
   // tell: one that was parked just now may not have come to wait yet.
-  if (!worst && !any_slot_in_use(pid, places->lots)) return {};
+  if (!worst && !any_slot_in_use(space, places->lots)) return {};
   return worst;
 }
 
@@ -270,15 +297,15 @@ Result<void> unpark_all(Pid pid) {
 // sleeps in it: in front of the lock, or for events.
 class Parker {
  public:
-  Parker(Pid pid, const std::vector<Tid>& spared)
-      : pid_(pid), spared_(spared), code_(pid), start_(Clock::now()) {}
+  Parker(const AddressSpace& space, const std::vector<Tid>& spared)
+      : space_(space), pid_(space.pid()), spared_(spared), code_(space), start_(Clock::now()) {}
 
   Result<void> run() {
-    auto places = look_at(pid_);
+    auto places = look_at(space_);
     if (!places) return fail(std::move(places.error()));
     if (places->step.begun) {
       if (auto done = unpark_threads(pid_); !done) return done;
-      places = look_at(pid_);
+      places = look_at(space_);
       if (!places) return fail(std::move(places.error()));
     }
     places_ = std::move(*places);
@@ -293,7 +320,7 @@ class Parker {
   // it, it is let be there.
   static constexpr int kLibraryTries = 100;
   static constexpr std::chrono::seconds kLimit{10};
-  static constexpr std::chrono::milliseconds kLimitPerThread{20};
+  static constexpr std::chrono::milliseconds kLimitPerThread{20};  // of a thousand at most
 
   // A call that a thread makes again and again: it was seen in it so often, over such a time.
   static constexpr int kRestTries = 10;
@@ -322,7 +349,7 @@ class Parker {
       for (const Tid thread : proc::ProcFs().threads(pid_)) {
         if (std::find(spared_.begin(), spared_.end(), thread) != spared_.end()) continue;
         const Waiting waiting = waiting_of(pid_, thread);
-        if (is_parked(pid_, waiting)) continue;
+        if (is_parked(space_, waiting)) continue;
         auto done = try_to_park(thread, waiting);
         if (!done) return fail(std::move(done.error()));
         if (*done) continue;
@@ -334,7 +361,7 @@ class Parker {
       parked_ = 0;
       // Nobody is left that could hold what they wait for, if they are in the driver at all.
       take_resting_ = left > 0 && left == resting;
-      if (Clock::now() - start_ > kLimit + kLimitPerThread * seen_.size()) {
+      if (Clock::now() - start_ > limit()) {
         return fail(ErrorCode::kBusy,
                     fmt::format("{} thread(s) of process {} are never seen outside of the driver",
                                 left, pid_.value),
@@ -343,6 +370,11 @@ class Parker {
       }
       if (left > 0) std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
+  }
+
+  std::chrono::milliseconds limit() const {
+    const auto threads = static_cast<std::int64_t>(std::min<std::size_t>(seen_.size(), 1000));
+    return kLimit + kLimitPerThread * threads;
   }
 
   // True if the thread is parked, or has ended.
@@ -355,13 +387,13 @@ class Parker {
         code_.site(waiting.instruction, waiting.stack, true) == proc::Site::kDriver) {
       return false;
     }
-    auto stopped = StoppedThreads::stop(pid_, thread);
+    auto stopped = StoppedThreads::stop(space_, thread);
     if (!stopped) return fail(std::move(stopped.error()));
     if (stopped->threads().empty()) return true;
     for (int looks = 0; looks < kLooks; ++looks) {
       auto registers = stopped->registers(thread);
       if (!registers) return true;  // killed
-      if (slot_of(pid_, registers->rip, registers->rdi)) return true;
+      if (slot_of(space_, registers->rip, registers->rdi)) return true;
       const bool in_call = proc::is_in_system_call(*registers);
       const proc::Site site = code_.site(registers->rip, registers->rsp, in_call);
       const bool same_wait =
@@ -421,19 +453,20 @@ class Parker {
 
   Result<std::pair<Lot, std::uint64_t>> free_place(const StoppedThreads& stopped) {
     for (const Lot& lot : places_.lots) {
-      for (std::uint64_t i = 0; i < lot.capacity; ++i) {
-        // In use also by threads that we have not met yet.
-        std::uint64_t word = SavedThread::kMark;
-        if (!proc::read_memory(pid_, lot.slot(i), &word, sizeof word)) break;
-        if (word != SavedThread::kMark) return std::pair(lot, i);
-      }
+      // In use also by threads that we have not met yet.
+      const auto words = first_words(space_, lot);
+      const auto free = std::find_if(words.begin(), words.end(),
+                                     [](auto word) { return word != SavedThread::kMark; });
+      if (free != words.end())
+        return std::pair(lot, static_cast<std::uint64_t>(free - words.begin()));
     }
-    auto lot = make_lot(pid_, stopped, places_, proc::ProcFs().threads(pid_).size());
+    auto lot = make_lot(space_, stopped, places_, proc::ProcFs().threads(pid_).size());
     if (!lot) return fail(std::move(lot.error()));
     places_.lots.push_back(*lot);
     return std::pair<Lot, std::uint64_t>(*lot, 0);
   }
 
+  const AddressSpace& space_;
   Pid pid_;
   const std::vector<Tid>& spared_;
   Places places_;
@@ -449,35 +482,46 @@ class Parker {
 }  // namespace
 
 Result<void> park_threads(Pid pid, const std::vector<Tid>& spared) {
-  auto done = trace_on_own_thread([&] { return Parker(pid, spared).run(); });
+  auto space = AddressSpace::open(pid);
+  if (!space) return fail(std::move(space.error()));
+  auto done = trace_on_own_thread([&] { return Parker(*space, spared).run(); });
   // Now that nothing of the process is held by ptrace any more.
   if (!done) (void)unpark_threads(pid);
   return done;
 }
 
 Result<void> unpark_threads(Pid pid) {
-  return trace_on_own_thread([&] { return unpark_all(pid); });
+  auto space = AddressSpace::open(pid);
+  // One that has ended has no thread to be let go.
+  if (!space && space.error().code == ErrorCode::kProcessGone) return {};
+  if (!space) return fail(std::move(space.error()));
+  return trace_on_own_thread([&] { return unpark_all(*space); });
 }
 
 Result<void> finish_step(Pid pid) {
+  auto space = AddressSpace::open(pid);
+  // One that has ended has no thread to be let go.
+  if (!space && space.error().code == ErrorCode::kProcessGone) return {};
+  if (!space) return fail(std::move(space.error()));
   return trace_on_own_thread([&]() -> Result<void> {
-    auto places = look_at(pid);
+    auto places = look_at(*space);
     if (!places) return fail(std::move(places.error()));
-    return places->step.begun ? finish_step_of(pid, *places->step.begun) : Result<void>();
+    return places->step.begun ? finish_step_of(*space, *places->step.begun) : Result<void>();
   });
 }
 
-Result<void> call_from_parked_thread(Pid pid,
+Result<void> call_from_parked_thread(const AddressSpace& space,
                                      const std::function<Result<void>(const SystemCall&)>& act) {
+  const Pid pid = space.pid();
   auto done = trace_on_own_thread([&]() -> Result<void> {
-    auto places = look_at(pid);
+    auto places = look_at(space);
     if (!places) return fail(std::move(places.error()));
     for (const Tid thread : proc::ProcFs().threads(pid)) {
-      if (!is_parked(pid, waiting_of(pid, thread))) continue;
-      auto stopped = StoppedThreads::stop(pid, thread);
+      if (!is_parked(space, waiting_of(pid, thread))) continue;
+      auto stopped = StoppedThreads::stop(space, thread);
       if (!stopped) return fail(std::move(stopped.error()));
       if (stopped->threads().empty()) continue;  // killed
-      return make_system_calls(pid, *stopped, places->step, act);
+      return make_system_calls(space, *stopped, places->step, act);
     }
     return fail(ErrorCode::kBusy, fmt::format("no thread of process {} is parked", pid.value),
                 "try again");
@@ -487,9 +531,11 @@ Result<void> call_from_parked_thread(Pid pid,
 }
 
 int count_parked_threads(Pid pid) {
+  const auto space = AddressSpace::open(pid);
+  if (!space) return 0;
   const auto threads = proc::ProcFs().threads(pid);
   return static_cast<int>(std::count_if(threads.begin(), threads.end(), [&](Tid thread) {
-    return is_parked(pid, waiting_of(pid, thread));
+    return is_parked(*space, waiting_of(pid, thread));
   }));
 }
 

@@ -11,7 +11,9 @@
 // restores it like any other waiting thread. Signals wait until it goes on, as they do for a
 // stopped process; SIGKILL works.
 //
-// The mapping stays for the next time. Thread-safe, as long as one at a time acts on a process.
+// The mapping stays for the next time. What is read in the process, and the threads that are
+// changed by it, are of one address space: a process that becomes another program in the middle is
+// left alone (kProcessGone). Thread-safe, as long as one at a time acts on a process.
 #pragma once
 
 #include <functional>
@@ -37,7 +39,7 @@ Result<void> finish_step(Pid pid);
 
 // Has a parked thread make the system calls of `act` (target_step.h); afterwards it is parked as
 // before. kBusy if no thread is parked; the errors of make_system_calls().
-Result<void> call_from_parked_thread(Pid pid,
+Result<void> call_from_parked_thread(const proc::AddressSpace& space,
                                      const std::function<Result<void>(const SystemCall&)>& act);
 
 // How many threads are parked. Where a thread is just on its way into the wait it is not counted.

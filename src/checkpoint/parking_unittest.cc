@@ -512,5 +512,31 @@ TEST_F(ParkingTest, AProcessThatIsNotThereIsNoError) {
   EXPECT_TRUE(unpark_threads(target_->pid()));
 }
 
+// A target can make as many mappings as it likes that look like ours, each with room for thousands.
+TEST_F(ParkingTest, PlacesThatAreForgedDoNotHoldItUp) {
+  target_.emplace([this] {
+    constexpr std::size_t kForged = 1000;
+    constexpr std::size_t kPageSize = 4096;
+    const std::array<std::uint64_t, 3> header{0x5354415349530001, 0x9d1f3c5b7e2a4068, 1 << 30};
+    for (std::size_t i = 0; i < kForged; ++i) {
+      void* at = ::mmap(nullptr, 3 * kPageSize, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+                        -1, 0);
+      std::memcpy(at, header.data(), sizeof header);
+      ::mprotect(at, 2 * kPageSize, PROT_READ | PROT_EXEC);
+    }
+    shared_->ready = 1000;
+    for (;;)
+      ++shared_->spins;
+  });
+  for (int i = 0; i < 30000 && shared_->ready != 1000; ++i)
+    pause(1);
+  const auto start = std::chrono::steady_clock::now();
+  const auto parked = park_threads(pid(), {});
+  ASSERT_FALSE(parked);
+  EXPECT_EQ(parked.error().code, ErrorCode::kNotSupported) << text(parked);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
+  EXPECT_TRUE(spins_within(30000));
+}
+
 }  // namespace
 }  // namespace stasis

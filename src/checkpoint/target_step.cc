@@ -35,15 +35,16 @@ std::vector<std::uint64_t> SavedThread::words() const {
   return out;
 }
 
-Result<SavedThread> read_saved(Pid pid, std::uint64_t address) {
+Result<SavedThread> read_saved(const proc::AddressSpace& space, std::uint64_t address) {
   SavedThread saved;
-  if (auto done = proc::read_memory(pid, address, &saved, sizeof saved); !done) {
+  if (auto done = space.read(address, &saved, sizeof saved); !done) {
     return fail(std::move(done.error()));
   }
   if (saved.mark != SavedThread::kMark) {
-    return fail(ErrorCode::kInternal,
-                fmt::format("process {}: what a held thread goes on with is damaged", pid.value),
-                "end the process, and restore it from an image if there is one");
+    return fail(
+        ErrorCode::kInternal,
+        fmt::format("process {}: what a held thread goes on with is damaged", space.pid().value),
+        "end the process, and restore it from an image if there is one");
   }
   return saved;
 }
@@ -62,11 +63,11 @@ Result<void> send_on(const StoppedThreads& stopped, Tid thread, const SavedThrea
   return stopped.set_registers(thread, saved.registers);
 }
 
-void StepPlaces::look_at(Pid pid, const proc::Mapping& mapping) {
+void StepPlaces::look_at(const proc::AddressSpace& space, const proc::Mapping& mapping) {
   if (mapping.permissions != "r-xp" || mapping.inode == 0) return;
   Step tail{};
   const std::uint64_t at = mapping.end - kSize;
-  if (!proc::read_memory(pid, at, tail.data(), kSize)) return;
+  if (!space.read(at, tail.data(), kSize)) return;
   if (tail[0] == kMagic[0] && tail[1] == kMagic[1]) {
     begun = {at, Tid{static_cast<int>(tail[kThreadOffset / 8])}};
   } else if (!room && std::all_of(tail.begin(), tail.end(), [](auto w) { return w == 0; })) {
@@ -74,8 +75,10 @@ void StepPlaces::look_at(Pid pid, const proc::Mapping& mapping) {
   }
 }
 
-Result<void> make_system_calls(Pid pid, const StoppedThreads& stopped, const StepPlaces& places,
+Result<void> make_system_calls(const proc::AddressSpace& space, const StoppedThreads& stopped,
+                               const StepPlaces& places,
                                const std::function<Result<void>(const SystemCall&)>& act) {
+  const Pid pid = space.pid();
   if (!places.room) {
     return fail(
         ErrorCode::kNotSupported,
@@ -109,8 +112,9 @@ Result<void> make_system_calls(Pid pid, const StoppedThreads& stopped, const Ste
   return done ? back : done;
 }
 
-Result<void> finish_step(Pid pid, const StoppedThreads& stopped, const StepPlaces::Begun& begun) {
-  auto saved = read_saved(pid, begun.address + kSavedOffset);
+Result<void> finish_step(const proc::AddressSpace& space, const StoppedThreads& stopped,
+                         const StepPlaces::Begun& begun) {
+  auto saved = read_saved(space, begun.address + kSavedOffset);
   if (!saved) return fail(std::move(saved.error()));
   for (const Tid thread : stopped.threads()) {
     auto registers = stopped.registers(thread);

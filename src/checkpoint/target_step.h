@@ -13,6 +13,7 @@
 #include <span>
 #include <vector>
 
+#include "proc/address_space.h"
 #include "proc/procfs.h"
 #include "proc/tracee.h"
 
@@ -29,7 +30,7 @@ struct SavedThread {
 };
 
 // kInternal if it is damaged.
-Result<SavedThread> read_saved(Pid pid, std::uint64_t address);
+Result<SavedThread> read_saved(const proc::AddressSpace& space, std::uint64_t address);
 // `anywhere`: to go on from another kind of stop than this one.
 Result<SavedThread> save(const proc::StoppedThreads& stopped, Tid thread, bool anywhere);
 // In an order in which each step leaves a thread that can be found, and loses no signal.
@@ -45,7 +46,7 @@ struct StepPlaces {
   std::optional<std::uint64_t> room;  // zeros now
 
   // Looks at one of the process's mappings.
-  void look_at(Pid pid, const proc::Mapping& mapping);
+  void look_at(const proc::AddressSpace& space, const proc::Mapping& mapping);
 };
 
 // The call's own answer, negative for an error.
@@ -54,13 +55,13 @@ using SystemCall = std::function<Result<std::int64_t>(std::uint64_t number,
 
 // Has the first of `stopped`, all threads of the process, make the calls of `act`. Whatever that
 // returns, the thread is as it was before. kNotSupported: no room.
-Result<void> make_system_calls(Pid pid, const proc::StoppedThreads& stopped,
+Result<void> make_system_calls(const proc::AddressSpace& space, const proc::StoppedThreads& stopped,
                                const StepPlaces& places,
                                const std::function<Result<void>(const SystemCall&)>& act);
 
 // Sends on what a killed caller has left: a thread that spins there, or one that it had only just
 // begun with, or done with. `stopped` are all threads of the process.
-Result<void> finish_step(Pid pid, const proc::StoppedThreads& stopped,
+Result<void> finish_step(const proc::AddressSpace& space, const proc::StoppedThreads& stopped,
                          const StepPlaces::Begun& begun);
 
 // Runs `act` on a thread of its own: what it holds by ptrace is let go at its end, whatever

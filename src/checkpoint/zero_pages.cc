@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -61,8 +60,8 @@ bool is_there(std::uint64_t entry) { return (entry & kPresent) != 0 && (entry & 
 // Looks through the memory of one process, from one thread.
 class Searcher {
  public:
-  Searcher(Pid pid, int pagemap)
-      : pid_(pid), pagemap_(pagemap), buffer_(kPagesPerRead * kPageSize) {}
+  Searcher(const proc::AddressSpace& space, int pagemap)
+      : space_(space), pagemap_(pagemap), buffer_(kPagesPerRead * kPageSize) {}
 
   void look_at(const AddressRange& block) {
     const std::size_t pages = (block.end - block.start) / kPageSize;
@@ -82,30 +81,29 @@ class Searcher {
 
  private:
   bool begins_with_zeros(std::uint64_t start) {
-    std::array<iovec, kSamples> remote{};
-    std::array<char, kSamples * kSampleSize> beginnings{};
+    std::array<char, kSampleSize> beginning{};
     const std::size_t count = std::min(kSamples, there_.size());
-    for (std::size_t i = 0; i < count; ++i)
-      remote[i] = {address(start + there_[i * there_.size() / count] * kPageSize), kSampleSize};
-    if (!read_into(beginnings.data(), {remote.data(), count})) return false;
     std::size_t zero = 0;
-    for (std::size_t i = 0; i < count; ++i)
-      if (std::memcmp(&beginnings[i * kSampleSize], kZeros.data(), kSampleSize) == 0) ++zero;
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::uint64_t page = start + there_[i * there_.size() / count] * kPageSize;
+      if (!space_.read(page, beginning.data(), kSampleSize)) return false;
+      if (std::memcmp(beginning.data(), kZeros.data(), kSampleSize) == 0) ++zero;
+    }
     return zero * 2 >= count;
   }
 
   // Some pages of a block, from `first` on.
   void read(std::uint64_t start, std::size_t first, std::size_t count) {
-    std::array<iovec, kPagesPerRead> remote{};
-    std::size_t parts = 0;
-    bool new_part = true;
-    for (std::size_t page = first; page < first + count; ++page) {
-      const bool there = is_there(entries_[page]);
-      if (there && new_part) remote[parts++] = {address(start + page * kPageSize), 0};
-      if (there) remote[parts - 1].iov_len += kPageSize;
-      new_part = !there;
+    std::size_t filled = 0;
+    for (std::size_t page = first; page < first + count;) {
+      std::size_t end = page;
+      while (end < first + count && is_there(entries_[end]))
+        ++end;
+      const std::size_t size = (end - page) * kPageSize;
+      if (size > 0 && !space_.read(start + page * kPageSize, &buffer_[filled], size)) return;
+      filled += size;
+      page = std::max(end, page + 1);
     }
-    if (parts == 0 || !read_into(buffer_.data(), {remote.data(), parts})) return;
     const char* content = buffer_.data();
     for (std::size_t page = first; page < first + count; ++page) {
       const std::uint64_t at = start + page * kPageSize;
@@ -127,21 +125,7 @@ class Searcher {
     }
   }
 
-  bool read_into(char* to, std::span<const iovec> remote) const {
-    std::size_t size = 0;
-    for (const iovec& part : remote)
-      size += part.iov_len;
-    const iovec local{to, size};
-    return ::process_vm_readv(pid_.value, &local, 1, remote.data(), remote.size(), 0) ==
-           static_cast<ssize_t>(size);
-  }
-
-  // The target's, which is nowhere read through.
-  static void* address(std::uint64_t at) {
-    return reinterpret_cast<void*>(at);  // NOLINT(performance-no-int-to-ptr)
-  }
-
-  Pid pid_;
+  const proc::AddressSpace& space_;
   int pagemap_;
   std::array<std::uint64_t, kPagesPerBlock> entries_{};
   std::vector<std::size_t> there_;  // pages of the block
@@ -205,8 +189,9 @@ std::vector<AddressRange> new_memory(std::span<const proc::Mapping> before,
   return out;
 }
 
-std::vector<ZeroRun> find_zero_runs(Pid pid, std::span<const AddressRange> ranges,
-                                    unsigned threads) {
+std::vector<ZeroRun> find_zero_runs(const proc::AddressSpace& space,
+                                    std::span<const AddressRange> ranges, unsigned threads) {
+  const Pid pid = space.pid();
   std::vector<AddressRange> blocks;
   for (const AddressRange& range : ranges) {
     (void)in_parts(range, kBlock, [&](const AddressRange& block) -> Result<void> {
@@ -220,7 +205,7 @@ std::vector<ZeroRun> find_zero_runs(Pid pid, std::span<const AddressRange> range
   std::mutex mutex;
   std::vector<ZeroRun> found;
   const auto search = [&] {
-    Searcher searcher(pid, pagemap->get());
+    Searcher searcher(space, pagemap->get());
     for (std::size_t i = next++; i < blocks.size(); i = next++)
       searcher.look_at(blocks[i]);
     const std::scoped_lock lock(mutex);
@@ -240,19 +225,20 @@ std::vector<ZeroRun> find_zero_runs(Pid pid, std::span<const AddressRange> range
   return tidied(std::move(found), ranges);
 }
 
-std::uint64_t drop_zero_pages(Pid pid, std::span<const proc::Mapping> before, unsigned threads) {
-  const auto now = proc::ProcFs().mappings(pid);
+std::uint64_t drop_zero_pages(const proc::AddressSpace& space,
+                              std::span<const proc::Mapping> before, unsigned threads) {
+  const auto now = proc::ProcFs().mappings(space.pid());
   if (!now) return 0;
   const std::vector<AddressRange> fresh = new_memory(before, *now);
   std::uint64_t size = 0;
   for (const AddressRange& range : fresh)
     size += range.end - range.start;
   if (size > kMostLookedThrough) return 0;
-  const std::vector<ZeroRun> zeros = find_zero_runs(pid, fresh, threads);
+  const std::vector<ZeroRun> zeros = find_zero_runs(space, fresh, threads);
   if (zeros.empty()) return 0;
   std::uint64_t dropped = 0;
   int huge = 0;
-  (void)call_from_parked_thread(pid, [&](const SystemCall& call) -> Result<void> {
+  (void)call_from_parked_thread(space, [&](const SystemCall& call) -> Result<void> {
     // False for what the kernel refuses, such as pages that are locked.
     const auto advise = [&](const AddressRange& range, int advice) -> Result<bool> {
       const std::array<std::uint64_t, 3> arguments{range.start, range.end - range.start,

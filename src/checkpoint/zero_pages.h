@@ -13,6 +13,7 @@
 #include <span>
 #include <vector>
 
+#include "proc/address_space.h"
 #include "proc/procfs.h"
 
 namespace stasis {
@@ -39,12 +40,13 @@ struct ZeroRun {
 // worth a system call; by address, and none of them in two of the ranges. The process must not
 // write there meanwhile. Reads little of what is mostly other than zero. Empty if it cannot be
 // read.
-std::vector<ZeroRun> find_zero_runs(Pid pid, std::span<const AddressRange> ranges,
-                                    unsigned threads);
+std::vector<ZeroRun> find_zero_runs(const proc::AddressSpace& space,
+                                    std::span<const AddressRange> ranges, unsigned threads);
 
 // Drops the zeros of a process that has been checkpointed, and whose threads are parked, by one of
 // those. `before`: what it had mapped when they were parked already, and it was not checkpointed.
 // Returns how many bytes went. What cannot be dropped stays; there is no error.
-std::uint64_t drop_zero_pages(Pid pid, std::span<const proc::Mapping> before, unsigned threads);
+std::uint64_t drop_zero_pages(const proc::AddressSpace& space,
+                              std::span<const proc::Mapping> before, unsigned threads);
 
 }  // namespace stasis

@@ -20,12 +20,14 @@
 #include <gtest/gtest.h>
 
 #include "checkpoint/parking.h"
+#include "tests/fakes/address_space.h"
 #include "tests/fakes/child.h"
 
 namespace stasis {
 namespace {
 
 using fakes::Child;
+using fakes::space_of;
 using proc::Mapping;
 using Ranges = std::vector<AddressRange>;
 
@@ -129,7 +131,7 @@ TEST_F(ZeroPagesTest, RunsOfThemAreFoundAndNothingElse) {
   };
   const std::array asked{AddressRange{base, base + 4 * kHuge + 100 * kPiece}};
   for (const unsigned threads : {1U, 4U}) {
-    const auto found = find_zero_runs(target.pid(), asked, threads);
+    const auto found = find_zero_runs(*space_of(target.pid()), asked, threads);
     ASSERT_EQ(found.size(), 4U) << threads << " threads";
     EXPECT_EQ(found[0], run(0, 100, 100));
     EXPECT_EQ(found[1], run(111, 511, 400));  // the nine between two are not worth a call
@@ -140,10 +142,11 @@ TEST_F(ZeroPagesTest, RunsOfThemAreFoundAndNothingElse) {
 
 TEST_F(ZeroPagesTest, NothingIsFoundWhereNobodyIs) {
   const Child target;
+  const auto space = space_of(target.pid());
   target.become_zombie();
   const std::array asked{AddressRange{kHuge, 2 * kHuge}};
-  EXPECT_TRUE(find_zero_runs(target.pid(), asked, 2).empty());
-  EXPECT_EQ(drop_zero_pages(target.pid(), {}, 2), 0U);
+  EXPECT_TRUE(find_zero_runs(*space, asked, 2).empty());
+  EXPECT_EQ(drop_zero_pages(*space, {}, 2), 0U);
 }
 
 // Bytes of a process's memory that are there, from `start` on.
@@ -209,13 +212,13 @@ TEST_F(ZeroPagesTest, OnlyWhatIsNewIsDroppedAndTheProgramReadsTheSame) {
   ASSERT_TRUE(wait_for([&] { return told_->ready == 3; }));
   ASSERT_EQ(resident(target.pid(), told_->base, kSize), kSize);
 
-  EXPECT_EQ(drop_zero_pages(target.pid(), *before, 4), kSize - kHuge - kPiece);
+  EXPECT_EQ(drop_zero_pages(*space_of(target.pid()), *before, 4), kSize - kHuge - kPiece);
   EXPECT_EQ(resident(target.pid(), told_->base, kSize), kHuge + kPiece);
   EXPECT_EQ(resident(target.pid(), own_start, kSize), kSize);
   // Still parked, once it has had a processor to go back to where it waits; and once more is once
   // too often.
   EXPECT_TRUE(wait_for([&] { return count_parked_threads(target.pid()) == 1; }));
-  EXPECT_EQ(drop_zero_pages(target.pid(), *before, 4), 0U);
+  EXPECT_EQ(drop_zero_pages(*space_of(target.pid()), *before, 4), 0U);
 
   const std::uint64_t rounds = told_->rounds;
   ASSERT_TRUE(unpark_threads(target.pid()));
@@ -234,7 +237,7 @@ TEST_F(ZeroPagesTest, WithoutAParkedThreadNothingIsDropped) {
       ++told_->rounds;
   });
   ASSERT_TRUE(wait_for([&] { return told_->ready == 1; }));
-  EXPECT_EQ(drop_zero_pages(target.pid(), {}, 1), 0U);
+  EXPECT_EQ(drop_zero_pages(*space_of(target.pid()), {}, 1), 0U);
   EXPECT_EQ(resident(target.pid(), told_->base, kHuge), kHuge);
   const std::uint64_t rounds = told_->rounds;
   EXPECT_TRUE(wait_for([&] { return told_->rounds > rounds; }));

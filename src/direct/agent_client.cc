@@ -26,7 +26,12 @@ namespace stasis::direct {
 namespace {
 
 constexpr std::chrono::milliseconds kAgentLook{50};
-constexpr int kLooksUntilMaps = 10;
+constexpr int kLooksUntilExec = 10;
+// For an agent that is in the middle of a command when the user asks to stop.
+constexpr std::chrono::milliseconds kLeaveAfter{3000};
+// For one that has not answered once in its time: it may be about to, and it may hold up the tool
+// for as long as it is given.
+constexpr std::chrono::milliseconds kAfterSilence{15000};
 
 // Read once, whatever the compiler would like: the other side may write at any time.
 template <class T>
@@ -72,6 +77,30 @@ std::vector<std::string> candidates(Pid pid, std::error_code& failed) {
 
 bool is_agent_page(const proc::Mapping& mapping) {
   return mapping.path.find(fmt::format("/memfd:{}", kAgentMemfd)) != std::string::npos;
+}
+
+// The name is the target's choice, and what it stands for: only memory is opened.
+Result<UniqueFd> open_page(const std::string& path, int access) {
+  return open_checked(AT_FDCWD, path, access, &is_memory_file);
+}
+
+// A descriptor outlives execve(2) if a program wants that; a mapping does not. As agents map it, so
+// that no other program does by mistake.
+bool is_mapped_in(Pid pid, const struct stat& file) {
+  const auto mappings = proc::ProcFs().mappings(pid);
+  return mappings &&
+         std::any_of(mappings->begin(), mappings->end(), [&](const proc::Mapping& mapping) {
+           return mapping.inode == file.st_ino && mapping.permissions == "rw-s" &&
+                  is_agent_page(mapping);
+         });
+}
+
+// Whether the answer to a command is worth nothing to who is asked to stop: the agent makes the
+// program run again when its peer goes.
+bool can_be_left(AgentCommand command) {
+  return command == AgentCommand::kNone || command == AgentCommand::kPrepare ||
+         command == AgentCommand::kClose || command == AgentCommand::kExport ||
+         command == AgentCommand::kKeep;
 }
 
 // As much as lies at the same place in all versions, which may be larger and smaller than ours.
@@ -149,7 +178,8 @@ Result<std::optional<AgentClient::Seen>> AgentClient::see(Pid pid, int access) {
   auto details = proc::ProcFs().details(pid);
   if (!details) return fail(std::move(details.error()));
   for (const std::string& path : paths) {
-    auto file = open_file(AT_FDCWD, path, access);
+    auto file = open_page(path, access);
+    if (!file && file.error().code == ErrorCode::kNotSupported) continue;
     if (!file) return fail(std::move(file.error()));
     alignas(ControlPage) std::byte bytes[sizeof(ControlPage)];
     const ssize_t got = ::pread(file->get(), bytes, sizeof bytes, 0);
@@ -190,12 +220,18 @@ void AgentClient::note_hold(Pid pid) {
 Result<std::optional<AgentClient>> AgentClient::find(Pid pid, const Pidfd& pidfd,
                                                      std::chrono::milliseconds patience) {
   std::error_code ignored;
+  if (candidates(pid, ignored).empty()) return std::optional<AgentClient>();
+  // In this order: a page that the process has mapped after this was opened, it had when it was
+  // opened, because exec takes the mappings.
+  auto opened = proc::AddressSpace::open(pid);
+  if (!opened) return fail(std::move(opened.error()));
+  const auto space = std::make_shared<const proc::AddressSpace>(std::move(*opened));
   const auto paths = candidates(pid, ignored);
-  if (paths.empty()) return std::optional<AgentClient>();
   auto details = proc::ProcFs().details(pid);
   if (!details) return fail(std::move(details.error()));
   for (const std::string& path : paths) {
-    auto file = open_file(AT_FDCWD, path, O_RDWR);
+    auto file = open_page(path, O_RDWR);
+    if (!file && file.error().code == ErrorCode::kNotSupported) continue;
     if (!file) return fail(std::move(file.error()));
     struct stat status {};
     if (::fstat(file->get(), &status) != 0 || status.st_size < static_cast<off_t>(kOfAllVersions))
@@ -211,7 +247,7 @@ Result<std::optional<AgentClient>> AgentClient::find(Pid pid, const Pidfd& pidfd
       ::munmap(at, sizeof(ControlPage));
       return fail(std::move(own.error()));
     }
-    AgentClient client(pid, std::move(*own), std::move(*file), static_cast<ControlPage*>(at));
+    AgentClient client(std::move(*own), space, std::move(*file), static_cast<ControlPage*>(at));
     // Its memory may be away, and nobody but who speaks its version brings it back.
     if (is_page_of_another_version(*client.page_, details->ns_pid)) {
       return fail(ErrorCode::kNotSupported,
@@ -222,6 +258,15 @@ Result<std::optional<AgentClient>> AgentClient::find(Pid pid, const Pidfd& pidfd
     }
     const bool whole = status.st_size >= static_cast<off_t>(sizeof(ControlPage));
     if (!whole || !is_page_of(*client.page_, details->ns_pid)) continue;
+    if (!is_mapped_in(pid, status)) {
+      if (!pidfd.alive()) return std::optional<AgentClient>();
+      return fail(
+          ErrorCode::kNotSupported,
+          fmt::format("process {} has the descriptor of an agent's page, and not the page: "
+                      "it has become another program (exec)",
+                      pid.value),
+          "its GPU memory, if it has any, is the driver's to move: leave --path direct out");
+    }
     if (!lock_file(client.file_, patience)) {
       return fail(ErrorCode::kBusy,
                   fmt::format("the agent in process {} has another peer", pid.value),
@@ -238,22 +283,28 @@ Result<std::optional<AgentClient>> AgentClient::find(Pid pid, const Pidfd& pidfd
 AgentClient::AgentClient(AgentClient&& other) noexcept
     : pid_(other.pid_),
       pidfd_(std::move(other.pidfd_)),
+      space_(std::move(other.space_)),
       file_(std::move(other.file_)),
       page_(std::exchange(other.page_, nullptr)),
       figures_(other.figures_),
       asked_(other.asked_),
       asked_at_(other.asked_at_),
-      number_(other.number_) {}
+      number_(other.number_),
+      heeds_(other.heeds_),
+      silent_(other.silent_) {}
 
 AgentClient& AgentClient::operator=(AgentClient&& other) noexcept {
   std::swap(pid_, other.pid_);
   std::swap(pidfd_, other.pidfd_);
+  std::swap(space_, other.space_);
   std::swap(file_, other.file_);
   std::swap(page_, other.page_);
   std::swap(figures_, other.figures_);
   std::swap(asked_, other.asked_);
   std::swap(asked_at_, other.asked_at_);
   std::swap(number_, other.number_);
+  std::swap(heeds_, other.heeds_);
+  std::swap(silent_, other.silent_);
   return *this;
 }
 
@@ -273,20 +324,6 @@ bool AgentClient::is_out_of_reach(Pid pid) {
   if (!candidates(pid, failed).empty() || failed) return false;
   const auto mappings = proc::ProcFs().mappings(pid);
   return mappings && std::any_of(mappings->begin(), mappings->end(), is_agent_page);
-}
-
-bool AgentClient::has_left() const {
-  struct stat status {};
-  const auto mappings = proc::ProcFs().mappings(pid_);
-  // Without any it is about to end, which its pidfd tells.
-  if (!mappings || mappings->empty() || ::fstat(file_.get(), &status) != 0) return false;
-  const bool mapped =
-      std::any_of(mappings->begin(), mappings->end(), [&](const proc::Mapping& mapping) {
-        return mapping.inode == status.st_ino && is_agent_page(mapping);
-      });
-  if (mapped) return false;
-  // A list that is read while it changes is not to be believed alone: exec closes the page as well.
-  return !can_be_found();
 }
 
 bool AgentClient::can_be_found() const {
@@ -321,18 +358,19 @@ Result<void> AgentClient::finish(std::chrono::milliseconds patience) {
   return finish_unless(never, patience);
 }
 
-Result<void> AgentClient::finish_unless(const Interrupt& interrupt,
-                                        std::chrono::milliseconds patience) {
-  const auto deadline = Clock::now() + patience;
-  int times_left = 0;
+Result<void> AgentClient::wait_for_reply(const Interrupt& interrupt, Clock::time_point deadline) {
+  const auto asked_to_stop = [&]() -> Result<void> {
+    auto stop = interrupt.check();
+    return stop && heeds_ != nullptr && can_be_left(asked_) ? heeds_->check() : stop;
+  };
+  std::optional<Clock::time_point> stop_at;
   for (int looks = 1;; ++looks) {
     const auto seen = page_->reply.load(std::memory_order_acquire);
-    if (seen == number_) break;
+    if (seen == number_) return {};
     if (!pidfd_.alive()) {
       return fail(ErrorCode::kProcessGone, fmt::format("process {} has ended", pid_.value));
     }
-    if (looks % kLooksUntilMaps == 0) times_left = has_left() ? times_left + 1 : 0;
-    if (times_left == 2) {
+    if (looks % kLooksUntilExec == 0 && has_left()) {
       return fail(
           ErrorCode::kProcessGone,
           fmt::format("process {} has become another program (exec), and what it had on the "
@@ -340,6 +378,7 @@ Result<void> AgentClient::finish_unless(const Interrupt& interrupt,
                       pid_.value));
     }
     if (Clock::now() >= deadline) {
+      silent_ = true;
       return fail(
           ErrorCode::kNoAnswer,
           fmt::format(
@@ -349,9 +388,23 @@ Result<void> AgentClient::finish_unless(const Interrupt& interrupt,
           "see whether the driver hangs there: `cat /proc/PID/task/*/wchan`; `stasis "
           "recover` makes the process run when it answers again");
     }
-    if (!interrupt.check()) page_->abandoned.store(number_, std::memory_order_relaxed);
+    if (auto stop = asked_to_stop(); !stop) {
+      page_->abandoned.store(number_, std::memory_order_relaxed);
+      if (!stop_at) stop_at = Clock::now() + kLeaveAfter;
+      if (Clock::now() >= *stop_at && can_be_left(asked_)) {
+        silent_ = true;
+        return stop;
+      }
+    }
     futex::wait(page_->reply, seen, true, kAgentLook);
   }
+}
+
+Result<void> AgentClient::finish_unless(const Interrupt& interrupt,
+                                        std::chrono::milliseconds patience) {
+  if (silent_) patience = std::min(patience, kAfterSilence);
+  if (auto answered = wait_for_reply(interrupt, Clock::now() + patience); !answered)
+    return answered;
   trace_record(
       {TraceKind::kAgent, agent_command_name(asked_), asked_at_, Clock::now(), 0, pid_, 0});
   take_figures();
@@ -454,12 +507,19 @@ Result<void> bring_back_alone(Pid pid, const Pidfd& pidfd) {
 
 Result<std::vector<Segment>> AgentClient::take_segments(std::chrono::milliseconds patience,
                                                         std::vector<SegmentPlace>* places) {
+  // Once: each answer may name another number.
+  const std::uint32_t wanted = segment_count();
+  const auto deadline = Clock::now() + patience;
+  const auto time_left = [&] {
+    return std::max(std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()),
+                    std::chrono::milliseconds(0));
+  };
   std::vector<Segment> segments;
-  while (segments.size() < segment_count()) {
-    if (auto done = ask(AgentCommand::kExport, segments.size(), patience); !done)
+  while (segments.size() < wanted) {
+    if (auto done = ask(AgentCommand::kExport, segments.size(), time_left()); !done)
       return fail(std::move(done.error()));
     const auto count = once(page_->exported_count);
-    if (count == 0 || count > kExportBatch) {
+    if (count == 0 || count > std::min<std::size_t>(kExportBatch, wanted - segments.size())) {
       return fail(ErrorCode::kInternal,
                   fmt::format("the agent in process {} exports {} pieces", pid_.value, count));
     }
@@ -482,9 +542,11 @@ Result<std::vector<Segment>> AgentClient::take_segments(std::chrono::millisecond
       }
       segments.push_back({std::move(handle), given.bytes, given.offset});
     }
+    // Or they are another program's.
+    if (auto current = space_->check_current(); !current) return fail(std::move(current.error()));
   }
   // Otherwise the agent keeps the last ones, and with them the memory, until its next command.
-  if (auto done = ask(AgentCommand::kNone, 0, patience); !done)
+  if (auto done = ask(AgentCommand::kNone, 0, time_left()); !done)
     return fail(std::move(done.error()));
   return segments;
 }

@@ -11,6 +11,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -21,6 +22,7 @@
 #include "base/units.h"
 #include "direct/agent_protocol.h"
 #include "direct/content.h"
+#include "proc/address_space.h"
 #include "stasis/cuda_state.h"
 #include "stasis/ids.h"
 #include "stasis/result.h"
@@ -63,9 +65,11 @@ inline constexpr std::chrono::milliseconds kPeerEnds{12000};
 
 class AgentClient {
  public:
-  // Nothing if there is no agent in the process. kNotSupported for one of another version; kBusy if
-  // it has a peer, which after `patience` it still has; kNotPermitted. `pidfd` holds the process
-  // that is meant.
+  // Nothing if there is no agent in the process. kNotSupported for one of another version, and for
+  // a page that names itself the process's and is not mapped in it; kBusy if it has a peer, which
+  // after `patience` it still has; kNotPermitted: it wants the permission to trace the process.
+  // `pidfd` holds the process that is meant. From here on all is done in the address space that has
+  // the page now: see has_left().
   static Result<std::optional<AgentClient>> find(Pid pid, const Pidfd& pidfd,
                                                  std::chrono::milliseconds patience = kPeerEnds);
 
@@ -84,6 +88,11 @@ class AgentClient {
 
   Pid pid() const { return pid_; }
   const Pidfd& pidfd() const { return pidfd_; }
+  // Of the program that has the page.
+  const std::shared_ptr<const proc::AddressSpace>& address_space() const { return space_; }
+  // These stop the waiting for commands that a program can be left with: all but those that bring
+  // its memory back. `interrupt` must outlive this, or be taken back with null.
+  void heed(const Interrupt* interrupt) { heeds_ = interrupt; }
   // False: the program has closed the page's descriptor, and nobody else will find the agent.
   bool can_be_found() const;
   // The agent takes its peer for alive until this is closed, too.
@@ -101,7 +110,7 @@ class AgentClient {
   // As of the last answer: pieces that the process has open together with another by CUDA IPC.
   std::uint32_t shared_count() const { return figures_.shared; }
 
-  // One command and its answer. kNoAnswer after `patience`, and then no other command can be given;
+  // One command and its answer. kNoAnswer after `patience`, and then others get little of theirs;
   // kProcessGone, also if the process has become another program by exec; kTimeout for
   // CUDA_ERROR_NOT_READY, kOutOfGpuMemory, kNotSupported, else kDriverError with the agent's words.
   Result<void> ask(AgentCommand command, std::uint64_t argument,
@@ -121,7 +130,8 @@ class AgentClient {
   Result<void> bring_back(const Fill& fill = {});
 
   // All of its memory, to be mapped by a mover, and if `places` is given what each piece is. kBusy
-  // if there are no descriptors left.
+  // if there are no descriptors left; kProcessGone if the process has become another program
+  // meanwhile, and then nothing of it is kept. `patience` is for all of them together.
   Result<std::vector<Segment>> take_segments(std::chrono::milliseconds patience,
                                              std::vector<SegmentPlace>* places = nullptr);
 
@@ -138,8 +148,9 @@ class AgentClient {
     std::uint32_t shared = 0;
   };
   void take_figures();
-  // The process has the page no more: exec has taken it, and the agent with it.
-  bool has_left() const;
+  // The process runs another program: exec has taken the page, and the agent with it.
+  bool has_left() const { return pidfd_.alive() && !space_->is_current(); }
+  Result<void> wait_for_reply(const Interrupt& interrupt, Clock::time_point deadline);
 
   struct Seen {
     UniqueFd file;
@@ -147,17 +158,25 @@ class AgentClient {
   };
   static Result<std::optional<Seen>> see(Pid pid, int access);
 
-  AgentClient(Pid pid, Pidfd pidfd, UniqueFd file, ControlPage* page)
-      : pid_(pid), pidfd_(std::move(pidfd)), file_(std::move(file)), page_(page) {}
+  AgentClient(Pidfd pidfd, std::shared_ptr<const proc::AddressSpace> space, UniqueFd file,
+              ControlPage* page)
+      : pid_(space->pid()),
+        pidfd_(std::move(pidfd)),
+        space_(std::move(space)),
+        file_(std::move(file)),
+        page_(page) {}
 
   Pid pid_;
-  Pidfd pidfd_;    // of its own: who asked may go first
+  Pidfd pidfd_;  // of its own: who asked may go first
+  std::shared_ptr<const proc::AddressSpace> space_;
   UniqueFd file_;  // with the lock
   ControlPage* page_;
   Figures figures_;
   AgentCommand asked_ = AgentCommand::kNone;
   Clock::time_point asked_at_;
   std::uint32_t number_ = 0;  // of the request under way
+  const Interrupt* heeds_ = nullptr;
+  bool silent_ = false;  // it has not answered in time once
 };
 
 // Is the content of device memory, or may it be, in the program's own memory?

@@ -5,17 +5,23 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
+#include <string>
 #include <utility>
 
 #include <gtest/gtest.h>
 
 #include "direct/fake_agent.h"
 #include "driver/cuda_abi.h"
+#include "proc/procfs.h"
+#include "tests/fakes/child.h"
 
 namespace stasis::direct {
 namespace {
@@ -203,6 +209,153 @@ TEST(AgentClient, GivesUpOnOneThatDoesNotAnswer) {
   const auto done = (*client)->ask(AgentCommand::kNone, 0, milliseconds(100));
   ASSERT_FALSE(done.has_value());
   EXPECT_EQ(done.error().code, ErrorCode::kNoAnswer);
+}
+
+// Each answer names more pieces than the one before, and takes its time.
+TEST(AgentClient, CountsPiecesOnceAndWaitsOnceForAll) {
+  const FakeAgent agent(kAgentSeals, [](ControlPage& page) {
+    page.cu_result = 0;
+    page.segment_count = page.segment_count + 2;
+    page.exported_count = 1;
+    page.segments[0] = {4096, 0, 0, {}, 0, 0};
+    if (page.command == AgentCommand::kExport) ::usleep(60000);
+  });
+  auto client = agent.find();
+  ASSERT_TRUE(client.has_value() && client->has_value());
+  ASSERT_TRUE((*client)->ask(AgentCommand::kClose, 100, milliseconds(60000)).has_value());
+  const auto wanted = (*client)->segment_count();
+  const auto taken = (*client)->take_segments(milliseconds(60000));
+  ASSERT_TRUE(taken.has_value()) << taken.error().to_string();
+  EXPECT_EQ(taken->size(), wanted);
+  ASSERT_TRUE((*client)->ask(AgentCommand::kClose, 100, milliseconds(60000)).has_value());
+  ASSERT_GT((*client)->segment_count(), 5U);
+  const auto late = (*client)->take_segments(milliseconds(150));
+  ASSERT_FALSE(late.has_value());
+  EXPECT_EQ(late.error().code, ErrorCode::kNoAnswer);
+}
+
+TEST(AgentClient, HearsTheUserInTheMiddleOfACommand) {
+  const FakeAgent agent(kAgentSeals, [](ControlPage& page) {
+    if (page.command == AgentCommand::kExport) ::pause();
+    page.cu_result = 0;
+    page.segment_count = 1;
+  });
+  auto client = agent.find();
+  ASSERT_TRUE(client.has_value() && client->has_value());
+  ASSERT_TRUE((*client)->ask(AgentCommand::kClose, 100, milliseconds(60000)).has_value());
+  Interrupt interrupt;
+  interrupt.request(SIGINT);
+  (*client)->heed(&interrupt);
+  const auto start = Clock::now();
+  const auto taken = (*client)->take_segments(milliseconds(60000));
+  ASSERT_FALSE(taken.has_value());
+  EXPECT_EQ(taken.error().code, ErrorCode::kInterrupted);
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(30));
+}
+
+// A process that keeps its page's descriptor over execve(2), while another one that it has started
+// goes on answering in the page.
+class Changeling {
+ public:
+  Changeling()
+      : go_(static_cast<std::atomic<int>*>(
+            ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))),
+        target_([this] { become(); }) {
+    while (go_->load() != kReady)
+      ::usleep(200);
+  }
+  ~Changeling() { ::munmap(go_, 4096); }
+  Changeling(const Changeling&) = delete;
+  Changeling& operator=(const Changeling&) = delete;
+
+  Pid pid() const { return target_.pid(); }
+  Result<std::optional<AgentClient>> find() const {
+    auto pidfd = Pidfd::open(pid());
+    return pidfd ? AgentClient::find(pid(), *pidfd, milliseconds(1000))
+                 : fail(std::move(pidfd.error()));
+  }
+  void become_another_program() const {
+    go_->store(kGo);
+    for (int i = 0; i < 10000; ++i, ::usleep(1000)) {
+      const auto info = proc::ProcFs().process(pid());
+      if (info && info->comm == "sleep") return;
+    }
+    ADD_FAILURE() << "it did not";
+  }
+
+ private:
+  static constexpr int kReady = 1;
+  static constexpr int kGo = 2;
+
+  static void answer(ControlPage& page) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // kept by the parent over execve
+    for (std::uint32_t seen = 0;;) {
+      const auto now = page.request.load();
+      if (now == seen) {
+        ::usleep(200);
+        continue;
+      }
+      page.cu_result = 0;
+      page.segment_count = 1;
+      page.exported_count = 1;
+      page.segments[0] = {4096, 0, 0, {}, 0, 0};
+      page.reply = seen = now;
+      futex::wake_all(page.reply, true);
+    }
+  }
+
+  void become() const {
+    const int file = ::memfd_create(kAgentMemfd, MFD_ALLOW_SEALING);
+    if (::ftruncate(file, sizeof(ControlPage)) != 0 || ::fcntl(file, F_ADD_SEALS, kAgentSeals) != 0)
+      return;
+    void* at = ::mmap(nullptr, sizeof(ControlPage), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    auto* page = static_cast<ControlPage*>(at);
+    page->magic = kAgentMagic;
+    page->version = kAgentVersion;
+    page->bytes = sizeof(ControlPage);
+    page->pid = ::getpid();
+    if (::fork() == 0) answer(*page);
+    go_->store(kReady);
+    while (go_->load() != kGo)
+      ::usleep(200);
+    ::execlp("sleep", "sleep", "1000", nullptr);
+  }
+
+  std::atomic<int>* go_;
+  fakes::Child target_;
+};
+
+TEST(AgentClient, TakesNothingOfTheProgramThatAProcessHasBecome) {
+  const Changeling changeling;
+  auto client = changeling.find();
+  ASSERT_TRUE(client.has_value() && client->has_value());
+  ASSERT_TRUE((*client)->ask(AgentCommand::kClose, 100, milliseconds(60000)).has_value());
+  ASSERT_TRUE((*client)->take_segments(milliseconds(60000)).has_value());
+  changeling.become_another_program();
+  // The page still answers, and descriptor 0 is there.
+  const auto taken = (*client)->take_segments(milliseconds(60000));
+  ASSERT_FALSE(taken.has_value());
+  EXPECT_EQ(taken.error().code, ErrorCode::kProcessGone);
+  EXPECT_FALSE((*client)->address_space()->is_current());
+}
+
+TEST(AgentClient, DoesNotBelieveAPageThatTheProcessDoesNotMap) {
+  const Changeling changeling;
+  changeling.become_another_program();
+  auto client = changeling.find();
+  ASSERT_FALSE(client.has_value());
+  EXPECT_EQ(client.error().code, ErrorCode::kNotSupported);
+}
+
+// As a user namespace's root directory may have one.
+TEST(AgentClient, OpensNothingButMemoryForAPage) {
+  const std::string directory = ::testing::TempDir() + "agent_client_" + std::to_string(::getpid());
+  std::filesystem::create_directories(directory);
+  const std::string fifo = directory + "/memfd:stasis-agent (deleted)";
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  const auto opened = open_checked(AT_FDCWD, fifo, O_RDWR, &is_memory_file);
+  EXPECT_FALSE(opened);
+  std::filesystem::remove_all(directory);
 }
 
 }  // namespace

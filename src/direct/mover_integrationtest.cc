@@ -15,6 +15,7 @@
 #include "direct/plan.h"
 #include "direct/remote_memory.h"
 #include "image/checksum.h"
+#include "tests/fakes/address_space.h"
 #include "tests/fakes/mover_target.h"
 
 namespace stasis::direct {
@@ -232,9 +233,8 @@ TEST_F(MoverTest, EndsByItselfAlsoIfSomebodyHasACopyOfItsChannel) {
 TEST_F(MoverTest, MovesIntoPrivateMemoryOfTheTarget) {
   Target target(mixed_shapes());
   MoverProcess mover = prepared();
-  auto pidfd = Pidfd::open(target.pid());
-  ASSERT_TRUE(pidfd);
-  RemoteMemory content(target.pid(), *pidfd, target.host_memory(), content_size(target.shapes()));
+  RemoteMemory content(fakes::space_of(target.pid()), target.host_memory(),
+                       content_size(target.shapes()));
   ASSERT_TRUE(content.fault_in(2, never_));
   round_trip(mover, target, content);
 }
@@ -557,8 +557,6 @@ TEST_F(MoverTest, KeepsItsDeadlineAndCanGoOnAfterwards) {
 TEST_F(MoverTest, SaysThatTheTargetDiedInTheMiddle) {
   Target target(mixed_shapes());
   MoverProcess mover = prepared();
-  auto pidfd = Pidfd::open(target.pid());
-  ASSERT_TRUE(pidfd);
   struct Killing final : Content {
     Killing(Target& t, RemoteMemory& m) : target(&t), memory(&m) {}
     Result<void> write(std::uint64_t offset, std::span<const std::byte> bytes) override {
@@ -570,7 +568,8 @@ TEST_F(MoverTest, SaysThatTheTargetDiedInTheMiddle) {
     RemoteMemory* memory;
     std::atomic<int> pieces{0};
   };
-  RemoteMemory memory(target.pid(), *pidfd, target.host_memory(), content_size(target.shapes()));
+  RemoteMemory memory(fakes::space_of(target.pid()), target.host_memory(),
+                      content_size(target.shapes()));
   Killing killing(target, memory);
   const auto moved = out(mover, target, killing);
   ASSERT_FALSE(moved);

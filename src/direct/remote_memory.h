@@ -1,31 +1,36 @@
-// Private memory of another process as a place for content, by process_vm_readv and _writev.
+// Private memory of another process as a place for content.
 //
-// Needs the permission to trace the process. Does not own the process or its pidfd, which must
-// outlive this. Threads: any number at once.
+// Bound to one address space of the process (proc/address_space.h): a process that becomes another
+// program in the middle loses its content, and nothing of the other program is read or written.
+// Threads: any number at once.
 #pragma once
+
+#include <memory>
+#include <utility>
 
 #include "base/fd.h"
 #include "base/interrupt.h"
 #include "direct/content.h"
+#include "proc/address_space.h"
 #include "stasis/ids.h"
 
 namespace stasis::direct {
 
 class RemoteMemory final : public Content {
  public:
-  // `bytes` of memory at `address` of `pid`, which `pidfd` holds: the calls take a number, and one
-  // that was used again in between is noticed, because the pidfd says that its process has ended.
-  RemoteMemory(Pid pid, const Pidfd& pidfd, std::uint64_t address, std::uint64_t bytes)
-      : pid_(pid), pidfd_(&pidfd), address_(address), bytes_(bytes) {}
+  // `bytes` of memory at `address`.
+  RemoteMemory(std::shared_ptr<const proc::AddressSpace> space, std::uint64_t address,
+               std::uint64_t bytes)
+      : space_(std::move(space)), address_(address), bytes_(bytes) {}
 
-  // kProcessGone if the process has ended, kUsage beyond the range, kIo where the process has no
-  // memory (or none that may be written), kNotPermitted.
+  // kProcessGone if the address space is gone, kUsage beyond the range, kIo where the process has
+  // no memory (or none that may be written).
   Result<void> write(std::uint64_t offset, std::span<const std::byte> bytes) override;
   Result<void> read(std::uint64_t offset, std::span<std::byte> bytes) override;
 
   // Makes the process own every page, so that write() meets no page fault: a first touch is ten
-  // times slower than the copy itself. For memory whose content does not matter: a byte of each
-  // page that was missing becomes 0. Huge pages are taken where the process's mapping asks for them
+  // times slower than the copy itself. For memory whose content does not matter: what was missing
+  // becomes 0. Huge pages are taken where the process's mapping asks for them
   // (MADV_HUGEPAGE) and the kernel has some, and all others one by one. `threads` 0:
   // default_threads().
   Result<void> fault_in(unsigned threads, const Interrupt& interrupt);
@@ -34,15 +39,11 @@ class RemoteMemory final : public Content {
 
  private:
   Result<void> check_range(std::uint64_t offset, std::uint64_t bytes) const;
-  Result<void> check_alive() const;
-  Error gone() const;
-  Error refusal(const char* what, std::uint64_t address, std::uint64_t bytes, int number) const;
   // Touches the pages of [begin, end), at most one huge page; `pages` is /proc/PID/pagemap, or
   // closed where that cannot be read.
   Result<void> touch(const UniqueFd& pages, std::uint64_t begin, std::uint64_t end) const;
 
-  Pid pid_;
-  const Pidfd* pidfd_;
+  std::shared_ptr<const proc::AddressSpace> space_;
   std::uint64_t address_;
   std::uint64_t bytes_;
 };

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstring>
 #include <fstream>
 #include <numeric>
@@ -11,6 +12,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/fakes/address_space.h"
 #include "tests/fakes/child.h"
 
 namespace stasis::direct {
@@ -47,11 +49,7 @@ std::vector<std::byte> pattern(std::size_t bytes, unsigned seed) {
   return out;
 }
 
-Pidfd held(Pid pid) {
-  auto pidfd = Pidfd::open(pid);
-  EXPECT_TRUE(pidfd);
-  return std::move(*pidfd);
-}
+using fakes::space_of;
 
 // Pages of the region that the process has for itself, by its own account.
 std::size_t pages_present(Pid pid, std::uint64_t address, std::uint64_t bytes) {
@@ -70,8 +68,7 @@ std::size_t pages_present(Pid pid, std::uint64_t address, std::uint64_t bytes) {
 TEST(RemoteMemory, ReadsBackWhatItWrote) {
   const Region region(8 * kMiB);
   const fakes::Child child;
-  const Pidfd pidfd = held(child.pid());
-  RemoteMemory memory(child.pid(), pidfd, region.address(), 8 * kMiB);
+  RemoteMemory memory(space_of(child.pid()), region.address(), 8 * kMiB);
   const auto written = pattern(5 * kMiB + 123, 1);
   ASSERT_TRUE(memory.write(kMiB + 7, written));
   std::vector<std::byte> got(written.size());
@@ -83,8 +80,7 @@ TEST(RemoteMemory, ReadsBackWhatItWrote) {
 TEST(RemoteMemory, TakesManyThreads) {
   const Region region(16 * kMiB);
   const fakes::Child child;
-  const Pidfd pidfd = held(child.pid());
-  RemoteMemory memory(child.pid(), pidfd, region.address(), 16 * kMiB);
+  RemoteMemory memory(space_of(child.pid()), region.address(), 16 * kMiB);
   std::vector<std::thread> threads;
   for (unsigned i = 0; i < 4; ++i) {
     threads.emplace_back([&, i] {
@@ -104,8 +100,7 @@ TEST(RemoteMemory, TakesManyThreads) {
 TEST(RemoteMemory, RefusesWhatIsBeyondItsRange) {
   const Region region(4 * kMiB);
   const fakes::Child child;
-  const Pidfd pidfd = held(child.pid());
-  RemoteMemory memory(child.pid(), pidfd, region.address(), 2 * kMiB);
+  RemoteMemory memory(space_of(child.pid()), region.address(), 2 * kMiB);
   std::vector<std::byte> bytes(kMiB);
   EXPECT_TRUE(memory.write(kMiB, bytes));
   for (const std::uint64_t offset : {kMiB + 1, 3 * kMiB, ~std::uint64_t{0}}) {
@@ -123,8 +118,7 @@ TEST(RemoteMemory, SaysWhereAHoleIs) {
     *region.at(0) = 'x';
     ::pause();
   });
-  const Pidfd pidfd = held(child.pid());
-  RemoteMemory memory(child.pid(), pidfd, region.address(), 4 * kMiB);
+  RemoteMemory memory(space_of(child.pid()), region.address(), 4 * kMiB);
   std::vector<std::byte> first(1);
   while (first[0] != std::byte{'x'})
     ASSERT_TRUE(memory.read(0, first));
@@ -144,8 +138,7 @@ TEST(RemoteMemory, SaysWhereAHoleIs) {
 TEST(RemoteMemory, NoticesThatTheProcessIsGone) {
   const Region region(4 * kMiB);
   const fakes::Child child;
-  const Pidfd pidfd = held(child.pid());
-  RemoteMemory memory(child.pid(), pidfd, region.address(), 4 * kMiB);
+  RemoteMemory memory(space_of(child.pid()), region.address(), 4 * kMiB);
   child.become_zombie();
   std::vector<std::byte> bytes(kMiB);
   for (const auto& result :
@@ -155,31 +148,13 @@ TEST(RemoteMemory, NoticesThatTheProcessIsGone) {
   }
 }
 
-// The number of one process with the pidfd of another that has ended: what a number that was used
-// again looks like.
-TEST(RemoteMemory, NoticesThatTheNumberIsAnothersNow) {
-  const Region region(kMiB);
-  const fakes::Child old;
-  const Pidfd pidfd = held(old.pid());
-  const fakes::Child other;
-  old.become_zombie();
-  RemoteMemory memory(other.pid(), pidfd, region.address(), kMiB);
-  std::vector<std::byte> bytes(kMiB, std::byte{1});
-  EXPECT_EQ(memory.write(0, bytes).error().code, ErrorCode::kProcessGone);
-  const Pidfd right = held(other.pid());
-  RemoteMemory untouched(other.pid(), right, region.address(), kMiB);
-  ASSERT_TRUE(untouched.read(0, bytes));
-  EXPECT_EQ(bytes, std::vector<std::byte>(kMiB));
-}
-
 TEST(RemoteMemory, DiesInTheMiddleWithItsProcess) {
   const Region region(64 * kMiB);
   const fakes::Child child;
-  const Pidfd pidfd = held(child.pid());
-  RemoteMemory memory(child.pid(), pidfd, region.address(), 64 * kMiB);
+  RemoteMemory memory(space_of(child.pid()), region.address(), 64 * kMiB);
   std::thread killer([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    (void)pidfd.signal(SIGKILL);
+    ::kill(child.pid().value, SIGKILL);
   });
   const auto bytes = pattern(16 * kMiB, 1);
   Result<void> result;
@@ -193,11 +168,10 @@ TEST(RemoteMemory, FaultsInEverySmallPage) {
   const Region region(16 * kMiB, false);
   *region.at(3 * kMiB) = 'k';  // one is there, shared with the child after the fork
   const fakes::Child child;
-  const Pidfd pidfd = held(child.pid());
   // Neither end lies at a huge page's.
   const std::uint64_t begin = region.address() + 5 * 4096;
   const std::uint64_t bytes = 13 * kMiB;
-  RemoteMemory memory(child.pid(), pidfd, begin, bytes);
+  RemoteMemory memory(space_of(child.pid()), begin, bytes);
   EXPECT_LE(pages_present(child.pid(), begin, bytes), 1U);
   ASSERT_TRUE(memory.fault_in(3, Interrupt{}));
   EXPECT_EQ(pages_present(child.pid(), begin, bytes), bytes / 4096);
@@ -214,8 +188,7 @@ TEST(RemoteMemory, FaultsInPagesThatWereOnlyRead) {
     *region.at(0) = 'r';
     ::pause();
   });
-  const Pidfd pidfd = held(child.pid());
-  RemoteMemory memory(child.pid(), pidfd, region.address(), 4 * kMiB);
+  RemoteMemory memory(space_of(child.pid()), region.address(), 4 * kMiB);
   std::vector<std::byte> first(1);
   while (first[0] != std::byte{'r'})
     ASSERT_TRUE(memory.read(0, first));
@@ -235,8 +208,7 @@ TEST(RemoteMemory, FaultsInPagesThatWereOnlyRead) {
 TEST(RemoteMemory, FaultsInHugePagesToo) {
   const Region region(32 * kMiB, true);
   const fakes::Child child;
-  const Pidfd pidfd = held(child.pid());
-  RemoteMemory memory(child.pid(), pidfd, region.address() + 4096, 24 * kMiB);
+  RemoteMemory memory(space_of(child.pid()), region.address() + 4096, 24 * kMiB);
   ASSERT_TRUE(memory.fault_in(3, Interrupt{}));
   EXPECT_EQ(pages_present(child.pid(), region.address() + 4096, 24 * kMiB), 24 * kMiB / 4096);
 }
@@ -244,8 +216,7 @@ TEST(RemoteMemory, FaultsInHugePagesToo) {
 TEST(RemoteMemory, StopsFaultingInWhenInterrupted) {
   const Region region(32 * kMiB, false);
   const fakes::Child child;
-  const Pidfd pidfd = held(child.pid());
-  RemoteMemory memory(child.pid(), pidfd, region.address(), 32 * kMiB);
+  RemoteMemory memory(space_of(child.pid()), region.address(), 32 * kMiB);
   Interrupt interrupt;
   interrupt.request(SIGINT);
   const auto result = memory.fault_in(4, interrupt);

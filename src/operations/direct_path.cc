@@ -125,6 +125,23 @@ Result<void> check_mover_memory(const Environment& env, std::span<const GpuUuid>
   return {};
 }
 
+// The target names the number, and how long a tool waits for it goes by it.
+Result<void> check_size(const AgentClient& agent, Driver& driver) {
+  constexpr std::uint64_t kEveryGpuHas = std::uint64_t{8} << 30;
+  if (agent.bytes() <= kEveryGpuHas) return {};
+  const auto gpus = driver.gpus();
+  if (!gpus || gpus->empty()) return {};
+  std::uint64_t sum = 0;
+  for (const Gpu& gpu : *gpus)
+    sum += gpu.memory_total;
+  if (agent.bytes() <= sum) return {};
+  return fail(ErrorCode::kNotSupported,
+              fmt::format("the agent in process {} speaks of {} of GPU memory, and all GPUs "
+                          "together have {}",
+                          agent.pid().value, format_bytes(agent.bytes()), format_bytes(sum)),
+              "do not trust that process: its page is forged or damaged");
+}
+
 // An agent of another version, in a process that went by the driver's way.
 bool has_nothing_to_bring_back(Pid pid) {
   const auto seen = AgentClient::look(pid);
@@ -176,6 +193,7 @@ Result<void> DirectPath::find(const Environment& env, const std::vector<const Pr
                       process->pid().value));
     }
     if (!*agent) continue;
+    if (!away) (*agent)->heed(&env.interrupt);
     // Its last peer may have been killed, and the agent be at work to make the program run: what it
     // does then is done first. One that is held does nothing, and is not asked to while the driver
     // may hold it.
@@ -187,6 +205,11 @@ Result<void> DirectPath::find(const Environment& env, const std::vector<const Pr
         env.tell("the driver's path is taken: " + settled.error().to_string());
         continue;
       }
+    }
+    if (auto sound = check_size(**agent, env.driver); !sound) {
+      if (away) return sound;
+      env.tell("the driver's path is taken: " + sound.error().to_string());
+      continue;
     }
     if (is_away((*agent)->state()) == away) agents_.push_back(std::move(**agent));
   }
@@ -232,7 +255,7 @@ Result<void> DirectPath::prepare(const Environment& env, Group& group, bool buff
   coming_ = in_background([make = env.mover, needs] { return make(needs); });
   for (auto& agent : agents_) {
     if (!buffers) break;
-    direct::RemoteMemory buffer(agent.pid(), agent.pidfd(), agent.buffer_address(), agent.bytes());
+    direct::RemoteMemory buffer(agent.address_space(), agent.buffer_address(), agent.bytes());
     auto done = buffer.fault_in(0, env.interrupt);
     if (!done && worst) worst = std::move(done);
     ready_[agent.pid()] = agent.buffer_address();
@@ -392,9 +415,7 @@ Result<std::vector<direct::Segment>> DirectPath::take_all(const IntoImage* image
       if (!stream) return fail(std::move(stream.error()));
       base = places.add_stream(into_, *stream);
     } else {
-      auto begin = places.add_buffer(agent.pid(), agent.buffer_address(), agent.bytes());
-      if (!begin) return fail(std::move(begin.error()));
-      base = *begin;
+      base = places.add_buffer(agent.address_space(), agent.buffer_address(), agent.bytes());
     }
     append(segments, std::move(*taken), base);
   }
@@ -534,9 +555,8 @@ Result<void> DirectPath::copy_in(const Interrupt& interrupt) {
       append(segments, std::move(*taken), places_->add_stream(content->image, content->stream));
       continue;
     }
-    auto base = places_->add_buffer(agent.pid(), agent.buffer_address(), agent.bytes());
-    if (!base) return fail(std::move(base.error()));
-    append(segments, std::move(*taken), *base);
+    append(segments, std::move(*taken),
+           places_->add_buffer(agent.address_space(), agent.buffer_address(), agent.bytes()));
   }
   const auto deadline = Clock::now() + (from_image ? kSlowDisk : 1) * copy_time(bytes());
   const bool any = !segments.empty();
@@ -573,11 +593,13 @@ Result<void> DirectPath::empty() {
 
 // The agent alone, which needs no mover and takes its time.
 Result<void> DirectPath::bring_back(AgentClient& agent) const {
+  // A page answers, too, when another process has it.
+  if (auto there = agent.address_space()->check_current(); !there) return there;
   return agent.bring_back([this](const AgentClient& held) -> Result<void> {
     constexpr std::uint64_t kPiece = std::uint64_t{16} << 20;
     auto content = content_of(held);
     if (!content) return fail(std::move(content.error()));
-    direct::RemoteMemory buffer(held.pid(), held.pidfd(), held.buffer_address(), held.bytes());
+    direct::RemoteMemory buffer(held.address_space(), held.buffer_address(), held.bytes());
     std::vector<std::byte> piece(std::min(kPiece, held.bytes()));
     for (std::uint64_t offset = 0; offset < held.bytes(); offset += kPiece) {
       const std::span<std::byte> part(piece.data(), std::min(kPiece, held.bytes() - offset));
@@ -956,6 +978,7 @@ Result<std::uint64_t> DirectPath::move_in(const Environment& env,
   if (!mover_ || !done) {
     auto alone = bring_back_all(stops);
     if (!alone) return fail(std::move(alone.error()));
+    if (auto gone = take_gone()) return fail(std::move(*gone));
     return moved;
   }
   fault_only(FaultPoint::kDirectFilled);

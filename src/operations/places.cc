@@ -15,16 +15,16 @@ Places::Part* Places::part_at(std::uint64_t offset) {
   return offset / kGap < parts_.size() ? &parts_[offset / kGap] : nullptr;
 }
 
-Result<std::uint64_t> Places::add_buffer(Pid pid, std::uint64_t address, std::uint64_t bytes) {
+std::uint64_t Places::add_buffer(const std::shared_ptr<const proc::AddressSpace>& space,
+                                 std::uint64_t address, std::uint64_t bytes) {
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     const Buffer* buffer = parts_[i].buffer.get();
-    if (buffer != nullptr && buffer->pid == pid && buffer->address == address &&
+    if (buffer != nullptr && buffer->pid == space->pid() && buffer->address == address &&
         buffer->memory.size() == bytes)
       return i * kGap;
   }
-  auto pidfd = Pidfd::open(pid);
-  if (!pidfd) return fail(std::move(pidfd.error()));
-  parts_.push_back({std::make_unique<Buffer>(pid, address, bytes, std::move(*pidfd)), {}, 0});
+  const direct::RemoteMemory memory(space, address, bytes);
+  parts_.push_back({std::make_unique<Buffer>(Buffer{space->pid(), address, memory}), {}, 0});
   return (parts_.size() - 1) * kGap;
 }
 

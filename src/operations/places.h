@@ -21,8 +21,9 @@ class Places final : public direct::Content {
  public:
   static constexpr std::uint64_t kGap = ImageContent::kGap;
 
-  // Each adds a place, or finds it, and returns the offset at which it begins. kProcessGone.
-  Result<std::uint64_t> add_buffer(Pid pid, std::uint64_t address, std::uint64_t bytes);
+  // Each adds a place, or finds it, and returns the offset at which it begins.
+  std::uint64_t add_buffer(const std::shared_ptr<const proc::AddressSpace>& space,
+                           std::uint64_t address, std::uint64_t bytes);
   std::uint64_t add_stream(const std::shared_ptr<ImageContent>& image, std::size_t stream);
 
   // kInternal where there is no place: from a process that has come to grief.
@@ -33,11 +34,8 @@ class Places final : public direct::Content {
 
  private:
   struct Buffer {
-    Buffer(Pid p, std::uint64_t a, std::uint64_t bytes, Pidfd fd)
-        : pid(p), address(a), pidfd(std::move(fd)), memory(p, pidfd, a, bytes) {}
     Pid pid;
     std::uint64_t address;
-    Pidfd pidfd;
     direct::RemoteMemory memory;
   };
   // One or the other.

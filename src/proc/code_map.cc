@@ -4,7 +4,6 @@
 #include <string_view>
 
 #include "proc/procfs.h"
-#include "proc/tracee.h"
 
 namespace stasis::proc {
 namespace {
@@ -21,8 +20,8 @@ bool starts_with_any(std::string_view name, std::initializer_list<std::string_vi
 
 }  // namespace
 
-CodeMap::CodeMap(Pid pid) : pid_(pid) {
-  const auto mappings = ProcFs().mappings(pid);
+CodeMap::CodeMap(const AddressSpace& space) : space_(&space) {
+  const auto mappings = ProcFs().mappings(space.pid());
   if (!mappings) return;
   for (const Mapping& mapping : *mappings) {
     if (mapping.permissions.size() < 3 || mapping.permissions[2] != 'x') continue;
@@ -55,7 +54,7 @@ CodeMap::Module CodeMap::module_at(std::uint64_t address) const {
 // e8 with 4 bytes, or ff /2 with a byte that says how its operand is found.
 bool CodeMap::follows_a_call(std::uint64_t address) const {
   std::array<std::uint8_t, 8> before{};
-  if (!read_memory(pid_, address - before.size(), before.data(), before.size())) return false;
+  if (!space_->read(address - before.size(), before.data(), before.size())) return false;
   if (before[3] == 0xe8) return true;
   for (const std::size_t length : {2U, 3U, 4U, 6U, 7U}) {
     const std::size_t at = before.size() - length;
@@ -72,7 +71,7 @@ Site CodeMap::site(std::uint64_t instruction, std::uint64_t stack, bool in_syste
   std::array<std::uint64_t, kStackWords> words{};
   // The stack may end within this distance; what is there of it is enough.
   std::size_t count = kStackWords;
-  while (count > 0 && !read_memory(pid_, stack, words.data(), count * 8))
+  while (count > 0 && !space_->read(stack, words.data(), count * 8))
     count = count > kPageWords / 8 ? count / 2 : 0;
   for (std::size_t i = 0; i < count; ++i) {
     const Module module = module_at(words[i]);

@@ -1,13 +1,14 @@
 // Where in its code a thread of another process is: in the driver, or outside of it.
 //
-// A snapshot of the executable mappings of a process. Reads only; thread-safe.
+// A snapshot of the executable mappings of a process. Reads only; thread-safe. The address space
+// must outlive it.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <vector>
 
-#include "stasis/ids.h"
+#include "proc/address_space.h"
 
 namespace stasis::proc {
 
@@ -20,7 +21,7 @@ enum class Site {
 class CodeMap {
  public:
   // Empty if the process is gone; then everything is kProgram.
-  explicit CodeMap(Pid pid);
+  explicit CodeMap(const AddressSpace& space);
 
   // `stack` is the thread's stack pointer; the thread does not run. `in_system_call`: it is not in
   // code of the C library but waits in the kernel, so kLibrary is never the answer.
@@ -40,7 +41,7 @@ class CodeMap {
   Module module_at(std::uint64_t address) const;
   bool follows_a_call(std::uint64_t address) const;
 
-  Pid pid_;
+  const AddressSpace* space_;
   std::vector<Range> ranges_;  // by address
 };
 

@@ -4,7 +4,6 @@
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
 #include <sys/syscall.h>
-#include <sys/uio.h>
 #include <sys/wait.h>
 
 #include <algorithm>
@@ -194,14 +193,11 @@ bool is_in_system_call(const user_regs_struct& registers) {
   return static_cast<int>(registers.orig_rax) >= 0;
 }
 
-Result<void> read_memory(Pid pid, std::uint64_t address, void* data, std::size_t size) {
-  iovec local{data, size};
-  iovec remote{as_pointer(address), size};
-  const ssize_t n = ::process_vm_readv(pid.value, &local, 1, &remote, 1, 0);
-  if (n == static_cast<ssize_t>(size)) return {};
-  if (n < 0 && errno == ESRCH) return fail(gone(pid));
-  return fail(errno_error(fmt::format("cannot read the memory of process {}", pid.value),
-                          n < 0 ? errno : EFAULT));
+Result<void> StoppedThreads::check_right() const {
+  if (is_right_) return {};
+  auto current = space_->check_current();
+  is_right_ = current.has_value();
+  return current;
 }
 
 // Waits for the stop of a thread that was seized and interrupted. A signal that was on its way to
@@ -250,6 +246,7 @@ Result<void> StoppedThreads::wait_until_stopped(Tid thread, Clock::time_point de
 
 // Asks all of them to stop before it waits for any.
 Result<void> StoppedThreads::seize(std::span<const Tid> threads) {
+  is_right_ = false;
   Result<void> worst;
   std::vector<Tid> seized;
   for (const Tid thread : threads) {
@@ -275,14 +272,16 @@ Result<void> StoppedThreads::seize(std::span<const Tid> threads) {
   return worst;
 }
 
-Result<StoppedThreads> StoppedThreads::stop(Pid pid, Tid thread) {
-  StoppedThreads stopped(pid);
+Result<StoppedThreads> StoppedThreads::stop(const AddressSpace& space, Tid thread) {
+  StoppedThreads stopped(space);
   if (auto done = stopped.seize({&thread, 1}); !done) return fail(std::move(done.error()));
   return stopped;
 }
 
-Result<StoppedThreads> StoppedThreads::stop(Pid pid, const std::function<bool(Tid)>& wanted) {
-  StoppedThreads stopped(pid);
+Result<StoppedThreads> StoppedThreads::stop(const AddressSpace& space,
+                                            const std::function<bool(Tid)>& wanted) {
+  const Pid pid = space.pid();
+  StoppedThreads stopped(space);
   std::vector<Tid> known;
   for (int pass = 0; pass < kPasses; ++pass) {
     std::vector<Tid> found;
@@ -307,6 +306,7 @@ Result<StoppedThreads::Registers> StoppedThreads::registers(Tid thread) const {
 }
 
 Result<void> StoppedThreads::set_registers(Tid thread, const Registers& registers) const {
+  if (auto right = check_right(); !right) return right;
   Registers copy = registers;
   return request(pid_, PTRACE_SETREGS, thread, nullptr, &copy);
 }
@@ -319,11 +319,13 @@ Result<std::uint64_t> StoppedThreads::signal_mask(Tid thread) const {
 }
 
 Result<void> StoppedThreads::set_signal_mask(Tid thread, std::uint64_t mask) const {
+  if (auto right = check_right(); !right) return right;
   return request(pid_, PTRACE_SETSIGMASK, thread, as_pointer(sizeof mask), &mask);
 }
 
 Result<void> StoppedThreads::write(Tid thread, std::uint64_t address,
                                    std::span<const std::uint64_t> words) const {
+  if (auto right = check_right(); !right) return right;
   for (std::size_t i = 0; i < words.size(); ++i) {
     auto done =
         request(pid_, PTRACE_POKEDATA, thread, as_pointer(address + i * 8), as_pointer(words[i]));
@@ -407,8 +409,8 @@ Result<StoppedThreads::Registers> StoppedThreads::registers_to_stop_with(Tid thr
       rseq.area != 0) {
     std::uint64_t section_at = 0;
     RseqCriticalSection section;
-    if (read_memory(pid_, rseq.area + kRseqCsOffset, &section_at, sizeof section_at) &&
-        section_at != 0 && read_memory(pid_, section_at, &section, sizeof section) &&
+    if (space_->read(rseq.area + kRseqCsOffset, &section_at, sizeof section_at) &&
+        section_at != 0 && space_->read(section_at, &section, sizeof section) &&
         regs->rip - section.start < section.length) {
       regs->rip = section.abort;
     }
@@ -417,6 +419,7 @@ Result<StoppedThreads::Registers> StoppedThreads::registers_to_stop_with(Tid thr
 }
 
 Result<void> StoppedThreads::let_run(Tid thread, std::chrono::nanoseconds time) {
+  is_right_ = false;
   if (auto done = request(pid_, PTRACE_CONT, thread, nullptr, nullptr); !done) return done;
   // It may be moved meanwhile; then once more there.
   constexpr int kMoves = 3;

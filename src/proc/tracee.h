@@ -3,6 +3,10 @@
 // ptrace is bound to the thread that seized: make, use and destroy a StoppedThreads on one thread,
 // one made for it, because a thread that cannot be stopped stays seized until that thread ends.
 // When it ends or is killed, the kernel lets all go; they run on with the registers they have then.
+//
+// All are threads of one address space, which must outlive this: before the first change that is
+// made while a thread is stopped, it is seen that the process still runs in it. While a thread is
+// stopped it cannot call execve(2), and an execve of another thread ends it.
 #pragma once
 
 #include <sys/user.h>
@@ -14,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "proc/address_space.h"
 #include "stasis/ids.h"
 #include "stasis/result.h"
 
@@ -29,15 +34,19 @@ class StoppedThreads {
  public:
   using Registers = user_regs_struct;
 
-  // Stops all threads of `pid` that `wanted` accepts, also those that are made meanwhile. kBusy if
-  // another tracer holds one or one cannot be stopped (uninterruptible sleep, vfork),
+  // Stops all threads of the process that `wanted` accepts, also those that are made meanwhile.
+  // kBusy if another tracer holds one or one cannot be stopped (uninterruptible sleep, vfork),
   // kNotPermitted. On an error all run on as they were.
-  static Result<StoppedThreads> stop(Pid pid, const std::function<bool(Tid)>& wanted);
+  static Result<StoppedThreads> stop(const AddressSpace& space,
+                                     const std::function<bool(Tid)>& wanted);
   // The same for one thread; none is held if it has ended.
-  static Result<StoppedThreads> stop(Pid pid, Tid thread);
+  static Result<StoppedThreads> stop(const AddressSpace& space, Tid thread);
 
   StoppedThreads(StoppedThreads&& other) noexcept
-      : pid_(other.pid_), threads_(std::exchange(other.threads_, {})) {}
+      : space_(other.space_),
+        pid_(other.pid_),
+        threads_(std::exchange(other.threads_, {})),
+        is_right_(other.is_right_) {}
   StoppedThreads(const StoppedThreads&) = delete;
   StoppedThreads& operator=(const StoppedThreads&) = delete;
   StoppedThreads& operator=(StoppedThreads&&) = delete;
@@ -45,7 +54,8 @@ class StoppedThreads {
 
   const std::vector<Tid>& threads() const { return threads_; }
 
-  // kProcessGone where the thread has been killed meanwhile.
+  // kProcessGone where the thread has been killed meanwhile, and, of all that changes something,
+  // where the process has become another program.
   Result<Registers> registers(Tid thread) const;
   Result<void> set_registers(Tid thread, const Registers& registers) const;
   Result<std::uint64_t> signal_mask(Tid thread) const;
@@ -80,16 +90,17 @@ class StoppedThreads {
   void let_go();
 
  private:
-  explicit StoppedThreads(Pid pid) : pid_(pid) {}
+  explicit StoppedThreads(const AddressSpace& space) : space_(&space), pid_(space.pid()) {}
+  // That these are threads of that address space.
+  Result<void> check_right() const;
   Result<void> seize(std::span<const Tid> threads);
   using Clock = std::chrono::steady_clock;
   Result<void> wait_until_stopped(Tid thread, Clock::time_point deadline, bool& ended);
 
+  const AddressSpace* space_;
   Pid pid_;
   std::vector<Tid> threads_;
+  mutable bool is_right_ = false;  // since the last stop
 };
-
-// Reads `size` bytes of another process's memory; less than all is an error (kIo, kProcessGone).
-Result<void> read_memory(Pid pid, std::uint64_t address, void* data, std::size_t size);
 
 }  // namespace stasis::proc

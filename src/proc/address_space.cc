@@ -1,0 +1,139 @@
+#include "proc/address_space.h"
+
+#include <elf.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include <fmt/format.h>
+
+#include "proc/procfs.h"
+
+namespace stasis::proc {
+namespace {
+
+// The kernel's own is some 400 bytes (AT_VECTOR_SIZE of linux/auxvec.h).
+constexpr std::size_t kLargestAuxv = 4096;
+
+off_t as_offset(std::uint64_t address) { return static_cast<off_t>(address); }
+
+// Where the sixteen random bytes of the execve lie; 0 if that is not said.
+std::uint64_t random_address(const std::string& auxv) {
+  for (std::size_t at = 0; at + sizeof(Elf64_auxv_t) <= auxv.size(); at += sizeof(Elf64_auxv_t)) {
+    Elf64_auxv_t entry;
+    std::memcpy(&entry, auxv.data() + at, sizeof entry);
+    if (entry.a_type == AT_NULL) break;
+    if (entry.a_type == AT_RANDOM) return entry.a_un.a_val;
+  }
+  return 0;
+}
+
+Error no_longer_there(Pid pid) {
+  return Error{ErrorCode::kProcessGone,
+               fmt::format("process {} has ended, or has become another program (exec)", pid.value),
+               {},
+               {},
+               {}};
+}
+
+bool has_ended(Pid pid) {
+  const auto info = ProcFs().process(pid);
+  return !info || info->state == 'Z' || info->state == 'X';
+}
+
+}  // namespace
+
+Result<UniqueFd> AddressSpace::open_memory(Pid pid) {
+  auto memory = open_file(AT_FDCWD, fmt::format("/proc/{}/mem", pid.value), O_RDWR);
+  if (memory) return memory;
+  Error error = std::move(memory.error());
+  if (error.code == ErrorCode::kNotPermitted)
+    error.remedy = "run as root, or with CAP_SYS_PTRACE, or as the user who owns the process";
+  return fail(std::move(error));
+}
+
+Result<AddressSpace::Birth> AddressSpace::birth_of(Pid pid, const UniqueFd& memory) {
+  const std::string path = fmt::format("/proc/{}/auxv", pid.value);
+  auto file = open_file(AT_FDCWD, path, O_RDONLY);
+  if (!file) return fail(std::move(file.error()));
+  auto auxv = read_file(*file, path, kLargestAuxv);
+  if (!auxv) return fail(std::move(auxv.error()));
+  Birth birth{std::move(*auxv), {}};
+  // A program may have made these bytes unreadable, or hidden where they are; then the rest tells:
+  // of a program that was just started both are there.
+  const std::uint64_t at = random_address(birth.auxv);
+  if (at != 0 && ::pread(memory.get(), birth.random.data(), birth.random.size(), as_offset(at)) !=
+                     static_cast<ssize_t>(birth.random.size())) {
+    birth.random = {};
+  }
+  return birth;
+}
+
+Result<AddressSpace> AddressSpace::open(Pid pid) {
+  auto memory = open_memory(pid);
+  // The kernel says "not permitted" of one that has ended, too.
+  if (!memory && has_ended(pid)) return fail(no_longer_there(pid));
+  if (!memory) return fail(std::move(memory.error()));
+  auto birth = birth_of(pid, *memory);
+  if (!birth) return fail(std::move(birth.error()));
+  AddressSpace space(pid, std::move(*memory), std::move(*birth));
+  // An execve between the two would have bound this to what is no more, and compare it with what
+  // is.
+  if (auto current = space.check_current(); !current) return fail(std::move(current.error()));
+  return space;
+}
+
+bool AddressSpace::is_current() const {
+  const auto memory = open_memory(pid_);
+  if (!memory) return false;
+  const auto now = birth_of(pid_, *memory);
+  return now && *now == birth_;
+}
+
+Result<void> AddressSpace::check_current() const {
+  if (is_current()) return {};
+  return fail(no_longer_there(pid_));
+}
+
+Error AddressSpace::refusal(const char* what, std::uint64_t address, std::size_t size,
+                            int number) const {
+  // Nothing moved, and no error: no process runs in it.
+  if (number == 0 || number == ESRCH) return no_longer_there(pid_);
+  // The kernel says EIO of addresses where there is nothing.
+  const int meant = number == EIO ? EFAULT : number;
+  Error error = errno_error(fmt::format("cannot {} {} bytes of memory at {:#x} of process {}", what,
+                                        size, address, pid_.value),
+                            meant);
+  if (meant == EFAULT) error.remedy = "the process has changed its own memory: try again";
+  return error;
+}
+
+Result<void> AddressSpace::read(std::uint64_t address, void* data, std::size_t size) const {
+  auto* to = static_cast<std::byte*>(data);
+  while (size > 0) {
+    const ssize_t done = ::pread(memory_.get(), to, size, as_offset(address));
+    if (done < 0 && errno == EINTR) continue;
+    if (done <= 0) return fail(refusal("read", address, size, done < 0 ? errno : 0));
+    to += done;
+    address += static_cast<std::uint64_t>(done);
+    size -= static_cast<std::size_t>(done);
+  }
+  return {};
+}
+
+Result<void> AddressSpace::write(std::uint64_t address, const void* data, std::size_t size) const {
+  const auto* from = static_cast<const std::byte*>(data);
+  while (size > 0) {
+    const ssize_t done = ::pwrite(memory_.get(), from, size, as_offset(address));
+    if (done < 0 && errno == EINTR) continue;
+    if (done <= 0) return fail(refusal("write", address, size, done < 0 ? errno : 0));
+    from += done;
+    address += static_cast<std::uint64_t>(done);
+    size -= static_cast<std::size_t>(done);
+  }
+  return {};
+}
+
+}  // namespace stasis::proc

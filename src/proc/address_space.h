@@ -1,0 +1,62 @@
+// The address space in which a process ran when it was opened, and no other.
+//
+// A number, and a pidfd as well, stands for a process through every execve(2): memory that is read
+// and written by them may be that of a setuid program which the process has become in between. The
+// kernel binds /proc/PID/mem to the address space at open(2) (mem_open() of fs/proc/base.c); once
+// no process runs in that, reads and writes through the descriptor move nothing.
+//
+// Moves, never copies. All calls are const and thread-safe.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "base/fd.h"
+#include "stasis/ids.h"
+#include "stasis/result.h"
+
+namespace stasis::proc {
+
+class AddressSpace {
+ public:
+  // kProcessGone; kNotPermitted: it wants the permission to trace the process. Opened by number:
+  // a caller that holds a pidfd looks afterwards whether its process is still alive.
+  static Result<AddressSpace> open(Pid pid);
+
+  // All of it or an error: kProcessGone if the address space has no process any more; kIo where
+  // there is no memory, or none that may be written even by a tracer (EFAULT).
+  Result<void> read(std::uint64_t address, void* data, std::size_t size) const;
+  Result<void> write(std::uint64_t address, const void* data, std::size_t size) const;
+
+  // Whether the process still runs in this address space: compares what the kernel made at its
+  // execve, the places of a randomised start (/proc/PID/auxv) and sixteen random bytes
+  // (AT_RANDOM), with those that the process has now. Another process may share the address space
+  // and keep it alive, so that read() still works.
+  bool is_current() const;
+  // kProcessGone if not.
+  Result<void> check_current() const;
+
+  Pid pid() const { return pid_; }
+
+ private:
+  // What tells one execve from another.
+  struct Birth {
+    std::string auxv;
+    std::array<std::byte, 16> random{};
+    friend bool operator==(const Birth&, const Birth&) = default;
+  };
+  AddressSpace(Pid pid, UniqueFd memory, Birth birth)
+      : pid_(pid), memory_(std::move(memory)), birth_(std::move(birth)) {}
+  static Result<UniqueFd> open_memory(Pid pid);
+  static Result<Birth> birth_of(Pid pid, const UniqueFd& memory);
+  Error refusal(const char* what, std::uint64_t address, std::size_t size, int number) const;
+
+  Pid pid_;
+  UniqueFd memory_;
+  Birth birth_;
+};
+
+}  // namespace stasis::proc

@@ -1,0 +1,142 @@
+#include "proc/address_space.h"
+
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <csignal>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "proc/procfs.h"
+#include "tests/fakes/child.h"
+
+namespace stasis::proc {
+namespace {
+
+using fakes::Child;
+
+template <class Condition>
+bool wait_for(const Condition& condition) {
+  for (int i = 0; i < 10000; ++i) {
+    if (condition()) return true;
+    ::usleep(1000);
+  }
+  return false;
+}
+
+std::uint64_t address_of(const void* at) { return reinterpret_cast<std::uint64_t>(at); }
+
+class AddressSpaceTest : public ::testing::Test {
+ protected:
+  AddressSpaceTest()
+      : go_(static_cast<std::atomic<int>*>(
+            ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {}
+  ~AddressSpaceTest() override { ::munmap(go_, 4096); }
+
+  // Waits for the word, then becomes another program, which sleeps.
+  void become_another() const {
+    while (go_->load() == 0)
+      ::usleep(500);
+    const std::array<const char*, 3> sleep{"sleep", "1000", nullptr};
+    ::execvp(sleep[0], const_cast<char* const*>(sleep.data()));
+  }
+  static bool sleeps(Pid pid) {
+    const auto info = ProcFs().process(pid);
+    return info && info->comm == "sleep";
+  }
+
+  std::atomic<int>* go_;  // shared with the child
+};
+
+TEST_F(AddressSpaceTest, ReadsAndWritesWhatItWasOpenedFor) {
+  std::vector<char> memory(100000, 'a');
+  const Child child;
+  auto space = AddressSpace::open(child.pid());
+  ASSERT_TRUE(space) << space.error().to_string();
+  EXPECT_TRUE(space->is_current());
+  const std::vector<char> other(100000, 'b');
+  ASSERT_TRUE(space->write(address_of(memory.data()), other.data(), other.size()));
+  std::vector<char> got(100000);
+  ASSERT_TRUE(space->read(address_of(memory.data()), got.data(), got.size()));
+  EXPECT_EQ(got, other);
+  EXPECT_EQ(memory[0], 'a') << "it is the child's memory, not ours";
+  const auto nowhere = space->read(8, got.data(), 8);
+  ASSERT_FALSE(nowhere);
+  EXPECT_EQ(nowhere.error().code, ErrorCode::kIo);
+}
+
+TEST_F(AddressSpaceTest, DiesWithItsProgram) {
+  std::array<char, 64> memory{};
+  const Child child([this] { become_another(); });
+  auto space = AddressSpace::open(child.pid());
+  ASSERT_TRUE(space);
+  go_->store(1);
+  ASSERT_TRUE(wait_for([&] { return sleeps(child.pid()); }));
+  EXPECT_FALSE(space->is_current());
+  char byte = 0;
+  for (const auto& result :
+       {space->read(address_of(memory.data()), &byte, 1),
+        space->write(address_of(memory.data()), &byte, 1), space->check_current()}) {
+    ASSERT_FALSE(result);
+    EXPECT_EQ(result.error().code, ErrorCode::kProcessGone);
+  }
+  auto other = AddressSpace::open(child.pid());
+  ASSERT_TRUE(other);
+  EXPECT_TRUE(other->is_current());
+}
+
+// The address space lives on with who shares it, so that reads still work: what they reach is the
+// old one, and the process is said to have left it.
+TEST_F(AddressSpaceTest, IsNotCurrentWhenAnotherKeepsItAlive) {
+  static std::array<char, 64> memory{};
+  const Child child([this] {
+    static std::array<char, 65536> stack;
+    const auto stay = [](void*) -> int {
+      for (;;)
+        ::pause();
+    };
+    // Ends with the test: its parent's end is the end of its reason to be.
+    if (::clone(stay, stack.data() + stack.size(), CLONE_VM | SIGCHLD, nullptr) < 0) ::_exit(1);
+    memory[0] = 'o';
+    go_->store(2);
+    while (go_->load() != 1)
+      ::usleep(500);
+    become_another();
+  });
+  ASSERT_TRUE(wait_for([&] { return go_->load() == 2; }));
+  const auto children = ProcFs().tree(child.pid());
+  ASSERT_TRUE(children && children->size() == 2);
+  auto space = AddressSpace::open(child.pid());
+  ASSERT_TRUE(space);
+  go_->store(1);
+  ASSERT_TRUE(wait_for([&] { return sleeps(child.pid()); }));
+  char byte = 0;
+  EXPECT_TRUE(space->read(address_of(memory.data()), &byte, 1));
+  EXPECT_EQ(byte, 'o');
+  EXPECT_FALSE(space->is_current());
+  ::kill((*children)[1].pid.value, SIGKILL);
+}
+
+TEST_F(AddressSpaceTest, OfAProcessThatHasEndedIsGone) {
+  const Child child;
+  auto space = AddressSpace::open(child.pid());
+  ASSERT_TRUE(space);
+  child.become_zombie();
+  EXPECT_FALSE(space->is_current());
+  char byte = 0;
+  const auto read = space->read(address_of(&byte), &byte, 1);
+  ASSERT_FALSE(read);
+  EXPECT_EQ(read.error().code, ErrorCode::kProcessGone);
+  EXPECT_FALSE(AddressSpace::open(child.pid()));
+}
+
+}  // namespace
+}  // namespace stasis::proc
