@@ -1,7 +1,10 @@
 #include "proc/address_space.h"
 
+#include <linux/capability.h>
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -136,6 +139,76 @@ TEST_F(AddressSpaceTest, OfAProcessThatHasEndedIsGone) {
   ASSERT_FALSE(read);
   EXPECT_EQ(read.error().code, ErrorCode::kProcessGone);
   EXPECT_FALSE(AddressSpace::open(child.pid()));
+}
+
+// Large pieces go another way, with the rights of the target's user.
+TEST_F(AddressSpaceTest, LargePiecesOfAnotherUsersMemoryGoAndOurRightsAreBack) {
+  if (::getuid() != 0) GTEST_SKIP() << "not root";
+  std::vector<char> memory(std::size_t{8} << 20, 'a');
+  constexpr unsigned kUser = 65534;
+  const Child child([&] {
+    if (::setresgid(kUser, kUser, kUser) != 0 || ::setresuid(kUser, kUser, kUser) != 0) ::_exit(1);
+    ::prctl(PR_SET_DUMPABLE, 1);
+    go_->store(2);
+    for (;;)
+      ::pause();
+  });
+  ASSERT_TRUE(wait_for([&] { return go_->load() == 2; }));
+  auto space = AddressSpace::open(child.pid());
+  ASSERT_TRUE(space);
+  const std::vector<char> other(memory.size(), 'b');
+  ASSERT_TRUE(space->write(address_of(memory.data()), other.data(), other.size()));
+  std::vector<char> got(memory.size());
+  ASSERT_TRUE(space->read(address_of(memory.data()), got.data(), got.size()));
+  EXPECT_EQ(got, other);
+  EXPECT_EQ(::getuid(), 0U);
+  EXPECT_EQ(::getgid(), 0U);
+  EXPECT_NE(ProcFs().effective_capabilities().value_or(0) & (1 << CAP_SYS_PTRACE), 0U);
+}
+
+// What the kernel refuses to the target's user it refuses to a thread with his rights.
+TEST_F(AddressSpaceTest, ThreadsWithLesserRightsMayNotReadAMorePowerfulProgram) {
+  if (::getuid() != 0) GTEST_SKIP() << "not root";
+  constexpr unsigned kUser = 65534;
+  std::vector<char> memory(4096, 's');
+  const Child child([&] {
+    if (::setresgid(kUser, kUser, kUser) != 0 || ::setresuid(kUser, kUser, 0) != 0) ::_exit(1);
+    ::prctl(PR_SET_DUMPABLE, 1);
+    go_->store(2);
+    while (go_->load() != 1)
+      ::usleep(200);
+    // As after a setuid program's start.
+    if (::setresuid(kUser, 0, 0) != 0) ::_exit(1);
+    go_->store(3);
+    for (;;)
+      ::pause();
+  });
+  ASSERT_TRUE(wait_for([&] { return go_->load() == 2; }));
+  const Child plain([&] {
+    if (::setresgid(kUser, kUser, kUser) != 0 || ::setresuid(kUser, kUser, kUser) != 0) ::_exit(1);
+    ::prctl(PR_SET_DUMPABLE, 1);
+    go_->store(4);
+    for (;;)
+      ::pause();
+  });
+  ASSERT_TRUE(wait_for([&] { return go_->load() == 4; }));
+  go_->store(1);
+  ASSERT_TRUE(wait_for([&] { return go_->load() == 3; }));
+  const auto rights = LesserRights::of(plain.pid());
+  const auto reads = [&](Pid pid) {
+    char byte = 0;
+    const iovec local{&byte, 1};
+    const iovec remote{memory.data(), 1};
+    return ::process_vm_readv(pid.value, &local, 1, &remote, 1, 0) == 1;
+  };
+  EXPECT_TRUE(reads(child.pid()));
+  {
+    const LesserRights::Scope scope(rights);
+    ASSERT_TRUE(scope.holds());
+    EXPECT_FALSE(reads(child.pid()));
+    EXPECT_TRUE(reads(plain.pid()));
+  }
+  EXPECT_TRUE(reads(child.pid()));
 }
 
 }  // namespace
