@@ -195,19 +195,19 @@ bool run_beside(std::vector<AwakeThread>& awake, const std::function<void()>& ac
   sigset_t before;
   sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  bool begun = true;
+  std::thread worker;
   try {
-    std::thread([end, work = act] {
+    worker = std::thread([end, work = act] {
       work();
       const std::scoped_lock lock(end->mutex);
       end->is = true;
       end->came.notify_all();
-    }).detach();
+    });
   } catch (const std::system_error&) {
-    begun = false;
+    // Without a thread; below.
   }
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  if (!begun) {
+  if (!worker.joinable()) {
     act();
     return true;
   }
@@ -215,8 +215,13 @@ bool run_beside(std::vector<AwakeThread>& awake, const std::function<void()>& ac
   while (!end->came.wait_for(lock, kTend, [&] { return end->is; })) {
     for (AwakeThread& thread : awake)
       (void)thread.tend();
-    if (limit.count() > 0 && Clock::now() - start > limit) return false;
+    if (limit.count() > 0 && Clock::now() - start > limit) {
+      worker.detach();
+      return false;
+    }
   }
+  lock.unlock();
+  worker.join();
   return true;
 }
 

@@ -62,10 +62,10 @@ class AwakeThread {
   bool awake_ = false;
 };
 
-// Runs `act` on another thread, which gets no signals, and tends the awake threads meanwhile. False
-// if `limit` (zero: none) is over first: `act` then goes on by itself, to the end of this process
-// if it must, so whatever it uses has to be its own. Where no thread is to be had, runs it on this
-// one.
+// Runs `act` on another thread, which gets no signals, and tends the awake threads meanwhile. True
+// when `act` has returned and that thread has ended. False if `limit` (zero: none) is over first:
+// `act` then goes on by itself, to the end of this process if it must, so whatever it uses has to
+// be its own. Where no thread is to be had, runs it on this one.
 bool run_beside(std::vector<AwakeThread>& awake, const std::function<void()>& act,
                 std::chrono::milliseconds limit = {});
 

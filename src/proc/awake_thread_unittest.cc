@@ -238,6 +238,20 @@ TEST(RunBeside, ComesBackWhenTheTimeIsOver) {
   EXPECT_TRUE(wait_for([&] { return flags->ended.load(); }));
 }
 
+// A process that has another thread can enter no mount namespace and no user namespace.
+TEST(RunBeside, LeavesNoThread) {
+  struct SlowEnd {
+    ~SlowEnd() { sleep_for(milliseconds(20)); }
+  };
+  std::vector<AwakeThread> nobody;
+  const auto before = ProcFs().threads(Pid{::getpid()}).size();
+  EXPECT_TRUE(run_beside(nobody, [] {
+    thread_local const SlowEnd ends_with_the_thread;
+    (void)&ends_with_the_thread;
+  }));
+  EXPECT_EQ(ProcFs().threads(Pid{::getpid()}).size(), before);
+}
+
 TEST(RunBeside, TakesNoSignals) {
   std::vector<AwakeThread> nobody;
   sigset_t seen;
