@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 // cuda_plugin.so: what CRIU calls, and when. No exception and no print leaves this file.
+#include <sched.h>
+
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <exception>
@@ -7,6 +10,9 @@
 
 #include <fmt/format.h>
 
+#include "base/fd.h"
+#include "base/scope_guard.h"
+#include "checkpoint/inherited_files.h"
 #include "criu_api.h"
 #include "dump_session.h"
 #include "restore_session.h"
@@ -31,9 +37,21 @@ Current& current() {
   return *instance;
 }
 
+// The driver's libraries leave threads in the process that calls them (cuInit does on driver
+// 580.159.04), and a call that does not come back is one more. Such a thread shares its root and
+// working directory with criu's own, and while it does the kernel refuses criu every mount
+// namespace (setns: EINVAL), so that no container is saved. A thread may have both to itself.
+// docs/adr/0035.
+void part_from_other_threads() {
+  if (::unshare(CLONE_FS) == 0) return;
+  log_warning("criu may not be able to enter mount namespaces: " +
+              errno_error("cannot part from the driver's threads", errno).to_string());
+}
+
 // An exception would go through C code of CRIU's.
 template <class Act>
 int guarded(int if_thrown, Act&& act) {
+  const ScopeGuard parted(part_from_other_threads);
   try {
     return act();
   } catch (const std::exception& error) {
