@@ -28,6 +28,7 @@ namespace {
 // What one operation of CRIU needs. Never destroyed: a call of the driver that has not come back
 // may use it to the end of criu.
 struct Current {
+  std::optional<Error> no_driver;  // why there is no session for this dump
   std::unique_ptr<DumpSession> dump;
   std::unique_ptr<RestoreSession> restore;
 };
@@ -74,6 +75,7 @@ int begin_dump() {
     const bool missing = driver.error().code == ErrorCode::kDriverMissing;
     (missing ? log_info : log_warning)("processes with CUDA cannot be dumped here: " +
                                        driver.error().message + "; " + driver.error().remedy);
+    current().no_driver = std::move(driver.error());
     return 0;
   }
   if ((*driver)->info().simulated) log_warning("this is the simulated GPU");
@@ -82,6 +84,18 @@ int begin_dump() {
   static const bool registered = std::atexit(settle) == 0;
   (void)registered;
   return 0;
+}
+
+// Where there is no driver, a process that has the driver's files mapped cannot be saved. CRIU
+// would say of the first such file that it does not know it, and not why.
+int refuse_without_driver(Pid pid) {
+  if (!current().no_driver) return -ENOTSUP;
+  const auto mappings = proc::ProcFs().mappings(pid);
+  const auto is_drivers = [](const auto& mapping) { return is_drivers_file(mapping.path, true); };
+  if (!mappings || std::none_of(mappings->begin(), mappings->end(), is_drivers)) return -ENOTSUP;
+  log_error(fmt::format("process {} uses CUDA and cannot be dumped", pid.value),
+            *current().no_driver);
+  return -1;
 }
 
 int begin_restore() {
@@ -125,6 +139,7 @@ int init(int stage) {
   return guarded(-1, [stage] {
     // A criu that serves several requests may have had one before.
     settle();
+    current().no_driver.reset();
     current().dump.reset();
     current().restore.reset();
     log_info(fmt::format("Stasis {}, stage {}", kVersion, stage));
@@ -143,8 +158,9 @@ void fini(int stage, int result) {
 }
 
 int pause_devices(int pid) {
-  if (!current().dump) return -ENOTSUP;
-  return guarded(-1, [pid] { return current().dump->pause(Pid{pid}); });
+  return guarded(-1, [pid] {
+    return current().dump ? current().dump->pause(Pid{pid}) : refuse_without_driver(Pid{pid});
+  });
 }
 
 int checkpoint_devices(int pid) {

@@ -459,6 +459,17 @@ time.sleep(120)' "$TARGET" >"$BATS_TEST_TMPDIR/tracer" 2>&1 3>&- &
   logged restore "what to do: "
 }
 
+# CRIU itself says of the first of the driver's files that it does not know it.
+@test "where there is no driver, a process with CUDA is refused, and CRIU's log says why" {
+  start_target memory --size 8M
+  STASIS_LIBCUDA=/nonexistent criu_fails dump --tree "$TARGET"
+  local first
+  first=$(grep Error "$image/dump.log" | grep -v rlimit | head -n 1)
+  assert_contains "$first" "Error (plugin): cuda_plugin: process $TARGET uses CUDA"
+  assert_contains "$first" "[driver-missing]; what to do: check the file that STASIS_LIBCUDA names"
+  unharmed
+}
+
 # bats test_tags=long
 @test "stuck: no driver where it is restored" {
   start_target memory --size 8M
