@@ -14,6 +14,8 @@
 #include <cstring>
 #include <ctime>
 
+#include "sim/idle_thread.h"
+
 namespace stasis::sim {
 namespace {
 
@@ -139,6 +141,7 @@ CUresult start_driver() {
     drop_device_file();
     return CUDA_ERROR_OPERATING_SYSTEM;
   }
+  start_idle_thread();
   the_driver.store(driver.release(), std::memory_order_release);
   block.state.store(CU_PROCESS_STATE_RUNNING);
   block.active.store(1);

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "sim/config.h"
+#include "sim/idle_thread.h"
 #include "sim/registry.h"
 
 using namespace stasis::cuda;  // NOLINT: this file is NVML's interface
@@ -68,6 +69,7 @@ nvmlReturn_t nvmlInit_v2() {
   std::string error;
   if (!load(config, error)) return NVML_ERROR_UNKNOWN;
   if (config.gpus.empty()) return NVML_ERROR_DRIVER_NOT_LOADED;
+  start_idle_thread();
   ++initialised;
   return NVML_SUCCESS;
 }

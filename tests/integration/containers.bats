@@ -71,7 +71,8 @@ export -f one_cgroup
 runs_at_all() { engine run --bundle "$bundle" "$name" >>"$BATS_TEST_TMPDIR/log" 2>&1; }
 
 # make_bundle COMMAND...: a container of this machine's own /usr, in namespaces of its own but for the
-# network's, with the simulated GPUs in it. Its output goes to $inside/log, a file that it can reach.
+# network's, with the simulated GPUs in it, and a user namespace if that is in the environment as
+# $with_users. Its output goes to $inside/log, a file that it can reach.
 make_bundle() {
   mkdir -p "$bundle/rootfs"
   (cd "$bundle" && rm -f config.json && "$program" spec)
@@ -94,6 +95,12 @@ config["process"].update(
 config["root"]["readonly"] = False
 namespaces = config["linux"]["namespaces"]
 config["linux"]["namespaces"] = [n for n in namespaces if n["type"] in ("pid", "mount", "ipc", "uts")]
+if "with_users" in os.environ:  # the host's numbers, so that it can reach the tests' folders
+    config["linux"]["namespaces"].append({"type": "user"})
+    for kind in ("uidMappings", "gidMappings"):
+        config["linux"][kind] = [{"containerID": 0, "hostID": 0, "size": 65536}]
+    # It may be mounted only by the owner of the network's namespace.
+    config["mounts"] = [m for m in config["mounts"] if m["type"] != "sysfs"]
 config["mounts"] = [m for m in config["mounts"] if m["type"] != "cgroup"]
 for folder, how in (("/usr", "ro"), (build, "ro"), (inside, "rw"), (sim, "rw")):
     config["mounts"].append(
@@ -254,6 +261,21 @@ counter_there_and_back() {
   restore
   succeeded
   target_goes_on
+}
+
+# A process that has a second thread can enter no user namespace either.
+@test "runc: a container with a user namespace, there and back" {
+  export with_users=1
+  with runc
+  start_counter
+  assert_equal "$(ask)" 101
+  checkpoint
+  succeeded
+  restore
+  succeeded
+  assert_equal "$(ask)" 102
+  in_state running
+  nothing_left
 }
 
 @test "runc: a file in the image's folder brings the container to another GPU" {
