@@ -1,0 +1,132 @@
+"""`runc checkpoint` and `runc restore` with plugins/criu: with the agent in the container, and without."""
+
+import json
+import os
+import re
+import sys
+
+from .case_torch import TRAIN, losses, require_torch
+from .containers import Container
+from .core import Skip, case, expect, expect_equal
+
+NEEDS = ("criu", "root", "program stasis")
+THREADS = os.path.join(os.path.dirname(TRAIN), "driver_threads.py")
+STEPS = 300
+
+
+@case("container.driver_threads", needs=("root", "program stasis-workload"))
+def driver_threads(machine):
+    """Which calls leave threads in the caller: what plugins/criu and the simulated driver rest on."""
+    target = machine.workload("memory")
+    target.wait_rounds(2)
+    done = machine.run("timeout", "60", sys.executable, THREADS, "--pid", target.pid).must_succeed()
+    steps = json.loads(done.out)
+    expect(all(step["result"] in (None, 0) for step in steps), f"a call failed: {steps}")
+    expect_equal(steps[0]["threads"], 1, "threads at the beginning")
+    expect_equal(steps[-1]["setns"], "entered", "setns after unshare(CLONE_FS)")
+    target.wait_rounds(2)
+    target.finish()
+    more = [f"{step['step']} ({step['threads']}, {step['setns']})"
+            for before, step in zip(steps, steps[1:]) if step["threads"] > before["threads"]]
+    return {"steps": steps, "note": "threads are started by: " + (", ".join(more) or "no call")}
+
+
+def variables(machine, agent):
+    if not agent:
+        return {}
+    path = os.path.join(machine.build, "lib", "stasis", "libstasis-preload.so")
+    if not os.path.exists(path):
+        raise Skip(f"{path} is not built")
+    return {"LD_PRELOAD": path}
+
+
+def there_and_back(machine, container, before):
+    """The seconds of both."""
+    images = os.path.join(machine.work, "image")
+    dump = container.checkpoint(images)
+    machine.expect_gpu_free(before)
+    with open(os.path.join(images, "inventory.img"), "rb") as file:
+        expect(b"cuda_plugin" in file.read(), "the image does not name the plugin")
+    restore = container.restore(images)
+    machine.expect_state(container.pid, "running")
+    return {"checkpoint_seconds": round(dump, 3), "restore_seconds": round(restore, 3)}
+
+
+def from_the_host(machine, container, agent):
+    """What was restored in the container can be suspended and resumed from out here."""
+    said = machine.stasis("suspend", container.pid, "--json").must_succeed().json()
+    expect_equal(said["path"], "direct" if agent else "driver", "the path of a suspend after the restore")
+    machine.stasis("resume", container.pid).must_succeed()
+
+
+def counter(machine, agent):
+    program = machine.program("stasis-counter")
+    before = machine.gpu_memory()
+    container = Container(machine, [program, "--port", "0", "--gpu-memory", "32M" if machine.simulated else "1G"],
+                          variables(machine, agent))
+    container.wait_for(lambda: "listening on" in container.output(), "port")
+    port = re.search(r"listening on 127\.0\.0\.1:(\d+)", container.output()).group(1)
+
+    def ask():
+        return machine.run(program, "--ask", port).must_succeed().out.strip()
+
+    expect_equal(ask(), "101", "the first answer")
+    figures = there_and_back(machine, container, before)
+    expect_equal(ask(), "102", "the answer after the restore")
+    from_the_host(machine, container, agent)
+    expect_equal(ask(), "103", "the answer after that")
+    return {**figures, "note": "101, checkpoint, GPU free, restore, 102; "
+                               f"{figures['checkpoint_seconds']:.1f} s, {figures['restore_seconds']:.1f} s"}
+
+
+def workload(machine, agent):
+    """stasis-workload, which looks at each byte of its memory in each round."""
+    status = os.path.join(machine.work, "workload.status")
+    before = machine.gpu_memory()
+    container = Container(machine, [machine.program("stasis-workload"), "memory", "--size", "32M", "--status", status],
+                          variables(machine, agent))
+
+    def rounds():
+        try:
+            with open(status, encoding="ascii", errors="replace") as file:
+                return int(re.match(r"round (\d+) ok", file.read()).group(1))
+        except (OSError, AttributeError):
+            return 0
+
+    def go_on():
+        wanted = rounds() + 2
+        container.wait_for(lambda: rounds() >= wanted, f"round {wanted}")
+
+    go_on()
+    figures = there_and_back(machine, container, before)
+    go_on()
+    from_the_host(machine, container, agent)
+    go_on()
+    return {**figures, "note": f"{rounds()} rounds"}
+
+
+def torch(machine, agent):
+    version = require_torch(machine)
+    path = os.path.join(machine.work, "losses")
+    before = machine.gpu_memory()
+    container = Container(machine, [sys.executable, TRAIN, "--losses", path, "--steps", STEPS, "--gib", "2",
+                                    "--pause-ms", "20"], variables(machine, agent))
+    container.losses = path
+    container.wait_for(lambda: len(losses(container)) >= 20, "step 20", timeout=180)
+    figures = there_and_back(machine, container, before)
+    restored_at = len(losses(container))
+    container.wait_for(lambda: len(losses(container)) >= restored_at + 10, "ten more steps")
+    from_the_host(machine, container, agent)
+    container.wait_for(lambda: "trained" in container.output(), "end of the training")
+    with open(path, encoding="ascii") as file:
+        steps = [int(line.split()[0]) for line in file]
+    expect_equal(steps, list(range(1, STEPS + 1)), "the steps")
+    return {**figures, "torch": version, "restored_at_step": restored_at,
+            "note": f"{STEPS} steps in order, restored at {restored_at}; checkpoint "
+                    f"{figures['checkpoint_seconds']:.1f} s, restore {figures['restore_seconds']:.1f} s"}
+
+
+for kind, simulated in ((counter, True), (workload, True), (torch, False)):
+    for inside in (False, True):
+        case(f"container.runc.{kind.__name__}" + (".agent" if inside else ""), simulated=simulated, needs=NEEDS)(
+            lambda machine, run=kind, agent=inside: run(machine, agent))
