@@ -247,6 +247,26 @@ counter_there_and_back() {
   nothing_left
 }
 
+# The call stays behind in criu, as a thread.
+# bats test_tags=long
+@test "runc: a driver that does not answer fails the checkpoint, and the container can be recovered and saved" {
+  with runc
+  start_workload memory --size 8M
+  STASIS_SIM_FAULTS="checkpoint:hang@1" STASIS_DRIVER_TIMEOUT=500 checkpoint
+  failed
+  logged dump "[no-answer]"
+  done_by recover --all
+  in_state running
+  target_goes_on
+  rm -r "$image" && mkdir "$image"
+  checkpoint
+  succeeded
+  restore
+  succeeded
+  target_goes_on
+  nothing_left
+}
+
 @test "runc: a GPU that cannot be restored fails the restore, and the image is whole" {
   with runc
   start_workload memory --size 8M
