@@ -45,7 +45,11 @@ Result<std::vector<Finding>> examine_tree(Driver& driver, const Options& options
   auto group = Group::open(driver, options.target.pid);
   if (!group) return fail(std::move(group.error()));
   group->dismiss();
-  return examine_processes(driver, procfs, *group, options.criu);
+  // Its standard streams are connected again wherever it is restored.
+  const auto& job = options.target.job;
+  const bool whole_job = job && options.target.pid == job->root;
+  return examine_processes(driver, procfs, *group, options.criu,
+                           whole_job ? job->streams : std::vector<std::string>());
 }
 
 Result<int> run(Context& context, Options& options) {

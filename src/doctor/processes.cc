@@ -139,7 +139,8 @@ void look_at_nvml(const DriverInfo& driver, const proc::ProcFs& procfs,
 }  // namespace
 
 Result<std::vector<Finding>> examine_processes(Driver& driver, const proc::ProcFs& procfs,
-                                               Group& group, const CriuOptions& options) {
+                                               Group& group, const CriuOptions& options,
+                                               std::span<const std::string> connected) {
   std::vector<Finding> out;
   const auto infos = group.infos();
   std::vector<proc::ProcessInfo> with_cuda;
@@ -180,7 +181,7 @@ Result<std::vector<Finding>> examine_processes(Driver& driver, const proc::ProcF
                    "it hangs on a terminal or a session of somebody else: --shell-job will be set",
                    ""});
   }
-  for (Finding& finding : find_undumpable(procfs, group.members(), options, simulated))
+  for (Finding& finding : find_undumpable(procfs, group.members(), options, simulated, connected))
     out.push_back(std::move(finding));
   return out;
 }

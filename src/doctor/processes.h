@@ -2,6 +2,8 @@
 // it.
 #pragma once
 
+#include <span>
+#include <string>
 #include <vector>
 
 #include "checkpoint/group.h"
@@ -12,9 +14,10 @@
 namespace stasis {
 
 // Every finding, green ones too. Changes nothing: it looks, and asks the agents of a program that
-// runs; `group` notes what it uses of the GPUs. kNotPermitted,
-// kIo: could not look, which never counts as "fine".
+// runs; `group` notes what it uses of the GPUs. `connected`: as find_undumpable() wants it.
+// kNotPermitted, kIo: could not look, which never counts as "fine".
 Result<std::vector<Finding>> examine_processes(Driver& driver, const proc::ProcFs& procfs,
-                                               Group& group, const CriuOptions& options);
+                                               Group& group, const CriuOptions& options,
+                                               std::span<const std::string> connected = {});
 
 }  // namespace stasis

@@ -232,8 +232,8 @@ bool may_read_limits(const proc::ProcFs& procfs) {
 class Search {
  public:
   Search(const proc::ProcFs& procfs, const std::vector<GroupMember>& members,
-         const CriuOptions& options, bool simulated)
-      : procfs_(procfs), options_(options), simulated_(simulated) {
+         const CriuOptions& options, bool simulated, std::span<const std::string> connected)
+      : procfs_(procfs), options_(options), simulated_(simulated), connected_(connected) {
     for (const GroupMember& member : members) {
       processes_.push_back(member.process.info());
       if (member.initial) with_cuda_.insert(member.process.pid().value);
@@ -254,6 +254,7 @@ class Search {
     doctor::look_at_seccomp(procfs_, processes_, options_, signs_);
     doctor::look_at_zombies(procfs_, everybody_, processes_.front().pid, signs_);
     doctor::look_at_terminals(procfs_, processes_, options_, signs_);
+    doctor::look_at_pipes(procfs_, everybody_, connected_, signs_);
     for (const proc::ProcessInfo& info : processes_) {
       if (const auto tracer = procfs_.tracer(info.pid))
         signs_.add(info.pid, kTracer, fmt::format("by process {}", *tracer));
@@ -466,6 +467,7 @@ class Search {
   const proc::ProcFs& procfs_;
   const CriuOptions& options_;
   bool simulated_;
+  std::span<const std::string> connected_;
   std::vector<proc::ProcessInfo> processes_;
   std::vector<proc::ProcessInfo> everybody_;  // the tree as it is now, zombies too
   std::set<int> with_cuda_;
@@ -481,15 +483,16 @@ class Search {
 
 std::vector<Finding> find_undumpable(const proc::ProcFs& procfs,
                                      const std::vector<GroupMember>& members,
-                                     const CriuOptions& options, bool simulated) {
-  auto found = Search(procfs, members, options, simulated).run();
+                                     const CriuOptions& options, bool simulated,
+                                     std::span<const std::string> connected) {
+  auto found = Search(procfs, members, options, simulated, connected).run();
   const bool any_red = worst(found) == Light::kRed;
   if (!any_red) return found;
   // A program that starts processes, or opens and closes sockets, looks worse for a moment than it
   // is.
   constexpr std::chrono::milliseconds kMoment{30};
   std::this_thread::sleep_for(kMoment);
-  const auto again = Search(procfs, members, options, simulated).run();
+  const auto again = Search(procfs, members, options, simulated, connected).run();
   std::erase_if(found, [&](const Finding& one) {
     return one.light == Light::kRed &&
            std::none_of(again.begin(), again.end(), [&](const Finding& other) {

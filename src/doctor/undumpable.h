@@ -1,11 +1,14 @@
 // What CRIU would refuse to dump, as far as it can be seen from outside, before anything is
 // touched. CRIU itself says so only when the GPU's memory has been moved already.
 //
-// Tried with CRIU 4.2.1 (tests/integration/doctor.bats, docs/adr/0013-doctor.md). Not seen: what
+// Or dump and lose at the restore, which it does not say at all. Tried with CRIU 4.2.1
+// (tests/integration/doctor.bats, docs/adr/0013-doctor.md). Not seen: what
 // CRIU cannot do on one file system or another. Reads /proc, and opens what is watched by inotify
 // without reading it.
 #pragma once
 
+#include <span>
+#include <string>
 #include <vector>
 
 #include "checkpoint/group.h"
@@ -17,9 +20,11 @@ namespace stasis {
 
 // Of the tree `members`: red what a dump with `options` fails on, yellow what it may. The driver's
 // own files, which it closes at the checkpoint, do not count; `simulated`: those of the simulated
-// one. What cannot be read is left out.
+// one. `connected`: the pipes that a restore connects again, "pipe:[1234]". What cannot be read is
+// left out.
 std::vector<Finding> find_undumpable(const proc::ProcFs& procfs,
                                      const std::vector<GroupMember>& members,
-                                     const CriuOptions& options, bool simulated);
+                                     const CriuOptions& options, bool simulated,
+                                     std::span<const std::string> connected = {});
 
 }  // namespace stasis

@@ -5,6 +5,7 @@
 
 #include <map>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -63,5 +64,19 @@ void look_at_zombies(const proc::ProcFs& procfs, const Processes& everybody, Pid
 // undumpable_terminals.cc
 void look_at_terminals(const proc::ProcFs& procfs, const Processes& processes,
                        const CriuOptions& options, Signs& out);
+// Numbers of the kernel's admin-guide/devices.txt: a master is 5:2, the slaves are 136:0 to
+// 143:255.
+inline constexpr unsigned kPtmxMajor = 5;
+inline constexpr unsigned kPtmxMinor = 2;
+inline constexpr unsigned kSlaveFirst = 136;
+inline constexpr unsigned kSlaveLast = 143;
+inline constexpr unsigned kPerMajor = 256;
+// The number of the terminal that a master is the other end of; negative if it does not tell.
+int index_of_master(Pid pid, int descriptor);
+
+// undumpable_pipes.cc. Of all processes of the tree. `connected`: pipes that a restore connects
+// again ("pipe:[1234]").
+void look_at_pipes(const proc::ProcFs& procfs, const Processes& everybody,
+                   std::span<const std::string> connected, Signs& out);
 
 }  // namespace stasis::doctor

@@ -17,14 +17,8 @@ constexpr Kind kTerminal{"terminal", Light::kRed,
                          "has a terminal open whose other end is outside of the tree",
                          "dump with --shell-job, or start it with its input and output in files"};
 
-// Of the kernel's admin-guide/devices.txt.
-constexpr unsigned kPtmxMajor = 5;
-constexpr unsigned kPtmxMinor = 2;
-constexpr unsigned kSlaveFirst = 136;
-constexpr unsigned kSlaveLast = 143;
-constexpr unsigned kPerMajor = 256;
+}  // namespace
 
-// The number of the terminal that a master is the other end of; negative if it does not tell.
 int index_of_master(Pid pid, int descriptor) {
   constexpr std::string_view kKey = "tty-index:\t";
   const auto text = read_file(AT_FDCWD, fmt::format("/proc/{}/fdinfo/{}", pid.value, descriptor));
@@ -34,8 +28,6 @@ int index_of_master(Pid pid, int descriptor) {
     std::from_chars(text->data() + at + kKey.size(), text->data() + text->size(), index);
   return index;
 }
-
-}  // namespace
 
 void look_at_terminals(const proc::ProcFs& procfs, const Processes& processes,
                        const CriuOptions& options, Signs& out) {

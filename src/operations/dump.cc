@@ -280,12 +280,15 @@ Result<void> wait_until_gone(const Group& group) {
   return {};
 }
 
-// CRIU says so too, but only when the GPU's memory has been moved.
-Result<void> refuse_undumpable(const std::vector<GroupMember>& members, const CriuOptions& criu,
-                               bool simulated) {
+// CRIU says so too, but only when the GPU's memory has been moved; or never, of what it loses.
+Result<void> refuse_undumpable(const Environment& env, const std::vector<GroupMember>& members,
+                               const CriuOptions& criu, const std::optional<JobRecord>& job) {
+  const std::vector<std::string> connected = job ? job->streams : std::vector<std::string>();
   std::vector<std::string> reasons;
   std::set<std::string> remedies;
-  for (const Finding& finding : find_undumpable(proc::ProcFs(), members, criu, simulated)) {
+  for (const Finding& finding :
+       find_undumpable(proc::ProcFs(), members, criu, env.driver.info().simulated, connected)) {
+    if (finding.id == "fifo") env.tell(finding.what);
     if (finding.light != Light::kRed) continue;
     reasons.push_back(finding.what);
     remedies.insert(finding.remedy);
@@ -456,7 +459,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
 
   // What cannot be dumped is refused before anything is touched.
   if (!options.ignore_undumpable) {
-    auto dumpable = refuse_undumpable(group.members(), criu_options, env.driver.info().simulated);
+    auto dumpable = refuse_undumpable(env, group.members(), criu_options, options.job);
     if (!dumpable) return undo(std::move(dumpable.error()));
   }
   auto inherited = find_inherited_files(proc::ProcFs(), group.members(),

@@ -1,0 +1,242 @@
+// Pipes, FIFOs and pseudo terminals whose other end a process outside of the tree holds. CRIU 4.2.1
+// dumps them without a word, and makes them anew at the restore with no other end: the program
+// reads the end of its input, and its next output ends it by SIGPIPE.
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <sys/vfs.h>
+
+#include <algorithm>
+#include <optional>
+
+#include <fmt/format.h>
+
+#include "base/fd.h"
+#include "doctor/undumpable_parts.h"
+
+namespace stasis::doctor {
+namespace {
+
+constexpr Kind kPipe{
+    "pipe", Light::kRed,
+    "has pipes whose other end is outside of the tree, which a restore does not connect",
+    "start it with its input and output in files, or under `stasis run --images-dir`, which "
+    "connects them at every restore; or dump the process that has the other end, too"};
+constexpr Kind kFifo{
+    "fifo", Light::kYellow,
+    "has FIFOs whose other end is outside of the tree: what is there sees the end of the program, "
+    "and is connected again only if it keeps the FIFO open",
+    "restart what has the other end before the restore, or use files"};
+constexpr Kind kTerminalUser{"terminal", Light::kRed,
+                             "is the master of a terminal that a process outside of the tree uses",
+                             "end that process, or dump it too"};
+
+struct PipeEnds {
+  bool reads = false;
+  bool writes = false;
+};
+
+using PipeKey = std::pair<dev_t, ino_t>;
+
+struct Pipe {
+  PipeEnds ends;  // that the tree has
+  bool named = false;
+  std::string path;
+  // Who has it; each process of the tree with one of its descriptors.
+  std::vector<std::pair<Pid, int>> holders;
+};
+
+struct OpenEnd {
+  PipeKey key;
+  PipeEnds ends;
+  dev_t device = 0;  // of a character device
+  bool is_fifo = false;
+  bool is_device = false;
+};
+
+// The link's permissions are those that the file was opened with.
+std::optional<OpenEnd> look_at_end(Pid pid, int descriptor) {
+  const std::string link = fmt::format("/proc/{}/fd/{}", pid.value, descriptor);
+  struct stat target {};
+  struct stat how {};
+  if (::stat(link.c_str(), &target) != 0 || ::lstat(link.c_str(), &how) != 0) return std::nullopt;
+  return OpenEnd{{target.st_dev, target.st_ino},
+                 {(how.st_mode & S_IRUSR) != 0, (how.st_mode & S_IWUSR) != 0},
+                 target.st_rdev,
+                 S_ISFIFO(target.st_mode),
+                 S_ISCHR(target.st_mode)};
+}
+
+// Whether the end that the tree lacks is open anywhere; nothing if that cannot be told. The
+// descriptor may be another file by now: O_PATH shows what it is before it is opened in earnest,
+// which does not wait.
+std::optional<bool> has_other_end(Pid pid, int descriptor, const PipeKey& key, bool we_write) {
+  const auto place =
+      open_file(AT_FDCWD, fmt::format("/proc/{}/fd/{}", pid.value, descriptor), O_PATH);
+  struct stat info {};
+  struct statfs system {};
+  if (!place || ::fstat(place->get(), &info) != 0 || !S_ISFIFO(info.st_mode) ||
+      PipeKey{info.st_dev, info.st_ino} != key || ::fstatfs(place->get(), &system) != 0 ||
+      system.f_type != PIPEFS_MAGIC) {
+    return std::nullopt;
+  }
+  const auto same = open_file(AT_FDCWD, fmt::format("/proc/self/fd/{}", place->get()),
+                              (we_write ? O_WRONLY : O_RDONLY) | O_NONBLOCK | O_NOCTTY);
+  if (!same) return std::nullopt;
+  pollfd look{same->get(), 0, 0};
+  if (::poll(&look, 1, 0) < 0) return std::nullopt;
+  return (look.revents & (we_write ? POLLERR : POLLHUP)) == 0;
+}
+
+// A process outside of the tree and what it does with the file.
+struct Outsider {
+  Pid pid;
+  std::string comm;
+};
+
+class PipeSearch {
+ public:
+  PipeSearch(const proc::ProcFs& procfs, const Processes& everybody,
+             std::span<const std::string> connected, Signs& out)
+      : procfs_(procfs), connected_(connected), out_(out) {
+    for (const proc::ProcessInfo& info : everybody)
+      ours_.insert(info.pid.value);
+    for (const proc::ProcessInfo& info : everybody)
+      learn(info.pid);
+  }
+
+  void run() {
+    for (const auto& [key, pipe] : pipes_)
+      look_at(key, pipe);
+    for (const auto& [terminal, holder] : masters_) {
+      const auto user = find_outsider([terminal = terminal](const OpenEnd& seen) {
+        return seen.is_device && Terminal{seen.key.first, seen.device} == terminal;
+      });
+      if (user)
+        out_.add(holder, kTerminalUser,
+                 fmt::format("/dev/pts/{} (process {}, {})", index_of(terminal.second),
+                             user->pid.value, user->comm));
+    }
+  }
+
+ private:
+  // The file system of the slaves and the device: each container has a /dev/pts/0.
+  using Terminal = std::pair<dev_t, dev_t>;
+
+  // Of a master that is not on a devpts itself, the one beside it.
+  static dev_t instance_of(Pid pid, int descriptor) {
+    const std::string link = fmt::format("/proc/{}/fd/{}", pid.value, descriptor);
+    struct statfs system {};
+    const bool on_devpts =
+        ::statfs(link.c_str(), &system) == 0 && system.f_type == DEVPTS_SUPER_MAGIC;
+    struct stat info {};
+    const std::string place = on_devpts ? link : fmt::format("/proc/{}/root/dev/pts", pid.value);
+    return ::stat(place.c_str(), &info) == 0 ? info.st_dev : 0;
+  }
+
+  static unsigned index_of(dev_t slave) {
+    return (major(slave) - kSlaveFirst) * kPerMajor + minor(slave);
+  }
+
+  void learn(Pid pid) {
+    const auto files = procfs_.open_files(pid);
+    if (!files) return;
+    for (const proc::OpenFile& file : *files) {
+      const bool may_be_fifo = file.path.starts_with("pipe:") || file.path.starts_with('/');
+      if (!may_be_fifo) continue;
+      const auto seen = look_at_end(pid, file.descriptor);
+      if (!seen) continue;
+      if (seen->is_device && major(seen->device) == kPtmxMajor &&
+          minor(seen->device) == kPtmxMinor) {
+        const int index = index_of_master(pid, file.descriptor);
+        const auto number = static_cast<unsigned>(index);
+        const dev_t slave = makedev(kSlaveFirst + number / kPerMajor, number % kPerMajor);
+        if (index >= 0) masters_.insert({{instance_of(pid, file.descriptor), slave}, pid});
+      }
+      if (!seen->is_fifo) continue;
+      Pipe& pipe = pipes_[seen->key];
+      pipe.ends.reads |= seen->ends.reads;
+      pipe.ends.writes |= seen->ends.writes;
+      pipe.path = file.path;
+      pipe.named = file.path.starts_with('/') && !file.path.ends_with(" (deleted)");
+      if (pipe.holders.empty() || pipe.holders.back().first != pid)
+        pipe.holders.push_back({pid, file.descriptor});
+    }
+  }
+
+  void look_at(const PipeKey& key, const Pipe& pipe) {
+    if (pipe.ends.reads == pipe.ends.writes) return;
+    if (std::find(connected_.begin(), connected_.end(), pipe.path) != connected_.end()) return;
+    const auto& [pid, descriptor] = pipe.holders.front();
+    const auto open = has_other_end(pid, descriptor, key, pipe.ends.writes);
+    if (open && !*open) return;
+    const auto other = find_outsider([&](const OpenEnd& seen) {
+      return seen.is_fifo && seen.key == key &&
+             (pipe.ends.writes ? seen.ends.reads : seen.ends.writes);
+    });
+    // A child that was born since then has it.
+    if (!other && (found_ours_ || !open)) return;
+    const std::string whose = other ? fmt::format("process {}, {}", other->pid.value, other->comm)
+                                    : std::string("a process that cannot be seen from here");
+    for (const auto& [holder, number] : pipe.holders)
+      out_.add(holder, pipe.named ? kFifo : kPipe,
+               fmt::format("{} (descriptor {}, {} {})", pipe.path, number,
+                           pipe.ends.writes ? "read by" : "written by", whose));
+  }
+
+  // Every process of the machine is looked at, which takes milliseconds: only where something is
+  // amiss.
+  template <typename Wanted>
+  std::optional<Outsider> find_outsider(const Wanted& wanted) {
+    found_ours_ = false;
+    if (!all_) {
+      auto all = procfs_.all();
+      all_ = all ? std::move(*all) : std::vector<proc::ProcessInfo>();
+    }
+    for (const proc::ProcessInfo& info : *all_) {
+      const auto files = procfs_.open_files(info.pid);
+      if (!files) continue;
+      const bool has_it =
+          std::any_of(files->begin(), files->end(), [&](const proc::OpenFile& file) {
+            const auto seen = look_at_end(info.pid, file.descriptor);
+            return seen && wanted(*seen);
+          });
+      if (!has_it) continue;
+      if (!is_ours(info)) return Outsider{info.pid, info.comm};
+      found_ours_ = true;
+    }
+    return std::nullopt;
+  }
+
+  // One that is below the tree, though it was not there when the tree was read.
+  bool is_ours(proc::ProcessInfo info) const {
+    constexpr int kGenerations = 64;
+    for (int i = 0; i < kGenerations; ++i) {
+      if (ours_.contains(info.pid.value)) return true;
+      auto parent = procfs_.process(info.parent);
+      if (!parent) return false;
+      info = std::move(*parent);
+    }
+    return false;
+  }
+
+  const proc::ProcFs& procfs_;
+  std::span<const std::string> connected_;
+  Signs& out_;
+  std::set<int> ours_;
+  std::map<PipeKey, Pipe> pipes_;
+  std::map<Terminal, Pid> masters_;  // by their other ends, who has them
+  std::optional<std::vector<proc::ProcessInfo>> all_;
+  bool found_ours_ = false;
+};
+
+}  // namespace
+
+void look_at_pipes(const proc::ProcFs& procfs, const Processes& everybody,
+                   std::span<const std::string> connected, Signs& out) {
+  PipeSearch(procfs, everybody, connected, out).run();
+}
+
+}  // namespace stasis::doctor

@@ -1,0 +1,107 @@
+#!/usr/bin/env bats
+# What a program has that is outside of its tree, or that is gone or changed when it is restored:
+# said by the doctor and refused before anything is touched, or found by inspect and before a
+# restore makes anything.
+
+load helpers
+load stasis_lib
+
+setup() {
+  setup_stasis
+  need_root "CRIU"
+}
+teardown() {
+  end_stasis
+}
+
+lights() { json "' '.join(f['light'] for f in d['processes'] if f['id'] == '$1')"; }
+
+# said ID LIGHTS TEXT: by the doctor.
+said() {
+  capture stasis doctor "$TARGET" --no-trial --json
+  assert_equal "$(lights "$1")" "$2" "$1"
+  assert_contains "$out" "$3"
+}
+
+# refused_at_dump ID TEXT: red, and refused before anything is touched.
+refused_at_dump() {
+  said "$1" red "$2"
+  STASIS_SIM_FAULTS="lock:error=999" refused 9 undumpable dump "$TARGET" --images-dir "$image"
+  assert_contains "$err" "$2"
+  target_goes_on
+  no_image
+  nothing_left
+}
+
+# through_pipe: TARGET runs with its output in a pipe that process OTHER reads.
+through_pipe() {
+  TARGET_STATUS=$BATS_TEST_TMPDIR/status TARGET_LOG=/dev/null
+  (echo "$BASHPID" >"$BATS_TEST_TMPDIR/pid" && exec_on_gpu setsid stasis-workload memory --size 1M --status \
+    "$TARGET_STATUS") </dev/null 2>&1 3>&- | (echo "$BASHPID" >"$BATS_TEST_TMPDIR/other" && exec sleep 300) 3>&- &
+  wait_until 60 target_is_up
+  TARGET=$(<"$BATS_TEST_TMPDIR/pid") OTHER=$(<"$BATS_TEST_TMPDIR/other")
+  echo "$TARGET" >>"$targets"
+  at_end_kill "$OTHER"
+}
+
+# start_python PYTHON: TARGET is a Python program that has done this, with a CUDA process below it.
+start_python() {
+  TARGET_STATUS=$BATS_TEST_TMPDIR/status TARGET_LOG=$BATS_TEST_TMPDIR/log
+  cat >"$BATS_TEST_TMPDIR/hold.py" <<END
+import os, subprocess, sys, time
+$1
+child = subprocess.Popen(["stasis-workload", "memory", "--size", "1M", "--status", sys.argv[1]])
+child.wait()
+END
+  (exec_on_gpu setsid python3 "$BATS_TEST_TMPDIR/hold.py" "$TARGET_STATUS") </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 target_is_up
+}
+
+@test "a pipe that leads to a process outside is refused, with that process" {
+  through_pipe
+  refused_at_dump pipe "(descriptor 1, read by process $OTHER, sleep)"
+  assert_contains "$err" "stasis run --images-dir"
+  assert_contains "$err" "--ignore-undumpable"
+}
+
+@test "a pipe whose other end has been closed is dumped, and so it is if the user wants it" {
+  through_pipe
+  done_by dump "$TARGET" --images-dir "$image" --ignore-undumpable --leave-running
+  rm -r "$image"
+  kill "$OTHER"
+  wait_until 60 number_is_free "$OTHER"
+  said pipe "" '"ok"'
+  done_by dump "$TARGET" --images-dir "$image" --leave-running
+  target_goes_on
+}
+
+@test "input from a process outside is refused; a FIFO is told" {
+  mkfifo "$BATS_TEST_TMPDIR/fifo"
+  sleep 300 3>&- 7<>"$BATS_TEST_TMPDIR/fifo" &
+  local other=$!
+  at_end_kill "$other"
+  start_python "fifo = open('$BATS_TEST_TMPDIR/fifo')"
+  said fifo yellow "$BATS_TEST_TMPDIR/fifo (descriptor 3, written by process $other, sleep)"
+  done_by dump "$TARGET" --images-dir "$image" --leave-running
+  assert_contains "$err" "has FIFOs whose other end is outside"
+  rm "$BATS_TEST_TMPDIR/fifo"
+  rm -r "$image"
+  refused_at_dump pipe "fifo (deleted) (descriptor 3, written by process $other, sleep)"
+}
+
+@test "a terminal of the program that a process outside uses is refused" {
+  start_python "m, s = os.openpty(); os.set_inheritable(s, True)
+if os.fork() == 0:
+    os.setsid()
+    user = os.fork()
+    if user == 0: os.close(m); os.execvp('sleep', ['sleep', '300'])
+    open('$BATS_TEST_TMPDIR/user', 'w').write(str(user))
+    os._exit(0)
+os.wait(); os.close(s)"
+  local user
+  user=$(<"$BATS_TEST_TMPDIR/user")
+  at_end_kill "$user"
+  refused_at_dump terminal "(process $user, sleep)"
+}
