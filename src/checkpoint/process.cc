@@ -11,6 +11,7 @@
 #include "base/trace.h"
 #include "checkpoint/explain.h"
 #include "checkpoint/parking.h"
+#include "proc/cgroup.h"
 
 namespace stasis {
 namespace {
@@ -105,7 +106,20 @@ Error Process::explain(Action action, const DriverFailure& failure) const {
 Result<bool> Process::can_answer() const {
   const auto now = procfs_.process(pid());
   if (!now) return true;  // the driver's answer is explained in any case
-  if (now->state != 'T' && now->state != 't') return true;
+  if (now->state != 'T' && now->state != 't') {
+    if (now->state == 'R') return true;
+    const auto frozen = proc::frozen_cgroup(pid());
+    if (!frozen) return true;
+    const auto maps = procfs_.maps_file(pid(), "libcuda.so");
+    if (maps && !*maps) return true;
+    return fail(
+        ErrorCode::kBusy,
+        fmt::format("process {} ({}) is frozen with its cgroup {}, and its driver cannot answer",
+                    pid().value, info_.comm, frozen->directory),
+        fmt::format("let it go on: `docker unpause`, or `echo {} >{}/{}`",
+                    frozen->version1 ? "THAWED" : "0", frozen->directory,
+                    frozen->version1 ? "freezer.state" : "cgroup.freeze"));
+  }
   // For a process without its library the driver answers by itself.
   const auto maps = procfs_.maps_file(pid(), "libcuda.so");
   if (maps && !*maps) return true;

@@ -19,6 +19,7 @@
 #include "cli/verbs.h"
 #include "direct/agent_client.h"
 #include "job/registry.h"
+#include "proc/cgroup.h"
 
 namespace stasis::cli {
 namespace {
@@ -39,7 +40,7 @@ struct Row {
   Pid pid;
   std::string user;
   // A CUDA state, or "waiting" for its GPU memory, which is away though the driver lets it run;
-  // without an answer "busy", "stopped" or "traced", and "?" for another reason.
+  // without an answer "busy", "stopped", "frozen" or "traced", and "?" for another reason.
   std::string state;
   std::string path;               // "direct", "driver", or empty if that could not be seen
   std::string reason;             // why there is no CUDA state; empty if there is one
@@ -149,12 +150,13 @@ std::string memory_text(const Row& row) {
                      format_bytes(bytes));
 }
 
-// Why a process does not answer, in a word: "stopped", "traced" or "?".
+// Why a process does not answer, in a word: "stopped", "frozen", "traced" or "?".
 std::string standstill(const proc::ProcFs& procfs, Pid pid) {
   auto info = procfs.process(pid);
   auto details = procfs.details(pid);
   if ((info && info->state == 't') || (details && details->tracer != 0)) return "traced";
-  return info && info->state == 'T' ? "stopped" : "?";
+  if (info && info->state == 'T') return "stopped";
+  return proc::frozen_cgroup(pid) ? "frozen" : "?";
 }
 
 // By which its GPU memory goes: where it has an agent that takes memory out, if the process runs;

@@ -98,4 +98,26 @@ std::optional<PidsCgroup> tightest_pids_cgroup(Pid pid, const std::string& proc)
   return out;
 }
 
+std::optional<FrozenCgroup> frozen_cgroup(Pid pid, const std::string& proc) {
+  std::optional<FrozenCgroup> own;
+  std::string above;
+  for (const CgroupDirectory& directory : cgroup_directories(pid, "freezer", proc)) {
+    const std::string& path = directory.path;
+    // Each list begins with the cgroup of the process, which says it also of those around it.
+    const bool first = above.empty() || !above.starts_with(path);
+    above = path;
+    if (directory.version1) {
+      if (read_number(path + "/freezer.self_freezing").value_or(0) == 1)
+        return FrozenCgroup{path, true};
+      const auto state = first ? read_file(AT_FDCWD, path + "/freezer.state") : std::string();
+      if (state && state->starts_with("FR")) own = {path, true};  // FROZEN, FREEZING
+    } else {
+      if (read_number(path + "/cgroup.freeze").value_or(0) == 1) return FrozenCgroup{path, false};
+      const auto events = first ? read_file(AT_FDCWD, path + "/cgroup.events") : std::string();
+      if (events && events->find("frozen 1") != std::string::npos) own = {path, false};
+    }
+  }
+  return own;
+}
+
 }  // namespace stasis::proc

@@ -36,4 +36,15 @@ struct PidsCgroup {
 // That with the least room of those that hold the process; nothing if none has a limit.
 std::optional<PidsCgroup> tightest_pids_cgroup(Pid pid, const std::string& proc = "/proc");
 
+// A cgroup whose processes the kernel keeps from running (docker pause; kernel: cgroup-v2.rst,
+// cgroup.freeze, and cgroup-v1/freezer-subsystem.rst).
+struct FrozenCgroup {
+  std::string directory;
+  bool version1 = false;
+};
+
+// That by which the process is frozen; its own where that is not to be seen from here. Nothing if
+// it runs.
+std::optional<FrozenCgroup> frozen_cgroup(Pid pid, const std::string& proc = "/proc");
+
 }  // namespace stasis::proc

@@ -52,5 +52,29 @@ TEST_F(CgroupTest, WithTheLeastRoomWhereverItIs) {
   EXPECT_EQ(tightest()->room(), 0U) << "more than there may be, as a lowered limit allows";
 }
 
+TEST_F(CgroupTest, TheFrozenOneIsNamedThatHoldsTheProcess) {
+  write("proc/self/mountinfo", "30 22 0:26 / " + at("v1") + " rw - cgroup none rw,freezer\n" +
+                                   "31 22 0:27 / " + at("v2") + " rw - cgroup2 none rw\n");
+  const auto frozen = [&] { return frozen_cgroup(Pid{12}, at("proc")); };
+  EXPECT_FALSE(frozen()) << "there is no such process";
+  write("proc/12/cgroup", "4:freezer:/job/step\n0::/pod/box\n");
+  write("v1/job/step/freezer.state", "THAWED\n");
+  write("v2/pod/box/cgroup.events", "populated 1\nfrozen 0\n");
+  EXPECT_FALSE(frozen());
+  write("v2/pod/box/cgroup.events", "populated 1\nfrozen 1\n");
+  ASSERT_TRUE(frozen()) << "by one that cannot be seen from here";
+  EXPECT_EQ(frozen()->directory, at("v2/pod/box"));
+  write("v2/pod/cgroup.freeze", "1\n");
+  EXPECT_EQ(frozen()->directory, at("v2/pod"));
+  write("v2/pod/cgroup.freeze", "0\n");
+  write("v2/pod/box/cgroup.events", "populated 1\nfrozen 0\n");
+  write("v1/job/step/freezer.state", "FREEZING\n");
+  ASSERT_TRUE(frozen());
+  EXPECT_TRUE(frozen()->version1);
+  EXPECT_EQ(frozen()->directory, at("v1/job/step"));
+  write("v1/job/freezer.self_freezing", "1\n");
+  EXPECT_EQ(frozen()->directory, at("v1/job"));
+}
+
 }  // namespace
 }  // namespace stasis::proc

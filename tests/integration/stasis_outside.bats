@@ -11,7 +11,9 @@ setup() {
   need_root "CRIU"
 }
 teardown() {
+  if [[ -n ${FROZEN:-} ]]; then thaw; fi
   end_stasis
+  if [[ -n ${FROZEN:-} ]]; then wait_until 30 rmdir "$FROZEN" 2>/dev/null || true; fi
 }
 
 lights() { json "' '.join(f['light'] for f in d['processes'] if f['id'] == '$1')"; }
@@ -104,4 +106,56 @@ os.wait(); os.close(s)"
   user=$(<"$BATS_TEST_TMPDIR/user")
   at_end_kill "$user"
   refused_at_dump terminal "(process $user, sleep)"
+}
+
+# freeze VERSION: TARGET, in a cgroup of its own.
+freeze() {
+  local base
+  for base in "${@:2}"; do
+    [[ -w $base/cgroup.procs ]] || continue
+    FROZEN=$base/stasis-test-${BATS_RUN_TMPDIR##*/}-$BATS_TEST_NUMBER
+    mkdir "$FROZEN" 2>/dev/null || continue
+    echo "$TARGET" >"$FROZEN/cgroup.procs"
+    if [[ $1 == 1 ]]; then echo FROZEN >"$FROZEN/freezer.state"; else echo 1 >"$FROZEN/cgroup.freeze"; fi
+    wait_until 10 is_frozen
+    return
+  done
+  skip "no cgroup of version $1 can be made on this machine"
+}
+is_frozen() { grep -qsx FROZEN "$FROZEN/freezer.state" || grep -qsx "frozen 1" "$FROZEN/cgroup.events"; }
+thaw() { echo THAWED >"$FROZEN/freezer.state" || echo 0 >"$FROZEN/cgroup.freeze"; } 2>/dev/null
+
+# frozen_is_named FILE: every tool says so at once, and does not wait for the driver.
+frozen_is_named() {
+  local started=$SECONDS verb
+  for verb in suspend "dump --images-dir $image"; do
+    # shellcheck disable=SC2086
+    refused 7 busy $verb "$TARGET"
+    assert_contains "$err" "is frozen with its cgroup $FROZEN"
+    assert_contains "$err" "$FROZEN/$1"
+  done
+  capture timeout 20 cuda-checkpoint --get-state --pid "$TARGET"
+  assert_equal "$status" 1
+  assert_contains "$err" "is frozen with its cgroup $FROZEN"
+  capture timeout 20 cuda-checkpoint --toggle --pid "$TARGET"
+  assert_equal "$status" 1
+  done_by ps --json
+  assert_contains "$out" '"frozen"'
+  ((SECONDS - started < 9))
+  thaw
+  target_goes_on
+  no_image
+  nothing_left
+}
+
+@test "a process that is frozen with its cgroup is named at once, of version 2" {
+  start_target memory --size 1M
+  freeze 2 /sys/fs/cgroup/unified /sys/fs/cgroup
+  frozen_is_named cgroup.freeze
+}
+
+@test "a process that is frozen with its cgroup is named at once, of version 1" {
+  start_target memory --size 1M
+  freeze 1 /sys/fs/cgroup/freezer
+  frozen_is_named freezer.state
 }
