@@ -254,6 +254,7 @@ class Search {
     doctor::look_at_seccomp(procfs_, processes_, options_, signs_);
     doctor::look_at_zombies(procfs_, everybody_, processes_.front().pid, signs_);
     doctor::look_at_terminals(procfs_, processes_, options_, signs_);
+    doctor::look_at_code(procfs_, processes_, signs_);
     doctor::look_at_pipes(procfs_, everybody_, connected_, signs_);
     for (const proc::ProcessInfo& info : processes_) {
       if (const auto tracer = procfs_.tracer(info.pid))

@@ -61,6 +61,9 @@ void look_at_seccomp(const proc::ProcFs& procfs, const Processes& processes,
 // `everybody`: zombies too.
 void look_at_zombies(const proc::ProcFs& procfs, const Processes& everybody, Pid root, Signs& out);
 
+// undumpable_code.cc
+void look_at_code(const proc::ProcFs& procfs, const Processes& processes, Signs& out);
+
 // undumpable_terminals.cc
 void look_at_terminals(const proc::ProcFs& procfs, const Processes& processes,
                        const CriuOptions& options, Signs& out);

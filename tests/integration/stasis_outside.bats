@@ -159,3 +159,32 @@ frozen_is_named() {
   freeze 1 /sys/fs/cgroup/freezer
   frozen_is_named freezer.state
 }
+
+# patch_code FUNCTION BYTE: that byte is the first of a function of libcuda that TARGET does not call, as a probe puts an
+# int3 (204) there.
+patch_code() {
+  python3 - "$TARGET" "$STASIS_LIBCUDA" "$@" <<'END'
+import ctypes, sys
+pid, path, name, byte = sys.argv[1:]
+lib = ctypes.CDLL(path)
+here = ctypes.cast(getattr(lib, name), ctypes.c_void_p).value
+def start(who):
+    lines = [l.split() for l in open(f"/proc/{who}/maps") if "libcuda.so" in l]
+    return int(lines[0][0].split("-")[0], 16)
+with open(f"/proc/{pid}/mem", "r+b", 0) as memory:
+    memory.seek(here - start("self") + start(pid))
+    memory.write(bytes([int(byte)]))
+END
+}
+
+@test "a breakpoint in the code of a library is refused; other code that a program has changed is not" {
+  start_target memory --size 1M
+  patch_code cuDeviceGetName 144
+  said breakpoint "" '"ok"'
+  patch_code cuDeviceGetName 204
+  refused_at_dump breakpoint "/libcuda.so"
+  assert_contains "$err" "breakpoints in its code"
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  target_goes_on
+}
