@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 
+#include "proc/descriptors.h"
+
 namespace stasis {
 namespace {
 
@@ -106,6 +108,19 @@ Diagnosis diagnose(int number, Action action, Pid pid, const proc::ProcFs& procf
     // A living process that may not be traced still answers e.g. a time-out for what it is.
     const bool permission = found->code == ErrorCode::kNotPermitted;
     if (!permission || number == kOperatingSystem || number == kCuNotPermitted) return *found;
+  }
+  if (number == kOperatingSystem) {
+    const auto descriptors = proc::descriptor_limit(pid);
+    if (descriptors && descriptors->spare == 0) {
+      return {
+          ErrorCode::kDriverError,
+          fmt::format("process {} has all {} descriptors open that it may have, and its driver "
+                      "can do nothing without one",
+                      pid.value, descriptors->limit),
+          fmt::format("raise its limit of open files (prlimit --pid {} --nofile=...), or let it "
+                      "close some",
+                      pid.value)};
+    }
   }
   const auto answers = driver_answers();
   const auto fits = [&](const DriverAnswer& answer) {

@@ -10,6 +10,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "proc/descriptors.h"
+
 namespace stasis {
 namespace {
 
@@ -56,6 +58,12 @@ class Environment {
  private:
   std::vector<std::string> variables_;
 };
+
+// The driver opens its files anew at a restore, and so does the agent what it takes back: without a
+// spare number neither can, and the program would be suspended for ever. On the simulated driver
+// two are enough; the rest is for files that the program opens on its way.
+constexpr std::uint64_t kSpareDescriptors = 8;
+constexpr std::uint64_t kMoreDescriptors = 64;  // a limit that is well above what is needed
 
 std::string_view last_part(std::string_view path) {
   const std::size_t at = path.find_last_of("/:");
@@ -152,6 +160,17 @@ class Search {
           {pid,
            fmt::format("a program that {} is at work in, which the driver does not lock", tool),
            fmt::format("start it without {}", tool)});
+    }
+    const auto descriptors = proc::descriptor_limit(pid);
+    if (descriptors && descriptors->spare < kSpareDescriptors) {
+      found_.push_back(
+          {pid,
+           fmt::format("{} spare descriptor(s) of the {} that it may have, without which its GPU "
+                       "memory cannot be brought back (it takes up to {})",
+                       descriptors->spare, descriptors->limit, kSpareDescriptors),
+           fmt::format("raise its limit of open files (prlimit --pid {} --nofile={}:{})", pid.value,
+                       descriptors->limit + kMoreDescriptors,
+                       descriptors->limit + kMoreDescriptors)});
     }
     if (!transports_survive(environment)) {
       auto peers = has_nccl_peers(procfs_, pid);

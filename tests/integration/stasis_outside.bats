@@ -188,3 +188,26 @@ END
   done_by resume "$TARGET"
   target_goes_on
 }
+
+# limit_descriptors NUMBER: those that TARGET may have.
+limit_descriptors() { prlimit --pid "$TARGET" --nofile="$1:"; }
+
+@test "too few spare descriptors for the way back are refused at the suspend, with the figures" {
+  start_target memory --size 1M
+  local limit
+  limit=$(prlimit --pid "$TARGET" --nofile -o SOFT --noheadings | tr -d ' ')
+  local fds=("/proc/$TARGET/fd/"*)
+  limit_descriptors $((${#fds[@]} + 3))
+  refused 8 not-supported suspend "$TARGET"
+  assert_contains "$err" "spare descriptor(s) of the $((${#fds[@]} + 3)) that it may have"
+  refused 8 not-supported dump "$TARGET" --images-dir "$image"
+  said obstacle red "spare descriptor(s) of the"
+  limit_descriptors 3  # which the standard streams have
+  refused 8 driver-error suspend "$TARGET"
+  assert_contains "$err" "descriptors open that it may have"
+  limit_descriptors "$limit"
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  target_goes_on
+  no_image
+}
