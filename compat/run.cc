@@ -10,6 +10,7 @@
 
 #include "checkpoint/journal.h"
 #include "checkpoint/process.h"
+#include "checkpoint/ranks.h"
 #include "direct/agent_client.h"
 #include "help.h"
 
@@ -270,6 +271,13 @@ class Tool {
     auto undone = guard.undo();
     const int status =
         error.code == ErrorCode::kInterrupted ? interrupted(what) : report(what, error);
+    const auto others = error.code == ErrorCode::kTimeout
+                            ? find_other_ranks(proc::ProcFs(), process.pid())
+                            : std::nullopt;
+    if (others) {
+      say(streams_.err, fmt::format("hint: {}: `stasis suspend {}`\n",
+                                    describe_other_ranks(*others), others->above.pid.value));
+    }
     if (undone) {
       say_state(process);
     } else {

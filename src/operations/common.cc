@@ -10,6 +10,7 @@
 #include "base/fault_point.h"
 #include "checkpoint/inherited_files.h"
 #include "checkpoint/obstacles.h"
+#include "checkpoint/ranks.h"
 #include "checkpoint/suspended.h"
 #include "direct/agent_client.h"
 #include "image/image_reader.h"
@@ -338,8 +339,10 @@ Result<void> settle(const Environment& env, std::span<const JournalTarget> targe
   return {};
 }
 
-Result<void> quiesce(const Environment& env, OpenedGroup& opened, const QuiesceOptions& options,
-                     Phases& phases) {
+namespace {
+
+Result<void> bring_to_rest(const Environment& env, OpenedGroup& opened,
+                           const QuiesceOptions& options, Phases& phases) {
   Group& group = opened.group;
   if (options.for_dump) group.drop_zeros();
   if (auto moved = opened.direct.move_out(env, group, options, phases); !moved) return moved;
@@ -380,6 +383,19 @@ Result<void> quiesce(const Environment& env, OpenedGroup& opened, const QuiesceO
     if (!more) return fail(std::move(more.error()));
     if (!*more) return opened.direct.finish_out(phases);
   }
+}
+
+}  // namespace
+
+Result<void> quiesce(const Environment& env, OpenedGroup& opened, const QuiesceOptions& options,
+                     Phases& phases) {
+  auto done = bring_to_rest(env, opened, options, phases);
+  if (done || done.error().code != ErrorCode::kTimeout) return done;
+  const auto others = find_other_ranks(proc::ProcFs(), opened.group.root());
+  if (!others) return done;
+  Error error = std::move(done.error());
+  error.remedy = fmt::format("{}; {}", describe_other_ranks(*others), error.remedy);
+  return fail(std::move(error));
 }
 
 Error roll_back(OpenedGroup& opened, Error why) {

@@ -211,3 +211,21 @@ limit_descriptors() { prlimit --pid "$TARGET" --nofile="$1:"; }
   target_goes_on
   no_image
 }
+
+@test "one rank of several that does not come to rest: who is above all of them is named" {
+  start_target collective --children 3
+  mapfile -t ranks < <(children_of "$TARGET")
+  # One that waits for another for ever.
+  kill -STOP "${ranks[2]}"
+  at_end_kill "${ranks[@]}"
+  wait_until 30 no_round_for 0.3
+  refused 7 timeout suspend "${ranks[0]}" --timeout 300
+  assert_contains "$err" "name process $TARGET (stasis-workload), which is above all of them"
+  assert_contains "$err" "${ranks[1]}"
+  capture cuda-checkpoint --action lock --pid "${ranks[0]}" --timeout 300
+  assert_equal "$status" 1
+  assert_contains "$err" "stasis suspend $TARGET"
+  kill -CONT "${ranks[2]}"
+  target_goes_on
+  nothing_left
+}
