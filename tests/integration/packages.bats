@@ -22,7 +22,30 @@ setup() {
   PATH=$ROOT/usr/bin:${PATH#"$STASIS_BUILD/bin:"}
   export STASIS_LIBCUDA=$ROOT/usr/lib/stasis/sim/libcuda.so.1
 }
-teardown() { end_stasis; }
+teardown() {
+  end_stasis
+  [[ -z ${user:-} ]] || remove_user
+}
+
+# A user that may do everything by sudo, without a password, in $user.
+make_user() {
+  local name=stasis-test-$$
+  command -v sudo >/dev/null && command -v runuser >/dev/null || skip "there is no sudo"
+  useradd --no-create-home --no-user-group "$name"
+  user=$name
+  mkdir -p /etc/sudoers.d
+  echo "$user ALL=(ALL) NOPASSWD: ALL" >"/etc/sudoers.d/$user"
+  chmod 440 "/etc/sudoers.d/$user"
+  chmod a+x "$BATS_RUN_TMPDIR"
+  as_user sudo -n true || skip "sudo does not work here"
+}
+
+remove_user() {
+  rm -f "/etc/sudoers.d/$user"
+  userdel "$user"
+}
+
+as_user() { (cd / && exec runuser -u "$user" -- env -i "PATH=$PATH" HOME=/nonexistent "$@" 3>&-); }
 
 control() { dpkg-deb -f "$DEBS/$1"_*.deb "$2"; }
 
@@ -84,13 +107,29 @@ start_counter() {
   ! grep -rlF "$STASIS_BUILD" "$ROOT/usr/lib/cmake" "$ROOT/usr/lib/pkgconfig" "$ROOT/usr/share"
 }
 
-@test "the demo runs from the installed files" {
-  need_root "CRIU"
-  unset STASIS_LIBCUDA STASIS_SIM_DIR STASIS_STATE_DIR
-  run "$ROOT/usr/share/stasis/tools/demo" --simulated --no-setup
+# demo_runs COMMAND...: the demo of the installed files, by that command.
+demo_runs() {
+  local scratch=$BATS_TEST_TMPDIR/scratch
+  mkdir -m 1777 "$scratch"
+  run "$@" env TMPDIR="$scratch" "$ROOT/usr/share/stasis/tools/demo" --simulated --no-setup
+  assert_equal "$status" 0 "status of: $output"
   assert_contains "$output" "It counted from 101 to 104, and lost nothing."
   assert_contains "$output" "The programs are in $ROOT/usr/bin;"
   [[ $output != *"$STASIS_BUILD"* ]]
+  assert_equal "$(ls -A "$scratch")" "" "left behind"
+}
+
+@test "the demo runs from the installed files, as root" {
+  need_root "CRIU"
+  unset STASIS_LIBCUDA STASIS_SIM_DIR STASIS_STATE_DIR
+  demo_runs
+}
+
+@test "the demo runs from the installed files, as a user who has sudo" {
+  need_root "a user is made for it"
+  [[ $(real_criu) == /opt/stasis/* || $(real_criu) == /usr/* ]] || skip "the user is to have root's CRIU"
+  make_user
+  demo_runs as_user
 }
 
 @test "stasis run finds the agent beside it, under any prefix" {
