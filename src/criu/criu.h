@@ -86,10 +86,13 @@ struct RestoredTree {
   Pidfd root_fd;
 };
 
+// What a remedy says of it: the first is installed by the package, the second lies in the source.
+inline constexpr const char* kGetCriu = "`stasis-get-criu` (in the source: tools/get-criu)";
+
 class Criu {
  public:
   // Looks at `explicit_path`, then $STASIS_CRIU, then PATH, then the private folders that
-  // tools/get-criu fills: /opt/stasis/criu and ${XDG_CACHE_HOME:-~/.cache}/stasis/criu. One that
+  // stasis-get-criu fills: /opt/stasis/criu and ${XDG_CACHE_HOME:-~/.cache}/stasis/criu. One that
   // was named (the first two) must work. kCriuMissing, kCriuTooOld.
   static Result<Criu> find(const std::optional<std::string>& explicit_path = std::nullopt);
 

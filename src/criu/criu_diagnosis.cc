@@ -225,7 +225,7 @@ constexpr std::array kRules = {
     CriuRule{"soft-dirty", "", kCriuFailed, "the kernel lacks CONFIG_MEM_SOFT_DIRTY",
              "use a kernel that has it"},
     CriuRule{"vdso: ", "", kCriuFailed, "this CRIU does not understand the kernel's vDSO",
-             "use a newer CRIU (tools/get-criu), and restore on the kernel of the dump"},
+             "use a newer CRIU (`stasis-get-criu`), and restore on the kernel of the dump"},
     CriuRule{"CPU capabilities do not match", "", kCriuFailed,
              "the processor here lacks what the one of the dump had",
              "restore on the same kind of processor"},

@@ -19,7 +19,10 @@ namespace stasis {
 namespace {
 
 constexpr std::chrono::seconds kVersionPatience{10};
-constexpr const char* kGetOne = "tools/get-criu makes a private one that this program finds";
+
+std::string get_one() {
+  return fmt::format("{} makes a private one that this program finds", kGetCriu);
+}
 
 std::string variable(const char* name) {
   const char* value = std::getenv(name);  // NOLINT(concurrency-mt-unsafe)
@@ -55,7 +58,7 @@ Result<int> ask_version(const std::string& path) {
     return fail(ErrorCode::kCriuMissing,
                 fmt::format("{} does not answer as criu does: it {}{}", path, end,
                             said.empty() ? "" : ": " + said.substr(0, said.find('\n'))),
-                kGetOne);
+                get_one());
   }
   const criu_rpc::Version& version = *(*response)->version;
   return version.major_number * 10000 + version.minor_number * 100 + version.sublevel;
@@ -94,7 +97,7 @@ Result<Criu> Criu::find(const std::optional<std::string>& explicit_path) {
   if (!named.empty()) {
     const std::string path = on_path(named);
     if (path.empty() || !is_program(path)) {
-      return fail(ErrorCode::kCriuMissing, fmt::format("\"{}\" is no program", named), kGetOne);
+      return fail(ErrorCode::kCriuMissing, fmt::format("\"{}\" is no program", named), get_one());
     }
     candidates.push_back(path);
   } else {
@@ -116,7 +119,7 @@ Result<Criu> Criu::find(const std::optional<std::string>& explicit_path) {
       trouble = Error{ErrorCode::kCriuTooOld,
                       fmt::format("{} is CRIU {}; {} or newer is needed", path,
                                   criu_version_text(*version), criu_version_text(kOldestCriu)),
-                      kGetOne,
+                      get_one(),
                       std::nullopt,
                       {}};
     }
@@ -124,7 +127,7 @@ Result<Criu> Criu::find(const std::optional<std::string>& explicit_path) {
   if (trouble) return fail(std::move(*trouble));
   return fail(ErrorCode::kCriuMissing,
               "there is no criu: neither on PATH nor in /usr/sbin nor in a private folder",
-              kGetOne);
+              get_one());
 }
 
 }  // namespace stasis

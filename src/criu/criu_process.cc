@@ -192,7 +192,7 @@ Result<CriuProcess> CriuProcess::start(const std::string& path, const StartOptio
     if (!pidfd) return fail(std::move(pidfd).error());
     return fail(ErrorCode::kCriuMissing,
                 fmt::format("cannot run {}: {}", path, std::strerror(number)),
-                "tools/get-criu makes a private one");
+                fmt::format("{} makes a private one", kGetCriu));
   }
   set_fault_criu(Pid{pid});
   CriuProcess started(std::move(*pidfd), pid, std::move(ours), std::move(errors));

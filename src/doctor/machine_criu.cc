@@ -28,9 +28,10 @@ namespace {
 
 constexpr std::chrono::seconds kCheckPatience{20};
 constexpr int kPollMs = 50;
-constexpr const char* kGetCriu = "tools/get-criu makes a private criu that works here";
 // Only our plugin knows it (plugins/criu/restore_session.cc).
 constexpr std::string_view kOurVariable = "STASIS_DEVICE_MAP";
+
+std::string get_one() { return fmt::format("{} makes a private criu that works here", kGetCriu); }
 
 // What a program wrote, and how it ended.
 struct Outcome {
@@ -126,7 +127,7 @@ void look_at_check(const Criu& criu, const Interrupt& interrupt, Findings& out) 
   if (!interrupt.check()) return;
   constexpr const char* kId = "criu-check";
   if (!outcome) {
-    out.push_back(from_error(Light::kRed, kId, outcome.error(), kGetCriu));
+    out.push_back(from_error(Light::kRed, kId, outcome.error(), get_one()));
     return;
   }
   if (!outcome->ended) {
@@ -158,7 +159,7 @@ void look_at_criu(const std::optional<std::string>& path, const Interrupt& inter
                   Findings& out) {
   auto criu = Criu::find(path);
   if (!criu) {
-    out.push_back(from_error(Light::kRed, "criu", criu.error(), kGetCriu));
+    out.push_back(from_error(Light::kRed, "criu", criu.error(), get_one()));
     return;
   }
   // Older ones ask each internet socket for an option that is gone: "Can't get 1:16 opt".
@@ -170,7 +171,7 @@ void look_at_criu(const std::optional<std::string>& path, const Interrupt& inter
                       fmt::format("{} cannot dump programs with internet sockets on Linux {}; 4.2 "
                                   "can",
                                   what, release),
-                      kGetCriu));
+                      get_one()));
   } else {
     out.push_back(green("criu", what));
   }

@@ -94,7 +94,7 @@ start_counter() {
   cmp "$SOURCE/docs/completions/stasis.fish" "$ROOT/usr/share/fish/vendor_completions.d/stasis.fish"
   cmp "$SOURCE/README.md" "$ROOT/usr/share/doc/stasis/README.md"
   cmp "$SOURCE/docs/errors.md" "$ROOT/usr/share/doc/stasis/docs/errors.md"
-  assert_equal "$(cd "$ROOT/usr/bin" && ls | xargs)" "cuda-checkpoint stasis stasis-counter stasis-sim-smi stasis-task"
+  assert_equal "$(cd "$ROOT/usr/bin" && ls | xargs)" "cuda-checkpoint stasis stasis-counter stasis-get-criu stasis-sim-smi stasis-task"
   # Slurm's plugin is compiled where it is to be used.
   assert_equal "$(find "$ROOT" -name '*workload*' -o -name '*.cc' ! -name stasis_spank.cc -o -name '*.a')" ""
   [[ -s $ROOT/usr/share/doc/stasis/deploy/slurm/spank/stasis_spank.cc && -s $ROOT/usr/share/doc/stasis/deploy/kubernetes/job.yaml ]]
@@ -130,6 +130,18 @@ demo_runs() {
   [[ $(real_criu) == /opt/stasis/* || $(real_criu) == /usr/* ]] || skip "the user is to have root's CRIU"
   make_user
   demo_runs as_user
+}
+
+@test "a CRIU that is missing is got by what the package has on PATH" {
+  start_counter
+  STASIS_CRIU=/no/such/criu refused 9 criu-missing dump "$TARGET" --images-dir "$image"
+  assert_contains "$err" '`stasis-get-criu`'
+  STASIS_CRIU=/no/such/criu capture stasis doctor
+  assert_contains "$out" '`stasis-get-criu`'
+  # It says of itself what it is called, and gives what the source gives.
+  assert_contains "$(stasis-get-criu --help)" "Usage: stasis-get-criu "
+  [[ $(stasis-get-criu --help) != *tools/get-criu* ]]
+  assert_equal "$(stasis-get-criu --check 2>&1)" "$("$SOURCE/tools/get-criu" --check 2>&1 | sed 's,tools/get-criu,stasis-get-criu,')"
 }
 
 @test "stasis run finds the agent beside it, under any prefix" {
