@@ -354,6 +354,7 @@ Result<void> bring_to_rest(const Environment& env, OpenedGroup& opened,
     if (runs && !phases.standing()) phases.stands_still();
     auto done = group.lock(options.timeout, env.interrupt);
     if (!done) return done;
+    if (options.path != MemoryPath::kDriver) opened.direct.tell_of_new(env, group);
     if (options.at_rest) options.at_rest();
     // Once more: the lock may have taken seconds, in which the ranks of a job have met.
     std::set<Pid> nobody;

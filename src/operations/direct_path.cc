@@ -16,6 +16,7 @@
 #include "checkpoint/suspended.h"
 #include "direct/remote_memory.h"
 #include "driver/gpu_plan.h"
+#include "operations/beside_agent.h"
 #include "operations/gate_rank.h"
 #include "operations/places.h"
 #include "proc/memory_cgroup.h"
@@ -142,6 +143,17 @@ Result<void> check_size(const AgentClient& agent, Driver& driver) {
               "do not trust that process: its page is forged or damaged");
 }
 
+void tell_of_driver(const Environment& env, const std::string& why) {
+  env.tell("the driver's path is taken: " + why);
+}
+
+// Of those that have the agent.
+void tell_of_driver(const Environment& env, std::vector<const Process*> processes,
+                    const std::string& why) {
+  std::erase_if(processes, [](const Process* one) { return !one->alive() || !has_agent(*one); });
+  if (!processes.empty()) tell_of_driver(env, list_of(processes) + ": " + why);
+}
+
 // An agent of another version, in a process that went by the driver's way.
 bool has_nothing_to_bring_back(Pid pid) {
   const auto seen = AgentClient::look(pid);
@@ -177,20 +189,19 @@ bool is_held_up(const Error& error) {
 
 Result<void> DirectPath::find(const Environment& env, const std::vector<const Process*>& processes,
                               bool away) {
+  const auto deadline = Clock::now() + kAtOnce;
   for (const Process* process : processes) {
     if (!process->alive()) continue;
-    auto agent = find_agent(env, *process, !away);
+    auto agent =
+        away ? find_agent(env, *process, false) : find_begun_agent(env, *process, deadline);
     if (!agent) {
       if (away && has_nothing_to_bring_back(process->pid())) continue;
       if (away || is_held_up(agent.error())) return fail(std::move(agent.error()));
-      env.tell("the driver's path is taken: " + agent.error().to_string());
+      tell_of_driver(env, agent.error().to_string());
       continue;
     }
-    if (!*agent && !away && AgentClient::is_out_of_reach(process->pid())) {
-      env.tell(
-          fmt::format("the driver's path is taken: process {} has an agent, and has closed the "
-                      "descriptor by which it is reached",
-                      process->pid().value));
+    if (!*agent && !away) {
+      if (const auto why = why_no_agent(*process)) tell_of_driver(env, *why);
     }
     if (!*agent) continue;
     if (!away) (*agent)->heed(&env.interrupt);
@@ -202,16 +213,19 @@ Result<void> DirectPath::find(const Environment& env, const std::vector<const Pr
       if (!settled && (away || final_for_both(settled.error().code)))
         return fail(std::move(settled.error()));
       if (!settled) {
-        env.tell("the driver's path is taken: " + settled.error().to_string());
+        tell_of_driver(env, settled.error().to_string());
         continue;
       }
     }
     if (auto sound = check_size(**agent, env.driver); !sound) {
       if (away) return sound;
-      env.tell("the driver's path is taken: " + sound.error().to_string());
+      tell_of_driver(env, sound.error().to_string());
       continue;
     }
-    if (is_away((*agent)->state()) == away) agents_.push_back(std::move(**agent));
+    if (is_away((*agent)->state()) == away)
+      agents_.push_back(std::move(**agent));
+    else if (!away)
+      tell_of_driver(env, list_of({process}) + ": its GPU memory is away already");
   }
   return {};
 }
@@ -229,7 +243,9 @@ Result<void> DirectPath::prepare(const Environment& env, Group& group, bool buff
     if (!done) worst = std::move(done);
   }
   if (!worst) return worst;
-  std::erase_if(agents_, [](const AgentClient& agent) { return agent.bytes() == 0; });
+  std::erase_if(agents_, [this](const AgentClient& agent) {
+    return agent.bytes() == 0 && without_memory_.insert(agent.pid()).second;
+  });
   if (agents_.empty()) return {};
   if (!buffers) {
     std::map<Pid, std::uint64_t> elsewhere;
@@ -806,14 +822,23 @@ Result<void> DirectPath::move_out(const Environment& env, Group& group,
   const IntoImage* image = options.image;
   const bool forced = options.path == MemoryPath::kDirect;
   std::vector<const Process*> running;
-  for (const GroupMember& member : group.members())
+  std::vector<const Process*> locked;
+  for (const GroupMember& member : group.members()) {
+    if (member.initial) known_.insert(member.process.pid());
     if (member.initial == CudaState::kRunning) running.push_back(&member.process);
+    if (member.initial == CudaState::kLocked) locked.push_back(&member.process);
+  }
   for (const Process* process : running) {
     const auto seen = AgentClient::look(process->pid());
     if (seen && *seen && (*seen)->held_before) held_before_ = true;
   }
   if (auto whole = refuse_half_way(group); !whole) return whole;
-  if (options.path == MemoryPath::kDriver || (!env.mover && !forced)) return {};
+  if (options.path == MemoryPath::kDriver || (!env.mover && !forced)) {
+    const bool chosen = options.path == MemoryPath::kDriver;
+    if (!options.reason_is_told)
+      tell_of_driver(env, running, chosen ? "asked for (--path driver)" : "no mover is available");
+    return {};
+  }
   if (!env.mover) return fail(ErrorCode::kNotSupported, "nobody is there who copies GPU memory");
   const auto give_up = [&](Error why) -> Result<void> {
     // What is kept for the next closing of the gate, the driver wants now.
@@ -835,7 +860,7 @@ Result<void> DirectPath::move_out(const Environment& env, Group& group,
     // The driver wants its memory.
     mover_.reset();
     if (env.end_mover) env.end_mover();
-    env.tell("the driver's path is taken: " + why.to_string());
+    tell_of_driver(env, why.to_string());
     return {};
   };
   if (auto found = find(env, running, false); !found) return give_up(std::move(found.error()));
@@ -846,10 +871,16 @@ Result<void> DirectPath::move_out(const Environment& env, Group& group,
   if (forced) {
     if (auto all = require_all(running); !all) return give_up(std::move(all.error()));
   }
+  tell_of_driver(env, locked, "locked before, by another tool, and an agent is asked before that");
   if (agents_.empty()) return {};
   phases.begin("prepare");
   auto done = prepare(env, group, image == nullptr);
   if (done && forced) done = require_all(running);
+  if (done) {
+    std::erase_if(running,
+                  [this](const Process* one) { return !without_memory_.contains(one->pid()); });
+    tell_of_driver(env, running, "no GPU memory that an agent can move");
+  }
   if (done && agents_.empty()) return {};
   if (held_before_ && coming_.valid()) {
     auto begun = coming_.get();
@@ -1003,6 +1034,15 @@ Result<void> DirectPath::roll_back() {
   wait_for_copy();
   if (copied_ && *copied_) (void)drop_kept();
   return bring_back_all(false);
+}
+
+void DirectPath::tell_of_new(const Environment& env, const Group& group) {
+  std::vector<const Process*> fresh;
+  for (const GroupMember& member : group.members()) {
+    if (member.initial == CudaState::kRunning && known_.insert(member.process.pid()).second)
+      fresh.push_back(&member.process);
+  }
+  tell_of_driver(env, std::move(fresh), "new in the tree since the agents were asked");
 }
 
 Result<void> DirectPath::expect_agents() {

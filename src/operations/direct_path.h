@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -45,6 +46,7 @@ struct QuiesceOptions {
   bool comes_back = false;             // at once, so what there is room for may stay on the GPUs
   bool copies_first = false;           // before the driver does anything; as with an image
   std::function<void()> at_rest = {};  // as in SuspendOptions
+  bool reason_is_told = false;         // why the path is the driver's
 };
 
 // kNotSupported if any of these has pieces of GPU memory open together with another process by CUDA
@@ -84,7 +86,8 @@ class DirectPath {
 
   // Moves the memory of every process of the group out that runs, has the agent and memory that can
   // leave: into the processes' own memory, or into an image. Where that cannot be, it says so and
-  // leaves all to the driver: no failure. An error is one that the driver's lock would end in as
+  // leaves all to the driver: no failure. Of each process with an agent that is left to the driver
+  // it tells why. An error is one that the driver's lock would end in as
   // well: kTimeout, kInterrupted, kProcessGone, kOutOfHostMemory for the content (not for the
   // mover), what the image's files fail with; then everybody runs again. kNotSupported, before
   // anything is touched: memory that is open in two processes, which only the agents see. With
@@ -110,6 +113,8 @@ class DirectPath {
   // Whether somebody was found half-way suspended, by who was killed then; as all is rolled back he
   // runs, and can be suspended.
   bool found_half_way() const { return half_way_; }
+  // Tells of processes with the agent that the group has got since move_out(), or the last call.
+  void tell_of_new(const Environment& env, const Group& group);
   // With the programs' threads kept still: that each agent will be found again, by whoever brings
   // the memory back. Otherwise the next try leaves it to the driver.
   Result<void> expect_agents();
@@ -220,6 +225,8 @@ class DirectPath {
   Result<void> bring_back_all(bool ends_them);
 
   std::vector<direct::AgentClient> agents_;
+  std::set<Pid> known_;           // members of the group that were told of, or need not be
+  std::set<Pid> without_memory_;  // their agents have none to give away
   // The driver has restored one of them before: no context may be made while they run
   // (direct/mover_server.h).
   bool held_before_ = false;

@@ -10,9 +10,10 @@ namespace {
 
 enum class Again { kNo, kSame, kCopyFirst, kByDriver };
 
-// An error after which all is as it was sets `again` if it is worth while to try once more.
+// `how_again` is why it is tried once more, if it is. An error after which all is as it was sets
+// `again` if it is worth while to try once more.
 Result<Report> suspend_once(const Environment& env, Pid root, const SuspendOptions& options,
-                            bool copies_first, Phases& phases, Again& again) {
+                            Again how_again, Phases& phases, Again& again) {
   again = Again::kNo;
   auto opened = open_group(env, "suspend", root, {});
   if (!opened) return fail(std::move(opened.error()));
@@ -21,7 +22,11 @@ Result<Report> suspend_once(const Environment& env, Pid root, const SuspendOptio
   }
   Group& group = opened->group;
   QuiesceOptions how{options.timeout, options.ignore_obstacles, false, options.path};
-  how.copies_first = copies_first;
+  how.copies_first = how_again == Again::kCopyFirst;
+  if (how_again == Again::kByDriver) {
+    how.path = MemoryPath::kDriver;
+    how.reason_is_told = true;
+  }
   if (options.at_rest) {
     how.at_rest = [told = false, &options]() mutable {
       if (!std::exchange(told, true)) options.at_rest();
@@ -72,21 +77,19 @@ Result<Report> suspend(const Environment& env, Pid root, const SuspendOptions& o
   // Of all tries, if there are several: the programs have stood still in each.
   Phases phases;
   Again again = Again::kNo;
-  auto done = suspend_once(env, root, options, false, phases, again);
+  auto done = suspend_once(env, root, options, Again::kNo, phases, again);
   if (!done && again == Again::kSame) {
     env.tell("once more: " + done.error().to_string());
-    done = suspend_once(env, root, options, false, phases, again);
+    done = suspend_once(env, root, options, Again::kSame, phases, again);
   }
   if (!done && again == Again::kCopyFirst) {
     env.tell("once more, with GPU memory copied before the driver is asked: " +
              done.error().to_string());
-    done = suspend_once(env, root, options, true, phases, again);
+    done = suspend_once(env, root, options, Again::kCopyFirst, phases, again);
   }
   if (!done && again == Again::kByDriver) {
     env.tell("the driver's path is taken: " + done.error().to_string());
-    SuspendOptions by_driver = options;
-    by_driver.path = MemoryPath::kDriver;
-    done = suspend_once(env, root, by_driver, false, phases, again);
+    done = suspend_once(env, root, options, Again::kByDriver, phases, again);
   }
   return done;
 }

@@ -14,6 +14,9 @@
   agent_page.py PID go-on            has it hold the program back and let it go on, with its buffer and then without
   agent_page.py PID seals            prints the seals of the file
   agent_page.py PID version NUMBER   makes it say that it is of that version
+  agent_page.py PID unheard FILE     makes it say that its thread has not run yet, makes FILE, and takes that back
+                                     when that is gone again
+  agent_page.py PID heard            fails while it says that
 """
 
 import ctypes
@@ -25,7 +28,7 @@ import subprocess
 import sys
 import time
 
-VERSION, REQUEST, REPLY, COMMAND, ARGUMENTS, RESULT = 8, 24, 28, 32, 40, 72
+MAGIC, VERSION, REQUEST, REPLY, COMMAND, ARGUMENTS, RESULT = 0, 8, 24, 28, 32, 40, 72
 STATE, BUFFER_ADDRESS, BUFFER_BYTES, EXPORTED_COUNT = 240, 256, 264, 276
 RUNNING, CLOSED, EMPTIED, HELD, FILLING = range(5)
 PREPARE, CLOSE, EXPORT, EMPTY, OPEN, KEEP = 1, 2, 3, 4, 9, 11
@@ -88,6 +91,16 @@ def export(page, path, keeps):
     return True
 
 
+def unheard(page, path):
+    magic = number(page, MAGIC, "<Q")
+    struct.pack_into("<Q", page, MAGIC, 0)
+    with open(path, "x", encoding="ascii"):
+        pass
+    while os.path.exists(path):
+        time.sleep(0.01)
+    struct.pack_into("<Q", page, MAGIC, magic)
+
+
 def go_on(page):
     if not prepare(page):
         return False
@@ -122,12 +135,16 @@ def main():
     what = sys.argv[2]
     if what == "idle":
         sys.exit(number(page, REQUEST) != number(page, REPLY))
+    if what == "heard":
+        sys.exit(number(page, MAGIC, "<Q") == 0)
     if what == "closing":
         sys.exit(0 if closing(page, int(sys.argv[3])) else 1)
     if what == "state":
         print(number(page, STATE))
     elif what == "seals":
         print(fcntl.fcntl(file, fcntl.F_GET_SEALS))
+    elif what == "unheard":
+        unheard(page, sys.argv[3])
     elif what == "version":
         struct.pack_into("<I", page, VERSION, int(sys.argv[3]))
     elif what == "kill-away":

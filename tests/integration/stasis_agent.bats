@@ -185,6 +185,66 @@ open(sys.argv[2], "wb").write(content.replace(stays, goes))' "$STASIS_LIBCUDA" "
 held_back() { [[ $(python3 "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" state) != 0 ]]; }
 
 # By a thread that calls no driver, which nothing keeps from that before its memory has gone.
+# unheard: the thread of TARGET's agent has not run yet, until $unheard is gone.
+unheard() {
+  unheard=$BATS_TEST_TMPDIR/unheard
+  timeout 60 python3 "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" unheard "$unheard" 3>&- &
+  wait_until 60 test -e "$unheard"
+}
+
+@test "an agent whose thread has not run yet, on a busy machine, is waited for" {
+  start_doing plain
+  unheard
+  { sleep 1; rm "$unheard"; } 3>&- &
+  cycle_by direct
+  target_verifies
+}
+
+# leaves_it_to_driver WHY [ARGUMENT...]: the driver moves TARGET's memory, and the result says why.
+leaves_it_to_driver() {
+  done_by suspend "$TARGET" --json "${@:2}"
+  assert_equal "$(json 'd["path"]')" driver "path ($out)"
+  assert_contains "$(json 'str(d.get("notes"))')" "the driver's path is taken: "
+  assert_contains "$(json 'str(d.get("notes"))')" "$1"
+  done_by resume "$TARGET" --json
+  target_goes_on
+}
+
+@test "whenever the driver moves the memory of a program that has the agent, it is said why" {
+  start_doing plain
+  leaves_it_to_driver "process $TARGET (stasis-agent-ta): asked for (--path driver)" --path driver
+  cuda-checkpoint --action lock --pid "$TARGET"
+  leaves_it_to_driver "process $TARGET (stasis-agent-ta): locked before, by another tool"
+  unheard
+  leaves_it_to_driver "process $TARGET has an agent that has not begun to listen"
+  rm "$unheard"
+  wait_until 60 heard
+  cycle_by direct
+  target_verifies
+  # Memory that the agent does not serve, and an agent that has served some and has none now.
+  LD_PRELOAD=$agent start_target idle
+  leaves_it_to_driver "process $TARGET has the agent's library and no agent: it has allocated no GPU memory by it"
+  cat >"$BATS_TEST_TMPDIR/freed.py" <<'END'
+import ctypes, sys, time
+driver, context, large, small = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_uint64()
+assert driver.cuInit(0) == 0 and driver.cuCtxCreate_v2(ctypes.byref(context), 0, 0) == 0
+assert driver.cuMemAlloc_v2(ctypes.byref(large), ctypes.c_size_t(4 << 20)) == 0 and driver.cuMemFree_v2(large) == 0
+assert driver.cuMemAlloc_v2(ctypes.byref(small), ctypes.c_size_t(4096)) == 0
+for round in range(1, 10**9):
+    assert driver.cuMemsetD8_v2(small, 1, ctypes.c_size_t(4096)) == 0
+    with open(sys.argv[1], "w") as status:
+        status.write(f"round {round}\n")
+    time.sleep(0.02)
+END
+  TARGET_STATUS=$BATS_TEST_TMPDIR/freed.status
+  (LD_PRELOAD=$agent exec_on_gpu setsid python3 "$BATS_TEST_TMPDIR/freed.py" "$TARGET_STATUS") </dev/null >&2 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 target_is_up
+  leaves_it_to_driver "process $TARGET (python3): no GPU memory that an agent can move"
+}
+heard() { python3 "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" heard; }
+
 @test "a program that closes the agent's descriptor while it is suspended or dumped is not lost" {
   local go=$BATS_TEST_TMPDIR/go verb
   for verb in "suspend --json" "dump --images-dir $BATS_TEST_TMPDIR/image"; do

@@ -1,0 +1,68 @@
+#include "operations/beside_agent.h"
+
+#include <thread>
+
+#include <fmt/format.h>
+
+#include "operations/direct_path.h"
+#include "proc/procfs.h"
+
+namespace stasis {
+namespace {
+
+using direct::AgentClient;
+
+constexpr const char* kLibrary = "libstasis-preload.so";
+
+bool maps(Pid pid, const std::string& name) {
+  const auto found = proc::ProcFs().maps_file(pid, name);
+  return found && *found;
+}
+
+// Its own: a child that was forked inherits its parent's descriptor and not the mapping.
+bool has_page(Pid pid) { return maps(pid, fmt::format("memfd:{}", direct::kAgentMemfd)); }
+
+}  // namespace
+
+Result<std::optional<AgentClient>> find_begun_agent(const Environment& env, const Process& process,
+                                                    Clock::time_point deadline) {
+  constexpr std::chrono::milliseconds kPoll{20};
+  for (Waiting waiting(env.progress);; waiting.tell()) {
+    auto agent = find_agent(env, process, true);
+    if (!agent || *agent || !process.alive()) return agent;
+    const Pid pid = process.pid();
+    if (Clock::now() >= deadline || !has_page(pid) || AgentClient::is_out_of_reach(pid))
+      return agent;
+    if (auto stop = env.interrupt.check(); !stop) return fail(std::move(stop.error()));
+    std::this_thread::sleep_for(kPoll);
+  }
+}
+
+std::optional<std::string> why_no_agent(const Process& process) {
+  const std::string who = fmt::format("process {}", process.pid().value);
+  if (has_page(process.pid())) {
+    return AgentClient::is_out_of_reach(process.pid())
+               ? who + " has an agent, and has closed the descriptor by which it is reached"
+               : who + " has an agent that has not begun to listen";
+  }
+  if (!maps(process.pid(), kLibrary)) return std::nullopt;
+  return who +
+         " has the agent's library and no agent: it has allocated no GPU memory by it, or lacked a "
+         "thread or a descriptor for it";
+}
+
+bool has_agent(const Process& process) {
+  return has_page(process.pid()) || maps(process.pid(), kLibrary);
+}
+
+std::string list_of(const std::vector<const Process*>& processes) {
+  std::string list = processes.size() == 1 ? "process" : "processes";
+  const char* before = " ";
+  for (const Process* process : processes) {
+    list += fmt::format("{}{} ({})", before, process->pid().value, process->info().comm);
+    before = ", ";
+  }
+  return list;
+}
+
+}  // namespace stasis

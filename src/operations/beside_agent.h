@@ -1,0 +1,30 @@
+// Why a process that has the agent, or its library, cannot be asked by it: what is told when the
+// driver moves its memory instead. Private to src/operations. Thread-safe.
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/process.h"
+#include "direct/agent_client.h"
+#include "operations/operations.h"
+
+namespace stasis {
+
+// As AgentClient::find(), and waits until `deadline` for an agent whose page is there already and
+// whose thread has not run yet: a busy machine lets a new thread wait. kInterrupted.
+Result<std::optional<direct::AgentClient>> find_begun_agent(const Environment& env,
+                                                            const Process& process,
+                                                            Clock::time_point deadline);
+
+// For a process in which no agent was found. Nothing: it was started without one.
+std::optional<std::string> why_no_agent(const Process& process);
+// It has the agent, or at least its library.
+bool has_agent(const Process& process);
+
+// "process 12 (python)", "processes 12 (python), 13 (python)".
+std::string list_of(const std::vector<const Process*>& processes);
+
+}  // namespace stasis
