@@ -46,6 +46,8 @@ using std::chrono::milliseconds;
 
 // How often the agent looks whether its peer still lives, while there is something to undo.
 constexpr milliseconds kLook{100};
+// How often an agent in a user namespace looks whether its page is still the tools' (rejoin_file).
+constexpr std::chrono::seconds kIdleLook{1};
 // The buffer is a bit larger than what was there when it was made: programs go on allocating until
 // the gate closes.
 constexpr std::uint64_t kHugePage = std::uint64_t{2} << 20;
@@ -148,6 +150,15 @@ bool holds_page(int fd) {
          status.st_size == sizeof(ControlPage);
 }
 
+// Whether a dump of this process may be one without the right to read /proc/PID/map_files. A
+// process of several threads, as this one is, stays in its user namespace.
+bool in_own_user_namespace() {
+  constexpr char kInitial[] = "user:[4026531837]";  // PROC_USER_INIT_INO, the same on all kernels
+  char name[sizeof kInitial + 8] = {};
+  const auto length = ::readlink("/proc/self/ns/user", name, sizeof name - 1);
+  return length > 0 && std::strcmp(name, kInitial) != 0;
+}
+
 // Waits for all devices, in a thread that may be left behind: what it waits for may need threads
 // that the gate holds.
 struct DeviceWait {
@@ -242,10 +253,9 @@ class Session {
     for (;;) {
       const auto now = page_.request.load(std::memory_order_acquire);
       if (now == seen) {
+        if (may_be_split_ && rejoin_file()) continue;
         const bool something_to_undo = undoes_on_its_own();
-        futex::wait(
-            page_.request, seen, true,
-            something_to_undo ? std::chrono::nanoseconds(kLook) : std::chrono::nanoseconds(-1));
+        futex::wait(page_.request, seen, true, until_look(something_to_undo));
         if (something_to_undo && page_.request.load() == seen && peer_is_gone()) {
           undo();
           page_.kept_count = g_kept.count;
@@ -283,6 +293,51 @@ class Session {
     return now == AgentState::kClosed || now == AgentState::kEmptied ||
            now == AgentState::kFilling ||
            (now == AgentState::kRunning && (buffer_bytes_ > 0 || g_reserve.load() != nullptr));
+  }
+
+  std::chrono::nanoseconds until_look(bool something_to_undo) const {
+    if (something_to_undo) return kLook;
+    if (!may_be_split_) return std::chrono::nanoseconds(-1);
+    return state() == AgentState::kHeld ? std::chrono::nanoseconds(kLook) : kIdleLook;
+  }
+
+  // A dump in a user namespace separates the page from its file: the kernel does not let CRIU see
+  // there which file a mapping is of, and the restore makes nameless shared memory of it, and a
+  // memfd that nothing maps. Tools write into the file. So the agent maps the file again where its
+  // page is, when the two differ in what a tool writes first or in what the agent alone writes.
+  // True if it has. To map a file that was mapped there already does no harm.
+  bool rejoin_file() {
+    std::uint32_t request = 0;
+    AgentState told{};
+    const auto mapped = page_.request.load(std::memory_order_acquire);
+    if (!read_file_at(offsetof(ControlPage, request), request) ||
+        !read_file_at(offsetof(ControlPage, state), told))
+      return false;
+    if (request == mapped && told == state_) return false;
+    if (page_.request.load(std::memory_order_acquire) != mapped) return false;
+    // The program may have closed the descriptor, and have another file of that number.
+    std::uint64_t magic = 0;
+    std::int32_t tid = 0;
+    if (!holds_page(fd_) || !read_file_at(offsetof(ControlPage, magic), magic) ||
+        !read_file_at(offsetof(ControlPage, tid), tid) || magic != direct::kAgentMagic ||
+        tid != page_.tid)
+      return false;
+    if (::mmap(&page_, sizeof page_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd_, 0) ==
+        MAP_FAILED)
+      return false;
+    ::madvise(&page_, sizeof page_, MADV_DONTFORK);
+    // What it has done since, unseen.
+    page_.segment_count = static_cast<std::uint32_t>(segments_.size());
+    page_.segment_bytes = segment_bytes_;
+    page_.kept_count = g_kept.count;
+    set_buffer(buffer_address_, buffer_bytes_);
+    set_content(content_id_[0], content_id_[1]);
+    set_state(state_);
+    return true;
+  }
+  template <class T>
+  bool read_file_at(std::size_t offset, T& value) const {
+    return ::pread(fd_, &value, sizeof value, static_cast<off_t>(offset)) == sizeof value;
   }
 
   // The peer holds the lock on the page, by an open file of its own, for as long as it lives.
@@ -647,6 +702,7 @@ class Session {
 
   ControlPage& page_;
   const int fd_;
+  const bool may_be_split_ = in_own_user_namespace();
   Clock::time_point last_request_ = Clock::now();
   std::uint32_t serving_ = 0;
   std::vector<Segment> segments_;

@@ -61,7 +61,20 @@ kill $!
 wait $!
 echo "over at $n, status $?"
 END
-  chmod 755 "$BATS_FILE_TMPDIR/train"
+  # The same, where the number is in GPU memory. One that is asked for at the wrong moment may be lost.
+  cat >"$BATS_FILE_TMPDIR/count" <<'END'
+#!/bin/bash
+stasis-counter --gpu-memory 64M >"$1/counter" &
+until grep -qs "^listening on" "$1/counter"; do sleep 0.05; done
+port=$(sed -n 's/^listening on 127.0.0.1://p' "$1/counter")
+until [[ -e $1/stop ]]; do
+  n=$(timeout 2 stasis-counter --ask "$port") && echo "count $((n - 100))"
+  sleep 0.1
+done
+kill $!
+echo over
+END
+  chmod 755 "$BATS_FILE_TMPDIR/train" "$BATS_FILE_TMPDIR/count"
 }
 
 setup() {
@@ -254,13 +267,19 @@ END
   chown -R 65534 "$BATS_TEST_TMPDIR" "$SLURM_DIR"/gpus-n*
   export STASIS_STATE_DIR=$BATS_TEST_TMPDIR/state-of-nobody
   JOB=$(cd "$BATS_TEST_TMPDIR" && "${user[@]}" sbatch --parsable --output="$log" --gres=gpu:1 --nodelist=n1 \
-    --stasis-images="$images/%j" "$SLURM_SOURCE/job.sbatch" "$train" "$BATS_TEST_TMPDIR/status" 100000)
+    --stasis-images="$images/%j" "$SLURM_SOURCE/job.sbatch" "$BATS_FILE_TMPDIR/count" "$BATS_TEST_TMPDIR/status")
   wait_until 120 has_counted 5
   scontrol requeue "$JOB"
   wait_until 120 runs_again 1
   wait_until 120 grep -qs "goes on from $images/$JOB/000001" "$log"
-  finish
-  assert_equal "$(stat -c %u "$images" "$log" "$BATS_TEST_TMPDIR/status/$JOB-0")" $'65534\n65534\n65534'
+  local before
+  before=$(counts "$log" | tail -n 1)
+  wait_until 120 has_counted $((before + 3))
+  touch "$BATS_TEST_TMPDIR/status/stop"
+  wait_until 120 job_is COMPLETED
+  grep -qx over "$log"
+  assert_equal "$(counts "$log")" "$(counts "$log" | sort -nu)" "no number twice"
+  assert_equal "$(stat -c %u "$images" "$log" "$BATS_TEST_TMPDIR/status/counter")" $'65534\n65534\n65534'
 }
 
 # Not before others: the node stays away.

@@ -84,6 +84,47 @@ teardown() { end_stasis; }
   "${own[@]}" stasis run --no-io-uring -- true
 }
 
+# In a user namespace, without a capability that root itself may lack and could not give back.
+by_user() {
+  by=(unshare --user --map-root-user setpriv --bounding-set=-sys_resource --inh-caps=-sys_resource)
+  "${by[@]}" true || skip "the kernel makes no user namespaces"
+}
+# counter_goes_on SIZE: started by the user, ended, restored by the user, and then by root.
+counter_goes_on() {
+  local count=100
+  by_user
+  images=$BATS_TEST_TMPDIR/$1
+  job=(stasis-counter --gpu-memory "$1")
+  start_run
+  wait_until 60 grep -q '^listening on' "$TARGET_LOG"
+  port=$(sed -n 's/^listening on 127.0.0.1://p' "$TARGET_LOG")
+  counts
+  kill -TERM "$RUN"
+  ends_with 75
+  for by in "${by[*]}" ""; do
+    # shellcheck disable=SC2206 # words
+    by=($by)
+    start_run
+    told "goes on from $images/00000$((count - 100)) "
+    counts
+    kill -TERM "$RUN"
+    ends_with 75
+  done
+}
+counts() { assert_equal "$(timeout 60 stasis-counter --ask "$port")" $((++count)); }
+
+@test "a job in a user namespace goes on, and again when root takes it over" {
+  counter_goes_on 1M
+  counter_goes_on 64M
+}
+
+# bats test_tags=long
+@test "a job in a user namespace goes on with as much GPU memory as it likes" {
+  counter_goes_on 4M
+  counter_goes_on 32M
+  counter_goes_on 1G
+}
+
 @test "a damaged image: the one before is taken, saying so; no sound one: refused" {
   start_run
   job_is_up

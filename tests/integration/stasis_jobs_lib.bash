@@ -6,17 +6,17 @@
 setup_job() {
   setup_stasis
   need_root "CRIU and namespaces"
-  images=$BATS_TEST_TMPDIR/job
+  images=$BATS_TEST_TMPDIR/job by=()
   TARGET_STATUS=$BATS_TEST_TMPDIR/job.status
   TARGET_LOG=$BATS_TEST_TMPDIR/job.out
   job=(stasis-workload memory --size 4M --pause-ms 20 --status "$TARGET_STATUS")
 }
 
 # start_run [ARGUMENT...] : stasis run of $job, in the background; sets RUN. Its standard output goes to
-# $TARGET_LOG, what it says itself to $RUN_LOG.
+# $TARGET_LOG, what it says itself to $RUN_LOG. The command `by`, if there is one, runs it.
 start_run() {
   RUN_LOG=$BATS_TEST_TMPDIR/run-$((++runs)).log
-  (exec_on_gpu stasis run --images-dir "$images" "$@" -- "${job[@]}") \
+  (exec_on_gpu "${by[@]}" stasis run --images-dir "$images" "$@" -- "${job[@]}") \
     </dev/null >"$TARGET_LOG" 2>"$RUN_LOG" 3>&- &
   RUN=$!
   at_end_kill "$RUN"
