@@ -45,6 +45,7 @@ constexpr Kind kKinds[] = {
     {"spin", run_spin, "one long kernel after the other (--busy-ms, --size)"},
     {"starve", run_starve, "threads that launch without pause (--threads)"},
     {"none", run_none, "no CUDA at all"},
+    {"state", run_state, "what the kernel keeps for a process (--report)"},
 };
 
 std::string kinds_text() {
@@ -110,6 +111,8 @@ int main(int argc, char** argv) {
                "kind collective: with the socket of an NCCL rank");
   app.add_flag("--restless", options.restless,
                "kind loader: a thread that starts short-lived workers all the time");
+  app.add_option("--report", options.report,
+                 "kind state: asked by a file FILE.ask, it answers in FILE.cuda and FILE.plain");
   app.add_option("--ipc-handle", options.ipc_handle)->group("");
   app.add_option("--meeting", options.meeting)->group("");
   app.add_option("--rank", options.rank)->group("");

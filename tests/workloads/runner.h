@@ -31,6 +31,7 @@ struct Options {
   std::uint32_t children = 2;
   std::uint32_t copies = 1;  // kind torture: allocations with the same content
   std::string child_kind = "memory";
+  std::string report;       // kind state: where it answers
   std::string ipc_handle;   // hexadecimal; set by the parent of kind ipc for its child
   std::string meeting;      // a file; set by the parent of kind collective for its ranks, as are
   std::uint32_t rank = 0;   // its number, and
@@ -107,5 +108,6 @@ void run_idle(Run& run);
 void run_spin(Run& run);
 void run_starve(Run& run);
 void run_none(Run& run);
+void run_state(Run& run);
 
 }  // namespace stasis::workloads

@@ -1,0 +1,96 @@
+// How memory is given to the process.
+#include <linux/mempolicy.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include "tests/workloads/state_probe.h"
+
+namespace stasis::workloads {
+namespace {
+
+constexpr const char* kSubject = "memory";
+constexpr std::size_t kSize = 4u << 20;
+
+std::string policy_at(void* address) {
+  int mode = -1;
+  unsigned long nodes[16] = {};
+  if (syscall(SYS_get_mempolicy, &mode, nodes, 1024UL, address, address ? MPOL_F_ADDR : 0) != 0)
+    return because("get_mempolicy");
+  return "mode " + std::to_string(mode) + " nodes " + std::to_string(nodes[0]);
+}
+std::string policy() { return policy_at(nullptr); }
+Problem set_policy(int mode) {
+  const unsigned long nodes = 1;
+  return answer(syscall(SYS_set_mempolicy, mode, &nodes, 8UL), "set_mempolicy");
+}
+
+void* new_mapping() {
+  void* made = mmap(nullptr, kSize, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return made == MAP_FAILED ? nullptr : made;
+}
+
+// A word of VmFlags (proc_pid_smaps(5)) of the mapping at `address`.
+std::string flags_at(void* address) {
+  std::ifstream file("/proc/self/smaps");
+  const auto wanted = reinterpret_cast<std::uintptr_t>(address);
+  bool here = false;
+  for (std::string line; std::getline(file, line);) {
+    unsigned long start = 0;
+    unsigned long end = 0;
+    if (std::sscanf(line.c_str(), "%lx-%lx ", &start, &end) == 2)
+      here = start <= wanted && wanted < end;
+    if (here && line.starts_with("VmFlags:")) return line.substr(9);
+  }
+  return "no such mapping";
+}
+
+void add_advice(Probe& probe, const char* name, int advice) {
+  void* mapping = new_mapping();
+  probe.add(
+      kSubject, name, [=] { return answer(madvise(mapping, kSize, advice), "madvise"); },
+      [=] { return flags_at(mapping); });
+}
+
+}  // namespace
+
+void add_memory(Probe& probe) {
+  probe.add(kSubject, "NUMA policy of the first thread", [] { return set_policy(MPOL_BIND); },
+            policy);
+  probe.add_for_thread(kSubject, "NUMA policy of another thread",
+                       [] { return set_policy(MPOL_INTERLEAVE); }, policy);
+  void* bound = new_mapping();
+  probe.add(
+      kSubject, "NUMA policy of a mapping (mbind)",
+      [=] {
+        const unsigned long nodes = 1;
+        return answer(syscall(SYS_mbind, bound, kSize, MPOL_PREFERRED, &nodes, 8UL, 0), "mbind");
+      },
+      [=] { return policy_at(bound); });
+  probe.add(
+      kSubject, "transparent huge pages disabled (PR_SET_THP_DISABLE)",
+      [] { return answer(prctl(PR_SET_THP_DISABLE, 1UL, 0UL, 0UL, 0UL), "prctl"); },
+      [] { return std::to_string(prctl(PR_GET_THP_DISABLE, 0UL, 0UL, 0UL, 0UL)); });
+#ifdef PR_SET_MEMORY_MERGE
+  probe.add(
+      kSubject, "pages of equal content merged (PR_SET_MEMORY_MERGE)",
+      [] { return answer(prctl(PR_SET_MEMORY_MERGE, 1UL, 0UL, 0UL, 0UL), "prctl"); },
+      [] { return std::to_string(prctl(PR_GET_MEMORY_MERGE, 0UL, 0UL, 0UL, 0UL)); });
+#endif
+  void* locked = new_mapping();
+  probe.add(
+      kSubject, "memory that is locked (mlock)",
+      [=] { return answer(mlock(locked, kSize), "mlock"); }, [=] { return flags_at(locked); });
+  add_advice(probe, "MADV_DONTFORK", MADV_DONTFORK);
+  add_advice(probe, "MADV_DONTDUMP", MADV_DONTDUMP);
+  add_advice(probe, "MADV_WIPEONFORK", MADV_WIPEONFORK);
+  add_advice(probe, "MADV_HUGEPAGE", MADV_HUGEPAGE);
+  add_advice(probe, "MADV_NOHUGEPAGE", MADV_NOHUGEPAGE);
+  add_advice(probe, "MADV_SEQUENTIAL", MADV_SEQUENTIAL);
+  add_advice(probe, "MADV_RANDOM", MADV_RANDOM);
+}
+
+}  // namespace stasis::workloads

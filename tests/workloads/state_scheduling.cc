@@ -1,0 +1,124 @@
+// Where, when and how urgently threads run.
+#include <sched.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "tests/workloads/state_probe.h"
+
+namespace stasis::workloads {
+namespace {
+
+constexpr const char* kSubject = "scheduling";
+
+Problem set_cpu(bool last) {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return because("sched_getaffinity");
+  if (CPU_COUNT(&set) < 2) return "there is one CPU only";
+  int chosen = -1;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(cpu, &set) && (last || chosen < 0)) chosen = cpu;
+  }
+  CPU_ZERO(&set);
+  CPU_SET(chosen, &set);
+  return answer(sched_setaffinity(0, sizeof set, &set), "sched_setaffinity");
+}
+
+std::string cpus() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return because("sched_getaffinity");
+  std::string text = "CPU";
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
+    if (CPU_ISSET(cpu, &set)) text += " " + std::to_string(cpu);
+  return text;
+}
+
+constexpr int kOfThread = 1;  // IOPRIO_WHO_PROCESS: 0 is the calling thread
+Problem set_io_priority(int kind, int level) {
+  return answer(syscall(SYS_ioprio_set, kOfThread, 0, kind << 13 | level), "ioprio_set");
+}
+std::string io_priority() {
+  const long value = syscall(SYS_ioprio_get, kOfThread, 0);
+  return value < 0 ? because("ioprio_get")
+                   : "class " + std::to_string(value >> 13) + " level " + std::to_string(value & 7);
+}
+
+std::string timer_slack() { return std::to_string(prctl(PR_GET_TIMERSLACK)) + " ns"; }
+
+// struct sched_attr of linux/sched/types.h, as long as it has been since Linux 5.3
+struct Attributes {
+  std::uint32_t size = sizeof(Attributes);
+  std::uint32_t policy = 0;
+  std::uint64_t flags = 0;
+  std::int32_t nice = 0;
+  std::uint32_t priority = 0;
+  std::uint64_t runtime = 0;
+  std::uint64_t deadline = 0;
+  std::uint64_t period = 0;
+  std::uint32_t least = 0;
+  std::uint32_t most = 0;
+};
+std::string policy() {
+  Attributes now;
+  if (syscall(SYS_sched_getattr, 0, &now, sizeof now, 0) != 0) return because("sched_getattr");
+  return "policy " + std::to_string(now.policy) + " priority " + std::to_string(now.priority) +
+         " nice " + std::to_string(now.nice) + " flags " + std::to_string(now.flags) +
+         (now.policy == SCHED_BATCH || now.policy == SCHED_IDLE || now.policy == SCHED_OTHER
+              ? ""
+              : " runtime " + std::to_string(now.runtime) + " deadline " +
+                    std::to_string(now.deadline));
+}
+Problem set_policy(const Attributes& wanted) {
+  return answer(syscall(SYS_sched_setattr, 0, &wanted, 0), "sched_setattr");
+}
+
+// Threads of their own, which end with the process.
+Worker& new_worker() { return *new Worker; }  // NOLINT: needed to the end
+
+void add_policy(Probe& probe, const char* name, const Attributes& wanted) {
+  Worker& worker = new_worker();
+  probe.add(
+      kSubject, name,
+      [&worker, wanted] {
+        Problem unset;
+        worker.run([&] { unset = set_policy(wanted); });
+        return unset;
+      },
+      [&worker] {
+        std::string now;
+        worker.run([&] { now = policy(); });
+        return now;
+      });
+}
+
+}  // namespace
+
+void add_scheduling(Probe& probe) {
+  probe.add(kSubject, "CPU affinity of the first thread", [] { return set_cpu(true); }, cpus);
+  probe.add_for_thread(kSubject, "CPU affinity of another thread", [] { return set_cpu(false); },
+                       cpus);
+  probe.add(
+      kSubject, "nice value of the first thread",
+      [] { return answer(setpriority(PRIO_PROCESS, 0, 3), "setpriority"); }, policy);
+  probe.add_for_thread(
+      kSubject, "nice value of another thread",
+      [] { return answer(setpriority(PRIO_PROCESS, 0, 7), "setpriority"); }, policy);
+  add_policy(probe, "SCHED_BATCH", {.policy = SCHED_BATCH, .nice = 5});
+  add_policy(probe, "SCHED_IDLE", {.policy = SCHED_IDLE});
+  add_policy(probe, "SCHED_FIFO and its priority", {.policy = SCHED_FIFO, .priority = 3});
+  add_policy(probe, "SCHED_RR and its priority", {.policy = SCHED_RR, .priority = 4});
+  add_policy(probe, "SCHED_FLAG_RESET_ON_FORK", {.policy = SCHED_BATCH, .flags = 1, .nice = 4});
+  probe.add(kSubject, "IO priority of the first thread", [] { return set_io_priority(2, 6); },
+            io_priority);
+  probe.add_for_thread(kSubject, "IO priority of another thread",
+                       [] { return set_io_priority(3, 0); }, io_priority);
+  probe.add(
+      kSubject, "timer slack of the first thread",
+      [] { return answer(prctl(PR_SET_TIMERSLACK, 123456UL), "prctl"); }, timer_slack);
+  probe.add_for_thread(
+      kSubject, "timer slack of another thread",
+      [] { return answer(prctl(PR_SET_TIMERSLACK, 654321UL), "prctl"); }, timer_slack);
+}
+
+}  // namespace stasis::workloads
