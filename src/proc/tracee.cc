@@ -3,7 +3,6 @@
 #include <sched.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include <algorithm>
@@ -15,6 +14,7 @@
 #include <fmt/format.h>
 
 #include "base/fd.h"
+#include "proc/interrupted_call.h"
 #include "proc/procfs.h"
 #include "proc/ptrace_words.h"
 
@@ -30,14 +30,6 @@ constexpr std::chrono::seconds kStopLimit{10};
 // Looked at so often without a pause at first: a thread that runs stops within microseconds, and
 // comes back from most system calls.
 constexpr int kEagerLooks = 200;
-// What a system call that was interrupted has in its result register (linux/errno.h; these never
-// reach the program).
-constexpr std::int64_t kRestartSys = -512;
-constexpr std::int64_t kRestartNoIntr = -513;
-constexpr std::int64_t kRestartNoHand = -514;
-constexpr std::int64_t kRestartBlock = -516;
-// `syscall` is two bytes long.
-constexpr std::uint64_t kSyscallLength = 2;
 // Marks the stops at a system call (PTRACE_O_TRACESYSGOOD).
 constexpr int kSyscallStop = 0x80;
 
@@ -61,41 +53,6 @@ struct RseqCriticalSection {
   std::uint64_t abort = 0;
 };
 
-// These return EINTR when a thread was stopped and goes on, though no signal was for the program
-// (`man 7 signal`). Programs that never get signals may take it for a failure.
-bool returns_eintr_after_stop(std::uint64_t number) {
-  switch (number) {
-    case SYS_epoll_wait:
-    case SYS_epoll_pwait:
-#ifdef SYS_epoll_pwait2
-    case SYS_epoll_pwait2:
-#endif
-    case SYS_semop:
-    case SYS_semtimedop:
-    case SYS_rt_sigtimedwait:
-    case SYS_io_getevents:
-    // On sockets with a time-out (SO_RCVTIMEO, SO_SNDTIMEO), when no data has moved.
-    case SYS_read:
-    case SYS_readv:
-    case SYS_recvfrom:
-    case SYS_recvmsg:
-    case SYS_recvmmsg:
-    case SYS_write:
-    case SYS_writev:
-    case SYS_sendto:
-    case SYS_sendmsg:
-    case SYS_sendmmsg:
-    case SYS_accept:
-    case SYS_accept4:
-#ifdef SYS_io_uring_enter
-    case SYS_io_uring_enter:
-#endif
-      return true;
-    default:
-      return false;
-  }
-}
-
 // Has the thread ended, or is it one of the kernel's own that work for the process (io_uring)? The
 // kernel says "not permitted" of both.
 bool cannot_be_traced(Pid pid, Tid thread) {
@@ -103,12 +60,6 @@ bool cannot_be_traced(Pid pid, Tid thread) {
   constexpr unsigned long kKernelsOwn = 0x10 | 0x4000;
   const auto info = ProcFs().thread(pid, thread);
   return !info || info->state == 'Z' || info->state == 'X' || (info->flags & kKernelsOwn) != 0;
-}
-
-// Is a signal waiting that the thread would take?
-bool has_signal(Pid pid, Tid thread) {
-  const auto status = ProcFs().thread_status(pid, thread);
-  return status && (status->pending & ~status->blocked) != 0;
 }
 
 Error cannot_stop(Pid pid, int error_number) {
@@ -400,6 +351,10 @@ Result<StoppedThreads::Registers> StoppedThreads::registers_to_stop_with(Tid thr
         result == -EINTR && returns_eintr_after_stop(regs->orig_rax) && !has_signal(pid_, thread);
     if (result == kRestartBlock || spurious) {
       regs->rax = static_cast<std::uint64_t>(kRestartNoHand);
+      // Or restart_syscall would be made again, which knows nothing in a restored process.
+      const auto made =
+          call_made(pid_, {regs->orig_rax, regs->rip, regs->rdi, regs->rsi, regs->rdx});
+      if (made) regs->orig_rax = *made;
     }
   }
   // Since Linux 5.13; without it nobody can tell, and hardly anybody uses them.

@@ -37,8 +37,7 @@ void add_file(Probe& probe, const char* name, const char* path, const char* text
 // An option of prctl(2) that is a number.
 void add_option(Probe& probe, const char* name, int set, int get, unsigned long value) {
   probe.add(
-      kSubject, name,
-      [=] { return answer(prctl(set, value, 0UL, 0UL, 0UL), "prctl"); },
+      kSubject, name, [=] { return answer(prctl(set, value, 0UL, 0UL, 0UL), "prctl"); },
       [=] { return option(get); });
 }
 
@@ -60,9 +59,7 @@ std::string status_lines(const char* names) {
 void add_attributes(Probe& probe) {
   probe.add(
       kSubject, "personality",
-      [] {
-        return answer(personality(ADDR_NO_RANDOMIZE | UNAME26), "personality");
-      },
+      [] { return answer(personality(ADDR_NO_RANDOMIZE | UNAME26), "personality"); },
       [] { return std::to_string(personality(0xffffffff)); });
   add_file(probe, "core dump filter", "/proc/self/coredump_filter", "0x7b");
   add_file(probe, "oom_score_adj", "/proc/self/oom_score_adj", "321");

@@ -1,5 +1,6 @@
 // Threads that wait in system calls: the call goes on, and returns nothing of a stop.
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <semaphore.h>
@@ -16,7 +17,6 @@
 #include <cerrno>
 #include <csignal>
 #include <ctime>
-#include <linux/futex.h>
 
 #include "tests/workloads/state_probe.h"
 
@@ -88,9 +88,7 @@ void add_calls(Probe& probe) {
   static pollfd file{quiet_pipe(), POLLIN, 0};
   add_call(probe, "poll, without a time-out", [] { return poll(&file, 1, -1); });
   add_call(probe, "poll, timed", [] { return poll(&file, 1, 100'000'000); });
-  add_call(probe, "ppoll, timed", [] {
-    return ppoll(&file, 1, &kLong, nullptr);
-  });
+  add_call(probe, "ppoll, timed", [] { return ppoll(&file, 1, &kLong, nullptr); });
   add_call(probe, "select, timed", [] {
     fd_set set;
     FD_ZERO(&set);
@@ -111,9 +109,8 @@ void add_calls(Probe& probe) {
     timespec limit = kLong;
     return nanosleep(&limit, &limit);
   });
-  add_call(probe, "clock_nanosleep", [] {
-    return clock_nanosleep(CLOCK_MONOTONIC, 0, &kLong, nullptr);
-  });
+  add_call(probe, "clock_nanosleep",
+           [] { return clock_nanosleep(CLOCK_MONOTONIC, 0, &kLong, nullptr); });
   add_call(probe, "clock_nanosleep, at a time", [] {
     const timespec at = later(CLOCK_MONOTONIC);
     return clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, nullptr);

@@ -58,10 +58,11 @@ void add_advice(Probe& probe, const char* name, int advice) {
 }  // namespace
 
 void add_memory(Probe& probe) {
-  probe.add(kSubject, "NUMA policy of the first thread", [] { return set_policy(MPOL_BIND); },
-            policy);
-  probe.add_for_thread(kSubject, "NUMA policy of another thread",
-                       [] { return set_policy(MPOL_INTERLEAVE); }, policy);
+  probe.add(
+      kSubject, "NUMA policy of the first thread", [] { return set_policy(MPOL_BIND); }, policy);
+  probe.add_for_thread(
+      kSubject, "NUMA policy of another thread", [] { return set_policy(MPOL_INTERLEAVE); },
+      policy);
   void* bound = new_mapping();
   probe.add(
       kSubject, "NUMA policy of a mapping (mbind)",

@@ -95,9 +95,10 @@ void add_policy(Probe& probe, const char* name, const Attributes& wanted) {
 }  // namespace
 
 void add_scheduling(Probe& probe) {
-  probe.add(kSubject, "CPU affinity of the first thread", [] { return set_cpu(true); }, cpus);
-  probe.add_for_thread(kSubject, "CPU affinity of another thread", [] { return set_cpu(false); },
-                       cpus);
+  probe.add(
+      kSubject, "CPU affinity of the first thread", [] { return set_cpu(true); }, cpus);
+  probe.add_for_thread(
+      kSubject, "CPU affinity of another thread", [] { return set_cpu(false); }, cpus);
   probe.add(
       kSubject, "nice value of the first thread",
       [] { return answer(setpriority(PRIO_PROCESS, 0, 3), "setpriority"); }, policy);
@@ -109,10 +110,11 @@ void add_scheduling(Probe& probe) {
   add_policy(probe, "SCHED_FIFO and its priority", {.policy = SCHED_FIFO, .priority = 3});
   add_policy(probe, "SCHED_RR and its priority", {.policy = SCHED_RR, .priority = 4});
   add_policy(probe, "SCHED_FLAG_RESET_ON_FORK", {.policy = SCHED_BATCH, .flags = 1, .nice = 4});
-  probe.add(kSubject, "IO priority of the first thread", [] { return set_io_priority(2, 6); },
-            io_priority);
-  probe.add_for_thread(kSubject, "IO priority of another thread",
-                       [] { return set_io_priority(3, 0); }, io_priority);
+  probe.add(
+      kSubject, "IO priority of the first thread", [] { return set_io_priority(2, 6); },
+      io_priority);
+  probe.add_for_thread(
+      kSubject, "IO priority of another thread", [] { return set_io_priority(3, 0); }, io_priority);
   probe.add(
       kSubject, "timer slack of the first thread",
       [] { return answer(prctl(PR_SET_TIMERSLACK, 123456UL), "prctl"); }, timer_slack);

@@ -101,8 +101,8 @@ void block_signals_that_wait() {
 void add_signals(Probe& probe) {
   const int queued = kQueued;
   probe.add_check(
-      kSubject, "signal that waits for the process",
-      [] { return pending(SIGUSR2, 1, false); }, [] { return check_pending(SIGUSR2, 1, false); });
+      kSubject, "signal that waits for the process", [] { return pending(SIGUSR2, 1, false); },
+      [] { return check_pending(SIGUSR2, 1, false); });
   probe.add_check(
       kSubject, "signals that wait for the process, their order and values",
       [=] { return pending(queued, 3, false); }, [=] { return check_pending(queued, 3, false); });
@@ -129,7 +129,8 @@ void add_signals(Probe& probe) {
         return answer(sigaction(SIGWINCH, &action, nullptr), "sigaction");
       },
       handler);
-  probe.add_for_thread(kSubject, "signal mask of a thread", [] { return block(SIGTSTP); }, mask);
+  probe.add_for_thread(
+      kSubject, "signal mask of a thread", [] { return block(SIGTSTP); }, mask);
   probe.add_for_thread(
       kSubject, "alternate signal stack of a thread",
       [] {

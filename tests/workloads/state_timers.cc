@@ -30,8 +30,7 @@ double now(clockid_t clock) {
   return seconds(time);
 }
 timespec as_time(double value) {
-  return {static_cast<time_t>(value),
-          static_cast<long>((value - std::floor(value)) * 1e9)};
+  return {static_cast<time_t>(value), static_cast<long>((value - std::floor(value)) * 1e9)};
 }
 
 Problem differs(const char* what, double was, double is) {
@@ -96,10 +95,9 @@ void add_interval(Probe& probe, const char* name, __itimer_which which) {
   const auto left = [=] {
     itimerval timer{};
     getitimer(which, &timer);
-    const double clock = which == ITIMER_REAL ? now(CLOCK_MONOTONIC)
-                         : which == ITIMER_PROF
-                             ? now(CLOCK_PROCESS_CPUTIME_ID)
-                             : static_cast<double>(0);
+    const double clock = which == ITIMER_REAL   ? now(CLOCK_MONOTONIC)
+                         : which == ITIMER_PROF ? now(CLOCK_PROCESS_CPUTIME_ID)
+                                                : static_cast<double>(0);
     return static_cast<double>(timer.it_value.tv_sec) + clock +
            (timer.it_interval.tv_sec == 9 ? 0 : 1e6);
   };

@@ -1,0 +1,94 @@
+#include "proc/interrupted_call.h"
+
+#include <linux/futex.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <ctime>
+#include <functional>
+
+#include <gtest/gtest.h>
+
+#include "proc/procfs.h"
+#include "proc/tracee.h"
+
+namespace stasis::proc {
+namespace {
+
+constexpr timespec kLong{1000, 0};
+
+bool reaches(Pid pid, char state) {
+  constexpr int kLooks = 5000;
+  for (int looks = 0; looks < kLooks; ++looks) {
+    const auto now = ProcFs().thread(pid, Tid{pid.value});
+    if (now && now->state == state) return true;
+    ::usleep(1000);
+  }
+  return false;
+}
+
+// What a child that has made `call`, and was stopped and continued in it, is taken to have made.
+std::uint64_t made_after_stop(const std::function<void()>& call) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    call();
+    ::_exit(1);
+  }
+  const Pid pid{child};
+  EXPECT_TRUE(reaches(pid, 'S'));
+  ::kill(child, SIGSTOP);
+  EXPECT_TRUE(reaches(pid, 'T'));
+  ::kill(child, SIGCONT);
+  EXPECT_TRUE(reaches(pid, 'S'));
+  std::uint64_t made = 0;
+  if (auto stopped = StoppedThreads::stop(pid, Tid{child})) {
+    const auto now = stopped->registers(Tid{child});
+    const auto later = stopped->registers_to_stop_with(Tid{child});
+    EXPECT_TRUE(now && later);
+    if (now && later) {
+      // By the kernel's own words the number is lost.
+      EXPECT_EQ(now->orig_rax, static_cast<std::uint64_t>(SYS_restart_syscall));
+      EXPECT_EQ(static_cast<std::int64_t>(later->rax), kRestartNoHand);
+      made = later->orig_rax;
+    }
+    stopped->let_go();
+  }
+  ::kill(child, SIGKILL);
+  EXPECT_EQ(::waitpid(child, nullptr, 0), child);
+  return made;
+}
+
+// By the C library's functions, whose code loads the number.
+TEST(InterruptedCall, IsFoundBehindRestartSyscall) {
+  EXPECT_EQ(made_after_stop([] { ::poll(nullptr, 0, 1'000'000); }), SYS_poll);
+  EXPECT_EQ(made_after_stop([] { ::clock_nanosleep(CLOCK_BOOTTIME, 0, &kLong, nullptr); }),
+            SYS_clock_nanosleep);
+}
+
+// By syscall(), whose code does not.
+TEST(InterruptedCall, IsFoundByItsArguments) {
+  static std::uint32_t word = 0;
+  EXPECT_EQ(made_after_stop([] {
+              timespec limit = kLong;
+              ::syscall(SYS_nanosleep, &limit, &limit);
+            }),
+            SYS_nanosleep);
+  EXPECT_EQ(made_after_stop([] { ::syscall(SYS_clock_nanosleep, 1, 0, &kLong, nullptr); }),
+            SYS_clock_nanosleep);
+  EXPECT_EQ(made_after_stop([] { ::syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, 0, &kLong); }),
+            SYS_futex);
+}
+
+TEST(InterruptedCall, IsNotGuessed) {
+  EXPECT_EQ(call_made(Pid{::getpid()}, {SYS_read, 0, 0, 0, 0}), SYS_read);
+  // A futex that is shared, or a nanosleep: the arguments may be either's.
+  EXPECT_EQ(call_made(Pid{::getpid()}, {SYS_restart_syscall, 0, 0x12340000, 0, 0}), std::nullopt);
+}
+
+}  // namespace
+}  // namespace stasis::proc
