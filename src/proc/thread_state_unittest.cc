@@ -1,0 +1,62 @@
+#include "proc/thread_state.h"
+
+#include <linux/mempolicy.h>
+#include <sched.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <string>
+
+#include <gtest/gtest.h>
+
+namespace stasis::proc {
+namespace {
+
+Tid self() { return Tid{static_cast<int>(::syscall(SYS_gettid))}; }
+
+TEST(ThreadState, ListsOfProcessorsAreReadStrictly) {
+  const auto list = parse_list("0-2,64,66-66", 128);
+  ASSERT_TRUE(list);
+  EXPECT_EQ(list->at(0), 7U);
+  EXPECT_EQ(list->at(1), 5U);
+  for (const char* bad :
+       {"x", "1-", "-1", "2-1", "1,", "1;2", "0-128", "128", "1 2", "99999999999999999999999"})
+    EXPECT_FALSE(parse_list(bad, 128)) << bad;
+}
+
+TEST(ThreadState, PoliciesAreWhatTheKernelWrites) {
+  const auto bind = parse_memory_policy("bind:0,2-3");
+  ASSERT_TRUE(bind);
+  EXPECT_EQ(bind->mode, MPOL_BIND);
+  EXPECT_EQ(bind->nodes.at(0), 0b1101U);
+  EXPECT_EQ(parse_memory_policy("bind=static:1")->mode, MPOL_BIND | 1 << 15);
+  EXPECT_EQ(parse_memory_policy("prefer (many):0")->mode, 5);
+  EXPECT_TRUE(parse_memory_policy("local")->nodes.empty());
+  for (const char* bad : {"", "bind", "bind:", "default:0", "bind:0-5000", "bind=x:0", "wild:0"})
+    EXPECT_FALSE(parse_memory_policy(bad)) << bad;
+}
+
+TEST(ThreadState, IsReadAsItWasSet) {
+  const auto cpus = affinity(self());
+  ASSERT_TRUE(cpus);
+  EXPECT_TRUE(set_affinity(self(), *cpus));
+  EXPECT_EQ(affinity(self()).value(), *cpus);
+  EXPECT_FALSE(set_affinity(self(), "8000-8001"));
+  EXPECT_TRUE(set_io_priority(self(), 2 << 13 | 6));
+  EXPECT_EQ(io_priority(self()).value(), static_cast<std::uint32_t>(2 << 13 | 6));
+  EXPECT_TRUE(set_timer_slack(self(), 70000));
+  EXPECT_EQ(timer_slack(self()), 70000U);
+  const Pid pid{::getpid()};
+  EXPECT_TRUE(set_core_dump_filter(pid, 0x7b));
+  EXPECT_EQ(core_dump_filter(pid), 0x7bU);
+  EXPECT_EQ(machine_check(pid, self()), "");
+  ASSERT_EQ(::prctl(PR_MCE_KILL, PR_MCE_KILL_SET, PR_MCE_KILL_EARLY, 0L, 0L), 0);
+  EXPECT_EQ(machine_check(pid, self()), "early");
+  const unsigned long node = 1;
+  if (::syscall(SYS_set_mempolicy, MPOL_BIND, &node, 8UL) != 0) GTEST_SKIP() << "no NUMA";
+  EXPECT_EQ(memory_policy(pid, self()), "bind:0");
+}
+
+}  // namespace
+}  // namespace stasis::proc
