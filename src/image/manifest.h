@@ -44,6 +44,37 @@ struct GpuMemoryRecord {
 enum class ImageCudaState { kRunning, kLocked, kCheckpointed };
 std::string_view image_cuda_state_name(ImageCudaState state);
 
+// What the kernel keeps for a thread, and CRIU does not: values that are not the default.
+struct ThreadStateRecord {
+  Tid thread;
+  std::string cpus;                       // "0-3,7"; empty: where the restore lets it run
+  std::uint32_t io_priority = 0;          // as ioprio_get() has it
+  std::uint64_t timer_slack = 50000;      // nanoseconds; what a thread of the first process has
+  std::string memory_policy = "default";  // as in numa_maps: "bind:0-1"
+  std::uint32_t personality = 0;
+  std::string machine_check;  // "early", "late"; empty: as the machine does
+  bool operator==(const ThreadStateRecord&) const = default;
+};
+
+// A timerfd that CRIU does not restore as it was.
+struct TimerRecord {
+  int descriptor = -1;
+  int clock = 0;
+  int flags = 0;                    // of timerfd_settime()
+  std::uint64_t left = 0;           // microseconds; 0: has expired, and was not read
+  std::uint64_t interval = 0;       // nanoseconds
+  std::uint64_t ticks = 0;          // expirations that were not read
+  std::uint64_t clock_at_dump = 0;  // microseconds, as the process saw it
+  bool operator==(const TimerRecord&) const = default;
+};
+
+struct KernelStateRecord {
+  std::optional<std::uint32_t> core_dump_filter;
+  std::vector<ThreadStateRecord> threads;  // the others have the defaults
+  std::vector<TimerRecord> timers;
+  bool operator==(const KernelStateRecord&) const = default;
+};
+
 struct ProcessRecord {
   Pid pid;
   Pid parent;  // 0 for a process whose parent is outside the image
@@ -57,6 +88,7 @@ struct ProcessRecord {
   std::vector<Tid> threads = {};
   // The TCP ports it listens on; empty also if unknown.
   std::vector<std::uint16_t> tcp_ports = {};
+  std::optional<KernelStateRecord> kernel_state = {};  // nothing in older images
   bool operator==(const ProcessRecord&) const = default;
 };
 

@@ -175,6 +175,54 @@ std::optional<ImageCudaState> cuda_state_from_name(std::string_view name) {
   return std::nullopt;
 }
 
+ThreadStateRecord read_thread_state(const Json& json, const std::string& where,
+                                    std::string& problem) {
+  Fields fields(json, where, problem);
+  ThreadStateRecord state;
+  state.thread = Tid{fields.pid("tid").value};
+  if (fields.has("cpus")) state.cpus = fields.string("cpus");
+  if (fields.has("io_priority"))
+    state.io_priority = static_cast<std::uint32_t>(fields.integer("io_priority", 0, 0xffff));
+  if (fields.has("timer_slack")) state.timer_slack = fields.integer("timer_slack");
+  if (fields.has("memory_policy")) state.memory_policy = fields.string("memory_policy");
+  if (state.memory_policy.size() > kMaxPolicy) fields.complain("memory_policy", "is too long");
+  if (fields.has("personality"))
+    state.personality = static_cast<std::uint32_t>(fields.integer("personality", 0, 0xffffffff));
+  if (fields.has("machine_check")) {
+    state.machine_check = fields.string("machine_check");
+    if (state.machine_check != "early" && state.machine_check != "late")
+      fields.complain("machine_check", "is neither early nor late");
+  }
+  return state;
+}
+
+KernelStateRecord read_kernel_state(const Json& json, const std::string& where,
+                                    std::string& problem) {
+  Fields fields(json, where, problem);
+  KernelStateRecord state;
+  if (fields.has("core_dump_filter"))
+    state.core_dump_filter =
+        static_cast<std::uint32_t>(fields.integer("core_dump_filter", 0, 0xffffffff));
+  std::unordered_set<int> threads;
+  for (const Json* item : fields.items("threads", 0, kMaxThreads)) {
+    state.threads.push_back(read_thread_state(*item, where + ".threads", problem));
+    if (!threads.insert(state.threads.back().thread.value).second)
+      fields.complain("threads", "has a thread twice");
+    if (!problem.empty()) return state;
+  }
+  if (!fields.has("timers")) return state;
+  for (const Json* item : fields.items("timers", 0, kMaxTimers)) {
+    Fields timer(*item, where + ".timers", problem);
+    state.timers.push_back({static_cast<int>(timer.integer("fd", 0, kMaxDescriptor)),
+                            static_cast<int>(timer.integer("clock", 0, 15)),
+                            static_cast<int>(timer.integer("flags", 0, 3)), timer.integer("left"),
+                            timer.integer("interval"), timer.integer("ticks"),
+                            timer.integer("clock_at_dump")});
+    if (!problem.empty()) return state;
+  }
+  return state;
+}
+
 ProcessRecord read_process(const Json& json, std::size_t index, std::string& problem) {
   Fields fields(json, fmt::format("processes[{}]", index), problem);
   ProcessRecord process;
@@ -207,6 +255,10 @@ ProcessRecord read_process(const Json& json, std::size_t index, std::string& pro
       }
       process.tcp_ports.push_back(static_cast<std::uint16_t>(*number));
     }
+  }
+  if (fields.has("kernel_state")) {
+    process.kernel_state = read_kernel_state(
+        *fields.find("kernel_state"), fmt::format("processes[{}].kernel_state", index), problem);
   }
   for (const Json* item : fields.items("gpu_memory", 0, kMaxGpus)) {
     Fields use(*item, fmt::format("processes[{}].gpu_memory", index), problem);

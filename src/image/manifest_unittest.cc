@@ -241,6 +241,42 @@ TEST(Manifest, PortsMayMiss) {
   }
 }
 
+TEST(Manifest, WhatTheKernelKeepsComesBackAndMayMiss) {
+  Manifest manifest = sealed_manifest();
+  KernelStateRecord state;
+  state.core_dump_filter = 0x7b;
+  state.threads = {{Tid{100}, "0-3,7", 2 << 13 | 6, 123456, "bind:0-1", 0x40000, "early"},
+                   {Tid{102}, "", 0, 50000, "default", 0, "late"}};
+  state.timers = {{5, 0, 3, 1'000'000, 7'000'000'000, 0, 1'795'680'855'000'000},
+                  {6, 1, 0, 0, 20'000'000, 12, 104'000'000'000}};
+  manifest.processes[0].kernel_state = state;
+  manifest.processes[1].kernel_state.emplace();
+  const auto back = parse_manifest(serialize_manifest(manifest));
+  ASSERT_TRUE(back) << back.error().to_string();
+  EXPECT_EQ(*back, manifest);
+  const Json json = Json::parse(serialize_manifest(manifest));
+  const auto with = [&](auto change) {
+    Json changed_state = json["processes"][0]["kernel_state"];
+    change(changed_state);
+    return code_of(changed([&](Json& j) { j["processes"][0]["kernel_state"] = changed_state; }));
+  };
+  for (const char* key : {"tid", "cpus", "io_priority", "timer_slack", "memory_policy",
+                          "personality", "machine_check"}) {
+    EXPECT_EQ(with([&](Json& j) { j["threads"][0][key] = -1; }), ErrorCode::kImageCorrupt) << key;
+  }
+  for (const auto& [key, value] : json["processes"][0]["kernel_state"]["timers"][0].items()) {
+    EXPECT_EQ(with([&](Json& j) { j["timers"][0].erase(key); }), ErrorCode::kImageCorrupt) << key;
+    EXPECT_EQ(with([&](Json& j) { j["timers"][0][key] = -1; }), ErrorCode::kImageCorrupt) << key;
+  }
+  EXPECT_EQ(with([](Json& j) { j["threads"][1]["tid"] = 100; }), ErrorCode::kImageCorrupt);
+  EXPECT_EQ(with([](Json& j) { j["threads"][0]["memory_policy"] = std::string(4097, 'x'); }),
+            ErrorCode::kImageCorrupt);
+  EXPECT_EQ(with([](Json& j) { j["timers"][0]["flags"] = 4; }), ErrorCode::kImageCorrupt);
+  EXPECT_EQ(with([](Json& j) { j["core_dump_filter"] = std::uint64_t{1} << 32; }),
+            ErrorCode::kImageCorrupt);
+  EXPECT_EQ(with([](Json& j) { j.erase("threads"); }), ErrorCode::kImageCorrupt);
+}
+
 TEST(Manifest, PathsThatLeadElsewhereAreRefused) {
   const std::string long_name(256, 'x');
   for (const std::string& path :

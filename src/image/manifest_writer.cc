@@ -49,6 +49,39 @@ std::vector<std::string> shortened(const std::vector<std::string>& command, std:
   return kept;
 }
 
+// Only what is not the default: most threads have nothing to say.
+Json to_json(const ThreadStateRecord& state) {
+  const ThreadStateRecord usual;
+  Json json = {{"tid", state.thread.value}};
+  if (state.cpus != usual.cpus) json["cpus"] = state.cpus;
+  if (state.io_priority != usual.io_priority) json["io_priority"] = state.io_priority;
+  if (state.timer_slack != usual.timer_slack)
+    json["timer_slack"] = std::min(state.timer_slack, kMaxInteger);
+  if (state.memory_policy != usual.memory_policy && state.memory_policy.size() <= kMaxPolicy)
+    json["memory_policy"] = state.memory_policy;
+  if (state.personality != usual.personality) json["personality"] = state.personality;
+  if (state.machine_check != usual.machine_check) json["machine_check"] = state.machine_check;
+  return json;
+}
+
+Json to_json(const KernelStateRecord& state) {
+  Json json = {{"threads", Json::array()}};
+  if (state.core_dump_filter) json["core_dump_filter"] = *state.core_dump_filter;
+  for (const ThreadStateRecord& thread : state.threads)
+    json["threads"].push_back(to_json(thread));
+  const auto limited = [](std::uint64_t value) { return std::min(value, kMaxInteger); };
+  for (const TimerRecord& timer : state.timers) {
+    json["timers"].push_back({{"fd", timer.descriptor},
+                              {"clock", timer.clock},
+                              {"flags", timer.flags},
+                              {"left", limited(timer.left)},
+                              {"interval", limited(timer.interval)},
+                              {"ticks", limited(timer.ticks)},
+                              {"clock_at_dump", limited(timer.clock_at_dump)}});
+  }
+  return json;
+}
+
 Json to_json(const ProcessRecord& process, std::size_t room_for_command) {
   Json json = {{"pid", process.pid.value},
                {"parent_pid", process.parent.value},
@@ -61,6 +94,7 @@ Json to_json(const ProcessRecord& process, std::size_t room_for_command) {
       json["threads"].push_back(thread.value);
   }
   if (!process.tcp_ports.empty()) json["tcp_ports"] = process.tcp_ports;
+  if (process.kernel_state) json["kernel_state"] = to_json(*process.kernel_state);
   if (process.cuda_state) json["cuda_state"] = image_cuda_state_name(*process.cuda_state);
   json["gpu_memory"] = Json::array();
   for (const GpuMemoryRecord& use : process.gpu_memory) {
