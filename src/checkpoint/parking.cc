@@ -530,6 +530,26 @@ Result<void> call_from_parked_thread(const AddressSpace& space,
   return done;
 }
 
+Result<void> call_from_thread(
+    Pid pid, Tid thread, std::span<const std::uint64_t> data,
+    const std::function<Result<void>(const SystemCall&, std::uint64_t data_address)>& act) {
+  auto space = AddressSpace::open(pid);
+  if (!space) return fail(std::move(space.error()));
+  auto done = trace_on_own_thread([&]() -> Result<void> {
+    auto places = look_at(*space);
+    if (!places) return fail(std::move(places.error()));
+    auto stopped = StoppedThreads::stop(*space, thread);
+    if (!stopped) return fail(std::move(stopped.error()));
+    if (stopped->threads().empty())
+      return fail(ErrorCode::kProcessGone, fmt::format("thread {} has ended", thread.value), {});
+    return make_system_calls(
+        *space, *stopped, places->step,
+        [&](const SystemCall& call) { return act(call, step_data(places->step)); }, data);
+  });
+  if (!done) (void)finish_step(pid);
+  return done;
+}
+
 int count_parked_threads(Pid pid) {
   const auto space = AddressSpace::open(pid);
   if (!space) return 0;

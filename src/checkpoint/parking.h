@@ -16,7 +16,9 @@
 // left alone (kProcessGone). Thread-safe, as long as one at a time acts on a process.
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "checkpoint/target_step.h"
@@ -41,6 +43,12 @@ Result<void> finish_step(Pid pid);
 // before. kBusy if no thread is parked; the errors of make_system_calls().
 Result<void> call_from_parked_thread(const proc::AddressSpace& space,
                                      const std::function<Result<void>(const SystemCall&)>& act);
+
+// Has this very thread make the system calls of `act`, parked or not; it goes on as before. They
+// can read `data`, whose address `act` is told; at most kStepData words. kProcessGone.
+Result<void> call_from_thread(
+    Pid pid, Tid thread, std::span<const std::uint64_t> data,
+    const std::function<Result<void>(const SystemCall&, std::uint64_t data_address)>& act);
 
 // How many threads are parked. Where a thread is just on its way into the wait it is not counted.
 int count_parked_threads(Pid pid);

@@ -18,10 +18,11 @@ constexpr std::array<std::uint64_t, 2> kMagic{0x5354415349530002, 0x86e0f41b3d5a
 constexpr std::uint64_t kSize = 512;
 constexpr std::uint64_t kThreadOffset = 16;
 constexpr std::uint64_t kSavedOffset = 32;
+constexpr std::uint64_t kDataOffset = 288;
 constexpr std::uint64_t kStepCodeOffset = 496;
 constexpr std::uint64_t kCode = 0xfeeb050f;  // syscall; again: jmp again
-static_assert(sizeof(SavedThread) % 8 == 0 &&
-              kSavedOffset + sizeof(SavedThread) <= kStepCodeOffset);
+static_assert(sizeof(SavedThread) % 8 == 0 && kSavedOffset + sizeof(SavedThread) <= kDataOffset &&
+              kDataOffset + kStepData * 8 <= kStepCodeOffset);
 
 constexpr std::uint64_t kNeverBlocked = 1ULL << (SIGKILL - 1) | 1ULL << (SIGSTOP - 1);
 
@@ -77,7 +78,8 @@ void StepPlaces::look_at(const proc::AddressSpace& space, const proc::Mapping& m
 
 Result<void> make_system_calls(const proc::AddressSpace& space, const StoppedThreads& stopped,
                                const StepPlaces& places,
-                               const std::function<Result<void>(const SystemCall&)>& act) {
+                               const std::function<Result<void>(const SystemCall&)>& act,
+                               std::span<const std::uint64_t> data) {
   const Pid pid = space.pid();
   if (!places.room) {
     return fail(
@@ -95,6 +97,7 @@ Result<void> make_system_calls(const proc::AddressSpace& space, const StoppedThr
   std::copy(saved.begin(), saved.end(), step.begin() + kSavedOffset / 8);
   step[kThreadOffset / 8] = static_cast<std::uint64_t>(thread.value);
   step[kStepCodeOffset / 8] = kCode;
+  std::copy_n(data.begin(), std::min(data.size(), kStepData), step.begin() + kDataOffset / 8);
   if (auto done = stopped.write(thread, room, step); !done) return done;
   // The mark last: what is marked is whole.
   if (auto done = stopped.write(thread, room, kMagic); !done) return done;
@@ -111,6 +114,8 @@ Result<void> make_system_calls(const proc::AddressSpace& space, const StoppedThr
   }
   return done ? back : done;
 }
+
+std::uint64_t step_data(const StepPlaces& places) { return *places.room + kDataOffset; }
 
 Result<void> finish_step(const proc::AddressSpace& space, const StoppedThreads& stopped,
                          const StepPlaces::Begun& begun) {

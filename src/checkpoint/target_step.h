@@ -54,10 +54,14 @@ using SystemCall = std::function<Result<std::int64_t>(std::uint64_t number,
                                                       std::span<const std::uint64_t> arguments)>;
 
 // Has the first of `stopped`, all threads of the process, make the calls of `act`. Whatever that
-// returns, the thread is as it was before. kNotSupported: no room.
+// returns, the thread is as it was before. `data`, at most kStepData words, can be read by the
+// calls, at step_data(). kNotSupported: no room.
 Result<void> make_system_calls(const proc::AddressSpace& space, const proc::StoppedThreads& stopped,
                                const StepPlaces& places,
-                               const std::function<Result<void>(const SystemCall&)>& act);
+                               const std::function<Result<void>(const SystemCall&)>& act,
+                               std::span<const std::uint64_t> data = {});
+inline constexpr std::size_t kStepData = 24;
+std::uint64_t step_data(const StepPlaces& places);
 
 // Sends on what a killed caller has left: a thread that spins there, or one that it had only just
 // begun with, or done with. `stopped` are all threads of the process.

@@ -8,7 +8,6 @@
 #include <cstring>
 
 #include "proc/procfs.h"
-#include "proc/tracee.h"
 
 namespace stasis::proc {
 namespace {
@@ -19,11 +18,11 @@ constexpr std::uint8_t kLoadNumber = 0xb8;
 constexpr std::size_t kLoadLength = 5;
 constexpr std::size_t kSearched = 32;
 
-std::optional<std::uint64_t> number_in_code(Pid pid, std::uint64_t instruction) {
+std::optional<std::uint64_t> number_in_code(const AddressSpace& space, std::uint64_t instruction) {
   std::array<std::uint8_t, kSearched> code{};
   const std::uint64_t call = instruction - kSyscallLength;
   if (instruction < kSearched + kSyscallLength ||
-      !read_memory(pid, call - kSearched, code.data(), code.size())) {
+      !space.read(call - kSearched, code.data(), code.size())) {
     return std::nullopt;
   }
   for (std::size_t at = code.size() - kLoadLength + 1; at-- > 0;) {
@@ -96,9 +95,9 @@ bool waits_for_kept_time(std::uint64_t number) {
   }
 }
 
-std::optional<std::uint64_t> call_made(Pid pid, const CallRegisters& registers) {
+std::optional<std::uint64_t> call_made(const AddressSpace& space, const CallRegisters& registers) {
   if (registers.number != SYS_restart_syscall) return registers.number;
-  if (const auto number = number_in_code(pid, registers.instruction)) return number;
+  if (const auto number = number_in_code(space, registers.instruction)) return number;
   return number_by_arguments(registers);
 }
 

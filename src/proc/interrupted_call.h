@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "proc/address_space.h"
 #include "stasis/ids.h"
 
 namespace stasis::proc {
@@ -40,7 +41,7 @@ struct CallRegisters {
 // kernel went on after an earlier stop (SIGSTOP, a tracer), the call it had made before. The number
 // is lost then, and the arguments are not: it is what the code in front of the instruction loads,
 // or what the arguments can only be. Nothing if that is not sure.
-std::optional<std::uint64_t> call_made(Pid pid, const CallRegisters& registers);
+std::optional<std::uint64_t> call_made(const AddressSpace& space, const CallRegisters& registers);
 
 // Is a signal waiting that the thread would take?
 bool has_signal(Pid pid, Tid thread);

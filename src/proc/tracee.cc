@@ -353,7 +353,7 @@ Result<StoppedThreads::Registers> StoppedThreads::registers_to_stop_with(Tid thr
       regs->rax = static_cast<std::uint64_t>(kRestartNoHand);
       // Or restart_syscall would be made again, which knows nothing in a restored process.
       const auto made =
-          call_made(pid_, {regs->orig_rax, regs->rip, regs->rdi, regs->rsi, regs->rdx});
+          call_made(*space_, {regs->orig_rax, regs->rip, regs->rdi, regs->rsi, regs->rdx});
       if (made) regs->orig_rax = *made;
     }
   }
