@@ -73,6 +73,9 @@ struct RestoreRequest {
   std::function<std::string()> log_path = {};
   // Called some ten times a second while CRIU works, on this thread. May be empty.
   std::function<void()> on_wait = {};
+  // Called when everything of the tree is restored and none of it runs yet, later than on_restored:
+  // nothing can fail any more. May be empty.
+  std::function<void()> on_resume = {};
   // Looked at as often; an error gives the restore up. May be empty.
   std::function<Result<void>()> check = {};
   std::chrono::milliseconds deadline{0};  // 0 = none. A restore can hang for ever in CRIU

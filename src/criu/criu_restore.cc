@@ -217,6 +217,8 @@ Result<RestoredTree> Criu::restore(const RestoreRequest& request,
           return fail(other_tree(request.root, Pid{notification.pid}));
         }
         if (auto stopped = interrupt.check(); !stopped) return stopped;
+        // "pre-resume": every thread stands at the end of CRIU's code, and is about to be let go.
+        if (notification.script == "pre-resume" && request.on_resume) request.on_resume();
         // "post-restore" is the last chance: all is in place, nothing runs, the network is still
         // locked (cr-restore.c). Later answers are ignored by CRIU.
         if (notification.script != "post-restore" || !on_restored) return {};

@@ -1,0 +1,205 @@
+#include "criu/criu_core.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <exception>
+#include <sstream>
+#include <string>
+#include <string_view>
+
+#include <fmt/format.h>
+#include <protozero/pbf_reader.hpp>
+
+#include "proc/interrupted_call.h"
+#include "proc/procfs.h"
+
+namespace stasis {
+namespace {
+
+using protozero::pbf_reader;
+using protozero::pbf_wire_type;
+using protozero::tag_and_type;
+
+constexpr std::uint32_t kImageMagic = 0x54564319;      // IMG_COMMON_MAGIC of CRIU's magic.h
+constexpr std::uint32_t kCoreMagic = 0x55053847;  // CORE_MAGIC
+constexpr std::size_t kCoreHead = 12;
+constexpr std::size_t kLargestCore = 4U << 20;  // some kilobytes, and 150 bytes for each signal that waits
+
+constexpr std::uint32_t varint(protozero::pbf_tag_type tag) {
+  return tag_and_type(tag, pbf_wire_type::varint);
+}
+constexpr std::uint32_t message(protozero::pbf_tag_type tag) {
+  return tag_and_type(tag, pbf_wire_type::length_delimited);
+}
+
+std::string name_of(int number) { return fmt::format("core-{}.img", number); }
+
+// The message of a file, without its head; nothing if it is none.
+std::optional<std::string_view> body_of(const std::string& text) {
+  std::uint32_t head[3] = {};
+  if (text.size() < kCoreHead) return std::nullopt;
+  std::memcpy(head, text.data(), kCoreHead);
+  if (head[0] != kImageMagic || head[1] != kCoreMagic || head[2] > text.size() - kCoreHead)
+    return std::nullopt;
+  return std::string_view(text).substr(kCoreHead, head[2]);
+}
+
+Result<std::string> read_core(const UniqueFd& criu_dir, const std::string& name) {
+  auto file = open_file(criu_dir.get(), name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+  if (!file) return fail(std::move(file.error()));
+  return read_file(*file, name, kLargestCore);
+}
+
+// A number of the message, and where in the file it stands.
+struct Place {
+  std::uint64_t value = 0;
+  std::size_t begin = 0;
+  std::size_t end = 0;
+};
+struct Registers {
+  std::optional<Place> result;       // ax
+  std::optional<Place> instruction;  // ip
+  std::optional<std::uint64_t> number, first, second, third;
+};
+
+Place place_of(pbf_reader& from, const char* start) {
+  Place place;
+  place.begin = static_cast<std::size_t>(from.data().data() - start);
+  place.value = from.get_uint64();
+  place.end = static_cast<std::size_t>(from.data().data() - start);
+  return place;
+}
+
+// user_x86_regs_entry
+Registers read_registers(pbf_reader from, const char* start) {
+  Registers out;
+  while (from.next()) {
+    switch (from.tag_and_type()) {
+      case varint(11):
+        out.result = place_of(from, start);
+        break;
+      case varint(13):
+        out.third = from.get_uint64();
+        break;
+      case varint(14):
+        out.second = from.get_uint64();
+        break;
+      case varint(15):
+        out.first = from.get_uint64();
+        break;
+      case varint(16):
+        out.number = from.get_uint64();
+        break;
+      case varint(17):
+        out.instruction = place_of(from, start);
+        break;
+      default:
+        from.skip();
+    }
+  }
+  return out;
+}
+
+std::optional<Registers> registers_of(const std::string& text) {
+  const auto body = body_of(text);
+  if (!body) return std::nullopt;
+  std::optional<Registers> out;
+  try {
+    pbf_reader core(body->data(), body->size());
+    while (core.next(2, pbf_wire_type::length_delimited)) {  // thread_info
+      pbf_reader info = core.get_message();
+      while (info.next(2, pbf_wire_type::length_delimited))  // gpregs
+        out = read_registers(info.get_message(), text.data());
+    }
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+  return out;
+}
+
+// With as many bytes as there are: trailing groups of zeros are no other number.
+bool write_varint(std::string& text, const Place& place, std::uint64_t value) {
+  for (std::size_t at = place.begin; at < place.end; ++at) {
+    const bool last = at + 1 == place.end;
+    text[at] = static_cast<char>((value & 0x7f) | (last ? 0 : 0x80));
+    value >>= 7;
+  }
+  return value == 0;
+}
+
+// The thread's number in its own PID namespace, by which CRIU calls its file.
+int number_in_namespace(Pid pid, Tid thread) {
+  const auto text =
+      read_file(AT_FDCWD, fmt::format("/proc/{}/task/{}/status", pid.value, thread.value), 65536);
+  if (!text) return thread.value;
+  std::istringstream lines(*text);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with("NSpid:")) return std::atoi(line.c_str() + line.find_last_of('\t') + 1);
+  }
+  return thread.value;
+}
+
+// True if the file's text was changed.
+bool restart_call(std::string& text, Pid pid, Tid thread) {
+  const auto registers = registers_of(text);
+  if (!registers || !registers->result || !registers->instruction || !registers->number ||
+      static_cast<std::int64_t>(registers->result->value) != -EINTR ||
+      static_cast<std::int32_t>(*registers->number) < 0) {
+    return false;
+  }
+  const auto made = proc::call_made(
+      pid, {*registers->number, registers->instruction->value, registers->first.value_or(0),
+            registers->second.value_or(0), registers->third.value_or(0)});
+  if (!made || !(proc::waits_for_kept_time(*made) || proc::returns_eintr_after_stop(*made)))
+    return false;
+  if (proc::has_signal(pid, thread)) return false;
+  std::string changed = text;
+  if (!write_varint(changed, *registers->result, *made) ||
+      !write_varint(changed, *registers->instruction,
+                    registers->instruction->value - proc::kSyscallLength)) {
+    return false;
+  }
+  text = std::move(changed);
+  return true;
+}
+
+}  // namespace
+
+std::optional<int> parent_death_signal(const UniqueFd& criu_dir, Tid thread) {
+  const auto text = read_core(criu_dir, name_of(thread.value));
+  const auto body = text ? body_of(*text) : std::nullopt;
+  if (!body) return std::nullopt;
+  int signal = 0;
+  try {
+    pbf_reader core(body->data(), body->size());
+    while (core.next(5, pbf_wire_type::length_delimited)) {  // thread_core
+      pbf_reader thread_core = core.get_message();
+      while (thread_core.next(8, pbf_wire_type::varint))  // pdeath_sig
+        signal = static_cast<int>(thread_core.get_uint32());
+    }
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+  return signal;
+}
+
+Result<int> restart_calls(const UniqueFd& criu_dir, Pid pid) {
+  int count = 0;
+  for (const Tid thread : proc::ProcFs().threads(pid)) {
+    const std::string name = name_of(number_in_namespace(pid, thread));
+    auto text = read_core(criu_dir, name);
+    if (!text || !restart_call(*text, pid, thread)) continue;
+    auto file = open_file(criu_dir.get(), name, O_WRONLY | O_NOFOLLOW);
+    if (!file) return fail(std::move(file.error()));
+    if (auto done = write_all(file->get(), text->data(), text->size(), name); !done)
+      return fail(std::move(done.error()));
+    if (auto closed = file->close(name); !closed) return fail(std::move(closed.error()));
+    ++count;
+  }
+  return count;
+}
+
+}  // namespace stasis

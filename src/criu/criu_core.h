@@ -1,0 +1,27 @@
+// CRIU's files of the threads of an image: core-NUMBER.img, one protobuf message each, behind two
+// magic numbers and its size. Of a message, the fields of images/core.proto and core-x86.proto of
+// CRIU 4.0 to 4.2 that are named here; all others are passed over.
+//
+// What is read may be anything: it is bounded, and never trusted to be whole. Stateless.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "base/fd.h"
+#include "stasis/ids.h"
+#include "stasis/result.h"
+
+namespace stasis {
+
+// The signal that the thread gets when its parent ends; 0: none. Nothing if the file does not say.
+std::optional<int> parent_death_signal(const UniqueFd& criu_dir, Tid thread);
+
+// Lets the threads of a process that stands still, dumped, make the system calls again in which
+// they were interrupted (docs/adr/0007), and which CRIU would let end with EINTR: those that wait
+// for a time that only the kernel has, and those that return EINTR after any stop. Not of a thread
+// that a signal waits for. Changes the files in their places. The number of threads it has done so
+// for. kIo.
+Result<int> restart_calls(const UniqueFd& criu_dir, Pid pid);
+
+}  // namespace stasis
