@@ -74,6 +74,7 @@ Result<int> run_restore(Context& context, RestoreArguments& options) {
     inherited.push_back(std::move(copy));
     options.restore.inherit.push_back({std::move(parsed->second), &inherited.back()});
   }
+  options.restore.caller_ends = options.detach;
   context.interrupt.set_time_limit(options.limit);
   auto driver = context.load_moving_driver();
   if (!driver) return fail(std::move(driver.error()));

@@ -25,9 +25,11 @@
 #include "base/fd.h"
 #include "checkpoint/inherited_files.h"
 #include "checkpoint/suspended.h"
+#include "criu/criu_core.h"
 #include "doctor/undumpable.h"
 #include "image/image_writer.h"
 #include "operations/common.h"
+#include "operations/kernel_state.h"
 #include "stasis/version.h"
 
 namespace stasis {
@@ -522,6 +524,11 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
     auto processes = take_stock(group);
     if (!processes) return fail(std::move(processes.error()));
     manifest.processes = std::move(*processes);
+    read_kernel_state(group.root(), manifest.processes);
+    for (const ProcessRecord& process : manifest.processes) {
+      if (auto mended = restart_calls(writer->criu_dir(), process.pid); !mended)
+        return fail(std::move(mended.error()));
+    }
     manifest.phases = phases.done();
     manifest.job = options.job;
     if (options.on_complete) {

@@ -180,6 +180,9 @@ struct RestoreOptions {
   std::vector<GpuMapEntry> gpu_map;
   std::optional<GpuChoice> gpu_choice = {};  // instead of `gpu_map`
   bool leave_suspended = false;
+  // The caller, who is the root's parent, ends while the tree goes on. Without: a root that has
+  // asked for a signal at its parent's end (PR_SET_PDEATHSIG) gets it at the caller's.
+  bool caller_ends = false;
   // Reads all of the image before anything is made, and not while it is needed.
   bool verify_first = false;
   std::vector<InheritedFd> inherit;

@@ -9,6 +9,7 @@
 #include "image/image_reader.h"
 #include "operations/common.h"
 #include "operations/image_report.h"
+#include "operations/kernel_state.h"
 #include "operations/restore_checks.h"
 #include "operations/restore_log.h"
 #include "operations/restored_job.h"
@@ -218,6 +219,8 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   request.options = criu_options_of(manifest, options);
   request.external = options.external;
   request.inherit = options.inherit;
+  const auto warn = [&](std::string text) { env.tell(std::move(text)); };
+  request.on_resume = [&] { set_kernel_state(manifest.processes, warn); };
   request.root = manifest.root;
   request.pids = std::move(pids);
   request.threads = std::move(threads);
@@ -255,6 +258,8 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   }
   job.adopt(std::move(*restored));
   (void)log->save(*image);
+  set_kernel_state_within(manifest.processes, manifest.root, options.caller_ends, image->criu_dir(),
+                          warn);
 
   auto done = fault(FaultPoint::kRestoreAdopted);
   if (done) done = env.interrupt.check();

@@ -1,0 +1,288 @@
+#include "operations/kernel_state.h"
+
+#include <linux/capability.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/timerfd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <ctime>
+#include <map>
+
+#include <fmt/format.h>
+
+#include "checkpoint/parking.h"
+#include "criu/criu_core.h"
+#include "image/manifest_format.h"
+#include "proc/procfs.h"
+#include "proc/thread_state.h"
+#include "proc/timerfd.h"
+
+namespace stasis {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::nanoseconds;
+
+// The processors that a process has without a doing of its own.
+struct GivenProcessors {
+  std::string of_parent;  // of the root's parent: what it was started with
+  std::string of_cpuset;
+};
+
+ThreadStateRecord read_thread(Pid pid, Tid thread, const GivenProcessors& given) {
+  ThreadStateRecord state;
+  state.thread = thread;
+  if (auto cpus = proc::affinity(thread); cpus && *cpus != given.of_parent &&
+                                          *cpus != given.of_cpuset &&
+                                          cpus->size() <= manifest_format::kMaxPolicy) {
+    state.cpus = std::move(*cpus);
+  }
+  if (const auto priority = proc::io_priority(thread)) state.io_priority = *priority;
+  if (const auto slack = proc::timer_slack(thread)) state.timer_slack = *slack;
+  if (auto policy = proc::memory_policy(pid, thread);
+      policy && policy->size() <= manifest_format::kMaxPolicy) {
+    state.memory_policy = std::move(*policy);
+  }
+  state.personality = proc::personality(pid, thread).value_or(0);
+  state.machine_check = proc::machine_check(pid, thread);
+  return state;
+}
+
+// One that CRIU restores as it was needs nothing: it arms those that are armed with what was left,
+// and tells the kernel how often others have expired. But it knows whole seconds only of a deadline
+// (timerfd_arm in CRIU's pie/restorer.c), and takes one of the day for one that moves with the
+// time that the program was away; and one that was to expire again, and waits to be read for that,
+// comes back disarmed.
+std::vector<TimerRecord> read_timers(Pid pid) {
+  std::vector<TimerRecord> records;
+  for (const proc::TimerFd& timer : proc::timer_fds(pid)) {
+    const bool at_time = (timer.flags & TFD_TIMER_ABSTIME) != 0 && timer.left.count() > 0;
+    const bool expired = timer.left.count() == 0 && timer.interval.count() > 0 && timer.ticks > 0;
+    if (!at_time && !expired) continue;
+    const auto interval = static_cast<std::uint64_t>(timer.interval.count());
+    if (interval > manifest_format::kMaxInteger || timer.flags < 0 || timer.flags > 3 ||
+        timer.clock < 0 || timer.clock > 15 || records.size() == manifest_format::kMaxTimers) {
+      continue;
+    }
+    const auto now = proc::clock_now(timer.clock) + proc::clock_ahead(pid, timer.clock);
+    const auto in_microseconds = [](nanoseconds time) {
+      return static_cast<std::uint64_t>(
+          std::max<std::int64_t>(0, std::chrono::duration_cast<microseconds>(time).count()));
+    };
+    // One that is about to expire is not one that has.
+    const auto left = at_time ? std::max<std::uint64_t>(in_microseconds(timer.left), 1) : 0;
+    records.push_back({timer.descriptor, timer.clock, timer.flags, left, interval, timer.ticks,
+                       in_microseconds(now)});
+  }
+  return records;
+}
+
+Result<void> set_timer(Pid pid, const Pidfd& process, const TimerRecord& record) {
+  auto timer = proc::borrow_timer_fd(process, record.descriptor);
+  if (!timer) return fail(std::move(timer.error()));
+  const nanoseconds interval(record.interval);
+  if (record.left == 0) return proc::arm_as_expired(*timer, interval, record.ticks);
+  // Beyond this nanoseconds have no room.
+  constexpr std::uint64_t kMost = std::uint64_t{1} << 52;
+  const nanoseconds left = microseconds(std::min(record.left, kMost));
+  const nanoseconds then = microseconds(std::min(record.clock_at_dump, kMost));
+  const nanoseconds ahead = proc::clock_ahead(pid, record.clock);
+  const nanoseconds now = proc::clock_now(record.clock);
+  const bool of_the_day = record.clock == CLOCK_REALTIME || record.clock == CLOCK_REALTIME_ALARM;
+  // A clock since the machine's start that has gone back is another machine's, or another life's of
+  // it, and CRIU could give the program no time namespace: then what was left of the time counts.
+  const bool goes_on = of_the_day || now + ahead + std::chrono::seconds(1) >= then;
+  const nanoseconds due = goes_on ? then + left - ahead : now + left;
+  return proc::arm_at(*timer, record.flags, std::max(due, nanoseconds(1)), interval);
+}
+
+// Warnings, one for each kind and process: a program may have a thousand threads.
+class Warnings {
+ public:
+  Warnings(Pid pid, const Warn& warn) : pid_(pid), warn_(warn) {}
+  void add(std::string_view what, const Error& why) {
+    auto [place, is_new] = seen_.try_emplace(std::string(what));
+    if (is_new) place->second.first = why.to_string();
+    ++place->second.second;
+  }
+  ~Warnings() {
+    for (const auto& [what, seen] : seen_)
+      warn_(fmt::format("process {}: {} is not as at the dump ({} time{}): {}", pid_.value, what,
+                        seen.second, seen.second == 1 ? "" : "s", seen.first));
+  }
+  Warnings(const Warnings&) = delete;
+  Warnings& operator=(const Warnings&) = delete;
+
+ private:
+  Pid pid_;
+  const Warn& warn_;
+  std::map<std::string, std::pair<std::string, int>> seen_;
+};
+
+// By thread; the others have the defaults.
+using ThreadStates = std::map<Tid, const ThreadStateRecord*>;
+ThreadStates states_of(const KernelStateRecord& state) {
+  ThreadStates states;
+  for (const ThreadStateRecord& thread : state.threads)
+    states.emplace(thread.thread, &thread);
+  return states;
+}
+const ThreadStateRecord& state_of(const ThreadStates& states, Tid thread) {
+  static const ThreadStateRecord usual;
+  const auto found = states.find(thread);
+  return found == states.end() ? usual : *found->second;
+}
+
+void set_thread(Tid thread, const ThreadStateRecord& wanted, Warnings& warnings) {
+  if (!wanted.cpus.empty()) {
+    auto done = proc::set_affinity(thread, wanted.cpus);
+    const auto now = proc::affinity(thread);
+    if (done && now && *now != wanted.cpus) {
+      done = fail(ErrorCode::kIo,
+                  fmt::format("of the processors {} it has {} here", wanted.cpus, *now), {});
+    }
+    if (!done) warnings.add("what a thread is bound to", done.error());
+  }
+  if (const auto now = proc::io_priority(thread); now && *now != wanted.io_priority) {
+    if (auto done = proc::set_io_priority(thread, wanted.io_priority); !done)
+      warnings.add("the IO priority of a thread", done.error());
+  }
+  if (const auto now = proc::timer_slack(thread); now && *now != wanted.timer_slack) {
+    if (auto done = proc::set_timer_slack(thread, wanted.timer_slack); !done)
+      warnings.add("the timer slack of a thread", done.error());
+  }
+}
+
+// A system call for a thread to make.
+struct Call {
+  std::string what;
+  std::uint64_t number = 0;
+  std::array<std::uint64_t, 5> arguments{};
+  std::vector<std::uint64_t> data;  // whose address is the second argument, if there is any
+};
+
+Result<Call> policy_call(const std::string& text) {
+  auto policy = proc::parse_memory_policy(text);
+  if (!policy)
+    return fail(ErrorCode::kNotSupported, fmt::format("'{}' is no policy that is known", text), {});
+  while (!policy->nodes.empty() && policy->nodes.back() == 0)
+    policy->nodes.pop_back();
+  // The kernel looks at one bit less than it is told.
+  const std::uint64_t bits = policy->nodes.empty() ? 0 : policy->nodes.size() * 64 + 1;
+  return Call{"the NUMA policy of a thread",
+              SYS_set_mempolicy,
+              {static_cast<std::uint64_t>(policy->mode), 0, bits},
+              std::move(policy->nodes)};
+}
+
+std::vector<Call> calls_for(Pid pid, Tid thread, const ThreadStateRecord& wanted,
+                            Warnings& warnings) {
+  std::vector<Call> calls;
+  if (const auto now = proc::personality(pid, thread); now && *now != wanted.personality)
+    calls.push_back({"the personality of a thread", SYS_personality, {wanted.personality}, {}});
+  if (proc::machine_check(pid, thread) != wanted.machine_check) {
+    const bool own = !wanted.machine_check.empty();
+    const std::uint64_t when = wanted.machine_check == "early"  ? PR_MCE_KILL_EARLY
+                               : wanted.machine_check == "late" ? PR_MCE_KILL_LATE
+                                                                : 0;
+    calls.push_back(
+        {"the machine check policy of a thread",
+         SYS_prctl,
+         {PR_MCE_KILL, static_cast<std::uint64_t>(own ? PR_MCE_KILL_SET : PR_MCE_KILL_CLEAR), when},
+         {}});
+  }
+  if (const auto now = proc::memory_policy(pid, thread); now && *now != wanted.memory_policy) {
+    if (auto call = policy_call(wanted.memory_policy))
+      calls.push_back(std::move(*call));
+    else
+      warnings.add("the NUMA policy of a thread", call.error());
+  }
+  return calls;
+}
+
+void make_calls(Pid pid, Tid thread, const std::vector<Call>& calls, Warnings& warnings) {
+  for (const Call& call : calls) {
+    auto done = call_from_thread(
+        pid, thread, call.data,
+        [&](const SystemCall& make, std::uint64_t data_address) -> Result<void> {
+          auto arguments = call.arguments;
+          if (!call.data.empty()) arguments[1] = data_address;
+          auto answer = make(call.number, arguments);
+          if (!answer) return fail(std::move(answer.error()));
+          if (*answer >= 0) return {};
+          return fail(errno_error("its system call was refused", static_cast<int>(-*answer)));
+        });
+    if (!done) warnings.add(call.what, done.error());
+  }
+}
+
+}  // namespace
+
+void read_kernel_state(Pid root, std::vector<ProcessRecord>& processes) {
+  const proc::ProcFs procfs;
+  GivenProcessors given;
+  if (const auto info = procfs.process(root))
+    given.of_parent = proc::affinity(Tid{info->parent.value}).value_or(std::string());
+  for (ProcessRecord& process : processes) {
+    given.of_cpuset = proc::cpuset_of(process.pid).value_or(std::string());
+    KernelStateRecord state;
+    state.core_dump_filter = proc::core_dump_filter(process.pid);
+    for (const Tid thread : procfs.threads(process.pid)) {
+      ThreadStateRecord record = read_thread(process.pid, thread, given);
+      ThreadStateRecord usual;
+      usual.thread = thread;
+      if (record != usual && state.threads.size() < manifest_format::kMaxThreads)
+        state.threads.push_back(std::move(record));
+    }
+    state.timers = read_timers(process.pid);
+    process.kernel_state = std::move(state);
+  }
+}
+
+void set_kernel_state(const std::vector<ProcessRecord>& processes, const Warn& warn) {
+  const proc::ProcFs procfs;
+  for (const ProcessRecord& process : processes) {
+    if (!process.kernel_state) continue;
+    auto pidfd = Pidfd::open(process.pid);
+    if (!pidfd || !pidfd->alive()) continue;
+    Warnings warnings(process.pid, warn);
+    const ThreadStates states = states_of(*process.kernel_state);
+    for (const Tid thread : procfs.threads(process.pid))
+      set_thread(thread, state_of(states, thread), warnings);
+    const auto& filter = process.kernel_state->core_dump_filter;
+    if (filter && proc::core_dump_filter(process.pid) != filter) {
+      if (auto done = proc::set_core_dump_filter(process.pid, *filter); !done)
+        warnings.add("what a core dump would hold", done.error());
+    }
+    for (const TimerRecord& timer : process.kernel_state->timers) {
+      if (auto done = set_timer(process.pid, *pidfd, timer); !done)
+        warnings.add("when a timerfd expires", done.error());
+    }
+  }
+}
+
+void set_kernel_state_within(const std::vector<ProcessRecord>& processes, Pid root,
+                             bool parent_ends, const UniqueFd& criu_dir, const Warn& warn) {
+  const proc::ProcFs procfs;
+  for (const ProcessRecord& process : processes) {
+    Warnings warnings(process.pid, warn);
+    ThreadStates states;
+    if (process.kernel_state) states = states_of(*process.kernel_state);
+    for (const Tid thread : procfs.threads(process.pid)) {
+      std::vector<Call> calls;
+      if (process.kernel_state)
+        calls = calls_for(process.pid, thread, state_of(states, thread), warnings);
+      if (parent_ends && process.pid == root &&
+          parent_death_signal(criu_dir, thread).value_or(0) != 0) {
+        calls.push_back(
+            {"the signal at the parent's end of a thread", SYS_prctl, {PR_SET_PDEATHSIG, 0}, {}});
+      }
+      make_calls(process.pid, thread, calls, warnings);
+    }
+  }
+}
+
+}  // namespace stasis
