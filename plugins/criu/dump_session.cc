@@ -23,6 +23,7 @@
 #include "direct/agent_client.h"
 #include "gpu_record.h"
 #include "held_tree.h"
+#include "proc/tracee.h"
 
 namespace stasis::plugin {
 namespace {
@@ -319,6 +320,8 @@ int DumpSession::checkpoint(Pid pid) {
     if (!done) log_error("the tree cannot be dumped", done.error());
     checkpointed_ = done.has_value();
   }
+  // CRIU reads the registers later, and would let timed waits end with EINTR.
+  if (*checkpointed_) proc::make_calls_again(pid);
   return *checkpointed_ ? answer(pid) : -1;
 }
 

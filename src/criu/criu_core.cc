@@ -143,7 +143,7 @@ int number_in_namespace(Pid pid, Tid thread) {
 }
 
 // True if the file's text was changed.
-bool restart_call(std::string& text, Pid pid, Tid thread) {
+bool restart_call(std::string& text, const proc::AddressSpace& space, Tid thread) {
   const auto registers = registers_of(text);
   if (!registers || !registers->result || !registers->instruction || !registers->number ||
       static_cast<std::int64_t>(registers->result->value) != -EINTR ||
@@ -151,11 +151,11 @@ bool restart_call(std::string& text, Pid pid, Tid thread) {
     return false;
   }
   const auto made = proc::call_made(
-      pid, {*registers->number, registers->instruction->value, registers->first.value_or(0),
+      space, {*registers->number, registers->instruction->value, registers->first.value_or(0),
             registers->second.value_or(0), registers->third.value_or(0)});
   if (!made || !(proc::waits_for_kept_time(*made) || proc::returns_eintr_after_stop(*made)))
     return false;
-  if (proc::has_signal(pid, thread)) return false;
+  if (proc::has_signal(space.pid(), thread)) return false;
   std::string changed = text;
   if (!write_varint(changed, *registers->result, *made) ||
       !write_varint(changed, *registers->instruction,
@@ -188,10 +188,12 @@ std::optional<int> parent_death_signal(const UniqueFd& criu_dir, Tid thread) {
 
 Result<int> restart_calls(const UniqueFd& criu_dir, Pid pid) {
   int count = 0;
+  const auto space = proc::AddressSpace::open(pid);
+  if (!space) return fail(Error(space.error()));
   for (const Tid thread : proc::ProcFs().threads(pid)) {
     const std::string name = name_of(number_in_namespace(pid, thread));
     auto text = read_core(criu_dir, name);
-    if (!text || !restart_call(*text, pid, thread)) continue;
+    if (!text || !restart_call(*text, *space, thread)) continue;
     auto file = open_file(criu_dir.get(), name, O_WRONLY | O_NOFOLLOW);
     if (!file) return fail(std::move(file.error()));
     if (auto done = write_all(file->get(), text->data(), text->size(), name); !done)

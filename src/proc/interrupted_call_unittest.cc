@@ -46,7 +46,9 @@ std::uint64_t made_after_stop(const std::function<void()>& call) {
   ::kill(child, SIGCONT);
   EXPECT_TRUE(reaches(pid, 'S'));
   std::uint64_t made = 0;
-  if (auto stopped = StoppedThreads::stop(pid, Tid{child})) {
+  const auto space = AddressSpace::open(pid);
+  EXPECT_TRUE(space);
+  if (auto stopped = StoppedThreads::stop(*space, Tid{child})) {
     const auto now = stopped->registers(Tid{child});
     const auto later = stopped->registers_to_stop_with(Tid{child});
     EXPECT_TRUE(now && later);
@@ -85,9 +87,11 @@ TEST(InterruptedCall, IsFoundByItsArguments) {
 }
 
 TEST(InterruptedCall, IsNotGuessed) {
-  EXPECT_EQ(call_made(Pid{::getpid()}, {SYS_read, 0, 0, 0, 0}), SYS_read);
+  const auto own = AddressSpace::open(Pid{::getpid()});
+  ASSERT_TRUE(own);
+  EXPECT_EQ(call_made(*own, {SYS_read, 0, 0, 0, 0}), SYS_read);
   // A futex that is shared, or a nanosleep: the arguments may be either's.
-  EXPECT_EQ(call_made(Pid{::getpid()}, {SYS_restart_syscall, 0, 0x12340000, 0, 0}), std::nullopt);
+  EXPECT_EQ(call_made(*own, {SYS_restart_syscall, 0, 0x12340000, 0, 0}), std::nullopt);
 }
 
 }  // namespace

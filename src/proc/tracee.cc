@@ -144,6 +144,35 @@ bool is_in_system_call(const user_regs_struct& registers) {
   return static_cast<int>(registers.orig_rax) >= 0;
 }
 
+void make_call_again(const AddressSpace& space, Tid thread, user_regs_struct& registers) {
+  if (!is_in_system_call(registers)) return;
+  const auto result = static_cast<std::int64_t>(registers.rax);
+  // The kernel itself would let a timed wait (kRestartBlock) end when it was to end first, but that
+  // is bound to this very stop. It begins anew with its arguments: those that tell the time left
+  // write it there (nanosleep), deadlines stay what they are.
+  const bool spurious =
+      result == -EINTR && returns_eintr_after_stop(registers.orig_rax) && !has_signal(space.pid(), thread);
+  if (result != kRestartBlock && !spurious) return;
+  registers.rax = static_cast<std::uint64_t>(kRestartNoHand);
+  // Or restart_syscall would be made again, which knows nothing in a restored process.
+  const auto made = call_made(
+      space, {registers.orig_rax, registers.rip, registers.rdi, registers.rsi, registers.rdx});
+  if (made) registers.orig_rax = *made;
+}
+
+void make_calls_again(Pid pid) {
+  const auto space = AddressSpace::open(pid);
+  if (!space) return;
+  for (const Tid thread : ProcFs().threads(pid)) {
+    user_regs_struct registers{};
+    if (::ptrace(PTRACE_GETREGS, thread.value, nullptr, &registers) != 0) continue;
+    const auto before = registers.rax;
+    if (has_signal(pid, thread)) continue;
+    make_call_again(*space, thread, registers);
+    if (registers.rax != before) (void)::ptrace(PTRACE_SETREGS, thread.value, nullptr, &registers);
+  }
+}
+
 Result<void> StoppedThreads::check_right() const {
   if (is_right_) return {};
   auto current = space_->check_current();
@@ -342,21 +371,7 @@ Result<std::int64_t> StoppedThreads::system_call(Tid thread, std::uint64_t instr
 Result<StoppedThreads::Registers> StoppedThreads::registers_to_stop_with(Tid thread) const {
   auto regs = registers(thread);
   if (!regs) return regs;
-  const auto result = static_cast<std::int64_t>(regs->rax);
-  if (is_in_system_call(*regs)) {
-    // The kernel itself would let a timed wait (kRestartBlock) end when it was to end first, but
-    // that is bound to this very stop. It begins anew with its arguments: those that tell the time
-    // left write it there (nanosleep), deadlines stay what they are.
-    const bool spurious =
-        result == -EINTR && returns_eintr_after_stop(regs->orig_rax) && !has_signal(pid_, thread);
-    if (result == kRestartBlock || spurious) {
-      regs->rax = static_cast<std::uint64_t>(kRestartNoHand);
-      // Or restart_syscall would be made again, which knows nothing in a restored process.
-      const auto made =
-          call_made(*space_, {regs->orig_rax, regs->rip, regs->rdi, regs->rsi, regs->rdx});
-      if (made) regs->orig_rax = *made;
-    }
-  }
+  make_call_again(*space_, thread, *regs);
   // Since Linux 5.13; without it nobody can tell, and hardly anybody uses them.
   RseqConfiguration rseq;
   if (::ptrace(static_cast<__ptrace_request>(kGetRseqConfiguration), thread.value,

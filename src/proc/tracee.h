@@ -30,6 +30,14 @@ inline constexpr std::uint64_t kAllSignals = ~0ULL;
 // Was the thread stopped in a system call?
 bool is_in_system_call(const user_regs_struct& registers);
 
+// Where a stopped thread was interrupted in a call that would end with EINTR in a restored process,
+// or that returns it after any stop, `registers` become those with which the kernel makes the call
+// again when it goes on.
+void make_call_again(const AddressSpace& space, Tid thread, user_regs_struct& registers);
+// The same for all threads of a process that the calling thread traces and has stopped, but for
+// those that a signal waits for.
+void make_calls_again(Pid pid);
+
 class StoppedThreads {
  public:
   using Registers = user_regs_struct;
