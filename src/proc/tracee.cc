@@ -150,8 +150,8 @@ void make_call_again(const AddressSpace& space, Tid thread, user_regs_struct& re
   // The kernel itself would let a timed wait (kRestartBlock) end when it was to end first, but that
   // is bound to this very stop. It begins anew with its arguments: those that tell the time left
   // write it there (nanosleep), deadlines stay what they are.
-  const bool spurious =
-      result == -EINTR && returns_eintr_after_stop(registers.orig_rax) && !has_signal(space.pid(), thread);
+  const bool spurious = result == -EINTR && returns_eintr_after_stop(registers.orig_rax) &&
+                        !has_signal(space.pid(), thread);
   if (result != kRestartBlock && !spurious) return;
   registers.rax = static_cast<std::uint64_t>(kRestartNoHand);
   // Or restart_syscall would be made again, which knows nothing in a restored process.
