@@ -15,6 +15,7 @@ from . import plain_criu
 from .core import Failure, Skip
 from .targets import start_ticks
 
+TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # What a container has of its own.
 OWN = {"proc", "sys", "dev", "run", "tmp"}
 # The network's is the machine's own: what runc makes comes back without its addresses.
@@ -112,10 +113,11 @@ class Container:
         spec["linux"]["resources"] = {"devices": [{"allow": True, "access": "rwm"}]}
         spec["annotations"] = {"org.criu.config": options}
         spec["mounts"] = [mount for mount in spec["mounts"] if mount["type"] != "cgroup"]
-        hidden = [path for path in (self.machine.build, os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
-                                    *filter(None, self.env.get("PYTHONPATH", "").split(":")))
-                  if path.split("/")[1] in OWN]
-        for path in files + hidden:
+        needed = [self.machine.build, TESTS, *self.env.get("PYTHONPATH", "").split(":")]
+        # Folders before what is in them: runc takes its mounts away in this order.
+        hidden = sorted(path for path in map(os.path.normpath, needed)
+                        if os.path.isdir(path) and path.startswith(tuple(f"/{name}/" for name in OWN)))
+        for path in dict.fromkeys(files + hidden):
             spec["mounts"].append({"destination": path, "type": "bind", "source": path, "options": ["bind", "ro"]})
         spec["mounts"].append({"destination": self.machine.root, "type": "bind", "source": self.machine.root,
                                "options": ["bind", "rw"]})
@@ -123,11 +125,14 @@ class Container:
             json.dump(spec, file, indent=1)
 
     def _runc(self, *words, seconds=150):
-        # What runc starts keeps its standard streams, so they are no pipes of ours.
+        # What runc starts keeps its standard streams, so they are no pipes of ours. At a restore it mounts
+        # this machine's folders, writable, below the container's root, and may leave one there: in a mount
+        # namespace of its own that is gone with it, and out of reach of what removes our work folder.
         self.said = os.path.join(self.machine.work, "runc.log")
         return self.machine.run(
-            "timeout", "-k", "5", seconds, "/bin/sh", "-c", 'log=$1; shift; exec "$@" >"$log" 2>&1', "sh", self.said,
-            self.runc_path, "--root", os.path.join(self.machine.work, "runc"), *words,
+            "timeout", "-k", "5", seconds, "unshare", "--mount", "--propagation", "private",
+            "/bin/sh", "-c", 'log=$1; shift; exec "$@" >"$log" 2>&1', "sh", self.said, self.runc_path,
+            "--root", os.path.join(self.machine.work, "runc"), *words,
             timeout=seconds + 30, env=self.env)
 
     def _said(self):

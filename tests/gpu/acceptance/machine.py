@@ -23,6 +23,11 @@ for _ in range(int(sys.argv[1])):
 """
 
 
+def mounted_below(folder):
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
+        return any(line.split()[4].startswith(folder + "/") for line in file)
+
+
 class Finished:
     """A command that has ended."""
 
@@ -107,7 +112,8 @@ class Machine:
         if keep:  # after a failure nothing is trusted
             self.end_shared()
         reap_strays({target.pid for target in self.shared.values()})
-        if self.work != self.root:
+        # What is mounted below, of a container that was ended half-way, is this machine's own.
+        if self.work != self.root and not mounted_below(self.work):
             images = [e for e in os.listdir(self.work) if os.path.isdir(os.path.join(self.work, e))]
             for entry in images if keep and not self.keep else []:
                 self._prune(os.path.join(self.work, entry))
@@ -123,7 +129,7 @@ class Machine:
         for path, _, files in os.walk(folder):
             for file in files:
                 full = os.path.join(path, file)
-                if not file.endswith((".log", ".json")) and os.path.getsize(full) > 1 << 20:
+                if not file.endswith((".log", ".json")) and os.lstat(full).st_size > 1 << 20:
                     os.unlink(full)
 
     def end_shared(self):
