@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "cli/verbs.h"
 #include "operations/image_report.h"
@@ -114,6 +115,11 @@ void print_text(Context& context, const ImageReport& report, bool verified) {
         "{}it has what was in the /dev/shm of a job: `stasis run --images-dir` goes "
         "on from it, `stasis restore` does not",
         here.empty() ? "" : "\n");
+  }
+  if (!report.used_up.empty()) {
+    here +=
+        fmt::format("{}it can be restored only once, which uses up {}", here.empty() ? "" : "\n",
+                    shown(fmt::format("{}", fmt::join(report.used_up, ", "))));
   }
   for (const RestoreCheck& check : report.checks) {
     if (!check.error) continue;

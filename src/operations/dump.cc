@@ -284,16 +284,26 @@ Result<void> wait_until_gone(const Group& group) {
 
 // CRIU says so too, but only when the GPU's memory has been moved; or never, of what it loses.
 Result<void> refuse_undumpable(const Environment& env, const std::vector<GroupMember>& members,
-                               const CriuOptions& criu, const std::optional<JobRecord>& job) {
+                               const CriuOptions& criu, const DumpOptions& options) {
+  const auto& job = options.job;
   const std::vector<std::string> connected = job ? job->streams : std::vector<std::string>();
+  // CRIU gives a file that has lost its name another one, and takes that away when the tree runs
+  // on: no restore would find the file. What a job has in its /dev/shm is in the image besides.
+  CriuOptions wanted = criu;
+  const bool lost = options.after == AfterDump::kRunning && criu.link_remap && !job;
+  if (lost) wanted.link_remap = false;
   std::vector<std::string> reasons;
   std::set<std::string> remedies;
   for (const Finding& finding :
-       find_undumpable(proc::ProcFs(), members, criu, env.driver.info().simulated, connected)) {
+       find_undumpable(proc::ProcFs(), members, wanted, env.driver.info().simulated, connected)) {
     if (finding.id == "fifo") env.tell(finding.what);
     if (finding.light != Light::kRed) continue;
     reasons.push_back(finding.what);
-    remedies.insert(finding.remedy);
+    remedies.insert(lost && finding.id == "link-remap"
+                        ? "dump it without --leave-running, by which the file would be lost to the "
+                          "image, or start it under `stasis run --images-dir`, which saves its "
+                          "/dev/shm"
+                        : finding.remedy);
   }
   if (reasons.empty()) return {};
   return fail(ErrorCode::kUndumpable, fmt::format("{}", fmt::join(reasons, "; ")),
@@ -461,7 +471,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
 
   // What cannot be dumped is refused before anything is touched.
   if (!options.ignore_undumpable) {
-    auto dumpable = refuse_undumpable(env, group.members(), criu_options, options.job);
+    auto dumpable = refuse_undumpable(env, group.members(), criu_options, options);
     if (!dumpable) return undo(std::move(dumpable.error()));
   }
   auto inherited = find_inherited_files(proc::ProcFs(), group.members(),

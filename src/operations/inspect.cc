@@ -161,6 +161,8 @@ Result<ImageReport> inspect(const Environment* env, const Error& no_driver,
                                          env ? std::min(elsewhere, mover_memory(*env, {})) : 0));
   enter("process-numbers", check_numbers(out.manifest));
   enter("tcp-ports", check_ports(out.manifest));
+  enter("open-files", check_files(*image));
+  out.used_up = files_used_up(*image);
   phases.begin("verify");
   auto content =
       image->verify(progress, interrupt,

@@ -270,6 +270,8 @@ struct ImageReport {
   Manifest manifest;
   std::vector<ImagePart> parts;             // the largest first
   std::optional<GpuContentReport> content;  // nothing also if it cannot be read: see `checks`
+  // Files outside of the image that a restore uses up; with any it can be restored only once.
+  std::vector<std::string> used_up;
   // All, also behind one that failed; but of GPUs only the right driver can tell.
   std::vector<RestoreCheck> checks;
 };

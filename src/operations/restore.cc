@@ -153,6 +153,7 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
     return fail(std::move(ok.error()));
   if (auto ok = check_numbers(manifest); !ok) return fail(std::move(ok.error()));
   if (auto ok = wait_for_ports(env, manifest); !ok) return fail(std::move(ok.error()));
+  if (auto ok = check_files(*image); !ok) return fail(std::move(ok.error()));
   const auto before =
       options.verify_first ? ImageReader::Part::kAll : ImageReader::Part::kAllButPages;
   if (auto ok = image->verify(env.progress, env.interrupt, before); !ok) {

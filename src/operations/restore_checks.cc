@@ -6,8 +6,11 @@
 #include <thread>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "base/units.h"
+#include "criu/criu_files.h"
+#include "operations/image_report.h"
 #include "proc/memory_cgroup.h"
 
 namespace stasis {
@@ -132,6 +135,52 @@ Result<void> check_numbers(const Manifest& manifest) {
     }
   }
   return {};
+}
+
+namespace {
+
+// Of the files that are outside: what a job had in its /dev/shm is in its images.
+std::vector<NeededFile> files_from_outside(const ImageReader& image) {
+  std::vector<NeededFile> files = needed_files(image.criu_dir());
+  if (is_for_a_job(image.manifest())) {
+    std::erase_if(files, [](const NeededFile& file) { return file.path.starts_with("/dev/shm/"); });
+  }
+  return files;
+}
+
+}  // namespace
+
+Result<void> check_files(const ImageReader& image) {
+  constexpr std::size_t kShown = 5;
+  std::vector<std::string> wrong;
+  bool used_up = false;
+  for (const NeededFile& file : files_from_outside(image)) {
+    const auto why = what_is_wrong(file);
+    if (!why) continue;
+    used_up = used_up || file.of_criu;
+    wrong.push_back(fmt::format("{} {}", file.path, *why));
+  }
+  if (wrong.empty()) return {};
+  std::sort(wrong.begin(), wrong.end());
+  wrong.erase(std::unique(wrong.begin(), wrong.end()), wrong.end());
+  const std::size_t all = wrong.size();
+  wrong.resize(std::min(all, kShown));
+  return fail(
+      ErrorCode::kCriuFailed,
+      fmt::format("what the job had open is not as it was: {}{}", fmt::join(wrong, "; "),
+                  all > kShown ? fmt::format("; and {} more", all - kShown) : ""),
+      used_up ? "CRIU keeps a file that has lost its name by another one (link_remap), which the "
+                "first restore uses up, and which is gone where the job ran on after the dump: "
+                "restore from another image"
+              : "put it back where it was, with the content and the mode that it had at the dump; "
+                "if it was on a mount that is gone, mount that");
+}
+
+std::vector<std::string> files_used_up(const ImageReader& image) {
+  std::vector<std::string> out;
+  for (NeededFile& file : files_from_outside(image))
+    if (file.of_criu) out.push_back(std::move(file.path));
+  return out;
 }
 
 // Not the sum of all pages: those that forked processes share with their parents are in the image

@@ -4,8 +4,10 @@
 #pragma once
 
 #include <span>
+#include <string>
 #include <vector>
 
+#include "image/image_reader.h"
 #include "operations/common.h"
 
 namespace stasis {
@@ -26,6 +28,12 @@ Result<void> check_driver(const Driver& driver, const Manifest& manifest);
 // The numbers of all processes and threads are free. Gives the dead a moment to be reaped.
 // kPidInUse.
 Result<void> check_numbers(const Manifest& manifest);
+
+// The files that the processes have open, mapped or as their directories are what they were.
+// kCriuFailed with their paths.
+Result<void> check_files(const ImageReader& image);
+// Those that a restore uses up: with any, the image can be restored only once.
+std::vector<std::string> files_used_up(const ImageReader& image);
 
 // The memory of the processes, the GPU's content with it, has room on this host, swap included, and
 // in our memory cgroup, if they will be in that one. `elsewhere`: bytes of the GPU's content that

@@ -199,6 +199,7 @@ json to_json(const ImageReport& report) {
           {"options", options_used(m.criu_options)},
           {"here", to_json(report.here)},
           {"restorable", restorable(report)},
+          {"used_up", report.used_up},
           {"needs_stasis_run", is_for_a_job(m)},
           {"checks", checks}};
 }

@@ -229,3 +229,66 @@ limit_descriptors() { prlimit --pid "$TARGET" --nofile="$1:"; }
   target_goes_on
   nothing_left
 }
+
+# start_with_file PYTHON: TARGET is a Python program with a CUDA process below it, which has opened "$BATS_TEST_TMPDIR/data".
+start_with_file() {
+  mkdir "$BATS_TEST_TMPDIR/sub"
+  echo hello >"$BATS_TEST_TMPDIR/data"
+  start_python "data = open('$BATS_TEST_TMPDIR/data'); os.chdir('$BATS_TEST_TMPDIR/sub'); log = open('../app.log', 'a')"
+}
+
+# in_the_way TEXT: found by inspect and, before anything is made, by a restore.
+in_the_way() {
+  capture stasis inspect "$image" --json
+  assert_equal "$status $(json "[c['id'] for c in d['checks'] if not c['ok']]")" "9 ['open-files']"
+  assert_contains "$out" "$1"
+  refused 9 criu-failed restore --images-dir "$image" --detach
+  assert_contains "$err" "$1"
+  [[ ! -e $image/log ]] || ! compgen -G "$image/log/restore-*" >/dev/null
+  nothing_left
+}
+
+@test "files and directories that are gone or changed are found before a restore makes anything" {
+  local data=$BATS_TEST_TMPDIR/data
+  start_with_file
+  dump_it
+  rm "$data"
+  in_the_way "$data is not there"
+  mkdir "$data"
+  in_the_way "$data is a file of another kind"
+  rmdir "$data"
+  echo "hello, world" >"$data"
+  in_the_way "$data has 13 bytes, and had 6 at the dump"
+  echo hello >"$data"
+  chmod 600 "$data"
+  in_the_way "$data has the mode 600, and had 644 at the dump"
+  chmod 644 "$data"
+  rmdir "$BATS_TEST_TMPDIR/sub"
+  in_the_way "$BATS_TEST_TMPDIR/sub is not there"
+  mkdir "$BATS_TEST_TMPDIR/sub"
+  # One that is only appended to may be another one.
+  rm "$BATS_TEST_TMPDIR/app.log"
+  echo more >"$BATS_TEST_TMPDIR/app.log"
+  done_by inspect "$image"
+  restore_it
+  target_goes_on
+}
+
+@test "a file with another name is refused with --leave-running, and makes an image that is restored once" {
+  local kept=$BATS_TEST_TMPDIR/kept
+  start_python "fd = os.open('$kept', os.O_RDWR | os.O_CREAT, 0o644); os.write(fd, b'x'); os.link('$kept', '$kept-too'); os.unlink('$kept')"
+  STASIS_SIM_FAULTS="lock:error=999" refused 9 undumpable dump "$TARGET" --images-dir "$image" --leave-running
+  assert_contains "$err" "without --leave-running"
+  target_goes_on
+  dump_it
+  capture stasis inspect "$image"
+  assert_equal "$status" 0
+  assert_contains "$out" "it can be restored only once, which uses up $BATS_TEST_TMPDIR/link_remap."
+  restore_it
+  target_goes_on
+  kill -KILL -- "-$TARGET"
+  wait_until 60 number_is_free
+  wait_until 60 gpu_is_free 2>/dev/null
+  in_the_way "link_remap."
+  assert_contains "$err" "the first restore uses up"
+}

@@ -1,0 +1,33 @@
+// What an image needs of the file system: the files, directories and mapped libraries that CRIU
+// opens by their names at a restore, as its files.img says, and finds by size and mode to be what
+// they were.
+//
+// Reads CRIU's images, from anybody: bounded, and wrong input only leaves entries out.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/fd.h"
+
+namespace stasis {
+
+struct NeededFile {
+  std::string path;
+  std::optional<std::uint64_t> size;  // bytes, where CRIU compares it
+  std::optional<std::uint32_t> mode;  // as stat(2) has it
+  // CRIU has made this name itself (--link-remap) for a file that had lost the one it was opened
+  // by. A restore removes it.
+  bool of_criu = false;
+};
+
+// Not those of a mount namespace that is in the image, of /proc, or that are named by --external.
+std::vector<NeededFile> needed_files(const UniqueFd& criu_dir);
+
+// What is wrong with it here: "is not there", "has 5 bytes, and had 6"; nothing if all is well, or
+// it cannot be looked at.
+std::optional<std::string> what_is_wrong(const NeededFile& file);
+
+}  // namespace stasis
