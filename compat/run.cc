@@ -11,7 +11,9 @@
 #include "checkpoint/journal.h"
 #include "checkpoint/process.h"
 #include "checkpoint/ranks.h"
+#include "checkpoint/suspended.h"
 #include "direct/agent_client.h"
+#include "driver/gpu_plan.h"
 #include "help.h"
 
 namespace stasis::compat {
@@ -20,6 +22,7 @@ namespace {
 using std::chrono::milliseconds;
 
 // CUresults whose text stands for a refusal that we make before the driver is asked.
+constexpr int kCuOutOfMemory = 2;
 constexpr int kCuNotInitialized = 3;
 constexpr int kCuNotSupported = 801;
 constexpr int kCuOperatingSystem = 304;
@@ -49,6 +52,8 @@ int cu_result_for(ErrorCode code) {
       return kCuNotReady;
     case ErrorCode::kDeviceMapUnsupported:
       return kCuNotSupported;
+    case ErrorCode::kOutOfGpuMemory:
+      return kCuOutOfMemory;
     default:
       return kCuOperatingSystem;
   }
@@ -151,9 +156,34 @@ class Tool {
     }
   }
 
+  // What it has on each GPU is known only as long as it has it.
+  Result<void> checkpoint(Process& process) const {
+    direct::AgentClient::note_hold(process.pid());
+    const auto use = driver_.memory_by_process();
+    auto done = process.checkpoint();
+    if (!done || !use) return done;
+    if (const auto own = use->find(process.pid()); own != use->end())
+      (void)remember_suspended(process, {own->second, {}});
+    return done;
+  }
+
+  // The driver gives a process up that it finds no room for (NVIDIA/cuda-checkpoint#44). What an
+  // agent has taken past the driver comes back when there is room.
+  Result<void> check_room(const Process& process) const {
+    const auto agent = direct::AgentClient::look(process.pid());
+    if (agent && *agent && direct::is_away((*agent)->state)) return {};
+    const auto memory = recall_suspended(process);
+    if (!memory || memory->uses.empty()) return {};
+    const auto gpus = driver_.gpus();
+    if (!gpus) return {};
+    const std::vector<GpuPair> pairs = options_.gpus ? *options_.gpus : std::vector<GpuPair>();
+    return check_gpu_memory(memory->uses, pairs, *gpus);
+  }
+
   // What `stasis suspend` has moved past the driver comes back too, so that the program goes on.
   static Result<void> unlock(Process& process) {
     auto done = process.unlock();
+    if (done) forget_suspended(process);
     return done ? direct::bring_back_alone(process.pid(), process.pidfd()) : done;
   }
 
@@ -167,11 +197,11 @@ class Tool {
       case Action::kLock:
         return lock_only(*process, what);
       case Action::kCheckpoint:
-        direct::AgentClient::note_hold(process->pid());
-        done = process->checkpoint();
+        done = checkpoint(*process);
         break;
       case Action::kRestore:
-        done = options_.gpus ? process->restore(*options_.gpus) : process->restore();
+        done = check_room(*process);
+        if (done) done = options_.gpus ? process->restore(*options_.gpus) : process->restore();
         break;
       default:
         done = unlock(*process);
@@ -241,8 +271,7 @@ class Tool {
   Result<void> suspend(Process& process) const {
     auto done = lock(process, milliseconds(0));
     if (done) done = interrupt_.check();
-    direct::AgentClient::note_hold(process.pid());
-    if (done) done = process.checkpoint();
+    if (done) done = checkpoint(process);
     if (done) done = interrupt_.check();
     return done;
   }
@@ -250,6 +279,7 @@ class Tool {
   // Once its memory is back, nothing is gained by stopping halfway: it goes on to running.
   Result<void> resume(Process& process) const {
     auto done = interrupt_.check();
+    if (done) done = check_room(process);
     if (done) done = process.restore();
     if (done) done = unlock(process);
     return done;

@@ -292,3 +292,23 @@ in_the_way() {
   in_the_way "link_remap."
   assert_contains "$err" "the first restore uses up"
 }
+
+@test "cuda-checkpoint does not restore to a GPU without room, with the figures, and the process stays suspended" {
+  export STASIS_SIM_GPUS=1x256M
+  start_target memory --size 64M
+  cuda-checkpoint --toggle --pid "$TARGET"
+  start_hog 220M
+  local way
+  for way in "--action restore" --toggle; do
+    # shellcheck disable=SC2086
+    capture cuda-checkpoint $way --pid "$TARGET"
+    assert_equal "$status" 1
+    assert_contains "$err" "out of memory"
+    assert_contains "$err" "MiB of memory free, and 68.0 MiB is needed"
+    in_state checkpointed
+  done
+  kill -KILL "$HOG"
+  wait_until 60 gpu_is_free
+  cuda-checkpoint --toggle --pid "$TARGET"
+  target_goes_on
+}
