@@ -142,6 +142,11 @@ constexpr Kind kLostWatch{"inotify", Light::kRed,
                           "watches files by inotify or fanotify that CRIU cannot find again",
                           "end such watches before the dump: on /proc, /sys, /dev/pts, an overlay, "
                           "or on deleted files of a tmpfs"};
+constexpr Kind kSemaphore{"eventfd", Light::kYellow,
+                          "has eventfds that are semaphores (EFD_SEMAPHORE), which CRIU restores "
+                          "as plain counters: a read then takes all of the value",
+                          "do without EFD_SEMAPHORE in the program, or restore only what does not "
+                          "depend on it"};
 constexpr Kind kReserved{"reserved-memory", Light::kYellow, "has much address space reserved",
                          "CRIU keeps 16 bytes for each page of it while it dumps"};
 
@@ -175,8 +180,8 @@ bool dumps_device(unsigned major, unsigned minor, bool has_own_network) {
 }
 
 bool dumps_anonymous(std::string_view name) {
-  constexpr std::array<std::string_view, 7> kKnown = {
-      "[eventfd]", "[eventpoll]", "[signalfd]", "[timerfd]", "[pidfd]", "[fanotify]", "bpf-map"};
+  constexpr std::array<std::string_view, 6> kKnown = {"[eventfd]", "[eventpoll]", "[signalfd]",
+                                                      "[timerfd]", "[pidfd]",     "[fanotify]"};
   return std::find(kKnown.begin(), kKnown.end(), name) != kKnown.end();
 }
 
@@ -356,6 +361,7 @@ class Search {
         return;
       }
       if (line.starts_with("flags:\t")) flags = octal(std::string_view(line).substr(7));
+      if (line == "eventfd-semaphore: 1") signs_.add(pid, kSemaphore, shown);
       if (!line.starts_with("Pid:\t")) continue;
       if ((flags & O_EXCL) != 0) signs_.add(pid, kPidfdThread, shown);  // PIDFD_THREAD
       int other = 0;

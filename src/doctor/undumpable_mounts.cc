@@ -4,6 +4,7 @@
 #include <linux/stat.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
+#include <sys/vfs.h>
 
 #include <algorithm>
 #include <array>
@@ -25,6 +26,13 @@ constexpr Kind kLost{"mount", Light::kRed,
                      "files), and unmount what it uses only when it has ended"};
 constexpr Kind kCovered{"covered-file", Light::kRed, "has files open that another mount hides",
                         "unmount what lies above them"};
+
+constexpr Kind kQueue{"message-queue", Light::kRed,
+                      "has POSIX message queues open, which CRIU cannot dump",
+                      "close them before the dump (mq_close), or use a unix datagram socket or a "
+                      "pipe instead, whose messages are saved"};
+
+constexpr long kQueueMagic = 0x19800202;  // MQUEUE_MAGIC of the kernel's ipc/mqueue.c
 
 constexpr unsigned kTtyFirst = 136;  // the slaves of pseudo terminals, which CRIU dumps otherwise
 constexpr unsigned kTtyLast = 143;
@@ -49,6 +57,12 @@ std::optional<Place> place_of(const std::string& link) {
                          info.stx_rdev_major == 4 || info.stx_rdev_major == 5);
   return Place{info.stx_mnt_id, info.stx_mode, terminal,
                makedev(info.stx_dev_major, info.stx_dev_minor)};
+}
+
+bool is_queue(Pid pid, int descriptor) {
+  struct statfs info {};
+  const std::string link = fmt::format("/proc/{}/fd/{}", pid.value, descriptor);
+  return ::statfs(link.c_str(), &info) == 0 && info.f_type == kQueueMagic;
 }
 
 // Of what a name leads to, or of the directory above it that is there.
@@ -103,6 +117,10 @@ class MountSearch {
     const auto place = place_of(fmt::format("/proc/{}/fd/{}", pid.value, file.descriptor));
     if (!place || place->terminal || S_ISBLK(place->mode)) return;
     const std::string shown = fmt::format("{} (descriptor {})", file.path, file.descriptor);
+    if (S_ISREG(place->mode) && is_queue(pid, file.descriptor)) {
+      out_.add(pid, kQueue, shown);
+      return;
+    }
     if (!known_.contains(place->mount)) {
       out_.add(pid, kLost, shown);
       return;

@@ -148,6 +148,22 @@ if fd < 0: open(folder + "/skip", "w").close()'
   undumpable io-uring "has an io_uring open"
 }
 
+@test "red: a POSIX message queue, with what helps" {
+  start_with 'name = b"/stasis-doctor-%d" % os.getpid()
+fd = libc.mq_open(name, os.O_CREAT | os.O_RDWR, 0o600, None); libc.mq_unlink(name)
+if fd < 0: open(folder + "/skip", "w").close()'
+  [[ ! -e $BATS_TEST_TMPDIR/skip ]] || skip "this kernel has no message queues"
+  undumpable message-queue "mq_close"
+  assert_equal "$(lights mount)" ""
+}
+
+@test "red: a BPF map" {
+  start_with 'fd = libc.syscall(321, 0, ctypes.create_string_buffer(__import__("struct").pack("IIII", 2, 4, 4, 1), 120), 120)
+if fd < 0: open(folder + "/skip", "w").close()'
+  [[ ! -e $BATS_TEST_TMPDIR/skip ]] || skip "this kernel allows no BPF map"
+  undumpable anonymous-file "bpf-map"
+}
+
 @test "red: a device" {
   [[ -c /dev/loop-control ]] || skip "there is no /dev/loop-control"
   start_with 'fd = os.open("/dev/loop-control", os.O_RDWR)'
