@@ -407,6 +407,12 @@ Result<void> go_on_with_memory(const Environment& env, OpenedGroup& opened, Phas
 }  // namespace
 
 Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& options) {
+  if (options.criu.tcp_close && options.criu.tcp_established) {
+    return fail(ErrorCode::kUsage,
+                "--tcp-established keeps open TCP connections, and --tcp-close closes them",
+                "give one of them; a restore can still close what was kept: `stasis restore "
+                "--tcp-close`");
+  }
   Phases phases;
   // Each takes some 20 ms: one asks a criu process, the other starts NVML.
   auto search = in_background([&] { return Criu::find(options.criu_path); });
