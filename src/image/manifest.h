@@ -127,6 +127,48 @@ struct JobRecord {
   bool operator==(const JobRecord&) const = default;
 };
 
+// An option of a socket that has not its default. The bytes are as getsockopt(2) gives them; of an
+// option that names an interface, they are the name of that interface.
+struct SocketOptionRecord {
+  int level = 0;
+  int name = 0;
+  std::string value;
+  bool operator==(const SocketOptionRecord&) const = default;
+};
+
+// A multicast group that a socket has joined.
+struct MulticastRecord {
+  std::string interface;  // its name
+  std::string group;      // an address of IPv4 or IPv6
+  // Only from these (true), or from all but these.
+  bool include = false;
+  std::vector<std::string> sources;
+  bool operator==(const MulticastRecord&) const = default;
+};
+
+// What CRIU does not restore of a socket. Another descriptor may be the same socket.
+struct SocketRecord {
+  Pid pid;
+  int descriptor = -1;
+  int domain = 0;  // AF_*, SOCK_*, IPPROTO_*
+  int type = 0;
+  int protocol = 0;
+  std::vector<SocketOptionRecord> options;
+  std::vector<MulticastRecord> memberships;
+  bool operator==(const SocketRecord&) const = default;
+};
+
+struct SocketsRecord {
+  // Those of this machine that the sockets are bound to, and those of TCP connections. Neither
+  // loopback nor "any"; empty if the processes had a network of their own, which CRIU brings along.
+  std::vector<std::string> addresses;
+  std::vector<std::string> connection_addresses;
+  std::vector<SocketRecord> sockets;
+  // What an image cannot hold, for people: "process 12 (descriptor 5): datagrams ...".
+  std::vector<std::string> lost;
+  bool operator==(const SocketsRecord&) const = default;
+};
+
 struct Manifest {
   std::string stasis_version;
   std::string created;  // UTC, "2026-11-21T09:30:00Z"; seal() sets it if empty
@@ -143,6 +185,7 @@ struct Manifest {
   SyncPolicy sync = SyncPolicy::kDisk;
   std::vector<PhaseRecord> phases;
   std::optional<JobRecord> job;
+  std::optional<SocketsRecord> sockets;  // nothing also if unknown
   std::vector<FileRecord> files;         // seal() fills these in, sorted by path
   std::optional<ContentRecord> content;  // if there is a gpu/: ContentSummary::record
   std::uint64_t total_bytes = 0;  // seal() fills it in: the sum of all sizes, also of the content's

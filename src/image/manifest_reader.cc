@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <charconv>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -291,6 +292,64 @@ JobRecord read_job(const Json& json, std::string& problem) {
   return {fields.strings("command", kMaxArguments), fields.strings("streams", kMaxStreams)};
 }
 
+// "LEVEL:NAME:HEXADECIMAL".
+std::optional<SocketOptionRecord> read_socket_option(std::string_view text) {
+  SocketOptionRecord option;
+  for (int* number : {&option.level, &option.name}) {
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *number);
+    const auto used = static_cast<std::size_t>(end - text.data());
+    if (error != std::errc() || *number < 0 || used == text.size() || text[used] != ':')
+      return std::nullopt;
+    text.remove_prefix(used + 1);
+  }
+  if (text.size() % 2 != 0 || text.size() > 2 * kMaxSocketValue) return std::nullopt;
+  for (std::size_t at = 0; at < text.size(); at += 2) {
+    unsigned byte = 0;
+    const char* two = text.data() + at;
+    if (std::from_chars(two, two + 2, byte, 16).ptr != two + 2) return std::nullopt;
+    option.value += static_cast<char>(byte);
+  }
+  return option;
+}
+
+SocketRecord read_socket(const Json& json, std::size_t index, std::string& problem) {
+  Fields fields(json, fmt::format("socket_state.sockets[{}]", index), problem);
+  SocketRecord socket;
+  socket.pid = fields.pid("pid");
+  socket.descriptor = fields.small("descriptor");
+  socket.domain = fields.small("domain");
+  socket.type = fields.small("type");
+  socket.protocol = fields.small("protocol");
+  for (const std::string& text : fields.strings("options", kMaxSocketOptions)) {
+    auto option = read_socket_option(text);
+    if (!option) {
+      fields.complain("options", "holds what is no option");
+      break;
+    }
+    socket.options.push_back(std::move(*option));
+  }
+  for (const Json* item : fields.items("memberships", 0, kMaxMemberships)) {
+    Fields one(*item, fmt::format("socket_state.sockets[{}].memberships", index), problem);
+    socket.memberships.push_back({one.string("interface"), one.string("group"),
+                                  one.boolean("include"),
+                                  one.strings("sources", kMaxMulticastSources)});
+  }
+  return socket;
+}
+
+SocketsRecord read_sockets(const Json& json, std::string& problem) {
+  Fields fields(json, "socket_state", problem);
+  SocketsRecord record;
+  record.addresses = fields.strings("addresses", kMaxAddresses);
+  record.connection_addresses = fields.strings("connection_addresses", kMaxAddresses);
+  for (const Json* item : fields.items("sockets", 0, kMaxSockets)) {
+    record.sockets.push_back(read_socket(*item, record.sockets.size(), problem));
+    if (!problem.empty()) return record;
+  }
+  record.lost = fields.strings("lost", kMaxLost);
+  return record;
+}
+
 FileRecord read_file_record(const Json& json, std::size_t index, std::string& problem) {
   Fields fields(json, fmt::format("files[{}]", index), problem);
   FileRecord file{fields.string("path"), fields.integer("size"), fields.string("checksum")};
@@ -346,6 +405,8 @@ Manifest read_fields(const Json& json, std::string& problem) {
     manifest.content = read_content(*fields.find("gpu_content"), problem);
   }
   if (fields.has("job")) manifest.job = read_job(*fields.find("job"), problem);
+  if (fields.has("socket_state"))
+    manifest.sockets = read_sockets(*fields.find("socket_state"), problem);
   const auto features = fields.strings("requires", kMaxRequires);
   if (manifest.content.has_value() !=
       (std::find(features.begin(), features.end(), kNeedsContent) != features.end())) {

@@ -218,6 +218,31 @@ TEST(Manifest, KnowsTheJobThatItIsOf) {
   EXPECT_FALSE(parse_manifest(serialize_manifest(manifest)));
 }
 
+TEST(Manifest, KnowsTheStateOfSockets) {
+  Manifest manifest = sealed_manifest();
+  SocketRecord socket{manifest.root, 5, 2, 2, 17, {}, {}};
+  socket.options.push_back({1, 12, std::string("\x06\0\0\0", 4)});
+  socket.options.push_back({41, 17, "lo"});
+  socket.options.push_back({0, 4, {}});
+  socket.memberships.push_back({"lo", "224.1.1.1", true, {"127.0.0.1"}});
+  manifest.sockets = {{"10.99.0.1"}, {"10.99.0.2"}, {socket}, {"process 1 (descriptor 5): events"}};
+  const auto back = parse_manifest(serialize_manifest(manifest));
+  ASSERT_TRUE(back) << back.error().to_string();
+  EXPECT_EQ(*back, manifest);
+  const std::string text = serialize_manifest(manifest);
+  const auto with_option = [&](const std::string& option) {
+    Json json = Json::parse(text);
+    json.erase("manifest_xxh3");
+    json["socket_state"]["sockets"][0]["options"] = {option};
+    return parse_manifest(close_manifest_text(json.dump())).has_value();
+  };
+  EXPECT_TRUE(with_option("1:12:06000000"));
+  for (const char* wrong : {"", "1", "1:12", "1:12:0", "1:12:0g", "-1:12:00", "1:-12:00", "1::00",
+                            "1:99999999999:00", " 1:12:00"})
+    EXPECT_FALSE(with_option(wrong)) << wrong;
+  EXPECT_FALSE(with_option("1:12:" + std::string(130, '0')));
+}
+
 TEST(Manifest, KnowsWhichDataFilesAreOfAnEarlierImage) {
   Manifest manifest = sealed_manifest();
   EXPECT_EQ(manifest.content->taken_bytes(), 0U);

@@ -118,6 +118,46 @@ Json to_json(const CriuOptions& options) {
           {"lsm_profile", options.lsm_profile}};
 }
 
+std::string hexadecimal(std::string_view bytes) {
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  std::string out;
+  out.reserve(2 * bytes.size());
+  for (const char c : bytes) {
+    out += kDigits[static_cast<unsigned char>(c) >> 4];
+    out += kDigits[static_cast<unsigned char>(c) & 0xf];
+  }
+  return out;
+}
+
+Json to_json(const SocketsRecord& record) {
+  Json json = {{"addresses", record.addresses},
+               {"connection_addresses", record.connection_addresses},
+               {"sockets", Json::array()},
+               {"lost", record.lost}};
+  for (const SocketRecord& socket : record.sockets) {
+    Json one = {{"pid", socket.pid.value},
+                {"descriptor", socket.descriptor},
+                {"domain", socket.domain},
+                {"type", socket.type},
+                {"protocol", socket.protocol}};
+    one["options"] = Json::array();
+    // Text, because an array of three takes five lines.
+    for (const SocketOptionRecord& option : socket.options) {
+      one["options"].push_back(std::to_string(option.level) + ":" + std::to_string(option.name) +
+                               ":" + hexadecimal(option.value));
+    }
+    one["memberships"] = Json::array();
+    for (const MulticastRecord& membership : socket.memberships) {
+      one["memberships"].push_back({{"interface", membership.interface},
+                                    {"group", membership.group},
+                                    {"include", membership.include},
+                                    {"sources", membership.sources}});
+    }
+    json["sockets"].push_back(std::move(one));
+  }
+  return json;
+}
+
 std::uint64_t microseconds(double seconds) {
   if (!(seconds > 0)) return 0;
   const double value = std::round(seconds * 1e6);
@@ -200,6 +240,7 @@ std::string serialize_manifest(const Manifest& manifest) {
   if (manifest.job) {
     json["job"] = {{"command", manifest.job->command}, {"streams", manifest.job->streams}};
   }
+  if (manifest.sockets) json["socket_state"] = to_json(*manifest.sockets);
   json["checksum"] = {{"algorithm", kChecksumAlgorithm}, {"block_size", kChecksumBlock}};
   json["files"] = Json::array();
   for (const FileRecord& file : manifest.files) {

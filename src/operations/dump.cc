@@ -30,6 +30,7 @@
 #include "image/image_writer.h"
 #include "operations/common.h"
 #include "operations/kernel_state.h"
+#include "operations/socket_state.h"
 #include "stasis/version.h"
 
 namespace stasis {
@@ -545,6 +546,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
       if (auto mended = restart_calls(writer->criu_dir(), process.pid); !mended)
         return fail(std::move(mended.error()));
     }
+    if (auto noted = note_sockets(env, manifest); !noted) return noted;
     manifest.phases = phases.done();
     manifest.job = options.job;
     if (options.on_complete) {
@@ -676,6 +678,8 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
       std::find_if(done_since.begin(), done_since.end(),
                    [](const PhaseRecord& phase) { return phase.name == "finish"; }),
       done_since.end());
+  if (manifest.sockets) report.lost = manifest.sockets->lost;
+  tell_of_lost(env, report.lost, "the image does not hold");
   report.images_dir = writer->final_path();
   report.image_bytes = manifest.total_bytes;
   report.written_bytes =

@@ -65,6 +65,9 @@ struct Report {
   Pid root;
   std::vector<ProcessReport> processes;
   std::vector<PhaseRecord> phases;
+  // What an image does not hold of the processes (dump), or could not be put back (restore), a
+  // sentence each: "process 12 (descriptor 5): datagrams not yet read".
+  std::vector<std::string> lost;
   Seconds total{0};
   // How long we have kept the processes from running: since the gate or the driver's lock closed,
   // to the end of the checkpoint, or until they ran again, or were ended. None: they stood still

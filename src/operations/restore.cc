@@ -13,6 +13,7 @@
 #include "operations/restore_checks.h"
 #include "operations/restore_log.h"
 #include "operations/restored_job.h"
+#include "operations/socket_state.h"
 #include "operations/tcp_ports.h"
 
 namespace stasis {
@@ -205,12 +206,16 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   }
   const std::string needed =
       options.leave_suspended && manifest.content ? image->path() : std::string();
+  std::vector<std::string> lost;
   const auto take = [&]() -> Result<void> {
     if (auto sound = pages.get(); !sound) return sound;
     if (auto held = job.take_hold(env.driver, *old_gpus, needed); !held) return held;
     set_fault_target(manifest.root);
     targets = job.targets(options.leave_suspended);
     if (auto entered = journal->update(targets); !entered) return entered;
+    // The one moment that covers processes without CUDA, too: the next thing that CRIU does is to
+    // let all of them run.
+    lost = put_sockets_back(manifest, job.processes());
     if (options.on_standing) {
       if (auto allowed = options.on_standing(); !allowed) return allowed;
     }
@@ -307,6 +312,8 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
       bytes += use.bytes;
     report.processes.push_back(report_process(*processes[i], record.cuda, bytes));
   }
+  tell_of_lost(env, lost, "could not be put back");
+  report.lost = std::move(lost);
   report.total = phases.total();
   report.direct_bytes = direct_bytes;
   report.phases = phases.take();

@@ -36,6 +36,7 @@ json to_json(const Report& report) {
               {"path", path_name(report)},
               {"processes", processes},
               {"phases", phases},
+              {"lost", report.lost},
               {"seconds", report.total.count()}};
   if (report.standstill) out["standstill_seconds"] = report.standstill->count();
   if (report.lock_tries > 0) out["lock_tries"] = report.lock_tries;
@@ -197,6 +198,7 @@ json to_json(const ImageReport& report) {
           {"gpu_content", report.content ? to_json(*report.content) : json()},
           {"phases", phases},
           {"options", options_used(m.criu_options)},
+          {"lost", m.sockets ? m.sockets->lost : std::vector<std::string>()},
           {"here", to_json(report.here)},
           {"restorable", restorable(report)},
           {"used_up", report.used_up},

@@ -44,6 +44,7 @@ constexpr Kind kKinds[] = {
     {"idle", run_idle, "a context and nothing else"},
     {"spin", run_spin, "one long kernel after the other (--busy-ms, --size)"},
     {"starve", run_starve, "threads that launch without pause (--threads)"},
+    {"sockets", run_sockets, "options of sockets and multicast groups, all other than by default"},
     {"none", run_none, "no CUDA at all"},
     {"state", run_state, "what the kernel keeps for a process (--report)"},
 };

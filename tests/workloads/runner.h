@@ -107,6 +107,7 @@ void run_rank(Run& run);
 void run_idle(Run& run);
 void run_spin(Run& run);
 void run_starve(Run& run);
+void run_sockets(Run& run);
 void run_none(Run& run);
 void run_state(Run& run);
 

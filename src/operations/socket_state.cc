@@ -1,0 +1,321 @@
+#include "operations/socket_state.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <map>
+#include <set>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "base/fd.h"
+#include "image/manifest_format.h"
+#include "proc/multicast.h"
+#include "proc/procfs.h"
+#include "proc/socket_options.h"
+
+namespace stasis {
+namespace {
+
+using manifest_format::kMaxAddresses;
+using manifest_format::kMaxLost;
+using manifest_format::kMaxSockets;
+
+// So many bytes of the manifest, which may have 64 MiB, are for sockets: a program may have a
+// million of them, and no image may fail for that.
+constexpr std::size_t kMostBytes = 8U << 20;
+constexpr std::size_t kAroundOption = 32;
+constexpr std::size_t kAroundSocket = 256;
+// A socket may be a member of 20 groups (igmp_max_memberships), and each has to be asked about each
+// group of its network; some 0.3 us a question.
+constexpr std::size_t kMostGroups = 4096;
+constexpr std::size_t kMostQuestions = 1U << 20;
+
+class Lost {
+ public:
+  explicit Lost(std::vector<std::string>& out) : out_(out) {}
+  void add(std::string what) {
+    if (out_.size() + 1 < kMaxLost) {
+      out_.push_back(std::move(what));
+    } else if (++more_ == 1) {
+      out_.emplace_back();
+    }
+    if (more_ > 0) out_.back() = fmt::format("and {} more", more_);
+  }
+  void add(Pid pid, int descriptor, const std::string& what) {
+    add(fmt::format("process {} (descriptor {}): {}", pid.value, descriptor, what));
+  }
+
+ private:
+  std::vector<std::string>& out_;
+  std::size_t more_ = 0;
+};
+
+UniqueFd take_descriptor(const Pidfd& process, int descriptor) {
+  return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_getfd, process.fd(), descriptor, 0)));
+}
+
+ino_t network_of(Pid pid) {
+  struct stat info {};
+  return ::stat(fmt::format("/proc/{}/ns/net", pid.value).c_str(), &info) == 0 ? info.st_ino : 0;
+}
+
+bool is_inet(const proc::SocketKind& kind) {
+  return kind.domain == AF_INET || kind.domain == AF_INET6;
+}
+
+// That the socket is bound to; nothing for loopback, "any", and addresses of one link. CRIU 4.2.1
+// binds before it sets IP_FREEBIND and IP_TRANSPARENT, so theirs must be there as well.
+std::optional<std::string> needed_address(const UniqueFd& socket) {
+  sockaddr_storage name{};
+  socklen_t size = sizeof name;
+  if (::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&name), &size) != 0)
+    return std::nullopt;
+  in_addr four{};
+  if (name.ss_family == AF_INET) {
+    four = reinterpret_cast<const sockaddr_in*>(&name)->sin_addr;
+  } else if (name.ss_family == AF_INET6) {
+    const in6_addr& six = reinterpret_cast<const sockaddr_in6*>(&name)->sin6_addr;
+    if (!IN6_IS_ADDR_V4MAPPED(&six)) {
+      if (IN6_IS_ADDR_UNSPECIFIED(&six) || IN6_IS_ADDR_LOOPBACK(&six) ||
+          IN6_IS_ADDR_LINKLOCAL(&six) || IN6_IS_ADDR_MULTICAST(&six))
+        return std::nullopt;
+      std::array<char, INET6_ADDRSTRLEN> text{};
+      return ::inet_ntop(AF_INET6, &six, text.data(), text.size());
+    }
+    std::copy_n(&six.s6_addr[12], sizeof four, reinterpret_cast<unsigned char*>(&four));
+  } else {
+    return std::nullopt;
+  }
+  const std::uint32_t number = ntohl(four.s_addr);
+  constexpr std::uint32_t kLoopback = 127;
+  if (number == INADDR_ANY || number == INADDR_BROADCAST || number >> 24 == kLoopback ||
+      IN_MULTICAST(number))
+    return std::nullopt;
+  std::array<char, INET_ADDRSTRLEN> text{};
+  return ::inet_ntop(AF_INET, &four, text.data(), text.size());
+}
+
+bool is_connection(const UniqueFd& socket, const proc::SocketKind& kind) {
+  if (kind.type != SOCK_STREAM) return false;
+  std::array<unsigned char, 8> info{};  // the first byte is the state
+  socklen_t size = info.size();
+  return ::getsockopt(socket.get(), IPPROTO_TCP, TCP_INFO, info.data(), &size) == 0 && size > 0 &&
+         info[0] != TCP_CLOSE && info[0] != TCP_LISTEN;
+}
+
+// A protocol above TCP, such as the kernel's TLS, of which CRIU knows nothing.
+std::string upper_protocol(const UniqueFd& socket, const proc::SocketKind& kind) {
+  std::array<char, 16> name{};
+  socklen_t size = name.size() - 1;
+  if (kind.type != SOCK_STREAM || !is_inet(kind) ||
+      ::getsockopt(socket.get(), IPPROTO_TCP, TCP_ULP, name.data(), &size) != 0)
+    return {};
+  return name.data();
+}
+
+class Noter {
+ public:
+  Noter(const Environment& env, Manifest& manifest)
+      : env_(env), record_(manifest.sockets.emplace()), lost_(record_.lost) {}
+
+  Result<void> look_at(const ProcessRecord& process) {
+    const auto info = procfs_.process(process.pid);
+    if (!info || info->state == 'Z' || info->state == 'X') return {};
+    const auto files = procfs_.open_files(process.pid);
+    auto pidfd = Pidfd::open(process.pid);
+    if (!files || !pidfd) {
+      lost_.add(fmt::format("process {}: its sockets could not be looked at", process.pid.value));
+      return {};
+    }
+    for (const proc::OpenFile& file : *files) {
+      if (auto stop = env_.interrupt.check(); !stop) return stop;
+      // A name that begins with no slash is the kernel's own. Of other files no descriptor is
+      // taken: to close one may wait for a file system that the program serves.
+      if (file.path.starts_with("socket:[")) {
+        look_at_socket(process.pid, *pidfd, file);
+      } else if (file.path == "anon_inode:inotify" || file.path == "anon_inode:[fanotify]") {
+        look_at_events(process.pid, *pidfd, file);
+      } else if (file.path == "anon_inode:[eventfd]") {
+        look_at_counter(process.pid, file);
+      }
+    }
+    return {};
+  }
+
+  void finish() {
+    record_.addresses.assign(addresses_.begin(), addresses_.end());
+    record_.connection_addresses.assign(connections_.begin(), connections_.end());
+    if (not_noted_ > 0)
+      lost_.add(fmt::format("options and multicast groups of {} sockets: there are too many",
+                            not_noted_));
+  }
+
+ private:
+  void look_at_socket(Pid pid, const Pidfd& process, const proc::OpenFile& file) {
+    if (!seen_.insert(file.path).second) return;
+    if (seen_.size() > kMaxSockets || bytes_ > kMostBytes) {
+      ++not_noted_;
+      return;
+    }
+    const UniqueFd socket = take_descriptor(process, file.descriptor);
+    if (!socket.valid()) {
+      lost_.add(pid, file.descriptor,
+                fmt::format("the socket's options ({})", std::generic_category().message(errno)));
+      return;
+    }
+    const auto kind = proc::socket_kind(socket);
+    if (!kind) return;
+    SocketRecord record{pid, file.descriptor, kind->domain, kind->type, kind->protocol, {}, {}};
+    for (proc::SocketOption& option : options_.changed(socket, *kind)) {
+      bytes_ += kAroundOption + 2 * option.value.size();
+      record.options.push_back({option.level, option.name, std::move(option.value)});
+    }
+    note_memberships(socket, *kind, record);
+    note_address(socket, *kind, pid);
+    note_unread(socket, *kind, pid, file.descriptor);
+    if (record.options.empty() && record.memberships.empty()) return;
+    bytes_ += kAroundSocket;
+    record_.sockets.push_back(std::move(record));
+  }
+
+  void note_memberships(const UniqueFd& socket, const proc::SocketKind& kind,
+                        SocketRecord& record) {
+    if (!proc::joins_groups(kind)) return;
+    const auto [groups, is_new] = groups_.try_emplace(network_of(record.pid));
+    if (is_new) groups->second = proc::multicast_groups(record.pid, kMostGroups);
+    if (groups->second.size() == kMostGroups || questions_ > kMostQuestions) {
+      lost_.add(record.pid, record.descriptor, "multicast groups: there are too many");
+      return;
+    }
+    questions_ += groups->second.size();
+    for (const proc::MulticastGroup& group : groups->second) {
+      auto found = proc::membership(socket, kind, group);
+      if (!found || record.memberships.size() == manifest_format::kMaxMemberships) continue;
+      bytes_ += kAroundSocket * (1 + found->sources.size() / 4);
+      record.memberships.push_back({std::move(found->interface), std::move(found->group),
+                                    found->include, std::move(found->sources)});
+    }
+  }
+
+  // A network of the processes' own comes back with its addresses.
+  void note_address(const UniqueFd& socket, const proc::SocketKind& kind, Pid pid) {
+    if (!is_inet(kind) || network_of(pid) != own_network_) return;
+    std::set<std::string>& list = is_connection(socket, kind) ? connections_ : addresses_;
+    if (list.size() == kMaxAddresses) return;
+    if (auto address = needed_address(socket)) list.insert(std::move(*address));
+  }
+
+  // Seen with CRIU 4.2.1, which keeps what is unread in unix sockets.
+  void note_unread(const UniqueFd& socket, const proc::SocketKind& kind, Pid pid, int descriptor) {
+    const bool datagrams = (is_inet(kind) && kind.type != SOCK_STREAM) || kind.domain == AF_PACKET;
+    if (datagrams && proc::has_input(socket)) lost_.add(pid, descriptor, "datagrams not yet read");
+    if (datagrams && proc::has_error(socket))
+      lost_.add(pid, descriptor, "an error of the socket not yet read");
+    if (const std::string protocol = upper_protocol(socket, kind); !protocol.empty())
+      lost_.add(pid, descriptor, fmt::format("the socket's protocol above TCP ({})", protocol));
+  }
+
+  void look_at_events(Pid pid, const Pidfd& process, const proc::OpenFile& file) {
+    const UniqueFd events = take_descriptor(process, file.descriptor);
+    if (events.valid() && proc::has_input(events))
+      lost_.add(pid, file.descriptor, "events of watched files not yet read");
+  }
+
+  void look_at_counter(Pid pid, const proc::OpenFile& file) {
+    const auto text =
+        read_file(AT_FDCWD, fmt::format("/proc/{}/fdinfo/{}", pid.value, file.descriptor));
+    if (text && text->find("eventfd-semaphore: 1\n") != std::string::npos)
+      lost_.add(pid, file.descriptor,
+                "that the eventfd is a semaphore (EFD_SEMAPHORE): a read takes all of it");
+  }
+
+  const Environment& env_;
+  SocketsRecord& record_;
+  Lost lost_;
+  proc::ProcFs procfs_;
+  proc::SocketOptions options_;
+  const ino_t own_network_ = network_of(Pid{::getpid()});
+  std::map<ino_t, std::vector<proc::MulticastGroup>> groups_;
+  std::set<std::string> seen_;  // "socket:[1234]"
+  std::set<std::string> addresses_;
+  std::set<std::string> connections_;
+  std::size_t bytes_ = 0;
+  std::size_t questions_ = 0;
+  std::size_t not_noted_ = 0;
+};
+
+void put_back(const SocketRecord& record, const Process& process, Lost& lost) {
+  const UniqueFd socket = take_descriptor(process.pidfd(), record.descriptor);
+  if (!socket.valid()) {
+    lost.add(record.pid, record.descriptor,
+             fmt::format("the socket's options ({})", std::generic_category().message(errno)));
+    return;
+  }
+  const auto kind = proc::socket_kind(socket);
+  if (kind != proc::SocketKind{record.domain, record.type, record.protocol}) {
+    lost.add(record.pid, record.descriptor, "the socket's options: it is another kind of file");
+    return;
+  }
+  std::vector<proc::SocketOption> options;
+  for (const SocketOptionRecord& option : record.options)
+    options.push_back({option.level, option.name, option.value});
+  for (std::string& failed : proc::SocketOptions::set(socket, *kind, options))
+    lost.add(record.pid, record.descriptor, failed);
+  for (const MulticastRecord& wanted : record.memberships) {
+    const int why =
+        proc::join(socket, *kind, {wanted.interface, wanted.group, wanted.include, wanted.sources});
+    if (why == 0) continue;
+    lost.add(record.pid, record.descriptor,
+             fmt::format("multicast group {} on {}: {}", wanted.group, wanted.interface,
+                         std::generic_category().message(why)));
+  }
+}
+
+}  // namespace
+
+Result<void> note_sockets(const Environment& env, Manifest& manifest) {
+  Noter noter(env, manifest);
+  for (const ProcessRecord& process : manifest.processes) {
+    if (auto looked = noter.look_at(process); !looked) return looked;
+  }
+  noter.finish();
+  return {};
+}
+
+std::vector<std::string> put_sockets_back(const Manifest& manifest,
+                                          const std::vector<std::optional<Process>>& processes) {
+  std::vector<std::string> out;
+  if (!manifest.sockets) return out;
+  Lost lost(out);
+  std::map<Pid, const Process*> by_number;
+  for (const auto& process : processes)
+    if (process) by_number.emplace(process->pid(), &*process);
+  for (const SocketRecord& record : manifest.sockets->sockets) {
+    const auto process = by_number.find(record.pid);
+    if (process != by_number.end()) put_back(record, *process->second, lost);
+  }
+  return out;
+}
+
+void tell_of_lost(const Environment& env, const std::vector<std::string>& lost,
+                  const std::string& what) {
+  constexpr std::size_t kShown = 5;
+  if (lost.empty()) return;
+  const std::vector<std::string> shown(
+      lost.begin(), lost.begin() + static_cast<std::ptrdiff_t>(std::min(lost.size(), kShown)));
+  env.tell(
+      fmt::format("{}: {}{}", what, fmt::join(shown, "; "),
+                  lost.size() > kShown ? fmt::format("; and {} more", lost.size() - kShown) : ""));
+}
+
+}  // namespace stasis

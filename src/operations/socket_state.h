@@ -1,0 +1,30 @@
+// What CRIU 4.2.1 loses of open sockets, and says nothing of: some hundred options, and multicast
+// groups. A dump notes them from outside (pidfd_getfd) while all stands still, a restore sets them
+// again while none of the processes runs yet. docs/adr/0039-sockets.md.
+//
+// Private to src/operations. Functions only; one thread at a time.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "operations/operations.h"
+
+namespace stasis {
+
+// Notes the sockets of the manifest's processes, which stand still, in the manifest, with what an
+// image cannot hold of them and of other descriptors: unread datagrams, events, kinds of counters.
+// What cannot be looked at counts as lost. kInterrupted.
+Result<void> note_sockets(const Environment& env, Manifest& manifest);
+
+// Puts back what the image has of them. `processes`: in the manifest's order, and none of them may
+// run. What could not be put back, for people.
+std::vector<std::string> put_sockets_back(const Manifest& manifest,
+                                          const std::vector<std::optional<Process>>& processes);
+
+// Tells of what was lost, of the first few in full.
+void tell_of_lost(const Environment& env, const std::vector<std::string>& lost,
+                  const std::string& what);
+
+}  // namespace stasis
