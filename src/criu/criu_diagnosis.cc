@@ -79,6 +79,10 @@ constexpr std::array kRules = {
              "restore it with --tcp-close"},
     CriuRule{"In-flight connection", "", kCriuFailed, "a TCP connection is just being opened",
              "try again in a moment"},
+    CriuRule{"Can't bind inet socket", "Cannot assign requested address", kCriuFailed,  // seen
+             "an address that a socket of the job is bound to is not on this machine",
+             "give the machine that address (ip address add ADDRESS/32 dev lo), or let the program "
+             "listen on all addresses"},
     CriuRule{"Can't bind inet socket", "", kCriuFailed,
              "a port that the job listened on is in use here",
              "end what listens there (ss -ltnp), then restore again"},

@@ -142,6 +142,8 @@ INSTANTIATE_TEST_SUITE_P(
         Known{"vdso: Unexpected rt vDSO area bounds", ErrorCode::kCriuFailed, "newer CRIU"},
         Known{"inet: Can't bind inet socket (id 12): Address already in use",
               ErrorCode::kCriuFailed, "ss -ltnp"},
+        Known{"inet: Can't bind inet socket (id 12): Cannot assign requested address",
+              ErrorCode::kCriuFailed, "ip address add"},
         Known{"unix: Can't bind id 0x10 ino 1857424 addr : Address already in use",
               ErrorCode::kCriuFailed, "ss -xlp"},
         Known{"Can't dump a pid namespace without the process init", ErrorCode::kCriuFailed,

@@ -15,6 +15,7 @@
 #include "operations/image_report.h"
 #include "operations/phases.h"
 #include "operations/restore_checks.h"
+#include "operations/tcp_ports.h"
 
 namespace stasis {
 namespace {
@@ -163,6 +164,7 @@ Result<ImageReport> inspect(const Environment* env, const Error& no_driver,
   enter("tcp-ports", check_ports(out.manifest));
   enter("open-files", check_files(*image));
   out.used_up = files_used_up(*image);
+  enter("addresses", check_addresses(out.manifest, out.manifest.criu_options.tcp_close));
   phases.begin("verify");
   auto content =
       image->verify(progress, interrupt,

@@ -153,6 +153,8 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   if (auto ok = check_host_memory(manifest, elsewhere, in_our_cgroup, to_copy); !ok)
     return fail(std::move(ok.error()));
   if (auto ok = check_numbers(manifest); !ok) return fail(std::move(ok.error()));
+  if (auto ok = check_addresses(manifest, criu_options_of(manifest, options).tcp_close); !ok)
+    return fail(std::move(ok.error()));
   if (auto ok = wait_for_ports(env, manifest); !ok) return fail(std::move(ok.error()));
   if (auto ok = check_files(*image); !ok) return fail(std::move(ok.error()));
   const auto before =

@@ -9,7 +9,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <thread>
@@ -73,7 +75,51 @@ std::vector<inet_diag_sockid> time_waits(const UniqueFd& netlink, std::uint8_t f
   }
 }
 
+// Binds a socket there. True also where that cannot be tried.
+bool is_here(const std::string& address) {
+  sockaddr_in four{};
+  sockaddr_in6 six{};
+  const bool is_four = ::inet_pton(AF_INET, address.c_str(), &four.sin_addr) == 1;
+  if (!is_four && ::inet_pton(AF_INET6, address.c_str(), &six.sin6_addr) != 1) return true;
+  four.sin_family = AF_INET;
+  six.sin6_family = AF_INET6;
+  const UniqueFd socket(::socket(is_four ? AF_INET : AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (!socket.valid()) return true;
+  const auto* name =
+      is_four ? reinterpret_cast<const sockaddr*>(&four) : reinterpret_cast<const sockaddr*>(&six);
+  const auto size = static_cast<socklen_t>(is_four ? sizeof four : sizeof six);
+  return ::bind(socket.get(), name, size) == 0 || errno != EADDRNOTAVAIL;
+}
+
 }  // namespace
+
+Result<void> check_addresses(const Manifest& manifest, bool tcp_close) {
+  if (!manifest.sockets) return {};
+  std::set<std::string> needed(manifest.sockets->addresses.begin(),
+                               manifest.sockets->addresses.end());
+  if (!tcp_close)
+    needed.insert(manifest.sockets->connection_addresses.begin(),
+                  manifest.sockets->connection_addresses.end());
+  std::vector<std::string> missing;
+  for (const std::string& address : needed)
+    if (!is_here(address)) missing.push_back(address);
+  if (missing.empty()) return {};
+  const bool only_connections =
+      std::none_of(missing.begin(), missing.end(), [&](const std::string& address) {
+        const auto& bound = manifest.sockets->addresses;
+        return std::find(bound.begin(), bound.end(), address) != bound.end();
+      });
+  const bool is_six = missing.front().find(':') != std::string::npos;
+  return fail(
+      ErrorCode::kCriuFailed,
+      fmt::format("{} of the job {} {}, which is not an address of this machine",
+                  only_connections ? "TCP connections" : "sockets",
+                  only_connections ? "have the address" : "are bound to", fmt::join(missing, ", ")),
+      fmt::format("give this machine the address (ip address add {}/{} dev lo){}", missing.front(),
+                  is_six ? 128 : 32,
+                  only_connections ? ", or let the connections be closed: --tcp-close"
+                                   : "; a program that listens on all addresses does not need it"));
+}
 
 int count_time_waits(const std::set<std::uint16_t>& ports, bool end) {
   const UniqueFd netlink(::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));

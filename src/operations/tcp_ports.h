@@ -1,4 +1,4 @@
-// The TCP ports that a job needs back.
+// The TCP ports, and the addresses, that a job needs back.
 //
 // Private to src/operations. Functions only; any thread.
 #pragma once
@@ -14,6 +14,11 @@ namespace stasis {
 // namespace. With `end`, ends them first, where the kernel (CONFIG_INET_DIAG_DESTROY) and our
 // privileges (CAP_NET_ADMIN) allow it. 0 also where the kernel does not tell.
 int count_time_waits(const std::set<std::uint16_t>& ports, bool end);
+
+// The addresses that sockets of the image are bound to are on this machine, as far as the image
+// says; those of TCP connections too, unless these are to be closed. kCriuFailed, naming them, as
+// CRIU's own failure would be.
+Result<void> check_addresses(const Manifest& manifest, bool tcp_close);
 
 // A connection that was closed holds its port for a minute more, so a job that is restored soon
 // after its dump could not listen where it did. Ends such connections on the image's ports, or

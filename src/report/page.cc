@@ -86,6 +86,7 @@ std::string check_label(std::string_view id) {
       {"host-memory", "The machine has the memory"},
       {"process-numbers", "The process numbers are free"},
       {"tcp-ports", "The TCP ports are free"},
+      {"addresses", "The addresses of its sockets are here"},
       {"files", "The files are all there and whole"},
       {"checksums", "Every byte is as it was written"},
       {"permissions", "This user may restore"}};

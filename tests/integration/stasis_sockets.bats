@@ -1,0 +1,141 @@
+#!/usr/bin/env bats
+# What a dump and a restore keep of sockets: options, multicast groups, addresses; and what is said of
+# the rest. docs/what-survives.md has its rows from here.
+
+load helpers
+load stasis_lib
+
+setup() {
+  setup_stasis
+  need_root "CRIU"
+}
+teardown() {
+  end_stasis
+  [[ ! -e $BATS_TEST_TMPDIR/address ]] || ip address del 10.99.0.1/32 dev lo 2>/dev/null || true
+}
+
+# start_python PYTHON: a CUDA process below a Python program that has done this, and then goes on as
+# `again()` says, once in the file "go".
+start_python() {
+  TARGET_STATUS=$BATS_TEST_TMPDIR/status TARGET_LOG=$BATS_TEST_TMPDIR/log
+  cat >"$BATS_TEST_TMPDIR/hold.py" <<END
+import ctypes, os, socket, struct, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+folder = sys.argv[1]
+$1
+open(folder + "/ready", "w").close()
+time.sleep(300)
+END
+  # shellcheck disable=SC2016
+  (exec_on_gpu setsid bash -c 'stasis-workload idle --status "$1/status" & python3 "$1/hold.py" "$1" & wait' \
+    bash "$BATS_TEST_TMPDIR") </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 target_is_up
+  wait_until 60 test -e "$BATS_TEST_TMPDIR/ready"
+  mapfile -t CHILDREN < <(children_of "$TARGET")
+  at_end_kill "${CHILDREN[@]}"
+}
+
+@test "every option of a socket, and its multicast groups, are as they were, also of a process without CUDA" {
+  start_target sockets
+  mapfile -t CHILDREN < <(children_of "$TARGET")
+  at_end_kill "${CHILDREN[@]}"
+  dump_it --tcp-established --network-lock skip --json
+  assert_equal "$(json 'd["lost"]')" "[]"
+  capture stasis inspect "$image" --json
+  assert_equal "$(json 'd["lost"]')" "[]"
+  done_by restore --images-dir "$image" --detach --json
+  assert_equal "$(json 'd["lost"]')" "[]"
+  target_goes_on
+  restored_verifies
+  grep -q 'values of sockets verified' "$TARGET_LOG"
+  assert_equal "$(grep -c 'lost$' "$TARGET_LOG")" 0
+  # Not by having tried nothing.
+  (($(grep -c 'kept$' "$TARGET_LOG") > 200))
+  grep -q '^udp6: option 67 of level 41: kept' "$TARGET_LOG"
+  grep -q '^tcp4: option 18 of level 6: kept' "$TARGET_LOG"
+  grep -q '^udp4: multicast group 232.1.1.3: kept' "$TARGET_LOG"
+}
+
+@test "an image of before, without a word on sockets, is restored" {
+  start_target memory --size 1M
+  dump_it
+  python3 "$BATS_TEST_DIRNAME/edit_manifest.py" "$image" 'del m["socket_state"]'
+  restore_it
+  target_goes_on
+  restored_verifies
+}
+
+@test "what an image cannot hold is said at the dump, in words, in JSON and by inspect" {
+  start_python 'keep = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM), socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)]
+keep[0].bind(("127.0.0.1", 0)); keep[1][0].send(b"kept")
+socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"", keep[0].getsockname())
+events = libc.inotify_init1(0); libc.inotify_add_watch(events, folder.encode(), 0x100)
+open(folder + "/made", "w").close()
+count = libc.eventfd(3, 1)'
+  capture stasis doctor "$TARGET" --no-trial --json
+  assert_equal "$(json "[f['light'] for f in d['processes'] if f['id'] == 'eventfd']")" "['yellow']"
+  done_by dump "$TARGET" --images-dir "$image-first" --leave-running --json
+  for words in "): datagrams not yet read" "): events of watched files not yet read" "EFD_SEMAPHORE"; do
+    assert_equal "$(json "sum('$words' in one for one in d['lost'])")" 1 "$words"
+  done
+  assert_equal "$(json 'len(d["lost"])')" 3
+  # To look has taken nothing away.
+  dump_it
+  assert_contains "$err" "the image does not hold: process "
+  capture stasis inspect "$image" --json
+  assert_equal "$(json 'len(d["lost"])')" 3
+}
+
+@test "what cannot be set again is said, and the job runs" {
+  start_target sockets
+  mapfile -t CHILDREN < <(children_of "$TARGET")
+  at_end_kill "${CHILDREN[@]}"
+  dump_it --tcp-established --network-lock skip
+  python3 "$BATS_TEST_DIRNAME/edit_manifest.py" "$image" '
+one = [s for s in m["socket_state"]["sockets"] if s["memberships"]][0]
+one["memberships"][0]["interface"] = "none"; one["options"].append("6:18:01000000")
+m["socket_state"]["sockets"].append({**one, "descriptor": 1, "memberships": []})'
+  done_by restore --images-dir "$image" --detach --json
+  assert_contains "$(json 'd["lost"]')" "on none: No such device"
+  assert_contains "$(json 'd["lost"]')" "(descriptor 1): the socket's options: it is another kind of file"
+}
+
+@test "the address that a job listens on is not here: said before anything is made, and by inspect" {
+  : >"$BATS_TEST_TMPDIR/address"
+  ip address add 10.99.0.1/32 dev lo || skip "no address can be added"
+  start_python 'a = socket.create_server(("10.99.0.1", 0)); b = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); b.bind(("10.99.0.1", 0))
+c = socket.create_server(("127.0.0.1", 0)); d = socket.create_server(("0.0.0.0", 0))'
+  dump_it
+  ip address del 10.99.0.1/32 dev lo
+  refused 9 criu-failed restore --images-dir "$image" --detach
+  assert_contains "$err" "sockets of the job are bound to 10.99.0.1, which is not an address of this machine"
+  assert_contains "$err" "ip address add 10.99.0.1/32 dev lo"
+  [[ -z $(compgen -G "$image/log/restore-*") ]]
+  capture stasis inspect "$image" --json
+  assert_equal "$(json "[c['ok'] for c in d['checks'] if c['id'] == 'addresses']")" "[False]"
+  ip address add 10.99.0.1/32 dev lo
+  restore_it
+  target_goes_on
+}
+
+@test "the address of a connection is not here, and need not be with --tcp-close" {
+  : >"$BATS_TEST_TMPDIR/address"
+  ip address add 10.99.0.1/32 dev lo || skip "no address can be added"
+  start_python 'a = socket.create_server(("0.0.0.0", 0)); b = socket.create_connection(("10.99.0.1", a.getsockname()[1])); c, _ = a.accept()'
+  dump_it --tcp-established --network-lock skip
+  ip address del 10.99.0.1/32 dev lo
+  refused 9 criu-failed restore --images-dir "$image" --detach
+  assert_contains "$err" "TCP connections of the job have the address 10.99.0.1"
+  assert_contains "$err" "--tcp-close"
+  restore_it --tcp-close
+  target_goes_on
+}
+
+@test "--tcp-established and --tcp-close together make no sense" {
+  start_target idle
+  refused 2 usage dump "$TARGET" --images-dir "$image" --tcp-established --tcp-close
+  target_goes_on
+  no_image
+}
