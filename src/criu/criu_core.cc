@@ -63,7 +63,7 @@ struct Place {
 struct Registers {
   std::optional<Place> result;       // ax
   std::optional<Place> instruction;  // ip
-  std::optional<std::uint64_t> number, first, second, third;
+  std::optional<std::uint64_t> number, first, second, third, fourth;
 };
 
 Place place_of(pbf_reader& from, const char* start) {
@@ -79,6 +79,9 @@ Registers read_registers(pbf_reader from, const char* start) {
   Registers out;
   while (from.next()) {
     switch (from.tag_and_type()) {
+      case varint(8):
+        out.fourth = from.get_uint64();
+        break;
       case varint(11):
         out.result = place_of(from, start);
         break;
@@ -151,9 +154,10 @@ bool restart_call(std::string& text, const proc::AddressSpace& space, Tid thread
       static_cast<std::int32_t>(*registers->number) < 0) {
     return false;
   }
-  const auto made = proc::call_made(
-      space, {*registers->number, registers->instruction->value, registers->first.value_or(0),
-              registers->second.value_or(0), registers->third.value_or(0)});
+  const auto made =
+      proc::call_made(space, {*registers->number, registers->instruction->value,
+                            registers->first.value_or(0), registers->second.value_or(0),
+                            registers->third.value_or(0), registers->fourth.value_or(0)});
   if (!made || !(proc::waits_for_kept_time(*made) || proc::returns_eintr_after_stop(*made)))
     return false;
   if (proc::has_signal(space.pid(), thread)) return false;

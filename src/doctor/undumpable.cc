@@ -258,6 +258,7 @@ class Search {
     doctor::look_at_mounts(procfs_, processes_, options_, simulated_, signs_);
     doctor::look_at_seccomp(procfs_, processes_, options_, signs_);
     doctor::look_at_zombies(procfs_, everybody_, processes_.front().pid, signs_);
+    doctor::look_at_timers(processes_, signs_);
     doctor::look_at_terminals(procfs_, processes_, options_, signs_);
     doctor::look_at_code(procfs_, processes_, signs_);
     doctor::look_at_pipes(procfs_, everybody_, connected_, signs_);

@@ -64,6 +64,9 @@ void look_at_zombies(const proc::ProcFs& procfs, const Processes& everybody, Pid
 // undumpable_code.cc
 void look_at_code(const proc::ProcFs& procfs, const Processes& processes, Signs& out);
 
+// undumpable_timers.cc
+void look_at_timers(const Processes& processes, Signs& out);
+
 // undumpable_terminals.cc
 void look_at_terminals(const proc::ProcFs& procfs, const Processes& processes,
                        const CriuOptions& options, Signs& out);

@@ -297,7 +297,7 @@ Result<void> refuse_undumpable(const Environment& env, const std::vector<GroupMe
   std::set<std::string> remedies;
   for (const Finding& finding :
        find_undumpable(proc::ProcFs(), members, wanted, env.driver.info().simulated, connected)) {
-    if (finding.id == "fifo") env.tell(finding.what);
+    if (finding.id == "fifo" || finding.id == "posix-timer") env.tell(finding.what);
     if (finding.light != Light::kRed) continue;
     reasons.push_back(finding.what);
     remedies.insert(lost && finding.id == "link-remap"

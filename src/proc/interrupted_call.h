@@ -35,12 +35,13 @@ struct CallRegisters {
   std::uint64_t first = 0;
   std::uint64_t second = 0;
   std::uint64_t third = 0;
+  std::uint64_t fourth = 0;
 };
 
 // The call that the thread has made: `number`, but where that is restart_syscall, by which the
 // kernel went on after an earlier stop (SIGSTOP, a tracer), the call it had made before. The number
 // is lost then, and the arguments are not: it is what the code in front of the instruction loads,
-// or what the arguments can only be. Nothing if that is not sure.
+// or whose arguments they can only be. Nothing if that is not sure.
 std::optional<std::uint64_t> call_made(const AddressSpace& space, const CallRegisters& registers);
 
 // Is a signal waiting that the thread would take?

@@ -82,16 +82,28 @@ TEST(InterruptedCall, IsFoundByItsArguments) {
             SYS_nanosleep);
   EXPECT_EQ(made_after_stop([] { ::syscall(SYS_clock_nanosleep, 1, 0, &kLong, nullptr); }),
             SYS_clock_nanosleep);
-  EXPECT_EQ(made_after_stop([] { ::syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, 0, &kLong); }),
-            SYS_futex);
+  EXPECT_EQ(made_after_stop([] { ::syscall(SYS_nanosleep, &kLong, nullptr); }), SYS_nanosleep);
+  for (const int operation : {FUTEX_WAIT_PRIVATE, FUTEX_WAIT}) {
+    EXPECT_EQ(made_after_stop([=] { ::syscall(SYS_futex, &word, operation, 0, &kLong); }),
+              SYS_futex);
+  }
+  EXPECT_EQ(made_after_stop([] { ::syscall(SYS_poll, nullptr, 0, 1'000'000); }), SYS_poll);
+  EXPECT_EQ(made_after_stop([] {
+              pollfd file{-1, POLLIN, 0};
+              ::syscall(SYS_poll, &file, 1, 1'000'000);
+            }),
+            SYS_poll);
 }
 
 TEST(InterruptedCall, IsNotGuessed) {
   const auto own = AddressSpace::open(Pid{::getpid()});
   ASSERT_TRUE(own);
-  EXPECT_EQ(call_made(*own, {SYS_read, 0, 0, 0, 0}), SYS_read);
-  // A futex that is shared, or a nanosleep: the arguments may be either's.
-  EXPECT_EQ(call_made(*own, {SYS_restart_syscall, 0, 0x12340000, 0, 0}), std::nullopt);
+  EXPECT_EQ(call_made(*own, {SYS_read, 0, 0, 0, 0, 0}), SYS_read);
+  // What the addresses have is no time, or cannot be read.
+  static const std::int64_t words[2] = {-1, -1};
+  for (const std::uint64_t address :
+       {reinterpret_cast<std::uint64_t>(words), std::uint64_t{1} << 40})
+    EXPECT_EQ(call_made(*own, {SYS_restart_syscall, 0, address, 0, 0, 0}), std::nullopt);
 }
 
 }  // namespace

@@ -33,7 +33,11 @@ lost_of() { awk -F'\t' -v of="${2-}" '$1 == "lost" && (of == "" || $2 == of) { p
   done_by suspend "$TARGET"
   done_by resume "$TARGET"
   ask suspend
+  # What is known to be lost is said before.
+  capture stasis doctor "$TARGET" --no-trial --json
+  assert_contains "$out" '"posix-timer"'
   dump_it
+  assert_contains "$err" "timers by the clock of the day"
   # Deadlines by the clock of the day are missed by so much where they move.
   sleep 0.5
   restore_it
