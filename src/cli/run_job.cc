@@ -185,6 +185,7 @@ json bring_back(Context& context, Driver& driver, const json& request,
     return done ? write_environment(wishes.refreshed) : done;
   };
   options.on_standing = job::number_from_first;
+  options.caller_ends = true;  // this worker; the job's own parent is init, before and after
   auto report = restore(context.environment(driver), options);
   if (!report) return failed(context, report.error());
   json result = {{"root", report->root.value}};

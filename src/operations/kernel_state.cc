@@ -1,6 +1,5 @@
 #include "operations/kernel_state.h"
 
-#include <linux/capability.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/timerfd.h>

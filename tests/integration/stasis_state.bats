@@ -4,6 +4,7 @@
 
 load helpers
 load stasis_lib
+load stasis_jobs_lib
 
 setup() { setup_stasis; }
 teardown() { end_stasis; }
@@ -79,6 +80,23 @@ lost_of() { awk -F'\t' -v of="${2-}" '$1 == "lost" && (of == "" || $2 == of) { p
   ask plugin
   for which in cuda plain; do
     assert_equal "$(lost_of "$report.plugin.$which" "system calls that wait")" "" "lost ($which)"
+  done
+}
+
+@test "a job that goes on from an image keeps as much, and gets no signal of its parent's end" {
+  setup_job
+  report=$BATS_TEST_TMPDIR/report
+  job=(stasis-workload state --status "$TARGET_STATUS" --report "$report")
+  start_run
+  job_is_up
+  kill -TERM "$RUN"
+  ends_with 75
+  start_run
+  told "goes on from $images/000001 "
+  ask job
+  local which
+  for which in cuda plain; do
+    assert_equal "$(lost_of "$report.job.$which" | grep -v 'at a time of day$' | grep -v 'mbind')" "" "lost ($which)"
   done
 }
 
