@@ -36,14 +36,14 @@ std::optional<std::uint64_t> number_in_code(const AddressSpace& space, std::uint
 
 bool is_address(std::uint64_t value) { return value >= 0x10000; }  // vm.mmap_min_addr's default
 
-bool is_time_at(Pid pid, std::uint64_t address) {
+bool is_time_at(const AddressSpace& space, std::uint64_t address) {
   std::array<std::int64_t, 2> time{-1, -1};
   constexpr std::int64_t kSecond = 1'000'000'000;
   return is_address(address) && space.read( address, time.data(), sizeof time) &&
          time[0] >= 0 && time[1] >= 0 && time[1] < kSecond;
 }
 
-bool has_value(Pid pid, std::uint64_t address, std::uint64_t value) {
+bool has_value(const AddressSpace& space, std::uint64_t address, std::uint64_t value) {
   std::uint32_t now = 0;
   return space.read( address, &now, sizeof now) && now == static_cast<std::uint32_t>(value);
 }
@@ -53,23 +53,23 @@ bool has_value(Pid pid, std::uint64_t address, std::uint64_t value) {
 std::optional<std::uint64_t> number_by_arguments(const AddressSpace& space, const CallRegisters& registers) {
   constexpr std::uint64_t kClocks = 16;
   constexpr std::uint64_t kMostFiles = 1 << 20;
-  if (registers.first < kClocks && registers.second == 0 && is_time_at(pid, registers.third))
+  if (registers.first < kClocks && registers.second == 0 && is_time_at(space, registers.third))
     return SYS_clock_nanosleep;
   if (registers.first == 0 && registers.second == 0) return SYS_poll;
   if (!is_address(registers.first)) return std::nullopt;
   if (is_address(registers.second)) {
-    if (is_time_at(pid, registers.first)) return SYS_nanosleep;
+    if (is_time_at(space, registers.first)) return SYS_nanosleep;
     return std::nullopt;
   }
   const std::uint64_t operation = registers.second & ~std::uint64_t{FUTEX_CLOCK_REALTIME};
   const bool waits = operation == FUTEX_WAIT || operation == FUTEX_WAIT_PRIVATE ||
                      operation == FUTEX_WAIT_BITSET || operation == FUTEX_WAIT_BITSET_PRIVATE;
-  if (waits && is_time_at(pid, registers.fourth) &&
-      has_value(pid, registers.first, registers.third)) {
+  if (waits && is_time_at(space, registers.fourth) &&
+      has_value(space, registers.first, registers.third)) {
     return SYS_futex;
   }
   if (registers.second == 0) {
-    if (is_time_at(pid, registers.first)) return SYS_nanosleep;
+    if (is_time_at(space, registers.first)) return SYS_nanosleep;
     return std::nullopt;
   }
   if (!waits && registers.second < kMostFiles) return SYS_poll;
