@@ -1,3 +1,4 @@
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -78,6 +79,31 @@ TEST_F(Environment, NoFileAnEmptyOneAndOneWithoutAnEndChangeNothingElse) {
   EXPECT_EQ(value("JOB_ID"), "1");
   refresh("JOB_ID=2");
   EXPECT_EQ(value("JOB_ID"), "2");
+}
+
+// A job of root may start programs of other users, which can write in /dev/shm as well.
+TEST_F(Environment, AFileThatAnotherUserMayHaveWrittenIsNotBelieved) {
+  ::setenv("JOB_ID", "1", 1);
+  const auto believed = [&] {
+    refresh(list({"JOB_ID=2"}));
+    const bool yes = value("JOB_ID") == "2";
+    ::setenv("JOB_ID", "1", 1);
+    return yes;
+  };
+  EXPECT_TRUE(believed());
+  for (const mode_t mode : {0620U, 0602U}) {
+    ASSERT_EQ(::chmod(path_.c_str(), mode), 0);
+    EXPECT_FALSE(believed());
+  }
+  ASSERT_EQ(::chmod(path_.c_str(), 0644), 0);
+  const std::string second = path_ + "-second";
+  ASSERT_EQ(::link(path_.c_str(), second.c_str()), 0);
+  EXPECT_FALSE(believed());
+  ASSERT_EQ(::unlink(second.c_str()), 0);
+  EXPECT_TRUE(believed());
+  if (::geteuid() != 0) GTEST_SKIP() << "only root gives a file to another user";
+  ASSERT_EQ(::chown(path_.c_str(), 65534, 65534), 0);
+  EXPECT_FALSE(believed());
 }
 
 }  // namespace

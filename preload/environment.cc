@@ -18,13 +18,21 @@ namespace {
 
 constexpr off_t kMostBytes = 1 << 20;
 
+// What it says becomes the environment of this process, LD_PRELOAD included, so only root and the
+// user of this process may have written it. A second name may be another user's link to a file that
+// root has for something else.
+bool may_be_believed(const struct stat& info) {
+  return S_ISREG(info.st_mode) && (info.st_uid == 0 || info.st_uid == ::geteuid()) &&
+         (info.st_mode & (S_IWGRP | S_IWOTH)) == 0 && info.st_nlink == 1;
+}
+
 // The whole file, ended by a zero, never given back; null if there is none.
 char* read_changes(const char* path, std::size_t& size) {
-  const int fd = ::open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  const int fd = ::open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
   if (fd < 0) return nullptr;
   struct stat info {};
   char* text = nullptr;
-  if (::fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && info.st_size > 0 &&
+  if (::fstat(fd, &info) == 0 && may_be_believed(info) && info.st_size > 0 &&
       info.st_size <= kMostBytes) {
     size = static_cast<std::size_t>(info.st_size);
     text = static_cast<char*>(std::malloc(size + 1));

@@ -139,7 +139,9 @@ struct Wishes {
 
 // The changes that preload/environment.h reads: what is listed as it is in our own environment.
 Result<void> write_environment(const std::vector<std::string>& listed) {
-  (void)::unlink(job::kEnvironmentFile);
+  // Whatever an image has by that name.
+  std::error_code ignored;
+  std::filesystem::remove_all(job::kEnvironmentFile, ignored);
   std::string changes;
   for (const std::string& name : listed) {
     const bool prefix = name.ends_with('*');
@@ -153,13 +155,7 @@ Result<void> write_environment(const std::vector<std::string>& listed) {
     }
     if (!prefix && !found) changes += name + '\0';
   }
-  if (changes.empty()) return {};
-  auto file = open_file(AT_FDCWD, job::kEnvironmentFile, O_WRONLY | O_CREAT | O_EXCL, 0644);
-  if (!file) return fail(std::move(file.error()));
-  if (::fchmod(file->get(), 0644) != 0) {
-    return fail(errno_error("cannot let everybody read the job's environment", errno));
-  }
-  return write_all(file->get(), changes.data(), changes.size(), job::kEnvironmentFile);
+  return job::make_environment_file(changes);
 }
 
 json bring_back(Context& context, Driver& driver, const json& request,

@@ -67,14 +67,16 @@ Result<UniqueFd> make_directory(const UniqueFd& parent, const std::string& name,
 // checksum; one of a newer format does, too.
 Result<void> is_image(const UniqueFd& dir) {
   struct stat info = {};
-  auto file = open_beneath(dir, manifest_format::kName, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+  auto file =
+      open_beneath(dir, manifest_format::kName, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
   if (!file) {
     return fail(ErrorCode::kImageIncomplete, "it has no manifest.json that can be opened");
   }
   if (::fstat(file->get(), &info) != 0 || !S_ISREG(info.st_mode)) {
     return fail(ErrorCode::kImageCorrupt, "its manifest.json is no regular file");
   }
-  auto text = read_file(dir.get(), manifest_format::kName, manifest_format::kMaxText);
+  // The file that was checked: another may have its name by now.
+  auto text = read_file(*file, manifest_format::kName, manifest_format::kMaxText);
   if (!text) return fail(std::move(text).error());
   auto manifest = parse_manifest(*text);
   if (manifest || manifest.error().code == ErrorCode::kImageVersion) return {};

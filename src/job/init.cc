@@ -100,6 +100,7 @@ Result<void> set_up_mounts(std::vector<std::string> keep) {
   auto done = mount_or_fail("none", "/", nullptr, MS_REC | MS_SLAVE, nullptr);
   if (done) done = mount_or_fail("proc", "/proc", "proc", kPlain, nullptr);
   if (done) done = mount_or_fail("stasis", kSharedMemory, "tmpfs", kShared, "mode=1777");
+  if (done) done = make_environment_file({});
   if (done) done = kept.bring_back();
   if (done) done = mount_or_fail("stasis", *state, "tmpfs", kPlain, "mode=0700");
   // Where we are may be one that was kept.
@@ -343,6 +344,15 @@ class Loop {
 };
 
 }  // namespace
+
+Result<void> make_environment_file(const std::string& changes) {
+  auto file = open_file(AT_FDCWD, kEnvironmentFile, O_WRONLY | O_CREAT | O_EXCL, 0644);
+  if (!file) return fail(std::move(file.error()));
+  if (::fchmod(file->get(), 0644) != 0) {
+    return fail(errno_error("cannot let everybody read the job's environment", errno));
+  }
+  return write_all(file->get(), changes.data(), changes.size(), kEnvironmentFile);
+}
 
 Result<void> number_from_first() {
   const std::string path = "/proc/sys/kernel/ns_last_pid";

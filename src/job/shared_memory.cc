@@ -95,9 +95,11 @@ class Saver {
   Result<void> entry(const UniqueFd& parent, const std::string& path, const std::string& name,
                      std::size_t depth) {
     struct stat info {};
-    if (::fstatat(parent.get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) {
-      return errno == ENOENT ? Result<void>() : io_error("look at", path);
-    }
+    // What has left the job's tree runs on, and may put another file there at any moment: all that
+    // follows is of the one that is held here.
+    const UniqueFd held(::openat(parent.get(), name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
+    if (!held.valid()) return errno == ENOENT ? Result<void>() : io_error("look at", path);
+    if (::fstat(held.get(), &info) != 0) return io_error("look at", path);
     if (info.st_dev != device_) return {};
     // It would come back by another name, and CRIU not find it.
     if (!is_text(path)) {
@@ -109,13 +111,13 @@ class Saver {
     if (S_ISDIR(info.st_mode)) {
       item["type"] = "directory";
       entries_.push_back(std::move(item));
-      auto fd = open_file(parent.get(), name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+      auto fd = open_file(held.get(), ".", O_RDONLY | O_DIRECTORY);
       if (!fd) return fail(std::move(fd.error()));
       return directory(std::move(*fd), path, depth + 1);
     }
     if (S_ISLNK(info.st_mode)) {
       std::string target(4096, '\0');
-      const ssize_t got = ::readlinkat(parent.get(), name.c_str(), target.data(), target.size());
+      const ssize_t got = ::readlinkat(held.get(), "", target.data(), target.size());
       if (got < 0) return io_error("read the link", path);
       target.resize(static_cast<std::size_t>(got));
       if (!is_text(target)) {
@@ -142,7 +144,8 @@ class Saver {
       return {};
     }
     item["type"] = "file";
-    auto fd = open_file(parent.get(), name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+    auto fd = open_file(AT_FDCWD, fmt::format("/proc/self/fd/{}", held.get()),
+                        O_RDONLY | O_NONBLOCK | O_NOCTTY);
     if (!fd) return fail(std::move(fd.error()));
     return file(*fd, static_cast<std::uint64_t>(info.st_size), std::move(item), path);
   }
@@ -260,7 +263,10 @@ class Restorer {
     if (auto cleared = clear(); !cleared) return cleared;
     if (::faccessat(from_.get(), kIndex, F_OK, AT_SYMLINK_NOFOLLOW) != 0 && errno == ENOENT)
       return {};
-    auto text = read_file(from_.get(), kIndex, kMostIndex);
+    auto file = open_file(from_.get(), kIndex, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
+    if (!file) return fail(std::move(file.error()));
+    if (auto regular = check_regular(*file, kIndex); !regular) return regular;
+    auto text = read_file(*file, kIndex, kMostIndex);
     if (!text) return fail(std::move(text.error()));
     const json index = json::parse(*text, nullptr, false);
     if (!index.is_object() || !has_number(index, "version", kVersion) || index["version"] == 0)
@@ -289,6 +295,12 @@ class Restorer {
     return fail(ErrorCode::kImageCorrupt,
                 fmt::format("the index of the job's shared memory is damaged: {}", what),
                 "take another image");
+  }
+
+  static Result<void> check_regular(const UniqueFd& file, const char* name) {
+    struct stat info {};
+    if (::fstat(file.get(), &info) == 0 && S_ISREG(info.st_mode)) return {};
+    return corrupt(fmt::format("{} is no regular file", name));
   }
 
   Result<void> clear() {
@@ -391,8 +403,9 @@ class Restorer {
   Result<void> copy(const UniqueFd& file, std::uint64_t to, std::uint64_t bytes, std::uint64_t from,
                     const std::string& path) {
     if (!content_.valid()) {
-      auto opened = open_file(from_.get(), kContent, O_RDONLY | O_NOFOLLOW);
+      auto opened = open_file(from_.get(), kContent, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
       if (!opened) return fail(std::move(opened.error()));
+      if (auto regular = check_regular(*opened, kContent); !regular) return regular;
       content_ = std::move(*opened);
     }
     buffer_.resize(kPieceBytes);

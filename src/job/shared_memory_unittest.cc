@@ -168,6 +168,13 @@ TEST_F(SharedMemory, AnIndexLeadsNowhereElse) {
   EXPECT_FALSE(fs::exists(top_ / "x"));
 }
 
+TEST_F(SharedMemory, APipeInTheImageIsDamageAndNotWaitedFor) {
+  ASSERT_EQ(::mkfifo((top_ / "image" / "stasis-shm-index.json").c_str(), 0600), 0);
+  auto restored = restore();
+  ASSERT_FALSE(restored);
+  EXPECT_EQ(restored.error().code, ErrorCode::kImageCorrupt);
+}
+
 TEST_F(SharedMemory, DamageIsAnErrorAndNoCrash) {
   for (
       const char* text :

@@ -205,6 +205,16 @@ END
   refused 2 usage run --images-dir "$images" --refresh-env 'STASIS_*' -- true # STASIS_ENV_FILE goes with them
 }
 
+@test "another user of the job cannot give its programs variables" {
+  # shellcheck disable=SC2016 # for the inner shells
+  job=(bash -c '
+    setpriv --reuid 65534 --regid 65534 --clear-groups sh -c "$1" sh 2>/dev/null && echo written
+    sh -c "echo seen:\$GIVEN"' bash 'printf "GIVEN=by another user\0" >/dev/shm/.stasis-environment')
+  start_run
+  ends_with 0
+  assert_equal "$(cat "$TARGET_LOG")" "seen:"
+}
+
 # What PyTorch's data loader does on Linux by default: four workers, forked when CUDA is in use, get the numbers of
 # batches by queues (pipes, semaphores, threads), and send each as a file of /dev/shm without a name, whose descriptor
 # goes over a socket in TMPDIR. The parent takes them in order, two ahead for each worker, and adds each to what it
