@@ -94,9 +94,20 @@ Result<std::optional<job::Registration>> enter_name(const job::RunOptions& optio
   return std::optional<job::Registration>(std::move(*entered));
 }
 
+// The exit status is the shell's, and not that of the error's code.
+void tell_not_started(const Context& context, const Error& error, int status) {
+  if (context.json) {
+    nlohmann::json out = to_json(error);
+    out["error"]["exit_status"] = status;
+    context.print(std::move(out));
+  }
+  if (!context.json || context.terminal.lost_output()) print_error(error.to_string());
+}
+
 // Replaces this process; comes back with the exit status if that cannot be. As shells have it: 127
 // not found, 126 found and not to be started.
-int become(std::vector<std::string>& words, const Inherited& inherited) {
+int become(const Context& context, std::vector<std::string>& words) {
+  const Inherited& inherited = context.inherited;
   std::vector<char*> argv;
   for (std::string& word : words)
     argv.push_back(word.data());
@@ -106,14 +117,14 @@ int become(std::vector<std::string>& words, const Inherited& inherited) {
     if (inherited.closed.at(fd)) ::close(static_cast<int>(fd));
   ::execvp(argv[0], argv.data());
   const int why = errno;
-  const Error error = errno_error(fmt::format("cannot start {}", argv[0]), why);
-  print_error(error.to_string());
-  return why == ENOENT ? 127 : 126;
+  const int status = why == ENOENT ? 127 : 126;
+  tell_not_started(context, errno_error(fmt::format("cannot start {}", argv[0]), why), status);
+  return status;
 }
 
 // Without images.
-Result<int> start_only(job::RunOptions& options, const std::string& preload,
-                       const Inherited& inherited) {
+Result<int> start_only(const Context& context, job::RunOptions& options,
+                       const std::string& preload) {
   auto named = enter_name(options);
   if (!named) return fail(std::move(named.error()));
   ::setenv("LD_PRELOAD", preload.c_str(), 1);
@@ -121,7 +132,7 @@ Result<int> start_only(job::RunOptions& options, const std::string& preload,
     if (const int failed = job::do_without_io_uring())
       return fail(job::cannot_do_without_io_uring(failed));
   }
-  return become(options.command, inherited);
+  return become(context, options.command);
 }
 
 Result<int> run_program(Context& context, RunArguments& arguments) {
@@ -148,17 +159,23 @@ Result<int> run_program(Context& context, RunArguments& arguments) {
   }
   const std::string preload = with_agent(*library);
   if (arguments.job.images_dir.empty()) {
-    return start_only(arguments.job, preload, context.inherited);
+    return start_only(context, arguments.job, preload);
   }
   auto outcome = run_job(context, arguments, preload);
   if (!outcome) return fail(std::move(outcome.error()));
-  if (outcome->without_images) {
+  if (outcome->cannot_save && !arguments.best_effort) {
+    Error why = std::move(*outcome->cannot_save).within("the job could not be saved here");
+    why.remedy += fmt::format("{}--best-effort runs the program all the same, and saves nothing",
+                              why.remedy.empty() ? "" : "; ");
+    return fail(std::move(why));
+  }
+  if (outcome->cannot_save) {
     context.terminal.note(
         "the program is started without --images-dir, and nothing will be saved: " +
-        outcome->without_images->message + "; what to do: " + outcome->without_images->remedy);
-    return start_only(arguments.job, preload, context.inherited);
+        outcome->cannot_save->message + "; what to do: " + outcome->cannot_save->remedy);
+    return start_only(context, arguments.job, preload);
   }
-  if (outcome->why) print_error(outcome->why->to_string());
+  if (outcome->why) tell_not_started(context, *outcome->why, outcome->status);
   return outcome->status;
 }
 

@@ -19,6 +19,8 @@
 #include "base/printable.h"
 #include "base/trace.h"
 #include "checkpoint/group.h"
+#include "checkpoint/journal.h"
+#include "criu/criu.h"
 #include "image/image_reader.h"
 #include "job/images.h"
 #include "job/registry.h"
@@ -353,6 +355,13 @@ void add_job_options(CLI::App& command, RunArguments& arguments) {
       ->needs(dir)
       ->group(kGroup);
   command
+      .add_flag("--best-effort", arguments.best_effort,
+                "where no job can be saved (no CRIU, no right to make namespaces, no state "
+                "directory), run COMMAND all the same, as without --images-dir; otherwise that is "
+                "an error")
+      ->needs(dir)
+      ->group(kGroup);
+  command
       .add_option("--exit-code", job.exit_code,
                   "the exit status after a save that has ended it [75]")
       ->check(CLI::Range(0, 255))
@@ -428,6 +437,11 @@ Result<job::Outcome> run_job(Context& context, RunArguments& arguments,
     options.visible_dirs.push_back(std::filesystem::path(wishes.trace).parent_path());
   }
   options.preload = preload;
+  options.can_be_saved = []() -> Result<void> {
+    if (auto state = journal_directory(); !state) return fail(std::move(state.error()));
+    if (auto criu = Criu::find(); !criu) return fail(std::move(criu.error()));
+    return {};
+  };
   // Where the simulated driver keeps what is on its GPUs.
   const char* simulated = std::getenv("STASIS_SIM_DIR");
   options.visible_dirs.push_back(

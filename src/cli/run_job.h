@@ -12,7 +12,8 @@
 namespace stasis::cli {
 
 struct RunArguments {
-  job::RunOptions job;  // images_dir is empty if the program is only to be started
+  job::RunOptions job;       // images_dir is empty if the program is only to be started
+  bool best_effort = false;  // started without images where it cannot be saved
   std::vector<std::string> signals = {"TERM", "USR1"};
   std::string map = "auto";
   std::uint64_t ring_bytes = direct::MoverOptions().ring_bytes;

@@ -95,6 +95,8 @@ class Notice {
 
   // The signals that were blocked before.
   const sigset_t& before() const { return before_; }
+  // Signals are as they were before.
+  void end() const { ::sigprocmask(SIG_SETMASK, &before_, nullptr); }
   // That which has come and wants the job ended; 0 if none has.
   int to_end() const {
     sigset_t pending;
@@ -256,9 +258,8 @@ Result<Outcome> Supervisor::run(std::optional<int> image, Work work) {
   if (!signals_.valid()) return fail(errno_error("cannot wait for signals", errno));
   auto init = Init::start(std::move(spec), std::move(ends));
   if (!init) {
-    ::sigprocmask(SIG_SETMASK, &notice_.before(), nullptr);
-    if (image || init.error().code != ErrorCode::kNotPermitted)
-      return fail(std::move(init.error()));
+    notice_.end();
+    if (image) return fail(std::move(init.error()));
     return Outcome{0, {}, std::move(init.error())};
   }
   init_.emplace(std::move(*init));
@@ -705,6 +706,12 @@ Result<Outcome> run(const RunOptions& options, Work work,
   auto image = supervisor.choose();
   if (!image) return fail(std::move(image.error()));
   if (notice.to_end() != 0) return told_to_end();
+  if (!*image && options.can_be_saved) {
+    if (auto possible = options.can_be_saved(); !possible) {
+      notice.end();
+      return Outcome{0, {}, std::move(possible.error())};
+    }
+  }
   return supervisor.run(*image, std::move(work));
 }
 

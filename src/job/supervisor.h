@@ -32,6 +32,8 @@ struct RunOptions {
   // A job that has ended by itself with 0 is not run again under the same word. Empty: it is.
   std::string once;
   int exit_code = 75;  // after a save that has ended the job
+  // Can a job be saved here? Asked when there is no image, before anything is done.
+  std::function<Result<void>()> can_be_saved;
 };
 
 // Does the signal save the job and let it go on?
@@ -40,9 +42,9 @@ bool lets_go_on(int signal_number);
 struct Outcome {
   int status = 0;            // for the end of this process
   std::optional<Error> why;  // the command could not be started: `status` is 126 or 127
-  // Neither the right to make namespaces nor an image that would need it: the caller may start the
-  // command without. Nothing has been done.
-  std::optional<Error> without_images;
+  // Why no job can be started here that can be saved, where there is no image yet. Nothing has been
+  // done: the caller may start the command without.
+  std::optional<Error> cannot_save;
 };
 
 // Requests to `work` are {"op": "restore", "images_dir": DIR},

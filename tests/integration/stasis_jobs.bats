@@ -466,16 +466,40 @@ END
   ends_with 130
 }
 
-@test "without the right to make namespaces it is started without images, and not if there is one" {
-  local weak=(setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin)
-  capture timeout 60 "${weak[@]}" stasis run --images-dir "$images" -- sh -c 'exit 3'
-  assert_equal "$status" 3
-  assert_contains "$err" "nothing will be saved"
+@test "where it cannot be saved it is refused; with --best-effort it runs unsaved, and not if there is an image" {
+  local weak=(setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin) run=(stasis run --images-dir "$images")
+  local no_criu=(env STASIS_CRIU="$BATS_TEST_TMPDIR/no-criu") no_state=(env STASIS_STATE_DIR=/proc/none)
+  local program=(touch "$BATS_TEST_TMPDIR/started")
+  refused_by 5 not-permitted "${weak[@]}" "${run[@]}" -- "${program[@]}"
+  assert_contains "$err" "--best-effort"
+  refused_by 9 criu-missing "${no_criu[@]}" "${run[@]}" -- "${program[@]}"
+  refused_by 1 io "${no_state[@]}" "${run[@]}" -- "${program[@]}"
+  [[ ! -e $BATS_TEST_TMPDIR/started ]]
+  local lack
+  for lack in weak no_criu no_state; do
+    local -n without=$lack
+    # The signals that ask for a save do what they do to any program.
+    capture timeout 60 "${without[@]}" "${run[@]}" --best-effort -- sh -c 'kill -TERM $$'
+    assert_equal "$status" 143 "$lack: $err"
+    assert_contains "$err" "nothing will be saved"
+  done
   start_run
   job_is_up
   kill -TERM "$RUN"
   ends_with 75
-  refused_by 5 not-permitted "${weak[@]}" stasis run --images-dir "$images" -- "${job[@]}"
+  refused_by 5 not-permitted "${weak[@]}" "${run[@]}" --best-effort -- "${job[@]}"
+  refused_by 9 criu-missing "${no_criu[@]}" "${run[@]}" --best-effort -- "${job[@]}"
+}
+
+@test "a command that cannot be started: with --json one object says so" {
+  local options
+  for options in "" "--images-dir $images"; do
+    # shellcheck disable=SC2086 # words
+    capture timeout 60 stasis run --json $options -- /nonexistent
+    assert_equal "$status" 127
+    assert_equal "$(json 'd["ok"], d["error"]["exit_status"], "/nonexistent" in d["error"]["message"]')" "False 127 True"
+    assert_equal "$err" ""
+  done
 }
 
 @test "it goes on on another GPU of the same kind: another UUID, another order, what the scheduler gives" {
