@@ -33,6 +33,8 @@ constexpr milliseconds kRetry{200};
 // A save that is not over by the end of --grace has as much time again to bring the job back, and
 // at least this.
 constexpr std::chrono::seconds kOverdue{10};
+// A restored job that dies of a signal so soon was not brought back as it was.
+constexpr std::chrono::seconds kEarlyEnd{5};
 
 // As it comes back from a manifest: bytes that are no UTF-8 are replaced.
 std::vector<std::string> as_written(const std::vector<std::string>& command) {
@@ -163,6 +165,7 @@ class Supervisor {
   bool is_saved_to_its_end() const;
   Result<void> end_saved();
   void note_end();
+  void tell_early_end(int status);
   void tell_notes(const json& result);
   void finish(int status) { outcome_ = Outcome{status, {}, {}}; }
 
@@ -190,6 +193,8 @@ class Supervisor {
   std::optional<Clock::time_point>
       again_;  // the save before its end, which somebody was in the way of
   bool gave_up_ = false;
+  std::optional<Clock::time_point> restored_at_;
+  bool passed_on_ = false;  // a signal that came for the job, which may have ended it
   bool told_suspended_ = false;
   std::set<std::string> told_;
 };
@@ -435,6 +440,7 @@ Result<void> Supervisor::pass_on(int number, bool group) {
     waiting_.emplace_back(number, group);
     return {};
   }
+  passed_on_ = true;
   return init_->send({{"do", "signal"}, {"number", number}, {"group", group}});
 }
 
@@ -522,6 +528,17 @@ void Supervisor::note_end() {
     tell_("started again, the job will run again: " + noted.error().to_string());
 }
 
+// A program that dies as soon as it is restored would do so again: it is no end of its own.
+void Supervisor::tell_early_end(int status) {
+  if (!restored_at_ || !WIFSIGNALED(status) || passed_on_) return;
+  const auto after = Clock::now() - *restored_at_;
+  if (after > kEarlyEnd) return;
+  tell_(
+      fmt::format("the job was ended by {} within {} of its restore, and not by its own end: "
+                  "something that it had when it was saved may not be here; its images stay",
+                  signal_name(WTERMSIG(status)), format_seconds(after)));
+}
+
 void Supervisor::tell_notes(const json& result) {
   if (!result.contains("notes")) return;
   for (const json& note : result["notes"]) {
@@ -545,7 +562,9 @@ Result<void> Supervisor::on_event(const json& event) {
   }
   if (what == "ended") {
     if (is_saved_to_its_end()) return end_saved();
-    finish(exit_status_of(event.value("status", 0)));
+    const int status = event.value("status", 0);
+    tell_early_end(status);
+    finish(exit_status_of(status));
     note_end();
     return {};
   }
@@ -589,6 +608,7 @@ Result<void> Supervisor::on_restored(const json& result) {
     if (!next) return fail(std::move(next.error()));
     return begin(*next);
   }
+  restored_at_ = Clock::now();
   tell_(fmt::format("the job goes on from {} (restored in {})", images_.path_of(number_),
                     format_seconds(Seconds(result.value("seconds", 0.0)))));
   return on_event({{"event", "started"},

@@ -326,6 +326,19 @@ two_stay() { (($(ls "$images" | grep -cE '^[0-9]+$') == 2)); }
   refused 2 usage run --images-dir "$images" --once a/b -- true
 }
 
+@test "a restored job that dies of a signal at once: said to be no end of its own, and the images stay" {
+  job=(sh -c "while [ ! -e $BATS_TEST_TMPDIR/go ]; do sleep 0.05; done; kill -KILL \$\$")
+  start_run --once 1
+  wait_until 60 eval '[[ -n $(children_of "$(job_pid)") ]]'
+  kill -TERM "$RUN"
+  ends_with 75
+  touch "$BATS_TEST_TMPDIR/go"
+  start_run --once 1
+  ends_with 137
+  told "the job was ended by SIGKILL within"
+  assert_equal "$(ls "$images")" $'000001\nlock'
+}
+
 @test "a command line that no image can hold is refused, also one that is so only in UTF-8" {
   # shellcheck disable=SC2046 # a word each
   refused 2 usage run --images-dir "$images" -- true $(seq 4096)
