@@ -1,13 +1,24 @@
 #include <fcntl.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <charconv>
+#include <csignal>
 #include <list>
 #include <memory>
+#include <set>
 
 #include <fmt/format.h>
 
+#include "base/fd.h"
+#include "base/printable.h"
 #include "cli/verbs.h"
+#include "image/image_reader.h"
+#include "proc/procfs.h"
 
 namespace stasis::cli {
 namespace {
@@ -55,7 +66,91 @@ void add_criu_restore_options(CLI::App& command, RestoreArguments& options) {
       ->group(kGroup);
 }
 
+// The numbers that the image needs; none if it cannot be read, which the restore says.
+std::set<int> numbers_of(const std::string& images_dir) {
+  std::set<int> numbers;
+  const auto image = ImageReader::open(images_dir);
+  if (!image) return numbers;
+  for (const ProcessRecord& record : image->manifest().processes) {
+    numbers.insert(record.pid.value);
+    for (const Tid thread : record.threads)
+      numbers.insert(thread.value);
+  }
+  return numbers;
+}
+
+// In a fresh PID namespace, a container's, numbers begin at 1, and those that the image needs would
+// be those of our own threads and helpers. What is started from here on gets numbers above them.
+// Where the kernel does not allow it, a number that is taken is found before anything is made.
+void number_above(int highest) {
+  constexpr const char* kLast = "/proc/sys/kernel/ns_last_pid";
+  const auto last = read_file(AT_FDCWD, kLast, 64);
+  int newest = 0;
+  if (!last) return;
+  const auto [end, error] = std::from_chars(last->data(), last->data() + last->size(), newest);
+  if (error != std::errc() || newest >= highest) return;
+  const std::string text = std::to_string(highest);
+  const auto file = open_file(AT_FDCWD, kLast, O_WRONLY);
+  if (file) (void)write_all(file->get(), text.data(), text.size(), kLast);
+}
+
+Result<void> see_own_processes() {
+  if (::mount("none", "/", nullptr, MS_REC | MS_SLAVE, nullptr) == 0 &&
+      ::mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, nullptr) == 0)
+    return {};
+  return fail(errno_error("cannot mount /proc in a PID namespace of its own", errno));
+}
+
+// Of the processes that use CUDA, one that has ended since it was restored, other than the root at
+// its own end with 0. The rest of the tree runs on.
+Result<void> check_still_there(const RestoreReport& report) {
+  for (const ProcessReport& one : report.processes) {
+    if (!one.cuda || one.state) continue;
+    const auto info = proc::ProcFs().process(one.pid);
+    if (info && info->state != 'Z' && info->state != 'X') continue;
+    if (one.pid == report.root) {
+      siginfo_t how{};
+      const auto root = static_cast<id_t>(report.root.value);
+      if (::waitid(P_PID, root, &how, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+          how.si_code == CLD_EXITED && how.si_status == 0)
+        continue;
+    }
+    return fail(ErrorCode::kProcessGone,
+                fmt::format("process {} ({}) was restored, and has ended since", one.pid.value,
+                            printable(one.comm)),
+                "see what it wrote last: what it had open may not be there any more (a terminal, a "
+                "connection, its parent); the image is intact");
+  }
+  return {};
+}
+
+Result<int> restore_here(Context& context, RestoreArguments& options);
+
+// Our own number cannot be changed. Where the image needs it, a child restores in a PID namespace
+// of its own, as the first process there, and this one stays for its end. Who is to return before
+// that cannot do so, and is told that the number is taken.
 Result<int> run_restore(Context& context, RestoreArguments& options) {
+  const auto numbers = numbers_of(options.restore.images_dir);
+  if (!numbers.empty()) number_above(*numbers.rbegin());
+  const int own = ::getpid();
+  if (options.detach || !numbers.contains(own)) return restore_here(context, options);
+  // Not fork() after unshare(), which would give this process's later children that namespace too.
+  const long child = ::syscall(SYS_clone, CLONE_NEWPID | CLONE_NEWNS | SIGCHLD, 0, 0, 0, 0);
+  if (child < 0) return restore_here(context, options);
+  if (child > 0) {
+    context.trace.clear();  // the child's
+    return attend(Pid{static_cast<int>(child)});
+  }
+  if (auto done = see_own_processes(); !done) return fail(std::move(done.error()));
+  number_above(*numbers.rbegin());  // numbers begin anew here
+  context.terminal.note(
+      fmt::format("the image needs process number {}, which is stasis's own: restored in a PID "
+                  "namespace that ends with the root",
+                  own));
+  return restore_here(context, options);
+}
+
+Result<int> restore_here(Context& context, RestoreArguments& options) {
   if (options.cgroups) options.restore.cgroups = cgroup_mode_from_name(*options.cgroups);
   if (options.device_map) {
     auto map = parse_gpu_map(*options.device_map);
@@ -80,6 +175,9 @@ Result<int> run_restore(Context& context, RestoreArguments& options) {
   if (!driver) return fail(std::move(driver.error()));
   auto report = restore(context.environment(**driver), options.restore);
   if (!report) return fail(std::move(report.error()));
+  if (options.detach) {
+    if (auto there = check_still_there(*report); !there) return fail(std::move(there.error()));
+  }
   if (context.json) {
     context.print(to_json(*report));
   } else {

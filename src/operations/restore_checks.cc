@@ -94,6 +94,24 @@ Error pid_in_use(const proc::ProcessInfo& user) {
       {}};
 }
 
+// Another PID namespace would not help: there, too, we may have the number.
+Error number_is_ours(const Manifest& manifest) {
+  int highest = 0;
+  for (const ProcessRecord& record : manifest.processes) {
+    highest = std::max(highest, record.pid.value);
+    for (const Tid thread : record.threads)
+      highest = std::max(highest, thread.value);
+  }
+  return {ErrorCode::kPidInUse,
+          fmt::format("the image needs process number {}, which is the one of this process",
+                      ::getpid()),
+          fmt::format("leave out --detach, or start it with another number: sh -c 'echo {} "
+                      ">/proc/sys/kernel/ns_last_pid; stasis restore ...; exit $?'",
+                      highest),
+          {},
+          {}};
+}
+
 Error thread_in_use(Tid thread, const std::string& who) {
   return {ErrorCode::kPidInUse,
           fmt::format("the image needs thread number {}, which is in use: {}", thread.value, who),
@@ -115,6 +133,7 @@ Result<void> check_numbers(const Manifest& manifest) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       info = procfs.process(record.pid);
     }
+    if (info && info->pid.value == ::getpid()) return fail(number_is_ours(manifest));
     if (info) return fail(pid_in_use(*info));
     if (info.error().code == ErrorCode::kNoSuchProcess) continue;
     if (info.error().code != ErrorCode::kThreadId) return fail(std::move(info.error()));

@@ -1,0 +1,69 @@
+#!/usr/bin/env bats
+# stasis restore where the tree that comes back meets what is there: process numbers of our own, and a terminal that is
+# not there any more. With the real CRIU, on the simulated driver.
+
+load helpers
+load stasis_lib
+
+setup() {
+  setup_stasis
+  need_root "CRIU and namespaces"
+  TARGET_STATUS=$BATS_TEST_TMPDIR/target.status
+}
+teardown() { end_stasis; }
+
+# In a fresh PID namespace, as a container has it, where numbers begin at 1.
+fresh=(unshare --pid --fork --mount-proc --kill-child)
+
+# restored_in_fresh COMMAND...: goes on there.
+restored_in_fresh() {
+  local before
+  before=$(target_round)
+  (exec_on_gpu "${fresh[@]}" "$@") </dev/null >"$BATS_TEST_TMPDIR/restored" 2>&1 3>&- &
+  at_end_kill $!
+  wait_until 60 target_is_past "$before" || { cat "$BATS_TEST_TMPDIR/restored" >&2; return 1; }
+  kill -KILL $!
+  wait $! || true
+  wait_until 60 gpu_is_free
+}
+
+@test "an image with the low numbers of a container is restored in a fresh PID namespace" {
+  # It opens its files in there, and has none of ours.
+  cat >"$BATS_TEST_TMPDIR/dump" <<'END'
+for fd in /proc/self/fd/*; do ((${fd##*/} <= 2)) || eval "exec ${fd##*/}>&-"; done 2>/dev/null
+setsid stasis-workload memory --size 4M --pause-ms 20 --status "$1" </dev/null >"$1.log" 2>&1 &
+until grep -qs "^round 0*[1-9]" "$1"; do sleep 0.05; done
+stasis dump $! --images-dir "$2"
+END
+  (exec_on_gpu "${fresh[@]}" bash "$BATS_TEST_TMPDIR/dump" "$TARGET_STATUS" "$image") </dev/null >"$BATS_TEST_TMPDIR/dumped" 2>&1 3>&- ||
+    { cat "$BATS_TEST_TMPDIR/dumped" >&2; return 1; }
+  [[ -e $image/criu/core-2.img ]]
+  wait_until 60 gpu_is_free
+  restored_in_fresh stasis restore --images-dir "$image"
+  # Stasis itself has the root's number: a namespace below is for the tree.
+  # shellcheck disable=SC2016 # for the inner shells
+  restored_in_fresh bash -c 'stasis restore --images-dir "$1"; exit $?' bash "$image"
+  grep -q "the image needs process number 2, which is stasis's own" "$BATS_TEST_TMPDIR/restored"
+  # That would end with stasis. What the message says instead helps.
+  # shellcheck disable=SC2016
+  refused_by 11 pid-in-use "${fresh[@]}" bash -c 'stasis restore --images-dir "$1" --detach; exit $?' bash "$image"
+  local line=${err#*"sh -c '"}
+  line=${line%%"; stasis restore"*}
+  [[ $line == "echo "*" >/proc/sys/kernel/ns_last_pid" ]]
+  restored_in_fresh bash -c "$line; stasis restore --images-dir '$image' --detach && sleep 60"
+}
+
+@test "a restored CUDA process that has already ended is process-gone, and not ok" {
+  # The child ends when its terminal, which the root has, is a new one.
+  (exec_on_gpu setsid script -qefc "exec stasis-workload memory --size 4M --pause-ms 20 --status $TARGET_STATUS" /dev/null) \
+    </dev/null >/dev/null 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 target_is_up
+  at_end_kill "$(children_of "$TARGET")"
+  done_by dump "$TARGET" --images-dir "$image"
+  wait "$TARGET" || true
+  capture timeout 60 stasis restore --images-dir "$image" --detach --json
+  assert_equal "$status" 3
+  assert_equal "$(json 'd["ok"], d["error"]["code"]')" "False process-gone"
+}
