@@ -41,7 +41,11 @@ cycle_alone() {
 }
 
 # The round is written anew each time, so at a moment the file may be empty.
-target_round() { local n=; until [[ -n $n ]]; do n=$(sed -n 's/^round 0*\([0-9][0-9]*\).*/\1/p' "$TARGET_STATUS"); done; echo "$n"; }
+target_round() {
+  local number=
+  until [[ $number =~ ^[0-9]+$ ]]; do read -r _ number _ <"$TARGET_STATUS" || true; done
+  echo "$((10#$number))"
+}
 
 @test "a program sees the same with the agent and without, line by line" {
   export STASIS_SIM_GPUS=2x512M
