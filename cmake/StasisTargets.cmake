@@ -80,6 +80,12 @@ function(stasis_share_gtest name)
   target_precompile_headers(${name} REUSE_FROM gtest_headers)
 endfunction()
 
+# A unit test's program is linked in a fifth of the processor time by lld: 0.2 s for 1.3 s of a large one.
+include(CheckLinkerFlag)
+set(CMAKE_REQUIRED_QUIET ON)
+check_linker_flag(CXX -fuse-ld=lld STASIS_HAS_LLD)
+unset(CMAKE_REQUIRED_QUIET)
+
 # stasis_test(NAME SOURCES... LIBS... [RUN_BY COMMAND]): one GoogleTest program, one ctest entry, label
 # "unit".
 function(stasis_test name)
@@ -93,6 +99,9 @@ function(stasis_test name)
   # One by one also where others are compiled together, so that tools/check finds each.
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests UNITY_BUILD OFF)
   stasis_share_gtest(${name})
+  if(STASIS_HAS_LLD)
+    target_link_options(${name} PRIVATE -fuse-ld=lld)
+  endif()
   add_dependencies(unittests ${name})
   add_test(NAME ${name} COMMAND ${ARG_RUN_BY} $<TARGET_FILE:${name}>)
   set(labels unit)
@@ -135,6 +144,10 @@ function(stasis_bats file)
   find_program(BATS bats REQUIRED)
   add_test(NAME ${stem}.bats COMMAND ${STASIS_OWN_NUMBERS} ${CMAKE_SOURCE_DIR}/tests/integration/run_bats ${file}
            WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
+  # Those with most tests come first: the last one to end has nothing beside it. A first run knows no times.
+  file(STRINGS ${file} cases REGEX "^@test ")
+  list(LENGTH cases count)
+  set_tests_properties(${stem}.bats PROPERTIES COST ${count})
   set_tests_properties(${stem}.bats PROPERTIES LABELS integration TIMEOUT 1200 ENVIRONMENT
                                                "STASIS_BUILD=${CMAKE_BINARY_DIR}")
 endfunction()
