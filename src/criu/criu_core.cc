@@ -156,8 +156,8 @@ bool restart_call(std::string& text, const proc::AddressSpace& space, Tid thread
   }
   const auto made =
       proc::call_made(space, {*registers->number, registers->instruction->value,
-                            registers->first.value_or(0), registers->second.value_or(0),
-                            registers->third.value_or(0), registers->fourth.value_or(0)});
+                              registers->first.value_or(0), registers->second.value_or(0),
+                              registers->third.value_or(0), registers->fourth.value_or(0)});
   if (!made || !(proc::waits_for_kept_time(*made) || proc::returns_eintr_after_stop(*made)))
     return false;
   if (proc::has_signal(space.pid(), thread)) return false;

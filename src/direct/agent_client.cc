@@ -95,6 +95,18 @@ bool is_mapped_in(Pid pid, const struct stat& file) {
          });
 }
 
+// An agent that was restored in a user namespace maps its page again, within a second (ADR 36).
+bool becomes_mapped(const proc::AddressSpace& space, const struct stat& file) {
+  constexpr std::chrono::milliseconds kMapsAgain{5000};
+  constexpr std::chrono::milliseconds kPoll{20};
+  const auto deadline = Clock::now() + kMapsAgain;
+  while (!is_mapped_in(space.pid(), file)) {
+    if (Clock::now() >= deadline || !space.is_current()) return false;
+    std::this_thread::sleep_for(kPoll);
+  }
+  return true;
+}
+
 // Whether the answer to a command is worth nothing to who is asked to stop: the agent makes the
 // program run again when its peer goes.
 bool can_be_left(AgentCommand command) {
@@ -258,7 +270,7 @@ Result<std::optional<AgentClient>> AgentClient::find(Pid pid, const Pidfd& pidfd
     }
     const bool whole = status.st_size >= static_cast<off_t>(sizeof(ControlPage));
     if (!whole || !is_page_of(*client.page_, details->ns_pid)) continue;
-    if (!is_mapped_in(pid, status)) {
+    if (!becomes_mapped(*space, status)) {
       if (!pidfd.alive()) return std::optional<AgentClient>();
       return fail(
           ErrorCode::kNotSupported,

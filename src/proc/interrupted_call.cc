@@ -39,18 +39,19 @@ bool is_address(std::uint64_t value) { return value >= 0x10000; }  // vm.mmap_mi
 bool is_time_at(const AddressSpace& space, std::uint64_t address) {
   std::array<std::int64_t, 2> time{-1, -1};
   constexpr std::int64_t kSecond = 1'000'000'000;
-  return is_address(address) && space.read( address, time.data(), sizeof time) &&
-         time[0] >= 0 && time[1] >= 0 && time[1] < kSecond;
+  return is_address(address) && space.read(address, time.data(), sizeof time) && time[0] >= 0 &&
+         time[1] >= 0 && time[1] < kSecond;
 }
 
 bool has_value(const AddressSpace& space, std::uint64_t address, std::uint64_t value) {
   std::uint32_t now = 0;
-  return space.read( address, &now, sizeof now) && now == static_cast<std::uint32_t>(value);
+  return space.read(address, &now, sizeof now) && now == static_cast<std::uint32_t>(value);
 }
 
 // Nothing is at the same time a clock, a number of files, a futex's operation and an address. Who
 // deceives us gets another call of his own made.
-std::optional<std::uint64_t> number_by_arguments(const AddressSpace& space, const CallRegisters& registers) {
+std::optional<std::uint64_t> number_by_arguments(const AddressSpace& space,
+                                                 const CallRegisters& registers) {
   constexpr std::uint64_t kClocks = 16;
   constexpr std::uint64_t kMostFiles = 1 << 20;
   if (registers.first < kClocks && registers.second == 0 && is_time_at(space, registers.third))

@@ -155,8 +155,8 @@ void make_call_again(const AddressSpace& space, Tid thread, user_regs_struct& re
   if (result != kRestartBlock && !spurious) return;
   registers.rax = static_cast<std::uint64_t>(kRestartNoHand);
   // Or restart_syscall would be made again, which knows nothing in a restored process.
-  const auto made = call_made(space, {registers.orig_rax, registers.rip, registers.rdi, registers.rsi,
-                                    registers.rdx, registers.r10});
+  const auto made = call_made(space, {registers.orig_rax, registers.rip, registers.rdi,
+                                      registers.rsi, registers.rdx, registers.r10});
   if (made) registers.orig_rax = *made;
 }
 
