@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <sstream>
@@ -141,7 +142,8 @@ int number_in_namespace(Pid pid, Tid thread) {
   if (!text) return thread.value;
   std::istringstream lines(*text);
   for (std::string line; std::getline(lines, line);) {
-    if (line.starts_with("NSpid:")) return std::atoi(line.c_str() + line.find_last_of('\t') + 1);
+    if (line.starts_with("NSpid:"))
+      return static_cast<int>(std::strtol(line.c_str() + line.find_last_of('\t') + 1, nullptr, 10));
   }
   return thread.value;
 }

@@ -184,9 +184,8 @@ std::vector<Call> calls_for(Pid pid, Tid thread, const ThreadStateRecord& wanted
     calls.push_back({"the personality of a thread", SYS_personality, {wanted.personality}, {}});
   if (proc::machine_check(pid, thread) != wanted.machine_check) {
     const bool own = !wanted.machine_check.empty();
-    const std::uint64_t when = wanted.machine_check == "early"  ? PR_MCE_KILL_EARLY
-                               : wanted.machine_check == "late" ? PR_MCE_KILL_LATE
-                                                                : 0;
+    static_assert(PR_MCE_KILL_LATE == 0, "and nothing else may stand beside PR_MCE_KILL_CLEAR");
+    const std::uint64_t when = wanted.machine_check == "early" ? PR_MCE_KILL_EARLY : 0;
     calls.push_back(
         {"the machine check policy of a thread",
          SYS_prctl,

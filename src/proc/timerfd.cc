@@ -9,7 +9,7 @@
 
 #include <array>
 #include <cerrno>
-#include <cstdio>
+#include <cstdlib>
 #include <ctime>
 #include <sstream>
 #include <string>
@@ -33,11 +33,15 @@ timespec as_timespec(nanoseconds time) {
   return {static_cast<time_t>(whole.count()), static_cast<long>((time - whole).count())};
 }
 
+// "(SECONDS, NANOSECONDS)"
 std::optional<nanoseconds> parse_pair(const std::string& text) {
-  long long whole = 0;
-  long long rest = 0;
   constexpr long long kMost = 1LL << 33;  // seconds: 272 years, which fit in nanoseconds
-  if (std::sscanf(text.c_str(), "(%lld, %lld)", &whole, &rest) != 2) return std::nullopt;
+  if (!text.starts_with('(')) return std::nullopt;
+  char* end = nullptr;
+  const long long whole = std::strtoll(text.c_str() + 1, &end, 10);
+  if (*end != ',') return std::nullopt;
+  const long long rest = std::strtoll(end + 1, &end, 10);
+  if (*end != ')') return std::nullopt;
   if (whole < 0 || whole > kMost || rest < 0 || rest >= 1'000'000'000) return std::nullopt;
   return seconds(whole) + nanoseconds(rest);
 }
@@ -57,7 +61,8 @@ std::optional<TimerFd> read_timer(Pid pid, int descriptor) {
     const std::string value = line.substr(colon + 2);
     line.resize(colon);
     if (line == "clockid") {
-      known = std::sscanf(value.c_str(), "%d", &timer.clock) == 1;
+      timer.clock = static_cast<int>(std::strtol(value.c_str(), nullptr, 10));
+      known = true;
     } else if (line == "ticks") {
       timer.ticks = std::strtoull(value.c_str(), nullptr, 10);
     } else if (line == "settime flags") {

@@ -47,7 +47,7 @@ int quiet_socket(bool timed) {
   sockaddr_in here{};
   here.sin_family = AF_INET;
   here.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  bind(made, reinterpret_cast<const sockaddr*>(&here), sizeof here);
+  (void)bind(made, reinterpret_cast<const sockaddr*>(&here), sizeof here);
   const timeval limit{kLong.tv_sec, 0};
   if (timed) setsockopt(made, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
   return made;
@@ -59,7 +59,7 @@ long futex_wait(std::uint32_t& word, const timespec* limit) {
 
 // A thread that makes `call`, which does not come back as long as all is well. Without any signal:
 // those of the tool are for the others.
-void add_call(Probe& probe, const char* name, std::function<long()> call) {
+void add_call(Probe& probe, const char* name, const std::function<long()>& call) {
   struct Seen {
     std::atomic<bool> returned{false};
     std::string how;
@@ -68,7 +68,7 @@ void add_call(Probe& probe, const char* name, std::function<long()> call) {
   probe.add_check(
       kSubject, name,
       [=] {
-        std::thread([=, call = std::move(call)] {
+        std::thread([=] {
           sigset_t all;
           sigfillset(&all);
           pthread_sigmask(SIG_SETMASK, &all, nullptr);

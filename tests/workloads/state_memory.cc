@@ -5,6 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <fstream>
 
 #include "tests/workloads/state_probe.h"
@@ -39,10 +40,11 @@ std::string flags_at(void* address) {
   const auto wanted = reinterpret_cast<std::uintptr_t>(address);
   bool here = false;
   for (std::string line; std::getline(file, line);) {
-    unsigned long start = 0;
-    unsigned long end = 0;
-    if (std::sscanf(line.c_str(), "%lx-%lx ", &start, &end) == 2)
-      here = start <= wanted && wanted < end;
+    char* next = nullptr;
+    const unsigned long start = std::strtoul(line.c_str(), &next, 16);
+    // "55d0c0a4e000-55d0c0a50000 r--p ..."; other lines begin with a word.
+    if (next != line.c_str() && *next == '-')
+      here = start <= wanted && wanted < std::strtoul(next + 1, nullptr, 16);
     if (here && line.starts_with("VmFlags:")) return line.substr(9);
   }
   return "no such mapping";

@@ -36,8 +36,8 @@ void Worker::run(const std::function<void()>& work) {
   changed_.wait(lock, [this] { return work_ == nullptr; });
 }
 
-void Probe::add(const char* subject, const char* name, std::function<Problem()> set,
-                std::function<std::string()> get) {
+void Probe::add(const char* subject, const char* name, const std::function<Problem()>& set,
+                const std::function<std::string()>& get) {
   auto before = std::make_shared<std::string>();
   add_check(
       subject, name,
@@ -53,23 +53,24 @@ void Probe::add(const char* subject, const char* name, std::function<Problem()> 
       });
 }
 
-void Probe::add_for_thread(const char* subject, const char* name, std::function<Problem()> set,
-                           std::function<std::string()> get) {
+void Probe::add_for_thread(const char* subject, const char* name,
+                           const std::function<Problem()>& set,
+                           const std::function<std::string()>& get) {
   add(
       subject, name,
-      [this, set = std::move(set)] {
+      [this, set] {
         Problem unset;
         worker_.run([&] { unset = set(); });
         return unset;
       },
-      [this, get = std::move(get)] {
+      [this, get] {
         std::string now;
         worker_.run([&] { now = get(); });
         return now;
       });
 }
 
-void Probe::add_check(const char* subject, const char* name, std::function<Problem()> set,
+void Probe::add_check(const char* subject, const char* name, const std::function<Problem()>& set,
                       std::function<Problem()> check) {
   items_.push_back({subject, name, set(), std::move(check)});
 }

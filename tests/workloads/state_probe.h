@@ -53,13 +53,13 @@ class Probe {
   Worker& worker() { return worker_; }
 
   // What `get` says is what it has to say later. `set` says why it cannot be set here.
-  void add(const char* subject, const char* name, std::function<Problem()> set,
-           std::function<std::string()> get);
+  void add(const char* subject, const char* name, const std::function<Problem()>& set,
+           const std::function<std::string()>& get);
   // The same of the worker's thread.
-  void add_for_thread(const char* subject, const char* name, std::function<Problem()> set,
-                      std::function<std::string()> get);
+  void add_for_thread(const char* subject, const char* name, const std::function<Problem()>& set,
+                      const std::function<std::string()>& get);
   // `check` says what is wrong.
-  void add_check(const char* subject, const char* name, std::function<Problem()> set,
+  void add_check(const char* subject, const char* name, const std::function<Problem()>& set,
                  std::function<Problem()> check);
 
   // A line for each item: "kept|lost|not settable here", subject, name, and why; by tabulators.
