@@ -116,11 +116,19 @@ Error AddressSpace::refusal(const char* what, std::uint64_t address, std::size_t
 
 std::size_t AddressSpace::move_by_number(Direction direction, std::uint64_t address, void* data,
                                          std::size_t size) const {
-  if (size < kLarge) return 0;
+  // Not with lesser rights, which are too few to look at another user's process.
+  if (size < kLarge || !is_current()) return 0;
+  const std::size_t done = move_with_lesser_rights(direction, address, data, size);
+  // What was read may be of the program that the process has become: then it is read again, from
+  // what is no more.
+  return direction == Direction::kRead && !is_current() ? 0 : done;
+}
+
+std::size_t AddressSpace::move_with_lesser_rights(Direction direction, std::uint64_t address,
+                                                  void* data, std::size_t size) const {
   const LesserRights::Scope scope(rights_);
-  if (!scope.holds() || !is_current()) return 0;
   std::size_t done = 0;
-  while (done < size) {
+  while (scope.holds() && done < size) {
     const iovec local{static_cast<std::byte*>(data) + done, size - done};
     // NOLINTNEXTLINE(performance-no-int-to-ptr): the target's address
     const iovec remote{reinterpret_cast<void*>(address + done), size - done};
@@ -130,9 +138,7 @@ std::size_t AddressSpace::move_by_number(Direction direction, std::uint64_t addr
     if (moved <= 0) break;
     done += static_cast<std::size_t>(moved);
   }
-  // What was read may be of the program that the process has become: then it is read again, from
-  // what is no more.
-  return direction == Direction::kRead && !is_current() ? 0 : done;
+  return done;
 }
 
 Result<void> AddressSpace::read(std::uint64_t address, void* data, std::size_t size) const {

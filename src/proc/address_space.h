@@ -61,6 +61,8 @@ class AddressSpace {
   enum class Direction { kRead, kWrite };
   std::size_t move_by_number(Direction direction, std::uint64_t address, void* data,
                              std::size_t size) const;
+  std::size_t move_with_lesser_rights(Direction direction, std::uint64_t address, void* data,
+                                      std::size_t size) const;
   static Result<UniqueFd> open_memory(Pid pid);
   static Result<Birth> birth_of(Pid pid, const UniqueFd& memory);
   Error refusal(const char* what, std::uint64_t address, std::size_t size, int number) const;
