@@ -19,6 +19,7 @@
 #include <fmt/format.h>
 
 #include "base/fault_point.h"
+#include "criu/criu.h"
 #include "criu/criu_rpc.h"
 #include "proc/procfs.h"
 
