@@ -95,11 +95,20 @@ bool is_mapped_in(Pid pid, const struct stat& file) {
          });
 }
 
+bool in_first_user_namespace(Pid pid) {
+  constexpr ino_t kFirst = 0xEFFFFFFDU;  // PROC_USER_INIT_INO of linux/proc_ns.h
+  struct stat space {};
+  return ::stat(fmt::format("/proc/{}/ns/user", pid.value).c_str(), &space) != 0 ||
+         space.st_ino == kFirst;
+}
+
 // An agent that was restored in a user namespace maps its page again, within a second (ADR 36).
 bool becomes_mapped(const proc::AddressSpace& space, const struct stat& file) {
   constexpr std::chrono::milliseconds kMapsAgain{5000};
   constexpr std::chrono::milliseconds kPoll{20};
   const auto deadline = Clock::now() + kMapsAgain;
+  // There no program gains rights over others by exec: a setuid program's user is not known in it.
+  if (!in_first_user_namespace(space.pid())) return true;
   while (!is_mapped_in(space.pid(), file)) {
     if (Clock::now() >= deadline || !space.is_current()) return false;
     std::this_thread::sleep_for(kPoll);

@@ -161,6 +161,8 @@ namespace {
 // Of the files that are outside: what a job had in its /dev/shm is in its images.
 std::vector<NeededFile> files_from_outside(const ImageReader& image) {
   std::vector<NeededFile> files = needed_files(image.criu_dir());
+  // A terminal is another one at each restore: CRIU, or who restores, makes it.
+  std::erase_if(files, [](const NeededFile& file) { return file.path.starts_with("/dev/pts/"); });
   if (is_for_a_job(image.manifest())) {
     std::erase_if(files, [](const NeededFile& file) { return file.path.starts_with("/dev/shm/"); });
   }

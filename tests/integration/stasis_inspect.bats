@@ -25,7 +25,7 @@ check_of() { json "[c['error']['code'] if not c['ok'] else 'ok' for c in d['chec
   # What was on the GPU is in the process's memory.
   assert_equal "$(json "[s['bytes'] for s in d['sizes'] if s['what'] == 'memory of process $TARGET'][0] > 32 << 20")" True
   assert_equal "$(json '{p["name"] for p in d["phases"]} >= {"lock", "checkpoint", "criu"}')" True
-  assert_equal "$(json 'all(c["ok"] for c in d["checks"]) and len(d["checks"])')" 9
+  assert_equal "$(json 'all(c["ok"] for c in d["checks"]) and len(d["checks"])')" 10
   assert_equal "$(json '(d["here"]["kernel_release"], d["here"]["simulated"], d["here"]["criu_version"] == d["criu_version"])')" "('$(uname -r)', True, True)"
   capture stasis inspect "$image" --verify
   assert_equal "$status" 0

@@ -112,7 +112,7 @@ drawn() { assert_equal "$(json '{(v["drawings"], v["bars"], v["tiles"]) for v in
   assert_equal "$status" 9
   assert_contains "$out" "the image cannot be restored here: "
   assert_contains "$out" "1 more in the page"
-  for words in 'Cannot be restored here, now' criu-missing pid-in-use "the image needs process number $TARGET" '2 of 9 checks'; do has "$words"; done
+  for words in 'Cannot be restored here, now' criu-missing pid-in-use "the image needs process number $TARGET" '2 of 10 checks'; do has "$words"; done
   capture env STASIS_LIBCUDA=/no/such/driver stasis report "$image" -o "$page" -f
   capture env STASIS_LIBCUDA=/no/such/driver stasis inspect "$image"
   assert_equal "$status" 8
