@@ -8,10 +8,8 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstdlib>
 #include <memory>
-#include <thread>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -19,6 +17,8 @@
 #include "base/fault_point.h"
 #include "base/fd.h"
 #include "checkpoint/group.h"
+#include "checkpoint/state_file.h"
+#include "checkpoint/swap_record.h"
 
 namespace stasis {
 namespace {
@@ -59,6 +59,7 @@ std::string to_text(const JournalRecord& record) {
            {"owner", record.owner.value},
            {"image", record.image},
            {"targets", targets}};
+  if (!record.gpu_map.empty()) out["gpu_map"] = record.gpu_map;
   if (record.recovered) out["recovered"] = true;
   if (record.criu) out["criu"] = to_json(*record.criu);
   for (const JournalProcess& process : record.ending)
@@ -78,6 +79,7 @@ std::optional<JournalRecord> from_text(const std::string& text) {
     record.owner = Pid{object.at("owner").get<int>()};
     record.image = object.at("image").get<std::string>();
     record.recovered = object.value("recovered", false);
+    record.gpu_map = object.value("gpu_map", std::string());
     for (const json& item : object.at("targets")) {
       auto initial = cuda_state_from_name(item.at("initial").get<std::string>());
       if (!initial) return std::nullopt;
@@ -101,57 +103,18 @@ std::optional<JournalRecord> from_text(const std::string& text) {
 
 constexpr const char* kWaitForIt = "wait for it to end, or interrupt it";
 
-constexpr int kLockTries = 50;
-constexpr std::chrono::milliseconds kLockPause{4};
-
-// Takes the lock file. Nothing if somebody else has it. Tries for some 200 ms, because whoever
-// reads the journal holds each lock for a moment too.
-Result<std::optional<UniqueFd>> try_lock(const std::string& path) {
-  for (int tries = 0; tries < kLockTries; ++tries) {
-    auto fd = open_file(AT_FDCWD, path, O_RDWR | O_CREAT | O_NOFOLLOW, 0600);
-    if (!fd) return fail(std::move(fd.error()));
-    if (::flock(fd->get(), LOCK_EX | LOCK_NB) == 0) {
-      // A lock on a file that its last holder has deleted protects nothing.
-      struct stat info {};
-      if (::fstat(fd->get(), &info) == 0 && info.st_nlink > 0) {
-        return std::optional<UniqueFd>(std::move(*fd));
-      }
-      continue;
-    }
-    if (errno != EWOULDBLOCK && errno != EINTR) {
-      return fail(errno_error("cannot lock " + path, errno));
-    }
-    std::this_thread::sleep_for(kLockPause);
-  }
-  return std::optional<UniqueFd>();
-}
-
 std::optional<JournalRecord> read_record(const std::string& path) {
   auto text = read_file(AT_FDCWD, path);
   if (!text) return std::nullopt;
   return from_text(*text);
 }
 
-// A record and whether its operation is under way, as one: a shared lock, held while the record is
-// read, keeps an operation from beginning or ending meanwhile. Several readers do not disturb each
-// other, and no lock file is made here.
 Result<std::optional<JournalEntry>> read_entry(const std::string& path) {
-  const std::string lock_path = path + ".lock";
-  bool under_way = false;
-  auto lock = open_file(AT_FDCWD, lock_path, O_RDWR | O_NOFOLLOW);
-  if (lock) {
-    while (::flock(lock->get(), LOCK_SH | LOCK_NB) != 0) {
-      if (errno == EINTR) continue;
-      if (errno != EWOULDBLOCK) return fail(errno_error("cannot lock " + lock_path, errno));
-      under_way = true;
-      break;
-    }
-  } else if (lock.error().code == ErrorCode::kNotPermitted) {
-    return fail(std::move(lock.error()));
-  }
-  auto record = read_record(path);
+  auto file = read_state_file(path);
+  if (!file) return fail(std::move(file.error()));
+  auto record = *file ? from_text((*file)->text) : std::nullopt;
   if (!record) return std::optional<JournalEntry>();
-  return std::optional<JournalEntry>(JournalEntry{std::move(*record), under_way});
+  return std::optional<JournalEntry>(JournalEntry{std::move(*record), (*file)->under_way});
 }
 
 bool same_process(const JournalTarget& a, const JournalTarget& b) {
@@ -190,7 +153,7 @@ Result<void> check_overlap(Pid root, const std::vector<JournalTarget>& targets) 
 
 // Takes the lock of the record on `root`; kBusy names who has it.
 Result<UniqueFd> take(const std::string& path, Pid root) {
-  auto lock = try_lock(path + ".lock");
+  auto lock = lock_state_file(path);
   if (!lock) return fail(std::move(lock.error()));
   if (*lock) return std::move(**lock);
   if (auto other = read_record(path)) return fail(busy(*other, root));
@@ -198,36 +161,9 @@ Result<UniqueFd> take(const std::string& path, Pid root) {
               fmt::format("another operation is working on process {}", root.value), kWaitForIt);
 }
 
-// Over the record that is there, where the disk has no room for another one beside it: recovery
-// must not need what the disk has not got. In one write, and what is left of the old text is blank.
-Result<void> overwrite_record(const std::string& path, std::string text) {
-  auto fd = open_file(AT_FDCWD, path, O_WRONLY | O_NOFOLLOW);
-  if (!fd) return fail(std::move(fd.error()));
-  struct stat info {};
-  if (::fstat(fd->get(), &info) != 0) return fail(errno_error("cannot look at " + path, errno));
-  text.resize(std::max(text.size(), static_cast<std::size_t>(info.st_size)), ' ');
-  if (auto done = write_all(fd->get(), text.data(), text.size(), path); !done) return done;
-  return fd->close(path);
-}
-
 Result<void> write_record(const std::string& path, const JournalRecord& record) {
-  const std::string temporary = path + ".new";
-  const std::string text = to_text(record);
-  Result<void> done;
-  {
-    auto fd = open_file(AT_FDCWD, temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW, 0600);
-    if (!fd) return fail(std::move(fd.error()));
-    done = fault(FaultPoint::kJournalWrite);
-    if (done) done = write_all(fd->get(), text.data(), text.size(), temporary);
-    if (done) done = fd->close(temporary);
-  }
-  if (done && ::rename(temporary.c_str(), path.c_str()) != 0) {
-    done = fail(errno_error("cannot write " + path, errno));
-  }
-  if (!done) (void)::unlink(temporary.c_str());
-  if (!done && done.error().code == ErrorCode::kNoSpace && ::access(path.c_str(), F_OK) == 0) {
-    done = overwrite_record(path, text);
-  }
+  auto done =
+      write_state_file(path, to_text(record), [] { return fault(FaultPoint::kJournalWrite); });
   return done ? fault(FaultPoint::kJournalWritten) : done;
 }
 
@@ -405,7 +341,7 @@ Result<void> Journal::note_stepped(std::vector<JournalProcess> processes) {
 
 void Journal::finish() {
   fault_only(FaultPoint::kJournalFinish);
-  // While it is held: try_lock() notices a lock file that has lost its name.
+  // While it is held: lock_state_file() notices a lock file that has lost its name.
   JournalRecord left = left_;
   left.targets = unclaimed(record_.targets);
   if (left.targets.empty() || !write_record(path_, left)) (void)::unlink(path_.c_str());
@@ -432,27 +368,9 @@ Result<void> check_not_busy(const std::vector<JournalTarget>& targets) {
 }
 
 void sweep_journal() {
-  const auto directory = journal_directory();
-  if (!directory) return;
-  const DirectoryStream dir = list_open(*directory);
-  constexpr std::string_view kLockEnd = ".lock";
-  constexpr std::string_view kNewEnd = ".new";
-  std::vector<std::string> records;
-  while (const dirent* item = dir ? ::readdir(dir.get()) : nullptr) {
-    std::string name = item->d_name;
-    for (const std::string_view end : {kLockEnd, kNewEnd}) {
-      if (!name.ends_with(end)) continue;
-      name.resize(name.size() - end.size());
-      if (is_our_record(name)) records.push_back(*directory + "/" + name);
-      break;
-    }
-  }
-  for (const std::string& path : records) {
-    auto lock = try_lock(path + std::string(kLockEnd));
-    if (!lock || !*lock) continue;  // somebody is at it
-    (void)::unlink((path + std::string(kNewEnd)).c_str());
-    // While it is held: try_lock() notices a lock file that has lost its name.
-    if (::access(path.c_str(), F_OK) != 0) (void)::unlink((path + std::string(kLockEnd)).c_str());
+  if (const auto directory = journal_directory()) {
+    sweep_state_files(*directory, is_our_record);
+    sweep_state_files(*directory, is_our_swap);
   }
 }
 

@@ -46,6 +46,8 @@ struct JournalRecord {
   std::vector<JournalProcess> stepped = {};
   // `owner` is a recover of what was cut short.
   bool recovered = false;
+  // The GPU map that a resume was given ("0=1"), which finishing it needs; empty: none.
+  std::string gpu_map = {};
 };
 
 // The program that does it, as a person would call it: "stasis dump", "criu dump".
@@ -73,7 +75,9 @@ class Journal {
  public:
   // Takes the target for this operation. kBusy, naming the holder, if another one has it, and if a
   // killed dump was about to end it, which only recovery can finish. What another killed operation
-  // on the same root has left is kept: see inherited().
+  // on the same root has left is kept: see inherited(). A resume begins also where the state
+  // directory is full, see unwritten(): it leads to programs that run, and whoever is suspended
+  // must not depend on the room there.
   static Result<Journal> begin(JournalRecord record);
   // Takes over the record of an operation on `root` that was killed, as it stands now. Nothing if
   // there is none any more: somebody else has recovered it meanwhile. kBusy likewise.

@@ -1,8 +1,10 @@
+#include <iterator>
 #include <memory>
 
 #include <fmt/format.h>
 
 #include "checkpoint/journal.h"
+#include "cli/swap.h"
 #include "cli/target.h"
 #include "cli/verbs.h"
 
@@ -13,11 +15,15 @@ std::string to_text(const RecoverReport& report) {
   const std::string what = report.operation.empty()
                                ? ""
                                : fmt::format(" (cut short: {})", operation_name(report.operation));
+  if (!report.outcome.empty()) return fmt::format("swap (cut short): {}", report.outcome);
   if (report.finished) {
     return fmt::format(
         "process {}{}: the dump was past the point of no return and is finished now: the image {} "
         "is complete, and the process has ended",
         report.root.value, what, report.image);
+  }
+  if (report.as_before) {
+    return fmt::format("process {}{}: suspended as before", report.root.value, what);
   }
   if (report.error && report.processes.empty()) {
     return fmt::format("process {}{}: not recovered", report.root.value, what);
@@ -54,13 +60,15 @@ Result<int> run_recover(Context& context, RecoverArguments& options) {
   if (auto there = reach(context, options.target); !there) return fail(std::move(there.error()));
   context.interrupt.set_time_limit(options.limit);
   context.interrupt.go_on_without_memory();
+  std::vector<RecoverReport> reports;
+  // Before the driver is loaded, which starts threads.
+  if (options.all) reports = recover_swaps(context);
   auto driver = context.load_moving_driver();
   if (!driver) return fail(std::move(driver.error()));
-  std::vector<RecoverReport> reports;
   if (options.all) {
     auto all = recover_all(context.environment(**driver));
     if (!all) return fail(std::move(all.error()));
-    reports = std::move(*all);
+    std::move(all->begin(), all->end(), std::back_inserter(reports));
   } else {
     auto one = recover(context.environment(**driver), options.target.pid);
     if (!one) return fail(std::move(one.error()));
@@ -73,7 +81,10 @@ Result<int> run_recover(Context& context, RecoverArguments& options) {
     if (!report.error) continue;
     const bool stopped = report.error->code == ErrorCode::kInterrupted;
     interrupted = interrupted || stopped;
-    if (!stopped) status = exit_status(ErrorCode::kNotRolledBack);
+    if (!stopped && !report.as_before)
+      status = exit_status(ErrorCode::kNotRolledBack);
+    else if (!stopped && status == 0)
+      status = exit_status(report.error->code);
     if (!context.json) context.terminal.error(*report.error);
   }
   if (status == 0 && interrupted) status = 128 + context.interrupt.signal_number();

@@ -1,24 +1,20 @@
 // Suspends one job and resumes another on the same GPUs, at once where both fit: each direction of
 // the bus has its own speed. Each in a process of its own, in the job's namespaces, as operations
 // are about one tree.
+#include "cli/swap.h"
+
 #include <poll.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include <array>
-#include <csignal>
-#include <list>
 #include <memory>
-#include <span>
 #include <utility>
 
 #include <fmt/format.h>
 
-#include "base/helper_process.h"
-#include "base/trace.h"
-#include "cli/target.h"
-#include "cli/verbs.h"
-#include "job/init.h"
+#include "base/fault_point.h"
+#include "checkpoint/swap_record.h"
+#include "cli/swap_side.h"
+#include "proc/procfs.h"
 
 namespace stasis::cli {
 namespace {
@@ -27,226 +23,14 @@ using nlohmann::json;
 
 constexpr int kLookForSignals = 100;  // milliseconds
 
-struct SwapArguments {
-  Target out;
-  Target in;
-  SuspendOptions suspend;
-  std::optional<std::string> device_map;
-};
-
-Result<void> send_order(const Channel& channel, const json& order,
-                        std::span<const UniqueFd> files = {}) {
-  const std::string text = order.dump(-1, ' ', false, json::error_handler_t::replace);
-  return channel.send(std::as_bytes(std::span(text)), files);
-}
-
-std::optional<json> order_of(const Channel::Message& message) {
-  const std::string_view text(reinterpret_cast<const char*>(message.bytes.data()),
-                              message.bytes.size());
-  json parsed = json::parse(text, nullptr, false);
-  if (!parsed.is_object()) return std::nullopt;
-  return parsed;
-}
-
-// What a side has done until now: more than a message holds. Invalid if there is no memory for it.
-UniqueFd trace_file(const std::string& name) {
-  const std::string text =
-      trace_of_process("swap: " + name).dump(-1, ' ', false, json::error_handler_t::replace);
-  UniqueFd file(::memfd_create("stasis-trace", MFD_CLOEXEC));
-  if (file.valid() && !write_all(file.get(), text.data(), text.size(), name)) file.reset();
-  return file;
-}
-
-// As of the process with that number: of its own namespace's it may be another's, too.
-json read_trace(const UniqueFd& file, Pid pid) {
-  constexpr std::size_t kMost = 256 << 20;
-  (void)::lseek(file.get(), 0, SEEK_SET);
-  const auto text = read_file(file, "trace", kMost);
-  json events = json::parse(text ? *text : std::string(), nullptr, false);
-  if (!events.is_array()) return json::array();
-  for (json& event : events)
-    event["pid"] = pid.value;
-  return events;
-}
-
-// --- In the process of a side.
-
-Interrupt* g_side_interrupt = nullptr;
-
-void stop_side(int signal_number) { g_side_interrupt->request(signal_number); }
-
-json failure(const Error& error) { return {{"error", job::error_to_json(error)}}; }
-
-json report_of(const Result<Report>& report) {
-  if (!report) return failure(report.error());
-  json out = to_json(*report);
-  // A message holds so much: of very many processes nobody reads each here.
-  constexpr std::size_t kMostProcesses = 64;
-  json& processes = out["processes"];
-  while (processes.is_array() && processes.size() > kMostProcesses)
-    processes.erase(processes.size() - 1);
-  return {{"report", std::move(out)},
-          {"text", subject_text(*report)},
-          {"seconds", report->total.count()},
-          {"standstill", report->standstill ? json(report->standstill->count()) : json()}};
-}
-
-json work_on(Context& context, Driver& driver, const Interrupt& interrupt,
-             const SwapArguments& arguments, Pid root, const json& order, const Channel& channel) {
-  const auto what = order.value("do", std::string());
-  const Environment whole = context.environment(driver);
-  const Environment env{driver,      interrupt,       whole.progress,  whole.note,
-                        whole.mover, whole.end_mover, whole.ring_bytes};
-  if (what == "look") {
-    auto standing = look_at(env, root);
-    if (!standing) return failure(standing.error());
-    return {{"running", standing->running},
-            {"suspended", standing->suspended},
-            {"locked", standing->locked},
-            {"held_before", standing->held_before},
-            {"fits", standing->fits ? json(*standing->fits) : json()}};
-  }
-  if (what == "suspend") {
-    SuspendOptions options = arguments.suspend;
-    if (order.value("at_once", false))
-      options.at_rest = [&] { (void)send_order(channel, {{"at_rest", true}}); };
-    return report_of(suspend(env, root, options));
-  }
-  ResumeOptions options;
-  if (arguments.device_map) {
-    auto map = parse_gpu_map(*arguments.device_map);
-    if (!map) return failure(map.error());
-    options.gpu_map = std::move(*map);
-  }
-  return report_of(resume(env, root, options));
-}
-
-void serve_side(const Channel& channel, const SwapArguments& arguments, const Target& target,
-                const Elsewhere& there, const Context& asked) {
-  Terminal nobody;
-  // One for each order: what was stopped has to be undone. They stay, for a signal that is late.
-  std::list<Interrupt> interrupts(1);
-  g_side_interrupt = &interrupts.back();
-  struct sigaction action {};
-  action.sa_handler = stop_side;
-  action.sa_flags = SA_RESTART;
-  ::sigaction(SIGTERM, &action, nullptr);
-  Context context{nobody, interrupts.front(), true};
-  context.patience = asked.patience;
-  context.ring_bytes = asked.ring_bytes;
-  auto entered = there.enter();
-  std::unique_ptr<Driver> driver;
-  if (entered) {
-    auto loaded = context.load_moving_driver(true);
-    if (loaded)
-      driver = std::move(*loaded);
-    else
-      entered = fail(std::move(loaded.error()));
-  }
-  while (true) {
-    auto message = channel.receive(-1);
-    if (!message || !*message) break;
-    const auto order = order_of(**message);
-    if (!order) break;
-    context.notes.clear();
-    g_side_interrupt = &interrupts.emplace_back();
-    json result = entered ? work_on(context, *driver, interrupts.back(), arguments, target.pid,
-                                    *order, channel)
-                          : failure(entered.error());
-    result["notes"] = context.notes;
-    if (entered && driver->info().simulated) result["simulated"] = driver->info().library;
-    const UniqueFd trace = trace_is_on() ? trace_file(target.text) : UniqueFd();
-    if (!send_order(channel, result, std::span(&trace, trace.valid() ? 1 : 0))) break;
-  }
-  driver.reset();
-  context.mover.reset();
-}
-
-// --- Here.
-
-class Side {
- public:
-  static Result<Side> start(const SwapArguments& arguments, const Target& target,
-                            const Context& asked) {
-    auto there = Elsewhere::open(target);
-    if (!there) return fail(std::move(there.error()));
-    auto process = HelperProcess::start("stasis-swap", [&](const Channel& channel) {
-      serve_side(channel, arguments, target, *there, asked);
-    });
-    if (!process) return fail(std::move(process.error()));
-    return Side(target.text, std::move(*process));
-  }
-
-  const std::string& name() const { return name_; }
-  int fd() const { return busy_ ? process_.channel().fd() : -1; }
-  bool busy() const { return busy_; }
-  // What it suspends has no work on the GPU any more.
-  bool at_rest() const { return at_rest_; }
-
-  // `at_once`: the other one does its part meanwhile.
-  void begin(const char* what, bool at_once = false) {
-    done_ = json();
-    at_rest_ = false;
-    busy_ = send_order(process_.channel(), {{"do", what}, {"at_once", at_once}}).has_value();
-    if (!busy_) lost();
-  }
-  // Takes the answer, which is there.
-  void take() {
-    auto message = process_.channel().receive(0);
-    if (message && !*message) return;
-    auto answer = message ? order_of(**message) : std::nullopt;
-    at_rest_ = answer && answer->contains("at_rest");
-    if (at_rest_) return;
-    busy_ = false;
-    if (message && !(*message)->descriptors.empty())
-      trace_ = read_trace((*message)->descriptors.front(), process_.pid());
-    if (answer)
-      done_ = std::move(*answer);
-    else
-      lost();
-  }
-  void stop() {
-    if (auto pidfd = Pidfd::open(process_.pid())) (void)pidfd->signal(SIGTERM);
-  }
-
-  // Of all that was done; with --trace.
-  json take_trace() { return std::exchange(trace_, json::array()); }
-  // Of what was done last.
-  const json& result() const { return done_; }
-  bool succeeded() const { return done_.is_object() && !done_.contains("error"); }
-  Error error() const {
-    return job::error_from_json(done_.value("error", json::object()))
-        .within(fmt::format("{}", name_));
-  }
-
- private:
-  Side(std::string name, HelperProcess process)
-      : name_(std::move(name)), process_(std::move(process)) {}
-
-  void lost() {
-    busy_ = false;
-    (void)process_.end_after(1000);
-    done_ = failure({ErrorCode::kNotRolledBack,
-                     fmt::format("the process that worked on it {}", process_.how_it_ended()),
-                     fmt::format("`stasis recover {}`", name_),
-                     {},
-                     {}});
-  }
-
-  std::string name_;
-  HelperProcess process_;
-  bool busy_ = false;
-  bool at_rest_ = false;
-  json done_;
-  json trace_ = json::array();
-};
-
 class Swap {
  public:
   Swap(Context& context, Side& out, Side& in) : context_(context), out_(out), in_(in) {}
 
   // Leaves everything as it was on an error, or says what is not.
-  Result<void> run();
+  Result<void> run(SwapRecord record);
+  // After a swap that was killed: what the two are now, as a sentence.
+  Result<std::string> decide();
   bool at_once() const { return at_once_; }
   // Why it was not done at once after it had been tried; empty if it was not.
   const std::string& no_room() const { return no_room_; }
@@ -271,6 +55,11 @@ class Swap {
     }
   }
   Result<void> look();
+  Result<void> swap();
+  enum class Stands { kGone, kRunning, kSuspended };
+  Result<Stands> stands(Side& side);
+  // False if that has failed.
+  bool does(Side& side, const char* what);
   bool lacks_room() const;
   Error undo(Error why, Side& side, const char* what);
   static Error both_failed(Error first, const Error& second, const std::string& mends_second);
@@ -346,11 +135,23 @@ Error Swap::undo(Error why, Side& side, const char* what) {
                      lost ? second.remedy : fmt::format("`stasis {} {}`", what, side.name()));
 }
 
-Result<void> Swap::run() {
+Result<void> Swap::run(SwapRecord record) {
   if (auto fine = look(); !fine) return fine;
   if (auto stop = context_.interrupt.check(); !stop) return stop;
+  auto journal = SwapJournal::begin(std::move(record));
+  if (!journal) return fail(std::move(journal.error()));
+  auto done = fault(FaultPoint::kSwapRecorded);
+  if (done) done = swap();
+  if (done) fault_only(FaultPoint::kSwapDone);
+  // What is left behind of it `recover --all` finds by the record.
+  if (done || done.error().code != ErrorCode::kNotRolledBack) journal->finish();
+  return done;
+}
+
+Result<void> Swap::swap() {
   out_.begin("suspend", at_once_);
   if (at_once_ && !in_waits_) in_.begin("resume");
+  fault_only(FaultPoint::kSwapBegun);
   wait();
   if (std::exchange(in_waits_, false)) at_once_ = false;  // OUT has never said so
   if (!at_once_) {
@@ -375,6 +176,100 @@ Result<void> Swap::run() {
   }
   if (out_.succeeded()) return fail(undo(in_.error(), out_, "resume"));
   return fail(undo(out_.error(), in_, "suspend"));
+}
+
+bool Swap::does(Side& side, const char* what) {
+  side.begin(what);
+  wait();
+  return side.succeeded();
+}
+
+Result<Swap::Stands> Swap::stands(Side& side) {
+  if (does(side, "look")) {
+    return side.result().value("running", std::size_t{0}) > 0 ? Stands::kRunning
+                                                              : Stands::kSuspended;
+  }
+  const ErrorCode code = side.error().code;
+  if (code == ErrorCode::kNoSuchProcess || code == ErrorCode::kZombie ||
+      code == ErrorCode::kThreadId || code == ErrorCode::kNotCuda)
+    return Stands::kGone;
+  return fail(side.error());
+}
+
+Result<std::string> Swap::decide() {
+  const std::string& a = out_.name();
+  const std::string& b = in_.name();
+  if (!does(out_, "undo")) return fail(out_.error());
+  bool undone = out_.result().value("undone", false);
+  auto out = stands(out_);
+  if (!out) return fail(std::move(out.error()));
+  auto in = stands(in_);
+  if (!in) return fail(std::move(in.error()));
+  if (*out != Stands::kRunning && *in != Stands::kGone) {
+    // The first has made room, so that there is room for the second.
+    if (does(in_, "resume")) {
+      return *out == Stands::kGone ? fmt::format("{} runs, as asked for; {} has ended", b, a)
+                                   : fmt::format("{} is suspended and {} runs, as asked for", a, b);
+    }
+    Error why = in_.error();
+    if (*out == Stands::kGone || context_.interrupt.requested()) return fail(std::move(why));
+    if (!does(out_, "resume")) {
+      const bool lost = out_.error().code == ErrorCode::kNotRolledBack;
+      return fail(both_failed(std::move(why), out_.error(),
+                              lost ? out_.error().remedy : fmt::format("`stasis resume {}`", a)));
+    }
+    if (why.code == ErrorCode::kNotRolledBack) return fail(std::move(why));
+    return fmt::format("{} runs and {} is suspended, as before: it could not be resumed: {}", a, b,
+                       why.to_string());
+  }
+  if (*in == Stands::kGone) {
+    if (*out == Stands::kSuspended && !does(out_, "resume")) return fail(out_.error());
+    return *out == Stands::kGone ? fmt::format("neither {} nor {} lives any more", a, b)
+                                 : fmt::format("{} runs, as before; {} has ended", a, b);
+  }
+  if (!does(in_, "undo")) return fail(in_.error());
+  undone = undone || in_.result().value("undone", false);
+  in = stands(in_);
+  if (!in) return fail(std::move(in.error()));
+  // Nothing of it was half done: then the user has resumed it since.
+  if (*in == Stands::kRunning && !undone) return fmt::format("both {} and {} run", a, b);
+  if (*in == Stands::kRunning && !does(in_, "suspend")) return fail(in_.error());
+  return *in == Stands::kGone ? fmt::format("{} runs, as before; {} has ended", a, b)
+                              : fmt::format("{} runs and {} is suspended, as before", a, b);
+}
+
+// Who it is about, told from a later process with the same number.
+SwapParty party_of(const Target& target) {
+  const Pid pid = target.is_elsewhere() ? target.job->init : target.pid;
+  const auto info = proc::ProcFs().process(pid);
+  return {target.text, pid, info ? info->start_ticks : 0};
+}
+
+// The program of a record; the number 0, which no process has, if it has ended.
+Target find_again(const SwapParty& party) {
+  Target target;
+  target.text = party.name;
+  const bool found = target.find().has_value();
+  const SwapParty now = found ? party_of(target) : SwapParty();
+  if (found && now.pid == party.pid && now.start_ticks == party.start_ticks) return target;
+  target.pid = Pid{};
+  target.job.reset();
+  return target;
+}
+
+Result<std::string> recover_swap(Context& context, const SwapRecord& record) {
+  SwapArguments arguments;
+  arguments.out = find_again(record.out);
+  arguments.in = find_again(record.in);
+  if (!record.gpu_map.empty()) arguments.device_map = record.gpu_map;
+  auto out = Side::start(arguments, arguments.out, context);
+  if (!out) return fail(std::move(out.error()));
+  auto in = Side::start(arguments, arguments.in, context);
+  if (!in) return fail(std::move(in.error()));
+  auto decided = Swap(context, *out, *in).decide();
+  context.traces_of_helpers.push_back(out->take_trace());
+  context.traces_of_helpers.push_back(in->take_trace());
+  return decided;
 }
 
 void tell_notes(Context& context, const Side& side) {
@@ -402,7 +297,8 @@ Result<int> run_swap(Context& context, SwapArguments& arguments) {
   auto in = Side::start(arguments, arguments.in, context);
   if (!in) return fail(std::move(in.error()));
   Swap swap(context, *out, *in);
-  auto done = swap.run();
+  auto done = swap.run({Pid{}, party_of(arguments.out), party_of(arguments.in),
+                        arguments.device_map.value_or(std::string())});
   context.traces_of_helpers = {out->take_trace(), in->take_trace()};
   if (!context.json && out->result().contains("simulated")) {
     context.terminal.note("this is the simulated GPU (" +
@@ -437,6 +333,36 @@ Result<int> run_swap(Context& context, SwapArguments& arguments) {
 }
 
 }  // namespace
+
+std::vector<RecoverReport> recover_swaps(Context& context) {
+  std::vector<RecoverReport> reports;
+  auto entries = read_swaps();
+  if (!entries) return reports;  // recover_all() says why
+  for (const SwapEntry& entry : *entries) {
+    if (entry.under_way && !wait_for_killed(context.interrupt, entry.record.owner)) continue;
+    RecoverReport report;
+    report.root = entry.record.out.pid;
+    report.operation = "swap";
+    report.outcome =
+        fmt::format("{} and {}: not recovered", entry.record.out.name, entry.record.in.name);
+    auto journal = SwapJournal::adopt(entry.record);
+    if (journal && !*journal) continue;  // another recover was quicker
+    if (journal) {
+      auto decided = recover_swap(context, (*journal)->record());
+      fault_only(FaultPoint::kSwapUndone);
+      if (decided) {
+        report.outcome = std::move(*decided);
+        (*journal)->finish();
+      } else {
+        report.error = std::move(decided.error());
+      }
+    } else {
+      report.error = std::move(journal.error());
+    }
+    reports.push_back(std::move(report));
+  }
+  return reports;
+}
 
 Verb add_swap(CLI::App& app) {
   auto options = std::make_shared<SwapArguments>();

@@ -97,6 +97,13 @@ Result<std::vector<GpuMapEntry>> parse_gpu_map(const std::string& text) {
   return entries;
 }
 
+std::string gpu_map_text(std::span<const GpuMapEntry> entries) {
+  std::string text;
+  for (const GpuMapEntry& entry : entries)
+    text += fmt::format("{}{}={}", text.empty() ? "" : ",", entry.from, entry.to);
+  return text;
+}
+
 Result<GpuUuid> find_gpu(std::span<const Gpu> gpus, const std::string& name) {
   const auto unknown = [&](const char* why) {
     return fail(ErrorCode::kDeviceMapInvalid, fmt::format("GPU '{}' {}", name, why),

@@ -19,6 +19,8 @@ struct GpuMapEntry {
 
 // Splits "A=B,C=D". kDeviceMapInvalid if it is not of that form or empty.
 Result<std::vector<GpuMapEntry>> parse_gpu_map(const std::string& text);
+// The text that it was split from.
+std::string gpu_map_text(std::span<const GpuMapEntry> entries);
 
 // Finds the GPU that `name` means: its UUID (or a prefix of it that is unique, at least 8 digits),
 // its index in the list, or its PCI address ("65:00.0", "0000:65:00.0", "00000000:65:00.0").

@@ -12,6 +12,7 @@
 #include "checkpoint/obstacles.h"
 #include "checkpoint/ranks.h"
 #include "checkpoint/suspended.h"
+#include "checkpoint/swap_record.h"
 #include "direct/agent_client.h"
 #include "image/image_reader.h"
 
@@ -68,8 +69,8 @@ Result<void> check_descriptors(std::size_t processes) {
   return allow_descriptors(kSpare + kEach * processes);
 }
 
-// The root of the tree on which an operation was killed, if one of these is in its record.
-std::optional<Pid> left_behind(const std::vector<JournalTarget>& everybody) {
+// The operation that was killed, if one of these is in its record.
+std::optional<JournalRecord> left_behind(const std::vector<JournalTarget>& everybody) {
   const auto entries = read_journal();
   if (!entries) return std::nullopt;
   for (const JournalEntry& entry : *entries) {
@@ -80,7 +81,7 @@ std::optional<Pid> left_behind(const std::vector<JournalTarget>& everybody) {
             return one.pid == target.pid &&
                    (target.start_ticks == 0 || one.start_ticks == target.start_ticks);
           });
-      if (in_tree) return entry.record.root;
+      if (in_tree) return entry.record;
     }
   }
   return std::nullopt;
@@ -90,7 +91,7 @@ std::optional<Pid> left_behind(const std::vector<JournalTarget>& everybody) {
 
 Result<OpenedGroup> open_group(const Environment& env, const std::string& operation, Pid root,
                                const std::string& image, bool without_cuda,
-                               const ImageContent* content) {
+                               const ImageContent* content, std::span<const GpuMapEntry> gpu_map) {
   // No record is made for what is not there, or not CUDA.
   std::optional<Group> group;
   const auto look = [&]() -> Result<void> {
@@ -116,16 +117,22 @@ Result<OpenedGroup> open_group(const Environment& env, const std::string& operat
   if (auto free = check_not_busy(everybody); !free) return fail(std::move(free.error()));
   if (auto seen = look(); !seen) return fail(std::move(seen.error()));
   // Before there is a record of ours, which would replace the one that says where that image is.
-  if (const auto left = left_behind(everybody)) {
+  const auto left = left_behind(everybody);
+  // A resume looks where that one did, and says so in its record.
+  const bool goes_on = left && left->operation == "resume" && operation == "resume" &&
+                       (left->image.empty() || left->image == image);
+  if (left && !goes_on) {
     auto whole = check_content(*group,
                                fmt::format("`stasis recover {0}`; or, if the image is elsewhere "
                                            "now, `stasis resume {0} --images-dir DIR`",
-                                           left->value),
+                                           left->root.value),
                                content);
     if (!whole) return fail(std::move(whole.error()));
   }
   set_fault_target(root);
-  auto begun = Journal::begin({operation, root, Pid{}, image, {}});
+  JournalRecord intended{operation, root, Pid{}, image, {}};
+  intended.gpu_map = gpu_map_text(gpu_map);
+  auto begun = Journal::begin(std::move(intended));
   if (!begun) return fail(std::move(begun.error()));
   auto journal = std::make_unique<Journal>(std::move(*begun));
   if (!journal->inherited().empty()) {
@@ -266,6 +273,12 @@ Result<void> check_content(const Group& group, const std::string& remedy,
                 "bring it back first: " + remedy);
   }
   return {};
+}
+
+void decide_swaps(const Group& group) {
+  for (const GroupMember& member : group.members())
+    if (member.process.pid() == group.root())
+      forget_swaps_of(group.root(), member.process.info().start_ticks);
 }
 
 Result<void> note_criu(Journal& journal, Pid criu) {

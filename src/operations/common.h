@@ -29,7 +29,8 @@ struct OpenedGroup {
 };
 Result<OpenedGroup> open_group(const Environment& env, const std::string& operation, Pid root,
                                const std::string& image, bool without_cuda = false,
-                               const ImageContent* content = nullptr);
+                               const ImageContent* content = nullptr,
+                               std::span<const GpuMapEntry> gpu_map = {});
 
 // Refuses what the driver would refuse or lose (kNotSupported, each process with reason and
 // remedy), before anything is touched, and also what the group meets later. With `ignore` it is
@@ -41,6 +42,9 @@ Result<void> refuse_obstacles(const Environment& env, OpenedGroup& opened, bool 
 // half a second without a change of state, or any memory moved of one that is locked or
 // checkpointed, at most a minute. kInterrupted.
 Result<void> settle(const Environment& env, std::span<const JournalTarget> targets);
+
+// An operation on one of its programs is done: the record of a killed swap of that one is void.
+void decide_swaps(const Group& group);
 
 // Enters the criu that has been started into the journal.
 Result<void> note_criu(Journal& journal, Pid criu);

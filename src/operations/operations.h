@@ -309,14 +309,25 @@ struct RecoverReport {
   bool finished = false;
   // Its processes live, and `image` is complete all the same: it is kept.
   bool image_kept = false;
+  // Of a swap: how its two programs are now.
+  std::string outcome = {};
   std::optional<Error> error;  // why it could not be recovered
+  // With `error`: nothing is left half done, and its processes are as they were before the
+  // operation.
+  bool as_before = false;
 };
 
 // Makes every CUDA process of the tree run again, whatever state an interrupted operation, or
 // another tool, has left it in.
 Result<RecoverReport> recover(const Environment& env, Pid root);
 // The same for the targets of every operation that was killed, by what the journal says; operations
-// under way are left alone. Targets that were suspended before stay suspended.
+// under way are left alone. A resume is finished; where it cannot be, its targets are suspended as
+// before it, and its report says why. Other targets that were suspended before stay suspended.
 Result<std::vector<RecoverReport>> recover_all(const Environment& env);
+// One record only, of the operation that was killed on `root`, a resume not finished but taken
+// back: for who decides what is to be of it. Nothing if there is none.
+Result<std::optional<RecoverReport>> undo_cut_short(const Environment& env, Pid root);
+// Waits for a tool that has been killed and has not gone yet. False if it has not been killed.
+bool wait_for_killed(const Interrupt& interrupt, Pid owner);
 
 }  // namespace stasis

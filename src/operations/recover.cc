@@ -223,6 +223,24 @@ Result<void> recover_adopted(const Environment& env, Journal& journal, RecoverRe
   return clear_image(record, report);
 }
 
+// A word about what a killed resume has left suspended: its user waits for it.
+void add_stands_still(RecoverReport& report) {
+  std::string suspended;
+  for (const ProcessReport& process : report.processes) {
+    if (process.state != CudaState::kCheckpointed) continue;
+    suspended += fmt::format("{}{}", suspended.empty() ? "" : ", ", process.pid.value);
+  }
+  if (report.error || suspended.empty()) return;
+  report.as_before = true;
+  report.error = Error{ErrorCode::kWrongState,
+                       fmt::format("the resume of process {} was cut short and is taken back: "
+                                   "suspended as before: process {}",
+                                   report.root.value, suspended),
+                       fmt::format("`stasis resume {}`", suspended),
+                       {},
+                       {}};
+}
+
 // Nothing if somebody else has recovered it meanwhile.
 std::optional<RecoverReport> recover_record(const Environment& env, const JournalEntry& seen) {
   RecoverReport report;
@@ -242,6 +260,58 @@ std::optional<RecoverReport> recover_record(const Environment& env, const Journa
   }
   (*journal)->finish();
   return report;
+}
+
+bool is_nobody(const Error& error) {
+  const ErrorCode code = error.code;
+  return code == ErrorCode::kNoSuchProcess || code == ErrorCode::kZombie ||
+         code == ErrorCode::kThreadId || code == ErrorCode::kNotCuda;
+}
+
+// Its record, if there is one that is not under way.
+std::optional<JournalEntry> find_left(Pid root) {
+  const auto entries = read_journal();
+  if (!entries) return std::nullopt;
+  for (const JournalEntry& entry : *entries)
+    if (entry.record.root == root && !entry.under_way) return entry;
+  return std::nullopt;
+}
+
+// A resume that was killed is done again, over its record: there was nothing to go back to but
+// programs that stand still.
+std::optional<RecoverReport> finish_resume(const Environment& env, const JournalEntry& seen) {
+  const JournalRecord& record = seen.record;
+  RecoverReport report;
+  report.root = record.root;
+  report.operation = record.operation;
+  report.image = record.image;
+  ResumeOptions options;
+  options.images_dir = record.image;
+  if (!record.gpu_map.empty()) {
+    if (auto map = parse_gpu_map(record.gpu_map)) options.gpu_map = std::move(*map);
+  }
+  auto resumed = resume(env, record.root, options);
+  // What is in the record and not in the tree any more is brought back by itself.
+  const auto left = find_left(record.root);
+  if (resumed || is_nobody(resumed.error())) {
+    if (resumed) report.processes = std::move(resumed->processes);
+    if (!left) return resumed ? std::optional<RecoverReport>(std::move(report)) : std::nullopt;
+    auto others = recover_record(env, *left);
+    if (!others) return report;
+    report.processes.insert(report.processes.end(), others->processes.begin(),
+                            others->processes.end());
+    report.error = std::move(others->error);
+    add_stands_still(report);
+    return report;
+  }
+  report.error = std::move(resumed.error());
+  report.as_before = !left;
+  return report;
+}
+
+// The same as recover_record(), but that a resume is finished.
+std::optional<RecoverReport> recover_entry(const Environment& env, const JournalEntry& seen) {
+  return seen.record.operation == "resume" ? finish_resume(env, seen) : recover_record(env, seen);
 }
 
 // Killed, and not gone yet, which may take a while on a machine with much to do.
@@ -295,7 +365,7 @@ Result<RecoverReport> recover(const Environment& env, Pid root) {
     if (entry.under_way) return fail(busy(entry.record, root));
     // What was cut short comes first: it knows processes that are not in the tree any more, and
     // that CRIU may still hold one.
-    if (auto report = recover_record(env, entry)) out = std::move(*report);
+    if (auto report = recover_entry(env, entry)) out = std::move(*report);
     if (out.error) return fail(std::move(*out.error));
   }
   // Without a record too: a thread that was left so spins, and no state tells it.
@@ -308,10 +378,7 @@ Result<RecoverReport> recover(const Environment& env, Pid root) {
   auto report = resume(env, root, {});
   if (!report) {
     // With a record, a target that has ended meanwhile is an answer and no failure.
-    const ErrorCode code = report.error().code;
-    const bool nobody = code == ErrorCode::kNoSuchProcess || code == ErrorCode::kZombie ||
-                        code == ErrorCode::kThreadId || code == ErrorCode::kNotCuda;
-    if (nobody && !out.operation.empty()) return out;
+    if (is_nobody(report.error()) && !out.operation.empty()) return out;
     return fail(std::move(report.error()));
   }
   for (const ProcessReport& before : out.processes) {
@@ -330,10 +397,36 @@ Result<std::vector<RecoverReport>> recover_all(const Environment& env) {
   std::vector<RecoverReport> out;
   for (const JournalEntry& entry : *entries) {
     if (entry.under_way) continue;
-    if (auto report = recover_record(env, entry)) out.push_back(std::move(*report));
+    if (auto report = recover_entry(env, entry)) out.push_back(std::move(*report));
   }
   sweep();
   return out;
+}
+
+Result<std::optional<RecoverReport>> undo_cut_short(const Environment& env, Pid root) {
+  auto entries = read_settled_journal(env, root);
+  if (!entries) return fail(std::move(entries.error()));
+  for (const JournalEntry& entry : *entries) {
+    if (entry.record.root != root) continue;
+    if (entry.under_way) return fail(busy(entry.record, root));
+    auto report = recover_record(env, entry);
+    if (report && report->error) return fail(std::move(*report->error));
+    return report;
+  }
+  return std::optional<RecoverReport>();
+}
+
+bool wait_for_killed(const Interrupt& interrupt, Pid owner) {
+  constexpr std::chrono::seconds kPatience{5};
+  constexpr std::chrono::milliseconds kPoll{10};
+  const auto deadline = Clock::now() + kPatience;
+  while (true) {
+    const auto info = proc::ProcFs().process(owner);
+    if (!info || info->state == 'Z' || info->state == 'X') return true;
+    if (!is_ending(owner) || Clock::now() > deadline || !interrupt.check()) return false;
+    std::this_thread::sleep_for(kPoll);
+  }
+  return true;
 }
 
 }  // namespace stasis

@@ -108,7 +108,12 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
     else
       known = fail(std::move(content.error()));
   }
-  auto opened = open_group(env, "resume", root, {}, false, named.get());
+  // For `recover`, which may run in another directory.
+  std::error_code ignored;
+  const std::string where = options.images_dir.empty()
+                                ? std::string()
+                                : std::filesystem::absolute(options.images_dir, ignored).string();
+  auto opened = open_group(env, "resume", root, where, false, named.get(), options.gpu_map);
   if (!opened) return fail(std::move(opened.error()));
   Group& group = opened->group;
   auto alone = opened->direct.come_back(env);
@@ -175,6 +180,7 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
   for (const GroupMember& member : group.members())
     forget_suspended(member.process);
   opened->journal->finish();
+  decide_swaps(group);
   Report report;
   report.root = root;
   report.processes = report_processes(group);

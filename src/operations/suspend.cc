@@ -60,6 +60,8 @@ Result<Report> suspend_once(const Environment& env, Pid root, const SuspendOptio
   opened->direct.dismiss();
   remember_suspended(group);
   opened->journal->finish();
+  // Of what was suspended already nothing is decided.
+  if (standstill) decide_swaps(group);
   Report report;
   report.root = root;
   report.processes = report_processes(group);

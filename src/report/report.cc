@@ -70,6 +70,7 @@ json to_json(const RecoverReport& report) {
   json out = {{"pid", report.root.value},    {"operation", report.operation},
               {"images_dir", report.image},  {"processes", processes},
               {"finished", report.finished}, {"image_kept", report.image_kept}};
+  if (!report.outcome.empty()) out["outcome"] = report.outcome;
   if (report.error) out["error"] = to_json(*report.error)["error"];
   return out;
 }

@@ -51,6 +51,9 @@ SCENARIOS = (
     Scenario("recover a suspend", "recover", None),
     Scenario("recover a dump", "recover", None),
     Scenario("recover an ended dump", "recover", None),
+    Scenario("recover a resume", "recover", None),
+    Scenario("swap", "swap", "swap.recorded"),
+    Scenario("recover a swap", "recover", "swap.undone"),
     Scenario("dump of a loader", "dump", "replace.before", "replace.after"),
     Scenario("suspend of a loader", "suspend", "replace.before", "replace.after"),
     Scenario("dump --force", "dump", "image.manifest-written"),
@@ -105,6 +108,7 @@ class Place:
         self.pid = 0
         self.kind = ("memory", False)
         self.workers = []
+        self.other = 0  # the second program of a swap
         self.kept_pids = {}
         self.recovered = ""
         for directory in (self.disk, os.path.join(root, "sim"), os.path.join(root, "kept")):
@@ -193,6 +197,21 @@ class Place:
         wait_until(60, lambda: self.round() > 0, "the target does not come up")
         self.workers = [int(pid) for pid in self.proc(f"task/{self.pid}/children").split()]
 
+    def start_other(self):
+        """A second program, suspended; it ends with the case."""
+        env = self.env | {"LD_LIBRARY_PATH": os.path.dirname(self.env["STASIS_LIBCUDA"])}
+        command = [os.path.join(self.build, "bin/stasis-workload"), "memory", "--size", MEMORY]
+        self.other = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                      stderr=subprocess.DEVNULL, start_new_session=True).pid
+        wait_until(60, lambda: self.cuda_state(self.other) == "running", "the second program does not come up")
+        self.done("suspend", str(self.other))
+
+    def end_other(self):
+        if self.other:
+            os.kill(self.other, signal.SIGKILL)
+            wait_until(60, lambda: self.reap() or not os.path.exists(f"/proc/{self.other}"), "the second program stays")
+            self.other = 0
+
     def end_target(self):
         if self.pid and self.lives():
             os.kill(self.pid, signal.SIGKILL)
@@ -219,8 +238,8 @@ class Place:
         wait_until(60, lambda: self.round() >= first + 2, "the target stands still")
         check(self.lives(), "the target has ended")
 
-    def cuda_state(self):
-        command = [os.path.join(self.build, "bin/cuda-checkpoint"), "--get-state", "--pid", str(self.pid)]
+    def cuda_state(self, pid=None):
+        command = [os.path.join(self.build, "bin/cuda-checkpoint"), "--get-state", "--pid", str(pid or self.pid)]
         asked = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=CASE_LIMIT_S, check=False)
         return asked.stdout.strip() if asked.returncode == 0 else asked.stderr.strip()
 
@@ -297,6 +316,7 @@ class Place:
         name = scenario.name.removesuffix(" by the agent")
         self.free_disk()
         self.drop_image()
+        self.end_other()
         kind = ("loader" if "loader" in name else "memory", scenario.agent)
         if point in ONCE_PER_TARGET or (kind != self.kind and scenario.verb != "restore"):
             self.end_target()
@@ -324,6 +344,15 @@ class Place:
             return ["dump", pid, "--images-dir", self.image, "--base", self.base]
         elif name == "dump --force":
             self.done("dump", pid, "--images-dir", self.image, "--leave-running")
+        elif "swap" in name:
+            self.start_other()
+            words = ["swap", pid, str(self.other)]
+            if name == "swap":
+                return words
+            self.stasis(*words, fault="swap.begun:kill")
+        elif name == "recover a resume":
+            self.done("suspend", pid)
+            self.stasis("resume", pid, fault="restore.after:kill")
         elif name == "recover a suspend":
             self.stasis("suspend", pid, fault="checkpoint.after:kill")
         elif name == "recover a dump":
@@ -374,6 +403,8 @@ class Place:
         """Each process is as it was before, or as it was asked for, when a command returns."""
         if not self.lives():
             return
+        if self.other:
+            return  # judge_swap()
         before = {"resume": "checkpointed", "restore": "no"}.get(case.scenario.verb, "running")
         asked = {"suspend": "checkpointed", "dump": "no"}.get(case.scenario.verb, "running")
         if "--leave-" in case.scenario.name:
@@ -401,6 +432,8 @@ class Place:
               f"stasis ended by itself, and left something to recover: {said}")
         self.free_disk()
         self.give_memory()
+        if self.other:
+            self.judge_swap()
         if "--base" in case.scenario.name:
             self.done("verify", self.base)
             shutil.rmtree(self.base)
@@ -408,12 +441,23 @@ class Place:
         self.check_clean()
         return outcome
 
+    def judge_swap(self):
+        """As before, or as asked for: one runs, and the other is suspended."""
+        states = self.cuda_state(), self.cuda_state(self.other)
+        check(states in (("running", "checkpointed"), ("checkpointed", "running")), f"the two are {states}")
+        if states[0] == "checkpointed":
+            self.done("swap", str(self.other), str(self.pid))
+        self.end_other()
+
     def judge_living(self, case, status):
         check(not self.traced(), "the target is traced")
         state = self.cuda_state()
         name = case.scenario.name.removesuffix(" by the agent")
         scenario_verb = case.scenario.verb
-        suspended = name == "resume" or (status == 0 and ("suspended" in name or scenario_verb == "suspend"))
+        # One that was cut short is finished, from the moment at which it has written that it is about to.
+        suspended = name == "resume" and (case.action != "kill" or "nothing to recover" in self.recovered)
+        suspended = suspended or (name == "recover a resume" and case.action != "kill")
+        suspended = suspended or (status == 0 and ("suspended" in name or scenario_verb == "suspend"))
         suspended = suspended or (name.endswith("--leave-suspended") and case.action == "kill")
         suspended = suspended or (scenario_verb == "suspend" and case.action == "kill")
         check(state == "running" or (state == "checkpointed" and suspended), f"the target is {state}")
@@ -474,6 +518,8 @@ def skip_reason(scenario, at, action, points, everything):
     """Why a combination makes no sense, or None."""
     # What comes next takes most of the memory: a mover and its ring, and buffers.
     prepares = at.point == "group.opened" and "memory" in action
+    if "swap" in scenario.name and not at.point.startswith("swap."):
+        return "tried with the verbs that a swap consists of"
     if scenario.agent and not everything and not prepares and action not in ("kill", "mover-dies") \
             and not at.point.startswith(("direct.", "content.")):
         return "tried without the agent; with it by --all"

@@ -261,3 +261,78 @@ nobody_swaps() { ! pgrep -x stasis-swap >/dev/null; }
   a_runs
   nothing_left
 }
+
+# killed_swap FAULT [recover PID...]: a swap of A and B is killed while the simulated driver draws a call out (FAULT); it
+# is recovered by `recover --all`, after what is given.
+killed_swap() {
+  STASIS_SIM_FAULTS=$1 stasis swap "$A" "$B" >/dev/null 2>&1 3>&- &
+  local swap=$!
+  wait_until 60 held_up
+  kill -KILL "$swap"
+  wait "$swap" || true
+  local pid
+  for pid in "${@:3}"; do done_by recover "$pid"; done
+  done_by recover --all
+  local recovered=$out
+  done_by recover --all
+  assert_equal "${out%$'\n'}" "nothing to recover: no operation was cut short"
+  out=$recovered
+}
+
+@test "a swap that was killed between its two parts is brought to its end" {
+  export STASIS_SIM_GPUS=120M # so that one goes after the other
+  two_servers 80M
+  killed_swap "restore:delay=1s pid=$B"
+  assert_contains "$out" "swap (cut short): $A is suspended and $B runs, as asked for"
+  b_runs
+  nothing_left
+}
+
+@test "a swap that was killed while it suspended is taken back" {
+  export STASIS_SIM_GPUS=120M
+  two_servers 80M
+  killed_swap "checkpoint:delay=1s pid=$A"
+  assert_contains "$out" "swap (cut short): $A runs and $B is suspended, as before"
+  a_runs
+  nothing_left
+}
+
+@test "a swap of two at once that was killed leaves one that runs" {
+  local fault
+  two_servers 100M
+  for fault in "checkpoint:delay=1s pid=$A" "restore:delay=1s pid=$B" "unlock:delay=1s pid=$B"; do
+    killed_swap "$fault"
+    if [[ $(state_of "$A") == running ]]; then
+      a_runs
+    else
+      b_runs
+      done_by swap "$B" "$A"
+    fi
+    nothing_left
+  done
+}
+
+@test "two jobs with namespaces of their own are brought back after a killed swap, by recover --all outside" {
+  need_root "namespaces"
+  export STASIS_SIM_GPUS=120M
+  local name
+  for name in b a; do
+    (exec_on_gpu stasis run --name $name --images-dir "$BATS_TEST_TMPDIR/images-$name" -- \
+      stasis-workload memory --size 80M --status "$BATS_TEST_TMPDIR/$name") </dev/null >/dev/null 2>&1 3>&- &
+    at_end_kill $!
+    TARGET_STATUS=$BATS_TEST_TMPDIR/$name wait_until 60 target_is_up
+    if [[ $name == b ]]; then done_by suspend b; fi
+  done
+  A=a B=b
+  killed_swap "restore:delay=1s"
+  assert_contains "$out" "swap (cut short): a is suspended and b runs, as asked for"
+  TARGET_STATUS=$BATS_TEST_TMPDIR/b target_goes_on
+}
+
+@test "the user who makes one of them run after a killed swap has decided about it" {
+  two_servers 100M
+  # Both by hand.
+  killed_swap "restore:delay=1s pid=$B" recover "$A" "$B"
+  [[ $out != *swap* ]]
+  in_state running "$A" "$B"
+}

@@ -1,0 +1,140 @@
+#include "checkpoint/swap_record.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/journal.h"
+#include "checkpoint/state_file.h"
+
+namespace stasis {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::string_view kSwapBegin = "swap-";
+constexpr std::string_view kSwapEnd = ".json";
+
+std::string swap_path(const std::string& directory, const SwapRecord& record) {
+  return fmt::format("{}/{}{}-{}{}{}", directory, kSwapBegin, record.out.pid.value,
+                     record.in.pid.value, pid_namespace_mark(), kSwapEnd);
+}
+
+json party_json(const SwapParty& party) {
+  return {{"name", party.name}, {"pid", party.pid.value}, {"start_ticks", party.start_ticks}};
+}
+
+SwapParty party_from(const json& item) {
+  return {item.at("name").get<std::string>(), Pid{item.at("pid").get<int>()},
+          item.at("start_ticks").get<std::uint64_t>()};
+}
+
+std::string swap_text(const SwapRecord& record) {
+  return json{{"operation", "swap"},
+              {"owner", record.owner.value},
+              {"out", party_json(record.out)},
+              {"in", party_json(record.in)},
+              {"gpu_map", record.gpu_map}}
+      .dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+std::optional<SwapRecord> swap_from_text(const std::string& text) {
+  const json object = json::parse(text, nullptr, false);
+  if (!object.is_object()) return std::nullopt;
+  try {
+    return SwapRecord{Pid{object.at("owner").get<int>()}, party_from(object.at("out")),
+                      party_from(object.at("in")), object.at("gpu_map").get<std::string>()};
+  } catch (const json::exception&) {
+    return std::nullopt;
+  }
+}
+
+Result<UniqueFd> take_swap(const std::string& path, const SwapRecord& record) {
+  auto lock = lock_state_file(path);
+  if (!lock) return fail(std::move(lock.error()));
+  if (*lock) return std::move(**lock);
+  return fail(
+      ErrorCode::kBusy,
+      fmt::format("another `stasis swap` of {} and {}, or the recovery of one, is under way",
+                  record.out.name, record.in.name),
+      "wait for it to end, or interrupt it");
+}
+
+}  // namespace
+
+bool is_our_swap(std::string_view name) {
+  const std::string end = pid_namespace_mark() + std::string(kSwapEnd);
+  if (!name.starts_with(kSwapBegin) || !name.ends_with(end)) return false;
+  name.remove_prefix(kSwapBegin.size());
+  name.remove_suffix(end.size());
+  return !name.empty() && name.find_first_not_of("0123456789-") == std::string_view::npos;
+}
+
+Result<SwapJournal> SwapJournal::begin(SwapRecord record) {
+  auto directory = journal_directory();
+  if (!directory) return fail(std::move(directory.error()));
+  const std::string path = swap_path(*directory, record);
+  auto lock = take_swap(path, record);
+  if (!lock) return fail(std::move(lock.error()));
+  record.owner = Pid{static_cast<int>(::getpid())};
+  SwapJournal journal(std::move(*lock), path, std::move(record));
+  if (auto done = write_state_file(path, swap_text(journal.record_)); !done) {
+    journal.finish();
+    return fail(std::move(done.error()));
+  }
+  return journal;
+}
+
+Result<std::optional<SwapJournal>> SwapJournal::adopt(const SwapRecord& record) {
+  auto directory = journal_directory();
+  if (!directory) return fail(std::move(directory.error()));
+  const std::string path = swap_path(*directory, record);
+  auto lock = take_swap(path, record);
+  if (!lock) return fail(std::move(lock.error()));
+  const auto text = read_file(AT_FDCWD, path);
+  auto left = text ? swap_from_text(*text) : std::nullopt;
+  SwapJournal journal(std::move(*lock), path, left ? std::move(*left) : record);
+  if (left) return std::optional<SwapJournal>(std::move(journal));
+  journal.finish();
+  return std::optional<SwapJournal>();
+}
+
+void SwapJournal::finish() {
+  remove_state_file(path_);
+  lock_.reset();
+}
+
+Result<std::vector<SwapEntry>> read_swaps() {
+  auto directory = journal_directory();
+  if (!directory) return fail(std::move(directory.error()));
+  const DirectoryStream dir = list_open(*directory);
+  if (!dir) return fail(errno_error("cannot list " + *directory, errno));
+  std::vector<SwapEntry> entries;
+  while (const dirent* item = ::readdir(dir.get())) {
+    const std::string name = item->d_name;
+    if (!is_our_swap(name)) continue;
+    auto file = read_state_file(*directory + "/" + name);
+    if (!file) return fail(std::move(file.error()));
+    auto record = *file ? swap_from_text((*file)->text) : std::nullopt;
+    if (record) entries.push_back({std::move(*record), (*file)->under_way});
+  }
+  return entries;
+}
+
+void forget_swaps_of(Pid pid, std::uint64_t start_ticks) {
+  const auto entries = read_swaps();
+  if (!entries) return;
+  const auto is_meant = [&](const SwapParty& party) {
+    return party.pid == pid && party.start_ticks == start_ticks;
+  };
+  for (const SwapEntry& entry : *entries) {
+    // The swap's own parts come by here too.
+    if (entry.under_way || (!is_meant(entry.record.out) && !is_meant(entry.record.in))) continue;
+    if (auto left = SwapJournal::adopt(entry.record); left && *left) (*left)->finish();
+  }
+}
+
+}  // namespace stasis
