@@ -498,27 +498,29 @@ std::string check_relations(const Manifest& manifest) {
   return {};
 }
 
-// Refuses what nlohmann would let pass: a key twice, and deep nesting. A pass of its own, because
-// its parser with a callback looks at all earlier siblings after each object.
+// Refuses what nlohmann would let pass: a key twice, deep nesting, and more values than any
+// manifest has, before they are in memory. A pass of its own, because its parser with a callback
+// looks at all earlier siblings after each object.
 class Watch final : public nlohmann::json_sax<Json> {
  public:
   bool deep = false;
   bool twice = false;
+  bool many = false;
 
-  bool null() override { return true; }
-  bool boolean(bool) override { return true; }
-  bool number_integer(number_integer_t) override { return true; }
-  bool number_unsigned(number_unsigned_t) override { return true; }
-  bool number_float(number_float_t, const string_t&) override { return true; }
-  bool string(string_t&) override { return true; }
-  bool binary(binary_t&) override { return true; }
-  bool start_object(std::size_t) override { return begin(); }
+  bool null() override { return value(); }
+  bool boolean(bool) override { return value(); }
+  bool number_integer(number_integer_t) override { return value(); }
+  bool number_unsigned(number_unsigned_t) override { return value(); }
+  bool number_float(number_float_t, const string_t&) override { return value(); }
+  bool string(string_t&) override { return value(); }
+  bool binary(binary_t&) override { return value(); }
+  bool start_object(std::size_t) override { return value() && begin(); }
   bool end_object() override { return end(); }
-  bool start_array(std::size_t) override { return begin(); }
+  bool start_array(std::size_t) override { return value() && begin(); }
   bool end_array() override { return end(); }
   bool key(string_t& name) override {
     if (!keys_.back().insert(name).second) twice = true;
-    return !twice;
+    return !twice && value();
   }
   bool parse_error(std::size_t, const std::string&, const nlohmann::detail::exception&) override {
     return false;
@@ -535,7 +537,13 @@ class Watch final : public nlohmann::json_sax<Json> {
     return true;
   }
 
+  bool value() {
+    many = ++values_ > kMaxValues;
+    return !many;
+  }
+
   std::vector<std::set<std::string>> keys_;
+  std::size_t values_ = 0;
 };
 
 Result<Json> parse_json(std::string_view text) {
@@ -543,6 +551,7 @@ Result<Json> parse_json(std::string_view text) {
   const bool whole = Json::sax_parse(text.begin(), text.end(), &watch);
   if (watch.deep) return wrong("it is nested too deeply");
   if (watch.twice) return wrong("a field stands twice");
+  if (watch.many) return wrong(fmt::format("it has more than {} values", kMaxValues));
   if (!whole) return wrong("it is no JSON object");
   Json json = Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) return wrong("it is no JSON object");

@@ -38,6 +38,16 @@ TEST(Manifest, ComesBackAsItWasWritten) {
   EXPECT_EQ(*manifest, sealed_manifest());
 }
 
+TEST(Manifest, OfTooManyValuesIsRefusedBeforeTheyAreInMemory) {
+  std::string text = "{\n  \"files\": [{}";
+  for (std::size_t i = 0; i < manifest_format::kMaxValues; ++i)
+    text += ",{}";
+  auto manifest = parse_manifest(close_manifest_text(text + "]\n}"));
+  ASSERT_FALSE(manifest);
+  EXPECT_EQ(manifest.error().code, ErrorCode::kImageCorrupt);
+  EXPECT_THAT(manifest.error().message, testing::HasSubstr("more than 2097152 values"));
+}
+
 TEST(Manifest, IsJsonToOthersToo) {
   const Json json = Json::parse(serialize_manifest(sealed_manifest()));
   EXPECT_EQ(json["format"], 1);
