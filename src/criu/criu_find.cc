@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -33,6 +34,28 @@ bool is_program(const std::string& path) {
   struct stat info = {};
   return ::stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) &&
          ::access(path.c_str(), X_OK) == 0;
+}
+
+// Who could have put another program in the place of `path`, or of a folder above it, of those who
+// are neither root nor the caller: root must not run what a user has put into the HOME that sudo
+// has left it. Empty if nobody could. The path as it is after its links.
+std::string who_else_writes(const std::string& path) {
+  std::error_code failed;
+  std::filesystem::path at = std::filesystem::canonical(path, failed);
+  if (failed) return fmt::format("{}: {}", path, failed.message());
+  for (bool folder = false;; at = at.parent_path(), folder = true) {
+    struct stat info = {};
+    if (::lstat(at.c_str(), &info) != 0) return fmt::format("{} cannot be looked at", at.string());
+    if (info.st_uid != 0 && info.st_uid != ::geteuid())
+      return fmt::format("{} belongs to user {}", at.string(), info.st_uid);
+    // In a folder like /tmp nobody replaces what belongs to another.
+    const bool sticky = folder && (info.st_mode & S_ISVTX) != 0;
+    const bool by_group =
+        (info.st_mode & S_IWGRP) != 0 && info.st_gid != 0 && info.st_gid != ::getegid();
+    if ((by_group || (info.st_mode & S_IWOTH) != 0) && !sticky)
+      return fmt::format("others may write to {}", at.string());
+    if (at == at.root_path()) return {};
+  }
 }
 
 // criu's version asked over its RPC: 40201 is 4.2.1.
@@ -110,7 +133,15 @@ Result<Criu> Criu::find(const std::optional<std::string>& explicit_path) {
   std::optional<Error> trouble;
   for (const std::string& path : candidates) {
     if (path.empty() || !is_program(path)) continue;
-    auto version = ask_version(path);
+    // One that the user has named is the user's word.
+    const std::string other = named.empty() ? who_else_writes(path) : std::string();
+    auto version =
+        other.empty() ? ask_version(path)
+                      : fail(ErrorCode::kCriuMissing, fmt::format("{} is not run: {}", path, other),
+                             fmt::format("make it and the folders above it belong to "
+                                         "root or to you, writable by nobody else; or, "
+                                         "if you trust it, set STASIS_CRIU={}",
+                                         path));
     if (version && *version >= kOldestCriu) return Criu(path, *version);
     if (trouble) continue;  // the first one is what the user expects to be used
     if (!version) {

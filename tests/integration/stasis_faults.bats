@@ -134,3 +134,18 @@ untraced() { grep -q "^TracerPid:[[:space:]]*0" "/proc/$TARGET/status"; }
   target_goes_on
   target_verifies
 }
+
+@test "root does not run a criu that another user has put there" {
+  need_root "two users"
+  local home=$BATS_TEST_TMPDIR/home
+  mkdir -p "$home/.cache/stasis/criu/usr/sbin"
+  printf '#!/bin/sh\nid >%s/ran\n' "$BATS_TEST_TMPDIR" >"$home/.cache/stasis/criu/usr/sbin/criu"
+  chmod 755 "$home/.cache/stasis/criu/usr/sbin/criu"
+  chown -R 65534 "$home"
+  STASIS_CRIU='' XDG_CACHE_HOME='' HOME=$home capture unshare --mount sh -c '
+    mkdir "$1/empty"
+    for sbin in /usr/sbin /opt/stasis/criu; do ! [ -e $sbin/criu ] && ! [ -e $sbin/usr/sbin/criu ] || mount --bind "$1/empty" $sbin; done
+    exec stasis doctor --no-trial --json' sh "$BATS_TEST_TMPDIR"
+  [[ ! -e $BATS_TEST_TMPDIR/ran ]]
+  assert_contains "$out" "belongs to user 65534"
+}
