@@ -340,10 +340,22 @@ last_line() { printf '%s\n' "$output" | tail -n 1; }
     rm -rf "$T/changed" && cp -a "$T/open" "$T/changed"
     (cd "$T/changed/criu" && eval "$change")
     tar -C "$T/changed" -czf "$T/changed.tar.gz" criu
-    get_criu --unpack "$T/changed.tar.gz"
+    get_criu --unpack "$T/changed.tar.gz" --unchecked
     [ "$status" -eq 1 ]
     [[ $output == *"the pack "* ]]
   done
+}
+
+@test "a pack without a checksum is refused, unless one insists" {
+  tar -C "$T" -czf "$T/pack.tar.gz" --files-from /dev/null
+  get_criu --unpack "$T/pack.tar.gz"
+  [ "$status" -eq 1 ]
+  [[ $output == *"tells $T/pack.tar.gz from a forgery"* ]]
+  [[ $output == *"--unchecked"* ]]
+  get_criu --unpack "$T/pack.tar.gz" --unchecked
+  [ "$status" -eq 1 ]
+  [[ $output == *"told not to ask for a checksum"* ]]
+  [[ $output != *forgery.*--unchecked* ]]
 }
 
 @test "a pack is refused at another place than its own" {
