@@ -182,6 +182,23 @@ std::string name_of(Pid pid, const std::vector<job::JobEntry>& jobs,
   return {};
 }
 
+// A process that cannot be looked at, for another reason than that it is another user's.
+Row unread(const proc::ProcFs& procfs, const proc::ProcessInfo& info, const Error& why) {
+  Row row;
+  row.pid = info.pid;
+  row.state = "?";
+  row.reason = why.to_string();
+  row.command = info.comm;
+  if (const auto details = procfs.details(info.pid)) row.user = user_name(details->uid);
+  row.since = procfs.started(info).value_or(0);
+  return row;
+}
+
+bool has_gone(const Error& why) {
+  return why.code == ErrorCode::kNoSuchProcess || why.code == ErrorCode::kZombie ||
+         why.code == ErrorCode::kThreadId;
+}
+
 // Only processes that map the driver's library are asked: the driver itself says nothing about
 // those of others, and a query for each process of a large host would take long.
 Result<Collected> collect(Driver& driver, std::chrono::milliseconds patience, Pending& pending) {
@@ -194,7 +211,10 @@ Result<Collected> collect(Driver& driver, std::chrono::milliseconds patience, Pe
   std::vector<std::shared_ptr<Question>> questions;
   for (const proc::ProcessInfo& info : *everyone) {
     auto maps = procfs.maps_file(info.pid, "libcuda.so");
-    if (!maps && maps.error().code == ErrorCode::kNotPermitted) ++out.not_permitted;
+    if (!maps && maps.error().code == ErrorCode::kNotPermitted)
+      ++out.not_permitted;
+    else if (!maps && !has_gone(maps.error()))
+      out.rows.push_back(unread(procfs, info, maps.error()));
     if (!maps || !*maps) continue;
     const auto asked = std::find_if(pending.begin(), pending.end(), [&](const auto& one) {
       return one->process.pid() == info.pid && one->process.info().start_ticks == info.start_ticks;
@@ -204,6 +224,8 @@ Result<Collected> collect(Driver& driver, std::chrono::milliseconds patience, Pe
       continue;
     }
     auto process = Process::open(driver, info.pid);
+    if (!process && !has_gone(process.error()) && process.error().code != ErrorCode::kNotPermitted)
+      out.rows.push_back(unread(procfs, info, process.error()));
     if (!process) continue;
     questions.push_back(std::make_shared<Question>(std::move(*process)));
     const auto agent = direct::AgentClient::look(info.pid);

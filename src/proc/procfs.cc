@@ -33,19 +33,10 @@ Error no_such_process(Pid pid) {
                {}};
 }
 
-// Reads /proc/PID/NAME. A process that vanishes gives ENOENT at open or ESRCH at read; anything
-// else (no descriptors left, no memory) means that we could not ask, not that there is nobody.
 Result<std::string> read_of(const std::string& root, Pid pid, const std::string& name) {
   const std::string path = fmt::format("{}/{}/{}", root, pid.value, name);
   auto text = read_file(AT_FDCWD, path);
-  if (text) return text;
-  if (text.error().code == ErrorCode::kNotPermitted) {
-    text.error().remedy = "run as root, or as the user who owns the process";
-    return text;
-  }
-  const bool vanished = text.error().code == ErrorCode::kNoSuchProcess ||
-                        ::access(fmt::format("{}/{}", root, pid.value).c_str(), F_OK) != 0;
-  if (vanished) return fail(no_such_process(pid));
+  if (!text) return fail(why_unread(root, pid, std::move(text.error())));
   return text;
 }
 
@@ -79,6 +70,50 @@ std::vector<std::string> split_at_nul(const std::string& text) {
     begin = end + 1;
   }
   return out;
+}
+
+}  // namespace
+
+Error why_unread(const std::string& root, Pid pid, Error why) {
+  if (why.code == ErrorCode::kNotPermitted) {
+    why.remedy = "run as root, or as the user who owns the process";
+    return why;
+  }
+  const bool vanished = why.code == ErrorCode::kNoSuchProcess ||
+                        ::access(fmt::format("{}/{}", root, pid.value).c_str(), F_OK) != 0;
+  return vanished ? no_such_process(pid) : why;
+}
+
+std::uint64_t boot_offset_ticks(const std::string& timens_offsets) {
+  // "boottime  <seconds>  <nanoseconds>", seconds with a sign.
+  std::istringstream lines(timens_offsets);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    std::string clock;
+    std::int64_t seconds = 0, nanoseconds = 0;
+    if (!(words >> clock >> seconds >> nanoseconds) || clock != "boottime") continue;
+    const std::int64_t ticks = ::sysconf(_SC_CLK_TCK);
+    return static_cast<std::uint64_t>(seconds * ticks + nanoseconds * ticks / 1'000'000'000);
+  }
+  return 0;
+}
+
+namespace {
+
+// The kernel adds to a start time what the clock of the READER's time namespace is off by
+// (fs/proc/array.c), so the same process has another one in each. A process stays in its namespace.
+std::uint64_t own_boot_offset_ticks() {
+  static const std::uint64_t ticks = [] {
+    const auto text = read_file(AT_FDCWD, "/proc/self/timens_offsets");
+    return text ? boot_offset_ticks(*text) : 0;  // before Linux 5.6 there are none
+  }();
+  return ticks;
+}
+
+Result<ProcessInfo> parse_own_stat(const std::string& root, const std::string& line) {
+  auto info = parse_stat(line);
+  if (info && root == "/proc") info->start_ticks -= own_boot_offset_ticks();
+  return info;
 }
 
 }  // namespace
@@ -137,7 +172,7 @@ Result<ProcessInfo> ProcFs::process(Pid pid) const {
   }
   auto stat = read_of(root_, pid, "stat");
   if (!stat) return fail(std::move(stat.error()));
-  return parse_stat(*stat);
+  return parse_own_stat(root_, *stat);
 }
 
 Result<ProcessDetails> ProcFs::details(Pid pid) const {
@@ -168,7 +203,7 @@ Result<std::vector<ProcessInfo>> ProcFs::all() const {
     if (pid <= 0) continue;
     auto stat = read_of(root_, Pid{pid}, "stat");
     if (!stat) continue;  // gone meanwhile
-    auto info = parse_stat(*stat);
+    auto info = parse_own_stat(root_, *stat);
     if (info) out.push_back(std::move(*info));
   }
   return out;
@@ -208,7 +243,7 @@ std::vector<Tid> ProcFs::threads(Pid pid) const {
 Result<ProcessInfo> ProcFs::thread(Pid pid, Tid thread) const {
   auto stat = read_of(root_, pid, fmt::format("task/{}/stat", thread.value));
   if (!stat) return fail(std::move(stat.error()));
-  return parse_stat(*stat);
+  return parse_own_stat(root_, *stat);
 }
 
 Result<ThreadStatus> ProcFs::thread_status(Pid pid, Tid thread) const {
@@ -224,39 +259,6 @@ Result<ThreadStatus> ProcFs::thread_status(Pid pid, Tid thread) const {
                       number<std::uint64_t>(field(*text, "voluntary_ctxt_switches")) +
                           number<std::uint64_t>(field(*text, "nonvoluntary_ctxt_switches")),
                       number<int>(field(*text, "TracerPid")), number<int>(field(*text, "Seccomp"))};
-}
-
-Result<std::vector<Mapping>> ProcFs::mappings(Pid pid) const {
-  auto maps = read_of(root_, pid, "maps");
-  if (!maps) return fail(std::move(maps.error()));
-  std::vector<Mapping> out;
-  std::istringstream lines(*maps);
-  for (std::string line; std::getline(lines, line);) {
-    // "start-end permissions offset device inode   path", the path with blanks if it has any
-    std::istringstream words(line);
-    Mapping mapping;
-    char dash = 0;
-    std::string skipped;
-    words >> std::hex >> mapping.start >> dash >> mapping.end >> mapping.permissions >> skipped >>
-        skipped >> std::dec >> mapping.inode;
-    if (!words) continue;
-    std::getline(words >> std::ws, mapping.path);
-    out.push_back(std::move(mapping));
-  }
-  return out;
-}
-
-Result<bool> ProcFs::maps_file(Pid pid, const std::string& name) const {
-  auto maps = read_of(root_, pid, "maps");
-  if (!maps) return fail(std::move(maps.error()));
-  // A match must lie in the last part of a path: /opt/libcuda.so.d/other does not count.
-  const std::string wanted = "/" + name;
-  for (std::size_t at = maps->find(wanted); at != std::string::npos; at = maps->find(wanted, at)) {
-    at += wanted.size();
-    const std::size_t next = maps->find_first_of("/\n", at);
-    if (next == std::string::npos || (*maps)[next] == '\n') return true;
-  }
-  return false;
 }
 
 Result<std::vector<std::string>> ProcFs::environment(Pid pid) const {
@@ -383,7 +385,10 @@ Result<std::int64_t> ProcFs::started(const ProcessInfo& info) const {
   if (boot <= 0)
     return fail(ErrorCode::kIo, root_ + "/stat does not tell when this machine was started");
   const long ticks = ::sysconf(_SC_CLK_TCK);
-  return boot + static_cast<std::int64_t>(info.start_ticks / static_cast<std::uint64_t>(ticks));
+  // The boot time is off by the same.
+  const std::uint64_t start =
+      info.start_ticks + (root_ == "/proc" ? own_boot_offset_ticks() : std::uint64_t{0});
+  return boot + static_cast<std::int64_t>(start) / ticks;
 }
 
 bool ProcFs::in_own_user_namespace() const {

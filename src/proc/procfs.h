@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -17,14 +18,16 @@ namespace stasis::proc {
 struct ProcessInfo {
   Pid pid;
   Pid parent;
-  char state = '?';               // R, S, D, T (stopped), t (traced), Z (zombie), X
-  int session = 0;                // session id
-  int tty = 0;                    // device number of the controlling terminal, 0 if none
-  std::uint64_t start_ticks = 0;  // since boot, in clock ticks: tells two lives of a number apart
-  unsigned long flags = 0;        // PF_* of linux/sched.h
-  std::uint64_t cpu_ticks = 0;    // of processor time, also of children it has waited for
-  int processor = -1;             // where it ran last
-  std::string comm;               // the kernel's short name
+  char state = '?';  // R, S, D, T (stopped), t (traced), Z (zombie), X
+  int session = 0;   // session id
+  int tty = 0;       // device number of the controlling terminal, 0 if none
+  // Since boot, in clock ticks, in the machine's first time namespace: tells two lives of a number
+  // apart.
+  std::uint64_t start_ticks = 0;
+  unsigned long flags = 0;      // PF_* of linux/sched.h
+  std::uint64_t cpu_ticks = 0;  // of processor time, also of children it has waited for
+  int processor = -1;           // where it ran last
+  std::string comm;             // the kernel's short name
 };
 
 struct ThreadStatus {
@@ -67,6 +70,11 @@ struct ProcessDetails {
   std::vector<std::string> argv;  // empty for a kernel thread or a zombie
 };
 
+// A name in /proc/PID/maps has up to 16 KiB: 4 KiB, and "\\012" for each line break.
+inline constexpr std::size_t kLongestPath = 16384;
+inline constexpr std::size_t kManyPaths = 16U << 20;
+inline constexpr std::size_t kShortPath = 256;
+
 // `root` is "/proc" but in tests.
 class ProcFs {
  public:
@@ -91,11 +99,16 @@ class ProcFs {
   Result<ProcessInfo> thread(Pid pid, Tid thread) const;
   Result<ThreadStatus> thread_status(Pid pid, Tid thread) const;
 
-  // By address. kNotPermitted, kNoSuchProcess.
+  // By address, each as it is read, until `visit` returns false: a process can have gigabytes of
+  // this text (65530 mappings of files whose names have 16 KiB), and most callers look for
+  // something. Of a path of more than kLongestPath bytes the middle is missing. kNotPermitted,
+  // kNoSuchProcess.
+  Result<void> for_each_mapping(Pid pid, const std::function<bool(const Mapping&)>& visit) const;
+  // All of them. After kManyPaths bytes of paths, each further one is cut to kShortPath.
   Result<std::vector<Mapping>> mappings(Pid pid) const;
 
   // Does the process map a file whose name begins with `name` ("libcuda.so")? kNotPermitted if
-  // its maps may not be read.
+  // its maps may not be read. Reads no further than the first one.
   Result<bool> maps_file(Pid pid, const std::string& name) const;
 
   // "NAME=value" each, as its program was started; what it has set since is not seen.
@@ -147,9 +160,18 @@ class ProcFs {
   std::string root_;
 };
 
+// Why a file of /proc/PID could not be read: one that vanishes gives ENOENT at open or ESRCH at
+// read; anything else (no descriptors left, no memory) means that we could not ask, not that there
+// is no process.
+Error why_unread(const std::string& root, Pid pid, Error why);
+
 // Parses one line of /proc/PID/stat; kInternal if it is none. Split out for tests: the name may
 // hold blanks and brackets.
 Result<ProcessInfo> parse_stat(const std::string& line);
+
+// By how many clock ticks the text of /proc/self/timens_offsets shifts the time since boot; may
+// wrap, as of a negative one.
+std::uint64_t boot_offset_ticks(const std::string& timens_offsets);
 
 // As uname(2) gives it: "6.18.44-generic".
 std::string kernel_release();

@@ -402,6 +402,24 @@ criu_runs() {
   target_goes_on
 }
 
+@test "in another time namespace a record counts, and its process is recovered" {
+  need_root "namespaces"
+  unshare --time --boottime 100000 true 2>/dev/null || skip "no time namespaces"
+  start_target memory --size 20M
+  STASIS_FAULT=checkpoint.after:kill capture stasis suspend "$TARGET"
+  in_state checkpointed
+  capture unshare --time --boottime 100000 --monotonic 5000 --fork stasis recover --all
+  ((status == 0))
+  assert_contains "$out" "$TARGET is running"
+  in_state running
+  # And what was remembered there of a suspended one is known here.
+  capture unshare --time --boottime 100000 --fork stasis suspend "$TARGET"
+  [[ $(find "$STASIS_STATE_DIR" -name "$TARGET-*.suspended" | wc -l) == 1 ]]
+  done_by resume "$TARGET"
+  [[ $(find "$STASIS_STATE_DIR" -name "$TARGET-*.suspended" | wc -l) == 0 ]]
+  nothing_left
+}
+
 # bats test_tags=long
 @test "killed at any moment of a suspend or resume, the process is recovered" {
   start_target memory --size 20M
