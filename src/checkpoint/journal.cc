@@ -173,7 +173,7 @@ Result<std::string> made_private(std::string directory) {
     error.remedy = "make its parent, or name another by STASIS_STATE_DIR";
     return fail(std::move(error));
   }
-  // In /tmp somebody else could have made it first.
+  // In /tmp another user could have made it first.
   struct stat info {};
   if (::lstat(directory.c_str(), &info) != 0) {
     return fail(errno_error("cannot look at the state directory " + directory, errno));
@@ -181,8 +181,13 @@ Result<std::string> made_private(std::string directory) {
   if (!S_ISDIR(info.st_mode) || info.st_uid != ::geteuid() || (info.st_mode & 0022) != 0) {
     return fail(
         ErrorCode::kNotPermitted,
-        fmt::format("the state directory {} is not a directory of this user alone", directory),
-        "remove it, or name another by STASIS_STATE_DIR");
+        fmt::format("the state directory {} is not a directory of this user alone: it belongs to "
+                    "user {}, mode {:04o}",
+                    directory, info.st_uid, info.st_mode & 07777),
+        info.st_uid == ::geteuid()
+            ? fmt::format("`chmod 700 {}` if it is a directory, otherwise remove it", directory)
+            : "make a directory of your own and name it by STASIS_STATE_DIR, in each command about "
+              "the same programs; or have root remove that one");
   }
   return directory;
 }
@@ -273,6 +278,8 @@ Result<Journal> Journal::begin(JournalRecord record) {
     return fail(std::move(allowed.error()));
   }
   auto lock = take(path, record.root);
+  const bool can_do_without = record.operation == "resume";
+  if (!lock && can_do_without && lock.error().code == ErrorCode::kNoSpace) lock = UniqueFd();
   if (!lock) return fail(std::move(lock.error()));
   record.owner = Pid{static_cast<int>(::getpid())};
   Journal journal(std::move(*lock), path, std::move(record));
@@ -287,6 +294,10 @@ Result<Journal> Journal::begin(JournalRecord record) {
   }
   auto done = fault(FaultPoint::kJournalLocked);
   if (done) done = journal.write(journal.record_.targets);
+  if (!done && can_do_without && done.error().code == ErrorCode::kNoSpace) {
+    journal.unwritten_ = true;
+    done = {};
+  }
   if (!done) {
     journal.finish();
     return fail(std::move(done.error()));
@@ -317,9 +328,11 @@ Result<void> Journal::update(const std::vector<JournalTarget>& targets) {
   auto directory = journal_directory();
   if (!directory) return fail(std::move(directory.error()));
   auto alone = lock_directory(*directory);
-  if (!alone) return fail(std::move(alone.error()));
+  if (!alone && !(unwritten_ && alone.error().code == ErrorCode::kNoSpace))
+    return fail(std::move(alone.error()));
   if (auto free = check_overlap(record_.root, targets); !free) return free;
-  if (auto done = write(targets); !done) return done;
+  auto done = write(targets);
+  if (!done && !(unwritten_ && done.error().code == ErrorCode::kNoSpace)) return done;
   record_.targets = targets;
   return {};
 }

@@ -90,6 +90,8 @@ class Journal {
   // The targets of a killed operation on the same root that nobody has recovered: their `initial`
   // is the state they had before that one, which is where a roll-back should lead.
   const std::vector<JournalTarget>& inherited() const { return left_.targets; }
+  // No room for the record, so that `stasis recover --all` knows nothing of it if it is killed.
+  bool unwritten() const { return unwritten_; }
   // That operation; its name is empty if there was none.
   const JournalRecord& left() const { return left_; }
 
@@ -115,6 +117,7 @@ class Journal {
   std::string path_;
   JournalRecord record_;
   JournalRecord left_;  // by a killed operation
+  bool unwritten_ = false;
 };
 
 struct JournalEntry {

@@ -15,6 +15,7 @@
 #include "checkpoint/swap_record.h"
 #include "direct/agent_client.h"
 #include "image/image_reader.h"
+#include "operations/process_lock.h"
 
 namespace stasis {
 
@@ -65,7 +66,7 @@ Error failed_state(const Process& process) {
 // and some while it is asked; CRIU and its files come on top.
 Result<void> check_descriptors(std::size_t processes) {
   constexpr std::uint64_t kSpare = 64;
-  constexpr std::uint64_t kEach = 6;
+  constexpr std::uint64_t kEach = 7;
   return allow_descriptors(kSpare + kEach * processes);
 }
 
@@ -115,6 +116,12 @@ Result<OpenedGroup> open_group(const Environment& env, const std::string& operat
     return fail(std::move(enough.error()));
   }
   if (auto free = check_not_busy(everybody); !free) return fail(std::move(free.error()));
+  // Before the driver is asked, which keeps its asker waiting while another tool's call goes on.
+  std::vector<Pid> numbers;
+  for (const JournalTarget& one : everybody)
+    numbers.push_back(one.pid);
+  auto locks = lock_processes(numbers);
+  if (!locks) return fail(std::move(locks.error()));
   if (auto seen = look(); !seen) return fail(std::move(seen.error()));
   // Before there is a record of ours, which would replace the one that says where that image is.
   const auto left = left_behind(everybody);
@@ -135,6 +142,11 @@ Result<OpenedGroup> open_group(const Environment& env, const std::string& operat
   auto begun = Journal::begin(std::move(intended));
   if (!begun) return fail(std::move(begun.error()));
   auto journal = std::make_unique<Journal>(std::move(*begun));
+  if (journal->unwritten()) {
+    env.tell(
+        "the state directory has no room for a record of this: if it is killed, `stasis recover "
+        "--all` knows nothing of it");
+  }
   if (!journal->inherited().empty()) {
     auto ready = wait_for_criu(env, journal->left());
     if (ready) ready = settle(env, journal->inherited());
@@ -167,7 +179,7 @@ Result<OpenedGroup> open_group(const Environment& env, const std::string& operat
     if (journal->inherited().empty()) journal->finish();
     return fail(std::move(allowed.error()));
   }
-  OpenedGroup opened{std::move(journal), {}, std::move(*group)};
+  OpenedGroup opened{std::move(*locks), std::move(journal), {}, std::move(*group)};
   opened.group.arm();
   Journal* record = opened.journal.get();
   opened.group.on_members_changed = [record](const std::vector<GroupMember>& members) {
@@ -442,9 +454,12 @@ Error rolled_back(OpenedGroup& opened, Error why, Result<void> back) {
       ended += fmt::format("{}{} ({})", ended.empty() ? "" : ", ", member.process.pid().value,
                            member.process.info().comm);
     }
-    return std::move(why).within(ended.empty()
-                                     ? "rolled back: every process is as it was"
-                                     : "rolled back, but ended meanwhile: process " + ended);
+    // One that has become another program by exec lives, and is not as it was.
+    const std::string rest = why.code == ErrorCode::kProcessGone
+                                 ? "rolled back: all else is as it was"
+                                 : "rolled back: every process is as it was";
+    return std::move(why).within(
+        ended.empty() ? rest : "rolled back, but ended meanwhile: process " + ended);
   }
   Error both = std::move(back.error());
   both.message = fmt::format("{}; and then {}", why.message, both.message);

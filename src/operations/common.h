@@ -23,6 +23,7 @@ namespace stasis {
 // of the tree uses CUDA and it may not be `without_cuda`; kBusy, also if a killed operation has
 // left the content of somebody's GPU memory in an image, and not in `content`.
 struct OpenedGroup {
+  std::vector<UniqueFd> locks;  // process_lock.h
   std::unique_ptr<Journal> journal;
   DirectPath direct;  // before the group, which must be back first
   Group group;

@@ -135,6 +135,25 @@ untraced() { grep -q "^TracerPid:[[:space:]]*0" "/proc/$TARGET/status"; }
   target_verifies
 }
 
+@test "where the state directory is full a suspended process is resumed all the same" {
+  need_root "a small file system"
+  local verb
+  start_target memory --size 4M
+  export STASIS_STATE_DIR=$BATS_TEST_TMPDIR/small
+  mkdir -m 700 "$STASIS_STATE_DIR"
+  mount -t tmpfs -o size=16k,mode=0700 none "$STASIS_STATE_DIR"
+  echo "$STASIS_STATE_DIR" >>"$BATS_TEST_TMPDIR/mounts"
+  for verb in resume recover; do
+    done_by suspend "$TARGET"
+    dd if=/dev/zero of="$STASIS_STATE_DIR/fill" bs=4k 2>/dev/null || true
+    done_by "$verb" "$TARGET"
+    assert_contains "$err" "has no room for a record"
+    in_state running
+    rm "$STASIS_STATE_DIR/fill"
+  done
+  target_goes_on
+}
+
 @test "root does not run a criu that another user has put there" {
   need_root "two users"
   local home=$BATS_TEST_TMPDIR/home
@@ -148,4 +167,17 @@ untraced() { grep -q "^TracerPid:[[:space:]]*0" "/proc/$TARGET/status"; }
     exec stasis doctor --no-trial --json' sh "$BATS_TEST_TMPDIR"
   [[ ! -e $BATS_TEST_TMPDIR/ran ]]
   assert_contains "$out" "belongs to user 65534"
+}
+
+@test "two tools with state directories of their own, as root and a user have, do not work on one process at once" {
+  start_target memory --size 20M
+  mkdir -m 700 "$BATS_TEST_TMPDIR/other"
+  STASIS_SIM_FAULTS="checkpoint:delay=2s" stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
+  local first=$!
+  wait_until 60 held_up
+  STASIS_STATE_DIR=$BATS_TEST_TMPDIR/other refused 7 busy suspend "$TARGET"
+  wait "$first"
+  in_state checkpointed
+  STASIS_STATE_DIR=$BATS_TEST_TMPDIR/other done_by resume "$TARGET"
+  target_goes_on
 }

@@ -1,0 +1,19 @@
+// Keeps two users of one machine, such as root and the owner of a program, from working on one
+// process at the same time: their records lie in state directories of their own, which neither can
+// ask the other about.
+#pragma once
+
+#include <vector>
+
+#include "base/fd.h"
+#include "stasis/ids.h"
+#include "stasis/result.h"
+
+namespace stasis {
+
+// Locks each of them until the descriptors are closed: flock() on /proc/PID/environ, which is one
+// file for all who see the process in one /proc, and which only those can open who may trace it
+// (PTRACE_MODE_READ). What cannot be opened is left out. kBusy if another tool has one of them.
+Result<std::vector<UniqueFd>> lock_processes(const std::vector<Pid>& pids);
+
+}  // namespace stasis
