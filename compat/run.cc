@@ -160,10 +160,12 @@ class Tool {
   Result<void> checkpoint(Process& process) const {
     direct::AgentClient::note_hold(process.pid());
     const auto use = driver_.memory_by_process();
+    const auto before = recall_suspended(process);
+    const std::string image = before ? before->image : std::string();
     auto done = process.checkpoint();
     if (!done || !use) return done;
     if (const auto own = use->find(process.pid()); own != use->end())
-      (void)remember_suspended(process, {own->second, {}});
+      (void)remember_suspended(process, {own->second, {}, image});
     return done;
   }
 
@@ -183,8 +185,13 @@ class Tool {
   // What `stasis suspend` has moved past the driver comes back too, so that the program goes on.
   static Result<void> unlock(Process& process) {
     auto done = process.unlock();
-    if (done) forget_suspended(process);
-    return done ? direct::bring_back_alone(process.pid(), process.pidfd()) : done;
+    if (done) done = direct::bring_back_alone(process.pid(), process.pidfd());
+    if (!done) return done;
+    // What is in an image is found by that.
+    const auto agent = direct::AgentClient::look(process.pid());
+    const bool away = agent && *agent && direct::is_away((*agent)->state);
+    if (!away) forget_suspended(process);
+    return done;
   }
 
   int act() const {

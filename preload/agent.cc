@@ -304,16 +304,23 @@ class Session {
   // A dump in a user namespace separates the page from its file: the kernel does not let CRIU see
   // there which file a mapping is of, and the restore makes nameless shared memory of it, and a
   // memfd that nothing maps. Tools write into the file. So the agent maps the file again where its
-  // page is, when the two differ in what a tool writes first or in what the agent alone writes.
+  // page is, when the two differ in what a tool writes first or in what the agent alone writes: its
+  // state, and a number that it writes to see that.
   // True if it has. To map a file that was mapped there already does no harm.
   bool rejoin_file() {
     std::uint32_t request = 0;
+    std::uint32_t seen = 0;
     AgentState told{};
+    constexpr std::size_t kSpare = direct::kExportBatch - 1;
+    page_.segments[kSpare].reserved = ++beat_;
+    constexpr std::size_t kSpareAt = offsetof(ControlPage, segments) +
+                                     kSpare * sizeof(direct::AgentSegment) +
+                                     offsetof(direct::AgentSegment, reserved);
     const auto mapped = page_.request.load(std::memory_order_acquire);
     if (!read_file_at(offsetof(ControlPage, request), request) ||
-        !read_file_at(offsetof(ControlPage, state), told))
+        !read_file_at(offsetof(ControlPage, state), told) || !read_file_at(kSpareAt, seen))
       return false;
-    if (request == mapped && told == state_) return false;
+    if (request == mapped && told == state_ && seen == beat_) return false;
     if (page_.request.load(std::memory_order_acquire) != mapped) return false;
     // The program may have closed the descriptor, and have another file of that number.
     std::uint64_t magic = 0;
@@ -703,6 +710,7 @@ class Session {
   ControlPage& page_;
   const int fd_;
   const bool may_be_split_ = in_own_user_namespace();
+  std::uint32_t beat_ = 0;
   Clock::time_point last_request_ = Clock::now();
   std::uint32_t serving_ = 0;
   std::vector<Segment> segments_;

@@ -337,6 +337,11 @@ Result<void> Journal::update(const std::vector<JournalTarget>& targets) {
   return {};
 }
 
+Result<void> Journal::forget_image() {
+  record_.image.clear();
+  return write(record_.targets);
+}
+
 Result<void> Journal::note_criu(JournalProcess criu) {
   record_.criu = criu;
   return write(record_.targets);

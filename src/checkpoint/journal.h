@@ -103,6 +103,8 @@ class Journal {
   Result<void> note_criu(JournalProcess criu);
   Result<void> note_ending(std::vector<JournalProcess> tree);
   Result<void> note_stepped(std::vector<JournalProcess> processes);
+  // The image that was named has proven wrong: recovery does not try it again.
+  Result<void> forget_image();
   // The operation is over and its targets are well: removes the record, but for inherited targets
   // that were none of its own.
   void finish();

@@ -105,7 +105,7 @@ Result<void> see_own_processes() {
 // its own end with 0. The rest of the tree runs on.
 Result<void> check_still_there(const RestoreReport& report) {
   for (const ProcessReport& one : report.processes) {
-    if (!one.cuda || one.state) continue;
+    if (!one.cuda) continue;
     const auto info = proc::ProcFs().process(one.pid);
     if (info && info->state != 'Z' && info->state != 'X') continue;
     if (one.pid == report.root) {

@@ -74,11 +74,11 @@ inline constexpr std::uint64_t kKeepBuffer = 1;
 // A piece of device memory that can leave.
 struct AgentSegment {
   std::uint64_t bytes;
-  std::uint64_t offset;   // of its content in the buffer
-  std::uint64_t address;  // in the target; of several mappings of it, the first; 0: none
-  std::uint8_t gpu[16];   // the UUID of the device it is on
-  std::int32_t fd;        // the target's descriptor of it, valid until the next command; -1: none
-  std::uint32_t reserved;
+  std::uint64_t offset;    // of its content in the buffer
+  std::uint64_t address;   // in the target; of several mappings of it, the first; 0: none
+  std::uint8_t gpu[16];    // the UUID of the device it is on
+  std::int32_t fd;         // the target's descriptor of it, valid until the next command; -1: none
+  std::uint32_t reserved;  // of the last one: the agent's, to see whether the page is its file's
 };
 
 struct ControlPage {

@@ -127,7 +127,7 @@ Result<OpenedGroup> open_group(const Environment& env, const std::string& operat
   const auto left = left_behind(everybody);
   // A resume looks where that one did, and says so in its record.
   const bool goes_on = left && left->operation == "resume" && operation == "resume" &&
-                       (left->image.empty() || left->image == image);
+                       !image.empty() && left->image == image;
   if (left && !goes_on) {
     auto whole = check_content(*group,
                                fmt::format("`stasis recover {0}`; or, if the image is elsewhere "

@@ -291,6 +291,8 @@ std::optional<RecoverReport> finish_resume(const Environment& env, const Journal
     if (auto map = parse_gpu_map(record.gpu_map)) options.gpu_map = std::move(*map);
   }
   auto resumed = resume(env, record.root, options);
+  // Its content is not where it was: what there is without it, and the reason.
+  if (!resumed && resumed.error().code == ErrorCode::kBusy) return recover_record(env, seen);
   // What is in the record and not in the tree any more is brought back by itself.
   const auto left = find_left(record.root);
   if (resumed || is_nobody(resumed.error())) {

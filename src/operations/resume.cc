@@ -172,7 +172,10 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
   auto moved = opened->direct.move_in(env, cuda_processes(group), phases);
   if (!moved) {
     Error why = stands_still(std::move(moved.error()), root, !opened->direct.needs_image());
-    if (why.code != ErrorCode::kNotRolledBack) opened->journal->finish();
+    if (why.code != ErrorCode::kNotRolledBack)
+      opened->journal->finish();
+    else if (!where.empty())
+      (void)opened->journal->forget_image();
     return fail(std::move(why));
   }
   phases.end();
