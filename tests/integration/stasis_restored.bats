@@ -54,16 +54,9 @@ END
 }
 
 @test "a restored CUDA process that has already ended is process-gone, and not ok" {
-  # The child ends when its terminal, which the root has, is a new one.
-  (exec_on_gpu setsid script -qefc "exec stasis-workload memory --size 4M --pause-ms 20 --status $TARGET_STATUS" /dev/null) \
-    </dev/null >/dev/null 2>&1 3>&- &
-  TARGET=$!
-  echo "$TARGET" >>"$targets"
-  wait_until 60 target_is_up
-  at_end_kill "$(children_of "$TARGET")"
+  start_target memory --size 4M --pause-ms 20
   done_by dump "$TARGET" --images-dir "$image"
-  wait "$TARGET" || true
-  capture timeout 60 stasis restore --images-dir "$image" --detach --json
+  STASIS_FAULT=restore.kept:target-dies capture timeout 60 stasis restore --images-dir "$image" --detach --json
   assert_equal "$status" 3
   assert_equal "$(json 'd["ok"], d["error"]["code"]')" "False process-gone"
 }
