@@ -62,7 +62,7 @@ json failure(const Error& error) { return {{"error", job::error_to_json(error)}}
 json report_of(const Result<Report>& report) {
   if (!report) return failure(report.error());
   json out = to_json(*report);
-  // A message holds so much: of very many processes nobody reads each here.
+  // A message holds so much: of very many processes the reader needs no list here.
   constexpr std::size_t kMostProcesses = 64;
   json& processes = out["processes"];
   while (processes.is_array() && processes.size() > kMostProcesses)

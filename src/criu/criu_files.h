@@ -2,7 +2,8 @@
 // opens by their names at a restore, as its files.img says, and finds by size and mode to be what
 // they were.
 //
-// Reads CRIU's images, from anybody: bounded, and wrong input only leaves entries out.
+// Reads CRIU's images, which any user may have made: bounded, and wrong input only leaves entries
+// out.
 #pragma once
 
 #include <cstdint>

@@ -38,7 +38,7 @@ bool is_program(const std::string& path) {
 
 // Who could have put another program in the place of `path`, or of a folder above it, of those who
 // are neither root nor the caller: root must not run what a user has put into the HOME that sudo
-// has left it. Empty if nobody could. The path as it is after its links.
+// has left it. Empty if none could. The path as it is after its links.
 std::string who_else_writes(const std::string& path) {
   std::error_code failed;
   std::filesystem::path at = std::filesystem::canonical(path, failed);
@@ -48,7 +48,7 @@ std::string who_else_writes(const std::string& path) {
     if (::lstat(at.c_str(), &info) != 0) return fmt::format("{} cannot be looked at", at.string());
     if (info.st_uid != 0 && info.st_uid != ::geteuid())
       return fmt::format("{} belongs to user {}", at.string(), info.st_uid);
-    // In a folder like /tmp nobody replaces what belongs to another.
+    // In a folder like /tmp a user cannot replace another user's files.
     const bool sticky = folder && (info.st_mode & S_ISVTX) != 0;
     const bool by_group =
         (info.st_mode & S_IWGRP) != 0 && info.st_gid != 0 && info.st_gid != ::getegid();

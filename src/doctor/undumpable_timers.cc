@@ -13,7 +13,7 @@ namespace stasis::doctor {
 namespace {
 
 // proc_pid_timers(5) says by which clock a timer was made, but not whether it was set for a time:
-// the kernel tells nobody, CRIU's code in the process neither.
+// the kernel does not tell, CRIU's code in the process neither.
 constexpr Kind kOfTheDay{
     "posix-timer", Light::kYellow,
     "has timers by the clock of the day (timer_create with CLOCK_REALTIME), which wait after a "

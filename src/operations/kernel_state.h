@@ -25,7 +25,7 @@ void set_kernel_state(const std::vector<ProcessRecord>& processes, const Warn& w
 
 // The part that only a thread of the process can set, by system calls that it makes for us. CRIU
 // is done by then. Threads that are parked still are; the others are stopped for it, and only where
-// there is something to set. `parent_ends`: whoever is the root's parent is about to end, and the
+// there is something to set. `parent_ends`: the root's parent is about to end, and the
 // tree is to live on: the root's threads (CRIU's files say of each) get no signal of that.
 void set_kernel_state_within(const std::vector<ProcessRecord>& processes, Pid root,
                              bool parent_ends, const UniqueFd& criu_dir, const Warn& warn);

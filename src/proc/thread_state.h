@@ -1,6 +1,6 @@
 // What the kernel keeps for a thread, read and set from outside of it.
 //
-// Stateless; thread-safe. Whoever sets holds the process, or knows that it stands still: the
+// Stateless; thread-safe. A caller that sets holds the process, or knows that it stands still: the
 // numbers are looked up anew by each call.
 #pragma once
 
