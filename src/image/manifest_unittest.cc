@@ -299,7 +299,8 @@ TEST(Manifest, WhatTheKernelKeepsComesBackAndMayMiss) {
                           "personality", "machine_check"}) {
     EXPECT_EQ(with([&](Json& j) { j["threads"][0][key] = -1; }), ErrorCode::kImageCorrupt) << key;
   }
-  for (const auto& [key, value] : json["processes"][0]["kernel_state"]["timers"][0].items()) {
+  for (const auto& item : json["processes"][0]["kernel_state"]["timers"][0].items()) {
+    const std::string key = item.key();  // a structured binding cannot be captured
     EXPECT_EQ(with([&](Json& j) { j["timers"][0].erase(key); }), ErrorCode::kImageCorrupt) << key;
     EXPECT_EQ(with([&](Json& j) { j["timers"][0][key] = -1; }), ErrorCode::kImageCorrupt) << key;
   }
