@@ -2,6 +2,7 @@
 
 #include <linux/futex.h>
 #include <poll.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -101,8 +102,10 @@ TEST(InterruptedCall, IsNotGuessed) {
   EXPECT_EQ(call_made(*own, {SYS_read, 0, 0, 0, 0, 0}), SYS_read);
   // What the addresses have is no time, or cannot be read.
   static const std::int64_t words[2] = {-1, -1};
+  void* const nothing = ::mmap(nullptr, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_EQ(::munmap(nothing, 4096), 0);
   for (const std::uint64_t address :
-       {reinterpret_cast<std::uint64_t>(words), std::uint64_t{1} << 40})
+       {reinterpret_cast<std::uint64_t>(words), reinterpret_cast<std::uint64_t>(nothing)})
     EXPECT_EQ(call_made(*own, {SYS_restart_syscall, 0, address, 0, 0, 0}), std::nullopt);
 }
 

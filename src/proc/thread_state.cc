@@ -189,10 +189,13 @@ std::optional<std::string> memory_policy(Pid pid, Tid thread) {
   const std::string_view line(room.data(), static_cast<std::size_t>(size));
   const std::size_t begin = line.find(' ');
   if (begin == std::string_view::npos) return std::nullopt;
-  std::size_t end = line.find(' ', begin + 1);
+  // The line ends there where the mapping has no page.
+  constexpr std::string_view kEnds = " \n";
+  std::size_t end = line.find_first_of(kEnds, begin + 1);
   // "prefer (many):0-1" and "weighted interleave:0"
   for (const std::string_view two : {"prefer (many)", "weighted interleave"}) {
-    if (line.substr(begin + 1).starts_with(two)) end = line.find(' ', begin + 1 + two.size());
+    if (line.substr(begin + 1).starts_with(two))
+      end = line.find_first_of(kEnds, begin + 1 + two.size());
   }
   if (end == std::string_view::npos) return std::nullopt;
   return std::string(line.substr(begin + 1, end - begin - 1));
