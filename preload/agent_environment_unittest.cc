@@ -87,7 +87,7 @@ TEST_F(Environment, AFileThatAnotherUserMayHaveWrittenIsNotBelieved) {
   int times = 0;
   const auto believed = [&] {
     const std::string name = "JOB_" + std::to_string(++times);
-    refresh(list({name + "=2"}));
+    refresh(list({(name + "=2").c_str()}));
     return value(name.c_str()) == "2";
   };
   EXPECT_TRUE(believed());
