@@ -88,8 +88,8 @@ void stasis_sim_kernel_fill(const stasis::sim::Launch&, void** args) {
     data[i] = word(i, number(args, 2));
 }
 
-// A GPU does this work beside the processors, which tests that run side by side need: the stream's thread
-// leaves them to others three times as long as the work took, at most 4 ms.
+// A GPU does this work beside the processors, which tests that run side by side need: the stream's
+// thread leaves them to others three times as long as the work took, at most 4 ms.
 class WorkBesideProcessors {
  public:
   WorkBesideProcessors() : began_(processor_time()) {}
