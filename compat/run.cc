@@ -183,9 +183,12 @@ class Tool {
   }
 
   // What `stasis suspend` has moved past the driver comes back too, so that the program goes on.
-  static Result<void> unlock(Process& process) {
+  Result<void> unlock(Process& process) const {
     auto done = process.unlock();
-    if (done) done = direct::bring_back_alone(process.pid(), process.pidfd());
+    if (done)
+      done = direct::bring_back_alone(
+          process.pid(), process.pidfd(), [this] { return memory_of_all_gpus(driver_); },
+          &interrupt_);
     if (!done) return done;
     // What is in an image is found by that.
     const auto agent = direct::AgentClient::look(process.pid());

@@ -15,11 +15,17 @@ namespace stasis {
 
 class Interrupt {
  public:
-  // Async-signal-safe. The first signal counts, later ones change nothing, so that a second Ctrl-C
-  // does not break the roll-back.
+  // Async-signal-safe. The first signal counts. A later one does not break the roll-back: see
+  // insists().
   void request(int signal_number) {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch().count();
     int none = 0;
-    signal_.compare_exchange_strong(none, signal_number);
+    if (signal_.compare_exchange_strong(none, signal_number)) {
+      first_.store(now);
+      return;
+    }
+    const auto since = std::chrono::steady_clock::duration(now - first_.load());
+    if (since >= kTwice) insists_.store(true);
   }
   // Memory is running out: what is left is for rolling back. From within an allocation, too.
   void want_of_memory() { no_memory_.store(true); }
@@ -28,6 +34,9 @@ class Interrupt {
 
   bool requested() const { return signal_.load() != 0; }
   int signal_number() const { return signal_.load(); }
+  // Asked a second time, at least a second later: a terminal, a shell and `timeout` pass the same
+  // one on in an instant. Ends the waiting for a program that does not answer, and nothing else.
+  bool insists() const { return insists_.load(); }
 
   // From now on; zero: no limit. Not while another thread looks.
   void set_time_limit(std::chrono::milliseconds limit) {
@@ -51,9 +60,13 @@ class Interrupt {
   }
 
  private:
+  static constexpr std::chrono::seconds kTwice{1};
+
   std::chrono::milliseconds limit_{0};
   std::optional<std::chrono::steady_clock::time_point> deadline_;
   std::atomic<int> signal_{0};
+  std::atomic<std::chrono::steady_clock::rep> first_{0};
+  std::atomic<bool> insists_{false};
   std::atomic<bool> no_memory_{false};
   bool heeds_memory_ = true;
 };

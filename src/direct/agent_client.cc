@@ -18,6 +18,7 @@
 
 #include "base/futex.h"
 #include "base/trace.h"
+#include "base/units.h"
 #include "driver/cuda_abi.h"
 #include "proc/procfs.h"
 
@@ -29,6 +30,8 @@ constexpr std::chrono::milliseconds kAgentLook{50};
 constexpr int kLooksUntilExec = 10;
 // For an agent that is in the middle of a command when the user asks to stop.
 constexpr std::chrono::milliseconds kLeaveAfter{3000};
+// For one that brings its memory back when the user asks a second time.
+constexpr std::chrono::seconds kLeaveBack{10};
 // For one that has not answered once in its time: it may be about to, and it may hold up the tool
 // for as long as it is given.
 constexpr std::chrono::milliseconds kAfterSilence{15000};
@@ -311,6 +314,7 @@ AgentClient::AgentClient(AgentClient&& other) noexcept
       asked_(other.asked_),
       asked_at_(other.asked_at_),
       number_(other.number_),
+      interrupt_(other.interrupt_),
       heeds_(other.heeds_),
       silent_(other.silent_) {}
 
@@ -324,6 +328,7 @@ AgentClient& AgentClient::operator=(AgentClient&& other) noexcept {
   std::swap(asked_, other.asked_);
   std::swap(asked_at_, other.asked_at_);
   std::swap(number_, other.number_);
+  std::swap(interrupt_, other.interrupt_);
   std::swap(heeds_, other.heeds_);
   std::swap(silent_, other.silent_);
   return *this;
@@ -334,10 +339,18 @@ AgentClient::~AgentClient() {
 }
 
 void AgentClient::take_figures() {
-  figures_ = {once(page_->segment_bytes),  once(page_->segment_count),
-              once(page_->buffer_address), once(page_->buffer_bytes),
-              once(page_->staying_bytes),  {once(page_->content_id[0]), once(page_->content_id[1])},
-              once(page_->shared_count)};
+  // Its size has been checked, and is not another one at each answer.
+  const bool anew = asked_ == AgentCommand::kNone || asked_ == AgentCommand::kPrepare ||
+                    asked_ == AgentCommand::kClose;
+  if (anew) {
+    figures_.bytes = once(page_->segment_bytes);
+    figures_.segments = once(page_->segment_count);
+    figures_.staying_bytes = once(page_->staying_bytes);
+  }
+  figures_.buffer_address = once(page_->buffer_address);
+  figures_.buffer_bytes = once(page_->buffer_bytes);
+  figures_.content_id = {once(page_->content_id[0]), once(page_->content_id[1])};
+  figures_.shared = once(page_->shared_count);
 }
 
 bool AgentClient::is_out_of_reach(Pid pid) {
@@ -379,11 +392,30 @@ Result<void> AgentClient::finish(std::chrono::milliseconds patience) {
   return finish_unless(never, patience);
 }
 
+Result<void> AgentClient::wants_to_leave() const {
+  if (interrupt_ == nullptr) return {};
+  if (heeds_ == Heeds::kFirst && can_be_left(asked_)) return interrupt_->check();
+  if (!interrupt_->insists()) return {};
+  const auto waited = std::chrono::floor<std::chrono::seconds>(Clock::now() - asked_at_);
+  if (!silent_ && waited < kLeaveBack) return {};
+  return fail(ErrorCode::kInterrupted,
+              fmt::format("interrupted twice while the agent in process {} was to {} ({} s)",
+                          pid_.value, agent_command_name(asked_), waited.count()));
+}
+
+Result<void> AgentClient::check_size(const GpuMemory& of_all_gpus) const {
+  constexpr std::uint64_t kEveryGpuHas = std::uint64_t{8} << 30;
+  if (bytes() <= kEveryGpuHas) return {};
+  const std::uint64_t most = of_all_gpus();
+  if (bytes() <= most) return {};
+  return fail(ErrorCode::kNotSupported,
+              fmt::format("the agent in process {} speaks of {} of GPU memory, and all GPUs "
+                          "together have {}",
+                          pid_.value, format_bytes(bytes()), format_bytes(most)),
+              "do not trust that process: its page is forged or damaged");
+}
+
 Result<void> AgentClient::wait_for_reply(const Interrupt& interrupt, Clock::time_point deadline) {
-  const auto asked_to_stop = [&]() -> Result<void> {
-    auto stop = interrupt.check();
-    return stop && heeds_ != nullptr && can_be_left(asked_) ? heeds_->check() : stop;
-  };
   std::optional<Clock::time_point> stop_at;
   for (int looks = 1;; ++looks) {
     const auto seen = page_->reply.load(std::memory_order_acquire);
@@ -409,7 +441,13 @@ Result<void> AgentClient::wait_for_reply(const Interrupt& interrupt, Clock::time
           "see whether the driver hangs there: `cat /proc/PID/task/*/wchan`; `stasis "
           "recover` makes the process run when it answers again");
     }
-    if (auto stop = asked_to_stop(); !stop) {
+    if (auto leave = wants_to_leave(); !leave && !can_be_left(asked_)) {
+      silent_ = true;
+      return leave;
+    }
+    auto stop = interrupt.check();
+    if (stop) stop = wants_to_leave();
+    if (!stop) {
       page_->abandoned.store(number_, std::memory_order_relaxed);
       if (!stop_at) stop_at = Clock::now() + kLeaveAfter;
       if (Clock::now() >= *stop_at && can_be_left(asked_)) {
@@ -508,7 +546,9 @@ Result<void> AgentClient::bring_back(const Fill& fill) {
   return ask(AgentCommand::kOpen, 0, kMappingPatience);
 }
 
-Result<void> bring_back_alone(Pid pid, const Pidfd& pidfd) {
+Result<void> bring_back_alone(Pid pid, const Pidfd& pidfd,
+                              const AgentClient::GpuMemory& of_all_gpus,
+                              const Interrupt* interrupt) {
   // The agent itself and who only looks have its lock for microseconds; whoever else has it sees to
   // the rest.
   constexpr std::chrono::milliseconds kPatience{50};
@@ -518,7 +558,10 @@ Result<void> bring_back_alone(Pid pid, const Pidfd& pidfd) {
     return fail(std::move(agent.error()));
   }
   if (!*agent || (*agent)->state() != AgentState::kHeld) return {};
-  auto done = (*agent)->bring_back();
+  (*agent)->heed(interrupt, AgentClient::Heeds::kSecond);
+  auto done = (*agent)->check_size(of_all_gpus);
+  if (!done) return done;
+  done = (*agent)->bring_back();
   if (done) return done;
   Error why = std::move(done.error());
   why.remedy +=

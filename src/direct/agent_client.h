@@ -90,9 +90,19 @@ class AgentClient {
   const Pidfd& pidfd() const { return pidfd_; }
   // Of the program that has the page.
   const std::shared_ptr<const proc::AddressSpace>& address_space() const { return space_; }
-  // These stop the waiting for commands that a program can be left with: all but those that bring
-  // its memory back. `interrupt` must outlive this, or be taken back with null.
-  void heed(const Interrupt* interrupt) { heeds_ = interrupt; }
+  // Which request to stop ends the waiting for an answer. Commands that bring memory back are only
+  // left at the second, and not within ten seconds: the agent goes on with them by itself when its
+  // peer has gone.
+  enum class Heeds { kFirst, kSecond };
+  // `interrupt` must outlive this, or be taken back with null.
+  void heed(const Interrupt* interrupt, Heeds heeds) {
+    interrupt_ = interrupt;
+    heeds_ = heeds;
+  }
+  // The target names its size, and how long its peer waits goes by that: kNotSupported if it is
+  // more than all GPUs have together, in bytes, which is only asked where that can be.
+  using GpuMemory = std::function<std::uint64_t()>;
+  Result<void> check_size(const GpuMemory& of_all_gpus) const;
   // False: the program has closed the page's descriptor, and nobody else will find the agent.
   bool can_be_found() const;
   // The agent takes its peer for alive until this is closed, too.
@@ -175,7 +185,11 @@ class AgentClient {
   AgentCommand asked_ = AgentCommand::kNone;
   Clock::time_point asked_at_;
   std::uint32_t number_ = 0;  // of the request under way
-  const Interrupt* heeds_ = nullptr;
+  // Whether the user wants to wait no longer for the answer under way.
+  Result<void> wants_to_leave() const;
+
+  const Interrupt* interrupt_ = nullptr;
+  Heeds heeds_ = Heeds::kSecond;
   bool silent_ = false;  // it has not answered in time once
 };
 
@@ -189,7 +203,10 @@ std::chrono::milliseconds copy_time(std::uint64_t bytes);
 
 // For those who unlock a process and have no mover: if its memory is away by the direct path, the
 // agent brings it back. Nothing to do where there is no agent, or somebody else is its peer.
-Result<void> bring_back_alone(Pid pid, const Pidfd& pidfd);
+// `interrupt`, if any, is heeded at the second request.
+Result<void> bring_back_alone(Pid pid, const Pidfd& pidfd,
+                              const AgentClient::GpuMemory& of_all_gpus,
+                              const Interrupt* interrupt);
 
 // The command's name for people: "close the gate".
 const char* agent_command_name(AgentCommand command);

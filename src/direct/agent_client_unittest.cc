@@ -245,12 +245,48 @@ TEST(AgentClient, HearsTheUserInTheMiddleOfACommand) {
   ASSERT_TRUE((*client)->ask(AgentCommand::kClose, 100, milliseconds(60000)).has_value());
   Interrupt interrupt;
   interrupt.request(SIGINT);
-  (*client)->heed(&interrupt);
+  (*client)->heed(&interrupt, AgentClient::Heeds::kFirst);
   const auto start = Clock::now();
   const auto taken = (*client)->take_segments(milliseconds(60000));
   ASSERT_FALSE(taken.has_value());
   EXPECT_EQ(taken.error().code, ErrorCode::kInterrupted);
   EXPECT_LT(Clock::now() - start, std::chrono::seconds(30));
+}
+
+// One that brings memory back goes on by itself: its user may leave, and does so on purpose.
+TEST(AgentClient, LeavesASilentOneThatBringsMemoryBackAtTheSecondRequest) {
+  const FakeAgent agent(kAgentSeals, [](ControlPage&) { ::pause(); });
+  auto client = agent.find();
+  ASSERT_TRUE(client.has_value() && client->has_value());
+  Interrupt interrupt;
+  (*client)->heed(&interrupt, AgentClient::Heeds::kSecond);
+  interrupt.request(SIGINT);
+  interrupt.request(SIGINT);  // the same one, passed on
+  auto done = (*client)->ask(AgentCommand::kRefill, 0, milliseconds(100));
+  ASSERT_FALSE(done.has_value());
+  EXPECT_EQ(done.error().code, ErrorCode::kNoAnswer);
+  ::usleep(1000000);
+  interrupt.request(SIGTERM);
+  const auto start = Clock::now();
+  done = (*client)->ask(AgentCommand::kRefill, 0, milliseconds(60000));
+  ASSERT_FALSE(done.has_value());
+  EXPECT_EQ(done.error().code, ErrorCode::kInterrupted);
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(10));
+}
+
+TEST(AgentClient, ItsSizeIsCheckedAndThenStays) {
+  const FakeAgent agent(kAgentSeals, [](ControlPage& page) {
+    page.cu_result = 0;
+    page.segment_bytes =
+        page.command == AgentCommand::kPrepare ? std::uint64_t{9} << 30 : std::uint64_t{1} << 46;
+  });
+  auto client = agent.find();
+  ASSERT_TRUE(client.has_value() && client->has_value());
+  ASSERT_TRUE((*client)->ask(AgentCommand::kPrepare, 0, milliseconds(60000)).has_value());
+  EXPECT_TRUE((*client)->check_size([] { return std::uint64_t{9} << 30; }).has_value());
+  EXPECT_FALSE((*client)->check_size([] { return std::uint64_t{8} << 30; }).has_value());
+  ASSERT_TRUE((*client)->ask(AgentCommand::kEmpty, 0, milliseconds(60000)).has_value());
+  EXPECT_EQ((*client)->bytes(), std::uint64_t{9} << 30);
 }
 
 // A process that keeps its page's descriptor over execve(2), while another one that it has started

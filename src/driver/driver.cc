@@ -231,6 +231,15 @@ DriverResult<void> Driver::lock_unless(Pid pid, std::chrono::milliseconds timeou
   }
 }
 
+std::uint64_t memory_of_all_gpus(Driver& driver) {
+  const auto gpus = driver.gpus();
+  if (!gpus || gpus->empty()) return std::numeric_limits<std::uint64_t>::max();
+  std::uint64_t sum = 0;
+  for (const Gpu& gpu : *gpus)
+    sum += gpu.memory_total;
+  return sum;
+}
+
 Result<std::unique_ptr<Driver>> load_driver(const std::string& library_name) {
   auto loaded = load_driver_library(library_name);
   if (!loaded) return fail(std::move(loaded.error()));

@@ -81,6 +81,9 @@ class Driver {
   virtual Result<std::map<Pid, std::vector<GpuUse>>> memory_by_process() = 0;
 };
 
+// What all GPUs have together, in bytes. Where nobody knows, more than any machine has.
+std::uint64_t memory_of_all_gpus(Driver& driver);
+
 // Loads the driver: `library` if not empty, else the environment's STASIS_LIBCUDA, else
 // "libcuda.so.1". kDriverMissing, kDriverTooOld, kDriverUnsupported, each with its remedy.
 Result<std::unique_ptr<Driver>> load_driver(const std::string& library = {});

@@ -259,7 +259,7 @@ Result<void> refuse_obstacles(const Environment& env, OpenedGroup& opened, bool 
     return clear;
   }
   // By a killed operation somebody has.
-  if (!clear) return fail(roll_back(opened, std::move(clear.error())));
+  if (!clear) return fail(roll_back(env, opened, std::move(clear.error())));
   opened.group.on_members_changed = [&env, ignore, checked,
                                      update = opened.group.on_members_changed](
                                         const std::vector<GroupMember>& members) -> Result<void> {
@@ -424,22 +424,24 @@ Result<void> quiesce(const Environment& env, OpenedGroup& opened, const QuiesceO
   return fail(std::move(error));
 }
 
-Error roll_back(OpenedGroup& opened, Error why) {
+Error roll_back(const Environment& env, OpenedGroup& opened, Error why) {
   opened.direct.wait_for_copy();
-  return rolled_back(opened, std::move(why), opened.group.roll_back());
+  return rolled_back(env, opened, std::move(why), opened.group.roll_back());
 }
 
-Error rolled_back(OpenedGroup& opened, Error why, Result<void> back) {
+Error rolled_back(const Environment& env, OpenedGroup& opened, Error why, Result<void> back) {
   // Where the driver still holds somebody, its agent waits for `stasis recover`: asked now, it
   // would hang in the driver.
   if (back) {
-    opened.direct.take_held(opened.group);
+    opened.direct.take_held(env, opened.group);
     back = opened.direct.roll_back();
     // Which is why the rest went wrong.
     if (auto gone = opened.direct.take_gone()) why = std::move(*gone);
   } else {
     opened.direct.dismiss();
   }
+  // An agent has not brought its program back, and says no more what it does.
+  if (back && why.code == ErrorCode::kNotRolledBack) return why;
   if (back) {
     opened.journal->finish();
     // A criu that was killed while its code ran in a process takes that along, in an instant.

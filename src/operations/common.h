@@ -69,9 +69,9 @@ Result<void> check_content(const Group& group, const std::string& remedy,
 
 // Rolls the group back after `why`, and closes the journal if that worked. Returns the error to
 // report: `why`, saying that everything is as before, or kNotRolledBack with both.
-Error roll_back(OpenedGroup& opened, Error why);
+Error roll_back(const Environment& env, OpenedGroup& opened, Error why);
 // The same where the group has been rolled back, or not: `back`.
-Error rolled_back(OpenedGroup& opened, Error why, Result<void> back);
+Error rolled_back(const Environment& env, OpenedGroup& opened, Error why, Result<void> back);
 
 // For memory that could not be brought back to a program that the driver lets run: kNotRolledBack,
 // for which the record has to stay. As it is where the agent goes on trying by itself, or where the

@@ -126,21 +126,8 @@ Result<void> check_mover_memory(const Environment& env, std::span<const GpuUuid>
   return {};
 }
 
-// The target names the number, and how long a tool waits for it goes by it.
 Result<void> check_size(const AgentClient& agent, Driver& driver) {
-  constexpr std::uint64_t kEveryGpuHas = std::uint64_t{8} << 30;
-  if (agent.bytes() <= kEveryGpuHas) return {};
-  const auto gpus = driver.gpus();
-  if (!gpus || gpus->empty()) return {};
-  std::uint64_t sum = 0;
-  for (const Gpu& gpu : *gpus)
-    sum += gpu.memory_total;
-  if (agent.bytes() <= sum) return {};
-  return fail(ErrorCode::kNotSupported,
-              fmt::format("the agent in process {} speaks of {} of GPU memory, and all GPUs "
-                          "together have {}",
-                          agent.pid().value, format_bytes(agent.bytes()), format_bytes(sum)),
-              "do not trust that process: its page is forged or damaged");
+  return agent.check_size([&] { return memory_of_all_gpus(driver); });
 }
 
 void tell_of_driver(const Environment& env, const std::string& why) {
@@ -177,6 +164,7 @@ Result<std::optional<AgentClient>> find_agent(const Environment& env, const Proc
   const auto deadline = Clock::now() + direct::kPeerEnds;
   for (Waiting waiting(env.progress);; waiting.tell()) {
     auto agent = AgentClient::find(process.pid(), process.pidfd(), kPart);
+    if (agent && *agent) (*agent)->heed(&env.interrupt, AgentClient::Heeds::kSecond);
     if (agent || agent.error().code != ErrorCode::kBusy || Clock::now() > deadline) return agent;
     if (!may_stop) continue;
     if (auto stop = env.interrupt.check(); !stop) return fail(std::move(stop.error()));
@@ -204,22 +192,19 @@ Result<void> DirectPath::find(const Environment& env, const std::vector<const Pr
       if (const auto why = why_no_agent(*process)) tell_of_driver(env, *why);
     }
     if (!*agent) continue;
-    if (!away) (*agent)->heed(&env.interrupt);
+    if (!away) (*agent)->heed(&env.interrupt, AgentClient::Heeds::kFirst);
     // Its last peer may have been killed, and the agent be at work to make the program run: what it
     // does then is done first. One that is held does nothing, and is not asked to while the driver
     // may hold it.
-    if (away || (*agent)->state() != AgentState::kHeld) {
-      auto settled = (*agent)->ask(AgentCommand::kNone, 0, copy_time((*agent)->bytes()));
-      if (!settled && (away || final_for_both(settled.error().code)))
-        return fail(std::move(settled.error()));
-      if (!settled) {
-        tell_of_driver(env, settled.error().to_string());
-        continue;
-      }
+    auto settled = check_size(**agent, env.driver);
+    if (settled && (away || (*agent)->state() != AgentState::kHeld)) {
+      settled = (*agent)->ask(AgentCommand::kNone, 0, copy_time((*agent)->bytes()));
+      if (settled) settled = check_size(**agent, env.driver);
     }
-    if (auto sound = check_size(**agent, env.driver); !sound) {
-      if (away) return sound;
-      tell_of_driver(env, sound.error().to_string());
+    if (!settled && (away || final_for_both(settled.error().code)))
+      return fail(std::move(settled.error()));
+    if (!settled) {
+      tell_of_driver(env, settled.error().to_string());
       continue;
     }
     if (is_away((*agent)->state()) == away)
@@ -240,6 +225,7 @@ Result<void> DirectPath::prepare(const Environment& env, Group& group, bool buff
   Result<void> worst;
   for (auto& agent : agents_) {
     auto done = agent.finish(kAtOnce);
+    if (done) done = check_size(agent, env.driver);
     if (!done) worst = std::move(done);
   }
   if (!worst) return worst;
@@ -413,6 +399,8 @@ Result<void> DirectPath::hold_back(const Environment& env, Group& group, millise
   });
   if (!done) return done;
   std::erase_if(agents_, [](const AgentClient& agent) { return !agent.pidfd().alive(); });
+  for (const AgentClient& agent : agents_)
+    if (auto sound = check_size(agent, env.driver); !sound) return sound;
   return {};
 }
 
@@ -1057,15 +1045,15 @@ Result<void> DirectPath::expect_agents() {
   return {};
 }
 
-void DirectPath::take_held(const Group& group) {
+void DirectPath::take_held(const Environment& env, const Group& group) {
   for (const GroupMember& member : group.members()) {
     if (member.initial != CudaState::kRunning || !member.process.alive()) continue;
     const Pid pid = member.process.pid();
     const bool known = std::any_of(agents_.begin(), agents_.end(),
                                    [&](const AgentClient& agent) { return agent.pid() == pid; });
     if (known) continue;
-    auto agent = AgentClient::find(pid, member.process.pidfd());
-    if (!agent || !*agent) continue;
+    auto agent = find_agent(env, member.process, false);
+    if (!agent || !*agent || !check_size(**agent, env.driver)) continue;
     // One that waits for what is in an image does nothing by itself.
     const bool waits = is_away((*agent)->state()) && (*agent)->content_is_elsewhere();
     if ((*agent)->state() == AgentState::kHeld || (waits && content_of(**agent)))

@@ -158,7 +158,7 @@ class DirectPath {
   // Those too whose memory was away before: who did that was killed, and as all is rolled back they
   // are to run. The driver must hold none of the group. Where it had not come to hold one, the
   // agent makes it run by itself.
-  void take_held(const Group& group);
+  void take_held(const Environment& env, const Group& group);
   // Who had become another program by then, once: nothing of his could be brought back.
   std::optional<Error> take_gone() { return std::exchange(gone_, std::nullopt); }
   // What was done is meant to stay.

@@ -444,7 +444,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   }
   Group& group = opened->group;
   const auto undo = [&](Error why) {
-    Error error = roll_back(*opened, std::move(why));
+    Error error = roll_back(env, *opened, std::move(why));
     // The half of an image, and all there is of somebody's memory: for `stasis recover`.
     if (writer) writer->hold(opened->direct.needs_image());
     return fail(std::move(error));
@@ -587,7 +587,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
     if (!complete || options.after != AfterDump::kKill || !anybody_ended(group, back.has_value())) {
       // The image is about to go, so nothing may say that it is all there is.
       if (!opened->journal->record().ending.empty()) (void)opened->journal->note_ending({});
-      auto failed = fail(rolled_back(*opened, std::move(dumped.error()), std::move(back)));
+      auto failed = fail(rolled_back(env, *opened, std::move(dumped.error()), std::move(back)));
       writer->hold(opened->direct.needs_image());
       (void)writer->discard();
       // Nothing went wrong in CRIU, so nobody wants its log.

@@ -117,10 +117,10 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
   if (!opened) return fail(std::move(opened.error()));
   Group& group = opened->group;
   auto alone = opened->direct.come_back(env);
-  if (!alone) return fail(roll_back(*opened, std::move(alone.error())));
+  if (!alone) return fail(roll_back(env, *opened, std::move(alone.error())));
   auto pairs = check_and_plan(env, group, options);
-  if (!pairs) return fail(roll_back(*opened, std::move(pairs.error())));
-  if (!known) return fail(roll_back(*opened, std::move(known.error())));
+  if (!pairs) return fail(roll_back(env, *opened, std::move(pairs.error())));
+  if (!known) return fail(roll_back(env, *opened, std::move(known.error())));
   // Before what was written down, which may be damaged.
   if (named) opened->direct.look_in(std::move(named));
   for (const Process* process : cuda_processes(group)) {
@@ -129,7 +129,7 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
     const auto agent = direct::AgentClient::look(process->pid());
     if (!agent || !*agent || !(*agent)->of_our_version) {
       return fail(roll_back(
-          *opened,
+          env, *opened,
           {ErrorCode::kNotSupported,
            fmt::format("process {} has no agent that this stasis knows, and its GPU memory's "
                        "content is in {}",
@@ -142,7 +142,7 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
       opened->direct.look_in(std::move(content));
   }
   auto done = opened->direct.check_found(env, cuda_processes(group));
-  if (!done) return fail(roll_back(*opened, std::move(done.error())));
+  if (!done) return fail(roll_back(env, *opened, std::move(done.error())));
   opened->direct.get_ready(env, cuda_processes(group), *pairs);
   done = fault(FaultPoint::kResumePlanned);
   if (done) done = env.interrupt.check();
@@ -150,7 +150,7 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
     phases.begin("restore");
     done = group.restore(*pairs, env.progress);
   }
-  if (!done) return fail(roll_back(*opened, std::move(done.error())));
+  if (!done) return fail(roll_back(env, *opened, std::move(done.error())));
   // Past this point going on is the way out, also for who finds our record: every process is whole
   // on the GPU, and an unlock is quicker than a checkpoint.
   for (GroupMember& member : group.members()) {
@@ -165,7 +165,7 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
   if (!done) {
     // What rolling back comes to, now.
     auto on = group.roll_back();
-    if (!on) return fail(rolled_back(*opened, std::move(done.error()), std::move(on)));
+    if (!on) return fail(rolled_back(env, *opened, std::move(done.error()), std::move(on)));
     env.tell("it runs, at the second attempt; the first failed: " + done.error().to_string());
   }
   group.dismiss();

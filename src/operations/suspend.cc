@@ -40,7 +40,7 @@ Result<Report> suspend_once(const Environment& env, Pid root, const SuspendOptio
   if (!done) {
     const ErrorCode why = done.error().code;
     const bool by_driver = done.error().driver.has_value();
-    Error error = roll_back(*opened, std::move(done.error()));
+    Error error = roll_back(env, *opened, std::move(done.error()));
     if (error.code != ErrorCode::kNotRolledBack) phases.runs();
     const DirectPath& direct = opened->direct;
     if (error.code != why || why == ErrorCode::kTimeout || why == ErrorCode::kProcessGone ||
