@@ -128,7 +128,7 @@ bool same_process(const JournalTarget& a, const JournalTarget& b) {
 Result<UniqueFd> lock_directory(const std::string& directory) {
   const std::string path = directory + "/journal.lock";
   auto fd = open_file(AT_FDCWD, path, O_RDWR | O_CREAT | O_NOFOLLOW, 0600);
-  if (!fd) return fd;
+  if (!fd) return fail(unwritable(std::move(fd.error()), path));
   while (::flock(fd->get(), LOCK_EX) != 0) {
     if (errno != EINTR) return fail(errno_error("cannot lock " + path, errno));
   }

@@ -4,11 +4,13 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <filesystem>
 #include <thread>
 #include <vector>
 
@@ -34,11 +36,22 @@ Result<void> overwrite(const std::string& path, std::string text) {
 
 }  // namespace
 
+Error unwritable(Error error, const std::string& path) {
+  struct statvfs system {};
+  const std::string directory = std::filesystem::path(path).parent_path().string();
+  if (::statvfs(directory.c_str(), &system) != 0 || (system.f_flag & ST_RDONLY) == 0) return error;
+  error.code = ErrorCode::kNoSpace;
+  error.remedy =
+      "make it writable, or name another state directory by STASIS_STATE_DIR, in each "
+      "command about the same programs";
+  return error;
+}
+
 Result<std::optional<UniqueFd>> lock_state_file(const std::string& of) {
   const std::string path = of + kLockEnd;
   for (int tries = 0; tries < kLockTries; ++tries) {
     auto fd = open_file(AT_FDCWD, path, O_RDWR | O_CREAT | O_NOFOLLOW, 0600);
-    if (!fd) return fail(std::move(fd.error()));
+    if (!fd) return fail(unwritable(std::move(fd.error()), path));
     if (::flock(fd->get(), LOCK_EX | LOCK_NB) == 0) {
       // A lock on a file that its last holder has deleted protects nothing.
       struct stat info {};
@@ -64,7 +77,7 @@ Result<void> write_state_file(const std::string& path, const std::string& text,
     if (done) done = write_all(fd->get(), text.data(), text.size(), temporary);
     if (done) done = fd->close(temporary);
   } else {
-    done = fail(std::move(fd.error()));
+    done = fail(unwritable(std::move(fd.error()), temporary));
   }
   if (done && ::rename(temporary.c_str(), path.c_str()) != 0) {
     done = fail(errno_error("cannot write " + path, errno));

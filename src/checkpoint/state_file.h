@@ -13,6 +13,10 @@
 
 namespace stasis {
 
+// `error` of writing `path`: where the file system is read-only, kNoSpace, for those who can do
+// without, and what to do.
+Error unwritable(Error error, const std::string& path);
+
 // Takes the lock of `path`. Nothing if another process has it. Tries for some 200 ms, because a
 // reader holds each lock for a moment too.
 Result<std::optional<UniqueFd>> lock_state_file(const std::string& path);

@@ -199,6 +199,15 @@ bool has_gone(const Error& why) {
          why.code == ErrorCode::kThreadId;
 }
 
+// A stasis that has the driver in it moves the memory of others.
+bool is_stasis(Pid pid) {
+  struct stat theirs {};
+  struct stat ours {};
+  return ::stat(fmt::format("/proc/{}/exe", pid.value).c_str(), &theirs) == 0 &&
+         ::stat("/proc/self/exe", &ours) == 0 && theirs.st_dev == ours.st_dev &&
+         theirs.st_ino == ours.st_ino;
+}
+
 // Only processes that map the driver's library are asked: the driver itself says nothing about
 // those of others, and a query for each process of a large host would take long.
 Result<Collected> collect(Driver& driver, std::chrono::milliseconds patience, Pending& pending) {
@@ -215,7 +224,7 @@ Result<Collected> collect(Driver& driver, std::chrono::milliseconds patience, Pe
       ++out.not_permitted;
     else if (!maps && !has_gone(maps.error()))
       out.rows.push_back(unread(procfs, info, maps.error()));
-    if (!maps || !*maps) continue;
+    if (!maps || !*maps || is_stasis(info.pid)) continue;
     const auto asked = std::find_if(pending.begin(), pending.end(), [&](const auto& one) {
       return one->process.pid() == info.pid && one->process.info().start_ticks == info.start_ticks;
     });

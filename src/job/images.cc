@@ -133,6 +133,11 @@ Result<Images> Images::open(const std::string& dir, const std::function<bool()>&
   auto lock = open_file(images.dir_.get(), kLock, O_RDWR | O_CREAT | O_NOFOLLOW, 0600);
   if (!lock) return fail(std::move(lock.error()).within("locking " + images.path_));
   images.lock_ = std::move(*lock);
+  struct stat kind {};
+  if (::fstat(images.lock_.get(), &kind) != 0 || !is_regular_file(kind)) {
+    return fail(ErrorCode::kNotPermitted, images.path_ + "/lock is not a regular file",
+                "remove it, or name another directory");
+  }
   const int taken = ::flock(images.lock_.get(), LOCK_EX | LOCK_NB) != 0 ? errno : 0;
   // Not earlier: who has just got it writes who its init is.
   const Holder before = read_holder(images.lock_);

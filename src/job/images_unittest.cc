@@ -1,5 +1,7 @@
 #include "job/images.h"
 
+#include <sys/stat.h>
+
 #include <filesystem>
 #include <fstream>
 
@@ -40,6 +42,14 @@ TEST_F(JobImages, ASecondOneIsRefusedNamingTheFirst) {
   ASSERT_FALSE(second);
   EXPECT_EQ(second.error().code, ErrorCode::kBusy);
   EXPECT_THAT(second.error().message, ::testing::HasSubstr(std::to_string(::getpid())));
+}
+
+TEST_F(JobImages, WhatIsNoFileInPlaceOfTheLockIsNamed) {
+  std::filesystem::create_directories(dir());
+  ASSERT_EQ(::mkfifo((dir() + "/lock").c_str(), 0600), 0);
+  const auto images = Images::open(dir());
+  ASSERT_FALSE(images);
+  EXPECT_THAT(images.error().message, ::testing::HasSubstr("is not a regular file"));
 }
 
 TEST_F(JobImages, TheNewestComeFirstAndHalfOnesDoNotCount) {

@@ -154,6 +154,41 @@ untraced() { grep -q "^TracerPid:[[:space:]]*0" "/proc/$TARGET/status"; }
   target_goes_on
 }
 
+@test "where the state directory has become read-only a suspended process is resumed all the same" {
+  need_root "a small file system"
+  local verb
+  start_target memory --size 4M
+  export STASIS_STATE_DIR=$BATS_TEST_TMPDIR/small
+  mkdir -m 700 "$STASIS_STATE_DIR"
+  mount -t tmpfs -o size=1m,mode=0700 none "$STASIS_STATE_DIR"
+  echo "$STASIS_STATE_DIR" >>"$BATS_TEST_TMPDIR/mounts"
+  for verb in resume recover; do
+    done_by suspend "$TARGET"
+    mount -o remount,ro "$STASIS_STATE_DIR"
+    capture stasis suspend "$TARGET"
+    assert_contains "$err" "name another state directory by STASIS_STATE_DIR"
+    done_by "$verb" "$TARGET"
+    assert_contains "$err" "has no room for a record"
+    in_state running
+    mount -o remount,rw "$STASIS_STATE_DIR"
+  done
+  target_goes_on
+}
+
+@test "ps does not list the stasis that moves the memory of a program" {
+  start_target memory --size 200M
+  (for _ in 1 2; do stasis suspend "$TARGET" && stasis resume "$TARGET"; done) >/dev/null 2>&1 3>&- &
+  local tool=$! seen=0
+  while kill -0 "$tool" 2>/dev/null; do
+    capture stasis ps
+    assert_contains "$out" "$TARGET"
+    [[ $out != *"stasis suspend $TARGET"* && $out != *"stasis resume $TARGET"* ]]
+    seen=$((seen + 1))
+  done
+  wait "$tool"
+  ((seen > 0))
+}
+
 @test "root does not run a criu that another user has put there" {
   need_root "two users"
   local home=$BATS_TEST_TMPDIR/home
