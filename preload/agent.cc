@@ -27,12 +27,12 @@
 #include "base/agent_thread.h"
 #include "base/descriptor_room.h"
 #include "base/futex.h"
+#include "deepbind_scan.h"
 #include "direct/agent_protocol.h"
+#include "eviction.h"
 #include "gate.h"
 #include "intercept.h"
 #include "local_memory.h"
-#include "memory.h"
-#include "past_gate.h"
 #include "thread.h"
 
 namespace stasis::preload {

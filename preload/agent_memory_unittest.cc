@@ -10,10 +10,10 @@
 
 #include <gtest/gtest.h>
 
+#include "eviction.h"
+#include "eviction_internal.h"
 #include "fake_driver.h"
 #include "local_memory.h"
-#include "memory.h"
-#include "memory_internal.h"
 
 namespace stasis::preload {
 namespace {

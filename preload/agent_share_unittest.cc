@@ -18,9 +18,9 @@
 
 #include <gtest/gtest.h>
 
+#include "eviction.h"
 #include "fake_driver.h"
-#include "memory.h"
-#include "share.h"
+#include "ipc_broker.h"
 
 namespace stasis::preload {
 namespace {

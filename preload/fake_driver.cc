@@ -7,8 +7,8 @@
 #include <mutex>
 
 #include "agent.h"
-#include "memory.h"
-#include "memory_internal.h"
+#include "eviction.h"
+#include "eviction_internal.h"
 
 namespace stasis::preload {
 

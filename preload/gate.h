@@ -9,7 +9,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "patience.h"
+#include "deadline.h"
 
 namespace stasis::preload {
 

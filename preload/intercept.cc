@@ -9,9 +9,9 @@
 #include <cstring>
 #include <vector>
 
-#include "aside.h"
+#include "activation.h"
 #include "gate.h"
-#include "host_pages.h"
+#include "hugepage_mmap.h"
 #include "thread.h"
 
 namespace stasis::preload {

@@ -1,10 +1,10 @@
 // How the program's calls of the driver come to the agent: by the names that this library exports
 // (programs linked with libcuda), through dlsym, and through cuGetProcAddress. What the agent does
-// with a call is in own.h and gate.h; nothing there knows how the call came.
+// with a call is in hooks.h and gate.h; nothing there knows how the call came.
 #pragma once
 
 #include "driver_calls.h"
-#include "own.h"
+#include "hooks.h"
 
 namespace stasis::preload {
 

@@ -2,8 +2,8 @@
 
 #include <tuple>
 
+#include "eviction_internal.h"
 #include "intercept.h"
-#include "memory_internal.h"
 
 namespace stasis::preload {
 

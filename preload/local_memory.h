@@ -7,7 +7,7 @@
 // For the agent's thread, with the gate closed and the devices idle.
 #pragma once
 
-#include "memory.h"
+#include "eviction.h"
 
 namespace stasis::preload {
 

@@ -24,7 +24,7 @@
 #include "direct/agent_client.h"
 #include "preload/gate.h"
 #include "preload/intercept.h"
-#include "preload/past_gate.h"
+#include "preload/deepbind_scan.h"
 
 namespace stasis::preload {
 
@@ -59,7 +59,7 @@ Call* found(const char* name) {
 
 }  // namespace
 
-// In place of intercept.cc and past_gate.cc.
+// In place of intercept.cc and deepbind_scan.cc.
 const DriverCalls& driver() {
   static const DriverCalls calls = [] {
     DriverCalls all;

@@ -1,11 +1,11 @@
 // Virtual memory management by the program itself: its handles are the agent's.
 #include <cstring>
 
+#include "activation.h"
 #include "agent.h"
-#include "aside.h"
+#include "eviction_internal.h"
 #include "gate.h"
 #include "intercept.h"
-#include "memory_internal.h"
 
 namespace stasis::preload::own {
 

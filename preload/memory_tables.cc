@@ -2,8 +2,8 @@
 #include <cerrno>
 
 #include "base/futex.h"
+#include "eviction_internal.h"
 #include "intercept.h"
-#include "memory_internal.h"
 
 namespace stasis::preload {
 

@@ -11,7 +11,7 @@
 
 #include <optional>
 
-#include "memory_internal.h"
+#include "eviction_internal.h"
 
 namespace stasis::preload {
 

@@ -1,4 +1,4 @@
-#include "host_pages.h"
+#include "hugepage_mmap.h"
 
 #include <dlfcn.h>
 #include <fcntl.h>

@@ -1,15 +1,15 @@
 // Legacy CUDA IPC. The driver has no handle for memory that the agent serves, so the agent has one
-// of its own (share.h); and of the driver's, only the agents' connection tells the owner for how
-// long it is open.
+// of its own (ipc_broker.h); and of the driver's, only the agents' connection tells the owner for
+// how long it is open.
 #include <unistd.h>
 
 #include <cstdint>
 
+#include "activation.h"
 #include "agent.h"
-#include "aside.h"
 #include "gate.h"
 #include "intercept.h"
-#include "share.h"
+#include "ipc_broker.h"
 
 namespace stasis::preload::own {
 

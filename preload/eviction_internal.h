@@ -1,4 +1,4 @@
-// The tables behind memory.h and own.h. Private to memory*.cc and own*.cc.
+// The tables behind eviction.h and hooks.h. Private to memory*.cc and own*.cc.
 #pragma once
 
 #include <pthread.h>

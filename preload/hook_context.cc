@@ -3,10 +3,10 @@
 #include <climits>
 #include <cstdint>
 
+#include "eviction_internal.h"
 #include "gate.h"
 #include "intercept.h"
-#include "memory_internal.h"
-#include "share.h"
+#include "ipc_broker.h"
 
 namespace stasis::preload {
 

@@ -1,4 +1,4 @@
-#include "aside.h"
+#include "activation.h"
 
 #include <fcntl.h>
 #include <unistd.h>

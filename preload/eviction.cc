@@ -1,11 +1,11 @@
-#include "memory.h"
+#include "eviction.h"
 
 #include <algorithm>
 
+#include "eviction_internal.h"
 #include "intercept.h"
+#include "ipc_broker.h"
 #include "local_memory.h"
-#include "memory_internal.h"
-#include "share.h"
 
 namespace stasis::preload {
 

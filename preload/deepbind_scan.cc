@@ -1,4 +1,4 @@
-#include "past_gate.h"
+#include "deepbind_scan.h"
 
 #include <dlfcn.h>
 #include <elf.h>

@@ -1,4 +1,4 @@
-#include "share.h"
+#include "ipc_broker.h"
 
 #include <fcntl.h>
 #include <poll.h>

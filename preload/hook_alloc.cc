@@ -5,12 +5,12 @@
 // they were asked for, frees from any context and from none, errors in the middle of a capture.
 #include <algorithm>
 
+#include "activation.h"
 #include "agent.h"
-#include "aside.h"
+#include "eviction_internal.h"
 #include "gate.h"
 #include "intercept.h"
-#include "memory_internal.h"
-#include "share.h"
+#include "ipc_broker.h"
 
 namespace stasis::preload {
 
