@@ -19,7 +19,7 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
-#include "driver/cuda_abi.h"
+#include "abi/cuda_abi.h"
 #include "stasis/cuda_state.h"
 
 namespace {

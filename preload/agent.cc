@@ -24,11 +24,11 @@
 #include <span>
 #include <string>
 
-#include "base/agent_thread.h"
-#include "base/descriptor_room.h"
-#include "base/futex.h"
+#include "abi/agent_protocol.h"
+#include "abi/agent_thread.h"
+#include "abi/fd_table.h"
+#include "abi/futex.h"
 #include "deepbind_scan.h"
-#include "direct/agent_protocol.h"
 #include "eviction.h"
 #include "gate.h"
 #include "intercept.h"

@@ -1,4 +1,4 @@
-// The agent's thread, its page, and what it does when a tool asks (src/direct/agent_protocol.h).
+// The agent's thread, its page, and what it does when a tool asks (include/abi/agent_protocol.h).
 #pragma once
 
 namespace stasis::preload {

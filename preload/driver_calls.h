@@ -1,11 +1,11 @@
 // The driver's functions that the agent itself calls, by their real addresses.
 #pragma once
 
-#include "driver/cuda_abi.h"
+#include "abi/cuda_abi.h"
 
 namespace stasis::preload {
 
-// Not in driver/cuda_abi.h, because only the agent meets them.
+// Not in abi/cuda_abi.h, because only the agent meets them.
 using CUmulticastHandle = unsigned long long;
 using CUgreenCtx = struct CUgreenCtx_st*;
 namespace fn {

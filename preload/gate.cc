@@ -9,7 +9,7 @@
 #include <climits>
 #include <new>
 
-#include "base/futex.h"
+#include "abi/futex.h"
 
 namespace stasis::preload {
 namespace {

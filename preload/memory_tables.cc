@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "base/futex.h"
+#include "abi/futex.h"
 #include "eviction_internal.h"
 #include "intercept.h"
 

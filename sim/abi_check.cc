@@ -1,11 +1,11 @@
-// Compares src/driver/cuda_abi.h with the real cuda.h, where a machine has one: this file only has
+// Compares include/abi/cuda_abi.h with the real cuda.h, where a machine has one: this file only has
 // to compile. It is no part of any program, and nothing else may include cuda.h.
 #include <cuda.h>
 
 #include <cstddef>
 #include <type_traits>
 
-#include "driver/cuda_abi.h"
+#include "abi/cuda_abi.h"
 
 namespace ours = stasis::cuda;
 

@@ -5,7 +5,7 @@
 // compare its signature with cuda_abi.h. Threads: as the driver's own functions, any.
 #pragma once
 
-#include "driver/cuda_abi.h"
+#include "abi/cuda_abi.h"
 
 // clang-format off
 #define STASIS_SIM_API(X)                                                                   \

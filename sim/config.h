@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "driver/cuda_abi.h"
+#include "abi/cuda_abi.h"
 
 namespace stasis::sim {
 

@@ -15,7 +15,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "driver/cuda_abi.h"
+#include "abi/cuda_abi.h"
 
 namespace stasis::sim {
 

@@ -11,11 +11,11 @@ setup() {
   write include/stasis/error.h '#pragma once'
   write src/base/fd.h '#pragma once'
   write src/proc/maps.h '#pragma once' '' '#include "base/fd.h"' '#include "stasis/error.h"'
-  write src/driver/cuda_abi.h '#pragma once'
+  write include/abi/cuda_abi.h '#pragma once'
   write src/driver/driver.h '#pragma once' '' '#include "base/fd.h"' '#include "stasis/error.h"'
   write src/checkpoint/process.h '#pragma once' '' '#include "driver/driver.h"' '#include "proc/maps.h"'
   write src/cli/main.cc '#include <cstdio>' '' '#include "checkpoint/process.h"' '' 'int main() { return std::puts("hello") < 0; }'
-  write sim/sim.cc '#include "src/driver/cuda_abi.h"'
+  write sim/sim.cc '#include "abi/cuda_abi.h"'
 }
 
 teardown() { rm -rf "${TREE%/tree}"; }

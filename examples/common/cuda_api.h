@@ -11,7 +11,7 @@
 
 #include <string>
 
-#include "driver/cuda_abi.h"
+#include "abi/cuda_abi.h"
 
 namespace stasis::programs {
 

@@ -6,7 +6,7 @@
 
 #include <fmt/format.h>
 
-#include "base/agent_thread.h"
+#include "abi/agent_thread.h"
 #include "base/fault_point.h"
 #include "base/trace.h"
 #include "checkpoint/explain.h"

@@ -9,9 +9,9 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include "abi/cuda_abi.h"
 #include "base/units.h"
 #include "checkpoint/process.h"
-#include "driver/cuda_abi.h"
 #include "tests/fakes/sim_workload.h"
 
 namespace stasis {

@@ -16,10 +16,10 @@
 
 #include <fmt/format.h>
 
-#include "base/futex.h"
+#include "abi/cuda_abi.h"
+#include "abi/futex.h"
 #include "base/trace.h"
 #include "base/units.h"
-#include "driver/cuda_abi.h"
 #include "proc/procfs.h"
 
 namespace stasis::direct {

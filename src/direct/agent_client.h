@@ -17,10 +17,10 @@
 #include <utility>
 #include <vector>
 
+#include "abi/agent_protocol.h"
 #include "base/fd.h"
 #include "base/interrupt.h"
 #include "base/units.h"
-#include "direct/agent_protocol.h"
 #include "direct/content.h"
 #include "proc/address_space.h"
 #include "stasis/cuda_state.h"

@@ -18,8 +18,8 @@
 
 #include <gtest/gtest.h>
 
+#include "abi/cuda_abi.h"
 #include "direct/fake_agent.h"
-#include "driver/cuda_abi.h"
 #include "proc/procfs.h"
 #include "tests/fakes/child.h"
 

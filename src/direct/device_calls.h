@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "driver/cuda_abi.h"
+#include "abi/cuda_abi.h"
 #include "driver/library.h"
 #include "stasis/result.h"
 

@@ -14,9 +14,9 @@
 
 #include <gtest/gtest.h>
 
-#include "base/futex.h"
+#include "abi/agent_protocol.h"
+#include "abi/futex.h"
 #include "direct/agent_client.h"
-#include "direct/agent_protocol.h"
 
 namespace stasis::direct {
 

@@ -7,7 +7,7 @@
 
 #include <fmt/format.h>
 
-#include "base/descriptor_room.h"
+#include "abi/fd_table.h"
 #include "base/fault_point.h"
 #include "base/scope_guard.h"
 #include "base/trace.h"

@@ -11,7 +11,7 @@
 #include <optional>
 #include <string_view>
 
-#include "base/descriptor_room.h"
+#include "abi/fd_table.h"
 #include "base/fd.h"
 #include "base/interrupt.h"
 #include "direct/mover.h"

@@ -9,10 +9,10 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "abi/cuda_abi.h"
 #include "base/scope_guard.h"
 #include "base/units.h"
 #include "doctor/machine_parts.h"
-#include "driver/cuda_abi.h"
 #include "driver/library.h"
 #include "proc/procfs.h"
 

@@ -25,11 +25,11 @@
 
 #include <fmt/format.h>
 
+#include "abi/cuda_abi.h"
 #include "base/fd.h"
 #include "base/units.h"
 #include "checkpoint/process.h"
 #include "doctor/machine_parts.h"
-#include "driver/cuda_abi.h"
 #include "driver/library.h"
 
 namespace stasis::doctor {

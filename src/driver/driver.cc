@@ -10,8 +10,8 @@
 
 #include <fmt/format.h>
 
+#include "abi/cuda_abi.h"
 #include "base/trace.h"
-#include "driver/cuda_abi.h"
 #include "driver/library.h"
 #include "driver/nvml.h"
 

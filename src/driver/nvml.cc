@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "driver/cuda_abi.h"
+#include "abi/cuda_abi.h"
 
 namespace stasis {
 namespace {

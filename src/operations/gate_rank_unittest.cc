@@ -9,8 +9,8 @@
 
 #include <gtest/gtest.h>
 
+#include "abi/cuda_abi.h"
 #include "direct/fake_agent.h"
-#include "driver/cuda_abi.h"
 
 namespace stasis {
 namespace {

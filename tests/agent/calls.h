@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "driver/cuda_abi.h"
+#include "abi/cuda_abi.h"
 
 namespace stasis::agent_test {
 

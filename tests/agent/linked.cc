@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdio>
 
-#include "driver/cuda_abi.h"
+#include "abi/cuda_abi.h"
 
 extern "C" {
 stasis::cuda::fn::cuInit cuInit;

@@ -3,7 +3,7 @@
 // Ownership: never closed. Threads: load() once, then read-only.
 #pragma once
 
-#include "driver/cuda_abi.h"
+#include "abi/cuda_abi.h"
 
 namespace stasis::conformance {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "driver/cuda_abi.h"
+#include "abi/cuda_abi.h"
 
 namespace stasis::fakes {
 

@@ -14,10 +14,10 @@
 
 #include <gtest/gtest.h>
 
+#include "abi/cuda_abi.h"
 #include "base/channel.h"
 #include "direct/content.h"
 #include "direct/device_calls.h"
-#include "driver/cuda_abi.h"
 #include "driver/library.h"
 #include "tests/fakes/child.h"
 

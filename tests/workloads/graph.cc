@@ -1,7 +1,7 @@
 // CUDA graphs: a captured chain of kernels and copies, launched again in each round with other
 // data.
 //
-// The graph functions are declared here and not in src/driver/cuda_abi.h, because the simulated
+// The graph functions are declared here and not in include/abi/cuda_abi.h, because the simulated
 // driver has none: there this kind is skipped.
 #include <algorithm>
 
