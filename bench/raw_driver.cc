@@ -20,7 +20,7 @@
 #include <nlohmann/json.hpp>
 
 #include "abi/cuda_abi.h"
-#include "stasis/cuda_state.h"
+#include "base/cuda_state.h"
 
 namespace {
 

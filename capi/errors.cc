@@ -2,9 +2,9 @@
 #include <array>
 #include <cstdlib>
 
+#include "base/error.h"
+#include "base/version.h"
 #include "capi/handles.h"
-#include "stasis/error.h"
-#include "stasis/version.h"
 
 namespace stasis::capi {
 namespace {

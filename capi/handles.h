@@ -17,12 +17,12 @@
 
 #include "base/interrupt.h"
 #include "base/progress.h"
+#include "base/result.h"
 #include "checkpoint/process.h"
 #include "direct/mover_process.h"
 #include "driver/driver.h"
 #include "driver/gpu_map.h"
 #include "operations/operations.h"
-#include "stasis/result.h"
 #include "stasis/stasis.h"
 
 struct stasis_error {

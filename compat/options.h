@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
+#include "base/cuda_state.h"
+#include "base/ids.h"
+#include "base/result.h"
 #include "checkpoint/process.h"
-#include "stasis/cuda_state.h"
-#include "stasis/ids.h"
-#include "stasis/result.h"
 
 namespace stasis::compat {
 

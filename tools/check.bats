@@ -8,11 +8,12 @@ setup() {
   rm -f "$TREE"/tools/*.bats
   cp "$TOOLS/../.clang-format" "$TOOLS/../.clang-tidy" "$TOOLS/../.shellcheckrc" "$TREE/"
   mkdir -p "$TREE/include/stasis" "$TREE"/src/{base,proc,driver,checkpoint,cli} "$TREE"/{sim,compat,preload}
-  write include/stasis/error.h '#pragma once'
+  write include/stasis/public.h '#pragma once'
+  write src/base/error.h '#pragma once'
   write src/base/fd.h '#pragma once'
-  write src/proc/maps.h '#pragma once' '' '#include "base/fd.h"' '#include "stasis/error.h"'
+  write src/proc/maps.h '#pragma once' '' '#include "base/error.h"' '#include "base/fd.h"'
   write include/abi/cuda_abi.h '#pragma once'
-  write src/driver/driver.h '#pragma once' '' '#include "base/fd.h"' '#include "stasis/error.h"'
+  write src/driver/driver.h '#pragma once' '' '#include "base/error.h"' '#include "base/fd.h"'
   write src/checkpoint/process.h '#pragma once' '' '#include "driver/driver.h"' '#include "proc/maps.h"'
   write src/cli/main.cc '#include <cstdio>' '' '#include "checkpoint/process.h"' '' 'int main() { return std::puts("hello") < 0; }'
   write sim/sim.cc '#include "abi/cuda_abi.h"'
@@ -69,7 +70,7 @@ need_clang() { command -v "$1-14" >/dev/null || skip "$1-14 is not installed"; }
     'compat/a.cc|"cli/verbs.h"|compat may not include cli'
     'sim/a.cc|"base/fd.h"|sim may not include base'
     'sim/a.cc|"driver/driver.h"|sim may not include driver'
-    'sim/a.cc|<stasis/error.h>|sim may not include include'
+    'sim/a.cc|<stasis/public.h>|sim may not include include'
     'preload/a.cc|"base/fd.h"|preload may not include base'
     'include/stasis/a.h|"base/fd.h"|include may not include base'
     'capi/a.cc|"cli/verbs.h"|capi may not include cli'
@@ -199,12 +200,12 @@ typedef struct stasis_call {
   void (*progress)(const char* phase, void* data);
 } stasis_call;
 STASIS_API void stasis_free(char* text);'
-  write include/stasis/stasis.h "$good"
+  write include/stasis/public.h "$good"
   (cd "$TREE" && tools/check.d/c-abi --update)
   check --only extra
   [ "$status" -eq 0 ]
   for change in 's/uint32_t a;/uint64_t a;/' 's/= 1/= 2/' 's/char\* text/const char* text/' 's/ a;/ a; uint32_t b;/' '/stasis_free/d'; do
-    write include/stasis/stasis.h "$(sed "$change" <<<"$good")"
+    write include/stasis/public.h "$(sed "$change" <<<"$good")"
     check --only extra
     caught extra capi/abi.txt
   done

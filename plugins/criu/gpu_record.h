@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "base/result.h"
 #include "driver/driver.h"
-#include "stasis/result.h"
 
 namespace stasis::plugin {
 

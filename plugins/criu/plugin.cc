@@ -12,11 +12,11 @@
 
 #include "base/fd.h"
 #include "base/scope_guard.h"
+#include "base/version.h"
 #include "checkpoint/inherited_files.h"
 #include "criu_api.h"
 #include "dump_session.h"
 #include "restore_session.h"
-#include "stasis/version.h"
 
 extern "C" {
 #include <criu/criu-plugin.h>

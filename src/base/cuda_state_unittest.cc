@@ -1,4 +1,4 @@
-#include "stasis/cuda_state.h"
+#include "base/cuda_state.h"
 
 #include <cctype>
 

@@ -1,4 +1,4 @@
-#include "stasis/error.h"
+#include "base/error.h"
 
 #include <array>
 

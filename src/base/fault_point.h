@@ -22,8 +22,8 @@
 #include <span>
 #include <string_view>
 
-#include "stasis/ids.h"
-#include "stasis/result.h"
+#include "base/ids.h"
+#include "base/result.h"
 
 namespace stasis {
 

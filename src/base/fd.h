@@ -14,8 +14,8 @@
 #include <string>
 #include <utility>
 
-#include "stasis/ids.h"
-#include "stasis/result.h"
+#include "base/ids.h"
+#include "base/result.h"
 
 namespace stasis {
 

@@ -9,7 +9,7 @@
 #include <optional>
 #include <string>
 
-#include "stasis/result.h"
+#include "base/result.h"
 
 namespace stasis {
 

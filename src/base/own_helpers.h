@@ -4,7 +4,7 @@
 
 #include <set>
 
-#include "stasis/ids.h"
+#include "base/ids.h"
 
 namespace stasis {
 

@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/ids.h"
 #include "base/units.h"
-#include "stasis/ids.h"
 
 namespace stasis {
 

@@ -14,8 +14,8 @@
 #include <memory>
 #include <string>
 
+#include "base/result.h"
 #include "driver/driver.h"
-#include "stasis/result.h"
 
 namespace stasis {
 

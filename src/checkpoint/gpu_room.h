@@ -9,7 +9,7 @@
 
 #include "base/fd.h"
 #include "base/interrupt.h"
-#include "stasis/result.h"
+#include "base/result.h"
 
 namespace stasis {
 

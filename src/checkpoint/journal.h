@@ -10,11 +10,11 @@
 #include <string>
 #include <vector>
 
+#include "base/cuda_state.h"
 #include "base/fd.h"
+#include "base/ids.h"
+#include "base/result.h"
 #include "proc/procfs.h"
-#include "stasis/cuda_state.h"
-#include "stasis/ids.h"
-#include "stasis/result.h"
 
 namespace stasis {
 

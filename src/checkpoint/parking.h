@@ -21,9 +21,9 @@
 #include <span>
 #include <vector>
 
+#include "base/ids.h"
+#include "base/result.h"
 #include "checkpoint/target_step.h"
-#include "stasis/ids.h"
-#include "stasis/result.h"
 
 namespace stasis {
 

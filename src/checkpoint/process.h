@@ -10,12 +10,12 @@
 #include <optional>
 #include <span>
 
+#include "base/cuda_state.h"
 #include "base/fd.h"
 #include "base/interrupt.h"
+#include "base/result.h"
 #include "driver/driver.h"
 #include "proc/procfs.h"
-#include "stasis/cuda_state.h"
-#include "stasis/result.h"
 
 namespace stasis {
 

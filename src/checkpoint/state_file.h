@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include "base/fd.h"
-#include "stasis/result.h"
+#include "base/result.h"
 
 namespace stasis {
 

@@ -1,7 +1,7 @@
 #include <CLI/CLI.hpp>
 
+#include "base/version.h"
 #include "cli/verbs.h"
-#include "stasis/version.h"
 
 namespace stasis::cli {
 namespace {

@@ -19,11 +19,11 @@
 
 #include "base/fault_point.h"
 #include "base/trace.h"
+#include "base/version.h"
 #include "cli/help.h"
 #include "cli/suggest.h"
 #include "cli/verbs.h"
 #include "job/terminal.h"
-#include "stasis/version.h"
 
 namespace stasis::cli {
 namespace {

@@ -12,10 +12,10 @@
 #include <string>
 #include <string_view>
 
+#include "base/error.h"
 #include "base/printable.h"
 #include "base/progress.h"
 #include "base/units.h"
-#include "stasis/error.h"
 
 namespace stasis::cli {
 

@@ -17,8 +17,8 @@
 #include <fmt/format.h>
 
 #include "base/fd.h"
+#include "base/version.h"
 #include "cli/verbs.h"
-#include "stasis/version.h"
 
 namespace stasis::cli {
 namespace {

@@ -13,12 +13,12 @@
 #include <nlohmann/json.hpp>
 
 #include "base/interrupt.h"
+#include "base/result.h"
 #include "checkpoint/bounded_driver.h"
 #include "cli/terminal.h"
 #include "direct/mover_process.h"
 #include "operations/operations.h"
 #include "report/report.h"
-#include "stasis/result.h"
 
 namespace stasis::cli {
 

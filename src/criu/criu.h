@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "base/fd.h"
+#include "base/ids.h"
 #include "base/interrupt.h"
+#include "base/result.h"
 #include "image/criu_options.h"
-#include "stasis/ids.h"
-#include "stasis/result.h"
 
 namespace stasis {
 

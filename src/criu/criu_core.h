@@ -9,8 +9,8 @@
 #include <optional>
 
 #include "base/fd.h"
-#include "stasis/ids.h"
-#include "stasis/result.h"
+#include "base/ids.h"
+#include "base/result.h"
 
 namespace stasis {
 

@@ -11,9 +11,9 @@
 #include <string_view>
 #include <vector>
 
+#include "base/error.h"
 #include "base/fd.h"
-#include "stasis/error.h"
-#include "stasis/result.h"
+#include "base/result.h"
 
 namespace stasis {
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/fd.h"
-#include "stasis/result.h"
+#include "base/result.h"
 
 namespace stasis {
 

@@ -11,11 +11,11 @@
 
 #include "base/fd.h"
 #include "base/interrupt.h"
+#include "base/result.h"
 #include "base/units.h"
 #include "criu/criu_process.h"
 #include "criu/criu_rpc.h"
 #include "image/criu_options.h"
-#include "stasis/result.h"
 
 namespace stasis {
 

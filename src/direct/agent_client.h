@@ -18,14 +18,14 @@
 #include <vector>
 
 #include "abi/agent_protocol.h"
+#include "base/cuda_state.h"
 #include "base/fd.h"
+#include "base/ids.h"
 #include "base/interrupt.h"
+#include "base/result.h"
 #include "base/units.h"
 #include "direct/content.h"
 #include "proc/address_space.h"
-#include "stasis/cuda_state.h"
-#include "stasis/ids.h"
-#include "stasis/result.h"
 
 namespace stasis::direct {
 

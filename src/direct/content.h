@@ -7,7 +7,7 @@
 #include <span>
 
 #include "base/fd.h"
-#include "stasis/result.h"
+#include "base/result.h"
 
 namespace stasis::direct {
 

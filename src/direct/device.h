@@ -7,10 +7,10 @@
 #include <utility>
 #include <vector>
 
+#include "base/cuda_state.h"
 #include "direct/content.h"
 #include "direct/device_calls.h"
 #include "direct/stop.h"
-#include "stasis/cuda_state.h"
 
 namespace stasis::direct {
 

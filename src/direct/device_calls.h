@@ -6,8 +6,8 @@
 #include <string>
 
 #include "abi/cuda_abi.h"
+#include "base/result.h"
 #include "driver/library.h"
-#include "stasis/result.h"
 
 namespace stasis::direct {
 

@@ -14,12 +14,12 @@
 #include <span>
 #include <vector>
 
+#include "base/cuda_state.h"
 #include "base/fd.h"
 #include "base/interrupt.h"
 #include "base/units.h"
 #include "direct/content.h"
 #include "direct/ring.h"
-#include "stasis/cuda_state.h"
 
 namespace stasis::direct {
 

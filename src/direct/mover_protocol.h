@@ -21,8 +21,8 @@
 #include <span>
 #include <vector>
 
-#include "stasis/cuda_state.h"
-#include "stasis/error.h"
+#include "base/cuda_state.h"
+#include "base/error.h"
 
 namespace stasis::direct::protocol {
 

@@ -11,8 +11,8 @@
 #include <span>
 #include <vector>
 
+#include "base/result.h"
 #include "direct/content.h"
-#include "stasis/result.h"
 
 namespace stasis::direct {
 

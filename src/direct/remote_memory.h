@@ -9,10 +9,10 @@
 #include <utility>
 
 #include "base/fd.h"
+#include "base/ids.h"
 #include "base/interrupt.h"
 #include "direct/content.h"
 #include "proc/address_space.h"
-#include "stasis/ids.h"
 
 namespace stasis::direct {
 

@@ -8,8 +8,8 @@
 #include <optional>
 
 #include "base/interrupt.h"
+#include "base/result.h"
 #include "base/units.h"
-#include "stasis/result.h"
 
 namespace stasis::direct {
 

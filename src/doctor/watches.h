@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "base/ids.h"
 #include "proc/mounts.h"
-#include "stasis/ids.h"
 
 namespace stasis {
 

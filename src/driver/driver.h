@@ -13,10 +13,10 @@
 #include <string>
 #include <vector>
 
+#include "base/cuda_state.h"
+#include "base/ids.h"
 #include "base/interrupt.h"
-#include "stasis/cuda_state.h"
-#include "stasis/ids.h"
-#include "stasis/result.h"
+#include "base/result.h"
 
 namespace stasis {
 

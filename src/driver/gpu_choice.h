@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "base/result.h"
 #include "driver/driver.h"
-#include "stasis/result.h"
 
 namespace stasis {
 

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "stasis/cuda_state.h"
-#include "stasis/result.h"
+#include "base/cuda_state.h"
+#include "base/result.h"
 
 namespace stasis {
 

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "stasis/result.h"
+#include "base/result.h"
 
 namespace stasis {
 

@@ -16,7 +16,7 @@
 #include "base/fd.h"
 #include "base/interrupt.h"
 #include "base/progress.h"
-#include "stasis/result.h"
+#include "base/result.h"
 
 namespace stasis {
 

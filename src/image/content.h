@@ -12,10 +12,10 @@
 #include <string_view>
 #include <vector>
 
+#include "base/cuda_state.h"
+#include "base/ids.h"
+#include "base/result.h"
 #include "image/checksum.h"
-#include "stasis/cuda_state.h"
-#include "stasis/ids.h"
-#include "stasis/result.h"
 
 namespace stasis {
 

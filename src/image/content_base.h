@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "base/fd.h"
+#include "base/result.h"
 #include "image/content_reader.h"
-#include "stasis/result.h"
 
 namespace stasis {
 

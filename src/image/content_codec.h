@@ -9,8 +9,8 @@
 #include <optional>
 #include <span>
 
+#include "base/result.h"
 #include "image/content.h"
-#include "stasis/result.h"
 
 namespace stasis {
 

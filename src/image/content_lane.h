@@ -14,11 +14,11 @@
 #include <string>
 
 #include "base/fd.h"
+#include "base/result.h"
 #include "image/content.h"
 #include "image/content_codec.h"
 #include "image/content_format.h"
 #include "image/manifest.h"
-#include "stasis/result.h"
 
 namespace stasis {
 

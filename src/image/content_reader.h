@@ -15,9 +15,9 @@
 #include "base/fd.h"
 #include "base/interrupt.h"
 #include "base/progress.h"
+#include "base/result.h"
 #include "image/content.h"
 #include "image/manifest.h"
-#include "stasis/result.h"
 
 namespace stasis {
 

@@ -18,9 +18,9 @@
 #include "base/fd.h"
 #include "base/interrupt.h"
 #include "base/progress.h"
+#include "base/result.h"
 #include "image/content_base.h"
 #include "image/content_lane.h"
-#include "stasis/result.h"
 
 namespace stasis {
 

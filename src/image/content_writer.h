@@ -22,13 +22,13 @@
 #include <vector>
 
 #include "base/fd.h"
+#include "base/ids.h"
 #include "base/interrupt.h"
 #include "base/progress.h"
+#include "base/result.h"
 #include "image/content.h"
 #include "image/content_base.h"
 #include "image/manifest.h"
-#include "stasis/ids.h"
-#include "stasis/result.h"
 
 namespace stasis {
 

@@ -11,10 +11,10 @@
 #include "base/fd.h"
 #include "base/interrupt.h"
 #include "base/progress.h"
+#include "base/result.h"
 #include "image/content_reader.h"
 #include "image/directory.h"
 #include "image/manifest.h"
-#include "stasis/result.h"
 
 namespace stasis {
 

@@ -21,8 +21,8 @@
 #include "base/fd.h"
 #include "base/interrupt.h"
 #include "base/progress.h"
+#include "base/result.h"
 #include "image/manifest.h"
-#include "stasis/result.h"
 
 namespace stasis {
 

@@ -10,9 +10,10 @@
 #include <string_view>
 #include <vector>
 
+#include "base/ids.h"
+#include "base/phases.h"
+#include "base/result.h"
 #include "image/criu_options.h"
-#include "stasis/ids.h"
-#include "stasis/result.h"
 
 namespace stasis {
 
@@ -90,12 +91,6 @@ struct ProcessRecord {
   std::vector<std::uint16_t> tcp_ports = {};
   std::optional<KernelStateRecord> kernel_state = {};  // nothing in older images
   bool operator==(const ProcessRecord&) const = default;
-};
-
-struct PhaseRecord {
-  std::string name;    // "lock", "checkpoint", "criu", "checksums", ...
-  double seconds = 0;  // stored with microsecond precision
-  bool operator==(const PhaseRecord&) const = default;
 };
 
 struct FileRecord {

@@ -8,7 +8,7 @@
 
 #include "base/interrupt.h"
 #include "base/progress.h"
-#include "stasis/result.h"
+#include "base/result.h"
 
 namespace stasis {
 

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "base/fd.h"
-#include "stasis/ids.h"
-#include "stasis/result.h"
+#include "base/ids.h"
+#include "base/result.h"
 
 namespace stasis::job {
 

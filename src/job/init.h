@@ -27,10 +27,10 @@
 
 #include "base/channel.h"
 #include "base/fd.h"
+#include "base/ids.h"
+#include "base/result.h"
 #include "job/streams.h"
 #include "job/terminal.h"
-#include "stasis/ids.h"
-#include "stasis/result.h"
 
 namespace stasis::job {
 

@@ -1,7 +1,7 @@
 // Programs that get no io_uring.
 #pragma once
 
-#include "stasis/error.h"
+#include "base/error.h"
 
 namespace stasis::job {
 

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "base/ids.h"
+#include "base/result.h"
 #include "checkpoint/suspended.h"
-#include "stasis/ids.h"
-#include "stasis/result.h"
 
 namespace stasis::job {
 

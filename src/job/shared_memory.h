@@ -8,7 +8,7 @@
 #include <string>
 
 #include "base/fd.h"
-#include "stasis/result.h"
+#include "base/result.h"
 
 namespace stasis::job {
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/fd.h"
-#include "stasis/result.h"
+#include "base/result.h"
 
 namespace stasis::job {
 

@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "base/result.h"
 #include "job/init.h"
-#include "stasis/result.h"
 
 namespace stasis::job {
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "stasis/ids.h"
+#include "base/ids.h"
 
 namespace stasis::job {
 

@@ -8,12 +8,12 @@
 #include <utility>
 #include <vector>
 
+#include "base/phases.h"
 #include "checkpoint/group.h"
 #include "checkpoint/journal.h"
 #include "driver/gpu_plan.h"
 #include "operations/direct_path.h"
 #include "operations/operations.h"
-#include "operations/phases.h"
 
 namespace stasis {
 

@@ -20,13 +20,13 @@
 #include <utility>
 #include <vector>
 
+#include "base/phases.h"
 #include "checkpoint/gpu_room.h"
 #include "checkpoint/group.h"
 #include "direct/agent_client.h"
 #include "direct/mover.h"
 #include "operations/image_content.h"
 #include "operations/operations.h"
-#include "operations/phases.h"
 
 namespace stasis {
 

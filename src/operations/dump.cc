@@ -23,6 +23,7 @@
 #include "base/background.h"
 #include "base/fault_point.h"
 #include "base/fd.h"
+#include "base/version.h"
 #include "checkpoint/inherited_files.h"
 #include "checkpoint/suspended.h"
 #include "criu/criu_core.h"
@@ -31,7 +32,6 @@
 #include "operations/common.h"
 #include "operations/kernel_state.h"
 #include "operations/socket_state.h"
-#include "stasis/version.h"
 
 namespace stasis {
 

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "base/fd.h"
+#include "base/result.h"
 #include "criu/criu_log.h"
-#include "stasis/result.h"
 
 namespace stasis {
 

@@ -8,12 +8,12 @@
 
 #include <fmt/format.h>
 
+#include "base/phases.h"
 #include "criu/criu_pages.h"
 #include "image/image_reader.h"
 #include "operations/common.h"
 #include "operations/direct_path.h"
 #include "operations/image_report.h"
-#include "operations/phases.h"
 #include "operations/restore_checks.h"
 #include "operations/tcp_ports.h"
 

@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "base/cuda_state.h"
 #include "base/interrupt.h"
+#include "base/result.h"
 #include "direct/mover_process.h"
-#include "stasis/cuda_state.h"
-#include "stasis/result.h"
 
 namespace stasis {
 

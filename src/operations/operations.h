@@ -16,8 +16,11 @@
 #include <string_view>
 #include <vector>
 
+#include "base/cuda_state.h"
+#include "base/ids.h"
 #include "base/interrupt.h"
 #include "base/progress.h"
+#include "base/result.h"
 #include "base/units.h"
 #include "criu/criu.h"
 #include "direct/mover.h"
@@ -27,9 +30,6 @@
 #include "image/content_writer.h"
 #include "image/manifest.h"
 #include "operations/mover_needs.h"
-#include "stasis/cuda_state.h"
-#include "stasis/ids.h"
-#include "stasis/result.h"
 
 namespace stasis {
 

@@ -1,10 +1,10 @@
 #include <utility>
 
+#include "base/phases.h"
 #include "base/units.h"
 #include "image/image_reader.h"
 #include "operations/image_report.h"
 #include "operations/operations.h"
-#include "operations/phases.h"
 
 namespace stasis {
 

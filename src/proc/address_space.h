@@ -15,9 +15,9 @@
 #include <string>
 
 #include "base/fd.h"
+#include "base/ids.h"
+#include "base/result.h"
 #include "proc/lesser_rights.h"
-#include "stasis/ids.h"
-#include "stasis/result.h"
 
 namespace stasis::proc {
 

@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
-#include "stasis/ids.h"
-#include "stasis/result.h"
+#include "base/ids.h"
+#include "base/result.h"
 
 namespace stasis::proc {
 

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "stasis/ids.h"
+#include "base/ids.h"
 
 namespace stasis::proc {
 

@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "stasis/ids.h"
+#include "base/ids.h"
 
 namespace stasis::proc {
 

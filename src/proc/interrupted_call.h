@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <optional>
 
+#include "base/ids.h"
 #include "proc/address_space.h"
-#include "stasis/ids.h"
 
 namespace stasis::proc {
 

@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-#include "stasis/ids.h"
+#include "base/ids.h"
 
 namespace stasis::proc {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "stasis/ids.h"
+#include "base/ids.h"
 
 namespace stasis::proc {
 

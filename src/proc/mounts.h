@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "stasis/result.h"
+#include "base/result.h"
 
 namespace stasis::proc {
 

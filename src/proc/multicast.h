@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/fd.h"
+#include "base/ids.h"
 #include "proc/socket_options.h"
-#include "stasis/ids.h"
 
 namespace stasis::proc {
 

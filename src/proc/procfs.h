@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "stasis/ids.h"
-#include "stasis/result.h"
+#include "base/ids.h"
+#include "base/result.h"
 
 namespace stasis::proc {
 

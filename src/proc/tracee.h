@@ -18,9 +18,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/ids.h"
+#include "base/result.h"
 #include "proc/address_space.h"
-#include "stasis/ids.h"
-#include "stasis/result.h"
 
 namespace stasis::proc {
 

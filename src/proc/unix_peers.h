@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <map>
 
-#include "stasis/result.h"
+#include "base/result.h"
 
 namespace stasis::proc {
 

@@ -11,11 +11,11 @@
 
 #include "base/printable.h"
 #include "base/units.h"
+#include "base/version.h"
 #include "criu/criu.h"
 #include "operations/image_report.h"
 #include "page_files.h"
 #include "report/drawings.h"
-#include "stasis/version.h"
 
 namespace stasis::report {
 namespace {

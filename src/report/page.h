@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "base/result.h"
 #include "criu/criu_log.h"
 #include "operations/image_logs.h"
 #include "operations/operations.h"
-#include "stasis/result.h"
 
 namespace stasis::report {
 

@@ -6,8 +6,8 @@
 
 #include <gtest/gtest.h>
 
+#include "base/ids.h"
 #include "proc/address_space.h"
-#include "stasis/ids.h"
 
 namespace stasis::fakes {
 

@@ -11,7 +11,7 @@
 #include <functional>
 #include <utility>
 
-#include "stasis/ids.h"
+#include "base/ids.h"
 
 namespace stasis::fakes {
 

@@ -17,8 +17,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/ids.h"
 #include "base/units.h"
-#include "stasis/ids.h"
 
 namespace stasis::fakes {
 

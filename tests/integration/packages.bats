@@ -62,7 +62,7 @@ start_counter() {
 @test "there are all packages, each with what it needs and what it stands for" {
   assert_equal "$(for deb in "$DEBS"/*.deb; do dpkg-deb -f "$deb" Package; done | sort | xargs)" "$kPackages"
   local version package
-  version=$(sed -n 's/.*kVersion = "\(.*\)".*/\1/p' "$SOURCE/include/stasis/version.h")-1
+  version=$(sed -n 's/.*kVersion = "\(.*\)".*/\1/p' "$SOURCE/src/base/version.h")-1
   for package in $kPackages; do
     assert_equal "$(control "$package" Version)" "$version" "version of $package"
     assert_contains "$(control "$package" Maintainer)" "Stasis developers <"

@@ -1,4 +1,4 @@
-// How long the parts of an operation take. Not for use outside this folder.
+// How long the parts of an operation take.
 #pragma once
 
 #include <optional>
@@ -8,9 +8,14 @@
 
 #include "base/trace.h"
 #include "base/units.h"
-#include "image/manifest.h"
 
 namespace stasis {
+
+struct PhaseRecord {
+  std::string name;    // "lock", "checkpoint", "criu", "checksums", ...
+  double seconds = 0;  // stored with microsecond precision
+  bool operator==(const PhaseRecord&) const = default;
+};
 
 // Measures phases one after the other.
 class Phases {

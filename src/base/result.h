@@ -5,7 +5,7 @@
 
 #include <tl/expected.hpp>
 
-#include "stasis/error.h"
+#include "base/error.h"
 
 namespace stasis {
 
