@@ -200,12 +200,12 @@ typedef struct stasis_call {
   void (*progress)(const char* phase, void* data);
 } stasis_call;
 STASIS_API void stasis_free(char* text);'
-  write include/stasis/public.h "$good"
+  write include/stasis/stasis.h "$good"
   (cd "$TREE" && tools/check.d/c-abi --update)
   check --only extra
   [ "$status" -eq 0 ]
   for change in 's/uint32_t a;/uint64_t a;/' 's/= 1/= 2/' 's/char\* text/const char* text/' 's/ a;/ a; uint32_t b;/' '/stasis_free/d'; do
-    write include/stasis/public.h "$(sed "$change" <<<"$good")"
+    write include/stasis/stasis.h "$(sed "$change" <<<"$good")"
     check --only extra
     caught extra capi/abi.txt
   done
