@@ -5,8 +5,8 @@
 #include <string_view>
 
 #include "base/helper_process.h"
-#include "checkpoint/bounded_driver.h"
 #include "direct/mover_server.h"
+#include "driver/bounded_driver.h"
 #include "driver/driver.h"
 
 int main(int argc, char** argv) {

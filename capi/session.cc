@@ -5,7 +5,7 @@
 #include <array>
 
 #include "capi/handles.h"
-#include "checkpoint/bounded_driver.h"
+#include "driver/bounded_driver.h"
 
 namespace stasis::capi {
 namespace {

@@ -7,8 +7,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "checkpoint/fake_driver.h"
 #include "checkpoint/journal.h"
+#include "driver/fake_driver.h"
 #include "help.h"
 #include "tests/fakes/child.h"
 

@@ -13,7 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "base/own_helpers.h"
-#include "checkpoint/fake_driver.h"
+#include "driver/fake_driver.h"
 #include "tests/fakes/child.h"
 
 namespace stasis {

@@ -21,7 +21,7 @@
 
 #include <gtest/gtest.h>
 
-#include "checkpoint/fake_driver.h"
+#include "driver/fake_driver.h"
 
 namespace stasis {
 namespace {

@@ -9,8 +9,8 @@
 #include "abi/agent_thread.h"
 #include "base/fault_point.h"
 #include "base/trace.h"
-#include "checkpoint/explain.h"
 #include "checkpoint/parking.h"
+#include "driver/driver_errors.h"
 #include "proc/cgroup.h"
 
 namespace stasis {
@@ -39,24 +39,6 @@ bool is_own_thread(Tid thread) {
 }
 
 }  // namespace
-
-std::string_view action_name(Action action) {
-  switch (action) {
-    case Action::kGetState:
-      return "get-state";
-    case Action::kGetRestoreThreadId:
-      return "get-restore-tid";
-    case Action::kLock:
-      return "lock";
-    case Action::kCheckpoint:
-      return "checkpoint";
-    case Action::kRestore:
-      return "restore";
-    case Action::kUnlock:
-      return "unlock";
-  }
-  return "?";
-}
 
 Result<Process> Process::open(Driver& driver, Pid pid, proc::ProcFs procfs) {
   // First /proc, which can name the process of a thread; then the pidfd; then /proc again, so that

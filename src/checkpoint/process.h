@@ -19,10 +19,6 @@
 
 namespace stasis {
 
-// The driver's four actions, and its two questions.
-enum class Action { kGetState, kGetRestoreThreadId, kLock, kCheckpoint, kRestore, kUnlock };
-std::string_view action_name(Action action);  // "lock", "get-state", ...
-
 class Process {
  public:
   // `driver` must outlive the Process. kNoSuchProcess, kThreadId, kZombie, kNotPermitted.

@@ -1,5 +1,3 @@
-#include "checkpoint/explain.h"
-
 #include <charconv>
 #include <memory>
 
@@ -8,6 +6,7 @@
 
 #include "cli/verbs.h"
 #include "criu/criu_log.h"
+#include "driver/driver_errors.h"
 
 namespace stasis::cli {
 namespace {

@@ -14,9 +14,9 @@
 
 #include "base/interrupt.h"
 #include "base/result.h"
-#include "checkpoint/bounded_driver.h"
 #include "cli/terminal.h"
 #include "direct/mover_process.h"
+#include "driver/bounded_driver.h"
 #include "operations/operations.h"
 #include "report/report.h"
 

@@ -13,9 +13,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "checkpoint/fake_driver.h"
 #include "checkpoint/journal.h"
 #include "doctor/machine_parts.h"
+#include "driver/fake_driver.h"
 
 namespace stasis::doctor {
 namespace {

@@ -231,6 +231,24 @@ DriverResult<void> Driver::lock_unless(Pid pid, std::chrono::milliseconds timeou
   }
 }
 
+std::string_view action_name(Action action) {
+  switch (action) {
+    case Action::kGetState:
+      return "get-state";
+    case Action::kGetRestoreThreadId:
+      return "get-restore-tid";
+    case Action::kLock:
+      return "lock";
+    case Action::kCheckpoint:
+      return "checkpoint";
+    case Action::kRestore:
+      return "restore";
+    case Action::kUnlock:
+      return "unlock";
+  }
+  return "?";
+}
+
 std::uint64_t memory_of_all_gpus(Driver& driver) {
   const auto gpus = driver.gpus();
   if (!gpus || gpus->empty()) return std::numeric_limits<std::uint64_t>::max();

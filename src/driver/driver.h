@@ -3,7 +3,7 @@
 //
 // A Driver may be used from several threads at once, also for the same process. It knows nothing
 // of the rest of the system: why the driver refused, in terms of the target, is told apart in
-// src/checkpoint/explain.h.
+// src/driver/driver_errors.h.
 #pragma once
 
 #include <chrono>
@@ -11,6 +11,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/cuda_state.h"
@@ -43,6 +44,10 @@ struct GpuUse {
   GpuUuid gpu;
   std::uint64_t bytes = 0;
 };
+
+// What is asked about a process: the four actions, and two questions.
+enum class Action { kGetState, kGetRestoreThreadId, kLock, kCheckpoint, kRestore, kUnlock };
+std::string_view action_name(Action action);  // "lock", "get-state", ...
 
 class Driver {
  public:

@@ -9,8 +9,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "checkpoint/fake_driver.h"
 #include "checkpoint/journal.h"
+#include "driver/fake_driver.h"
 #include "operations/common.h"
 #include "operations/restore_checks.h"
 #include "tests/fakes/child.h"

@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-#include "checkpoint/fake_driver.h"
+#include "driver/fake_driver.h"
 #include "tests/fakes/child.h"
 
 namespace stasis {

@@ -1,4 +1,4 @@
-#include "checkpoint/bounded_driver.h"
+#include "driver/bounded_driver.h"
 
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -12,7 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "base/units.h"
-#include "checkpoint/fake_driver.h"
+#include "driver/fake_driver.h"
 #include "proc/procfs.h"
 
 namespace stasis {

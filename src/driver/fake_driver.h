@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/process.h"
 #include "driver/driver.h"
+#include "proc/procfs.h"
 
 namespace stasis {
 

@@ -1,4 +1,4 @@
-#include "checkpoint/explain.h"
+#include "driver/driver_errors.h"
 
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -9,7 +9,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "checkpoint/fake_driver.h"
+#include "driver/fake_driver.h"
 #include "tests/fakes/child.h"
 
 namespace stasis {

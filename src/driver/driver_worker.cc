@@ -1,4 +1,4 @@
-#include "checkpoint/call_process.h"
+#include "driver/driver_worker.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -16,7 +16,7 @@
 
 #include "base/helper_process.h"
 #include "base/own_helpers.h"
-#include "checkpoint/bounded_driver.h"
+#include "driver/bounded_driver.h"
 
 namespace stasis {
 namespace {

@@ -1,4 +1,4 @@
-#include "checkpoint/bounded_driver.h"
+#include "driver/bounded_driver.h"
 
 #include <algorithm>
 #include <map>
@@ -10,7 +10,7 @@
 #include <fmt/format.h>
 
 #include "base/units.h"
-#include "checkpoint/call_process.h"
+#include "driver/driver_worker.h"
 #include "proc/procfs.h"
 
 namespace stasis {

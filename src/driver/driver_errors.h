@@ -7,7 +7,8 @@
 #include <span>
 #include <string_view>
 
-#include "checkpoint/process.h"
+#include "driver/driver.h"
+#include "proc/procfs.h"
 
 namespace stasis {
 

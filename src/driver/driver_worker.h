@@ -12,8 +12,8 @@
 #include <type_traits>
 
 #include "base/fd.h"
-#include "checkpoint/process.h"
 #include "driver/driver.h"
+#include "proc/procfs.h"
 
 namespace stasis {
 

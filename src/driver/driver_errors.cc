@@ -1,4 +1,4 @@
-#include "checkpoint/explain.h"
+#include "driver/driver_errors.h"
 
 #include <algorithm>
 #include <array>
