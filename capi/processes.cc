@@ -1,7 +1,7 @@
 // One process, and a tree of them, by the driver's own calls.
 #include "capi/handles.h"
 #include "checkpoint/group.h"
-#include "checkpoint/suspended.h"
+#include "checkpoint/suspend_record.h"
 #include "direct/agent_client.h"
 #include "driver/gpu_plan.h"
 #include "report/report.h"

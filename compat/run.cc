@@ -11,7 +11,7 @@
 #include "checkpoint/journal.h"
 #include "checkpoint/process.h"
 #include "checkpoint/ranks.h"
-#include "checkpoint/suspended.h"
+#include "checkpoint/suspend_record.h"
 #include "direct/agent_client.h"
 #include "driver/gpu_plan.h"
 #include "help.h"

@@ -4,7 +4,7 @@
 namespace stasis {
 
 // Once the driver is about to hold the process it calls no driver unless a peer asks for that, so
-// it can be let run while the program's own threads are kept still (checkpoint/parking.h).
+// it can be let run while the program's own threads are kept still (proc/parking.h).
 inline constexpr char kAgentThread[] = "stasis-agent";
 
 }  // namespace stasis

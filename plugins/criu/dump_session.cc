@@ -18,12 +18,12 @@
 #include "checkpoint/inherited_files.h"
 #include "checkpoint/journal.h"
 #include "checkpoint/obstacles.h"
-#include "checkpoint/stopped.h"
+#include "checkpoint/stopped_process.h"
 #include "criu_api.h"
 #include "direct/agent_client.h"
 #include "gpu_record.h"
 #include "held_tree.h"
-#include "proc/tracee.h"
+#include "proc/stopped_threads.h"
 
 namespace stasis::plugin {
 namespace {

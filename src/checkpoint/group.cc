@@ -17,8 +17,8 @@
 #include "base/processors.h"
 #include "base/trace.h"
 #include "base/units.h"
-#include "checkpoint/zero_pages.h"
 #include "proc/memory_cgroup.h"
+#include "proc/zero_pages.h"
 
 namespace stasis {
 namespace {

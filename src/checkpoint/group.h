@@ -22,7 +22,7 @@
 #include "base/progress.h"
 #include "base/units.h"
 #include "checkpoint/process.h"
-#include "checkpoint/rest_round.h"
+#include "checkpoint/quiesce_round.h"
 
 namespace stasis {
 
@@ -133,7 +133,7 @@ class Group {
     Clock::time_point start = Clock::now();
     int count = 0;
   };
-  // Rounds of rest_round.h until all who run are at rest.
+  // Rounds of quiesce_round.h until all who run are at rest.
   Result<void> bring_all_to_rest(Tries& tries, std::chrono::milliseconds timeout,
                                  const Interrupt& interrupt);
   // Runs `act` for each member in `wanted` state, in parallel; the first error by order.

@@ -14,8 +14,8 @@
 #include <fmt/format.h>
 
 #include "base/fault_point.h"
-#include "checkpoint/parking.h"
-#include "checkpoint/target_step.h"
+#include "proc/parking.h"
+#include "proc/remote_syscall.h"
 
 namespace stasis {
 namespace {

@@ -42,7 +42,7 @@ struct JournalRecord {
   // Not empty: the image is complete, and CRIU gets the word to end this tree. As soon as one of
   // them has ended there is no way back, and the rest is to be ended too.
   std::vector<JournalProcess> ending = {};
-  // Processes without CUDA of which a thread makes system calls for us (target_step.h).
+  // Processes without CUDA of which a thread makes system calls for us (remote_syscall.h).
   std::vector<JournalProcess> stepped = {};
   // `owner` is a recover of what was cut short.
   bool recovered = false;

@@ -9,9 +9,9 @@
 #include "abi/agent_thread.h"
 #include "base/fault_point.h"
 #include "base/trace.h"
-#include "checkpoint/parking.h"
 #include "driver/driver_errors.h"
 #include "proc/cgroup.h"
+#include "proc/parking.h"
 
 namespace stasis {
 namespace {

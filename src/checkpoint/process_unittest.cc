@@ -7,8 +7,8 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
-#include "checkpoint/parking.h"
 #include "driver/fake_driver.h"
+#include "proc/parking.h"
 #include "tests/fakes/child.h"
 
 namespace stasis {

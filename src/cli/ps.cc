@@ -15,7 +15,7 @@
 #include "base/scope_guard.h"
 #include "checkpoint/journal.h"
 #include "checkpoint/process.h"
-#include "checkpoint/suspended.h"
+#include "checkpoint/suspend_record.h"
 #include "cli/verbs.h"
 #include "direct/agent_client.h"
 #include "job/registry.h"

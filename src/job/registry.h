@@ -12,7 +12,7 @@
 
 #include "base/ids.h"
 #include "base/result.h"
-#include "checkpoint/suspended.h"
+#include "checkpoint/suspend_record.h"
 
 namespace stasis::job {
 

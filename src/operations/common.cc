@@ -11,7 +11,7 @@
 #include "checkpoint/inherited_files.h"
 #include "checkpoint/obstacles.h"
 #include "checkpoint/ranks.h"
-#include "checkpoint/suspended.h"
+#include "checkpoint/suspend_record.h"
 #include "checkpoint/swap_record.h"
 #include "direct/agent_client.h"
 #include "image/image_reader.h"

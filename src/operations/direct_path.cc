@@ -13,7 +13,7 @@
 
 #include "base/background.h"
 #include "base/fault_point.h"
-#include "checkpoint/suspended.h"
+#include "checkpoint/suspend_record.h"
 #include "direct/remote_memory.h"
 #include "driver/gpu_plan.h"
 #include "operations/beside_agent.h"

@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "base/phases.h"
-#include "checkpoint/gpu_room.h"
+#include "checkpoint/gpu_reservation.h"
 #include "checkpoint/group.h"
 #include "direct/agent_client.h"
 #include "direct/mover.h"

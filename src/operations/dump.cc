@@ -25,7 +25,7 @@
 #include "base/fd.h"
 #include "base/version.h"
 #include "checkpoint/inherited_files.h"
-#include "checkpoint/suspended.h"
+#include "checkpoint/suspend_record.h"
 #include "criu/criu_core.h"
 #include "doctor/undumpable.h"
 #include "image/image_writer.h"

@@ -1,7 +1,7 @@
 // A process that is held back by the gate of the agent in it.
 #pragma once
 
-#include "checkpoint/rest_round.h"
+#include "checkpoint/quiesce_round.h"
 #include "direct/agent_client.h"
 
 namespace stasis {

@@ -12,9 +12,9 @@
 
 #include <fmt/format.h>
 
-#include "checkpoint/parking.h"
 #include "criu/criu_core.h"
 #include "image/manifest_format.h"
+#include "proc/parking.h"
 #include "proc/procfs.h"
 #include "proc/thread_state.h"
 #include "proc/timerfd.h"

@@ -5,13 +5,13 @@
 #include <fmt/format.h>
 
 #include "base/fault_point.h"
-#include "checkpoint/gpu_room.h"
-#include "checkpoint/parking.h"
-#include "checkpoint/stopped.h"
-#include "checkpoint/suspended.h"
+#include "checkpoint/gpu_reservation.h"
+#include "checkpoint/stopped_process.h"
+#include "checkpoint/suspend_record.h"
 #include "image/image_reader.h"
 #include "operations/common.h"
 #include "operations/restore_log.h"
+#include "proc/parking.h"
 
 namespace stasis {
 

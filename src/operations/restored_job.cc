@@ -12,7 +12,7 @@
 
 #include <fmt/format.h>
 
-#include "checkpoint/suspended.h"
+#include "checkpoint/suspend_record.h"
 #include "operations/restore_checks.h"
 
 namespace stasis {

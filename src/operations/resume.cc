@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/fault_point.h"
-#include "checkpoint/suspended.h"
+#include "checkpoint/suspend_record.h"
 #include "image/content_format.h"
 #include "operations/common.h"
 

@@ -1,7 +1,7 @@
 #include <utility>
 
 #include "base/fault_point.h"
-#include "checkpoint/suspended.h"
+#include "checkpoint/suspend_record.h"
 #include "operations/common.h"
 
 namespace stasis {

@@ -18,7 +18,7 @@
 
 #include "base/fd.h"
 #include "proc/procfs.h"
-#include "proc/ptrace_words.h"
+#include "proc/ptrace_status.h"
 
 namespace stasis::proc {
 namespace {

@@ -15,7 +15,7 @@
 #include <gtest/gtest.h>
 
 #include "proc/procfs.h"
-#include "proc/tracee.h"
+#include "proc/stopped_threads.h"
 
 namespace stasis::proc {
 namespace {

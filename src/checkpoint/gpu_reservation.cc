@@ -1,4 +1,4 @@
-#include "checkpoint/gpu_room.h"
+#include "checkpoint/gpu_reservation.h"
 
 #include <fcntl.h>
 #include <sys/file.h>

@@ -1,4 +1,4 @@
-#include "proc/tracee.h"
+#include "proc/stopped_threads.h"
 
 #include <fcntl.h>
 #include <sys/prctl.h>

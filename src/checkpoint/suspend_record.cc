@@ -1,4 +1,4 @@
-#include "checkpoint/suspended.h"
+#include "checkpoint/suspend_record.h"
 
 #include <dirent.h>
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-#include "checkpoint/stopped.h"
+#include "checkpoint/stopped_process.h"
 
 #include <csignal>
 #include <memory>

@@ -1,4 +1,4 @@
-#include "checkpoint/rest_round.h"
+#include "checkpoint/quiesce_round.h"
 
 #include <algorithm>
 #include <condition_variable>

@@ -1,4 +1,4 @@
-#include "checkpoint/target_step.h"
+#include "proc/remote_syscall.h"
 
 #include <algorithm>
 #include <csignal>

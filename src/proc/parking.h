@@ -23,7 +23,7 @@
 
 #include "base/ids.h"
 #include "base/result.h"
-#include "checkpoint/target_step.h"
+#include "proc/remote_syscall.h"
 
 namespace stasis {
 
@@ -36,10 +36,10 @@ Result<void> park_threads(Pid pid, const std::vector<Tid>& spared);
 Result<void> unpark_threads(Pid pid);
 
 // Sends on a thread that somebody has left in the middle of a system call that it made for him,
-// being killed (target_step.h); unpark_threads() does so too. No error if there is none.
+// being killed (remote_syscall.h); unpark_threads() does so too. No error if there is none.
 Result<void> finish_step(Pid pid);
 
-// Has a parked thread make the system calls of `act` (target_step.h); afterwards it is parked as
+// Has a parked thread make the system calls of `act` (remote_syscall.h); afterwards it is parked as
 // before. kBusy if no thread is parked; the errors of make_system_calls().
 Result<void> call_from_parked_thread(const proc::AddressSpace& space,
                                      const std::function<Result<void>(const SystemCall&)>& act);

@@ -1,4 +1,4 @@
-#include "checkpoint/parking.h"
+#include "proc/parking.h"
 
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -25,10 +25,10 @@
 #include <fmt/format.h>
 
 #include "base/fault_point.h"
-#include "checkpoint/target_step.h"
 #include "proc/code_map.h"
 #include "proc/procfs.h"
-#include "proc/tracee.h"
+#include "proc/remote_syscall.h"
+#include "proc/stopped_threads.h"
 
 namespace stasis {
 namespace {

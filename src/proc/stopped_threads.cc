@@ -1,4 +1,4 @@
-#include "proc/tracee.h"
+#include "proc/stopped_threads.h"
 
 #include <sched.h>
 #include <sys/prctl.h>
@@ -16,7 +16,7 @@
 #include "base/fd.h"
 #include "proc/interrupted_call.h"
 #include "proc/procfs.h"
-#include "proc/ptrace_words.h"
+#include "proc/ptrace_status.h"
 
 namespace stasis::proc {
 namespace {

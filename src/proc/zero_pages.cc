@@ -1,4 +1,4 @@
-#include "checkpoint/zero_pages.h"
+#include "proc/zero_pages.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -17,7 +17,7 @@
 
 #include "base/fault_point.h"
 #include "base/fd.h"
-#include "checkpoint/parking.h"
+#include "proc/parking.h"
 
 namespace stasis {
 namespace {

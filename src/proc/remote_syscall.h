@@ -15,7 +15,7 @@
 
 #include "proc/address_space.h"
 #include "proc/procfs.h"
-#include "proc/tracee.h"
+#include "proc/stopped_threads.h"
 
 namespace stasis {
 

@@ -1,4 +1,4 @@
-#include "checkpoint/zero_pages.h"
+#include "proc/zero_pages.h"
 
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -19,7 +19,7 @@
 
 #include <gtest/gtest.h>
 
-#include "checkpoint/parking.h"
+#include "proc/parking.h"
 #include "tests/fakes/address_space.h"
 #include "tests/fakes/child.h"
 

@@ -1,4 +1,4 @@
-#include "checkpoint/suspended.h"
+#include "checkpoint/suspend_record.h"
 
 #include <sys/stat.h>
 #include <unistd.h>

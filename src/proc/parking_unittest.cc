@@ -1,4 +1,4 @@
-#include "checkpoint/parking.h"
+#include "proc/parking.h"
 
 #include <dlfcn.h>
 #include <sys/epoll.h>
