@@ -143,7 +143,7 @@ class Call final : public Progress {
  private:
   explicit Call(const stasis_call& given) : given_(given) {}
   Result<std::shared_ptr<direct::MemoryMover>> make_mover(const stasis_session& session,
-                                                          const MoverNeeds& needs);
+                                                          const MoverRequest& needs);
 
   stasis_call given_;
   std::shared_ptr<direct::MoverProcess> mover_;  // one call's, and ends with it

@@ -93,7 +93,7 @@ void Call::update(std::string_view phase, std::uint64_t done, std::uint64_t tota
 }
 
 Result<std::shared_ptr<direct::MemoryMover>> Call::make_mover(const stasis_session& session,
-                                                              const MoverNeeds& needs) {
+                                                              const MoverRequest& needs) {
   if (!mover_ || mover_->is_lost()) {
     auto program = calls_program();
     if (!program) return fail(std::move(program.error()));
@@ -116,7 +116,7 @@ Environment Call::environment(const stasis_session& session) {
           [this](const std::string& text) {
             if (given_.note != nullptr) given_.note(text.c_str(), given_.user_data);
           },
-          [this, &session](const MoverNeeds& needs) { return make_mover(session, needs); },
+          [this, &session](const MoverRequest& needs) { return make_mover(session, needs); },
           [this] {
             if (mover_) (void)mover_->end();
           }};

@@ -23,7 +23,7 @@ SUMMARY = "Transparent checkpoint and restore of running CUDA programs"
 
 
 def version():
-    with open(os.path.join(SOURCE, "include", "stasis", "version.h"), encoding="utf-8") as file:
+    with open(os.path.join(SOURCE, "src", "base", "version.h"), encoding="utf-8") as file:
         return re.search(r'kVersion = "([^"]+)"', file.read())[1]
 
 

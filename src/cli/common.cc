@@ -47,14 +47,14 @@ Environment Context::environment(Driver& driver) {
             terminal.note(text);
             notes.push_back(text);
           },
-          [this](const MoverNeeds& needs) { return make_mover(needs); },
+          [this](const MoverRequest& needs) { return make_mover(needs); },
           [this] {
             if (mover) (void)mover->end();
           },
           ring_bytes};
 }
 
-Result<std::shared_ptr<direct::MemoryMover>> Context::make_mover(const MoverNeeds& needs) {
+Result<std::shared_ptr<direct::MemoryMover>> Context::make_mover(const MoverRequest& needs) {
   if (!mover) {
     return fail(ErrorCode::kInternal, "no process could be started that copies GPU memory");
   }

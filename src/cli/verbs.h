@@ -63,7 +63,7 @@ struct Context {
   Result<std::unique_ptr<Driver>> load_moving_driver(bool spare = false, bool digests = false);
   Environment environment(Driver& driver);
   // For the direct path.
-  Result<std::shared_ptr<direct::MemoryMover>> make_mover(const MoverNeeds& needs);
+  Result<std::shared_ptr<direct::MemoryMover>> make_mover(const MoverRequest& needs);
   // Writes the trace, once; says so if it cannot. Nothing without --trace.
   void end_trace(const std::string& verb);
   // The result, with --json.

@@ -49,7 +49,7 @@ bool kernel_at_least(const std::string& release, int major, int minor) {
 std::vector<Finding> examine_machine(const Result<std::unique_ptr<Driver>>& driver,
                                      const MachineOptions& options, const Interrupt& interrupt) {
   using namespace doctor;  // NOLINT(google-build-using-namespace): our own parts
-  const Places places;
+  const CompositeContent places;
   Findings out;
   std::vector<Gpu> gpus;
   std::uint64_t gpu_bytes = 0;

@@ -158,7 +158,7 @@ void look_at_gpus(const Driver& driver, const Result<std::vector<Gpu>>& gpus, Fi
   look_at_persistence(driver, *gpus, out);
 }
 
-void look_at_mps(const Places& places, Findings& out) {
+void look_at_mps(const CompositeContent& places, Findings& out) {
   // As src/checkpoint/obstacles.cc knows it: nvidia-cuda-mps-control and -server, cut to 15
   // characters by the kernel.
   constexpr std::string_view kComm = "nvidia-cuda-mps";

@@ -29,7 +29,7 @@ std::string chosen_word(const std::string& path) {
 }
 
 // What the driver, on an H100, and the agent's ring gain by them; docs/adr/0013-doctor.md.
-void look_at_transparent(const Places& places, Findings& out) {
+void look_at_transparent(const CompositeContent& places, Findings& out) {
   constexpr const char* kId = "huge-pages";
   const std::string path = places.sys + "/kernel/mm/transparent_hugepage";
   const std::string anonymous = chosen_word(path + "/enabled");
@@ -55,7 +55,7 @@ struct SetAside {
   std::uint64_t free = 0;  // that nobody has, or has been promised
 };
 
-std::vector<SetAside> pages_set_aside(const Places& places) {
+std::vector<SetAside> pages_set_aside(const CompositeContent& places) {
   const std::string top = places.sys + "/kernel/mm/hugepages";
   constexpr std::string_view kStem = "hugepages-";  // then "2048kB"
   std::vector<SetAside> out;
@@ -79,7 +79,7 @@ std::vector<SetAside> pages_set_aside(const Places& places) {
 
 }  // namespace
 
-void look_at_huge_pages(const Places& places, std::uint64_t gpu_bytes, Findings& out) {
+void look_at_huge_pages(const CompositeContent& places, std::uint64_t gpu_bytes, Findings& out) {
   look_at_transparent(places, out);
   const auto pages = pages_set_aside(places);
   if (pages.empty()) return;

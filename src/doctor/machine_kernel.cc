@@ -29,7 +29,7 @@ enum Capability : unsigned {
   kCheckpointRestore = 40,
 };
 
-void look_at_yama(const Places& places, bool may_trace_all, Findings& out) {
+void look_at_yama(const CompositeContent& places, bool may_trace_all, Findings& out) {
   const std::string path = places.proc + "/sys/kernel/yama/ptrace_scope";
   const auto scope = read_number(path);
   if (!scope || *scope == 0) {
@@ -57,7 +57,7 @@ void look_at_yama(const Places& places, bool may_trace_all, Findings& out) {
 
 // CRIU asks the kernel to suspend the target's filters, whether it has any or not, and that grants
 // it to nobody who is under one himself: "suspending seccomp failed" (CRIU 4.2.1).
-void look_at_seccomp_here(const Places& places, Findings& out) {
+void look_at_seccomp_here(const CompositeContent& places, Findings& out) {
   const auto status = read_file(AT_FDCWD, places.proc + "/self/status");
   constexpr std::string_view kKey = "\nSeccomp:\t";
   const std::size_t at = status ? status->find(kKey) : std::string::npos;
@@ -86,7 +86,7 @@ bool is_set(std::string_view config, std::string_view name) {
 }
 
 // Processes and threads of the whole machine: the fourth word of "0.10 0.20 0.30 2/345 12345".
-std::optional<std::uint64_t> threads_running(const Places& places) {
+std::optional<std::uint64_t> threads_running(const CompositeContent& places) {
   const auto text = read_file(AT_FDCWD, places.proc + "/loadavg");
   const std::size_t slash = text ? text->find('/') : std::string::npos;
   if (slash == std::string::npos) return std::nullopt;
@@ -96,7 +96,7 @@ std::optional<std::uint64_t> threads_running(const Places& places) {
   return value;
 }
 
-void look_at_sysctls(const Places& places, Findings& out) {
+void look_at_sysctls(const CompositeContent& places, Findings& out) {
   // CRIU moves memory through pipes as large as it may make them.
   constexpr std::uint64_t kPipe = 1U << 20;
   if (const auto size = read_number(places.proc + "/sys/fs/pipe-max-size")) {
@@ -123,7 +123,7 @@ void look_at_sysctls(const Places& places, Findings& out) {
 }
 
 // How many more processes and threads this user's cgroup and the kernel leave room for.
-void look_at_room_for_processes(const Places& places, Findings& out) {
+void look_at_room_for_processes(const CompositeContent& places, Findings& out) {
   // A Python program with PyTorch and CUDA has some hundred threads on a host of many processors.
   constexpr std::uint64_t kJob = 256;
   constexpr const char* kId = "limit-processes";
@@ -156,7 +156,7 @@ std::string limit_text(rlim_t value) {
 
 }  // namespace
 
-void look_at_permissions(const Places& places, Findings& out) {
+void look_at_permissions(const CompositeContent& places, Findings& out) {
   constexpr const char* kId = "permissions";
   const auto capabilities = proc::ProcFs(places.proc).effective_capabilities();
   if (!capabilities) {
@@ -189,7 +189,7 @@ void look_at_permissions(const Places& places, Findings& out) {
   look_at_seccomp_here(places, out);
 }
 
-void look_at_kernel(const Places& places, const std::string& release, Findings& out) {
+void look_at_kernel(const CompositeContent& places, const std::string& release, Findings& out) {
   const auto config = read_file(AT_FDCWD, fmt::format("{}/config-{}", places.boot, release));
   if (!config) return;
   if (!is_set(*config, "CONFIG_CHECKPOINT_RESTORE")) {
@@ -209,7 +209,7 @@ void look_at_kernel(const Places& places, const std::string& release, Findings& 
   out.push_back(green("kernel", fmt::format("Linux {} with all that CRIU can use", release)));
 }
 
-void look_at_limits(const Places& places, Findings& out) {
+void look_at_limits(const CompositeContent& places, Findings& out) {
   rlimit limit{};
   constexpr rlim_t kFiles = 1024;
   if (::getrlimit(RLIMIT_NOFILE, &limit) == 0) {
@@ -231,7 +231,7 @@ void look_at_limits(const Places& places, Findings& out) {
   look_at_room_for_processes(places, out);
 }
 
-void look_at_clock(const Places& places, Findings& out) {
+void look_at_clock(const CompositeContent& places, Findings& out) {
   constexpr const char* kId = "clock";
   if (::access((places.proc + "/self/ns/time").c_str(), F_OK) == 0) {
     out.push_back(green(kId,

@@ -135,7 +135,7 @@ void look_at_disk(const std::string& directory, std::uint64_t gpu_bytes, const I
   out.push_back(green(kId, what));
 }
 
-void look_at_host_memory(const Places& places, std::uint64_t gpu_bytes, Findings& out) {
+void look_at_host_memory(const CompositeContent& places, std::uint64_t gpu_bytes, Findings& out) {
   constexpr const char* kId = "host-memory";
   const proc::ProcFs procfs(places.proc);
   const auto available = procfs.memory_available();
@@ -164,7 +164,7 @@ void look_at_host_memory(const Places& places, std::uint64_t gpu_bytes, Findings
   out.push_back(green(kId, what));
 }
 
-void look_at_shared_memory(const Places& places, Findings& out) {
+void look_at_shared_memory(const CompositeContent& places, Findings& out) {
   const std::string path = places.dev + "/shm";
   struct statfs info {};
   if (::statfs(path.c_str(), &info) != 0 || info.f_type != TMPFS_MAGIC) {

@@ -74,7 +74,7 @@ class Machine : public testing::Test {
   }
 
   std::string top_;
-  Places places_;
+  CompositeContent places_;
   Findings out_;
   Interrupt interrupt_;
   FakeDriver driver_;

@@ -11,8 +11,8 @@
 #include "base/phases.h"
 #include "checkpoint/group.h"
 #include "checkpoint/journal.h"
+#include "direct/gpu_memory.h"
 #include "driver/gpu_plan.h"
-#include "operations/direct_path.h"
 #include "operations/operations.h"
 
 namespace stasis {
@@ -25,7 +25,7 @@ namespace stasis {
 struct OpenedGroup {
   std::vector<UniqueFd> locks;  // process_lock.h
   std::unique_ptr<Journal> journal;
-  DirectPath direct;  // before the group, which must be back first
+  GpuMemory direct;  // before the group, which must be back first
   Group group;
 };
 Result<OpenedGroup> open_group(const Environment& env, const std::string& operation, Pid root,
@@ -57,7 +57,7 @@ Result<void> wait_for_criu(const Environment& env, const JournalRecord& record);
 // Moves the memory of those out that have the agent, then locks and checkpoints the whole tree,
 // until no process of it is left that uses the GPU. What
 // processes without CUDA have inherited of it is replaced; for a dump a failure of that is one,
-// otherwise it is told. The phases are those of DirectPath::move_out(),
+// otherwise it is told. The phases are those of GpuMemory::move_out(),
 // "lock" and "checkpoint".
 Result<void> quiesce(const Environment& env, OpenedGroup& opened, const QuiesceOptions& options,
                      Phases& phases);

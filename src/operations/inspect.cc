@@ -10,9 +10,9 @@
 
 #include "base/phases.h"
 #include "criu/criu_pages.h"
+#include "direct/gpu_memory.h"
 #include "image/image_reader.h"
 #include "operations/common.h"
-#include "operations/direct_path.h"
 #include "operations/image_report.h"
 #include "operations/restore_checks.h"
 #include "operations/tcp_ports.h"

@@ -23,35 +23,14 @@
 #include "base/result.h"
 #include "base/units.h"
 #include "criu/criu.h"
-#include "direct/mover.h"
+#include "direct/environment.h"
 #include "driver/driver.h"
 #include "driver/gpu_map.h"
 #include "image/content.h"
 #include "image/content_writer.h"
 #include "image/manifest.h"
-#include "operations/mover_needs.h"
 
 namespace stasis {
-
-// What every operation needs from its caller. All referred to must outlive the call.
-struct Environment {
-  Driver& driver;
-  const Interrupt& interrupt;
-  // May be called from a thread of the operation's own, never from two at once.
-  Progress& progress;
-  // Things worth knowing that are no error ("--shell-job is set because ..."). May be empty.
-  std::function<void(std::string)> note;
-  // May be empty: then GPU memory goes through the driver alone.
-  std::function<Result<std::shared_ptr<direct::MemoryMover>>(const MoverNeeds&)> mover = {};
-  // Takes it back, with all host memory that it has: nobody needs it any more. May be empty.
-  std::function<void()> end_mover = {};
-  // The share of its ring for each GPU.
-  std::uint64_t ring_bytes = direct::MoverOptions().ring_bytes;
-
-  void tell(std::string text) const {
-    if (note) note(std::move(text));
-  }
-};
 
 struct ProcessReport {
   Pid pid;
@@ -76,15 +55,6 @@ struct Report {
   int lock_tries = 0;  // how often the processes were asked until all were locked; 0: no lock
   std::uint64_t direct_bytes =
       0;  // of GPU memory that a mover of ours has moved; the driver the rest
-};
-
-// By whom GPU memory is moved.
-enum class MemoryPath {
-  kAutomatic,  // by us where the program has the agent, the rest by the driver
-  kDriver,     // agents are left alone
-  // What the agents cannot give away is a failure, kNotSupported, with the program as it was; the
-  // driver still checkpoints what it always keeps, contexts and small allocations.
-  kDirect,
 };
 
 struct SuspendOptions {

@@ -81,7 +81,7 @@ Result<std::optional<ProcessReport>> recover_target(const Environment& env,
   if (!done) return fail(std::move(done.error()));
   if (target.initial == CudaState::kRunning) {
     Phases phases;
-    DirectPath direct;
+    GpuMemory direct;
     const auto memory = recall_suspended(*process);
     for (const std::string& image : {record.image, memory ? memory->image : std::string()})
       for (auto& content : find_content(image))

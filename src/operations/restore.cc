@@ -130,7 +130,7 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   auto old_gpus = gpus_of(manifest);
   if (!old_gpus) return fail(std::move(old_gpus.error()));
   if (auto ok = check_driver(env.driver, manifest); !ok) return fail(std::move(ok.error()));
-  DirectPath direct;
+  GpuMemory direct;
   if (auto alone = direct.come_back(env); !alone) return fail(std::move(alone.error()));
   auto plan = plan_gpus(env, manifest, *old_gpus, options);
   if (!plan) return fail(std::move(plan.error()));

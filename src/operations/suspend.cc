@@ -42,7 +42,7 @@ Result<Report> suspend_once(const Environment& env, Pid root, const SuspendOptio
     const bool by_driver = done.error().driver.has_value();
     Error error = roll_back(env, *opened, std::move(done.error()));
     if (error.code != ErrorCode::kNotRolledBack) phases.runs();
-    const DirectPath& direct = opened->direct;
+    const GpuMemory& direct = opened->direct;
     if (error.code != why || why == ErrorCode::kTimeout || why == ErrorCode::kProcessGone ||
         !env.interrupt.check())
       return fail(std::move(error));

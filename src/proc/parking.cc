@@ -75,7 +75,7 @@ struct Lot {
 };
 
 // What of ours is in the target, and where a mapping can be made from.
-struct Places {
+struct CompositeContent {
   std::vector<Lot> lots;
   StepPlaces step;
 };
@@ -98,9 +98,9 @@ Error too_much(Pid pid) {
                {}};
 }
 
-Result<Places> look_at(const AddressSpace& space) {
+Result<CompositeContent> look_at(const AddressSpace& space) {
   const Pid pid = space.pid();
-  Places places;
+  CompositeContent places;
   std::uint64_t pages = 0;
   const proc::ProcFs procfs;
   auto mappings = procfs.mappings(pid);
@@ -164,8 +164,8 @@ bool is_parked(const AddressSpace& space, const Waiting& waiting) {
 }
 
 // Has a thread of the target make the mapping.
-Result<Lot> make_lot(const AddressSpace& space, const StoppedThreads& stopped, const Places& places,
-                     std::size_t threads) {
+Result<Lot> make_lot(const AddressSpace& space, const StoppedThreads& stopped,
+                     const CompositeContent& places, std::size_t threads) {
   const Pid pid = space.pid();
   const std::uint64_t capacity = std::bit_ceil(std::max<std::uint64_t>(threads * 2, kFewestSlots));
   const std::uint64_t size = (kPage + capacity * kSlotSize + kPage - 1) / kPage * kPage;
@@ -469,7 +469,7 @@ class Parker {
   const AddressSpace& space_;
   Pid pid_;
   const std::vector<Tid>& spared_;
-  Places places_;
+  CompositeContent places_;
   proc::CodeMap code_;
   Clock::time_point start_;
   std::map<Tid, Seen> seen_;

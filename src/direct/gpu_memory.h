@@ -24,9 +24,9 @@
 #include "checkpoint/gpu_reservation.h"
 #include "checkpoint/group.h"
 #include "direct/agent_client.h"
+#include "direct/environment.h"
+#include "direct/image_content.h"
 #include "direct/mover.h"
-#include "operations/image_content.h"
-#include "operations/operations.h"
 
 namespace stasis {
 
@@ -71,14 +71,14 @@ bool is_held_up(const Error& error);
 // Bytes of host memory that a mover takes.
 std::uint64_t mover_memory(const Environment& env, std::span<const GpuUuid> gpus);
 
-class Places;
+class CompositeContent;
 
-class DirectPath {
+class GpuMemory {
  public:
-  DirectPath();
-  DirectPath(DirectPath&& other) noexcept = default;
-  DirectPath& operator=(DirectPath&&) = delete;  // what it holds has to be rolled back first
-  ~DirectPath() { (void)roll_back(); }
+  GpuMemory();
+  GpuMemory(GpuMemory&& other) noexcept = default;
+  GpuMemory& operator=(GpuMemory&&) = delete;  // what it holds has to be rolled back first
+  ~GpuMemory() { (void)roll_back(); }
 
   // Processes whose memory has been moved out, or stands still for it.
   std::size_t size() const { return agents_.size(); }
@@ -234,7 +234,7 @@ class DirectPath {
   std::map<Pid, std::uint64_t> ready_;  // where the buffers are that prepare() has touched
   using MoverResult = Result<std::shared_ptr<direct::MemoryMover>>;
   // What was begun, or what `env` gives now.
-  MoverResult take_mover(const Environment& env, const MoverNeeds& needs);
+  MoverResult take_mover(const Environment& env, const MoverRequest& needs);
   // Where what is away of these comes back, as far as it was written down.
   void take_gpus(const std::vector<const Process*>& processes, std::span<const GpuPair> pairs);
   void add_gpu(const GpuUuid& gpu);
@@ -268,7 +268,7 @@ class DirectPath {
   std::future<MoverResult> coming_;
   std::shared_ptr<direct::MemoryMover> mover_;
   // Of what is brought ahead, or has stayed: where its content is, and the word to stop.
-  std::shared_ptr<Places> places_;
+  std::shared_ptr<CompositeContent> content_at_;
   std::shared_ptr<Interrupt> enough_;
   bool ahead_ = false;  // there is something on the GPUs, or to be brought
   GpuRoom room_;

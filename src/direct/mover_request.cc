@@ -1,4 +1,4 @@
-#include "operations/mover_needs.h"
+#include "direct/mover_request.h"
 
 #include <span>
 
@@ -11,7 +11,7 @@ std::string compiled_code_directory() {
   return directory ? std::move(*directory) : std::string();
 }
 
-Result<void> prepare_mover(direct::MoverProcess& mover, const MoverNeeds& needs,
+Result<void> prepare_mover(direct::MoverProcess& mover, const MoverRequest& needs,
                            std::uint64_t ring_bytes, std::chrono::milliseconds silence,
                            const Interrupt& interrupt) {
   auto options =

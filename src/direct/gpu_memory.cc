@@ -1,4 +1,4 @@
-#include "operations/direct_path.h"
+#include "direct/gpu_memory.h"
 
 #include <unistd.h>
 
@@ -14,11 +14,11 @@
 #include "base/background.h"
 #include "base/fault_point.h"
 #include "checkpoint/suspend_record.h"
+#include "direct/agent_lookup.h"
+#include "direct/composite_content.h"
+#include "direct/gate_rank.h"
 #include "direct/remote_memory.h"
 #include "driver/gpu_plan.h"
-#include "operations/beside_agent.h"
-#include "operations/gate_rank.h"
-#include "operations/places.h"
 #include "proc/memory_cgroup.h"
 
 namespace stasis {
@@ -54,7 +54,8 @@ Result<std::vector<direct::Segment>> take_checked(AgentClient& agent, bool buffe
   if (!taken) return taken;
   for (const auto& segment : *taken) {
     if (segment.offset <= agent.bytes() && segment.bytes <= agent.bytes() - segment.offset &&
-        (!buffer || agent.bytes() <= agent.buffer_bytes()) && agent.bytes() <= Places::kGap)
+        (!buffer || agent.bytes() <= agent.buffer_bytes()) &&
+        agent.bytes() <= CompositeContent::kGap)
       continue;
     return fail(
         ErrorCode::kInternal,
@@ -149,9 +150,9 @@ bool has_nothing_to_bring_back(Pid pid) {
 
 }  // namespace
 
-DirectPath::DirectPath() : places_(std::make_shared<Places>()) {}
+GpuMemory::GpuMemory() : content_at_(std::make_shared<CompositeContent>()) {}
 
-std::uint64_t DirectPath::bytes() const {
+std::uint64_t GpuMemory::bytes() const {
   std::uint64_t sum = 0;
   for (const auto& agent : agents_)
     sum += agent.bytes();
@@ -175,8 +176,8 @@ bool is_held_up(const Error& error) {
   return error.code == ErrorCode::kBusy || error.code == ErrorCode::kInterrupted;
 }
 
-Result<void> DirectPath::find(const Environment& env, const std::vector<const Process*>& processes,
-                              bool away) {
+Result<void> GpuMemory::find(const Environment& env, const std::vector<const Process*>& processes,
+                             bool away) {
   const auto deadline = Clock::now() + kAtOnce;
   for (const Process* process : processes) {
     if (!process->alive()) continue;
@@ -215,7 +216,7 @@ Result<void> DirectPath::find(const Environment& env, const std::vector<const Pr
   return {};
 }
 
-Result<void> DirectPath::prepare(const Environment& env, Group& group, bool buffers) {
+Result<void> GpuMemory::prepare(const Environment& env, Group& group, bool buffers) {
   // Before the buffers, which count as memory that is free until they are touched.
   if (buffers) {
     if (auto room = group.check_host_memory(); !room) return room;
@@ -252,7 +253,7 @@ Result<void> DirectPath::prepare(const Environment& env, Group& group, bool buff
   const auto in_buffers = [&](const std::string& directory) { return to_come[directory]; };
   if (auto room = check_mover_memory(env, gpus_, in_buffers); !room) return room;
   // A context takes as long as touching gigabytes, so both at once.
-  MoverNeeds needs{gpus_};
+  MoverRequest needs{gpus_};
   needs.contexts = !held_before_;
   coming_ = in_background([make = env.mover, needs] { return make(needs); });
   for (auto& agent : agents_) {
@@ -265,8 +266,8 @@ Result<void> DirectPath::prepare(const Environment& env, Group& group, bool buff
   return worst;
 }
 
-Result<void> DirectPath::have_mover(const Environment& env, Group& group,
-                                    const QuiesceOptions& options) {
+Result<void> GpuMemory::have_mover(const Environment& env, Group& group,
+                                   const QuiesceOptions& options) {
   auto mover = take_mover(env, {gpus_, false, kBesideHeld});
   if (!mover) return fail(of_mover(std::move(mover.error())));
   mover_ = std::move(*mover);
@@ -278,7 +279,7 @@ Result<void> DirectPath::have_mover(const Environment& env, Group& group,
   return {};
 }
 
-Result<void> DirectPath::check_growth(Group& group) const {
+Result<void> GpuMemory::check_growth(Group& group) const {
   std::map<Pid, std::uint64_t> there;
   bool any = false;
   for (const AgentClient& agent : agents_) {
@@ -292,7 +293,7 @@ Result<void> DirectPath::check_growth(Group& group) const {
   return any ? group.check_host_memory(there) : Result<void>();
 }
 
-Result<void> DirectPath::prepare_digests(const Environment& env) {
+Result<void> GpuMemory::prepare_digests(const Environment& env) {
   auto ready = mover_->prepare_digests(env.interrupt, Clock::now() + kAtOnce);
   if (ready) return {};
   if (auto stop = env.interrupt.check(); !stop) return stop;
@@ -300,7 +301,7 @@ Result<void> DirectPath::prepare_digests(const Environment& env) {
   const ErrorCode code = ready.error().code;
   if (code == ErrorCode::kNotSupported || code == ErrorCode::kOutOfGpuMemory) return {};
   // It may be gone, or its context good for nothing.
-  MoverNeeds needs{gpus_};
+  MoverRequest needs{gpus_};
   if (held_before_) needs.patience = kBesideHeld;
   auto another = env.mover(needs);
   if (!another) return fail(of_mover(std::move(another.error())));
@@ -308,7 +309,7 @@ Result<void> DirectPath::prepare_digests(const Environment& env) {
   return {};
 }
 
-void DirectPath::keep_on_gpus(Driver& driver, const Group& group) {
+void GpuMemory::keep_on_gpus(Driver& driver, const Group& group) {
   // What they have now they will need again, and make_room() asks for it.
   const bool all_known =
       std::all_of(group.members().begin(), group.members().end(), [&](const GroupMember& member) {
@@ -327,7 +328,7 @@ void DirectPath::keep_on_gpus(Driver& driver, const Group& group) {
   ahead_ = true;
 }
 
-bool DirectPath::all_behind_gates(const Group& group) const {
+bool GpuMemory::all_behind_gates(const Group& group) const {
   const auto& members = group.members();
   return std::all_of(members.begin(), members.end(), [&](const GroupMember& member) {
     const bool runs = member.initial == CudaState::kRunning && member.process.alive();
@@ -337,7 +338,7 @@ bool DirectPath::all_behind_gates(const Group& group) const {
   });
 }
 
-Result<void> DirectPath::refuse_half_way(const Group& group) {
+Result<void> GpuMemory::refuse_half_way(const Group& group) {
   Result<void> whole;
   for (const GroupMember& member : group.members()) {
     if (!member.initial) continue;
@@ -356,7 +357,7 @@ Result<void> DirectPath::refuse_half_way(const Group& group) {
   return whole;
 }
 
-Result<void> DirectPath::require_all(const std::vector<const Process*>& running) const {
+Result<void> GpuMemory::require_all(const std::vector<const Process*>& running) const {
   std::string list;
   for (const Process* process : running) {
     const bool found = std::any_of(agents_.begin(), agents_.end(), [&](const AgentClient& agent) {
@@ -372,7 +373,7 @@ Result<void> DirectPath::require_all(const std::vector<const Process*>& running)
               "start it with `stasis run`; without --path direct the driver moves its memory");
 }
 
-Result<void> DirectPath::require_nothing_stays() const {
+Result<void> GpuMemory::require_nothing_stays() const {
   for (const auto& agent : agents_) {
     if (agent.staying_bytes() == 0) continue;
     return fail(
@@ -385,8 +386,8 @@ Result<void> DirectPath::require_nothing_stays() const {
   return {};
 }
 
-Result<void> DirectPath::hold_back(const Environment& env, Group& group, milliseconds timeout,
-                                   Phases& phases) {
+Result<void> GpuMemory::hold_back(const Environment& env, Group& group, milliseconds timeout,
+                                  Phases& phases) {
   std::deque<GateRank> ranks;
   Group::Gates gates;
   for (AgentClient& agent : agents_)
@@ -404,11 +405,11 @@ Result<void> DirectPath::hold_back(const Environment& env, Group& group, millise
   return {};
 }
 
-Result<std::vector<direct::Segment>> DirectPath::take_all(const IntoImage* image) {
+Result<std::vector<direct::Segment>> GpuMemory::take_all(const IntoImage* image) {
   if (auto allowed = allow_pieces(agents_); !allowed) return fail(std::move(allowed.error()));
   std::vector<direct::Segment> segments;
-  places_ = std::make_shared<Places>();
-  Places& places = *places_;
+  content_at_ = std::make_shared<CompositeContent>();
+  CompositeContent& places = *content_at_;
   for (auto& agent : agents_) {
     std::vector<direct::SegmentPlace> pieces;
     auto taken = take_checked(agent, !image, &pieces);
@@ -426,7 +427,7 @@ Result<std::vector<direct::Segment>> DirectPath::take_all(const IntoImage* image
   return segments;
 }
 
-Result<void> DirectPath::begin_image(const Environment& env, const IntoImage& image) {
+Result<void> GpuMemory::begin_image(const Environment& env, const IntoImage& image) {
   auto made = ImageContent::create(image.image_dir, image.options);
   if (!made) return fail(std::move(made.error()));
   into_ = std::move(*made);
@@ -435,24 +436,24 @@ Result<void> DirectPath::begin_image(const Environment& env, const IntoImage& im
   return {};
 }
 
-Result<void> DirectPath::end_image(const IntoImage* image) {
+Result<void> GpuMemory::end_image(const IntoImage* image) {
   if (!into_) return {};
   into_.reset();
   contents_.clear();
-  places_ = std::make_shared<Places>();
+  content_at_ = std::make_shared<CompositeContent>();
   return discard_content(image->image_dir);
 }
 
-Result<void> DirectPath::copy_out(const Environment& env, const IntoImage* image) {
+Result<void> GpuMemory::copy_out(const Environment& env, const IntoImage* image) {
   auto segments = take_all(image);
   if (!segments) return fail(std::move(segments.error()));
   const auto deadline = Clock::now() + (image ? kSlowDisk : 1) * copy_time(bytes());
-  auto copied = mover_->copy_out(std::move(*segments), *places_, env.interrupt, deadline);
+  auto copied = mover_->copy_out(std::move(*segments), *content_at_, env.interrupt, deadline);
   if (copied) return {};
   return fail(of_mover(std::move(copied.error()), image != nullptr));
 }
 
-bool DirectPath::keep() {
+bool GpuMemory::keep() {
   for (auto& agent : agents_)
     agent.begin(AgentCommand::kKeep, 0);
   bool all = true;
@@ -462,7 +463,7 @@ bool DirectPath::keep() {
   return all;
 }
 
-Result<void> DirectPath::drop_kept() {
+Result<void> GpuMemory::drop_kept() {
   for (auto& agent : agents_)
     agent.begin(AgentCommand::kDrop, 0);
   Result<void> done;
@@ -473,25 +474,26 @@ Result<void> DirectPath::drop_kept() {
   return done;
 }
 
-Result<void> DirectPath::copy_beside(const Environment& env) {
+Result<void> GpuMemory::copy_beside(const Environment& env) {
   auto segments = take_all(nullptr);
   if (!segments) return fail(std::move(segments.error()));
   auto given = std::make_shared<std::vector<direct::Segment>>(std::move(*segments));
-  copying_ = in_background([mover = mover_, make = env.mover, gpus = gpus_, given, places = places_,
-                            &stop = env.interrupt, time = copy_time(bytes())]() mutable -> Copied {
-    if (!mover) {
-      auto made = make({gpus, false, kBesideHeld});
-      if (!made) return {nullptr, fail(std::move(made.error()))};
-      mover = std::move(*made);
-    }
-    auto copied = mover->copy_out(std::move(*given), *places, stop, Clock::now() + time);
-    if (!copied) return {std::move(mover), fail(std::move(copied.error()))};
-    return {std::move(mover), {}};
-  });
+  copying_ =
+      in_background([mover = mover_, make = env.mover, gpus = gpus_, given, places = content_at_,
+                     &stop = env.interrupt, time = copy_time(bytes())]() mutable -> Copied {
+        if (!mover) {
+          auto made = make({gpus, false, kBesideHeld});
+          if (!made) return {nullptr, fail(std::move(made.error()))};
+          mover = std::move(*made);
+        }
+        auto copied = mover->copy_out(std::move(*given), *places, stop, Clock::now() + time);
+        if (!copied) return {std::move(mover), fail(std::move(copied.error()))};
+        return {std::move(mover), {}};
+      });
   return empty();
 }
 
-void DirectPath::wait_for_copy() {
+void GpuMemory::wait_for_copy() {
   if (!copying_.valid()) return;
   Copied copied = copying_.get();
   if (copied.mover) mover_ = std::move(copied.mover);
@@ -499,7 +501,7 @@ void DirectPath::wait_for_copy() {
   copied_ = std::move(copied.done);
 }
 
-Result<void> DirectPath::finish_out(Phases& phases) {
+Result<void> GpuMemory::finish_out(Phases& phases) {
   if (!copying_.valid()) return {};
   phases.begin("copy out");
   wait_for_copy();
@@ -510,7 +512,7 @@ Result<void> DirectPath::finish_out(Phases& phases) {
   return done;
 }
 
-Result<DirectPath::Found> DirectPath::content_of(const AgentClient& agent) const {
+Result<GpuMemory::Found> GpuMemory::content_of(const AgentClient& agent) const {
   if (!agent.content_is_elsewhere()) return Found{};
   for (const auto& content : contents_) {
     if (content->id() != agent.content_id()) continue;
@@ -527,8 +529,8 @@ Result<DirectPath::Found> DirectPath::content_of(const AgentClient& agent) const
                           agent.pid().value));
 }
 
-Result<void> DirectPath::check_found(const Environment& env,
-                                     const std::vector<const Process*>& processes) const {
+Result<void> GpuMemory::check_found(const Environment& env,
+                                    const std::vector<const Process*>& processes) const {
   for (const Process* process : processes) {
     if (!process->alive()) continue;
     auto agent = find_agent(env, *process, true);
@@ -540,7 +542,7 @@ Result<void> DirectPath::check_found(const Environment& env,
   return {};
 }
 
-Result<void> DirectPath::copy_in(const Interrupt& interrupt) {
+Result<void> GpuMemory::copy_in(const Interrupt& interrupt) {
   if (auto allowed = allow_pieces(agents_); !allowed) return allowed;
   std::vector<direct::Segment> segments;
   // Should we be killed, no agent copies by itself beside the mover.
@@ -556,16 +558,16 @@ Result<void> DirectPath::copy_in(const Interrupt& interrupt) {
     auto taken = take_checked(agent, !content->image, nullptr);
     if (!taken) return fail(std::move(taken.error()));
     if (content->image) {
-      append(segments, std::move(*taken), places_->add_stream(content->image, content->stream));
+      append(segments, std::move(*taken), content_at_->add_stream(content->image, content->stream));
       continue;
     }
     append(segments, std::move(*taken),
-           places_->add_buffer(agent.address_space(), agent.buffer_address(), agent.bytes()));
+           content_at_->add_buffer(agent.address_space(), agent.buffer_address(), agent.bytes()));
   }
   const auto deadline = Clock::now() + (from_image ? kSlowDisk : 1) * copy_time(bytes());
   const bool any = !segments.empty();
   mover_->hold(std::move(locks));
-  auto copied = mover_->copy_in(std::move(segments), *places_, interrupt, deadline);
+  auto copied = mover_->copy_in(std::move(segments), *content_at_, interrupt, deadline);
   // What came ahead went with it, if it has come so far as to begin.
   if (copied && any)
     enough_.reset();
@@ -576,7 +578,7 @@ Result<void> DirectPath::copy_in(const Interrupt& interrupt) {
   return {};
 }
 
-Result<void> DirectPath::empty() {
+Result<void> GpuMemory::empty() {
   Result<void> done;
   if (into_) {
     contents_.push_back(into_);
@@ -596,7 +598,7 @@ Result<void> DirectPath::empty() {
 }
 
 // The agent alone, which needs no mover and takes its time.
-Result<void> DirectPath::bring_back(AgentClient& agent) const {
+Result<void> GpuMemory::bring_back(AgentClient& agent) const {
   // A page answers, too, when another process has it.
   if (auto there = agent.address_space()->check_current(); !there) return there;
   return agent.bring_back([this](const AgentClient& held) -> Result<void> {
@@ -615,19 +617,18 @@ Result<void> DirectPath::bring_back(AgentClient& agent) const {
   });
 }
 
-DirectPath::MoverResult DirectPath::take_mover(const Environment& env, const MoverNeeds& needs) {
+GpuMemory::MoverResult GpuMemory::take_mover(const Environment& env, const MoverRequest& needs) {
   if (enough_) enough_->request(SIGTERM);
   return coming_.valid() ? coming_.get() : env.mover(needs);
 }
 
-void DirectPath::settle() {
+void GpuMemory::settle() {
   if (!coming_.valid()) return;
   if (enough_) enough_->request(SIGTERM);
   coming_.wait();
 }
 
-DirectPath::MoverResult DirectPath::take_mover_back(const Environment& env,
-                                                    std::uint64_t in_images) {
+GpuMemory::MoverResult GpuMemory::take_mover_back(const Environment& env, std::uint64_t in_images) {
   // Without a mover the processes would take what is in images into their own memory.
   if (!coming_.valid() && in_images <= mover_memory(env, {})) {
     auto room = check_mover_memory(env, {}, nullptr);
@@ -636,11 +637,11 @@ DirectPath::MoverResult DirectPath::take_mover_back(const Environment& env,
   return take_mover(env, {gpus_, true, kBesideHeld});
 }
 
-void DirectPath::begin(const Environment& env, std::vector<direct::Ahead> ahead) {
+void GpuMemory::begin(const Environment& env, std::vector<direct::Ahead> ahead) {
   enough_ = std::make_shared<Interrupt>();
   ahead_ = !ahead.empty() && room_.claim_ahead();
   if (!ahead_) ahead.clear();
-  coming_ = in_background([make = env.mover, gpus = gpus_, places = places_,
+  coming_ = in_background([make = env.mover, gpus = gpus_, places = content_at_,
                            ahead = std::move(ahead), enough = enough_] {
     auto mover = make({gpus, true});
     // What becomes of it, copy_in() will see.
@@ -656,8 +657,8 @@ void DirectPath::begin(const Environment& env, std::vector<direct::Ahead> ahead)
   });
 }
 
-void DirectPath::take_gpus(const std::vector<const Process*>& processes,
-                           std::span<const GpuPair> pairs) {
+void GpuMemory::take_gpus(const std::vector<const Process*>& processes,
+                          std::span<const GpuPair> pairs) {
   gpus_.clear();
   for (const Process* process : processes) {
     const auto memory = recall_suspended(*process);
@@ -666,12 +667,12 @@ void DirectPath::take_gpus(const std::vector<const Process*>& processes,
   }
 }
 
-void DirectPath::add_gpu(const GpuUuid& gpu) {
+void GpuMemory::add_gpu(const GpuUuid& gpu) {
   if (std::find(gpus_.begin(), gpus_.end(), gpu) == gpus_.end()) gpus_.push_back(gpu);
 }
 
-void DirectPath::get_ready(const Environment& env, const std::vector<const Process*>& processes,
-                           std::span<const GpuPair> pairs) {
+void GpuMemory::get_ready(const Environment& env, const std::vector<const Process*>& processes,
+                          std::span<const GpuPair> pairs) {
   if (!coming_.valid()) take_gpus(processes, pairs);
   if (!env.mover || coming_.valid() || !check_mover_memory(env, {}, nullptr)) return;
   const bool any = std::any_of(processes.begin(), processes.end(), [](const Process* process) {
@@ -681,25 +682,25 @@ void DirectPath::get_ready(const Environment& env, const std::vector<const Proce
   if (any) begin(env, {});
 }
 
-void DirectPath::get_ready(const Environment& env, const std::vector<Pid>& pids,
-                           const HeadStart& start) {
+void GpuMemory::get_ready(const Environment& env, const std::vector<Pid>& pids,
+                          const HeadStart& start) {
   const auto theirs = [&](const std::string&) { return start.host_bytes; };
   if (!env.mover || coming_.valid() || !check_mover_memory(env, {}, theirs)) return;
-  places_ = std::make_shared<Places>();
+  content_at_ = std::make_shared<CompositeContent>();
   gpus_.clear();
   std::map<GpuUuid, direct::Ahead> ahead;
   for (const auto& content : contents_) {
     for (const Pid pid : pids) {
       const auto stream = content->stream_of(pid);
       if (!stream) continue;
-      const std::uint64_t base = places_->add_stream(content, *stream);
+      const std::uint64_t base = content_at_->add_stream(content, *stream);
       for (const ContentRange& range : content->ranges_of(*stream)) {
         const GpuUuid target = target_of(range.gpu, start.pairs);
         add_gpu(target);
         const auto room = start.room.find(target);
         // Who wrote that down may be wrong.
-        const bool sound =
-            range.offset <= Places::kGap && range.bytes <= Places::kGap - range.offset;
+        const bool sound = range.offset <= CompositeContent::kGap &&
+                           range.bytes <= CompositeContent::kGap - range.offset;
         if (room == start.room.end() || !sound) continue;
         auto& one =
             ahead.try_emplace(target, direct::Ahead{target, room->second, {}}).first->second;
@@ -713,41 +714,41 @@ void DirectPath::get_ready(const Environment& env, const std::vector<Pid>& pids,
   begin(env, std::move(all));
 }
 
-void DirectPath::collect_mover() {
+void GpuMemory::collect_mover() {
   enough_->request(SIGTERM);
   if (!coming_.valid()) return;
   if (auto mover = coming_.get()) mover_ = std::move(*mover);
 }
 
-bool DirectPath::let_go_ahead() {
+bool GpuMemory::let_go_ahead() {
   if (!enough_) return false;
   collect_mover();
   enough_.reset();
   if (mover_) {
     const Interrupt never;
-    (void)mover_->copy_ahead({}, *places_, never, Clock::now() + kMapping);
+    (void)mover_->copy_ahead({}, *content_at_, never, Clock::now() + kMapping);
   }
   ahead_ = false;
   room_.leave_ahead();
   return true;
 }
 
-void DirectPath::claim_both() {
+void GpuMemory::claim_both() {
   if (!enough_ || !ahead_)
     room_.leave();
   else if (!room_.claim_twice())
     (void)let_go_ahead();
 }
 
-void DirectPath::make_room(Driver& driver, std::span<const GpuUse> needed,
-                           std::span<const GpuPair> pairs) {
+void GpuMemory::make_room(Driver& driver, std::span<const GpuUse> needed,
+                          std::span<const GpuPair> pairs) {
   if (!enough_ || !ahead_) return;
   const auto gpus = driver.gpus();
   if (gpus && check_gpu_memory(needed, pairs, *gpus)) return;
   (void)let_go_ahead();
 }
 
-Result<void> DirectPath::refill() {
+Result<void> GpuMemory::refill() {
   for (;;) {
     std::vector<AgentClient*> asked;
     for (auto& agent : agents_) {
@@ -798,15 +799,15 @@ Result<void> refuse_shared(const Environment& env,
               "--ignore-obstacles");
 }
 
-std::vector<std::pair<Pid, std::uint32_t>> DirectPath::shared_pieces() const {
+std::vector<std::pair<Pid, std::uint32_t>> GpuMemory::shared_pieces() const {
   std::vector<std::pair<Pid, std::uint32_t>> pieces;
   for (const auto& agent : agents_)
     pieces.emplace_back(agent.pid(), agent.shared_count());
   return pieces;
 }
 
-Result<void> DirectPath::move_out(const Environment& env, Group& group,
-                                  const QuiesceOptions& options, Phases& phases) {
+Result<void> GpuMemory::move_out(const Environment& env, Group& group,
+                                 const QuiesceOptions& options, Phases& phases) {
   const IntoImage* image = options.image;
   const bool forced = options.path == MemoryPath::kDirect;
   std::vector<const Process*> running;
@@ -934,9 +935,9 @@ Result<void> DirectPath::move_out(const Environment& env, Group& group,
   return {};
 }
 
-Result<std::uint64_t> DirectPath::move_in(const Environment& env,
-                                          const std::vector<const Process*>& processes,
-                                          Phases& phases, bool stops) {
+Result<std::uint64_t> GpuMemory::move_in(const Environment& env,
+                                         const std::vector<const Process*>& processes,
+                                         Phases& phases, bool stops) {
   agents_.clear();
   if (auto found = find(env, processes, true); !found) return fail(std::move(found.error()));
   // Stopped before anything had left: what is in the buffer is not what is in its memory.
@@ -1016,7 +1017,7 @@ Result<std::uint64_t> DirectPath::move_in(const Environment& env,
   return moved;
 }
 
-Result<void> DirectPath::roll_back() {
+Result<void> GpuMemory::roll_back() {
   // If it was copied it is as if that had been done first; if not, the agents take it from what
   // they keep.
   wait_for_copy();
@@ -1024,7 +1025,7 @@ Result<void> DirectPath::roll_back() {
   return bring_back_all(false);
 }
 
-void DirectPath::tell_of_new(const Environment& env, const Group& group) {
+void GpuMemory::tell_of_new(const Environment& env, const Group& group) {
   std::vector<const Process*> fresh;
   for (const GroupMember& member : group.members()) {
     if (member.initial == CudaState::kRunning && known_.insert(member.process.pid()).second)
@@ -1033,7 +1034,7 @@ void DirectPath::tell_of_new(const Environment& env, const Group& group) {
   tell_of_driver(env, std::move(fresh), "new in the tree since the agents were asked");
 }
 
-Result<void> DirectPath::expect_agents() {
+Result<void> GpuMemory::expect_agents() {
   for (const AgentClient& agent : agents_) {
     if (!agent.pidfd().alive() || agent.can_be_found()) continue;
     lost_agent_ = true;
@@ -1045,7 +1046,7 @@ Result<void> DirectPath::expect_agents() {
   return {};
 }
 
-void DirectPath::take_held(const Environment& env, const Group& group) {
+void GpuMemory::take_held(const Environment& env, const Group& group) {
   for (const GroupMember& member : group.members()) {
     if (member.initial != CudaState::kRunning || !member.process.alive()) continue;
     const Pid pid = member.process.pid();
@@ -1061,7 +1062,7 @@ void DirectPath::take_held(const Environment& env, const Group& group) {
   }
 }
 
-Result<void> DirectPath::bring_back_all(bool ends_them) {
+Result<void> GpuMemory::bring_back_all(bool ends_them) {
   std::string messages;
   std::string remedies;
   if (enough_ && needs_image_) collect_mover();

@@ -10,14 +10,14 @@
 
 #include "base/fd.h"
 #include "direct/content.h"
+#include "direct/image_content.h"
 #include "direct/remote_memory.h"
-#include "operations/image_content.h"
 
 namespace stasis {
 
 // The next place begins at a multiple of kGap, so that no piece lies in two. One thread adds; any
 // number of them read and write.
-class Places final : public direct::Content {
+class CompositeContent final : public direct::Content {
  public:
   static constexpr std::uint64_t kGap = ImageContent::kGap;
 

@@ -1,4 +1,4 @@
-#include "operations/gate_rank.h"
+#include "direct/gate_rank.h"
 
 #include <sys/mman.h>
 

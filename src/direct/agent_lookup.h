@@ -9,7 +9,7 @@
 
 #include "checkpoint/process.h"
 #include "direct/agent_client.h"
-#include "operations/operations.h"
+#include "direct/environment.h"
 
 namespace stasis {
 

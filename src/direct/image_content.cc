@@ -1,4 +1,4 @@
-#include "operations/image_content.h"
+#include "direct/image_content.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -1,10 +1,10 @@
-#include "operations/beside_agent.h"
+#include "direct/agent_lookup.h"
 
 #include <thread>
 
 #include <fmt/format.h>
 
-#include "operations/direct_path.h"
+#include "direct/gpu_memory.h"
 #include "proc/procfs.h"
 
 namespace stasis {

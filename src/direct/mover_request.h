@@ -17,7 +17,7 @@ namespace stasis {
 // that cannot be had.
 std::string compiled_code_directory();
 
-struct MoverNeeds {
+struct MoverRequest {
   std::vector<GpuUuid> gpus;  // on which it has contexts; none: on each that there is
   bool brings_back = false;   // its ring is the same then, however many GPUs there are
   std::chrono::milliseconds patience{60000};
@@ -27,7 +27,7 @@ struct MoverNeeds {
 // Adds to `mover` what it lacks of `needs`, with a share of `ring_bytes` of host memory for each
 // GPU; one that is prepared takes further GPUs on as they come. `silence` as in MoverOptions.
 // Errors of MoverProcess::prepare().
-Result<void> prepare_mover(direct::MoverProcess& mover, const MoverNeeds& needs,
+Result<void> prepare_mover(direct::MoverProcess& mover, const MoverRequest& needs,
                            std::uint64_t ring_bytes, std::chrono::milliseconds silence,
                            const Interrupt& interrupt);
 
