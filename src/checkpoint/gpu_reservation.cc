@@ -36,7 +36,7 @@ bool lock(const UniqueFd& fd, int kind) {
 
 }  // namespace
 
-Result<void> GpuRoom::come_back(const Interrupt& interrupt) {
+Result<void> GpuReservation::come_back(const Interrupt& interrupt) {
   back_ = open_lock("gpu-room.lock");
   const auto deadline = Clock::now() + kRoomPatience;
   while (back_.valid() && !lock(back_, LOCK_SH)) {
@@ -47,21 +47,21 @@ Result<void> GpuRoom::come_back(const Interrupt& interrupt) {
   return {};
 }
 
-bool GpuRoom::claim_ahead() {
+bool GpuReservation::claim_ahead() {
   if (!ahead_.valid()) ahead_ = open_lock("gpu-ahead.lock");
   if (lock(ahead_, LOCK_EX)) return true;
   ahead_.reset();
   return false;
 }
 
-bool GpuRoom::claim_twice() {
+bool GpuReservation::claim_twice() {
   if (!back_.valid()) back_ = open_lock("gpu-room.lock");
   if (lock(back_, LOCK_EX)) return true;
   back_.reset();
   return false;
 }
 
-void GpuRoom::leave() {
+void GpuReservation::leave() {
   back_.reset();
   ahead_.reset();
 }

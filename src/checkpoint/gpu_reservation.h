@@ -13,7 +13,7 @@
 
 namespace stasis {
 
-class GpuRoom {
+class GpuReservation {
  public:
   // From before it is looked what is free until the driver has restored: nobody has anything twice.
   // Waits for who has, but at most for half a minute: then it goes on as if nobody had.

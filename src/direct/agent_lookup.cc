@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "direct/gpu_memory.h"
+#include "direct/agent_set.h"
 #include "proc/procfs.h"
 
 namespace stasis {

@@ -214,7 +214,7 @@ Result<void> recover_adopted(const Environment& env, Journal& journal, RecoverRe
   if (!ended) return fail(std::move(ended.error()));
   report.finished = *ended;
   if (auto still = settle(env, record.targets); !still) return still;
-  GpuRoom room;
+  GpuReservation room;
   if (auto alone = room.come_back(env.interrupt); !alone) return alone;
   if (auto allowed = fault(FaultPoint::kRecoverSettled); !allowed) return allowed;
   auto others = let_others_go(record);

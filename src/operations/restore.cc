@@ -199,12 +199,12 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
     if (options.verify_first) return {};
     return image->verify(env.progress, env.interrupt, ImageReader::Part::kPages);
   });
-  const HeadStart start{plan->room, plan->pairs,
-                        in_our_cgroup ? least_memory(manifest, elsewhere) : 0};
+  const PrefetchRoom start{plan->room, plan->pairs,
+                           in_our_cgroup ? least_memory(manifest, elsewhere) : 0};
   std::future<void> driver_ready;
   if (!options.leave_suspended) {
     driver_ready = in_background([&] { env.driver.prepare_restore(); });
-    if (manifest.content) direct.get_ready(env, running_pids(manifest), start);
+    if (manifest.content) direct.prefetch(env, running_pids(manifest), start);
   }
   const std::string needed =
       options.leave_suspended && manifest.content ? image->path() : std::string();
@@ -274,7 +274,7 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   if (done) {
     phases.begin("restore");
     if (!options.leave_suspended)
-      direct.get_ready(env, running_processes(job, targets), plan->pairs);
+      direct.prefetch(env, running_processes(job, targets), plan->pairs);
     direct.make_room(env.driver, plan->needed, plan->pairs);
     done = job.bring_back(targets, plan->pairs, env.progress, [&] { direct.settle(); });
   }

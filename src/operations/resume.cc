@@ -143,7 +143,7 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
   }
   auto done = opened->direct.check_found(env, cuda_processes(group));
   if (!done) return fail(roll_back(env, *opened, std::move(done.error())));
-  opened->direct.get_ready(env, cuda_processes(group), *pairs);
+  opened->direct.prefetch(env, cuda_processes(group), *pairs);
   done = fault(FaultPoint::kResumePlanned);
   if (done) done = env.interrupt.check();
   if (done) {

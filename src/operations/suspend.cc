@@ -8,22 +8,33 @@ namespace stasis {
 
 namespace {
 
-enum class Again { kNo, kSame, kCopyFirst, kByDriver };
+struct SuspendFailure {
+  Error error;
+  Retry retry = Retry::kNone;  // with which it may succeed
+};
+using Tried = tl::expected<Report, SuspendFailure>;
 
-// `how_again` is why it is tried once more, if it is. An error after which all is as it was sets
-// `again` if it is worth while to try once more.
-Result<Report> suspend_once(const Environment& env, Pid root, const SuspendOptions& options,
-                            Again how_again, Phases& phases, Again& again) {
-  again = Again::kNo;
+tl::unexpected<SuspendFailure> failed(Error error, Retry retry = Retry::kNone) {
+  return tl::unexpected<SuspendFailure>({std::move(error), retry});
+}
+
+// With --path direct there is no other way.
+Retry allowed(Retry retry, const SuspendOptions& options) {
+  const bool other = retry == Retry::kByDriver && options.path == MemoryPath::kDirect;
+  return other ? Retry::kNone : retry;
+}
+
+// `how_again`: what the try before has failed for.
+Tried suspend_once(const Environment& env, Pid root, const SuspendOptions& options, Retry how_again,
+                   Phases& phases) {
   auto opened = open_group(env, "suspend", root, {});
-  if (!opened) return fail(std::move(opened.error()));
-  if (auto clear = refuse_obstacles(env, *opened, options.ignore_obstacles); !clear) {
-    return fail(std::move(clear.error()));
-  }
+  if (!opened) return failed(std::move(opened.error()));
+  if (auto clear = refuse_obstacles(env, *opened, options.ignore_obstacles); !clear)
+    return failed(std::move(clear.error()));
   Group& group = opened->group;
   QuiesceOptions how{options.timeout, options.ignore_obstacles, false, options.path};
-  how.copies_first = how_again == Again::kCopyFirst;
-  if (how_again == Again::kByDriver) {
+  if (how_again == Retry::kCopyFirst) how.order = CopyOrder::kFirst;
+  if (how_again == Retry::kByDriver) {
     how.path = MemoryPath::kDriver;
     how.reason_is_told = true;
   }
@@ -42,18 +53,10 @@ Result<Report> suspend_once(const Environment& env, Pid root, const SuspendOptio
     const bool by_driver = done.error().driver.has_value();
     Error error = roll_back(env, *opened, std::move(done.error()));
     if (error.code != ErrorCode::kNotRolledBack) phases.runs();
-    const GpuMemory& direct = opened->direct;
-    if (error.code != why || why == ErrorCode::kTimeout || why == ErrorCode::kProcessGone ||
-        !env.interrupt.check())
-      return fail(std::move(error));
-    if (direct.found_half_way() || direct.lost_agent()) again = Again::kSame;
-    // With --path direct there is no other way.
-    else if (direct.copy_was_silent())
-      again = options.path == MemoryPath::kDirect ? Again::kNo : Again::kByDriver;
-    // A mover that is lost, or a driver that does not like it.
-    else if (direct.copy_failed() || (direct.copied_beside() && by_driver))
-      again = Again::kCopyFirst;
-    return fail(std::move(error));
+    const bool final = error.code != why || why == ErrorCode::kTimeout ||
+                       why == ErrorCode::kProcessGone || !env.interrupt.check();
+    const Retry retry = final ? Retry::kNone : opened->direct.retry_after(by_driver);
+    return failed(std::move(error), allowed(retry, options));
   }
   group.dismiss();
   const std::uint64_t direct_bytes = opened->direct.bytes();
@@ -78,22 +81,17 @@ Result<Report> suspend_once(const Environment& env, Pid root, const SuspendOptio
 Result<Report> suspend(const Environment& env, Pid root, const SuspendOptions& options) {
   // Of all tries, if there are several: the programs have stood still in each.
   Phases phases;
-  Again again = Again::kNo;
-  auto done = suspend_once(env, root, options, Again::kNo, phases, again);
-  if (!done && again == Again::kSame) {
-    env.tell("once more: " + done.error().to_string());
-    done = suspend_once(env, root, options, Again::kSame, phases, again);
-  }
-  if (!done && again == Again::kCopyFirst) {
-    env.tell("once more, with GPU memory copied before the driver is asked: " +
-             done.error().to_string());
-    done = suspend_once(env, root, options, Again::kCopyFirst, phases, again);
-  }
-  if (!done && again == Again::kByDriver) {
-    env.tell("the driver's path is taken: " + done.error().to_string());
-    done = suspend_once(env, root, options, Again::kByDriver, phases, again);
-  }
-  return done;
+  auto done = suspend_once(env, root, options, Retry::kNone, phases);
+  const auto once_more = [&](Retry retry, const char* how) {
+    if (done || done.error().retry != retry) return;
+    env.tell(how + done.error().error.to_string());
+    done = suspend_once(env, root, options, retry, phases);
+  };
+  once_more(Retry::kSame, "once more: ");
+  once_more(Retry::kCopyFirst, "once more, with GPU memory copied before the driver is asked: ");
+  once_more(Retry::kByDriver, "the driver's path is taken: ");
+  if (!done) return fail(std::move(done.error().error));
+  return std::move(*done);
 }
 
 }  // namespace stasis

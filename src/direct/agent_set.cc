@@ -1,0 +1,291 @@
+#include "direct/agent_set.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "base/fault_point.h"
+#include "direct/agent_lookup.h"
+#include "direct/composite_content.h"
+
+namespace stasis {
+
+using direct::AgentClient;
+using direct::AgentCommand;
+using direct::AgentState;
+using direct::copy_time;
+using direct::is_away;
+
+void tell_of_driver(const Environment& env, const std::string& why) {
+  env.tell("the driver's path is taken: " + why);
+}
+
+void tell_of_driver(const Environment& env, std::vector<const Process*> processes,
+                    const std::string& why) {
+  std::erase_if(processes, [](const Process* one) { return !one->alive() || !has_agent(*one); });
+  if (!processes.empty()) tell_of_driver(env, list_of(processes) + ": " + why);
+}
+
+Result<std::optional<AgentClient>> find_agent(const Environment& env, const Process& process,
+                                              bool may_stop) {
+  constexpr std::chrono::milliseconds kPart{100};
+  const auto deadline = Clock::now() + direct::kPeerEnds;
+  for (Waiting waiting(env.progress);; waiting.tell()) {
+    auto agent = AgentClient::find(process.pid(), process.pidfd(), kPart);
+    if (agent && *agent) (*agent)->heed(&env.interrupt, AgentClient::Heeds::kSecond);
+    if (agent || agent.error().code != ErrorCode::kBusy || Clock::now() > deadline) return agent;
+    if (!may_stop) continue;
+    if (auto stop = env.interrupt.check(); !stop) return fail(std::move(stop.error()));
+  }
+}
+
+bool is_held_up(const Error& error) {
+  return error.code == ErrorCode::kBusy || error.code == ErrorCode::kInterrupted;
+}
+
+bool final_for_both(ErrorCode code) {
+  return code == ErrorCode::kTimeout || code == ErrorCode::kInterrupted ||
+         code == ErrorCode::kProcessGone || code == ErrorCode::kOutOfHostMemory ||
+         code == ErrorCode::kNoAnswer || code == ErrorCode::kNoSpace || code == ErrorCode::kIo;
+}
+
+bool has_nothing_to_bring_back(Pid pid) {
+  const auto seen = AgentClient::look(pid);
+  return seen && *seen && !(*seen)->of_our_version && (*seen)->state == AgentState::kRunning;
+}
+
+Result<void> check_size(const AgentClient& agent, Driver& driver) {
+  return agent.check_size([&] { return memory_of_all_gpus(driver); });
+}
+
+Result<void> refuse_shared(const Environment& env,
+                           const std::vector<std::pair<Pid, std::uint32_t>>& pieces, bool ignore) {
+  std::string list;
+  for (const auto& [pid, count] : pieces) {
+    if (count == 0) continue;
+    list += fmt::format("{}{} ({})", list.empty() ? "" : ", ", pid.value,
+                        count == 1 ? "1 piece" : fmt::format("{} pieces", count));
+  }
+  if (list.empty()) return {};
+  auto what = fmt::format(
+      "GPU memory that is open in two processes (CUDA IPC), which the driver checkpoints and "
+      "cannot "
+      "restore (the job would be lost): process {}",
+      list);
+  if (ignore) {
+    env.tell("going on as told, in spite of " + what);
+    return {};
+  }
+  return fail(ErrorCode::kNotSupported, std::move(what),
+              "try again when the processes have closed what they share (cudaIpcCloseMemHandle; "
+              "PyTorch: when the last tensor of another process is gone); if you know better: "
+              "--ignore-obstacles");
+}
+
+Result<std::vector<direct::Segment>> take_checked(AgentClient& agent, bool buffer,
+                                                  std::vector<direct::SegmentPlace>* places) {
+  auto taken = agent.take_segments(kMapping, places);
+  if (!taken) return taken;
+  for (const auto& segment : *taken) {
+    if (segment.offset <= agent.bytes() && segment.bytes <= agent.bytes() - segment.offset &&
+        (!buffer || agent.bytes() <= agent.buffer_bytes()) &&
+        agent.bytes() <= CompositeContent::kGap)
+      continue;
+    return fail(
+        ErrorCode::kInternal,
+        fmt::format("the agent in process {} names memory that is not there", agent.pid().value));
+  }
+  return taken;
+}
+
+void append(std::vector<direct::Segment>& all, std::vector<direct::Segment> more,
+            std::uint64_t base) {
+  for (auto& segment : more) {
+    segment.offset += base;
+    all.push_back(std::move(segment));
+  }
+}
+
+std::uint64_t AgentSet::bytes() const {
+  std::uint64_t sum = 0;
+  for (const auto& agent : agents_)
+    sum += agent.bytes();
+  return sum;
+}
+
+bool AgentSet::has(Pid pid) const {
+  return std::any_of(agents_.begin(), agents_.end(),
+                     [&](const AgentClient& agent) { return agent.pid() == pid; });
+}
+
+void AgentSet::drop_ended() {
+  std::erase_if(agents_, [](const AgentClient& agent) { return !agent.pidfd().alive(); });
+}
+
+void AgentSet::drop_running() {
+  std::erase_if(agents_,
+                [](const AgentClient& agent) { return agent.state() == AgentState::kRunning; });
+}
+
+// Its last peer may have been killed, and the agent be at work to make the program run: what it
+// does then is done first. One that is held does nothing, and is not asked to while the driver may
+// hold it. False: the driver moves the memory of that process, and it is told why.
+Result<bool> AgentSet::settle(AgentClient& agent, const Environment& env, bool evicted) {
+  auto settled = check_size(agent, env.driver);
+  if (settled && (evicted || agent.state() != AgentState::kHeld)) {
+    settled = agent.ask(AgentCommand::kNone, 0, copy_time(agent.bytes()));
+    if (settled) settled = check_size(agent, env.driver);
+  }
+  if (settled) return true;
+  if (evicted || final_for_both(settled.error().code)) return fail(std::move(settled.error()));
+  tell_of_driver(env, settled.error().to_string());
+  return false;
+}
+
+Result<void> AgentSet::find_running(const Environment& env,
+                                    const std::vector<const Process*>& processes) {
+  const auto deadline = Clock::now() + kAtOnce;
+  for (const Process* process : processes) {
+    if (!process->alive()) continue;
+    auto agent = find_begun_agent(env, *process, deadline);
+    if (!agent && is_held_up(agent.error())) return fail(std::move(agent.error()));
+    if (!agent) {
+      tell_of_driver(env, agent.error().to_string());
+      continue;
+    }
+    if (!*agent) {
+      if (const auto why = why_no_agent(*process)) tell_of_driver(env, *why);
+      continue;
+    }
+    (*agent)->heed(&env.interrupt, AgentClient::Heeds::kFirst);
+    auto settled = settle(**agent, env, false);
+    if (!settled) return fail(std::move(settled.error()));
+    if (!*settled) continue;
+    if (is_away((*agent)->state()))
+      tell_of_driver(env, list_of({process}) + ": its GPU memory is away already");
+    else
+      add(std::move(**agent));
+  }
+  return {};
+}
+
+Result<void> AgentSet::find_evicted(const Environment& env,
+                                    const std::vector<const Process*>& processes) {
+  for (const Process* process : processes) {
+    if (!process->alive()) continue;
+    auto agent = find_agent(env, *process, false);
+    if (!agent && has_nothing_to_bring_back(process->pid())) continue;
+    if (!agent) return fail(std::move(agent.error()));
+    if (!*agent) continue;
+    auto settled = settle(**agent, env, true);
+    if (!settled) return fail(std::move(settled.error()));
+    if (is_away((*agent)->state())) add(std::move(**agent));
+  }
+  return {};
+}
+
+Result<void> AgentSet::prepare(Driver& driver, bool buffers) {
+  for (auto& agent : agents_)
+    agent.begin(AgentCommand::kPrepare, buffers ? 0 : 1);
+  Result<void> worst;
+  for (auto& agent : agents_) {
+    auto done = agent.finish(kAtOnce);
+    if (done) done = check_size(agent, driver);
+    if (!done) worst = std::move(done);
+  }
+  if (!worst) return worst;
+  std::erase_if(agents_, [this](const AgentClient& agent) {
+    return agent.bytes() == 0 && without_memory_.insert(agent.pid()).second;
+  });
+  return {};
+}
+
+Result<void> AgentSet::check_sizes(Driver& driver) const {
+  for (const AgentClient& agent : agents_)
+    if (auto sound = check_size(agent, driver); !sound) return sound;
+  return {};
+}
+
+Result<void> AgentSet::allow_pieces() const {
+  constexpr std::uint64_t kSpare = 32;
+  std::uint64_t pieces = 0;
+  for (const AgentClient& agent : agents_)
+    pieces += agent.segment_count();
+  auto allowed = allow_descriptors(pieces + kSpare);
+  // The driver needs none.
+  if (!allowed) allowed.error().code = ErrorCode::kNotSupported;
+  return allowed;
+}
+
+std::vector<std::pair<Pid, std::uint32_t>> AgentSet::shared_pieces() const {
+  std::vector<std::pair<Pid, std::uint32_t>> pieces;
+  for (const auto& agent : agents_)
+    pieces.emplace_back(agent.pid(), agent.shared_count());
+  return pieces;
+}
+
+bool AgentSet::pin() {
+  for (auto& agent : agents_)
+    agent.begin(AgentCommand::kKeep, 0);
+  bool all = true;
+  for (auto& agent : agents_)
+    all = agent.finish(kMapping) && all;
+  if (!all) (void)unpin();
+  return all;
+}
+
+Result<void> AgentSet::unpin() {
+  for (auto& agent : agents_)
+    agent.begin(AgentCommand::kDrop, 0);
+  Result<void> done;
+  for (auto& agent : agents_) {
+    auto dropped = agent.finish(kMapping);
+    if (!dropped) done = std::move(dropped);
+  }
+  return done;
+}
+
+Result<void> AgentSet::evict(const direct::ContentId& content) {
+  for (auto& agent : agents_)
+    agent.begin(AgentCommand::kEmpty, content);
+  Result<void> done;
+  for (auto& agent : agents_) {
+    auto emptied = agent.finish(kMapping);
+    if (!emptied) done = std::move(emptied);
+  }
+  if (done) done = fault(FaultPoint::kDirectEmptied);
+  for (auto& agent : agents_)
+    if (done) done = agent.ask(AgentCommand::kHold, 0, kAtOnce);
+  if (done) done = fault(FaultPoint::kDirectHeld);
+  return done;
+}
+
+Result<void> AgentSet::repopulate() {
+  std::vector<AgentClient*> asked;
+  for (auto& agent : agents_) {
+    const bool empty = agent.state() == AgentState::kHeld || agent.state() == AgentState::kEmptied;
+    if (!empty) continue;
+    agent.begin(AgentCommand::kRefill, 0);
+    asked.push_back(&agent);
+  }
+  Result<void> done;
+  for (AgentClient* agent : asked) {
+    // It may have to copy first, if it kept its memory.
+    auto refilled = agent->finish(kMapping + copy_time(agent->bytes()));
+    if (!refilled) done = std::move(refilled);
+  }
+  return done;
+}
+
+Result<void> AgentSet::open() {
+  for (auto& agent : agents_)
+    agent.begin(AgentCommand::kOpen, 0);
+  Result<void> done;
+  for (auto& agent : agents_) {
+    auto opened = agent.finish(kMapping);
+    if (!opened) done = std::move(opened);
+  }
+  return done;
+}
+
+}  // namespace stasis

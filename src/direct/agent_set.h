@@ -1,0 +1,107 @@
+// The agents of the processes whose GPU memory is being moved, which work on one command all at the
+// same time. One thread at a time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/process.h"
+#include "direct/agent_client.h"
+#include "direct/environment.h"
+
+namespace stasis {
+
+// What an agent is given for what it does at once, and for what takes the driver's time.
+inline constexpr std::chrono::milliseconds kAtOnce{5000};
+inline constexpr std::chrono::milliseconds kMapping = direct::kMappingPatience;
+
+// Tells that the driver moves memory, and why; of those processes that have the agent.
+void tell_of_driver(const Environment& env, const std::string& why);
+void tell_of_driver(const Environment& env, std::vector<const Process*> processes,
+                    const std::string& why);
+
+// AgentClient::find() with its usual deadline, of which the progress tells. kInterrupted only if it
+// `may_stop`.
+Result<std::optional<direct::AgentClient>> find_agent(const Environment& env,
+                                                      const Process& process, bool may_stop);
+// That error is of another tool at work, or of the user who asks to stop, and not of the agent.
+bool is_held_up(const Error& error);
+// Failures that the driver's own way would meet as well: there is no point in trying it.
+bool final_for_both(ErrorCode code);
+// An agent of another version, in a process that went by the driver's way.
+bool has_nothing_to_bring_back(Pid pid);
+// AgentClient::check_size() by what the GPUs of this machine have.
+Result<void> check_size(const direct::AgentClient& agent, Driver& driver);
+
+// kNotSupported if any of these has pieces of GPU memory open together with another process by CUDA
+// IPC; with `ignore` it is told and no more.
+Result<void> refuse_shared(const Environment& env,
+                           const std::vector<std::pair<Pid, std::uint32_t>>& pieces, bool ignore);
+
+// The pieces of an agent. What the page says is the target's to write: kInternal for pieces outside
+// its content, or, with `buffer`, outside its buffer.
+Result<std::vector<direct::Segment>> take_checked(direct::AgentClient& agent, bool buffer,
+                                                  std::vector<direct::SegmentPlace>* places);
+// Adds `more`, whose content begins at `base`, to `all`.
+void append(std::vector<direct::Segment>& all, std::vector<direct::Segment> more,
+            std::uint64_t base);
+
+class AgentSet {
+ public:
+  using Agents = std::vector<direct::AgentClient>;
+  Agents::iterator begin() { return agents_.begin(); }
+  Agents::iterator end() { return agents_.end(); }
+  Agents::const_iterator begin() const { return agents_.begin(); }
+  Agents::const_iterator end() const { return agents_.end(); }
+  bool empty() const { return agents_.empty(); }
+  std::size_t size() const { return agents_.size(); }
+  std::uint64_t bytes() const;
+  bool has(Pid pid) const;
+  void add(direct::AgentClient agent) { agents_.push_back(std::move(agent)); }
+  // Leaves them as they are.
+  void clear() { agents_.clear(); }
+  void drop_ended();
+  void drop_running();
+
+  // Adds the agents of those processes whose memory is there. One that cannot be asked is left to
+  // the driver, and told; an error is one that the driver's way would meet as well.
+  Result<void> find_running(const Environment& env, const std::vector<const Process*>& processes);
+  // Adds those whose memory is away.
+  Result<void> find_evicted(const Environment& env, const std::vector<const Process*>& processes);
+
+  // What they have, while their programs run; with `buffers` in the host memory that it goes to.
+  // Forgets those that have nothing to give away.
+  Result<void> prepare(Driver& driver, bool buffers);
+  bool is_without_memory(Pid pid) const { return without_memory_.contains(pid); }
+  // None speaks of more than there is.
+  Result<void> check_sizes(Driver& driver) const;
+  // The descriptors that their pieces take until the mover has them. kNotSupported.
+  Result<void> allow_pieces() const;
+  std::vector<std::pair<Pid, std::uint32_t>> shared_pieces() const;
+
+  // Whether all pin what they will give up; otherwise none does.
+  bool pin();
+  // Lets go of what is pinned.
+  Result<void> unpin();
+  // Their GPU memory is given up, its content is where `content` says.
+  Result<void> evict(const direct::ContentId& content);
+  // One try to have GPU memory again for those that have none.
+  Result<void> repopulate();
+  // Their programs run on.
+  Result<void> open();
+
+ private:
+  Result<bool> settle(direct::AgentClient& agent, const Environment& env, bool evicted);
+
+  Agents agents_;
+  std::set<Pid> without_memory_;
+};
+
+}  // namespace stasis

@@ -1,0 +1,25 @@
+// What the parts of one operation on GPU memory know together. Private to src/direct.
+#pragma once
+
+#include <optional>
+#include <set>
+
+#include "direct/agent_set.h"
+#include "direct/content_sources.h"
+#include "direct/mover_lease.h"
+#include "direct/prefetch.h"
+
+namespace stasis {
+
+struct MemoryState {
+  AgentSet agents;  // whose memory is away, or stands still for that
+  ContentSources content;
+  MoverLease mover;
+  Prefetch prefetch{mover, content};
+  std::set<Pid> known;        // members of the group that were told of, or need not be
+  std::optional<Error> gone;  // a process that was not there any more to be brought back
+  bool half_way = false;      // one was found half-way suspended
+  bool lost_agent = false;    // one has closed the descriptor of its page
+};
+
+}  // namespace stasis

@@ -1,0 +1,222 @@
+#include "direct/move_in.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+
+#include <fmt/format.h>
+
+#include "base/fault_point.h"
+#include "direct/remote_memory.h"
+
+namespace stasis {
+namespace {
+
+using direct::AgentClient;
+using direct::AgentCommand;
+using direct::AgentState;
+using direct::copy_time;
+
+Result<void> repopulate(MemoryState& state) {
+  for (;;) {
+    auto done = state.agents.repopulate();
+    // What was prefetched may be what is missing, whatever the driver calls that.
+    if (done || !state.prefetch.release()) return done;
+    state.prefetch.leave();
+  }
+}
+
+// Into those that are being filled.
+Result<void> copy_in(MemoryState& state, const Interrupt& interrupt) {
+  if (auto allowed = state.agents.allow_pieces(); !allowed) return allowed;
+  std::vector<direct::Segment> segments;
+  // Should we be killed, no agent copies by itself beside the mover.
+  std::vector<UniqueFd> locks;
+  bool from_image = false;
+  for (auto& agent : state.agents) {
+    if (agent.state() != AgentState::kFilling) continue;
+    locks.push_back(agent.lock());
+    if (!locks.back().valid()) return fail(errno_error("cannot copy a descriptor", errno));
+    auto content = state.content.content_of(agent);
+    if (!content) return fail(std::move(content.error()));
+    if (content->image) from_image = true;
+    auto taken = take_checked(agent, !content->image, nullptr);
+    if (!taken) return fail(std::move(taken.error()));
+    const std::uint64_t base =
+        content->image ? state.content.composite()->add_stream(content->image, content->stream)
+                       : state.content.add_buffer(agent);
+    append(segments, std::move(*taken), base);
+  }
+  const auto deadline =
+      Clock::now() + (from_image ? kSlowDisk : 1) * copy_time(state.agents.bytes());
+  const bool any = !segments.empty();
+  state.mover->hold(std::move(locks));
+  auto copied =
+      state.mover->copy_in(std::move(segments), *state.content.composite(), interrupt, deadline);
+  // What was prefetched went with it, if it has come so far as to begin.
+  if (copied && any)
+    state.prefetch.used();
+  else
+    (void)state.prefetch.release();
+  state.prefetch.leave();
+  if (!copied) return fail(std::move(copied.error()));
+  return {};
+}
+
+// By the agent alone, which needs no mover and takes its time.
+Result<void> bring_back(const MemoryState& state, AgentClient& agent) {
+  // A page answers, too, when another process has it.
+  if (auto there = agent.address_space()->check_current(); !there) return there;
+  return agent.bring_back([&state](const AgentClient& held) -> Result<void> {
+    constexpr std::uint64_t kPiece = std::uint64_t{16} << 20;
+    auto content = state.content.content_of(held);
+    if (!content) return fail(std::move(content.error()));
+    direct::RemoteMemory buffer(held.address_space(), held.buffer_address(), held.bytes());
+    std::vector<std::byte> piece(std::min(kPiece, held.bytes()));
+    for (std::uint64_t offset = 0; offset < held.bytes(); offset += kPiece) {
+      const std::span<std::byte> part(piece.data(), std::min(kPiece, held.bytes() - offset));
+      auto done = content->image->read(content->stream * ImageContent::kGap + offset, part);
+      if (done) done = buffer.write(offset, part);
+      if (!done) return done;
+    }
+    return {};
+  });
+}
+
+// Bytes whose content is in images. Where one is not known, all is left as it is.
+Result<std::uint64_t> bytes_in_images(MemoryState& state) {
+  std::uint64_t bytes = 0;
+  for (const auto& agent : state.agents) {
+    auto content = state.content.content_of(agent);
+    if (!content) return fail(std::move(content.error()));
+    if (!content->image) continue;
+    state.content.need_image(true);
+    bytes += agent.bytes();
+  }
+  return bytes;
+}
+
+// Those whose memory is away. One that was stopped before anything had left runs on: what is in its
+// buffer is not what is in its memory.
+Result<void> find_evicted(MemoryState& state, const Environment& env,
+                          const std::vector<const Process*>& processes) {
+  state.agents.clear();
+  if (auto found = state.agents.find_evicted(env, processes); !found) return found;
+  for (auto& agent : state.agents) {
+    if (agent.state() != AgentState::kClosed) continue;
+    if (auto opened = agent.ask(AgentCommand::kOpen, 0, kMapping); !opened) return opened;
+  }
+  state.agents.drop_running();
+  return {};
+}
+
+}  // namespace
+
+Result<std::uint64_t> move_in(MemoryState& state, const Environment& env,
+                              const std::vector<const Process*>& processes, Phases& phases,
+                              bool stops) {
+  AgentSet& agents = state.agents;
+  // Without a peer they try it again by themselves.
+  const auto leave = [&](Error why) -> Result<std::uint64_t> {
+    agents.clear();
+    return fail(std::move(why));
+  };
+  if (auto found = find_evicted(state, env, processes); !found)
+    return fail(std::move(found.error()));
+  if (agents.empty()) return 0;
+  auto in_images = bytes_in_images(state);
+  if (!in_images) return leave(std::move(in_images.error()));
+  const std::uint64_t moved = agents.bytes();
+  phases.begin("refill");
+  if (auto allowed = fault(FaultPoint::kDirectRefill); !allowed)
+    return leave(std::move(allowed.error()));
+  state.prefetch.reserve_both();
+  if (auto done = repopulate(state); !done) return leave(std::move(done.error()));
+  fault_only(FaultPoint::kDirectRefilled);
+  phases.begin("copy in");
+  auto done = state.mover.take_to_bring_back(env, processes, *in_images);
+  const Interrupt never;
+  // There may be nothing left to copy at which it would be heard.
+  if (done && stops) done = env.interrupt.check();
+  if (done && state.mover) done = copy_in(state, stops ? env.interrupt : never);
+  // What the image says will not be different for the agents; and a user who asks to stop is heard.
+  if (!done && (done.error().code == ErrorCode::kImageCorrupt ||
+                done.error().code == ErrorCode::kInterrupted))
+    return leave(std::move(done.error()));
+  if (!done) env.tell("the processes copy by themselves: " + done.error().to_string());
+  if (!state.mover || !done) {
+    auto alone = bring_back_all(state, stops);
+    if (!alone) return fail(std::move(alone.error()));
+    if (auto gone = std::exchange(state.gone, std::nullopt)) return fail(std::move(*gone));
+    return moved;
+  }
+  fault_only(FaultPoint::kDirectFilled);
+  phases.begin("open");
+  done = agents.open();
+  phases.runs();
+  agents.clear();
+  fault_only(FaultPoint::kDirectOpened);
+  if (!done) return fail(std::move(done.error()));
+  state.content.need_image(false);
+  return moved;
+}
+
+Result<void> bring_back_all(MemoryState& state, bool ends_them) {
+  std::string messages;
+  std::string remedies;
+  if (state.prefetch.any() && state.content.needs_image()) state.prefetch.collect();
+  // By the mover, which needs no host memory; what it cannot do, the agents do. Only of an image:
+  // the content of their own buffers they are quick with, and sooner.
+  const Interrupt never;
+  if (state.mover && state.content.needs_image()) {
+    state.prefetch.reserve_both();
+    (void)repopulate(state);
+    if (copy_in(state, never)) {
+      for (auto& agent : state.agents)
+        if (agent.state() == AgentState::kFilling)
+          (void)agent.ask(AgentCommand::kOpen, 0, kMapping);
+    }
+  }
+  // The agents want that room.
+  (void)state.prefetch.release();
+  for (auto& agent : state.agents) {
+    if (!agent.pidfd().alive()) continue;
+    auto back = bring_back(state, agent);
+    // An agent maps once more what it copies, which needs address space; a mover does so elsewhere.
+    if (!back && state.mover && agent.state() == AgentState::kFilling && copy_in(state, never))
+      back = agent.ask(AgentCommand::kOpen, 0, kMapping);
+    if (back || !agent.pidfd().alive()) continue;
+    // Another program is there in its place, which runs.
+    if (back.error().code == ErrorCode::kProcessGone) {
+      state.gone = std::move(back.error());
+      continue;
+    }
+    if (ends_them && back.error().code == ErrorCode::kImageCorrupt) {
+      state.agents.clear();
+      return back;
+    }
+    messages += (messages.empty() ? "" : "; ") + back.error().message;
+    remedies = fmt::format("`stasis recover {}`", agent.pid().value);
+    if (!back.error().remedy.empty())
+      remedies = fmt::format("{}; then {}", back.error().remedy, remedies);
+  }
+  state.agents.clear();
+  if (messages.empty()) {
+    state.content.need_image(false);
+    return {};
+  }
+  return fail(ErrorCode::kNotRolledBack, std::move(messages), std::move(remedies));
+}
+
+Result<void> roll_back(MemoryState& state) {
+  // If it was copied it is as if that had been done first; if not, the agents take it from what
+  // they have pinned.
+  state.mover.wait_for_copy();
+  if (state.mover.copied() && *state.mover.copied()) (void)state.agents.unpin();
+  return bring_back_all(state, false);
+}
+
+}  // namespace stasis

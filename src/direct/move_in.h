@@ -1,0 +1,26 @@
+// The way back: processes whose memory is away get it again. Private to src/direct.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/phases.h"
+#include "direct/memory_state.h"
+
+namespace stasis {
+
+// GpuMemory::move_in().
+Result<std::uint64_t> move_in(MemoryState& state, const Environment& env,
+                              const std::vector<const Process*>& processes, Phases& phases,
+                              bool stops);
+
+// Every process of the set runs on with its memory: by the mover where its content is in an image,
+// otherwise by the agents alone. With `ends_them` the caller ends the processes where the image
+// proves damaged: kImageCorrupt then, and otherwise kNotRolledBack with the names of those that
+// stand still.
+Result<void> bring_back_all(MemoryState& state, bool ends_them);
+
+// The same after a move_out() that has not come to its end.
+Result<void> roll_back(MemoryState& state);
+
+}  // namespace stasis

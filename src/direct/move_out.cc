@@ -1,0 +1,406 @@
+#include "direct/move_out.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/fault_point.h"
+#include "direct/gate_rank.h"
+#include "direct/move_in.h"
+#include "direct/remote_memory.h"
+#include "proc/memory_cgroup.h"
+
+namespace stasis {
+namespace {
+
+using direct::AgentClient;
+using direct::AgentCommand;
+using direct::AgentState;
+using direct::copy_time;
+
+// kWrongState if one's memory was given up but not copied.
+Result<void> refuse_half_way(MemoryState& state, const Group& group) {
+  Result<void> whole;
+  for (const GroupMember& member : group.members()) {
+    if (!member.initial) continue;
+    const Pid pid = member.process.pid();
+    const auto seen = AgentClient::look(pid);
+    if (!seen || !*seen || !(*seen)->half_way) continue;
+    const bool will_run = member.initial == CudaState::kRunning;
+    state.half_way = state.half_way || will_run;
+    whole = fail(ErrorCode::kWrongState,
+                 fmt::format("process {} was half-way suspended, and its GPU memory not free: the "
+                             "tool that did that was killed",
+                             pid.value),
+                 will_run ? "it runs again: try once more"
+                          : fmt::format("`stasis recover {}` makes it run", pid.value));
+  }
+  return whole;
+}
+
+// One run of move_out().
+class MoveOut {
+ public:
+  MoveOut(MemoryState& state, const Environment& env, Group& group, const QuiesceOptions& options,
+          Phases& phases)
+      : state_(state),
+        agents_(state.agents),
+        env_(env),
+        group_(group),
+        options_(options),
+        phases_(phases),
+        plan_(MoveOutPlan::make(env, group, options)) {}
+
+  Result<void> run() {
+    for (const GroupMember& member : group_.members())
+      if (member.initial) state_.known.insert(member.process.pid());
+    if (plan_.mover_at_standstill) state_.mover.wait_for_standstill();
+    if (auto whole = refuse_half_way(state_, group_); !whole) return whole;
+    if (plan_.way == MoveOutPlan::Way::kDriver) {
+      if (!options_.reason_is_told) tell_why_driver();
+      return {};
+    }
+    if (!env_.mover) return fail(ErrorCode::kNotSupported, "no mover is available");
+    if (auto found = agents_.find_running(env_, plan_.running); !found)
+      return give_up(std::move(found.error()));
+    if (auto alone = refuse_shared(env_, agents_.shared_pieces(), options_.ignore_obstacles);
+        !alone) {
+      agents_.clear();
+      return alone;
+    }
+    if (plan_.only_agents()) {
+      if (auto all = require_all(); !all) return give_up(std::move(all.error()));
+    }
+    tell_of_driver(env_, plan_.locked,
+                   "locked before, by another tool, and an agent is asked before that");
+    if (agents_.empty()) return {};
+    if (auto ready = get_ready(); !ready) return give_up(std::move(ready.error()));
+    if (agents_.empty()) return {};
+    phases_.begin("close");
+    if (auto closed = hold_back(); !closed) return give_up(std::move(closed.error()));
+    if (agents_.empty()) return state_.content.end_image(options_.image);
+    return evict_all();
+  }
+
+ private:
+  void tell_why_driver() {
+    const bool chosen = options_.path == MemoryPath::kDriver;
+    tell_of_driver(env_, plan_.running,
+                   chosen ? "asked for (--path driver)" : "no mover is available");
+  }
+
+  // Back to how it was, for the driver to move the memory. An error: that way is closed as well, or
+  // was not asked for.
+  Result<void> give_up(Error why) {
+    // What is kept for the next closing of the gate, the driver wants now.
+    for (AgentClient& agent : agents_)
+      if (!final_for_both(why.code) && agent.state() == AgentState::kRunning)
+        (void)agent.ask(AgentCommand::kPrepare, 1, kAtOnce);
+    if (auto back = roll_back(state_); !back) return back;
+    phases_.runs();
+    // Which is why the rest went wrong.
+    if (auto gone = std::exchange(state_.gone, std::nullopt)) return fail(std::move(*gone));
+    if (final_for_both(why.code)) return fail(std::move(why));
+    // What the mover made of that is no reason to try another way.
+    if (auto stop = env_.interrupt.check(); !stop) return stop;
+    if (plan_.only_agents()) return fail(std::move(why));
+    if (auto gone = state_.content.end_image(options_.image); !gone) return gone;
+    state_.mover.forget_copy();
+    group_.forget_gates();
+    // The driver wants its memory.
+    state_.mover.end(env_);
+    tell_of_driver(env_, why.to_string());
+    return {};
+  }
+
+  // All that takes time and can be done while the programs run.
+  Result<void> get_ready() {
+    phases_.begin("prepare");
+    auto done = prepare();
+    if (done && plan_.only_agents()) done = require_all();
+    if (done) tell_of_those_without_memory();
+    if (done && agents_.empty()) return {};
+    if (plan_.mover_at_standstill) {
+      auto begun = state_.mover.join();
+      if (done) done = std::move(begun);
+    } else if (done) {
+      done = have_mover();
+    }
+    state_.mover.settle();
+    if (done && options_.image) done = state_.content.begin_image(env_, *options_.image);
+    if (done) done = fault(FaultPoint::kDirectPrepared);
+    return done;
+  }
+
+  Result<void> prepare() {
+    const bool buffers = options_.image == nullptr;
+    // Before the buffers, which count as memory that is free until they are touched.
+    if (buffers) {
+      if (auto room = group_.check_host_memory(); !room) return room;
+    }
+    if (auto ready = agents_.prepare(env_.driver, buffers); !ready) return ready;
+    if (agents_.empty()) return {};
+    std::map<Pid, std::uint64_t> elsewhere;
+    std::map<std::string, std::uint64_t> to_come;
+    for (const auto& agent : agents_) {
+      elsewhere[agent.pid()] = agent.bytes();
+      if (!buffers) continue;
+      for (const proc::MemoryCgroup& one : proc::memory_cgroups(agent.pid()))
+        to_come[one.directory] += agent.bytes();
+    }
+    if (!buffers) {
+      if (auto room = group_.check_host_memory(elsewhere); !room) return room;
+    }
+    state_.mover.use_gpus_of(group_);
+    const auto in_buffers = [&](const std::string& directory) { return to_come[directory]; };
+    if (auto room = check_mover_memory(env_, state_.mover.gpus(), in_buffers); !room) return room;
+    // A context takes as long as touching gigabytes, so both at once.
+    state_.mover.begin(env_);
+    return buffers ? touch_buffers() : Result<void>();
+  }
+
+  Result<void> touch_buffers() {
+    Result<void> first;
+    for (const auto& agent : agents_) {
+      direct::RemoteMemory buffer(agent.address_space(), agent.buffer_address(), agent.bytes());
+      auto done = buffer.fault_in(0, env_.interrupt);
+      if (!done && first) first = std::move(done);
+      touched_[agent.pid()] = agent.buffer_address();
+    }
+    return first;
+  }
+
+  void tell_of_those_without_memory() {
+    auto without = plan_.running;
+    std::erase_if(without,
+                  [this](const Process* one) { return !agents_.is_without_memory(one->pid()); });
+    tell_of_driver(env_, std::move(without), "no GPU memory that an agent can move");
+  }
+
+  // The mover, ready for all that it is to do.
+  Result<void> have_mover() {
+    if (auto taken = state_.mover.take(env_, {}); !taken)
+      return fail(of_mover(std::move(taken.error())));
+    if (options_.image == nullptr) return {};
+    if (options_.image->options.base != nullptr) {
+      if (auto ready = state_.mover.prepare_digests(env_); !ready) return ready;
+    }
+    if (options_.comes_back) state_.prefetch.keep_on_gpus(env_.driver, group_);
+    return {};
+  }
+
+  // Closes all gates, and locks those of the group that have none of ours, or nothing to move: one
+  // that waits on its GPU for a closed one could not be locked later. Forgets those that have
+  // ended.
+  Result<void> hold_back() {
+    std::deque<GateRank> ranks;
+    Group::Gates gates;
+    for (AgentClient& agent : agents_)
+      gates[agent.pid()] = &ranks.emplace_back(agent);
+    auto done = group_.hold_back(gates, options_.timeout, env_.interrupt, [&](bool still) {
+      if (still)
+        phases_.stands_still();
+      else
+        phases_.runs();
+    });
+    if (!done) return done;
+    agents_.drop_ended();
+    return agents_.check_sizes(env_.driver);
+  }
+
+  // With the gates closed.
+  Result<void> evict_all() {
+    // A mover's contexts must be there before any process runs again (ADR 31), or is told that all
+    // stand still: one without a gate runs as soon as the driver's lock comes to nothing.
+    const bool while_copying = plan_.order == CopyOrder::kBeside && all_behind_gates();
+    Result<void> done;
+    if (plan_.mover_at_standstill && !while_copying) done = make_mover();
+    if (done && options_.at_rest) options_.at_rest();
+    if (done && options_.image == nullptr) done = check_growth();
+    if (done && plan_.only_agents()) done = require_nothing_stays();
+    if (done) done = fault(FaultPoint::kDirectClosed);
+    // What was opened while they ran on. The driver's path would be no way out.
+    if (done) {
+      auto alone = refuse_shared(env_, agents_.shared_pieces(), options_.ignore_obstacles);
+      if (!alone) {
+        auto back = roll_back(state_);
+        phases_.runs();
+        return back ? alone : back;
+      }
+    }
+    if (done && plan_.order == CopyOrder::kBeside && agents_.pin()) {
+      done = copy_beside();
+      return done ? done : give_up(std::move(done.error()));
+    }
+    if (done && plan_.mover_at_standstill && while_copying) done = make_mover();
+    if (done) done = copy_out();
+    if (done) done = env_.interrupt.check();
+    if (done) {
+      phases_.begin("empty");
+      done = evict();
+    }
+    return done ? done : give_up(std::move(done.error()));
+  }
+
+  Result<void> make_mover() {
+    phases_.begin("mover");
+    return have_mover();
+  }
+
+  // No process of those that ran can run as long as the gates are closed.
+  bool all_behind_gates() const {
+    const auto& members = group_.members();
+    return std::all_of(members.begin(), members.end(), [&](const GroupMember& member) {
+      const bool runs = member.initial == CudaState::kRunning && member.process.alive();
+      return !runs || agents_.has(member.process.pid());
+    });
+  }
+
+  // Whether the host has memory for what was allocated since prepare(), if anything was.
+  Result<void> check_growth() {
+    std::map<Pid, std::uint64_t> there;
+    bool any = false;
+    for (const AgentClient& agent : agents_) {
+      const auto touched = touched_.find(agent.pid());
+      // One that was too small was replaced, and nothing of the new one is there.
+      if (touched != touched_.end() && agent.buffer_address() != touched->second)
+        any = true;
+      else
+        there[agent.pid()] = agent.bytes();
+    }
+    return any ? group_.check_host_memory(there) : Result<void>();
+  }
+
+  Result<void> require_all() const {
+    std::string list;
+    for (const Process* process : plan_.running) {
+      if (agents_.has(process->pid()) || !process->alive()) continue;
+      list += fmt::format("{}{} ({})", list.empty() ? "" : ", ", process->pid().value,
+                          process->info().comm);
+    }
+    if (list.empty()) return {};
+    return fail(ErrorCode::kNotSupported,
+                fmt::format("no agent that has GPU memory to give away is in process {}", list),
+                "start it with `stasis run`; without --path direct the driver moves its memory");
+  }
+
+  Result<void> require_nothing_stays() const {
+    for (const auto& agent : agents_) {
+      if (agent.staying_bytes() == 0) continue;
+      return fail(
+          ErrorCode::kNotSupported,
+          fmt::format("{} of the GPU memory of process {} cannot leave by the direct path: the "
+                      "program has exported it",
+                      format_bytes(agent.staying_bytes()), agent.pid().value),
+          "without --path direct the driver moves that");
+    }
+    return {};
+  }
+
+  // What all agents give, and the places where its content goes.
+  Result<std::vector<direct::Segment>> take_all() {
+    if (auto allowed = agents_.allow_pieces(); !allowed) return fail(std::move(allowed.error()));
+    std::vector<direct::Segment> segments;
+    ContentSources& content = state_.content;
+    content.begin_composite();
+    for (auto& agent : agents_) {
+      std::vector<direct::SegmentPlace> pieces;
+      auto taken = take_checked(agent, !options_.image, &pieces);
+      if (!taken) return fail(std::move(taken.error()));
+      std::uint64_t base = 0;
+      if (options_.image) {
+        auto stream = content.into()->add(agent.pid(), agent.bytes(), pieces);
+        if (!stream) return fail(std::move(stream.error()));
+        base = content.composite()->add_stream(content.into(), *stream);
+      } else {
+        base = content.add_buffer(agent);
+      }
+      append(segments, std::move(*taken), base);
+    }
+    return segments;
+  }
+
+  Result<void> copy_out() {
+    phases_.begin("copy out");
+    auto segments = take_all();
+    if (!segments) return fail(std::move(segments.error()));
+    const auto deadline =
+        Clock::now() + (options_.image ? kSlowDisk : 1) * copy_time(agents_.bytes());
+    auto copied = state_.mover->copy_out(std::move(*segments), *state_.content.composite(),
+                                         env_.interrupt, deadline);
+    if (!copied) return fail(of_mover(std::move(copied.error()), options_.image != nullptr));
+    if (auto allowed = fault(FaultPoint::kDirectCopied); !allowed) return allowed;
+    if (!options_.image) return {};
+    // Before any memory is given up: from then on it is all there is.
+    phases_.begin("content");
+    auto done = state_.content.into()->finish(env_.progress, env_.interrupt);
+    return done ? fault(FaultPoint::kDirectContent) : done;
+  }
+
+  // Begins to copy what the agents have pinned, in a thread of its own, and lets them give it up.
+  Result<void> copy_beside() {
+    phases_.begin("empty");
+    if (auto allowed = fault(FaultPoint::kDirectKept); !allowed) return allowed;
+    auto segments = take_all();
+    if (!segments) return fail(std::move(segments.error()));
+    state_.mover.copy_beside(env_, std::move(*segments), state_.content.composite(),
+                             copy_time(agents_.bytes()));
+    if (auto done = evict(); !done) return done;
+    std::set<Pid> at_work;
+    for (const AgentClient& agent : agents_)
+      at_work.insert(agent.pid());
+    group_.let_agents_work(std::move(at_work));
+    return {};
+  }
+
+  Result<void> evict() {
+    state_.content.commit_image();
+    const auto& into = state_.content.into();
+    return agents_.evict(into ? into->id() : direct::ContentId{});
+  }
+
+  MemoryState& state_;
+  AgentSet& agents_;
+  const Environment& env_;
+  Group& group_;
+  const QuiesceOptions& options_;
+  Phases& phases_;
+  const MoveOutPlan plan_;
+  std::map<Pid, std::uint64_t> touched_;  // where the buffers are
+};
+
+}  // namespace
+
+MoveOutPlan MoveOutPlan::make(const Environment& env, const Group& group,
+                              const QuiesceOptions& options) {
+  MoveOutPlan plan;
+  for (const GroupMember& member : group.members()) {
+    if (member.initial == CudaState::kRunning) plan.running.push_back(&member.process);
+    if (member.initial == CudaState::kLocked) plan.locked.push_back(&member.process);
+  }
+  for (const Process* process : plan.running) {
+    const auto seen = AgentClient::look(process->pid());
+    if (seen && *seen && (*seen)->held_before) plan.mover_at_standstill = true;
+  }
+  if (options.path == MemoryPath::kDirect)
+    plan.way = Way::kNothingElse;
+  else if (options.path == MemoryPath::kDriver || !env.mover)
+    plan.way = Way::kDriver;
+  const bool first =
+      options.for_dump || options.order == CopyOrder::kFirst || options.at_rest != nullptr;
+  plan.order = first ? CopyOrder::kFirst : CopyOrder::kBeside;
+  return plan;
+}
+
+Result<void> move_out(MemoryState& state, const Environment& env, Group& group,
+                      const QuiesceOptions& options, Phases& phases) {
+  return MoveOut(state, env, group, options, phases).run();
+}
+
+}  // namespace stasis

@@ -1,0 +1,190 @@
+#include "direct/mover_lease.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+
+#include <fmt/format.h>
+
+#include "base/background.h"
+#include "checkpoint/suspend_record.h"
+#include "direct/agent_set.h"
+#include "driver/gpu_plan.h"
+#include "proc/memory_cgroup.h"
+
+namespace stasis {
+namespace {
+
+using std::chrono::milliseconds;
+
+// For a mover to be made while programs stand still.
+constexpr milliseconds kBesideHeld{10000};
+// Of host memory, besides the ring: a dump of ours takes 202 MiB with a ring of 64, a restore 257
+// with one of 128 (H100, 580.159.04). On the simulated driver next to nothing.
+constexpr std::uint64_t kMoverContext = 120ULL << 20;
+// What must stay free under a limit.
+constexpr std::uint64_t kCgroupReserve = 16ULL << 20;
+
+}  // namespace
+
+std::uint64_t mover_memory(const Environment& env, std::span<const GpuUuid> gpus) {
+  return direct::options_for(gpus, env.ring_bytes).ring_bytes +
+         (env.driver.info().simulated ? 0 : kMoverContext);
+}
+
+Result<void> check_mover_memory(const Environment& env, std::span<const GpuUuid> gpus,
+                                const HostMemoryToCome& to_come) {
+  const std::uint64_t ours = mover_memory(env, gpus);
+  const auto swap = proc::ProcFs().swap_free();
+  for (const proc::MemoryCgroup& group : proc::memory_cgroups(Pid{::getpid()})) {
+    const std::uint64_t others = to_come ? to_come(group.directory) : 0;
+    const std::uint64_t room = group.room(swap.value_or(0));
+    if (ours + others + kCgroupReserve <= room) continue;
+    return fail(
+        ErrorCode::kNotSupported,
+        fmt::format("{} of host memory to copy through (--ring){} do not fit under the memory "
+                    "limit of {} ({}, of which {} are free)",
+                    format_bytes(ours),
+                    others == 0 ? "" : fmt::format(", besides {} to come,", format_bytes(others)),
+                    group.directory, format_bytes(group.limit), format_bytes(room)),
+        "raise the limit, or take less of it (--ring 8M)");
+  }
+  return {};
+}
+
+Error of_mover(Error error, bool into_image) {
+  if (error.code == ErrorCode::kNoAnswer || error.code == ErrorCode::kTimeout)
+    error.code = ErrorCode::kInternal;
+  if (error.code == ErrorCode::kOutOfHostMemory || (error.code == ErrorCode::kIo && !into_image))
+    error.code = ErrorCode::kNotSupported;
+  return error;
+}
+
+void MoverLease::use_gpus_of(const Group& group) {
+  gpus_.clear();
+  for (const auto& [pid, uses] : group.gpu_use())
+    for (const GpuUse& use : uses)
+      add_gpu(use.gpu);
+}
+
+void MoverLease::use_gpus_of(const std::vector<const Process*>& processes,
+                             std::span<const GpuPair> pairs) {
+  gpus_.clear();
+  for (const Process* process : processes) {
+    const auto memory = recall_suspended(*process);
+    for (const GpuUse& use : memory ? memory->uses : std::vector<GpuUse>())
+      add_gpu(target_of(use.gpu, pairs));
+  }
+}
+
+void MoverLease::add_gpu(const GpuUuid& gpu) {
+  if (std::find(gpus_.begin(), gpus_.end(), gpu) == gpus_.end()) gpus_.push_back(gpu);
+}
+
+void MoverLease::begin(const Environment& env) {
+  MoverRequest request{gpus_};
+  request.contexts = !contexts_at_standstill_;
+  begin([make = env.mover, request] { return make(request); }, nullptr);
+}
+
+void MoverLease::begin(std::function<Made()> work, std::shared_ptr<Interrupt> stop) {
+  stop_ = std::move(stop);
+  coming_ = in_background(std::move(work));
+}
+
+void MoverLease::settle() {
+  if (!coming_.valid()) return;
+  if (stop_) stop_->request(SIGTERM);
+  coming_.wait();
+}
+
+Result<void> MoverLease::join() {
+  if (!coming_.valid()) return {};
+  auto begun = coming_.get();
+  if (!begun) return fail(of_mover(std::move(begun.error())));
+  return {};
+}
+
+MoverLease::Made MoverLease::take_begun(const Environment& env, const MoverRequest& request) {
+  if (!coming_.valid()) return env.mover(request);
+  if (stop_) stop_->request(SIGTERM);
+  return coming_.get();
+}
+
+Result<void> MoverLease::take(const Environment& env, const MoverRequest& request) {
+  MoverRequest ours = request;
+  ours.gpus = gpus_;
+  ours.patience = kBesideHeld;
+  auto mover = take_begun(env, ours);
+  if (!mover) return fail(std::move(mover.error()));
+  mover_ = std::move(*mover);
+  return {};
+}
+
+Result<void> MoverLease::take_to_bring_back(const Environment& env,
+                                            const std::vector<const Process*>& of,
+                                            std::uint64_t in_images) {
+  if (mover_ || !env.mover) return {};
+  if (gpus_.empty()) use_gpus_of(of, {});
+  // Without a mover the processes would take what is in images into their own memory.
+  if (!coming_.valid() && in_images <= mover_memory(env, {})) {
+    if (auto room = check_mover_memory(env, {}, nullptr); !room) return room;
+  }
+  MoverRequest request;
+  request.brings_back = true;
+  return take(env, request);
+}
+
+void MoverLease::collect() {
+  if (!coming_.valid()) return;
+  if (auto mover = coming_.get()) mover_ = std::move(*mover);
+}
+
+Result<void> MoverLease::prepare_digests(const Environment& env) {
+  auto ready = mover_->prepare_digests(env.interrupt, Clock::now() + kAtOnce);
+  if (ready) return {};
+  if (auto stop = env.interrupt.check(); !stop) return stop;
+  env.tell("digests are computed by the processors: " + ready.error().to_string());
+  const ErrorCode code = ready.error().code;
+  if (code == ErrorCode::kNotSupported || code == ErrorCode::kOutOfGpuMemory) return {};
+  // It may be gone, or its context good for nothing.
+  MoverRequest request{gpus_};
+  if (contexts_at_standstill_) request.patience = kBesideHeld;
+  auto another = env.mover(request);
+  if (!another) return fail(of_mover(std::move(another.error())));
+  mover_ = std::move(*another);
+  return {};
+}
+
+void MoverLease::end(const Environment& env) {
+  mover_.reset();
+  if (env.end_mover) env.end_mover();
+}
+
+void MoverLease::copy_beside(const Environment& env, std::vector<direct::Segment> segments,
+                             std::shared_ptr<direct::Content> content, milliseconds time) {
+  auto given = std::make_shared<std::vector<direct::Segment>>(std::move(segments));
+  copying_ = in_background([mover = mover_, make = env.mover, gpus = gpus_, given,
+                            content = std::move(content), &stop = env.interrupt,
+                            time]() mutable -> Copied {
+    if (!mover) {
+      auto made = make({gpus, false, kBesideHeld});
+      if (!made) return {nullptr, fail(std::move(made.error()))};
+      mover = std::move(*made);
+    }
+    auto copied = mover->copy_out(std::move(*given), *content, stop, Clock::now() + time);
+    if (!copied) return {std::move(mover), fail(std::move(copied.error()))};
+    return {std::move(mover), {}};
+  });
+}
+
+void MoverLease::wait_for_copy() {
+  if (!copying_.valid()) return;
+  Copied copied = copying_.get();
+  if (copied.mover) mover_ = std::move(copied.mover);
+  if (!copied.done) copied.done = fail(of_mover(std::move(copied.done.error())));
+  copied_ = std::move(copied.done);
+}
+
+}  // namespace stasis

@@ -1,0 +1,131 @@
+#include "direct/prefetch.h"
+
+#include <algorithm>
+#include <csignal>
+#include <utility>
+
+#include "direct/agent_set.h"
+#include "driver/gpu_plan.h"
+
+namespace stasis {
+
+using direct::copy_time;
+
+void Prefetch::begin(const Environment& env, std::vector<direct::Ahead> ahead) {
+  stop_ = std::make_shared<Interrupt>();
+  on_gpus_ = !ahead.empty() && reservation_.claim_ahead();
+  if (!on_gpus_) ahead.clear();
+  auto work = [make = env.mover, gpus = mover_.gpus(), content = content_.composite(),
+               ahead = std::move(ahead), stop = stop_]() -> MoverLease::Made {
+    auto mover = make({gpus, true});
+    // What becomes of it, the copying in will see.
+    if (mover && !ahead.empty() && !stop->requested()) {
+      std::uint64_t bytes = 0;
+      for (const direct::Ahead& one : ahead)
+        for (const direct::Ahead::Part& part : one.parts)
+          bytes += part.bytes;
+      (void)(*mover)->copy_ahead(ahead, *content, *stop,
+                                 Clock::now() + kSlowDisk * copy_time(bytes));
+    }
+    return mover;
+  };
+  mover_.begin(std::move(work), stop_);
+}
+
+void Prefetch::begin(const Environment& env, const std::vector<const Process*>& processes,
+                     std::span<const GpuPair> pairs) {
+  if (!mover_.begun()) mover_.use_gpus_of(processes, pairs);
+  if (!env.mover || mover_.begun() || !check_mover_memory(env, {}, nullptr)) return;
+  const bool any = std::any_of(processes.begin(), processes.end(), [](const Process* process) {
+    const auto agent = direct::AgentClient::look(process->pid());
+    return agent && *agent && direct::is_away((*agent)->state);
+  });
+  if (any) begin(env, {});
+}
+
+void Prefetch::begin(const Environment& env, const std::vector<Pid>& pids,
+                     const PrefetchRoom& room) {
+  const auto theirs = [&](const std::string&) { return room.host_bytes; };
+  if (!env.mover || mover_.begun() || !check_mover_memory(env, {}, theirs)) return;
+  content_.begin_composite();
+  mover_.use_no_gpus();
+  std::map<GpuUuid, direct::Ahead> ahead;
+  for (const auto& image : content_.images()) {
+    for (const Pid pid : pids) {
+      const auto stream = image->stream_of(pid);
+      if (!stream) continue;
+      const std::uint64_t base = content_.composite()->add_stream(image, *stream);
+      for (const ContentRange& range : image->ranges_of(*stream)) {
+        const GpuUuid target = target_of(range.gpu, room.pairs);
+        mover_.add_gpu(target);
+        const auto free = room.room.find(target);
+        // What the image says may be wrong.
+        const bool sound = range.offset <= CompositeContent::kGap &&
+                           range.bytes <= CompositeContent::kGap - range.offset;
+        if (free == room.room.end() || !sound) continue;
+        auto& one =
+            ahead.try_emplace(target, direct::Ahead{target, free->second, {}}).first->second;
+        one.parts.push_back({base + range.offset, range.bytes});
+      }
+    }
+  }
+  std::vector<direct::Ahead> all;
+  for (auto& [gpu, one] : ahead)
+    all.push_back(std::move(one));
+  begin(env, std::move(all));
+}
+
+void Prefetch::keep_on_gpus(Driver& driver, const Group& group) {
+  // What they have now they will need again, and make_room() asks for it.
+  const bool all_known =
+      std::all_of(group.members().begin(), group.members().end(), [&](const GroupMember& member) {
+        return !member.initial || member.initial == CudaState::kCheckpointed ||
+               group.gpu_use().contains(member.process.pid());
+      });
+  const auto gpus = driver.gpus();
+  if (!all_known || !gpus) return;
+  std::vector<direct::SpareRoom> room;
+  for (const auto& [gpu, bytes] : spare_gpu_memory({}, {}, *gpus)) {
+    const auto& used = mover_.gpus();
+    if (std::find(used.begin(), used.end(), gpu) != used.end()) room.push_back({gpu, bytes});
+  }
+  if (room.empty() || !reservation_.claim_ahead()) return;
+  mover_->keep(std::move(room));
+  stop_ = std::make_shared<Interrupt>();
+  on_gpus_ = true;
+}
+
+void Prefetch::collect() {
+  stop_->request(SIGTERM);
+  mover_.collect();
+}
+
+bool Prefetch::release() {
+  if (!stop_) return false;
+  collect();
+  stop_.reset();
+  if (mover_) {
+    const Interrupt never;
+    (void)mover_->copy_ahead({}, *content_.composite(), never, Clock::now() + kMapping);
+  }
+  on_gpus_ = false;
+  reservation_.leave_ahead();
+  return true;
+}
+
+void Prefetch::reserve_both() {
+  if (!stop_ || !on_gpus_)
+    reservation_.leave();
+  else if (!reservation_.claim_twice())
+    (void)release();
+}
+
+void Prefetch::make_room(Driver& driver, std::span<const GpuUse> needed,
+                         std::span<const GpuPair> pairs) {
+  if (!stop_ || !on_gpus_) return;
+  const auto gpus = driver.gpus();
+  if (gpus && check_gpu_memory(needed, pairs, *gpus)) return;
+  (void)release();
+}
+
+}  // namespace stasis
