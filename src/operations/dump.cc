@@ -28,9 +28,14 @@
 #include "checkpoint/suspend_record.h"
 #include "criu/criu_core.h"
 #include "doctor/undumpable.h"
+#include "driver/gpu_plan.h"
 #include "image/image_writer.h"
-#include "operations/common.h"
 #include "operations/kernel_state.h"
+#include "operations/leftovers.h"
+#include "operations/open.h"
+#include "operations/quiesce.h"
+#include "operations/refusals.h"
+#include "operations/rollback.h"
 #include "operations/socket_state.h"
 
 namespace stasis {

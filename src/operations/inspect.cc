@@ -12,8 +12,8 @@
 #include "criu/criu_pages.h"
 #include "direct/gpu_memory.h"
 #include "image/image_reader.h"
-#include "operations/common.h"
 #include "operations/image_report.h"
+#include "operations/operations.h"
 #include "operations/restore_checks.h"
 #include "operations/tcp_ports.h"
 

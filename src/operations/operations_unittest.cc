@@ -10,8 +10,9 @@
 #include <gtest/gtest.h>
 
 #include "checkpoint/journal.h"
+#include "checkpoint/process.h"
 #include "driver/fake_driver.h"
-#include "operations/common.h"
+#include "operations/operations.h"
 #include "operations/restore_checks.h"
 #include "tests/fakes/child.h"
 

@@ -8,9 +8,11 @@
 #include "checkpoint/gpu_reservation.h"
 #include "checkpoint/stopped_process.h"
 #include "checkpoint/suspend_record.h"
+#include "driver/gpu_plan.h"
 #include "image/image_reader.h"
-#include "operations/common.h"
+#include "operations/leftovers.h"
 #include "operations/restore_log.h"
+#include "operations/rollback.h"
 #include "proc/parking.h"
 
 namespace stasis {

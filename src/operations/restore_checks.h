@@ -7,8 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "driver/gpu_plan.h"
 #include "image/image_reader.h"
-#include "operations/common.h"
+#include "operations/operations.h"
 
 namespace stasis {
 

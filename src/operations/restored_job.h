@@ -10,7 +10,9 @@
 #include <span>
 #include <vector>
 
-#include "operations/common.h"
+#include "checkpoint/journal.h"
+#include "checkpoint/process.h"
+#include "operations/operations.h"
 
 namespace stasis {
 

@@ -4,8 +4,12 @@
 
 #include "base/fault_point.h"
 #include "checkpoint/suspend_record.h"
+#include "driver/gpu_plan.h"
 #include "image/content_format.h"
-#include "operations/common.h"
+#include "operations/leftovers.h"
+#include "operations/open.h"
+#include "operations/quiesce.h"
+#include "operations/rollback.h"
 
 namespace stasis {
 

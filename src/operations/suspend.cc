@@ -2,7 +2,11 @@
 
 #include "base/fault_point.h"
 #include "checkpoint/suspend_record.h"
-#include "operations/common.h"
+#include "operations/leftovers.h"
+#include "operations/open.h"
+#include "operations/quiesce.h"
+#include "operations/refusals.h"
+#include "operations/rollback.h"
 
 namespace stasis {
 

@@ -22,9 +22,9 @@
 #include <gtest/gtest.h>
 
 #include "direct/agent_client.h"
+#include "preload/deepbind_scan.h"
 #include "preload/gate.h"
 #include "preload/intercept.h"
-#include "preload/deepbind_scan.h"
 
 namespace stasis::preload {
 

@@ -1,0 +1,90 @@
+#include "operations/leftovers.h"
+
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "checkpoint/swap_record.h"
+
+namespace stasis {
+
+void decide_swaps(const Group& group) {
+  for (const GroupMember& member : group.members())
+    if (member.process.pid() == group.root())
+      forget_swaps_of(group.root(), member.process.info().start_ticks);
+}
+
+Result<void> note_criu(Journal& journal, Pid criu) {
+  auto info = proc::ProcFs().process(criu);
+  if (!info) return fail(std::move(info.error()));
+  return journal.note_criu({criu, info->start_ticks});
+}
+
+Result<void> wait_for_criu(const Environment& env, const JournalRecord& record) {
+  constexpr std::chrono::seconds kPatience{60};
+  constexpr std::chrono::milliseconds kPoll{10};
+  if (!record.criu) return {};
+  const proc::ProcFs procfs;
+  const auto start = Clock::now();
+  for (Waiting waiting(env.progress);; waiting.tell()) {
+    auto info = procfs.process(record.criu->pid);
+    const bool lives = info && info->start_ticks == record.criu->start_ticks &&
+                       info->state != 'Z' && info->state != 'X';
+    if (!lives) return {};
+    if (auto stop = env.interrupt.check(); !stop) return stop;
+    if (Clock::now() - start > kPatience) break;
+    std::this_thread::sleep_for(kPoll);
+  }
+  return fail(
+      ErrorCode::kBusy,
+      fmt::format("the criu of `{}` (process {}) still works on process {}",
+                  operation_name(record.operation), record.criu->pid.value, record.root.value),
+      fmt::format("wait for it to end, or end it with `kill {}`; then recover again",
+                  record.criu->pid.value));
+}
+
+Result<void> settle(const Environment& env, std::span<const JournalTarget> targets) {
+  constexpr std::chrono::milliseconds kPoll{25};
+  constexpr std::chrono::milliseconds kQuiet{500};
+  constexpr std::chrono::seconds kLimit{60};
+  // The driver moves gigabytes per second; what a program's own threads do is no sign of it.
+  constexpr std::uint64_t kMoved = 1 << 20;
+  struct Seen {
+    std::optional<CudaState> state;
+    std::uint64_t resident = 0;
+  };
+  const proc::ProcFs procfs;
+  std::vector<Process> processes;
+  for (const JournalTarget& target : targets) {
+    auto process = Process::open(env.driver, target.pid);
+    if (process && (target.start_ticks == 0 || target.start_ticks == process->info().start_ticks)) {
+      processes.push_back(std::move(*process));
+    }
+  }
+  std::vector<Seen> last(processes.size());
+  const auto start = Clock::now();
+  auto changed = start;
+  Waiting waiting(env.progress);
+  while (!processes.empty() && Clock::now() - changed < kQuiet && Clock::now() - start < kLimit) {
+    if (auto stop = env.interrupt.check(); !stop) return stop;
+    for (std::size_t i = 0; i < processes.size(); ++i) {
+      Seen now;
+      if (auto state = processes[i].cuda_state()) now.state = *state;
+      if (auto bytes = procfs.resident_bytes(processes[i].pid())) now.resident = *bytes;
+      const std::uint64_t moved = now.resident > last[i].resident ? now.resident - last[i].resident
+                                                                  : last[i].resident - now.resident;
+      // The driver moves nothing of a process that it lets run: what changes then is the program's
+      // own doing, and one that allocates all the time would never be quiet.
+      const bool moves = moved > kMoved && now.state != CudaState::kRunning;
+      if (now.state != last[i].state || moves) changed = Clock::now();
+      last[i] = now;
+    }
+    waiting.tell();
+    std::this_thread::sleep_for(kPoll);
+  }
+  return {};
+}
+
+}  // namespace stasis

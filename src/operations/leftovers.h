@@ -1,0 +1,29 @@
+// What killed operations have left, and what of it an operation waits for or makes void. Private to
+// src/operations.
+#pragma once
+
+#include <span>
+
+#include "checkpoint/group.h"
+#include "checkpoint/journal.h"
+#include "direct/environment.h"
+
+namespace stasis {
+
+// A tool that is killed may leave a driver's call behind that goes on inside the target, while the
+// state is still the one of before. Waits until the targets of a killed operation come to rest:
+// half a second without a change of state, or any memory moved of one that is locked or
+// checkpointed, at most a minute. kInterrupted.
+Result<void> settle(const Environment& env, std::span<const JournalTarget> targets);
+
+// An operation on one of its programs is done: the record of a killed swap of that one is void.
+void decide_swaps(const Group& group);
+
+// Enters the criu that has been started into the journal.
+Result<void> note_criu(Journal& journal, Pid criu);
+
+// CRIU outlives the tool that has started it until it misses that one's answer, and works on the
+// tree meanwhile. Waits for its end; kBusy, naming it, if that does not come, or kInterrupted.
+Result<void> wait_for_criu(const Environment& env, const JournalRecord& record);
+
+}  // namespace stasis

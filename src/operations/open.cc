@@ -1,0 +1,188 @@
+#include "operations/open.h"
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/fault_point.h"
+#include "direct/agent_client.h"
+#include "image/image_reader.h"
+#include "operations/leftovers.h"
+#include "operations/process_lock.h"
+#include "operations/refusals.h"
+
+namespace stasis {
+
+namespace {
+
+// What a killed operation left behind is brought back to what it was before that one.
+void inherit_states(Group& group, const std::vector<JournalTarget>& inherited) {
+  for (GroupMember& member : group.members()) {
+    if (!member.initial) continue;
+    for (const JournalTarget& left : inherited) {
+      if (left.pid != member.process.pid()) continue;
+      if (left.start_ticks != 0 && left.start_ticks != member.process.info().start_ticks) continue;
+      member.initial = left.initial;
+    }
+  }
+}
+
+// Of those that use CUDA: others may come and go all the time.
+std::vector<std::pair<Pid, CudaState>> states_of(const Group& group) {
+  std::vector<std::pair<Pid, CudaState>> states;
+  for (const GroupMember& member : group.members())
+    if (member.initial) states.emplace_back(member.process.pid(), *member.initial);
+  return states;
+}
+
+Error not_cuda(const Group& group) {
+  const int root = group.root().value;
+  const std::size_t others = group.members().size() - 1;
+  return {ErrorCode::kNotCuda,
+          others == 0 ? fmt::format("process {} does not use CUDA", root)
+                      : fmt::format("neither process {} nor any of the {} below it uses CUDA", root,
+                                    others),
+          "`stasis ps` lists the processes that use CUDA",
+          {},
+          {}};
+}
+
+Error failed_state(const Process& process) {
+  return {ErrorCode::kFailedState,
+          fmt::format("the driver has given up the CUDA state of process {} ({})",
+                      process.pid().value, process.info().comm),
+          "end it, and restore it from an image if there is one",
+          {},
+          {}};
+}
+
+// A roll-back that runs out of descriptors leaves its target suspended. Each process takes a pidfd,
+// and some while it is asked; CRIU and its files come on top.
+Result<void> check_descriptors(std::size_t processes) {
+  constexpr std::uint64_t kSpare = 64;
+  constexpr std::uint64_t kEach = 7;
+  return allow_descriptors(kSpare + kEach * processes);
+}
+
+// The operation that was killed, if one of these is in its record.
+std::optional<JournalRecord> left_behind(const std::vector<JournalTarget>& everybody) {
+  const auto entries = read_journal();
+  if (!entries) return std::nullopt;
+  for (const JournalEntry& entry : *entries) {
+    if (entry.under_way) continue;
+    for (const JournalTarget& target : entry.record.targets) {
+      const bool in_tree =
+          std::any_of(everybody.begin(), everybody.end(), [&](const JournalTarget& one) {
+            return one.pid == target.pid &&
+                   (target.start_ticks == 0 || one.start_ticks == target.start_ticks);
+          });
+      if (in_tree) return entry.record;
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+Result<OpenedGroup> open_group(const Environment& env, const std::string& operation, Pid root,
+                               const std::string& image, bool without_cuda,
+                               const ImageContent* content, std::span<const GpuMapEntry> gpu_map) {
+  // No record is made for what is not there, or not CUDA.
+  std::optional<Group> group;
+  const auto look = [&]() -> Result<void> {
+    auto opened = Group::open(env.driver, root);
+    if (!opened) return fail(std::move(opened.error()));
+    opened->dismiss();
+    group.emplace(std::move(*opened));
+    if (group->cuda_count() == 0 && !without_cuda) return fail(not_cuda(*group));
+    for (const GroupMember& member : group->members()) {
+      if (member.initial == CudaState::kFailed) return fail(failed_state(member.process));
+    }
+    return {};
+  };
+  const proc::ProcFs procfs;
+  auto tree = procfs.tree(root);
+  if (!tree) return fail(std::move(tree.error()));
+  std::vector<JournalTarget> everybody;
+  for (const proc::ProcessInfo& info : *tree)
+    everybody.push_back({info.pid, info.start_ticks, CudaState::kRunning});
+  if (auto enough = check_descriptors(everybody.size()); !enough) {
+    return fail(std::move(enough.error()));
+  }
+  if (auto free = check_not_busy(everybody); !free) return fail(std::move(free.error()));
+  // Before the driver is asked, which keeps its asker waiting while another tool's call goes on.
+  std::vector<Pid> numbers;
+  for (const JournalTarget& one : everybody)
+    numbers.push_back(one.pid);
+  auto locks = lock_processes(numbers);
+  if (!locks) return fail(std::move(locks.error()));
+  if (auto seen = look(); !seen) return fail(std::move(seen.error()));
+  // Before there is a record of ours, which would replace the one that says where that image is.
+  const auto left = left_behind(everybody);
+  // A resume looks where that one did, and says so in its record.
+  const bool goes_on = left && left->operation == "resume" && operation == "resume" &&
+                       !image.empty() && left->image == image;
+  if (left && !goes_on) {
+    auto whole = check_content(*group,
+                               fmt::format("`stasis recover {0}`; or, if the image is elsewhere "
+                                           "now, `stasis resume {0} --images-dir DIR`",
+                                           left->root.value),
+                               content);
+    if (!whole) return fail(std::move(whole.error()));
+  }
+  set_fault_target(root);
+  JournalRecord intended{operation, root, Pid{}, image, {}};
+  intended.gpu_map = gpu_map_text(gpu_map);
+  auto begun = Journal::begin(std::move(intended));
+  if (!begun) return fail(std::move(begun.error()));
+  auto journal = std::make_unique<Journal>(std::move(*begun));
+  if (journal->unwritten()) {
+    env.tell(
+        "the state directory has no room for a record of this: if it is killed, `stasis recover "
+        "--all` knows nothing of it");
+  }
+  if (!journal->inherited().empty()) {
+    auto ready = wait_for_criu(env, journal->left());
+    if (ready) ready = settle(env, journal->inherited());
+    if (ready) ready = look();
+    if (!ready) {
+      journal->finish();
+      return fail(std::move(ready.error()));
+    }
+    if (journal->left().operation == "dump") {
+      (void)clear_leftovers(journal->left().image, false,
+                            [](const std::string& path) { return who_needs(path).has_value(); });
+    }
+  }
+  // What we saw before the journal was ours may be what another operation, which has ended since,
+  // was just doing. So look until what we have entered is what there is.
+  for (bool same = false; !same;) {
+    inherit_states(*group, journal->inherited());
+    const auto entered = states_of(*group);
+    auto done = journal->update(journal_targets(group->members()));
+    if (done) done = look();
+    if (!done) {
+      // What a killed operation has left is entered as ours by now: then the record stays.
+      if (journal->inherited().empty()) journal->finish();
+      return fail(std::move(done.error()));
+    }
+    inherit_states(*group, journal->inherited());
+    same = states_of(*group) == entered;
+  }
+  if (auto allowed = fault(FaultPoint::kGroupOpened); !allowed) {
+    if (journal->inherited().empty()) journal->finish();
+    return fail(std::move(allowed.error()));
+  }
+  OpenedGroup opened{std::move(*locks), std::move(journal), {}, std::move(*group)};
+  opened.group.arm();
+  Journal* record = opened.journal.get();
+  opened.group.on_members_changed = [record](const std::vector<GroupMember>& members) {
+    return record->update(journal_targets(members));
+  };
+  return opened;
+}
+
+}  // namespace stasis

@@ -1,0 +1,93 @@
+#include "operations/quiesce.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "checkpoint/inherited_files.h"
+#include "checkpoint/ranks.h"
+#include "direct/agent_client.h"
+#include "operations/refusals.h"
+
+namespace stasis {
+
+namespace {
+
+Result<void> bring_to_rest(const Environment& env, OpenedGroup& opened,
+                           const QuiesceOptions& options, Phases& phases) {
+  Group& group = opened.group;
+  if (options.for_dump) group.drop_zeros();
+  if (auto moved = opened.direct.move_out(env, group, options, phases); !moved) return moved;
+  for (;;) {
+    phases.begin("lock");
+    const bool runs = std::any_of(
+        group.members().begin(), group.members().end(),
+        [](const GroupMember& member) { return member.initial == CudaState::kRunning; });
+    if (runs && !phases.standing()) phases.stands_still();
+    auto done = group.lock(options.timeout, env.interrupt);
+    if (!done) return done;
+    if (options.path != MemoryPath::kDriver) opened.direct.tell_of_new(env, group);
+    if (options.at_rest) options.at_rest();
+    // Once more: the lock may have taken seconds, in which the ranks of a job have met.
+    std::set<Pid> nobody;
+    if (!options.ignore_obstacles) done = look_for_obstacles(env, group.members(), false, nobody);
+    if (!done) return done;
+    phases.begin("checkpoint");
+    done = group.keep_still();
+    if (!done) return done;
+    // Whom they have forked until then; from now on they fork nobody.
+    auto more = group.look_again();
+    if (!more) return fail(std::move(more.error()));
+    if (*more) continue;
+    if (done = opened.direct.expect_agents(); !done) return done;
+    auto inherited =
+        find_inherited_files(proc::ProcFs(), group.members(), env.driver.info().simulated,
+                             !options.for_dump || options.ignore_obstacles);
+    if (!inherited) return fail(std::move(inherited.error()));
+    done = replace_inherited_files(*inherited, opened.journal.get());
+    if (!done && options.for_dump) return done;
+    if (!done) env.tell("a later dump may be refused: " + done.error().to_string());
+    for (const GroupMember& member : group.members())
+      if (member.initial) direct::AgentClient::note_hold(member.process.pid());
+    done = group.checkpoint(env.progress, env.interrupt);
+    if (!done) return done;
+    // A checkpoint takes seconds, in which a process without CUDA can start one that has.
+    more = group.look_again();
+    if (!more) return fail(std::move(more.error()));
+    if (!*more) return opened.direct.finish_out(phases);
+  }
+}
+
+}  // namespace
+
+Result<void> quiesce(const Environment& env, OpenedGroup& opened, const QuiesceOptions& options,
+                     Phases& phases) {
+  auto done = bring_to_rest(env, opened, options, phases);
+  if (done || done.error().code != ErrorCode::kTimeout) return done;
+  const auto others = find_other_ranks(proc::ProcFs(), opened.group.root());
+  if (!others) return done;
+  Error error = std::move(done.error());
+  error.remedy = fmt::format("{}; {}", describe_other_ranks(*others), error.remedy);
+  return fail(std::move(error));
+}
+
+Result<void> verify_states(const Group& group, CudaState wanted) {
+  for (const GroupMember& member : group.members()) {
+    if (!member.initial || !member.process.alive()) continue;
+    auto state = member.process.cuda_state();
+    if (!state) {
+      if (state.error().code == ErrorCode::kProcessGone) continue;
+      return fail(std::move(state.error()));
+    }
+    if (!*state || **state == wanted) continue;
+    return fail(ErrorCode::kWrongState,
+                fmt::format("process {} is {} and should be {}", member.process.pid().value,
+                            cuda_state_name(**state), cuda_state_name(wanted)),
+                "another tool acts on it; wait for it to end");
+  }
+  return {};
+}
+
+}  // namespace stasis

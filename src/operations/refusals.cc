@@ -1,0 +1,115 @@
+#include "operations/refusals.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "checkpoint/obstacles.h"
+#include "checkpoint/suspend_record.h"
+#include "direct/agent_client.h"
+#include "operations/rollback.h"
+
+namespace stasis {
+
+Result<void> look_for_obstacles(const Environment& env, const std::vector<GroupMember>& members,
+                                bool ignore, std::set<Pid>& checked) {
+  std::vector<proc::ProcessInfo> fresh;
+  for (const GroupMember& member : members) {
+    if (member.initial != CudaState::kRunning && member.initial != CudaState::kLocked) continue;
+    if (checked.insert(member.process.pid()).second) fresh.push_back(member.process.info());
+  }
+  auto found = find_obstacles(env.driver, proc::ProcFs(), fresh);
+  if (!found) return fail(std::move(found.error()));
+  if (found->empty()) return {};
+  Error why = describe_obstacles(*found, fresh);
+  if (ignore) {
+    env.tell("going on as told, in spite of " + why.message);
+    return {};
+  }
+  why.remedy += "; if you know better: --ignore-obstacles";
+  return fail(std::move(why));
+}
+
+namespace {
+
+// The threads of a process that somebody traces cannot be kept still.
+Result<void> refuse_tracers(const std::vector<GroupMember>& members) {
+  const proc::ProcFs procfs;
+  for (const GroupMember& member : members) {
+    if (!member.initial || *member.initial == CudaState::kCheckpointed) continue;
+    const Pid pid = member.process.pid();
+    const auto tracer = procfs.tracer(pid);
+    if (!tracer) continue;
+    return fail(ErrorCode::kBusy,
+                fmt::format("process {} ({}) is being traced by process {} (CRIU, or a debugger)",
+                            pid.value, member.process.info().comm, *tracer),
+                "wait for it to end, or detach it");
+  }
+  return {};
+}
+
+// What agents know of the sharing of their programs' memory, whoever is to move it.
+Result<void> refuse_open_elsewhere(const Environment& env, const std::vector<GroupMember>& members,
+                                   bool ignore) {
+  std::vector<std::pair<Pid, std::uint32_t>> pieces;
+  for (const GroupMember& member : members) {
+    if (member.initial != CudaState::kRunning) continue;
+    auto agent = find_agent(env, member.process, true);
+    if (!agent && is_held_up(agent.error())) return fail(std::move(agent.error()));
+    if (!agent || !*agent) continue;  // whoever needs it says what is wrong with it
+    if (!(*agent)->ask(direct::AgentCommand::kNone, 0, std::chrono::milliseconds(5000))) continue;
+    pieces.emplace_back(member.process.pid(), (*agent)->shared_count());
+    // Its peer was killed, and it is about to make the program run by itself. Done now, so that the
+    // driver does not come in between; what cannot be done now it goes on trying.
+    const auto state = (*agent)->state();
+    const bool undoes = state != direct::AgentState::kRunning && state != direct::AgentState::kHeld;
+    if (undoes && !(*agent)->content_is_elsewhere() && check_size(**agent, env.driver))
+      (void)(*agent)->bring_back();
+  }
+  return refuse_shared(env, pieces, ignore);
+}
+
+}  // namespace
+
+Result<void> refuse_obstacles(const Environment& env, OpenedGroup& opened, bool ignore) {
+  auto checked = std::make_shared<std::set<Pid>>();
+  auto clear = refuse_tracers(opened.group.members());
+  if (clear) clear = look_for_obstacles(env, opened.group.members(), ignore, *checked);
+  if (clear) clear = refuse_open_elsewhere(env, opened.group.members(), ignore);
+  if (!clear && opened.journal->inherited().empty()) {
+    opened.group.dismiss();  // nobody has been touched
+    opened.journal->finish();
+    return clear;
+  }
+  // By a killed operation somebody has.
+  if (!clear) return fail(roll_back(env, opened, std::move(clear.error())));
+  opened.group.on_members_changed = [&env, ignore, checked,
+                                     update = opened.group.on_members_changed](
+                                        const std::vector<GroupMember>& members) -> Result<void> {
+    auto fine = look_for_obstacles(env, members, ignore, *checked);
+    return fine ? update(members) : fine;
+  };
+  return {};
+}
+
+Result<void> check_content(const Group& group, const std::string& remedy,
+                           const ImageContent* known) {
+  for (const GroupMember& member : group.members()) {
+    if (!member.initial || !member.process.alive()) continue;
+    auto agent = direct::AgentClient::look(member.process.pid());
+    if (!agent) return fail(std::move(agent.error()));
+    if (!*agent || (*agent)->content_id == direct::ContentId{}) continue;
+    if (known != nullptr && (*agent)->content_id == known->id()) continue;
+    const auto memory = recall_suspended(member.process);
+    const std::string where = memory && !memory->image.empty() ? memory->image : "an image";
+    return fail(ErrorCode::kBusy,
+                fmt::format("the content of process {}'s GPU memory is in {} and nowhere else",
+                            member.process.pid().value, where),
+                "bring it back first: " + remedy);
+  }
+  return {};
+}
+
+}  // namespace stasis

@@ -1,0 +1,26 @@
+// What an operation refuses before it touches anything. Private to src/operations.
+#pragma once
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "operations/open.h"
+
+namespace stasis {
+
+// Refuses what the driver would refuse or lose (kNotSupported, each process with reason and
+// remedy), before anything is touched, and also what the group meets later. With `ignore` it is
+// told and no more.
+Result<void> refuse_obstacles(const Environment& env, OpenedGroup& opened, bool ignore);
+
+// Looks at those of the members that are not in `checked` yet. The same refusals, of the driver's.
+Result<void> look_for_obstacles(const Environment& env, const std::vector<GroupMember>& members,
+                                bool ignore, std::set<Pid>& checked);
+
+// kBusy if the content of somebody's GPU memory is in an image and nowhere else, which is not
+// `known`; `remedy` is what brings it back.
+Result<void> check_content(const Group& group, const std::string& remedy,
+                           const ImageContent* known = nullptr);
+
+}  // namespace stasis

@@ -1,0 +1,100 @@
+#include "operations/rollback.h"
+
+#include <thread>
+#include <utility>
+
+#include <fmt/format.h>
+
+namespace stasis {
+
+Error roll_back(const Environment& env, OpenedGroup& opened, Error why) {
+  opened.direct.wait_for_copy();
+  return rolled_back(env, opened, std::move(why), opened.group.roll_back());
+}
+
+Error rolled_back(const Environment& env, OpenedGroup& opened, Error why, Result<void> back) {
+  // Where the driver still holds somebody, its agent waits for `stasis recover`: asked now, it
+  // would hang in the driver.
+  if (back) {
+    opened.direct.take_held(env, opened.group);
+    back = opened.direct.roll_back();
+    // Which is why the rest went wrong.
+    if (auto gone = opened.direct.take_gone()) why = std::move(*gone);
+  } else {
+    opened.direct.dismiss();
+  }
+  // An agent has not brought its program back, and says no more what it does.
+  if (back && why.code == ErrorCode::kNotRolledBack) return why;
+  if (back) {
+    opened.journal->finish();
+    // A criu that was killed while its code ran in a process takes that along, in an instant.
+    if (why.code == ErrorCode::kCriuFailed) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+    std::string ended;
+    for (const GroupMember& member : opened.group.members()) {
+      // Workers and helpers come and go.
+      if (!member.initial && member.process.pid() != opened.group.root()) continue;
+      if (!member.process.pidfd().wait_exit(0)) continue;
+      ended += fmt::format("{}{} ({})", ended.empty() ? "" : ", ", member.process.pid().value,
+                           member.process.info().comm);
+    }
+    // One that has become another program by exec lives, and is not as it was.
+    const std::string rest = why.code == ErrorCode::kProcessGone
+                                 ? "rolled back: all else is as it was"
+                                 : "rolled back: every process is as it was";
+    return std::move(why).within(
+        ended.empty() ? rest : "rolled back, but ended meanwhile: process " + ended);
+  }
+  Error both = std::move(back.error());
+  both.message = fmt::format("{}; and then {}", why.message, both.message);
+  if (!why.remedy.empty()) both.remedy += "; the first failure: " + why.remedy;
+  both.driver = why.driver;
+  return both;
+}
+
+Error stands_still(Error why, Pid root, bool tries_by_itself) {
+  if (tries_by_itself && why.code == ErrorCode::kOutOfGpuMemory) {
+    return std::move(why).within(
+        "the program waits for its GPU memory, and goes on by itself as soon as there is room for "
+        "it");
+  }
+  if (why.code == ErrorCode::kProcessGone) return why;
+  const bool damaged = why.code == ErrorCode::kImageCorrupt;
+  why.code = ErrorCode::kNotRolledBack;
+  if (damaged) {
+    // Nothing of ours brings that back.
+    why.remedy = fmt::format(
+        "end the program with `kill -9 {0}` and restore from another image; or put the damaged "
+        "files back in their place, whole: the program stands still until `stasis recover {0}` "
+        "then",
+        root.value);
+    return std::move(why).within("while its GPU memory was brought back");
+  }
+  why.remedy += fmt::format("{}the program stands still until `stasis recover {}`",
+                            why.remedy.empty() ? "" : "; ", root.value);
+  return std::move(why).within("while its GPU memory was brought back");
+}
+
+ProcessReport report_process(const Process& process, bool cuda, std::uint64_t gpu_bytes) {
+  ProcessReport report{process.pid(), process.info().comm, cuda, std::nullopt, gpu_bytes};
+  if (cuda && process.alive()) {
+    if (auto state = process.cuda_state()) report.state = *state;
+  }
+  return report;
+}
+
+std::vector<ProcessReport> report_processes(const Group& group) {
+  std::vector<ProcessReport> out;
+  for (const GroupMember& member : group.members()) {
+    std::uint64_t bytes = 0;
+    if (auto use = group.gpu_use().find(member.process.pid()); use != group.gpu_use().end()) {
+      for (const GpuUse& part : use->second)
+        bytes += part.bytes;
+    }
+    out.push_back(report_process(member.process, member.initial.has_value(), bytes));
+  }
+  return out;
+}
+
+}  // namespace stasis

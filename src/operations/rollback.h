@@ -1,0 +1,29 @@
+// The way out of an operation that has failed, and what the processes are then. Private to
+// src/operations.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "operations/open.h"
+
+namespace stasis {
+
+// Rolls the group back after `why`, and closes the journal if that worked. Returns the error to
+// report: `why`, saying that everything is as before, or kNotRolledBack with both.
+Error roll_back(const Environment& env, OpenedGroup& opened, Error why);
+// The same where the group has been rolled back, or not: `back`.
+Error rolled_back(const Environment& env, OpenedGroup& opened, Error why, Result<void> back);
+
+// For memory that could not be brought back to a program that the driver lets run: kNotRolledBack,
+// for which the record has to stay. As it is where the agent goes on trying by itself, or where the
+// program has gone.
+Error stands_still(Error why, Pid root, bool tries_by_itself);
+
+// What the processes are now, asked anew.
+std::vector<ProcessReport> report_processes(const Group& group);
+
+// What a process is now, asked anew.
+ProcessReport report_process(const Process& process, bool cuda, std::uint64_t gpu_bytes);
+
+}  // namespace stasis
