@@ -2,7 +2,7 @@
 // program moves it into that child's private memory and back, once for each combination of
 // settings.
 //
-//   stasis-mover-bench --gib 16 --threads 8,16 --buffer 8,32 --memory process,private,driver
+//   stasis-mover-bench --gib 16 --threads 8,16 --buffer 8,32 --memory process,own
 //
 // One line for each combination, or with --json one object. Rates are GB/s (decimal), times
 // seconds. "ceiling" is a copy whose content nobody keeps: the GPU, the bus and the ring alone. The
@@ -223,8 +223,6 @@ class Bench {
     std::optional<Mover> inside;
     MoverOptions options{
         .threads = c.threads, .ring_bytes = c.ring_mib * kMiB, .buffer_bytes = c.buffer_mib * kMiB};
-    if (c.memory == "driver") options.ring = RingMemory::kDriver;
-    if (c.memory == "shared") options.ring = RingMemory::kShared;
     if (c.memory == "process") {
       process.emplace(need(MoverProcess::start()));
       need(process->prepare(options, {}, never_, deadline()));
@@ -336,9 +334,9 @@ int main(int argc, char** argv) {
   app.add_option("--ring", settings.rings_mib, "MiB; 0: two buffers for each thread")
       ->delimiter(',');
   app.add_option("--memory", settings.memories,
-                 "process (a process of its own), or in this one: private, shared, driver")
+                 "process: of a process of its own; own: of this one")
       ->delimiter(',')
-      ->check(CLI::IsMember({"process", "private", "shared", "driver"}));
+      ->check(CLI::IsMember({"process", "own"}));
   app.add_option("--rounds", settings.rounds, "the best counts")->capture_default_str();
   app.add_flag("--json", settings.as_json, "one object instead of a table");
   CLI11_PARSE(app, argc, argv);

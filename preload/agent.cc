@@ -417,9 +417,6 @@ class Session {
         return done();
       case AgentCommand::kRefill:
         return refill();
-      case AgentCommand::kCopyOut:
-        if (expect(AgentState::kClosed) && expect_buffer()) report(copy_all(buffer(), true));
-        return;
       case AgentCommand::kCopyIn:
         if (expect(AgentState::kFilling) && expect_buffer()) report(copy_all(buffer(), false));
         return;

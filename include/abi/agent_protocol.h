@@ -53,10 +53,10 @@ enum class AgentCommand : std::uint32_t {
   // Gives the device memory back to the device, keeps the addresses. arguments: where the content
   // is, as `content_id` says.
   kEmpty = 4,
-  kHold = 5,     // kEmptied -> kHeld
-  kRefill = 6,   // takes device memory again, at the same addresses
-  kCopyOut = 7,  // the agent copies by itself, device to buffer; slower than a peer could
-  kCopyIn = 8,   // the same, buffer to device
+  kHold = 5,    // kEmptied -> kHeld
+  kRefill = 6,  // takes device memory again, at the same addresses
+  // 7 was a copy in the other direction.
+  kCopyIn = 8,  // the agent copies by itself, buffer to device; slower than a peer could
   // Opens the gate, gives the buffer back. arguments: kKeepBuffer to keep it.
   kOpen = 9,
   kBuffer = 10,  // has a buffer for a peer that brings the content, but cannot copy it in

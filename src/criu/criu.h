@@ -41,15 +41,6 @@ struct DumpRequest {
   std::function<Result<void>()> on_ready = {};
 };
 
-// CRIU's own measurements, from its stats-dump; zero where it gave none.
-struct DumpStats {
-  std::chrono::microseconds freezing{0};  // until all tasks stood still
-  std::chrono::microseconds frozen{0};    // how long they stood still
-  std::chrono::microseconds memdump{0};   // collecting pages
-  std::chrono::microseconds memwrite{0};  // writing pages
-  std::uint64_t pages_written = 0;        // of 4 KiB
-};
-
 // A descriptor that takes the place of a dumped file at restore; CRIU's --inherit-fd.
 struct InheritedFd {
   std::string key;  // "pipe:[1234]", "dev/pts/3", ...
@@ -110,9 +101,9 @@ class Criu {
   // wrong. An interrupt is honoured until on_images_complete has succeeded. kCriuFailed with CRIU's
   // own last errors, what they mean, and where the log is; kInterrupted; kTimeout; kNoSpace;
   // kNotPermitted.
-  Result<DumpStats> dump(const DumpRequest& request,
-                         const std::function<Result<void>()>& on_images_complete,
-                         const Interrupt& interrupt) const;
+  Result<void> dump(const DumpRequest& request,
+                    const std::function<Result<void>()>& on_images_complete,
+                    const Interrupt& interrupt) const;
 
   // Restores the tree and leaves it running. On an error, and when anything that is called from
   // here throws, nothing of it is left. The caller may let the root go or wait for it (waitid on

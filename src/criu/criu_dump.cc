@@ -15,23 +15,6 @@ namespace {
 
 constexpr const char* kLogName = "dump.log";
 
-// stats-dump: CRIU's service magic, the magic of statistics, a size, and the message. All four
-// numbers are of 32 bits in the machine's order.
-DumpStats read_stats(const UniqueFd& log_dir) {
-  DumpStats stats;
-  auto text = read_file(log_dir.get(), "stats-dump", 64U << 10);
-  constexpr std::size_t kHead = 12;
-  if (!text || text->size() < kHead) return stats;
-  const auto dump = criu_rpc::statistics_from_wire(std::string_view(*text).substr(kHead));
-  if (!dump) return stats;
-  stats.freezing = std::chrono::microseconds(dump->freezing_time);
-  stats.frozen = std::chrono::microseconds(dump->frozen_time);
-  stats.memdump = std::chrono::microseconds(dump->memdump_time);
-  stats.memwrite = std::chrono::microseconds(dump->memwrite_time);
-  stats.pages_written = dump->pages_written;
-  return stats;
-}
-
 // CRIU's log stands on the same disk as a rule, so that on a full one it cannot say so.
 void look_for_full_disk(const UniqueFd& images_dir, Error& error) {
   constexpr std::uint64_t kAlmostNothing = 1U << 20;
@@ -61,9 +44,9 @@ std::string criu_version_text(int version) {
 
 std::string Criu::version_text() const { return criu_version_text(version_); }
 
-Result<DumpStats> Criu::dump(const DumpRequest& request,
-                             const std::function<Result<void>()>& on_images_complete,
-                             const Interrupt& interrupt) const {
+Result<void> Criu::dump(const DumpRequest& request,
+                        const std::function<Result<void>()>& on_images_complete,
+                        const Interrupt& interrupt) const {
   const std::string what = fmt::format("dump process {}", request.root.value);
   auto root = Pidfd::open(request.root);
   if (!root) return fail(std::move(root).error());
@@ -119,7 +102,7 @@ Result<DumpStats> Criu::dump(const DumpRequest& request,
     }
     // Ended tasks are gone once their pidfd says so; criu does not wait for that.
     if (!request.leave_running) root->wait_exit(5000);
-    return read_stats(request.log_dir);
+    return {};
   }
   Error error = answer.refusal
                     ? *answer.refusal

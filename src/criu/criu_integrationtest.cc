@@ -42,8 +42,6 @@ TEST_F(CriuTest, GoesOnWhereItWas) {
   });
   ASSERT_TRUE(dumped) << dumped.error().to_string();
   EXPECT_TRUE(complete);
-  EXPECT_GT(dumped->frozen.count(), 0);
-  EXPECT_GT(dumped->pages_written, 0U);
   ASSERT_TRUE(target.reap());
   const std::uint64_t count = target.count();
   bool stood = false;

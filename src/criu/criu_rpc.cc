@@ -163,32 +163,6 @@ std::optional<Response> read_response(pbf_reader from) {
   return out;
 }
 
-DumpStatistics read_dump_statistics(pbf_reader from) {
-  DumpStatistics out;
-  while (from.next()) {
-    switch (from.tag_and_type()) {
-      case varint(1):
-        out.freezing_time = from.get_uint32();
-        break;
-      case varint(2):
-        out.frozen_time = from.get_uint32();
-        break;
-      case varint(3):
-        out.memdump_time = from.get_uint32();
-        break;
-      case varint(4):
-        out.memwrite_time = from.get_uint32();
-        break;
-      case varint(7):
-        out.pages_written = from.get_uint64();
-        break;
-      default:
-        from.skip();
-    }
-  }
-  return out;
-}
-
 // What cannot be read is told by an exception, and here only.
 template <class Read>
 auto reading(std::string_view text, Read read) -> decltype(read(pbf_reader())) {
@@ -212,20 +186,6 @@ std::string to_wire(const Request& request) {
 
 std::optional<Response> response_from_wire(std::string_view wire) {
   return reading(wire, read_response);
-}
-
-std::optional<DumpStatistics> statistics_from_wire(std::string_view wire) {
-  return reading(wire, [](pbf_reader from) -> std::optional<DumpStatistics> {
-    DumpStatistics out;
-    while (from.next()) {
-      if (from.tag_and_type() == bytes(1)) {
-        out = read_dump_statistics(from.get_message());
-      } else {
-        from.skip();
-      }
-    }
-    return out;
-  });
 }
 
 }  // namespace stasis::criu_rpc

@@ -86,19 +86,8 @@ struct Response {
   std::optional<Version> version;
 };
 
-// stats-dump: after two magic numbers and a size, one of these. Times in microseconds; 0 where none
-// is given.
-struct DumpStatistics {
-  std::uint32_t freezing_time = 0;
-  std::uint32_t frozen_time = 0;
-  std::uint32_t memdump_time = 0;
-  std::uint32_t memwrite_time = 0;
-  std::uint64_t pages_written = 0;
-};
-
 std::string to_wire(const Request& request);
 // Nothing if it is no such message, or one that lacks what it must have.
 std::optional<Response> response_from_wire(std::string_view wire);
-std::optional<DumpStatistics> statistics_from_wire(std::string_view wire);
 
 }  // namespace stasis::criu_rpc

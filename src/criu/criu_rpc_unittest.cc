@@ -86,19 +86,5 @@ TEST(CriuRpcTest, WhatIsCutShortOrLacksAFieldIsNoAnswer) {
   EXPECT_FALSE(response_from_wire("\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"s));
 }
 
-TEST(CriuRpcTest, StatisticsAreRead) {
-  const auto stats =
-      statistics_from_wire("\x0a\x0c\x08\x01\x10\x02\x18\x03\x20\x04\x38\xac\x02\x30\x09"s);
-  ASSERT_FALSE(stats) << "its length is wrong";
-  const auto good =
-      statistics_from_wire("\x0a\x0d\x08\x01\x10\x02\x18\x03\x20\x04\x38\xac\x02\x30\x09"s);
-  ASSERT_TRUE(good);
-  EXPECT_EQ(good->freezing_time, 1U);
-  EXPECT_EQ(good->frozen_time, 2U);
-  EXPECT_EQ(good->memdump_time, 3U);
-  EXPECT_EQ(good->memwrite_time, 4U);
-  EXPECT_EQ(good->pages_written, 300U);
-}
-
 }  // namespace
 }  // namespace stasis::criu_rpc

@@ -53,7 +53,7 @@ class CriuTest : public testing::Test {
   }
   std::string target_dir() const { return (dir_ / "target").string(); }
 
-  Result<DumpStats> dump(
+  Result<void> dump(
       const Target& target, const CriuOptions& options = {},
       const std::function<Result<void>()>& complete = [] { return Result<void>(); }) {
     DumpRequest request{target.pid(), images_, log_, options};

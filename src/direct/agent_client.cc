@@ -157,8 +157,6 @@ const char* agent_command_name(AgentCommand command) {
       return "stay as it is";
     case AgentCommand::kRefill:
       return "take its device memory again";
-    case AgentCommand::kCopyOut:
-      return "copy its device memory out";
     case AgentCommand::kCopyIn:
       return "copy its device memory in";
     case AgentCommand::kOpen:

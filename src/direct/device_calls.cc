@@ -67,8 +67,6 @@ Result<DeviceCalls> DeviceCalls::load(const std::string& name) {
   find(out.retain_context, "cuDevicePrimaryCtxRetain");
   find(out.release_context, "cuDevicePrimaryCtxRelease_v2");
   find(out.set_context, "cuCtxSetCurrent");
-  find(out.allocate_host, "cuMemHostAlloc");
-  find(out.free_host, "cuMemFreeHost");
   find(out.register_host, "cuMemHostRegister_v2");
   find(out.unregister_host, "cuMemHostUnregister");
   find(out.create_stream, "cuStreamCreate");

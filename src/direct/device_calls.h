@@ -29,8 +29,6 @@ struct DeviceCalls {
   cuda::fn::cuDevicePrimaryCtxRetain* retain_context = nullptr;
   cuda::fn::cuDevicePrimaryCtxRelease_v2* release_context = nullptr;
   cuda::fn::cuCtxSetCurrent* set_context = nullptr;
-  cuda::fn::cuMemHostAlloc* allocate_host = nullptr;
-  cuda::fn::cuMemFreeHost* free_host = nullptr;
   cuda::fn::cuMemHostRegister_v2* register_host = nullptr;
   cuda::fn::cuMemHostUnregister* unregister_host = nullptr;
   cuda::fn::cuStreamCreate* create_stream = nullptr;

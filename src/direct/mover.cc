@@ -284,7 +284,7 @@ Result<Mover> Mover::start(const MoverOptions& options) {
   const unsigned threads = options.threads != 0 ? options.threads : default_threads(1);
   std::optional<Result<Ring>> ring;
   const auto make_ring = [&] {
-    ring.emplace(Ring::make(options.ring, size->chunk_bytes, size->chunks, threads));
+    ring.emplace(Ring::make(size->chunk_bytes, size->chunks, threads));
   };
   Result<void> started;
   const auto start_driver = [&] {

@@ -31,7 +31,6 @@ struct MoverOptions {
   // move 16 GiB of an H100 out at 43.2 and in at 46.2 GB/s through buffers of 2 MiB, at 39.9 and
   // 49.5 through 4 MiB, at 35.0 and 41.1 through 32 MiB (docs/results/2026-11-22-direct-path.md).
   std::uint64_t buffer_bytes = std::uint64_t{2} << 20;
-  RingMemory ring = RingMemory::kPrivate;  // MoverProcess always takes kShared
   // MoverProcess: how long a copy may ask for no piece of content, while all that were asked for
   // are served, until the GPU or its driver is taken to hang. Zero: for ever.
   std::chrono::milliseconds silence{60000};

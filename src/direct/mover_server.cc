@@ -100,10 +100,8 @@ class Server {
   bool start(const Channel::Message& message) {
     const auto ask = message.as<pr::Start>();
     if (!ask || mover_) return false;
-    const MoverOptions options{.threads = ask->threads,
-                               .ring_bytes = ask->ring_bytes,
-                               .buffer_bytes = ask->buffer_bytes,
-                               .ring = RingMemory::kShared};
+    const MoverOptions options{
+        .threads = ask->threads, .ring_bytes = ask->ring_bytes, .buffer_bytes = ask->buffer_bytes};
     auto mover = Mover::start(options);
     if (!mover) return say(mover.error());
     mover_.emplace(std::move(*mover));

@@ -79,8 +79,7 @@ HostMapping::~HostMapping() {
 }
 
 Ring::Ring(Ring&& other) noexcept
-    : kind_(other.kind_),
-      chunk_bytes_(other.chunk_bytes_),
+    : chunk_bytes_(other.chunk_bytes_),
       count_(other.count_),
       file_(std::move(other.file_)),
       memory_(std::move(other.memory_)),
@@ -88,20 +87,14 @@ Ring::Ring(Ring&& other) noexcept
       calls_(other.calls_),
       context_(other.context_) {}
 
-Result<Ring> Ring::make(RingMemory kind, std::size_t chunk_bytes, unsigned chunks,
-                        unsigned threads) {
+Result<Ring> Ring::make(std::size_t chunk_bytes, unsigned chunks, unsigned threads) {
   Ring ring;
-  ring.kind_ = kind;
   ring.chunk_bytes_ = chunk_bytes;
   ring.count_ = chunks;
   const std::size_t bytes = chunk_bytes * chunks;
-  if (kind == RingMemory::kDriver) return ring;
-  if (kind == RingMemory::kShared) {
-    ring.file_ = UniqueFd(::memfd_create("stasis-ring", MFD_CLOEXEC));
-    if (!ring.file_.valid() || ::ftruncate(ring.file_.get(), static_cast<off_t>(bytes)) != 0) {
-      return stasis::fail(errno_error("cannot create memory to share", errno));
-    }
-  }
+  ring.file_ = UniqueFd(::memfd_create("stasis-ring", MFD_CLOEXEC));
+  if (!ring.file_.valid() || ::ftruncate(ring.file_.get(), static_cast<off_t>(bytes)) != 0)
+    return stasis::fail(errno_error("cannot create memory to share", errno));
   auto memory = HostMapping::make(ring.file_, bytes, threads);
   if (!memory) return stasis::fail(std::move(memory.error()));
   ring.memory_ = std::move(*memory);
@@ -132,17 +125,11 @@ Result<void> Ring::pin(const DeviceCalls& calls, cuda::CUcontext context, unsign
     while (stop.go_on()) {
       const unsigned index = next.fetch_add(1);
       if (index >= count_) return;
-      void* at = nullptr;
-      if (kind_ == RingMemory::kDriver) {
-        const auto code = calls.allocate_host(&at, chunk_bytes_, cuda::kMemHostAllocPortable);
-        if (code != cuda::CUDA_SUCCESS) return out_of_memory(code, "cuMemHostAlloc");
-      } else {
-        at = memory_.bytes().data() + std::size_t{index} * chunk_bytes_;
-        const auto code = calls.register_host(at, chunk_bytes_, cuda::kMemHostRegisterPortable);
-        if (code != cuda::CUDA_SUCCESS) return out_of_memory(code, "cuMemHostRegister");
-      }
+      std::byte* at = memory_.bytes().data() + std::size_t{index} * chunk_bytes_;
+      const auto code = calls.register_host(at, chunk_bytes_, cuda::kMemHostRegisterPortable);
+      if (code != cuda::CUDA_SUCCESS) return out_of_memory(code, "cuMemHostRegister");
       const std::scoped_lock lock(mutex);
-      chunks_.emplace_back(static_cast<std::byte*>(at), chunk_bytes_);
+      chunks_.emplace_back(at, chunk_bytes_);
     }
   });
   auto done = stop.result();
@@ -153,13 +140,8 @@ Result<void> Ring::pin(const DeviceCalls& calls, cuda::CUcontext context, unsign
 void Ring::unpin() {
   if (chunks_.empty()) return;
   (void)calls_->set_context(context_);
-  for (const std::span<std::byte>& chunk : std::exchange(chunks_, {})) {
-    if (kind_ == RingMemory::kDriver) {
-      (void)calls_->free_host(chunk.data());
-    } else {
-      (void)calls_->unregister_host(chunk.data());
-    }
-  }
+  for (const std::span<std::byte>& chunk : std::exchange(chunks_, {}))
+    (void)calls_->unregister_host(chunk.data());
 }
 
 }  // namespace stasis::direct

@@ -15,12 +15,6 @@
 
 namespace stasis::direct {
 
-enum class RingMemory {
-  kPrivate,  // anonymous memory in huge pages, pinned afterwards
-  kShared,   // a memory file that another process can map as well, pinned afterwards
-  kDriver,   // the driver's own (cuMemHostAlloc)
-};
-
 // Memory that is mapped until its end.
 class HostMapping {
  public:
@@ -41,9 +35,8 @@ class HostMapping {
 class Ring {
  public:
   Ring() = default;
-  // The memory, without the driver. kOutOfHostMemory.
-  static Result<Ring> make(RingMemory kind, std::size_t chunk_bytes, unsigned chunks,
-                           unsigned threads);
+  // A memory file that another process can map as well, without the driver. kOutOfHostMemory.
+  static Result<Ring> make(std::size_t chunk_bytes, unsigned chunks, unsigned threads);
   Ring(Ring&& other) noexcept;
   Ring& operator=(Ring&&) = delete;
   ~Ring() { unpin(); }
@@ -59,10 +52,9 @@ class Ring {
   std::size_t offset_of(const std::byte* at) const {
     return static_cast<std::size_t>(at - memory_.bytes().data());
   }
-  const UniqueFd& file() const { return file_; }  // of kShared
+  const UniqueFd& file() const { return file_; }
 
  private:
-  RingMemory kind_ = RingMemory::kPrivate;
   std::size_t chunk_bytes_ = 0;
   unsigned count_ = 0;
   UniqueFd file_;

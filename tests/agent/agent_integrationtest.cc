@@ -23,6 +23,7 @@
 
 #include "direct/agent_client.h"
 #include "preload/deepbind_scan.h"
+#include "preload/eviction.h"
 #include "preload/gate.h"
 #include "preload/intercept.h"
 
@@ -229,10 +230,16 @@ class AgentThread : public ::testing::Test {
     const auto seen = AgentClient::look(Pid{::getpid()});
     return seen && *seen ? (*seen)->state : AgentState::kHeld;
   }
+  // In place of a mover.
+  static void copy_out(const AgentClient& agent) {
+    auto* buffer = reinterpret_cast<std::byte*>(agent.buffer_address());
+    ASSERT_TRUE(preload::copy_all(buffer, true).ok());
+  }
   // As a tool does it, up to and including `last`.
   static void take_away(AgentClient& agent, AgentCommand last) {
-    for (const auto command : {AgentCommand::kPrepare, AgentCommand::kClose, AgentCommand::kCopyOut,
-                               AgentCommand::kEmpty, AgentCommand::kHold, AgentCommand::kRefill}) {
+    for (const auto command : {AgentCommand::kPrepare, AgentCommand::kClose, AgentCommand::kEmpty,
+                               AgentCommand::kHold, AgentCommand::kRefill}) {
+      if (command == AgentCommand::kEmpty) copy_out(agent);
       ask(agent, command, command == AgentCommand::kClose ? 60000 : 0);
       if (command == last) return;
     }
@@ -250,7 +257,7 @@ TEST_F(AgentThread, TakesMemoryAwayAndBringsItBackWhileThreadsAllocateAndFree) {
     ASSERT_TRUE(exported) << exported.error().to_string();
     EXPECT_EQ(exported->size(), agent.segment_count());
     EXPECT_GT(agent.segment_count(), 0U);
-    ask(agent, AgentCommand::kCopyOut);
+    copy_out(agent);
     ask(agent, AgentCommand::kEmpty);
     ask(agent, AgentCommand::kHold);
     const auto back = agent.bring_back();
@@ -260,8 +267,8 @@ TEST_F(AgentThread, TakesMemoryAwayAndBringsItBackWhileThreadsAllocateAndFree) {
 }
 
 TEST_F(AgentThread, MakesTheProgramGoOnWhenItsPeerHasGone) {
-  for (const auto last : {AgentCommand::kPrepare, AgentCommand::kClose, AgentCommand::kCopyOut,
-                          AgentCommand::kEmpty, AgentCommand::kRefill}) {
+  for (const auto last : {AgentCommand::kPrepare, AgentCommand::kClose, AgentCommand::kEmpty,
+                          AgentCommand::kRefill}) {
     {
       AgentClient agent = peer();
       take_away(agent, last);
@@ -320,7 +327,7 @@ TEST_F(AgentThread, LetsGoOfWhatItKeptWhileAThreadIsInTheMiddleOfAFork) {
   AgentClient agent = peer();
   take_away(agent, AgentCommand::kClose);
   ask(agent, AgentCommand::kKeep);
-  ask(agent, AgentCommand::kCopyOut);
+  copy_out(agent);
   ask(agent, AgentCommand::kEmpty);
   ask(agent, AgentCommand::kHold);
   const auto half_way = [] {
