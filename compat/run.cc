@@ -240,7 +240,7 @@ class Tool {
     if (!process) return report(what, process.error());
     // Not the driver first: it answers when what another operation does is over, and what was asked
     // for may be done by then.
-    if (auto free = check_not_busy({{process->pid(), process->info().start_ticks, {}}});
+    if (auto free = check_not_busy({{process->id(), {}}});
         !free && free.error().code == ErrorCode::kBusy) {
       return report(what, free.error());
     }
@@ -267,7 +267,7 @@ class Tool {
     auto journal = Journal::begin(std::move(record));
     Result<void> told;
     if (journal) {
-      told = journal->update({{process.pid(), process.info().start_ticks, before}});
+      told = journal->update({{process.id(), before}});
       if (told) return std::move(*journal);
       journal->finish();
     } else {

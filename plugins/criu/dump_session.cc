@@ -299,7 +299,7 @@ void DumpSession::unlock_one_by_one() {
   for (const JournalTarget& target : targets) {
     const auto unlock = [driver = state_->driver, target, left] {
       auto process = Process::open(*driver, target.pid);
-      if (process && process->info().start_ticks == target.start_ticks) {
+      if (process && process->id() == target) {
         (void)process->bring_to(target.initial);
       }
       --*left;

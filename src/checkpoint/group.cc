@@ -191,7 +191,7 @@ Result<bool> Group::refresh(Pid root) {
   bool more_cuda = false;
   for (const proc::ProcessInfo& info : *tree) {
     const auto known = std::find_if(members_.begin(), members_.end(), [&](const GroupMember& m) {
-      return m.process.pid() == info.pid && m.process.info().start_ticks == info.start_ticks;
+      return m.process.id() == info.id();
     });
     if (known != members_.end()) {
       if (known->initial) continue;
@@ -206,7 +206,7 @@ Result<bool> Group::refresh(Pid root) {
       }
       continue;
     }
-    if (info.state == 'Z' || info.state == 'X') {
+    if (info.has_ended()) {
       if (info.pid != root) continue;
     }
     auto process = Process::open(*driver_, info.pid, procfs_);

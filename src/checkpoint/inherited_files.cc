@@ -185,7 +185,7 @@ Result<void> replace_in(const InheritedFiles& files) {
     auto stopped = StoppedThreads::stop(*space, [](Tid) { return true; });
     if (!stopped) return fail(std::move(stopped.error()));
     const auto now = ProcFs().process(pid);
-    if (!now || now->start_ticks != files.process.start_ticks) return {};
+    if (!now || now->id() != files.process.id()) return {};
     return between(FaultPoint::kReplaceBefore, FaultPoint::kReplaceAfter,
                    [&] { return replace_now(*space, files, *stopped); });
   });
@@ -263,9 +263,9 @@ Result<std::vector<InheritedFiles>> find_inherited_files(const ProcFs& procfs,
 Result<void> replace_inherited_files(std::span<const InheritedFiles> found, Journal* journal) {
   if (found.empty()) return {};
   if (journal != nullptr) {
-    std::vector<JournalProcess> processes;
+    std::vector<ProcessId> processes;
     for (const InheritedFiles& files : found)
-      processes.push_back({files.process.pid, files.process.start_ticks});
+      processes.push_back(files.process.id());
     if (auto noted = journal->note_stepped(std::move(processes)); !noted) return noted;
   }
   Result<void> first;

@@ -39,11 +39,11 @@ bool is_our_record(std::string_view name) {
   return !name.empty() && name.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
-json to_json(const JournalProcess& process) {
+json to_json(const ProcessId& process) {
   return {{"pid", process.pid.value}, {"start_ticks", process.start_ticks}};
 }
 
-JournalProcess process_from(const json& item) {
+ProcessId process_from(const json& item) {
   return {Pid{item.at("pid").get<int>()}, item.at("start_ticks").get<std::uint64_t>()};
 }
 
@@ -62,9 +62,9 @@ std::string to_text(const JournalRecord& record) {
   if (!record.gpu_map.empty()) out["gpu_map"] = record.gpu_map;
   if (record.recovered) out["recovered"] = true;
   if (record.criu) out["criu"] = to_json(*record.criu);
-  for (const JournalProcess& process : record.ending)
+  for (const ProcessId& process : record.ending)
     out["ending"].push_back(to_json(process));
-  for (const JournalProcess& process : record.stepped)
+  for (const ProcessId& process : record.stepped)
     out["stepped"].push_back(to_json(process));
   return out.dump(-1, ' ', false, json::error_handler_t::replace);
 }
@@ -84,7 +84,8 @@ std::optional<JournalRecord> from_text(const std::string& text) {
       auto initial = cuda_state_from_name(item.at("initial").get<std::string>());
       if (!initial) return std::nullopt;
       record.targets.push_back(
-          {Pid{item.at("pid").get<int>()}, item.at("start_ticks").get<std::uint64_t>(), *initial});
+          {{Pid{item.at("pid").get<int>()}, item.at("start_ticks").get<std::uint64_t>()},
+           *initial});
     }
     if (object.contains("criu")) record.criu = process_from(object.at("criu"));
     if (object.contains("ending")) {
@@ -117,12 +118,6 @@ Result<std::optional<JournalEntry>> read_entry(const std::string& path) {
   return std::optional<JournalEntry>(JournalEntry{std::move(*record), (*file)->under_way});
 }
 
-bool same_process(const JournalTarget& a, const JournalTarget& b) {
-  // 0: a restore that has not made the process yet; whoever has the number now may become it.
-  return a.pid == b.pid &&
-         (a.start_ticks == b.start_ticks || a.start_ticks == 0 || b.start_ticks == 0);
-}
-
 // Held while one looks for overlaps and enters one's own targets, so that of two operations on
 // overlapping trees one sees the other. Released with the descriptor.
 Result<UniqueFd> lock_directory(const std::string& directory) {
@@ -143,7 +138,7 @@ Result<void> check_overlap(Pid root, const std::vector<JournalTarget>& targets) 
     if (!entry.under_way || entry.record.root == root) continue;
     for (const JournalTarget& theirs : entry.record.targets) {
       for (const JournalTarget& ours : targets) {
-        if (!same_process(ours, theirs)) continue;
+        if (!may_be_same(ours, theirs)) continue;
         return fail(busy(entry.record, ours.pid));
       }
     }
@@ -220,7 +215,7 @@ std::vector<JournalTarget> journal_targets(const std::vector<GroupMember>& membe
   std::vector<JournalTarget> targets;
   for (const GroupMember& member : members) {
     if (!member.initial) continue;
-    targets.push_back({member.process.pid(), member.process.info().start_ticks, *member.initial});
+    targets.push_back({member.process.id(), *member.initial});
   }
   return targets;
 }
@@ -310,7 +305,7 @@ std::vector<JournalTarget> Journal::unclaimed(const std::vector<JournalTarget>& 
   for (const JournalTarget& left : left_.targets) {
     const bool claimed =
         std::any_of(targets.begin(), targets.end(),
-                    [&](const JournalTarget& ours) { return same_process(ours, left); });
+                    [&](const JournalTarget& ours) { return may_be_same(ours, left); });
     if (!claimed) out.push_back(left);
   }
   return out;
@@ -342,17 +337,17 @@ Result<void> Journal::forget_image() {
   return write(record_.targets);
 }
 
-Result<void> Journal::note_criu(JournalProcess criu) {
+Result<void> Journal::note_criu(ProcessId criu) {
   record_.criu = criu;
   return write(record_.targets);
 }
 
-Result<void> Journal::note_ending(std::vector<JournalProcess> tree) {
+Result<void> Journal::note_ending(std::vector<ProcessId> tree) {
   record_.ending = std::move(tree);
   return write(record_.targets);
 }
 
-Result<void> Journal::note_stepped(std::vector<JournalProcess> processes) {
+Result<void> Journal::note_stepped(std::vector<ProcessId> processes) {
   record_.stepped = std::move(processes);
   return write(record_.targets);
 }
@@ -378,7 +373,7 @@ Result<void> check_not_busy(const std::vector<JournalTarget>& targets) {
       const auto& theirs = entry.record.targets;
       const bool taken = entry.record.root == ours.pid ||
                          std::any_of(theirs.begin(), theirs.end(),
-                                     [&](const JournalTarget& t) { return same_process(t, ours); });
+                                     [&](const JournalTarget& t) { return may_be_same(t, ours); });
       if (taken) return fail(busy(entry.record, ours.pid));
     }
   }

@@ -18,16 +18,9 @@
 
 namespace stasis {
 
-struct JournalTarget {
-  Pid pid;
-  std::uint64_t start_ticks = 0;  // 0: not known yet (a restore before CRIU made the process)
+// Its start is not known before CRIU has made the process that a restore brings back.
+struct JournalTarget : ProcessId {
   CudaState initial = CudaState::kRunning;  // what recovery brings it back to
-};
-
-// Somebody who may still be there when we are not.
-struct JournalProcess {
-  Pid pid;
-  std::uint64_t start_ticks = 0;
 };
 
 struct JournalRecord {
@@ -38,12 +31,12 @@ struct JournalRecord {
   std::string image;  // directory of the image, if the operation has one
   std::vector<JournalTarget> targets;
   // The criu at work: it outlives us until it misses our answer.
-  std::optional<JournalProcess> criu = {};
+  std::optional<ProcessId> criu = {};
   // Not empty: the image is complete, and CRIU gets the word to end this tree. As soon as one of
   // them has ended there is no way back, and the rest is to be ended too.
-  std::vector<JournalProcess> ending = {};
+  std::vector<ProcessId> ending = {};
   // Processes without CUDA of which a thread makes system calls for us (remote_syscall.h).
-  std::vector<JournalProcess> stepped = {};
+  std::vector<ProcessId> stepped = {};
   // `owner` is a recover of what was cut short.
   bool recovered = false;
   // The GPU map that a resume was given ("0=1"), which finishing it needs; empty: none.
@@ -100,9 +93,9 @@ class Journal {
   // targets would not survive that either).
   Result<void> update(const std::vector<JournalTarget>& targets);
   // What of the record is about CRIU, written before CRIU is told anything.
-  Result<void> note_criu(JournalProcess criu);
-  Result<void> note_ending(std::vector<JournalProcess> tree);
-  Result<void> note_stepped(std::vector<JournalProcess> processes);
+  Result<void> note_criu(ProcessId criu);
+  Result<void> note_ending(std::vector<ProcessId> tree);
+  Result<void> note_stepped(std::vector<ProcessId> processes);
   // The image that was named has proven wrong: recovery does not try it again.
   Result<void> forget_image();
   // The operation is over and its targets are well: removes the record, but for inherited targets

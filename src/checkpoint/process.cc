@@ -49,7 +49,7 @@ Result<Process> Process::open(Driver& driver, Pid pid, proc::ProcFs procfs) {
   if (!pidfd) return fail(std::move(pidfd.error()));
   info = procfs.process(pid);
   if (!info) return fail(std::move(info.error()));
-  if (info->state == 'Z' || info->state == 'X' || !pidfd->alive()) {
+  if (info->has_ended() || !pidfd->alive()) {
     return fail(
         ErrorCode::kZombie,
         fmt::format("process {} ({}) has exited and waits for its parent", pid.value, info->comm),
@@ -66,7 +66,7 @@ Error Process::explain(Action action, const DriverFailure& failure) const {
   constexpr int kEndingMs = 100;
   if (failure.number == kOsFailure) (void)pidfd().wait_exit(kEndingMs);
   const auto now = procfs_.process(pid());
-  if (!alive() || (now && (now->state == 'Z' || now->state == 'X'))) {
+  if (!alive() || (now && (now->has_ended()))) {
     Error gone{ErrorCode::kProcessGone,
                fmt::format("process {} ({}) ended during {}", pid().value, info_.comm,
                            action_name(action)),

@@ -26,6 +26,7 @@ class Process {
   static Result<Process> open(Driver& driver, Pid pid, proc::ProcFs procfs = proc::ProcFs());
 
   Pid pid() const { return info_.pid; }
+  ProcessId id() const { return info_.id(); }
   const proc::ProcessInfo& info() const { return info_; }
   // False once it has exited, also while it is a zombie.
   bool alive() const { return pidfd_.alive(); }

@@ -76,7 +76,7 @@ void forget_the_dead() {
     const auto time = std::from_chars(number.ptr + 1, end, start);
     if (time.ec != std::errc{} || time.ptr != end_of_name) continue;
     const auto info = proc::ProcFs().process(Pid{pid});
-    const bool gone = info ? info->start_ticks != start || info->state == 'Z' || info->state == 'X'
+    const bool gone = info ? info->start_ticks != start || info->has_ended()
                            : info.error().code == ErrorCode::kNoSuchProcess ||
                                  info.error().code == ErrorCode::kThreadId;
     if (gone) (void)::unlinkat(::dirfd(dir.get()), item->d_name, 0);

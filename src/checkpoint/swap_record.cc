@@ -19,17 +19,18 @@ constexpr std::string_view kSwapBegin = "swap-";
 constexpr std::string_view kSwapEnd = ".json";
 
 std::string swap_path(const std::string& directory, const SwapRecord& record) {
-  return fmt::format("{}/{}{}-{}{}{}", directory, kSwapBegin, record.out.pid.value,
-                     record.in.pid.value, pid_namespace_mark(), kSwapEnd);
+  return fmt::format("{}/{}{}-{}{}{}", directory, kSwapBegin, record.out.root.pid.value,
+                     record.in.root.pid.value, pid_namespace_mark(), kSwapEnd);
 }
 
 json party_json(const SwapParty& party) {
-  return {{"name", party.name}, {"pid", party.pid.value}, {"start_ticks", party.start_ticks}};
+  return {
+      {"name", party.name}, {"pid", party.root.pid.value}, {"start_ticks", party.root.start_ticks}};
 }
 
 SwapParty party_from(const json& item) {
-  return {item.at("name").get<std::string>(), Pid{item.at("pid").get<int>()},
-          item.at("start_ticks").get<std::uint64_t>()};
+  return {item.at("name").get<std::string>(),
+          {Pid{item.at("pid").get<int>()}, item.at("start_ticks").get<std::uint64_t>()}};
 }
 
 std::string swap_text(const SwapRecord& record) {
@@ -124,12 +125,10 @@ Result<std::vector<SwapEntry>> read_swaps() {
   return entries;
 }
 
-void forget_swaps_of(Pid pid, std::uint64_t start_ticks) {
+void forget_swaps_of(const ProcessId& root) {
   const auto entries = read_swaps();
   if (!entries) return;
-  const auto is_meant = [&](const SwapParty& party) {
-    return party.pid == pid && party.start_ticks == start_ticks;
-  };
+  const auto is_meant = [&](const SwapParty& party) { return party.root == root; };
   for (const SwapEntry& entry : *entries) {
     // The swap's own parts come by here too.
     if (entry.under_way || (!is_meant(entry.record.out) && !is_meant(entry.record.in))) continue;

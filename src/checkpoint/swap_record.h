@@ -14,15 +14,14 @@
 #include "base/fd.h"
 #include "base/ids.h"
 #include "base/result.h"
+#include "proc/process_id.h"
 
 namespace stasis {
 
 // One program of a swap, as the process that swaps sees it.
 struct SwapParty {
   std::string name;  // as the user gave it: a number, or the name of a job
-  // The root of its tree, or the init of its job's PID namespace.
-  Pid pid;
-  std::uint64_t start_ticks = 0;
+  ProcessId root;    // of its tree, or the init of its job's PID namespace
 };
 
 struct SwapRecord {
@@ -64,7 +63,7 @@ Result<std::vector<SwapEntry>> read_swaps();
 
 // The user has decided about one of the two by a command of its own: removes the record of a killed
 // swap of that process.
-void forget_swaps_of(Pid pid, std::uint64_t start_ticks);
+void forget_swaps_of(const ProcessId& root);
 
 // Is it the name of a record of a swap in our PID namespace?
 bool is_our_swap(std::string_view name);

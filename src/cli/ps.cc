@@ -69,8 +69,7 @@ std::string join(const std::vector<std::string>& words) {
 std::string under(const std::vector<JournalEntry>& journal, const proc::ProcessInfo& info) {
   for (const JournalEntry& entry : journal) {
     for (const JournalTarget& target : entry.record.targets) {
-      if (target.pid != info.pid) continue;
-      if (target.start_ticks != 0 && target.start_ticks != info.start_ticks) continue;
+      if (!may_be_same(target, info.id())) continue;
       return entry.under_way
                  ? fmt::format("{} ({})", worker_name(entry.record), entry.record.owner.value)
                  : kLeftBehind + operation_name(entry.record.operation);
@@ -226,7 +225,7 @@ Result<Collected> collect(Driver& driver, std::chrono::milliseconds patience, Pe
       out.rows.push_back(unread(procfs, info, maps.error()));
     if (!maps || !*maps || is_stasis(info.pid)) continue;
     const auto asked = std::find_if(pending.begin(), pending.end(), [&](const auto& one) {
-      return one->process.pid() == info.pid && one->process.info().start_ticks == info.start_ticks;
+      return one->process.id() == info.id();
     });
     if (asked != pending.end()) {
       questions.push_back(*asked);

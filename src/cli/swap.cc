@@ -242,7 +242,7 @@ Result<std::string> Swap::decide() {
 SwapParty party_of(const Target& target) {
   const Pid pid = target.is_elsewhere() ? target.job->init : target.pid;
   const auto info = proc::ProcFs().process(pid);
-  return {target.text, pid, info ? info->start_ticks : 0};
+  return {target.text, info ? info->id() : ProcessId{pid}};
 }
 
 // The program of a record; the number 0, which no process has, if it has ended.
@@ -251,7 +251,7 @@ Target find_again(const SwapParty& party) {
   target.text = party.name;
   const bool found = target.find().has_value();
   const SwapParty now = found ? party_of(target) : SwapParty();
-  if (found && now.pid == party.pid && now.start_ticks == party.start_ticks) return target;
+  if (found && now.root == party.root) return target;
   target.pid = Pid{};
   target.job.reset();
   return target;
@@ -341,7 +341,7 @@ std::vector<RecoverReport> recover_swaps(Context& context) {
   for (const SwapEntry& entry : *entries) {
     if (entry.under_way && !wait_for_killed(context.interrupt, entry.record.owner)) continue;
     RecoverReport report;
-    report.root = entry.record.out.pid;
+    report.root = entry.record.out.root.pid;
     report.operation = "swap";
     report.outcome =
         fmt::format("{} and {}: not recovered", entry.record.out.name, entry.record.in.name);

@@ -88,7 +88,7 @@ std::optional<Diagnosis> look_at_process(Pid pid, const proc::ProcFs& procfs) {
     if (code != ErrorCode::kNoSuchProcess && code != ErrorCode::kThreadId) return std::nullopt;
     return Diagnosis{code, info.error().message, info.error().remedy};
   }
-  if (info->state == 'Z' || info->state == 'X') {
+  if (info->has_ended()) {
     return Diagnosis{
         ErrorCode::kZombie,
         fmt::format("process {} ({}) has exited and waits for its parent", pid.value, info->comm),

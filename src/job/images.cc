@@ -98,8 +98,7 @@ Result<void> wait_for_end(const Holder& before, const std::function<bool()>& sto
   if (before.init <= 0 || before.host != host_name()) return {};
   const auto start = Clock::now();
   while (true) {
-    const auto info = proc::ProcFs().process(Pid{before.init});
-    if (!info || info->start_ticks != before.init_start || info->state == 'Z') return {};
+    if (!is_alive({Pid{before.init}, before.init_start})) return {};
     if (stop && stop()) {
       return fail(ErrorCode::kInterrupted, "told to stop while another job comes to its end",
                   "start again");

@@ -80,9 +80,7 @@ std::optional<JobEntry> read_entry_file(const std::string& path) {
   if (!text) return std::nullopt;
   auto entry = entry_from_text(*text);
   if (!entry) return std::nullopt;
-  const auto info = proc::ProcFs().process(entry->pid);
-  const bool lives = info && info->start_ticks == entry->start_ticks && info->state != 'Z';
-  return lives ? entry : std::nullopt;
+  return is_alive({entry->pid, entry->start_ticks}) ? entry : std::nullopt;
 }
 
 Result<void> write_entry_file(const std::string& path, const JobEntry& entry) {

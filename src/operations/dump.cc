@@ -224,9 +224,8 @@ Result<std::vector<ProcessRecord>> take_stock(const Group& group) {
     record.threads = other_threads(procfs, info.pid);
     record.tcp_ports = tcp_ports_of(procfs, info.pid, tables);
     const auto member =
-        std::find_if(group.members().begin(), group.members().end(), [&](const GroupMember& m) {
-          return m.process.pid() == info.pid && m.process.info().start_ticks == info.start_ticks;
-        });
+        std::find_if(group.members().begin(), group.members().end(),
+                     [&](const GroupMember& m) { return m.process.id() == info.id(); });
     if (member == group.members().end()) {
       auto maps = procfs.maps_file(info.pid, "libcuda.so");
       if (maps && *maps) {
@@ -260,9 +259,9 @@ Result<std::vector<ProcessRecord>> take_stock(const Group& group) {
 Result<void> note_ending(OpenedGroup& opened) {
   auto tree = proc::ProcFs().tree(opened.group.root());
   if (!tree) return fail(std::move(tree.error()));
-  std::vector<JournalProcess> processes;
+  std::vector<ProcessId> processes;
   for (const proc::ProcessInfo& info : *tree)
-    processes.push_back({info.pid, info.start_ticks});
+    processes.push_back(info.id());
   return opened.journal->note_ending(std::move(processes));
 }
 

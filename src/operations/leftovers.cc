@@ -12,27 +12,22 @@ namespace stasis {
 
 void decide_swaps(const Group& group) {
   for (const GroupMember& member : group.members())
-    if (member.process.pid() == group.root())
-      forget_swaps_of(group.root(), member.process.info().start_ticks);
+    if (member.process.pid() == group.root()) forget_swaps_of(member.process.id());
 }
 
 Result<void> note_criu(Journal& journal, Pid criu) {
   auto info = proc::ProcFs().process(criu);
   if (!info) return fail(std::move(info.error()));
-  return journal.note_criu({criu, info->start_ticks});
+  return journal.note_criu(info->id());
 }
 
 Result<void> wait_for_criu(const Environment& env, const JournalRecord& record) {
   constexpr std::chrono::seconds kPatience{60};
   constexpr std::chrono::milliseconds kPoll{10};
   if (!record.criu) return {};
-  const proc::ProcFs procfs;
   const auto start = Clock::now();
   for (Waiting waiting(env.progress);; waiting.tell()) {
-    auto info = procfs.process(record.criu->pid);
-    const bool lives = info && info->start_ticks == record.criu->start_ticks &&
-                       info->state != 'Z' && info->state != 'X';
-    if (!lives) return {};
+    if (!is_alive(*record.criu)) return {};
     if (auto stop = env.interrupt.check(); !stop) return stop;
     if (Clock::now() - start > kPatience) break;
     std::this_thread::sleep_for(kPoll);
@@ -59,9 +54,7 @@ Result<void> settle(const Environment& env, std::span<const JournalTarget> targe
   std::vector<Process> processes;
   for (const JournalTarget& target : targets) {
     auto process = Process::open(env.driver, target.pid);
-    if (process && (target.start_ticks == 0 || target.start_ticks == process->info().start_ticks)) {
-      processes.push_back(std::move(*process));
-    }
+    if (process && may_be_same(target, process->id())) processes.push_back(std::move(*process));
   }
   std::vector<Seen> last(processes.size());
   const auto start = Clock::now();

@@ -23,9 +23,7 @@ void inherit_states(Group& group, const std::vector<JournalTarget>& inherited) {
   for (GroupMember& member : group.members()) {
     if (!member.initial) continue;
     for (const JournalTarget& left : inherited) {
-      if (left.pid != member.process.pid()) continue;
-      if (left.start_ticks != 0 && left.start_ticks != member.process.info().start_ticks) continue;
-      member.initial = left.initial;
+      if (may_be_same(left, member.process.id())) member.initial = left.initial;
     }
   }
 }
@@ -75,10 +73,8 @@ std::optional<JournalRecord> left_behind(const std::vector<JournalTarget>& every
     if (entry.under_way) continue;
     for (const JournalTarget& target : entry.record.targets) {
       const bool in_tree =
-          std::any_of(everybody.begin(), everybody.end(), [&](const JournalTarget& one) {
-            return one.pid == target.pid &&
-                   (target.start_ticks == 0 || one.start_ticks == target.start_ticks);
-          });
+          std::any_of(everybody.begin(), everybody.end(),
+                      [&](const JournalTarget& one) { return may_be_same(one, target); });
       if (in_tree) return entry.record;
     }
   }
@@ -108,7 +104,7 @@ Result<OpenedGroup> open_group(const Environment& env, const std::string& operat
   if (!tree) return fail(std::move(tree.error()));
   std::vector<JournalTarget> everybody;
   for (const proc::ProcessInfo& info : *tree)
-    everybody.push_back({info.pid, info.start_ticks, CudaState::kRunning});
+    everybody.push_back({info.id(), CudaState::kRunning});
   if (auto enough = check_descriptors(everybody.size()); !enough) {
     return fail(std::move(enough.error()));
   }

@@ -48,8 +48,7 @@ Result<std::optional<ProcessReport>> recover_target(const Environment& env,
     }
     return fail(std::move(process.error()));
   }
-  const bool same = target.start_ticks == 0 || target.start_ticks == process->info().start_ticks;
-  if (!same) return std::optional<ProcessReport>();
+  if (!may_be_same(target, process->id())) return std::optional<ProcessReport>();
   // CRIU outlives a killed `stasis dump` until it sees that nobody answers it any more.
   const auto details = proc::ProcFs().details(target.pid);
   if (details && details->tracer != 0) {
@@ -114,15 +113,9 @@ Result<void> wait_for_tracer(const Environment& env, const JournalTarget& target
   }
 }
 
-bool lives(const JournalProcess& process) {
-  auto info = proc::ProcFs().process(process.pid);
-  return info && info->start_ticks == process.start_ticks && info->state != 'Z' &&
-         info->state != 'X';
-}
-
 // Whether it can be an image of what was to be ended.
 bool has_all(const Manifest& manifest, const JournalRecord& record) {
-  const auto is_there = [&](const JournalProcess& process) {
+  const auto is_there = [&](const ProcessId& process) {
     return std::any_of(manifest.processes.begin(), manifest.processes.end(),
                        [&](const ProcessRecord& one) { return one.pid == process.pid; });
   };
@@ -136,16 +129,16 @@ bool has_all(const Manifest& manifest, const JournalRecord& record) {
 Result<bool> finish_ending(const JournalRecord& record) {
   constexpr int kKillWaitMs = 10000;
   const bool all = std::all_of(record.ending.begin(), record.ending.end(),
-                               [](const auto& p) { return lives(p); });
+                               [](const auto& p) { return is_alive(p); });
   if (record.ending.empty() || all) return false;
   // Somebody may have moved it, put another in its place, or worse; then what lives is all there
   // is.
   const auto image = ImageReader::open(record.image);
   if (!image || !has_all(image->manifest(), record)) return false;
   std::vector<std::pair<Pid, Pidfd>> held;
-  for (const JournalProcess& process : record.ending) {
+  for (const ProcessId& process : record.ending) {
     auto pidfd = Pidfd::open(process.pid);
-    if (pidfd && lives(process)) held.emplace_back(process.pid, std::move(*pidfd));
+    if (pidfd && is_alive(process)) held.emplace_back(process.pid, std::move(*pidfd));
   }
   for (const auto& [pid, pidfd] : held)
     (void)pidfd.signal(SIGKILL);
@@ -196,10 +189,10 @@ Result<void> clear_image(const JournalRecord& record, RecoverReport& report) {
 // files that it had inherited. Those that have gone are no failure.
 Result<void> let_others_go(const JournalRecord& record) {
   Result<void> worst;
-  for (const JournalProcess& process : record.stepped) {
-    if (!lives(process)) continue;
+  for (const ProcessId& process : record.stepped) {
+    if (!is_alive(process)) continue;
     auto done = finish_step(process.pid);
-    if (!done && lives(process)) worst = std::move(done);
+    if (!done && is_alive(process)) worst = std::move(done);
   }
   return worst;
 }
@@ -323,8 +316,7 @@ bool is_ending(Pid pid) {
   constexpr unsigned long kExiting = 0x4;  // PF_EXITING of linux/sched.h
   const proc::ProcFs procfs;
   const auto info = procfs.process(pid);
-  if (!info || info->state == 'Z' || info->state == 'X' || (info->flags & kExiting) != 0)
-    return true;
+  if (!info || info->has_ended() || (info->flags & kExiting) != 0) return true;
   const auto threads = procfs.threads(pid);
   return std::any_of(threads.begin(), threads.end(), [&](Tid thread) {
     const auto status = procfs.thread_status(pid, thread);
@@ -426,7 +418,7 @@ bool wait_for_killed(const Interrupt& interrupt, Pid owner) {
   const auto deadline = Clock::now() + kPatience;
   while (true) {
     const auto info = proc::ProcFs().process(owner);
-    if (!info || info->state == 'Z' || info->state == 'X') return true;
+    if (!info || info->has_ended()) return true;
     if (!is_ending(owner) || Clock::now() > deadline || !interrupt.check()) return false;
     std::this_thread::sleep_for(kPoll);
   }

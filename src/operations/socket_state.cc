@@ -130,7 +130,7 @@ class Noter {
 
   Result<void> look_at(const ProcessRecord& process) {
     const auto info = procfs_.process(process.pid);
-    if (!info || info->state == 'Z' || info->state == 'X') return {};
+    if (!info || info->has_ended()) return {};
     const auto files = procfs_.open_files(process.pid);
     auto pidfd = Pidfd::open(process.pid);
     if (!files || !pidfd) {

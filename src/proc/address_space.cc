@@ -44,7 +44,7 @@ Error no_longer_there(Pid pid) {
 
 bool has_ended(Pid pid) {
   const auto info = ProcFs().process(pid);
-  return !info || info->state == 'Z' || info->state == 'X';
+  return !info || info->has_ended();
 }
 
 }  // namespace

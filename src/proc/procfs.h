@@ -12,22 +12,25 @@
 
 #include "base/ids.h"
 #include "base/result.h"
+#include "proc/process_id.h"
 
 namespace stasis::proc {
 
 struct ProcessInfo {
   Pid pid;
   Pid parent;
-  char state = '?';  // R, S, D, T (stopped), t (traced), Z (zombie), X
-  int session = 0;   // session id
-  int tty = 0;       // device number of the controlling terminal, 0 if none
-  // Since boot, in clock ticks, in the machine's first time namespace: tells two lives of a number
-  // apart.
-  std::uint64_t start_ticks = 0;
-  unsigned long flags = 0;      // PF_* of linux/sched.h
-  std::uint64_t cpu_ticks = 0;  // of processor time, also of children it has waited for
-  int processor = -1;           // where it ran last
-  std::string comm;             // the kernel's short name
+  char state = '?';               // R, S, D, T (stopped), t (traced), Z (zombie), X
+  int session = 0;                // session id
+  int tty = 0;                    // device number of the controlling terminal, 0 if none
+  std::uint64_t start_ticks = 0;  // as in ProcessId
+  unsigned long flags = 0;        // PF_* of linux/sched.h
+  std::uint64_t cpu_ticks = 0;    // of processor time, also of children it has waited for
+  int processor = -1;             // where it ran last
+  std::string comm;               // the kernel's short name
+
+  ProcessId id() const { return {pid, start_ticks}; }
+  // It has, and waits for its parent.
+  bool has_ended() const { return state == 'Z' || state == 'X'; }
 };
 
 struct ThreadStatus {

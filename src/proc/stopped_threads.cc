@@ -59,7 +59,7 @@ bool cannot_be_traced(Pid pid, Tid thread) {
   // PF_IO_WORKER, PF_USER_WORKER of linux/sched.h
   constexpr unsigned long kKernelsOwn = 0x10 | 0x4000;
   const auto info = ProcFs().thread(pid, thread);
-  return !info || info->state == 'Z' || info->state == 'X' || (info->flags & kKernelsOwn) != 0;
+  return !info || info->has_ended() || (info->flags & kKernelsOwn) != 0;
 }
 
 Error cannot_stop(Pid pid, int error_number) {

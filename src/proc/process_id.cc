@@ -1,0 +1,17 @@
+#include "proc/process_id.h"
+
+#include "proc/procfs.h"
+
+namespace stasis {
+
+bool may_be_same(const ProcessId& a, const ProcessId& b) {
+  return a.pid == b.pid &&
+         (a.start_ticks == b.start_ticks || a.start_ticks == 0 || b.start_ticks == 0);
+}
+
+bool is_alive(const ProcessId& id) {
+  const auto info = proc::ProcFs().process(id.pid);
+  return info && may_be_same(info->id(), id) && !info->has_ended();
+}
+
+}  // namespace stasis
