@@ -23,6 +23,7 @@
 #include "driver/driver.h"
 #include "driver/gpu_map.h"
 #include "operations/operations.h"
+#include "operations/session.h"
 #include "stasis/stasis.h"
 
 struct stasis_error {
@@ -142,12 +143,13 @@ class Call final : public Progress {
 
  private:
   explicit Call(const stasis_call& given) : given_(given) {}
-  Result<std::shared_ptr<direct::MemoryMover>> make_mover(const stasis_session& session,
-                                                          const MoverRequest& needs);
 
   stasis_call given_;
-  std::shared_ptr<direct::MoverProcess> mover_;  // one call's, and ends with it
   Interrupt own_;
+  // One call's, and its mover ends with it.
+  OperationSession session_{interrupt(), *this, [this](const std::string& text) {
+                              if (given_.note) given_.note(text.c_str(), given_.user_data);
+                            }};
 };
 
 }  // namespace stasis::capi

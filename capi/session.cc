@@ -92,34 +92,17 @@ void Call::update(std::string_view phase, std::uint64_t done, std::uint64_t tota
   given_.progress(std::string(phase).c_str(), done, total, given_.user_data);
 }
 
-Result<std::shared_ptr<direct::MemoryMover>> Call::make_mover(const stasis_session& session,
-                                                              const MoverRequest& needs) {
-  if (!mover_ || mover_->is_lost()) {
+Environment Call::environment(const stasis_session& session) {
+  session_.silence = session.silence;
+  session_.start_movers_by([&session]() -> Result<std::shared_ptr<direct::MoverProcess>> {
     auto program = calls_program();
     if (!program) return fail(std::move(program.error()));
     const std::array<std::string, 2> arguments{session.library, "mover"};
     auto mover = direct::MoverProcess::start_program(*program, arguments);
     if (!mover) return fail(std::move(mover.error()));
-    mover_ = std::make_shared<direct::MoverProcess>(std::move(*mover));
-  }
-  auto ready = prepare_mover(*mover_, needs, direct::MoverOptions().ring_bytes, session.silence,
-                             interrupt());
-  if (ready) return mover_;
-  mover_.reset();
-  return fail(std::move(ready.error()));
-}
-
-Environment Call::environment(const stasis_session& session) {
-  return {*session.driver,
-          interrupt(),
-          *this,
-          [this](const std::string& text) {
-            if (given_.note != nullptr) given_.note(text.c_str(), given_.user_data);
-          },
-          [this, &session](const MoverRequest& needs) { return make_mover(session, needs); },
-          [this] {
-            if (mover_) (void)mover_->end();
-          }};
+    return std::make_shared<direct::MoverProcess>(std::move(*mover));
+  });
+  return session_.environment(*session.driver);
 }
 
 }  // namespace stasis::capi

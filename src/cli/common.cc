@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "cli/verbs.h"
+#include "direct/mover_process.h"
 
 namespace stasis::cli {
 
@@ -34,35 +35,19 @@ Result<std::unique_ptr<Driver>> Context::load_moving_driver(bool spare, bool dig
     if (!started) return nullptr;
     return std::make_shared<direct::MoverProcess>(std::move(*started));
   };
-  if (spare || digests) spare_mover = start();
-  mover = start();
+  session.add_mover(start());
+  if (spare || digests) session.add_mover(start());
   return load_bounded_driver();
 }
 
 Environment Context::environment(Driver& driver) {
-  return {driver,
-          interrupt,
-          terminal,
-          [this](const std::string& text) {
-            terminal.note(text);
-            notes.push_back(text);
-          },
-          [this](const MoverRequest& needs) { return make_mover(needs); },
-          [this] {
-            if (mover) (void)mover->end();
-          },
-          ring_bytes};
+  session.silence = patience ? patience->work : std::chrono::milliseconds(0);
+  return session.environment(driver);
 }
 
-Result<std::shared_ptr<direct::MemoryMover>> Context::make_mover(const MoverRequest& needs) {
-  if (!mover) {
-    return fail(ErrorCode::kInternal, "no process could be started that copies GPU memory");
-  }
-  if (mover->is_lost() && spare_mover) mover = std::exchange(spare_mover, nullptr);
-  const auto silence = patience ? patience->work : std::chrono::milliseconds(0);
-  auto ready = prepare_mover(*mover, needs, ring_bytes, silence, interrupt);
-  if (!ready) return fail(std::move(ready.error()));
-  return mover;
+void Context::note(const std::string& text) {
+  terminal.note(text);
+  notes.push_back(text);
 }
 
 void Context::print(nlohmann::json object) const {

@@ -152,7 +152,7 @@ int run(int argc, char** argv, const Inherited& inherited) {
     add_common(*verb.command);
     if (verb.bounds_driver) add_driver_timeout(*verb.command, context.patience);
     if (verb.measures) add_trace(*verb.command, context.trace);
-    if (verb.moves) add_ring(*verb.command, context.ring_bytes);
+    if (verb.moves) add_ring(*verb.command, context.session.ring_bytes);
   }
 
   std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);

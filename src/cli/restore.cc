@@ -191,7 +191,7 @@ Result<int> restore_here(Context& context, RestoreArguments& options) {
   // A process that has initialised the driver is a CUDA process itself, which `ps` would list and a
   // suspend of the shell above it would checkpoint: none may stay.
   driver->reset();
-  context.mover.reset();
+  context.session.drop_movers();
   context.end_trace("restore");  // now: the next program knows nothing of it
   attend_afresh(report->root);
   return attend(report->root);

@@ -219,7 +219,7 @@ void obey_stop() {
 json work(const json& request, const job::StreamEnds& streams, const Wishes& wishes) {
   Terminal nobody;
   Context context{nobody, worker_interrupt()};
-  context.ring_bytes = wishes.ring_bytes;
+  context.session.ring_bytes = wishes.ring_bytes;
   if (request.value("op", "") != "recover") obey_stop();
   const std::string what = request.value("op", "");
   auto driver = context.load_moving_driver(false, what == "dump");

@@ -120,7 +120,7 @@ void serve_side(const Channel& channel, const SwapArguments& arguments, const Ta
   ::sigaction(SIGTERM, &action, nullptr);
   Context context{nobody, interrupts.front(), true};
   context.patience = asked.patience;
-  context.ring_bytes = asked.ring_bytes;
+  context.session.ring_bytes = asked.session.ring_bytes;
   auto entered = there.enter();
   std::unique_ptr<Driver> driver;
   if (entered) {
@@ -146,7 +146,7 @@ void serve_side(const Channel& channel, const SwapArguments& arguments, const Ta
     if (!send_order(channel, result, std::span(&trace, trace.valid() ? 1 : 0))) break;
   }
   driver.reset();
-  context.mover.reset();
+  context.session.drop_movers();
 }
 
 }  // namespace

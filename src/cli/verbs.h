@@ -15,9 +15,9 @@
 #include "base/interrupt.h"
 #include "base/result.h"
 #include "cli/terminal.h"
-#include "direct/mover_process.h"
 #include "driver/bounded_driver.h"
 #include "operations/operations.h"
+#include "operations/session.h"
 #include "report/report.h"
 
 namespace stasis::cli {
@@ -43,12 +43,7 @@ struct Context {
   std::string trace = {};
   // What processes that worked for this one did, each as trace_of_process() gives it.
   std::vector<nlohmann::json> traces_of_helpers = {};
-  // Idle until the direct path needs it; null if it could not be started.
-  std::shared_ptr<direct::MoverProcess> mover = nullptr;
-  // Of its memory to copy through, for each GPU.
-  std::uint64_t ring_bytes = direct::MoverOptions().ring_bytes;
-  // Takes its place if it is lost while the programs still run.
-  std::shared_ptr<direct::MoverProcess> spare_mover = nullptr;
+  OperationSession session{interrupt, terminal, [this](const std::string& text) { note(text); }};
   // None: the driver's calls may take for ever.
   std::optional<DriverPatience> patience = DriverPatience{};
 
@@ -62,8 +57,8 @@ struct Context {
   // compute some, which may break it (MemoryMover::prepare_digests()).
   Result<std::unique_ptr<Driver>> load_moving_driver(bool spare = false, bool digests = false);
   Environment environment(Driver& driver);
-  // For the direct path.
-  Result<std::shared_ptr<direct::MemoryMover>> make_mover(const MoverRequest& needs);
+  // To people, and for --json.
+  void note(const std::string& text);
   // Writes the trace, once; says so if it cannot. Nothing without --trace.
   void end_trace(const std::string& verb);
   // The result, with --json.

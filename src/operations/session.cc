@@ -1,0 +1,41 @@
+#include "operations/session.h"
+
+#include <utility>
+
+namespace stasis {
+
+void OperationSession::add_mover(std::shared_ptr<direct::MoverProcess> mover) {
+  if (mover) movers_.push_back(std::move(mover));
+}
+
+Environment OperationSession::environment(Driver& driver) {
+  return {driver,
+          interrupt_,
+          progress_,
+          note_,
+          [this](const MoverRequest& needs) { return make_mover(needs); },
+          [this] {
+            if (!movers_.empty()) (void)movers_.front()->end();
+          },
+          ring_bytes};
+}
+
+Result<std::shared_ptr<direct::MemoryMover>> OperationSession::make_mover(
+    const MoverRequest& needs) {
+  const auto is_lost = [this] { return movers_.front()->is_lost(); };
+  if (movers_.size() > 1 && is_lost()) movers_.pop_front();
+  if (start_ && (movers_.empty() || is_lost())) {
+    auto started = start_();
+    if (!started) return fail(std::move(started.error()));
+    movers_ = {std::move(*started)};
+  }
+  if (movers_.empty())
+    return fail(ErrorCode::kInternal, "no process could be started that copies GPU memory");
+  auto ready = prepare_mover(*movers_.front(), needs, ring_bytes, silence, interrupt_);
+  if (ready) return movers_.front();
+  // Another can be had.
+  if (start_) movers_.clear();
+  return fail(std::move(ready.error()));
+}
+
+}  // namespace stasis
