@@ -193,6 +193,39 @@ std::optional<int> parent_death_signal(const UniqueFd& criu_dir, Tid thread) {
   return signal;
 }
 
+bool has_tiles(const UniqueFd& criu_dir, Tid thread) {
+  constexpr std::uint64_t kTiles = std::uint64_t{3} << 17;  // XFEATURE_MASK_XTILE
+  const auto text = read_core(criu_dir, name_of(thread.value));
+  const auto body = text ? body_of(*text) : std::nullopt;
+  if (!body) return false;
+  std::uint64_t in_use = 0;
+  try {
+    pbf_reader core(body->data(), body->size());
+    while (core.next(2, pbf_wire_type::length_delimited)) {  // thread_info
+      pbf_reader info = core.get_message();
+      while (info.next(3, pbf_wire_type::length_delimited)) {  // fpregs
+        pbf_reader registers = info.get_message();
+        while (registers.next(13, pbf_wire_type::length_delimited)) {  // xsave
+          pbf_reader state = registers.get_message();
+          while (state.next(1, pbf_wire_type::varint))  // xstate_bv
+            in_use = state.get_uint64();
+        }
+      }
+    }
+  } catch (const std::exception&) {
+    return false;
+  }
+  return (in_use & kTiles) != 0;
+}
+
+std::vector<Tid> threads_with_tiles(const UniqueFd& criu_dir, Pid pid) {
+  std::vector<Tid> threads = proc::ProcFs().threads(pid);
+  std::erase_if(threads, [&](Tid thread) {
+    return !has_tiles(criu_dir, Tid{number_in_namespace(pid, thread)});
+  });
+  return threads;
+}
+
 Result<int> restart_calls(const UniqueFd& criu_dir, Pid pid) {
   int count = 0;
   const auto space = proc::AddressSpace::open(pid);

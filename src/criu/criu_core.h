@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "base/fd.h"
 #include "base/ids.h"
@@ -16,6 +17,12 @@ namespace stasis {
 
 // The signal that the thread gets when its parent ends; 0: none. Nothing if the file does not say.
 std::optional<int> parent_death_signal(const UniqueFd& criu_dir, Tid thread);
+
+// Whether tiles of AMX hold something in the thread (XTILECFG or XTILEDATA in use), which CRIU
+// 4.2.1 does not save. False if the file does not say.
+bool has_tiles(const UniqueFd& criu_dir, Tid thread);
+// The threads of a process that stands still, dumped, of which that is so.
+std::vector<Tid> threads_with_tiles(const UniqueFd& criu_dir, Pid pid);
 
 // Lets the threads of a process that stands still, dumped, make the system calls again in which
 // they were interrupted (docs/adr/0007), and which CRIU would let end with EINTR: those that wait

@@ -16,11 +16,18 @@ namespace {
 constexpr Tid kThread{77};
 
 // As CRIU writes it, with what it has besides.
-std::string core_file(std::uint32_t signal) {
+std::string core_file(std::uint32_t signal, std::uint64_t state = 0) {
   std::string registers;
   protozero::pbf_writer(registers).add_uint64(11, 7);
   std::string info;
   protozero::pbf_writer(info).add_message(2, registers);
+  std::string extended;
+  protozero::pbf_writer(extended).add_uint64(1, state);
+  std::string floating;
+  protozero::pbf_writer of_floating(floating);
+  of_floating.add_uint32(1, 0x37f);
+  of_floating.add_message(13, extended);
+  protozero::pbf_writer(info).add_message(3, floating);
   std::string thread_core;
   protozero::pbf_writer of_thread(thread_core);
   of_thread.add_uint64(1, 0x7f0000000000);
@@ -50,9 +57,12 @@ class CriuCore : public testing::Test {
     ::unlinkat(directory_.get(), "core-77.img", 0);
     ::rmdir(path_.c_str());
   }
-  std::optional<int> signal_of(const std::string& text) {
+  void write(const std::string& text) {
     auto file = open_file(directory_.get(), "core-77.img", O_WRONLY | O_CREAT | O_TRUNC, 0600);
     EXPECT_TRUE(file && write_all(file->get(), text.data(), text.size(), "core"));
+  }
+  std::optional<int> signal_of(const std::string& text) {
+    write(text);
     return parent_death_signal(directory_, kThread);
   }
 
@@ -64,6 +74,19 @@ TEST_F(CriuCore, KnowsTheParentDeathSignal) {
   EXPECT_EQ(parent_death_signal(directory_, kThread), std::nullopt);
   EXPECT_EQ(signal_of(core_file(9)), 9);
   EXPECT_EQ(signal_of(core_file(0)), 0);
+}
+
+TEST_F(CriuCore, KnowsWhetherTilesAreInUse) {
+  EXPECT_FALSE(has_tiles(directory_, kThread));
+  write(core_file(9, 0x2e7));
+  EXPECT_FALSE(has_tiles(directory_, kThread));
+  const std::string whole = core_file(9, 0x602e7);
+  write(whole);
+  EXPECT_TRUE(has_tiles(directory_, kThread));
+  for (std::size_t size = 0; size < whole.size(); ++size) {
+    write(whole.substr(0, size));
+    EXPECT_FALSE(has_tiles(directory_, kThread)) << size;
+  }
 }
 
 TEST_F(CriuCore, WhatIsDamagedIsNotRead) {

@@ -54,6 +54,7 @@ struct ThreadStateRecord {
   std::string memory_policy = "default";  // as in numa_maps: "bind:0-1"
   std::uint32_t personality = 0;
   std::string machine_check;  // "early", "late"; empty: as the machine does
+  std::uint64_t slice = 0;    // nanoseconds, of sched_setattr(); 0: the machine's
   bool operator==(const ThreadStateRecord&) const = default;
 };
 
@@ -69,10 +70,21 @@ struct TimerRecord {
   bool operator==(const TimerRecord&) const = default;
 };
 
+// What only the process itself can tell and set.
+struct OwnStateRecord {
+  std::uint64_t processor_state = 0;  // a bit for each part that it may use by ARCH_REQ_XCOMP_PERM
+  std::uint32_t deny_new_code = 0;    // the flags of PR_SET_MDWE; 0: not set
+  int lock_new = 0;                   // of mlockall(): MCL_FUTURE, or that and MCL_ONFAULT
+  bool merge_memory = false;          // PR_SET_MEMORY_MERGE
+  bool operator==(const OwnStateRecord&) const = default;
+};
+
 struct KernelStateRecord {
   std::optional<std::uint32_t> core_dump_filter;
   std::vector<ThreadStateRecord> threads;  // the others have the defaults
   std::vector<TimerRecord> timers;
+  OwnStateRecord own = {};
+  int autogroup_nice = 0;  // of the session that it leads (sched(7))
   bool operator==(const KernelStateRecord&) const = default;
 };
 

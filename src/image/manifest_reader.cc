@@ -194,7 +194,27 @@ ThreadStateRecord read_thread_state(const Json& json, const std::string& where,
     if (state.machine_check != "early" && state.machine_check != "late")
       fields.complain("machine_check", "is neither early nor late");
   }
+  if (fields.has("slice")) state.slice = fields.integer("slice");
   return state;
+}
+
+OwnStateRecord read_own_state(Fields& fields) {
+  OwnStateRecord own;
+  if (fields.has("processor_state")) {
+    for (const Json* item : fields.items("processor_state", 0, kStateBits)) {
+      const auto* bit = item->get_ptr<const Json::number_unsigned_t*>();
+      if (bit == nullptr || *bit >= kStateBits) {
+        fields.complain("processor_state", "holds what is no number of a bit");
+        break;
+      }
+      own.processor_state |= std::uint64_t{1} << *bit;
+    }
+  }
+  if (fields.has("deny_new_code"))
+    own.deny_new_code = static_cast<std::uint32_t>(fields.integer("deny_new_code", 0, 0xffffffff));
+  if (fields.has("lock_new")) own.lock_new = static_cast<int>(fields.integer("lock_new", 0, 7));
+  if (fields.has("merge_memory")) own.merge_memory = fields.boolean("merge_memory");
+  return own;
 }
 
 KernelStateRecord read_kernel_state(const Json& json, const std::string& where,
@@ -204,6 +224,10 @@ KernelStateRecord read_kernel_state(const Json& json, const std::string& where,
   if (fields.has("core_dump_filter"))
     state.core_dump_filter =
         static_cast<std::uint32_t>(fields.integer("core_dump_filter", 0, 0xffffffff));
+  state.own = read_own_state(fields);
+  if (fields.has("autogroup_nice"))
+    state.autogroup_nice =
+        static_cast<int>(fields.integer("autogroup_nice", 0, 2 * kNiceOffset)) - kNiceOffset;
   std::unordered_set<int> threads;
   for (const Json* item : fields.items("threads", 0, kMaxThreads)) {
     state.threads.push_back(read_thread_state(*item, where + ".threads", problem));

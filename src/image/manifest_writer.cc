@@ -61,6 +61,7 @@ Json to_json(const ThreadStateRecord& state) {
     json["memory_policy"] = state.memory_policy;
   if (state.personality != usual.personality) json["personality"] = state.personality;
   if (state.machine_check != usual.machine_check) json["machine_check"] = state.machine_check;
+  if (state.slice != usual.slice) json["slice"] = std::min(state.slice, kMaxInteger);
   return json;
 }
 
@@ -69,6 +70,18 @@ Json to_json(const KernelStateRecord& state) {
   if (state.core_dump_filter) json["core_dump_filter"] = *state.core_dump_filter;
   for (const ThreadStateRecord& thread : state.threads)
     json["threads"].push_back(to_json(thread));
+  const OwnStateRecord usual;
+  const OwnStateRecord& own = state.own;
+  // The bits of a word do not fit into a number of JSON.
+  if (own.processor_state != usual.processor_state) {
+    json["processor_state"] = Json::array();
+    for (int bit = 0; bit < 64; ++bit)
+      if ((own.processor_state >> bit & 1) != 0) json["processor_state"].push_back(bit);
+  }
+  if (own.deny_new_code != usual.deny_new_code) json["deny_new_code"] = own.deny_new_code;
+  if (own.lock_new != usual.lock_new) json["lock_new"] = own.lock_new;
+  if (own.merge_memory) json["merge_memory"] = true;
+  if (state.autogroup_nice != 0) json["autogroup_nice"] = state.autogroup_nice + kNiceOffset;
   const auto limited = [](std::uint64_t value) { return std::min(value, kMaxInteger); };
   for (const TimerRecord& timer : state.timers) {
     json["timers"].push_back({{"fd", timer.descriptor},

@@ -30,6 +30,7 @@
 #include "doctor/undumpable.h"
 #include "driver/gpu_plan.h"
 #include "image/image_writer.h"
+#include "operations/asked_state.h"
 #include "operations/kernel_state.h"
 #include "operations/leftovers.h"
 #include "operations/open.h"
@@ -254,6 +255,24 @@ Result<std::vector<ProcessRecord>> take_stock(const Group& group) {
         fmt::format("dump process {} and the rest each by itself", member.process.pid().value));
   }
   return records;
+}
+
+// CRIU 4.2.1 saves no tiles of AMX: what they hold would be lost without a word.
+Result<void> refuse_tiles(const UniqueFd& criu_dir, const std::vector<ProcessRecord>& processes) {
+  for (const ProcessRecord& process : processes) {
+    const auto threads = threads_with_tiles(criu_dir, process.pid);
+    if (threads.empty()) continue;
+    return fail(
+        ErrorCode::kUndumpable,
+        fmt::format("process {} was in the middle of a computation with AMX (thread {}{}), and "
+                    "CRIU does not save its tiles",
+                    process.pid.value, threads.front().value,
+                    threads.size() > 1 ? fmt::format(" and {} more", threads.size() - 1) : ""),
+        "dump once more; if that is always so, have the program release its tiles "
+        "(_tile_release) when it has computed, or run without AMX (ONEDNN_MAX_CPU_ISA="
+        "AVX512_CORE_BF16)");
+  }
+  return {};
 }
 
 Result<void> note_ending(OpenedGroup& opened) {
@@ -503,6 +522,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   std::vector<GpuUse> needed;
   std::optional<ImageWatcher> watcher;
   bool asked_in_vain = false;
+  AskedStates answers;
   // CRIU has started by then, and waits for it: until it has tried the kernel out the job runs.
   const auto stop = [&]() -> Result<void> {
     auto stopped = quiesce(env, *opened,
@@ -514,6 +534,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
     // Also of those whom the driver has by then, if that was not all of them.
     needed = use_of(group);
     if (!stopped) return stopped;
+    answers = ask_processes(root);
     direct_bytes = opened->direct.bytes();
     writer->hold(opened->direct.needs_image());
     phases.begin("criu");
@@ -546,11 +567,13 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
     if (!processes) return fail(std::move(processes.error()));
     manifest.processes = std::move(*processes);
     read_kernel_state(group.root(), manifest.processes);
+    auto lost = note_answers(answers, manifest.processes);
     for (const ProcessRecord& process : manifest.processes) {
       if (auto mended = restart_calls(writer->criu_dir(), process.pid); !mended)
         return fail(std::move(mended.error()));
     }
-    if (auto noted = note_sockets(env, manifest); !noted) return noted;
+    if (auto none = refuse_tiles(writer->criu_dir(), manifest.processes); !none) return none;
+    if (auto noted = note_sockets(env, manifest, lost); !noted) return noted;
     manifest.phases = phases.done();
     manifest.job = options.job;
     if (options.on_complete) {

@@ -31,6 +31,12 @@ struct GivenProcessors {
   std::string of_cpuset;
 };
 
+// Of a thread that has set none: this one's.
+std::uint64_t usual_slice() {
+  const auto own = proc::scheduling(Tid{static_cast<int>(::syscall(SYS_gettid))});
+  return own ? own->slice : 0;
+}
+
 ThreadStateRecord read_thread(Pid pid, Tid thread, const GivenProcessors& given) {
   ThreadStateRecord state;
   state.thread = thread;
@@ -47,6 +53,11 @@ ThreadStateRecord read_thread(Pid pid, Tid thread, const GivenProcessors& given)
   }
   state.personality = proc::personality(pid, thread).value_or(0);
   state.machine_check = proc::machine_check(pid, thread);
+  if (const auto scheduling = proc::scheduling(thread);
+      scheduling && scheduling->slice != usual_slice() &&
+      scheduling->slice <= manifest_format::kMaxInteger) {
+    state.slice = scheduling->slice;
+  }
   return state;
 }
 
@@ -153,6 +164,10 @@ void set_thread(Tid thread, const ThreadStateRecord& wanted, Warnings& warnings)
     if (auto done = proc::set_timer_slack(thread, wanted.timer_slack); !done)
       warnings.add("the timer slack of a thread", done.error());
   }
+  if (wanted.slice != 0) {
+    if (auto done = proc::set_slice(thread, wanted.slice); !done)
+      warnings.add("the time slice of a thread", done.error());
+  }
 }
 
 // A system call for a thread to make.
@@ -228,6 +243,9 @@ void read_kernel_state(Pid root, std::vector<ProcessRecord>& processes) {
     given.of_cpuset = proc::cpuset_of(process.pid).value_or(std::string());
     KernelStateRecord state;
     state.core_dump_filter = proc::core_dump_filter(process.pid);
+    // The others' is that of a session outside of the image.
+    if (const auto info = procfs.process(process.pid); info && info->session == process.pid.value)
+      state.autogroup_nice = proc::autogroup_nice(process.pid);
     for (const Tid thread : procfs.threads(process.pid)) {
       ThreadStateRecord record = read_thread(process.pid, thread, given);
       ThreadStateRecord usual;
@@ -254,6 +272,11 @@ void set_kernel_state(const std::vector<ProcessRecord>& processes, const Warn& w
     if (filter && proc::core_dump_filter(process.pid) != filter) {
       if (auto done = proc::set_core_dump_filter(process.pid, *filter); !done)
         warnings.add("what a core dump would hold", done.error());
+    }
+    const int nice = process.kernel_state->autogroup_nice;
+    if (nice != 0) {
+      if (auto done = proc::set_autogroup_nice(process.pid, nice); !done)
+        warnings.add("the nice value of its session", done.error());
     }
     for (const TimerRecord& timer : process.kernel_state->timers) {
       if (auto done = set_timer(process.pid, *pidfd, timer); !done)

@@ -7,6 +7,7 @@
 #include "base/fault_point.h"
 #include "base/scope_guard.h"
 #include "image/image_reader.h"
+#include "operations/asked_state.h"
 #include "operations/image_report.h"
 #include "operations/kernel_state.h"
 #include "operations/leftovers.h"
@@ -211,6 +212,7 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   const std::string needed =
       options.leave_suspended && manifest.content ? image->path() : std::string();
   std::vector<std::string> lost;
+  std::vector<Pid> to_set_later;
   const auto take = [&]() -> Result<void> {
     if (auto sound = pages.get(); !sound) return sound;
     if (auto held = job.take_hold(env.driver, *old_gpus, needed); !held) return held;
@@ -220,6 +222,9 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
     // The one moment that covers processes without CUDA, too: the next thing that CRIU does is to
     // let all of them run.
     lost = put_sockets_back(manifest, job.processes());
+    auto left = set_asked_state(manifest.processes, lost);
+    if (!left) return fail(std::move(left.error()));
+    to_set_later = std::move(*left);
     if (options.on_standing) {
       if (auto allowed = options.on_standing(); !allowed) return allowed;
     }
@@ -271,7 +276,8 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   set_kernel_state_within(manifest.processes, manifest.root, options.caller_ends, image->criu_dir(),
                           warn);
 
-  auto done = fault(FaultPoint::kRestoreAdopted);
+  auto done = set_asked_state_of(to_set_later, manifest.processes, lost);
+  if (done) done = fault(FaultPoint::kRestoreAdopted);
   if (done) done = env.interrupt.check();
   if (done) {
     phases.begin("restore");

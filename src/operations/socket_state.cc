@@ -125,8 +125,11 @@ std::string upper_protocol(const UniqueFd& socket, const proc::SocketKind& kind)
 
 class Noter {
  public:
-  Noter(const Environment& env, Manifest& manifest)
-      : env_(env), record_(manifest.sockets.emplace()), lost_(record_.lost) {}
+  Noter(const Environment& env, Manifest& manifest, std::vector<std::string>& lost)
+      : env_(env), record_(manifest.sockets.emplace()), lost_(record_.lost) {
+    for (std::string& what : lost)
+      lost_.add(std::move(what));
+  }
 
   Result<void> look_at(const ProcessRecord& process) {
     const auto info = procfs_.process(process.pid);
@@ -283,8 +286,9 @@ void put_back(const SocketRecord& record, const Process& process, Lost& lost) {
 
 }  // namespace
 
-Result<void> note_sockets(const Environment& env, Manifest& manifest) {
-  Noter noter(env, manifest);
+Result<void> note_sockets(const Environment& env, Manifest& manifest,
+                          std::vector<std::string>& lost) {
+  Noter noter(env, manifest, lost);
   for (const ProcessRecord& process : manifest.processes) {
     if (auto looked = noter.look_at(process); !looked) return looked;
   }

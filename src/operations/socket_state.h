@@ -16,7 +16,9 @@ namespace stasis {
 // Notes the sockets of the manifest's processes, which stand still, in the manifest, with what an
 // image cannot hold of them and of other descriptors: unread datagrams, events, kinds of counters.
 // What cannot be looked at counts as lost. kInterrupted.
-Result<void> note_sockets(const Environment& env, Manifest& manifest);
+// `lost`: what else it does not hold, which goes first.
+Result<void> note_sockets(const Environment& env, Manifest& manifest,
+                          std::vector<std::string>& lost);
 
 // Puts back what the image has of them. `processes`: in the manifest's order, and none of them may
 // run. What could not be put back, for people.

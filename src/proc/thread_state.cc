@@ -28,6 +28,23 @@ constexpr int kIoPriorityOfThread = 1;
 
 using Words = std::vector<std::uint64_t>;
 
+// struct sched_attr of linux/sched/types.h in its first version; <sched.h> of newer C libraries
+// has it as well, and clashes.
+struct SchedulingAttributes {
+  std::uint32_t size = sizeof(SchedulingAttributes);
+  std::uint32_t policy = 0;
+  std::uint64_t flags = 0;
+  std::int32_t nice = 0;
+  std::uint32_t priority = 0;
+  std::uint64_t runtime = 0;
+  std::uint64_t deadline = 0;
+  std::uint64_t period = 0;
+};
+
+bool get_attributes(Tid thread, SchedulingAttributes& out) {
+  return ::syscall(SYS_sched_getattr, thread.value, &out, sizeof out, 0) == 0;
+}
+
 bool is_set(const Words& words, std::size_t bit) {
   return (words[bit / kWordBits] >> (bit % kWordBits) & 1) != 0;
 }
@@ -152,6 +169,39 @@ std::optional<std::uint64_t> timer_slack(Tid thread) {
 Result<void> set_timer_slack(Tid thread, std::uint64_t nanoseconds) {
   return write_text(fmt::format("/proc/{}/timerslack_ns", thread.value),
                     std::to_string(nanoseconds));
+}
+
+std::optional<Scheduling> scheduling(Tid thread) {
+  SchedulingAttributes now;
+  if (!get_attributes(thread, now)) return std::nullopt;
+  const bool shares = now.policy == SCHED_OTHER || now.policy == SCHED_BATCH;
+  return Scheduling{now.policy, shares ? now.runtime : 0};
+}
+
+Result<void> set_slice(Tid thread, std::uint64_t nanoseconds) {
+  SchedulingAttributes wanted;
+  if (get_attributes(thread, wanted)) {
+    wanted.runtime = nanoseconds;
+    wanted.size = sizeof wanted;
+    if (::syscall(SYS_sched_setattr, thread.value, &wanted, 0) == 0) return {};
+  }
+  return fail(
+      errno_error(fmt::format("cannot set the time slice of thread {}", thread.value), errno));
+}
+
+// "/autogroup-93 nice 7"
+int autogroup_nice(Pid pid) {
+  const auto text = text_of(fmt::format("/proc/{}/autogroup", pid.value));
+  if (!text) return 0;
+  const std::size_t blank = text->find_last_of(' ');
+  int nice = 0;
+  if (blank != std::string::npos)
+    std::from_chars(text->data() + blank + 1, text->data() + text->size(), nice);
+  return nice;
+}
+
+Result<void> set_autogroup_nice(Pid pid, int nice) {
+  return write_text(fmt::format("/proc/{}/autogroup", pid.value), std::to_string(nice));
 }
 
 std::optional<std::uint32_t> personality(Pid pid, Tid thread) {

@@ -30,6 +30,22 @@ Result<void> set_io_priority(Tid thread, std::uint32_t priority);
 std::optional<std::uint64_t> timer_slack(Tid thread);
 Result<void> set_timer_slack(Tid thread, std::uint64_t nanoseconds);
 
+// How the kernel schedules it, as sched_getattr(2) has it.
+struct Scheduling {
+  std::uint32_t policy = 0;  // SCHED_*, without SCHED_RESET_ON_FORK
+  // Nanoseconds that it runs at a time, of one that is not real-time: the machine's own figure
+  // where the program has set none. 0 before Linux 6.12.
+  std::uint64_t slice = 0;
+};
+std::optional<Scheduling> scheduling(Tid thread);
+// kIo if the kernel refuses.
+Result<void> set_slice(Tid thread, std::uint64_t nanoseconds);
+
+// Of the session of the process, to which sched(7) gives processor time as a whole; 0 where there
+// is none.
+int autogroup_nice(Pid pid);
+Result<void> set_autogroup_nice(Pid pid, int nice);
+
 // personality(2).
 std::optional<std::uint32_t> personality(Pid pid, Tid thread);
 

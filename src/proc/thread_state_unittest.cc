@@ -58,5 +58,25 @@ TEST(ThreadState, IsReadAsItWasSet) {
   EXPECT_EQ(memory_policy(pid, self()), "bind:0");
 }
 
+TEST(ThreadState, SlicesAreReadAsTheyWereSet) {
+  const auto before = scheduling(self());
+  ASSERT_TRUE(before);
+  EXPECT_EQ(before->policy, static_cast<std::uint32_t>(SCHED_OTHER));
+  if (before->slice == 0) GTEST_SKIP() << "no slices before Linux 6.12";
+  const std::uint64_t other = before->slice == 20'000'000 ? 10'000'000 : 20'000'000;
+  ASSERT_TRUE(set_slice(self(), other));
+  EXPECT_EQ(scheduling(self())->slice, other);
+  EXPECT_TRUE(set_slice(self(), before->slice));
+}
+
+TEST(ThreadState, TheNiceValueOfASessionIsReadAsItWasSet) {
+  const Pid pid{::getpid()};
+  if (::access("/proc/self/autogroup", F_OK) != 0) GTEST_SKIP() << "no CONFIG_SCHED_AUTOGROUP";
+  (void)::setsid();  // not that of the user's shell
+  ASSERT_TRUE(set_autogroup_nice(pid, 7));
+  EXPECT_EQ(autogroup_nice(pid), 7);
+  EXPECT_TRUE(set_autogroup_nice(pid, 0));
+}
+
 }  // namespace
 }  // namespace stasis::proc

@@ -121,6 +121,24 @@ p["kernel_state"] = {"core_dump_filter": 0x7b, "threads": [{"tid": p["pid"], "cp
   restored_verifies
 }
 
+@test "a restore fails where the program could not run, or not as protected as it was" {
+  need_root "CRIU"
+  start_target memory --size 4M
+  dump_it
+  python3 "$BATS_TEST_DIRNAME/edit_manifest.py" "$image" 'm["processes"][0]["kernel_state"]["processor_state"] = [60]'
+  refused 8 not-supported restore --images-dir "$image" --detach
+  assert_contains "$err" "process $TARGET uses processor state 60"
+  [[ ! -e /proc/$TARGET ]]
+  python3 "$BATS_TEST_DIRNAME/edit_manifest.py" "$image" 'k = m["processes"][0]["kernel_state"]
+del k["processor_state"]; k["deny_new_code"] = 1 << 30'
+  refused 8 not-supported restore --images-dir "$image" --detach
+  assert_contains "$err" "PR_SET_MDWE"
+  python3 "$BATS_TEST_DIRNAME/edit_manifest.py" "$image" 'del m["processes"][0]["kernel_state"]["deny_new_code"]'
+  restore_it
+  target_goes_on
+  restored_verifies
+}
+
 @test "an image of before, which says nothing of it, is restored" {
   need_root "CRIU"
   start_target memory --size 4M

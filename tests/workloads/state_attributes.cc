@@ -1,4 +1,5 @@
 // What a process is and may do.
+#include <immintrin.h>
 #include <linux/securebits.h>
 #include <sys/personality.h>
 #include <sys/prctl.h>
@@ -7,6 +8,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cstdint>
+#include <cstring>
 #include <fstream>
 #include <sstream>
 
@@ -54,6 +57,30 @@ std::string status_lines(const char* names) {
   return text;
 }
 
+// asm/prctl.h, and XFEATURE_XTILE_DATA
+constexpr int kGetState = 0x1022;
+constexpr int kRequestState = 0x1023;
+constexpr unsigned long kTileData = 18;
+
+// A program without the permission would be ended by SIGILL.
+__attribute__((target("amx-tile"))) bool use_tiles() {
+  struct [[gnu::packed]] {
+    std::uint8_t palette = 1;
+    std::uint8_t start = 0;
+    std::uint8_t reserved[14] = {};
+    std::uint16_t bytes[16] = {64};
+    std::uint8_t rows[16] = {16};
+  } configuration;
+  std::uint8_t in[1024];
+  std::uint8_t out[1024] = {};
+  std::memset(in, 5, sizeof in);
+  _tile_loadconfig(&configuration);
+  _tile_loadd(0, in, 64);
+  _tile_stored(0, out, 64);
+  _tile_release();
+  return std::memcmp(in, out, sizeof in) == 0;
+}
+
 }  // namespace
 
 void add_attributes(Probe& probe) {
@@ -81,6 +108,17 @@ void add_attributes(Probe& probe) {
         return answer(prctl(PR_MCE_KILL, PR_MCE_KILL_SET, PR_MCE_KILL_EARLY, 0UL, 0UL), "prctl");
       },
       [] { return option(PR_MCE_KILL_GET); });
+  // PR_SET_MDWE and PR_GET_MDWE of linux/prctl.h
+  add_option(probe, "no new code (PR_SET_MDWE)", 65, 66, 1);
+  probe.add_check(
+      kSubject, "AMX (ARCH_REQ_XCOMP_PERM)",
+      [] { return answer(syscall(SYS_arch_prctl, kRequestState, kTileData), "arch_prctl"); },
+      []() -> Problem {
+        unsigned long allowed = 0;
+        if (syscall(SYS_arch_prctl, kGetState, &allowed) != 0) return because("arch_prctl");
+        if ((allowed >> kTileData & 1) == 0) return "it may not use it";
+        return use_tiles() ? std::nullopt : Problem("tiles do not hold what is put into them");
+      });
   add_option(probe, "IO flusher (PR_SET_IO_FLUSHER)", PR_SET_IO_FLUSHER, PR_GET_IO_FLUSHER, 1);
   probe.add(
       kSubject, "umask",

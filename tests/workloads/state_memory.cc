@@ -7,6 +7,7 @@
 
 #include <cstdlib>
 #include <fstream>
+#include <vector>
 
 #include "tests/workloads/state_probe.h"
 
@@ -15,6 +16,9 @@ namespace {
 
 constexpr const char* kSubject = "memory";
 constexpr std::size_t kSize = 4u << 20;
+// linux/prctl.h; newer than Debian 12's
+constexpr int kSetMemoryMerge = 67;
+constexpr int kGetMemoryMerge = 68;
 
 std::string policy_at(void* address) {
   int mode = -1;
@@ -57,6 +61,16 @@ void add_advice(Probe& probe, const char* name, int advice) {
       [=] { return flags_at(mapping); });
 }
 
+// Of a new mapping: one that is locked is there at once.
+std::string locking() {
+  void* made = new_mapping();
+  std::vector<unsigned char> there(kSize / 4096);
+  if (made == nullptr || mincore(made, kSize, there.data()) != 0) return because("mincore");
+  const bool locked = flags_at(made).find(" lo") != std::string::npos;
+  munmap(made, kSize);
+  return std::string(locked ? "locked" : "not locked") + ((there[0] & 1) != 0 ? ", there" : "");
+}
+
 }  // namespace
 
 void add_memory(Probe& probe) {
@@ -77,12 +91,13 @@ void add_memory(Probe& probe) {
       kSubject, "transparent huge pages disabled (PR_SET_THP_DISABLE)",
       [] { return answer(prctl(PR_SET_THP_DISABLE, 1UL, 0UL, 0UL, 0UL), "prctl"); },
       [] { return std::to_string(prctl(PR_GET_THP_DISABLE, 0UL, 0UL, 0UL, 0UL)); });
-#ifdef PR_SET_MEMORY_MERGE
   probe.add(
       kSubject, "pages of equal content merged (PR_SET_MEMORY_MERGE)",
-      [] { return answer(prctl(PR_SET_MEMORY_MERGE, 1UL, 0UL, 0UL, 0UL), "prctl"); },
-      [] { return std::to_string(prctl(PR_GET_MEMORY_MERGE, 0UL, 0UL, 0UL, 0UL)); });
-#endif
+      [] { return answer(prctl(kSetMemoryMerge, 1UL, 0UL, 0UL, 0UL), "prctl"); },
+      [] { return std::to_string(prctl(kGetMemoryMerge, 0UL, 0UL, 0UL, 0UL)); });
+  probe.add(
+      kSubject, "new memory is locked (mlockall, MCL_FUTURE)",
+      [] { return answer(mlockall(MCL_FUTURE), "mlockall"); }, [] { return locking(); });
   void* locked = new_mapping();
   probe.add(
       kSubject, "memory that is locked (mlock)",

@@ -5,6 +5,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <fstream>
+
 #include "tests/workloads/state_probe.h"
 
 namespace stasis::workloads {
@@ -92,6 +94,32 @@ void add_policy(Probe& probe, const char* name, const Attributes& wanted) {
       });
 }
 
+void add_slice(Probe& probe) {
+  Worker& worker = new_worker();
+  const auto slice = [] {
+    Attributes now;
+    return syscall(SYS_sched_getattr, 0, &now, sizeof now, 0) != 0 ? 0 : now.runtime;
+  };
+  probe.add(
+      kSubject, "time slice of a thread (sched_setattr)",
+      [&worker, slice] {
+        Problem unset;
+        worker.run([&] {
+          if (slice() == 0) {
+            unset = "the kernel tells none";
+          } else {
+            unset = set_policy({.runtime = 20'000'000});
+          }
+        });
+        return unset;
+      },
+      [&worker, slice] {
+        std::string now;
+        worker.run([&] { now = std::to_string(slice()) + " ns"; });
+        return now;
+      });
+}
+
 }  // namespace
 
 void add_scheduling(Probe& probe) {
@@ -110,6 +138,24 @@ void add_scheduling(Probe& probe) {
   add_policy(probe, "SCHED_FIFO and its priority", {.policy = SCHED_FIFO, .priority = 3});
   add_policy(probe, "SCHED_RR and its priority", {.policy = SCHED_RR, .priority = 4});
   add_policy(probe, "SCHED_FLAG_RESET_ON_FORK", {.policy = SCHED_BATCH, .flags = 1, .nice = 4});
+  add_slice(probe);
+  probe.add(
+      kSubject, "nice value of the session (autogroup)",
+      []() -> Problem {
+        // Of a session of its own, which nothing outside of the tree is in.
+        if (getsid(0) != getpid() && setsid() < 0) return "it leads no session";
+        std::ofstream file("/proc/self/autogroup");
+        file << "7" << std::flush;
+        return file ? std::nullopt : Problem(because("writing /proc/self/autogroup"));
+      },
+      [] {
+        std::ifstream file("/proc/self/autogroup");
+        std::string group;
+        std::string rest;
+        file >> group;
+        std::getline(file, rest);
+        return rest;
+      });
   probe.add(
       kSubject, "IO priority of the first thread", [] { return set_io_priority(2, 6); },
       io_priority);

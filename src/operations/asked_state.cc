@@ -1,0 +1,210 @@
+#include "operations/asked_state.h"
+
+#include <linux/keyctl.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <functional>
+
+#include <fmt/format.h>
+
+#include "proc/parking.h"
+#include "proc/address_space.h"
+#include "proc/procfs.h"
+
+namespace stasis {
+namespace {
+
+// linux/prctl.h and asm/prctl.h; Debian 12 has none of the first two and two of the last.
+constexpr std::uint64_t kSetMdwe = 65;
+constexpr std::uint64_t kGetMdwe = 66;
+constexpr std::uint64_t kSetMemoryMerge = 67;
+constexpr std::uint64_t kGetMemoryMerge = 68;
+constexpr std::uint64_t kGetStatePermission = 0x1022;      // ARCH_GET_XCOMP_PERM
+constexpr std::uint64_t kRequestStatePermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+
+constexpr std::uint64_t kPage = 4096;
+// Where in the page that the process maps for us the answers are.
+constexpr std::uint64_t kPermissionAt = 8;
+constexpr std::uint64_t kResidentAt = 64;
+
+constexpr std::uint64_t word(long value) { return static_cast<std::uint64_t>(value); }
+
+using Arguments = std::array<std::uint64_t, 6>;
+// The answer of a system call; negative for an error, also where it could not be made.
+using Ask = std::function<std::int64_t(std::uint64_t number, const Arguments& arguments)>;
+
+// What every process may use without having asked.
+std::uint64_t usual_permission() {
+  std::uint64_t mask = 0;
+  return ::syscall(SYS_arch_prctl, kGetStatePermission, &mask) == 0 ? mask : ~std::uint64_t{0};
+}
+
+void note_keyrings(const Ask& ask, std::vector<std::string>& lost) {
+  const auto has = [&](int which) {
+    return ask(SYS_keyctl, {KEYCTL_GET_KEYRING_ID, word(which), 0}) > 0;
+  };
+  if (has(KEY_SPEC_THREAD_KEYRING)) lost.emplace_back("the keys of its first thread (keyctl)");
+  if (has(KEY_SPEC_PROCESS_KEYRING)) lost.emplace_back("the keys of the process (keyctl)");
+}
+
+Result<AskedState> ask_process(Pid pid) {
+  auto space = proc::AddressSpace::open(pid);
+  if (!space) return fail(std::move(space.error()));
+  AskedState out;
+  auto done = call_from_thread(
+      pid, Tid{pid.value}, {}, [&](const SystemCall& make, std::uint64_t) -> Result<void> {
+        const Ask ask = [&](std::uint64_t number, const Arguments& arguments) -> std::int64_t {
+          const auto answer = make(number, arguments);
+          return answer ? *answer : -EIO;
+        };
+        const auto page = make(SYS_mmap, Arguments{0, kPage, PROT_READ | PROT_WRITE,
+                                                   MAP_PRIVATE | MAP_ANONYMOUS, word(-1), 0});
+        if (!page) return fail(page.error());
+        if (*page < 0) return fail(errno_error("no page is to be had", static_cast<int>(-*page)));
+        const auto at = static_cast<std::uint64_t>(*page);
+        // A new page that is there at once, or that cannot be given back, is locked.
+        unsigned char resident = 0;
+        if (ask(SYS_mincore, {at, kPage, at + kResidentAt}) == 0)
+          (void)space->read(at + kResidentAt, &resident, sizeof resident);
+        if (ask(SYS_madvise, {at, kPage, MADV_DONTNEED}) == -EINVAL)
+          out.state.lock_new = (resident & 1) != 0 ? MCL_FUTURE : MCL_FUTURE | MCL_ONFAULT;
+        std::uint64_t permission = 0;
+        if (ask(SYS_arch_prctl, {kGetStatePermission, at + kPermissionAt}) == 0 &&
+            space->read(at + kPermissionAt, &permission, sizeof permission)) {
+          out.state.processor_state = permission & ~usual_permission();
+        }
+        out.state.deny_new_code =
+            static_cast<std::uint32_t>(std::max<std::int64_t>(0, ask(SYS_prctl, {kGetMdwe})));
+        out.state.merge_memory = ask(SYS_prctl, {kGetMemoryMerge}) == 1;
+        note_keyrings(ask, out.lost);
+        (void)ask(SYS_munmap, {at, kPage});
+        return {};
+      });
+  if (!done) return fail(std::move(done.error()));
+  return out;
+}
+
+Error because(Pid pid, const std::string& what, std::string remedy, std::int64_t answer) {
+  return Error{ErrorCode::kNotSupported,
+               fmt::format("process {} {}: {}", pid.value, what,
+                           std::generic_category().message(static_cast<int>(-answer))),
+               std::move(remedy),
+               {},
+               {}};
+}
+
+Result<void> set_own_state(Pid pid, const OwnStateRecord& state, std::vector<std::string>& lost) {
+  constexpr int kBits = 64;
+  return call_from_thread(
+      pid, Tid{pid.value}, {}, [&](const SystemCall& make, std::uint64_t) -> Result<void> {
+        for (std::uint64_t bit = 0; bit < kBits; ++bit) {
+          if ((state.processor_state >> bit & 1) == 0) continue;
+          const auto answer = make(SYS_arch_prctl, Arguments{kRequestStatePermission, bit});
+          if (!answer) return fail(answer.error());
+          if (*answer < 0) {
+            return fail(because(pid,
+                                fmt::format("uses processor state {} (18: AMX), and this machine "
+                                            "does not let it",
+                                            bit),
+                                "restore it on a machine whose processor and kernel have it "
+                                "(`grep amx /proc/cpuinfo`)",
+                                *answer));
+          }
+        }
+        const auto set = [&](std::uint64_t number, const Arguments& arguments,
+                             const char* what) -> Result<void> {
+          const auto answer = make(number, arguments);
+          if (!answer) return fail(answer.error());
+          if (*answer < 0)
+            lost.push_back(
+                fmt::format("process {}: {} ({})", pid.value, what,
+                            std::generic_category().message(static_cast<int>(-*answer))));
+          return {};
+        };
+        if (state.merge_memory) {
+          auto done = set(SYS_prctl, {kSetMemoryMerge, 1},
+                          "that pages of equal content are merged (PR_SET_MEMORY_MERGE)");
+          if (!done) return done;
+        }
+        if (state.lock_new != 0) {
+          auto done = set(SYS_mlockall, {static_cast<std::uint64_t>(state.lock_new)},
+                          "that new memory is locked (mlockall)");
+          if (!done) return done;
+        }
+        if (state.deny_new_code == 0) return {};
+        const auto answer = make(SYS_prctl, Arguments{kSetMdwe, state.deny_new_code});
+        if (!answer) return fail(answer.error());
+        if (*answer == 0) return {};
+        return fail(because(pid,
+                            "has forbidden itself new code (PR_SET_MDWE), which this kernel does "
+                            "not know",
+                            "restore it on Linux 6.3 or newer", *answer));
+      });
+}
+
+}  // namespace
+
+AskedStates ask_processes(Pid root) {
+  AskedStates answers;
+  const auto tree = proc::ProcFs().tree(root);
+  if (!tree) return answers;
+  for (const proc::ProcessInfo& info : *tree) {
+    if (info.state == 'Z' || info.state == 'X') continue;
+    if (auto answer = ask_process(info.pid)) answers.emplace(info.pid, std::move(*answer));
+  }
+  return answers;
+}
+
+std::vector<std::string> note_answers(const AskedStates& answers,
+                                      std::vector<ProcessRecord>& processes) {
+  std::vector<std::string> lost;
+  const proc::ProcFs procfs;
+  for (ProcessRecord& process : processes) {
+    const auto answer = answers.find(process.pid);
+    if (answer == answers.end()) {
+      const auto info = procfs.process(process.pid);
+      if (!info || info->state == 'Z' || info->state == 'X') continue;
+      lost.push_back(
+          fmt::format("process {}: whether it uses AMX, forbids itself new code or locks its "
+                      "memory; it could not be asked",
+                      process.pid.value));
+      continue;
+    }
+    if (process.kernel_state) process.kernel_state->own = answer->second.state;
+    for (const std::string& what : answer->second.lost)
+      lost.push_back(fmt::format("process {}: {}", process.pid.value, what));
+  }
+  return lost;
+}
+
+Result<std::vector<Pid>> set_asked_state(const std::vector<ProcessRecord>& processes,
+                                         std::vector<std::string>& lost) {
+  std::vector<Pid> left;
+  for (const ProcessRecord& process : processes) {
+    if (!process.kernel_state || process.kernel_state->own == OwnStateRecord{}) continue;
+    auto done = set_own_state(process.pid, process.kernel_state->own, lost);
+    if (done || done.error().code == ErrorCode::kProcessGone) continue;
+    if (done.error().code != ErrorCode::kBusy) return fail(std::move(done.error()));
+    left.push_back(process.pid);
+  }
+  return left;
+}
+
+Result<void> set_asked_state_of(const std::vector<Pid>& wanted,
+                                const std::vector<ProcessRecord>& processes,
+                                std::vector<std::string>& lost) {
+  for (const ProcessRecord& process : processes) {
+    if (std::find(wanted.begin(), wanted.end(), process.pid) == wanted.end()) continue;
+    auto done = set_own_state(process.pid, process.kernel_state->own, lost);
+    if (!done && done.error().code != ErrorCode::kProcessGone) return done;
+  }
+  return {};
+}
+
+}  // namespace stasis

@@ -1,0 +1,47 @@
+// What of a process's state only the process itself can tell and set, by system calls that its
+// first thread makes for us, and CRIU loses without a word: the right to processor state that is
+// off by default (AMX), the refusal of new code (PR_SET_MDWE), how new memory is given.
+// docs/adr/0038-kernel-state.md.
+//
+// Private to src/operations. One thread at a time.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "image/manifest.h"
+#include "base/ids.h"
+#include "base/result.h"
+
+namespace stasis {
+
+struct AskedState {
+  OwnStateRecord state;
+  std::vector<std::string> lost;  // seen, and not to be put right; for people
+};
+// By process; one that could not be asked is not there.
+using AskedStates = std::map<Pid, AskedState>;
+
+// Asks every process of the tree below `root`. Those with CUDA are parked; the first thread of each
+// other one is stopped for it, and goes on as it was.
+AskedStates ask_processes(Pid root);
+
+// Puts the answers into the manifest's processes. The lost: a sentence each, also of those that
+// were not asked.
+std::vector<std::string> note_answers(const AskedStates& answers,
+                                      std::vector<ProcessRecord>& processes);
+
+// Sets it in the restored processes. For the moment at which CRIU has made them, and none of their
+// threads runs code of its own. A process that CRIU traces then (the first one of a PID namespace)
+// is left out and returned, to be set as soon as CRIU lets go of it. An error: a program would be
+// ended by its next AMX instruction, or would run without a protection that it has set for itself;
+// what else cannot be set is told to `lost`.
+Result<std::vector<Pid>> set_asked_state(const std::vector<ProcessRecord>& processes,
+                                         std::vector<std::string>& lost);
+// The same for those that were left out.
+Result<void> set_asked_state_of(const std::vector<Pid>& wanted,
+                                const std::vector<ProcessRecord>& processes,
+                                std::vector<std::string>& lost);
+
+}  // namespace stasis
