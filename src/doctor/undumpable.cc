@@ -257,6 +257,8 @@ class Search {
     doctor::look_at_namespace_files(procfs_, processes_, signs_);
     doctor::look_at_mounts(procfs_, processes_, options_, simulated_, signs_);
     doctor::look_at_seccomp(procfs_, processes_, options_, signs_);
+    doctor::look_at_threads(procfs_, processes_, signs_);
+    doctor::look_at_seals(processes_, signs_);
     doctor::look_at_zombies(procfs_, everybody_, processes_.front().pid, signs_);
     doctor::look_at_timers(processes_, signs_);
     doctor::look_at_terminals(procfs_, processes_, options_, signs_);

@@ -32,10 +32,10 @@ constexpr Kind kNoInit{"pid-namespace", Light::kRed,
 constexpr Kind kNoUsers{"user-namespace", Light::kRed,
                         "lives in a user namespace in which its user has no number",
                         "map its users: unshare --user --map-root-user"};
-constexpr Kind kOfThread{"thread-namespace", Light::kYellow,
-                         "has threads in namespaces of their own, which they lose at a restore",
-                         "let them be processes of their own, or expect them in those of the "
-                         "process"};
+constexpr Kind kOfThread{"thread-namespace", Light::kRed,
+                         "has threads in namespaces of their own, which a restore would take from "
+                         "them",
+                         "let them be processes of their own"};
 constexpr Kind kFile{"namespace-file", Light::kRed,
                      "has a namespace open in which nobody of the tree lives",
                      "close it before the dump"};
@@ -43,7 +43,8 @@ constexpr Kind kFile{"namespace-file", Light::kRed,
 // Those that CRIU lets nobody but the root have of his own; network and mounts may be nested.
 constexpr std::array<const char*, 6> kOfRoot = {"pid", "ipc", "uts", "user", "cgroup", "time"};
 // Those that a thread may leave alone.
-constexpr std::array<const char*, 4> kOfThreads = {"net", "uts", "ipc", "cgroup"};
+constexpr std::array<const char*, 6> kOfThreads = {"net", "uts",    "ipc",
+                                                   "mnt", "cgroup", "pid_for_children"};
 
 // 0 if it cannot be seen.
 ino_t namespace_at(const std::string& path) {
@@ -75,7 +76,7 @@ void look_at_root(const proc::ProcFs& procfs, Pid root, Signs& out) {
   }
 }
 
-void look_at_threads(const proc::ProcFs& procfs, Pid pid, Signs& out) {
+void look_at_namespaces_of_threads(const proc::ProcFs& procfs, Pid pid, Signs& out) {
   for (const char* kind : kOfThreads) {
     const ino_t own = namespace_of(pid, kind);
     for (const Tid thread : procfs.threads(pid)) {
@@ -108,7 +109,7 @@ void look_at_namespaces(const proc::ProcFs& procfs, const Processes& processes, 
     const ino_t for_children = namespace_of(info.pid, "time_for_children");
     if (time != 0 && for_children != 0 && time != for_children)
       out.add(info.pid, kTimeForChildren, "unshare --time");
-    look_at_threads(procfs, info.pid, out);
+    look_at_namespaces_of_threads(procfs, info.pid, out);
   }
 }
 

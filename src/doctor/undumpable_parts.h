@@ -58,11 +58,16 @@ void look_at_mounts(const proc::ProcFs& procfs, const Processes& processes,
 // undumpable_threads.cc
 void look_at_seccomp(const proc::ProcFs& procfs, const Processes& processes,
                      const CriuOptions& options, Signs& out);
+// How they are scheduled, and what they do not share with their process.
+void look_at_threads(const proc::ProcFs& procfs, const Processes& processes, Signs& out);
 // `everybody`: zombies too.
 void look_at_zombies(const proc::ProcFs& procfs, const Processes& everybody, Pid root, Signs& out);
 
 // undumpable_code.cc
 void look_at_code(const proc::ProcFs& procfs, const Processes& processes, Signs& out);
+
+// undumpable_seals.cc
+void look_at_seals(const Processes& processes, Signs& out);
 
 // undumpable_timers.cc
 void look_at_timers(const Processes& processes, Signs& out);

@@ -1,10 +1,15 @@
-// Threads: filters of their system calls, and those that outlive the first of their process.
+// Threads: filters of their system calls, those that outlive the first of their process, how they
+// are scheduled, and what they have that their process has not.
 #include <linux/capability.h>
+#include <linux/kcmp.h>
+#include <sched.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <fmt/format.h>
 
 #include "doctor/undumpable_parts.h"
+#include "proc/thread_state.h"
 
 namespace stasis::doctor {
 namespace {
@@ -23,6 +28,22 @@ constexpr Kind kZombie{"zombie-leader", Light::kRed,
                        "has threads and no first one any more, which CRIU cannot dump",
                        "wait until its threads have ended, or let its first thread wait for them"};
 
+// CRIU 4.2.1 dumps the policy's number alone, and its restore fails (cr-restore.c,
+// validate_sched_parm()), when the program has ended.
+constexpr Kind kScheduler{"scheduler", Light::kRed,
+                          "has threads under a scheduler that CRIU cannot restore",
+                          "let them go back to another one before the dump (chrt --other --pid 0 "
+                          "THREAD), or do without it in the program"};
+// CRIU asks the first thread alone, and restores all with what that has.
+constexpr Kind kOwnFiles{"thread-files", Light::kRed,
+                         "has threads with descriptors of their own (CLONE_FILES, unshare), which "
+                         "a restore would take from them",
+                         "let them be processes of their own"};
+constexpr Kind kOwnDirectory{"thread-directory", Light::kRed,
+                             "has threads with a directory, root and umask of their own (CLONE_FS, "
+                             "unshare), which a restore would take from them",
+                             "let them be processes of their own, or use openat()"};
+
 constexpr int kFiltered = 2;  // SECCOMP_MODE_FILTER
 
 bool is_filtered(const proc::ProcFs& procfs, Pid pid) {
@@ -33,7 +54,46 @@ bool is_filtered(const proc::ProcFs& procfs, Pid pid) {
   return false;
 }
 
+// Empty for those that CRIU restores.
+std::string scheduler_of(Tid thread) {
+  constexpr std::uint32_t kDeadline = 6;  // SCHED_DEADLINE and SCHED_EXT of linux/sched.h
+  constexpr std::uint32_t kExtensible = 7;
+  const auto now = proc::scheduling(thread);
+  if (!now) return {};
+  switch (now->policy) {
+    case SCHED_OTHER:
+    case SCHED_FIFO:
+    case SCHED_RR:
+    case SCHED_BATCH:
+    case SCHED_IDLE:
+      return {};
+    case kDeadline:
+      return "SCHED_DEADLINE";
+    case kExtensible:
+      return "SCHED_EXT";
+    default:
+      return fmt::format("policy {}", now->policy);
+  }
+}
+
+// Do both have the same? Also where the kernel does not tell.
+bool share(int what, Pid process, Tid thread) {
+  return ::syscall(SYS_kcmp, process.value, thread.value, what, 0, 0) <= 0;
+}
+
 }  // namespace
+
+void look_at_threads(const proc::ProcFs& procfs, const Processes& processes, Signs& out) {
+  for (const proc::ProcessInfo& info : processes) {
+    for (const Tid thread : procfs.threads(info.pid)) {
+      const std::string named = fmt::format("thread {}", thread.value);
+      if (const std::string scheduler = scheduler_of(thread); !scheduler.empty())
+        out.add(info.pid, kScheduler, fmt::format("{} ({})", scheduler, named));
+      if (!share(KCMP_FILES, info.pid, thread)) out.add(info.pid, kOwnFiles, named);
+      if (!share(KCMP_FS, info.pid, thread)) out.add(info.pid, kOwnDirectory, named);
+    }
+  }
+}
 
 void look_at_seccomp(const proc::ProcFs& procfs, const Processes& processes,
                      const CriuOptions& options, Signs& out) {

@@ -263,7 +263,7 @@ Result<void> refuse_tiles(const UniqueFd& criu_dir, const std::vector<ProcessRec
     const auto threads = threads_with_tiles(criu_dir, process.pid);
     if (threads.empty()) continue;
     return fail(
-        ErrorCode::kUndumpable,
+        ErrorCode::kBusy,
         fmt::format("process {} was in the middle of a computation with AMX (thread {}{}), and "
                     "CRIU does not save its tiles",
                     process.pid.value, threads.front().value,
@@ -306,7 +306,8 @@ Result<void> wait_until_gone(const Group& group) {
   return {};
 }
 
-// CRIU says so too, but only when the GPU's memory has been moved; or never, of what it loses.
+// CRIU says so too, but only when the GPU's memory has been moved; or never, of what it loses. Who
+// insists is told what it is.
 Result<void> refuse_undumpable(const Environment& env, const std::vector<GroupMember>& members,
                                const CriuOptions& criu, const DumpOptions& options) {
   const auto& job = options.job;
@@ -330,6 +331,11 @@ Result<void> refuse_undumpable(const Environment& env, const std::vector<GroupMe
                         : finding.remedy);
   }
   if (reasons.empty()) return {};
+  if (options.ignore_undumpable) {
+    for (const std::string& reason : reasons)
+      env.tell(reason);
+    return {};
+  }
   return fail(ErrorCode::kUndumpable, fmt::format("{}", fmt::join(reasons, "; ")),
               fmt::format("{}; to let CRIU try all the same: --ignore-undumpable",
                           fmt::join(remedies, "; ")));
@@ -500,10 +506,8 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   }
 
   // What cannot be dumped is refused before anything is touched.
-  if (!options.ignore_undumpable) {
-    auto dumpable = refuse_undumpable(env, group.members(), criu_options, options);
-    if (!dumpable) return undo(std::move(dumpable.error()));
-  }
+  auto dumpable = refuse_undumpable(env, group.members(), criu_options, options);
+  if (!dumpable) return undo(std::move(dumpable.error()));
   auto inherited = find_inherited_files(proc::ProcFs(), group.members(),
                                         env.driver.info().simulated, options.ignore_obstacles);
   if (!inherited) return undo(std::move(inherited.error()));

@@ -420,6 +420,58 @@ END
   unharmed
 }
 
+@test "red: what CRIU dumps without a word and a restore would take from the program" {
+  start_cases 'def thread(act):
+    import threading
+    done = threading.Event()
+    def run():
+        try: act()
+        except OSError as e: failed.append(e)
+        done.set(); time.sleep(300)
+    failed = []
+    threading.Thread(target=run, daemon=True).start(); done.wait()
+    if failed: raise failed[0]
+def called(*words):
+    if libc.syscall(*words) < 0: raise OSError(ctypes.get_errno(), "system call")
+def case_uts(): thread(lambda: unshare(0x4000000))
+def case_network(): thread(lambda: unshare(0x40000000))
+def case_mounts(): thread(lambda: unshare(0x20000))
+def case_files(): thread(lambda: unshare(0x400))
+def case_directory(): thread(lambda: unshare(0x200))
+def case_deadline():
+    import struct
+    thread(lambda: called(314, 0, struct.pack("IIQiIQQQ", 48, 6, 0, 0, 0, 10**7, 3 * 10**7, 10**8), 0))
+def case_sealed():
+    called(462, 0, 0, 0)
+    called(462, ctypes.c_void_p(mapped(1 << 16, 0x22, -1)), ctypes.c_size_t(1 << 16), 0)'
+  capture stasis doctor "$TARGET" --no-trial --json
+  ((status == 1))
+  while IFS='|' read -r name id words; do
+    [[ -e $BATS_TEST_TMPDIR/pid-$name ]] || {
+      grep "not here: $name" "$TARGET_LOG" | sed 's/^/# /' >&3
+      continue
+    }
+    assert_equal "$(light_of "$name" "$id")" red "$name"
+    assert_contains "$(json "[f['what'] for f in d['processes'] if '($name)' in f['what']]")" "$words"
+    criu_dumps "$name"
+  done <<'END'
+uts|thread-namespace|uts of thread
+network|thread-namespace|net of thread
+mounts|thread-namespace|mnt of thread
+files|thread-files|thread
+directory|thread-directory|thread
+deadline|scheduler|SCHED_DEADLINE (thread
+sealed|sealed-memory|has sealed memory
+END
+  STASIS_SIM_FAULTS="lock:error=999" refused 9 undumpable dump "$TARGET" --images-dir "$image"
+  assert_contains "$err" "uts of thread"
+  assert_contains "$err" "descriptors of their own"
+  unharmed
+  # Who insists is told.
+  done_by dump "$TARGET" --images-dir "$image" --leave-running --ignore-undumpable
+  assert_contains "$err" "descriptors of their own"
+}
+
 @test "tiles of AMX that hold something are no part of an image: the dump is refused" {
   grep -qw amx_tile /proc/cpuinfo || skip "this processor has no AMX"
   # ldtilecfg [rdi]; tilezero tmm0; ret
@@ -429,7 +481,7 @@ code = mmap.mmap(-1, 4096, prot=7)
 code.write(bytes.fromhex("c4e27849 07 c4e27b49 c0 c3"))
 config = ctypes.create_string_buffer(bytes([1]) + bytes(15) + bytes([64]) + bytes(31) + bytes([16]) + bytes(15), 64)
 ctypes.CFUNCTYPE(None, ctypes.c_void_p)(ctypes.addressof(ctypes.c_char.from_buffer(code)))(ctypes.addressof(config))'
-  refused 9 undumpable dump "$TARGET" --images-dir "$image"
+  refused 7 busy dump "$TARGET" --images-dir "$image"
   assert_contains "$err" "in the middle of a computation with AMX"
   unharmed
 }
@@ -467,18 +519,12 @@ os.execvp(sys.argv[1], sys.argv[1:])" stasis)
 def case_huge(): ctypes.memset(mapped(2 << 20, 0x40022, -1), 1, 2 << 20)
 def case_huge_gone():
     path = mount("huge", b"hugetlbfs") + "/x"; fd = os.open(path, os.O_RDWR | os.O_CREAT); os.ftruncate(fd, 2 << 20)
-    ctypes.memset(mapped(2 << 20, 1, fd), 1, 2 << 20); os.unlink(path)
-def case_thread():
-    import threading
-    done = threading.Event()
-    threading.Thread(target=lambda: (unshare(0x4000000), done.set(), time.sleep(300)), daemon=True).start(); done.wait()'
+    ctypes.memset(mapped(2 << 20, 1, fd), 1, 2 << 20); os.unlink(path)'
   capture stasis doctor "$TARGET" --no-trial --json
   assert_equal "$(light_of semaphore shared-memory)" yellow
   criu_dumps semaphore --link-remap
   if criu_dumps semaphore; then return 1; fi
   grep -q "link remap" "$BATS_TEST_TMPDIR/criu-semaphore/log"
-  assert_equal "$(light_of thread thread-namespace)" yellow
-  criu_dumps thread
   each_is_red <<<"huge_gone|deleted-file|Can't send ghost to image"
   if [[ -e $BATS_TEST_TMPDIR/pid-huge ]]; then
     assert_equal "$(light_of huge huge-pages)" yellow
