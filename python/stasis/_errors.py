@@ -211,7 +211,7 @@ class CriuFailed(Error):
 
 
 class Undumpable(Error):
-    """A process has something open or mapped that CRIU cannot dump; nothing was touched."""
+    """A process has something that CRIU cannot dump, or that a restore would take from it."""
 
     code = "undumpable"
 

@@ -108,7 +108,9 @@ constexpr std::array kRows = {
               "see the table of CRIU's lines", "the hint in the message; the full log is named"},
     ErrorInfo{
         ErrorCode::kUndumpable, "undumpable", 9,
-        "a process has something open or mapped that CRIU cannot dump; nothing was touched",
+        "a process has something that CRIU cannot dump, or that a restore would take from it; it "
+        "runs on "
+        "as it was",
         "io_uring, devices, connections to the outside, shared memory of System V, another tracer",
         "as the message says; `stasis doctor PID` shows all of it; `--ignore-undumpable` lets CRIU "
         "try"},

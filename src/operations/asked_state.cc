@@ -15,6 +15,7 @@
 
 #include "proc/parking.h"
 #include "proc/address_space.h"
+#include "proc/bystander.h"
 #include "proc/procfs.h"
 
 namespace stasis {
@@ -31,6 +32,7 @@ constexpr std::uint64_t kRequestStatePermission = 0x1023;  // ARCH_REQ_XCOMP_PER
 constexpr std::uint64_t kPage = 4096;
 // Where in the page that the process maps for us the answers are.
 constexpr std::uint64_t kPermissionAt = 8;
+constexpr std::uint64_t kListAt = 16;
 constexpr std::uint64_t kResidentAt = 64;
 
 constexpr std::uint64_t word(long value) { return static_cast<std::uint64_t>(value); }
@@ -53,40 +55,93 @@ void note_keyrings(const Ask& ask, std::vector<std::string>& lost) {
   if (has(KEY_SPEC_PROCESS_KEYRING)) lost.emplace_back("the keys of the process (keyctl)");
 }
 
-Result<AskedState> ask_process(Pid pid) {
+// Asks threads whether they are in a Landlock domain. One bystander serves all of a user.
+class Sandboxes {
+ public:
+  std::optional<Pid> bystander_for(Pid pid, Tid thread) {
+    const bool suits = bystander_ && bystander_->suits(pid, thread);
+    if (!suits) {
+      bystander_.reset();
+      if (auto made = proc::Bystander::for_thread(pid, thread))
+        bystander_.emplace(std::move(*made));
+    }
+    return bystander_ ? std::optional(bystander_->pid()) : std::nullopt;
+  }
+
+ private:
+  std::optional<proc::Bystander> bystander_;
+};
+
+// A page that the process maps for us while `act` runs.
+Result<void> with_page(const SystemCall& make, const std::function<void(std::uint64_t)>& act) {
+  const auto page = make(SYS_mmap, Arguments{0, kPage, PROT_READ | PROT_WRITE,
+                                             MAP_PRIVATE | MAP_ANONYMOUS, word(-1), 0});
+  if (!page) return fail(page.error());
+  if (*page < 0) return fail(errno_error("no page is to be had", static_cast<int>(-*page)));
+  act(static_cast<std::uint64_t>(*page));
+  (void)make(SYS_munmap, Arguments{static_cast<std::uint64_t>(*page), kPage});
+  return {};
+}
+
+Ask asker(const SystemCall& make) {
+  return [&make](std::uint64_t number, const Arguments& arguments) -> std::int64_t {
+    const auto answer = make(number, arguments);
+    return answer ? *answer : -EIO;
+  };
+}
+
+bool is_in_domain(const Ask& ask, std::optional<Pid> bystander, std::uint64_t room) {
+  return bystander && ask(SYS_get_robust_list, {word(bystander->value), room, room + 8}) == -EPERM;
+}
+
+// A thread that goes into a domain by itself has to forbid itself new privileges before, so only
+// those are asked that have done so other than the first: each question stops a thread.
+bool has_thread_in_domain(Pid pid, Sandboxes& sandboxes) {
+  const proc::ProcFs procfs;
+  const auto first = procfs.thread_status(pid, Tid{pid.value});
+  for (const Tid thread : procfs.threads(pid)) {
+    const auto status = procfs.thread_status(pid, thread);
+    if (!first || !status || first->no_new_privileges || !status->no_new_privileges) continue;
+    const auto bystander = sandboxes.bystander_for(pid, thread);
+    bool found = false;
+    (void)call_from_thread(pid, thread, {}, [&](const SystemCall& make, std::uint64_t) {
+      return with_page(make, [&](std::uint64_t at) {
+        found = is_in_domain(asker(make), bystander, at + kListAt);
+      });
+    });
+    if (found) return true;
+  }
+  return false;
+}
+
+Result<AskedState> ask_process(Pid pid, Sandboxes& sandboxes) {
+  const auto bystander = sandboxes.bystander_for(pid, Tid{pid.value});
   auto space = proc::AddressSpace::open(pid);
   if (!space) return fail(std::move(space.error()));
   AskedState out;
-  auto done = call_from_thread(
-      pid, Tid{pid.value}, {}, [&](const SystemCall& make, std::uint64_t) -> Result<void> {
-        const Ask ask = [&](std::uint64_t number, const Arguments& arguments) -> std::int64_t {
-          const auto answer = make(number, arguments);
-          return answer ? *answer : -EIO;
-        };
-        const auto page = make(SYS_mmap, Arguments{0, kPage, PROT_READ | PROT_WRITE,
-                                                   MAP_PRIVATE | MAP_ANONYMOUS, word(-1), 0});
-        if (!page) return fail(page.error());
-        if (*page < 0) return fail(errno_error("no page is to be had", static_cast<int>(-*page)));
-        const auto at = static_cast<std::uint64_t>(*page);
-        // A new page that is there at once, or that cannot be given back, is locked.
-        unsigned char resident = 0;
-        if (ask(SYS_mincore, {at, kPage, at + kResidentAt}) == 0)
-          (void)space->read(at + kResidentAt, &resident, sizeof resident);
-        if (ask(SYS_madvise, {at, kPage, MADV_DONTNEED}) == -EINVAL)
-          out.state.lock_new = (resident & 1) != 0 ? MCL_FUTURE : MCL_FUTURE | MCL_ONFAULT;
-        std::uint64_t permission = 0;
-        if (ask(SYS_arch_prctl, {kGetStatePermission, at + kPermissionAt}) == 0 &&
-            space->read(at + kPermissionAt, &permission, sizeof permission)) {
-          out.state.processor_state = permission & ~usual_permission();
-        }
-        out.state.deny_new_code =
-            static_cast<std::uint32_t>(std::max<std::int64_t>(0, ask(SYS_prctl, {kGetMdwe})));
-        out.state.merge_memory = ask(SYS_prctl, {kGetMemoryMerge}) == 1;
-        note_keyrings(ask, out.lost);
-        (void)ask(SYS_munmap, {at, kPage});
-        return {};
-      });
+  auto done = call_from_thread(pid, Tid{pid.value}, {}, [&](const SystemCall& make, std::uint64_t) {
+    return with_page(make, [&](std::uint64_t at) {
+      const Ask ask = asker(make);
+      // A new page that is there at once, or that cannot be given back, is locked.
+      unsigned char resident = 0;
+      if (ask(SYS_mincore, {at, kPage, at + kResidentAt}) == 0)
+        (void)space->read(at + kResidentAt, &resident, sizeof resident);
+      if (ask(SYS_madvise, {at, kPage, MADV_DONTNEED}) == -EINVAL)
+        out.state.lock_new = (resident & 1) != 0 ? MCL_FUTURE : MCL_FUTURE | MCL_ONFAULT;
+      std::uint64_t permission = 0;
+      if (ask(SYS_arch_prctl, {kGetStatePermission, at + kPermissionAt}) == 0 &&
+          space->read(at + kPermissionAt, &permission, sizeof permission)) {
+        out.state.processor_state = permission & ~usual_permission();
+      }
+      out.state.deny_new_code =
+          static_cast<std::uint32_t>(std::max<std::int64_t>(0, ask(SYS_prctl, {kGetMdwe})));
+      out.state.merge_memory = ask(SYS_prctl, {kGetMemoryMerge}) == 1;
+      note_keyrings(ask, out.lost);
+      out.in_domain = is_in_domain(ask, bystander, at + kListAt);
+    });
+  });
   if (!done) return fail(std::move(done.error()));
+  if (!out.in_domain) out.in_domain = has_thread_in_domain(pid, sandboxes);
   return out;
 }
 
@@ -154,11 +209,28 @@ AskedStates ask_processes(Pid root) {
   AskedStates answers;
   const auto tree = proc::ProcFs().tree(root);
   if (!tree) return answers;
+  Sandboxes sandboxes;
   for (const proc::ProcessInfo& info : *tree) {
     if (info.state == 'Z' || info.state == 'X') continue;
-    if (auto answer = ask_process(info.pid)) answers.emplace(info.pid, std::move(*answer));
+    if (auto answer = ask_process(info.pid, sandboxes))
+      answers.emplace(info.pid, std::move(*answer));
   }
   return answers;
+}
+
+Result<void> refuse_domains(const AskedStates& answers) {
+  for (const auto& [pid, answer] : answers) {
+    if (!answer.in_domain) continue;
+    return fail(
+        ErrorCode::kUndumpable,
+        fmt::format(
+            "process {} has threads in a sandbox (a Landlock domain), which a restore would "
+            "take from it: the kernel does not tell its rules",
+            pid.value),
+        "start the program without it; to dump it all the same, and to restore it inside "
+        "of such a sandbox if need be: --ignore-undumpable");
+  }
+  return {};
 }
 
 std::vector<std::string> note_answers(const AskedStates& answers,
@@ -177,6 +249,8 @@ std::vector<std::string> note_answers(const AskedStates& answers,
       continue;
     }
     if (process.kernel_state) process.kernel_state->own = answer->second.state;
+    if (answer->second.in_domain)
+      lost.push_back(fmt::format("process {}: its sandbox (a Landlock domain)", process.pid.value));
     for (const std::string& what : answer->second.lost)
       lost.push_back(fmt::format("process {}: {}", process.pid.value, what));
   }

@@ -18,6 +18,7 @@ namespace stasis {
 
 struct AskedState {
   OwnStateRecord state;
+  bool in_domain = false;         // it has threads in a Landlock domain
   std::vector<std::string> lost;  // seen, and not to be put right; for people
 };
 // By process; one that could not be asked is not there.
@@ -26,6 +27,10 @@ using AskedStates = std::map<Pid, AskedState>;
 // Asks every process of the tree below `root`. Those with CUDA are parked; the first thread of each
 // other one is stopped for it, and goes on as it was.
 AskedStates ask_processes(Pid root);
+
+// kUndumpable if any is in a Landlock domain, which a restore would take from it: no call
+// tells its rules.
+Result<void> refuse_domains(const AskedStates& answers);
 
 // Puts the answers into the manifest's processes. The lost: a sentence each, also of those that
 // were not asked.

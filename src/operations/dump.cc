@@ -539,6 +539,9 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
     needed = use_of(group);
     if (!stopped) return stopped;
     answers = ask_processes(root);
+    if (!options.ignore_undumpable) {
+      if (auto none = refuse_domains(answers); !none) return none;
+    }
     direct_bytes = opened->direct.bytes();
     writer->hold(opened->direct.needs_image());
     phases.begin("criu");

@@ -255,10 +255,13 @@ Result<ThreadStatus> ProcFs::thread_status(Pid pid, Tid thread) const {
     std::from_chars(word.data(), word.data() + word.size(), value, 16);
     return value;
   };
-  return ThreadStatus{mask("SigPnd") | mask("ShdPnd"), mask("SigBlk"),
+  return ThreadStatus{mask("SigPnd") | mask("ShdPnd"),
+                      mask("SigBlk"),
                       number<std::uint64_t>(field(*text, "voluntary_ctxt_switches")) +
                           number<std::uint64_t>(field(*text, "nonvoluntary_ctxt_switches")),
-                      number<int>(field(*text, "TracerPid")), number<int>(field(*text, "Seccomp"))};
+                      number<int>(field(*text, "TracerPid")),
+                      number<int>(field(*text, "Seccomp")),
+                      field(*text, "NoNewPrivs") == "1"};
 }
 
 Result<std::vector<std::string>> ProcFs::environment(Pid pid) const {

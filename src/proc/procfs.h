@@ -39,6 +39,7 @@ struct ThreadStatus {
   std::uint64_t switches = 0;  // how often it was taken off a processor: the same twice: it slept
   int tracer = 0;              // the thread that traces it, 0 if none
   int seccomp = 0;             // how its system calls are filtered: 1 strictly, 2 by a program
+  bool no_new_privileges = false;  // PR_SET_NO_NEW_PRIVS
 };
 
 // A line of /proc/PID/maps.

@@ -472,6 +472,40 @@ END
   assert_contains "$err" "descriptors of their own"
 }
 
+# in_landlock WHO: a tree with a Python program that may make no FIFO any more, or a thread of it.
+in_landlock() {
+  start_with "def enter():
+    rules = libc.syscall(444, (1 << 12).to_bytes(8, 'little'), 8, 0)
+    libc.prctl(38, 1, 0, 0, 0)
+    entered.append(rules >= 0 and libc.syscall(446, rules, 0) == 0)
+    os.close(rules); done.set(); last()
+import threading
+entered, done, last = [], threading.Event(), lambda: None
+if '$1' == 'thread':
+    last = lambda: time.sleep(300)
+    threading.Thread(target=enter, daemon=True).start(); done.wait()
+else: enter()
+print('in a domain:', entered[0], flush=True)"
+  grep -q "in a domain: True" "$TARGET_LOG" || skip "this kernel has no Landlock"
+  [[ ! -s /proc/self/attr/current ]] || grep -q unconfined /proc/self/attr/current || skip "a security module confines this"
+}
+
+@test "a sandbox by Landlock, of a process or of a thread, is not lost without a word" {
+  local who
+  for who in process thread; do
+    rm -f "$BATS_TEST_TMPDIR/ready" "$BATS_TEST_TMPDIR/status"
+    in_landlock "$who"
+    refused 9 undumpable dump "$TARGET" --images-dir "$image"
+    assert_contains "$err" "in a sandbox (a Landlock domain)"
+    unharmed
+    assert_equal "$(pgrep -x cat --parent "$TARGET" || true)" ""
+    done_by dump "$TARGET" --images-dir "$image" --leave-running --ignore-undumpable --json
+    assert_contains "$(json "'; '.join(d['lost'])")" "its sandbox (a Landlock domain)"
+    rm -rf "$image"
+    kill -9 -- "-$TARGET"
+  done
+}
+
 @test "tiles of AMX that hold something are no part of an image: the dump is refused" {
   grep -qw amx_tile /proc/cpuinfo || skip "this processor has no AMX"
   # ldtilecfg [rdi]; tilezero tmm0; ret

@@ -1,0 +1,51 @@
+#include "proc/bystander.h"
+
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdint>
+
+#include <gtest/gtest.h>
+
+namespace stasis::proc {
+namespace {
+
+Tid self() { return Tid{static_cast<int>(::syscall(SYS_gettid))}; }
+
+// 0: it may.
+int look_into(Pid pid) {
+  void* head = nullptr;
+  std::size_t size = 0;
+  return ::syscall(SYS_get_robust_list, pid.value, &head, &size) == 0 ? 0 : errno;
+}
+
+// As a program does it that may make no FIFO any more.
+bool enter_domain() {
+  const std::array<std::uint64_t, 2> handled{1U << 12, 0};
+  const long ruleset = ::syscall(444, handled.data(), 8, 0);
+  return ruleset >= 0 && ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         ::syscall(446, ruleset, 0) == 0;
+}
+
+TEST(Bystander, IsLookedIntoByAllButThoseInADomain) {
+  const Pid pid{::getpid()};
+  const auto bystander = Bystander::for_thread(pid, self());
+  if (!bystander) GTEST_SKIP() << "no Landlock, or a profile of a security module";
+  EXPECT_TRUE(bystander->suits(pid, self()));
+  EXPECT_EQ(look_into(bystander->pid()), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const bool free = look_into(bystander->pid()) == 0;
+    ::_exit(!free ? 1 : !enter_domain() ? 2 : look_into(bystander->pid()));
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  if (status == 2 << 8) GTEST_SKIP() << "no domain can be entered here";
+  EXPECT_EQ(WEXITSTATUS(status), EPERM);
+}
+
+}  // namespace
+}  // namespace stasis::proc
