@@ -1,6 +1,7 @@
 #include "criu/criu_core.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -216,6 +217,13 @@ bool has_tiles(const UniqueFd& criu_dir, Tid thread) {
     return false;
   }
   return (in_use & kTiles) != 0;
+}
+
+bool has_terminal_data(const UniqueFd& criu_dir) {
+  constexpr off_t kHead = 8;  // two magic numbers
+  struct stat info {};
+  return ::fstatat(criu_dir.get(), "tty-data.img", &info, AT_SYMLINK_NOFOLLOW) == 0 &&
+         S_ISREG(info.st_mode) && info.st_size > kHead;
 }
 
 std::vector<Tid> threads_with_tiles(const UniqueFd& criu_dir, Pid pid) {

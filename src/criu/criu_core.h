@@ -24,6 +24,11 @@ bool has_tiles(const UniqueFd& criu_dir, Tid thread);
 // The threads of a process that stands still, dumped, of which that is so.
 std::vector<Tid> threads_with_tiles(const UniqueFd& criu_dir, Pid pid);
 
+// Whether CRIU has taken from a terminal what was not yet read (tty-data.img). It writes that to
+// the other end again, where the terminal changes it: ends of lines, and the echo of what was
+// typed.
+bool has_terminal_data(const UniqueFd& criu_dir);
+
 // Lets the threads of a process that stands still, dumped, make the system calls again in which
 // they were interrupted (docs/adr/0007), and which CRIU would let end with EINTR: those that wait
 // for a time that only the kernel has, and those that return EINTR after any stop. Not of a thread

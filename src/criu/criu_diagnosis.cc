@@ -77,6 +77,12 @@ constexpr std::array kRules = {
     CriuRule{"Need to set the --tcp-close", "", kCriuFailed,
              "the image holds TCP connections that were dumped to be closed",
              "restore it with --tcp-close"},
+    CriuRule{"Non-empty write queue on an in-flight socket", "", kCriuFailed,  // seen
+             "a connection to a unix socket that the program has not accepted yet has data in it",
+             "dump once more when it has been accepted; or let the program accept it"},
+    CriuRule{"Control messages in queue", "", kCriuFailed,  // seen
+             "messages in a unix socket that tell their sender (SO_PASSCRED) were not read yet",
+             "dump once more when they have been read; or do without SO_PASSCRED"},
     CriuRule{"In-flight connection", "", kCriuFailed, "a TCP connection is just being opened",
              "try again in a moment"},
     CriuRule{"Can't bind inet socket", "Cannot assign requested address", kCriuFailed,  // seen
@@ -114,6 +120,15 @@ constexpr std::array kRules = {
              "install nftables, or dump with --network-lock skip if nobody else sends"},
     CriuRule{"nftables", "", kCriuFailed, "packets of the TCP connections could not be held back",
              "load the kernel's nf_tables, or dump with --network-lock skip if nobody else sends"},
+
+    // Timers and schedulers.
+    CriuRule{"Unknown clock type", "", kCriuFailed,  // seen
+             "the process has a timerfd by a clock that CRIU does not know (an alarm clock)",
+             "use CLOCK_REALTIME or CLOCK_BOOTTIME in timerfd_create()"},
+    CriuRule{"Inconsistent sched params", "", kCriuFailed,  // seen
+             "a thread was under a scheduler that CRIU cannot restore (SCHED_DEADLINE)",
+             "no restore of this image succeeds: start the program anew, and dump it when its "
+             "threads are under another one (chrt --other --pid 0 THREAD)"},
 
     // Files. Seen: locks, ghost, link remap, missing, size.
     CriuRule{"Some file locks are hold", "", kCriuFailed, "the process holds file locks",

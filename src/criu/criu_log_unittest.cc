@@ -100,6 +100,12 @@ INSTANTIATE_TEST_SUITE_P(
     Lines, CriuDiagnosisTest,
     testing::Values(
         Known{"Can't fork for 12: File exists", ErrorCode::kPidInUse, "unshare"},
+        Known{"skqueue: Control messages in queue, not supported", ErrorCode::kCriuFailed,
+              "SO_PASSCRED"},
+        Known{"unix: Non-empty write queue on an in-flight socket 0xa66564", ErrorCode::kCriuFailed,
+              "accepted"},
+        Known{"Unknown clock type 9 for 0", ErrorCode::kCriuFailed, "CLOCK_BOOTTIME"},
+        Known{"Inconsistent sched params received (6.0.0)", ErrorCode::kCriuFailed, "chrt"},
         Known{"Pid 13 do not match expected 12", ErrorCode::kPidInUse, "unshare"},
         Known{"Current sid 7 intersects with pid (7) in images", ErrorCode::kPidInUse, "setsid"},
         Known{"The root process 12 is not a session leader. Consider using --shell-job option",

@@ -13,6 +13,7 @@
 #include <array>
 #include <charconv>
 #include <chrono>
+#include <ctime>
 #include <map>
 #include <optional>
 #include <set>
@@ -147,6 +148,10 @@ constexpr Kind kSemaphore{"eventfd", Light::kYellow,
                           "as plain counters: a read then takes all of the value",
                           "do without EFD_SEMAPHORE in the program, or restore only what does not "
                           "depend on it"};
+// include/timerfd.h of CRIU 4.2.1.
+constexpr Kind kAlarmClock{"timerfd", Light::kRed,
+                           "has timerfds by a clock that CRIU does not know (an alarm clock)",
+                           "use CLOCK_REALTIME or CLOCK_BOOTTIME in timerfd_create()"};
 constexpr Kind kReserved{"reserved-memory", Light::kYellow, "has much address space reserved",
                          "CRIU keeps 16 bytes for each page of it while it dumps"};
 
@@ -177,6 +182,14 @@ bool dumps_device(unsigned major, unsigned minor, bool has_own_network) {
     default:
       return major >= kPtyFirst && major <= kPtyLast;
   }
+}
+
+// "clockid: 1"
+bool dumps_clock(std::string_view line) {
+  int clock = -1;
+  const std::size_t at = line.find(' ') + 1;
+  std::from_chars(line.data() + at, line.data() + line.size(), clock);
+  return clock == CLOCK_REALTIME || clock == CLOCK_MONOTONIC || clock == CLOCK_BOOTTIME;
 }
 
 bool dumps_anonymous(std::string_view name) {
@@ -365,6 +378,7 @@ class Search {
       }
       if (line.starts_with("flags:\t")) flags = octal(std::string_view(line).substr(7));
       if (line == "eventfd-semaphore: 1") signs_.add(pid, kSemaphore, shown);
+      if (line.starts_with("clockid: ") && !dumps_clock(line)) signs_.add(pid, kAlarmClock, shown);
       if (!line.starts_with("Pid:\t")) continue;
       if ((flags & O_EXCL) != 0) signs_.add(pid, kPidfdThread, shown);  // PIDFD_THREAD
       int other = 0;

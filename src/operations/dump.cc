@@ -575,6 +575,10 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
     manifest.processes = std::move(*processes);
     read_kernel_state(group.root(), manifest.processes);
     auto lost = note_answers(answers, manifest.processes);
+    if (has_terminal_data(writer->criu_dir()))
+      lost.emplace_back(
+          "what was not yet read of a terminal, as it was: it comes with other ends of lines, and "
+          "with the echo once more");
     for (const ProcessRecord& process : manifest.processes) {
       if (auto mended = restart_calls(writer->criu_dir(), process.pid); !mended)
         return fail(std::move(mended.error()));

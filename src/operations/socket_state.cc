@@ -1,8 +1,10 @@
 #include "operations/socket_state.h"
 
 #include <arpa/inet.h>
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -103,6 +105,17 @@ std::optional<std::string> needed_address(const UniqueFd& socket) {
     return std::nullopt;
   std::array<char, INET_ADDRSTRLEN> text{};
   return ::inet_ntop(AF_INET, &four, text.data(), text.size());
+}
+
+// What a question for a number of bytes (ioctl) is answered; 0 for none.
+int bytes_by(const UniqueFd& file, unsigned long question) {
+  int bytes = 0;
+  return ::ioctl(file.get(), question, &bytes) == 0 ? bytes : 0;
+}
+
+bool has_urgent_byte(const UniqueFd& socket) {
+  char byte = 0;
+  return ::recv(socket.get(), &byte, 1, MSG_OOB | MSG_PEEK | MSG_DONTWAIT) == 1;
 }
 
 bool is_connection(const UniqueFd& socket, const proc::SocketKind& kind) {
@@ -224,6 +237,10 @@ class Noter {
     if (datagrams && proc::has_input(socket)) lost_.add(pid, descriptor, "datagrams not yet read");
     if (datagrams && proc::has_error(socket))
       lost_.add(pid, descriptor, "an error of the socket not yet read");
+    if (is_inet(kind) && kind.type == SOCK_DGRAM && bytes_by(socket, SIOCOUTQ) > 0)
+      lost_.add(pid, descriptor, "the beginning of a datagram not yet sent (MSG_MORE, UDP_CORK)");
+    if (kind.type == SOCK_STREAM && has_urgent_byte(socket))
+      lost_.add(pid, descriptor, "that a byte not yet read is urgent (MSG_OOB)");
     if (const std::string protocol = upper_protocol(socket, kind); !protocol.empty())
       lost_.add(pid, descriptor, fmt::format("the socket's protocol above TCP ({})", protocol));
   }

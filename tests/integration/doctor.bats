@@ -345,6 +345,8 @@ def case_watch_fine(): libc.inotify_add_watch(libc.inotify_init1(0), b"/dev/shm"
 def case_mptcp(): return socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262)
 def case_vsock(): return socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM)
 def case_packet_pipe(): os.pipe2(os.O_DIRECT)
+def case_alarm_clock():
+    if libc.timerfd_create(9, 0) < 0: raise OSError("no alarm clock")
 def case_pidfd():
     if libc.syscall(434, os.getpid(), 0o200) < 0: raise OSError("no PIDFD_THREAD")
 def case_perf():
@@ -392,6 +394,7 @@ mark_proc|inotify|Can't dump that handle
 mptcp|socket|Unsupported proto
 vsock|socket|Unknown socket
 packet_pipe|packet-pipe|packetized mode
+alarm_clock|timerfd|Unknown clock type
 pidfd|pidfd|PIDFD_THREAD
 perf|anonymous-file|anon_inode:\[perf_event\]
 uts|namespace|Can't dump nested uts
