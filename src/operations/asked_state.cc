@@ -10,6 +10,7 @@
 #include <array>
 #include <cerrno>
 #include <functional>
+#include <string_view>
 
 #include <fmt/format.h>
 
@@ -34,6 +35,7 @@ constexpr std::uint64_t kPage = 4096;
 constexpr std::uint64_t kPermissionAt = 8;
 constexpr std::uint64_t kListAt = 16;
 constexpr std::uint64_t kResidentAt = 64;
+constexpr std::uint64_t kKeyAt = 128;
 
 constexpr std::uint64_t word(long value) { return static_cast<std::uint64_t>(value); }
 
@@ -47,12 +49,35 @@ std::uint64_t usual_permission() {
   return ::syscall(SYS_arch_prctl, kGetStatePermission, &mask) == 0 ? mask : ~std::uint64_t{0};
 }
 
-void note_keyrings(const Ask& ask, std::vector<std::string>& lost) {
-  const auto has = [&](int which) {
-    return ask(SYS_keyctl, {KEYCTL_GET_KEYRING_ID, word(which), 0}) > 0;
+// The session's, which a restored process has of the tool that restores it, counts only where it is
+// another one than ours and holds more than what a login puts into it: the keyring of the user.
+void note_keyrings(const Ask& ask, const proc::AddressSpace& space, std::uint64_t page,
+                   std::vector<std::string>& lost) {
+  const auto keyring = [&](int which) {
+    return ask(SYS_keyctl, {KEYCTL_GET_KEYRING_ID, word(which), 0});
   };
-  if (has(KEY_SPEC_THREAD_KEYRING)) lost.emplace_back("the keys of its first thread (keyctl)");
-  if (has(KEY_SPEC_PROCESS_KEYRING)) lost.emplace_back("the keys of the process (keyctl)");
+  if (keyring(KEY_SPEC_THREAD_KEYRING) > 0)
+    lost.emplace_back("the keys of its first thread (keyctl)");
+  if (keyring(KEY_SPEC_PROCESS_KEYRING) > 0) lost.emplace_back("the keys of the process (keyctl)");
+  const std::int64_t session = keyring(KEY_SPEC_SESSION_KEYRING);
+  if (session <= 0 ||
+      session == ::syscall(SYS_keyctl, KEYCTL_GET_KEYRING_ID, KEY_SPEC_SESSION_KEYRING, 0)) {
+    return;
+  }
+  std::int32_t key = 0;
+  const std::uint64_t at = page + kKeyAt;
+  const std::int64_t bytes = ask(SYS_keyctl, {KEYCTL_READ, word(session), at, sizeof key});
+  if (bytes == sizeof key) {
+    std::array<char, 8> type{};
+    constexpr std::string_view kKeyring = "keyring;";
+    if (!space.read(at, &key, sizeof key) ||
+        ask(SYS_keyctl, {KEYCTL_DESCRIBE, word(key), at, kPage - kKeyAt}) < 0 ||
+        !space.read(at, type.data(), type.size()) ||
+        std::string_view(type.data(), type.size()) == kKeyring) {
+      return;
+    }
+  }
+  if (bytes > 0) lost.emplace_back("the keys of its session (keyctl)");
 }
 
 // Asks threads whether they are in a Landlock domain. One bystander serves all of a user.
@@ -136,7 +161,7 @@ Result<AskedState> ask_process(Pid pid, Sandboxes& sandboxes) {
       out.state.deny_new_code =
           static_cast<std::uint32_t>(std::max<std::int64_t>(0, ask(SYS_prctl, {kGetMdwe})));
       out.state.merge_memory = ask(SYS_prctl, {kGetMemoryMerge}) == 1;
-      note_keyrings(ask, out.lost);
+      note_keyrings(ask, *space, at, out.lost);
       out.in_domain = is_in_domain(ask, bystander, at + kListAt);
     });
   });

@@ -38,8 +38,8 @@ std::vector<std::string> note_answers(const AskedStates& answers,
                                       std::vector<ProcessRecord>& processes);
 
 // Sets it in the restored processes. For the moment at which CRIU has made them, and none of their
-// threads runs code of its own. A process that CRIU traces then (the first one of a PID namespace)
-// is left out and returned, to be set as soon as CRIU lets go of it. An error: a program would be
+// threads runs code of its own. A process that CRIU traces then (the root of the tree) is left out
+// and returned, to be set as soon as CRIU lets go of it. An error: a program would be
 // ended by its next AMX instruction, or would run without a protection that it has set for itself;
 // what else cannot be set is told to `lost`.
 Result<std::vector<Pid>> set_asked_state(const std::vector<ProcessRecord>& processes,
