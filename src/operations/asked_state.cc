@@ -14,9 +14,9 @@
 
 #include <fmt/format.h>
 
-#include "proc/parking.h"
 #include "proc/address_space.h"
 #include "proc/bystander.h"
+#include "proc/parking.h"
 #include "proc/procfs.h"
 
 namespace stasis {

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "image/manifest.h"
 #include "base/ids.h"
 #include "base/result.h"
+#include "image/manifest.h"
 
 namespace stasis {
 

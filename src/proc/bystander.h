@@ -15,7 +15,7 @@
 #include <optional>
 
 #include "base/fd.h"
-#include "stasis/ids.h"
+#include "base/ids.h"
 
 namespace stasis::proc {
 
