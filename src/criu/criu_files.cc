@@ -13,6 +13,7 @@
 #include <fmt/format.h>
 #include <protozero/exception.hpp>
 #include <protozero/pbf_reader.hpp>
+#include <protozero/pbf_writer.hpp>
 
 namespace stasis {
 namespace {
@@ -33,28 +34,29 @@ std::string read_image(const UniqueFd& dir, const std::string& name) {
   return text ? std::move(*text) : std::string();
 }
 
-// Calls `take` with each message of an image.
+// Calls `take` with each message of an image. False if it ends, or cannot be parsed, before that.
 template <typename Take>
-void each_message(const std::string& image, std::uint32_t magic, const Take& take) {
+bool each_message(const std::string& image, std::uint32_t magic, const Take& take) {
   const auto word = [&](std::size_t at) {
     std::uint32_t value = 0;
     std::memcpy(&value, image.data() + at, sizeof value);
     return value;
   };
   constexpr std::size_t kHead = 8;
-  if (image.size() < kHead || word(0) != kAnyImageMagic || word(4) != magic) return;
+  if (image.size() < kHead || word(0) != kAnyImageMagic || word(4) != magic) return false;
   std::size_t at = kHead;
   while (image.size() - at >= 4) {
     const std::size_t size = word(at);
     at += 4;
-    if (size > image.size() - at) return;
+    if (size > image.size() - at) return false;
     try {
       take(protozero::pbf_reader(image.data() + at, size));
     } catch (const protozero::exception&) {
-      return;  // criu says so, too
+      return false;  // criu says so, too
     }
     at += size;
   }
+  return at == image.size();
 }
 
 struct RegularEntry {
@@ -67,6 +69,9 @@ RegularEntry parse_regular(protozero::pbf_reader message) {
   RegularEntry out;
   while (message.next()) {
     switch (message.tag_and_type()) {
+      case protozero::tag_and_type(2, protozero::pbf_wire_type::varint):
+        out.file.flags = message.get_uint32();
+        break;
       case protozero::tag_and_type(6, protozero::pbf_wire_type::length_delimited):
         out.file.path = message.get_string();
         break;
@@ -87,6 +92,54 @@ RegularEntry parse_regular(protozero::pbf_reader message) {
     }
   }
   return out;
+}
+
+constexpr std::uint32_t kNameField = 6;  // of a regular file's entry
+
+// The same message with one text field of another value; what is not known is copied as it is.
+// `change` returns nothing for a field that stays.
+template <typename Change>
+std::string copy_message(protozero::pbf_reader message, const Change& change) {
+  using Wire = protozero::pbf_wire_type;
+  std::string out;
+  protozero::pbf_writer writer(out);
+  while (message.next()) {
+    const auto tag = message.tag();
+    switch (message.wire_type()) {
+      case Wire::varint:
+        writer.add_uint64(tag, message.get_uint64());
+        break;
+      case Wire::fixed64:
+        writer.add_fixed64(tag, message.get_fixed64());
+        break;
+      case Wire::fixed32:
+        writer.add_fixed32(tag, message.get_fixed32());
+        break;
+      default: {
+        const protozero::data_view value = message.get_view();
+        const std::optional<std::string> other = change(tag, value);
+        writer.add_bytes(tag, other ? protozero::data_view(*other) : value);
+      }
+    }
+  }
+  return out;
+}
+
+// An entry of files.img in which a name of `names` is another one.
+std::string renamed_entry(const protozero::pbf_reader& entry,
+                          const std::map<std::string, std::string>& names) {
+  constexpr std::uint32_t kRegularField = 3;
+  return copy_message(
+      entry, [&](std::uint32_t outer, protozero::data_view inner) -> std::optional<std::string> {
+        if (outer != kRegularField) return std::nullopt;
+        return copy_message(
+            protozero::pbf_reader(inner),
+            [&](std::uint32_t tag, protozero::data_view value) -> std::optional<std::string> {
+              if (tag != kNameField) return std::nullopt;
+              const auto it = names.find(std::string(value.data(), value.size()));
+              return it == names.end() ? std::nullopt : std::optional(it->second);
+            });
+      });
 }
 
 }  // namespace
@@ -127,7 +180,11 @@ std::vector<NeededFile> needed_files(const UniqueFd& criu_dir) {
     }
     nameless.insert(fields[1]);
     const auto it = entries.find(fields[2]);
-    if (fields[3] == kRemapLinked && it != entries.end()) it->second.file.of_criu = true;
+    if (fields[3] != kRemapLinked || it == entries.end()) return;
+    it->second.file.of_criu = true;
+    // CRIU notes no mount for the name that it makes: it is on that of the file.
+    if (const auto file = entries.find(fields[1]); file != entries.end())
+      it->second.elsewhere |= file->second.elsewhere;
   };
   each_message(read_image(criu_dir, "remap-fpath.img"), kRemapMagic, take_remap);
   std::vector<NeededFile> out;
@@ -140,6 +197,29 @@ std::vector<NeededFile> needed_files(const UniqueFd& criu_dir) {
     out.push_back(std::move(entry.file));
   }
   return out;
+}
+
+Result<void> rename_link_remaps(const UniqueFd& criu_dir,
+                                const std::map<std::string, std::string>& names) {
+  constexpr const char* kImage = "files.img";
+  constexpr const char* kNew = "files.img.new";
+  if (names.empty()) return {};
+  const std::string image = read_image(criu_dir, kImage);
+  std::string out = image.substr(0, 8);
+  const bool whole = each_message(image, kFilesMagic, [&](const protozero::pbf_reader& message) {
+    const std::string entry = renamed_entry(message, names);
+    const auto size = static_cast<std::uint32_t>(entry.size());
+    out.append(reinterpret_cast<const char*>(&size), sizeof size);
+    out += entry;
+  });
+  if (!whole) return fail(ErrorCode::kImageCorrupt, "CRIU's files.img cannot be parsed");
+  auto file = open_file(criu_dir.get(), kNew, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0600);
+  if (!file) return fail(std::move(file.error()));
+  auto done = write_all(file->get(), out.data(), out.size(), kNew);
+  if (done) done = file->close(kNew);
+  if (done && ::renameat(criu_dir.get(), kNew, criu_dir.get(), kImage) != 0)
+    done = fail(errno_error("cannot rename files.img.new", errno));
+  return done;
 }
 
 std::optional<std::string> what_is_wrong(const NeededFile& file) {

@@ -7,11 +7,13 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "base/fd.h"
+#include "base/result.h"
 
 namespace stasis {
 
@@ -19,6 +21,7 @@ struct NeededFile {
   std::string path;
   std::optional<std::uint64_t> size;  // bytes, where CRIU compares it
   std::optional<std::uint32_t> mode;  // as stat(2) has it
+  unsigned flags = 0;                 // of open(2)
   // CRIU has made this name itself (--link-remap) for a file that had lost the one it was opened
   // by. A restore removes it.
   bool of_criu = false;
@@ -26,6 +29,11 @@ struct NeededFile {
 
 // Not those of a mount namespace that is in the image, of /proc, or that are named by --external.
 std::vector<NeededFile> needed_files(const UniqueFd& criu_dir);
+
+// Gives the files that CRIU has named itself (of_criu) other names in files.img: from the old to
+// the new. kImageCorrupt for one that cannot be parsed or is larger than needed_files() reads; kIo.
+Result<void> rename_link_remaps(const UniqueFd& criu_dir,
+                                const std::map<std::string, std::string>& names);
 
 // What is wrong with it here: "is not there", "has 5 bytes, and had 6"; nothing if all is well, or
 // it cannot be looked at.

@@ -120,6 +120,14 @@ constexpr Kind kRemap{"link-remap", Light::kRed,
                       "has files open whose name was removed, but which have other names (as a "
                       "semaphore in /dev/shm has for who made it)",
                       "dump without --no-link-remap"};
+// CRIU counts from a small number for each dump, and Stasis gives its files other names right
+// after.
+constexpr Kind kRemapTaken{
+    "link-remap-taken", Light::kRed,
+    "has files open whose name was removed, and CRIU's names for such files are taken in their "
+    "directory by another dump",
+    "wait for a dump that is under way; a file that stays is of an image that criu or an earlier "
+    "stasis has made: restore that image, or remove both"};
 constexpr Kind kHuge{"huge-pages", Light::kYellow, "has memory of huge pages (hugetlb)",
                      "set aside as many where it is restored: sysctl vm.nr_hugepages"};
 // CRIU makes a mapping of huge pages to learn what device they are of, and keeps that in a file.
@@ -357,10 +365,25 @@ class Search {
     if (has_file && info.st_nlink == 0 && huge_page_size(link)) signs_.add(pid, kHugeGhost, shown);
     if (has_file && info.st_nlink > 0 && path.ends_with(" (deleted)") && !options_.link_remap)
       signs_.add(pid, kRemap, shown);
+    if (has_file && info.st_nlink > 0 && path.ends_with(" (deleted)")) look_for_taken(pid, path);
     const auto size = static_cast<std::uint64_t>(info.st_blocks) * 512;
     if (S_ISREG(info.st_mode) && info.st_nlink == 0 && !path.starts_with("/memfd:") &&
         size > options_.ghost_limit && !is_set(external, "file[")) {
       signs_.add(pid, kGhost, fmt::format("{}, {}", shown, format_bytes(size)));
+    }
+  }
+
+  // link_remap.N beside the file.
+  void look_for_taken(Pid pid, std::string_view path) {
+    constexpr std::string_view kOfCriu = "link_remap.";
+    const std::string_view folder = path.substr(0, path.rfind('/') + 1);
+    const auto names = list_open(fmt::format("/proc/{}/root{}", pid.value, folder));
+    if (!names) return;
+    while (const dirent* entry = ::readdir(names.get())) {
+      const std::string_view name = entry->d_name;
+      if (name.size() > kOfCriu.size() && name.starts_with(kOfCriu) &&
+          name.find_first_not_of("0123456789", kOfCriu.size()) == std::string_view::npos)
+        signs_.add(pid, kRemapTaken, fmt::format("{}{}", folder, name));
     }
   }
 

@@ -24,6 +24,7 @@
 #include "base/fault_point.h"
 #include "base/fd.h"
 #include "base/version.h"
+#include "base/scope_guard.h"
 #include "checkpoint/inherited_files.h"
 #include "checkpoint/suspend_record.h"
 #include "criu/criu_core.h"
@@ -31,6 +32,7 @@
 #include "driver/gpu_plan.h"
 #include "image/image_writer.h"
 #include "operations/asked_state.h"
+#include "operations/kept_files.h"
 #include "operations/kernel_state.h"
 #include "operations/leftovers.h"
 #include "operations/open.h"
@@ -566,6 +568,9 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
     return fault(FaultPoint::kDumpComplete);
   };
   bool complete = false;
+  KeepReport kept_files;
+  // A program that runs on has its files by their own names.
+  ScopeGuard forget_links([&] { remove_links(kept_files.links); });
   // CRIU has written all it has to, and the tree stands as it is in the image.
   const auto written = [&]() -> Result<void> {
     watcher.reset();
@@ -585,6 +590,11 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
     }
     if (auto none = refuse_tiles(writer->criu_dir(), manifest.processes); !none) return none;
     if (auto noted = note_sockets(env, manifest, lost); !noted) return noted;
+    auto files = keep_files(writer->criu_dir(),
+                            options.after == AfterDump::kRunning || options.job.has_value(),
+                            options.job.has_value());
+    if (!files) return fail(std::move(files.error()));
+    kept_files = std::move(*files);
     manifest.phases = phases.done();
     manifest.job = options.job;
     if (options.on_complete) {
@@ -633,12 +643,14 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
         (void)::unlink(writer->failed_log_path().c_str());
       return failed;
     }
+    forget_links.dismiss();
     env.tell("the image is complete, though CRIU came to a bad end: " + why.message);
     for (const GroupMember& member : group.members())
       (void)member.process.pidfd().signal(SIGKILL);
   }
 
   // CRIU has ended the tree, and the image is complete; or it lets the tree go on.
+  if (options.after == AfterDump::kKill) forget_links.dismiss();
   const auto commit = [&] {
     if (auto committed = writer->commit(); !committed) env.tell(committed.error().to_string());
     fault_only(FaultPoint::kImageCommitted);
@@ -717,6 +729,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
                    [](const PhaseRecord& phase) { return phase.name == "finish"; }),
       done_since.end());
   if (manifest.sockets) report.lost = manifest.sockets->lost;
+  report.lost.insert(report.lost.end(), kept_files.lost.begin(), kept_files.lost.end());
   tell_of_lost(env, report.lost, "the image does not hold");
   report.images_dir = writer->final_path();
   report.image_bytes = manifest.total_bytes;

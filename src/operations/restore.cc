@@ -9,6 +9,7 @@
 #include "image/image_reader.h"
 #include "operations/asked_state.h"
 #include "operations/image_report.h"
+#include "operations/kept_files.h"
 #include "operations/kernel_state.h"
 #include "operations/leftovers.h"
 #include "operations/refusals.h"
@@ -182,6 +183,8 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   }
   auto journal = Journal::begin({"restore", manifest.root, Pid{}, image->path(), {}});
   if (!journal) return fail(std::move(journal.error()));
+  // Undone after the tree has ended.
+  FilesPutBack files(image->criu_dir(), [&](std::string text) { env.tell(std::move(text)); });
   RestoredJob job(manifest);
   // On every way out, an exception's included: what is not well is ended, and the record is kept if
   // that cannot be done.
@@ -195,6 +198,10 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
     if (auto allowed = options.on_checked(image->criu_dir()); !allowed)
       return fail(std::move(allowed.error()));
   }
+  auto to_put_back = files_to_put_back(*image);
+  if (!to_put_back) return fail(std::move(to_put_back.error()));
+  for (const auto& [kept, how] : *to_put_back)
+    if (auto done = files.put_back(kept, how); !done) return fail(std::move(done.error()));
   phases.begin("criu");
   // While CRIU reads the pages we do too: nothing of the tree runs before they are found sound. The
   // driver gets ready meanwhile.
@@ -310,6 +317,7 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
                                 : "the restored tree was ended; the image is intact"));
   }
   RestoredTree tree = job.keep(options.leave_suspended);
+  files.keep();
   fault_only(FaultPoint::kRestoreKept);
   RestoreReport report{{}, image->path(), manifest.total_bytes, std::move(tree.root_fd)};
   report.root = tree.root;

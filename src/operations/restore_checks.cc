@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <map>
 #include <thread>
 
 #include <fmt/format.h>
@@ -169,16 +170,52 @@ std::vector<NeededFile> files_from_outside(const ImageReader& image) {
   return files;
 }
 
+const KeptFile* kept_of(const std::vector<KeptFile>& all, const NeededFile& file) {
+  const auto it = std::find_if(all.begin(), all.end(), [&](const KeptFile& kept) {
+    return kept.path == file.path ||
+           std::find(kept.links.begin(), kept.links.end(), file.path) != kept.links.end();
+  });
+  return it == all.end() ? nullptr : &*it;
+}
+
+// What a person can do about it.
+enum class Remedy { kPutBack, kUsedUp, kNameTaken };
+
+std::string remedy_text(Remedy remedy) {
+  switch (remedy) {
+    case Remedy::kUsedUp:
+      return "CRIU keeps a file that has lost its name by another one (link_remap), which the "
+             "first restore uses up, and which is gone where the job ran on after the dump: "
+             "restore from another image";
+    case Remedy::kNameTaken:
+      return "end the program that has made the file, or remove it if none needs it: the restore "
+             "then makes it again from the image";
+    case Remedy::kPutBack:
+      break;
+  }
+  return "put it back where it was, with the content and the mode that it had at the dump; if it "
+         "was on a mount that is gone, mount that";
+}
+
 }  // namespace
 
 Result<void> check_files(const ImageReader& image) {
   constexpr std::size_t kShown = 5;
+  const auto all_kept = read_kept_files(image.criu_dir());
+  if (!all_kept) return fail(all_kept.error());
   std::vector<std::string> wrong;
-  bool used_up = false;
+  Remedy remedy = Remedy::kPutBack;
   for (const NeededFile& file : files_from_outside(image)) {
     const auto why = what_is_wrong(file);
     if (!why) continue;
-    used_up = used_up || file.of_criu;
+    const KeptFile* kept = kept_of(*all_kept, file);
+    if (kept != nullptr && how_to_put_back(*kept, file) != PutBack::kNothing) continue;
+    if (kept != nullptr && kept->link && kept->content) {
+      remedy = Remedy::kNameTaken;
+      wrong.push_back(fmt::format("{} is another file", fmt::join(kept->names, ", ")));
+      continue;
+    }
+    if (file.of_criu) remedy = Remedy::kUsedUp;
     wrong.push_back(fmt::format("{} {}", file.path, *why));
   }
   if (wrong.empty()) return {};
@@ -186,21 +223,36 @@ Result<void> check_files(const ImageReader& image) {
   wrong.erase(std::unique(wrong.begin(), wrong.end()), wrong.end());
   const std::size_t all = wrong.size();
   wrong.resize(std::min(all, kShown));
-  return fail(
-      ErrorCode::kCriuFailed,
-      fmt::format("what the job had open is not as it was: {}{}", fmt::join(wrong, "; "),
-                  all > kShown ? fmt::format("; and {} more", all - kShown) : ""),
-      used_up ? "CRIU keeps a file that has lost its name by another one (link_remap), which the "
-                "first restore uses up, and which is gone where the job ran on after the dump: "
-                "restore from another image"
-              : "put it back where it was, with the content and the mode that it had at the dump; "
-                "if it was on a mount that is gone, mount that");
+  return fail(ErrorCode::kCriuFailed,
+              fmt::format("what the job had open is not as it was: {}{}", fmt::join(wrong, "; "),
+                          all > kShown ? fmt::format("; and {} more", all - kShown) : ""),
+              remedy_text(remedy));
+}
+
+Result<std::vector<std::pair<KeptFile, PutBack>>> files_to_put_back(const ImageReader& image) {
+  std::vector<std::pair<KeptFile, PutBack>> out;
+  const auto all_kept = read_kept_files(image.criu_dir());
+  if (!all_kept) return fail(all_kept.error());
+  if (all_kept->empty()) return out;
+  std::map<std::string, PutBack> known;
+  for (const NeededFile& file : files_from_outside(image)) {
+    const KeptFile* kept = kept_of(*all_kept, file);
+    if (kept == nullptr || !what_is_wrong(file) || known.contains(kept->path)) continue;
+    const PutBack how = how_to_put_back(*kept, file);
+    if (how == PutBack::kNothing) continue;
+    known.emplace(kept->path, how);
+    out.emplace_back(*kept, how);
+  }
+  return out;
 }
 
 std::vector<std::string> files_used_up(const ImageReader& image) {
+  const auto all_kept = read_kept_files(image.criu_dir());
   std::vector<std::string> out;
-  for (NeededFile& file : files_from_outside(image))
-    if (file.of_criu) out.push_back(std::move(file.path));
+  for (NeededFile& file : files_from_outside(image)) {
+    const KeptFile* kept = all_kept ? kept_of(*all_kept, file) : nullptr;
+    if (file.of_criu && (kept == nullptr || !kept->content)) out.push_back(std::move(file.path));
+  }
   return out;
 }
 

@@ -5,11 +5,13 @@
 
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "driver/gpu_plan.h"
 #include "image/image_reader.h"
 #include "operations/operations.h"
+#include "operations/kept_files.h"
 
 namespace stasis {
 
@@ -31,8 +33,11 @@ Result<void> check_driver(const Driver& driver, const Manifest& manifest);
 Result<void> check_numbers(const Manifest& manifest);
 
 // The files that the processes have open, mapped or as their directories are what they were.
-// kCriuFailed with their paths.
+// or can be made that. kCriuFailed with their paths; kImageCorrupt.
 Result<void> check_files(const ImageReader& image);
+// What is to be done for that before CRIU opens them, of what the image has the content of.
+// kImageCorrupt.
+Result<std::vector<std::pair<KeptFile, PutBack>>> files_to_put_back(const ImageReader& image);
 // Those that a restore uses up: with any, the image can be restored only once.
 std::vector<std::string> files_used_up(const ImageReader& image);
 

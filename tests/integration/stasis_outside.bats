@@ -274,7 +274,7 @@ in_the_way() {
   target_goes_on
 }
 
-@test "a file with another name is refused with --leave-running, and makes an image that is restored once" {
+@test "a file with another name is refused with --leave-running, and makes an image that is restored again" {
   local kept=$BATS_TEST_TMPDIR/kept
   start_python "fd = os.open('$kept', os.O_RDWR | os.O_CREAT, 0o644); os.write(fd, b'x'); os.link('$kept', '$kept-too'); os.unlink('$kept')"
   STASIS_SIM_FAULTS="lock:error=999" refused 9 undumpable dump "$TARGET" --images-dir "$image" --leave-running
@@ -283,6 +283,23 @@ in_the_way() {
   dump_it
   capture stasis inspect "$image"
   assert_equal "$status" 0
+  [[ $out != *"only once"* ]]
+  restore_it
+  target_goes_on
+  kill -KILL -- "-$TARGET"
+  wait_until 60 number_is_free
+  wait_until 60 gpu_is_free 2>/dev/null
+  echo other >"$kept-too"
+  in_the_way "$kept-too is another file"
+  assert_contains "$err" "remove it if none needs it"
+}
+
+@test "a file that has another name in another directory makes an image that is restored once" {
+  local kept=$BATS_TEST_TMPDIR/kept
+  mkdir "$BATS_TEST_TMPDIR/beside"
+  start_python "fd = os.open('$kept', os.O_RDWR | os.O_CREAT, 0o644); os.link('$kept', '$BATS_TEST_TMPDIR/beside/kept'); os.unlink('$kept')"
+  dump_it
+  capture stasis inspect "$image"
   assert_contains "$out" "it can be restored only once, which uses up $BATS_TEST_TMPDIR/link_remap."
   restore_it
   target_goes_on

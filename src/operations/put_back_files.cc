@@ -1,0 +1,322 @@
+// Kept files, at a restore.
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "base/scope_guard.h"
+#include "base/units.h"
+#include "operations/kept_files.h"
+#include "operations/kept_files_format.h"
+#include "proc/procfs.h"
+
+namespace stasis {
+namespace {
+
+namespace format = kept_files_format;
+
+constexpr const char* kAside = ".after-checkpoint";
+constexpr int kMostAside = 1000;
+
+std::optional<struct stat> stat_in(const UniqueFd& folder, const std::string& path) {
+  struct stat info {};
+  if (::fstatat(folder.get(), name_of_path(path).c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0)
+    return info;
+  return std::nullopt;
+}
+
+bool is_missing(const UniqueFd& folder, const std::string& path) {
+  return !stat_in(folder, path) && errno == ENOENT;
+}
+
+Result<UniqueFd> folder_of(const std::string& path) {
+  auto folder = open_folder_of(path);
+  if (folder) return std::move(*folder);
+  return fail(ErrorCode::kIo, fmt::format("cannot open the directory of {}", path),
+              "make it again, as it was at the dump");
+}
+
+tl::unexpected<Error> put_back_error(const char* what, const std::string& path) {
+  return fail(errno_error(fmt::format("cannot {} {}", what, path), errno));
+}
+
+Result<void> set_owner(const UniqueFd& file, const KeptFile& kept) {
+  if (::fchown(file.get(), kept.uid, kept.gid) != 0 || ::fchmod(file.get(), kept.mode & 07777) != 0)
+    return put_back_error("set the owner of", kept.path);
+  return {};
+}
+
+// `begin` to the end of one file, at the end of another.
+Result<void> append(const UniqueFd& from, std::uint64_t begin, std::uint64_t end,
+                    const UniqueFd& to, const std::string& path) {
+  std::vector<char> buffer(std::min<std::uint64_t>(end - begin, 1 << 20));
+  while (begin < end) {
+    const auto wanted = std::min<std::uint64_t>(buffer.size(), end - begin);
+    const ssize_t got = ::pread(from.get(), buffer.data(), wanted, static_cast<off_t>(begin));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return put_back_error("read", path);
+    if (got == 0) break;
+    auto put = write_all(to.get(), buffer.data(), static_cast<std::size_t>(got), path);
+    if (!put) return put;
+    begin += static_cast<std::uint64_t>(got);
+  }
+  return {};
+}
+
+// The first name beside it for what is set aside that is free: FILE.after-checkpoint, .2, .3.
+std::string free_name_aside(const UniqueFd& folder, const std::string& path) {
+  for (int i = 1; i < kMostAside; ++i) {
+    std::string name = path + kAside + (i == 1 ? std::string() : fmt::format(".{}", i));
+    if (is_missing(folder, name)) return name;
+  }
+  return path + kAside;
+}
+
+// Does another program, as far as it can be seen, have the file open or mapped?
+bool is_in_use(const struct stat& file) {
+  const proc::ProcFs procfs;
+  const auto everybody = procfs.all();
+  if (!everybody) return true;
+  const auto is_it = [&](const std::string& link) {
+    struct stat info {};
+    return ::stat(link.c_str(), &info) == 0 && info.st_ino == file.st_ino &&
+           info.st_dev == file.st_dev;
+  };
+  for (const proc::ProcessInfo& one : *everybody) {
+    if (one.pid.value == ::getpid()) continue;
+    bool found = false;
+    (void)procfs.for_each_mapping(one.pid, [&](const proc::Mapping& mapping) {
+      found = mapping.inode == file.st_ino &&
+              is_it(fmt::format("/proc/{}/map_files/{:x}-{:x}", one.pid.value, mapping.start,
+                                mapping.end));
+      return !found;
+    });
+    if (found) return true;
+    const auto open_files = procfs.open_files(one.pid);
+    if (!open_files) continue;
+    for (const proc::OpenFile& open_one : *open_files)
+      if (is_it(fmt::format("/proc/{}/fd/{}", one.pid.value, open_one.descriptor))) return true;
+  }
+  return false;
+}
+
+bool is_the_same(const KeptFile& kept, const UniqueFd& folder, const std::string& path) {
+  const UniqueFd file(
+      ::openat(folder.get(), name_of_path(path).c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
+  struct stat info {};
+  return file.valid() && ::fstat(file.get(), &info) == 0 && S_ISREG(info.st_mode) &&
+         info.st_ino == kept.inode && info.st_uid == kept.uid &&
+         static_cast<std::uint64_t>(info.st_size) == kept.size && info.st_mode == kept.mode &&
+         born_ns(file) == kept.born_ns;
+}
+
+// The first of CRIU's names that is there, and the program's names.
+PutBack how_to_link(const KeptFile& kept, const UniqueFd& folder, const NeededFile& file) {
+  if (!is_missing(folder, file.path)) return PutBack::kNothing;
+  bool any = !is_missing(folder, kept.path);
+  for (const std::string& name : kept.links)
+    any = any || !is_missing(folder, name);
+  if (any) return PutBack::kNothing;  // one of several: of no image that is whole
+  bool none = true;
+  for (const std::string& name : kept.names)
+    none = none && is_missing(folder, name);
+  if (none) return kept.content ? PutBack::kMake : PutBack::kNothing;
+  const bool all = std::all_of(kept.names.begin(), kept.names.end(), [&](const std::string& name) {
+    return is_the_same(kept, folder, name);
+  });
+  return all && kept.content ? PutBack::kLink : PutBack::kNothing;
+}
+
+}  // namespace
+
+PutBack how_to_put_back(const KeptFile& kept, const NeededFile& file) {
+  const auto folder = open_folder_of(file.path);
+  if (!folder) return PutBack::kNothing;
+  if (kept.link) return how_to_link(kept, *folder, file);
+  const auto info = stat_in(*folder, file.path);
+  if (!info) {
+    return errno == ENOENT && kept.content ? PutBack::kMake : PutBack::kNothing;
+  }
+  if (!S_ISREG(info->st_mode) || info->st_uid != kept.uid) return PutBack::kNothing;
+  const auto size = static_cast<std::uint64_t>(info->st_size);
+  const bool fits = !file.size || *file.size == size;
+  if (fits && info->st_mode == kept.mode) return PutBack::kNothing;
+  if (file.size && size > kept.size && info->st_mode == kept.mode && *file.size == kept.size) {
+    const auto opened = open_checked(folder->get(), name_of_path(file.path), O_RDONLY | O_NOFOLLOW,
+                                     is_regular_file);
+    if (opened && tail_digest(*opened, kept.size) == kept.tail) return PutBack::kShorten;
+  }
+  return kept.content ? PutBack::kExchange : PutBack::kNothing;
+}
+
+FilesPutBack::~FilesPutBack() {
+  for (auto undo = undo_.rbegin(); undo != undo_.rend(); ++undo)
+    (*undo)();
+}
+
+Result<void> FilesPutBack::put_back(const KeptFile& kept, PutBack how) {
+  switch (how) {
+    case PutBack::kNothing:
+      return {};
+    case PutBack::kMake:
+      if (auto made = make(kept); !made) return made;
+      tell_(fmt::format("{} was gone, and is made again from the image",
+                        kept.link ? fmt::format("{}", fmt::join(kept.names, ", ")) : kept.path));
+      return {};
+    case PutBack::kShorten:
+      return shorten(kept);
+    case PutBack::kExchange:
+      return exchange(kept);
+    case PutBack::kLink:
+      return link(kept);
+  }
+  return {};
+}
+
+Result<void> FilesPutBack::fill(const UniqueFd& file, const KeptFile& kept) {
+  auto content =
+      open_checked(criu_dir_.get(), format::kContent, O_RDONLY | O_NOFOLLOW, is_regular_file);
+  struct stat info {};
+  if (!content || ::fstat(content->get(), &info) != 0 ||
+      static_cast<std::uint64_t>(info.st_size) < kept.size ||
+      static_cast<std::uint64_t>(info.st_size) - kept.size < *kept.content) {
+    return fail(ErrorCode::kImageCorrupt,
+                fmt::format("the image does not hold the content of {}", kept.path),
+                "take another image");
+  }
+  return append(*content, *kept.content, *kept.content + kept.size, file, kept.path);
+}
+
+Result<void> FilesPutBack::make(const KeptFile& kept) {
+  auto folder = folder_of(kept.path);
+  if (!folder) return fail(std::move(folder.error()));
+  const std::string name = name_of_path(kept.path);
+  auto file = open_file(folder->get(), name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0600);
+  if (!file) return fail(std::move(file.error()).within("what the job had open: " + kept.path));
+  struct stat made {};
+  (void)::fstat(file->get(), &made);
+  // Its names are undone first.
+  const auto undo_name = [this, inode = made.st_ino](const std::string& path) {
+    undo_.emplace_back([path, inode] {
+      const auto at = open_folder_of(path);
+      const auto info = at ? stat_in(*at, path) : std::nullopt;
+      if (info && info->st_ino == inode) (void)::unlinkat(at->get(), name_of_path(path).c_str(), 0);
+    });
+  };
+  undo_name(kept.path);
+  auto done = fill(*file, kept);
+  if (done) done = set_owner(*file, kept);
+  if (done) done = file->close(kept.path);
+  if (!done) return done;
+  std::vector<std::string> more = kept.links;
+  more.insert(more.end(), kept.names.begin(), kept.names.end());
+  for (const std::string& other : more) {
+    if (::linkat(folder->get(), name.c_str(), folder->get(), name_of_path(other).c_str(), 0) != 0)
+      return put_back_error("make", other);
+    undo_name(other);
+  }
+  return {};
+}
+
+Result<void> FilesPutBack::shorten(const KeptFile& kept) {
+  auto folder = folder_of(kept.path);
+  if (!folder) return fail(std::move(folder.error()));
+  auto file =
+      open_checked(folder->get(), name_of_path(kept.path), O_RDWR | O_NOFOLLOW, is_regular_file);
+  if (!file) return fail(std::move(file.error()));
+  struct stat info {};
+  if (::fstat(file->get(), &info) != 0) return put_back_error("look at", kept.path);
+  const auto size = static_cast<std::uint64_t>(info.st_size);
+  if (info.st_uid != kept.uid || size <= kept.size) return {};
+  const std::string aside = free_name_aside(*folder, kept.path);
+  auto rest = open_file(folder->get(), name_of_path(aside), O_RDWR | O_CREAT | O_EXCL, 0600);
+  if (!rest) return fail(std::move(rest.error()));
+  ScopeGuard remove_rest([&] { (void)::unlinkat(folder->get(), name_of_path(aside).c_str(), 0); });
+  auto done = append(*file, kept.size, size, *rest, aside);
+  if (done) done = set_owner(*rest, kept);
+  if (done && ::fsync(rest->get()) != 0) done = put_back_error("write", aside);
+  if (done && ::ftruncate(file->get(), static_cast<off_t>(kept.size)) != 0)
+    done = put_back_error("shorten", kept.path);
+  if (!done) return done;
+  remove_rest.dismiss();
+  undo_.emplace_back([kept, aside, size] {
+    const auto at = open_folder_of(kept.path);
+    if (!at) return;
+    auto shortened =
+        open_checked(at->get(), name_of_path(kept.path), O_RDWR | O_NOFOLLOW, is_regular_file);
+    auto tail =
+        open_checked(at->get(), name_of_path(aside), O_RDONLY | O_NOFOLLOW, is_regular_file);
+    const off_t end = shortened ? ::lseek(shortened->get(), 0, SEEK_END) : -1;
+    if (!tail || end != static_cast<off_t>(kept.size)) return;
+    if (append(*tail, 0, size - kept.size, *shortened, kept.path))
+      (void)::unlinkat(at->get(), name_of_path(aside).c_str(), 0);
+  });
+  tell_(
+      fmt::format("{} has grown since the image was made: it is {} long again, and the {} that "
+                  "came after are in {}",
+                  kept.path, format_bytes(kept.size), format_bytes(size - kept.size), aside));
+  return {};
+}
+
+Result<void> FilesPutBack::exchange(const KeptFile& kept) {
+  auto folder = folder_of(kept.path);
+  if (!folder) return fail(std::move(folder.error()));
+  const auto info = stat_in(*folder, kept.path);
+  // A program that writes its file anew makes it empty first: nothing is lost with it.
+  if (info && S_ISREG(info->st_mode) && info->st_size == 0) {
+    if (::unlinkat(folder->get(), name_of_path(kept.path).c_str(), 0) != 0)
+      return put_back_error("remove", kept.path);
+    return make(kept);
+  }
+  const std::string aside = free_name_aside(*folder, kept.path);
+  if (::renameat(folder->get(), name_of_path(kept.path).c_str(), folder->get(),
+                 name_of_path(aside).c_str()) != 0)
+    return put_back_error("rename", kept.path);
+  undo_.emplace_back([path = kept.path, aside] {
+    const auto at = open_folder_of(path);
+    // Where the program has made the file again, that one stays.
+    if (at && is_missing(*at, path)) {
+      (void)::renameat(at->get(), name_of_path(aside).c_str(), at->get(),
+                       name_of_path(path).c_str());
+    }
+  });
+  if (auto made = make(kept); !made) return made;
+  tell_(fmt::format("{} was another file than at the dump: that one is {} now", kept.path, aside));
+  return {};
+}
+
+Result<void> FilesPutBack::link(const KeptFile& kept) {
+  auto folder = folder_of(kept.path);
+  if (!folder) return fail(std::move(folder.error()));
+  auto file = open_checked(folder->get(), name_of_path(kept.names.front()), O_RDWR | O_NOFOLLOW,
+                           is_regular_file);
+  struct stat info {};
+  if (!file) return fail(std::move(file.error()));
+  if (::fstat(file->get(), &info) != 0 || info.st_ino != kept.inode)
+    return put_back_error("look at", kept.names.front());
+  // Where another program uses it, what it holds is as that program needs it.
+  if (!is_in_use(info)) {
+    if (::ftruncate(file->get(), 0) != 0) return put_back_error("write", kept.names.front());
+    if (auto filled = fill(*file, kept); !filled) return filled;
+  }
+  std::vector<std::string> criu_names = kept.links;
+  criu_names.push_back(kept.path);
+  for (const std::string& name : criu_names) {
+    if (::linkat(folder->get(), name_of_path(kept.names.front()).c_str(), folder->get(),
+                 name_of_path(name).c_str(), 0) != 0)
+      return put_back_error("make", name);
+    undo_.emplace_back([name] {
+      const auto at = open_folder_of(name);
+      if (at) (void)::unlinkat(at->get(), name_of_path(name).c_str(), 0);
+    });
+  }
+  return {};
+}
+
+}  // namespace stasis

@@ -1,0 +1,288 @@
+#!/usr/bin/env bats
+# Files of a program that are not as they were when it is restored: those that it was writing when it was saved and ran
+# on, and those that CRIU has given a name (link_remap).
+
+load helpers
+load stasis_lib
+load stasis_jobs_lib
+
+setup() {
+  setup_job
+  semaphore=stasis-files-$$-$BATS_TEST_NUMBER
+}
+teardown() {
+  end_stasis
+  rm -f "/dev/shm/sem.$semaphore"* "$BATS_TEST_TMPDIR"/link_remap.*
+  local name
+  for name in /dev/shm/link_remap.stasis-*; do
+    [[ -e $name ]] && find "$name" -newer "$BATS_TEST_TMPDIR" -delete
+  done
+  return 0
+}
+
+# start_python PYTHON: TARGET is a Python program that has done this, with a CUDA process below it.
+start_python() {
+  TARGET_STATUS=$BATS_TEST_TMPDIR/status$((++programs)) TARGET_LOG=$BATS_TEST_TMPDIR/log$programs
+  write_program "$1" >"$BATS_TEST_TMPDIR/hold$programs.py"
+  (exec_on_gpu setsid python3 "$BATS_TEST_TMPDIR/hold$programs.py" "$TARGET_STATUS") </dev/null >>"$TARGET_LOG" 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 target_is_up
+}
+write_program() {
+  cat <<END
+import ctypes, os, subprocess, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+libc.sem_open.restype = ctypes.c_void_p
+def semaphore(name, value):
+    at = ctypes.c_void_p(libc.sem_open(name.encode(), os.O_CREAT | os.O_EXCL, 0o600, value))
+    assert at.value
+    return at
+def value(at):
+    out = ctypes.c_int()
+    libc.sem_getvalue(at, ctypes.byref(out))
+    return out.value
+here = sys.argv[1]
+child = subprocess.Popen(["stasis-workload", "memory", "--size", "1M", "--status", here])
+$1
+child.wait()
+END
+}
+# with_semaphore NAME VALUE: tells the value again and again.
+with_semaphore() {
+  start_python "turn = semaphore('/$1', $2)
+while child.poll() is None:
+    open(here + '.value', 'a').write(f'{value(turn)}\n'); time.sleep(0.02)"
+}
+# says_value VALUE: from now on.
+says_value() {
+  : >"$TARGET_STATUS.value"
+  wait_until 60 test -s "$TARGET_STATUS.value"
+  assert_equal "$(sort -u "$TARGET_STATUS.value")" "$1"
+}
+kill_target() {
+  kill -KILL -- "-$TARGET"
+  wait_until 60 number_is_free
+  wait_until 60 gpu_is_free 2>/dev/null
+}
+remaps() { compgen -G "/dev/shm/link_remap.*" || true; }
+
+@test "after a reboot a semaphore is made again from the image, and another program's is left alone" {
+  with_semaphore "$semaphore" 11
+  dump_it
+  local first=$TARGET first_status=$TARGET_STATUS first_image=$image
+  rm "/dev/shm/sem.$semaphore" /dev/shm/link_remap.*
+  image=$image-2
+  with_semaphore "$semaphore-2" 22
+  dump_it
+  local second=$TARGET second_status=$TARGET_STATUS
+  TARGET=$first TARGET_STATUS=$first_status image=$first_image
+  done_by inspect "$image"
+  [[ $out != *"only once"* ]]
+  restore_it
+  assert_contains "$err" "/dev/shm/sem.$semaphore was gone, and is made again"
+  says_value 11
+  TARGET=$second TARGET_STATUS=$second_status image=$image-2
+  restore_it
+  says_value 22
+  assert_equal "$(remaps)" ""
+  [[ -e /dev/shm/sem.$semaphore && -e /dev/shm/sem.$semaphore-2 ]]
+}
+
+@test "two programs with semaphores are dumped beside each other, and each restored more than once" {
+  with_semaphore "$semaphore" 11
+  dump_it
+  local first=$TARGET first_status=$TARGET_STATUS
+  image=$image-2
+  with_semaphore "$semaphore-2" 22
+  dump_it
+  restore_it
+  says_value 22
+  kill_target
+  image=${image%-2} TARGET=$first TARGET_STATUS=$first_status
+  restore_it
+  says_value 11
+  # Its semaphore is still there, with another value.
+  kill_target
+  python3 -c "import mmap
+with open('/dev/shm/sem.$semaphore', 'r+b') as file: mmap.mmap(file.fileno(), 0)[0] = 3"
+  restore_it
+  says_value 11
+  kill_target
+  # What another program uses stays as that needs it.
+  python3 -c "import mmap, time
+with open('/dev/shm/sem.$semaphore', 'r+b') as file: memory = mmap.mmap(file.fileno(), 0)
+memory[0] = 5
+open('$BATS_TEST_TMPDIR/shared', 'w').close()
+time.sleep(300)" 3>&- &
+  local user=$!
+  at_end_kill "$user"
+  wait_until 60 test -e "$BATS_TEST_TMPDIR/shared"
+  restore_it
+  says_value 5
+  kill_target
+  kill "$user"
+  # Another program has made one by that name since.
+  rm "/dev/shm/sem.$semaphore"
+  : >"/dev/shm/sem.$semaphore"
+  refused 9 criu-failed restore --images-dir "$image" --detach
+  assert_contains "$err" "/dev/shm/sem.$semaphore is another file"
+  assert_contains "$err" "remove it if none needs it"
+  rm "/dev/shm/sem.$semaphore"
+  restore_it
+  says_value 11
+  assert_equal "$(remaps)" ""
+}
+
+@test "a name of CRIU's that an earlier image needs is found before the job is stopped" {
+  local kept=$BATS_TEST_TMPDIR/kept
+  start_python "fd = os.open('$kept', os.O_RDWR | os.O_CREAT, 0o644); os.link('$kept', '$kept-too'); os.unlink('$kept')"
+  : >"$BATS_TEST_TMPDIR/link_remap.5"
+  STASIS_SIM_FAULTS="lock:error=999" refused 9 undumpable dump "$TARGET" --images-dir "$image"
+  assert_contains "$err" "$BATS_TEST_TMPDIR/link_remap.5"
+  target_goes_on
+  rm "$BATS_TEST_TMPDIR/link_remap.5"
+  # A dump that fails leaves no name behind.
+  STASIS_FAULT=dump.ending:error refused_with_any dump "$TARGET" --images-dir "$image"
+  [[ -z $(compgen -G "$BATS_TEST_TMPDIR/link_remap.*") ]]
+  target_goes_on
+}
+refused_with_any() {
+  capture stasis "$@"
+  ((status != 0))
+}
+
+@test "a file that was being written when the job was saved is made again, or cut to what it was" {
+  local at=$BATS_TEST_TMPDIR
+  start_python "new = open('$at/job.new', 'w'); new.write('round 1\n'); new.flush()
+grows = open('$at/grows.log', 'w'); grows.write('before\n'); grows.flush()
+appended = open('$at/appended.log', 'a'); appended.write('before\n'); appended.flush()
+turned = open('$at/turned.log', 'a'); turned.write('before\n'); turned.flush()
+anew = open('$at/anew', 'w'); anew.write('long\n'); anew.flush()
+open('$at/ready', 'w').close()
+while not os.path.exists('$at/go'): time.sleep(0.01)
+new.write('whole\n'); new.close(); os.rename('$at/job.new', '$at/job')
+for file in grows, appended, turned: file.write('after\n'); file.flush()"
+  wait_until 60 test -e "$at/ready"
+  done_by dump "$TARGET" --images-dir "$image" --leave-running --json
+  assert_equal "$(json 'd.get("lost", [])')" "[]"
+  touch "$at/go"
+  wait_until 60 test -e "$at/job"
+  wait_until 60 grep -q after "$at/turned.log"
+  kill_target
+  rm "$at/go" "$at/job"
+  mv "$at/turned.log" "$at/turned.log.1"
+  echo new >"$at/anew.next"
+  mv "$at/anew.next" "$at/anew"
+  done_by inspect "$image"
+  # What fails after that is undone.
+  STASIS_FAULT=restore.held:error refused_with_any restore --images-dir "$image" --detach
+  [[ ! -e $at/job.new && ! -e $at/turned.log && ! -e $at/grows.log.after-checkpoint ]]
+  assert_equal "$(cat "$at/grows.log" "$at/anew")" $'before\nafter\nnew'
+  wait_until 60 gpu_is_free 2>/dev/null
+  restore_it
+  assert_contains "$err" "$at/grows.log has grown since the image was made: it is 7 B long again, and the 6 B that came after are in $at/grows.log.after-checkpoint"
+  assert_contains "$err" "$at/job.new was gone, and is made again from the image"
+  assert_contains "$err" "$at/anew was another file than at the dump: that one is $at/anew.after-checkpoint now"
+  assert_equal "$(cat "$at/job.new" "$at/grows.log" "$at/anew" "$at/turned.log")" $'round 1\nbefore\nlong\nbefore'
+  assert_equal "$(cat "$at/grows.log.after-checkpoint" "$at/anew.after-checkpoint")" $'after\nnew'
+  assert_equal "$(cat "$at/appended.log")" $'before\nafter'
+  touch "$at/go"
+  wait_until 60 test -e "$at/job"
+  wait_until 60 grep -q after "$at/turned.log"
+  assert_equal "$(cat "$at/job" "$at/grows.log" "$at/turned.log")" $'round 1\nwhole\nbefore\nafter\nbefore\nafter'
+  # And again from the same image: what was set aside stays.
+  kill_target
+  rm "$at/go"
+  mv "$at/anew" "$at/elsewhere"
+  restore_it
+  assert_equal "$(cat "$at/grows.log.after-checkpoint" "$at/grows.log.after-checkpoint.2")" $'after\nafter'
+  target_goes_on
+}
+
+@test "a file of another owner, behind a link, or of a job that was ended by its dump is not touched" {
+  local at=$BATS_TEST_TMPDIR
+  mkdir "$at/in"
+  start_python "grows = open('$at/in/secret', 'w')"
+  done_by dump "$TARGET" --images-dir "$image" --leave-running
+  kill_target
+  mkdir "$at/root"
+  echo secret >"$at/root/secret"
+  mv "$at/in" "$at/was"
+  ln -s "$at/root" "$at/in"
+  refused 9 criu-failed restore --images-dir "$image" --detach
+  assert_contains "$err" "has 7 bytes, and had 0 at the dump"
+  rm "$at/in"
+  mv "$at/was" "$at/in"
+  echo secret >"$at/in/secret"
+  chown 65534 "$at/in/secret"
+  refused 9 criu-failed restore --images-dir "$image" --detach
+  assert_equal "$(cat "$at/root/secret" "$at/in/secret")" $'secret\nsecret'
+  chown 0 "$at/in/secret"
+  restore_it
+  rm -r "$image"
+  dump_it
+  echo more >>"$at/in/secret"
+  refused 9 criu-failed restore --images-dir "$image" --detach
+  assert_contains "$err" "has 5 bytes, and had 0 at the dump"
+}
+
+@test "a file too large for the image is told at the dump" {
+  local at=$BATS_TEST_TMPDIR
+  start_python "large = open('$at/large', 'w'); large.truncate(65 << 20)
+log = open('$at/large.log', 'a'); log.truncate(65 << 20); small = open('$at/small', 'w')"
+  wait_until 60 test -e "$at/small"
+  done_by dump "$TARGET" --images-dir "$image" --leave-running --json
+  assert_equal "$(json 'len(d["lost"])')" 1
+  assert_contains "$out" "the content of $at/large (65.0 MiB), which is open for writing"
+  kill_target
+  rm "$at/small"
+  mv "$at/large" "$at/renamed"
+  refused 9 criu-failed restore --images-dir "$image" --detach
+  assert_contains "$err" "$at/large is not there"
+  [[ ! -e $at/small ]]
+  mv "$at/renamed" "$at/large"
+  restore_it
+  [[ -e $at/small ]]
+}
+
+@test "a job saved while it writes its status anew goes on, also after the file was renamed" {
+  local at=$BATS_TEST_TMPDIR
+  job=(python3 -c 'import os, subprocess, sys, time
+status, at = sys.argv[1:]
+child = subprocess.Popen(["stasis-workload", "memory", "--size", "4M", "--status", status + ".gpu"])
+log = open(at + "/train.log", "w")
+count = 0
+while True:
+    count += 1
+    with open(status + ".new", "w") as file:
+        file.write(f"round {count}\n"); file.flush()
+        log.write(f"{count}\n"); log.flush()
+        held = os.path.exists(at + "/hold")
+        if held: open(at + "/held", "w").close()
+        while os.path.exists(at + "/hold"): time.sleep(0.005)
+    os.rename(status + ".new", status)
+    time.sleep(0.02)' "$TARGET_STATUS" "$at")
+  start_run
+  job_is_up
+  wait_until 60 test -s "$TARGET_STATUS.gpu"
+  touch "$at/hold"
+  wait_until 60 test -e "$at/held"
+  saves 000001
+  rm "$at/hold"
+  target_goes_on
+  kill -KILL "$RUN"
+  wait_until 60 eval '! pgrep -f "^python3 .*$TARGET_STATUS" >/dev/null'
+  ends_with 137
+  local last
+  last=$(tail -n1 "$at/train.log")
+  start_run
+  told "goes on from $images/000001 "
+  told "$at/train.log has grown since the image was made"
+  assert_equal "$(tail -n1 "$at/train.log.after-checkpoint")" "$last"
+  target_goes_on
+  kill -INT "$RUN"
+  wait "$RUN" || true
+  # Each line once, in order.
+  assert_equal "$(cat "$at/train.log")" "$(seq "$(wc -l <"$at/train.log")")"
+}
