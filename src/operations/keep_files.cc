@@ -1,7 +1,9 @@
 // Kept files, at the dump.
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -54,6 +56,15 @@ void note_stat(KeptFile& kept, const UniqueFd& file, const struct stat& info) {
   kept.gid = info.st_gid;
   kept.inode = info.st_ino;
   kept.born_ns = born_ns(file);
+  kept.mount = mount_above(kept.path);
+}
+
+// A file that is no more than its bytes: not the kernel's, nor of huge pages, which cannot be
+// written to.
+bool has_plain_content(const UniqueFd& file, const std::string& path) {
+  struct statfs info {};
+  return !path.starts_with("/sys/") &&
+         (::fstatfs(file.get(), &info) != 0 || info.f_type != HUGETLBFS_MAGIC);
 }
 
 // The names beside it that lead to the same file, CRIU's among them.
@@ -167,7 +178,7 @@ class Keeper {
         report_.lost.push_back(fmt::format("the content of {}, which is open for writing", path));
         continue;
       }
-      if ((info.st_mode & (S_ISUID | S_ISGID)) != 0) continue;
+      if ((info.st_mode & (S_ISUID | S_ISGID)) != 0 || !has_plain_content(*opened, path)) continue;
       KeptFile kept;
       kept.path = path;
       note_stat(kept, *opened, info);
@@ -187,7 +198,7 @@ class Keeper {
       if (auto done = save_content(kept); !done) return done;
       json item = {{"path", kept.path},      {"size", kept.size}, {"mode", kept.mode},
                    {"uid", kept.uid},        {"gid", kept.gid},   {"inode", kept.inode},
-                   {"born_ns", kept.born_ns}};
+                   {"born_ns", kept.born_ns}, {"mount", kept.mount}};
       if (kept.link) item["link"] = true;
       if (!kept.links.empty()) item["links"] = kept.links;
       if (!kept.names.empty()) item["names"] = kept.names;
@@ -241,14 +252,17 @@ class Keeper {
       const auto wanted = std::min<std::uint64_t>(kPiece, kept.size - done);
       const ssize_t got = ::pread(file->get(), buffer_.data(), wanted, static_cast<off_t>(done));
       if (got < 0 && errno == EINTR) continue;
-      if (got < 0) return fail(errno_error("cannot read " + kept.path, errno));
-      if (got == 0) break;  // another program has cut it meanwhile
+      if (got <= 0) break;  // another program has cut it meanwhile, or the disk has lost it
       auto put = write_all(content_.get(), buffer_.data(), static_cast<std::size_t>(got),
                            format::kContent);
       if (!put) return put;
       done += static_cast<std::uint64_t>(got);
     }
-    if (done == kept.size) kept.content = written_;
+    if (done == kept.size)
+      kept.content = written_;
+    else
+      report_.lost.push_back(
+          fmt::format("the content of {}, which is open for writing", kept.path));
     written_ += done;
     return {};
   }

@@ -77,6 +77,10 @@ std::optional<KeptFile> parse_kept(const json& item) {
     if (!take_number(item, "content", kMostSize, content)) return std::nullopt;
     out.content = content;
   }
+  if (item.contains("mount")) {
+    if (!item["mount"].is_string()) return std::nullopt;
+    out.mount = item["mount"].get<std::string>();
+  }
   if (item.contains("tail")) {
     if (!item["tail"].is_string()) return std::nullopt;
     out.tail = item["tail"].get<std::string>();
@@ -124,6 +128,21 @@ std::uint64_t born_ns(const UniqueFd& file) {
       (info.stx_mask & STATX_BTIME) == 0)
     return 0;
   return static_cast<std::uint64_t>(info.stx_btime.tv_sec) * 1'000'000'000 + info.stx_btime.tv_nsec;
+}
+
+std::string mount_above(const std::string& path) {
+  std::string mount = "/";
+  struct stat above {};
+  if (::stat("/", &above) != 0) return mount;
+  for (std::size_t end = path.find('/', 1); end != std::string::npos;
+       end = path.find('/', end + 1)) {
+    const std::string folder = path.substr(0, end);
+    struct stat info {};
+    if (::lstat(folder.c_str(), &info) != 0) break;
+    if (info.st_dev != above.st_dev) mount = folder;
+    above = info;
+  }
+  return mount;
 }
 
 Result<std::vector<KeptFile>> read_kept_files(const UniqueFd& criu_dir) {

@@ -1,7 +1,7 @@
 // Files outside of an image whose content is in it all the same: those that a program which goes on
 // had open for writing, and those whose only certain name CRIU has made (link_remap). Recorded at
 // the dump in two files beside CRIU's (docs/image-format.md), put back before CRIU opens them
-// (docs/adr/0043-files-that-change.md).
+// (docs/adr/0045-files-that-change.md).
 //
 // Private to src/operations. Functions and values; one thread at a time. The image may be anyone's,
 // and the files may be changed by other users at any moment: no link is followed on the way to one,
@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/fd.h"
+#include "base/interrupt.h"
 #include "criu/criu_files.h"
 #include "base/result.h"
 
@@ -37,6 +38,7 @@ struct KeptFile {
   std::uint64_t inode = 0;
   std::uint64_t born_ns = 0;  // 0: the file system does not say
   bool link = false;
+  std::string mount;  // the mount that it lies on
   std::optional<std::uint64_t> content;  // where its bytes are in the image
   std::string tail;                      // xxh3_hex() of its last kKeptTail bytes; of no link
 };
@@ -47,6 +49,8 @@ std::string name_of_path(const std::string& path);
 // xxh3_hex() of the bytes before `size`, kKeptTail at most; nothing if they cannot be read.
 std::optional<std::string> tail_digest(const UniqueFd& file, std::uint64_t size);
 std::uint64_t born_ns(const UniqueFd& file);
+// The last directory above `path` that is of another device than the one above it; "/" otherwise.
+std::string mount_above(const std::string& path);
 
 // --- At the dump
 
@@ -71,11 +75,11 @@ Result<std::vector<KeptFile>> read_kept_files(const UniqueFd& criu_dir);
 
 // What a restore does about a file that is not as CRIU wants it.
 enum class PutBack {
-  kNothing,   // it is not in the image, or is as it was
-  kMake,      // is not there: made again, with the content that it had
-  kShorten,   // has grown: cut to what it was, the rest is set aside
-  kExchange,  // is another one: set aside, and made again
-  kLink,      // has lost CRIU's name only, and has the program's
+  kNothing,   // the file is as it was, or cannot be made that
+  kMake,      // the file is gone: made again, with the content that it had
+  kShorten,   // the file has grown: cut to what it was, the rest is set aside
+  kExchange,  // another file has its name: set aside, and the file is made again
+  kLink,      // the file has lost CRIU's name only, and has the program's
 };
 PutBack how_to_put_back(const KeptFile& kept, const NeededFile& file);
 
@@ -83,12 +87,14 @@ PutBack how_to_put_back(const KeptFile& kept, const NeededFile& file);
 // unless keep() was called.
 class FilesPutBack {
  public:
-  FilesPutBack(const UniqueFd& criu_dir, std::function<void(std::string)> tell)
-      : criu_dir_(criu_dir), tell_(std::move(tell)) {}
+  FilesPutBack(const UniqueFd& criu_dir, std::function<void(std::string)> tell,
+               const Interrupt& interrupt)
+      : criu_dir_(criu_dir), tell_(std::move(tell)), interrupt_(interrupt) {}
   ~FilesPutBack();
   FilesPutBack(const FilesPutBack&) = delete;
   FilesPutBack& operator=(const FilesPutBack&) = delete;
 
+  // kNoSpace, kIo, kInterrupted; kImageCorrupt.
   Result<void> put_back(const KeptFile& kept, PutBack how);
   void keep() { undo_.clear(); }
 
@@ -101,6 +107,7 @@ class FilesPutBack {
 
   const UniqueFd& criu_dir_;
   std::function<void(std::string)> tell_;
+  const Interrupt& interrupt_;
   std::vector<std::function<void()>> undo_;
 };
 

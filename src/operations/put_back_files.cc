@@ -54,9 +54,11 @@ Result<void> set_owner(const UniqueFd& file, const KeptFile& kept) {
 
 // `begin` to the end of one file, at the end of another.
 Result<void> append(const UniqueFd& from, std::uint64_t begin, std::uint64_t end,
-                    const UniqueFd& to, const std::string& path) {
+                    const UniqueFd& to, const std::string& path,
+                    const Interrupt& interrupt = {}) {
   std::vector<char> buffer(std::min<std::uint64_t>(end - begin, 1 << 20));
   while (begin < end) {
+    if (auto allowed = interrupt.check(); !allowed) return allowed;
     const auto wanted = std::min<std::uint64_t>(buffer.size(), end - begin);
     const ssize_t got = ::pread(from.get(), buffer.data(), wanted, static_cast<off_t>(begin));
     if (got < 0 && errno == EINTR) continue;
@@ -116,6 +118,11 @@ bool is_the_same(const KeptFile& kept, const UniqueFd& folder, const std::string
          born_ns(file) == kept.born_ns;
 }
 
+// Not in the directory below a mount that is gone.
+bool can_make(const KeptFile& kept) {
+  return kept.content && mount_above(kept.path) == kept.mount;
+}
+
 // The first of CRIU's names that is there, and the program's names.
 PutBack how_to_link(const KeptFile& kept, const UniqueFd& folder, const NeededFile& file) {
   if (!is_missing(folder, file.path)) return PutBack::kNothing;
@@ -126,7 +133,7 @@ PutBack how_to_link(const KeptFile& kept, const UniqueFd& folder, const NeededFi
   bool none = true;
   for (const std::string& name : kept.names)
     none = none && is_missing(folder, name);
-  if (none) return kept.content ? PutBack::kMake : PutBack::kNothing;
+  if (none) return can_make(kept) ? PutBack::kMake : PutBack::kNothing;
   const bool all = std::all_of(kept.names.begin(), kept.names.end(), [&](const std::string& name) {
     return is_the_same(kept, folder, name);
   });
@@ -140,17 +147,19 @@ PutBack how_to_put_back(const KeptFile& kept, const NeededFile& file) {
   if (!folder) return PutBack::kNothing;
   if (kept.link) return how_to_link(kept, *folder, file);
   const auto info = stat_in(*folder, file.path);
-  if (!info) {
-    return errno == ENOENT && kept.content ? PutBack::kMake : PutBack::kNothing;
-  }
+  if (!info) return errno == ENOENT && can_make(kept) ? PutBack::kMake : PutBack::kNothing;
   if (!S_ISREG(info->st_mode) || info->st_uid != kept.uid) return PutBack::kNothing;
   const auto size = static_cast<std::uint64_t>(info->st_size);
-  const bool fits = !file.size || *file.size == size;
-  if (fits && info->st_mode == kept.mode) return PutBack::kNothing;
-  if (file.size && size > kept.size && info->st_mode == kept.mode && *file.size == kept.size) {
-    const auto opened = open_checked(folder->get(), name_of_path(file.path), O_RDONLY | O_NOFOLLOW,
-                                     is_regular_file);
-    if (opened && tail_digest(*opened, kept.size) == kept.tail) return PutBack::kShorten;
+  if (info->st_mode == kept.mode) {
+    // CRIU does not look at the size of one that is only appended to.
+    if (!file.size) return PutBack::kNothing;
+    const bool has_its_size = size == kept.size && *file.size == size;
+    if (has_its_size && info->st_ino == kept.inode) return PutBack::kNothing;
+    const auto opened = open_checked(folder->get(), name_of_path(file.path),
+                                     O_RDONLY | O_NOFOLLOW, is_regular_file);
+    const bool same_end = opened && tail_digest(*opened, kept.size) == kept.tail;
+    if (has_its_size && same_end) return PutBack::kNothing;
+    if (size > kept.size && *file.size == kept.size && same_end) return PutBack::kShorten;
   }
   return kept.content ? PutBack::kExchange : PutBack::kNothing;
 }
@@ -190,7 +199,8 @@ Result<void> FilesPutBack::fill(const UniqueFd& file, const KeptFile& kept) {
                 fmt::format("the image does not hold the content of {}", kept.path),
                 "take another image");
   }
-  return append(*content, *kept.content, *kept.content + kept.size, file, kept.path);
+  return append(*content, *kept.content, *kept.content + kept.size, file, kept.path,
+                interrupt_);
 }
 
 Result<void> FilesPutBack::make(const KeptFile& kept) {
@@ -238,7 +248,7 @@ Result<void> FilesPutBack::shorten(const KeptFile& kept) {
   auto rest = open_file(folder->get(), name_of_path(aside), O_RDWR | O_CREAT | O_EXCL, 0600);
   if (!rest) return fail(std::move(rest.error()));
   ScopeGuard remove_rest([&] { (void)::unlinkat(folder->get(), name_of_path(aside).c_str(), 0); });
-  auto done = append(*file, kept.size, size, *rest, aside);
+  auto done = append(*file, kept.size, size, *rest, aside, interrupt_);
   if (done) done = set_owner(*rest, kept);
   if (done && ::fsync(rest->get()) != 0) done = put_back_error("write", aside);
   if (done && ::ftruncate(file->get(), static_cast<off_t>(kept.size)) != 0)

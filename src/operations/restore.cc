@@ -184,7 +184,8 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   auto journal = Journal::begin({"restore", manifest.root, Pid{}, image->path(), {}});
   if (!journal) return fail(std::move(journal.error()));
   // Undone after the tree has ended.
-  FilesPutBack files(image->criu_dir(), [&](std::string text) { env.tell(std::move(text)); });
+  FilesPutBack files(
+      image->criu_dir(), [&](std::string text) { env.tell(std::move(text)); }, env.interrupt);
   RestoredJob job(manifest);
   // On every way out, an exception's included: what is not well is ended, and the record is kept if
   // that cannot be done.

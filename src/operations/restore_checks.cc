@@ -237,7 +237,7 @@ Result<std::vector<std::pair<KeptFile, PutBack>>> files_to_put_back(const ImageR
   std::map<std::string, PutBack> known;
   for (const NeededFile& file : files_from_outside(image)) {
     const KeptFile* kept = kept_of(*all_kept, file);
-    if (kept == nullptr || !what_is_wrong(file) || known.contains(kept->path)) continue;
+    if (kept == nullptr || known.contains(kept->path)) continue;
     const PutBack how = how_to_put_back(*kept, file);
     if (how == PutBack::kNothing) continue;
     known.emplace(kept->path, how);

@@ -191,11 +191,15 @@ for file in grows, appended, turned: file.write('after\n'); file.flush()"
   wait_until 60 test -e "$at/job"
   wait_until 60 grep -q after "$at/turned.log"
   assert_equal "$(cat "$at/job" "$at/grows.log" "$at/turned.log")" $'round 1\nwhole\nbefore\nafter\nbefore\nafter'
-  # And again from the same image: what was set aside stays.
+  # And again from the same image, also where the files were copied: what was set aside stays.
   kill_target
   rm "$at/go"
   mv "$at/anew" "$at/elsewhere"
+  cp -p "$at/grows.log" "$at/copy"
+  mv "$at/copy" "$at/grows.log"
+  echo "other 1" >"$at/job.new" # as long as it was
   restore_it
+  assert_equal "$(cat "$at/job.new" "$at/job.new.after-checkpoint")" $'round 1\nother 1'
   assert_equal "$(cat "$at/grows.log.after-checkpoint" "$at/grows.log.after-checkpoint.2")" $'after\nafter'
   target_goes_on
 }
@@ -225,6 +229,24 @@ for file in grows, appended, turned: file.write('after\n'); file.flush()"
   echo more >>"$at/in/secret"
   refused 9 criu-failed restore --images-dir "$image" --detach
   assert_contains "$err" "has 5 bytes, and had 0 at the dump"
+}
+
+@test "a file on a mount that is gone is not made again below it" {
+  local at=$BATS_TEST_TMPDIR/mount
+  mkdir "$at"
+  mount -t tmpfs none "$at" || skip "no right to mount"
+  start_python "log = open('$at/log', 'w')"
+  done_by dump "$TARGET" --images-dir "$image" --leave-running
+  kill_target
+  umount "$at"
+  refused 9 criu-failed restore --images-dir "$image" --detach
+  assert_contains "$err" "$at/log is not there"
+  assert_equal "$(ls "$at")" ""
+  mount -t tmpfs none "$at"
+  restore_it
+  target_goes_on
+  kill_target
+  umount "$at"
 }
 
 @test "a file too large for the image is told at the dump" {
@@ -280,6 +302,19 @@ while True:
   told "goes on from $images/000001 "
   told "$at/train.log has grown since the image was made"
   assert_equal "$(tail -n1 "$at/train.log.after-checkpoint")" "$last"
+  target_goes_on
+  # The image of a job that was ended: restored, gone on from, and restored again.
+  kill -TERM "$RUN"
+  ends_with 75
+  start_run
+  told "goes on from $images/000002 "
+  target_goes_on
+  kill -KILL "$RUN"
+  wait_until 60 eval '! pgrep -f "^python3 .*$TARGET_STATUS" >/dev/null'
+  ends_with 137
+  start_run
+  told "goes on from $images/000002 "
+  told "$at/train.log has grown since the image was made"
   target_goes_on
   kill -INT "$RUN"
   wait "$RUN" || true
