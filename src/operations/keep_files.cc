@@ -196,8 +196,8 @@ class Keeper {
     json items = json::array();
     for (KeptFile& kept : files_) {
       if (auto done = save_content(kept); !done) return done;
-      json item = {{"path", kept.path},      {"size", kept.size}, {"mode", kept.mode},
-                   {"uid", kept.uid},        {"gid", kept.gid},   {"inode", kept.inode},
+      json item = {{"path", kept.path},       {"size", kept.size},  {"mode", kept.mode},
+                   {"uid", kept.uid},         {"gid", kept.gid},    {"inode", kept.inode},
                    {"born_ns", kept.born_ns}, {"mount", kept.mount}};
       if (kept.link) item["link"] = true;
       if (!kept.links.empty()) item["links"] = kept.links;

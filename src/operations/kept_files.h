@@ -17,8 +17,8 @@
 
 #include "base/fd.h"
 #include "base/interrupt.h"
-#include "criu/criu_files.h"
 #include "base/result.h"
+#include "criu/criu_files.h"
 
 namespace stasis {
 
@@ -38,7 +38,7 @@ struct KeptFile {
   std::uint64_t inode = 0;
   std::uint64_t born_ns = 0;  // 0: the file system does not say
   bool link = false;
-  std::string mount;  // the mount that it lies on
+  std::string mount;                     // the mount that it lies on
   std::optional<std::uint64_t> content;  // where its bytes are in the image
   std::string tail;                      // xxh3_hex() of its last kKeptTail bytes; of no link
 };

@@ -132,7 +132,8 @@ TEST_F(KeptFilesTest, WhatWasPutBackIsUndone) {
   const KeptFile kept = note("log");
   write("log", "one\ntwo\n");
   {
-    FilesPutBack files(dir_, [](const std::string&) {}, interrupt_);
+    FilesPutBack files(
+        dir_, [](const std::string&) {}, interrupt_);
     ASSERT_TRUE(files.put_back(kept, PutBack::kShorten));
     EXPECT_EQ(read("log"), "one\n");
     EXPECT_EQ(read("log.after-checkpoint"), "two\n");
@@ -141,7 +142,8 @@ TEST_F(KeptFilesTest, WhatWasPutBackIsUndone) {
   EXPECT_FALSE(fs::exists(top_ / "log.after-checkpoint"));
   write("log", "other");
   {
-    FilesPutBack files(dir_, [](const std::string&) {}, interrupt_);
+    FilesPutBack files(
+        dir_, [](const std::string&) {}, interrupt_);
     ASSERT_TRUE(files.put_back(kept, PutBack::kExchange));
     EXPECT_EQ(read("log"), "one\n");
   }
@@ -149,7 +151,8 @@ TEST_F(KeptFilesTest, WhatWasPutBackIsUndone) {
   EXPECT_FALSE(fs::exists(top_ / "log.after-checkpoint"));
   fs::remove(top_ / "log");
   {
-    FilesPutBack files(dir_, [](const std::string&) {}, interrupt_);
+    FilesPutBack files(
+        dir_, [](const std::string&) {}, interrupt_);
     ASSERT_TRUE(files.put_back(kept, PutBack::kMake));
     EXPECT_EQ(read("log"), "one\n");
   }
@@ -163,7 +166,8 @@ TEST_F(KeptFilesTest, NothingIsMadeOfAContentThatIsNotThere) {
   fs::remove(top_ / "log");
   kept.content = UINT64_C(1) << 62;
   {
-    FilesPutBack files(dir_, [](const std::string&) {}, interrupt_);
+    FilesPutBack files(
+        dir_, [](const std::string&) {}, interrupt_);
     const auto done = files.put_back(kept, PutBack::kMake);
     ASSERT_FALSE(done.has_value());
     EXPECT_EQ(done.error().code, ErrorCode::kImageCorrupt);

@@ -54,8 +54,7 @@ Result<void> set_owner(const UniqueFd& file, const KeptFile& kept) {
 
 // `begin` to the end of one file, at the end of another.
 Result<void> append(const UniqueFd& from, std::uint64_t begin, std::uint64_t end,
-                    const UniqueFd& to, const std::string& path,
-                    const Interrupt& interrupt = {}) {
+                    const UniqueFd& to, const std::string& path, const Interrupt& interrupt = {}) {
   std::vector<char> buffer(std::min<std::uint64_t>(end - begin, 1 << 20));
   while (begin < end) {
     if (auto allowed = interrupt.check(); !allowed) return allowed;
@@ -119,9 +118,7 @@ bool is_the_same(const KeptFile& kept, const UniqueFd& folder, const std::string
 }
 
 // Not in the directory below a mount that is gone.
-bool can_make(const KeptFile& kept) {
-  return kept.content && mount_above(kept.path) == kept.mount;
-}
+bool can_make(const KeptFile& kept) { return kept.content && mount_above(kept.path) == kept.mount; }
 
 // The first of CRIU's names that is there, and the program's names.
 PutBack how_to_link(const KeptFile& kept, const UniqueFd& folder, const NeededFile& file) {
@@ -155,8 +152,8 @@ PutBack how_to_put_back(const KeptFile& kept, const NeededFile& file) {
     if (!file.size) return PutBack::kNothing;
     const bool has_its_size = size == kept.size && *file.size == size;
     if (has_its_size && info->st_ino == kept.inode) return PutBack::kNothing;
-    const auto opened = open_checked(folder->get(), name_of_path(file.path),
-                                     O_RDONLY | O_NOFOLLOW, is_regular_file);
+    const auto opened = open_checked(folder->get(), name_of_path(file.path), O_RDONLY | O_NOFOLLOW,
+                                     is_regular_file);
     const bool same_end = opened && tail_digest(*opened, kept.size) == kept.tail;
     if (has_its_size && same_end) return PutBack::kNothing;
     if (size > kept.size && *file.size == kept.size && same_end) return PutBack::kShorten;
@@ -199,8 +196,7 @@ Result<void> FilesPutBack::fill(const UniqueFd& file, const KeptFile& kept) {
                 fmt::format("the image does not hold the content of {}", kept.path),
                 "take another image");
   }
-  return append(*content, *kept.content, *kept.content + kept.size, file, kept.path,
-                interrupt_);
+  return append(*content, *kept.content, *kept.content + kept.size, file, kept.path, interrupt_);
 }
 
 Result<void> FilesPutBack::make(const KeptFile& kept) {

@@ -10,8 +10,8 @@
 
 #include "driver/gpu_plan.h"
 #include "image/image_reader.h"
-#include "operations/operations.h"
 #include "operations/kept_files.h"
+#include "operations/operations.h"
 
 namespace stasis {
 
