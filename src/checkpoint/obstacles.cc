@@ -113,7 +113,7 @@ Result<bool> has_nccl_peers(const ProcFs& procfs, Pid pid) {
 }
 
 Obstacle nccl_obstacle(Pid pid) {
-  return {pid,
+  return {"nccl", pid,
           "GPU memory shared with other processes through NCCL, which the driver checkpoints and "
           "cannot restore (the job would be lost)",
           "start all ranks with NCCL_P2P_DISABLE=1 and NCCL_CUMEM_HOST_ENABLE=0 (or "
@@ -151,20 +151,21 @@ class Search {
     if (!variables) return fail(std::move(variables.error()));
     const Environment environment(std::move(*variables));
     if (has_managed_memory(*mappings)) {
-      found_.push_back({pid, "managed memory, which the driver refuses to checkpoint",
+      found_.push_back({"managed-memory", pid,
+                        "managed memory, which the driver refuses to checkpoint",
                         "use memory from cudaMalloc instead of cudaMallocManaged"});
     }
     for (const auto& [library, tool] : kToolLibraries) {
       if (!maps_library(*mappings, library)) continue;
       found_.push_back(
-          {pid,
+          {"gpu-tool", pid,
            fmt::format("a program that {} is at work in, which the driver does not lock", tool),
            fmt::format("start it without {}", tool)});
     }
     const auto descriptors = proc::descriptor_limit(pid);
     if (descriptors && descriptors->spare < kSpareDescriptors) {
       found_.push_back(
-          {pid,
+          {"descriptors", pid,
            fmt::format("{} spare descriptor(s) of the {} that it may have, without which its GPU "
                        "memory cannot be brought back (it takes up to {})",
                        descriptors->spare, descriptors->limit, kSpareDescriptors),
@@ -184,13 +185,13 @@ class Search {
     auto under_mps = is_mps_client(info, environment);
     if (!under_mps) return fail(std::move(under_mps.error()));
     if (*under_mps) {
-      found_.push_back({pid,
+      found_.push_back({"mps", pid,
                         "a program under MPS (nvidia-cuda-mps-control), which the driver "
                         "cannot checkpoint",
                         "start it without MPS"});
     }
     if (environment["CUDA_VISIBLE_DEVICES"].starts_with("MIG-") || uses_mig(pid)) {
-      found_.push_back({pid, "a part of a GPU (MIG), which the driver cannot checkpoint",
+      found_.push_back({"mig", pid, "a part of a GPU (MIG), which the driver cannot checkpoint",
                         "run it on a GPU without MIG"});
     }
     return {};

@@ -17,6 +17,7 @@
 namespace stasis {
 
 struct Obstacle {
+  std::string id;  // what it is, for programs: "managed-memory", "nccl", "mps", ...
   Pid pid;
   std::string what;    // "managed memory, which the driver refuses to checkpoint"
   std::string remedy;  // what its user can do

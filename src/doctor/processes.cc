@@ -158,7 +158,7 @@ Result<std::vector<Finding>> examine_processes(Driver& driver, const proc::ProcF
   auto obstacles = find_obstacles(driver, procfs, with_cuda);
   if (!obstacles) return fail(std::move(obstacles.error()));
   for (const Obstacle& obstacle : *obstacles) {
-    out.push_back({"obstacle", Light::kRed,
+    out.push_back({obstacle.id, Light::kRed,
                    fmt::format("process {}: {}", obstacle.pid.value, obstacle.what),
                    obstacle.remedy});
   }

@@ -201,7 +201,7 @@ limit_descriptors() { prlimit --pid "$TARGET" --nofile="$1:"; }
   refused 8 not-supported suspend "$TARGET"
   assert_contains "$err" "spare descriptor(s) of the $((${#fds[@]} + 3)) that it may have"
   refused 8 not-supported dump "$TARGET" --images-dir "$image"
-  said obstacle red "spare descriptor(s) of the"
+  said descriptors red "spare descriptor(s) of the"
   limit_descriptors 3  # which the standard streams have
   refused 8 driver-error suspend "$TARGET"
   assert_contains "$err" "descriptors open that it may have"
