@@ -1,5 +1,6 @@
 #include "operations/asked_state.h"
 
+#include <linux/capability.h>
 #include <linux/keyctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -139,6 +140,19 @@ bool has_thread_in_domain(Pid pid, Sandboxes& sandboxes) {
   return false;
 }
 
+// A filter of system calls may kill for those that are asked. It is lifted for them where the
+// kernel lets us (ptrace(2), PTRACE_O_SUSPEND_SECCOMP).
+bool may_ask(Pid pid) {
+  const proc::ProcFs procfs;
+  const auto its = procfs.thread_status(pid, Tid{pid.value});
+  if (!its || its->seccomp == 0) return its.has_value();
+  const Pid self{static_cast<int>(::getpid())};
+  const auto ours = procfs.thread_status(self, Tid{self.value});
+  const auto capabilities = procfs.effective_capabilities();
+  return ours && ours->seccomp == 0 && capabilities && (*capabilities >> CAP_SYS_ADMIN & 1) != 0 &&
+         !procfs.in_own_user_namespace();
+}
+
 Result<AskedState> ask_process(Pid pid, Sandboxes& sandboxes) {
   const auto bystander = sandboxes.bystander_for(pid, Tid{pid.value});
   auto space = proc::AddressSpace::open(pid);
@@ -236,7 +250,7 @@ AskedStates ask_processes(Pid root) {
   if (!tree) return answers;
   Sandboxes sandboxes;
   for (const proc::ProcessInfo& info : *tree) {
-    if (info.state == 'Z' || info.state == 'X') continue;
+    if (info.state == 'Z' || info.state == 'X' || !may_ask(info.pid)) continue;
     if (auto answer = ask_process(info.pid, sandboxes))
       answers.emplace(info.pid, std::move(*answer));
   }

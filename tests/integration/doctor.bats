@@ -509,6 +509,22 @@ print('in a domain:', entered[0], flush=True)"
   done
 }
 
+@test "a program whose filter kills for what a dump asks of it is asked without the filter" {
+  # Kills for keyctl (250) on x86-64, and lets all else pass.
+  start_with 'import struct
+rules = b"".join(struct.pack("HBBI", *rule) for rule in ((0x20, 0, 0, 0), (0x15, 0, 1, 250), (6, 0, 0, 0x80000000), (6, 0, 0, 0x7fff0000)))
+code = ctypes.create_string_buffer(rules, len(rules))
+class Program(ctypes.Structure): _fields_ = [("n", ctypes.c_ushort), ("rules", ctypes.c_void_p)]
+libc.prctl(38, 1, 0, 0, 0)
+open(folder + "/number", "w").write(str(os.getpid()))
+assert libc.syscall(317, 1, 0, ctypes.byref(Program(4, ctypes.addressof(code)))) == 0'
+  local program
+  program=$(cat "$BATS_TEST_TMPDIR/number")
+  done_by dump "$TARGET" --images-dir "$image" --leave-running
+  kill -0 "$program"
+  target_goes_on
+}
+
 @test "tiles of AMX that hold something are no part of an image: the dump is refused" {
   grep -qw amx_tile /proc/cpuinfo || skip "this processor has no AMX"
   # ldtilecfg [rdi]; tilezero tmm0; ret
