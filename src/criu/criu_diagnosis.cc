@@ -139,6 +139,10 @@ constexpr std::array kRules = {
     CriuRule{"Can't create link remap", "", kCriuFailed,
              "the process has a file open whose name was removed, but which has other names",
              "dump it with --link-remap"},
+    CriuRule{"Can't link remap to", "File exists", kCriuFailed,
+             "another dump has the name (link_remap) that CRIU gives to a file of the process",
+             "try again when that dump has ended; a link_remap.NUMBER that stays is of an image "
+             "that criu or an earlier stasis has made: restore that image, or remove both"},
     CriuRule{"Can't open file ", "on restore: No such file", kCriuFailed,
              "a file that the process had open is not there",
              "put the file back where it was, with the content it had at the dump"},
