@@ -71,8 +71,10 @@ bool has_plain_content(const UniqueFd& file, const std::string& path) {
 std::vector<std::string> names_beside(const std::string& path, const struct stat& info) {
   std::vector<std::string> out;
   const auto folder = open_folder_of(path);
-  const auto names = folder ? list_directory(*folder, path) : Result<std::vector<std::string>>();
-  if (!folder || !names) return out;
+  if (!folder) return out;
+  const auto listed = open_file(folder->get(), ".", O_RDONLY | O_DIRECTORY);
+  const auto names = listed ? list_directory(*listed, path) : Result<std::vector<std::string>>();
+  if (!names) return out;
   const std::string beginning = path.substr(0, path.rfind('/') + 1);
   for (const std::string& name : *names) {
     struct stat other {};

@@ -102,7 +102,7 @@ std::optional<UniqueFd> open_folder_of(const std::string& path) {
   if (!root) return std::nullopt;
   const std::string folder = path.substr(1, path.rfind('/') == 0 ? 0 : path.rfind('/') - 1);
   if (folder.empty()) return std::move(*root);
-  auto opened = open_beneath(*root, folder, O_RDONLY | O_DIRECTORY);
+  auto opened = open_beneath(*root, folder, O_PATH | O_DIRECTORY);
   if (!opened) return std::nullopt;
   return std::move(*opened);
 }

@@ -8,17 +8,11 @@ load stasis_jobs_lib
 
 setup() {
   setup_job
-  semaphore=stasis-files-$$-$BATS_TEST_NUMBER
+  # Where sem_open(3) would use /dev/shm, in which other tests have files.
+  shm=$BATS_TEST_TMPDIR/shm
+  mkdir "$shm"
 }
-teardown() {
-  end_stasis
-  rm -f "/dev/shm/sem.$semaphore"* "$BATS_TEST_TMPDIR"/link_remap.*
-  local name
-  for name in /dev/shm/link_remap.stasis-*; do
-    [[ -e $name ]] && find "$name" -newer "$BATS_TEST_TMPDIR" -delete
-  done
-  return 0
-}
+teardown() { end_stasis; }
 
 # start_python PYTHON: TARGET is a Python program that has done this, with a CUDA process below it.
 start_python() {
@@ -31,17 +25,16 @@ start_python() {
 }
 write_program() {
   cat <<END
-import ctypes, os, subprocess, sys, time
-libc = ctypes.CDLL(None, use_errno=True)
-libc.sem_open.restype = ctypes.c_void_p
+import mmap, os, subprocess, sys, time
+# As sem_open(3) does it: the mapping has a name that is gone, and the file another one.
 def semaphore(name, value):
-    at = ctypes.c_void_p(libc.sem_open(name.encode(), os.O_CREAT | os.O_EXCL, 0o600, value))
-    assert at.value
+    fd = os.open(name + '.XXXXXX', os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    os.write(fd, bytes([value]) + bytes(31))
+    at = mmap.mmap(fd, 32)
+    os.close(fd)
+    os.link(name + '.XXXXXX', name)
+    os.unlink(name + '.XXXXXX')
     return at
-def value(at):
-    out = ctypes.c_int()
-    libc.sem_getvalue(at, ctypes.byref(out))
-    return out.value
 here = sys.argv[1]
 child = subprocess.Popen(["stasis-workload", "memory", "--size", "1M", "--status", here])
 $1
@@ -50,9 +43,9 @@ END
 }
 # with_semaphore NAME VALUE: tells the value again and again.
 with_semaphore() {
-  start_python "turn = semaphore('/$1', $2)
+  start_python "turn = semaphore('$shm/$1', $2)
 while child.poll() is None:
-    open(here + '.value', 'a').write(f'{value(turn)}\n'); time.sleep(0.02)"
+    open(here + '.value', 'a').write(f'{turn[0]}\n'); time.sleep(0.02)"
 }
 # says_value VALUE: from now on.
 says_value() {
@@ -65,36 +58,36 @@ kill_target() {
   wait_until 60 number_is_free
   wait_until 60 gpu_is_free 2>/dev/null
 }
-remaps() { compgen -G "/dev/shm/link_remap.*" || true; }
+remaps() { compgen -G "$shm/link_remap.*" || true; }
 
 @test "after a reboot a semaphore is made again from the image, and another program's is left alone" {
-  with_semaphore "$semaphore" 11
+  with_semaphore one 11
   dump_it
   local first=$TARGET first_status=$TARGET_STATUS first_image=$image
-  rm "/dev/shm/sem.$semaphore" /dev/shm/link_remap.*
+  rm "$shm"/*
   image=$image-2
-  with_semaphore "$semaphore-2" 22
+  with_semaphore two 22
   dump_it
   local second=$TARGET second_status=$TARGET_STATUS
   TARGET=$first TARGET_STATUS=$first_status image=$first_image
   done_by inspect "$image"
   [[ $out != *"only once"* ]]
   restore_it
-  assert_contains "$err" "/dev/shm/sem.$semaphore was gone, and is made again"
+  assert_contains "$err" "$shm/one was gone, and is made again"
   says_value 11
   TARGET=$second TARGET_STATUS=$second_status image=$image-2
   restore_it
   says_value 22
   assert_equal "$(remaps)" ""
-  [[ -e /dev/shm/sem.$semaphore && -e /dev/shm/sem.$semaphore-2 ]]
+  [[ -e $shm/one && -e $shm/two ]]
 }
 
 @test "two programs with semaphores are dumped beside each other, and each restored more than once" {
-  with_semaphore "$semaphore" 11
+  with_semaphore one 11
   dump_it
   local first=$TARGET first_status=$TARGET_STATUS
   image=$image-2
-  with_semaphore "$semaphore-2" 22
+  with_semaphore two 22
   dump_it
   restore_it
   says_value 22
@@ -105,13 +98,13 @@ remaps() { compgen -G "/dev/shm/link_remap.*" || true; }
   # Its semaphore is still there, with another value.
   kill_target
   python3 -c "import mmap
-with open('/dev/shm/sem.$semaphore', 'r+b') as file: mmap.mmap(file.fileno(), 0)[0] = 3"
+with open('$shm/one', 'r+b') as file: mmap.mmap(file.fileno(), 0)[0] = 3"
   restore_it
   says_value 11
   kill_target
   # What another program uses stays as that needs it.
   python3 -c "import mmap, time
-with open('/dev/shm/sem.$semaphore', 'r+b') as file: memory = mmap.mmap(file.fileno(), 0)
+with open('$shm/one', 'r+b') as file: memory = mmap.mmap(file.fileno(), 0)
 memory[0] = 5
 open('$BATS_TEST_TMPDIR/shared', 'w').close()
 time.sleep(300)" 3>&- &
@@ -123,12 +116,12 @@ time.sleep(300)" 3>&- &
   kill_target
   kill "$user"
   # Another program has made one by that name since.
-  rm "/dev/shm/sem.$semaphore"
-  : >"/dev/shm/sem.$semaphore"
+  rm "$shm/one"
+  : >"$shm/one"
   refused 9 criu-failed restore --images-dir "$image" --detach
-  assert_contains "$err" "/dev/shm/sem.$semaphore is another file"
+  assert_contains "$err" "$shm/one is another file"
   assert_contains "$err" "remove it if none needs it"
-  rm "/dev/shm/sem.$semaphore"
+  rm "$shm/one"
   restore_it
   says_value 11
   assert_equal "$(remaps)" ""
