@@ -15,9 +15,9 @@
 #include <fmt/format.h>
 
 #include "base/units.h"
+#include "checkpoint/driver_obstacles.h"
 #include "checkpoint/inherited_files.h"
 #include "checkpoint/journal.h"
-#include "checkpoint/obstacles.h"
 #include "checkpoint/stopped_process.h"
 #include "criu_api.h"
 #include "direct/agent_client.h"

@@ -159,7 +159,7 @@ void look_at_gpus(const Driver& driver, const Result<std::vector<Gpu>>& gpus, Fi
 }
 
 void look_at_mps(const CompositeContent& places, Findings& out) {
-  // As src/checkpoint/obstacles.cc knows it: nvidia-cuda-mps-control and -server, cut to 15
+  // As src/checkpoint/driver_obstacles.cc knows it: nvidia-cuda-mps-control and -server, cut to 15
   // characters by the kernel.
   constexpr std::string_view kComm = "nvidia-cuda-mps";
   const auto all = proc::ProcFs(places.proc).all();

@@ -10,10 +10,10 @@
 #include <fmt/format.h>
 
 #include "base/units.h"
+#include "checkpoint/driver_obstacles.h"
 #include "checkpoint/inherited_files.h"
-#include "checkpoint/obstacles.h"
 #include "direct/agent_client.h"
-#include "doctor/undumpable.h"
+#include "doctor/criu_obstacles.h"
 #include "proc/cgroup.h"
 
 namespace stasis {

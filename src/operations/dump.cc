@@ -28,7 +28,7 @@
 #include "checkpoint/inherited_files.h"
 #include "checkpoint/suspend_record.h"
 #include "criu/criu_core.h"
-#include "doctor/undumpable.h"
+#include "doctor/criu_obstacles.h"
 #include "driver/gpu_plan.h"
 #include "image/image_writer.h"
 #include "operations/asked_state.h"

@@ -60,7 +60,7 @@ struct Report {
 struct SuspendOptions {
   // For the lock; zero: no deadline.
   std::chrono::milliseconds timeout{10000};
-  // Tell of what the driver would refuse or lose (checkpoint/obstacles.h), and go on.
+  // Tell of what the driver would refuse or lose (checkpoint/driver_obstacles.h), and go on.
   bool ignore_obstacles = false;
   MemoryPath path = MemoryPath::kAutomatic;
   // Told once, when none of the processes has work on its GPU any more, and nobody of ours will
@@ -113,7 +113,7 @@ struct DumpOptions {
   std::optional<bool> direct_io = {};
   bool ignore_obstacles = false;  // as with suspend
   MemoryPath path = MemoryPath::kAutomatic;
-  bool ignore_undumpable = false;  // let CRIU try what doctor/undumpable.h finds red
+  bool ignore_undumpable = false;  // let CRIU try what doctor/criu_obstacles.h finds red
   // Of which the image is one: for the manifest. It need not use CUDA, or not yet.
   std::optional<JobRecord> job;
   // Called with the directory of CRIU's files when they are complete and everybody still stands

@@ -6,7 +6,7 @@
 
 #include <fmt/format.h>
 
-#include "checkpoint/obstacles.h"
+#include "checkpoint/driver_obstacles.h"
 #include "checkpoint/suspend_record.h"
 #include "direct/agent_client.h"
 #include "operations/rollback.h"

@@ -10,7 +10,7 @@
 #include <fmt/format.h>
 
 #include "base/fd.h"
-#include "doctor/undumpable_parts.h"
+#include "doctor/criu_checks.h"
 
 namespace stasis::doctor {
 namespace {

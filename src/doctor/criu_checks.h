@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "doctor/criu_obstacles.h"
 #include "doctor/finding.h"
-#include "doctor/undumpable.h"
 #include "image/criu_options.h"
 #include "proc/procfs.h"
 
@@ -45,17 +45,17 @@ bool has_our_namespace(Pid pid, std::string_view kind);
 // Memory that the kernel shows under a name, though there is no file.
 bool is_of_no_file(std::string_view path);
 
-// undumpable_namespaces.cc
+// criu_namespaces.cc
 void look_at_namespaces(const proc::ProcFs& procfs, const Processes& processes, Signs& out);
 // Open files of namespaces ("net:[4026531840]") that are not of the tree.
 void look_at_namespace_files(const proc::ProcFs& procfs, const Processes& processes, Signs& out);
 
-// undumpable_mounts.cc. What CRIU does not find by its mount or its path; nothing with
+// criu_mounts.cc. What CRIU does not find by its mount or its path; nothing with
 // `--external file[...]`, by which files are taken out of its hands.
 void look_at_mounts(const proc::ProcFs& procfs, const Processes& processes,
                     const CriuOptions& options, bool simulated, Signs& out);
 
-// undumpable_threads.cc
+// criu_threads.cc
 void look_at_seccomp(const proc::ProcFs& procfs, const Processes& processes,
                      const CriuOptions& options, Signs& out);
 // How they are scheduled, and what they do not share with their process.
@@ -63,16 +63,16 @@ void look_at_threads(const proc::ProcFs& procfs, const Processes& processes, Sig
 // `everybody`: zombies too.
 void look_at_zombies(const proc::ProcFs& procfs, const Processes& everybody, Pid root, Signs& out);
 
-// undumpable_code.cc
+// criu_code.cc
 void look_at_code(const proc::ProcFs& procfs, const Processes& processes, Signs& out);
 
-// undumpable_seals.cc
+// criu_seals.cc
 void look_at_seals(const Processes& processes, Signs& out);
 
-// undumpable_timers.cc
+// criu_timers.cc
 void look_at_timers(const Processes& processes, Signs& out);
 
-// undumpable_terminals.cc
+// criu_terminals.cc
 void look_at_terminals(const proc::ProcFs& procfs, const Processes& processes,
                        const CriuOptions& options, Signs& out);
 // Numbers of the kernel's admin-guide/devices.txt: a master is 5:2, the slaves are 136:0 to
@@ -85,7 +85,7 @@ inline constexpr unsigned kPerMajor = 256;
 // The number of the terminal that a master is the other end of; negative if it does not tell.
 int index_of_master(Pid pid, int descriptor);
 
-// undumpable_pipes.cc. Of all processes of the tree. `connected`: pipes that a restore connects
+// criu_pipes.cc. Of all processes of the tree. `connected`: pipes that a restore connects
 // again ("pipe:[1234]").
 void look_at_pipes(const proc::ProcFs& procfs, const Processes& everybody,
                    std::span<const std::string> connected, Signs& out);

@@ -1,4 +1,4 @@
-#include "doctor/undumpable.h"
+#include "doctor/criu_obstacles.h"
 
 #include <fcntl.h>
 #include <linux/capability.h>
@@ -27,8 +27,8 @@
 #include "base/fd.h"
 #include "base/units.h"
 #include "checkpoint/inherited_files.h"
-#include "doctor/undumpable_parts.h"
-#include "doctor/watches.h"
+#include "doctor/criu_checks.h"
+#include "doctor/inotify_watches.h"
 #include "proc/unix_peers.h"
 
 namespace stasis {

@@ -14,12 +14,12 @@
 #include <fmt/format.h>
 
 #include "base/fd.h"
-#include "doctor/undumpable_parts.h"
+#include "doctor/criu_checks.h"
 
 namespace stasis::doctor {
 namespace {
 
-constexpr Kind kPipe{
+constexpr Kind kPipeName{
     "pipe", Light::kRed,
     "has pipes whose other end is outside of the tree, which a restore does not connect",
     "start it with its input and output in files, or under `stasis run --images-dir`, which "
@@ -181,7 +181,7 @@ class PipeSearch {
     const std::string whose = other ? fmt::format("process {}, {}", other->pid.value, other->comm)
                                     : std::string("a process that cannot be seen from here");
     for (const auto& [holder, number] : pipe.holders)
-      out_.add(holder, pipe.named ? kFifo : kPipe,
+      out_.add(holder, pipe.named ? kFifo : kPipeName,
                fmt::format("{} (descriptor {}, {} {})", pipe.path, number,
                            pipe.ends.writes ? "read by" : "written by", whose));
   }

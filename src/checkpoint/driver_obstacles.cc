@@ -1,4 +1,4 @@
-#include "checkpoint/obstacles.h"
+#include "checkpoint/driver_obstacles.h"
 
 #include <algorithm>
 #include <map>

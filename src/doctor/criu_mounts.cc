@@ -13,7 +13,7 @@
 #include <fmt/format.h>
 
 #include "checkpoint/inherited_files.h"
-#include "doctor/undumpable_parts.h"
+#include "doctor/criu_checks.h"
 #include "proc/mounts.h"
 
 namespace stasis::doctor {

@@ -1,4 +1,4 @@
-#include "doctor/watches.h"
+#include "doctor/inotify_watches.h"
 
 #include <fcntl.h>
 #include <linux/magic.h>

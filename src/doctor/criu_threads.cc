@@ -8,7 +8,7 @@
 
 #include <fmt/format.h>
 
-#include "doctor/undumpable_parts.h"
+#include "doctor/criu_checks.h"
 #include "proc/thread_state.h"
 
 namespace stasis::doctor {
