@@ -12,7 +12,10 @@ setup() {
   shm=$BATS_TEST_TMPDIR/shm
   mkdir "$shm"
 }
-teardown() { end_stasis; }
+teardown() {
+  end_stasis
+  if mountpoint -q "$BATS_TEST_TMPDIR/mount"; then umount -l "$BATS_TEST_TMPDIR/mount"; fi
+}
 
 # start_python PYTHON: TARGET is a Python program that has done this, with a CUDA process below it.
 start_python() {
