@@ -2,8 +2,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -36,6 +40,28 @@ bool is_program(const std::string& path) {
          ::access(path.c_str(), X_OK) == 0;
 }
 
+// The number by which a user namespace shows files of users that it does not know, root among them;
+// nothing where it knows all.
+std::optional<uid_t> unknown_owner() {
+  std::ifstream map("/proc/self/uid_map");
+  std::ifstream overflow("/proc/sys/kernel/overflowuid");
+  uid_t unknown = 0;
+  if (!(overflow >> unknown)) return std::nullopt;
+  std::uint64_t inside = 0;
+  std::uint64_t outside = 0;
+  std::uint64_t count = 0;
+  while (map >> inside >> outside >> count)
+    if (unknown >= inside && unknown - inside < count) return std::nullopt;
+  return unknown;
+}
+
+// Where users have no folders of their own: what nobody but root can write there is root's.
+bool is_systems(const std::filesystem::path& at) {
+  if (at == at.root_path()) return true;
+  const std::string first = std::next(at.begin())->string();
+  return first == "usr" || first == "opt" || first == "bin" || first == "sbin";
+}
+
 // Who could have put another program in the place of `path`, or of a folder above it, of those who
 // are neither root nor the caller: root must not run what a user has put into the HOME that sudo
 // has left it. Empty if none could. The path as it is after its links.
@@ -43,10 +69,11 @@ std::string who_else_writes(const std::string& path) {
   std::error_code failed;
   std::filesystem::path at = std::filesystem::canonical(path, failed);
   if (failed) return fmt::format("{}: {}", path, failed.message());
+  const auto unknown = is_systems(at) ? unknown_owner() : std::nullopt;
   for (bool folder = false;; at = at.parent_path(), folder = true) {
     struct stat info = {};
     if (::lstat(at.c_str(), &info) != 0) return fmt::format("{} cannot be looked at", at.string());
-    if (info.st_uid != 0 && info.st_uid != ::geteuid())
+    if (info.st_uid != 0 && info.st_uid != ::geteuid() && info.st_uid != unknown)
       return fmt::format("{} belongs to user {}", at.string(), info.st_uid);
     // In a folder like /tmp a user cannot replace another user's files.
     const bool sticky = folder && (info.st_mode & S_ISVTX) != 0;

@@ -204,6 +204,19 @@ untraced() { grep -q "^TracerPid:[[:space:]]*0" "/proc/$TARGET/status"; }
   assert_contains "$out" "belongs to user 65534"
 }
 
+@test "in a namespace of a user, the criu of the system is run" {
+  need_root "two users"
+  local criu=$BATS_TEST_TMPDIR/criu
+  cp "$STASIS_CRIU" "$criu"
+  STASIS_CRIU='' XDG_CACHE_HOME='' HOME=/nowhere capture unshare --mount sh -c '
+    mount -t tmpfs -o mode=755 none /opt
+    umask 022
+    mkdir -p /opt/stasis/criu/usr/sbin && install -m 755 "$1" /opt/stasis/criu/usr/sbin/criu
+    exec setpriv --reuid 65533 --regid 65533 --clear-groups unshare --user --map-root-user stasis doctor --no-trial --json' sh "$criu"
+  [[ $out != *"belongs to user"* ]]
+  assert_contains "$out" "/opt/stasis/criu/usr/sbin/criu"
+}
+
 @test "two tools with state directories of their own, as root and a user have, do not work on one process at once" {
   start_target memory --size 20M
   mkdir -m 700 "$BATS_TEST_TMPDIR/other"
