@@ -115,7 +115,7 @@ class FailedState(Error):
 
 
 class Timeout(Error, TimeoutError):
-    """GPU work did not come to rest in time; nothing has changed."""
+    """GPU work did not end in time; nothing has changed."""
 
     code = "timeout"
 
