@@ -64,7 +64,7 @@ const ErrorInfo* info_of(stasis_code code) {
 }
 
 // Made beforehand: where there is no memory, none is left for this one either. Never destroyed,
-// because somebody may still hold it when the program ends.
+// because the program may still hold it when it ends.
 stasis_error& out_of_memory() {
   static auto* const error = new stasis_error{
       {ErrorCode::kOutOfHostMemory, "this program has no memory left", "free some", {}, {}},

@@ -86,8 +86,8 @@ Result<std::unique_ptr<Call>> Call::make(const stasis_call* call) {
 }
 
 void Call::update(std::string_view phase, std::uint64_t done, std::uint64_t total) {
-  // Waiting, of which there is nothing to count. Whoever divides by the total of a suspend must not
-  // meet a zero.
+  // Waiting, of which there is nothing to count. A callback that divides by the total of a suspend
+  // must not meet a zero.
   if (given_.progress == nullptr || (done == 0 && total == 0)) return;
   given_.progress(std::string(phase).c_str(), done, total, given_.user_data);
 }

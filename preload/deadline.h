@@ -25,7 +25,7 @@ class Patience {
   }
 
  private:
-  // Whoever asked wants it no more.
+  // The peer has cancelled its request.
   virtual bool given_up() const { return false; }
 
   Clock::time_point deadline_;

@@ -33,8 +33,8 @@ struct Physical {
   unsigned handles = 0;              // that the program holds
   unsigned mappings = 0;
   bool present = true;
-  // Others have it, or hardware does: it cannot leave. For ever, because nobody says when they give
-  // it up.
+  // Other processes have it, or hardware does: it cannot be evicted. For ever, because the agent
+  // does not learn when they give it up.
   bool stays = false;
   // What other processes know it by since cuIpcGetMemHandle; 0: not yet.
   std::uint64_t share = 0;
@@ -148,7 +148,7 @@ class OwnedMutex {
   void wait();
   void wake();
 
-  std::atomic<std::uint32_t> word_{0};  // whose it is, and whether somebody waits for it
+  std::atomic<std::uint32_t> word_{0};  // which thread has it, and whether another waits
   static inline std::atomic<std::uint32_t> last_number_{0};
   // Initial-exec: as in gate.h.
   static inline constinit thread_local std::uint32_t number_
@@ -236,8 +236,8 @@ cuda::CUcontext owner_in(cuda::CUcontext current);
 Mapping* mapping_at(cuda::CUdeviceptr address);
 // Records that [address, address + size) of the mappings may be used so.
 void enter_access(cuda::CUdeviceptr address, std::size_t size, const cuda::CUmemAccessDesc& right);
-// The driver's handles that nobody needs any more, for after the lock: to give memory back may take
-// the driver milliseconds.
+// The driver's handles that the program no longer needs, for after the lock: to give memory back
+// may take the driver milliseconds.
 using Unneeded = std::vector<cuda::CUmemGenericAllocationHandle>;
 // Everything in [address, address + size) is unmapped. What sticks out at either end stays mapped.
 void drop_mappings(cuda::CUdeviceptr address, std::size_t size, Unneeded& unneeded);

@@ -1,9 +1,9 @@
 // The gate in front of the calls that touch device memory.
 //
 // Open, it costs a call two writes to a line that only its own thread writes, and one read of a
-// line that nobody writes: no fence, because close() makes every thread pass one (membarrier).
-// Closed, a thread waits in front of the call, outside the driver, and not in it. The same is true
-// of handlers of signals, also of those that come while it waits.
+// line that is written only when the gate closes or opens: no fence, because close() makes every
+// thread pass one (membarrier). Closed, a thread waits in front of the call, outside the driver,
+// and not in it. The same is true of handlers of signals, also of those that come while it waits.
 #pragma once
 
 #include <atomic>
@@ -48,7 +48,7 @@ class Gate {
   static void fence_in_every_call() { shared_.fence_needed = true; }
   static bool fences_in_every_call() { return shared_.fence_needed; }
 
-  // In a forked child: nobody is inside but this thread.
+  // In a forked child: no thread but this one is inside.
   static void reset_after_fork();
 
  private:

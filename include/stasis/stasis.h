@@ -22,7 +22,7 @@
  * Signals. The library installs no handlers. Handlers of the program should have SA_RESTART.
  *
  * Who may do this: the user whose process it is, or root; where kernel.yama.ptrace_scope is not 0,
- * whoever has CAP_SYS_PTRACE. Normally one process acts on another: the calls of a locked
+ * a process that has CAP_SYS_PTRACE. Normally one process acts on another: the calls of a locked
  * process to its own driver wait, those that would unlock it too. docs/python.md shows how a
  * program has a helper suspend it.
  */
@@ -173,7 +173,7 @@ STASIS_API stasis_error* stasis_session_open(const stasis_session_options* optio
 /* Handles that were opened with it go on working. NULL is fine. */
 STASIS_API void stasis_session_close(stasis_session* session);
 
-/* "580.159.04", "" if nobody says. */
+/* "580.159.04", "" if it is unknown. */
 STASIS_API const char* stasis_session_driver_version(const stasis_session* session);
 /* 13000 for driver 580. */
 STASIS_API int stasis_session_cuda_version(const stasis_session* session);
@@ -193,7 +193,7 @@ typedef enum stasis_state {
 STASIS_API const char* stasis_state_name(stasis_state state);
 
 /* What was on `from` goes to `to`: each a UUID ("GPU-..."), an index, or a PCI address. GPUs that
- * nobody names stay where they are if they can. */
+ * no pair names stay where they are if they can. */
 typedef struct stasis_gpu_pair {
   const char* from;
   const char* to;

@@ -31,8 +31,8 @@ std::string to_text(const GpuRecord& record);
 // kImageCorrupt, kImageVersion.
 Result<GpuRecord> parse_record(const std::string& text);
 
-// A file beside CRIU's; nothing if there is none. Images may come from anybody, so no link is
-// followed, and only a regular file of at most `limit` bytes is read: kImageCorrupt.
+// A file beside CRIU's; nothing if there is none. An image may come from an untrusted source, so no
+// link is followed, and only a regular file of at most `limit` bytes is read: kImageCorrupt.
 Result<std::optional<std::string>> read_image_file(int directory, const std::string& name,
                                                    std::size_t limit);
 

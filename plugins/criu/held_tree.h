@@ -12,8 +12,8 @@
 namespace stasis::plugin {
 
 // Wakes the restore thread of each CUDA process below `root` that this thread holds by ptrace, so
-// that the driver can act on them. Those that nobody holds need no waking. On an error all are held
-// as before.
+// that the driver can act on them. Processes that no tracer holds need no waking. On an error all
+// are held as before.
 Result<std::vector<proc::AwakeThread>> wake_tree(Driver& driver, Pid root);
 
 // Holds them all again. The first error, after all have been tried.

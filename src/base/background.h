@@ -8,7 +8,7 @@
 namespace stasis {
 
 // Begins it now, in a thread of its own. Where there is none to be had (a limit on processes, or on
-// memory), it is done when its result is asked for; never, if nobody does.
+// memory), it is done when the caller asks for its result; never, if the caller does not.
 template <class Work>
 auto in_background(Work work) -> std::future<decltype(work())> {
   try {

@@ -58,7 +58,7 @@ class Channel {
 
   bool valid() const { return socket_.valid(); }
   void close() { socket_.reset(); }
-  // As close() for the other side, whoever has a copy of this end.
+  // As close() for the other side, also where another process has a copy of this end.
   void shut_down() const;
   // To be handed to another process.
   UniqueFd take() { return std::move(socket_); }

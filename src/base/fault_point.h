@@ -56,7 +56,7 @@ Result<void> fault(FaultPoint point);
 // At one where not.
 void fault_only(FaultPoint point);
 
-// Who is meant by target-dies, criu-dies, mover-dies and no-memory; zero: nobody.
+// The process that target-dies, criu-dies, mover-dies and no-memory are about; zero: none.
 void set_fault_target(Pid pid);
 void set_fault_criu(Pid pid);
 void set_fault_mover(Pid pid);

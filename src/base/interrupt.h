@@ -45,7 +45,7 @@ class Interrupt {
     if (limit.count() > 0) deadline_ = std::chrono::steady_clock::now() + limit;
   }
 
-  // kInterrupted if somebody asked to stop, kTimeout if the time is over, kOutOfHostMemory.
+  // kInterrupted if a stop was requested, kTimeout if the time is over, kOutOfHostMemory.
   Result<void> check() const {
     if (heeds_memory_ && no_memory_.load()) {
       return fail(ErrorCode::kOutOfHostMemory, "this process gets no more memory",

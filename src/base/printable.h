@@ -1,4 +1,4 @@
-// Text from anybody, made fit to be shown: what a process calls itself, what an image says.
+// Untrusted text, made fit to be shown: what a process calls itself, what an image says.
 //
 // Functions only; any thread.
 #pragma once

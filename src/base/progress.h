@@ -1,4 +1,4 @@
-// How far a long step has come, told to whoever shows it to a person.
+// How far a long step has come, told to the caller, which shows it to the user.
 //
 // The library calls update() at most some twenty times a second and once at the end of a phase,
 // never from two threads at once, but also from a thread of its own: an exception there would end
@@ -15,16 +15,16 @@ namespace stasis {
 struct Progress {
   virtual ~Progress() = default;
   // `phase` is a short noun ("checksums", "verify"); `done` and `total` are bytes. Both 0: nothing
-  // moves, and somebody is waited for.
+  // moves, and the step waits for another process.
   virtual void update(std::string_view phase, std::uint64_t done, std::uint64_t total) = 0;
 };
 
-// For callers that have nobody to tell.
+// For callers that show no progress.
 struct NoProgress final : Progress {
   void update(std::string_view, std::uint64_t, std::uint64_t) override {}
 };
 
-// For a loop that waits for somebody else, however often it goes round.
+// For a loop that waits for another process, however often it goes round.
 class Waiting {
  public:
   explicit Waiting(Progress& progress) : progress_(progress) {}

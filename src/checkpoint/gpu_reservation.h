@@ -1,10 +1,11 @@
-// What operations on the programs of one machine agree on, so that GPU memory that one of them
-// takes for a while is never what the driver of another needs to restore a process, which it would
-// lose. What one has checked to be free for it stays so in sum, as long as nobody has a program's
-// memory twice: in the program, and besides where its content was brought ahead.
+// A reservation that the operations on one machine share. GPU memory that one operation takes for a
+// while must never be what the driver needs for the restore of another process: the driver would
+// lose that process. What each operation has found to be free is enough for all of them together,
+// as long as no operation has a program's memory twice: in the program, and where its content was
+// prefetched to.
 //
 // Two lock files beside the journal, so that it ends with the operation however that ends. Where
-// there is no such directory nobody brings anything ahead. Moves. One thread at a time.
+// there is no such directory no operation prefetches. Moves. One thread at a time.
 #pragma once
 
 #include "base/fd.h"
@@ -15,17 +16,17 @@ namespace stasis {
 
 class GpuReservation {
  public:
-  // From before it is looked what is free until the driver has restored: nobody has anything twice.
-  // Waits for who has, but at most for half a minute: then it goes on as if nobody had.
-  // kInterrupted.
+  // Called before the operation looks what is free; until the driver has restored, no operation has
+  // a program's memory twice. Waits for one that has, at most half a minute: then it goes on as if
+  // there were none. kInterrupted.
   Result<void> come_back(const Interrupt& interrupt);
-  // Whether this is the one that may have content ahead.
+  // Whether this is the operation that may prefetch content.
   bool claim_ahead();
-  // Whether it may have that and its place at the same time, until leave(); whoever comes back
-  // meanwhile waits. Ends what come_back() has begun in any case.
+  // Whether it may have that content and the program's memory at the same time, until leave(); an
+  // operation that calls come_back() meanwhile waits. Ends what come_back() has begun in any case.
   bool claim_twice();
   void leave();
-  // Nothing is ahead any more. What come_back() has begun goes on.
+  // No prefetched content is left. What come_back() has begun goes on.
   void leave_ahead() { ahead_.reset(); }
 
  private:

@@ -53,8 +53,8 @@ class Group {
   std::size_t cuda_count() const;
   std::vector<proc::ProcessInfo> infos() const;
 
-  // Somebody else, such as CRIU by ptrace, keeps the threads of all processes still while their GPU
-  // is away: checkpoint() need not do it. bring_to() of a member still would.
+  // Another process, such as CRIU by ptrace, keeps the threads of all processes still while their
+  // GPU is away: checkpoint() need not do it. bring_to() of a member still would.
   void leave_threads_alone() { parks_ = false; }
 
   // Our agents in these processes will be asked for something that takes no driver while their GPU
@@ -62,7 +62,7 @@ class Group {
   void let_agents_work(std::set<Pid> pids) { agents_at_work_ = std::move(pids); }
 
   // checkpoint() drops the zeros that the driver saves (zero_pages.h), so that CRIU does not write
-  // them. Not where somebody else keeps the threads still.
+  // them. Not where another process keeps the threads still.
   void drop_zeros() { drops_zeros_ = true; }
   // How many bytes of them it has dropped until now.
   std::uint64_t dropped_zero_bytes() const { return dropped_zero_bytes_; }
@@ -71,11 +71,11 @@ class Group {
   // stops the call in progress. The journal is written here.
   std::function<Result<void>(const std::vector<GroupMember>&)> on_members_changed;
 
-  // Brings every CUDA process that runs to rest: those of `gates` by what is given for them, the
-  // others by the lock. From then on lock() lets nobody go on who is locked already: what they
-  // would go on to may wait for somebody whose gate is closed. `timeout` zero: no deadline.
-  // kTimeout: nobody is held by us any more. `standing` is told when they begin to stand still, and
-  // when they run again.
+  // Quiesces every CUDA process that runs: those of `gates` by what is given for them, the others
+  // by the lock. From then on lock() lets no process go on that is locked already: what it would go
+  // on to may wait for a process whose gate is closed. `timeout` zero: no deadline. kTimeout: the
+  // group holds no process any more. `standing` is told when they begin to stand still, and when
+  // they run again.
   using Gates = std::map<Pid, Rank*>;
   Result<void> hold_back(const Gates& gates, std::chrono::milliseconds timeout,
                          const Interrupt& interrupt, const std::function<void(bool)>& standing);
@@ -84,8 +84,8 @@ class Group {
 
   // Locks every CUDA process that runs. Those that another tool had locked or checkpointed stay
   // so. Then looks for processes that have appeared with CUDA or begun to use it meanwhile, until
-  // there are none. `timeout` zero: no deadline. kTimeout: nobody is locked by us any more.
-  // kProcessGone if the root has ended; other processes may come and go.
+  // there are none. `timeout` zero: no deadline. kTimeout: no process is locked by the group any
+  // more. kProcessGone if the root has ended; other processes may come and go.
   Result<void> lock(std::chrono::milliseconds timeout, const Interrupt& interrupt);
   // How often processes were asked until all were locked; 1 is the least.
   int lock_tries() const { return lock_tries_; }
@@ -94,7 +94,7 @@ class Group {
   // they leave alone those that are there already.
   Result<bool> look_again() { return refresh(root()); }
   // Keeps the threads of every locked CUDA process still (Process::keep_still()), in parallel, as
-  // checkpoint() does too. In vain where somebody else does.
+  // checkpoint() does too. In vain where another process does.
   Result<void> keep_still();
   // Checkpoints every locked CUDA process, in parallel. Before the first, compares the GPU memory
   // in use with the free memory of the host and with what the processes' memory cgroups leave them
@@ -133,7 +133,7 @@ class Group {
     Clock::time_point start = Clock::now();
     int count = 0;
   };
-  // Rounds of quiesce_round.h until all who run are at rest.
+  // Rounds of quiesce_round.h until all that run are quiesced.
   Result<void> bring_all_to_rest(Tries& tries, std::chrono::milliseconds timeout,
                                  const Interrupt& interrupt);
   // Runs `act` for each member in `wanted` state, in parallel; the first error by order.

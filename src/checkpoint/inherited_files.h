@@ -2,9 +2,9 @@
 // uses CUDA: the workers of a data loader, as PyTorch starts them.
 //
 // A child cannot use CUDA (every call returns 3, driver 580), but it keeps the open files and their
-// mappings, and CRIU can dump neither. They are replaced, each file by one that nobody writes to,
-// each mapping by empty memory, under the same numbers and addresses. It is not undone when a dump
-// fails. What a child loses by it is an NVML that its parent had begun to use before the fork.
+// mappings, and CRIU can dump neither. They are replaced, each file by one that no process writes
+// to, each mapping by empty memory, under the same numbers and addresses. It is not undone when a
+// dump fails. What a child loses by it is an NVML that its parent had begun to use before the fork.
 //
 // A file counts as inherited if it is the very one (kcmp) that a process with CUDA has open. Others
 // are a process's own (it watches the GPU by NVML), and CRIU would refuse them. A process that

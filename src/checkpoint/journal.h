@@ -1,9 +1,9 @@
-// What we are about to do to whom, written down before it is done, so that `stasis recover` can
-// bring the targets of a killed operation back.
+// The journal: what the tool is about to do to which targets, written down before it does it, so
+// that `stasis recover` can bring the targets of a killed operation back.
 //
-// One file per target tree under the state directory: JSON, replaced as a whole. Whoever holds the
-// lock on its `.lock` file is the operation under way; the kernel drops that lock when the holder
-// dies, however it dies. One thread at a time.
+// One file per target tree under the state directory: JSON, replaced as a whole. The process that
+// holds the lock on its `.lock` file is the operation under way; the kernel drops that lock when
+// the holder dies, however it dies. One thread at a time.
 #pragma once
 
 #include <optional>
@@ -55,7 +55,7 @@ struct GroupMember;
 std::vector<JournalTarget> journal_targets(const std::vector<GroupMember>& members);
 
 // /run/stasis for root, else $XDG_RUNTIME_DIR/stasis, else /tmp/stasis-<uid>; $STASIS_STATE_DIR
-// before all. Made with mode 0700; kNotPermitted if it belongs to somebody else.
+// before all. Made with mode 0700; kNotPermitted if it belongs to another user.
 Result<std::string> journal_directory();
 // The same of a directory in it.
 Result<std::string> journal_subdirectory(const std::string& name);
@@ -69,19 +69,19 @@ class Journal {
   // Takes the target for this operation. kBusy, naming the holder, if another one has it, and if a
   // killed dump was about to end it, which only recovery can finish. What another killed operation
   // on the same root has left is kept: see inherited(). A resume begins also where the state
-  // directory is full, see unwritten(): it leads to programs that run, and whoever is suspended
-  // must not depend on the room there.
+  // directory is full, see unwritten(): it leads to programs that run, and a suspended program must
+  // not depend on the room there.
   static Result<Journal> begin(JournalRecord record);
   // Takes over the record of an operation on `root` that was killed, as it stands now. Nothing if
-  // there is none any more: somebody else has recovered it meanwhile. kBusy likewise.
+  // there is none any more: another tool has recovered it meanwhile. kBusy likewise.
   static Result<std::optional<Journal>> adopt(Pid root);
 
   Journal(Journal&&) noexcept = default;
   Journal& operator=(Journal&&) noexcept = default;
 
   const JournalRecord& record() const { return record_; }
-  // The targets of a killed operation on the same root that nobody has recovered: their `initial`
-  // is the state they had before that one, which is where a roll-back should lead.
+  // The targets of a killed operation on the same root that were not recovered: their `initial` is
+  // the state they had before that one, which is where a roll-back should lead.
   const std::vector<JournalTarget>& inherited() const { return left_.targets; }
   // No room for the record, so that `stasis recover --all` knows nothing of it if it is killed.
   bool unwritten() const { return unwritten_; }
@@ -117,7 +117,7 @@ class Journal {
 
 struct JournalEntry {
   JournalRecord record;
-  bool under_way = false;  // somebody holds it; not to be touched
+  bool under_way = false;  // an operation holds it; not to be touched
 };
 
 // kBusy, naming the holder, if an operation under way has one of `targets`, or acts on the tree
@@ -126,7 +126,7 @@ struct JournalEntry {
 Result<void> check_not_busy(const std::vector<JournalTarget>& targets);
 
 // Removes what tools have left in the state directory that were killed while they wrote there: half
-// a record, a lock without one. Whatever somebody holds is left alone.
+// a record, a lock without one. What an operation holds is left alone.
 void sweep_journal();
 
 // All records there are. Unreadable ones are left out.

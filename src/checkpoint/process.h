@@ -1,8 +1,8 @@
 // One CUDA process: its identity and the state machine of the driver's four actions.
 //
-// A Process is a handle on somebody else's process, held by pidfd and start time so that it cannot
-// come to mean another one. Destroying it changes nothing in the target; what has to be undone is
-// held by a StateGuard. May be moved between threads, not shared by them.
+// A Process is a handle on a process that is not ours, held by pidfd and start time so that it
+// cannot come to mean another one. Destroying it changes nothing in the target; what has to be
+// undone is held by a StateGuard. May be moved between threads, not shared by them.
 #pragma once
 
 #include <chrono>

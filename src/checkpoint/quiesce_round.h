@@ -1,5 +1,4 @@
-// Brings processes to rest that may wait for one another on their GPUs, as the ranks of a
-// collective do.
+// Quiesces processes that may wait for one another on their GPUs, as the ranks of a collective do.
 #pragma once
 
 #include <chrono>
@@ -10,8 +9,8 @@
 
 namespace stasis {
 
-// Who can be held back and let go on, by whatever means. Used by one thread at a time, a different
-// one for each.
+// A process that can be held back and let go on, by whatever means. Used by one thread at a time, a
+// different one for each.
 class Rank {
  public:
   Rank() = default;
@@ -50,25 +49,25 @@ class LockedRank final : public Rank {
 struct RestRound {
   bool all_at_rest = false;
   int tries = 1;        // how often any of them was asked
-  Result<void> result;  // what went wrong besides ranks that did not come to rest in time
+  Result<void> result;  // what went wrong besides ranks that were not quiesced in time
   Result<void> late;    // what one of those says
 };
 
-// Asks all of `ranks` to come to rest at the same time, and waits for at most `slice` until every
-// one has. Those that are gone meanwhile count as if they had. If not all have, all are released.
+// Asks all of `ranks` at the same time to stand still, and waits for at most `slice` until every
+// one does. Those that are gone meanwhile count as if they did. If not all do, all are released. A
+// rank that has begun a collective cannot stand still before the others have begun it too, and
+// those may be held already. So the round lets the held ranks go on for a moment and asks them
+// again, while the others are held back from all that comes after the collective. The moment ends
+// when the first of those others stands still, so that no rank gets to the next collective; for
+// ranks that wait for nothing but their own kernels it is short at first, and doubles. During the
+// second half of the slice no rank is let go on: a process with long kernels needs no more than
+// time.
 //
-// A rank that has begun a collective does not come to rest before the others have begun it too, and
-// those may be held already. So the held ones are let go on for a moment and asked again, while the
-// others are held back from all that comes after the collective. The moment ends when the first of
-// those others has come to rest, so that nobody gets to the next collective; for those that wait
-// for nothing but their own kernels it is short at first, and doubles. During the second half of
-// the slice nobody is let go on: a process with long kernels needs no more than time.
+// Ends at once, with kInterrupted, when `interrupt` asks to stop and the ranks hear of it
+// (Rank::hold()); else when the ranks that are asked answer by themselves.
 //
-// Ends at once, with kInterrupted, when `interrupt` asks to stop and they hear of it
-// (Rank::hold()); else when those that are asked answer by themselves.
-//
-// Without `may_go_on` nobody is let go on for a moment: threads that somebody holds would not, and
-// stand in the way when it is held again.
+// Without `may_go_on` no rank is let go on for a moment: threads that a tracer holds would not go
+// on, and stand in the way when the rank is held again.
 RestRound bring_to_rest(std::span<Rank* const> ranks, std::chrono::milliseconds slice,
                         const Interrupt& interrupt, bool may_go_on = true);
 

@@ -1,7 +1,7 @@
-// What a suspended process had on which GPU, remembered beside the journal, because nobody can ask
-// for it once the memory is free, and a restore that runs out of GPU memory may cost the job
-// (NVIDIA/cuda-checkpoint#44). Losing it loses a check, never a job: of one that was restored to be
-// suspended the image is still there. Thread-safe.
+// What a suspended process had on which GPU, remembered beside the journal, because the driver no
+// longer tells it once the memory is free, and a restore that runs out of GPU memory may cost the
+// job (NVIDIA/cuda-checkpoint#44). Losing it loses a check, never a job: of one that was restored
+// to be suspended the image is still there. Thread-safe.
 #pragma once
 
 #include <cstdint>

@@ -21,8 +21,8 @@ struct Target {
   Pid pid;                           // by find(), in the namespaces of `job` if it has some
   std::optional<job::JobEntry> job;  // if it is one that `stasis run` looks after
 
-  // Finds the process. kNoSuchProcess for a name that nobody has, kBusy for a job that is not there
-  // yet.
+  // Finds the process. kNoSuchProcess for a name that no process has, kBusy for a job that is not
+  // there yet.
   Result<void> find();
   bool is_elsewhere() const { return job && job->init.value != 0; }
 };

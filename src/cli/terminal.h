@@ -1,8 +1,9 @@
 // What the program says to people: results on standard output; progress, notes and errors on
 // standard error. Colours and the moving line only on a terminal, and not with NO_COLOR.
 //
-// Nothing here throws or fails: an operation must not be cut short because nobody can be told of it
-// (a terminal that has hung up answers EIO). Of results that were lost, report_lost_output() tells.
+// Nothing here throws or fails: an operation must not be cut short because the user cannot be told
+// of it (a terminal that has hung up answers EIO). Of results that were lost, report_lost_output()
+// tells.
 //
 // Thread-safe: progress may come from another thread than the rest.
 #pragma once

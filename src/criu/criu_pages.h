@@ -1,6 +1,6 @@
 // Whose memory a pages file of CRIU's images holds.
-//
-// Reads the heads of pagemap files, from anybody: bounded, and wrong input only leaves entries out.
+// Reads the heads of pagemap files, which are untrusted: bounded, and wrong input only leaves
+// entries out.
 #pragma once
 
 #include <map>

@@ -41,19 +41,19 @@ struct SegmentPlace {
   GpuUuid gpu;
 };
 
-// What the page says to who only looks.
+// What the page says to a tool that only probes.
 struct AgentLook {
   AgentState state = AgentState::kRunning;
   ContentId content_id{};
   bool of_our_version = true;  // otherwise nothing but its state is known
   bool held_before = true;     // as note_hold() has said
-  // Its memory was given up, or was about to be, and not copied: who did that was killed, if nobody
-  // is at work on it.
+  // Its memory was given up, or was about to be, and not copied: if it has no peer, the tool that
+  // did that was killed.
   bool half_way = false;
-  // Somebody is at work on it.
+  // A tool is at work on it.
   bool has_peer = false;
 
-  // Its memory is away, and nobody is at work on it: if the driver lets it run, it stands still.
+  // Its memory is away, and no tool is at work on it: if the driver lets it run, it stands still.
   bool waits() const;
   // "stands still until ...", for people.
   std::string until_when(Pid pid) const;
@@ -73,8 +73,8 @@ class AgentClient {
   static Result<std::optional<AgentClient>> find(Pid pid, const Pidfd& pidfd,
                                                  std::chrono::milliseconds patience = kPeerEnds);
 
-  // What the agent in a process says of itself, for who only looks: without the lock, and nobody
-  // waits. Nothing if there is none. kNotPermitted.
+  // What the agent in a process says of itself, for a tool that only probes: without the lock, and
+  // without a wait for a peer. Nothing if there is no agent. kNotPermitted.
   static Result<std::optional<AgentLook>> look(Pid pid);
   // Whether there is an agent, and no way to it: its program has closed the descriptor of its page.
   static bool is_out_of_reach(Pid pid);
@@ -103,7 +103,7 @@ class AgentClient {
   // more than all GPUs have together, in bytes, which is only asked where that can be.
   using GpuMemory = std::function<std::uint64_t()>;
   Result<void> check_size(const GpuMemory& of_all_gpus) const;
-  // False: the program has closed the page's descriptor, and nobody else will find the agent.
+  // False: the program has closed the page's descriptor, and no other tool will find the agent.
   bool can_be_found() const;
   // The agent takes its peer for alive until this is closed, too.
   UniqueFd lock() const { return UniqueFd(::fcntl(file_.get(), F_DUPFD_CLOEXEC, 0)); }
@@ -201,8 +201,8 @@ bool is_away(AgentState state);
 inline constexpr std::chrono::milliseconds kMappingPatience{60000};
 std::chrono::milliseconds copy_time(std::uint64_t bytes);
 
-// For those who unlock a process and have no mover: if its memory is away by the direct path, the
-// agent brings it back. Nothing to do where there is no agent, or somebody else is its peer.
+// For tools that unlock a process and have no mover: if its memory is away by the direct path, the
+// agent brings it back. Nothing to do where there is no agent, or another tool is its peer.
 // `interrupt`, if any, is heeded at the second request.
 Result<void> bring_back_alone(Pid pid, const Pidfd& pidfd,
                               const AgentClient::GpuMemory& of_all_gpus,

@@ -47,7 +47,7 @@ struct DeviceCalls {
   cuda::fn::cuMemRelease* release = nullptr;
   cuda::fn::cuMemImportFromShareableHandle* import = nullptr;
   cuda::fn::cuMemGetAllocationPropertiesFromHandle* properties = nullptr;
-  // Only digests need these, which nobody must have; null if the driver has none.
+  // Only digests need these, and digests are optional; null if the driver has none.
   cuda::fn::cuModuleLoadData* load_module = nullptr;
   cuda::fn::cuModuleGetFunction* find_function = nullptr;
   cuda::fn::cuLaunchKernel* launch = nullptr;

@@ -26,7 +26,7 @@ struct Environment {
   std::function<void(std::string)> note;
   // May be empty: then GPU memory goes through the driver alone.
   std::function<Result<std::shared_ptr<direct::MemoryMover>>(const MoverRequest&)> mover = {};
-  // Takes it back, with all host memory that it has: nobody needs it any more. May be empty.
+  // Takes it back, with all host memory that it has: the operation needs it no more. May be empty.
   std::function<void()> end_mover = {};
   // The share of its ring for each GPU.
   std::uint64_t ring_bytes = direct::MoverOptions().ring_bytes;

@@ -71,7 +71,7 @@ class ImageContent final : public direct::Content {
 Result<void> discard_content(const UniqueFd& image_dir);
 
 // The images beside and at `path` that may have the content of what an operation on `path` moved.
-// Those that somebody else has put there are passed over.
+// Those that another user has put there are passed over.
 std::vector<std::shared_ptr<ImageContent>> find_content(const std::string& path);
 
 // A process whose memory's content is in the image, finished or not, that stands at `image_dir`,

@@ -52,7 +52,7 @@ struct CopyReport {
   std::uint64_t left_out = 0;
 };
 
-// Bytes of a GPU that nobody needs for now.
+// Bytes of a GPU that no operation needs for now.
 struct SpareRoom {
   GpuUuid gpu;
   std::uint64_t bytes = 0;

@@ -1,5 +1,5 @@
-// The mover in a process of its own: a driver that hangs, crashes or is killed there harms nobody,
-// and this process never has a CUDA context.
+// The mover in a process of its own: a driver that hangs, crashes or is killed there harms no other
+// process, and this process never has a CUDA context.
 //
 // The other process has the GPUs and the ring, which both map. For each of its copying threads one
 // thread here serves the Content, so any Content will do and knows nothing of it. Owns that
@@ -17,7 +17,7 @@
 
 namespace stasis::direct {
 
-// What the process has asked for, counted by whoever serves it.
+// What the process has asked for, counted by the threads that serve it.
 struct Pulse {
   std::atomic<std::uint64_t> beats{0};
   std::atomic<unsigned> being_served{0};

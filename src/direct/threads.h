@@ -10,8 +10,8 @@ namespace stasis::direct {
 // many were is returned, at least one.
 unsigned on_threads(unsigned count, const std::function<void(unsigned)>& work);
 
-// How many threads copy for one GPU of `gpus`, if nobody says: all processors' share, at most 16,
-// beyond which nothing gets faster (H100, PCIe 5: 51 of 55 GB/s with 16).
+// How many threads copy for one GPU of `gpus`, if the user does not say: all processors' share, at
+// most 16, beyond which nothing gets faster (H100, PCIe 5: 51 of 55 GB/s with 16).
 unsigned default_threads(unsigned gpus);
 
 }  // namespace stasis::direct

@@ -1,9 +1,8 @@
 // A driver whose calls come to an end: each is made in a process of its own kind, which is killed
 // when there is no answer in time.
-//
 // A call of the driver waits for the target for ever (580.159.04: one to a process that hangs or is
-// stopped, or that somebody else's call is about), and a thread that is stuck in one can neither be
-// cancelled nor be left behind: it would lock or restore the target when nobody reckons with it any
+// stopped, or that another tool's call is about), and a thread that is stuck in one can neither be
+// cancelled nor be left behind: it would lock or restore the target when no tool expects that any
 // more. What a killed caller had asked for the driver drops (`killed_locker` of tests/conformance).
 //
 // One process without threads of its own forks the callers, and both end with us, however we end.
@@ -41,7 +40,7 @@ Result<std::unique_ptr<Driver>> bound_driver_by(const std::string& program,
                                                 const std::string& library,
                                                 std::unique_ptr<Driver>& driver,
                                                 const DriverPatience& patience);
-// That program's work, until whoever has started it is gone.
+// That program's work, until the process that has started it is gone.
 [[noreturn]] void serve_driver_calls(Driver& driver);
 
 }  // namespace stasis

@@ -28,11 +28,11 @@ using DriverResult = tl::expected<T, DriverFailure>;
 // No CUresult: what may stand in DriverFailure::number where the driver has not answered at all.
 inline constexpr int kDriverNoAnswer = -1;     // in time; the call was ended
 inline constexpr int kDriverCallLost = -2;     // because what made the call has ended
-inline constexpr int kDriverInterrupted = -3;  // because somebody asked to stop
+inline constexpr int kDriverInterrupted = -3;  // because a stop was requested
 
 struct DriverInfo {
   int cuda_version = 0;         // as the driver reports it: 13000 for driver 580, 12080 for 570
-  std::string driver_version;   // "580.159.04"; empty if nobody says
+  std::string driver_version;   // "580.159.04"; empty if unknown
   std::string library;          // the file or soname that was loaded
   bool simulated = false;       // the project's own simulated driver
   bool has_device_map = false;  // restore takes GPU pairs (580 and newer)
@@ -62,8 +62,8 @@ class Driver {
   // NOT_READY (600) and leaves the process running.
   virtual DriverResult<void> lock(Pid pid, std::chrono::milliseconds timeout) = 0;
   // The same, given up when `interrupt` is requested: kDriverInterrupted, and the process may have
-  // been locked at that very moment. A driver whose calls nobody can end locks in ever longer tries
-  // if there is no time-out, and else looks at `interrupt` beforehand only.
+  // been locked at that very moment. A driver whose calls cannot be ended locks in ever longer
+  // tries if there is no time-out, and else looks at `interrupt` beforehand only.
   virtual DriverResult<void> lock_unless(Pid pid, std::chrono::milliseconds timeout,
                                          const Interrupt& interrupt);
   virtual DriverResult<void> checkpoint(Pid pid) = 0;
@@ -86,7 +86,7 @@ class Driver {
   virtual Result<std::map<Pid, std::vector<GpuUse>>> memory_by_process() = 0;
 };
 
-// What all GPUs have together, in bytes. Where nobody knows, more than any machine has.
+// What all GPUs have together, in bytes. Where that is unknown, more than any machine has.
 std::uint64_t memory_of_all_gpus(Driver& driver);
 
 // Loads the driver: `library` if not empty, else the environment's STASIS_LIBCUDA, else

@@ -71,7 +71,7 @@ class FakeDriver final : public Driver {
     always_for_.clear();
   }
 
-  // calls() and what follows: only while nobody calls the driver.
+  // calls() and what follows: only while no thread calls the driver.
   const std::vector<Call>& calls() const { return calls_; }
   // The calls that change something, in order.
   std::vector<Action> actions() const {

@@ -1,5 +1,5 @@
-// Which GPUs a job goes on with where nobody has said: others of the same kind, also by another
-// UUID or in another order. Pure functions; no driver is asked.
+// Which GPUs a job goes on with where the user has not said: others of the same kind, also by
+// another UUID or in another order. Pure functions; no driver is asked.
 #pragma once
 
 #include <optional>

@@ -28,11 +28,11 @@ std::string gpu_map_text(std::span<const GpuMapEntry> entries);
 Result<GpuUuid> find_gpu(std::span<const Gpu> gpus, const std::string& name);
 
 // Completes `entries`: `from` are the GPUs the process was checkpointed on (all that its driver
-// saw), `to` those that the driver sees here. A GPU nobody mentions stays where it is if that is
-// free; the rest is matched in order, GPUs of the same model and size first. So "0=1" on a machine
-// with two GPUs becomes {0=1, 1=0}, since {0=1} alone is refused by the driver (580.159.04).
-// kDeviceMapInvalid: something is named twice or unknown; kGpuMismatch: the numbers of GPUs
-// differ.
+// saw), `to` those that the driver sees here. A GPU that no entry mentions stays where it is if
+// that is free; the rest is matched in order, GPUs of the same model and size first. So "0=1" on a
+// machine with two GPUs becomes {0=1, 1=0}, since {0=1} alone is refused by the driver
+// (580.159.04). kDeviceMapInvalid: something is named twice or unknown; kGpuMismatch: the numbers
+// of GPUs differ.
 Result<std::vector<GpuPair>> complete_gpu_map(std::span<const GpuMapEntry> entries,
                                               std::span<const Gpu> from, std::span<const Gpu> to);
 

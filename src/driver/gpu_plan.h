@@ -34,8 +34,8 @@ Result<std::vector<GpuPair>> plan_chosen_gpus(Driver& driver, std::span<const Gp
 Result<void> check_gpu_memory(std::span<const GpuUse> needed, std::span<const GpuPair> pairs,
                               std::span<const Gpu> gpus);
 
-// Bytes of each new GPU that nobody will miss who brings that back there, but for a context of his
-// own; nothing for those that have none. A sixteenth of each GPU is left to others, and to what the
+// Bytes of each new GPU that are left when all of that was brought back there, less a context;
+// nothing for GPUs that have none. A sixteenth of each GPU is left to others, and to what the
 // driver needs besides.
 std::map<GpuUuid, std::uint64_t> spare_gpu_memory(std::span<const GpuUse> needed,
                                                   std::span<const GpuPair> pairs,

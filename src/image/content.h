@@ -91,8 +91,9 @@ std::vector<std::byte> close_content_index(std::vector<std::byte> bytes);
 // What is wrong with a stream's ranges; empty if nothing is.
 std::string problem_of(const ContentStream& stream);
 
-// Reads them, from anybody: never trusts a number. kImageCorrupt if anything is damaged or out of
-// range; kImageVersion if it is whole, but of a newer version or with a feature this reader lacks.
+// Reads them from an untrusted source: never trusts a number. kImageCorrupt if anything is damaged
+// or out of range; kImageVersion if it is whole, but of a newer version or with a feature this
+// reader lacks.
 Result<ContentIndex> parse_content_index(std::span<const std::byte> bytes);
 
 // "gpu/data-07"

@@ -47,7 +47,7 @@ class ContentBase {
   std::optional<std::uint32_t> find(const BlockDigest& digest) const;
 
   // Makes `name` in `folder` a hard link to a data file, and opens it for reading. kIo and others
-  // where that cannot be: another file system, or one without links; kNotPermitted if anybody else
+  // where that cannot be: another file system, or one without links; kNotPermitted if another user
   // may write to the file; kImageCorrupt if it is another one by now. On an error there may be a
   // link.
   Result<UniqueFd> link(std::size_t file, const UniqueFd& folder, const std::string& name) const;

@@ -31,7 +31,8 @@ class Workspace {
   // if a sample of 16 KiB says that it would not be worth it.
   std::optional<std::size_t> compress(ContentEncoding encoding, std::span<const std::byte> content,
                                       std::span<std::byte> into);
-  // True if exactly `into` comes of it. From anybody: reads and writes nothing beyond the two.
+  // True if exactly `into` comes of it. `stored` is untrusted: reads and writes nothing beyond the
+  // two.
   bool decompress(ContentEncoding encoding, std::span<const std::byte> stored,
                   std::span<std::byte> into);
 

@@ -78,8 +78,8 @@ class ContentLanes {
   // `folder` outlives this. Once, before anything else.
   void open(const UniqueFd& folder, bool direct_io, bool beside_base);
 
-  // One that nobody uses, for the caller alone until give_back(); waits for one if there may not be
-  // more. Who has one may not take another. kIo, kNotPermitted, kNoSpace.
+  // One that is free, for the caller alone until give_back(); waits for one if there may not be
+  // more. A caller that has one may not take another. kIo, kNotPermitted, kNoSpace.
   Result<ContentLane*> take(LaneKind kind);
   void give_back(ContentLane& lane);
 

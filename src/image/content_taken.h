@@ -1,7 +1,8 @@
-// What an image that is being written takes over from its base, and which data files that needs.
+// Which chunks of an image that is being written are those of its base, and which data files that
+// needs.
 //
 // Owns a descriptor for each of those files. find() from any number of threads at once; the rest
-// from one, when nobody writes any more.
+// from one, when no thread writes any more.
 #pragma once
 
 #include <atomic>

@@ -7,8 +7,8 @@
 // other: there are as many files as there were ever calls at the same time, at most kContentFiles;
 // beside a base fewer if there is little to be written.
 //
-// What it makes stands in the image's directory, which somebody else removes if the image does not
-// come to be. Owns a descriptor for each data file; 1 MiB for each call at the same time that
+// What it makes stands in the image's directory, which its ImageWriter removes if the image is not
+// completed. Owns a descriptor for each data file; 1 MiB for each call at the same time that
 // compresses, or gets memory that direct I/O cannot take; and for each chunk some 48 bytes, twice
 // as much in finish(). Moves, never copies.
 #pragma once

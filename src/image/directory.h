@@ -1,4 +1,4 @@
-// Work on directories that follows no links: for images, which may come from anybody.
+// Work on directories that follows no links: for images, which may come from an untrusted source.
 //
 // Functions only; any thread.
 #pragma once
@@ -39,7 +39,7 @@ Result<std::vector<std::string>> list_directory(const UniqueFd& directory, const
 // Marks a directory as in use for as long as this descriptor, or a copy of it, is open. On a file
 // system without locks nothing happens: they only decide what a message says.
 void mark_in_use(const UniqueFd& directory);
-// Whether somebody has marked it, this process included. kUnknown where no lock can be had (NFS).
+// Whether a process has marked it, this one included. kUnknown where no lock can be had (NFS).
 enum class InUse { kNo, kYes, kUnknown };
 InUse in_use(const UniqueFd& parent, const std::string& name);
 

@@ -44,8 +44,8 @@ class ImageReader {
   Result<void> verify_sizes() const;
 
   // Which files verify() reads. Pages are the bulk of CRIU's files, and no parser looks at them;
-  // all else is small and steers CRIU. GPU content is read with kAll only: it is verified by
-  // whoever reads it.
+  // all else is small and steers CRIU. GPU content is read with kAll only: it is verified by the
+  // code that reads it.
   enum class Part { kAll, kPages, kAllButPages };
 
   // Every byte of these files, with all processors; before that, unless only pages are asked for,
@@ -73,8 +73,8 @@ struct Leftover {
 // Sorted by path; empty if there are none or the directory cannot be read.
 std::vector<Leftover> find_leftovers(const std::string& dir);
 
-// Removes what a killed dump has left beside `dir`, once nobody uses it; an old image that it had
-// put aside gets its name back if no other has it. With `keep_complete`, whole images under a
+// Removes what a killed dump has left beside `dir`, once no process uses it; an old image that it
+// had put aside gets its name back if no other has it. With `keep_complete`, whole images under a
 // temporary name stay where there is none under the final one; and so does what is `needed`, by its
 // path. Returns what was removed.
 Result<std::vector<std::string>> clear_leftovers(

@@ -29,9 +29,8 @@ namespace stasis {
 class ImageWriter {
  public:
   // `final_dir` must not exist, or be an empty directory. With `overwrite` it may also be a Stasis
-  // image; any other directory is refused even then, a damaged image included: it could be
-  // somebody's work.
-  // kImageExists, kIo, kNotPermitted, kNoSpace.
+  // image; any other directory is refused even then, a damaged image included: it could be a user's
+  // work. kImageExists, kIo, kNotPermitted, kNoSpace.
   static Result<ImageWriter> create(const std::string& final_dir, bool overwrite);
 
   // Whether create() would begin, with the same errors; nothing is made. Returns the absolute path.

@@ -24,7 +24,7 @@ inline constexpr int kImageFormat = 1;
 enum class SyncPolicy {
   kDisk,      // every file and directory is fsynced before the image gets its name
   kNone,      // left to the kernel's write-back
-  kDeferred,  // kDisk to whoever reads the manifest; ImageWriter::sync() does it once the job runs
+  kDeferred,  // kDisk to a reader of the manifest; ImageWriter::sync() does it once the job runs
 };
 
 struct GpuRecord {
@@ -203,8 +203,8 @@ struct Manifest {
 // place of the bad bytes. Cannot fail.
 std::string serialize_manifest(const Manifest& manifest);
 
-// Reads what serialize_manifest wrote, from anybody: never throws, never trusts a number.
-// kImageCorrupt with the field's name if anything is damaged, missing or out of range;
+// Reads what serialize_manifest wrote, from an untrusted source: never throws, never trusts a
+// number. kImageCorrupt with the field's name if anything is damaged, missing or out of range;
 // kImageVersion if it is whole but of a newer format, or needs a feature this reader lacks.
 Result<Manifest> parse_manifest(std::string_view text);
 

@@ -20,8 +20,8 @@ namespace stasis::job {
 class Images {
  public:
   // Makes the directory, in a parent that is there, and takes its lock. kBusy names who has it;
-  // kTimeout if what somebody who was killed has left behind does not come to its end, and
-  // kInterrupted if `stop`, which may be empty, has said so before that.
+  // kTimeout if the init that a killed supervisor has left behind does not end, and kInterrupted
+  // if `stop`, which may be empty, has said so before that.
   static Result<Images> open(const std::string& dir, const std::function<bool()>& stop = {});
 
   const std::string& path() const { return path_; }

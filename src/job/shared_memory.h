@@ -1,8 +1,7 @@
 // What is in the /dev/shm of a job: saved beside CRIU's files, which hold no file that has a name,
 // and put back before CRIU opens them. docs/image-format.md says how.
-//
-// Functions; nobody else may write to the directory meanwhile. Files of other file systems that are
-// mounted below it are left alone.
+// Functions; no other process may write to the directory meanwhile. Files of other file systems
+// that are mounted below it are left alone.
 #pragma once
 
 #include <string>

@@ -26,7 +26,7 @@ class Streams {
   static Result<Streams> make();
   Streams(Streams&&) noexcept;
   Streams& operator=(Streams&&) = delete;
-  ~Streams();  // does not wait for anybody who does not read
+  ~Streams();  // does not wait for a reader that does not read
 
   // The job's: input, output, error. Taken in the process that starts it; all others close them.
   StreamEnds take_ends();
@@ -36,8 +36,8 @@ class Streams {
   // From now on what is typed at our terminal goes to the job as it is, while we are in the
   // foreground; finish() makes the terminal what it was. Nothing if the input is none.
   void make_raw();
-  // When nobody has the job's ends any more: waits until all is copied. Returns what could not be
-  // written: "standard output: No space left on device".
+  // When no process has the job's ends any more: waits until all is copied. Returns what could not
+  // be written: "standard output: No space left on device".
   std::vector<std::string> finish();
 
  private:

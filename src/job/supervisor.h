@@ -51,8 +51,8 @@ struct Outcome {
 // {"op": "dump", "images_dir": DIR, "command": [...], "end": BOOL, "limit_ms": N, "base": DIR
 // (or missing)} and {"op": "recover"}. Its result is {"error": {...}}, or of a restore {"root":
 // PID}, of a dump
-// {"size": TEXT, "seconds": S}, or {"suspended": true} if it was not to end a job that somebody
-// has suspended and there was nothing to save; and of each "notes", of a restore and a dump
+// {"size": TEXT, "seconds": S}, or {"suspended": true} if it was not to end a job that the user has
+// suspended and there was nothing to save; and of each "notes", of a restore and a dump
 // "standstill" too, if they know one.
 Result<Outcome> run(const RunOptions& options, Work work,
                     const std::function<void(const std::string&)>& tell);

@@ -22,9 +22,9 @@ namespace stasis::proc {
 class AwakeThread {
  public:
   // Lets a thread go on that the calling thread traces and that is in a ptrace stop now. On an
-  // error it is as it was. kBusy if somebody else traces it or nobody; kProcessGone.
+  // error it is as it was. kBusy if another thread traces it or none does; kProcessGone.
   static Result<AwakeThread> wake(Pid pid, Tid thread);
-  // The same for one that nobody traces, in a process that a stop signal holds. stop() lets it go.
+  // The same for one that has no tracer, in a process that a stop signal holds. stop() lets it go.
   static Result<AwakeThread> seize(Pid pid, Tid thread);
 
   AwakeThread(AwakeThread&& other) noexcept

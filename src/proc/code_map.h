@@ -25,9 +25,8 @@ class CodeMap {
 
   // `stack` is the thread's stack pointer; the thread does not run. `in_system_call`: it is not in
   // code of the C library but waits in the kernel, so kLibrary is never the answer.
-  //
-  // Who called a library function is told from the first return address on the stack that is not a
-  // library's. Nobody wrote frame pointers there, so a stale address can be taken for it: the
+  // The caller of a library function is told from the first return address on the stack that is not
+  // a library's. There are no frame pointers there, so a stale address can be taken for it: the
   // answer is good for choosing the moment at which to stop a thread, and for nothing else.
   Site site(std::uint64_t instruction, std::uint64_t stack, bool in_system_call) const;
 

@@ -7,9 +7,9 @@
 // Stopping the process (SIGSTOP) would stop that one as well, and a tracer would have to live as
 // long as the suspension, and keep CRIU out. A parked thread waits in a futex call instead, in a
 // small mapping of ours in the target, which also holds the registers and the signal mask to go on
-// with. It needs nobody: not us, who may be killed at any instant, not a record; CRIU dumps and
-// restores it like any other waiting thread. Signals wait until it goes on, as they do for a
-// stopped process; SIGKILL works.
+// with. It needs no other process: not the tool, which may be killed at any instant, and no record.
+// CRIU dumps and restores it like any other waiting thread. Signals wait until it goes on, as they
+// do for a stopped process; SIGKILL works.
 //
 // The mapping stays for the next time. What is read in the process, and the threads that are
 // changed by it, are of one address space: a process that becomes another program in the middle is
@@ -35,8 +35,8 @@ Result<void> park_threads(Pid pid, const std::vector<Tid>& spared);
 // Sends all parked threads on. No error if there is none. On an error some may still be parked.
 Result<void> unpark_threads(Pid pid);
 
-// Sends on a thread that somebody has left in the middle of a system call that it made for him,
-// being killed (remote_syscall.h); unpark_threads() does so too. No error if there is none.
+// Sends on a thread that a killed tool has left in the middle of a remote system call
+// (remote_syscall.h); unpark_threads() does so too. No error if there is none.
 Result<void> finish_step(Pid pid);
 
 // Has a parked thread make the system calls of `act` (remote_syscall.h); afterwards it is parked as

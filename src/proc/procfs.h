@@ -69,7 +69,7 @@ struct TcpSocket {
 
 struct ProcessDetails {
   unsigned uid = 0;               // effective user
-  int tracer = 0;                 // who traces it, 0 if nobody
+  int tracer = 0;                 // which thread traces it, 0 if none
   int ns_pid = 0;                 // its number in its innermost PID namespace
   std::vector<std::string> argv;  // empty for a kernel thread or a zombie
 };
@@ -133,7 +133,7 @@ class ProcFs {
   // The same of TCP sockets, of IPv4 and IPv6. Where the kernel has no IPv6, of IPv4.
   Result<std::vector<TcpSocket>> tcp_sockets(Pid pid) const;
 
-  // The thread that traces the process or one of its threads; nothing if nobody does.
+  // The thread that traces the process or one of its threads; nothing if none does.
   std::optional<int> tracer(Pid pid) const;
 
   // When the process was started, in seconds since 1970. kIo.
@@ -185,9 +185,9 @@ std::string kernel_release();
 // namespaces).
 bool may_trace(Pid pid);
 
-// Does CRIU need to be told that the tree hangs on a terminal of somebody else's session
-// (`--shell-job`)? So it is when the root's session leader is outside of the tree, or when the
-// tree has a controlling terminal.
+// Does CRIU need to be told that the tree hangs on a terminal of another session (`--shell-job`)?
+// So it is when the root's session leader is outside of the tree, or when the tree has a
+// controlling terminal.
 bool is_shell_job(const std::vector<ProcessInfo>& tree);
 
 }  // namespace stasis::proc

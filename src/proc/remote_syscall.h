@@ -3,7 +3,7 @@
 // They are made in the unused end of the last page of some library's code, put back right
 // afterwards. What the thread goes on with lies beside them, in case we are killed in that instant:
 // the thread then spins there, with all signals blocked, until unpark_threads() finds it. (A single
-// step would leave a trap armed that nobody takes, and that ends the program.)
+// step would leave a trap armed that no tracer takes, and that ends the program.)
 #pragma once
 
 #include <array>
@@ -42,7 +42,7 @@ struct StepPlaces {
     std::uint64_t address = 0;
     Tid thread;
   };
-  std::optional<Begun> begun;         // left by somebody who was killed
+  std::optional<Begun> begun;         // left by a tool that was killed
   std::optional<std::uint64_t> room;  // zeros now
 
   // Looks at one of the process's mappings.

@@ -14,7 +14,8 @@ struct UnixPeer {
 };
 
 // By the inode number of each connected unix socket of this process's network namespace
-// (sock_diag(7)). A connection that nobody has accepted yet has no other end. kIo, kNotPermitted.
+// (sock_diag(7)). A connection that the listener has not accepted yet has no other end. kIo,
+// kNotPermitted.
 Result<std::map<std::uint64_t, UnixPeer>> unix_peers();
 
 }  // namespace stasis::proc

@@ -1,9 +1,9 @@
 // An image as one HTML page that needs nothing besides itself: no script, no network, no font.
 //
 // What the page looks like is in page.html (a Mustache template) and page.css, which are compiled
-// in; this fills them in. All that comes from an image may have been made by anybody: it gets into
-// the page only through the template's escaping, and loses what is no text before
-// (base/printable.h). Plain values; any thread.
+// in; this fills them in. All that comes from an image is untrusted: it gets into the page only
+// through the template's escaping, and loses what is no text before (base/printable.h). Plain
+// values; any thread.
 #pragma once
 
 #include <string>
@@ -27,8 +27,8 @@ struct Subject {
   std::vector<ShownLog> logs;    // the newest first
   std::optional<Error> no_logs;  // why they could not be looked for
   std::string made;              // when the page is made, "2026-11-21T09:30:00Z"
-  // Letters and digits nobody could know before: what is between the page's own <style> tags is
-  // obeyed for it, and nothing else is.
+  // Letters and digits that no image could know before: what is between the page's own <style> tags
+  // is obeyed for it, and nothing else is.
   std::string nonce;
 };
 
