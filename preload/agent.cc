@@ -276,8 +276,8 @@ class Session {
   }
 
  private:
-  // What the page says of these is for the peer to read. Here only our own counts: whoever may open
-  // the page may write anything into it.
+  // What the page says of these is for the peer to read. The agent trusts only its own copies: a
+  // process that may open the page may write anything into it.
   AgentState state() const { return state_; }
   void set_state(AgentState state) {
     state_ = state;
@@ -439,8 +439,8 @@ class Session {
     if (bytes <= buffer_bytes_) return true;
     give_buffer_back();
     free_buffer();
-    // Room to begin at a huge page. Not reserved: whoever asks for it looks at free memory first,
-    // and touches it before the gate closes.
+    // Room to begin at a huge page. Not reserved: the peer that asks for it looks at free memory
+    // first, and touches it before the gate closes.
     const auto room = bytes + kHugePage;
     void* raw = ::mmap(nullptr, room, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -457,8 +457,7 @@ class Session {
     return true;
   }
 
-  // The kernel takes 50 ms to free 16 GiB, for which nobody need wait: not the program, and not who
-  // has asked.
+  // The kernel takes 50 ms to free 16 GiB. Neither the program nor the peer has to wait for that.
   void give_buffer_back() {
     free_buffer();
     unused_ = {buffer(), buffer_bytes_};
@@ -631,8 +630,9 @@ class Session {
     done();
   }
 
-  // Where the content is in what was kept and nowhere else it goes into the buffer, by our own
-  // copying, as somebody has died. Then all goes on as if it had been copied there at once.
+  // Where the content is in pinned memory and nowhere else, the agent copies it into the buffer
+  // itself, because the tool or the mover has died. Then all goes on as if it had been copied there
+  // at once.
   bool save_kept() {
     if (g_kept.count == 0) return true;
     const auto outcome = copy_kept(std::span(g_kept.fds, g_kept.count), buffer());
@@ -727,7 +727,7 @@ void* run_agent(void*) {
   ::prctl(PR_SET_NAME, kAgentThread);
   auto* page = g_page.load();
   page->tid = static_cast<std::int32_t>(::syscall(SYS_gettid));
-  // Whoever finds the magic finds an agent that listens.
+  // A tool that finds the magic finds an agent that listens.
   std::atomic_thread_fence(std::memory_order_release);
   page->magic = direct::kAgentMagic;
   Session(*page, g_fd).run();

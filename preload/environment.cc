@@ -2,7 +2,7 @@
 // where the job has those of its first start.
 //
 // Done in the program that was started, before its main(): every way to start one comes by here,
-// also system() and popen(), whose calls inside the C library nobody can stand in for. Only where
+// also system() and popen(), whose calls inside the C library no hook can stand in for. Only where
 // STASIS_ENV_FILE is set, which `stasis run` does for jobs. Once, while the process has one thread.
 #include "environment.h"
 

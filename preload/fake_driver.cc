@@ -258,14 +258,14 @@ CUresult destroy_stream(CUstream) {
   ENTER(cuStreamDestroy);
   return CUDA_SUCCESS;
 }
-// As large as anybody says it is.
+// As large as any caller says it is.
 CUresult import_handle(CUmemGenericAllocationHandle* handle, void*, CUmemAllocationHandleType) {
   ENTER(cuMemImportFromShareableHandle);
   *handle = g_fake.next_handle++;
   g_fake.objects[*handle] = std::size_t{1} << 40;
   return CUDA_SUCCESS;
 }
-// What is there nobody asks.
+// No test looks at the content.
 CUresult copy_to_host(void*, CUdeviceptr address, std::size_t size) {
   ENTER(cuMemcpyDtoH);
   return cuts(address, size) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;

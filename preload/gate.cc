@@ -26,7 +26,7 @@ bool fence_all_threads() {
 // Its destructor tells of a thread's end.
 pthread_key_t thread_end_key(void (*at_end)(void*)) {
   static const pthread_key_t key = [at_end] {
-    pthread_key_t made = PTHREAD_KEYS_MAX;  // none is left: nobody's
+    pthread_key_t made = PTHREAD_KEYS_MAX;  // stays if none is left
     ::pthread_key_create(&made, at_end);
     return made;
   }();
@@ -52,7 +52,8 @@ Gate::Place* Gate::make_place() {
     if (!places_.load(std::memory_order_acquire)) shared_.fence_needed = !fence_all_threads();
     mine = new Place;
     mine->next = places_.load(std::memory_order_relaxed);
-    // In one order with `closed`: whoever closes sees this place, or its thread sees it closed.
+    // In one order with `closed`: the thread that closes sees this place, or its thread sees it
+    // closed.
     while (!places_.compare_exchange_weak(mine->next, mine, std::memory_order_seq_cst)) {
     }
   }

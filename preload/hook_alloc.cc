@@ -300,7 +300,7 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr* pointer, std::size_t* pitch, std::size_
 
 namespace {
 
-// Another allocation may get the address at once: nobody opens that by the number of this one.
+// Another allocation may get the address at once: no process opens that by the number of this one.
 template <class Free>
 CUresult free_of_driver(CUdeviceptr pointer, Free free) {
   std::uint64_t number = 0;

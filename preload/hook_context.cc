@@ -102,7 +102,7 @@ Gone take_out(CUcontext context, std::uint64_t number) {
     return true;
   });
   tables().spares.erase(context);
-  // Nobody ends a capture in a stream that is gone.
+  // The program cannot end a capture in a stream that is gone.
   std::erase_if(tables().capturing,
                 [&](const auto& entry) { return owner_in(entry.second) == context; });
   count_captures();
@@ -176,7 +176,7 @@ void forget_captures_of_thread(void*) {
 
 void at_end_of_thread() {
   static const pthread_key_t key = [] {
-    pthread_key_t made = PTHREAD_KEYS_MAX;  // none is left: nobody's
+    pthread_key_t made = PTHREAD_KEYS_MAX;  // stays if none is left
     ::pthread_key_create(&made, &forget_captures_of_thread);
     return made;
   }();
@@ -187,7 +187,7 @@ template <class Begin>
 CUresult begin_capture(CUstream stream, bool per_thread, Begin begin) {
   const Gate::Pass pass;
   const auto key = capture_key(stream, per_thread);
-  // Before it begins: nobody has tried what the driver says of it in a capture.
+  // Before it begins: what the driver says of it in a capture was not tried.
   CUcontext context = nullptr;
   const auto& call = driver();
   if (!call.cuStreamGetCtx || !stream || stream == kStreamPerThread ||

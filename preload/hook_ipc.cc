@@ -59,7 +59,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr pointer) {
     const auto at =
         mapping ? tables().allocations.find(mapping->address) : tables().allocations.end();
     if (at != tables().allocations.end() && pointer - at->first < at->second.asked) {
-      // What somebody else shares with this process is not its own to share.
+      // What another process shares with this one is not its own to share.
       if (at->second.opens > 0) return CUDA_ERROR_INVALID_VALUE;
       base = at->first;
     }
@@ -85,7 +85,7 @@ std::map<CUdeviceptr, Allocation>::iterator open_already(const ShareKey& key) {
   return at;
 }
 
-// The next of several who have it open in this process. Null if nobody has.
+// One more opening of what this process has open already. Null if it has not.
 CUdeviceptr open_again(const ShareKey& key) {
   const TablesLock lock;
   const auto at = open_already(key);
@@ -266,7 +266,7 @@ CUresult close_by_driver(CUdeviceptr pointer) {
         --at->second.opens;
         return CUDA_SUCCESS;
       }
-      // So that nobody opens it again meanwhile.
+      // So that no thread opens it again meanwhile.
       ours = at->second;
       known.erase(at);
     }

@@ -155,7 +155,7 @@ CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHan
     if (auto* physical = held(handle)) {
       if (!(physical->asked_handle_types & type)) return CUDA_ERROR_INVALID_VALUE;
       real = physical->real;
-      // Even if it fails: nobody knows what has left by then.
+      // Even if it fails: the agent does not know what has left by then.
       physical->stays = true;
     }
   }

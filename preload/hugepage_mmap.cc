@@ -28,7 +28,7 @@ constexpr int kDriversFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE;
 
 using Mmap = void*(void*, std::size_t, int, int, int, off_t);
 
-// The C library's, or that of whoever else stands in for it.
+// The C library's, or that of another library that stands in for it.
 std::atomic<Mmap*> g_next{nullptr};
 // Where the driver's code is; nowhere, if there are no huge pages.
 std::atomic<std::uintptr_t> g_begin{0};
@@ -41,7 +41,7 @@ __attribute__((constructor)) void find_next() {
 void* next(void* address, std::size_t bytes, int protection, int flags, int fd, off_t offset) {
   if (auto* function = g_next.load(std::memory_order_relaxed))
     return function(address, bytes, protection, flags, fd, offset);
-  // Somebody's constructor, before ours.
+  // A constructor of another library, before ours.
   return reinterpret_cast<void*>(
       ::syscall(SYS_mmap, address, bytes, protection, flags, fd, offset));
 }

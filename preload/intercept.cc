@@ -148,8 +148,8 @@ void know_driver(void* library) {
   ::dlerror();
 }
 
-// Whoever comes by an exported name is linked with the driver, which is loaded then; or guards the
-// call by looking whether the symbol is there at all, and then it may not be.
+// A program that comes by an exported name is linked with the driver, which is loaded then; or it
+// guards the call by looking whether the symbol is there at all, and then the driver may not be.
 void load_driver_for_linked_program() {
   if (g_loaded.load(std::memory_order_acquire)) return;
   const Uncancelled uncancelled;
@@ -251,7 +251,7 @@ void* find_beside(void* caller, const char* name) {
       !map->l_name[0])
     return nullptr;
   // Its map is no handle: the C library (2.36) crashes where a library came as another's dependency
-  // and nobody has opened it itself.
+  // and was not opened itself.
   void* library = ::dlopen(map->l_name, RTLD_LAZY | RTLD_NOLOAD);
   void* found = library ? real_dlsym()(library, name) : nullptr;
   if (library) ::dlclose(library);

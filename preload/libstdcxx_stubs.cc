@@ -1,4 +1,4 @@
-// What the C++ library's templates call instead of returning, in place of its own: nobody here
+// What the C++ library's templates call instead of returning, in place of its own: no code here
 // could catch it. Its own bring in all that says why in words, and with std::string the generator
 // of random numbers, whose arc4random only glibc 2.36 has: programs in containers of Ubuntu 22.04
 // (2.35) could not load the agent that is built on Debian 12.

@@ -86,7 +86,7 @@ struct DumpSession::State {
 
   std::mutex mutex;
   bool lock_ended = false;
-  bool given_up = false;  // nobody waits for the worker any more
+  bool given_up = false;  // the hook no longer waits for the worker
   std::vector<JournalTarget> targets;
 
   Result<void> lock(Pid root, milliseconds timeout);
@@ -99,7 +99,7 @@ struct DumpSession::State {
   bool has_cuda() const { return group && group->cuda_count() > 0; }
 };
 
-// Before anything is done to anybody.
+// Before anything is done to a process.
 Result<void> DumpSession::State::enter_journal() {
   const auto& members = group->members();
   for (const GroupMember& member : members) {
@@ -122,7 +122,7 @@ Result<void> DumpSession::State::enter_journal() {
   const bool all_suspended = std::all_of(members.begin(), members.end(), [](const auto& member) {
     return !member.initial || *member.initial == CudaState::kCheckpointed;
   });
-  // Suspended by somebody who keeps it so; it may be in his journal.
+  // Suspended by another tool, which keeps it so; it may be in the journal of that tool.
   if (all_suspended) return {};
   for (const GroupMember& member : members) {
     if (member.initial != CudaState::kFailed) continue;
@@ -363,7 +363,7 @@ Result<void> DumpSession::checkpoint_tree() {
       *awake, [state = state_, result] { *result = state->checkpoint(); }, limit);
   auto asleep = put_to_sleep(*awake);
   if (!in_time) {
-    // It comes to nothing more; the roll-back brings back whoever answers.
+    // The checkpoint is cancelled; the roll-back brings back the processes that answer.
     state_->interrupt.request(SIGALRM);
     return fail(no_answer(limit, *root_));
   }
@@ -407,7 +407,7 @@ Result<void> DumpSession::record_image() {
 }
 
 Result<void> DumpSession::roll_back() {
-  // Those that nobody holds, because CRIU could not, answer by themselves.
+  // Processes that CRIU could not hold answer by themselves.
   auto awake = wake_tree(*state_->driver, *root_);
   if (!awake) return fail(std::move(awake.error()));
   const auto result = std::make_shared<Result<void>>();
@@ -439,8 +439,8 @@ void DumpSession::finish(bool failed) {
     return;
   }
   // CRIU ends them now, unless the user's script (--action-script, post-dump) has failed, which
-  // nobody tells us: then it lets them go. A thread that asks the driver for something while its
-  // GPU is away would end the program (docs/adr/0007), so none is to run before settle().
+  // CRIU does not report: then it lets them go. A thread that asks the driver for something while
+  // its GPU is away would end the program (docs/adr/0007), so none is to run before settle().
   for (const GroupMember& member : state_->group->members()) {
     if (!member.initial || *member.initial == CudaState::kCheckpointed) continue;
     (void)member.process.pidfd().signal(SIGSTOP);

@@ -112,7 +112,7 @@ Result<std::optional<std::string>> read_image_file(int directory, const std::str
   if (::fstatat(directory, name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0 && errno == ENOENT) {
     return std::optional<std::string>();
   }
-  // O_NONBLOCK: to open a pipe that nobody writes to would wait for ever.
+  // O_NONBLOCK: to open a pipe without a writer would wait for ever.
   auto fd = open_file(directory, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
   if (!fd) return fail(std::move(fd.error()));
   if (::fstat(fd->get(), &info) != 0) return fail(errno_error("cannot look at " + name, errno));

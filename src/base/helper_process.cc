@@ -37,8 +37,8 @@ void ignore_signals() {
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
 }
 
-// A lock of a journal, or the pipe that somebody reads our output from, must not stay open for the
-// moment by which a helper outlives its owner.
+// A lock of a journal, or the pipe that another program reads our output from, must not stay open
+// for the moment by which a helper outlives its owner.
 void close_all_but(int kept) {
   if (const int null = ::open("/dev/null", O_RDWR | O_CLOEXEC); null >= 0) {
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd)

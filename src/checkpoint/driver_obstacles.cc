@@ -217,7 +217,7 @@ class Search {
     }
     const std::string mine = pipe_directory(environment);
     return std::any_of(daemons_->begin(), daemons_->end(), [&](const Daemon& daemon) {
-      // Whoever may name a process so must not keep others from being saved.
+      // A user who may name a process so must not keep the programs of others from being saved.
       return daemon.since <= info.start_ticks && daemon.directory == mine &&
              (daemon.uid == 0 || daemon.uid == details->uid);
     });

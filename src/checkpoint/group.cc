@@ -30,8 +30,8 @@ using std::chrono::milliseconds;
 // queue fills again. On two ranks of a loop of all-reduces the first try was enough in 24 of 24
 // rounds (4-52 ms, H100, driver 580).
 constexpr milliseconds kFirstSlice{500};
-// One alone holds up nobody, unless its own threads wait for each other on its GPUs: then a slice
-// in which some have launched what they wait in, and others have not, is lost.
+// A single process holds up no other, unless its own threads wait for each other on its GPUs: then
+// a slice in which some have launched what they wait in, and others have not, is lost.
 constexpr milliseconds kFirstSliceOfOne{250};
 constexpr milliseconds kLongestSlice{8000};
 // Between slices those that wait for the lock get their turn; jitter keeps tools from meeting
@@ -93,7 +93,7 @@ Result<std::optional<CudaState>> ask_patiently(const Process& process, bool fork
               : state.error().code == ErrorCode::kDriverError && !has_gone(process, state.error());
     if (!unsure) return state;
     if (Clock::now() - start > kPatience) {
-      // A thread that the driver does not know at all is nobody's.
+      // A process for which the driver names no restore thread does not use CUDA.
       if (state && !process.restore_thread_id()) return std::optional<CudaState>();
       return state;
     }
@@ -101,8 +101,9 @@ Result<std::optional<CudaState>> ask_patiently(const Process& process, bool fork
   }
 }
 
-// Of a job that suspends itself by a tool that it starts. Who calls the driver is one of those that
-// use CUDA, and so are the helpers that it starts; locked, none of them would come back.
+// Of a job that suspends itself by a tool that it starts. The tool calls the driver, so it is one
+// of those that use CUDA, and so are the helpers that it starts; locked, none of them would come
+// back.
 void leave_out_ourselves(std::vector<proc::ProcessInfo>& tree) {
   const Pid self{::getpid()};
   const Pid root = tree.front().pid;
@@ -116,7 +117,7 @@ void leave_out_ourselves(std::vector<proc::ProcessInfo>& tree) {
   });
 }
 
-// One that waits in its next call of CUDA unlocks nobody.
+// A tool that waits in its own next call of CUDA unlocks no process.
 Result<void> refuse_ourselves(const Process& process) {
   if (process.pid().value != ::getpid()) return {};
   return fail(
@@ -292,7 +293,7 @@ Result<void> Group::hold_back(const Gates& gates, milliseconds timeout, const In
 
 Result<void> Group::lock(milliseconds timeout, const Interrupt& interrupt) {
   const Gates none;
-  // Behind gates nobody is let go on, not even for a moment.
+  // Behind gates no process is let go on, not even for a moment.
   Tries tries{none, [](bool) {}};
   if (behind_gates_) tries.slice = kLongestSlice;
   for (;;) {
@@ -302,7 +303,7 @@ Result<void> Group::lock(milliseconds timeout, const Interrupt& interrupt) {
     auto more = refresh(root());
     if (!more) return fail(std::move(more.error()));
     if (!*more) return {};
-    // Somebody new: they are locked in the next round, the others are already.
+    // New processes: they are locked in the next round, the others are already.
   }
 }
 

@@ -210,7 +210,7 @@ Result<void> Process::lock_unless(std::chrono::milliseconds timeout, const Inter
     return {};
   });
   const bool answered = done || (done.error().driver && done.error().driver->number >= 0);
-  // Whoever has asked to stop does not reckon with a locked process any more.
+  // A caller that has asked to stop no longer expects a locked process.
   const bool stopped = done && !(done = interrupt.check());
   if (answered && !stopped) {
     guard.dismiss();
@@ -321,7 +321,7 @@ Result<void> Process::let_go_on() {
 }
 
 Result<void> Process::bring_to(CudaState wanted, std::chrono::milliseconds timeout) {
-  // At most two actions lie between any two states; more turns mean that somebody else acts too.
+  // At most two actions lie between any two states; more turns mean that another tool acts too.
   for (int turn = 0; turn < 4; ++turn) {
     auto now = state();
     if (!now) {
@@ -332,8 +332,8 @@ Result<void> Process::bring_to(CudaState wanted, std::chrono::milliseconds timeo
     if (*now == wanted) return wanted == CudaState::kCheckpointed ? Result<void>() : let_go_on();
     Result<void> done;
     if (*now == CudaState::kRunning) {
-      // Whoever was killed between an unlock and this has left threads parked, whose work in flight
-      // the lock would wait for.
+      // A tool that was killed between an unlock and this has left threads parked, whose work in
+      // flight the lock would wait for.
       done = let_go_on();
       if (done) done = lock(timeout);
     } else if (*now == CudaState::kCheckpointed) {

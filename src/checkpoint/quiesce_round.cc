@@ -19,9 +19,10 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-// How long nothing may happen before those who are held are let go on; grows by half each time.
+// How long nothing may happen before the ranks that are held are let go on; grows by half each
+// time.
 constexpr microseconds kFirstPatience{5000};
-// How long they are let go on at first, at most; doubles each time that this brings nobody.
+// How long they are let go on at first, at most; doubles each time that no further rank is held.
 constexpr microseconds kFirstMoment{500};
 constexpr microseconds kLongestMoment{1'000'000};
 
@@ -109,7 +110,7 @@ class Round {
       }
       if (changed_.wait_until(lock, until, [&] { return changes_ != seen; })) continue;
       if (Clock::now() >= half_ || any(Step::kToGoOn)) continue;
-      // Somebody holds up the others, or has much to do.
+      // A rank holds up the others, or has much to do.
       patience = others_came_ ? kFirstPatience : patience + patience / 2;
       if (!others_came_ && tries_ > 1) moment_ = std::min(moment_ * 2, kLongestMoment);
       others_came_ = false;
@@ -155,7 +156,7 @@ class Round {
       const auto until = std::min<Clock::time_point>(Clock::now() + moment_, half_);
       if (done) wake_.wait_until(lock, until, [this] { return others_came_ || over_; });
       place.step = Step::kToHold;
-      if (over_) return;  // somebody has failed: it runs, as the others will
+      if (over_) return;  // a rank has failed: this one runs, as the others will
       lock.unlock();
     }
     const auto left = std::chrono::ceil<milliseconds>(end_ - Clock::now());
@@ -180,7 +181,7 @@ class Round {
   }
 
   Clock::time_point end_;
-  Clock::time_point half_;  // from here on nobody is let go on
+  Clock::time_point half_;  // from here on no rank is let go on
   const Interrupt& interrupt_;
   std::vector<Place> places_;  // of fixed size; the rest is guarded by
   std::mutex mutex_;

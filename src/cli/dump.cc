@@ -156,7 +156,7 @@ Verb add_dump(CLI::App& app) {
           "--compress", options->compress,
           "none, lz4 or zstd: for the GPU memory of programs started by `stasis run` [none]")
       ->check(CLI::IsMember({"none", "lz4", "zstd"}));
-  // Given a number to count in, CLI11 sets it to 0 at once: nobody would have left it open.
+  // Given a number to count in, CLI11 sets it to 0 at once: the option would never be unset.
   command->add_flag_function(
       "--direct-io,!--no-direct-io",
       [options](std::int64_t count) { options->dump.direct_io = count > 0; },

@@ -162,7 +162,7 @@ class Holder {
     }
   }
 
-  // Those of the keys to whoever has the terminal, as if they had been typed there.
+  // Signals of keys go to the foreground group of the terminal, as if they had been typed there.
   void pass_signal(int number) const {
     const bool key = number == SIGINT || number == SIGQUIT || number == SIGTSTP;
     const pid_t group = key ? ::tcgetpgrp(master_.get()) : 0;

@@ -15,7 +15,7 @@ struct InspectArguments {
   std::optional<std::string> device_map;
 };
 
-// All that comes from an image is shown through this: it may have been made by anybody.
+// All that comes from an image is shown through this: it is untrusted.
 std::string shown(std::string_view text) { return printable(text); }
 
 std::string process_text(const ProcessRecord& process) {

@@ -111,7 +111,7 @@ struct Collected {
   std::size_t not_permitted = 0;
 };
 
-// Those that had no answer, so that nobody is asked again before.
+// Questions without an answer yet, so that no process is asked again before it has answered.
 using Pending = std::vector<std::shared_ptr<Question>>;
 
 std::uint64_t bytes_of(const Row& row) {
@@ -291,13 +291,13 @@ Result<Collected> collect(Driver& driver, std::chrono::milliseconds patience, Pe
         row.uses = std::move(suspended->uses);
         row.since = suspended->since;
       } else {
-        row.since = 0;  // by somebody else
+        row.since = 0;  // by another tool
       }
     }
     row.under = under(journal, info);
     const auto agent = direct::AgentClient::look(info.pid);
     if (agent) row.path = path_of(*agent, row.state);
-    // Otherwise somebody is at work on it, in a namespace of its own or not, or was meanwhile.
+    // Otherwise a tool is at work on it, in a namespace of its own or not, or was meanwhile.
     const bool alone = row.under.empty() || row.under.starts_with(kLeftBehind);
     if (row.state == "running" && alone && question->away_before && agent && *agent &&
         (*agent)->waits()) {

@@ -75,7 +75,7 @@ void add_report(json& result, const Context& context, const Report& report) {
   result["notes"] = context.notes;
 }
 
-// Has somebody suspended it by `stasis suspend NAME`?
+// Has the user suspended it by `stasis suspend NAME`?
 Result<bool> is_suspended(Driver& driver, Pid root) {
   auto group = Group::open(driver, root);
   if (!group) return fail(std::move(group.error()));
@@ -188,7 +188,7 @@ json bring_back(Context& context, Driver& driver, const json& request,
   if (!report) return failed(context, report.error());
   json result = {{"root", report->root.value}};
   add_report(result, context, *report);
-  // Saved at its end while somebody had it suspended: whoever starts it wants it to run.
+  // Saved at its end while the user had it suspended: a user who starts it again wants it to run.
   const bool suspended =
       std::any_of(report->processes.begin(), report->processes.end(),
                   [](const auto& one) { return one.state == CudaState::kCheckpointed; });

@@ -33,7 +33,7 @@ const char* g_line_start = "";
 constexpr std::array kStopping = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
 // Would end us at once, with the target suspended, and are not about that.
 constexpr std::array kNotForUs = {SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM, SIGPROF, SIGPOLL};
-// Would stop us, with the target suspended: one that we write to a terminal of somebody else, too.
+// Would stop us, with the target suspended; also when we write to a terminal of another session.
 constexpr std::array kJobControl = {SIGTSTP, SIGTTIN, SIGTTOU};
 
 // Ignored when we were started: nohup and its like have said that a signal is to be.

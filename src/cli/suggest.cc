@@ -35,7 +35,7 @@ std::string_view without_dashes(std::string_view word) {
 }  // namespace
 
 std::string closest(std::string_view word, std::span<const std::string> candidates) {
-  constexpr std::size_t kLongest = 64;  // of a word that somebody may have meant
+  constexpr std::size_t kLongest = 64;  // of a word that the user may have meant
   const std::string_view said = without_dashes(word);
   if (said.empty() || said.size() > kLongest) return {};
   std::size_t least = std::max<std::size_t>(1, said.size() / 3) + 1;

@@ -32,7 +32,7 @@ constexpr int kProgressPatience = 0;
 constexpr int kNotePatience = 1000;
 constexpr int kForEver = -1;
 
-// 0, or the errno. EAGAIN if nobody read in time.
+// 0, or the errno. EAGAIN if no program read in time.
 int write_text(int fd, std::string_view text, int patience) {
   while (!text.empty()) {
     pollfd wait{fd, POLLOUT, 0};

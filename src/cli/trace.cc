@@ -97,7 +97,7 @@ std::string trace_text(json list) {
 }
 
 Result<void> write_trace(const std::string& path, const std::string& text) {
-  // A pipe that nobody reads would hold us up for ever.
+  // A pipe that no program reads would hold us up for ever.
   auto file = open_file(AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC | O_NONBLOCK | O_NOCTTY, 0644);
   if (!file) return fail(std::move(file.error()));
   if (::fcntl(file->get(), F_SETFL, 0) != 0)
@@ -130,7 +130,7 @@ void Context::end_trace(const std::string& verb) {
       list.push_back(std::move(event));
   auto written = write_trace(path, trace_text(std::move(list)));
   if (written) return;
-  // Somebody has asked for it: that it is not there is said with --json and -q, too.
+  // The user has asked for it: that it is not there is said with --json and -q, too.
   terminal.set_quiet(false);
   terminal.note("no trace: " + written.error().to_string());
 }

@@ -227,7 +227,7 @@ Result<std::optional<AgentLook>> AgentClient::look(Pid pid) {
   auto seen = see(pid, O_RDONLY);
   if (!seen) return fail(std::move(seen.error()));
   if (!*seen) return std::optional<AgentLook>();
-  // For an instant, and shared: whoever wants the lock tries again.
+  // For an instant, and shared: a tool that wants the lock tries again.
   (*seen)->look.has_peer = ::flock((*seen)->file.get(), LOCK_SH | LOCK_NB) != 0;
   return std::optional((*seen)->look);
 }
@@ -270,7 +270,7 @@ Result<std::optional<AgentClient>> AgentClient::find(Pid pid, const Pidfd& pidfd
       return fail(std::move(own.error()));
     }
     AgentClient client(std::move(*own), space, std::move(*file), static_cast<ControlPage*>(at));
-    // Its memory may be away, and nobody but who speaks its version brings it back.
+    // Its memory may be away, and only a tool that speaks its version brings it back.
     if (is_page_of_another_version(*client.page_, details->ns_pid)) {
       return fail(ErrorCode::kNotSupported,
                   fmt::format("the agent in process {} speaks version {} of its page, and this "
@@ -489,7 +489,7 @@ Result<void> AgentClient::finish_unless(const Interrupt& interrupt,
                     "the content of its GPU memory needs that much host memory: free some, or "
                     "allow more (`ulimit -v`, vm.overcommit_memory)");
       }
-      // Addresses, of which there are enough if nobody limits them.
+      // Addresses, of which there are enough if no limit is set.
       if (words.starts_with("cuMemAddressReserve")) {
         return fail(ErrorCode::kOutOfGpuMemory, std::move(message),
                     fmt::format("allow the program more memory (`ulimit -v`; `prlimit --pid {} "
@@ -547,8 +547,8 @@ Result<void> AgentClient::bring_back(const Fill& fill) {
 Result<void> bring_back_alone(Pid pid, const Pidfd& pidfd,
                               const AgentClient::GpuMemory& of_all_gpus,
                               const Interrupt* interrupt) {
-  // The agent itself and who only looks have its lock for microseconds; whoever else has it sees to
-  // the rest.
+  // The agent itself and tools that only probe have its lock for microseconds; any other tool that
+  // has it sees to the rest.
   constexpr std::chrono::milliseconds kPatience{50};
   auto agent = AgentClient::find(pid, pidfd, kPatience);
   if (!agent) {

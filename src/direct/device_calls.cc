@@ -10,7 +10,7 @@ struct Meaning {
   const char* remedy;
 };
 
-// What a result means whoever returns it; what it means for one step alone, that step says.
+// What a result means from any call; what it means for one step alone, that step says.
 Meaning meaning_of(cuda::CUresult code) {
   switch (code) {
     case cuda::CUDA_ERROR_OUT_OF_MEMORY:

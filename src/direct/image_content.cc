@@ -25,7 +25,7 @@ constexpr const char* kMixed =
     "it "
     "came from";
 
-// 32 hexadecimal digits as two numbers; zero for anything else, which is nobody's.
+// 32 hexadecimal digits as two numbers; zero for anything else, which is the id of no content.
 direct::ContentId id_of(const std::string& checksum) {
   direct::ContentId id{};
   if (checksum.size() != 32) return {};
@@ -39,7 +39,7 @@ direct::ContentId id_of(const std::string& checksum) {
 
 // What gpu/index says of itself.
 Result<ContentRecord> record_of(const UniqueFd& image_dir) {
-  // Somebody else may have made it: no link is followed, and no pipe waited for.
+  // Another user may have made it: no link is followed, and no pipe waited for.
   auto file =
       open_beneath(image_dir, content_format::kIndexPath, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
   if (!file) return fail(std::move(file.error()));

@@ -370,7 +370,8 @@ Result<CopyReport> MoverProcess::copy_ahead(const std::vector<Ahead>& ahead, Con
   Stop stop(interrupt, deadline, "copying GPU memory ahead");
   const pr::AheadOf ask{.deadline_ns = ns_of(deadline)};
   (void)helper_.channel().send(pr::with_items(ask, std::span<const pr::AheadPart>(parts)));
-  // Beside the driver's restore, which may hold the driver up for long; and nobody waits for it.
+  // Beside the driver's restore, which may hold the driver up for long; and the operation does not
+  // wait for it.
   auto report = serve(content, stop, false);
   if (report) span.set_bytes(report->bytes);
   return report;

@@ -64,7 +64,7 @@ class OwnersContent final : public Content {
 };
 
 // Where memory runs out the kernel kills this process and not the program, which may be larger and
-// of the same memory cgroup: we are missed by nobody.
+// of the same memory cgroup: no program is lost with the mover.
 void be_killed_first() {
   constexpr std::string_view kMost = "1000";
   const char* path = "/proc/self/oom_score_adj";
@@ -116,7 +116,7 @@ class Server {
     if (!pr::take_items(message.bytes, ask, gpus) || !mover_ || opened_) return false;
     auto opened = mover_->open(gpus, never_, time_of(ask.deadline_ns));
     opened_ = opened.has_value();
-    // Whoever does without it has use for that memory, and no context may be left.
+    // An owner that does without a mover has use for that memory, and no context may be left.
     if (!opened) mover_.reset();
     return opened ? say(pr::Done{}) : say(opened.error());
   }
@@ -164,7 +164,7 @@ class Server {
     auto report = mover_->copy(ask.out != 0, std::exchange(segments_, {}), served_by, never_,
                                time_of(ask.deadline_ns));
     const bool said = say(report);
-    // Nobody need wait for it.
+    // The owner need not wait for it.
     if (ask.out == 0) mover_->drop_ahead();
     return said;
   }

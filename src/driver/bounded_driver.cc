@@ -71,7 +71,7 @@ class Signs {
 
 class BoundedDriver final : public Driver {
  public:
-  // `lasting`: it lives as long as a program of somebody else's. A caller that has restored has the
+  // `lasting`: it lives as long as a program that is not ours. A caller that has restored has the
   // driver initialised, and would be a CUDA process below that program for all the time.
   BoundedDriver(std::unique_ptr<Driver> inner, CallerSource source, const DriverPatience& patience,
                 bool lasting)
@@ -229,7 +229,7 @@ class BoundedDriver final : public Driver {
       if (gone) return failure(kDriverCallLost, "the process that made the call has ended");
       if (interrupt != nullptr && interrupt->requested()) {
         caller->kill();
-        return failure(kDriverInterrupted, "somebody asked to stop");
+        return failure(kDriverInterrupted, "a stop was requested");
       }
       if (signs && signs->any()) last = Clock::now();
       if (patience.count() == 0 || Clock::now() - last < patience) continue;

@@ -223,7 +223,7 @@ DriverResult<void> Driver::lock_unless(Pid pid, std::chrono::milliseconds timeou
        limit = std::min(limit * 2, kLongestLockTry)) {
     if (interrupt.requested()) {
       return tl::unexpected<DriverFailure>(
-          DriverFailure{kDriverInterrupted, "interrupted", "somebody asked to stop"});
+          DriverFailure{kDriverInterrupted, "interrupted", "a stop was requested"});
     }
     if (timeout.count() > 0) return lock(pid, timeout);
     auto done = lock(pid, limit);

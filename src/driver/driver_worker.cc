@@ -127,7 +127,7 @@ CallAnswer call(Driver& driver, const CallRequest& request) {
 }
 
 // Nothing of ours may be held by a process that outlives us for a moment: a lock of the journal, a
-// terminal, the pipe that somebody reads our output from.
+// terminal, the pipe that another program reads our output from.
 void let_go_of_everything(int but) {
   if (const int null = ::open("/dev/null", O_RDWR | O_CLOEXEC); null >= 0) {
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd)
@@ -138,8 +138,8 @@ void let_go_of_everything(int but) {
   (void)::syscall(SYS_close_range, last + 1, ~0U, 0);
 }
 
-// Also reaps them: a zombie would go to whoever reaps orphans here, which in a PID namespace of its
-// own is stasis itself. One that is stuck in the kernel is not waited for.
+// Also reaps them: a zombie would go to the process that reaps orphans here, which in a PID
+// namespace of its own is stasis itself. One that is stuck in the kernel is not waited for.
 [[noreturn]] void end_all(const std::vector<pid_t>& callers) {
   constexpr int kTries = 1000;
   for (const pid_t pid : callers)
@@ -151,7 +151,7 @@ void let_go_of_everything(int but) {
   ::_exit(0);
 }
 
-// Forks a caller for each socket that comes, and ends when nobody can send one any more.
+// Forks a caller for each socket that comes, and ends when no process can send one any more.
 [[noreturn]] void serve_source(Driver& driver, int socket) {
   // What is typed at a terminal, or sent to everybody when a service is stopped, is not for the
   // middle of a call: it is for us to roll back, which takes calls. They end with us in any case.

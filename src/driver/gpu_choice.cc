@@ -53,7 +53,7 @@ class Matching {
     return true;
   }
 
-  // Which of those wanted has the place, or nobody.
+  // Which of those wanted has the place; nothing if none has.
   std::optional<std::size_t> user_of(std::size_t place) const { return user_of_[place]; }
 
  private:
@@ -177,7 +177,7 @@ Result<std::vector<GpuPair>> choose_gpu_map(std::span<const GpuUse> needed,
         "the driver demands a one-to-one map of all GPUs that it sees: let the job see as many "
         "as before (a container, or the scheduler's device cgroup)");
   }
-  // The rest by complete_gpu_map(), which knows how those that nobody uses are dealt out.
+  // The rest by complete_gpu_map(), which knows how GPUs that no process uses are dealt out.
   std::vector<GpuMapEntry> entries;
   for (std::size_t j = 0; j < to.size(); ++j) {
     if (const auto user = matching.user_of(j))

@@ -350,7 +350,8 @@ Result<void> ImageWriter::State::take_name() {
   auto now = look_before(final, overwrite);
   if (!now) return fail(std::move(now).error());
   if (*now != before) {
-    return fail(ErrorCode::kImageExists, final_path + " was changed by somebody during the dump",
+    return fail(ErrorCode::kImageExists,
+                final_path + " was changed by another process during the dump",
                 "give another name");
   }
   const int parent = final.parent.get();

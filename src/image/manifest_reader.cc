@@ -449,7 +449,7 @@ bool valid_time(std::string_view text) {
          });
 }
 
-// Somebody who is their own ancestor; every parent is one of `processes`, or 0.
+// A process that is its own ancestor; every parent is one of `processes`, or 0.
 std::optional<int> own_ancestor(const std::unordered_map<int, const ProcessRecord*>& processes) {
   std::unordered_set<int> sound;
   for (const auto& [pid, process] : processes) {

@@ -176,7 +176,7 @@ Result<Images::Cleared> Images::clear() const {
     const auto name = parse(text);
     if (!name || name->rest.empty()) continue;
     if (name->rest == kRemoving) {
-      // NFS keeps what somebody still has open (.nfs…), and that is no reason not to go on.
+      // NFS keeps what a process still has open (.nfs…), and that is no reason not to go on.
       if (auto gone = remove_tree(dir_, text, path_ + "/" + text))
         done.removed.push_back(path_ + "/" + text);
       else

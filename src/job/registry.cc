@@ -95,7 +95,7 @@ Result<void> write_entry_file(const std::string& path, const JobEntry& entry) {
   return done;
 }
 
-// While somebody looks whether a name is free, and takes it.
+// Held while a process looks whether a name is free, and takes it.
 Result<UniqueFd> lock_entries(const std::string& directory) {
   auto fd = open_file(AT_FDCWD, directory, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
   if (!fd) return fd;

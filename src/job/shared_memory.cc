@@ -129,7 +129,7 @@ class Saver {
       entries_.push_back(std::move(item));
       return {};
     }
-    // A socket that somebody listens on is CRIU's.
+    // A socket that a process listens on is CRIU's.
     if (!S_ISREG(info.st_mode) && !S_ISFIFO(info.st_mode)) return {};
     const auto [known, is_new] = inodes_.try_emplace(info.st_ino, path);
     if (!is_new) {
@@ -284,7 +284,7 @@ class Restorer {
         if (type == std::string_view("directory")) directories.push_back(&item);
       }
     }
-    // Last, and what is within before what it is in: it may be one that nobody may write to.
+    // Last, and what is within before what it is in: it may be one that is not writable.
     for (auto item = directories.rbegin(); item != directories.rend(); ++item)
       if (auto done = finish_directory(**item); !done) return done;
     return {};

@@ -62,7 +62,7 @@ struct Streams::State {
     pollfd wait{stop.get(), POLLIN, 0};
     return ::poll(&wait, 1, timeout_ms) > 0;
   }
-  // False if the input is to end, or nobody can read it any more.
+  // False if the input is to end, or no process can read it any more.
   bool wait_for(int fd, short events) const {
     std::array<pollfd, 2> wait{{{fd, events, 0}, {stop.get(), POLLIN, 0}}};
     while (::poll(wait.data(), wait.size(), -1) < 0) {
@@ -71,7 +71,7 @@ struct Streams::State {
     return wait[1].revents == 0 && (wait[0].revents & POLLERR) == 0;
   }
 
-  // Whoever had the terminal meanwhile may have changed it.
+  // The process that had the terminal meanwhile may have changed it.
   void keep_raw();
   void give_back_terminal();
   void copy_input();

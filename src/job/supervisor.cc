@@ -190,8 +190,8 @@ class Supervisor {
   bool stopping_ = false;  // the save that was under way then
   bool killed_ = false;    // the process that saves, because it did not end
   bool early_ = false;     // the job did not run yet then
-  std::optional<Clock::time_point>
-      again_;  // the save before its end, which somebody was in the way of
+  // When the save before its end, which another operation was in the way of, is tried again.
+  std::optional<Clock::time_point> again_;
   bool gave_up_ = false;
   std::optional<Clock::time_point> restored_at_;
   bool passed_on_ = false;  // a signal that came for the job, which may have ended it

@@ -1,7 +1,7 @@
 // CRIU's logs of an image: those of its dump and of restores from it.
 //
-// No link is followed and no pipe waited for: the directory may come from anybody. Functions only;
-// any thread.
+// No link is followed and no pipe waited for: the directory may come from an untrusted source.
+// Functions only; any thread.
 #pragma once
 
 #include <cstdint>

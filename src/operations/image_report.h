@@ -25,8 +25,8 @@ struct TreeLine {
   std::size_t depth;  // 0 for the root; that of its parent's line, above it, and one
   bool last;          // of its parent's children
 };
-// A manifest from anybody may name parents in a circle, and be as deep as it has processes: each is
-// there once, at most `most` of them.
+// A manifest is untrusted: it may name parents in a circle, and be as deep as it has processes:
+// each is there once, at most `most` of them.
 std::vector<TreeLine> tree_lines(const Manifest& manifest, std::size_t most);
 
 // Nothing if the image has none, or it cannot be read.

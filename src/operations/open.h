@@ -14,10 +14,10 @@
 namespace stasis {
 
 // Enters the tree below `root` into the journal and opens it; the group keeps the journal up to
-// date as it grows. The states are asked for once nobody else can be at work on the tree; a process
-// that a killed operation left behind counts as what it was before that one. kNotCuda if no process
-// of the tree uses CUDA and it may not be `without_cuda`; kBusy, also if a killed operation has
-// left the content of somebody's GPU memory in an image, and not in `content`.
+// date as it grows. The states are asked for once no other tool can be at work on the tree; a
+// process that a killed operation left behind counts as what it was before that one. kNotCuda if no
+// process of the tree uses CUDA and it may not be `without_cuda`; kBusy, also if a killed operation
+// has left the content of a process's GPU memory in an image, and not in `content`.
 struct OpenedGroup {
   std::vector<UniqueFd> locks;  // process_lock.h
   std::unique_ptr<Journal> journal;

@@ -63,9 +63,10 @@ struct SuspendOptions {
   // Tell of what the driver would refuse or lose (checkpoint/driver_obstacles.h), and go on.
   bool ignore_obstacles = false;
   MemoryPath path = MemoryPath::kAutomatic;
-  // Told once, when none of the processes has work on its GPU any more, and nobody of ours will
-  // make a context there: others may (direct/mover_server.h). GPU memory is copied before the
-  // driver is asked then, not beside it: whoever wants to know keeps the driver busy meanwhile.
+  // Told once, when none of the processes has work on its GPU any more, and no process of ours will
+  // make a context there: other programs may (direct/mover_server.h). GPU memory is copied before
+  // the driver is asked then, not beside it: a caller that wants to know keeps the driver busy
+  // meanwhile.
   std::function<void()> at_rest = {};
 };
 
@@ -89,10 +90,10 @@ struct Standing {
   std::size_t running = 0;
   std::size_t suspended = 0;
   std::size_t locked = 0;
-  // One of those that run was held by the driver before, or nobody knows.
+  // One of those that run was held by the driver before, or that is unknown.
   bool held_before = false;
   // Is there room on the GPUs now for what the suspended ones get back, and for the contexts of two
-  // movers? Nothing if nobody knows what they get back.
+  // movers? Nothing if it is unknown what they get back.
   std::optional<bool> fits;
 };
 
@@ -108,7 +109,7 @@ struct DumpOptions {
   AfterDump after = AfterDump::kKill;
   std::chrono::milliseconds timeout{10000};                    // for the lock
   ContentCompression compression = ContentCompression::kNone;  // of what our own mover moves
-  // Past the page cache, likewise. Unset: where nobody reads it back at once, and it has to reach
+  // Past the page cache, likewise. Unset: where it is not read back at once, and it has to reach
   // the disk (docs/adr/0018-content-store.md: three times as fast).
   std::optional<bool> direct_io = {};
   bool ignore_obstacles = false;  // as with suspend
@@ -143,7 +144,7 @@ struct DumpReport : Report {
 // is not ended before the image is complete, and durable with SyncPolicy::kDisk.
 Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& options);
 
-// GPUs that nobody names: those of the same kind among what a scheduler has given us.
+// GPUs that the user does not name: those of the same kind among what a scheduler has given us.
 struct GpuChoice {
   std::optional<std::string> visible;  // CUDA_VISIBLE_DEVICES; not set: all
 };

@@ -18,7 +18,7 @@ Result<void> refuse_obstacles(const Environment& env, OpenedGroup& opened, bool 
 Result<void> look_for_obstacles(const Environment& env, const std::vector<GroupMember>& members,
                                 bool ignore, std::set<Pid>& checked);
 
-// kBusy if the content of somebody's GPU memory is in an image and nowhere else, which is not
+// kBusy if the content of a process's GPU memory is in an image and nowhere else, which is not
 // `known`; `remedy` is what brings it back.
 Result<void> check_content(const Group& group, const std::string& remedy,
                            const ImageContent* known = nullptr);

@@ -1,6 +1,6 @@
 // The tree that a restore has made, from the moment at which CRIU has it standing complete until it
-// runs. Nobody else knows of it yet, so it is ended on every way out on which it was not said to be
-// well.
+// runs. No other tool knows of it yet, so it is ended on every path out on which it was not said to
+// be well.
 //
 // Private to src/operations. Owns the processes; one thread at a time.
 #pragma once

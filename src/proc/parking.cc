@@ -255,8 +255,8 @@ std::vector<std::uint64_t> first_words(const AddressSpace& space, const Lot& lot
   return words;
 }
 
-// Whether a slot says that a thread waits in it, or is on its way there. One that was killed
-// between the two steps of parking a thread has left one that says so of nobody.
+// Whether a slot says that a thread waits in it, or is on its way there. A tool that was killed
+// between the two steps of parking a thread has left a slot that says so of no thread.
 bool any_slot_in_use(const AddressSpace& space, const std::vector<Lot>& lots) {
   for (const Lot& lot : lots) {
     for (const std::uint64_t word : first_words(space, lot))
@@ -277,7 +277,7 @@ Result<void> unpark_all(const AddressSpace& space) {
   for (const Tid thread : proc::ProcFs().threads(pid)) {
     const Waiting waiting = waiting_of(pid, thread);
     const bool parked = is_parked(space, waiting);
-    // Where there is no lot nobody is on the way into one.
+    // Where there is no lot no thread is on the way into one.
     if (!parked && (!waiting.running || places->lots.empty())) continue;
     auto stopped = StoppedThreads::stop(space, thread);
     auto done =
@@ -285,8 +285,8 @@ Result<void> unpark_all(const AddressSpace& space) {
     if (!stopped) done = fail(std::move(stopped.error()));
     if (!done && done.error().code != ErrorCode::kProcessGone) worst = std::move(done);
   }
-  // Who could not be stopped was none of ours, if nobody is left. Where the threads are does not
-  // tell: one that was parked just now may not have come to wait yet.
+  // A thread that could not be stopped was not parked, if no slot is in use. Where the threads are
+  // does not tell: one that was parked just now may not have come to wait yet.
   if (!worst && !any_slot_in_use(space, places->lots)) return {};
   return worst;
 }
@@ -359,7 +359,7 @@ class Parker {
       // Those that were just parked are seen to wait in the next round, and new ones are found.
       if (left == 0 && parked_ == 0) return {};
       parked_ = 0;
-      // Nobody is left that could hold what they wait for, if they are in the driver at all.
+      // No thread is left that could hold what they wait for, if they are in the driver at all.
       take_resting_ = left > 0 && left == resting;
       if (Clock::now() - start_ > limit()) {
         return fail(ErrorCode::kBusy,

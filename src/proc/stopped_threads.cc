@@ -191,7 +191,7 @@ Result<void> StoppedThreads::wait_until_stopped(Tid thread, Clock::time_point de
     int status = 0;
     const int got = ::waitpid(thread.value, &status, __WALL | WNOHANG | __WNOTHREAD);
     if (got < 0 && errno != EINTR) {
-      ended = true;  // ECHILD: it has ended, and somebody else's exec or wait took it
+      ended = true;  // ECHILD: it has ended, and another thread's exec or wait took it
       return {};
     }
     if (got <= 0) {
@@ -333,7 +333,7 @@ Result<std::int64_t> StoppedThreads::system_call(Tid thread, std::uint64_t instr
   regs->r9 = values[5];
   if (auto done = set_registers(thread, *regs); !done) return fail(std::move(done.error()));
   // To its entry, then to its exit. Not by single steps: a tracer that is killed leaves the step
-  // armed, and the trap that nobody takes any more ends the program.
+  // armed, and the trap that no tracer takes any more ends the program.
   for (int stops = 0; stops < 2; ++stops) {
     if (auto done = request(pid_, PTRACE_SYSCALL, thread, nullptr, nullptr); !done) {
       return fail(std::move(done.error()));
@@ -372,7 +372,7 @@ Result<StoppedThreads::Registers> StoppedThreads::registers_to_stop_with(Tid thr
   auto regs = registers(thread);
   if (!regs) return regs;
   make_call_again(*space_, thread, *regs);
-  // Since Linux 5.13; without it nobody can tell, and hardly anybody uses them.
+  // Since Linux 5.13; without it there is no way to tell, and hardly any program uses them.
   RseqConfiguration rseq;
   if (::ptrace(static_cast<__ptrace_request>(kGetRseqConfiguration), thread.value,
                as_pointer(sizeof rseq), &rseq) == static_cast<long>(sizeof rseq) &&

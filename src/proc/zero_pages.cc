@@ -34,10 +34,11 @@ constexpr std::size_t kSamples = 8;
 constexpr std::size_t kSampleSize = 64;
 // A system call of a held thread takes some 30 us, in which CRIU writes 64 KiB.
 constexpr std::uint64_t kLeastRun = 64 << 10;
-// At most so much in one call, which takes 15 ms: whoever waits for it gives up after two seconds.
+// At most so much in one call, which takes 15 ms: the code that waits for it gives up after two
+// seconds.
 constexpr std::uint64_t kLargestCall = 64 << 20;
 
-// More than any GPU's memory: not the driver's, but addresses that somebody has only reserved.
+// More than any GPU's memory: not the driver's, but addresses that the program has only reserved.
 constexpr std::uint64_t kMostLookedThrough = 1ULL << 40;
 
 // The driver reads all of it when it restores the process. Huge pages of zeros, of which there is
