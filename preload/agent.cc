@@ -694,7 +694,7 @@ class Session {
       give_reserve_back();
       return give_buffer_back();
     }
-    // Only who finds the image can bring the content back.
+    // Only a tool that finds the image can bring the content back.
     if (state() != AgentState::kClosed && content_is_elsewhere()) return;
     if (state() == AgentState::kEmptied) {
       if (!save_kept() || !refill_all().ok()) return;

@@ -12,7 +12,8 @@ namespace stasis::preload {
 // the loader's lock, so not while the gate is closed. Thread-safe.
 std::string library_past_gate();
 
-// How many times the program has asked for one so. Not while the gate is closed: who asks waits.
+// How many times the program has asked for one so. Not while the gate is closed: a caller would
+// wait.
 std::uint64_t deep_loads();
 
 // Around a fork, so that the child does not find the loader's lock taken by library_past_gate().

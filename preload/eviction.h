@@ -45,7 +45,7 @@ std::uint64_t movable_bytes();
 Inventory take_inventory();
 // Pieces that this process and another one have open by CUDA IPC. At any time.
 std::uint32_t shared_pieces();
-// All contexts that the program has, for who waits for the devices.
+// All contexts that the program has, for the code that waits for the devices.
 std::vector<cuda::CUcontext> known_contexts();
 // Streams that are being captured: waiting for a device would spoil the capture.
 int captures_in_progress();

@@ -95,7 +95,7 @@ class Gate {
     std::atomic<bool> fence_needed{false};
   };
   static Shared shared_;
-  alignas(64) static std::atomic<std::uint32_t> left_;  // counts who leaves while it is closed
+  alignas(64) static std::atomic<std::uint32_t> left_;  // counts threads that leave while closed
   static std::atomic<Place*> places_;
   // Initial-exec: the library is loaded with the program, and this is one instruction.
   static thread_local Place* place_ __attribute__((tls_model("initial-exec")));

@@ -39,8 +39,8 @@ enum Row : int {
 };
 // clang-format on
 
-// The driver's function of each row. Written once, before any call can come to it, except by those
-// who call by the exported name: they find out themselves.
+// The driver's function of each row. Written once, before any call can come to it, except by
+// programs that call by the exported name: those calls load the driver themselves.
 std::atomic<void*> g_real[kRows];
 
 void load_driver_for_linked_program();
@@ -293,7 +293,7 @@ extern "C" __attribute__((visibility("hidden"), used)) Dlsym* stasis_dlsym_inste
 }  // namespace stasis::preload
 
 // dlsym(RTLD_NEXT, ...) means "after the library that calls", and RTLD_DEFAULT among others what
-// was loaded for that alone (dlopen with RTLD_LOCAL). The C library tells who calls by the return
+// was loaded for that alone (dlopen with RTLD_LOCAL). The C library tells the caller by the return
 // address: such a call is handed on by a jump, with the stack as it came.
 asm(R"(
   .text

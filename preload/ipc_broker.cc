@@ -194,8 +194,9 @@ bool look_at(Connection& connection) {
   return answer(connection, share);
 }
 
-// Like a call of the program's: while the gate is closed, who connects waits to be accepted, and
-// CRIU finds no connection to a process outside the tree. False if no descriptor is left.
+// Like a call of the program's: while the gate is closed, a process that connects waits to be
+// accepted, and CRIU finds no connection to a process outside the tree. False if no descriptor is
+// left.
 bool accept_one() {
   const Gate::Pass pass;
   const int fd = ::accept4(service().listening, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);

@@ -2,9 +2,9 @@
 // nothing here needs CUDA's headers to be built.
 //
 // What is here: types, constants and function types of libcuda.so.1, plus the few of
-// libnvidia-ml.so.1 (NVML) that say who uses a GPU. Names are CUDA's own, because they are the
-// field's standard; all of them live in namespace stasis::cuda, so that this header and the real
-// cuda.h can be included together (sim/abi_check.cc does so and compares them).
+// libnvidia-ml.so.1 (NVML) that say which processes use a GPU. Names are CUDA's own, because they
+// are the field's standard; all of them live in namespace stasis::cuda, so that this header and the
+// real cuda.h can be included together (sim/abi_check.cc does so and compares them).
 //
 // Functions are declared as types, never as symbols: a client loads the library at run time and
 // asks

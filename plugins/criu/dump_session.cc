@@ -31,7 +31,7 @@ namespace {
 using std::chrono::milliseconds;
 
 // A process that has begun to use CUDA between the lock and CRIU's seizing it has all threads
-// stopped: its GPU comes to rest by itself or not at all.
+// stopped: its GPU work ends by itself or not at all.
 constexpr milliseconds kLateLock{2000};
 
 constexpr const char* kIgnoreVariable = "STASIS_IGNORE_OBSTACLES";

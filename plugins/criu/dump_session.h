@@ -23,8 +23,8 @@ class DumpSession {
   int checkpoint(Pid pid);
   // CRIU is about to let the tree go: `failed`, or to do with it what the user asked for.
   void finish(bool failed);
-  // CRIU ends, or begins something else. Who lives although CRIU meant to end it, because the
-  // user's script had failed, is brought back now.
+  // CRIU ends, or begins something else. A process that lives although CRIU meant to end it,
+  // because the user's script had failed, is brought back now.
   void settle();
 
  private:

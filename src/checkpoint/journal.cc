@@ -146,7 +146,7 @@ Result<void> check_overlap(Pid root, const std::vector<JournalTarget>& targets) 
   return {};
 }
 
-// Takes the lock of the record on `root`; kBusy names who has it.
+// Takes the lock of the record on `root`; kBusy names the holder.
 Result<UniqueFd> take(const std::string& path, Pid root) {
   auto lock = lock_state_file(path);
   if (!lock) return fail(std::move(lock.error()));

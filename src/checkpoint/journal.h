@@ -121,8 +121,8 @@ struct JournalEntry {
 };
 
 // kBusy, naming the holder, if an operation under way has one of `targets`, or acts on the tree
-// below it. A look only, which costs no question to the driver: that one keeps who asks about a
-// process waiting until what goes on with it is over (driver 580).
+// below it. A probe, which asks the driver nothing: the driver keeps a tool that asks about a
+// process waiting until what goes on with that process is over (driver 580).
 Result<void> check_not_busy(const std::vector<JournalTarget>& targets);
 
 // Removes what tools have left in the state directory that were killed while they wrote there: half

@@ -115,7 +115,7 @@ Result<bool> Process::can_answer() const {
   }
   const auto thread = procfs_.thread(pid(), *tid);
   const auto status = procfs_.thread_status(pid(), *tid);
-  // Who else lets it run can hold it again at any moment.
+  // Another tracer that lets it run can hold it again at any moment.
   const bool ours = status && status->tracer != 0 && is_own_thread(Tid{status->tracer});
   if (ours && thread && thread->state != 'T' && thread->state != 't') return true;
   if (now->state == 'T') {

@@ -89,8 +89,8 @@ class Process {
   proc::ProcFs procfs_;
 };
 
-// Brings a process back to the state it was in, on every path out, unless dismissed. Destroying it
-// cannot report a failure, so who cares calls undo() first.
+// The destructor brings a process back to the state it was in, unless dismiss() was called. It
+// cannot report a failure, so a caller that needs the result calls undo() first.
 class StateGuard {
  public:
   StateGuard(Process& process, CudaState initial) : process_(&process), initial_(initial) {}

@@ -1,5 +1,6 @@
-// Who else may belong to the job of a tree that does not come to rest: ranks wait for each other on
-// the GPU, and one of them alone never gets ready while the others stand still or wait for it.
+// Which other processes may belong to the job of a tree that is not quiesced: ranks wait for each
+// other on the GPU, and one of them alone never gets ready while the others stand still or wait for
+// it.
 //
 // Reads /proc only; thread-safe.
 #pragma once

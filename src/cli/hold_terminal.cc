@@ -63,7 +63,7 @@ class Holder {
     if (!master_.valid() || ::grantpt(master_.get()) != 0 || ::unlockpt(master_.get()) != 0 ||
         ::ptsname_r(master_.get(), name.data(), name.size()) != 0)
       return trouble("cannot make a terminal for the job");
-    // Open as long as we are: who looks for the job's end does not find it in a closed terminal.
+    // Open as long as this process lives: a closed terminal does not look like the job's end.
     slave_ = UniqueFd(::open(name.data(), O_RDWR | O_NOCTTY | O_CLOEXEC));
     if (!slave_.valid()) return trouble("cannot open the job's terminal");
     (void)::ioctl(slave_.get(), TIOCSWINSZ, &size_);
@@ -125,7 +125,7 @@ class Holder {
     const ssize_t got = ::read(master_.get(), piece.data(), piece.size());
     if (got <= 0) return got < 0 && errno == EINTR;
     const int to = (streams_ & kOutput) != 0 ? STDOUT_FILENO : STDERR_FILENO;
-    // Who does not read any more is told nothing more.
+    // A reader that has gone gets nothing more.
     (void)write_all(to, piece.data(), static_cast<std::size_t>(got), "standard output");
     return true;
   }

@@ -79,7 +79,7 @@ std::string under(const std::vector<JournalEntry>& journal, const proc::ProcessI
 }
 
 // One question to the driver, on a thread that is left behind if there is no answer in time: what
-// is at work on a process keeps everybody waiting who asks about it (driver 580).
+// is at work on a process keeps every tool waiting that asks about it (driver 580).
 struct Question {
   explicit Question(Process about) : process(std::move(about)) {}
 
@@ -166,7 +166,8 @@ std::string path_of(const std::optional<direct::AgentLook>& agent, const std::st
   return direct ? "direct" : "driver";
 }
 
-// The name of the job that a process belongs to, by its namespace or by who has started it.
+// The name of the job that a process belongs to, by its namespace or by the process that has
+// started it.
 std::string name_of(Pid pid, const std::vector<job::JobEntry>& jobs,
                     const std::vector<proc::ProcessInfo>& everyone) {
   if (jobs.empty()) return {};

@@ -127,8 +127,8 @@ Result<void> check_still_there(const RestoreReport& report) {
 Result<int> restore_here(Context& context, RestoreArguments& options);
 
 // Our own number cannot be changed. Where the image needs it, a child restores in a PID namespace
-// of its own, as the first process there, and this one stays for its end. Who is to return before
-// that cannot do so, and is told that the number is taken.
+// of its own, as the first process there, and this one stays for its end. A command that is to
+// return before that cannot do so, and is told that the number is taken.
 Result<int> run_restore(Context& context, RestoreArguments& options) {
   const auto numbers = numbers_of(options.restore.images_dir);
   if (!numbers.empty()) number_above(*numbers.rbegin());

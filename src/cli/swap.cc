@@ -69,7 +69,7 @@ class Swap {
   Side& in_;
   bool stopped_ = false;
   bool at_once_ = false;
-  bool in_waits_ = false;  // for OUT to come to rest
+  bool in_waits_ = false;  // for OUT to be quiesced
   std::string no_room_;
 };
 
@@ -238,7 +238,7 @@ Result<std::string> Swap::decide() {
                               : fmt::format("{} runs and {} is suspended, as before", a, b);
 }
 
-// Who it is about, told from a later process with the same number.
+// Which process it is about, told from a later process with the same number.
 SwapParty party_of(const Target& target) {
   const Pid pid = target.is_elsewhere() ? target.job->init : target.pid;
   const auto info = proc::ProcFs().process(pid);

@@ -98,7 +98,7 @@ Verb add_report(CLI::App& app);
 // Options that several verbs have.
 // How long to wait for GPU work, before the first process is checkpointed.
 void add_timeout(CLI::App& command, std::chrono::milliseconds& timeout);
-// Who moves GPU memory.
+// Whether the driver or the mover moves GPU memory.
 void add_path(CLI::App& command, MemoryPath& path);
 // How much memory there is to copy GPU memory through. The option.
 CLI::Option* add_ring(CLI::App& command, std::uint64_t& bytes);

@@ -119,8 +119,8 @@ bool becomes_mapped(const proc::AddressSpace& space, const struct stat& file) {
   return true;
 }
 
-// Whether the answer to a command is worth nothing to who is asked to stop: the agent makes the
-// program run again when its peer goes.
+// Whether the answer to a command is worth nothing to a tool that is asked to stop: the agent makes
+// the program run again when its peer goes.
 bool can_be_left(AgentCommand command) {
   return command == AgentCommand::kNone || command == AgentCommand::kPrepare ||
          command == AgentCommand::kClose || command == AgentCommand::kExport ||

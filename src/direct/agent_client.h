@@ -177,7 +177,7 @@ class AgentClient {
         page_(page) {}
 
   Pid pid_;
-  Pidfd pidfd_;  // of its own: who asked may go first
+  Pidfd pidfd_;  // of its own: the caller's may be closed first
   std::shared_ptr<const proc::AddressSpace> space_;
   UniqueFd file_;  // with the lock
   ControlPage* page_;

@@ -75,7 +75,7 @@ class Worker {
     const cuda::CUresult code =
         out ? job_->calls->copy_out(side.buffer.data(), at, load.bytes, side.stream)
             : job_->calls->copy_in(at, side.buffer.data(), load.bytes, side.stream);
-    side.submitted = true;  // who knows what has begun, if it failed
+    side.submitted = true;  // it may have begun, even if it failed
     side.load = &load;
     if (code == cuda::CUDA_SUCCESS) return true;
     failed(code, out ? "cuMemcpyDtoHAsync" : "cuMemcpyHtoDAsync");

@@ -39,7 +39,7 @@ direct::ContentId id_of(const std::string& checksum) {
 
 // What gpu/index says of itself.
 Result<ContentRecord> record_of(const UniqueFd& image_dir) {
-  // Another user may have made it: no link is followed, and no pipe waited for.
+  // Another user may have made it: no link is followed, and no pipe is waited for.
   auto file =
       open_beneath(image_dir, content_format::kIndexPath, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
   if (!file) return fail(std::move(file.error()));

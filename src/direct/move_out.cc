@@ -217,7 +217,7 @@ class MoveOut {
   // With the gates closed.
   Result<void> evict_all() {
     // A mover's contexts must be there before any process runs again (ADR 31), or is told that all
-    // stand still: one without a gate runs as soon as the driver's lock comes to nothing.
+    // stand still: one without a gate runs as soon as the driver's lock fails.
     const bool while_copying = plan_.order == CopyOrder::kBeside && all_behind_gates();
     Result<void> done;
     if (plan_.mover_at_standstill && !while_copying) done = make_mover();

@@ -481,7 +481,7 @@ Result<CopyReport> Mover::copy_ahead(const std::vector<Ahead>& ahead, const Cont
     return stasis::fail(ErrorCode::kNoAnswer, "the GPU has not ended the last copy");
   }
   drop_ahead();
-  Stop stop(interrupt, deadline, "copying GPU memory ahead");
+  Stop stop(interrupt, deadline, "prefetching GPU memory");
   std::vector<GpuUuid> gpus;
   for (const Ahead& one : ahead)
     gpus.push_back(one.gpu);

@@ -48,7 +48,7 @@ Result<void> serve_piece(Content& content, const pr::Piece& piece, std::span<std
     case pr::PieceOf::kDigests:
       return content.take(piece.content_offset, bytes);
   }
-  return fail(ErrorCode::kInternal, "the mover's process speaks nonsense");
+  return fail(ErrorCode::kInternal, "the mover's process sent a malformed message");
 }
 
 // One thread's: until the copying thread closes its end.
@@ -66,7 +66,7 @@ void serve_content(const Channel& channel, std::span<std::byte> ring, Content& c
     if (!piece || piece->ring_offset > ring.size() ||
         piece->bytes > ring.size() - piece->ring_offset) {
       return stop.fail(
-          Error{ErrorCode::kInternal, "the mover's process speaks nonsense", {}, {}, {}});
+          Error{ErrorCode::kInternal, "the mover's process sent a malformed message", {}, {}, {}});
     }
     const auto bytes = ring.subspan(piece->ring_offset, piece->bytes);
     const bool ok = stop.go_on() && stop.ok(serve_piece(content, *piece, bytes));
@@ -189,7 +189,7 @@ Result<void> MoverProcess::start_driver(const MoverOptions& options, const Inter
   const auto done = message->as<pr::Done>();
   if (!done || message->descriptors.size() != 1) {
     (void)helper_.end();
-    return lost("the process that copies GPU memory speaks nonsense");
+    return lost("the process that copies GPU memory sent a malformed message");
   }
   // All pages are there: this only enters them in our page tables, while the target still runs.
   auto ring = HostMapping::make(message->descriptors.front(), done->bytes, default_threads(1));
@@ -325,7 +325,7 @@ Result<CopyReport> MoverProcess::serve(std::vector<UniqueFd> sockets, Content& c
   const auto done = message->as<pr::Done>();
   if (!done) {
     (void)helper_.end();
-    return lost("the process that copies GPU memory speaks nonsense");
+    return lost("the process that copies GPU memory sent a malformed message");
   }
   return report_of(*done);
 }
@@ -367,7 +367,7 @@ Result<CopyReport> MoverProcess::copy_ahead(const std::vector<Ahead>& ahead, Con
     }
   }
   Span span(TraceKind::kMover, "copy ahead");
-  Stop stop(interrupt, deadline, "copying GPU memory ahead");
+  Stop stop(interrupt, deadline, "prefetching GPU memory");
   const pr::AheadOf ask{.deadline_ns = ns_of(deadline)};
   (void)helper_.channel().send(pr::with_items(ask, std::span<const pr::AheadPart>(parts)));
   // Beside the driver's restore, which may hold the driver up for long; and the operation does not
@@ -386,7 +386,7 @@ Result<CopyReport> MoverProcess::serve(Content& content, Stop& stop, bool watche
   if (const auto done = message->as<pr::Done>()) return report_of(*done);
   if (!message->as<pr::Begin>()) {
     (void)helper_.end();
-    return lost("the process that copies GPU memory speaks nonsense");
+    return lost("the process that copies GPU memory sent a malformed message");
   }
   return serve(std::move(message->descriptors), content, stop, watched);
 }

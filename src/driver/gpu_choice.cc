@@ -39,7 +39,7 @@ class Matching {
         user_of_(to.size()) {}
 
   bool find() {
-    // Who can stay stays.
+    // A GPU that can stay stays.
     for (std::size_t i = 0; i < wanted_.size(); ++i) {
       for (std::size_t j = 0; j < to_.size(); ++j) {
         if (to_[j].uuid == from_[wanted_[i].from].uuid && fits(i, j)) user_of_[j] = i;

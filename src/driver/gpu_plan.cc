@@ -10,7 +10,7 @@
 namespace stasis {
 namespace {
 
-// Nothing if everybody stays where he was.
+// Nothing if every process stays where it was.
 Result<std::vector<GpuPair>> as_driver_wants(const Driver& driver,
                                              Result<std::vector<GpuPair>> pairs) {
   if (!pairs) return pairs;

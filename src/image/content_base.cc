@@ -147,7 +147,8 @@ Result<UniqueFd> ContentBase::link(std::size_t file, const UniqueFd& folder,
       static_cast<std::uint64_t>(info.st_size) != index().file_sizes[file]) {
     return fail(ErrorCode::kImageCorrupt, shown + " is not the file that its index tells of");
   }
-  // As large and another: who copies an image over this one renames each file to its place.
+  // As large and another: a program that copies an image over this one renames each file to its
+  // place.
   if (!reader_.reads_from(file, *linked))
     return fail(ErrorCode::kImageCorrupt, shown + " is not the file that was verified");
   if (info.st_uid != ::geteuid() || (info.st_mode & (S_IWGRP | S_IWOTH)) != 0) {

@@ -39,7 +39,7 @@ class Writer {
   std::vector<std::byte> out_;
 };
 
-// Never reads beyond its end: who takes from it has seen to it that there is enough.
+// Never reads beyond its end: the caller has seen to it that there is enough.
 class Reader {
  public:
   explicit Reader(std::span<const std::byte> bytes) : bytes_(bytes) {}

@@ -1,7 +1,6 @@
 // The data files of GPU content while they are written, and what one call of ContentWriter::write()
 // puts into one.
-//
-// One thread at a time for each lane: who has set `busy`. ContentLanes from any number.
+// One thread at a time for each lane: the one that has set `busy`. ContentLanes from any number.
 #pragma once
 
 #include <array>
@@ -37,7 +36,7 @@ struct ContentLane {
   std::uint64_t counted = 0;  // of `end`, in what ContentLanes knows
   bool direct = false;
   Workspace workspace;
-  std::atomic<bool> busy = true;  // of who made it
+  std::atomic<bool> busy = true;  // for its maker
 };
 
 // Bytes that follow each other both in memory and in the file: what is about to be written.

@@ -88,10 +88,10 @@ class ContentWriter {
 
   // The size of the chunks for take(), or 0 where there is no base.
   std::uint64_t digest_chunk() const;
-  // For who knows the digests of whole chunks (XXH3-128, one behind the other) before he has the
-  // chunks: those that are zeros or in the base count as written herewith, and the first byte of
-  // their digest is 1 afterwards; that of the others is 0, and they are to be written. Threads and
-  // errors as of write().
+  // For a caller that knows the digests of whole chunks (XXH3-128, one behind the other) before it
+  // has the chunks: those that are zeros or in the base count as written herewith, and the first
+  // byte of their digest is 1 afterwards; that of the others is 0, and they are to be written.
+  // Threads and errors as of write().
   Result<void> take(std::size_t stream, std::uint64_t offset, std::span<std::byte> digests);
 
   // Once, when no write() runs any more: brings everything to the disk (SyncPolicy::kDisk), then

@@ -599,7 +599,7 @@ Result<void> check_trailer(std::string_view text) {
   return {};
 }
 
-// The two fields that every format has: who may go on reading.
+// The two fields that every format has: which readers may go on.
 Result<void> check_version(const Json& json) {
   std::string problem;
   Fields fields(json, "", problem);

@@ -138,7 +138,7 @@ Result<Images> Images::open(const std::string& dir, const std::function<bool()>&
                 "remove it, or name another directory");
   }
   const int taken = ::flock(images.lock_.get(), LOCK_EX | LOCK_NB) != 0 ? errno : 0;
-  // Not earlier: who has just got it writes who its init is.
+  // Not earlier: a supervisor that has just got the lock writes which process its init is.
   const Holder before = read_holder(images.lock_);
   if (taken != 0) {
     if (taken != EWOULDBLOCK) {

@@ -19,15 +19,15 @@ namespace stasis::job {
 
 class Images {
  public:
-  // Makes the directory, in a parent that is there, and takes its lock. kBusy names who has it;
-  // kTimeout if the init that a killed supervisor has left behind does not end, and kInterrupted
-  // if `stop`, which may be empty, has said so before that.
+  // Makes the directory, in a parent that is there, and takes its lock. kBusy names the holder;
+  // kTimeout if the init that a killed supervisor has left behind does not end, and kInterrupted if
+  // `stop`, which may be empty, has said so before that.
   static Result<Images> open(const std::string& dir, const std::function<bool()>& stop = {});
 
   const std::string& path() const { return path_; }
   std::string path_of(int number) const;
 
-  // Writes into the lock who the init process of our job is: see open().
+  // Writes into the lock which process the init of our job is: see open().
   Result<void> note_init(Pid init) const;
 
   struct Cleared {

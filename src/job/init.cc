@@ -153,7 +153,7 @@ class Loop {
     return {{"event", "failed"}, {"error", error_to_json(error)}};
   }
 
-  // Who is not there any more to be told has taken us along.
+  // Without the supervisor there is no job: init ends too.
   void tell(const json& message) {
     if (!send_json(outside_, message)) ::_exit(1);
   }
@@ -309,8 +309,8 @@ class Loop {
 
   [[noreturn]] void become_job(const UniqueFd& to) {
     (void)::setsid();  // CRIU wants the leader of its session in the image
-    // Of the job and not of this process: what of System V is in the namespace of who runs CRIU is
-    // not saved. A kernel without such namespaces has nothing to be kept apart.
+    // Of the job and not of this process: what of System V is in the namespace of the process that
+    // runs CRIU is not saved. A kernel without such namespaces has nothing to be kept apart.
     (void)::unshare(CLONE_NEWIPC);
     bool placed = true;
     for (std::size_t i = 0; i < kStreams; ++i)
@@ -389,7 +389,7 @@ Result<Init> Init::start(JobSpec spec, StreamEnds streams) {
     return fail(std::move(error));
   }
   if (pid == 0) {
-    ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // who ended before this has closed the channel
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // a parent that ended before has closed the channel
     std::vector<int> kept = {ends->second.fd()};
     for (const UniqueFd& stream : streams)
       kept.push_back(stream.get());
@@ -410,7 +410,8 @@ Result<json> Init::receive() const {
   auto message = channel_.receive(-1);
   if (!message) return fail(std::move(message.error()));
   auto parsed = *message ? parse_message(**message) : std::nullopt;
-  if (!parsed) return fail(ErrorCode::kInternal, "the job's first process speaks nonsense");
+  if (!parsed)
+    return fail(ErrorCode::kInternal, "the job's first process sent a malformed message");
   return std::move(*parsed);
 }
 

@@ -38,7 +38,7 @@ namespace stasis::job {
 inline constexpr int kFirstNumber = 5000;
 
 // Read by the agent of each program that the job starts (preload/environment.h). In the job's own
-// /dev/shm, where everybody can read it who is of the job.
+// /dev/shm, where every process of the job can read it.
 inline constexpr const char* kEnvironmentFile = "/dev/shm/.stasis-environment";
 // Makes it, with these changes or none. It is there before any process of the job is: in a
 // directory with the sticky bit no other user can put another in its place then.

@@ -8,7 +8,7 @@ namespace stasis::job {
 // From now on io_uring_setup(2) fails with ENOSYS in this thread and in all that it starts or
 // becomes, as on a kernel without io_uring: libraries then do without, and CRIU, which cannot dump
 // an io_uring, finds none. For good; what is restored keeps it. By a filter of system calls
-// (seccomp(2)); who has not CAP_SYS_ADMIN also gives up gaining privileges by execve()
+// (seccomp(2)); a process without CAP_SYS_ADMIN also gives up gaining privileges by execve()
 // (PR_SET_NO_NEW_PRIVS). Returns 0 or the errno. Async-signal-safe.
 int do_without_io_uring();
 

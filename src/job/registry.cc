@@ -67,7 +67,7 @@ Result<std::string> entries_directory() {
   return *state + "/jobs" + pid_namespace_mark();
 }
 
-// By who has an entry to make; who only looks leaves nothing behind.
+// For a process that makes an entry; a process that only looks leaves nothing behind.
 Result<std::string> make_entries_directory() {
   auto directory = entries_directory();
   if (directory && ::mkdir(directory->c_str(), 0700) != 0 && errno != EEXIST)

@@ -21,7 +21,7 @@ namespace stasis::job {
 namespace {
 
 constexpr std::size_t kPiece = 64 << 10;
-constexpr int kForeground = 200;  // milliseconds between two looks at who has the terminal
+constexpr int kForeground = 200;  // milliseconds between two looks at the foreground group
 constexpr std::array<const char*, kStreams> kNames = {"standard input", "standard output",
                                                       "standard error"};
 
@@ -137,7 +137,7 @@ void Streams::State::copy_output(std::size_t which) {
       break;
     }
   }
-  ours.at(which).reset();  // who still writes gets EPIPE, or SIGPIPE, as from a reader that is gone
+  ours.at(which).reset();  // a writer gets EPIPE, or SIGPIPE, as from a reader that is gone
 }
 
 Result<std::string> pipe_name(const UniqueFd& pipe) {

@@ -11,7 +11,7 @@
 namespace stasis {
 
 // A tool that is killed may leave a driver's call behind that goes on inside the target, while the
-// state is still the one of before. Waits until the targets of a killed operation come to rest:
+// state is still the one of before. Waits until the targets of a killed operation have settled:
 // half a second without a change of state, or any memory moved of one that is locked or
 // checkpointed, at most a minute. kInterrupted.
 Result<void> settle(const Environment& env, std::span<const JournalTarget> targets);

@@ -154,7 +154,7 @@ struct RestoreOptions {
   std::vector<GpuMapEntry> gpu_map;
   std::optional<GpuChoice> gpu_choice = {};  // instead of `gpu_map`
   bool leave_suspended = false;
-  // The caller, who is the root's parent, ends while the tree goes on. Without: a root that has
+  // The caller, which is the root's parent, ends while the tree goes on. Without: a root that has
   // asked for a signal at its parent's end (PR_SET_PDEATHSIG) gets it at the caller's.
   bool caller_ends = false;
   // Reads all of the image before anything is made, and not while it is needed.
@@ -296,7 +296,7 @@ Result<RecoverReport> recover(const Environment& env, Pid root);
 // before it, and its report says why. Other targets that were suspended before stay suspended.
 Result<std::vector<RecoverReport>> recover_all(const Environment& env);
 // One record only, of the operation that was killed on `root`, a resume not finished but taken
-// back: for who decides what is to be of it. Nothing if there is none.
+// back: for a caller that decides what becomes of it. Nothing if there is none.
 Result<std::optional<RecoverReport>> undo_cut_short(const Environment& env, Pid root);
 // Waits for a tool that has been killed and has not gone yet. False if it has not been killed.
 bool wait_for_killed(const Interrupt& interrupt, Pid owner);

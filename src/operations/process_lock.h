@@ -12,8 +12,9 @@
 namespace stasis {
 
 // Locks each of them until the descriptors are closed: flock() on /proc/PID/environ, which is one
-// file for all who see the process in one /proc, and which only those can open who may trace it
-// (PTRACE_MODE_READ). What cannot be opened is left out. kBusy if another tool has one of them.
+// file for all tools that see the process in one /proc, and which only tools can open that may
+// trace it (PTRACE_MODE_READ). What cannot be opened is left out. kBusy if another tool has one of
+// them.
 Result<std::vector<UniqueFd>> lock_processes(const std::vector<Pid>& pids);
 
 }  // namespace stasis

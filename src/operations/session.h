@@ -1,5 +1,5 @@
-// What one caller's operations share: who may stop them, where they tell what, and the process that
-// copies GPU memory. Made once by each program that carries operations out.
+// What one caller's operations share: what may stop them, where they tell what, and the process
+// that copies GPU memory. Made once by each program that carries operations out.
 #pragma once
 
 #include <chrono>

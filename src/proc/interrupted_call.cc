@@ -48,8 +48,8 @@ bool has_value(const AddressSpace& space, std::uint64_t address, std::uint64_t v
   return space.read(address, &now, sizeof now) && now == static_cast<std::uint32_t>(value);
 }
 
-// Nothing is at the same time a clock, a number of files, a futex's operation and an address. Who
-// deceives us gets another call of his own made.
+// Nothing is at the same time a clock, a number of files, a futex's operation and an address. A
+// program that deceives the tool gets another call of its own made.
 std::optional<std::uint64_t> number_by_arguments(const AddressSpace& space,
                                                  const CallRegisters& registers) {
   constexpr std::uint64_t kClocks = 16;

@@ -1,7 +1,8 @@
 // What /proc says about processes, as plain structs. Reads only; no caching; thread-safe.
 //
 // Everything here is a snapshot: the process may be gone, or be another one with the same number,
-// by the time the caller looks at it. Who needs certainty holds a Pidfd and compares start times.
+// by the time the caller looks at it. A caller that needs certainty holds a Pidfd and compares
+// start times.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What ptrace(2) is given by those here who call it.
+// What the callers here give to ptrace(2).
 #pragma once
 
 #include <cstdint>
