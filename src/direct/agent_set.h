@@ -18,30 +18,31 @@
 
 namespace stasis {
 
-// What an agent is given for what it does at once, and for what takes the driver's time.
+// The deadline of an agent for what it does at once, and for what takes the driver's time.
 inline constexpr std::chrono::milliseconds kAtOnce{5000};
 inline constexpr std::chrono::milliseconds kMapping = direct::kMappingPatience;
 
-// Tells that the driver moves memory, and why; of those processes that have the agent.
+// Tells that the driver moves memory, and why; for those processes that have the agent.
 void tell_of_driver(const Environment& env, const std::string& why);
 void tell_of_driver(const Environment& env, std::vector<const Process*> processes,
                     const std::string& why);
 
-// AgentClient::find() with its usual deadline, of which the progress tells. kInterrupted only if it
+// AgentClient::find() with its usual deadline; the progress shows the wait. kInterrupted only if it
 // `may_stop`.
 Result<std::optional<direct::AgentClient>> find_agent(const Environment& env,
                                                       const Process& process, bool may_stop);
-// That error is of another tool at work, or of the user who asks to stop, and not of the agent.
+// Whether the error comes of another tool at work, or of a stop that was requested, and not of the
+// agent.
 bool is_held_up(const Error& error);
-// Failures that the driver's own way would meet as well: there is no point in trying it.
+// Failures that the driver path would meet as well: there is no point in trying it.
 bool final_for_both(ErrorCode code);
-// An agent of another version, in a process that went by the driver's way.
+// An agent of another version, in a process that went by the driver path.
 bool has_nothing_to_bring_back(Pid pid);
 // AgentClient::check_size() by what the GPUs of this machine have.
 Result<void> check_size(const direct::AgentClient& agent, Driver& driver);
 
 // kNotSupported if any of these has pieces of GPU memory open together with another process by CUDA
-// IPC; with `ignore` it is told and no more.
+// IPC; with `ignore` the user is told of it, and no more.
 Result<void> refuse_shared(const Environment& env,
                            const std::vector<std::pair<Pid, std::uint32_t>>& pieces, bool ignore);
 
@@ -70,8 +71,9 @@ class AgentSet {
   void drop_ended();
   void drop_running();
 
-  // Adds the agents of those processes whose memory is there. One that cannot be asked is left to
-  // the driver, and told; an error is one that the driver's way would meet as well.
+  // Adds the agents of those processes whose memory is there. A process whose agent cannot be asked
+  // is left to the driver, and the user is told; an error is one that the driver path would meet as
+  // well.
   Result<void> find_running(const Environment& env, const std::vector<const Process*>& processes);
   // Adds those whose memory is away.
   Result<void> find_evicted(const Environment& env, const std::vector<const Process*>& processes);
@@ -80,19 +82,19 @@ class AgentSet {
   // Forgets those that have nothing to give away.
   Result<void> prepare(Driver& driver, bool buffers);
   bool is_without_memory(Pid pid) const { return without_memory_.contains(pid); }
-  // None speaks of more than there is.
+  // Checks that no agent claims more memory than the GPUs have.
   Result<void> check_sizes(Driver& driver) const;
-  // The descriptors that their pieces take until the mover has them. kNotSupported.
+  // Makes room for the descriptors that their pieces take until the mover has them. kNotSupported.
   Result<void> allow_pieces() const;
   std::vector<std::pair<Pid, std::uint32_t>> shared_pieces() const;
 
-  // Whether all pin what they will give up; otherwise none does.
+  // All agents pin what they will give up. False: one cannot, and none does.
   bool pin();
   // Lets go of what is pinned.
   Result<void> unpin();
-  // Their GPU memory is given up, its content is where `content` says.
+  // The agents give their GPU memory up; its content is where `content` says.
   Result<void> evict(const direct::ContentId& content);
-  // One try to have GPU memory again for those that have none.
+  // Tries once to take GPU memory again for those that have none.
   Result<void> repopulate();
   // Their programs run on.
   Result<void> open();

@@ -1,5 +1,5 @@
-// The way out: the GPU memory of a group's processes that have the agent is evicted, by a mover of
-// ours. Private to src/direct.
+// The way out: the mover evicts the GPU memory of a group's processes that have the agent. Private
+// to src/direct.
 #pragma once
 
 #include <chrono>
@@ -30,7 +30,7 @@ struct QuiesceOptions {
   bool reason_is_told = false;         // why the path is the driver's
 };
 
-// Which processes, by which way and in which order: decided once, before any is touched.
+// Which processes, by which way and in which order: decided once, before any process is touched.
 struct MoveOutPlan {
   enum class Way {
     kDriver,       // agents are left alone

@@ -58,7 +58,7 @@ struct SpareRoom {
   std::uint64_t bytes = 0;
 };
 
-// What copy_in() is going to bring to a GPU: all of it, in the order of its content.
+// What copy_in() is going to copy to a GPU: all of it, in the order of its content.
 struct Ahead {
   GpuUuid gpu;
   std::uint64_t room = 0;  // bytes of the GPU that may be taken for it until then
@@ -74,7 +74,7 @@ class MemoryMover {
   virtual ~MemoryMover() = default;
 
   // Takes the segments' content to, or from, the places in `content` that they name. The
-  // descriptors are closed and the memory is let go whatever comes out, so that the owner's release
+  // descriptors are closed and the memory is let go with any result, so that the owner's release
   // frees it. kInterrupted and kTimeout within a load's time (some 10 ms) unless the driver hangs;
   // kUsage for segments that make no sense; kNotSupported where the driver does not import them;
   // kOutOfGpuMemory; kNoAnswer where the GPU does not end a copy; else what `content` says. After
@@ -85,29 +85,29 @@ class MemoryMover {
                                      const Interrupt& interrupt, Clock::time_point deadline) = 0;
 
   // Gets the GPUs ready to tell which chunks a content has already, while the target still runs:
-  // the next copy_out() to a content with a digest_chunk() leaves those where they are. Where it is
-  // kNotSupported or kOutOfGpuMemory, all is copied; after any other error nothing may be, by this
-  // mover.
+  // the next copy_out() to a content with a digest_chunk() leaves those where they are. After
+  // kNotSupported or kOutOfGpuMemory the mover copies all; after any other error this mover must
+  // copy nothing.
   virtual Result<void> prepare_digests(const Interrupt& interrupt, Clock::time_point deadline) = 0;
 
   // How many bytes of each GPU the next copy_out() may keep, from the beginning of its content: the
   // owner's release does not free them. As with what copy_ahead() brings, the next copy_in() of the
-  // same places takes it from there. What cannot be kept is not.
+  // same places takes it from there.
   virtual void keep(std::vector<SpareRoom> room) = 0;
 
-  // Files that stay open until the next copy_in() has ended, be it because this process has died
-  // and another does the copying: by their locks others know that it is under way.
+  // Files that stay open until the next copy_in() has ended, also when this process has died and
+  // the mover goes on: by their locks other tools know that the copy is under way.
   virtual void hold(std::vector<UniqueFd> files) = 0;
 
-  // Brings the beginning of each GPU's content there, into memory of the mover's own, before there
-  // is any of the process's: as much as there is room for and time until the interrupt. The next
+  // Prefetches the beginning of each GPU's content into memory of the mover's own, before the
+  // process has memory there: as much as there is room for, and time until the interrupt. The next
   // copy_in() of the same places takes it from there, at the speed of the GPU's memory, and lets it
-  // go; so do the next copy_out() and copy_ahead(). What the content refuses, a GPU that has no
-  // room or a deadline only end it early; the report says how many bytes have come.
+  // go; so do the next copy_out() and copy_ahead(). An error of the content, a GPU without room or
+  // a deadline only ends it early; the report says how many bytes have come.
   virtual Result<CopyReport> copy_ahead(const std::vector<Ahead>& ahead, Content& content,
                                         const Interrupt& interrupt, Clock::time_point deadline) = 0;
 
-  // It was given up because it did nothing for too long: with the same to do, another would be,
+  // It was given up because it did nothing for too long: another mover with the same work would be,
   // too.
   virtual bool was_silent() const { return false; }
 };

@@ -1,9 +1,9 @@
 // The mover in a process of its own: a driver that hangs, crashes or is killed there harms no other
 // process, and this process never has a CUDA context.
-//
-// The other process has the GPUs and the ring, which both map. For each of its copying threads one
-// thread here serves the Content, so any Content will do and knows nothing of it. Owns that
-// process, which ends with this one however that ends. Otherwise as mover.h says. Not thread-safe.
+// The mover has the GPUs and the ring, which both processes map. For each of its copying threads
+// one thread here serves the Content, so any Content will do and knows nothing of it. Owns the
+// mover, which ends with this process however that ends. Otherwise as mover.h says. Not
+// thread-safe.
 #pragma once
 
 #include <atomic>
@@ -41,7 +41,7 @@ class MoverProcess final : public MemoryMover {
                             Clock::time_point deadline);
   // As Mover::open(), with all GPUs of the machine visible, before the first copy; starts the
   // driver if that was not done, and only then are the options heeded. Nothing if it was done.
-  // After an error that is not kNoAnswer nothing of it is left, and it may be tried again.
+  // After an error other than kNoAnswer nothing of it is left, and the caller may try again.
   Result<void> prepare(const MoverOptions& options, std::span<const GpuUuid> gpus,
                        const Interrupt& interrupt, Clock::time_point deadline);
   // As in mover.h. kNoAnswer if the process crashed, was killed, did not answer for ten seconds
@@ -63,7 +63,7 @@ class MoverProcess final : public MemoryMover {
   // killed.
   bool end();
   Pid pid() const { return helper_.pid(); }
-  // Nothing more is to be had from it.
+  // The process has ended, or was given up.
   bool is_lost() const { return lost_.has_value(); }
 
  private:

@@ -13,15 +13,15 @@
 
 namespace stasis {
 
-// For a mover's process that computes digests: in the state directory, and as private; empty if
-// that cannot be had.
+// The directory of compiled code for a mover that computes digests: in the state directory, and as
+// private; empty if it cannot be made.
 std::string compiled_code_directory();
 
 struct MoverRequest {
-  std::vector<GpuUuid> gpus;  // on which it has contexts; none: on each that there is
-  bool brings_back = false;   // its ring is the same then, however many GPUs there are
+  std::vector<GpuUuid> gpus;  // on which the mover has contexts; none: on every GPU
+  bool brings_back = false;   // the ring is the same then for any number of GPUs
   std::chrono::milliseconds patience{60000};
-  bool contexts = true;  // or all that can be made without them, to be asked for once more
+  bool contexts = true;  // false: only what can be made without them
 };
 
 // Adds to `mover` what it lacks of `needs`, with a share of `ring_bytes` of host memory for each

@@ -1,5 +1,5 @@
-// Content that a mover has on the GPUs before the processes have memory there, or keeps there for
-// them: it comes back at the speed of the GPU's memory. One thread at a time.
+// Content that the mover prefetches to the GPUs before the processes have memory there, or keeps
+// there for them: it is copied in at the speed of the GPU's memory. One thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -15,36 +15,37 @@
 
 namespace stasis {
 
-// Where content may be brought before there is memory for it.
+// Where the mover may prefetch content to.
 struct PrefetchRoom {
-  std::map<GpuUuid, std::uint64_t> room;  // bytes that nothing needs until then
-  std::vector<GpuPair> pairs;             // where what was on one GPU goes
-  std::uint64_t host_bytes = 0;           // that will be taken meanwhile under our own limits
+  std::map<GpuUuid, std::uint64_t> room;  // bytes that no process needs until then
+  std::vector<GpuPair> pairs;             // to which GPU the content of each goes
+  std::uint64_t host_bytes = 0;           // taken meanwhile under the tool's limits
 };
 
 class Prefetch {
  public:
   Prefetch(MoverLease& mover, ContentSources& content) : mover_(mover), content_(content) {}
 
-  // Before it is looked what is free on the GPUs. kInterrupted.
+  // Called before the operation looks what is free on the GPUs. kInterrupted.
   Result<void> come_back(const Interrupt& interrupt) { return reservation_.come_back(interrupt); }
-  // In the background: a mover, if the memory of one of these is away.
+  // Makes a mover in the background, if the memory of one of these is away.
   void begin(const Environment& env, const std::vector<const Process*>& processes,
              std::span<const GpuPair> pairs);
-  // In the background: a mover, and the content that the known images have of these, to the GPUs
-  // for which there is room.
+  // Makes a mover in the background, which prefetches the content that the known images have of
+  // these processes to the GPUs for which there is room.
   void begin(const Environment& env, const std::vector<Pid>& pids, const PrefetchRoom& room);
   // Lets the mover keep on the GPUs what it is about to copy out, as far as there is room.
   void keep_on_gpus(Driver& driver, const Group& group);
 
   bool any() const { return stop_ != nullptr; }
-  // What was begun is told to stop, and its mover is ours again.
+  // Tells what was begun to stop, and takes its mover back.
   void collect();
-  // Lets go of what is held on the GPUs. False: nothing was.
+  // Lets go of what the mover holds on the GPUs. False: it held nothing.
   bool release();
-  // Lets go of it if it may not be there besides the processes' own memory.
+  // Lets go of it if another operation is about to restore: then it may not be there besides the
+  // processes' own memory.
   void reserve_both();
-  // Lets go of it if others have taken so much since that not all of `needed` has room beside it.
+  // Lets go of it if other programs have taken so much since that `needed` has no room beside it.
   void make_room(Driver& driver, std::span<const GpuUse> needed, std::span<const GpuPair> pairs);
   // The mover has used it up, and let go of it.
   void used() { stop_.reset(); }
@@ -56,7 +57,7 @@ class Prefetch {
 
   MoverLease& mover_;
   ContentSources& content_;
-  // Of what is brought there, or has stayed.
+  // Stops what was begun; null if nothing is.
   std::shared_ptr<Interrupt> stop_;
   bool on_gpus_ = false;  // there is something, or to be brought
   GpuReservation reservation_;
