@@ -30,24 +30,24 @@ struct JournalRecord {
   Pid owner;          // the process that does it, for messages
   std::string image;  // directory of the image, if the operation has one
   std::vector<JournalTarget> targets;
-  // The criu at work: it outlives us until it misses our answer.
+  // The criu at work: it outlives a killed tool until it misses the tool's answer.
   std::optional<ProcessId> criu = {};
-  // Not empty: the image is complete, and CRIU gets the word to end this tree. As soon as one of
-  // them has ended there is no way back, and the rest is to be ended too.
+  // Not empty: the image is complete, and the tool tells CRIU to end this tree. As soon as one of
+  // the processes has ended there is no way back, and recovery ends the rest too.
   std::vector<ProcessId> ending = {};
-  // Processes without CUDA of which a thread makes system calls for us (remote_syscall.h).
+  // Processes without CUDA of which a thread makes remote system calls (remote_syscall.h).
   std::vector<ProcessId> stepped = {};
-  // `owner` is a recover of what was cut short.
+  // `owner` is a `stasis recover` of what was cut short.
   bool recovered = false;
   // The GPU map that a resume was given ("0=1"), which finishing it needs; empty: none.
   std::string gpu_map = {};
 };
 
-// The program that does it, as a person would call it: "stasis dump", "criu dump".
+// The program that does the operation, as a user calls it: "stasis dump", "criu dump".
 std::string operation_name(const std::string& operation);
-// The one at work on it: "stasis dump", or "stasis recover".
+// The program at work on the record: "stasis dump", or "stasis recover".
 std::string worker_name(const JournalRecord& record);
-// kBusy: that one is working on `pid`, and what is to be done.
+// kBusy: says that this program is at work on `pid`, and what to do.
 Error busy(const JournalRecord& record, Pid pid);
 
 struct GroupMember;
@@ -92,11 +92,11 @@ class Journal {
   // another root has one of them. Durable against our own death, not against loss of power (the
   // targets would not survive that either).
   Result<void> update(const std::vector<JournalTarget>& targets);
-  // What of the record is about CRIU, written before CRIU is told anything.
+  // The part of the record that is about CRIU, written before the tool tells CRIU anything.
   Result<void> note_criu(ProcessId criu);
   Result<void> note_ending(std::vector<ProcessId> tree);
   Result<void> note_stepped(std::vector<ProcessId> processes);
-  // The image that was named has proven wrong: recovery does not try it again.
+  // The image that the record names has proven wrong: recovery does not try it again.
   Result<void> forget_image();
   // The operation is over and its targets are well: removes the record, but for inherited targets
   // that were none of its own.

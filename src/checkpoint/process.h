@@ -33,12 +33,12 @@ class Process {
   const Pidfd& pidfd() const { return pidfd_; }
 
   // The state, or nothing for a process that does not use CUDA, which is a value and not an error.
-  // kBusy for a process that is stopped or traced, unless we have woken the thread by which its
-  // driver answers (proc::AwakeThread). Must not be asked while a lock is pending in another
+  // kBusy for a process that is stopped or traced, unless the tool has woken the thread by which
+  // its driver answers (proc::AwakeThread). Must not be asked while a lock is pending in another
   // thread: the driver answers only when that lock ends (580.159.04).
   Result<std::optional<CudaState>> cuda_state() const;
 
-  // The four below are the field's own calls. kNotCuda where the process does not use CUDA.
+  // The calls below are the driver's. kNotCuda where the process does not use CUDA.
   Result<CudaState> state() const;
   Result<Tid> restore_thread_id() const;
   // running -> locked. Zero waits for ever. kTimeout leaves it running.
@@ -59,10 +59,10 @@ class Process {
 
   // Keeps every thread but the driver's own still until unlock(), also after the process has been
   // dumped and restored: in a checkpointed process a call of the driver may be fatal (parking.h).
-  // `agent_works`: and the agent's, which will be asked for something that takes no driver.
-  // To be called when it is locked. kBusy, kNotPermitted: nothing has changed.
+  // `agent_works`: and the agent's, which the tool will ask for something that takes no driver.
+  // Called when the process is locked. kBusy, kNotPermitted: nothing has changed.
   Result<void> keep_still(bool agent_works = false);
-  // Undoes keep_still(), where something else than unlock() has made the process run.
+  // Undoes keep_still(), where something other than unlock() has made the process run.
   Result<void> let_go_on();
 
   // Brings the process to `wanted` by as many actions as it takes, whichever state it is in.

@@ -1,5 +1,6 @@
-// Why a process that has the agent, or its library, cannot be asked by it: what is told when the
-// driver moves its memory instead. Private to src/operations. Thread-safe.
+// Why the tool cannot ask a process through its agent although it has the agent, or its library:
+// the tool tells that when the driver moves the memory instead. Private to src/operations.
+// Thread-safe.
 #pragma once
 
 #include <chrono>
@@ -19,9 +20,9 @@ Result<std::optional<direct::AgentClient>> find_begun_agent(const Environment& e
                                                             const Process& process,
                                                             Clock::time_point deadline);
 
-// For a process in which no agent was found. Nothing: it was started without one.
+// The reason, for a process in which no agent was found. Nothing: it was started without one.
 std::optional<std::string> why_no_agent(const Process& process);
-// It has the agent, or at least its library.
+// Whether it has the agent, or at least its library.
 bool has_agent(const Process& process);
 
 // "process 12 (python)", "processes 12 (python), 13 (python)".

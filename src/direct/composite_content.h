@@ -1,5 +1,5 @@
-// The places where the content of several processes is, or is to go, as one direct::Content for a
-// mover: host memory of the processes themselves, and streams of images. Private to src/operations.
+// Content that lies in several places, as one direct::Content for a mover: host memory of the
+// processes themselves, and streams of images. Private to src/operations.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,7 @@ class CompositeContent final : public direct::Content {
                            std::uint64_t address, std::uint64_t bytes);
   std::uint64_t add_stream(const std::shared_ptr<ImageContent>& image, std::size_t stream);
 
-  // kInternal where there is no place: from a process that has come to grief.
+  // kInternal where there is no place: a process that has failed asks for one.
   Result<void> write(std::uint64_t offset, std::span<const std::byte> bytes) override;
   Result<void> read(std::uint64_t offset, std::span<std::byte> bytes) override;
   std::uint64_t digest_chunk() const override;

@@ -1,4 +1,4 @@
-// What the mover moves: pieces of device memory, and where their content goes to and comes from.
+// What the mover copies: pieces of device memory, and where their content goes to and comes from.
 #pragma once
 
 #include <array>
@@ -32,8 +32,8 @@ class Content {
   virtual Result<void> write(std::uint64_t offset, std::span<const std::byte> bytes) = 0;
   virtual Result<void> read(std::uint64_t offset, std::span<std::byte> bytes) = 0;
 
-  // Where some of it is there already: the size of the chunks, a multiple of 1024, in which take()
-  // can be asked for it. 0: there is no point in asking.
+  // Where some of the content is there already: the size of the chunks about which take() can be
+  // asked, a multiple of 1024. 0: there is no point in asking.
   virtual std::uint64_t digest_chunk() const { return 0; }
   // `digests`: those of the whole chunks from `offset` on, in their order; the first byte of each
   // is 1 afterwards if that chunk is there, which then counts as written, and 0 if it is to be

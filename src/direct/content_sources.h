@@ -1,5 +1,5 @@
-// Where the content of GPU memory is that has been moved: in the processes' own buffers, in images
-// that are known, and in the one that is being written. One thread at a time.
+// Where the content of evicted GPU memory is: in the processes' own buffers, in images that are
+// known, and in the image that is being written. One thread at a time.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace stasis {
 
-// An image that is being written, as the place for what the mover moves.
+// An image that is being written, as the place for what the mover copies.
 struct IntoImage {
   const UniqueFd& image_dir;
   ContentOptions options;
@@ -22,7 +22,7 @@ struct IntoImage {
 
 class ContentSources {
  public:
-  // Content that is not in the processes' own memory.
+  // Adds an image with content that is not in the processes' own memory.
   void look_in(std::shared_ptr<ImageContent> content) { images_.push_back(std::move(content)); }
   const std::vector<std::shared_ptr<ImageContent>>& images() const { return images_; }
 
@@ -34,7 +34,7 @@ class ContentSources {
   };
   Result<Found> content_of(const direct::AgentClient& agent) const;
 
-  // Makes gpu/ in the image, and removes it: nothing goes there.
+  // Makes gpu/ in the image; removes it where nothing goes there.
   Result<void> begin_image(const Environment& env, const IntoImage& image);
   Result<void> end_image(const IntoImage* image);
   // Nothing if none is being written.

@@ -1,5 +1,5 @@
-// The copying itself: many threads, each with two buffers and a stream for each, so that while the
-// GPU copies to or from the one the other is written to or read from the Content.
+// The copying itself, by many threads. Each has two buffers and a stream for each, so that the
+// thread writes one to the Content, or reads it from there, while the GPU copies the other.
 #pragma once
 
 #include <atomic>
@@ -33,18 +33,19 @@ struct CopyJob {
   unsigned threads_per_part = 1;
   // Two for each thread, those of thread t of part p at 2 * (p * threads_per_part + t); pinned.
   std::span<const std::span<std::byte>> buffers;
-  // Which Content a thread talks to; asked for once by each.
+  // Which Content a thread uses; each thread asks once.
   std::function<Content&(unsigned thread)> content;
 };
 
-// Whether the GPUs still copy when it returns, because they did not come to an end in time: then
-// neither the buffers nor what is mapped may be taken away. Errors are in `stop`.
+// Whether the GPUs still copy when run_copy() returns, because they did not end in time: then
+// neither the buffers nor the mappings may be taken away. Errors are in `stop`.
 struct CopyEnd {
   bool still_copying = false;
 };
 CopyEnd run_copy(const CopyJob& job, Stop& stop);
 
-// Until what was submitted to the stream has ended; false if it does not, once it has to stop.
+// Waits until the work submitted to the stream has ended; false if it has not when `stop` says
+// stop.
 bool wait_for_stream(const DeviceCalls& calls, cuda::CUstream stream, Stop& stop);
 
 }  // namespace stasis::direct

@@ -31,7 +31,7 @@ class Device {
   cuda::CUcontext context() const { return context_; }
   // For the calling thread.
   Result<void> make_current() const;
-  // So that there are `count`, none of which waits for another.
+  // Makes streams until there are `count`, none of which waits for another.
   Result<void> have_streams(unsigned count);
   cuda::CUstream stream(unsigned index) const { return streams_[index]; }
 
@@ -56,7 +56,7 @@ class DeviceMemory {
   ~DeviceMemory();
 
   cuda::CUdeviceptr base() const { return base_; }
-  // Something still uses it: it stays until the process ends.
+  // A copy still uses it: it stays until the process ends.
   void abandon() { base_ = 0; }
 
  private:

@@ -22,8 +22,8 @@ namespace stasis::direct {
 class GpuDigest {
  public:
   // Also tries it on a pattern. kNotSupported where the driver cannot compile it or the GPU does
-  // not know it, kOutOfGpuMemory; kInternal where it fails or the digest is wrong: then nothing
-  // more is to be had from that context.
+  // not know it, kOutOfGpuMemory; kInternal where it fails or the digest is wrong: then that
+  // context is good for nothing.
   static Result<GpuDigest> load(const DeviceCalls& calls, const Device& device, Stop& stop);
 
   // Queues the accumulators of `chunks` chunks that lie one behind the other, to `lanes`, 64 bytes

@@ -28,10 +28,10 @@ class ImageContent final : public direct::Content {
   // Also of an image that has no manifest yet, by what gpu/index says of itself.
   static Result<std::shared_ptr<ImageContent>> open(const std::string& image_dir);
 
-  // Before anything is written: the content of a process. Returns its stream.
+  // Adds the content of a process, before anything is written. Returns its stream.
   Result<std::size_t> add(Pid pid, std::uint64_t bytes,
                           const std::vector<direct::SegmentPlace>& places);
-  // Complete, as durable as was asked for, and ready to be read.
+  // Completes it, as durable as was asked for; it can be read then.
   Result<void> finish(Progress& progress, const Interrupt& interrupt);
 
   Result<void> write(std::uint64_t offset, std::span<const std::byte> bytes) override;
@@ -74,8 +74,8 @@ Result<void> discard_content(const UniqueFd& image_dir);
 // Those that another user has put there are passed over.
 std::vector<std::shared_ptr<ImageContent>> find_content(const std::string& path);
 
-// A process whose memory's content is in the image, finished or not, that stands at `image_dir`,
-// and nowhere else.
+// A process the content of whose memory is in the image at `image_dir`, finished or not, and
+// nowhere else.
 std::optional<Pid> who_needs(const std::string& image_dir);
 
 }  // namespace stasis

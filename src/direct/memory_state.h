@@ -1,4 +1,4 @@
-// What the parts of one operation on GPU memory know together. Private to src/direct.
+// The state that the parts of one operation on GPU memory share. Private to src/direct.
 #pragma once
 
 #include <optional>
@@ -16,8 +16,8 @@ struct MemoryState {
   ContentSources content;
   MoverLease mover;
   Prefetch prefetch{mover, content};
-  std::set<Pid> known;        // members of the group that were told of, or need not be
-  std::optional<Error> gone;  // a process that was not there any more to be brought back
+  std::set<Pid> known;        // members of which the user was told, or need not be
+  std::optional<Error> gone;  // of a process that had gone when it was to be brought back
   bool half_way = false;      // one was found half-way suspended
   bool lost_agent = false;    // one has closed the descriptor of its page
 };

@@ -1,4 +1,4 @@
-// The way back: processes whose memory is away get it again. Private to src/direct.
+// The way back: processes whose memory was evicted get it again. Private to src/direct.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +14,13 @@ Result<std::uint64_t> move_in(MemoryState& state, const Environment& env,
                               const std::vector<const Process*>& processes, Phases& phases,
                               bool stops);
 
-// Every process of the set runs on with its memory: by the mover where its content is in an image,
-// otherwise by the agents alone. With `ends_them` the caller ends the processes where the image
-// proves damaged: kImageCorrupt then, and otherwise kNotRolledBack with the names of those that
-// stand still.
+// Makes every process of the set run on with its memory: the mover copies it where its content is
+// in an image, otherwise the agents do. With `ends_them` the caller ends the processes where the
+// image proves damaged: kImageCorrupt then, and otherwise kNotRolledBack with the names of those
+// that stand still.
 Result<void> bring_back_all(MemoryState& state, bool ends_them);
 
-// The same after a move_out() that has not come to its end.
+// The same after a move_out() that was not completed.
 Result<void> roll_back(MemoryState& state);
 
 }  // namespace stasis

@@ -1,4 +1,4 @@
-// The whole procedures that people ask for: suspend, resume, dump, restore, recover. Each checks
+// The whole procedures that a user asks for: suspend, resume, dump, restore, recover. Each checks
 // everything it can before it touches a target, writes the journal before each step, and on every
 // error brings each target back to the state it was in, or says exactly what is left and how to
 // mend it.
@@ -48,13 +48,12 @@ struct Report {
   // sentence each: "process 12 (descriptor 5): datagrams not yet read".
   std::vector<std::string> lost;
   Seconds total{0};
-  // How long we have kept the processes from running: since the gate or the driver's lock closed,
-  // to the end of the checkpoint, or until they ran again, or were ended. None: they stood still
-  // already.
+  // The downtime: from when the gate or the driver's lock closed to the end of the checkpoint, or
+  // until the processes ran again, or were ended. None: they stood still already.
   std::optional<Seconds> standstill;
   int lock_tries = 0;  // how often the processes were asked until all were locked; 0: no lock
-  std::uint64_t direct_bytes =
-      0;  // of GPU memory that a mover of ours has moved; the driver the rest
+  // Bytes of GPU memory that the mover has copied; the driver has copied the rest.
+  std::uint64_t direct_bytes = 0;
 };
 
 struct SuspendOptions {
@@ -63,10 +62,10 @@ struct SuspendOptions {
   // Tell of what the driver would refuse or lose (checkpoint/driver_obstacles.h), and go on.
   bool ignore_obstacles = false;
   MemoryPath path = MemoryPath::kAutomatic;
-  // Told once, when none of the processes has work on its GPU any more, and no process of ours will
-  // make a context there: other programs may (direct/mover_server.h). GPU memory is copied before
-  // the driver is asked then, not beside it: a caller that wants to know keeps the driver busy
-  // meanwhile.
+  // Called once, when none of the processes has work on its GPU any more, and no process of ours
+  // will make a context there: other programs may (direct/mover_server.h). GPU memory is copied
+  // before the driver is asked then, not beside it: a caller that wants to know keeps the driver
+  // busy meanwhile.
   std::function<void()> at_rest = {};
 };
 
@@ -76,8 +75,8 @@ Result<Report> suspend(const Environment& env, Pid root, const SuspendOptions& o
 
 struct ResumeOptions {
   std::vector<GpuMapEntry> gpu_map;  // in part or whole; empty: where they were
-  // Where the image is that has the content of their GPU memory, if it is not where it was, or if
-  // the record of that is lost. Empty: it is.
+  // The image that has the content of their GPU memory, if it is not where it was, or if the record
+  // of that is lost. Empty: it is where it was.
   std::string images_dir;
 };
 
@@ -97,7 +96,8 @@ struct Standing {
   std::optional<bool> fits;
 };
 
-// A look that changes nothing. kNotCuda if none of them uses CUDA, kNoSuchProcess, kNotPermitted.
+// A probe, which changes nothing. kNotCuda if none of them uses CUDA, kNoSuchProcess,
+// kNotPermitted.
 Result<Standing> look_at(const Environment& env, Pid root);
 
 enum class AfterDump { kKill, kRunning, kSuspended };
@@ -108,21 +108,21 @@ struct DumpOptions {
   SyncPolicy sync = SyncPolicy::kDisk;
   AfterDump after = AfterDump::kKill;
   std::chrono::milliseconds timeout{10000};                    // for the lock
-  ContentCompression compression = ContentCompression::kNone;  // of what our own mover moves
+  ContentCompression compression = ContentCompression::kNone;  // of what the mover copies
   // Past the page cache, likewise. Unset: where it is not read back at once, and it has to reach
   // the disk (docs/adr/0018-content-store.md: three times as fast).
   std::optional<bool> direct_io = {};
   bool ignore_obstacles = false;  // as with suspend
   MemoryPath path = MemoryPath::kAutomatic;
   bool ignore_undumpable = false;  // let CRIU try what doctor/criu_obstacles.h finds red
-  // Of which the image is one: for the manifest. It need not use CUDA, or not yet.
+  // The job of which this is an image: for the manifest. It need not use CUDA, or not yet.
   std::optional<JobRecord> job;
-  // Called with the directory of CRIU's files when they are complete and everybody still stands
-  // still, to add more of them. May be empty.
+  // Called with the directory of CRIU's files when they are complete and every process still stands
+  // still, to add more files. May be empty.
   std::function<Result<void>(const UniqueFd& criu_dir)> on_complete = {};
-  // An earlier image of the same job, on the same file system: GPU memory that our own mover moves
-  // and that is there already is not written again. One that cannot serve is told of, and all is
-  // written; but one without GPU content is not told of with `base_may_be_empty`.
+  // An earlier image of the same job, on the same file system: GPU memory that the mover copies and
+  // that is there already is not written again. Where the base cannot serve, the dump says so and
+  // writes all; with `base_may_be_empty` it says nothing of a base without GPU content.
   std::optional<std::string> base = {};
   bool base_may_be_empty = false;
   CriuOptions criu;
@@ -133,10 +133,10 @@ struct DumpOptions {
 struct DumpReport : Report {
   std::string images_dir;           // absolute
   std::uint64_t image_bytes = 0;    // of all its files
-  std::uint64_t written_bytes = 0;  // of those that are not an earlier image's as well
+  std::uint64_t written_bytes = 0;  // of the files that are not an earlier image's too
   std::uint64_t taken_bytes = 0;    // of an earlier image's files, what is in use in this one
   bool direct_io = false;           // GPU memory went past the page cache, all of it
-  // Pages of zeros that the driver had saved, and that the image need not have.
+  // Pages of zeros that the driver had saved, and that the image does not need.
   std::uint64_t dropped_zero_bytes = 0;
 };
 
@@ -167,7 +167,7 @@ struct RestoreOptions {
   // Called when every process stands complete and none runs yet; an error gives the restore up. May
   // be empty.
   std::function<Result<void>()> on_standing = {};
-  // CRIU's words besides those of the dump, which hold unless these say otherwise.
+  // Options of CRIU besides those of the dump, which hold unless these say otherwise.
   std::vector<std::string> external;  // in the form of a restore: "mnt[name]:/path"
   bool tcp_close = false;
   bool ext_unix_sk = false;
@@ -228,7 +228,7 @@ struct GpuContentReport {
   std::uint64_t unused_bytes = 0;
 };
 
-// What a restore would find here.
+// What a restore would find on this machine.
 struct MachineFacts {
   std::string hostname;
   std::string kernel_release;
@@ -295,8 +295,8 @@ Result<RecoverReport> recover(const Environment& env, Pid root);
 // under way are left alone. A resume is finished; where it cannot be, its targets are suspended as
 // before it, and its report says why. Other targets that were suspended before stay suspended.
 Result<std::vector<RecoverReport>> recover_all(const Environment& env);
-// One record only, of the operation that was killed on `root`, a resume not finished but taken
-// back: for a caller that decides what becomes of it. Nothing if there is none.
+// The same for one record, of the operation that was killed on `root`; a resume is not finished but
+// taken back: for a caller that decides what becomes of it. Nothing if there is none.
 Result<std::optional<RecoverReport>> undo_cut_short(const Environment& env, Pid root);
 // Waits for a tool that has been killed and has not gone yet. False if it has not been killed.
 bool wait_for_killed(const Interrupt& interrupt, Pid owner);

@@ -3,7 +3,7 @@
 // Driver 580 lets some calls pass its lock (cuStreamQuery, cuEventQuery, cuStreamSynchronize,
 // cuMemGetInfo, ...), and a thread that makes one while the process is checkpointed ends the whole
 // process (580.159.04 on H100 and H200; docs/adr/0007). So none of its threads may run then but the
-// one by which the driver acts, and our agent's while it is asked for what takes no driver.
+// one by which the driver acts, and the agent's while the tool asks it for what takes no driver.
 // Stopping the process (SIGSTOP) would stop that one as well, and a tracer would have to live as
 // long as the suspension, and keep CRIU out. A parked thread waits in a futex call instead, in a
 // small mapping of ours in the target, which also holds the registers and the signal mask to go on
@@ -44,13 +44,13 @@ Result<void> finish_step(Pid pid);
 Result<void> call_from_parked_thread(const proc::AddressSpace& space,
                                      const std::function<Result<void>(const SystemCall&)>& act);
 
-// Has this very thread make the system calls of `act`, parked or not; it goes on as before. They
-// can read `data`, whose address `act` is told; at most kStepData words. kProcessGone.
+// Has this very thread make the system calls of `act`, parked or not; it goes on as before. The
+// calls can read `data`, whose address `act` gets; at most kStepData words. kProcessGone.
 Result<void> call_from_thread(
     Pid pid, Tid thread, std::span<const std::uint64_t> data,
     const std::function<Result<void>(const SystemCall&, std::uint64_t data_address)>& act);
 
-// How many threads are parked. Where a thread is just on its way into the wait it is not counted.
+// How many threads are parked. A thread that is just on its way into the wait is not counted.
 int count_parked_threads(Pid pid);
 
 }  // namespace stasis
