@@ -11,8 +11,8 @@
 // the agent by futex; the agent answers by setting `reply` to the same number and waking the peer.
 // The file is sealed: it can neither shrink nor grow, so that a peer that maps it never reaches
 // past its end. All numbers are those of the machine; version 3 of the page is the layout of
-// ControlPage. Magic, version, pid and state lie where they lie in all versions, so that everybody
-// sees whether the memory of a process is there.
+// ControlPage. Magic, version, pid and state lie where they lie in all versions, so that every
+// tool sees whether the memory of a process is there.
 #pragma once
 
 #include <fcntl.h>
@@ -61,9 +61,9 @@ enum class AgentCommand : std::uint32_t {
   kOpen = 9,
   kBuffer = 10,  // has a buffer for a peer that brings the content, but cannot copy it in
   // kClosed: keeps a descriptor of each segment, which keep the memory and its content on the
-  // device when kEmpty has given it up, also if everybody else dies. kExport names these from then
-  // on, and kRefill takes the content from them. Refused if there are too many for the program's
-  // limit.
+  // device when kEmpty has given it up, also if every other process dies. kExport names these from
+  // then on, and kRefill takes the content from them. Refused if there are too many for the
+  // program's limit.
   kKeep = 11,
   kDrop = 12,  // the content is in the buffer: lets the descriptors go. Also while the driver holds
 };

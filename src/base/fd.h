@@ -67,8 +67,9 @@ bool is_regular_file(const struct stat& info);
 // Of memfd_create(2), or memory that is shared without a name. Asks for the device of these.
 bool is_memory_file(const struct stat& info);
 
-// For what the C library or the kernel refuses with ENOMEM: gives up what is set aside for that day
-// (std::get_new_handler()), of which only operator new knows. True: worth trying again.
+// For what the C library or the kernel refuses with ENOMEM: gives up the memory that is set aside
+// for that case (std::get_new_handler()), of which only operator new knows. True: worth trying
+// again.
 bool give_up_reserve();
 
 // A directory to be listed, for which the C library allocates 32 KiB; null, with the reason in

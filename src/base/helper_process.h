@@ -41,10 +41,10 @@ class HelperProcess {
   const Channel& channel() const { return channel_; }
   Pid pid() const { return Pid{pid_}; }
   bool running() const { return pid_ != 0 && process_.alive(); }
-  // Gives one that is at its end by itself this long, and then does as end(): so that
-  // how_it_ended() knows.
+  // Waits this long for a process that ends by itself, then does as end(): so that how_it_ended()
+  // knows.
   bool end_after(int patience_ms);
-  // The same for one that is to end: it sees the channel closed.
+  // The same, but tells the process to end: it sees the channel closed.
   bool let_end(int patience_ms);
   // Kills it if it still runs. True if nothing of it is left; false if it is stuck in the kernel
   // and cannot even be killed within five seconds.

@@ -27,15 +27,17 @@ class Interrupt {
     const auto since = std::chrono::steady_clock::duration(now - first_.load());
     if (since >= kTwice) insists_.store(true);
   }
-  // Memory is running out: what is left is for rolling back. From within an allocation, too.
+  // Memory is running out: what is left is for the roll-back. May be called from within an
+  // allocation.
   void want_of_memory() { no_memory_.store(true); }
   // The whole of this operation is a roll-back: what is left is for it.
   void go_on_without_memory() { heeds_memory_ = false; }
 
   bool requested() const { return signal_.load() != 0; }
   int signal_number() const { return signal_.load(); }
-  // Asked a second time, at least a second later: a terminal, a shell and `timeout` pass the same
-  // one on in an instant. Ends the waiting for a program that does not answer, and nothing else.
+  // A stop was requested a second time, at least a second later: a terminal, a shell and `timeout`
+  // pass the same signal on in an instant. Ends the waiting for a program that does not answer, and
+  // nothing else.
   bool insists() const { return insists_.load(); }
 
   // From now on; zero: no limit. Not while another thread looks.

@@ -109,7 +109,7 @@ bool Swap::lacks_room() const {
          in_.error().code == ErrorCode::kOutOfGpuMemory && !context_.interrupt.requested();
 }
 
-// Where both have come to grief: what is left behind of each, and what mends it.
+// Where both have failed: what is left behind of each, and what mends it.
 Error Swap::both_failed(Error first, const Error& second, const std::string& mends_second) {
   std::string remedy = first.code == ErrorCode::kNotRolledBack ? std::move(first.remedy) : "";
   remedy += (remedy.empty() ? "" : "; ") + mends_second;

@@ -21,7 +21,7 @@ namespace {
 constexpr std::uint64_t kHugePage = std::uint64_t{2} << 20;
 constexpr std::size_t kPagesInHuge = kHugePage / kPage;
 
-// Bits of an entry of /proc/PID/pagemap, both told to everyone who may open it.
+// Bits of an entry of /proc/PID/pagemap, which the kernel shows to every process that may open it.
 constexpr std::uint64_t kPresent = std::uint64_t{1} << 63;
 constexpr std::uint64_t kExclusive = std::uint64_t{1} << 56;  // not shared, nor the zero page
 

@@ -153,7 +153,7 @@ void let_go_of_everything(int but) {
 
 // Forks a caller for each socket that comes, and ends when no process can send one any more.
 [[noreturn]] void serve_source(Driver& driver, int socket) {
-  // What is typed at a terminal, or sent to everybody when a service is stopped, is not for the
+  // What is typed at a terminal, or sent to all processes when a service is stopped, is not for the
   // middle of a call: it is for us to roll back, which takes calls. They end with us in any case.
   (void)::setpgid(0, 0);
   struct sigaction action {};

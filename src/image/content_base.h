@@ -22,8 +22,8 @@ namespace stasis {
 
 class ContentBase {
  public:
-  // Reads all that may be taken over, and verifies it: a job that goes on gets its memory back from
-  // it. To be done while the job runs. kImageIncomplete, kImageCorrupt (manifest or index),
+  // Reads all that may be deduplicated, and verifies it: a job that goes on gets its memory back
+  // from it. Called while the job runs. kImageIncomplete, kImageCorrupt (manifest or index),
   // kImageVersion, kNotPermitted, kIo, kInterrupted; kNotSupported if there is no GPU content in
   // it, or in chunks of another size than `chunk_bytes`.
   static Result<std::shared_ptr<const ContentBase>> open(const std::string& image_dir,
@@ -33,12 +33,12 @@ class ContentBase {
 
   const std::string& path() const { return path_; }  // absolute
   const ContentIndex& index() const { return reader_.index(); }
-  // What is wrong with it; nothing is taken from such files.
+  // The damaged files; nothing is taken from them.
   const std::vector<Error>& damage() const { return damage_; }
 
   // Whether a new image may take chunks from this data file: not if most of it is of no use any
-  // more, or any of it is damaged. What it has of use is written anew then, and apart from all
-  // else, so that less is lost of the next file.
+  // more, or any of it is damaged. The writer then writes the chunks in use anew, and apart from
+  // all others, so that the next file loses less.
   bool gives(std::size_t file) const { return gives_.at(file); }
   // Bytes of the chunks in the files that give.
   std::uint64_t usable_bytes() const { return usable_bytes_; }

@@ -21,8 +21,9 @@
 
 namespace stasis {
 
-// What is likely to change again, and what has stood still for some images, is not put into one
-// file: the first will be of no use soon.
+// A lane takes either chunks that are likely to change again, or chunks that have not changed for
+// some images, so that a file is not kept for a few old chunks: chunks of the first kind will soon
+// be of no use.
 enum class LaneKind : std::uint8_t { kNew, kMoved };
 
 // A data file and all that one call of write() needs.

@@ -20,8 +20,8 @@ namespace stasis::job {
 class Images {
  public:
   // Makes the directory, in a parent that is there, and takes its lock. kBusy names the holder;
-  // kTimeout if the init that a killed supervisor has left behind does not end, and kInterrupted if
-  // `stop`, which may be empty, has said so before that.
+  // kTimeout if the init that a killed supervisor has left behind does not end; kInterrupted if
+  // `stop`, which may be empty, returns true before that.
   static Result<Images> open(const std::string& dir, const std::function<bool()>& stop = {});
 
   const std::string& path() const { return path_; }
@@ -32,7 +32,7 @@ class Images {
 
   struct Cleared {
     std::vector<std::string> removed;
-    std::vector<Error> failed;  // of what could not be removed, and stays
+    std::vector<Error> failed;  // for each entry that could not be removed, and stays
   };
   // Clears away what killed dumps and removals have left. An image that a killed dump had completed
   // but not named gets its name.
@@ -43,22 +43,22 @@ class Images {
   Result<std::vector<int>> all() const;
   // Those of them with a manifest.
   Result<std::vector<int>> complete() const;
-  // It is found to be damaged: from now on no image, and it counts for nothing.
+  // The image has proven damaged: from now on it does not count as one.
   void damaged(int number) { damaged_.insert(number); }
   bool any_damaged() const { return !damaged_.empty(); }
-  // The number of the next one: above all that are there, or have left a trace.
+  // The number of the next image: above all that are there, or have left a trace.
   Result<int> next() const;
 
-  // That the job has ended well, by itself, in the run that `word` stands for; on the disk when
-  // this returns.
+  // Notes that the job has ended well, by itself, in the run that `word` stands for; on the disk
+  // when this returns.
   Result<void> note_done(const std::string& word, const std::vector<std::string>& command) const;
-  // Whether that was noted of this command.
+  // Whether that was noted for this command.
   bool is_done(const std::string& word, const std::vector<std::string>& command) const;
   // kUsage, unless it is letters, digits, ".", "_" and "-".
   static Result<void> check_word(const std::string& word);
 
-  // Removes what is older than the `keep` newest complete ones, the oldest first. What was removed
-  // is returned; or, when all have been tried, the first error.
+  // Removes what is older than the `keep` newest complete images, the oldest first. Returns what
+  // was removed; or, when all were tried, the first error.
   Result<std::vector<int>> remove_old(int keep) const;
 
  private:

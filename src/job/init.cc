@@ -349,7 +349,7 @@ Result<void> make_environment_file(const std::string& changes) {
   auto file = open_file(AT_FDCWD, kEnvironmentFile, O_WRONLY | O_CREAT | O_EXCL, 0644);
   if (!file) return fail(std::move(file.error()));
   if (::fchmod(file->get(), 0644) != 0) {
-    return fail(errno_error("cannot let everybody read the job's environment", errno));
+    return fail(errno_error("cannot let every user read the job's environment", errno));
   }
   return write_all(file->get(), changes.data(), changes.size(), kEnvironmentFile);
 }

@@ -1,7 +1,6 @@
 // The first process of a job's namespaces: starts the job or has it restored, reaps, passes signals
 // on, and forks a worker for each operation. docs/adr/0021-run-as-a-job.md.
-//
-// What is asked and answered goes over a channel, as JSON:
+// Requests and answers go over a channel, as JSON:
 //   {"do": "start"}, {"do": "work", "request": {...}}, {"do": "signal", "number": N, "group": BOOL}
 //   {"do": "stop"}, {"do": "kill"}         SIGTERM, SIGKILL for the worker, if there is one
 //   {"event": "ready"}                     the namespaces are there
@@ -34,7 +33,8 @@
 
 namespace stasis::job {
 
-// The lowest number of a process of the job. Below are those who restore it.
+// The lowest number of a process of the job. The numbers below are those of processes that restore
+// it.
 inline constexpr int kFirstNumber = 5000;
 
 // Read by the agent of each program that the job starts (preload/environment.h). In the job's own
@@ -44,7 +44,7 @@ inline constexpr const char* kEnvironmentFile = "/dev/shm/.stasis-environment";
 // directory with the sticky bit no other user can put another in its place then.
 Result<void> make_environment_file(const std::string& changes);
 
-// From now on the kernel gives out numbers from kFirstNumber on, in this PID namespace.
+// From now on the kernel gives process numbers from kFirstNumber on, in this PID namespace.
 Result<void> number_from_first();
 
 // An error on its way between processes of this program.
@@ -64,7 +64,7 @@ struct JobSpec {
   sigset_t mask{};               // the job's
   TerminalStreams terminal = 0;  // those of its streams that are to be a terminal
   winsize size{};
-  // Directories that it sees as they are out here, also below /dev/shm, where it has one of its
+  // Directories that the job sees as they are outside, also below /dev/shm, of which it has its
   // own.
   std::vector<std::string> keep;
   Work work;
@@ -72,7 +72,7 @@ struct JobSpec {
 
 class Init {
  public:
-  // While this process has one thread. kNotPermitted without the right to make namespaces.
+  // Called while this process has one thread. kNotPermitted without the right to make namespaces.
   static Result<Init> start(JobSpec spec, StreamEnds streams);
   Init(Init&& other) noexcept
       : pid_(std::exchange(other.pid_, 0)), channel_(std::move(other.channel_)) {}
@@ -82,7 +82,7 @@ class Init {
   Pid pid() const { return Pid{pid_}; }
   int fd() const { return channel_.fd(); }  // readable when there is an event
   Result<void> send(const nlohmann::json& message) const;
-  // kProcessGone if it has ended, which is none of its own doing.
+  // kProcessGone if it has ended: init does not end by itself.
   Result<nlohmann::json> receive() const;
   // Kills it and all in the namespace, and waits until nothing of it is left.
   void end();

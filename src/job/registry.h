@@ -1,4 +1,4 @@
-// The names of what `stasis run` looks after, or has started: one file each under the state
+// The names of jobs that `stasis run` looks after, or has started: one file each under the state
 // directory, by which `stasis suspend NAME` finds the process, and the namespaces that it lives in.
 //
 // A record is of one life of a process (number and start time); one whose process has ended counts
@@ -36,7 +36,7 @@ Result<void> check_job_name(const std::string& name);
 
 class Registration {
  public:
-  // Enters a living process, which this one is. kBusy if a living one has the name.
+  // Enters this process. kBusy if a living process has the name.
   static Result<Registration> enter(JobEntry entry);
   Registration(Registration&& other) noexcept
       : path_(std::move(other.path_)), entry_(std::move(other.entry_)) {
@@ -46,7 +46,7 @@ class Registration {
   ~Registration();  // removes it
 
   const JobEntry& entry() const { return entry_; }
-  // The job is there, by that number, or is not any more (0).
+  // The job has that number now; 0: it has gone.
   Result<void> set_root(Pid root);
 
  private:
@@ -56,10 +56,10 @@ class Registration {
   JobEntry entry_;
 };
 
-// Those that live.
+// All jobs whose process lives.
 std::vector<JobEntry> all_jobs();
 std::optional<JobEntry> find_job(const std::string& name);
-// That in whose namespaces the process lives; nothing also if that cannot be seen.
+// The job in whose namespaces the process lives; nothing also if that cannot be seen.
 std::optional<JobEntry> job_of(Pid pid, const std::vector<JobEntry>& jobs);
 
 // The number that a process has in its own PID namespace. kNoSuchProcess.

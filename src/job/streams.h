@@ -1,5 +1,5 @@
-// The standard streams of a job: pipes, whose other ends are copied from and to the streams of
-// `stasis run` itself. Why pipes: docs/adr/0021-run-as-a-job.md.
+// The standard streams of a job: pipes, between whose other ends and its own streams `stasis run`
+// copies. Why pipes: docs/adr/0021-run-as-a-job.md.
 //
 // Owns the pipes and the threads that copy. Not thread-safe. All signals must be blocked in the
 // thread that calls start(): that a reader has gone away must be an error here and not a signal.
@@ -28,7 +28,8 @@ class Streams {
   Streams& operator=(Streams&&) = delete;
   ~Streams();  // does not wait for a reader that does not read
 
-  // The job's: input, output, error. Taken in the process that starts it; all others close them.
+  // The job's ends: input, output, error. The process that starts the job takes them; all others
+  // close them.
   StreamEnds take_ends();
 
   // Begins to copy. Once, and after the last fork: it makes threads.

@@ -1,6 +1,6 @@
 // A terminal of the job's own. A process that is part of the job, and so of its images, holds the
 // master and copies from and to the job's pipes: CRIU saves a pty of which both ends are in the
-// tree, and one that is held outside only with help that no restore elsewhere can give it.
+// tree; for one that is held outside it needs help, which a restore elsewhere cannot give.
 // docs/adr/0022-jobs-by-name.md.
 #pragma once
 
@@ -23,10 +23,10 @@ inline constexpr const char* kTerminal = "/dev/pts/0";
 // Which of a job's standard streams are a terminal: a bit each, input, output, error.
 using TerminalStreams = unsigned;
 
-// Those of ours that are one, of which the job gets one too. None without output: there would be
-// nowhere to show what is typed.
+// Those of this process that are a terminal, for which the job gets one too. None without output:
+// there would be nowhere to show what is typed.
 TerminalStreams our_terminals();
-// As the first of our streams that is a terminal says; 0 by 0 if none knows.
+// The size of the first stream of this process that is a terminal; 0 by 0 if none says.
 winsize our_size();
 
 // The words that start the holder for a command.

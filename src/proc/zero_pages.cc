@@ -49,7 +49,7 @@ constexpr std::uint64_t kMostLookedThrough = 1ULL << 40;
 constexpr int kMostHuge = 256;
 
 // The entries of /proc/PID/pagemap: the page is there, and this process's alone. The page that the
-// kernel shows wherever nothing was written yet is everybody's.
+// kernel shows wherever nothing was written yet belongs to all processes.
 constexpr std::uint64_t kPresent = 1ULL << 63;
 constexpr std::uint64_t kSwapped = 1ULL << 62;
 constexpr std::uint64_t kExclusive = 1ULL << 56;
