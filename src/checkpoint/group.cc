@@ -65,7 +65,7 @@ void at_once(std::size_t count, const Run& run) {
   }
 }
 
-// For a while one that dies is neither alive nor reported dead by its pidfd.
+// For a while a process that dies is neither alive nor reported dead by its pidfd.
 bool has_gone(const Process& process, const Error& answer) {
   return !process.alive() || answer.code == ErrorCode::kProcessGone;
 }
@@ -293,7 +293,7 @@ Result<void> Group::hold_back(const Gates& gates, milliseconds timeout, const In
 
 Result<void> Group::lock(milliseconds timeout, const Interrupt& interrupt) {
   const Gates none;
-  // Behind gates no process is let go on, not even for a moment.
+  // While gates are closed no process is let go on, not even for a moment.
   Tries tries{none, [](bool) {}};
   if (behind_gates_) tries.slice = kLongestSlice;
   for (;;) {
@@ -478,7 +478,7 @@ Result<void> Group::restore(std::span<const GpuPair> pairs, Progress& progress) 
 
 Result<void> Group::unlock() {
   NoProgress quiet;
-  // Another tool may have unlocked one that we had suspended.
+  // Another tool may have unlocked a process that this one had suspended.
   auto done = in_parallel(
       CudaState::kRunning, [](Process& process) { return process.let_go_on(); }, "unlock", quiet,
       true);

@@ -118,8 +118,8 @@ Result<std::optional<JournalEntry>> read_entry(const std::string& path) {
   return std::optional<JournalEntry>(JournalEntry{std::move(*record), (*file)->under_way});
 }
 
-// Held while one looks for overlaps and enters one's own targets, so that of two operations on
-// overlapping trees one sees the other. Released with the descriptor.
+// Held while an operation looks for overlaps and enters its own targets, so that of two operations
+// on overlapping trees one sees the other. Released with the descriptor.
 Result<UniqueFd> lock_directory(const std::string& directory) {
   const std::string path = directory + "/journal.lock";
   auto fd = open_file(AT_FDCWD, path, O_RDWR | O_CREAT | O_NOFOLLOW, 0600);

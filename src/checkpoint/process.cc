@@ -42,7 +42,7 @@ bool is_own_thread(Tid thread) {
 
 Result<Process> Process::open(Driver& driver, Pid pid, proc::ProcFs procfs) {
   // First /proc, which can name the process of a thread; then the pidfd; then /proc again, so that
-  // what we read is the pidfd's process and not an earlier one with the same number.
+  // what was read is of the pidfd's process and not of an earlier one with the same number.
   auto info = procfs.process(pid);
   if (!info) return fail(std::move(info.error()));
   auto pidfd = Pidfd::open(pid);
@@ -102,7 +102,7 @@ Result<bool> Process::can_answer() const {
                     frozen->version1 ? "THAWED" : "0", frozen->directory,
                     frozen->version1 ? "freezer.state" : "cgroup.freeze"));
   }
-  // For a process without its library the driver answers by itself.
+  // The driver answers by itself for a process without its library.
   const auto maps = procfs_.maps_file(pid(), "libcuda.so");
   if (maps && !*maps) return true;
   // This question needs no answer by the process (tests/conformance, questions_while_lock_waits;
@@ -288,7 +288,7 @@ Result<void> Process::unlock() {
 Result<void> Process::keep_still(bool agent_works) {
   auto tid = restore_thread_id();
   if (!tid) return fail(std::move(tid.error()));
-  // With that one parked, the driver could never act on the process again.
+  // With that thread parked, the driver could never act on the process again.
   const auto threads = procfs_.threads(pid());
   if (std::find(threads.begin(), threads.end(), *tid) == threads.end()) {
     return fail(ErrorCode::kInternal,
@@ -361,7 +361,7 @@ Result<void> StateGuard::undo() {
   auto done = process->bring_to(initial_, kUndoLockTimeout);
   if (done || !process->alive() || done.error().code == ErrorCode::kProcessGone) return {};
   auto now = process->cuda_state();
-  // Only the last look had failed. In a process that runs, threads may be held all the same.
+  // Only the last question had failed. In a process that runs, threads may be held all the same.
   if (now && *now == initial_ && (initial_ == CudaState::kCheckpointed || process->let_go_on())) {
     return {};
   }

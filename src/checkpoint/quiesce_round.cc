@@ -39,7 +39,7 @@ class Round {
 
   RestRound run() {
     std::vector<std::jthread> threads;
-    // Also where there is no memory for what follows: they wait for it.
+    // Also where there is no memory for what follows: the workers wait for it.
     const ScopeGuard end([this] {
       const std::lock_guard lock(mutex_);
       over_ = true;
@@ -203,7 +203,7 @@ Result<void> LockedRank::hold(milliseconds left, bool again, const Interrupt& in
   if (!process_->alive()) return {};
   auto state = process_->state();
   if (!state) return fail(std::move(state.error()));
-  // By us in an earlier round, or by an operation that was killed.
+  // Locked by this tool in an earlier round, or by an operation that was killed.
   if (*state == CudaState::kLocked || *state == CudaState::kCheckpointed) return {};
   return process_->lock_again(left, interrupt);
 }

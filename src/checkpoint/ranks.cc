@@ -13,7 +13,8 @@ namespace {
 
 constexpr int kGenerations = 64;
 
-// The process and those above it; a shell that has started both us and the job is above no ranks.
+// The process and those above it; a shell that has started both the tool and the job is above no
+// ranks.
 std::set<Pid> with_ancestors(const proc::ProcFs& procfs, Pid pid) {
   std::set<Pid> out;
   for (int i = 0; i < kGenerations && pid.value > 1; ++i) {

@@ -28,15 +28,15 @@ namespace {
 
 constexpr std::chrono::milliseconds kAgentLook{50};
 constexpr int kLooksUntilExec = 10;
-// For an agent that is in the middle of a command when the user asks to stop.
+// How long an agent may take for the command under way when the user asks to stop.
 constexpr std::chrono::milliseconds kLeaveAfter{3000};
-// For one that brings its memory back when the user asks a second time.
+// The same for an agent that brings its memory back when the user asks a second time.
 constexpr std::chrono::seconds kLeaveBack{10};
-// For one that has not answered once in its time: it may be about to, and it may hold up the tool
-// for as long as it is given.
+// The same for an agent that has not answered in time once: it may be about to answer, and it may
+// hold up the tool for as long as it gets.
 constexpr std::chrono::milliseconds kAfterSilence{15000};
 
-// Read once, whatever the compiler would like: the other side may write at any time.
+// Reads once, whatever the compiler would do: the other side may write at any time.
 template <class T>
 T once(const T& place) {
   T value;
@@ -54,7 +54,7 @@ bool lock_file(const UniqueFd& file, std::chrono::milliseconds patience) {
   return true;
 }
 
-// What is set aside for the day on which there is no memory is for this as well: without its page a
+// The memory that is set aside for a failed allocation serves this as well: without its page a
 // process stands still.
 void* map_page(const UniqueFd& file) {
   for (;;) {
@@ -82,7 +82,7 @@ bool is_agent_page(const proc::Mapping& mapping) {
   return mapping.path.find(fmt::format("/memfd:{}", kAgentMemfd)) != std::string::npos;
 }
 
-// The name is the target's choice, and what it stands for: only memory is opened.
+// The target chooses the name, and what it stands for: only memory is opened.
 Result<UniqueFd> open_page(const std::string& path, int access) {
   return open_checked(AT_FDCWD, path, access, &is_memory_file);
 }
@@ -183,7 +183,8 @@ std::string AgentLook::until_when(Pid pid) const {
     return "stands still until its GPU memory is back; its agent is of another version: use the "
            "stasis that came with it";
   }
-  // What is in an image only a tool finds, and one that is held does nothing by itself.
+  // Only a tool finds content in an image, and an agent whose process the driver holds does nothing
+  // by itself.
   if (content_id != ContentId{} || state == AgentState::kHeld) {
     return fmt::format("stands still until `stasis recover {}` brings its GPU memory back",
                        pid.value);
@@ -258,8 +259,8 @@ Result<std::optional<AgentClient>> AgentClient::find(Pid pid, const Pidfd& pidfd
     struct stat status {};
     if (::fstat(file->get(), &status) != 0 || status.st_size < static_cast<off_t>(kOfAllVersions))
       continue;
-    // A file that could still shrink under us would end us by SIGBUS. Otherwise nothing in it is
-    // believed but numbers that are checked where they are used: the page belongs to the target.
+    // A file that could still shrink would end the tool by SIGBUS. The tool believes nothing else
+    // in it but numbers that it checks where it uses them: the page belongs to the target.
     const int seals = ::fcntl(file->get(), F_GET_SEALS);
     if (seals < 0 || (seals & kAgentSeals) != kAgentSeals) continue;
     void* at = map_page(*file);

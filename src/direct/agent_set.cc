@@ -127,9 +127,10 @@ void AgentSet::drop_running() {
                 [](const AgentClient& agent) { return agent.state() == AgentState::kRunning; });
 }
 
-// Its last peer may have been killed, and the agent be at work to make the program run: what it
-// does then is done first. One that is held does nothing, and is not asked to while the driver may
-// hold it. False: the driver moves the memory of that process, and it is told why.
+// The agent's last peer may have been killed, and the agent be at work to make the program run:
+// that comes first. An agent whose process is held does nothing, and the tool does not ask it while
+// the driver may hold the process. False: the driver moves the memory of that process, and the tool
+// says why.
 Result<bool> AgentSet::settle(AgentClient& agent, const Environment& env, bool evicted) {
   auto settled = check_size(agent, env.driver);
   if (settled && (evicted || agent.state() != AgentState::kHeld)) {
@@ -212,7 +213,7 @@ Result<void> AgentSet::allow_pieces() const {
   for (const AgentClient& agent : agents_)
     pieces += agent.segment_count();
   auto allowed = allow_descriptors(pieces + kSpare);
-  // The driver needs none.
+  // The driver needs no descriptors.
   if (!allowed) allowed.error().code = ErrorCode::kNotSupported;
   return allowed;
 }

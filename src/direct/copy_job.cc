@@ -11,7 +11,7 @@
 namespace stasis::direct {
 namespace {
 
-// Between two looks at a stream. A load of 32 MiB takes some 9 ms when 16 threads share a PCIe 5
+// The poll interval of a stream. A load of 32 MiB takes some 9 ms when 16 threads share a PCIe 5
 // link, so this is below what can be seen, and costs no processor as a spinning wait would.
 constexpr std::chrono::microseconds kLook{50};
 // For copies that were submitted before something went wrong.
@@ -60,8 +60,8 @@ class Worker {
   struct Side {
     std::span<std::byte> buffer;
     cuda::CUstream stream = nullptr;
-    const Load* load = nullptr;  // what is in the buffer, or comes
-    bool submitted = false;      // to the stream, and not known to have ended
+    const Load* load = nullptr;  // whose content is in the buffer, or comes there
+    bool submitted = false;      // to the stream; may not have ended
   };
 
   bool begin(Side& side, const Load& load) {

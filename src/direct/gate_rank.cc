@@ -6,7 +6,8 @@ namespace {
 using direct::AgentCommand;
 using std::chrono::milliseconds;
 
-// What an agent is given beyond the time that it was told, and to open its gate.
+// How long the tool waits for an agent beyond the deadline that it has sent, and for its gate to
+// open.
 constexpr milliseconds kMostDelay{5000};
 
 }  // namespace
@@ -18,7 +19,7 @@ Result<void> GateRank::hold(milliseconds left, bool /*again*/, const Interrupt& 
   closed_ = done.has_value();
   if (closed_) return done;
   const ErrorCode code = done.error().code;
-  // One that is about to exit says so, and is waited for.
+  // An agent whose program is about to exit says so; the tool waits for the exit.
   if (code == ErrorCode::kProcessGone) {
     const auto rest = std::chrono::ceil<milliseconds>(end - Clock::now());
     (void)agent_->pidfd().wait_exit(static_cast<int>(std::max(rest, milliseconds(0)).count()));

@@ -59,7 +59,7 @@ Result<GpuDigest> GpuDigest::load(const DeviceCalls& calls, const Device& device
   if (code != cuda::CUDA_SUCCESS) return refused(code, "cuMemcpyHtoDAsync");
   GpuDigest digest(calls, function, std::move(*memory));
   if (auto right = digest.try_out(device, stop); !right) {
-    // Whatever the GPU is still at, it may be in use.
+    // The GPU may still use it.
     digest.keys_.abandon();
     return stasis::fail(std::move(right.error()));
   }
@@ -151,7 +151,7 @@ std::vector<Stretch> without_chunks(std::span<const Stretch> stretches,
 
 namespace {
 
-// What is queued on one GPU, and comes to its buffers.
+// The work queued on one GPU, whose results come to its buffers.
 class PartAtWork {
  public:
   PartAtWork(const DeviceCalls& calls, const DigestPart& part, std::uint64_t chunk_bytes)
@@ -179,7 +179,8 @@ class PartAtWork {
     return true;
   }
 
-  // Brings as many as the buffers take. False: there are no more, or none to be believed.
+  // Brings as many digests as the buffers take. False: there are no more, or they cannot be
+  // trusted.
   bool next() {
     items_.clear();
     next_ = 0;
@@ -220,7 +221,7 @@ class PartAtWork {
       const std::size_t index = next_.fetch_add(1);
       if (index >= items_.size() || !stop.go_on()) return;
       const Item& item = items_[index];
-      // In place: a digest is shorter than what it is made of.
+      // In place: a digest is shorter than its accumulators.
       for (std::uint64_t i = 0; i < item.count; ++i) {
         const Digest digest =
             digest_of(item.lanes.subspan(i * sizeof(Xxh3Lanes), sizeof(Xxh3Lanes)), chunk_bytes_);
@@ -245,7 +246,7 @@ class PartAtWork {
     std::uint64_t count = 0;
   };
 
-  // The rest is not begun after an error, and nothing is believed.
+  // After an error the rest is not begun, and no digest is trusted.
   bool queued(cuda::CUresult code) {
     if (code_ == cuda::CUDA_SUCCESS) code_ = code;
     return code_ == cuda::CUDA_SUCCESS;

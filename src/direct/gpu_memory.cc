@@ -27,9 +27,9 @@ Retry GpuMemory::retry_after(bool by_driver) const {
   if (state_->half_way || state_->lost_agent) return Retry::kSame;
   const auto& copied = state_->mover.copied();
   const bool failed = copied && !*copied;
-  // The mover has had all the time that it is given, and another would take as much once more.
+  // The mover has used up its deadline, and another would take as long once more.
   if (failed && state_->mover && state_->mover->was_silent()) return Retry::kByDriver;
-  // A mover that is lost, or a driver that does not like what goes on beside it.
+  // A mover that is lost, or a driver that refuses because of the copy beside it.
   return failed || (copied && by_driver) ? Retry::kCopyFirst : Retry::kNone;
 }
 
@@ -82,7 +82,7 @@ void GpuMemory::take_held(const Environment& env, const Group& group) {
     if (state_->agents.has(member.process.pid())) continue;
     auto agent = find_agent(env, member.process, false);
     if (!agent || !*agent || !check_size(**agent, env.driver)) continue;
-    // One that waits for what is in an image does nothing by itself.
+    // An agent that waits for content in an image does nothing by itself.
     const AgentState is = (*agent)->state();
     const bool waits = direct::is_away(is) && (*agent)->content_is_elsewhere();
     if (is == AgentState::kHeld || (waits && state_->content.content_of(**agent)))

@@ -23,17 +23,17 @@ using direct::copy_time;
 Result<void> repopulate(MemoryState& state) {
   for (;;) {
     auto done = state.agents.repopulate();
-    // What was prefetched may be what is missing, whatever the driver calls that.
+    // The prefetched content may take the memory that is missing, whatever the driver calls that.
     if (done || !state.prefetch.release()) return done;
     state.prefetch.leave();
   }
 }
 
-// Into those that are being filled.
+// Into the agents that repopulate their memory.
 Result<void> copy_in(MemoryState& state, const Interrupt& interrupt) {
   if (auto allowed = state.agents.allow_pieces(); !allowed) return allowed;
   std::vector<direct::Segment> segments;
-  // Should we be killed, no agent copies by itself beside the mover.
+  // If the tool is killed, no agent copies by itself beside the mover.
   std::vector<UniqueFd> locks;
   bool from_image = false;
   for (auto& agent : state.agents) {
@@ -56,7 +56,7 @@ Result<void> copy_in(MemoryState& state, const Interrupt& interrupt) {
   state.mover->hold(std::move(locks));
   auto copied =
       state.mover->copy_in(std::move(segments), *state.content.composite(), interrupt, deadline);
-  // What was prefetched went with it, if it has come so far as to begin.
+  // If the copy has begun, the mover has used up the prefetched content.
   if (copied && any)
     state.prefetch.used();
   else
@@ -99,8 +99,8 @@ Result<std::uint64_t> bytes_in_images(MemoryState& state) {
   return bytes;
 }
 
-// Those whose memory is away. One that was stopped before anything had left runs on: what is in its
-// buffer is not what is in its memory.
+// The agents whose memory is away. A process that was stopped before anything was evicted runs on:
+// the content of its buffer is not that of its memory.
 Result<void> find_evicted(MemoryState& state, const Environment& env,
                           const std::vector<const Process*>& processes) {
   state.agents.clear();
@@ -139,10 +139,10 @@ Result<std::uint64_t> move_in(MemoryState& state, const Environment& env,
   phases.begin("copy in");
   auto done = state.mover.take_to_bring_back(env, processes, *in_images);
   const Interrupt never;
-  // There may be nothing left to copy at which it would be heard.
+  // There may be nothing left to copy that would see the interrupt.
   if (done && stops) done = env.interrupt.check();
   if (done && state.mover) done = copy_in(state, stops ? env.interrupt : never);
-  // What the image says will not be different for the agents; and a user who asks to stop is heard.
+  // The image says the same to the agents; and a stop that the user requests counts.
   if (!done && (done.error().code == ErrorCode::kImageCorrupt ||
                 done.error().code == ErrorCode::kInterrupted))
     return leave(std::move(done.error()));
@@ -168,8 +168,8 @@ Result<void> bring_back_all(MemoryState& state, bool ends_them) {
   std::string messages;
   std::string remedies;
   if (state.prefetch.any() && state.content.needs_image()) state.prefetch.collect();
-  // By the mover, which needs no host memory; what it cannot do, the agents do. Only of an image:
-  // the content of their own buffers they are quick with, and sooner.
+  // The mover copies, because it needs no host memory; what it cannot do, the agents do. Only for
+  // content of an image: the agents copy what is in their own buffers sooner.
   const Interrupt never;
   if (state.mover && state.content.needs_image()) {
     state.prefetch.reserve_both();
@@ -180,7 +180,7 @@ Result<void> bring_back_all(MemoryState& state, bool ends_them) {
           (void)agent.ask(AgentCommand::kOpen, 0, kMapping);
     }
   }
-  // The agents want that room.
+  // The agents need that room.
   (void)state.prefetch.release();
   for (auto& agent : state.agents) {
     if (!agent.pidfd().alive()) continue;
@@ -189,7 +189,7 @@ Result<void> bring_back_all(MemoryState& state, bool ends_them) {
     if (!back && state.mover && agent.state() == AgentState::kFilling && copy_in(state, never))
       back = agent.ask(AgentCommand::kOpen, 0, kMapping);
     if (back || !agent.pidfd().alive()) continue;
-    // Another program is there in its place, which runs.
+    // Another program has taken its place, and runs.
     if (back.error().code == ErrorCode::kProcessGone) {
       state.gone = std::move(back.error());
       continue;
@@ -212,7 +212,7 @@ Result<void> bring_back_all(MemoryState& state, bool ends_them) {
 }
 
 Result<void> roll_back(MemoryState& state) {
-  // If it was copied it is as if that had been done first; if not, the agents take it from what
+  // If the content was copied, all is as with the copy first; if not, the agents take it from what
   // they have pinned.
   state.mover.wait_for_copy();
   if (state.mover.copied() && *state.mover.copied()) (void)state.agents.unpin();

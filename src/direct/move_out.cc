@@ -24,7 +24,7 @@ using direct::AgentCommand;
 using direct::AgentState;
 using direct::copy_time;
 
-// kWrongState if one's memory was given up but not copied.
+// kWrongState if the memory of a process was evicted but not copied.
 Result<void> refuse_half_way(MemoryState& state, const Group& group) {
   Result<void> whole;
   for (const GroupMember& member : group.members()) {
@@ -95,31 +95,31 @@ class MoveOut {
                    chosen ? "asked for (--path driver)" : "no mover is available");
   }
 
-  // Back to how it was, for the driver to move the memory. An error: that way is closed as well, or
-  // was not asked for.
+  // Brings all back to how it was, so that the driver moves the memory. An error: the driver path
+  // is closed as well, or was not asked for.
   Result<void> give_up(Error why) {
-    // What is kept for the next closing of the gate, the driver wants now.
+    // The driver now needs the memory that was kept for the next closing of the gate.
     for (AgentClient& agent : agents_)
       if (!final_for_both(why.code) && agent.state() == AgentState::kRunning)
         (void)agent.ask(AgentCommand::kPrepare, 1, kAtOnce);
     if (auto back = roll_back(state_); !back) return back;
     phases_.runs();
-    // Which is why the rest went wrong.
+    // This is why the rest failed.
     if (auto gone = std::exchange(state_.gone, std::nullopt)) return fail(std::move(*gone));
     if (final_for_both(why.code)) return fail(std::move(why));
-    // What the mover made of that is no reason to try another way.
+    // If a stop was requested, the mover's error is no reason to try another way.
     if (auto stop = env_.interrupt.check(); !stop) return stop;
     if (plan_.only_agents()) return fail(std::move(why));
     if (auto gone = state_.content.end_image(options_.image); !gone) return gone;
     state_.mover.forget_copy();
     group_.forget_gates();
-    // The driver wants its memory.
+    // The driver needs its memory.
     state_.mover.end(env_);
     tell_of_driver(env_, why.to_string());
     return {};
   }
 
-  // All that takes time and can be done while the programs run.
+  // Does all that takes time and can be done while the programs run.
   Result<void> get_ready() {
     phases_.begin("prepare");
     auto done = prepare();
@@ -160,7 +160,7 @@ class MoveOut {
     state_.mover.use_gpus_of(group_);
     const auto in_buffers = [&](const std::string& directory) { return to_come[directory]; };
     if (auto room = check_mover_memory(env_, state_.mover.gpus(), in_buffers); !room) return room;
-    // A context takes as long as touching gigabytes, so both at once.
+    // A context takes as long as touching gigabytes, so the tool does both at once.
     state_.mover.begin(env_);
     return buffers ? touch_buffers() : Result<void>();
   }
@@ -183,7 +183,7 @@ class MoveOut {
     tell_of_driver(env_, std::move(without), "no GPU memory that an agent can move");
   }
 
-  // The mover, ready for all that it is to do.
+  // Makes the mover ready for all its work.
   Result<void> have_mover() {
     if (auto taken = state_.mover.take(env_, {}); !taken)
       return fail(of_mover(std::move(taken.error())));
@@ -195,9 +195,9 @@ class MoveOut {
     return {};
   }
 
-  // Closes all gates, and locks those of the group that have none of ours, or nothing to move: one
-  // that waits on its GPU for a closed one could not be locked later. Forgets those that have
-  // ended.
+  // Closes all gates, and locks the processes of the group that have no agent, or nothing to move:
+  // a process that waits on its GPU for one whose gate is closed could not be locked later. Forgets
+  // processes that have ended.
   Result<void> hold_back() {
     std::deque<GateRank> ranks;
     Group::Gates gates;
@@ -225,7 +225,7 @@ class MoveOut {
     if (done && options_.image == nullptr) done = check_growth();
     if (done && plan_.only_agents()) done = require_nothing_stays();
     if (done) done = fault(FaultPoint::kDirectClosed);
-    // What was opened while they ran on. The driver's path would be no way out.
+    // Memory was shared while the programs ran on. The driver path would not help.
     if (done) {
       auto alone = refuse_shared(env_, agents_.shared_pieces(), options_.ignore_obstacles);
       if (!alone) {
@@ -253,7 +253,7 @@ class MoveOut {
     return have_mover();
   }
 
-  // No process of those that ran can run as long as the gates are closed.
+  // No process that ran can run as long as the gates are closed.
   bool all_behind_gates() const {
     const auto& members = group_.members();
     return std::all_of(members.begin(), members.end(), [&](const GroupMember& member) {
@@ -262,13 +262,13 @@ class MoveOut {
     });
   }
 
-  // Whether the host has memory for what was allocated since prepare(), if anything was.
+  // Checks that the host has memory for what was allocated since prepare(), if anything was.
   Result<void> check_growth() {
     std::map<Pid, std::uint64_t> there;
     bool any = false;
     for (const AgentClient& agent : agents_) {
       const auto touched = touched_.find(agent.pid());
-      // One that was too small was replaced, and nothing of the new one is there.
+      // A buffer that was too small was replaced, and the new one is not touched yet.
       if (touched != touched_.end() && agent.buffer_address() != touched->second)
         any = true;
       else
@@ -303,7 +303,7 @@ class MoveOut {
     return {};
   }
 
-  // What all agents give, and the places where its content goes.
+  // The pieces of all agents, and the places where their content goes.
   Result<std::vector<direct::Segment>> take_all() {
     if (auto allowed = agents_.allow_pieces(); !allowed) return fail(std::move(allowed.error()));
     std::vector<direct::Segment> segments;
@@ -337,7 +337,7 @@ class MoveOut {
     if (!copied) return fail(of_mover(std::move(copied.error()), options_.image != nullptr));
     if (auto allowed = fault(FaultPoint::kDirectCopied); !allowed) return allowed;
     if (!options_.image) return {};
-    // Before any memory is given up: from then on it is all there is.
+    // Before any memory is evicted: from then on the image alone has the content.
     phases_.begin("content");
     auto done = state_.content.into()->finish(env_.progress, env_.interrupt);
     return done ? fault(FaultPoint::kDirectContent) : done;

@@ -75,7 +75,7 @@ std::uint64_t bytes_of(std::span<const Stretch> stretches) {
 
 // Members are destroyed from the last to the first: the ring is unpinned before its context goes.
 struct Mover::State {
-  // What is on one GPU before copy_in(): brought by copy_ahead(), or kept by copy_out().
+  // The content on one GPU before copy_in(): brought by copy_ahead(), or kept by copy_out().
   struct Early {
     std::variant<DeviceMemory, Mapping> memory;
     std::vector<Stretch> stretches;  // where the content in it belongs
@@ -111,12 +111,12 @@ struct Mover::State {
   Result<std::map<int, std::vector<Imported>>> import(std::vector<Segment> segments, Stop& stop);
   // Contexts and streams on these GPUs, one stream more than buffers, and the ring's shares.
   Result<Buffers> buffers_for(const std::vector<int>& ordinals, Stop& stop);
-  // Takes what the content has already out of the stretches of each GPU. True: a GPU is still at
+  // Takes what the content has already out of the stretches of each GPU. True: a GPU still works on
   // it, and has not ended in time.
   bool leave_out(const std::vector<int>& ordinals, const std::vector<Mapping>& mappings,
                  const Buffers& buffers, const Contents& contents,
                  std::vector<std::vector<Stretch>>& stretches, Stop& stop) const;
-  // Makes what there is room for in what was copied out `early`.
+  // Keeps as `early` what there is room for of what was copied out.
   void keep_early(std::vector<SpareRoom> room, const std::vector<int>& ordinals,
                   std::vector<Mapping>& mappings,
                   const std::vector<std::vector<Stretch>>& stretches);
@@ -183,7 +183,7 @@ void Mover::State::keep_early(std::vector<SpareRoom> room, const std::vector<int
 std::uint64_t Mover::State::early_bytes(int ordinal, const std::vector<Stretch>& stretches) const {
   const auto found = early.find(ordinal);
   if (found == early.end()) return 0;
-  // The very same places, or it is of no use.
+  // Only for the very same places it is of use.
   return first_of(stretches, found->second.bytes) == found->second.stretches ? found->second.bytes
                                                                              : 0;
 }

@@ -18,9 +18,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// For a mover to be made while programs stand still.
+// The deadline for making a mover while programs stand still.
 constexpr milliseconds kBesideHeld{10000};
-// Of host memory, besides the ring: a dump of ours takes 202 MiB with a ring of 64, a restore 257
+// Host memory of a mover besides the ring: a dump takes 202 MiB with a ring of 64, a restore 257
 // with one of 128 (H100, 580.159.04). On the simulated driver next to nothing.
 constexpr std::uint64_t kMoverContext = 120ULL << 20;
 // What must stay free under a limit.
@@ -148,7 +148,7 @@ Result<void> MoverLease::prepare_digests(const Environment& env) {
   env.tell("digests are computed by the processors: " + ready.error().to_string());
   const ErrorCode code = ready.error().code;
   if (code == ErrorCode::kNotSupported || code == ErrorCode::kOutOfGpuMemory) return {};
-  // It may be gone, or its context good for nothing.
+  // The mover may be gone, or its context good for nothing.
   MoverRequest request{gpus_};
   if (contexts_at_standstill_) request.patience = kBesideHeld;
   auto another = env.mover(request);

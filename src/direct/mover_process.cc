@@ -22,12 +22,13 @@ namespace {
 namespace pr = protocol;
 using std::chrono::milliseconds;
 
-// Between two looks at the interrupt.
+// The poll interval of the interrupt.
 constexpr milliseconds kAskAgain{20};
-// For the process to end what it does once it was told to: longer than it waits for the GPU itself.
+// How long the mover may take to end its work once it was told to: longer than it waits for the GPU
+// itself.
 constexpr milliseconds kStopPatience{10000};
-// For its end, once it has closed the connection, or we have: the driver takes its time to clean
-// up, 0.1 s for one GPU of a machine that has nothing else to do.
+// How long it may take to end once either side has closed the connection: the driver takes its time
+// to clean up, 0.1 s for one GPU of a machine that has nothing else to do.
 constexpr int kEndPatienceMs = 3000;
 constexpr int kLetEndPatienceMs = 10000;
 
@@ -77,7 +78,7 @@ void serve_content(const Channel& channel, std::span<std::byte> ring, Content& c
 }  // namespace
 
 Result<MoverProcess> MoverProcess::start(const std::string& cache) {
-  // For what agents export, on its way to the mover.
+  // For the descriptors that agents export, on their way to the mover.
   make_descriptor_room(4 * Channel::kMostDescriptors);
   auto helper = HelperProcess::start(kMoverName,
                                      [&cache](const Channel& owner) { serve_mover(owner, cache); });
@@ -95,7 +96,7 @@ Result<MoverProcess> MoverProcess::start_program(const std::string& program,
 }
 
 bool MoverProcess::end() {
-  // One that is lost may hang. Another closes its contexts (mover_server.h).
+  // A mover that is lost may hang. Any other closes its contexts (mover_server.h).
   if (lost_)
     (void)helper_.end();
   else
@@ -179,7 +180,7 @@ Result<void> MoverProcess::start_driver(const MoverOptions& options, const Inter
   set_fault_mover(helper_.pid());  // if it was not the last to be started
   const Span span(TraceKind::kMover, "start");
   Stop stop(interrupt, deadline, "preparing to copy GPU memory");
-  // What cannot be sent has its reason in what comes back: the end of the process.
+  // Why it cannot be sent, the answer tells: the process has ended.
   (void)helper_.channel().send_value(pr::Start{.threads = options.threads,
                                                .ring_bytes = options.ring_bytes,
                                                .buffer_bytes = options.buffer_bytes});
@@ -281,7 +282,7 @@ Result<void> MoverProcess::send_batch(std::span<const std::byte> message,
 
 Result<CopyReport> MoverProcess::serve(std::vector<UniqueFd> sockets, Content& content, Stop& stop,
                                        bool watched) {
-  // Ours until the threads have ended: losing the process must not take it away from them.
+  // This keeps it until the threads have ended: losing the process must not take it away from them.
   HostMapping ring = std::move(ring_);
   std::vector<Channel> channels;
   for (UniqueFd& socket : sockets)
@@ -349,7 +350,7 @@ Result<CopyReport> MoverProcess::copy(bool out, std::vector<Segment> segments, C
                      .digest_chunk = out ? content.digest_chunk() : 0};
   (void)helper_.channel().send(pr::with_items(ask, std::span<const SpareRoom>(room)));
   auto report = serve(content, stop, true);
-  // What went over the bus.
+  // The bytes that went over the bus.
   if (report) span.set_bytes(report->bytes - report->left_out);
   return report;
 }

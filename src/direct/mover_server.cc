@@ -29,7 +29,7 @@ Clock::time_point time_of(std::int64_t ns) {
       std::chrono::duration_cast<Clock::duration>(std::chrono::nanoseconds(ns)));
 }
 
-// The owner's Content, as one copying thread sees it.
+// The owner's Content, as one copying thread uses it.
 class OwnersContent final : public Content {
  public:
   OwnersContent(const Ring& ring, Channel channel) : ring_(&ring), channel_(std::move(channel)) {}
@@ -54,7 +54,7 @@ class OwnersContent final : public Content {
     auto answer = channel_.receive(-1);
     if (!answer) return fail(std::move(answer.error()));
     const auto done = *answer ? (*answer)->as<pr::PieceDone>() : std::nullopt;
-    // Why, the owner knows itself.
+    // The owner knows the reason itself.
     if (!done || done->ok == 0) return fail(ErrorCode::kInternal, "the content was refused");
     return {};
   }

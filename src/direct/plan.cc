@@ -9,7 +9,8 @@
 namespace stasis::direct {
 namespace {
 
-// No device has a smaller granularity; the driver refuses anything else later and says less.
+// No device has a smaller granularity; the driver refuses anything else later, with less of a
+// reason.
 constexpr std::uint64_t kSmallestGranule = 64 << 10;
 constexpr std::uint64_t kSmallestBuffer = std::uint64_t{1} << 20;
 constexpr std::uint64_t kSmallestLoad = std::uint64_t{2} << 20;

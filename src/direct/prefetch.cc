@@ -18,7 +18,7 @@ void Prefetch::begin(const Environment& env, std::vector<direct::Ahead> ahead) {
   auto work = [make = env.mover, gpus = mover_.gpus(), content = content_.composite(),
                ahead = std::move(ahead), stop = stop_]() -> MoverLease::Made {
     auto mover = make({gpus, true});
-    // What becomes of it, the copying in will see.
+    // The copy in will see how far it has come.
     if (mover && !ahead.empty() && !stop->requested()) {
       std::uint64_t bytes = 0;
       for (const direct::Ahead& one : ahead)
@@ -76,7 +76,7 @@ void Prefetch::begin(const Environment& env, const std::vector<Pid>& pids,
 }
 
 void Prefetch::keep_on_gpus(Driver& driver, const Group& group) {
-  // What they have now they will need again, and make_room() asks for it.
+  // The processes will need again what they have now, and make_room() asks for it.
   const bool all_known =
       std::all_of(group.members().begin(), group.members().end(), [&](const GroupMember& member) {
         return !member.initial || member.initial == CudaState::kCheckpointed ||
