@@ -19,7 +19,8 @@ bool is_set(const char* variable) {
   return value && *value;
 }
 
-// The variable of that name, or, with a `_` at its end, one that begins so; null if none is set.
+// The variable of that name, or, if the name ends with `_`, one that begins so; null if none is
+// set.
 const char* find_set(const char* name) {
   const auto length = std::strlen(name);
   if (name[length - 1] != '_') return is_set(name) ? name : nullptr;

@@ -128,8 +128,8 @@ Exported<direct::kExportBatch> g_exported;
 constexpr std::uint32_t kMostKept = FD_SETSIZE;
 Exported<kMostKept> g_kept;
 
-// The program may want some meanwhile: half of what it may have stays free for it. And what it
-// opens then must not get a number that select() cannot take.
+// The program may need descriptors meanwhile: half of what it may have stays free for it. And what
+// it opens then must not get a number that select() cannot take.
 bool may_have_descriptors(std::uint64_t more) {
   rlimit limit{};
   DIR* open = ::opendir("/proc/self/fd");
@@ -219,8 +219,8 @@ Waited wait_for_devices(const Patience& patience, Outcome& outcome) {
 
 // What the agent itself needs while it has the program's memory in its hands: bytes for each piece.
 // A program that gets no more memory then would be ended by it. Made before the gate closes, never
-// written to, and given up where an allocation of ours fails: this library has the C++ library to
-// itself.
+// written to, and given up where an allocation of the agent's fails: this library has the C++
+// library to itself.
 constexpr std::size_t kReserve = std::size_t{4} << 20;
 std::atomic<void*> g_reserve{nullptr};
 
@@ -509,7 +509,7 @@ class Session {
     return true;
   }
 
-  // As long as the peer that has asked lives and waits.
+  // Goes on as long as the peer that has asked lives and waits.
   class PeersPatience final : public Patience {
    public:
     PeersPatience(const Session& session, Clock::time_point deadline)
@@ -685,11 +685,11 @@ class Session {
     done();
   }
 
-  // The peer has died. Back to running, by ourselves; if the device has no room now, at the next
-  // look.
+  // The peer has died: the agent makes the program run again by itself; if the device has no room
+  // now, at the next poll.
   void undo() {
     close_exported();
-    // It had only come to prepare.
+    // The peer had only asked for kPrepare.
     if (state() == AgentState::kRunning) {
       give_reserve_back();
       return give_buffer_back();

@@ -28,7 +28,8 @@ using Addresses = std::vector<ElfW(Addr)>;
 
 struct DeepLoad {
   char* name;
-  // What was loaded already, and stays bound as it is. Whatever it was once is never freed.
+  // The libraries that were loaded already, and stay bound as they are. A list that was replaced is
+  // never freed.
   std::atomic<const Addresses*> before;
   DeepLoad* next;
 };
@@ -77,7 +78,7 @@ struct Dynamic {
 
   // Allocates nothing: the program's malloc() may wait for the loader's lock.
   Dynamic(ElfW(Addr) base, const ElfW(Dyn) * section) : entries(section) {
-    // The loader has made addresses of them where it can write to the section.
+    // Where it can write to the section, the loader has turned them into addresses.
     const auto at = [&](ElfW(Addr) address) {
       return reinterpret_cast<const void*>(address < base ? address + base : address);
     };
@@ -243,8 +244,8 @@ bool is_past_gate(const DeepLoad& load) {
 
 constexpr std::size_t kLongestName = 200;
 
-// One that has found the driver, or the C library's dlsym, however it was opened: the dlopen of a
-// library that was opened so is not ours either.
+// Finds a library that has bound the driver, or the C library's dlsym, however it was opened: the
+// dlopen of a library that was opened so is not the agent's either.
 int search_bound(dl_phdr_info* info, std::size_t, void* name) {
   const ElfW(Dyn)* section = nullptr;
   for (int i = 0; i < info->dlpi_phnum; ++i)
@@ -267,7 +268,7 @@ int search_bound(dl_phdr_info* info, std::size_t, void* name) {
 std::string library_past_gate() {
   for (const auto* load = g_deep.load(std::memory_order_acquire); load; load = load->next)
     if (is_past_gate(*load)) return load->name;
-  // Only such a one opens others so that we do not see it.
+  // Only such a library opens others without the agent's knowledge.
   if (!g_deep.load(std::memory_order_acquire)) return {};
   char name[kLongestName] = "";
   look_at_all(&search_bound, name);
@@ -290,7 +291,7 @@ extern "C" __attribute__((visibility("hidden"), used)) Dlopen* stasis_dlopen_nex
     found.store(function, std::memory_order_relaxed);
   }
   if (name && (mode & RTLD_DEEPBIND)) {
-    // It may call the driver as soon as it is loaded, and nothing holds it back.
+    // The library may call the driver as soon as it is loaded, and nothing holds it back.
     const Gate::Pass pass;
     remember(name);
     g_deep_loads.fetch_add(1, std::memory_order_release);

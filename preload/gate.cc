@@ -78,7 +78,7 @@ void Gate::forget_thread(void* its_place) {
 }
 
 void Gate::wait_outside(Place& place) {
-  // What the program finds there after a call is the driver's doing, not ours.
+  // What the program finds there after a call comes from the driver, not from the agent.
   const int error = errno;
   do {
     place.inside.store(0, std::memory_order_release);
@@ -101,8 +101,8 @@ void Gate::tell_closer() {
 bool Gate::close(const Patience& patience) {
   shared_.closed.store(1, std::memory_order_seq_cst);
   if (!shared_.fence_needed && !fence_all_threads()) {
-    // The kernel did it once and does not any more. Threads take time to see what is written here;
-    // from their next call on they fence for themselves.
+    // The kernel made the fence once and does not any more. Threads take time to see what is
+    // written here; from their next call on they fence for themselves.
     shared_.fence_needed = true;
     ::usleep(10000);
   }

@@ -247,7 +247,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr* pointer, std::size_t bytes) {
     Agent::start();
     return CUDA_SUCCESS;
   }
-  // Whatever stood in the way, the driver's own answer is what the program shall see.
+  // Whatever the reason, the program gets the driver's own answer.
   return driver().cuMemAlloc_v2(pointer, bytes);
 }
 
@@ -345,7 +345,7 @@ CUresult cuMemFree_v2(CUdeviceptr pointer) {
   if (const auto result = wait_for_work(allocation.context); result != CUDA_SUCCESS) return result;
   {
     const TablesLock lock;
-    // Freed by another thread meanwhile: the program's mistake.
+    // Another thread has freed it meanwhile: the program's mistake.
     if (tables().allocations.erase(pointer) == 0) return CUDA_ERROR_INVALID_VALUE;
   }
   give_back_deferred();
@@ -355,8 +355,8 @@ CUresult cuMemFree_v2(CUdeviceptr pointer) {
 
 namespace {
 
-// The driver takes what cuMemAlloc gave here too, and frees it when the stream gets there. Ours is
-// freed when all has got there, which is later and right.
+// The driver takes what cuMemAlloc gave here too, and frees it when the stream gets there. The
+// agent frees it when all streams have got there, which is later, and right.
 template <class Call>
 CUresult free_in_stream(Call* call, CUdeviceptr pointer, CUstream stream) {
   const Gate::Pass pass;

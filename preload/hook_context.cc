@@ -38,7 +38,7 @@ Life enter_primary(CUcontext context, CUdevice device, unsigned long long id) {
   return life;
 }
 
-// What a call is about to end, perhaps.
+// What a call may be about to end.
 struct Ending {
   CUcontext context = nullptr;
   Life life;
@@ -137,7 +137,7 @@ void drop_context(const Ending& ended) {
   give_up(gone);
 }
 
-// A primary context ends when the last who retained it lets it go, or by a reset.
+// A primary context ends when the last user of it releases it, or by a reset.
 void drop_ended_primary(CUdevice device, const Ending& ending) {
   unsigned flags = 0;
   int active = 0;
@@ -187,7 +187,7 @@ template <class Begin>
 CUresult begin_capture(CUstream stream, bool per_thread, Begin begin) {
   const Gate::Pass pass;
   const auto key = capture_key(stream, per_thread);
-  // Before it begins: what the driver says of it in a capture was not tried.
+  // Before the capture begins: what the driver says of the stream in a capture was not tried.
   CUcontext context = nullptr;
   const auto& call = driver();
   if (!call.cuStreamGetCtx || !stream || stream == kStreamPerThread ||

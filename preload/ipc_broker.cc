@@ -128,7 +128,7 @@ bool send_answer(int connection, const Answer& answer, int memory) {
   return ::sendmsg(connection, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof answer;
 }
 
-// What a number names. Counted as open from here on: the driver's call comes after.
+// What a number names. It counts as open from here on: the driver's call comes after.
 struct Named {
   Answer answer = kNoSuchMemory;
   CUmemGenericAllocationHandle real = 0;
@@ -166,7 +166,7 @@ bool answer(Connection& connection, std::uint64_t share) {
     connection.share = share;
     // Freed by the program at this moment: the driver says so.
     if (given.by_driver) {
-      // Anew each time: a restore changes what the driver knows it by.
+      // Made anew each time: a restore changes the driver's handle.
       const CurrentContext current(named.drivers.context);
       given.result = driver().cuIpcGetMemHandle(&given.drivers, named.drivers.address);
     } else {

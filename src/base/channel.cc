@@ -16,7 +16,7 @@ tl::unexpected<Error> gone() {
   return fail(ErrorCode::kProcessGone, "the process at the other end has ended");
 }
 
-// What came with a message, owned at once so that nothing leaks on the way out.
+// The descriptors that came with a message, owned at once so that none leaks on an error.
 std::vector<UniqueFd> descriptors_of(msghdr& message) {
   std::vector<UniqueFd> out;
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;

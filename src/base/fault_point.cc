@@ -91,7 +91,7 @@ tl::unexpected<Error> cannot_be(std::string message) {
               "target-no-memory");
 }
 
-// Nothing if no fault is asked for.
+// Nothing if the environment asks for no fault.
 Result<std::optional<Fault>> parse(const char* text) {
   if (text == nullptr) return std::optional<Fault>();
   std::string_view rest = text;
@@ -147,7 +147,7 @@ State& state() {
   return state;
 }
 
-// And is no zombie.
+// A zombie does not count.
 bool lives(int pid) {
   if (pid <= 0) return false;
   auto text = read_file(AT_FDCWD, fmt::format("/proc/{}/stat", pid), 4096);
@@ -163,7 +163,7 @@ void log_line(const std::string& text) {
   }
 }
 
-// To the last byte, in a file of its own, which the test removes.
+// Fills the disk to the last byte, in a file of its own, which the test removes.
 Result<void> fill_disk() {
   constexpr std::size_t kMost = 256U << 20;
   const std::string path = std::string(setting("STASIS_FAULT_FILL")) + "/fault-fill";
@@ -185,7 +185,7 @@ Result<void> fill_disk() {
   return {};
 }
 
-// All that a process has is all that it gets: of address space, and of what it may write to, which
+// The process gets no more than it has: of address space, and of memory that it may write to, which
 // keeps the C library from using what it has only reserved. Its hard limits stay, so that the test
 // can lift it.
 Result<void> take_no_more_memory(int pid) {
@@ -206,7 +206,8 @@ Result<void> take_no_more_memory(int pid) {
   return done ? limit(RLIMIT_DATA, "\nVmData:") : done;
 }
 
-// What cannot be done is an error in any case, so that no test passes because nothing happened.
+// A fault that cannot be made is an error in any case, so that no test passes because nothing
+// happened.
 Result<void> act(const Fault& fault) {
   const auto signal = [&](int pid, const char* whom) -> Result<void> {
     if (!lives(pid)) return cannot_be(fmt::format("at {} there is no {}", fault.point->name, whom));

@@ -23,7 +23,8 @@ namespace {
 constexpr int kEndPatienceMs = 5000;
 
 // Signals of a terminal, or of a service that is stopped, are for the owner, which rolls back and
-// needs the helper for that. Faults keep their default, so that the owner sees them as they are.
+// needs the helper for that. Signals of faults keep their default, so that the owner sees them as
+// they are.
 void ignore_signals() {
   struct sigaction action {};
   for (int number = 1; number < NSIG; ++number) {
@@ -116,7 +117,7 @@ Result<int> spawn_with_socket(const std::string& program, std::span<const std::s
     ::posix_spawnattr_destroy(&attributes);
   });
   ::posix_spawn_file_actions_adddup2(&files, socket.get(), kHelperSocket);
-  // The program does the same, a moment too late for what is typed meanwhile.
+  // The program does the same, but a moment too late for a key that is typed meanwhile.
   sigset_t none;
   ::sigemptyset(&none);
   ::posix_spawnattr_setpgroup(&attributes, 0);

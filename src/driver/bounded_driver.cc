@@ -18,16 +18,16 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// What a lock may take beyond its own time-out, at most: the answer is due then.
+// How long a lock may take beyond its own time-out: the answer is due then.
 constexpr milliseconds kLockGrace{5000};
-// For a process that has not answered once already: a roll-back asks several times.
+// The deadline for a process that has not answered once: a roll-back asks several times.
 constexpr milliseconds kLittlePatience{1000};
 constexpr milliseconds kPoll{50};
-constexpr milliseconds kForEver{1000};  // looked at again
+constexpr milliseconds kForEver{1000};  // the poll interval
 
-// Signs of work: the driver works in a thread of the target, whose others are kept still. What
-// waits in a loop for something that does not come takes a little processor time too, so some is
-// needed.
+// Signs of work: the driver works in a thread of the target, whose others are kept still. A thread
+// that waits in a loop for something that does not come takes a little processor time too, so the
+// threshold is not zero.
 class Signs {
  public:
   explicit Signs(Pid pid) : pid_(pid) { last_ = look(); }
@@ -56,7 +56,7 @@ class Signs {
     return std::max(a, b) - std::min(a, b);
   }
   Seen look() const {
-    Seen now = last_;  // where it cannot be seen, nothing has changed
+    Seen now = last_;  // what cannot be read counts as unchanged
     if (auto info = procfs_.process(pid_)) now.ticks = std::max(now.ticks, info->cpu_ticks);
     if (auto bytes = procfs_.resident_bytes(pid_)) now.resident = *bytes;
     if (auto bytes = procfs_.anonymous_bytes(pid_)) now.anonymous = *bytes;
@@ -138,13 +138,13 @@ class BoundedDriver final : public Driver {
     return {};
   }
 
-  // An idle one, or a new one. Which of the idle ones matters for a restore only.
+  // An idle caller, or a new one. The choice among the idle ones matters for a restore only.
   std::optional<Caller> take(bool initialised) {
     const std::scoped_lock lock(mutex_);
     auto found = std::find_if(idle_.begin(), idle_.end(), [&](const Caller& caller) {
       return caller.initialised == initialised;
     });
-    // Made ready for a restore that never came.
+    // The caller was made ready for a restore that never came.
     if (found == idle_.end() && lasting_ && !initialised) {
       for (Caller& caller : idle_)
         caller.let_go();
@@ -193,7 +193,7 @@ class BoundedDriver final : public Driver {
     }
   }
 
-  // A question that was lost with its caller is put again.
+  // A question that was lost with its caller is asked again.
   DriverResult<int> call(const CallRequest& request, const Interrupt* interrupt = nullptr) {
     auto answer = call_once(request, interrupt);
     const bool asks =
@@ -233,14 +233,14 @@ class BoundedDriver final : public Driver {
       }
       if (signs && signs->any()) last = Clock::now();
       if (patience.count() == 0 || Clock::now() - last < patience) continue;
-      // Nothing of the call is left when this returns, so that it cannot come to anything later.
+      // Nothing of the call is left when this returns, so that it has no effect later.
       caller->kill();
       note(Pid{request.pid}, false);
       return failure(kDriverNoAnswer, fmt::format("no answer within {} ms", patience.count()));
     }
   }
 
-  // Where no process is to be had.
+  // Where the system gives no process.
   DriverResult<int> call_here(const CallRequest& request, const Interrupt* interrupt) {
     const Pid pid{request.pid};
     if (request.kind == CallRequest::Kind::kPrepareRestore) return 0;

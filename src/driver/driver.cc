@@ -21,8 +21,8 @@ namespace {
 namespace fn = cuda::fn;
 using cuda::CUresult;
 
-// Driver 570 speaks CUDA 12.8 and is the first with all six calls; 580 speaks 13.0 and is the first
-// with GPU pairs; 590 (13.1) is the first whose own utility can launch jobs.
+// Driver 570 has CUDA 12.8 and is the first with all six calls; 580 has 13.0 and is the first with
+// GPU pairs; 590 (13.1) is the first whose own utility can launch jobs.
 constexpr int kOldestCuda = 12080;
 constexpr int kDeviceMapCuda = 13000;
 constexpr int kJobsCuda = 13010;

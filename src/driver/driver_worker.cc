@@ -115,7 +115,7 @@ CallAnswer call(Driver& driver, const CallRequest& request) {
 }
 
 [[noreturn]] void serve_calls(Driver& driver, int socket, int parent) {
-  // The source ends when we do, and its callers with it, in the middle of whatever they do.
+  // The source ends when the tool does, and its callers with it, in the middle of any call.
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(0);
   for (;;) {
@@ -126,8 +126,8 @@ CallAnswer call(Driver& driver, const CallRequest& request) {
   }
 }
 
-// Nothing of ours may be held by a process that outlives us for a moment: a lock of the journal, a
-// terminal, the pipe that another program reads our output from.
+// A process that outlives the tool for a moment must hold nothing of the tool's: a lock of the
+// journal, a terminal, the pipe that another program reads our output from.
 void let_go_of_everything(int but) {
   if (const int null = ::open("/dev/null", O_RDWR | O_CLOEXEC); null >= 0) {
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd)
@@ -153,14 +153,15 @@ void let_go_of_everything(int but) {
 
 // Forks a caller for each socket that comes, and ends when no process can send one any more.
 [[noreturn]] void serve_source(Driver& driver, int socket) {
-  // What is typed at a terminal, or sent to all processes when a service is stopped, is not for the
-  // middle of a call: it is for us to roll back, which takes calls. They end with us in any case.
+  // What is typed at a terminal, or sent to all processes when a service is stopped, must not
+  // interrupt a call: the tool rolls back, which takes calls. The callers end with the tool in any
+  // case.
   (void)::setpgid(0, 0);
   struct sigaction action {};
   for (int number = 1; number < NSIG; ++number) {
     const bool crash = number == SIGSEGV || number == SIGBUS || number == SIGILL ||
                        number == SIGFPE || number == SIGABRT || number == SIGTRAP;
-    // The children of the driver's library, if it has any, are its own affair.
+    // The driver's library collects its own children, if it has any.
     action.sa_handler = crash || number == SIGCHLD ? SIG_DFL : SIG_IGN;
     (void)::sigaction(number, &action, nullptr);
   }
@@ -174,7 +175,7 @@ void let_go_of_everything(int but) {
     char word = 0;
     UniqueFd theirs;
     if (receive(socket, &word, sizeof word, &theirs) != sizeof word) end_all(callers);
-    // Before the next fork: until then the number of one that has ended is its own.
+    // Before the next fork: until then the number of an ended caller is not used again.
     callers.erase(std::remove_if(callers.begin(), callers.end(),
                                  [](pid_t one) { return ::waitpid(one, nullptr, WNOHANG) == one; }),
                   callers.end());

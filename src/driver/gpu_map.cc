@@ -58,7 +58,7 @@ class Builder {
     taken_[destination] = true;
   }
 
-  // Gives every source without a target the first free destination that `fits`.
+  // Gives every source without a destination the first free one that `fits`.
   template <class Fits>
   void fill(Fits fits) {
     for (std::size_t i = 0; i < from_.size(); ++i) {

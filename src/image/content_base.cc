@@ -101,8 +101,8 @@ std::optional<std::uint32_t> ContentBase::find(const BlockDigest& digest) const 
   }
 }
 
-// The emptiest are left out until what is of no use in the rest is no more than all that is of use,
-// and they are not too many. So as much is moved at a time as has become useless before.
+// The emptiest files are left out until the rest has no more bytes out of use than in use, and
+// there are not too many. So a dump moves as much as has become useless before.
 void ContentBase::choose_files() {
   const std::vector<std::uint64_t>& sizes = index().file_sizes;
   used_.assign(sizes.size(), 0);
@@ -137,7 +137,7 @@ Result<UniqueFd> ContentBase::link(std::size_t file, const UniqueFd& folder,
   if (::linkat(folder_.get(), data_name(file).c_str(), folder.get(), name.c_str(), 0) != 0) {
     return fail(errno_error("cannot make a hard link to " + shown, errno));
   }
-  // What has been linked is looked at, and not what may have had the name before.
+  // This looks at the file that was linked, and not at what may have had the name before.
   auto linked = open_file(folder.get(), name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
   if (!linked) return fail(std::move(linked.error()));
   struct stat info = {};

@@ -77,7 +77,7 @@ Result<ContentBatch::Place> ContentBatch::add(std::span<const std::byte> content
   if (encoding_ != ContentEncoding::kRaw) {
     auto room = gathered(content.size());
     if (!room) return fail(std::move(room.error()));
-    // What saves less than a sixteenth is not worth the time of the reader.
+    // A chunk that saves less than a sixteenth is not worth the time of the reader.
     const std::size_t most = content.size() - content.size() / 16;
     if (auto size = lane_.workspace.compress(encoding_, content, room->first(most))) {
       place.encoding = encoding_;

@@ -145,7 +145,7 @@ struct ContentWriter::State {
   Result<ContentRecord> write_index(const ContentIndex& index);
 };
 
-// One that cannot be linked to is no base: then all is written.
+// A base that cannot be linked to does not serve: then all is written.
 Result<void> ContentWriter::State::take_base() {
   if (options.base == nullptr) return {};
   if (auto allowed = fault(FaultPoint::kContentLink); !allowed) return allowed;
@@ -371,7 +371,7 @@ ContentIndex ContentWriter::State::make_index() const {
 
 Result<ContentRecord> ContentWriter::State::write_index(const ContentIndex& index) {
   const std::vector<std::byte> bytes = serialize_content_index(index);
-  // What cannot be read back must not be written.
+  // The writer must not write an index that cannot be read back.
   if (auto readable = parse_content_index(bytes); !readable) {
     Error error = std::move(readable.error());
     error.code = ErrorCode::kInternal;

@@ -52,7 +52,7 @@ tl::unexpected<Error> corrupt(std::string message) {
 }
 
 // Opens a file of the image, which must be a regular one; O_NONBLOCK so that a pipe in its place
-// does not hold us up.
+// does not hold the reader up.
 Result<UniqueFd> open_regular(const UniqueFd& dir, const std::string& path, struct stat& info) {
   auto file = open_beneath(dir, path, O_RDONLY | O_NONBLOCK | O_NOFOLLOW);
   if (!file) return file;

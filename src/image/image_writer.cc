@@ -63,8 +63,8 @@ Result<UniqueFd> make_directory(const UniqueFd& parent, const std::string& name,
   return open_file(parent.get(), name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
 }
 
-// The names alone prove nothing: many a program has a manifest.json. Ours closes with its own
-// checksum; one of a newer format does, too.
+// The names alone prove nothing: many a program has a manifest.json. A manifest of Stasis closes
+// with its own checksum; one of a newer format does, too.
 Result<void> is_image(const UniqueFd& dir) {
   struct stat info = {};
   auto file =
@@ -319,7 +319,8 @@ Result<void> ImageWriter::State::sync_all(Progress& progress, const Interrupt& i
 Result<Manifest> ImageWriter::State::write_manifest(const Manifest& manifest,
                                                     SyncPolicy sync) const {
   const std::string text = serialize_manifest(manifest);
-  // What cannot be read back must not be written: a value out of range is found here.
+  // The writer must not write a manifest that cannot be read back: a value out of range is found
+  // here.
   auto readable = parse_manifest(text);
   if (!readable) {
     Error error = std::move(readable).error();

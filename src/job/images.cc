@@ -64,7 +64,7 @@ struct Holder {
   std::uint64_t init_start = 0;
 };
 
-// Nothing of it can be relied on: it is for messages, and to know what to wait for.
+// The text cannot be relied on: it serves messages, and tells what to wait for.
 Holder read_holder(const UniqueFd& lock) {
   std::string text(kMostLock, '\0');
   const ssize_t got = ::pread(lock.get(), text.data(), text.size(), 0);
@@ -186,7 +186,7 @@ Result<Images::Cleared> Images::clear() const {
     if (!seen.insert(name->number).second) continue;
     const std::string final = path_of(name->number);
     for (const Leftover& leftover : find_leftovers(final)) {
-      // The job stood still until the image had its name, so it has lost nothing to it.
+      // The job stood still until the image had its name, so the image has all of it.
       if (!leftover.complete || leftover.in_use == InUse::kYes) continue;
       if (!ImageReader::open(leftover.path)) continue;
       (void)::renameat2(AT_FDCWD, leftover.path.c_str(), AT_FDCWD, final.c_str(), RENAME_NOREPLACE);
@@ -289,7 +289,7 @@ Result<std::vector<int>> Images::remove_old(int keep) const {
     if (!name || name->number >= oldest) continue;
     std::string doomed = text;
     if (name->rest.empty()) {
-      // Under another name first: half an image must not be taken for one.
+      // Renames it first: half an image must not be taken for an image.
       doomed += kRemoving;
       if (::renameat(dir_.get(), text.c_str(), dir_.get(), doomed.c_str()) != 0) {
         keep_first(errno_error("cannot remove " + path_ + "/" + text, errno));

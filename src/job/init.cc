@@ -34,7 +34,7 @@ using nlohmann::json;
 
 constexpr int kWorkerEndMs = 5000;
 constexpr std::string_view kVerbName = "stasis";
-constexpr int kVerbLookMs = 20;  // between two looks whether a verb has come to its end
+constexpr int kVerbLookMs = 20;  // the poll interval for the end of a verb
 
 Result<void> send_json(const Channel& channel, const json& message,
                        std::span<const UniqueFd> descriptors = {}) {
@@ -58,7 +58,8 @@ Result<void> mount_or_fail(const char* what, const std::string& where, const cha
   return fail(std::move(error));
 }
 
-// Directories below /dev/shm as they are out here, for the place where something else will be.
+// Directories below /dev/shm as they are outside, to be mounted where the job's own /dev/shm will
+// be.
 class KeptDirectories {
  public:
   explicit KeptDirectories(const std::vector<std::string>& paths) {
@@ -103,7 +104,7 @@ Result<void> set_up_mounts(std::vector<std::string> keep) {
   if (done) done = make_environment_file({});
   if (done) done = kept.bring_back();
   if (done) done = mount_or_fail("stasis", *state, "tmpfs", kPlain, "mode=0700");
-  // Where we are may be one that was kept.
+  // The working directory may be one that was kept.
   if (done && !here.empty() && ::chdir(here.c_str()) != 0)
     done = fail(errno_error("cannot change to " + here, errno));
   return done;
@@ -190,7 +191,7 @@ class Loop {
     pid_t pid = 0;
     while ((pid = ::waitpid(-1, &status, WNOHANG)) > 0) {
       if (pid == job_) ended_ = status;
-      // The restored job is the worker's child until that one ends, and may be quicker.
+      // The restored job is the worker's child until the worker ends, and may end sooner.
       gone_.emplace_back(pid, status);
       if (gone_.size() > kRemembered) gone_.erase(gone_.begin());
     }
@@ -212,7 +213,7 @@ class Loop {
     (void)worker_->end_after(kWorkerEndMs);
     reap();
     if (!result) {
-      // Whichever of the two was quicker has collected it.
+      // The quicker of the two has collected it.
       std::string how = worker_->how_it_ended();
       if (const auto status = status_of(worker); status && WIFSIGNALED(*status))
         how = fmt::format("was killed by signal {}", WTERMSIG(*status));

@@ -151,7 +151,7 @@ Result<Registration> Registration::enter(JobEntry entry) {
         fmt::format("another job has the name {}: process {}", entry.name, other->pid.value),
         "give it another --name, or end that one first");
   }
-  // What those have left that were killed.
+  // Removes what killed processes have left.
   for_each_entry(*directory, [](const std::string& one) {
     if (!read_entry_file(one)) (void)::unlink(one.c_str());
   });

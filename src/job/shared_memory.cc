@@ -101,7 +101,7 @@ class Saver {
     if (!held.valid()) return errno == ENOENT ? Result<void>() : io_error("look at", path);
     if (::fstat(held.get(), &info) != 0) return io_error("look at", path);
     if (info.st_dev != device_) return {};
-    // It would come back by another name, and CRIU not find it.
+    // It would be restored under another name, and CRIU would not find it.
     if (!is_text(path)) {
       return fail(ErrorCode::kUndumpable, "the name of a file is no UTF-8",
                   "let the program name its shared memory otherwise");
@@ -202,7 +202,7 @@ class Saver {
 
 // --- Putting back
 
-// Of which no component leads out, whatever has been made so far: links come last.
+// No component of it leads outside, whatever was made so far: links come last.
 bool is_plain(const std::string& path) {
   if (path.empty() || path.size() > 4096) return false;
   for (std::size_t begin = 0; begin <= path.size();) {
@@ -237,7 +237,7 @@ bool is_extent(const json& value) {
                      [](const json& number) { return is_number(number, kMostOffset); });
 }
 
-// Of a kind that we know, with all that belongs to it.
+// Checks that the entry is of a known type, with all that belongs to it.
 bool is_entry(const json& item) {
   if (!item.is_object() || !has_text(item, "type") || !has_text(item, "path") ||
       !has_number(item, "mode", kMostMode) || !has_number(item, "uid", kMostOwner) ||
@@ -275,7 +275,7 @@ class Restorer {
     if (entries == index.end() || !entries->is_array()) return corrupt("its entries");
     for (std::size_t i = 0; i < entries->size(); ++i)
       if (!is_entry((*entries)[i])) return corrupt(fmt::format("entry {}", i));
-    // What points somewhere comes when nothing is made any more.
+    // Links come when nothing else is made any more.
     std::vector<const json*> directories;
     for (const char* type : {"directory", "file", "pipe", "same", "link"}) {
       for (const json& item : *entries) {

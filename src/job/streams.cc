@@ -42,7 +42,7 @@ int write_whole(int fd, const char* data, std::size_t size) {
   return 0;
 }
 
-// A program in the background may not read from its terminal: it would be stopped.
+// A program in the background may not read from its terminal: the kernel would stop it.
 bool may_read() { return ::isatty(STDIN_FILENO) == 0 || ::tcgetpgrp(STDIN_FILENO) == ::getpgrp(); }
 
 }  // namespace
@@ -107,7 +107,7 @@ void Streams::State::copy_input() {
     if (!may_read()) continue;
     const ssize_t got = ::read(STDIN_FILENO, buffer.data(), buffer.size());
     if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
-    // The foreground was lost between the look and the read.
+    // The process lost the foreground between the check and the read.
     if (got < 0 && errno == EIO && !may_read()) continue;
     if (got <= 0) break;
     std::size_t sent = 0;

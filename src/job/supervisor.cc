@@ -33,7 +33,7 @@ constexpr milliseconds kRetry{200};
 // A save that is not over by the end of --grace has as much time again to bring the job back, and
 // at least this.
 constexpr std::chrono::seconds kOverdue{10};
-// A restored job that dies of a signal so soon was not brought back as it was.
+// A restored job that dies of a signal within this time was not restored as it was.
 constexpr std::chrono::seconds kEarlyEnd{5};
 
 // As it comes back from a manifest: bytes that are no UTF-8 are replaced.
@@ -63,8 +63,9 @@ int exit_status_of(int status) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-// What is taken from the process and passed on, or obeyed. Not what the kernel sends for a fault,
-// nor what is about our own children and terminal, nor what we were started to ignore (nohup).
+// The signals that the supervisor takes and passes on, or obeys. Not those that the kernel sends
+// for a fault, nor those about the supervisor's own children and terminal, nor those that it was
+// started to ignore (nohup).
 sigset_t taken_signals() {
   sigset_t set;
   ::sigfillset(&set);
@@ -83,8 +84,8 @@ sigset_t taken_signals() {
   return set;
 }
 
-// Those that ask for a save, from now on: one that comes before the job is there waits until it is
-// read. What else comes does what it does to any program.
+// Blocks the signals that ask for a save, from now on: one that comes before the job is there waits
+// until it is read. Any other signal does what it does to any program.
 class Notice {
  public:
   explicit Notice(const std::set<int>& signals) {
@@ -99,7 +100,7 @@ class Notice {
   const sigset_t& before() const { return before_; }
   // Signals are as they were before.
   void end() const { ::sigprocmask(SIG_SETMASK, &before_, nullptr); }
-  // That which has come and wants the job ended; 0 if none has.
+  // The pending signal that wants the job ended; 0 if there is none.
   int to_end() const {
     sigset_t pending;
     ::sigpending(&pending);
@@ -140,7 +141,7 @@ class Supervisor {
   Result<void> save(bool end);
   Result<void> work(Doing doing, json request);
 
-  // Each may set outcome_, which is the end.
+  // Each of these may set outcome_, which ends the run.
   Result<void> turn();
   milliseconds patience() const;
   Result<void> on_clock();
@@ -276,7 +277,7 @@ Result<Outcome> Supervisor::run(std::optional<int> image, Work work) {
   while (done && !outcome_)
     done = turn();
   init_->end();
-  // Whatever the end is: what the job has written is in the pipes.
+  // After any end: what the job has written is in the pipes.
   for (const std::string& trouble : streams_->finish())
     tell_("the job's output was lost: " + trouble);
   if (!done) return fail(std::move(done.error()));
@@ -435,7 +436,8 @@ Result<void> Supervisor::tell_size() {
 }
 
 Result<void> Supervisor::pass_on(int number, bool group) {
-  // Nor while it is saved: the image would have it, and each restore of that would obey it.
+  // Nor while the job is saved: the image would have the signal, and each restore of it would obey
+  // it.
   if (doing_ != Doing::kNothing) {
     waiting_.emplace_back(number, group);
     return {};
@@ -507,7 +509,7 @@ Result<void> Supervisor::go_on() {
   return save(true);
 }
 
-// Though the save has come to a bad end after that: the job has stood still since.
+// Also if the save has failed after that: the job has stood still since.
 bool Supervisor::is_saved_to_its_end() const {
   const auto numbers = images_.complete();
   return end_ && doing_ == Doing::kRecovering && numbers &&
@@ -528,7 +530,7 @@ void Supervisor::note_end() {
     tell_("started again, the job will run again: " + noted.error().to_string());
 }
 
-// A program that dies as soon as it is restored would do so again: it is no end of its own.
+// A program that dies as soon as it is restored would do so again: that is not an end by itself.
 void Supervisor::tell_early_end(int status) {
   if (!restored_at_ || !WIFSIGNALED(status) || passed_on_) return;
   const auto after = Clock::now() - *restored_at_;
@@ -579,7 +581,7 @@ Result<void> Supervisor::on_event(const json& event) {
   if (auto named = registration_->set_root(Pid{event.value("root", 0)}); !named) {
     tell_("the job will not be found by its name: " + named.error().to_string());
   }
-  // What is typed is for its terminal to obey, and not for ours.
+  // The job's terminal obeys the keys, not the terminal of `stasis run`.
   if ((event.value("terminal", 0U) & 1U) != 0) streams_->make_raw();
   if (auto told = tell_size(); !told) return told;
   return go_on();

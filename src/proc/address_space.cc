@@ -23,7 +23,7 @@ constexpr std::size_t kLargestAuxv = 4096;
 
 off_t as_offset(std::uint64_t address) { return static_cast<off_t>(address); }
 
-// Where the sixteen random bytes of the execve lie; 0 if that is not said.
+// Where the sixteen random bytes of the execve lie; 0 if the process does not say.
 std::uint64_t random_address(const std::string& auxv) {
   for (std::size_t at = 0; at + sizeof(Elf64_auxv_t) <= auxv.size(); at += sizeof(Elf64_auxv_t)) {
     Elf64_auxv_t entry;
@@ -116,7 +116,7 @@ Error AddressSpace::refusal(const char* what, std::uint64_t address, std::size_t
 
 std::size_t AddressSpace::move_by_number(Direction direction, std::uint64_t address, void* data,
                                          std::size_t size) const {
-  // Not with lesser rights, which are too few to look at another user's process.
+  // Not with lesser rights, which do not suffice to open another user's process.
   if (size < kLarge || !is_current()) return 0;
   const std::size_t done = move_with_lesser_rights(direction, address, data, size);
   // What was read may be of the program that the process has become: then it is read again, from

@@ -99,7 +99,8 @@ Result<AwakeThread> AwakeThread::seize(Pid pid, Tid thread) {
   AwakeThread awake(pid, thread, true);
   auto done = request(pid, thread, PTRACE_SEIZE, 0, nullptr, "trace");
   if (!done) return fail(std::move(done.error()));
-  // Being stopped, it tells so at once. PTRACE_INTERRUPT would stop it once more after that.
+  // The thread is stopped, and reports it at once. PTRACE_INTERRUPT would stop it once more after
+  // that.
   auto alive = awake.wait_for_stop();
   if (!alive) done = fail(std::move(alive.error()));
   if (alive && !*alive) done = fail(gone(pid, thread));

@@ -63,7 +63,7 @@ bool become(unsigned uid, unsigned gid) {
   if (become(uid, gid) && ::dup2(input, STDIN_FILENO) == STDIN_FILENO &&
       ::dup2(nowhere, STDOUT_FILENO) == STDOUT_FILENO &&
       ::dup2(nowhere, STDERR_FILENO) == STDERR_FILENO && ::chdir("/") == 0) {
-    // All else is closed by it.
+    // execve() closes all others.
     (void)::syscall(SYS_close_range, 3U, ~0U, 1U << 2);  // CLOSE_RANGE_CLOEXEC
     std::array<char*, 2> arguments{const_cast<char*>(kProgram), nullptr};
     std::array<char*, 1> environment{nullptr};

@@ -38,7 +38,7 @@ using proc::StoppedThreads;
 using Registers = StoppedThreads::Registers;
 
 // The mapping: a page with kLotMagic, the number of slots, and the code, then the slots. It is
-// never writable for the program; we write through ptrace.
+// never writable for the program; the tool writes through ptrace.
 constexpr std::array<std::uint64_t, 2> kLotMagic{0x5354415349530001, 0x9d1f3c5b7e2a4068};
 constexpr std::uint64_t kPage = 4096;
 constexpr std::uint64_t kCapacityOffset = 16;
@@ -74,7 +74,7 @@ struct Lot {
   }
 };
 
-// What of ours is in the target, and where a mapping can be made from.
+// What the tool has in the target, and where a mapping can be made from.
 struct CompositeContent {
   std::vector<Lot> lots;
   StepPlaces step;
@@ -453,7 +453,7 @@ class Parker {
 
   Result<std::pair<Lot, std::uint64_t>> free_place(const StoppedThreads& stopped) {
     for (const Lot& lot : places_.lots) {
-      // In use also by threads that we have not met yet.
+      // In use also by threads that were not looked at yet.
       const auto words = first_words(space_, lot);
       const auto free = std::find_if(words.begin(), words.end(),
                                      [](auto word) { return word != SavedThread::kMark; });
@@ -485,7 +485,7 @@ Result<void> park_threads(Pid pid, const std::vector<Tid>& spared) {
   auto space = AddressSpace::open(pid);
   if (!space) return fail(std::move(space.error()));
   auto done = trace_on_own_thread([&] { return Parker(*space, spared).run(); });
-  // Now that nothing of the process is held by ptrace any more.
+  // Now that ptrace holds no thread of the process any more.
   if (!done) (void)unpark_threads(pid);
   return done;
 }

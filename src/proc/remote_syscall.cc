@@ -99,7 +99,7 @@ Result<void> make_system_calls(const proc::AddressSpace& space, const StoppedThr
   step[kStepCodeOffset / 8] = kCode;
   std::copy_n(data.begin(), std::min(data.size(), kStepData), step.begin() + kDataOffset / 8);
   if (auto done = stopped.write(thread, room, step); !done) return done;
-  // The mark last: what is marked is whole.
+  // The mark comes last: a marked record is whole.
   if (auto done = stopped.write(thread, room, kMagic); !done) return done;
   auto done = stopped.set_signal_mask(thread, proc::kAllSignals);
   if (done) {
@@ -144,7 +144,7 @@ Result<void> trace_on_own_thread(const std::function<Result<void>()>& act) {
   try {
     std::jthread([&] { result = act(); }).join();
   } catch (const std::system_error&) {
-    // No thread to be had: then on this one. A job must not stand still for that.
+    // Where the system gives no thread it runs on this one. A job must not stand still for that.
     return act();
   }
   return result;

@@ -27,7 +27,7 @@ constexpr int kPasses = 100;
 // write to a disk that others keep busy takes seconds (seen on ext4). The program stands still for
 // it, all threads together for so long at most.
 constexpr std::chrono::seconds kStopLimit{10};
-// Looked at so often without a pause at first: a thread that runs stops within microseconds, and
+// So many polls without a pause at first: a thread that runs stops within microseconds, and
 // comes back from most system calls.
 constexpr int kEagerLooks = 200;
 // Marks the stops at a system call (PTRACE_O_TRACESYSGOOD).
@@ -121,8 +121,9 @@ Result<void> request(Pid pid, int what, Tid thread, void* address, void* data) {
   return fail(std::move(error));
 }
 
-// Until we let the thread go. The kernel wants CAP_SYS_ADMIN for it; without, a filter that refuses
-// our calls says so in their answer, and one that kills for them has to be known.
+// Until the tool lets the thread go. The kernel wants CAP_SYS_ADMIN for it; without that, a filter
+// that refuses the tool's calls says so in their answer, and a filter that kills for them has to be
+// known.
 Result<void> lift_filter(Pid pid, Tid thread) {
   constexpr int kStrict = 1;  // SECCOMP_MODE_STRICT of linux/seccomp.h
   const auto status = ProcFs().thread_status(pid, thread);

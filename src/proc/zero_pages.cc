@@ -23,7 +23,7 @@ namespace stasis {
 namespace {
 
 constexpr std::uint64_t kPageSize = 4096;
-// What is looked at as one, and what a huge page would be.
+// The unit of the scan, which is the size of a huge page.
 constexpr std::uint64_t kBlock = 2 << 20;
 constexpr std::size_t kPagesPerBlock = kBlock / kPageSize;
 // Read at once: some of it stays in the processor's cache until it is looked at.
@@ -135,7 +135,7 @@ class Searcher {
   std::size_t runs_before_ = 0;  // this block
 };
 
-// Those that touch within a mapping are one, and short ones are none.
+// Runs that touch within a mapping become one; short runs are left out.
 std::vector<ZeroRun> tidied(std::vector<ZeroRun> runs, std::span<const AddressRange> mappings) {
   const auto begins_one = [&](const ZeroRun& run) {
     return std::any_of(mappings.begin(), mappings.end(), [&](const AddressRange& mapping) {
