@@ -61,7 +61,8 @@ stasis_code code_of(ErrorCode code);
 stasis_error* make_error(Error error) noexcept;
 stasis_error* make_out_of_memory_error() noexcept;
 
-// Runs what returns a Result<void>, and turns whatever comes of it into what C gets.
+// Runs code that returns a Result<void>, and turns its result, or an exception, into the error that
+// C gets.
 template <class F>
 stasis_error* guarded(F&& body) noexcept {
   try {
@@ -131,14 +132,14 @@ Result<std::vector<GpuMapEntry>> gpu_map(const stasis_gpu_pair* pairs, std::size
 Result<std::vector<std::string>> strings(const char* const* texts, std::size_t count,
                                          const char* what);
 
-// What a call was given besides its options, in the words of the library.
+// The arguments of a call besides its options, as the library's types.
 class Call final : public Progress {
  public:
   static Result<std::unique_ptr<Call>> make(const stasis_call* call);
   void update(std::string_view phase, std::uint64_t done, std::uint64_t total) override;
 
   Interrupt& interrupt() { return given_.cancel ? given_.cancel->interrupt : own_; }
-  // For the whole procedures, which copy GPU memory past the driver where they can.
+  // For the whole procedures, which use the direct path where they can.
   Environment environment(const stasis_session& session);
 
  private:
@@ -146,7 +147,7 @@ class Call final : public Progress {
 
   stasis_call given_;
   Interrupt own_;
-  // One call's, and its mover ends with it.
+  // For one call; its mover ends with it.
   OperationSession session_{interrupt(), *this, [this](const std::string& text) {
                               if (given_.note) given_.note(text.c_str(), given_.user_data);
                             }};

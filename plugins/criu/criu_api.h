@@ -17,7 +17,7 @@ inline constexpr const char* kName = "cuda_plugin";
 // One line each in CRIU's log. Thread-safe as far as CRIU's log is: only criu's main thread writes.
 void log_info(const std::string& text);
 void log_warning(const std::string& text);
-// What happened, and what to do about it.
+// Logs what happened, and what to do about it.
 void log_error(const std::string& doing, const Error& error);
 
 // The directory of the image, a descriptor of CRIU's; nothing if there is none.
@@ -36,7 +36,7 @@ bool enter_inventory();
 enum class Inventory { kNamed, kNotNamed, kUnknown };
 Inventory look_into_inventory();
 
-// Will CRIU end the tasks after a dump that succeeds? Nothing if it cannot be known.
+// Whether CRIU will end the tasks after a dump that succeeds. Nothing if that is unknown.
 std::optional<bool> ends_tasks();
 
 // Has CRIU stop threads one by one by ptrace, where it would freeze a whole cgroup: then the

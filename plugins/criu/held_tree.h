@@ -16,7 +16,7 @@ namespace stasis::plugin {
 // are held as before.
 Result<std::vector<proc::AwakeThread>> wake_tree(Driver& driver, Pid root);
 
-// Holds them all again. The first error, after all have been tried.
+// Holds them all again. Returns the first error, after all were tried.
 Result<void> put_to_sleep(std::vector<proc::AwakeThread>& awake);
 
 // Kills the tree and collects its threads, those of `root` but the first, as their tracer must:

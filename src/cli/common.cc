@@ -72,7 +72,7 @@ void add_path(CLI::App& command, MemoryPath& path) {
           [&path](const std::string& name) {
             path = name == "direct" ? MemoryPath::kDirect : MemoryPath::kDriver;
           },
-          "who moves GPU memory: driver, and agents (`stasis run`) are left alone; direct, and "
+          "how GPU memory is moved: driver leaves the agents (`stasis run`) alone; with direct, "
           "what they cannot give away is an error [direct where it can be, else driver]")
       ->type_name("PATH")
       ->check(CLI::IsMember({"driver", "direct"}));
@@ -120,7 +120,7 @@ void add_driver_timeout(CLI::App& command, std::optional<DriverPatience>& patien
             patience = {std::chrono::milliseconds(value), std::chrono::milliseconds(value)};
           },
           "milliseconds of silence after which a call of the driver is given up, 0 to wait for "
-          "ever; a checkpoint, a restore or a copy past the driver is silent while it shows no "
+          "ever; a checkpoint, a restore or a copy by the direct path is silent while it shows no "
           "sign of work [10000, for those 60000]")
       ->type_name("MS");
 }

@@ -12,7 +12,7 @@
 namespace stasis::cli {
 
 struct RunArguments {
-  job::RunOptions job;       // images_dir is empty if the program is only to be started
+  job::RunOptions job;       // images_dir is empty if the program is only started
   bool best_effort = false;  // started without images where it cannot be saved
   std::vector<std::string> signals = {"TERM", "USR1"};
   std::string map = "auto";

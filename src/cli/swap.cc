@@ -371,8 +371,8 @@ Verb add_swap(CLI::App& app) {
   add_target(*command, options->out, "OUT");
   add_target(*command, options->in, "IN");
   command->get_option("OUT")->description(
-      "who is to be suspended: number of the process, or name of the job");
-  command->get_option("IN")->description("who is to be resumed, likewise");
+      "the process to suspend: its number, or the name of the job");
+  command->get_option("IN")->description("the process to resume, likewise");
   add_timeout(*command, options->suspend.timeout);
   add_path(*command, options->suspend.path);
   add_device_map(*command, options->device_map);

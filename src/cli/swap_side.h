@@ -25,7 +25,7 @@ struct SwapArguments {
 
 class Side {
  public:
-  // While the process has one thread.
+  // Called while the process has one thread.
   static Result<Side> start(const SwapArguments& arguments, const Target& target,
                             const Context& asked);
 
@@ -36,13 +36,13 @@ class Side {
   bool at_rest() const { return at_rest_; }
 
   // "look", "suspend", "resume"; "undo": what a killed operation on it has left half done.
-  // `at_once`: the other one does its part meanwhile.
+  // `at_once`: the other side does its part meanwhile.
   void begin(const char* what, bool at_once = false);
-  // Takes the answer, which is there.
+  // Takes the answer, which has come.
   void take();
   void stop();
 
-  // Of all that was done; with --trace.
+  // The trace of all that was done; with --trace.
   nlohmann::json take_trace() { return std::exchange(trace_, nlohmann::json::array()); }
   // Of what was done last.
   const nlohmann::json& result() const { return done_; }

@@ -34,7 +34,7 @@ CLI::Option* add_target(CLI::App& command, Target& target, const std::string& wo
 // long as it lives; they enter the rest by themselves.
 class Elsewhere {
  public:
-  // Nothing is entered for one that lives here. kNotPermitted.
+  // Enters nothing for a target that lives in this namespace. kNotPermitted.
   static Result<Elsewhere> open(const Target& target);
   Elsewhere(Elsewhere&& other) noexcept = default;
   Elsewhere& operator=(Elsewhere&&) = delete;

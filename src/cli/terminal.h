@@ -1,9 +1,9 @@
-// What the program says to people: results on standard output; progress, notes and errors on
+// What the program says to the user: results on standard output; progress, notes and errors on
 // standard error. Colours and the moving line only on a terminal, and not with NO_COLOR.
 //
 // Nothing here throws or fails: an operation must not be cut short because the user cannot be told
-// of it (a terminal that has hung up answers EIO). Of results that were lost, report_lost_output()
-// tells.
+// of it (a terminal that has hung up answers EIO). report_lost_output() tells of results that were
+// lost.
 //
 // Thread-safe: progress may come from another thread than the rest.
 #pragma once
@@ -67,8 +67,8 @@ class Terminal final : public Progress {
   Clock::time_point last_shown_;
 };
 
-// "stasis: error: " and the text, on standard error, for those who have no Terminal any more or
-// never had one. What cannot be written is lost.
+// "stasis: error: " and the text, on standard error, for code that has no Terminal. What cannot be
+// written is lost.
 void print_error(std::string_view text) noexcept;
 
 // Columns of text, aligned; the first row is the heading. Lines are cut at `width`.

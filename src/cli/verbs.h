@@ -28,7 +28,7 @@ struct Inherited {
   bool ignored_children = false;    // SIGCHLD
 };
 
-// What every verb gets.
+// What main() gives to every verb.
 struct Context {
   Terminal& terminal;
   Interrupt& interrupt;
@@ -39,9 +39,9 @@ struct Context {
   // Of `stasis run`: COMMAND, as it was given.
   std::vector<std::string> command = {};
   Inherited inherited = {};
-  // Where to write what was done when; empty: nowhere.
+  // Where to write the trace; empty: nowhere.
   std::string trace = {};
-  // What processes that worked for this one did, each as trace_of_process() gives it.
+  // The traces of processes that worked for this one, each as trace_of_process() gives it.
   std::vector<nlohmann::json> traces_of_helpers = {};
   OperationSession session{interrupt, terminal, [this](const std::string& text) { note(text); }};
   // None: the driver's calls may take for ever.
@@ -52,9 +52,9 @@ struct Context {
   // The same, with calls that end after `patience`, if that is set. While this process has one
   // thread.
   Result<std::unique_ptr<Driver>> load_bounded_driver();
-  // And starts the process that moves GPU memory past the driver, before the driver is initialised.
-  // `spare`: two, should the first be lost while the programs are as they were. `digests`: it will
-  // compute some, which may break it (MemoryMover::prepare_digests()).
+  // Also starts the mover, before the driver is initialised. `spare`: starts two, should the first
+  // be lost while the programs are as they were. `digests`: the mover will compute some, which may
+  // break it (MemoryMover::prepare_digests()).
   Result<std::unique_ptr<Driver>> load_moving_driver(bool spare = false, bool digests = false);
   Environment environment(Driver& driver);
   // To people, and for --json.
@@ -71,7 +71,7 @@ using RunVerb = std::function<Result<int>(Context&)>;
 struct Verb {
   CLI::App* command = nullptr;
   RunVerb run;
-  bool acts = true;  // on processes; what only looks may be ended and stopped like any program
+  bool acts = true;           // on processes; a verb that only probes may be ended like any program
   bool bounds_driver = acts;  // knows --driver-timeout
   bool measures = acts;       // knows --trace
   bool moves = acts;          // knows --ring
@@ -100,11 +100,11 @@ Verb add_report(CLI::App& app);
 void add_timeout(CLI::App& command, std::chrono::milliseconds& timeout);
 // Whether the driver or the mover moves GPU memory.
 void add_path(CLI::App& command, MemoryPath& path);
-// How much memory there is to copy GPU memory through. The option.
+// How much host memory the mover copies through. Returns the option.
 CLI::Option* add_ring(CLI::App& command, std::uint64_t& bytes);
 // How long the driver may be silent.
 void add_driver_timeout(CLI::App& command, std::optional<DriverPatience>& patience);
-// Where to write what the verb did when.
+// Where to write the trace of the verb.
 void add_trace(CLI::App& command, std::string& path);
 // What this process has done until now, as events of a trace; times are those of Clock.
 nlohmann::json trace_of_process(const std::string& name);
@@ -120,7 +120,7 @@ void add_verify_flag(CLI::App& command, bool& verify);
 // What is in an image, and whether it can be restored here; `device_map` as from the command line.
 Result<ImageReport> inspect_image(Context& context, InspectOptions& options,
                                   const std::optional<std::string>& device_map);
-// That of the first reason why it cannot be restored here, or 0.
+// The exit status for the first reason why it cannot be restored here, or 0.
 int status_of(const ImageReport& report);
 
 // Reports as text; as JSON: report/report.h.
@@ -143,7 +143,7 @@ void install_signal_handlers(Interrupt& interrupt, const Terminal& terminal);
 // too late to stop the restore, and those that an operation ignores besides. Ctrl-Z stops this
 // process again. Returns the root's exit status as a shell would give it (128 + signal).
 Result<int> attend(Pid root);
-// The same in a program that is started anew in this process; comes back only if that cannot be.
+// The same in a program that is started anew in this process; returns only if that fails.
 void attend_afresh(Pid root);
 Verb add_attend(CLI::App& app);
 

@@ -1,8 +1,7 @@
 // CRIU's files of the threads of an image: core-NUMBER.img, one protobuf message each, behind two
 // magic numbers and its size. Of a message, the fields of images/core.proto and core-x86.proto of
 // CRIU 4.0 to 4.2 that are named here; all others are passed over.
-//
-// What is read may be anything: it is bounded, and never trusted to be whole. Stateless.
+// The files are untrusted: what is read is bounded, and never taken to be whole. Stateless.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +20,7 @@ std::optional<int> parent_death_signal(const UniqueFd& criu_dir, Tid thread);
 // Whether tiles of AMX hold something in the thread (XTILECFG or XTILEDATA in use), which CRIU
 // 4.2.1 does not save. False if the file does not say.
 bool has_tiles(const UniqueFd& criu_dir, Tid thread);
-// The threads of a process that stands still, dumped, of which that is so.
+// The threads of a dumped process that stands still for which that is so.
 std::vector<Tid> threads_with_tiles(const UniqueFd& criu_dir, Pid pid);
 
 // Whether CRIU has taken from a terminal what was not yet read (tty-data.img). It writes that to

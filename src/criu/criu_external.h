@@ -1,5 +1,5 @@
-// Resources from outside of the image: what CRIU is told about them at a restore, from what it was
-// told at the dump.
+// Resources from outside of the image: what the tool tells CRIU about them at a restore, from what
+// it told CRIU at the dump.
 //
 // Functions only; any thread.
 #pragma once

@@ -1,8 +1,7 @@
 // What an image needs of the file system: the files, directories and mapped libraries that CRIU
 // opens by their names at a restore, as its files.img says, and finds by size and mode to be what
 // they were.
-//
-// Reads CRIU's images, which any user may have made: bounded, and wrong input only leaves entries
+// Reads CRIU's images, which are untrusted: bounded, and wrong input only leaves entries
 // out.
 #pragma once
 
@@ -35,8 +34,8 @@ std::vector<NeededFile> needed_files(const UniqueFd& criu_dir);
 Result<void> rename_link_remaps(const UniqueFd& criu_dir,
                                 const std::map<std::string, std::string>& names);
 
-// What is wrong with it here: "is not there", "has 5 bytes, and had 6"; nothing if all is well, or
-// it cannot be looked at.
+// What is wrong with the file on this machine: "is not there", "has 5 bytes, and had 6"; nothing if
+// all is well, or it cannot be looked at.
 std::optional<std::string> what_is_wrong(const NeededFile& file);
 
 }  // namespace stasis

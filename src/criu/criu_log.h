@@ -29,8 +29,8 @@ struct CriuLog {
   // CRIU's errors in their order, without time and place: at most the first and the last
   // kKeptErrors, each cut at kMaxLine bytes, with control characters replaced.
   std::vector<std::string> errors;
-  // Of the first error that is understood: what comes after it is its consequence. Of a line of
-  // another kind that is known to announce a failure, if no error is understood.
+  // The first error that is understood: what comes after it is its consequence. If no error is
+  // understood, a line of another kind that is known to announce a failure.
   std::optional<CriuDiagnosis> diagnosis;
 
   bool truncated = false;  // only the end of the file was read

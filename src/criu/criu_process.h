@@ -25,10 +25,10 @@ class CriuProcess {
  public:
   struct StartOptions {
     // Where CRIU looks for plugins: a directory without any, so that a CUDA plugin installed on the
-    // machine does not act on the same processes as we do. It must exist, or criu fails.
+    // machine does not act on the same processes as the tool. It must exist, or criu fails.
     std::string plugin_dir;
-    // A group of its own, so that Ctrl-C at the terminal reaches us and not criu in the middle of
-    // its work.
+    // A group of its own, so that Ctrl-C at the terminal reaches the tool and not criu in the
+    // middle of its work.
     bool own_process_group = true;
     // Leaves standard input as it is: CRIU takes the terminal of a restored shell job from there.
     // Otherwise it is /dev/null.
@@ -38,7 +38,8 @@ class CriuProcess {
   };
   static constexpr int kFirstInherited = 4;
 
-  // Starts `path` with no descriptor of ours but those above. kCriuMissing if it is no program.
+  // Starts `path` with no descriptor of the tool's but those above. kCriuMissing if it is no
+  // program.
   static Result<CriuProcess> start(const std::string& path, const StartOptions& options);
 
   CriuProcess(CriuProcess&& other) noexcept;

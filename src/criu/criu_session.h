@@ -46,7 +46,7 @@ struct CriuLimits {
   std::function<void()> on_wait;
 };
 
-// Starts a criu, which does nothing before it is asked, and tells `on_started` of it.
+// Starts a criu, which does nothing before the request comes, and calls `on_started`.
 Result<CriuProcess> start_told(const std::string& path, const CriuProcess::StartOptions& options,
                                const std::function<Result<void>(Pid)>& on_started);
 

@@ -1,5 +1,5 @@
 // Is this machine fit for checkpoints? The driver, the GPUs, CRIU, the kernel, permissions, limits
-// and room. Nothing is changed; the trial acts on a process of our own.
+// and room. Changes nothing; the trial acts on a process of the doctor's own.
 #pragma once
 
 #include <optional>
@@ -15,7 +15,7 @@ namespace stasis {
 struct MachineOptions {
   std::optional<std::string> criu_path;  // as Criu::find() takes it
   std::string images_dir;                // whose disk is looked at; empty: none
-  bool trial = true;                     // suspend and resume a process of our own on each GPU
+  bool trial = true;  // suspend and resume a process of the doctor's own on each GPU
 };
 
 // Every finding, green ones too, in the order in which one would mend them. `driver` is what

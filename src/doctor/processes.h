@@ -1,5 +1,5 @@
-// Can this process tree be suspended, dumped and restored? What the driver, CRIU and /proc say of
-// it.
+// Whether this process tree can be suspended, dumped and restored, by what the driver, CRIU and
+// /proc say of it.
 #pragma once
 
 #include <span>

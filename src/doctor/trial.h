@@ -1,4 +1,5 @@
-// Does suspending and resuming work here? Tried on processes of our own, one on each GPU.
+// Tries whether suspend and resume work on this machine, on processes of the doctor's own, one on
+// each GPU.
 #pragma once
 
 #include <vector>
@@ -10,9 +11,9 @@
 namespace stasis::doctor {
 
 // A finding for each GPU: green with the times. Each process takes the memory of a context and 4
-// MiB, and is killed and reaped on every path out, also when we are killed. Some 30 s for each GPU
-// at the most. To be called while this process has one thread and has not initialised CUDA. An
-// interrupt ends it without a finding.
+// MiB, and is killed and reaped on every path out, also when the doctor is killed. Some 30 s for
+// each GPU at the most. To be called while this process has one thread and has not initialised
+// CUDA. An interrupt ends it without a finding.
 void try_gpus(Driver& driver, const std::vector<Gpu>& gpus, const Interrupt& interrupt,
               std::vector<Finding>& out);
 

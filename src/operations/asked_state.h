@@ -1,6 +1,6 @@
-// What of a process's state only the process itself can tell and set, by system calls that its
-// first thread makes for us, and CRIU loses without a word: the right to processor state that is
-// off by default (AMX), the refusal of new code (PR_SET_MDWE), how new memory is given.
+// State of a process that only the process itself can tell and set, by remote system calls of its
+// first thread, and that CRIU loses without a word: the right to processor state that is off by
+// default (AMX), the refusal of new code (PR_SET_MDWE), how new memory is given.
 // docs/adr/0038-kernel-state.md.
 //
 // Private to src/operations. One thread at a time.

@@ -41,12 +41,12 @@ class AwakeThread {
   Pid pid() const { return pid_; }
   Tid thread() const { return thread_; }
 
-  // A tracer has to let its thread go on whenever something stops it. To be called every few
-  // milliseconds while something waits for the thread. False once it has ended.
+  // A tracer has to let its thread go on whenever something stops it. Called every few milliseconds
+  // while something waits for the thread. False once it has ended.
   bool tend();
 
-  // Stops it again, with the signal mask it had. Whatever fails on the way, the rest is done. No
-  // error if it has ended. kBusy if it cannot be stopped within some seconds: it is left running.
+  // Stops it again, with the signal mask it had. Does the rest also after a failure. No error if it
+  // has ended. kBusy if it cannot be stopped within some seconds: it is left running.
   Result<void> stop();
 
  private:
@@ -65,7 +65,7 @@ class AwakeThread {
 // Runs `act` on another thread, which gets no signals, and tends the awake threads meanwhile. True
 // when `act` has returned and that thread has ended. False if `limit` (zero: none) is over first:
 // `act` then goes on by itself, to the end of this process if it must, so whatever it uses has to
-// be its own. Where no thread is to be had, runs it on this one.
+// be its own. Where the system gives no thread, runs it on this one.
 bool run_beside(std::vector<AwakeThread>& awake, const std::function<void()>& act,
                 std::chrono::milliseconds limit = {});
 

@@ -1,15 +1,16 @@
-// A process with the rights of another one's user, and in no Landlock domain but our own.
+// A process with the rights of another process's user, and in no Landlock domain but the tool's
+// own.
 //
 // No file and no system call tells whether a process has put itself into a Landlock domain
 // (landlock_restrict_self(2)). But a process in one may look into no process outside of it,
 // whatever else its rules allow (hook_ptrace_access_check() of security/landlock/task.c). So the
-// process itself is asked to look into a bystander, which it could if it were in none: that it may
-// not tells that it is. Every error of the kind has another cause where the process has another
-// user namespace, PID namespace or a profile of AppArmor or SELinux: then there is no bystander for
-// it.
+// tool asks the process itself to look into a bystander, which it could if it were in no domain: a
+// refusal tells that it is in one. Every error of the kind has another cause where the process has
+// another user namespace, PID namespace or a profile of AppArmor or SELinux: then there is no
+// bystander for it.
 //
-// Owns the process, /bin/cat, which ends with its owner. It has nothing of ours: neither memory nor
-// descriptors, since its user may look into it. Not thread-safe.
+// Owns the process, /bin/cat, which ends with its owner. It has nothing of the tool's: neither
+// memory nor descriptors, since its user may look into it. Not thread-safe.
 #pragma once
 
 #include <optional>

@@ -33,7 +33,8 @@ struct PidsCgroup {
   std::uint64_t room() const { return used < limit ? limit - used : 0; }
 };
 
-// That with the least room of those that hold the process; nothing if none has a limit.
+// The limit with the least room among the cgroups that hold the process; nothing if none has a
+// limit.
 std::optional<PidsCgroup> tightest_pids_cgroup(Pid pid, const std::string& proc = "/proc");
 
 // A cgroup whose processes the kernel keeps from running (docker pause; kernel: cgroup-v2.rst,
@@ -43,8 +44,8 @@ struct FrozenCgroup {
   bool version1 = false;
 };
 
-// That by which the process is frozen; its own where that is not to be seen from here. Nothing if
-// it runs.
+// The cgroup by which the process is frozen; its own where that cannot be seen from here. Nothing
+// if it runs.
 std::optional<FrozenCgroup> frozen_cgroup(Pid pid, const std::string& proc = "/proc");
 
 }  // namespace stasis::proc

@@ -1,5 +1,6 @@
-// Lets one thread of ours read and write a target's memory with no more rights than the target's
-// own user has, so that the kernel itself refuses a target that has become a more powerful program.
+// Lets one thread of the tool read and write a target's memory with no more rights than the
+// target's own user has, so that the kernel itself refuses a target that has become a more powerful
+// program.
 //
 // process_vm_readv(2) and process_vm_writev(2) move 45 GB/s with 16 threads, a /proc/PID/mem 11 (an
 // H100's machine, Linux 6.18), but they take a number, and root may do anything. The kernel asks
@@ -39,15 +40,15 @@ class LesserRights {
  private:
   enum class Way {
     kNever,    // the kernel would refuse, or too little is known
-    kAsItIs,   // we may do no more than the kernel lets the target's user do, or the target may all
-    kGivenUp,  // by a thread that gives up what it has more
+    kAsItIs,   // the tool may do no more than the target's user, or the target may do all
+    kGivenUp,  // by a thread that gives up the rights beyond those
   };
   Way way_ = Way::kNever;
   unsigned uid_ = 0;  // of the target
   unsigned gid_ = 0;
   unsigned own_uid_ = 0;
   unsigned own_gid_ = 0;
-  std::uint64_t effective_ = 0;  // our capabilities
+  std::uint64_t effective_ = 0;  // the tool's capabilities
   std::uint64_t permitted_ = 0;
   std::uint64_t inheritable_ = 0;
 };

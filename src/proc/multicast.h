@@ -34,12 +34,12 @@ struct Membership {
 // Those of all interfaces of the process's network namespace, `most` at most.
 std::vector<MulticastGroup> multicast_groups(Pid pid, std::size_t most);
 
-// Can a socket of this kind be a member of one?
+// Whether a socket of this kind can be a member of a group.
 bool joins_groups(const SocketKind& kind);
 // Nothing if the socket is no member, or has more sources than kMaxSources.
 std::optional<Membership> membership(const UniqueFd& socket, const SocketKind& kind,
                                      const MulticastGroup& group);
-// Joins, unless it is a member already. 0, or errno.
+// Joins the group, unless the socket is a member already. 0, or errno.
 int join(const UniqueFd& socket, const SocketKind& kind, const Membership& wanted);
 
 }  // namespace stasis::proc
