@@ -17,7 +17,7 @@ class Patience {
 
   Clock::time_point deadline() const { return deadline_; }
   bool over() const { return Clock::now() >= deadline_ || given_up(); }
-  // How long to sleep, if nothing comes before, until it is looked again.
+  // The poll interval: how long to sleep, if nothing comes before, until the next check.
   std::chrono::nanoseconds nap() const {
     constexpr std::chrono::nanoseconds kLongest = std::chrono::milliseconds(20);
     return std::clamp<std::chrono::nanoseconds>(deadline_ - Clock::now(),

@@ -1,4 +1,4 @@
-// What the agent knows of the program's device memory, and how that leaves and comes back.
+// What the agent knows of the program's device memory, and how the agent evicts and repopulates it.
 //
 // Two kinds: what the program asked cuMemAlloc for, which the agent serves from virtual memory
 // management (a reserved address range, a piece of physical memory, a mapping), and what the
@@ -18,7 +18,7 @@
 
 namespace stasis::preload {
 
-// What of the driver's went wrong, and where. `result` 0: nothing.
+// Which call of the driver failed, and where. `result` 0: none.
 struct Outcome {
   cuda::CUresult result = cuda::CUDA_SUCCESS;
   const char* what = "";
@@ -51,8 +51,8 @@ std::vector<cuda::CUcontext> known_contexts();
 int captures_in_progress();
 
 Outcome export_segment(std::size_t index, int& fd);
-// Gives the physical memory of all segments back. On a failure what was given back has been taken
-// again, as far as possible; its content is lost, and the caller's to bring back.
+// Gives the physical memory of all segments back. On a failure the agent has taken again what it
+// gave back, as far as possible; the content is lost, and the caller brings it back.
 Outcome empty_all();
 // Takes it again, at the same addresses. All or nothing.
 Outcome refill_all();

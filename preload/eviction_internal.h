@@ -17,8 +17,8 @@
 
 namespace stasis::preload {
 
-// In the order in which things are entered: a context may get the handle of one that has ended
-// before all is dropped that was in that.
+// Numbers follow the order in which things are entered: a context may get the handle of one that
+// has ended before all that was in the old one is dropped.
 inline std::uint64_t next_number() {
   static std::atomic<std::uint64_t> last{0};
   return ++last;
@@ -38,7 +38,8 @@ struct Physical {
   bool stays = false;
   // What other processes know it by since cuIpcGetMemHandle; 0: not yet.
   std::uint64_t share = 0;
-  // How often others have it open by that: until they close it, it cannot leave either.
+  // How often other processes have it open by that number: until they close it, it cannot be
+  // evicted either.
   unsigned open_elsewhere = 0;
   bool can_leave() const { return !stays && open_elsewhere == 0; }
 };
@@ -65,20 +66,20 @@ struct ShareKey {
   auto operator<=>(const ShareKey&) const = default;
 };
 
-// What cuMemAlloc returned, or cuIpcOpenMemHandle: then it is another process's.
+// Memory from cuMemAlloc, or from cuIpcOpenMemHandle: then it is another process's.
 struct Allocation {
   std::size_t asked = 0;
   std::size_t reserved = 0;
   cuda::CUcontext context = nullptr;
   Physical* physical = nullptr;
   unsigned opens = 0;   // of cuIpcOpenMemHandle; 0: of cuMemAlloc
-  int connection = -1;  // to the process whose memory it is, which so sees how long it is open
+  int connection = -1;  // to the owner, which so sees how long it is open
   ShareKey key{};
   bool sync_memops = false;  // CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
   std::uint64_t number = next_number();
 };
 
-// Memory of the driver's own, which has a handle of its own, that others know by a number too.
+// Memory of the driver's own, with the driver's handle, that other processes know by a number too.
 struct DriverShare {
   cuda::CUdeviceptr address = 0;
   cuda::CUcontext context = nullptr;
@@ -91,13 +92,13 @@ struct DriverShare {
 struct OpenedByDriver {
   cuda::CUcontext context = nullptr;
   unsigned opens = 0;
-  // As of an Allocation; none if the owner has no agent. Then the driver counts how often, too.
+  // As in an Allocation; none if the owner has no agent. The driver counts the openings, too.
   int connection = -1;
   ShareKey key{};
   std::uint64_t number = next_number();
 };
 
-// That the memory of `owner` is to be accessible to `device`.
+// Says that the memory of `owner` is to be accessible to `device`.
 struct Peer {
   cuda::CUcontext owner = nullptr;
   cuda::CUcontext accessor = nullptr;
@@ -105,7 +106,8 @@ struct Peer {
   std::uint64_t number = next_number();
 };
 
-// A green context: by what it is made current, and the primary context that its memory is in.
+// A green context: the context by which it is made current, and the primary context that its memory
+// is in.
 struct GreenContext {
   cuda::CUcontext context = nullptr;
   cuda::CUcontext primary = nullptr;
@@ -113,7 +115,7 @@ struct GreenContext {
   std::uint64_t number = next_number();
 };
 
-// Which of those that have had its handle a context is.
+// Tells a context from others that have had its handle.
 struct Life {
   std::uint64_t number = 0;   // what has a smaller one was in another
   unsigned long long id = 0;  // the driver's, of a primary context; 0: not known
@@ -156,7 +158,7 @@ class OwnedMutex {
 };
 
 struct Tables {
-  // Held for looking and entering only, never over a call of the driver that may take long.
+  // Held for look-ups and entries only, never over a call of the driver that may take long.
   OwnedMutex mutex;
   std::map<cuda::CUdeviceptr, Mapping> mappings;
   std::map<cuda::CUdeviceptr, Allocation> allocations;
@@ -234,20 +236,20 @@ Physical* enter_physical(cuda::CUmemGenericAllocationHandle real, std::size_t si
 cuda::CUcontext owner_in(cuda::CUcontext current);
 // The mapping in which `address` lies, or null.
 Mapping* mapping_at(cuda::CUdeviceptr address);
-// Records that [address, address + size) of the mappings may be used so.
+// Records that [address, address + size) of the mappings has this right.
 void enter_access(cuda::CUdeviceptr address, std::size_t size, const cuda::CUmemAccessDesc& right);
 // The driver's handles that the program no longer needs, for after the lock: to give memory back
 // may take the driver milliseconds.
 using Unneeded = std::vector<cuda::CUmemGenericAllocationHandle>;
-// Everything in [address, address + size) is unmapped. What sticks out at either end stays mapped.
+// Unmaps everything in [address, address + size). What lies beyond either end stays mapped.
 void drop_mappings(cuda::CUdeviceptr address, std::size_t size, Unneeded& unneeded);
-// If neither mapped nor held.
+// Forgets it if it is neither mapped nor held.
 void forget_if_unused(Physical* physical, Unneeded& unneeded);
-// The memory in the range cannot leave from now on.
+// The memory in the range cannot be evicted from now on.
 void mark_staying(cuda::CUdeviceptr address, std::size_t size);
-// While a stream is being captured: to be given back at the end of that.
+// While a stream is being captured: gives the allocation back when the capture ends.
 bool defer_in_capture(cuda::CUdeviceptr address, const Allocation& allocation);
-// Does the range touch what cuMemAlloc gave? The program may not map or unmap that.
+// Whether the range touches memory of cuMemAlloc, which the program may not map or unmap.
 bool is_allocated(cuda::CUdeviceptr address, std::size_t size);
 
 // --- Without
@@ -255,7 +257,7 @@ bool is_allocated(cuda::CUdeviceptr address, std::size_t size);
 void release(const Unneeded& unneeded);
 // Waits for work in flight and lets another process's memory go.
 cuda::CUresult give_back(cuda::CUdeviceptr address, const Allocation& allocation);
-// Those whose turn has not come because a stream was being captured.
+// Gives back what was deferred because a stream was being captured.
 void give_back_deferred();
 void drop_and_release(cuda::CUdeviceptr address, std::size_t size);
 

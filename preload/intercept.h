@@ -24,8 +24,8 @@ const DriverCalls& driver();
 using Dlsym = void*(void*, const char*);
 Dlsym* real_dlsym();
 
-// What the program is to call instead of `real`, any function of the driver's: `real` itself if the
-// agent has nothing to do with it.
+// What the program calls instead of `real`, any function of the driver's: `real` itself if the
+// agent does not hook it.
 void* in_place_of(void* real);
 
 }  // namespace stasis::preload

@@ -1,6 +1,6 @@
-// How another process comes to memory of this one: cuIpcGetMemHandle gives it a handle of the
-// agent's, which names a socket of this process and a number; behind that the agent of the other
-// process gets a descriptor of the memory, or, where the driver serves it, the driver's handle. The
+// How another process opens memory of this one: cuIpcGetMemHandle gives it a handle of the agent's,
+// which names a socket of this process and a number; behind that the agent of the other process
+// gets a descriptor of the memory, or, where the driver serves it, the driver's handle. The
 // connection stays for as long as the memory is open there, so that the owner knows: memory that is
 // open in two processes cannot leave, and a process with such memory is not suspended (the driver
 // could not restore it).
@@ -37,7 +37,7 @@ struct Fetched {
 // Asks the owner, and waits for as long as that is suspended: to be called outside the gate.
 Fetched fetch(const cuda::CUipcMemHandle& handle);
 
-// The owner need not keep it for us any more.
+// The owner need not keep it for this process any more.
 void end_connection(int connection, const ShareKey& key);
 // In a forked child, whose parent keeps the socket.
 void forget_service_after_fork();

@@ -1,11 +1,11 @@
-// What the agent inside a target (preload/) and our tools share: one page of memory, and the rules
-// of talking over it.
+// What the agent inside a target (preload/) and the tools share: one page of memory, and the
+// protocol over it.
 //
 // The page is a memfd of the target's, named below. A tool finds it among the target's descriptors,
 // opens it anew through /proc, which the kernel allows to the same user and to root only, and holds
-// flock() on that: one peer at a time, and the agent sees when the peer has died, whatever
-// namespaces lie between them. No socket, so nothing that CRIU could not dump or that would have to
-// be closed for it. docs/adr/0017-agent.md.
+// flock() on that: one peer at a time, and the agent sees when the peer has died, in any namespace.
+// There is no socket, and so nothing that CRIU could not dump or that would have to be closed for
+// it. docs/adr/0017-agent.md.
 //
 // One request at a time: the peer writes `command` and `arguments`, increments `request` and wakes
 // the agent by futex; the agent answers by setting `reply` to the same number and waking the peer.
@@ -34,19 +34,19 @@ inline constexpr std::uint32_t kExportBatch = 64;
 enum class AgentState : std::uint32_t {
   kRunning = 0,  // the gate is open, all memory is there
   kClosed = 1,   // no thread of the program is in a call of the driver that touches device memory
-  // Closed, and the content of device memory is only in `buffer`, in what the agent keeps of it
-  // (kKeep), or elsewhere.
+  // Closed, and the content of device memory is only in `buffer`, in memory that the agent has
+  // pinned (kKeep), or elsewhere.
   kEmptied = 2,
-  // As kEmptied, but the driver is about to hold the process, or does. The agent no longer looks
-  // after its peer: it could not call the driver.
+  // As kEmptied, but the driver is about to hold the process, or does. The agent no longer checks
+  // whether its peer lives: it could not call the driver.
   kHeld = 3,
   kFilling = 4,  // device memory is there again, its content not yet or in part
 };
 
 enum class AgentCommand : std::uint32_t {
   kNone = 0,
-  // Says how much is there now, and has a buffer for it. The gate stays as it is. arguments: 1 if
-  // the content will go elsewhere: no buffer.
+  // The agent says how much is there now, and makes a buffer for it. The gate stays as it is.
+  // arguments: 1 if the content will go elsewhere: no buffer.
   kPrepare = 1,
   kClose = 2,   // arguments: milliseconds to wait. Closes the gate, waits for the device
   kExport = 3,  // arguments: index of the first segment. Fills `segments`
@@ -68,17 +68,19 @@ enum class AgentCommand : std::uint32_t {
   kDrop = 12,  // the content is in the buffer: lets the descriptors go. Also while the driver holds
 };
 
-// It will be asked to close again soon. An agent that does not know it makes another buffer then.
+// The peer will ask to close again soon. An agent that does not know this argument makes another
+// buffer then.
 inline constexpr std::uint64_t kKeepBuffer = 1;
 
 // A piece of device memory that can leave.
 struct AgentSegment {
   std::uint64_t bytes;
-  std::uint64_t offset;    // of its content in the buffer
-  std::uint64_t address;   // in the target; of several mappings of it, the first; 0: none
-  std::uint8_t gpu[16];    // the UUID of the device it is on
-  std::int32_t fd;         // the target's descriptor of it, valid until the next command; -1: none
-  std::uint32_t reserved;  // of the last one: the agent's, to see whether the page is its file's
+  std::uint64_t offset;   // of its content in the buffer
+  std::uint64_t address;  // in the target; of several mappings of it, the first; 0: none
+  std::uint8_t gpu[16];   // the UUID of the device it is on
+  std::int32_t fd;        // the target's descriptor of it, valid until the next command; -1: none
+  std::uint32_t
+      reserved;  // in the last one: the agent writes it to see whether the page is its file's
 };
 
 struct ControlPage {
@@ -92,7 +94,7 @@ struct ControlPage {
   std::atomic<std::uint32_t> request;
   std::atomic<std::uint32_t> reply;
   AgentCommand command;
-  // The number of a request that its peer waits for no more: kClose ends soon, as at its deadline.
+  // The number of a request that its peer has cancelled: kClose ends soon, as at its deadline.
   std::atomic<std::uint32_t> abandoned;
   std::uint64_t arguments[4];
 
@@ -115,8 +117,8 @@ struct ControlPage {
   // The driver has held the process once, or was about to: a kernel of it may be one that the GPU
   // cannot switch away from (mover_server.h). Written by tools.
   std::atomic<std::uint32_t> held_before;
-  // Descriptors that the agent keeps (kKeep). While there are any in kHeld, the content is nowhere
-  // else, and the device's memory not free.
+  // The number of descriptors that the agent has pinned (kKeep). While there are any in kHeld, the
+  // content is nowhere else, and the device's memory is not free.
   std::uint32_t kept_count;
   AgentSegment segments[kExportBatch];
 };

@@ -1,4 +1,5 @@
-/* Stasis for programs in C, and for what is made of it: checkpoint and restore of CUDA processes.
+/* Stasis for programs in C, and for languages that call C: checkpoint and restore of CUDA
+ * processes.
  *
  * C11 and C++. Link with -lstasis. docs/c-api.md has examples.
  *
@@ -7,9 +8,9 @@
  * it says otherwise. Nothing here prints, exits or aborts.
  *
  * Strings that are passed in are UTF-8 and copied. A string that is returned as `const char *`
- * belongs to the object it was asked of and lives as long as that one; the texts about codes live
- * as long as the library. One that is returned through a `char **` is the caller's, to be freed
- * with stasis_free().
+ * belongs to the object that returned it and lives as long as that object; the texts about codes
+ * live as long as the library. A string that is returned through a `char **` belongs to the
+ * caller, which frees it with stasis_free().
  *
  * Options. A struct of options begins with its own size, which its _init() function sets, together
  * with the defaults; it grows at its end, and a program that was compiled with a shorter one goes
@@ -21,10 +22,10 @@
  *
  * Signals. The library installs no handlers. Handlers of the program should have SA_RESTART.
  *
- * Who may do this: the user whose process it is, or root; where kernel.yama.ptrace_scope is not 0,
- * a process that has CAP_SYS_PTRACE. Normally one process acts on another: the calls of a locked
- * process to its own driver wait, those that would unlock it too. docs/python.md shows how a
- * program has a helper suspend it.
+ * Permissions. The user of a process, or root, may act on it; where kernel.yama.ptrace_scope is not
+ * 0, a process that has CAP_SYS_PTRACE. Normally one process acts on another: the calls of a
+ * locked process to its own driver wait, also those that would unlock it. docs/python.md shows how
+ * a program has a helper suspend it.
  */
 #ifndef STASIS_STASIS_H
 #define STASIS_STASIS_H
@@ -101,43 +102,43 @@ STASIS_API stasis_code stasis_error_code(const stasis_error* error);
 STASIS_API const char* stasis_error_message(const stasis_error* error);
 /* What to do about it; "" if there is nothing to say. */
 STASIS_API const char* stasis_error_remedy(const stasis_error* error);
-/* What the driver itself answered: its CUresult and that one's name and text. 0 and "" if it was
- * not the driver. */
+/* What the driver itself answered: its CUresult, and the name and text of that. 0 and "" if the
+ * error is not the driver's. */
 STASIS_API int stasis_error_driver_number(const stasis_error* error);
 STASIS_API const char* stasis_error_driver_name(const stasis_error* error);
 STASIS_API const char* stasis_error_driver_text(const stasis_error* error);
 /* NULL is fine. */
 STASIS_API void stasis_error_free(stasis_error* error);
 
-/* Of a code, wherever it occurs: its name in `--json` ("wrong-state"), its meaning, and the exit
- * status of `stasis`. "" and 0 for STASIS_OK, NULL and 1 for what is no code. */
+/* For a code: its name in `--json` ("wrong-state"), its meaning, and the exit status of `stasis`.
+ * "" and 0 for STASIS_OK, NULL and 1 for what is no code. */
 STASIS_API const char* stasis_code_name(stasis_code code);
 STASIS_API const char* stasis_code_meaning(stasis_code code);
 STASIS_API int stasis_code_exit_status(stasis_code code);
 
-/* For the strings that are the caller's. NULL is fine. */
+/* Frees a string that is the caller's. NULL is fine. */
 STASIS_API void stasis_free(char* text);
 
 /* ---- Stopping ---------------------------------------------------------------------------------
  */
 
 /* One request to stop. A call that was given one ends soon after stasis_cancel_request(), with
- * STASIS_INTERRUPTED and everything rolled back, unless the way on was the shorter way out: then it
- * ends well. Used by one call at a time; what is requested stays so. */
+ * STASIS_INTERRUPTED and everything rolled back, unless finishing was the shorter way: then it
+ * succeeds. Used by one call at a time; a request stays. */
 typedef struct stasis_cancel stasis_cancel;
 
-/* NULL without memory. */
+/* NULL if there is no memory. */
 STASIS_API stasis_cancel* stasis_cancel_new(void);
-/* Any thread, and any signal handler. */
+/* May be called from any thread and any signal handler. */
 STASIS_API void stasis_cancel_request(stasis_cancel* cancel);
 STASIS_API void stasis_cancel_free(stasis_cancel* cancel);
 
-/* What a call may be given besides its options. NULL stands for nothing of it.
+/* What a caller may give to a call besides its options. NULL: nothing.
  *
- * `progress` is told of a long step's bytes: at most some twenty times a second, from the caller's
- * thread or another, never from two at once. `total` is 0 where it is not known (the "write" of a
- * dump). `note` is told what is worth knowing and no error. The
- * job stands still meanwhile: they must return at once, and may not throw. */
+ * The library calls `progress` with the bytes of a long step: at most some twenty times a second,
+ * from the caller's thread or another, never from two at once. `total` is 0 where it is unknown
+ * (the "write" of a dump). It calls `note` with what is worth knowing and no error. The job stands
+ * still meanwhile: both must return at once, and must not throw. */
 typedef struct stasis_call {
   size_t size;
   stasis_cancel* cancel;
@@ -150,8 +151,8 @@ STASIS_API void stasis_call_init(stasis_call* call, size_t size);
 /* ---- Sessions ---------------------------------------------------------------------------------
  */
 
-/* A driver that has been loaded. May be used by several threads at once. Not of use in a child that
- * was forked: that one has to open its own. */
+/* A driver that was loaded. Several threads may use it at once. A forked child cannot use it, and
+ * has to open its own. */
 typedef struct stasis_session stasis_session;
 
 typedef struct stasis_session_options {
@@ -159,9 +160,9 @@ typedef struct stasis_session_options {
   /* The driver's library; NULL: STASIS_LIBCUDA, else libcuda.so.1. */
   const char* library;
   /* How long the driver may be silent in a call, in milliseconds; a checkpoint or a restore is
-   * silent while it shows no sign of work. 0: for ever, and calls are made in this process, which a
-   * restore then makes a CUDA process. Otherwise they are made in processes of their own. [10000
-   * and 60000] */
+   * silent while it shows no sign of work. 0: for ever, and the library makes the calls in this
+   * process, which a restore then makes a CUDA process. Otherwise it makes them in processes of
+   * their own. [10000 and 60000] */
   uint32_t answer_timeout_ms;
   uint32_t work_timeout_ms;
 } stasis_session_options;
@@ -177,7 +178,7 @@ STASIS_API void stasis_session_close(stasis_session* session);
 STASIS_API const char* stasis_session_driver_version(const stasis_session* session);
 /* 13000 for driver 580. */
 STASIS_API int stasis_session_cuda_version(const stasis_session* session);
-/* It is the project's simulated driver, and no GPU. */
+/* Whether it is the project's simulated driver, without a GPU. */
 STASIS_API bool stasis_session_is_simulated(const stasis_session* session);
 
 /* ---- One process: the driver's own six calls --------------------------------------------------
@@ -199,14 +200,15 @@ typedef struct stasis_gpu_pair {
   const char* to;
 } stasis_gpu_pair;
 
-/* Holds a process by more than its number: it never comes to mean a later one. */
+/* A process, held by more than its number: the handle never comes to mean a later process with that
+ * number. */
 typedef struct stasis_process stasis_process;
 
 /* STASIS_NO_SUCH_PROCESS, STASIS_THREAD_ID, STASIS_ZOMBIE, STASIS_NOT_PERMITTED; says nothing about
  * CUDA. */
 STASIS_API stasis_error* stasis_process_open(stasis_session* session, int pid,
                                              stasis_process** process);
-/* Changes nothing in the process: one that is locked stays locked. NULL is fine. */
+/* Changes nothing in the process: a locked process stays locked. NULL is fine. */
 STASIS_API void stasis_process_close(stasis_process* process);
 STASIS_API int stasis_process_pid(const stasis_process* process);
 
@@ -225,7 +227,8 @@ STASIS_API stasis_error* stasis_process_restore(stasis_process* process,
                                                 const stasis_gpu_pair* pairs, size_t count);
 /* locked -> running. */
 STASIS_API stasis_error* stasis_process_unlock(stasis_process* process);
-/* To running, locked or checkpointed by as many of these as it takes. The time is for a lock. */
+/* Brings the process to running, locked or checkpointed by as many of these calls as it takes. The
+ * time is for a lock. */
 STASIS_API stasis_error* stasis_process_bring_to(stasis_process* process, stasis_state wanted,
                                                  uint32_t timeout_ms);
 
@@ -242,7 +245,7 @@ STASIS_API stasis_error* stasis_group_open(stasis_session* session, int root_pid
 STASIS_API void stasis_group_close(stasis_group* group);
 /* JSON: [{"pid", "command", "cuda", "state"}, ...], the root first, states asked anew. */
 STASIS_API stasis_error* stasis_group_members(stasis_group* group, char** json);
-/* All of them or none. STASIS_TIMEOUT and STASIS_INTERRUPTED leave them as they were. */
+/* Locks all of them or none. STASIS_TIMEOUT and STASIS_INTERRUPTED leave them as they were. */
 STASIS_API stasis_error* stasis_group_lock(stasis_group* group, uint32_t timeout_ms,
                                            const stasis_call* call);
 /* Their threads are kept still until the unlock. On an error they are locked again, or it is
@@ -314,11 +317,11 @@ typedef struct stasis_dump_options {
   const char* network_lock;    /* "iptables", "nftables", "skip" ["nftables"] */
   const char* const* external; /* "mnt[/data]:data" */
   size_t external_count;
-  /* "none", "lz4", "zstd": of GPU memory that goes past the driver ["none"] */
+  /* "none", "lz4", "zstd": for GPU memory that goes by the direct path ["none"] */
   const char* compress;
-  /* An earlier image of the same job, on the same file system: GPU memory that goes past the driver
-   * and is there already is not written again, but shared by hard links. One that cannot serve is
-   * told of by `note`, and all is written [none] */
+  /* An earlier image of the same job, on the same file system: GPU memory that goes by the direct
+   * path and is there already is not written again, but shared by hard links. If it cannot serve,
+   * `note` says so, and all is written [none] */
   const char* base;
 } stasis_dump_options;
 STASIS_API void stasis_dump_options_init(stasis_dump_options* options, size_t size);
@@ -356,9 +359,9 @@ STASIS_API stasis_error* stasis_restore(stasis_session* session,
                                         const stasis_restore_options* options,
                                         const stasis_call* call, char** report);
 
-/* Makes every CUDA process below `pid` run, whatever has left it in which state; pid 0: the targets
- * of every operation that was killed. The report says of each whether it worked; if one did not, it
- * is written too, and the error is STASIS_NOT_ROLLED_BACK. */
+/* Makes every CUDA process below `pid` run, whatever has left it locked or suspended; pid 0: the
+ * targets of every operation that was killed. The report says of each whether it worked; if one did
+ * not, it is written too, and the error is STASIS_NOT_ROLLED_BACK. */
 STASIS_API stasis_error* stasis_recover(stasis_session* session, int pid, const stasis_call* call,
                                         char** report);
 
@@ -371,8 +374,9 @@ typedef struct stasis_inspect_options {
   const char* criu;
 } stasis_inspect_options;
 STASIS_API void stasis_inspect_options_init(stasis_inspect_options* options, size_t size);
-/* What is in an image, and whether it can be restored here. `session` may be NULL, where no driver
- * is to be had. An image that cannot be restored is no error: see "restorable" and "checks". */
+/* What is in an image, and whether it can be restored on this machine. `session` may be NULL, where
+ * there is no driver. An image that cannot be restored is no error: see "restorable" and "checks".
+ */
 STASIS_API stasis_error* stasis_inspect(stasis_session* session,
                                         const stasis_inspect_options* options,
                                         const stasis_call* call, char** report);
