@@ -55,7 +55,7 @@ std::optional<uid_t> unknown_owner() {
   return unknown;
 }
 
-// Where users have no folders of their own: what nobody but root can write there is root's.
+// Where users have no folders of their own: what only root can write there is root's.
 bool is_systems(const std::filesystem::path& at) {
   if (at == at.root_path()) return true;
   const std::string first = std::next(at.begin())->string();
