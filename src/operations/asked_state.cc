@@ -250,9 +250,14 @@ AskedStates ask_processes(Pid root) {
   if (!tree) return answers;
   Sandboxes sandboxes;
   for (const proc::ProcessInfo& info : *tree) {
-    if (info.state == 'Z' || info.state == 'X' || !may_ask(info.pid)) continue;
+    if (info.has_ended()) continue;
+    AskedState& state = answers[info.pid];
+    state.answered = may_ask(info.pid);
+    if (!state.answered) continue;
     if (auto answer = ask_process(info.pid, sandboxes))
-      answers.emplace(info.pid, std::move(*answer));
+      state = std::move(*answer);
+    else
+      state.answered = false;
   }
   return answers;
 }
@@ -272,25 +277,47 @@ Result<void> refuse_domains(const AskedStates& answers) {
   return {};
 }
 
+namespace {
+
+// The answer of the nearest process above `pid` that was asked, as fork(2) hands it down.
+const AskedState* inherited_answer(const AskedStates& answers,
+                                   const std::vector<ProcessRecord>& processes, Pid pid) {
+  for (std::size_t steps = 0; steps <= processes.size(); ++steps) {
+    if (const auto own = answers.find(pid); own != answers.end()) return &own->second;
+    const auto record = std::find_if(processes.begin(), processes.end(),
+                                     [&](const ProcessRecord& one) { return one.pid == pid; });
+    if (record == processes.end()) return nullptr;
+    pid = record->parent;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
 std::vector<std::string> note_answers(const AskedStates& answers,
                                       std::vector<ProcessRecord>& processes) {
   std::vector<std::string> lost;
   const proc::ProcFs procfs;
   for (ProcessRecord& process : processes) {
-    const auto answer = answers.find(process.pid);
-    if (answer == answers.end()) {
+    const bool asked = answers.contains(process.pid);
+    const AskedState* answer = inherited_answer(answers, processes, process.pid);
+    if (answer == nullptr || !answer->answered) {
       const auto info = procfs.process(process.pid);
-      if (!info || info->state == 'Z' || info->state == 'X') continue;
+      if (!asked || !info || info->has_ended()) continue;
       lost.push_back(
           fmt::format("process {}: whether it uses AMX, forbids itself new code or locks its "
                       "memory; it could not be asked",
                       process.pid.value));
       continue;
     }
-    if (process.kernel_state) process.kernel_state->own = answer->second.state;
-    if (answer->second.in_domain)
+    if (process.kernel_state) {
+      process.kernel_state->own = answer->state;
+      if (!asked) process.kernel_state->own.lock_new = 0;
+    }
+    if (answer->in_domain)
       lost.push_back(fmt::format("process {}: its sandbox (a Landlock domain)", process.pid.value));
-    for (const std::string& what : answer->second.lost)
+    if (!asked) continue;
+    for (const std::string& what : answer->lost)
       lost.push_back(fmt::format("process {}: {}", process.pid.value, what));
   }
   return lost;

@@ -17,11 +17,12 @@
 namespace stasis {
 
 struct AskedState {
+  bool answered = true;
   OwnStateRecord state;
   bool in_domain = false;         // it has threads in a Landlock domain
   std::vector<std::string> lost;  // seen, and not to be put right; for people
 };
-// By process; one that could not be asked is not there.
+// By process; those that were there when all were asked.
 using AskedStates = std::map<Pid, AskedState>;
 
 // Asks every process of the tree below `root`. Those with CUDA are parked; the first thread of each
@@ -32,8 +33,8 @@ AskedStates ask_processes(Pid root);
 // tells its rules.
 Result<void> refuse_domains(const AskedStates& answers);
 
-// Puts the answers into the manifest's processes. The lost: a sentence each, also of those that
-// were not asked.
+// Puts the answers into the manifest's processes. One that was started since has what it inherits
+// from its parent. The lost: a sentence each, also of those that did not answer.
 std::vector<std::string> note_answers(const AskedStates& answers,
                                       std::vector<ProcessRecord>& processes);
 

@@ -1,0 +1,50 @@
+#include "operations/asked_state.h"
+
+#include <unistd.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace stasis {
+namespace {
+
+using ::testing::HasSubstr;
+
+// Two live processes, of which the second is below the first.
+std::vector<ProcessRecord> two_processes() {
+  std::vector<ProcessRecord> processes(2);
+  processes[0].pid = Pid{::getpid()};
+  processes[1].pid = Pid{::getppid()};
+  processes[1].parent = processes[0].pid;
+  for (ProcessRecord& process : processes)
+    process.kernel_state.emplace();
+  return processes;
+}
+
+TEST(AskedState, OneThatWasStartedSinceHasWhatItInherits) {
+  auto processes = two_processes();
+  AskedStates answers;
+  AskedState& answer = answers[processes[0].pid];
+  answer.state.deny_new_code = 1;
+  answer.state.lock_new = 2;  // not handed down by fork(2)
+  answer.lost = {"keys"};
+  const auto lost = note_answers(answers, processes);
+  EXPECT_EQ(processes[0].kernel_state->own.lock_new, 2);
+  EXPECT_EQ(processes[1].kernel_state->own.deny_new_code, 1U);
+  EXPECT_EQ(processes[1].kernel_state->own.lock_new, 0);
+  ASSERT_EQ(lost.size(), 1U);
+  EXPECT_THAT(lost[0], HasSubstr("keys"));
+}
+
+TEST(AskedState, OneThatDidNotAnswerIsTold) {
+  auto processes = two_processes();
+  AskedStates answers;
+  answers[processes[0].pid];
+  answers[processes[1].pid].answered = false;
+  const auto lost = note_answers(answers, processes);
+  ASSERT_EQ(lost.size(), 1U);
+  EXPECT_THAT(lost[0], HasSubstr("could not be asked"));
+}
+
+}  // namespace
+}  // namespace stasis
