@@ -67,7 +67,7 @@ const ErrorInfo* info_of(stasis_code code) {
 // because the program may still hold it when it ends.
 stasis_error& out_of_memory() {
   static auto* const error = new stasis_error{
-      {ErrorCode::kOutOfHostMemory, "this program has no memory left", "free some", {}, {}},
+      {ErrorCode::kOutOfHostMemory, "this program has no memory left", "free some"},
       "this program has no memory left"};
   return *error;
 }

@@ -74,9 +74,7 @@ stasis_error* guarded(F&& body) noexcept {
     try {
       return make_error({ErrorCode::kInternal,
                          fmt::format("stopped by an exception: {}", exception.what()),
-                         "`stasis ps` shows what was left behind, and `stasis recover` mends it",
-                         {},
-                         {}});
+                         "`stasis ps` shows what was left behind, and `stasis recover` mends it"});
     } catch (...) {
       return make_out_of_memory_error();
     }

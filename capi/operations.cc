@@ -63,9 +63,8 @@ Result<DumpOptions> read(const stasis_dump_options& given) {
   out.criu.link_remap = given.link_remap;
   out.criu.ext_unix_sk = given.ext_unix_sk;
   out.criu.ghost_limit = given.ghost_limit;
-  auto mode = cgroup_mode(given.manage_cgroups);
-  if (!mode) return fail(std::move(mode.error()));
-  if (*mode) out.criu.cgroups = **mode;
+  STASIS_TRY_ASSIGN(auto mode, cgroup_mode(given.manage_cgroups));
+  if (mode) out.criu.cgroups = *mode;
   if (given.network_lock != nullptr) {
     const auto lock = network_lock_from_name(given.network_lock);
     if (!lock) {
@@ -74,9 +73,9 @@ Result<DumpOptions> read(const stasis_dump_options& given) {
     }
     out.criu.network_lock = *lock;
   }
-  auto external = strings(given.external, given.external_count, "stasis_dump_options.external");
-  if (!external) return fail(std::move(external.error()));
-  out.criu.external = std::move(*external);
+  STASIS_TRY_ASSIGN(auto external,
+                    strings(given.external, given.external_count, "stasis_dump_options.external"));
+  out.criu.external = std::move(external);
   return out;
 }
 
@@ -85,19 +84,17 @@ Result<RestoreOptions> read(const stasis_restore_options& given, std::list<Uniqu
   if (given.images_dir == nullptr) return misuse("stasis_restore_options.images_dir is not set");
   RestoreOptions out;
   out.images_dir = given.images_dir;
-  auto map = gpu_map(given.gpu_pairs, given.gpu_pair_count);
-  if (!map) return fail(std::move(map.error()));
-  out.gpu_map = std::move(*map);
+  STASIS_TRY_ASSIGN(auto map, gpu_map(given.gpu_pairs, given.gpu_pair_count));
+  out.gpu_map = std::move(map);
   out.leave_suspended = given.leave_suspended;
   out.criu_path = path(given.criu);
   out.tcp_close = given.tcp_close;
   out.ext_unix_sk = given.ext_unix_sk;
-  auto mode = cgroup_mode(given.manage_cgroups);
-  if (!mode) return fail(std::move(mode.error()));
-  out.cgroups = *mode;
-  auto external = strings(given.external, given.external_count, "stasis_restore_options.external");
-  if (!external) return fail(std::move(external.error()));
-  out.external = std::move(*external);
+  STASIS_TRY_ASSIGN(auto mode, cgroup_mode(given.manage_cgroups));
+  out.cgroups = mode;
+  STASIS_TRY_ASSIGN(auto external, strings(given.external, given.external_count,
+                                           "stasis_restore_options.external"));
+  out.external = std::move(external);
   if (given.inherit_count > 0 && given.inherit == nullptr) return misuse("inherit: no pointer");
   for (std::size_t i = 0; i < given.inherit_count; ++i) {
     if (given.inherit[i].key == nullptr) return misuse(fmt::format("inherit: {} has no key", i));
@@ -114,7 +111,7 @@ Result<RestoreOptions> read(const stasis_restore_options& given, std::list<Uniqu
 }
 
 Error not_recovered(const std::vector<RecoverReport>& reports) {
-  Error out{ErrorCode::kNotRolledBack, {}, {}, {}, {}};
+  Error out{ErrorCode::kNotRolledBack, {}, {}};
   for (const RecoverReport& report : reports) {
     if (!report.error) continue;
     out.message += (out.message.empty() ? "" : "; ") + report.error->to_string();
@@ -139,13 +136,12 @@ stasis_error* stasis_suspend(stasis_session* session, int pid,
                              const stasis_suspend_options* options, const stasis_call* call,
                              char** report) {
   return capi::guarded([&]() -> Result<void> {
-    if (auto good = capi::check_target(session, pid); !good) return good;
-    auto read = capi::read_options(options, stasis_suspend_options_init, "stasis_suspend_options");
-    if (!read) return fail(std::move(read.error()));
-    auto given = capi::Call::make(call);
-    if (!given) return fail(std::move(given.error()));
-    auto done = suspend((*given)->environment(*session), Pid{pid},
-                        {capi::ms(read->timeout_ms), read->ignore_obstacles});
+    STASIS_TRY(capi::check_target(session, pid));
+    STASIS_TRY_ASSIGN(auto read, capi::read_options(options, stasis_suspend_options_init,
+                                                    "stasis_suspend_options"));
+    STASIS_TRY_ASSIGN(auto given, capi::Call::make(call));
+    auto done = suspend(given->environment(*session), Pid{pid},
+                        {capi::ms(read.timeout_ms), read.ignore_obstacles});
     if (!done) return fail(std::move(done.error()));
     return capi::give_text(json_text(to_json(*done)), report);
   });
@@ -158,18 +154,16 @@ void stasis_resume_options_init(stasis_resume_options* options, size_t size) {
 stasis_error* stasis_resume(stasis_session* session, int pid, const stasis_resume_options* options,
                             const stasis_call* call, char** report) {
   return capi::guarded([&]() -> Result<void> {
-    if (auto good = capi::check_target(session, pid); !good) return good;
-    auto read = capi::read_options(options, stasis_resume_options_init, "stasis_resume_options");
-    if (!read) return fail(std::move(read.error()));
-    auto map = capi::gpu_map(read->gpu_pairs, read->gpu_pair_count);
-    if (!map) return fail(std::move(map.error()));
-    auto given = capi::Call::make(call);
-    if (!given) return fail(std::move(given.error()));
-    (*given)->interrupt().set_time_limit(capi::ms(read->time_limit_ms));
+    STASIS_TRY(capi::check_target(session, pid));
+    STASIS_TRY_ASSIGN(auto read, capi::read_options(options, stasis_resume_options_init,
+                                                    "stasis_resume_options"));
+    STASIS_TRY_ASSIGN(auto map, capi::gpu_map(read.gpu_pairs, read.gpu_pair_count));
+    STASIS_TRY_ASSIGN(auto given, capi::Call::make(call));
+    given->interrupt().set_time_limit(capi::ms(read.time_limit_ms));
     ResumeOptions how;
-    how.gpu_map = std::move(*map);
-    how.images_dir = capi::text(read->images_dir);
-    auto done = resume((*given)->environment(*session), Pid{pid}, how);
+    how.gpu_map = std::move(map);
+    how.images_dir = capi::text(read.images_dir);
+    auto done = resume(given->environment(*session), Pid{pid}, how);
     if (!done) return fail(std::move(done.error()));
     return capi::give_text(json_text(to_json(*done)), report);
   });
@@ -188,14 +182,12 @@ void stasis_dump_options_init(stasis_dump_options* options, size_t size) {
 stasis_error* stasis_dump(stasis_session* session, int pid, const stasis_dump_options* options,
                           const stasis_call* call, char** report) {
   return capi::guarded([&]() -> Result<void> {
-    if (auto good = capi::check_target(session, pid); !good) return good;
-    auto read = capi::read_options(options, stasis_dump_options_init, "stasis_dump_options");
-    if (!read) return fail(std::move(read.error()));
-    auto ours = capi::read(*read);
-    if (!ours) return fail(std::move(ours.error()));
-    auto given = capi::Call::make(call);
-    if (!given) return fail(std::move(given.error()));
-    auto done = dump((*given)->environment(*session), Pid{pid}, *ours);
+    STASIS_TRY(capi::check_target(session, pid));
+    STASIS_TRY_ASSIGN(auto read,
+                      capi::read_options(options, stasis_dump_options_init, "stasis_dump_options"));
+    STASIS_TRY_ASSIGN(auto ours, capi::read(read));
+    STASIS_TRY_ASSIGN(auto given, capi::Call::make(call));
+    auto done = dump(given->environment(*session), Pid{pid}, ours);
     if (!done) return fail(std::move(done.error()));
     return capi::give_text(json_text(to_json(*done)), report);
   });
@@ -209,17 +201,14 @@ stasis_error* stasis_restore(stasis_session* session, const stasis_restore_optio
                              const stasis_call* call, char** report) {
   return capi::guarded([&]() -> Result<void> {
     if (session == nullptr) return capi::misuse("there is no session");
-    auto read = capi::read_options(options, stasis_restore_options_init, "stasis_restore_options");
-    if (!read) return fail(std::move(read.error()));
+    STASIS_TRY_ASSIGN(auto read, capi::read_options(options, stasis_restore_options_init,
+                                                    "stasis_restore_options"));
     std::list<UniqueFd> copies;
-    auto ours = capi::read(*read, copies);
-    if (!ours) return fail(std::move(ours.error()));
-    auto given = capi::Call::make(call);
-    if (!given) return fail(std::move(given.error()));
-    (*given)->interrupt().set_time_limit(capi::ms(read->time_limit_ms));
-    auto done = restore((*given)->environment(*session), *ours);
-    if (!done) return fail(std::move(done.error()));
-    return capi::give_text(json_text(to_json(*done)), report);
+    STASIS_TRY_ASSIGN(auto ours, capi::read(read, copies));
+    STASIS_TRY_ASSIGN(auto given, capi::Call::make(call));
+    given->interrupt().set_time_limit(capi::ms(read.time_limit_ms));
+    STASIS_TRY_ASSIGN(auto done, restore(given->environment(*session), ours));
+    return capi::give_text(json_text(to_json(done)), report);
   });
 }
 
@@ -228,14 +217,12 @@ stasis_error* stasis_recover(stasis_session* session, int pid, const stasis_call
   return capi::guarded([&]() -> Result<void> {
     if (session == nullptr) return capi::misuse("there is no session");
     if (pid < 0) return capi::misuse(fmt::format("{} is no process number", pid));
-    auto given = capi::Call::make(call);
-    if (!given) return fail(std::move(given.error()));
-    const Environment env = (*given)->environment(*session);
+    STASIS_TRY_ASSIGN(auto given, capi::Call::make(call));
+    const Environment env = given->environment(*session);
     std::vector<RecoverReport> reports;
     if (pid == 0) {
-      auto all = recover_all(env);
-      if (!all) return fail(std::move(all.error()));
-      reports = std::move(*all);
+      STASIS_TRY_ASSIGN(auto all, recover_all(env));
+      reports = std::move(all);
     } else {
       auto one = recover(env, Pid{pid});
       if (!one) return fail(std::move(one.error()));
@@ -256,23 +243,20 @@ void stasis_inspect_options_init(stasis_inspect_options* options, size_t size) {
 stasis_error* stasis_inspect(stasis_session* session, const stasis_inspect_options* options,
                              const stasis_call* call, char** report) {
   return capi::guarded([&]() -> Result<void> {
-    auto read = capi::read_options(options, stasis_inspect_options_init, "stasis_inspect_options");
-    if (!read) return fail(std::move(read.error()));
-    if (read->images_dir == nullptr) {
+    STASIS_TRY_ASSIGN(auto read, capi::read_options(options, stasis_inspect_options_init,
+                                                    "stasis_inspect_options"));
+    if (read.images_dir == nullptr) {
       return capi::misuse("stasis_inspect_options.images_dir is not set");
     }
-    auto map = capi::gpu_map(read->gpu_pairs, read->gpu_pair_count);
-    if (!map) return fail(std::move(map.error()));
-    auto given = capi::Call::make(call);
-    if (!given) return fail(std::move(given.error()));
+    STASIS_TRY_ASSIGN(auto map, capi::gpu_map(read.gpu_pairs, read.gpu_pair_count));
+    STASIS_TRY_ASSIGN(auto given, capi::Call::make(call));
     std::optional<Environment> env;
-    if (session != nullptr) env.emplace((*given)->environment(*session));
-    const Error no_driver{
-        ErrorCode::kDriverMissing, "no driver was given", "open a session first", {}, {}};
-    auto done = inspect(
-        env ? &*env : nullptr, no_driver,
-        {capi::text(read->images_dir), read->verify, std::move(*map), capi::path(read->criu)},
-        **given, (*given)->interrupt());
+    if (session != nullptr) env.emplace(given->environment(*session));
+    const Error no_driver{ErrorCode::kDriverMissing, "no driver was given", "open a session first"};
+    auto done =
+        inspect(env ? &*env : nullptr, no_driver,
+                {capi::text(read.images_dir), read.verify, std::move(map), capi::path(read.criu)},
+                *given, given->interrupt());
     if (!done) return fail(std::move(done.error()));
     return capi::give_text(json_text(to_json(*done)), report);
   });

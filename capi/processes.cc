@@ -18,15 +18,12 @@ Result<Process> open_process(const stasis_session* session, int pid) {
 // The map as the driver demands it, from what was given in part.
 Result<std::vector<GpuPair>> complete(Driver& driver, const Process& process,
                                       const stasis_gpu_pair* pairs, std::size_t count) {
-  auto entries = gpu_map(pairs, count);
-  if (!entries) return fail(std::move(entries.error()));
-  if (entries->empty()) return std::vector<GpuPair>();
-  auto gpus = driver.gpus();
-  if (!gpus) return fail(std::move(gpus.error()));
+  STASIS_TRY_ASSIGN(auto entries, gpu_map(pairs, count));
+  if (entries.empty()) return std::vector<GpuPair>();
+  STASIS_TRY_ASSIGN(auto gpus, driver.gpus());
   // Of an image from another machine they were others.
   const auto before = recall_suspended(process);
-  return plan_gpu_map(driver, *entries, before && !before->gpus.empty() ? before->gpus : *gpus,
-                      *gpus);
+  return plan_gpu_map(driver, entries, before && !before->gpus.empty() ? before->gpus : gpus, gpus);
 }
 
 Result<Group> open_group(const stasis_group& group) {
@@ -88,9 +85,8 @@ const char* stasis_state_name(stasis_state state) {
 stasis_error* stasis_process_open(stasis_session* session, int pid, stasis_process** process) {
   return capi::guarded([&]() -> Result<void> {
     if (process == nullptr) return capi::misuse("no pointer for the process");
-    auto opened = capi::open_process(session, pid);
-    if (!opened) return fail(std::move(opened.error()));
-    *process = new stasis_process{session->driver, std::move(*opened)};
+    STASIS_TRY_ASSIGN(auto opened, capi::open_process(session, pid));
+    *process = new stasis_process{session->driver, std::move(opened)};
     return {};
   });
 }
@@ -102,9 +98,8 @@ int stasis_process_pid(const stasis_process* process) {
 stasis_error* stasis_process_state(stasis_process* process, stasis_state* state) {
   return capi::guarded([&]() -> Result<void> {
     if (process == nullptr || state == nullptr) return capi::misuse("no process, or no pointer");
-    auto now = process->process.state();
-    if (!now) return fail(std::move(now.error()));
-    *state = static_cast<stasis_state>(*now);
+    STASIS_TRY_ASSIGN(auto now, process->process.state());
+    *state = static_cast<stasis_state>(now);
     return {};
   });
 }
@@ -114,9 +109,8 @@ stasis_error* stasis_process_restore_thread_id(stasis_process* process, int* thr
     if (process == nullptr || thread_id == nullptr) {
       return capi::misuse("no process, or no pointer");
     }
-    auto tid = process->process.restore_thread_id();
-    if (!tid) return fail(std::move(tid.error()));
-    *thread_id = tid->value;
+    STASIS_TRY_ASSIGN(auto tid, process->process.restore_thread_id());
+    *thread_id = tid.value;
     return {};
   });
 }
@@ -125,9 +119,8 @@ stasis_error* stasis_process_lock(stasis_process* process, uint32_t timeout_ms,
                                   const stasis_call* call) {
   return capi::guarded([&]() -> Result<void> {
     if (process == nullptr) return capi::misuse("there is no process");
-    auto given = capi::Call::make(call);
-    if (!given) return fail(std::move(given.error()));
-    return process->process.lock_unless(capi::ms(timeout_ms), (*given)->interrupt());
+    STASIS_TRY_ASSIGN(auto given, capi::Call::make(call));
+    return process->process.lock_unless(capi::ms(timeout_ms), given->interrupt());
   });
 }
 
@@ -143,9 +136,8 @@ stasis_error* stasis_process_restore(stasis_process* process, const stasis_gpu_p
                                      size_t count) {
   return capi::guarded([&]() -> Result<void> {
     if (process == nullptr) return capi::misuse("there is no process");
-    auto map = capi::complete(*process->driver, process->process, pairs, count);
-    if (!map) return fail(std::move(map.error()));
-    return process->process.restore(*map);
+    STASIS_TRY_ASSIGN(auto map, capi::complete(*process->driver, process->process, pairs, count));
+    return process->process.restore(map);
   });
 }
 
@@ -175,9 +167,8 @@ stasis_error* stasis_process_bring_to(stasis_process* process, stasis_state want
 stasis_error* stasis_group_open(stasis_session* session, int root_pid, stasis_group** group) {
   return capi::guarded([&]() -> Result<void> {
     if (group == nullptr) return capi::misuse("no pointer for the group");
-    auto root = capi::open_process(session, root_pid);
-    if (!root) return fail(std::move(root.error()));
-    *group = new stasis_group{session->driver, std::move(*root)};
+    STASIS_TRY_ASSIGN(auto root, capi::open_process(session, root_pid));
+    *group = new stasis_group{session->driver, std::move(root)};
     return {};
   });
 }
@@ -186,11 +177,10 @@ void stasis_group_close(stasis_group* group) { delete group; }
 stasis_error* stasis_group_members(stasis_group* group, char** json) {
   return capi::guarded([&]() -> Result<void> {
     if (group == nullptr) return capi::misuse("there is no group");
-    auto opened = capi::open_group(*group);
-    if (!opened) return fail(std::move(opened.error()));
-    opened->dismiss();
+    STASIS_TRY_ASSIGN(auto opened, capi::open_group(*group));
+    opened.dismiss();
     nlohmann::json out = nlohmann::json::array();
-    for (const GroupMember& member : opened->members()) {
+    for (const GroupMember& member : opened.members()) {
       const proc::ProcessInfo& info = member.process.info();
       nlohmann::json one = {
           {"pid", info.pid.value}, {"command", info.comm}, {"cuda", member.initial.has_value()}};
@@ -204,26 +194,22 @@ stasis_error* stasis_group_members(stasis_group* group, char** json) {
 stasis_error* stasis_group_lock(stasis_group* group, uint32_t timeout_ms, const stasis_call* call) {
   return capi::guarded([&]() -> Result<void> {
     if (group == nullptr) return capi::misuse("there is no group");
-    auto given = capi::Call::make(call);
-    if (!given) return fail(std::move(given.error()));
-    auto opened = capi::open_group_in(*group, CudaState::kRunning, "lock");
-    if (!opened) return fail(std::move(opened.error()));
-    auto done = opened->lock(capi::ms(timeout_ms), (*given)->interrupt());
-    if (done) done = (*given)->interrupt().check();
-    return capi::finish(*opened, std::move(done));
+    STASIS_TRY_ASSIGN(auto given, capi::Call::make(call));
+    STASIS_TRY_ASSIGN(auto opened, capi::open_group_in(*group, CudaState::kRunning, "lock"));
+    auto done = opened.lock(capi::ms(timeout_ms), given->interrupt());
+    if (done) done = given->interrupt().check();
+    return capi::finish(opened, std::move(done));
   });
 }
 
 stasis_error* stasis_group_checkpoint(stasis_group* group, const stasis_call* call) {
   return capi::guarded([&]() -> Result<void> {
     if (group == nullptr) return capi::misuse("there is no group");
-    auto given = capi::Call::make(call);
-    if (!given) return fail(std::move(given.error()));
-    auto opened = capi::open_group_in(*group, CudaState::kLocked, "checkpoint");
-    if (!opened) return fail(std::move(opened.error()));
-    for (const GroupMember& member : opened->members())
+    STASIS_TRY_ASSIGN(auto given, capi::Call::make(call));
+    STASIS_TRY_ASSIGN(auto opened, capi::open_group_in(*group, CudaState::kLocked, "checkpoint"));
+    for (const GroupMember& member : opened.members())
       if (member.initial) direct::AgentClient::note_hold(member.process.pid());
-    return capi::finish(*opened, opened->checkpoint(**given, (*given)->interrupt()));
+    return capi::finish(opened, opened.checkpoint(*given, given->interrupt()));
   });
 }
 
@@ -231,30 +217,28 @@ stasis_error* stasis_group_restore(stasis_group* group, const stasis_gpu_pair* p
                                    const stasis_call* call) {
   return capi::guarded([&]() -> Result<void> {
     if (group == nullptr) return capi::misuse("there is no group");
-    auto given = capi::Call::make(call);
-    if (!given) return fail(std::move(given.error()));
-    auto opened = capi::open_group_in(*group, CudaState::kCheckpointed, "restore");
-    if (!opened) return fail(std::move(opened.error()));
-    auto map = capi::complete(*group->driver, opened->members().front().process, pairs, count);
+    STASIS_TRY_ASSIGN(auto given, capi::Call::make(call));
+    STASIS_TRY_ASSIGN(auto opened,
+                      capi::open_group_in(*group, CudaState::kCheckpointed, "restore"));
+    auto map = capi::complete(*group->driver, opened.members().front().process, pairs, count);
     if (!map) {
-      opened->dismiss();
+      opened.dismiss();
       return fail(std::move(map.error()));
     }
-    return capi::finish(*opened, opened->restore(*map, **given));
+    return capi::finish(opened, opened.restore(*map, *given));
   });
 }
 
 stasis_error* stasis_group_unlock(stasis_group* group) {
   return capi::guarded([&]() -> Result<void> {
     if (group == nullptr) return capi::misuse("there is no group");
-    auto opened = capi::open_group_in(*group, CudaState::kLocked, "unlock");
-    if (!opened) return fail(std::move(opened.error()));
-    auto done = opened->unlock();
-    for (const GroupMember& member : opened->members())
+    STASIS_TRY_ASSIGN(auto opened, capi::open_group_in(*group, CudaState::kLocked, "unlock"));
+    auto done = opened.unlock();
+    for (const GroupMember& member : opened.members())
       if (done && member.initial)
         done = direct::bring_back_alone(
             member.process.pid(), member.process.pidfd(),
             [group] { return memory_of_all_gpus(*group->driver); }, nullptr);
-    return capi::finish(*opened, std::move(done));
+    return capi::finish(opened, std::move(done));
   });
 }

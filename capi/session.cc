@@ -40,14 +40,12 @@ std::shared_ptr<Driver> shared(std::unique_ptr<Driver> driver) {
 
 Result<std::shared_ptr<Driver>> open_driver(const stasis_session_options& options) {
   const std::string library = options.library == nullptr ? "" : options.library;
-  auto driver = load_driver(library);
-  if (!driver) return fail(std::move(driver.error()));
+  STASIS_TRY_ASSIGN(auto driver, load_driver(library));
   if (options.answer_timeout_ms == 0 && options.work_timeout_ms == 0) {
-    return shared(std::move(*driver));
+    return shared(std::move(driver));
   }
-  auto program = calls_program();
-  if (!program) return fail(std::move(program.error()));
-  auto bounded = bound_driver_by(*program, library, *driver,
+  STASIS_TRY_ASSIGN(auto program, calls_program());
+  auto bounded = bound_driver_by(program, library, driver,
                                  {std::chrono::milliseconds(options.answer_timeout_ms),
                                   std::chrono::milliseconds(options.work_timeout_ms)});
   if (!bounded) return fail(std::move(bounded.error()));
@@ -80,9 +78,8 @@ Result<std::vector<std::string>> strings(const char* const* texts, std::size_t c
 }
 
 Result<std::unique_ptr<Call>> Call::make(const stasis_call* call) {
-  auto read = read_options(call, stasis_call_init, "stasis_call");
-  if (!read) return fail(std::move(read.error()));
-  return std::unique_ptr<Call>(new Call(*read));
+  STASIS_TRY_ASSIGN(auto read, read_options(call, stasis_call_init, "stasis_call"));
+  return std::unique_ptr<Call>(new Call(read));
 }
 
 void Call::update(std::string_view phase, std::uint64_t done, std::uint64_t total) {
@@ -95,12 +92,10 @@ void Call::update(std::string_view phase, std::uint64_t done, std::uint64_t tota
 Environment Call::environment(const stasis_session& session) {
   session_.silence = session.silence;
   session_.start_movers_by([&session]() -> Result<std::shared_ptr<direct::MoverProcess>> {
-    auto program = calls_program();
-    if (!program) return fail(std::move(program.error()));
+    STASIS_TRY_ASSIGN(auto program, calls_program());
     const std::array<std::string, 2> arguments{session.library, "mover"};
-    auto mover = direct::MoverProcess::start_program(*program, arguments);
-    if (!mover) return fail(std::move(mover.error()));
-    return std::make_shared<direct::MoverProcess>(std::move(*mover));
+    STASIS_TRY_ASSIGN(auto mover, direct::MoverProcess::start_program(program, arguments));
+    return std::make_shared<direct::MoverProcess>(std::move(mover));
   });
   return session_.environment(*session.driver);
 }
@@ -124,12 +119,11 @@ void stasis_session_options_init(stasis_session_options* options, size_t size) {
 stasis_error* stasis_session_open(const stasis_session_options* options, stasis_session** session) {
   return capi::guarded([&]() -> Result<void> {
     if (session == nullptr) return capi::misuse("no pointer for the session");
-    auto read = capi::read_options(options, stasis_session_options_init, "stasis_session_options");
-    if (!read) return fail(std::move(read.error()));
-    auto driver = capi::open_driver(*read);
-    if (!driver) return fail(std::move(driver.error()));
-    *session = new stasis_session{std::move(*driver), read->library ? read->library : "",
-                                  std::chrono::milliseconds(read->work_timeout_ms)};
+    STASIS_TRY_ASSIGN(auto read, capi::read_options(options, stasis_session_options_init,
+                                                    "stasis_session_options"));
+    STASIS_TRY_ASSIGN(auto driver, capi::open_driver(read));
+    *session = new stasis_session{std::move(driver), read.library ? read.library : "",
+                                  std::chrono::milliseconds(read.work_timeout_ms)};
     return {};
   });
 }

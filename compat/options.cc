@@ -149,9 +149,8 @@ Result<void> check_pid(const Given& given, Options& options) {
 
 Result<void> check_details(const Given& given, Options& options) {
   if (given.action && options.operation == Operation::kAction) {
-    auto action = parse_action(*given.action);
-    if (!action) return fail(std::move(action.error()));
-    options.action = *action;
+    STASIS_TRY_ASSIGN(auto action, parse_action(*given.action));
+    options.action = action;
   }
   const bool is_action = options.operation == Operation::kAction;
   if (given.timeout && !(is_action && options.action == Action::kLock)) {
@@ -170,9 +169,8 @@ Result<void> check_details(const Given& given, Options& options) {
     options.timeout = std::chrono::milliseconds(*timeout);
   }
   if (given.device_map) {
-    auto pairs = parse_device_map(*given.device_map);
-    if (!pairs) return fail(std::move(pairs.error()));
-    options.gpus = std::move(*pairs);
+    STASIS_TRY_ASSIGN(auto pairs, parse_device_map(*given.device_map));
+    options.gpus = std::move(pairs);
   }
   return {};
 }
@@ -180,19 +178,18 @@ Result<void> check_details(const Given& given, Options& options) {
 }  // namespace
 
 Result<Options> parse_options(int argc, char** argv, const Features& features) {
-  auto given = scan(argc, argv, features);
-  if (!given) return fail(std::move(given.error()));
+  STASIS_TRY_ASSIGN(auto given, scan(argc, argv, features));
   Options options;
-  if (given->help) return options;
-  if (given->operations.empty()) return refuse("No operation selected");
-  if (given->operations.size() > 1) return refuse("Too many operations selected");
-  options.operation = given->operations.front();
+  if (given.help) return options;
+  if (given.operations.empty()) return refuse("No operation selected");
+  if (given.operations.size() > 1) return refuse("Too many operations selected");
+  options.operation = given.operations.front();
   if (options.operation == Operation::kLaunchJob) {
-    options.job = std::move(given->job);
+    options.job = std::move(given.job);
     return options;
   }
-  if (auto ok = check_pid(*given, options); !ok) return fail(std::move(ok.error()));
-  if (auto ok = check_details(*given, options); !ok) return fail(std::move(ok.error()));
+  STASIS_TRY(check_pid(given, options));
+  STASIS_TRY(check_details(given, options));
   return options;
 }
 

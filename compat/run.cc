@@ -62,9 +62,7 @@ int cu_result_for(ErrorCode code) {
 Error no_such_number(const std::string& text) {
   return Error{ErrorCode::kNoSuchProcess,
                fmt::format("there is no process {}: it is larger than any process number", text),
-               "check the number",
-               {},
-               {}};
+               "check the number"};
 }
 
 // One run of the program: the options, the driver, and where to write to.
@@ -150,7 +148,7 @@ class Tool {
   Result<void> lock(Process& process, milliseconds timeout) const {
     if (timeout.count() > 0) return process.lock(timeout);
     for (milliseconds limit = kFirstLockTry;; limit = std::min(limit * 2, kLongestLockTry)) {
-      if (auto go = interrupt_.check(); !go) return go;
+      STASIS_TRY(interrupt_.check());
       auto done = process.lock(limit);
       if (done || done.error().code != ErrorCode::kTimeout) return done;
     }

@@ -65,9 +65,7 @@ Error no_answer(milliseconds limit, Pid root) {
                       std::chrono::duration_cast<std::chrono::seconds>(limit).count()),
           fmt::format("see `dmesg` for messages of the NVIDIA driver; when criu has ended, run "
                       "`stasis recover {}`",
-                      root.value),
-          {},
-          {}};
+                      root.value)};
 }
 
 }  // namespace
@@ -161,10 +159,9 @@ Result<void> DumpSession::State::refuse_obstacles() {
       fresh.push_back(member.process.info());
     }
   }
-  auto found = find_obstacles(*driver, proc::ProcFs(), fresh);
-  if (!found) return fail(std::move(found.error()));
-  if (found->empty()) return {};
-  Error why = describe_obstacles(*found, fresh);
+  STASIS_TRY_ASSIGN(auto found, find_obstacles(*driver, proc::ProcFs(), fresh));
+  if (found.empty()) return {};
+  Error why = describe_obstacles(found, fresh);
   if (ignores_obstacles()) {
     ignored.push_back(std::move(why.message));
     return {};
@@ -174,9 +171,8 @@ Result<void> DumpSession::State::refuse_obstacles() {
 }
 
 Result<void> DumpSession::State::lock(Pid root, milliseconds timeout) {
-  auto opened = Group::open(*driver, root);
-  if (!opened) return fail(std::move(opened.error()));
-  group.emplace(std::move(*opened));
+  STASIS_TRY_ASSIGN(auto opened, Group::open(*driver, root));
+  group.emplace(std::move(opened));
   group->on_members_changed = [this](const auto&) { return enter_journal(); };
   if (!has_cuda()) return {};
   auto done = enter_journal();
@@ -193,25 +189,25 @@ Result<void> DumpSession::State::lock(Pid root, milliseconds timeout) {
 
 // What processes without CUDA have from those that forked them. `now`, or only whether it can be.
 Result<void> DumpSession::State::replace_inherited(bool now) {
-  auto found = find_inherited_files(proc::ProcFs(), group->members(), driver->info().simulated,
-                                    ignores_obstacles());
-  if (!found) return fail(std::move(found.error()));
+  STASIS_TRY_ASSIGN(auto found,
+                    find_inherited_files(proc::ProcFs(), group->members(), driver->info().simulated,
+                                         ignores_obstacles()));
   if (!now) return {};
-  return replace_inherited_files(*found, journal ? &*journal : nullptr);
+  return replace_inherited_files(found, journal ? &*journal : nullptr);
 }
 
 // Workers that were forked between the lock and CRIU's seizing the tree have such files too, and
 // CRIU would refuse them. Before the checkpoint their parents still have theirs, so the next dump
 // knows them.
 Result<void> DumpSession::State::refuse_late_workers() {
-  auto found = find_inherited_files(proc::ProcFs(), group->members(), driver->info().simulated,
-                                    ignores_obstacles());
-  if (!found) return fail(std::move(found.error()));
-  if (found->empty()) return {};
+  STASIS_TRY_ASSIGN(auto found,
+                    find_inherited_files(proc::ProcFs(), group->members(), driver->info().simulated,
+                                         ignores_obstacles()));
+  if (found.empty()) return {};
   return fail(ErrorCode::kBusy,
               fmt::format("process {} ({}) was forked from one that uses CUDA while that was being "
                           "locked",
-                          found->front().process.pid.value, found->front().process.comm),
+                          found.front().process.pid.value, found.front().process.comm),
               "dump once more");
 }
 
@@ -327,11 +323,10 @@ int DumpSession::checkpoint(Pid pid) {
 
 // While CRIU holds all threads but those by which the driver acts.
 Result<void> DumpSession::State::checkpoint() {
-  auto more = group->look_again();
-  if (!more) return fail(std::move(more.error()));
+  STASIS_TRY_ASSIGN(auto more, group->look_again());
   group->leave_threads_alone();
   Result<void> done;
-  if (*more) done = group->lock(kLateLock, interrupt);
+  if (more) done = group->lock(kLateLock, interrupt);
   // Once more: the lock may have taken seconds.
   looked_at.clear();
   if (done) done = refuse_obstacles();
@@ -342,26 +337,24 @@ Result<void> DumpSession::State::checkpoint() {
   for (const GroupMember& member : group->members()) {
     if (!done) return done;
     if (!member.initial || !member.process.alive()) continue;
-    auto state = member.process.state();
-    if (!state) return fail(std::move(state.error()));
-    if (*state == CudaState::kCheckpointed) continue;
+    STASIS_TRY_ASSIGN(auto state, member.process.state());
+    if (state == CudaState::kCheckpointed) continue;
     return fail(ErrorCode::kWrongState,
                 fmt::format("process {} is {} after its checkpoint", member.process.pid().value,
-                            cuda_state_name(*state)),
+                            cuda_state_name(state)),
                 "see `dmesg` for messages of the NVIDIA driver");
   }
   return done;
 }
 
 Result<void> DumpSession::checkpoint_tree() {
-  auto awake = wake_tree(*state_->driver, *root_);
-  if (!awake) return fail(std::move(awake.error()));
-  if (awake->empty()) return {};
+  STASIS_TRY_ASSIGN(auto awake, wake_tree(*state_->driver, *root_));
+  if (awake.empty()) return {};
   const auto limit = patience(bytes_on_gpus(*state_->driver, *root_));
   const auto result = std::make_shared<Result<void>>();
   const bool in_time = proc::run_beside(
-      *awake, [state = state_, result] { *result = state->checkpoint(); }, limit);
-  auto asleep = put_to_sleep(*awake);
+      awake, [state = state_, result] { *result = state->checkpoint(); }, limit);
+  auto asleep = put_to_sleep(awake);
   if (!in_time) {
     // The checkpoint is cancelled; the roll-back brings back the processes that answer.
     state_->interrupt.request(SIGALRM);
@@ -408,13 +401,12 @@ Result<void> DumpSession::record_image() {
 
 Result<void> DumpSession::roll_back() {
   // Processes that CRIU could not hold answer by themselves.
-  auto awake = wake_tree(*state_->driver, *root_);
-  if (!awake) return fail(std::move(awake.error()));
+  STASIS_TRY_ASSIGN(auto awake, wake_tree(*state_->driver, *root_));
   const auto result = std::make_shared<Result<void>>();
   const auto limit = patience(bytes_in_host_memory(*root_));
   const bool in_time = proc::run_beside(
-      *awake, [state = state_, result] { *result = state->roll_back(); }, limit);
-  auto asleep = put_to_sleep(*awake);
+      awake, [state = state_, result] { *result = state->roll_back(); }, limit);
+  auto asleep = put_to_sleep(awake);
   if (!in_time) {
     const std::scoped_lock guard(state_->mutex);
     state_->given_up = true;

@@ -97,12 +97,12 @@ Result<GpuRecord> parse_record(const std::string& text) {
 }
 
 Result<void> write_record(int directory, const GpuRecord& record) {
-  auto fd =
-      open_file(directory, kFile, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_NONBLOCK, 0600);
-  if (!fd) return fail(std::move(fd.error()));
+  STASIS_TRY_ASSIGN(
+      auto fd,
+      open_file(directory, kFile, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_NONBLOCK, 0600));
   const std::string text = to_text(record);
-  auto done = write_all(fd->get(), text.data(), text.size(), kFile);
-  if (done) done = fd->close(kFile);
+  auto done = write_all(fd.get(), text.data(), text.size(), kFile);
+  if (done) done = fd.close(kFile);
   return done;
 }
 
@@ -113,24 +113,20 @@ Result<std::optional<std::string>> read_image_file(int directory, const std::str
     return std::optional<std::string>();
   }
   // O_NONBLOCK: to open a pipe without a writer would wait for ever.
-  auto fd = open_file(directory, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
-  if (!fd) return fail(std::move(fd.error()));
-  if (::fstat(fd->get(), &info) != 0) return fail(errno_error("cannot look at " + name, errno));
+  STASIS_TRY_ASSIGN(auto fd, open_file(directory, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK));
+  if (::fstat(fd.get(), &info) != 0) return fail(errno_error("cannot look at " + name, errno));
   if (!S_ISREG(info.st_mode)) {
     return fail(ErrorCode::kImageCorrupt, name + " of the image is no regular file", kCopyAgain);
   }
-  auto text = read_file(*fd, name, limit);
-  if (!text) return fail(std::move(text.error()));
-  return std::optional<std::string>(std::move(*text));
+  STASIS_TRY_ASSIGN(auto text, read_file(fd, name, limit));
+  return std::optional<std::string>(std::move(text));
 }
 
 Result<std::optional<GpuRecord>> read_record(int directory) {
-  auto text = read_image_file(directory, kFile, kLimit);
-  if (!text) return fail(std::move(text.error()));
-  if (!*text) return std::optional<GpuRecord>();
-  auto record = parse_record(**text);
-  if (!record) return fail(std::move(record.error()));
-  return std::optional<GpuRecord>(std::move(*record));
+  STASIS_TRY_ASSIGN(auto text, read_image_file(directory, kFile, kLimit));
+  if (!text) return std::optional<GpuRecord>();
+  STASIS_TRY_ASSIGN(auto record, parse_record(*text));
+  return std::optional<GpuRecord>(std::move(record));
 }
 
 }  // namespace stasis::plugin

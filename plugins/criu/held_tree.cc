@@ -20,11 +20,10 @@ namespace stasis::plugin {
 
 Result<std::vector<proc::AwakeThread>> wake_tree(Driver& driver, Pid root) {
   const proc::ProcFs procfs;
-  auto tree = procfs.tree(root);
-  if (!tree) return fail(std::move(tree.error()));
+  STASIS_TRY_ASSIGN(auto tree, procfs.tree(root));
   const int self = static_cast<int>(::syscall(SYS_gettid));
   std::vector<proc::AwakeThread> awake;
-  for (const proc::ProcessInfo& info : *tree) {
+  for (const proc::ProcessInfo& info : tree) {
     if (info.state == 'Z' || info.state == 'X') continue;
     auto process = Process::open(driver, info.pid, procfs);
     if (!process) {
@@ -48,9 +47,8 @@ Result<std::vector<proc::AwakeThread>> wake_tree(Driver& driver, Pid root) {
                   "run criu in the PID namespace of the process, or outside of it");
     }
     if (!status || status->tracer != self) continue;
-    auto woken = proc::AwakeThread::wake(info.pid, *thread);
-    if (!woken) return fail(std::move(woken.error()));
-    awake.push_back(std::move(*woken));
+    STASIS_TRY_ASSIGN(auto woken, proc::AwakeThread::wake(info.pid, *thread));
+    awake.push_back(std::move(woken));
   }
   return awake;
 }

@@ -57,7 +57,7 @@ int guarded(int if_thrown, Act&& act) {
     return act();
   } catch (const std::exception& error) {
     log_error("cannot go on",
-              Error{ErrorCode::kInternal, error.what(), "report this, with CRIU's log", {}, {}});
+              Error{ErrorCode::kInternal, error.what(), "report this, with CRIU's log"});
     return if_thrown;
   }
 }

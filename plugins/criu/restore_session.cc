@@ -31,22 +31,20 @@ Result<std::vector<GpuMapEntry>> wished_map() {
   constexpr const char* kOption = "device-map";
   constexpr const char* kVariable = "STASIS_DEVICE_MAP";
   constexpr const char* kMapFile = "cuda-device-map";
-  auto option = plugin_option(kOption);
-  if (!option) return fail(std::move(option.error()));
+  STASIS_TRY_ASSIGN(auto option, plugin_option(kOption));
   const char* variable = std::getenv(kVariable);
   Result<std::string> text;
   std::string source;
-  if (*option) {
+  if (option) {
     source = fmt::format("{}.{}", kName, kOption);
-    text = map_or_file(std::move(**option));
+    text = map_or_file(std::move(*option));
   } else if (variable != nullptr && *variable != '\0') {
     source = kVariable;
     text = map_or_file(variable);
   } else if (const auto directory = image_directory()) {
     source = kMapFile;
-    auto read = read_image_file(*directory, kMapFile, kMapLimit);
-    if (!read) return fail(std::move(read.error()));
-    text = std::move(*read).value_or(std::string());
+    STASIS_TRY_ASSIGN(auto read, read_image_file(*directory, kMapFile, kMapLimit));
+    text = std::move(read).value_or(std::string());
   }
   if (!text) return fail(std::move(text.error()).within("while reading " + source));
   // A file may have one entry a line, and end its lines as it likes.
@@ -69,17 +67,16 @@ Result<std::vector<GpuMapEntry>> wished_map() {
 Result<std::unique_ptr<RestoreSession>> RestoreSession::begin(std::shared_ptr<Driver> driver,
                                                               std::optional<GpuRecord> record) {
   std::unique_ptr<RestoreSession> session(new RestoreSession(std::move(driver), std::move(record)));
-  if (auto done = session->plan(); !done) return fail(std::move(done.error()));
+  STASIS_TRY(session->plan());
   return session;
 }
 
 Result<void> RestoreSession::plan() {
-  auto entries = wished_map();
-  if (!entries) return fail(std::move(entries.error()));
+  STASIS_TRY_ASSIGN(auto entries, wished_map());
   auto here = driver_->gpus();
   if (!here) {
     // Where NVML is missing (in some containers) only what cannot be done without it is refused.
-    if (!entries->empty() || here.error().code != ErrorCode::kDriverMissing) {
+    if (!entries.empty() || here.error().code != ErrorCode::kDriverMissing) {
       return fail(std::move(here.error()));
     }
     log_warning(
@@ -94,10 +91,9 @@ Result<void> RestoreSession::plan() {
                 "runtime");
   }
   if (!record_) {
-    if (entries->empty()) return {};
-    auto pairs = plan_gpu_map(*driver_, *entries, *here, *here);
-    if (!pairs) return fail(std::move(pairs.error()));
-    pairs_ = std::move(*pairs);
+    if (entries.empty()) return {};
+    STASIS_TRY_ASSIGN(auto pairs, plan_gpu_map(*driver_, entries, *here, *here));
+    pairs_ = std::move(pairs);
     return {};
   }
   if (record_->simulated != driver_->info().simulated) {
@@ -116,10 +112,9 @@ Result<void> RestoreSession::plan() {
     return std::any_of(here->begin(), here->end(),
                        [&](const Gpu& gpu) { return gpu.uuid == use.gpu; });
   });
-  if (!entries->empty() || (!all_here && !record_->gpus.empty())) {
-    auto pairs = plan_gpu_map(*driver_, *entries, record_->gpus, *here);
-    if (!pairs) return fail(std::move(pairs.error()));
-    pairs_ = std::move(*pairs);
+  if (!entries.empty() || (!all_here && !record_->gpus.empty())) {
+    STASIS_TRY_ASSIGN(auto pairs, plan_gpu_map(*driver_, entries, record_->gpus, *here));
+    pairs_ = std::move(pairs);
   }
   return check_gpu_memory(needed, pairs_, *here);
 }
@@ -154,8 +149,7 @@ int RestoreSession::resume(Pid pid) {
 
 Result<void> RestoreSession::resume_tree(Pid root) {
   known_.push_back(root);
-  auto awake = wake_tree(*driver_, root);
-  if (!awake) return fail(std::move(awake.error()));
+  STASIS_TRY_ASSIGN(auto awake, wake_tree(*driver_, root));
   // The worker may have to be left behind, so what it uses is its own.
   struct Work {
     std::shared_ptr<Driver> driver;
@@ -176,8 +170,7 @@ Result<void> RestoreSession::resume_tree(Pid root) {
   }
   const auto act = [work, root, wanted_states]() -> Result<void> {
     NoProgress quiet;
-    auto group = Group::open(*work->driver, root);
-    if (!group) return fail(std::move(group.error()));
+    STASIS_TRY_ASSIGN(auto group, Group::open(*work->driver, root));
     const auto state_wanted = [&](Pid pid) {
       for (const auto& [known, state] : wanted_states) {
         if (known == pid) return state;
@@ -185,17 +178,17 @@ Result<void> RestoreSession::resume_tree(Pid root) {
       return CudaState::kRunning;
     };
     // Nothing is undone: if it cannot be done, the processes go.
-    group->dismiss();
-    for (GroupMember& member : group->members()) {
+    group.dismiss();
+    for (GroupMember& member : group.members()) {
       work->all.push_back(member.process.pid());
       if (!member.initial) continue;
       work->cuda.push_back(member.process.pid());
       member.initial = state_wanted(member.process.pid());
     }
-    std::erase_if(group->members(),
+    std::erase_if(group.members(),
                   [](const GroupMember& m) { return m.initial == CudaState::kCheckpointed; });
-    if (group->members().empty() || group->cuda_count() == 0) return {};
-    auto begun = Journal::begin({"criu restore", root, {}, {}, journal_targets(group->members())});
+    if (group.members().empty() || group.cuda_count() == 0) return {};
+    auto begun = Journal::begin({"criu restore", root, {}, {}, journal_targets(group.members())});
     if (begun) {
       work->journal.emplace(std::move(*begun));
       work->entered = true;
@@ -203,16 +196,15 @@ Result<void> RestoreSession::resume_tree(Pid root) {
       log_warning("if criu is killed now, `stasis recover --all` will not know of it: " +
                   begun.error().message);
     }
-    if (auto done = group->restore(work->pairs, quiet); !done) return done;
-    for (GroupMember& member : group->members()) {
+    STASIS_TRY(group.restore(work->pairs, quiet));
+    for (GroupMember& member : group.members()) {
       if (!member.initial || !member.process.alive()) continue;
-      if (auto done = member.process.bring_to(*member.initial); !done) return done;
-      auto now = member.process.state();
-      if (!now) return fail(std::move(now.error()));
-      if (*now != *member.initial) {
+      STASIS_TRY(member.process.bring_to(*member.initial));
+      STASIS_TRY_ASSIGN(auto now, member.process.state());
+      if (now != *member.initial) {
         return fail(ErrorCode::kWrongState,
                     fmt::format("process {} is {} and should be {}", member.process.pid().value,
-                                cuda_state_name(*now), cuda_state_name(*member.initial)),
+                                cuda_state_name(now), cuda_state_name(*member.initial)),
                     "see `dmesg` for messages of the NVIDIA driver");
       }
     }
@@ -220,8 +212,8 @@ Result<void> RestoreSession::resume_tree(Pid root) {
   };
   const auto limit = patience(bytes_in_host_memory(root));
   const bool in_time = proc::run_beside(
-      *awake, [work, act] { work->result = act(); }, limit);
-  auto asleep = put_to_sleep(*awake);
+      awake, [work, act] { work->result = act(); }, limit);
+  auto asleep = put_to_sleep(awake);
   if (work->entered) journal_ = std::move(work->journal);
   if (!in_time) {
     return fail(ErrorCode::kNoAnswer,

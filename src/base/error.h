@@ -81,10 +81,10 @@ struct DriverFailure {
 
 struct Error {
   ErrorCode code = ErrorCode::kInternal;
-  std::string message;  // what happened, with the value seen; no final full stop
-  std::string remedy;   // what to do; empty if there is nothing to say
-  std::optional<DriverFailure> driver;
-  std::vector<std::string> context;  // outermost last: "while dumping process 12"
+  std::string message;      // what happened, with the value seen; no final full stop
+  std::string remedy = {};  // what to do; empty if there is nothing to say
+  std::optional<DriverFailure> driver = {};
+  std::vector<std::string> context = {};  // outermost last: "while dumping process 12"
 
   // The same error, with one more "while ..." around it.
   Error within(std::string what) &&;

@@ -106,7 +106,7 @@ TEST(ErrorCode, ScriptsCanTellWhatToDo) {
 }
 
 TEST(Error, KeepsItsContextFromTheInsideOut) {
-  Error error{ErrorCode::kIo, "cannot read x", "look", std::nullopt, {}};
+  Error error{ErrorCode::kIo, "cannot read x", "look"};
   const Error outer = std::move(error).within("while reading").within("while dumping");
   EXPECT_EQ(outer.to_string(), "cannot read x (while reading) (while dumping)");
   EXPECT_EQ(outer.remedy, "look");

@@ -167,12 +167,11 @@ void log_line(const std::string& text) {
 Result<void> fill_disk() {
   constexpr std::size_t kMost = 256U << 20;
   const std::string path = std::string(setting("STASIS_FAULT_FILL")) + "/fault-fill";
-  auto file = open_file(AT_FDCWD, path, O_WRONLY | O_CREAT, 0600);
-  if (!file) return fail(std::move(file.error()));
+  STASIS_TRY_ASSIGN(auto file, open_file(AT_FDCWD, path, O_WRONLY | O_CREAT, 0600));
   const std::string zeros(64U << 10, '\0');
   std::size_t written = 0;
   for (std::size_t step = zeros.size(); step >= 1;) {
-    const ssize_t got = ::write(file->get(), zeros.data(), step);
+    const ssize_t got = ::write(file.get(), zeros.data(), step);
     if (got > 0) {
       written += static_cast<std::size_t>(got);
       if (written <= kMost) continue;
@@ -189,16 +188,15 @@ Result<void> fill_disk() {
 // keeps the C library from using what it has only reserved. Its hard limits stay, so that the test
 // can lift it.
 Result<void> take_no_more_memory(int pid) {
-  auto text = read_file(AT_FDCWD, fmt::format("/proc/{}/status", pid), 65536);
-  if (!text) return fail(std::move(text.error()));
+  STASIS_TRY_ASSIGN(auto text, read_file(AT_FDCWD, fmt::format("/proc/{}/status", pid), 65536));
   const auto limit = [&](auto resource, std::string_view field) -> Result<void> {
-    const std::size_t at = text->find(field);
+    const std::size_t at = text.find(field);
     rlimit limits{};
     if (at == std::string::npos || ::prlimit(pid, resource, nullptr, &limits) != 0)
       return fail(errno_error(fmt::format("cannot read {} of process {}", field, pid), errno));
     // In KiB.
     limits.rlim_cur = std::min<rlim_t>(
-        limits.rlim_max, std::strtoull(text->c_str() + at + field.size(), nullptr, 10) << 10);
+        limits.rlim_max, std::strtoull(text.c_str() + at + field.size(), nullptr, 10) << 10);
     if (::prlimit(pid, resource, &limits, nullptr) == 0) return {};
     return fail(errno_error(fmt::format("cannot limit the memory of process {}", pid), errno));
   };
@@ -245,7 +243,7 @@ Result<void> act(const Fault& fault) {
 }  // namespace
 
 Result<void> check_fault_setting() {
-  if (auto parsed = parse(setting("STASIS_FAULT")); !parsed) return fail(std::move(parsed.error()));
+  STASIS_TRY(parse(setting("STASIS_FAULT")));
   return {};
 }
 

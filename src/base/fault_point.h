@@ -77,7 +77,7 @@ inline void set_fault_mover(Pid) {}
 // A step between its two points.
 template <class Step>
 Result<void> between(FaultPoint before, FaultPoint after, const Step& step) {
-  if (auto allowed = fault(before); !allowed) return allowed;
+  STASIS_TRY(fault(before));
   if (Result<void> done = step(); !done) return done;
   return fault(after);
 }

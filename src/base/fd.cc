@@ -63,7 +63,7 @@ Error errno_error(const std::string& what, int error_number) {
     default:
       break;
   }
-  return Error{code, fmt::format("{}: {}", what, std::strerror(error_number)), remedy, {}, {}};
+  return Error{code, fmt::format("{}: {}", what, std::strerror(error_number)), remedy};
 }
 
 bool give_up_reserve() {
@@ -132,9 +132,8 @@ Result<UniqueFd> open_checked(int directory, const std::string& path, int access
 }
 
 Result<std::string> read_file(int directory, const std::string& path, std::size_t limit) {
-  auto fd = open_checked(directory, path, O_RDONLY, &is_regular_file);
-  if (!fd) return fail(std::move(fd.error()));
-  return read_file(*fd, path, limit);
+  STASIS_TRY_ASSIGN(auto fd, open_checked(directory, path, O_RDONLY, &is_regular_file));
+  return read_file(fd, path, limit);
 }
 
 Result<std::string> read_file(const UniqueFd& file, const std::string& path, std::size_t limit) {

@@ -65,30 +65,27 @@ void close_all_but(int kept) {
 
 Result<HelperProcess> HelperProcess::start(const char* name,
                                            const std::function<void(const Channel&)>& serve) {
-  auto ends = Channel::pair();
-  if (!ends) return fail(std::move(ends.error()));
+  STASIS_TRY_ASSIGN(auto ends, Channel::pair());
   const int self = ::getpid();
   const pid_t pid = ::fork();
   if (pid < 0) return fail(errno_error(fmt::format("cannot start a process ({})", name), errno));
   if (pid == 0) {
-    ends->first.close();
+    ends.first.close();
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     // It ended before the line above. One in another PID namespace has the number 0 here, and is
     // missed at the channel.
     if (const int parent = ::getppid(); parent != self && parent != 0) ::_exit(0);
-    run(name, ends->second, serve);
+    run(name, ends.second, serve);
   }
-  return held(pid, std::move(ends->first));
+  return held(pid, std::move(ends.first));
 }
 
 Result<HelperProcess> HelperProcess::start_program(const std::string& program,
                                                    std::span<const std::string> arguments) {
-  auto ends = Channel::pair();
-  if (!ends) return fail(std::move(ends.error()));
-  const UniqueFd theirs = ends->second.take();
-  auto pid = spawn_with_socket(program, arguments, theirs);
-  if (!pid) return fail(std::move(pid.error()));
-  return held(*pid, std::move(ends->first));
+  STASIS_TRY_ASSIGN(auto ends, Channel::pair());
+  const UniqueFd theirs = ends.second.take();
+  STASIS_TRY_ASSIGN(auto pid, spawn_with_socket(program, arguments, theirs));
+  return held(pid, std::move(ends.first));
 }
 
 Result<HelperProcess> HelperProcess::held(int pid, Channel channel) {

@@ -98,18 +98,16 @@ bool transports_survive(const Environment& environment) {
 
 // Is it one of several ranks on this host?
 Result<bool> has_nccl_peers(const ProcFs& procfs, Pid pid) {
-  auto sockets = procfs.unix_sockets(pid);
-  if (!sockets) return fail(std::move(sockets.error()));
-  std::erase_if(*sockets, [](const proc::UnixSocket& socket) {
+  STASIS_TRY_ASSIGN(auto sockets, procfs.unix_sockets(pid));
+  std::erase_if(sockets, [](const proc::UnixSocket& socket) {
     return !socket.path.starts_with(kNcclSocket);
   });
-  if (sockets->empty()) return false;
-  auto own = procfs.socket_inodes(pid);
-  if (!own) return fail(std::move(own.error()));
-  const auto mine = std::count_if(sockets->begin(), sockets->end(), [&](const auto& socket) {
-    return std::find(own->begin(), own->end(), socket.inode) != own->end();
+  if (sockets.empty()) return false;
+  STASIS_TRY_ASSIGN(auto own, procfs.socket_inodes(pid));
+  const auto mine = std::count_if(sockets.begin(), sockets.end(), [&](const auto& socket) {
+    return std::find(own.begin(), own.end(), socket.inode) != own.end();
   });
-  return mine > 0 && static_cast<std::size_t>(mine) < sockets->size();
+  return mine > 0 && static_cast<std::size_t>(mine) < sockets.size();
 }
 
 Obstacle nccl_obstacle(Pid pid) {
@@ -145,18 +143,16 @@ class Search {
  private:
   Result<void> look_at(const ProcessInfo& info) {
     const Pid pid = info.pid;
-    auto mappings = procfs_.mappings(pid);
-    if (!mappings) return fail(std::move(mappings.error()));
-    auto variables = procfs_.environment(pid);
-    if (!variables) return fail(std::move(variables.error()));
-    const Environment environment(std::move(*variables));
-    if (has_managed_memory(*mappings)) {
+    STASIS_TRY_ASSIGN(auto mappings, procfs_.mappings(pid));
+    STASIS_TRY_ASSIGN(auto variables, procfs_.environment(pid));
+    const Environment environment(std::move(variables));
+    if (has_managed_memory(mappings)) {
       found_.push_back({"managed-memory", pid,
                         "managed memory, which the driver refuses to checkpoint",
                         "use memory from cudaMalloc instead of cudaMallocManaged"});
     }
     for (const auto& [library, tool] : kToolLibraries) {
-      if (!maps_library(*mappings, library)) continue;
+      if (!maps_library(mappings, library)) continue;
       found_.push_back(
           {"gpu-tool", pid,
            fmt::format("a program that {} is at work in, which the driver does not lock", tool),
@@ -174,17 +170,15 @@ class Search {
                        descriptors->limit + kMoreDescriptors)});
     }
     if (!transports_survive(environment)) {
-      auto peers = has_nccl_peers(procfs_, pid);
-      if (!peers) return fail(std::move(peers.error()));
-      if (*peers) {
+      STASIS_TRY_ASSIGN(auto peers, has_nccl_peers(procfs_, pid));
+      if (peers) {
         found_.push_back(nccl_obstacle(pid));
-      } else if (environment["NCCL_CUMEM_ENABLE"] == "0" && maps_library(*mappings, kNcclLibrary)) {
+      } else if (environment["NCCL_CUMEM_ENABLE"] == "0" && maps_library(mappings, kNcclLibrary)) {
         without_cumem_.push_back(pid);
       }
     }
-    auto under_mps = is_mps_client(info, environment);
-    if (!under_mps) return fail(std::move(under_mps.error()));
-    if (*under_mps) {
+    STASIS_TRY_ASSIGN(auto under_mps, is_mps_client(info, environment));
+    if (under_mps) {
       found_.push_back({"mps", pid,
                         "a program under MPS (nvidia-cuda-mps-control), which the driver "
                         "cannot checkpoint",
@@ -199,13 +193,11 @@ class Search {
 
   // Programs that start while the control daemon of their pipe directory runs become its clients.
   Result<bool> is_mps_client(const ProcessInfo& info, const Environment& environment) {
-    auto details = procfs_.details(info.pid);
-    if (!details) return fail(std::move(details.error()));
+    STASIS_TRY_ASSIGN(auto details, procfs_.details(info.pid));
     if (!daemons_) {
-      auto all = procfs_.all();
-      if (!all) return fail(std::move(all.error()));
+      STASIS_TRY_ASSIGN(auto all, procfs_.all());
       daemons_.emplace();
-      for (const ProcessInfo& other : *all) {
+      for (const ProcessInfo& other : all) {
         if (!std::string_view(other.comm).starts_with(kMpsComm) || other.state == 'Z') continue;
         auto owner = procfs_.details(other.pid);
         if (!owner) continue;
@@ -219,7 +211,7 @@ class Search {
     return std::any_of(daemons_->begin(), daemons_->end(), [&](const Daemon& daemon) {
       // A user who may name a process so must not keep the programs of others from being saved.
       return daemon.since <= info.start_ticks && daemon.directory == mine &&
-             (daemon.uid == 0 || daemon.uid == details->uid);
+             (daemon.uid == 0 || daemon.uid == details.uid);
     });
   }
 
@@ -285,11 +277,8 @@ Error describe_obstacles(std::span<const Obstacle> found,
   std::vector<std::string> reasons;
   for (const auto& [what, list] : concerned)
     reasons.push_back(fmt::format("{}: process {}", what, list));
-  return Error{ErrorCode::kNotSupported,
-               fmt::format("{}", fmt::join(reasons, "; ")),
-               fmt::format("{}", fmt::join(remedies, "; ")),
-               {},
-               {}};
+  return Error{ErrorCode::kNotSupported, fmt::format("{}", fmt::join(reasons, "; ")),
+               fmt::format("{}", fmt::join(remedies, "; "))};
 }
 
 }  // namespace stasis

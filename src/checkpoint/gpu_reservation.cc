@@ -40,7 +40,7 @@ Result<void> GpuReservation::come_back(const Interrupt& interrupt) {
   back_ = open_lock("gpu-room.lock");
   const auto deadline = Clock::now() + kRoomPatience;
   while (back_.valid() && !lock(back_, LOCK_SH)) {
-    if (auto stop = interrupt.check(); !stop) return stop;
+    STASIS_TRY(interrupt.check());
     if (Clock::now() >= deadline) break;
     std::this_thread::sleep_for(kRoomPoll);
   }

@@ -139,8 +139,7 @@ void pause_with_jitter() {
 Result<Group> Group::open(Driver& driver, Pid root, proc::ProcFs procfs) {
   Group group(driver, std::move(procfs));
   group.armed_ = false;  // nothing has been done yet
-  auto changed = group.refresh(root);
-  if (!changed) return fail(std::move(changed.error()));
+  STASIS_TRY(group.refresh(root));
   group.armed_ = true;
   return group;
 }
@@ -200,8 +199,7 @@ Result<bool> Group::refresh(Pid root) {
       if (!state && has_gone(known->process, state.error())) continue;
       if (!state) return fail(std::move(state.error()));
       if (*state) {
-        auto other = refuse_ourselves(known->process);
-        if (!other) return fail(std::move(other.error()));
+        STASIS_TRY(refuse_ourselves(known->process));
         known->initial = **state;
         changed = more_cuda = true;
       }
@@ -257,7 +255,7 @@ Result<void> Group::bring_all_to_rest(Tries& tries, milliseconds timeout,
   if (tries.slice == milliseconds(0))
     tries.slice = ranks.size() == 1 ? kFirstSliceOfOne : kFirstSlice;
   for (Result<void> late;;) {
-    if (auto stop = interrupt.check(); !stop) return stop;
+    STASIS_TRY(interrupt.check());
     milliseconds slice = tries.slice;
     if (timeout.count() > 0) {
       const auto left = timeout - std::chrono::floor<milliseconds>(Clock::now() - tries.start);
@@ -300,9 +298,8 @@ Result<void> Group::lock(milliseconds timeout, const Interrupt& interrupt) {
     auto done = bring_all_to_rest(tries, timeout, interrupt);
     lock_tries_ += std::exchange(tries.count, 0);
     if (!done) return done;
-    auto more = refresh(root());
-    if (!more) return fail(std::move(more.error()));
-    if (!*more) return {};
+    STASIS_TRY_ASSIGN(auto more, refresh(root()));
+    if (!more) return {};
     // New processes: they are locked in the next round, the others are already.
   }
 }
@@ -443,8 +440,8 @@ Result<void> Group::check_host_memory(const std::map<Pid, std::uint64_t>& elsewh
 }
 
 Result<void> Group::checkpoint(Progress& progress, const Interrupt& interrupt) {
-  if (auto fits = check_host_memory(); !fits) return fits;
-  if (auto stop = interrupt.check(); !stop) return stop;
+  STASIS_TRY(check_host_memory());
+  STASIS_TRY(interrupt.check());
   std::atomic<std::uint64_t> zeros = 0;
   const unsigned threads = std::clamp(
       usable_processors() / static_cast<unsigned>(std::max<std::size_t>(1, cuda_count())), 1U,

@@ -94,9 +94,7 @@ Error refused(Pid pid, std::string_view what, std::int64_t result) {
                   "the process that forked it: {}",
                   pid.value, what, std::generic_category().message(static_cast<int>(-result))),
       "see whether a seccomp filter of the process forbids it; processes that are started "
-      "anew (multiprocessing's \"spawn\" or \"forkserver\") have no such files",
-      {},
-      {}};
+      "anew (multiprocessing's \"spawn\" or \"forkserver\") have no such files"};
 }
 
 Result<void> replace(const proc::AddressSpace& space, const InheritedFiles& files,
@@ -109,13 +107,11 @@ Result<void> replace(const proc::AddressSpace& space, const InheritedFiles& file
       if (result && *result < 0) return fail(refused(pid, what, *result));
       return result;
     };
-    if (auto allowed = fault(FaultPoint::kReplaceStep); !allowed) return allowed;
+    STASIS_TRY(fault(FaultPoint::kReplaceStep));
     // The first makes room for what replaces it, should all numbers be taken.
     for (std::size_t i = 0; i < files.descriptors.size(); ++i) {
       const auto old = static_cast<std::uint64_t>(files.descriptors[i]);
-      if (auto done = make("close a file", SYS_close, {old}); !done) {
-        return fail(std::move(done.error()));
-      }
+      STASIS_TRY(make("close a file", SYS_close, {old}));
       if (i == 0) {
         if (auto allowed = fault(FaultPoint::kReplaceClosed); !allowed) return allowed;
       }
@@ -170,7 +166,7 @@ Result<void> replace_now(const proc::AddressSpace& space, const InheritedFiles& 
       now.descriptors.push_back(file.descriptor);
   }
   if (places.begun) {
-    if (auto done = finish_step(space, stopped, *places.begun); !done) return done;
+    STASIS_TRY(finish_step(space, stopped, *places.begun));
     places.room = places.begun->address;
   }
   if (now.descriptors.empty() && now.mappings.empty()) return {};

@@ -111,11 +111,10 @@ std::optional<JournalRecord> read_record(const std::string& path) {
 }
 
 Result<std::optional<JournalEntry>> read_entry(const std::string& path) {
-  auto file = read_state_file(path);
-  if (!file) return fail(std::move(file.error()));
-  auto record = *file ? from_text((*file)->text) : std::nullopt;
+  STASIS_TRY_ASSIGN(auto file, read_state_file(path));
+  auto record = file ? from_text(file->text) : std::nullopt;
   if (!record) return std::optional<JournalEntry>();
-  return std::optional<JournalEntry>(JournalEntry{std::move(*record), (*file)->under_way});
+  return std::optional<JournalEntry>(JournalEntry{std::move(*record), file->under_way});
 }
 
 // Held while an operation looks for overlaps and enters its own targets, so that of two operations
@@ -132,9 +131,8 @@ Result<UniqueFd> lock_directory(const std::string& directory) {
 
 // kBusy if an operation under way on another root has one of `targets`.
 Result<void> check_overlap(Pid root, const std::vector<JournalTarget>& targets) {
-  auto entries = read_journal();
-  if (!entries) return fail(std::move(entries.error()));
-  for (const JournalEntry& entry : *entries) {
+  STASIS_TRY_ASSIGN(auto entries, read_journal());
+  for (const JournalEntry& entry : entries) {
     if (!entry.under_way || entry.record.root == root) continue;
     for (const JournalTarget& theirs : entry.record.targets) {
       for (const JournalTarget& ours : targets) {
@@ -148,9 +146,8 @@ Result<void> check_overlap(Pid root, const std::vector<JournalTarget>& targets) 
 
 // Takes the lock of the record on `root`; kBusy names the holder.
 Result<UniqueFd> take(const std::string& path, Pid root) {
-  auto lock = lock_state_file(path);
-  if (!lock) return fail(std::move(lock.error()));
-  if (*lock) return std::move(**lock);
+  STASIS_TRY_ASSIGN(auto lock, lock_state_file(path));
+  if (lock) return std::move(*lock);
   if (auto other = read_record(path)) return fail(busy(*other, root));
   return fail(ErrorCode::kBusy,
               fmt::format("another operation is working on process {}", root.value), kWaitForIt);
@@ -206,9 +203,7 @@ Error busy(const JournalRecord& record, Pid pid) {
           is_criu ? fmt::format("wait for it to end; if you have to end it, run `stasis recover "
                                 "{}` after that",
                                 record.root.value)
-                  : kWaitForIt,
-          {},
-          {}};
+                  : kWaitForIt};
 }
 
 std::vector<JournalTarget> journal_targets(const std::vector<GroupMember>& members) {
@@ -250,11 +245,9 @@ Result<std::string> journal_subdirectory(const std::string& name) {
 }
 
 Result<std::optional<Journal>> Journal::adopt(Pid root) {
-  auto directory = journal_directory();
-  if (!directory) return fail(std::move(directory.error()));
-  const std::string path = record_path(*directory, root);
-  auto lock = take(path, root);
-  if (!lock) return fail(std::move(lock.error()));
+  STASIS_TRY_ASSIGN(auto directory, journal_directory());
+  const std::string path = record_path(directory, root);
+  STASIS_TRY_ASSIGN(auto lock, take(path, root));
   auto record = read_record(path);
   if (!record) {
     (void)::unlink((path + ".lock").c_str());
@@ -262,16 +255,13 @@ Result<std::optional<Journal>> Journal::adopt(Pid root) {
   }
   record->owner = Pid{static_cast<int>(::getpid())};
   record->recovered = true;
-  return std::optional<Journal>(Journal(std::move(*lock), path, std::move(*record)));
+  return std::optional<Journal>(Journal(std::move(lock), path, std::move(*record)));
 }
 
 Result<Journal> Journal::begin(JournalRecord record) {
-  auto directory = journal_directory();
-  if (!directory) return fail(std::move(directory.error()));
-  const std::string path = record_path(*directory, record.root);
-  if (auto allowed = fault(FaultPoint::kJournalBegin); !allowed) {
-    return fail(std::move(allowed.error()));
-  }
+  STASIS_TRY_ASSIGN(auto directory, journal_directory());
+  const std::string path = record_path(directory, record.root);
+  STASIS_TRY(fault(FaultPoint::kJournalBegin));
   auto lock = take(path, record.root);
   const bool can_do_without = record.operation == "resume";
   if (!lock && can_do_without && lock.error().code == ErrorCode::kNoSpace) lock = UniqueFd();
@@ -320,12 +310,11 @@ Result<void> Journal::write(const std::vector<JournalTarget>& targets) const {
 }
 
 Result<void> Journal::update(const std::vector<JournalTarget>& targets) {
-  auto directory = journal_directory();
-  if (!directory) return fail(std::move(directory.error()));
-  auto alone = lock_directory(*directory);
+  STASIS_TRY_ASSIGN(auto directory, journal_directory());
+  auto alone = lock_directory(directory);
   if (!alone && !(unwritten_ && alone.error().code == ErrorCode::kNoSpace))
     return fail(std::move(alone.error()));
-  if (auto free = check_overlap(record_.root, targets); !free) return free;
+  STASIS_TRY(check_overlap(record_.root, targets));
   auto done = write(targets);
   if (!done && !(unwritten_ && done.error().code == ErrorCode::kNoSpace)) return done;
   record_.targets = targets;
@@ -365,9 +354,8 @@ void Journal::finish() {
 }
 
 Result<void> check_not_busy(const std::vector<JournalTarget>& targets) {
-  auto entries = read_journal();
-  if (!entries) return fail(std::move(entries.error()));
-  for (const JournalEntry& entry : *entries) {
+  STASIS_TRY_ASSIGN(auto entries, read_journal());
+  for (const JournalEntry& entry : entries) {
     if (!entry.under_way) continue;
     for (const JournalTarget& ours : targets) {
       const auto& theirs = entry.record.targets;
@@ -388,17 +376,15 @@ void sweep_journal() {
 }
 
 Result<std::vector<JournalEntry>> read_journal() {
-  auto directory = journal_directory();
-  if (!directory) return fail(std::move(directory.error()));
-  const DirectoryStream dir = list_open(*directory);
-  if (!dir) return fail(errno_error("cannot list " + *directory, errno));
+  STASIS_TRY_ASSIGN(auto directory, journal_directory());
+  const DirectoryStream dir = list_open(directory);
+  if (!dir) return fail(errno_error("cannot list " + directory, errno));
   std::vector<JournalEntry> entries;
   while (const dirent* item = ::readdir(dir.get())) {
     const std::string name = item->d_name;
     if (!is_our_record(name)) continue;
-    auto entry = read_entry(*directory + "/" + name);
-    if (!entry) return fail(std::move(entry.error()));
-    if (*entry) entries.push_back(std::move(**entry));
+    STASIS_TRY_ASSIGN(auto entry, read_entry(directory + "/" + name));
+    if (entry) entries.push_back(std::move(*entry));
   }
   return entries;
 }

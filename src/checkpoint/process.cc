@@ -45,17 +45,16 @@ Result<Process> Process::open(Driver& driver, Pid pid, proc::ProcFs procfs) {
   // what was read is of the pidfd's process and not of an earlier one with the same number.
   auto info = procfs.process(pid);
   if (!info) return fail(std::move(info.error()));
-  auto pidfd = Pidfd::open(pid);
-  if (!pidfd) return fail(std::move(pidfd.error()));
+  STASIS_TRY_ASSIGN(auto pidfd, Pidfd::open(pid));
   info = procfs.process(pid);
   if (!info) return fail(std::move(info.error()));
-  if (info->has_ended() || !pidfd->alive()) {
+  if (info->has_ended() || !pidfd.alive()) {
     return fail(
         ErrorCode::kZombie,
         fmt::format("process {} ({}) has exited and waits for its parent", pid.value, info->comm),
         "nothing can be done with it; start the program again");
   }
-  return Process(driver, std::move(*pidfd), std::move(*info), std::move(procfs));
+  return Process(driver, std::move(pidfd), std::move(*info), std::move(procfs));
 }
 
 Error Process::explain(Action action, const DriverFailure& failure) const {
@@ -134,9 +133,8 @@ Result<bool> Process::can_answer() const {
 
 Result<std::optional<CudaState>> Process::cuda_state() const {
   // The driver asks a thread of the target, and waits for its answer for ever (580.159.04).
-  auto able = can_answer();
-  if (!able) return fail(std::move(able.error()));
-  if (!*able) return std::optional<CudaState>();
+  STASIS_TRY_ASSIGN(auto able, can_answer());
+  if (!able) return std::optional<CudaState>();
   auto state = driver_->state(pid());
   if (state) {
     if (alive()) return *state;
@@ -148,10 +146,9 @@ Result<std::optional<CudaState>> Process::cuda_state() const {
 }
 
 Result<CudaState> Process::state() const {
-  auto state = cuda_state();
-  if (!state) return fail(std::move(state.error()));
-  if (!*state) return fail(explain(Action::kGetState, driver_->describe(kCuNotInitialized)));
-  return **state;
+  STASIS_TRY_ASSIGN(auto state, cuda_state());
+  if (!state) return fail(explain(Action::kGetState, driver_->describe(kCuNotInitialized)));
+  return *state;
 }
 
 Result<Tid> Process::restore_thread_id() const {
@@ -161,14 +158,13 @@ Result<Tid> Process::restore_thread_id() const {
 }
 
 Result<void> Process::expect(Action action, CudaState wanted) const {
-  auto now = state();
-  if (!now) return fail(std::move(now.error()));
-  if (*now == wanted) return {};
+  STASIS_TRY_ASSIGN(auto now, state());
+  if (now == wanted) return {};
   Error error;
-  error.code = *now == CudaState::kFailed ? ErrorCode::kFailedState : ErrorCode::kWrongState;
+  error.code = now == CudaState::kFailed ? ErrorCode::kFailedState : ErrorCode::kWrongState;
   error.message = fmt::format("process {} is {}, and {} needs it {}", pid().value,
-                              cuda_state_name(*now), action_name(action), cuda_state_name(wanted));
-  error.remedy = *now == CudaState::kFailed
+                              cuda_state_name(now), action_name(action), cuda_state_name(wanted));
+  error.remedy = now == CudaState::kFailed
                      ? "the driver gave its CUDA state up; end the process and restore it from an "
                        "image"
                      : fmt::format("`stasis recover {}` makes it run again", pid().value);
@@ -187,7 +183,7 @@ Result<void> Process::lock_again(std::chrono::milliseconds timeout, const Interr
 
 Result<void> Process::lock_now(std::chrono::milliseconds timeout, const Interrupt* interrupt) {
   // What the question about the state would have found; neither costs more than microseconds.
-  if (auto able = can_answer(); !able) return fail(std::move(able.error()));
+  STASIS_TRY(can_answer());
   if (!alive()) return fail(explain(Action::kLock, driver_->describe(kCuNotInitialized)));
   return between(FaultPoint::kLockBefore, FaultPoint::kLockAfter, [&]() -> Result<void> {
     const Span span(TraceKind::kDriver, "lock", pid());
@@ -200,8 +196,8 @@ Result<void> Process::lock_now(std::chrono::milliseconds timeout, const Interrup
 }
 
 Result<void> Process::lock_unless(std::chrono::milliseconds timeout, const Interrupt& interrupt) {
-  if (auto stop = interrupt.check(); !stop) return stop;
-  if (auto allowed = expect(Action::kLock, allowed_in(Action::kLock)); !allowed) return allowed;
+  STASIS_TRY(interrupt.check());
+  STASIS_TRY(expect(Action::kLock, allowed_in(Action::kLock)));
   StateGuard guard(*this, CudaState::kRunning);
   auto done = between(FaultPoint::kLockBefore, FaultPoint::kLockAfter, [&]() -> Result<void> {
     const Span span(TraceKind::kDriver, "lock", pid());
@@ -216,7 +212,7 @@ Result<void> Process::lock_unless(std::chrono::milliseconds timeout, const Inter
     guard.dismiss();
     return done;
   }
-  if (auto back = guard.undo(); !back) return back;
+  STASIS_TRY(guard.undo());
   if (interrupt.requested() && done.error().code != ErrorCode::kProcessGone) {
     return fail(ErrorCode::kInterrupted,
                 fmt::format("the lock of process {} was given up; it runs on", pid().value));
@@ -225,9 +221,7 @@ Result<void> Process::lock_unless(std::chrono::milliseconds timeout, const Inter
 }
 
 Result<void> Process::checkpoint() {
-  if (auto allowed = expect(Action::kCheckpoint, allowed_in(Action::kCheckpoint)); !allowed) {
-    return allowed;
-  }
+  STASIS_TRY(expect(Action::kCheckpoint, allowed_in(Action::kCheckpoint)));
   return between(FaultPoint::kCheckpointBefore, FaultPoint::kCheckpointAfter,
                  [&]() -> Result<void> {
                    const Span span(TraceKind::kDriver, "checkpoint", pid());
@@ -238,9 +232,7 @@ Result<void> Process::checkpoint() {
 }
 
 Result<void> Process::restore(std::span<const GpuPair> pairs) {
-  if (auto allowed = expect(Action::kRestore, allowed_in(Action::kRestore)); !allowed) {
-    return allowed;
-  }
+  STASIS_TRY(expect(Action::kRestore, allowed_in(Action::kRestore)));
   if (!pairs.empty() && !driver_->info().has_device_map) {
     return fail(
         ErrorCode::kDeviceMapUnsupported,
@@ -249,7 +241,7 @@ Result<void> Process::restore(std::span<const GpuPair> pairs) {
                     driver_->info().cuda_version / 1000, driver_->info().cuda_version % 1000 / 10),
         "install driver 580 or newer, or restore without a GPU map");
   }
-  if (auto allowed = fault(FaultPoint::kRestoreBefore); !allowed) return allowed;
+  STASIS_TRY(fault(FaultPoint::kRestoreBefore));
   Span span(TraceKind::kDriver, "restore", pid());
   auto done = driver_->restore(pid(), pairs);
   span.end();
@@ -272,9 +264,7 @@ Result<void> Process::restore(std::span<const GpuPair> pairs) {
 }
 
 Result<void> Process::unlock() {
-  if (auto allowed = expect(Action::kUnlock, allowed_in(Action::kUnlock)); !allowed) {
-    return allowed;
-  }
+  STASIS_TRY(expect(Action::kUnlock, allowed_in(Action::kUnlock)));
   auto unlocked =
       between(FaultPoint::kUnlockBefore, FaultPoint::kUnlockAfter, [&]() -> Result<void> {
         const Span span(TraceKind::kDriver, "unlock", pid());
@@ -286,20 +276,19 @@ Result<void> Process::unlock() {
 }
 
 Result<void> Process::keep_still(bool agent_works) {
-  auto tid = restore_thread_id();
-  if (!tid) return fail(std::move(tid.error()));
+  STASIS_TRY_ASSIGN(auto tid, restore_thread_id());
   // With that thread parked, the driver could never act on the process again.
   const auto threads = procfs_.threads(pid());
-  if (std::find(threads.begin(), threads.end(), *tid) == threads.end()) {
+  if (std::find(threads.begin(), threads.end(), tid) == threads.end()) {
     return fail(ErrorCode::kInternal,
                 fmt::format("the driver says that thread {} restores process {}, which has none "
                             "such",
-                            tid->value, pid().value),
+                            tid.value, pid().value),
                 "run stasis in the PID namespace of the process, or outside of it");
   }
   return between(FaultPoint::kParkBefore, FaultPoint::kParkAfter, [&] {
     const Span span(TraceKind::kDriver, "keep threads still", pid());
-    std::vector<Tid> spared{*tid};
+    std::vector<Tid> spared{tid};
     for (const Tid thread : agent_works ? threads : std::vector<Tid>()) {
       const auto known = procfs_.thread(pid(), thread);
       if (known && known->comm == kAgentThread) spared.push_back(thread);

@@ -201,10 +201,9 @@ class Round {
 Result<void> LockedRank::hold(milliseconds left, bool again, const Interrupt& interrupt) {
   if (again) return process_->lock_again(left, interrupt);
   if (!process_->alive()) return {};
-  auto state = process_->state();
-  if (!state) return fail(std::move(state.error()));
+  STASIS_TRY_ASSIGN(auto state, process_->state());
   // Locked by this tool in an earlier round, or by an operation that was killed.
-  if (*state == CudaState::kLocked || *state == CudaState::kCheckpointed) return {};
+  if (state == CudaState::kLocked || state == CudaState::kCheckpointed) return {};
   return process_->lock_again(left, interrupt);
 }
 

@@ -25,13 +25,12 @@ constexpr std::chrono::milliseconds kLockPause{4};
 
 // In one write; what is left of the old text becomes blank.
 Result<void> overwrite(const std::string& path, std::string text) {
-  auto fd = open_file(AT_FDCWD, path, O_WRONLY | O_NOFOLLOW);
-  if (!fd) return fail(std::move(fd.error()));
+  STASIS_TRY_ASSIGN(auto fd, open_file(AT_FDCWD, path, O_WRONLY | O_NOFOLLOW));
   struct stat info {};
-  if (::fstat(fd->get(), &info) != 0) return fail(errno_error("cannot look at " + path, errno));
+  if (::fstat(fd.get(), &info) != 0) return fail(errno_error("cannot look at " + path, errno));
   text.resize(std::max(text.size(), static_cast<std::size_t>(info.st_size)), ' ');
-  if (auto done = write_all(fd->get(), text.data(), text.size(), path); !done) return done;
-  return fd->close(path);
+  STASIS_TRY(write_all(fd.get(), text.data(), text.size(), path));
+  return fd.close(path);
 }
 
 }  // namespace

@@ -16,11 +16,9 @@ Result<void> bring_stopped_to(Process& process, CudaState wanted, std::chrono::m
   const auto now = proc::ProcFs().process(process.pid());
   const bool stopped = now && now->state == 'T';
   if (stopped) {
-    auto tid = process.restore_thread_id();
-    if (!tid) return fail(std::move(tid.error()));
-    auto thread = proc::AwakeThread::seize(process.pid(), *tid);
-    if (!thread) return fail(std::move(thread.error()));
-    awake.push_back(std::move(*thread));
+    STASIS_TRY_ASSIGN(auto tid, process.restore_thread_id());
+    STASIS_TRY_ASSIGN(auto thread, proc::AwakeThread::seize(process.pid(), tid));
+    awake.push_back(std::move(thread));
   }
   const auto result = std::make_shared<Result<void>>();
   const bool in_time = proc::run_beside(

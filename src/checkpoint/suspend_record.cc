@@ -84,8 +84,7 @@ void forget_the_dead() {
 }
 
 Result<void> remember_suspended(const Process& process, const SuspendedMemory& memory) {
-  auto path = path_of(process);
-  if (!path) return fail(std::move(path.error()));
+  STASIS_TRY_ASSIGN(auto path, path_of(process));
   json uses = json::array();
   for (const GpuUse& part : memory.uses) {
     uses.push_back({{"gpu", part.gpu.to_string()}, {"bytes", part.bytes}});
@@ -103,11 +102,11 @@ Result<void> remember_suspended(const Process& process, const SuspendedMemory& m
                                 {"since", std::int64_t{std::time(nullptr)}}}
                                .dump(-1, ' ', false, json::error_handler_t::replace);
   // Losing it loses a check, never a job; half of it must not be taken for the whole.
-  if (auto allowed = fault(FaultPoint::kRememberWrite); !allowed) return allowed;
-  auto fd = open_file(AT_FDCWD, *path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW, 0600);
-  if (!fd) return fail(std::move(fd.error()));
-  auto written = write_all(fd->get(), text.data(), text.size(), *path);
-  if (!written) (void)::unlink(path->c_str());
+  STASIS_TRY(fault(FaultPoint::kRememberWrite));
+  STASIS_TRY_ASSIGN(auto fd,
+                    open_file(AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW, 0600));
+  auto written = write_all(fd.get(), text.data(), text.size(), path);
+  if (!written) (void)::unlink(path.c_str());
   fault_only(FaultPoint::kRememberWritten);
   return written;
 }

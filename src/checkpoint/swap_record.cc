@@ -54,9 +54,8 @@ std::optional<SwapRecord> swap_from_text(const std::string& text) {
 }
 
 Result<UniqueFd> take_swap(const std::string& path, const SwapRecord& record) {
-  auto lock = lock_state_file(path);
-  if (!lock) return fail(std::move(lock.error()));
-  if (*lock) return std::move(**lock);
+  STASIS_TRY_ASSIGN(auto lock, lock_state_file(path));
+  if (lock) return std::move(*lock);
   return fail(
       ErrorCode::kBusy,
       fmt::format("another `stasis swap` of {} and {}, or the recovery of one, is under way",
@@ -75,13 +74,11 @@ bool is_our_swap(std::string_view name) {
 }
 
 Result<SwapJournal> SwapJournal::begin(SwapRecord record) {
-  auto directory = journal_directory();
-  if (!directory) return fail(std::move(directory.error()));
-  const std::string path = swap_path(*directory, record);
-  auto lock = take_swap(path, record);
-  if (!lock) return fail(std::move(lock.error()));
+  STASIS_TRY_ASSIGN(auto directory, journal_directory());
+  const std::string path = swap_path(directory, record);
+  STASIS_TRY_ASSIGN(auto lock, take_swap(path, record));
   record.owner = Pid{static_cast<int>(::getpid())};
-  SwapJournal journal(std::move(*lock), path, std::move(record));
+  SwapJournal journal(std::move(lock), path, std::move(record));
   if (auto done = write_state_file(path, swap_text(journal.record_)); !done) {
     journal.finish();
     return fail(std::move(done.error()));
@@ -90,14 +87,12 @@ Result<SwapJournal> SwapJournal::begin(SwapRecord record) {
 }
 
 Result<std::optional<SwapJournal>> SwapJournal::adopt(const SwapRecord& record) {
-  auto directory = journal_directory();
-  if (!directory) return fail(std::move(directory.error()));
-  const std::string path = swap_path(*directory, record);
-  auto lock = take_swap(path, record);
-  if (!lock) return fail(std::move(lock.error()));
+  STASIS_TRY_ASSIGN(auto directory, journal_directory());
+  const std::string path = swap_path(directory, record);
+  STASIS_TRY_ASSIGN(auto lock, take_swap(path, record));
   const auto text = read_file(AT_FDCWD, path);
   auto left = text ? swap_from_text(*text) : std::nullopt;
-  SwapJournal journal(std::move(*lock), path, left ? std::move(*left) : record);
+  SwapJournal journal(std::move(lock), path, left ? std::move(*left) : record);
   if (left) return std::optional<SwapJournal>(std::move(journal));
   journal.finish();
   return std::optional<SwapJournal>();
@@ -109,18 +104,16 @@ void SwapJournal::finish() {
 }
 
 Result<std::vector<SwapEntry>> read_swaps() {
-  auto directory = journal_directory();
-  if (!directory) return fail(std::move(directory.error()));
-  const DirectoryStream dir = list_open(*directory);
-  if (!dir) return fail(errno_error("cannot list " + *directory, errno));
+  STASIS_TRY_ASSIGN(auto directory, journal_directory());
+  const DirectoryStream dir = list_open(directory);
+  if (!dir) return fail(errno_error("cannot list " + directory, errno));
   std::vector<SwapEntry> entries;
   while (const dirent* item = ::readdir(dir.get())) {
     const std::string name = item->d_name;
     if (!is_our_swap(name)) continue;
-    auto file = read_state_file(*directory + "/" + name);
-    if (!file) return fail(std::move(file.error()));
-    auto record = *file ? swap_from_text((*file)->text) : std::nullopt;
-    if (record) entries.push_back({std::move(*record), (*file)->under_way});
+    STASIS_TRY_ASSIGN(auto file, read_state_file(directory + "/" + name));
+    auto record = file ? swap_from_text(file->text) : std::nullopt;
+    if (record) entries.push_back({std::move(*record), file->under_way});
   }
   return entries;
 }

@@ -42,28 +42,26 @@ void print(Context& context, const std::string& heading, const std::vector<Findi
 Result<std::vector<Finding>> examine_tree(Driver& driver, const Options& options) {
   const Span span(TraceKind::kPhase, "processes");
   const proc::ProcFs procfs;
-  auto group = Group::open(driver, options.target.pid);
-  if (!group) return fail(std::move(group.error()));
-  group->dismiss();
+  STASIS_TRY_ASSIGN(auto group, Group::open(driver, options.target.pid));
+  group.dismiss();
   // Its standard streams are connected again wherever it is restored.
   const auto& job = options.target.job;
   const bool whole_job = job && options.target.pid == job->root;
-  return examine_processes(driver, procfs, *group, options.criu,
+  return examine_processes(driver, procfs, group, options.criu,
                            whole_job ? job->streams : std::vector<std::string>());
 }
 
 Result<int> run(Context& context, Options& options) {
-  if (auto there = reach(context, options.target); !there) return fail(std::move(there.error()));
+  STASIS_TRY(reach(context, options.target));
   const auto driver = context.load_bounded_driver();
   Span span(TraceKind::kPhase, "machine");
   const std::vector<Finding> machine = examine_machine(driver, options.machine, context.interrupt);
   span.end();
-  if (auto stop = context.interrupt.check(); !stop) return fail(std::move(stop.error()));
+  STASIS_TRY(context.interrupt.check());
   std::vector<Finding> tree;
   if (options.target.pid.value != 0 && driver) {
-    auto found = examine_tree(**driver, options);
-    if (!found) return fail(std::move(found.error()));
-    tree = std::move(*found);
+    STASIS_TRY_ASSIGN(auto found, examine_tree(**driver, options));
+    tree = std::move(found);
   }
   const Light light = std::max(worst(machine), worst(tree));
   const int status = light == Light::kRed ? 1 : 0;

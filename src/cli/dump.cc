@@ -98,34 +98,32 @@ Result<int> run_dump(Context& context, DumpArguments& options) {
   options.dump.criu.cgroups = cgroup_mode_from_name(options.cgroups).value_or(CgroupMode::kIgnore);
   options.dump.criu.network_lock =
       network_lock_from_name(options.network_lock).value_or(NetworkLock::kNftables);
-  if (auto there = reach(context, options.target); !there) return fail(std::move(there.error()));
+  STASIS_TRY(reach(context, options.target));
   if (options.target.is_elsewhere() && options.target.pid == options.target.job->root) {
     // As `stasis run` would have made it, so that its standard streams are known.
     options.dump.job = {options.target.job->command, options.target.job->streams};
     options.dump.on_complete = [](const UniqueFd& criu_dir) -> Result<void> {
-      auto saved = job::save_shared_memory(job::kSharedMemory, criu_dir);
-      if (!saved) return fail(std::move(saved.error()));
+      STASIS_TRY(job::save_shared_memory(job::kSharedMemory, criu_dir));
       return {};
     };
   }
-  auto driver = context.load_moving_driver(false, options.dump.base.has_value());
-  if (!driver) return fail(std::move(driver.error()));
-  auto report = dump(context.environment(**driver), options.target.pid, options.dump);
-  if (!report) return fail(std::move(report.error()));
+  STASIS_TRY_ASSIGN(auto driver, context.load_moving_driver(false, options.dump.base.has_value()));
+  STASIS_TRY_ASSIGN(auto report,
+                    dump(context.environment(*driver), options.target.pid, options.dump));
   if (context.json) {
-    context.print(to_json(*report));
+    context.print(to_json(report));
     return 0;
   }
-  context.terminal.out(fmt::format("dumped {} to {} ({}) in {}{}", subject_text(*report),
-                                   report->images_dir, size_text(*report),
-                                   format_seconds(report->total), standstill_text(*report)));
+  context.terminal.out(fmt::format("dumped {} to {} ({}) in {}{}", subject_text(report),
+                                   report.images_dir, size_text(report),
+                                   format_seconds(report.total), standstill_text(report)));
   context.terminal.out(options.dump.after == AfterDump::kKill
                            ? "it has ended, and its GPU memory is free"
-                           : state_text(*report));
-  context.terminal.debug(phases_text(*report));
-  if (report->dropped_zero_bytes > 0) {
+                           : state_text(report));
+  context.terminal.debug(phases_text(report));
+  if (report.dropped_zero_bytes > 0) {
     context.terminal.debug(fmt::format("{} of zeros that the driver had saved are left out",
-                                       format_bytes(report->dropped_zero_bytes)));
+                                       format_bytes(report.dropped_zero_bytes)));
   }
   return 0;
 }

@@ -146,9 +146,8 @@ Result<int> run_inspect(Context& context, InspectArguments& arguments) {
 Result<ImageReport> inspect_image(Context& context, InspectOptions& options,
                                   const std::optional<std::string>& device_map) {
   if (device_map) {
-    auto map = parse_gpu_map(*device_map);
-    if (!map) return fail(std::move(map.error()));
-    options.gpu_map = std::move(*map);
+    STASIS_TRY_ASSIGN(auto map, parse_gpu_map(*device_map));
+    options.gpu_map = std::move(map);
   }
   auto driver = context.load_bounded_driver();
   std::optional<Environment> env;

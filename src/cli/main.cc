@@ -80,11 +80,8 @@ Error usage_error(CLI::App& app, const CLI::ParseError& error) {
   for (const CLI::App* one : app.get_subcommands())
     verb = one;
   const std::string unknown = what_is_unknown(app, verb);
-  return {ErrorCode::kUsage,
-          unknown.empty() ? error.what() : unknown,
-          fmt::format("see `stasis {}--help`", verb == nullptr ? "" : verb->get_name() + " "),
-          {},
-          {}};
+  return {ErrorCode::kUsage, unknown.empty() ? error.what() : unknown,
+          fmt::format("see `stasis {}--help`", verb == nullptr ? "" : verb->get_name() + " ")};
 }
 
 // Also where parsing ends before it comes to it.

@@ -213,12 +213,11 @@ bool is_stasis(Pid pid) {
 Result<Collected> collect(Driver& driver, std::chrono::milliseconds patience, Pending& pending) {
   Collected out;
   const proc::ProcFs procfs;
-  auto everyone = procfs.all();
-  if (!everyone) return fail(std::move(everyone.error()));
+  STASIS_TRY_ASSIGN(auto everyone, procfs.all());
   // What was answered since is no answer to a question of now.
   std::erase_if(pending, [](const auto& one) { return one->wait(Clock::now()).has_value(); });
   std::vector<std::shared_ptr<Question>> questions;
-  for (const proc::ProcessInfo& info : *everyone) {
+  for (const proc::ProcessInfo& info : everyone) {
     auto maps = procfs.maps_file(info.pid, "libcuda.so");
     if (!maps && maps.error().code == ErrorCode::kNotPermitted)
       ++out.not_permitted;
@@ -276,7 +275,7 @@ Result<Collected> collect(Driver& driver, std::chrono::milliseconds patience, Pe
   for (auto& [question, row] : found) {
     const proc::ProcessInfo& info = question->process.info();
     row.pid = info.pid;
-    row.name = name_of(info.pid, jobs, *everyone);
+    row.name = name_of(info.pid, jobs, everyone);
     row.command = info.comm;
     if (auto details = procfs.details(info.pid)) {
       row.user = user_name(details->uid);
@@ -402,8 +401,7 @@ void show_again(Context& context, const Collected& collected) {
 }
 
 Result<int> run_ps(Context& context, const PsArguments& arguments) {
-  auto driver = context.load_driver();
-  if (!driver) return fail(std::move(driver.error()));
+  STASIS_TRY_ASSIGN(auto driver, context.load_driver());
   Pending pending;
   int status = 0;
   // Threads that still wait for the driver must not see it go.
@@ -413,7 +411,7 @@ Result<int> run_ps(Context& context, const PsArguments& arguments) {
     ::_exit(failed && status == 0 ? 1 : status);
   });
   for (;;) {
-    auto collected = collect(**driver, arguments.patience, pending);
+    auto collected = collect(*driver, arguments.patience, pending);
     if (!collected) {
       if (pending.empty()) return fail(std::move(collected.error()));
       status = exit_status(collected.error().code);

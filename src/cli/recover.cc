@@ -57,22 +57,19 @@ Result<int> run_recover(Context& context, RecoverArguments& options) {
   if (!options.all && options.target.text.empty()) {
     return fail(ErrorCode::kUsage, "recover whom?", "give a PID, or --all");
   }
-  if (auto there = reach(context, options.target); !there) return fail(std::move(there.error()));
+  STASIS_TRY(reach(context, options.target));
   context.interrupt.set_time_limit(options.limit);
   context.interrupt.go_on_without_memory();
   std::vector<RecoverReport> reports;
   // Before the driver is loaded, which starts threads.
   if (options.all) reports = recover_swaps(context);
-  auto driver = context.load_moving_driver();
-  if (!driver) return fail(std::move(driver.error()));
+  STASIS_TRY_ASSIGN(auto driver, context.load_moving_driver());
   if (options.all) {
-    auto all = recover_all(context.environment(**driver));
-    if (!all) return fail(std::move(all.error()));
-    std::move(all->begin(), all->end(), std::back_inserter(reports));
+    STASIS_TRY_ASSIGN(auto all, recover_all(context.environment(*driver)));
+    std::move(all.begin(), all.end(), std::back_inserter(reports));
   } else {
-    auto one = recover(context.environment(**driver), options.target.pid);
-    if (!one) return fail(std::move(one.error()));
-    reports.push_back(std::move(*one));
+    STASIS_TRY_ASSIGN(auto one, recover(context.environment(*driver), options.target.pid));
+    reports.push_back(std::move(one));
   }
   int status = 0;
   bool interrupted = false;

@@ -90,10 +90,10 @@ Result<void> write_page(const DirectoryEntry& output, const std::string& page,
                  {}});
   }
   ScopeGuard remove([&] { (void)::unlinkat(parent, temporary.c_str(), 0); });
-  if (auto done = write_all(file->get(), page.data(), page.size(), path); !done) return done;
+  STASIS_TRY(write_all(file->get(), page.data(), page.size(), path));
   // Some file systems say only now that they are full.
   if (::fsync(file->get()) != 0) return fail(errno_error("cannot write " + path, errno));
-  if (auto done = file->close(path); !done) return done;
+  STASIS_TRY(file->close(path));
   if (overwrite) {
     if (::renameat(parent, temporary.c_str(), parent, output.name.c_str()) != 0)
       return fail(errno_error("cannot write " + path, errno));
@@ -136,36 +136,33 @@ Result<int> run_report(Context& context, ReportArguments& arguments) {
   std::signal(SIGXFSZ, SIG_IGN);
   std::optional<DirectoryEntry> output;
   if (!to_output) {
-    auto looked = look_at_output(arguments);
-    if (!looked) return fail(std::move(looked.error()));
-    output = std::move(*looked);
+    STASIS_TRY_ASSIGN(auto looked, look_at_output(arguments));
+    output = std::move(looked);
   }
-  auto image = inspect_image(context, arguments.inspect, arguments.device_map);
-  if (!image) return fail(std::move(image.error()));
+  STASIS_TRY_ASSIGN(auto image, inspect_image(context, arguments.inspect, arguments.device_map));
   const auto letters = random_letters();
   if (!letters) return fail(letters.error());
-  const auto page = make_page(arguments, *image, *letters);
+  const auto page = make_page(arguments, image, *letters);
   if (!page) return fail(page.error());
   if (to_output) {
     context.terminal.out_block(*page);
-    return status_of(*image);
+    return status_of(image);
   }
-  if (auto done = write_page(*output, *page, *letters, arguments.overwrite); !done)
-    return fail(std::move(done.error()));
+  STASIS_TRY(write_page(*output, *page, *letters, arguments.overwrite));
   std::size_t in_the_way = 0;
-  for (const RestoreCheck& check : image->checks)
+  for (const RestoreCheck& check : image.checks)
     in_the_way += check.error ? 1 : 0;
   if (context.json) {
     context.print({{"ok", true},
                    {"report", output->path()},
-                   {"images_dir", image->path},
+                   {"images_dir", image.path},
                    {"restorable", in_the_way == 0},
-                   {"needs_stasis_run", is_for_a_job(image->manifest)},
-                   {"exit_status", status_of(*image)}});
-    return status_of(*image);
+                   {"needs_stasis_run", is_for_a_job(image.manifest)},
+                   {"exit_status", status_of(image)}});
+    return status_of(image);
   }
   context.terminal.out(fmt::format("wrote {} ({})", output->path(), format_bytes(page->size())));
-  for (const RestoreCheck& check : image->checks) {
+  for (const RestoreCheck& check : image.checks) {
     if (!check.error) continue;
     context.terminal.out(
         fmt::format("the image cannot be restored here: {} ({}){}", check.error->to_string(),
@@ -173,7 +170,7 @@ Result<int> run_report(Context& context, ReportArguments& arguments) {
                     in_the_way > 1 ? fmt::format("; {} more in the page", in_the_way - 1) : ""));
     break;
   }
-  return status_of(*image);
+  return status_of(image);
 }
 
 }  // namespace

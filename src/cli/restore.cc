@@ -141,7 +141,7 @@ Result<int> run_restore(Context& context, RestoreArguments& options) {
     context.trace.clear();  // the child's
     return attend(Pid{static_cast<int>(child)});
   }
-  if (auto done = see_own_processes(); !done) return fail(std::move(done.error()));
+  STASIS_TRY(see_own_processes());
   number_above(*numbers.rbegin());  // numbers begin anew here
   context.terminal.note(
       fmt::format("the image needs process number {}, which is stasis's own: restored in a PID "
@@ -153,48 +153,44 @@ Result<int> run_restore(Context& context, RestoreArguments& options) {
 Result<int> restore_here(Context& context, RestoreArguments& options) {
   if (options.cgroups) options.restore.cgroups = cgroup_mode_from_name(*options.cgroups);
   if (options.device_map) {
-    auto map = parse_gpu_map(*options.device_map);
-    if (!map) return fail(std::move(map.error()));
-    options.restore.gpu_map = std::move(*map);
+    STASIS_TRY_ASSIGN(auto map, parse_gpu_map(*options.device_map));
+    options.restore.gpu_map = std::move(map);
   }
   std::list<UniqueFd> inherited;  // a list: addresses stay
   for (const std::string& text : options.inherit) {
-    auto parsed = parse_inherit(text);
-    if (!parsed) return fail(std::move(parsed.error()));
-    UniqueFd copy(::fcntl(parsed->first, F_DUPFD_CLOEXEC, 3));
+    STASIS_TRY_ASSIGN(auto parsed, parse_inherit(text));
+    UniqueFd copy(::fcntl(parsed.first, F_DUPFD_CLOEXEC, 3));
     if (!copy.valid()) {
-      return fail(ErrorCode::kUsage, fmt::format("descriptor {} is not open", parsed->first),
+      return fail(ErrorCode::kUsage, fmt::format("descriptor {} is not open", parsed.first),
                   "open it for stasis, e.g. by a redirection of the shell");
     }
     inherited.push_back(std::move(copy));
-    options.restore.inherit.push_back({std::move(parsed->second), &inherited.back()});
+    options.restore.inherit.push_back({std::move(parsed.second), &inherited.back()});
   }
   options.restore.caller_ends = options.detach;
   context.interrupt.set_time_limit(options.limit);
-  auto driver = context.load_moving_driver();
-  if (!driver) return fail(std::move(driver.error()));
-  auto report = restore(context.environment(**driver), options.restore);
-  if (!report) return fail(std::move(report.error()));
+  STASIS_TRY_ASSIGN(auto driver, context.load_moving_driver());
+  STASIS_TRY_ASSIGN(auto report, restore(context.environment(*driver), options.restore));
   if (options.detach) {
-    if (auto there = check_still_there(*report); !there) return fail(std::move(there.error()));
+    if (auto there = check_still_there(report); !there) return fail(std::move(there.error()));
   }
   if (context.json) {
-    context.print(to_json(*report));
+    context.print(to_json(report));
   } else {
-    context.terminal.out(fmt::format("restored {} from {} ({}) in {}; {}", subject_text(*report),
-                                     report->images_dir, format_bytes(report->image_bytes),
-                                     format_seconds(report->total), state_text(*report)));
-    context.terminal.debug(phases_text(*report));
+    context.terminal.out(fmt::format("restored {} from {} ({}) in {}; {}", subject_text(report),
+                                     report.images_dir, format_bytes(report.image_bytes),
+                                     format_seconds(report.total), state_text(report)));
+    context.terminal.debug(phases_text(report));
   }
   if (options.detach) return 0;
   (void)context.terminal.report_lost_output();  // it may be long until the job ends
   // A process that has initialised the driver is a CUDA process itself, which `ps` would list and a
   // suspend of the shell above it would checkpoint: none may stay.
-  driver->reset();
+  driver.reset();
   context.session.drop_movers();
   context.end_trace("restore");  // now: the next program knows nothing of it
-  attend_afresh(report->root);
-  return attend(report->root);
+  attend_afresh(report.root);
+  return attend(report.root);
 }
 
 }  // namespace

@@ -30,25 +30,21 @@ Verb add_resume(CLI::App& app) {
             ResumeOptions resume_options;
             resume_options.images_dir = options->images_dir;
             if (options->device_map) {
-              auto map = parse_gpu_map(*options->device_map);
-              if (!map) return fail(std::move(map.error()));
-              resume_options.gpu_map = std::move(*map);
+              STASIS_TRY_ASSIGN(auto map, parse_gpu_map(*options->device_map));
+              resume_options.gpu_map = std::move(map);
             }
             context.interrupt.set_time_limit(options->limit);
-            if (auto there = reach(context, options->target); !there)
-              return fail(std::move(there.error()));
-            auto driver = context.load_moving_driver();
-            if (!driver) return fail(std::move(driver.error()));
-            auto report =
-                resume(context.environment(**driver), options->target.pid, resume_options);
-            if (!report) return fail(std::move(report.error()));
+            STASIS_TRY(reach(context, options->target));
+            STASIS_TRY_ASSIGN(auto driver, context.load_moving_driver());
+            STASIS_TRY_ASSIGN(auto report, resume(context.environment(*driver), options->target.pid,
+                                                  resume_options));
             if (context.json) {
-              context.print(to_json(*report));
+              context.print(to_json(report));
               return 0;
             }
-            context.terminal.out(fmt::format("resumed {} in {}", subject_text(*report),
-                                             format_seconds(report->total)));
-            context.terminal.debug(phases_text(*report));
+            context.terminal.out(fmt::format("resumed {} in {}", subject_text(report),
+                                             format_seconds(report.total)));
+            context.terminal.debug(phases_text(report));
             return 0;
           }};
 }

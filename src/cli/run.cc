@@ -125,8 +125,7 @@ int become(const Context& context, std::vector<std::string>& words) {
 // Without images.
 Result<int> start_only(const Context& context, job::RunOptions& options,
                        const std::string& preload) {
-  auto named = enter_name(options);
-  if (!named) return fail(std::move(named.error()));
+  STASIS_TRY_ASSIGN(const auto named, enter_name(options));
   ::setenv("LD_PRELOAD", preload.c_str(), 1);
   if (options.without_io_uring) {
     if (const int failed = job::do_without_io_uring())
@@ -140,13 +139,12 @@ Result<int> run_program(Context& context, RunArguments& arguments) {
   words = std::move(context.command);
   if (words.empty())
     return fail(ErrorCode::kUsage, "COMMAND is required", "see `stasis run --help`");
-  auto library = find_agent();
-  if (!library) return fail(std::move(library.error()));
+  STASIS_TRY_ASSIGN(auto library, find_agent());
   // The linker takes blanks and colons for separators.
-  if (library->find_first_of(" :") != std::string::npos) {
+  if (library.find_first_of(" :") != std::string::npos) {
     return fail(
         ErrorCode::kUsage,
-        fmt::format("the path {} has a blank or a colon, which LD_PRELOAD cannot hold", *library),
+        fmt::format("the path {} has a blank or a colon, which LD_PRELOAD cannot hold", library),
         "let STASIS_PRELOAD name a link to it without");
   }
   if (const auto why = why_without_agent(words.front()); !why.empty()) {
@@ -157,26 +155,25 @@ Result<int> run_program(Context& context, RunArguments& arguments) {
                    : ", so the loader leaves the agent out of it: its GPU memory goes by the "
                      "driver"));
   }
-  const std::string preload = with_agent(*library);
+  const std::string preload = with_agent(library);
   if (arguments.job.images_dir.empty()) {
     return start_only(context, arguments.job, preload);
   }
-  auto outcome = run_job(context, arguments, preload);
-  if (!outcome) return fail(std::move(outcome.error()));
-  if (outcome->cannot_save && !arguments.best_effort) {
-    Error why = std::move(*outcome->cannot_save).within("the job could not be saved here");
+  STASIS_TRY_ASSIGN(auto outcome, run_job(context, arguments, preload));
+  if (outcome.cannot_save && !arguments.best_effort) {
+    Error why = std::move(*outcome.cannot_save).within("the job could not be saved here");
     why.remedy += fmt::format("{}--best-effort runs the program all the same, and saves nothing",
                               why.remedy.empty() ? "" : "; ");
     return fail(std::move(why));
   }
-  if (outcome->cannot_save) {
+  if (outcome.cannot_save) {
     context.terminal.note(
         "the program is started without --images-dir, and nothing will be saved: " +
-        outcome->cannot_save->message + "; what to do: " + outcome->cannot_save->remedy);
+        outcome.cannot_save->message + "; what to do: " + outcome.cannot_save->remedy);
     return start_only(context, arguments.job, preload);
   }
-  if (outcome->why) tell_not_started(context, *outcome->why, outcome->status);
-  return outcome->status;
+  if (outcome.why) tell_not_started(context, *outcome.why, outcome.status);
+  return outcome.status;
 }
 
 }  // namespace

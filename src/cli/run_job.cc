@@ -77,10 +77,9 @@ void add_report(json& result, const Context& context, const Report& report) {
 
 // Has the user suspended it by `stasis suspend NAME`?
 Result<bool> is_suspended(Driver& driver, Pid root) {
-  auto group = Group::open(driver, root);
-  if (!group) return fail(std::move(group.error()));
-  group->dismiss();
-  return std::any_of(group->members().begin(), group->members().end(),
+  STASIS_TRY_ASSIGN(auto group, Group::open(driver, root));
+  group.dismiss();
+  return std::any_of(group.members().begin(), group.members().end(),
                      [](const auto& member) { return member.initial == CudaState::kCheckpointed; });
 }
 
@@ -113,8 +112,7 @@ json save(Context& context, Driver& driver, const json& request, const job::Stre
   options.base_may_be_empty = true;
   context.interrupt.set_time_limit(milliseconds(request.at("limit_ms").get<std::int64_t>()));
   options.on_complete = [](const UniqueFd& criu_dir) -> Result<void> {
-    auto saved = job::save_shared_memory(job::kSharedMemory, criu_dir);
-    if (!saved) return fail(std::move(saved.error()));
+    STASIS_TRY(job::save_shared_memory(job::kSharedMemory, criu_dir));
     return {};
   };
   const Pid root{request.at("root").get<int>()};
@@ -421,7 +419,7 @@ Result<job::Outcome> run_job(Context& context, RunArguments& arguments,
   if (arguments.map != kAutomaticMap) {
     if (auto map = parse_gpu_map(arguments.map); !map) return fail(std::move(map.error()));
   }
-  if (auto good = check_refreshed(arguments.refreshed); !good) return fail(std::move(good.error()));
+  STASIS_TRY(check_refreshed(arguments.refreshed));
   if (options.without_io_uring && proc::ProcFs().in_own_user_namespace()) {
     return fail(
         ErrorCode::kNotSupported,
@@ -431,15 +429,14 @@ Result<job::Outcome> run_job(Context& context, RunArguments& arguments,
   }
   Wishes wishes{arguments.map, arguments.refreshed, arguments.ring_bytes, {}};
   if (!arguments.trace.empty()) {
-    auto place = place_of_trace(arguments.trace);
-    if (!place) return fail(std::move(place.error()));
-    wishes.trace = std::move(*place);
+    STASIS_TRY_ASSIGN(auto place, place_of_trace(arguments.trace));
+    wishes.trace = std::move(place);
     options.visible_dirs.push_back(std::filesystem::path(wishes.trace).parent_path());
   }
   options.preload = preload;
   options.can_be_saved = []() -> Result<void> {
-    if (auto state = journal_directory(); !state) return fail(std::move(state.error()));
-    if (auto criu = Criu::find(); !criu) return fail(std::move(criu.error()));
+    STASIS_TRY(journal_directory());
+    STASIS_TRY(Criu::find());
     return {};
   };
   // Where the simulated driver keeps what is on its GPUs.

@@ -21,26 +21,23 @@ Verb add_suspend(CLI::App& app) {
   command->add_flag("--force,--ignore-obstacles", options->suspend.ignore_obstacles,
                     "go on although the driver may refuse or lose the program's memory");
   return {command, [options](Context& context) -> Result<int> {
-            if (auto there = reach(context, options->target); !there)
-              return fail(std::move(there.error()));
-            auto driver = context.load_moving_driver(true);
-            if (!driver) return fail(std::move(driver.error()));
-            auto report =
-                suspend(context.environment(**driver), options->target.pid, options->suspend);
-            if (!report) return fail(std::move(report.error()));
+            STASIS_TRY(reach(context, options->target));
+            STASIS_TRY_ASSIGN(auto driver, context.load_moving_driver(true));
+            STASIS_TRY_ASSIGN(auto report, suspend(context.environment(*driver),
+                                                   options->target.pid, options->suspend));
             if (context.json) {
-              context.print(to_json(*report));
+              context.print(to_json(report));
               return 0;
             }
             std::uint64_t bytes = 0;
-            for (const ProcessReport& process : report->processes)
+            for (const ProcessReport& process : report.processes)
               bytes += process.gpu_bytes;
             context.terminal.out(fmt::format(
-                "suspended {} in {}{}{}", subject_text(*report), format_seconds(report->total),
-                standstill_text(*report),
+                "suspended {} in {}{}{}", subject_text(report), format_seconds(report.total),
+                standstill_text(report),
                 bytes > 0 ? fmt::format("; {} of GPU memory are free again", format_bytes(bytes))
                           : ""));
-            context.terminal.debug(phases_text(*report));
+            context.terminal.debug(phases_text(report));
             return 0;
           }};
 }

@@ -114,10 +114,7 @@ Error Swap::both_failed(Error first, const Error& second, const std::string& men
   std::string remedy = first.code == ErrorCode::kNotRolledBack ? std::move(first.remedy) : "";
   remedy += (remedy.empty() ? "" : "; ") + mends_second;
   return {ErrorCode::kNotRolledBack,
-          fmt::format("{}; and then {}", first.to_string(), second.to_string()),
-          std::move(remedy),
-          {},
-          {}};
+          fmt::format("{}; and then {}", first.to_string(), second.to_string()), std::move(remedy)};
 }
 
 // `side` had done its part; brings it back to what it was.
@@ -136,15 +133,14 @@ Error Swap::undo(Error why, Side& side, const char* what) {
 }
 
 Result<void> Swap::run(SwapRecord record) {
-  if (auto fine = look(); !fine) return fine;
-  if (auto stop = context_.interrupt.check(); !stop) return stop;
-  auto journal = SwapJournal::begin(std::move(record));
-  if (!journal) return fail(std::move(journal.error()));
+  STASIS_TRY(look());
+  STASIS_TRY(context_.interrupt.check());
+  STASIS_TRY_ASSIGN(auto journal, SwapJournal::begin(std::move(record)));
   auto done = fault(FaultPoint::kSwapRecorded);
   if (done) done = swap();
   if (done) fault_only(FaultPoint::kSwapDone);
   // What is left behind of it `recover --all` finds by the record.
-  if (done || done.error().code != ErrorCode::kNotRolledBack) journal->finish();
+  if (done || done.error().code != ErrorCode::kNotRolledBack) journal.finish();
   return done;
 }
 
@@ -201,18 +197,17 @@ Result<std::string> Swap::decide() {
   const std::string& b = in_.name();
   if (!does(out_, "undo")) return fail(out_.error());
   bool undone = out_.result().value("undone", false);
-  auto out = stands(out_);
-  if (!out) return fail(std::move(out.error()));
+  STASIS_TRY_ASSIGN(auto out, stands(out_));
   auto in = stands(in_);
   if (!in) return fail(std::move(in.error()));
-  if (*out != Stands::kRunning && *in != Stands::kGone) {
+  if (out != Stands::kRunning && *in != Stands::kGone) {
     // The first has made room, so that there is room for the second.
     if (does(in_, "resume")) {
-      return *out == Stands::kGone ? fmt::format("{} runs, as asked for; {} has ended", b, a)
-                                   : fmt::format("{} is suspended and {} runs, as asked for", a, b);
+      return out == Stands::kGone ? fmt::format("{} runs, as asked for; {} has ended", b, a)
+                                  : fmt::format("{} is suspended and {} runs, as asked for", a, b);
     }
     Error why = in_.error();
-    if (*out == Stands::kGone || context_.interrupt.requested()) return fail(std::move(why));
+    if (out == Stands::kGone || context_.interrupt.requested()) return fail(std::move(why));
     if (!does(out_, "resume")) {
       const bool lost = out_.error().code == ErrorCode::kNotRolledBack;
       return fail(both_failed(std::move(why), out_.error(),
@@ -223,9 +218,9 @@ Result<std::string> Swap::decide() {
                        why.to_string());
   }
   if (*in == Stands::kGone) {
-    if (*out == Stands::kSuspended && !does(out_, "resume")) return fail(out_.error());
-    return *out == Stands::kGone ? fmt::format("neither {} nor {} lives any more", a, b)
-                                 : fmt::format("{} runs, as before; {} has ended", a, b);
+    if (out == Stands::kSuspended && !does(out_, "resume")) return fail(out_.error());
+    return out == Stands::kGone ? fmt::format("neither {} nor {} lives any more", a, b)
+                                : fmt::format("{} runs, as before; {} has ended", a, b);
   }
   if (!does(in_, "undo")) return fail(in_.error());
   undone = undone || in_.result().value("undone", false);
@@ -262,13 +257,11 @@ Result<std::string> recover_swap(Context& context, const SwapRecord& record) {
   arguments.out = find_again(record.out);
   arguments.in = find_again(record.in);
   if (!record.gpu_map.empty()) arguments.device_map = record.gpu_map;
-  auto out = Side::start(arguments, arguments.out, context);
-  if (!out) return fail(std::move(out.error()));
-  auto in = Side::start(arguments, arguments.in, context);
-  if (!in) return fail(std::move(in.error()));
-  auto decided = Swap(context, *out, *in).decide();
-  context.traces_of_helpers.push_back(out->take_trace());
-  context.traces_of_helpers.push_back(in->take_trace());
+  STASIS_TRY_ASSIGN(auto out, Side::start(arguments, arguments.out, context));
+  STASIS_TRY_ASSIGN(auto in, Side::start(arguments, arguments.in, context));
+  auto decided = Swap(context, out, in).decide();
+  context.traces_of_helpers.push_back(out.take_trace());
+  context.traces_of_helpers.push_back(in.take_trace());
   return decided;
 }
 
@@ -283,7 +276,7 @@ Result<int> run_swap(Context& context, SwapArguments& arguments) {
     if (auto map = parse_gpu_map(*arguments.device_map); !map) return fail(std::move(map.error()));
   }
   for (Target* target : {&arguments.out, &arguments.in})
-    if (auto found = target->find(); !found) return fail(std::move(found.error()));
+    STASIS_TRY(target->find());
   const auto init_of = [](const Target& target) {
     return target.is_elsewhere() ? target.job->init.value : 0;
   };
@@ -292,26 +285,24 @@ Result<int> run_swap(Context& context, SwapArguments& arguments) {
                 fmt::format("{} and {} are the same", arguments.out.text, arguments.in.text),
                 "name the one to be suspended, and the one to be resumed");
   }
-  auto out = Side::start(arguments, arguments.out, context);
-  if (!out) return fail(std::move(out.error()));
-  auto in = Side::start(arguments, arguments.in, context);
-  if (!in) return fail(std::move(in.error()));
-  Swap swap(context, *out, *in);
+  STASIS_TRY_ASSIGN(auto out, Side::start(arguments, arguments.out, context));
+  STASIS_TRY_ASSIGN(auto in, Side::start(arguments, arguments.in, context));
+  Swap swap(context, out, in);
   auto done = swap.run({Pid{}, party_of(arguments.out), party_of(arguments.in),
                         arguments.device_map.value_or(std::string())});
-  context.traces_of_helpers = {out->take_trace(), in->take_trace()};
-  if (!context.json && out->result().contains("simulated")) {
+  context.traces_of_helpers = {out.take_trace(), in.take_trace()};
+  if (!context.json && out.result().contains("simulated")) {
     context.terminal.note("this is the simulated GPU (" +
-                          out->result()["simulated"].get<std::string>() + ")");
+                          out.result()["simulated"].get<std::string>() + ")");
   }
-  tell_notes(context, *out);
-  tell_notes(context, *in);
+  tell_notes(context, out);
+  tell_notes(context, in);
   if (!done) return fail(std::move(done.error()));
   const Seconds total = since(start);
   if (context.json) {
     json result = {{"ok", true},
-                   {"suspended", out->result()["report"]},
-                   {"resumed", in->result()["report"]},
+                   {"suspended", out.result()["report"]},
+                   {"resumed", in.result()["report"]},
                    {"at_once", swap.at_once()},
                    {"seconds", total.count()}};
     if (!swap.no_room().empty()) result["no_room_at_once"] = swap.no_room();
@@ -319,14 +310,14 @@ Result<int> run_swap(Context& context, SwapArguments& arguments) {
     return 0;
   }
   if (!swap.no_room().empty()) {
-    context.terminal.note(fmt::format("there was no room for {} beside {} after all: {}",
-                                      in->name(), out->name(), swap.no_room()));
+    context.terminal.note(fmt::format("there was no room for {} beside {} after all: {}", in.name(),
+                                      out.name(), swap.no_room()));
   }
   const auto part = [](const Side& side) {
     return fmt::format("{} ({}) in {}", side.name(), side.result().value("text", ""),
                        format_seconds(Seconds(side.result().value("seconds", 0.0))));
   };
-  context.terminal.out(fmt::format("suspended {}, resumed {}; {} in all, {}", part(*out), part(*in),
+  context.terminal.out(fmt::format("suspended {}, resumed {}; {} in all, {}", part(out), part(in),
                                    format_seconds(total),
                                    swap.at_once() ? "both at once" : "one after the other"));
   return 0;

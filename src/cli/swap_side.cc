@@ -153,10 +153,9 @@ void serve_side(const Channel& channel, const SwapArguments& arguments, const Ta
 
 Result<Side> Side::start(const SwapArguments& arguments, const Target& target,
                          const Context& asked) {
-  auto there = Elsewhere::open(target);
-  if (!there) return fail(std::move(there.error()));
+  STASIS_TRY_ASSIGN(auto there, Elsewhere::open(target));
   auto process = HelperProcess::start("stasis-swap", [&](const Channel& channel) {
-    serve_side(channel, arguments, target, *there, asked);
+    serve_side(channel, arguments, target, there, asked);
   });
   if (!process) return fail(std::move(process.error()));
   return Side(target.text, std::move(*process));
@@ -198,9 +197,7 @@ void Side::lost() {
   (void)process_.end_after(1000);
   done_ = failure({ErrorCode::kNotRolledBack,
                    fmt::format("the process that worked on it {}", process_.how_it_ended()),
-                   fmt::format("`stasis recover {}`", name_),
-                   {},
-                   {}});
+                   fmt::format("`stasis recover {}`", name_)});
 }
 
 }  // namespace stasis::cli

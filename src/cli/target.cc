@@ -62,9 +62,8 @@ Result<void> Target::find() {
     job = job::job_of(pid, job::all_jobs());
     if (job && lives_here(*job)) job.reset();
     if (!job) return {};
-    auto inside = job::number_inside(pid);
-    if (!inside) return fail(std::move(inside.error()));
-    pid = *inside;
+    STASIS_TRY_ASSIGN(auto inside, job::number_inside(pid));
+    pid = inside;
     return {};
   }
   job = job::find_job(text);
@@ -85,12 +84,10 @@ Result<Elsewhere> Elsewhere::open(const Target& target) {
   if (!target.is_elsewhere()) return out;
   const job::JobEntry& entry = *target.job;
   const std::string spaces = fmt::format("/proc/{}/ns/", entry.init.value);
-  auto ours = open_file(AT_FDCWD, "/proc/self/ns/pid", O_RDONLY);
-  if (!ours) return fail(std::move(ours.error()));
-  auto pids = open_file(AT_FDCWD, spaces + "pid", O_RDONLY);
-  if (!pids) return fail(std::move(pids.error()));
-  if (::setns(pids->get(), CLONE_NEWPID) != 0) return fail(cannot_enter(entry, errno));
-  out.ours_ = std::move(*ours);
+  STASIS_TRY_ASSIGN(auto ours, open_file(AT_FDCWD, "/proc/self/ns/pid", O_RDONLY));
+  STASIS_TRY_ASSIGN(auto pids, open_file(AT_FDCWD, spaces + "pid", O_RDONLY));
+  if (::setns(pids.get(), CLONE_NEWPID) != 0) return fail(cannot_enter(entry, errno));
+  out.ours_ = std::move(ours);
   out.mounts_ = spaces + "mnt";
   out.state_dir_ = entry.state_dir;
   std::error_code none;
@@ -104,9 +101,8 @@ Elsewhere::~Elsewhere() {
 
 Result<void> Elsewhere::enter() const {
   if (mounts_.empty()) return {};
-  auto mounts = open_file(AT_FDCWD, mounts_, O_RDONLY);
-  if (!mounts) return fail(std::move(mounts.error()));
-  if (::setns(mounts->get(), CLONE_NEWNS) != 0) {
+  STASIS_TRY_ASSIGN(auto mounts, open_file(AT_FDCWD, mounts_, O_RDONLY));
+  if (::setns(mounts.get(), CLONE_NEWNS) != 0) {
     return fail(errno_error("cannot enter the mount namespace of the job", errno));
   }
   if (!directory_.empty() && ::chdir(directory_.c_str()) != 0) {
@@ -118,14 +114,13 @@ Result<void> Elsewhere::enter() const {
 
 Result<void> reach(Context& context, Target& target) {
   if (target.text.empty()) return {};
-  if (auto found = target.find(); !found) return found;
+  STASIS_TRY(target.find());
   if (!target.is_elsewhere()) return {};
-  auto there = Elsewhere::open(target);
-  if (!there) return fail(std::move(there.error()));
+  STASIS_TRY_ASSIGN(auto there, Elsewhere::open(target));
   const pid_t child = ::fork();
   if (child < 0) return fail(errno_error("cannot start a process", errno));
   if (child == 0) {
-    if (auto entered = there->enter(); !entered) return entered;
+    STASIS_TRY(there.enter());
     if (!context.json) {
       context.terminal.note(
           fmt::format("process numbers are those in the namespace of job {}: it is {} there",

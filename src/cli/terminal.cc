@@ -205,9 +205,7 @@ bool Terminal::report_lost_output() noexcept {
         {ErrorCode::kIo,
          fmt::format("the result cannot be written to standard output: {}", std::strerror(number)),
          "give it one that takes it; what was done to processes stays done, and `stasis ps` "
-         "shows it",
-         {},
-         {}});
+         "shows it"});
   });
   return true;
 }

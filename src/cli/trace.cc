@@ -98,11 +98,11 @@ std::string trace_text(json list) {
 
 Result<void> write_trace(const std::string& path, const std::string& text) {
   // A pipe that no program reads would hold us up for ever.
-  auto file = open_file(AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC | O_NONBLOCK | O_NOCTTY, 0644);
-  if (!file) return fail(std::move(file.error()));
-  if (::fcntl(file->get(), F_SETFL, 0) != 0)
-    return fail(errno_error("cannot write " + path, errno));
-  return write_all(file->get(), text.data(), text.size(), path);
+  STASIS_TRY_ASSIGN(
+      auto file,
+      open_file(AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC | O_NONBLOCK | O_NOCTTY, 0644));
+  if (::fcntl(file.get(), F_SETFL, 0) != 0) return fail(errno_error("cannot write " + path, errno));
+  return write_all(file.get(), text.data(), text.size(), path);
 }
 
 }  // namespace

@@ -51,9 +51,8 @@ std::optional<std::string_view> body_of(const std::string& text) {
 }
 
 Result<std::string> read_core(const UniqueFd& criu_dir, const std::string& name) {
-  auto file = open_file(criu_dir.get(), name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
-  if (!file) return fail(std::move(file.error()));
-  return read_file(*file, name, kLargestCore);
+  STASIS_TRY_ASSIGN(auto file, open_file(criu_dir.get(), name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK));
+  return read_file(file, name, kLargestCore);
 }
 
 // A number of the message, and where in the file it stands.
@@ -242,11 +241,9 @@ Result<int> restart_calls(const UniqueFd& criu_dir, Pid pid) {
     const std::string name = name_of(number_in_namespace(pid, thread));
     auto text = read_core(criu_dir, name);
     if (!text || !restart_call(*text, *space, thread)) continue;
-    auto file = open_file(criu_dir.get(), name, O_WRONLY | O_NOFOLLOW);
-    if (!file) return fail(std::move(file.error()));
-    if (auto done = write_all(file->get(), text->data(), text->size(), name); !done)
-      return fail(std::move(done.error()));
-    if (auto closed = file->close(name); !closed) return fail(std::move(closed.error()));
+    STASIS_TRY_ASSIGN(auto file, open_file(criu_dir.get(), name, O_WRONLY | O_NOFOLLOW));
+    STASIS_TRY(write_all(file.get(), text->data(), text->size(), name));
+    STASIS_TRY(file.close(name));
     ++count;
   }
   return count;

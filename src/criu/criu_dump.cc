@@ -48,13 +48,11 @@ Result<void> Criu::dump(const DumpRequest& request,
                         const std::function<Result<void>()>& on_images_complete,
                         const Interrupt& interrupt) const {
   const std::string what = fmt::format("dump process {}", request.root.value);
-  auto root = Pidfd::open(request.root);
-  if (!root) return fail(std::move(root).error());
+  STASIS_TRY_ASSIGN(auto root, Pidfd::open(request.root));
 
   CriuProcess::StartOptions start;
   start.plugin_dir = fmt::format("/proc/{}/fd/{}", ::getpid(), request.log_dir.get());
-  auto process = start_told(path_, start, request.on_started);
-  if (!process) return fail(std::move(process).error());
+  STASIS_TRY_ASSIGN(auto process, start_told(path_, start, request.on_started));
 
   criu_rpc::Request message;
   message.type = criu_rpc::Type::kDump;
@@ -71,13 +69,13 @@ Result<void> Criu::dump(const DumpRequest& request,
   bool begun = false;  // criu had the word to touch the tree
   bool complete = false;
   CriuLimits limits;
-  limits.give_up = [&] { process->starve(); };
+  limits.give_up = [&] { process.starve(); };
   limits.deadline = request.deadline;
   limits.stop = [&] { return complete ? Result<void>() : interrupt.check(); };
   const CriuAnswer answer = converse(
-      *process, message,
+      process, message,
       [&](const criu_rpc::Notification& notification) -> Result<void> {
-        if (auto stopped = limits.stop(); !stopped) return stopped;
+        STASIS_TRY(limits.stop());
         // "pre-dump" comes when criu knows its kernel (kerndat_init), and before it looks at any
         // task; the time limit that it sets itself for stopping them begins later, too
         // (cr_dump_tasks and setup_alarm_handler in cr-dump.c).
@@ -90,7 +88,7 @@ Result<void> Criu::dump(const DumpRequest& request,
         // (cr_dump_finish in CRIU's cr-dump.c).
         if (notification.script != "post-dump") return {};
         if (!begun) return fail(ErrorCode::kInternal, "CRIU began the dump without asking", {});
-        if (auto sealed = on_images_complete(); !sealed) return sealed;
+        STASIS_TRY(on_images_complete());
         complete = true;
         return {};
       },
@@ -101,24 +99,22 @@ Result<void> Criu::dump(const DumpRequest& request,
       return fail(ErrorCode::kInternal, "CRIU ended the dump without saying that it was complete");
     }
     // Ended tasks are gone once their pidfd says so; criu does not wait for that.
-    if (!request.leave_running) root->wait_exit(5000);
+    if (!request.leave_running) root.wait_exit(5000);
     return {};
   }
   Error error = answer.refusal
                     ? *answer.refusal
-                    : criu_error(what, answer, *process,
+                    : criu_error(what, answer, process,
                                  {request.log_dir, kLogName, [&] { return request.log_path; }});
   if (!answer.refusal) look_for_full_disk(request.images_dir, error);
   // The promise is that the tree runs on. When criu failed after the image was complete, or was
   // killed, look before promising it.
-  if (begun && !root->alive()) {
+  if (begun && !root.alive()) {
     Error lost{ErrorCode::kNotRolledBack,
                fmt::format("process {} has ended, though its dump failed: {}", request.root.value,
                            error.to_string()),
                complete ? "the image was complete: restore from it if it was kept"
-                        : "start the program anew",
-               std::nullopt,
-               {}};
+                        : "start the program anew"};
     return fail(std::move(lost));
   }
   return fail(std::move(error));

@@ -213,10 +213,10 @@ Result<void> rename_link_remaps(const UniqueFd& criu_dir,
     out += entry;
   });
   if (!whole) return fail(ErrorCode::kImageCorrupt, "CRIU's files.img cannot be parsed");
-  auto file = open_file(criu_dir.get(), kNew, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0600);
-  if (!file) return fail(std::move(file.error()));
-  auto done = write_all(file->get(), out.data(), out.size(), kNew);
-  if (done) done = file->close(kNew);
+  STASIS_TRY_ASSIGN(
+      auto file, open_file(criu_dir.get(), kNew, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0600));
+  auto done = write_all(file.get(), out.data(), out.size(), kNew);
+  if (done) done = file.close(kNew);
   if (done && ::renameat(criu_dir.get(), kNew, criu_dir.get(), kImage) != 0)
     done = fail(errno_error("cannot rename files.img.new", errno));
   return done;

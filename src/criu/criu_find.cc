@@ -89,22 +89,21 @@ std::string who_else_writes(const std::string& path) {
 Result<int> ask_version(const std::string& path) {
   CriuProcess::StartOptions options;
   options.plugin_dir = "/";  // never read: no plugin is loaded for this question
-  auto process = CriuProcess::start(path, options);
-  if (!process) return fail(std::move(process).error());
+  STASIS_TRY_ASSIGN(auto process, CriuProcess::start(path, options));
   criu_rpc::Request request;
   request.type = criu_rpc::Type::kVersion;
-  auto sent = process->send(request);
-  auto response = sent ? process->receive(kVersionPatience)
+  auto sent = process.send(request);
+  auto response = sent ? process.receive(kVersionPatience)
                        : Result<std::optional<criu_rpc::Response>>(fail(sent.error()));
   // A signal of ours (Ctrl-C) cuts the wait short; that says nothing about criu.
   for (const auto start = Clock::now();
        response && !*response && since(start) < kVersionPatience;) {
-    response = process->receive(kVersionPatience);
+    response = process.receive(kVersionPatience);
   }
   const bool answered = response && *response && (*response)->success && (*response)->version;
-  const std::string end = process->finish(answered ? kVersionPatience : std::chrono::seconds(1));
+  const std::string end = process.finish(answered ? kVersionPatience : std::chrono::seconds(1));
   if (!answered) {
-    const std::string said = process->early_errors();
+    const std::string said = process.early_errors();
     return fail(ErrorCode::kCriuMissing,
                 fmt::format("{} does not answer as criu does: it {}{}", path, end,
                             said.empty() ? "" : ": " + said.substr(0, said.find('\n'))),
@@ -177,9 +176,7 @@ Result<Criu> Criu::find(const std::optional<std::string>& explicit_path) {
       trouble = Error{ErrorCode::kCriuTooOld,
                       fmt::format("{} is CRIU {}; {} or newer is needed", path,
                                   criu_version_text(*version), criu_version_text(kOldestCriu)),
-                      get_one(),
-                      std::nullopt,
-                      {}};
+                      get_one()};
     }
   }
   if (trouble) return fail(std::move(*trouble));

@@ -139,8 +139,7 @@ Result<CriuProcess> CriuProcess::start(const std::string& path, const StartOptio
   const UniqueFd theirs(pair[1]);
   UniqueFd errors(::memfd_create("criu-stderr", MFD_CLOEXEC));
   if (!errors.valid()) return fail(errno_error("cannot create a memory file", errno));
-  auto null = open_file(AT_FDCWD, "/dev/null", O_RDWR);
-  if (!null) return fail(std::move(null).error());
+  STASIS_TRY_ASSIGN(auto null, open_file(AT_FDCWD, "/dev/null", O_RDWR));
   if (::pipe2(pair, O_CLOEXEC) != 0) return fail(errno_error("cannot create a pipe", errno));
   const UniqueFd report(pair[0]);
   UniqueFd report_end(pair[1]);
@@ -157,8 +156,8 @@ Result<CriuProcess> CriuProcess::start(const std::string& path, const StartOptio
   plan.first_closed = kFirstInherited + static_cast<int>(options.inherit.size());
 
   std::vector<std::pair<int, int>> wanted;
-  if (!options.keep_stdin) wanted.emplace_back(null->get(), STDIN_FILENO);
-  wanted.emplace_back(null->get(), STDOUT_FILENO);
+  if (!options.keep_stdin) wanted.emplace_back(null.get(), STDIN_FILENO);
+  wanted.emplace_back(null.get(), STDOUT_FILENO);
   wanted.emplace_back(errors.get(), STDERR_FILENO);
   wanted.emplace_back(theirs.get(), kSocketNumber);
   for (std::size_t i = 0; i < options.inherit.size(); ++i) {
@@ -166,20 +165,18 @@ Result<CriuProcess> CriuProcess::start(const std::string& path, const StartOptio
   }
   std::vector<UniqueFd> copies;
   for (const auto& [from, to] : wanted) {
-    auto copy = raised(from, plan.first_closed);
-    if (!copy) return fail(std::move(copy).error());
-    plan.moves.emplace_back(copy->get(), to);
-    copies.push_back(std::move(*copy));
+    STASIS_TRY_ASSIGN(auto copy, raised(from, plan.first_closed));
+    plan.moves.emplace_back(copy.get(), to);
+    copies.push_back(std::move(copy));
   }
-  auto report_copy = raised(report_end.get(), plan.first_closed);
-  if (!report_copy) return fail(std::move(report_copy).error());
-  plan.report = report_copy->get();
+  STASIS_TRY_ASSIGN(auto report_copy, raised(report_end.get(), plan.first_closed));
+  plan.report = report_copy.get();
 
   const pid_t pid = ::fork();
   if (pid < 0) return fail(errno_error("cannot start a process for criu", errno));
   if (pid == 0) run_child(plan);
   report_end.reset();
-  report_copy->reset();
+  report_copy.reset();
   auto pidfd = Pidfd::open(Pid{pid});
   int number = 0;
   ssize_t got = 0;

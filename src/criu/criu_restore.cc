@@ -70,9 +70,7 @@ Error numbers_taken(const std::vector<int>& taken) {
                fmt::format("{} of the process or thread numbers that the image needs {} taken: {}",
                            taken.size(), taken.size() == 1 ? "is" : "are", list),
                "end these processes, or restore in a new PID namespace "
-               "(unshare --pid --fork --mount-proc)",
-               std::nullopt,
-               {}};
+               "(unshare --pid --fork --mount-proc)"};
 }
 
 // What a restore has made so far. Ends it on every path out, exceptions included, unless the
@@ -155,9 +153,7 @@ Error other_tree(Pid expected, Pid found) {
           fmt::format("the files of the image hold process {}, and its manifest says {}",
                       found.value, expected.value),
           "the manifest is not the one of this image: restore from another one, or copy it again "
-          "from where it came from",
-          std::nullopt,
-          {}};
+          "from where it came from"};
 }
 
 }  // namespace
@@ -170,7 +166,7 @@ Result<RestoredTree> Criu::restore(const RestoreRequest& request,
     half.dismiss();
     return fail(numbers_taken(taken));
   }
-  if (auto stopped = interrupt.check(); !stopped) return fail(std::move(stopped).error());
+  STASIS_TRY(interrupt.check());
 
   CriuProcess::StartOptions start;
   start.plugin_dir = fmt::format("/proc/{}/fd/{}", ::getpid(), request.work_dir.get());
@@ -197,8 +193,7 @@ Result<RestoredTree> Criu::restore(const RestoreRequest& request,
   set_options(options, words);
 
   // After `half`: on every way out criu ends before what it has made.
-  auto process = start_told(path_, start, request.on_started);
-  if (!process) return fail(std::move(process).error());
+  STASIS_TRY_ASSIGN(auto process, start_told(path_, start, request.on_started));
   CriuLimits limits;
   limits.deadline = request.deadline;
   limits.stop = [&] {
@@ -210,13 +205,13 @@ Result<RestoredTree> Criu::restore(const RestoreRequest& request,
   limits.give_up = [&] { half.kill(); };
   limits.on_wait = request.on_wait;
   const CriuAnswer answer = converse(
-      *process, message,
+      process, message,
       [&](const criu_rpc::Notification& notification) -> Result<void> {
         if (notification.pid > 0 && notification.pid != request.root.value) {
           half.add(Pid{notification.pid});
           return fail(other_tree(request.root, Pid{notification.pid}));
         }
-        if (auto stopped = interrupt.check(); !stopped) return stopped;
+        STASIS_TRY(interrupt.check());
         // "pre-resume": every thread stands at the end of CRIU's code, and is about to be let go.
         if (notification.script == "pre-resume" && request.on_resume) request.on_resume();
         // "post-restore" is the last chance: all is in place, nothing runs, the network is still
@@ -239,7 +234,7 @@ Result<RestoredTree> Criu::restore(const RestoreRequest& request,
   } else if (answer.refusal) {
     error = *answer.refusal;
   } else {
-    error = criu_error(fmt::format("restore process {}", request.root.value), answer, *process,
+    error = criu_error(fmt::format("restore process {}", request.root.value), answer, process,
                        {request.work_dir, request.log_name, request.log_path});
   }
   const std::vector<Pid> alive = half.end();

@@ -96,9 +96,7 @@ Result<void> fault_at(const std::string& script) {
 
 Result<CriuProcess> start_told(const std::string& path, const CriuProcess::StartOptions& options,
                                const std::function<Result<void>(Pid)>& on_started) {
-  if (auto allowed = fault(FaultPoint::kCriuStart); !allowed) {
-    return fail(std::move(allowed.error()));
-  }
+  STASIS_TRY(fault(FaultPoint::kCriuStart));
   auto process = CriuProcess::start(path, options);
   if (!process) return process;
   Result<void> told = on_started ? on_started(process->pid()) : Result<void>();

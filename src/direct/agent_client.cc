@@ -198,8 +198,7 @@ Result<std::optional<AgentClient::Seen>> AgentClient::see(Pid pid, int access) {
   if (failed == std::errc::permission_denied)
     return fail(errno_error(fmt::format("cannot look at process {}", pid.value), EACCES));
   if (paths.empty()) return std::optional<Seen>();
-  auto details = proc::ProcFs().details(pid);
-  if (!details) return fail(std::move(details.error()));
+  STASIS_TRY_ASSIGN(auto details, proc::ProcFs().details(pid));
   for (const std::string& path : paths) {
     auto file = open_page(path, access);
     if (!file && file.error().code == ErrorCode::kNotSupported) continue;
@@ -208,10 +207,10 @@ Result<std::optional<AgentClient::Seen>> AgentClient::see(Pid pid, int access) {
     const ssize_t got = ::pread(file->get(), bytes, sizeof bytes, 0);
     if (got < static_cast<ssize_t>(kOfAllVersions)) continue;
     const auto& page = *reinterpret_cast<const ControlPage*>(bytes);
-    if (is_page_of_another_version(page, details->ns_pid))
+    if (is_page_of_another_version(page, details.ns_pid))
       return std::optional(
           Seen{std::move(*file), {page.state.load(), {}, false, true, false, false}});
-    if (got != sizeof bytes || !is_page_of(page, details->ns_pid)) continue;
+    if (got != sizeof bytes || !is_page_of(page, details.ns_pid)) continue;
     const AgentState state = page.state.load();
     const AgentLook look{state,
                          {page.content_id[0], page.content_id[1]},
@@ -225,12 +224,11 @@ Result<std::optional<AgentClient::Seen>> AgentClient::see(Pid pid, int access) {
 }
 
 Result<std::optional<AgentLook>> AgentClient::look(Pid pid) {
-  auto seen = see(pid, O_RDONLY);
-  if (!seen) return fail(std::move(seen.error()));
-  if (!*seen) return std::optional<AgentLook>();
+  STASIS_TRY_ASSIGN(auto seen, see(pid, O_RDONLY));
+  if (!seen) return std::optional<AgentLook>();
   // For an instant, and shared: a tool that wants the lock tries again.
-  (*seen)->look.has_peer = ::flock((*seen)->file.get(), LOCK_SH | LOCK_NB) != 0;
-  return std::optional((*seen)->look);
+  seen->look.has_peer = ::flock(seen->file.get(), LOCK_SH | LOCK_NB) != 0;
+  return std::optional(seen->look);
 }
 
 void AgentClient::note_hold(Pid pid) {
@@ -246,12 +244,10 @@ Result<std::optional<AgentClient>> AgentClient::find(Pid pid, const Pidfd& pidfd
   if (candidates(pid, ignored).empty()) return std::optional<AgentClient>();
   // In this order: a page that the process has mapped after this was opened, it had when it was
   // opened, because exec takes the mappings.
-  auto opened = proc::AddressSpace::open(pid);
-  if (!opened) return fail(std::move(opened.error()));
-  const auto space = std::make_shared<const proc::AddressSpace>(std::move(*opened));
+  STASIS_TRY_ASSIGN(auto opened, proc::AddressSpace::open(pid));
+  const auto space = std::make_shared<const proc::AddressSpace>(std::move(opened));
   const auto paths = candidates(pid, ignored);
-  auto details = proc::ProcFs().details(pid);
-  if (!details) return fail(std::move(details.error()));
+  STASIS_TRY_ASSIGN(auto details, proc::ProcFs().details(pid));
   for (const std::string& path : paths) {
     auto file = open_page(path, O_RDWR);
     if (!file && file.error().code == ErrorCode::kNotSupported) continue;
@@ -272,7 +268,7 @@ Result<std::optional<AgentClient>> AgentClient::find(Pid pid, const Pidfd& pidfd
     }
     AgentClient client(std::move(*own), space, std::move(*file), static_cast<ControlPage*>(at));
     // Its memory may be away, and only a tool that speaks its version brings it back.
-    if (is_page_of_another_version(*client.page_, details->ns_pid)) {
+    if (is_page_of_another_version(*client.page_, details.ns_pid)) {
       return fail(ErrorCode::kNotSupported,
                   fmt::format("the agent in process {} speaks version {} of its page, and this "
                               "stasis version {}",
@@ -280,7 +276,7 @@ Result<std::optional<AgentClient>> AgentClient::find(Pid pid, const Pidfd& pidfd
                   "use the stasis that came with that agent");
     }
     const bool whole = status.st_size >= static_cast<off_t>(sizeof(ControlPage));
-    if (!whole || !is_page_of(*client.page_, details->ns_pid)) continue;
+    if (!whole || !is_page_of(*client.page_, details.ns_pid)) continue;
     if (!becomes_mapped(*space, status)) {
       if (!pidfd.alive()) return std::optional<AgentClient>();
       return fail(
@@ -461,8 +457,7 @@ Result<void> AgentClient::wait_for_reply(const Interrupt& interrupt, Clock::time
 Result<void> AgentClient::finish_unless(const Interrupt& interrupt,
                                         std::chrono::milliseconds patience) {
   if (silent_) patience = std::min(patience, kAfterSilence);
-  if (auto answered = wait_for_reply(interrupt, Clock::now() + patience); !answered)
-    return answered;
+  STASIS_TRY(wait_for_reply(interrupt, Clock::now() + patience));
   trace_record(
       {TraceKind::kAgent, agent_command_name(asked_), asked_at_, Clock::now(), 0, pid_, 0});
   take_figures();
@@ -536,7 +531,7 @@ Result<void> AgentClient::bring_back(const Fill& fill) {
   }
   if (state() == AgentState::kFilling) {
     if (content_is_elsewhere()) {
-      if (auto done = ask(AgentCommand::kBuffer, 0, kMappingPatience); !done) return done;
+      STASIS_TRY(ask(AgentCommand::kBuffer, 0, kMappingPatience));
       if (auto done = fill(*this); !done) return done;
     }
     if (auto done = ask(AgentCommand::kCopyIn, 0, copying); !done) return done;
@@ -579,8 +574,7 @@ Result<std::vector<Segment>> AgentClient::take_segments(std::chrono::millisecond
   };
   std::vector<Segment> segments;
   while (segments.size() < wanted) {
-    if (auto done = ask(AgentCommand::kExport, segments.size(), time_left()); !done)
-      return fail(std::move(done.error()));
+    STASIS_TRY(ask(AgentCommand::kExport, segments.size(), time_left()));
     const auto count = once(page_->exported_count);
     if (count == 0 || count > std::min<std::size_t>(kExportBatch, wanted - segments.size())) {
       return fail(ErrorCode::kInternal,
@@ -609,8 +603,7 @@ Result<std::vector<Segment>> AgentClient::take_segments(std::chrono::millisecond
     if (auto current = space_->check_current(); !current) return fail(std::move(current.error()));
   }
   // Otherwise the agent keeps the last ones, and with them the memory, until its next command.
-  if (auto done = ask(AgentCommand::kNone, 0, time_left()); !done)
-    return fail(std::move(done.error()));
+  STASIS_TRY(ask(AgentCommand::kNone, 0, time_left()));
   return segments;
 }
 

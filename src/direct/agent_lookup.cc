@@ -33,7 +33,7 @@ Result<std::optional<AgentClient>> find_begun_agent(const Environment& env, cons
     const Pid pid = process.pid();
     if (Clock::now() >= deadline || !has_page(pid) || AgentClient::is_out_of_reach(pid))
       return agent;
-    if (auto stop = env.interrupt.check(); !stop) return fail(std::move(stop.error()));
+    STASIS_TRY(env.interrupt.check());
     std::this_thread::sleep_for(kPoll);
   }
 }

@@ -159,9 +159,8 @@ Result<void> AgentSet::find_running(const Environment& env,
       continue;
     }
     (*agent)->heed(&env.interrupt, AgentClient::Heeds::kFirst);
-    auto settled = settle(**agent, env, false);
-    if (!settled) return fail(std::move(settled.error()));
-    if (!*settled) continue;
+    STASIS_TRY_ASSIGN(auto settled, settle(**agent, env, false));
+    if (!settled) continue;
     if (is_away((*agent)->state()))
       tell_of_driver(env, list_of({process}) + ": its GPU memory is away already");
     else
@@ -178,8 +177,7 @@ Result<void> AgentSet::find_evicted(const Environment& env,
     if (!agent && has_nothing_to_bring_back(process->pid())) continue;
     if (!agent) return fail(std::move(agent.error()));
     if (!*agent) continue;
-    auto settled = settle(**agent, env, true);
-    if (!settled) return fail(std::move(settled.error()));
+    STASIS_TRY(settle(**agent, env, true));
     if (is_away((*agent)->state())) add(std::move(**agent));
   }
   return {};
@@ -203,7 +201,7 @@ Result<void> AgentSet::prepare(Driver& driver, bool buffers) {
 
 Result<void> AgentSet::check_sizes(Driver& driver) const {
   for (const AgentClient& agent : agents_)
-    if (auto sound = check_size(agent, driver); !sound) return sound;
+    STASIS_TRY(check_size(agent, driver));
   return {};
 }
 

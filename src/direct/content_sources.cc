@@ -8,9 +8,8 @@ Result<ContentSources::Found> ContentSources::content_of(const direct::AgentClie
   if (!agent.content_is_elsewhere()) return Found{};
   for (const auto& content : images_) {
     if (content->id() != agent.content_id()) continue;
-    auto stream = content->stream_of(agent.pid(), agent.bytes());
-    if (!stream) return fail(std::move(stream.error()));
-    return Found{content, *stream};
+    STASIS_TRY_ASSIGN(auto stream, content->stream_of(agent.pid(), agent.bytes()));
+    return Found{content, stream};
   }
   return fail(ErrorCode::kWrongState,
               fmt::format("the content of process {}'s GPU memory is in an image that is not where "
@@ -22,9 +21,8 @@ Result<ContentSources::Found> ContentSources::content_of(const direct::AgentClie
 }
 
 Result<void> ContentSources::begin_image(const Environment& env, const IntoImage& image) {
-  auto made = ImageContent::create(image.image_dir, image.options);
-  if (!made) return fail(std::move(made.error()));
-  into_ = std::move(*made);
+  STASIS_TRY_ASSIGN(auto made, ImageContent::create(image.image_dir, image.options));
+  into_ = std::move(made);
   if (const auto& why = into_->without_base())
     env.tell("all GPU memory is written, and nothing taken over: " + why->to_string());
   return {};

@@ -162,11 +162,8 @@ CopyEnd run_copy(const CopyJob& job, Stop& stop) {
   (void)on_threads(parts * job.threads_per_part, work);
   for (unsigned part = 0; part < parts; ++part) {
     if (!served[part]) {
-      stop.fail(Error{ErrorCode::kOutOfHostMemory,
-                      "the system gives no thread for every GPU",
-                      "raise the limit of processes (ulimit -u)",
-                      {},
-                      {}});
+      stop.fail(Error{ErrorCode::kOutOfHostMemory, "the system gives no thread for every GPU",
+                      "raise the limit of processes (ulimit -u)"});
     }
   }
   return {still_copying};

@@ -32,7 +32,7 @@ Result<void> Device::make_current() const {
 
 Result<void> Device::have_streams(unsigned count) {
   if (streams_.size() >= count) return {};
-  if (auto current = make_current(); !current) return current;
+  STASIS_TRY(make_current());
   while (streams_.size() < count) {
     cuda::CUstream stream = nullptr;
     const auto code = calls_->create_stream(&stream, cuda::CU_STREAM_NON_BLOCKING);

@@ -49,9 +49,8 @@ Error DeviceCalls::error(cuda::CUresult code, const char* call, const std::strin
 }
 
 Result<DeviceCalls> DeviceCalls::load(const std::string& name) {
-  auto loaded = load_driver_library(name);
-  if (!loaded) return fail(std::move(loaded.error()));
-  const Library& library = loaded->library;
+  STASIS_TRY_ASSIGN(auto loaded, load_driver_library(name));
+  const Library& library = loaded.library;
   DeviceCalls out;
   const char* missing = nullptr;
   const auto find = [&]<class Function>(Function*& function, const char* symbol) {

@@ -40,25 +40,22 @@ direct::ContentId id_of(const std::string& checksum) {
 // What gpu/index says of itself.
 Result<ContentRecord> record_of(const UniqueFd& image_dir) {
   // Another user may have made it: no link is followed, and no pipe is waited for.
-  auto file =
-      open_beneath(image_dir, content_format::kIndexPath, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
-  if (!file) return fail(std::move(file.error()));
+  STASIS_TRY_ASSIGN(auto file, open_beneath(image_dir, content_format::kIndexPath,
+                                            O_RDONLY | O_NOFOLLOW | O_NONBLOCK));
   struct stat info {};
-  if (::fstat(file->get(), &info) != 0 || !S_ISREG(info.st_mode)) {
+  if (::fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode)) {
     return fail(ErrorCode::kImageCorrupt, "gpu/index is no file");
   }
-  auto text =
-      read_file(AT_FDCWD, fmt::format("/proc/self/fd/{}", file->get()), content_format::kMaxIndex);
-  if (!text) return fail(std::move(text.error()));
-  const auto bytes = std::as_bytes(std::span(*text));
-  auto index = parse_content_index(bytes);
-  if (!index) return fail(std::move(index.error()));
+  STASIS_TRY_ASSIGN(auto text, read_file(AT_FDCWD, fmt::format("/proc/self/fd/{}", file.get()),
+                                         content_format::kMaxIndex));
+  const auto bytes = std::as_bytes(std::span(text));
+  STASIS_TRY_ASSIGN(auto index, parse_content_index(bytes));
   BlockDigest digest{};
   std::memcpy(digest.data(), bytes.last(digest.size()).data(), digest.size());
   ContentRecord record;
   record.index_size = bytes.size();
   record.index_checksum = to_hex(digest);
-  record.data_sizes = std::move(index->file_sizes);
+  record.data_sizes = std::move(index.file_sizes);
   return record;
 }
 
@@ -70,13 +67,11 @@ Result<void> discard_content(const UniqueFd& image_dir) {
 
 Result<std::shared_ptr<ImageContent>> ImageContent::create(const UniqueFd& image_dir,
                                                            const ContentOptions& options) {
-  auto writer = ContentWriter::create(image_dir, options);
-  if (!writer) return fail(std::move(writer.error()));
-  auto own = open_file(image_dir.get(), ".", O_RDONLY | O_DIRECTORY);
-  if (!own) return fail(std::move(own.error()));
+  STASIS_TRY_ASSIGN(auto writer, ContentWriter::create(image_dir, options));
+  STASIS_TRY_ASSIGN(auto own, open_file(image_dir.get(), ".", O_RDONLY | O_DIRECTORY));
   auto content = std::make_shared<ImageContent>();
-  content->image_dir_ = std::move(*own);
-  content->writer_.emplace(std::move(*writer));
+  content->image_dir_ = std::move(own);
+  content->writer_.emplace(std::move(writer));
   return content;
 }
 
@@ -88,13 +83,10 @@ std::shared_ptr<ImageContent> ImageContent::of(ContentReader reader, ContentReco
 }
 
 Result<std::shared_ptr<ImageContent>> ImageContent::open(const std::string& image_dir) {
-  auto dir = open_file(AT_FDCWD, image_dir, O_RDONLY | O_DIRECTORY);
-  if (!dir) return fail(std::move(dir.error()));
-  auto record = record_of(*dir);
-  if (!record) return fail(std::move(record.error()));
-  auto reader = ContentReader::open(*dir, *record);
-  if (!reader) return fail(std::move(reader.error()));
-  return of(std::move(*reader), std::move(*record));
+  STASIS_TRY_ASSIGN(auto dir, open_file(AT_FDCWD, image_dir, O_RDONLY | O_DIRECTORY));
+  STASIS_TRY_ASSIGN(auto record, record_of(dir));
+  STASIS_TRY_ASSIGN(auto reader, ContentReader::open(dir, record));
+  return of(std::move(reader), std::move(record));
 }
 
 Result<std::size_t> ImageContent::add(Pid pid, std::uint64_t bytes,
@@ -105,23 +97,19 @@ Result<std::size_t> ImageContent::add(Pid pid, std::uint64_t bytes,
     ranges.push_back({place.offset, place.bytes, place.gpu, place.address});
   std::sort(ranges.begin(), ranges.end(),
             [](const ContentRange& a, const ContentRange& b) { return a.offset < b.offset; });
-  if (auto added = writer_->add_stream(pid, bytes, std::move(ranges)); !added) {
-    return fail(std::move(added.error()));
-  }
+  STASIS_TRY(writer_->add_stream(pid, bytes, std::move(ranges)));
   return streams_++;
 }
 
 Result<void> ImageContent::finish(Progress& progress, const Interrupt& interrupt) {
   const Span span(TraceKind::kImage, "complete the content");
-  auto summary = writer_->finish(progress, interrupt);
-  if (!summary) return fail(std::move(summary.error()));
+  STASIS_TRY_ASSIGN(auto summary, writer_->finish(progress, interrupt));
   writer_.reset();
-  record_ = std::move(summary->record);
-  taken_bytes_ = summary->use.taken_bytes;
-  direct_io_ = summary->direct_io && summary->written_bytes > 0;
-  auto reader = ContentReader::open(image_dir_, record_);
-  if (!reader) return fail(std::move(reader.error()));
-  reader_.emplace(std::move(*reader));
+  record_ = std::move(summary.record);
+  taken_bytes_ = summary.use.taken_bytes;
+  direct_io_ = summary.direct_io && summary.written_bytes > 0;
+  STASIS_TRY_ASSIGN(auto reader, ContentReader::open(image_dir_, record_));
+  reader_.emplace(std::move(reader));
   return {};
 }
 

@@ -31,7 +31,7 @@ Result<void> repopulate(MemoryState& state) {
 
 // Into the agents that repopulate their memory.
 Result<void> copy_in(MemoryState& state, const Interrupt& interrupt) {
-  if (auto allowed = state.agents.allow_pieces(); !allowed) return allowed;
+  STASIS_TRY(state.agents.allow_pieces());
   std::vector<direct::Segment> segments;
   // If the tool is killed, no agent copies by itself beside the mover.
   std::vector<UniqueFd> locks;
@@ -40,15 +40,13 @@ Result<void> copy_in(MemoryState& state, const Interrupt& interrupt) {
     if (agent.state() != AgentState::kFilling) continue;
     locks.push_back(agent.lock());
     if (!locks.back().valid()) return fail(errno_error("cannot copy a descriptor", errno));
-    auto content = state.content.content_of(agent);
-    if (!content) return fail(std::move(content.error()));
-    if (content->image) from_image = true;
-    auto taken = take_checked(agent, !content->image, nullptr);
-    if (!taken) return fail(std::move(taken.error()));
+    STASIS_TRY_ASSIGN(auto content, state.content.content_of(agent));
+    if (content.image) from_image = true;
+    STASIS_TRY_ASSIGN(auto taken, take_checked(agent, !content.image, nullptr));
     const std::uint64_t base =
-        content->image ? state.content.composite()->add_stream(content->image, content->stream)
-                       : state.content.add_buffer(agent);
-    append(segments, std::move(*taken), base);
+        content.image ? state.content.composite()->add_stream(content.image, content.stream)
+                      : state.content.add_buffer(agent);
+    append(segments, std::move(taken), base);
   }
   const auto deadline =
       Clock::now() + (from_image ? kSlowDisk : 1) * copy_time(state.agents.bytes());
@@ -69,16 +67,15 @@ Result<void> copy_in(MemoryState& state, const Interrupt& interrupt) {
 // By the agent alone, which needs no mover and takes its time.
 Result<void> bring_back(const MemoryState& state, AgentClient& agent) {
   // A page answers, too, when another process has it.
-  if (auto there = agent.address_space()->check_current(); !there) return there;
+  STASIS_TRY(agent.address_space()->check_current());
   return agent.bring_back([&state](const AgentClient& held) -> Result<void> {
     constexpr std::uint64_t kPiece = std::uint64_t{16} << 20;
-    auto content = state.content.content_of(held);
-    if (!content) return fail(std::move(content.error()));
+    STASIS_TRY_ASSIGN(auto content, state.content.content_of(held));
     direct::RemoteMemory buffer(held.address_space(), held.buffer_address(), held.bytes());
     std::vector<std::byte> piece(std::min(kPiece, held.bytes()));
     for (std::uint64_t offset = 0; offset < held.bytes(); offset += kPiece) {
       const std::span<std::byte> part(piece.data(), std::min(kPiece, held.bytes() - offset));
-      auto done = content->image->read(content->stream * ImageContent::kGap + offset, part);
+      auto done = content.image->read(content.stream * ImageContent::kGap + offset, part);
       if (done) done = buffer.write(offset, part);
       if (!done) return done;
     }
@@ -90,9 +87,8 @@ Result<void> bring_back(const MemoryState& state, AgentClient& agent) {
 Result<std::uint64_t> bytes_in_images(MemoryState& state) {
   std::uint64_t bytes = 0;
   for (const auto& agent : state.agents) {
-    auto content = state.content.content_of(agent);
-    if (!content) return fail(std::move(content.error()));
-    if (!content->image) continue;
+    STASIS_TRY_ASSIGN(auto content, state.content.content_of(agent));
+    if (!content.image) continue;
     state.content.need_image(true);
     bytes += agent.bytes();
   }
@@ -104,7 +100,7 @@ Result<std::uint64_t> bytes_in_images(MemoryState& state) {
 Result<void> find_evicted(MemoryState& state, const Environment& env,
                           const std::vector<const Process*>& processes) {
   state.agents.clear();
-  if (auto found = state.agents.find_evicted(env, processes); !found) return found;
+  STASIS_TRY(state.agents.find_evicted(env, processes));
   for (auto& agent : state.agents) {
     if (agent.state() != AgentState::kClosed) continue;
     if (auto opened = agent.ask(AgentCommand::kOpen, 0, kMapping); !opened) return opened;
@@ -124,8 +120,7 @@ Result<std::uint64_t> move_in(MemoryState& state, const Environment& env,
     agents.clear();
     return fail(std::move(why));
   };
-  if (auto found = find_evicted(state, env, processes); !found)
-    return fail(std::move(found.error()));
+  STASIS_TRY(find_evicted(state, env, processes));
   if (agents.empty()) return 0;
   auto in_images = bytes_in_images(state);
   if (!in_images) return leave(std::move(in_images.error()));
@@ -148,8 +143,7 @@ Result<std::uint64_t> move_in(MemoryState& state, const Environment& env,
     return leave(std::move(done.error()));
   if (!done) env.tell("the processes copy by themselves: " + done.error().to_string());
   if (!state.mover || !done) {
-    auto alone = bring_back_all(state, stops);
-    if (!alone) return fail(std::move(alone.error()));
+    STASIS_TRY(bring_back_all(state, stops));
     if (auto gone = std::exchange(state.gone, std::nullopt)) return fail(std::move(*gone));
     return moved;
   }

@@ -61,7 +61,7 @@ class MoveOut {
     for (const GroupMember& member : group_.members())
       if (member.initial) state_.known.insert(member.process.pid());
     if (plan_.mover_at_standstill) state_.mover.wait_for_standstill();
-    if (auto whole = refuse_half_way(state_, group_); !whole) return whole;
+    STASIS_TRY(refuse_half_way(state_, group_));
     if (plan_.way == MoveOutPlan::Way::kDriver) {
       if (!options_.reason_is_told) tell_why_driver();
       return {};
@@ -102,15 +102,15 @@ class MoveOut {
     for (AgentClient& agent : agents_)
       if (!final_for_both(why.code) && agent.state() == AgentState::kRunning)
         (void)agent.ask(AgentCommand::kPrepare, 1, kAtOnce);
-    if (auto back = roll_back(state_); !back) return back;
+    STASIS_TRY(roll_back(state_));
     phases_.runs();
     // This is why the rest failed.
     if (auto gone = std::exchange(state_.gone, std::nullopt)) return fail(std::move(*gone));
     if (final_for_both(why.code)) return fail(std::move(why));
     // If a stop was requested, the mover's error is no reason to try another way.
-    if (auto stop = env_.interrupt.check(); !stop) return stop;
+    STASIS_TRY(env_.interrupt.check());
     if (plan_.only_agents()) return fail(std::move(why));
-    if (auto gone = state_.content.end_image(options_.image); !gone) return gone;
+    STASIS_TRY(state_.content.end_image(options_.image));
     state_.mover.forget_copy();
     group_.forget_gates();
     // The driver needs its memory.
@@ -144,7 +144,7 @@ class MoveOut {
     if (buffers) {
       if (auto room = group_.check_host_memory(); !room) return room;
     }
-    if (auto ready = agents_.prepare(env_.driver, buffers); !ready) return ready;
+    STASIS_TRY(agents_.prepare(env_.driver, buffers));
     if (agents_.empty()) return {};
     std::map<Pid, std::uint64_t> elsewhere;
     std::map<std::string, std::uint64_t> to_come;
@@ -159,7 +159,7 @@ class MoveOut {
     }
     state_.mover.use_gpus_of(group_);
     const auto in_buffers = [&](const std::string& directory) { return to_come[directory]; };
-    if (auto room = check_mover_memory(env_, state_.mover.gpus(), in_buffers); !room) return room;
+    STASIS_TRY(check_mover_memory(env_, state_.mover.gpus(), in_buffers));
     // A context takes as long as touching gigabytes, so the tool does both at once.
     state_.mover.begin(env_);
     return buffers ? touch_buffers() : Result<void>();
@@ -305,37 +305,34 @@ class MoveOut {
 
   // The pieces of all agents, and the places where their content goes.
   Result<std::vector<direct::Segment>> take_all() {
-    if (auto allowed = agents_.allow_pieces(); !allowed) return fail(std::move(allowed.error()));
+    STASIS_TRY(agents_.allow_pieces());
     std::vector<direct::Segment> segments;
     ContentSources& content = state_.content;
     content.begin_composite();
     for (auto& agent : agents_) {
       std::vector<direct::SegmentPlace> pieces;
-      auto taken = take_checked(agent, !options_.image, &pieces);
-      if (!taken) return fail(std::move(taken.error()));
+      STASIS_TRY_ASSIGN(auto taken, take_checked(agent, !options_.image, &pieces));
       std::uint64_t base = 0;
       if (options_.image) {
-        auto stream = content.into()->add(agent.pid(), agent.bytes(), pieces);
-        if (!stream) return fail(std::move(stream.error()));
-        base = content.composite()->add_stream(content.into(), *stream);
+        STASIS_TRY_ASSIGN(auto stream, content.into()->add(agent.pid(), agent.bytes(), pieces));
+        base = content.composite()->add_stream(content.into(), stream);
       } else {
         base = content.add_buffer(agent);
       }
-      append(segments, std::move(*taken), base);
+      append(segments, std::move(taken), base);
     }
     return segments;
   }
 
   Result<void> copy_out() {
     phases_.begin("copy out");
-    auto segments = take_all();
-    if (!segments) return fail(std::move(segments.error()));
+    STASIS_TRY_ASSIGN(auto segments, take_all());
     const auto deadline =
         Clock::now() + (options_.image ? kSlowDisk : 1) * copy_time(agents_.bytes());
-    auto copied = state_.mover->copy_out(std::move(*segments), *state_.content.composite(),
+    auto copied = state_.mover->copy_out(std::move(segments), *state_.content.composite(),
                                          env_.interrupt, deadline);
     if (!copied) return fail(of_mover(std::move(copied.error()), options_.image != nullptr));
-    if (auto allowed = fault(FaultPoint::kDirectCopied); !allowed) return allowed;
+    STASIS_TRY(fault(FaultPoint::kDirectCopied));
     if (!options_.image) return {};
     // Before any memory is evicted: from then on the image alone has the content.
     phases_.begin("content");
@@ -346,12 +343,11 @@ class MoveOut {
   // Begins to copy what the agents have pinned, in a thread of its own, and lets them give it up.
   Result<void> copy_beside() {
     phases_.begin("empty");
-    if (auto allowed = fault(FaultPoint::kDirectKept); !allowed) return allowed;
-    auto segments = take_all();
-    if (!segments) return fail(std::move(segments.error()));
-    state_.mover.copy_beside(env_, std::move(*segments), state_.content.composite(),
+    STASIS_TRY(fault(FaultPoint::kDirectKept));
+    STASIS_TRY_ASSIGN(auto segments, take_all());
+    state_.mover.copy_beside(env_, std::move(segments), state_.content.composite(),
                              copy_time(agents_.bytes()));
-    if (auto done = evict(); !done) return done;
+    STASIS_TRY(evict());
     std::set<Pid> at_work;
     for (const AgentClient& agent : agents_)
       at_work.insert(agent.pid());

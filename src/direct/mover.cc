@@ -42,12 +42,9 @@ Result<RingSize> ring_size(const MoverOptions& options) {
 }
 
 Error never_ends(const Stop& stop) {
-  Error error{ErrorCode::kNoAnswer,
-              "the GPU does not end a copy that was begun",
+  Error error{ErrorCode::kNoAnswer, "the GPU does not end a copy that was begun",
               "end this process; `nvidia-smi -q -d ECC,PAGE_RETIREMENT` and the kernel's log say "
-              "whether the GPU is broken",
-              {},
-              {}};
+              "whether the GPU is broken"};
   if (auto why = stop.result(); !why) error.context.push_back("after: " + why.error().message);
   return error;
 }
@@ -304,7 +301,7 @@ Result<void> Mover::open(std::span<const GpuUuid> gpus, const Interrupt& interru
   Stop stop(interrupt, deadline, "preparing to copy GPU memory");
   auto ordinals = state_->ordinals(gpus);
   if (!ordinals) return stasis::fail(std::move(ordinals.error()));
-  if (auto opened = state_->open(*ordinals, stop); !opened) return opened;
+  STASIS_TRY(state_->open(*ordinals, stop));
   Ring& ring = state_->ring;
   auto& devices = state_->devices;
   auto shares = share_ring(ring.chunk_bytes(), ring.chunks(), static_cast<unsigned>(devices.size()),

@@ -116,9 +116,8 @@ Result<void> MoverLease::take(const Environment& env, const MoverRequest& reques
   MoverRequest ours = request;
   ours.gpus = gpus_;
   ours.patience = kBesideHeld;
-  auto mover = take_begun(env, ours);
-  if (!mover) return fail(std::move(mover.error()));
-  mover_ = std::move(*mover);
+  STASIS_TRY_ASSIGN(auto mover, take_begun(env, ours));
+  mover_ = std::move(mover);
   return {};
 }
 
@@ -144,7 +143,7 @@ void MoverLease::collect() {
 Result<void> MoverLease::prepare_digests(const Environment& env) {
   auto ready = mover_->prepare_digests(env.interrupt, Clock::now() + kAtOnce);
   if (ready) return {};
-  if (auto stop = env.interrupt.check(); !stop) return stop;
+  STASIS_TRY(env.interrupt.check());
   env.tell("digests are computed by the processors: " + ready.error().to_string());
   const ErrorCode code = ready.error().code;
   if (code == ErrorCode::kNotSupported || code == ErrorCode::kOutOfGpuMemory) return {};

@@ -67,7 +67,7 @@ void serve_content(const Channel& channel, std::span<std::byte> ring, Content& c
     if (!piece || piece->ring_offset > ring.size() ||
         piece->bytes > ring.size() - piece->ring_offset) {
       return stop.fail(
-          Error{ErrorCode::kInternal, "the mover's process sent a malformed message", {}, {}, {}});
+          Error{ErrorCode::kInternal, "the mover's process sent a malformed message", {}});
     }
     const auto bytes = ring.subspan(piece->ring_offset, piece->bytes);
     const bool ok = stop.go_on() && stop.ok(serve_piece(content, *piece, bytes));
@@ -89,10 +89,9 @@ Result<MoverProcess> MoverProcess::start(const std::string& cache) {
 
 Result<MoverProcess> MoverProcess::start_program(const std::string& program,
                                                  std::span<const std::string> arguments) {
-  auto helper = HelperProcess::start_program(program, arguments);
-  if (!helper) return fail(std::move(helper.error()));
-  set_fault_mover(helper->pid());
-  return MoverProcess(std::move(*helper));
+  STASIS_TRY_ASSIGN(auto helper, HelperProcess::start_program(program, arguments));
+  set_fault_mover(helper.pid());
+  return MoverProcess(std::move(helper));
 }
 
 bool MoverProcess::end() {
@@ -103,8 +102,7 @@ bool MoverProcess::end() {
     (void)helper_.let_end(kLetEndPatienceMs);
   const bool by_itself = helper_.how_it_ended() == "ended with status 0";
   ring_ = HostMapping();
-  if (!lost_)
-    lost_ = Error{ErrorCode::kInternal, "the mover's process was ended before", {}, {}, {}};
+  if (!lost_) lost_ = Error{ErrorCode::kInternal, "the mover's process was ended before", {}};
   return by_itself;
 }
 
@@ -116,11 +114,8 @@ Result<void> MoverProcess::check_prepared() const {
 
 tl::unexpected<Error> MoverProcess::lost(std::string message) {
   ring_ = HostMapping();
-  lost_ = Error{ErrorCode::kNoAnswer,
-                std::move(message),
-                "the kernel's log may say why; --path driver goes without that process",
-                {},
-                {}};
+  lost_ = Error{ErrorCode::kNoAnswer, std::move(message),
+                "the kernel's log may say why; --path driver goes without that process"};
   return fail(*lost_);
 }
 
@@ -184,16 +179,15 @@ Result<void> MoverProcess::start_driver(const MoverOptions& options, const Inter
   (void)helper_.channel().send_value(pr::Start{.threads = options.threads,
                                                .ring_bytes = options.ring_bytes,
                                                .buffer_bytes = options.buffer_bytes});
-  auto message = answer_at_once(stop);
-  if (!message) return fail(std::move(message.error()));
-  if (auto error = pr::error_of(message->bytes)) return fail(std::move(*error));
-  const auto done = message->as<pr::Done>();
-  if (!done || message->descriptors.size() != 1) {
+  STASIS_TRY_ASSIGN(auto message, answer_at_once(stop));
+  if (auto error = pr::error_of(message.bytes)) return fail(std::move(*error));
+  const auto done = message.as<pr::Done>();
+  if (!done || message.descriptors.size() != 1) {
     (void)helper_.end();
     return lost("the process that copies GPU memory sent a malformed message");
   }
   // All pages are there: this only enters them in our page tables, while the target still runs.
-  auto ring = HostMapping::make(message->descriptors.front(), done->bytes, default_threads(1));
+  auto ring = HostMapping::make(message.descriptors.front(), done->bytes, default_threads(1));
   if (!ring) {
     (void)helper_.end();
     lost_ = ring.error();
@@ -206,14 +200,13 @@ Result<void> MoverProcess::start_driver(const MoverOptions& options, const Inter
 
 Result<void> MoverProcess::prepare(const MoverOptions& options, std::span<const GpuUuid> gpus,
                                    const Interrupt& interrupt, Clock::time_point deadline) {
-  if (auto started = start_driver(options, interrupt, deadline); !started) return started;
+  STASIS_TRY(start_driver(options, interrupt, deadline));
   if (stage_ == Stage::kPrepared) return {};
   const Span span(TraceKind::kMover, "prepare");
   Stop stop(interrupt, deadline, "preparing to copy GPU memory");
   (void)helper_.channel().send(pr::with_items(pr::Open{.deadline_ns = ns_of(deadline)}, gpus));
-  auto message = answer_at_once(stop);
-  if (!message) return fail(std::move(message.error()));
-  if (auto error = pr::error_of(message->bytes)) {
+  STASIS_TRY_ASSIGN(auto message, answer_at_once(stop));
+  if (auto error = pr::error_of(message.bytes)) {
     ring_ = HostMapping();
     stage_ = Stage::kIdle;
     return fail(std::move(*error));
@@ -223,13 +216,12 @@ Result<void> MoverProcess::prepare(const MoverOptions& options, std::span<const 
 }
 
 Result<void> MoverProcess::prepare_digests(const Interrupt& interrupt, Clock::time_point deadline) {
-  if (auto can = check_prepared(); !can) return can;
+  STASIS_TRY(check_prepared());
   const Span span(TraceKind::kMover, "prepare digests");
   Stop stop(interrupt, deadline, "preparing digests on the GPU");
   (void)helper_.channel().send_value(pr::Digests{.deadline_ns = ns_of(deadline)});
-  auto message = answer_at_once(stop);
-  if (!message) return fail(std::move(message.error()));
-  auto error = pr::error_of(message->bytes);
+  STASIS_TRY_ASSIGN(auto message, answer_at_once(stop));
+  auto error = pr::error_of(message.bytes);
   if (!error) return {};
   // Its context may be good for nothing.
   if (error->code != ErrorCode::kNotSupported && error->code != ErrorCode::kOutOfGpuMemory) {
@@ -275,8 +267,7 @@ Result<void> MoverProcess::send_batch(std::span<const std::byte> message,
     return sent;
   }
   // One batch at a time: the kernel limits how many descriptors are on their way.
-  auto got = answer(stop, kStopPatience);
-  if (!got) return fail(std::move(got.error()));
+  STASIS_TRY(answer(stop, kStopPatience));
   return {};
 }
 
@@ -295,9 +286,7 @@ Result<CopyReport> MoverProcess::serve(std::vector<UniqueFd> sockets, Content& c
     } catch (const std::system_error& error) {
       stop.fail(Error{ErrorCode::kOutOfHostMemory,
                       fmt::format("cannot start a thread to copy with: {}", error.what()),
-                      "raise the limit of processes (ulimit -u)",
-                      {},
-                      {}});
+                      "raise the limit of processes (ulimit -u)"});
       channel.close();  // its copying thread fails, and so do all
     }
   }
@@ -335,8 +324,8 @@ Result<CopyReport> MoverProcess::copy(bool out, std::vector<Segment> segments, C
                                       Stop& stop, Clock::time_point deadline) {
   const auto room = std::exchange(keep_, {});
   auto hold = out ? std::vector<UniqueFd>() : std::exchange(hold_, {});
-  if (auto can = check_prepared(); !can) return fail(std::move(can.error()));
-  if (auto sensible = sort_and_check(segments); !sensible) return fail(std::move(sensible.error()));
+  STASIS_TRY(check_prepared());
+  STASIS_TRY(sort_and_check(segments));
   if (segments.empty()) return CopyReport{};
   Span span(TraceKind::kMover, out ? "copy out" : "copy in");
   span.set_bytes(std::accumulate(
@@ -358,7 +347,7 @@ Result<CopyReport> MoverProcess::copy(bool out, std::vector<Segment> segments, C
 Result<CopyReport> MoverProcess::copy_ahead(const std::vector<Ahead>& ahead, Content& content,
                                             const Interrupt& interrupt,
                                             Clock::time_point deadline) {
-  if (auto can = check_prepared(); !can) return fail(std::move(can.error()));
+  STASIS_TRY(check_prepared());
   std::vector<pr::AheadPart> parts;
   for (const Ahead& one : ahead) {
     for (const Ahead::Part& part : one.parts) {
@@ -380,16 +369,15 @@ Result<CopyReport> MoverProcess::copy_ahead(const std::vector<Ahead>& ahead, Con
 
 Result<CopyReport> MoverProcess::serve(Content& content, Stop& stop, bool watched) {
   const Pulse none;  // nothing is asked for while the memory is imported and mapped
-  auto message = answer(stop, kStopPatience, watched ? &none : nullptr);
-  if (!message) return fail(std::move(message.error()));
-  if (auto error = pr::error_of(message->bytes)) return fail(std::move(*error));
+  STASIS_TRY_ASSIGN(auto message, answer(stop, kStopPatience, watched ? &none : nullptr));
+  if (auto error = pr::error_of(message.bytes)) return fail(std::move(*error));
   // Nothing was to be copied.
-  if (const auto done = message->as<pr::Done>()) return report_of(*done);
-  if (!message->as<pr::Begin>()) {
+  if (const auto done = message.as<pr::Done>()) return report_of(*done);
+  if (!message.as<pr::Begin>()) {
     (void)helper_.end();
     return lost("the process that copies GPU memory sent a malformed message");
   }
-  return serve(std::move(message->descriptors), content, stop, watched);
+  return serve(std::move(message.descriptors), content, stop, watched);
 }
 
 Result<CopyReport> MoverProcess::copy_out(std::vector<Segment> segments, Content& content,

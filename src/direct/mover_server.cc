@@ -50,10 +50,9 @@ class OwnersContent final : public Content {
                           .ring_offset = ring_->offset_of(bytes.data()),
                           .content_offset = offset,
                           .bytes = bytes.size()};
-    if (auto sent = channel_.send_value(piece); !sent) return sent;
-    auto answer = channel_.receive(-1);
-    if (!answer) return fail(std::move(answer.error()));
-    const auto done = *answer ? (*answer)->as<pr::PieceDone>() : std::nullopt;
+    STASIS_TRY(channel_.send_value(piece));
+    STASIS_TRY_ASSIGN(auto answer, channel_.receive(-1));
+    const auto done = answer ? answer->as<pr::PieceDone>() : std::nullopt;
     // The owner knows the reason itself.
     if (!done || done->ok == 0) return fail(ErrorCode::kInternal, "the content was refused");
     return {};
@@ -201,10 +200,9 @@ class Server {
     }
     std::vector<UniqueFd> theirs;
     for (unsigned i = 0; i < threads; ++i) {
-      auto ends = Channel::pair();
-      if (!ends) return fail(std::move(ends.error()));
-      contents.emplace_back(mover_->ring(), std::move(ends->first));
-      theirs.push_back(ends->second.take());
+      STASIS_TRY_ASSIGN(auto ends, Channel::pair());
+      contents.emplace_back(mover_->ring(), std::move(ends.first));
+      theirs.push_back(ends.second.take());
     }
     return owner_->send_value(pr::Begin{}, theirs);
   }

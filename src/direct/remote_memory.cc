@@ -35,12 +35,12 @@ Result<void> RemoteMemory::check_range(std::uint64_t offset, std::uint64_t bytes
 }
 
 Result<void> RemoteMemory::write(std::uint64_t offset, std::span<const std::byte> bytes) {
-  if (auto in_range = check_range(offset, bytes.size()); !in_range) return in_range;
+  STASIS_TRY(check_range(offset, bytes.size()));
   return space_->write(address_ + offset, bytes.data(), bytes.size());
 }
 
 Result<void> RemoteMemory::read(std::uint64_t offset, std::span<std::byte> bytes) {
-  if (auto in_range = check_range(offset, bytes.size()); !in_range) return in_range;
+  STASIS_TRY(check_range(offset, bytes.size()));
   return space_->read(address_ + offset, bytes.data(), bytes.size());
 }
 
@@ -48,7 +48,7 @@ Result<void> RemoteMemory::touch(const UniqueFd& pages, std::uint64_t begin,
                                  std::uint64_t end) const {
   static const std::array<char, kPagesInHuge * kPage> zeros{};
   // One byte first: if the kernel answers with a huge page, nothing else is missing afterwards.
-  if (auto done = space_->write(begin, zeros.data(), 1); !done) return done;
+  STASIS_TRY(space_->write(begin, zeros.data(), 1));
   const std::size_t count = (end - 1) / kPage - begin / kPage + 1;
   std::array<std::uint64_t, kPagesInHuge> entries{};
   if (pages.valid()) {

@@ -35,13 +35,10 @@ class Stop {
   bool go_on() {
     if (stopped()) return false;
     if (Clock::now() >= deadline_) {
-      fail(Error{ErrorCode::kTimeout,
-                 std::string(what_) + " took longer than its deadline allows",
+      fail(Error{ErrorCode::kTimeout, std::string(what_) + " took longer than its deadline allows",
                  "see whether the GPU or the disk is in trouble (the kernel's log): it was given "
                  "far more than "
-                 "it needs",
-                 {},
-                 {}});
+                 "it needs"});
       return false;
     }
     return ok(interrupt_->check());

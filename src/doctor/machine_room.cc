@@ -71,10 +71,8 @@ Result<Seconds> time_writing(const UniqueFd& file, const std::string& directory,
   const std::size_t size = noise.size() * sizeof noise[0];
   const auto start = Clock::now();
   for (std::uint64_t done = 0; done < kTrial; done += size) {
-    if (auto go_on = interrupt.check(); !go_on) return fail(std::move(go_on.error()));
-    auto written =
-        write_all(file.get(), reinterpret_cast<const char*>(noise.data()), size, directory);
-    if (!written) return fail(std::move(written.error()));
+    STASIS_TRY(interrupt.check());
+    STASIS_TRY(write_all(file.get(), reinterpret_cast<const char*>(noise.data()), size, directory));
   }
   if (::fdatasync(file.get()) != 0)
     return fail(errno_error("cannot write to the disk of " + directory, errno));

@@ -155,9 +155,8 @@ Result<std::vector<Finding>> examine_processes(Driver& driver, const proc::ProcF
                    "criu alone can dump it; `stasis ps` lists the processes that use CUDA"});
   }
   look_at_gpu_memory(group, out);
-  auto obstacles = find_obstacles(driver, procfs, with_cuda);
-  if (!obstacles) return fail(std::move(obstacles.error()));
-  for (const Obstacle& obstacle : *obstacles) {
+  STASIS_TRY_ASSIGN(auto obstacles, find_obstacles(driver, procfs, with_cuda));
+  for (const Obstacle& obstacle : obstacles) {
     out.push_back({obstacle.id, Light::kRed,
                    fmt::format("process {}: {}", obstacle.pid.value, obstacle.what),
                    obstacle.remedy});

@@ -323,18 +323,17 @@ struct Times {
 };
 
 Result<Times> suspend_and_resume(Driver& driver, Pid pid, const Interrupt& interrupt) {
-  auto process = Process::open(driver, pid);
-  if (!process) return fail(std::move(process.error()));
-  const Watch watch(process->pidfd(), interrupt);
+  STASIS_TRY_ASSIGN(auto process, Process::open(driver, pid));
+  const Watch watch(process.pidfd(), interrupt);
   Times times;
   const auto start = Clock::now();
-  if (auto done = process->lock(kLockPatience); !done) return fail(std::move(done.error()));
-  if (auto done = process->checkpoint(); !done) return fail(std::move(done.error()));
+  STASIS_TRY(process.lock(kLockPatience));
+  STASIS_TRY(process.checkpoint());
   times.suspend = since(start);
-  if (auto go_on = interrupt.check(); !go_on) return fail(std::move(go_on.error()));
+  STASIS_TRY(interrupt.check());
   const auto middle = Clock::now();
-  if (auto done = process->restore(); !done) return fail(std::move(done.error()));
-  if (auto done = process->unlock(); !done) return fail(std::move(done.error()));
+  STASIS_TRY(process.restore());
+  STASIS_TRY(process.unlock());
   times.resume = since(middle);
   return times;
 }

@@ -295,20 +295,18 @@ class BoundedDriver final : public Driver {
 
 Result<std::unique_ptr<Driver>> bound_driver(std::unique_ptr<Driver>& driver,
                                              const DriverPatience& patience) {
-  auto source = CallerSource::start(*driver);
-  if (!source) return fail(std::move(source.error()));
+  STASIS_TRY_ASSIGN(auto source, CallerSource::start(*driver));
   return std::unique_ptr<Driver>(
-      new BoundedDriver(std::move(driver), std::move(*source), patience, false));
+      new BoundedDriver(std::move(driver), std::move(source), patience, false));
 }
 
 Result<std::unique_ptr<Driver>> bound_driver_by(const std::string& program,
                                                 const std::string& library,
                                                 std::unique_ptr<Driver>& driver,
                                                 const DriverPatience& patience) {
-  auto source = CallerSource::start_program(program, library);
-  if (!source) return fail(std::move(source.error()));
+  STASIS_TRY_ASSIGN(auto source, CallerSource::start_program(program, library));
   return std::unique_ptr<Driver>(
-      new BoundedDriver(std::move(driver), std::move(*source), patience, true));
+      new BoundedDriver(std::move(driver), std::move(source), patience, true));
 }
 
 }  // namespace stasis

@@ -131,15 +131,13 @@ class LibcudaDriver final : public Driver {
   }
 
   Result<std::vector<Gpu>> gpus() override {
-    auto loaded = nvml();
-    if (!loaded) return fail(std::move(loaded.error()));
-    return (*loaded)->gpus();
+    STASIS_TRY_ASSIGN(auto loaded, nvml());
+    return loaded->gpus();
   }
 
   Result<std::map<Pid, std::vector<GpuUse>>> memory_by_process() override {
-    auto loaded = nvml();
-    if (!loaded) return fail(std::move(loaded.error()));
-    return (*loaded)->memory_by_process();
+    STASIS_TRY_ASSIGN(auto loaded, nvml());
+    return loaded->memory_by_process();
   }
 
  private:
@@ -156,9 +154,8 @@ class LibcudaDriver final : public Driver {
     const std::scoped_lock lock(nvml_mutex_);
     if (!nvml_) {
       const Span span(TraceKind::kDriver, "start NVML");
-      auto loaded = Nvml::load(library_.path(), nvml_beside_);
-      if (!loaded) return fail(std::move(loaded.error()));
-      nvml_ = std::move(*loaded);
+      STASIS_TRY_ASSIGN(auto loaded, Nvml::load(library_.path(), nvml_beside_));
+      nvml_ = std::move(loaded);
     }
     return nvml_.get();
   }
@@ -259,9 +256,8 @@ std::uint64_t memory_of_all_gpus(Driver& driver) {
 }
 
 Result<std::unique_ptr<Driver>> load_driver(const std::string& library_name) {
-  auto loaded = load_driver_library(library_name);
-  if (!loaded) return fail(std::move(loaded.error()));
-  Library* library = &loaded->library;
+  STASIS_TRY_ASSIGN(auto loaded, load_driver_library(library_name));
+  Library* library = &loaded.library;
   auto* get_version = library->function<fn::cuDriverGetVersion>("cuDriverGetVersion");
   Calls calls;
   calls.init = library->function<fn::cuInit>("cuInit");
@@ -310,7 +306,7 @@ Result<std::unique_ptr<Driver>> load_driver(const std::string& library_name) {
   info.has_device_map = info.cuda_version >= kDeviceMapCuda;
   info.has_jobs = info.cuda_version >= kJobsCuda;
   return std::unique_ptr<Driver>(
-      new LibcudaDriver(std::move(*library), calls, std::move(info), loaded->named));
+      new LibcudaDriver(std::move(*library), calls, std::move(info), loaded.named));
 }
 
 }  // namespace stasis

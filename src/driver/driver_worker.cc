@@ -216,30 +216,28 @@ void Caller::kill() {
 }
 
 Result<CallerSource> CallerSource::start(Driver& driver) {
-  auto pair = make_pair();
-  if (!pair) return fail(std::move(pair.error()));
+  STASIS_TRY_ASSIGN(auto pair, make_pair());
   const pid_t pid = ::fork();
   if (pid < 0) {
     return fail(errno_error("cannot start a process for the driver's calls", errno));
   }
   if (pid == 0) {
-    pair->ours.reset();
-    serve_source(driver, pair->theirs.get());
+    pair.ours.reset();
+    serve_source(driver, pair.theirs.get());
   }
-  return CallerSource(pid, std::move(pair->ours));
+  return CallerSource(pid, std::move(pair.ours));
 }
 
 Result<CallerSource> CallerSource::start_program(const std::string& program,
                                                  const std::string& library) {
-  auto pair = make_pair();
-  if (!pair) return fail(std::move(pair.error()));
+  STASIS_TRY_ASSIGN(auto pair, make_pair());
   const std::array arguments{library};
-  auto pid = spawn_with_socket(program, arguments, pair->theirs);
+  auto pid = spawn_with_socket(program, arguments, pair.theirs);
   if (!pid) {
     pid.error().remedy += "; without a limit on the driver's calls it is not needed";
     return fail(std::move(pid.error()));
   }
-  return CallerSource(*pid, std::move(pair->ours));
+  return CallerSource(*pid, std::move(pair.ours));
 }
 
 void serve_driver_calls(Driver& driver) { serve_source(driver, kHelperSocket); }
@@ -257,11 +255,10 @@ CallerSource::~CallerSource() {
 }
 
 Result<Caller> CallerSource::make() const {
-  auto pair = make_pair();
-  if (!pair) return fail(std::move(pair.error()));
+  STASIS_TRY_ASSIGN(auto pair, make_pair());
   const char word = 'c';
   std::int32_t number = -ECHILD;
-  if (send_whole(socket_.get(), &word, sizeof word, pair->theirs.get())) {
+  if (send_whole(socket_.get(), &word, sizeof word, pair.theirs.get())) {
     (void)receive(socket_.get(), &number, sizeof number);
   }
   if (number < 0) {
@@ -269,7 +266,7 @@ Result<Caller> CallerSource::make() const {
   }
   auto process = Pidfd::open(Pid{number});
   if (!process) return fail(std::move(process.error()));
-  return Caller(std::move(*process), std::move(pair->ours));
+  return Caller(std::move(*process), std::move(pair.ours));
 }
 
 }  // namespace stasis

@@ -124,9 +124,7 @@ Error out_of_memory(std::span<const Wanted> wanted, std::span<const Gpu> to,
           fmt::format("the job needs {} of GPU memory, and the GPUs that it may have are too full: "
                       "free is {}",
                       need, have),
-          "free GPU memory, or name other GPUs with OLD=NEW",
-          {},
-          {}};
+          "free GPU memory, or name other GPUs with OLD=NEW"};
 }
 
 }  // namespace

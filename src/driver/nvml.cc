@@ -20,9 +20,7 @@ Error nvml_error(const Library& library, const char* what, nvmlReturn_t code) {
   return Error{ErrorCode::kDriverError,
                fmt::format("NVML: {} failed: {} ({})", what, text != nullptr ? text(code) : "?",
                            static_cast<int>(code)),
-               "check that nvidia-smi works",
-               {},
-               {}};
+               "check that nvidia-smi works"};
 }
 
 // Calls an NVML function by name; a missing symbol counts as NVML_ERROR_FUNCTION_NOT_FOUND.
@@ -98,14 +96,12 @@ std::string Nvml::driver_version() const {
 }
 
 Result<std::vector<Gpu>> Nvml::gpus() const {
-  auto all = devices(library_);
-  if (!all) return fail(std::move(all.error()));
+  STASIS_TRY_ASSIGN(auto all, devices(library_));
   std::vector<Gpu> out;
-  for (nvmlDevice_t device : *all) {
+  for (nvmlDevice_t device : all) {
     Gpu gpu;
-    auto uuid = uuid_of(library_, device);
-    if (!uuid) return fail(std::move(uuid.error()));
-    gpu.uuid = *uuid;
+    STASIS_TRY_ASSIGN(auto uuid, uuid_of(library_, device));
+    gpu.uuid = uuid;
     std::array<char, 96> name{};
     if (STASIS_NVML(library_, nvmlDeviceGetName, device, name.data(),
                     static_cast<unsigned>(name.size())) == cuda::NVML_SUCCESS) {
@@ -133,12 +129,10 @@ Result<std::vector<Gpu>> Nvml::gpus() const {
 }
 
 Result<std::map<Pid, std::vector<GpuUse>>> Nvml::memory_by_process() const {
-  auto all = devices(library_);
-  if (!all) return fail(std::move(all.error()));
+  STASIS_TRY_ASSIGN(auto all, devices(library_));
   std::map<Pid, std::vector<GpuUse>> out;
-  for (nvmlDevice_t device : *all) {
-    auto uuid = uuid_of(library_, device);
-    if (!uuid) return fail(std::move(uuid.error()));
+  for (nvmlDevice_t device : all) {
+    STASIS_TRY_ASSIGN(auto uuid, uuid_of(library_, device));
     // The number of processes may grow between asking for it and asking for them.
     std::vector<cuda::nvmlProcessInfo_t> infos(64);
     nvmlReturn_t code = cuda::NVML_ERROR_INSUFFICIENT_SIZE;
@@ -158,7 +152,7 @@ Result<std::map<Pid, std::vector<GpuUse>>> Nvml::memory_by_process() const {
     for (const auto& info : infos) {
       // All ones: "not available" (nvmlProcessInfo_t in NVML's documentation).
       if (info.usedGpuMemory == ~0ULL) continue;
-      out[Pid{static_cast<int>(info.pid)}].push_back({*uuid, info.usedGpuMemory});
+      out[Pid{static_cast<int>(info.pid)}].push_back({uuid, info.usedGpuMemory});
     }
   }
   return out;

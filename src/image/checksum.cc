@@ -171,12 +171,10 @@ Result<std::vector<std::string>> checksum_files(const std::vector<ChecksumJob>& 
                                [&](std::size_t i) -> Result<std::uint64_t> {
                                  Block& block = blocks[i];
                                  if (block.known || block.size == 0) return std::uint64_t{0};
-                                 auto file = open_job(block.job);
-                                 if (!file) return fail(std::move(file).error());
-                                 auto digest =
-                                     hash(*file, jobs[block.job].path, block.offset, block.size);
-                                 if (!digest) return fail(std::move(digest).error());
-                                 block.digest = *digest;
+                                 STASIS_TRY_ASSIGN(auto file, open_job(block.job));
+                                 STASIS_TRY_ASSIGN(auto digest, hash(file, jobs[block.job].path,
+                                                                     block.offset, block.size));
+                                 block.digest = digest;
                                  return block.size;
                                });
     if (!hashed) return fail(std::move(hashed).error());

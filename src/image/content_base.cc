@@ -40,33 +40,28 @@ Result<std::shared_ptr<const ContentBase>> ContentBase::open(const std::string& 
                                                              Progress& progress,
                                                              const Interrupt& interrupt,
                                                              std::uint32_t chunk_bytes) {
-  auto image = ImageReader::open(image_dir);
-  if (!image) return fail(std::move(image.error()));
-  const auto& record = image->manifest().content;
-  if (!record) return fail(ErrorCode::kNotSupported, "there is no GPU content in " + image->path());
-  auto reader = image->open_content();
-  if (!reader) return fail(std::move(reader.error()));
-  if (reader->chunk_bytes() != chunk_bytes) {
+  STASIS_TRY_ASSIGN(auto image, ImageReader::open(image_dir));
+  const auto& record = image.manifest().content;
+  if (!record) return fail(ErrorCode::kNotSupported, "there is no GPU content in " + image.path());
+  STASIS_TRY_ASSIGN(auto reader, image.open_content());
+  if (reader.chunk_bytes() != chunk_bytes) {
     return fail(ErrorCode::kNotSupported,
-                fmt::format("the GPU content of {} is in chunks of {} bytes, not {}", image->path(),
-                            reader->chunk_bytes(), chunk_bytes));
+                fmt::format("the GPU content of {} is in chunks of {} bytes, not {}", image.path(),
+                            reader.chunk_bytes(), chunk_bytes));
   }
-  auto folder =
-      open_beneath(image->dir(), content_format::kFolder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-  if (!folder) return fail(std::move(folder.error()));
-  std::shared_ptr<ContentBase> base(new ContentBase(image->path(), std::move(*reader)));
-  base->folder_ = std::move(*folder);
+  STASIS_TRY_ASSIGN(auto folder, open_beneath(image.dir(), content_format::kFolder,
+                                              O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
+  std::shared_ptr<ContentBase> base(new ContentBase(image.path(), std::move(reader)));
+  base->folder_ = std::move(folder);
   base->enter_chunks();
   base->choose_files();
-  if (auto verified = base->verify(progress, interrupt); !verified)
-    return fail(std::move(verified.error()));
+  STASIS_TRY(base->verify(progress, interrupt));
   return base;
 }
 
 Result<void> ContentBase::verify(Progress& progress, const Interrupt& interrupt) {
-  auto damaged = reader_.find_damage(gives_, progress, interrupt);
-  if (!damaged) return fail(std::move(damaged.error()));
-  for (auto& [file, why] : *damaged) {
+  STASIS_TRY_ASSIGN(auto damaged, reader_.find_damage(gives_, progress, interrupt));
+  for (auto& [file, why] : damaged) {
     gives_[file] = false;
     usable_bytes_ -= used_[file];
     damage_.push_back(std::move(why));

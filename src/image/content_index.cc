@@ -298,19 +298,15 @@ Result<ContentIndex> parse_content_index(std::span<const std::byte> bytes) {
     return wrong(fmt::format("its checksum is {}, expected {}", to_hex(actual), to_hex(stands)));
   }
   Reader reader(bytes);
-  auto header = read_header(reader, bytes.size());
-  if (!header) return fail(std::move(header.error()));
+  STASIS_TRY_ASSIGN(auto header, read_header(reader, bytes.size()));
   ContentIndex index;
-  index.chunk_bytes = header->chunk_bytes;
-  if (auto files = read_files(reader, *header, index); !files)
-    return fail(std::move(files.error()));
-  const auto range_counts = read_streams(reader, *header, index);
+  index.chunk_bytes = header.chunk_bytes;
+  STASIS_TRY(read_files(reader, header, index));
+  const auto range_counts = read_streams(reader, header, index);
   if (!range_counts) return fail(range_counts.error());
-  if (auto ranges = read_ranges(reader, *range_counts, index); !ranges) {
-    return fail(std::move(ranges.error()));
-  }
-  index.chunks.reserve(header->chunks);
-  if (auto chunks = read_chunks(reader, index); !chunks) return fail(std::move(chunks.error()));
+  STASIS_TRY(read_ranges(reader, *range_counts, index));
+  index.chunks.reserve(header.chunks);
+  STASIS_TRY(read_chunks(reader, index));
   return index;
 }
 

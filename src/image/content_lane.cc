@@ -38,7 +38,7 @@ Result<void> cannot_write(const ContentLane& lane, std::uint64_t at, int number)
 }
 
 Result<void> write_at(ContentLane& lane, std::span<const std::byte> bytes, std::uint64_t at) {
-  if (auto allowed = fault(FaultPoint::kContentWrite); !allowed) return allowed;
+  STASIS_TRY(fault(FaultPoint::kContentWrite));
   while (!bytes.empty()) {
     const ssize_t done =
         ::pwrite(lane.file.get(), bytes.data(), bytes.size(), static_cast<off_t>(at));
@@ -75,28 +75,25 @@ Result<ContentBatch::Place> ContentBatch::add(std::span<const std::byte> content
   std::span<const std::byte> bytes = content;
   Place place;
   if (encoding_ != ContentEncoding::kRaw) {
-    auto room = gathered(content.size());
-    if (!room) return fail(std::move(room.error()));
+    STASIS_TRY_ASSIGN(auto room, gathered(content.size()));
     // A chunk that saves less than a sixteenth is not worth the time of the reader.
     const std::size_t most = content.size() - content.size() / 16;
-    if (auto size = lane_.workspace.compress(encoding_, content, room->first(most))) {
+    if (auto size = lane_.workspace.compress(encoding_, content, room.first(most))) {
       place.encoding = encoding_;
-      bytes = pad(*room, *size);
+      bytes = pad(room, *size);
       place.stored = static_cast<std::uint32_t>(*size);
     }
   }
   if (place.encoding == ContentEncoding::kRaw) {
     place.stored = static_cast<std::uint32_t>(content.size());
     if (content.size() % kPage != 0 || (lane_.direct && !page_aligned_memory(content))) {
-      auto room = gathered(content.size());
-      if (!room) return fail(std::move(room.error()));
-      std::copy(content.begin(), content.end(), room->begin());
-      bytes = pad(*room, content.size());
+      STASIS_TRY_ASSIGN(auto room, gathered(content.size()));
+      std::copy(content.begin(), content.end(), room.begin());
+      bytes = pad(room, content.size());
     }
   }
   place.position = lane_.end;
-  auto appended = append(bytes, bytes.data() != content.data());
-  if (!appended) return fail(std::move(appended.error()));
+  STASIS_TRY(append(bytes, bytes.data() != content.data()));
   return place;
 }
 
@@ -117,7 +114,7 @@ Result<void> ContentBatch::flush() {
 // Where the next chunk may be put together, behind those that wait there.
 Result<std::span<std::byte>> ContentBatch::gathered(std::size_t bytes) {
   if (gathered_ + page_aligned(bytes) > gather_) {
-    if (auto flushed = flush(); !flushed) return fail(std::move(flushed.error()));
+    STASIS_TRY(flush());
     gathered_ = 0;
   }
   auto memory = lane_.workspace.stored(gather_);
@@ -135,7 +132,7 @@ std::span<const std::byte> ContentBatch::pad(std::span<std::byte> room, std::siz
 
 Result<void> ContentBatch::append(std::span<const std::byte> bytes, bool is_gathered) {
   if (!waiting_.empty() && waiting_.data() + waiting_.size() != bytes.data()) {
-    if (auto flushed = flush(); !flushed) return flushed;
+    STASIS_TRY(flush());
     if (!is_gathered) gathered_ = 0;
   }
   waiting_ = waiting_.empty() ? bytes : std::span(waiting_.data(), waiting_.size() + bytes.size());

@@ -262,11 +262,10 @@ Result<void> ContentReader::State::read(std::size_t stream, std::uint64_t offset
     const bool in_place = raw && (!direct || (aligned && content % kPage == 0));
     std::span<std::byte> stored = bytes.first(content);
     if (!in_place) {
-      auto room = workspace.stored(run.bytes);
-      if (!room) return fail(std::move(room.error()));
-      stored = room->first(run.bytes);
+      STASIS_TRY_ASSIGN(auto room, workspace.stored(run.bytes));
+      stored = room.first(run.bytes);
     }
-    if (auto got = read_run(run, stored); !got) return got;
+    STASIS_TRY(read_run(run, stored));
     for (const Place& one : run.places) {
       const std::uint64_t from = chunk(one).position - run.position;
       auto unpacked = unpack(one, stored.subspan(from), bytes.first(length(one.number)), workspace);
@@ -309,7 +308,7 @@ Result<void> ContentReader::State::verify(const Run& run, Workspace& workspace) 
   auto content = workspace.content(index.chunk_bytes);
   if (!stored) return fail(std::move(stored.error()));
   if (!content) return fail(std::move(content.error()));
-  if (auto got = read_run(run, stored->first(run.bytes)); !got) return got;
+  STASIS_TRY(read_run(run, stored->first(run.bytes)));
   for (const Place& place : run.places) {
     const auto from = stored->subspan(chunk(place).position - run.position);
     const std::uint32_t length = index.bytes_of(place.stream, place.number);
@@ -329,25 +328,23 @@ const ContentIndex& ContentReader::index() const { return state_->index; }
 
 Result<ContentReader> ContentReader::open(const UniqueFd& image_dir, const ContentRecord& expected,
                                           const ContentReadOptions& options) {
-  auto bytes = read_index(image_dir, expected);
-  if (!bytes) return fail(std::move(bytes.error()));
-  auto index = parse_content_index(*bytes);
-  if (!index) return fail(std::move(index.error()));
+  STASIS_TRY_ASSIGN(auto bytes, read_index(image_dir, expected));
+  STASIS_TRY_ASSIGN(auto index, parse_content_index(bytes));
   BlockDigest digest{};
-  std::memcpy(digest.data(), bytes->data() + bytes->size() - digest.size(), digest.size());
+  std::memcpy(digest.data(), bytes.data() + bytes.size() - digest.size(), digest.size());
   if (to_hex(digest) != expected.index_checksum) {
     return corrupt(fmt::format("gpu/index has the checksum {}, expected {}", to_hex(digest),
                                expected.index_checksum));
   }
-  if (index->file_sizes != expected.data_sizes) {
+  if (index.file_sizes != expected.data_sizes) {
     return corrupt("gpu/index and manifest.json do not agree about the sizes of the data files");
   }
   auto state = std::make_unique<State>();
-  state->index = std::move(*index);
+  state->index = std::move(index);
   for (std::size_t i = 0; i < state->index.file_sizes.size(); ++i) {
-    auto data = open_data(image_dir, i, state->index.file_sizes[i], options.direct_io);
-    if (!data) return fail(std::move(data.error()));
-    state->files.push_back(std::move(*data));
+    STASIS_TRY_ASSIGN(auto data,
+                      open_data(image_dir, i, state->index.file_sizes[i], options.direct_io));
+    state->files.push_back(std::move(data));
   }
   return ContentReader(std::move(state));
 }

@@ -77,10 +77,9 @@ std::optional<TakenContent::Found> TakenContent::find(const BlockDigest& digest)
 
 Result<void> TakenContent::move_chunks(std::size_t file, const std::vector<std::uint32_t>& chunks,
                                        ContentLanes& lanes, SyncPolicy sync) {
-  auto lane = lanes.take(LaneKind::kMoved);
-  if (!lane) return fail(std::move(lane.error()));
+  STASIS_TRY_ASSIGN(auto lane, lanes.take(LaneKind::kMoved));
   const auto copy = [&]() -> Result<void> {
-    ContentBatch batch(**lane, ContentEncoding::kRaw, sync, base_->index().chunk_bytes);
+    ContentBatch batch(*lane, ContentEncoding::kRaw, sync, base_->index().chunk_bytes);
     std::vector<std::byte> bytes;
     for (const std::uint32_t number : chunks) {
       ContentChunk chunk = base_->index().chunks[number];
@@ -91,16 +90,16 @@ Result<void> TakenContent::move_chunks(std::size_t file, const std::vector<std::
       const auto place = batch.add(bytes);
       if (!place) return fail(place.error());
       // The next one is read to where this one is.
-      if (auto done = batch.flush(); !done) return done;
+      STASIS_TRY(batch.flush());
       chunk.position = place->position;
-      chunk.file = (*lane)->number;
+      chunk.file = lane->number;
       const std::lock_guard lock(moving_);
       moved_.emplace(number, chunk);
     }
     return {};
   };
   auto done = copy();
-  lanes.give_back(**lane);
+  lanes.give_back(*lane);
   return done;
 }
 
@@ -124,8 +123,7 @@ Result<void> TakenContent::settle(ContentLanes& lanes, SyncPolicy sync, Progress
   }
   auto moved = run_parallel(sparse.size(), total, "move content", progress, interrupt,
                             [&](std::size_t i) -> Result<std::uint64_t> {
-                              auto done = move_chunks(sparse[i], chunks[sparse[i]], lanes, sync);
-                              if (!done) return fail(std::move(done.error()));
+                              STASIS_TRY(move_chunks(sparse[i], chunks[sparse[i]], lanes, sync));
                               return bytes[sparse[i]];
                             });
   if (!moved) return moved;

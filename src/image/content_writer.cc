@@ -148,7 +148,7 @@ struct ContentWriter::State {
 // A base that cannot be linked to does not serve: then all is written.
 Result<void> ContentWriter::State::take_base() {
   if (options.base == nullptr) return {};
-  if (auto allowed = fault(FaultPoint::kContentLink); !allowed) return allowed;
+  STASIS_TRY(fault(FaultPoint::kContentLink));
   auto made = TakenContent::create(options.base, folder);
   if (!made && made.error().code == ErrorCode::kNoSpace) return fail(std::move(made.error()));
   if (!made) {
@@ -173,9 +173,8 @@ class ContentWriter::State::Placer {
       if (auto ended = end(); !ended) return ended;
     }
     if (lane_ == nullptr) {
-      auto lane = state_.lanes.take(kind);
-      if (!lane) return fail(std::move(lane.error()));
-      lane_ = *lane;
+      STASIS_TRY_ASSIGN(auto lane, state_.lanes.take(kind));
+      lane_ = lane;
       batch_.emplace(*lane_, state_.encoding, state_.options.sync, state_.options.chunk_bytes);
     }
     const auto place = batch_->add(content);
@@ -227,7 +226,7 @@ Result<void> ContentWriter::State::written_twice(std::size_t stream, std::uint32
 
 Result<void> ContentWriter::State::write(std::size_t stream, std::uint64_t offset,
                                          std::span<const std::byte> bytes) {
-  if (auto right = check_place(stream, offset, bytes.size()); !right) return right;
+  STASIS_TRY(check_place(stream, offset, bytes.size()));
   if (has_failed) {
     const std::lock_guard lock(failing);
     return fail(*failure);
@@ -256,8 +255,8 @@ Result<void> ContentWriter::State::take(std::size_t stream, std::uint64_t offset
                                         std::span<std::byte> digests) {
   const std::uint64_t chunk = options.chunk_bytes;
   const std::size_t count = digests.size() / sizeof(BlockDigest);
-  if (auto allowed = fault(FaultPoint::kContentTake); !allowed) return allowed;
-  if (auto right = check_place(stream, offset, count * chunk); !right) return right;
+  STASIS_TRY(fault(FaultPoint::kContentTake));
+  STASIS_TRY(check_place(stream, offset, count * chunk));
   auto number = static_cast<std::uint32_t>(first_slot[stream] + offset / chunk);
   for (std::size_t i = 0; i < count; ++i, ++number) {
     Slot& slot = slots[number];
@@ -329,15 +328,12 @@ Result<void> ContentWriter::State::end_files(Progress& progress, const Interrupt
                       [&](std::size_t i) -> Result<std::uint64_t> {
                         if (i >= lanes.count()) {
                           const TakenContent::File& other = others[i - lanes.count()];
-                          auto synced = sync(*other.file, other.path);
-                          if (!synced) return fail(std::move(synced.error()));
+                          STASIS_TRY(sync(*other.file, other.path));
                           return 0;
                         }
                         ContentLane& lane = lanes[i];
-                        if (auto synced = sync(lane.file, lane.path); !synced)
-                          return fail(std::move(synced.error()));
-                        if (auto closed = lane.file.close(lane.path); !closed)
-                          return fail(std::move(closed.error()));
+                        STASIS_TRY(sync(lane.file, lane.path));
+                        STASIS_TRY(lane.file.close(lane.path));
                         return lane.end;
                       });
 }
@@ -378,19 +374,16 @@ Result<ContentRecord> ContentWriter::State::write_index(const ContentIndex& inde
     error.remedy.clear();
     return fail(std::move(error).within("checking the index that was to be written"));
   }
-  auto file = open_file(folder.get(), kIndexName, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0600);
-  if (!file) return fail(std::move(file.error()));
-  if (auto allowed = fault(FaultPoint::kContentIndex); !allowed) {
-    return fail(std::move(allowed.error()));
-  }
-  auto wrote =
-      write_all(file->get(), reinterpret_cast<const char*>(bytes.data()), bytes.size(), kIndexPath);
-  if (!wrote) return fail(std::move(wrote.error()));
+  STASIS_TRY_ASSIGN(auto file, open_file(folder.get(), kIndexName,
+                                         O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0600));
+  STASIS_TRY(fault(FaultPoint::kContentIndex));
+  STASIS_TRY(
+      write_all(file.get(), reinterpret_cast<const char*>(bytes.data()), bytes.size(), kIndexPath));
   if (options.sync == SyncPolicy::kDisk) {
-    if (::fsync(file->get()) != 0) return fail(errno_error("cannot sync gpu/index", errno));
+    if (::fsync(file.get()) != 0) return fail(errno_error("cannot sync gpu/index", errno));
     if (::fsync(folder.get()) != 0) return fail(errno_error("cannot sync gpu", errno));
   }
-  if (auto closed = file->close(kIndexPath); !closed) return fail(std::move(closed.error()));
+  STASIS_TRY(file.close(kIndexPath));
   ContentRecord record;
   record.index_size = bytes.size();
   BlockDigest digest{};
@@ -421,16 +414,14 @@ Result<ContentWriter> ContentWriter::create(const UniqueFd& image_dir,
   state->options = options;
   if (options.compression == ContentCompression::kLz4) state->encoding = ContentEncoding::kLz4;
   if (options.compression == ContentCompression::kZstd) state->encoding = ContentEncoding::kZstd;
-  if (auto allowed = fault(FaultPoint::kContentCreate); !allowed) {
-    return fail(std::move(allowed.error()));
-  }
+  STASIS_TRY(fault(FaultPoint::kContentCreate));
   if (::mkdirat(image_dir.get(), kFolder, 0700) != 0) {
     return fail(errno_error("cannot create gpu in the image", errno));
   }
-  auto folder = open_file(image_dir.get(), kFolder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-  if (!folder) return fail(std::move(folder.error()));
-  state->folder = std::move(*folder);
-  if (auto took = state->take_base(); !took) return fail(std::move(took.error()));
+  STASIS_TRY_ASSIGN(auto folder,
+                    open_file(image_dir.get(), kFolder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
+  state->folder = std::move(folder);
+  STASIS_TRY(state->take_base());
   state->lanes.open(state->folder, options.direct_io, state->taken != nullptr);
   return ContentWriter(std::move(state));
 }
@@ -481,14 +472,12 @@ Result<ContentSummary> ContentWriter::finish(Progress& progress, const Interrupt
     return fail(ErrorCode::kInternal, "GPU content can be finished only once");
   }
   if (state.failure) return fail(*state.failure);
-  if (auto all = state.check_all_written(); !all) return fail(std::move(all.error()));
+  STASIS_TRY(state.check_all_written());
   ContentSummary summary;
   summary.direct_io = state.options.direct_io;
-  if (auto allowed = fault(FaultPoint::kContentWritten); !allowed)
-    return fail(std::move(allowed.error()));
+  STASIS_TRY(fault(FaultPoint::kContentWritten));
   if (state.taken) {
-    auto settled = state.taken->settle(state.lanes, state.options.sync, progress, interrupt);
-    if (!settled) return fail(std::move(settled.error()));
+    STASIS_TRY(state.taken->settle(state.lanes, state.options.sync, progress, interrupt));
   }
   for (std::size_t i = 0; i < state.lanes.count(); ++i) {
     summary.direct_io = summary.direct_io && state.lanes[i].direct;
@@ -498,12 +487,9 @@ Result<ContentSummary> ContentWriter::finish(Progress& progress, const Interrupt
   if (ended) ended = fault(FaultPoint::kContentSynced);
   if (!ended) return fail(std::move(ended.error()));
   const ContentIndex index = state.make_index();
-  auto record = state.write_index(index);
-  if (!record) return fail(std::move(record.error()));
-  if (auto allowed = fault(FaultPoint::kContentIndexWritten); !allowed) {
-    return fail(std::move(allowed.error()));
-  }
-  summary.record = std::move(*record);
+  STASIS_TRY_ASSIGN(auto record, state.write_index(index));
+  STASIS_TRY(fault(FaultPoint::kContentIndexWritten));
+  summary.record = std::move(record);
   summary.chunks = state.slots.size();
   for (std::size_t i = 0; i < state.streams.size(); ++i) {
     for (std::uint64_t n = 0; n < index.chunks_of(i); ++n)

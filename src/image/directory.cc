@@ -64,14 +64,11 @@ Result<void> remove_below(const UniqueFd& parent, const std::string& name, const
     return fail(errno_error("cannot remove " + path, errno));
   }
   if (depth == 0) return fail(ErrorCode::kIo, "cannot remove " + path + ": too deep");
-  auto dir = open_file(parent.get(), name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-  if (!dir) return fail(std::move(dir).error());
-  auto names = list_directory(*dir, path);
-  if (!names) return fail(std::move(names).error());
+  STASIS_TRY_ASSIGN(auto dir, open_file(parent.get(), name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
+  STASIS_TRY_ASSIGN(auto names, list_directory(dir, path));
   Result<void> result;
-  for (const std::string& inner : *names) {
-    auto removed =
-        remove_below(*dir, inner, std::string(path).append("/").append(inner), depth - 1);
+  for (const std::string& inner : names) {
+    auto removed = remove_below(dir, inner, std::string(path).append("/").append(inner), depth - 1);
     if (!removed && result) result = std::move(removed);
   }
   if (!result) return result;
@@ -101,9 +98,8 @@ Result<DirectoryEntry> split_path(const std::string& path) {
   std::string parent = ".";
   if (slash != std::string_view::npos)
     parent = slash == 0 ? "/" : std::string(text.substr(0, slash));
-  auto opened = open_file(AT_FDCWD, parent, O_RDONLY | O_DIRECTORY);
-  if (!opened) return fail(std::move(opened).error());
-  entry.parent = std::move(*opened);
+  STASIS_TRY_ASSIGN(auto opened, open_file(AT_FDCWD, parent, O_RDONLY | O_DIRECTORY));
+  entry.parent = std::move(opened);
   const std::unique_ptr<char, void (*)(void*)> real(::realpath(parent.c_str(), nullptr), ::free);
   if (real == nullptr) return fail(errno_error("cannot resolve " + parent, errno));
   entry.parent_path = real.get();
@@ -130,11 +126,10 @@ Error read_error(const std::string& what, int error_number) {
 Result<std::vector<std::string>> list_directory(const UniqueFd& directory,
                                                 const std::string& path) {
   // A descriptor of its own: fdopendir takes it over, and reading moves its position.
-  auto own = open_file(directory.get(), ".", O_RDONLY | O_DIRECTORY);
-  if (!own) return fail(std::move(own).error());
-  const std::unique_ptr<DIR, DirCloser> dir(::fdopendir(own->get()));
+  STASIS_TRY_ASSIGN(auto own, open_file(directory.get(), ".", O_RDONLY | O_DIRECTORY));
+  const std::unique_ptr<DIR, DirCloser> dir(::fdopendir(own.get()));
   if (dir == nullptr) return fail(errno_error("cannot read " + path, errno));
-  own->release();
+  own.release();
   std::vector<std::string> names;
   while (true) {
     errno = 0;

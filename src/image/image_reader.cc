@@ -121,33 +121,30 @@ std::vector<Leftover> find_leftovers(const std::string& dir) {
 Result<std::vector<std::string>> clear_leftovers(
     const std::string& dir, bool keep_complete,
     const std::function<bool(const std::string&)>& needed) {
-  auto entry = split_path(dir);
-  if (!entry) return fail(std::move(entry).error());
-  const int parent = entry->parent.get();
+  STASIS_TRY_ASSIGN(auto entry, split_path(dir));
+  const int parent = entry.parent.get();
   struct stat info = {};
   const auto is_free = [&] {
-    return ::fstatat(parent, entry->name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0 &&
+    return ::fstatat(parent, entry.name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0 &&
            errno == ENOENT;
   };
-  const auto is_whole = [&] { return ImageReader::open(entry->path()).has_value(); };
+  const auto is_whole = [&] { return ImageReader::open(entry.path()).has_value(); };
   std::vector<std::string> removed;
   for (const Leftover& leftover : find_leftovers(dir)) {
     if (leftover.in_use != InUse::kNo || (needed && needed(leftover.path))) continue;
     const std::string name = leftover.path.substr(leftover.path.rfind('/') + 1);
     // A manifest may be there, and be half written.
     const bool complete = leftover.complete && ImageReader::open(leftover.path).has_value();
-    const bool was_aside = !name.starts_with(entry->name + ".partial-");
+    const bool was_aside = !name.starts_with(entry.name + ".partial-");
     if (was_aside && complete && is_free()) {
-      if (::renameat2(parent, name.c_str(), parent, entry->name.c_str(), RENAME_NOREPLACE) != 0) {
-        return fail(errno_error("cannot give the image its name " + entry->path(), errno));
+      if (::renameat2(parent, name.c_str(), parent, entry.name.c_str(), RENAME_NOREPLACE) != 0) {
+        return fail(errno_error("cannot give the image its name " + entry.path(), errno));
       }
       continue;
     }
     // All that there is of something: an old image, or a job that has ended.
     if (complete && !is_whole() && (was_aside || keep_complete)) continue;
-    if (auto gone = remove_tree(entry->parent, name, leftover.path); !gone) {
-      return fail(std::move(gone).error());
-    }
+    STASIS_TRY(remove_tree(entry.parent, name, leftover.path));
     removed.push_back(leftover.path);
   }
   return removed;
@@ -207,14 +204,13 @@ Result<std::string> ImageReader::save_log(const UniqueFd& file, const std::strin
   if (::mkdirat(dir_.get(), "log", 0700) != 0 && errno != EEXIST) {
     return fail(errno_error("cannot create " + path_ + "/log", errno));
   }
-  auto log = open_beneath(dir_, "log", O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-  if (!log) return fail(std::move(log).error());
+  STASIS_TRY_ASSIGN(auto log, open_beneath(dir_, "log", O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
   // Two restores can begin in the same second.
   constexpr int kNames = 100;
   for (int i = 1; i <= kNames; ++i) {
     const std::string own = i == 1 ? name : fmt::format("{}.{}", name, i);
     const std::string path = fmt::format("{}/log/{}", path_, own);
-    UniqueFd copy(::openat(log->get(), own.c_str(),
+    UniqueFd copy(::openat(log.get(), own.c_str(),
                            O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
     if (!copy.valid()) {
       if (errno == EEXIST) continue;
@@ -223,16 +219,15 @@ Result<std::string> ImageReader::save_log(const UniqueFd& file, const std::strin
     auto copied = copy_content(file, copy, path);
     if (copied) copied = copy.close(path);
     if (copied) return path;
-    ::unlinkat(log->get(), own.c_str(), 0);
+    ::unlinkat(log.get(), own.c_str(), 0);
     return fail(std::move(copied).error());
   }
   return fail(ErrorCode::kIo, fmt::format("{}/log has too many logs of the same second", path_));
 }
 
 Result<void> ImageReader::verify_sizes() const {
-  auto names = list_directory(criu_dir_, path_ + "/criu");
-  if (!names) return fail(std::move(names).error());
-  for (const std::string& name : *names) {
+  STASIS_TRY_ASSIGN(auto names, list_directory(criu_dir_, path_ + "/criu"));
+  for (const std::string& name : names) {
     const std::string path = std::string(manifest_format::kCriuFolder) + "/" + name;
     const auto found = std::lower_bound(
         manifest_.files.begin(), manifest_.files.end(), path,
@@ -255,16 +250,14 @@ Result<void> ImageReader::verify_sizes() const {
 
 Result<void> ImageReader::verify_content_sizes() const {
   if (!manifest_.content) return {};
-  auto content = open_content();
-  if (!content) return fail(std::move(content.error()));
+  STASIS_TRY_ASSIGN(auto content, open_content());
   auto folder = open_beneath(dir_, content_format::kFolder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
   if (!folder) return fail(file_error(std::move(folder).error()));
-  auto names = list_directory(*folder, path_ + "/gpu");
-  if (!names) return fail(std::move(names).error());
+  STASIS_TRY_ASSIGN(auto names, list_directory(*folder, path_ + "/gpu"));
   std::set<std::string> known = {content_format::kIndexPath};
   for (std::size_t i = 0; i < manifest_.content->data_sizes.size(); ++i)
     known.insert(content_data_path(i));
-  for (const std::string& name : *names) {
+  for (const std::string& name : names) {
     const std::string path = std::string(content_format::kFolder) + "/" + name;
     if (!known.contains(path)) return corrupt(path + " is there but not in the manifest");
   }
@@ -304,10 +297,9 @@ Result<void> ImageReader::verify(Progress& progress, const Interrupt& interrupt,
     }
   }
   if (part != Part::kAll || !manifest_.content) return {};
-  auto content = open_content();
-  if (!content) return fail(std::move(content.error()));
+  STASIS_TRY_ASSIGN(auto content, open_content());
   const Span of_content(TraceKind::kImage, "verify content", {}, manifest_.content->total_bytes());
-  return content->verify_all(progress, interrupt);
+  return content.verify_all(progress, interrupt);
 }
 
 }  // namespace stasis

@@ -76,9 +76,8 @@ Result<void> is_image(const UniqueFd& dir) {
     return fail(ErrorCode::kImageCorrupt, "its manifest.json is no regular file");
   }
   // The file that was checked: another may have its name by now.
-  auto text = read_file(*file, manifest_format::kName, manifest_format::kMaxText);
-  if (!text) return fail(std::move(text).error());
-  auto manifest = parse_manifest(*text);
+  STASIS_TRY_ASSIGN(auto text, read_file(*file, manifest_format::kName, manifest_format::kMaxText));
+  auto manifest = parse_manifest(text);
   if (manifest || manifest.error().code == ErrorCode::kImageVersion) return {};
   return fail(std::move(manifest).error());
 }
@@ -97,7 +96,7 @@ Result<void> check_name(const DirectoryEntry& final) {
 
 // Looks at what stands under the final name, and whether it may be replaced.
 Result<Before> look_before(const DirectoryEntry& final, bool overwrite) {
-  if (auto right = check_name(final); !right) return fail(std::move(right).error());
+  STASIS_TRY(check_name(final));
   struct stat info = {};
   if (::fstatat(final.parent.get(), final.name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) {
     if (errno == ENOENT) return Before::kNothing;
@@ -107,12 +106,11 @@ Result<Before> look_before(const DirectoryEntry& final, bool overwrite) {
     return fail(ErrorCode::kImageExists, final.path() + " exists and is no directory",
                 "give another name, or remove it yourself");
   }
-  auto dir = open_file(final.parent.get(), final.name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-  if (!dir) return fail(std::move(dir).error());
-  auto names = list_directory(*dir, final.path());
-  if (!names) return fail(std::move(names).error());
-  if (names->empty()) return Before::kEmptyDirectory;
-  for (const std::string& name : *names) {
+  STASIS_TRY_ASSIGN(auto dir,
+                    open_file(final.parent.get(), final.name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
+  STASIS_TRY_ASSIGN(auto names, list_directory(dir, final.path()));
+  if (names.empty()) return Before::kEmptyDirectory;
+  for (const std::string& name : names) {
     if (name != manifest_format::kName && name != criu_name() && name != kLogFolder &&
         name != content_format::kFolder) {
       return fail(ErrorCode::kImageExists,
@@ -121,7 +119,7 @@ Result<Before> look_before(const DirectoryEntry& final, bool overwrite) {
                   "give another name: only an image or an empty directory is replaced");
     }
   }
-  if (auto ours = is_image(*dir); !ours) {
+  if (auto ours = is_image(dir); !ours) {
     return fail(ErrorCode::kImageExists,
                 fmt::format("{} exists and is no image ({})", final.path(), ours.error().message),
                 "give another name, or remove it yourself: only an image or an empty directory is "
@@ -201,22 +199,20 @@ Result<UniqueFd> ImageWriter::State::open_image_file(const std::string& path) co
 
 // Lists the files that CRIU wrote; makes them private to the user.
 Result<std::vector<FileRecord>> ImageWriter::State::collect() const {
-  auto names = list_directory(criu, sibling(partial) + "/criu");
-  if (!names) return fail(std::move(names).error());
-  if (names->empty()) return fail(ErrorCode::kInternal, "CRIU has written no image files");
+  STASIS_TRY_ASSIGN(auto names, list_directory(criu, sibling(partial) + "/criu"));
+  if (names.empty()) return fail(ErrorCode::kInternal, "CRIU has written no image files");
   std::vector<FileRecord> records;
-  for (const std::string& name : *names) {
+  for (const std::string& name : names) {
     const std::string path = criu_name() + "/" + name;
     struct stat info = {};
-    auto file = open_image_file(path);
-    if (!file) return fail(std::move(file).error());
-    if (::fstat(file->get(), &info) != 0) {
+    STASIS_TRY_ASSIGN(auto file, open_image_file(path));
+    if (::fstat(file.get(), &info) != 0) {
       return fail(errno_error("cannot look at " + path, errno));
     }
     if (!S_ISREG(info.st_mode) || !manifest_format::valid_file_path(path)) {
       return fail(ErrorCode::kInternal, path + " is no regular file with a plain name");
     }
-    if (::fchmod(file->get(), 0600) != 0) {
+    if (::fchmod(file.get(), 0600) != 0) {
       return fail(errno_error("cannot set the mode of " + path, errno));
     }
     records.push_back({path, static_cast<std::uint64_t>(info.st_size), {}});
@@ -234,12 +230,11 @@ Result<void> ImageWriter::State::check_content(const std::optional<ContentRecord
   if (!there && !content) return {};
   if (!content) return differs("the manifest does not know of it");
   if (!there) return differs("there is none");
-  auto folder = open_beneath(dir, content_format::kFolder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-  if (!folder) return fail(std::move(folder.error()));
-  auto names = list_directory(*folder, sibling(partial) + "/gpu");
-  if (!names) return fail(std::move(names.error()));
-  if (names->size() != content->data_sizes.size() + 1) {
-    return differs(fmt::format("there are {} files, expected {}", names->size(),
+  STASIS_TRY_ASSIGN(
+      auto folder, open_beneath(dir, content_format::kFolder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
+  STASIS_TRY_ASSIGN(auto names, list_directory(folder, sibling(partial) + "/gpu"));
+  if (names.size() != content->data_sizes.size() + 1) {
+    return differs(fmt::format("there are {} files, expected {}", names.size(),
                                content->data_sizes.size() + 1));
   }
   const auto has = [&](const std::string& path, std::uint64_t size) {
@@ -284,11 +279,8 @@ Result<void> ImageWriter::State::sync_each(const std::vector<FileRecord>& files,
     total += file.size;
   return run_parallel(files.size(), total, "sync", progress, interrupt,
                       [&](std::size_t i) -> Result<std::uint64_t> {
-                        auto file = open_image_file(files[i].path);
-                        if (!file) return fail(std::move(file).error());
-                        if (auto done = sync_to_disk(*file, files[i].path); !done) {
-                          return fail(std::move(done.error()));
-                        }
+                        STASIS_TRY_ASSIGN(auto file, open_image_file(files[i].path));
+                        STASIS_TRY(sync_to_disk(file, files[i].path));
                         return files[i].size;
                       });
 }
@@ -299,9 +291,8 @@ Result<void> ImageWriter::State::sync_all(Progress& progress, const Interrupt& i
     auto opened = open_beneath(dir, folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
     if (!opened && folder == content_format::kFolder) continue;
     if (!opened) return fail(std::move(opened.error()));
-    auto names = list_directory(*opened, folder);
-    if (!names) return fail(std::move(names.error()));
-    for (const std::string& name : *names) {
+    STASIS_TRY_ASSIGN(auto names, list_directory(*opened, folder));
+    for (const std::string& name : names) {
       struct stat info = {};
       if (::fstatat(opened->get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) {
         return fail(errno_error(fmt::format("cannot look at {}/{}", folder, name), errno));
@@ -311,8 +302,8 @@ Result<void> ImageWriter::State::sync_all(Progress& progress, const Interrupt& i
     }
     if (auto done = sync_to_disk(*opened, folder); !done) return done;
   }
-  if (auto synced = sync_each(files, progress, interrupt); !synced) return synced;
-  if (auto done = sync_to_disk(dir, final_path); !done) return done;
+  STASIS_TRY(sync_each(files, progress, interrupt));
+  STASIS_TRY(sync_to_disk(dir, final_path));
   return sync_to_disk(final.parent, final.parent_path);
 }
 
@@ -328,29 +319,21 @@ Result<Manifest> ImageWriter::State::write_manifest(const Manifest& manifest,
     error.remedy.clear();
     return fail(std::move(error).within("checking the manifest that was to be written"));
   }
-  auto file =
-      open_file(dir.get(), manifest_format::kName, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0600);
-  if (!file) return fail(std::move(file).error());
-  if (auto allowed = fault(FaultPoint::kImageManifest); !allowed) {
-    return fail(std::move(allowed).error());
-  }
-  if (auto wrote = write_all(file->get(), text.data(), text.size(), manifest_format::kName);
-      !wrote) {
-    return fail(std::move(wrote).error());
-  }
-  if (sync == SyncPolicy::kDisk && ::fsync(file->get()) != 0) {
+  STASIS_TRY_ASSIGN(auto file, open_file(dir.get(), manifest_format::kName,
+                                         O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0600));
+  STASIS_TRY(fault(FaultPoint::kImageManifest));
+  STASIS_TRY(write_all(file.get(), text.data(), text.size(), manifest_format::kName));
+  if (sync == SyncPolicy::kDisk && ::fsync(file.get()) != 0) {
     return fail(errno_error("cannot sync manifest.json", errno));
   }
-  if (auto closed = file->close(manifest_format::kName); !closed)
-    return fail(std::move(closed).error());
+  STASIS_TRY(file.close(manifest_format::kName));
   return readable;
 }
 
 Result<void> ImageWriter::State::take_name() {
   // Looked at again: what was an empty directory may have been filled meanwhile.
-  auto now = look_before(final, overwrite);
-  if (!now) return fail(std::move(now).error());
-  if (*now != before) {
+  STASIS_TRY_ASSIGN(auto now, look_before(final, overwrite));
+  if (now != before) {
     return fail(ErrorCode::kImageExists,
                 final_path + " was changed by another process during the dump",
                 "give another name");
@@ -368,20 +351,18 @@ Result<void> ImageWriter::State::take_name() {
     old = std::move(*opened);
     mark_in_use(old);
   }
-  auto old_name = swap_entries(final, partial, replaced, hold_name());
-  if (!old_name) return fail(std::move(old_name).error());
-  replaced = std::move(*old_name);
+  STASIS_TRY_ASSIGN(auto old_name, swap_entries(final, partial, replaced, hold_name()));
+  replaced = std::move(old_name);
   phase = Phase::kSealed;
   return {};
 }
 
 Result<void> ImageWriter::State::complete(Manifest& manifest, SyncPolicy sync, Progress& progress,
                                           const Interrupt& interrupt) {
-  auto records = collect();
-  if (!records) return fail(std::move(records).error());
-  if (auto allowed = fault(FaultPoint::kImageCollected); !allowed) return allowed;
-  if (auto right = check_content(manifest.content); !right) return right;
-  manifest.files = std::move(*records);
+  STASIS_TRY_ASSIGN(auto records, collect());
+  STASIS_TRY(fault(FaultPoint::kImageCollected));
+  STASIS_TRY(check_content(manifest.content));
+  manifest.files = std::move(records);
   manifest.total_bytes = manifest.content ? manifest.content->total_bytes() : 0;
   std::vector<ChecksumJob> jobs;
   for (const FileRecord& file : manifest.files) {
@@ -398,13 +379,13 @@ Result<void> ImageWriter::State::complete(Manifest& manifest, SyncPolicy sync, P
   for (std::size_t i = 0; i < jobs.size(); ++i)
     manifest.files[i].checksum = (*checksums)[i];
   manifest.phases.push_back({"checksums", since(start).count()});
-  if (auto allowed = fault(FaultPoint::kImageChecksummed); !allowed) return allowed;
+  STASIS_TRY(fault(FaultPoint::kImageChecksummed));
 
   if (sync == SyncPolicy::kDisk) {
     start = Clock::now();
     const Span syncing(TraceKind::kPhase, "sync");
-    if (auto synced = sync_each(manifest.files, progress, interrupt); !synced) return synced;
-    if (auto done = sync_to_disk(criu, sibling(partial) + "/criu"); !done) return done;
+    STASIS_TRY(sync_each(manifest.files, progress, interrupt));
+    STASIS_TRY(sync_to_disk(criu, sibling(partial) + "/criu"));
     manifest.phases.push_back({"sync", since(start).count()});
     if (auto allowed = fault(FaultPoint::kImageSynced); !allowed) return allowed;
   }
@@ -418,8 +399,8 @@ Result<void> ImageWriter::State::complete(Manifest& manifest, SyncPolicy sync, P
   if (sync == SyncPolicy::kDisk) {
     if (auto done = sync_to_disk(dir, sibling(partial)); !done) return done;
   }
-  if (auto allowed = fault(FaultPoint::kImageManifestWritten); !allowed) return allowed;
-  if (auto stopped = interrupt.check(); !stopped) return stopped;
+  STASIS_TRY(fault(FaultPoint::kImageManifestWritten));
+  STASIS_TRY(interrupt.check());
   auto named = between(FaultPoint::kImageName, FaultPoint::kImageNamed,
                        [this]() -> Result<void> { return take_name(); });
   if (!named) return named;
@@ -443,9 +424,8 @@ Result<void> ImageWriter::State::discard() {
     // Away first, so that no half-removed image ever bears the final name.
     if (::renameat(parent, final.name.c_str(), parent, partial.c_str()) != 0) partial = final.name;
   } else if (phase == Phase::kSealed) {
-    auto new_name = swap_entries(final, replaced, partial, hold_name());
-    if (!new_name) return fail(std::move(new_name).error());
-    partial = std::move(*new_name);
+    STASIS_TRY_ASSIGN(auto new_name, swap_entries(final, replaced, partial, hold_name()));
+    partial = std::move(new_name);
   }
   phase = Phase::kOpen;
   if (held) return {};
@@ -473,48 +453,38 @@ std::string ImageWriter::failed_log_path() const {
 }
 
 Result<std::string> ImageWriter::look(const std::string& final_dir, bool overwrite) {
-  auto final = split_path(final_dir);
-  if (!final) return fail(std::move(final).error());
-  if (auto before = look_before(*final, overwrite); !before) {
-    return fail(std::move(before).error());
-  }
-  return final->path();
+  STASIS_TRY_ASSIGN(auto final, split_path(final_dir));
+  STASIS_TRY(look_before(final, overwrite));
+  return final.path();
 }
 
 Result<ImageWriter> ImageWriter::create(const std::string& final_dir, bool overwrite) {
   auto state = std::make_unique<State>();
   state->phase = State::Phase::kDone;  // nothing to undo yet
-  auto final = split_path(final_dir);
-  if (!final) return fail(std::move(final).error());
-  state->final = std::move(*final);
+  STASIS_TRY_ASSIGN(auto final, split_path(final_dir));
+  state->final = std::move(final);
   state->final_path = state->final.path();
-  auto before = look_before(state->final, overwrite);
-  if (!before) return fail(std::move(before).error());
-  state->before = *before;
+  STASIS_TRY_ASSIGN(auto before, look_before(state->final, overwrite));
+  state->before = before;
   state->overwrite = overwrite;
-  auto digits = random_digits();
-  if (!digits) return fail(std::move(digits).error());
-  state->digits = std::move(*digits);
+  STASIS_TRY_ASSIGN(auto digits, random_digits());
+  state->digits = std::move(digits);
   state->partial = state->final.name + ".partial-" + state->digits;
   state->replaced = state->final.name + ".replaced-" + state->digits;
 
-  if (auto allowed = fault(FaultPoint::kImageCreate); !allowed) {
-    return fail(std::move(allowed).error());
-  }
-  auto dir = make_directory(state->final.parent, state->partial, state->sibling(state->partial));
-  if (!dir) return fail(std::move(dir).error());
+  STASIS_TRY(fault(FaultPoint::kImageCreate));
+  STASIS_TRY_ASSIGN(auto dir, make_directory(state->final.parent, state->partial,
+                                             state->sibling(state->partial)));
   state->phase = State::Phase::kOpen;  // from here the destructor cleans up
-  state->dir = std::move(*dir);
+  state->dir = std::move(dir);
   mark_in_use(state->dir);
-  auto criu = make_directory(state->dir, criu_name(), state->sibling(state->partial) + "/criu");
-  if (!criu) return fail(std::move(criu).error());
-  state->criu = std::move(*criu);
-  auto log = make_directory(state->dir, kLogFolder, state->sibling(state->partial) + "/log");
-  if (!log) return fail(std::move(log).error());
-  state->log = std::move(*log);
-  if (auto allowed = fault(FaultPoint::kImageCreated); !allowed) {
-    return fail(std::move(allowed).error());
-  }
+  STASIS_TRY_ASSIGN(
+      auto criu, make_directory(state->dir, criu_name(), state->sibling(state->partial) + "/criu"));
+  state->criu = std::move(criu);
+  STASIS_TRY_ASSIGN(
+      auto log, make_directory(state->dir, kLogFolder, state->sibling(state->partial) + "/log"));
+  state->log = std::move(log);
+  STASIS_TRY(fault(FaultPoint::kImageCreated));
   return ImageWriter(std::move(state));
 }
 

@@ -625,12 +625,11 @@ Result<void> check_version(const Json& json) {
 }  // namespace
 
 Result<Manifest> parse_manifest(std::string_view text) {
-  if (auto closed = check_trailer(text); !closed) return fail(std::move(closed).error());
-  auto json = parse_json(text);
-  if (!json) return fail(std::move(json).error());
-  if (auto version = check_version(*json); !version) return fail(std::move(version).error());
+  STASIS_TRY(check_trailer(text));
+  STASIS_TRY_ASSIGN(auto json, parse_json(text));
+  STASIS_TRY(check_version(json));
   std::string problem;
-  Manifest manifest = read_fields(*json, problem);
+  Manifest manifest = read_fields(json, problem);
   if (problem.empty()) problem = check_relations(manifest);
   if (!problem.empty()) return wrong(std::move(problem));
   return manifest;

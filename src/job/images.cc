@@ -126,9 +126,8 @@ Result<Images> Images::open(const std::string& dir, const std::function<bool()>&
     error.remedy = "name one whose parent exists and may be written";
     return fail(std::move(error));
   }
-  auto opened = open_file(AT_FDCWD, images.path_, O_RDONLY | O_DIRECTORY);
-  if (!opened) return fail(std::move(opened.error()));
-  images.dir_ = std::move(*opened);
+  STASIS_TRY_ASSIGN(auto opened, open_file(AT_FDCWD, images.path_, O_RDONLY | O_DIRECTORY));
+  images.dir_ = std::move(opened);
   auto lock = open_file(images.dir_.get(), kLock, O_RDWR | O_CREAT | O_NOFOLLOW, 0600);
   if (!lock) return fail(std::move(lock.error()).within("locking " + images.path_));
   images.lock_ = std::move(*lock);
@@ -151,7 +150,7 @@ Result<Images> Images::open(const std::string& dir, const std::function<bool()>&
                             images.path_, before.pid, before.host),
                 "wait for its end, or give each job a directory of its own");
   }
-  if (auto gone = wait_for_end(before, stop); !gone) return fail(std::move(gone.error()));
+  STASIS_TRY(wait_for_end(before, stop));
   auto written = write_holder(images.lock_, images.path_ + "/lock", {host_name(), ::getpid()});
   if (!written) return fail(std::move(written.error()));
   return images;
@@ -168,11 +167,10 @@ Result<void> Images::note_init(Pid init) const {
 }
 
 Result<Images::Cleared> Images::clear() const {
-  auto names = list_directory(dir_, path_);
-  if (!names) return fail(std::move(names.error()));
+  STASIS_TRY_ASSIGN(auto names, list_directory(dir_, path_));
   Cleared done;
   std::set<int> seen;
-  for (const std::string& text : *names) {
+  for (const std::string& text : names) {
     const auto name = parse(text);
     if (!name || name->rest.empty()) continue;
     if (name->rest == kRemoving) {
@@ -201,10 +199,9 @@ Result<Images::Cleared> Images::clear() const {
 }
 
 Result<std::vector<int>> Images::all() const {
-  auto names = list_directory(dir_, path_);
-  if (!names) return fail(std::move(names.error()));
+  STASIS_TRY_ASSIGN(auto names, list_directory(dir_, path_));
   std::vector<int> numbers;
-  for (const std::string& text : *names) {
+  for (const std::string& text : names) {
     const auto name = parse(text);
     if (!name || !name->rest.empty() || damaged_.contains(name->number)) continue;
     numbers.push_back(name->number);
@@ -224,10 +221,9 @@ Result<std::vector<int>> Images::complete() const {
 }
 
 Result<int> Images::next() const {
-  auto names = list_directory(dir_, path_);
-  if (!names) return fail(std::move(names.error()));
+  STASIS_TRY_ASSIGN(auto names, list_directory(dir_, path_));
   int last = 0;
-  for (const std::string& text : *names) {
+  for (const std::string& text : names) {
     if (const auto name = parse(text)) last = std::max(last, name->number);
   }
   return last + 1;
@@ -250,12 +246,12 @@ Result<void> Images::note_done(const std::string& word,
   const std::string fresh = name + ".new";
   const std::string path = path_ + "/" + name;
   (void)::unlinkat(dir_.get(), fresh.c_str(), 0);
-  auto file = open_file(dir_.get(), fresh, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0600);
-  if (!file) return fail(std::move(file.error()));
+  STASIS_TRY_ASSIGN(auto file,
+                    open_file(dir_.get(), fresh, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0600));
   const std::string text = nlohmann::json{{"command", command}}.dump() + "\n";
-  auto written = write_all(file->get(), text.data(), text.size(), path);
+  auto written = write_all(file.get(), text.data(), text.size(), path);
   if (!written) return written;
-  if (::fsync(file->get()) != 0 ||
+  if (::fsync(file.get()) != 0 ||
       ::renameat(dir_.get(), fresh.c_str(), dir_.get(), name.c_str()) != 0 ||
       ::fsync(dir_.get()) != 0) {
     return fail(errno_error("cannot write " + path, errno));
@@ -277,14 +273,13 @@ Result<std::vector<int>> Images::remove_old(int keep) const {
   if (!numbers) return numbers;
   if (keep < 1 || numbers->size() <= static_cast<std::size_t>(keep)) return std::vector<int>();
   const int oldest = (*numbers)[static_cast<std::size_t>(keep) - 1];
-  auto names = list_directory(dir_, path_);
-  if (!names) return fail(std::move(names.error()));
+  STASIS_TRY_ASSIGN(auto names, list_directory(dir_, path_));
   std::vector<int> removed;
   std::optional<Error> first;
   const auto keep_first = [&](Error error) {
     if (!first) first = std::move(error);
   };
-  for (const std::string& text : *names) {  // sorted, and so by number
+  for (const std::string& text : names) {  // sorted, and so by number
     const auto name = parse(text);
     if (!name || name->number >= oldest) continue;
     std::string doomed = text;

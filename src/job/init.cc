@@ -89,11 +89,10 @@ class KeptDirectories {
 
 // Mounts of outside that come later, as an automounter makes them, are seen; none goes back.
 Result<void> set_up_mounts(std::vector<std::string> keep) {
-  auto state = journal_directory();
-  if (!state) return fail(std::move(state.error()));
+  STASIS_TRY_ASSIGN(auto state, journal_directory());
   std::error_code none;
   const std::string here = std::filesystem::current_path(none).string();
-  keep.push_back(*state);
+  keep.push_back(state);
   keep.push_back(here);
   const KeptDirectories kept(keep);
   constexpr unsigned long kPlain = MS_NOSUID | MS_NODEV | MS_NOEXEC;
@@ -103,7 +102,7 @@ Result<void> set_up_mounts(std::vector<std::string> keep) {
   if (done) done = mount_or_fail("stasis", kSharedMemory, "tmpfs", kShared, "mode=1777");
   if (done) done = make_environment_file({});
   if (done) done = kept.bring_back();
-  if (done) done = mount_or_fail("stasis", *state, "tmpfs", kPlain, "mode=0700");
+  if (done) done = mount_or_fail("stasis", state, "tmpfs", kPlain, "mode=0700");
   // The working directory may be one that was kept.
   if (done && !here.empty() && ::chdir(here.c_str()) != 0)
     done = fail(errno_error("cannot change to " + here, errno));
@@ -347,20 +346,19 @@ class Loop {
 }  // namespace
 
 Result<void> make_environment_file(const std::string& changes) {
-  auto file = open_file(AT_FDCWD, kEnvironmentFile, O_WRONLY | O_CREAT | O_EXCL, 0644);
-  if (!file) return fail(std::move(file.error()));
-  if (::fchmod(file->get(), 0644) != 0) {
+  STASIS_TRY_ASSIGN(auto file,
+                    open_file(AT_FDCWD, kEnvironmentFile, O_WRONLY | O_CREAT | O_EXCL, 0644));
+  if (::fchmod(file.get(), 0644) != 0) {
     return fail(errno_error("cannot let every user read the job's environment", errno));
   }
-  return write_all(file->get(), changes.data(), changes.size(), kEnvironmentFile);
+  return write_all(file.get(), changes.data(), changes.size(), kEnvironmentFile);
 }
 
 Result<void> number_from_first() {
   const std::string path = "/proc/sys/kernel/ns_last_pid";
-  auto file = open_file(AT_FDCWD, path, O_WRONLY);
-  if (!file) return fail(std::move(file.error()));
+  STASIS_TRY_ASSIGN(auto file, open_file(AT_FDCWD, path, O_WRONLY));
   const std::string text = std::to_string(kFirstNumber - 1);
-  return write_all(file->get(), text.data(), text.size(), path);
+  return write_all(file.get(), text.data(), text.size(), path);
 }
 
 json error_to_json(const Error& error) {
@@ -379,8 +377,7 @@ Error error_from_json(const json& object) {
 }
 
 Result<Init> Init::start(JobSpec spec, StreamEnds streams) {
-  auto ends = Channel::pair();
-  if (!ends) return fail(std::move(ends.error()));
+  STASIS_TRY_ASSIGN(auto ends, Channel::pair());
   // Not fork() after unshare(): a process whose children have another PID namespace may not have
   // threads (EINVAL).
   const long pid = ::syscall(SYS_clone, CLONE_NEWPID | CLONE_NEWNS | SIGCHLD, 0, 0, 0, 0);
@@ -391,26 +388,24 @@ Result<Init> Init::start(JobSpec spec, StreamEnds streams) {
   }
   if (pid == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // a parent that ended before has closed the channel
-    std::vector<int> kept = {ends->second.fd()};
+    std::vector<int> kept = {ends.second.fd()};
     for (const UniqueFd& stream : streams)
       kept.push_back(stream.get());
     close_all_but(std::move(kept));
-    Loop(std::move(spec), std::move(ends->second), std::move(streams)).run();
+    Loop(std::move(spec), std::move(ends.second), std::move(streams)).run();
   }
-  Init init(static_cast<int>(pid), std::move(ends->first));
-  ends->second.close();
-  auto ready = init.receive();
-  if (!ready) return fail(std::move(ready.error()));
-  if (ready->value("event", "") != "ready") return fail(error_from_json((*ready)["error"]));
+  Init init(static_cast<int>(pid), std::move(ends.first));
+  ends.second.close();
+  STASIS_TRY_ASSIGN(auto ready, init.receive());
+  if (ready.value("event", "") != "ready") return fail(error_from_json(ready["error"]));
   return init;
 }
 
 Result<void> Init::send(const json& message) const { return send_json(channel_, message); }
 
 Result<json> Init::receive() const {
-  auto message = channel_.receive(-1);
-  if (!message) return fail(std::move(message.error()));
-  auto parsed = *message ? parse_message(**message) : std::nullopt;
+  STASIS_TRY_ASSIGN(auto message, channel_.receive(-1));
+  auto parsed = message ? parse_message(*message) : std::nullopt;
   if (!parsed)
     return fail(ErrorCode::kInternal, "the job's first process sent a malformed message");
   return std::move(*parsed);

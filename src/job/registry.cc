@@ -86,9 +86,9 @@ std::optional<JobEntry> read_entry_file(const std::string& path) {
 Result<void> write_entry_file(const std::string& path, const JobEntry& entry) {
   const std::string temporary = path + ".new";
   const std::string text = entry_to_text(entry);
-  auto fd = open_file(AT_FDCWD, temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW, 0600);
-  if (!fd) return fail(std::move(fd.error()));
-  auto done = write_all(fd->get(), text.data(), text.size(), temporary);
+  STASIS_TRY_ASSIGN(
+      auto fd, open_file(AT_FDCWD, temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW, 0600));
+  auto done = write_all(fd.get(), text.data(), text.size(), temporary);
   if (done && ::rename(temporary.c_str(), path.c_str()) != 0)
     done = fail(errno_error("cannot write " + path, errno));
   if (!done) (void)::unlink(temporary.c_str());
@@ -136,15 +136,12 @@ Result<void> check_job_name(const std::string& name) {
 }
 
 Result<Registration> Registration::enter(JobEntry entry) {
-  if (auto good = check_job_name(entry.name); !good) return fail(std::move(good.error()));
-  auto info = proc::ProcFs().process(entry.pid);
-  if (!info) return fail(std::move(info.error()));
-  entry.start_ticks = info->start_ticks;
-  auto directory = make_entries_directory();
-  if (!directory) return fail(std::move(directory.error()));
-  auto lock = lock_entries(*directory);
-  if (!lock) return fail(std::move(lock.error()));
-  const std::string path = *directory + "/" + entry.name + std::string(kEntryEnd);
+  STASIS_TRY(check_job_name(entry.name));
+  STASIS_TRY_ASSIGN(auto info, proc::ProcFs().process(entry.pid));
+  entry.start_ticks = info.start_ticks;
+  STASIS_TRY_ASSIGN(auto directory, make_entries_directory());
+  STASIS_TRY_ASSIGN(const auto lock, lock_entries(directory));
+  const std::string path = directory + "/" + entry.name + std::string(kEntryEnd);
   if (const auto other = read_entry_file(path); other && other->pid != entry.pid) {
     return fail(
         ErrorCode::kBusy,
@@ -152,11 +149,10 @@ Result<Registration> Registration::enter(JobEntry entry) {
         "give it another --name, or end that one first");
   }
   // Removes what killed processes have left.
-  for_each_entry(*directory, [](const std::string& one) {
+  for_each_entry(directory, [](const std::string& one) {
     if (!read_entry_file(one)) (void)::unlink(one.c_str());
   });
-  if (auto written = write_entry_file(path, entry); !written)
-    return fail(std::move(written.error()));
+  STASIS_TRY(write_entry_file(path, entry));
   return Registration(path, std::move(entry));
 }
 
@@ -195,9 +191,8 @@ std::optional<JobEntry> job_of(Pid pid, const std::vector<JobEntry>& jobs) {
 }
 
 Result<Pid> number_inside(Pid pid) {
-  auto details = proc::ProcFs().details(pid);
-  if (!details) return fail(std::move(details.error()));
-  return Pid{details->ns_pid};
+  STASIS_TRY_ASSIGN(auto details, proc::ProcFs().details(pid));
+  return Pid{details.ns_pid};
 }
 
 std::optional<SuspendedMemory> recall_suspended_of(const JobEntry& job, const Process& process) {

@@ -62,7 +62,7 @@ class Saver {
     auto top = open_file(AT_FDCWD, directory_, O_RDONLY | O_DIRECTORY);
     if (!top || ::fstat(top->get(), &info) != 0) return fail(std::move(top.error()));
     device_ = info.st_dev;
-    if (auto done = directory(std::move(*top), "", 0); !done) return fail(std::move(done.error()));
+    STASIS_TRY(directory(std::move(*top), "", 0));
     if (entries_.empty()) return std::uint64_t{0};
     if (content_.valid()) {
       if (auto closed = content_.close(kContent); !closed) return fail(std::move(closed.error()));
@@ -71,10 +71,10 @@ class Saver {
         -1, ' ', false, json::error_handler_t::replace);
     if (text.size() > kMostIndex)
       return fail(ErrorCode::kUndumpable, "it has too many files for an image");
-    auto index = open_file(into_.get(), kIndex, O_WRONLY | O_CREAT | O_EXCL, 0600);
-    if (!index) return fail(std::move(index.error()));
-    auto done = write_all(index->get(), text.data(), text.size(), kIndex);
-    if (done) done = index->close(kIndex);
+    STASIS_TRY_ASSIGN(auto index,
+                      open_file(into_.get(), kIndex, O_WRONLY | O_CREAT | O_EXCL, 0600));
+    auto done = write_all(index.get(), text.data(), text.size(), kIndex);
+    if (done) done = index.close(kIndex);
     if (!done) return fail(std::move(done.error()));
     return written_ + text.size();
   }
@@ -82,9 +82,8 @@ class Saver {
  private:
   Result<void> directory(UniqueFd fd, const std::string& path, std::size_t depth) {
     if (depth > kDeepest) return fail(ErrorCode::kIo, "directories are too deep in " + path);
-    auto names = list_directory(fd, directory_ + "/" + path);
-    if (!names) return fail(std::move(names.error()));
-    for (const std::string& name : *names) {
+    STASIS_TRY_ASSIGN(auto names, list_directory(fd, directory_ + "/" + path));
+    for (const std::string& name : names) {
       const std::string inner = path.empty() ? name : fmt::format("{}/{}", path, name);
       if (auto done = entry(fd, inner, name, depth); !done)
         return fail(with_path(std::move(done.error()), inner));
@@ -111,9 +110,8 @@ class Saver {
     if (S_ISDIR(info.st_mode)) {
       item["type"] = "directory";
       entries_.push_back(std::move(item));
-      auto fd = open_file(held.get(), ".", O_RDONLY | O_DIRECTORY);
-      if (!fd) return fail(std::move(fd.error()));
-      return directory(std::move(*fd), path, depth + 1);
+      STASIS_TRY_ASSIGN(auto fd, open_file(held.get(), ".", O_RDONLY | O_DIRECTORY));
+      return directory(std::move(fd), path, depth + 1);
     }
     if (S_ISLNK(info.st_mode)) {
       std::string target(4096, '\0');
@@ -144,10 +142,9 @@ class Saver {
       return {};
     }
     item["type"] = "file";
-    auto fd = open_file(AT_FDCWD, fmt::format("/proc/self/fd/{}", held.get()),
-                        O_RDONLY | O_NONBLOCK | O_NOCTTY);
-    if (!fd) return fail(std::move(fd.error()));
-    return file(*fd, static_cast<std::uint64_t>(info.st_size), std::move(item), path);
+    STASIS_TRY_ASSIGN(auto fd, open_file(AT_FDCWD, fmt::format("/proc/self/fd/{}", held.get()),
+                                         O_RDONLY | O_NONBLOCK | O_NOCTTY));
+    return file(fd, static_cast<std::uint64_t>(info.st_size), std::move(item), path);
   }
 
   Result<void> file(const UniqueFd& fd, std::uint64_t size, json item, const std::string& path) {
@@ -162,7 +159,7 @@ class Saver {
       end = std::min(end, static_cast<off_t>(size));
       if (end <= begin) break;
       item["extents"].push_back({begin, end - begin, written_});
-      if (auto done = copy(fd, begin, end, path); !done) return done;
+      STASIS_TRY(copy(fd, begin, end, path));
       at = end;
     }
     entries_.push_back(std::move(item));
@@ -171,9 +168,9 @@ class Saver {
 
   Result<void> copy(const UniqueFd& fd, off_t begin, off_t end, const std::string& path) {
     if (!content_.valid()) {
-      auto opened = open_file(into_.get(), kContent, O_WRONLY | O_CREAT | O_EXCL, 0600);
-      if (!opened) return fail(std::move(opened.error()));
-      content_ = std::move(*opened);
+      STASIS_TRY_ASSIGN(auto opened,
+                        open_file(into_.get(), kContent, O_WRONLY | O_CREAT | O_EXCL, 0600));
+      content_ = std::move(opened);
     }
     buffer_.resize(kPieceBytes);
     while (begin < end) {
@@ -257,18 +254,16 @@ class Restorer {
       : directory_(std::move(directory)), from_(from) {}
 
   Result<void> run() {
-    auto top = open_file(AT_FDCWD, directory_, O_RDONLY | O_DIRECTORY);
-    if (!top) return fail(std::move(top.error()));
-    top_ = std::move(*top);
-    if (auto cleared = clear(); !cleared) return cleared;
+    STASIS_TRY_ASSIGN(auto top, open_file(AT_FDCWD, directory_, O_RDONLY | O_DIRECTORY));
+    top_ = std::move(top);
+    STASIS_TRY(clear());
     if (::faccessat(from_.get(), kIndex, F_OK, AT_SYMLINK_NOFOLLOW) != 0 && errno == ENOENT)
       return {};
-    auto file = open_file(from_.get(), kIndex, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
-    if (!file) return fail(std::move(file.error()));
-    if (auto regular = check_regular(*file, kIndex); !regular) return regular;
-    auto text = read_file(*file, kIndex, kMostIndex);
-    if (!text) return fail(std::move(text.error()));
-    const json index = json::parse(*text, nullptr, false);
+    STASIS_TRY_ASSIGN(
+        auto file, open_file(from_.get(), kIndex, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY));
+    STASIS_TRY(check_regular(file, kIndex));
+    STASIS_TRY_ASSIGN(auto text, read_file(file, kIndex, kMostIndex));
+    const json index = json::parse(text, nullptr, false);
     if (!index.is_object() || !has_number(index, "version", kVersion) || index["version"] == 0)
       return corrupt("its version");
     const auto entries = index.find("entries");
@@ -280,13 +275,13 @@ class Restorer {
     for (const char* type : {"directory", "file", "pipe", "same", "link"}) {
       for (const json& item : *entries) {
         if (item["type"] != type) continue;
-        if (auto done = make(item, type); !done) return done;
+        STASIS_TRY(make(item, type));
         if (type == std::string_view("directory")) directories.push_back(&item);
       }
     }
     // Last, and what is within before what it is in: it may be one that is not writable.
     for (auto item = directories.rbegin(); item != directories.rend(); ++item)
-      if (auto done = finish_directory(**item); !done) return done;
+      STASIS_TRY(finish_directory(**item));
     return {};
   }
 
@@ -325,17 +320,16 @@ class Restorer {
       UniqueFd top(::fcntl(top_.get(), F_DUPFD_CLOEXEC, 0));
       return std::pair{std::move(top), path};
     }
-    auto parent = open_beneath(top_, path.substr(0, slash), O_RDONLY | O_DIRECTORY);
-    if (!parent) return fail(std::move(parent.error()));
-    return std::pair{std::move(*parent), path.substr(slash + 1)};
+    STASIS_TRY_ASSIGN(auto parent,
+                      open_beneath(top_, path.substr(0, slash), O_RDONLY | O_DIRECTORY));
+    return std::pair{std::move(parent), path.substr(slash + 1)};
   }
 
   Result<void> make(const json& item, std::string_view type) {
     const auto path = item.at("path").get<std::string>();
-    auto place = place_of(path);
-    if (!place) return fail(std::move(place.error()));
-    const int parent = place->first.get();
-    const char* const name = place->second.c_str();
+    STASIS_TRY_ASSIGN(auto place, place_of(path));
+    const int parent = place.first.get();
+    const char* const name = place.second.c_str();
     if (type == "link") {
       const auto target = item.at("target").get<std::string>();
       if (::symlinkat(target.c_str(), parent, name) != 0) return io_error("make the link", path);
@@ -344,9 +338,8 @@ class Restorer {
       return {};
     }
     if (type == "same") {
-      auto other = place_of(item.at("target").get<std::string>());
-      if (!other) return fail(std::move(other.error()));
-      if (::linkat(other->first.get(), other->second.c_str(), parent, name, 0) != 0)
+      STASIS_TRY_ASSIGN(auto other, place_of(item.at("target").get<std::string>()));
+      if (::linkat(other.first.get(), other.second.c_str(), parent, name, 0) != 0)
         return io_error("make the link", path);
       return {};
     }
@@ -363,19 +356,18 @@ class Restorer {
         return io_error("set the owner of", path);
       return {};
     }
-    auto made = open_file(parent, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, 0600);
-    if (!made) return fail(std::move(made.error()));
-    if (auto filled = fill(*made, item, path); !filled) return filled;
-    return set_owner_and_mode(*made, item, path);
+    STASIS_TRY_ASSIGN(auto made,
+                      open_file(parent, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, 0600));
+    STASIS_TRY(fill(made, item, path));
+    return set_owner_and_mode(made, item, path);
   }
 
   Result<void> finish_directory(const json& item) {
     const auto path = item.at("path").get<std::string>();
-    auto place = place_of(path);
-    if (!place) return fail(std::move(place.error()));
-    auto made = open_file(place->first.get(), place->second, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-    if (!made) return fail(std::move(made.error()));
-    return set_owner_and_mode(*made, item, path);
+    STASIS_TRY_ASSIGN(auto place, place_of(path));
+    STASIS_TRY_ASSIGN(
+        auto made, open_file(place.first.get(), place.second, O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
+    return set_owner_and_mode(made, item, path);
   }
 
   static Result<void> set_owner_and_mode(const UniqueFd& file, const json& item,
@@ -403,10 +395,10 @@ class Restorer {
   Result<void> copy(const UniqueFd& file, std::uint64_t to, std::uint64_t bytes, std::uint64_t from,
                     const std::string& path) {
     if (!content_.valid()) {
-      auto opened = open_file(from_.get(), kContent, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
-      if (!opened) return fail(std::move(opened.error()));
-      if (auto regular = check_regular(*opened, kContent); !regular) return regular;
-      content_ = std::move(*opened);
+      STASIS_TRY_ASSIGN(auto opened, open_file(from_.get(), kContent,
+                                               O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY));
+      STASIS_TRY(check_regular(opened, kContent));
+      content_ = std::move(opened);
     }
     buffer_.resize(kPieceBytes);
     while (bytes > 0) {

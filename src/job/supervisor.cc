@@ -201,9 +201,8 @@ class Supervisor {
 };
 
 Result<std::optional<int>> Supervisor::choose() {
-  auto numbers = images_.all();
-  if (!numbers) return fail(std::move(numbers.error()));
-  for (const int number : *numbers) {
+  STASIS_TRY_ASSIGN(auto numbers, images_.all());
+  for (const int number : numbers) {
     const std::string path = images_.path_of(number);
     auto image = ImageReader::open(path);
     if (!image && is_damage(image.error().code)) {
@@ -236,15 +235,13 @@ Result<std::optional<int>> Supervisor::choose() {
 }
 
 Result<Outcome> Supervisor::run(std::optional<int> image, Work work) {
-  auto made = Streams::make();
-  if (!made) return fail(std::move(made.error()));
-  streams_.emplace(std::move(*made));
+  STASIS_TRY_ASSIGN(auto made, Streams::make());
+  streams_.emplace(std::move(made));
   auto ends = streams_->take_ends();
   std::vector<std::string> names;
   for (const UniqueFd& end : ends) {
-    auto name = pipe_name(end);
-    if (!name) return fail(std::move(name.error()));
-    names.push_back(std::move(*name));
+    STASIS_TRY_ASSIGN(auto name, pipe_name(end));
+    names.push_back(std::move(name));
   }
   std::vector<std::string> keep = options_.visible_dirs;
   keep.push_back(images_.path());
@@ -285,8 +282,7 @@ Result<Outcome> Supervisor::run(std::optional<int> image, Work work) {
 }
 
 Result<void> Supervisor::enter_name(std::vector<std::string> streams) {
-  auto state = journal_directory();
-  if (!state) return fail(std::move(state.error()));
+  STASIS_TRY_ASSIGN(auto state, journal_directory());
   const std::string name =
       options_.name.empty() ? fmt::format("job-{}", ::getpid()) : options_.name;
   auto entered = Registration::enter({name,
@@ -294,7 +290,7 @@ Result<void> Supervisor::enter_name(std::vector<std::string> streams) {
                                       0,
                                       init_->pid(),
                                       {},
-                                      *state,
+                                      state,
                                       images_.path(),
                                       as_written(options_.command),
                                       std::move(streams)});
@@ -315,9 +311,8 @@ Result<void> Supervisor::restore(int image) {
 }
 
 Result<void> Supervisor::save(bool end) {
-  auto number = images_.next();
-  if (!number) return fail(std::move(number.error()));
-  number_ = *number;
+  STASIS_TRY_ASSIGN(auto number, images_.next());
+  number_ = number;
   end_ = end;
   const auto limit = std::chrono::duration_cast<milliseconds>(room_deadline_ - Clock::now());
   json request = {{"op", "dump"},
@@ -362,7 +357,7 @@ bool Supervisor::is_due() const { return doing_ == Doing::kRestoring && room_sig
 Result<void> Supervisor::turn() {
   std::array<pollfd, 2> wait{{{signals_.get(), POLLIN, 0}, {init_->fd(), POLLIN, 0}}};
   if (::poll(wait.data(), wait.size(), static_cast<int>(patience().count())) < 0) return {};
-  if (auto done = read_signals(); !done) return done;
+  STASIS_TRY(read_signals());
   if (!outcome_ && wait[1].revents != 0) {
     auto event = init_->receive();
     if (!event) {
@@ -503,7 +498,7 @@ Result<void> Supervisor::runs() {
 
 // It runs again, and may have been told to make room meanwhile.
 Result<void> Supervisor::go_on() {
-  if (auto sent = runs(); !sent) return sent;
+  STASIS_TRY(runs());
   if (room_signal_ == 0 || gave_up_) return {};
   if (stopping_) return give_up("the save that was under way has taken too long");
   return save(true);
@@ -583,7 +578,7 @@ Result<void> Supervisor::on_event(const json& event) {
   }
   // The job's terminal obeys the keys, not the terminal of `stasis run`.
   if ((event.value("terminal", 0U) & 1U) != 0) streams_->make_raw();
-  if (auto told = tell_size(); !told) return told;
+  STASIS_TRY(tell_size());
   return go_on();
 }
 
@@ -606,9 +601,8 @@ Result<void> Supervisor::on_restored(const json& result) {
     images_.damaged(number_);
     tell_(fmt::format("the image {} is damaged ({}); the one before is taken",
                       images_.path_of(number_), error.message));
-    auto next = choose();
-    if (!next) return fail(std::move(next.error()));
-    return begin(*next);
+    STASIS_TRY_ASSIGN(auto next, choose());
+    return begin(next);
   }
   restored_at_ = Clock::now();
   tell_(fmt::format("the job goes on from {} (restored in {})", images_.path_of(number_),
@@ -677,7 +671,7 @@ Result<void> Supervisor::on_recovered(const json& result) {
     if (is_saved_to_its_end()) return end_saved();
     const Error error = result.contains("error")
                             ? error_from_json(result["error"])
-                            : Error{ErrorCode::kInternal, result.value("died", ""), {}, {}, {}};
+                            : Error{ErrorCode::kInternal, result.value("died", ""), {}};
     return fail(ErrorCode::kNotRolledBack,
                 "the job could not be brought back after a save that failed, and is ended: " +
                     error.message,
@@ -713,11 +707,10 @@ Result<Outcome> run(const RunOptions& options, Work work,
   auto images = Images::open(options.images_dir, [&] { return notice.to_end() != 0; });
   if (!images && images.error().code == ErrorCode::kInterrupted) return told_to_end();
   if (!images) return fail(std::move(images.error()));
-  auto cleared = images->clear();
-  if (!cleared) return fail(std::move(cleared.error()));
-  for (const std::string& path : cleared->removed)
+  STASIS_TRY_ASSIGN(auto cleared, images->clear());
+  for (const std::string& path : cleared.removed)
     tell("removed what a killed `stasis run` had left: " + path);
-  for (const Error& error : cleared->failed)
+  for (const Error& error : cleared.failed)
     tell("what a killed `stasis run` had left stays: " + error.to_string());
   if (!options.once.empty() && images->is_done(options.once, words)) {
     tell(fmt::format("the job has ended with 0 before ({}/done-{}), and is not run again",
@@ -725,16 +718,15 @@ Result<Outcome> run(const RunOptions& options, Work work,
     return Outcome{0, {}, {}};
   }
   Supervisor supervisor(options, std::move(*images), notice, tell);
-  auto image = supervisor.choose();
-  if (!image) return fail(std::move(image.error()));
+  STASIS_TRY_ASSIGN(auto image, supervisor.choose());
   if (notice.to_end() != 0) return told_to_end();
-  if (!*image && options.can_be_saved) {
+  if (!image && options.can_be_saved) {
     if (auto possible = options.can_be_saved(); !possible) {
       notice.end();
       return Outcome{0, {}, std::move(possible.error())};
     }
   }
-  return supervisor.run(*image, std::move(work));
+  return supervisor.run(image, std::move(work));
 }
 
 }  // namespace stasis::job

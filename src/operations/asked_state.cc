@@ -155,8 +155,7 @@ bool may_ask(Pid pid) {
 
 Result<AskedState> ask_process(Pid pid, Sandboxes& sandboxes) {
   const auto bystander = sandboxes.bystander_for(pid, Tid{pid.value});
-  auto space = proc::AddressSpace::open(pid);
-  if (!space) return fail(std::move(space.error()));
+  STASIS_TRY_ASSIGN(auto space, proc::AddressSpace::open(pid));
   AskedState out;
   auto done = call_from_thread(pid, Tid{pid.value}, {}, [&](const SystemCall& make, std::uint64_t) {
     return with_page(make, [&](std::uint64_t at) {
@@ -164,18 +163,18 @@ Result<AskedState> ask_process(Pid pid, Sandboxes& sandboxes) {
       // A new page that is there at once, or that cannot be given back, is locked.
       unsigned char resident = 0;
       if (ask(SYS_mincore, {at, kPage, at + kResidentAt}) == 0)
-        (void)space->read(at + kResidentAt, &resident, sizeof resident);
+        (void)space.read(at + kResidentAt, &resident, sizeof resident);
       if (ask(SYS_madvise, {at, kPage, MADV_DONTNEED}) == -EINVAL)
         out.state.lock_new = (resident & 1) != 0 ? MCL_FUTURE : MCL_FUTURE | MCL_ONFAULT;
       std::uint64_t permission = 0;
       if (ask(SYS_arch_prctl, {kGetStatePermission, at + kPermissionAt}) == 0 &&
-          space->read(at + kPermissionAt, &permission, sizeof permission)) {
+          space.read(at + kPermissionAt, &permission, sizeof permission)) {
         out.state.processor_state = permission & ~usual_permission();
       }
       out.state.deny_new_code =
           static_cast<std::uint32_t>(std::max<std::int64_t>(0, ask(SYS_prctl, {kGetMdwe})));
       out.state.merge_memory = ask(SYS_prctl, {kGetMemoryMerge}) == 1;
-      note_keyrings(ask, *space, at, out.lost);
+      note_keyrings(ask, space, at, out.lost);
       out.in_domain = is_in_domain(ask, bystander, at + kListAt);
     });
   });
@@ -188,9 +187,7 @@ Error because(Pid pid, const std::string& what, std::string remedy, std::int64_t
   return Error{ErrorCode::kNotSupported,
                fmt::format("process {} {}: {}", pid.value, what,
                            std::generic_category().message(static_cast<int>(-answer))),
-               std::move(remedy),
-               {},
-               {}};
+               std::move(remedy)};
 }
 
 Result<void> set_own_state(Pid pid, const OwnStateRecord& state, std::vector<std::string>& lost) {

@@ -215,11 +215,10 @@ std::vector<Tid> other_threads(const proc::ProcFs& procfs, Pid pid) {
 // stopped them, and may have come, gone or lost their parent since we looked last.
 Result<std::vector<ProcessRecord>> take_stock(const Group& group) {
   const proc::ProcFs procfs;
-  auto tree = procfs.tree(group.root());
-  if (!tree) return fail(std::move(tree.error()));
+  STASIS_TRY_ASSIGN(auto tree, procfs.tree(group.root()));
   SocketTables tables;
   std::vector<ProcessRecord> records;
-  for (const proc::ProcessInfo& info : *tree) {
+  for (const proc::ProcessInfo& info : tree) {
     ProcessRecord record;
     record.pid = info.pid;
     if (info.pid != group.root()) record.parent = info.parent;
@@ -278,10 +277,9 @@ Result<void> refuse_tiles(const UniqueFd& criu_dir, const std::vector<ProcessRec
 }
 
 Result<void> note_ending(OpenedGroup& opened) {
-  auto tree = proc::ProcFs().tree(opened.group.root());
-  if (!tree) return fail(std::move(tree.error()));
+  STASIS_TRY_ASSIGN(auto tree, proc::ProcFs().tree(opened.group.root()));
   std::vector<ProcessId> processes;
-  for (const proc::ProcessInfo& info : *tree)
+  for (const proc::ProcessInfo& info : tree)
     processes.push_back(info.id());
   return opened.journal->note_ending(std::move(processes));
 }
@@ -407,9 +405,8 @@ std::vector<GpuUse> use_of(const Group& group) {
 
 // CRIU would stop who waits for it.
 Result<void> refuse_from_within(Pid root) {
-  auto tree = proc::ProcFs().tree(root);
-  if (!tree) return fail(std::move(tree.error()));
-  if (std::none_of(tree->begin(), tree->end(),
+  STASIS_TRY_ASSIGN(auto tree, proc::ProcFs().tree(root));
+  if (std::none_of(tree.begin(), tree.end(),
                    [](const proc::ProcessInfo& info) { return info.pid.value == ::getpid(); })) {
     return {};
   }
@@ -449,8 +446,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   // Each takes some 20 ms: one asks a criu process, the other starts NVML.
   auto search = in_background([&] { return Criu::find(options.criu_path); });
   auto gpus = env.driver.gpus();
-  auto criu = search.get();
-  if (!criu) return fail(std::move(criu.error()));
+  STASIS_TRY_ASSIGN(auto criu, search.get());
   if (!gpus) return fail(std::move(gpus.error()));
   const auto no_directory = [](Error error) {
     if (error.remedy.empty())
@@ -466,18 +462,15 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   // A base that cannot be opened has been told of.
   const bool tell_of_base = options.base && !options.base_may_be_empty &&
                             (*base != nullptr || !may_take_over(env, options));
-  if (auto outside = refuse_from_within(root); !outside) return fail(std::move(outside.error()));
+  STASIS_TRY(refuse_from_within(root));
   std::optional<ImageWriter> writer;  // before the group, which may need what it has written
-  auto opened = open_group(env, "dump", root, *path, options.job.has_value());
-  if (!opened) return fail(std::move(opened.error()));
-  if (auto clear = refuse_obstacles(env, *opened, options.ignore_obstacles); !clear) {
-    return fail(std::move(clear.error()));
-  }
-  Group& group = opened->group;
+  STASIS_TRY_ASSIGN(auto opened, open_group(env, "dump", root, *path, options.job.has_value()));
+  STASIS_TRY(refuse_obstacles(env, opened, options.ignore_obstacles));
+  Group& group = opened.group;
   const auto undo = [&](Error why) {
-    Error error = roll_back(env, *opened, std::move(why));
+    Error error = roll_back(env, opened, std::move(why));
     // The half of an image, and all there is of somebody's memory: for `stasis recover`.
-    if (writer) writer->hold(opened->direct.needs_image());
+    if (writer) writer->hold(opened.direct.needs_image());
     return fail(std::move(error));
   };
   auto whole = check_content(group, fmt::format("`stasis resume {}`", root.value));
@@ -488,9 +481,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
          fmt::format("{} has the memory of process {}, which is suspended", *path, needs->value),
          fmt::format("resume that one first (`stasis resume {}`), or dump to another "
                      "directory",
-                     needs->value),
-         {},
-         {}});
+                     needs->value)});
   }
   // After the journal, which says where to find the half of it if we are killed.
   auto created = ImageWriter::create(options.images_dir, options.overwrite);
@@ -521,9 +512,9 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
       {options.compression, past_the_cache(options), sync, kContentChunk, std::move(*base)}};
   // Also should an exception end us.
   writer->hold(true);
-  auto done = opened->direct.come_back(env);
+  auto done = opened.direct.come_back(env);
   if (!done) return undo(std::move(done.error()));
-  Manifest manifest = describe(env, group, *criu, criu_options, *gpus);
+  Manifest manifest = describe(env, group, criu, criu_options, *gpus);
   std::uint64_t direct_bytes = 0;
   std::vector<GpuUse> needed;
   std::optional<ImageWatcher> watcher;
@@ -531,7 +522,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   AskedStates answers;
   // CRIU has started by then, and waits for it: until it has tried the kernel out the job runs.
   const auto stop = [&]() -> Result<void> {
-    auto stopped = quiesce(env, *opened,
+    auto stopped = quiesce(env, opened,
                            {options.timeout, options.ignore_obstacles, true, options.path,
                             options.after == AfterDump::kSuspended ? nullptr : &into_image,
                             options.after == AfterDump::kRunning},
@@ -544,10 +535,10 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
     if (!options.ignore_undumpable) {
       if (auto none = refuse_domains(answers); !none) return none;
     }
-    direct_bytes = opened->direct.bytes();
-    writer->hold(opened->direct.needs_image());
+    direct_bytes = opened.direct.bytes();
+    writer->hold(opened.direct.needs_image());
     phases.begin("criu");
-    if (const ContentRecord* content = opened->direct.content()) {
+    if (const ContentRecord* content = opened.direct.content()) {
       manifest.content = *content;
     } else {
       if (options.compression != ContentCompression::kNone)
@@ -562,9 +553,9 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
     return {};
   };
   const auto seal = [&](const Interrupt& interrupt) -> Result<void> {
-    auto sealed = writer->seal(std::move(manifest), sync, env.progress, interrupt);
-    if (!sealed) return fail(std::move(sealed.error()));
-    manifest = std::move(*sealed);
+    STASIS_TRY_ASSIGN(auto sealed,
+                      writer->seal(std::move(manifest), sync, env.progress, interrupt));
+    manifest = std::move(sealed);
     return fault(FaultPoint::kDumpComplete);
   };
   bool complete = false;
@@ -575,9 +566,8 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   const auto written = [&]() -> Result<void> {
     watcher.reset();
     phases.end();
-    auto processes = take_stock(group);
-    if (!processes) return fail(std::move(processes.error()));
-    manifest.processes = std::move(*processes);
+    STASIS_TRY_ASSIGN(auto processes, take_stock(group));
+    manifest.processes = std::move(processes);
     read_kernel_state(group.root(), manifest.processes);
     auto lost = note_answers(answers, manifest.processes);
     if (has_terminal_data(writer->criu_dir()))
@@ -588,13 +578,13 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
       if (auto mended = restart_calls(writer->criu_dir(), process.pid); !mended)
         return fail(std::move(mended.error()));
     }
-    if (auto none = refuse_tiles(writer->criu_dir(), manifest.processes); !none) return none;
-    if (auto noted = note_sockets(env, manifest, lost); !noted) return noted;
-    auto files = keep_files(writer->criu_dir(),
-                            options.after == AfterDump::kRunning || options.job.has_value(),
-                            options.job.has_value());
-    if (!files) return fail(std::move(files.error()));
-    kept_files = std::move(*files);
+    STASIS_TRY(refuse_tiles(writer->criu_dir(), manifest.processes));
+    STASIS_TRY(note_sockets(env, manifest, lost));
+    STASIS_TRY_ASSIGN(auto files,
+                      keep_files(writer->criu_dir(),
+                                 options.after == AfterDump::kRunning || options.job.has_value(),
+                                 options.job.has_value()));
+    kept_files = std::move(files);
     manifest.phases = phases.done();
     manifest.job = options.job;
     if (options.on_complete) {
@@ -605,9 +595,9 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
     }
     phases.begin("finish");
     if (options.after == AfterDump::kKill) {
-      if (auto noted = note_ending(*opened); !noted) return noted;
+      if (auto noted = note_ending(opened); !noted) return noted;
     }
-    if (auto allowed = fault(FaultPoint::kDumpEnding); !allowed) return allowed;
+    STASIS_TRY(fault(FaultPoint::kDumpEnding));
     complete = true;
     return {};
   };
@@ -619,24 +609,24 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
                             writer->failed_log_path(),
                             std::chrono::milliseconds(0),
                             options.criu_log_level,
-                            [&](Pid started) { return note_criu(*opened->journal, started); },
+                            [&](Pid started) { return note_criu(*opened.journal, started); },
                             stop};
   phases.begin("criu start");
-  auto dumped = criu->dump(request, written, env.interrupt);
+  auto dumped = criu.dump(request, written, env.interrupt);
   watcher.reset();
   fault_only(FaultPoint::kDumpFinish);
   if (!dumped) {
     // First the job, then the disk: removing a large image takes seconds.
     const Error why = dumped.error();
-    opened->direct.make_room(env.driver, needed, {});
+    opened.direct.make_room(env.driver, needed, {});
     auto back = group.roll_back();
     // CRIU died after it had the word to end the tree: the image may be all that is left of the
     // job.
     if (!complete || options.after != AfterDump::kKill || !anybody_ended(group, back.has_value())) {
       // The image is about to go, so nothing may say that it is all there is.
-      if (!opened->journal->record().ending.empty()) (void)opened->journal->note_ending({});
-      auto failed = fail(rolled_back(env, *opened, std::move(dumped.error()), std::move(back)));
-      writer->hold(opened->direct.needs_image());
+      if (!opened.journal->record().ending.empty()) (void)opened.journal->note_ending({});
+      auto failed = fail(rolled_back(env, opened, std::move(dumped.error()), std::move(back)));
+      writer->hold(opened.direct.needs_image());
       (void)writer->discard();
       // Nothing went wrong in CRIU, so nobody wants its log.
       if (why.code == ErrorCode::kInterrupted || asked_in_vain)
@@ -659,7 +649,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   DumpReport report;
   report.standstill = phases.standstill();
   if (options.after == AfterDump::kKill) {
-    opened->direct.dismiss();
+    opened.direct.dismiss();
     if (auto gone = wait_until_gone(group); !gone) {
       group.dismiss();
       return fail(std::move(gone.error()));
@@ -669,12 +659,12 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
     for (const GroupMember& member : group.members())
       forget_suspended(member.process);
   } else if (options.after == AfterDump::kRunning) {
-    opened->direct.make_room(env.driver, needed, {});
+    opened.direct.make_room(env.driver, needed, {});
     auto back = group.roll_back();
     if (back)
-      back = go_on_with_memory(env, *opened, phases);
+      back = go_on_with_memory(env, opened, phases);
     else
-      opened->direct.dismiss();
+      opened.direct.dismiss();
     // Whoever has no more time for a job is not to lose its newest image for that.
     const Interrupt nobody;
     const Interrupt& interrupt = options.job ? nobody : env.interrupt;
@@ -683,7 +673,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
       if (kept && sync == SyncPolicy::kDeferred) commit();
       // Who has ended needs nothing.
       if (back.error().code == ErrorCode::kProcessGone && nobody_is_left(group))
-        opened->journal->finish();
+        opened.journal->finish();
       return fail(std::move(back.error())
                       .within(kept ? "the image " + writer->final_path() + " is complete"
                                    : kept.error().to_string()));
@@ -694,7 +684,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
       writer->hold(false);
       auto kept = seal(interrupt);
       // Nothing is left to be mended, and the next one need not wait for the disk.
-      opened->journal->finish();
+      opened.journal->finish();
       phases.begin("sync");
       if (kept) kept = writer->sync(env.progress, interrupt);
       if (!kept) {
@@ -705,14 +695,14 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
     }
   } else {
     group.dismiss();
-    opened->direct.dismiss();
+    opened.direct.dismiss();
     remember_suspended(group);
     if (auto kept = verify_states(group, CudaState::kCheckpointed); !kept) {
       return fail(
           std::move(kept.error()).within("the image " + writer->final_path() + " is complete"));
     }
   }
-  if (sync != SyncPolicy::kDeferred) opened->journal->finish();
+  if (sync != SyncPolicy::kDeferred) opened.journal->finish();
   phases.end();
   report.root = root;
   report.processes = report_processes(group);
@@ -735,8 +725,8 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
   report.image_bytes = manifest.total_bytes;
   report.written_bytes =
       manifest.total_bytes - (manifest.content ? manifest.content->taken_bytes() : 0);
-  report.taken_bytes = opened->direct.taken_bytes();
-  report.direct_io = opened->direct.direct_io();
+  report.taken_bytes = opened.direct.taken_bytes();
+  report.direct_io = opened.direct.direct_io();
   return report;
 }
 

@@ -126,13 +126,12 @@ Result<ImageReport> inspect(const Environment* env, const Error& no_driver,
                             const Interrupt& interrupt) {
   Phases phases;
   phases.begin("look");
-  auto image = ImageReader::open(options.images_dir);
-  if (!image) return fail(std::move(image.error()));
+  STASIS_TRY_ASSIGN(auto image, ImageReader::open(options.images_dir));
   ImageReport out;
-  out.path = image->path();
-  out.manifest = image->manifest();
-  out.content = report_content(*image);
-  out.parts = parts_of(*image, out.content);
+  out.path = image.path();
+  out.manifest = image.manifest();
+  out.content = report_content(image);
+  out.parts = parts_of(image, out.content);
   const auto enter = [&out](std::string_view id, Result<void> result) {
     out.checks.push_back({id, result ? std::optional<Error>() : std::move(result.error())});
   };
@@ -162,13 +161,13 @@ Result<ImageReport> inspect(const Environment* env, const Error& no_driver,
                                          env ? std::min(elsewhere, mover_memory(*env, {})) : 0));
   enter("process-numbers", check_numbers(out.manifest));
   enter("tcp-ports", check_ports(out.manifest));
-  enter("open-files", check_files(*image));
-  out.used_up = files_used_up(*image);
+  enter("open-files", check_files(image));
+  out.used_up = files_used_up(image);
   enter("addresses", check_addresses(out.manifest, out.manifest.criu_options.tcp_close));
   phases.begin("verify");
   auto content =
-      image->verify(progress, interrupt,
-                    options.verify ? ImageReader::Part::kAll : ImageReader::Part::kAllButPages);
+      image.verify(progress, interrupt,
+                   options.verify ? ImageReader::Part::kAll : ImageReader::Part::kAllButPages);
   if (!content && content.error().code == ErrorCode::kInterrupted)
     return fail(std::move(content.error()));
   enter(options.verify ? "checksums" : "files", std::move(content));

@@ -101,9 +101,9 @@ class Keeper {
 
   Result<KeepReport> run(bool goes_back) {
     const std::vector<NeededFile> files = needed_files(dir_);
-    if (auto done = take_links(files); !done) return fail(std::move(done.error()));
+    STASIS_TRY(take_links(files));
     if (goes_back) take_written(files);
-    if (auto done = save(); !done) return fail(std::move(done.error()));
+    STASIS_TRY(save());
     return std::exchange(report_, {});
   }
 
@@ -119,26 +119,25 @@ class Keeper {
       struct stat info {};
       const auto opened = open_as_noted(file, info);
       if (!opened) continue;  // a directory, or one that may not be read
-      auto own = name_of_its_own(file.path);
-      if (!own) return fail(std::move(own.error()));
+      STASIS_TRY_ASSIGN(auto own, name_of_its_own(file.path));
       const auto folder = open_folder_of(file.path);
       if (!folder) continue;
       if (::renameat(folder->get(), name_of_path(file.path).c_str(), folder->get(),
-                     name_of_path(*own).c_str()) != 0)
+                     name_of_path(own).c_str()) != 0)
         return fail(errno_error(fmt::format("cannot rename {}", file.path), errno));
-      report_.links.push_back(*own);
-      names[file.path] = *own;
+      report_.links.push_back(own);
+      names[file.path] = own;
       const auto [at, is_new] = known.try_emplace({info.st_dev, info.st_ino}, groups.size());
       if (!is_new) {
-        groups[at->second].links.push_back(*own);
+        groups[at->second].links.push_back(own);
         continue;
       }
       KeptFile& kept = groups.emplace_back();
       kept.link = true;
-      kept.path = *own;
+      kept.path = own;
       note_stat(kept, *opened, info);
     }
-    if (auto renamed = rename_link_remaps(dir_, names); !renamed) return renamed;
+    STASIS_TRY(rename_link_remaps(dir_, names));
     for (KeptFile& kept : groups)
       note_names(std::move(kept));
     return {};
@@ -197,7 +196,7 @@ class Keeper {
     });
     json items = json::array();
     for (KeptFile& kept : files_) {
-      if (auto done = save_content(kept); !done) return done;
+      STASIS_TRY(save_content(kept));
       json item = {{"path", kept.path},       {"size", kept.size},  {"mode", kept.mode},
                    {"uid", kept.uid},         {"gid", kept.gid},    {"inode", kept.inode},
                    {"born_ns", kept.born_ns}, {"mount", kept.mount}};
@@ -217,10 +216,10 @@ class Keeper {
       return fail(ErrorCode::kUndumpable, "the job has too many files open for writing",
                   "close some of them before the dump");
     }
-    auto index = open_file(dir_.get(), format::kIndex, O_WRONLY | O_CREAT | O_EXCL, 0600);
-    if (!index) return fail(std::move(index.error()));
-    auto done = write_all(index->get(), text.data(), text.size(), format::kIndex);
-    if (done) done = index->close(format::kIndex);
+    STASIS_TRY_ASSIGN(auto index,
+                      open_file(dir_.get(), format::kIndex, O_WRONLY | O_CREAT | O_EXCL, 0600));
+    auto done = write_all(index.get(), text.data(), text.size(), format::kIndex);
+    if (done) done = index.close(format::kIndex);
     return done;
   }
 
@@ -243,9 +242,9 @@ class Keeper {
     struct stat info {};
     if (!file || ::fstat(file->get(), &info) != 0 || info.st_ino != kept.inode) return {};
     if (!content_.valid()) {
-      auto made = open_file(dir_.get(), format::kContent, O_WRONLY | O_CREAT | O_EXCL, 0600);
-      if (!made) return fail(std::move(made.error()));
-      content_ = std::move(*made);
+      STASIS_TRY_ASSIGN(auto made,
+                        open_file(dir_.get(), format::kContent, O_WRONLY | O_CREAT | O_EXCL, 0600));
+      content_ = std::move(made);
     }
     constexpr std::size_t kPiece = 1 << 20;
     buffer_.resize(kPiece);

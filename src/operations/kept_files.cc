@@ -152,9 +152,8 @@ Result<std::vector<KeptFile>> read_kept_files(const UniqueFd& criu_dir) {
     return out;
   auto file = open_checked(criu_dir.get(), format::kIndex, O_RDONLY | O_NOFOLLOW, is_regular_file);
   if (!file) return damaged_record();
-  auto text = read_file(*file, format::kIndex, format::kMostIndex);
-  if (!text) return fail(std::move(text.error()));
-  const json index = json::parse(*text, nullptr, false);
+  STASIS_TRY_ASSIGN(auto text, read_file(*file, format::kIndex, format::kMostIndex));
+  const json index = json::parse(text, nullptr, false);
   std::uint64_t version = 0;
   if (!index.is_object() || !take_number(index, "version", format::kVersion, version) ||
       version == 0 || !index.contains("files") || !index["files"].is_array())

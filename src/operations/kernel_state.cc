@@ -91,10 +91,9 @@ std::vector<TimerRecord> read_timers(Pid pid) {
 }
 
 Result<void> set_timer(Pid pid, const Pidfd& process, const TimerRecord& record) {
-  auto timer = proc::borrow_timer_fd(process, record.descriptor);
-  if (!timer) return fail(std::move(timer.error()));
+  STASIS_TRY_ASSIGN(auto timer, proc::borrow_timer_fd(process, record.descriptor));
   const nanoseconds interval(record.interval);
-  if (record.left == 0) return proc::arm_as_expired(*timer, interval, record.ticks);
+  if (record.left == 0) return proc::arm_as_expired(timer, interval, record.ticks);
   // Beyond this nanoseconds have no room.
   constexpr std::uint64_t kMost = std::uint64_t{1} << 52;
   const nanoseconds left = microseconds(std::min(record.left, kMost));
@@ -106,7 +105,7 @@ Result<void> set_timer(Pid pid, const Pidfd& process, const TimerRecord& record)
   // it, and CRIU could give the program no time namespace: then what was left of the time counts.
   const bool goes_on = of_the_day || now + ahead + std::chrono::seconds(1) >= then;
   const nanoseconds due = goes_on ? then + left - ahead : now + left;
-  return proc::arm_at(*timer, record.flags, std::max(due, nanoseconds(1)), interval);
+  return proc::arm_at(timer, record.flags, std::max(due, nanoseconds(1)), interval);
 }
 
 // Warnings, one for each kind and process: a program may have a thousand threads.
@@ -223,10 +222,9 @@ void make_calls(Pid pid, Tid thread, const std::vector<Call>& calls, Warnings& w
         [&](const SystemCall& make, std::uint64_t data_address) -> Result<void> {
           auto arguments = call.arguments;
           if (!call.data.empty()) arguments[1] = data_address;
-          auto answer = make(call.number, arguments);
-          if (!answer) return fail(std::move(answer.error()));
-          if (*answer >= 0) return {};
-          return fail(errno_error("its system call was refused", static_cast<int>(-*answer)));
+          STASIS_TRY_ASSIGN(auto answer, make(call.number, arguments));
+          if (answer >= 0) return {};
+          return fail(errno_error("its system call was refused", static_cast<int>(-answer)));
         });
     if (!done) warnings.add(call.what, done.error());
   }

@@ -16,9 +16,8 @@ void decide_swaps(const Group& group) {
 }
 
 Result<void> note_criu(Journal& journal, Pid criu) {
-  auto info = proc::ProcFs().process(criu);
-  if (!info) return fail(std::move(info.error()));
-  return journal.note_criu(info->id());
+  STASIS_TRY_ASSIGN(auto info, proc::ProcFs().process(criu));
+  return journal.note_criu(info.id());
 }
 
 Result<void> wait_for_criu(const Environment& env, const JournalRecord& record) {
@@ -28,7 +27,7 @@ Result<void> wait_for_criu(const Environment& env, const JournalRecord& record) 
   const auto start = Clock::now();
   for (Waiting waiting(env.progress);; waiting.tell()) {
     if (!is_alive(*record.criu)) return {};
-    if (auto stop = env.interrupt.check(); !stop) return stop;
+    STASIS_TRY(env.interrupt.check());
     if (Clock::now() - start > kPatience) break;
     std::this_thread::sleep_for(kPoll);
   }
@@ -61,7 +60,7 @@ Result<void> settle(const Environment& env, std::span<const JournalTarget> targe
   auto changed = start;
   Waiting waiting(env.progress);
   while (!processes.empty() && Clock::now() - changed < kQuiet && Clock::now() - start < kLimit) {
-    if (auto stop = env.interrupt.check(); !stop) return stop;
+    STASIS_TRY(env.interrupt.check());
     for (std::size_t i = 0; i < processes.size(); ++i) {
       Seen now;
       if (auto state = processes[i].cuda_state()) now.state = *state;

@@ -43,18 +43,14 @@ Error not_cuda(const Group& group) {
           others == 0 ? fmt::format("process {} does not use CUDA", root)
                       : fmt::format("neither process {} nor any of the {} below it uses CUDA", root,
                                     others),
-          "`stasis ps` lists the processes that use CUDA",
-          {},
-          {}};
+          "`stasis ps` lists the processes that use CUDA"};
 }
 
 Error failed_state(const Process& process) {
   return {ErrorCode::kFailedState,
           fmt::format("the driver has given up the CUDA state of process {} ({})",
                       process.pid().value, process.info().comm),
-          "end it, and restore it from an image if there is one",
-          {},
-          {}};
+          "end it, and restore it from an image if there is one"};
 }
 
 // A roll-back that runs out of descriptors leaves its target suspended. Each process takes a pidfd,
@@ -89,10 +85,9 @@ Result<OpenedGroup> open_group(const Environment& env, const std::string& operat
   // No record is made for what is not there, or not CUDA.
   std::optional<Group> group;
   const auto look = [&]() -> Result<void> {
-    auto opened = Group::open(env.driver, root);
-    if (!opened) return fail(std::move(opened.error()));
-    opened->dismiss();
-    group.emplace(std::move(*opened));
+    STASIS_TRY_ASSIGN(auto opened, Group::open(env.driver, root));
+    opened.dismiss();
+    group.emplace(std::move(opened));
     if (group->cuda_count() == 0 && !without_cuda) return fail(not_cuda(*group));
     for (const GroupMember& member : group->members()) {
       if (member.initial == CudaState::kFailed) return fail(failed_state(member.process));
@@ -100,41 +95,35 @@ Result<OpenedGroup> open_group(const Environment& env, const std::string& operat
     return {};
   };
   const proc::ProcFs procfs;
-  auto tree = procfs.tree(root);
-  if (!tree) return fail(std::move(tree.error()));
+  STASIS_TRY_ASSIGN(auto tree, procfs.tree(root));
   std::vector<JournalTarget> everybody;
-  for (const proc::ProcessInfo& info : *tree)
+  for (const proc::ProcessInfo& info : tree)
     everybody.push_back({info.id(), CudaState::kRunning});
-  if (auto enough = check_descriptors(everybody.size()); !enough) {
-    return fail(std::move(enough.error()));
-  }
-  if (auto free = check_not_busy(everybody); !free) return fail(std::move(free.error()));
+  STASIS_TRY(check_descriptors(everybody.size()));
+  STASIS_TRY(check_not_busy(everybody));
   // Before the driver is asked, which keeps its asker waiting while another tool's call goes on.
   std::vector<Pid> numbers;
   for (const JournalTarget& one : everybody)
     numbers.push_back(one.pid);
-  auto locks = lock_processes(numbers);
-  if (!locks) return fail(std::move(locks.error()));
-  if (auto seen = look(); !seen) return fail(std::move(seen.error()));
+  STASIS_TRY_ASSIGN(auto locks, lock_processes(numbers));
+  STASIS_TRY(look());
   // Before there is a record of ours, which would replace the one that says where that image is.
   const auto left = left_behind(everybody);
   // A resume looks where that one did, and says so in its record.
   const bool goes_on = left && left->operation == "resume" && operation == "resume" &&
                        !image.empty() && left->image == image;
   if (left && !goes_on) {
-    auto whole = check_content(*group,
-                               fmt::format("`stasis recover {0}`; or, if the image is elsewhere "
-                                           "now, `stasis resume {0} --images-dir DIR`",
-                                           left->root.value),
-                               content);
-    if (!whole) return fail(std::move(whole.error()));
+    STASIS_TRY(check_content(*group,
+                             fmt::format("`stasis recover {0}`; or, if the image is elsewhere "
+                                         "now, `stasis resume {0} --images-dir DIR`",
+                                         left->root.value),
+                             content));
   }
   set_fault_target(root);
   JournalRecord intended{operation, root, Pid{}, image, {}};
   intended.gpu_map = gpu_map_text(gpu_map);
-  auto begun = Journal::begin(std::move(intended));
-  if (!begun) return fail(std::move(begun.error()));
-  auto journal = std::make_unique<Journal>(std::move(*begun));
+  STASIS_TRY_ASSIGN(auto begun, Journal::begin(std::move(intended)));
+  auto journal = std::make_unique<Journal>(std::move(begun));
   if (journal->unwritten()) {
     env.tell(
         "the state directory has no room for a record of this: if it is killed, `stasis recover "
@@ -172,7 +161,7 @@ Result<OpenedGroup> open_group(const Environment& env, const std::string& operat
     if (journal->inherited().empty()) journal->finish();
     return fail(std::move(allowed.error()));
   }
-  OpenedGroup opened{std::move(*locks), std::move(journal), {}, std::move(*group)};
+  OpenedGroup opened{std::move(locks), std::move(journal), {}, std::move(*group)};
   opened.group.arm();
   Journal* record = opened.journal.get();
   opened.group.on_members_changed = [record](const std::vector<GroupMember>& members) {

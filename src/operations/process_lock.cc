@@ -46,9 +46,7 @@ Error is_locked(Pid pid, const UniqueFd& file) {
     return {
         ErrorCode::kBusy,
         fmt::format("a stasis that cannot be seen from here is working on process {}", pid.value),
-        "wait for it to end; it may be in another container",
-        {},
-        {}};
+        "wait for it to end; it may be in another container"};
   }
   const auto info = proc::ProcFs().process(*holder);
   const bool stopped = info && info->state == 'T';
@@ -56,9 +54,7 @@ Error is_locked(Pid pid, const UniqueFd& file) {
           fmt::format("another stasis, process {}, is working on process {}{}", holder->value,
                       pid.value, stopped ? ", and is stopped" : ""),
           stopped ? fmt::format("let it go on: `kill -CONT {}`", holder->value)
-                  : "wait for it to end, or interrupt it",
-          {},
-          {}};
+                  : "wait for it to end, or interrupt it"};
 }
 
 }  // namespace

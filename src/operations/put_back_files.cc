@@ -57,7 +57,7 @@ Result<void> append(const UniqueFd& from, std::uint64_t begin, std::uint64_t end
                     const UniqueFd& to, const std::string& path, const Interrupt& interrupt = {}) {
   std::vector<char> buffer(std::min<std::uint64_t>(end - begin, 1 << 20));
   while (begin < end) {
-    if (auto allowed = interrupt.check(); !allowed) return allowed;
+    STASIS_TRY(interrupt.check());
     const auto wanted = std::min<std::uint64_t>(buffer.size(), end - begin);
     const ssize_t got = ::pread(from.get(), buffer.data(), wanted, static_cast<off_t>(begin));
     if (got < 0 && errno == EINTR) continue;
@@ -171,7 +171,7 @@ Result<void> FilesPutBack::put_back(const KeptFile& kept, PutBack how) {
     case PutBack::kNothing:
       return {};
     case PutBack::kMake:
-      if (auto made = make(kept); !made) return made;
+      STASIS_TRY(make(kept));
       tell_(fmt::format("{} was gone, and is made again from the image",
                         kept.link ? fmt::format("{}", fmt::join(kept.names, ", ")) : kept.path));
       return {};
@@ -200,10 +200,9 @@ Result<void> FilesPutBack::fill(const UniqueFd& file, const KeptFile& kept) {
 }
 
 Result<void> FilesPutBack::make(const KeptFile& kept) {
-  auto folder = folder_of(kept.path);
-  if (!folder) return fail(std::move(folder.error()));
+  STASIS_TRY_ASSIGN(auto folder, folder_of(kept.path));
   const std::string name = name_of_path(kept.path);
-  auto file = open_file(folder->get(), name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0600);
+  auto file = open_file(folder.get(), name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0600);
   if (!file) return fail(std::move(file.error()).within("what the job had open: " + kept.path));
   struct stat made {};
   (void)::fstat(file->get(), &made);
@@ -223,7 +222,7 @@ Result<void> FilesPutBack::make(const KeptFile& kept) {
   std::vector<std::string> more = kept.links;
   more.insert(more.end(), kept.names.begin(), kept.names.end());
   for (const std::string& other : more) {
-    if (::linkat(folder->get(), name.c_str(), folder->get(), name_of_path(other).c_str(), 0) != 0)
+    if (::linkat(folder.get(), name.c_str(), folder.get(), name_of_path(other).c_str(), 0) != 0)
       return put_back_error("make", other);
     undo_name(other);
   }
@@ -231,23 +230,21 @@ Result<void> FilesPutBack::make(const KeptFile& kept) {
 }
 
 Result<void> FilesPutBack::shorten(const KeptFile& kept) {
-  auto folder = folder_of(kept.path);
-  if (!folder) return fail(std::move(folder.error()));
-  auto file =
-      open_checked(folder->get(), name_of_path(kept.path), O_RDWR | O_NOFOLLOW, is_regular_file);
-  if (!file) return fail(std::move(file.error()));
+  STASIS_TRY_ASSIGN(auto folder, folder_of(kept.path));
+  STASIS_TRY_ASSIGN(auto file, open_checked(folder.get(), name_of_path(kept.path),
+                                            O_RDWR | O_NOFOLLOW, is_regular_file));
   struct stat info {};
-  if (::fstat(file->get(), &info) != 0) return put_back_error("look at", kept.path);
+  if (::fstat(file.get(), &info) != 0) return put_back_error("look at", kept.path);
   const auto size = static_cast<std::uint64_t>(info.st_size);
   if (info.st_uid != kept.uid || size <= kept.size) return {};
-  const std::string aside = free_name_aside(*folder, kept.path);
-  auto rest = open_file(folder->get(), name_of_path(aside), O_RDWR | O_CREAT | O_EXCL, 0600);
-  if (!rest) return fail(std::move(rest.error()));
-  ScopeGuard remove_rest([&] { (void)::unlinkat(folder->get(), name_of_path(aside).c_str(), 0); });
-  auto done = append(*file, kept.size, size, *rest, aside, interrupt_);
-  if (done) done = set_owner(*rest, kept);
-  if (done && ::fsync(rest->get()) != 0) done = put_back_error("write", aside);
-  if (done && ::ftruncate(file->get(), static_cast<off_t>(kept.size)) != 0)
+  const std::string aside = free_name_aside(folder, kept.path);
+  STASIS_TRY_ASSIGN(auto rest,
+                    open_file(folder.get(), name_of_path(aside), O_RDWR | O_CREAT | O_EXCL, 0600));
+  ScopeGuard remove_rest([&] { (void)::unlinkat(folder.get(), name_of_path(aside).c_str(), 0); });
+  auto done = append(file, kept.size, size, rest, aside, interrupt_);
+  if (done) done = set_owner(rest, kept);
+  if (done && ::fsync(rest.get()) != 0) done = put_back_error("write", aside);
+  if (done && ::ftruncate(file.get(), static_cast<off_t>(kept.size)) != 0)
     done = put_back_error("shorten", kept.path);
   if (!done) return done;
   remove_rest.dismiss();
@@ -271,17 +268,16 @@ Result<void> FilesPutBack::shorten(const KeptFile& kept) {
 }
 
 Result<void> FilesPutBack::exchange(const KeptFile& kept) {
-  auto folder = folder_of(kept.path);
-  if (!folder) return fail(std::move(folder.error()));
-  const auto info = stat_in(*folder, kept.path);
+  STASIS_TRY_ASSIGN(auto folder, folder_of(kept.path));
+  const auto info = stat_in(folder, kept.path);
   // A program that writes its file anew makes it empty first: nothing is lost with it.
   if (info && S_ISREG(info->st_mode) && info->st_size == 0) {
-    if (::unlinkat(folder->get(), name_of_path(kept.path).c_str(), 0) != 0)
+    if (::unlinkat(folder.get(), name_of_path(kept.path).c_str(), 0) != 0)
       return put_back_error("remove", kept.path);
     return make(kept);
   }
-  const std::string aside = free_name_aside(*folder, kept.path);
-  if (::renameat(folder->get(), name_of_path(kept.path).c_str(), folder->get(),
+  const std::string aside = free_name_aside(folder, kept.path);
+  if (::renameat(folder.get(), name_of_path(kept.path).c_str(), folder.get(),
                  name_of_path(aside).c_str()) != 0)
     return put_back_error("rename", kept.path);
   undo_.emplace_back([path = kept.path, aside] {
@@ -292,15 +288,14 @@ Result<void> FilesPutBack::exchange(const KeptFile& kept) {
                        name_of_path(path).c_str());
     }
   });
-  if (auto made = make(kept); !made) return made;
+  STASIS_TRY(make(kept));
   tell_(fmt::format("{} was another file than at the dump: that one is {} now", kept.path, aside));
   return {};
 }
 
 Result<void> FilesPutBack::link(const KeptFile& kept) {
-  auto folder = folder_of(kept.path);
-  if (!folder) return fail(std::move(folder.error()));
-  auto file = open_checked(folder->get(), name_of_path(kept.names.front()), O_RDWR | O_NOFOLLOW,
+  STASIS_TRY_ASSIGN(auto folder, folder_of(kept.path));
+  auto file = open_checked(folder.get(), name_of_path(kept.names.front()), O_RDWR | O_NOFOLLOW,
                            is_regular_file);
   struct stat info {};
   if (!file) return fail(std::move(file.error()));
@@ -314,7 +309,7 @@ Result<void> FilesPutBack::link(const KeptFile& kept) {
   std::vector<std::string> criu_names = kept.links;
   criu_names.push_back(kept.path);
   for (const std::string& name : criu_names) {
-    if (::linkat(folder->get(), name_of_path(kept.names.front()).c_str(), folder->get(),
+    if (::linkat(folder.get(), name_of_path(kept.names.front()).c_str(), folder.get(),
                  name_of_path(name).c_str(), 0) != 0)
       return put_back_error("make", name);
     undo_.emplace_back([name] {

@@ -19,7 +19,7 @@ Result<void> bring_to_rest(const Environment& env, OpenedGroup& opened,
                            const QuiesceOptions& options, Phases& phases) {
   Group& group = opened.group;
   if (options.for_dump) group.drop_zeros();
-  if (auto moved = opened.direct.move_out(env, group, options, phases); !moved) return moved;
+  STASIS_TRY(opened.direct.move_out(env, group, options, phases));
   for (;;) {
     phases.begin("lock");
     const bool runs = std::any_of(
@@ -42,11 +42,11 @@ Result<void> bring_to_rest(const Environment& env, OpenedGroup& opened,
     if (!more) return fail(std::move(more.error()));
     if (*more) continue;
     if (done = opened.direct.expect_agents(); !done) return done;
-    auto inherited =
+    STASIS_TRY_ASSIGN(
+        auto inherited,
         find_inherited_files(proc::ProcFs(), group.members(), env.driver.info().simulated,
-                             !options.for_dump || options.ignore_obstacles);
-    if (!inherited) return fail(std::move(inherited.error()));
-    done = replace_inherited_files(*inherited, opened.journal.get());
+                             !options.for_dump || options.ignore_obstacles));
+    done = replace_inherited_files(inherited, opened.journal.get());
     if (!done && options.for_dump) return done;
     if (!done) env.tell("a later dump may be refused: " + done.error().to_string());
     for (const GroupMember& member : group.members())

@@ -24,9 +24,8 @@ namespace {
 Result<void> restore_state(Driver& driver, Process& process) {
   std::vector<GpuPair> pairs;
   if (auto memory = recall_suspended(process); memory && !memory->gpus.empty()) {
-    auto gpus = driver.gpus();
-    if (!gpus) return fail(std::move(gpus.error()));
-    auto planned = plan_gpu_map(driver, {}, memory->gpus, *gpus);
+    STASIS_TRY_ASSIGN(auto gpus, driver.gpus());
+    auto planned = plan_gpu_map(driver, {}, memory->gpus, gpus);
     if (!planned) return fail(std::move(planned.error()));
     pairs = std::move(*planned);
   }
@@ -64,13 +63,12 @@ Result<std::optional<ProcessReport>> recover_target(const Environment& env,
     if (!done) return fail(std::move(done.error()));
     return report_process(*process, true, 0);
   }
-  auto state = process->cuda_state();
-  if (!state) return fail(std::move(state.error()));
+  STASIS_TRY_ASSIGN(auto state, process->cuda_state());
   // A record of a restore has no start times yet: a number that another program got has no CUDA
   // state, or one that nobody froze.
-  if (!*state) return std::optional<ProcessReport>();
+  if (!state) return std::optional<ProcessReport>();
   Result<void> done;
-  if (**state == CudaState::kCheckpointed && target.initial != CudaState::kCheckpointed) {
+  if (*state == CudaState::kCheckpointed && target.initial != CudaState::kCheckpointed) {
     done = restore_state(driver, *process);
     // Somebody was quicker, such as a call that a killed tool has left: bring_to() sees to the
     // rest.
@@ -107,7 +105,7 @@ Result<void> wait_for_tracer(const Environment& env, const JournalTarget& target
   for (Waiting waiting(env.progress);; waiting.tell()) {
     const auto details = proc::ProcFs().details(target.pid);
     if (!details || details->tracer == 0) return {};
-    if (auto stop = env.interrupt.check(); !stop) return stop;
+    STASIS_TRY(env.interrupt.check());
     if (Clock::now() - start > kPatience) return {};  // recover_target() says who it is
     std::this_thread::sleep_for(kPoll);
   }
@@ -157,7 +155,7 @@ Result<void> recover_targets(const Environment& env, const JournalRecord& record
                              RecoverReport& report) {
   Result<void> worst;
   for (const JournalTarget& target : record.targets) {
-    if (auto stop = env.interrupt.check(); !stop) return stop;
+    STASIS_TRY(env.interrupt.check());
     auto done = fault(FaultPoint::kRecoverTarget);
     if (done) done = wait_for_tracer(env, target);
     if (!done) return done;
@@ -176,7 +174,7 @@ Result<void> recover_targets(const Environment& env, const JournalRecord& record
 // The half of an image that a killed dump has left.
 Result<void> clear_image(const JournalRecord& record, RecoverReport& report) {
   if (record.operation != "dump" || record.image.empty()) return {};
-  if (auto allowed = fault(FaultPoint::kRecoverImage); !allowed) return allowed;
+  STASIS_TRY(fault(FaultPoint::kRecoverImage));
   auto removed =
       clear_leftovers(record.image, report.processes.empty(),
                       [](const std::string& path) { return who_needs(path).has_value(); });
@@ -200,20 +198,19 @@ Result<void> let_others_go(const JournalRecord& record) {
 Result<void> recover_adopted(const Environment& env, Journal& journal, RecoverReport& report) {
   // A copy: the journal goes on to change its own.
   const JournalRecord record = journal.record();
-  if (auto allowed = fault(FaultPoint::kRecoverAdopted); !allowed) return allowed;
+  STASIS_TRY(fault(FaultPoint::kRecoverAdopted));
   // An operation on another root may have one of them by now.
-  if (auto alone = journal.update(record.targets); !alone) return alone;
-  if (auto alone = wait_for_criu(env, record); !alone) return alone;
-  if (auto allowed = fault(FaultPoint::kRecoverAlone); !allowed) return allowed;
-  auto ended = finish_ending(record);
-  if (!ended) return fail(std::move(ended.error()));
-  report.finished = *ended;
-  if (auto still = settle(env, record.targets); !still) return still;
+  STASIS_TRY(journal.update(record.targets));
+  STASIS_TRY(wait_for_criu(env, record));
+  STASIS_TRY(fault(FaultPoint::kRecoverAlone));
+  STASIS_TRY_ASSIGN(auto ended, finish_ending(record));
+  report.finished = ended;
+  STASIS_TRY(settle(env, record.targets));
   GpuReservation room;
-  if (auto alone = room.come_back(env.interrupt); !alone) return alone;
-  if (auto allowed = fault(FaultPoint::kRecoverSettled); !allowed) return allowed;
+  STASIS_TRY(room.come_back(env.interrupt));
+  STASIS_TRY(fault(FaultPoint::kRecoverSettled));
   auto others = let_others_go(record);
-  if (auto done = recover_targets(env, record, report); !done) return done;
+  STASIS_TRY(recover_targets(env, record, report));
   if (!others) return others;
   return clear_image(record, report);
 }
@@ -231,9 +228,7 @@ void add_stands_still(RecoverReport& report) {
                        fmt::format("the resume of process {} was cut short and is taken back: "
                                    "suspended as before: process {}",
                                    report.root.value, suspended),
-                       fmt::format("`stasis resume {}`", suspended),
-                       {},
-                       {}};
+                       fmt::format("`stasis resume {}`", suspended)};
 }
 
 // Nothing if somebody else has recovered it meanwhile.
@@ -352,11 +347,10 @@ void sweep() {
 }  // namespace
 
 Result<RecoverReport> recover(const Environment& env, Pid root) {
-  auto entries = read_settled_journal(env, root);
-  if (!entries) return fail(std::move(entries.error()));
+  STASIS_TRY_ASSIGN(auto entries, read_settled_journal(env, root));
   RecoverReport out;
   out.root = root;
-  for (const JournalEntry& entry : *entries) {
+  for (const JournalEntry& entry : entries) {
     if (entry.record.root != root) continue;
     if (entry.under_way) return fail(busy(entry.record, root));
     // What was cut short comes first: it knows processes that are not in the tree any more, and
@@ -400,9 +394,8 @@ Result<std::vector<RecoverReport>> recover_all(const Environment& env) {
 }
 
 Result<std::optional<RecoverReport>> undo_cut_short(const Environment& env, Pid root) {
-  auto entries = read_settled_journal(env, root);
-  if (!entries) return fail(std::move(entries.error()));
-  for (const JournalEntry& entry : *entries) {
+  STASIS_TRY_ASSIGN(auto entries, read_settled_journal(env, root));
+  for (const JournalEntry& entry : entries) {
     if (entry.record.root != root) continue;
     if (entry.under_way) return fail(busy(entry.record, root));
     auto report = recover_record(env, entry);

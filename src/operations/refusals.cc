@@ -20,10 +20,9 @@ Result<void> look_for_obstacles(const Environment& env, const std::vector<GroupM
     if (member.initial != CudaState::kRunning && member.initial != CudaState::kLocked) continue;
     if (checked.insert(member.process.pid()).second) fresh.push_back(member.process.info());
   }
-  auto found = find_obstacles(env.driver, proc::ProcFs(), fresh);
-  if (!found) return fail(std::move(found.error()));
-  if (found->empty()) return {};
-  Error why = describe_obstacles(*found, fresh);
+  STASIS_TRY_ASSIGN(auto found, find_obstacles(env.driver, proc::ProcFs(), fresh));
+  if (found.empty()) return {};
+  Error why = describe_obstacles(found, fresh);
   if (ignore) {
     env.tell("going on as told, in spite of " + why.message);
     return {};
@@ -98,10 +97,9 @@ Result<void> check_content(const Group& group, const std::string& remedy,
                            const ImageContent* known) {
   for (const GroupMember& member : group.members()) {
     if (!member.initial || !member.process.alive()) continue;
-    auto agent = direct::AgentClient::look(member.process.pid());
-    if (!agent) return fail(std::move(agent.error()));
-    if (!*agent || (*agent)->content_id == direct::ContentId{}) continue;
-    if (known != nullptr && (*agent)->content_id == known->id()) continue;
+    STASIS_TRY_ASSIGN(auto agent, direct::AgentClient::look(member.process.pid()));
+    if (!agent || agent->content_id == direct::ContentId{}) continue;
+    if (known != nullptr && agent->content_id == known->id()) continue;
     const auto memory = recall_suspended(member.process);
     const std::string where = memory && !memory->image.empty() ? memory->image : "an image";
     return fail(ErrorCode::kBusy,

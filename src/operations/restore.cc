@@ -48,9 +48,7 @@ Error could_not_end(const Error& why, Pid root) {
                   why.to_string()),
       fmt::format("the image is intact; end the tree with `kill -9 {}`, or make it run with "
                   "`stasis recover {}`",
-                  root.value, root.value),
-      {},
-      {}};
+                  root.value, root.value)};
   return error;
 }
 
@@ -120,60 +118,46 @@ Result<void> check_content(const std::vector<const Process*>& processes,
 Result<RestoreReport> restore(const Environment& env, const RestoreOptions& options) {
   Phases phases;
   phases.begin("verify");
-  auto image = ImageReader::open(options.images_dir);
-  if (!image) return fail(std::move(image.error()));
-  const Manifest& manifest = image->manifest();
+  STASIS_TRY_ASSIGN(auto image, ImageReader::open(options.images_dir));
+  const Manifest& manifest = image.manifest();
   if (options.leave_suspended && !options.gpu_map.empty()) {
     return fail(ErrorCode::kUsage, "a GPU map is for the moment at which GPU memory comes back",
                 "give --device-map to `stasis resume` instead");
   }
-  if (auto ok = check_shared_memory(*image, options); !ok) return fail(std::move(ok.error()));
+  STASIS_TRY(check_shared_memory(image, options));
   // The cheap checks first: nobody waits for checksums to hear that a number is taken.
-  auto criu = Criu::find(options.criu_path);
-  if (!criu) return fail(std::move(criu.error()));
-  auto old_gpus = gpus_of(manifest);
-  if (!old_gpus) return fail(std::move(old_gpus.error()));
-  if (auto ok = check_driver(env.driver, manifest); !ok) return fail(std::move(ok.error()));
+  STASIS_TRY_ASSIGN(auto criu, Criu::find(options.criu_path));
+  STASIS_TRY_ASSIGN(auto old_gpus, gpus_of(manifest));
+  STASIS_TRY(check_driver(env.driver, manifest));
   GpuMemory direct;
-  if (auto alone = direct.come_back(env); !alone) return fail(std::move(alone.error()));
-  auto plan = plan_gpus(env, manifest, *old_gpus, options);
-  if (!plan) return fail(std::move(plan.error()));
+  STASIS_TRY(direct.come_back(env));
+  STASIS_TRY_ASSIGN(auto plan, plan_gpus(env, manifest, old_gpus, options));
   std::uint64_t elsewhere = 0;
   std::vector<ContentStream> streams;
   direct::ContentId content_id{};
   if (manifest.content) {
-    auto content = image->open_content();
-    if (!content) return fail(std::move(content.error()));
-    streams = content->streams();
+    STASIS_TRY_ASSIGN(auto content, image.open_content());
+    streams = content.streams();
     for (const ContentStream& stream : streams)
       elsewhere += stream.bytes;
-    auto here = ImageContent::of(std::move(*content), *manifest.content);
+    auto here = ImageContent::of(std::move(content), *manifest.content);
     content_id = here->id();
     direct.look_in(std::move(here));
   }
   const bool in_our_cgroup = criu_options_of(manifest, options).cgroups == CgroupMode::kIgnore;
   const std::uint64_t to_copy =
       options.leave_suspended ? 0 : std::min(elsewhere, mover_memory(env, {}));
-  if (auto ok = check_host_memory(manifest, elsewhere, in_our_cgroup, to_copy); !ok)
-    return fail(std::move(ok.error()));
-  if (auto ok = check_numbers(manifest); !ok) return fail(std::move(ok.error()));
-  if (auto ok = check_addresses(manifest, criu_options_of(manifest, options).tcp_close); !ok)
-    return fail(std::move(ok.error()));
-  if (auto ok = wait_for_ports(env, manifest); !ok) return fail(std::move(ok.error()));
-  if (auto ok = check_files(*image); !ok) return fail(std::move(ok.error()));
+  STASIS_TRY(check_host_memory(manifest, elsewhere, in_our_cgroup, to_copy));
+  STASIS_TRY(check_numbers(manifest));
+  STASIS_TRY(check_addresses(manifest, criu_options_of(manifest, options).tcp_close));
+  STASIS_TRY(wait_for_ports(env, manifest));
+  STASIS_TRY(check_files(image));
   const auto before =
       options.verify_first ? ImageReader::Part::kAll : ImageReader::Part::kAllButPages;
-  if (auto ok = image->verify(env.progress, env.interrupt, before); !ok) {
-    return fail(std::move(ok.error()));
-  }
-  if (auto allowed = fault(FaultPoint::kRestoreVerified); !allowed) {
-    return fail(std::move(allowed.error()));
-  }
-  auto log = RestoreLog::create();
-  if (!log) return fail(std::move(log.error()));
-  if (auto allowed = fault(FaultPoint::kRestoreLog); !allowed) {
-    return fail(std::move(allowed.error()));
-  }
+  STASIS_TRY(image.verify(env.progress, env.interrupt, before));
+  STASIS_TRY(fault(FaultPoint::kRestoreVerified));
+  STASIS_TRY_ASSIGN(auto log, RestoreLog::create());
+  STASIS_TRY(fault(FaultPoint::kRestoreLog));
 
   std::vector<Pid> pids;
   std::vector<Tid> threads;
@@ -181,11 +165,11 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
     pids.push_back(record.pid);
     threads.insert(threads.end(), record.threads.begin(), record.threads.end());
   }
-  auto journal = Journal::begin({"restore", manifest.root, Pid{}, image->path(), {}});
+  auto journal = Journal::begin({"restore", manifest.root, Pid{}, image.path(), {}});
   if (!journal) return fail(std::move(journal.error()));
   // Undone after the tree has ended.
   FilesPutBack files(
-      image->criu_dir(), [&](std::string text) { env.tell(std::move(text)); }, env.interrupt);
+      image.criu_dir(), [&](std::string text) { env.tell(std::move(text)); }, env.interrupt);
   RestoredJob job(manifest);
   // On every way out, an exception's included: what is not well is ended, and the record is kept if
   // that cannot be done.
@@ -193,24 +177,23 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
     if (job.end()) journal->finish();
   });
   auto targets = job.targets(options.leave_suspended);
-  if (auto entered = journal->update(targets); !entered) return fail(std::move(entered.error()));
+  STASIS_TRY(journal->update(targets));
 
   if (options.on_checked) {
-    if (auto allowed = options.on_checked(image->criu_dir()); !allowed)
+    if (auto allowed = options.on_checked(image.criu_dir()); !allowed)
       return fail(std::move(allowed.error()));
   }
-  auto to_put_back = files_to_put_back(*image);
-  if (!to_put_back) return fail(std::move(to_put_back.error()));
-  for (const auto& [kept, how] : *to_put_back)
-    if (auto done = files.put_back(kept, how); !done) return fail(std::move(done.error()));
+  STASIS_TRY_ASSIGN(auto to_put_back, files_to_put_back(image));
+  for (const auto& [kept, how] : to_put_back)
+    STASIS_TRY(files.put_back(kept, how));
   phases.begin("criu");
   // While CRIU reads the pages we do too: nothing of the tree runs before they are found sound. The
   // driver gets ready meanwhile.
   auto pages = in_background([&]() -> Result<void> {
     if (options.verify_first) return {};
-    return image->verify(env.progress, env.interrupt, ImageReader::Part::kPages);
+    return image.verify(env.progress, env.interrupt, ImageReader::Part::kPages);
   });
-  const PrefetchRoom start{plan->room, plan->pairs,
+  const PrefetchRoom start{plan.room, plan.pairs,
                            in_our_cgroup ? least_memory(manifest, elsewhere) : 0};
   std::future<void> driver_ready;
   if (!options.leave_suspended) {
@@ -218,27 +201,26 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
     if (manifest.content) direct.prefetch(env, running_pids(manifest), start);
   }
   const std::string needed =
-      options.leave_suspended && manifest.content ? image->path() : std::string();
+      options.leave_suspended && manifest.content ? image.path() : std::string();
   std::vector<std::string> lost;
   std::vector<Pid> to_set_later;
   const auto take = [&]() -> Result<void> {
-    if (auto sound = pages.get(); !sound) return sound;
-    if (auto held = job.take_hold(env.driver, *old_gpus, needed); !held) return held;
+    STASIS_TRY(pages.get());
+    STASIS_TRY(job.take_hold(env.driver, old_gpus, needed));
     set_fault_target(manifest.root);
     targets = job.targets(options.leave_suspended);
-    if (auto entered = journal->update(targets); !entered) return entered;
+    STASIS_TRY(journal->update(targets));
     // The one moment that covers processes without CUDA, too: the next thing that CRIU does is to
     // let all of them run.
     lost = put_sockets_back(manifest, job.processes());
-    auto left = set_asked_state(manifest.processes, lost);
-    if (!left) return fail(std::move(left.error()));
-    to_set_later = std::move(*left);
+    STASIS_TRY_ASSIGN(auto left, set_asked_state(manifest.processes, lost));
+    to_set_later = std::move(left);
     if (options.on_standing) {
       if (auto allowed = options.on_standing(); !allowed) return allowed;
     }
     return fault(FaultPoint::kRestoreHeld);
   };
-  RestoreRequest request{image->criu_dir(), log->directory(), log->name()};
+  RestoreRequest request{image.criu_dir(), log.directory(), log.name()};
   request.options = criu_options_of(manifest, options);
   request.external = options.external;
   request.inherit = options.inherit;
@@ -247,7 +229,7 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   request.root = manifest.root;
   request.pids = std::move(pids);
   request.threads = std::move(threads);
-  request.log_path = [&] { return log->save_surely(*image); };
+  request.log_path = [&] { return log.save_surely(image); };
   // The other reader tells how far it is; when it is done, it is for us to say that CRIU works.
   request.on_wait = [&] {
     if (pages.valid() && pages.wait_for(std::chrono::seconds(0)) == std::future_status::ready) {
@@ -268,7 +250,7 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
       kRestoreDeadlineBase + std::chrono::seconds(manifest.total_bytes / kSlowestBytesPerSecond);
   request.log_level = options.criu_log_level;
   request.on_started = [&](Pid started) { return note_criu(*journal, started); };
-  auto restored = criu->restore(request, take, env.interrupt);
+  auto restored = criu.restore(request, take, env.interrupt);
   if (!restored) {
     Error why = std::move(restored.error());
     // CRIU may well have stumbled over what the checksums show.
@@ -280,8 +262,8 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
     return fail(std::move(why));
   }
   job.adopt(std::move(*restored));
-  (void)log->save(*image);
-  set_kernel_state_within(manifest.processes, manifest.root, options.caller_ends, image->criu_dir(),
+  (void)log.save(image);
+  set_kernel_state_within(manifest.processes, manifest.root, options.caller_ends, image.criu_dir(),
                           warn);
 
   auto done = set_asked_state_of(to_set_later, manifest.processes, lost);
@@ -289,10 +271,9 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   if (done) done = env.interrupt.check();
   if (done) {
     phases.begin("restore");
-    if (!options.leave_suspended)
-      direct.prefetch(env, running_processes(job, targets), plan->pairs);
-    direct.make_room(env.driver, plan->needed, plan->pairs);
-    done = job.bring_back(targets, plan->pairs, env.progress, [&] { direct.settle(); });
+    if (!options.leave_suspended) direct.prefetch(env, running_processes(job, targets), plan.pairs);
+    direct.make_room(env.driver, plan.needed, plan.pairs);
+    done = job.bring_back(targets, plan.pairs, env.progress, [&] { direct.settle(); });
   }
   if (done && !options.leave_suspended)
     done = check_content(running_processes(job, targets), content_id);
@@ -320,7 +301,7 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   RestoredTree tree = job.keep(options.leave_suspended);
   files.keep();
   fault_only(FaultPoint::kRestoreKept);
-  RestoreReport report{{}, image->path(), manifest.total_bytes, std::move(tree.root_fd)};
+  RestoreReport report{{}, image.path(), manifest.total_bytes, std::move(tree.root_fd)};
   report.root = tree.root;
   const auto& processes = job.processes();
   for (std::size_t i = 0; i < processes.size(); ++i) {

@@ -90,9 +90,7 @@ Error pid_in_use(const proc::ProcessInfo& user) {
       fmt::format("{}, or restore in a PID namespace of its own: unshare --pid --fork "
                   "--mount-proc stasis restore ...",
                   zombie ? fmt::format("end process {}", user.parent.value)
-                         : "is the job still running? end what uses the number"),
-      {},
-      {}};
+                         : "is the job still running? end what uses the number")};
 }
 
 // Another PID namespace would not help: there, too, we may have the number.
@@ -108,18 +106,14 @@ Error number_is_ours(const Manifest& manifest) {
                       ::getpid()),
           fmt::format("leave out --detach, or start it with another number: sh -c 'echo {} "
                       ">/proc/sys/kernel/ns_last_pid; stasis restore ...; exit $?'",
-                      highest),
-          {},
-          {}};
+                      highest)};
 }
 
 Error thread_in_use(Tid thread, const std::string& who) {
   return {ErrorCode::kPidInUse,
           fmt::format("the image needs thread number {}, which is in use: {}", thread.value, who),
           "end what uses it, or restore in a PID namespace of its own: unshare --pid --fork "
-          "--mount-proc stasis restore ...",
-          {},
-          {}};
+          "--mount-proc stasis restore ..."};
 }
 
 }  // namespace
@@ -303,8 +297,7 @@ Result<void> check_host_memory(const Manifest& manifest, std::uint64_t elsewhere
 
 Result<GpuPlan> plan_gpus(const Environment& env, const Manifest& manifest,
                           std::span<const Gpu> from, const RestoreOptions& options) {
-  auto to = env.driver.gpus();
-  if (!to) return fail(std::move(to.error()));
+  STASIS_TRY_ASSIGN(auto to, env.driver.gpus());
   std::vector<GpuUse> needed;
   bool all_known = true;
   for (const ProcessRecord& record : manifest.processes) {
@@ -313,19 +306,17 @@ Result<GpuPlan> plan_gpus(const Environment& env, const Manifest& manifest,
     all_known = all_known && !uses.empty();
     needed.insert(needed.end(), uses.begin(), uses.end());
   }
-  auto pairs = options.gpu_choice
-                   ? plan_chosen_gpus(env.driver, needed, from, *to,
-                                      allotted_gpus(options.gpu_choice->visible, *to))
-                   : plan_gpu_map(env.driver, options.gpu_map, from, *to);
-  if (!pairs) return fail(std::move(pairs.error()));
-  if (options.leave_suspended) return GpuPlan{std::move(*pairs), {}, {}};
-  if (auto fits = check_gpu_memory(needed, *pairs, *to); !fits) {
-    return fail(std::move(fits.error()));
-  }
+  STASIS_TRY_ASSIGN(auto pairs,
+                    options.gpu_choice
+                        ? plan_chosen_gpus(env.driver, needed, from, to,
+                                           allotted_gpus(options.gpu_choice->visible, to))
+                        : plan_gpu_map(env.driver, options.gpu_map, from, to));
+  if (options.leave_suspended) return GpuPlan{std::move(pairs), {}, {}};
+  STASIS_TRY(check_gpu_memory(needed, pairs, to));
   // Without a word on what each of them needs, nothing is known to be left over.
   std::map<GpuUuid, std::uint64_t> room;
-  if (all_known) room = spare_gpu_memory(needed, *pairs, *to);
-  return GpuPlan{std::move(*pairs), std::move(room), std::move(needed)};
+  if (all_known) room = spare_gpu_memory(needed, pairs, to);
+  return GpuPlan{std::move(pairs), std::move(room), std::move(needed)};
 }
 
 }  // namespace stasis

@@ -34,25 +34,22 @@ void remove_abandoned(const DirectoryEntry& entry) {
 }  // namespace
 
 Result<RestoreLog> RestoreLog::create() {
-  auto state = journal_directory();
-  if (!state) return fail(std::move(state.error()));
+  STASIS_TRY_ASSIGN(auto state, journal_directory());
   std::uint64_t digits = 0;
   if (::getrandom(&digits, sizeof digits, 0) != static_cast<ssize_t>(sizeof digits)) {
     return fail(errno_error("cannot get random bytes", errno));
   }
-  auto entry = split_path(fmt::format("{}/{}{:016x}", *state, kPrefix, digits));
-  if (!entry) return fail(std::move(entry.error()));
-  remove_abandoned(*entry);
+  STASIS_TRY_ASSIGN(auto entry, split_path(fmt::format("{}/{}{:016x}", state, kPrefix, digits)));
+  remove_abandoned(entry);
   RestoreLog log;
-  const std::string path = entry->path();
-  if (::mkdirat(entry->parent.get(), entry->name.c_str(), 0700) != 0) {
+  const std::string path = entry.path();
+  if (::mkdirat(entry.parent.get(), entry.name.c_str(), 0700) != 0) {
     return fail(errno_error("cannot create " + path, errno));
   }
-  log.entry_ = std::move(*entry);
-  auto opened =
-      open_file(log.entry_.parent.get(), log.entry_.name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-  if (!opened) return fail(std::move(opened.error()));
-  log.directory_ = std::move(*opened);
+  log.entry_ = std::move(entry);
+  STASIS_TRY_ASSIGN(auto opened, open_file(log.entry_.parent.get(), log.entry_.name,
+                                           O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
+  log.directory_ = std::move(opened);
   mark_in_use(log.directory_);
   log.name_ = fmt::format("restore-{:%Y%m%dT%H%M%SZ}.log", fmt::gmtime(std::time(nullptr)));
   return log;

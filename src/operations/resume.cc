@@ -30,14 +30,11 @@ Result<std::vector<GpuPair>> check_and_plan(const Environment& env, const Group&
     if (from.empty()) from = std::move(memory->gpus);
   }
   if (needed.empty() && from.empty() && options.gpu_map.empty()) return std::vector<GpuPair>();
-  auto gpus = env.driver.gpus();
-  if (!gpus) return fail(std::move(gpus.error()));
-  if (from.empty()) from = *gpus;
-  auto pairs = plan_gpu_map(env.driver, options.gpu_map, from, *gpus);
+  STASIS_TRY_ASSIGN(auto gpus, env.driver.gpus());
+  if (from.empty()) from = gpus;
+  auto pairs = plan_gpu_map(env.driver, options.gpu_map, from, gpus);
   if (!pairs) return fail(std::move(pairs.error()));
-  if (auto fits = check_gpu_memory(needed, *pairs, *gpus); !fits) {
-    return fail(std::move(fits.error()));
-  }
+  STASIS_TRY(check_gpu_memory(needed, *pairs, gpus));
   return pairs;
 }
 
@@ -80,16 +77,15 @@ std::optional<bool> fits(const Environment& env, const Group& group) {
 }  // namespace
 
 Result<Standing> look_at(const Environment& env, Pid root) {
-  auto group = Group::open(env.driver, root);
-  if (!group) return fail(std::move(group.error()));
-  group->dismiss();
-  if (group->cuda_count() == 0) {
+  STASIS_TRY_ASSIGN(auto group, Group::open(env.driver, root));
+  group.dismiss();
+  if (group.cuda_count() == 0) {
     return fail(ErrorCode::kNotCuda,
                 fmt::format("neither process {} nor any below it uses CUDA", root.value),
                 "`stasis ps` lists the processes that use CUDA");
   }
   Standing out;
-  for (const GroupMember& member : group->members()) {
+  for (const GroupMember& member : group.members()) {
     if (member.initial == CudaState::kRunning) ++out.running;
     if (member.initial == CudaState::kCheckpointed) ++out.suspended;
     if (member.initial == CudaState::kLocked) ++out.locked;
@@ -97,7 +93,7 @@ Result<Standing> look_at(const Environment& env, Pid root) {
     const auto agent = direct::AgentClient::look(member.process.pid());
     if (!agent || !*agent || (*agent)->held_before) out.held_before = true;
   }
-  if (out.suspended > 0) out.fits = fits(env, *group);
+  if (out.suspended > 0) out.fits = fits(env, group);
   return out;
 }
 
@@ -117,76 +113,74 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
   const std::string where = options.images_dir.empty()
                                 ? std::string()
                                 : std::filesystem::absolute(options.images_dir, ignored).string();
-  auto opened = open_group(env, "resume", root, where, false, named.get(), options.gpu_map);
-  if (!opened) return fail(std::move(opened.error()));
-  Group& group = opened->group;
-  auto alone = opened->direct.come_back(env);
-  if (!alone) return fail(roll_back(env, *opened, std::move(alone.error())));
+  STASIS_TRY_ASSIGN(auto opened,
+                    open_group(env, "resume", root, where, false, named.get(), options.gpu_map));
+  Group& group = opened.group;
+  auto alone = opened.direct.come_back(env);
+  if (!alone) return fail(roll_back(env, opened, std::move(alone.error())));
   auto pairs = check_and_plan(env, group, options);
-  if (!pairs) return fail(roll_back(env, *opened, std::move(pairs.error())));
-  if (!known) return fail(roll_back(env, *opened, std::move(known.error())));
+  if (!pairs) return fail(roll_back(env, opened, std::move(pairs.error())));
+  if (!known) return fail(roll_back(env, opened, std::move(known.error())));
   // Before what was written down, which may be damaged.
-  if (named) opened->direct.look_in(std::move(named));
+  if (named) opened.direct.look_in(std::move(named));
   for (const Process* process : cuda_processes(group)) {
     const auto memory = recall_suspended(*process);
     if (!memory || memory->image.empty()) continue;
     const auto agent = direct::AgentClient::look(process->pid());
     if (!agent || !*agent || !(*agent)->of_our_version) {
       return fail(roll_back(
-          env, *opened,
+          env, opened,
           {ErrorCode::kNotSupported,
            fmt::format("process {} has no agent that this stasis knows, and its GPU memory's "
                        "content is in {}",
                        process->pid().value, memory->image),
-           "resume it with the stasis that has made the image",
-           {},
-           {}}));
+           "resume it with the stasis that has made the image"}));
     }
     for (auto& content : find_content(memory->image))
-      opened->direct.look_in(std::move(content));
+      opened.direct.look_in(std::move(content));
   }
-  auto done = opened->direct.check_found(env, cuda_processes(group));
-  if (!done) return fail(roll_back(env, *opened, std::move(done.error())));
-  opened->direct.prefetch(env, cuda_processes(group), *pairs);
+  auto done = opened.direct.check_found(env, cuda_processes(group));
+  if (!done) return fail(roll_back(env, opened, std::move(done.error())));
+  opened.direct.prefetch(env, cuda_processes(group), *pairs);
   done = fault(FaultPoint::kResumePlanned);
   if (done) done = env.interrupt.check();
   if (done) {
     phases.begin("restore");
     done = group.restore(*pairs, env.progress);
   }
-  if (!done) return fail(roll_back(env, *opened, std::move(done.error())));
+  if (!done) return fail(roll_back(env, opened, std::move(done.error())));
   // Past this point going on is the way out, also for who finds our record: every process is whole
   // on the GPU, and an unlock is quicker than a checkpoint.
   for (GroupMember& member : group.members()) {
     if (member.initial) member.initial = CudaState::kRunning;
   }
-  opened->direct.settle();
+  opened.direct.settle();
   phases.begin("unlock");
-  done = opened->journal->update(journal_targets(group.members()));
+  done = opened.journal->update(journal_targets(group.members()));
   if (done) done = group.unlock();
   if (done) done = verify_states(group, CudaState::kRunning);
   phases.end();
   if (!done) {
     // What rolling back comes to, now.
     auto on = group.roll_back();
-    if (!on) return fail(rolled_back(env, *opened, std::move(done.error()), std::move(on)));
+    if (!on) return fail(rolled_back(env, opened, std::move(done.error()), std::move(on)));
     env.tell("it runs, at the second attempt; the first failed: " + done.error().to_string());
   }
   group.dismiss();
-  auto moved = opened->direct.move_in(env, cuda_processes(group), phases);
+  auto moved = opened.direct.move_in(env, cuda_processes(group), phases);
   if (!moved) {
-    Error why = stands_still(std::move(moved.error()), root, !opened->direct.needs_image());
+    Error why = stands_still(std::move(moved.error()), root, !opened.direct.needs_image());
     if (why.code != ErrorCode::kNotRolledBack)
-      opened->journal->finish();
+      opened.journal->finish();
     else if (!where.empty())
-      (void)opened->journal->forget_image();
+      (void)opened.journal->forget_image();
     return fail(std::move(why));
   }
   phases.end();
   fault_only(FaultPoint::kResumeVerified);
   for (const GroupMember& member : group.members())
     forget_suspended(member.process);
-  opened->journal->finish();
+  opened.journal->finish();
   decide_swaps(group);
   Report report;
   report.root = root;

@@ -25,9 +25,8 @@ Result<std::shared_ptr<direct::MemoryMover>> OperationSession::make_mover(
   const auto is_lost = [this] { return movers_.front()->is_lost(); };
   if (movers_.size() > 1 && is_lost()) movers_.pop_front();
   if (start_ && (movers_.empty() || is_lost())) {
-    auto started = start_();
-    if (!started) return fail(std::move(started.error()));
-    movers_ = {std::move(*started)};
+    STASIS_TRY_ASSIGN(auto started, start_());
+    movers_ = {std::move(started)};
   }
   if (movers_.empty())
     return fail(ErrorCode::kInternal, "no process could be started that copies GPU memory");

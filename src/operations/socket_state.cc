@@ -155,7 +155,7 @@ class Noter {
       return {};
     }
     for (const proc::OpenFile& file : *files) {
-      if (auto stop = env_.interrupt.check(); !stop) return stop;
+      STASIS_TRY(env_.interrupt.check());
       // A name that begins with no slash is the kernel's own. Of other files no descriptor is
       // taken: to close one may wait for a file system that the program serves.
       if (file.path.starts_with("socket:[")) {

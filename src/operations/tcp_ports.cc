@@ -156,7 +156,7 @@ Result<void> wait_for_ports(const Environment& env, const Manifest& manifest) {
       "ago");
   const auto start = Clock::now();
   while (count_time_waits(ports, true) != 0) {
-    if (auto stop = env.interrupt.check(); !stop) return stop;
+    STASIS_TRY(env.interrupt.check());
     if (since(start) > kTimeWait) {
       // CRIU may know better, and says so if it does not.
       env.tell(fmt::format("closed connections still hold a port of the job, one of {}",

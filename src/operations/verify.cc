@@ -13,19 +13,18 @@ Result<VerifyReport> verify_image(const std::string& images_dir, Progress& progr
   const auto start = Clock::now();
   Phases phases;
   phases.begin("look");
-  auto image = ImageReader::open(images_dir);
-  if (!image) return fail(std::move(image.error()));
+  STASIS_TRY_ASSIGN(auto image, ImageReader::open(images_dir));
   phases.begin("verify");
-  if (auto sound = image->verify(progress, interrupt); !sound) {
-    return fail(std::move(sound.error()).within("verifying the image " + image->path()));
+  if (auto sound = image.verify(progress, interrupt); !sound) {
+    return fail(std::move(sound.error()).within("verifying the image " + image.path()));
   }
   phases.begin("report");
   VerifyReport report;
-  report.path = image->path();
-  report.bytes = image->manifest().total_bytes;
-  report.files = image->manifest().files.size();
-  if (image->manifest().content) report.files += image->manifest().content->data_sizes.size() + 1;
-  report.content = report_content(*image);
+  report.path = image.path();
+  report.bytes = image.manifest().total_bytes;
+  report.files = image.manifest().files.size();
+  if (image.manifest().content) report.files += image.manifest().content->data_sizes.size() + 1;
+  report.content = report_content(image);
   report.seconds = since(start).count();
   return report;
 }

@@ -37,8 +37,6 @@ std::uint64_t random_address(const std::string& auxv) {
 Error no_longer_there(Pid pid) {
   return Error{ErrorCode::kProcessGone,
                fmt::format("process {} has ended, or has become another program (exec)", pid.value),
-               {},
-               {},
                {}};
 }
 
@@ -60,11 +58,9 @@ Result<UniqueFd> AddressSpace::open_memory(Pid pid) {
 
 Result<AddressSpace::Birth> AddressSpace::birth_of(Pid pid, const UniqueFd& memory) {
   const std::string path = fmt::format("/proc/{}/auxv", pid.value);
-  auto file = open_file(AT_FDCWD, path, O_RDONLY);
-  if (!file) return fail(std::move(file.error()));
-  auto auxv = read_file(*file, path, kLargestAuxv);
-  if (!auxv) return fail(std::move(auxv.error()));
-  Birth birth{std::move(*auxv), {}};
+  STASIS_TRY_ASSIGN(auto file, open_file(AT_FDCWD, path, O_RDONLY));
+  STASIS_TRY_ASSIGN(auto auxv, read_file(file, path, kLargestAuxv));
+  Birth birth{std::move(auxv), {}};
   // A program may have made these bytes unreadable, or hidden where they are; then the rest tells:
   // of a program that was just started both are there.
   const std::uint64_t at = random_address(birth.auxv);
@@ -80,12 +76,11 @@ Result<AddressSpace> AddressSpace::open(Pid pid) {
   // The kernel says "not permitted" of one that has ended, too.
   if (!memory && has_ended(pid)) return fail(no_longer_there(pid));
   if (!memory) return fail(std::move(memory.error()));
-  auto birth = birth_of(pid, *memory);
-  if (!birth) return fail(std::move(birth.error()));
-  AddressSpace space(pid, std::move(*memory), std::move(*birth));
+  STASIS_TRY_ASSIGN(auto birth, birth_of(pid, *memory));
+  AddressSpace space(pid, std::move(*memory), std::move(birth));
   // An execve between the two would have bound this to what is no more, and compare it with what
   // is.
-  if (auto current = space.check_current(); !current) return fail(std::move(current.error()));
+  STASIS_TRY(space.check_current());
   return space;
 }
 

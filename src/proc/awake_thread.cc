@@ -32,9 +32,7 @@ constexpr std::uint64_t kAllButTrap = ~(1ULL << (SIGTRAP - 1));
 Error gone(Pid pid, Tid thread) {
   return Error{ErrorCode::kProcessGone,
                fmt::format("thread {} of process {} has ended", thread.value, pid.value),
-               "start the program again, or restore it from an image",
-               {},
-               {}};
+               "start the program again, or restore it from an image"};
 }
 
 Result<void> request(Pid pid, Tid thread, int what, std::uint64_t address, void* data,
@@ -77,7 +75,7 @@ Result<AwakeThread> AwakeThread::wake(Pid pid, Tid thread) {
                 "wait for that to end, or detach it");
   }
   AwakeThread awake(pid, thread, false);
-  if (auto done = awake.let_go_on(); !done) return fail(std::move(done.error()));
+  STASIS_TRY(awake.let_go_on());
   return awake;
 }
 
@@ -168,9 +166,8 @@ Result<void> AwakeThread::stop() {
   if (!std::exchange(awake_, false)) return {};
   auto done = request(pid_, thread_, PTRACE_INTERRUPT, 0, nullptr, "stop");
   if (!done) return done.error().code == ErrorCode::kProcessGone ? Result<void>() : done;
-  auto alive = wait_for_stop();
-  if (!alive) return fail(std::move(alive.error()));
-  if (!*alive) return {};
+  STASIS_TRY_ASSIGN(auto alive, wait_for_stop());
+  if (!alive) return {};
   set_options(pid_, thread_, !detach_);
   done = set_mask(pid_, thread_, mask_);
   if (detach_) {

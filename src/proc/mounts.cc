@@ -32,10 +32,9 @@ std::string without_escapes(const std::string& text) {
 }  // namespace
 
 Result<std::vector<Mount>> mounts(const std::string& process, const std::string& proc) {
-  auto text = read_file(AT_FDCWD, fmt::format("{}/{}/mountinfo", proc, process));
-  if (!text) return fail(std::move(text.error()));
+  STASIS_TRY_ASSIGN(auto text, read_file(AT_FDCWD, fmt::format("{}/{}/mountinfo", proc, process)));
   std::vector<Mount> out;
-  std::istringstream lines(*text);
+  std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
     // "ID PARENT MAJOR:MINOR ROOT POINT OPTIONS [TAGS...] - TYPE SOURCE SUPER" (`man 5 proc`)
     const std::size_t dash = line.find(" - ");

@@ -93,9 +93,7 @@ Error too_much(Pid pid) {
                fmt::format("process {} has more code that belongs to no file than is looked "
                            "through for its threads that stand still ({} pages, {} places)",
                            pid.value, kMostPages, kMostLots),
-               fmt::format("see what made it: `cat /proc/{}/maps`", pid.value),
-               {},
-               {}};
+               fmt::format("see what made it: `cat /proc/{}/maps`", pid.value)};
 }
 
 Result<CompositeContent> look_at(const AddressSpace& space) {
@@ -173,16 +171,15 @@ Result<Lot> make_lot(const AddressSpace& space, const StoppedThreads& stopped,
   std::int64_t made = 0;
   auto called =
       make_system_calls(space, stopped, places.step, [&](const SystemCall& call) -> Result<void> {
-        if (auto allowed = fault(FaultPoint::kParkStep); !allowed) return allowed;
+        STASIS_TRY(fault(FaultPoint::kParkStep));
         const std::array<std::uint64_t, 6> arguments{0,
                                                      size,
                                                      PROT_READ | PROT_EXEC,
                                                      MAP_PRIVATE | MAP_ANONYMOUS,
                                                      static_cast<std::uint64_t>(-1),
                                                      0};
-        auto mapped = call(SYS_mmap, arguments);
-        if (!mapped) return fail(std::move(mapped.error()));
-        made = *mapped;
+        STASIS_TRY_ASSIGN(auto mapped, call(SYS_mmap, arguments));
+        made = mapped;
         return fault(FaultPoint::kParkMapped);
       });
   if (!called) return fail(std::move(called.error()));
@@ -198,22 +195,16 @@ Result<Lot> make_lot(const AddressSpace& space, const StoppedThreads& stopped,
                 "see whether SELinux (execmem) or a seccomp filter forbids it");
   }
   const Lot lot{static_cast<std::uint64_t>(made), capacity};
-  if (auto done = stopped.write(thread, lot.start + kCodeOffset, kParkCode); !done) {
-    return fail(std::move(done.error()));
-  }
+  STASIS_TRY(stopped.write(thread, lot.start + kCodeOffset, kParkCode));
   const std::array<std::uint64_t, 1> count{capacity};
-  if (auto done = stopped.write(thread, lot.start + kCapacityOffset, count); !done) {
-    return fail(std::move(done.error()));
-  }
-  if (auto done = stopped.write(thread, lot.start, kLotMagic); !done) {
-    return fail(std::move(done.error()));
-  }
+  STASIS_TRY(stopped.write(thread, lot.start + kCapacityOffset, count));
+  STASIS_TRY(stopped.write(thread, lot.start, kLotMagic));
   return lot;
 }
 
 Result<void> park(const StoppedThreads& stopped, Tid thread, const SavedThread& slot,
                   const Lot& lot, std::uint64_t index) {
-  if (auto done = stopped.write(thread, lot.slot(index), slot.words()); !done) return done;
+  STASIS_TRY(stopped.write(thread, lot.slot(index), slot.words()));
   Registers registers = slot.registers;
   registers.orig_rax = static_cast<std::uint64_t>(-1);
   registers.rip = lot.start + kCodeOffset;
@@ -221,7 +212,7 @@ Result<void> park(const StoppedThreads& stopped, Tid thread, const SavedThread& 
   registers.rsi = kFutexWaitPrivate;
   registers.rdx = SavedThread::kMark;
   registers.r10 = 0;
-  if (auto done = stopped.set_registers(thread, registers); !done) return done;
+  STASIS_TRY(stopped.set_registers(thread, registers));
   return stopped.set_signal_mask(thread, proc::kAllSignals);
 }
 
@@ -231,11 +222,10 @@ Result<void> unpark(const AddressSpace& space, const StoppedThreads& stopped, Ti
   if (!registers) return {};  // killed
   const auto at = slot_of(space, registers->rip, registers->rdi);
   if (!at) return {};
-  auto slot = read_saved(space, *at);
-  if (!slot) return fail(std::move(slot.error()));
-  if (auto done = send_on(stopped, thread, *slot); !done) return done;
+  STASIS_TRY_ASSIGN(auto slot, read_saved(space, *at));
+  STASIS_TRY(send_on(stopped, thread, slot));
   const std::array<std::uint64_t, 1> free{0};
-  if (auto done = stopped.write(thread, *at, free); !done) return done;
+  STASIS_TRY(stopped.write(thread, *at, free));
   return fault(FaultPoint::kUnparkThread);
 }
 
@@ -268,17 +258,16 @@ bool any_slot_in_use(const AddressSpace& space, const std::vector<Lot>& lots) {
 // Thread by thread, so that one that cannot be stopped holds up no other.
 Result<void> unpark_all(const AddressSpace& space) {
   const Pid pid = space.pid();
-  auto places = look_at(space);
-  if (!places) return fail(std::move(places.error()));
-  if (places->step.begun) {
-    if (auto done = finish_step_of(space, *places->step.begun); !done) return done;
+  STASIS_TRY_ASSIGN(auto places, look_at(space));
+  if (places.step.begun) {
+    if (auto done = finish_step_of(space, *places.step.begun); !done) return done;
   }
   Result<void> worst;
   for (const Tid thread : proc::ProcFs().threads(pid)) {
     const Waiting waiting = waiting_of(pid, thread);
     const bool parked = is_parked(space, waiting);
     // Where there is no lot no thread is on the way into one.
-    if (!parked && (!waiting.running || places->lots.empty())) continue;
+    if (!parked && (!waiting.running || places.lots.empty())) continue;
     auto stopped = StoppedThreads::stop(space, thread);
     auto done =
         stopped && !stopped->threads().empty() ? unpark(space, *stopped, thread) : Result<void>();
@@ -287,7 +276,7 @@ Result<void> unpark_all(const AddressSpace& space) {
   }
   // A thread that could not be stopped was not parked, if no slot is in use. Where the threads are
   // does not tell: one that was parked just now may not have come to wait yet.
-  if (!worst && !any_slot_in_use(space, places->lots)) return {};
+  if (!worst && !any_slot_in_use(space, places.lots)) return {};
   return worst;
 }
 
@@ -304,7 +293,7 @@ class Parker {
     auto places = look_at(space_);
     if (!places) return fail(std::move(places.error()));
     if (places->step.begun) {
-      if (auto done = unpark_threads(pid_); !done) return done;
+      STASIS_TRY(unpark_threads(pid_));
       places = look_at(space_);
       if (!places) return fail(std::move(places.error()));
     }
@@ -350,9 +339,8 @@ class Parker {
         if (std::find(spared_.begin(), spared_.end(), thread) != spared_.end()) continue;
         const Waiting waiting = waiting_of(pid_, thread);
         if (is_parked(space_, waiting)) continue;
-        auto done = try_to_park(thread, waiting);
-        if (!done) return fail(std::move(done.error()));
-        if (*done) continue;
+        STASIS_TRY_ASSIGN(auto done, try_to_park(thread, waiting));
+        if (done) continue;
         ++left;
         if (rests(seen_[thread])) ++resting;
       }
@@ -387,11 +375,10 @@ class Parker {
         code_.site(waiting.instruction, waiting.stack, true) == proc::Site::kDriver) {
       return false;
     }
-    auto stopped = StoppedThreads::stop(space_, thread);
-    if (!stopped) return fail(std::move(stopped.error()));
-    if (stopped->threads().empty()) return true;
+    STASIS_TRY_ASSIGN(auto stopped, StoppedThreads::stop(space_, thread));
+    if (stopped.threads().empty()) return true;
     for (int looks = 0; looks < kLooks; ++looks) {
-      auto registers = stopped->registers(thread);
+      auto registers = stopped.registers(thread);
       if (!registers) return true;  // killed
       if (slot_of(space_, registers->rip, registers->rdi)) return true;
       const bool in_call = proc::is_in_system_call(*registers);
@@ -400,9 +387,9 @@ class Parker {
           in_call && registers->rip == seen.instruction && registers->rsp == seen.stack;
       if (site == proc::Site::kProgram || (same_wait && (asleep || take_resting_)) ||
           (site == proc::Site::kLibrary && ++seen.tries > kLibraryTries)) {
-        return park_here(*stopped, thread);
+        return park_here(stopped, thread);
       }
-      auto again = stopped->let_run(thread, std::chrono::nanoseconds(jitter_(random_)));
+      auto again = stopped.let_run(thread, std::chrono::nanoseconds(jitter_(random_)));
       if (!again && again.error().code == ErrorCode::kProcessGone) return true;
       if (!again) return fail(std::move(again.error()));
     }
@@ -414,14 +401,11 @@ class Parker {
     // Before a mapping is made, which changes the thread's registers.
     auto slot = save(stopped, thread, false);
     if (!slot) return true;  // killed
-    auto place = free_place(stopped);
-    if (!place) return fail(std::move(place.error()));
-    auto done = park(stopped, thread, *slot, place->first, place->second);
+    STASIS_TRY_ASSIGN(auto place, free_place(stopped));
+    auto done = park(stopped, thread, *slot, place.first, place.second);
     if (!done && done.error().code != ErrorCode::kProcessGone) return fail(std::move(done.error()));
     ++parked_;
-    if (auto allowed = fault(FaultPoint::kParkThread); !allowed) {
-      return fail(std::move(allowed.error()));
-    }
+    STASIS_TRY(fault(FaultPoint::kParkThread));
     return true;
   }
 
@@ -460,10 +444,10 @@ class Parker {
       if (free != words.end())
         return std::pair(lot, static_cast<std::uint64_t>(free - words.begin()));
     }
-    auto lot = make_lot(space_, stopped, places_, proc::ProcFs().threads(pid_).size());
-    if (!lot) return fail(std::move(lot.error()));
-    places_.lots.push_back(*lot);
-    return std::pair<Lot, std::uint64_t>(*lot, 0);
+    STASIS_TRY_ASSIGN(auto lot,
+                      make_lot(space_, stopped, places_, proc::ProcFs().threads(pid_).size()));
+    places_.lots.push_back(lot);
+    return std::pair<Lot, std::uint64_t>(lot, 0);
   }
 
   const AddressSpace& space_;
@@ -482,9 +466,8 @@ class Parker {
 }  // namespace
 
 Result<void> park_threads(Pid pid, const std::vector<Tid>& spared) {
-  auto space = AddressSpace::open(pid);
-  if (!space) return fail(std::move(space.error()));
-  auto done = trace_on_own_thread([&] { return Parker(*space, spared).run(); });
+  STASIS_TRY_ASSIGN(auto space, AddressSpace::open(pid));
+  auto done = trace_on_own_thread([&] { return Parker(space, spared).run(); });
   // Now that ptrace holds no thread of the process any more.
   if (!done) (void)unpark_threads(pid);
   return done;
@@ -504,9 +487,8 @@ Result<void> finish_step(Pid pid) {
   if (!space && space.error().code == ErrorCode::kProcessGone) return {};
   if (!space) return fail(std::move(space.error()));
   return trace_on_own_thread([&]() -> Result<void> {
-    auto places = look_at(*space);
-    if (!places) return fail(std::move(places.error()));
-    return places->step.begun ? finish_step_of(*space, *places->step.begun) : Result<void>();
+    STASIS_TRY_ASSIGN(auto places, look_at(*space));
+    return places.step.begun ? finish_step_of(*space, *places.step.begun) : Result<void>();
   });
 }
 
@@ -514,14 +496,12 @@ Result<void> call_from_parked_thread(const AddressSpace& space,
                                      const std::function<Result<void>(const SystemCall&)>& act) {
   const Pid pid = space.pid();
   auto done = trace_on_own_thread([&]() -> Result<void> {
-    auto places = look_at(space);
-    if (!places) return fail(std::move(places.error()));
+    STASIS_TRY_ASSIGN(auto places, look_at(space));
     for (const Tid thread : proc::ProcFs().threads(pid)) {
       if (!is_parked(space, waiting_of(pid, thread))) continue;
-      auto stopped = StoppedThreads::stop(space, thread);
-      if (!stopped) return fail(std::move(stopped.error()));
-      if (stopped->threads().empty()) continue;  // killed
-      return make_system_calls(space, *stopped, places->step, act);
+      STASIS_TRY_ASSIGN(auto stopped, StoppedThreads::stop(space, thread));
+      if (stopped.threads().empty()) continue;  // killed
+      return make_system_calls(space, stopped, places.step, act);
     }
     return fail(ErrorCode::kBusy, fmt::format("no thread of process {} is parked", pid.value),
                 "try again");
@@ -533,18 +513,15 @@ Result<void> call_from_parked_thread(const AddressSpace& space,
 Result<void> call_from_thread(
     Pid pid, Tid thread, std::span<const std::uint64_t> data,
     const std::function<Result<void>(const SystemCall&, std::uint64_t data_address)>& act) {
-  auto space = AddressSpace::open(pid);
-  if (!space) return fail(std::move(space.error()));
+  STASIS_TRY_ASSIGN(auto space, AddressSpace::open(pid));
   auto done = trace_on_own_thread([&]() -> Result<void> {
-    auto places = look_at(*space);
-    if (!places) return fail(std::move(places.error()));
-    auto stopped = StoppedThreads::stop(*space, thread);
-    if (!stopped) return fail(std::move(stopped.error()));
-    if (stopped->threads().empty())
+    STASIS_TRY_ASSIGN(auto places, look_at(space));
+    STASIS_TRY_ASSIGN(auto stopped, StoppedThreads::stop(space, thread));
+    if (stopped.threads().empty())
       return fail(ErrorCode::kProcessGone, fmt::format("thread {} has ended", thread.value), {});
     return make_system_calls(
-        *space, *stopped, places->step,
-        [&](const SystemCall& call) { return act(call, step_data(places->step)); }, data);
+        space, stopped, places.step,
+        [&](const SystemCall& call) { return act(call, step_data(places.step)); }, data);
   });
   if (!done) (void)finish_step(pid);
   return done;

@@ -26,11 +26,8 @@ namespace stasis::proc {
 namespace {
 
 Error no_such_process(Pid pid) {
-  return Error{ErrorCode::kNoSuchProcess,
-               fmt::format("there is no process {}", pid.value),
-               "check the number; `stasis ps` lists the processes that use CUDA",
-               {},
-               {}};
+  return Error{ErrorCode::kNoSuchProcess, fmt::format("there is no process {}", pid.value),
+               "check the number; `stasis ps` lists the processes that use CUDA"};
 }
 
 Result<std::string> read_of(const std::string& root, Pid pid, const std::string& name) {
@@ -155,9 +152,8 @@ Result<ProcessInfo> ProcFs::process(Pid pid) const {
     return fail(ErrorCode::kUsage, fmt::format("{} is not a process number", pid.value),
                 "check the number; `stasis ps` lists the processes that use CUDA");
   }
-  auto status = read_of(root_, pid, "status");
-  if (!status) return fail(std::move(status.error()));
-  const std::string group = field(*status, "Tgid");
+  STASIS_TRY_ASSIGN(auto status, read_of(root_, pid, "status"));
+  const std::string group = field(status, "Tgid");
   const int process = number<int>(group);
   // The kernel takes its number from one that is just ending before the file is gone.
   if (group == "0") return fail(no_such_process(pid));
@@ -170,27 +166,24 @@ Result<ProcessInfo> ProcFs::process(Pid pid) const {
                 fmt::format("{} is a thread of process {}, not a process", pid.value, process),
                 fmt::format("give the number of the process: {}", process));
   }
-  auto stat = read_of(root_, pid, "stat");
-  if (!stat) return fail(std::move(stat.error()));
-  return parse_own_stat(root_, *stat);
+  STASIS_TRY_ASSIGN(auto stat, read_of(root_, pid, "stat"));
+  return parse_own_stat(root_, stat);
 }
 
 Result<ProcessDetails> ProcFs::details(Pid pid) const {
-  auto status = read_of(root_, pid, "status");
-  if (!status) return fail(std::move(status.error()));
+  STASIS_TRY_ASSIGN(auto status, read_of(root_, pid, "status"));
   ProcessDetails details;
   // "Uid: real effective saved file"
-  std::istringstream uids(field(*status, "Uid"));
+  std::istringstream uids(field(status, "Uid"));
   unsigned real = 0;
   uids >> real >> details.uid;
-  details.tracer = number<int>(field(*status, "TracerPid"));
-  std::istringstream ns_pids(field(*status, "NSpid"));
+  details.tracer = number<int>(field(status, "TracerPid"));
+  std::istringstream ns_pids(field(status, "NSpid"));
   details.ns_pid = pid.value;
   for (int ns_pid = 0; ns_pids >> ns_pid;)
     details.ns_pid = ns_pid;
-  auto cmdline = read_of(root_, pid, "cmdline");
-  if (!cmdline) return fail(std::move(cmdline.error()));
-  details.argv = split_at_nul(*cmdline);
+  STASIS_TRY_ASSIGN(auto cmdline, read_of(root_, pid, "cmdline"));
+  details.argv = split_at_nul(cmdline);
   return details;
 }
 
@@ -210,14 +203,12 @@ Result<std::vector<ProcessInfo>> ProcFs::all() const {
 }
 
 Result<std::vector<ProcessInfo>> ProcFs::tree(Pid root) const {
-  auto first = process(root);
-  if (!first) return fail(std::move(first.error()));
-  auto everyone = all();
-  if (!everyone) return fail(std::move(everyone.error()));
+  STASIS_TRY_ASSIGN(auto first, process(root));
+  STASIS_TRY_ASSIGN(auto everyone, all());
   std::multimap<Pid, const ProcessInfo*> children;
-  for (const ProcessInfo& info : *everyone)
+  for (const ProcessInfo& info : everyone)
     children.emplace(info.parent, &info);
-  std::vector<ProcessInfo> tree = {*first};
+  std::vector<ProcessInfo> tree = {first};
   std::set<Pid> seen = {root};
   // Grows while we walk it; breadth first, so parents come before children.
   for (std::size_t i = 0; i < tree.size(); ++i) {
@@ -241,9 +232,8 @@ std::vector<Tid> ProcFs::threads(Pid pid) const {
 }
 
 Result<ProcessInfo> ProcFs::thread(Pid pid, Tid thread) const {
-  auto stat = read_of(root_, pid, fmt::format("task/{}/stat", thread.value));
-  if (!stat) return fail(std::move(stat.error()));
-  return parse_own_stat(root_, *stat);
+  STASIS_TRY_ASSIGN(auto stat, read_of(root_, pid, fmt::format("task/{}/stat", thread.value)));
+  return parse_own_stat(root_, stat);
 }
 
 Result<ThreadStatus> ProcFs::thread_status(Pid pid, Tid thread) const {
@@ -265,9 +255,8 @@ Result<ThreadStatus> ProcFs::thread_status(Pid pid, Tid thread) const {
 }
 
 Result<std::vector<std::string>> ProcFs::environment(Pid pid) const {
-  auto text = read_of(root_, pid, "environ");
-  if (!text) return fail(std::move(text.error()));
-  return split_at_nul(*text);
+  STASIS_TRY_ASSIGN(auto text, read_of(root_, pid, "environ"));
+  return split_at_nul(text);
 }
 
 Result<std::vector<OpenFile>> ProcFs::open_files(Pid pid) const {
@@ -305,15 +294,13 @@ std::vector<std::uint64_t> inodes_of_sockets(const std::vector<OpenFile>& files,
 }  // namespace
 
 Result<std::vector<std::uint64_t>> ProcFs::socket_inodes(Pid pid) const {
-  auto files = open_files(pid);
-  if (!files) return fail(std::move(files.error()));
-  return inodes_of_sockets(*files, [](const OpenFile&) { return true; });
+  STASIS_TRY_ASSIGN(auto files, open_files(pid));
+  return inodes_of_sockets(files, [](const OpenFile&) { return true; });
 }
 
 Result<std::vector<std::uint64_t>> ProcFs::tcp_socket_inodes(Pid pid) const {
-  auto files = open_files(pid);
-  if (!files) return fail(std::move(files.error()));
-  return inodes_of_sockets(*files, [&](const OpenFile& file) {
+  STASIS_TRY_ASSIGN(auto files, open_files(pid));
+  return inodes_of_sockets(files, [&](const OpenFile& file) {
     std::array<char, 64> name{};  // "TCP", "TCPv6", "MPTCP", "UNIX-STREAM" (sockfs in net/socket.c)
     const std::string path = fmt::format("{}/{}/fd/{}", root_, pid.value, file.descriptor);
     return ::getxattr(path.c_str(), "system.sockprotoname", name.data(), name.size() - 1) < 0 ||
@@ -322,10 +309,9 @@ Result<std::vector<std::uint64_t>> ProcFs::tcp_socket_inodes(Pid pid) const {
 }
 
 Result<std::vector<UnixSocket>> ProcFs::unix_sockets(Pid pid) const {
-  auto text = read_of(root_, pid, "net/unix");
-  if (!text) return fail(std::move(text.error()));
+  STASIS_TRY_ASSIGN(auto text, read_of(root_, pid, "net/unix"));
   std::vector<UnixSocket> out;
-  std::istringstream lines(*text);
+  std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
     // "address: references protocol flags type state inode path"
     std::istringstream words(line);
@@ -375,16 +361,15 @@ std::optional<int> ProcFs::tracer(Pid pid) const {
 }
 
 Result<std::int64_t> ProcFs::started(const ProcessInfo& info) const {
-  auto text = read_file(AT_FDCWD, root_ + "/stat");
-  if (!text) return fail(std::move(text.error()));
+  STASIS_TRY_ASSIGN(auto text, read_file(AT_FDCWD, root_ + "/stat"));
   constexpr std::string_view kKey = "\nbtime ";
-  const std::size_t at = text->find(kKey);
+  const std::size_t at = text.find(kKey);
   if (at == std::string::npos)
     return fail(ErrorCode::kIo, root_ + "/stat does not tell when this machine was started");
   const auto boot =
-      number<std::int64_t>(std::string_view(*text)
+      number<std::int64_t>(std::string_view(text)
                                .substr(at + kKey.size())
-                               .substr(0, text->find('\n', at + 1) - at - kKey.size()));
+                               .substr(0, text.find('\n', at + 1) - at - kKey.size()));
   if (boot <= 0)
     return fail(ErrorCode::kIo, root_ + "/stat does not tell when this machine was started");
   const long ticks = ::sysconf(_SC_CLK_TCK);
@@ -404,9 +389,8 @@ bool ProcFs::in_own_user_namespace() const {
 }
 
 Result<std::uint64_t> ProcFs::effective_capabilities() const {
-  auto status = read_file(AT_FDCWD, root_ + "/self/status");
-  if (!status) return fail(std::move(status.error()));
-  const std::string word = field(*status, "CapEff");
+  STASIS_TRY_ASSIGN(auto status, read_file(AT_FDCWD, root_ + "/self/status"));
+  const std::string word = field(status, "CapEff");
   std::uint64_t bits = 0;
   if (std::from_chars(word.data(), word.data() + word.size(), bits, 16).ec != std::errc())
     return fail(ErrorCode::kIo, root_ + "/self/status does not tell this process's capabilities");
@@ -414,19 +398,17 @@ Result<std::uint64_t> ProcFs::effective_capabilities() const {
 }
 
 Result<std::uint64_t> ProcFs::resident_bytes(Pid pid) const {
-  auto text = read_of(root_, pid, "statm");
-  if (!text) return fail(std::move(text.error()));
-  const std::size_t blank = text->find(' ');
+  STASIS_TRY_ASSIGN(auto text, read_of(root_, pid, "statm"));
+  const std::size_t blank = text.find(' ');
   if (blank == std::string::npos) return 0;
   static const auto kPage = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
-  return number<std::uint64_t>(std::string_view(*text).substr(blank + 1)) * kPage;
+  return number<std::uint64_t>(std::string_view(text).substr(blank + 1)) * kPage;
 }
 
 Result<std::uint64_t> ProcFs::anonymous_bytes(Pid pid) const {
-  auto status = read_of(root_, pid, "status");
-  if (!status) return fail(std::move(status.error()));
-  return (number<std::uint64_t>(field(*status, "RssAnon")) +
-          number<std::uint64_t>(field(*status, "VmSwap"))) *
+  STASIS_TRY_ASSIGN(auto status, read_of(root_, pid, "status"));
+  return (number<std::uint64_t>(field(status, "RssAnon")) +
+          number<std::uint64_t>(field(status, "VmSwap"))) *
          1024;
 }
 
@@ -435,9 +417,8 @@ Result<std::uint64_t> ProcFs::memory_available() const { return meminfo("MemAvai
 Result<std::uint64_t> ProcFs::swap_free() const { return meminfo("SwapFree"); }
 
 Result<std::uint64_t> ProcFs::meminfo(std::string_view key) const {
-  auto text = read_file(AT_FDCWD, root_ + "/meminfo");
-  if (!text) return fail(std::move(text.error()));
-  return number<std::uint64_t>(field(*text, key)) * 1024;
+  STASIS_TRY_ASSIGN(auto text, read_file(AT_FDCWD, root_ + "/meminfo"));
+  return number<std::uint64_t>(field(text, key)) * 1024;
 }
 
 std::string kernel_release() {

@@ -38,9 +38,7 @@ std::vector<std::uint64_t> SavedThread::words() const {
 
 Result<SavedThread> read_saved(const proc::AddressSpace& space, std::uint64_t address) {
   SavedThread saved;
-  if (auto done = space.read(address, &saved, sizeof saved); !done) {
-    return fail(std::move(done.error()));
-  }
+  STASIS_TRY(space.read(address, &saved, sizeof saved));
   if (saved.mark != SavedThread::kMark) {
     return fail(
         ErrorCode::kInternal,
@@ -51,16 +49,14 @@ Result<SavedThread> read_saved(const proc::AddressSpace& space, std::uint64_t ad
 }
 
 Result<SavedThread> save(const StoppedThreads& stopped, Tid thread, bool anywhere) {
-  auto registers =
-      anywhere ? stopped.registers_to_go_on(thread) : stopped.registers_to_stop_with(thread);
-  if (!registers) return fail(std::move(registers.error()));
-  auto mask = stopped.signal_mask(thread);
-  if (!mask) return fail(std::move(mask.error()));
-  return SavedThread{SavedThread::kMark, *mask, *registers};
+  STASIS_TRY_ASSIGN(auto registers, anywhere ? stopped.registers_to_go_on(thread)
+                                             : stopped.registers_to_stop_with(thread));
+  STASIS_TRY_ASSIGN(auto mask, stopped.signal_mask(thread));
+  return SavedThread{SavedThread::kMark, mask, registers};
 }
 
 Result<void> send_on(const StoppedThreads& stopped, Tid thread, const SavedThread& saved) {
-  if (auto done = stopped.set_signal_mask(thread, saved.signal_mask); !done) return done;
+  STASIS_TRY(stopped.set_signal_mask(thread, saved.signal_mask));
   return stopped.set_registers(thread, saved.registers);
 }
 
@@ -89,25 +85,24 @@ Result<void> make_system_calls(const proc::AddressSpace& space, const StoppedThr
   }
   const std::uint64_t room = *places.room;
   const Tid thread = stopped.threads().front();
-  auto before = save(stopped, thread, true);
-  if (!before) return fail(std::move(before.error()));
+  STASIS_TRY_ASSIGN(auto before, save(stopped, thread, true));
 
   Step step{};
-  const auto saved = before->words();
+  const auto saved = before.words();
   std::copy(saved.begin(), saved.end(), step.begin() + kSavedOffset / 8);
   step[kThreadOffset / 8] = static_cast<std::uint64_t>(thread.value);
   step[kStepCodeOffset / 8] = kCode;
   std::copy_n(data.begin(), std::min(data.size(), kStepData), step.begin() + kDataOffset / 8);
-  if (auto done = stopped.write(thread, room, step); !done) return done;
+  STASIS_TRY(stopped.write(thread, room, step));
   // The mark comes last: a marked record is whole.
-  if (auto done = stopped.write(thread, room, kMagic); !done) return done;
+  STASIS_TRY(stopped.write(thread, room, kMagic));
   auto done = stopped.set_signal_mask(thread, proc::kAllSignals);
   if (done) {
     done = act([&](std::uint64_t number, std::span<const std::uint64_t> arguments) {
       return stopped.system_call(thread, room + kStepCodeOffset, number, arguments);
     });
   }
-  auto back = send_on(stopped, thread, *before);
+  auto back = send_on(stopped, thread, before);
   if (back) {
     step.fill(0);
     back = stopped.write(thread, room, step);
@@ -119,8 +114,7 @@ std::uint64_t step_data(const StepPlaces& places) { return *places.room + kDataO
 
 Result<void> finish_step(const proc::AddressSpace& space, const StoppedThreads& stopped,
                          const StepPlaces::Begun& begun) {
-  auto saved = read_saved(space, begun.address + kSavedOffset);
-  if (!saved) return fail(std::move(saved.error()));
+  STASIS_TRY_ASSIGN(auto saved, read_saved(space, begun.address + kSavedOffset));
   for (const Tid thread : stopped.threads()) {
     auto registers = stopped.registers(thread);
     auto mask = stopped.signal_mask(thread);
@@ -128,9 +122,9 @@ Result<void> finish_step(const proc::AddressSpace& space, const StoppedThreads& 
     Result<void> done;
     // By where it is: its number may be another one in our PID namespace.
     if (registers->rip - (begun.address + kStepCodeOffset) <= sizeof(std::uint32_t)) {
-      done = send_on(stopped, thread, *saved);
+      done = send_on(stopped, thread, saved);
     } else if (thread == begun.thread && (*mask | kNeverBlocked) == proc::kAllSignals) {
-      done = stopped.set_signal_mask(thread, saved->signal_mask);
+      done = stopped.set_signal_mask(thread, saved.signal_mask);
     }
     if (!done) return done;
   }

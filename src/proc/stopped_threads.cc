@@ -68,9 +68,7 @@ Error cannot_stop(Pid pid, int error_number) {
     return Error{ErrorCode::kBusy,
                  fmt::format("process {} is being traced by process {} (CRIU, or a debugger)",
                              pid.value, details->tracer),
-                 "wait for it to end, or detach it",
-                 {},
-                 {}};
+                 "wait for it to end, or detach it"};
   }
   Error error =
       errno_error(fmt::format("cannot stop the threads of process {}", pid.value), error_number);
@@ -83,9 +81,7 @@ Error cannot_stop(Pid pid, int error_number) {
 Error gone(Pid pid) {
   return Error{ErrorCode::kProcessGone,
                fmt::format("process {} ended while its threads were held", pid.value),
-               "start the program again, or restore it from an image",
-               {},
-               {}};
+               "start the program again, or restore it from an image"};
 }
 
 // -1 if unknown.
@@ -255,7 +251,7 @@ Result<void> StoppedThreads::seize(std::span<const Tid> threads) {
 
 Result<StoppedThreads> StoppedThreads::stop(const AddressSpace& space, Tid thread) {
   StoppedThreads stopped(space);
-  if (auto done = stopped.seize({&thread, 1}); !done) return fail(std::move(done.error()));
+  STASIS_TRY(stopped.seize({&thread, 1}));
   return stopped;
 }
 
@@ -281,32 +277,30 @@ Result<StoppedThreads> StoppedThreads::stop(const AddressSpace& space,
 
 Result<StoppedThreads::Registers> StoppedThreads::registers(Tid thread) const {
   Registers out{};
-  auto done = request(pid_, PTRACE_GETREGS, thread, nullptr, &out);
-  if (!done) return fail(std::move(done.error()));
+  STASIS_TRY(request(pid_, PTRACE_GETREGS, thread, nullptr, &out));
   return out;
 }
 
 Result<void> StoppedThreads::set_registers(Tid thread, const Registers& registers) const {
-  if (auto right = check_right(); !right) return right;
+  STASIS_TRY(check_right());
   Registers copy = registers;
   return request(pid_, PTRACE_SETREGS, thread, nullptr, &copy);
 }
 
 Result<std::uint64_t> StoppedThreads::signal_mask(Tid thread) const {
   std::uint64_t mask = 0;
-  auto done = request(pid_, PTRACE_GETSIGMASK, thread, as_pointer(sizeof mask), &mask);
-  if (!done) return fail(std::move(done.error()));
+  STASIS_TRY(request(pid_, PTRACE_GETSIGMASK, thread, as_pointer(sizeof mask), &mask));
   return mask;
 }
 
 Result<void> StoppedThreads::set_signal_mask(Tid thread, std::uint64_t mask) const {
-  if (auto right = check_right(); !right) return right;
+  STASIS_TRY(check_right());
   return request(pid_, PTRACE_SETSIGMASK, thread, as_pointer(sizeof mask), &mask);
 }
 
 Result<void> StoppedThreads::write(Tid thread, std::uint64_t address,
                                    std::span<const std::uint64_t> words) const {
-  if (auto right = check_right(); !right) return right;
+  STASIS_TRY(check_right());
   for (std::size_t i = 0; i < words.size(); ++i) {
     auto done =
         request(pid_, PTRACE_POKEDATA, thread, as_pointer(address + i * 8), as_pointer(words[i]));
@@ -318,27 +312,24 @@ Result<void> StoppedThreads::write(Tid thread, std::uint64_t address,
 Result<std::int64_t> StoppedThreads::system_call(Tid thread, std::uint64_t instruction,
                                                  std::uint64_t number,
                                                  std::span<const std::uint64_t> arguments) const {
-  auto regs = registers(thread);
-  if (!regs) return fail(std::move(regs.error()));
-  if (auto done = lift_filter(pid_, thread); !done) return fail(std::move(done.error()));
+  STASIS_TRY_ASSIGN(auto regs, registers(thread));
+  STASIS_TRY(lift_filter(pid_, thread));
   std::array<std::uint64_t, 6> values{};
   std::copy(arguments.begin(), arguments.end(), values.begin());
-  regs->rip = instruction;
-  regs->rax = number;
-  regs->orig_rax = static_cast<std::uint64_t>(-1);  // or the kernel would restart the last one
-  regs->rdi = values[0];
-  regs->rsi = values[1];
-  regs->rdx = values[2];
-  regs->r10 = values[3];
-  regs->r8 = values[4];
-  regs->r9 = values[5];
-  if (auto done = set_registers(thread, *regs); !done) return fail(std::move(done.error()));
+  regs.rip = instruction;
+  regs.rax = number;
+  regs.orig_rax = static_cast<std::uint64_t>(-1);  // or the kernel would restart the last one
+  regs.rdi = values[0];
+  regs.rsi = values[1];
+  regs.rdx = values[2];
+  regs.r10 = values[3];
+  regs.r8 = values[4];
+  regs.r9 = values[5];
+  STASIS_TRY(set_registers(thread, regs));
   // To its entry, then to its exit. Not by single steps: a tracer that is killed leaves the step
   // armed, and the trap that no tracer takes any more ends the program.
   for (int stops = 0; stops < 2; ++stops) {
-    if (auto done = request(pid_, PTRACE_SYSCALL, thread, nullptr, nullptr); !done) {
-      return fail(std::move(done.error()));
-    }
+    STASIS_TRY(request(pid_, PTRACE_SYSCALL, thread, nullptr, nullptr));
     int status = 0;
     int got = 0;
     int looks = 0;
@@ -364,9 +355,8 @@ Result<std::int64_t> StoppedThreads::system_call(Tid thread, std::uint64_t instr
                             thread.value, pid_.value, status),
                 "try again; if it stays so, this is a bug to report");
   }
-  auto after = registers(thread);
-  if (!after) return fail(std::move(after.error()));
-  return static_cast<std::int64_t>(after->rax);
+  STASIS_TRY_ASSIGN(auto after, registers(thread));
+  return static_cast<std::int64_t>(after.rax);
 }
 
 Result<StoppedThreads::Registers> StoppedThreads::registers_to_stop_with(Tid thread) const {
@@ -391,7 +381,7 @@ Result<StoppedThreads::Registers> StoppedThreads::registers_to_stop_with(Tid thr
 
 Result<void> StoppedThreads::let_run(Tid thread, std::chrono::nanoseconds time) {
   is_right_ = false;
-  if (auto done = request(pid_, PTRACE_CONT, thread, nullptr, nullptr); !done) return done;
+  STASIS_TRY(request(pid_, PTRACE_CONT, thread, nullptr, nullptr));
   // It may be moved meanwhile; then once more there.
   constexpr int kMoves = 3;
   for (int moves = 0; moves < kMoves; ++moves) {

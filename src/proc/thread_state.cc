@@ -85,9 +85,8 @@ std::optional<Number> number_of(const std::string& path, int base) {
 }
 
 Result<void> write_text(const std::string& path, const std::string& text) {
-  auto file = open_file(AT_FDCWD, path, O_WRONLY);
-  if (!file) return fail(std::move(file.error()));
-  return write_all(file->get(), text.data(), text.size(), path);
+  STASIS_TRY_ASSIGN(auto file, open_file(AT_FDCWD, path, O_WRONLY));
+  return write_all(file.get(), text.data(), text.size(), path);
 }
 
 }  // namespace

@@ -162,7 +162,7 @@ template <class Part>
 Result<void> in_parts(const AddressRange& range, std::uint64_t most, const Part& part) {
   for (std::uint64_t at = range.start; at < range.end;) {
     const std::uint64_t end = std::min(range.end, (at / most + 1) * most);
-    if (auto done = part(AddressRange{at, end}); !done) return done;
+    STASIS_TRY(part(AddressRange{at, end}));
     at = end;
   }
   return {};
@@ -244,16 +244,14 @@ std::uint64_t drop_zero_pages(const proc::AddressSpace& space,
     const auto advise = [&](const AddressRange& range, int advice) -> Result<bool> {
       const std::array<std::uint64_t, 3> arguments{range.start, range.end - range.start,
                                                    static_cast<std::uint64_t>(advice)};
-      auto answer = call(SYS_madvise, arguments);
-      if (!answer) return fail(std::move(answer.error()));
-      return *answer == 0;
+      STASIS_TRY_ASSIGN(auto answer, call(SYS_madvise, arguments));
+      return answer == 0;
     };
     for (const ZeroRun& run : zeros) {
       bool all = true;
       auto done = in_parts(run.range, kLargestCall, [&](const AddressRange& part) -> Result<void> {
-        auto gone = advise(part, MADV_DONTNEED);
-        if (!gone) return fail(std::move(gone.error()));
-        all = all && *gone;
+        STASIS_TRY_ASSIGN(auto gone, advise(part, MADV_DONTNEED));
+        all = all && gone;
         fault_only(FaultPoint::kZerosDropped);
         return {};
       });
@@ -263,9 +261,7 @@ std::uint64_t drop_zero_pages(const proc::AddressSpace& space,
       const AddressRange whole{(run.range.start + kBlock - 1) / kBlock * kBlock,
                                run.range.end / kBlock * kBlock};
       if (whole.end <= whole.start || ++huge > kMostHuge) continue;
-      if (auto advised = advise(whole, MADV_HUGEPAGE); !advised) {
-        return fail(std::move(advised.error()));
-      }
+      STASIS_TRY(advise(whole, MADV_HUGEPAGE));
     }
     return {};
   });

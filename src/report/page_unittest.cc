@@ -76,7 +76,7 @@ std::string page_saying(const std::string& hostile) {
   // Too small for a label, which depends on the length of the name.
   image.parts[0].bytes = 999;
   image.parts[1] = {ImagePart::Kind::kElse, hostile, 1};
-  image.checks.push_back({"files", Error{ErrorCode::kImageCorrupt, hostile, hostile, {}, {}}});
+  image.checks.push_back({"files", Error{ErrorCode::kImageCorrupt, hostile, hostile}});
   Subject subject{image, false, {}, {}, "now", kNonce};
   CriuLog log;
   log.errors = {hostile};
@@ -102,7 +102,7 @@ TEST(Page, SaysWhatStandsInTheWay) {
   ImageReport image = small_image();
   image.manifest.simulated = true;
   image.checks.push_back(
-      {"process-numbers", Error{ErrorCode::kPidInUse, "number 100 is taken", "end it", {}, {}}});
+      {"process-numbers", Error{ErrorCode::kPidInUse, "number 100 is taken", "end it"}});
   const std::string page = page_of(image);
   EXPECT_THAT(page, HasSubstr("Cannot be restored here, now"));
   EXPECT_THAT(page, HasSubstr("1 of 3 checks"));
