@@ -130,8 +130,8 @@ class OwnedMutex {
       wait();
   }
   bool try_lock() {
-    std::uint32_t nobody = 0;
-    return word_.compare_exchange_strong(nobody, this_thread(), std::memory_order_acquire);
+    std::uint32_t free = 0;
+    return word_.compare_exchange_strong(free, this_thread(), std::memory_order_acquire);
   }
   void unlock() {
     if (word_.exchange(0, std::memory_order_release) & kWaited) [[unlikely]]

@@ -254,9 +254,9 @@ int DumpSession::pause(Pid pid) {
 Result<void> DumpSession::lock_tree() {
   const LockTime time = lock_time();
   const auto result = std::make_shared<Result<void>>();
-  std::vector<proc::AwakeThread> nobody;
+  std::vector<proc::AwakeThread> awake_threads;
   (void)proc::run_beside(
-      nobody,
+      awake_threads,
       [state = state_, result, root = *root_, time] {
         Result<void> done = state->lock(root, time.for_driver);
         const std::scoped_lock guard(state->mutex);
@@ -291,7 +291,7 @@ void DumpSession::unlock_one_by_one() {
     targets = state_->targets;
   }
   const auto left = std::make_shared<std::atomic<std::size_t>>(targets.size());
-  std::vector<proc::AwakeThread> nobody;
+  std::vector<proc::AwakeThread> awake_threads;
   for (const JournalTarget& target : targets) {
     const auto unlock = [driver = state_->driver, target, left] {
       auto process = Process::open(*driver, target.pid);
@@ -301,7 +301,7 @@ void DumpSession::unlock_one_by_one() {
       --*left;
     };
     // Not waited for: the one that hangs hangs here too.
-    (void)proc::run_beside(nobody, unlock, milliseconds(1));
+    (void)proc::run_beside(awake_threads, unlock, milliseconds(1));
   }
   const auto start = std::chrono::steady_clock::now();
   while (left->load() > 0 && std::chrono::steady_clock::now() - start < kLimit) {

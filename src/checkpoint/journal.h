@@ -20,6 +20,11 @@ namespace stasis {
 
 // Its start is not known before CRIU has made the process that a restore brings back.
 struct JournalTarget : ProcessId {
+  JournalTarget() = default;
+  JournalTarget(const ProcessId& id, CudaState before) : ProcessId(id), initial(before) {}
+  JournalTarget(Pid number, std::uint64_t start, CudaState before)
+      : JournalTarget(ProcessId{number, start}, before) {}
+
   CudaState initial = CudaState::kRunning;  // what recovery brings it back to
 };
 

@@ -35,8 +35,9 @@ Result<std::unique_ptr<Driver>> Context::load_moving_driver(bool spare, bool dig
     if (!started) return nullptr;
     return std::make_shared<direct::MoverProcess>(std::move(*started));
   };
+  auto other = spare || digests ? start() : nullptr;
   session.add_mover(start());
-  if (spare || digests) session.add_mover(start());
+  session.add_mover(std::move(other));
   return load_bounded_driver();
 }
 

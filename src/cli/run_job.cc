@@ -215,8 +215,8 @@ void obey_stop() {
 
 // In a process of its own, in the job's namespaces.
 json work(const json& request, const job::StreamEnds& streams, const Wishes& wishes) {
-  Terminal nobody;
-  Context context{nobody, worker_interrupt()};
+  Terminal silent;
+  Context context{silent, worker_interrupt()};
   context.session.ring_bytes = wishes.ring_bytes;
   if (request.value("op", "") != "recover") obey_stop();
   const std::string what = request.value("op", "");

@@ -110,7 +110,7 @@ json work_on(Context& context, Driver& driver, const Interrupt& interrupt,
 
 void serve_side(const Channel& channel, const SwapArguments& arguments, const Target& target,
                 const Elsewhere& there, const Context& asked) {
-  Terminal nobody;
+  Terminal silent;
   // One for each order: what was stopped has to be undone. They stay, for a signal that is late.
   std::list<Interrupt> interrupts(1);
   g_side_interrupt = &interrupts.back();
@@ -118,7 +118,7 @@ void serve_side(const Channel& channel, const SwapArguments& arguments, const Ta
   action.sa_handler = stop_side;
   action.sa_flags = SA_RESTART;
   ::sigaction(SIGTERM, &action, nullptr);
-  Context context{nobody, interrupts.front(), true};
+  Context context{silent, interrupts.front(), true};
   context.patience = asked.patience;
   context.session.ring_bytes = asked.session.ring_bytes;
   auto entered = there.enter();

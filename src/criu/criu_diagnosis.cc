@@ -117,9 +117,10 @@ constexpr std::array kRules = {
              "namespace",
              "close it before the dump"},
     CriuRule{"iptables", "", kCriuFailed, "packets of the TCP connections could not be held back",
-             "install nftables, or dump with --network-lock skip if nobody else sends"},
-    CriuRule{"nftables", "", kCriuFailed, "packets of the TCP connections could not be held back",
-             "load the kernel's nf_tables, or dump with --network-lock skip if nobody else sends"},
+             "install nftables, or dump with --network-lock skip if no other program sends"},
+    CriuRule{
+        "nftables", "", kCriuFailed, "packets of the TCP connections could not be held back",
+        "load the kernel's nf_tables, or dump with --network-lock skip if no other program sends"},
 
     // Timers and schedulers.
     CriuRule{"Unknown clock type", "", kCriuFailed,  // seen
@@ -163,10 +164,10 @@ constexpr std::array kRules = {
     CriuRule{"io_uring", "", kCriuFailed, "the process uses io_uring, which CRIU cannot dump",
              "start it with `stasis run --no-io-uring`, or turn io_uring off in the program"},
     // The kernel lets no io_uring through a socket since 6.7: CRIU says only this. Seen.
-    CriuRule{
-        "send_fds failed (-22)", "", kCriuFailed,
-        "the process has a descriptor that the kernel hands to nobody, most likely an io_uring",
-        "start it with `stasis run --no-io-uring`, or turn io_uring off in the program"},
+    CriuRule{"send_fds failed (-22)", "", kCriuFailed,
+             "the process has a descriptor that the kernel hands to no other process, most likely "
+             "an io_uring",
+             "start it with `stasis run --no-io-uring`, or turn io_uring off in the program"},
     CriuRule{"anon_inode:", "", kCriuFailed,
              "the process has a kind of descriptor open that CRIU cannot dump",
              "close it before the dump; the line names its kind"},
@@ -202,7 +203,7 @@ constexpr std::array kRules = {
              "let it open such files itself (</dev/null, and its output to files, after unshare)"},
     CriuRule{
         "No mapping for ", "mountpoint", kCriuFailed,
-        "a directory was mounted into the process from outside, and nobody says what is in its "
+        "a directory was mounted into the process from outside, and no option says what is in its "
         "place now",
         "restore it with --external 'mnt[NAME]:PATH', NAME being that of the dump"},
 

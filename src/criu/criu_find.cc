@@ -165,7 +165,7 @@ Result<Criu> Criu::find(const std::optional<std::string>& explicit_path) {
         other.empty() ? ask_version(path)
                       : fail(ErrorCode::kCriuMissing, fmt::format("{} is not run: {}", path, other),
                              fmt::format("make it and the folders above it belong to "
-                                         "root or to you, writable by nobody else; or, "
+                                         "root or to you, writable by no other user; or, "
                                          "if you trust it, set STASIS_CRIU={}",
                                          path));
     if (version && *version >= kOldestCriu) return Criu(path, *version);

@@ -30,7 +30,7 @@ int parent_of(Pid pid) {
   return info ? info->parent.value : 0;
 }
 
-// The numbers of the image that belong to somebody, a thread's included: /proc/N is there for both.
+// The numbers of the image that a process has, a thread's included: /proc/N is there for both.
 std::vector<int> taken_numbers(const std::vector<Pid>& pids, const std::vector<Tid>& threads) {
   std::vector<int> taken;
   const auto look = [&](int number) {
@@ -74,7 +74,7 @@ Error numbers_taken(const std::vector<int>& taken) {
 }
 
 // What a restore has made so far. Ends it on every path out, exceptions included, unless the
-// restore is dismissed as a success: nobody else knows of these processes yet.
+// restore is dismissed as a success: no other tool knows of these processes yet.
 class HalfRestored {
  public:
   HalfRestored(Pid root, std::vector<Pid> pids) : pids_(std::move(pids)) { add(root); }
@@ -92,7 +92,7 @@ class HalfRestored {
 
   // Kills all there is, and does not wait.
   void kill() {
-    // Whoever is found stands still first, so that nobody is forked after we looked.
+    // Each that is found stands still first, so that it forks no other after the look.
     while (look()) {
     }
     for (const auto& [pid, pidfd] : held_)
@@ -108,7 +108,7 @@ class HalfRestored {
       if (!pidfd.wait_exit(kKillPatienceMs)) alive.push_back(pid);
     }
     // The root is our child, and if we are a subreaper the others have become it: their numbers are
-    // free only once we have reaped them. Somebody else's processes are not touched by this.
+    // free only once we have reaped them. Processes of others are not touched by this.
     for (const auto& [pid, pidfd] : held_)
       add(pid);
     for (const Pid pid : pids_) {
@@ -122,7 +122,7 @@ class HalfRestored {
 
  private:
   // Takes hold of our own children with the image's numbers, and of what descends from them.
-  // Processes that merely have one of the numbers belong to somebody else. False if nobody is new.
+  // Processes that merely have one of the numbers belong to others. False if none is new.
   bool look() {
     const std::size_t before = held_.size();
     for (const Pid pid : pids_) {

@@ -37,10 +37,10 @@ constexpr Kind kOfThread{"thread-namespace", Light::kRed,
                          "them",
                          "let them be processes of their own"};
 constexpr Kind kFile{"namespace-file", Light::kRed,
-                     "has a namespace open in which nobody of the tree lives",
+                     "has a namespace open in which no process of the tree lives",
                      "close it before the dump"};
 
-// Those that CRIU lets nobody but the root have of his own; network and mounts may be nested.
+// Those that CRIU lets only the root have of its own; network and mounts may be nested.
 constexpr std::array<const char*, 6> kOfRoot = {"pid", "ipc", "uts", "user", "cgroup", "time"};
 // Those that a thread may leave alone.
 constexpr std::array<const char*, 6> kOfThreads = {"net", "uts",    "ipc",
@@ -72,7 +72,7 @@ void look_at_root(const proc::ProcFs& procfs, Pid root, Signs& out) {
     out.add(root, kNoInit, fmt::format("it is number {} there", details->ns_pid));
   if (!has_our_namespace(root, "user") &&
       (maps_nobody(root, "uid_map") || maps_nobody(root, "gid_map"))) {
-    out.add(root, kNoUsers, "nobody is mapped");
+    out.add(root, kNoUsers, "no user is mapped");
   }
 }
 

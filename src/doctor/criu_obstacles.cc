@@ -85,7 +85,7 @@ constexpr Kind kDevice{"device", Light::kRed, "has devices open that CRIU cannot
 constexpr Kind kPidfd{"pidfd", Light::kRed, "holds a pidfd of a process outside of the tree",
                       "dump that process too, or close the pidfd"};
 constexpr Kind kSecret{"secret-memory", Light::kRed,
-                       "has memory that the kernel shows nobody (memfd_secret)",
+                       "has memory that the kernel shows to no other process (memfd_secret)",
                        "do without in the program"};
 constexpr Kind kSysv{"sysv-memory", Light::kRed,
                      "has System V shared memory, and its IPC namespace is not its own",
@@ -141,7 +141,7 @@ constexpr Kind kSharedFile{"shared-memory", Light::kYellow,
 constexpr Kind kOtherUser{"other-user", Light::kRed,
                           "runs as another user, whose limits CRIU may not read",
                           "give stasis CAP_SYS_RESOURCE, or run it as that user"};
-constexpr Kind kTracer{"tracer", Light::kRed, "is being traced, which nobody else can then do",
+constexpr Kind kTracer{"tracer", Light::kRed, "is being traced, which CRIU cannot do then",
                        "detach the debugger, or wait until the other tool has ended"};
 constexpr Kind kInotify{"inotify", Light::kYellow,
                         "watches files by inotify or fanotify that CRIU may not find again",
@@ -448,7 +448,7 @@ class Search {
     return it->second;
   }
 
-  // Somebody's child may be so young that nobody has heard of it yet.
+  // A child may be so young that no list has it yet.
   bool is_ours(Pid pid) const {
     constexpr int kGenerations = 64;
     for (int i = 0; i < kGenerations && pid.value > 1; ++i) {

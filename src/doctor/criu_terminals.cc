@@ -1,4 +1,4 @@
-// Terminals that nobody has as his own: CRIU 4.2.1 looks for their other ends.
+// Terminals that no session has as its own: CRIU 4.2.1 looks for their other ends.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>

@@ -15,7 +15,7 @@ namespace stasis::doctor {
 namespace {
 
 // CRIU sets its code free of the target's filters (PTRACE_O_SUSPEND_SECCOMP), filters or not; the
-// kernel grants that to nobody who is under one himself (kernel/ptrace.c).
+// kernel grants that to no process that is under one itself (kernel/ptrace.c).
 constexpr Kind kOurs{"seccomp", Light::kRed,
                      "cannot be dumped from here, because this stasis runs under a seccomp filter",
                      "run stasis outside of the container, or start that one without a filter "

@@ -52,7 +52,7 @@ void look_at_transparent(const CompositeContent& places, Findings& out) {
 struct SetAside {
   std::uint64_t size = 0;  // bytes of a page
   std::uint64_t all = 0;
-  std::uint64_t free = 0;  // that nobody has, or has been promised
+  std::uint64_t free = 0;  // not taken, and not promised
 };
 
 std::vector<SetAside> pages_set_aside(const CompositeContent& places) {

@@ -56,7 +56,7 @@ void look_at_yama(const CompositeContent& places, bool may_trace_all, Findings& 
 }
 
 // CRIU asks the kernel to suspend the target's filters, whether it has any or not, and that grants
-// it to nobody who is under one himself: "suspending seccomp failed" (CRIU 4.2.1).
+// it to no process that is under one itself: "suspending seccomp failed" (CRIU 4.2.1).
 void look_at_seccomp_here(const CompositeContent& places, Findings& out) {
   const auto status = read_file(AT_FDCWD, places.proc + "/self/status");
   constexpr std::string_view kKey = "\nSeccomp:\t";

@@ -51,7 +51,7 @@ void look_at_gpu_memory(Group& group, std::vector<Finding>& out) {
 }
 
 // What `suspend` and `dump` refuse: only the agent knows of it, so the doctor asks. Without an
-// agent nobody can tell.
+// agent no tool can tell.
 void look_at_shared_gpu_memory(const Group& group, std::vector<Finding>& out) {
   constexpr const char* kId = "shared-gpu-memory";
   constexpr std::chrono::seconds kPatience{5};
@@ -176,9 +176,9 @@ Result<std::vector<Finding>> examine_processes(Driver& driver, const proc::ProcF
                    ""});
   }
   if (proc::is_shell_job(infos)) {
-    out.push_back({"terminal", Light::kGreen,
-                   "it hangs on a terminal or a session of somebody else: --shell-job will be set",
-                   ""});
+    out.push_back(
+        {"terminal", Light::kGreen,
+         "it hangs on a terminal or a session of another program: --shell-job will be set", ""});
   }
   for (Finding& finding : find_undumpable(procfs, group.members(), options, simulated, connected))
     out.push_back(std::move(finding));

@@ -163,7 +163,7 @@ class Target {
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(1);
-  // Whoever makes the driver's calls for us need not be its ancestor; yama would mind.
+  // The process that makes the driver's calls for us need not be its ancestor; yama would mind.
   ::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);
   const rlimit no_core{};
   ::setrlimit(RLIMIT_CORE, &no_core);
@@ -203,7 +203,7 @@ class Child {
 
   bool tell(char word) const { return ::send(channel_.get(), &word, 1, MSG_NOSIGNAL) == 1; }
 
-  // Nothing if it has ended, or if somebody asked to stop: its alarm bounds the wait.
+  // Nothing if it has ended, or if the user asked to stop: its alarm bounds the wait.
   std::optional<Message> listen(const Interrupt& interrupt) const {
     while (interrupt.check()) {
       pollfd wait{channel_.get(), POLLIN, 0};
@@ -282,7 +282,7 @@ Finding no_start(const Driver& driver, const std::string& gpu, const Message& me
   }
   const std::string what =
       fmt::format("{}: a process of our own cannot use it: {}", gpu, refusal(driver, message));
-  // Somebody else's work is no fault of the machine.
+  // Work of other programs is no fault of the machine.
   if (message.cu_result == cuda::CUDA_ERROR_OUT_OF_MEMORY)
     return yellow("trial", what, kTryWhenFree);
   if (message.cu_result == cuda::CUDA_ERROR_DEVICE_UNAVAILABLE)
@@ -290,7 +290,7 @@ Finding no_start(const Driver& driver, const std::string& gpu, const Message& me
   return red("trial", what, kLookFurther);
 }
 
-// Kills a process of ours when somebody asks to stop: the driver's call about it then ends.
+// Kills a process of ours when the user asks to stop: the driver's call about it then ends.
 class Watch {
  public:
   Watch(const Pidfd& target, const Interrupt& interrupt) {

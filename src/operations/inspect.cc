@@ -20,7 +20,7 @@
 namespace stasis {
 namespace {
 
-// What CRIU asks for first, whoever runs it.
+// What CRIU asks for first, whichever user runs it.
 Result<void> check_rights() {
   const auto capabilities = proc::ProcFs().effective_capabilities();
   const auto has = [&](unsigned which) { return (*capabilities >> which & 1) != 0; };
@@ -29,7 +29,8 @@ Result<void> check_rights() {
               "run as root, or with CAP_CHECKPOINT_RESTORE, CAP_SYS_PTRACE and CAP_SETPCAP");
 }
 
-// Somebody listens where the job did. An image with a network of its own brings its ports along.
+// Another program listens where the job did. An image with a network of its own brings its ports
+// along.
 Result<void> check_ports(const Manifest& manifest) {
   const auto of_network = [](const FileRecord& file) {
     return file.path.starts_with("criu/netdev-");
@@ -92,7 +93,7 @@ std::vector<ImagePart> parts_of(const ImageReader& image,
   }
   if (image.manifest().content) {
     // What is stored for several processes counts with the first; the index and what lies between
-    // the chunks is of nobody.
+    // the chunks belongs to no process.
     std::uint64_t left = image.manifest().content->total_bytes();
     for (std::size_t i = 0; content && i < content->processes.size(); ++i) {
       const auto& [pid, use] = content->processes[i];

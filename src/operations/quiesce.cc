@@ -31,13 +31,13 @@ Result<void> bring_to_rest(const Environment& env, OpenedGroup& opened,
     if (options.path != MemoryPath::kDriver) opened.direct.tell_of_new(env, group);
     if (options.at_rest) options.at_rest();
     // Once more: the lock may have taken seconds, in which the ranks of a job have met.
-    std::set<Pid> nobody;
-    if (!options.ignore_obstacles) done = look_for_obstacles(env, group.members(), false, nobody);
+    std::set<Pid> none;
+    if (!options.ignore_obstacles) done = look_for_obstacles(env, group.members(), false, none);
     if (!done) return done;
     phases.begin("checkpoint");
     done = group.keep_still();
     if (!done) return done;
-    // Whom they have forked until then; from now on they fork nobody.
+    // What they have forked until then; from now on they fork no process.
     auto more = group.look_again();
     if (!more) return fail(std::move(more.error()));
     if (*more) continue;

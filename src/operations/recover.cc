@@ -48,7 +48,7 @@ Result<std::optional<ProcessReport>> recover_target(const Environment& env,
     return fail(std::move(process.error()));
   }
   if (!may_be_same(target, process->id())) return std::optional<ProcessReport>();
-  // CRIU outlives a killed `stasis dump` until it sees that nobody answers it any more.
+  // CRIU outlives a killed `stasis dump` until it sees that its tool does not answer any more.
   const auto details = proc::ProcFs().details(target.pid);
   if (details && details->tracer != 0) {
     return fail(ErrorCode::kBusy,
@@ -65,17 +65,17 @@ Result<std::optional<ProcessReport>> recover_target(const Environment& env,
   }
   STASIS_TRY_ASSIGN(auto state, process->cuda_state());
   // A record of a restore has no start times yet: a number that another program got has no CUDA
-  // state, or one that nobody froze.
+  // state, or one that no tool froze.
   if (!state) return std::optional<ProcessReport>();
   Result<void> done;
   if (*state == CudaState::kCheckpointed && target.initial != CudaState::kCheckpointed) {
     done = restore_state(driver, *process);
-    // Somebody was quicker, such as a call that a killed tool has left: bring_to() sees to the
+    // Another was quicker, such as a call that a killed tool has left: bring_to() sees to the
     // rest.
     if (!done && done.error().code == ErrorCode::kWrongState) done = {};
   }
   if (done) done = process->bring_to(target.initial, std::chrono::seconds(30));
-  // CRIU ends what it was restoring when it sees that nobody answers it any more.
+  // CRIU ends what it was restoring when it sees that its tool does not answer any more.
   if (!done && !process->alive()) return std::optional<ProcessReport>();
   if (!done) return fail(std::move(done.error()));
   if (target.initial == CudaState::kRunning) {
@@ -97,7 +97,7 @@ Result<std::optional<ProcessReport>> recover_target(const Environment& env,
   return report_process(*process, true, 0);
 }
 
-// Waits until nobody has stopped the target, such as a criu that dies at this moment.
+// Waits until no tracer has stopped the target, such as a criu that dies at this moment.
 Result<void> wait_for_tracer(const Environment& env, const JournalTarget& target) {
   constexpr std::chrono::seconds kPatience{10};
   constexpr std::chrono::milliseconds kPoll{10};
@@ -129,7 +129,7 @@ Result<bool> finish_ending(const JournalRecord& record) {
   const bool all = std::all_of(record.ending.begin(), record.ending.end(),
                                [](const auto& p) { return is_alive(p); });
   if (record.ending.empty() || all) return false;
-  // Somebody may have moved it, put another in its place, or worse; then what lives is all there
+  // A user may have moved it, put another in its place, or worse; then what lives is all there
   // is.
   const auto image = ImageReader::open(record.image);
   if (!image || !has_all(image->manifest(), record)) return false;
@@ -231,7 +231,7 @@ void add_stands_still(RecoverReport& report) {
                        fmt::format("`stasis resume {}`", suspended)};
 }
 
-// Nothing if somebody else has recovered it meanwhile.
+// Nothing if another tool has recovered it meanwhile.
 std::optional<RecoverReport> recover_record(const Environment& env, const JournalEntry& seen) {
   RecoverReport report;
   report.root = seen.record.root;
@@ -320,7 +320,7 @@ bool is_ending(Pid pid) {
 }
 
 // Whose stasis was just killed is no more under way than if it had been gone by now. `of`: whose it
-// is, or 0 for anybody.
+// is, or 0 for any process.
 Result<std::vector<JournalEntry>> read_settled_journal(const Environment& env, Pid of) {
   constexpr std::chrono::seconds kPatience{5};
   constexpr std::chrono::milliseconds kPoll{10};
@@ -337,7 +337,7 @@ Result<std::vector<JournalEntry>> read_settled_journal(const Environment& env, P
   }
 }
 
-// Not of one target, and in nobody's way.
+// Not of one target, and in no operation's way.
 void sweep() {
   sweep_journal();
   RestoreLog::sweep();
@@ -364,7 +364,7 @@ Result<RecoverReport> recover(const Environment& env, Pid root) {
       (void)finish_step(info.pid);
   }
   sweep();
-  // Then everything in the tree that is not running, whoever left it so.
+  // Then everything in the tree that is not running, whatever left it so.
   auto report = resume(env, root, {});
   if (!report) {
     // With a record, a target that has ended meanwhile is an answer and no failure.

@@ -33,7 +33,7 @@ Result<void> look_for_obstacles(const Environment& env, const std::vector<GroupM
 
 namespace {
 
-// The threads of a process that somebody traces cannot be kept still.
+// The threads of a process that is traced cannot be kept still.
 Result<void> refuse_tracers(const std::vector<GroupMember>& members) {
   const proc::ProcFs procfs;
   for (const GroupMember& member : members) {
@@ -49,7 +49,8 @@ Result<void> refuse_tracers(const std::vector<GroupMember>& members) {
   return {};
 }
 
-// What agents know of the sharing of their programs' memory, whoever is to move it.
+// What agents know of the sharing of their programs' memory, whether the mover or the driver is to
+// move it.
 Result<void> refuse_open_elsewhere(const Environment& env, const std::vector<GroupMember>& members,
                                    bool ignore) {
   std::vector<std::pair<Pid, std::uint32_t>> pieces;
@@ -57,7 +58,7 @@ Result<void> refuse_open_elsewhere(const Environment& env, const std::vector<Gro
     if (member.initial != CudaState::kRunning) continue;
     auto agent = find_agent(env, member.process, true);
     if (!agent && is_held_up(agent.error())) return fail(std::move(agent.error()));
-    if (!agent || !*agent) continue;  // whoever needs it says what is wrong with it
+    if (!agent || !*agent) continue;  // move_out() says what is wrong with it
     if (!(*agent)->ask(direct::AgentCommand::kNone, 0, std::chrono::milliseconds(5000))) continue;
     pieces.emplace_back(member.process.pid(), (*agent)->shared_count());
     // Its peer was killed, and it is about to make the program run by itself. Done now, so that the
@@ -78,11 +79,11 @@ Result<void> refuse_obstacles(const Environment& env, OpenedGroup& opened, bool 
   if (clear) clear = look_for_obstacles(env, opened.group.members(), ignore, *checked);
   if (clear) clear = refuse_open_elsewhere(env, opened.group.members(), ignore);
   if (!clear && opened.journal->inherited().empty()) {
-    opened.group.dismiss();  // nobody has been touched
+    opened.group.dismiss();  // no process has been touched
     opened.journal->finish();
     return clear;
   }
-  // By a killed operation somebody has.
+  // By a killed operation one has.
   if (!clear) return fail(roll_back(env, opened, std::move(clear.error())));
   opened.group.on_members_changed = [&env, ignore, checked,
                                      update = opened.group.on_members_changed](

@@ -125,7 +125,7 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
                 "give --device-map to `stasis resume` instead");
   }
   STASIS_TRY(check_shared_memory(image, options));
-  // The cheap checks first: nobody waits for checksums to hear that a number is taken.
+  // The cheap checks first: the user does not wait for checksums to hear that a number is taken.
   STASIS_TRY_ASSIGN(auto criu, Criu::find(options.criu_path));
   STASIS_TRY_ASSIGN(auto old_gpus, gpus_of(manifest));
   STASIS_TRY(check_driver(env.driver, manifest));
@@ -237,7 +237,7 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
                           manifest.total_bytes);
     }
   };
-  // CRIU may wait for ever for one that somebody has killed (seen with 4.2.1). One that ends by
+  // CRIU may wait for ever for one that was killed (seen with 4.2.1). One that ends by
   // itself as soon as it runs is none of that: criu answers within milliseconds.
   std::optional<Clock::time_point> dead_since;
   request.check = [&]() -> Result<void> {

@@ -162,7 +162,7 @@ Result<void> RestoredJob::check_alive() const {
     return fail(ErrorCode::kProcessGone,
                 fmt::format("process {} ({}) has ended while CRIU was restoring it",
                             process->pid().value, process->info().comm),
-                "see whether somebody has killed it, or the kernel for lack of memory (`dmesg`)");
+                "see whether a user has killed it, or the kernel for lack of memory (`dmesg`)");
   }
   return {};
 }

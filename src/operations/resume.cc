@@ -38,7 +38,7 @@ Result<std::vector<GpuPair>> check_and_plan(const Environment& env, const Group&
   return pairs;
 }
 
-// The content that somebody says is there.
+// The content that the user says is there.
 Result<std::shared_ptr<ImageContent>> open_named(const std::string& images_dir) {
   auto content = ImageContent::open(images_dir);
   std::error_code ignored;

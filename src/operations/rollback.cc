@@ -13,7 +13,7 @@ Error roll_back(const Environment& env, OpenedGroup& opened, Error why) {
 }
 
 Error rolled_back(const Environment& env, OpenedGroup& opened, Error why, Result<void> back) {
-  // Where the driver still holds somebody, its agent waits for `stasis recover`: asked now, it
+  // Where the driver still holds a process, its agent waits for `stasis recover`: asked now, it
   // would hang in the driver.
   if (back) {
     opened.direct.take_held(env, opened.group);

@@ -432,9 +432,12 @@ told_of_sharing() {
   done
   open_there
   pkill -KILL -P "$TARGET"
+  # The agent learns of it by the end of a connection.
+  wait_until 30 shares_no_more
   cycle_by direct
   target_verifies
 }
+shares_no_more() { [[ $(told_of_sharing) != red ]]; }
 
 # open_beside COUNT: so many processes that are none of TARGET's, and have agents, open what it shares
 # when they are told to. Sets OPENERS.

@@ -1,0 +1,154 @@
+#include "operations/dump_checks.h"
+
+#include <linux/magic.h>
+#include <sys/statvfs.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <set>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "doctor/criu_obstacles.h"
+#include "driver/gpu_plan.h"
+
+namespace stasis {
+
+namespace {
+
+// Bytes free for this user on the file system that holds `fd`; nothing if it does not say (ramfs, a
+// tmpfs without a limit: no blocks at all).
+std::optional<std::uint64_t> free_space(const UniqueFd& fd) {
+  struct statvfs info {};
+  if (::fstatvfs(fd.get(), &info) != 0 || info.f_blocks == 0) return std::nullopt;
+  return static_cast<std::uint64_t>(info.f_bavail) * info.f_frsize;
+}
+
+// Whether what was written is to be had again until a later run syncs it, whatever becomes of the
+// disk: room is set aside at the write, and pages that could not be brought to the disk stay in the
+// page cache as they are. A network file system finds out at the sync, btrfs drops them, and what
+// lies below an overlay is not to be seen.
+bool keeps_what_it_has_taken(const UniqueFd& dir) {
+  struct statfs info = {};
+  if (::fstatfs(dir.get(), &info) != 0) return false;
+  const auto type = static_cast<std::uint32_t>(info.f_type);
+  constexpr std::array kKnown{std::uint32_t{EXT4_SUPER_MAGIC}, std::uint32_t{XFS_SUPER_MAGIC},
+                              std::uint32_t{TMPFS_MAGIC}};
+  return std::find(kKnown.begin(), kKnown.end(), type) != kKnown.end();
+}
+
+}  // namespace
+
+Result<void> check_disk_space(const Environment& env, const Group& group, const UniqueFd& dir,
+                              const std::string& path, const ContentBase* base) {
+  const proc::ProcFs procfs;
+  std::uint64_t needed = 0;
+  for (const GroupMember& member : group.members()) {
+    if (auto bytes = procfs.anonymous_bytes(member.process.pid())) needed += *bytes;
+  }
+  if (auto use = env.driver.memory_by_process()) {
+    for (const GroupMember& member : group.members()) {
+      if (member.initial != CudaState::kRunning && member.initial != CudaState::kLocked) continue;
+      std::uint64_t bytes = 0;
+      if (auto it = use->find(member.process.pid()); it != use->end()) {
+        for (const GpuUse& part : it->second)
+          bytes += part.bytes;
+      }
+      needed += bytes - std::min(bytes, kContextBytes);
+    }
+  }
+  if (base != nullptr) needed -= std::min(needed, base->usable_bytes());
+  const auto free = free_space(dir);
+  if (!free || *free >= needed) return {};
+  return fail(ErrorCode::kNoSpace,
+              fmt::format("the image needs about {} and {} has {} free", format_bytes(needed), path,
+                          format_bytes(*free)),
+              "free some space, or choose a directory on another file system");
+}
+
+Result<void> refuse_undumpable(const Environment& env, const std::vector<GroupMember>& members,
+                               const CriuOptions& criu, const DumpOptions& options) {
+  const auto& job = options.job;
+  const std::vector<std::string> connected = job ? job->streams : std::vector<std::string>();
+  // CRIU gives a file that has lost its name another one, and takes that away when the tree runs
+  // on: no restore would find the file. What a job has in its /dev/shm is in the image besides.
+  CriuOptions wanted = criu;
+  const bool lost = options.after == AfterDump::kRunning && criu.link_remap && !job;
+  if (lost) wanted.link_remap = false;
+  std::vector<std::string> reasons;
+  std::set<std::string> remedies;
+  for (const Finding& finding :
+       find_undumpable(proc::ProcFs(), members, wanted, env.driver.info().simulated, connected)) {
+    if (finding.id == "fifo" || finding.id == "posix-timer") env.tell(finding.what);
+    if (finding.light != Light::kRed) continue;
+    reasons.push_back(finding.what);
+    remedies.insert(lost && finding.id == "link-remap"
+                        ? "dump it without --leave-running, by which the file would be lost to the "
+                          "image, or start it under `stasis run --images-dir`, which saves its "
+                          "/dev/shm"
+                        : finding.remedy);
+  }
+  if (reasons.empty()) return {};
+  if (options.ignore_undumpable) {
+    for (const std::string& reason : reasons)
+      env.tell(reason);
+    return {};
+  }
+  return fail(ErrorCode::kUndumpable, fmt::format("{}", fmt::join(reasons, "; ")),
+              fmt::format("{}; to let CRIU try all the same: --ignore-undumpable",
+                          fmt::join(remedies, "; ")));
+}
+
+bool may_take_over(const Environment& env, const DumpOptions& options) {
+  return options.base && env.mover && options.path != MemoryPath::kDriver &&
+         options.after != AfterDump::kSuspended;
+}
+
+Result<std::shared_ptr<const ContentBase>> open_base(const Environment& env,
+                                                     const DumpOptions& options) {
+  if (!may_take_over(env, options)) return nullptr;
+  auto base = ContentBase::open(*options.base, env.progress, env.interrupt);
+  if (!base && base.error().code == ErrorCode::kInterrupted) return base;
+  if (!base) {
+    if (base.error().code != ErrorCode::kNotSupported || !options.base_may_be_empty) {
+      env.tell(fmt::format("all GPU memory is written, and nothing taken over from {}: {}",
+                           *options.base, base.error().to_string()));
+    }
+    return nullptr;
+  }
+  for (const Error& damage : (*base)->damage()) {
+    env.tell(fmt::format("{} is damaged, and what is in that file is written anew: {}",
+                         *options.base, damage.message));
+  }
+  return base;
+}
+
+bool past_the_cache(const DumpOptions& options) {
+  return options.direct_io.value_or(options.sync == SyncPolicy::kDisk &&
+                                    options.after == AfterDump::kKill);
+}
+
+SyncPolicy when_to_sync(const DumpOptions& options, const ImageWriter& writer) {
+  const bool later = options.sync == SyncPolicy::kDisk && options.after == AfterDump::kRunning &&
+                     !options.direct_io.value_or(false) && !writer.replaces() &&
+                     keeps_what_it_has_taken(writer.dir());
+  return later ? SyncPolicy::kDeferred : options.sync;
+}
+
+Result<void> refuse_from_within(Pid root) {
+  STASIS_TRY_ASSIGN(auto tree, proc::ProcFs().tree(root));
+  if (std::none_of(tree.begin(), tree.end(),
+                   [](const proc::ProcessInfo& info) { return info.pid.value == ::getpid(); })) {
+    return {};
+  }
+  return fail(ErrorCode::kUsage,
+              fmt::format("process {} cannot be dumped from within: this stasis ({}) is below it",
+                          root.value, ::getpid()),
+              "run stasis from another shell, or under setsid and a subshell that ends");
+}
+
+}  // namespace stasis

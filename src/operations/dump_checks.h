@@ -1,0 +1,42 @@
+// What a dump refuses before it touches anything, and how it will write. Private to src/operations.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "checkpoint/group.h"
+#include "image/content_base.h"
+#include "image/image_writer.h"
+#include "operations/operations.h"
+
+namespace stasis {
+
+// Refuses a dump that cannot fit. Counts private memory only: shared files may stay outside.
+// `base` counts as if nothing had changed since: if it has, the dump fails in time all the same.
+Result<void> check_disk_space(const Environment& env, const Group& group, const UniqueFd& dir,
+                              const std::string& path, const ContentBase* base);
+
+// CRIU says so too, but only when the GPU's memory has been moved; or never, of what it loses. Who
+// insists is told what it is.
+Result<void> refuse_undumpable(const Environment& env, const std::vector<GroupMember>& members,
+                               const CriuOptions& criu, const DumpOptions& options);
+
+// CRIU would stop who waits for it.
+Result<void> refuse_from_within(Pid root);
+
+// Whether there may be something to take over from the base.
+bool may_take_over(const Environment& env, const DumpOptions& options);
+// Nothing if all is to be written. Reads all of it, while the job runs. kInterrupted.
+Result<std::shared_ptr<const ContentBase>> open_base(const Environment& env,
+                                                     const DumpOptions& options);
+
+// Whether its files are written past the page cache.
+bool past_the_cache(const DumpOptions& options);
+
+// A tree that runs on waits neither for checksums nor for the disk: its image is completed, and
+// goes there, when it runs again. Not where that image takes another's place: until it is safe the
+// other must be there to fall back on.
+SyncPolicy when_to_sync(const DumpOptions& options, const ImageWriter& writer);
+
+}  // namespace stasis

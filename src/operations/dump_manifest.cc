@@ -1,0 +1,162 @@
+#include "operations/dump_manifest.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <set>
+
+#include <fmt/format.h>
+
+#include "base/version.h"
+#include "checkpoint/suspend_record.h"
+#include "criu/criu_core.h"
+
+namespace stasis {
+
+namespace {
+
+ImageCudaState image_state(CudaState state) {
+  switch (state) {
+    case CudaState::kLocked:
+      return ImageCudaState::kLocked;
+    case CudaState::kCheckpointed:
+      return ImageCudaState::kCheckpointed;
+    default:
+      return ImageCudaState::kRunning;
+  }
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : std::string();
+}
+
+std::vector<GpuMemoryRecord> gpu_memory_of(const Group& group, const GroupMember& member) {
+  std::vector<GpuUse> uses;
+  if (auto use = group.gpu_use().find(member.process.pid()); use != group.gpu_use().end()) {
+    uses = use->second;
+  } else if (member.initial) {
+    if (auto memory = recall_suspended(member.process)) uses = std::move(memory->uses);
+  }
+  std::vector<GpuMemoryRecord> out;
+  out.reserve(uses.size());
+  for (const GpuUse& part : uses)
+    out.push_back({part.gpu.to_string(), part.bytes});
+  return out;
+}
+
+// The TCP ports that a process listens on. CRIU binds those of connections whichever process has
+// them. The kernel takes some 8 ms to write down the TCP sockets of a network namespace, however
+// few there are (its table is large), and so is asked once for each, and only if a process has one.
+using SocketTables = std::map<ino_t, std::vector<proc::TcpSocket>>;
+std::vector<std::uint16_t> tcp_ports_of(const proc::ProcFs& procfs, Pid pid, SocketTables& tables) {
+  const auto own = procfs.tcp_socket_inodes(pid);
+  struct stat space = {};
+  if (!own || own->empty() ||
+      ::stat(fmt::format("/proc/{}/ns/net", pid.value).c_str(), &space) != 0)
+    return {};
+  const auto [table, is_new] = tables.try_emplace(space.st_ino);
+  if (is_new) table->second = procfs.tcp_sockets(pid).value_or(std::vector<proc::TcpSocket>());
+  std::set<std::uint16_t> ports;
+  for (const proc::TcpSocket& socket : table->second) {
+    if (socket.listens && std::find(own->begin(), own->end(), socket.inode) != own->end()) {
+      ports.insert(socket.local_port);
+    }
+  }
+  return {ports.begin(), ports.end()};
+}
+
+// The numbers of a process's threads without its own.
+std::vector<Tid> other_threads(const proc::ProcFs& procfs, Pid pid) {
+  std::vector<Tid> threads = procfs.threads(pid);
+  std::erase(threads, Tid{pid.value});
+  std::sort(threads.begin(), threads.end());
+  return threads;
+}
+
+}  // namespace
+
+Manifest describe_dump(const Environment& env, const Group& group, const Criu& criu,
+                       const CriuOptions& options, std::span<const Gpu> gpus) {
+  Manifest manifest;
+  manifest.stasis_version = kVersion;
+  manifest.hostname = host_name();
+  manifest.kernel_release = proc::kernel_release();
+  manifest.criu_version = criu.version();
+  manifest.driver_version = env.driver.info().driver_version;
+  manifest.cuda_version = env.driver.info().cuda_version;
+  manifest.simulated = env.driver.info().simulated;
+  for (const Gpu& gpu : gpus) {
+    manifest.gpus.push_back({gpu.uuid.to_string(), gpu.name, gpu.memory_total, gpu.pci_bus_id});
+  }
+  manifest.root = group.root();
+  manifest.criu_options = options;
+  return manifest;
+}
+
+Result<std::vector<ProcessRecord>> take_stock(const Group& group) {
+  const proc::ProcFs procfs;
+  STASIS_TRY_ASSIGN(auto tree, procfs.tree(group.root()));
+  SocketTables tables;
+  std::vector<ProcessRecord> records;
+  for (const proc::ProcessInfo& info : tree) {
+    ProcessRecord record;
+    record.pid = info.pid;
+    if (info.pid != group.root()) record.parent = info.parent;
+    if (auto details = procfs.details(info.pid)) record.command = std::move(details->argv);
+    record.threads = other_threads(procfs, info.pid);
+    record.tcp_ports = tcp_ports_of(procfs, info.pid, tables);
+    const auto member =
+        std::find_if(group.members().begin(), group.members().end(),
+                     [&](const GroupMember& m) { return m.process.id() == info.id(); });
+    if (member == group.members().end()) {
+      auto maps = procfs.maps_file(info.pid, "libcuda.so");
+      if (maps && *maps) {
+        return fail(ErrorCode::kBusy,
+                    fmt::format("process {} ({}) has appeared during the dump, and may use CUDA",
+                                info.pid.value, info.comm),
+                    "dump once more");
+      }
+    } else if (member->initial && member->process.alive()) {
+      record.cuda = true;
+      record.cuda_state = image_state(*member->initial);
+      record.gpu_memory = gpu_memory_of(group, *member);
+    }
+    records.push_back(std::move(record));
+  }
+  for (const GroupMember& member : group.members()) {
+    const bool there = std::any_of(records.begin(), records.end(), [&](const ProcessRecord& r) {
+      return r.pid == member.process.pid();
+    });
+    if (there || !member.initial || !member.process.alive()) continue;
+    return fail(
+        ErrorCode::kBusy,
+        fmt::format("process {} ({}) has lost its parent during the dump, and so is not in "
+                    "the image",
+                    member.process.pid().value, member.process.info().comm),
+        fmt::format("dump process {} and the rest each by itself", member.process.pid().value));
+  }
+  return records;
+}
+
+Result<void> refuse_tiles(const UniqueFd& criu_dir, const std::vector<ProcessRecord>& processes) {
+  for (const ProcessRecord& process : processes) {
+    const auto threads = threads_with_tiles(criu_dir, process.pid);
+    if (threads.empty()) continue;
+    return fail(
+        ErrorCode::kBusy,
+        fmt::format("process {} was in the middle of a computation with AMX (thread {}{}), and "
+                    "CRIU does not save its tiles",
+                    process.pid.value, threads.front().value,
+                    threads.size() > 1 ? fmt::format(" and {} more", threads.size() - 1) : ""),
+        "dump once more; if that is always so, have the program release its tiles "
+        "(_tile_release) when it has computed, or run without AMX (ONEDNN_MAX_CPU_ISA="
+        "AVX512_CORE_BF16)");
+  }
+  return {};
+}
+
+}  // namespace stasis

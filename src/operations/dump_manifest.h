@@ -1,0 +1,25 @@
+// What an image says of the tree that is dumped. Private to src/operations.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "checkpoint/group.h"
+#include "criu/criu.h"
+#include "image/manifest.h"
+#include "operations/operations.h"
+
+namespace stasis {
+
+// Of the machine and the tools.
+Manifest describe_dump(const Environment& env, const Group& group, const Criu& criu,
+                       const CriuOptions& options, std::span<const Gpu> gpus);
+
+// What is in the image: the tree as it stands still now. Processes without CUDA ran on until CRIU
+// stopped them, and may have come, gone or lost their parent since we looked last.
+Result<std::vector<ProcessRecord>> take_stock(const Group& group);
+
+// CRIU 4.2.1 saves no tiles of AMX: what they hold would be lost without a word.
+Result<void> refuse_tiles(const UniqueFd& criu_dir, const std::vector<ProcessRecord>& processes);
+
+}  // namespace stasis
