@@ -158,6 +158,12 @@ class Search {
            fmt::format("a program that {} is at work in, which the driver does not lock", tool),
            fmt::format("start it without {}", tool)});
     }
+    if (has_strict_thread(pid)) {
+      found_.push_back({"seccomp-strict", pid,
+                        "a thread in seccomp's strict mode, which the kernel ends when it is kept "
+                        "still",
+                        "suspend or dump it before or after it has such a thread"});
+    }
     const auto descriptors = proc::descriptor_limit(pid);
     if (descriptors && descriptors->spare < kSpareDescriptors) {
       found_.push_back(
@@ -189,6 +195,17 @@ class Search {
                         "run it on a GPU without MIG"});
     }
     return {};
+  }
+
+  // It may make no call but read, write, exit and sigreturn; a thread that is kept still waits in
+  // futex(2).
+  bool has_strict_thread(Pid pid) const {
+    constexpr int kStrict = 1;
+    const auto threads = procfs_.threads(pid);
+    return std::any_of(threads.begin(), threads.end(), [&](Tid thread) {
+      const auto status = procfs_.thread_status(pid, thread);
+      return status && status->seccomp == kStrict;
+    });
   }
 
   // Programs that start while the control daemon of their pipe directory runs become its clients.

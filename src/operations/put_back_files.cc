@@ -79,6 +79,28 @@ std::string free_name_aside(const UniqueFd& folder, const std::string& path) {
   return path + kAside;
 }
 
+// Another program, as far as it can be seen, that has the file open for writing.
+std::optional<Pid> writer_of(const struct stat& file) {
+  const proc::ProcFs procfs;
+  const auto everybody = procfs.all();
+  for (const proc::ProcessInfo& one : everybody ? *everybody : std::vector<proc::ProcessInfo>()) {
+    if (one.pid.value == ::getpid()) continue;
+    const auto open_files = procfs.open_files(one.pid);
+    for (const proc::OpenFile& each : open_files ? *open_files : std::vector<proc::OpenFile>()) {
+      struct stat info {};
+      const std::string number = fmt::format("{}/fd/{}", one.pid.value, each.descriptor);
+      if (::stat(("/proc/" + number).c_str(), &info) != 0 || info.st_ino != file.st_ino ||
+          info.st_dev != file.st_dev)
+        continue;
+      // The right of a descriptor is that of its link: 0300 for one that is written.
+      struct stat link {};
+      if (::lstat(("/proc/" + number).c_str(), &link) == 0 && (link.st_mode & S_IWUSR) != 0)
+        return one.pid;
+    }
+  }
+  return std::nullopt;
+}
+
 // Does another program, as far as it can be seen, have the file open or mapped?
 bool is_in_use(const struct stat& file) {
   const proc::ProcFs procfs;
@@ -151,7 +173,6 @@ PutBack how_to_put_back(const KeptFile& kept, const NeededFile& file) {
     // CRIU does not look at the size of one that is only appended to.
     if (!file.size) return PutBack::kNothing;
     const bool has_its_size = size == kept.size && *file.size == size;
-    if (has_its_size && info->st_ino == kept.inode) return PutBack::kNothing;
     const auto opened = open_checked(folder->get(), name_of_path(file.path), O_RDONLY | O_NOFOLLOW,
                                      is_regular_file);
     const bool same_end = opened && tail_digest(*opened, kept.size) == kept.tail;
@@ -237,6 +258,13 @@ Result<void> FilesPutBack::shorten(const KeptFile& kept) {
   if (::fstat(file.get(), &info) != 0) return put_back_error("look at", kept.path);
   const auto size = static_cast<std::uint64_t>(info.st_size);
   if (info.st_uid != kept.uid || size <= kept.size) return {};
+  const auto in_use = [&](const std::string& by) {
+    return fail(
+        ErrorCode::kBusy,
+        fmt::format("{} has grown since the image was made, and is written by {}", kept.path, by),
+        "end that program, or give it another file; then restore again");
+  };
+  if (const auto writer = writer_of(info)) return in_use(fmt::format("process {}", writer->value));
   const std::string aside = free_name_aside(folder, kept.path);
   STASIS_TRY_ASSIGN(auto rest,
                     open_file(folder.get(), name_of_path(aside), O_RDWR | O_CREAT | O_EXCL, 0600));
@@ -244,6 +272,9 @@ Result<void> FilesPutBack::shorten(const KeptFile& kept) {
   auto done = append(file, kept.size, size, rest, aside, interrupt_);
   if (done) done = set_owner(rest, kept);
   if (done && ::fsync(rest.get()) != 0) done = put_back_error("write", aside);
+  struct stat now {};
+  if (done && (::fstat(file.get(), &now) != 0 || now.st_size != info.st_size))
+    done = in_use("another program at this moment");
   if (done && ::ftruncate(file.get(), static_cast<off_t>(kept.size)) != 0)
     done = put_back_error("shorten", kept.path);
   if (!done) return done;

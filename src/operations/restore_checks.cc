@@ -164,12 +164,22 @@ std::vector<NeededFile> files_from_outside(const ImageReader& image) {
   return files;
 }
 
-const KeptFile* kept_of(const std::vector<KeptFile>& all, const NeededFile& file) {
-  const auto it = std::find_if(all.begin(), all.end(), [&](const KeptFile& kept) {
-    return kept.path == file.path ||
-           std::find(kept.links.begin(), kept.links.end(), file.path) != kept.links.end();
-  });
-  return it == all.end() ? nullptr : &*it;
+// By each of CRIU's names.
+using KeptByName = std::map<std::string, const KeptFile*>;
+
+KeptByName by_name(const std::vector<KeptFile>& all) {
+  KeptByName names;
+  for (const KeptFile& kept : all) {
+    names.emplace(kept.path, &kept);
+    for (const std::string& name : kept.links)
+      names.emplace(name, &kept);
+  }
+  return names;
+}
+
+const KeptFile* kept_of(const KeptByName& names, const NeededFile& file) {
+  const auto it = names.find(file.path);
+  return it == names.end() ? nullptr : it->second;
 }
 
 // What a person can do about it.
@@ -197,12 +207,13 @@ Result<void> check_files(const ImageReader& image) {
   constexpr std::size_t kShown = 5;
   const auto all_kept = read_kept_files(image.criu_dir());
   if (!all_kept) return fail(all_kept.error());
+  const KeptByName names = by_name(*all_kept);
   std::vector<std::string> wrong;
   Remedy remedy = Remedy::kPutBack;
   for (const NeededFile& file : files_from_outside(image)) {
     const auto why = what_is_wrong(file);
     if (!why) continue;
-    const KeptFile* kept = kept_of(*all_kept, file);
+    const KeptFile* kept = kept_of(names, file);
     if (kept != nullptr && how_to_put_back(*kept, file) != PutBack::kNothing) continue;
     if (kept != nullptr && kept->link && kept->content) {
       remedy = Remedy::kNameTaken;
@@ -228,9 +239,10 @@ Result<std::vector<std::pair<KeptFile, PutBack>>> files_to_put_back(const ImageR
   const auto all_kept = read_kept_files(image.criu_dir());
   if (!all_kept) return fail(all_kept.error());
   if (all_kept->empty()) return out;
+  const KeptByName names = by_name(*all_kept);
   std::map<std::string, PutBack> known;
   for (const NeededFile& file : files_from_outside(image)) {
-    const KeptFile* kept = kept_of(*all_kept, file);
+    const KeptFile* kept = kept_of(names, file);
     if (kept == nullptr || known.contains(kept->path)) continue;
     const PutBack how = how_to_put_back(*kept, file);
     if (how == PutBack::kNothing) continue;
@@ -242,9 +254,10 @@ Result<std::vector<std::pair<KeptFile, PutBack>>> files_to_put_back(const ImageR
 
 std::vector<std::string> files_used_up(const ImageReader& image) {
   const auto all_kept = read_kept_files(image.criu_dir());
+  const KeptByName names = all_kept ? by_name(*all_kept) : KeptByName();
   std::vector<std::string> out;
   for (NeededFile& file : files_from_outside(image)) {
-    const KeptFile* kept = all_kept ? kept_of(*all_kept, file) : nullptr;
+    const KeptFile* kept = kept_of(names, file);
     if (file.of_criu && (kept == nullptr || !kept->content)) out.push_back(std::move(file.path));
   }
   return out;

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <grp.h>
 #include <linux/capability.h>
+#include <poll.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -11,6 +12,7 @@
 
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <string>
@@ -73,6 +75,31 @@ bool become(unsigned uid, unsigned gid) {
   ::_exit(1);
 }
 
+// The user whose process it is may stop it at any moment: it is given a while, and is then ended.
+constexpr int kPatienceMs = 2000;
+
+bool ends_well(pid_t child) {
+  const auto pidfd = Pidfd::open(Pid{child});
+  if (!pidfd || !pidfd->wait_exit(kPatienceMs)) (void)::kill(child, SIGKILL);
+  int status = 0;
+  pid_t got = 0;
+  while ((got = ::waitpid(child, &status, 0)) < 0 && errno == EINTR) {
+  }
+  return got == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+// The other end of the pipe is closed, and nothing was written.
+bool is_closed_in_time(const UniqueFd& told) {
+  pollfd waits{told.get(), POLLIN, 0};
+  int ready = 0;
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(kPatienceMs);
+  while ((ready = ::poll(&waits, 1, kPatienceMs)) < 0 && errno == EINTR &&
+         std::chrono::steady_clock::now() < deadline) {
+  }
+  char byte = 0;
+  return ready == 1 && ::read(told.get(), &byte, 1) == 0;
+}
+
 bool may_look_into(int pid) {
   void* head = nullptr;
   std::size_t size = 0;
@@ -85,11 +112,7 @@ bool any_may_look_into(int pid, unsigned uid, unsigned gid) {
   const pid_t child = ::fork();
   if (child < 0) return false;
   if (child == 0) ::_exit(become(uid, gid) && may_look_into(pid) ? 0 : 1);
-  int status = 0;
-  pid_t got = 0;
-  while ((got = ::waitpid(child, &status, 0)) < 0 && errno == EINTR) {
-  }
-  return got == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  return ends_well(child);
 }
 
 }  // namespace
@@ -130,11 +153,8 @@ std::optional<Bystander> Bystander::for_thread(Pid pid, Tid thread) {
   tells = UniqueFd();
   its_input = UniqueFd();
   // The end of the file comes with the new program.
-  char byte = 0;
-  ssize_t got = 0;
-  while ((got = ::read(told.get(), &byte, 1)) < 0 && errno == EINTR) {
-  }
-  if (got != 0 || !any_may_look_into(child, user->uid, user->gid)) return std::nullopt;
+  if (!is_closed_in_time(told) || !any_may_look_into(child, user->uid, user->gid))
+    return std::nullopt;
   return out;
 }
 
