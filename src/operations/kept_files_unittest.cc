@@ -92,6 +92,14 @@ TEST_F(KeptFilesTest, ARecordOfAnotherFormIsDamaged) {
   ASSERT_EQ(read_kept_files(dir_)->size(), 1U);
 }
 
+TEST_F(KeptFilesTest, ARecordOfMoreThanAnyOfOursIsDamaged) {
+  std::string many = R"({"version":1,"files":[)";
+  for (int i = 0; i < 600000; ++i)
+    many += "{},";
+  write("stasis-files.json", many + "{}]}");
+  EXPECT_EQ(read_kept_files(dir_).error().code, ErrorCode::kImageCorrupt);
+}
+
 TEST_F(KeptFilesTest, AFileThatHasGrownIsCutAndOneThatIsOtherIsExchanged) {
   write("log", "one\n");
   const KeptFile kept = note("log");
@@ -101,6 +109,8 @@ TEST_F(KeptFilesTest, AFileThatHasGrownIsCutAndOneThatIsOtherIsExchanged) {
   write("log", "ten\ntwo\n");
   EXPECT_EQ(how(kept), PutBack::kExchange);
   write("log", "o");
+  EXPECT_EQ(how(kept), PutBack::kExchange);
+  write("log", "ten\n");  // in place
   EXPECT_EQ(how(kept), PutBack::kExchange);
   fs::remove(top_ / "log");
   EXPECT_EQ(how(kept), PutBack::kMake);
