@@ -197,13 +197,20 @@ std::string worker_name(const JournalRecord& record) {
 Error busy(const JournalRecord& record, Pid pid) {
   // A criu that is interrupted rolls nothing back.
   const bool is_criu = !record.recovered && record.operation.starts_with("criu ");
+  const auto owner = proc::ProcFs().process(record.owner);
+  const bool stopped = owner && owner->state == 'T';
+  std::string remedy = kWaitForIt;
+  if (stopped)
+    remedy = fmt::format("let it go on: `kill -CONT {}`", record.owner.value);
+  else if (is_criu)
+    remedy = fmt::format(
+        "wait for it to end; if you have to end it, run `stasis recover {}` after "
+        "that",
+        record.root.value);
   return {ErrorCode::kBusy,
-          fmt::format("`{}` (process {}) is working on process {}", worker_name(record),
-                      record.owner.value, pid.value),
-          is_criu ? fmt::format("wait for it to end; if you have to end it, run `stasis recover "
-                                "{}` after that",
-                                record.root.value)
-                  : kWaitForIt};
+          fmt::format("`{}` (process {}) is working on process {}{}", worker_name(record),
+                      record.owner.value, pid.value, stopped ? ", and is stopped" : ""),
+          std::move(remedy)};
 }
 
 std::vector<JournalTarget> journal_targets(const std::vector<GroupMember>& members) {

@@ -107,15 +107,12 @@ Result<void> Criu::dump(const DumpRequest& request,
                     : criu_error(what, answer, process,
                                  {request.log_dir, kLogName, [&] { return request.log_path; }});
   if (!answer.refusal) look_for_full_disk(request.images_dir, error);
-  // The promise is that the tree runs on. When criu failed after the image was complete, or was
-  // killed, look before promising it.
+  // A criu that was killed while its code ran in a process takes that along.
   if (begun && !root.alive()) {
-    Error lost{ErrorCode::kNotRolledBack,
-               fmt::format("process {} has ended, though its dump failed: {}", request.root.value,
-                           error.to_string()),
-               complete ? "the image was complete: restore from it if it was kept"
-                        : "start the program anew"};
-    return fail(std::move(lost));
+    error.message = fmt::format("process {} has ended, though its dump failed: {}",
+                                request.root.value, error.message);
+    error.remedy = complete ? "the image was complete: restore from it if it was kept"
+                            : "start the program anew";
   }
   return fail(std::move(error));
 }

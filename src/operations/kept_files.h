@@ -96,19 +96,24 @@ class FilesPutBack {
 
   // kNoSpace, kIo, kInterrupted; kImageCorrupt.
   Result<void> put_back(const KeptFile& kept, PutBack how);
-  void keep() { undo_.clear(); }
+  void keep();
 
  private:
   Result<void> make(const KeptFile& kept);
   Result<void> shorten(const KeptFile& kept);
   Result<void> exchange(const KeptFile& kept);
   Result<void> link(const KeptFile& kept);
+  Result<void> refill(const UniqueFd& folder, const UniqueFd& file, std::uint64_t size,
+                      const KeptFile& kept);
+  Result<UniqueFd> content_of(const KeptFile& kept) const;
   Result<void> fill(const UniqueFd& file, const KeptFile& kept);
+  Result<bool> holds(const UniqueFd& file, const KeptFile& kept) const;
 
   const UniqueFd& criu_dir_;
   std::function<void(std::string)> tell_;
   const Interrupt& interrupt_;
   std::vector<std::function<void()>> undo_;
+  std::vector<std::string> empty_;  // what was set aside and has nothing in it
 };
 
 }  // namespace stasis

@@ -10,6 +10,8 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "tests/fakes/child.h"
+
 namespace stasis {
 namespace {
 
@@ -135,6 +137,94 @@ TEST_F(KeptFilesTest, NothingIsDoneToWhatIsNoFileOfThatOwner) {
   write("log", "one\ntwo\n");
   kept.uid += 1;
   EXPECT_EQ(how(kept), PutBack::kNothing);
+}
+
+TEST_F(KeptFilesTest, ALogThatAnotherProgramWritesIsLeftToIt) {
+  write("log", "one\n");
+  const KeptFile kept = note("log");
+  write("log", "one\ntwo\n");
+  auto writer = open_file(AT_FDCWD, kept.path, O_WRONLY | O_APPEND);
+  ASSERT_TRUE(writer);
+  const fakes::Child other;
+  writer = UniqueFd();
+  FilesPutBack files(
+      dir_, [](const std::string&) {}, interrupt_);
+  const auto done = files.put_back(kept, PutBack::kShorten);
+  ASSERT_FALSE(done);
+  EXPECT_EQ(done.error().code, ErrorCode::kBusy);
+  EXPECT_NE(done.error().message.find(std::to_string(other.pid().value)), std::string::npos);
+  EXPECT_EQ(read("log"), "one\ntwo\n");
+  EXPECT_FALSE(fs::exists(top_ / "log.after-checkpoint"));
+}
+
+TEST_F(KeptFilesTest, WhatALinkedFileHoldsIsSetAsideAndComesBackIfTheRestoreFails) {
+  write("b", "one\n");
+  KeptFile kept = note("b");
+  kept.link = true;
+  kept.names = {kept.path};
+  kept.path = (top_ / "link_remap.stasis-1").string();
+  {
+    FilesPutBack files(
+        dir_, [](const std::string&) {}, interrupt_);
+    ASSERT_TRUE(files.put_back(kept, PutBack::kLink));
+    EXPECT_FALSE(fs::exists(top_ / "b.after-checkpoint")) << "it was as it had been";
+    EXPECT_TRUE(fs::exists(kept.path));
+  }
+  write("b", "two\n");  // in place
+  {
+    FilesPutBack files(
+        dir_, [](const std::string&) {}, interrupt_);
+    ASSERT_TRUE(files.put_back(kept, PutBack::kLink));
+    EXPECT_EQ(read("b"), "one\n");
+  }
+  EXPECT_EQ(read("b"), "two\n");
+  EXPECT_FALSE(fs::exists(top_ / "b.after-checkpoint"));
+  EXPECT_FALSE(fs::exists(kept.path));
+  {
+    FilesPutBack files(
+        dir_, [](const std::string&) {}, interrupt_);
+    ASSERT_TRUE(files.put_back(kept, PutBack::kLink));
+    files.keep();
+  }
+  EXPECT_EQ(read("b"), "one\n");
+  EXPECT_EQ(read("b.after-checkpoint"), "two\n");
+}
+
+TEST_F(KeptFilesTest, AnEmptyFileComesBackIfTheRestoreFailsAndIsGoneOtherwise) {
+  write("log", "one\n");
+  const KeptFile kept = note("log");
+  write("log", "");
+  {
+    FilesPutBack files(
+        dir_, [](const std::string&) {}, interrupt_);
+    ASSERT_TRUE(files.put_back(kept, PutBack::kExchange));
+    EXPECT_EQ(read("log"), "one\n");
+  }
+  EXPECT_TRUE(fs::exists(top_ / "log") && read("log").empty());
+  {
+    FilesPutBack files(
+        dir_, [](const std::string&) {}, interrupt_);
+    ASSERT_TRUE(files.put_back(kept, PutBack::kExchange));
+    files.keep();
+  }
+  EXPECT_EQ(read("log"), "one\n");
+  EXPECT_FALSE(fs::exists(top_ / "log.after-checkpoint"));
+}
+
+TEST_F(KeptFilesTest, NothingIsOverwrittenWhereNoNameIsLeft) {
+  write("log", "one\n");
+  const KeptFile kept = note("log");
+  write("log", "other");
+  write("log.after-checkpoint", "precious");
+  for (int i = 2; i < 1000; ++i)
+    write(fmt::format("log.after-checkpoint.{}", i), "");
+  FilesPutBack files(
+      dir_, [](const std::string&) {}, interrupt_);
+  const auto done = files.put_back(kept, PutBack::kExchange);
+  ASSERT_FALSE(done);
+  EXPECT_NE(done.error().remedy.find("remove"), std::string::npos);
+  EXPECT_EQ(read("log.after-checkpoint"), "precious");
+  EXPECT_EQ(read("log"), "other");
 }
 
 TEST_F(KeptFilesTest, WhatWasPutBackIsUndone) {

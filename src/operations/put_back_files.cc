@@ -26,6 +26,7 @@ constexpr int kMostAside = 1000;
 
 std::optional<struct stat> stat_in(const UniqueFd& folder, const std::string& path) {
   struct stat info {};
+  errno = 0;
   if (::fstatat(folder.get(), name_of_path(path).c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0)
     return info;
   return std::nullopt;
@@ -71,12 +72,18 @@ Result<void> append(const UniqueFd& from, std::uint64_t begin, std::uint64_t end
 }
 
 // The first name beside it for what is set aside that is free: FILE.after-checkpoint, .2, .3.
-std::string free_name_aside(const UniqueFd& folder, const std::string& path) {
+Result<std::string> free_name_aside(const UniqueFd& folder, const std::string& path) {
   for (int i = 1; i < kMostAside; ++i) {
     std::string name = path + kAside + (i == 1 ? std::string() : fmt::format(".{}", i));
     if (is_missing(folder, name)) return name;
+    if (errno != 0 && errno != EEXIST)
+      return fail(errno_error(fmt::format("cannot set {} aside as {}", path, name), errno));
   }
-  return path + kAside;
+  return fail(
+      ErrorCode::kIo,
+      fmt::format("there is no name left to set {} aside: {}{} and the {} after it are taken", path,
+                  path, kAside, kMostAside - 2),
+      fmt::format("remove those that are not needed: {}{}*", path, kAside));
 }
 
 // Another program, as far as it can be seen, that has the file open for writing.
@@ -92,7 +99,7 @@ std::optional<Pid> writer_of(const struct stat& file) {
       if (::stat(("/proc/" + number).c_str(), &info) != 0 || info.st_ino != file.st_ino ||
           info.st_dev != file.st_dev)
         continue;
-      // The right of a descriptor is that of its link: 0300 for one that is written.
+      // How it was opened, its link shows as a right (fs/proc/fd.c).
       struct stat link {};
       if (::lstat(("/proc/" + number).c_str(), &link) == 0 && (link.st_mode & S_IWUSR) != 0)
         return one.pid;
@@ -206,7 +213,8 @@ Result<void> FilesPutBack::put_back(const KeptFile& kept, PutBack how) {
   return {};
 }
 
-Result<void> FilesPutBack::fill(const UniqueFd& file, const KeptFile& kept) {
+// The image's contents, of which that of the file is a part.
+Result<UniqueFd> FilesPutBack::content_of(const KeptFile& kept) const {
   auto content =
       open_checked(criu_dir_.get(), format::kContent, O_RDONLY | O_NOFOLLOW, is_regular_file);
   struct stat info {};
@@ -217,7 +225,32 @@ Result<void> FilesPutBack::fill(const UniqueFd& file, const KeptFile& kept) {
                 fmt::format("the image does not hold the content of {}", kept.path),
                 "take another image");
   }
-  return append(*content, *kept.content, *kept.content + kept.size, file, kept.path, interrupt_);
+  return std::move(*content);
+}
+
+Result<void> FilesPutBack::fill(const UniqueFd& file, const KeptFile& kept) {
+  STASIS_TRY_ASSIGN(auto content, content_of(kept));
+  return append(content, *kept.content, *kept.content + kept.size, file, kept.path, interrupt_);
+}
+
+// Whether the file has that content now.
+Result<bool> FilesPutBack::holds(const UniqueFd& file, const KeptFile& kept) const {
+  STASIS_TRY_ASSIGN(auto content, content_of(kept));
+  constexpr std::uint64_t kPiece = 1 << 20;
+  std::vector<char> ours(std::min(kPiece, kept.size));
+  std::vector<char> theirs(ours.size());
+  for (std::uint64_t at = 0; at < kept.size; at += kPiece) {
+    STASIS_TRY(interrupt_.check());
+    const std::size_t size = std::min(kPiece, kept.size - at);
+    const auto read = [&](const UniqueFd& from, std::vector<char>& into, std::uint64_t begin) {
+      return ::pread(from.get(), into.data(), size, static_cast<off_t>(begin)) ==
+             static_cast<ssize_t>(size);
+    };
+    if (!read(content, ours, *kept.content + at) || !read(file, theirs, at) ||
+        !std::equal(ours.begin(), ours.begin() + static_cast<std::ptrdiff_t>(size), theirs.begin()))
+      return false;
+  }
+  return true;
 }
 
 Result<void> FilesPutBack::make(const KeptFile& kept) {
@@ -236,8 +269,9 @@ Result<void> FilesPutBack::make(const KeptFile& kept) {
     });
   };
   undo_name(kept.path);
-  auto done = fill(*file, kept);
-  if (done) done = set_owner(*file, kept);
+  // Its owner first: what a killed restore leaves is set aside by the next.
+  auto done = set_owner(*file, kept);
+  if (done) done = fill(*file, kept);
   if (done) done = file->close(kept.path);
   if (!done) return done;
   std::vector<std::string> more = kept.links;
@@ -265,7 +299,7 @@ Result<void> FilesPutBack::shorten(const KeptFile& kept) {
         "end that program, or give it another file; then restore again");
   };
   if (const auto writer = writer_of(info)) return in_use(fmt::format("process {}", writer->value));
-  const std::string aside = free_name_aside(folder, kept.path);
+  STASIS_TRY_ASSIGN(const auto aside, free_name_aside(folder, kept.path));
   STASIS_TRY_ASSIGN(auto rest,
                     open_file(folder.get(), name_of_path(aside), O_RDWR | O_CREAT | O_EXCL, 0600));
   ScopeGuard remove_rest([&] { (void)::unlinkat(folder.get(), name_of_path(aside).c_str(), 0); });
@@ -301,41 +335,89 @@ Result<void> FilesPutBack::shorten(const KeptFile& kept) {
 Result<void> FilesPutBack::exchange(const KeptFile& kept) {
   STASIS_TRY_ASSIGN(auto folder, folder_of(kept.path));
   const auto info = stat_in(folder, kept.path);
-  // A program that writes its file anew makes it empty first: nothing is lost with it.
-  if (info && S_ISREG(info->st_mode) && info->st_size == 0) {
-    if (::unlinkat(folder.get(), name_of_path(kept.path).c_str(), 0) != 0)
-      return put_back_error("remove", kept.path);
-    return make(kept);
-  }
-  const std::string aside = free_name_aside(folder, kept.path);
-  if (::renameat(folder.get(), name_of_path(kept.path).c_str(), folder.get(),
-                 name_of_path(aside).c_str()) != 0)
+  STASIS_TRY_ASSIGN(const auto aside, free_name_aside(folder, kept.path));
+  if (::renameat2(folder.get(), name_of_path(kept.path).c_str(), folder.get(),
+                  name_of_path(aside).c_str(), RENAME_NOREPLACE) != 0)
     return put_back_error("rename", kept.path);
   undo_.emplace_back([path = kept.path, aside] {
     const auto at = open_folder_of(path);
     // Where the program has made the file again, that one stays.
-    if (at && is_missing(*at, path)) {
-      (void)::renameat(at->get(), name_of_path(aside).c_str(), at->get(),
-                       name_of_path(path).c_str());
+    if (at) {
+      (void)::renameat2(at->get(), name_of_path(aside).c_str(), at->get(),
+                        name_of_path(path).c_str(), RENAME_NOREPLACE);
     }
   });
   STASIS_TRY(make(kept));
-  tell_(fmt::format("{} was another file than at the dump: that one is {} now", kept.path, aside));
+  // A program that writes its file anew makes it empty first: nothing is lost with it.
+  if (info && S_ISREG(info->st_mode) && info->st_size == 0)
+    empty_.push_back(aside);
+  else
+    tell_(
+        fmt::format("{} was another file than at the dump: that one is {} now", kept.path, aside));
+  return {};
+}
+
+void FilesPutBack::keep() {
+  undo_.clear();
+  for (const std::string& aside : empty_) {
+    const auto at = open_folder_of(aside);
+    const auto info = at ? stat_in(*at, aside) : std::nullopt;
+    if (info && S_ISREG(info->st_mode) && info->st_size == 0)
+      (void)::unlinkat(at->get(), name_of_path(aside).c_str(), 0);
+  }
+  empty_.clear();
+}
+
+// What is in the file now is set aside, and comes back if the restore fails.
+Result<void> FilesPutBack::refill(const UniqueFd& folder, const UniqueFd& file, std::uint64_t size,
+                                  const KeptFile& kept) {
+  const std::string& name = kept.names.front();
+  STASIS_TRY_ASSIGN(const auto aside, free_name_aside(folder, name));
+  STASIS_TRY_ASSIGN(auto copy,
+                    open_file(folder.get(), name_of_path(aside), O_RDWR | O_CREAT | O_EXCL, 0600));
+  ScopeGuard remove_copy([&] { (void)::unlinkat(folder.get(), name_of_path(aside).c_str(), 0); });
+  STASIS_TRY(set_owner(copy, kept));
+  STASIS_TRY(append(file, 0, size, copy, aside, interrupt_));
+  if (::fsync(copy.get()) != 0) return put_back_error("write", aside);
+  remove_copy.dismiss();
+  undo_.emplace_back([name, aside, inode = kept.inode] {
+    const auto at = open_folder_of(name);
+    if (!at) return;
+    auto changed =
+        open_checked(at->get(), name_of_path(name), O_RDWR | O_NOFOLLOW, is_regular_file);
+    auto before =
+        open_checked(at->get(), name_of_path(aside), O_RDONLY | O_NOFOLLOW, is_regular_file);
+    struct stat one {};
+    struct stat other {};
+    if (!changed || !before || ::fstat(changed->get(), &one) != 0 ||
+        ::fstat(before->get(), &other) != 0 || one.st_ino != inode)
+      return;
+    // What cannot be written back stays aside.
+    if (::ftruncate(changed->get(), 0) == 0 && ::lseek(changed->get(), 0, SEEK_SET) == 0 &&
+        append(*before, 0, static_cast<std::uint64_t>(other.st_size), *changed, name))
+      (void)::unlinkat(at->get(), name_of_path(aside).c_str(), 0);
+  });
+  if (::ftruncate(file.get(), 0) != 0) return put_back_error("write", name);
+  STASIS_TRY(fill(file, kept));
+  tell_(fmt::format("{} has changed since the dump: it is as it was, and what it held is in {}",
+                    name, aside));
   return {};
 }
 
 Result<void> FilesPutBack::link(const KeptFile& kept) {
   STASIS_TRY_ASSIGN(auto folder, folder_of(kept.path));
-  auto file = open_checked(folder.get(), name_of_path(kept.names.front()), O_RDWR | O_NOFOLLOW,
-                           is_regular_file);
+  STASIS_TRY_ASSIGN(auto file, open_checked(folder.get(), name_of_path(kept.names.front()),
+                                            O_RDWR | O_NOFOLLOW, is_regular_file));
   struct stat info {};
-  if (!file) return fail(std::move(file.error()));
-  if (::fstat(file->get(), &info) != 0 || info.st_ino != kept.inode)
-    return put_back_error("look at", kept.names.front());
+  if (::fstat(file.get(), &info) != 0) return put_back_error("look at", kept.names.front());
+  if (info.st_ino != kept.inode)
+    return fail(ErrorCode::kBusy,
+                fmt::format("{} was replaced by another file at this moment", kept.names.front()),
+                "restore again when no other program makes it");
   // Where another program uses it, what it holds is as that program needs it.
   if (!is_in_use(info)) {
-    if (::ftruncate(file->get(), 0) != 0) return put_back_error("write", kept.names.front());
-    if (auto filled = fill(*file, kept); !filled) return filled;
+    STASIS_TRY_ASSIGN(const bool same, holds(file, kept));
+    if (!same) STASIS_TRY(refill(folder, file, static_cast<std::uint64_t>(info.st_size), kept));
   }
   std::vector<std::string> criu_names = kept.links;
   criu_names.push_back(kept.path);

@@ -6,9 +6,13 @@
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
+#include <csignal>
 #include <cstdint>
 
 #include <gtest/gtest.h>
+
+#include "tests/fakes/child.h"
 
 namespace stasis::proc {
 namespace {
@@ -45,6 +49,29 @@ TEST(Bystander, IsLookedIntoByAllButThoseInADomain) {
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   if (status == 2 << 8) GTEST_SKIP() << "no domain can be entered here";
   EXPECT_EQ(WEXITSTATUS(status), EPERM);
+}
+
+// The user whose process it is may stop it at any moment.
+TEST(Bystander, IsGivenUpWhereItsUserStopsIt) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs another user";
+  constexpr unsigned kUser = 64999;
+  const auto as_user = [] {
+    if (::setresgid(kUser, kUser, kUser) != 0 || ::setresuid(kUser, kUser, kUser) != 0) ::_exit(1);
+  };
+  const fakes::Child target([&] {
+    as_user();
+    ::pause();
+  });
+  const fakes::Child stopper([&] {
+    as_user();
+    for (;;)
+      (void)::kill(-1, SIGSTOP);
+  });
+  for (int tries = 0; tries < 3; ++tries) {
+    const auto begin = std::chrono::steady_clock::now();
+    (void)Bystander::for_thread(target.pid(), Tid{target.pid().value});
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+  }
 }
 
 }  // namespace
