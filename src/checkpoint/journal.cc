@@ -194,23 +194,26 @@ std::string worker_name(const JournalRecord& record) {
   return record.recovered ? "stasis recover" : operation_name(record.operation);
 }
 
+Error busy_with(const std::string& tool, Pid number, Pid pid, const std::string& remedy) {
+  const auto info = proc::ProcFs().process(number);
+  const bool stopped = info && info->state == 'T';
+  return {ErrorCode::kBusy,
+          fmt::format("{} is working on process {}{}", tool, pid.value,
+                      stopped ? ", and is stopped" : ""),
+          stopped          ? fmt::format("let it go on: `kill -CONT {}`", number.value)
+          : remedy.empty() ? kWaitForIt
+                           : remedy};
+}
+
 Error busy(const JournalRecord& record, Pid pid) {
   // A criu that is interrupted rolls nothing back.
   const bool is_criu = !record.recovered && record.operation.starts_with("criu ");
-  const auto owner = proc::ProcFs().process(record.owner);
-  const bool stopped = owner && owner->state == 'T';
-  std::string remedy = kWaitForIt;
-  if (stopped)
-    remedy = fmt::format("let it go on: `kill -CONT {}`", record.owner.value);
-  else if (is_criu)
-    remedy = fmt::format(
-        "wait for it to end; if you have to end it, run `stasis recover {}` after "
-        "that",
-        record.root.value);
-  return {ErrorCode::kBusy,
-          fmt::format("`{}` (process {}) is working on process {}{}", worker_name(record),
-                      record.owner.value, pid.value, stopped ? ", and is stopped" : ""),
-          std::move(remedy)};
+  return busy_with(
+      fmt::format("`{}` (process {})", worker_name(record), record.owner.value), record.owner, pid,
+      is_criu ? fmt::format("wait for it to end; if you have to end it, run `stasis recover {}` "
+                            "after that",
+                            record.root.value)
+              : std::string());
 }
 
 std::vector<JournalTarget> journal_targets(const std::vector<GroupMember>& members) {

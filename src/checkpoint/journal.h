@@ -54,6 +54,9 @@ std::string operation_name(const std::string& operation);
 std::string worker_name(const JournalRecord& record);
 // kBusy: says that this program is at work on `pid`, and what to do.
 Error busy(const JournalRecord& record, Pid pid);
+// The same of any `tool`, as a sentence names it, with that number; `remedy` for one that is not
+// stopped, or empty: to wait.
+Error busy_with(const std::string& tool, Pid number, Pid pid, const std::string& remedy = {});
 
 struct GroupMember;
 // The targets of a group: its CUDA processes with the state to bring them back to.

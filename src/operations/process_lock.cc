@@ -14,7 +14,7 @@
 
 #include <fmt/format.h>
 
-#include "proc/procfs.h"
+#include "checkpoint/journal.h"
 
 namespace stasis {
 namespace {
@@ -48,13 +48,7 @@ Error is_locked(Pid pid, const UniqueFd& file) {
         fmt::format("a stasis that cannot be seen from here is working on process {}", pid.value),
         "wait for it to end; it may be in another container"};
   }
-  const auto info = proc::ProcFs().process(*holder);
-  const bool stopped = info && info->state == 'T';
-  return {ErrorCode::kBusy,
-          fmt::format("another stasis, process {}, is working on process {}{}", holder->value,
-                      pid.value, stopped ? ", and is stopped" : ""),
-          stopped ? fmt::format("let it go on: `kill -CONT {}`", holder->value)
-                  : "wait for it to end, or interrupt it"};
+  return busy_with(fmt::format("another stasis, process {},", holder->value), *holder, pid);
 }
 
 }  // namespace
