@@ -15,6 +15,7 @@
 
 #include <fmt/format.h>
 
+#include "base/units.h"
 #include "proc/address_space.h"
 #include "proc/bystander.h"
 #include "proc/parking.h"
@@ -86,16 +87,23 @@ class Sandboxes {
  public:
   std::optional<Pid> bystander_for(Pid pid, Tid thread) {
     const bool suits = bystander_ && bystander_->suits(pid, thread);
-    if (!suits) {
+    if (!suits && !given_up_) {
+      constexpr std::chrono::seconds kLong{1};
+      const auto start = Clock::now();
       bystander_.reset();
       if (auto made = proc::Bystander::for_thread(pid, thread))
         bystander_.emplace(std::move(*made));
+      given_up_ = Clock::now() - start > kLong;
     }
+    if (given_up_) return std::nullopt;
     return bystander_ ? std::optional(bystander_->pid()) : std::nullopt;
   }
 
  private:
   std::optional<proc::Bystander> bystander_;
+  // A user who stops one holds the tool up for seconds, and the program stands still meanwhile: it
+  // is tried once.
+  bool given_up_ = false;
 };
 
 // A page that the process maps for us while `act` runs.
