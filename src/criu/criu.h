@@ -98,9 +98,9 @@ class Criu {
   // still, unharmed, `on_images_complete` is called, on this thread; only if it succeeds is the
   // tree ended (or resumed, with leave_running). If it fails, its error is returned, and the tree
   // runs on. On EVERY error the tree runs on as before, unless its message says that the root has
-  // ended: a criu that is killed at the wrong moment takes it along. An interrupt is honoured until on_images_complete has succeeded. kCriuFailed with CRIU's
-  // own last errors, what they mean, and where the log is; kInterrupted; kTimeout; kNoSpace;
-  // kNotPermitted.
+  // ended: a criu that is killed at the wrong moment takes it along. An interrupt is honoured until
+  // on_images_complete has succeeded. kCriuFailed with CRIU's own last errors, what they mean, and
+  // where the log is; kInterrupted; kTimeout; kNoSpace; kNotPermitted.
   Result<void> dump(const DumpRequest& request,
                     const std::function<Result<void>()>& on_images_complete,
                     const Interrupt& interrupt) const;
