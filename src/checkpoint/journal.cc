@@ -102,8 +102,6 @@ std::optional<JournalRecord> from_text(const std::string& text) {
   }
 }
 
-constexpr const char* kWaitForIt = "wait for it to end, or interrupt it";
-
 std::optional<JournalRecord> read_record(const std::string& path) {
   auto text = read_file(AT_FDCWD, path);
   if (!text) return std::nullopt;
@@ -200,9 +198,8 @@ Error busy_with(const std::string& tool, Pid number, Pid pid, const std::string&
   return {ErrorCode::kBusy,
           fmt::format("{} is working on process {}{}", tool, pid.value,
                       stopped ? ", and is stopped" : ""),
-          stopped          ? fmt::format("let it go on: `kill -CONT {}`", number.value)
-          : remedy.empty() ? kWaitForIt
-                           : remedy};
+          stopped ? fmt::format("let it go on (`kill -CONT {}`), then {}", number.value, remedy)
+                  : remedy};
 }
 
 Error busy(const JournalRecord& record, Pid pid) {
@@ -213,7 +210,7 @@ Error busy(const JournalRecord& record, Pid pid) {
       is_criu ? fmt::format("wait for it to end; if you have to end it, run `stasis recover {}` "
                             "after that",
                             record.root.value)
-              : std::string());
+              : kWaitForIt);
 }
 
 std::vector<JournalTarget> journal_targets(const std::vector<GroupMember>& members) {

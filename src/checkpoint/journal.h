@@ -54,9 +54,11 @@ std::string operation_name(const std::string& operation);
 std::string worker_name(const JournalRecord& record);
 // kBusy: says that this program is at work on `pid`, and what to do.
 Error busy(const JournalRecord& record, Pid pid);
-// The same of any `tool`, as a sentence names it, with that number; `remedy` for one that is not
-// stopped, or empty: to wait.
-Error busy_with(const std::string& tool, Pid number, Pid pid, const std::string& remedy = {});
+inline constexpr const char* kWaitForIt = "wait for it to end, or interrupt it";
+// The same of any `tool`, as a sentence names it, with that number. One that is stopped has to be
+// let go on before the `remedy`.
+Error busy_with(const std::string& tool, Pid number, Pid pid,
+                const std::string& remedy = kWaitForIt);
 
 struct GroupMember;
 // The targets of a group: its CUDA processes with the state to bring them back to.
