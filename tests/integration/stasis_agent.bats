@@ -621,8 +621,8 @@ churns() {
   nothing_left
 }
 
-@test "threads that allocate and free all the time are suspended two hundred times" {
-  churns 200 --threads 4 --size 56M
+@test "threads that allocate and free all the time are suspended many times" {
+  churns $((${STASIS_ALL_TESTS:-0} ? 200 : 30)) --threads 4 --size 56M
 }
 
 @test "who else stands in for mmap is asked as before" {
