@@ -289,4 +289,13 @@ void remove_links(const std::vector<std::string>& links) {
     (void)::unlink(link.c_str());
 }
 
+void remove_links(const std::vector<NeededFile>& files) {
+  for (const NeededFile& file : files) {
+    struct stat info {};
+    if (!file.of_criu || !open_as_noted(file, info)) continue;
+    if (const auto folder = open_folder_of(file.path))
+      (void)::unlinkat(folder->get(), name_of_path(file.path).c_str(), 0);
+  }
+}
+
 }  // namespace stasis

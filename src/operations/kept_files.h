@@ -67,6 +67,9 @@ Result<KeepReport> keep_files(const UniqueFd& criu_dir, bool goes_back, bool own
 
 // The program runs on, or there is no image: nothing needs the names.
 void remove_links(const std::vector<std::string>& links);
+// The same for the half of an image: of its `files`, those names of CRIU's that still lead to the
+// file that CRIU has noted.
+void remove_links(const std::vector<NeededFile>& files);
 
 // --- At a restore
 

@@ -1,18 +1,42 @@
 #include "operations/leftovers.h"
 
+#include <fcntl.h>
+
+#include <map>
 #include <optional>
 #include <thread>
 #include <utility>
 
 #include <fmt/format.h>
 
+#include "base/fd.h"
 #include "checkpoint/swap_record.h"
+#include "criu/criu_files.h"
+#include "direct/image_content.h"
+#include "image/image_reader.h"
+#include "image/manifest_format.h"
+#include "operations/kept_files.h"
 
 namespace stasis {
 
 void decide_swaps(const Group& group) {
   for (const GroupMember& member : group.members())
     if (member.process.pid() == group.root()) forget_swaps_of(member.process.id());
+}
+
+Result<void> clear_half_image(const std::string& path, bool keep_complete) {
+  const auto needed = [](const std::string& leftover) { return who_needs(leftover).has_value(); };
+  std::map<std::string, std::vector<NeededFile>> files;
+  for (const Leftover& leftover : find_leftovers(path)) {
+    const auto criu =
+        open_file(AT_FDCWD, fmt::format("{}/{}", leftover.path, manifest_format::kCriuFolder),
+                  O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+    if (criu) files[leftover.path] = needed_files(*criu);
+  }
+  STASIS_TRY_ASSIGN(const auto removed, clear_leftovers(path, keep_complete, needed));
+  for (const std::string& gone : removed)
+    remove_links(files[gone]);
+  return {};
 }
 
 Result<void> note_criu(Journal& journal, Pid criu) {

@@ -19,6 +19,10 @@ Result<void> settle(const Environment& env, std::span<const JournalTarget> targe
 // An operation on one of its programs is done: the record of a killed swap of that one is void.
 void decide_swaps(const Group& group);
 
+// Removes the half of an image that a killed dump to `path` has left, with the names that CRIU has
+// given to files for it; see clear_leftovers() for what stays.
+Result<void> clear_half_image(const std::string& path, bool keep_complete);
+
 // Enters the criu that has been started into the journal.
 Result<void> note_criu(Journal& journal, Pid criu);
 

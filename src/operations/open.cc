@@ -137,10 +137,7 @@ Result<OpenedGroup> open_group(const Environment& env, const std::string& operat
       journal->finish();
       return fail(std::move(ready.error()));
     }
-    if (journal->left().operation == "dump") {
-      (void)clear_leftovers(journal->left().image, false,
-                            [](const std::string& path) { return who_needs(path).has_value(); });
-    }
+    if (journal->left().operation == "dump") (void)clear_half_image(journal->left().image, false);
   }
   // What we saw before the journal was ours may be what another operation, which has ended since,
   // was just doing. So look until what we have entered is what there is.

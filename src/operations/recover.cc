@@ -175,10 +175,7 @@ Result<void> recover_targets(const Environment& env, const JournalRecord& record
 Result<void> clear_image(const JournalRecord& record, RecoverReport& report) {
   if (record.operation != "dump" || record.image.empty()) return {};
   STASIS_TRY(fault(FaultPoint::kRecoverImage));
-  auto removed =
-      clear_leftovers(record.image, report.processes.empty(),
-                      [](const std::string& path) { return who_needs(path).has_value(); });
-  if (!removed) return fail(std::move(removed.error()));
+  STASIS_TRY(clear_half_image(record.image, report.processes.empty()));
   report.image_kept = !report.processes.empty() && ImageReader::open(record.image).has_value();
   return fault(FaultPoint::kRecoverImageDone);
 }

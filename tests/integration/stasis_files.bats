@@ -200,6 +200,21 @@ for file in grows, appended, turned: file.write('after\n'); file.flush()"
   target_goes_on
 }
 
+@test "a dump that is killed leaves no name beside a file once it is recovered" {
+  local point
+  with_semaphore one 11
+  for point in criu.post-dump image.checksummed image.manifest-written; do
+    STASIS_FAULT=$point:kill capture stasis dump "$TARGET" --images-dir "$image"
+    assert_equal "$status" 137
+    # CRIU takes back its own names when it gets no answer.
+    [[ $point == criu.* || -n $(remaps) ]] || { echo "no name at $point" >&2; return 1; }
+    done_by recover --all
+    assert_equal "$(remaps)" "" "$point"
+    target_goes_on
+    [[ ! -e $image ]]
+  done
+}
+
 @test "a file of another owner, behind a link, or of a job that was ended by its dump is not touched" {
   local at=$BATS_TEST_TMPDIR
   mkdir "$at/in"
