@@ -193,6 +193,28 @@ std::optional<int> parent_death_signal(const UniqueFd& criu_dir, Tid thread) {
   return signal;
 }
 
+std::optional<std::uint64_t> permitted_capabilities(const UniqueFd& criu_dir, Tid thread) {
+  const auto text = read_core(criu_dir, name_of(thread.value));
+  const auto body = text ? body_of(*text) : std::nullopt;
+  if (!body) return std::nullopt;
+  std::optional<std::uint64_t> bits;
+  unsigned shift = 0;
+  try {
+    pbf_reader core(body->data(), body->size());
+    while (core.next(5, pbf_wire_type::length_delimited)) {  // thread_core
+      pbf_reader thread_core = core.get_message();
+      while (thread_core.next(9, pbf_wire_type::length_delimited)) {  // creds
+        pbf_reader creds = thread_core.get_message();
+        for (; creds.next(10, pbf_wire_type::varint) && shift < 64; shift += 32)  // cap_prm
+          bits = bits.value_or(0) | std::uint64_t{creds.get_uint32()} << shift;
+      }
+    }
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+  return bits;
+}
+
 bool has_tiles(const UniqueFd& criu_dir, Tid thread) {
   constexpr std::uint64_t kTiles = std::uint64_t{3} << 17;  // XFEATURE_MASK_XTILE
   const auto text = read_core(criu_dir, name_of(thread.value));

@@ -17,6 +17,10 @@ namespace stasis {
 // The signal that the thread gets when its parent ends; 0: none. Nothing if the file does not say.
 std::optional<int> parent_death_signal(const UniqueFd& criu_dir, Tid thread);
 
+// The capabilities that the thread has (its permitted set), as bits. Nothing if the file does not
+// say.
+std::optional<std::uint64_t> permitted_capabilities(const UniqueFd& criu_dir, Tid thread);
+
 // Whether tiles of AMX hold something in the thread (XTILECFG or XTILEDATA in use), which CRIU
 // 4.2.1 does not save. False if the file does not say.
 bool has_tiles(const UniqueFd& criu_dir, Tid thread);

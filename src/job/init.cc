@@ -383,7 +383,9 @@ Result<Init> Init::start(JobSpec spec, StreamEnds streams) {
   const long pid = ::syscall(SYS_clone, CLONE_NEWPID | CLONE_NEWNS | SIGCHLD, 0, 0, 0, 0);
   if (pid < 0) {
     Error error = errno_error("cannot make namespaces for the job", errno);
-    error.remedy = "run stasis as root, in a container with CAP_SYS_ADMIN";
+    error.remedy =
+        "run stasis as root, in a container with CAP_SYS_ADMIN; or as another user in a user "
+        "namespace: STASIS_STATE_DIR=DIR unshare --user --map-root-user stasis run ...";
     return fail(std::move(error));
   }
   if (pid == 0) {

@@ -126,8 +126,8 @@ Result<OpenedGroup> open_group(const Environment& env, const std::string& operat
   auto journal = std::make_unique<Journal>(std::move(begun));
   if (journal->unwritten()) {
     env.tell(
-        "the state directory has no room for a record of this: if it is killed, `stasis recover "
-        "--all` knows nothing of it");
+        "no record of this can be written to the state directory (full, or read-only): if it is "
+        "killed, `stasis recover --all` knows nothing of it");
   }
   if (!journal->inherited().empty()) {
     auto ready = wait_for_criu(env, journal->left());

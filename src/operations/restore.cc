@@ -148,6 +148,7 @@ Result<RestoreReport> restore(const Environment& env, const RestoreOptions& opti
   const std::uint64_t to_copy =
       options.leave_suspended ? 0 : std::min(elsewhere, mover_memory(env, {}));
   STASIS_TRY(check_host_memory(manifest, elsewhere, in_our_cgroup, to_copy));
+  STASIS_TRY(check_rights(image));
   STASIS_TRY(check_numbers(manifest));
   STASIS_TRY(check_addresses(manifest, criu_options_of(manifest, options).tcp_close));
   STASIS_TRY(wait_for_ports(env, manifest));

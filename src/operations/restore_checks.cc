@@ -1,8 +1,13 @@
 #include "operations/restore_checks.h"
 
+#include <linux/capability.h>
+#include <linux/nsfs.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <cerrno>
 #include <map>
 #include <thread>
 
@@ -10,9 +15,11 @@
 #include <fmt/ranges.h>
 
 #include "base/units.h"
+#include "criu/criu_core.h"
 #include "criu/criu_files.h"
 #include "operations/image_report.h"
 #include "proc/memory_cgroup.h"
+#include "proc/procfs.h"
 
 namespace stasis {
 
@@ -116,9 +123,110 @@ Error thread_in_use(Tid thread, const std::string& who) {
           "--mount-proc stasis restore ..."};
 }
 
+// linux/capability.h, by their numbers.
+constexpr std::array kCapabilities = {"CHOWN",
+                                      "DAC_OVERRIDE",
+                                      "DAC_READ_SEARCH",
+                                      "FOWNER",
+                                      "FSETID",
+                                      "KILL",
+                                      "SETGID",
+                                      "SETUID",
+                                      "SETPCAP",
+                                      "LINUX_IMMUTABLE",
+                                      "NET_BIND_SERVICE",
+                                      "NET_BROADCAST",
+                                      "NET_ADMIN",
+                                      "NET_RAW",
+                                      "IPC_LOCK",
+                                      "IPC_OWNER",
+                                      "SYS_MODULE",
+                                      "SYS_RAWIO",
+                                      "SYS_CHROOT",
+                                      "SYS_PTRACE",
+                                      "SYS_PACCT",
+                                      "SYS_ADMIN",
+                                      "SYS_BOOT",
+                                      "SYS_NICE",
+                                      "SYS_RESOURCE",
+                                      "SYS_TIME",
+                                      "SYS_TTY_CONFIG",
+                                      "MKNOD",
+                                      "LEASE",
+                                      "AUDIT_WRITE",
+                                      "AUDIT_CONTROL",
+                                      "SETFCAP",
+                                      "MAC_OVERRIDE",
+                                      "MAC_ADMIN",
+                                      "SYSLOG",
+                                      "WAKE_ALARM",
+                                      "BLOCK_SUSPEND",
+                                      "AUDIT_READ",
+                                      "PERFMON",
+                                      "BPF",
+                                      "CHECKPOINT_RESTORE"};
+
+std::string capability_names(std::uint64_t bits) {
+  std::vector<std::string> names;
+  for (unsigned bit = 0; bit < 64; ++bit) {
+    if ((bits >> bit & 1) == 0) continue;
+    names.push_back(bit < kCapabilities.size() ? fmt::format("CAP_{}", kCapabilities[bit])
+                                               : fmt::format("capability {}", bit));
+  }
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+// The kernel lets those choose numbers who have the right in the user namespace that the PID
+// namespace belongs to.
+Result<void> may_choose_numbers() {
+  const auto numbers = open_file(AT_FDCWD, "/proc/self/ns/pid", O_RDONLY);
+  if (!numbers) return {};
+  const UniqueFd owner(::ioctl(numbers->get(), NS_GET_USERNS));
+  if (owner.valid() || errno != EPERM) return {};
+  return fail(ErrorCode::kNotPermitted,
+              "the image needs its process numbers, which cannot be chosen here: this user "
+              "namespace has no PID namespace of its own",
+              "restore in one: unshare --user --map-root-user --pid --fork --mount-proc "
+              "--kill-child stasis restore ...");
+}
+
+// Those of the machine's own user namespace; one of its own is made anew with all of them.
+Result<std::uint64_t> missing_capabilities(const ImageReader& image) {
+  const auto& files = image.manifest().files;
+  const bool own_namespace = std::any_of(files.begin(), files.end(), [](const FileRecord& file) {
+    return file.path.starts_with("criu/userns-");
+  });
+  if (own_namespace) return 0;
+  STASIS_TRY_ASSIGN(const auto ours, proc::ProcFs().permitted_capabilities());
+  std::uint64_t needed = 0;
+  for (const ProcessRecord& process : image.manifest().processes)
+    needed |= permitted_capabilities(image.criu_dir(), Tid{process.pid.value}).value_or(0);
+  return needed & ~ours;
+}
+
 }  // namespace
 
+Result<void> check_rights(const ImageReader& image) {
+  STASIS_TRY_ASSIGN(const auto capabilities, proc::ProcFs().effective_capabilities());
+  const auto has = [&](unsigned which) { return (capabilities >> which & 1) != 0; };
+  if (!has(CAP_CHECKPOINT_RESTORE) && !has(CAP_SYS_ADMIN)) {
+    return fail(ErrorCode::kNotPermitted, "this user may not restore processes",
+                "run as root, or with CAP_CHECKPOINT_RESTORE, CAP_SYS_PTRACE and CAP_SETPCAP");
+  }
+  STASIS_TRY_ASSIGN(const auto missing, missing_capabilities(image));
+  if (missing == 0) return {};
+  return fail(
+      ErrorCode::kNotPermitted,
+      fmt::format("the image's processes have capabilities that this user cannot give them: "
+                  "{}",
+                  capability_names(missing)),
+      "restore with these (a container: --cap-add), or in a user namespace, as whoever "
+      "started the job: unshare --user --map-root-user --pid --fork --mount-proc "
+      "--kill-child stasis restore ...");
+}
+
 Result<void> check_numbers(const Manifest& manifest) {
+  STASIS_TRY(may_choose_numbers());
   const proc::ProcFs procfs;
   const auto start = Clock::now();
   for (const ProcessRecord& record : manifest.processes) {

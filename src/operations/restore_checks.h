@@ -28,8 +28,12 @@ Result<std::vector<Gpu>> gpus_of(const Manifest& manifest);
 // kGpuMismatch, kDriverUnsupported.
 Result<void> check_driver(const Driver& driver, const Manifest& manifest);
 
-// The numbers of all processes and threads are free. Gives the dead a moment to be reaped.
-// kPidInUse.
+// This user may restore processes, with the capabilities that those of the image have. CRIU waits
+// for ever where one is missing. kNotPermitted, naming it.
+Result<void> check_rights(const ImageReader& image);
+
+// The numbers of all processes and threads are free, and may be chosen here. Gives the dead a
+// moment to be reaped. kPidInUse, kNotPermitted.
 Result<void> check_numbers(const Manifest& manifest);
 
 // The files that the processes have open, mapped or as their directories are what they were.

@@ -388,14 +388,17 @@ bool ProcFs::in_own_user_namespace() const {
   return inside != 0 || outside != 0 || count != 0xffffffff;
 }
 
-Result<std::uint64_t> ProcFs::effective_capabilities() const {
+Result<std::uint64_t> ProcFs::own_capabilities(const char* set) const {
   STASIS_TRY_ASSIGN(auto status, read_file(AT_FDCWD, root_ + "/self/status"));
-  const std::string word = field(status, "CapEff");
+  const std::string word = field(status, set);
   std::uint64_t bits = 0;
   if (std::from_chars(word.data(), word.data() + word.size(), bits, 16).ec != std::errc())
     return fail(ErrorCode::kIo, root_ + "/self/status does not tell this process's capabilities");
   return bits;
 }
+
+Result<std::uint64_t> ProcFs::effective_capabilities() const { return own_capabilities("CapEff"); }
+Result<std::uint64_t> ProcFs::permitted_capabilities() const { return own_capabilities("CapPrm"); }
 
 Result<std::uint64_t> ProcFs::resident_bytes(Pid pid) const {
   STASIS_TRY_ASSIGN(auto text, read_of(root_, pid, "statm"));

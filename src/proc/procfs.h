@@ -146,6 +146,7 @@ class ProcFs {
 
   // What this process may do: a bit for each capability of linux/capability.h. kIo.
   Result<std::uint64_t> effective_capabilities() const;
+  Result<std::uint64_t> permitted_capabilities() const;
 
   // Bytes of the process's memory that are in RAM now.
   Result<std::uint64_t> resident_bytes(Pid pid) const;
@@ -159,6 +160,7 @@ class ProcFs {
   Result<std::uint64_t> swap_free() const;
 
  private:
+  Result<std::uint64_t> own_capabilities(const char* set) const;
   // A figure of /proc/meminfo, in bytes.
   Result<std::uint64_t> meminfo(std::string_view key) const;
 

@@ -147,7 +147,7 @@ untraced() { grep -q "^TracerPid:[[:space:]]*0" "/proc/$TARGET/status"; }
     done_by suspend "$TARGET"
     dd if=/dev/zero of="$STASIS_STATE_DIR/fill" bs=4k 2>/dev/null || true
     done_by "$verb" "$TARGET"
-    assert_contains "$err" "has no room for a record"
+    assert_contains "$err" "full, or read-only"
     in_state running
     rm "$STASIS_STATE_DIR/fill"
   done
@@ -168,7 +168,7 @@ untraced() { grep -q "^TracerPid:[[:space:]]*0" "/proc/$TARGET/status"; }
     capture stasis suspend "$TARGET"
     assert_contains "$err" "name another state directory by STASIS_STATE_DIR"
     done_by "$verb" "$TARGET"
-    assert_contains "$err" "has no room for a record"
+    assert_contains "$err" "full, or read-only"
     in_state running
     mount -o remount,rw "$STASIS_STATE_DIR"
   done

@@ -517,3 +517,33 @@ restorable() {
   no_image
   nothing_left
 }
+
+# --- where
+
+@test "an image whose processes have capabilities that its user cannot give is refused at once" {
+  need_root "CRIU"
+  start_target memory --size 4M
+  dump_it
+  refused_here() {
+    capture setpriv --bounding-set=-net_raw "$@"
+    assert_equal "$status" 5 "$err"
+    assert_contains "$err" "CAP_NET_RAW"
+  }
+  refused_here stasis restore --images-dir "$image" --detach
+  capture setpriv --bounding-set=-net_raw stasis inspect "$image" --json
+  assert_contains "$out" "CAP_NET_RAW"
+  restore_it
+  target_goes_on
+}
+
+@test "where process numbers cannot be chosen, an image is refused, and told where they can" {
+  need_root "CRIU"
+  unshare --user --map-root-user true || skip "no user namespaces"
+  start_target memory --size 4M
+  dump_it
+  capture unshare --user --map-root-user stasis restore --images-dir "$image" --detach
+  assert_equal "$status" 5 "$err"
+  assert_contains "$err" "unshare --user --map-root-user --pid"
+  restore_it
+  target_goes_on
+}
