@@ -48,8 +48,8 @@ std::optional<std::string> why_no_agent(const Process& process) {
   }
   if (!maps(process.pid(), kLibrary)) return std::nullopt;
   const auto variables = proc::ProcFs().environment(process.pid());
-  if (variables && std::find(variables->begin(), variables->end(), "STASIS_AGENT=off") !=
-                       variables->end())
+  if (variables &&
+      std::find(variables->begin(), variables->end(), "STASIS_AGENT=off") != variables->end())
     return who + " has the agent's library, and STASIS_AGENT=off in its environment";
   return who +
          " has the agent's library and no agent: it has allocated no GPU memory by it, or lacked a "

@@ -220,7 +220,7 @@ Result<void> check_rights(const ImageReader& image) {
       fmt::format("the image's processes have capabilities that this user cannot give them: "
                   "{}",
                   capability_names(missing)),
-      "restore with these (a container: --cap-add), or in a user namespace, as whoever "
+      "restore with these (a container: --cap-add), or in a user namespace, as the user who "
       "started the job: unshare --user --map-root-user --pid --fork --mount-proc "
       "--kill-child stasis restore ...");
 }

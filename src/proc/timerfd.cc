@@ -138,11 +138,11 @@ Result<void> arm_at(const UniqueFd& timer, int flags, nanoseconds due, nanosecon
 }
 
 Result<void> arm_as_expired(const UniqueFd& timer, nanoseconds interval, std::uint64_t ticks) {
-  constexpr int kPatienceMs = 1000;  // it expires within microseconds
+  constexpr int kExpiresWithinMs = 1000;  // it expires within microseconds
   const itimerspec at_once{as_timespec(interval), {0, 1}};
   if (::timerfd_settime(timer.get(), 0, &at_once, nullptr) != 0) return fail(cannot_set(errno));
   pollfd file{timer.get(), POLLIN, 0};
-  if (::poll(&file, 1, kPatienceMs) != 1) return fail(cannot_set(ETIME));
+  if (::poll(&file, 1, kExpiresWithinMs) != 1) return fail(cannot_set(ETIME));
   // A read would find one expiration more or less than there were.
   if (::ioctl(timer.get(), kSetTicks, &ticks) != 0) return fail(cannot_set(errno));
   return {};
