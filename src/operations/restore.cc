@@ -1,5 +1,9 @@
 #include <algorithm>
+#include <functional>
 #include <future>
+#include <optional>
+#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -52,47 +56,11 @@ Error could_not_end(const Error& why, Pid root) {
   return error;
 }
 
-// Those that were suspended by the direct path have their GPU memory in their own.
-std::vector<const Process*> running_processes(const RestoredJob& job,
-                                              std::span<const JournalTarget> targets) {
-  std::vector<const Process*> running;
-  for (const auto& process : job.processes()) {
-    if (!process) continue;
-    const bool runs = std::any_of(targets.begin(), targets.end(), [&](const JournalTarget& target) {
-      return target.pid == process->pid() && target.initial == CudaState::kRunning;
-    });
-    if (runs) running.push_back(&*process);
-  }
-  return running;
-}
-
 std::vector<Pid> running_pids(const Manifest& manifest) {
   std::vector<Pid> pids;
   for (const ProcessRecord& record : manifest.processes)
     if (record.cuda && wanted_state(record) == CudaState::kRunning) pids.push_back(record.pid);
   return pids;
-}
-
-// A job of `stasis run` has a /dev/shm of its own: only there can it be put back.
-Result<void> check_shared_memory(const ImageReader& image, const RestoreOptions& options) {
-  if (options.on_checked || !is_for_a_job(image.manifest())) return {};
-  return fail(ErrorCode::kUsage,
-              fmt::format("{} is of a job of `stasis run --images-dir`, and has what was in the "
-                          "/dev/shm of that",
-                          image.path()),
-              "let it be DIR/000001, or have a greater number there, and start `stasis run "
-              "--images-dir DIR` with the same command: it goes on from there");
-}
-
-// Bytes of content that the image has for those that are to run.
-std::uint64_t wanted_bytes(const RestoredJob& job, std::span<const JournalTarget> targets,
-                           const std::vector<ContentStream>& streams) {
-  std::uint64_t bytes = 0;
-  for (const Process* process : running_processes(job, targets)) {
-    for (const ContentStream& stream : streams)
-      if (process->alive() && stream.pid == process->pid()) bytes += stream.bytes;
-  }
-  return bytes;
 }
 
 // Those that are to run had their content in this very image when CRIU saved them; to look for
@@ -113,212 +81,318 @@ Result<void> check_content(const std::vector<const Process*>& processes,
   return {};
 }
 
+// One restore. Its members end in the opposite order: what works beside CRIU, then the tree and its
+// record, the files that were put back for it, and the mover.
+class RestoreRun {
+ public:
+  RestoreRun(const Environment& env, const RestoreOptions& options)
+      : env_(env), options_(options) {}
+
+  // The steps of docs/how-it-works.md.
+  Result<RestoreReport> run() {
+    phases_.begin("verify");
+    STASIS_TRY(open_image());
+    // The cheap checks first: the user does not wait for checksums to hear that a number is taken.
+    STASIS_TRY(find_tools());
+    STASIS_TRY(find_content());
+    STASIS_TRY(check_machine());
+    STASIS_TRY(verify());
+    STASIS_TRY(open_journal());
+    STASIS_TRY(put_files_back());
+    phases_.begin("criu");
+    begin_beside_criu();
+    STASIS_TRY(let_criu_restore());
+    auto back = bring_back();
+    phases_.end();
+    if (!back) return fail(ended(std::move(back.error())));
+    return report(keep());
+  }
+
+ private:
+  const Manifest& manifest() const { return image_->manifest(); }
+  // CRIU makes the processes in the memory cgroup of this one.
+  bool in_our_cgroup() const { return criu_options_.cgroups == CgroupMode::kIgnore; }
+  // Bytes of GPU content that do not become memory of the processes.
+  std::uint64_t content_bytes() const {
+    std::uint64_t bytes = 0;
+    for (const ContentStream& stream : streams_)
+      bytes += stream.bytes;
+    return bytes;
+  }
+  Warn warn() const {
+    return [this](std::string text) { env_.tell(std::move(text)); };
+  }
+
+  Result<void> open_image() {
+    STASIS_TRY_ASSIGN(auto image, ImageReader::open(options_.images_dir));
+    image_.emplace(std::move(image));
+    if (options_.leave_suspended && !options_.gpu_map.empty()) {
+      return fail(ErrorCode::kUsage, "a GPU map is for the moment at which GPU memory comes back",
+                  "give --device-map to `stasis resume` instead");
+    }
+    criu_options_ = criu_options_of(manifest(), options_);
+    return check_shared_memory(*image_, options_);
+  }
+
+  // CRIU, the driver, and the GPUs to which the memory goes.
+  Result<void> find_tools() {
+    STASIS_TRY_ASSIGN(auto criu, Criu::find(options_.criu_path));
+    criu_.emplace(std::move(criu));
+    STASIS_TRY_ASSIGN(old_gpus_, gpus_of(manifest()));
+    STASIS_TRY(check_driver(env_.driver, manifest()));
+    STASIS_TRY(direct_.come_back(env_));
+    STASIS_TRY_ASSIGN(plan_, plan_gpus(env_, manifest(), old_gpus_, options_));
+    return {};
+  }
+
+  // The GPU content that is not in CRIU's files.
+  Result<void> find_content() {
+    if (!manifest().content) return {};
+    STASIS_TRY_ASSIGN(auto content, image_->open_content());
+    streams_ = content.streams();
+    auto here = ImageContent::of(std::move(content), *manifest().content);
+    content_id_ = here->id();
+    direct_.look_in(std::move(here));
+    return {};
+  }
+
+  // The room, and all that the processes had by number, by address or by name.
+  Result<void> check_machine() {
+    const std::uint64_t elsewhere = content_bytes();
+    const std::uint64_t to_copy =
+        options_.leave_suspended ? 0 : std::min(elsewhere, mover_memory(env_, {}));
+    STASIS_TRY(check_host_memory(manifest(), elsewhere, in_our_cgroup(), to_copy));
+    STASIS_TRY(check_rights(*image_));
+    STASIS_TRY(check_numbers(manifest()));
+    STASIS_TRY(check_addresses(manifest(), criu_options_.tcp_close));
+    STASIS_TRY(wait_for_ports(env_, manifest()));
+    return check_files(*image_);
+  }
+
+  Result<void> verify() {
+    const auto part =
+        options_.verify_first ? ImageReader::Part::kAll : ImageReader::Part::kAllButPages;
+    STASIS_TRY(image_->verify(env_.progress, env_.interrupt, part));
+    return fault(FaultPoint::kRestoreVerified);
+  }
+
+  // From here on what is made is undone on every way out, an exception's included.
+  Result<void> open_journal() {
+    STASIS_TRY_ASSIGN(auto log, RestoreLog::create());
+    log_.emplace(std::move(log));
+    STASIS_TRY(fault(FaultPoint::kRestoreLog));
+    STASIS_TRY_ASSIGN(auto journal,
+                      Journal::begin({"restore", manifest().root, Pid{}, image_->path(), {}}));
+    journal_.emplace(std::move(journal));
+    files_.emplace(image_->criu_dir(), warn(), env_.interrupt);
+    job_.emplace(manifest());
+    // A tree that is not well is ended, and its record is kept if that cannot be done.
+    close_journal_.emplace([this] {
+      if (job_->end()) journal_->finish();
+    });
+    return note_targets();
+  }
+
+  Result<void> note_targets() {
+    targets_ = job_->targets(options_.leave_suspended);
+    return journal_->update(targets_);
+  }
+
+  // Before CRIU opens them.
+  Result<void> put_files_back() {
+    if (options_.on_checked) STASIS_TRY(options_.on_checked(image_->criu_dir()));
+    STASIS_TRY_ASSIGN(auto to_put_back, files_to_put_back(*image_));
+    for (const auto& [kept, how] : to_put_back)
+      STASIS_TRY(files_->put_back(kept, how));
+    return {};
+  }
+
+  // While CRIU reads the pages the tool does too: nothing of the tree runs before they are found
+  // sound. The driver gets ready meanwhile.
+  void begin_beside_criu() {
+    pages_ = in_background([this]() -> Result<void> {
+      if (options_.verify_first) return {};
+      return image_->verify(env_.progress, env_.interrupt, ImageReader::Part::kPages);
+    });
+    if (options_.leave_suspended) return;
+    driver_ready_ = in_background([this] { env_.driver.prepare_restore(); });
+    if (!manifest().content) return;
+    const PrefetchRoom room{plan_.room, plan_.pairs,
+                            in_our_cgroup() ? least_memory(manifest(), content_bytes()) : 0};
+    direct_.prefetch(env_, running_pids(manifest()), room);
+  }
+
+  Result<void> let_criu_restore() {
+    auto restored = criu_->restore(
+        criu_request(), [this] { return take_hold(); }, env_.interrupt);
+    if (!restored) return fail(not_restored(std::move(restored.error())));
+    job_->adopt(std::move(*restored));
+    (void)log_->save(*image_);
+    set_kernel_state_within(manifest().processes, manifest().root, options_.caller_ends,
+                            image_->criu_dir(), warn());
+    return {};
+  }
+
+  RestoreRequest criu_request() {
+    RestoreRequest request{image_->criu_dir(), log_->directory(), log_->name()};
+    request.options = criu_options_;
+    request.external = options_.external;
+    request.inherit = options_.inherit;
+    request.root = manifest().root;
+    for (const ProcessRecord& record : manifest().processes) {
+      request.pids.push_back(record.pid);
+      request.threads.insert(request.threads.end(), record.threads.begin(), record.threads.end());
+    }
+    request.log_path = [this] { return log_->save_surely(*image_); };
+    request.on_wait = [this] { tell_progress(); };
+    request.on_resume = [this] { set_kernel_state(manifest().processes, warn()); };
+    request.check = [this] { return check_alive(); };
+    request.deadline = kRestoreDeadlineBase +
+                       std::chrono::seconds(manifest().total_bytes / kSlowestBytesPerSecond);
+    request.log_level = options_.criu_log_level;
+    request.on_started = [this](Pid started) { return note_criu(*journal_, started); };
+    return request;
+  }
+
+  // The reader of the pages tells how far it is; when it is done, CRIU's work is told.
+  void tell_progress() const {
+    if (!pages_.valid() || pages_.wait_for(std::chrono::seconds(0)) != std::future_status::ready)
+      return;
+    const std::uint64_t total = manifest().total_bytes;
+    env_.progress.update("criu", std::min(job_->resident_bytes(), total), total);
+  }
+
+  // CRIU may wait for ever for one that was killed (seen with 4.2.1). One that ends by
+  // itself as soon as it runs is none of that: criu answers within milliseconds.
+  Result<void> check_alive() {
+    constexpr std::chrono::seconds kGrace{2};
+    auto alive = job_->check_alive();
+    if (!alive && !dead_since_) dead_since_ = Clock::now();
+    return alive || Clock::now() - *dead_since_ < kGrace ? Result<void>() : alive;
+  }
+
+  // Every process stands complete, and none runs before this is done. The one moment that covers
+  // processes without CUDA, too.
+  Result<void> take_hold() {
+    STASIS_TRY(pages_.get());
+    const bool content_stays = options_.leave_suspended && manifest().content;
+    STASIS_TRY(
+        job_->take_hold(env_.driver, old_gpus_, content_stays ? image_->path() : std::string()));
+    set_fault_target(manifest().root);
+    STASIS_TRY(note_targets());
+    lost_ = put_sockets_back(manifest(), job_->processes());
+    STASIS_TRY_ASSIGN(to_set_later_, set_asked_state(manifest().processes, lost_));
+    if (options_.on_standing) STASIS_TRY(options_.on_standing());
+    return fault(FaultPoint::kRestoreHeld);
+  }
+
+  // CRIU has failed, and has left nothing of the tree.
+  Error not_restored(Error why) {
+    // CRIU may well have stumbled over what the checksums show.
+    if (pages_.valid() && why.code != ErrorCode::kNotRolledBack) {
+      if (auto sound = pages_.get(); !sound) why = std::move(sound.error());
+    }
+    if (why.code != ErrorCode::kImageCorrupt) return why;
+    return std::move(why).within("what there was of the restored tree was ended");
+  }
+
+  // The GPU state, then the GPU memory past the driver; the processes run.
+  Result<void> bring_back() {
+    STASIS_TRY(set_asked_state_of(to_set_later_, manifest().processes, lost_));
+    STASIS_TRY(fault(FaultPoint::kRestoreAdopted));
+    STASIS_TRY(env_.interrupt.check());
+    phases_.begin("restore");
+    if (!options_.leave_suspended) direct_.prefetch(env_, job_->to_run(targets_), plan_.pairs);
+    direct_.make_room(env_.driver, plan_.needed, plan_.pairs);
+    STASIS_TRY(
+        job_->bring_back(targets_, plan_.pairs, env_.progress, [this] { direct_.settle(); }));
+    if (!options_.leave_suspended) STASIS_TRY(bring_content_back());
+    return fault(FaultPoint::kRestoreBack);
+  }
+
+  Result<void> bring_content_back() {
+    STASIS_TRY(check_content(job_->to_run(targets_), content_id_));
+    STASIS_TRY_ASSIGN(direct_bytes_, direct_.move_in(env_, job_->to_run(targets_), phases_, true));
+    if (direct_bytes_ >= wanted_bytes()) return {};
+    return fail(ErrorCode::kInternal,
+                "a restored process has no agent that takes its GPU memory, which is in the image",
+                "use the stasis that has made the image");
+  }
+
+  // Bytes of content that the image has for the processes that are to run.
+  std::uint64_t wanted_bytes() const {
+    std::uint64_t bytes = 0;
+    for (const Process* process : job_->to_run(targets_)) {
+      for (const ContentStream& stream : streams_)
+        if (process->alive() && stream.pid == process->pid()) bytes += stream.bytes;
+    }
+    return bytes;
+  }
+
+  // The tree stands or runs, and is not as it should be.
+  Error ended(Error why) {
+    if (!job_->end()) return could_not_end(why, manifest().root);
+    const bool damaged = why.code == ErrorCode::kImageCorrupt;
+    return std::move(why).within(damaged ? "the restored tree was ended"
+                                         : "the restored tree was ended; the image is intact");
+  }
+
+  RestoredTree keep() {
+    RestoredTree tree = job_->keep(options_.leave_suspended);
+    files_->keep();
+    fault_only(FaultPoint::kRestoreKept);
+    return tree;
+  }
+
+  RestoreReport report(RestoredTree tree) {
+    RestoreReport report{{}, image_->path(), manifest().total_bytes, std::move(tree.root_fd)};
+    report.root = tree.root;
+    const auto& processes = job_->processes();
+    for (std::size_t i = 0; i < processes.size(); ++i) {
+      if (!processes[i]) continue;
+      const ProcessRecord& record = manifest().processes[i];
+      std::uint64_t bytes = 0;
+      for (const GpuUse& use : gpu_use_of(record))
+        bytes += use.bytes;
+      report.processes.push_back(report_process(*processes[i], record.cuda, bytes));
+    }
+    tell_of_lost(env_, lost_, "could not be put back");
+    report.lost = std::move(lost_);
+    report.total = phases_.total();
+    report.direct_bytes = direct_bytes_;
+    report.phases = phases_.take();
+    return report;
+  }
+
+  const Environment& env_;
+  const RestoreOptions& options_;
+  Phases phases_;
+  std::optional<ImageReader> image_;
+  CriuOptions criu_options_;
+  std::optional<Criu> criu_;
+  std::vector<Gpu> old_gpus_;  // of the machine where the image was made
+  GpuMemory direct_;
+  GpuPlan plan_;
+  std::vector<ContentStream> streams_;
+  direct::ContentId content_id_{};
+  std::optional<RestoreLog> log_;
+  std::optional<Journal> journal_;
+  std::optional<FilesPutBack> files_;  // undone after the tree has ended
+  std::optional<RestoredJob> job_;
+  std::optional<ScopeGuard<std::function<void()>>> close_journal_;
+  std::vector<JournalTarget> targets_;
+  std::vector<std::string> lost_;
+  std::vector<Pid> to_set_later_;  // the root: CRIU traced it while the others were set
+  std::optional<Clock::time_point> dead_since_;
+  std::uint64_t direct_bytes_ = 0;
+  std::future<Result<void>> pages_;
+  std::future<void> driver_ready_;
+};
+
 }  // namespace
 
 Result<RestoreReport> restore(const Environment& env, const RestoreOptions& options) {
-  Phases phases;
-  phases.begin("verify");
-  STASIS_TRY_ASSIGN(auto image, ImageReader::open(options.images_dir));
-  const Manifest& manifest = image.manifest();
-  if (options.leave_suspended && !options.gpu_map.empty()) {
-    return fail(ErrorCode::kUsage, "a GPU map is for the moment at which GPU memory comes back",
-                "give --device-map to `stasis resume` instead");
-  }
-  STASIS_TRY(check_shared_memory(image, options));
-  // The cheap checks first: the user does not wait for checksums to hear that a number is taken.
-  STASIS_TRY_ASSIGN(auto criu, Criu::find(options.criu_path));
-  STASIS_TRY_ASSIGN(auto old_gpus, gpus_of(manifest));
-  STASIS_TRY(check_driver(env.driver, manifest));
-  GpuMemory direct;
-  STASIS_TRY(direct.come_back(env));
-  STASIS_TRY_ASSIGN(auto plan, plan_gpus(env, manifest, old_gpus, options));
-  std::uint64_t elsewhere = 0;
-  std::vector<ContentStream> streams;
-  direct::ContentId content_id{};
-  if (manifest.content) {
-    STASIS_TRY_ASSIGN(auto content, image.open_content());
-    streams = content.streams();
-    for (const ContentStream& stream : streams)
-      elsewhere += stream.bytes;
-    auto here = ImageContent::of(std::move(content), *manifest.content);
-    content_id = here->id();
-    direct.look_in(std::move(here));
-  }
-  const bool in_our_cgroup = criu_options_of(manifest, options).cgroups == CgroupMode::kIgnore;
-  const std::uint64_t to_copy =
-      options.leave_suspended ? 0 : std::min(elsewhere, mover_memory(env, {}));
-  STASIS_TRY(check_host_memory(manifest, elsewhere, in_our_cgroup, to_copy));
-  STASIS_TRY(check_rights(image));
-  STASIS_TRY(check_numbers(manifest));
-  STASIS_TRY(check_addresses(manifest, criu_options_of(manifest, options).tcp_close));
-  STASIS_TRY(wait_for_ports(env, manifest));
-  STASIS_TRY(check_files(image));
-  const auto before =
-      options.verify_first ? ImageReader::Part::kAll : ImageReader::Part::kAllButPages;
-  STASIS_TRY(image.verify(env.progress, env.interrupt, before));
-  STASIS_TRY(fault(FaultPoint::kRestoreVerified));
-  STASIS_TRY_ASSIGN(auto log, RestoreLog::create());
-  STASIS_TRY(fault(FaultPoint::kRestoreLog));
-
-  std::vector<Pid> pids;
-  std::vector<Tid> threads;
-  for (const ProcessRecord& record : manifest.processes) {
-    pids.push_back(record.pid);
-    threads.insert(threads.end(), record.threads.begin(), record.threads.end());
-  }
-  auto journal = Journal::begin({"restore", manifest.root, Pid{}, image.path(), {}});
-  if (!journal) return fail(std::move(journal.error()));
-  // Undone after the tree has ended.
-  FilesPutBack files(
-      image.criu_dir(), [&](std::string text) { env.tell(std::move(text)); }, env.interrupt);
-  RestoredJob job(manifest);
-  // On every way out, an exception's included: what is not well is ended, and the record is kept if
-  // that cannot be done.
-  ScopeGuard close_journal([&] {
-    if (job.end()) journal->finish();
-  });
-  auto targets = job.targets(options.leave_suspended);
-  STASIS_TRY(journal->update(targets));
-
-  if (options.on_checked) {
-    if (auto allowed = options.on_checked(image.criu_dir()); !allowed)
-      return fail(std::move(allowed.error()));
-  }
-  STASIS_TRY_ASSIGN(auto to_put_back, files_to_put_back(image));
-  for (const auto& [kept, how] : to_put_back)
-    STASIS_TRY(files.put_back(kept, how));
-  phases.begin("criu");
-  // While CRIU reads the pages we do too: nothing of the tree runs before they are found sound. The
-  // driver gets ready meanwhile.
-  auto pages = in_background([&]() -> Result<void> {
-    if (options.verify_first) return {};
-    return image.verify(env.progress, env.interrupt, ImageReader::Part::kPages);
-  });
-  const PrefetchRoom start{plan.room, plan.pairs,
-                           in_our_cgroup ? least_memory(manifest, elsewhere) : 0};
-  std::future<void> driver_ready;
-  if (!options.leave_suspended) {
-    driver_ready = in_background([&] { env.driver.prepare_restore(); });
-    if (manifest.content) direct.prefetch(env, running_pids(manifest), start);
-  }
-  const std::string needed =
-      options.leave_suspended && manifest.content ? image.path() : std::string();
-  std::vector<std::string> lost;
-  std::vector<Pid> to_set_later;
-  const auto take = [&]() -> Result<void> {
-    STASIS_TRY(pages.get());
-    STASIS_TRY(job.take_hold(env.driver, old_gpus, needed));
-    set_fault_target(manifest.root);
-    targets = job.targets(options.leave_suspended);
-    STASIS_TRY(journal->update(targets));
-    // The one moment that covers processes without CUDA, too: the next thing that CRIU does is to
-    // let all of them run.
-    lost = put_sockets_back(manifest, job.processes());
-    STASIS_TRY_ASSIGN(auto left, set_asked_state(manifest.processes, lost));
-    to_set_later = std::move(left);
-    if (options.on_standing) {
-      if (auto allowed = options.on_standing(); !allowed) return allowed;
-    }
-    return fault(FaultPoint::kRestoreHeld);
-  };
-  RestoreRequest request{image.criu_dir(), log.directory(), log.name()};
-  request.options = criu_options_of(manifest, options);
-  request.external = options.external;
-  request.inherit = options.inherit;
-  const auto warn = [&](std::string text) { env.tell(std::move(text)); };
-  request.on_resume = [&] { set_kernel_state(manifest.processes, warn); };
-  request.root = manifest.root;
-  request.pids = std::move(pids);
-  request.threads = std::move(threads);
-  request.log_path = [&] { return log.save_surely(image); };
-  // The other reader tells how far it is; when it is done, it is for us to say that CRIU works.
-  request.on_wait = [&] {
-    if (pages.valid() && pages.wait_for(std::chrono::seconds(0)) == std::future_status::ready) {
-      env.progress.update("criu", std::min(job.resident_bytes(), manifest.total_bytes),
-                          manifest.total_bytes);
-    }
-  };
-  // CRIU may wait for ever for one that was killed (seen with 4.2.1). One that ends by
-  // itself as soon as it runs is none of that: criu answers within milliseconds.
-  std::optional<Clock::time_point> dead_since;
-  request.check = [&]() -> Result<void> {
-    constexpr std::chrono::seconds kGrace{2};
-    auto alive = job.check_alive();
-    if (!alive && !dead_since) dead_since = Clock::now();
-    return alive || Clock::now() - *dead_since < kGrace ? Result<void>() : alive;
-  };
-  request.deadline =
-      kRestoreDeadlineBase + std::chrono::seconds(manifest.total_bytes / kSlowestBytesPerSecond);
-  request.log_level = options.criu_log_level;
-  request.on_started = [&](Pid started) { return note_criu(*journal, started); };
-  auto restored = criu.restore(request, take, env.interrupt);
-  if (!restored) {
-    Error why = std::move(restored.error());
-    // CRIU may well have stumbled over what the checksums show.
-    if (pages.valid() && why.code != ErrorCode::kNotRolledBack) {
-      if (auto sound = pages.get(); !sound) why = std::move(sound.error());
-    }
-    if (why.code == ErrorCode::kImageCorrupt)
-      why = std::move(why).within("what there was of the restored tree was ended");
-    return fail(std::move(why));
-  }
-  job.adopt(std::move(*restored));
-  (void)log.save(image);
-  set_kernel_state_within(manifest.processes, manifest.root, options.caller_ends, image.criu_dir(),
-                          warn);
-
-  auto done = set_asked_state_of(to_set_later, manifest.processes, lost);
-  if (done) done = fault(FaultPoint::kRestoreAdopted);
-  if (done) done = env.interrupt.check();
-  if (done) {
-    phases.begin("restore");
-    if (!options.leave_suspended) direct.prefetch(env, running_processes(job, targets), plan.pairs);
-    direct.make_room(env.driver, plan.needed, plan.pairs);
-    done = job.bring_back(targets, plan.pairs, env.progress, [&] { direct.settle(); });
-  }
-  if (done && !options.leave_suspended)
-    done = check_content(running_processes(job, targets), content_id);
-  std::uint64_t direct_bytes = 0;
-  if (done && !options.leave_suspended) {
-    auto moved = direct.move_in(env, running_processes(job, targets), phases, true);
-    if (moved && *moved < wanted_bytes(job, targets, streams)) {
-      moved =
-          fail(ErrorCode::kInternal,
-               "a restored process has no agent that takes its GPU memory, which is in the image",
-               "use the stasis that has made the image");
-    }
-    if (moved) direct_bytes = *moved;
-    if (!moved) done = fail(std::move(moved.error()));
-  }
-  if (done) done = fault(FaultPoint::kRestoreBack);
-  phases.end();
-  if (!done) {
-    if (!job.end()) return fail(could_not_end(done.error(), manifest.root));
-    return fail(std::move(done.error())
-                    .within(done.error().code == ErrorCode::kImageCorrupt
-                                ? "the restored tree was ended"
-                                : "the restored tree was ended; the image is intact"));
-  }
-  RestoredTree tree = job.keep(options.leave_suspended);
-  files.keep();
-  fault_only(FaultPoint::kRestoreKept);
-  RestoreReport report{{}, image.path(), manifest.total_bytes, std::move(tree.root_fd)};
-  report.root = tree.root;
-  const auto& processes = job.processes();
-  for (std::size_t i = 0; i < processes.size(); ++i) {
-    if (!processes[i]) continue;
-    const ProcessRecord& record = manifest.processes[i];
-    std::uint64_t bytes = 0;
-    for (const GpuUse& use : gpu_use_of(record))
-      bytes += use.bytes;
-    report.processes.push_back(report_process(*processes[i], record.cuda, bytes));
-  }
-  tell_of_lost(env, lost, "could not be put back");
-  report.lost = std::move(lost);
-  report.total = phases.total();
-  report.direct_bytes = direct_bytes;
-  report.phases = phases.take();
-  return report;
+  return RestoreRun(env, options).run();
 }
 
 }  // namespace stasis

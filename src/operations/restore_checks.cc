@@ -371,6 +371,16 @@ std::vector<std::string> files_used_up(const ImageReader& image) {
   return out;
 }
 
+Result<void> check_shared_memory(const ImageReader& image, const RestoreOptions& options) {
+  if (options.on_checked || !is_for_a_job(image.manifest())) return {};
+  return fail(ErrorCode::kUsage,
+              fmt::format("{} is of a job of `stasis run --images-dir`, and has what was in the "
+                          "/dev/shm of that",
+                          image.path()),
+              "let it be DIR/000001, or have a greater number there, and start `stasis run "
+              "--images-dir DIR` with the same command: it goes on from there");
+}
+
 // Not the sum of all pages: those that forked processes share with their parents are in the image
 // several times, and CRIU shares them again.
 std::uint64_t least_memory(const Manifest& manifest, std::uint64_t elsewhere) {

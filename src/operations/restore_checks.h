@@ -45,6 +45,9 @@ Result<std::vector<std::pair<KeptFile, PutBack>>> files_to_put_back(const ImageR
 // Those that a restore uses up: with any, the image can be restored only once.
 std::vector<std::string> files_used_up(const ImageReader& image);
 
+// A job of `stasis run` has a /dev/shm of its own: only there can it be put back. kUsage.
+Result<void> check_shared_memory(const ImageReader& image, const RestoreOptions& options);
+
 // The memory of the processes, the GPU's content with it, has room on this host, swap included, and
 // in our memory cgroup, if they will be in that one. `elsewhere`: bytes of the GPU's content that
 // go to the GPU without becoming memory of theirs. `ours`: that we take for that, in our own

@@ -107,6 +107,18 @@ std::vector<JournalTarget> RestoredJob::targets(bool leave_suspended) const {
   return targets;
 }
 
+std::vector<const Process*> RestoredJob::to_run(std::span<const JournalTarget> targets) const {
+  std::vector<const Process*> running;
+  for (const auto& process : processes_) {
+    if (!process) continue;
+    const bool runs = std::any_of(targets.begin(), targets.end(), [&](const JournalTarget& target) {
+      return target.pid == process->pid() && target.initial == CudaState::kRunning;
+    });
+    if (runs) running.push_back(&*process);
+  }
+  return running;
+}
+
 Result<void> RestoredJob::bring_back(std::span<const JournalTarget> targets,
                                      std::span<const GpuPair> pairs, Progress& progress,
                                      const std::function<void()>& before_they_run) {

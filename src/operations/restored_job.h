@@ -35,6 +35,10 @@ class RestoredJob {
   // For the journal: the CUDA processes, and where to bring them.
   std::vector<JournalTarget> targets(bool leave_suspended) const;
 
+  // The targets that are to run. One that was suspended by the direct path is none of them: it has
+  // its GPU memory in its own.
+  std::vector<const Process*> to_run(std::span<const JournalTarget> targets) const;
+
   // Brings the GPU state of each target back, all at the same time; then, after `before_they_run`,
   // lets them go on, and verifies that.
   Result<void> bring_back(std::span<const JournalTarget> targets, std::span<const GpuPair> pairs,
