@@ -9,16 +9,16 @@
 #include <array>
 #include <cerrno>
 #include <climits>
-#include <cstring>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "base/units.h"
 #include "checkpoint/journal.h"
-#include "image/image_reader.h"
+#include "job/choose_image.h"
 #include "job/images.h"
 #include "job/registry.h"
+#include "job/signals.h"
 #include "job/streams.h"
 
 namespace stasis::job {
@@ -36,24 +36,6 @@ constexpr std::chrono::seconds kOverdue{10};
 // A restored job that dies of a signal within this time was not restored as it was.
 constexpr std::chrono::seconds kEarlyEnd{5};
 
-// As it comes back from a manifest: bytes that are no UTF-8 are replaced.
-std::vector<std::string> as_written(const std::vector<std::string>& command) {
-  return json::parse(json(command).dump(-1, ' ', false, json::error_handler_t::replace))
-      .get<std::vector<std::string>>();
-}
-
-std::string joined(const std::vector<std::string>& words) {
-  std::string out;
-  for (const std::string& word : words)
-    out += (out.empty() ? "" : " ") + word;
-  return out;
-}
-
-std::string signal_name(int number) {
-  const char* name = ::sigabbrev_np(number);
-  return name != nullptr ? fmt::format("SIG{}", name) : fmt::format("signal {}", number);
-}
-
 std::string not_begun(int signal_number) {
   return fmt::format("{}: the job has not been started, and has lost nothing",
                      signal_name(signal_number));
@@ -63,72 +45,12 @@ int exit_status_of(int status) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-// The signals that the supervisor takes and passes on, or obeys. Not those that the kernel sends
-// for a fault, nor those about the supervisor's own children and terminal, nor those that it was
-// started to ignore (nohup).
-sigset_t taken_signals() {
-  sigset_t set;
-  ::sigfillset(&set);
-  for (const int ours : {SIGKILL, SIGSTOP, SIGTSTP, SIGCONT, SIGCHLD, SIGSEGV, SIGBUS, SIGILL,
-                         SIGFPE, SIGTRAP, SIGABRT, SIGSYS, SIGURG, SIGWINCH})
-    ::sigdelset(&set, ours);
-  for (int number = 1; number < NSIG; ++number) {
-    struct sigaction action {};
-    if (::sigaction(number, nullptr, &action) == 0 && action.sa_handler == SIG_IGN)
-      ::sigdelset(&set, number);
-  }
-  // To write to a terminal from the background is no reason to be stopped.
-  ::sigaddset(&set, SIGTTIN);
-  ::sigaddset(&set, SIGTTOU);
-  ::sigaddset(&set, SIGPIPE);
-  return set;
-}
-
-// Blocks the signals that ask for a save, from now on: one that comes before the job is there waits
-// until it is read. Any other signal does what it does to any program.
-class Notice {
- public:
-  explicit Notice(const std::set<int>& signals) {
-    const sigset_t taken = taken_signals();
-    ::sigemptyset(&set_);
-    for (const int number : signals)
-      if (::sigismember(&taken, number) == 1) ::sigaddset(&set_, number);
-    ::sigprocmask(SIG_BLOCK, &set_, &before_);
-  }
-
-  // The signals that were blocked before.
-  const sigset_t& before() const { return before_; }
-  // Signals are as they were before.
-  void end() const { ::sigprocmask(SIG_SETMASK, &before_, nullptr); }
-  // The pending signal that wants the job ended; 0 if there is none.
-  int to_end() const {
-    sigset_t pending;
-    ::sigpending(&pending);
-    for (int number = 1; number < NSIG; ++number) {
-      if (::sigismember(&set_, number) == 1 && ::sigismember(&pending, number) == 1 &&
-          !lets_go_on(number))
-        return number;
-    }
-    return 0;
-  }
-
- private:
-  sigset_t set_{};
-  sigset_t before_{};
-};
-
-bool is_damage(ErrorCode code) {
-  return code == ErrorCode::kImageCorrupt || code == ErrorCode::kImageIncomplete;
-}
-
 class Supervisor {
  public:
   Supervisor(const RunOptions& options, Images images, const Notice& notice,
              const std::function<void(const std::string&)>& tell)
       : options_(options), images_(std::move(images)), notice_(notice), tell_(tell) {}
 
-  // The newest image that can be read, or none. An error if there are images and none may be taken.
-  Result<std::optional<int>> choose();
   Result<Outcome> run(std::optional<int> image, Work work);
 
  private:
@@ -199,40 +121,6 @@ class Supervisor {
   bool told_suspended_ = false;
   std::set<std::string> told_;
 };
-
-Result<std::optional<int>> Supervisor::choose() {
-  STASIS_TRY_ASSIGN(auto numbers, images_.all());
-  for (const int number : numbers) {
-    const std::string path = images_.path_of(number);
-    auto image = ImageReader::open(path);
-    if (!image && is_damage(image.error().code)) {
-      images_.damaged(number);
-      tell_(fmt::format("the image {} is damaged ({}); the one before is taken", path,
-                        image.error().to_string()));
-      continue;
-    }
-    if (!image) return fail(std::move(image.error()));
-    const auto& job = image->manifest().job;
-    if (!job || job->streams.size() != kStreams) {
-      return fail(ErrorCode::kImageExists,
-                  fmt::format("{} is an image that `stasis run` has not made", path),
-                  "name a directory for this job alone, or use `stasis restore`");
-    }
-    if (job->command != as_written(options_.command)) {
-      return fail(ErrorCode::kUsage,
-                  fmt::format("{} is an image of another command: {}", path, joined(job->command)),
-                  "give the command as it was, another --images-dir for another job, or remove "
-                  "the images to start over");
-    }
-    return std::optional<int>(number);
-  }
-  if (images_.any_damaged()) {
-    return fail(ErrorCode::kImageCorrupt,
-                fmt::format("none of the images in {} is sound", images_.path()),
-                "copy one again from where it was copied to, or remove them to start over");
-  }
-  return std::optional<int>();
-}
 
 Result<Outcome> Supervisor::run(std::optional<int> image, Work work) {
   STASIS_TRY_ASSIGN(auto made, Streams::make());
@@ -601,7 +489,7 @@ Result<void> Supervisor::on_restored(const json& result) {
     images_.damaged(number_);
     tell_(fmt::format("the image {} is damaged ({}); the one before is taken",
                       images_.path_of(number_), error.message));
-    STASIS_TRY_ASSIGN(auto next, choose());
+    STASIS_TRY_ASSIGN(auto next, choose_image(images_, options_.command, tell_));
     return begin(next);
   }
   restored_at_ = Clock::now();
@@ -685,8 +573,6 @@ Result<void> Supervisor::on_recovered(const json& result) {
 
 }  // namespace
 
-bool lets_go_on(int signal_number) { return signal_number == SIGUSR1 || signal_number == SIGUSR2; }
-
 Result<Outcome> run(const RunOptions& options, Work work,
                     const std::function<void(const std::string&)>& tell) {
   const std::vector<std::string> words = as_written(options.command);
@@ -717,8 +603,7 @@ Result<Outcome> run(const RunOptions& options, Work work,
                      images->path(), options.once));
     return Outcome{0, {}, {}};
   }
-  Supervisor supervisor(options, std::move(*images), notice, tell);
-  STASIS_TRY_ASSIGN(auto image, supervisor.choose());
+  STASIS_TRY_ASSIGN(auto image, choose_image(*images, options.command, tell));
   if (notice.to_end() != 0) return told_to_end();
   if (!image && options.can_be_saved) {
     if (auto possible = options.can_be_saved(); !possible) {
@@ -726,7 +611,7 @@ Result<Outcome> run(const RunOptions& options, Work work,
       return Outcome{0, {}, std::move(possible.error())};
     }
   }
-  return supervisor.run(image, std::move(work));
+  return Supervisor(options, std::move(*images), notice, tell).run(image, std::move(work));
 }
 
 }  // namespace stasis::job

@@ -36,9 +36,6 @@ struct RunOptions {
   std::function<Result<void>()> can_be_saved;
 };
 
-// Does the signal save the job and let it go on?
-bool lets_go_on(int signal_number);
-
 struct Outcome {
   int status = 0;            // for the end of this process
   std::optional<Error> why;  // the command could not be started: `status` is 126 or 127
