@@ -15,7 +15,6 @@
 
 #include <fmt/format.h>
 
-#include "base/channel.h"
 #include "base/printable.h"
 #include "base/trace.h"
 #include "checkpoint/group.h"
@@ -30,7 +29,6 @@
 namespace stasis::cli {
 namespace {
 
-using nlohmann::json;
 using std::chrono::milliseconds;
 
 constexpr const char* kAutomaticMap = "auto";
@@ -65,14 +63,9 @@ int parse_signal(std::string text) {
   return 0;
 }
 
-json failed(const Context& context, const Error& error) {
-  return {{"error", job::error_to_json(error)}, {"notes", context.notes}};
-}
-
-void add_report(json& result, const Context& context, const Report& report) {
-  result["seconds"] = report.total.count();
-  if (report.standstill) result["standstill"] = report.standstill->count();
-  result["notes"] = context.notes;
+// What a worker has done, with all that there is to say of it.
+job::WorkResult result_of(const Context& context, decltype(job::WorkResult::what) what) {
+  return {std::move(what), context.notes};
 }
 
 // Has the user suspended it by `stasis suspend NAME`?
@@ -97,35 +90,35 @@ void tell_of_strays(Context& context, Pid root) {
   }
 }
 
-json save(Context& context, Driver& driver, const json& request, const job::StreamEnds& streams) {
+job::WorkResult save(Context& context, Driver& driver, Pid root, const job::SaveOrder& order,
+                     const job::StreamEnds& streams) {
   DumpOptions options;
-  options.images_dir = request.at("images_dir").get<std::string>();
-  options.after = request.at("end").get<bool>() ? AfterDump::kKill : AfterDump::kRunning;
+  options.images_dir = order.images_dir;
+  options.after = order.end ? AfterDump::kKill : AfterDump::kRunning;
   options.job.emplace();
-  options.job->command = request.at("command").get<std::vector<std::string>>();
+  options.job->command = order.command;
   for (const UniqueFd& stream : streams) {
     auto name = job::pipe_name(stream);
-    if (!name) return failed(context, name.error());
+    if (!name) return result_of(context, name.error());
     options.job->streams.push_back(std::move(*name));
   }
-  if (request.contains("base")) options.base = request["base"].get<std::string>();
+  options.base = order.base;
   options.base_may_be_empty = true;
-  context.interrupt.set_time_limit(milliseconds(request.at("limit_ms").get<std::int64_t>()));
+  context.interrupt.set_time_limit(order.limit);
   options.on_complete = [](const UniqueFd& criu_dir) -> Result<void> {
     STASIS_TRY(job::save_shared_memory(job::kSharedMemory, criu_dir));
     return {};
   };
-  const Pid root{request.at("root").get<int>()};
   if (options.after == AfterDump::kRunning) {
     const auto suspended = is_suspended(driver, root);
-    if (suspended && *suspended) return {{"suspended", true}, {"notes", context.notes}};
+    if (suspended && *suspended) return result_of(context, job::WasSuspended{});
   }
   tell_of_strays(context, root);
   auto report = dump(context.environment(driver), root, options);
-  if (!report) return failed(context, report.error());
-  json result = {{"size", size_text(*report)}};
-  add_report(result, context, *report);
-  return result;
+  if (!report) return result_of(context, report.error());
+  job::Saved saved{size_text(*report), report->total.count(), {}};
+  if (report->standstill) saved.standstill = report->standstill->count();
+  return result_of(context, std::move(saved));
 }
 
 // What of the options holds for a restore.
@@ -158,21 +151,21 @@ Result<void> write_environment(const std::vector<std::string>& listed) {
   return job::make_environment_file(changes);
 }
 
-json bring_back(Context& context, Driver& driver, const json& request,
-                const job::StreamEnds& streams, const Wishes& wishes) {
+job::WorkResult bring_back(Context& context, Driver& driver, const job::RestoreOrder& order,
+                           const job::StreamEnds& streams, const Wishes& wishes) {
   RestoreOptions options;
-  options.images_dir = request.at("images_dir").get<std::string>();
+  options.images_dir = order.images_dir;
   if (wishes.map == kAutomaticMap) {
     options.gpu_choice.emplace();
     if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES"))
       options.gpu_choice->visible = visible;
   } else {
     auto entries = parse_gpu_map(wishes.map);
-    if (!entries) return failed(context, entries.error());
+    if (!entries) return result_of(context, entries.error());
     options.gpu_map = std::move(*entries);
   }
   auto image = ImageReader::open(options.images_dir);
-  if (!image) return failed(context, image.error());
+  if (!image) return result_of(context, image.error());
   const auto& job = image->manifest().job;
   for (std::size_t i = 0; job && i < job->streams.size() && i < streams.size(); ++i)
     options.inherit.push_back({job->streams[i], &streams.at(i)});
@@ -183,18 +176,16 @@ json bring_back(Context& context, Driver& driver, const json& request,
   options.on_standing = job::number_from_first;
   options.caller_ends = true;  // this worker; the job's own parent is init, before and after
   auto report = restore(context.environment(driver), options);
-  if (!report) return failed(context, report.error());
-  json result = {{"root", report->root.value}};
-  add_report(result, context, *report);
+  if (!report) return result_of(context, report.error());
+  const job::Restored restored{report->root, report->total.count()};
   // Saved at its end while the user had it suspended: a user who starts it again wants it to run.
   const bool suspended =
       std::any_of(report->processes.begin(), report->processes.end(),
                   [](const auto& one) { return one.state == CudaState::kCheckpointed; });
-  if (!suspended) return result;
+  if (!suspended) return result_of(context, restored);
   auto resumed = resume(context.environment(driver), report->root, {});
-  if (!resumed) return failed(context, resumed.error());
-  result["notes"] = context.notes;
-  return result;
+  if (!resumed) return result_of(context, resumed.error());
+  return result_of(context, restored);
 }
 
 // In the worker, which does one thing and ends.
@@ -213,32 +204,45 @@ void obey_stop() {
   ::sigaction(SIGTERM, &action, nullptr);
 }
 
+job::WorkResult bring_to_run(Context& context, Driver& driver, Pid root) {
+  auto report = recover(context.environment(driver), root);
+  if (!report) return result_of(context, report.error());
+  if (report->error) return result_of(context, *report->error);
+  return result_of(context, job::Recovered{});
+}
+
 // In a process of its own, in the job's namespaces.
-json work(const json& request, const job::StreamEnds& streams, const Wishes& wishes) {
+job::WorkResult work(const job::WorkOrder& order, const job::StreamEnds& streams,
+                     const Wishes& wishes) {
   Terminal silent;
   Context context{silent, worker_interrupt()};
   context.session.ring_bytes = wishes.ring_bytes;
-  if (request.value("op", "") != "recover") obey_stop();
-  const std::string what = request.value("op", "");
-  auto driver = context.load_moving_driver(false, what == "dump");
-  if (!driver) return failed(context, driver.error());
+  if (!std::holds_alternative<job::RecoverOrder>(order.what)) obey_stop();
+  auto driver =
+      context.load_moving_driver(false, std::holds_alternative<job::SaveOrder>(order.what));
+  if (!driver) return result_of(context, driver.error());
   if ((*driver)->info().simulated) {
     context.notes.push_back("this is the simulated GPU (" + (*driver)->info().library + ")");
   }
-  if (what == "dump") return save(context, **driver, request, streams);
-  if (what == "restore") return bring_back(context, **driver, request, streams, wishes);
-  auto report = recover(context.environment(**driver), Pid{request.at("root").get<int>()});
-  if (!report) return failed(context, report.error());
-  if (report->error) return failed(context, *report->error);
-  return {{"notes", context.notes}};
+  return std::visit(job::Cases{[&](const job::SaveOrder& wanted) {
+                                 return save(context, **driver, order.root, wanted, streams);
+                               },
+                               [&](const job::RestoreOrder& wanted) {
+                                 return bring_back(context, **driver, wanted, streams, wishes);
+                               },
+                               [&](const job::RecoverOrder&) {
+                                 return bring_to_run(context, **driver, order.root);
+                               }},
+                    order.what);
 }
 
-json traced_work(const json& request, const job::StreamEnds& streams, const Wishes& wishes) {
-  if (wishes.trace.empty()) return work(request, streams, wishes);
+job::WorkResult traced_work(const job::WorkOrder& order, const job::StreamEnds& streams,
+                            const Wishes& wishes) {
+  if (wishes.trace.empty()) return work(order, streams, wishes);
   trace_begin();
-  json result = work(request, streams, wishes);
-  if (auto written = replace_trace(wishes.trace, "run: " + request.value("op", "")); !written)
-    result["notes"].push_back("no trace: " + written.error().to_string());
+  job::WorkResult result = work(order, streams, wishes);
+  if (auto written = replace_trace(wishes.trace, "run: " + job::name_of(order)); !written)
+    result.notes.push_back("no trace: " + written.error().to_string());
   return result;
 }
 
@@ -254,21 +258,6 @@ Result<std::string> place_of_trace(const std::string& path) {
               fmt::format("{} cannot be written: the job has a {} of its own", place.string(),
                           job::kSharedMemory),
               "name a file in another directory for --trace");
-}
-
-// A message holds so much and no more.
-json bounded(json result) {
-  constexpr std::size_t kRoom = Channel::kMostBytes / 2;
-  if (result.dump(-1, ' ', false, json::error_handler_t::replace).size() <= kRoom) return result;
-  result.erase("notes");
-  if (result.contains("error")) {
-    for (const char* part : {"message", "remedy"}) {
-      auto text = result["error"].value(part, "");
-      text.resize(std::min(text.size(), kRoom / 8));
-      result["error"][part] = text;
-    }
-  }
-  return result;
 }
 
 Result<void> check_refreshed(const std::vector<std::string>& names) {
@@ -452,8 +441,8 @@ Result<job::Outcome> run_job(Context& context, RunArguments& arguments,
   };
   return job::run(
       options,
-      [wishes = std::move(wishes)](const json& request, const job::StreamEnds& streams) {
-        return bounded(traced_work(request, streams, wishes));
+      [wishes = std::move(wishes)](const job::WorkOrder& order, const job::StreamEnds& streams) {
+        return traced_work(order, streams, wishes);
       },
       tell);
 }

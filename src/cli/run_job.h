@@ -7,7 +7,7 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/verbs.h"
-#include "job/supervisor.h"
+#include "job/run.h"
 
 namespace stasis::cli {
 

@@ -11,7 +11,7 @@
 #include <fmt/format.h>
 
 #include "base/trace.h"
-#include "job/init.h"
+#include "job/messages.h"
 
 namespace stasis::cli {
 namespace {

@@ -30,25 +30,9 @@
 namespace stasis::job {
 namespace {
 
-using nlohmann::json;
-
 constexpr int kWorkerEndMs = 5000;
 constexpr std::string_view kVerbName = "stasis";
 constexpr int kVerbLookMs = 20;  // the poll interval for the end of a verb
-
-Result<void> send_json(const Channel& channel, const json& message,
-                       std::span<const UniqueFd> descriptors = {}) {
-  const std::string text = message.dump(-1, ' ', false, json::error_handler_t::replace);
-  return channel.send(std::as_bytes(std::span(text)), descriptors);
-}
-
-std::optional<json> parse_message(const Channel::Message& message) {
-  const std::string_view text(reinterpret_cast<const char*>(message.bytes.data()),
-                              message.bytes.size());
-  json parsed = json::parse(text, nullptr, false);
-  if (!parsed.is_object()) return std::nullopt;
-  return parsed;
-}
 
 Result<void> mount_or_fail(const char* what, const std::string& where, const char* type,
                            unsigned long flags, const char* data) {
@@ -143,19 +127,15 @@ class Loop {
                 "newinstance,ptmxmode=0666,mode=0620") != 0)
       spec_.terminal = 0;
     if (ready && !children_.valid()) ready = fail(errno_error("cannot wait for signals", errno));
-    tell(ready ? json{{"event", "ready"}} : failed(ready.error()));
+    tell(ready ? InitEvent(Ready{}) : Failed{std::move(ready.error())});
     while (true)
       turn();
   }
 
  private:
-  static json failed(const Error& error) {
-    return {{"event", "failed"}, {"error", error_to_json(error)}};
-  }
-
   // Without the supervisor there is no job: init ends too.
-  void tell(const json& message) {
-    if (!send_json(outside_, message)) ::_exit(1);
+  void tell(const InitEvent& event) {
+    if (!send(outside_, event)) ::_exit(1);
   }
 
   void turn() {
@@ -167,7 +147,7 @@ class Loop {
     if (wait[2].revents != 0) hear_worker();
     if (wait[0].revents != 0) obey();
     if (ended_ && !worker_ && !is_visited()) {
-      tell({{"event", "ended"}, {"status", *std::exchange(ended_, std::nullopt)}});
+      tell(Ended{*std::exchange(ended_, std::nullopt)});
       job_ = 0;
     }
   }
@@ -206,83 +186,89 @@ class Loop {
   void hear_worker() {
     auto message = worker_->channel().receive(0);
     if (message && !*message) return;
-    std::optional<json> result;
-    if (message) result = parse_message(**message);
+    const auto answer = message ? parse_event(**message) : std::nullopt;
+    const auto* given = answer ? std::get_if<WorkResult>(&*answer) : nullptr;
     const int worker = worker_->pid().value;
     (void)worker_->end_after(kWorkerEndMs);
     reap();
-    if (!result) {
-      // The quicker of the two has collected it.
-      std::string how = worker_->how_it_ended();
-      if (const auto status = status_of(worker); status && WIFSIGNALED(*status))
-        how = fmt::format("was killed by signal {}", WTERMSIG(*status));
-      if (how.empty()) how = "ended without a word";
-      result = json{{"died", how}};
-    } else if (result->contains("root") && (*result)["root"].is_number_integer()) {
-      job_ = (*result)["root"].get<int>();
-      (*result)["terminal"] = held_streams(Pid{job_});
+    WorkResult result = given != nullptr ? *given : WorkResult{WorkerDied{how_ended(worker)}, {}};
+    if (auto* restored = std::get_if<Restored>(&result.what)) {
+      job_ = restored->root.value;
+      restored->terminal = held_streams(restored->root);
       if (const auto status = status_of(job_)) ended_ = status;
     }
     worker_.reset();
-    tell({{"event", "worked"}, {"result", *result}});
+    tell(result);
+  }
+
+  std::string how_ended(int worker) const {
+    // The quicker of the two has collected it.
+    if (const auto status = status_of(worker); status && WIFSIGNALED(*status))
+      return fmt::format("was killed by signal {}", WTERMSIG(*status));
+    const std::string& how = worker_->how_it_ended();
+    return how.empty() ? "ended without a word" : how;
   }
 
   void obey() {
     auto message = outside_.receive(0);
     if (!message) ::_exit(1);
     if (!*message) return;
-    const auto order = parse_message(**message);
+    const auto order = parse_order(**message);
     if (!order) return;
-    const std::string what = order->value("do", "");
-    if (what == "start") return start_job();
-    if (what == "signal")
-      return signal_job(order->value("number", 0), order->value("group", false));
-    if (what == "size") return set_size(order->value("rows", 0), order->value("columns", 0));
-    if (what == "work") return start_worker(*order);
-    if (what == "stop" && worker_) (void)::kill(worker_->pid().value, SIGTERM);
-    if (what == "kill" && worker_) (void)::kill(worker_->pid().value, SIGKILL);
+    std::visit(Cases{[this](const StartJob&) { start_job(); },
+                     [this](const WorkOrder& work) { start_worker(work); },
+                     [this](const SendSignal& signal) { signal_job(signal); },
+                     [this](const Resize& size) { set_size(size); },
+                     [this](const StopWorker&) { signal_worker(SIGTERM); },
+                     [this](const KillWorker&) { signal_worker(SIGKILL); }},
+               *order);
   }
 
-  void signal_job(int number, bool group) const {
+  void signal_worker(int number) const {
+    if (worker_) (void)::kill(worker_->pid().value, number);
+  }
+
+  void signal_job(const SendSignal& signal) const {
     if (job_ <= 0 || ended_) return;
-    const pid_t of = group ? ::getpgid(job_) : 0;
-    (void)::kill(of > 1 ? -of : job_, number);
+    const pid_t of = signal.group ? ::getpgid(job_) : 0;
+    (void)::kill(of > 1 ? -of : job_, signal.number);
   }
 
   // The kernel tells the job.
-  void set_size(int rows, int columns) const {
+  void set_size(const Resize& wanted) const {
     if (job_ <= 0 || held_streams(Pid{job_}) == 0) return;
     auto terminal = open_file(AT_FDCWD, kTerminal, O_RDWR | O_NOCTTY | O_NONBLOCK);
     winsize size{};
-    size.ws_row = static_cast<unsigned short>(rows);
-    size.ws_col = static_cast<unsigned short>(columns);
+    size.ws_row = static_cast<unsigned short>(wanted.rows);
+    size.ws_col = static_cast<unsigned short>(wanted.columns);
     if (terminal) (void)::ioctl(terminal->get(), TIOCSWINSZ, &size);
   }
 
-  void start_worker(json order) {
+  void start_worker(WorkOrder order) {
     gone_.clear();
-    order["request"]["root"] = job_;
+    order.root = Pid{job_};
     auto started = HelperProcess::start(
         "stasis-worker", [this](const Channel& channel) { serve(channel, spec_.work); });
     if (started) {
       worker_.emplace(std::move(*started));
-      auto sent = send_json(worker_->channel(), order, streams_);
+      auto sent = send(worker_->channel(), order, streams_);
       if (sent) return;
       worker_.reset();
       started = fail(std::move(sent.error()));
     }
-    tell({{"event", "worked"}, {"result", {{"error", error_to_json(started.error())}}}});
+    tell(WorkResult{std::move(started.error()), {}});
   }
 
   // In the worker.
   static void serve(const Channel& channel, const Work& work) {
     auto message = channel.receive(-1);
     if (!message || !*message || (*message)->descriptors.size() != kStreams) return;
-    const auto order = parse_message(**message);
-    if (!order) return;
+    const auto order = parse_order(**message);
+    const auto* wanted = order ? std::get_if<WorkOrder>(&*order) : nullptr;
+    if (wanted == nullptr) return;
     StreamEnds streams;
     std::move((*message)->descriptors.begin(), (*message)->descriptors.end(), streams.begin());
-    (void)send_json(channel, work(order->value("request", json::object()), streams));
+    (void)send(channel, work(*wanted, streams));
   }
 
   void start_job() {
@@ -291,20 +277,20 @@ class Loop {
     if (numbered && ::pipe2(ends.data(), O_CLOEXEC) != 0) {
       numbered = fail(errno_error("cannot make a pipe", errno));
     }
-    if (!numbered) return tell(failed(numbered.error()));
+    if (!numbered) return tell(Failed{std::move(numbered.error())});
     UniqueFd from(ends[0]);
     UniqueFd to(ends[1]);
     const pid_t pid = ::fork();
-    if (pid < 0) return tell(failed(errno_error("cannot start a process", errno)));
+    if (pid < 0) return tell(Failed{errno_error("cannot start a process", errno)});
     if (pid == 0) become_job(to);
     to.reset();
     int error = 0;
     if (::read(from.get(), &error, sizeof error) == sizeof error) {
-      if (error < 0) return tell(failed(cannot_do_without_io_uring(-error)));
-      return tell({{"event", "not-started"}, {"errno", error}});
+      if (error < 0) return tell(Failed{cannot_do_without_io_uring(-error)});
+      return tell(NotStarted{error});
     }
     job_ = pid;
-    tell({{"event", "started"}, {"root", job_}, {"terminal", spec_.terminal}});
+    tell(Started{Pid{job_}, spec_.terminal});
   }
 
   [[noreturn]] void become_job(const UniqueFd& to) {
@@ -343,6 +329,10 @@ class Loop {
   std::optional<int> ended_;
 };
 
+Error malformed() {
+  return {ErrorCode::kInternal, "the job's first process sent a malformed message"};
+}
+
 }  // namespace
 
 Result<void> make_environment_file(const std::string& changes) {
@@ -359,21 +349,6 @@ Result<void> number_from_first() {
   STASIS_TRY_ASSIGN(auto file, open_file(AT_FDCWD, path, O_WRONLY));
   const std::string text = std::to_string(kFirstNumber - 1);
   return write_all(file.get(), text.data(), text.size(), path);
-}
-
-json error_to_json(const Error& error) {
-  return {{"code", static_cast<int>(error.code)},
-          {"message", error.to_string()},
-          {"remedy", error.remedy}};
-}
-
-Error error_from_json(const json& object) {
-  Error error{static_cast<ErrorCode>(object.value("code", static_cast<int>(ErrorCode::kInternal))),
-              object.value("message", ""),
-              object.value("remedy", ""),
-              {},
-              {}};
-  return error;
 }
 
 Result<Init> Init::start(JobSpec spec, StreamEnds streams) {
@@ -399,18 +374,18 @@ Result<Init> Init::start(JobSpec spec, StreamEnds streams) {
   Init init(static_cast<int>(pid), std::move(ends.first));
   ends.second.close();
   STASIS_TRY_ASSIGN(auto ready, init.receive());
-  if (ready.value("event", "") != "ready") return fail(error_from_json(ready["error"]));
-  return init;
+  if (std::holds_alternative<Ready>(ready)) return init;
+  if (auto* failed = std::get_if<Failed>(&ready)) return fail(std::move(failed->error));
+  return fail(malformed());
 }
 
-Result<void> Init::send(const json& message) const { return send_json(channel_, message); }
+Result<void> Init::send(const InitOrder& order) const { return job::send(channel_, order); }
 
-Result<json> Init::receive() const {
+Result<InitEvent> Init::receive() const {
   STASIS_TRY_ASSIGN(auto message, channel_.receive(-1));
-  auto parsed = message ? parse_message(*message) : std::nullopt;
-  if (!parsed)
-    return fail(ErrorCode::kInternal, "the job's first process sent a malformed message");
-  return std::move(*parsed);
+  auto event = message ? parse_event(*message) : std::nullopt;
+  if (!event) return fail(malformed());
+  return std::move(*event);
 }
 
 void Init::end() {

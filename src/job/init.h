@@ -1,16 +1,6 @@
 // The first process of a job's namespaces: starts the job or has it restored, reaps, passes signals
-// on, and forks a worker for each operation. docs/adr/0021-run-as-a-job.md.
-// Requests and answers go over a channel, as JSON:
-//   {"do": "start"}, {"do": "work", "request": {...}}, {"do": "signal", "number": N, "group": BOOL}
-//   {"do": "stop"}, {"do": "kill"}         SIGTERM, SIGKILL for the worker, if there is one
-//   {"event": "ready"}                     the namespaces are there
-//   {"event": "failed", "error": {...}}    they are not, or the job could not be started
-//   {"do": "size", "rows": N, "columns": N}: of its terminal
-//   {"event": "started", "root": PID, "terminal": STREAMS}
-//   {"event": "not-started", "errno": N}   by exec
-//   {"event": "worked", "result": {...}}   what the worker gave; or {"died": TEXT}
-//   {"event": "ended", "status": N}        the job has, as waitpid(2) says it; never in the middle
-//                                          of a worker's work
+// on, and forks a worker for each operation. docs/adr/0021-run-as-a-job.md. messages.h has what is
+// said.
 //
 // Init owns the process and with it all of the namespace: the end of one is the end of the other.
 // Not thread-safe.
@@ -18,16 +8,15 @@
 
 #include <csignal>
 #include <functional>
-#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
-
-#include <nlohmann/json.hpp>
 
 #include "base/channel.h"
 #include "base/fd.h"
 #include "base/ids.h"
 #include "base/result.h"
+#include "job/messages.h"
 #include "job/streams.h"
 #include "job/terminal.h"
 
@@ -47,15 +36,9 @@ Result<void> make_environment_file(const std::string& changes);
 // From now on the kernel gives process numbers from kFirstNumber on, in this PID namespace.
 Result<void> number_from_first();
 
-// An error on its way between processes of this program.
-nlohmann::json error_to_json(const Error& error);
-Error error_from_json(const nlohmann::json& object);
-
-// One operation, in a process of its own in the namespaces. The request has "root", the number of
-// the job, or 0 before there is one. `streams` are those that the job has, or is to have. The
-// result of a restore that succeeded has "root" as well.
-using Work =
-    std::function<nlohmann::json(const nlohmann::json& request, const StreamEnds& streams)>;
+// One operation, in a process of its own in the namespaces. `streams` are those that the job has,
+// or is to have.
+using Work = std::function<WorkResult(const WorkOrder& order, const StreamEnds& streams)>;
 
 struct JobSpec {
   std::vector<std::string> command;
@@ -81,9 +64,9 @@ class Init {
 
   Pid pid() const { return Pid{pid_}; }
   int fd() const { return channel_.fd(); }  // readable when there is an event
-  Result<void> send(const nlohmann::json& message) const;
+  Result<void> send(const InitOrder& order) const;
   // kProcessGone if it has ended: init does not end by itself.
-  Result<nlohmann::json> receive() const;
+  Result<InitEvent> receive() const;
   // Kills it and all in the namespace, and waits until nothing of it is left.
   void end();
 

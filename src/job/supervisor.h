@@ -1,9 +1,10 @@
-// A job from its start, or its restore, to its end: what `stasis run --images-dir` does.
-// docs/adr/0021-run-as-a-job.md.
+// Looks after a job, from its start or its restore to its end: hears its signals, its clock and its
+// init, and does what the table of job_state.h says.
 //
-// Blocking; takes all signals of the process, reaps, and copies its standard streams. Once in a
-// process, while that has one thread.
+// Takes all signals of the process, reaps, and copies its standard streams. One thread at a time.
 #pragma once
+
+#include <sys/signalfd.h>
 
 #include <chrono>
 #include <functional>
@@ -12,46 +13,91 @@
 #include <string>
 #include <vector>
 
+#include "base/fd.h"
 #include "base/result.h"
-#include "job/init.h"
+#include "base/units.h"
+#include "job/images.h"
+#include "job/job_processes.h"
+#include "job/job_state.h"
+#include "job/messages.h"
+#include "job/run.h"
+#include "job/signals.h"
 
 namespace stasis::job {
 
-struct RunOptions {
-  std::vector<std::string> command;
-  std::string name;     // by which other verbs find it; empty: "job-" and our own number
-  std::string preload;  // LD_PRELOAD for the command
-  bool without_io_uring = false;
-  std::string images_dir;
-  std::vector<std::string> visible_dirs;  // JobSpec::keep, besides images_dir
-  std::chrono::milliseconds every{0};     // between two saves; 0: none by the clock
-  std::set<int> signals;                  // those that save the job and are not passed on
-  int keep = 2;                           // complete images
-  bool whole = false;                     // no image takes anything over from the one before
-  std::chrono::milliseconds grace{120000};
-  // A job that has ended by itself with 0 is not run again under the same word. Empty: it is.
-  std::string once;
-  int exit_code = 75;  // after a save that has ended the job
-  // Can a job be saved here? Asked when there is no image, before anything is done.
-  std::function<Result<void>()> can_be_saved;
+// By which the supervisor was told to end the job.
+struct EndOrder {
+  int signal_number;
+  Clock::time_point until;
+  bool before_it_ran;  // the job has nothing to lose then, and gets no signal
 };
 
-struct Outcome {
-  int status = 0;            // for the end of this process
-  std::optional<Error> why;  // the command could not be started: `status` is 126 or 127
-  // Why no job can be started here that can be saved, where there is no image yet. Nothing has been
-  // done: the caller may start the command without.
-  std::optional<Error> cannot_save;
-};
+class Supervisor {
+ public:
+  Supervisor(const RunOptions& options, Images images, const Notice& notice,
+             const std::function<void(const std::string&)>& tell)
+      : options_(options), images_(std::move(images)), notice_(notice), tell_(tell) {}
 
-// Requests to `work` are {"op": "restore", "images_dir": DIR},
-// {"op": "dump", "images_dir": DIR, "command": [...], "end": BOOL, "limit_ms": N, "base": DIR
-// (or missing)} and {"op": "recover"}. Its result is {"error": {...}}, or of a restore {"root":
-// PID}, of a dump
-// {"size": TEXT, "seconds": S}, or {"suspended": true} if it was not to end a job that the user has
-// suspended and there was nothing to save; and of each "notes", of a restore and a dump
-// "standstill" too, if they know one.
-Result<Outcome> run(const RunOptions& options, Work work,
-                    const std::function<void(const std::string&)>& tell);
+  Result<Outcome> run(std::optional<int> image, Work work);
+
+ private:
+  Result<void> take_signals();
+  JobSpec spec_of(Work work) const;
+  Result<void> look_after(std::optional<int> image);
+
+  // Each of these may set outcome_, which ends the run.
+  Result<void> begin(std::optional<int> image);
+  Result<void> turn();
+  Result<void> on_clock();
+  Result<void> read_signals();
+  Result<void> on_signal(const signalfd_siginfo& info);
+  Result<void> on_event(const InitEvent& event);
+  Result<void> on_not_started(const NotStarted& not_started);
+  Result<void> on_started(const Started& started);
+  Result<void> on_ended(const Ended& ended);
+  Result<void> on_worked(const WorkResult& result);
+  Result<void> on_restored(const WorkResult& result);
+  Result<void> on_saved(const WorkResult& result);
+  Result<void> on_not_saved(const Error& error);
+  Result<void> on_recovered(const WorkResult& result);
+  Result<void> happens(JobEvent event);
+  Result<void> reaches_job();
+  Result<void> runs();
+  Result<void> act(JobStep step);
+  Result<void> save();
+  Result<void> give_up(const std::string& why);
+  Result<void> end_saved();
+  void finish(int status) { outcome_ = Outcome{status, {}, {}}; }
+
+  Result<void> pass_on(SendSignal signal);
+  Result<void> send_signal(SendSignal signal);
+  std::optional<Clock::time_point> timeout() const;
+  std::chrono::milliseconds time_to_next() const;
+  bool is_saved_to_its_end() const;
+  void note_end();
+  void tell_saved(const Saved& saved);
+  void tell_notes(const WorkResult& result);
+
+  const RunOptions& options_;
+  Images images_;
+  const Notice& notice_;
+  const std::function<void(const std::string&)>& tell_;
+  std::optional<JobProcesses> job_;
+  UniqueFd signals_;
+  std::optional<Outcome> outcome_;
+
+  JobState state_ = JobState::kNotBegun;
+  int number_ = 0;                         // of the image that is read or written
+  std::optional<Clock::time_point> tick_;  // the next save by the clock
+  std::vector<SendSignal> waiting_;        // for a job that does not run now
+  SendSignal came_;                        // the signal that has come last
+  std::optional<EndOrder> end_order_;
+  std::string why_not_saved_;  // of the last save before the end
+  Clock::time_point again_;    // in kRetrying
+  std::optional<Clock::time_point> restored_at_;
+  bool passed_on_ = false;  // a signal that came for the job, which may have ended it
+  bool told_suspended_ = false;
+  std::set<std::string> told_;
+};
 
 }  // namespace stasis::job

@@ -1,0 +1,63 @@
+#include "job/run.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "job/choose_image.h"
+#include "job/images.h"
+#include "job/signals.h"
+#include "job/supervisor.h"
+#include "job/supervisor_texts.h"
+
+namespace stasis::job {
+namespace {
+
+constexpr std::size_t kMostArguments = 4096;  // docs/image-format.md
+constexpr std::size_t kLongestArgument = 65536;
+
+}  // namespace
+
+Result<Outcome> run(const RunOptions& options, Work work,
+                    const std::function<void(const std::string&)>& tell) {
+  const std::vector<std::string> words = as_written(options.command);
+  const bool too_long = std::any_of(words.begin(), words.end(),
+                                    [](const auto& w) { return w.size() > kLongestArgument; });
+  if (too_long || words.size() > kMostArguments) {
+    return fail(ErrorCode::kUsage,
+                fmt::format("the command line has {} words, or one of more than {} bytes, which an "
+                            "image cannot hold",
+                            words.size(), kLongestArgument),
+                "put it into a script, and run that");
+  }
+  const Notice notice(options.signals);
+  const auto told_to_end = [&] {
+    tell(not_begun_text(notice.to_end()));
+    return Outcome{options.exit_code, {}, {}};
+  };
+  auto images = Images::open(options.images_dir, [&] { return notice.to_end() != 0; });
+  if (!images && images.error().code == ErrorCode::kInterrupted) return told_to_end();
+  if (!images) return fail(std::move(images.error()));
+  STASIS_TRY_ASSIGN(auto cleared, images->clear());
+  for (const std::string& path : cleared.removed)
+    tell("removed what a killed `stasis run` had left: " + path);
+  for (const Error& error : cleared.failed)
+    tell("what a killed `stasis run` had left stays: " + error.to_string());
+  if (!options.once.empty() && images->is_done(options.once, words)) {
+    tell(fmt::format("the job has ended with 0 before ({}/done-{}), and is not run again",
+                     images->path(), options.once));
+    return Outcome{0, {}, {}};
+  }
+  STASIS_TRY_ASSIGN(auto image, choose_image(*images, options.command, tell));
+  if (notice.to_end() != 0) return told_to_end();
+  if (!image && options.can_be_saved) {
+    if (auto possible = options.can_be_saved(); !possible) {
+      notice.end();
+      return Outcome{0, {}, std::move(possible.error())};
+    }
+  }
+  return Supervisor(options, std::move(*images), notice, tell).run(image, std::move(work));
+}
+
+}  // namespace stasis::job

@@ -1,0 +1,51 @@
+// A job from its start, or its restore, to its end: what `stasis run --images-dir` does.
+// docs/adr/0021-run-as-a-job.md.
+//
+// Blocking; takes all signals of the process, reaps, and copies its standard streams. Once in a
+// process, while that has one thread.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "job/init.h"
+
+namespace stasis::job {
+
+struct RunOptions {
+  std::vector<std::string> command;
+  std::string name;     // by which other verbs find it; empty: "job-" and our own number
+  std::string preload;  // LD_PRELOAD for the command
+  bool without_io_uring = false;
+  std::string images_dir;
+  std::vector<std::string> visible_dirs;  // JobSpec::keep, besides images_dir
+  std::chrono::milliseconds every{0};     // between two saves; 0: none by the clock
+  std::set<int> signals;                  // those that save the job and are not passed on
+  int keep = 2;                           // complete images
+  bool whole = false;                     // no image takes anything over from the one before
+  std::chrono::milliseconds grace{120000};
+  // A job that has ended by itself with 0 is not run again under the same word. Empty: it is.
+  std::string once;
+  int exit_code = 75;  // after a save that has ended the job
+  // Can a job be saved here? Asked when there is no image, before anything is done.
+  std::function<Result<void>()> can_be_saved;
+};
+
+struct Outcome {
+  int status = 0;            // for the end of this process
+  std::optional<Error> why;  // the command could not be started: `status` is 126 or 127
+  // Why no job can be started here that can be saved, where there is no image yet. Nothing has been
+  // done: the caller may start the command without.
+  std::optional<Error> cannot_save;
+};
+
+// `work` is done in a process of its own in the namespaces, once for each order (messages.h).
+Result<Outcome> run(const RunOptions& options, Work work,
+                    const std::function<void(const std::string&)>& tell);
+
+}  // namespace stasis::job
