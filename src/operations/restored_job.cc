@@ -101,8 +101,8 @@ std::vector<JournalTarget> RestoredJob::targets(bool leave_suspended) const {
     const ProcessRecord& record = manifest_.processes[i];
     if (!record.cuda) continue;
     const bool held = i < processes_.size() && processes_[i];
-    targets.push_back({record.pid, held ? processes_[i]->info().start_ticks : 0,
-                       leave_suspended ? CudaState::kCheckpointed : wanted_state(record)});
+    targets.emplace_back(record.pid, held ? processes_[i]->info().start_ticks : 0,
+                         leave_suspended ? CudaState::kCheckpointed : wanted_state(record));
   }
   return targets;
 }
