@@ -203,7 +203,7 @@ std::optional<std::uint64_t> permitted_capabilities(const UniqueFd& criu_dir, Ti
     pbf_reader core(body->data(), body->size());
     while (core.next(5, pbf_wire_type::length_delimited)) {  // thread_core
       pbf_reader thread_core = core.get_message();
-      while (thread_core.next(9, pbf_wire_type::length_delimited)) {  // creds
+      while (thread_core.next(10, pbf_wire_type::length_delimited)) {  // creds
         pbf_reader creds = thread_core.get_message();
         for (; creds.next(10, pbf_wire_type::varint) && shift < 64; shift += 32)  // cap_prm
           bits = bits.value_or(0) | std::uint64_t{creds.get_uint32()} << shift;
