@@ -137,6 +137,7 @@
   X(cuMemExportToShareableHandle, "cuMemExportToShareableHandle", 10020)                    \
   X(cuMemImportFromShareableHandle, "cuMemImportFromShareableHandle", 10020)                \
   X(cuMemRetainAllocationHandle, "cuMemRetainAllocationHandle", 11000)                      \
+  X(cuMulticastCreate, "cuMulticastCreate", 12010)                                          \
   X(cuMemGetAllocationPropertiesFromHandle, "cuMemGetAllocationPropertiesFromHandle", 10020) \
   X(cuCheckpointProcessGetState, "cuCheckpointProcessGetState", 12080)                      \
   X(cuCheckpointProcessGetRestoreThreadId, "cuCheckpointProcessGetRestoreThreadId", 12080)  \

@@ -1,4 +1,7 @@
 // Virtual memory management.
+#include <mutex>
+#include <set>
+
 #include "sim/api.h"
 #include "sim/driver.h"
 
@@ -11,15 +14,17 @@ CUresult check_prop(Driver& driver, const CUmemAllocationProp* prop) {
   if (!prop || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
   switch (prop->location.type) {
     case CU_MEM_LOCATION_TYPE_DEVICE:
+      if (!driver.valid_device(prop->location.id)) return CUDA_ERROR_INVALID_DEVICE;
+      break;
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA:
+      if (prop->location.id != 0) return CUDA_ERROR_INVALID_VALUE;  // one node is enough
       break;
     case CU_MEM_LOCATION_TYPE_HOST:
-    case CU_MEM_LOCATION_TYPE_HOST_NUMA:
     case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
       return CUDA_ERROR_NOT_SUPPORTED;
     default:
       return CUDA_ERROR_INVALID_VALUE;
   }
-  if (!driver.valid_device(prop->location.id)) return CUDA_ERROR_INVALID_DEVICE;
   const unsigned known = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   if (prop->requestedHandleTypes & ~known) return CUDA_ERROR_NOT_SUPPORTED;
   return CUDA_SUCCESS;
@@ -57,17 +62,47 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t size,
   return gated([&](Driver& driver) -> CUresult {
     if (!handle || flags) return CUDA_ERROR_INVALID_VALUE;
     if (auto rc = check_prop(driver, prop); rc != CUDA_SUCCESS) return rc;
-    const int slot = driver.devices[Driver::ordinal_index(prop->location.id)].slot;
+    // Memory of the host's takes room on the first GPU here, which the real one does not.
+    const bool host = prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE;
+    const int slot = driver.devices[host ? 0 : Driver::ordinal_index(prop->location.id)].slot;
     Object* object = nullptr;
-    auto rc = driver.memory.create(slot, size, {prop->requestedHandleTypes, prop->allocFlags.usage},
-                                   object);
+    auto rc = driver.memory.create(
+        slot, size, {prop->requestedHandleTypes, prop->allocFlags.usage, host}, object);
     if (rc == CUDA_SUCCESS) *handle = handle_of(object);
     return rc;
   });
 }
 
+namespace {
+
+// Objects of which nothing but that they were made matters here.
+std::mutex g_multicasts_mutex;
+std::set<CUmemGenericAllocationHandle> g_multicasts;
+
+bool release_multicast(CUmemGenericAllocationHandle handle) {
+  const std::lock_guard lock(g_multicasts_mutex);
+  return g_multicasts.erase(handle) > 0;
+}
+
+}  // namespace
+
+CUresult cuMulticastCreate(CUmemGenericAllocationHandle* multicast,
+                           const CUmulticastObjectProp* prop) {
+  return gated([&](Driver&) -> CUresult {
+    if (!multicast || !prop || prop->numDevices == 0 || prop->size == 0)
+      return CUDA_ERROR_INVALID_VALUE;
+    static CUmemGenericAllocationHandle last = 0;
+    const std::lock_guard lock(g_multicasts_mutex);
+    *multicast = ++last;
+    g_multicasts.insert(*multicast);
+    return CUDA_SUCCESS;
+  });
+}
+
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
-  return gated([&](Driver& driver) { return driver.memory.release(object_of(handle)); });
+  return gated([&](Driver& driver) {
+    return release_multicast(handle) ? CUDA_SUCCESS : driver.memory.release(object_of(handle));
+  });
 }
 
 CUresult cuMemMap(CUdeviceptr pointer, std::size_t size, std::size_t offset,
@@ -101,8 +136,10 @@ CUresult cuMemSetAccess(CUdeviceptr pointer, std::size_t size, const CUmemAccess
     // One set of pages serves all devices here: what any of them may do is allowed.
     int prot = PROT_NONE;
     for (std::size_t i = 0; i < count; ++i) {
-      if (desc[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
-      if (!driver.valid_device(desc[i].location.id)) return CUDA_ERROR_INVALID_DEVICE;
+      const bool host = desc[i].location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
+      if (!host && desc[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+        return CUDA_ERROR_INVALID_VALUE;
+      if (!host && !driver.valid_device(desc[i].location.id)) return CUDA_ERROR_INVALID_DEVICE;
       switch (desc[i].flags) {
         case CU_MEM_ACCESS_FLAGS_PROT_NONE:
           break;
@@ -196,6 +233,7 @@ CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* prop,
     prop->requestedHandleTypes = static_cast<CUmemAllocationHandleType>(object->kind.handle_types);
     prop->allocFlags.usage = static_cast<unsigned short>(object->kind.usage);
     prop->location = {CU_MEM_LOCATION_TYPE_DEVICE, ordinal_of(driver, object->gpu)};
+    if (object->kind.host) prop->location = {CU_MEM_LOCATION_TYPE_HOST_NUMA, 0};
     return CUDA_SUCCESS;
   });
 }

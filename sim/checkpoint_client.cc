@@ -75,19 +75,9 @@ bool driver_data(std::string_view line, std::uint64_t& start, std::uint64_t& end
   return to.ec == std::errc{} && std::string_view(to.ptr, last).starts_with(" rw-p ");
 }
 
-CUresult find_target(int pid, Found& out) {
-  if (pid <= 0) return CUDA_ERROR_OPERATING_SYSTEM;
-  std::string maps;
-  if (!slurp(proc_path(pid, "maps"), maps)) {
-    // A zombie has no memory any more, but it is still there.
-    std::string status;
-    if (errno == ESRCH && slurp(proc_path(pid, "status"), status) &&
-        status.find("State:\tZ") != status.npos) {
-      return CUDA_ERROR_NOT_INITIALIZED;
-    }
-    return CUDA_ERROR_OPERATING_SYSTEM;
-  }
-  std::string_view rest = maps;
+// In what the process maps now. kNoControl: its control block is not there.
+constexpr CUresult kNoControl = CUDA_ERROR_NOT_FOUND;
+CUresult find_in(int pid, std::string_view rest, Found& out) {
   while (!rest.empty()) {
     const auto line = rest.substr(0, rest.find('\n'));
     rest.remove_prefix(std::min(line.size() + 1, rest.size()));
@@ -100,6 +90,27 @@ CUresult find_target(int pid, Found& out) {
       if (out.version != kControlVersion) return CUDA_ERROR_UNKNOWN;
       return out.active ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
     }
+  }
+  return kNoControl;
+}
+
+CUresult find_target(int pid, Found& out) {
+  if (pid <= 0) return CUDA_ERROR_OPERATING_SYSTEM;
+  std::string maps;
+  for (int tries = 0; tries < 3; ++tries) {
+    if (!slurp(proc_path(pid, "maps"), maps)) {
+      // A zombie has no memory any more, but it is still there.
+      std::string status;
+      if (errno == ESRCH && slurp(proc_path(pid, "status"), status) &&
+          status.find("State:\tZ") != status.npos) {
+        return CUDA_ERROR_NOT_INITIALIZED;
+      }
+      return CUDA_ERROR_OPERATING_SYSTEM;
+    }
+    const CUresult found = find_in(pid, maps, out);
+    if (found != kNoControl) return found;
+    if (maps.find("/libcuda.so") == maps.npos) break;
+    // A line may be missing while the process maps something else.
   }
   return CUDA_ERROR_NOT_INITIALIZED;
 }

@@ -125,7 +125,8 @@ class Call<cuda::CUresult(Args...)> {
   X(cuMemUnmap, 10020)                    \
   X(cuMemSetAccess, 10020)                \
   X(cuMemGetAllocationGranularity, 10020) \
-  X(cuMemExportToShareableHandle, 10020)
+  X(cuMemExportToShareableHandle, 10020)  \
+  X(cuMemImportFromShareableHandle, 10020)
 
 // How the functions are found: CUDA programs do it in both ways, and whoever stands between a
 // program and its driver has to serve both. The third is the second with each thread's own default

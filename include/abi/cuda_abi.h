@@ -393,6 +393,13 @@ struct CUmemAllocationProp {
   } allocFlags;
 };
 
+struct CUmulticastObjectProp {
+  unsigned numDevices;
+  std::size_t size;
+  unsigned long long handleTypes;
+  unsigned long long flags;
+};
+
 struct CUmemAccessDesc {
   CUmemLocation location;
   CUmemAccess_flags flags;
@@ -703,6 +710,8 @@ using cuMemExportToShareableHandle = CUresult(void* shareable, CUmemGenericAlloc
                                               CUmemAllocationHandleType type,
                                               unsigned long long flags);
 // An fd travels in the pointer itself, not behind it.
+using cuMulticastCreate = CUresult(CUmemGenericAllocationHandle* multicast,
+                                   const CUmulticastObjectProp* prop);
 using cuMemImportFromShareableHandle = CUresult(CUmemGenericAllocationHandle* handle,
                                                 void* os_handle, CUmemAllocationHandleType type);
 using cuMemRetainAllocationHandle = CUresult(CUmemGenericAllocationHandle* handle, void* address);
