@@ -9,6 +9,7 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/select.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -33,6 +34,7 @@
 #include "gate.h"
 #include "intercept.h"
 #include "local_memory.h"
+#include "sharing.h"
 #include "thread.h"
 
 namespace stasis::preload {
@@ -217,6 +219,24 @@ Waited wait_for_devices(const Patience& patience, Outcome& outcome) {
   return waited;
 }
 
+// One message of an id and a descriptor. False: there is none.
+bool receive_descriptor(int socket, direct::ShareId& id, int& fd) {
+  iovec content{id.data(), sizeof id};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &content;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  if (::recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC) != sizeof id) return false;
+  const auto* header = CMSG_FIRSTHDR(&message);
+  if (!header || header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS ||
+      header->cmsg_len != CMSG_LEN(sizeof fd))
+    return false;
+  std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
+  return true;
+}
+
 // What the agent itself needs while it has the program's memory in its hands: bytes for each piece.
 // A program that gets no more memory then would be ended by it. Made before the gate closes, never
 // written to, and given up where an allocation of the agent's fails: this library has the C++
@@ -337,6 +357,7 @@ class Session {
     page_.segment_count = static_cast<std::uint32_t>(segments_.size());
     page_.segment_bytes = segment_bytes_;
     page_.kept_count = g_kept.count;
+    page_.detached_count = detached_count();
     set_buffer(buffer_address_, buffer_bytes_);
     set_content(content_id_[0], content_id_[1]);
     set_state(state_);
@@ -394,7 +415,9 @@ class Session {
       g_kept.close_while_held();
       return done();
     }
-    page_.shared_count = shared_pieces();
+    page_.driver_share_count = shared_pieces();
+    page_.share_count = shared_count();
+    page_.multicast_count = multicast_count();
     for (std::size_t i = 0; i < std::size(arguments_); ++i)
       __atomic_load(&page_.arguments[i], &arguments_[i], __ATOMIC_RELAXED);
     switch (command) {
@@ -427,6 +450,16 @@ class Session {
       case AgentCommand::kDrop:
         g_kept.close_all();
         return done();
+      case AgentCommand::kShares:
+        return list_shares();
+      case AgentCommand::kDetach:
+        return detach();
+      case AgentCommand::kRetake:
+        return retake();
+      case AgentCommand::kLend:
+        return lend_piece();
+      case AgentCommand::kAttach:
+        return arguments_[0] == direct::kOffer ? offer_socket() : take_pieces();
     }
     refuse(cuda::CUDA_ERROR_NOT_SUPPORTED, "unknown command", static_cast<std::uint64_t>(command));
   }
@@ -573,7 +606,7 @@ class Session {
                     inventory.bytes);
     }
     // The program does not open or close any from here on.
-    page_.shared_count = shared_pieces();
+    page_.driver_share_count = shared_pieces();
     segments_ = inventory.segments;
     page_.segment_count = static_cast<std::uint32_t>(segments_.size());
     segment_bytes_ = page_.segment_bytes = inventory.bytes;
@@ -674,6 +707,9 @@ class Session {
 
   void open_gate(bool keeps_buffer) {
     if (state() != AgentState::kFilling && !expect(AgentState::kClosed)) return;
+    if (const auto missing = detached_count(); missing > 0)
+      return refuse(cuda::CUDA_ERROR_ILLEGAL_STATE,
+                    "pieces of other processes' memory are not back", missing);
     g_kept.close_all();
     set_content(0, 0);
     set_state(AgentState::kRunning);
@@ -685,10 +721,77 @@ class Session {
     done();
   }
 
+  void list_shares() {
+    const auto all = list_shared();
+    for (std::uint64_t i = arguments_[0]; i < all.size(); ++i) {
+      if (page_.exported_count == direct::kShareBatch) break;
+      page_.shares[page_.exported_count++] = {all[i].id,   all[i].bytes, all[i].role,
+                                              all[i].open, -1,           0};
+    }
+    done();
+  }
+
+  void detach() {
+    if (!expect(AgentState::kClosed)) return;
+    const auto outcome = detach_all();
+    page_.detached_count = detached_count();
+    report(outcome);
+  }
+
+  void retake() {
+    const auto outcome = retake_host();
+    page_.detached_count = detached_count();
+    report(outcome);
+  }
+
+  void lend_piece() {
+    make_descriptor_room(kExportRoom);
+    const direct::ShareId id{arguments_[0], arguments_[1]};
+    const auto outcome = g_exported.add([&](int& made) { return lend(id, made); });
+    if (outcome.ok()) {
+      page_.shares[0] = {id, 0, direct::ShareRole::kOwner, 0, g_exported.fds[0], 0};
+      page_.exported_count = 1;
+    }
+    report(outcome);
+  }
+
+  // The peer's end is for it to take; what it sends comes out here.
+  void offer_socket() {
+    close_sockets();
+    make_descriptor_room(kExportRoom);
+    if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, sockets_) != 0)
+      return refuse(cuda::CUDA_ERROR_OPERATING_SYSTEM, "no socket to be had: error",
+                    static_cast<std::uint64_t>(errno));
+    page_.shares[0] = {{}, 0, direct::ShareRole::kImporter, 0, sockets_[1], 0};
+    page_.exported_count = 1;
+    done();
+  }
+
+  void take_pieces() {
+    Outcome outcome;
+    direct::ShareId id{};
+    for (int fd = -1; outcome.ok() && receive_descriptor(sockets_[0], id, fd); ::close(fd))
+      outcome = attach(id, fd);
+    close_sockets();
+    page_.detached_count = detached_count();
+    report(outcome);
+  }
+
+  void close_sockets() {
+    for (int& socket : sockets_) {
+      struct stat status {};
+      if (socket >= 0 && ::fstat(socket, &status) == 0 && S_ISSOCK(status.st_mode)) ::close(socket);
+      socket = -1;
+    }
+  }
+
   // The peer has died: the agent makes the program run again by itself; if the device has no room
   // now, at the next poll.
   void undo() {
     close_exported();
+    close_sockets();
+    // Only a tool can ask the owners of the memory that is missing.
+    if (detached_count() > 0) return;
     // The peer had only asked for kPrepare.
     if (state() == AgentState::kRunning) {
       give_reserve_back();
@@ -720,6 +823,7 @@ class Session {
   std::uint64_t buffer_address_ = 0;
   std::uint64_t buffer_bytes_ = 0;
   std::uint64_t deep_loads_ = 0;  // when library_past_gate() looked last
+  int sockets_[2] = {-1, -1};     // kAttach
   std::span<std::byte> unused_;   // a buffer that was given back, and is not yet freed
 };
 

@@ -21,6 +21,7 @@
 #include "eviction.h"
 #include "fake_driver.h"
 #include "ipc_broker.h"
+#include "sharing.h"
 
 namespace stasis::preload {
 namespace {
@@ -39,6 +40,19 @@ CUdeviceptr allocated(std::size_t bytes) {
   CUdeviceptr address = 0;
   EXPECT_EQ(own::cuMemAlloc_v2(&address, bytes), CUDA_SUCCESS);
   return address;
+}
+
+// Of this process's own that others have open, and of others' that this one has.
+std::uint32_t open_pieces() {
+  std::uint32_t count = 0;
+  for (const Shared& piece : list_shared())
+    count += piece.role == direct::ShareRole::kOwner ? piece.open : 1;
+  return count;
+}
+
+Fetched fetch(const CUipcMemHandle& handle) {
+  const auto key = key_of(handle);
+  return preload::fetch(key ? *key : ShareKey{});
 }
 
 CUipcMemHandle handle_of(CUdeviceptr address) {
@@ -146,7 +160,7 @@ TEST(AgentShare, WhoHasTheHandleGetsADescriptorAndTheOwnerKnows) {
     EXPECT_EQ(given.st_ino, wanted.st_ino);
     EXPECT_NE(::fcntl(got.memory, F_GETFD) & FD_CLOEXEC, 0);
     EXPECT_EQ(movable_bytes(), 0U);
-    EXPECT_EQ(shared_pieces(), 1U);
+    EXPECT_EQ(open_pieces(), 1U);
     ::close(got.memory);
     ::close(got.connection);
     EXPECT_TRUE(soon([] { return movable_bytes() == 6 * kMiB; })) << "closed, and still kept";
@@ -237,7 +251,7 @@ TEST(AgentShare, WhoCannotBeGivenTheDescriptorIsTold) {
       if (!send_descriptors(pair[0], fake().exported, 40)) ::_exit(5);
     auto got = fetch(handle);
     if (!got.answered || got.result != CUDA_ERROR_OPERATING_SYSTEM) ::_exit(6);
-    if (!soon([] { return shared_pieces() == 0; })) ::_exit(7);
+    if (!soon([] { return open_pieces() == 0; })) ::_exit(7);
     ::close(pair[0]);
     ::close(pair[1]);
     ::_exit(soon([&] { return fetch(handle).result == CUDA_SUCCESS; }) ? 0 : 8);
@@ -288,7 +302,7 @@ class Owner {
     ::send(pair_[1], &handle, sizeof handle, MSG_NOSIGNAL);
     char word = 0;
     while (::recv(pair_[1], &word, 1, 0) == 1) {
-      word = shared_pieces() > 0 ? 'y' : 'n';
+      word = open_pieces() > 0 ? 'y' : 'n';
       ::send(pair_[1], &word, 1, MSG_NOSIGNAL);
     }
     ::_exit(0);
@@ -323,14 +337,14 @@ TEST(AgentShare, WhatIsClosedInACaptureIsClosedAtItsEnd) {
     EXPECT_EQ(own::cuIpcCloseMemHandle(address), CUDA_ERROR_INVALID_VALUE);
     EXPECT_EQ(fake().calls["cuMemFree"], waits);
     EXPECT_EQ(fake().maps.size(), maps + 1);
-    EXPECT_EQ(shared_pieces(), 1U);
+    EXPECT_EQ(open_pieces(), 1U);
     EXPECT_TRUE(owner.knows());
     ASSERT_EQ(
         destroyed ? own::cuStreamDestroy_v2(stream) : own::cuStreamEndCapture(stream, nullptr),
         CUDA_SUCCESS);
     EXPECT_EQ(fake().calls["cuMemFree"], waits + 1);
     EXPECT_EQ(fake().maps.size(), maps);
-    EXPECT_EQ(shared_pieces(), 0U);
+    EXPECT_EQ(open_pieces(), 0U);
     EXPECT_TRUE(soon([&] { return !owner.knows(); }));
   }
 }

@@ -165,8 +165,10 @@
   OWN(cuMemSetAccess)                     \
   OWN(cuMemRetainAllocationHandle)        \
   OWN(cuMemExportToShareableHandle)       \
+  OWN(cuMemImportFromShareableHandle)     \
   OWN(cuMemGetAllocationPropertiesFromHandle) \
   OWN(cuMemGetHandleForAddressRange)      \
+  OWN(cuMulticastCreate)                  \
   OWN(cuMulticastBindMem)                 \
   OWN(cuMulticastBindMem_v2)              \
   OWN(cuMulticastBindAddr)                \

@@ -85,7 +85,6 @@ using namespace cuda::fn;  // NOLINT(google-build-using-namespace)
   X(cuMemGetAllocationGranularity)           \
   X(cuMemAddressReserve)                     \
   X(cuMemAddressFree)                        \
-  X(cuMemImportFromShareableHandle)          \
   X(cuMemcpyHtoD_v2)                         \
   X(cuMemcpyDtoH_v2)
 // clang-format on

@@ -13,11 +13,9 @@ using namespace cuda;  // NOLINT(google-build-using-namespace)
 
 namespace {
 
-// In the order of the inventory. Used by the agent's thread alone, while the gate is closed.
-std::vector<Physical*>& segments() {
-  static auto* made = new std::vector<Physical*>;
-  return *made;
-}
+Outcome failed(CUresult result, const char* what) { return {result, what}; }
+
+}  // namespace
 
 // Where each is mapped, for the same time.
 std::map<const Physical*, std::vector<Mapping*>> mappings_by_physical() {
@@ -26,8 +24,6 @@ std::map<const Physical*, std::vector<Mapping*>> mappings_by_physical() {
     found[mapping.physical].push_back(&mapping);
   return found;
 }
-
-Outcome failed(CUresult result, const char* what) { return {result, what}; }
 
 Outcome unmap(const std::vector<Mapping*>& mappings, std::size_t& done) {
   for (done = 0; done < mappings.size(); ++done) {
@@ -49,6 +45,14 @@ Outcome map_again(const Mapping& mapping) {
     }
   }
   return {};
+}
+
+namespace {
+
+// In the order of the inventory. Used by the agent's thread alone, while the gate is closed.
+std::vector<Physical*>& segments() {
+  static auto* made = new std::vector<Physical*>;
+  return *made;
 }
 
 Outcome refill(Physical& physical, const std::vector<Mapping*>& mappings) {
@@ -176,6 +180,8 @@ Inventory take_inventory() {
   const auto take = [&](Physical* physical, std::uint64_t address) {
     if (!seen.insert(physical).second) return;
     if (!physical->can_leave()) {
+      // Those leave another way (sharing.h).
+      if (physical->origin == MemoryOrigin::kImported || physical->is_host()) return;
       ++inventory.staying;
       inventory.staying_bytes += physical->size;
       return;
@@ -195,10 +201,6 @@ Inventory take_inventory() {
 std::uint32_t shared_pieces() {
   const TablesLock lock;
   auto count = tables().opened_by_driver.size();
-  for (const auto& [address, allocation] : tables().allocations)
-    count += allocation.opens > 0 || allocation.physical->open_elsewhere > 0;
-  for (const auto& [address, allocation] : tables().to_free)
-    count += allocation.opens > 0;
   for (const auto& [number, share] : tables().driver_shares)
     count += share.open_elsewhere > 0;
   return static_cast<std::uint32_t>(count);
@@ -308,6 +310,7 @@ void forget_tables() {
   forget_service_after_fork();
   all.shares.clear();
   all.driver_shares.clear();
+  all.multicasts.clear();
   all.opened_by_driver.clear();
   all.mappings.clear();
   all.allocations.clear();

@@ -43,7 +43,8 @@ struct Inventory {
 std::uint64_t movable_bytes();
 // Fixes the order of the segments, for all calls below.
 Inventory take_inventory();
-// Pieces that this process and another one have open by CUDA IPC. At any time.
+// Pieces of the driver's own that this process and another one have open by CUDA IPC, which the
+// agent cannot give up. At any time.
 std::uint32_t shared_pieces();
 // All contexts that the program has, for the code that waits for the devices.
 std::vector<cuda::CUcontext> known_contexts();

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "driver_calls.h"
+#include "eviction.h"
 
 namespace stasis::preload {
 
@@ -24,8 +25,24 @@ inline std::uint64_t next_number() {
   return ++last;
 }
 
+// Where a piece of physical memory comes from.
+enum class MemoryOrigin {
+  kServed,    // the agent has made it for cuMemAlloc
+  kProgram,   // the program has, by cuMemCreate
+  kImported,  // another process has
+};
+
+// What another process shares with this one, by the agent's socket in it and its number there. All
+// zero: the agent does not know whose it is.
+struct ShareKey {
+  std::uint64_t service = 0;
+  std::uint64_t share = 0;
+  auto operator<=>(const ShareKey&) const = default;
+};
+
 // A piece of physical memory.
 struct Physical {
+  MemoryOrigin origin = MemoryOrigin::kProgram;
   cuda::CUmemGenericAllocationHandle real = 0;  // the driver's, if `present`
   std::size_t size = 0;
   cuda::CUmemAllocationProp prop{};  // as it is made
@@ -36,12 +53,21 @@ struct Physical {
   // Other processes have it, or hardware does: it cannot be evicted. For ever, because the agent
   // does not learn when they give it up.
   bool stays = false;
-  // What other processes know it by since cuIpcGetMemHandle; 0: not yet.
+  // What other processes know it by since it was exported; 0: not yet.
   std::uint64_t share = 0;
+  ShareKey key{};  // of an imported one
+  // Of memory of the host's that is not there: its content, as an anonymous mapping of its size.
+  void* saved = nullptr;
+  bool is_host() const {
+    return origin == MemoryOrigin::kProgram &&
+           prop.location.type != cuda::CU_MEM_LOCATION_TYPE_DEVICE;
+  }
   // How often other processes have it open by that number: until they close it, it cannot be
   // evicted either.
   unsigned open_elsewhere = 0;
-  bool can_leave() const { return !stays && open_elsewhere == 0; }
+  bool can_leave() const {
+    return origin != MemoryOrigin::kImported && !stays && open_elsewhere == 0;
+  }
 };
 
 // The right of one device to a part of a mapping.
@@ -57,13 +83,6 @@ struct Mapping {
   std::size_t offset = 0;
   Physical* physical = nullptr;
   std::vector<Access> access;  // in the order in which it was given
-};
-
-// What another process shares with this one, by the agent's socket in it and its number there.
-struct ShareKey {
-  std::uint64_t service = 0;
-  std::uint64_t share = 0;
-  auto operator<=>(const ShareKey&) const = default;
 };
 
 // Memory from cuMemAlloc, or from cuIpcOpenMemHandle: then it is another process's.
@@ -178,6 +197,8 @@ struct Tables {
   // By the number that others know it by, the same for both.
   std::unordered_map<std::uint64_t, Physical*> shares;
   std::map<std::uint64_t, DriverShare> driver_shares;
+  // Objects of cuMulticastCreate, by the driver's handles.
+  std::set<CUmulticastHandle> multicasts;
   std::map<cuda::CUdeviceptr, OpenedByDriver> opened_by_driver;
   // Small memory of the driver's own, by context, that is to be freed at the next opportunity: to
   // free it waits for work in flight.
@@ -230,8 +251,9 @@ Physical* physical_of(cuda::CUmemGenericAllocationHandle handle);
 inline cuda::CUmemGenericAllocationHandle handle_of(const Physical* physical) {
   return reinterpret_cast<cuda::CUmemGenericAllocationHandle>(physical);
 }
-Physical* enter_physical(cuda::CUmemGenericAllocationHandle real, std::size_t size,
-                         const cuda::CUmemAllocationProp& prop, unsigned asked_handle_types);
+Physical* enter_physical(MemoryOrigin origin, cuda::CUmemGenericAllocationHandle real,
+                         std::size_t size, const cuda::CUmemAllocationProp& prop,
+                         unsigned asked_handle_types);
 // The context that owns what is allocated while `current` is.
 cuda::CUcontext owner_in(cuda::CUcontext current);
 // The mapping in which `address` lies, or null.
@@ -254,6 +276,10 @@ bool is_allocated(cuda::CUdeviceptr address, std::size_t size);
 
 // --- Without
 
+// Of one piece, with the gate closed. unmap() says how many it has done.
+Outcome unmap(const std::vector<Mapping*>& mappings, std::size_t& done);
+Outcome map_again(const Mapping& mapping);
+std::map<const Physical*, std::vector<Mapping*>> mappings_by_physical();
 void release(const Unneeded& unneeded);
 // Waits for work in flight and lets another process's memory go.
 cuda::CUresult give_back(cuda::CUdeviceptr address, const Allocation& allocation);

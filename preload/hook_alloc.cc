@@ -183,7 +183,7 @@ CUdeviceptr allocate(CUcontext context, CUdevice device, std::size_t asked) {
   std::vector<CUmemAccessDesc> late;
   {
     const TablesLock lock;
-    auto* physical = enter_physical(real, size, prop, 0);
+    auto* physical = enter_physical(MemoryOrigin::kServed, real, size, prop, 0);
     physical->mappings = 1;
     tables().mappings.insert_or_assign(address, Mapping{address, size, 0, physical, {}});
     for (const auto& right : rights)

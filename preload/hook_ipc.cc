@@ -123,10 +123,13 @@ void enter_opened(CUdeviceptr address, CUmemGenericAllocationHandle real, CUdevi
   CUmemAllocationProp prop{};
   prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
-  auto* physical = enter_physical(real, opened.reserved, prop, 0);
+  auto* physical = enter_physical(MemoryOrigin::kImported, real, opened.reserved, prop, 0);
   physical->mappings = 1;
-  physical->stays = true;
-  tables().mappings.insert_or_assign(address, Mapping{address, opened.reserved, 0, physical, {}});
+  physical->key = opened.key;
+  const Access access{
+      address, opened.reserved, {prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE}};
+  tables().mappings.insert_or_assign(address,
+                                     Mapping{address, opened.reserved, 0, physical, {access}});
   auto entered = opened;
   entered.physical = physical;
   entered.context = owner_in(opened.context);
@@ -194,8 +197,7 @@ CUresult open_by_descriptor(CUdeviceptr* pointer, CUcontext context, CUdevice de
 }
 
 template <class Call>
-CUresult open_shared(Call* call, CUdeviceptr* pointer, const CUipcMemHandle& handle,
-                     const ShareKey& key) {
+CUresult open_shared(Call* call, CUdeviceptr* pointer, const ShareKey& key) {
   CUcontext context = nullptr;
   CUdevice device = 0;
   // Before cuInit the driver has its own word for it.
@@ -204,7 +206,7 @@ CUresult open_shared(Call* call, CUdeviceptr* pointer, const CUipcMemHandle& han
   if (result != CUDA_SUCCESS) return result;
   if (!context || is_own(key)) return CUDA_ERROR_INVALID_CONTEXT;
   if ((*pointer = open_again(key)) != 0) return CUDA_SUCCESS;
-  const auto fetched = fetch(handle);
+  const auto fetched = fetch(key);
   if (fetched.result != CUDA_SUCCESS) {
     static std::atomic<bool> said{false};
     if (!fetched.answered) {
@@ -226,7 +228,7 @@ CUresult open(Call* call, CUdeviceptr* pointer, const CUipcMemHandle& handle, un
   const auto key = key_of(handle);
   // Not within the gate: the owner may be suspended, and this process is to be suspended meanwhile.
   if (key && pointer && flags == kIpcMemLazyEnablePeerAccess)
-    return open_shared(call, pointer, handle, *key);
+    return open_shared(call, pointer, *key);
   if (key) return CUDA_ERROR_INVALID_VALUE;
   const Gate::Pass pass;
   const auto result = call(pointer, handle, flags);

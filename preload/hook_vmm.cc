@@ -1,11 +1,16 @@
 // Virtual memory management by the program itself: its handles are the agent's.
+#include <unistd.h>
+
+#include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "activation.h"
 #include "agent.h"
 #include "eviction_internal.h"
 #include "gate.h"
 #include "intercept.h"
+#include "ipc_broker.h"
 
 namespace stasis::preload::own {
 
@@ -26,18 +31,25 @@ CUmemGenericAllocationHandle real_of(CUmemGenericAllocationHandle handle) {
   return physical ? physical->real : handle;
 }
 
+constexpr auto kDescriptor = static_cast<unsigned>(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+
+bool is_ours_to_make(const CUmemAllocationProp& prop) {
+  const auto asked = static_cast<unsigned>(prop.requestedHandleTypes);
+  return prop.type == CU_MEM_ALLOCATION_TYPE_PINNED && !(asked & ~kDescriptor);
+}
+
 }  // namespace
 
 CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t size,
                      const CUmemAllocationProp* prop, unsigned long long flags) {
   const Gate::Pass pass;
   const unsigned asked = prop ? static_cast<unsigned>(prop->requestedHandleTypes) : 0U;
-  if (!handle || !prop || flags || steps_aside() || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
-      prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
-      (asked & ~static_cast<unsigned>(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)))
+  if (!handle || !prop || flags || steps_aside() || !is_ours_to_make(*prop))
     return driver().cuMemCreate(handle, size, prop, flags);
   auto exportable = *prop;
-  exportable.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  // Memory of the host's is not copied by a mover.
+  if (prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
+    exportable.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   CUmemGenericAllocationHandle real = 0;
   if (driver().cuMemCreate(&real, size, &exportable, 0) != CUDA_SUCCESS)
     return driver().cuMemCreate(handle, size, prop, flags);
@@ -47,8 +59,9 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t size,
                           driver().cuCtxGetDevice(&device) == CUDA_SUCCESS;
   {
     const TablesLock lock;
-    auto* physical = enter_physical(real, size, exportable, asked);
+    auto* physical = enter_physical(MemoryOrigin::kProgram, real, size, exportable, asked);
     physical->handles = 1;
+    physical->stays = prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE;
     *handle = handle_of(physical);
     if (in_context) tables().contexts.emplace(owner_in(context), device);
   }
@@ -70,7 +83,12 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     }
     if (physical && unneeded.empty()) return CUDA_SUCCESS;
   }
-  return driver().cuMemRelease(unneeded.front());
+  const auto result = driver().cuMemRelease(unneeded.front());
+  if (result == CUDA_SUCCESS) {
+    const TablesLock lock;
+    tables().multicasts.erase(handle);
+  }
+  return result;
 }
 
 CUresult cuMemMap(CUdeviceptr address, std::size_t size, std::size_t offset,
@@ -85,6 +103,9 @@ CUresult cuMemMap(CUdeviceptr address, std::size_t size, std::size_t offset,
       real = physical->real;
       // At once, so that it outlasts a release by another thread.
       ++physical->mappings;
+      // The driver does not say how large what was imported is.
+      if (physical->origin == MemoryOrigin::kImported)
+        physical->size = std::max(physical->size, offset + size);
     }
   }
   const auto result = driver().cuMemMap(address, size, offset, real, flags);
@@ -146,6 +167,8 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void*
   return driver().cuMemRetainAllocationHandle(handle, address);
 }
 
+// The program gets a descriptor of the agent's, which other agents know the piece by: the driver's
+// own says nothing of what it is, and cannot be open while the driver checkpoints the process.
 CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHandle handle,
                                       CUmemAllocationHandleType type, unsigned long long flags) {
   const Gate::Pass pass;
@@ -155,11 +178,78 @@ CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHan
     if (auto* physical = held(handle)) {
       if (!(physical->asked_handle_types & type)) return CUDA_ERROR_INVALID_VALUE;
       real = physical->real;
+      if (shareable && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && flags == 0) {
+        const int fd = descriptor_of_share(*physical);
+        if (fd >= 0) {
+          std::memcpy(shareable, &fd, sizeof fd);
+          return CUDA_SUCCESS;
+        }
+      }
       // Even if it fails: the agent does not know what has left by then.
       physical->stays = true;
     }
   }
   return driver().cuMemExportToShareableHandle(shareable, real, type, flags);
+}
+
+namespace {
+
+// What the program will hold as `handle`.
+void enter_imported(CUmemGenericAllocationHandle* handle, CUmemGenericAllocationHandle real,
+                    std::size_t size, const ShareKey& key) {
+  CUmemAllocationProp prop{};
+  (void)driver().cuMemGetAllocationPropertiesFromHandle(&prop, real);
+  const TablesLock lock;
+  auto* physical = enter_physical(MemoryOrigin::kImported, real, size, prop,
+                                  static_cast<unsigned>(prop.requestedHandleTypes));
+  physical->handles = 1;
+  physical->key = key;
+  *handle = handle_of(physical);
+}
+
+// Of this process's own.
+bool import_own(CUmemGenericAllocationHandle* handle, const ShareKey& key) {
+  const TablesLock lock;
+  const auto at = tables().shares.find(key.share);
+  if (!is_own_locked(key) || at == tables().shares.end()) return false;
+  ++at->second->handles;
+  *handle = handle_of(at->second);
+  return true;
+}
+
+}  // namespace
+
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* shareable,
+                                        CUmemAllocationHandleType type) {
+  const auto key =
+      type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && handle && !steps_aside()
+          ? key_of_descriptor(static_cast<int>(reinterpret_cast<std::intptr_t>(shareable)))
+          : std::nullopt;
+  if (!key) {
+    const Gate::Pass pass;
+    CUmemGenericAllocationHandle real = 0;
+    if (!handle || steps_aside())
+      return driver().cuMemImportFromShareableHandle(handle, shareable, type);
+    const auto result = driver().cuMemImportFromShareableHandle(&real, shareable, type);
+    if (result != CUDA_SUCCESS) return result;
+    enter_imported(handle, real, 0, {});
+    Agent::start();
+    return result;
+  }
+  if (import_own(handle, *key)) return CUDA_SUCCESS;
+  // Not within the gate: the owner may be suspended, and this process is to be suspended meanwhile.
+  const auto fetched = fetch(*key);
+  if (fetched.result != CUDA_SUCCESS) return fetched.result;
+  const Gate::Pass pass;
+  CUmemGenericAllocationHandle real = 0;
+  const auto result = driver().cuMemImportFromShareableHandle(
+      &real, reinterpret_cast<void*>(static_cast<std::intptr_t>(fetched.memory)), type);
+  ::close(fetched.memory);
+  end_connection(fetched.connection, *key);
+  if (result != CUDA_SUCCESS) return result;
+  enter_imported(handle, real, fetched.reserved, *key);
+  Agent::start();
+  return CUDA_SUCCESS;
 }
 
 CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* prop,
@@ -203,6 +293,19 @@ void bound(CUdeviceptr address, std::size_t size) {
 }
 
 }  // namespace
+
+CUresult cuMulticastCreate(CUmemGenericAllocationHandle* multicast,
+                           const CUmulticastObjectProp* prop) {
+  const Gate::Pass pass;
+  const auto result = driver().cuMulticastCreate(multicast, prop);
+  if (result != CUDA_SUCCESS || !multicast) return result;
+  {
+    const TablesLock lock;
+    tables().multicasts.insert(*multicast);
+  }
+  Agent::start();
+  return result;
+}
 
 CUresult cuMulticastBindMem(CUmulticastHandle multicast, std::size_t multicast_offset,
                             CUmemGenericAllocationHandle handle, std::size_t offset,

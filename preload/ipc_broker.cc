@@ -2,8 +2,10 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -26,6 +28,10 @@ constexpr char kMagic[16] = {'s', 't', 'a', 's', 'i', 's', '.', 'a',
                              'g', 'e', 'n', 't', '.', 'i', 'p', 'c'};
 // Programs open what they were sent one after the other.
 constexpr int kBacklog = 128;
+
+// A file of memory that a program passes on as the descriptor of a piece.
+constexpr char kDescriptorName[] = "stasis-share";
+constexpr int kDescriptorSeals = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;
 
 // What lies in the 64 bytes that the program passes on.
 struct HandleContent {
@@ -66,14 +72,38 @@ Name name_of(std::uint64_t service) {
   return name;
 }
 
-// Whether the descriptor is still a socket of that name, or connected with one: a program may close
-// all that it did not open, and open others, which get the same numbers.
-bool is_socket(int fd, std::uint64_t service, decltype(::getsockname)* ask) {
+// A program may close all that it did not open, and open others, which get the same numbers: every
+// use asks first whether a descriptor is still ours.
+
+bool is_listening_as(int fd, std::uint64_t service) {
   const Name wanted = name_of(service);
   sockaddr_un found{};
   socklen_t size = sizeof found;
-  return fd >= 0 && ask(fd, reinterpret_cast<sockaddr*>(&found), &size) == 0 &&
+  return fd >= 0 && ::getsockname(fd, reinterpret_cast<sockaddr*>(&found), &size) == 0 &&
          size == wanted.size && std::memcmp(&found, &wanted.address, size) == 0;
+}
+
+// A connection is told by a limit for sending that no program sets, years long: CRIU restores that,
+// and leaves the name out. Nothing here waits to send.
+timeval mark_of(std::uint64_t service) {
+  constexpr std::uint64_t kYears = std::uint64_t{1} << 28;  // seconds
+  return {static_cast<time_t>(kYears | (service % kYears)), 0};
+}
+
+bool mark_connection(int fd, std::uint64_t service) {
+  const timeval mark = mark_of(service);
+  return ::setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &mark, sizeof mark) == 0;
+}
+
+bool is_connection(int fd, std::uint64_t service) {
+  const timeval wanted = mark_of(service);
+  int domain = 0;
+  timeval found{};
+  socklen_t domain_size = sizeof domain;
+  socklen_t size = sizeof found;
+  return fd >= 0 && ::getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &domain_size) == 0 &&
+         domain == AF_UNIX && ::getsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &found, &size) == 0 &&
+         found.tv_sec == wanted.tv_sec;
 }
 
 bool same_user_or_root(int connection) {
@@ -144,7 +174,11 @@ Named find_share(std::uint64_t share) {
     named.drivers = by_driver->second;
   }
   const auto at = tables().shares.find(share);
-  if (at != tables().shares.end()) {
+  if (at != tables().shares.end() && at->second->present) {
+    if (at->second->origin == MemoryOrigin::kProgram) {
+      named.answer = {CUDA_SUCCESS, 0, 0, at->second->size, {}};
+      named.real = at->second->real;
+    }
     for (const auto& [address, allocation] : tables().allocations) {
       if (allocation.physical != at->second) continue;
       named.answer = {CUDA_SUCCESS, 0, allocation.asked, allocation.reserved, {}};
@@ -202,7 +236,7 @@ bool accept_one() {
   const int fd = ::accept4(service().listening, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
   if (fd < 0) return false;
   const TablesLock lock;
-  if (same_user_or_root(fd) &&
+  if (same_user_or_root(fd) && mark_connection(fd, service().token) &&
       ::send(fd, &kGreeting, sizeof kGreeting, MSG_NOSIGNAL) == sizeof kGreeting)
     service().connections.push_back({fd, 0});
   else
@@ -222,14 +256,14 @@ void* serve(void*) {
     for (std::size_t i = mine.connections.size(); i-- > 0;) {
       auto& connection = mine.connections[i];
       if (!polled[i + 1].revents) continue;
-      const bool here = is_socket(connection.fd, token, &::getsockname);
+      const bool here = is_connection(connection.fd, token);
       if (here && look_at(connection)) continue;
       const TablesLock lock;
       if (here) ::close(connection.fd);
       if (connection.share) count_open(connection.share, -1);
       mine.connections.erase(mine.connections.begin() + static_cast<std::ptrdiff_t>(i));
     }
-    if (!is_socket(mine.listening, token, &::getsockname)) break;
+    if (!is_listening_as(mine.listening, token)) break;
     if (!(polled[0].revents & POLLIN)) continue;
     // The other side waits until there is one.
     if (!accept_one()) ::usleep(10000);
@@ -238,7 +272,7 @@ void* serve(void*) {
   const TablesLock lock;
   for (const auto& connection : mine.connections) {
     if (connection.share) count_open(connection.share, -1);
-    if (is_socket(connection.fd, token, &::getsockname)) ::close(connection.fd);
+    if (is_connection(connection.fd, token)) ::close(connection.fd);
   }
   mine.connections.clear();
   mine.token = 0;
@@ -264,14 +298,28 @@ bool have_service() {
   return false;
 }
 
-CUipcMemHandle handle_of_number(std::uint64_t share) {
+HandleContent content_for(const ShareKey& key) {
   HandleContent content{};
   std::memcpy(content.magic, kMagic, sizeof kMagic);
-  content.key = {service().token, share};
+  content.key = key;
   content.pid = ::getpid();
+  return content;
+}
+
+CUipcMemHandle handle_of_number(std::uint64_t share) {
+  const HandleContent content = content_for({service().token, share});
   CUipcMemHandle handle{};
   std::memcpy(handle.reserved, &content, sizeof content);
   return handle;
+}
+
+// The same number each time, as the driver's handle: programs look pieces up by it.
+std::uint64_t number_of(Physical& physical) {
+  if (!physical.share) {
+    physical.share = ++service().last_share;
+    tables().shares.emplace(physical.share, &physical);
+  }
+  return physical.share;
 }
 
 // --- The other's side
@@ -326,12 +374,40 @@ std::optional<CUipcMemHandle> handle_of_share(CUdeviceptr address) {
   const auto at = tables().allocations.find(address);
   if (at == tables().allocations.end() || !have_service()) return std::nullopt;
   auto& physical = *at->second.physical;
-  // The same handle each time, as the driver's: programs look them up by it.
-  if (!physical.share) {
-    physical.share = ++service().last_share;
-    tables().shares.emplace(physical.share, &physical);
+  return handle_of_number(number_of(physical));
+}
+
+int descriptor_of_share(Physical& physical) {
+  const bool imported = physical.origin == MemoryOrigin::kImported;
+  if (imported && physical.key == ShareKey{}) return -1;
+  if (!imported && !have_service()) return -1;
+  const ShareKey key = imported ? physical.key : ShareKey{service().token, number_of(physical)};
+  const HandleContent content = content_for(key);
+  const int fd = static_cast<int>(
+      ::syscall(SYS_memfd_create, kDescriptorName, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (fd < 0) return -1;
+  if (::write(fd, &content, sizeof content) == sizeof content &&
+      ::fcntl(fd, F_ADD_SEALS, kDescriptorSeals) == 0) {
+    // Others have it from now on, and the agent does not learn when they give it up.
+    if (!imported) physical.stays = true;
+    return fd;
   }
-  return handle_of_number(physical.share);
+  ::close(fd);
+  return -1;
+}
+
+std::optional<ShareKey> key_of_descriptor(int fd) {
+  HandleContent content{};
+  if (fd < 0 || ::fcntl(fd, F_GET_SEALS) != kDescriptorSeals ||
+      ::pread(fd, &content, sizeof content, 0) != sizeof content ||
+      std::memcmp(content.magic, kMagic, sizeof kMagic) != 0)
+    return std::nullopt;
+  return content.key;
+}
+
+std::optional<ShareKey> key_of_own(const Physical& physical) {
+  if (!physical.share || service().token == 0) return std::nullopt;
+  return ShareKey{service().token, physical.share};
 }
 
 std::optional<CUipcMemHandle> handle_of_driver_share(CUdeviceptr address, CUcontext context) {
@@ -350,24 +426,27 @@ std::optional<ShareKey> key_of(const CUipcMemHandle& handle) {
   return content.key;
 }
 
-bool is_own(const ShareKey& key) {
-  const TablesLock lock;
+bool is_own_locked(const ShareKey& key) {
   return service().token != 0 && service().token == key.service;
 }
 
-Fetched fetch(const CUipcMemHandle& handle) {
-  const auto content = content_of(handle);
+bool is_own(const ShareKey& key) {
+  const TablesLock lock;
+  return is_own_locked(key);
+}
+
+Fetched fetch(const ShareKey& key) {
   Fetched fetched;
   const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return fetched;
-  const Name name = name_of(content.key.service);
+  const Name name = name_of(key.service);
   int connected = -1;
   do {
     connected = ::connect(fd, reinterpret_cast<const sockaddr*>(&name.address), name.size);
   } while (connected != 0 && (errno == EINTR || errno == EAGAIN));
   Answer answer = kNoSuchMemory;
-  const auto share = content.key.share;
-  if (connected == 0 && same_user_or_root(fd) && greeted(fd) &&
+  const auto share = key.share;
+  if (connected == 0 && mark_connection(fd, key.service) && same_user_or_root(fd) && greeted(fd) &&
       ::send(fd, &share, sizeof share, MSG_NOSIGNAL) == sizeof share &&
       receive(fd, answer, fetched.memory)) {
     fetched.answered = true;
@@ -388,14 +467,14 @@ Fetched fetch(const CUipcMemHandle& handle) {
 }
 
 void end_connection(int connection, const ShareKey& key) {
-  if (is_socket(connection, key.service, &::getpeername)) ::close(connection);
+  if (is_connection(connection, key.service)) ::close(connection);
 }
 
 void forget_service_after_fork() {
   auto& mine = service();
-  if (is_socket(mine.listening, mine.token, &::getsockname)) ::close(mine.listening);
+  if (is_listening_as(mine.listening, mine.token)) ::close(mine.listening);
   for (const auto& connection : mine.connections)
-    if (is_socket(connection.fd, mine.token, &::getsockname)) ::close(connection.fd);
+    if (is_connection(connection.fd, mine.token)) ::close(connection.fd);
   mine = Service{};
 }
 

@@ -1,9 +1,9 @@
 // How another process opens memory of this one: cuIpcGetMemHandle gives it a handle of the agent's,
 // which names a socket of this process and a number; behind that the agent of the other process
-// gets a descriptor of the memory, or, where the driver serves it, the driver's handle. The
-// connection stays for as long as the memory is open there, so that the owner knows: memory that is
-// open in two processes cannot leave, and a process with such memory is not suspended (the driver
-// could not restore it).
+// gets a descriptor of the memory, or, where the driver serves it, the driver's handle. Of CUDA IPC
+// the connection stays for as long as the memory is open there, so that the owner knows: memory
+// that is open in two processes cannot leave. cuMemExportToShareableHandle gives a descriptor that
+// says the same: a sealed file of memory.
 //
 // The socket is abstract, made at the first cuIpcGetMemHandle, and served by a thread. CRIU dumps
 // one that listens. Only the same user and root are answered.
@@ -20,9 +20,17 @@ std::optional<cuda::CUipcMemHandle> handle_of_share(cuda::CUdeviceptr address);
 // The same of the driver's own, of that context.
 std::optional<cuda::CUipcMemHandle> handle_of_driver_share(cuda::CUdeviceptr address,
                                                            cuda::CUcontext context);
-// What such a handle names; nothing if it is not of the agent's kind.
+// With the tables locked. The descriptor that the program passes on; below 0: the socket, its
+// thread or a descriptor cannot be had.
+int descriptor_of_share(Physical& physical);
+// What such a handle or descriptor names; nothing if it is not of the agent's kind.
 std::optional<ShareKey> key_of(const cuda::CUipcMemHandle& handle);
+std::optional<ShareKey> key_of_descriptor(int fd);
 bool is_own(const ShareKey& key);
+bool is_own_locked(const ShareKey& key);  // with the tables locked
+// What the agents of others know this process's piece by; nothing if it was never exported.
+// With the tables locked.
+std::optional<ShareKey> key_of_own(const Physical& physical);
 
 struct Fetched {
   cuda::CUresult result = cuda::CUDA_ERROR_INVALID_HANDLE;
@@ -35,7 +43,7 @@ struct Fetched {
   int connection = -1;  // to be kept for as long as it is open
 };
 // Asks the owner, and waits for as long as that is suspended: to be called outside the gate.
-Fetched fetch(const cuda::CUipcMemHandle& handle);
+Fetched fetch(const ShareKey& key);
 
 // The owner need not keep it for this process any more.
 void end_connection(int connection, const ShareKey& key);

@@ -51,9 +51,10 @@ Physical* physical_of(CUmemGenericAllocationHandle handle) {
   return at == all.end() ? nullptr : at->second.get();
 }
 
-Physical* enter_physical(CUmemGenericAllocationHandle real, std::size_t size,
+Physical* enter_physical(MemoryOrigin origin, CUmemGenericAllocationHandle real, std::size_t size,
                          const CUmemAllocationProp& prop, unsigned asked_handle_types) {
   auto fresh = std::make_unique<Physical>();
+  fresh->origin = origin;
   fresh->real = real;
   fresh->size = size;
   fresh->prop = prop;

@@ -10,13 +10,14 @@
 // One request at a time: the peer writes `command` and `arguments`, increments `request` and wakes
 // the agent by futex; the agent answers by setting `reply` to the same number and waking the peer.
 // The file is sealed: it can neither shrink nor grow, so that a peer that maps it never reaches
-// past its end. All numbers are those of the machine; version 3 of the page is the layout of
+// past its end. All numbers are those of the machine; version 4 of the page is the layout of
 // ControlPage. Magic, version, pid and state lie where they lie in all versions, so that every
 // tool sees whether the memory of a process is there.
 #pragma once
 
 #include <fcntl.h>
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -27,9 +28,11 @@ inline constexpr int kAgentSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 inline constexpr char kAgentMemfd[] = "stasis-agent";
 inline constexpr std::uint64_t kAgentMagic =
     0x746e656761736173;  // "sasagent", as it lies in memory
-inline constexpr std::uint32_t kAgentVersion = 3;
+inline constexpr std::uint32_t kAgentVersion = 4;
 // Descriptors exported at a time: they count towards the target's limit of open files.
 inline constexpr std::uint32_t kExportBatch = 64;
+// Entries of `shares` at a time.
+inline constexpr std::uint32_t kShareBatch = 16;
 
 enum class AgentState : std::uint32_t {
   kRunning = 0,  // the gate is open, all memory is there
@@ -66,6 +69,21 @@ enum class AgentCommand : std::uint32_t {
   // program's limit.
   kKeep = 11,
   kDrop = 12,  // the content is in the buffer: lets the descriptors go. Also while the driver holds
+
+  // Memory that processes share (docs/adr/0046-shared-memory.md).
+  // Says what this process shares, from the entry `arguments[0]` on. Fills `shares`.
+  kShares = 13,
+  // kClosed: gives up all imported memory, and memory of the host's from cuMemCreate, whose content
+  // the process keeps; keeps the addresses. The gate does not open any more before kRetake and
+  // kAttach have brought all of it back.
+  kDetach = 14,
+  kRetake = 17,  // takes the host's again
+  // A descriptor of this process's own piece that has the id in `arguments`, in `shares[0]`.
+  kLend = 15,
+  // `arguments[0]` kOffer: makes a pair of sockets. The peer takes the one in `shares[0]`, and
+  // sends descriptors over it, each with the id of its piece. kTake: imports these, and maps them
+  // where they were.
+  kAttach = 16,
 };
 
 // The peer will ask to close again soon. An agent that does not know this argument makes another
@@ -81,6 +99,29 @@ struct AgentSegment {
   std::int32_t fd;        // the target's descriptor of it, valid until the next command; -1: none
   std::uint32_t
       reserved;  // in the last one: the agent writes it to see whether the page is its file's
+};
+
+inline constexpr std::uint64_t kOffer = 0;
+inline constexpr std::uint64_t kTake = 1;
+
+// What a piece is known by in all processes that share it: a random number of the process that has
+// made it, and the piece's number there.
+using ShareId = std::array<std::uint64_t, 2>;
+
+// How a process has a piece that is shared.
+enum class ShareRole : std::uint32_t {
+  kOwner = 0,     // it has made the memory, and others may have imported it
+  kImporter = 1,  // the memory is another process's
+  kForeign = 2,   // an importer's, and the agent does not know of whom: it cannot be brought back
+};
+
+struct AgentShare {
+  ShareId id;
+  std::uint64_t bytes;
+  ShareRole role;
+  std::uint32_t open;  // an owner's: how often other processes have it open by CUDA IPC
+  std::int32_t fd;     // the target's descriptor, of kLend and kAttach; -1: none
+  std::uint32_t reserved;
 };
 
 struct ControlPage {
@@ -100,7 +141,9 @@ struct ControlPage {
 
   // The answer. `cu_result` 0: done. Otherwise `message` says what could not be done.
   std::uint32_t cu_result;
-  std::uint32_t shared_count;  // pieces that are open here and in another process by CUDA IPC now
+  // Pieces that the driver has opened here and in another process by CUDA IPC, which nobody can
+  // give up for it.
+  std::uint32_t driver_share_count;
   char message[160];
 
   std::atomic<AgentState> state;
@@ -120,12 +163,18 @@ struct ControlPage {
   // The number of descriptors that the agent has pinned (kKeep). While there are any in kHeld, the
   // content is nowhere else, and the device's memory is not free.
   std::uint32_t kept_count;
+  std::uint32_t share_count;      // pieces that kDetach or others are about, as of the last answer
+  std::uint32_t detached_count;   // of those, the ones that are not there
+  std::uint32_t multicast_count;  // multicast objects (NVLink SHARP) that the program has
+  std::uint32_t reserved;
+  AgentShare shares[kShareBatch];
   AgentSegment segments[kExportBatch];
 };
 
 static_assert(sizeof(std::atomic<std::uint32_t>) == 4 &&
               std::atomic<std::uint32_t>::is_always_lock_free);
-static_assert(offsetof(ControlPage, segments) == 312, "a change of the layout is a new version");
+static_assert(offsetof(ControlPage, segments) == 328 + sizeof(AgentShare) * kShareBatch,
+              "a change of the layout is a new version");
 static_assert(offsetof(ControlPage, version) == 8 && offsetof(ControlPage, pid) == 16 &&
                   offsetof(ControlPage, state) == 240,
               "in all versions");

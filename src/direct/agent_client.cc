@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -119,12 +120,29 @@ bool becomes_mapped(const proc::AddressSpace& space, const struct stat& file) {
   return true;
 }
 
+// The socket is the target's to choose: nothing here waits for it.
+bool send_descriptor(const UniqueFd& socket, ShareId id, int fd) {
+  iovec content{id.data(), sizeof id};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof fd)] = {};
+  msghdr message{};
+  message.msg_iov = &content;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  cmsghdr* header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof fd);
+  std::memcpy(CMSG_DATA(header), &fd, sizeof fd);
+  return ::sendmsg(socket.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL) == sizeof id;
+}
+
 // Whether the answer to a command is worth nothing to a tool that is asked to stop: the agent makes
 // the program run again when its peer goes.
 bool can_be_left(AgentCommand command) {
   return command == AgentCommand::kNone || command == AgentCommand::kPrepare ||
          command == AgentCommand::kClose || command == AgentCommand::kExport ||
-         command == AgentCommand::kKeep;
+         command == AgentCommand::kKeep || command == AgentCommand::kShares;
 }
 
 // As much as lies at the same place in all versions, which may be larger and smaller than ours.
@@ -167,6 +185,16 @@ const char* agent_command_name(AgentCommand command) {
       return "keep its device memory";
     case AgentCommand::kDrop:
       return "let go of its device memory";
+    case AgentCommand::kShares:
+      return "say what it shares with other processes";
+    case AgentCommand::kDetach:
+      return "give up other processes' memory";
+    case AgentCommand::kRetake:
+      return "take its memory of the host again";
+    case AgentCommand::kLend:
+      return "lend its memory to another process";
+    case AgentCommand::kAttach:
+      return "take other processes' memory again";
   }
   return "do an unknown thing";
 }
@@ -185,7 +213,7 @@ std::string AgentLook::until_when(Pid pid) const {
   }
   // Only a tool finds content in an image, and an agent whose process the driver holds does nothing
   // by itself.
-  if (content_id != ContentId{} || state == AgentState::kHeld) {
+  if (content_id != ContentId{} || state == AgentState::kHeld || detached) {
     return fmt::format("stands still until `stasis recover {}` brings its GPU memory back",
                        pid.value);
   }
@@ -209,7 +237,7 @@ Result<std::optional<AgentClient::Seen>> AgentClient::see(Pid pid, int access) {
     const auto& page = *reinterpret_cast<const ControlPage*>(bytes);
     if (is_page_of_another_version(page, details.ns_pid))
       return std::optional(
-          Seen{std::move(*file), {page.state.load(), {}, false, true, false, false}});
+          Seen{std::move(*file), {page.state.load(), {}, false, true, false, false, false, false}});
     if (got != sizeof bytes || !is_page_of(page, details.ns_pid)) continue;
     const AgentState state = page.state.load();
     const AgentLook look{state,
@@ -217,6 +245,8 @@ Result<std::optional<AgentClient::Seen>> AgentClient::see(Pid pid, int access) {
                          true,
                          page.held_before.load() != 0,
                          is_away(state) && page.kept_count != 0,
+                         page.share_count != 0,
+                         is_away(state) && page.detached_count != 0,
                          false};
     return std::optional(Seen{std::move(*file), look});
   }
@@ -345,7 +375,10 @@ void AgentClient::take_figures() {
   figures_.buffer_address = once(page_->buffer_address);
   figures_.buffer_bytes = once(page_->buffer_bytes);
   figures_.content_id = {once(page_->content_id[0]), once(page_->content_id[1])};
-  figures_.shared = once(page_->shared_count);
+  figures_.driver_shares = once(page_->driver_share_count);
+  figures_.multicasts = once(page_->multicast_count);
+  figures_.shares = once(page_->share_count);
+  figures_.detached = once(page_->detached_count);
 }
 
 bool AgentClient::is_out_of_reach(Pid pid) {
@@ -561,6 +594,66 @@ Result<void> bring_back_alone(Pid pid, const Pidfd& pidfd,
   why.remedy +=
       fmt::format("{}`stasis recover {}`", why.remedy.empty() ? "" : "; then ", pid.value);
   return fail(std::move(why));
+}
+
+Result<std::vector<Share>> AgentClient::shares(std::chrono::milliseconds patience) {
+  constexpr std::size_t kMost = 1 << 16;  // eight ranks of NCCL have some hundreds
+  std::vector<Share> shares;
+  for (std::uint32_t count = kShareBatch; count == kShareBatch;) {
+    STASIS_TRY(ask(AgentCommand::kShares, shares.size(), patience));
+    count = once(page_->exported_count);
+    if (count > kShareBatch || shares.size() + count > kMost) {
+      return fail(ErrorCode::kInternal,
+                  fmt::format("the agent in process {} speaks of more shared memory than there is",
+                              pid_.value),
+                  "do not trust that process: its page is forged or damaged");
+    }
+    for (std::uint32_t i = 0; i < count; ++i) {
+      const AgentShare& place = page_->shares[i];
+      shares.push_back({{once(place.id[0]), once(place.id[1])},
+                        once(place.bytes),
+                        once(place.role),
+                        once(place.open)});
+    }
+  }
+  return shares;
+}
+
+Result<UniqueFd> AgentClient::take_descriptor() {
+  const int number = once(page_->exported_count) == 1 ? once(page_->shares[0].fd) : -1;
+  UniqueFd taken(static_cast<int>(::syscall(SYS_pidfd_getfd, pidfd_.fd(), number, 0)));
+  if (!taken.valid()) {
+    return fail(errno_error(
+        fmt::format("cannot take descriptor {} of process {}", number, pid_.value), errno));
+  }
+  // Or it is another program's.
+  STASIS_TRY(space_->check_current());
+  return taken;
+}
+
+Result<UniqueFd> AgentClient::borrow(const ShareId& id, std::chrono::milliseconds patience) {
+  begin(AgentCommand::kLend, ContentId{id[0], id[1]});
+  STASIS_TRY(finish(patience));
+  return take_descriptor();
+}
+
+Result<void> AgentClient::attach(const std::vector<Lent>& pieces,
+                                 std::chrono::milliseconds patience) {
+  // The kernel takes some hundred messages before the other side reads them.
+  constexpr std::size_t kAtOnce = 64;
+  for (std::size_t done = 0; done < pieces.size();) {
+    STASIS_TRY(ask(AgentCommand::kAttach, kOffer, patience));
+    STASIS_TRY_ASSIGN(auto socket, take_descriptor());
+    for (const std::size_t end = std::min(done + kAtOnce, pieces.size()); done < end; ++done) {
+      const auto& [id, descriptor] = pieces[done];
+      if (!send_descriptor(socket, id, descriptor->get())) {
+        return fail(
+            errno_error(fmt::format("cannot send a descriptor to process {}", pid_.value), errno));
+      }
+    }
+    STASIS_TRY(ask(AgentCommand::kAttach, kTake, patience));
+  }
+  return {};
 }
 
 Result<std::vector<Segment>> AgentClient::take_segments(std::chrono::milliseconds patience,

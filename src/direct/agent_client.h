@@ -41,6 +41,14 @@ struct SegmentPlace {
   GpuUuid gpu;
 };
 
+// A piece that the process shares with others.
+struct Share {
+  ShareId id{};
+  std::uint64_t bytes = 0;
+  ShareRole role = ShareRole::kOwner;
+  std::uint32_t open = 0;  // an owner's: how often other processes have it open by CUDA IPC
+};
+
 // What the page says to a tool that only probes.
 struct AgentLook {
   AgentState state = AgentState::kRunning;
@@ -50,6 +58,9 @@ struct AgentLook {
   // Its memory was given up, or was about to be, and not copied: if it has no peer, the tool that
   // did that was killed.
   bool half_way = false;
+  // It shares memory with other processes, and has given up what it had of theirs (kDetach).
+  bool shares = false;
+  bool detached = false;
   // A tool is at work on it.
   bool has_peer = false;
 
@@ -117,8 +128,13 @@ class AgentClient {
   // While its memory is away.
   const ContentId& content_id() const { return figures_.content_id; }
   bool content_is_elsewhere() const { return figures_.content_id != ContentId{}; }
-  // As of the last answer: pieces that the process has open together with another by CUDA IPC.
-  std::uint32_t shared_count() const { return figures_.shared; }
+  // As of the last answer: pieces that the driver has open here and in another process by CUDA IPC,
+  // multicast objects, all that the process shares with others, and those of others that it has
+  // given up.
+  std::uint32_t driver_share_count() const { return figures_.driver_shares; }
+  std::uint32_t multicast_count() const { return figures_.multicasts; }
+  std::uint32_t share_count() const { return figures_.shares; }
+  std::uint32_t detached_count() const { return figures_.detached; }
 
   // One command and its answer. kNoAnswer after `patience`, and then others get little of theirs;
   // kProcessGone, also if the process has become another program by exec; kTimeout for
@@ -145,7 +161,17 @@ class AgentClient {
   Result<std::vector<Segment>> take_segments(std::chrono::milliseconds patience,
                                              std::vector<SegmentPlace>* places = nullptr);
 
+  // What the process shares with others. kInternal for more than any program has.
+  Result<std::vector<Share>> shares(std::chrono::milliseconds patience);
+  // A descriptor of the process's own piece, to be imported by another.
+  Result<UniqueFd> borrow(const ShareId& id, std::chrono::milliseconds patience);
+  // The process imports these pieces again, and maps them where they were.
+  using Lent = std::pair<ShareId, const UniqueFd*>;
+  Result<void> attach(const std::vector<Lent>& pieces, std::chrono::milliseconds patience);
+
  private:
+  // The descriptor that the last answer names.
+  Result<UniqueFd> take_descriptor();
   // Taken from the page once after each answer: it belongs to the target, which can write there
   // what it likes while we look.
   struct Figures {
@@ -155,7 +181,10 @@ class AgentClient {
     std::uint64_t buffer_bytes = 0;
     std::uint64_t staying_bytes = 0;
     ContentId content_id{};
-    std::uint32_t shared = 0;
+    std::uint32_t driver_shares = 0;
+    std::uint32_t multicasts = 0;
+    std::uint32_t shares = 0;
+    std::uint32_t detached = 0;
   };
   void take_figures();
   // The process runs another program: exec has taken the page, and the agent with it.

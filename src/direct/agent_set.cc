@@ -68,9 +68,8 @@ Result<void> refuse_shared(const Environment& env,
   }
   if (list.empty()) return {};
   auto what = fmt::format(
-      "GPU memory that is open in two processes (CUDA IPC), which the driver checkpoints and "
-      "cannot "
-      "restore (the job would be lost): process {}",
+      "small GPU memory that is open in two processes (CUDA IPC), which the driver checkpoints and "
+      "cannot restore (the job would be lost): process {}",
       list);
   if (ignore) {
     env.tell("going on as told, in spite of " + what);
@@ -194,7 +193,8 @@ Result<void> AgentSet::prepare(Driver& driver, bool buffers) {
   }
   if (!worst) return worst;
   std::erase_if(agents_, [this](const AgentClient& agent) {
-    return agent.bytes() == 0 && without_memory_.insert(agent.pid()).second;
+    return agent.bytes() == 0 && agent.share_count() == 0 &&
+           without_memory_.insert(agent.pid()).second;
   });
   return {};
 }
@@ -216,10 +216,10 @@ Result<void> AgentSet::allow_pieces() const {
   return allowed;
 }
 
-std::vector<std::pair<Pid, std::uint32_t>> AgentSet::shared_pieces() const {
+std::vector<std::pair<Pid, std::uint32_t>> AgentSet::driver_shares() const {
   std::vector<std::pair<Pid, std::uint32_t>> pieces;
   for (const auto& agent : agents_)
-    pieces.emplace_back(agent.pid(), agent.shared_count());
+    pieces.emplace_back(agent.pid(), agent.driver_share_count());
   return pieces;
 }
 

@@ -42,7 +42,7 @@ bool has_nothing_to_bring_back(Pid pid);
 Result<void> check_size(const direct::AgentClient& agent, Driver& driver);
 
 // kNotSupported if any of these has pieces of GPU memory open together with another process by CUDA
-// IPC; with `ignore` the user is told of it, and no more.
+// IPC that the driver serves; with `ignore` the user is told of it, and no more.
 Result<void> refuse_shared(const Environment& env,
                            const std::vector<std::pair<Pid, std::uint32_t>>& pieces, bool ignore);
 
@@ -86,7 +86,8 @@ class AgentSet {
   Result<void> check_sizes(Driver& driver) const;
   // Makes room for the descriptors that their pieces take until the mover has them. kNotSupported.
   Result<void> allow_pieces() const;
-  std::vector<std::pair<Pid, std::uint32_t>> shared_pieces() const;
+  // Of each, the pieces that refuse_shared() is about.
+  std::vector<std::pair<Pid, std::uint32_t>> driver_shares() const;
 
   // All agents pin what they will give up. False: one cannot, and none does.
   bool pin();

@@ -85,9 +85,14 @@ void GpuMemory::take_held(const Environment& env, const Group& group) {
     // An agent that waits for content in an image does nothing by itself.
     const AgentState is = (*agent)->state();
     const bool waits = direct::is_away(is) && (*agent)->content_is_elsewhere();
-    if (is == AgentState::kHeld || (waits && state_->content.content_of(**agent)))
+    if (is == AgentState::kHeld || (*agent)->detached_count() != 0 ||
+        (waits && state_->content.content_of(**agent)))
       state_->agents.add(std::move(**agent));
   }
+  std::vector<const Process*> others;
+  for (const GroupMember& member : group.members())
+    if (member.initial == CudaState::kRunning) others.push_back(&member.process);
+  find_lenders(*state_, env, others);
 }
 
 std::optional<Error> GpuMemory::take_gone() { return std::exchange(state_->gone, std::nullopt); }

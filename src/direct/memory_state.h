@@ -12,7 +12,8 @@
 namespace stasis {
 
 struct MemoryState {
-  AgentSet agents;  // whose memory is away, or stands still for that
+  AgentSet agents;   // whose memory is away, or stands still for that
+  AgentSet lenders;  // whose programs run, and have made memory that is missing elsewhere
   ContentSources content;
   MoverLease mover;
   Prefetch prefetch{mover, content};

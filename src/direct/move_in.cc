@@ -11,6 +11,7 @@
 
 #include "base/fault_point.h"
 #include "direct/remote_memory.h"
+#include "direct/sharing.h"
 
 namespace stasis {
 namespace {
@@ -95,6 +96,13 @@ Result<std::uint64_t> bytes_in_images(MemoryState& state) {
   return bytes;
 }
 
+// What processes share is theirs again, before any of them runs.
+Result<void> attach(MemoryState& state) {
+  auto done = attach_all(state.agents, state.lenders);
+  state.lenders.clear();
+  return done;
+}
+
 // The agents whose memory is away. A process that was stopped before anything was evicted runs on:
 // the content of its buffer is not that of its memory.
 Result<void> find_evicted(MemoryState& state, const Environment& env,
@@ -102,14 +110,29 @@ Result<void> find_evicted(MemoryState& state, const Environment& env,
   state.agents.clear();
   STASIS_TRY(state.agents.find_evicted(env, processes));
   for (auto& agent : state.agents) {
-    if (agent.state() != AgentState::kClosed) continue;
+    if (agent.state() != AgentState::kClosed || agent.detached_count() != 0) continue;
     if (auto opened = agent.ask(AgentCommand::kOpen, 0, kMapping); !opened) return opened;
   }
   state.agents.drop_running();
+  find_lenders(state, env, processes);
   return {};
 }
 
 }  // namespace
+
+void find_lenders(MemoryState& state, const Environment& env,
+                  const std::vector<const Process*>& processes) {
+  const bool any =
+      std::any_of(state.agents.begin(), state.agents.end(),
+                  [](const AgentClient& agent) { return agent.detached_count() != 0; });
+  for (const Process* process : processes) {
+    if (!any || !process->alive() || state.agents.has(process->pid())) continue;
+    auto agent = find_agent(env, *process, false);
+    if (agent && *agent && (*agent)->ask(AgentCommand::kNone, 0, kAtOnce) &&
+        (*agent)->share_count() != 0)
+      state.lenders.add(std::move(**agent));
+  }
+}
 
 Result<std::uint64_t> move_in(MemoryState& state, const Environment& env,
                               const std::vector<const Process*>& processes, Phases& phases,
@@ -148,6 +171,7 @@ Result<std::uint64_t> move_in(MemoryState& state, const Environment& env,
     return moved;
   }
   fault_only(FaultPoint::kDirectFilled);
+  if (auto shared = attach(state); !shared) return leave(std::move(shared.error()));
   phases.begin("open");
   done = agents.open();
   phases.runs();
@@ -176,6 +200,10 @@ Result<void> bring_back_all(MemoryState& state, bool ends_them) {
   }
   // The agents need that room.
   (void)state.prefetch.release();
+  if (auto shared = attach(state); !shared) {
+    messages = shared.error().message;
+    remedies = shared.error().remedy;
+  }
   for (auto& agent : state.agents) {
     if (!agent.pidfd().alive()) continue;
     auto back = bring_back(state, agent);

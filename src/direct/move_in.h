@@ -14,6 +14,11 @@ Result<std::uint64_t> move_in(MemoryState& state, const Environment& env,
                               const std::vector<const Process*>& processes, Phases& phases,
                               bool stops);
 
+// Adds to the lenders the agents of those processes that run, if any of the set misses memory of
+// another process.
+void find_lenders(MemoryState& state, const Environment& env,
+                  const std::vector<const Process*>& processes);
+
 // Makes every process of the set run on with its memory: the mover copies it where its content is
 // in an image, otherwise the agents do. With `ends_them` the caller ends the processes where the
 // image proves damaged: kImageCorrupt then, and otherwise kNotRolledBack with the names of those

@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include <fmt/format.h>
@@ -14,6 +15,7 @@
 #include "direct/gate_rank.h"
 #include "direct/move_in.h"
 #include "direct/remote_memory.h"
+#include "direct/sharing.h"
 #include "proc/memory_cgroup.h"
 
 namespace stasis {
@@ -64,12 +66,12 @@ class MoveOut {
     STASIS_TRY(refuse_half_way(state_, group_));
     if (plan_.way == MoveOutPlan::Way::kDriver) {
       if (!options_.reason_is_told) tell_why_driver();
-      return {};
+      return refuse_imports();
     }
     if (!env_.mover) return fail(ErrorCode::kNotSupported, "no mover is available");
     if (auto found = agents_.find_running(env_, plan_.running); !found)
       return give_up(std::move(found.error()));
-    if (auto alone = refuse_shared(env_, agents_.shared_pieces(), options_.ignore_obstacles);
+    if (auto alone = refuse_shared(env_, agents_.driver_shares(), options_.ignore_obstacles);
         !alone) {
       agents_.clear();
       return alone;
@@ -83,12 +85,38 @@ class MoveOut {
     if (auto ready = get_ready(); !ready) return give_up(std::move(ready.error()));
     if (agents_.empty()) return {};
     phases_.begin("close");
-    if (auto closed = hold_back(); !closed) return give_up(std::move(closed.error()));
+    if (auto closed = hold_back_settled(); !closed) return give_up(std::move(closed.error()));
     if (agents_.empty()) return state_.content.end_image(options_.image);
     return evict_all();
   }
 
  private:
+  // The driver would lose them.
+  Result<void> refuse_imports() {
+    AgentSet asked;
+    for (const Process* process : plan_.running) {
+      if (!process->alive()) continue;
+      auto agent = find_agent(env_, *process, true);
+      if (agent && *agent && (*agent)->ask(AgentCommand::kNone, 0, kAtOnce))
+        asked.add(std::move(**agent));
+    }
+    STASIS_TRY_ASSIGN(const auto shares, ask_for_shares(asked));
+    if (!any_imports(shares)) return {};
+    if (options_.ignore_obstacles) {
+      env_.tell("going on as told: the driver cannot restore the GPU memory that processes share");
+      return {};
+    }
+    return fail(ErrorCode::kNotSupported,
+                "GPU memory that processes share (NCCL, CUDA IPC), which the driver cannot restore "
+                "(the job would be lost): only the agents can give it up and take it again",
+                "leave --path driver out; if you know better: --ignore-obstacles");
+  }
+
+  bool shares_memory() const {
+    return std::any_of(agents_.begin(), agents_.end(),
+                       [](const AgentClient& agent) { return agent.share_count() != 0; });
+  }
+
   void tell_why_driver() {
     const bool chosen = options_.path == MemoryPath::kDriver;
     tell_of_driver(env_, plan_.running,
@@ -98,6 +126,7 @@ class MoveOut {
   // Brings all back to how it was, so that the driver moves the memory. An error: the driver path
   // is closed as well, or was not asked for.
   Result<void> give_up(Error why) {
+    const bool only_agents = plan_.only_agents() || shares_memory();
     // The driver now needs the memory that was kept for the next closing of the gate.
     for (AgentClient& agent : agents_)
       if (!final_for_both(why.code) && agent.state() == AgentState::kRunning)
@@ -109,7 +138,7 @@ class MoveOut {
     if (final_for_both(why.code)) return fail(std::move(why));
     // If a stop was requested, the mover's error is no reason to try another way.
     STASIS_TRY(env_.interrupt.check());
-    if (plan_.only_agents()) return fail(std::move(why));
+    if (only_agents) return fail(std::move(why));
     STASIS_TRY(state_.content.end_image(options_.image));
     state_.mover.forget_copy();
     group_.forget_gates();
@@ -214,6 +243,24 @@ class MoveOut {
     return agents_.check_sizes(env_.driver);
   }
 
+  // The same, at a moment at which no handle of shared memory is on its way from one process to the
+  // other; PyTorch's queues send one with every tensor.
+  Result<void> hold_back_settled() {
+    const auto start = Clock::now();
+    for (;;) {
+      STASIS_TRY(hold_back());
+      if (options_.ignore_obstacles) return {};
+      STASIS_TRY_ASSIGN(const auto shares, ask_for_shares(agents_));
+      if (!is_open_elsewhere(shares) || since(start) >= kHandOver) return {};
+      for (AgentClient& agent : agents_)
+        STASIS_TRY(agent.ask(AgentCommand::kOpen, direct::kKeepBuffer, kAtOnce));
+      phases_.runs();
+      group_.forget_gates();
+      STASIS_TRY(env_.interrupt.check());
+      std::this_thread::sleep_for(kHandOverPause);
+    }
+  }
+
   // With the gates closed.
   Result<void> evict_all() {
     // A mover's contexts must be there before any process runs again (ADR 31), or is told that all
@@ -227,7 +274,8 @@ class MoveOut {
     if (done) done = fault(FaultPoint::kDirectClosed);
     // Memory was shared while the programs ran on. The driver path would not help.
     if (done) {
-      auto alone = refuse_shared(env_, agents_.shared_pieces(), options_.ignore_obstacles);
+      auto alone = refuse_shared(env_, agents_.driver_shares(), options_.ignore_obstacles);
+      if (alone && !options_.ignore_obstacles) alone = check_sharing();
       if (!alone) {
         auto back = roll_back(state_);
         phases_.runs();
@@ -246,6 +294,12 @@ class MoveOut {
       done = evict();
     }
     return done ? done : give_up(std::move(done.error()));
+  }
+
+  Result<void> check_sharing() {
+    STASIS_TRY(refuse_multicast(agents_));
+    STASIS_TRY_ASSIGN(const auto shares, ask_for_shares(agents_));
+    return stasis::check_sharing(shares);
   }
 
   Result<void> make_mover() {
@@ -356,6 +410,7 @@ class MoveOut {
   }
 
   Result<void> evict() {
+    STASIS_TRY(detach_all(agents_));
     state_.content.commit_image();
     const auto& into = state_.content.into();
     return agents_.evict(into ? into->id() : direct::ContentId{});

@@ -1,6 +1,10 @@
 #include <algorithm>
 #include <csignal>
+#include <optional>
+#include <set>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -8,6 +12,7 @@
 #include "checkpoint/gpu_reservation.h"
 #include "checkpoint/stopped_process.h"
 #include "checkpoint/suspend_record.h"
+#include "direct/agent_client.h"
 #include "driver/gpu_plan.h"
 #include "image/image_reader.h"
 #include "operations/leftovers.h"
@@ -32,10 +37,16 @@ Result<void> restore_state(Driver& driver, Process& process) {
   return process.restore(pairs);
 }
 
-// Brings one target of a record back. Nothing if the process has ended meanwhile.
-Result<std::optional<ProcessReport>> recover_target(const Environment& env,
-                                                    const JournalTarget& target,
-                                                    const JournalRecord& record) {
+struct Recovered {
+  Process process;
+  bool driver_done = false;  // otherwise it was only stopped
+  CudaState initial{};
+};
+
+// Brings one target of a record back to its state for the driver. Nothing if the process has ended
+// meanwhile.
+Result<std::optional<Recovered>> recover_target(const Environment& env, const JournalTarget& target,
+                                                const JournalRecord& record) {
   const bool stopped_by_us = record.operation == "criu dump";
   Driver& driver = env.driver;
   auto process = Process::open(driver, target.pid);
@@ -43,11 +54,11 @@ Result<std::optional<ProcessReport>> recover_target(const Environment& env,
     const ErrorCode code = process.error().code;
     if (code == ErrorCode::kNoSuchProcess || code == ErrorCode::kZombie ||
         code == ErrorCode::kThreadId) {
-      return std::optional<ProcessReport>();
+      return std::optional<Recovered>();
     }
     return fail(std::move(process.error()));
   }
-  if (!may_be_same(target, process->id())) return std::optional<ProcessReport>();
+  if (!may_be_same(target, process->id())) return std::optional<Recovered>();
   // CRIU outlives a killed `stasis dump` until it sees that its tool does not answer any more.
   const auto details = proc::ProcFs().details(target.pid);
   if (details && details->tracer != 0) {
@@ -59,14 +70,14 @@ Result<std::optional<ProcessReport>> recover_target(const Environment& env,
   // If a stop signal holds it, it was the operation's.
   if (stopped_by_us && process->info().state == 'T') {
     auto done = bring_stopped_to(*process, target.initial);
-    if (!done && !process->alive()) return std::optional<ProcessReport>();
+    if (!done && !process->alive()) return std::optional<Recovered>();
     if (!done) return fail(std::move(done.error()));
-    return report_process(*process, true, 0);
+    return std::optional<Recovered>({std::move(*process), false, target.initial});
   }
   STASIS_TRY_ASSIGN(auto state, process->cuda_state());
   // A record of a restore has no start times yet: a number that another program got has no CUDA
   // state, or one that no tool froze.
-  if (!state) return std::optional<ProcessReport>();
+  if (!state) return std::optional<Recovered>();
   Result<void> done;
   if (*state == CudaState::kCheckpointed && target.initial != CudaState::kCheckpointed) {
     done = restore_state(driver, *process);
@@ -76,25 +87,49 @@ Result<std::optional<ProcessReport>> recover_target(const Environment& env,
   }
   if (done) done = process->bring_to(target.initial, std::chrono::seconds(30));
   // CRIU ends what it was restoring when it sees that its tool does not answer any more.
-  if (!done && !process->alive()) return std::optional<ProcessReport>();
+  if (!done && !process->alive()) return std::optional<Recovered>();
   if (!done) return fail(std::move(done.error()));
-  if (target.initial == CudaState::kRunning) {
-    Phases phases;
-    GpuMemory direct;
+  return std::optional<Recovered>({std::move(*process), true, target.initial});
+}
+
+// The GPU memory of these processes, which the driver lets run.
+Result<void> bring_memory_back(const Environment& env, const JournalRecord& record,
+                               const std::vector<const Process*>& processes) {
+  Phases phases;
+  GpuMemory direct;
+  for (const Process* process : processes) {
     const auto memory = recall_suspended(*process);
     for (const std::string& image : {record.image, memory ? memory->image : std::string()})
       for (auto& content : find_content(image))
         direct.look_in(std::move(content));
-    auto moved = direct.move_in(env, {&*process}, phases);
-    if (!moved) {
-      Error why = std::move(moved.error());
-      return fail(why.code == ErrorCode::kImageCorrupt
-                      ? stands_still(std::move(why), target.pid, false)
-                      : std::move(why));
-    }
-    forget_suspended(*process);
   }
-  return report_process(*process, true, 0);
+  auto moved = direct.move_in(env, processes, phases);
+  if (!moved) {
+    Error why = std::move(moved.error());
+    return fail(why.code == ErrorCode::kImageCorrupt
+                    ? stands_still(std::move(why), processes.front()->pid(), false)
+                    : std::move(why));
+  }
+  for (const Process* process : processes)
+    forget_suspended(*process);
+  return {};
+}
+
+// Those that have given up each other's memory take it again together, before any of them runs;
+// all others one after the other, so that one that cannot be brought back keeps none.
+std::vector<std::vector<const Process*>> by_memory(const std::vector<Recovered>& recovered) {
+  std::vector<const Process*> together;
+  std::vector<std::vector<const Process*>> groups;
+  for (const Recovered& one : recovered) {
+    if (!one.driver_done || one.initial != CudaState::kRunning) continue;
+    const auto agent = direct::AgentClient::look(one.process.pid());
+    if (agent && *agent && (*agent)->shares)
+      together.push_back(&one.process);
+    else
+      groups.push_back({&one.process});
+  }
+  if (!together.empty()) groups.insert(groups.begin(), std::move(together));
+  return groups;
 }
 
 // Waits until no tracer has stopped the target, such as a criu that dies at this moment.
@@ -154,20 +189,32 @@ Result<bool> finish_ending(const JournalRecord& record) {
 Result<void> recover_targets(const Environment& env, const JournalRecord& record,
                              RecoverReport& report) {
   Result<void> worst;
+  std::vector<Recovered> recovered;
   for (const JournalTarget& target : record.targets) {
     STASIS_TRY(env.interrupt.check());
     auto done = fault(FaultPoint::kRecoverTarget);
     if (done) done = wait_for_tracer(env, target);
     if (!done) return done;
-    auto recovered = recover_target(env, target, record);
+    auto one = recover_target(env, target, record);
     // One that cannot be brought back is no reason to leave the others.
-    if (!recovered) {
-      worst = fail(std::move(recovered.error()));
-    } else if (*recovered) {
-      report.processes.push_back(std::move(**recovered));
-    }
+    if (!one)
+      worst = fail(std::move(one.error()));
+    else if (*one)
+      recovered.push_back(std::move(**one));
     if (auto allowed = fault(FaultPoint::kRecoverTargetDone); !allowed) return allowed;
   }
+  std::set<Pid> failed;
+  for (const auto& group : by_memory(recovered)) {
+    STASIS_TRY(env.interrupt.check());
+    auto done = bring_memory_back(env, record, group);
+    if (done) continue;
+    worst = std::move(done);
+    for (const Process* process : group)
+      failed.insert(process->pid());
+  }
+  for (const Recovered& one : recovered)
+    if (!failed.contains(one.process.pid()))
+      report.processes.push_back(report_process(one.process, true, 0));
   return worst;
 }
 

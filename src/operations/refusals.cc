@@ -9,6 +9,7 @@
 #include "checkpoint/driver_obstacles.h"
 #include "checkpoint/suspend_record.h"
 #include "direct/agent_client.h"
+#include "direct/sharing.h"
 #include "operations/rollback.h"
 
 namespace stasis {
@@ -21,6 +22,11 @@ Result<void> look_for_obstacles(const Environment& env, const std::vector<GroupM
     if (checked.insert(member.process.pid()).second) fresh.push_back(member.process.info());
   }
   STASIS_TRY_ASSIGN(auto found, find_obstacles(env.driver, proc::ProcFs(), fresh));
+  // Agents know better what is shared, and bring it back.
+  std::erase_if(found, [](const Obstacle& one) {
+    const auto agent = direct::AgentClient::look(one.pid);
+    return one.id == "nccl" && agent && *agent && (*agent)->of_our_version;
+  });
   if (found.empty()) return {};
   Error why = describe_obstacles(found, fresh);
   if (ignore) {
@@ -54,21 +60,39 @@ Result<void> refuse_tracers(const std::vector<GroupMember>& members) {
 Result<void> refuse_open_elsewhere(const Environment& env, const std::vector<GroupMember>& members,
                                    bool ignore) {
   std::vector<std::pair<Pid, std::uint32_t>> pieces;
+  AgentSet agents;
+  // What one that does not answer shares is not known; the others' memory then seems to be of none.
+  Result<void> unknown;
   for (const GroupMember& member : members) {
     if (member.initial != CudaState::kRunning) continue;
     auto agent = find_agent(env, member.process, true);
     if (!agent && is_held_up(agent.error())) return fail(std::move(agent.error()));
-    if (!agent || !*agent) continue;  // move_out() says what is wrong with it
-    if (!(*agent)->ask(direct::AgentCommand::kNone, 0, std::chrono::milliseconds(5000))) continue;
-    pieces.emplace_back(member.process.pid(), (*agent)->shared_count());
+    // move_out() says what is wrong with those.
+    if (!agent) {
+      unknown = fail(std::move(agent.error()));
+      continue;
+    }
+    if (!*agent) continue;
+    if (auto asked = (*agent)->ask(direct::AgentCommand::kNone, 0, kAtOnce); !asked) {
+      unknown = std::move(asked);
+      continue;
+    }
+    pieces.emplace_back(member.process.pid(), (*agent)->driver_share_count());
     // Its peer was killed, and it is about to make the program run by itself. Done now, so that the
     // driver does not come in between; what cannot be done now it goes on trying.
     const auto state = (*agent)->state();
     const bool undoes = state != direct::AgentState::kRunning && state != direct::AgentState::kHeld;
-    if (undoes && !(*agent)->content_is_elsewhere() && check_size(**agent, env.driver))
+    if (undoes && !(*agent)->content_is_elsewhere() && (*agent)->detached_count() == 0 &&
+        check_size(**agent, env.driver))
       (void)(*agent)->bring_back();
+    agents.add(std::move(**agent));
   }
-  return refuse_shared(env, pieces, ignore);
+  STASIS_TRY(refuse_shared(env, pieces, ignore));
+  if (ignore) return {};
+  STASIS_TRY(refuse_multicast(agents));
+  STASIS_TRY_ASSIGN(const auto shares, ask_for_settled_shares(agents, env.interrupt));
+  auto allowed = check_sharing(shares);
+  return !allowed && !unknown ? unknown : allowed;
 }
 
 }  // namespace

@@ -287,6 +287,8 @@ int open_shared(const std::string& done, const std::string& file) {
     std::fclose(out);
     while (!g_end && ::access(file.c_str(), F_OK) == 0)
       ::usleep(2000);
+    unsigned char still = 0;
+    if (CU(cuMemcpyDtoH_v2)(&still, address, 1) != CUDA_SUCCESS) return 9;
     if (CU(cuIpcCloseMemHandle)(address) != CUDA_SUCCESS) return 8;
     ::unlink(done.c_str());
   }

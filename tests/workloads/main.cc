@@ -108,6 +108,9 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_flag("--meet", options.meet,
                "kind threads: they wait for each other on the GPU (simulated driver only)");
+  app.add_flag("--sharing", options.sharing,
+               "kind collective: each rank writes into exported memory of all others");
+  app.add_flag("--of-host", options.of_host, "with --sharing: the memory is the host's");
   app.add_flag("--like-nccl", options.like_nccl,
                "kind collective: with the socket of an NCCL rank");
   app.add_flag("--restless", options.restless,

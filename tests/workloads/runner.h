@@ -37,6 +37,8 @@ struct Options {
   std::uint32_t rank = 0;   // its number, and
   std::uint32_t ranks = 1;  // how many there are
   bool meet = false;        // kind threads: wait for each other on the GPU
+  bool of_host = false;     // with sharing: that memory is the host's, as NCCL's without P2P
+  bool sharing = false;     // kind collective: each rank writes into the memory of all others
   bool like_nccl = false;   // kind collective: hold the socket that NCCL's ranks listen on
   bool restless = false;    // kind loader: start a worker after the other
   bool print_pid = false;

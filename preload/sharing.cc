@@ -1,0 +1,209 @@
+#include "sharing.h"
+
+#include <sys/mman.h>
+
+#include <cstring>
+
+#include "eviction_internal.h"
+#include "intercept.h"
+#include "ipc_broker.h"
+
+namespace stasis::preload {
+
+using namespace cuda;  // NOLINT(google-build-using-namespace)
+using direct::ShareId;
+using direct::ShareRole;
+
+namespace {
+
+ShareId id_of(const ShareKey& key) { return {key.service, key.share}; }
+ShareKey key_of_id(const ShareId& id) { return {id[0], id[1]}; }
+
+// Of those by which the agent could bring the memory back.
+bool is_known_import(const Physical& physical) {
+  return physical.origin == MemoryOrigin::kImported && physical.key != ShareKey{};
+}
+
+// Imports and mappings need a context current, and the agent's thread has none.
+CUcontext any_context() {
+  const TablesLock lock;
+  const auto& contexts = tables().contexts;
+  return contexts.empty() ? nullptr : contexts.begin()->first;
+}
+
+}  // namespace
+
+std::uint32_t shared_count() {
+  const TablesLock lock;
+  std::uint32_t count = 0;
+  for (const auto& [handle, physical] : tables().physicals)
+    count +=
+        physical->origin == MemoryOrigin::kImported || physical->share != 0 || physical->is_host();
+  return count;
+}
+
+std::uint32_t detached_count() {
+  const TablesLock lock;
+  std::uint32_t count = 0;
+  for (const auto& [handle, physical] : tables().physicals)
+    count +=
+        (physical->origin == MemoryOrigin::kImported || physical->is_host()) && !physical->present;
+  return count;
+}
+
+std::uint32_t multicast_count() {
+  const TablesLock lock;
+  return static_cast<std::uint32_t>(tables().multicasts.size());
+}
+
+std::vector<Shared> list_shared() {
+  const TablesLock lock;
+  std::vector<Shared> shared;
+  for (const auto& [handle, physical] : tables().physicals) {
+    if (physical->origin == MemoryOrigin::kImported) {
+      const bool known = is_known_import(*physical);
+      shared.push_back({id_of(physical->key), physical->size,
+                        known ? ShareRole::kImporter : ShareRole::kForeign, 0});
+    } else if (const auto key = key_of_own(*physical)) {
+      shared.push_back({id_of(*key), physical->size, ShareRole::kOwner, physical->open_elsewhere});
+    }
+  }
+  return shared;
+}
+
+namespace {
+
+// Of one piece. On a failure it is mapped as before.
+Outcome give_up(Physical& physical, const std::vector<Mapping*>& mapped) {
+  std::size_t done = 0;
+  auto outcome = unmap(mapped, done);
+  if (outcome.ok()) {
+    const auto result = driver().cuMemRelease(physical.real);
+    if (result != CUDA_SUCCESS) outcome = {result, "cuMemRelease"};
+  }
+  if (outcome.ok()) {
+    physical.present = false;
+    return outcome;
+  }
+  for (std::size_t i = 0; i < done; ++i)
+    map_again(*mapped[i]);
+  return outcome;
+}
+
+// The memory that `physical.real` is now.
+Outcome map_all(Physical& physical, const std::vector<Mapping*>& mapped) {
+  for (std::size_t i = 0; i < mapped.size(); ++i) {
+    const auto outcome = map_again(*mapped[i]);
+    if (outcome.ok()) continue;
+    for (std::size_t undo = 0; undo < i; ++undo)
+      driver().cuMemUnmap(mapped[undo]->address, mapped[undo]->size);
+    driver().cuMemRelease(physical.real);
+    return outcome;
+  }
+  physical.present = true;
+  return {};
+}
+
+// Between memory of the host's, which the processor reaches where it is mapped for that, and
+// `saved`. The program's own mappings may cover parts of it, or none.
+Outcome copy_host(const Physical& physical, bool out) {
+  CUdeviceptr address = 0;
+  auto result = driver().cuMemAddressReserve(&address, physical.size, 0, 0, 0);
+  if (result != CUDA_SUCCESS) return {result, "cuMemAddressReserve"};
+  const char* what = "cuMemMap";
+  result = driver().cuMemMap(address, physical.size, 0, physical.real, 0);
+  if (result == CUDA_SUCCESS) {
+    const CUmemAccessDesc right{physical.prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    what = "cuMemSetAccess";
+    result = driver().cuMemSetAccess(address, physical.size, &right, 1);
+    auto* mapped = reinterpret_cast<void*>(address);
+    if (result == CUDA_SUCCESS && out) std::memcpy(physical.saved, mapped, physical.size);
+    if (result == CUDA_SUCCESS && !out) std::memcpy(mapped, physical.saved, physical.size);
+    driver().cuMemUnmap(address, physical.size);
+  }
+  driver().cuMemAddressFree(address, physical.size);
+  return {result, what};
+}
+
+void drop_saved(Physical& physical) {
+  if (physical.saved) ::munmap(physical.saved, physical.size);
+  physical.saved = nullptr;
+}
+
+Outcome save_host(Physical& physical) {
+  void* saved =
+      ::mmap(nullptr, physical.size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (saved == MAP_FAILED) return {CUDA_ERROR_OUT_OF_MEMORY, "mmap"};
+  physical.saved = saved;
+  const auto outcome = copy_host(physical, true);
+  if (!outcome.ok()) drop_saved(physical);
+  return outcome;
+}
+
+}  // namespace
+
+Outcome detach_all() {
+  const CurrentContext current(any_context());
+  auto mappings = mappings_by_physical();
+  for (const auto& [handle, physical] : tables().physicals) {
+    if (!physical->present || !(is_known_import(*physical) || physical->is_host())) continue;
+    if (physical->is_host())
+      if (const auto saved = save_host(*physical); !saved.ok()) return saved;
+    const auto outcome = give_up(*physical, mappings[physical.get()]);
+    if (outcome.ok()) continue;
+    drop_saved(*physical);
+    return outcome;
+  }
+  return {};
+}
+
+Outcome retake_host() {
+  const CurrentContext current(any_context());
+  auto mappings = mappings_by_physical();
+  for (const auto& [handle, physical] : tables().physicals) {
+    if (!physical->is_host() || physical->present) continue;
+    const auto result = driver().cuMemCreate(&physical->real, physical->size, &physical->prop, 0);
+    if (result != CUDA_SUCCESS) return {result, "cuMemCreate"};
+    if (const auto copied = copy_host(*physical, false); !copied.ok()) {
+      driver().cuMemRelease(physical->real);
+      return copied;
+    }
+    if (const auto mapped = map_all(*physical, mappings[physical.get()]); !mapped.ok())
+      return mapped;
+    drop_saved(*physical);
+  }
+  return {};
+}
+
+Outcome lend(const ShareId& id, int& fd) {
+  CUmemGenericAllocationHandle real = 0;
+  {
+    const TablesLock lock;
+    const auto at = tables().shares.find(id[1]);
+    if (is_own_locked(key_of_id(id)) && at != tables().shares.end() && at->second->present)
+      real = at->second->real;
+  }
+  if (real == 0) return {CUDA_ERROR_INVALID_HANDLE, "no such memory"};
+  const auto result =
+      driver().cuMemExportToShareableHandle(&fd, real, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+  return {result, "cuMemExportToShareableHandle"};
+}
+
+Outcome attach(const ShareId& id, int fd) {
+  const CurrentContext current(any_context());
+  auto mappings = mappings_by_physical();
+  for (const auto& [handle, physical] : tables().physicals) {
+    if (physical->origin != MemoryOrigin::kImported || physical->present) continue;
+    if (physical->key != key_of_id(id)) continue;
+    // The descriptor travels in the pointer itself.
+    const auto result = driver().cuMemImportFromShareableHandle(
+        &physical->real, reinterpret_cast<void*>(static_cast<std::intptr_t>(fd)),
+        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    if (result != CUDA_SUCCESS) return {result, "cuMemImportFromShareableHandle"};
+    if (const auto mapped = map_all(*physical, mappings[physical.get()]); !mapped.ok())
+      return mapped;
+  }
+  return {};
+}
+
+}  // namespace stasis::preload

@@ -1,0 +1,43 @@
+// What the driver cannot restore, as the agent gives it up before a checkpoint and takes it again
+// after it (docs/adr/0046-shared-memory.md): memory that other processes have made, and memory of
+// the host's from cuMemCreate. Device memory of this process's own is in eviction.h.
+//
+// For the agent's thread, with the gate closed unless they say otherwise.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "abi/agent_protocol.h"
+#include "eviction.h"
+
+namespace stasis::preload {
+
+// Pieces that this process has exported or imported, and those of the host's. At any time.
+std::uint32_t shared_count();
+// Those that are not there.
+std::uint32_t detached_count();
+
+// Objects of cuMulticastCreate. At any time.
+std::uint32_t multicast_count();
+
+struct Shared {
+  direct::ShareId id{};
+  std::uint64_t bytes = 0;
+  direct::ShareRole role = direct::ShareRole::kOwner;
+  std::uint32_t open = 0;
+};
+std::vector<Shared> list_shared();
+
+// Gives up all imported memory whose owner is known, and all memory of the host's, whose content
+// this process keeps. What is given up when a call of the driver fails stays so, until it is taken
+// again.
+Outcome detach_all();
+// Takes the host's again, with its content, at the same addresses.
+Outcome retake_host();
+// A descriptor of this process's own piece.
+Outcome lend(const direct::ShareId& id, int& fd);
+// Imports from the descriptor all that is not there of that id, and maps it where it was.
+Outcome attach(const direct::ShareId& id, int fd);
+
+}  // namespace stasis::preload

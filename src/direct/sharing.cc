@@ -1,0 +1,233 @@
+#include "direct/sharing.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/fault_point.h"
+#include "base/units.h"
+#include "proc/procfs.h"
+
+namespace stasis {
+
+using direct::AgentClient;
+using direct::AgentCommand;
+using direct::Share;
+using direct::ShareId;
+using direct::ShareRole;
+
+namespace {
+
+std::string pieces(std::size_t count, std::uint64_t bytes) {
+  return count == 1 ? fmt::format("1 piece ({})", format_bytes(bytes))
+                    : fmt::format("{} pieces ({})", count, format_bytes(bytes));
+}
+
+// Of each id, which process has made it.
+using Owners = std::map<ShareId, std::size_t>;
+
+Result<Owners> owners_of(const std::vector<ProcessShares>& processes) {
+  Owners owners;
+  for (std::size_t i = 0; i < processes.size(); ++i) {
+    for (const Share& share : processes[i].shares) {
+      if (share.role != ShareRole::kOwner) continue;
+      const auto [at, is_new] = owners.try_emplace(share.id, i);
+      if (is_new || at->second == i) continue;
+      return fail(ErrorCode::kInternal,
+                  fmt::format("the agents in processes {} and {} say that they have made the same "
+                              "GPU memory",
+                              processes[at->second].pid.value, processes[i].pid.value),
+                  "do not trust these processes: a page is forged or damaged");
+    }
+  }
+  return owners;
+}
+
+// Only root's memory goes to other users.
+bool may_lend(const ProcessShares& owner, const ProcessShares& importer) {
+  return owner.uid == importer.uid || owner.uid == 0;
+}
+
+Result<void> check_imports(const std::vector<ProcessShares>& processes, const Owners& owners) {
+  for (const ProcessShares& process : processes) {
+    std::size_t count = 0;
+    std::uint64_t bytes = 0;
+    for (const Share& share : process.shares) {
+      if (share.role == ShareRole::kOwner) continue;
+      const auto owner = owners.find(share.id);
+      const bool here = share.role == ShareRole::kImporter && owner != owners.end() &&
+                        may_lend(processes[owner->second], process);
+      if (here) continue;
+      ++count;
+      bytes += share.bytes;
+    }
+    if (count == 0) continue;
+    return fail(
+        ErrorCode::kNotSupported,
+        fmt::format("GPU memory of a process that is not in the tree, that has no agent or "
+                    "that has freed it: process {} has imported {}, which the driver "
+                    "cannot restore (the job would be lost)",
+                    process.pid.value, pieces(count, bytes)),
+        "name the process that both are below, start all of them with `stasis run`, and let "
+        "the owner of memory live as long as those who import it; if you know better: "
+        "--ignore-obstacles");
+  }
+  return {};
+}
+
+// Memory by CUDA IPC says how often it is open. The process of a piece that is so more often than
+// the processes say.
+const ProcessShares* open_elsewhere(const std::vector<ProcessShares>& processes) {
+  std::map<ShareId, std::uint32_t> imports;
+  for (const ProcessShares& process : processes)
+    for (const Share& share : process.shares)
+      if (share.role == ShareRole::kImporter) ++imports[share.id];
+  for (const ProcessShares& process : processes)
+    for (const Share& share : process.shares)
+      if (share.role == ShareRole::kOwner && share.open > imports[share.id]) return &process;
+  return nullptr;
+}
+
+}  // namespace
+
+Result<void> check_sharing(const std::vector<ProcessShares>& processes) {
+  STASIS_TRY_ASSIGN(const auto owners, owners_of(processes));
+  STASIS_TRY(check_imports(processes, owners));
+  const ProcessShares* owner = open_elsewhere(processes);
+  if (owner == nullptr) return {};
+  return fail(ErrorCode::kNotSupported,
+              fmt::format("GPU memory that another process, which is not in the tree, has open "
+                          "(CUDA IPC): process {} has made it",
+                          owner->pid.value),
+              "name the process that both are below, or try again when the other has closed it "
+              "(cudaIpcCloseMemHandle; PyTorch: when its last tensor of it is gone); if you know "
+              "better: --ignore-obstacles");
+}
+
+bool is_open_elsewhere(const std::vector<ProcessShares>& processes) {
+  return open_elsewhere(processes) != nullptr;
+}
+
+Result<void> refuse_multicast(const AgentSet& agents) {
+  for (const AgentClient& agent : agents) {
+    if (agent.multicast_count() == 0) continue;
+    return fail(ErrorCode::kNotSupported,
+                fmt::format("NVLink multicast (NVLS, symmetric memory), which the driver cannot "
+                            "restore: process {} has {} multicast object(s)",
+                            agent.pid().value, agent.multicast_count()),
+                "start it with NCCL_NVLS_ENABLE=0, PyTorch's symmetric memory with "
+                "TORCH_SYMM_MEM_DISABLE_MULTICAST=1, NVSHMEM with NVSHMEM_DISABLE_NVLS=1; if you "
+                "know better: --ignore-obstacles");
+  }
+  return {};
+}
+
+bool any_imports(const std::vector<ProcessShares>& processes) {
+  return std::any_of(processes.begin(), processes.end(), [](const ProcessShares& process) {
+    return std::any_of(process.shares.begin(), process.shares.end(),
+                       [](const Share& share) { return share.role != ShareRole::kOwner; });
+  });
+}
+
+Result<std::vector<ProcessShares>> ask_for_shares(AgentSet& agents) {
+  std::vector<ProcessShares> all;
+  for (AgentClient& agent : agents) {
+    if (agent.share_count() == 0) continue;
+    STASIS_TRY_ASSIGN(auto shares, agent.shares(kAtOnce));
+    STASIS_TRY_ASSIGN(const auto details, proc::ProcFs().details(agent.pid()));
+    all.push_back({agent.pid(), details.uid, std::move(shares)});
+  }
+  return all;
+}
+
+Result<std::vector<ProcessShares>> ask_for_settled_shares(AgentSet& agents,
+                                                          const Interrupt& interrupt) {
+  const auto start = Clock::now();
+  for (;;) {
+    auto shares = ask_for_shares(agents);
+    if (!shares || !is_open_elsewhere(*shares) || since(start) >= kHandOver) return shares;
+    STASIS_TRY(interrupt.check());
+    std::this_thread::sleep_for(kHandOverPause);
+  }
+}
+
+Result<void> detach_all(AgentSet& agents) {
+  std::vector<AgentClient*> asked;
+  for (AgentClient& agent : agents) {
+    if (agent.share_count() == 0) continue;
+    agent.begin(AgentCommand::kDetach, 0);
+    asked.push_back(&agent);
+  }
+  Result<void> done;
+  for (AgentClient* agent : asked) {
+    auto detached = agent->finish(kMapping);
+    if (!detached) done = std::move(detached);
+  }
+  if (done && !asked.empty()) done = fault(FaultPoint::kDirectDetached);
+  return done;
+}
+
+Result<void> attach_all(AgentSet& agents, AgentSet& lenders) {
+  std::vector<std::pair<AgentClient*, std::set<ShareId>>> missing;
+  for (AgentClient& agent : agents) {
+    if (agent.detached_count() == 0 || !agent.pidfd().alive()) continue;
+    missing.emplace_back(&agent, std::set<ShareId>());
+  }
+  if (missing.empty()) return {};
+  fault_only(FaultPoint::kDirectAttach);
+  for (auto& [agent, ids] : missing)
+    agent->begin(AgentCommand::kRetake, 0);
+  Result<void> retaken;
+  for (auto& [agent, ids] : missing) {
+    auto done = agent->finish(kMapping);
+    if (!done) retaken = std::move(done);
+  }
+  if (!retaken) return retaken;
+  std::vector<ProcessShares> known;
+  std::vector<AgentClient*> by_process;
+  for (AgentSet* set : {&agents, &lenders}) {
+    STASIS_TRY_ASSIGN(auto shares, ask_for_shares(*set));
+    for (ProcessShares& process : shares) {
+      const auto agent = std::find_if(set->begin(), set->end(), [&](const AgentClient& one) {
+        return one.pid() == process.pid;
+      });
+      by_process.push_back(&*agent);
+      known.push_back(std::move(process));
+    }
+  }
+  STASIS_TRY_ASSIGN(const auto owners, owners_of(known));
+  STASIS_TRY(check_imports(known, owners));
+  // One descriptor for all that import the piece.
+  std::map<ShareId, UniqueFd> borrowed;
+  for (auto& [agent, ids] : missing) {
+    if (agent->detached_count() == 0) continue;
+    const auto process =
+        std::find_if(known.begin(), known.end(),
+                     [agent = agent](const ProcessShares& one) { return one.pid == agent->pid(); });
+    for (const Share& share : process->shares)
+      if (share.role == ShareRole::kImporter) ids.insert(share.id);
+    std::vector<AgentClient::Lent> pieces;
+    for (const ShareId& id : ids) {
+      UniqueFd& piece = borrowed[id];
+      if (!piece.valid()) {
+        STASIS_TRY_ASSIGN(piece, by_process[owners.at(id)]->borrow(id, kMapping));
+      }
+      pieces.emplace_back(id, &piece);
+    }
+    STASIS_TRY(agent->attach(pieces, kMapping));
+  }
+  // Agents keep what they have lent until their next command.
+  for (AgentSet* set : {&agents, &lenders})
+    for (AgentClient& agent : *set)
+      if (agent.share_count() != 0) STASIS_TRY(agent.ask(AgentCommand::kNone, 0, kAtOnce));
+  fault_only(FaultPoint::kDirectAttached);
+  return {};
+}
+
+}  // namespace stasis

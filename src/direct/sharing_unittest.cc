@@ -1,0 +1,71 @@
+#include "direct/sharing.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace stasis {
+namespace {
+
+using direct::Share;
+using direct::ShareId;
+using direct::ShareRole;
+using testing::HasSubstr;
+
+constexpr std::uint64_t kMiB = 1 << 20;
+
+Share owned(std::uint64_t service, std::uint64_t number, std::uint32_t open = 0) {
+  return {ShareId{service, number}, 2 * kMiB, ShareRole::kOwner, open};
+}
+Share imported(std::uint64_t service, std::uint64_t number) {
+  return {ShareId{service, number}, 2 * kMiB, ShareRole::kImporter, 0};
+}
+const Share kForeign{ShareId{}, kMiB, ShareRole::kForeign, 0};
+
+ErrorCode refused(const std::vector<ProcessShares>& processes, const std::string& because) {
+  const auto checked = check_sharing(processes);
+  if (checked) return ErrorCode{};
+  EXPECT_THAT(checked.error().message, HasSubstr(because));
+  EXPECT_FALSE(checked.error().remedy.empty());
+  return checked.error().code;
+}
+
+TEST(Sharing, ThoseWhoHaveEachOthersMemoryGoTogether) {
+  const ProcessShares first{Pid{10}, 1000, {owned(1, 1), imported(2, 1), imported(2, 2)}};
+  const ProcessShares second{Pid{11}, 1000, {owned(2, 1), owned(2, 2), imported(1, 1)}};
+  const ProcessShares third{Pid{12}, 1000, {imported(1, 1), imported(2, 2)}};
+  EXPECT_TRUE(check_sharing({first, second, third}));
+  EXPECT_TRUE(check_sharing({}));
+  EXPECT_TRUE(any_imports({first}));
+  EXPECT_FALSE(any_imports({{Pid{10}, 1000, {owned(1, 1)}}}));
+}
+
+TEST(Sharing, WhatAProcessHasImportedIsOfOneAmongThem) {
+  const ProcessShares importer{Pid{10}, 1000, {imported(2, 1), imported(2, 2), imported(1, 1)}};
+  const ProcessShares owner{Pid{11}, 1000, {owned(2, 1)}};
+  EXPECT_EQ(refused({importer, owner}, "process 10 has imported 2 pieces (4.00 MiB)"),
+            ErrorCode::kNotSupported);
+  EXPECT_EQ(refused({{Pid{12}, 0, {kForeign}}}, "process 12 has imported 1 piece"),
+            ErrorCode::kNotSupported);
+}
+
+TEST(Sharing, MemoryOfAnotherUserIsNotLent) {
+  const ProcessShares importer{Pid{10}, 0, {imported(2, 1)}};
+  EXPECT_EQ(refused({importer, {Pid{11}, 1000, {owned(2, 1)}}}, "process 10"),
+            ErrorCode::kNotSupported);
+  EXPECT_TRUE(check_sharing({{Pid{10}, 1000, {imported(2, 1)}}, {Pid{11}, 0, {owned(2, 1)}}}));
+}
+
+TEST(Sharing, TwoThatClaimTheSamePieceAreNotBelieved) {
+  EXPECT_EQ(refused({{Pid{10}, 0, {owned(1, 1)}}, {Pid{11}, 0, {owned(1, 1)}}}, "10 and 11"),
+            ErrorCode::kInternal);
+}
+
+TEST(Sharing, WhatIsOpenElsewhereByIpcIsToldByTheOwner) {
+  const ProcessShares importer{Pid{11}, 0, {imported(1, 1)}};
+  EXPECT_TRUE(check_sharing({{Pid{10}, 0, {owned(1, 1, 1)}}, importer}));
+  EXPECT_EQ(refused({{Pid{10}, 0, {owned(1, 1, 2)}}, importer}, "process 10 has made it"),
+            ErrorCode::kNotSupported);
+}
+
+}  // namespace
+}  // namespace stasis

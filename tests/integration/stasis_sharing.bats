@@ -1,0 +1,146 @@
+#!/usr/bin/env bats
+# GPU memory that processes share: ranks that write into each other's memory, as NCCL's do, on the
+# simulated driver, which loses a process that has another's memory at its checkpoint.
+
+load helpers
+load stasis_lib
+
+setup() {
+  setup_stasis
+  agent=$STASIS_BUILD/lib/stasis/libstasis-preload.so
+}
+teardown() { end_stasis; }
+
+# start_ranks COUNT [ARGUMENT...]: under the agent. Sets TARGET to their parent and CHILDREN to them.
+start_ranks() {
+  local count=$1
+  shift
+  LD_PRELOAD=$agent start_target collective --children "$count" --size ${SIZE:-256K} --pause-ms 2 --sharing --like-nccl "$@"
+  mapfile -t CHILDREN < <(children_of "$TARGET")
+  assert_equal "${#CHILDREN[@]}" "$count" "ranks"
+  at_end_kill "${CHILDREN[@]}"
+  target_goes_on
+}
+
+@test "ranks that write into each other's memory are suspended and resumed again and again" {
+  local i SIZE=4M
+  start_ranks 2
+  for ((i = 0; i < (${STASIS_ALL_TESTS:-0} ? 50 : 8); ++i)); do
+    done_by suspend "$TARGET" --json
+    assert_equal "$(json 'd["path"]')" direct "$out"
+    in_state checkpointed "${CHILDREN[@]}"
+    done_by resume "$TARGET"
+    target_goes_on
+  done
+  target_verifies
+}
+
+@test "eight ranks that write into each other's memory, too" {
+  start_ranks 8
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  target_goes_on
+  target_verifies
+}
+
+@test "ranks that write into each other's memory are dumped and restored" {
+  need_root "CRIU"
+  local SIZE=4M
+  start_ranks 2
+  dump_it
+  gpu_is_free
+  restore_it
+  in_state running "${CHILDREN[@]}"
+  target_goes_on
+  # What was restored can be suspended again.
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  restored_verifies 3
+}
+
+@test "ranks that share memory of the host's are suspended, dumped and restored" {
+  need_root "CRIU"
+  start_ranks 2 --of-host
+  local i
+  for i in 1 2 3; do
+    done_by suspend "$TARGET"
+    done_by resume "$TARGET"
+    target_goes_on
+  done
+  dump_it
+  restore_it
+  target_goes_on
+  restored_verifies 3
+}
+
+@test "one of two ranks by itself is refused before anything is touched" {
+  start_ranks 2
+  STASIS_SIM_FAULTS="lock:error=999" refused 8 not-supported suspend "${CHILDREN[0]}"
+  assert_contains "$err" "not in the tree"
+  in_state running "${CHILDREN[@]}"
+  target_goes_on
+  # The driver would lose it.
+  refused 8 not-supported suspend "$TARGET" --path driver
+  assert_contains "$err" "leave --path driver out"
+  target_goes_on
+  target_verifies
+}
+
+@test "a tool that is killed while memory is given up or taken again leaves a job that recover brings back" {
+  start_ranks 2
+  local point
+  for point in direct.detached direct.emptied direct.held checkpoint.after; do
+    STASIS_FAULT=$point:kill capture stasis suspend "$TARGET"
+    assert_equal "$status" 137 "$point"
+    done_by recover --all
+    target_goes_on
+  done
+  for point in direct.refill direct.filled direct.attach direct.attached; do
+    done_by suspend "$TARGET"
+    STASIS_FAULT=$point:kill capture stasis resume "$TARGET"
+    assert_equal "$status" 137 "$point"
+    done_by recover --all
+    target_goes_on
+  done
+  for point in direct.closed direct.detached direct.emptied direct.held; do
+    STASIS_FAULT=$point:error capture stasis suspend "$TARGET"
+    ((status != 0))
+    in_state running "${CHILDREN[@]}"
+    target_goes_on
+  done
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  target_goes_on
+  target_verifies
+}
+
+@test "a program that has an object of NVLink multicast is refused, and told what to set" {
+  cat >"$BATS_TEST_TMPDIR/multicast.py" <<'END'
+import ctypes, sys, time
+driver, context, data, object = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_uint64()
+assert driver.cuInit(0) == 0 and driver.cuCtxCreate_v2(ctypes.byref(context), 0, 0) == 0
+assert driver.cuMemAlloc_v2(ctypes.byref(data), ctypes.c_size_t(4 << 20)) == 0
+class Prop(ctypes.Structure):
+    _fields_ = [("devices", ctypes.c_uint), ("size", ctypes.c_size_t), ("types", ctypes.c_ulonglong), ("flags", ctypes.c_ulonglong)]
+assert driver.cuMulticastCreate(ctypes.byref(object), ctypes.byref(Prop(1, 2 << 20, 1, 0))) == 0
+for round in range(1, 10**9):
+    if round == 200:
+        assert driver.cuMemRelease(object) == 0
+    assert driver.cuMemsetD8_v2(data, 1, ctypes.c_size_t(4096)) == 0
+    with open(sys.argv[1], "w") as status:
+        status.write(f"round {round}\n")
+    time.sleep(0.02)
+END
+  TARGET_STATUS=$BATS_TEST_TMPDIR/multicast.status
+  (LD_PRELOAD=$agent exec_on_gpu setsid python3 "$BATS_TEST_TMPDIR/multicast.py" "$TARGET_STATUS") </dev/null >&2 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 target_is_up
+  STASIS_SIM_FAULTS="lock:error=999" refused 8 not-supported suspend "$TARGET"
+  assert_contains "$err" "NCCL_NVLS_ENABLE=0"
+  released() { grep -q "round [2-9][0-9][0-9]" "$TARGET_STATUS"; }
+  wait_until 60 released
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  target_goes_on
+}
