@@ -13,6 +13,7 @@
 #include "checkpoint/driver_obstacles.h"
 #include "checkpoint/inherited_files.h"
 #include "direct/agent_client.h"
+#include "direct/sharing.h"
 #include "doctor/criu_obstacles.h"
 #include "proc/cgroup.h"
 
@@ -55,6 +56,7 @@ void look_at_gpu_memory(Group& group, std::vector<Finding>& out) {
 void look_at_shared_gpu_memory(const Group& group, std::vector<Finding>& out) {
   constexpr const char* kId = "shared-gpu-memory";
   constexpr std::chrono::seconds kPatience{5};
+  AgentSet agents;
   for (const GroupMember& member : group.members()) {
     if (member.initial != CudaState::kRunning) continue;
     const std::string name = name_of(member.process.info());
@@ -68,7 +70,8 @@ void look_at_shared_gpu_memory(const Group& group, std::vector<Finding>& out) {
                      asked.error().remedy.empty() ? "ask again" : asked.error().remedy});
       continue;
     }
-    const auto pieces = (*agent)->shared_count();
+    const auto pieces = (*agent)->driver_share_count();
+    agents.add(std::move(**agent));
     if (pieces == 0) continue;
     out.push_back({kId, Light::kRed,
                    fmt::format("{} has {} of GPU memory open together with another process (CUDA "
@@ -77,6 +80,21 @@ void look_at_shared_gpu_memory(const Group& group, std::vector<Finding>& out) {
                    "try when the processes have closed what they share (cudaIpcCloseMemHandle; "
                    "PyTorch: when the last tensor of another process is gone)"});
   }
+  auto allowed = refuse_multicast(agents);
+  std::size_t sharing = 0;
+  if (allowed) {
+    auto shares = ask_for_settled_shares(agents, Interrupt());
+    if (shares && any_imports(*shares)) sharing = shares->size();
+    allowed = shares ? check_sharing(*shares) : Result<void>(fail(std::move(shares.error())));
+  }
+  if (!allowed)
+    out.push_back({kId, Light::kRed, allowed.error().message, allowed.error().remedy});
+  else if (sharing != 0)
+    out.push_back({kId, Light::kGreen,
+                   fmt::format("{} processes share GPU memory, which their agents give up and take "
+                               "again",
+                               sharing),
+                   ""});
 }
 
 // A restore makes all threads anew, in the cgroup of who runs it.
