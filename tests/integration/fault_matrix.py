@@ -70,9 +70,34 @@ SCENARIOS = (
     Scenario("recover a suspend by the agent", "recover", None, None, True),
     Scenario("dump --leave-suspended by the agent", "dump", "direct.prepared", None, True),
     Scenario("recover a dump by the agent", "recover", None, None, True),
+    Scenario("suspend of ranks by the agent", "suspend", "direct.detached", "direct.dropped", True),
+    Scenario("resume of ranks by the agent", "resume", "restore.after", None, True),
+    Scenario("dump of ranks by the agent", "dump", "direct.detached", "dump.ending", True),
+    Scenario("restore of ranks by the agent", "restore", "restore.held", None, True),
+    Scenario("recover a suspend of ranks by the agent", "recover", "direct.refill", None, True),
 )
 Reached = collections.namedtuple("Reached", "point nth target criu mover")
 Case = collections.namedtuple("Case", "scenario point nth action")
+
+
+# What the workload does, and whether under the agent.
+Kind = collections.namedtuple("Kind", "program agent")
+PROGRAMS = {
+    "memory": ["memory", "--size", MEMORY],
+    "memory by the agent": ["memory", "--size", MEMORY_BY_AGENT],
+    "loader": ["loader", "--size", MEMORY],
+    # Processes that write into each other's GPU memory.
+    "ranks": ["collective", "--children", "2", "--size", "256K", "--pause-ms", "2", "--sharing"],
+}
+
+
+def kind_of(scenario):
+    program = next((word for word in ("loader", "ranks") if word in scenario.name), "memory")
+    return Kind(program + " by the agent" if scenario.agent and program == "memory" else program, scenario.agent)
+
+
+def plain_name(scenario):
+    return scenario.name.removesuffix(" by the agent").replace(" of ranks", "")
 
 
 class Failed(Exception):
@@ -100,13 +125,12 @@ class Place:
         self.disk = os.path.join(root, "disk")
         self.image = os.path.join(self.disk, "image")
         self.base = os.path.join(self.disk, "earlier")
-        self.kept_images = {agent: os.path.join(root, "kept", f"image-{agent}") for agent in (False, True)}
-        self.kept_image = self.kept_images[False]
+        self.kept_image = ""
         self.state = os.path.join(self.disk, "state")
         self.status_file = os.path.join(root, "status")
         self.log = os.path.join(root, "target.log")
         self.pid = 0
-        self.kind = ("memory", False)
+        self.kind = Kind("memory", False)
         self.workers = []
         self.other = 0  # the second program of a swap
         self.kept_pids = {}
@@ -185,10 +209,9 @@ class Place:
     def start_target(self):
         env = dict(self.env)
         env["LD_LIBRARY_PATH"] = os.path.dirname(env["STASIS_LIBCUDA"])
-        kind, agent = self.kind
-        if agent:
+        if self.kind.agent:
             env["LD_PRELOAD"] = os.path.join(self.build, "lib/stasis/libstasis-preload.so")
-        command = [os.path.join(self.build, "bin/stasis-workload"), kind, "--size", MEMORY_BY_AGENT if agent else MEMORY,
+        command = [os.path.join(self.build, "bin/stasis-workload"), *PROGRAMS[self.kind.program],
                    "--status", self.status_file]
         self.forget_rounds()
         with open(self.log, "w", encoding="utf-8") as log:
@@ -239,7 +262,9 @@ class Place:
         check(self.lives(), "the target has ended")
 
     def cuda_state(self, pid=None):
-        command = [os.path.join(self.build, "bin/cuda-checkpoint"), "--get-state", "--pid", str(pid or self.pid)]
+        # The ranks' parent has no GPU memory.
+        pid = pid or (self.workers[0] if self.kind.program == "ranks" else self.pid)
+        command = [os.path.join(self.build, "bin/cuda-checkpoint"), "--get-state", "--pid", str(pid)]
         asked = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=CASE_LIMIT_S, check=False)
         return asked.stdout.strip() if asked.returncode == 0 else asked.stderr.strip()
 
@@ -313,22 +338,21 @@ class Place:
 
     def prepare(self, scenario, point=""):
         """Brings everything to where the scenario begins; returns the words of its command."""
-        name = scenario.name.removesuffix(" by the agent")
+        name = plain_name(scenario)
         self.free_disk()
         self.drop_image()
         self.end_other()
-        kind = ("loader" if "loader" in name else "memory", scenario.agent)
+        kind = kind_of(scenario)
         if point in ONCE_PER_TARGET or (kind != self.kind and scenario.verb != "restore"):
             self.end_target()
             self.pid, self.workers = 0, []
         if scenario.verb != "restore":
             self.kind = kind
         if scenario.verb == "restore":
-            self.kept_image = self.kept_images[scenario.agent]
             self.prepare_kept_image(kind)
             self.end_target()
             self.kind = kind  # what will be restored, and may live on into the next case
-            self.pid = self.kept_pids[scenario.agent]
+            self.pid, self.workers = self.kept_pids[kind]
             wait_until(60, self.number_is_free, "the number of the target is taken")
             more = ["--leave-suspended"] if "suspended" in name else []
             return ["restore", "--images-dir", self.kept_image, "--detach", *more]
@@ -366,7 +390,8 @@ class Place:
         return ["recover", "--all"] if scenario.verb == "recover" else [scenario.verb, pid]
 
     def prepare_kept_image(self, kind):
-        if kind[1] in self.kept_pids:
+        self.kept_image = os.path.join(self.root, "kept", kind.program.replace(" ", "-"))
+        if kind in self.kept_pids:
             return
         if kind != self.kind:
             self.end_target()
@@ -374,7 +399,7 @@ class Place:
         if not self.pid or not self.lives():
             self.start_target()
         self.done("dump", str(self.pid), "--images-dir", self.kept_image)
-        self.kept_pids[kind[1]] = self.pid
+        self.kept_pids[kind] = self.pid, self.workers
 
     def restore_and_go_on(self, image):
         self.end_target()
@@ -456,7 +481,7 @@ class Place:
     def judge_living(self, case, status):
         check(not self.traced(), "the target is traced")
         state = self.cuda_state()
-        name = case.scenario.name.removesuffix(" by the agent")
+        name = plain_name(case.scenario)
         scenario_verb = case.scenario.verb
         # One that was cut short is finished, from the moment at which it has written that it is about to.
         suspended = name == "resume" and (case.action != "kill" or "nothing to recover" in self.recovered)
