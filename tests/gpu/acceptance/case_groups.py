@@ -31,7 +31,7 @@ def start_job(machine, name, settings, ranks=2):
     return target
 
 
-def cycle(machine, target, figures):
+def cycle(machine, target, figures, progress=None):
     report = machine.stasis("suspend", target.pid, "--json", timeout=120).must_succeed().json()
     figures["lock_seconds"].append(next(phase["seconds"] for phase in report["phases"]
                                         if phase["name"] == "lock"))
@@ -39,7 +39,10 @@ def cycle(machine, target, figures):
     figures["suspend_seconds"].append(report["seconds"])
     back = machine.stasis("resume", target.pid, "--json", timeout=120).must_succeed().json()
     figures["resume_seconds"].append(back["seconds"])
-    target.wait_rounds(2)
+    if progress:
+        progress()
+    else:
+        target.wait_rounds(2)
 
 
 def new_figures():

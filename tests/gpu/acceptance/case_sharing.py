@@ -1,0 +1,110 @@
+"""Jobs whose processes share GPU memory: NCCL with its defaults, torchrun, tensors between processes."""
+
+import os
+import sys
+
+from .case_groups import ALLREDUCE, NEEDS, cycle, new_figures, summary
+from .case_torch import losses, require_torch
+from .core import Failure, case, expect
+from .targets import Target
+
+HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+CYCLES = 50
+DUMPS = 10
+FEWER = 5
+# By the settings that select the transport.
+TRANSPORTS = {
+    "defaults": {},
+    "host_memory": {"NCCL_P2P_DISABLE": "1"},
+}
+
+
+def there_and_back(machine, target, cycles, dumps, progress):
+    figures = new_figures()
+    for _ in range(cycles):
+        cycle(machine, target, figures, progress)
+    figures.update({"dump_seconds": [], "restore_seconds": []})
+    for number in range(dumps):
+        images = os.path.join(machine.work, f"image{number}")
+        dump = machine.stasis("dump", target.pid, "--images-dir", images, "--sync", "none",
+                              "--tcp-established", timeout=300).must_succeed()
+        target.forget_exit()
+        restore = machine.stasis("restore", "--images-dir", images, "--detach",
+                                 timeout=300).must_succeed()
+        figures["dump_seconds"].append(dump.seconds)
+        figures["restore_seconds"].append(restore.seconds)
+        progress()
+        machine.run("rm", "-rf", images)
+    return figures
+
+
+def under_agent(machine, name, command, settings=None):
+    return Target(machine, [machine.program("stasis"), "run", "--no-io-uring", "--", *command], name,
+                  {**machine.target_env(), **(settings or {})})
+
+
+def nccl(machine, name, settings):
+    """Every sum right through suspends and dumps."""
+    version = require_torch(machine)
+    target = under_agent(machine, name, [sys.executable, ALLREDUCE, "--status", "{status}", "--ranks", "2",
+                                         "--mib", "16", "--pause-ms", "2"], settings)
+    target.wait_rounds(3, timeout=180)
+    figures = there_and_back(machine, target, CYCLES, DUMPS, lambda: target.wait_rounds(2))
+    rounds = target.finish()
+    figures.update({"torch": version, "note": f"{CYCLES} cycles, {DUMPS} dumps, {rounds} rounds of sums; "
+                                              f"{summary(figures)}"})
+    return figures
+
+
+for transport, wanted in TRANSPORTS.items():
+    case(f"sharing.nccl.{transport}", simulated=False, needs=NEEDS + ("two gpus", "criu", "root"))(
+        lambda machine, name=transport, settings=wanted: nccl(machine, name, settings))
+
+
+def ended(target):
+    target.wait_ended(300)
+    if target.exit_status != 0 or "trained" not in target.output():
+        raise Failure(f"{target.name} ended with status {target.exit_status}: {target.output()[-200:]}")
+
+
+def trained(machine, kind, disturb):
+    name = f"{kind}.{'disturbed' if disturb else 'undisturbed'}"
+    path = os.path.join(machine.work, name + ".losses")
+    target = under_agent(machine, name, [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2",
+                                         "--master_port", "29577", os.path.join(HERE, "train_ranks.py"), kind, path,
+                                         "400"])
+    target.losses = path + ".0"
+
+    def further():
+        have = len(losses(target))
+        target.wait_for(lambda: len(losses(target)) >= have + 3, f"step {have + 3}", timeout=180)
+    further()
+    figures = there_and_back(machine, target, FEWER, 1, further) if disturb else {}
+    ended(target)
+    found = losses(target)
+    expect(list(found) == list(range(1, 401)), f"{name}: steps are missing or repeated")
+    return found, figures
+
+
+@case("sharing.torchrun", simulated=False, needs=NEEDS + ("two gpus", "criu", "root"))
+def torchrun(machine):
+    """Losses equal in every bit to those of an undisturbed run."""
+    figures = {"torch": require_torch(machine)}
+    for kind in ("ddp", "fsdp"):
+        wanted, _ = trained(machine, kind, False)
+        found, figures[kind] = trained(machine, kind, True)
+        expect(found == wanted, f"{kind}: the losses differ")
+    figures["note"] = f"DDP and FSDP, {FEWER} cycles and a dump each: 400 losses equal in every bit"
+    return figures
+
+
+@case("sharing.tensors", simulated=False, needs=NEEDS + ("criu", "root"))
+def tensors(machine):
+    """Two processes hand each other tensors of PyTorch, in both directions."""
+    require_torch(machine)
+    target = under_agent(machine, "tensors", [sys.executable, os.path.join(HERE, "tensors.py"), "{status}"])
+    target.wait_rounds(3, timeout=180)
+    figures = there_and_back(machine, target, 20, 3, lambda: target.wait_rounds(2))
+    rounds = target.finish()
+    figures["note"] = f"20 cycles, 3 dumps, {rounds} rounds"
+    return figures
