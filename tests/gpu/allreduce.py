@@ -3,7 +3,7 @@
 
 The parent starts the ranks, one on each GPU, and ends when they end. Each rank writes "round N ok" to
 STATUS.RANK, the parent the least of them to STATUS. Runs until SIGTERM or --rounds. A sum that is
-wrong ends the job with status 1.
+wrong ends the job with status 1. With --all-calls there are other collectives and communicators besides.
 """
 
 import argparse
@@ -16,6 +16,33 @@ import time
 STOP = []
 
 
+class Others:
+    """All-gather, send and receive in each round, and a communicator of its own for ten rounds each."""
+
+    def __init__(self, torch, dist, rank, ranks):
+        self.torch, self.dist, self.rank, self.ranks = torch, dist, rank, ranks
+        self.group = None
+
+    def right(self, number):
+        torch, dist = self.torch, self.dist
+        mine = torch.full((1 << 16,), self.rank * 1000003 + number, device="cuda", dtype=torch.int64)
+        gathered = [torch.empty_like(mine) for _ in range(self.ranks)]
+        dist.all_gather(gathered, mine)
+        came = torch.empty_like(mine)
+        after, before = (self.rank + 1) % self.ranks, (self.rank - 1) % self.ranks
+        for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, mine, after), dist.P2POp(dist.irecv, came, before)]):
+            work.wait()
+        if number % 10 == 1:
+            if self.group:
+                dist.destroy_process_group(self.group)
+            self.group = dist.new_group(list(range(self.ranks)))
+        total = mine.clone()
+        dist.all_reduce(total, group=self.group)
+        wanted = [rank * 1000003 + number for rank in range(self.ranks)]
+        return (all(bool((one == want).all()) for one, want in zip(gathered, wanted))
+                and bool((came == wanted[before]).all()) and bool((total == sum(wanted)).all()))
+
+
 def rank_main(options, rank):
     import torch
     import torch.distributed as dist
@@ -24,6 +51,8 @@ def rank_main(options, rank):
     dist.init_process_group("nccl", init_method="file://" + options.status + ".store",
                             rank=rank, world_size=options.ranks)
     count = options.mib << 18
+    others = Others(torch, dist, rank, options.ranks) if options.all_calls else None
+    kept = torch.arange(options.gib << 27, device="cuda", dtype=torch.int64) if options.gib else None
     base = torch.arange(count, device="cuda", dtype=torch.int64) % 1009
     stop = torch.zeros(1, device="cuda", dtype=torch.int64)
     record = os.open(f"{options.status}.{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -37,6 +66,9 @@ def rank_main(options, rank):
         if wrong:
             print(f"rank {rank}, round {number}: {wrong} of {count} sums are wrong", flush=True)
             return 1
+        if others and not others.right(number):
+            print(f"rank {rank}, round {number}: another collective is wrong", flush=True)
+            return 1
         os.pwrite(record, b"round %010d ok\n" % number, 0)
         # All ranks stop after the same round.
         stop.fill_(1 if STOP or number == options.rounds else 0)
@@ -45,6 +77,9 @@ def rank_main(options, rank):
             break
         if options.pause_ms:
             time.sleep(options.pause_ms / 1000)
+    if kept is not None and not bool((kept == torch.arange(kept.numel(), device="cuda")).all()):
+        print(f"rank {rank}: what it kept is wrong", flush=True)
+        return 1
     print(f"rank {rank} verified {number} rounds", flush=True)
     dist.destroy_process_group()
     return 0
@@ -66,6 +101,8 @@ def main():
     parser.add_argument("--status", required=True, help="prefix of the files that are written")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--mib", type=int, default=64, help="of 32-bit words, twice that in memory")
+    parser.add_argument("--gib", type=int, default=0, help="of memory besides, looked at in the end")
+    parser.add_argument("--all-calls", action="store_true", help="other collectives and communicators besides")
     parser.add_argument("--rounds", type=int, default=0, help="0: until SIGTERM")
     parser.add_argument("--pause-ms", type=float, default=0, help="after each round")
     parser.add_argument("--rank", type=int, help="be this rank (the parent sets it)")
