@@ -128,6 +128,7 @@ class Place:
         self.kept_image = ""
         self.state = os.path.join(self.disk, "state")
         self.status_file = os.path.join(root, "status")
+        self.meeting = self.status_file + ".meeting"
         self.log = os.path.join(root, "target.log")
         self.pid = 0
         self.kind = Kind("memory", False)
@@ -353,6 +354,7 @@ class Place:
             self.end_target()
             self.kind = kind  # what will be restored, and may live on into the next case
             self.pid, self.workers = self.kept_pids[kind]
+            self.put_meeting_back(self.kept_image)
             wait_until(60, self.number_is_free, "the number of the target is taken")
             more = ["--leave-suspended"] if "suspended" in name else []
             return ["restore", "--images-dir", self.kept_image, "--detach", *more]
@@ -400,9 +402,18 @@ class Place:
             self.start_target()
         self.done("dump", str(self.pid), "--images-dir", self.kept_image)
         self.kept_pids[kind] = self.pid, self.workers
+        if os.path.exists(self.meeting):
+            shutil.copyfile(self.meeting, self.kept_image + ".meeting")
+
+    def put_meeting_back(self, image):
+        """The ranks count their rounds in a file, and an image has no files; in place, as CRIU wants it."""
+        if os.path.exists(image + ".meeting"):
+            with open(image + ".meeting", "rb") as kept, open(self.meeting, "r+b") as file:
+                file.write(kept.read())
 
     def restore_and_go_on(self, image):
         self.end_target()
+        self.put_meeting_back(image)
         self.done("restore", "--images-dir", image, "--detach")
         check(self.cuda_state() == "running", f"restored, and {self.cuda_state()}")
         self.goes_on()
@@ -502,8 +513,11 @@ class Place:
             self.goes_on()
         outcome = "suspended" if state == "checkpointed" else "runs"
         if self.has_image():
-            # Whatever bears the name of an image is whole.
-            self.restore_and_go_on(self.image)
+            # Whatever bears the name of an image is whole. The ranks have counted on since.
+            if self.kind.program == "ranks":
+                self.done("verify", self.image)
+            else:
+                self.restore_and_go_on(self.image)
             outcome += "+image"
         return outcome
 
