@@ -243,15 +243,15 @@ class MoveOut {
     return agents_.check_sizes(env_.driver);
   }
 
-  // The same, at a moment at which no handle of shared memory is on its way from one process to the
-  // other; PyTorch's queues send one with every tensor.
+  // The same, at a moment at which what the processes say of their shared memory agrees. With every
+  // tensor a queue of PyTorch's has a handle on its way.
   Result<void> hold_back_settled() {
     const auto start = Clock::now();
     for (;;) {
       STASIS_TRY(hold_back());
       if (options_.ignore_obstacles) return {};
       STASIS_TRY_ASSIGN(const auto shares, ask_for_shares(agents_));
-      if (!is_open_elsewhere(shares) || since(start) >= kHandOver) return {};
+      if (!may_settle(shares) || since(start) >= kHandOver) return {};
       for (AgentClient& agent : agents_)
         STASIS_TRY(agent.ask(AgentCommand::kOpen, direct::kKeepBuffer, kAtOnce));
       phases_.runs();

@@ -54,19 +54,30 @@ bool may_lend(const ProcessShares& owner, const ProcessShares& importer) {
   return owner.uid == importer.uid || owner.uid == 0;
 }
 
+// What the process has imported and none of these can lend.
+struct Orphans {
+  std::size_t count = 0;
+  std::uint64_t bytes = 0;
+};
+
+Orphans orphans_of(const ProcessShares& process, const std::vector<ProcessShares>& processes,
+                   const Owners& owners) {
+  Orphans orphans;
+  for (const Share& share : process.shares) {
+    if (share.role == ShareRole::kOwner) continue;
+    const auto owner = owners.find(share.id);
+    const bool here = share.role == ShareRole::kImporter && owner != owners.end() &&
+                      may_lend(processes[owner->second], process);
+    if (here) continue;
+    ++orphans.count;
+    orphans.bytes += share.bytes;
+  }
+  return orphans;
+}
+
 Result<void> check_imports(const std::vector<ProcessShares>& processes, const Owners& owners) {
   for (const ProcessShares& process : processes) {
-    std::size_t count = 0;
-    std::uint64_t bytes = 0;
-    for (const Share& share : process.shares) {
-      if (share.role == ShareRole::kOwner) continue;
-      const auto owner = owners.find(share.id);
-      const bool here = share.role == ShareRole::kImporter && owner != owners.end() &&
-                        may_lend(processes[owner->second], process);
-      if (here) continue;
-      ++count;
-      bytes += share.bytes;
-    }
+    const auto [count, bytes] = orphans_of(process, processes, owners);
     if (count == 0) continue;
     return fail(
         ErrorCode::kNotSupported,
@@ -110,8 +121,20 @@ Result<void> check_sharing(const std::vector<ProcessShares>& processes) {
               "better: --ignore-obstacles");
 }
 
-bool is_open_elsewhere(const std::vector<ProcessShares>& processes) {
-  return open_elsewhere(processes) != nullptr;
+bool may_settle(const std::vector<ProcessShares>& processes) {
+  if (open_elsewhere(processes) != nullptr) return true;
+  const auto owners = owners_of(processes);
+  if (!owners) return false;
+  return std::any_of(processes.begin(), processes.end(), [&](const ProcessShares& process) {
+    return orphans_of(process, processes, *owners).count != 0;
+  });
+}
+
+void drop_lifted(std::vector<Obstacle>& obstacles) {
+  std::erase_if(obstacles, [](const Obstacle& one) {
+    const auto agent = AgentClient::look(one.pid);
+    return one.id == "nccl" && agent && *agent && (*agent)->of_our_version;
+  });
 }
 
 Result<void> refuse_multicast(const AgentSet& agents) {
@@ -151,7 +174,7 @@ Result<std::vector<ProcessShares>> ask_for_settled_shares(AgentSet& agents,
   const auto start = Clock::now();
   for (;;) {
     auto shares = ask_for_shares(agents);
-    if (!shares || !is_open_elsewhere(*shares) || since(start) >= kHandOver) return shares;
+    if (!shares || !may_settle(*shares) || since(start) >= kHandOver) return shares;
     STASIS_TRY(interrupt.check());
     std::this_thread::sleep_for(kHandOverPause);
   }

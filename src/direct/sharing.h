@@ -8,6 +8,7 @@
 #include <chrono>
 #include <vector>
 
+#include "checkpoint/driver_obstacles.h"
 #include "direct/agent_set.h"
 
 namespace stasis {
@@ -24,22 +25,27 @@ struct ProcessShares {
 // if two claim to have made the same piece.
 Result<void> check_sharing(const std::vector<ProcessShares>& processes);
 
-// Memory by CUDA IPC is open more often than these processes say. Besides by one that is not among
-// them, that comes of one that opens or closes it at this moment, for as long as it runs.
-bool is_open_elsewhere(const std::vector<ProcessShares>& processes);
+// Memory by CUDA IPC is open more often than these processes say, or one of them has imported what
+// none of them has. Besides by a process that is not among them, that comes of a handle on its way,
+// or of a communicator of NCCL's that one rank has destroyed before the other, for as long as they
+// run.
+bool may_settle(const std::vector<ProcessShares>& processes);
+
+// Leaves out what the agents bring back: the memory that NCCL shares.
+void drop_lifted(std::vector<Obstacle>& obstacles);
 
 // kNotSupported if one of them has a multicast object (cuMulticastCreate), which neither the driver
 // nor an agent brings back.
 Result<void> refuse_multicast(const AgentSet& agents);
 
-// For how long is_open_elsewhere() may come of a handle on its way, and when to ask again.
-constexpr std::chrono::milliseconds kHandOver{1000};
+// For how long the tool waits for it, and when it asks again.
+constexpr std::chrono::milliseconds kHandOver{2000};
 constexpr std::chrono::milliseconds kHandOverPause{10};
 
 // Asks those agents that have anything to say.
 Result<std::vector<ProcessShares>> ask_for_shares(AgentSet& agents);
-// The same while the programs run: asks again, for kHandOver, as long as a handle may be on its
-// way. kInterrupted.
+// The same while the programs run: asks again, for kHandOver, as long as may_settle().
+// kInterrupted.
 Result<std::vector<ProcessShares>> ask_for_settled_shares(AgentSet& agents,
                                                           const Interrupt& interrupt);
 // Whether any of them has another's memory.

@@ -60,6 +60,16 @@ TEST(Sharing, TwoThatClaimTheSamePieceAreNotBelieved) {
             ErrorCode::kInternal);
 }
 
+TEST(Sharing, WhatIsOnItsWayMaySettle) {
+  const ProcessShares importer{Pid{11}, 0, {imported(1, 1)}};
+  EXPECT_FALSE(may_settle({}));
+  EXPECT_FALSE(may_settle({{Pid{10}, 0, {owned(1, 1, 1)}}, importer}));
+  EXPECT_TRUE(may_settle({{Pid{10}, 0, {owned(1, 1, 2)}}, importer}));
+  EXPECT_TRUE(may_settle({{Pid{10}, 0, {owned(1, 2)}}, importer}));
+  // What is forged does not get better.
+  EXPECT_FALSE(may_settle({{Pid{10}, 0, {owned(2, 1)}}, {Pid{12}, 0, {owned(2, 1)}}, importer}));
+}
+
 TEST(Sharing, WhatIsOpenElsewhereByIpcIsToldByTheOwner) {
   const ProcessShares importer{Pid{11}, 0, {imported(1, 1)}};
   EXPECT_TRUE(check_sharing({{Pid{10}, 0, {owned(1, 1, 1)}}, importer}));

@@ -174,6 +174,7 @@ Result<std::vector<Finding>> examine_processes(Driver& driver, const proc::ProcF
   }
   look_at_gpu_memory(group, out);
   STASIS_TRY_ASSIGN(auto obstacles, find_obstacles(driver, procfs, with_cuda));
+  drop_lifted(obstacles);
   for (const Obstacle& obstacle : obstacles) {
     out.push_back({obstacle.id, Light::kRed,
                    fmt::format("process {}: {}", obstacle.pid.value, obstacle.what),

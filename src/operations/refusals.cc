@@ -22,11 +22,7 @@ Result<void> look_for_obstacles(const Environment& env, const std::vector<GroupM
     if (checked.insert(member.process.pid()).second) fresh.push_back(member.process.info());
   }
   STASIS_TRY_ASSIGN(auto found, find_obstacles(env.driver, proc::ProcFs(), fresh));
-  // Agents know better what is shared, and bring it back.
-  std::erase_if(found, [](const Obstacle& one) {
-    const auto agent = direct::AgentClient::look(one.pid);
-    return one.id == "nccl" && agent && *agent && (*agent)->of_our_version;
-  });
+  drop_lifted(found);
   if (found.empty()) return {};
   Error why = describe_obstacles(found, fresh);
   if (ignore) {
