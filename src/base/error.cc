@@ -80,7 +80,9 @@ constexpr std::array kRows = {
               "the message has its answer and the usual causes"},
     ErrorInfo{ErrorCode::kNotSupported, "not-supported", 8,
               "the driver cannot do this with this process",
-              "managed memory, CUDA IPC, NCCL's shared transports, MPS, MIG", "see the message"},
+              "managed memory, GPU memory shared with a process outside the tree or without the "
+              "agent, NVLink multicast, MPS, MIG",
+              "see the message"},
     ErrorInfo{ErrorCode::kDeviceMapUnsupported, "device-map-unsupported", 8,
               "the driver cannot move a process to other GPUs", "a driver older than 580",
               "driver 580 or newer"},
