@@ -49,9 +49,10 @@ Result<Owners> owners_of(const std::vector<ProcessShares>& processes) {
   return owners;
 }
 
-// Only root's memory goes to other users.
+// As the owner's agent answers no other user either: an id is no secret, and the importer's may be
+// forged.
 bool may_lend(const ProcessShares& owner, const ProcessShares& importer) {
-  return owner.uid == importer.uid || owner.uid == 0;
+  return owner.uid == importer.uid;
 }
 
 // What the process has imported and none of these can lend.
