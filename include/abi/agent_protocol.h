@@ -77,13 +77,13 @@ enum class AgentCommand : std::uint32_t {
   // the process keeps; keeps the addresses. The gate does not open any more before kRetake and
   // kAttach have brought all of it back.
   kDetach = 14,
-  kRetake = 17,  // takes the host's again
   // A descriptor of this process's own piece that has the id in `arguments`, in `shares[0]`.
   kLend = 15,
   // `arguments[0]` kOffer: makes a pair of sockets. The peer takes the one in `shares[0]`, and
   // sends descriptors over it, each with the id of its piece. kTake: imports these, and maps them
   // where they were.
   kAttach = 16,
+  kRetake = 17,  // takes the host's memory again
 };
 
 // The peer will ask to close again soon. An agent that does not know this argument makes another
@@ -141,8 +141,8 @@ struct ControlPage {
 
   // The answer. `cu_result` 0: done. Otherwise `message` says what could not be done.
   std::uint32_t cu_result;
-  // Pieces that the driver has opened here and in another process by CUDA IPC, which nobody can
-  // give up for it.
+  // Pieces that the driver has opened here and in another process by CUDA IPC, which the agent
+  // cannot give up.
   std::uint32_t driver_share_count;
   char message[160];
 
@@ -163,7 +163,7 @@ struct ControlPage {
   // The number of descriptors that the agent has pinned (kKeep). While there are any in kHeld, the
   // content is nowhere else, and the device's memory is not free.
   std::uint32_t kept_count;
-  std::uint32_t share_count;      // pieces that kDetach or others are about, as of the last answer
+  std::uint32_t share_count;      // pieces that kDetach or others are about, and imports since
   std::uint32_t detached_count;   // of those, the ones that are not there
   std::uint32_t multicast_count;  // multicast objects (NVLink SHARP) that the program has
   std::uint32_t reserved;

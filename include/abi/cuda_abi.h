@@ -709,9 +709,9 @@ using cuMemGetAllocationGranularity = CUresult(std::size_t* granularity,
 using cuMemExportToShareableHandle = CUresult(void* shareable, CUmemGenericAllocationHandle handle,
                                               CUmemAllocationHandleType type,
                                               unsigned long long flags);
-// An fd travels in the pointer itself, not behind it.
 using cuMulticastCreate = CUresult(CUmemGenericAllocationHandle* multicast,
                                    const CUmulticastObjectProp* prop);
+// An fd travels in the pointer itself, not behind it.
 using cuMemImportFromShareableHandle = CUresult(CUmemGenericAllocationHandle* handle,
                                                 void* os_handle, CUmemAllocationHandleType type);
 using cuMemRetainAllocationHandle = CUresult(CUmemGenericAllocationHandle* handle, void* address);
