@@ -439,29 +439,38 @@ TEST_F(AgentMemory, WhatCouldNotLeaveIsThereAgain) {
   }
 }
 
+// In a process of its own, as exporting starts the thread that lends.
 TEST_F(AgentMemory, WhatOthersHaveStays) {
-  const auto handle = created(4 * kMiB);
-  (void)allocated(2 * kMiB);
-  int fd = -1;
-  EXPECT_EQ(
-      own::cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
-      CUDA_ERROR_INVALID_VALUE)
-      << "it was not asked to be exportable";
-  EXPECT_EQ(movable_bytes(), 6 * kMiB);
-  CUmemAllocationProp prop{};
-  prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
-  prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-  CUmemGenericAllocationHandle shared = 0;
-  EXPECT_EQ(own::cuMemCreate(&shared, 8 * kMiB, &prop, 0), CUDA_SUCCESS);
-  EXPECT_EQ(
-      own::cuMemExportToShareableHandle(&fd, shared, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
-      CUDA_SUCCESS);
-  const auto inventory = take_inventory();
-  EXPECT_EQ(inventory.bytes, 6 * kMiB);
-  EXPECT_EQ(inventory.staying_bytes, 8 * kMiB);
-  ASSERT_TRUE(empty_all().ok());
-  EXPECT_EQ(fake().live_objects(), 1);
+  const auto export_and_empty = [] {
+    const auto handle = created(4 * kMiB);
+    (void)allocated(2 * kMiB);
+    int fd = -1;
+    EXPECT_EQ(
+        own::cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+        CUDA_ERROR_INVALID_VALUE)
+        << "it was not asked to be exportable";
+    EXPECT_EQ(movable_bytes(), 6 * kMiB);
+    CUmemAllocationProp prop{};
+    prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+    prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    CUmemGenericAllocationHandle shared = 0;
+    EXPECT_EQ(own::cuMemCreate(&shared, 8 * kMiB, &prop, 0), CUDA_SUCCESS);
+    EXPECT_EQ(
+        own::cuMemExportToShareableHandle(&fd, shared, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+        CUDA_SUCCESS);
+    const auto inventory = take_inventory();
+    EXPECT_EQ(inventory.bytes, 6 * kMiB);
+    EXPECT_EQ(inventory.staying_bytes, 8 * kMiB);
+    ASSERT_TRUE(empty_all().ok());
+    EXPECT_EQ(fake().live_objects(), 1);
+  };
+  EXPECT_EXIT(
+      {
+        export_and_empty();
+        std::_Exit(HasFailure() ? 1 : 0);
+      },
+      ::testing::ExitedWithCode(0), "");
 }
 
 TEST_F(AgentMemory, AContextTakesItsMemoryAndItsCapturesWithIt) {
