@@ -416,7 +416,7 @@ class Session {
       return done();
     }
     page_.driver_share_count = shared_pieces();
-    page_.share_count = shared_count();
+    count_shared(page_.share_count);
     page_.multicast_count = multicast_count();
     for (std::size_t i = 0; i < std::size(arguments_); ++i)
       __atomic_load(&page_.arguments[i], &arguments_[i], __ATOMIC_RELAXED);
@@ -911,6 +911,11 @@ void Agent::start() {
   g_fd = -1;
   // What was short, a descriptor or a thread, need not be at the next allocation.
   g_started.store(false);
+}
+
+void Agent::start_with_import() {
+  start();
+  if (auto* page = g_page.load()) add_shared(page->share_count);
 }
 
 }  // namespace stasis::preload

@@ -8,6 +8,9 @@ class Agent {
   // From the first allocation that can leave. Cheap when it runs already; does nothing if it cannot
   // be started, which leaves the process to the driver's own checkpoint until a later allocation.
   static void start();
+  // The same, after memory of another process's has been opened: the agent's page says at once that
+  // this process has some, for tools that cannot ask. The driver would lose the process.
+  static void start_with_import();
 };
 
 }  // namespace stasis::preload

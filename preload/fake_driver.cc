@@ -402,5 +402,6 @@ void forget_everything() {
 const DriverCalls& driver() { return calls(); }
 void* in_place_of(void* real) { return real; }
 void Agent::start() {}
+void Agent::start_with_import() {}
 
 }  // namespace stasis::preload

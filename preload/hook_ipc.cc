@@ -219,7 +219,7 @@ CUresult open_shared(Call* call, CUdeviceptr* pointer, const ShareKey& key) {
   }
   result = fetched.drivers ? open_by_driver(call, pointer, context, fetched, key)
                            : open_by_descriptor(pointer, context, device, fetched, key);
-  if (result == CUDA_SUCCESS) Agent::start();
+  if (result == CUDA_SUCCESS) Agent::start_with_import();
   return result;
 }
 
@@ -241,7 +241,7 @@ CUresult open(Call* call, CUdeviceptr* pointer, const CUipcMemHandle& handle, un
     opened.context = owner_in(context);
     ++opened.opens;
   }
-  Agent::start();
+  Agent::start_with_import();
   return result;
 }
 

@@ -233,7 +233,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, vo
     const auto result = driver().cuMemImportFromShareableHandle(&real, shareable, type);
     if (result != CUDA_SUCCESS) return result;
     enter_imported(handle, real, 0, {});
-    Agent::start();
+    Agent::start_with_import();
     return result;
   }
   if (import_own(handle, *key)) return CUDA_SUCCESS;
@@ -248,7 +248,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, vo
   end_connection(fetched.connection, *key);
   if (result != CUDA_SUCCESS) return result;
   enter_imported(handle, real, fetched.reserved, *key);
-  Agent::start();
+  Agent::start_with_import();
   return CUDA_SUCCESS;
 }
 

@@ -33,13 +33,18 @@ CUcontext any_context() {
 
 }  // namespace
 
-std::uint32_t shared_count() {
+void count_shared(std::uint32_t& count) {
   const TablesLock lock;
-  std::uint32_t count = 0;
+  std::uint32_t counted = 0;
   for (const auto& [handle, physical] : tables().physicals)
-    count +=
+    counted +=
         physical->origin == MemoryOrigin::kImported || physical->share != 0 || physical->is_host();
-  return count;
+  __atomic_store_n(&count, counted, __ATOMIC_RELAXED);
+}
+
+void add_shared(std::uint32_t& count) {
+  const TablesLock lock;
+  __atomic_fetch_add(&count, 1, __ATOMIC_RELAXED);
 }
 
 std::uint32_t detached_count() {

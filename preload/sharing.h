@@ -13,8 +13,11 @@
 
 namespace stasis::preload {
 
-// Pieces that this process has exported or imported, and those of the host's. At any time.
-std::uint32_t shared_count();
+// Writes the number of pieces that this process has exported or imported, and those of the host's.
+// At any time.
+void count_shared(std::uint32_t& count);
+// One more, which the tables have already.
+void add_shared(std::uint32_t& count);
 // Those that are not there.
 std::uint32_t detached_count();
 

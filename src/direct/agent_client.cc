@@ -21,6 +21,7 @@
 #include "abi/futex.h"
 #include "base/trace.h"
 #include "base/units.h"
+#include "proc/address_space.h"
 #include "proc/procfs.h"
 
 namespace stasis::direct {
@@ -251,6 +252,22 @@ Result<std::optional<AgentClient::Seen>> AgentClient::see(Pid pid, int access) {
     return std::optional(Seen{std::move(*file), look});
   }
   return std::optional<Seen>();
+}
+
+bool AgentClient::says_it_shares(Pid pid) {
+  // By its mapping: the program may have closed the descriptor.
+  const auto space = proc::AddressSpace::open(pid);
+  const auto mappings = proc::ProcFs().mappings(pid);
+  if (!space || !mappings) return false;
+  return std::any_of(mappings->begin(), mappings->end(), [&](const proc::Mapping& mapping) {
+    if (!is_agent_page(mapping) || mapping.end - mapping.start < sizeof(ControlPage)) return false;
+    alignas(ControlPage) std::byte bytes[sizeof(ControlPage)];
+    if (!space->read(mapping.start, bytes, sizeof bytes)) return false;
+    const auto& page = *reinterpret_cast<const ControlPage*>(bytes);
+    // The magic comes when the agent's thread has begun to listen.
+    return page.version == kAgentVersion && page.bytes == sizeof(ControlPage) &&
+           (page.share_count != 0 || page.driver_share_count != 0);
+  });
 }
 
 Result<std::optional<AgentLook>> AgentClient::look(Pid pid) {

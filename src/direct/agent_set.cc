@@ -137,7 +137,8 @@ Result<bool> AgentSet::settle(AgentClient& agent, const Environment& env, bool e
     if (settled) settled = check_size(agent, env.driver);
   }
   if (settled) return true;
-  if (evicted || final_for_both(settled.error().code)) return fail(std::move(settled.error()));
+  if (evicted || final_for_both(settled.error().code) || AgentClient::says_it_shares(agent.pid()))
+    return fail(std::move(settled.error()));
   tell_of_driver(env, settled.error().to_string());
   return false;
 }
@@ -148,12 +149,14 @@ Result<void> AgentSet::find_running(const Environment& env,
   for (const Process* process : processes) {
     if (!process->alive()) continue;
     auto agent = find_begun_agent(env, *process, deadline);
-    if (!agent && is_held_up(agent.error())) return fail(std::move(agent.error()));
+    if (!agent && (is_held_up(agent.error()) || AgentClient::says_it_shares(process->pid())))
+      return fail(std::move(agent.error()));
     if (!agent) {
       tell_of_driver(env, agent.error().to_string());
       continue;
     }
     if (!*agent) {
+      STASIS_TRY(refuse_lost_agent(*process));
       if (const auto why = why_no_agent(*process)) tell_of_driver(env, *why);
       continue;
     }

@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "base/fault_point.h"
+#include "direct/agent_lookup.h"
 #include "direct/gate_rank.h"
 #include "direct/move_in.h"
 #include "direct/remote_memory.h"
@@ -97,8 +98,16 @@ class MoveOut {
     for (const Process* process : plan_.running) {
       if (!process->alive()) continue;
       auto agent = find_agent(env_, *process, true);
-      if (agent && *agent && (*agent)->ask(AgentCommand::kNone, 0, kAtOnce))
+      if (agent && !*agent) {
+        if (!options_.ignore_obstacles) STASIS_TRY(refuse_lost_agent(*process));
+        continue;
+      }
+      auto answered = agent ? (*agent)->ask(AgentCommand::kNone, 0, kAtOnce)
+                            : Result<void>(fail(std::move(agent.error())));
+      if (answered)
         asked.add(std::move(**agent));
+      else if (!options_.ignore_obstacles && AgentClient::says_it_shares(process->pid()))
+        return answered;
     }
     STASIS_TRY_ASSIGN(const auto shares, ask_for_shares(asked));
     if (!any_imports(shares)) return {};
@@ -112,9 +121,11 @@ class MoveOut {
                 "leave --path driver out; if you know better: --ignore-obstacles");
   }
 
+  // Also of processes whose agents could not be asked.
   bool shares_memory() const {
-    return std::any_of(agents_.begin(), agents_.end(),
-                       [](const AgentClient& agent) { return agent.share_count() != 0; });
+    return std::any_of(plan_.running.begin(), plan_.running.end(), [](const Process* process) {
+      return AgentClient::says_it_shares(process->pid());
+    });
   }
 
   void tell_why_driver() {
@@ -252,8 +263,10 @@ class MoveOut {
       if (options_.ignore_obstacles) return {};
       STASIS_TRY_ASSIGN(const auto shares, ask_for_shares(agents_));
       if (!may_settle(shares) || since(start) >= kHandOver) return {};
-      for (AgentClient& agent : agents_)
-        STASIS_TRY(agent.ask(AgentCommand::kOpen, direct::kKeepBuffer, kAtOnce));
+      for (AgentClient& agent : agents_) {
+        auto opened = agent.ask(AgentCommand::kOpen, direct::kKeepBuffer, kAtOnce);
+        if (!opened && agent.pidfd().alive()) return opened;
+      }
       phases_.runs();
       group_.forget_gates();
       STASIS_TRY(env_.interrupt.check());

@@ -11,11 +11,11 @@ setup() {
 }
 teardown() { end_stasis; }
 
-# start_ranks COUNT [ARGUMENT...]: under the agent. Sets TARGET to their parent and CHILDREN to them.
+# start_ranks COUNT [ARGUMENT...]: under the agent, with what NCCL has open unless $LIKE is empty. Sets TARGET to their parent and CHILDREN to them.
 start_ranks() {
   local count=$1
   shift
-  LD_PRELOAD=$agent start_target collective --children "$count" --size ${SIZE:-256K} --pause-ms 2 --sharing --like-nccl "$@"
+  LD_PRELOAD=$agent start_target collective --children "$count" --size ${SIZE:-256K} --pause-ms 2 --sharing ${LIKE---like-nccl} "$@"
   mapfile -t CHILDREN < <(children_of "$TARGET")
   assert_equal "${#CHILDREN[@]}" "$count" "ranks"
   at_end_kill "${CHILDREN[@]}"
@@ -82,6 +82,32 @@ start_ranks() {
   # The driver would lose it.
   refused 8 not-supported suspend "$TARGET" --path driver
   assert_contains "$err" "leave --path driver out"
+  target_goes_on
+  target_verifies
+}
+
+@test "ranks whose agents do not answer are refused, and not left to the driver" {
+  # What holds for NCCL is said without the agents.
+  local unheard=$BATS_TEST_TMPDIR/unheard way child LIKE=''
+  start_ranks 2
+  for child in "${CHILDREN[@]}"; do
+    timeout 60 python3 "$BATS_TEST_DIRNAME/agent_page.py" "$child" unheard "$unheard.$child" 3>&- &
+    wait_until 60 test -e "$unheard.$child"
+  done
+  for way in "" --path=driver; do
+    # shellcheck disable=SC2086 # or no argument
+    capture stasis suspend "$TARGET" $way
+    ((status != 0))
+    assert_contains "$err" "process ${CHILDREN[0]}"
+    in_state running "${CHILDREN[@]}"
+    target_goes_on
+  done
+  for child in "${CHILDREN[@]}"; do
+    rm "$unheard.$child"
+    wait_until 60 python3 "$BATS_TEST_DIRNAME/agent_page.py" "$child" heard
+  done
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
   target_goes_on
   target_verifies
 }
