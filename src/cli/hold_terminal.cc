@@ -20,6 +20,7 @@
 
 #include "base/fd.h"
 #include "cli/verbs.h"
+#include "job/exec_failure.h"
 #include "job/terminal.h"
 
 namespace stasis::cli {
@@ -84,8 +85,8 @@ class Holder {
     int error = 0;
     if (::read(from.get(), &error, sizeof error) != sizeof error) return 0;
     errno = error;
-    print_error(fmt::format("cannot start {}: {}", command_.front(), std::strerror(error)));
-    return error == ENOENT ? 127 : 126;
+    print_error(job::exec_failure(command_.front(), error).to_string());
+    return job::exit_status_of_exec_failure(error);
   }
 
   [[noreturn]] void become_command(int to) {

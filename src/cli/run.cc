@@ -19,6 +19,7 @@
 #include "base/fd.h"
 #include "cli/run_job.h"
 #include "cli/verbs.h"
+#include "job/exec_failure.h"
 #include "job/io_uring.h"
 #include "job/registry.h"
 
@@ -104,8 +105,7 @@ void tell_not_started(const Context& context, const Error& error, int status) {
   if (!context.json || context.terminal.lost_output()) print_error(error.to_string());
 }
 
-// Replaces this process; comes back with the exit status if that cannot be. As shells have it: 127
-// not found, 126 found and not to be started.
+// Replaces this process; comes back with the exit status if that cannot be.
 int become(const Context& context, std::vector<std::string>& words) {
   const Inherited& inherited = context.inherited;
   std::vector<char*> argv;
@@ -117,8 +117,8 @@ int become(const Context& context, std::vector<std::string>& words) {
     if (inherited.closed.at(fd)) ::close(static_cast<int>(fd));
   ::execvp(argv[0], argv.data());
   const int why = errno;
-  const int status = why == ENOENT ? 127 : 126;
-  tell_not_started(context, errno_error(fmt::format("cannot start {}", argv[0]), why), status);
+  const int status = job::exit_status_of_exec_failure(why);
+  tell_not_started(context, job::exec_failure(words.front(), why), status);
   return status;
 }
 

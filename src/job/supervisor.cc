@@ -15,6 +15,7 @@
 
 #include "base/units.h"
 #include "job/choose_image.h"
+#include "job/exec_failure.h"
 #include "job/supervisor_texts.h"
 
 namespace stasis::job {
@@ -57,7 +58,7 @@ Result<Outcome> Supervisor::run(std::optional<int> image, Work work) {
   // After any end: what the job has written is in the pipes.
   for (const std::string& trouble : job_->end())
     tell_("the job's output was lost: " + trouble);
-  if (!done) return fail(std::move(done.error()));
+  STASIS_TRY(std::move(done));
   return std::move(*outcome_);
 }
 
@@ -211,9 +212,8 @@ Result<void> Supervisor::on_event(const InitEvent& event) {
 
 Result<void> Supervisor::on_not_started(const NotStarted& not_started) {
   const int number = not_started.error_number;
-  outcome_ = Outcome{number == ENOENT ? 127 : 126,
-                     errno_error(fmt::format("cannot start {}", options_.command.front()), number),
-                     {}};
+  outcome_ = Outcome{
+      exit_status_of_exec_failure(number), exec_failure(options_.command.front(), number), {}};
   return {};
 }
 

@@ -1,0 +1,192 @@
+#!/usr/bin/env bats
+# stasis run without images: what the program that it starts sees and has.
+
+load helpers
+load stasis_lib
+load agent_lib
+
+setup() {
+  setup_stasis
+  agent=$STASIS_BUILD/lib/stasis/libstasis-preload.so
+}
+teardown() { end_stasis; }
+
+@test "run passes the exit code on, and the arguments as they are" {
+  capture stasis run -- sh -c 'exit 37'
+  assert_equal "$status" 37
+  capture stasis run -- sh -c 'printf "<%s>" "$@"' x 'a b' '' --json -v
+  assert_equal "$out" "<a b><><--json><-v>"
+  capture stasis run --name brackets sh -c 'printf "<%s>" "$@"' x '[1,2]' '[]' '[[1], "a,b"]' -- -- '[x]' --name
+  assert_equal "$out" '<[1,2]><[]><[[1], "a,b"]><--><--><[x]><--name>'
+  capture stasis run -- '[1,2]'
+  assert_equal "$status" 127
+  assert_contains "$err" "cannot start [1,2]"
+}
+
+@test "run leaves signals and standard streams as they were" {
+  local how='import os, signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+os.close(0)
+os.close(1)
+os.execvp(sys.argv[1], sys.argv[1:])'
+  local tell='import os, signal, sys
+there = [n for n in range(3) if os.path.exists(f"/proc/self/fd/{n}")]
+print(there, int(signal.getsignal(signal.SIGCHLD)), file=sys.stderr)'
+  capture python3 -c "$how" python3 -c "$tell"
+  local before=$err
+  assert_equal "$before" $'[2] 1\n'
+  capture python3 -c "$how" stasis run -- python3 -c "$tell"
+  assert_equal "$err" "$before"
+}
+
+@test "run is replaced by the program: one process, which gets the signals itself" {
+  stasis run -- sh -c 'trap "exit 9" TERM; echo "$$" >"$0"; while :; do sleep 0.05; done' "$BATS_TEST_TMPDIR/pid" 3>&- &
+  local pid=$!
+  at_end_kill "$pid"
+  wait_until 60 test -s "$BATS_TEST_TMPDIR/pid"
+  assert_equal "$(cat "$BATS_TEST_TMPDIR/pid")" "$pid"
+  kill -TERM "$pid"
+  status=0
+  wait "$pid" || status=$?
+  assert_equal "$status" 9
+}
+
+# In Python: prints what io_uring_setup(2) answers.
+ask_for_io_uring='import ctypes
+library = ctypes.CDLL(None, use_errno=True)
+print(0 if library.syscall(425, 8, ctypes.create_string_buffer(120)) >= 0 else ctypes.get_errno())'
+
+@test "run --no-io-uring: the program and all that it starts find none, also after a restore" {
+  capture stasis run -- python3 -c "$ask_for_io_uring"
+  [[ $out == $'0\n' ]] || skip "the kernel allows no io_uring"
+  capture stasis run --no-io-uring -- sh -c 'python3 -c "$1" | cat' x "$ask_for_io_uring"
+  assert_equal "$out" $'38\n' # ENOSYS
+  need_root "CRIU"
+  TARGET_STATUS=$BATS_TEST_TMPDIR/filtered TARGET_LOG=$BATS_TEST_TMPDIR/filtered.log
+  (exec_on_gpu setsid stasis run --no-io-uring -- stasis-workload memory --size 16M --status "$TARGET_STATUS") \
+    </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 target_is_up
+  dump_it
+  restore_it
+  target_goes_on
+  grep -qx $'Seccomp:\t2' "/proc/$TARGET/status"
+  grep -qx $'NoNewPrivs:\t0' "/proc/$TARGET/status"
+  restored_verifies
+}
+
+@test "run --no-io-uring without privileges gives up gaining any, and says nothing" {
+  need_root "another user"
+  capture setpriv --reuid=65534 --regid=65534 --clear-groups stasis run --no-io-uring -- \
+    sh -c 'grep -E "^(NoNewPrivs|Seccomp):" /proc/self/status'
+  assert_equal "$status" 0
+  assert_equal "$err" ""
+  assert_equal "$out" $'NoNewPrivs:\t1\nSeccomp:\t2\n'
+  local program=$BATS_TEST_TMPDIR/setuid
+  cp "$(type -P id)" "$program"
+  chmod 4755 "$program"
+  chmod a+rx "$BATS_RUN_TMPDIR" "$BATS_RUN_TMPDIR"/{file,test} "$BATS_TEST_TMPDIR"
+  capture setpriv --reuid=65534 --regid=65534 --clear-groups stasis run --no-io-uring -- "$program" -u
+  assert_equal "$status/$out" $'0/65534\n'
+  assert_contains "$err" "$program is setuid, and gains nothing by that"
+}
+
+@test "run tells a program that is not there from one that cannot be started" {
+  capture stasis run -- /no/such/program
+  assert_equal "$status" 127
+  assert_contains "$err" "/no/such/program"
+  capture stasis run -- no-such-program-anywhere
+  assert_equal "$status" 127
+  assert_contains "$err" "on the PATH"
+  touch "$BATS_TEST_TMPDIR/no-program"
+  capture stasis run -- "$BATS_TEST_TMPDIR/no-program"
+  assert_equal "$status" 126
+  assert_contains "$err" "chmod +x"
+  capture stasis run --json -- "$BATS_TEST_TMPDIR"
+  assert_equal "$status" 126
+  assert_contains "$(json 'd["error"]["remedy"]')" "not a directory"
+}
+
+@test "run refuses a library that LD_PRELOAD cannot name" {
+  mkdir "$BATS_TEST_TMPDIR/a b"
+  ln -s "$agent" "$BATS_TEST_TMPDIR/a b/agent.so"
+  STASIS_PRELOAD="$BATS_TEST_TMPDIR/a b/agent.so" refused 2 usage run -- true
+  STASIS_PRELOAD=/no/such/agent.so capture stasis run -- true
+  ((status != 0))
+  assert_contains "$err" "/no/such/agent.so"
+}
+
+@test "run says so where the loader would ignore the agent, and starts the program all the same" {
+  need_root "a program of somebody else's that is setuid"
+  local program=$BATS_TEST_TMPDIR/setuid
+  cp "$(type -P true)" "$program"
+  chmod 755 "$program"
+  capture stasis run -- "$program"
+  assert_equal "$status/$err" 0/
+  chown 65534 "$program"
+  chmod u+s "$program"
+  PATH=$BATS_TEST_TMPDIR:$PATH capture stasis run -- setuid
+  assert_equal "$status" 0
+  assert_contains "$err" "$program is setuid"
+}
+
+@test "run keeps what was to be preloaded, and names itself once" {
+  capture env LD_PRELOAD="$STASIS_LIBCUDA" stasis run -- stasis run -- printenv LD_PRELOAD
+  assert_equal "${out%$'\n'}" "$(readlink -f "$agent"):$STASIS_LIBCUDA"
+  local old
+  old=$(readlink -f "$agent").1 # which is not there, and the loader says so
+  capture env LD_PRELOAD="$old" stasis run -- printenv LD_PRELOAD
+  assert_equal "${out%$'\n'}" "${old%.1}:$old"
+}
+
+@test "a program without CUDA is as it would be without the agent" {
+  capture stasis run -- sh -c 'ls /proc/self/fd | wc -l; ls /proc/self/task | wc -l'
+  local with=$out
+  capture sh -c 'ls /proc/self/fd | wc -l; ls /proc/self/task | wc -l'
+  assert_equal "$with" "$out"
+  assert_equal "$err" ""
+}
+
+# They step out of each other's way: both sit between the program and the driver.
+# in_front WORD: a program under the agent, behind that tool or variable.
+in_front() {
+  env LD_LIBRARY_PATH="${STASIS_LIBCUDA%/*}" LD_PRELOAD="$agent" env "$1" \
+    stasis-workload memory --size 4M --rounds 1 --status "$BATS_TEST_TMPDIR/front"
+}
+
+@test "under the CUDA tools the agent says that it keeps out, and under others it does not" {
+  local set
+  for set in CUDA_INJECTION64_PATH=/a/profiler.so NV_SANITIZER_INJECTION_PORT_BASE=49152 \
+    NV_COMPUTE_PROFILER_PERFWORKS_DIR=/a/profiler; do
+    capture in_front "$set"
+    assert_contains "$err" "stasis: a CUDA tool is at work here (${set:0:14}"
+    assert_contains "$err" "so the direct path is left out"
+  done
+  # One that traces it, as debuggers do.
+  cat >"$BATS_TEST_TMPDIR/tracer.c" <<'END'
+#include <signal.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
+#include <unistd.h>
+int main(int count, char** words) {
+  int status = 0;
+  if (count < 2) return 2;
+  pid_t child = fork();
+  if (child == 0) {
+    ptrace(PTRACE_TRACEME, 0, 0, 0);
+    execvp(words[1], words + 1);
+    _exit(127);
+  }
+  while (waitpid(child, &status, 0) == child && WIFSTOPPED(status))
+    ptrace(PTRACE_CONT, child, 0, WSTOPSIG(status) == SIGTRAP ? 0 : WSTOPSIG(status));
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 126;
+}
+END
+  cc "$BATS_TEST_TMPDIR/tracer.c" -o "$BATS_TEST_TMPDIR/cuda-gdb-minimal"
+  capture in_front "$BATS_TEST_TMPDIR/cuda-gdb-minimal"
+  assert_contains "$err" "(cuda-gdb), so the direct path is left out"
+  mv "$BATS_TEST_TMPDIR/cuda-gdb-minimal" "$BATS_TEST_TMPDIR/gdb"
+  capture in_front "$BATS_TEST_TMPDIR/gdb"
+  assert_equal "$status/$err" "0/"
+}
