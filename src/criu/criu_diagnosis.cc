@@ -198,9 +198,12 @@ constexpr std::array kRules = {
              "dump it with --external 'mnt[PATH]:NAME', PATH being where the mount is; its restore "
              "finds "
              "it there, or where --external 'mnt[NAME]:PATH' says"},
-    CriuRule{"Can't lookup mount=", " for fd=", kCriuFailed,  // seen
-             "the process has a file open that lies on a mount outside of its mount namespace",
-             "let it open such files itself (</dev/null, and its output to files, after unshare)"},
+    CriuRule{
+        "Can't lookup mount=", " for fd=", kCriuFailed,  // seen
+        "the process has a file open that lies on a mount outside of its mount namespace, or a "
+        "POSIX message queue",
+        "let it open such files itself (</dev/null, and its output to files, after unshare); a "
+        "message queue it must close (mq_close) before the dump"},
     CriuRule{
         "No mapping for ", "mountpoint", kCriuFailed,
         "a directory was mounted into the process from outside, and no option says what is in its "
