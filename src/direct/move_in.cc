@@ -61,7 +61,7 @@ Result<void> copy_in(MemoryState& state, const Interrupt& interrupt) {
   else
     (void)state.prefetch.release();
   state.prefetch.leave();
-  if (!copied) return fail(std::move(copied.error()));
+  STASIS_TRY(std::move(copied));
   return {};
 }
 
@@ -164,7 +164,10 @@ Result<std::uint64_t> move_in(MemoryState& state, const Environment& env,
   if (!done && (done.error().code == ErrorCode::kImageCorrupt ||
                 done.error().code == ErrorCode::kInterrupted))
     return leave(std::move(done.error()));
-  if (!done) env.tell("the processes copy by themselves: " + done.error().to_string());
+  // One that has gone is the whole reason.
+  const bool all_alive = std::all_of(
+      agents.begin(), agents.end(), [](const AgentClient& agent) { return agent.pidfd().alive(); });
+  if (!done && all_alive) env.tell("the processes copy by themselves: " + done.error().to_string());
   if (!state.mover || !done) {
     STASIS_TRY(bring_back_all(state, stops));
     if (auto gone = std::exchange(state.gone, std::nullopt)) return fail(std::move(*gone));
@@ -177,7 +180,7 @@ Result<std::uint64_t> move_in(MemoryState& state, const Environment& env,
   phases.runs();
   agents.clear();
   fault_only(FaultPoint::kDirectOpened);
-  if (!done) return fail(std::move(done.error()));
+  STASIS_TRY(std::move(done));
   state.content.need_image(false);
   return moved;
 }
