@@ -27,6 +27,7 @@
 
 #include "abi/agent_protocol.h"
 #include "abi/agent_thread.h"
+#include "abi/descriptor_message.h"
 #include "abi/fd_table.h"
 #include "abi/futex.h"
 #include "deepbind_scan.h"
@@ -220,21 +221,11 @@ Waited wait_for_devices(const Patience& patience, Outcome& outcome) {
 }
 
 // One message of an id and a descriptor. False: there is none.
-bool receive_descriptor(int socket, direct::ShareId& id, int& fd) {
-  iovec content{id.data(), sizeof id};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = &content;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof control;
-  if (::recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC) != sizeof id) return false;
-  const auto* header = CMSG_FIRSTHDR(&message);
-  if (!header || header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS ||
-      header->cmsg_len != CMSG_LEN(sizeof fd))
-    return false;
-  std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
-  return true;
+bool receive_piece(int socket, direct::ShareId& id, int& fd) {
+  const auto got = receive_with_descriptor(socket, id.data(), sizeof id, fd, MSG_DONTWAIT);
+  if (got == sizeof id && fd >= 0) return true;
+  if (fd >= 0) ::close(fd);
+  return false;
 }
 
 // What the agent itself needs while it has the program's memory in its hands: bytes for each piece.
@@ -770,7 +761,7 @@ class Session {
   void take_pieces() {
     Outcome outcome;
     direct::ShareId id{};
-    for (int fd = -1; outcome.ok() && receive_descriptor(sockets_[0], id, fd); ::close(fd))
+    for (int fd = -1; outcome.ok() && receive_piece(sockets_[0], id, fd); ::close(fd))
       outcome = attach(id, fd);
     close_sockets();
     page_.detached_count = detached_count();

@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "abi/descriptor_message.h"
 #include "gate.h"
 #include "intercept.h"
 #include "thread.h"
@@ -141,21 +142,7 @@ void count_open(std::uint64_t share, int change) {
 }
 
 bool send_answer(int connection, const Answer& answer, int memory) {
-  iovec content{const_cast<Answer*>(&answer), sizeof answer};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = &content;
-  message.msg_iovlen = 1;
-  if (memory >= 0) {
-    message.msg_control = control;
-    message.msg_controllen = sizeof control;
-    auto* header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof memory);
-    std::memcpy(CMSG_DATA(header), &memory, sizeof memory);
-  }
-  return ::sendmsg(connection, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof answer;
+  return send_with_descriptor(connection, &answer, sizeof answer, memory, MSG_DONTWAIT);
 }
 
 // What a number names. It counts as open from here on: the driver's call comes after.
@@ -340,31 +327,7 @@ bool greeted(int connection) {
 }
 
 bool receive(int connection, Answer& answer, int& memory) {
-  iovec content{&answer, sizeof answer};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = &content;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof control;
-  ssize_t got = -1;
-  do {
-    got = ::recvmsg(connection, &message, MSG_CMSG_CLOEXEC);
-  } while (got < 0 && errno == EINTR);
-  // The kernel gives as many as there is room for, and one leaves room for two.
-  const auto* header = got > 0 ? CMSG_FIRSTHDR(&message) : nullptr;
-  if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
-    const auto count = (header->cmsg_len - CMSG_LEN(0)) / sizeof memory;
-    for (std::size_t i = 0; i < count; ++i) {
-      int fd = -1;
-      std::memcpy(&fd, CMSG_DATA(header) + i * sizeof fd, sizeof fd);
-      if (count == 1)
-        memory = fd;
-      else
-        ::close(fd);
-    }
-  }
-  return got == static_cast<ssize_t>(sizeof answer);
+  return receive_with_descriptor(connection, &answer, sizeof answer, memory) == sizeof answer;
 }
 
 }  // namespace

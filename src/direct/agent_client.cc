@@ -18,6 +18,7 @@
 #include <fmt/format.h>
 
 #include "abi/cuda_abi.h"
+#include "abi/descriptor_message.h"
 #include "abi/futex.h"
 #include "base/trace.h"
 #include "base/units.h"
@@ -123,19 +124,7 @@ bool becomes_mapped(const proc::AddressSpace& space, const struct stat& file) {
 
 // The socket is the target's to choose: nothing here waits for it.
 bool send_descriptor(const UniqueFd& socket, ShareId id, int fd) {
-  iovec content{id.data(), sizeof id};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof fd)] = {};
-  msghdr message{};
-  message.msg_iov = &content;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof control;
-  cmsghdr* header = CMSG_FIRSTHDR(&message);
-  header->cmsg_level = SOL_SOCKET;
-  header->cmsg_type = SCM_RIGHTS;
-  header->cmsg_len = CMSG_LEN(sizeof fd);
-  std::memcpy(CMSG_DATA(header), &fd, sizeof fd);
-  return ::sendmsg(socket.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL) == sizeof id;
+  return send_with_descriptor(socket.get(), id.data(), sizeof id, fd, MSG_DONTWAIT);
 }
 
 // Whether the answer to a command is worth nothing to a tool that is asked to stop: the agent makes
@@ -710,7 +699,7 @@ Result<std::vector<Segment>> AgentClient::take_segments(std::chrono::millisecond
       segments.push_back({std::move(handle), given.bytes, given.offset});
     }
     // Or they are another program's.
-    if (auto current = space_->check_current(); !current) return fail(std::move(current.error()));
+    STASIS_TRY(space_->check_current());
   }
   // Otherwise the agent keeps the last ones, and with them the memory, until its next command.
   STASIS_TRY(ask(AgentCommand::kNone, 0, time_left()));

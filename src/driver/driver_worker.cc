@@ -11,9 +11,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
-#include <cstring>
 #include <vector>
 
+#include "abi/descriptor_message.h"
 #include "base/helper_process.h"
 #include "base/own_helpers.h"
 #include "driver/bounded_driver.h"
@@ -38,47 +38,11 @@ Result<SocketPair> make_pair() {
 
 // One message; 0 at the end of the other side, negative for an error.
 ssize_t receive(int socket, void* data, std::size_t size, UniqueFd* passed = nullptr) {
-  iovec vector{data, size};
-  msghdr message{};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-  message.msg_iov = &vector;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  ssize_t got = 0;
-  do {
-    got = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
-  } while (got < 0 && errno == EINTR);
-  const cmsghdr* header = got > 0 ? CMSG_FIRSTHDR(&message) : nullptr;
-  if (header != nullptr && header->cmsg_type == SCM_RIGHTS) {
-    int fd = -1;
-    std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
-    UniqueFd taken(fd);
-    if (passed != nullptr) *passed = std::move(taken);
-  }
+  int fd = -1;
+  const ssize_t got = receive_with_descriptor(socket, data, size, fd);
+  UniqueFd taken(fd);
+  if (passed != nullptr && taken.valid()) *passed = std::move(taken);
   return got;
-}
-
-bool send_whole(int socket, const void* data, std::size_t size, int passed = -1) {
-  iovec vector{const_cast<void*>(data), size};
-  msghdr message{};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-  message.msg_iov = &vector;
-  message.msg_iovlen = 1;
-  if (passed >= 0) {
-    message.msg_control = control.data();
-    message.msg_controllen = control.size();
-    cmsghdr* header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof passed);
-    std::memcpy(CMSG_DATA(header), &passed, sizeof passed);
-  }
-  ssize_t sent = 0;
-  do {
-    sent = ::sendmsg(socket, &message, MSG_NOSIGNAL);
-  } while (sent < 0 && errno == EINTR);
-  return sent == static_cast<ssize_t>(size);
 }
 
 CallAnswer answer_of(const DriverResult<void>& result) {
@@ -122,7 +86,7 @@ CallAnswer call(Driver& driver, const CallRequest& request) {
     CallRequest request;
     if (receive(socket, &request, sizeof request) != sizeof request) ::_exit(0);
     const CallAnswer answer = call(driver, request);
-    if (!send_whole(socket, &answer, sizeof answer)) ::_exit(0);
+    if (!send_with_descriptor(socket, &answer, sizeof answer, -1)) ::_exit(0);
   }
 }
 
@@ -187,14 +151,14 @@ void let_go_of_everything(int but) {
     if (pid > 0) callers.push_back(pid);
     theirs.reset();
     const std::int32_t number = pid < 0 ? -errno : pid;
-    if (!send_whole(socket, &number, sizeof number)) ::_exit(0);
+    if (!send_with_descriptor(socket, &number, sizeof number, -1)) ::_exit(0);
   }
 }
 
 }  // namespace
 
 bool Caller::send(const CallRequest& request) const {
-  return send_whole(socket_.get(), &request, sizeof request);
+  return send_with_descriptor(socket_.get(), &request, sizeof request, -1);
 }
 
 std::optional<CallAnswer> Caller::wait(std::chrono::milliseconds timeout, bool& gone) const {
@@ -258,7 +222,7 @@ Result<Caller> CallerSource::make() const {
   STASIS_TRY_ASSIGN(auto pair, make_pair());
   const char word = 'c';
   std::int32_t number = -ECHILD;
-  if (send_whole(socket_.get(), &word, sizeof word, pair.theirs.get())) {
+  if (send_with_descriptor(socket_.get(), &word, sizeof word, pair.theirs.get())) {
     (void)receive(socket_.get(), &number, sizeof number);
   }
   if (number < 0) {
