@@ -1,0 +1,201 @@
+#!/usr/bin/env bats
+# Memory that programs with the agent share by CUDA IPC, on the simulated driver.
+
+load helpers
+load stasis_lib
+load agent_target_lib
+
+setup() {
+  setup_stasis
+  agent=$STASIS_BUILD/lib/stasis/libstasis-preload.so
+}
+teardown() { end_stasis; }
+
+# open_there, closed_there: another process has TARGET's memory open by CUDA IPC, or not any more.
+open_there() { touch "$go"; wait_until 60 test -s "$go.done"; }
+closed_there() {
+  local done
+  rm "$go"
+  for done in "$go".done*; do wait_until 60 test ! -e "$done"; done
+  wait_until 60 nobody_has_it
+}
+nobody_has_it() { [[ -z $(told_of_sharing) ]]; }
+
+# What the doctor finds before anybody tries.
+told_of_sharing() {
+  capture stasis doctor "$TARGET" --no-trial --json
+  json "' '.join({f['light'] for f in d['processes'] if f['id'] == 'shared-gpu-memory'})"
+}
+
+@test "memory shared by CUDA IPC leaves and comes back, open in a child and not" {
+  go=$BATS_TEST_TMPDIR/go
+  start_doing share "$go"
+  cycle_by direct
+  for _ in 1 2; do
+    open_there
+    assert_equal "$(told_of_sharing)" "green"
+    # What another has open the driver moves, between two halves of the agents' work.
+    cycle_by driver
+    # By itself its child would be lost, and so would what the two share.
+    refused 8 not-supported suspend "$(pgrep -P "$TARGET")"
+    assert_contains "$err" "not in the tree"
+    target_goes_on
+    refused 8 not-supported suspend "$TARGET" --path driver
+    closed_there
+    cycle_by direct
+  done
+  open_there
+  pkill -KILL -P "$TARGET"
+  # The agent learns of it by the end of a connection.
+  wait_until 30 nobody_has_it
+  cycle_by direct
+  target_verifies
+}
+
+# open_beside COUNT: so many processes that are none of TARGET's, and have agents, open what it shares
+# when they are told to. Sets OPENERS.
+open_beside() {
+  local number
+  OPENERS=()
+  for ((number = 0; number < $1; ++number)); do
+    (LD_PRELOAD=$agent exec_on_gpu setsid stasis-agent-target open-shared "$go.done.$number" "$go") \
+      </dev/null >"$BATS_TEST_TMPDIR/opener.$number" 2>&1 3>&- &
+    OPENERS+=($!)
+    at_end_kill "$!"
+  done
+}
+
+@test "small memory, which the driver shares itself, keeps its owner alone while it is open elsewhere" {
+  go=$BATS_TEST_TMPDIR/go
+  start_doing share-small "$go"
+  open_beside 1
+  # Others find it by the same handle when the driver has brought it back.
+  for _ in 1 2; do
+    touch "$go"
+    wait_until 30 test -s "$go.done.0"
+    assert_equal "$(told_of_sharing)" "red"
+    for path in "" --path=driver; do
+      refused 8 not-supported suspend "$TARGET" $path
+      assert_contains "$err" "CUDA IPC"
+    done
+    in_state running
+    closed_there
+    cycle_alone direct
+  done
+  touch "$go"
+  wait_until 30 test -s "$go.done.0"
+  kill -KILL "${OPENERS[0]}"
+  wait_until 30 nobody_has_it
+  cycle_alone driver --path driver
+  target_verifies
+}
+
+@test "dumped and restored, memory that is shared by CUDA IPC is open as before, and can be opened" {
+  need_root "CRIU"
+  go=$BATS_TEST_TMPDIR/go
+  start_doing share "$go"
+  open_there
+  closed_there
+  dump_it
+  restore_it
+  target_goes_on
+  open_there
+  rm -rf "$image"
+  dump_it
+  restore_it
+  target_goes_on
+  closed_there
+  cycle_by direct
+  restored_verifies
+}
+
+# waits_for_owner PID: in front of a socket, for what its owner says.
+waits_for_owner() { grep -Eqs '^4[57] ' "/proc/$1/syscall"; }  # recvfrom, recvmsg
+
+@test "dumped while others of its tree wait to open its memory, they open it after the restore" {
+  need_root "CRIU"
+  go=$BATS_TEST_TMPDIR/go
+  TARGET_LOG=$BATS_TEST_TMPDIR/target.log
+  TARGET_STATUS=$BATS_TEST_TMPDIR/target.status
+  (LD_PRELOAD=$agent exec_on_gpu setsid bash -c '
+    trap : TERM
+    stasis-agent-target share-large "$1" "$2" &
+    for number in 1 2 3; do stasis-agent-target open-shared "$2.done.$number" "$2" & done
+    wait' - "$TARGET_STATUS" "$go") </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 30 target_is_up
+  local owner openers pid
+  four_there() { (($(pgrep -c -P "$TARGET" -x stasis-agent-ta) == 4)); }
+  wait_until 30 four_there
+  owner=$(pgrep -P "$TARGET" -f share-large)
+  mapfile -t openers < <(pgrep -P "$TARGET" -f open-shared)
+  at_end_kill "$owner" "${openers[@]}"
+  done_by suspend "$owner"
+  touch "$go"
+  for pid in "${openers[@]}"; do wait_until 30 waits_for_owner "$pid"; done
+  dump_it
+  restore_it
+  done_by resume "$owner"
+  for number in 1 2 3; do wait_until 30 test -s "$go.done.$number"; done
+  target_goes_on
+  refused 8 not-supported suspend "$owner"
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  target_goes_on
+  rm "$go"
+  for number in 1 2 3; do wait_until 30 test ! -e "$go.done.$number"; done
+  kill -TERM "$owner"
+  wait_until 30 grep -q '^verified' "$TARGET_LOG"
+}
+
+@test "dumped while others beside its tree wait to open its memory, they open it when it runs on" {
+  need_root "CRIU"
+  go=$BATS_TEST_TMPDIR/go
+  start_doing share-large "$go"
+  open_beside 2
+  done_by suspend "$TARGET"
+  touch "$go"
+  local pid
+  for pid in "${OPENERS[@]}"; do wait_until 30 waits_for_owner "$pid"; done
+  done_by dump "$TARGET" --images-dir "$image" --leave-suspended
+  done_by resume "$TARGET"
+  for number in 0 1; do wait_until 30 test -s "$go.done.$number"; done
+  closed_there
+  for pid in "${OPENERS[@]}"; do lives "$pid"; done
+  cycle_alone direct
+  target_verifies
+}
+
+# The socket by which others come to the memory has a name, and that is taken.
+@test "beside the one that runs on, a program that shares memory is restored in another network" {
+  need_root "CRIU"
+  go=$BATS_TEST_TMPDIR/go
+  start_doing share "$go"
+  done_by dump "$TARGET" --images-dir "$image" --leave-running
+  # The numbers of the image are free, and are not those of who restores it.
+  restore_beside() {
+    timeout -k 5 60 unshare --pid --fork --mount-proc --kill-child "$@" bash -c '
+      echo 10000 >/proc/sys/kernel/ns_last_pid
+      [[ -z $3 ]] || python3 -c "$3"
+      stasis restore --images-dir "$1" --detach || exit
+      touch "$2"
+      until [[ -s $2.done ]]; do sleep 0.02; done
+      rm "$2"
+      while [[ -e $2.done ]]; do sleep 0.02; done' bash "$image" "$go" "$up"
+  }
+  local up=
+  capture restore_beside
+  assert_equal "$status" 9
+  assert_contains "$err" "the name of a unix socket of the job is in use here"
+  target_goes_on
+  # The files by which the test asks are the same.
+  pkill -KILL -P "$TARGET"
+  kill -KILL "$TARGET"
+  wait "$TARGET" || true
+  # ip link set lo up
+  up='import fcntl, socket, struct
+fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sH22x", b"lo", 1))'
+  capture restore_beside --net
+  assert_equal "$status" 0 "$err"
+}
