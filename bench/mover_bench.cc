@@ -23,12 +23,12 @@
 #include <nlohmann/json.hpp>
 
 #include "base/channel.h"
+#include "base/threads.h"
 #include "base/units.h"
 #include "direct/device_calls.h"
 #include "direct/mover.h"
 #include "direct/mover_process.h"
 #include "direct/remote_memory.h"
-#include "direct/threads.h"
 
 namespace {
 

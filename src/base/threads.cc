@@ -1,4 +1,4 @@
-#include "direct/threads.h"
+#include "base/threads.h"
 
 #include <algorithm>
 #include <system_error>
@@ -7,20 +7,42 @@
 
 #include "base/processors.h"
 
-namespace stasis::direct {
+namespace stasis {
+namespace {
+
+// EAGAIN: a limit on processes (RLIMIT_NPROC), or of the cgroup.
+template <class Work>
+bool start(std::vector<std::jthread>& threads, const Work& work) {
+  try {
+    threads.emplace_back(work);
+    return true;
+  } catch (const std::system_error&) {
+    return false;
+  }
+}
+
+}  // namespace
 
 unsigned on_threads(unsigned count, const std::function<void(unsigned)>& work) {
-  std::vector<std::thread> others;
-  try {
-    for (unsigned i = 1; i < count; ++i)
-      others.emplace_back(work, i);
-  } catch (const std::system_error&) {
-    // EAGAIN: a limit on processes, or of the cgroup.
-  }
+  std::vector<std::jthread> others;
+  unsigned begun = 1;
+  while (begun < count && start(others, [&work, begun] { work(begun); }))
+    ++begun;
   work(0);
-  for (std::thread& thread : others)
-    thread.join();
-  return static_cast<unsigned>(others.size()) + 1;
+  return begun;
+}
+
+void at_once(std::size_t count, const std::function<void(std::size_t)>& work) {
+  at_once(count, work, [] {});
+}
+
+void at_once(std::size_t count, const std::function<void(std::size_t)>& work,
+             const std::function<void()>& meanwhile) {
+  std::vector<std::jthread> threads;
+  threads.reserve(count);
+  for (std::size_t i = 0; i < count; ++i)
+    if (!start(threads, [&work, i] { work(i); })) work(i);
+  meanwhile();
 }
 
 unsigned default_threads(unsigned gpus) {
@@ -28,4 +50,4 @@ unsigned default_threads(unsigned gpus) {
   return std::clamp(usable_processors() / std::max(1U, gpus), 1U, kMost);
 }
 
-}  // namespace stasis::direct
+}  // namespace stasis

@@ -1,17 +1,26 @@
-// Work on several threads at once, where fewer than wished will do.
+// Work on several threads at once. Where the system gives fewer threads than wished, fewer will do.
 #pragma once
 
+#include <cstddef>
 #include <functional>
 
-namespace stasis::direct {
+namespace stasis {
 
 // Calls work(0) on this thread and work(i) for each i below `count` on a thread of its own, and
 // returns when all are done. Where the system gives no more threads, the rest is not called: how
-// many were is returned, at least one.
+// many were is returned, at least one. For workers that share what there is to do.
 unsigned on_threads(unsigned count, const std::function<void(unsigned)>& work);
+
+// Calls work(i) for each i below `count`, all at the same time and none on this thread, and returns
+// when all are done. Where the system gives no more threads, the rest is called on this one:
+// nothing is left out. For work that waits.
+void at_once(std::size_t count, const std::function<void(std::size_t)>& work);
+// The same, with `meanwhile` called on this thread while the others work.
+void at_once(std::size_t count, const std::function<void(std::size_t)>& work,
+             const std::function<void()>& meanwhile);
 
 // How many threads copy for one GPU of `gpus`, if the user does not say: all processors' share, at
 // most 16, beyond which nothing gets faster (H100, PCIe 5: 51 of 55 GB/s with 16).
 unsigned default_threads(unsigned gpus);
 
-}  // namespace stasis::direct
+}  // namespace stasis

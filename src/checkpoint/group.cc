@@ -8,13 +8,13 @@
 #include <map>
 #include <random>
 #include <set>
-#include <system_error>
 #include <thread>
 
 #include <fmt/format.h>
 
 #include "base/own_helpers.h"
 #include "base/processors.h"
+#include "base/threads.h"
 #include "base/trace.h"
 #include "base/units.h"
 #include "proc/memory_cgroup.h"
@@ -49,21 +49,6 @@ constexpr std::uint64_t kCgroupReserve = 16ULL << 20;
 // Of those that look for zeros in one process: 8 read 68 GB/s out of one, 16 read 88 (H100
 // machine).
 constexpr unsigned kMostSearchers = 8;
-
-// Runs run(i) for all i below `count` at the same time. Where the system gives no more threads
-// (RLIMIT_NPROC), on this one: a job must not stay locked because a roll-back found no thread.
-template <class Run>
-void at_once(std::size_t count, const Run& run) {
-  std::vector<std::jthread> threads;
-  threads.reserve(count);
-  for (std::size_t i = 0; i < count; ++i) {
-    try {
-      threads.emplace_back([&run, i] { run(i); });
-    } catch (const std::system_error&) {
-      run(i);
-    }
-  }
-}
 
 // For a while a process that dies is neither alive nor reported dead by its pidfd.
 bool has_gone(const Process& process, const Error& answer) {
@@ -163,10 +148,8 @@ std::vector<proc::ProcessInfo> Group::infos() const {
 
 std::uint64_t Group::gpu_bytes() const {
   std::uint64_t sum = 0;
-  for (const auto& [pid, uses] : gpu_use_) {
-    for (const GpuUse& use : uses)
-      sum += use.bytes;
-  }
+  for (const auto& [pid, uses] : gpu_use_)
+    sum += total_bytes(uses);
   return sum;
 }
 
@@ -225,14 +208,14 @@ Result<bool> Group::refresh(Pid root) {
       return fail(std::move(state.error()));
     }
     if (*state) {
-      if (auto other = refuse_ourselves(*process); !other) return fail(std::move(other.error()));
+      STASIS_TRY(refuse_ourselves(*process));
     }
     members_.push_back({std::move(*process), *state});
     changed = true;
     more_cuda = more_cuda || state->has_value();
   }
   if (changed && on_members_changed) {
-    if (auto told = on_members_changed(members_); !told) return fail(std::move(told.error()));
+    STASIS_TRY(on_members_changed(members_));
   }
   return more_cuda;
 }

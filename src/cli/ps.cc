@@ -114,13 +114,6 @@ struct Collected {
 // Questions without an answer yet, so that no process is asked again before it has answered.
 using Pending = std::vector<std::shared_ptr<Question>>;
 
-std::uint64_t bytes_of(const Row& row) {
-  std::uint64_t sum = 0;
-  for (const GpuUse& use : row.uses)
-    sum += use.bytes;
-  return sum;
-}
-
 // The places of its GPUs in the driver's order; nothing for one that is not here.
 std::vector<std::optional<std::size_t>> places_of(const Row& row, const std::vector<Gpu>& gpus) {
   std::vector<std::optional<std::size_t>> out;
@@ -143,7 +136,7 @@ std::string gpus_text(const Row& row, const std::vector<Gpu>& gpus) {
 
 // What a process that does not use its GPU now gets back is in parentheses.
 std::string memory_text(const Row& row) {
-  const std::uint64_t bytes = bytes_of(row);
+  const std::uint64_t bytes = total_bytes(row.uses);
   if (bytes == 0) return "-";
   return fmt::format(fmt::runtime(row.state == "checkpointed" ? "({})" : "{}"),
                      format_bytes(bytes));
@@ -324,7 +317,7 @@ json row_json(const Row& row, const std::vector<Gpu>& gpus) {
           {"reason", row.reason},
           {"path", row.path},
           {"gpus", places},
-          {"gpu_bytes", row.state == "checkpointed" ? 0 : bytes_of(row)},
+          {"gpu_bytes", row.state == "checkpointed" ? 0 : total_bytes(row.uses)},
           {"gpu_memory", uses},
           {"since", row.since > 0 ? json(row.since) : json()},
           {"operation", row.under},

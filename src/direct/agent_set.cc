@@ -35,7 +35,7 @@ Result<std::optional<AgentClient>> find_agent(const Environment& env, const Proc
     if (agent && *agent) (*agent)->heed(&env.interrupt, AgentClient::Heeds::kSecond);
     if (agent || agent.error().code != ErrorCode::kBusy || Clock::now() > deadline) return agent;
     if (!may_stop) continue;
-    if (auto stop = env.interrupt.check(); !stop) return fail(std::move(stop.error()));
+    STASIS_TRY(env.interrupt.check());
   }
 }
 

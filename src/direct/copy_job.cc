@@ -6,7 +6,7 @@
 
 #include <fmt/format.h>
 
-#include "direct/threads.h"
+#include "base/threads.h"
 
 namespace stasis::direct {
 namespace {

@@ -47,8 +47,7 @@ Result<void> Device::have_streams(unsigned count) {
 
 Result<DeviceMemory> DeviceMemory::make(const DeviceCalls& calls, const Device& device,
                                         std::uint64_t bytes) {
-  if (auto current = device.make_current(); !current)
-    return stasis::fail(std::move(current.error()));
+  STASIS_TRY(device.make_current());
   cuda::CUdeviceptr base = 0;
   if (auto code = calls.allocate(&base, bytes); code != cuda::CUDA_SUCCESS) {
     return stasis::fail(
@@ -103,8 +102,7 @@ Imported::~Imported() {
 Result<Mapping> Mapping::make(const DeviceCalls& calls, const Device& device,
                               const std::vector<Imported>& in_order, Stop& stop) {
   Mapping mapping(calls, device);
-  if (auto current = device.make_current(); !current)
-    return stasis::fail(std::move(current.error()));
+  STASIS_TRY(device.make_current());
   std::uint64_t total = 0;
   for (const Imported& one : in_order)
     total += one.segment().bytes;
@@ -143,7 +141,7 @@ Result<void> Mapping::release() {
     if (code != cuda::CUDA_SUCCESS && result)
       result = stasis::fail(not_let_go(code, "cuMemAddressFree"));
   }
-  if (!result) return stasis::fail(std::move(result.error()));
+  STASIS_TRY(std::move(result));
   return {};
 }
 
@@ -162,7 +160,7 @@ Result<std::uint64_t> Mapping::release_behind(std::uint64_t bytes) {
     at += sizes_[i];
   }
   sizes_.resize(first);
-  if (!result) return stasis::fail(std::move(result.error()));
+  STASIS_TRY(std::move(result));
   return kept;
 }
 

@@ -7,9 +7,9 @@
 
 #include <fmt/format.h>
 
+#include "base/threads.h"
 #include "direct/copy_job.h"
 #include "direct/gpu_digest_ptx.h"
-#include "direct/threads.h"
 #include "image/xxh3_lanes.h"
 
 namespace stasis::direct {
@@ -36,8 +36,7 @@ Digest digest_of(std::span<const std::byte> lanes, std::uint64_t bytes) {
 Result<GpuDigest> GpuDigest::load(const DeviceCalls& calls, const Device& device, Stop& stop) {
   if (calls.load_module == nullptr || calls.find_function == nullptr || calls.launch == nullptr)
     return stasis::fail(ErrorCode::kNotSupported, "the driver has no calls for kernels");
-  if (auto current = device.make_current(); !current)
-    return stasis::fail(std::move(current.error()));
+  STASIS_TRY(device.make_current());
   const auto refused = [&](cuda::CUresult code, const char* call) {
     Error error =
         calls.error(code, call, fmt::format("compute digests on GPU {}", device.ordinal()));

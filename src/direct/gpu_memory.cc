@@ -62,8 +62,7 @@ Result<void> GpuMemory::check_found(const Environment& env,
     if (!agent && has_nothing_to_bring_back(process->pid())) continue;
     if (!agent) return fail(std::move(agent.error()));
     if (!*agent) continue;
-    if (auto found = state_->content.content_of(**agent); !found)
-      return fail(std::move(found.error()));
+    STASIS_TRY(state_->content.content_of(**agent));
   }
   return {};
 }

@@ -13,11 +13,11 @@
 #include <fmt/format.h>
 
 #include "base/scope_guard.h"
+#include "base/threads.h"
 #include "direct/copy_job.h"
 #include "direct/device.h"
 #include "direct/gpu_digest.h"
 #include "direct/plan.h"
-#include "direct/threads.h"
 
 namespace stasis::direct {
 namespace {
@@ -123,13 +123,12 @@ struct Mover::State {
 
 Result<Mover::State::Buffers> Mover::State::buffers_for(const std::vector<int>& ordinals,
                                                         Stop& stop) {
-  if (auto opened = open(ordinals, stop); !opened) return stasis::fail(std::move(opened.error()));
+  STASIS_TRY(open(ordinals, stop));
   const auto gpus = static_cast<unsigned>(ordinals.size());
   auto shares = share_ring(ring.chunk_bytes(), ring.chunks(), gpus, threads_for(gpus));
   if (!shares) return stasis::fail(std::move(shares.error()));
   for (const int ordinal : ordinals) {
-    if (auto had = devices.at(ordinal).have_streams(2 * shares->threads + 1); !had)
-      return stasis::fail(std::move(had.error()));
+    STASIS_TRY(devices.at(ordinal).have_streams(2 * shares->threads + 1));
   }
   Buffers out{*shares, {}};
   for (unsigned i = 0; i < 2 * shares->threads * gpus; ++i) {
@@ -290,7 +289,7 @@ Result<Mover> Mover::start(const MoverOptions& options) {
     }
   };
   if (on_threads(2, [&](unsigned i) { i == 0 ? start_driver() : make_ring(); }) < 2) make_ring();
-  if (!started) return stasis::fail(std::move(started.error()));
+  STASIS_TRY(std::move(started));
   if (!*ring) return stasis::fail(std::move(ring->error()));
 
   return Mover(std::make_unique<State>(options, *calls, std::move(**ring)));
@@ -318,8 +317,7 @@ Result<Mover> Mover::prepare(const MoverOptions& options, std::span<const GpuUui
                              const Interrupt& interrupt, Clock::time_point deadline) {
   auto mover = start(options);
   if (!mover) return mover;
-  if (auto opened = mover->open(gpus, interrupt, deadline); !opened)
-    return stasis::fail(std::move(opened.error()));
+  STASIS_TRY(mover->open(gpus, interrupt, deadline));
   return mover;
 }
 
@@ -468,7 +466,7 @@ Result<CopyReport> Mover::copy(bool out, std::vector<Segment> segments, const Co
   for (Mapping& mapping : mappings)
     (void)stop.ok(mapping.release());
   report.map_seconds += since(letting_go);
-  if (auto result = stop.result(); !result) return stasis::fail(std::move(result.error()));
+  STASIS_TRY(stop.result());
   return report;
 }
 
@@ -486,8 +484,7 @@ Result<CopyReport> Mover::copy_ahead(const std::vector<Ahead>& ahead, const Cont
   if (gpus.empty()) return report;
   auto known = state_->ordinals(gpus);
   if (!known) return stasis::fail(std::move(known.error()));
-  if (auto opened = state_->open(*known, stop); !opened)
-    return stasis::fail(std::move(opened.error()));
+  STASIS_TRY(state_->open(*known, stop));
 
   const auto start = Clock::now();
   std::vector<int> ordinals;

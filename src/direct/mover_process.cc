@@ -10,11 +10,11 @@
 #include "abi/fd_table.h"
 #include "base/fault_point.h"
 #include "base/scope_guard.h"
+#include "base/threads.h"
 #include "base/trace.h"
 #include "direct/mover_protocol.h"
 #include "direct/mover_server.h"
 #include "direct/plan.h"
-#include "direct/threads.h"
 
 namespace stasis::direct {
 namespace {
@@ -333,7 +333,7 @@ Result<CopyReport> MoverProcess::copy(bool out, std::vector<Segment> segments, C
       [](std::uint64_t sum, const Segment& segment) { return sum + segment.bytes; }));
   auto sent = send_files(std::move(hold), stop);
   if (sent) sent = send_segments(std::move(segments), stop);
-  if (!sent) return fail(std::move(sent.error()));
+  STASIS_TRY(std::move(sent));
   const pr::Copy ask{.out = out ? 1U : 0U,
                      .deadline_ns = ns_of(deadline),
                      .digest_chunk = out ? content.digest_chunk() : 0};

@@ -12,8 +12,8 @@
 
 #include <fmt/format.h>
 
+#include "base/threads.h"
 #include "base/trace.h"
-#include "direct/threads.h"
 
 namespace stasis::direct {
 namespace {

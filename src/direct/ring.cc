@@ -9,8 +9,8 @@
 
 #include <fmt/format.h>
 
+#include "base/threads.h"
 #include "base/units.h"
-#include "direct/threads.h"
 
 namespace stasis::direct {
 namespace {

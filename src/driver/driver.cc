@@ -214,6 +214,13 @@ std::string cuda_version_text(int version) {
 
 }  // namespace
 
+std::uint64_t total_bytes(std::span<const GpuUse> uses) {
+  std::uint64_t sum = 0;
+  for (const GpuUse& use : uses)
+    sum += use.bytes;
+  return sum;
+}
+
 DriverResult<void> Driver::lock_unless(Pid pid, std::chrono::milliseconds timeout,
                                        const Interrupt& interrupt) {
   for (std::chrono::milliseconds limit = kFirstLockTry;;

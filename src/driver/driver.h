@@ -44,6 +44,8 @@ struct GpuUse {
   GpuUuid gpu;
   std::uint64_t bytes = 0;
 };
+// Of all GPUs together.
+std::uint64_t total_bytes(std::span<const GpuUse> uses);
 
 // What is asked about a process: the four actions, and two questions.
 enum class Action { kGetState, kGetRestoreThreadId, kLock, kCheckpoint, kRestore, kUnlock };

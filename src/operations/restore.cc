@@ -351,10 +351,8 @@ class RestoreRun {
     for (std::size_t i = 0; i < processes.size(); ++i) {
       if (!processes[i]) continue;
       const ProcessRecord& record = manifest().processes[i];
-      std::uint64_t bytes = 0;
-      for (const GpuUse& use : gpu_use_of(record))
-        bytes += use.bytes;
-      report.processes.push_back(report_process(*processes[i], record.cuda, bytes));
+      report.processes.push_back(
+          report_process(*processes[i], record.cuda, total_bytes(gpu_use_of(record))));
     }
     tell_of_lost(env_, lost_, "could not be put back");
     report.lost = std::move(lost_);

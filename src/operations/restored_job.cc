@@ -7,11 +7,11 @@
 #include <atomic>
 #include <cerrno>
 #include <csignal>
-#include <system_error>
 #include <thread>
 
 #include <fmt/format.h>
 
+#include "base/threads.h"
 #include "checkpoint/suspend_record.h"
 #include "operations/restore_checks.h"
 
@@ -133,39 +133,29 @@ Result<void> RestoredJob::bring_back(std::span<const JournalTarget> targets,
     wanted.push_back(target.initial);
     if (target.initial == CudaState::kCheckpointed) continue;
     const auto record = manifest_.processes.begin() + (found - processes_.begin());
-    for (const GpuUse& use : gpu_use_of(*record))
-      total += use.bytes;
+    total += total_bytes(gpu_use_of(*record));
   }
-  const auto at_once = [&](const std::function<Result<void>(std::size_t)>& act) -> Result<void> {
+  const auto for_all = [&](const std::function<Result<void>(std::size_t)>& act) -> Result<void> {
     std::vector<Result<void>> results(processes.size());
     std::atomic<std::size_t> running = processes.size();
-    {
-      std::vector<std::jthread> threads;
-      for (std::size_t i = 0; i < processes.size(); ++i) {
-        const auto work = [&, i] {
+    at_once(
+        processes.size(),
+        [&](std::size_t i) {
           results[i] = act(i);
           --running;
-        };
-        try {
-          threads.emplace_back(work);
-        } catch (const std::system_error&) {  // no thread to be had
-          work();
-        }
-      }
-      watch(processes, total, running, progress);
-    }
-    for (auto& result : results) {
-      if (!result) return std::move(result);
-    }
+        },
+        [&] { watch(processes, total, running, progress); });
+    for (auto& result : results)
+      STASIS_TRY(std::move(result));
     return {};
   };
   // A restore makes contexts, beside which none of them may run (direct/mover_server.h).
-  auto done = at_once([&](std::size_t i) {
+  auto done = for_all([&](std::size_t i) {
     return wanted[i] == CudaState::kCheckpointed ? Result<void>() : processes[i]->restore(pairs);
   });
   if (!done) return done;
   before_they_run();
-  return at_once([&](std::size_t i) { return let_go_on(*processes[i], wanted[i]); });
+  return for_all([&](std::size_t i) { return let_go_on(*processes[i], wanted[i]); });
 }
 
 Result<void> RestoredJob::check_alive() const {

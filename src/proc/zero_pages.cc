@@ -10,13 +10,12 @@
 #include <atomic>
 #include <cstring>
 #include <mutex>
-#include <system_error>
-#include <thread>
 
 #include <fmt/format.h>
 
 #include "base/fault_point.h"
 #include "base/fd.h"
+#include "base/threads.h"
 #include "proc/parking.h"
 
 namespace stasis {
@@ -213,16 +212,8 @@ std::vector<ZeroRun> find_zero_runs(const proc::AddressSpace& space,
     for (const ZeroRun& run : searcher.take())
       found.push_back(run);
   };
-  {
-    std::vector<std::jthread> others;
-    try {
-      for (unsigned i = 1; i < std::min<std::size_t>(threads, blocks.size()); ++i)
-        others.emplace_back(search);
-    } catch (const std::system_error&) {
-      // Fewer then.
-    }
-    search();
-  }
+  (void)on_threads(static_cast<unsigned>(std::min<std::size_t>(threads, blocks.size())),
+                   [&](unsigned) { search(); });
   return tidied(std::move(found), ranges);
 }
 
