@@ -10,11 +10,13 @@
 #include "driver/fake_driver.h"
 #include "proc/parking.h"
 #include "tests/fakes/child.h"
+#include "tests/fakes/parked_threads.h"
 
 namespace stasis {
 namespace {
 
 using fakes::Child;
+using fakes::count_parked_threads;
 using std::chrono::milliseconds;
 using testing::ElementsAre;
 using testing::HasSubstr;

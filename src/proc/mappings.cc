@@ -93,7 +93,7 @@ Result<std::vector<Mapping>> ProcFs::mappings(Pid pid) const {
     held += out.back().path.size();
     return true;
   });
-  if (!done) return fail(std::move(done.error()));
+  STASIS_TRY(std::move(done));
   return out;
 }
 
@@ -106,7 +106,7 @@ Result<bool> ProcFs::maps_file(Pid pid, const std::string& name) const {
             std::string_view(mapping.path).substr(slash + 1).starts_with(name);
     return !found;
   });
-  if (!done) return fail(std::move(done.error()));
+  STASIS_TRY(std::move(done));
   return found;
 }
 

@@ -75,7 +75,7 @@ struct Lot {
 };
 
 // What the tool has in the target, and where a mapping can be made from.
-struct CompositeContent {
+struct ParkingPlaces {
   std::vector<Lot> lots;
   StepPlaces step;
 };
@@ -96,9 +96,9 @@ Error too_much(Pid pid) {
                fmt::format("see what made it: `cat /proc/{}/maps`", pid.value)};
 }
 
-Result<CompositeContent> look_at(const AddressSpace& space) {
+Result<ParkingPlaces> look_at(const AddressSpace& space) {
   const Pid pid = space.pid();
-  CompositeContent places;
+  ParkingPlaces places;
   std::uint64_t pages = 0;
   const proc::ProcFs procfs;
   auto mappings = procfs.mappings(pid);
@@ -163,7 +163,7 @@ bool is_parked(const AddressSpace& space, const Waiting& waiting) {
 
 // Has a thread of the target make the mapping.
 Result<Lot> make_lot(const AddressSpace& space, const StoppedThreads& stopped,
-                     const CompositeContent& places, std::size_t threads) {
+                     const ParkingPlaces& places, std::size_t threads) {
   const Pid pid = space.pid();
   const std::uint64_t capacity = std::bit_ceil(std::max<std::uint64_t>(threads * 2, kFewestSlots));
   const std::uint64_t size = (kPage + capacity * kSlotSize + kPage - 1) / kPage * kPage;
@@ -182,7 +182,7 @@ Result<Lot> make_lot(const AddressSpace& space, const StoppedThreads& stopped,
         made = mapped;
         return fault(FaultPoint::kParkMapped);
       });
-  if (!called) return fail(std::move(called.error()));
+  STASIS_TRY(std::move(called));
   if (made < 0 && made > -static_cast<std::int64_t>(kPage)) {
     auto message =
         fmt::format("process {} may not map {} bytes of code to keep its threads still: {}",
@@ -295,7 +295,7 @@ class Parker {
     if (places->step.begun) {
       STASIS_TRY(unpark_threads(pid_));
       places = look_at(space_);
-      if (!places) return fail(std::move(places.error()));
+      STASIS_TRY(std::move(places));
     }
     places_ = std::move(*places);
     return park_all();
@@ -391,7 +391,7 @@ class Parker {
       }
       auto again = stopped.let_run(thread, std::chrono::nanoseconds(jitter_(random_)));
       if (!again && again.error().code == ErrorCode::kProcessGone) return true;
-      if (!again) return fail(std::move(again.error()));
+      STASIS_TRY(std::move(again));
     }
     seen.since = {};
     return false;
@@ -453,7 +453,7 @@ class Parker {
   const AddressSpace& space_;
   Pid pid_;
   const std::vector<Tid>& spared_;
-  CompositeContent places_;
+  ParkingPlaces places_;
   proc::CodeMap code_;
   Clock::time_point start_;
   std::map<Tid, Seen> seen_;
@@ -525,15 +525,6 @@ Result<void> call_from_thread(
   });
   if (!done) (void)finish_step(pid);
   return done;
-}
-
-int count_parked_threads(Pid pid) {
-  const auto space = AddressSpace::open(pid);
-  if (!space) return 0;
-  const auto threads = proc::ProcFs().threads(pid);
-  return static_cast<int>(std::count_if(threads.begin(), threads.end(), [&](Tid thread) {
-    return is_parked(*space, waiting_of(pid, thread));
-  }));
 }
 
 }  // namespace stasis

@@ -50,7 +50,4 @@ Result<void> call_from_thread(
     Pid pid, Tid thread, std::span<const std::uint64_t> data,
     const std::function<Result<void>(const SystemCall&, std::uint64_t data_address)>& act);
 
-// How many threads are parked. A thread that is just on its way into the wait is not counted.
-int count_parked_threads(Pid pid);
-
 }  // namespace stasis

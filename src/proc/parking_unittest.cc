@@ -29,11 +29,13 @@
 
 #include "base/units.h"
 #include "tests/fakes/child.h"
+#include "tests/fakes/parked_threads.h"
 
 namespace stasis {
 namespace {
 
 using fakes::Child;
+using fakes::count_parked_threads;
 
 // What the target tells, in memory that it shares with the test.
 struct Shared {

@@ -268,7 +268,7 @@ Result<StoppedThreads> StoppedThreads::stop(const AddressSpace& space,
     }
     if (found.empty()) return stopped;
     known.insert(known.end(), found.begin(), found.end());
-    if (auto done = stopped.seize(found); !done) return fail(std::move(done.error()));
+    STASIS_TRY(stopped.seize(found));
   }
   return fail(ErrorCode::kBusy,
               fmt::format("process {} makes threads faster than they can be stopped", pid.value),

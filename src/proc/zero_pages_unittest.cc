@@ -22,11 +22,13 @@
 #include "proc/parking.h"
 #include "tests/fakes/address_space.h"
 #include "tests/fakes/child.h"
+#include "tests/fakes/parked_threads.h"
 
 namespace stasis {
 namespace {
 
 using fakes::Child;
+using fakes::count_parked_threads;
 using fakes::space_of;
 using proc::Mapping;
 using Ranges = std::vector<AddressRange>;
