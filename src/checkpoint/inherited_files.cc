@@ -121,7 +121,7 @@ Result<void> replace(const proc::AddressSpace& space, const InheritedFiles& file
       if (number != old) {
         auto moved = make("move a file", SYS_dup3, {number, old, O_CLOEXEC});
         if (moved) moved = make("close a file", SYS_close, {number});
-        if (!moved) return fail(std::move(moved.error()));
+        STASIS_TRY(std::move(moved));
       }
       if (i > 0) continue;
       if (auto allowed = fault(FaultPoint::kReplaceFile); !allowed) return allowed;
@@ -131,7 +131,7 @@ Result<void> replace(const proc::AddressSpace& space, const InheritedFiles& file
           make("map memory", SYS_mmap,
                {mapping.start, mapping.end - mapping.start, protection(mapping.permissions),
                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, ~0ULL, 0});
-      if (!mapped) return fail(std::move(mapped.error()));
+      STASIS_TRY(std::move(mapped));
       if (&mapping != &files.mappings.front()) continue;
       if (auto allowed = fault(FaultPoint::kReplaceMapped); !allowed) return allowed;
     }

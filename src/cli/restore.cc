@@ -172,7 +172,7 @@ Result<int> restore_here(Context& context, RestoreArguments& options) {
   STASIS_TRY_ASSIGN(auto driver, context.load_moving_driver());
   STASIS_TRY_ASSIGN(auto report, restore(context.environment(*driver), options.restore));
   if (options.detach) {
-    if (auto there = check_still_there(report); !there) return fail(std::move(there.error()));
+    STASIS_TRY(check_still_there(report));
   }
   if (context.json) {
     context.print(to_json(report));

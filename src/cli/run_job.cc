@@ -406,7 +406,7 @@ Result<job::Outcome> run_job(Context& context, RunArguments& arguments,
     options.signals.insert(number);
   }
   if (arguments.map != kAutomaticMap) {
-    if (auto map = parse_gpu_map(arguments.map); !map) return fail(std::move(map.error()));
+    STASIS_TRY(parse_gpu_map(arguments.map));
   }
   STASIS_TRY(check_refreshed(arguments.refreshed));
   if (options.without_io_uring && proc::ProcFs().in_own_user_namespace()) {

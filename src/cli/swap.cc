@@ -273,7 +273,7 @@ void tell_notes(Context& context, const Side& side) {
 Result<int> run_swap(Context& context, SwapArguments& arguments) {
   const auto start = Clock::now();
   if (arguments.device_map) {
-    if (auto map = parse_gpu_map(*arguments.device_map); !map) return fail(std::move(map.error()));
+    STASIS_TRY(parse_gpu_map(*arguments.device_map));
   }
   for (Target* target : {&arguments.out, &arguments.in})
     STASIS_TRY(target->find());
@@ -297,7 +297,7 @@ Result<int> run_swap(Context& context, SwapArguments& arguments) {
   }
   tell_notes(context, out);
   tell_notes(context, in);
-  if (!done) return fail(std::move(done.error()));
+  STASIS_TRY(std::move(done));
   const Seconds total = since(start);
   if (context.json) {
     json result = {{"ok", true},

@@ -101,7 +101,7 @@ Result<CriuProcess> start_told(const std::string& path, const CriuProcess::Start
   if (!process) return process;
   Result<void> told = on_started ? on_started(process->pid()) : Result<void>();
   if (told) told = fault(FaultPoint::kCriuStarted);
-  if (!told) return fail(std::move(told.error()));
+  STASIS_TRY(std::move(told));
   return process;
 }
 

@@ -387,7 +387,7 @@ Result<void> ContentReader::State::verify(
                         Workspace workspace = take_workspace();
                         auto good = judge(runs[i], verify(runs[i], workspace));
                         give_back(std::move(workspace));
-                        if (!good) return fail(std::move(good.error()));
+                        STASIS_TRY(std::move(good));
                         return runs[i].bytes;
                       });
 }
@@ -413,7 +413,7 @@ Result<std::map<std::size_t, Error>> ContentReader::find_damage(const std::vecto
         found.emplace(run.file, std::move(good.error()));
         return Result<void>();
       });
-  if (!looked) return fail(std::move(looked.error()));
+  STASIS_TRY(std::move(looked));
   return found;
 }
 

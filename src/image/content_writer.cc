@@ -485,7 +485,7 @@ Result<ContentSummary> ContentWriter::finish(Progress& progress, const Interrupt
   }
   auto ended = state.end_files(progress, interrupt);
   if (ended) ended = fault(FaultPoint::kContentSynced);
-  if (!ended) return fail(std::move(ended.error()));
+  STASIS_TRY(std::move(ended));
   const ContentIndex index = state.make_index();
   STASIS_TRY_ASSIGN(auto record, state.write_index(index));
   STASIS_TRY(fault(FaultPoint::kContentIndexWritten));

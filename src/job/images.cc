@@ -152,7 +152,7 @@ Result<Images> Images::open(const std::string& dir, const std::function<bool()>&
   }
   STASIS_TRY(wait_for_end(before, stop));
   auto written = write_holder(images.lock_, images.path_ + "/lock", {host_name(), ::getpid()});
-  if (!written) return fail(std::move(written.error()));
+  STASIS_TRY(std::move(written));
   return images;
 }
 

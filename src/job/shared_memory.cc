@@ -65,7 +65,7 @@ class Saver {
     STASIS_TRY(directory(std::move(*top), "", 0));
     if (entries_.empty()) return std::uint64_t{0};
     if (content_.valid()) {
-      if (auto closed = content_.close(kContent); !closed) return fail(std::move(closed.error()));
+      STASIS_TRY(content_.close(kContent));
     }
     const std::string text = json{{"version", kVersion}, {"entries", entries_}}.dump(
         -1, ' ', false, json::error_handler_t::replace);
@@ -75,7 +75,7 @@ class Saver {
                       open_file(into_.get(), kIndex, O_WRONLY | O_CREAT | O_EXCL, 0600));
     auto done = write_all(index.get(), text.data(), text.size(), kIndex);
     if (done) done = index.close(kIndex);
-    if (!done) return fail(std::move(done.error()));
+    STASIS_TRY(std::move(done));
     return written_ + text.size();
   }
 

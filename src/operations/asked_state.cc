@@ -186,7 +186,7 @@ Result<AskedState> ask_process(Pid pid, Sandboxes& sandboxes) {
       out.in_domain = is_in_domain(ask, bystander, at + kListAt);
     });
   });
-  if (!done) return fail(std::move(done.error()));
+  STASIS_TRY(std::move(done));
   if (!out.in_domain) out.in_domain = has_thread_in_domain(pid, sandboxes);
   return out;
 }

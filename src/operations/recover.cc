@@ -71,7 +71,7 @@ Result<std::optional<Recovered>> recover_target(const Environment& env, const Jo
   if (stopped_by_us && process->info().state == 'T') {
     auto done = bring_stopped_to(*process, target.initial);
     if (!done && !process->alive()) return std::optional<Recovered>();
-    if (!done) return fail(std::move(done.error()));
+    STASIS_TRY(std::move(done));
     return std::optional<Recovered>({std::move(*process), false, target.initial});
   }
   STASIS_TRY_ASSIGN(auto state, process->cuda_state());
@@ -88,7 +88,7 @@ Result<std::optional<Recovered>> recover_target(const Environment& env, const Jo
   if (done) done = process->bring_to(target.initial, std::chrono::seconds(30));
   // CRIU ends what it was restoring when it sees that its tool does not answer any more.
   if (!done && !process->alive()) return std::optional<Recovered>();
-  if (!done) return fail(std::move(done.error()));
+  STASIS_TRY(std::move(done));
   return std::optional<Recovered>({std::move(*process), true, target.initial});
 }
 
