@@ -102,7 +102,7 @@ void tell_not_started(const Context& context, const Error& error, int status) {
     out["error"]["exit_status"] = status;
     context.print(std::move(out));
   }
-  if (!context.json || context.terminal.lost_output()) print_error(error.to_string());
+  if (!context.json || context.terminal.lost_output()) context.terminal.error(error);
 }
 
 // Replaces this process; comes back with the exit status if that cannot be.
