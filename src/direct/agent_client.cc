@@ -264,7 +264,10 @@ Result<std::optional<AgentLook>> AgentClient::look(Pid pid) {
   if (!seen) return std::optional<AgentLook>();
   // For an instant, and shared: a tool that wants the lock tries again.
   seen->look.has_peer = ::flock(seen->file.get(), LOCK_SH | LOCK_NB) != 0;
-  return std::optional(seen->look);
+  if (seen->look.has_peer) return std::optional(seen->look);
+  // A peer that has just gone left another state than the one that was read before.
+  STASIS_TRY_ASSIGN(auto now, see(pid, O_RDONLY));
+  return now ? std::optional(now->look) : std::optional<AgentLook>();
 }
 
 void AgentClient::note_hold(Pid pid) {
