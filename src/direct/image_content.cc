@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "base/trace.h"
+#include "checkpoint/journal.h"
 #include "image/content_format.h"
 #include "image/directory.h"
 #include "image/image_reader.h"
@@ -37,14 +38,25 @@ direct::ContentId id_of(const std::string& checksum) {
   return id;
 }
 
-// What gpu/index says of itself.
-Result<ContentRecord> record_of(const UniqueFd& image_dir) {
+// Of a dump that was cut short, and not recovered yet.
+std::optional<Pid> who_needs_host_content(const UniqueFd& image_dir) {
+  const auto record = content_record_in(image_dir, ContentKind::kHost);
+  const auto entries = read_journal();
+  if (!record || !entries) return std::nullopt;
+  for (const JournalEntry& entry : *entries)
+    if (entry.record.host_content == record->index_checksum) return entry.record.root;
+  return std::nullopt;
+}
+
+}  // namespace
+
+Result<ContentRecord> content_record_in(const UniqueFd& image_dir, ContentKind kind) {
   // Another user may have made it: no link is followed, and no pipe is waited for.
-  STASIS_TRY_ASSIGN(auto file, open_beneath(image_dir, content_format::kIndexPath,
+  STASIS_TRY_ASSIGN(auto file, open_beneath(image_dir, content_index_path(kind),
                                             O_RDONLY | O_NOFOLLOW | O_NONBLOCK));
   struct stat info {};
   if (::fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode)) {
-    return fail(ErrorCode::kImageCorrupt, "gpu/index is no file");
+    return fail(ErrorCode::kImageCorrupt, content_index_path(kind) + " is no file");
   }
   STASIS_TRY_ASSIGN(auto text, read_file(AT_FDCWD, fmt::format("/proc/self/fd/{}", file.get()),
                                          content_format::kMaxIndex));
@@ -59,10 +71,9 @@ Result<ContentRecord> record_of(const UniqueFd& image_dir) {
   return record;
 }
 
-}  // namespace
-
 Result<void> discard_content(const UniqueFd& image_dir) {
-  return remove_tree(image_dir, content_format::kFolder, content_format::kFolder);
+  const char* folder = content_folder(ContentKind::kGpu);
+  return remove_tree(image_dir, folder, folder);
 }
 
 Result<std::shared_ptr<ImageContent>> ImageContent::create(const UniqueFd& image_dir,
@@ -84,7 +95,7 @@ std::shared_ptr<ImageContent> ImageContent::of(ContentReader reader, ContentReco
 
 Result<std::shared_ptr<ImageContent>> ImageContent::open(const std::string& image_dir) {
   STASIS_TRY_ASSIGN(auto dir, open_file(AT_FDCWD, image_dir, O_RDONLY | O_DIRECTORY));
-  STASIS_TRY_ASSIGN(auto record, record_of(dir));
+  STASIS_TRY_ASSIGN(auto record, content_record_in(dir, ContentKind::kGpu));
   STASIS_TRY_ASSIGN(auto reader, ContentReader::open(dir, record));
   return of(std::move(reader), std::move(record));
 }
@@ -151,9 +162,8 @@ Result<std::size_t> ImageContent::stream_of(Pid pid, std::uint64_t bytes) const 
 
 direct::ContentId ImageContent::id() const { return id_of(record_.index_checksum); }
 
-std::vector<std::shared_ptr<ImageContent>> find_content(const std::string& path) {
-  std::vector<std::shared_ptr<ImageContent>> found;
-  if (path.empty()) return found;
+std::vector<std::string> image_and_its_halves(const std::string& path) {
+  if (path.empty()) return {};
   std::vector<std::string> paths{path};
   for (const Leftover& leftover : find_leftovers(path)) {
     struct stat info {};
@@ -161,7 +171,12 @@ std::vector<std::shared_ptr<ImageContent>> find_content(const std::string& path)
                       (info.st_uid == ::geteuid() || info.st_uid == 0);
     if (ours) paths.push_back(leftover.path);
   }
-  for (const std::string& one : paths)
+  return paths;
+}
+
+std::vector<std::shared_ptr<ImageContent>> find_content(const std::string& path) {
+  std::vector<std::shared_ptr<ImageContent>> found;
+  for (const std::string& one : image_and_its_halves(path))
     if (auto content = ImageContent::open(one)) found.push_back(std::move(*content));
   return found;
 }
@@ -169,7 +184,8 @@ std::vector<std::shared_ptr<ImageContent>> find_content(const std::string& path)
 std::optional<Pid> who_needs(const std::string& image_dir) {
   auto dir = open_file(AT_FDCWD, image_dir, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
   if (!dir) return std::nullopt;
-  const auto record = record_of(*dir);
+  if (const auto needs = who_needs_host_content(*dir)) return needs;
+  const auto record = content_record_in(*dir, ContentKind::kGpu);
   if (!record) return std::nullopt;
   const direct::ContentId id = id_of(record->index_checksum);
   std::error_code ignored;

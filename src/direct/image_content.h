@@ -67,6 +67,12 @@ class ImageContent final : public direct::Content {
   bool direct_io_ = false;
 };
 
+// What the index of an image that is not complete says of itself. kImageCorrupt, kIo.
+Result<ContentRecord> content_record_in(const UniqueFd& image_dir, ContentKind kind);
+
+// `path`, and what dumps to it that did not come to their end have left beside it.
+std::vector<std::string> image_and_its_halves(const std::string& path);
+
 // Removes gpu/ of an image that is being written.
 Result<void> discard_content(const UniqueFd& image_dir);
 

@@ -68,6 +68,14 @@ ContentUse sum(const std::vector<ContentUse>& uses) {
   return all;
 }
 
-std::string content_data_path(std::size_t file) { return fmt::format("gpu/data-{:02}", file); }
+const char* content_folder(ContentKind kind) { return kind == ContentKind::kGpu ? "gpu" : "host"; }
+
+std::string content_index_path(ContentKind kind) {
+  return fmt::format("{}/{}", content_folder(kind), content_format::kIndexName);
+}
+
+std::string content_data_path(ContentKind kind, std::size_t file) {
+  return fmt::format("{}/data-{:02}", content_folder(kind), file);
+}
 
 }  // namespace stasis

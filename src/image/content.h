@@ -1,5 +1,5 @@
-// The GPU content of an image, gpu/: what its writer and its reader share. docs/image-format.md is
-// the specification.
+// The content of GPU memory in an image, gpu/, and of host memory, host/: what their writer and
+// their reader share. docs/image-format.md is the specification.
 //
 // Content is cut into streams, one for each process, and these into chunks of one size. Plain
 // values.
@@ -22,12 +22,19 @@ namespace stasis {
 // Of the chunks that our writer makes (docs/adr/0018-content-store.md); a reader takes any.
 inline constexpr std::uint32_t kContentChunk = 256U << 10;
 
-// What part of a process's device memory lies where in its stream: for people and other readers;
-// nothing here depends on it.
+// Memory of which an image has the content, apart from what is in CRIU's files.
+enum class ContentKind { kGpu, kHost };
+// The folder of its files in the image: "gpu", "host".
+const char* content_folder(ContentKind kind);
+std::string content_index_path(ContentKind kind);                   // "gpu/index"
+std::string content_data_path(ContentKind kind, std::size_t file);  // "gpu/data-07"
+
+// What part of a process's memory lies where in its stream. Of GPU memory it is for people
+// and other readers, and nothing depends on it; of host memory it says where the content belongs.
 struct ContentRange {
   std::uint64_t offset = 0;  // in the stream, bytes
   std::uint64_t bytes = 0;
-  GpuUuid gpu;
+  GpuUuid gpu;                // of host memory all zero
   std::uint64_t address = 0;  // in the process
   bool operator==(const ContentRange&) const = default;
 };
@@ -95,8 +102,5 @@ std::string problem_of(const ContentStream& stream);
 // or out of range; kImageVersion if it is whole, but of a newer version or with a feature this
 // reader lacks.
 Result<ContentIndex> parse_content_index(std::span<const std::byte> bytes);
-
-// "gpu/data-07"
-std::string content_data_path(std::size_t file);
 
 }  // namespace stasis

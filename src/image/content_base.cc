@@ -29,27 +29,28 @@ std::uint64_t first_word(const BlockDigest& digest) {
   return word;
 }
 
-std::string data_name(std::size_t file) {
-  const std::string path = content_data_path(file);
-  return path.substr(path.find('/') + 1);
-}
+std::string name_in_folder(const std::string& path) { return path.substr(path.find('/') + 1); }
 
 }  // namespace
 
 Result<std::shared_ptr<const ContentBase>> ContentBase::open(const std::string& image_dir,
                                                              Progress& progress,
                                                              const Interrupt& interrupt,
-                                                             std::uint32_t chunk_bytes) {
+                                                             std::uint32_t chunk_bytes,
+                                                             ContentKind kind) {
   STASIS_TRY_ASSIGN(auto image, ImageReader::open(image_dir));
-  const auto& record = image.manifest().content;
-  if (!record) return fail(ErrorCode::kNotSupported, "there is no GPU content in " + image.path());
-  STASIS_TRY_ASSIGN(auto reader, image.open_content());
+  if (!image.has_content(kind)) {
+    return fail(ErrorCode::kNotSupported,
+                fmt::format("there is no {} content in {}",
+                            kind == ContentKind::kGpu ? "GPU" : "host memory", image.path()));
+  }
+  STASIS_TRY_ASSIGN(auto reader, image.open_content({false, kind}));
   if (reader.chunk_bytes() != chunk_bytes) {
     return fail(ErrorCode::kNotSupported,
-                fmt::format("the GPU content of {} is in chunks of {} bytes, not {}", image.path(),
+                fmt::format("the content of {} is in chunks of {} bytes, not {}", image.path(),
                             reader.chunk_bytes(), chunk_bytes));
   }
-  STASIS_TRY_ASSIGN(auto folder, open_beneath(image.dir(), content_format::kFolder,
+  STASIS_TRY_ASSIGN(auto folder, open_beneath(image.dir(), content_folder(kind),
                                               O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
   std::shared_ptr<ContentBase> base(new ContentBase(image.path(), std::move(reader)));
   base->folder_ = std::move(folder);
@@ -128,8 +129,9 @@ void ContentBase::choose_files() {
 
 Result<UniqueFd> ContentBase::link(std::size_t file, const UniqueFd& folder,
                                    const std::string& name) const {
-  const std::string shown = path_ + "/" + content_data_path(file);
-  if (::linkat(folder_.get(), data_name(file).c_str(), folder.get(), name.c_str(), 0) != 0) {
+  const std::string shown = path_ + "/" + content_data_path(kind(), file);
+  if (::linkat(folder_.get(), name_in_folder(content_data_path(kind(), file)).c_str(), folder.get(),
+               name.c_str(), 0) != 0) {
     return fail(errno_error("cannot make a hard link to " + shown, errno));
   }
   // This looks at the file that was linked, and not at what may have had the name before.

@@ -24,12 +24,15 @@ class ContentBase {
  public:
   // Reads all that may be deduplicated, and verifies it: a job that goes on gets its memory back
   // from it. Called while the job runs. kImageIncomplete, kImageCorrupt (manifest or index),
-  // kImageVersion, kNotPermitted, kIo, kInterrupted; kNotSupported if there is no GPU content in
-  // it, or in chunks of another size than `chunk_bytes`.
+  // kImageVersion, kNotPermitted, kIo, kInterrupted; kNotSupported if there is no content of that
+  // kind in it, or in chunks of another size than `chunk_bytes`.
   static Result<std::shared_ptr<const ContentBase>> open(const std::string& image_dir,
                                                          Progress& progress,
                                                          const Interrupt& interrupt,
-                                                         std::uint32_t chunk_bytes = kContentChunk);
+                                                         std::uint32_t chunk_bytes = kContentChunk,
+                                                         ContentKind kind = ContentKind::kGpu);
+
+  ContentKind kind() const { return reader_.kind(); }
 
   const std::string& path() const { return path_; }  // absolute
   const ContentIndex& index() const { return reader_.index(); }

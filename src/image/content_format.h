@@ -1,4 +1,5 @@
-// Names, sizes and limits of gpu/ that its writer and its reader share; docs/image-format.md.
+// Names, sizes and limits of gpu/ and host/ that their writer and reader share;
+// docs/image-format.md.
 #pragma once
 
 #include <array>
@@ -10,9 +11,7 @@
 
 namespace stasis::content_format {
 
-inline constexpr const char* kFolder = "gpu";
 inline constexpr const char* kIndexName = "index";
-inline constexpr const char* kIndexPath = "gpu/index";
 
 inline constexpr std::array<unsigned char, 8> kMagic = {'S', 'T', 'A', 'S', 'I', 'S', 'G', 'C'};
 inline constexpr std::uint32_t kVersion = 1;

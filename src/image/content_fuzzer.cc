@@ -63,7 +63,7 @@ void read_all(const ContentIndex& index, std::span<const std::byte> whole,
   folder.write("gpu/index", whole, whole.size());
   for (std::size_t i = 0; i < index.file_sizes.size(); ++i) {
     if (index.file_sizes[i] > kMostFile) return;
-    folder.write(content_data_path(i), data, index.file_sizes[i]);
+    folder.write(content_data_path(ContentKind::kGpu, i), data, index.file_sizes[i]);
   }
   const auto reader = ContentReader::open(folder.dir, record);
   if (!reader) std::abort();

@@ -143,8 +143,10 @@ Result<void> ContentBatch::append(std::span<const std::byte> bytes, bool is_gath
   return flushed;
 }
 
-void ContentLanes::open(const UniqueFd& folder, bool direct_io, bool beside_base) {
+void ContentLanes::open(const UniqueFd& folder, ContentKind kind, bool direct_io,
+                        bool beside_base) {
   folder_ = &folder;
+  kind_ = kind;
   direct_io_ = direct_io;
   beside_base_ = beside_base;
 }
@@ -162,7 +164,7 @@ Result<ContentLane*> ContentLanes::make(LaneKind kind) {
   if (!may_grow(kind)) return nullptr;
   const std::size_t number = count_;
   auto lane = std::make_unique<ContentLane>();
-  lane->path = content_data_path(number);
+  lane->path = content_data_path(kind_, number);
   lane->number = static_cast<std::uint8_t>(number);
   lane->kind = kind;
   const std::string name = lane->path.substr(lane->path.find('/') + 1);

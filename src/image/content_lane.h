@@ -76,7 +76,7 @@ class ContentBatch {
 class ContentLanes {
  public:
   // `folder` outlives this. Once, before anything else.
-  void open(const UniqueFd& folder, bool direct_io, bool beside_base);
+  void open(const UniqueFd& folder, ContentKind kind, bool direct_io, bool beside_base);
 
   // One that is free, for the caller alone until give_back(); waits for one if there may not be
   // more. A caller that has one may not take another. kIo, kNotPermitted, kNoSpace.
@@ -98,6 +98,7 @@ class ContentLanes {
   ContentLane* wait_for(LaneKind kind, std::size_t own);
 
   const UniqueFd* folder_ = nullptr;
+  ContentKind kind_ = ContentKind::kGpu;
   bool direct_io_ = false;
   bool beside_base_ = false;
   std::mutex growing_;

@@ -41,9 +41,8 @@ struct DataFile {
   bool direct = false;
 };
 
-Result<DataFile> open_data(const UniqueFd& dir, std::size_t number, std::uint64_t size,
+Result<DataFile> open_data(const UniqueFd& dir, const std::string& path, std::uint64_t size,
                            bool direct) {
-  const std::string path = content_data_path(number);
   const int flags = O_RDONLY | O_NONBLOCK | O_NOFOLLOW;
   DataFile data;
   auto file = open_beneath(dir, path, flags);
@@ -65,20 +64,21 @@ Result<DataFile> open_data(const UniqueFd& dir, std::size_t number, std::uint64_
   return data;
 }
 
-Result<std::vector<std::byte>> read_index(const UniqueFd& dir, const ContentRecord& expected) {
-  auto file = open_beneath(dir, kIndexPath, O_RDONLY | O_NONBLOCK | O_NOFOLLOW);
+Result<std::vector<std::byte>> read_index(const UniqueFd& dir, const std::string& path,
+                                          const ContentRecord& expected) {
+  auto file = open_beneath(dir, path, O_RDONLY | O_NONBLOCK | O_NOFOLLOW);
   if (!file) {
     if (file.error().code == ErrorCode::kImageCorrupt) file.error().remedy = kRemedy;
     return fail(std::move(file.error()));
   }
   struct stat info = {};
   if (::fstat(file->get(), &info) != 0) {
-    return fail(errno_error("cannot look at gpu/index", errno));
+    return fail(errno_error("cannot look at " + path, errno));
   }
-  if (!S_ISREG(info.st_mode)) return corrupt("gpu/index is no regular file");
+  if (!S_ISREG(info.st_mode)) return corrupt(path + " is no regular file");
   const auto size = static_cast<std::uint64_t>(info.st_size);
   if (size != expected.index_size || size > kMaxIndex) {
-    return corrupt(fmt::format("gpu/index has {} bytes, expected {}, at most {}", size,
+    return corrupt(fmt::format("{} has {} bytes, expected {}, at most {}", path, size,
                                expected.index_size, kMaxIndex));
   }
   std::vector<std::byte> bytes(size);
@@ -86,9 +86,9 @@ Result<std::vector<std::byte>> read_index(const UniqueFd& dir, const ContentReco
     const ssize_t got =
         ::pread(file->get(), bytes.data() + done, bytes.size() - done, static_cast<off_t>(done));
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return fail(read_error("cannot read gpu/index", errno));
+    if (got < 0) return fail(read_error("cannot read " + path, errno));
     if (got == 0)
-      return corrupt(fmt::format("gpu/index ends after {} bytes, expected {}", done, size));
+      return corrupt(fmt::format("{} ends after {} bytes, expected {}", path, done, size));
     done += static_cast<std::size_t>(got);
   }
   return bytes;
@@ -97,6 +97,7 @@ Result<std::vector<std::byte>> read_index(const UniqueFd& dir, const ContentReco
 }  // namespace
 
 struct ContentReader::State {
+  ContentKind kind = ContentKind::kGpu;
   ContentIndex index;
   mutable std::vector<DataFile> files;
   mutable std::mutex mutex;
@@ -161,7 +162,7 @@ std::string ContentReader::State::describe(const Place& place) const {
 tl::unexpected<Error> ContentReader::State::damaged(const Place& place,
                                                     std::string_view what) const {
   return corrupt(
-      fmt::format("{}: {} {}", content_data_path(chunk(place).file), describe(place), what));
+      fmt::format("{}: {} {}", content_data_path(kind, chunk(place).file), describe(place), what));
 }
 
 // Adds a chunk to the run if it lies right behind it. Room for the last one's padding counts.
@@ -195,12 +196,12 @@ Result<void> ContentReader::State::read_run(const Run& run, std::span<std::byte>
       continue;
     }
     if (got < 0) {
-      return fail(
-          read_error(fmt::format("cannot read {} at {}", content_data_path(run.file), at), errno));
+      return fail(read_error(
+          fmt::format("cannot read {} at {}", content_data_path(kind, run.file), at), errno));
     }
     if (got == 0) {
       return corrupt(fmt::format("{} ends after {} bytes, expected {}: {} is cut off",
-                                 content_data_path(run.file), at, index.file_sizes[run.file],
+                                 content_data_path(kind, run.file), at, index.file_sizes[run.file],
                                  describe(run.places.back())));
     }
     at += static_cast<std::uint64_t>(got);
@@ -324,26 +325,29 @@ ContentReader::ContentReader(ContentReader&&) noexcept = default;
 ContentReader& ContentReader::operator=(ContentReader&&) noexcept = default;
 ContentReader::~ContentReader() = default;
 
+ContentKind ContentReader::kind() const { return state_->kind; }
 const ContentIndex& ContentReader::index() const { return state_->index; }
 
 Result<ContentReader> ContentReader::open(const UniqueFd& image_dir, const ContentRecord& expected,
                                           const ContentReadOptions& options) {
-  STASIS_TRY_ASSIGN(auto bytes, read_index(image_dir, expected));
+  const std::string path = content_index_path(options.kind);
+  STASIS_TRY_ASSIGN(auto bytes, read_index(image_dir, path, expected));
   STASIS_TRY_ASSIGN(auto index, parse_content_index(bytes));
   BlockDigest digest{};
   std::memcpy(digest.data(), bytes.data() + bytes.size() - digest.size(), digest.size());
   if (to_hex(digest) != expected.index_checksum) {
-    return corrupt(fmt::format("gpu/index has the checksum {}, expected {}", to_hex(digest),
+    return corrupt(fmt::format("{} has the checksum {}, expected {}", path, to_hex(digest),
                                expected.index_checksum));
   }
   if (index.file_sizes != expected.data_sizes) {
-    return corrupt("gpu/index and manifest.json do not agree about the sizes of the data files");
+    return corrupt(path + " and manifest.json do not agree about the sizes of the data files");
   }
   auto state = std::make_unique<State>();
   state->index = std::move(index);
+  state->kind = options.kind;
   for (std::size_t i = 0; i < state->index.file_sizes.size(); ++i) {
-    STASIS_TRY_ASSIGN(auto data,
-                      open_data(image_dir, i, state->index.file_sizes[i], options.direct_io));
+    STASIS_TRY_ASSIGN(auto data, open_data(image_dir, content_data_path(options.kind, i),
+                                           state->index.file_sizes[i], options.direct_io));
     state->files.push_back(std::move(data));
   }
   return ContentReader(std::move(state));

@@ -1,4 +1,4 @@
-// Reads the GPU content of an image, gpu/, and verifies it on the way.
+// Reads the content of GPU or host memory of an image, gpu/ or host/, and verifies it on the way.
 //
 // Owns a descriptor for each data file, and some memory for each thread that reads what cannot be
 // read to where it belongs: what is compressed, and with direct I/O what is not aligned. Moves,
@@ -25,6 +25,7 @@ struct ContentReadOptions {
   // Past the page cache, where the file system can: for content that is not in it and will not be
   // needed again.
   bool direct_io = false;
+  ContentKind kind = ContentKind::kGpu;
 };
 
 class ContentReader {
@@ -39,6 +40,7 @@ class ContentReader {
   ContentReader& operator=(ContentReader&&) noexcept;
   ~ContentReader();
 
+  ContentKind kind() const;
   const ContentIndex& index() const;
   const std::vector<ContentStream>& streams() const { return index().streams; }
   std::uint32_t chunk_bytes() const { return index().chunk_bytes; }

@@ -84,8 +84,9 @@ Result<void> TakenContent::move_chunks(std::size_t file, const std::vector<std::
     for (const std::uint32_t number : chunks) {
       ContentChunk chunk = base_->index().chunks[number];
       bytes.resize(chunk.stored);
-      auto got = read_at(links_[file].file, base_->path() + "/" + content_data_path(file),
-                         chunk.position, bytes);
+      auto got =
+          read_at(links_[file].file, base_->path() + "/" + content_data_path(base_->kind(), file),
+                  chunk.position, bytes);
       if (!got) return got;
       const auto place = batch.add(bytes);
       if (!place) return fail(place.error());
@@ -134,10 +135,10 @@ Result<void> TakenContent::settle(ContentLanes& lanes, SyncPolicy sync, Progress
     Link& link = links_[i];
     if (chunks[i].empty()) unlink(i);
     if (link.name.empty()) continue;
-    const std::string path = content_data_path(next);
+    const std::string path = content_data_path(base_->kind(), next);
     const std::string name = path.substr(path.find('/') + 1);
     if (::renameat(folder_->get(), link.name.c_str(), folder_->get(), name.c_str()) != 0)
-      return fail(errno_error(fmt::format("cannot rename gpu/{} to {}", link.name, path), errno));
+      return fail(errno_error(fmt::format("cannot rename {} to {}", link.name, path), errno));
     link.name = name;
     link.number = static_cast<std::uint8_t>(next++);
   }
@@ -156,7 +157,8 @@ std::vector<TakenContent::File> TakenContent::files() const {
   for (std::size_t i = 0; i < links_.size(); ++i) {
     const Link& link = links_[i];
     if (link.name.empty()) continue;
-    files.push_back({content_data_path(link.number), base_->index().file_sizes[i], &link.file});
+    files.push_back(
+        {content_data_path(base_->kind(), link.number), base_->index().file_sizes[i], &link.file});
   }
   return files;
 }

@@ -374,16 +374,18 @@ Result<ContentRecord> ContentWriter::State::write_index(const ContentIndex& inde
     error.remedy.clear();
     return fail(std::move(error).within("checking the index that was to be written"));
   }
+  const std::string path = content_index_path(options.kind);
   STASIS_TRY_ASSIGN(auto file, open_file(folder.get(), kIndexName,
                                          O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0600));
   STASIS_TRY(fault(FaultPoint::kContentIndex));
   STASIS_TRY(
-      write_all(file.get(), reinterpret_cast<const char*>(bytes.data()), bytes.size(), kIndexPath));
+      write_all(file.get(), reinterpret_cast<const char*>(bytes.data()), bytes.size(), path));
   if (options.sync == SyncPolicy::kDisk) {
-    if (::fsync(file.get()) != 0) return fail(errno_error("cannot sync gpu/index", errno));
-    if (::fsync(folder.get()) != 0) return fail(errno_error("cannot sync gpu", errno));
+    if (::fsync(file.get()) != 0) return fail(errno_error("cannot sync " + path, errno));
+    if (::fsync(folder.get()) != 0)
+      return fail(errno_error("cannot sync the folder of " + path, errno));
   }
-  STASIS_TRY(file.close(kIndexPath));
+  STASIS_TRY(file.close(path));
   ContentRecord record;
   record.index_size = bytes.size();
   BlockDigest digest{};
@@ -415,14 +417,14 @@ Result<ContentWriter> ContentWriter::create(const UniqueFd& image_dir,
   if (options.compression == ContentCompression::kLz4) state->encoding = ContentEncoding::kLz4;
   if (options.compression == ContentCompression::kZstd) state->encoding = ContentEncoding::kZstd;
   STASIS_TRY(fault(FaultPoint::kContentCreate));
-  if (::mkdirat(image_dir.get(), kFolder, 0700) != 0) {
-    return fail(errno_error("cannot create gpu in the image", errno));
-  }
+  const char* name = content_folder(options.kind);
+  if (::mkdirat(image_dir.get(), name, 0700) != 0)
+    return fail(errno_error(fmt::format("cannot create {} in the image", name), errno));
   STASIS_TRY_ASSIGN(auto folder,
-                    open_file(image_dir.get(), kFolder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
+                    open_file(image_dir.get(), name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
   state->folder = std::move(folder);
   STASIS_TRY(state->take_base());
-  state->lanes.open(state->folder, options.direct_io, state->taken != nullptr);
+  state->lanes.open(state->folder, options.kind, options.direct_io, state->taken != nullptr);
   return ContentWriter(std::move(state));
 }
 
@@ -441,8 +443,8 @@ Result<void> ContentWriter::add_stream(Pid pid, std::uint64_t bytes,
   const std::uint64_t first = state_->slots.size();
   if (bytes > kMaxBytes || first + state_->chunks_of(bytes) > kMost) {
     return fail(ErrorCode::kUsage,
-                fmt::format("{} of GPU content are too many chunks of {} bytes",
-                            format_bytes(bytes), state_->options.chunk_bytes),
+                fmt::format("{} of content are too many chunks of {} bytes", format_bytes(bytes),
+                            state_->options.chunk_bytes),
                 "take larger chunks");
   }
   state_->first_slot.push_back(static_cast<std::uint32_t>(first));
@@ -469,7 +471,7 @@ Result<void> ContentWriter::take(std::size_t stream, std::uint64_t offset,
 Result<ContentSummary> ContentWriter::finish(Progress& progress, const Interrupt& interrupt) {
   State& state = *state_;
   if (std::exchange(state.finished, true)) {
-    return fail(ErrorCode::kInternal, "GPU content can be finished only once");
+    return fail(ErrorCode::kInternal, "content can be finished only once");
   }
   if (state.failure) return fail(*state.failure);
   STASIS_TRY(state.check_all_written());

@@ -1,4 +1,5 @@
-// Writes the GPU content of an image, gpu/, from as many threads as the caller has:
+// Writes the content of GPU memory of an image, gpu/, or of host memory, host/, from as many
+// threads as the caller has:
 //
 //   create -> add_stream (one for each process) -> write, write, ... -> finish
 //
@@ -46,6 +47,7 @@ struct ContentOptions {
   std::uint32_t chunk_bytes = kContentChunk;  // a power of two, 64 KiB to 16 MiB
   // An earlier image, with chunks of the same size, which may be removed when create() is back.
   std::shared_ptr<const ContentBase> base = nullptr;
+  ContentKind kind = ContentKind::kGpu;
 };
 
 struct ContentSummary {
@@ -62,8 +64,8 @@ struct ContentSummary {
 
 class ContentWriter {
  public:
-  // Makes gpu/ in `image_dir`, an image that is being written: ImageWriter::dir(). kUsage for a
-  // chunk size that cannot be; kIo, kNotPermitted, kNoSpace.
+  // Makes its folder in `image_dir`, an image that is being written: ImageWriter::dir(). kUsage for
+  // a chunk size that cannot be; kIo, kNotPermitted, kNoSpace.
   static Result<ContentWriter> create(const UniqueFd& image_dir, const ContentOptions& options);
 
   ContentWriter(ContentWriter&&) noexcept;

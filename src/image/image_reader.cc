@@ -186,15 +186,20 @@ Result<ImageReader> ImageReader::open(const std::string& dir) {
 }
 
 Result<ContentReader> ImageReader::open_content(const ContentReadOptions& options) const {
-  if (!manifest_.content) return fail(ErrorCode::kInternal, path_ + " has no GPU content");
-  auto content = ContentReader::open(dir_, *manifest_.content, options);
+  const auto& record = record_of(options.kind);
+  if (!record) {
+    return fail(ErrorCode::kInternal,
+                fmt::format("{} has no {}", path_, content_folder(options.kind)));
+  }
+  auto content = ContentReader::open(dir_, *record, options);
   if (!content) return content;
   for (const ContentStream& stream : content->streams()) {
     const auto is_its = [&](const ProcessRecord& process) { return process.pid == stream.pid; };
     const auto its = std::find_if(manifest_.processes.begin(), manifest_.processes.end(), is_its);
     if (its != manifest_.processes.end() && its->cuda) continue;
     return corrupt(fmt::format(
-        "gpu/index has content of process {}, which {}", stream.pid.value,
+        "{} has content of process {}, which {}", content_index_path(options.kind),
+        stream.pid.value,
         its == manifest_.processes.end() ? "is not in the image" : "does not use CUDA"));
   }
   return content;
@@ -245,20 +250,22 @@ Result<void> ImageReader::verify_sizes() const {
           fmt::format("{} has {} bytes, expected {}", file.path, info.st_size, file.size));
     }
   }
-  return verify_content_sizes();
+  STASIS_TRY(verify_content_sizes(ContentKind::kGpu));
+  return verify_content_sizes(ContentKind::kHost);
 }
 
-Result<void> ImageReader::verify_content_sizes() const {
-  if (!manifest_.content) return {};
-  STASIS_TRY_ASSIGN(auto content, open_content());
-  auto folder = open_beneath(dir_, content_format::kFolder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+Result<void> ImageReader::verify_content_sizes(ContentKind kind) const {
+  if (!has_content(kind)) return {};
+  STASIS_TRY_ASSIGN(auto content, open_content({false, kind}));
+  const std::string name_of_folder = content_folder(kind);
+  auto folder = open_beneath(dir_, name_of_folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
   if (!folder) return fail(file_error(std::move(folder).error()));
-  STASIS_TRY_ASSIGN(auto names, list_directory(*folder, path_ + "/gpu"));
-  std::set<std::string> known = {content_format::kIndexPath};
-  for (std::size_t i = 0; i < manifest_.content->data_sizes.size(); ++i)
-    known.insert(content_data_path(i));
+  STASIS_TRY_ASSIGN(auto names, list_directory(*folder, path_ + "/" + name_of_folder));
+  std::set<std::string> known = {content_index_path(kind)};
+  for (std::size_t i = 0; i < record_of(kind)->data_sizes.size(); ++i)
+    known.insert(content_data_path(kind, i));
   for (const std::string& name : names) {
-    const std::string path = std::string(content_format::kFolder) + "/" + name;
+    const std::string path = name_of_folder + "/" + name;
     if (!known.contains(path)) return corrupt(path + " is there but not in the manifest");
   }
   return {};
@@ -296,10 +303,14 @@ Result<void> ImageReader::verify(Progress& progress, const Interrupt& interrupt,
                                  file.checksum));
     }
   }
-  if (part != Part::kAll || !manifest_.content) return {};
-  STASIS_TRY_ASSIGN(auto content, open_content());
-  const Span of_content(TraceKind::kImage, "verify content", {}, manifest_.content->total_bytes());
-  return content.verify_all(progress, interrupt);
+  if (part != Part::kAll) return {};
+  for (const ContentKind kind : {ContentKind::kGpu, ContentKind::kHost}) {
+    if (!has_content(kind)) continue;
+    STASIS_TRY_ASSIGN(auto content, open_content({false, kind}));
+    const Span of_content(TraceKind::kImage, "verify content", {}, record_of(kind)->total_bytes());
+    STASIS_TRY(content.verify_all(progress, interrupt));
+  }
+  return {};
 }
 
 }  // namespace stasis

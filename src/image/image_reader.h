@@ -30,7 +30,8 @@ class ImageReader {
   const UniqueFd& dir() const { return dir_; }
   const UniqueFd& criu_dir() const { return criu_dir_; }
 
-  // The GPU content that the manifest tells of; kInternal if it tells of none. Else the errors of
+  bool has_content(ContentKind kind) const { return record_of(kind).has_value(); }
+  // The content that the manifest tells of; kInternal if it tells of none. Else the errors of
   // ContentReader::open(), and kImageCorrupt for content of a process that is not in the image.
   Result<ContentReader> open_content(const ContentReadOptions& options = {}) const;
 
@@ -54,7 +55,10 @@ class ImageReader {
 
  private:
   ImageReader() = default;
-  Result<void> verify_content_sizes() const;
+  const std::optional<ContentRecord>& record_of(ContentKind kind) const {
+    return kind == ContentKind::kGpu ? manifest_.content : manifest_.host_content;
+  }
+  Result<void> verify_content_sizes(ContentKind kind) const;
 
   std::string path_;
   UniqueFd dir_;

@@ -115,7 +115,8 @@ inline Manifest sealed_manifest() {
   manifest.files = {{"criu/core-100.img", 4096, "00112233445566778899aabbccddeeff"},
                     {"criu/pages-1.img", 1ULL << 34, "ffeeddccbbaa99887766554433221100"}};
   manifest.content = {1000, "0123456789abcdef0123456789abcdef", {1ULL << 35, 4096}};
-  manifest.total_bytes = 4096 + (1ULL << 34) + 1000 + (1ULL << 35) + 4096;
+  manifest.host_content = {500, "fedcba9876543210fedcba9876543210", {8192}};
+  manifest.total_bytes = 4096 + (1ULL << 34) + 1000 + (1ULL << 35) + 4096 + 500 + 8192;
   return manifest;
 }
 

@@ -112,7 +112,7 @@ Result<Before> look_before(const DirectoryEntry& final, bool overwrite) {
   if (names.empty()) return Before::kEmptyDirectory;
   for (const std::string& name : names) {
     if (name != manifest_format::kName && name != criu_name() && name != kLogFolder &&
-        name != content_format::kFolder) {
+        name != content_folder(ContentKind::kGpu) && name != content_folder(ContentKind::kHost)) {
       return fail(ErrorCode::kImageExists,
                   fmt::format("{} exists and holds \"{}\", which is no part of an image",
                               final.path(), name),
@@ -179,7 +179,7 @@ struct ImageWriter::State {
 
   Result<UniqueFd> open_image_file(const std::string& path) const;
   Result<std::vector<FileRecord>> collect() const;
-  Result<void> check_content(const std::optional<ContentRecord>& content) const;
+  Result<void> check_content(ContentKind kind, const std::optional<ContentRecord>& content) const;
   Result<void> sync_each(const std::vector<FileRecord>& files, Progress& progress,
                          const Interrupt& interrupt) const;
   void digest_ahead(const std::stop_token& stop);
@@ -220,19 +220,21 @@ Result<std::vector<FileRecord>> ImageWriter::State::collect() const {
   return records;
 }
 
-// GPU content is there if the manifest says so, as it says, and nothing else is.
-Result<void> ImageWriter::State::check_content(const std::optional<ContentRecord>& content) const {
-  const auto differs = [](const std::string& what) {
-    return fail(ErrorCode::kInternal, "GPU content is not what the manifest says: " + what);
+// Content is there if the manifest says so, as it says, and nothing else is.
+Result<void> ImageWriter::State::check_content(ContentKind kind,
+                                               const std::optional<ContentRecord>& content) const {
+  const char* name = content_folder(kind);
+  const auto differs = [&](const std::string& what) {
+    return fail(ErrorCode::kInternal,
+                fmt::format("{}/ is not what the manifest says: {}", name, what));
   };
   struct stat info = {};
-  const bool there = ::fstatat(dir.get(), content_format::kFolder, &info, AT_SYMLINK_NOFOLLOW) == 0;
+  const bool there = ::fstatat(dir.get(), name, &info, AT_SYMLINK_NOFOLLOW) == 0;
   if (!there && !content) return {};
   if (!content) return differs("the manifest does not know of it");
   if (!there) return differs("there is none");
-  STASIS_TRY_ASSIGN(
-      auto folder, open_beneath(dir, content_format::kFolder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
-  STASIS_TRY_ASSIGN(auto names, list_directory(folder, sibling(partial) + "/gpu"));
+  STASIS_TRY_ASSIGN(auto folder, open_beneath(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
+  STASIS_TRY_ASSIGN(auto names, list_directory(folder, sibling(partial) + "/" + name));
   if (names.size() != content->data_sizes.size() + 1) {
     return differs(fmt::format("there are {} files, expected {}", names.size(),
                                content->data_sizes.size() + 1));
@@ -241,9 +243,9 @@ Result<void> ImageWriter::State::check_content(const std::optional<ContentRecord
     return ::fstatat(dir.get(), path.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0 &&
            S_ISREG(info.st_mode) && static_cast<std::uint64_t>(info.st_size) == size;
   };
-  if (!has(content_format::kIndexPath, content->index_size)) return differs("gpu/index differs");
+  if (!has(content_index_path(kind), content->index_size)) return differs("its index differs");
   for (std::size_t i = 0; i < content->data_sizes.size(); ++i) {
-    const std::string path = content_data_path(i);
+    const std::string path = content_data_path(kind, i);
     if (!has(path, content->data_sizes[i])) return differs(path + " differs");
   }
   return {};
@@ -287,9 +289,10 @@ Result<void> ImageWriter::State::sync_each(const std::vector<FileRecord>& files,
 
 Result<void> ImageWriter::State::sync_all(Progress& progress, const Interrupt& interrupt) const {
   std::vector<FileRecord> files{{manifest_format::kName, 0, {}}};
-  for (const std::string& folder : {criu_name(), std::string(content_format::kFolder)}) {
+  for (const std::string& folder : {criu_name(), std::string(content_folder(ContentKind::kGpu)),
+                                    std::string(content_folder(ContentKind::kHost))}) {
     auto opened = open_beneath(dir, folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-    if (!opened && folder == content_format::kFolder) continue;
+    if (!opened && folder != criu_name()) continue;
     if (!opened) return fail(std::move(opened.error()));
     STASIS_TRY_ASSIGN(auto names, list_directory(*opened, folder));
     for (const std::string& name : names) {
@@ -361,9 +364,12 @@ Result<void> ImageWriter::State::complete(Manifest& manifest, SyncPolicy sync, P
                                           const Interrupt& interrupt) {
   STASIS_TRY_ASSIGN(auto records, collect());
   STASIS_TRY(fault(FaultPoint::kImageCollected));
-  STASIS_TRY(check_content(manifest.content));
+  STASIS_TRY(check_content(ContentKind::kGpu, manifest.content));
+  STASIS_TRY(check_content(ContentKind::kHost, manifest.host_content));
   manifest.files = std::move(records);
-  manifest.total_bytes = manifest.content ? manifest.content->total_bytes() : 0;
+  manifest.total_bytes = 0;
+  for (const auto& content : {manifest.content, manifest.host_content})
+    if (content) manifest.total_bytes += content->total_bytes();
   std::vector<ChecksumJob> jobs;
   for (const FileRecord& file : manifest.files) {
     jobs.push_back({file.path, file.size, std::move(ahead[file.path])});

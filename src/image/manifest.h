@@ -112,11 +112,12 @@ struct FileRecord {
   bool operator==(const FileRecord&) const = default;
 };
 
-// The GPU content that is in gpu/ and not in CRIU's files.
+// The content of GPU memory that is in gpu/, or that of host memory in host/, and not in CRIU's
+// files.
 struct ContentRecord {
-  std::uint64_t index_size = 0;           // bytes of gpu/index
+  std::uint64_t index_size = 0;           // bytes of the index
   std::string index_checksum;             // that it closes with: 32 hexadecimal digits
-  std::vector<std::uint64_t> data_sizes;  // bytes of gpu/data-00, gpu/data-01, ...
+  std::vector<std::uint64_t> data_sizes;  // bytes of data-00, data-01, ...
   // So many of the data files, the last ones, are those of an earlier image (hard links).
   std::uint64_t taken_files = 0;
   bool operator==(const ContentRecord&) const = default;
@@ -192,9 +193,10 @@ struct Manifest {
   SyncPolicy sync = SyncPolicy::kDisk;
   std::vector<PhaseRecord> phases;
   std::optional<JobRecord> job;
-  std::optional<SocketsRecord> sockets;  // nothing also if unknown
-  std::vector<FileRecord> files;         // seal() fills these in, sorted by path
-  std::optional<ContentRecord> content;  // if there is a gpu/: ContentSummary::record
+  std::optional<SocketsRecord> sockets;       // nothing also if unknown
+  std::vector<FileRecord> files;              // seal() fills these in, sorted by path
+  std::optional<ContentRecord> content;       // if there is a gpu/: ContentSummary::record
+  std::optional<ContentRecord> host_content;  // if there is a host/, the same
   std::uint64_t total_bytes = 0;  // seal() fills it in: the sum of all sizes, also of the content's
   bool operator==(const Manifest&) const = default;
 };

@@ -49,6 +49,8 @@ inline constexpr std::size_t kTrailerSize =
 
 // The word in `requires` for an image with GPU content of its own.
 inline constexpr std::string_view kNeedsContent = "gpu-content";
+// The same of host memory.
+inline constexpr std::string_view kNeedsHostContent = "host-memory";
 
 // The folder of an image that holds CRIU's files.
 inline constexpr std::string_view kCriuFolder = "criu";

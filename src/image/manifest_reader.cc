@@ -292,8 +292,8 @@ ProcessRecord read_process(const Json& json, std::size_t index, std::string& pro
   return process;
 }
 
-ContentRecord read_content(const Json& json, std::string& problem) {
-  Fields fields(json, "gpu_content", problem);
+ContentRecord read_content(const Json& json, const char* name, std::string& problem) {
+  Fields fields(json, name, problem);
   ContentRecord content;
   content.index_size = fields.integer("index_size");
   content.index_checksum = fields.string("index_xxh3");
@@ -425,18 +425,21 @@ Manifest read_fields(const Json& json, std::string& problem) {
     manifest.files.push_back(read_file_record(*item, manifest.files.size(), problem));
     if (!problem.empty()) return manifest;
   }
-  if (fields.has("gpu_content")) {
-    manifest.content = read_content(*fields.find("gpu_content"), problem);
-  }
+  if (fields.has("gpu_content"))
+    manifest.content = read_content(*fields.find("gpu_content"), "gpu_content", problem);
+  if (fields.has("host_content"))
+    manifest.host_content = read_content(*fields.find("host_content"), "host_content", problem);
   if (fields.has("job")) manifest.job = read_job(*fields.find("job"), problem);
   if (fields.has("socket_state"))
     manifest.sockets = read_sockets(*fields.find("socket_state"), problem);
   const auto features = fields.strings("requires", kMaxRequires);
-  if (manifest.content.has_value() !=
-      (std::find(features.begin(), features.end(), kNeedsContent) != features.end())) {
-    fields.complain("requires",
-                    fmt::format("and gpu_content do not agree about {}", kNeedsContent));
-  }
+  const auto agrees = [&](std::string_view feature, bool is_there, const char* field) {
+    if (is_there == (std::find(features.begin(), features.end(), feature) != features.end()))
+      return;
+    fields.complain("requires", fmt::format("and {} do not agree about {}", field, feature));
+  };
+  agrees(kNeedsContent, manifest.content.has_value(), "gpu_content");
+  agrees(kNeedsHostContent, manifest.host_content.has_value(), "host_content");
   manifest.total_bytes = fields.integer("total_bytes");
   return manifest;
 }
@@ -511,9 +514,9 @@ std::string check_relations(const Manifest& manifest) {
     total += manifest.files[i].size;  // each below 2^53, and checked as it grows: no overflow
     if (total > kMaxInteger) return "the files are larger than can be";
   }
-  if (manifest.content) {
+  for (const auto& content : {manifest.content, manifest.host_content}) {
     // 65 numbers below 2^53 at most: no overflow either.
-    total += manifest.content->total_bytes();
+    if (content) total += content->total_bytes();
     if (total > kMaxInteger) return "the files are larger than can be";
   }
   if (total != manifest.total_bytes) {
@@ -613,7 +616,7 @@ Result<void> check_version(const Json& json) {
         "restore it with the Stasis that wrote it, or a newer one");
   }
   for (const std::string& feature : required) {
-    if (feature == kNeedsContent) continue;
+    if (feature == kNeedsContent || feature == kNeedsHostContent) continue;
     return fail(
         ErrorCode::kImageVersion,
         fmt::format("the image needs the feature \"{}\", which this program lacks", feature),

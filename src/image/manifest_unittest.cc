@@ -142,7 +142,7 @@ TEST(Manifest, ANewerFormatIsNamedAndNothingElseIsJudged) {
   EXPECT_NE(feature.error().message.find("gpu-pages"), std::string::npos);
 }
 
-TEST(Manifest, GpuContentAndTheWordForItGoTogether) {
+TEST(Manifest, ContentAndTheWordForItGoTogether) {
   const auto message = [](const auto& change) {
     const auto manifest = parse_manifest(changed(change));
     return manifest ? "taken" : manifest.error().message;
@@ -161,8 +161,17 @@ TEST(Manifest, GpuContentAndTheWordForItGoTogether) {
               testing::HasSubstr("total_bytes is"));
   EXPECT_THAT(message([](Json& json) {
                 json.erase("gpu_content");
-                json["requires"] = Json::array();
-                json["total_bytes"] = 4096 + (std::uint64_t{1} << 34);
+                json["requires"] = {"host-memory"};
+                json["total_bytes"] = 4096 + (std::uint64_t{1} << 34) + 500 + 8192;
+              }),
+              "taken");
+  EXPECT_THAT(message([](Json& json) { json["requires"] = {"gpu-content"}; }),
+              testing::HasSubstr("do not agree about host-memory"));
+  EXPECT_THAT(message([](Json& json) {
+                json.erase("host_content");
+                json["requires"] = {"gpu-content"};
+                json["total_bytes"] =
+                    4096 + (std::uint64_t{1} << 34) + 1000 + (std::uint64_t{1} << 35) + 4096;
               }),
               "taken");
 }

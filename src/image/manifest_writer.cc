@@ -177,6 +177,14 @@ std::uint64_t microseconds(double seconds) {
   return value < static_cast<double>(kMaxInteger) ? static_cast<std::uint64_t>(value) : kMaxInteger;
 }
 
+Json to_json(const ContentRecord& content) {
+  Json json = {{"index_size", content.index_size},
+               {"index_xxh3", content.index_checksum},
+               {"data_sizes", content.data_sizes}};
+  if (content.taken_files > 0) json["taken_files"] = content.taken_files;
+  return json;
+}
+
 }  // namespace
 
 std::string_view image_cuda_state_name(ImageCudaState state) {
@@ -222,6 +230,7 @@ std::string serialize_manifest(const Manifest& manifest) {
   json["format"] = kImageFormat;
   json["requires"] = Json::array();
   if (manifest.content) json["requires"].push_back(kNeedsContent);
+  if (manifest.host_content) json["requires"].push_back(kNeedsHostContent);
   json["stasis_version"] = manifest.stasis_version;
   json["created"] = manifest.created;
   json["hostname"] = manifest.hostname;
@@ -260,13 +269,8 @@ std::string serialize_manifest(const Manifest& manifest) {
     json["files"].push_back(
         {{"path", file.path}, {"size", file.size}, {"checksum", file.checksum}});
   }
-  if (manifest.content) {
-    json["gpu_content"] = {{"index_size", manifest.content->index_size},
-                           {"index_xxh3", manifest.content->index_checksum},
-                           {"data_sizes", manifest.content->data_sizes}};
-    if (manifest.content->taken_files > 0)
-      json["gpu_content"]["taken_files"] = manifest.content->taken_files;
-  }
+  if (manifest.content) json["gpu_content"] = to_json(*manifest.content);
+  if (manifest.host_content) json["host_content"] = to_json(*manifest.host_content);
   json["total_bytes"] = manifest.total_bytes;
   return close_manifest_text(json.dump(2, ' ', false, Json::error_handler_t::replace));
 }

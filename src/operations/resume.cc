@@ -43,7 +43,7 @@ Result<std::shared_ptr<ImageContent>> open_named(const std::string& images_dir) 
   auto content = ImageContent::open(images_dir);
   std::error_code ignored;
   const bool damaged = std::filesystem::exists(
-      std::filesystem::path(images_dir) / content_format::kIndexPath, ignored);
+      std::filesystem::path(images_dir) / content_index_path(ContentKind::kGpu), ignored);
   if (content || (damaged && content.error().code != ErrorCode::kIo)) return content;
   return fail(
       ErrorCode::kImageIncomplete,

@@ -61,6 +61,10 @@ def once(pairs):
     return dict(pairs)
 
 
+# Folder, field of the manifest, and feature.
+CONTENTS = [("gpu", "gpu_content", "gpu-content"), ("host", "host_content", "host-memory")]
+
+
 # Not the type and the range of every field: those that something depends on here.
 def check_relations(manifest):
     paths = [file["path"].encode() for file in manifest["files"]]
@@ -82,10 +86,12 @@ def read_manifest(folder):
     manifest = json.loads(text, object_pairs_hook=once)
     need(depth(manifest) <= 8, "manifest.json is nested too deeply")
     json.dumps(manifest, ensure_ascii=False).encode()  # fails for half of a surrogate pair
-    for part in ["criu"] + ["gpu"] * ("gpu_content" in manifest):
+    for part in ["criu"] + [part for part, field, _ in CONTENTS if field in manifest]:
         need(stat.S_ISDIR(os.lstat(os.path.join(folder, part)).st_mode), f"{part} is no directory")
-    need(manifest["format"] == 1 and set(manifest["requires"]) <= {"gpu-content"}, "manifest.json", "newer")
-    need(("gpu-content" in manifest["requires"]) == ("gpu_content" in manifest), "requires")
+    features = {feature for _, _, feature in CONTENTS}
+    need(manifest["format"] == 1 and set(manifest["requires"]) <= features, "manifest.json", "newer")
+    for _, field, feature in CONTENTS:
+        need((feature in manifest["requires"]) == (field in manifest), "requires")
     check_relations(manifest)
     return manifest
 
@@ -111,27 +117,27 @@ def unpack(encoding, stored, length):
     return out.raw
 
 
-def check_content(folder, record, pids):
-    index = read(folder, "gpu/index")
-    need(len(index) == record["index_size"], "size of gpu/index")
-    need(xxh3(index[:-16]) == index[-16:] == bytes.fromhex(record["index_xxh3"]), "gpu/index")
+def check_content(folder, part, record, pids):
+    index = read(folder, f"{part}/index")
+    need(len(index) == record["index_size"], f"size of {part}/index")
+    need(xxh3(index[:-16]) == index[-16:] == bytes.fromhex(record["index_xxh3"]), f"{part}/index")
     magic, version, features, chunk_size, files, streams, _, ranges, chunks = struct.unpack_from("<8s6I2Q", index)
-    need(magic == b"STASISGC" and version > 0, "header of gpu/index")
-    need(version == 1 and features == 0, "gpu/index", "newer")
+    need(magic == b"STASISGC" and version > 0, f"header of {part}/index")
+    need(version == 1 and features == 0, f"{part}/index", "newer")
     need(chunk_size & (chunk_size - 1) == 0 and 65536 <= chunk_size <= 1 << 24, "size of a chunk")
     at = 64
     sizes = list(struct.unpack_from(f"<{files}Q", index, at))
     need(sizes == record["data_sizes"] and not any(size % 4096 for size in sizes), "sizes of the data files")
     names = [f"data-{number:02}" for number in range(files)]
-    need(sorted(os.listdir(f"{folder}/gpu")) == names + ["index"], "gpu/")
-    data = [read(folder, f"gpu/{name}") for name in names]
+    need(sorted(os.listdir(f"{folder}/{part}")) == names + ["index"], f"{part}/")
+    data = [read(folder, f"{part}/{name}") for name in names]
     need([len(one) for one in data] == sizes, "a data file's size")
     table = list(struct.iter_unpack("<IIQ", index[at + 8 * files:at + 8 * files + 16 * streams]))
     need(len({pid for pid, _, _ in table}) == streams, "a process stands twice")
     at += 8 * files + 16 * streams
     spans = struct.iter_unpack("<QQQ16s", index[at:at + 40 * ranges])
     at += 40 * ranges
-    need(sum(r for _, r, _ in table) == ranges and at + 32 * chunks <= len(index) - 16, "tables of gpu/index")
+    need(sum(r for _, r, _ in table) == ranges and at + 32 * chunks <= len(index) - 16, f"tables of {part}/index")
     rows = struct.iter_unpack("<16sQIBBH", index[at:at + 32 * chunks])
     seen = {"bytes": 0, "zero_bytes": 0, "duplicate_bytes": 0, "stored_bytes": 0, "taken_bytes": 0, "encodings": set()}
     own = files - record.get("taken_files", 0)
@@ -169,16 +175,17 @@ def main():
     try:
         manifest = read_manifest(folder)
         check_files(folder, manifest)
-        seen, total = None, sum(file["size"] for file in manifest["files"])
-        if "gpu_content" in manifest:
-            record = manifest["gpu_content"]
-            seen = check_content(folder, record, {process["pid"] for process in manifest["processes"] if process["cuda"]})
-            total += record["index_size"] + sum(record["data_sizes"])
+        seen, total = {}, sum(file["size"] for file in manifest["files"])
+        with_cuda = {process["pid"] for process in manifest["processes"] if process["cuda"]}
+        for part, field, _ in CONTENTS:
+            record = manifest.get(field)
+            seen[field] = record and check_content(folder, part, record, with_cuda)
+            total += record["index_size"] + sum(record["data_sizes"]) if record else 0
         need(total == manifest["total_bytes"], "total_bytes")
     except (ValueError, OSError, KeyError, struct.error, StopIteration) as problem:
         print(problem if str(problem).startswith("newer") else f"corrupt: {problem}")
         return 1
-    print(json.dumps({"image_bytes": total, "gpu_content": seen}))
+    print(json.dumps({"image_bytes": total} | seen))
     return 0
 
 
