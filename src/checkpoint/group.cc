@@ -450,6 +450,15 @@ Result<void> Group::checkpoint(Progress& progress, const Interrupt& interrupt) {
   return interrupt.check();
 }
 
+Result<void> Group::keep_agents_still() {
+  for (GroupMember& member : members_) {
+    if (member.initial != CudaState::kRunning || !member.process.alive()) continue;
+    auto still = member.process.keep_still(false);
+    if (!still && member.process.alive()) return still;
+  }
+  return {};
+}
+
 Result<void> Group::restore(std::span<const GpuPair> pairs, Progress& progress) {
   return in_parallel(
       CudaState::kCheckpointed, [pairs](Process& process) { return process.restore(pairs); },
@@ -469,6 +478,12 @@ Result<void> Group::unlock() {
 
 Result<void> Group::roll_back() {
   armed_ = false;
+  if (before_roll_back) {
+    if (auto ready = before_roll_back(); !ready) {
+      return fail(ErrorCode::kNotRolledBack, std::move(ready.error().message),
+                  std::move(ready.error().remedy));
+    }
+  }
   std::vector<Result<void>> results(members_.size());
   at_once(members_.size(), [&](std::size_t i) {
     Process& process = members_[i].process;

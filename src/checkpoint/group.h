@@ -70,6 +70,13 @@ class Group {
   // Called whenever processes were added to the group, before anything is done to them; a failure
   // stops the call in progress. The journal is written here.
   std::function<Result<void>(const std::vector<GroupMember>&)> on_members_changed;
+  // Called before any process is brought back by roll_back(). After a failure of it none is, and
+  // that is kNotRolledBack.
+  std::function<Result<void>()> before_roll_back;
+
+  // After checkpoint(): parks also the agents' threads, so that no thread of a process runs but the
+  // driver's own.
+  Result<void> keep_agents_still();
 
   // Quiesces every CUDA process that runs: those of `gates` by what is given for them, the others
   // by the lock. From then on lock() lets no process go on that is locked already: what it would go

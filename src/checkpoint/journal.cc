@@ -60,6 +60,7 @@ std::string to_text(const JournalRecord& record) {
            {"image", record.image},
            {"targets", targets}};
   if (!record.gpu_map.empty()) out["gpu_map"] = record.gpu_map;
+  if (!record.host_content.empty()) out["host_content"] = record.host_content;
   if (record.recovered) out["recovered"] = true;
   if (record.criu) out["criu"] = to_json(*record.criu);
   for (const ProcessId& process : record.ending)
@@ -80,6 +81,7 @@ std::optional<JournalRecord> from_text(const std::string& text) {
     record.image = object.at("image").get<std::string>();
     record.recovered = object.value("recovered", false);
     record.gpu_map = object.value("gpu_map", std::string());
+    record.host_content = object.value("host_content", std::string());
     for (const json& item : object.at("targets")) {
       auto initial = cuda_state_from_name(item.at("initial").get<std::string>());
       if (!initial) return std::nullopt;
@@ -345,6 +347,11 @@ Result<void> Journal::note_ending(std::vector<ProcessId> tree) {
 
 Result<void> Journal::note_stepped(std::vector<ProcessId> processes) {
   record_.stepped = std::move(processes);
+  return write(record_.targets);
+}
+
+Result<void> Journal::note_host_content(std::string checksum) {
+  record_.host_content = std::move(checksum);
   return write(record_.targets);
 }
 

@@ -241,6 +241,7 @@ Result<void> Process::restore(std::span<const GpuPair> pairs) {
                     driver_->info().cuda_version / 1000, driver_->info().cuda_version % 1000 / 10),
         "install driver 580 or newer, or restore without a GPU map");
   }
+  STASIS_TRY(check_host_memory_is_there(pid()));
   STASIS_TRY(fault(FaultPoint::kRestoreBefore));
   Span span(TraceKind::kDriver, "restore", pid());
   auto done = driver_->restore(pid(), pairs);

@@ -172,6 +172,15 @@ Verb add_dump(CLI::App& app) {
                     "go on although the driver may refuse or lose the program's memory");
   add_timeout(*command, options->dump.timeout);
   add_path(*command, options->dump.path);
+  command
+      ->add_option("--host-memory", options->dump.host_memory,
+                   "by whom large host memory of a job that ends is moved: auto, criu or parallel "
+                   "[auto]")
+      ->transform(CLI::Transformer(
+          std::map<std::string, HostMemoryWay>{{"auto", HostMemoryWay::kAutomatic},
+                                               {"criu", HostMemoryWay::kCriu},
+                                               {"parallel", HostMemoryWay::kParallel}}))
+      ->type_name("WAY");
   add_criu_path(*command, options->dump.criu_path);
   add_criu_dump_options(*command, *options);
   return {command, [options](Context& context) { return run_dump(context, *options); }};

@@ -88,11 +88,12 @@ void print_text(Context& context, const ImageReport& report, bool verified) {
     sizes +=
         fmt::format("{}{:>10}  {}", sizes.empty() ? "" : "\n", format_bytes(part.bytes), part.what);
   show("sizes", sizes);
-  if (report.content) {
-    std::string content = content_text(*report.content);
-    for (const auto& [pid, use] : report.content->processes)
-      content += fmt::format("\nprocess {}: {}", pid.value, content_text(use));
-    show("content", content);
+  for (const auto& content : {report.content, report.host_content}) {
+    if (!content) continue;
+    std::string text = content_text(*content);
+    for (const auto& [pid, use] : content->processes)
+      text += fmt::format("\nprocess {}: {}", pid.value, content_text(use, content->kind));
+    show("content", text);
   }
   std::string times;
   for (const PhaseRecord& phase : m.phases)

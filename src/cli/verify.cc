@@ -20,7 +20,8 @@ Result<int> run_verify(Context& context, const std::string& images_dir) {
                                    printable(report->path), format_bytes(report->bytes),
                                    report->files, format_seconds(Seconds(report->seconds)),
                                    format_rate(report->bytes, Seconds(report->seconds))));
-  if (report->content) context.terminal.out(content_text(*report->content));
+  for (const auto& content : {report->content, report->host_content})
+    if (content) context.terminal.out(content_text(*content));
   return 0;
 }
 

@@ -20,6 +20,7 @@
 #include "operations/asked_state.h"
 #include "operations/dump_checks.h"
 #include "operations/dump_manifest.h"
+#include "operations/host_memory.h"
 #include "operations/image_watcher.h"
 #include "operations/kept_files.h"
 #include "operations/kernel_state.h"
@@ -164,7 +165,7 @@ class DumpRun {
   Error undone(Error why) {
     Error error = roll_back(env_, *opened_, std::move(why));
     // The half of an image, and all there is of a process's memory: for `stasis recover`.
-    if (writer_) writer_->hold(opened_->direct.needs_image());
+    if (writer_) hold_image();
     return error;
   }
 
@@ -239,7 +240,8 @@ class DumpRun {
     answers_ = ask_processes(root_);
     if (!options_.ignore_undumpable) STASIS_TRY(refuse_domains(answers_));
     direct_bytes_ = opened_->direct.bytes();
-    writer_->hold(opened_->direct.needs_image());
+    hold_image();
+    STASIS_TRY(take_host_memory());
     phases_.begin("criu");
     if (const ContentRecord* content = opened_->direct.content())
       manifest_.content = *content;
@@ -247,6 +249,26 @@ class DumpRun {
       tell_of_no_content();
     watcher_.emplace(env_.progress, *writer_, sync_);
     return {};
+  }
+
+  void hold_image() { writer_->hold(opened_->direct.needs_image() || host_.is_away()); }
+
+  // What CRIU would move with one thread. Only of a job that ends: one that goes on would have to
+  // get it back.
+  Result<void> take_host_memory() {
+    if (!ends() || options_.host_memory == HostMemoryWay::kCriu) return {};
+    phases_.begin("host memory");
+    STASIS_TRY(group().keep_agents_still());
+    STASIS_TRY(host_.save(env_, group(), writer_->dir(), into_image_->options,
+                          options_.host_memory == HostMemoryWay::kParallel));
+    if (!host_.record()) return {};
+    manifest_.host_content = host_.record();
+    // Whatever leads back: first the memory, then the driver.
+    group().before_roll_back = [this] {
+      return host_.bring_back(env_, *opened_->journal, writer_->dir());
+    };
+    writer_->hold(true);
+    return host_.drop(*opened_->journal);
   }
 
   void tell_of_no_content() const {
@@ -311,7 +333,7 @@ class DumpRun {
       // The image is about to go, so nothing may say that it is all there is.
       if (!opened_->journal->record().ending.empty()) (void)opened_->journal->note_ending({});
       Error failed = rolled_back(env_, *opened_, std::move(why), std::move(back));
-      writer_->hold(opened_->direct.needs_image());
+      hold_image();
       (void)writer_->discard();
       // Nothing went wrong in CRIU, so its log says nothing.
       if (first.code == ErrorCode::kInterrupted || asked_in_vain_)
@@ -424,6 +446,7 @@ class DumpRun {
   std::string path_;
   std::shared_ptr<const ContentBase> base_;
   bool tell_of_base_ = false;
+  HostMemory host_;
   std::optional<ImageWriter> writer_;
   std::optional<OpenedGroup> opened_;
   CriuOptions criu_options_;

@@ -63,12 +63,14 @@ std::vector<TreeLine> tree_lines(const Manifest& manifest, std::size_t most) {
   return out;
 }
 
-std::optional<GpuContentReport> report_content(const ImageReader& image) {
-  if (!image.manifest().content) return std::nullopt;
-  const auto content = image.open_content();
+std::optional<ContentReport> report_content(const ImageReader& image, ContentKind kind) {
+  if (!image.has_content(kind)) return std::nullopt;
+  const auto content = image.open_content({false, kind});
   if (!content) return std::nullopt;
-  GpuContentReport out;
-  const ContentRecord& record = *image.manifest().content;
+  ContentReport out;
+  out.kind = kind;
+  const ContentRecord& record =
+      kind == ContentKind::kGpu ? *image.manifest().content : *image.manifest().host_content;
   const std::vector<ContentUse> uses = content_use(content->index(), record.taken_files);
   for (std::size_t i = 0; i < uses.size(); ++i)
     out.processes.push_back({content->streams()[i].pid, uses[i]});
@@ -79,9 +81,10 @@ std::optional<GpuContentReport> report_content(const ImageReader& image) {
   return out;
 }
 
-std::string content_text(const ContentUse& use) {
-  std::string out = fmt::format("{} of GPU memory in {}", format_bytes(use.bytes),
-                                format_bytes(use.stored_bytes));
+std::string content_text(const ContentUse& use, ContentKind kind) {
+  std::string out =
+      fmt::format("{} of {} memory in {}", format_bytes(use.bytes),
+                  kind == ContentKind::kGpu ? "GPU" : "host", format_bytes(use.stored_bytes));
   if (use.bytes > 0) {
     out += fmt::format(" ({:.0f} %)", 100 * static_cast<double>(use.stored_bytes) /
                                           static_cast<double>(use.bytes));
@@ -94,8 +97,8 @@ std::string content_text(const ContentUse& use) {
   return out;
 }
 
-std::string content_text(const GpuContentReport& content) {
-  std::string out = content_text(content.all);
+std::string content_text(const ContentReport& content) {
+  std::string out = content_text(content.all, content.kind);
   if (content.unused_bytes > 0) {
     out += fmt::format("; besides, its data files have {} of no use any more",
                        format_bytes(content.unused_bytes));

@@ -61,7 +61,8 @@ MachineFacts look_here(const Driver* driver, const Result<Criu>& criu) {
 }
 
 std::vector<ImagePart> parts_of(const ImageReader& image,
-                                const std::optional<GpuContentReport>& content) {
+                                const std::optional<ContentReport>& content,
+                                const std::optional<ContentReport>& host) {
   const std::map<std::string, Pid> owners = pages_owners(image.criu_dir(), image.manifest());
   using Kind = ImagePart::Kind;
   std::map<std::string, ImagePart> parts;
@@ -102,6 +103,20 @@ std::vector<ImagePart> parts_of(const ImageReader& image,
                                    : ImagePart{Kind::kGpuContent, "GPU content", 0};
     parts.try_emplace(rest.what, rest).first->second.bytes += left;
   }
+  if (image.manifest().host_content) {
+    const auto part = [&](Kind kind, const std::string& what) -> std::uint64_t& {
+      return parts.try_emplace(what, ImagePart{kind, what, 0}).first->second.bytes;
+    };
+    std::uint64_t left = image.manifest().host_content->total_bytes();
+    for (std::size_t i = 0; host && i < host->processes.size(); ++i) {
+      const auto& [pid, use] = host->processes[i];
+      const std::uint64_t bytes = std::min(left, use.stored_bytes);
+      part(Kind::kProcessMemory, fmt::format("memory of process {}", pid.value)) += bytes;
+      left -= bytes;
+    }
+    part(host ? Kind::kElse : Kind::kUnknownMemory,
+         host ? "all else" : "memory, not known whose") += left;
+  }
   std::vector<ImagePart> out;
   for (auto& [what, part] : parts)
     out.push_back(std::move(part));
@@ -121,8 +136,9 @@ Result<ImageReport> inspect(const Environment* env, const Error& no_driver,
   ImageReport out;
   out.path = image.path();
   out.manifest = image.manifest();
-  out.content = report_content(image);
-  out.parts = parts_of(image, out.content);
+  out.content = report_content(image, ContentKind::kGpu);
+  out.host_content = report_content(image, ContentKind::kHost);
+  out.parts = parts_of(image, out.content, out.host_content);
   const auto enter = [&out](std::string_view id, Result<void> result) {
     out.checks.push_back({id, result ? std::optional<Error>() : std::move(result.error())});
   };

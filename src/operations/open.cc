@@ -112,6 +112,14 @@ Result<OpenedGroup> open_group(const Environment& env, const std::string& operat
   // A resume looks where that one did, and says so in its record.
   const bool goes_on = left && left->operation == "resume" && operation == "resume" &&
                        !image.empty() && left->image == image;
+  if (left && !left->host_content.empty()) {
+    for (const JournalTarget& target : left->targets) {
+      if (!is_alive(target)) continue;
+      auto there = check_host_memory_is_there(target.pid);
+      if (!there && there.error().code == ErrorCode::kWrongState)
+        return fail(std::move(there.error()));
+    }
+  }
   if (left && !goes_on) {
     STASIS_TRY(check_content(*group,
                              fmt::format("`stasis recover {0}`; or, if the image is elsewhere "

@@ -102,6 +102,13 @@ Result<Standing> look_at(const Environment& env, Pid root);
 
 enum class AfterDump { kKill, kRunning, kSuspended };
 
+// By whom large host memory of a job that ends is moved.
+enum class HostMemoryWay {
+  kAutomatic,  // by us from a size on that is worth it
+  kCriu,
+  kParallel,  // by us, whatever there is
+};
+
 struct DumpOptions {
   std::string images_dir;
   bool overwrite = false;
@@ -114,6 +121,7 @@ struct DumpOptions {
   std::optional<bool> direct_io = {};
   bool ignore_obstacles = false;  // as with suspend
   MemoryPath path = MemoryPath::kAutomatic;
+  HostMemoryWay host_memory = HostMemoryWay::kAutomatic;
   bool ignore_undumpable = false;  // let CRIU try what doctor/criu_obstacles.h finds red
   // The job of which this is an image: for the manifest. It need not use CUDA, or not yet.
   std::optional<JobRecord> job;
@@ -215,12 +223,13 @@ struct ImagePart {
   std::uint64_t bytes = 0;
 };
 
-// The GPU content in an image that is not in CRIU's files.
-struct GpuContentReport {
+// The content of GPU or host memory in an image that is not in CRIU's files.
+struct ContentReport {
   struct OfProcess {
     Pid pid;
     ContentUse use;
   };
+  ContentKind kind = ContentKind::kGpu;
   ContentUse all;
   std::vector<OfProcess> processes;
   std::uint32_t chunk_bytes = 0;
@@ -242,8 +251,10 @@ struct ImageReport {
   MachineFacts here;
   std::string path;  // as ImageReader has it
   Manifest manifest;
-  std::vector<ImagePart> parts;             // the largest first
-  std::optional<GpuContentReport> content;  // nothing also if it cannot be read: see `checks`
+  std::vector<ImagePart> parts;  // the largest first
+  // Nothing also if it cannot be read: see `checks`.
+  std::optional<ContentReport> content;
+  std::optional<ContentReport> host_content;
   // Files outside of the image that a restore uses up; with any it can be restored only once.
   std::vector<std::string> used_up;
   // All, also behind one that failed; but of GPUs only the right driver can tell.
@@ -262,7 +273,8 @@ struct VerifyReport {
   std::string path;  // absolute
   std::uint64_t bytes = 0;
   std::size_t files = 0;
-  std::optional<GpuContentReport> content;
+  std::optional<ContentReport> content;
+  std::optional<ContentReport> host_content;
   double seconds = 0;
 };
 

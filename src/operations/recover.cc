@@ -15,6 +15,7 @@
 #include "direct/agent_client.h"
 #include "driver/gpu_plan.h"
 #include "image/image_reader.h"
+#include "operations/host_memory.h"
 #include "operations/leftovers.h"
 #include "operations/restore_log.h"
 #include "operations/rollback.h"
@@ -254,6 +255,9 @@ Result<void> recover_adopted(const Environment& env, Journal& journal, RecoverRe
   STASIS_TRY(room.come_back(env.interrupt));
   STASIS_TRY(fault(FaultPoint::kRecoverSettled));
   auto others = let_others_go(record);
+  // Before any of them runs, or the driver does anything with it.
+  STASIS_TRY(bring_host_memory_back(env, record));
+  STASIS_TRY(journal.note_host_content({}));
   STASIS_TRY(recover_targets(env, record, report));
   if (!others) return others;
   return clear_image(record, report);

@@ -12,6 +12,7 @@
 #include "base/scope_guard.h"
 #include "image/image_reader.h"
 #include "operations/asked_state.h"
+#include "operations/host_memory.h"
 #include "operations/image_report.h"
 #include "operations/kept_files.h"
 #include "operations/kernel_state.h"
@@ -147,6 +148,10 @@ class RestoreRun {
 
   // The GPU content that is not in CRIU's files.
   Result<void> find_content() {
+    if (manifest().host_content) {
+      STASIS_TRY_ASSIGN(auto host, image_->open_content({false, ContentKind::kHost}));
+      host_.emplace(std::move(host));
+    }
     if (!manifest().content) return {};
     STASIS_TRY_ASSIGN(auto content, image_->open_content());
     streams_ = content.streams();
@@ -280,6 +285,7 @@ class RestoreRun {
         job_->take_hold(env_.driver, old_gpus_, content_stays ? image_->path() : std::string()));
     set_fault_target(manifest().root);
     STASIS_TRY(note_targets());
+    if (host_) STASIS_TRY(fill_host_memory(env_, *host_, env_.interrupt));
     lost_ = put_sockets_back(manifest(), job_->processes());
     STASIS_TRY_ASSIGN(to_set_later_, set_asked_state(manifest().processes, lost_));
     if (options_.on_standing) STASIS_TRY(options_.on_standing());
@@ -372,6 +378,7 @@ class RestoreRun {
   GpuMemory direct_;
   GpuPlan plan_;
   std::vector<ContentStream> streams_;
+  std::optional<ContentReader> host_;
   direct::ContentId content_id_{};
   std::optional<RestoreLog> log_;
   std::optional<Journal> journal_;

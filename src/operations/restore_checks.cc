@@ -391,7 +391,8 @@ std::uint64_t least_memory(const Manifest& manifest, std::uint64_t elsewhere) {
   for (const ProcessRecord& record : manifest.processes)
     for (const GpuMemoryRecord& use : record.gpu_memory)
       on_gpus += use.bytes > kContextBytes ? use.bytes - kContextBytes : 0;
-  return std::max(largest, on_gpus - std::min(on_gpus, elsewhere));
+  const std::uint64_t host = manifest.host_content ? manifest.host_content->total_bytes() : 0;
+  return std::max(largest + host, on_gpus - std::min(on_gpus, elsewhere));
 }
 
 Result<void> check_host_memory(const Manifest& manifest, std::uint64_t elsewhere,

@@ -23,8 +23,10 @@ Result<VerifyReport> verify_image(const std::string& images_dir, Progress& progr
   report.path = image.path();
   report.bytes = image.manifest().total_bytes;
   report.files = image.manifest().files.size();
-  if (image.manifest().content) report.files += image.manifest().content->data_sizes.size() + 1;
-  report.content = report_content(image);
+  for (const auto& content : {image.manifest().content, image.manifest().host_content})
+    if (content) report.files += content->data_sizes.size() + 1;
+  report.content = report_content(image, ContentKind::kGpu);
+  report.host_content = report_content(image, ContentKind::kHost);
   report.seconds = since(start).count();
   return report;
 }

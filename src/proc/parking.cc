@@ -42,6 +42,8 @@ using Registers = StoppedThreads::Registers;
 constexpr std::array<std::uint64_t, 2> kLotMagic{0x5354415349530001, 0x9d1f3c5b7e2a4068};
 constexpr std::uint64_t kPage = 4096;
 constexpr std::uint64_t kCapacityOffset = 16;
+constexpr std::uint64_t kAwayOffset = 24;
+constexpr std::uint64_t kAwayMark = 0x5aa5a3a1b1c7d39b;
 constexpr std::uint64_t kCodeOffset = 64;
 //   again: mov eax, 202 (futex)    b8 ca 00 00 00
 //          syscall                 0f 05
@@ -65,6 +67,7 @@ static_assert(sizeof(SavedThread) <= kSlotSize && sizeof(SavedThread) % 8 == 0);
 struct Lot {
   std::uint64_t start = 0;
   std::uint64_t capacity = 0;
+  bool is_away = false;  // mark_host_memory_away()
 
   std::uint64_t slot(std::uint64_t index) const { return start + kPage + index * kSlotSize; }
   std::optional<std::uint64_t> index_of(std::uint64_t slot_address) const {
@@ -82,10 +85,10 @@ struct ParkingPlaces {
 
 // What lies at the beginning of a page, if it is a lot.
 std::optional<Lot> lot_at(const AddressSpace& space, std::uint64_t address) {
-  std::array<std::uint64_t, 3> header{};
+  std::array<std::uint64_t, 4> header{};
   if (!space.read(address, header.data(), sizeof header)) return std::nullopt;
   if (header[0] != kLotMagic[0] || header[1] != kLotMagic[1]) return std::nullopt;
-  return Lot{address, std::min(header[2], kLargestSearched / kSlotSize)};
+  return Lot{address, std::min(header[2], kLargestSearched / kSlotSize), header[3] == kAwayMark};
 }
 
 Error too_much(Pid pid) {
@@ -255,10 +258,23 @@ bool any_slot_in_use(const AddressSpace& space, const std::vector<Lot>& lots) {
   return false;
 }
 
+Result<void> check_is_there(const ParkingPlaces& places, Pid pid) {
+  if (std::none_of(places.lots.begin(), places.lots.end(),
+                   [](const Lot& lot) { return lot.is_away; }))
+    return {};
+  return fail(
+      ErrorCode::kWrongState,
+      fmt::format("part of the host memory of process {} is in the image of a dump that was "
+                  "cut short, and not in the process",
+                  pid.value),
+      fmt::format("`stasis recover {}` brings it back", pid.value));
+}
+
 // Thread by thread, so that one that cannot be stopped holds up no other.
 Result<void> unpark_all(const AddressSpace& space) {
   const Pid pid = space.pid();
   STASIS_TRY_ASSIGN(auto places, look_at(space));
+  STASIS_TRY(check_is_there(places, pid));
   if (places.step.begun) {
     if (auto done = finish_step_of(space, *places.step.begun); !done) return done;
   }
@@ -479,6 +495,25 @@ Result<void> unpark_threads(Pid pid) {
   if (!space && space.error().code == ErrorCode::kProcessGone) return {};
   if (!space) return fail(std::move(space.error()));
   return trace_on_own_thread([&] { return unpark_all(*space); });
+}
+
+Result<void> mark_host_memory_away(const AddressSpace& space, bool away) {
+  STASIS_TRY_ASSIGN(auto places, look_at(space));
+  if (places.lots.empty()) {
+    if (!away) return {};
+    return fail(ErrorCode::kBusy,
+                fmt::format("no thread of process {} is parked", space.pid().value), "try again");
+  }
+  const std::uint64_t mark = away ? kAwayMark : 0;
+  for (const Lot& lot : places.lots)
+    STASIS_TRY(space.write(lot.start + kAwayOffset, &mark, sizeof mark));
+  return {};
+}
+
+Result<void> check_host_memory_is_there(Pid pid) {
+  STASIS_TRY_ASSIGN(auto space, AddressSpace::open(pid));
+  STASIS_TRY_ASSIGN(auto places, look_at(space));
+  return check_is_there(places, pid);
 }
 
 Result<void> finish_step(Pid pid) {

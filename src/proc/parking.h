@@ -35,6 +35,14 @@ Result<void> park_threads(Pid pid, const std::vector<Tid>& spared);
 // Sends all parked threads on. No error if there is none. On an error some may still be parked.
 Result<void> unpark_threads(Pid pid);
 
+// Says in the place of the parked threads that memory of the process is in an image and not there
+// (host_memory.h), or that it is there again: in the target itself, so that every tool sees it, and
+// an image of the process has it, too. kBusy if no thread has been parked.
+Result<void> mark_host_memory_away(const proc::AddressSpace& space, bool away);
+// kWrongState if that was said: the process must neither run nor be restored by the driver.
+// unpark_threads() refuses it, too.
+Result<void> check_host_memory_is_there(Pid pid);
+
 // Sends on a thread that a killed tool has left in the middle of a remote system call
 // (remote_syscall.h); unpark_threads() does so too. No error if there is none.
 Result<void> finish_step(Pid pid);

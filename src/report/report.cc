@@ -115,7 +115,7 @@ json to_json(const MachineFacts& here) {
           {"cuda_version", here.cuda_version}, {"simulated", here.simulated}};
 }
 
-json to_json(const GpuContentReport& content) {
+json to_json(const ContentReport& content) {
   const auto amounts = [](const ContentUse& use) -> json {
     return {{"bytes", use.bytes},
             {"stored_bytes", use.stored_bytes},
@@ -140,7 +140,8 @@ json to_json(const VerifyReport& report) {
           {"image_bytes", report.bytes},
           {"files", report.files},
           {"seconds", report.seconds},
-          {"gpu_content", report.content ? to_json(*report.content) : json()}};
+          {"gpu_content", report.content ? to_json(*report.content) : json()},
+          {"host_content", report.host_content ? to_json(*report.host_content) : json()}};
 }
 
 json to_json(const ImageReport& report) {
@@ -197,6 +198,7 @@ json to_json(const ImageReport& report) {
           {"gpus", gpus},
           {"sizes", sizes},
           {"gpu_content", report.content ? to_json(*report.content) : json()},
+          {"host_content", report.host_content ? to_json(*report.host_content) : json()},
           {"phases", phases},
           {"options", options_used(m.criu_options)},
           {"lost", m.sockets ? m.sockets->lost : std::vector<std::string>()},

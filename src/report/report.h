@@ -19,7 +19,7 @@ nlohmann::json to_json(const DumpReport& report);
 nlohmann::json to_json(const RestoreReport& report);
 nlohmann::json to_json(const ImageReport& report);
 nlohmann::json to_json(const VerifyReport& report);
-nlohmann::json to_json(const GpuContentReport& content);
+nlohmann::json to_json(const ContentReport& content);
 nlohmann::json to_json(const MachineFacts& here);
 nlohmann::json to_json(const RecoverReport& report);
 // Of `recover --all`, or of one.

@@ -59,6 +59,8 @@ SCENARIOS = (
     Scenario("dump --force", "dump", "image.manifest-written"),
     Scenario("dump --leave-running", "dump", "dump.ending"),
     Scenario("dump --leave-suspended", "dump", "dump.complete"),
+    Scenario("dump of host memory --host-memory=parallel", "dump", "host.saved", "dump.complete"),
+    Scenario("recover a dump of host memory", "recover", "host.back", "recover.target"),
     Scenario("restore --leave-suspended", "restore", "criu.post-restore"),
     Scenario("suspend by the agent", "suspend", "group.opened", "direct.dropped", True),
     Scenario("resume by the agent", "resume", "restore.after", None, True),
@@ -86,13 +88,15 @@ PROGRAMS = {
     "memory": ["memory", "--size", MEMORY],
     "memory by the agent": ["memory", "--size", MEMORY_BY_AGENT],
     "loader": ["loader", "--size", MEMORY],
+    # Which the driver saves as memory of the process.
+    "host": ["memory", "--size", "20M"],
     # Processes that write into each other's GPU memory.
     "ranks": ["collective", "--children", "2", "--size", "256K", "--pause-ms", "2", "--sharing"],
 }
 
 
 def kind_of(scenario):
-    program = next((word for word in ("loader", "ranks") if word in scenario.name), "memory")
+    program = next((word for word in ("loader", "ranks", "host") if word in scenario.name), "memory")
     return Kind(program + " by the agent" if scenario.agent and program == "memory" else program, scenario.agent)
 
 
@@ -384,6 +388,8 @@ class Place:
             self.stasis("suspend", pid, fault="checkpoint.after:kill")
         elif name == "recover a dump":
             self.stasis("dump", pid, "--images-dir", self.image, fault="image.manifest:kill")
+        elif name == "recover a dump of host memory":
+            self.stasis("dump", pid, "--images-dir", self.image, "--host-memory=parallel", fault="host.dropped:kill")
         elif name == "recover an ended dump":
             self.stasis("dump", pid, "--images-dir", self.image, fault="dump.finish:kill")
         if scenario.verb == "dump":

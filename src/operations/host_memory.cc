@@ -1,0 +1,270 @@
+#include "operations/host_memory.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/fault_point.h"
+#include "base/trace.h"
+#include "direct/image_content.h"
+#include "image/parallel.h"
+#include "proc/host_memory.h"
+#include "proc/parking.h"
+
+namespace stasis {
+namespace {
+
+// Less takes as long as the calls that the processes have to make for it.
+constexpr std::uint64_t kWorthIt = 64U << 20;
+// What one thread does at a time: small enough to stay in the processor's cache.
+constexpr std::uint64_t kHostPiece = 1U << 20;
+static_assert(kHostPiece % kHostBlock == 0 && kHostBlock == kContentChunk);
+
+struct FreeBuffer {
+  void operator()(std::byte* memory) const { std::free(memory); }
+};
+
+// Of the calling thread, for a piece; aligned for direct I/O. Nothing if there is no memory.
+std::span<std::byte> own_buffer() {
+  thread_local const std::unique_ptr<std::byte, FreeBuffer> buffer(
+      static_cast<std::byte*>(std::aligned_alloc(4096, kHostPiece)));
+  return {buffer.get(), buffer ? kHostPiece : 0};
+}
+
+Result<std::span<std::byte>> piece_buffer() {
+  const auto buffer = own_buffer();
+  if (buffer.empty()) return fail(ErrorCode::kOutOfHostMemory, "no memory to copy through");
+  return buffer;
+}
+
+// A part of a stream, in one of the process's ranges.
+struct Piece {
+  std::size_t stream = 0;
+  std::uint64_t offset = 0;  // in the stream
+  std::uint64_t bytes = 0;
+  std::uint64_t address = 0;
+};
+
+void add_pieces(std::size_t stream, std::uint64_t offset, const AddressRange& range,
+                std::vector<Piece>& pieces) {
+  for (std::uint64_t at = range.start; at < range.end;) {
+    const std::uint64_t bytes = std::min(kHostPiece, range.end - at);
+    pieces.push_back({stream, offset, bytes, at});
+    at += bytes;
+    offset += bytes;
+  }
+}
+
+std::uint64_t total_of(const std::vector<AddressRange>& ranges) {
+  std::uint64_t bytes = 0;
+  for (const AddressRange& range : ranges)
+    bytes += range.end - range.start;
+  return bytes;
+}
+
+Error range_error(Pid pid) {
+  return {ErrorCode::kImageCorrupt,
+          fmt::format("the host memory of process {} belongs to no place in it", pid.value),
+          {}};
+}
+
+// Where the pieces of a stream belong. Never trusts the image.
+Result<void> add_stream(const ContentReader& content, std::size_t stream,
+                        std::vector<Piece>& pieces) {
+  const ContentStream& own = content.streams()[stream];
+  std::uint64_t covered = 0;
+  for (const ContentRange& range : own.ranges) {
+    if (range.offset != covered || range.offset % kHostBlock != 0 ||
+        range.bytes % kHostBlock != 0 || range.address % kHostBlock != 0 ||
+        range.address + range.bytes < range.address)
+      return fail(range_error(own.pid));
+    covered += range.bytes;
+    add_pieces(stream, range.offset, {range.address, range.address + range.bytes}, pieces);
+  }
+  if (covered != own.bytes) return fail(range_error(own.pid));
+  return {};
+}
+
+bool is_zero(const ContentReader& content, const Piece& piece) {
+  const ContentIndex& index = content.index();
+  const std::uint64_t first =
+      index.first_chunk[piece.stream] + piece.offset / content.chunk_bytes();
+  const std::uint64_t count = piece.bytes / content.chunk_bytes();
+  return std::all_of(
+      index.chunks.begin() + static_cast<std::ptrdiff_t>(first),
+      index.chunks.begin() + static_cast<std::ptrdiff_t>(first + count),
+      [](const ContentChunk& chunk) { return chunk.encoding == ContentEncoding::kZero; });
+}
+
+using Spaces = std::map<std::size_t, const proc::AddressSpace*>;  // by stream
+
+Result<void> write_pieces(const Environment& env, const ContentReader& content,
+                          const Spaces& spaces, const Interrupt& interrupt) {
+  if (content.chunk_bytes() > kHostPiece || kHostPiece % content.chunk_bytes() != 0 ||
+      kHostBlock % content.chunk_bytes() != 0) {
+    return fail(ErrorCode::kNotSupported,
+                fmt::format("host memory in chunks of {} bytes", content.chunk_bytes()),
+                "use the stasis that has made the image");
+  }
+  std::vector<Piece> pieces;
+  std::uint64_t total = 0;
+  for (const auto& [stream, space] : spaces) {
+    STASIS_TRY(add_stream(content, stream, pieces));
+    total += content.streams()[stream].bytes;
+  }
+  const Span span(TraceKind::kImage, "fill host memory", {}, total);
+  return run_parallel(
+      pieces.size(), total, "host memory", env.progress, interrupt,
+      [&](std::size_t i) -> Result<std::uint64_t> {
+        const Piece& piece = pieces[i];
+        // What was given up, or never was there, reads as zeros.
+        if (is_zero(content, piece)) return piece.bytes;
+        STASIS_TRY_ASSIGN(const auto buffer, piece_buffer());
+        const auto bytes = buffer.first(piece.bytes);
+        STASIS_TRY(content.read(piece.stream, piece.offset, bytes));
+        STASIS_TRY(spaces.at(piece.stream)->write(piece.address, bytes.data(), bytes.size()));
+        return piece.bytes;
+      });
+}
+
+Result<void> fill(const Environment& env, const ContentReader& content, const Spaces& spaces,
+                  const Interrupt& interrupt) {
+  STASIS_TRY(write_pieces(env, content, spaces, interrupt));
+  fault_only(FaultPoint::kHostBack);
+  for (const auto& [stream, space] : spaces)
+    STASIS_TRY(mark_host_memory_away(*space, false));
+  return {};
+}
+
+}  // namespace
+
+Result<void> HostMemory::save(const Environment& env, const Group& group, const UniqueFd& image_dir,
+                              ContentOptions options, bool always) {
+  for (const GroupMember& member : group.members()) {
+    if (member.initial != CudaState::kRunning || !member.process.alive()) continue;
+    auto space = proc::AddressSpace::open(member.process.pid());
+    if (!space) continue;
+    auto ranges = find_host_memory(*space);
+    if (ranges.empty() || !member.process.alive()) continue;
+    bytes_ += total_of(ranges);
+    sources_.push_back({std::move(*space), std::move(ranges)});
+  }
+  if (sources_.empty() || (bytes_ < kWorthIt && !always)) {
+    sources_.clear();
+    bytes_ = 0;
+    return {};
+  }
+  options.kind = ContentKind::kHost;
+  options.base = nullptr;
+  options.chunk_bytes = kHostBlock;
+  STASIS_TRY_ASSIGN(auto writer, ContentWriter::create(image_dir, options));
+  std::vector<Piece> pieces;
+  for (std::size_t stream = 0; stream < sources_.size(); ++stream) {
+    const Source& source = sources_[stream];
+    std::vector<ContentRange> ranges;
+    std::uint64_t offset = 0;
+    for (const AddressRange& range : source.ranges) {
+      const std::uint64_t bytes = range.end - range.start;
+      ranges.push_back({offset, bytes, {}, range.start});
+      add_pieces(stream, offset, range, pieces);
+      offset += bytes;
+    }
+    STASIS_TRY(writer.add_stream(source.space.pid(), offset, std::move(ranges)));
+  }
+  Span span(TraceKind::kImage, "save host memory", {}, bytes_);
+  STASIS_TRY(run_parallel(pieces.size(), bytes_, "host memory", env.progress, env.interrupt,
+                          [&](std::size_t i) -> Result<std::uint64_t> {
+                            const Piece& piece = pieces[i];
+                            STASIS_TRY_ASSIGN(const auto buffer, piece_buffer());
+                            const auto bytes = buffer.first(piece.bytes);
+                            STASIS_TRY(sources_[piece.stream].space.read(
+                                piece.address, bytes.data(), bytes.size()));
+                            STASIS_TRY(writer.write(piece.stream, piece.offset, bytes));
+                            return piece.bytes;
+                          }));
+  STASIS_TRY_ASSIGN(auto summary, writer.finish(env.progress, env.interrupt));
+  span.end();
+  record_ = std::move(summary.record);
+  return fault(FaultPoint::kHostSaved);
+}
+
+Result<void> HostMemory::drop(Journal& journal) {
+  if (!record_) return {};
+  is_away_ = true;
+  STASIS_TRY(journal.note_host_content(record_->index_checksum));
+  for (const Source& source : sources_)
+    STASIS_TRY(mark_host_memory_away(source.space, true));
+  STASIS_TRY(fault(FaultPoint::kHostNoted));
+  for (const Source& source : sources_)
+    STASIS_TRY(drop_host_memory(source.space, source.ranges));
+  return fault(FaultPoint::kHostDropped);
+}
+
+Result<void> HostMemory::bring_back(const Environment& env, Journal& journal,
+                                    const UniqueFd& image_dir) {
+  if (!is_away_) return {};
+  STASIS_TRY_ASSIGN(const auto content,
+                    ContentReader::open(image_dir, *record_, {false, ContentKind::kHost}));
+  const Interrupt never;  // it has to be there before anything else
+  Spaces spaces;
+  for (std::size_t stream = 0; stream < sources_.size(); ++stream)
+    if (sources_[stream].space.is_current()) spaces.emplace(stream, &sources_[stream].space);
+  STASIS_TRY(fill(env, content, spaces, never));
+  is_away_ = false;
+  return journal.note_host_content({});
+}
+
+Result<void> fill_host_memory(const Environment& env, const ContentReader& content,
+                              const Interrupt& interrupt) {
+  std::map<std::size_t, proc::AddressSpace> opened;
+  Spaces spaces;
+  for (std::size_t stream = 0; stream < content.streams().size(); ++stream) {
+    auto space = proc::AddressSpace::open(content.streams()[stream].pid);
+    if (!space && space.error().code == ErrorCode::kProcessGone) continue;
+    if (!space) return fail(std::move(space.error()));
+    spaces[stream] = &opened.emplace(stream, std::move(*space)).first->second;
+  }
+  return fill(env, content, spaces, interrupt);
+}
+
+Result<void> bring_host_memory_back(const Environment& env, const JournalRecord& record) {
+  if (record.host_content.empty()) return {};
+  // Processes of which nothing is away need no image. One that is not what the record names has
+  // nothing of it.
+  std::map<Pid, proc::AddressSpace> away;
+  for (const JournalTarget& target : record.targets) {
+    if (!is_alive(target) || check_host_memory_is_there(target.pid)) continue;
+    auto space = proc::AddressSpace::open(target.pid);
+    if (space && is_alive(target)) away.emplace(target.pid, std::move(*space));
+  }
+  if (away.empty()) return {};
+  for (const std::string& path : image_and_its_halves(record.image)) {
+    const auto dir = open_file(AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+    const auto found = dir ? content_record_in(*dir, ContentKind::kHost)
+                           : Result<ContentRecord>(fail(ErrorCode::kImageIncomplete, {}));
+    if (!found || found->index_checksum != record.host_content) continue;
+    STASIS_TRY_ASSIGN(const auto content,
+                      ContentReader::open(*dir, *found, {false, ContentKind::kHost}));
+    Spaces spaces;
+    for (std::size_t stream = 0; stream < content.streams().size(); ++stream) {
+      const auto one = away.find(content.streams()[stream].pid);
+      if (one != away.end()) spaces.emplace(stream, &one->second);
+    }
+    const Interrupt never;
+    return fill(env, content, spaces, never);
+  }
+  return fail(
+      ErrorCode::kImageIncomplete,
+      fmt::format("host memory of process {} is in the half of an image beside {}, which is "
+                  "not there any more",
+                  away.begin()->first.value, record.image),
+      "bring it back to where it was, and recover again");
+}
+
+}  // namespace stasis

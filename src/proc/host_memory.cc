@@ -1,0 +1,178 @@
+#include "proc/host_memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <fstream>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <string_view>
+
+#include <fmt/format.h>
+
+#include "base/fault_point.h"
+#include "base/fd.h"
+#include "proc/parking.h"
+#include "proc/procfs.h"
+
+namespace stasis {
+namespace {
+
+constexpr std::uint64_t kHostPage = 4096;
+constexpr std::size_t kPagesOfBlock = kHostBlock / kHostPage;
+constexpr std::uint64_t kLeastMapping = 16U << 20;
+// Which takes 15 ms: the code that waits for a parked thread's call gives up after two seconds.
+constexpr std::uint64_t kLargestDrop = 64U << 20;
+
+// Entries of /proc/PID/pagemap.
+constexpr std::uint64_t kThere = 1ULL << 63;
+constexpr std::uint64_t kSwappedOut = 1ULL << 62;
+constexpr std::uint64_t kItsAlone = 1ULL << 56;
+
+// Of /proc/PID/smaps (proc(5)): those of plain memory, and what was advised about it.
+constexpr std::array<std::string_view, 14> kPlainFlags{"rd", "wr", "mr", "mw", "me", "ac", "sd",
+                                                       "nh", "hg", "mg", "nr", "dc", "sr", "rr"};
+
+bool is_plain(std::string_view flags) {
+  while (!flags.empty()) {
+    const std::size_t blank = std::min(flags.find(' '), flags.size());
+    const std::string_view flag = flags.substr(0, blank);
+    flags.remove_prefix(std::min(blank + 1, flags.size()));
+    if (!flag.empty() &&
+        std::find(kPlainFlags.begin(), kPlainFlags.end(), flag) == kPlainFlags.end())
+      return false;
+  }
+  return true;
+}
+
+std::optional<AddressRange> range_of(const std::string& line) {
+  AddressRange range;
+  const char* end = line.data() + line.size();
+  const auto start = std::from_chars(line.data(), end, range.start, 16);
+  if (start.ec != std::errc() || start.ptr == end || *start.ptr != '-') return std::nullopt;
+  const auto stop = std::from_chars(start.ptr + 1, end, range.end, 16);
+  if (stop.ec != std::errc() || stop.ptr == end || *stop.ptr != ' ') return std::nullopt;
+  return range;
+}
+
+// "7f..-7f.. rw-p 00000000 00:00 0 [anon:name]": private memory that may be written, of no file.
+bool is_of_no_file(const std::string& line) {
+  std::istringstream words(line);
+  std::string range;
+  std::string permissions;
+  std::string offset;
+  std::string device;
+  std::string inode;
+  std::string path;
+  words >> range >> permissions >> offset >> device >> inode >> path;
+  return permissions == "rw-p" && inode == "0" && (path.empty() || path.starts_with("[anon:"));
+}
+
+// The stack pointers of all threads; nothing if one runs.
+std::optional<std::vector<std::uint64_t>> stack_pointers(Pid pid) {
+  std::vector<std::uint64_t> pointers;
+  for (const Tid thread : proc::ProcFs().threads(pid)) {
+    std::ifstream file(fmt::format("/proc/{}/task/{}/syscall", pid.value, thread.value));
+    std::vector<std::string> words;
+    for (std::string word; file >> word;)
+      words.push_back(std::move(word));
+    if (words.size() < 3) return std::nullopt;
+    pointers.push_back(std::strtoull(words[words.size() - 2].c_str(), nullptr, 16));
+  }
+  return pointers;
+}
+
+std::vector<AddressRange> plain_mappings(Pid pid, const std::vector<std::uint64_t>& pointers) {
+  std::vector<AddressRange> out;
+  std::ifstream file(fmt::format("/proc/{}/smaps", pid.value));
+  std::optional<AddressRange> current;
+  for (std::string line; std::getline(file, line);) {
+    constexpr std::string_view kFlags = "VmFlags: ";
+    if (line.starts_with(kFlags)) {
+      if (current && is_plain(std::string_view(line).substr(kFlags.size())))
+        out.push_back(*current);
+      current.reset();
+      continue;
+    }
+    const auto range = range_of(line);
+    if (!range) continue;
+    const bool is_stack = std::any_of(pointers.begin(), pointers.end(), [&](std::uint64_t at) {
+      return range->start <= at && at < range->end;
+    });
+    current.reset();
+    if (range->end - range->start >= kLeastMapping && !is_stack && is_of_no_file(line))
+      current = range;
+  }
+  return out;
+}
+
+bool is_worth_it(std::span<const std::uint64_t> pages) {
+  std::size_t there = 0;
+  for (const std::uint64_t page : pages) {
+    if ((page & kSwappedOut) != 0) return false;
+    if ((page & kThere) == 0) continue;
+    if ((page & kItsAlone) == 0) return false;
+    ++there;
+  }
+  return there * 2 >= kPagesOfBlock;
+}
+
+void add_blocks(const AddressRange& mapping, int pagemap, std::vector<AddressRange>& out) {
+  constexpr std::size_t kBlocksAtOnce = 512;
+  std::vector<std::uint64_t> pages(kBlocksAtOnce * kPagesOfBlock);
+  const std::uint64_t last = mapping.end / kHostBlock * kHostBlock;
+  for (std::uint64_t at = (mapping.start + kHostBlock - 1) / kHostBlock * kHostBlock; at < last;) {
+    const std::size_t blocks = std::min<std::uint64_t>((last - at) / kHostBlock, kBlocksAtOnce);
+    const std::size_t bytes = blocks * kPagesOfBlock * sizeof pages[0];
+    const auto from = static_cast<off_t>(at / kHostPage * sizeof pages[0]);
+    if (::pread(pagemap, pages.data(), bytes, from) != static_cast<ssize_t>(bytes)) return;
+    for (std::size_t i = 0; i < blocks; ++i, at += kHostBlock) {
+      if (!is_worth_it(std::span(pages).subspan(i * kPagesOfBlock, kPagesOfBlock))) continue;
+      if (!out.empty() && out.back().end == at)
+        out.back().end += kHostBlock;
+      else
+        out.push_back({at, at + kHostBlock});
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<AddressRange> find_host_memory(const proc::AddressSpace& space) {
+  const auto pointers = stack_pointers(space.pid());
+  auto pagemap = open_file(AT_FDCWD, fmt::format("/proc/{}/pagemap", space.pid().value), O_RDONLY);
+  if (!pointers || !pagemap) return {};
+  std::vector<AddressRange> out;
+  for (const AddressRange& mapping : plain_mappings(space.pid(), *pointers))
+    add_blocks(mapping, pagemap->get(), out);
+  // What was read is this process's, and not another program's that has its number since.
+  return space.is_current() ? out : std::vector<AddressRange>();
+}
+
+Result<void> drop_host_memory(const proc::AddressSpace& space,
+                              std::span<const AddressRange> ranges) {
+  return call_from_parked_thread(space, [&](const SystemCall& call) -> Result<void> {
+    for (const AddressRange& range : ranges) {
+      for (std::uint64_t at = range.start; at < range.end; at += kLargestDrop) {
+        const std::array<std::uint64_t, 3> arguments{at, std::min(kLargestDrop, range.end - at),
+                                                     MADV_DONTNEED};
+        STASIS_TRY_ASSIGN(const auto answer, call(SYS_madvise, arguments));
+        if (answer < 0) {
+          return fail(
+              errno_error(fmt::format("process {} cannot give memory back", space.pid().value),
+                          static_cast<int>(-answer)));
+        }
+        fault_only(FaultPoint::kHostDropping);
+      }
+    }
+    return {};
+  });
+}
+
+}  // namespace stasis

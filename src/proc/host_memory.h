@@ -1,0 +1,34 @@
+// Host memory of a program that stands still, as far as a tool may take it away and bring it back:
+// large private memory of no file.
+//
+// Left to CRIU: memory of files and shared memory, stacks, the heap of brk(2), small mappings (what
+// the driver's and the agent's own threads use lies there), memory that the kernel treats in a
+// special way (locked, huge pages of hugetlbfs, registered with userfaultfd, excluded from dumps,
+// device memory), and pages that are swapped out or that a forked process shares: those stay
+// shared. docs/adr/0047-host-memory.md.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/result.h"
+#include "proc/address_space.h"
+#include "proc/zero_pages.h"
+
+namespace stasis {
+
+// The unit, aligned in the process's addresses: that of the chunks in an image, so that what has
+// not changed from one image to the next is one chunk in both.
+inline constexpr std::uint64_t kHostBlock = 256U << 10;
+
+// The blocks of `space` of which at least half of the pages are there, as ranges, by address. Empty
+// if it cannot be told for certain. All threads of the process but the driver's are parked.
+std::vector<AddressRange> find_host_memory(const proc::AddressSpace& space);
+
+// Has a parked thread give them back to the system; they read as zeros afterwards. On an error some
+// may have gone.
+Result<void> drop_host_memory(const proc::AddressSpace& space,
+                              std::span<const AddressRange> ranges);
+
+}  // namespace stasis

@@ -1,0 +1,97 @@
+"""A CUDA program with much host memory of several kinds, which verifies all of it in every round.
+
+    host_memory.py STATUS MIB
+
+Writes "round N" to STATUS. Ends with 1, and says what is wrong, if anything is not as it was left.
+"""
+
+import ctypes
+import mmap
+import os
+import random
+import sys
+import time
+import zlib
+
+PAGE = 4096
+MADV_DONTFORK = 10
+PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+
+
+def region(size):
+    return mmap.mmap(-1, size, flags=PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+def check(what, memory, wanted):
+    if zlib.crc32(memory) != wanted:
+        sys.exit(f"{what} is not as it was left")
+
+
+class Program:
+    def __init__(self, mib):
+        self.random = random.Random(7)
+        size = mib << 20
+        self.regions = {"dense": region(size), "sparse": region(size), "shared": region(32 << 20),
+                        "locked": region(16 << 20)}
+        for at in range(0, size, 1 << 20):
+            # Every fourth of zeros, every fourth the same as the one before.
+            kind = at >> 20 & 3
+            if kind:
+                content = self.random.randbytes(1 << 20) if kind != 3 else content
+                self.regions["dense"][at:at + (1 << 20)] = content
+        # Of the first half every other page, of the second fewer.
+        for at in [*range(0, size // 2, 2 * PAGE), *range(size // 2, size, 5 * PAGE)]:
+            self.regions["sparse"][at:at + 8] = at.to_bytes(8, "little")
+        for name in ("shared", "locked"):
+            self.regions[name][:] = self.random.randbytes(len(self.regions[name]))
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self.regions["locked"]))
+        if ctypes.CDLL(None).mlock(ctypes.c_void_p(address), ctypes.c_size_t(16 << 20)):
+            del self.regions["locked"]  # a limit
+        # Else all pages would be the child's, too.
+        for name in ("dense", "sparse"):
+            self.regions[name].madvise(MADV_DONTFORK)
+        self.sums = {name: zlib.crc32(memory) for name, memory in self.regions.items()}
+        self.child = self.fork()
+        self.open_gpu()
+
+    # Has the memory as it was, whatever the parent writes there.
+    def fork(self):
+        child = os.fork()
+        if child:
+            return child
+        while True:
+            check("what the child shares", self.regions["shared"], self.sums["shared"])
+            time.sleep(0.1)
+
+    def open_gpu(self):
+        self.driver, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+        self.gpu = ctypes.c_uint64()
+        if self.driver.cuInit(0) or self.driver.cuCtxCreate_v2(ctypes.byref(context), 0, 0):
+            sys.exit("no GPU")
+        if self.driver.cuMemAlloc_v2(ctypes.byref(self.gpu), ctypes.c_size_t(4 << 20)):
+            sys.exit("no GPU memory")
+
+    def round(self, number):
+        if os.waitpid(self.child, os.WNOHANG) != (0, 0):
+            sys.exit("the child has ended")
+        for name, memory in self.regions.items():
+            check(name, memory, self.sums[name])
+            at = self.random.randrange(len(memory) // PAGE) * PAGE
+            # A page that was not there comes to be, and one that was becomes zeros.
+            memory[at:at + PAGE] = self.random.randbytes(PAGE) if number % 3 else bytes(PAGE)
+            self.sums[name] = zlib.crc32(memory)
+        value = ctypes.c_ubyte(number & 255)
+        if self.driver.cuMemcpyHtoD_v2(self.gpu, ctypes.byref(value), ctypes.c_size_t(1)):
+            sys.exit("the GPU does not take memory")
+
+
+def main():
+    program = Program(int(sys.argv[2]))
+    for number in range(1, 10 ** 9):
+        program.round(number)
+        with open(sys.argv[1], "w", encoding="ascii") as status:
+            status.write(f"round {number}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+#!/usr/bin/env bats
+# Host memory that goes into an image past CRIU, and comes back, on the simulated driver and real CRIU.
+
+load helpers
+load stasis_lib
+
+setup() {
+  setup_stasis
+  need_root "CRIU"
+  agent=$STASIS_BUILD/lib/stasis/libstasis-preload.so
+}
+teardown() { end_stasis; }
+
+# start_program MIB: host_memory.py, whose round and end the helpers know.
+start_program() {
+  TARGET_LOG=$BATS_TEST_TMPDIR/target.log
+  TARGET_STATUS=$BATS_TEST_TMPDIR/target.status
+  rm -f "$TARGET_STATUS"
+  (exec_on_gpu setsid python3 "$BATS_TEST_DIRNAME/host_memory.py" "$TARGET_STATUS" "$1") </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 target_is_up
+}
+
+# What was wrong, the program says before it ends.
+runs_on() {
+  target_goes_on
+  assert_equal "$(cat "$TARGET_LOG")" ""
+}
+
+host_bytes() { python3 "$BATS_TEST_DIRNAME/../image/read_image.py" "$image" | python3 -c 'import json, sys; d = json.load(sys.stdin)["host_content"]; print(d["bytes"] if d else 0)'; }
+pages_bytes() { cat "$image"/criu/pages-*.img | wc -c; }
+
+@test "host memory of every kind is as it was, dumped and restored again and again" {
+  local i
+  start_program 64
+  for i in 1 2 3; do
+    dump_it --host-memory parallel --force
+    # Of the dense region what was written, which grows a little; of the others nothing: the kernel's page of zeros
+    # lies between the sparse one's, and the rest is a child's, too, or locked.
+    (($(host_bytes) >= 48 << 20 && $(host_bytes) <= 64 << 20))
+    done_by verify --images-dir "$image"
+    done_by inspect --images-dir "$image"
+    restore_it
+    runs_on
+  done
+}
+
+@test "with the agent inside, and compressed, it is so as well" {
+  LD_PRELOAD=$agent start_program 96
+  dump_it --host-memory parallel --compress zstd
+  (($(host_bytes) >= 72 << 20))
+  restore_it
+  runs_on
+  # By itself: there is enough of it.
+  dump_it --force
+  (($(host_bytes) >= 72 << 20))
+  restore_it
+  runs_on
+}
+
+@test "CRIU moves what is little, what is to stay, and all if it is told to" {
+  start_program 4
+  dump_it
+  assert_equal "$(host_bytes)" 0
+  restore_it
+  runs_on
+  kill -KILL "$TARGET"
+  wait_until 60 number_is_free
+  start_program 64
+  done_by dump "$TARGET" --images-dir "$image" --force --leave-running
+  assert_equal "$(host_bytes)" 0
+  runs_on
+  dump_it --force --host-memory criu
+  assert_equal "$(host_bytes)" 0
+  restore_it
+  runs_on
+}
+
+@test "what the driver saves of a program that it moves itself goes past CRIU, too" {
+  start_target memory --size 128M
+  dump_it
+  (($(host_bytes) > 100 << 20 && $(pages_bytes) < 100 << 20))
+  restore_it
+  restored_verifies
+}
+
+@test "a dump that fails after the processes have given it up leaves them as they were" {
+  local point
+  start_program 64
+  for point in host.saved host.noted host.dropped dump.complete; do
+    STASIS_FAULT=$point:error capture stasis dump "$TARGET" --images-dir "$image" --host-memory parallel
+    ((status != 0))
+    assert_contains "$err" "as it was"
+    runs_on
+    [[ ! -e $image ]]
+  done
+  STASIS_FAULT=host.dropped:target-killed capture stasis dump "$TARGET" --images-dir "$image" --host-memory parallel || true
+  dump_it --host-memory parallel
+  restore_it
+  runs_on
+}
+
+@test "a tool that is killed meanwhile leaves processes that only recover lets run" {
+  local point
+  start_program 64
+  for point in host.saved host.noted host.dropping host.dropped dump.complete; do
+    STASIS_FAULT=$point:kill capture stasis dump "$TARGET" --images-dir "$image" --host-memory parallel
+    assert_equal "$status" 137 "$point"
+    if [[ $point == host.dropped ]]; then
+      capture stasis resume "$TARGET"
+      ((status != 0))
+      assert_contains "$err" "stasis recover"
+      capture cuda-checkpoint --action restore --pid "$TARGET"
+      ((status != 0))
+      capture stasis dump "$TARGET" --images-dir "$image"
+      ((status != 0))
+    fi
+    done_by recover "$TARGET"
+    runs_on
+  done
+  STASIS_FAULT=host.dropped:kill capture stasis dump "$TARGET" --images-dir "$image" --force --host-memory parallel
+  assert_equal "$status" 137
+  STASIS_FAULT=host.back:kill capture stasis recover "$TARGET"
+  assert_equal "$status" 137
+  done_by recover --all
+  runs_on
+}
+
+@test "damaged host memory in an image is found, by restore and by verify, and nothing runs" {
+  start_program 64
+  dump_it --host-memory parallel
+  printf 'x' | dd of="$image/host/data-00" bs=1 seek=12345 conv=notrunc status=none
+  refused 10 image-corrupt restore --images-dir "$image" --detach
+  assert_contains "$err" "host/data-00"
+  number_is_free
+  refused 10 image-corrupt verify --images-dir "$image"
+  rm "$image/host/index"
+  capture stasis restore --images-dir "$image" --detach
+  ((status != 0))
+  number_is_free
+}
