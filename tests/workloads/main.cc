@@ -23,6 +23,7 @@ struct Kind {
 constexpr Kind kKinds[] = {
     {"memory", run_memory, "device memory in many sizes (--size)"},
     {"pinned", run_pinned, "pinned, mapped and registered host memory (--size)"},
+    {"host", run_host, "large private memory of the host (--size, --threads)"},
     {"streams", run_streams, "four streams, events, host functions, work in flight (--busy-ms)"},
     {"pool", run_pool, "stream-ordered allocation (--size)"},
     {"vmm", run_vmm, "reserved addresses, exportable physical memory, remapping (--size)"},
@@ -90,7 +91,7 @@ int main(int argc, char** argv) {
                  "memory: besides --size, device memory that never changes")
       ->transform(CLI::AsSizeValue(false))
       ->type_name("BYTES");
-  app.add_option("--size", options.size, "device memory, e.g. 16G")
+  app.add_option("--size", options.size, "device memory, of kind host of the host's, e.g. 16G")
       ->transform(CLI::AsSizeValue(false));
   app.add_option("--pause-ms", options.pause_ms, "between two rounds")->capture_default_str();
   app.add_option("--busy-ms", options.busy_ms, "how long a long kernel runs");

@@ -19,11 +19,11 @@ namespace stasis::workloads {
 
 struct Options {
   std::string kind;
-  std::string status;           // file for the heartbeat; empty: none
-  std::uint64_t rounds = 0;     // 0: until SIGTERM
-  std::uint64_t seed = 0;       // 0: from the kernel's random numbers
-  std::uint64_t size = 0;       // bytes of device memory; 0: the kind's own default
-  std::uint64_t still = 0;      // kind memory: bytes besides that stay as they are
+  std::string status;        // file for the heartbeat; empty: none
+  std::uint64_t rounds = 0;  // 0: until SIGTERM
+  std::uint64_t seed = 0;    // 0: from the kernel's random numbers
+  std::uint64_t size = 0;    // bytes of device memory, of kind host of the host's; 0: its default
+  std::uint64_t still = 0;   // kind memory: bytes besides that stay as they are
   std::uint32_t pause_ms = 40;  // between two rounds
   std::uint32_t busy_ms = 0;    // of each long kernel; 0: the kind's own default
   std::uint32_t own_us = 0;     // kind poll: work between two questions
@@ -88,6 +88,7 @@ class Run {
 // The kinds. Each returns when Run says stop, and ends the program at the first mismatch.
 void run_memory(Run& run);
 void run_pinned(Run& run);
+void run_host(Run& run);
 void run_streams(Run& run);
 void run_pool(Run& run);
 void run_vmm(Run& run);

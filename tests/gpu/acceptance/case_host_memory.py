@@ -1,0 +1,55 @@
+"""Large host memory, past CRIU and through it: right, and how long each takes."""
+
+import os
+import shutil
+import statistics
+
+from .core import case, expect, expect_equal
+from .targets import Target
+
+NEEDS = ("program stasis", "program stasis-workload", "criu", "root")
+WAYS = ("criu", "parallel")
+
+
+def start(machine, name, size, agent, kind):
+    own = ["memory"] if kind == "memory" else ["host", "--threads", str(os.cpu_count())]
+    words = [machine.program("stasis-workload"), *own, "--status", "{status}", "--size", size, "--pause-ms", "200"]
+    return Target(machine, [machine.program("stasis"), "run", "--", *words] if agent else words, name)
+
+
+def phase(report, name):
+    return sum(p["seconds"] for p in report["phases"] if p["name"] == name)
+
+
+def compare(machine, kind, gib, agent, rounds):
+    """Both ways in turn on one program, which verifies all of its memory after each restore."""
+    size = "128M" if machine.simulated else f"{gib}G"
+    target = start(machine, kind, size, agent, kind)
+    target.wait_rounds(1)
+    seconds = {}
+    phases = []
+    for _ in range(rounds):
+        for way in WAYS:
+            image = os.path.join(machine.work, "image")
+            shutil.rmtree(image, ignore_errors=True)
+            dumped = machine.stasis("dump", target.pid, "--images-dir", image, "--sync", "none", "--host-memory", way,
+                                    "--json").must_succeed().json()
+            target.forget_exit()
+            looked = machine.stasis("verify", "--images-dir", image, "--json").must_succeed().json()
+            expect_equal(looked["host_content"] is not None, way == "parallel", "host content in the image")
+            restored = machine.stasis("restore", "--images-dir", image, "--detach", "--json").must_succeed().json()
+            target.wait_rounds(1)
+            for verb, report in (("dump", dumped), ("restore", restored)):
+                seconds.setdefault(f"{verb} {way}", []).append(report["seconds"])
+            moved = phase(dumped, "criu") + phase(dumped, "host memory")
+            phases.append({"way": way, "dump": dumped["phases"], "restore": restored["phases"], "moved_s": moved})
+    verified = target.finish()
+    expect(verified > 0, "no round was verified")
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    return {"size": size, "agent": agent, "seconds": seconds, "medians": medians, "phases": phases,
+            "note": (f"{size}: dump {medians['dump criu']:.2f} s by CRIU, {medians['dump parallel']:.2f} s past it; "
+                     f"restore {medians['restore criu']:.2f} s, {medians['restore parallel']:.2f} s")}
+
+
+case("host_memory.agent", needs=NEEDS)(lambda machine: compare(machine, "host", 12, True, 2))
+case("host_memory.driver", needs=NEEDS)(lambda machine: compare(machine, "memory", 8, False, 2))
