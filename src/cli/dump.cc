@@ -174,8 +174,7 @@ Verb add_dump(CLI::App& app) {
   add_path(*command, options->dump.path);
   command
       ->add_option("--host-memory", options->dump.host_memory,
-                   "by whom large host memory of a job that ends is moved: auto, criu or parallel "
-                   "[auto]")
+                   "by whom large host memory is moved: auto, criu or parallel [auto]")
       ->transform(CLI::Transformer(
           std::map<std::string, HostMemoryWay>{{"auto", HostMemoryWay::kAutomatic},
                                                {"criu", HostMemoryWay::kCriu},

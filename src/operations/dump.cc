@@ -49,7 +49,7 @@ Result<void> note_ending(OpenedGroup& opened) {
 // Has any process of the tree ended, or is it about to? If all are `back` in their states, they
 // have answered since, which who was killed does not. Others take a while to let go of their
 // memory.
-bool anybody_ended(const Group& group, bool back) {
+bool any_has_ended(const Group& group, bool back) {
   const int patience_ms = back ? 100 : kExitWaitMs;
   return std::any_of(
       group.members().begin(), group.members().end(),
@@ -76,7 +76,7 @@ std::vector<GpuUse> use_of(const Group& group) {
   return all;
 }
 
-bool nobody_is_left(const Group& group) {
+bool all_have_ended(const Group& group) {
   const auto& members = group.members();
   return std::none_of(members.begin(), members.end(), [](const GroupMember& member) {
     return member.initial && member.process.alive();
@@ -148,6 +148,7 @@ class DumpRun {
     auto base = open_base(env_, options_);
     phases_.end();
     STASIS_TRY_ASSIGN(base_, std::move(base));
+    STASIS_TRY_ASSIGN(host_base_, open_host_base(env_, options_));
     // A base that cannot be opened has been told of.
     tell_of_base_ = options_.base && !options_.base_may_be_empty &&
                     (base_ != nullptr || !may_take_over(env_, options_));
@@ -253,18 +254,20 @@ class DumpRun {
 
   void hold_image() { writer_->hold(opened_->direct.needs_image() || host_.is_away()); }
 
-  // What CRIU would move with one thread. Only of a job that ends: one that goes on would have to
-  // get it back.
+  // What CRIU would move with one thread. Not of a job that stays suspended, which would have to
+  // get it back while it stands.
   Result<void> take_host_memory() {
-    if (!ends() || options_.host_memory == HostMemoryWay::kCriu) return {};
-    phases_.begin("host memory");
+    if (!(ends() || goes_on()) || options_.host_memory == HostMemoryWay::kCriu) return {};
     STASIS_TRY(group().keep_agents_still());
-    STASIS_TRY(host_.save(env_, group(), writer_->dir(), into_image_->options,
-                          options_.host_memory == HostMemoryWay::kParallel));
-    if (!host_.record()) return {};
+    if (!host_.find(group(), options_.host_memory == HostMemoryWay::kParallel)) return {};
+    phases_.begin("host memory");
+    ContentOptions into = into_image_->options;
+    into.base = host_base_;
+    STASIS_TRY(host_.save(env_, writer_->dir(), into));
     manifest_.host_content = host_.record();
     // Whatever leads back: first the memory, then the driver.
     group().before_roll_back = [this] {
+      phases_.begin("host memory back");
       return host_.bring_back(env_, *opened_->journal, writer_->dir());
     };
     writer_->hold(true);
@@ -329,7 +332,7 @@ class DumpRun {
     auto back = group().roll_back();
     // CRIU died after it had the word to end the tree: the image may be all that is left of the
     // job.
-    if (!complete_ || !ends() || !anybody_ended(group(), back.has_value())) {
+    if (!complete_ || !ends() || !any_has_ended(group(), back.has_value())) {
       // The image is about to go, so nothing may say that it is all there is.
       if (!opened_->journal->record().ending.empty()) (void)opened_->journal->note_ending({});
       Error failed = rolled_back(env_, *opened_, std::move(why), std::move(back));
@@ -384,7 +387,7 @@ class DumpRun {
     auto kept = is_deferred() ? seal(never) : Result<void>();
     if (kept && is_deferred()) commit();
     // A job that has ended needs nothing.
-    if (why.code == ErrorCode::kProcessGone && nobody_is_left(group())) opened_->journal->finish();
+    if (why.code == ErrorCode::kProcessGone && all_have_ended(group())) opened_->journal->finish();
     return fail(std::move(why).within(kept ? "the image " + writer_->final_path() + " is complete"
                                            : kept.error().to_string()));
   }
@@ -430,9 +433,10 @@ class DumpRun {
     tell_of_lost(env_, report_.lost, "the image does not hold");
     report_.images_dir = writer_->final_path();
     report_.image_bytes = manifest_.total_bytes;
-    report_.written_bytes =
-        manifest_.total_bytes - (manifest_.content ? manifest_.content->taken_bytes() : 0);
-    report_.taken_bytes = opened_->direct.taken_bytes();
+    report_.written_bytes = manifest_.total_bytes;
+    for (const auto& content : {manifest_.content, manifest_.host_content})
+      if (content) report_.written_bytes -= content->taken_bytes();
+    report_.taken_bytes = opened_->direct.taken_bytes() + host_.taken_bytes();
     report_.direct_io = opened_->direct.direct_io();
     return std::move(report_);
   }
@@ -445,6 +449,7 @@ class DumpRun {
   std::vector<Gpu> gpus_;
   std::string path_;
   std::shared_ptr<const ContentBase> base_;
+  std::shared_ptr<const ContentBase> host_base_;
   bool tell_of_base_ = false;
   HostMemory host_;
   std::optional<ImageWriter> writer_;

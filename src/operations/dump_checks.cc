@@ -127,6 +127,22 @@ Result<std::shared_ptr<const ContentBase>> open_base(const Environment& env,
   return base;
 }
 
+// A base without host memory in host/ is no fault of it: there may have been little.
+Result<std::shared_ptr<const ContentBase>> open_host_base(const Environment& env,
+                                                          const DumpOptions& options) {
+  if (!options.base || options.host_memory == HostMemoryWay::kCriu ||
+      options.after == AfterDump::kSuspended)
+    return nullptr;
+  auto base = ContentBase::open(*options.base, env.progress, env.interrupt, kContentChunk,
+                                ContentKind::kHost);
+  if (!base && base.error().code == ErrorCode::kInterrupted) return base;
+  if (!base && base.error().code != ErrorCode::kNotSupported) {
+    env.tell(fmt::format("all host memory is written, and nothing taken over from {}: {}",
+                         *options.base, base.error().to_string()));
+  }
+  return base ? std::move(*base) : nullptr;
+}
+
 bool past_the_cache(const DumpOptions& options) {
   return options.direct_io.value_or(options.sync == SyncPolicy::kDisk &&
                                     options.after == AfterDump::kKill);

@@ -144,8 +144,7 @@ Result<void> fill(const Environment& env, const ContentReader& content, const Sp
 
 }  // namespace
 
-Result<void> HostMemory::save(const Environment& env, const Group& group, const UniqueFd& image_dir,
-                              ContentOptions options, bool always) {
+bool HostMemory::find(const Group& group, bool always) {
   for (const GroupMember& member : group.members()) {
     if (member.initial != CudaState::kRunning || !member.process.alive()) continue;
     auto space = proc::AddressSpace::open(member.process.pid());
@@ -155,13 +154,12 @@ Result<void> HostMemory::save(const Environment& env, const Group& group, const 
     bytes_ += total_of(ranges);
     sources_.push_back({std::move(*space), std::move(ranges)});
   }
-  if (sources_.empty() || (bytes_ < kWorthIt && !always)) {
-    sources_.clear();
-    bytes_ = 0;
-    return {};
-  }
+  return !sources_.empty() && (always || bytes_ >= kWorthIt);
+}
+
+Result<void> HostMemory::save(const Environment& env, const UniqueFd& image_dir,
+                              ContentOptions options) {
   options.kind = ContentKind::kHost;
-  options.base = nullptr;
   options.chunk_bytes = kHostBlock;
   STASIS_TRY_ASSIGN(auto writer, ContentWriter::create(image_dir, options));
   std::vector<Piece> pieces;
@@ -191,6 +189,7 @@ Result<void> HostMemory::save(const Environment& env, const Group& group, const 
   STASIS_TRY_ASSIGN(auto summary, writer.finish(env.progress, env.interrupt));
   span.end();
   record_ = std::move(summary.record);
+  taken_bytes_ = summary.use.taken_bytes;
   return fault(FaultPoint::kHostSaved);
 }
 

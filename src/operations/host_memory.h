@@ -2,9 +2,9 @@
 // CRIU, which moves 1.5 GiB/s: read, written to host/, given up by the processes, and after CRIU's
 // restore written back. docs/adr/0047-host-memory.md. Private to src/operations.
 //
-// Only of a dump that ends its tree. From the moment it is given up until the tree has ended it is
-// in the image alone: the journal and the processes say so (parking.h), no tool lets them run, and
-// bring_back() undoes it.
+// From the moment it is given up it is in the image alone, until the tree has ended or, if that
+// goes on, bring_back() has put it back: the journal and the processes say so (parking.h), and no
+// tool lets them run.
 #pragma once
 
 #include <optional>
@@ -23,13 +23,15 @@ namespace stasis {
 
 class HostMemory {
  public:
-  // Saves what is there of the CUDA processes of `group`, whose threads are parked by it. Nothing
-  // if that is less than is worth it, unless `always`. On an error the processes are untouched.
-  Result<void> save(const Environment& env, const Group& group, const UniqueFd& image_dir,
-                    ContentOptions options, bool always);
+  // What there is of the CUDA processes of `group`, whose threads are parked by it. False if that
+  // is less than is worth it, unless `always`.
+  bool find(const Group& group, bool always);
+  // Saves it. On an error the processes are untouched.
+  Result<void> save(const Environment& env, const UniqueFd& image_dir, ContentOptions options);
   // For the manifest, if anything was saved.
   const std::optional<ContentRecord>& record() const { return record_; }
-  std::uint64_t bytes() const { return bytes_; }
+  // What the base had of it.
+  std::uint64_t taken_bytes() const { return taken_bytes_; }
 
   // Has the processes give up what was saved. On an error some may have gone.
   Result<void> drop(Journal& journal);
@@ -46,6 +48,7 @@ class HostMemory {
   std::vector<Source> sources_;  // of each stream
   std::optional<ContentRecord> record_;
   std::uint64_t bytes_ = 0;
+  std::uint64_t taken_bytes_ = 0;
   bool is_away_ = false;
 };
 

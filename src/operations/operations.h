@@ -102,7 +102,7 @@ Result<Standing> look_at(const Environment& env, Pid root);
 
 enum class AfterDump { kKill, kRunning, kSuspended };
 
-// By whom large host memory of a job that ends is moved.
+// By whom large host memory is moved.
 enum class HostMemoryWay {
   kAutomatic,  // by us from a size on that is worth it
   kCriu,

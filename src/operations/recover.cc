@@ -300,7 +300,7 @@ std::optional<RecoverReport> recover_record(const Environment& env, const Journa
   return report;
 }
 
-bool is_nobody(const Error& error) {
+bool is_no_program(const Error& error) {
   const ErrorCode code = error.code;
   return code == ErrorCode::kNoSuchProcess || code == ErrorCode::kZombie ||
          code == ErrorCode::kThreadId || code == ErrorCode::kNotCuda;
@@ -333,7 +333,7 @@ std::optional<RecoverReport> finish_resume(const Environment& env, const Journal
   if (!resumed && resumed.error().code == ErrorCode::kBusy) return recover_record(env, seen);
   // What is in the record and not in the tree any more is brought back by itself.
   const auto left = find_left(record.root);
-  if (resumed || is_nobody(resumed.error())) {
+  if (resumed || is_no_program(resumed.error())) {
     if (resumed) report.processes = std::move(resumed->processes);
     if (!left) return resumed ? std::optional<RecoverReport>(std::move(report)) : std::nullopt;
     auto others = recover_record(env, *left);
@@ -416,7 +416,7 @@ Result<RecoverReport> recover(const Environment& env, Pid root) {
   auto report = resume(env, root, {});
   if (!report) {
     // With a record, a target that has ended meanwhile is an answer and no failure.
-    if (is_nobody(report.error()) && !out.operation.empty()) return out;
+    if (is_no_program(report.error()) && !out.operation.empty()) return out;
     return fail(std::move(report.error()));
   }
   for (const ProcessReport& before : out.processes) {

@@ -60,6 +60,7 @@ SCENARIOS = (
     Scenario("dump --leave-running", "dump", "dump.ending"),
     Scenario("dump --leave-suspended", "dump", "dump.complete"),
     Scenario("dump of host memory --host-memory=parallel", "dump", "host.saved", "dump.complete"),
+    Scenario("dump of host memory --host-memory=parallel --leave-running", "dump", "host.dropped"),
     Scenario("recover a dump of host memory", "recover", "host.back", "recover.target"),
     Scenario("restore --leave-suspended", "restore", "criu.post-restore"),
     Scenario("suspend by the agent", "suspend", "group.opened", "direct.dropped", True),

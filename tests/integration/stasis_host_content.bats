@@ -28,6 +28,13 @@ runs_on() {
   assert_equal "$(cat "$TARGET_LOG")" ""
 }
 
+# It, and its child.
+end_all() {
+  kill -KILL -- "-$TARGET"
+  wait_until 60 group_is_gone
+}
+group_is_gone() { ! pgrep -g "$TARGET" >/dev/null && number_is_free; }
+
 host_bytes() { python3 "$BATS_TEST_DIRNAME/../image/read_image.py" "$image" | python3 -c 'import json, sys; d = json.load(sys.stdin)["host_content"]; print(d["bytes"] if d else 0)'; }
 pages_bytes() { cat "$image"/criu/pages-*.img | wc -c; }
 
@@ -65,16 +72,46 @@ pages_bytes() { cat "$image"/criu/pages-*.img | wc -c; }
   assert_equal "$(host_bytes)" 0
   restore_it
   runs_on
-  kill -KILL "$TARGET"
-  wait_until 60 number_is_free
+  end_all
   start_program 64
-  done_by dump "$TARGET" --images-dir "$image" --force --leave-running
+  done_by dump "$TARGET" --images-dir "$image" --force --leave-suspended
   assert_equal "$(host_bytes)" 0
+  done_by resume "$TARGET"
   runs_on
   dump_it --force --host-memory criu
   assert_equal "$(host_bytes)" 0
   restore_it
   runs_on
+}
+
+@test "a job that goes on has it back, saved again and again, and only what is new is written" {
+  local i base=() after
+  start_program 96
+  for i in 1 2 3; do
+    done_by dump "$TARGET" --images-dir "$image.$i" --leave-running "${base[@]}" --json
+    ((i == 1 || $(json 'd["written_bytes"]') < $(json 'd["image_bytes"]') - (40 << 20)))
+    assert_contains "$(json '[p["name"] for p in d["phases"]]')" "host memory back"
+    runs_on
+    base=(--base "$image.$i")
+  done
+  after=$(target_round)
+  end_all
+  for i in 3 1; do
+    done_by restore --images-dir "$image.$i" --detach
+    runs_on
+    (($(target_round) < after + 20))
+    end_all
+  done
+}
+
+@test "a dump of a job that goes on is killed when the job has not got it back: recover brings it" {
+  start_program 64
+  for point in host.dropped dump.complete host.back; do
+    STASIS_FAULT=$point:kill capture stasis dump "$TARGET" --images-dir "$image" --force --host-memory parallel --leave-running
+    assert_equal "$status" 137 "$point"
+    done_by recover --all
+    runs_on
+  done
 }
 
 @test "what the driver saves of a program that it moves itself goes past CRIU, too" {
