@@ -1,4 +1,5 @@
-// The tables behind eviction.h and hooks.h. Private to memory*.cc and own*.cc.
+// The tables behind eviction.h and hooks.h. Private to eviction.cc, memory_tables.cc, sharing.cc,
+// ipc_broker.cc and hook_*.cc.
 #pragma once
 
 #include <pthread.h>

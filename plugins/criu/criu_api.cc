@@ -92,8 +92,9 @@ bool enter_inventory() {
 Inventory look_into_inventory() {
   if (check_and_remove_inventory_plugin == nullptr) return Inventory::kUnknown;
   // Of an image without an inventory CRIU says that it names every plugin, also one that cannot be.
-  constexpr const char* kNobody = "a plugin that there is not";
-  if (check_and_remove_inventory_plugin(kNobody, std::strlen(kNobody))) return Inventory::kUnknown;
+  constexpr const char* kNoPlugin = "a plugin that there is not";
+  if (check_and_remove_inventory_plugin(kNoPlugin, std::strlen(kNoPlugin)))
+    return Inventory::kUnknown;
   return check_and_remove_inventory_plugin(kName, std::strlen(kName)) ? Inventory::kNamed
                                                                       : Inventory::kNotNamed;
 }

@@ -60,7 +60,7 @@ ino_t our_namespace(std::string_view kind) {
   return namespace_at(fmt::format("/proc/self/ns/{}", kind));
 }
 
-bool maps_nobody(Pid pid, std::string_view map) {
+bool maps_no_one(Pid pid, std::string_view map) {
   const auto text = read_file(AT_FDCWD, fmt::format("/proc/{}/{}", pid.value, map));
   return text && text->empty();
 }
@@ -71,7 +71,7 @@ void look_at_root(const proc::ProcFs& procfs, Pid root, Signs& out) {
   if (details && pids != 0 && pids != our_namespace("pid") && details->ns_pid != 1)
     out.add(root, kNoInit, fmt::format("it is number {} there", details->ns_pid));
   if (!has_our_namespace(root, "user") &&
-      (maps_nobody(root, "uid_map") || maps_nobody(root, "gid_map"))) {
+      (maps_no_one(root, "uid_map") || maps_no_one(root, "gid_map"))) {
     out.add(root, kNoUsers, "no user is mapped");
   }
 }
