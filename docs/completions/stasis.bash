@@ -48,6 +48,7 @@ _stasis() {
     dump:--base) :; return ;;
     dump:-t|dump:--timeout) :; return ;;
     dump:--path) mapfile -t COMPREPLY < <(compgen -W 'driver direct' -- "$word"); return ;;
+    dump:--host-memory) mapfile -t COMPREPLY < <(compgen -W 'auto->0 criu->1 parallel->2' -- "$word"); return ;;
     dump:--criu) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -f -- "$word"); return ;;
     dump:--driver-timeout) :; return ;;
     dump:--trace) :; return ;;
@@ -97,7 +98,7 @@ _stasis() {
     suspend) words='-h --help -t --timeout --path --force --ignore-obstacles --json -v --verbose -q --quiet --driver-timeout --trace --ring' ;;
     resume) words='-h --help -d --device-map -D --images-dir -t --timeout --json -v --verbose -q --quiet --driver-timeout --trace --ring' ;;
     swap) words='-h --help -t --timeout --path -d --device-map --ignore-obstacles --json -v --verbose -q --quiet --driver-timeout --trace --ring' ;;
-    dump) words='-h --help -D --images-dir --leave-running --leave-suspended --sync --compress --direct-io --no-direct-io --base -f --force --ignore-undumpable --ignore-obstacles -t --timeout --path --criu --json -v --verbose -q --quiet --driver-timeout --trace --ring --shell-job --tcp-established --tcp-close --network-lock --file-locks --link-remap --no-link-remap --ghost-limit --ext-unix-sk --external --manage-cgroups' ;;
+    dump) words='-h --help -D --images-dir --leave-running --leave-suspended --sync --compress --direct-io --no-direct-io --base -f --force --ignore-undumpable --ignore-obstacles -t --timeout --path --host-memory --criu --json -v --verbose -q --quiet --driver-timeout --trace --ring --shell-job --tcp-established --tcp-close --network-lock --file-locks --link-remap --no-link-remap --ghost-limit --ext-unix-sk --external --manage-cgroups' ;;
     restore) words='-h --help -D --images-dir -d --device-map --verify --leave-suspended --detach --inherit-fd -t --timeout --criu --json -v --verbose -q --quiet --driver-timeout --trace --ring --external --tcp-close --ext-unix-sk --manage-cgroups' ;;
     recover) words='-h --help --all -t --timeout --json -v --verbose -q --quiet --driver-timeout --trace --ring' ;;
     doctor) words='-h --help -D --images-dir --no-trial --criu --json -v --verbose -q --quiet --driver-timeout --trace' ;;

@@ -92,6 +92,7 @@ complete -c stasis -n '__stasis_verb dump' -l ignore-undumpable -d 'let CRIU try
 complete -c stasis -n '__stasis_verb dump' -l ignore-obstacles -d 'go on although the driver may refuse or lose the program\'s memory'
 complete -c stasis -n '__stasis_verb dump' -s t -l timeout -x -d 'milliseconds to wait for GPU work in flight'
 complete -c stasis -n '__stasis_verb dump' -l path -x -a 'driver direct' -d 'how GPU memory is moved: driver leaves the agents (`stasis run`) alone'
+complete -c stasis -n '__stasis_verb dump' -l host-memory -x -a 'auto->0 criu->1 parallel->2' -d 'by whom large host memory is moved: auto, criu or parallel [auto]'
 complete -c stasis -n '__stasis_verb dump' -l criu -r -F -d 'the criu program to use [STASIS_CRIU, PATH, /opt/stasis/criu]'
 complete -c stasis -n '__stasis_verb dump' -l json -d 'print one JSON object instead of text'
 complete -c stasis -n '__stasis_verb dump' -s v -l verbose -d 'say more: phases and times'

@@ -100,7 +100,8 @@ if min(libc.syscall(248, b"user", b"stasis-test", b"v", 1, which) for which in (
 }
 
 @test "what cannot be set again is said, and the job runs" {
-  start_target sockets
+  # It would end at the next look at what is not as it was.
+  start_target sockets --pause-ms 20000
   mapfile -t CHILDREN < <(children_of "$TARGET")
   at_end_kill "${CHILDREN[@]}"
   dump_it --tcp-established --network-lock skip
