@@ -23,7 +23,7 @@ void* pointer(Address address) { return reinterpret_cast<void*>(address); }
 
 struct IpcContent {
   std::uint32_t magic;
-  std::uint32_t reserved;
+  std::uint32_t restored;
   CUuuid gpu;
   ObjectId object;
   std::uint64_t offset;
@@ -108,6 +108,8 @@ CUresult Memory::adopt(int index, const ObjectTrailer& trailer, int fd, Object::
   object->gpu = index;
   object->origin = origin;
   object->kind = trailer.kind;
+  // What was imported cannot be exported again, and its properties say so (580.159.04).
+  if (origin == Object::Origin::kImported) object->kind.handle_types = 0;
   objects_.insert(object);
   out = object;
   return CUDA_SUCCESS;
@@ -407,6 +409,7 @@ CUresult Memory::export_ipc(Address address, CUipcMemHandle& out) const {
   IpcContent content{};
   content.magic = kIpcMagic;
   content.gpu = slot(a->object->gpu).spec.uuid;
+  content.restored = a->object->restored ? 1 : 0;
   content.object = a->object->id;
   content.offset = a->offset;
   content.size = a->size;
@@ -421,6 +424,9 @@ CUresult Memory::import_ipc(const CUipcMemHandle& handle, int index, int device,
   std::memcpy(static_cast<void*>(&content), handle.reserved, sizeof content);
   if (content.magic != kIpcMagic) return CUDA_ERROR_INVALID_VALUE;
   std::lock_guard lock(mutex_);
+  // Handed out, but no other process may open it, also what is allocated anew in the same slab
+  // (580.159.04).
+  if (content.restored != 0) return CUDA_ERROR_NOT_PERMITTED;
   if (!same(content.gpu, slot(index).spec.uuid)) return CUDA_ERROR_INVALID_VALUE;
   for (auto* known : objects_) {
     if (!(known->id == content.object)) continue;

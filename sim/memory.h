@@ -39,6 +39,7 @@ struct Object {
   enum class Origin { kOwn, kOpened, kImported };  // by legacy IPC, or as a descriptor
   Origin origin = Origin::kOwn;
   ObjectKind kind;
+  bool restored = false;  // in this process: it has been away
   int handles = 0;  // references by cuMemCreate, import and retain
   int uses = 0;     // allocations and mappings that refer to it
   // While checkpointed: where the content lies in the image, and which parts of it are not zero.

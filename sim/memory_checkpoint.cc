@@ -226,8 +226,10 @@ CUresult Memory::bring_back(const std::string& dir, const std::vector<GpuSpec>& 
   }
   ::mprotect(const_cast<char*>(device_page_), 4096, PROT_READ);
   discard_image();
-  for (auto* object : objects_)
+  for (auto* object : objects_) {
     object->extents.clear();
+    object->restored = true;
+  }
   return CUDA_SUCCESS;
 }
 

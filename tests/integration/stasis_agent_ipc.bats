@@ -66,27 +66,41 @@ open_beside() {
 }
 
 @test "small memory, which the driver shares itself, keeps its owner alone while it is open elsewhere" {
+  local path
   go=$BATS_TEST_TMPDIR/go
   start_doing share-small "$go"
   open_beside 1
-  # Others find it by the same handle when the driver has brought it back.
-  for _ in 1 2; do
-    touch "$go"
-    wait_until 30 test -s "$go.done.0"
-    assert_equal "$(told_of_sharing)" "red"
-    for path in "" --path=driver; do
-      refused 8 not-supported suspend "$TARGET" $path
-      assert_contains "$err" "CUDA IPC"
-    done
-    in_state running
-    closed_there
-    cycle_alone direct
-  done
   touch "$go"
   wait_until 30 test -s "$go.done.0"
+  assert_equal "$(told_of_sharing)" "red"
+  for path in "" --path=driver; do
+    # shellcheck disable=SC2086 # or no argument
+    refused 8 not-supported suspend "$TARGET" $path
+    assert_contains "$err" "CUDA IPC"
+  done
+  in_state running
+  # One that ends has closed it.
   kill -KILL "${OPENERS[0]}"
   wait_until 30 nobody_has_it
   cycle_alone driver --path driver
+  cycle_alone direct
+  target_verifies
+}
+
+@test "small memory of a program that the driver has restored cannot be opened by others any more: the driver's answer" {
+  go=$BATS_TEST_TMPDIR/go
+  start_doing share-small "$go"
+  open_beside 1
+  touch "$go"
+  wait_until 30 test -s "$go.done.0"
+  closed_there
+  cycle_alone direct
+  touch "$go"
+  local status=0
+  wait "${OPENERS[0]}" || status=$?
+  assert_equal "$status" 7 "of cuIpcOpenMemHandle"
+  target_goes_on
+  cycle_alone direct
   target_verifies
 }
 
