@@ -40,8 +40,8 @@ struct Object {
   Origin origin = Origin::kOwn;
   ObjectKind kind;
   bool restored = false;  // in this process: it has been away
-  int handles = 0;  // references by cuMemCreate, import and retain
-  int uses = 0;     // allocations and mappings that refer to it
+  int handles = 0;        // references by cuMemCreate, import and retain
+  int uses = 0;           // allocations and mappings that refer to it
   // While checkpointed: where the content lies in the image, and which parts of it are not zero.
   std::uint64_t image_offset = 0;
   std::vector<std::pair<std::uint64_t, std::uint64_t>> extents;  // offset, length
