@@ -1,5 +1,6 @@
 // A process tree: a root without CUDA that supervises children with CUDA, each verifying itself.
 #include <fcntl.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <string>
@@ -43,6 +44,8 @@ void supervise(Run& run, const std::vector<std::vector<std::string>>& programs) 
   std::vector<std::string> files;
   for (const auto& program : programs) {
     files.push_back(options.status + "." + std::to_string(files.size() + 1));
+    // What an earlier program's child has left there says nothing of this one.
+    (void)::unlink(files.back().c_str());
     std::vector<std::string> arguments = program;
     arguments.insert(arguments.end(),
                      {"--status", files.back(), "--pause-ms", std::to_string(options.pause_ms)});
