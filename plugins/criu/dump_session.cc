@@ -23,6 +23,7 @@
 #include "direct/agent_client.h"
 #include "gpu_record.h"
 #include "held_tree.h"
+#include "proc/parking.h"
 #include "proc/stopped_threads.h"
 
 namespace stasis::plugin {
@@ -100,6 +101,11 @@ struct DumpSession::State {
 // Before anything is done to a process.
 Result<void> DumpSession::State::enter_journal() {
   const auto& members = group->members();
+  for (const GroupMember& member : members) {
+    if (member.initial != CudaState::kCheckpointed) continue;
+    auto there = check_host_memory_is_there(member.process.pid());
+    if (!there && there.error().code != ErrorCode::kProcessGone) return there;
+  }
   for (const GroupMember& member : members) {
     const auto agent = direct::AgentClient::look(member.process.pid());
     if (!agent || !*agent) continue;

@@ -453,7 +453,7 @@ Result<void> Group::checkpoint(Progress& progress, const Interrupt& interrupt) {
 Result<void> Group::keep_agents_still() {
   for (GroupMember& member : members_) {
     if (member.initial != CudaState::kRunning || !member.process.alive()) continue;
-    auto still = member.process.keep_still(false);
+    auto still = member.process.keep_agent_still();
     if (!still && member.process.alive()) return still;
   }
   return {};

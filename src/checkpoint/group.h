@@ -75,7 +75,7 @@ class Group {
   std::function<Result<void>()> before_roll_back;
 
   // After checkpoint(): parks also the agents' threads, so that no thread of a process runs but the
-  // driver's own.
+  // driver's own. On an error one may run; all others stay parked.
   Result<void> keep_agents_still();
 
   // Quiesces every CUDA process that runs: those of `gates` by what is given for them, the others

@@ -298,6 +298,11 @@ Result<void> Process::keep_still(bool agent_works) {
   });
 }
 
+Result<void> Process::keep_agent_still() {
+  STASIS_TRY_ASSIGN(auto tid, restore_thread_id());
+  return park_more_threads(pid(), {tid});
+}
+
 Result<void> Process::let_go_on() {
   const Span span(TraceKind::kDriver, "let threads go", pid());
   auto done = unpark_threads(pid());

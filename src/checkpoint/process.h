@@ -62,6 +62,9 @@ class Process {
   // `agent_works`: and the agent's, which the tool will ask for something that takes no driver.
   // Called when the process is locked. kBusy, kNotPermitted: nothing has changed.
   Result<void> keep_still(bool agent_works = false);
+  // The same for a process that is checkpointed, and whose agent was to work until now. On an error
+  // its other threads are kept still all the same.
+  Result<void> keep_agent_still();
   // Undoes keep_still(), where something other than unlock() has made the process run.
   Result<void> let_go_on();
 

@@ -114,7 +114,9 @@ class DumpRun {
     // CRIU has the job stop, writes it down, and waits until the image is complete.
     if (auto dumped = let_criu_dump(); !dumped) STASIS_TRY(take_back(std::move(dumped.error())));
     if (ends()) forget_links_.dismiss();
-    if (!is_deferred()) commit();
+    // The image that this one replaces is kept until the job has its memory back.
+    const bool at_once = !is_deferred() && !host_.is_away();
+    if (at_once || (ends() && !is_deferred())) commit();
     report_.standstill = phases_.standstill();
     if (ends())
       STASIS_TRY(end_job());
@@ -122,6 +124,7 @@ class DumpRun {
       STASIS_TRY(let_job_go_on());
     else
       STASIS_TRY(leave_suspended());
+    if (!is_deferred() && !at_once && goes_on()) commit();
     if (!is_deferred()) opened_->journal->finish();
     return report();
   }
@@ -254,11 +257,22 @@ class DumpRun {
 
   void hold_image() { writer_->hold(opened_->direct.needs_image() || host_.is_away()); }
 
-  // What CRIU would move with one thread. Not of a job that stays suspended, which would have to
-  // get it back while it stands.
+  // A job that goes on has to get it back, so only if that is asked for; one that stays suspended
+  // would have to get it while it stands. Some of what --ignore-undumpable lets pass knows memory
+  // by its pages.
+  bool takes_host_memory() const {
+    const bool asked = options_.host_memory == HostMemoryWay::kParallel;
+    if (options_.host_memory == HostMemoryWay::kCriu) return false;
+    return (ends() && !options_.ignore_undumpable) || ((ends() || goes_on()) && asked);
+  }
+
+  // What CRIU would move with one thread.
   Result<void> take_host_memory() {
-    if (!(ends() || goes_on()) || options_.host_memory == HostMemoryWay::kCriu) return {};
-    STASIS_TRY(group().keep_agents_still());
+    if (!takes_host_memory()) return {};
+    if (auto still = group().keep_agents_still(); !still) {
+      env_.tell("CRIU saves all host memory: " + still.error().message);
+      return {};
+    }
     if (!host_.find(group(), options_.host_memory == HostMemoryWay::kParallel)) return {};
     phases_.begin("host memory");
     ContentOptions into = into_image_->options;
@@ -268,7 +282,7 @@ class DumpRun {
     // Whatever leads back: first the memory, then the driver.
     group().before_roll_back = [this] {
       phases_.begin("host memory back");
-      return host_.bring_back(env_, *opened_->journal, writer_->dir());
+      return host_.bring_back(env_, *opened_->journal);
     };
     writer_->hold(true);
     return host_.drop(*opened_->journal);
@@ -385,7 +399,8 @@ class DumpRun {
   Result<void> keep_image_of_lost(Error why) {
     const Interrupt never;
     auto kept = is_deferred() ? seal(never) : Result<void>();
-    if (kept && is_deferred()) commit();
+    if (kept && is_deferred() && !host_.is_away()) commit();
+    hold_image();
     // A job that has ended needs nothing.
     if (why.code == ErrorCode::kProcessGone && all_have_ended(group())) opened_->journal->finish();
     return fail(std::move(why).within(kept ? "the image " + writer_->final_path() + " is complete"

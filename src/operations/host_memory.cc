@@ -3,7 +3,9 @@
 #include <fcntl.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <utility>
@@ -104,8 +106,31 @@ bool is_zero(const ContentReader& content, const Piece& piece) {
 
 using Spaces = std::map<std::size_t, const proc::AddressSpace*>;  // by stream
 
+constexpr std::size_t kPageBytes = 4096;
+
+bool is_zero_page(const std::byte* page) {
+  static constexpr std::array<std::byte, kPageBytes> kZeroPage{};
+  return std::memcmp(page, kZeroPage.data(), kPageBytes) == 0;
+}
+
+// But for pages of zeros, which read as zeros without being there.
+Result<void> write_pages(const proc::AddressSpace& space, std::uint64_t address,
+                         std::span<const std::byte> bytes) {
+  for (std::size_t at = 0; at < bytes.size();) {
+    std::size_t end = at;
+    while (end < bytes.size() && !is_zero_page(bytes.data() + end))
+      end += kPageBytes;
+    if (end > at) STASIS_TRY(space.write(address + at, bytes.data() + at, end - at));
+    at = end + kPageBytes;
+  }
+  return {};
+}
+
+// Whether a process that ends meanwhile is left out, or an error.
+enum class Ended { kLeftOut, kFails };
+
 Result<void> write_pieces(const Environment& env, const ContentReader& content,
-                          const Spaces& spaces, const Interrupt& interrupt) {
+                          const Spaces& spaces, const Interrupt& interrupt, Ended ended) {
   if (content.chunk_bytes() > kHostPiece || kHostPiece % content.chunk_bytes() != 0 ||
       kHostBlock % content.chunk_bytes() != 0) {
     return fail(ErrorCode::kNotSupported,
@@ -119,26 +144,39 @@ Result<void> write_pieces(const Environment& env, const ContentReader& content,
     total += content.streams()[stream].bytes;
   }
   const Span span(TraceKind::kImage, "fill host memory", {}, total);
-  return run_parallel(
-      pieces.size(), total, "host memory", env.progress, interrupt,
-      [&](std::size_t i) -> Result<std::uint64_t> {
-        const Piece& piece = pieces[i];
-        // What was given up, or never was there, reads as zeros.
-        if (is_zero(content, piece)) return piece.bytes;
-        STASIS_TRY_ASSIGN(const auto buffer, piece_buffer());
-        const auto bytes = buffer.first(piece.bytes);
-        STASIS_TRY(content.read(piece.stream, piece.offset, bytes));
-        STASIS_TRY(spaces.at(piece.stream)->write(piece.address, bytes.data(), bytes.size()));
-        return piece.bytes;
-      });
+  const auto write = [&](std::size_t i) -> Result<std::uint64_t> {
+    const Piece& piece = pieces[i];
+    // What was given up, or never was there, reads as zeros.
+    if (is_zero(content, piece)) return piece.bytes;
+    STASIS_TRY_ASSIGN(const auto buffer, piece_buffer());
+    const auto bytes = buffer.first(piece.bytes);
+    STASIS_TRY(content.read(piece.stream, piece.offset, bytes));
+    auto written = write_pages(*spaces.at(piece.stream), piece.address, bytes);
+    const bool gone = !written && written.error().code == ErrorCode::kProcessGone;
+    if (!gone || ended == Ended::kFails) STASIS_TRY(std::move(written));
+    return piece.bytes;
+  };
+  return run_parallel(pieces.size(), total, "host memory", env.progress, interrupt, write);
 }
 
 Result<void> fill(const Environment& env, const ContentReader& content, const Spaces& spaces,
-                  const Interrupt& interrupt) {
-  STASIS_TRY(write_pieces(env, content, spaces, interrupt));
+                  const Interrupt& interrupt, Ended ended) {
+  STASIS_TRY(write_pieces(env, content, spaces, interrupt, ended));
   fault_only(FaultPoint::kHostBack);
-  for (const auto& [stream, space] : spaces)
-    STASIS_TRY(mark_host_memory_away(*space, false));
+  for (const auto& [stream, space] : spaces) {
+    auto marked = mark_host_memory_away(*space, false);
+    const bool gone = !marked && !space->is_current();
+    if (!gone || ended == Ended::kFails) STASIS_TRY(std::move(marked));
+  }
+  return {};
+}
+
+// A thread that was about to give memory back, and did not get to it, would do so afterwards.
+Result<void> end_calls(const Spaces& spaces) {
+  for (const auto& [stream, space] : spaces) {
+    auto ended = finish_step(space->pid());
+    if (!ended && space->is_current()) return ended;
+  }
   return {};
 }
 
@@ -190,13 +228,17 @@ Result<void> HostMemory::save(const Environment& env, const UniqueFd& image_dir,
   span.end();
   record_ = std::move(summary.record);
   taken_bytes_ = summary.use.taken_bytes;
+  // Whatever becomes of the descriptors and the image meanwhile.
+  STASIS_TRY_ASSIGN(auto content,
+                    ContentReader::open(image_dir, *record_, {false, ContentKind::kHost}));
+  content_.emplace(std::move(content));
   return fault(FaultPoint::kHostSaved);
 }
 
 Result<void> HostMemory::drop(Journal& journal) {
   if (!record_) return {};
-  is_away_ = true;
   STASIS_TRY(journal.note_host_content(record_->index_checksum));
+  is_away_ = true;
   for (const Source& source : sources_)
     STASIS_TRY(mark_host_memory_away(source.space, true));
   STASIS_TRY(fault(FaultPoint::kHostNoted));
@@ -205,18 +247,18 @@ Result<void> HostMemory::drop(Journal& journal) {
   return fault(FaultPoint::kHostDropped);
 }
 
-Result<void> HostMemory::bring_back(const Environment& env, Journal& journal,
-                                    const UniqueFd& image_dir) {
+Result<void> HostMemory::bring_back(const Environment& env, Journal& journal) {
   if (!is_away_) return {};
-  STASIS_TRY_ASSIGN(const auto content,
-                    ContentReader::open(image_dir, *record_, {false, ContentKind::kHost}));
   const Interrupt never;  // it has to be there before anything else
   Spaces spaces;
   for (std::size_t stream = 0; stream < sources_.size(); ++stream)
     if (sources_[stream].space.is_current()) spaces.emplace(stream, &sources_[stream].space);
-  STASIS_TRY(fill(env, content, spaces, never));
+  STASIS_TRY(end_calls(spaces));
+  STASIS_TRY(fill(env, *content_, spaces, never, Ended::kLeftOut));
   is_away_ = false;
-  return journal.note_host_content({});
+  // The processes say so themselves; a checksum that is left only keeps the half of an image.
+  (void)journal.note_host_content({});
+  return {};
 }
 
 Result<void> fill_host_memory(const Environment& env, const ContentReader& content,
@@ -229,7 +271,7 @@ Result<void> fill_host_memory(const Environment& env, const ContentReader& conte
     if (!space) return fail(std::move(space.error()));
     spaces[stream] = &opened.emplace(stream, std::move(*space)).first->second;
   }
-  return fill(env, content, spaces, interrupt);
+  return fill(env, content, spaces, interrupt, Ended::kFails);
 }
 
 Result<void> bring_host_memory_back(const Environment& env, const JournalRecord& record) {
@@ -238,9 +280,14 @@ Result<void> bring_host_memory_back(const Environment& env, const JournalRecord&
   // nothing of it.
   std::map<Pid, proc::AddressSpace> away;
   for (const JournalTarget& target : record.targets) {
-    if (!is_alive(target) || check_host_memory_is_there(target.pid)) continue;
+    if (!is_alive(target)) continue;
+    auto there = check_host_memory_is_there(target.pid);
+    if (there) continue;
     auto space = proc::AddressSpace::open(target.pid);
-    if (space && is_alive(target)) away.emplace(target.pid, std::move(*space));
+    if (!is_alive(target)) continue;
+    if (there.error().code != ErrorCode::kWrongState) return there;
+    if (!space) return fail(std::move(space.error()));
+    away.emplace(target.pid, std::move(*space));
   }
   if (away.empty()) return {};
   for (const std::string& path : image_and_its_halves(record.image)) {
@@ -255,8 +302,14 @@ Result<void> bring_host_memory_back(const Environment& env, const JournalRecord&
       const auto one = away.find(content.streams()[stream].pid);
       if (one != away.end()) spaces.emplace(stream, &one->second);
     }
+    if (spaces.size() != away.size()) {
+      return fail(
+          ErrorCode::kImageCorrupt,
+          fmt::format("{} does not have the host memory of all processes of the dump", path));
+    }
     const Interrupt never;
-    return fill(env, content, spaces, never);
+    STASIS_TRY(end_calls(spaces));
+    return fill(env, content, spaces, never, Ended::kLeftOut);
   }
   return fail(
       ErrorCode::kImageIncomplete,

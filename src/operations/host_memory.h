@@ -38,7 +38,7 @@ class HostMemory {
   // Whether the image must be kept for bring_back().
   bool is_away() const { return is_away_; }
   // Undoes drop(), if there was one. On an error the processes must not run.
-  Result<void> bring_back(const Environment& env, Journal& journal, const UniqueFd& image_dir);
+  Result<void> bring_back(const Environment& env, Journal& journal);
 
  private:
   struct Source {
@@ -47,6 +47,7 @@ class HostMemory {
   };
   std::vector<Source> sources_;  // of each stream
   std::optional<ContentRecord> record_;
+  std::optional<ContentReader> content_;
   std::uint64_t bytes_ = 0;
   std::uint64_t taken_bytes_ = 0;
   bool is_away_ = false;

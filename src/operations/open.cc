@@ -13,6 +13,7 @@
 #include "operations/leftovers.h"
 #include "operations/process_lock.h"
 #include "operations/refusals.h"
+#include "proc/parking.h"
 
 namespace stasis {
 
@@ -77,6 +78,19 @@ std::optional<JournalRecord> left_behind(const std::vector<JournalTarget>& every
   return std::nullopt;
 }
 
+// By what the processes themselves say: the record of the dump that was cut short may be another
+// user's, or of another namespace.
+Result<void> check_host_memory_of(const Group& group, const std::optional<JournalRecord>& left) {
+  for (const GroupMember& member : group.members()) {
+    if (member.initial != CudaState::kCheckpointed) continue;
+    auto there = check_host_memory_is_there(member.process.pid());
+    if (there || there.error().code == ErrorCode::kProcessGone) continue;
+    if (left) there.error().remedy = fmt::format("`stasis recover {}`", left->root.value);
+    return there;
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<OpenedGroup> open_group(const Environment& env, const std::string& operation, Pid root,
@@ -112,14 +126,7 @@ Result<OpenedGroup> open_group(const Environment& env, const std::string& operat
   // A resume looks where that one did, and says so in its record.
   const bool goes_on = left && left->operation == "resume" && operation == "resume" &&
                        !image.empty() && left->image == image;
-  if (left && !left->host_content.empty()) {
-    for (const JournalTarget& target : left->targets) {
-      if (!is_alive(target)) continue;
-      auto there = check_host_memory_is_there(target.pid);
-      if (!there && there.error().code == ErrorCode::kWrongState)
-        return fail(std::move(there.error()));
-    }
-  }
+  STASIS_TRY(check_host_memory_of(*group, left));
   if (left && !goes_on) {
     STASIS_TRY(check_content(*group,
                              fmt::format("`stasis recover {0}`; or, if the image is elsewhere "

@@ -88,10 +88,29 @@ std::optional<std::vector<std::uint64_t>> stack_pointers(Pid pid) {
   return pointers;
 }
 
+// Something outside of the process may know pages of it, and would not know those that come
+// instead: asynchronous I/O, io_uring, devices.
+constexpr std::array<std::string_view, 4> kKnowPages{"/[aio]", "io_uring", "/dev/infiniband",
+                                                     "/dev/vfio"};
+
+bool knows_pages(const std::string& path) {
+  return std::any_of(kKnowPages.begin(), kKnowPages.end(),
+                     [&](std::string_view name) { return path.find(name) != std::string::npos; });
+}
+
+bool has_what_knows_pages(Pid pid) {
+  const auto files = proc::ProcFs().open_files(pid);
+  return !files || std::any_of(files->begin(), files->end(),
+                               [](const proc::OpenFile& file) { return knows_pages(file.path); });
+}
+
+// What lies behind a file's memory may be its variables that begin with zero, which the driver's
+// own thread uses.
 std::vector<AddressRange> plain_mappings(Pid pid, const std::vector<std::uint64_t>& pointers) {
   std::vector<AddressRange> out;
   std::ifstream file(fmt::format("/proc/{}/smaps", pid.value));
   std::optional<AddressRange> current;
+  std::uint64_t file_ends = 0;
   for (std::string line; std::getline(file, line);) {
     constexpr std::string_view kFlags = "VmFlags: ";
     if (line.starts_with(kFlags)) {
@@ -102,12 +121,17 @@ std::vector<AddressRange> plain_mappings(Pid pid, const std::vector<std::uint64_
     }
     const auto range = range_of(line);
     if (!range) continue;
+    if (knows_pages(line)) return {};
     const bool is_stack = std::any_of(pointers.begin(), pointers.end(), [&](std::uint64_t at) {
       return range->start <= at && at < range->end;
     });
+    const bool behind_file = range->start == file_ends;
     current.reset();
-    if (range->end - range->start >= kLeastMapping && !is_stack && is_of_no_file(line))
-      current = range;
+    if (!is_of_no_file(line)) {
+      file_ends = range->end;
+      continue;
+    }
+    if (range->end - range->start >= kLeastMapping && !is_stack && !behind_file) current = range;
   }
   return out;
 }
@@ -147,7 +171,7 @@ void add_blocks(const AddressRange& mapping, int pagemap, std::vector<AddressRan
 std::vector<AddressRange> find_host_memory(const proc::AddressSpace& space) {
   const auto pointers = stack_pointers(space.pid());
   auto pagemap = open_file(AT_FDCWD, fmt::format("/proc/{}/pagemap", space.pid().value), O_RDONLY);
-  if (!pointers || !pagemap) return {};
+  if (!pointers || !pagemap || has_what_knows_pages(space.pid())) return {};
   std::vector<AddressRange> out;
   for (const AddressRange& mapping : plain_mappings(space.pid(), *pointers))
     add_blocks(mapping, pagemap->get(), out);

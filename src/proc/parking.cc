@@ -481,9 +481,13 @@ class Parker {
 
 }  // namespace
 
-Result<void> park_threads(Pid pid, const std::vector<Tid>& spared) {
+Result<void> park_more_threads(Pid pid, const std::vector<Tid>& spared) {
   STASIS_TRY_ASSIGN(auto space, AddressSpace::open(pid));
-  auto done = trace_on_own_thread([&] { return Parker(space, spared).run(); });
+  return trace_on_own_thread([&] { return Parker(space, spared).run(); });
+}
+
+Result<void> park_threads(Pid pid, const std::vector<Tid>& spared) {
+  auto done = park_more_threads(pid, spared);
   // Now that ptrace holds no thread of the process any more.
   if (!done) (void)unpark_threads(pid);
   return done;

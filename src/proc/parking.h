@@ -32,6 +32,9 @@ namespace stasis {
 // thread is parked that was not before.
 Result<void> park_threads(Pid pid, const std::vector<Tid>& spared);
 
+// The same, but after an error those that were parked stay so.
+Result<void> park_more_threads(Pid pid, const std::vector<Tid>& spared);
+
 // Sends all parked threads on. No error if there is none. On an error some may still be parked.
 Result<void> unpark_threads(Pid pid);
 
