@@ -480,8 +480,9 @@ Result<void> Group::roll_back() {
   armed_ = false;
   if (before_roll_back) {
     if (auto ready = before_roll_back(); !ready) {
-      return fail(ErrorCode::kNotRolledBack, std::move(ready.error().message),
-                  std::move(ready.error().remedy));
+      std::string remedy = std::move(ready.error().remedy);
+      if (remedy.empty()) remedy = fmt::format("`stasis recover {}`", root().value);
+      return fail(ErrorCode::kNotRolledBack, std::move(ready.error().message), std::move(remedy));
     }
   }
   std::vector<Result<void>> results(members_.size());

@@ -115,8 +115,7 @@ class DumpRun {
     if (auto dumped = let_criu_dump(); !dumped) STASIS_TRY(take_back(std::move(dumped.error())));
     if (ends()) forget_links_.dismiss();
     // The image that this one replaces is kept until the job has its memory back.
-    const bool at_once = !is_deferred() && !host_.is_away();
-    if (at_once || (ends() && !is_deferred())) commit();
+    if (!is_deferred() && (ends() || !host_.is_away())) commit();
     report_.standstill = phases_.standstill();
     if (ends())
       STASIS_TRY(end_job());
@@ -124,7 +123,7 @@ class DumpRun {
       STASIS_TRY(let_job_go_on());
     else
       STASIS_TRY(leave_suspended());
-    if (!is_deferred() && !at_once && goes_on()) commit();
+    if (!is_deferred()) commit();
     if (!is_deferred()) opened_->journal->finish();
     return report();
   }
@@ -334,6 +333,7 @@ class DumpRun {
   }
 
   void commit() {
+    if (std::exchange(is_committed_, true)) return;
     if (auto committed = writer_->commit(); !committed) env_.tell(committed.error().to_string());
     fault_only(FaultPoint::kImageCommitted);
   }
@@ -399,10 +399,13 @@ class DumpRun {
   Result<void> keep_image_of_lost(Error why) {
     const Interrupt never;
     auto kept = is_deferred() ? seal(never) : Result<void>();
-    if (kept && is_deferred() && !host_.is_away()) commit();
+    if (kept && !host_.is_away()) commit();
     hold_image();
     // A job that has ended needs nothing.
     if (why.code == ErrorCode::kProcessGone && all_have_ended(group())) opened_->journal->finish();
+    if (host_.is_away())
+      return fail(
+          std::move(why).within("host memory of the job is beside " + writer_->final_path()));
     return fail(std::move(why).within(kept ? "the image " + writer_->final_path() + " is complete"
                                            : kept.error().to_string()));
   }
@@ -467,6 +470,7 @@ class DumpRun {
   std::shared_ptr<const ContentBase> host_base_;
   bool tell_of_base_ = false;
   HostMemory host_;
+  bool is_committed_ = false;
   std::optional<ImageWriter> writer_;
   std::optional<OpenedGroup> opened_;
   CriuOptions criu_options_;
