@@ -56,12 +56,12 @@ pages_bytes() { cat "$image"/criu/pages-*.img | wc -c; }
 @test "with the agent inside, and compressed, it is so as well" {
   LD_PRELOAD=$agent start_program 96
   dump_it --host-memory parallel --compress zstd
-  (($(host_bytes) >= 72 << 20))
+  (($(host_bytes) >= 64 << 20))
   restore_it
   runs_on
   # By itself: there is enough of it.
   dump_it --force
-  (($(host_bytes) >= 72 << 20))
+  (($(host_bytes) >= 64 << 20))
   restore_it
   runs_on
 }
