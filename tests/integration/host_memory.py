@@ -78,7 +78,7 @@ class Program:
             check(name, memory, self.sums[name])
             at = self.random.randrange(len(memory) // PAGE) * PAGE
             # A page that was not there comes to be, and one that was becomes zeros.
-            memory[at:at + PAGE] = self.random.randbytes(PAGE) if number % 3 else bytes(PAGE)
+            memory[at:at + PAGE] = self.random.randbytes(PAGE) if number % 10 else bytes(PAGE)
             self.sums[name] = zlib.crc32(memory)
         value = ctypes.c_ubyte(number & 255)
         if self.driver.cuMemcpyHtoD_v2(self.gpu, ctypes.byref(value), ctypes.c_size_t(1)):
