@@ -41,7 +41,9 @@ std::span<std::byte> own_buffer() {
 
 Result<std::span<std::byte>> piece_buffer() {
   const auto buffer = own_buffer();
-  if (buffer.empty()) return fail(ErrorCode::kOutOfHostMemory, "no memory to copy through");
+  if (buffer.empty())
+    return fail(ErrorCode::kOutOfHostMemory, "no memory to copy through",
+                "free some memory of this machine, or raise the limit of this cgroup");
   return buffer;
 }
 
@@ -71,9 +73,10 @@ std::uint64_t total_of(const std::vector<AddressRange>& ranges) {
 }
 
 Error range_error(Pid pid) {
-  return {ErrorCode::kImageCorrupt,
-          fmt::format("the host memory of process {} belongs to no place in it", pid.value),
-          {}};
+  return {
+      ErrorCode::kImageCorrupt,
+      fmt::format("the host memory of process {} belongs to no place in it", pid.value),
+      "the image is damaged: restore from another one, or copy it again from where it came from"};
 }
 
 // Where the pieces of a stream belong. Never trusts the image.
@@ -305,7 +308,10 @@ Result<void> bring_host_memory_back(const Environment& env, const JournalRecord&
     if (spaces.size() != away.size()) {
       return fail(
           ErrorCode::kImageCorrupt,
-          fmt::format("{} does not have the host memory of all processes of the dump", path));
+          fmt::format("{} does not have the host memory of all processes of the dump", path),
+          "do not trust these processes: one says that memory is away which the dump never took; "
+          "end "
+          "them, and restore the newest image");
     }
     const Interrupt never;
     STASIS_TRY(end_calls(spaces));
