@@ -135,10 +135,16 @@ pages_bytes() { cat "$image"/criu/pages-*.img | wc -c; }
     runs_on
     [[ ! -e $image ]]
   done
-  STASIS_FAULT=host.dropped:target-killed capture stasis dump "$TARGET" --images-dir "$image" --host-memory parallel || true
   dump_it --host-memory parallel
   restore_it
   runs_on
+  # It dies while its memory is away: said, and nothing is left.
+  STASIS_FAULT=host.dropped:target-dies capture stasis dump "$TARGET" --images-dir "$image.2" --host-memory parallel
+  ((status != 0))
+  wait_until 60 number_is_free
+  [[ ! -e $image.2 ]]
+  done_by recover --all
+  assert_contains "$out$err" "nothing to recover"
 }
 
 @test "a tool that is killed meanwhile leaves processes that only recover lets run" {
