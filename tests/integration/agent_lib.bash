@@ -1,5 +1,10 @@
 # For tests of workloads with the agent in them: to start them, and what the agent and the tool did.
-# $agent is its library.
+
+setup() {
+  setup_stasis
+  agent=$STASIS_BUILD/lib/stasis/libstasis-preload.so
+}
+teardown() { end_stasis; }
 
 # start_agent KIND [ARGUMENT...]: as start_target, with the agent in it.
 start_agent() { LD_PRELOAD=$agent start_target "$@"; }

@@ -1,5 +1,10 @@
-# For tests of stasis-agent-target, which does what programs with the agent in them may do. $agent is its
-# library.
+# For tests of stasis-agent-target, which does what programs with the agent in them may do.
+
+setup() {
+  setup_stasis
+  agent=$STASIS_BUILD/lib/stasis/libstasis-preload.so
+}
+teardown() { end_stasis; }
 
 # start_doing WHAT [ARGUMENT...]: stasis-agent-target under the agent. As start_target.
 start_doing() {

@@ -5,12 +5,6 @@ load helpers
 load stasis_lib
 load agent_target_lib
 
-setup() {
-  setup_stasis
-  agent=$STASIS_BUILD/lib/stasis/libstasis-preload.so
-}
-teardown() { end_stasis; }
-
 @test "a program sees the same with the agent and without, line by line" {
   export STASIS_SIM_GPUS=2x512M
   (exec_on_gpu stasis-agent-calls) >"$BATS_TEST_TMPDIR/without" 2>&1

@@ -5,12 +5,6 @@ load helpers
 load stasis_lib
 load agent_target_lib
 
-setup() {
-  setup_stasis
-  agent=$STASIS_BUILD/lib/stasis/libstasis-preload.so
-}
-teardown() { end_stasis; }
-
 # open_there, closed_there: another process has TARGET's memory open by CUDA IPC, or not any more.
 open_there() { touch "$go"; wait_until 60 test -s "$go.done"; }
 closed_there() {

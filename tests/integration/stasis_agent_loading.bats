@@ -5,12 +5,6 @@ load helpers
 load stasis_lib
 load agent_target_lib
 
-setup() {
-  setup_stasis
-  agent=$STASIS_BUILD/lib/stasis/libstasis-preload.so
-}
-teardown() { end_stasis; }
-
 @test "who else stands in for mmap is asked as before" {
   cat >"$BATS_TEST_TMPDIR/other.c" <<'END'
 #define _GNU_SOURCE

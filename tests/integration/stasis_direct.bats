@@ -5,12 +5,6 @@ load helpers
 load stasis_lib
 load agent_lib
 
-setup() {
-  setup_stasis
-  agent=$STASIS_BUILD/lib/stasis/libstasis-preload.so
-}
-teardown() { end_stasis; }
-
 # --- suspend and resume
 @test "the direct path takes the memory of plain programs out and in, several times" {
   local kind times=3

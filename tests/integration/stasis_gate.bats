@@ -6,12 +6,6 @@ load helpers
 load stasis_lib
 load agent_lib
 
-setup() {
-  setup_stasis
-  agent=$STASIS_BUILD/lib/stasis/libstasis-preload.so
-}
-teardown() { end_stasis; }
-
 # --- The tool is killed
 
 # The program is held in front of its next call, and nobody says recover.

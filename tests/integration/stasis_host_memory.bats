@@ -5,10 +5,6 @@ load helpers
 load stasis_lib
 load agent_lib
 
-setup() {
-  setup_stasis
-  agent=$STASIS_BUILD/lib/stasis/libstasis-preload.so
-}
 teardown() {
   end_stasis
   [ -z "${disk:-}" ] || rm -rf "$disk"

@@ -5,12 +5,6 @@ load helpers
 load stasis_lib
 load agent_lib
 
-setup() {
-  setup_stasis
-  agent=$STASIS_BUILD/lib/stasis/libstasis-preload.so
-}
-teardown() { end_stasis; }
-
 # suspend_with_slow_context WHEN [OPTION]...: the mover's is made early, while the program still runs, or late.
 suspend_with_slow_context() {
   local when=$1 trace=$BATS_TEST_TMPDIR/trace

@@ -5,12 +5,6 @@ load helpers
 load stasis_lib
 load agent_lib
 
-setup() {
-  setup_stasis
-  agent=$STASIS_BUILD/lib/stasis/libstasis-preload.so
-}
-teardown() { end_stasis; }
-
 @test "run passes the exit code on, and the arguments as they are" {
   capture stasis run -- sh -c 'exit 37'
   assert_equal "$status" 37
