@@ -8,11 +8,13 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <chrono>
 #include <fstream>
 #include <optional>
 #include <sstream>
 #include <string>
 #include <string_view>
+#include <thread>
 
 #include <fmt/format.h>
 
@@ -75,7 +77,7 @@ bool is_of_no_file(const std::string& line) {
 }
 
 // The stack pointers of all threads; nothing if one runs.
-std::optional<std::vector<std::uint64_t>> stack_pointers(Pid pid) {
+std::optional<std::vector<std::uint64_t>> stack_pointers_now(Pid pid) {
   std::vector<std::uint64_t> pointers;
   for (const Tid thread : proc::ProcFs().threads(pid)) {
     std::ifstream file(fmt::format("/proc/{}/task/{}/syscall", pid.value, thread.value));
@@ -86,6 +88,18 @@ std::optional<std::vector<std::uint64_t>> stack_pointers(Pid pid) {
     pointers.push_back(std::strtoull(words[words.size() - 2].c_str(), nullptr, 16));
   }
   return pointers;
+}
+
+// A thread that has just done what was asked of it may still be on its way to its rest, and a busy
+// machine may let it wait there for a processor.
+std::optional<std::vector<std::uint64_t>> stack_pointers(Pid pid) {
+  constexpr std::chrono::seconds kOnItsWay{1};
+  const auto deadline = std::chrono::steady_clock::now() + kOnItsWay;
+  for (;;) {
+    auto pointers = stack_pointers_now(pid);
+    if (pointers || std::chrono::steady_clock::now() >= deadline) return pointers;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 // Something outside of the process may know pages of it, and would not know those that come
@@ -104,8 +118,26 @@ bool has_what_knows_pages(Pid pid) {
                                [](const proc::OpenFile& file) { return knows_pages(file.path); });
 }
 
-// What lies behind a file's memory may be its variables that begin with zero, which the driver's
-// own thread uses.
+// The kernel joins a stack, or a library's variables that begin with zero, to plain memory that
+// lies beside it. What of a mapping is neither: threads that are not parked may use those.
+void add_plain(AddressRange mapping, bool behind_file, std::vector<std::uint64_t> pointers,
+               std::vector<AddressRange>& out) {
+  // More than the driver's library has of such variables, and its threads of stack.
+  constexpr std::uint64_t kInUse = 16U << 20;
+  const auto add = [&](std::uint64_t start, std::uint64_t end) {
+    if (start < end && end - start >= kLeastMapping) out.push_back({start, end});
+  };
+  std::uint64_t start = mapping.start + (behind_file ? kInUse : 0);
+  std::sort(pointers.begin(), pointers.end());
+  for (const std::uint64_t pointer : pointers) {
+    if (pointer < mapping.start || pointer >= mapping.end) continue;
+    // A stack grows downwards, and a signal's frame may lie below the pointer.
+    add(start, std::max(pointer, mapping.start + kHostBlock) - kHostBlock);
+    start = std::max(start, pointer + kInUse);
+  }
+  add(start, mapping.end);
+}
+
 std::vector<AddressRange> plain_mappings(Pid pid, const std::vector<std::uint64_t>& pointers) {
   std::vector<AddressRange> out;
   std::ifstream file(fmt::format("/proc/{}/smaps", pid.value));
@@ -115,23 +147,18 @@ std::vector<AddressRange> plain_mappings(Pid pid, const std::vector<std::uint64_
     constexpr std::string_view kFlags = "VmFlags: ";
     if (line.starts_with(kFlags)) {
       if (current && is_plain(std::string_view(line).substr(kFlags.size())))
-        out.push_back(*current);
+        add_plain(*current, current->start == file_ends, pointers, out);
       current.reset();
       continue;
     }
     const auto range = range_of(line);
     if (!range) continue;
     if (knows_pages(line)) return {};
-    const bool is_stack = std::any_of(pointers.begin(), pointers.end(), [&](std::uint64_t at) {
-      return range->start <= at && at < range->end;
-    });
-    const bool behind_file = range->start == file_ends;
     current.reset();
-    if (!is_of_no_file(line)) {
+    if (is_of_no_file(line))
+      current = range;
+    else
       file_ends = range->end;
-      continue;
-    }
-    if (range->end - range->start >= kLeastMapping && !is_stack && !behind_file) current = range;
   }
   return out;
 }

@@ -120,6 +120,7 @@ pages_bytes() { cat "$image"/criu/pages-*.img | wc -c; }
 @test "what the driver saves of a program that it moves itself goes past CRIU, too" {
   start_target memory --size 128M
   dump_it
+  echo "past CRIU: $(host_bytes) bytes; by CRIU: $(pages_bytes) bytes; $out$err"
   (($(host_bytes) > 100 << 20 && $(pages_bytes) < 100 << 20))
   restore_it
   restored_verifies
