@@ -1,5 +1,6 @@
-// stasis-driver-calls LIBRARY [mover]: for a libstasis in another process, which starts this one
-// and ends it, the driver's calls, or the process that copies GPU memory. Of no use by itself.
+// stasis-driver-calls LIBRARY [mover|swap-side]: for a libstasis in another process, which starts
+// this one and ends it, the driver's calls, the process that copies GPU memory, or a side of a
+// swap. Of no use by itself.
 #include <cstdlib>
 #include <exception>
 #include <string_view>
@@ -8,12 +9,18 @@
 #include "direct/mover_server.h"
 #include "driver/bounded_driver.h"
 #include "driver/driver.h"
+#include "job/swap_side.h"
 
 int main(int argc, char** argv) {
   try {
     const char* library = argc > 1 ? argv[1] : "";
-    if (argc > 2 && std::string_view(argv[2]) == "mover") {
-      if (*library != '\0') ::setenv("STASIS_LIBCUDA", library, 1);
+    const std::string_view what = argc > 2 ? argv[2] : "";
+    if (!what.empty() && *library != '\0') ::setenv("STASIS_LIBCUDA", library, 1);
+    if (what == "swap-side") {
+      stasis::end_with_starter();
+      stasis::serve_as_helper(stasis::job::kSwapSideName, stasis::job::serve_swap_side);
+    }
+    if (what == "mover") {
       stasis::serve_as_helper(stasis::direct::kMoverName, [](const stasis::Channel& owner) {
         stasis::direct::serve_mover(owner, {});
       });

@@ -20,8 +20,10 @@
 #include "base/result.h"
 #include "checkpoint/process.h"
 #include "direct/mover_process.h"
+#include "driver/bounded_driver.h"
 #include "driver/driver.h"
 #include "driver/gpu_map.h"
+#include "job/swap.h"
 #include "operations/operations.h"
 #include "operations/session.h"
 #include "stasis/stasis.h"
@@ -38,8 +40,8 @@ struct stasis_cancel {
 struct stasis_session {
   // Handles share it, so that they may outlive the session.
   std::shared_ptr<stasis::Driver> driver;
-  std::string library;                  // as it was asked for; may be empty
-  std::chrono::milliseconds silence{};  // how long a copy may do nothing; zero: for ever
+  std::string library;  // as it was asked for; may be empty
+  stasis::DriverPatience patience;
 };
 
 struct stasis_process {
@@ -127,6 +129,8 @@ void write_defaults(T* to, std::size_t size, T defaults) {
 }
 
 Result<std::vector<GpuMapEntry>> gpu_map(const stasis_gpu_pair* pairs, std::size_t count);
+// The program that makes our calls, in processes of its own. kInternal.
+Result<std::string> calls_program();
 Result<std::vector<std::string>> strings(const char* const* texts, std::size_t count,
                                          const char* what);
 
@@ -139,6 +143,7 @@ class Call final : public Progress {
   Interrupt& interrupt() { return given_.cancel ? given_.cancel->interrupt : own_; }
   // For the whole procedures, which use the direct path where they can.
   Environment environment(const stasis_session& session);
+  job::SwapCaller swap_caller(const stasis_session& session);
 
  private:
   explicit Call(const stasis_call& given) : given_(given) {}

@@ -1,10 +1,12 @@
 // The whole procedures.
 #include <fcntl.h>
 
+#include <iterator>
 #include <list>
 
 #include "base/fd.h"
 #include "capi/handles.h"
+#include "job/swap.h"
 #include "report/report.h"
 
 namespace stasis::capi {
@@ -169,6 +171,33 @@ stasis_error* stasis_resume(stasis_session* session, int pid, const stasis_resum
   });
 }
 
+void stasis_swap_options_init(stasis_swap_options* options, size_t size) {
+  stasis_swap_options defaults{};
+  defaults.timeout_ms = static_cast<std::uint32_t>(job::SwapOptions().timeout.count());
+  capi::write_defaults(options, size, defaults);
+}
+
+stasis_error* stasis_swap(stasis_session* session, int out_pid, int in_pid,
+                          const stasis_swap_options* options, const stasis_call* call,
+                          char** report) {
+  return capi::guarded([&]() -> Result<void> {
+    for (const int pid : {out_pid, in_pid})
+      STASIS_TRY(capi::check_target(session, pid));
+    STASIS_TRY_ASSIGN(auto read,
+                      capi::read_options(options, stasis_swap_options_init, "stasis_swap_options"));
+    STASIS_TRY_ASSIGN(auto map, capi::gpu_map(read.gpu_pairs, read.gpu_pair_count));
+    STASIS_TRY_ASSIGN(auto given, capi::Call::make(call));
+    job::SwapOptions how;
+    how.timeout = capi::ms(read.timeout_ms);
+    how.ignore_obstacles = read.ignore_obstacles;
+    how.gpu_map = gpu_map_text(map);
+    const auto target = [](int pid) { return job::Target{std::to_string(pid), {}, {}}; };
+    STASIS_TRY_ASSIGN(
+        auto done, job::swap(given->swap_caller(*session), target(out_pid), target(in_pid), how));
+    return capi::give_text(json_text(to_json(done)), report);
+  });
+}
+
 void stasis_dump_options_init(stasis_dump_options* options, size_t size) {
   const DumpOptions ours;
   stasis_dump_options defaults{};
@@ -221,8 +250,9 @@ stasis_error* stasis_recover(stasis_session* session, int pid, const stasis_call
     const Environment env = given->environment(*session);
     std::vector<RecoverReport> reports;
     if (pid == 0) {
+      reports = job::recover_swaps(given->swap_caller(*session));
       STASIS_TRY_ASSIGN(auto all, recover_all(env));
-      reports = std::move(all);
+      std::move(all.begin(), all.end(), std::back_inserter(reports));
     } else {
       auto one = recover(env, Pid{pid});
       if (!one) return fail(std::move(one.error()));

@@ -10,6 +10,36 @@
 namespace stasis::capi {
 namespace {
 
+// A child that was forked has copies of our handles. What it destroys of them must not end the
+// processes that make our calls.
+std::shared_ptr<Driver> shared(std::unique_ptr<Driver> driver) {
+  const auto destroy = [owner = ::getpid()](Driver* one) {
+    if (::getpid() == owner) delete one;
+  };
+  return {driver.release(), destroy};
+}
+
+DriverPatience patience_of(const stasis_session_options& options) {
+  return {ms(options.answer_timeout_ms), ms(options.work_timeout_ms)};
+}
+
+bool waits_for_ever(const DriverPatience& patience) {
+  return patience.answer.count() == 0 && patience.work.count() == 0;
+}
+
+Result<std::shared_ptr<Driver>> open_driver(const stasis_session_options& options) {
+  const std::string library = options.library == nullptr ? "" : options.library;
+  STASIS_TRY_ASSIGN(auto driver, load_driver(library));
+  const DriverPatience patience = patience_of(options);
+  if (waits_for_ever(patience)) return shared(std::move(driver));
+  STASIS_TRY_ASSIGN(auto program, calls_program());
+  auto bounded = bound_driver_by(program, library, driver, patience);
+  if (!bounded) return fail(std::move(bounded.error()));
+  return shared(std::move(*bounded));
+}
+
+}  // namespace
+
 // From where the library lies: lib/stasis beside it, in the build folder, in an installation and in
 // a Python package; and below the same prefix where systems have libraries in lib64 or lib/TRIPLET.
 Result<std::string> calls_program() {
@@ -28,31 +58,6 @@ Result<std::string> calls_program() {
   }
   return folder + "/" + program;  // what is said not to be there
 }
-
-// A child that was forked has copies of our handles. What it destroys of them must not end the
-// processes that make our calls.
-std::shared_ptr<Driver> shared(std::unique_ptr<Driver> driver) {
-  const auto destroy = [owner = ::getpid()](Driver* one) {
-    if (::getpid() == owner) delete one;
-  };
-  return {driver.release(), destroy};
-}
-
-Result<std::shared_ptr<Driver>> open_driver(const stasis_session_options& options) {
-  const std::string library = options.library == nullptr ? "" : options.library;
-  STASIS_TRY_ASSIGN(auto driver, load_driver(library));
-  if (options.answer_timeout_ms == 0 && options.work_timeout_ms == 0) {
-    return shared(std::move(driver));
-  }
-  STASIS_TRY_ASSIGN(auto program, calls_program());
-  auto bounded = bound_driver_by(program, library, driver,
-                                 {std::chrono::milliseconds(options.answer_timeout_ms),
-                                  std::chrono::milliseconds(options.work_timeout_ms)});
-  if (!bounded) return fail(std::move(bounded.error()));
-  return shared(std::move(*bounded));
-}
-
-}  // namespace
 
 Result<std::vector<GpuMapEntry>> gpu_map(const stasis_gpu_pair* pairs, std::size_t count) {
   std::vector<GpuMapEntry> out;
@@ -90,7 +95,7 @@ void Call::update(std::string_view phase, std::uint64_t done, std::uint64_t tota
 }
 
 Environment Call::environment(const stasis_session& session) {
-  session_.silence = session.silence;
+  session_.patience = session.patience;
   session_.start_movers_by([&session]() -> Result<std::shared_ptr<direct::MoverProcess>> {
     STASIS_TRY_ASSIGN(auto program, calls_program());
     const std::array<std::string, 2> arguments{session.library, "mover"};
@@ -98,6 +103,26 @@ Environment Call::environment(const stasis_session& session) {
     return std::make_shared<direct::MoverProcess>(std::move(mover));
   });
   return session_.environment(*session.driver);
+}
+
+job::SwapCaller Call::swap_caller(const stasis_session& session) {
+  const auto start = [library = session.library]() -> Result<HelperProcess> {
+    STASIS_TRY_ASSIGN(auto program, calls_program());
+    const std::array<std::string, 2> arguments{library, "swap-side"};
+    return HelperProcess::start_program(program, arguments);
+  };
+  const auto note = [this](const std::string& text) {
+    if (given_.note) given_.note(text.c_str(), given_.user_data);
+  };
+  std::optional<DriverPatience> patience;
+  if (!waits_for_ever(session.patience)) patience = session.patience;
+  return {interrupt(),
+          session_.ring_bytes,
+          patience,
+          start,
+          note,
+          [](const std::string&) {},
+          [](const nlohmann::json&) {}};
 }
 
 }  // namespace stasis::capi
@@ -123,7 +148,7 @@ stasis_error* stasis_session_open(const stasis_session_options* options, stasis_
                                                     "stasis_session_options"));
     STASIS_TRY_ASSIGN(auto driver, capi::open_driver(read));
     *session = new stasis_session{std::move(driver), read.library ? read.library : "",
-                                  std::chrono::milliseconds(read.work_timeout_ms)};
+                                  capi::patience_of(read)};
     return {};
   });
 }

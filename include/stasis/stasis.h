@@ -289,6 +289,23 @@ STASIS_API stasis_error* stasis_resume(stasis_session* session, int pid,
                                        const stasis_resume_options* options,
                                        const stasis_call* call, char** report);
 
+typedef struct stasis_swap_options {
+  size_t size;
+  uint32_t timeout_ms;   /* for GPU work of the first in flight; 0: for ever [10000] */
+  bool ignore_obstacles; /* go on although the driver may refuse or lose the memory [false] */
+  const stasis_gpu_pair* gpu_pairs; /* of the second, in part or whole [none: where it was] */
+  size_t gpu_pair_count;
+} stasis_swap_options;
+STASIS_API void stasis_swap_options_init(stasis_swap_options* options, size_t size);
+/* Suspends the tree below `out_pid` and resumes that below `in_pid`, at once where both fit on the
+ * GPUs. Each side is done by a process of its own; for a job of `stasis run --images-dir` that
+ * process enters the job's namespaces, and the number is that outside of them. On an error both are
+ * as they were, or it is STASIS_NOT_ROLLED_BACK. STASIS_WRONG_STATE unless the first runs and the
+ * second is suspended. The call starts processes: no other thread should do so meanwhile. */
+STASIS_API stasis_error* stasis_swap(stasis_session* session, int out_pid, int in_pid,
+                                     const stasis_swap_options* options, const stasis_call* call,
+                                     char** report);
+
 typedef enum stasis_after_dump {
   STASIS_AFTER_DUMP_END = 0,
   STASIS_AFTER_DUMP_RUNNING = 1,

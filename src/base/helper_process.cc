@@ -1,6 +1,7 @@
 #include "base/helper_process.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <spawn.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -97,6 +98,13 @@ Result<HelperProcess> HelperProcess::held(int pid, Channel channel) {
   }
   add_own_helper(Pid{pid});
   return HelperProcess(pid, std::move(*process), std::move(channel));
+}
+
+void end_with_starter() {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  // It may have ended before.
+  pollfd socket{kHelperSocket, POLLRDHUP, 0};
+  if (::poll(&socket, 1, 0) > 0 && (socket.revents & (POLLRDHUP | POLLHUP)) != 0) ::_exit(1);
 }
 
 void serve_as_helper(const char* name, const std::function<void(const Channel&)>& serve) {

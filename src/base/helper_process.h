@@ -64,6 +64,10 @@ class HelperProcess {
   std::string end_;
 };
 
+// In a program that start_program() runs, first of all: lets the process end at once with the
+// thread that has started it, in the middle of whatever it does. For work that lasts no longer than
+// a call.
+void end_with_starter();
 // In a program that start_program() runs: does what start() does in the process that it forks.
 [[noreturn]] void serve_as_helper(const char* name,
                                   const std::function<void(const Channel&)>& serve);

@@ -4,46 +4,15 @@
 #include <fmt/format.h>
 
 #include "cli/verbs.h"
-#include "direct/mover_process.h"
 
 namespace stasis::cli {
 
-Result<std::unique_ptr<Driver>> Context::load_driver() {
-  auto driver = stasis::load_driver();
+Result<std::unique_ptr<Driver>> Context::load_driver(Movers movers) {
+  auto driver = session.load_driver(movers);
   if (driver && (*driver)->info().simulated && !json) {
     terminal.note("this is the simulated GPU (" + (*driver)->info().library + ")");
   }
   return driver;
-}
-
-Result<std::unique_ptr<Driver>> Context::load_bounded_driver() {
-  auto driver = load_driver();
-  if (!driver) return driver;
-  if (!patience) return driver;
-  auto bounded = bound_driver(*driver, *patience);
-  if (!bounded) {
-    terminal.note("calls of the driver may take for ever: " + bounded.error().message);
-    return driver;
-  }
-  return std::move(*bounded);
-}
-
-Result<std::unique_ptr<Driver>> Context::load_moving_driver(bool spare, bool digests) {
-  const std::string cache = digests ? compiled_code_directory() : std::string();
-  const auto start = [&cache]() -> std::shared_ptr<direct::MoverProcess> {
-    auto started = direct::MoverProcess::start(cache);
-    if (!started) return nullptr;
-    return std::make_shared<direct::MoverProcess>(std::move(*started));
-  };
-  auto other = spare || digests ? start() : nullptr;
-  session.add_mover(start());
-  session.add_mover(std::move(other));
-  return load_bounded_driver();
-}
-
-Environment Context::environment(Driver& driver) {
-  session.silence = patience ? patience->work : std::chrono::milliseconds(0);
-  return session.environment(driver);
 }
 
 void Context::note(const std::string& text) {
@@ -170,12 +139,6 @@ std::string standstill_text(const Report& report) {
              : std::string();
 }
 
-std::string size_text(const DumpReport& report) {
-  if (report.taken_bytes == 0) return format_bytes(report.image_bytes);
-  return fmt::format("{}, {} of it written", format_bytes(report.image_bytes),
-                     format_bytes(report.written_bytes));
-}
-
 std::string state_text(const Report& report) {
   const auto words = [&](CudaState state) -> std::string {
     const int root = report.root.value;
@@ -203,15 +166,6 @@ std::string state_text(const Report& report) {
   const bool same = std::all_of(states.begin(), states.end(),
                                 [&](const auto& state) { return state == states.front(); });
   return same && !states.empty() && states.front() ? "it " + words(*states.front()) : each;
-}
-
-std::string subject_text(const Report& report) {
-  std::size_t cuda = 0;
-  for (const ProcessReport& process : report.processes)
-    cuda += process.cuda ? 1 : 0;
-  if (report.processes.size() <= 1) return fmt::format("process {}", report.root.value);
-  return fmt::format("process {} and what is below it ({} processes, {} with CUDA)",
-                     report.root.value, report.processes.size(), cuda);
 }
 
 }  // namespace stasis::cli

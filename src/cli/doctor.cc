@@ -53,7 +53,7 @@ Result<std::vector<Finding>> examine_tree(Driver& driver, const Options& options
 
 Result<int> run(Context& context, Options& options) {
   STASIS_TRY(reach(context, options.target));
-  const auto driver = context.load_bounded_driver();
+  const auto driver = context.load_driver(Context::Movers::kNone);
   Span span(TraceKind::kPhase, "machine");
   const std::vector<Finding> machine = examine_machine(driver, options.machine, context.interrupt);
   span.end();

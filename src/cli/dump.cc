@@ -107,7 +107,8 @@ Result<int> run_dump(Context& context, DumpArguments& options) {
       return {};
     };
   }
-  STASIS_TRY_ASSIGN(auto driver, context.load_moving_driver(false, options.dump.base.has_value()));
+  STASIS_TRY_ASSIGN(auto driver, context.load_driver(options.dump.base ? Context::Movers::kDigests
+                                                                       : Context::Movers::kOne));
   STASIS_TRY_ASSIGN(auto report,
                     dump(context.environment(*driver), options.target.pid, options.dump));
   if (context.json) {

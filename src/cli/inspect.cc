@@ -150,7 +150,7 @@ Result<ImageReport> inspect_image(Context& context, InspectOptions& options,
     STASIS_TRY_ASSIGN(auto map, parse_gpu_map(*device_map));
     options.gpu_map = std::move(map);
   }
-  auto driver = context.load_bounded_driver();
+  auto driver = context.load_driver(Context::Movers::kNone);
   std::optional<Environment> env;
   if (driver) env.emplace(context.environment(**driver));
   return inspect(env ? &*env : nullptr, driver ? Error() : driver.error(), options,

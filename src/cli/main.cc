@@ -23,7 +23,7 @@
 #include "cli/help.h"
 #include "cli/suggest.h"
 #include "cli/verbs.h"
-#include "job/terminal.h"
+#include "job/hold_terminal.h"
 
 namespace stasis::cli {
 namespace {
@@ -147,7 +147,7 @@ int run(int argc, char** argv, const Inherited& inherited) {
   add_common(app);  // before the verb or after it
   for (const Verb& verb : verbs) {
     add_common(*verb.command);
-    if (verb.bounds_driver) add_driver_timeout(*verb.command, context.patience);
+    if (verb.bounds_driver) add_driver_timeout(*verb.command, context.session.patience);
     if (verb.measures) add_trace(*verb.command, context.trace);
     if (verb.moves) add_ring(*verb.command, context.session.ring_bytes);
   }
@@ -208,6 +208,18 @@ int report_exception(int argc, char** argv, const std::exception& exception) {
                 {}});
 }
 
+// Part of a job, and no verb: reads no options and loads nothing. The exit status.
+int hold_terminal(const std::vector<std::string>& words) {
+  auto order = job::parse_holder_order(words);
+  if (!order) {
+    print_error(fmt::format("{} is not for people", job::kHoldTerminal));
+    return exit_status(ErrorCode::kUsage);
+  }
+  const job::Outcome outcome = job::hold_terminal(std::move(*order));
+  if (outcome.why) print_error(outcome.why->to_string());
+  return outcome.status;
+}
+
 // What would be opened there could be taken for a terminal: an image's file, at worst. A write
 // fails, as on a closed descriptor.
 void fill_standard_descriptors(Inherited& inherited) {
@@ -222,7 +234,6 @@ void fill_standard_descriptors(Inherited& inherited) {
 }  // namespace stasis::cli
 
 int main(int argc, char** argv) {
-  // Part of a job, and no verb: it reads no options and loads nothing.
   if (argc > 1 && std::string_view(argv[1]) == stasis::job::kHoldTerminal)
     return stasis::cli::hold_terminal({argv + 2, argv + argc});
   stasis::cli::Inherited inherited;

@@ -394,7 +394,8 @@ void show_again(Context& context, const Collected& collected) {
 }
 
 Result<int> run_ps(Context& context, const PsArguments& arguments) {
-  STASIS_TRY_ASSIGN(auto driver, context.load_driver());
+  context.session.patience.reset();  // each question has a thread of its own instead
+  STASIS_TRY_ASSIGN(auto driver, context.load_driver(Context::Movers::kNone));
   Pending pending;
   int status = 0;
   // Threads that still wait for the driver must not see it go.

@@ -62,8 +62,8 @@ Result<int> run_recover(Context& context, RecoverArguments& options) {
   context.interrupt.go_on_without_memory();
   std::vector<RecoverReport> reports;
   // Before the driver is loaded, which starts threads.
-  if (options.all) reports = recover_swaps(context);
-  STASIS_TRY_ASSIGN(auto driver, context.load_moving_driver());
+  if (options.all) reports = job::recover_swaps(swap_caller(context));
+  STASIS_TRY_ASSIGN(auto driver, context.load_driver(Context::Movers::kOne));
   if (options.all) {
     STASIS_TRY_ASSIGN(auto all, recover_all(context.environment(*driver)));
     std::move(all.begin(), all.end(), std::back_inserter(reports));

@@ -169,7 +169,7 @@ Result<int> restore_here(Context& context, RestoreArguments& options) {
   }
   options.restore.caller_ends = options.detach;
   context.interrupt.set_time_limit(options.limit);
-  STASIS_TRY_ASSIGN(auto driver, context.load_moving_driver());
+  STASIS_TRY_ASSIGN(auto driver, context.load_driver(Context::Movers::kOne));
   STASIS_TRY_ASSIGN(auto report, restore(context.environment(*driver), options.restore));
   if (options.detach) {
     STASIS_TRY(check_still_there(report));

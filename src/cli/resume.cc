@@ -35,7 +35,7 @@ Verb add_resume(CLI::App& app) {
             }
             context.interrupt.set_time_limit(options->limit);
             STASIS_TRY(reach(context, options->target));
-            STASIS_TRY_ASSIGN(auto driver, context.load_moving_driver());
+            STASIS_TRY_ASSIGN(auto driver, context.load_driver(Context::Movers::kOne));
             STASIS_TRY_ASSIGN(auto report, resume(context.environment(*driver), options->target.pid,
                                                   resume_options));
             if (context.json) {

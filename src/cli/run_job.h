@@ -1,4 +1,4 @@
-// `stasis run --images-dir`: its options, and what its workers do.
+// `stasis run --images-dir`: its options.
 #pragma once
 
 #include <memory>
@@ -15,10 +15,6 @@ struct RunArguments {
   job::RunOptions job;       // images_dir is empty if the program is only started
   bool best_effort = false;  // started without images where it cannot be saved
   std::vector<std::string> signals = {"TERM", "USR1"};
-  std::string map = "auto";
-  std::uint64_t ring_bytes = direct::MoverOptions().ring_bytes;
-  std::string trace;  // where to write what the newest operation did; empty: nowhere
-  std::vector<std::string> refreshed;  // variables for what it starts after a restore; "SLURM_*"
 };
 
 void add_job_options(CLI::App& command, RunArguments& arguments);

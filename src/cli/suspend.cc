@@ -22,7 +22,7 @@ Verb add_suspend(CLI::App& app) {
                     "go on although the driver may refuse or lose the program's memory");
   return {command, [options](Context& context) -> Result<int> {
             STASIS_TRY(reach(context, options->target));
-            STASIS_TRY_ASSIGN(auto driver, context.load_moving_driver(true));
+            STASIS_TRY_ASSIGN(auto driver, context.load_driver(Context::Movers::kSpare));
             STASIS_TRY_ASSIGN(auto report, suspend(context.environment(*driver),
                                                    options->target.pid, options->suspend));
             if (context.json) {

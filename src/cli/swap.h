@@ -1,15 +1,12 @@
-// What a killed `stasis swap` has left.
+// How a verb has swaps done, or brings to an end what a killed one has left.
 #pragma once
 
-#include <vector>
-
 #include "cli/verbs.h"
+#include "job/swap.h"
 
 namespace stasis::cli {
 
-// Brings the two programs of each swap that was killed to what was asked for, where the first is
-// suspended by now, or else to what they were before: one report for each. Called while the process
-// has one thread.
-std::vector<RecoverReport> recover_swaps(Context& context);
+// Forks the processes of the sides: while this process has one thread. Refers to the context.
+job::SwapCaller swap_caller(Context& context);
 
 }  // namespace stasis::cli

@@ -44,19 +44,11 @@ struct Context {
   // The traces of processes that worked for this one, each as trace_of_process() gives it.
   std::vector<nlohmann::json> traces_of_helpers = {};
   OperationSession session{interrupt, terminal, [this](const std::string& text) { note(text); }};
-  // None: the driver's calls may take for ever.
-  std::optional<DriverPatience> patience = DriverPatience{};
 
-  // Loads the driver and says so if it is the simulated one.
-  Result<std::unique_ptr<Driver>> load_driver();
-  // The same, with calls that end after `patience`, if that is set. While this process has one
-  // thread.
-  Result<std::unique_ptr<Driver>> load_bounded_driver();
-  // Also starts the mover, before the driver is initialised. `spare`: starts two, should the first
-  // be lost while the programs are as they were. `digests`: the mover will compute some, which may
-  // break it (MemoryMover::prepare_digests()).
-  Result<std::unique_ptr<Driver>> load_moving_driver(bool spare = false, bool digests = false);
-  Environment environment(Driver& driver);
+  // The session's, and says so if it is the simulated one. While this process has one thread.
+  using Movers = OperationSession::Movers;
+  Result<std::unique_ptr<Driver>> load_driver(Movers movers);
+  Environment environment(Driver& driver) { return session.environment(driver); }
   // To people, and for --json.
   void note(const std::string& text);
   // Writes the trace, once; says so if it cannot. Nothing without --trace.
@@ -106,10 +98,6 @@ CLI::Option* add_ring(CLI::App& command, std::uint64_t& bytes);
 void add_driver_timeout(CLI::App& command, std::optional<DriverPatience>& patience);
 // Where to write the trace of the verb.
 void add_trace(CLI::App& command, std::string& path);
-// What this process has done until now, as events of a trace; times are those of Clock.
-nlohmann::json trace_of_process(const std::string& name);
-// Writes that into a file, in place of what is there.
-Result<void> replace_trace(const std::string& path, const std::string& name);
 // How long the whole verb may take.
 void add_time_limit(CLI::App& command, std::chrono::milliseconds& limit, const std::string& after);
 void add_device_map(CLI::App& command, std::optional<std::string>& text);
@@ -130,10 +118,6 @@ std::string state_text(const Report& report);
 std::string phases_text(const Report& report);
 // ", standing still for 0.52 s", or nothing.
 std::string standstill_text(const Report& report);
-// "16.2 GiB", "16.2 GiB, 0.9 GiB of it written"
-std::string size_text(const DumpReport& report);
-// "process 12", "2 CUDA processes below 12 (3 in all)".
-std::string subject_text(const Report& report);
 
 // For an operation: SIGINT, SIGTERM, SIGHUP and SIGQUIT ask `interrupt` to stop; what else would
 // end or stop this process in the middle is ignored, Ctrl-Z with a note.
@@ -146,9 +130,6 @@ Result<int> attend(Pid root);
 // The same in a program that is started anew in this process; returns only if that fails.
 void attend_afresh(Pid root);
 Verb add_attend(CLI::App& app);
-
-// In a job with a terminal: holds it (job/terminal.h). The exit status.
-int hold_terminal(const std::vector<std::string>& words);
 
 // For tests of the fault points; not for people.
 Verb add_list_fault_points(CLI::App& app);

@@ -24,6 +24,7 @@
 #include "base/helper_process.h"
 #include "checkpoint/journal.h"
 #include "job/io_uring.h"
+#include "job/json_message.h"
 #include "job/shared_memory.h"
 #include "proc/procfs.h"
 

@@ -1,40 +1,14 @@
 #include "job/messages.h"
 
-#include <algorithm>
-#include <functional>
-#include <string_view>
 #include <utility>
+
+#include "job/json_message.h"
 
 namespace stasis::job {
 namespace {
 
 using nlohmann::json;
 using std::chrono::milliseconds;
-
-std::string text_of(const json& message) {
-  return message.dump(-1, ' ', false, json::error_handler_t::replace);
-}
-
-Result<void> send_json(const Channel& channel, const json& message,
-                       std::span<const UniqueFd> descriptors = {}) {
-  const std::string text = text_of(message);
-  return channel.send(std::as_bytes(std::span(text)), descriptors);
-}
-
-// What `read` makes of the message; nothing if that is not what was agreed on.
-template <class Value>
-std::optional<Value> parse(const Channel::Message& message,
-                           const std::function<std::optional<Value>(const json&)>& read) {
-  const std::string_view text(reinterpret_cast<const char*>(message.bytes.data()),
-                              message.bytes.size());
-  const json parsed = json::parse(text, nullptr, false);
-  if (!parsed.is_object()) return std::nullopt;
-  try {
-    return read(parsed);
-  } catch (const json::exception&) {
-    return std::nullopt;
-  }
-}
 
 json to_json(const WorkOrder& order) {
   json out = {{"op", name_of(order)}, {"root", order.root.value}};
@@ -95,21 +69,6 @@ json to_json(const WorkResult& result) {
                         result.what);
   out["notes"] = result.notes;
   return out;
-}
-
-// A message holds so much and no more.
-json bounded(json result) {
-  constexpr std::size_t kRoom = Channel::kMostBytes / 2;
-  if (text_of(result).size() <= kRoom) return result;
-  result.erase("notes");
-  if (result.contains("error")) {
-    for (const char* part : {"message", "remedy"}) {
-      auto text = result["error"].value(part, "");
-      text.resize(std::min(text.size(), kRoom / 8));
-      result["error"][part] = text;
-    }
-  }
-  return result;
 }
 
 WorkResult work_result_of(const json& object) {
@@ -223,26 +182,11 @@ Result<void> send(const Channel& channel, const InitEvent& event) {
 }
 
 std::optional<InitOrder> parse_order(const Channel::Message& message) {
-  return parse<InitOrder>(message, order_of);
+  return parse_json<InitOrder>(message, order_of);
 }
 
 std::optional<InitEvent> parse_event(const Channel::Message& message) {
-  return parse<InitEvent>(message, event_of);
-}
-
-json error_to_json(const Error& error) {
-  return {{"code", static_cast<int>(error.code)},
-          {"message", error.to_string()},
-          {"remedy", error.remedy}};
-}
-
-Error error_from_json(const json& object) {
-  Error error{static_cast<ErrorCode>(object.value("code", static_cast<int>(ErrorCode::kInternal))),
-              object.value("message", ""),
-              object.value("remedy", ""),
-              {},
-              {}};
-  return error;
+  return parse_json<InitEvent>(message, event_of);
 }
 
 }  // namespace stasis::job

@@ -12,8 +12,6 @@
 #include <variant>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include "base/channel.h"
 #include "base/fd.h"
 #include "base/ids.h"
@@ -114,17 +112,5 @@ Result<void> send(const Channel& channel, const InitEvent& event);
 // Nothing of a malformed message.
 std::optional<InitOrder> parse_order(const Channel::Message& message);
 std::optional<InitEvent> parse_event(const Channel::Message& message);
-
-// An error on its way between processes of this program.
-nlohmann::json error_to_json(const Error& error);
-Error error_from_json(const nlohmann::json& object);
-
-// Does what the alternative of a variant calls for: std::visit(Cases{[](const A&) {...}, ...}, v).
-template <class... Case>
-struct Cases : Case... {
-  using Case::operator()...;
-};
-template <class... Case>
-Cases(Case...) -> Cases<Case...>;
 
 }  // namespace stasis::job

@@ -1,15 +1,22 @@
 #include "job/run.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cstdlib>
+#include <filesystem>
 #include <utility>
 
 #include <fmt/format.h>
 
+#include "checkpoint/journal.h"
+#include "criu/criu.h"
 #include "job/choose_image.h"
 #include "job/images.h"
 #include "job/signals.h"
 #include "job/supervisor.h"
 #include "job/supervisor_texts.h"
+#include "proc/procfs.h"
 
 namespace stasis::job {
 namespace {
@@ -17,10 +24,35 @@ namespace {
 constexpr std::size_t kMostArguments = 4096;  // docs/image-format.md
 constexpr std::size_t kLongestArgument = 65536;
 
+// Where there is no image, before anything is done.
+Result<void> can_be_saved() {
+  STASIS_TRY(journal_directory());
+  STASIS_TRY(Criu::find());
+  return {};
+}
+
+Result<void> complete(RunOptions& options) {
+  STASIS_TRY(check_worker_options(options.worker));
+  if (options.without_io_uring && proc::ProcFs().in_own_user_namespace()) {
+    return fail(
+        ErrorCode::kNotSupported,
+        "in a user namespace a job with --no-io-uring cannot be saved: CRIU may not read its "
+        "filter of system calls",
+        "leave out --no-io-uring, or run as root");
+  }
+  if (!options.worker.trace.empty())
+    options.visible_dirs.push_back(std::filesystem::path(options.worker.trace).parent_path());
+  // Where the simulated driver keeps what is on its GPUs.
+  const char* simulated = std::getenv("STASIS_SIM_DIR");
+  options.visible_dirs.push_back(
+      simulated != nullptr ? simulated : fmt::format("/dev/shm/stasis-sim-{}", ::geteuid()));
+  return {};
+}
+
 }  // namespace
 
-Result<Outcome> run(const RunOptions& options, Work work,
-                    const std::function<void(const std::string&)>& tell) {
+Result<Outcome> run(RunOptions options, const std::function<void(const std::string&)>& tell) {
+  STASIS_TRY(complete(options));
   const std::vector<std::string> words = as_written(options.command);
   const bool too_long = std::any_of(words.begin(), words.end(),
                                     [](const auto& w) { return w.size() > kLongestArgument; });
@@ -51,13 +83,16 @@ Result<Outcome> run(const RunOptions& options, Work work,
   }
   STASIS_TRY_ASSIGN(auto image, choose_image(*images, options.command, tell));
   if (notice.to_end() != 0) return told_to_end();
-  if (!image && options.can_be_saved) {
-    if (auto possible = options.can_be_saved(); !possible) {
+  if (!image) {
+    if (auto possible = can_be_saved(); !possible) {
       notice.end();
       return Outcome{0, {}, std::move(possible.error())};
     }
   }
-  return Supervisor(options, std::move(*images), notice, tell).run(image, std::move(work));
+  const auto work = [&](const WorkOrder& order, const StreamEnds& streams) {
+    return do_work(order, streams, options.worker);
+  };
+  return Supervisor(options, std::move(*images), notice, tell).run(image, work);
 }
 
 }  // namespace stasis::job

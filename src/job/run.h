@@ -14,6 +14,7 @@
 
 #include "base/result.h"
 #include "job/init.h"
+#include "job/worker.h"
 
 namespace stasis::job {
 
@@ -32,8 +33,7 @@ struct RunOptions {
   // A job that has ended by itself with 0 is not run again under the same word. Empty: it is.
   std::string once;
   int exit_code = 75;  // after a save that has ended the job
-  // Can a job be saved here? Asked when there is no image, before anything is done.
-  std::function<Result<void>()> can_be_saved;
+  WorkerOptions worker;
 };
 
 struct Outcome {
@@ -44,8 +44,7 @@ struct Outcome {
   std::optional<Error> cannot_save;
 };
 
-// `work` is done in a process of its own in the namespaces, once for each order (messages.h).
-Result<Outcome> run(const RunOptions& options, Work work,
-                    const std::function<void(const std::string&)>& tell);
+// kUsage, kNotSupported; also what choose_image.h and init.h say.
+Result<Outcome> run(RunOptions options, const std::function<void(const std::string&)>& tell);
 
 }  // namespace stasis::job

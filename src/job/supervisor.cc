@@ -16,6 +16,7 @@
 #include "base/units.h"
 #include "job/choose_image.h"
 #include "job/exec_failure.h"
+#include "job/json_message.h"
 #include "job/supervisor_texts.h"
 
 namespace stasis::job {

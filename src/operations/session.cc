@@ -2,10 +2,28 @@
 
 #include <utility>
 
+#include "direct/mover_request.h"
+
 namespace stasis {
 
 void OperationSession::add_mover(std::shared_ptr<direct::MoverProcess> mover) {
   if (mover) movers_.push_back(std::move(mover));
+}
+
+Result<std::unique_ptr<Driver>> OperationSession::load_driver(Movers movers) {
+  const std::string cache = movers == Movers::kDigests ? compiled_code_directory() : std::string();
+  const auto add = [&](const std::string& compiled_code) {
+    auto started = direct::MoverProcess::start(compiled_code);
+    if (started) add_mover(std::make_shared<direct::MoverProcess>(std::move(*started)));
+  };
+  if (movers != Movers::kNone) add(cache);
+  if (movers == Movers::kSpare || movers == Movers::kDigests) add(cache);
+  auto driver = stasis::load_driver();
+  if (!driver || !patience) return driver;
+  auto bounded = bound_driver(*driver, *patience);
+  if (bounded) return bounded;
+  note_("calls of the driver may take for ever: " + bounded.error().message);
+  return driver;
 }
 
 Environment OperationSession::environment(Driver& driver) {
@@ -30,6 +48,7 @@ Result<std::shared_ptr<direct::MemoryMover>> OperationSession::make_mover(
   }
   if (movers_.empty())
     return fail(ErrorCode::kInternal, "no process could be started that copies GPU memory");
+  const auto silence = patience ? patience->work : std::chrono::milliseconds(0);
   auto ready = prepare_mover(*movers_.front(), needs, ring_bytes, silence, interrupt_);
   if (ready) return movers_.front();
   // Another can be had.

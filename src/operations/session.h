@@ -7,10 +7,12 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "direct/environment.h"
 #include "direct/mover_process.h"
+#include "driver/bounded_driver.h"
 
 namespace stasis {
 
@@ -28,8 +30,18 @@ class OperationSession {
 
   // Of its memory to copy through, for each GPU.
   std::uint64_t ring_bytes = direct::MoverOptions().ring_bytes;
-  // How long a mover may show no sign of work; zero: for ever.
-  std::chrono::milliseconds silence{0};
+  // How long the driver and a mover may be silent; none: for ever.
+  std::optional<DriverPatience> patience = DriverPatience{};
+
+  enum class Movers {
+    kNone,
+    kOne,
+    kSpare,    // a second one, should the first be lost while the programs are as they were
+    kDigests,  // likewise, as computing digests may break it (MemoryMover::prepare_digests())
+  };
+  // Starts idle movers, and then loads the driver, whose calls end after `patience`. Forks: while
+  // this process has one thread. kDriverMissing, kDriverTooOld.
+  Result<std::unique_ptr<Driver>> load_driver(Movers movers);
 
   // Idle until it is needed. A further one takes its place if it is lost.
   void add_mover(std::shared_ptr<direct::MoverProcess> mover);

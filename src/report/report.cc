@@ -19,6 +19,21 @@ json to_json(const ProcessReport& process) {
   return out;
 }
 
+std::string size_text(const DumpReport& report) {
+  if (report.taken_bytes == 0) return format_bytes(report.image_bytes);
+  return fmt::format("{}, {} of it written", format_bytes(report.image_bytes),
+                     format_bytes(report.written_bytes));
+}
+
+std::string subject_text(const Report& report) {
+  std::size_t cuda = 0;
+  for (const ProcessReport& process : report.processes)
+    cuda += process.cuda ? 1 : 0;
+  if (report.processes.size() <= 1) return fmt::format("process {}", report.root.value);
+  return fmt::format("process {} and what is below it ({} processes, {} with CUDA)",
+                     report.root.value, report.processes.size(), cuda);
+}
+
 const char* path_name(const Report& report) {
   return report.direct_bytes > 0 ? "direct" : "driver";
 }

@@ -1,6 +1,5 @@
-// The process of a job that holds its terminal (job/terminal.h): takes a pty, starts the command on
-// it, copies, passes signals on, and ends as the command does. It is in the job's images, so it has
-// nothing open but what CRIU saves.
+#include "job/hold_terminal.h"
+
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/resource.h>
@@ -12,53 +11,52 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
-#include <cstdio>
 #include <cstdlib>
-#include <cstring>
+#include <optional>
 
 #include <fmt/format.h>
 
 #include "base/fd.h"
-#include "cli/verbs.h"
 #include "job/exec_failure.h"
-#include "job/terminal.h"
 
-namespace stasis::cli {
+namespace stasis::job {
 namespace {
 
-constexpr job::TerminalStreams kInput = 1;
-constexpr job::TerminalStreams kOutput = 2;
+constexpr TerminalStreams kInput = 1;
+constexpr TerminalStreams kOutput = 2;
 constexpr std::size_t kHeldPiece = 4096;
 constexpr int kTroubled = 125;
 
-class Holder {
+class TerminalHolder {
  public:
-  explicit Holder(job::HolderOrder order)
+  explicit TerminalHolder(HolderOrder order)
       : streams_(order.streams), size_(order.size), command_(std::move(order.command)) {}
 
-  int run() {
-    if (const int status = take_terminal(); status != 0) return status;
+  Outcome run() {
+    if (auto taken = take_terminal(); !taken) return troubled(std::move(taken.error()));
     sigset_t all;
     ::sigfillset(&all);
     ::sigprocmask(SIG_SETMASK, &all, &before_);
     signals_ = UniqueFd(::signalfd(-1, &all, SFD_CLOEXEC | SFD_NONBLOCK));
-    if (!signals_.valid()) return trouble("cannot wait for signals");
-    if (const int status = start(); status != 0) return status;
+    if (!signals_.valid()) return troubled(errno_error("cannot wait for signals", errno));
+    if (auto started = start(); !started) return troubled(std::move(started.error()));
+    if (start_error_ != 0)
+      return {exit_status_of_exec_failure(start_error_),
+              exec_failure(command_.front(), start_error_),
+              {}};
     if ((streams_ & kInput) == 0) ::close(STDIN_FILENO);
     while (!status_)
       turn();
     while (copy_output()) {
     }
-    return end_as_it_did();
+    return {end_as_it_did(), {}, {}};
   }
 
  private:
-  static int trouble(const char* what) {
-    print_error(fmt::format("{}: {}", what, std::strerror(errno)));
-    return kTroubled;
-  }
+  static Outcome troubled(Error why) { return {kTroubled, std::move(why), {}}; }
+  static tl::unexpected<Error> trouble(const char* what) { return fail(errno_error(what, errno)); }
 
-  int take_terminal() {
+  Result<void> take_terminal() {
     master_ = UniqueFd(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
     std::array<char, 64> name{};
     if (!master_.valid() || ::grantpt(master_.get()) != 0 || ::unlockpt(master_.get()) != 0 ||
@@ -70,10 +68,10 @@ class Holder {
     (void)::ioctl(slave_.get(), TIOCSWINSZ, &size_);
     if (::fcntl(master_.get(), F_SETFL, O_RDWR | O_NONBLOCK) != 0)
       return trouble("cannot set the job's terminal up");
-    return 0;
+    return {};
   }
 
-  int start() {
+  Result<void> start() {
     std::array<int, 2> ends{};
     if (::pipe2(ends.data(), O_CLOEXEC) != 0) return trouble("cannot make a pipe");
     UniqueFd from(ends[0]);
@@ -82,11 +80,9 @@ class Holder {
     if (child_ < 0) return trouble("cannot start a process");
     if (child_ == 0) become_command(to.get());
     to.reset();
-    int error = 0;
-    if (::read(from.get(), &error, sizeof error) != sizeof error) return 0;
-    errno = error;
-    print_error(job::exec_failure(command_.front(), error).to_string());
-    return job::exit_status_of_exec_failure(error);
+    if (::read(from.get(), &start_error_, sizeof start_error_) != sizeof start_error_)
+      start_error_ = 0;
+    return {};
   }
 
   [[noreturn]] void become_command(int to) {
@@ -192,7 +188,7 @@ class Holder {
     return 128 + number;
   }
 
-  job::TerminalStreams streams_;
+  TerminalStreams streams_;
   winsize size_;
   std::vector<std::string> command_;
   sigset_t before_{};
@@ -200,20 +196,14 @@ class Holder {
   UniqueFd slave_;
   UniqueFd signals_;
   pid_t child_ = 0;
-  std::string typed_;  // and not taken yet
+  int start_error_ = 0;  // why the command could not be started
+  std::string typed_;    // and not taken yet
   bool ended_ = false;
   std::optional<int> status_;
 };
 
 }  // namespace
 
-int hold_terminal(const std::vector<std::string>& words) {
-  auto order = job::parse_holder_order(words);
-  if (!order) {
-    print_error(fmt::format("{} is not for people", job::kHoldTerminal));
-    return exit_status(ErrorCode::kUsage);
-  }
-  return Holder(std::move(*order)).run();
-}
+Outcome hold_terminal(HolderOrder order) { return TerminalHolder(std::move(order)).run(); }
 
-}  // namespace stasis::cli
+}  // namespace stasis::job

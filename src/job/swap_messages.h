@@ -1,0 +1,73 @@
+// What a swap says to the processes that do its two sides, and what they answer. Sent as JSON over
+// a channel.
+//
+// Values and functions; any thread.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "base/channel.h"
+#include "base/ids.h"
+#include "base/result.h"
+#include "driver/bounded_driver.h"
+#include "job/target.h"
+#include "operations/operations.h"
+
+namespace stasis::job {
+
+// Before any order: whom the side is about, and how it is to work.
+struct SideSetup {
+  std::string name;  // for messages
+  Pid root;          // in the namespaces that `entry` enters
+  Entry entry;
+  std::chrono::milliseconds timeout{0};  // for the lock
+  MemoryPath path = MemoryPath::kAutomatic;
+  bool ignore_obstacles = false;
+  std::string gpu_map;  // of a resume, as the user gave it; empty: none
+  std::uint64_t ring_bytes = 0;
+  std::optional<DriverPatience> patience;
+};
+
+enum class SideOrder {
+  kLook,
+  kSuspend,
+  kSuspendBeside,  // the other side does its part meanwhile, once told that this one is at rest
+  kResume,
+  kUndo,  // what a killed operation on it has left half done
+};
+
+// Of a suspend: its processes have no work on the GPU any more, and it goes on.
+struct AtRest {};
+
+struct Moved {
+  nlohmann::json report;  // report/report.h; of very many processes it lists the first
+  std::string subject;    // for people: "process 12"
+  double seconds = 0;
+};
+struct Undone {
+  bool any = false;  // there was something
+};
+struct SideResult {
+  std::variant<Standing, Moved, Undone, Error> what;
+  std::vector<std::string> notes = {};  // for people
+  std::string simulated = {};           // the simulated driver's library; empty: it is the real one
+};
+using SideEvent = std::variant<AtRest, SideResult>;
+
+// The traces of a side come with its results, as a descriptor: they are more than a message holds.
+Result<void> send(const Channel& channel, const SideSetup& setup);
+Result<void> send(const Channel& channel, SideOrder order);
+Result<void> send(const Channel& channel, const SideEvent& event, const UniqueFd& trace);
+// Nothing of a malformed message.
+std::optional<SideSetup> parse_side_setup(const Channel::Message& message);
+std::optional<SideOrder> parse_side_order(const Channel::Message& message);
+std::optional<SideEvent> parse_side_event(const Channel::Message& message);
+
+}  // namespace stasis::job
