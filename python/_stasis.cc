@@ -407,6 +407,22 @@ class Session {
         },
         {progress, note}, {}, when_raised);
   }
+  std::string swap(int out, int in, const Pairs& pairs, std::uint32_t timeout_ms,
+                   bool ignore_obstacles, const py::object& note) {
+    const auto given_pairs = c_pairs(pairs);
+    stasis_swap_options options;
+    stasis_swap_options_init(&options, sizeof options);
+    options.timeout_ms = timeout_ms;
+    options.ignore_obstacles = ignore_obstacles;
+    options.gpu_pairs = given_pairs.data();
+    options.gpu_pair_count = given_pairs.size();
+    return run_for_text(
+        [&](const stasis_call& given, char** text) {
+          return stasis_swap(session_.it, out, in, &options, &given, text);
+        },
+        {py::none(), note},
+        [&] { stasis_error_free(stasis_swap(session_.it, in, out, nullptr, nullptr, nullptr)); });
+  }
   std::string dump(int pid, const py::dict& given_options, const py::object& progress,
                    const py::object& note) {
     Options from(given_options);
@@ -654,6 +670,7 @@ PYBIND11_MODULE(_stasis, module) {
               const py::object& progress, const py::object& note) {
              return session.resume(pid, pairs, images_dir, time_limit_ms, progress, note);
            })
+      .def("swap", &Session::swap)
       .def("dump", &Session::dump)
       .def("restore", &Session::restore)
       .def("recover", [](Session& session, int pid, const py::object& note) {

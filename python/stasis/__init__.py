@@ -21,6 +21,7 @@ from ._core import (
     ProcessState,
     Recovered,
     Report,
+    Swapped,
     configure,
     driver,
     dump,
@@ -29,6 +30,7 @@ from ._core import (
     restore,
     resume,
     suspend,
+    swap,
 )
 from ._errors import (
     Busy,

@@ -41,6 +41,14 @@ class Report:
     json: Dict[str, Any] = ...
 
 @dataclass(frozen=True)
+class Swapped:
+    suspended: Report
+    resumed: Report
+    seconds: float
+    at_once: bool
+    json: Dict[str, Any] = ...
+
+@dataclass(frozen=True)
 class Recovered:
     pid: int
     operation: str
@@ -70,6 +78,15 @@ def resume(
     progress: Optional[_Progress] = ...,
     note: Optional[_Note] = ...,
 ) -> Report: ...
+def swap(
+    out: SupportsIndex,
+    into: SupportsIndex,
+    gpu_mapping: Optional[_GpuMapping] = ...,
+    *,
+    timeout_ms: SupportsIndex = ...,
+    ignore_obstacles: bool = ...,
+    note: Optional[_Note] = ...,
+) -> Swapped: ...
 def dump(
     pid: SupportsIndex,
     images_dir: _Path,

@@ -117,6 +117,17 @@ class Report:
 
 
 @dataclass(frozen=True)
+class Swapped:
+    """What swap() has done. `at_once`: both directions of the bus were used at the same time."""
+
+    suspended: Report
+    resumed: Report
+    seconds: float
+    at_once: bool
+    json: dict = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
 class Recovered:
     """What recover() has found and done about one process tree."""
 
@@ -138,7 +149,10 @@ def _cuda_pids(members):
 
 
 def _report(text, images_dir=b""):
-    given = json.loads(text)
+    return _report_of(json.loads(text), images_dir)
+
+
+def _report_of(given, images_dir=b""):
     directory = given.get("images_dir")
     phases = {}
     for phase in given["phases"]:  # a second try has some of them once more
@@ -189,6 +203,31 @@ def resume(pid, gpu_mapping=None, *, images_dir=None, time_limit_ms=0, progress=
     _checks.callback(progress, "progress")
     _checks.callback(note, "note")
     return _report(_open_session().resume(number, pairs, directory, limit, progress, note))
+
+
+def swap(out, into, gpu_mapping=None, *, timeout_ms=10_000, ignore_obstacles=False, note=None):
+    """Suspend the tree below `out` and resume the one below `into` in its place, at once where both fit.
+
+    Both are numbers of processes; a process of a job of `stasis run` is meant by its number outside of
+    the job. `gpu_mapping` is for the second, as with resume(); `timeout_ms` (milliseconds) for GPU work of
+    the first; 0 waits for ever. Returns a Swapped. Raises WrongState unless the first runs and the second is
+    suspended, OutOfGpuMemory, Timeout and others; then both are as they were. This starts processes: no
+    other thread should fork meanwhile.
+    """
+    first = _checks.pid(out)
+    second = _checks.pid(into)
+    pairs = _checks.gpu_mapping(gpu_mapping)
+    timeout = _checks.milliseconds(timeout_ms, "timeout_ms")
+    ignore = _checks.flag(ignore_obstacles, "ignore_obstacles")
+    _checks.callback(note, "note")
+    given = json.loads(_open_session().swap(first, second, pairs, timeout, ignore, note))
+    return Swapped(
+        _report_of(given["suspended"]),
+        _report_of(given["resumed"]),
+        given["seconds"],
+        given["at_once"],
+        given,
+    )
 
 
 def dump(

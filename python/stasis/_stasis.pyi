@@ -38,6 +38,15 @@ class Session:
         arg4: Any,
         arg5: Any,
     ) -> str: ...
+    def swap(
+        self,
+        arg0: int,
+        arg1: int,
+        arg2: Sequence[Tuple[str, str]],
+        arg3: int,
+        arg4: bool,
+        arg5: Any,
+    ) -> str: ...
     def dump(self, arg0: int, arg1: Dict[Any, Any], arg2: Any, arg3: Any) -> str: ...
     def restore(
         self,

@@ -384,6 +384,31 @@ static void test_operations(void) {
 }
 
 /* Of a program under the agent: an image beside an earlier one, and one that was moved. */
+static void test_swap(void) {
+  const pid_t first = start("swap_first", "memory", "--size", "8M");
+  const pid_t second = start("swap_second", "memory", "--size", "8M");
+  CHECK(goes_on("swap_first") && goes_on("swap_second"));
+  stasis_swap_options options;
+  stasis_swap_options_init(&options, sizeof options);
+  CHECK(options.timeout_ms == 10000 && !options.ignore_obstacles && options.gpu_pair_count == 0);
+  EXPECT(stasis_swap(session, first, 0, &options, NULL, NULL), STASIS_USAGE);
+  EXPECT(stasis_swap(session, first, second, &options, NULL, NULL), STASIS_WRONG_STATE);
+  GOOD(stasis_suspend(session, second, NULL, NULL, NULL));
+  char *report = NULL;
+  GOOD(stasis_swap(session, first, second, NULL, NULL, &report));
+  CHECK(report != NULL && strstr(report, "\"at_once\"") != NULL);
+  stasis_free(report);
+  CHECK(goes_on("swap_second"));
+  const stasis_gpu_pair pair = {"0", "1"};
+  options.gpu_pairs = &pair;
+  options.gpu_pair_count = 1;
+  GOOD(stasis_swap(session, second, first, &options, NULL, NULL));
+  CHECK(goes_on("swap_first"));
+  GOOD(stasis_resume(session, second, NULL, NULL, NULL));
+  CHECK(end(first) == 0 && end(second) == 0);
+  ok("swap: there, and back on another GPU");
+}
+
 static void test_images(void) {
   char first[300], second[300], moved[300], agent[400];
   snprintf(first, sizeof first, "%s/first", folder);
@@ -476,6 +501,7 @@ int main(void) {
   test_process();
   test_cancel();
   test_operations();
+  test_swap();
   test_images();
   test_group();
   stasis_session_close(session);

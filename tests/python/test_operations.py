@@ -413,6 +413,61 @@ class Dump(harness.Case):
             stasis.suspend(target.pid)
 
 
+class Swap(harness.Case):
+    def test_there_and_back(self):
+        first, second = (self.target("memory", "--size", "16M") for _ in range(2))
+        stasis.suspend(second.pid)
+        notes = []
+        for out, into in ((first, second), (second, first)):
+            done = stasis.swap(out.pid, into.pid, note=notes.append)
+            self.assertEqual([one.state for one in done.suspended.processes], ["checkpointed"])
+            self.assertEqual([one.state for one in done.resumed.processes], ["running"])
+            self.assertEqual((done.suspended.pid, done.resumed.pid), (out.pid, into.pid))
+            self.assertEqual(done.at_once, done.json["at_once"])
+            self.assertGreaterEqual(done.seconds, done.resumed.seconds)
+            into.goes_on()
+        self.assertEqual(stasis.Process(second.pid).state, "checkpointed")
+
+    def test_to_another_gpu(self):
+        here, there = harness.gpu_uuids()
+        first, second = (self.target("memory", "--size", "16M") for _ in range(2))
+        stasis.suspend(second.pid)
+        stasis.swap(first.pid, second.pid, {here: there})
+        second.goes_on()
+        self.assertEqual(harness.gpus_used()[0], 0)
+        self.assertGreater(harness.gpus_used()[1], 16 << 20)
+
+    def test_what_fails_leaves_both_as_they_were(self):
+        first, second = (self.target("memory", "--size", "16M") for _ in range(2))
+        with self.assertRaises(stasis.WrongState):  # both run
+            stasis.swap(first.pid, second.pid)
+        stasis.suspend(second.pid)
+        with self.assertRaises(stasis.WrongState):
+            stasis.swap(second.pid, first.pid)
+        with self.assertRaises(stasis.Usage):
+            stasis.swap(first.pid, first.pid)
+        with self.assertRaises(stasis.DeviceMapInvalid):
+            stasis.swap(first.pid, second.pid, {"GPU-00000000-0000-0000-0000-000000000000": harness.gpu_uuids()[0]})
+        self.assertEqual([stasis.Process(one.pid).state for one in (first, second)], ["running", "checkpointed"])
+        self.assertEqual(stasis.recover(), [])
+        first.goes_on()
+
+    def test_recover_brings_a_killed_one_to_its_end(self):
+        first, second = (self.target("memory", "--size", "32M") for _ in range(2))
+        stasis.suspend(second.pid)
+        self.faults("checkpoint:delay=60s")
+        program = subprocess.Popen([sys.executable, "-c", "import stasis, sys; stasis.swap(*map(int, sys.argv[1:]))",
+                                    str(first.pid), str(second.pid)])
+        harness.wait_until(harness.held_up)
+        program.kill()
+        program.wait()
+        self.no_faults()
+        self.assertIn("swap", [one.operation for one in stasis.recover()])
+        self.assertEqual([stasis.Process(one.pid).state for one in (first, second)], ["running", "checkpointed"])
+        self.assertEqual(stasis.recover(), [])
+        first.goes_on()
+
+
 class Recover(harness.Case):
     def test_what_is_locked_or_checkpointed(self):
         target = self.target()
