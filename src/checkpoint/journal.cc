@@ -31,13 +31,15 @@ std::string record_path(const std::string& directory, Pid root) {
   return fmt::format("{}/{}{}{}", directory, root.value, pid_namespace_mark(), kRecordEnd);
 }
 
-// Is it the record of a target that has its number in our PID namespace?
-bool is_our_record(std::string_view name) {
-  const std::string end = pid_namespace_mark() + kRecordEnd;
+// Is it the record of a target that has its number in the PID namespace of that mark?
+bool is_record_of(std::string_view name, const std::string& mark) {
+  const std::string end = mark + kRecordEnd;
   if (!name.ends_with(end)) return false;
   name.remove_suffix(end.size());
   return !name.empty() && name.find_first_not_of("0123456789") == std::string_view::npos;
 }
+
+bool is_our_record(std::string_view name) { return is_record_of(name, pid_namespace_mark()); }
 
 json to_json(const ProcessId& process) {
   return {{"pid", process.pid.value}, {"start_ticks", process.start_ticks}};
@@ -391,12 +393,17 @@ void sweep_journal() {
 
 Result<std::vector<JournalEntry>> read_journal() {
   STASIS_TRY_ASSIGN(auto directory, journal_directory());
+  return read_journal_in(directory, pid_namespace_mark());
+}
+
+Result<std::vector<JournalEntry>> read_journal_in(const std::string& directory,
+                                                  const std::string& mark) {
   const DirectoryStream dir = list_open(directory);
   if (!dir) return fail(errno_error("cannot list " + directory, errno));
   std::vector<JournalEntry> entries;
   while (const dirent* item = ::readdir(dir.get())) {
     const std::string name = item->d_name;
-    if (!is_our_record(name)) continue;
+    if (!is_record_of(name, mark)) continue;
     STASIS_TRY_ASSIGN(auto entry, read_entry(directory + "/" + name));
     if (entry) entries.push_back(std::move(*entry));
   }

@@ -145,5 +145,9 @@ void sweep_journal();
 
 // All records there are. Unreadable ones are left out.
 Result<std::vector<JournalEntry>> read_journal();
+// The same of another PID namespace: by its mark, and by the state directory there, as it is seen
+// from here.
+Result<std::vector<JournalEntry>> read_journal_in(const std::string& directory,
+                                                  const std::string& mark);
 
 }  // namespace stasis

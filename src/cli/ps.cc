@@ -66,7 +66,16 @@ std::string join(const std::vector<std::string>& words) {
   return out;
 }
 
-std::string under(const std::vector<JournalEntry>& journal, const proc::ProcessInfo& info) {
+// `job`: in whose namespaces it lives, and whose records are about it then.
+std::string under(const std::vector<JournalEntry>& journal, const proc::ProcessInfo& info,
+                  const std::optional<job::JobEntry>& job) {
+  if (job && job->init.value != 0) {
+    const auto entry = job::operation_on(*job, info.id());
+    if (!entry) return {};
+    // The number of the process that does it is one of that namespace.
+    return entry->under_way ? worker_name(entry->record)
+                            : kLeftBehind + operation_name(entry->record.operation);
+  }
   for (const JournalEntry& entry : journal) {
     for (const JournalTarget& target : entry.record.targets) {
       if (!may_be_same(target, info.id())) continue;
@@ -201,6 +210,19 @@ bool is_stasis(Pid pid) {
          theirs.st_ino == ours.st_ino;
 }
 
+// Its memory is away, and was so before. Otherwise a tool is at work on it, in a namespace of its
+// own or not: also one that has begun since the journal was read.
+void say_whether_it_waits(Row& row, const direct::AgentLook& agent, const proc::ProcessInfo& info,
+                          const std::optional<job::JobEntry>& job) {
+  const auto is_alone = [&] { return row.under.empty() || row.under.starts_with(kLeftBehind); };
+  if (!is_alone()) return;
+  if (auto journal = read_journal()) row.under = under(*journal, info, job);
+  const auto later = direct::AgentClient::look(info.pid);
+  if (!is_alone() || !later || !*later || !(*later)->waits()) return;
+  row.state = "waiting";
+  row.reason = agent.until_when(info.pid);
+}
+
 // Only processes that map the driver's library are asked: the driver itself says nothing about
 // those of others, and a query for each process of a large host would take long.
 Result<Collected> collect(Driver& driver, std::chrono::milliseconds patience, Pending& pending) {
@@ -276,8 +298,8 @@ Result<Collected> collect(Driver& driver, std::chrono::milliseconds patience, Pe
     }
     row.uses = memory[info.pid];
     row.since = procfs.started(info).value_or(0);
+    const auto job = job::job_of(info.pid, jobs);
     if (row.state == "checkpointed") {
-      const auto job = job::job_of(info.pid, jobs);
       auto suspended = job ? job::recall_suspended_of(*job, question->process)
                            : recall_suspended(question->process);
       if (suspended) {
@@ -287,16 +309,12 @@ Result<Collected> collect(Driver& driver, std::chrono::milliseconds patience, Pe
         row.since = 0;  // by another tool
       }
     }
-    row.under = under(journal, info);
+    row.under = under(journal, info, job);
     const auto agent = direct::AgentClient::look(info.pid);
     if (agent) row.path = path_of(*agent, row.state);
-    // Otherwise a tool is at work on it, in a namespace of its own or not, or was meanwhile.
-    const bool alone = row.under.empty() || row.under.starts_with(kLeftBehind);
-    if (row.state == "running" && alone && question->away_before && agent && *agent &&
-        (*agent)->waits()) {
-      row.state = "waiting";
-      row.reason = (*agent)->until_when(info.pid);
-    }
+    const bool may_wait =
+        row.state == "running" && question->away_before && agent && *agent && (*agent)->waits();
+    if (may_wait) say_whether_it_waits(row, **agent, info, job);
     out.rows.push_back(std::move(row));
   }
   std::sort(out.rows.begin(), out.rows.end(),

@@ -195,12 +195,32 @@ Result<Pid> number_inside(Pid pid) {
   return Pid{details.ns_pid};
 }
 
+namespace {
+
+// As it is seen from here.
+std::string state_directory_of(const JobEntry& job) {
+  return fmt::format("/proc/{}/root{}", job.init.value, job.state_dir);
+}
+
+std::string mark_of(const JobEntry& job) { return fmt::format("@{}", pid_namespace_of(job.init)); }
+
+}  // namespace
+
 std::optional<SuspendedMemory> recall_suspended_of(const JobEntry& job, const Process& process) {
   const auto inside = number_inside(process.pid());
   if (!inside) return std::nullopt;
-  return recall_suspended_in(fmt::format("/proc/{}/root{}", job.init.value, job.state_dir), *inside,
-                             process.info().start_ticks,
-                             fmt::format("@{}", pid_namespace_of(job.init)));
+  return recall_suspended_in(state_directory_of(job), *inside, process.info().start_ticks,
+                             mark_of(job));
+}
+
+std::optional<JournalEntry> operation_on(const JobEntry& job, const ProcessId& process) {
+  const auto inside = number_inside(process.pid);
+  const auto journal = read_journal_in(state_directory_of(job), mark_of(job));
+  if (!inside || !journal) return std::nullopt;
+  for (const JournalEntry& entry : *journal)
+    for (const JournalTarget& target : entry.record.targets)
+      if (may_be_same(target, {*inside, process.start_ticks})) return entry;
+  return std::nullopt;
 }
 
 }  // namespace stasis::job

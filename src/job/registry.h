@@ -12,6 +12,7 @@
 
 #include "base/ids.h"
 #include "base/result.h"
+#include "checkpoint/journal.h"
 #include "checkpoint/suspend_record.h"
 
 namespace stasis::job {
@@ -66,5 +67,7 @@ std::optional<JobEntry> job_of(Pid pid, const std::vector<JobEntry>& jobs);
 Result<Pid> number_inside(Pid pid);
 // What the job's own records of a suspended process say.
 std::optional<SuspendedMemory> recall_suspended_of(const JobEntry& job, const Process& process);
+// The operation on a process of the job, or one that was cut short, by those records.
+std::optional<JournalEntry> operation_on(const JobEntry& job, const ProcessId& process);
 
 }  // namespace stasis::job
