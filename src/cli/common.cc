@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 
 #include <fmt/format.h>
@@ -64,6 +65,15 @@ Result<std::uint64_t> ring_of(std::string text) {
 
 }  // namespace
 
+Result<std::uint64_t> ring_of_environment() {
+  const char* given = std::getenv("STASIS_RING");
+  if (given == nullptr || *given == '\0') return direct::MoverOptions().ring_bytes;
+  auto ring = ring_of(given);
+  if (ring) return ring;
+  return fail(ErrorCode::kUsage, fmt::format("STASIS_RING={} is no ring to copy through", given),
+              "take 2M to 2G, or unset it");
+}
+
 CLI::Option* add_ring(CLI::App& command, std::uint64_t& bytes) {
   return command
       .add_option_function<std::string>(
@@ -77,7 +87,8 @@ CLI::Option* add_ring(CLI::App& command, std::uint64_t& bytes) {
             bytes = *ring;
           },
           "pinned host memory that the direct path copies through, for each GPU; with K, M or G, "
-          "2M to 2G; a resume or a restore takes it for two GPUs, and 32M at least [64M]")
+          "2M to 2G; a resume or a restore takes it for two GPUs, and 32M at least [STASIS_RING, "
+          "64M]")
       ->type_name("SIZE");
 }
 

@@ -126,6 +126,12 @@ int run(int argc, char** argv, const Inherited& inherited) {
   set_memory_aside(interrupt);
   Context context{terminal, interrupt};
   context.inherited = inherited;
+  auto ring = ring_of_environment();
+  if (!ring) {
+    context.json = wants_json(argc, argv);
+    return report_error(context, ring.error());
+  }
+  context.session.ring_bytes = *ring;
 
   CLI::App app(kDescription, "stasis");
   set_help_format(app);

@@ -52,6 +52,8 @@ int parse_signal(std::string text) {
 }  // namespace
 
 void add_job_options(CLI::App& command, RunArguments& arguments) {
+  // What it may not be main() has said already.
+  arguments.job.worker.ring_bytes = ring_of_environment().value_or(arguments.job.worker.ring_bytes);
   constexpr const char* kGroup = "Options for jobs";
   job::RunOptions& job = arguments.job;
   command

@@ -92,7 +92,10 @@ Verb add_report(CLI::App& app);
 void add_timeout(CLI::App& command, std::chrono::milliseconds& timeout);
 // Whether the driver or the mover moves GPU memory.
 void add_path(CLI::App& command, MemoryPath& path);
-// How much host memory the mover copies through. Returns the option.
+// How much host memory the mover copies through, where the command line does not say: kUsage for
+// what no ring can be.
+Result<std::uint64_t> ring_of_environment();
+// The option.
 CLI::Option* add_ring(CLI::App& command, std::uint64_t& bytes);
 // How long the driver may be silent.
 void add_driver_timeout(CLI::App& command, std::optional<DriverPatience>& patience);

@@ -12,12 +12,13 @@ void OperationSession::add_mover(std::shared_ptr<direct::MoverProcess> mover) {
 
 Result<std::unique_ptr<Driver>> OperationSession::load_driver(Movers movers) {
   const std::string cache = movers == Movers::kDigests ? compiled_code_directory() : std::string();
-  const auto add = [&](const std::string& compiled_code) {
-    auto started = direct::MoverProcess::start(compiled_code);
-    if (started) add_mover(std::make_shared<direct::MoverProcess>(std::move(*started)));
+  const auto start = [&]() -> std::shared_ptr<direct::MoverProcess> {
+    auto started = direct::MoverProcess::start(cache);
+    return started ? std::make_shared<direct::MoverProcess>(std::move(*started)) : nullptr;
   };
-  if (movers != Movers::kNone) add(cache);
-  if (movers == Movers::kSpare || movers == Movers::kDigests) add(cache);
+  auto spare = movers == Movers::kSpare || movers == Movers::kDigests ? start() : nullptr;
+  if (movers != Movers::kNone) add_mover(start());
+  add_mover(std::move(spare));
   auto driver = stasis::load_driver();
   if (!driver || !patience) return driver;
   auto bounded = bound_driver(*driver, *patience);

@@ -149,6 +149,7 @@ class Place:
         self.env |= {
             "STASIS_STATE_DIR": self.state,
             "STASIS_SIM_DIR": os.path.join(root, "sim"),
+            "STASIS_RING": "2M",
             "STASIS_LIBCUDA": os.path.join(build, "lib/stasis/sim/libcuda.so.1"),
         }
         if "STASIS_CRIU" in os.environ:

@@ -5,6 +5,9 @@ load helpers
 load stasis_lib
 load agent_lib
 
+# What is short of memory here is so with the ring that users have.
+test_ring=64M
+
 teardown() {
   end_stasis
   [ -z "${disk:-}" ] || rm -rf "$disk"

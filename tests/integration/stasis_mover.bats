@@ -5,6 +5,9 @@ load helpers
 load stasis_lib
 load agent_lib
 
+# Faults of the simulated driver delay each copy, which the ring that users have makes larger.
+test_ring=64M
+
 # suspend_with_slow_context WHEN [OPTION]...: the mover's is made early, while the program still runs, or late.
 suspend_with_slow_context() {
   local when=$1 trace=$BATS_TEST_TMPDIR/trace

@@ -75,6 +75,7 @@ class Documents(harness.Case):
         self.assertGreaterEqual(len(examples), 6)
         for number, example in enumerate(examples):
             target = self.target("tree", "--children", 2, "--size", "4M") if "Group" in example else self.target()
+            another = self.target() if "another" in example else target
             images = os.path.join(self.folder(), "images")
             first, second = harness.gpu_uuids()
             script = os.path.join(self.folder(), "example.py")
@@ -83,7 +84,8 @@ class Documents(harness.Case):
             # What is dumped leaves its number to the restore only when its parent has asked for its end.
             threading.Thread(target=os.waitpid, args=(target.pid, 0), daemon=True).start()
             with self.subTest(example=number):
-                start = (f"import sys; pid, images, first, second = {target.pid}, {images!r}, {first!r}, {second!r}; "
+                start = (f"import sys; pid, another, images = {target.pid}, {another.pid}, {images!r}; "
+                         f"first, second = {first!r}, {second!r}; "
                          f"exec(compile(open({script!r}).read(), {script!r}, 'exec'))")
                 status, said = run(sys.executable, "-c", start, cwd=os.path.dirname(script), timeout=60)
                 self.assertEqual(status, 0, f"{example}\n{said}")
