@@ -92,6 +92,7 @@ TEST_F(OperationsTest, EveryFailureAtEveryCallIsRolledBackOrNamed) {
         driver_.fail_nth(nth, code);
         auto done = suspending ? suspend(env(), pid(), {}) : resume(env(), pid(), {});
         driver_.forgive();
+        const bool failed = driver_.calls().size() >= nth;
         const auto where = fmt::format("code {} at call {}: {}", code, nth,
                                        done ? "done" : done.error().to_string());
         EXPECT_EQ(driver_.illegal_calls(), 0) << where;
@@ -107,6 +108,8 @@ TEST_F(OperationsTest, EveryFailureAtEveryCallIsRolledBackOrNamed) {
           EXPECT_EQ(driver_.state_of(pid()), before) << where;
         }
         EXPECT_EQ(records(), 0U) << where;
+        if (!failed) break;  // there are not so many calls
+        EXPECT_LT(nth, 29U);
       }
     }
   }

@@ -181,7 +181,7 @@ assert_contains() {
 
 # Changes the byte at an offset of a file, whatever it was.
 spoil_byte() {
-  python3 - "$1" "$2" <<'EOF'
+  python3 -IS - "$1" "$2" <<'EOF'
 import sys
 with open(sys.argv[1], "r+b") as file:
     file.seek(int(sys.argv[2]))

@@ -88,9 +88,11 @@ class Program:
 def main():
     program = Program(int(sys.argv[2]))
     for number in range(1, 10 ** 9):
+        began = time.process_time()
         program.round(number)
         with open(sys.argv[1], "w", encoding="ascii") as status:
             status.write(f"round {number}\n")
+        time.sleep(min(0.1, 2 * (time.process_time() - began)))  # for others: tests run side by side
 
 
 if __name__ == "__main__":

@@ -61,17 +61,17 @@ refused_by() {
 }
 
 # json EXPRESSION: of $out, which must be one JSON object; Python's words, the object is d.
-json() { python3 -c "import json, sys; d = json.loads(sys.argv[1]); print($1)" "$out"; }
+json() { python3 -IS -c "import json, sys; d = json.loads(sys.argv[1]); print($1)" "$out"; }
 
 # The bytes through which a tool that runs copies GPU memory.
 ring_of() {
-  python3 -c 'import sys
+  python3 -IS -c 'import sys
 print(sum(int(b, 16) - int(a, 16) for line in open(f"/proc/{sys.argv[1]}/maps") if "memfd:stasis-ring" in line
           for a, b in [line.split()[0].split("-")]))' "$1"
 }
 
 # trace FILE CATEGORY:NAME...: has these, and what is in one row lies beside or within each other.
-trace() { python3 -c "import json, sys
+trace() { python3 -IS -c "import json, sys
 events = [e for e in json.load(open(sys.argv[1]))['traceEvents'] if e['ph'] == 'X']
 assert all(e['dur'] >= 0 and e['ts'] >= 0 for e in events)
 rows = {}
@@ -124,12 +124,12 @@ END
 
 # Bytes in use on all simulated GPUs.
 gpu_used() {
-  stasis-sim-smi --json | python3 -c 'import json, sys
+  stasis-sim-smi --json | python3 -IS -c 'import json, sys
 print(sum(gpu["used_bytes"] for gpu in json.load(sys.stdin)["gpus"]))'
 }
 # gpu_used_of INDEX
 gpu_used_of() {
-  stasis-sim-smi --json | python3 -c 'import json, sys
+  stasis-sim-smi --json | python3 -IS -c 'import json, sys
 print(json.load(sys.stdin)["gpus"][int(sys.argv[1])]["used_bytes"])' "$1"
 }
 gpu_is_free() { assert_equal "$(gpu_used)" 0 "GPU memory in use"; }
