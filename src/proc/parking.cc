@@ -11,6 +11,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <fstream>
 #include <functional>
 #include <map>
@@ -20,6 +21,7 @@
 #include <string>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -314,6 +316,7 @@ class Parker {
       STASIS_TRY(std::move(places));
     }
     places_ = std::move(*places);
+    find_free_places();
     return park_all();
   }
 
@@ -335,6 +338,8 @@ class Parker {
   // microsecond.
   static constexpr int kLooks = 50;
   static constexpr int kLongestRunNs = 50000;
+  // Those that are stopped together stand still for each other, some 50 us each.
+  static constexpr std::size_t kTogether = 64;
 
   struct Seen {
     std::uint64_t switches = 0;
@@ -345,21 +350,29 @@ class Parker {
     int waits = 0;
     Clock::time_point first_wait;
     int tries = 0;
+    bool is_moving = false;  // stopped with others it was elsewhere
   };
 
   Result<void> park_all() {
     for (;;) {
-      int left = 0;
-      int resting = 0;
+      std::vector<Tid> not_parked;
       for (const Tid thread : proc::ProcFs().threads(pid_)) {
         if (std::find(spared_.begin(), spared_.end(), thread) != spared_.end()) continue;
         const Waiting waiting = waiting_of(pid_, thread);
         if (is_parked(space_, waiting)) continue;
+        if (may_go_with_others(thread, waiting)) {
+          together_.push_back(thread);
+          if (together_.size() == kTogether) STASIS_TRY(park_together(not_parked));
+          continue;
+        }
         STASIS_TRY_ASSIGN(auto done, try_to_park(thread, waiting));
-        if (done) continue;
-        ++left;
-        if (rests(seen_[thread])) ++resting;
+        if (!done) not_parked.push_back(thread);
       }
+      STASIS_TRY(park_together(not_parked));
+      const std::size_t left = not_parked.size();
+      const auto resting = static_cast<std::size_t>(
+          std::count_if(not_parked.begin(), not_parked.end(),
+                        [this](Tid thread) { return rests(seen_[thread]); }));
       // Those that were just parked are seen to wait in the next round, and new ones are found.
       if (left == 0 && parked_ == 0) return {};
       parked_ = 0;
@@ -381,6 +394,29 @@ class Parker {
     return kLimit + kLimitPerThread * threads;
   }
 
+  // One that waits outside of the driver is stopped with others like it: what each stop costs is
+  // the proof that the process is still the same, and not the stop. Where a mapping is to be made
+  // first a thread has to be alone.
+  bool may_go_with_others(Tid thread, const Waiting& waiting) {
+    const Seen& seen = seen_[thread];
+    return !waiting.running && !seen.is_moving && free_.size() > together_.size() &&
+           code_.site(waiting.instruction, waiting.stack, true) != proc::Site::kDriver;
+  }
+
+  // Those that are not where they were seen to wait get their turn alone.
+  Result<void> park_together(std::vector<Tid>& not_parked) {
+    const std::vector<Tid> threads = std::exchange(together_, {});
+    if (threads.empty()) return {};
+    STASIS_TRY_ASSIGN(auto stopped, StoppedThreads::stop(space_, threads));
+    for (const Tid thread : stopped.threads()) {
+      STASIS_TRY_ASSIGN(auto look, look_once(stopped, thread, false));
+      if (look) continue;
+      seen_[thread].is_moving = true;
+      not_parked.push_back(thread);
+    }
+    return {};
+  }
+
   // True if the thread is parked, or has ended.
   Result<bool> try_to_park(Tid thread, const Waiting& waiting) {
     Seen& seen = seen_[thread];
@@ -394,23 +430,30 @@ class Parker {
     STASIS_TRY_ASSIGN(auto stopped, StoppedThreads::stop(space_, thread));
     if (stopped.threads().empty()) return true;
     for (int looks = 0; looks < kLooks; ++looks) {
-      auto registers = stopped.registers(thread);
-      if (!registers) return true;  // killed
-      if (slot_of(space_, registers->rip, registers->rdi)) return true;
-      const bool in_call = proc::is_in_system_call(*registers);
-      const proc::Site site = code_.site(registers->rip, registers->rsp, in_call);
-      const bool same_wait =
-          in_call && registers->rip == seen.instruction && registers->rsp == seen.stack;
-      if (site == proc::Site::kProgram || (same_wait && (asleep || take_resting_)) ||
-          (site == proc::Site::kLibrary && ++seen.tries > kLibraryTries)) {
-        return park_here(stopped, thread);
-      }
+      STASIS_TRY_ASSIGN(const auto done, look_once(stopped, thread, asleep || take_resting_));
+      if (done) return true;
       auto again = stopped.let_run(thread, std::chrono::nanoseconds(jitter_(random_)));
       if (!again && again.error().code == ErrorCode::kProcessGone) return true;
       STASIS_TRY(std::move(again));
     }
     seen.since = {};
     return false;
+  }
+
+  // Parks a stopped thread if it may be where it is, also, if it `rests`, in the wait that it was
+  // seen in. True if it is parked, or has ended.
+  Result<bool> look_once(const StoppedThreads& stopped, Tid thread, bool rests) {
+    auto registers = stopped.registers(thread);
+    if (!registers) return true;  // killed
+    if (slot_of(space_, registers->rip, registers->rdi)) return true;
+    Seen& seen = seen_[thread];
+    const bool in_call = proc::is_in_system_call(*registers);
+    const proc::Site site = code_.site(registers->rip, registers->rsp, in_call);
+    const bool same_wait =
+        in_call && registers->rip == seen.instruction && registers->rsp == seen.stack;
+    const bool may = site == proc::Site::kProgram || (same_wait && rests) ||
+                     (site == proc::Site::kLibrary && ++seen.tries > kLibraryTries);
+    return may ? park_here(stopped, thread) : Result<bool>(false);
   }
 
   Result<bool> park_here(const StoppedThreads& stopped, Tid thread) {
@@ -451,25 +494,34 @@ class Parker {
     return seen.waits >= kRestTries && Clock::now() - seen.first_wait >= kRest;
   }
 
-  Result<std::pair<Lot, std::uint64_t>> free_place(const StoppedThreads& stopped) {
+  // In use are also slots of threads that were not looked at yet.
+  void find_free_places() {
     for (const Lot& lot : places_.lots) {
-      // In use also by threads that were not looked at yet.
       const auto words = first_words(space_, lot);
-      const auto free = std::find_if(words.begin(), words.end(),
-                                     [](auto word) { return word != SavedThread::kMark; });
-      if (free != words.end())
-        return std::pair(lot, static_cast<std::uint64_t>(free - words.begin()));
+      for (std::uint64_t i = 0; i < words.size(); ++i)
+        if (words[i] != SavedThread::kMark) free_.emplace_back(lot, i);
     }
-    STASIS_TRY_ASSIGN(auto lot,
-                      make_lot(space_, stopped, places_, proc::ProcFs().threads(pid_).size()));
-    places_.lots.push_back(lot);
-    return std::pair<Lot, std::uint64_t>(lot, 0);
+  }
+
+  Result<std::pair<Lot, std::uint64_t>> free_place(const StoppedThreads& stopped) {
+    if (free_.empty()) {
+      STASIS_TRY_ASSIGN(auto lot,
+                        make_lot(space_, stopped, places_, proc::ProcFs().threads(pid_).size()));
+      places_.lots.push_back(lot);
+      for (std::uint64_t i = 0; i < lot.capacity; ++i)
+        free_.emplace_back(lot, i);
+    }
+    const auto place = free_.front();
+    free_.pop_front();
+    return place;
   }
 
   const AddressSpace& space_;
   Pid pid_;
   const std::vector<Tid>& spared_;
   ParkingPlaces places_;
+  std::deque<std::pair<Lot, std::uint64_t>> free_;
+  std::vector<Tid> together_;  // to be stopped in one go
   proc::CodeMap code_;
   Clock::time_point start_;
   std::map<Tid, Seen> seen_;

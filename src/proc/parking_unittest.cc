@@ -225,6 +225,42 @@ TEST_F(ParkingTest, EveryThreadButTheSparedOneIsParked) {
   EXPECT_EQ(count_parked_threads(pid()), 0);
 }
 
+// More than are stopped in one go, of those that wait and of those that come and go, and more than
+// one lot has room for after the first time.
+TEST(ParkingOfMany, AllStandStillAndGoOnUnharmed) {
+  constexpr int kMany = 400;
+  g_shared = shared_memory<Shared>();
+  Child target([] {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    std::mutex mutex;
+    std::condition_variable condition;
+    for (int i = 0; i < kMany / 4; ++i) {
+      std::thread(sleep_in_steps).detach();
+      std::thread([&] { wait_on_condition(mutex, condition); }).detach();
+      for (int two = 0; two < 2; ++two)
+        std::thread(spared_thread).detach();  // which only waits
+    }
+    compute();
+  });
+  const auto all_are_there = [&] {
+    while (g_shared->ready < kMany + 1 && ::waitpid(target.pid().value, nullptr, WNOHANG) == 0)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return g_shared->ready == kMany + 1;
+  };
+  ASSERT_TRUE(all_are_there());
+  for (int round = 0; round < 3; ++round) {
+    ASSERT_TRUE(park_threads(target.pid(), {Tid{0}}));
+    EXPECT_EQ(count_parked_threads(target.pid()), kMany + 1);
+    const std::uint64_t before = g_shared->spins;
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    EXPECT_EQ(g_shared->spins, before);
+    ASSERT_TRUE(unpark_threads(target.pid()));
+    EXPECT_EQ(count_parked_threads(target.pid()), 0);
+  }
+  EXPECT_EQ(g_shared->failed, 0) << "the target complains, see this line";
+  ::munmap(g_shared, sizeof(Shared));
+}
+
 TEST_F(ParkingTest, ParkingTwiceIsParkingOnce) {
   ASSERT_TRUE(park_threads(pid(), {spared()}));
   ASSERT_TRUE(park_threads(pid(), {spared()}));

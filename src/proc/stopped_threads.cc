@@ -250,8 +250,13 @@ Result<void> StoppedThreads::seize(std::span<const Tid> threads) {
 }
 
 Result<StoppedThreads> StoppedThreads::stop(const AddressSpace& space, Tid thread) {
+  return stop(space, std::span(&thread, 1));
+}
+
+Result<StoppedThreads> StoppedThreads::stop(const AddressSpace& space,
+                                            std::span<const Tid> threads) {
   StoppedThreads stopped(space);
-  STASIS_TRY(stopped.seize({&thread, 1}));
+  STASIS_TRY(stopped.seize(threads));
   return stopped;
 }
 

@@ -47,8 +47,9 @@ class StoppedThreads {
   // kNotPermitted. On an error all run on as they were.
   static Result<StoppedThreads> stop(const AddressSpace& space,
                                      const std::function<bool(Tid)>& wanted);
-  // The same for one thread; none is held if it has ended.
+  // The same for one thread, or some; one that has ended is not held.
   static Result<StoppedThreads> stop(const AddressSpace& space, Tid thread);
+  static Result<StoppedThreads> stop(const AddressSpace& space, std::span<const Tid> threads);
 
   StoppedThreads(StoppedThreads&& other) noexcept
       : space_(other.space_),
