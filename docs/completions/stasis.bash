@@ -92,7 +92,7 @@ _stasis() {
     report:--trace) :; return ;;
   esac
   case $verb in
-    '') words='run ps suspend resume swap dump restore recover doctor explain inspect verify logs report -h --help --version --json -v --verbose -q --quiet' ;;
+    '') words='run ps suspend resume swap dump restore recover doctor explain inspect verify logs report -h --help -V --version --json -v --verbose -q --quiet' ;;
     run) words='-h --help --name --no-io-uring --json -v --verbose -q --quiet -D --images-dir --every --on-signal --keep --grace --whole --best-effort --exit-code --once --map --refresh-env --ring --trace' ;;
     ps) words='-h --help -t --timeout -w --watch --json -v --verbose -q --quiet' ;;
     suspend) words='-h --help -t --timeout --path --force --ignore-obstacles --json -v --verbose -q --quiet --driver-timeout --trace --ring' ;;
@@ -114,7 +114,7 @@ _stasis() {
         mapfile -t COMPREPLY < <(compgen -W "$(stasis ps -q -t 200 2>/dev/null | awk 'NR > 1 { print $1 }')" -- "$word")
         return
         ;;
-      inspect|verify|logs|report)
+      dump|restore|inspect|verify|logs|report)
         compopt -o filenames
         mapfile -t COMPREPLY < <(compgen -d -- "$word")
         return

@@ -1,10 +1,12 @@
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "cli/verbs.h"
+#include "job/images.h"
 
 namespace stasis::cli {
 
@@ -26,14 +28,54 @@ void Context::print(nlohmann::json object) const {
   terminal.out_block(json_text(object));
 }
 
+namespace {
+
+using std::chrono::milliseconds;
+
+// "90", "90s", "10m", "2h", "500ms". Not more than the 32 bits of milliseconds that some drivers
+// take, with which times of days are no times to wait.
+milliseconds parse_duration(const std::string& option, const std::string& text,
+                            milliseconds unit_if_none) {
+  std::uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const std::string_view unit(end, static_cast<std::size_t>(text.data() + text.size() - end));
+  constexpr std::uint64_t kMost = 1'000'000'000;
+  std::uint64_t factor = 0;
+  if (unit.empty()) factor = static_cast<std::uint64_t>(unit_if_none.count());
+  if (unit == "ms") factor = 1;
+  if (unit == "s") factor = 1000;
+  if (unit == "m") factor = 60'000;
+  if (unit == "h") factor = 3'600'000;
+  if (error != std::errc() || factor == 0 || value > kMost / factor) {
+    throw CLI::ValidationError(
+        option,
+        fmt::format("'{}' is no duration; write e.g. 90s, 10m or 2h, 11 days at most", text));
+  }
+  return milliseconds(value * factor);
+}
+
+}  // namespace
+
+CLI::Option* add_duration(CLI::App& command, const std::string& name, milliseconds unit_if_none,
+                          std::function<void(milliseconds)> take, const std::string& description) {
+  const std::string option = name.substr(name.rfind(',') + 1);
+  return command
+      .add_option_function<std::string>(
+          name,
+          [option, unit_if_none, take = std::move(take)](const std::string& text) {
+            take(parse_duration(option, text, unit_if_none));
+          },
+          description)
+      ->type_name("TIME");
+}
+
 void add_timeout(CLI::App& command, std::chrono::milliseconds& timeout) {
-  command
-      .add_option_function<unsigned>(
-          "-t,--timeout",
-          [&timeout](const unsigned& value) { timeout = std::chrono::milliseconds(value); },
-          fmt::format("milliseconds to wait for GPU work in flight; 0 waits for ever [{}]",
-                      timeout.count()))
-      ->type_name("MS");
+  add_duration(
+      command, "-t,--timeout", std::chrono::milliseconds(1),
+      [&timeout](std::chrono::milliseconds value) { timeout = value; },
+      fmt::format("how long to wait for GPU work in flight, e.g. 10s, or milliseconds; 0 "
+                  "waits for ever [{}]",
+                  timeout.count()));
 }
 
 void add_path(CLI::App& command, MemoryPath& path) {
@@ -93,27 +135,24 @@ CLI::Option* add_ring(CLI::App& command, std::uint64_t& bytes) {
 }
 
 void add_driver_timeout(CLI::App& command, std::optional<DriverPatience>& patience) {
-  command
-      .add_option_function<unsigned>(
-          "--driver-timeout",
-          [&patience](const unsigned& value) {
-            if (value == 0) return patience.reset();
-            patience = {std::chrono::milliseconds(value), std::chrono::milliseconds(value)};
-          },
-          "milliseconds of silence after which a call of the driver is given up, 0 to wait for "
-          "ever; a checkpoint, a restore or a copy by the direct path is silent while it shows no "
-          "sign of work [10000, for those 60000]")
-      ->type_name("MS");
+  add_duration(
+      command, "--driver-timeout", std::chrono::milliseconds(1),
+      [&patience](std::chrono::milliseconds value) {
+        if (value.count() == 0) return patience.reset();
+        patience = {value, value};
+      },
+      "the silence after which a call of the driver is given up, e.g. 10s, or milliseconds; 0 to "
+      "wait for ever; a checkpoint, a restore or a copy by the direct path is silent while it "
+      "shows "
+      "no sign of work [10000, for those 60000]");
 }
 
 void add_time_limit(CLI::App& command, std::chrono::milliseconds& limit, const std::string& after) {
-  command
-      .add_option_function<unsigned>(
-          "-t,--timeout",
-          [&limit](const unsigned& value) { limit = std::chrono::milliseconds(value); },
-          fmt::format("milliseconds after which {} [{}]", after,
-                      limit.count() > 0 ? std::to_string(limit.count()) : "no limit"))
-      ->type_name("MS");
+  add_duration(
+      command, "-t,--timeout", std::chrono::milliseconds(1),
+      [&limit](std::chrono::milliseconds value) { limit = value; },
+      fmt::format("the time, e.g. 10m, or milliseconds, after which {} [{}]", after,
+                  limit.count() > 0 ? std::to_string(limit.count()) : "no limit"));
 }
 
 void add_device_map(CLI::App& command, std::optional<std::string>& text) {
@@ -128,6 +167,13 @@ void add_criu_path(CLI::App& command, std::optional<std::string>& path) {
   command
       .add_option("--criu", path, "the criu program to use [STASIS_CRIU, PATH, /opt/stasis/criu]")
       ->type_name("FILE");
+}
+
+void find_image(Context& context, std::string& images_dir) {
+  const auto newest = job::newest_image(images_dir);
+  if (!newest) return;
+  images_dir = *newest;
+  context.note(fmt::format("the newest image of that job: {}", images_dir));
 }
 
 void add_verify_flag(CLI::App& command, bool& verify) {

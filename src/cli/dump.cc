@@ -137,7 +137,7 @@ Verb add_dump(CLI::App& app) {
       "dump", "suspend a process tree, save it to disk and end it (or let it go on)");
   add_target(*command, options->target);
   command
-      ->add_option("-D,--images-dir", options->dump.images_dir,
+      ->add_option("DIR,-D,--images-dir", options->dump.images_dir,
                    "directory for the image; must not exist")
       ->required()
       ->type_name("DIR");

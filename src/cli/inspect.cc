@@ -132,6 +132,7 @@ void print_text(Context& context, const ImageReport& report, bool verified) {
 }
 
 Result<int> run_inspect(Context& context, InspectArguments& arguments) {
+  find_image(context, arguments.inspect.images_dir);
   const auto report = inspect_image(context, arguments.inspect, arguments.device_map);
   if (!report) return fail(report.error());
   if (context.json) {
@@ -169,8 +170,7 @@ Verb add_inspect(CLI::App& app) {
       "inspect",
       "say what is in an image and whether it can be restored here; the exit status is that of "
       "the first reason why not");
-  command
-      ->add_option("DIR,-D,--images-dir", arguments->inspect.images_dir, "directory of the image")
+  command->add_option("DIR,-D,--images-dir", arguments->inspect.images_dir, kImageHelp)
       ->required()
       ->type_name("DIR");
   add_verify_flag(*command, arguments->inspect.verify);

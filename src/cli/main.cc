@@ -84,6 +84,15 @@ Error usage_error(CLI::App& app, const CLI::ParseError& error) {
           fmt::format("see `stasis {}--help`", verb == nullptr ? "" : verb->get_name() + " ")};
 }
 
+// `stasis help`, `stasis help VERB`, `stasis version`: as other programs have it.
+void take_words_for_options(std::vector<std::string>& words) {
+  if (words.empty()) return;
+  if (words.front() == "version") words.front() = "--version";
+  if (words.front() != "help") return;
+  words.erase(words.begin());
+  words.insert(words.begin() + (words.empty() ? 0 : 1), "--help");
+}
+
 // Also where parsing ends before it comes to it.
 bool wants_json(int argc, char** argv) {
   return std::any_of(argv, argv + argc,
@@ -136,7 +145,7 @@ int run(int argc, char** argv, const Inherited& inherited) {
   CLI::App app(kDescription, "stasis");
   set_help_format(app);
   app.footer(kFooter);
-  app.set_version_flag("--version", std::string("stasis ") + kVersion);
+  app.set_version_flag("-V,--version", std::string("stasis ") + kVersion);
   app.require_subcommand(1);
   bool quiet = false;
   const auto add_common = [&](CLI::App& command) {
@@ -159,12 +168,17 @@ int run(int argc, char** argv, const Inherited& inherited) {
   }
 
   std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
+  take_words_for_options(words);
   context.command = take_command(app, words);
   std::reverse(words.begin(), words.end());  // as CLI11 wants them
   try {
     app.parse(std::move(words));
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) {  // --help, --version
+      if (wants_json(argc, argv) && dynamic_cast<const CLI::CallForVersion*>(&error) != nullptr) {
+        context.print({{"version", kVersion}});
+        return terminal.report_lost_output() ? exit_status(ErrorCode::kIo) : 0;
+      }
       std::ostringstream text;
       app.exit(error, text, text);
       std::string help = text.str();

@@ -127,6 +127,7 @@ Result<std::string> make_page(const ReportArguments& arguments, const ImageRepor
 }
 
 Result<int> run_report(Context& context, ReportArguments& arguments) {
+  find_image(context, arguments.inspect.images_dir);
   const bool to_output = arguments.output == "-";
   if (to_output && context.json) {
     return fail(ErrorCode::kUsage, "--json and --output - exclude each other",
@@ -182,8 +183,7 @@ Verb add_report(CLI::App& app) {
       "write what inspect says of an image as one HTML page; the exit status is inspect's. A "
       "damaged "
       "image gets a page that says so, one without a manifest that can be read gets none");
-  command
-      ->add_option("DIR,-D,--images-dir", arguments->inspect.images_dir, "directory of the image")
+  command->add_option("DIR,-D,--images-dir", arguments->inspect.images_dir, kImageHelp)
       ->required()
       ->type_name("DIR");
   command

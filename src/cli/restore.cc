@@ -130,6 +130,7 @@ Result<int> restore_here(Context& context, RestoreArguments& options);
 // of its own, as the first process there, and this one stays for its end. A command that is to
 // return before that cannot do so, and is told that the number is taken.
 Result<int> run_restore(Context& context, RestoreArguments& options) {
+  find_image(context, options.restore.images_dir);
   const auto numbers = numbers_of(options.restore.images_dir);
   if (!numbers.empty()) number_above(*numbers.rbegin());
   const int own = ::getpid();
@@ -199,7 +200,7 @@ Verb add_restore(CLI::App& app) {
   auto options = std::make_shared<RestoreArguments>();
   CLI::App* command =
       app.add_subcommand("restore", "bring a saved process tree back, exactly where it was");
-  command->add_option("-D,--images-dir", options->restore.images_dir, "directory of the image")
+  command->add_option("DIR,-D,--images-dir", options->restore.images_dir, kImageHelp)
       ->required()
       ->type_name("DIR");
   add_device_map(*command, options->device_map);

@@ -5,9 +5,7 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 #include <csignal>
-#include <string_view>
 
 #include <fmt/format.h>
 
@@ -18,25 +16,6 @@ namespace stasis::cli {
 namespace {
 
 using std::chrono::milliseconds;
-
-// "90", "90s", "10m", "2h", "500ms".
-milliseconds parse_duration(const std::string& option, const std::string& text) {
-  std::uint64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  const std::string_view unit(end, static_cast<std::size_t>(text.data() + text.size() - end));
-  constexpr std::uint64_t kMost = 1'000'000'000;
-  std::uint64_t factor = 0;
-  if (unit == "ms") factor = 1;
-  if (unit == "s" || unit.empty()) factor = 1000;
-  if (unit == "m") factor = 60'000;
-  if (unit == "h") factor = 3'600'000;
-  if (error != std::errc() || factor == 0 || value == 0 || value > kMost / factor) {
-    throw CLI::ValidationError(
-        option,
-        fmt::format("'{}' is no duration; write e.g. 90s, 10m or 2h, 11 days at most", text));
-  }
-  return milliseconds(value * factor);
-}
 
 // "TERM", "SIGTERM", "15"; 0 if it is none that can be taken.
 int parse_signal(std::string text) {
@@ -76,14 +55,17 @@ void add_job_options(CLI::App& command, RunArguments& arguments) {
                               "restored instead of starting COMMAND")
                   ->type_name("DIR")
                   ->group(kGroup);
-  command
-      .add_option_function<std::string>(
-          "--every",
-          [&job](const std::string& text) { job.every = parse_duration("--every", text); },
-          "save it so often, and let it go on; e.g. 10m [never]")
-      ->type_name("TIME")
-      ->needs(dir)
-      ->group(kGroup);
+  const auto add_positive = [&](const std::string& name, milliseconds& to,
+                                const std::string& description) {
+    const auto take = [name, &to](milliseconds value) {
+      if (value.count() == 0) throw CLI::ValidationError(name, "0 is no duration to wait for");
+      to = value;
+    };
+    add_duration(command, name, std::chrono::seconds(1), take, description)
+        ->needs(dir)
+        ->group(kGroup);
+  };
+  add_positive("--every", job.every, "save it so often, and let it go on; e.g. 10m [never]");
   command
       .add_option("--on-signal", arguments.signals,
                   "signals that save it and are not passed on: USR1 and USR2 let it go on, others "
@@ -98,14 +80,8 @@ void add_job_options(CLI::App& command, RunArguments& arguments) {
       ->type_name("N")
       ->needs(dir)
       ->group(kGroup);
-  command
-      .add_option_function<std::string>(
-          "--grace",
-          [&job](const std::string& text) { job.grace = parse_duration("--grace", text); },
-          "how long a save before its end may take; then it gets the signal itself [120s]")
-      ->type_name("TIME")
-      ->needs(dir)
-      ->group(kGroup);
+  add_positive("--grace", job.grace,
+               "how long a save before its end may take; then it gets the signal itself [120s]");
   command
       .add_flag("--whole", job.whole,
                 "write each image whole; otherwise GPU memory that the image before has already is "

@@ -87,6 +87,12 @@ Verb add_logs(CLI::App& app);
 Verb add_verify(CLI::App& app);
 Verb add_report(CLI::App& app);
 
+// An option for a duration, "90s", "10m", "2h", "500ms"; a number without a unit counts those.
+CLI::Option* add_duration(CLI::App& command, const std::string& name,
+                          std::chrono::milliseconds unit_if_none,
+                          std::function<void(std::chrono::milliseconds)> take,
+                          const std::string& description);
+
 // Options that several verbs have.
 // How long to wait for GPU work, before the first process is checkpointed.
 void add_timeout(CLI::App& command, std::chrono::milliseconds& timeout);
@@ -105,6 +111,11 @@ void add_trace(CLI::App& command, std::string& path);
 void add_time_limit(CLI::App& command, std::chrono::milliseconds& limit, const std::string& after);
 void add_device_map(CLI::App& command, std::optional<std::string>& text);
 void add_criu_path(CLI::App& command, std::optional<std::string>& path);
+// "DIR,-D,--images-dir" of the verbs that read an image, and what it means for them: a job's
+// directory stands for the newest image in it, which a note says then.
+inline constexpr const char* kImageHelp =
+    "directory of the image, or of a job's images, of which the newest is meant";
+void find_image(Context& context, std::string& images_dir);
 // Whether every byte of an image is read.
 void add_verify_flag(CLI::App& command, bool& verify);
 

@@ -9,7 +9,8 @@
 namespace stasis::cli {
 namespace {
 
-Result<int> run_verify(Context& context, const std::string& images_dir) {
+Result<int> run_verify(Context& context, std::string images_dir) {
+  find_image(context, images_dir);
   const auto report = verify_image(images_dir, context.terminal, context.interrupt);
   if (!report) return fail(report.error());
   if (context.json) {
@@ -31,9 +32,7 @@ Verb add_verify(CLI::App& app) {
   auto images_dir = std::make_shared<std::string>();
   CLI::App* command = app.add_subcommand(
       "verify", "read an image to its last byte and compare it with its checksums");
-  command->add_option("DIR,-D,--images-dir", *images_dir, "directory of the image")
-      ->required()
-      ->type_name("DIR");
+  command->add_option("DIR,-D,--images-dir", *images_dir, kImageHelp)->required()->type_name("DIR");
   return {command, [images_dir](Context& context) { return run_verify(context, *images_dir); },
           false, false, true};
 }

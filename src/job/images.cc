@@ -299,4 +299,21 @@ Result<std::vector<int>> Images::remove_old(int keep) const {
   return removed;
 }
 
+std::optional<std::string> newest_image(const std::string& dir) {
+  if (::access((dir + "/manifest.json").c_str(), F_OK) == 0) return std::nullopt;
+  const auto folder = open_file(AT_FDCWD, dir, O_RDONLY | O_DIRECTORY);
+  const auto names = folder ? list_directory(*folder, dir) : Result<std::vector<std::string>>();
+  if (!folder || !names) return std::nullopt;
+  int newest = 0;
+  for (const std::string& text : *names) {
+    const auto name = parse(text);
+    const bool complete =
+        name && name->rest.empty() &&
+        ::access(fmt::format("{}/{}/manifest.json", dir, text).c_str(), F_OK) == 0;
+    if (complete) newest = std::max(newest, name->number);
+  }
+  if (newest == 0) return std::nullopt;
+  return fmt::format("{}/{:0{}}", dir, newest, kDigits);
+}
+
 }  // namespace stasis::job

@@ -70,4 +70,8 @@ class Images {
   std::set<int> damaged_;
 };
 
+// The newest complete image in a job's directory; nothing for any other path, such as an image.
+// Takes no lock: the job may run.
+std::optional<std::string> newest_image(const std::string& dir);
+
 }  // namespace stasis::job

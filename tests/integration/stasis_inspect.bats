@@ -35,6 +35,23 @@ check_of() { json "[c['error']['code'] if not c['ok'] else 'ok' for c in d['chec
   target_goes_on
 }
 
+@test "a directory without an option is the image's, and a job's stands for its newest image" {
+  local jobs=$BATS_TEST_TMPDIR/job
+  mkdir "$jobs"
+  start_target memory --size 4M
+  done_by dump "$TARGET" "$jobs/000001" --leave-running
+  done_by dump "$TARGET" "$jobs/000002"
+  mkdir "$jobs/000003" "$jobs/000004.partial-1" # no images
+  capture stasis inspect "$jobs" --json
+  assert_equal "$(json 'd["images_dir"]')" "$jobs/000002"
+  assert_contains "$(json 'd["notes"]')" "the newest image of that job: $jobs/000002"
+  done_by verify "$jobs"
+  assert_contains "$err" "the newest image of that job: $jobs/000002"
+  done_by restore "$jobs" --detach
+  target_goes_on
+  refused 10 image-incomplete verify "$jobs/000003"
+}
+
 @test "why an image cannot be restored is said for each reason, and the first is the exit status" {
   start_target memory --size 4M
   done_by dump "$TARGET" --images-dir "$image" --leave-running

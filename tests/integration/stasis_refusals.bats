@@ -44,6 +44,8 @@ unharmed() {
   refused 2 usage restore
   refused 2 usage suspend 1 --timeout soon
   refused 2 usage suspend 1 --timeout -1
+  for time in 1.5s 12d h "" 300h; do refused 2 usage suspend 1 --timeout "$time"; done
+  for time in 10s 2m 500ms 1h 0 2500; do refused 3 no-such-process suspend 2147483647 --timeout "$time"; done
   refused 2 usage dump 1 --images-dir "$image" --sync maybe
   for size in 4G 8G 99999999999999999999G; do
     refused 2 usage dump 1 --images-dir "$image" --ghost-limit "$size"
@@ -61,6 +63,24 @@ unharmed() {
   refused 2 usage dump 1 --images-dir ""
   refused 2 usage dump 1 --images-dir /
   refused 2 usage dump 1 --images-dir "$BATS_TEST_TMPDIR/.."
+}
+
+@test "help and version are words, too, and --version has a short form and JSON" {
+  local words
+  done_by --version
+  local version=$out
+  for words in version -V; do
+    done_by "$words"
+    assert_equal "$out" "$version"
+  done
+  done_by --version --json
+  assert_equal "stasis $(json 'd["version"]')"$'\n' "$version"
+  done_by dump --help
+  local help=$out
+  done_by help dump
+  assert_equal "$out" "$help"
+  done_by help
+  assert_contains "$out" "Exit status"
 }
 
 @test "--help and --version say so and succeed" {
