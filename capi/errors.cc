@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/version.h"
 #include "capi/handles.h"
+#include "report/report.h"
 
 namespace stasis::capi {
 namespace {
@@ -124,6 +125,13 @@ const char* stasis_error_driver_name(const stasis_error* error) {
 }
 const char* stasis_error_driver_text(const stasis_error* error) {
   return error == nullptr || !error->error.driver ? "" : error->error.driver->text.c_str();
+}
+char* stasis_error_json(const stasis_error* error) {
+  char* text = nullptr;
+  if (error == nullptr) return text;
+  stasis_error_free(
+      capi::guarded([&] { return capi::give_text(json_text(to_json(error->error)), &text); }));
+  return text;
 }
 void stasis_error_free(stasis_error* error) {
   if (error != capi::make_out_of_memory_error()) delete error;

@@ -50,10 +50,13 @@ py::object text(const char* from) {
 
 [[noreturn]] void raise(stasis_error* error) {
   const char* code = stasis_code_name(stasis_error_code(error));
-  py::object exception =
-      error_factory()(code == nullptr ? "internal" : code, text(stasis_error_message(error)),
-                      text(stasis_error_remedy(error)), stasis_error_driver_number(error),
-                      text(stasis_error_driver_name(error)), text(stasis_error_driver_text(error)));
+  char* const json = stasis_error_json(error);
+  const py::object as_json = text(json == nullptr ? "{}" : json);
+  stasis_free(json);
+  py::object exception = error_factory()(
+      code == nullptr ? "internal" : code, text(stasis_error_message(error)),
+      text(stasis_error_remedy(error)), stasis_error_driver_number(error),
+      text(stasis_error_driver_name(error)), text(stasis_error_driver_text(error)), as_json);
   stasis_error_free(error);
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
   throw py::error_already_set();

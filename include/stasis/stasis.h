@@ -107,6 +107,10 @@ STASIS_API const char* stasis_error_remedy(const stasis_error* error);
 STASIS_API int stasis_error_driver_number(const stasis_error* error);
 STASIS_API const char* stasis_error_driver_name(const stasis_error* error);
 STASIS_API const char* stasis_error_driver_text(const stasis_error* error);
+/* JSON, as `stasis --json` prints it; its "error" has "obstacles" where the driver, an agent or
+ * CRIU would refuse or lose something: [{"id", "pid", "what", "remedy", "override"}, ...]. Free it
+ * with stasis_free(). NULL without memory. */
+STASIS_API char* stasis_error_json(const stasis_error* error);
 /* NULL is fine. */
 STASIS_API void stasis_error_free(stasis_error* error);
 

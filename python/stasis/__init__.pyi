@@ -201,6 +201,7 @@ class Error(RuntimeError):
     driver_number: int
     driver_name: str
     driver_text: str
+    obstacles: Tuple[Dict[str, Any], ...]
     def __init__(
         self,
         message: str = ...,
@@ -208,6 +209,7 @@ class Error(RuntimeError):
         driver_number: int = ...,
         driver_name: str = ...,
         driver_text: str = ...,
+        obstacles: Sequence[Dict[str, Any]] = ...,
     ) -> None: ...
 
 class Usage(Error, ValueError): ...

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 
 class Error(RuntimeError):
     """Something could not be done. What it was done to is as it was before, unless it says otherwise.
@@ -14,7 +16,7 @@ class Error(RuntimeError):
     #: Its name, as `stasis --json` gives it: "wrong-state".
     code = "internal"
 
-    def __init__(self, message="", remedy="", driver_number=0, driver_name="", driver_text=""):
+    def __init__(self, message="", remedy="", driver_number=0, driver_name="", driver_text="", obstacles=()):
         super().__init__(message)
         #: What happened, with the value seen.
         self.message = message
@@ -25,6 +27,9 @@ class Error(RuntimeError):
         self.driver_number = driver_number
         self.driver_name = driver_name
         self.driver_text = driver_text
+        #: What the driver, an agent or CRIU would refuse or lose: objects with "id", "pid", "what",
+        #: "remedy", and "override", the option of `stasis` that goes on in spite of it, or None.
+        self.obstacles = tuple(obstacles)
 
     def __str__(self):
         said = self.message
@@ -33,7 +38,8 @@ class Error(RuntimeError):
         return f"{said}\nwhat to do: {self.remedy}" if self.remedy else said
 
     def __reduce__(self):
-        return type(self), (self.message, self.remedy, self.driver_number, self.driver_name, self.driver_text)
+        given = (self.message, self.remedy, self.driver_number, self.driver_name, self.driver_text, self.obstacles)
+        return type(self), given
 
 
 class Usage(Error, ValueError):
@@ -256,10 +262,11 @@ BY_CODE = {cls.code: cls for cls in list(globals().values()) if isinstance(cls, 
 BY_CODE["internal"] = Internal
 
 
-def make(code, message, remedy, driver_number, driver_name, driver_text):
+def make(code, message, remedy, driver_number, driver_name, driver_text, as_json):
     """For the extension module. A code that a newer library has is an Error with that code."""
     cls = BY_CODE.get(code, Error)
-    error = cls(message, remedy, driver_number, driver_name, driver_text)
+    obstacles = json.loads(as_json).get("error", {}).get("obstacles", ())
+    error = cls(message, remedy, driver_number, driver_name, driver_text, obstacles)
     if cls is Error:
         error.code = code
     return error

@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/obstacle.h"
+
 namespace stasis {
 
 // The closed list. A new code needs a row in the catalogue (src/base/error.cc), from which
@@ -85,6 +87,7 @@ struct Error {
   std::string remedy = {};  // what to do; empty if there is nothing to say
   std::optional<DriverFailure> driver = {};
   std::vector<std::string> context = {};  // outermost last: "while dumping process 12"
+  std::vector<Obstacle> obstacles = {};   // for programs; the message has them for people
 
   // The same error, with one more "while ..." around it.
   Error within(std::string what) &&;
@@ -92,5 +95,8 @@ struct Error {
   // message and context on one line, without the remedy.
   std::string to_string() const;
 };
+
+// Of one obstacle: kNotSupported, with what it is, what to do, and the option that overrides it.
+Error refusal(Obstacle obstacle);
 
 }  // namespace stasis

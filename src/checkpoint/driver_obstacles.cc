@@ -294,8 +294,10 @@ Error describe_obstacles(std::span<const Obstacle> found,
   std::vector<std::string> reasons;
   for (const auto& [what, list] : concerned)
     reasons.push_back(fmt::format("{}: process {}", what, list));
-  return Error{ErrorCode::kNotSupported, fmt::format("{}", fmt::join(reasons, "; ")),
-               fmt::format("{}", fmt::join(remedies, "; "))};
+  Error error{ErrorCode::kNotSupported, fmt::format("{}", fmt::join(reasons, "; ")),
+              fmt::format("{}", fmt::join(remedies, "; "))};
+  error.obstacles.assign(found.begin(), found.end());
+  return error;
 }
 
 }  // namespace stasis

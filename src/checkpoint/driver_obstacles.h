@@ -11,17 +11,11 @@
 #include <string>
 #include <vector>
 
+#include "base/obstacle.h"
 #include "driver/driver.h"
 #include "proc/procfs.h"
 
 namespace stasis {
-
-struct Obstacle {
-  std::string id;  // what it is, for programs: "managed-memory", "nccl", "mps", ...
-  Pid pid;
-  std::string what;    // "managed memory, which the driver refuses to checkpoint"
-  std::string remedy;  // what its user can do
-};
 
 // The obstacles of `processes`, which use CUDA. Those that have gone have none. kNotPermitted, kIo:
 // could not look, which never counts as "none".

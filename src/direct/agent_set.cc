@@ -61,8 +61,10 @@ Result<void> check_size(const AgentClient& agent, Driver& driver) {
 Result<void> refuse_shared(const Environment& env,
                            const std::vector<std::pair<Pid, std::uint32_t>>& pieces, bool ignore) {
   std::string list;
+  Pid first;
   for (const auto& [pid, count] : pieces) {
     if (count == 0) continue;
+    if (list.empty()) first = pid;
     list += fmt::format("{}{} ({})", list.empty() ? "" : ", ", pid.value,
                         count == 1 ? "1 piece" : fmt::format("{} pieces", count));
   }
@@ -75,10 +77,10 @@ Result<void> refuse_shared(const Environment& env,
     env.tell("going on as told, in spite of " + what);
     return {};
   }
-  return fail(ErrorCode::kNotSupported, std::move(what),
-              "try again when the processes have closed what they share (cudaIpcCloseMemHandle; "
-              "PyTorch: when the last tensor of another process is gone); if you know better: "
-              "--ignore-obstacles");
+  return fail(
+      refusal({"small-shared-memory", first, std::move(what),
+               "try again when the processes have closed what they share (cudaIpcCloseMemHandle; "
+               "PyTorch: when the last tensor of another process is gone)"}));
 }
 
 Result<std::vector<direct::Segment>> take_checked(AgentClient& agent, bool buffer,

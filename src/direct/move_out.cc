@@ -115,10 +115,11 @@ class MoveOut {
       env_.tell("going on as told: the driver cannot restore the GPU memory that processes share");
       return {};
     }
-    return fail(ErrorCode::kNotSupported,
-                "GPU memory that processes share (NCCL, CUDA IPC), which the driver cannot restore "
-                "(the job would be lost): only the agents can give it up and take it again",
-                "leave --path driver out; if you know better: --ignore-obstacles");
+    return fail(refusal(
+        {"shared-memory", plan_.running.front()->pid(),
+         "GPU memory that processes share (NCCL, CUDA IPC), which the driver cannot restore "
+         "(the job would be lost): only the agents can give it up and take it again",
+         "leave --path driver out"}));
   }
 
   // Also of processes whose agents could not be asked.

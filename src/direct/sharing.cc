@@ -80,15 +80,14 @@ Result<void> check_imports(const std::vector<ProcessShares>& processes, const Ow
   for (const ProcessShares& process : processes) {
     const auto [count, bytes] = orphans_of(process, processes, owners);
     if (count == 0) continue;
-    return fail(
-        ErrorCode::kNotSupported,
-        fmt::format("GPU memory of a process that is not in the tree, that has no agent or "
-                    "that has freed it: process {} has imported {}, which the driver "
-                    "cannot restore (the job would be lost)",
-                    process.pid.value, pieces(count, bytes)),
-        "name the process that both are below, start all of them with `stasis run`, and let "
-        "the owner of memory live as long as those who import it; if you know better: "
-        "--ignore-obstacles");
+    return fail(refusal(
+        {"imported-memory", process.pid,
+         fmt::format("GPU memory of a process that is not in the tree, that has no agent or "
+                     "that has freed it: process {} has imported {}, which the driver "
+                     "cannot restore (the job would be lost)",
+                     process.pid.value, pieces(count, bytes)),
+         "name the process that both are below, start all of them with `stasis run`, and let "
+         "the owner of memory live as long as those who import it"}));
   }
   return {};
 }
@@ -113,13 +112,13 @@ Result<void> check_sharing(const std::vector<ProcessShares>& processes) {
   STASIS_TRY(check_imports(processes, owners));
   const ProcessShares* owner = open_elsewhere(processes);
   if (owner == nullptr) return {};
-  return fail(ErrorCode::kNotSupported,
-              fmt::format("GPU memory that another process, which is not in the tree, has open "
-                          "(CUDA IPC): process {} has made it",
-                          owner->pid.value),
-              "name the process that both are below, or try again when the other has closed it "
-              "(cudaIpcCloseMemHandle; PyTorch: when its last tensor of it is gone); if you know "
-              "better: --ignore-obstacles");
+  return fail(
+      refusal({"exported-memory", owner->pid,
+               fmt::format("GPU memory that another process, which is not in the tree, has open "
+                           "(CUDA IPC): process {} has made it",
+                           owner->pid.value),
+               "name the process that both are below, or try again when the other has closed it "
+               "(cudaIpcCloseMemHandle; PyTorch: when its last tensor of it is gone)"}));
 }
 
 bool may_settle(const std::vector<ProcessShares>& processes) {
@@ -141,13 +140,13 @@ void drop_lifted(std::vector<Obstacle>& obstacles) {
 Result<void> refuse_multicast(const AgentSet& agents) {
   for (const AgentClient& agent : agents) {
     if (agent.multicast_count() == 0) continue;
-    return fail(ErrorCode::kNotSupported,
-                fmt::format("NVLink multicast (NVLS, symmetric memory), which the driver cannot "
-                            "restore: process {} has {} multicast object(s)",
-                            agent.pid().value, agent.multicast_count()),
-                "start it with NCCL_NVLS_ENABLE=0, PyTorch's symmetric memory with "
-                "TORCH_SYMM_MEM_DISABLE_MULTICAST=1, NVSHMEM with NVSHMEM_DISABLE_NVLS=1; if you "
-                "know better: --ignore-obstacles");
+    return fail(
+        refusal({"nvlink-multicast", agent.pid(),
+                 fmt::format("NVLink multicast (NVLS, symmetric memory), which the driver cannot "
+                             "restore: process {} has {} multicast object(s)",
+                             agent.pid().value, agent.multicast_count()),
+                 "start it with NCCL_NVLS_ENABLE=0, PyTorch's symmetric memory with "
+                 "TORCH_SYMM_MEM_DISABLE_MULTICAST=1, NVSHMEM with NVSHMEM_DISABLE_NVLS=1"}));
   }
   return {};
 }

@@ -53,7 +53,7 @@ std::vector<Finding> Signs::findings(const std::vector<proc::ProcessInfo>& proce
                      fmt::format("process {} ({}) {}: {}{}", info.pid.value, info.comm,
                                  key.second->what, fmt::join(shown, ", "),
                                  all > kShown ? fmt::format(" and {} more", all - kShown) : ""),
-                     std::string(key.second->remedy)});
+                     std::string(key.second->remedy), info.pid});
     }
   }
   return out;

@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/ids.h"
+
 namespace stasis {
 
 enum class Light {
@@ -21,6 +23,7 @@ struct Finding {
   Light light = Light::kGreen;
   std::string what;    // with the value seen: "driver 580.159.04", "4 GiB free in /images"
   std::string remedy;  // what to do; empty if green
+  Pid pid = {};        // of what one process has; 0: of the machine, or of the whole tree
 };
 
 // The worst of them; green if there are none.

@@ -49,7 +49,7 @@ bool kernel_at_least(const std::string& release, int major, int minor) {
 std::vector<Finding> examine_machine(const Result<std::unique_ptr<Driver>>& driver,
                                      const MachineOptions& options, const Interrupt& interrupt) {
   using namespace doctor;  // NOLINT(google-build-using-namespace): our own parts
-  const CompositeContent places;
+  const KernelFolders folders;
   Findings out;
   std::vector<Gpu> gpus;
   std::uint64_t gpu_bytes = 0;
@@ -69,21 +69,21 @@ std::vector<Finding> examine_machine(const Result<std::unique_ptr<Driver>>& driv
         if (options.trial && driver) try_gpus(**driver, gpus, interrupt, out);
         if (driver) gpu_bytes = gpu_memory_in_use(**driver, gpus);
       },
-      [&] { look_at_mps(places, out); },
-      [&] { look_at_permissions(places, out); },
+      [&] { look_at_mps(folders, out); },
+      [&] { look_at_permissions(folders, out); },
       [&] { look_at_criu(options.criu_path, interrupt, out); },
       [&] { look_at_plugin(plugin_directories(), out); },
-      [&] { look_at_kernel(places, proc::kernel_release(), out); },
-      [&] { look_at_clock(places, out); },
+      [&] { look_at_kernel(folders, proc::kernel_release(), out); },
+      [&] { look_at_clock(folders, out); },
       [&] { look_at_state_directory(out); },
       [&] {
         if (!options.images_dir.empty())
           look_at_disk(options.images_dir, gpu_bytes, interrupt, out);
       },
-      [&] { look_at_host_memory(places, gpu_bytes, out); },
-      [&] { look_at_huge_pages(places, gpu_bytes, out); },
-      [&] { look_at_shared_memory(places, out); },
-      [&] { look_at_limits(places, out); },
+      [&] { look_at_host_memory(folders, gpu_bytes, out); },
+      [&] { look_at_huge_pages(folders, gpu_bytes, out); },
+      [&] { look_at_shared_memory(folders, out); },
+      [&] { look_at_limits(folders, out); },
   };
   for (const auto& step : steps) {
     if (!interrupt.check()) break;

@@ -158,11 +158,11 @@ void look_at_gpus(const Driver& driver, const Result<std::vector<Gpu>>& gpus, Fi
   look_at_persistence(driver, *gpus, out);
 }
 
-void look_at_mps(const CompositeContent& places, Findings& out) {
+void look_at_mps(const KernelFolders& folders, Findings& out) {
   // As src/checkpoint/driver_obstacles.cc knows it: nvidia-cuda-mps-control and -server, cut to 15
   // characters by the kernel.
   constexpr std::string_view kComm = "nvidia-cuda-mps";
-  const auto all = proc::ProcFs(places.proc).all();
+  const auto all = proc::ProcFs(folders.proc).all();
   if (!all) return;
   std::vector<int> daemons;
   for (const proc::ProcessInfo& info : *all) {

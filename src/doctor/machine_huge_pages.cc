@@ -29,9 +29,9 @@ std::string chosen_word(const std::string& path) {
 }
 
 // What the driver, on an H100, and the agent's ring gain by them; docs/adr/0013-doctor.md.
-void look_at_transparent(const CompositeContent& places, Findings& out) {
+void look_at_transparent(const KernelFolders& folders, Findings& out) {
   constexpr const char* kId = "huge-pages";
-  const std::string path = places.sys + "/kernel/mm/transparent_hugepage";
+  const std::string path = folders.sys + "/kernel/mm/transparent_hugepage";
   const std::string anonymous = chosen_word(path + "/enabled");
   if (anonymous.empty()) return;
   const std::string shared = chosen_word(path + "/shmem_enabled");
@@ -55,8 +55,8 @@ struct SetAside {
   std::uint64_t free = 0;  // not taken, and not promised
 };
 
-std::vector<SetAside> pages_set_aside(const CompositeContent& places) {
-  const std::string top = places.sys + "/kernel/mm/hugepages";
+std::vector<SetAside> pages_set_aside(const KernelFolders& folders) {
+  const std::string top = folders.sys + "/kernel/mm/hugepages";
   constexpr std::string_view kStem = "hugepages-";  // then "2048kB"
   std::vector<SetAside> out;
   const DirectoryStream dir = list_open(top);
@@ -79,9 +79,9 @@ std::vector<SetAside> pages_set_aside(const CompositeContent& places) {
 
 }  // namespace
 
-void look_at_huge_pages(const CompositeContent& places, std::uint64_t gpu_bytes, Findings& out) {
-  look_at_transparent(places, out);
-  const auto pages = pages_set_aside(places);
+void look_at_huge_pages(const KernelFolders& folders, std::uint64_t gpu_bytes, Findings& out) {
+  look_at_transparent(folders, out);
+  const auto pages = pages_set_aside(folders);
   if (pages.empty()) return;
   constexpr const char* kId = "huge-pages-set-aside";
   std::vector<std::string> parts;
@@ -92,7 +92,7 @@ void look_at_huge_pages(const CompositeContent& places, std::uint64_t gpu_bytes,
         fmt::format("{} pages of {}, {} free", one.all, format_bytes(one.size), one.free));
   }
   std::string what = fmt::format("set aside as huge pages (hugetlb): {}", fmt::join(parts, "; "));
-  const proc::ProcFs procfs(places.proc);
+  const proc::ProcFs procfs(folders.proc);
   const auto available = procfs.memory_available();
   const std::uint64_t room = available ? *available + procfs.swap_free().value_or(0) : gpu_bytes;
   if (room >= gpu_bytes || room + idle < gpu_bytes) {

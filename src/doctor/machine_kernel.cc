@@ -29,8 +29,8 @@ enum Capability : unsigned {
   kCheckpointRestore = 40,
 };
 
-void look_at_yama(const CompositeContent& places, bool may_trace_all, Findings& out) {
-  const std::string path = places.proc + "/sys/kernel/yama/ptrace_scope";
+void look_at_yama(const KernelFolders& folders, bool may_trace_all, Findings& out) {
+  const std::string path = folders.proc + "/sys/kernel/yama/ptrace_scope";
   const auto scope = read_number(path);
   if (!scope || *scope == 0) {
     out.push_back(green("yama", scope ? "kernel.yama.ptrace_scope is 0" : "no yama"));
@@ -57,8 +57,8 @@ void look_at_yama(const CompositeContent& places, bool may_trace_all, Findings& 
 
 // CRIU asks the kernel to suspend the target's filters, whether it has any or not, and that grants
 // it to no process that is under one itself: "suspending seccomp failed" (CRIU 4.2.1).
-void look_at_seccomp_here(const CompositeContent& places, Findings& out) {
-  const auto status = read_file(AT_FDCWD, places.proc + "/self/status");
+void look_at_seccomp_here(const KernelFolders& folders, Findings& out) {
+  const auto status = read_file(AT_FDCWD, folders.proc + "/self/status");
   constexpr std::string_view kKey = "\nSeccomp:\t";
   const std::size_t at = status ? status->find(kKey) : std::string::npos;
   if (at == std::string::npos) return;
@@ -86,8 +86,8 @@ bool is_set(std::string_view config, std::string_view name) {
 }
 
 // Processes and threads of the whole machine: the fourth word of "0.10 0.20 0.30 2/345 12345".
-std::optional<std::uint64_t> threads_running(const CompositeContent& places) {
-  const auto text = read_file(AT_FDCWD, places.proc + "/loadavg");
+std::optional<std::uint64_t> threads_running(const KernelFolders& folders) {
+  const auto text = read_file(AT_FDCWD, folders.proc + "/loadavg");
   const std::size_t slash = text ? text->find('/') : std::string::npos;
   if (slash == std::string::npos) return std::nullopt;
   std::uint64_t value = 0;
@@ -96,10 +96,10 @@ std::optional<std::uint64_t> threads_running(const CompositeContent& places) {
   return value;
 }
 
-void look_at_sysctls(const CompositeContent& places, Findings& out) {
+void look_at_sysctls(const KernelFolders& folders, Findings& out) {
   // CRIU moves memory through pipes as large as it may make them.
   constexpr std::uint64_t kPipe = 1U << 20;
-  if (const auto size = read_number(places.proc + "/sys/fs/pipe-max-size")) {
+  if (const auto size = read_number(folders.proc + "/sys/fs/pipe-max-size")) {
     const std::string what = fmt::format("pipes hold up to {}", format_bytes(*size));
     out.push_back(*size >= kPipe
                       ? green("limit-pipe-size", what)
@@ -109,9 +109,9 @@ void look_at_sysctls(const CompositeContent& places, Findings& out) {
                                "sysctl fs.pipe-max-size=1048576"));
   }
   constexpr std::uint64_t kSmallest = 32768;
-  if (const auto most = read_number(places.proc + "/sys/kernel/pid_max")) {
+  if (const auto most = read_number(folders.proc + "/sys/kernel/pid_max")) {
     std::string what = fmt::format("process numbers go up to {}", *most);
-    if (const auto threads = threads_running(places))
+    if (const auto threads = threads_running(folders))
       what += fmt::format(", {} are in use", *threads);
     out.push_back(
         *most > kSmallest
@@ -123,13 +123,13 @@ void look_at_sysctls(const CompositeContent& places, Findings& out) {
 }
 
 // How many more processes and threads this user's cgroup and the kernel leave room for.
-void look_at_room_for_processes(const CompositeContent& places, Findings& out) {
+void look_at_room_for_processes(const KernelFolders& folders, Findings& out) {
   // A Python program with PyTorch and CUDA has some hundred threads on a host of many processors.
   constexpr std::uint64_t kJob = 256;
   constexpr const char* kId = "limit-processes";
-  const auto group = proc::tightest_pids_cgroup(Pid{static_cast<int>(::getpid())}, places.proc);
-  const auto most = read_number(places.proc + "/sys/kernel/threads-max");
-  const auto threads = threads_running(places);
+  const auto group = proc::tightest_pids_cgroup(Pid{static_cast<int>(::getpid())}, folders.proc);
+  const auto most = read_number(folders.proc + "/sys/kernel/threads-max");
+  const auto threads = threads_running(folders);
   std::optional<std::uint64_t> room;
   if (most && threads) room = *most - std::min(*most, *threads);
   if (group && (!room || group->room() < *room)) {
@@ -156,12 +156,12 @@ std::string limit_text(rlim_t value) {
 
 }  // namespace
 
-void look_at_permissions(const CompositeContent& places, Findings& out) {
+void look_at_permissions(const KernelFolders& folders, Findings& out) {
   constexpr const char* kId = "permissions";
-  const auto capabilities = proc::ProcFs(places.proc).effective_capabilities();
+  const auto capabilities = proc::ProcFs(folders.proc).effective_capabilities();
   if (!capabilities) {
     out.push_back(yellow(
-        kId, fmt::format("{}/self/status does not tell this process's capabilities", places.proc),
+        kId, fmt::format("{}/self/status does not tell this process's capabilities", folders.proc),
         "see that /proc is mounted"));
     return;
   }
@@ -185,12 +185,12 @@ void look_at_permissions(const CompositeContent& places, Findings& out) {
   } else {
     out.push_back(green(kId, who + " with all capabilities that are needed"));
   }
-  look_at_yama(places, has(kSysPtrace), out);
-  look_at_seccomp_here(places, out);
+  look_at_yama(folders, has(kSysPtrace), out);
+  look_at_seccomp_here(folders, out);
 }
 
-void look_at_kernel(const CompositeContent& places, const std::string& release, Findings& out) {
-  const auto config = read_file(AT_FDCWD, fmt::format("{}/config-{}", places.boot, release));
+void look_at_kernel(const KernelFolders& folders, const std::string& release, Findings& out) {
+  const auto config = read_file(AT_FDCWD, fmt::format("{}/config-{}", folders.boot, release));
   if (!config) return;
   if (!is_set(*config, "CONFIG_CHECKPOINT_RESTORE")) {
     out.push_back(red("kernel",
@@ -209,7 +209,7 @@ void look_at_kernel(const CompositeContent& places, const std::string& release, 
   out.push_back(green("kernel", fmt::format("Linux {} with all that CRIU can use", release)));
 }
 
-void look_at_limits(const CompositeContent& places, Findings& out) {
+void look_at_limits(const KernelFolders& folders, Findings& out) {
   rlimit limit{};
   constexpr rlim_t kFiles = 1024;
   if (::getrlimit(RLIMIT_NOFILE, &limit) == 0) {
@@ -227,13 +227,13 @@ void look_at_limits(const CompositeContent& places, Findings& out) {
                   ? std::string("any amount of memory may be locked")
                   : fmt::format("up to {} of memory may be locked", format_bytes(limit.rlim_cur))));
   }
-  look_at_sysctls(places, out);
-  look_at_room_for_processes(places, out);
+  look_at_sysctls(folders, out);
+  look_at_room_for_processes(folders, out);
 }
 
-void look_at_clock(const CompositeContent& places, Findings& out) {
+void look_at_clock(const KernelFolders& folders, Findings& out) {
   constexpr const char* kId = "clock";
-  if (::access((places.proc + "/self/ns/time").c_str(), F_OK) == 0) {
+  if (::access((folders.proc + "/self/ns/time").c_str(), F_OK) == 0) {
     out.push_back(green(kId,
                         "programs keep their monotonic clock over a restore (time "
                         "namespaces)"));

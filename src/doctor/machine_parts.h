@@ -17,7 +17,7 @@ namespace stasis::doctor {
 using Findings = std::vector<Finding>;
 
 // Other than these only in tests.
-struct CompositeContent {
+struct KernelFolders {
   std::string proc = "/proc";
   std::string sys = "/sys";
   std::string boot = "/boot";
@@ -36,7 +36,7 @@ bool kernel_at_least(const std::string& release, int major, int minor);
 // machine_gpus.cc
 void look_at_driver(const Driver& driver, Findings& out);
 void look_at_gpus(const Driver& driver, const Result<std::vector<Gpu>>& gpus, Findings& out);
-void look_at_mps(const CompositeContent& places, Findings& out);
+void look_at_mps(const KernelFolders& folders, Findings& out);
 // Bytes in use on all GPUs.
 std::uint64_t gpu_memory_in_use(Driver& driver, const std::vector<Gpu>& gpus);
 
@@ -48,17 +48,17 @@ void look_at_plugin(const std::vector<std::string>& directories, Findings& out);
 std::vector<std::string> plugin_directories();
 
 // machine_kernel.cc
-void look_at_permissions(const CompositeContent& places, Findings& out);
-void look_at_kernel(const CompositeContent& places, const std::string& release, Findings& out);
-void look_at_clock(const CompositeContent& places, Findings& out);
-void look_at_limits(const CompositeContent& places, Findings& out);
+void look_at_permissions(const KernelFolders& folders, Findings& out);
+void look_at_kernel(const KernelFolders& folders, const std::string& release, Findings& out);
+void look_at_clock(const KernelFolders& folders, Findings& out);
+void look_at_limits(const KernelFolders& folders, Findings& out);
 
 // machine_huge_pages.cc
-void look_at_huge_pages(const CompositeContent& places, std::uint64_t gpu_bytes, Findings& out);
+void look_at_huge_pages(const KernelFolders& folders, std::uint64_t gpu_bytes, Findings& out);
 
 // machine_room.cc
-void look_at_shared_memory(const CompositeContent& places, Findings& out);
-void look_at_host_memory(const CompositeContent& places, std::uint64_t gpu_bytes, Findings& out);
+void look_at_shared_memory(const KernelFolders& folders, Findings& out);
+void look_at_host_memory(const KernelFolders& folders, std::uint64_t gpu_bytes, Findings& out);
 void look_at_disk(const std::string& directory, std::uint64_t gpu_bytes, const Interrupt& interrupt,
                   Findings& out);
 void look_at_state_directory(Findings& out);

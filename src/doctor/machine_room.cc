@@ -133,9 +133,9 @@ void look_at_disk(const std::string& directory, std::uint64_t gpu_bytes, const I
   out.push_back(green(kId, what));
 }
 
-void look_at_host_memory(const CompositeContent& places, std::uint64_t gpu_bytes, Findings& out) {
+void look_at_host_memory(const KernelFolders& folders, std::uint64_t gpu_bytes, Findings& out) {
   constexpr const char* kId = "host-memory";
-  const proc::ProcFs procfs(places.proc);
+  const proc::ProcFs procfs(folders.proc);
   const auto available = procfs.memory_available();
   if (!available) {
     out.push_back(from_error(Light::kYellow, kId, available.error(), "see that /proc is mounted"));
@@ -146,7 +146,7 @@ void look_at_host_memory(const CompositeContent& places, std::uint64_t gpu_bytes
   std::string what = fmt::format("{} of memory free", format_bytes(*available));
   if (swap > 0) what += fmt::format(" and {} of swap", format_bytes(swap));
   // Suspended memory counts for the program's cgroup, which may be another one than ours.
-  for (const auto& group : proc::memory_cgroups(Pid{static_cast<int>(::getpid())}, places.proc)) {
+  for (const auto& group : proc::memory_cgroups(Pid{static_cast<int>(::getpid())}, folders.proc)) {
     if (group.room(swap) >= free) continue;
     free = group.room(swap);
     what = fmt::format("{} of memory free within the limit of {} ({})", format_bytes(free),
@@ -162,8 +162,8 @@ void look_at_host_memory(const CompositeContent& places, std::uint64_t gpu_bytes
   out.push_back(green(kId, what));
 }
 
-void look_at_shared_memory(const CompositeContent& places, Findings& out) {
-  const std::string path = places.dev + "/shm";
+void look_at_shared_memory(const KernelFolders& folders, Findings& out) {
+  const std::string path = folders.dev + "/shm";
   struct statfs info {};
   if (::statfs(path.c_str(), &info) != 0 || info.f_type != TMPFS_MAGIC) {
     out.push_back(yellow("shm",

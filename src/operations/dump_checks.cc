@@ -81,16 +81,20 @@ Result<void> refuse_undumpable(const Environment& env, const std::vector<GroupMe
   if (lost) wanted.link_remap = false;
   std::vector<std::string> reasons;
   std::set<std::string> remedies;
+  std::vector<Obstacle> obstacles;
   for (const Finding& finding :
        find_undumpable(proc::ProcFs(), members, wanted, env.driver.info().simulated, connected)) {
     if (finding.id == "fifo" || finding.id == "posix-timer") env.tell(finding.what);
     if (finding.light != Light::kRed) continue;
+    const std::string remedy =
+        lost && finding.id == "link-remap"
+            ? "dump it without --leave-running, by which the file would be lost to the image, or "
+              "start it under `stasis run --images-dir`, which saves its /dev/shm"
+            : finding.remedy;
     reasons.push_back(finding.what);
-    remedies.insert(lost && finding.id == "link-remap"
-                        ? "dump it without --leave-running, by which the file would be lost to the "
-                          "image, or start it under `stasis run --images-dir`, which saves its "
-                          "/dev/shm"
-                        : finding.remedy);
+    remedies.insert(remedy);
+    obstacles.push_back(
+        {finding.id, finding.pid, finding.what, remedy, Override::kIgnoreUndumpable});
   }
   if (reasons.empty()) return {};
   if (options.ignore_undumpable) {
@@ -98,9 +102,11 @@ Result<void> refuse_undumpable(const Environment& env, const std::vector<GroupMe
       env.tell(reason);
     return {};
   }
-  return fail(ErrorCode::kUndumpable, fmt::format("{}", fmt::join(reasons, "; ")),
-              fmt::format("{}; to let CRIU try all the same: --ignore-undumpable",
-                          fmt::join(remedies, "; ")));
+  Error error{ErrorCode::kUndumpable, fmt::format("{}", fmt::join(reasons, "; ")),
+              fmt::format("{}; to let CRIU try all the same: {}", fmt::join(remedies, "; "),
+                          option_of(Override::kIgnoreUndumpable))};
+  error.obstacles = std::move(obstacles);
+  return fail(std::move(error));
 }
 
 bool may_take_over(const Environment& env, const DumpOptions& options) {

@@ -29,7 +29,7 @@ Result<void> look_for_obstacles(const Environment& env, const std::vector<GroupM
     env.tell("going on as told, in spite of " + why.message);
     return {};
   }
-  why.remedy += "; if you know better: --ignore-obstacles";
+  why.remedy += fmt::format("; if you know better: {}", option_of(Override::kIgnoreObstacles));
   return fail(std::move(why));
 }
 

@@ -117,6 +117,14 @@ json to_json(const Error& error) {
                      {"name", error.driver->name},
                      {"text", error.driver->text}};
   }
+  for (const Obstacle& obstacle : error.obstacles) {
+    const auto option = option_of(obstacle.by);
+    out["obstacles"].push_back({{"id", obstacle.id},
+                                {"pid", obstacle.pid.value},
+                                {"what", obstacle.what},
+                                {"remedy", obstacle.remedy},
+                                {"override", option.empty() ? json() : json(option)}});
+  }
   return {{"ok", false}, {"error", out}};
 }
 

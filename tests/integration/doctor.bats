@@ -216,6 +216,9 @@ a = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); a.bind(sys.argv[1]); time.
 @test "red: a file lock, and not with --file-locks" {
   start_with 'f = open(folder + "/locked", "w"); fcntl.flock(f, fcntl.LOCK_EX)'
   undumpable file-lock "--file-locks"
+  capture stasis dump "$TARGET" --images-dir "$image" --json
+  assert_equal "$(json '[(o["id"], o["pid"] > 0, o["override"]) for o in d["error"]["obstacles"]]')" \
+    "[('file-lock', True, '--ignore-undumpable')]"
   done_by dump "$TARGET" --images-dir "$image" --leave-running --file-locks
 }
 

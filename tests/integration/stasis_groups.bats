@@ -94,6 +94,9 @@ refused_untouched() {
   refused_untouched suspend "$TARGET"
   assert_contains "$err" "managed memory"
   assert_contains "$err" "process $TARGET (stasis-workload)"
+  capture stasis suspend "$TARGET" --json
+  assert_equal "$(json '[(o["id"], o["pid"], o["override"]) for o in d["error"]["obstacles"]]')" \
+    "[('managed-memory', $TARGET, '--ignore-obstacles')]"
   if [[ $(id -u) == 0 ]]; then
     refused_untouched dump "$TARGET" --images-dir "$image"
     assert_contains "$err" "managed memory"

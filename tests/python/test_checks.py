@@ -180,11 +180,11 @@ class Errors(harness.Case):
         error = stasis.WrongState("a", "b", 401, "CUDA_ERROR_ILLEGAL_STATE", "c")
         copy = pickle.loads(pickle.dumps(error))
         self.assertIs(type(copy), stasis.WrongState)
-        for name in ("message", "remedy", "driver_number", "driver_name", "driver_text", "code"):
+        for name in ("message", "remedy", "driver_number", "driver_name", "driver_text", "obstacles", "code"):
             self.assertEqual(getattr(copy, name), getattr(error, name))
 
     def test_a_code_of_a_newer_library(self):
-        error = _errors.make("something-new", "m", "r", 0, "", "")
+        error = _errors.make("something-new", "m", "r", 0, "", "", "{}")
         self.assertIs(type(error), stasis.Error)
         self.assertEqual(error.code, "something-new")
         self.assertEqual(stasis.Error("m").code, "internal")

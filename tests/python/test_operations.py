@@ -78,6 +78,14 @@ class Suspend(harness.Case):
         self.assertTrue(caught.exception.remedy)
         self.assertEqual(process.state, "running")
 
+    def test_what_is_in_the_way_is_told(self):
+        target = self.target("managed")
+        with self.assertRaises(stasis.NotSupported) as raised:
+            stasis.suspend(target.pid)
+        (obstacle,) = raised.exception.obstacles
+        self.assertEqual((obstacle["id"], obstacle["pid"]), ("managed-memory", target.pid))
+        self.assertIn("managed memory", obstacle["what"])
+
     def test_no_room_to_come_back_to(self):
         target = self.target("memory", "--size", "600M")
         stasis.suspend(target.pid)

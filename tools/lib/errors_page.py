@@ -7,7 +7,7 @@ HEAD = """# Errors and exit statuses
 
 Made by `tools/errors-page` from the catalogue that the program itself has (`stasis explain`); a test compares the two.
 
-Every error has a code, which `--json` gives as `error.code` and the text in brackets at the end of its first line. The exit status says what a script can do about it. `stasis explain CODE` says what stands here; it takes the number of an answer of the driver and a line of CRIU's log too.
+Every error has a code, which `--json` gives as `error.code` and the text in brackets at the end of its first line. The exit status says what a script can do about it. `stasis explain CODE` says what stands here; it takes the number of an answer of the driver and a line of CRIU's log too. Where the driver, an agent or CRIU would refuse or lose something of a program, `error.obstacles` lists it for programs: `id` (as `stasis doctor` names it), `pid`, `what`, `remedy`, and `override`, the option that goes on in spite of it.
 """
 
 AFTER_CODES = """
