@@ -183,7 +183,7 @@ int search_names(dl_phdr_info* info, std::size_t, void* search) {
 // A child that is forked while the loader's lock is held never gets it.
 pthread_mutex_t g_looking = PTHREAD_MUTEX_INITIALIZER;
 
-void look_at_all(int (*look)(dl_phdr_info*, std::size_t, void*), void* argument) {
+void probe_all(int (*look)(dl_phdr_info*, std::size_t, void*), void* argument) {
   ::pthread_mutex_lock(&g_looking);
   ::dl_iterate_phdr(look, argument);
   ::pthread_mutex_unlock(&g_looking);
@@ -201,7 +201,7 @@ bool may_call_driver(const link_map& map, const Dynamic& dynamic) {
     return false;
   }
   Search search{map.l_addr, false};
-  look_at_all(&search_names, &search);
+  probe_all(&search_names, &search);
   return search.found;
 }
 
@@ -271,7 +271,7 @@ std::string library_past_gate() {
   // Only such a library opens others without the agent's knowledge.
   if (!g_deep.load(std::memory_order_acquire)) return {};
   char name[kLongestName] = "";
-  look_at_all(&search_bound, name);
+  probe_all(&search_bound, name);
   return name;
 }
 

@@ -32,7 +32,7 @@ struct DeviceTraits {
   std::size_t granularity = 0;
 };
 
-DeviceTraits look_at(CUdevice device) {
+DeviceTraits probe(CUdevice device) {
   DeviceTraits traits;
   int vmm = 0;
   int fds = 0;
@@ -68,7 +68,7 @@ DeviceTraits traits_of(CUdevice device) {
     const auto at = known_traits().find(device);
     if (at != known_traits().end()) return at->second;
   }
-  const auto traits = look_at(device);
+  const auto traits = probe(device);
   const TablesLock lock;
   return known_traits().emplace(device, traits).first->second;
 }

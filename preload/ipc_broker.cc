@@ -207,7 +207,7 @@ bool answer(Connection& connection, std::uint64_t share) {
 }
 
 // False if it has ended.
-bool look_at(Connection& connection) {
+bool probe(Connection& connection) {
   std::uint64_t share = 0;
   const auto got = ::recv(connection.fd, &share, sizeof share, MSG_DONTWAIT);
   if (got < 0) return errno == EAGAIN || errno == EINTR;
@@ -244,7 +244,7 @@ void* serve(void*) {
       auto& connection = mine.connections[i];
       if (!polled[i + 1].revents) continue;
       const bool here = is_connection(connection.fd, token);
-      if (here && look_at(connection)) continue;
+      if (here && probe(connection)) continue;
       const TablesLock lock;
       if (here) ::close(connection.fd);
       if (connection.share) count_open(connection.share, -1);

@@ -124,7 +124,7 @@ class Search {
 
   Result<std::vector<Obstacle>> run(std::span<const ProcessInfo> processes) {
     for (const ProcessInfo& info : processes) {
-      auto done = look_at(info);
+      auto done = probe(info);
       if (!done && done.error().code != ErrorCode::kNoSuchProcess) {
         return fail(
             std::move(done.error())
@@ -141,7 +141,7 @@ class Search {
   }
 
  private:
-  Result<void> look_at(const ProcessInfo& info) {
+  Result<void> probe(const ProcessInfo& info) {
     const Pid pid = info.pid;
     STASIS_TRY_ASSIGN(auto mappings, procfs_.mappings(pid));
     STASIS_TRY_ASSIGN(auto variables, procfs_.environment(pid));

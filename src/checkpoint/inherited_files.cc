@@ -152,7 +152,7 @@ Result<void> replace_now(const proc::AddressSpace& space, const InheritedFiles& 
   StepPlaces places;
   InheritedFiles now{found.process, {}, {}, found.simulated};
   for (const proc::Mapping& mapping : *mappings) {
-    places.look_at(space, mapping);
+    places.probe(space, mapping);
     const bool listed =
         std::any_of(found.mappings.begin(), found.mappings.end(), [&](const auto& m) {
           return m.start == mapping.start && m.end == mapping.end && m.path == mapping.path;

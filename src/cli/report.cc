@@ -47,7 +47,7 @@ std::string now_text() {
 // Where the page is to go, once that is known to be possible: nothing is worse than to read a
 // terabyte first and be refused then. Nothing is written in an image, where the page would be taken
 // for damage.
-Result<DirectoryEntry> look_at_output(const ReportArguments& arguments) {
+Result<DirectoryEntry> probe_output(const ReportArguments& arguments) {
   auto entry = split_path(arguments.output);
   if (!entry) {
     if (entry.error().remedy.empty())
@@ -137,7 +137,7 @@ Result<int> run_report(Context& context, ReportArguments& arguments) {
   std::signal(SIGXFSZ, SIG_IGN);
   std::optional<DirectoryEntry> output;
   if (!to_output) {
-    STASIS_TRY_ASSIGN(auto looked, look_at_output(arguments));
+    STASIS_TRY_ASSIGN(auto looked, probe_output(arguments));
     output = std::move(looked);
   }
   STASIS_TRY_ASSIGN(auto image, inspect_image(context, arguments.inspect, arguments.device_map));

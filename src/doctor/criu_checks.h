@@ -46,35 +46,35 @@ bool has_our_namespace(Pid pid, std::string_view kind);
 bool is_of_no_file(std::string_view path);
 
 // criu_namespaces.cc
-void look_at_namespaces(const proc::ProcFs& procfs, const Processes& processes, Signs& out);
+void probe_namespaces(const proc::ProcFs& procfs, const Processes& processes, Signs& out);
 // Open files of namespaces ("net:[4026531840]") that are not of the tree.
-void look_at_namespace_files(const proc::ProcFs& procfs, const Processes& processes, Signs& out);
+void probe_namespace_files(const proc::ProcFs& procfs, const Processes& processes, Signs& out);
 
 // criu_mounts.cc. What CRIU does not find by its mount or its path; nothing with
 // `--external file[...]`, by which files are taken out of its hands.
-void look_at_mounts(const proc::ProcFs& procfs, const Processes& processes,
-                    const CriuOptions& options, bool simulated, Signs& out);
+void probe_mounts(const proc::ProcFs& procfs, const Processes& processes,
+                  const CriuOptions& options, bool simulated, Signs& out);
 
 // criu_threads.cc
-void look_at_seccomp(const proc::ProcFs& procfs, const Processes& processes,
-                     const CriuOptions& options, Signs& out);
+void probe_seccomp(const proc::ProcFs& procfs, const Processes& processes,
+                   const CriuOptions& options, Signs& out);
 // How they are scheduled, and what they do not share with their process.
-void look_at_threads(const proc::ProcFs& procfs, const Processes& processes, Signs& out);
+void probe_threads(const proc::ProcFs& procfs, const Processes& processes, Signs& out);
 // `everybody`: zombies too.
-void look_at_zombies(const proc::ProcFs& procfs, const Processes& everybody, Pid root, Signs& out);
+void probe_zombies(const proc::ProcFs& procfs, const Processes& everybody, Pid root, Signs& out);
 
 // criu_code.cc
-void look_at_code(const proc::ProcFs& procfs, const Processes& processes, Signs& out);
+void probe_code(const proc::ProcFs& procfs, const Processes& processes, Signs& out);
 
 // criu_seals.cc
-void look_at_seals(const Processes& processes, Signs& out);
+void probe_seals(const Processes& processes, Signs& out);
 
 // criu_timers.cc
-void look_at_timers(const Processes& processes, Signs& out);
+void probe_timers(const Processes& processes, Signs& out);
 
 // criu_terminals.cc
-void look_at_terminals(const proc::ProcFs& procfs, const Processes& processes,
-                       const CriuOptions& options, Signs& out);
+void probe_terminals(const proc::ProcFs& procfs, const Processes& processes,
+                     const CriuOptions& options, Signs& out);
 // Numbers of the kernel's admin-guide/devices.txt: a master is 5:2, the slaves are 136:0 to
 // 143:255.
 inline constexpr unsigned kPtmxMajor = 5;
@@ -87,7 +87,7 @@ int index_of_master(Pid pid, int descriptor);
 
 // criu_pipes.cc. Of all processes of the tree. `connected`: pipes that a restore connects
 // again ("pipe:[1234]").
-void look_at_pipes(const proc::ProcFs& procfs, const Processes& everybody,
-                   std::span<const std::string> connected, Signs& out);
+void probe_pipes(const proc::ProcFs& procfs, const Processes& everybody,
+                 std::span<const std::string> connected, Signs& out);
 
 }  // namespace stasis::doctor

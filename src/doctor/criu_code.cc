@@ -68,7 +68,7 @@ class CodeSearch {
   }
 
   // "0x1234 in /usr/lib/libcuda.so.1"; nothing also for what cannot be read.
-  std::optional<std::string> look_at(const proc::Mapping& mapping) {
+  std::optional<std::string> probe(const proc::Mapping& mapping) {
     if (!pages_.valid() || !memory_.valid()) return std::nullopt;
     UniqueFd file;
     std::optional<std::uint64_t> offset;
@@ -148,7 +148,7 @@ class CodeSearch {
 
 }  // namespace
 
-void look_at_code(const proc::ProcFs& procfs, const Processes& processes, Signs& out) {
+void probe_code(const proc::ProcFs& procfs, const Processes& processes, Signs& out) {
   for (const proc::ProcessInfo& info : processes) {
     const auto mappings = procfs.mappings(info.pid);
     if (!mappings) continue;
@@ -158,7 +158,7 @@ void look_at_code(const proc::ProcFs& procfs, const Processes& processes, Signs&
       const bool code = mapping.permissions == "r-xp" && mapping.path.starts_with('/') &&
                         mapping.inode != 0 && !is_of_no_file(mapping.path);
       if (!code) continue;
-      if (const auto found = search.look_at(mapping)) out.add(info.pid, kBreakpoint, *found);
+      if (const auto found = search.probe(mapping)) out.add(info.pid, kBreakpoint, *found);
     }
   }
 }

@@ -84,7 +84,7 @@ class MountSearch {
       learn(fmt::format("{}", info.pid.value));
   }
 
-  void look_at(Pid pid) {
+  void probe(Pid pid) {
     if (known_.empty()) return;
     for (const char* name : {"cwd", "root"}) {
       const auto place = place_of(fmt::format("/proc/{}/{}", pid.value, name));
@@ -93,11 +93,11 @@ class MountSearch {
     }
     if (const auto files = procfs_.open_files(pid)) {
       for (const proc::OpenFile& file : *files)
-        look_at_file(pid, file);
+        probe_file(pid, file);
     }
     if (const auto mappings = procfs_.mappings(pid)) {
       for (const proc::Mapping& mapping : *mappings)
-        look_at_mapping(pid, mapping);
+        probe_mapping(pid, mapping);
     }
   }
 
@@ -109,7 +109,7 @@ class MountSearch {
     }
   }
 
-  void look_at_file(Pid pid, const proc::OpenFile& file) {
+  void probe_file(Pid pid, const proc::OpenFile& file) {
     if (!file.path.starts_with('/') || is_of_no_file(file.path) ||
         is_drivers_file(file.path, simulated_)) {
       return;
@@ -134,7 +134,7 @@ class MountSearch {
       out_.add(pid, kCovered, shown);
   }
 
-  void look_at_mapping(Pid pid, const proc::Mapping& mapping) {
+  void probe_mapping(Pid pid, const proc::Mapping& mapping) {
     if (!mapping.path.starts_with('/') || is_of_no_file(mapping.path) ||
         is_drivers_file(mapping.path, simulated_) ||
         !seen_.insert({pid.value, mapping.path}).second)
@@ -154,15 +154,15 @@ class MountSearch {
 
 }  // namespace
 
-void look_at_mounts(const proc::ProcFs& procfs, const Processes& processes,
-                    const CriuOptions& options, bool simulated, Signs& out) {
+void probe_mounts(const proc::ProcFs& procfs, const Processes& processes,
+                  const CriuOptions& options, bool simulated, Signs& out) {
   const bool some_are_external =
       std::any_of(options.external.begin(), options.external.end(),
                   [](const std::string& one) { return one.starts_with("file["); });
   if (some_are_external) return;
   MountSearch search(procfs, processes, simulated, out);
   for (const proc::ProcessInfo& info : processes)
-    search.look_at(info.pid);
+    search.probe(info.pid);
 }
 
 }  // namespace stasis::doctor

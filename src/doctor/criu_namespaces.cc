@@ -65,7 +65,7 @@ bool maps_no_one(Pid pid, std::string_view map) {
   return text && text->empty();
 }
 
-void look_at_root(const proc::ProcFs& procfs, Pid root, Signs& out) {
+void probe_root(const proc::ProcFs& procfs, Pid root, Signs& out) {
   const auto details = procfs.details(root);
   const ino_t pids = namespace_of(root, "pid");
   if (details && pids != 0 && pids != our_namespace("pid") && details->ns_pid != 1)
@@ -76,7 +76,7 @@ void look_at_root(const proc::ProcFs& procfs, Pid root, Signs& out) {
   }
 }
 
-void look_at_namespaces_of_threads(const proc::ProcFs& procfs, Pid pid, Signs& out) {
+void probe_namespaces_of_threads(const proc::ProcFs& procfs, Pid pid, Signs& out) {
   for (const char* kind : kOfThreads) {
     const ino_t own = namespace_of(pid, kind);
     for (const Tid thread : procfs.threads(pid)) {
@@ -95,9 +95,9 @@ bool has_our_namespace(Pid pid, std::string_view kind) {
   return its != 0 && its == our_namespace(kind);
 }
 
-void look_at_namespaces(const proc::ProcFs& procfs, const Processes& processes, Signs& out) {
+void probe_namespaces(const proc::ProcFs& procfs, const Processes& processes, Signs& out) {
   const Pid root = processes.front().pid;
-  look_at_root(procfs, root, out);
+  probe_root(procfs, root, out);
   for (const proc::ProcessInfo& info : processes) {
     for (const char* kind : kOfRoot) {
       const ino_t its = namespace_of(info.pid, kind);
@@ -109,11 +109,11 @@ void look_at_namespaces(const proc::ProcFs& procfs, const Processes& processes, 
     const ino_t for_children = namespace_of(info.pid, "time_for_children");
     if (time != 0 && for_children != 0 && time != for_children)
       out.add(info.pid, kTimeForChildren, "unshare --time");
-    look_at_namespaces_of_threads(procfs, info.pid, out);
+    probe_namespaces_of_threads(procfs, info.pid, out);
   }
 }
 
-void look_at_namespace_files(const proc::ProcFs& procfs, const Processes& processes, Signs& out) {
+void probe_namespace_files(const proc::ProcFs& procfs, const Processes& processes, Signs& out) {
   constexpr std::array<const char*, 7> kKinds = {"net", "mnt",  "pid",   "uts",
                                                  "ipc", "user", "cgroup"};
   std::set<ino_t> known;

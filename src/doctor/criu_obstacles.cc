@@ -274,36 +274,36 @@ class Search {
         sockets_.insert(inodes->begin(), inodes->end());
     }
     if (auto peers = proc::unix_peers()) peers_ = std::move(*peers);
-    doctor::look_at_namespaces(procfs_, processes_, signs_);
-    doctor::look_at_namespace_files(procfs_, processes_, signs_);
-    doctor::look_at_mounts(procfs_, processes_, options_, simulated_, signs_);
-    doctor::look_at_seccomp(procfs_, processes_, options_, signs_);
-    doctor::look_at_threads(procfs_, processes_, signs_);
-    doctor::look_at_seals(processes_, signs_);
-    doctor::look_at_zombies(procfs_, everybody_, processes_.front().pid, signs_);
-    doctor::look_at_timers(processes_, signs_);
-    doctor::look_at_terminals(procfs_, processes_, options_, signs_);
-    doctor::look_at_code(procfs_, processes_, signs_);
-    doctor::look_at_pipes(procfs_, everybody_, connected_, signs_);
+    doctor::probe_namespaces(procfs_, processes_, signs_);
+    doctor::probe_namespace_files(procfs_, processes_, signs_);
+    doctor::probe_mounts(procfs_, processes_, options_, simulated_, signs_);
+    doctor::probe_seccomp(procfs_, processes_, options_, signs_);
+    doctor::probe_threads(procfs_, processes_, signs_);
+    doctor::probe_seals(processes_, signs_);
+    doctor::probe_zombies(procfs_, everybody_, processes_.front().pid, signs_);
+    doctor::probe_timers(processes_, signs_);
+    doctor::probe_terminals(procfs_, processes_, options_, signs_);
+    doctor::probe_code(procfs_, processes_, signs_);
+    doctor::probe_pipes(procfs_, everybody_, connected_, signs_);
     for (const proc::ProcessInfo& info : processes_) {
       if (const auto tracer = procfs_.tracer(info.pid))
         signs_.add(info.pid, kTracer, fmt::format("by process {}", *tracer));
-      look_at_user(info.pid);
-      look_at_files(info.pid);
-      look_at_sockets(info.pid);
-      look_at_memory(info.pid);
+      probe_user(info.pid);
+      probe_files(info.pid);
+      probe_sockets(info.pid);
+      probe_memory(info.pid);
     }
     return signs_.findings(processes_);
   }
 
  private:
-  void look_at_user(Pid pid) {
+  void probe_user(Pid pid) {
     const auto details = procfs_.details(pid);
     if (details && details->uid != ::geteuid() && !may_read_limits(procfs_))
       signs_.add(pid, kOtherUser, fmt::format("user {}", details->uid));
   }
 
-  void look_at_files(Pid pid) {
+  void probe_files(Pid pid) {
     const auto files = procfs_.open_files(pid);
     if (!files) return;
     for (const proc::OpenFile& file : *files) {
@@ -311,38 +311,38 @@ class Search {
       // The simulated driver's entry in the list of who uses a GPU, which is locked.
       if (simulated_ && file.path.find("/owner-") != std::string::npos) continue;
       const std::string shown = fmt::format("{} (descriptor {})", file.path, file.descriptor);
-      look_at_description(pid, file.descriptor, shown);
+      probe_description(pid, file.descriptor, shown);
       if (file.path.starts_with("anon_inode:")) {
         const std::string_view name = std::string_view(file.path).substr(11);
         if (name == "[io_uring]") {
           signs_.add(pid, kIoUring, fmt::format("descriptor {}", file.descriptor));
         } else if (name == "inotify" || name == "[fanotify]") {
-          look_at_watches(pid, file.descriptor);
+          probe_watches(pid, file.descriptor);
         } else if (!dumps_anonymous(name)) {
           signs_.add(pid, kAnonymous, shown);
         }
       } else if (file.path.starts_with("socket:")) {
-        look_at_protocol(pid, file.descriptor);
+        probe_protocol(pid, file.descriptor);
       } else if (file.path.starts_with("/secretmem")) {
         signs_.add(pid, kSecret, fmt::format("descriptor {}", file.descriptor));
       } else {
-        look_at_file(pid, fmt::format("/proc/{}/fd/{}", pid.value, file.descriptor), file.path,
-                     shown);
+        probe_file(pid, fmt::format("/proc/{}/fd/{}", pid.value, file.descriptor), file.path,
+                   shown);
       }
     }
   }
 
-  void look_at_watches(Pid pid, int descriptor) {
+  void probe_watches(Pid pid, int descriptor) {
     const auto text = read_file(AT_FDCWD, fmt::format("/proc/{}/fdinfo/{}", pid.value, descriptor));
     if (!text) return;
-    for (const Watch& watch : watches_.look_at(pid, *text)) {
+    for (const Watch& watch : watches_.probe(pid, *text)) {
       if (watch.light == WatchLight::kFine) continue;
       signs_.add(pid, watch.light == WatchLight::kLost ? kLostWatch : kInotify,
                  fmt::format("{} (descriptor {})", watch.what, descriptor));
     }
   }
 
-  void look_at_protocol(Pid pid, int descriptor) {
+  void probe_protocol(Pid pid, int descriptor) {
     std::array<char, 64> name{};
     const std::string link = fmt::format("/proc/{}/fd/{}", pid.value, descriptor);
     const ssize_t size =
@@ -351,8 +351,8 @@ class Search {
       signs_.add(pid, kSocket, fmt::format("{} (descriptor {})", name.data(), descriptor));
   }
 
-  void look_at_file(Pid pid, const std::string& link, std::string_view path,
-                    const std::string& shown) {
+  void probe_file(Pid pid, const std::string& link, std::string_view path,
+                  const std::string& shown) {
     struct stat info {};
     if (::stat(link.c_str(), &info) != 0) return;
     const bool device =
@@ -388,7 +388,7 @@ class Search {
   }
 
   // What /proc/PID/fdinfo says.
-  void look_at_description(Pid pid, int descriptor, const std::string& shown) {
+  void probe_description(Pid pid, int descriptor, const std::string& shown) {
     const auto text = read_file(AT_FDCWD, fmt::format("/proc/{}/fdinfo/{}", pid.value, descriptor));
     if (!text) return;
     std::istringstream lines(*text);
@@ -413,7 +413,7 @@ class Search {
     if ((flags & O_DIRECT) != 0 && shown.starts_with("pipe:")) signs_.add(pid, kPacketPipe, shown);
   }
 
-  void look_at_sockets(Pid pid) {
+  void probe_sockets(Pid pid) {
     const auto own = procfs_.socket_inodes(pid);
     if (!own || own->empty()) return;
     const std::set<std::uint64_t> inodes(own->begin(), own->end());
@@ -460,7 +460,7 @@ class Search {
     return false;
   }
 
-  void look_at_memory(Pid pid) {
+  void probe_memory(Pid pid) {
     const auto mappings = procfs_.mappings(pid);
     if (!mappings) return;
     std::uint64_t reserved = 0;
@@ -469,7 +469,7 @@ class Search {
     for (const proc::Mapping& mapping : *mappings) {
       const std::string link =
           fmt::format("/proc/{}/map_files/{:x}-{:x}", pid.value, mapping.start, mapping.end);
-      if (mapping.path.starts_with("anon_inode:")) look_at_anonymous_mapping(pid, mapping.path);
+      if (mapping.path.starts_with("anon_inode:")) probe_anonymous_mapping(pid, mapping.path);
       const bool nameless = mapping.path.starts_with("/anon_hugepage");
       if (nameless || mapping.permissions.ends_with('s')) {
         // A file may be mapped thousands of times.
@@ -495,7 +495,7 @@ class Search {
                                 !is_of_no_file(mapping.path) &&
                                 !is_drivers_file(mapping.path, simulated_);
       if (!deleted_file) continue;
-      look_at_file(pid, link, mapping.path, mapping.path);
+      probe_file(pid, link, mapping.path, mapping.path);
     }
     if (huge > 0) signs_.add(pid, kHuge, format_bytes(huge));
     if (reserved > kMuchReserved) signs_.add(pid, kReserved, format_bytes(reserved));
@@ -503,7 +503,7 @@ class Search {
 
   // The device is closed, its memory still mapped. Of a process with CUDA the driver may have some
   // of its own, which it lets go of.
-  void look_at_anonymous_mapping(Pid pid, const std::string& path) {
+  void probe_anonymous_mapping(Pid pid, const std::string& path) {
     if (path == "anon_inode:[io_uring]") {
       signs_.add(pid, kIoUring, "mapped");
     } else if (path == "anon_inode:[perf_event]" || !with_cuda_.contains(pid.value)) {

@@ -57,7 +57,7 @@ struct OpenEnd {
 };
 
 // The link's permissions are those that the file was opened with.
-std::optional<OpenEnd> look_at_end(Pid pid, int descriptor) {
+std::optional<OpenEnd> probe_end(Pid pid, int descriptor) {
   const std::string link = fmt::format("/proc/{}/fd/{}", pid.value, descriptor);
   struct stat target {};
   struct stat how {};
@@ -109,7 +109,7 @@ class PipeSearch {
 
   void run() {
     for (const auto& [key, pipe] : pipes_)
-      look_at(key, pipe);
+      probe(key, pipe);
     for (const auto& [terminal, holder] : masters_) {
       const auto user = find_outsider([terminal = terminal](const OpenEnd& seen) {
         return seen.is_device && Terminal{seen.key.first, seen.device} == terminal;
@@ -146,7 +146,7 @@ class PipeSearch {
     for (const proc::OpenFile& file : *files) {
       const bool may_be_fifo = file.path.starts_with("pipe:") || file.path.starts_with('/');
       if (!may_be_fifo) continue;
-      const auto seen = look_at_end(pid, file.descriptor);
+      const auto seen = probe_end(pid, file.descriptor);
       if (!seen) continue;
       if (seen->is_device && major(seen->device) == kPtmxMajor &&
           minor(seen->device) == kPtmxMinor) {
@@ -166,7 +166,7 @@ class PipeSearch {
     }
   }
 
-  void look_at(const PipeKey& key, const Pipe& pipe) {
+  void probe(const PipeKey& key, const Pipe& pipe) {
     if (pipe.ends.reads == pipe.ends.writes) return;
     if (std::find(connected_.begin(), connected_.end(), pipe.path) != connected_.end()) return;
     const auto& [pid, descriptor] = pipe.holders.front();
@@ -200,7 +200,7 @@ class PipeSearch {
       if (!files) continue;
       const bool has_it =
           std::any_of(files->begin(), files->end(), [&](const proc::OpenFile& file) {
-            const auto seen = look_at_end(info.pid, file.descriptor);
+            const auto seen = probe_end(info.pid, file.descriptor);
             return seen && wanted(*seen);
           });
       if (!has_it) continue;
@@ -234,8 +234,8 @@ class PipeSearch {
 
 }  // namespace
 
-void look_at_pipes(const proc::ProcFs& procfs, const Processes& everybody,
-                   std::span<const std::string> connected, Signs& out) {
+void probe_pipes(const proc::ProcFs& procfs, const Processes& everybody,
+                 std::span<const std::string> connected, Signs& out) {
   PipeSearch(procfs, everybody, connected, out).run();
 }
 

@@ -38,7 +38,7 @@ std::string first_sealed(Pid pid) {
 
 }  // namespace
 
-void look_at_seals(const Processes& processes, Signs& out) {
+void probe_seals(const Processes& processes, Signs& out) {
   static const bool sealing = kernel_seals();
   if (!sealing) return;
   for (const proc::ProcessInfo& info : processes) {

@@ -29,8 +29,8 @@ int index_of_master(Pid pid, int descriptor) {
   return index;
 }
 
-void look_at_terminals(const proc::ProcFs& procfs, const Processes& processes,
-                       const CriuOptions& options, Signs& out) {
+void probe_terminals(const proc::ProcFs& procfs, const Processes& processes,
+                     const CriuOptions& options, Signs& out) {
   if (options.shell_job || proc::is_shell_job(processes)) return;
   std::set<int> masters;
   std::map<std::pair<int, int>, std::pair<Pid, std::string>> slaves;  // by terminal and process

@@ -83,7 +83,7 @@ bool share(int what, Pid process, Tid thread) {
 
 }  // namespace
 
-void look_at_threads(const proc::ProcFs& procfs, const Processes& processes, Signs& out) {
+void probe_threads(const proc::ProcFs& procfs, const Processes& processes, Signs& out) {
   for (const proc::ProcessInfo& info : processes) {
     for (const Tid thread : procfs.threads(info.pid)) {
       const std::string named = fmt::format("thread {}", thread.value);
@@ -95,8 +95,8 @@ void look_at_threads(const proc::ProcFs& procfs, const Processes& processes, Sig
   }
 }
 
-void look_at_seccomp(const proc::ProcFs& procfs, const Processes& processes,
-                     const CriuOptions& options, Signs& out) {
+void probe_seccomp(const proc::ProcFs& procfs, const Processes& processes,
+                   const CriuOptions& options, Signs& out) {
   const Pid self{static_cast<int>(::getpid())};
   const auto ours = procfs.thread_status(self, Tid{self.value});
   if (!options.unprivileged && ours && ours->seccomp != 0) {
@@ -111,7 +111,7 @@ void look_at_seccomp(const proc::ProcFs& procfs, const Processes& processes,
   }
 }
 
-void look_at_zombies(const proc::ProcFs& procfs, const Processes& everybody, Pid root, Signs& out) {
+void probe_zombies(const proc::ProcFs& procfs, const Processes& everybody, Pid root, Signs& out) {
   for (const proc::ProcessInfo& info : everybody) {
     const std::size_t threads = info.state == 'Z' ? procfs.threads(info.pid).size() : 0;
     if (threads > 1) {

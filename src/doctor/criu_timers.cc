@@ -37,7 +37,7 @@ int timers_of_the_day(Pid pid) {
 
 }  // namespace
 
-void look_at_timers(const Processes& processes, Signs& out) {
+void probe_timers(const Processes& processes, Signs& out) {
   for (const proc::ProcessInfo& info : processes) {
     if (const int count = timers_of_the_day(info.pid); count > 0)
       out.add(info.pid, kOfTheDay, fmt::format("{} of them", count));

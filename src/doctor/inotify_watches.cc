@@ -122,7 +122,7 @@ bool may_be_found_by_name(const Mark& mark) {
 }
 
 // As CRIU does (its fsnotify.c): by handle on any mount of the file system, else by name.
-Watch look_at_mark(Pid pid, const Mark& mark, const std::vector<proc::Mount>& mounts) {
+Watch probe_mark(Pid pid, const Mark& mark, const std::vector<proc::Mount>& mounts) {
   if (mark.mount >= 0) {
     const bool known = std::any_of(mounts.begin(), mounts.end(), [&](const proc::Mount& mount) {
       return mount.id == mark.mount;
@@ -161,11 +161,11 @@ const std::vector<proc::Mount>& WatchSearch::mounts_of(Pid pid) {
   return it->second;
 }
 
-std::vector<Watch> WatchSearch::look_at(Pid pid, const std::string& fdinfo) {
+std::vector<Watch> WatchSearch::probe(Pid pid, const std::string& fdinfo) {
   std::vector<Watch> out;
   std::istringstream lines(fdinfo);
   for (std::string line; std::getline(lines, line);) {
-    if (const auto mark = read_mark(line)) out.push_back(look_at_mark(pid, *mark, mounts_of(pid)));
+    if (const auto mark = read_mark(line)) out.push_back(probe_mark(pid, *mark, mounts_of(pid)));
   }
   return out;
 }

@@ -27,7 +27,7 @@ struct Watch {
 class WatchSearch {
  public:
   // The watches of one descriptor, from what its fdinfo says.
-  std::vector<Watch> look_at(Pid pid, const std::string& fdinfo);
+  std::vector<Watch> probe(Pid pid, const std::string& fdinfo);
 
  private:
   const std::vector<proc::Mount>& mounts_of(Pid pid);

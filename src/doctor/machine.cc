@@ -59,9 +59,9 @@ std::vector<Finding> examine_machine(const Result<std::unique_ptr<Driver>>& driv
           out.push_back(from_error(Light::kRed, "driver", driver.error()));
           return;
         }
-        look_at_driver(**driver, out);
+        probe_driver(**driver, out);
         const auto found = (*driver)->gpus();
-        look_at_gpus(**driver, found, out);
+        probe_gpus(**driver, found, out);
         if (found) gpus = *found;
       },
       // Before anything that might initialise the driver here: a forked child would have no CUDA.
@@ -69,21 +69,20 @@ std::vector<Finding> examine_machine(const Result<std::unique_ptr<Driver>>& driv
         if (options.trial && driver) try_gpus(**driver, gpus, interrupt, out);
         if (driver) gpu_bytes = gpu_memory_in_use(**driver, gpus);
       },
-      [&] { look_at_mps(folders, out); },
-      [&] { look_at_permissions(folders, out); },
-      [&] { look_at_criu(options.criu_path, interrupt, out); },
-      [&] { look_at_plugin(plugin_directories(), out); },
-      [&] { look_at_kernel(folders, proc::kernel_release(), out); },
-      [&] { look_at_clock(folders, out); },
-      [&] { look_at_state_directory(out); },
+      [&] { probe_mps(folders, out); },
+      [&] { probe_permissions(folders, out); },
+      [&] { probe_criu(options.criu_path, interrupt, out); },
+      [&] { probe_plugin(plugin_directories(), out); },
+      [&] { probe_kernel(folders, proc::kernel_release(), out); },
+      [&] { probe_clock(folders, out); },
+      [&] { probe_state_directory(out); },
       [&] {
-        if (!options.images_dir.empty())
-          look_at_disk(options.images_dir, gpu_bytes, interrupt, out);
+        if (!options.images_dir.empty()) probe_disk(options.images_dir, gpu_bytes, interrupt, out);
       },
-      [&] { look_at_host_memory(folders, gpu_bytes, out); },
-      [&] { look_at_huge_pages(folders, gpu_bytes, out); },
-      [&] { look_at_shared_memory(folders, out); },
-      [&] { look_at_limits(folders, out); },
+      [&] { probe_host_memory(folders, gpu_bytes, out); },
+      [&] { probe_huge_pages(folders, gpu_bytes, out); },
+      [&] { probe_shared_memory(folders, out); },
+      [&] { probe_limits(folders, out); },
   };
   for (const auto& step : steps) {
     if (!interrupt.check()) break;

@@ -122,7 +122,7 @@ std::string last_error(std::string_view text) {
   return std::string(last.empty() ? first : last);
 }
 
-void look_at_check(const Criu& criu, const Interrupt& interrupt, Findings& out) {
+void probe_check(const Criu& criu, const Interrupt& interrupt, Findings& out) {
   auto outcome = run({criu.path(), "check", "--no-default-config"}, kCheckPatience, interrupt);
   if (!interrupt.check()) return;
   constexpr const char* kId = "criu-check";
@@ -155,8 +155,7 @@ void look_at_check(const Criu& criu, const Interrupt& interrupt, Findings& out) 
 
 }  // namespace
 
-void look_at_criu(const std::optional<std::string>& path, const Interrupt& interrupt,
-                  Findings& out) {
+void probe_criu(const std::optional<std::string>& path, const Interrupt& interrupt, Findings& out) {
   auto criu = Criu::find(path);
   if (!criu) {
     out.push_back(from_error(Light::kRed, "criu", criu.error(), get_one()));
@@ -175,7 +174,7 @@ void look_at_criu(const std::optional<std::string>& path, const Interrupt& inter
   } else {
     out.push_back(green("criu", what));
   }
-  if (interrupt.check()) look_at_check(*criu, interrupt, out);
+  if (interrupt.check()) probe_check(*criu, interrupt, out);
 }
 
 std::vector<std::string> plugin_directories() {
@@ -184,7 +183,7 @@ std::vector<std::string> plugin_directories() {
   return {"/usr/lib/criu", "/usr/lib64/criu"};
 }
 
-void look_at_plugin(const std::vector<std::string>& directories, Findings& out) {
+void probe_plugin(const std::vector<std::string>& directories, Findings& out) {
   constexpr const char* kId = "criu-plugin";
   bool any = false;
   for (const std::string& directory : directories) {

@@ -39,7 +39,7 @@ std::string real_path(const std::string& path) {
 }
 
 // The library that programs load and the module in the kernel must be of one version.
-void look_at_module(const DriverInfo& info, Findings& out) {
+void probe_module(const DriverInfo& info, Findings& out) {
   const std::string path = real_path(info.library);
   const std::string library = version_of_file(path);
   if (info.simulated || library.empty() || info.driver_version.empty()) return;
@@ -94,7 +94,7 @@ std::optional<std::vector<std::string>> not_persistent(const Driver& driver,
   return off;
 }
 
-void look_at_persistence(const Driver& driver, const std::vector<Gpu>& gpus, Findings& out) {
+void probe_persistence(const Driver& driver, const std::vector<Gpu>& gpus, Findings& out) {
   const auto off = not_persistent(driver, gpus);
   if (!off) return;
   if (off->empty()) {
@@ -111,7 +111,7 @@ void look_at_persistence(const Driver& driver, const std::vector<Gpu>& gpus, Fin
 
 }  // namespace
 
-void look_at_driver(const Driver& driver, Findings& out) {
+void probe_driver(const Driver& driver, Findings& out) {
   const DriverInfo& info = driver.info();
   const std::string what =
       fmt::format("driver {} (CUDA {}.{}, {})",
@@ -124,10 +124,10 @@ void look_at_driver(const Driver& driver, Findings& out) {
     out.push_back(green("driver", what + ": can move programs to other GPUs" +
                                       (info.has_jobs ? ", and launch jobs" : "")));
   }
-  look_at_module(info, out);
+  probe_module(info, out);
 }
 
-void look_at_gpus(const Driver& driver, const Result<std::vector<Gpu>>& gpus, Findings& out) {
+void probe_gpus(const Driver& driver, const Result<std::vector<Gpu>>& gpus, Findings& out) {
   if (!gpus) {
     out.push_back(from_error(Light::kRed, "gpus", gpus.error(), "check that nvidia-smi works"));
     return;
@@ -155,10 +155,10 @@ void look_at_gpus(const Driver& driver, const Result<std::vector<Gpu>>& gpus, Fi
                          "run programs on a GPU without MIG, or switch it off: nvidia-smi -i GPU "
                          "-mig 0"));
   }
-  look_at_persistence(driver, *gpus, out);
+  probe_persistence(driver, *gpus, out);
 }
 
-void look_at_mps(const KernelFolders& folders, Findings& out) {
+void probe_mps(const KernelFolders& folders, Findings& out) {
   // As src/checkpoint/driver_obstacles.cc knows it: nvidia-cuda-mps-control and -server, cut to 15
   // characters by the kernel.
   constexpr std::string_view kComm = "nvidia-cuda-mps";

@@ -34,33 +34,32 @@ Finding from_error(Light light, std::string id, const Error& error, const std::s
 bool kernel_at_least(const std::string& release, int major, int minor);
 
 // machine_gpus.cc
-void look_at_driver(const Driver& driver, Findings& out);
-void look_at_gpus(const Driver& driver, const Result<std::vector<Gpu>>& gpus, Findings& out);
-void look_at_mps(const KernelFolders& folders, Findings& out);
+void probe_driver(const Driver& driver, Findings& out);
+void probe_gpus(const Driver& driver, const Result<std::vector<Gpu>>& gpus, Findings& out);
+void probe_mps(const KernelFolders& folders, Findings& out);
 // Bytes in use on all GPUs.
 std::uint64_t gpu_memory_in_use(Driver& driver, const std::vector<Gpu>& gpus);
 
 // machine_criu.cc
-void look_at_criu(const std::optional<std::string>& path, const Interrupt& interrupt,
-                  Findings& out);
+void probe_criu(const std::optional<std::string>& path, const Interrupt& interrupt, Findings& out);
 // `directories`: where CRIU takes its plugins from.
-void look_at_plugin(const std::vector<std::string>& directories, Findings& out);
+void probe_plugin(const std::vector<std::string>& directories, Findings& out);
 std::vector<std::string> plugin_directories();
 
 // machine_kernel.cc
-void look_at_permissions(const KernelFolders& folders, Findings& out);
-void look_at_kernel(const KernelFolders& folders, const std::string& release, Findings& out);
-void look_at_clock(const KernelFolders& folders, Findings& out);
-void look_at_limits(const KernelFolders& folders, Findings& out);
+void probe_permissions(const KernelFolders& folders, Findings& out);
+void probe_kernel(const KernelFolders& folders, const std::string& release, Findings& out);
+void probe_clock(const KernelFolders& folders, Findings& out);
+void probe_limits(const KernelFolders& folders, Findings& out);
 
 // machine_huge_pages.cc
-void look_at_huge_pages(const KernelFolders& folders, std::uint64_t gpu_bytes, Findings& out);
+void probe_huge_pages(const KernelFolders& folders, std::uint64_t gpu_bytes, Findings& out);
 
 // machine_room.cc
-void look_at_shared_memory(const KernelFolders& folders, Findings& out);
-void look_at_host_memory(const KernelFolders& folders, std::uint64_t gpu_bytes, Findings& out);
-void look_at_disk(const std::string& directory, std::uint64_t gpu_bytes, const Interrupt& interrupt,
-                  Findings& out);
-void look_at_state_directory(Findings& out);
+void probe_shared_memory(const KernelFolders& folders, Findings& out);
+void probe_host_memory(const KernelFolders& folders, std::uint64_t gpu_bytes, Findings& out);
+void probe_disk(const std::string& directory, std::uint64_t gpu_bytes, const Interrupt& interrupt,
+                Findings& out);
+void probe_state_directory(Findings& out);
 
 }  // namespace stasis::doctor

@@ -81,8 +81,8 @@ Result<Seconds> time_writing(const UniqueFd& file, const std::string& directory,
 
 }  // namespace
 
-void look_at_disk(const std::string& directory, std::uint64_t gpu_bytes, const Interrupt& interrupt,
-                  Findings& out) {
+void probe_disk(const std::string& directory, std::uint64_t gpu_bytes, const Interrupt& interrupt,
+                Findings& out) {
   constexpr const char* kId = "disk";
   constexpr const char* kElsewhere = "choose another directory for images";
   const auto place = nearest_existing(directory);
@@ -133,7 +133,7 @@ void look_at_disk(const std::string& directory, std::uint64_t gpu_bytes, const I
   out.push_back(green(kId, what));
 }
 
-void look_at_host_memory(const KernelFolders& folders, std::uint64_t gpu_bytes, Findings& out) {
+void probe_host_memory(const KernelFolders& folders, std::uint64_t gpu_bytes, Findings& out) {
   constexpr const char* kId = "host-memory";
   const proc::ProcFs procfs(folders.proc);
   const auto available = procfs.memory_available();
@@ -162,7 +162,7 @@ void look_at_host_memory(const KernelFolders& folders, std::uint64_t gpu_bytes, 
   out.push_back(green(kId, what));
 }
 
-void look_at_shared_memory(const KernelFolders& folders, Findings& out) {
+void probe_shared_memory(const KernelFolders& folders, Findings& out) {
   const std::string path = folders.dev + "/shm";
   struct statfs info {};
   if (::statfs(path.c_str(), &info) != 0 || info.f_type != TMPFS_MAGIC) {
@@ -177,7 +177,7 @@ void look_at_shared_memory(const KernelFolders& folders, Findings& out) {
                                          format_bytes(info.f_blocks * block), path)));
 }
 
-void look_at_state_directory(Findings& out) {
+void probe_state_directory(Findings& out) {
   constexpr const char* kId = "state-directory";
   constexpr const char* kOther = "make it writable, or name another by STASIS_STATE_DIR";
   const auto directory = journal_directory();

@@ -127,9 +127,9 @@ TEST_F(Machine, without_the_trial_nothing_is_asked_of_any_process) {
 }
 
 TEST_F(Machine, an_older_driver_is_yellow) {
-  look_at_driver(driver_, out_);
+  probe_driver(driver_, out_);
   driver_.driver_info.has_device_map = false;
-  look_at_driver(driver_, out_);
+  probe_driver(driver_, out_);
   EXPECT_THAT(out_, ElementsAre(is("driver", Light::kGreen, "driver 580.0 (CUDA 13.0"),
                                 is("driver", Light::kYellow, "same GPUs only")));
 }
@@ -140,11 +140,11 @@ TEST_F(Machine, library_and_module_are_compared) {
     write(file, "");
   driver_.driver_info.library = top_ + "/libcuda.so.1";
   fs::create_symlink("libcuda.so.580.159.04", driver_.driver_info.library);
-  look_at_driver(driver_, out_);
+  probe_driver(driver_, out_);
   driver_.driver_info.library = top_ + "/libcuda.so.590.1";
-  look_at_driver(driver_, out_);
+  probe_driver(driver_, out_);
   driver_.driver_info.library = top_ + "/compat/libcuda.so.590.1";
-  look_at_driver(driver_, out_);
+  probe_driver(driver_, out_);
   std::erase_if(out_, [](const Finding& finding) { return finding.id == "driver"; });
   EXPECT_THAT(out_, ElementsAre(is("driver-module", Light::kGreen, "both 580.159.04"),
                                 is("driver-module", Light::kRed, "590.1"),
@@ -152,9 +152,9 @@ TEST_F(Machine, library_and_module_are_compared) {
 }
 
 TEST_F(Machine, gpus_are_listed_and_none_is_red) {
-  look_at_gpus(driver_, std::vector<Gpu>{}, out_);
-  look_at_gpus(driver_, fail(ErrorCode::kDriverError, "NVML: x"), out_);
-  look_at_gpus(driver_, std::vector<Gpu>{gpu(true)}, out_);
+  probe_gpus(driver_, std::vector<Gpu>{}, out_);
+  probe_gpus(driver_, fail(ErrorCode::kDriverError, "NVML: x"), out_);
+  probe_gpus(driver_, std::vector<Gpu>{gpu(true)}, out_);
   std::erase_if(out_, [](const Finding& finding) { return finding.id == "persistence"; });
   EXPECT_THAT(out_, ElementsAre(is("gpus", Light::kRed, "no GPU"), is("gpus", Light::kRed, "NVML"),
                                 is("gpus", Light::kGreen, "3.00 GiB of 80.0 GiB in use"),
@@ -162,13 +162,13 @@ TEST_F(Machine, gpus_are_listed_and_none_is_red) {
 }
 
 TEST_F(Machine, a_daemon_of_mps_is_seen) {
-  look_at_mps(folders_, out_);
+  probe_mps(folders_, out_);
   EXPECT_THAT(out_, IsEmpty());
   std::string rest;
   for (int i = 0; i < 50; ++i)
     rest += " 0";
   write("proc/77/stat", "77 (nvidia-cuda-mps) S 1 1 1" + rest + "\n");
-  look_at_mps(folders_, out_);
+  probe_mps(folders_, out_);
   EXPECT_THAT(out_, ElementsAre(is("mps", Light::kYellow, "process 77")));
 }
 
@@ -181,9 +181,9 @@ TEST_F(Machine, memory_in_use_is_that_of_processes_or_else_of_gpus) {
 TEST_F(Machine, our_plugin_is_told_from_another) {
   write("ours/cuda_plugin.so", std::string("\0x STASIS_DEVICE_MAP\0", 21));
   write("other/cuda_plugin.so", "cuda-checkpoint");
-  look_at_plugin({top_ + "/ours"}, out_);
-  look_at_plugin({top_ + "/other", top_ + "/none"}, out_);
-  look_at_plugin({top_ + "/none"}, out_);
+  probe_plugin({top_ + "/ours"}, out_);
+  probe_plugin({top_ + "/other", top_ + "/none"}, out_);
+  probe_plugin({top_ + "/none"}, out_);
   EXPECT_THAT(out_, ElementsAre(is("criu-plugin", Light::kGreen, "is Stasis's"),
                                 is("criu-plugin", Light::kYellow, "not Stasis's"),
                                 is("criu-plugin", Light::kGreen, "no cuda_plugin.so")));
@@ -206,7 +206,7 @@ TEST_F(Machine, capabilities_are_told) {
   for (const auto& [bits, expected] : cases) {
     capabilities(bits);
     Findings out;
-    look_at_permissions(folders_, out);
+    probe_permissions(folders_, out);
     EXPECT_THAT(out, ElementsAre(is("permissions", expected.first, expected.second),
                                  is("yama", Light::kGreen, "no yama")));
   }
@@ -221,21 +221,21 @@ TEST_F(Machine, yama_matters_without_the_capability) {
     capabilities(scope.second ? ~0ULL : ~(1ULL << 19));
     write("proc/sys/kernel/yama/ptrace_scope", fmt::format("{}\n", scope.first));
     Findings out;
-    look_at_permissions(folders_, out);
+    probe_permissions(folders_, out);
     ASSERT_EQ(out.size(), 2U);
     EXPECT_THAT(out[1], is("yama", light, fmt::format("ptrace_scope is {}", scope.first)));
   }
 }
 
 TEST_F(Machine, the_kernels_configuration_is_read_where_there_is_one) {
-  look_at_kernel(folders_, "6.1", out_);
+  probe_kernel(folders_, "6.1", out_);
   EXPECT_THAT(out_, IsEmpty());
   write("boot/config-6.1", "CONFIG_CHECKPOINT_RESTORE=y\nCONFIG_MEM_SOFT_DIRTY=y\n");
   write("boot/config-6.2",
         "# x\nCONFIG_CHECKPOINT_RESTORE=y\n# CONFIG_MEM_SOFT_DIRTY is not set\n");
   write("boot/config-6.3", "CONFIG_MEM_SOFT_DIRTY=y\n");
   for (const char* release : {"6.1", "6.2", "6.3"})
-    look_at_kernel(folders_, release, out_);
+    probe_kernel(folders_, release, out_);
   EXPECT_THAT(out_, ElementsAre(is("kernel", Light::kGreen, "6.1"),
                                 is("kernel", Light::kYellow, "SOFT_DIRTY"),
                                 is("kernel", Light::kRed, "CHECKPOINT_RESTORE")));
@@ -244,7 +244,7 @@ TEST_F(Machine, the_kernels_configuration_is_read_where_there_is_one) {
 TEST_F(Machine, limits_of_the_kernel_are_told) {
   write("proc/sys/fs/pipe-max-size", "65536\n");
   write("proc/sys/kernel/pid_max", "32768\n");
-  look_at_limits(folders_, out_);
+  probe_limits(folders_, out_);
   ASSERT_NE(find("limit-open-files"), nullptr);
   ASSERT_NE(find("limit-locked-memory"), nullptr);
   ASSERT_EQ(out_.size(), 4U);
@@ -253,7 +253,7 @@ TEST_F(Machine, limits_of_the_kernel_are_told) {
   write("proc/sys/fs/pipe-max-size", "1048576\n");
   write("proc/sys/kernel/pid_max", "4194304\n");
   Findings out;
-  look_at_limits(folders_, out);
+  probe_limits(folders_, out);
   EXPECT_THAT(out[2], is("limit-pipe-size", Light::kGreen, "1.00 MiB"));
   EXPECT_THAT(out[3], is("limit-process-numbers", Light::kGreen, "4194304"));
 }
@@ -261,16 +261,16 @@ TEST_F(Machine, limits_of_the_kernel_are_told) {
 TEST_F(Machine, room_for_processes_is_that_of_the_tightest_limit) {
   write("proc/loadavg", "0.10 0.20 0.30 2/345 12345\n");
   write("proc/sys/kernel/threads-max", "1345\n");
-  look_at_limits(folders_, out_);
+  probe_limits(folders_, out_);
   write("proc/sys/kernel/threads-max", "400\n");
-  look_at_limits(folders_, out_);
+  probe_limits(folders_, out_);
   write("proc/self/mountinfo", "30 22 0:26 / " + top_ + "/cg rw - cgroup2 none rw\n");
   write(fmt::format("proc/{}/cgroup", ::getpid()), "0::/job\n");
   write("cg/job/pids.max", "64\n");
   write("cg/job/pids.current", "60\n");
-  look_at_limits(folders_, out_);
+  probe_limits(folders_, out_);
   write("cg/job/pids.max", "max\n");
-  look_at_limits(folders_, out_);
+  probe_limits(folders_, out_);
   std::erase_if(out_, [](const Finding& finding) { return finding.id != "limit-processes"; });
   EXPECT_THAT(out_, ElementsAre(is("limit-processes", Light::kGreen, "room for 1000 more"),
                                 is("limit-processes", Light::kYellow, "room for 55 more"),
@@ -279,20 +279,20 @@ TEST_F(Machine, room_for_processes_is_that_of_the_tightest_limit) {
 }
 
 TEST_F(Machine, without_time_namespaces_clocks_jump) {
-  look_at_clock(folders_, out_);
+  probe_clock(folders_, out_);
   write("proc/self/ns/time", "");
-  look_at_clock(folders_, out_);
+  probe_clock(folders_, out_);
   EXPECT_THAT(out_, ElementsAre(is("clock", Light::kYellow, "no time namespaces"),
                                 is("clock", Light::kGreen, "keep their monotonic clock")));
 }
 
 TEST_F(Machine, transparent_huge_pages_are_told) {
-  look_at_huge_pages(folders_, 0, out_);
+  probe_huge_pages(folders_, 0, out_);
   EXPECT_THAT(out_, IsEmpty());
   for (const char* words :
        {"[always] madvise never\n", "always [madvise] never\n", "always madvise [never]\n"}) {
     write("sys/kernel/mm/transparent_hugepage/enabled", words);
-    look_at_huge_pages(folders_, 0, out_);
+    probe_huge_pages(folders_, 0, out_);
     write("sys/kernel/mm/transparent_hugepage/shmem_enabled", "always [advise] deny\n");
   }
   EXPECT_THAT(out_, ElementsAre(is("huge-pages", Light::kGreen, "pages: always"),
@@ -307,7 +307,7 @@ TEST_F(Machine, huge_pages_set_aside_matter_where_memory_is_short) {
   write("sys/kernel/mm/hugepages/hugepages-2048kB/resv_hugepages", "1\n");
   write("sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages", "0\n");
   for (const std::uint64_t mib : {2U, 6U, 7U})
-    look_at_huge_pages(folders_, mib << 20, out_);
+    probe_huge_pages(folders_, mib << 20, out_);
   const std::string all = "4 pages of 2.00 MiB, 2 free";
   EXPECT_THAT(out_, ElementsAre(is("huge-pages-set-aside", Light::kGreen, all),
                                 is("huge-pages-set-aside", Light::kYellow, all + ": 4.00 MiB that"),
@@ -316,23 +316,23 @@ TEST_F(Machine, huge_pages_set_aside_matter_where_memory_is_short) {
 
 TEST_F(Machine, host_memory_is_held_against_that_of_the_gpus) {
   write("proc/meminfo", "MemTotal: 9000 kB\nMemAvailable: 2048 kB\nSwapFree: 1024 kB\n");
-  look_at_host_memory(folders_, 3U << 20, out_);
-  look_at_host_memory(folders_, (3U << 20) + 1, out_);
+  probe_host_memory(folders_, 3U << 20, out_);
+  probe_host_memory(folders_, (3U << 20) + 1, out_);
   EXPECT_THAT(out_, ElementsAre(is("host-memory", Light::kGreen, "2.00 MiB of memory free"),
                                 is("host-memory", Light::kYellow, "would not fit")));
 }
 
 TEST_F(Machine, shared_memory_must_be_a_tmpfs) {
-  look_at_shared_memory(folders_, out_);
+  probe_shared_memory(folders_, out_);
   EXPECT_THAT(out_, ElementsAre(is("shm", Light::kYellow, "no tmpfs")));
 }
 
 TEST_F(Machine, the_disk_is_that_of_the_nearest_directory) {
   write("file", "");
-  look_at_disk(top_ + "/a/b/", 0, interrupt_, out_);
-  look_at_disk(top_, 1ULL << 60, interrupt_, out_);
-  look_at_disk(top_ + "/file", 0, interrupt_, out_);
-  look_at_disk("/proc/self", 0, interrupt_, out_);
+  probe_disk(top_ + "/a/b/", 0, interrupt_, out_);
+  probe_disk(top_, 1ULL << 60, interrupt_, out_);
+  probe_disk(top_ + "/file", 0, interrupt_, out_);
+  probe_disk("/proc/self", 0, interrupt_, out_);
   ASSERT_EQ(out_.size(), 4U);
   EXPECT_THAT(out_[0].what, AllOf(HasSubstr("free in " + top_), testing::Not(HasSubstr("/a"))));
   EXPECT_THAT(out_[1].what, HasSubstr("free in " + top_));
@@ -345,14 +345,14 @@ TEST_F(Machine, the_disk_is_that_of_the_nearest_directory) {
 TEST_F(Machine, a_file_system_that_reports_no_sizes_is_not_full) {
   if (::mount("ramfs", top_.c_str(), "ramfs", 0, nullptr) != 0)
     GTEST_SKIP() << "no ramfs can be mounted here";
-  look_at_disk(top_, 1ULL << 60, interrupt_, out_);
+  probe_disk(top_, 1ULL << 60, interrupt_, out_);
   EXPECT_EQ(::umount(top_.c_str()), 0);
   ASSERT_EQ(out_.size(), 1U);
   EXPECT_THAT(out_[0], is("disk", Light::kGreen, top_ + " does not say how much is free"));
 }
 
 TEST_F(Machine, what_killed_operations_left_is_told) {
-  look_at_state_directory(out_);
+  probe_state_directory(out_);
   const pid_t child = ::fork();
   if (child == 0) {
     JournalRecord record;
@@ -364,10 +364,10 @@ TEST_F(Machine, what_killed_operations_left_is_told) {
   int status = 0;
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   ASSERT_EQ(status, 0);
-  look_at_state_directory(out_);
+  probe_state_directory(out_);
   fs::remove_all(top_ + "/state");
   write("state", "");
-  look_at_state_directory(out_);
+  probe_state_directory(out_);
   EXPECT_THAT(out_,
               ElementsAre(is("state-directory", Light::kGreen, top_ + "/state"),
                           is("state-directory", Light::kYellow, "`stasis suspend` on process 12"),

@@ -41,7 +41,7 @@ Finding state_finding(const GroupMember& member) {
   return {"cuda-state", Light::kGreen, name + " uses CUDA and is running", ""};
 }
 
-void look_at_gpu_memory(Group& group, std::vector<Finding>& out) {
+void probe_gpu_memory(Group& group, std::vector<Finding>& out) {
   if (auto fits = group.check_host_memory(); !fits) {
     out.push_back({"gpu-memory", Light::kRed, fits.error().message, fits.error().remedy});
     return;
@@ -53,7 +53,7 @@ void look_at_gpu_memory(Group& group, std::vector<Finding>& out) {
 
 // What `suspend` and `dump` refuse: only the agent knows of it, so the doctor asks. Without an
 // agent no tool can tell.
-void look_at_shared_gpu_memory(const Group& group, std::vector<Finding>& out) {
+void probe_shared_gpu_memory(const Group& group, std::vector<Finding>& out) {
   constexpr const char* kId = "shared-gpu-memory";
   constexpr std::chrono::seconds kPatience{5};
   AgentSet agents;
@@ -98,9 +98,8 @@ void look_at_shared_gpu_memory(const Group& group, std::vector<Finding>& out) {
 }
 
 // A restore makes all threads anew, in the cgroup of who runs it.
-void look_at_room_for_threads(const proc::ProcFs& procfs,
-                              const std::vector<proc::ProcessInfo>& infos,
-                              std::vector<Finding>& out) {
+void probe_room_for_threads(const proc::ProcFs& procfs, const std::vector<proc::ProcessInfo>& infos,
+                            std::vector<Finding>& out) {
   const Pid self{static_cast<int>(::getpid())};
   const auto group = proc::tightest_pids_cgroup(self);
   std::uint64_t threads = 0;
@@ -131,8 +130,8 @@ void look_at_room_for_threads(const proc::ProcFs& procfs,
 
 // A checkpoint closes the handles of NVML, too, since driver 570 (checkpoint-restore/criu#2953).
 // Older ones are met where the library is that of a compatibility package.
-void look_at_nvml(const DriverInfo& driver, const proc::ProcFs& procfs,
-                  const std::vector<proc::ProcessInfo>& with_cuda, std::vector<Finding>& out) {
+void probe_nvml(const DriverInfo& driver, const proc::ProcFs& procfs,
+                const std::vector<proc::ProcessInfo>& with_cuda, std::vector<Finding>& out) {
   constexpr int kClosesThem = 570;
   int major = 0;
   const std::string& version = driver.driver_version;
@@ -172,7 +171,7 @@ Result<std::vector<Finding>> examine_processes(Driver& driver, const proc::ProcF
                    fmt::format("none of the {} process(es) uses CUDA", infos.size()),
                    "criu alone can dump it; `stasis ps` lists the processes that use CUDA"});
   }
-  look_at_gpu_memory(group, out);
+  probe_gpu_memory(group, out);
   STASIS_TRY_ASSIGN(auto obstacles, find_obstacles(driver, procfs, with_cuda));
   drop_lifted(obstacles);
   for (const Obstacle& obstacle : obstacles) {
@@ -180,9 +179,9 @@ Result<std::vector<Finding>> examine_processes(Driver& driver, const proc::ProcF
                    fmt::format("process {}: {}", obstacle.pid.value, obstacle.what),
                    obstacle.remedy});
   }
-  look_at_shared_gpu_memory(group, out);
-  look_at_room_for_threads(procfs, infos, out);
-  look_at_nvml(driver.info(), procfs, with_cuda, out);
+  probe_shared_gpu_memory(group, out);
+  probe_room_for_threads(procfs, infos, out);
+  probe_nvml(driver.info(), procfs, with_cuda, out);
   const bool simulated = driver.info().simulated;
   auto inherited = find_inherited_files(procfs, group.members(), simulated, false);
   if (!inherited) {

@@ -407,7 +407,7 @@ void try_gpus(Driver& driver, const std::vector<Gpu>& gpus, const Interrupt& int
   std::vector<std::pair<std::string, Result<Child>>> children;
   auto users = users_of_gpus(driver);
   for (std::size_t i = 0; i < gpus.size(); ++i) {
-    if (gpus[i].mig) continue;  // look_at_gpus() has said what is with it
+    if (gpus[i].mig) continue;  // probe_gpus() has said what is with it
     const std::string name = fmt::format("GPU {} ({})", i, gpus[i].name);
     if (const int count = users[gpus[i].uuid]; count > 0) {
       // direct/mover_server.h says what is with that.

@@ -81,7 +81,7 @@ struct Diagnosis {
 
 // What /proc says about a process the driver could not work with; nothing if it looks sound, or if
 // /proc could not be asked.
-std::optional<Diagnosis> look_at_process(Pid pid, const proc::ProcFs& procfs) {
+std::optional<Diagnosis> probe_process(Pid pid, const proc::ProcFs& procfs) {
   auto info = procfs.process(pid);
   if (!info) {
     const ErrorCode code = info.error().code;
@@ -104,7 +104,7 @@ std::optional<Diagnosis> look_at_process(Pid pid, const proc::ProcFs& procfs) {
 }
 
 Diagnosis diagnose(int number, Action action, Pid pid, const proc::ProcFs& procfs) {
-  if (auto found = look_at_process(pid, procfs)) {
+  if (auto found = probe_process(pid, procfs)) {
     // A living process that may not be traced still answers e.g. a time-out for what it is.
     const bool permission = found->code == ErrorCode::kNotPermitted;
     if (!permission || number == kOperatingSystem || number == kCuNotPermitted) return *found;

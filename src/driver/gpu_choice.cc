@@ -30,12 +30,12 @@ struct Wanted {
 class Matching {
  public:
   Matching(std::span<const Wanted> wanted, std::span<const Gpu> from, std::span<const Gpu> to,
-           const std::vector<bool>& allotted, bool look_at_memory)
+           const std::vector<bool>& allotted, bool probe_memory)
       : wanted_(wanted),
         from_(from),
         to_(to),
         allotted_(allotted),
-        look_at_memory_(look_at_memory),
+        probe_memory_(probe_memory),
         user_of_(to.size()) {}
 
   bool find() {
@@ -59,7 +59,7 @@ class Matching {
  private:
   bool fits(std::size_t i, std::size_t j) const {
     return allotted_[j] && same_kind(from_[wanted_[i].from], to_[j]) &&
-           (!look_at_memory_ || wanted_[i].bytes <= free_of(to_[j]));
+           (!probe_memory_ || wanted_[i].bytes <= free_of(to_[j]));
   }
   bool place(std::size_t i, std::vector<bool>& seen) {
     for (std::size_t j = 0; j < to_.size(); ++j) {
@@ -76,7 +76,7 @@ class Matching {
   std::span<const Gpu> from_;
   std::span<const Gpu> to_;
   const std::vector<bool>& allotted_;
-  bool look_at_memory_;
+  bool probe_memory_;
   std::vector<std::optional<std::size_t>> user_of_;
 };
 

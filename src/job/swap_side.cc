@@ -111,7 +111,7 @@ class Server {
                           whole.mover, whole.end_mover,    whole.ring_bytes};
     switch (order) {
       case SideOrder::kLook:
-        if (auto standing = look_at(env, setup_.root))
+        if (auto standing = probe(env, setup_.root))
           return *standing;
         else
           return standing.error();

@@ -16,7 +16,7 @@ namespace {
 constexpr std::chrono::milliseconds kSizePoll{50};
 constexpr std::uint64_t kWorthWriting = 1ULL << 20;
 
-std::uint64_t look_at(const std::string& directory, SyncPolicy sync) {
+std::uint64_t probe(const std::string& directory, SyncPolicy sync) {
   std::error_code ignored;
   std::uint64_t sum = 0;
   std::filesystem::directory_iterator entries(directory, ignored);
@@ -43,7 +43,7 @@ ImageWatcher::ImageWatcher(Progress& progress, ImageWriter& writer, SyncPolicy s
       std::unique_lock lock(mutex_);
       while (!wake_.wait_for(lock, stop, kSizePoll, [] { return false; }) &&
              !stop.stop_requested()) {
-        progress.update("write", look_at(directory, sync), 0);
+        progress.update("write", probe(directory, sync), 0);
         writer.digest_ahead(stop);
       }
     });

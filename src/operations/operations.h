@@ -98,7 +98,7 @@ struct Standing {
 
 // A probe, which changes nothing. kNotCuda if none of them uses CUDA, kNoSuchProcess,
 // kNotPermitted.
-Result<Standing> look_at(const Environment& env, Pid root);
+Result<Standing> probe(const Environment& env, Pid root);
 
 enum class AfterDump { kKill, kRunning, kSuspended };
 

@@ -76,7 +76,7 @@ std::optional<bool> fits(const Environment& env, const Group& group) {
 
 }  // namespace
 
-Result<Standing> look_at(const Environment& env, Pid root) {
+Result<Standing> probe(const Environment& env, Pid root) {
   STASIS_TRY_ASSIGN(auto group, Group::open(env.driver, root));
   group.dismiss();
   if (group.cuda_count() == 0) {

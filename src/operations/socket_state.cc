@@ -145,7 +145,7 @@ class Noter {
       lost_.add(std::move(what));
   }
 
-  Result<void> look_at(const ProcessRecord& process) {
+  Result<void> probe(const ProcessRecord& process) {
     const auto info = procfs_.process(process.pid);
     if (!info || info->has_ended()) return {};
     const auto files = procfs_.open_files(process.pid);
@@ -159,11 +159,11 @@ class Noter {
       // A name that begins with no slash is the kernel's own. Of other files no descriptor is
       // taken: to close one may wait for a file system that the program serves.
       if (file.path.starts_with("socket:[")) {
-        look_at_socket(process.pid, *pidfd, file);
+        probe_socket(process.pid, *pidfd, file);
       } else if (file.path == "anon_inode:inotify" || file.path == "anon_inode:[fanotify]") {
-        look_at_events(process.pid, *pidfd, file);
+        probe_events(process.pid, *pidfd, file);
       } else if (file.path == "anon_inode:[eventfd]") {
-        look_at_counter(process.pid, file);
+        probe_counter(process.pid, file);
       }
     }
     return {};
@@ -178,7 +178,7 @@ class Noter {
   }
 
  private:
-  void look_at_socket(Pid pid, const Pidfd& process, const proc::OpenFile& file) {
+  void probe_socket(Pid pid, const Pidfd& process, const proc::OpenFile& file) {
     if (!seen_.insert(file.path).second) return;
     if (seen_.size() > kMaxSockets || bytes_ > kMostBytes) {
       ++not_noted_;
@@ -246,13 +246,13 @@ class Noter {
       lost_.add(pid, descriptor, fmt::format("the socket's protocol above TCP ({})", protocol));
   }
 
-  void look_at_events(Pid pid, const Pidfd& process, const proc::OpenFile& file) {
+  void probe_events(Pid pid, const Pidfd& process, const proc::OpenFile& file) {
     const UniqueFd events = take_descriptor(process, file.descriptor);
     if (events.valid() && proc::has_input(events))
       lost_.add(pid, file.descriptor, "events of watched files not yet read");
   }
 
-  void look_at_counter(Pid pid, const proc::OpenFile& file) {
+  void probe_counter(Pid pid, const proc::OpenFile& file) {
     const auto text =
         read_file(AT_FDCWD, fmt::format("/proc/{}/fdinfo/{}", pid.value, file.descriptor));
     if (text && text->find("eventfd-semaphore: 1\n") != std::string::npos)
@@ -308,7 +308,7 @@ Result<void> note_sockets(const Environment& env, Manifest& manifest,
                           std::vector<std::string>& lost) {
   Noter noter(env, manifest, lost);
   for (const ProcessRecord& process : manifest.processes) {
-    if (auto looked = noter.look_at(process); !looked) return looked;
+    if (auto looked = noter.probe(process); !looked) return looked;
   }
   noter.finish();
   return {};

@@ -101,7 +101,7 @@ Error too_much(Pid pid) {
                fmt::format("see what made it: `cat /proc/{}/maps`", pid.value)};
 }
 
-Result<ParkingPlaces> look_at(const AddressSpace& space) {
+Result<ParkingPlaces> probe(const AddressSpace& space) {
   const Pid pid = space.pid();
   ParkingPlaces places;
   std::uint64_t pages = 0;
@@ -123,7 +123,7 @@ Result<ParkingPlaces> look_at(const AddressSpace& space) {
       }
       continue;
     }
-    places.step.look_at(space, mapping);
+    places.step.probe(space, mapping);
   }
   return places;
 }
@@ -275,7 +275,7 @@ Result<void> check_is_there(const ParkingPlaces& places, Pid pid) {
 // Thread by thread, so that one that cannot be stopped holds up no other.
 Result<void> unpark_all(const AddressSpace& space) {
   const Pid pid = space.pid();
-  STASIS_TRY_ASSIGN(auto places, look_at(space));
+  STASIS_TRY_ASSIGN(auto places, probe(space));
   STASIS_TRY(check_is_there(places, pid));
   if (places.step.begun) {
     if (auto done = finish_step_of(space, *places.step.begun); !done) return done;
@@ -308,11 +308,11 @@ class Parker {
       : space_(space), pid_(space.pid()), spared_(spared), code_(space), start_(Clock::now()) {}
 
   Result<void> run() {
-    auto places = look_at(space_);
+    auto places = probe(space_);
     if (!places) return fail(std::move(places.error()));
     if (places->step.begun) {
       STASIS_TRY(unpark_threads(pid_));
-      places = look_at(space_);
+      places = probe(space_);
       STASIS_TRY(std::move(places));
     }
     places_ = std::move(*places);
@@ -554,7 +554,7 @@ Result<void> unpark_threads(Pid pid) {
 }
 
 Result<void> mark_host_memory_away(const AddressSpace& space, bool away) {
-  STASIS_TRY_ASSIGN(auto places, look_at(space));
+  STASIS_TRY_ASSIGN(auto places, probe(space));
   if (places.lots.empty()) {
     if (!away) return {};
     return fail(ErrorCode::kBusy,
@@ -568,7 +568,7 @@ Result<void> mark_host_memory_away(const AddressSpace& space, bool away) {
 
 Result<void> check_host_memory_is_there(Pid pid) {
   STASIS_TRY_ASSIGN(auto space, AddressSpace::open(pid));
-  STASIS_TRY_ASSIGN(auto places, look_at(space));
+  STASIS_TRY_ASSIGN(auto places, probe(space));
   return check_is_there(places, pid);
 }
 
@@ -578,7 +578,7 @@ Result<void> finish_step(Pid pid) {
   if (!space && space.error().code == ErrorCode::kProcessGone) return {};
   if (!space) return fail(std::move(space.error()));
   return trace_on_own_thread([&]() -> Result<void> {
-    STASIS_TRY_ASSIGN(auto places, look_at(*space));
+    STASIS_TRY_ASSIGN(auto places, probe(*space));
     return places.step.begun ? finish_step_of(*space, *places.step.begun) : Result<void>();
   });
 }
@@ -587,7 +587,7 @@ Result<void> call_from_parked_thread(const AddressSpace& space,
                                      const std::function<Result<void>(const SystemCall&)>& act) {
   const Pid pid = space.pid();
   auto done = trace_on_own_thread([&]() -> Result<void> {
-    STASIS_TRY_ASSIGN(auto places, look_at(space));
+    STASIS_TRY_ASSIGN(auto places, probe(space));
     for (const Tid thread : proc::ProcFs().threads(pid)) {
       if (!is_parked(space, waiting_of(pid, thread))) continue;
       STASIS_TRY_ASSIGN(auto stopped, StoppedThreads::stop(space, thread));
@@ -606,7 +606,7 @@ Result<void> call_from_thread(
     const std::function<Result<void>(const SystemCall&, std::uint64_t data_address)>& act) {
   STASIS_TRY_ASSIGN(auto space, AddressSpace::open(pid));
   auto done = trace_on_own_thread([&]() -> Result<void> {
-    STASIS_TRY_ASSIGN(auto places, look_at(space));
+    STASIS_TRY_ASSIGN(auto places, probe(space));
     STASIS_TRY_ASSIGN(auto stopped, StoppedThreads::stop(space, thread));
     if (stopped.threads().empty())
       return fail(ErrorCode::kProcessGone, fmt::format("thread {} has ended", thread.value), {});

@@ -60,7 +60,7 @@ Result<void> send_on(const StoppedThreads& stopped, Tid thread, const SavedThrea
   return stopped.set_registers(thread, saved.registers);
 }
 
-void StepPlaces::look_at(const proc::AddressSpace& space, const proc::Mapping& mapping) {
+void StepPlaces::probe(const proc::AddressSpace& space, const proc::Mapping& mapping) {
   if (mapping.permissions != "r-xp" || mapping.inode == 0) return;
   Step tail{};
   const std::uint64_t at = mapping.end - kSize;

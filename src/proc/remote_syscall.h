@@ -46,7 +46,7 @@ struct StepPlaces {
   std::optional<std::uint64_t> room;  // zeros now
 
   // Looks at one of the process's mappings.
-  void look_at(const proc::AddressSpace& space, const proc::Mapping& mapping);
+  void probe(const proc::AddressSpace& space, const proc::Mapping& mapping);
 };
 
 // The call's own answer, negative for an error.

@@ -63,7 +63,7 @@ class Searcher {
   Searcher(const proc::AddressSpace& space, int pagemap)
       : space_(space), pagemap_(pagemap), buffer_(kPagesPerRead * kPageSize) {}
 
-  void look_at(const AddressRange& block) {
+  void probe(const AddressRange& block) {
     const std::size_t pages = (block.end - block.start) / kPageSize;
     const auto size = static_cast<ssize_t>(pages * sizeof entries_[0]);
     const auto offset = static_cast<off_t>(block.start / kPageSize * sizeof entries_[0]);
@@ -207,7 +207,7 @@ std::vector<ZeroRun> find_zero_runs(const proc::AddressSpace& space,
   const auto search = [&] {
     Searcher searcher(space, pagemap->get());
     for (std::size_t i = next++; i < blocks.size(); i = next++)
-      searcher.look_at(blocks[i]);
+      searcher.probe(blocks[i]);
     const std::scoped_lock lock(mutex);
     for (const ZeroRun& run : searcher.take())
       found.push_back(run);

@@ -135,7 +135,7 @@ class Browser:
             self.ask("Input.dispatchKeyEvent", type=kind, key="Tab", code="Tab", windowsVirtualKeyCode=9)
 
 
-def look_at(browser, page, screenshots):
+def probe(browser, page, screenshots):
     target = browser.ask("Target.createTarget", url="about:blank")["targetId"]
     browser.session = browser.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
     for domain in ("Page", "Log", "Runtime", "Network", "DOM", "Accessibility"):
@@ -186,7 +186,7 @@ def main():
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         browser = Browser(program, folder)
         try:
-            print(json.dumps(look_at(browser, page, screenshots)))
+            print(json.dumps(probe(browser, page, screenshots)))
         finally:
             browser.process.kill()
             browser.process.wait()
