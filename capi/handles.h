@@ -41,7 +41,7 @@ struct stasis_session {
   // Handles share it, so that they may outlive the session.
   std::shared_ptr<stasis::Driver> driver;
   std::string library;  // as it was asked for; may be empty
-  stasis::DriverPatience patience;
+  stasis::DriverTimeouts timeouts;
 };
 
 struct stasis_process {

@@ -19,21 +19,21 @@ std::shared_ptr<Driver> shared(std::unique_ptr<Driver> driver) {
   return {driver.release(), destroy};
 }
 
-DriverPatience patience_of(const stasis_session_options& options) {
+DriverTimeouts timeouts_of(const stasis_session_options& options) {
   return {ms(options.answer_timeout_ms), ms(options.work_timeout_ms)};
 }
 
-bool waits_for_ever(const DriverPatience& patience) {
-  return patience.answer.count() == 0 && patience.work.count() == 0;
+bool waits_for_ever(const DriverTimeouts& timeouts) {
+  return timeouts.answer.count() == 0 && timeouts.work.count() == 0;
 }
 
 Result<std::shared_ptr<Driver>> open_driver(const stasis_session_options& options) {
   const std::string library = options.library == nullptr ? "" : options.library;
   STASIS_TRY_ASSIGN(auto driver, load_driver(library));
-  const DriverPatience patience = patience_of(options);
-  if (waits_for_ever(patience)) return shared(std::move(driver));
+  const DriverTimeouts timeouts = timeouts_of(options);
+  if (waits_for_ever(timeouts)) return shared(std::move(driver));
   STASIS_TRY_ASSIGN(auto program, calls_program());
-  auto bounded = bound_driver_by(program, library, driver, patience);
+  auto bounded = bound_driver_by(program, library, driver, timeouts);
   if (!bounded) return fail(std::move(bounded.error()));
   return shared(std::move(*bounded));
 }
@@ -95,7 +95,7 @@ void Call::update(std::string_view phase, std::uint64_t done, std::uint64_t tota
 }
 
 Environment Call::environment(const stasis_session& session) {
-  session_.patience = session.patience;
+  session_.timeouts = session.timeouts;
   session_.start_movers_by([&session]() -> Result<std::shared_ptr<direct::MoverProcess>> {
     STASIS_TRY_ASSIGN(auto program, calls_program());
     const std::array<std::string, 2> arguments{session.library, "mover"};
@@ -114,11 +114,11 @@ job::SwapCaller Call::swap_caller(const stasis_session& session) {
   const auto note = [this](const std::string& text) {
     if (given_.note) given_.note(text.c_str(), given_.user_data);
   };
-  std::optional<DriverPatience> patience;
-  if (!waits_for_ever(session.patience)) patience = session.patience;
+  std::optional<DriverTimeouts> timeouts;
+  if (!waits_for_ever(session.timeouts)) timeouts = session.timeouts;
   return {interrupt(),
           session_.ring_bytes,
-          patience,
+          timeouts,
           start,
           note,
           [](const std::string&) {},
@@ -134,10 +134,10 @@ void stasis_call_init(stasis_call* call, size_t size) {
 }
 
 void stasis_session_options_init(stasis_session_options* options, size_t size) {
-  const DriverPatience patience;
+  const DriverTimeouts timeouts;
   stasis_session_options defaults{};
-  defaults.answer_timeout_ms = static_cast<std::uint32_t>(patience.answer.count());
-  defaults.work_timeout_ms = static_cast<std::uint32_t>(patience.work.count());
+  defaults.answer_timeout_ms = static_cast<std::uint32_t>(timeouts.answer.count());
+  defaults.work_timeout_ms = static_cast<std::uint32_t>(timeouts.work.count());
   capi::write_defaults(options, size, defaults);
 }
 
@@ -148,7 +148,7 @@ stasis_error* stasis_session_open(const stasis_session_options* options, stasis_
                                                     "stasis_session_options"));
     STASIS_TRY_ASSIGN(auto driver, capi::open_driver(read));
     *session = new stasis_session{std::move(driver), read.library ? read.library : "",
-                                  capi::patience_of(read)};
+                                  capi::timeouts_of(read)};
     return {};
   });
 }

@@ -199,7 +199,7 @@ struct DeviceWait {
 
 enum class Waited { kDone, kTimeout, kFailed };
 
-Waited wait_for_devices(const Patience& patience, Outcome& outcome) {
+Waited wait_for_devices(const Timeout& timeout, Outcome& outcome) {
   auto* wait = new DeviceWait;
   wait->contexts = known_contexts();
   if (!start_thread(&DeviceWait::run, wait)) {
@@ -208,8 +208,8 @@ Waited wait_for_devices(const Patience& patience, Outcome& outcome) {
     return Waited::kFailed;
   }
   while (!wait->done.load(std::memory_order_acquire)) {
-    if (patience.over()) break;
-    futex::wait(wait->done, 0, false, patience.nap());
+    if (timeout.over()) break;
+    futex::wait(wait->done, 0, false, timeout.nap());
   }
   auto waited = Waited::kTimeout;
   if (wait->done.load(std::memory_order_acquire)) {
@@ -534,10 +534,10 @@ class Session {
   }
 
   // Goes on as long as the peer that has asked lives and waits.
-  class PeersPatience final : public Patience {
+  class PeersTimeout final : public Timeout {
    public:
-    PeersPatience(const Session& session, Clock::time_point deadline)
-        : Patience(deadline), session_(session) {}
+    PeersTimeout(const Session& session, Clock::time_point deadline)
+        : Timeout(deadline), session_(session) {}
 
    private:
     bool given_up() const override {
@@ -554,9 +554,9 @@ class Session {
   void close_gate() {
     if (!expect(AgentState::kRunning)) return;
     if (g_ending.load()) return refuse_ending();
-    const PeersPatience patience(*this, Clock::now() + milliseconds(arguments_[0]));
+    const PeersTimeout timeout(*this, Clock::now() + milliseconds(arguments_[0]));
     for (;;) {
-      if (!Gate::close(patience))
+      if (!Gate::close(timeout))
         return refuse(cuda::CUDA_ERROR_NOT_READY,
                       "a call of the driver did not return within milliseconds", arguments_[0]);
       if (g_ending.load()) {
@@ -568,7 +568,7 @@ class Session {
       if (!opened && !captures) break;
       Gate::open();
       if (opened && refuse_past_gate()) return;
-      if (patience.over()) {
+      if (timeout.over()) {
         if (opened)
           return refuse(cuda::CUDA_ERROR_NOT_SUPPORTED, "all the time it opens libraries with",
                         "RTLD_DEEPBIND");
@@ -579,7 +579,7 @@ class Session {
       if (captures) ::usleep(1000);
     }
     Outcome outcome;
-    switch (wait_for_devices(patience, outcome)) {
+    switch (wait_for_devices(timeout, outcome)) {
       case Waited::kDone:
         break;
       case Waited::kTimeout:

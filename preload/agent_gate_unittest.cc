@@ -33,7 +33,7 @@ constexpr bool kChecked = true;
 constexpr bool kChecked = false;
 #endif
 
-bool close_within(milliseconds patience) { return Gate::close(Patience(Clock::now() + patience)); }
+bool close_within(milliseconds timeout) { return Gate::close(Timeout(Clock::now() + timeout)); }
 
 // Threads that go in and out all the time, and what they may only do while it is open.
 class Crowd {
@@ -92,9 +92,9 @@ void nobody_is_inside_while_closed() {
   Crowd crowd(4);
   int moved = 0;
   // On a busy machine its threads may have had no processor while the gate was open.
-  const auto patience = Clock::now() + milliseconds(30000);
-  for (int round = 0;
-       round < kRounds || (crowd.passes() <= kRounds / 10 && Clock::now() < patience); ++round) {
+  const auto timeout = Clock::now() + milliseconds(30000);
+  for (int round = 0; round < kRounds || (crowd.passes() <= kRounds / 10 && Clock::now() < timeout);
+       ++round) {
     ASSERT_TRUE(close_within(milliseconds(60000)));
     const long before = crowd.passes();
     for (int i = 0; i < 50; ++i)

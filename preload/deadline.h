@@ -6,14 +6,14 @@
 
 namespace stasis::preload {
 
-class Patience {
+class Timeout {
  public:
   using Clock = std::chrono::steady_clock;
 
-  explicit Patience(Clock::time_point deadline) : deadline_(deadline) {}
-  virtual ~Patience() = default;
-  Patience(const Patience&) = delete;
-  Patience& operator=(const Patience&) = delete;
+  explicit Timeout(Clock::time_point deadline) : deadline_(deadline) {}
+  virtual ~Timeout() = default;
+  Timeout(const Timeout&) = delete;
+  Timeout& operator=(const Timeout&) = delete;
 
   Clock::time_point deadline() const { return deadline_; }
   bool over() const { return Clock::now() >= deadline_ || given_up(); }

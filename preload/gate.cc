@@ -98,7 +98,7 @@ void Gate::tell_closer() {
   errno = error;
 }
 
-bool Gate::close(const Patience& patience) {
+bool Gate::close(const Timeout& timeout) {
   shared_.closed.store(1, std::memory_order_seq_cst);
   if (!shared_.fence_needed && !fence_all_threads()) {
     // The kernel made the fence once and does not any more. Threads take time to see what is
@@ -113,11 +113,11 @@ bool Gate::close(const Patience& patience) {
          place = place->next)
       empty = place->inside.load(std::memory_order_seq_cst) == 0;
     if (empty) return true;
-    if (patience.over()) {
+    if (timeout.over()) {
       open();
       return false;
     }
-    futex::wait(left_, seen, false, patience.nap());
+    futex::wait(left_, seen, false, timeout.nap());
   }
 }
 

@@ -38,9 +38,9 @@ class Gate {
     bool was_inside_;
   };
 
-  // Holds back new calls and waits for those in progress. False when the patience is over: it is
+  // Holds back new calls and waits for those in progress. False when that time is over: it is
   // open again.
-  static bool close(const Patience& patience);
+  static bool close(const Timeout& timeout);
   static void open();
 
   // Every call fences for itself from now on: where the kernel does not do it for all, and under

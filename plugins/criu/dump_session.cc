@@ -356,7 +356,7 @@ Result<void> DumpSession::State::checkpoint() {
 Result<void> DumpSession::checkpoint_tree() {
   STASIS_TRY_ASSIGN(auto awake, wake_tree(*state_->driver, *root_));
   if (awake.empty()) return {};
-  const auto limit = patience(bytes_on_gpus(*state_->driver, *root_));
+  const auto limit = timeout(bytes_on_gpus(*state_->driver, *root_));
   const auto result = std::make_shared<Result<void>>();
   const bool in_time = proc::run_beside(
       awake, [state = state_, result] { *result = state->checkpoint(); }, limit);
@@ -409,7 +409,7 @@ Result<void> DumpSession::roll_back() {
   // Processes that CRIU could not hold answer by themselves.
   STASIS_TRY_ASSIGN(auto awake, wake_tree(*state_->driver, *root_));
   const auto result = std::make_shared<Result<void>>();
-  const auto limit = patience(bytes_in_host_memory(*root_));
+  const auto limit = timeout(bytes_in_host_memory(*root_));
   const bool in_time = proc::run_beside(
       awake, [state = state_, result] { *result = state->roll_back(); }, limit);
   auto asleep = put_to_sleep(awake);
@@ -460,7 +460,7 @@ void DumpSession::settle() {
       std::this_thread::sleep_for(milliseconds(1));
     }
     if (!member.process.alive()) continue;
-    const auto limit = patience(bytes_in_host_memory(member.process.pid()));
+    const auto limit = timeout(bytes_in_host_memory(member.process.pid()));
     auto done = bring_stopped_to(member.process, *member.initial, limit);
     // What is left of the call needs it for as long as criu lives.
     if (!done && done.error().code == ErrorCode::kNoAnswer) (void)new std::shared_ptr(state_);

@@ -122,7 +122,7 @@ std::uint64_t bytes_in_host_memory(Pid root) {
   return bytes;
 }
 
-std::chrono::milliseconds patience(std::uint64_t bytes) {
+std::chrono::milliseconds timeout(std::uint64_t bytes) {
   constexpr const char* kVariable = "STASIS_DRIVER_TIMEOUT";
   constexpr std::uint64_t kByDefault = 60'000;
   constexpr std::uint64_t kAtMost = 86'400'000;

@@ -35,6 +35,6 @@ std::uint64_t bytes_in_host_memory(Pid root);
 // How long it may take the driver to move so much memory before it counts as hanging: 2.6 GB/s and
 // more were measured (H100, driver 580), a busy host may be ten times as slow. The environment's
 // STASIS_DRIVER_TIMEOUT, in milliseconds, is what it is given besides; 60 s by default.
-std::chrono::milliseconds patience(std::uint64_t bytes);
+std::chrono::milliseconds timeout(std::uint64_t bytes);
 
 }  // namespace stasis::plugin

@@ -210,7 +210,7 @@ Result<void> RestoreSession::resume_tree(Pid root) {
     }
     return {};
   };
-  const auto limit = patience(bytes_in_host_memory(root));
+  const auto limit = timeout(bytes_in_host_memory(root));
   const bool in_time = proc::run_beside(
       awake, [work, act] { work->result = act(); }, limit);
   auto asleep = put_to_sleep(awake);

@@ -21,7 +21,7 @@
 namespace stasis {
 namespace {
 
-constexpr int kEndPatienceMs = 5000;
+constexpr int kEndTimeoutMs = 5000;
 
 // Signals of a terminal, or of a service that is stopped, are for the owner, which rolls back and
 // needs the helper for that. Signals of faults keep their default, so that the owner sees them as
@@ -143,15 +143,15 @@ Result<int> spawn_with_socket(const std::string& program, std::span<const std::s
   return fail(std::move(error));
 }
 
-bool HelperProcess::end_after(int patience_ms) {
-  if (pid_ != 0) (void)process_.wait_exit(patience_ms);
+bool HelperProcess::end_after(int timeout_ms) {
+  if (pid_ != 0) (void)process_.wait_exit(timeout_ms);
   return end();
 }
 
-bool HelperProcess::let_end(int patience_ms) {
+bool HelperProcess::let_end(int timeout_ms) {
   if (pid_ == 0) return true;
   channel_.shut_down();
-  return end_after(patience_ms);
+  return end_after(timeout_ms);
 }
 
 bool HelperProcess::end() {
@@ -159,7 +159,7 @@ bool HelperProcess::end() {
   const bool ran = process_.alive();
   channel_.close();
   if (ran) (void)process_.signal(SIGKILL);
-  if (!process_.wait_exit(kEndPatienceMs)) return false;
+  if (!process_.wait_exit(kEndTimeoutMs)) return false;
   int status = 0;
   const pid_t got = ::waitpid(pid_, &status, 0);
   remove_own_helper(Pid{std::exchange(pid_, 0)});

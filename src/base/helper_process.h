@@ -43,9 +43,9 @@ class HelperProcess {
   bool running() const { return pid_ != 0 && process_.alive(); }
   // Waits this long for a process that ends by itself, then does as end(): so that how_it_ended()
   // knows.
-  bool end_after(int patience_ms);
+  bool end_after(int timeout_ms);
   // The same, but tells the process to end: it sees the channel closed.
-  bool let_end(int patience_ms);
+  bool let_end(int timeout_ms);
   // Kills it if it still runs. True if nothing of it is left; false if it is stuck in the kernel
   // and cannot even be killed within five seconds.
   bool end();

@@ -14,7 +14,7 @@
 namespace stasis {
 namespace {
 
-constexpr std::chrono::seconds kRoomPatience{30};
+constexpr std::chrono::seconds kRoomTimeout{30};
 constexpr std::chrono::milliseconds kRoomPoll{5};
 
 UniqueFd open_lock(const char* name) {
@@ -38,7 +38,7 @@ bool lock(const UniqueFd& fd, int kind) {
 
 Result<void> GpuReservation::come_back(const Interrupt& interrupt) {
   back_ = open_lock("gpu-room.lock");
-  const auto deadline = Clock::now() + kRoomPatience;
+  const auto deadline = Clock::now() + kRoomTimeout;
   while (back_.valid() && !lock(back_, LOCK_SH)) {
     STASIS_TRY(interrupt.check());
     if (Clock::now() >= deadline) break;

@@ -68,7 +68,7 @@ bool is_its_parents_copy(const Process& process, const proc::ProcFs& procfs) {
 // without an answer, or with a wrong one: a little later it is either gone or gives the right one.
 Result<std::optional<CudaState>> ask_patiently(const Process& process, bool forked_from_cuda,
                                                const proc::ProcFs& procfs) {
-  constexpr milliseconds kPatience{500};
+  constexpr milliseconds kTimeout{500};
   constexpr milliseconds kPause{10};
   const auto start = Clock::now();
   for (;;) {
@@ -77,7 +77,7 @@ Result<std::optional<CudaState>> ask_patiently(const Process& process, bool fork
         state ? state->has_value() && forked_from_cuda && is_its_parents_copy(process, procfs)
               : state.error().code == ErrorCode::kDriverError && !has_gone(process, state.error());
     if (!unsure) return state;
-    if (Clock::now() - start > kPatience) {
+    if (Clock::now() - start > kTimeout) {
       // A process for which the driver names no restore thread does not use CUDA.
       if (state && !process.restore_thread_id()) return std::optional<CudaState>();
       return state;

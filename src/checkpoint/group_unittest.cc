@@ -98,7 +98,7 @@ class GroupTest : public testing::Test {
 };
 
 // For a lock that is to succeed, on a machine with much to do.
-constexpr milliseconds kPatience{60'000};
+constexpr milliseconds kTimeout{60'000};
 
 constexpr CudaState kRunning = CudaState::kRunning;
 constexpr CudaState kLocked = CudaState::kLocked;
@@ -153,7 +153,7 @@ TEST_F(GroupTest, CouldNotAskAboutOneStopsAll) {
 
 TEST_F(GroupTest, ThereAndBack) {
   Group group = open();
-  ASSERT_TRUE(group.lock(kPatience, interrupt_));
+  ASSERT_TRUE(group.lock(kTimeout, interrupt_));
   EXPECT_THAT(states(), ElementsAre(kLocked, kLocked, kLocked));
   ASSERT_TRUE(group.checkpoint(quiet_, interrupt_));
   EXPECT_THAT(states(), ElementsAre(kCheckpointed, kCheckpointed, kCheckpointed));
@@ -180,7 +180,7 @@ TEST_F(GroupTest, LocksAllAtTheSameTime) {
       together = false;
     }
   };
-  ASSERT_TRUE(group.lock(kPatience, interrupt_));
+  ASSERT_TRUE(group.lock(kTimeout, interrupt_));
   EXPECT_TRUE(together) << "one after the other, they would wait for each other for ever";
   EXPECT_THAT(asked, UnorderedElementsAreArray(family_.children()));
 }
@@ -192,7 +192,7 @@ TEST_F(GroupTest, CheckpointsNobodyBeforeAllAreLocked) {
   driver_.on_call = [&](const FakeDriver::Call& call) {
     if (call.action == Action::kLock && call.pid == child(2) && --refusals == 0) driver_.forgive();
   };
-  ASSERT_TRUE(group.lock(kPatience, interrupt_));
+  ASSERT_TRUE(group.lock(kTimeout, interrupt_));
   EXPECT_THAT(states(), ElementsAre(kLocked, kLocked, kLocked));
   EXPECT_EQ(driver_.illegal_calls(), 0);
 }
@@ -225,7 +225,7 @@ TEST_F(GroupTest, WhatOthersHadFrozenStaysAsItWas) {
   driver_.add(child(1), kCheckpointed);
   {
     Group group = open();
-    ASSERT_TRUE(group.lock(kPatience, interrupt_));
+    ASSERT_TRUE(group.lock(kTimeout, interrupt_));
     EXPECT_THAT(states(), ElementsAre(kLocked, kCheckpointed, kLocked));
     ASSERT_TRUE(group.checkpoint(quiet_, interrupt_));
     EXPECT_THAT(states(), ElementsAre(kCheckpointed, kCheckpointed, kCheckpointed));
@@ -252,7 +252,7 @@ TEST_F(GroupTest, FindsThoseThatBeginToUseCudaMeanwhile) {
   driver_.on_call = [&](const FakeDriver::Call& call) {
     if (call.action == Action::kLock) std::call_once(once, first_only, call);
   };
-  ASSERT_TRUE(group.lock(kPatience, interrupt_));
+  ASSERT_TRUE(group.lock(kTimeout, interrupt_));
   EXPECT_THAT(states(), ElementsAre(kLocked, kLocked, kLocked));
   EXPECT_EQ(group.cuda_count(), 3U);
   EXPECT_EQ(told, 1) << "the journal must know them before they are touched";
@@ -262,7 +262,7 @@ TEST_F(GroupTest, FindsThoseThatBeginToUseCudaMeanwhile) {
 TEST_F(GroupTest, WhatIsCheckpointedIsLeftAloneByASecondLock) {
   driver_.remove(child(2));
   Group group = open();
-  ASSERT_TRUE(group.lock(kPatience, interrupt_));
+  ASSERT_TRUE(group.lock(kTimeout, interrupt_));
   ASSERT_TRUE(group.checkpoint(quiet_, interrupt_));
   driver_.add(child(2));
   auto changed = group.look_again();
@@ -272,7 +272,7 @@ TEST_F(GroupTest, WhatIsCheckpointedIsLeftAloneByASecondLock) {
   driver_.on_call = [&](const FakeDriver::Call& call) {
     if (call.action == Action::kLock) std::this_thread::sleep_for(milliseconds(300));
   };
-  auto done = group.lock(kPatience, interrupt_);
+  auto done = group.lock(kTimeout, interrupt_);
   ASSERT_TRUE(done) << done.error().message;
   EXPECT_THAT(driver_.actions(), ElementsAre(Action::kLock));
   EXPECT_THAT(states(), ElementsAre(kCheckpointed, kCheckpointed, kLocked));
@@ -285,7 +285,7 @@ TEST_F(GroupTest, NobodyIsTouchedWhereTheJournalCannotBeWritten) {
     return fail(ErrorCode::kNoSpace, "no space for the journal");
   };
   driver_.add(child(2));
-  auto done = group.lock(kPatience, interrupt_);
+  auto done = group.lock(kTimeout, interrupt_);
   ASSERT_FALSE(done);
   EXPECT_EQ(done.error().code, ErrorCode::kNoSpace);
   EXPECT_TRUE(group.roll_back());
@@ -295,7 +295,7 @@ TEST_F(GroupTest, NobodyIsTouchedWhereTheJournalCannotBeWritten) {
 TEST_F(GroupTest, RefusesBeforeTheCheckpointWhatDoesNotFitIntoTheHost) {
   Group group = open();
   driver_.use[child(0)] = {{GpuUuid{}, std::uint64_t{1} << 60}};
-  ASSERT_TRUE(group.lock(kPatience, interrupt_));
+  ASSERT_TRUE(group.lock(kTimeout, interrupt_));
   auto done = group.checkpoint(quiet_, interrupt_);
   ASSERT_FALSE(done);
   EXPECT_EQ(done.error().code, ErrorCode::kOutOfHostMemory);
@@ -310,7 +310,7 @@ TEST_F(GroupTest, CountsTheGpuMemoryOfItsOwnProcessesOnly) {
   driver_.use[child(0)] = {{GpuUuid{}, 1000}};
   driver_.use[child(1)] = {{GpuUuid{}, 200}};
   driver_.use[Pid{1}] = {{GpuUuid{}, 77}};
-  ASSERT_TRUE(group.lock(kPatience, interrupt_));
+  ASSERT_TRUE(group.lock(kTimeout, interrupt_));
   ASSERT_TRUE(group.checkpoint(quiet_, interrupt_));
   EXPECT_EQ(group.gpu_bytes(), 1200U);
 }
@@ -318,7 +318,7 @@ TEST_F(GroupTest, CountsTheGpuMemoryOfItsOwnProcessesOnly) {
 TEST_F(GroupTest, OneThatRefusesTheCheckpointIsRolledBackWithAll) {
   Group group = open();
   driver_.fail_always(Action::kCheckpoint, child(1), 801);
-  ASSERT_TRUE(group.lock(kPatience, interrupt_));
+  ASSERT_TRUE(group.lock(kTimeout, interrupt_));
   auto done = group.checkpoint(quiet_, interrupt_);
   ASSERT_FALSE(done);
   EXPECT_EQ(done.error().code, ErrorCode::kNotSupported);
@@ -329,7 +329,7 @@ TEST_F(GroupTest, OneThatRefusesTheCheckpointIsRolledBackWithAll) {
 
 TEST_F(GroupTest, RollBackMendsWhatItCanAndNamesTheRest) {
   Group group = open();
-  ASSERT_TRUE(group.lock(kPatience, interrupt_));
+  ASSERT_TRUE(group.lock(kTimeout, interrupt_));
   ASSERT_TRUE(group.checkpoint(quiet_, interrupt_));
   driver_.fail_always(Action::kRestore, child(1), 2);
   auto done = group.roll_back();
@@ -343,12 +343,12 @@ TEST_F(GroupTest, RollBackMendsWhatItCanAndNamesTheRest) {
 TEST_F(GroupTest, TheDestructorRollsBackUnlessDismissed) {
   {
     Group group = open();
-    ASSERT_TRUE(group.lock(kPatience, interrupt_));
+    ASSERT_TRUE(group.lock(kTimeout, interrupt_));
   }
   EXPECT_THAT(states(), ElementsAre(kRunning, kRunning, kRunning));
   {
     Group group = open();
-    ASSERT_TRUE(group.lock(kPatience, interrupt_));
+    ASSERT_TRUE(group.lock(kTimeout, interrupt_));
     group.dismiss();
   }
   EXPECT_THAT(states(), ElementsAre(kLocked, kLocked, kLocked));
@@ -356,7 +356,7 @@ TEST_F(GroupTest, TheDestructorRollsBackUnlessDismissed) {
 
 TEST_F(GroupTest, AmovedOneIsNotRolledBackTwice) {
   Group group = open();
-  ASSERT_TRUE(group.lock(kPatience, interrupt_));
+  ASSERT_TRUE(group.lock(kTimeout, interrupt_));
   {
     Group moved = std::move(group);
     moved.dismiss();

@@ -21,7 +21,7 @@ using std::chrono::milliseconds;
 
 // How long nothing may happen before the ranks that are held are let go on; grows by half each
 // time.
-constexpr microseconds kFirstPatience{5000};
+constexpr microseconds kFirstTimeout{5000};
 // How long they are let go on at first, at most; doubles each time that no further rank is held.
 constexpr microseconds kFirstMoment{500};
 constexpr microseconds kLongestMoment{1'000'000};
@@ -100,10 +100,10 @@ class Round {
 
   void supervise() {
     std::unique_lock lock(mutex_);
-    auto patience = kFirstPatience;
+    auto timeout = kFirstTimeout;
     while (!decided()) {
       const std::uint64_t seen = changes_;
-      const auto until = std::min<Clock::time_point>(Clock::now() + patience, half_);
+      const auto until = std::min<Clock::time_point>(Clock::now() + timeout, half_);
       if (Clock::now() >= half_) {
         changed_.wait(lock, [&] { return decided(); });
         break;
@@ -111,7 +111,7 @@ class Round {
       if (changed_.wait_until(lock, until, [&] { return changes_ != seen; })) continue;
       if (Clock::now() >= half_ || any(Step::kToGoOn)) continue;
       // A rank holds up the others, or has much to do.
-      patience = others_came_ ? kFirstPatience : patience + patience / 2;
+      timeout = others_came_ ? kFirstTimeout : timeout + timeout / 2;
       if (!others_came_ && tries_ > 1) moment_ = std::min(moment_ * 2, kLongestMoment);
       others_came_ = false;
       if (any(Step::kHeld)) ++tries_;

@@ -21,7 +21,7 @@ using fakes::Workload;
 using std::chrono::milliseconds;
 
 // For a lock that is to succeed, on a machine with much to do.
-constexpr milliseconds kPatience{60'000};
+constexpr milliseconds kTimeout{60'000};
 
 constexpr std::array kActions = {Action::kLock, Action::kCheckpoint, Action::kRestore,
                                  Action::kUnlock};
@@ -62,7 +62,7 @@ class StateMachine : public testing::Test {
   DriverResult<void> ask_driver(Action action, std::span<const GpuPair> pairs = {}) {
     switch (action) {
       case Action::kLock:
-        return driver_->lock(workload_->pid(), kPatience);
+        return driver_->lock(workload_->pid(), kTimeout);
       case Action::kCheckpoint:
         return driver_->checkpoint(workload_->pid());
       case Action::kRestore:
@@ -74,7 +74,7 @@ class StateMachine : public testing::Test {
   static Result<void> perform(Process& process, Action action, std::span<const GpuPair> pairs) {
     switch (action) {
       case Action::kLock:
-        return process.lock(kPatience);
+        return process.lock(kTimeout);
       case Action::kCheckpoint:
         return process.checkpoint();
       case Action::kRestore:
@@ -146,7 +146,7 @@ TEST_F(StateMachine, GuardsBringItBackFromEverywhere) {
 TEST_F(StateMachine, AlockedTargetMakesNoRounds) {
   auto process = Process::open(*driver_, workload_->pid());
   ASSERT_TRUE(process);
-  ASSERT_TRUE(process->lock(kPatience));
+  ASSERT_TRUE(process->lock(kTimeout));
   const long before = workload_->round();
   std::this_thread::sleep_for(milliseconds(700));
   const long after = workload_->round();

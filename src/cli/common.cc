@@ -134,12 +134,12 @@ CLI::Option* add_ring(CLI::App& command, std::uint64_t& bytes) {
       ->type_name("SIZE");
 }
 
-void add_driver_timeout(CLI::App& command, std::optional<DriverPatience>& patience) {
+void add_driver_timeout(CLI::App& command, std::optional<DriverTimeouts>& timeouts) {
   add_duration(
       command, "--driver-timeout", std::chrono::milliseconds(1),
-      [&patience](std::chrono::milliseconds value) {
-        if (value.count() == 0) return patience.reset();
-        patience = {value, value};
+      [&timeouts](std::chrono::milliseconds value) {
+        if (value.count() == 0) return timeouts.reset();
+        timeouts = {value, value};
       },
       "the silence after which a call of the driver is given up, e.g. 10s, or milliseconds; 0 to "
       "wait for ever; a checkpoint, a restore or a copy by the direct path is silent while it "

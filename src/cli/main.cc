@@ -162,7 +162,7 @@ int run(int argc, char** argv, const Inherited& inherited) {
   add_common(app);  // before the verb or after it
   for (const Verb& verb : verbs) {
     add_common(*verb.command);
-    if (verb.bounds_driver) add_driver_timeout(*verb.command, context.session.patience);
+    if (verb.bounds_driver) add_driver_timeout(*verb.command, context.session.timeouts);
     if (verb.measures) add_trace(*verb.command, context.trace);
     if (verb.moves) add_ring(*verb.command, context.session.ring_bytes);
   }

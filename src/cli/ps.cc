@@ -25,14 +25,14 @@ namespace stasis::cli {
 namespace {
 
 // An answer takes 0.2 ms (H100, driver 580.159.04).
-constexpr std::chrono::milliseconds kPatience{1000};
+constexpr std::chrono::milliseconds kTimeout{1000};
 
 constexpr const char* kLeftBehind = "left behind by ";
 
 using nlohmann::json;
 
 struct PsArguments {
-  std::chrono::milliseconds patience = kPatience;
+  std::chrono::milliseconds timeout = kTimeout;
   std::optional<double> watch;  // seconds
 };
 
@@ -225,7 +225,7 @@ void say_whether_it_waits(Row& row, const direct::AgentLook& agent, const proc::
 
 // Only processes that map the driver's library are asked: the driver itself says nothing about
 // those of others, and a query for each process of a large host would take long.
-Result<Collected> collect(Driver& driver, std::chrono::milliseconds patience, Pending& pending) {
+Result<Collected> collect(Driver& driver, std::chrono::milliseconds timeout, Pending& pending) {
   Collected out;
   const proc::ProcFs procfs;
   STASIS_TRY_ASSIGN(auto everyone, procfs.all());
@@ -255,7 +255,7 @@ Result<Collected> collect(Driver& driver, std::chrono::milliseconds patience, Pe
     questions.back()->away_before = agent && *agent && direct::is_away((*agent)->state);
     Question::ask(questions.back());
   }
-  const auto until = Clock::now() + patience;
+  const auto until = Clock::now() + timeout;
   std::vector<std::pair<std::shared_ptr<Question>, Row>> found;
   for (const auto& question : questions) {
     const auto answer = question->wait(until);
@@ -268,7 +268,7 @@ Result<Collected> collect(Driver& driver, std::chrono::milliseconds patience, Pe
     Row row;
     if (!answer) {
       row.state = "busy";
-      row.reason = fmt::format("no answer within {} ms", patience.count());
+      row.reason = fmt::format("no answer within {} ms", timeout.count());
     } else if (!*answer) {
       if (!question->process.alive()) continue;
       row.state = standstill(procfs, question->process.pid());
@@ -412,7 +412,7 @@ void show_again(Context& context, const Collected& collected) {
 }
 
 Result<int> run_ps(Context& context, const PsArguments& arguments) {
-  context.session.patience.reset();  // each question has a thread of its own instead
+  context.session.timeouts.reset();  // each question has a thread of its own instead
   STASIS_TRY_ASSIGN(auto driver, context.load_driver(Context::Movers::kNone));
   Pending pending;
   int status = 0;
@@ -423,7 +423,7 @@ Result<int> run_ps(Context& context, const PsArguments& arguments) {
     ::_exit(failed && status == 0 ? 1 : status);
   });
   for (;;) {
-    auto collected = collect(*driver, arguments.patience, pending);
+    auto collected = collect(*driver, arguments.timeout, pending);
     if (!collected) {
       if (pending.empty()) return fail(std::move(collected.error()));
       status = exit_status(collected.error().code);
@@ -447,7 +447,7 @@ Verb add_ps(CLI::App& app) {
   auto arguments = std::make_shared<PsArguments>();
   CLI::App* command =
       app.add_subcommand("ps", "list the processes that use CUDA, and the state of each");
-  add_time_limit(*command, arguments->patience, "a process that does not answer is \"busy\"");
+  add_time_limit(*command, arguments->timeout, "a process that does not answer is \"busy\"");
   command
       ->add_option_function<double>(
           "-w,--watch", [arguments](const double& seconds) { arguments->watch = seconds; },

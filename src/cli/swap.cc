@@ -46,7 +46,7 @@ Result<int> run_swap(Context& context, SwapArguments& arguments) {
 job::SwapCaller swap_caller(Context& context) {
   return {context.interrupt,
           context.session.ring_bytes,
-          context.session.patience,
+          context.session.timeouts,
           [] { return HelperProcess::start(job::kSwapSideName, job::serve_swap_side); },
           [&context](const std::string& text) { context.note(text); },
           [&context](const std::string& library) {

@@ -28,15 +28,15 @@ std::size_t terminal_width() {
 
 // How long to wait for a reader, in milliseconds. A terminal that was halted (Ctrl-S) takes
 // nothing, and the job may stand still meanwhile.
-constexpr int kProgressPatience = 0;
-constexpr int kNotePatience = 1000;
+constexpr int kProgressTimeout = 0;
+constexpr int kNoteTimeout = 1000;
 constexpr int kForEver = -1;
 
 // 0, or the errno. EAGAIN if no program read in time.
-int write_text(int fd, std::string_view text, int patience) {
+int write_text(int fd, std::string_view text, int timeout) {
   while (!text.empty()) {
     pollfd wait{fd, POLLOUT, 0};
-    const int ready = ::poll(&wait, 1, patience);
+    const int ready = ::poll(&wait, 1, timeout);
     if (ready == 0) return EAGAIN;
     const ssize_t done = ready < 0 ? -1 : ::write(fd, text.data(), text.size());
     if (done < 0 && errno != EINTR && errno != EAGAIN) return errno;
@@ -88,7 +88,7 @@ void Terminal::update(std::string_view phase, std::uint64_t done, std::uint64_t 
     if (!tty_ || quiet_) return;
     const auto now = Clock::now();
     if (phase != phase_) {
-      clear_line(kProgressPatience);
+      clear_line(kProgressTimeout);
       phase_ = phase;
       phase_start_ = now;
       last_shown_ = {};
@@ -107,7 +107,7 @@ void Terminal::update(std::string_view phase, std::uint64_t done, std::uint64_t 
                 : fmt::format("{}  {}", format_bytes(done), format_rate(done, now - phase_start_));
     const std::size_t width = terminal_width();
     if (line.size() >= width) line.resize(width - 1);
-    write_text(STDERR_FILENO, "\r\x1b[K" + line, kProgressPatience);
+    write_text(STDERR_FILENO, "\r\x1b[K" + line, kProgressTimeout);
     line_shown_ = true;
   });
 }
@@ -123,18 +123,18 @@ void Terminal::clear_screen() noexcept {
   if (::isatty(STDOUT_FILENO) != 1 || term == nullptr || std::string_view(term) == "dumb") return;
   quietly([&] {
     const std::scoped_lock lock(mutex_);
-    write_text(STDOUT_FILENO, "\x1b[H\x1b[J", kNotePatience);
+    write_text(STDOUT_FILENO, "\x1b[H\x1b[J", kNoteTimeout);
   });
 }
 
-void Terminal::clear_line(int patience) {
+void Terminal::clear_line(int timeout) {
   if (!line_shown_) return;
-  write_text(STDERR_FILENO, "\r\x1b[K", patience);
+  write_text(STDERR_FILENO, "\r\x1b[K", timeout);
   line_shown_ = false;
 }
 
 void Terminal::write_result(const std::string& text) {
-  clear_line(kNotePatience);
+  clear_line(kNoteTimeout);
   const int error = write_text(STDOUT_FILENO, text + "\n", kForEver);
   if (error != 0 && lost_ == 0) lost_ = error;
 }
@@ -158,28 +158,28 @@ void Terminal::out_block(const std::string& text) noexcept {
 void Terminal::note(const std::string& line) noexcept {
   quietly([&] {
     const std::scoped_lock lock(mutex_);
-    clear_line(kNotePatience);
-    if (!quiet_) write_text(STDERR_FILENO, "note: " + printable(line) + "\n", kNotePatience);
+    clear_line(kNoteTimeout);
+    if (!quiet_) write_text(STDERR_FILENO, "note: " + printable(line) + "\n", kNoteTimeout);
   });
 }
 
 void Terminal::debug(const std::string& line) noexcept {
   quietly([&] {
     const std::scoped_lock lock(mutex_);
-    clear_line(kNotePatience);
-    if (verbose_ > 0) write_text(STDERR_FILENO, printable(line) + "\n", kNotePatience);
+    clear_line(kNoteTimeout);
+    if (verbose_ > 0) write_text(STDERR_FILENO, printable(line) + "\n", kNoteTimeout);
   });
 }
 
 void print_error(std::string_view text) noexcept {
   quietly(
-      [&] { write_text(STDERR_FILENO, fmt::format("stasis: error: {}\n", text), kNotePatience); });
+      [&] { write_text(STDERR_FILENO, fmt::format("stasis: error: {}\n", text), kNoteTimeout); });
 }
 
 void Terminal::error(const Error& error) noexcept {
   quietly([&] {
     const std::scoped_lock lock(mutex_);
-    clear_line(kNotePatience);
+    clear_line(kNoteTimeout);
     const char* red = colour_ ? "\x1b[1;31m" : "";
     const char* bold = colour_ ? "\x1b[1m" : "";
     const char* plain = colour_ ? "\x1b[0m" : "";

@@ -51,7 +51,7 @@ class Terminal final : public Progress {
   bool report_lost_output() noexcept;
 
  private:
-  void clear_line(int patience);
+  void clear_line(int timeout);
   void write_result(const std::string& text);
 
   std::mutex mutex_;

@@ -104,7 +104,7 @@ Result<std::uint64_t> ring_of_environment();
 // The option.
 CLI::Option* add_ring(CLI::App& command, std::uint64_t& bytes);
 // How long the driver may be silent.
-void add_driver_timeout(CLI::App& command, std::optional<DriverPatience>& patience);
+void add_driver_timeout(CLI::App& command, std::optional<DriverTimeouts>& timeouts);
 // Where to write the trace of the verb.
 void add_trace(CLI::App& command, std::string& path);
 // How long the whole verb may take.

@@ -23,7 +23,7 @@
 namespace stasis {
 namespace {
 
-constexpr std::chrono::seconds kVersionPatience{10};
+constexpr std::chrono::seconds kVersionTimeout{10};
 
 std::string get_one() {
   return fmt::format("{} makes a private one that this program finds", kGetCriu);
@@ -93,15 +93,14 @@ Result<int> ask_version(const std::string& path) {
   criu_rpc::Request request;
   request.type = criu_rpc::Type::kVersion;
   auto sent = process.send(request);
-  auto response = sent ? process.receive(kVersionPatience)
+  auto response = sent ? process.receive(kVersionTimeout)
                        : Result<std::optional<criu_rpc::Response>>(fail(sent.error()));
   // A signal of ours (Ctrl-C) cuts the wait short; that says nothing about criu.
-  for (const auto start = Clock::now();
-       response && !*response && since(start) < kVersionPatience;) {
-    response = process.receive(kVersionPatience);
+  for (const auto start = Clock::now(); response && !*response && since(start) < kVersionTimeout;) {
+    response = process.receive(kVersionTimeout);
   }
   const bool answered = response && *response && (*response)->success && (*response)->version;
-  const std::string end = process.finish(answered ? kVersionPatience : std::chrono::seconds(1));
+  const std::string end = process.finish(answered ? kVersionTimeout : std::chrono::seconds(1));
   if (!answered) {
     const std::string said = process.early_errors();
     return fail(ErrorCode::kCriuMissing,

@@ -271,10 +271,10 @@ CriuProcess::Activity CriuProcess::activity() const {
   return found;
 }
 
-std::string CriuProcess::finish(std::chrono::milliseconds patience) {
+std::string CriuProcess::finish(std::chrono::milliseconds timeout) {
   socket_.reset();
   if (pid_ == 0) return "has ended";
-  if (!pidfd_.wait_exit(static_cast<int>(patience.count()))) kill();
+  if (!pidfd_.wait_exit(static_cast<int>(timeout.count()))) kill();
   siginfo_t seen = {};
   while (::waitid(P_PID, static_cast<id_t>(pid_), &seen, WEXITED | WNOWAIT) != 0 &&
          errno == EINTR) {

@@ -53,7 +53,7 @@ class CriuProcess {
 
   // Waits for criu's end after its last message, killing it if it does not end by itself, and says
   // how it ended: "exited with status 1", "was killed by signal 9".
-  std::string finish(std::chrono::milliseconds patience);
+  std::string finish(std::chrono::milliseconds timeout);
   void kill() const;
   // Makes every further write of criu to a file fail (EFBIG), so that a dump rolls back by itself
   // and in order. Killed instead, criu leaves its parasite's 2 MiB mapped in the target.

@@ -22,7 +22,7 @@ namespace stasis {
 namespace {
 
 // The kernel may take a while to free the memory of a large process.
-constexpr int kKillPatienceMs = 10000;
+constexpr int kKillTimeoutMs = 10000;
 
 // 0 if there is no such process.
 int parent_of(Pid pid) {
@@ -105,7 +105,7 @@ class HalfRestored {
     kill();
     std::vector<Pid> alive;
     for (const auto& [pid, pidfd] : held_) {
-      if (!pidfd.wait_exit(kKillPatienceMs)) alive.push_back(pid);
+      if (!pidfd.wait_exit(kKillTimeoutMs)) alive.push_back(pid);
     }
     // The root is our child, and if we are a subreaper the others have become it: their numbers are
     // free only once we have reaped them. Processes of others are not touched by this.

@@ -19,11 +19,11 @@ namespace {
 // How often the deadline is looked at while criu says nothing.
 constexpr std::chrono::milliseconds kPoll{100};
 // criu ends within milliseconds of its last answer; a large process takes longer to let go.
-constexpr std::chrono::seconds kEndPatience{30};
+constexpr std::chrono::seconds kEndTimeout{30};
 // For criu's way back when it is to give up: letting every task go. A criu that is stuck, in state
 // S or T and without any processor time for this long, is not waited for.
-constexpr std::chrono::seconds kGiveUpPatience{30};
-constexpr std::chrono::seconds kIdlePatience{2};
+constexpr std::chrono::seconds kGiveUpTimeout{30};
+constexpr std::chrono::seconds kIdleTimeout{2};
 
 criu_rpc::CgroupMode to_rpc(CgroupMode mode) {
   switch (mode) {
@@ -56,7 +56,7 @@ criu_rpc::NetworkLock to_rpc(NetworkLock lock) {
 }
 
 // Until something has to be looked at: the poll's time, or what is left of the deadline.
-std::chrono::milliseconds patience(Clock::time_point start, std::chrono::milliseconds deadline) {
+std::chrono::milliseconds timeout(Clock::time_point start, std::chrono::milliseconds deadline) {
   if (deadline.count() == 0) return kPoll;
   const auto left =
       std::chrono::duration_cast<std::chrono::milliseconds>(start + deadline - Clock::now());
@@ -71,7 +71,7 @@ class LastHope {
     const auto activity = process.activity();
     if (activity.blocked || activity.processor_ticks != last_ticks_) active_ = now;
     last_ticks_ = activity.processor_ticks;
-    return now - begun_ > kGiveUpPatience || now - active_ > kIdlePatience;
+    return now - begun_ > kGiveUpTimeout || now - active_ > kIdleTimeout;
   }
 
  private:
@@ -116,7 +116,7 @@ CriuAnswer converse(CriuProcess& process, const criu_rpc::Request& request,
     answer.refusal = std::move(allowed.error());
   }
   while (answer.trouble.empty()) {
-    auto message = process.receive(patience(start, limits.deadline));
+    auto message = process.receive(timeout(start, limits.deadline));
     if (!message) {
       answer.trouble = message.error().message;
       break;
@@ -163,7 +163,7 @@ CriuAnswer converse(CriuProcess& process, const criu_rpc::Request& request,
     reply.notify_success = !answer.refusal && !answer.timed_out;
     if (auto sent = process.send(reply); !sent) answer.trouble = sent.error().message;
   }
-  answer.end = process.finish(answer.response ? kEndPatience : std::chrono::seconds(5));
+  answer.end = process.finish(answer.response ? kEndTimeout : std::chrono::seconds(5));
   fault_only(FaultPoint::kCriuEnded);
   return answer;
 }

@@ -48,8 +48,8 @@ T once(const T& place) {
   return value;
 }
 
-bool lock_file(const UniqueFd& file, std::chrono::milliseconds patience) {
-  const auto deadline = Clock::now() + patience;
+bool lock_file(const UniqueFd& file, std::chrono::milliseconds timeout) {
+  const auto deadline = Clock::now() + timeout;
   while (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
     if (Clock::now() >= deadline) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -278,7 +278,7 @@ void AgentClient::note_hold(Pid pid) {
 }
 
 Result<std::optional<AgentClient>> AgentClient::find(Pid pid, const Pidfd& pidfd,
-                                                     std::chrono::milliseconds patience) {
+                                                     std::chrono::milliseconds timeout) {
   std::error_code ignored;
   if (candidates(pid, ignored).empty()) return std::optional<AgentClient>();
   // In this order: a page that the process has mapped after this was opened, it had when it was
@@ -325,7 +325,7 @@ Result<std::optional<AgentClient>> AgentClient::find(Pid pid, const Pidfd& pidfd
                       pid.value),
           "its GPU memory, if it has any, is the driver's to move: leave --path direct out");
     }
-    if (!lock_file(client.file_, patience)) {
+    if (!lock_file(client.file_, timeout)) {
       return fail(ErrorCode::kBusy,
                   fmt::format("the agent in process {} has another peer", pid.value),
                   "wait for the other operation to end");
@@ -424,9 +424,9 @@ void AgentClient::begin(AgentCommand command, const ContentId& arguments) {
   futex::wake_all(page_->request, true);
 }
 
-Result<void> AgentClient::finish(std::chrono::milliseconds patience) {
+Result<void> AgentClient::finish(std::chrono::milliseconds timeout) {
   const Interrupt never;
-  return finish_unless(never, patience);
+  return finish_unless(never, timeout);
 }
 
 Result<void> AgentClient::wants_to_leave() const {
@@ -497,9 +497,9 @@ Result<void> AgentClient::wait_for_reply(const Interrupt& interrupt, Clock::time
 }
 
 Result<void> AgentClient::finish_unless(const Interrupt& interrupt,
-                                        std::chrono::milliseconds patience) {
-  if (silent_) patience = std::min(patience, kAfterSilence);
-  STASIS_TRY(wait_for_reply(interrupt, Clock::now() + patience));
+                                        std::chrono::milliseconds timeout) {
+  if (silent_) timeout = std::min(timeout, kAfterSilence);
+  STASIS_TRY(wait_for_reply(interrupt, Clock::now() + timeout));
   trace_record(
       {TraceKind::kAgent, agent_command_name(asked_), asked_at_, Clock::now(), 0, pid_, 0});
   take_figures();
@@ -545,9 +545,9 @@ Result<void> AgentClient::finish_unless(const Interrupt& interrupt,
 }
 
 Result<void> AgentClient::ask(AgentCommand command, std::uint64_t argument,
-                              std::chrono::milliseconds patience) {
+                              std::chrono::milliseconds timeout) {
   begin(command, argument);
-  return finish(patience);
+  return finish(timeout);
 }
 
 std::chrono::milliseconds copy_time(std::uint64_t bytes) {
@@ -569,17 +569,17 @@ Result<void> AgentClient::bring_back(const Fill& fill) {
   }
   if (state() == AgentState::kHeld || state() == AgentState::kEmptied) {
     // It may have to copy first, if it kept its memory (kKeep).
-    if (auto done = ask(AgentCommand::kRefill, 0, kMappingPatience + copying); !done) return done;
+    if (auto done = ask(AgentCommand::kRefill, 0, kMappingTimeout + copying); !done) return done;
   }
   if (state() == AgentState::kFilling) {
     if (content_is_elsewhere()) {
-      STASIS_TRY(ask(AgentCommand::kBuffer, 0, kMappingPatience));
+      STASIS_TRY(ask(AgentCommand::kBuffer, 0, kMappingTimeout));
       if (auto done = fill(*this); !done) return done;
     }
     if (auto done = ask(AgentCommand::kCopyIn, 0, copying); !done) return done;
   }
   if (state() == AgentState::kRunning) return {};
-  return ask(AgentCommand::kOpen, 0, kMappingPatience);
+  return ask(AgentCommand::kOpen, 0, kMappingTimeout);
 }
 
 Result<void> bring_back_alone(Pid pid, const Pidfd& pidfd,
@@ -587,8 +587,8 @@ Result<void> bring_back_alone(Pid pid, const Pidfd& pidfd,
                               const Interrupt* interrupt) {
   // The agent itself and tools that only probe have its lock for microseconds; any other tool that
   // has it sees to the rest.
-  constexpr std::chrono::milliseconds kPatience{50};
-  auto agent = AgentClient::find(pid, pidfd, kPatience);
+  constexpr std::chrono::milliseconds kTimeout{50};
+  auto agent = AgentClient::find(pid, pidfd, kTimeout);
   if (!agent) {
     if (agent.error().code == ErrorCode::kBusy) return {};
     return fail(std::move(agent.error()));
@@ -605,11 +605,11 @@ Result<void> bring_back_alone(Pid pid, const Pidfd& pidfd,
   return fail(std::move(why));
 }
 
-Result<std::vector<Share>> AgentClient::shares(std::chrono::milliseconds patience) {
+Result<std::vector<Share>> AgentClient::shares(std::chrono::milliseconds timeout) {
   constexpr std::size_t kMost = 1 << 16;  // eight ranks of NCCL have some hundreds
   std::vector<Share> shares;
   for (std::uint32_t count = kShareBatch; count == kShareBatch;) {
-    STASIS_TRY(ask(AgentCommand::kShares, shares.size(), patience));
+    STASIS_TRY(ask(AgentCommand::kShares, shares.size(), timeout));
     count = once(page_->exported_count);
     if (count > kShareBatch || shares.size() + count > kMost) {
       return fail(ErrorCode::kInternal,
@@ -640,18 +640,18 @@ Result<UniqueFd> AgentClient::take_descriptor() {
   return taken;
 }
 
-Result<UniqueFd> AgentClient::borrow(const ShareId& id, std::chrono::milliseconds patience) {
+Result<UniqueFd> AgentClient::borrow(const ShareId& id, std::chrono::milliseconds timeout) {
   begin(AgentCommand::kLend, ContentId{id[0], id[1]});
-  STASIS_TRY(finish(patience));
+  STASIS_TRY(finish(timeout));
   return take_descriptor();
 }
 
 Result<void> AgentClient::attach(const std::vector<Lent>& pieces,
-                                 std::chrono::milliseconds patience) {
+                                 std::chrono::milliseconds timeout) {
   // The kernel takes some hundred messages before the other side reads them.
   constexpr std::size_t kAtOnce = 64;
   for (std::size_t done = 0; done < pieces.size();) {
-    STASIS_TRY(ask(AgentCommand::kAttach, kOffer, patience));
+    STASIS_TRY(ask(AgentCommand::kAttach, kOffer, timeout));
     STASIS_TRY_ASSIGN(auto socket, take_descriptor());
     for (const std::size_t end = std::min(done + kAtOnce, pieces.size()); done < end; ++done) {
       const auto& [id, descriptor] = pieces[done];
@@ -660,16 +660,16 @@ Result<void> AgentClient::attach(const std::vector<Lent>& pieces,
             errno_error(fmt::format("cannot send a descriptor to process {}", pid_.value), errno));
       }
     }
-    STASIS_TRY(ask(AgentCommand::kAttach, kTake, patience));
+    STASIS_TRY(ask(AgentCommand::kAttach, kTake, timeout));
   }
   return {};
 }
 
-Result<std::vector<Segment>> AgentClient::take_segments(std::chrono::milliseconds patience,
+Result<std::vector<Segment>> AgentClient::take_segments(std::chrono::milliseconds timeout,
                                                         std::vector<SegmentPlace>* places) {
   // Once: each answer may name another number.
   const std::uint32_t wanted = segment_count();
-  const auto deadline = Clock::now() + patience;
+  const auto deadline = Clock::now() + timeout;
   const auto time_left = [&] {
     return std::max(std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()),
                     std::chrono::milliseconds(0));

@@ -78,11 +78,11 @@ class AgentClient {
  public:
   // Nothing if there is no agent in the process. kNotSupported for one of another version, and for
   // a page that names itself the process's and is not mapped in it; kBusy if it has a peer, which
-  // after `patience` it still has; kNotPermitted: it wants the permission to trace the process.
+  // after `timeout` it still has; kNotPermitted: it wants the permission to trace the process.
   // `pidfd` holds the process that is meant. From here on all is done in the address space that has
   // the page now: see has_left().
   static Result<std::optional<AgentClient>> find(Pid pid, const Pidfd& pidfd,
-                                                 std::chrono::milliseconds patience = kPeerEnds);
+                                                 std::chrono::milliseconds timeout = kPeerEnds);
 
   // What the agent in a process says of itself, for a tool that only probes: without the lock, and
   // without a wait for a peer. Nothing if there is no agent. kNotPermitted.
@@ -139,18 +139,17 @@ class AgentClient {
   std::uint32_t share_count() const { return figures_.shares; }
   std::uint32_t detached_count() const { return figures_.detached; }
 
-  // One command and its answer. kNoAnswer after `patience`, and then others get little of theirs;
+  // One command and its answer. kNoAnswer after `timeout`, and then others get little of theirs;
   // kProcessGone, also if the process has become another program by exec; kTimeout for
   // CUDA_ERROR_NOT_READY, kOutOfGpuMemory, kNotSupported, else kDriverError with the agent's words.
-  Result<void> ask(AgentCommand command, std::uint64_t argument,
-                   std::chrono::milliseconds patience);
+  Result<void> ask(AgentCommand command, std::uint64_t argument, std::chrono::milliseconds timeout);
   // The same in two steps, so that several agents work at the same time.
   void begin(AgentCommand command, std::uint64_t argument);
   void begin(AgentCommand command, const ContentId& arguments);
-  Result<void> finish(std::chrono::milliseconds patience);
+  Result<void> finish(std::chrono::milliseconds timeout);
   // As finish(), and when `interrupt` asks to stop, the agent is asked to give up the closing of
   // its gate: kTimeout then, within milliseconds.
-  Result<void> finish_unless(const Interrupt& interrupt, std::chrono::milliseconds patience);
+  Result<void> finish_unless(const Interrupt& interrupt, std::chrono::milliseconds timeout);
 
   // Makes the program run with its memory, whatever the agent's state, by the agent alone, which
   // needs no mover and takes its time. The driver must not hold the process. `fill` writes content
@@ -160,17 +159,17 @@ class AgentClient {
 
   // All of its memory, to be mapped by a mover, and if `places` is given what each piece is. kBusy
   // if there are no descriptors left; kProcessGone if the process has become another program
-  // meanwhile, and then nothing of it is kept. `patience` is for all of them together.
-  Result<std::vector<Segment>> take_segments(std::chrono::milliseconds patience,
+  // meanwhile, and then nothing of it is kept. `timeout` is for all of them together.
+  Result<std::vector<Segment>> take_segments(std::chrono::milliseconds timeout,
                                              std::vector<SegmentPlace>* places = nullptr);
 
   // What the process shares with others. kInternal for more than any program has.
-  Result<std::vector<Share>> shares(std::chrono::milliseconds patience);
+  Result<std::vector<Share>> shares(std::chrono::milliseconds timeout);
   // A descriptor of the process's own piece, to be imported by another.
-  Result<UniqueFd> borrow(const ShareId& id, std::chrono::milliseconds patience);
+  Result<UniqueFd> borrow(const ShareId& id, std::chrono::milliseconds timeout);
   // The process imports these pieces again, and maps them where they were.
   using Lent = std::pair<ShareId, const UniqueFd*>;
-  Result<void> attach(const std::vector<Lent>& pieces, std::chrono::milliseconds patience);
+  Result<void> attach(const std::vector<Lent>& pieces, std::chrono::milliseconds timeout);
 
  private:
   // The descriptor that the last answer names.
@@ -230,7 +229,7 @@ bool is_away(AgentState state);
 
 // What an agent is given for what takes the driver's time: mapping 16 GiB takes 4 ms, unmapping 10
 // (H100, 580.159.04). And for copying, which is never this slow but when it hangs.
-inline constexpr std::chrono::milliseconds kMappingPatience{60000};
+inline constexpr std::chrono::milliseconds kMappingTimeout{60000};
 std::chrono::milliseconds copy_time(std::uint64_t bytes);
 
 // For tools that unlock a process and have no mover: if its memory is away by the direct path, the

@@ -20,7 +20,7 @@ namespace stasis {
 
 // The deadline of an agent for what it does at once, and for what takes the driver's time.
 inline constexpr std::chrono::milliseconds kAtOnce{5000};
-inline constexpr std::chrono::milliseconds kMapping = direct::kMappingPatience;
+inline constexpr std::chrono::milliseconds kMapping = direct::kMappingTimeout;
 
 // Tells that the driver moves memory, and why; for those processes that have the agent.
 void tell_of_driver(const Environment& env, const std::string& why);

@@ -15,7 +15,7 @@ namespace {
 // link, so this is below what can be seen, and costs no processor as a spinning wait would.
 constexpr std::chrono::microseconds kLook{50};
 // For copies that were submitted before something went wrong.
-constexpr std::chrono::seconds kDrainPatience{5};
+constexpr std::chrono::seconds kDrainTimeout{5};
 
 class Worker {
  public:
@@ -44,7 +44,7 @@ class Worker {
 
   // True once no copy of this worker is under way. Also asked where run() has failed.
   bool drain() {
-    const auto end = Clock::now() + kDrainPatience;
+    const auto end = Clock::now() + kDrainTimeout;
     for (Side& side : sides_) {
       while (side.submitted &&
              job_->calls->query_stream(side.stream) == cuda::CUDA_ERROR_NOT_READY) {
@@ -136,7 +136,7 @@ bool wait_for_stream(const DeviceCalls& calls, cuda::CUstream stream, Stop& stop
       stop.fail(calls.error(code, "cuStreamQuery", "copy within a GPU"));
       return true;
     }
-    if (!stop.go_on() && !given_up) given_up = Clock::now() + kDrainPatience;
+    if (!stop.go_on() && !given_up) given_up = Clock::now() + kDrainTimeout;
     if (given_up && Clock::now() > *given_up) return false;
     std::this_thread::sleep_for(kLook);
   }

@@ -75,10 +75,10 @@ class FakeAgent {
   FakeAgent& operator=(const FakeAgent&) = delete;
 
   Pid pid() const { return Pid{pid_}; }
-  Result<std::optional<AgentClient>> find(std::chrono::milliseconds patience = kPeerEnds) const {
+  Result<std::optional<AgentClient>> find(std::chrono::milliseconds timeout = kPeerEnds) const {
     auto pidfd = Pidfd::open(Pid{pid_});
     if (!pidfd) return fail(std::move(pidfd.error()));
-    return AgentClient::find(Pid{pid_}, *pidfd, patience);
+    return AgentClient::find(Pid{pid_}, *pidfd, timeout);
   }
 
  private:

@@ -56,9 +56,9 @@ Mover::Contents for_all_threads(Content& content) {
 
 // Digests need no disk, and take some 15 ms for 16 GiB: the job stands still meanwhile.
 Clock::time_point digests_until(std::uint64_t bytes, Clock::time_point deadline) {
-  constexpr std::chrono::seconds kPatience{5};
+  constexpr std::chrono::seconds kTimeout{5};
   constexpr std::uint64_t kSlowest = 10'000'000;  // bytes in a millisecond
-  return std::min(deadline, Clock::now() + kPatience + std::chrono::milliseconds(bytes / kSlowest));
+  return std::min(deadline, Clock::now() + kTimeout + std::chrono::milliseconds(bytes / kSlowest));
 }
 
 std::uint64_t bytes_of(std::span<const Stretch> stretches) {

@@ -115,7 +115,7 @@ MoverLease::Made MoverLease::take_begun(const Environment& env, const MoverReque
 Result<void> MoverLease::take(const Environment& env, const MoverRequest& request) {
   MoverRequest ours = request;
   ours.gpus = gpus_;
-  ours.patience = kBesideHeld;
+  ours.timeout = kBesideHeld;
   STASIS_TRY_ASSIGN(auto mover, take_begun(env, ours));
   mover_ = std::move(mover);
   return {};
@@ -149,7 +149,7 @@ Result<void> MoverLease::prepare_digests(const Environment& env) {
   if (code == ErrorCode::kNotSupported || code == ErrorCode::kOutOfGpuMemory) return {};
   // The mover may be gone, or its context good for nothing.
   MoverRequest request{gpus_};
-  if (contexts_at_standstill_) request.patience = kBesideHeld;
+  if (contexts_at_standstill_) request.timeout = kBesideHeld;
   auto another = env.mover(request);
   if (!another) return fail(of_mover(std::move(another.error())));
   mover_ = std::move(*another);

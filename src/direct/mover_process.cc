@@ -26,11 +26,11 @@ using std::chrono::milliseconds;
 constexpr milliseconds kAskAgain{20};
 // How long the mover may take to end its work once it was told to: longer than it waits for the GPU
 // itself.
-constexpr milliseconds kStopPatience{10000};
+constexpr milliseconds kStopTimeout{10000};
 // How long it may take to end once either side has closed the connection: the driver takes its time
 // to clean up, 0.1 s for one GPU of a machine that has nothing else to do.
-constexpr int kEndPatienceMs = 3000;
-constexpr int kLetEndPatienceMs = 10000;
+constexpr int kEndTimeoutMs = 3000;
+constexpr int kLetEndTimeoutMs = 10000;
 
 CopyReport report_of(const pr::Done& done) {
   return {done.bytes, Seconds(done.seconds), Seconds(done.map_seconds), done.left_out};
@@ -99,7 +99,7 @@ bool MoverProcess::end() {
   if (lost_)
     (void)helper_.end();
   else
-    (void)helper_.let_end(kLetEndPatienceMs);
+    (void)helper_.let_end(kLetEndTimeoutMs);
   const bool by_itself = helper_.how_it_ended() == "ended with status 0";
   ring_ = HostMapping();
   if (!lost_) lost_ = Error{ErrorCode::kInternal, "the mover's process was ended before", {}};
@@ -119,7 +119,7 @@ tl::unexpected<Error> MoverProcess::lost(std::string message) {
   return fail(*lost_);
 }
 
-Result<Channel::Message> MoverProcess::answer(Stop& stop, milliseconds patience,
+Result<Channel::Message> MoverProcess::answer(Stop& stop, milliseconds timeout,
                                               const Pulse* pulse) {
   std::optional<Clock::time_point> given_up;
   // Counted in looks and not in time, so that being stopped for a while is no silence.
@@ -128,7 +128,7 @@ Result<Channel::Message> MoverProcess::answer(Stop& stop, milliseconds patience,
   for (;;) {
     auto message = helper_.channel().receive(static_cast<int>(kAskAgain.count()));
     if (!message && message.error().code == ErrorCode::kProcessGone) {
-      (void)helper_.end_after(kEndPatienceMs);
+      (void)helper_.end_after(kEndTimeoutMs);
       const std::string& how = helper_.how_it_ended();
       return lost("the process that copies GPU memory " +
                   (how.empty() ? std::string("closed its connection") : how));
@@ -151,7 +151,7 @@ Result<Channel::Message> MoverProcess::answer(Stop& stop, milliseconds patience,
             format_seconds(silence_)));
       }
     }
-    if (!stop.go_on() && !given_up) given_up = Clock::now() + patience;
+    if (!stop.go_on() && !given_up) given_up = Clock::now() + timeout;
     if (!given_up || Clock::now() < *given_up) continue;
     const bool gone = helper_.end();
     return lost(fmt::format("the process that copies GPU memory did not stop and was {} ({})",
@@ -267,7 +267,7 @@ Result<void> MoverProcess::send_batch(std::span<const std::byte> message,
     return sent;
   }
   // One batch at a time: the kernel limits how many descriptors are on their way.
-  STASIS_TRY(answer(stop, kStopPatience));
+  STASIS_TRY(answer(stop, kStopTimeout));
   return {};
 }
 
@@ -292,7 +292,7 @@ Result<CopyReport> MoverProcess::serve(std::vector<UniqueFd> sockets, Content& c
   }
   // The channels close on the other side then, and the threads end, unless the process is stuck in
   // the kernel.
-  auto message = answer(stop, kStopPatience, watched ? &pulse : nullptr);
+  auto message = answer(stop, kStopTimeout, watched ? &pulse : nullptr);
   if (!message) {
     for (const Channel& channel : channels)
       channel.shut_down();
@@ -369,7 +369,7 @@ Result<CopyReport> MoverProcess::copy_ahead(const std::vector<Ahead>& ahead, Con
 
 Result<CopyReport> MoverProcess::serve(Content& content, Stop& stop, bool watched) {
   const Pulse none;  // nothing is asked for while the memory is imported and mapped
-  STASIS_TRY_ASSIGN(auto message, answer(stop, kStopPatience, watched ? &none : nullptr));
+  STASIS_TRY_ASSIGN(auto message, answer(stop, kStopTimeout, watched ? &none : nullptr));
   if (auto error = pr::error_of(message.bytes)) return fail(std::move(*error));
   // Nothing was to be copied.
   if (const auto done = message.as<pr::Done>()) return report_of(*done);

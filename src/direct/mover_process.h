@@ -76,7 +76,7 @@ class MoverProcess final : public MemoryMover {
   Result<void> send_batch(std::span<const std::byte> message, std::span<const UniqueFd> descriptors,
                           Stop& stop);
   // The next message, or what went wrong with the process, which has ended then.
-  Result<Channel::Message> answer(Stop& stop, std::chrono::milliseconds patience,
+  Result<Channel::Message> answer(Stop& stop, std::chrono::milliseconds timeout,
                                   const Pulse* pulse = nullptr);
   // Of what it does while it holds nothing of others, so that there is nothing to wait for once it
   // has to stop: what went wrong, be it with the process or because of `stop`, or what it says.

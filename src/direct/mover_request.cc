@@ -17,7 +17,7 @@ Result<void> prepare_mover(direct::MoverProcess& mover, const MoverRequest& need
   auto options =
       direct::options_for(needs.brings_back ? std::span<const GpuUuid>() : needs.gpus, ring_bytes);
   options.silence = silence;
-  const auto deadline = Clock::now() + needs.patience;
+  const auto deadline = Clock::now() + needs.timeout;
   return needs.contexts ? mover.prepare(options, needs.gpus, interrupt, deadline)
                         : mover.start_driver(options, interrupt, deadline);
 }

@@ -20,7 +20,7 @@ std::string compiled_code_directory();
 struct MoverRequest {
   std::vector<GpuUuid> gpus;  // on which the mover has contexts; none: on every GPU
   bool brings_back = false;   // the ring is the same then for any number of GPUs
-  std::chrono::milliseconds patience{60000};
+  std::chrono::milliseconds timeout{60000};
   bool contexts = true;  // false: only what can be made without them
 };
 

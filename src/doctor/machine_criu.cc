@@ -26,7 +26,7 @@
 namespace stasis::doctor {
 namespace {
 
-constexpr std::chrono::seconds kCheckPatience{20};
+constexpr std::chrono::seconds kCheckTimeout{20};
 constexpr int kPollMs = 50;
 // Only our plugin knows it (plugins/criu/restore_session.cc).
 constexpr std::string_view kOurVariable = "STASIS_DEVICE_MAP";
@@ -42,7 +42,7 @@ struct Outcome {
 
 // Runs a program with nothing of ours but the environment; standard output and standard error go
 // to one file. Its group is killed when it has ended, or the time is over, or at an interrupt.
-Result<Outcome> run(std::vector<std::string> arguments, std::chrono::milliseconds patience,
+Result<Outcome> run(std::vector<std::string> arguments, std::chrono::milliseconds timeout,
                     const Interrupt& interrupt) {
   const UniqueFd output(::memfd_create("doctor", MFD_CLOEXEC));
   if (!output.valid()) return fail(errno_error("cannot make a memory file", errno));
@@ -85,7 +85,7 @@ Result<Outcome> run(std::vector<std::string> arguments, std::chrono::millisecond
 
   Outcome outcome;
   const auto start = Clock::now();
-  while (!outcome.ended && since(start) < patience && interrupt.check()) {
+  while (!outcome.ended && since(start) < timeout && interrupt.check()) {
     // Seen, not reaped: as long as it is there, its number names its group and no other.
     siginfo_t info{};
     if (::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
@@ -123,7 +123,7 @@ std::string last_error(std::string_view text) {
 }
 
 void probe_check(const Criu& criu, const Interrupt& interrupt, Findings& out) {
-  auto outcome = run({criu.path(), "check", "--no-default-config"}, kCheckPatience, interrupt);
+  auto outcome = run({criu.path(), "check", "--no-default-config"}, kCheckTimeout, interrupt);
   if (!interrupt.check()) return;
   constexpr const char* kId = "criu-check";
   if (!outcome) {
@@ -132,7 +132,7 @@ void probe_check(const Criu& criu, const Interrupt& interrupt, Findings& out) {
   }
   if (!outcome->ended) {
     out.push_back(red(
-        kId, fmt::format("`{} check` did not end within {} s", criu.path(), kCheckPatience.count()),
+        kId, fmt::format("`{} check` did not end within {} s", criu.path(), kCheckTimeout.count()),
         "run it yourself and see where it hangs"));
     return;
   }

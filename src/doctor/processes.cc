@@ -55,14 +55,14 @@ void probe_gpu_memory(Group& group, std::vector<Finding>& out) {
 // agent no tool can tell.
 void probe_shared_gpu_memory(const Group& group, std::vector<Finding>& out) {
   constexpr const char* kId = "shared-gpu-memory";
-  constexpr std::chrono::seconds kPatience{5};
+  constexpr std::chrono::seconds kTimeout{5};
   AgentSet agents;
   for (const GroupMember& member : group.members()) {
     if (member.initial != CudaState::kRunning) continue;
     const std::string name = name_of(member.process.info());
     auto agent = direct::AgentClient::find(member.process.pid(), member.process.pidfd());
     if (agent && !*agent) continue;
-    auto asked = agent ? (*agent)->ask(direct::AgentCommand::kNone, 0, kPatience)
+    auto asked = agent ? (*agent)->ask(direct::AgentCommand::kNone, 0, kTimeout)
                        : Result<void>(fail(agent.error()));
     if (!asked) {
       out.push_back({kId, Light::kYellow,

@@ -38,8 +38,8 @@ namespace {
 namespace fn = cuda::fn;
 
 constexpr std::size_t kBytes = 4U << 20;
-constexpr unsigned kPatienceSeconds = 30;
-constexpr std::chrono::seconds kLockPatience{10};
+constexpr unsigned kTimeoutSeconds = 30;
+constexpr std::chrono::seconds kLockTimeout{10};
 constexpr int kTrialPollMs = 50;
 constexpr int kReapMs = 5000;
 
@@ -63,7 +63,7 @@ class Target {
   [[noreturn]] void run() {
     await(kBegin);
     // The kernel's own end to it, also while a call of the driver about us hangs.
-    ::alarm(kPatienceSeconds);
+    ::alarm(kTimeoutSeconds);
     const auto pattern = make_pattern();
     load();
     take_gpu();
@@ -245,7 +245,7 @@ class Child {
       return WEXITSTATUS(status) == 0 ? "" : fmt::format("exit status {}", WEXITSTATUS(status));
     if (WTERMSIG(status) == SIGKILL) return {};
     if (WTERMSIG(status) == SIGALRM)
-      return fmt::format("it was given up after {} s", kPatienceSeconds);
+      return fmt::format("it was given up after {} s", kTimeoutSeconds);
     return fmt::format("killed by signal {}", WTERMSIG(status));
   }
 
@@ -327,7 +327,7 @@ Result<Times> suspend_and_resume(Driver& driver, Pid pid, const Interrupt& inter
   const Watch watch(process.pidfd(), interrupt);
   Times times;
   const auto start = Clock::now();
-  STASIS_TRY(process.lock(kLockPatience));
+  STASIS_TRY(process.lock(kLockTimeout));
   STASIS_TRY(process.checkpoint());
   times.suspend = since(start);
   STASIS_TRY(interrupt.check());

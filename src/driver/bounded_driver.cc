@@ -21,7 +21,7 @@ using std::chrono::milliseconds;
 // How long a lock may take beyond its own time-out: the answer is due then.
 constexpr milliseconds kLockGrace{5000};
 // The deadline for a process that has not answered once: a roll-back asks several times.
-constexpr milliseconds kLittlePatience{1000};
+constexpr milliseconds kLittleTimeout{1000};
 constexpr milliseconds kPoll{50};
 constexpr milliseconds kForEver{1000};  // the poll interval
 
@@ -73,11 +73,11 @@ class BoundedDriver final : public Driver {
  public:
   // `lasting`: it lives as long as a program that is not ours. A caller that has restored has the
   // driver initialised, and would be a CUDA process below that program for all the time.
-  BoundedDriver(std::unique_ptr<Driver> inner, CallerSource source, const DriverPatience& patience,
+  BoundedDriver(std::unique_ptr<Driver> inner, CallerSource source, const DriverTimeouts& timeouts,
                 bool lasting)
       : inner_(std::move(inner)),
         source_(std::move(source)),
-        patience_(patience),
+        timeouts_(timeouts),
         lasting_(lasting) {}
 
   const DriverInfo& info() const override { return inner_->info(); }
@@ -171,17 +171,17 @@ class BoundedDriver final : public Driver {
   }
 
   // How long to wait for an answer without a sign of work; zero: for ever.
-  milliseconds patience_for(const CallRequest& request) {
+  milliseconds timeout_for(const CallRequest& request) {
     const bool works = request.action == Action::kCheckpoint || request.action == Action::kRestore;
-    if (works) return patience_.work;
-    if (patience_.answer.count() == 0) return milliseconds(0);
+    if (works) return timeouts_.work;
+    if (timeouts_.answer.count() == 0) return milliseconds(0);
     if (request.action == Action::kLock) {
       if (request.timeout_ms == 0) return milliseconds(0);  // as it was asked for
-      return milliseconds(request.timeout_ms) + std::min(kLockGrace, patience_.answer);
+      return milliseconds(request.timeout_ms) + std::min(kLockGrace, timeouts_.answer);
     }
     const std::scoped_lock lock(mutex_);
     const bool silent = silent_.contains(Pid{request.pid});
-    return silent ? std::min(kLittlePatience, patience_.answer) : patience_.answer;
+    return silent ? std::min(kLittleTimeout, timeouts_.answer) : timeouts_.answer;
   }
 
   void note(Pid pid, bool answered) {
@@ -206,7 +206,7 @@ class BoundedDriver final : public Driver {
     const bool restores = request.action == Action::kRestore;
     auto caller = take(restores);
     if (!caller || !caller->send(request)) return call_here(request, interrupt);
-    const milliseconds patience = patience_for(request);
+    const milliseconds timeouts = timeout_for(request);
     const bool works = restores || request.action == Action::kCheckpoint;
     std::optional<Signs> signs;
     if (works && request.pid != 0) signs.emplace(Pid{request.pid});
@@ -214,9 +214,9 @@ class BoundedDriver final : public Driver {
     for (;;) {
       bool gone = false;
       const auto left =
-          patience.count() == 0
+          timeouts.count() == 0
               ? kForEver
-              : std::chrono::duration_cast<milliseconds>(last + patience - Clock::now());
+              : std::chrono::duration_cast<milliseconds>(last + timeouts - Clock::now());
       const bool looks = works || interrupt != nullptr;
       const auto turn = std::clamp(left, milliseconds(1), looks ? kPoll : kForEver);
       if (auto answer = caller->wait(turn, gone)) {
@@ -232,11 +232,11 @@ class BoundedDriver final : public Driver {
         return failure(kDriverInterrupted, "a stop was requested");
       }
       if (signs && signs->any()) last = Clock::now();
-      if (patience.count() == 0 || Clock::now() - last < patience) continue;
+      if (timeouts.count() == 0 || Clock::now() - last < timeouts) continue;
       // Nothing of the call is left when this returns, so that it has no effect later.
       caller->kill();
       note(Pid{request.pid}, false);
-      return failure(kDriverNoAnswer, fmt::format("no answer within {} ms", patience.count()));
+      return failure(kDriverNoAnswer, fmt::format("no answer within {} ms", timeouts.count()));
     }
   }
 
@@ -284,7 +284,7 @@ class BoundedDriver final : public Driver {
 
   std::unique_ptr<Driver> inner_;
   CallerSource source_;
-  DriverPatience patience_;
+  DriverTimeouts timeouts_;
   bool lasting_;
   std::mutex mutex_;
   std::vector<Caller> idle_;
@@ -294,19 +294,19 @@ class BoundedDriver final : public Driver {
 }  // namespace
 
 Result<std::unique_ptr<Driver>> bound_driver(std::unique_ptr<Driver>& driver,
-                                             const DriverPatience& patience) {
+                                             const DriverTimeouts& timeouts) {
   STASIS_TRY_ASSIGN(auto source, CallerSource::start(*driver));
   return std::unique_ptr<Driver>(
-      new BoundedDriver(std::move(driver), std::move(source), patience, false));
+      new BoundedDriver(std::move(driver), std::move(source), timeouts, false));
 }
 
 Result<std::unique_ptr<Driver>> bound_driver_by(const std::string& program,
                                                 const std::string& library,
                                                 std::unique_ptr<Driver>& driver,
-                                                const DriverPatience& patience) {
+                                                const DriverTimeouts& timeouts) {
   STASIS_TRY_ASSIGN(auto source, CallerSource::start_program(program, library));
   return std::unique_ptr<Driver>(
-      new BoundedDriver(std::move(driver), std::move(source), patience, true));
+      new BoundedDriver(std::move(driver), std::move(source), timeouts, true));
 }
 
 }  // namespace stasis

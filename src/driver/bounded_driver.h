@@ -18,7 +18,7 @@
 
 namespace stasis {
 
-struct DriverPatience {
+struct DriverTimeouts {
   // For what the driver answers at once, and for an unlock; a lock takes its own time besides.
   std::chrono::milliseconds answer{10000};
   // For a checkpoint or a restore, which take as long as they take, without any sign of work in the
@@ -31,7 +31,7 @@ struct DriverPatience {
 // calls are made in this one, without a limit: a job must not stay locked for that. `driver` is
 // taken only if all went well.
 Result<std::unique_ptr<Driver>> bound_driver(std::unique_ptr<Driver>& driver,
-                                             const DriverPatience& patience);
+                                             const DriverTimeouts& timeouts);
 
 // The same where there may be threads, and a driver in use, of which a fork would copy half: the
 // callers are forked by `program`, which is started anew with `library` as its argument (empty:
@@ -39,7 +39,7 @@ Result<std::unique_ptr<Driver>> bound_driver(std::unique_ptr<Driver>& driver,
 Result<std::unique_ptr<Driver>> bound_driver_by(const std::string& program,
                                                 const std::string& library,
                                                 std::unique_ptr<Driver>& driver,
-                                                const DriverPatience& patience);
+                                                const DriverTimeouts& timeouts);
 // That program's work, until the process that has started it is gone.
 [[noreturn]] void serve_driver_calls(Driver& driver);
 

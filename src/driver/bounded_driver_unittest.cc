@@ -23,8 +23,8 @@ using std::chrono::milliseconds;
 // How long a call that hangs takes, if nobody ends it.
 constexpr std::chrono::seconds kHang{120};
 // What a call gets that is to be answered, and one that is to be given up.
-constexpr std::chrono::seconds kPatience{60};
-constexpr milliseconds kLittlePatience{1000};
+constexpr std::chrono::seconds kTimeout{60};
+constexpr milliseconds kLittleTimeout{1000};
 
 // Seen by all processes.
 struct Shared {
@@ -40,9 +40,9 @@ class BoundedDriverTest : public testing::Test {
         ::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     ASSERT_NE(memory, MAP_FAILED);
     shared_ = new (memory) Shared;
-    bind_driver({kPatience, kPatience});
+    bind_driver({kTimeout, kTimeout});
   }
-  void bind_driver(const DriverPatience& patience) {
+  void bind_driver(const DriverTimeouts& timeout) {
     auto fake = std::make_unique<FakeDriver>();
     fake->add(self_);
     fake->on_call = [shared = shared_](const FakeDriver::Call&) {
@@ -52,7 +52,7 @@ class BoundedDriverTest : public testing::Test {
       ++shared->completed;
     };
     std::unique_ptr<Driver> driver = std::move(fake);
-    auto bounded = bound_driver(driver, patience);
+    auto bounded = bound_driver(driver, timeout);
     ASSERT_TRUE(bounded) << bounded.error().to_string();
     driver_ = std::move(*bounded);
   }
@@ -105,7 +105,7 @@ TEST_F(BoundedDriverTest, WhatTheDriverAnswersComesBackWhole) {
 }
 
 TEST_F(BoundedDriverTest, ACallWithoutAnAnswerIsGivenUpAndComesToNothing) {
-  bind_driver({kLittlePatience, kLittlePatience});
+  bind_driver({kLittleTimeout, kLittleTimeout});
   shared_->hang = true;
   const auto start = Clock::now();
   auto state = driver_->state(self_);
@@ -125,7 +125,7 @@ TEST_F(BoundedDriverTest, ACallWithoutAnAnswerIsGivenUpAndComesToNothing) {
 }
 
 TEST_F(BoundedDriverTest, ALockEndsWhenSomebodyAsksToStopAndComesToNothing) {
-  bind_driver({kLittlePatience, kLittlePatience});
+  bind_driver({kLittleTimeout, kLittleTimeout});
   shared_->hang = true;
   Interrupt interrupt;
   std::jthread later([&] {
@@ -155,7 +155,7 @@ TEST_F(BoundedDriverTest, AProgramForTheCallsThatIsNotThereIsAnError) {
 }
 
 TEST_F(BoundedDriverTest, OneThatHangsHoldsUpNoOther) {
-  bind_driver({kPatience, kLittlePatience});
+  bind_driver({kTimeout, kLittleTimeout});
   shared_->hang = true;
   std::jthread stuck([&] { EXPECT_FALSE(driver_->checkpoint(self_)); });
   while (shared_->caller == 0)

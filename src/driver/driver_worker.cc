@@ -21,7 +21,7 @@
 namespace stasis {
 namespace {
 
-constexpr int kEndPatienceMs = 5000;
+constexpr int kEndTimeoutMs = 5000;
 
 struct SocketPair {
   UniqueFd ours;
@@ -175,7 +175,7 @@ std::optional<CallAnswer> Caller::wait(std::chrono::milliseconds timeout, bool& 
 void Caller::kill() {
   if (!socket_.valid()) return;
   (void)process_.signal(SIGKILL);
-  (void)process_.wait_exit(kEndPatienceMs);
+  (void)process_.wait_exit(kEndTimeoutMs);
   socket_.reset();
 }
 

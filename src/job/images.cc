@@ -32,7 +32,7 @@ constexpr std::size_t kDigits = 6;
 constexpr std::size_t kMostLock = 4096;
 constexpr std::size_t kMostCommand = 64 << 20;
 // The kernel has to free the memory of a job whose `stasis run` was killed.
-constexpr Seconds kInitPatience{30};
+constexpr Seconds kInitTimeout{30};
 
 // What an entry's name says: "000012.partial-..." is {12, ".partial-..."}.
 struct Name {
@@ -103,7 +103,7 @@ Result<void> wait_for_end(const Holder& before, const std::function<bool()>& sto
       return fail(ErrorCode::kInterrupted, "told to stop while another job comes to its end",
                   "start again");
     }
-    if (since(start) > kInitPatience) break;
+    if (since(start) > kInitTimeout) break;
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
   return fail(ErrorCode::kTimeout,

@@ -268,7 +268,7 @@ Result<SwapSide> start_side(const SwapCaller& caller, const Target& target,
   setup.ignore_obstacles = options.ignore_obstacles;
   setup.gpu_map = gpu_map;
   setup.ring_bytes = caller.ring_bytes;
-  setup.patience = caller.patience;
+  setup.timeouts = caller.timeouts;
   return SwapSide::start(target, std::move(setup), caller.start_helper);
 }
 

@@ -36,7 +36,7 @@ struct SwapOptions {
 struct SwapCaller {
   const Interrupt& interrupt;
   std::uint64_t ring_bytes = 0;  // of each mover, for each GPU
-  std::optional<DriverPatience> patience;
+  std::optional<DriverTimeouts> timeouts;
   SwapSide::StartHelper start_helper;
   std::function<void(const std::string&)> note;
   // The sides work with the simulated driver of that library.

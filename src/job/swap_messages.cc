@@ -32,7 +32,7 @@ std::optional<SideSetup> setup_of(const json& object) {
   setup.gpu_map = object.at("gpu_map").get<std::string>();
   setup.ring_bytes = object.at("ring_bytes").get<std::uint64_t>();
   if (object.contains("answer_ms")) {
-    setup.patience = {milliseconds(object.at("answer_ms").get<std::int64_t>()),
+    setup.timeouts = {milliseconds(object.at("answer_ms").get<std::int64_t>()),
                       milliseconds(object.at("work_ms").get<std::int64_t>())};
   }
   return setup;
@@ -100,9 +100,9 @@ Result<void> send(const Channel& channel, const SideSetup& setup) {
               {"ignore_obstacles", setup.ignore_obstacles},
               {"gpu_map", setup.gpu_map},
               {"ring_bytes", setup.ring_bytes}};
-  if (setup.patience) {
-    out["answer_ms"] = setup.patience->answer.count();
-    out["work_ms"] = setup.patience->work.count();
+  if (setup.timeouts) {
+    out["answer_ms"] = setup.timeouts->answer.count();
+    out["work_ms"] = setup.timeouts->work.count();
   }
   return send_json(channel, out);
 }

@@ -32,7 +32,7 @@ struct SideSetup {
   bool ignore_obstacles = false;
   std::string gpu_map;  // of a resume, as the user gave it; empty: none
   std::uint64_t ring_bytes = 0;
-  std::optional<DriverPatience> patience;
+  std::optional<DriverTimeouts> timeouts;
 };
 
 enum class SideOrder {

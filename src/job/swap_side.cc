@@ -61,7 +61,7 @@ class Server {
  public:
   Server(const Channel& channel, SideSetup setup) : channel_(channel), setup_(std::move(setup)) {
     session_.ring_bytes = setup_.ring_bytes;
-    session_.patience = setup_.patience;
+    session_.timeouts = setup_.timeouts;
   }
 
   void serve() {

@@ -50,10 +50,10 @@ Result<void> note_ending(OpenedGroup& opened) {
 // have answered since, which who was killed does not. Others take a while to let go of their
 // memory.
 bool any_has_ended(const Group& group, bool back) {
-  const int patience_ms = back ? 100 : kExitWaitMs;
+  const int timeout_ms = back ? 100 : kExitWaitMs;
   return std::any_of(
       group.members().begin(), group.members().end(),
-      [&](const GroupMember& member) { return member.process.pidfd().wait_exit(patience_ms); });
+      [&](const GroupMember& member) { return member.process.pidfd().wait_exit(timeout_ms); });
 }
 
 // CRIU has ended the tree; no process of it may be left.

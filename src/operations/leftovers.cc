@@ -45,14 +45,14 @@ Result<void> note_criu(Journal& journal, Pid criu) {
 }
 
 Result<void> wait_for_criu(const Environment& env, const JournalRecord& record) {
-  constexpr std::chrono::seconds kPatience{60};
+  constexpr std::chrono::seconds kTimeout{60};
   constexpr std::chrono::milliseconds kPoll{10};
   if (!record.criu) return {};
   const auto start = Clock::now();
   for (Waiting waiting(env.progress);; waiting.tell()) {
     if (!is_alive(*record.criu)) return {};
     STASIS_TRY(env.interrupt.check());
-    if (Clock::now() - start > kPatience) break;
+    if (Clock::now() - start > kTimeout) break;
     std::this_thread::sleep_for(kPoll);
   }
   return fail(

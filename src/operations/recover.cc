@@ -135,14 +135,14 @@ std::vector<std::vector<const Process*>> by_memory(const std::vector<Recovered>&
 
 // Waits until no tracer has stopped the target, such as a criu that dies at this moment.
 Result<void> wait_for_tracer(const Environment& env, const JournalTarget& target) {
-  constexpr std::chrono::seconds kPatience{10};
+  constexpr std::chrono::seconds kTimeout{10};
   constexpr std::chrono::milliseconds kPoll{10};
   const auto start = Clock::now();
   for (Waiting waiting(env.progress);; waiting.tell()) {
     const auto details = proc::ProcFs().details(target.pid);
     if (!details || details->tracer == 0) return {};
     STASIS_TRY(env.interrupt.check());
-    if (Clock::now() - start > kPatience) return {};  // recover_target() says who it is
+    if (Clock::now() - start > kTimeout) return {};  // recover_target() says who it is
     std::this_thread::sleep_for(kPoll);
   }
 }
@@ -370,9 +370,9 @@ bool is_ending(Pid pid) {
 // Whose stasis was just killed is no more under way than if it had been gone by now. `of`: whose it
 // is, or 0 for any process.
 Result<std::vector<JournalEntry>> read_settled_journal(const Environment& env, Pid of) {
-  constexpr std::chrono::seconds kPatience{5};
+  constexpr std::chrono::seconds kTimeout{5};
   constexpr std::chrono::milliseconds kPoll{10};
-  const auto deadline = Clock::now() + kPatience;
+  const auto deadline = Clock::now() + kTimeout;
   for (Waiting waiting(env.progress);; waiting.tell()) {
     auto entries = read_journal();
     if (!entries || Clock::now() > deadline || !env.interrupt.check() ||
@@ -454,9 +454,9 @@ Result<std::optional<RecoverReport>> undo_cut_short(const Environment& env, Pid 
 }
 
 bool wait_for_killed(const Interrupt& interrupt, Pid owner) {
-  constexpr std::chrono::seconds kPatience{5};
+  constexpr std::chrono::seconds kTimeout{5};
   constexpr std::chrono::milliseconds kPoll{10};
-  const auto deadline = Clock::now() + kPatience;
+  const auto deadline = Clock::now() + kTimeout;
   while (true) {
     const auto info = proc::ProcFs().process(owner);
     if (!info || info->has_ended()) return true;

@@ -25,7 +25,7 @@ namespace stasis {
 
 namespace {
 
-constexpr Seconds kReapPatience{2};
+constexpr Seconds kReapTimeout{2};
 
 }  // namespace
 
@@ -232,7 +232,7 @@ Result<void> check_numbers(const Manifest& manifest) {
   for (const ProcessRecord& record : manifest.processes) {
     auto info = procfs.process(record.pid);
     // A dump has just ended the job, and those who have to wait for it come to it in a moment.
-    while (info && info->state == 'Z' && since(start) < kReapPatience) {
+    while (info && info->state == 'Z' && since(start) < kReapTimeout) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       info = procfs.process(record.pid);
     }

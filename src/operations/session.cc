@@ -20,8 +20,8 @@ Result<std::unique_ptr<Driver>> OperationSession::load_driver(Movers movers) {
   if (movers != Movers::kNone) add_mover(start());
   add_mover(std::move(spare));
   auto driver = stasis::load_driver();
-  if (!driver || !patience) return driver;
-  auto bounded = bound_driver(*driver, *patience);
+  if (!driver || !timeouts) return driver;
+  auto bounded = bound_driver(*driver, *timeouts);
   if (bounded) return bounded;
   note_("calls of the driver may take for ever: " + bounded.error().message);
   return driver;
@@ -49,7 +49,7 @@ Result<std::shared_ptr<direct::MemoryMover>> OperationSession::make_mover(
   }
   if (movers_.empty())
     return fail(ErrorCode::kInternal, "no process could be started that copies GPU memory");
-  const auto silence = patience ? patience->work : std::chrono::milliseconds(0);
+  const auto silence = timeouts ? timeouts->work : std::chrono::milliseconds(0);
   auto ready = prepare_mover(*movers_.front(), needs, ring_bytes, silence, interrupt_);
   if (ready) return movers_.front();
   // Another can be had.

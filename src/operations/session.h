@@ -31,7 +31,7 @@ class OperationSession {
   // Of its memory to copy through, for each GPU.
   std::uint64_t ring_bytes = direct::MoverOptions().ring_bytes;
   // How long the driver and a mover may be silent; none: for ever.
-  std::optional<DriverPatience> patience = DriverPatience{};
+  std::optional<DriverTimeouts> timeouts = DriverTimeouts{};
 
   enum class Movers {
     kNone,
@@ -39,7 +39,7 @@ class OperationSession {
     kSpare,    // a second one, should the first be lost while the programs are as they were
     kDigests,  // likewise, as computing digests may break it (MemoryMover::prepare_digests())
   };
-  // Starts idle movers, and then loads the driver, whose calls end after `patience`. Forks: while
+  // Starts idle movers, and then loads the driver, whose calls end after `timeouts`. Forks: while
   // this process has one thread. kDriverMissing, kDriverTooOld.
   Result<std::unique_ptr<Driver>> load_driver(Movers movers);
 

@@ -124,8 +124,8 @@ Result<void> check_addresses(const Manifest& manifest, bool tcp_close) {
 int count_time_waits(const std::set<std::uint16_t>& ports, bool end) {
   const UniqueFd netlink(::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
   if (!netlink.valid()) return 0;
-  const timeval patience{1, 0};  // the kernel answers at once, or not at all
-  ::setsockopt(netlink.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+  const timeval timeout{1, 0};  // the kernel answers at once, or not at all
+  ::setsockopt(netlink.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout);
   int count = 0;
   for (const std::uint8_t family : {std::uint8_t{AF_INET}, std::uint8_t{AF_INET6}}) {
     for (const inet_diag_sockid& id : time_waits(netlink, family)) {

@@ -76,11 +76,11 @@ bool become(unsigned uid, unsigned gid) {
 }
 
 // The user whose process it is may stop it at any moment: it is given a while, and is then ended.
-constexpr int kPatienceMs = 2000;
+constexpr int kTimeoutMs = 2000;
 
 bool ends_well(pid_t child) {
   const auto pidfd = Pidfd::open(Pid{child});
-  if (!pidfd || !pidfd->wait_exit(kPatienceMs)) (void)::kill(child, SIGKILL);
+  if (!pidfd || !pidfd->wait_exit(kTimeoutMs)) (void)::kill(child, SIGKILL);
   int status = 0;
   pid_t got = 0;
   while ((got = ::waitpid(child, &status, 0)) < 0 && errno == EINTR) {
@@ -92,8 +92,8 @@ bool ends_well(pid_t child) {
 bool is_closed_in_time(const UniqueFd& told) {
   pollfd waits{told.get(), POLLIN, 0};
   int ready = 0;
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(kPatienceMs);
-  while ((ready = ::poll(&waits, 1, kPatienceMs)) < 0 && errno == EINTR &&
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(kTimeoutMs);
+  while ((ready = ::poll(&waits, 1, kTimeoutMs)) < 0 && errno == EINTR &&
          std::chrono::steady_clock::now() < deadline) {
   }
   char byte = 0;

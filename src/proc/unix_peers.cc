@@ -39,7 +39,7 @@ void read_answer(const char* data, std::size_t size, Peers& out) {
 
 Result<Peers> unix_peers() {
   const UniqueFd netlink(::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
-  const timeval patience{1, 0};  // the kernel answers at once, or not at all
+  const timeval timeout{1, 0};  // the kernel answers at once, or not at all
   struct {
     nlmsghdr header;
     unix_diag_req body;
@@ -53,7 +53,7 @@ Result<Peers> unix_peers() {
   sockaddr_nl kernel{};
   kernel.nl_family = AF_NETLINK;
   if (!netlink.valid() ||
-      ::setsockopt(netlink.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience) != 0 ||
+      ::setsockopt(netlink.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout) != 0 ||
       ::sendto(netlink.get(), &request, sizeof request, 0,
                reinterpret_cast<const sockaddr*>(&kernel), sizeof kernel) != sizeof request) {
     return fail(errno_error("cannot ask the kernel about unix sockets", errno));

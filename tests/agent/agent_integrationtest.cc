@@ -87,7 +87,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr std::size_t kMiB = std::size_t{1} << 20;
-constexpr milliseconds kPatience{60000};
+constexpr milliseconds kTimeout{60000};
 
 CUcontext context() {
   static const CUcontext made = [] {
@@ -202,7 +202,7 @@ class AgentThread : public ::testing::Test {
 
  protected:
   static bool soon(const std::function<bool()>& condition) {
-    const auto deadline = Clock::now() + kPatience;
+    const auto deadline = Clock::now() + kTimeout;
     while (!condition() && Clock::now() < deadline)
       std::this_thread::sleep_for(milliseconds(1));
     return condition();
@@ -223,7 +223,7 @@ class AgentThread : public ::testing::Test {
     return std::move(**agent);
   }
   static void ask(AgentClient& agent, AgentCommand command, std::uint64_t argument = 0) {
-    const auto done = agent.ask(command, argument, kPatience);
+    const auto done = agent.ask(command, argument, kTimeout);
     ASSERT_TRUE(done) << done.error().to_string();
   }
   static AgentState state() {
@@ -253,7 +253,7 @@ TEST_F(AgentThread, TakesMemoryAwayAndBringsItBackWhileThreadsAllocateAndFree) {
   for (int round = 0; round < 10; ++round) {
     AgentClient agent = peer();
     take_away(agent, AgentCommand::kClose);
-    const auto exported = agent.take_segments(kPatience);
+    const auto exported = agent.take_segments(kTimeout);
     ASSERT_TRUE(exported) << exported.error().to_string();
     EXPECT_EQ(exported->size(), agent.segment_count());
     EXPECT_GT(agent.segment_count(), 0U);
@@ -342,7 +342,7 @@ TEST_F(AgentThread, LetsGoOfWhatItKeptWhileAThreadIsInTheMiddleOfAFork) {
     ::waitpid(child, nullptr, 0);
   });
   const bool in_the_middle = soon([] { return g_in_fork.load() == 2; });
-  const auto dropped = agent.ask(AgentCommand::kDrop, 0, kPatience);
+  const auto dropped = agent.ask(AgentCommand::kDrop, 0, kTimeout);
   g_in_fork = 0;
   forks.join();
   EXPECT_TRUE(in_the_middle);
@@ -360,7 +360,7 @@ TEST_F(AgentThread, KeepsNothingWhereTheProgramMayOpenLittle) {
   take_away(agent, AgentCommand::kClose);
   const rlimit few{20, limit.rlim_max};
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
-  const auto refused = agent.ask(AgentCommand::kKeep, 0, kPatience);
+  const auto refused = agent.ask(AgentCommand::kKeep, 0, kTimeout);
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
   EXPECT_FALSE(refused);
   EXPECT_EQ(agent.state(), AgentState::kClosed);
@@ -381,7 +381,7 @@ TEST_F(AgentThread, GivesUpItsPeersHaste) {
       std::this_thread::sleep_for(milliseconds(1));
   });
   EXPECT_TRUE(soon([&] { return inside.load(); }));
-  const auto refused = agent.ask(AgentCommand::kClose, 100, kPatience);
+  const auto refused = agent.ask(AgentCommand::kClose, 100, kTimeout);
   EXPECT_FALSE(refused);
   EXPECT_EQ(refused.error().code, ErrorCode::kTimeout);
   EXPECT_EQ(agent.state(), AgentState::kRunning);
