@@ -196,9 +196,10 @@ void add_blocks(const AddressRange& mapping, int pagemap, std::vector<AddressRan
 }  // namespace
 
 std::vector<AddressRange> find_host_memory(const proc::AddressSpace& space) {
-  const auto pointers = stack_pointers(space.pid());
   auto pagemap = open_file(AT_FDCWD, fmt::format("/proc/{}/pagemap", space.pid().value), O_RDONLY);
-  if (!pointers || !pagemap || has_what_knows_pages(space.pid())) return {};
+  if (!pagemap || has_what_knows_pages(space.pid())) return {};
+  const auto pointers = stack_pointers(space.pid());
+  if (!pointers) return {};
   std::vector<AddressRange> out;
   for (const AddressRange& mapping : plain_mappings(space.pid(), *pointers))
     add_blocks(mapping, pagemap->get(), out);

@@ -365,6 +365,9 @@ class Parker {
           if (together_.size() == kTogether) STASIS_TRY(park_together(not_parked));
           continue;
         }
+        // It may take the place that those have been counted on.
+        if (!together_.empty() && free_.size() <= together_.size())
+          STASIS_TRY(park_together(not_parked));
         STASIS_TRY_ASSIGN(auto done, try_to_park(thread, waiting));
         if (!done) not_parked.push_back(thread);
       }
@@ -494,9 +497,13 @@ class Parker {
     return seen.waits >= kRestTries && Clock::now() - seen.first_wait >= kRest;
   }
 
-  // In use are also slots of threads that were not looked at yet.
+  // In use are also slots of threads that were not looked at yet. What the target has forged may
+  // lie across another lot, whose slots would be given away twice.
   void find_free_places() {
+    std::uint64_t end = 0;
     for (const Lot& lot : places_.lots) {
+      if (lot.start < end) continue;
+      end = lot.slot(lot.capacity);
       const auto words = first_words(space_, lot);
       for (std::uint64_t i = 0; i < words.size(); ++i)
         if (words[i] != SavedThread::kMark) free_.emplace_back(lot, i);
