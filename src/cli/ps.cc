@@ -66,15 +66,14 @@ std::string join(const std::vector<std::string>& words) {
   return out;
 }
 
-// `job`: in whose namespaces it lives, and whose records are about it then.
+// `job`: in whose namespaces it lives, and whose records are about it, too.
 std::string under(const std::vector<JournalEntry>& journal, const proc::ProcessInfo& info,
                   const std::optional<job::JobEntry>& job) {
   if (job && job->init.value != 0) {
-    const auto entry = job::operation_on(*job, info.id());
-    if (!entry) return {};
     // The number of the process that does it is one of that namespace.
-    return entry->under_way ? worker_name(entry->record)
-                            : kLeftBehind + operation_name(entry->record.operation);
+    if (const auto entry = job::operation_on(*job, info.id()))
+      return entry->under_way ? worker_name(entry->record)
+                              : kLeftBehind + operation_name(entry->record.operation);
   }
   for (const JournalEntry& entry : journal) {
     for (const JournalTarget& target : entry.record.targets) {
