@@ -1,5 +1,6 @@
 // The whole procedures.
 #include <fcntl.h>
+#include <unistd.h>
 
 #include <iterator>
 #include <list>
@@ -7,6 +8,7 @@
 #include "base/fd.h"
 #include "capi/handles.h"
 #include "job/swap.h"
+#include "proc/procfs.h"
 #include "report/report.h"
 
 namespace stasis::capi {
@@ -23,6 +25,21 @@ Result<void> check_target(const stasis_session* session, int pid) {
   if (session == nullptr) return misuse("there is no session");
   if (pid <= 0) return misuse(fmt::format("a process number is positive, and not {}", pid));
   return {};
+}
+
+// It would be suspended while it waits for the end, and nothing would let it go on. The side of a
+// swap that does it is another process, which does not know who has asked.
+Result<void> refuse_from_within(int root) {
+  STASIS_TRY_ASSIGN(auto tree, proc::ProcFs().tree(Pid{root}));
+  const bool within = std::any_of(tree.begin(), tree.end(), [](const proc::ProcessInfo& info) {
+    return info.pid.value == ::getpid();
+  });
+  if (!within) return {};
+  return fail(ErrorCode::kUsage,
+              fmt::format("a swap that suspends process {} cannot be done from within its tree: "
+                          "this program ({}) would be suspended, too",
+                          root, ::getpid()),
+              "have a process do it that is not below that one");
 }
 
 Result<std::optional<CgroupMode>> cgroup_mode(const char* given) {
@@ -183,6 +200,7 @@ stasis_error* stasis_swap(stasis_session* session, int out_pid, int in_pid,
   return capi::guarded([&]() -> Result<void> {
     for (const int pid : {out_pid, in_pid})
       STASIS_TRY(capi::check_target(session, pid));
+    STASIS_TRY(capi::refuse_from_within(out_pid));
     STASIS_TRY_ASSIGN(auto read,
                       capi::read_options(options, stasis_swap_options_init, "stasis_swap_options"));
     STASIS_TRY_ASSIGN(auto map, capi::gpu_map(read.gpu_pairs, read.gpu_pair_count));

@@ -419,12 +419,15 @@ class Session {
     options.ignore_obstacles = ignore_obstacles;
     options.gpu_pairs = given_pairs.data();
     options.gpu_pair_count = given_pairs.size();
+    stasis_swap_options back = options;
+    back.gpu_pairs = nullptr;
+    back.gpu_pair_count = 0;
     return run_for_text(
         [&](const stasis_call& given, char** text) {
           return stasis_swap(session_.it, out, in, &options, &given, text);
         },
         {py::none(), note},
-        [&] { stasis_error_free(stasis_swap(session_.it, in, out, nullptr, nullptr, nullptr)); });
+        [&] { stasis_error_free(stasis_swap(session_.it, in, out, &back, nullptr, nullptr)); });
   }
   std::string dump(int pid, const py::dict& given_options, const py::object& progress,
                    const py::object& note) {

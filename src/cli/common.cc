@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
+#include <limits>
 #include <utility>
 
 #include <fmt/format.h>
@@ -39,7 +40,7 @@ milliseconds parse_duration(const std::string& option, const std::string& text,
   std::uint64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   const std::string_view unit(end, static_cast<std::size_t>(text.data() + text.size() - end));
-  constexpr std::uint64_t kMost = 1'000'000'000;
+  constexpr std::uint64_t kMost = std::numeric_limits<std::uint32_t>::max();
   std::uint64_t factor = 0;
   if (unit.empty()) factor = static_cast<std::uint64_t>(unit_if_none.count());
   if (unit == "ms") factor = 1;
@@ -49,7 +50,7 @@ milliseconds parse_duration(const std::string& option, const std::string& text,
   if (error != std::errc() || factor == 0 || value > kMost / factor) {
     throw CLI::ValidationError(
         option,
-        fmt::format("'{}' is no duration; write e.g. 90s, 10m or 2h, 11 days at most", text));
+        fmt::format("'{}' is no duration; write e.g. 90s, 10m or 2h, 49 days at most", text));
   }
   return milliseconds(value * factor);
 }

@@ -12,6 +12,7 @@ json bounded(json result) {
   if (result.dump(-1, ' ', false, json::error_handler_t::replace).size() <= kRoom) return result;
   result.erase("notes");
   if (result.contains("error")) {
+    result["error"].erase("obstacles");
     for (const char* part : {"message", "remedy"}) {
       auto text = result["error"].value(part, "");
       text.resize(std::min(text.size(), kRoom / 8));
@@ -22,9 +23,17 @@ json bounded(json result) {
 }
 
 json error_to_json(const Error& error) {
-  return {{"code", static_cast<int>(error.code)},
-          {"message", error.to_string()},
-          {"remedy", error.remedy}};
+  json out = {{"code", static_cast<int>(error.code)},
+              {"message", error.to_string()},
+              {"remedy", error.remedy}};
+  for (const Obstacle& obstacle : error.obstacles) {
+    out["obstacles"].push_back({{"id", obstacle.id},
+                                {"pid", obstacle.pid.value},
+                                {"what", obstacle.what},
+                                {"remedy", obstacle.remedy},
+                                {"by", static_cast<int>(obstacle.by)}});
+  }
+  return out;
 }
 
 Error error_from_json(const json& object) {
@@ -33,6 +42,10 @@ Error error_from_json(const json& object) {
               object.value("remedy", ""),
               {},
               {}};
+  for (const json& one : object.value("obstacles", json::array())) {
+    error.obstacles.push_back({one.value("id", ""), Pid{one.value("pid", 0)}, one.value("what", ""),
+                               one.value("remedy", ""), static_cast<Override>(one.value("by", 0))});
+  }
   return error;
 }
 

@@ -46,7 +46,7 @@ class Swap {
   // Until both are done; a signal is passed on to both, once.
   void wait() {
     while (out_.busy() || in_.busy()) {
-      if (caller_.interrupt.requested() && !stopped_) {
+      if (caller_.interrupt.requested() && !stopped_ && out_.hears() && in_.hears()) {
         stopped_ = true;
         out_.stop();
         in_.stop();
@@ -297,6 +297,7 @@ SwapReport::Side side_report(const SwapSide& side) {
 Result<SwapReport> swap(const SwapCaller& caller, Target out, Target in,
                         const SwapOptions& options) {
   const auto start = Clock::now();
+  STASIS_TRY(caller.interrupt.check());
   if (!options.gpu_map.empty()) STASIS_TRY(parse_gpu_map(options.gpu_map));
   for (Target* target : {&out, &in})
     STASIS_TRY(target->find());

@@ -3,6 +3,7 @@
 #include <array>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "job/json_message.h"
 
@@ -20,12 +21,21 @@ constexpr std::array<std::pair<SideOrder, std::string_view>, 5> kOrders{{
     {SideOrder::kUndo, "undo"},
 }};
 
+// A path need not be UTF-8.
+json path_to_json(const std::string& path) {
+  return std::vector<unsigned char>(path.begin(), path.end());
+}
+std::string path_from_json(const json& bytes) {
+  const auto path = bytes.get<std::vector<unsigned char>>();
+  return {path.begin(), path.end()};
+}
+
 std::optional<SideSetup> setup_of(const json& object) {
   SideSetup setup;
   setup.name = object.at("name").get<std::string>();
   setup.root = Pid{object.at("root").get<int>()};
-  setup.entry = {object.at("mounts").get<std::string>(), object.at("directory").get<std::string>(),
-                 object.at("state_dir").get<std::string>()};
+  setup.entry = {object.at("mounts").get<std::string>(), path_from_json(object.at("directory")),
+                 path_from_json(object.at("state_dir"))};
   setup.timeout = milliseconds(object.at("timeout_ms").get<std::int64_t>());
   setup.path = static_cast<MemoryPath>(object.at("path").get<int>());
   setup.ignore_obstacles = object.at("ignore_obstacles").get<bool>();
@@ -93,8 +103,8 @@ Result<void> send(const Channel& channel, const SideSetup& setup) {
   json out = {{"name", setup.name},
               {"root", setup.root.value},
               {"mounts", setup.entry.mounts},
-              {"directory", setup.entry.directory},
-              {"state_dir", setup.entry.state_dir},
+              {"directory", path_to_json(setup.entry.directory)},
+              {"state_dir", path_to_json(setup.entry.state_dir)},
               {"timeout_ms", setup.timeout.count()},
               {"path", static_cast<int>(setup.path)},
               {"ignore_obstacles", setup.ignore_obstacles},

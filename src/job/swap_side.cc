@@ -185,6 +185,7 @@ void SwapSide::take() {
   auto message = process_.channel().receive(0);
   if (message && !*message) return;
   auto event = message ? parse_side_event(**message) : std::nullopt;
+  has_answered_ = true;
   at_rest_ = event && std::holds_alternative<AtRest>(*event);
   if (at_rest_) return;
   busy_ = false;

@@ -32,7 +32,9 @@ class SwapSide {
   void begin(SideOrder order);
   // Takes the answer, which has come.
   void take();
+  // Only one that hears(): a signal would end a process that has just been started.
   void stop();
+  bool hears() const { return has_answered_ || !busy_; }
 
   // The trace of all that was done, as events; empty if the process records none.
   nlohmann::json take_trace() { return std::exchange(trace_, nlohmann::json::array()); }
@@ -55,6 +57,7 @@ class SwapSide {
   HelperProcess process_;
   bool busy_ = false;
   bool at_rest_ = false;
+  bool has_answered_ = false;  // before
   SideResult done_;
   nlohmann::json trace_ = nlohmann::json::array();
 };

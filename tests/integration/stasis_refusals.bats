@@ -44,8 +44,8 @@ unharmed() {
   refused 2 usage restore
   refused 2 usage suspend 1 --timeout soon
   refused 2 usage suspend 1 --timeout -1
-  for time in 1.5s 12d h "" 300h; do refused 2 usage suspend 1 --timeout "$time"; done
-  for time in 10s 2m 500ms 1h 0 2500; do refused 3 no-such-process suspend 2147483647 --timeout "$time"; done
+  for time in 1.5s 12d h "" 1200h; do refused 2 usage suspend 1 --timeout "$time"; done
+  for time in 10s 2m 500ms 1h 0 2500 4294967295; do refused 3 no-such-process suspend 2147483647 --timeout "$time"; done
   refused 2 usage dump 1 --images-dir "$image" --sync maybe
   for size in 4G 8G 99999999999999999999G; do
     refused 2 usage dump 1 --images-dir "$image" --ghost-limit "$size"

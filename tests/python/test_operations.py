@@ -454,6 +454,8 @@ class Swap(harness.Case):
             stasis.swap(second.pid, first.pid)
         with self.assertRaises(stasis.Usage):
             stasis.swap(first.pid, first.pid)
+        with self.assertRaisesRegex(stasis.Usage, "from within"):
+            stasis.swap(os.getpid(), second.pid)
         with self.assertRaises(stasis.DeviceMapInvalid):
             stasis.swap(first.pid, second.pid, {"GPU-00000000-0000-0000-0000-000000000000": harness.gpu_uuids()[0]})
         self.assertEqual([stasis.Process(one.pid).state for one in (first, second)], ["running", "checkpointed"])
