@@ -394,6 +394,14 @@ static void test_swap(void) {
   EXPECT(stasis_swap(session, first, 0, &options, NULL, NULL), STASIS_USAGE);
   EXPECT(stasis_swap(session, first, second, &options, NULL, NULL), STASIS_WRONG_STATE);
   GOOD(stasis_suspend(session, second, NULL, NULL, NULL));
+  EXPECT(stasis_swap(session, getpid(), second, NULL, NULL, NULL), STASIS_USAGE);
+  stasis_call call;
+  stasis_call_init(&call, sizeof call);
+  call.cancel = stasis_cancel_new();
+  stasis_cancel_request(call.cancel);
+  EXPECT(stasis_swap(session, first, second, NULL, &call, NULL), STASIS_INTERRUPTED);
+  stasis_cancel_free(call.cancel);
+  CHECK(goes_on("swap_first"));
   char *report = NULL;
   GOOD(stasis_swap(session, first, second, NULL, NULL, &report));
   CHECK(report != NULL && strstr(report, "\"at_once\"") != NULL);
