@@ -56,6 +56,7 @@ class Recovered:
     processes: Tuple[ProcessReport, ...]
     finished: bool
     image_kept: bool
+    outcome: str = ...
 
 def configure(
     *, library: Optional[_Path] = ..., answer_timeout_ms: SupportsIndex = ..., work_timeout_ms: SupportsIndex = ...

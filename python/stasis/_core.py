@@ -129,7 +129,7 @@ class Swapped:
 
 @dataclass(frozen=True)
 class Recovered:
-    """What recover() has found and done about one process tree."""
+    """What recover() has found and done about one process tree. `outcome`: how the two programs of a swap are now."""
 
     pid: int
     operation: str
@@ -137,6 +137,7 @@ class Recovered:
     processes: tuple
     finished: bool
     image_kept: bool
+    outcome: str = ""
 
 
 def _process_report(given):
@@ -378,6 +379,7 @@ def recover(pid=None, *, note=None):
             tuple(map(_process_report, one["processes"])),
             one["finished"],
             one["image_kept"],
+            one.get("outcome", ""),
         )
         for one in json.loads(_open_session().recover(number, note))["recovered"]
     ]

@@ -472,7 +472,8 @@ class Swap(harness.Case):
         program.kill()
         program.wait()
         self.no_faults()
-        self.assertIn("swap", [one.operation for one in stasis.recover()])
+        (decided,) = [one for one in stasis.recover() if one.operation == "swap"]
+        self.assertEqual(decided.outcome, f"{first.pid} runs and {second.pid} is suspended, as before")
         self.assertEqual([stasis.Process(one.pid).state for one in (first, second)], ["running", "checkpointed"])
         self.assertEqual(stasis.recover(), [])
         first.goes_on()
