@@ -305,15 +305,16 @@ std::optional<std::string> newest_image(const std::string& dir) {
   const auto names = folder ? list_directory(*folder, dir) : Result<std::vector<std::string>>();
   if (!folder || !names) return std::nullopt;
   int newest = 0;
+  std::optional<std::string> image;
   for (const std::string& text : *names) {
     const auto name = parse(text);
-    const bool complete =
-        name && name->rest.empty() &&
-        ::access(fmt::format("{}/{}/manifest.json", dir, text).c_str(), F_OK) == 0;
-    if (complete) newest = std::max(newest, name->number);
+    if (!name || !name->rest.empty() || name->number <= newest) continue;
+    std::string path = fmt::format("{}/{}", dir, text);
+    if (::access((path + "/manifest.json").c_str(), F_OK) != 0) continue;
+    newest = name->number;
+    image = std::move(path);
   }
-  if (newest == 0) return std::nullopt;
-  return fmt::format("{}/{:0{}}", dir, newest, kDigits);
+  return image;
 }
 
 }  // namespace stasis::job
