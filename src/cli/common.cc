@@ -144,8 +144,7 @@ void add_driver_timeout(CLI::App& command, std::optional<DriverTimeouts>& timeou
       },
       "the silence after which a call of the driver is given up, e.g. 10s, or milliseconds; 0 to "
       "wait for ever; a checkpoint, a restore or a copy by the direct path is silent while it "
-      "shows "
-      "no sign of work [10000, for those 60000]");
+      "shows no sign of work [10000, for those 60000]");
 }
 
 void add_time_limit(CLI::App& command, std::chrono::milliseconds& limit, const std::string& after) {
