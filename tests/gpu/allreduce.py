@@ -17,7 +17,7 @@ STOP = []
 
 
 class Others:
-    """All-gather, send and receive in each round, and a communicator of its own for ten rounds each."""
+    """All-gather, reduce-scatter, send and receive in each round, and a communicator for ten rounds each."""
 
     def __init__(self, torch, dist, rank, ranks):
         self.torch, self.dist, self.rank, self.ranks = torch, dist, rank, ranks
@@ -32,6 +32,8 @@ class Others:
         after, before = (self.rank + 1) % self.ranks, (self.rank - 1) % self.ranks
         for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, mine, after), dist.P2POp(dist.irecv, came, before)]):
             work.wait()
+        part = torch.empty_like(mine)
+        dist.reduce_scatter_tensor(part, torch.cat([mine + place for place in range(self.ranks)]))
         if number % 10 == 1:
             if self.group:
                 dist.destroy_process_group(self.group)
@@ -40,7 +42,8 @@ class Others:
         dist.all_reduce(total, group=self.group)
         wanted = [rank * 1000003 + number for rank in range(self.ranks)]
         return (all(bool((one == want).all()) for one, want in zip(gathered, wanted))
-                and bool((came == wanted[before]).all()) and bool((total == sum(wanted)).all()))
+                and bool((came == wanted[before]).all())
+                and bool((part == sum(wanted) + self.ranks * self.rank).all()) and bool((total == sum(wanted)).all()))
 
 
 def rank_main(options, rank):

@@ -153,12 +153,12 @@ def ended(target):
         raise Failure(f"{target.name} ended with status {target.exit_status}: {target.output()[-200:]}")
 
 
-def trained(machine, kind, disturb):
+def trained(machine, kind, disturb, ranks=2, steps=400):
     name = f"{kind}.{'disturbed' if disturb else 'undisturbed'}"
     path = os.path.join(machine.work, name + ".losses")
-    target = under_agent(machine, name, [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2",
+    target = under_agent(machine, name, [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(ranks),
                                          "--master_port", "29577", os.path.join(HERE, "train_ranks.py"), kind, path,
-                                         "400"])
+                                         str(steps)])
     target.losses = path + ".0"
 
     def further():
@@ -168,7 +168,7 @@ def trained(machine, kind, disturb):
     figures = there_and_back(machine, target, FEWER, 1, further) if disturb else {}
     ended(target)
     found = losses(target)
-    expect(list(found) == list(range(1, 401)), f"{name}: steps are missing or repeated")
+    expect(list(found) == list(range(1, steps + 1)), f"{name}: steps are missing or repeated")
     return found, figures
 
 

@@ -28,6 +28,12 @@ def mounted_below(folder):
         return any(line.split()[4].startswith(folder + "/") for line in file)
 
 
+def gpus_wanted(need):
+    """Of "two gpus" or "8 gpus"."""
+    count = need.split()[0]
+    return 2 if count == "two" else int(count)
+
+
 class Finished:
     """A command that has ended."""
 
@@ -158,8 +164,8 @@ class Machine:
                 raise Skip("no criu: give --criu PATH")
             elif need == "root" and os.geteuid() != 0:
                 raise Skip("needs root")
-            elif need == "two gpus" and len(self.gpus()) < 2:
-                raise Skip(f"needs two GPUs, this machine has {len(self.gpus())}")
+            elif need.endswith(" gpus") and len(self.gpus()) < gpus_wanted(need):
+                raise Skip(f"needs {gpus_wanted(need)} GPUs, this machine has {len(self.gpus())}")
             elif need.startswith("program "):
                 self.program(need.split(" ", 1)[1])
         self.gpus()
