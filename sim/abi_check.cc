@@ -371,6 +371,8 @@ SAME_SHAPE(cuMemHostUnregister);
 SAME_SHAPE(cuMemHostGetDevicePointer_v2);
 SAME_SHAPE(cuMemHostGetFlags);
 SAME_SHAPE(cuMemAllocManaged);
+SAME_SHAPE(cuStreamAttachMemAsync);
+SAME_SHAPE(cuMemRangeGetAttribute);
 SAME_SHAPE(cuDeviceGetDefaultMemPool);
 SAME_SHAPE(cuDeviceGetMemPool);
 SAME_SHAPE(cuDeviceSetMemPool);

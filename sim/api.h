@@ -60,6 +60,10 @@
   X(cuMemHostGetDevicePointer_v2, "cuMemHostGetDevicePointer", 3020)                        \
   X(cuMemHostGetFlags, "cuMemHostGetFlags", 2030)                                           \
   X(cuMemAllocManaged, "cuMemAllocManaged", 6000)                                           \
+  X(cuMemAdvise, "cuMemAdvise", 8000)                                                       \
+  X(cuMemRangeGetAttribute, "cuMemRangeGetAttribute", 8000)                                 \
+  X(cuMemPrefetchAsync, "cuMemPrefetchAsync", 8000)                                         \
+  X(cuStreamAttachMemAsync, "cuStreamAttachMemAsync", 6000)                                 \
   X(cuMemAllocAsync, "cuMemAllocAsync", 11020)                                              \
   X(cuMemAllocFromPoolAsync, "cuMemAllocFromPoolAsync", 11020)                              \
   X(cuMemFreeAsync, "cuMemFreeAsync", 11020)                                                \

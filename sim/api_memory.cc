@@ -1,4 +1,4 @@
-// Device, host, managed and pooled memory, legacy IPC, and questions about pointers.
+// Device, host and pooled memory, legacy IPC, and questions about pointers.
 #include <cstring>
 
 #include "sim/api.h"
@@ -224,16 +224,6 @@ CUresult cuMemHostGetFlags(unsigned int* flags, void* pointer) {
     }
     *flags = a.flags;
     return CUDA_SUCCESS;
-  });
-}
-
-CUresult cuMemAllocManaged(CUdeviceptr* pointer, std::size_t bytes, unsigned int flags) {
-  return in_context([&](Driver& driver, Context& context) -> CUresult {
-    if (!pointer || (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST)) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    return driver.memory.allocate_host(Kind::kManaged, context.device, bytes, &context, flags,
-                                       *pointer);
   });
 }
 

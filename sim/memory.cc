@@ -233,8 +233,11 @@ void Memory::free_locked(std::map<Address, Allocation>::iterator it) {
   const Allocation a = it->second;
   allocations_.erase(it);
   if (a.kind == Kind::kManaged || a.kind == Kind::kPinned) {
-    if (a.kind == Kind::kManaged) --managed_;
-    ::munmap(pointer(a.base), round_up(a.size, 4096));
+    if (a.kind == Kind::kPinned) ::munmap(pointer(a.base), round_up(a.size, 4096));
+    if (a.kind == Kind::kManaged) {
+      --managed_;
+      managed_areas_.free(a.base, a.size);
+    }
     return;
   }
   if (a.kind == Kind::kRegistered) return;
@@ -279,20 +282,17 @@ void Memory::free_all(const Context* context) {
 CUresult Memory::allocate_host(Kind kind, int device, std::uint64_t size, Context* context,
                                unsigned flags, Address& out) {
   if (size == 0) return CUDA_ERROR_INVALID_VALUE;
-  // Managed memory is told by its file: /dev/nvidia-uvm with the real driver.
-  const int file = kind == Kind::kManaged ? ::memfd_create("nvidia-uvm", MFD_CLOEXEC) : -1;
-  if (kind == Kind::kManaged &&
-      (file < 0 || ::ftruncate(file, static_cast<off_t>(round_up(size, 4096))) != 0)) {
-    if (file >= 0) ::close(file);
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  }
-  void* got = ::mmap(nullptr, round_up(size, 4096), PROT_READ | PROT_WRITE,
-                     file >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, file, 0);
-  if (file >= 0) ::close(file);
-  if (got == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
   std::lock_guard lock(mutex_);
   Allocation allocation;
-  allocation.base = reinterpret_cast<Address>(got);
+  if (kind == Kind::kManaged) {
+    allocation.base = managed_areas_.allocate(size);
+    if (allocation.base == 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  } else {
+    void* got = ::mmap(nullptr, round_up(size, 4096), PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (got == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+    allocation.base = reinterpret_cast<Address>(got);
+  }
   allocation.size = size;
   allocation.kind = kind;
   allocation.device = device;
@@ -300,6 +300,24 @@ CUresult Memory::allocate_host(Kind kind, int device, std::uint64_t size, Contex
   allocation.flags = flags;
   if (kind == Kind::kManaged) ++managed_;
   out = remember(allocation).base;
+  return CUDA_SUCCESS;
+}
+
+CUresult Memory::note_managed(Address base, std::uint64_t size, CUmem_range_attribute attribute,
+                              int value) {
+  std::lock_guard lock(mutex_);
+  const Allocation* a = find_locked(base, size);
+  if (size == 0 || !a || a->kind != Kind::kManaged) return CUDA_ERROR_INVALID_VALUE;
+  managed_areas_.note(base, size, attribute, value);
+  return CUDA_SUCCESS;
+}
+
+CUresult Memory::noted_managed(Address base, std::uint64_t size, CUmem_range_attribute attribute,
+                               int& value) const {
+  std::lock_guard lock(mutex_);
+  const Allocation* a = find_locked(base, size);
+  if (size == 0 || !a || a->kind != Kind::kManaged) return CUDA_ERROR_INVALID_VALUE;
+  value = managed_areas_.noted(base, size, attribute);
   return CUDA_SUCCESS;
 }
 

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "sim/config.h"
+#include "sim/managed.h"
 #include "sim/registry.h"
 
 namespace stasis::sim {
@@ -87,6 +88,11 @@ class Memory {
   cuda::CUresult free(Address base);
   cuda::CUresult allocate_host(Kind kind, int device, std::uint64_t size, Context* context,
                                unsigned flags, Address& out);
+  // What the program says of a part of managed memory, and what it has said of all of one.
+  cuda::CUresult note_managed(Address base, std::uint64_t size,
+                              cuda::CUmem_range_attribute attribute, int value);
+  cuda::CUresult noted_managed(Address base, std::uint64_t size,
+                               cuda::CUmem_range_attribute attribute, int& value) const;
   cuda::CUresult register_host(Address base, std::uint64_t size, int device, Context* context,
                                unsigned flags);
   cuda::CUresult unregister_host(Address base);
@@ -180,6 +186,7 @@ class Memory {
   std::map<Address, std::uint64_t> reservations_;
   std::vector<std::unique_ptr<Slab>> slabs_;
   int managed_ = 0;
+  ManagedAreas managed_areas_;
   std::uint64_t next_id_ = 1;
   const volatile char* device_page_ = nullptr;
   char* image_ = nullptr;

@@ -3,7 +3,16 @@
 #include <csignal>
 #include <new>
 
+#include "abi/futex.h"
+
 namespace stasis::sim {
+namespace {
+
+// A thread that is not kept still has begun with its work by then.
+constexpr std::chrono::milliseconds kOwnThreadBegins{2};
+constexpr std::chrono::nanoseconds kForEver{-1};
+
+}  // namespace
 
 bool Mark::reached() const { return !lane || lane->reached(sequence); }
 void Mark::wait() const {
@@ -33,7 +42,7 @@ Mark Lane::submit(const std::shared_ptr<Lane>& lane, std::function<void()> work,
   }
   lane->queue_.push_back({std::move(work), std::move(after)});
   lane->outstanding_.add();
-  lane->more_.notify_one();
+  lane->tell_of_change();
   return {lane, ++lane->submitted_};
 }
 
@@ -49,7 +58,11 @@ bool Lane::reached(std::uint64_t sequence) {
 
 void Lane::wait(std::uint64_t sequence) {
   std::unique_lock lock(mutex_);
-  progress_.wait(lock, [&] { return completed_ >= sequence; });
+  while (completed_ < sequence) {
+    const auto before = completed_;
+    wait_for_change(lock, kOwnThreadBegins);
+    if (completed_ == before && !at_work_ && !queue_.empty()) run_one(lock);
+  }
 }
 
 void Lane::finish() {
@@ -58,7 +71,7 @@ void Lane::finish() {
   // The thread's own end counts as work: it frees memory, which must not happen in a locked
   // process.
   if (started_) outstanding_.add();
-  more_.notify_one();
+  tell_of_change();
 }
 
 void* Lane::thread_main(void* self) {
@@ -71,27 +84,48 @@ void* Lane::thread_main(void* self) {
   return nullptr;
 }
 
+void Lane::wait_for_change(std::unique_lock<std::mutex>& lock, std::chrono::nanoseconds timeout) {
+  const std::uint32_t seen = changes_.load();
+  lock.unlock();
+  futex::wait(changes_, seen, false, timeout);
+  lock.lock();
+}
+
+void Lane::tell_of_change() {
+  ++changes_;
+  futex::wake_all(changes_, false);
+}
+
+void Lane::run_one(std::unique_lock<std::mutex>& lock) {
+  at_work_ = true;
+  {
+    Work work = std::move(queue_.front());
+    queue_.pop_front();
+    lock.unlock();
+    for (const auto& mark : work.after)
+      mark.wait();
+    work.run();
+  }
+  lock.lock();
+  at_work_ = false;
+  ++completed_;
+  tell_of_change();
+  lock.unlock();
+  // Last, and with nothing of ours held or still to be freed: as soon as the count is zero the
+  // process may be locked, and this thread be stopped anywhere from here on.
+  outstanding_.done();
+  lock.lock();
+}
+
 void Lane::run_all() {
   std::unique_lock lock(mutex_);
   for (;;) {
-    more_.wait(lock, [&] { return !queue_.empty() || finishing_; });
-    if (queue_.empty()) return;
-    {
-      Work work = std::move(queue_.front());
-      queue_.pop_front();
-      lock.unlock();
-      for (const auto& mark : work.after)
-        mark.wait();
-      work.run();
-    }
-    lock.lock();
-    ++completed_;
-    progress_.notify_all();
-    lock.unlock();
-    // Last, and with nothing of ours held or still to be freed: as soon as the count is zero the
-    // process may be locked, and this thread be stopped anywhere from here on.
-    outstanding_.done();
-    lock.lock();
+    if (!at_work_ && !queue_.empty())
+      run_one(lock);
+    else if (queue_.empty() && !at_work_ && finishing_)
+      return;
+    else
+      wait_for_change(lock, kForEver);
   }
 }
 

@@ -1,4 +1,6 @@
-// Streams and events: work that runs in order on a thread of its own, and marks in that order.
+// Streams and events: work that runs in order on a thread of its own, and marks in that order. A
+// GPU works whatever becomes of the process's threads, so whoever waits for work does it, if the
+// stream's own thread has not begun with it: that one may be kept still.
 //
 // Ownership: a Stream's queue (Lane) is shared with the events recorded in it and with work that
 // waits for it, so that destroying a stream leaves those valid. Its thread ends when the stream is
@@ -8,7 +10,7 @@
 #include <pthread.h>
 
 #include <atomic>
-#include <condition_variable>
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -49,11 +51,17 @@ class Lane {
   };
   static void* thread_main(void* self);
   void run_all();
+  // The next piece, with the mutex held before and after, and not meanwhile.
+  void run_one(std::unique_lock<std::mutex>& lock);
+  // Until something has changed, or the time is over.
+  void wait_for_change(std::unique_lock<std::mutex>& lock, std::chrono::nanoseconds timeout);
+  void tell_of_change();
 
   Outstanding& outstanding_;
   std::mutex mutex_;
-  std::condition_variable more_;
-  std::condition_variable progress_;
+  // No condition variable: that of the C library waits for those whom it has woken to be awake.
+  std::atomic<std::uint32_t> changes_{0};
+  bool at_work_ = false;
   std::deque<Work> queue_;
   std::uint64_t submitted_ = 0;
   std::uint64_t completed_ = 0;

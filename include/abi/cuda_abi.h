@@ -244,6 +244,26 @@ enum CUmemAttach_flags : unsigned int {
   CU_MEM_ATTACH_SINGLE = 0x4,
 };
 
+// Where managed memory is wanted, other than on a GPU; and no place in particular.
+inline constexpr CUdevice kDeviceCpu = -1;
+inline constexpr CUdevice kDeviceInvalid = -2;
+
+enum CUmem_advise : unsigned int {
+  CU_MEM_ADVISE_SET_READ_MOSTLY = 1,
+  CU_MEM_ADVISE_UNSET_READ_MOSTLY = 2,
+  CU_MEM_ADVISE_SET_PREFERRED_LOCATION = 3,
+  CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION = 4,
+  CU_MEM_ADVISE_SET_ACCESSED_BY = 5,
+  CU_MEM_ADVISE_UNSET_ACCESSED_BY = 6,
+};
+
+enum CUmem_range_attribute : unsigned int {
+  CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY = 1,
+  CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION = 2,
+  CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY = 3,
+  CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION = 4,
+};
+
 inline constexpr unsigned int kMemHostAllocPortable = 0x01;
 inline constexpr unsigned int kMemHostAllocDeviceMap = 0x02;
 inline constexpr unsigned int kMemHostAllocWriteCombined = 0x04;
@@ -596,6 +616,15 @@ using cuMemHostUnregister = CUresult(void* pointer);
 using cuMemHostGetDevicePointer_v2 = CUresult(CUdeviceptr* device, void* host, unsigned int flags);
 using cuMemHostGetFlags = CUresult(unsigned int* flags, void* pointer);
 using cuMemAllocManaged = CUresult(CUdeviceptr* pointer, std::size_t bytes, unsigned int flags);
+using cuMemAdvise = CUresult(CUdeviceptr pointer, std::size_t bytes, CUmem_advise advice,
+                             CUdevice device);
+using cuMemRangeGetAttribute = CUresult(void* data, std::size_t data_bytes,
+                                        CUmem_range_attribute attribute, CUdeviceptr pointer,
+                                        std::size_t bytes);
+using cuMemPrefetchAsync = CUresult(CUdeviceptr pointer, std::size_t bytes, CUdevice device,
+                                    CUstream stream);
+using cuStreamAttachMemAsync = CUresult(CUstream stream, CUdeviceptr pointer, std::size_t bytes,
+                                        unsigned int flags);
 using cuMemAllocAsync = CUresult(CUdeviceptr* pointer, std::size_t bytes, CUstream stream);
 using cuMemAllocFromPoolAsync = CUresult(CUdeviceptr* pointer, std::size_t bytes, CUmemoryPool pool,
                                          CUstream stream);
