@@ -35,6 +35,7 @@
 #include "gate.h"
 #include "intercept.h"
 #include "local_memory.h"
+#include "managed.h"
 #include "sharing.h"
 #include "thread.h"
 
@@ -408,6 +409,7 @@ class Session {
     }
     page_.driver_share_count = shared_pieces();
     count_shared(page_.share_count);
+    page_.managed_areas = managed_areas();
     page_.multicast_count = multicast_count();
     for (std::size_t i = 0; i < std::size(arguments_); ++i)
       __atomic_load(&page_.arguments[i], &arguments_[i], __ATOMIC_RELAXED);
@@ -724,13 +726,15 @@ class Session {
 
   void detach() {
     if (!expect(AgentState::kClosed)) return;
-    const auto outcome = detach_all();
+    auto outcome = detach_all();
+    if (outcome.ok()) outcome = save_managed();
     page_.detached_count = detached_count();
     report(outcome);
   }
 
   void retake() {
-    const auto outcome = retake_host();
+    auto outcome = retake_host();
+    if (outcome.ok()) outcome = retake_managed();
     page_.detached_count = detached_count();
     report(outcome);
   }
@@ -907,6 +911,16 @@ void Agent::start() {
 void Agent::start_with_import() {
   start();
   if (auto* page = g_page.load()) add_shared(page->share_count);
+}
+
+void Agent::start_with_managed() {
+  start_with_import();
+  note_managed();
+}
+
+void Agent::note_managed() {
+  if (auto* page = g_page.load())
+    __atomic_store_n(&page->managed_areas, managed_areas(), __ATOMIC_RELAXED);
 }
 
 }  // namespace stasis::preload

@@ -11,6 +11,9 @@ class Agent {
   // The same, after memory of another process's has been opened: the agent's page says at once that
   // this process has some, for tools that cannot ask. The driver would lose the process.
   static void start_with_import();
+  // The same for managed memory, and at any change of how much there is.
+  static void start_with_managed();
+  static void note_managed();
 };
 
 }  // namespace stasis::preload

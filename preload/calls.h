@@ -107,6 +107,8 @@
   GATED_PTSZ(cuMemDiscardBatchAsync, P, P, W, W, P)                                \
   GATED_PTSZ(cuMemDiscardAndPrefetchBatchAsync, P, P, W, P, P, W, W, P)            \
   GATED_PTSZ(cuMemBatchDecompressAsync, P, W, U, P, P)                             \
+  GATED(cuMemRangeGetAttribute, P, W, U, W, W)                                     \
+  GATED(cuMemRangeGetAttributes, P, P, P, W, W, W)                                 \
   GATED(cuMemGetAccess, P, P, W)                                                   \
   GATED(cuMemGetInfo_v2, P, P)                                                     \
                                                                                    \
@@ -150,6 +152,11 @@
   OWN(cuMemFree_v2)                       \
   OWN(cuMemFreeAsync)                     \
   OWN(cuMemFreeAsync_ptsz)                \
+  OWN(cuMemAllocManaged)                  \
+  OWN(cuMemAdvise)                        \
+  OWN(cuMemAdvise_v2)                     \
+  OWN(cuStreamAttachMemAsync)             \
+  OWN(cuStreamAttachMemAsync_ptsz)        \
   OWN(cuMemGetAddressRange_v2)            \
   OWN(cuPointerGetAttribute)              \
   OWN(cuPointerGetAttributes)             \

@@ -1,6 +1,9 @@
 // The driver's functions that the agent itself calls, by their real addresses.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+
 #include "abi/cuda_abi.h"
 
 namespace stasis::preload {
@@ -57,6 +60,10 @@ using cuStreamEndCapture = cuda::CUresult(cuda::CUstream, void** graph);
 using cuStreamEndCapture_ptsz = cuStreamEndCapture;
 using cuMemFreeAsync_ptsz = cuda::fn::cuMemFreeAsync;
 using cuStreamDestroy = cuda::CUresult(cuda::CUstream);
+// CUDA 12.2 and newer. A CUmemLocation is of two words, and given in one register.
+using cuMemAdvise_v2 = cuda::CUresult(cuda::CUdeviceptr, std::size_t, cuda::CUmem_advise,
+                                      std::uint64_t location);
+using cuStreamAttachMemAsync_ptsz = cuda::fn::cuStreamAttachMemAsync;
 using cuGetProcAddress = cuda::fn::cuGetProcAddress_v1;
 using cuIpcOpenMemHandle = cuda::fn::cuIpcOpenMemHandle_v2;
 // The rest is known already.
@@ -85,6 +92,8 @@ using namespace cuda::fn;  // NOLINT(google-build-using-namespace)
   X(cuMemGetAllocationGranularity)           \
   X(cuMemAddressReserve)                     \
   X(cuMemAddressFree)                        \
+  X(cuMemAllocHost_v2)                       \
+  X(cuMemFreeHost)                           \
   X(cuMemcpyHtoD_v2)                         \
   X(cuMemcpyDtoH_v2)
 // clang-format on

@@ -1,4 +1,4 @@
-#include "hugepage_mmap.h"
+#include "driver_mmap.h"
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -27,15 +27,23 @@ constexpr std::size_t kMost = std::size_t{1} << 46;  // there are no more addres
 constexpr int kDriversFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE;
 
 using Mmap = void*(void*, std::size_t, int, int, int, off_t);
+using Munmap = int(void*, std::size_t);
 
-// The C library's, or that of another library that stands in for it.
+// The C library's, or those of another library that stands in for it.
 std::atomic<Mmap*> g_next{nullptr};
-// Where the driver's code is; nowhere, if there are no huge pages.
+std::atomic<Munmap*> g_next_munmap{nullptr};
+// Where the driver's code is.
 std::atomic<std::uintptr_t> g_begin{0};
 std::atomic<std::uintptr_t> g_end{0};
+std::atomic<bool> g_huge_pages{false};
+
+// Initial-exec: as in gate.h.
+constinit thread_local SteeredMapping* g_steered __attribute__((tls_model("initial-exec"))) =
+    nullptr;
 
 __attribute__((constructor)) void find_next() {
   g_next.store(reinterpret_cast<Mmap*>(real_dlsym()(RTLD_NEXT, "mmap")));
+  g_next_munmap.store(reinterpret_cast<Munmap*>(real_dlsym()(RTLD_NEXT, "munmap")));
 }
 
 void* next(void* address, std::size_t bytes, int protection, int flags, int fd, off_t offset) {
@@ -78,8 +86,12 @@ void* in_huge_pages(std::size_t bytes) {
 
 void* map(void* address, std::size_t bytes, int protection, int flags, int fd, off_t offset,
           const void* caller) {
+  if (g_steered && g_steered->is_meant(address, bytes, protection, fd) && in_driver(caller))
+      [[unlikely]]
+    return g_steered->map(flags);
   const bool meant = flags == kDriversFlags && address == nullptr && bytes >= 2 * kHugePage &&
-                     bytes < kMost && protection == (PROT_READ | PROT_WRITE) && in_driver(caller);
+                     bytes < kMost && protection == (PROT_READ | PROT_WRITE) &&
+                     g_huge_pages.load(std::memory_order_relaxed) && in_driver(caller);
   if (meant) [[unlikely]] {
     const int error = errno;
     void* at = in_huge_pages(bytes);
@@ -89,10 +101,48 @@ void* map(void* address, std::size_t bytes, int protection, int flags, int fd, o
   return next(address, bytes, protection, flags, fd, offset);
 }
 
+int unmap(void* address, std::size_t bytes, const void* caller) {
+  if (g_steered && g_steered->is_beyond(address) && in_driver(caller)) [[unlikely]]
+    return 0;
+  if (auto* function = g_next_munmap.load(std::memory_order_relaxed))
+    return function(address, bytes);
+  return static_cast<int>(::syscall(SYS_munmap, address, bytes));
+}
+
 }  // namespace
 
+SteeredMapping::SteeredMapping(std::uintptr_t address, std::size_t bytes)
+    : address_(address), bytes_(bytes) {
+  g_steered = this;
+}
+SteeredMapping::~SteeredMapping() { g_steered = nullptr; }
+
+bool SteeredMapping::is_meant(const void* address, std::size_t bytes, int protection,
+                              int fd) const {
+  return !asked_ && address == nullptr && fd < 0 && protection == PROT_NONE && bytes >= bytes_;
+}
+
+void* SteeredMapping::map(int flags) {
+  asked_ = true;
+  auto* wanted = reinterpret_cast<void*>(address_);
+  void* at = next(wanted, bytes_, PROT_NONE, flags | MAP_FIXED_NOREPLACE, -1, 0);
+  used_ = at == wanted;
+  // A kernel before 4.17 takes the address for a hint, and the driver would believe that it has
+  // more than this.
+  if (!used_ && at != MAP_FAILED) {
+    ::syscall(SYS_munmap, at, bytes_);
+    errno = ENOMEM;
+    return MAP_FAILED;
+  }
+  return at;
+}
+
+bool SteeredMapping::is_beyond(const void* address) const {
+  return used_ && reinterpret_cast<std::uintptr_t>(address) >= address_ + bytes_;
+}
+
 void note_driver_library(const void* function) {
-  if (huge_pages_are_off()) return;
+  g_huge_pages.store(!huge_pages_are_off());
   struct Search {
     std::uintptr_t function;
     std::uintptr_t begin = 0;
@@ -127,5 +177,8 @@ extern "C" void* mmap64(void* address, std::size_t bytes, int protection, int fl
                         off64_t offset) noexcept {
   return stasis::preload::map(address, bytes, protection, flags, fd, offset,
                               __builtin_return_address(0));
+}
+extern "C" int munmap(void* address, std::size_t bytes) noexcept {
+  return stasis::preload::unmap(address, bytes, __builtin_return_address(0));
 }
 asm(".globl mmap\n.type mmap, @function\n.set mmap, mmap64\n");

@@ -321,6 +321,7 @@ void forget_tables() {
   all.green.clear();
   all.primaries.clear();
   all.stack_sizes.clear();
+  all.managed.clear();
   all.peers.clear();
   all.spares.clear();
   all.pitches.clear();

@@ -99,6 +99,35 @@ struct Allocation {
   std::uint64_t number = next_number();
 };
 
+// What the program has said of managed memory, to be said again; in the order in which it was.
+struct Hint {
+  enum class Kind { kAdvice, kAttach };
+  Kind kind = Kind::kAdvice;
+  cuda::CUdeviceptr address = 0;
+  std::size_t size = 0;
+  unsigned what = 0;           // the advice, or the flags
+  std::uint64_t location = 0;  // as it was given
+  bool is_location = false;    // a CUmemLocation; otherwise a device's ordinal
+  cuda::CUstream stream = nullptr;
+  bool same_subject(const Hint& other) const;
+};
+
+// Managed memory that the agent can free and allocate again where it was: alone in an area of the
+// driver's (managed.h).
+struct Managed {
+  std::size_t asked = 0;
+  std::size_t size = 0;
+  cuda::CUcontext context = nullptr;
+  unsigned flags = 0;
+  std::vector<Hint> hints;
+  std::uint64_t number = next_number();
+  // While it is away: where its content is, which is its own address unless that was taken.
+  void* saved = nullptr;
+  // Of each block of it, whether it was on the CPU.
+  std::vector<bool> on_cpu;
+  bool present() const { return saved == nullptr; }
+};
+
 // Memory of the driver's own, with the driver's handle, that other processes know by a number too.
 struct DriverShare {
   cuda::CUdeviceptr address = 0;
@@ -201,6 +230,7 @@ struct Tables {
   // Objects of cuMulticastCreate, by the driver's handles.
   std::set<CUmulticastHandle> multicasts;
   std::map<cuda::CUdeviceptr, OpenedByDriver> opened_by_driver;
+  std::map<cuda::CUdeviceptr, Managed> managed;
   // Small memory of the driver's own, by context, that is to be freed at the next opportunity: to
   // free it waits for work in flight.
   std::unordered_map<cuda::CUcontext, std::vector<cuda::CUdeviceptr>> spares;
@@ -259,6 +289,8 @@ Physical* enter_physical(MemoryOrigin origin, cuda::CUmemGenericAllocationHandle
 cuda::CUcontext owner_in(cuda::CUcontext current);
 // The mapping in which `address` lies, or null.
 Mapping* mapping_at(cuda::CUdeviceptr address);
+// The managed memory in which it lies, also behind what was asked for; or the end.
+std::map<cuda::CUdeviceptr, Managed>::iterator managed_at(cuda::CUdeviceptr address);
 // Records that [address, address + size) of the mappings has this right.
 void enter_access(cuda::CUdeviceptr address, std::size_t size, const cuda::CUmemAccessDesc& right);
 // The driver's handles that the program no longer needs, for after the lock: to give memory back
@@ -277,6 +309,8 @@ bool is_allocated(cuda::CUdeviceptr address, std::size_t size);
 
 // --- Without
 
+// What was attached to the stream, which is gone, is not attached to it again.
+void forget_stream(cuda::CUstream stream);
 // Of one piece, with the gate closed. unmap() says how many it has done.
 Outcome unmap(const std::vector<Mapping*>& mappings, std::size_t& done);
 Outcome map_again(const Mapping& mapping);

@@ -1,5 +1,6 @@
 #include "fake_driver.h"
 
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include <mutex>
 
 #include "agent.h"
+#include "driver_mmap.h"
 #include "eviction.h"
 #include "eviction_internal.h"
 
@@ -94,8 +96,43 @@ CUresult alloc_pitch(CUdeviceptr* address, std::size_t* pitch, std::size_t width
   *pitch = (width + 511) / 512 * 512;
   return alloc(address, *pitch * height);
 }
+// As real memory, since the processor reaches it, where mmap() is steered to or anywhere.
+CUresult alloc_managed(CUdeviceptr* address, std::size_t size, unsigned) {
+  ENTER(cuMemAllocManaged);
+  constexpr std::size_t kArea = std::size_t{32} << 20;
+  const auto steered = std::exchange(g_fake.steered, 0);
+  void* raw = ::mmap(
+      reinterpret_cast<void*>(steered), steered ? size : size + kArea, PROT_READ | PROT_WRITE,
+      MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE | (steered ? MAP_FIXED_NOREPLACE : 0), -1, 0);
+  if (raw == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+  const auto from = reinterpret_cast<CUdeviceptr>(raw);
+  *address = (from + kArea - 1) / kArea * kArea;
+  if (*address > from) ::munmap(raw, *address - from);
+  if (!steered) ::munmap(reinterpret_cast<void*>(*address + size), from + kArea - *address);
+  g_fake.managed[*address] = size;
+  return CUDA_SUCCESS;
+}
+CUresult advise(CUdeviceptr address, std::size_t size, CUmem_advise advice, CUdevice device) {
+  ENTER(cuMemAdvise);
+  g_fake.advice.push_back({address, size, advice, device});
+  return CUDA_SUCCESS;
+}
+CUresult attach_to_stream(CUstream stream, CUdeviceptr address, std::size_t size, unsigned flags) {
+  ENTER(cuStreamAttachMemAsync);
+  g_fake.attached.push_back({stream, address, size, flags});
+  return CUDA_SUCCESS;
+}
+CUresult copy_to_device(CUdeviceptr to, const void* from, std::size_t size) {
+  ENTER(cuMemcpyHtoD);
+  std::memcpy(reinterpret_cast<void*>(to), from, size);
+  return CUDA_SUCCESS;
+}
 CUresult free_own(CUdeviceptr address) {
   ENTER(cuMemFree);
+  if (const auto managed = g_fake.managed.extract(address)) {
+    ::munmap(reinterpret_cast<void*>(address), managed.mapped());
+    return CUDA_SUCCESS;
+  }
   return g_fake.own_allocations.erase(address) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 CUresult free_async(CUdeviceptr address, CUstream) {
@@ -266,8 +303,14 @@ CUresult import_handle(CUmemGenericAllocationHandle* handle, void*, CUmemAllocat
   return CUDA_SUCCESS;
 }
 // No test looks at the content.
-CUresult copy_to_host(void*, CUdeviceptr address, std::size_t size) {
+CUresult copy_to_host(void* to, CUdeviceptr address, std::size_t size) {
   ENTER(cuMemcpyDtoH);
+  const auto next = g_fake.managed.upper_bound(address);
+  if (next != g_fake.managed.begin() &&
+      address - std::prev(next)->first < std::prev(next)->second) {
+    std::memcpy(to, reinterpret_cast<void*>(address), size);
+    return CUDA_SUCCESS;
+  }
   return cuts(address, size) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 CUresult get_range(CUdeviceptr* base, std::size_t* size, CUdeviceptr pointer) {
@@ -326,6 +369,10 @@ const DriverCalls& calls() {
     all.cuMemGetAllocationGranularity = &get_granularity;
     all.cuMemAlloc_v2 = &alloc;
     all.cuMemAllocPitch_v2 = &alloc_pitch;
+    all.cuMemAllocManaged = &alloc_managed;
+    all.cuMemAdvise = &advise;
+    all.cuStreamAttachMemAsync = &attach_to_stream;
+    all.cuMemcpyHtoD_v2 = &copy_to_device;
     all.cuMemFree_v2 = &free_own;
     all.cuMemFreeAsync = &free_async;
     all.cuMemAddressReserve = &reserve;
@@ -403,5 +450,12 @@ const DriverCalls& driver() { return calls(); }
 void* in_place_of(void* real) { return real; }
 void Agent::start() {}
 void Agent::start_with_import() {}
+void Agent::start_with_managed() {}
+void Agent::note_managed() {}
+SteeredMapping::SteeredMapping(std::uintptr_t address, std::size_t bytes)
+    : address_(address), bytes_(bytes) {
+  if (g_fake.can_be_steered) g_fake.steered = address_;
+}
+SteeredMapping::~SteeredMapping() { g_fake.steered = 0; }
 
 }  // namespace stasis::preload

@@ -28,6 +28,25 @@ struct FakeDriver {
   std::vector<cuda::CUmemAllocationProp> created;  // as asked for, in order
   std::map<cuda::CUdeviceptr, Map> maps;
   std::map<cuda::CUdeviceptr, std::size_t> reserved;
+  std::map<cuda::CUdeviceptr, std::size_t> managed;
+  std::uintptr_t steered = 0;  // where mmap() would be steered to
+  bool can_be_steered = true;
+  struct Advice {
+    cuda::CUdeviceptr address = 0;
+    std::size_t size = 0;
+    cuda::CUmem_advise advice{};
+    cuda::CUdevice device = 0;
+    bool operator==(const Advice&) const = default;
+  };
+  std::vector<Advice> advice;  // as given, in order
+  struct Attached {
+    cuda::CUstream stream = nullptr;
+    cuda::CUdeviceptr address = 0;
+    std::size_t size = 0;
+    unsigned flags = 0;
+    bool operator==(const Attached&) const = default;
+  };
+  std::vector<Attached> attached;
   std::set<cuda::CUdeviceptr> own_allocations;   // cuMemAlloc of the driver itself
   std::map<cuda::CUdeviceptr, unsigned> opened;  // by cuIpcOpenMemHandle, and how often
   std::vector<std::pair<cuda::CUdeviceptr, cuda::CUmemAccessDesc>> rights;  // as given, in order

@@ -4,6 +4,7 @@
 // same granularity of 2 MiB and the same time per allocation, addresses and sizes of a range as
 // they were asked for, frees from any context and from none, errors in the middle of a capture.
 #include <algorithm>
+#include <optional>
 
 #include "activation.h"
 #include "agent.h"
@@ -300,12 +301,15 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr* pointer, std::size_t* pitch, std::size_
 
 namespace {
 
-// Another allocation may get the address at once: no process opens that by the number of this one.
+// Another allocation may get the address at once: no process opens that by the number of this one,
+// and what is known of managed memory is not of this one.
 template <class Free>
 CUresult free_of_driver(CUdeviceptr pointer, Free free) {
   std::uint64_t number = 0;
+  std::map<CUdeviceptr, Managed>::node_type managed;
   {
     const TablesLock lock;
+    managed = tables().managed.extract(pointer);
     for (auto& [known, share] : tables().driver_shares) {
       if (share.address != pointer || share.being_freed) continue;
       share.being_freed = true;
@@ -313,6 +317,13 @@ CUresult free_of_driver(CUdeviceptr pointer, Free free) {
     }
   }
   const auto result = free();
+  if (managed) {
+    if (result != CUDA_SUCCESS) {
+      const TablesLock lock;
+      tables().managed.insert(std::move(managed));
+    }
+    Agent::note_managed();
+  }
   if (number == 0) return result;
   const TablesLock lock;
   const auto at = tables().driver_shares.find(number);
@@ -379,19 +390,38 @@ CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream) {
   return free_in_stream(driver().cuMemFreeAsync_ptsz, pointer, stream);
 }
 
+namespace {
+
+// What the program asked for, of an allocation of which the driver knows more.
+struct Asked {
+  CUdeviceptr base;
+  std::size_t size;
+};
+
+// In which `pointer` lies, or behind which.
+std::optional<Asked> asked_at(CUdeviceptr pointer) {
+  const TablesLock lock;
+  if (const auto managed = managed_at(pointer); managed != tables().managed.end())
+    return Asked{managed->first, managed->second.asked};
+  const auto* mapping = mapping_at(pointer);
+  if (!mapping) return std::nullopt;
+  const auto at = tables().allocations.find(mapping->address);
+  if (at == tables().allocations.end()) return std::nullopt;
+  return Asked{at->first, at->second.asked};
+}
+
+}  // namespace
+
 CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, std::size_t* size, CUdeviceptr pointer) {
   const Gate::Pass pass;
   auto result = driver().cuMemGetAddressRange_v2(base, size, pointer);
   if (result != CUDA_SUCCESS || (!base && !size)) return result;
-  const TablesLock lock;
-  const auto* mapping = mapping_at(pointer);
-  const auto at =
-      mapping ? tables().allocations.find(mapping->address) : tables().allocations.end();
-  if (at == tables().allocations.end()) return result;
+  const auto asked = asked_at(pointer);
+  if (!asked) return result;
   // As the driver does where there is nothing (seen on an H200, 580).
-  const bool behind = pointer - at->first >= at->second.asked;
-  if (base) *base = behind ? 0 : at->first;
-  if (size) *size = behind ? 0 : at->second.asked;
+  const bool behind = pointer - asked->base >= asked->size;
+  if (base) *base = behind ? 0 : asked->base;
+  if (size) *size = behind ? 0 : asked->size;
   return behind ? CUDA_ERROR_NOT_FOUND : result;
 }
 
@@ -407,6 +437,8 @@ Allocation* allocation_at(CUdeviceptr pointer) {
 
 // What differs between the agent's memory and the driver's own.
 void correct_attribute(CUpointer_attribute attribute, void* data, CUdeviceptr pointer) {
+  if (attribute == CU_POINTER_ATTRIBUTE_RANGE_SIZE)
+    if (const auto asked = asked_at(pointer)) *static_cast<std::size_t*>(data) = asked->size;
   const TablesLock lock;
   const auto* mapping = mapping_at(pointer);
   if (!mapping) return;
@@ -418,8 +450,6 @@ void correct_attribute(CUpointer_attribute attribute, void* data, CUdeviceptr po
       *static_cast<CUcontext*>(data) = at->second.context;
     if (attribute == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR)
       *static_cast<CUdeviceptr*>(data) = at->first;
-    if (attribute == CU_POINTER_ATTRIBUTE_RANGE_SIZE)
-      *static_cast<std::size_t*>(data) = at->second.asked;
     if (attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS)
       *static_cast<bool*>(data) = at->second.sync_memops;
     // One byte of what may be an int, which the driver has set to 0.
@@ -430,11 +460,8 @@ void correct_attribute(CUpointer_attribute attribute, void* data, CUdeviceptr po
 
 // Behind what was asked for, in what is reserved for it: the driver knows nothing there.
 bool is_behind_allocation(CUdeviceptr pointer) {
-  const TablesLock lock;
-  const auto* mapping = mapping_at(pointer);
-  const auto at =
-      mapping ? tables().allocations.find(mapping->address) : tables().allocations.end();
-  return at != tables().allocations.end() && pointer - at->first >= at->second.asked;
+  const auto asked = asked_at(pointer);
+  return asked && pointer - asked->base >= asked->size;
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <climits>
 #include <cstdint>
 
+#include "agent.h"
 #include "eviction_internal.h"
 #include "gate.h"
 #include "intercept.h"
@@ -101,6 +102,8 @@ Gone take_out(CUcontext context, std::uint64_t number) {
     note(entry.first, entry.second);
     return true;
   });
+  // The driver frees it itself.
+  std::erase_if(tables().managed, [&](const auto& entry) { return goes(entry.second); });
   tables().spares.erase(context);
   // The program cannot end a capture in a stream that is gone.
   std::erase_if(tables().capturing,
@@ -135,6 +138,7 @@ void drop_context(const Ending& ended) {
     }
   }
   give_up(gone);
+  Agent::note_managed();
 }
 
 // A primary context ends when the last user of it releases it, or by a reset.
@@ -495,16 +499,25 @@ CUresult cuStreamEndCapture_ptsz(CUstream stream, void** graph) {
   return ended(driver().cuStreamEndCapture_ptsz(stream, graph), stream, true);
 }
 
+namespace {
+
+void drop_stream(CUstream stream) {
+  end_capture(stream, false);
+  forget_stream(stream);
+}
+
+}  // namespace
+
 CUresult cuStreamDestroy(CUstream stream) {
   const Gate::Pass pass;
   const auto result = driver().cuStreamDestroy(stream);
-  if (result == CUDA_SUCCESS) end_capture(stream, false);
+  if (result == CUDA_SUCCESS) drop_stream(stream);
   return result;
 }
 CUresult cuStreamDestroy_v2(CUstream stream) {
   const Gate::Pass pass;
   const auto result = driver().cuStreamDestroy_v2(stream);
-  if (result == CUDA_SUCCESS) end_capture(stream, false);
+  if (result == CUDA_SUCCESS) drop_stream(stream);
   return result;
 }
 

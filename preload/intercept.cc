@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "activation.h"
+#include "driver_mmap.h"
 #include "gate.h"
-#include "hugepage_mmap.h"
 #include "thread.h"
 
 namespace stasis::preload {

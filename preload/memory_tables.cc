@@ -45,6 +45,14 @@ CurrentContext::~CurrentContext() {
   if (pushed_) driver().cuCtxPopCurrent_v2(&popped);
 }
 
+std::map<CUdeviceptr, Managed>::iterator managed_at(CUdeviceptr address) {
+  auto& all = tables().managed;
+  const auto next = all.upper_bound(address);
+  if (next == all.begin()) return all.end();
+  const auto at = std::prev(next);
+  return address - at->first < at->second.size ? at : all.end();
+}
+
 Physical* physical_of(CUmemGenericAllocationHandle handle) {
   auto& all = tables().physicals;
   const auto at = all.find(handle);

@@ -7,6 +7,7 @@
 #include "eviction_internal.h"
 #include "intercept.h"
 #include "ipc_broker.h"
+#include "managed.h"
 
 namespace stasis::preload {
 
@@ -39,6 +40,7 @@ void count_shared(std::uint32_t& count) {
   for (const auto& [handle, physical] : tables().physicals)
     counted +=
         physical->origin == MemoryOrigin::kImported || physical->share != 0 || physical->is_host();
+  counted += static_cast<std::uint32_t>(tables().managed.size());
   __atomic_store_n(&count, counted, __ATOMIC_RELAXED);
 }
 
@@ -48,8 +50,8 @@ void add_shared(std::uint32_t& count) {
 }
 
 std::uint32_t detached_count() {
+  std::uint32_t count = managed_away();
   const TablesLock lock;
-  std::uint32_t count = 0;
   for (const auto& [handle, physical] : tables().physicals)
     count +=
         (physical->origin == MemoryOrigin::kImported || physical->is_host()) && !physical->present;

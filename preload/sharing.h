@@ -13,7 +13,8 @@
 
 namespace stasis::preload {
 
-// Writes the number of pieces that this process has exported or imported, and those of the host's.
+// Writes the number of pieces that this process has exported or imported, those of the host's, and
+// those of managed memory.
 // At any time.
 void count_shared(std::uint32_t& count);
 // One more, which the tables have already.

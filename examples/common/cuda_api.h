@@ -91,6 +91,8 @@ class Call<cuda::CUresult(Args...)> {
   X(cuMemHostUnregister, 4000)            \
   X(cuMemHostGetDevicePointer_v2, 3020)   \
   X(cuMemAllocManaged, 6000)              \
+  X(cuMemAdvise, 8000)                    \
+  X(cuMemRangeGetAttribute, 8000)         \
   X(cuMemAllocAsync, 11020)               \
   X(cuMemFreeAsync, 11020)                \
   X(cuIpcGetMemHandle, 4010)              \

@@ -73,9 +73,9 @@ enum class AgentCommand : std::uint32_t {
   // Memory that processes share (docs/adr/0046-shared-memory.md).
   // Says what this process shares, from the entry `arguments[0]` on. Fills `shares`.
   kShares = 13,
-  // kClosed: gives up all imported memory, and memory of the host's from cuMemCreate, whose content
-  // the process keeps; keeps the addresses. The gate does not open any more before kRetake and
-  // kAttach have brought all of it back.
+  // kClosed: gives up all imported memory, and memory of the host's from cuMemCreate and managed
+  // memory, whose content the process keeps; keeps the addresses. The gate does not open any more
+  // before kRetake and kAttach have brought all of it back.
   kDetach = 14,
   // A descriptor of this process's own piece that has the id in `arguments`, in `shares[0]`.
   kLend = 15,
@@ -83,7 +83,7 @@ enum class AgentCommand : std::uint32_t {
   // sends descriptors over it, each with the id of its piece. kTake: imports these, and maps them
   // where they were.
   kAttach = 16,
-  kRetake = 17,  // takes the host's memory again
+  kRetake = 17,  // takes the host's and managed memory again
 };
 
 // The peer will ask to close again soon. An agent that does not know this argument makes another
@@ -100,6 +100,9 @@ struct AgentSegment {
   std::uint32_t
       reserved;  // in the last one: the agent writes it to see whether the page is its file's
 };
+
+// A unit of managed memory, as the driver takes addresses for it (580).
+inline constexpr std::uint64_t kManagedArea = std::uint64_t{32} << 20;
 
 inline constexpr std::uint64_t kOffer = 0;
 inline constexpr std::uint64_t kTake = 1;
@@ -166,7 +169,10 @@ struct ControlPage {
   std::uint32_t share_count;      // pieces that kDetach or others are about, and imports since
   std::uint32_t detached_count;   // of those, the ones that are not there
   std::uint32_t multicast_count;  // multicast objects (NVLink SHARP) that the program has
-  std::uint32_t reserved;
+  // Managed memory that kDetach gives up too, in areas of the driver's (kManagedArea). While it
+  // does and while kRetake takes it again, the peer keeps the program's threads still. 0: of an
+  // agent that does not know how.
+  std::uint32_t managed_areas;
   AgentShare shares[kShareBatch];
   AgentSegment segments[kExportBatch];
 };

@@ -70,13 +70,11 @@ std::string_view last_part(std::string_view path) {
   return at == std::string_view::npos ? path : path.substr(at + 1);
 }
 
-bool has_managed_memory(const std::vector<proc::Mapping>& mappings) {
-  return std::any_of(mappings.begin(), mappings.end(), [](const proc::Mapping& mapping) {
-    std::string_view path = mapping.path;
-    if (path.ends_with(" (deleted)")) path.remove_suffix(10);
-    return mapping.start >= kDriversOwnAddresses && mapping.permissions.ends_with('s') &&
-           last_part(path) == kManagedFile;
-  });
+bool is_managed_memory(const proc::Mapping& mapping) {
+  std::string_view path = mapping.path;
+  if (path.ends_with(" (deleted)")) path.remove_suffix(10);
+  return mapping.start >= kDriversOwnAddresses && mapping.permissions.ends_with('s') &&
+         last_part(path) == kManagedFile;
 }
 
 bool maps_library(const std::vector<proc::Mapping>& mappings, std::string_view name) {
@@ -146,10 +144,11 @@ class Search {
     STASIS_TRY_ASSIGN(auto mappings, procfs_.mappings(pid));
     STASIS_TRY_ASSIGN(auto variables, procfs_.environment(pid));
     const Environment environment(std::move(variables));
-    if (has_managed_memory(mappings)) {
-      found_.push_back({"managed-memory", pid,
-                        "managed memory, which the driver refuses to checkpoint",
-                        "use memory from cudaMalloc instead of cudaMallocManaged"});
+    if (managed_bytes(mappings) > 0) {
+      found_.push_back(
+          {"managed-memory", pid, "managed memory, which the driver refuses to checkpoint",
+           "start it with `stasis run`, whose agent gives it up and takes it again (not "
+           "__managed__ variables), or use memory from cudaMalloc"});
     }
     for (const auto& [library, tool] : kToolLibraries) {
       if (!maps_library(mappings, library)) continue;
@@ -276,6 +275,13 @@ class Search {
 Result<std::vector<Obstacle>> find_obstacles(Driver& driver, const ProcFs& procfs,
                                              std::span<const ProcessInfo> processes) {
   return Search(driver, procfs).run(processes);
+}
+
+std::uint64_t managed_bytes(std::span<const proc::Mapping> mappings) {
+  std::uint64_t bytes = 0;
+  for (const proc::Mapping& mapping : mappings)
+    if (is_managed_memory(mapping)) bytes += mapping.end - mapping.start;
+  return bytes;
 }
 
 Error describe_obstacles(std::span<const Obstacle> found,

@@ -7,6 +7,7 @@
 // all that use NCCL in one network namespace.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
@@ -21,6 +22,9 @@ namespace stasis {
 // could not look, which never counts as "none".
 Result<std::vector<Obstacle>> find_obstacles(Driver& driver, const proc::ProcFs& procfs,
                                              std::span<const proc::ProcessInfo> processes);
+
+// Of managed memory, as far as it is mapped.
+std::uint64_t managed_bytes(std::span<const proc::Mapping> mappings);
 
 // All of them, at least one, for people: each reason once, with whom it concerns. kNotSupported.
 Error describe_obstacles(std::span<const Obstacle> found,

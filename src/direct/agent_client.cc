@@ -226,8 +226,8 @@ Result<std::optional<AgentClient::Seen>> AgentClient::see(Pid pid, int access) {
     if (got < static_cast<ssize_t>(kOfAllVersions)) continue;
     const auto& page = *reinterpret_cast<const ControlPage*>(bytes);
     if (is_page_of_another_version(page, details.ns_pid))
-      return std::optional(
-          Seen{std::move(*file), {page.state.load(), {}, false, true, false, false, false, false}});
+      return std::optional(Seen{
+          std::move(*file), {page.state.load(), {}, false, true, false, false, false, 0, false}});
     if (got != sizeof bytes || !is_page_of(page, details.ns_pid)) continue;
     const AgentState state = page.state.load();
     const AgentLook look{state,
@@ -237,6 +237,7 @@ Result<std::optional<AgentClient::Seen>> AgentClient::see(Pid pid, int access) {
                          is_away(state) && page.kept_count != 0,
                          page.share_count != 0,
                          is_away(state) && page.detached_count != 0,
+                         page.managed_areas,
                          false};
     return std::optional(Seen{std::move(*file), look});
   }
@@ -388,6 +389,7 @@ void AgentClient::take_figures() {
   figures_.multicasts = once(page_->multicast_count);
   figures_.shares = once(page_->share_count);
   figures_.detached = once(page_->detached_count);
+  figures_.managed_areas = once(page_->managed_areas);
 }
 
 bool AgentClient::is_out_of_reach(Pid pid) {

@@ -61,6 +61,8 @@ struct AgentLook {
   // It shares memory with other processes, and has given up what it had of theirs (kDetach).
   bool shares = false;
   bool detached = false;
+  // Of managed memory that it can give up.
+  std::uint64_t managed_areas = 0;
   // A tool is at work on it.
   bool has_peer = false;
 
@@ -132,11 +134,13 @@ class AgentClient {
   const ContentId& content_id() const { return figures_.content_id; }
   bool content_is_elsewhere() const { return figures_.content_id != ContentId{}; }
   // As of the last answer: pieces that the driver has open here and in another process by CUDA IPC,
-  // multicast objects, all that the process shares with others, and those of others that it has
-  // given up.
+  // multicast objects, all that the process shares with others, with what the driver cannot restore
+  // besides, and those that it has given up.
   std::uint32_t driver_share_count() const { return figures_.driver_shares; }
   std::uint32_t multicast_count() const { return figures_.multicasts; }
   std::uint32_t share_count() const { return figures_.shares; }
+  // Of managed memory, there or given up.
+  std::uint64_t managed_areas() const { return figures_.managed_areas; }
   std::uint32_t detached_count() const { return figures_.detached; }
 
   // One command and its answer. kNoAnswer after `timeout`, and then others get little of theirs;
@@ -187,6 +191,7 @@ class AgentClient {
     std::uint32_t multicasts = 0;
     std::uint32_t shares = 0;
     std::uint32_t detached = 0;
+    std::uint64_t managed_areas = 0;
   };
   void take_figures();
   // The process runs another program: exec has taken the page, and the agent with it.

@@ -92,6 +92,7 @@ void GpuMemory::take_held(const Environment& env, const Group& group) {
   for (const GroupMember& member : group.members())
     if (member.initial == CudaState::kRunning) others.push_back(&member.process);
   find_lenders(*state_, env, others);
+  (void)note_driver_threads(state_->agents, others, state_->driver_threads);
 }
 
 std::optional<Error> GpuMemory::take_gone() { return std::exchange(state_->gone, std::nullopt); }

@@ -8,6 +8,7 @@
 #include "direct/content_sources.h"
 #include "direct/mover_lease.h"
 #include "direct/prefetch.h"
+#include "direct/stillness.h"
 
 namespace stasis {
 
@@ -17,6 +18,7 @@ struct MemoryState {
   ContentSources content;
   MoverLease mover;
   Prefetch prefetch{mover, content};
+  DriverThreads driver_threads;
   std::set<Pid> known;        // members of which the user was told, or need not be
   std::optional<Error> gone;  // of a process that had gone when it was to be brought back
   bool half_way = false;      // one was found half-way suspended

@@ -98,7 +98,7 @@ Result<std::uint64_t> bytes_in_images(MemoryState& state) {
 
 // What processes share is theirs again, before any of them runs.
 Result<void> attach(MemoryState& state) {
-  auto done = attach_all(state.agents, state.lenders);
+  auto done = attach_all(state.agents, state.lenders, state.driver_threads);
   state.lenders.clear();
   return done;
 }
@@ -115,7 +115,7 @@ Result<void> find_evicted(MemoryState& state, const Environment& env,
   }
   state.agents.drop_running();
   find_lenders(state, env, processes);
-  return {};
+  return note_driver_threads(state.agents, processes, state.driver_threads);
 }
 
 }  // namespace

@@ -83,6 +83,8 @@ class MoveOut {
     tell_of_driver(env_, plan_.locked,
                    "locked before, by another tool, and an agent is asked before that");
     if (agents_.empty()) return {};
+    if (auto noted = note_driver_threads(agents_, plan_.running, state_.driver_threads); !noted)
+      return give_up(std::move(noted.error()));
     if (auto ready = get_ready(); !ready) return give_up(std::move(ready.error()));
     if (agents_.empty()) return {};
     phases_.begin("close");
@@ -109,6 +111,7 @@ class MoveOut {
       else if (!options_.ignore_obstacles && AgentClient::says_it_shares(process->pid()))
         return answered;
     }
+    if (!options_.ignore_obstacles) STASIS_TRY(refuse_managed(asked));
     STASIS_TRY_ASSIGN(const auto shares, ask_for_shares(asked));
     if (!any_imports(shares)) return {};
     if (options_.ignore_obstacles) {
@@ -424,7 +427,7 @@ class MoveOut {
   }
 
   Result<void> evict() {
-    STASIS_TRY(detach_all(agents_));
+    STASIS_TRY(detach_all(agents_, state_.driver_threads));
     state_.content.commit_image();
     const auto& into = state_.content.into();
     return agents_.evict(into ? into->id() : direct::ContentId{});

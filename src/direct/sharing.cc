@@ -12,6 +12,7 @@
 
 #include "base/fault_point.h"
 #include "base/units.h"
+#include "checkpoint/driver_obstacles.h"
 #include "proc/procfs.h"
 
 namespace stasis {
@@ -130,11 +131,45 @@ bool may_settle(const std::vector<ProcessShares>& processes) {
   });
 }
 
-void drop_lifted(std::vector<Obstacle>& obstacles) {
-  std::erase_if(obstacles, [](const Obstacle& one) {
-    const auto agent = AgentClient::look(one.pid);
-    return one.id == "nccl" && agent && *agent && (*agent)->of_our_version;
-  });
+namespace {
+
+// Whether all of the process's managed memory is such as its agent can give up. Asked more than
+// once, as the program goes on allocating, and the driver maps it before the agent knows.
+bool gives_managed_up(Pid pid) {
+  constexpr int kTimes = 10;
+  constexpr std::chrono::milliseconds kPause{2};
+  for (int i = 0; i < kTimes; ++i) {
+    if (i > 0) std::this_thread::sleep_for(kPause);
+    const auto mappings = proc::ProcFs().mappings(pid);
+    const auto agent = AgentClient::look(pid);
+    if (!mappings || !agent || !*agent || !(*agent)->of_our_version) return false;
+    if (managed_bytes(*mappings) <= (*agent)->managed_areas * direct::kManagedArea) return true;
+  }
+  return false;
+}
+
+bool is_lifted(const Obstacle& obstacle, bool at_rest) {
+  if (obstacle.id == "managed-memory") return !at_rest && gives_managed_up(obstacle.pid);
+  const auto agent = AgentClient::look(obstacle.pid);
+  return obstacle.id == "nccl" && agent && *agent && (*agent)->of_our_version;
+}
+
+}  // namespace
+
+void drop_lifted(std::vector<Obstacle>& obstacles, bool at_rest) {
+  std::erase_if(obstacles, [&](const Obstacle& one) { return is_lifted(one, at_rest); });
+}
+
+Result<void> refuse_managed(const AgentSet& agents) {
+  for (const AgentClient& agent : agents) {
+    if (agent.managed_areas() == 0) continue;
+    return fail(refusal({"managed-memory", agent.pid(),
+                         fmt::format("managed memory, which the driver refuses to checkpoint, and "
+                                     "which only its agent can give up: process {}",
+                                     agent.pid().value),
+                         "leave --path driver out"}));
+  }
+  return {};
 }
 
 Result<void> refuse_multicast(const AgentSet& agents) {
@@ -180,8 +215,20 @@ Result<std::vector<ProcessShares>> ask_for_settled_shares(AgentSet& agents,
   }
 }
 
-Result<void> detach_all(AgentSet& agents) {
+namespace {
+
+// Managed memory is copied by the agent alone.
+std::chrono::milliseconds detach_time(const AgentClient& agent) {
+  return kMapping + direct::copy_time(agent.managed_areas() * direct::kManagedArea);
+}
+
+}  // namespace
+
+Result<void> detach_all(AgentSet& agents, const DriverThreads& threads) {
   std::vector<AgentClient*> asked;
+  Stillness still;
+  for (AgentClient& agent : agents)
+    STASIS_TRY(still.keep(agent, threads));
   for (AgentClient& agent : agents) {
     if (agent.share_count() == 0) continue;
     agent.begin(AgentCommand::kDetach, 0);
@@ -189,14 +236,16 @@ Result<void> detach_all(AgentSet& agents) {
   }
   Result<void> done;
   for (AgentClient* agent : asked) {
-    auto detached = agent->finish(kMapping);
+    auto detached = agent->finish(detach_time(*agent));
     if (!detached) done = std::move(detached);
   }
+  auto ended = still.end();
+  if (done) done = std::move(ended);
   if (done && !asked.empty()) done = fault(FaultPoint::kDirectDetached);
   return done;
 }
 
-Result<void> attach_all(AgentSet& agents, AgentSet& lenders) {
+Result<void> attach_all(AgentSet& agents, AgentSet& lenders, const DriverThreads& threads) {
   std::vector<std::pair<AgentClient*, std::set<ShareId>>> missing;
   for (AgentClient& agent : agents) {
     if (agent.detached_count() == 0 || !agent.pidfd().alive()) continue;
@@ -204,13 +253,18 @@ Result<void> attach_all(AgentSet& agents, AgentSet& lenders) {
   }
   if (missing.empty()) return {};
   fault_only(FaultPoint::kDirectAttach);
+  Stillness still;
+  for (auto& [agent, ids] : missing)
+    STASIS_TRY(still.keep(*agent, threads));
   for (auto& [agent, ids] : missing)
     agent->begin(AgentCommand::kRetake, 0);
   Result<void> retaken;
   for (auto& [agent, ids] : missing) {
-    auto done = agent->finish(kMapping);
+    auto done = agent->finish(detach_time(*agent));
     if (!done) retaken = std::move(done);
   }
+  auto ended = still.end();
+  if (retaken) retaken = std::move(ended);
   if (!retaken) return retaken;
   std::vector<ProcessShares> known;
   std::vector<AgentClient*> by_process;

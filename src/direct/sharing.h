@@ -10,6 +10,7 @@
 
 #include "checkpoint/driver_obstacles.h"
 #include "direct/agent_set.h"
+#include "direct/stillness.h"
 
 namespace stasis {
 
@@ -31,12 +32,15 @@ Result<void> check_sharing(const std::vector<ProcessShares>& processes);
 // run.
 bool may_settle(const std::vector<ProcessShares>& processes);
 
-// Leaves out what the agents bring back: the memory that NCCL shares.
-void drop_lifted(std::vector<Obstacle>& obstacles);
+// Leaves out what the agents bring back: the memory that NCCL shares, and managed memory as long as
+// the programs run. `at_rest`: then all of that has to be gone.
+void drop_lifted(std::vector<Obstacle>& obstacles, bool at_rest = false);
 
 // kNotSupported if one of them has a multicast object (cuMulticastCreate), which neither the driver
 // nor an agent brings back.
 Result<void> refuse_multicast(const AgentSet& agents);
+// kNotSupported if one of them has managed memory, which the driver is not to be asked about.
+Result<void> refuse_managed(const AgentSet& agents);
 
 // For how long the tool waits for it, and when it asks again.
 constexpr std::chrono::milliseconds kHandOver{2000};
@@ -53,9 +57,10 @@ bool any_imports(const std::vector<ProcessShares>& processes);
 
 // All gates are closed: every process gives up what it has of others. After an error some have, and
 // attach_all() brings it back.
-Result<void> detach_all(AgentSet& agents);
+// Threads that reach managed memory are kept still meanwhile, as in attach_all().
+Result<void> detach_all(AgentSet& agents, const DriverThreads& threads);
 // All processes that miss memory of others take it again. Their owners are among the agents, or
 // among `lenders`, whose programs may run. The driver must hold none of them.
-Result<void> attach_all(AgentSet& agents, AgentSet& lenders);
+Result<void> attach_all(AgentSet& agents, AgentSet& lenders, const DriverThreads& threads);
 
 }  // namespace stasis

@@ -173,7 +173,19 @@ Result<std::vector<Finding>> examine_processes(Driver& driver, const proc::ProcF
   }
   probe_gpu_memory(group, out);
   STASIS_TRY_ASSIGN(auto obstacles, find_obstacles(driver, procfs, with_cuda));
+  const auto found = obstacles;
   drop_lifted(obstacles);
+  for (const Obstacle& one : found) {
+    const auto stays = std::any_of(obstacles.begin(), obstacles.end(), [&](const Obstacle& left) {
+      return left.id == one.id && left.pid == one.pid;
+    });
+    if (stays || one.id != "managed-memory") continue;
+    out.push_back({one.id, Light::kGreen,
+                   fmt::format("process {} has managed memory, which its agent gives up and takes "
+                               "again",
+                               one.pid.value),
+                   ""});
+  }
   for (const Obstacle& obstacle : obstacles) {
     out.push_back({obstacle.id, Light::kRed,
                    fmt::format("process {}: {}", obstacle.pid.value, obstacle.what),

@@ -32,7 +32,8 @@ Result<void> bring_to_rest(const Environment& env, OpenedGroup& opened,
     if (options.at_rest) options.at_rest();
     // Once more: the lock may have taken seconds, in which the ranks of a job have met.
     std::set<Pid> none;
-    if (!options.ignore_obstacles) done = look_for_obstacles(env, group.members(), false, none);
+    if (!options.ignore_obstacles)
+      done = look_for_obstacles(env, group.members(), false, none, true);
     if (!done) return done;
     phases.begin("checkpoint");
     done = group.keep_still();

@@ -23,6 +23,7 @@
 
 #include "direct/agent_client.h"
 #include "preload/deepbind_scan.h"
+#include "preload/driver_mmap.h"
 #include "preload/eviction.h"
 #include "preload/gate.h"
 #include "preload/intercept.h"
@@ -73,6 +74,10 @@ const DriverCalls& driver() {
   return calls;
 }
 void* in_place_of(void* real) { return real; }
+// mmap() is the C library's here.
+SteeredMapping::SteeredMapping(std::uintptr_t address, std::size_t bytes)
+    : address_(address), bytes_(bytes) {}
+SteeredMapping::~SteeredMapping() = default;
 std::string library_past_gate() { return {}; }
 std::uint64_t deep_loads() { return 0; }
 void lock_looking_for_fork() {}

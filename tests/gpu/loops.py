@@ -131,7 +131,9 @@ def cupy_rounds(options):
         import cupy  # pylint: disable=import-outside-toplevel,import-error
     except ImportError as reason:
         skip(f"no CuPy: {reason}")
-    print(f"CuPy {cupy.__version__}", flush=True)
+    if options.managed:
+        cupy.cuda.set_allocator(cupy.cuda.MemoryPool(cupy.cuda.malloc_managed).malloc)
+    print(f"CuPy {cupy.__version__}{', managed memory' if options.managed else ''}", flush=True)
     largest = int(options.gib * 2**30 / 16 / 6)  # words and indices, in eight pieces up to so many
     random = 1
 
@@ -160,7 +162,7 @@ def cupy_rounds(options):
             raise Mismatch(f"the sum of the product is {found} instead of {product}")
         pieces[number % 8] = None  # its memory first goes back to the pool
         if number % 5 == 0:
-            cupy.get_default_memory_pool().free_all_blocks()
+            cupy.cuda.get_allocator().__self__.free_all_blocks()
         pieces[number % 8] = piece()
         yield
 
@@ -218,7 +220,12 @@ def numba_rounds(options):
         if len(pieces) == 4:
             pieces.pop(number % 4)  # its memory goes back to the driver
         while len(pieces) < 4:
-            pieces.append([cuda.to_device(numpy.arange(count, dtype=numpy.uint64)), indices, squares])
+            if options.managed:
+                words = cuda.managed_array(count, dtype=numpy.uint64)
+                words[:] = numpy.arange(count, dtype=numpy.uint64)
+            else:
+                words = cuda.to_device(numpy.arange(count, dtype=numpy.uint64))
+            pieces.append([words, indices, squares])
         for at, piece in enumerate(pieces):
             words = piece[0]
             change[(count + 255) // 256, 256](words, numpy.uint64(a), numpy.uint64(b))
@@ -229,6 +236,10 @@ def numba_rounds(options):
             found = tuple(int(one) for one in out.copy_to_host())
             if found != (piece[1], piece[2]):
                 raise Mismatch(f"piece {at} of {count} words: sums {found} instead of {(piece[1], piece[2])}")
+            if options.managed and number % 4 == at:  # on the CPU
+                plain = int(numpy.asarray(words).sum(dtype=numpy.uint64))
+                if plain != piece[1]:
+                    raise Mismatch(f"piece {at} of {count} words: the CPU's sum is {plain} instead of {piece[1]}")
         yield
 
 
@@ -281,6 +292,7 @@ def main():
     parser.add_argument("kind", choices=ROUNDS)
     parser.add_argument("--status", required=True)
     parser.add_argument("--gib", type=float, default=2, help="of GPU memory, about")
+    parser.add_argument("--managed", action="store_true", help="managed memory (kinds cupy and numba)")
     parser.add_argument("--pause-ms", type=float, default=20, help="after each round")
     options = parser.parse_args()
     ending = []

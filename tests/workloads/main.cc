@@ -35,7 +35,7 @@ constexpr Kind kKinds[] = {
     {"torture", run_torture, "hundreds of allocations of all sizes (--size, --copies)"},
     {"peer", run_peer, "two GPUs that work on each other's memory (--size)"},
     {"poll", run_poll, "host threads that ask the driver all the time"},
-    {"managed", run_managed, "managed memory, which cannot be checkpointed"},
+    {"managed", run_managed, "managed memory, which the driver cannot checkpoint"},
     {"ipc", run_ipc, "memory shared with a child, which cannot be restored"},
     {"ipc-child", run_ipc_child, "the child of ipc"},
     {"loader", run_loader, "a CUDA process and workers that it forked (--children)"},

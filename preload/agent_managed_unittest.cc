@@ -1,0 +1,222 @@
+// How managed memory goes and comes back, where a driver is that can be steered and one that
+// cannot.
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "eviction.h"
+#include "eviction_internal.h"
+#include "fake_driver.h"
+#include "managed.h"
+#include "sharing.h"
+
+namespace stasis::preload {
+namespace {
+
+using namespace cuda;  // NOLINT(google-build-using-namespace)
+
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+
+class AgentManaged : public ::testing::Test {
+ public:
+  AgentManaged() {
+    forget_everything();
+    EXPECT_EQ(own::cuCtxCreate_v2(&context_, 0, 0), CUDA_SUCCESS);
+  }
+  ~AgentManaged() override {
+    for (const CUdeviceptr address : given_)
+      (void)own::cuMemFree_v2(address);
+    EXPECT_EQ(fake().called_with_lock, std::set<std::string>{});
+  }
+
+ protected:
+  CUdeviceptr allocated(std::size_t bytes) {
+    CUdeviceptr address = 0;
+    EXPECT_EQ(own::cuMemAllocManaged(&address, bytes, CU_MEM_ATTACH_GLOBAL), CUDA_SUCCESS);
+    given_.push_back(address);
+    return address;
+  }
+  static unsigned char* bytes_at(CUdeviceptr address) {
+    return reinterpret_cast<unsigned char*>(address);
+  }
+  static void fill(CUdeviceptr address, std::size_t bytes, int value) {
+    std::memset(bytes_at(address), value, bytes);
+  }
+  static bool holds(CUdeviceptr address, std::size_t bytes, int value) {
+    return std::all_of(bytes_at(address), bytes_at(address) + bytes,
+                       [&](unsigned char byte) { return byte == value; });
+  }
+
+  CUcontext context_ = nullptr;
+  std::vector<CUdeviceptr> given_;
+};
+
+TEST_F(AgentManaged, EachPieceComesBackWhereItWas) {
+  const std::vector<std::size_t> sizes{1, 4096, 100000, 3 * kMiB + 5000, 40 * kMiB};
+  for (std::size_t i = 0; i < sizes.size(); ++i)
+    fill(allocated(sizes[i]), sizes[i], static_cast<int>(i) + 1);
+  for (int cycle = 0; cycle < 2; ++cycle) {
+    ASSERT_TRUE(save_managed().ok());
+    EXPECT_EQ(managed_away(), sizes.size());
+    // The driver has none, and the program reads and writes what it would have.
+    EXPECT_TRUE(fake().managed.empty());
+    for (std::size_t i = 0; i < sizes.size(); ++i)
+      EXPECT_TRUE(holds(given_[i], sizes[i], static_cast<int>(i) + 1)) << sizes[i];
+    bytes_at(given_[3])[7] = 99;
+    ASSERT_TRUE(retake_managed().ok());
+    EXPECT_EQ(managed_away(), 0);
+    EXPECT_EQ(fake().managed.size(), sizes.size());
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      EXPECT_TRUE(fake().managed.contains(given_[i]));
+      if (i == 3) {
+        EXPECT_EQ(bytes_at(given_[i])[7], 99);
+        bytes_at(given_[i])[7] = 4;
+      }
+      EXPECT_TRUE(holds(given_[i], sizes[i], static_cast<int>(i) + 1)) << sizes[i];
+    }
+  }
+}
+
+TEST_F(AgentManaged, WhatWasNeverTouchedTakesNoMemory) {
+  const CUdeviceptr address = allocated(64 * kMiB);
+  fill(address + 10 * kMiB, kMiB, 5);
+  ASSERT_TRUE(save_managed().ok());
+  std::vector<unsigned char> resident(64 * kMiB / 4096);
+  ASSERT_EQ(::mincore(bytes_at(address), 64 * kMiB, resident.data()), 0);
+  EXPECT_LE(std::count(resident.begin(), resident.end(), 1), 2 * kMiB / 4096);
+  ASSERT_TRUE(retake_managed().ok());
+  EXPECT_TRUE(holds(address + 10 * kMiB, kMiB, 5));
+  EXPECT_TRUE(holds(address, 10 * kMiB, 0));
+}
+
+TEST_F(AgentManaged, WhatTheProgramHasSaidIsSaidAgain) {
+  const CUdeviceptr address = allocated(8 * kMiB);
+  auto* stream = reinterpret_cast<CUstream>(0x77);
+  auto* gone = reinterpret_cast<CUstream>(0x78);
+  fake().stream_contexts[gone] = context_;
+  using Advice = FakeDriver::Advice;
+  EXPECT_EQ(own::cuMemAdvise(address, 4096, CU_MEM_ADVISE_SET_READ_MOSTLY, 0), CUDA_SUCCESS);
+  EXPECT_EQ(own::cuMemAdvise(address, 8 * kMiB, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, 0),
+            CUDA_SUCCESS);
+  EXPECT_EQ(own::cuMemAdvise(address, 8 * kMiB, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, kDeviceCpu),
+            CUDA_SUCCESS);
+  EXPECT_EQ(own::cuMemAdvise(address, 4096, CU_MEM_ADVISE_SET_ACCESSED_BY, 0), CUDA_SUCCESS);
+  EXPECT_EQ(own::cuMemAdvise(address, 4096, CU_MEM_ADVISE_SET_ACCESSED_BY, 1), CUDA_SUCCESS);
+  EXPECT_EQ(own::cuStreamAttachMemAsync(gone, address, 0, CU_MEM_ATTACH_SINGLE), CUDA_SUCCESS);
+  EXPECT_EQ(own::cuStreamDestroy_v2(gone), CUDA_SUCCESS);
+  EXPECT_EQ(own::cuStreamAttachMemAsync(stream, address, 8 * kMiB, CU_MEM_ATTACH_SINGLE),
+            CUDA_SUCCESS);
+  fake().advice.clear();
+  fake().attached.clear();
+  ASSERT_TRUE(save_managed().ok());
+  ASSERT_TRUE(retake_managed().ok());
+  EXPECT_EQ(fake().advice,
+            (std::vector<Advice>{{address, 4096, CU_MEM_ADVISE_SET_READ_MOSTLY, 0},
+                                 {address, 8 * kMiB, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, -1},
+                                 {address, 4096, CU_MEM_ADVISE_SET_ACCESSED_BY, 0},
+                                 {address, 4096, CU_MEM_ADVISE_SET_ACCESSED_BY, 1}}));
+  EXPECT_EQ(
+      fake().attached,
+      (std::vector<FakeDriver::Attached>{{stream, address, kManagedArea, CU_MEM_ATTACH_SINGLE}}));
+}
+
+TEST_F(AgentManaged, SizesAreThoseThatWereAskedFor) {
+  const CUdeviceptr address = allocated(100000);
+  CUdeviceptr base = 0;
+  std::size_t size = 0;
+  EXPECT_EQ(own::cuMemGetAddressRange_v2(&base, &size, address + 99999), CUDA_SUCCESS);
+  EXPECT_EQ(base, address);
+  EXPECT_EQ(size, 100000);
+  EXPECT_EQ(own::cuMemGetAddressRange_v2(&base, &size, address + 100000), CUDA_ERROR_NOT_FOUND);
+  std::size_t attribute = 0;
+  EXPECT_EQ(own::cuPointerGetAttribute(&attribute, CU_POINTER_ATTRIBUTE_RANGE_SIZE, address),
+            CUDA_SUCCESS);
+  EXPECT_EQ(attribute, 100000);
+  EXPECT_EQ(
+      own::cuPointerGetAttribute(&attribute, CU_POINTER_ATTRIBUTE_RANGE_SIZE, address + 100000),
+      CUDA_ERROR_INVALID_VALUE);
+}
+
+TEST_F(AgentManaged, WhatIsFreedOrGoesWithItsContextIsForgotten) {
+  const CUdeviceptr first = allocated(kMiB);
+  allocated(33 * kMiB);
+  EXPECT_EQ(managed_areas(), 3);
+  EXPECT_EQ(own::cuMemFree_v2(first), CUDA_SUCCESS);
+  EXPECT_EQ(managed_areas(), 2);
+  EXPECT_EQ(own::cuMemFree_v2(first), CUDA_ERROR_INVALID_VALUE);
+  // A free that the driver refuses leaves all as it is.
+  fake().fail_at("cuMemFree", 1);
+  EXPECT_NE(own::cuMemFree_v2(given_[1]), CUDA_SUCCESS);
+  EXPECT_EQ(managed_areas(), 2);
+  EXPECT_EQ(own::cuCtxDestroy_v2(context_), CUDA_SUCCESS);
+  EXPECT_EQ(managed_areas(), 0);
+}
+
+TEST_F(AgentManaged, AFailureOnTheWayOutLeavesTheRestAndIsTakenBack) {
+  for (int i = 1; i <= 3; ++i)
+    fill(allocated(kMiB), kMiB, i);
+  fake().fail_at("cuMemFree", 2);
+  EXPECT_FALSE(save_managed().ok());
+  EXPECT_EQ(managed_away(), 1);
+  ASSERT_TRUE(retake_managed().ok());
+  for (int i = 1; i <= 3; ++i)
+    EXPECT_TRUE(holds(given_[static_cast<std::size_t>(i) - 1], kMiB, i));
+}
+
+TEST_F(AgentManaged, AFailureOnTheWayBackLeavesTheContentWhereItWas) {
+  for (const char* call : {"cuMemAllocManaged", "cuMemcpyHtoD"}) {
+    const CUdeviceptr address = allocated(kMiB);
+    // By the device, as the processor has not touched it: the mapping is the same memory here.
+    fill(address, kMiB, 7);
+    ::madvise(bytes_at(address), kMiB, MADV_DONTNEED);
+    ASSERT_TRUE(save_managed().ok());
+    fake().fail_at(call, 1);
+    EXPECT_FALSE(retake_managed().ok()) << call;
+    EXPECT_EQ(managed_away(), 1);
+    EXPECT_TRUE(holds(address, kMiB, 7));
+    ASSERT_TRUE(retake_managed().ok());
+    EXPECT_TRUE(holds(address, kMiB, 7));
+    EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
+  }
+}
+
+TEST_F(AgentManaged, AnAddressThatIsTakenMeanwhileIsWaitedFor) {
+  const CUdeviceptr address = allocated(kMiB);
+  fill(address, kMiB, 3);
+  void* other = nullptr;
+  // Another thread's, in the moment in which nothing is there.
+  fake().within("cuMemFree", [&] {
+    fake().within("cuMemAllocManaged", [&] {
+      other = ::mmap(bytes_at(address), 4096, PROT_READ,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    });
+  });
+  ASSERT_TRUE(save_managed().ok());
+  EXPECT_FALSE(retake_managed().ok());
+  ASSERT_EQ(other, bytes_at(address));
+  EXPECT_EQ(managed_away(), 1);
+  EXPECT_FALSE(retake_managed().ok());
+  ::munmap(other, 4096);
+  ASSERT_TRUE(retake_managed().ok());
+  EXPECT_TRUE(holds(address, kMiB, 3));
+}
+
+TEST_F(AgentManaged, TheCountOfSharedPiecesHasThem) {
+  std::uint32_t count = 0;
+  allocated(kMiB);
+  count_shared(count);
+  EXPECT_EQ(count, 1);
+  EXPECT_TRUE(list_shared().empty());
+  ASSERT_TRUE(save_managed().ok());
+  EXPECT_EQ(detached_count(), 1);
+  ASSERT_TRUE(retake_managed().ok());
+  EXPECT_EQ(detached_count(), 0);
+}
+
+}  // namespace
+}  // namespace stasis::preload

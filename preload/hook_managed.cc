@@ -1,0 +1,175 @@
+// Managed memory as the program allocates it, and what it says of it.
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "activation.h"
+#include "agent.h"
+#include "driver_mmap.h"
+#include "eviction_internal.h"
+#include "gate.h"
+#include "intercept.h"
+#include "managed.h"
+
+namespace stasis::preload {
+
+using namespace cuda;  // NOLINT(google-build-using-namespace)
+
+bool Hint::same_subject(const Hint& other) const {
+  if (kind != other.kind || address != other.address || size != other.size) return false;
+  if (kind == Kind::kAttach) return true;
+  // Each advice is said and taken back by neighbours: 1 and 2, 3 and 4, 5 and 6.
+  const bool of_one_kind = (what + 1) / 2 == (other.what + 1) / 2;
+  const bool by_place = (what + 1) / 2 == CU_MEM_ADVISE_UNSET_ACCESSED_BY / 2;
+  return of_one_kind && (!by_place || location == other.location);
+}
+
+namespace {
+
+// An address that is free now, for two areas of the driver's.
+std::uintptr_t free_area() {
+  const std::size_t room = 2 * kManagedArea;
+  void* raw = ::mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (raw == MAP_FAILED) return 0;
+  ::munmap(raw, room);
+  const auto from = reinterpret_cast<std::uintptr_t>(raw);
+  return (from + kManagedArea - 1) / kManagedArea * kManagedArea;
+}
+
+// Whether this driver can be brought to allocate where it is wanted: tried once in a process, with
+// a piece of an area that nothing ever touches.
+bool can_be_steered() {
+  enum Answer { kUnknown, kYes, kNo };
+  static std::atomic<int> known{kUnknown};
+  const int answer = known.load(std::memory_order_relaxed);
+  if (answer != kUnknown) return answer == kYes;
+  bool can = false;
+  // Another thread may take the address in between.
+  for (int attempt = 0; attempt < 3 && !can; ++attempt) {
+    const std::uintptr_t address = free_area();
+    if (address == 0) break;
+    CUdeviceptr got = 0;
+    CUresult result;
+    {
+      const SteeredMapping steered(address, kManagedArea);
+      result = driver().cuMemAllocManaged(&got, kManagedArea, CU_MEM_ATTACH_GLOBAL);
+    }
+    if (result != CUDA_SUCCESS) continue;
+    driver().cuMemFree_v2(got);
+    can = got == address;
+  }
+  known.store(can ? kYes : kNo, std::memory_order_relaxed);
+  return can;
+}
+
+// 0 if it could not be had this way.
+CUdeviceptr allocate_alone(CUcontext context, std::size_t asked, unsigned flags) {
+  if (asked == 0 || asked > (std::size_t{1} << 46)) return 0;
+  const std::size_t size = (asked + kManagedArea - 1) / kManagedArea * kManagedArea;
+  CUdeviceptr address = 0;
+  if (driver().cuMemAllocManaged(&address, size, flags) != CUDA_SUCCESS) return 0;
+  if (address % kManagedArea != 0 || !can_be_steered()) {
+    driver().cuMemFree_v2(address);
+    return 0;
+  }
+  const TablesLock lock;
+  Managed managed;
+  managed.asked = asked;
+  managed.size = size;
+  managed.context = owner_in(context);
+  managed.flags = flags;
+  // Now, as save_managed() should take no memory from the program's heap.
+  managed.on_cpu.assign((asked + kManagedBlock - 1) / kManagedBlock, false);
+  tables().managed.insert_or_assign(address, std::move(managed));
+  return address;
+}
+
+void note(const Hint& hint) {
+  const TablesLock lock;
+  const auto at = managed_at(hint.address);
+  if (at == tables().managed.end()) return;
+  auto& hints = at->second.hints;
+  std::erase_if(hints, [&](const Hint& known) { return known.same_subject(hint); });
+  hints.push_back(hint);
+}
+
+}  // namespace
+
+void forget_stream(CUstream stream) {
+  const TablesLock lock;
+  for (auto& [address, managed] : tables().managed)
+    std::erase_if(managed.hints, [&](const Hint& hint) {
+      return hint.kind == Hint::Kind::kAttach && hint.stream == stream;
+    });
+}
+
+namespace own {
+
+CUresult cuMemAllocManaged(CUdeviceptr* pointer, std::size_t bytes, unsigned flags) {
+  const Gate::Pass pass;
+  CUcontext context = nullptr;
+  if (!pointer || steps_aside() || driver().cuCtxGetCurrent(&context) != CUDA_SUCCESS || !context ||
+      tables().captures.load(std::memory_order_relaxed) != 0)
+    return driver().cuMemAllocManaged(pointer, bytes, flags);
+  if (const auto address = allocate_alone(context, bytes, flags)) {
+    *pointer = address;
+    Agent::start_with_managed();
+    return CUDA_SUCCESS;
+  }
+  // Whatever the reason, the program gets the driver's own answer.
+  return driver().cuMemAllocManaged(pointer, bytes, flags);
+}
+
+CUresult cuMemAdvise(CUdeviceptr pointer, std::size_t bytes, CUmem_advise advice, CUdevice device) {
+  const Gate::Pass pass;
+  const auto result = driver().cuMemAdvise(pointer, bytes, advice, device);
+  if (result == CUDA_SUCCESS)
+    note({Hint::Kind::kAdvice, pointer, bytes, advice, static_cast<std::uint64_t>(device), false,
+          nullptr});
+  return result;
+}
+
+CUresult cuMemAdvise_v2(CUdeviceptr pointer, std::size_t bytes, CUmem_advise advice,
+                        std::uint64_t location) {
+  const Gate::Pass pass;
+  const auto result = driver().cuMemAdvise_v2(pointer, bytes, advice, location);
+  if (result == CUDA_SUCCESS)
+    note({Hint::Kind::kAdvice, pointer, bytes, advice, location, true, nullptr});
+  return result;
+}
+
+namespace {
+
+template <class Call>
+CUresult attach(Call* call, CUstream stream, CUdeviceptr pointer, std::size_t bytes,
+                unsigned flags) {
+  const Gate::Pass pass;
+  // All of it: the driver knows that by the size that it has given.
+  std::size_t whole = bytes;
+  {
+    const TablesLock lock;
+    const auto at = managed_at(pointer);
+    if (at != tables().managed.end() && at->first == pointer &&
+        (bytes == 0 || bytes == at->second.asked))
+      whole = at->second.size;
+  }
+  const auto result = call(stream, pointer, whole, flags);
+  if (result == CUDA_SUCCESS) note({Hint::Kind::kAttach, pointer, whole, flags, 0, false, stream});
+  return result;
+}
+
+}  // namespace
+
+CUresult cuStreamAttachMemAsync(CUstream stream, CUdeviceptr pointer, std::size_t bytes,
+                                unsigned flags) {
+  return attach(driver().cuStreamAttachMemAsync, stream, pointer, bytes, flags);
+}
+
+CUresult cuStreamAttachMemAsync_ptsz(CUstream stream, CUdeviceptr pointer, std::size_t bytes,
+                                     unsigned flags) {
+  return attach(driver().cuStreamAttachMemAsync_ptsz, stream, pointer, bytes, flags);
+}
+
+}  // namespace own
+}  // namespace stasis::preload

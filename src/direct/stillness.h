@@ -1,0 +1,45 @@
+// Keeps the threads of programs still for the moment in which an agent replaces memory that they
+// reach without a call of the driver: managed memory, which the processor reads and writes too.
+//
+// The gate does not hold those threads back. Parked (proc/parking.h) they stay so if this process
+// dies; `stasis recover` lets them go on.
+#pragma once
+
+#include <map>
+#include <vector>
+
+#include "base/ids.h"
+#include "base/result.h"
+#include "checkpoint/process.h"
+#include "direct/agent_set.h"
+
+namespace stasis {
+
+// Of each process with such memory, the thread by which the driver acts: parked, it would answer no
+// question.
+using DriverThreads = std::map<Pid, Tid>;
+
+// Adds those of `processes` whose agent is in `agents`. Asks the driver, which must hold none of
+// them.
+Result<void> note_driver_threads(const AgentSet& agents,
+                                 const std::vector<const Process*>& processes,
+                                 DriverThreads& threads);
+
+class Stillness {
+ public:
+  Stillness() = default;
+  Stillness(const Stillness&) = delete;
+  Stillness& operator=(const Stillness&) = delete;
+  ~Stillness() { (void)end(); }
+
+  // Parks all threads of the agent's process but its own and the driver's, if it has such memory.
+  // The errors of park_threads(); kInternal if the driver's thread was not noted.
+  Result<void> keep(const direct::AgentClient& agent, const DriverThreads& threads);
+  // Sends them on; those of a process that has gone are no failure.
+  Result<void> end();
+
+ private:
+  std::vector<Pid> kept_;
+};
+
+}  // namespace stasis
