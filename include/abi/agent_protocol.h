@@ -140,7 +140,12 @@ struct ControlPage {
   AgentCommand command;
   // The number of a request that its peer has cancelled: kClose ends soon, as at its deadline.
   std::atomic<std::uint32_t> abandoned;
-  std::uint64_t arguments[4];
+  std::uint64_t arguments[2];
+  std::uint64_t unused;
+  // Of so many MiB of device memory a tool has seen that less than half is zeros: it is not worth
+  // it to look again before there is much more. 0: not known. Written by tools.
+  std::atomic<std::uint32_t> few_zeros;
+  std::uint32_t unused_too;
 
   // The answer. `cu_result` 0: done. Otherwise `message` says what could not be done.
   std::uint32_t cu_result;

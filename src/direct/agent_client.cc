@@ -373,6 +373,15 @@ AgentClient::~AgentClient() {
   if (page_) ::munmap(page_, sizeof(ControlPage));
 }
 
+bool AgentClient::has_few_zeros() const {
+  return bytes() >> 20 < 2 * std::uint64_t{page_->few_zeros.load(std::memory_order_relaxed)};
+}
+
+void AgentClient::note_few_zeros(bool few) {
+  const std::uint64_t mib = std::min<std::uint64_t>(bytes() >> 20, UINT32_MAX);
+  page_->few_zeros.store(few ? static_cast<std::uint32_t>(mib) : 0, std::memory_order_relaxed);
+}
+
 void AgentClient::take_figures() {
   // Its size has been checked, and is not another one at each answer.
   const bool anew = asked_ == AgentCommand::kNone || asked_ == AgentCommand::kPrepare ||

@@ -139,6 +139,10 @@ class AgentClient {
   std::uint32_t driver_share_count() const { return figures_.driver_shares; }
   std::uint32_t multicast_count() const { return figures_.multicasts; }
   std::uint32_t share_count() const { return figures_.shares; }
+  // A tool has looked, and there were few zeros: remembered in the process itself, for as long as
+  // it has not much more memory than then.
+  bool has_few_zeros() const;
+  void note_few_zeros(bool few);
   // Of managed memory, there or given up.
   std::uint64_t managed_areas() const { return figures_.managed_areas; }
   std::uint32_t detached_count() const { return figures_.detached; }

@@ -281,6 +281,16 @@ Result<void> AgentSet::repopulate() {
   return done;
 }
 
+bool AgentSet::have_few_zeros() const {
+  return std::all_of(agents_.begin(), agents_.end(),
+                     [](const AgentClient& agent) { return agent.has_few_zeros(); });
+}
+
+void AgentSet::note_few_zeros(bool few) {
+  for (AgentClient& agent : agents_)
+    agent.note_few_zeros(few);
+}
+
 Result<void> AgentSet::open() {
   for (auto& agent : agents_)
     agent.begin(AgentCommand::kOpen, 0);

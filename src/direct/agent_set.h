@@ -97,6 +97,9 @@ class AgentSet {
   Result<void> evict(const direct::ContentId& content);
   // Tries once to take GPU memory again for those that have none.
   Result<void> repopulate();
+  // Whether all have few zeros, and that they have, or not.
+  bool have_few_zeros() const;
+  void note_few_zeros(bool few);
   // Their programs run on.
   Result<void> open();
 

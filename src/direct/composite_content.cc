@@ -16,14 +16,15 @@ CompositeContent::Part* CompositeContent::part_at(std::uint64_t offset) {
 }
 
 std::uint64_t CompositeContent::add_buffer(const std::shared_ptr<const proc::AddressSpace>& space,
-                                           std::uint64_t address, std::uint64_t bytes) {
+                                           std::uint64_t address, std::uint64_t bytes, bool fresh) {
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     const Buffer* buffer = parts_[i].buffer.get();
     if (buffer != nullptr && buffer->pid == space->pid() && buffer->address == address &&
         buffer->memory.size() == bytes)
       return i * kGap;
   }
-  const direct::RemoteMemory memory(space, address, bytes);
+  direct::RemoteMemory memory(space, address, bytes);
+  if (fresh) memory.set_fresh();
   parts_.push_back({std::make_unique<Buffer>(Buffer{space->pid(), address, memory}), {}, 0});
   return (parts_.size() - 1) * kGap;
 }
@@ -39,29 +40,44 @@ std::uint64_t CompositeContent::add_stream(const std::shared_ptr<ImageContent>& 
 
 Result<void> CompositeContent::write(std::uint64_t offset, std::span<const std::byte> bytes) {
   Part* part = part_at(offset);
-  if (part == nullptr) return nowhere();
-  return part->buffer ? part->buffer->memory.write(offset % kGap, bytes)
-                      : part->image->write(part->stream * kGap + offset % kGap, bytes);
+  return part == nullptr ? nowhere() : part->content().write(part->place(offset), bytes);
 }
 
 Result<void> CompositeContent::read(std::uint64_t offset, std::span<std::byte> bytes) {
   Part* part = part_at(offset);
-  if (part == nullptr) return nowhere();
-  return part->buffer ? part->buffer->memory.read(offset % kGap, bytes)
-                      : part->image->read(part->stream * kGap + offset % kGap, bytes);
+  return part == nullptr ? nowhere() : part->content().read(part->place(offset), bytes);
 }
 
-// They are all of the same image.
+namespace {
+
+// What all parts say; 0 if they differ.
+template <class Parts, class Ask>
+std::uint64_t common(const Parts& parts, Ask ask) {
+  if (parts.empty()) return 0;
+  const std::uint64_t first = ask(parts.front());
+  const bool same =
+      std::all_of(parts.begin(), parts.end(), [&](const auto& part) { return ask(part) == first; });
+  return same ? first : 0;
+}
+
+}  // namespace
+
 std::uint64_t CompositeContent::digest_chunk() const {
-  const bool images = std::all_of(parts_.begin(), parts_.end(),
-                                  [](const Part& part) { return part.image != nullptr; });
-  return images && !parts_.empty() ? parts_.front().image->digest_chunk() : 0;
+  return common(parts_, [](const Part& part) { return part.content().digest_chunk(); });
 }
 
 Result<void> CompositeContent::take(std::uint64_t offset, std::span<std::byte> digests) {
   Part* part = part_at(offset);
-  if (part == nullptr || !part->image) return nowhere();
-  return part->image->take(part->stream * kGap + offset % kGap, digests);
+  return part == nullptr ? nowhere() : part->content().take(part->place(offset), digests);
+}
+
+std::uint64_t CompositeContent::zero_chunk() const {
+  return common(parts_, [](const Part& part) { return part.content().zero_chunk(); });
+}
+
+Result<void> CompositeContent::zeros(std::uint64_t offset, std::span<std::byte> flags) {
+  Part* part = part_at(offset);
+  return part == nullptr ? nowhere() : part->content().zeros(part->place(offset), flags);
 }
 
 }  // namespace stasis

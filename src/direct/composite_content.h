@@ -22,8 +22,9 @@ class CompositeContent final : public direct::Content {
   static constexpr std::uint64_t kGap = ImageContent::kGap;
 
   // Each adds a place, or finds it, and returns the offset at which it begins.
+  // `fresh`: a buffer in which nothing was written since it was mapped (RemoteMemory).
   std::uint64_t add_buffer(const std::shared_ptr<const proc::AddressSpace>& space,
-                           std::uint64_t address, std::uint64_t bytes);
+                           std::uint64_t address, std::uint64_t bytes, bool fresh = false);
   std::uint64_t add_stream(const std::shared_ptr<ImageContent>& image, std::size_t stream);
 
   // kInternal where there is no place: a process that has failed asks for one.
@@ -31,6 +32,8 @@ class CompositeContent final : public direct::Content {
   Result<void> read(std::uint64_t offset, std::span<std::byte> bytes) override;
   std::uint64_t digest_chunk() const override;
   Result<void> take(std::uint64_t offset, std::span<std::byte> digests) override;
+  std::uint64_t zero_chunk() const override;
+  Result<void> zeros(std::uint64_t offset, std::span<std::byte> flags) override;
 
  private:
   struct Buffer {
@@ -43,6 +46,14 @@ class CompositeContent final : public direct::Content {
     std::unique_ptr<Buffer> buffer;
     std::shared_ptr<ImageContent> image;
     std::size_t stream = 0;
+
+    direct::Content& content() const {
+      return buffer ? static_cast<direct::Content&>(buffer->memory) : *image;
+    }
+    // In that, of an offset of ours.
+    std::uint64_t place(std::uint64_t offset) const {
+      return (buffer ? 0 : stream * kGap) + offset % kGap;
+    }
   };
   Part* part_at(std::uint64_t offset);
 

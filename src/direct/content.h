@@ -44,6 +44,17 @@ class Content {
       digests[i] = std::byte{0};
     return {};
   }
+
+  // Where it is known of some of the content that it is all zeros, and need not be read: the size
+  // of the chunks about which zeros() can be asked. 0: there is no point in asking.
+  virtual std::uint64_t zero_chunk() const { return 0; }
+  // `flags`: one for each whole chunk from `offset` on, 1 afterwards if it is known to be zeros.
+  virtual Result<void> zeros(std::uint64_t offset, std::span<std::byte> flags) {
+    (void)offset;
+    for (std::byte& flag : flags)
+      flag = std::byte{0};
+    return {};
+  }
 };
 
 }  // namespace stasis::direct

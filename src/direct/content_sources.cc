@@ -42,8 +42,9 @@ void ContentSources::commit_image() {
   needs_image_ = true;
 }
 
-std::uint64_t ContentSources::add_buffer(const direct::AgentClient& agent) const {
-  return composite_->add_buffer(agent.address_space(), agent.buffer_address(), agent.bytes());
+std::uint64_t ContentSources::add_buffer(const direct::AgentClient& agent, bool fresh) const {
+  return composite_->add_buffer(agent.address_space(), agent.buffer_address(), agent.bytes(),
+                                fresh);
 }
 
 }  // namespace stasis

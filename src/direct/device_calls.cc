@@ -74,6 +74,7 @@ Result<DeviceCalls> DeviceCalls::load(const std::string& name) {
   find(out.copy_out, "cuMemcpyDtoHAsync_v2");
   find(out.copy_in, "cuMemcpyHtoDAsync_v2");
   find(out.copy_within, "cuMemcpyDtoDAsync_v2");
+  find(out.fill, "cuMemsetD8Async");
   find(out.allocate, "cuMemAlloc_v2");
   find(out.free, "cuMemFree_v2");
   find(out.reserve, "cuMemAddressReserve");

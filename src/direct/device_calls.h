@@ -37,6 +37,7 @@ struct DeviceCalls {
   cuda::fn::cuMemcpyDtoHAsync_v2* copy_out = nullptr;
   cuda::fn::cuMemcpyHtoDAsync_v2* copy_in = nullptr;
   cuda::fn::cuMemcpyDtoDAsync_v2* copy_within = nullptr;
+  cuda::fn::cuMemsetD8Async* fill = nullptr;
   cuda::fn::cuMemAlloc_v2* allocate = nullptr;
   cuda::fn::cuMemFree_v2* free = nullptr;
   cuda::fn::cuMemAddressReserve* reserve = nullptr;

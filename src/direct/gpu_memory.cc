@@ -17,6 +17,7 @@ Result<void> GpuMemory::finish_out(Phases& phases) {
   phases.begin("copy out");
   wait_for_copy();
   Result<void> done = *state_->mover.copied();
+  if (state_->mover.found_few_zeros()) state_->agents.note_few_zeros(true);
   if (done) done = fault(FaultPoint::kDirectCopied);
   if (done) done = state_->agents.unpin();
   if (done) done = fault(FaultPoint::kDirectDropped);

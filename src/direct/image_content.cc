@@ -136,6 +136,10 @@ Result<void> ImageContent::take(std::uint64_t offset, std::span<std::byte> diges
   return writer_->take(offset / kGap, offset % kGap, digests);
 }
 
+Result<void> ImageContent::zeros(std::uint64_t offset, std::span<std::byte> flags) {
+  return reader_->zeros(offset / kGap, offset % kGap, flags);
+}
+
 std::optional<std::size_t> ImageContent::stream_of(Pid pid) const {
   const auto& streams = reader_->streams();
   const auto stream = std::find_if(streams.begin(), streams.end(),

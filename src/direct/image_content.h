@@ -39,6 +39,8 @@ class ImageContent final : public direct::Content {
 
   std::uint64_t digest_chunk() const override { return writer_ ? writer_->digest_chunk() : 0; }
   Result<void> take(std::uint64_t offset, std::span<std::byte> digests) override;
+  std::uint64_t zero_chunk() const override { return reader_ ? reader_->chunk_bytes() : 0; }
+  Result<void> zeros(std::uint64_t offset, std::span<std::byte> flags) override;
 
   // kImageCorrupt if there is none, or not of that size.
   Result<std::size_t> stream_of(Pid pid, std::uint64_t bytes) const;

@@ -17,6 +17,7 @@
 #include "direct/move_in.h"
 #include "direct/remote_memory.h"
 #include "direct/sharing.h"
+#include "direct/zero_survey.h"
 #include "proc/memory_cgroup.h"
 
 namespace stasis {
@@ -90,6 +91,10 @@ class MoveOut {
     phases_.begin("close");
     if (auto closed = hold_back_settled(); !closed) return give_up(std::move(closed.error()));
     if (agents_.empty()) return state_.content.end_image(options_.image);
+    if (surveys_) {
+      if (auto looked = look_for_zeros(); !looked) return give_up(std::move(looked.error()));
+      if (agents_.empty()) return {};
+    }
     return evict_all();
   }
 
@@ -185,16 +190,18 @@ class MoveOut {
   Result<void> prepare() {
     const bool buffers = options_.image == nullptr;
     // Before the buffers, which count as memory that is free until they are touched.
-    if (buffers) {
-      if (auto room = group_.check_host_memory(); !room) return room;
-    }
+    const auto room_for_all = buffers ? group_.check_host_memory() : Result<void>();
     STASIS_TRY(agents_.prepare(env_.driver, buffers));
     if (agents_.empty()) return {};
+    // For one process: several would be stopped together once more.
+    surveys_ = buffers && agents_.size() == 1 && agents_.bytes() >= survey_from() &&
+               !agents_.have_few_zeros();
+    if (!room_for_all && !surveys_) return room_for_all;
     std::map<Pid, std::uint64_t> elsewhere;
     std::map<std::string, std::uint64_t> to_come;
     for (const auto& agent : agents_) {
       elsewhere[agent.pid()] = agent.bytes();
-      if (!buffers) continue;
+      if (!buffers || surveys_) continue;
       for (const proc::MemoryCgroup& one : proc::memory_cgroups(agent.pid()))
         to_come[one.directory] += agent.bytes();
     }
@@ -206,7 +213,39 @@ class MoveOut {
     STASIS_TRY(check_mover_memory(env_, state_.mover.gpus(), in_buffers));
     // A context takes as long as touching gigabytes, so the tool does both at once.
     state_.mover.begin(env_);
-    return buffers ? touch_buffers() : Result<void>();
+    return buffers && !surveys_ ? touch_buffers() : Result<void>();
+  }
+
+  // With the gate closed. If much of the memory is zeros, only the rest of it needs host memory,
+  // and the copy touches that. If not, the program runs on while all of it is touched.
+  Result<void> look_for_zeros() {
+    if (!state_.mover) STASIS_TRY(make_mover());
+    phases_.begin("zeros");
+    if (!state_.mover.has_digests()) STASIS_TRY(state_.mover.prepare_digests(env_));
+    if (state_.mover.has_digests()) {
+      STASIS_TRY_ASSIGN(const auto zeros, count_zeros());
+      agents_.note_few_zeros(zeros < agents_.bytes() / 2);
+      if (zeros >= agents_.bytes() / 2)
+        return group_.check_host_memory({{agents_.begin()->pid(), zeros}});
+    }
+    STASIS_TRY(agents_.begin()->ask(AgentCommand::kOpen, direct::kKeepBuffer, kAtOnce));
+    phases_.runs();
+    group_.forget_gates();
+    phases_.begin("prepare");
+    STASIS_TRY(group_.check_host_memory());
+    STASIS_TRY(touch_buffers());
+    phases_.begin("close");
+    return hold_back_settled();
+  }
+
+  Result<std::uint64_t> count_zeros() {
+    STASIS_TRY(agents_.allow_pieces());
+    STASIS_TRY_ASSIGN(auto taken, take_checked(*agents_.begin(), true, nullptr));
+    ZeroSurvey survey;
+    auto seen = state_.mover->copy_out(std::move(taken), survey, env_.interrupt,
+                                       Clock::now() + copy_time(agents_.bytes()));
+    if (!seen) return fail(of_mover(std::move(seen.error())));
+    return survey.zero_bytes();
   }
 
   Result<void> touch_buffers() {
@@ -227,14 +266,20 @@ class MoveOut {
     tell_of_driver(env_, std::move(without), "no GPU memory that an agent can move");
   }
 
+  // Zeros are left where they are, if there is much that may be some.
+  bool wants_digests() const {
+    return agents_.bytes() >= digests_from() && !agents_.have_few_zeros();
+  }
+
   // Makes the mover ready for all its work.
   Result<void> have_mover() {
     if (auto taken = state_.mover.take(env_, {}); !taken)
       return fail(of_mover(std::move(taken.error())));
-    if (options_.image == nullptr) return {};
-    if (options_.image->options.base != nullptr) {
+    const bool base = options_.image != nullptr && options_.image->options.base != nullptr;
+    if (base || wants_digests()) {
       if (auto ready = state_.mover.prepare_digests(env_); !ready) return ready;
     }
+    if (options_.image == nullptr) return {};
     if (options_.comes_back) state_.prefetch.keep_on_gpus(env_.driver, group_);
     return {};
   }
@@ -284,7 +329,7 @@ class MoveOut {
     // stand still: one without a gate runs as soon as the driver's lock fails.
     const bool while_copying = plan_.order == CopyOrder::kBeside && all_behind_gates();
     Result<void> done;
-    if (plan_.mover_at_standstill && !while_copying) done = make_mover();
+    if (plan_.mover_at_standstill && !while_copying && !state_.mover) done = make_mover();
     if (done && options_.at_rest) options_.at_rest();
     if (done && options_.image == nullptr) done = check_growth();
     if (done && plan_.only_agents()) done = require_nothing_stays();
@@ -303,7 +348,7 @@ class MoveOut {
       done = copy_beside();
       return done ? done : give_up(std::move(done.error()));
     }
-    if (done && plan_.mover_at_standstill && while_copying) done = make_mover();
+    if (done && plan_.mover_at_standstill && while_copying && !state_.mover) done = make_mover();
     if (done) done = copy_out();
     if (done) done = env_.interrupt.check();
     if (done) {
@@ -388,7 +433,7 @@ class MoveOut {
         STASIS_TRY_ASSIGN(auto stream, content.into()->add(agent.pid(), agent.bytes(), pieces));
         base = content.composite()->add_stream(content.into(), stream);
       } else {
-        base = content.add_buffer(agent);
+        base = content.add_buffer(agent, true);
       }
       append(segments, std::move(taken), base);
     }
@@ -403,6 +448,9 @@ class MoveOut {
     auto copied = state_.mover->copy_out(std::move(segments), *state_.content.composite(),
                                          env_.interrupt, deadline);
     if (!copied) return fail(of_mover(std::move(copied.error()), options_.image != nullptr));
+    const bool base = options_.image != nullptr && options_.image->options.base != nullptr;
+    if (state_.mover.has_digests() && !base)
+      agents_.note_few_zeros(copied->left_out < copied->bytes / 2);
     STASIS_TRY(fault(FaultPoint::kDirectCopied));
     if (!options_.image) return {};
     // Before any memory is evicted: from then on the image alone has the content.
@@ -417,7 +465,7 @@ class MoveOut {
     STASIS_TRY(fault(FaultPoint::kDirectKept));
     STASIS_TRY_ASSIGN(auto segments, take_all());
     state_.mover.copy_beside(env_, std::move(segments), state_.content.composite(),
-                             copy_time(agents_.bytes()));
+                             copy_time(agents_.bytes()), wants_digests());
     STASIS_TRY(evict());
     std::set<Pid> at_work;
     for (const AgentClient& agent : agents_)
@@ -441,6 +489,7 @@ class MoveOut {
   Phases& phases_;
   const MoveOutPlan plan_;
   std::map<Pid, std::uint64_t> touched_;  // where the buffers are
+  bool surveys_ = false;
 };
 
 }  // namespace

@@ -18,6 +18,7 @@
 #include "direct/device.h"
 #include "direct/gpu_digest.h"
 #include "direct/plan.h"
+#include "direct/zero_fill.h"
 
 namespace stasis::direct {
 namespace {
@@ -51,7 +52,7 @@ Error never_ends(const Stop& stop) {
 
 Mover::Contents for_all_threads(Content& content) {
   return {[](unsigned) { return Result<void>(); }, [&](unsigned) -> Content& { return content; },
-          content.digest_chunk()};
+          content.digest_chunk(), content.zero_chunk()};
 }
 
 // Digests need no disk, and take some 15 ms for 16 GiB: the job stands still meanwhile.
@@ -113,6 +114,12 @@ struct Mover::State {
   bool leave_out(const std::vector<int>& ordinals, const std::vector<Mapping>& mappings,
                  const Buffers& buffers, const Contents& contents,
                  std::vector<std::vector<Stretch>>& stretches, Stop& stop) const;
+  // Has the GPUs write zeros where the content is known to be; returns the other stretches.
+  std::vector<std::vector<Stretch>> fill_zeros(const std::vector<int>& ordinals,
+                                               const std::vector<Mapping>& mappings,
+                                               const Buffers& buffers, const Contents& contents,
+                                               const std::vector<std::vector<Stretch>>& stretches,
+                                               Stop& stop) const;
   // Keeps as `early` what there is room for of what was copied out.
   void keep_early(std::vector<SpareRoom> room, const std::vector<int>& ordinals,
                   std::vector<Mapping>& mappings,
@@ -156,6 +163,22 @@ bool Mover::State::leave_out(const std::vector<int>& ordinals, const std::vector
                                 contents.of, stop);
   stretches = std::move(done.left);
   return done.still_running;
+}
+
+std::vector<std::vector<Stretch>> Mover::State::fill_zeros(
+    const std::vector<int>& ordinals, const std::vector<Mapping>& mappings, const Buffers& buffers,
+    const Contents& contents, const std::vector<std::vector<Stretch>>& stretches,
+    Stop& stop) const {
+  const unsigned each = 2 * buffers.shares.threads;
+  std::vector<ZeroPart> parts;
+  for (std::size_t i = 0; i < ordinals.size(); ++i) {
+    const Device& device = devices.at(ordinals[i]);
+    parts.push_back({&device, mappings[i].base(), stretches[i], device.stream(each)});
+  }
+  // One for each thread.
+  const auto threads = buffers.shares.threads * ordinals.size();
+  return direct::fill_zeros(calls, parts, contents.zero_chunk,
+                            std::span(buffers.all).first(threads), contents.of, stop);
 }
 
 void Mover::State::keep_early(std::vector<SpareRoom> room, const std::vector<int>& ordinals_of,
@@ -421,6 +444,8 @@ Result<CopyReport> Mover::copy(bool out, std::vector<Segment> segments, const Co
     still_copying = state_->leave_out(ordinals, mappings, *buffers, contents, all, soon);
     (void)stop.ok(soon.result());
   }
+  const bool fills = !out && contents.zero_chunk != 0;
+  if (fills) all = state_->fill_zeros(ordinals, mappings, *buffers, contents, all, stop);
   std::vector<DevicePart> parts;
   std::uint64_t moving = 0;
   for (std::size_t i = 0; i < ordinals.size(); ++i) {
@@ -447,7 +472,7 @@ Result<CopyReport> Mover::copy(bool out, std::vector<Segment> segments, const Co
                     .content = contents.of};
   if (!still_copying) still_copying = run_copy(job, stop).still_copying;
   for (std::size_t i = 0; i < parts.size(); ++i) {
-    if (there[i] == 0) continue;
+    if (there[i] == 0 && !fills) continue;
     (void)stop.ok(parts[i].device->make_current());
     if (!wait_for_stream(state_->calls, parts[i].device->stream(2 * shares.threads), stop))
       still_copying = true;

@@ -150,6 +150,7 @@ class Mover final : public MemoryMover {
     std::function<Result<void>(unsigned threads)> begin;
     std::function<Content&(unsigned thread)> of;
     std::uint64_t digest_chunk = 0;  // as the content says
+    std::uint64_t zero_chunk = 0;
   };
   Result<CopyReport> copy(bool out, std::vector<Segment> segments, const Contents& contents,
                           const Interrupt& interrupt, Clock::time_point deadline);

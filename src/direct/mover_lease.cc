@@ -142,6 +142,7 @@ void MoverLease::collect() {
 
 Result<void> MoverLease::prepare_digests(const Environment& env) {
   auto ready = mover_->prepare_digests(env.interrupt, Clock::now() + kAtOnce);
+  has_digests_ = ready.has_value();
   if (ready) return {};
   STASIS_TRY(env.interrupt.check());
   env.tell("digests are computed by the processors: " + ready.error().to_string());
@@ -162,19 +163,21 @@ void MoverLease::end(const Environment& env) {
 }
 
 void MoverLease::copy_beside(const Environment& env, std::vector<direct::Segment> segments,
-                             std::shared_ptr<direct::Content> content, milliseconds time) {
+                             std::shared_ptr<direct::Content> content, milliseconds time,
+                             bool digests) {
   auto given = std::make_shared<std::vector<direct::Segment>>(std::move(segments));
   copying_ = in_background([mover = mover_, make = env.mover, gpus = gpus_, given,
-                            content = std::move(content), &stop = env.interrupt,
-                            time]() mutable -> Copied {
+                            content = std::move(content), &stop = env.interrupt, time, digests,
+                            has_digests = has_digests_]() mutable -> Copied {
     if (!mover) {
       auto made = make({gpus, false, kBesideHeld});
       if (!made) return {nullptr, fail(std::move(made.error()))};
       mover = std::move(*made);
+      // Without them all is copied. One that breaks down over it copies nothing, and is told so.
+      has_digests = digests && mover->prepare_digests(stop, Clock::now() + kAtOnce).has_value();
     }
     auto copied = mover->copy_out(std::move(*given), *content, stop, Clock::now() + time);
-    if (!copied) return {std::move(mover), fail(std::move(copied.error()))};
-    return {std::move(mover), {}};
+    return {std::move(mover), std::move(copied), has_digests};
   });
 }
 
@@ -182,8 +185,8 @@ void MoverLease::wait_for_copy() {
   if (!copying_.valid()) return;
   Copied copied = copying_.get();
   if (copied.mover) mover_ = std::move(copied.mover);
-  if (!copied.done) copied.done = fail(of_mover(std::move(copied.done.error())));
-  copied_ = std::move(copied.done);
+  few_zeros_ = copied.done && copied.digests && copied.done->left_out < copied.done->bytes / 2;
+  copied_ = copied.done ? Result<void>() : fail(of_mover(std::move(copied.done.error())));
 }
 
 }  // namespace stasis

@@ -72,6 +72,8 @@ class MoverLease {
   // Gets the mover ready to tell which chunks an earlier image has; makes another if this one is
   // lost.
   Result<void> prepare_digests(const Environment& env);
+  // Whether this mover leaves out what its content has.
+  bool has_digests() const { return mover_ != nullptr && has_digests_; }
 
   direct::MemoryMover* operator->() const { return mover_.get(); }
   explicit operator bool() const { return mover_ != nullptr; }
@@ -79,13 +81,17 @@ class MoverLease {
   void end(const Environment& env);
 
   // Copies out in a thread of its own, with this mover or, if there is none, with one made there.
+  // `digests`: one that is made there gets ready for them.
   void copy_beside(const Environment& env, std::vector<direct::Segment> segments,
-                   std::shared_ptr<direct::Content> content, std::chrono::milliseconds time);
+                   std::shared_ptr<direct::Content> content, std::chrono::milliseconds time,
+                   bool digests);
   bool copies_beside() const { return copying_.valid(); }
   // Waits for the end of that copy.
   void wait_for_copy();
   // Its result; nothing if there was no copy.
   const std::optional<Result<void>>& copied() const { return copied_; }
+  // Whether it has found that less than half was zeros.
+  bool found_few_zeros() const { return few_zeros_; }
   void forget_copy() { copied_.reset(); }
 
  private:
@@ -96,13 +102,16 @@ class MoverLease {
   std::future<Made> coming_;
   std::shared_ptr<Interrupt> stop_;  // of what was begun
   std::shared_ptr<direct::MemoryMover> mover_;
+  bool has_digests_ = false;
 
   struct Copied {
     std::shared_ptr<direct::MemoryMover> mover;
-    Result<void> done;
+    Result<direct::CopyReport> done;
+    bool digests = false;
   };
   std::future<Copied> copying_;
   std::optional<Result<void>> copied_;
+  bool few_zeros_ = false;
 };
 
 }  // namespace stasis

@@ -48,6 +48,8 @@ Result<void> serve_piece(Content& content, const pr::Piece& piece, std::span<std
       return content.write(piece.content_offset, bytes);
     case pr::PieceOf::kDigests:
       return content.take(piece.content_offset, bytes);
+    case pr::PieceOf::kZeros:
+      return content.zeros(piece.content_offset, bytes);
   }
   return fail(ErrorCode::kInternal, "the mover's process sent a malformed message");
 }
@@ -336,7 +338,8 @@ Result<CopyReport> MoverProcess::copy(bool out, std::vector<Segment> segments, C
   STASIS_TRY(std::move(sent));
   const pr::Copy ask{.out = out ? 1U : 0U,
                      .deadline_ns = ns_of(deadline),
-                     .digest_chunk = out ? content.digest_chunk() : 0};
+                     .digest_chunk = out ? content.digest_chunk() : 0,
+                     .zero_chunk = out ? 0 : content.zero_chunk()};
   (void)helper_.channel().send(pr::with_items(ask, std::span<const SpareRoom>(room)));
   auto report = serve(content, stop, true);
   // The bytes that went over the bus.

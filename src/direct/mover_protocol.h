@@ -74,6 +74,7 @@ struct Copy {
   std::uint32_t out = 0;
   std::int64_t deadline_ns = 0;
   std::uint64_t digest_chunk = 0;
+  std::uint64_t zero_chunk = 0;
 };
 
 struct AheadOf {
@@ -102,8 +103,9 @@ struct Done {
 };
 
 // "This much of the ring is for, or has to come from, that place of the content", or has the
-// digests of the chunks from there on, to be answered in their place.
-enum class PieceOf : std::uint32_t { kRead, kWrite, kDigests };
+// digests of the chunks from there on, or is to have a flag for each that is zeros, to be answered
+// in their place.
+enum class PieceOf : std::uint32_t { kRead, kWrite, kDigests, kZeros };
 struct Piece {
   PieceOf what = PieceOf::kRead;
   std::uint64_t ring_offset = 0;

@@ -43,6 +43,9 @@ class OwnersContent final : public Content {
   Result<void> take(std::uint64_t offset, std::span<std::byte> digests) override {
     return ask(pr::PieceOf::kDigests, offset, digests);
   }
+  Result<void> zeros(std::uint64_t offset, std::span<std::byte> flags) override {
+    return ask(pr::PieceOf::kZeros, offset, flags);
+  }
 
  private:
   Result<void> ask(pr::PieceOf what, std::uint64_t offset, std::span<const std::byte> bytes) const {
@@ -159,6 +162,7 @@ class Server {
     std::vector<OwnersContent> contents;
     auto served_by = served(contents);
     served_by.digest_chunk = ask.digest_chunk;
+    served_by.zero_chunk = ask.zero_chunk;
     mover_->keep(std::move(room));
     auto report = mover_->copy(ask.out != 0, std::exchange(segments_, {}), served_by, never_,
                                time_of(ask.deadline_ns));
@@ -183,7 +187,7 @@ class Server {
 
   Mover::Contents served(std::vector<OwnersContent>& contents) const {
     return {[this, &contents](unsigned threads) { return begin(threads, contents); },
-            [&contents](unsigned i) -> Content& { return contents[i]; }, 0};
+            [&contents](unsigned i) -> Content& { return contents[i]; }, 0, 0};
   }
   bool say(const Result<CopyReport>& report) const {
     if (!report) return say(report.error());

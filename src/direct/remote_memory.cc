@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstring>
 #include <mutex>
 #include <optional>
 #include <vector>
@@ -14,6 +15,7 @@
 
 #include "base/threads.h"
 #include "base/trace.h"
+#include "image/checksum.h"
 
 namespace stasis::direct {
 namespace {
@@ -23,7 +25,10 @@ constexpr std::size_t kPagesInHuge = kHugePage / kPage;
 
 // Bits of an entry of /proc/PID/pagemap, which the kernel shows to every process that may open it.
 constexpr std::uint64_t kPresent = std::uint64_t{1} << 63;
+constexpr std::uint64_t kSwapped = std::uint64_t{1} << 62;
 constexpr std::uint64_t kExclusive = std::uint64_t{1} << 56;  // not shared, nor the zero page
+
+bool is_touched(std::uint64_t entry) { return (entry & (kPresent | kSwapped)) != 0; }
 
 }  // namespace
 
@@ -42,6 +47,34 @@ Result<void> RemoteMemory::write(std::uint64_t offset, std::span<const std::byte
 Result<void> RemoteMemory::read(std::uint64_t offset, std::span<std::byte> bytes) {
   STASIS_TRY(check_range(offset, bytes.size()));
   return space_->read(address_ + offset, bytes.data(), bytes.size());
+}
+
+Result<void> RemoteMemory::take(std::uint64_t offset, std::span<std::byte> digests) {
+  static const Digest kZeros = xxh3(std::vector<std::byte>(kChunk));
+  STASIS_TRY(check_range(offset, digests.size() / sizeof(Digest) * kChunk));
+  for (std::size_t at = 0; at < digests.size(); at += sizeof(Digest)) {
+    const bool zero = std::memcmp(&digests[at], kZeros.data(), sizeof kZeros) == 0;
+    digests[at] = std::byte{is_fresh_ && zero};
+  }
+  return {};
+}
+
+Result<void> RemoteMemory::zeros(std::uint64_t offset, std::span<std::byte> flags) {
+  STASIS_TRY(check_range(offset, flags.size() * kChunk));
+  std::fill(flags.begin(), flags.end(), std::byte{0});
+  const UniqueFd pages(
+      ::open(fmt::format("/proc/{}/pagemap", space_->pid().value).c_str(), O_RDONLY | O_CLOEXEC));
+  if (!pages.valid()) return {};
+  std::array<std::uint64_t, kChunk / kPage> entries{};
+  for (std::size_t i = 0; i < flags.size(); ++i) {
+    const std::uint64_t at = address_ + offset + i * kChunk;
+    const auto place = static_cast<off_t>(at / kPage * sizeof entries[0]);
+    const ssize_t got = ::pread(pages.get(), entries.data(), sizeof entries, place);
+    const bool known = at % kPage == 0 && got == static_cast<ssize_t>(sizeof entries);
+    flags[i] = std::byte{known && std::none_of(entries.begin(), entries.end(), is_touched)};
+  }
+  // By the process's number, which another may have by now.
+  return space_->check_current();
 }
 
 Result<void> RemoteMemory::touch(const UniqueFd& pages, std::uint64_t begin,

@@ -28,6 +28,16 @@ class RemoteMemory final : public Content {
   Result<void> write(std::uint64_t offset, std::span<const std::byte> bytes) override;
   Result<void> read(std::uint64_t offset, std::span<std::byte> bytes) override;
 
+  // What a page that was never touched reads as takes no memory: take() leaves chunks of zeros as
+  // they are, and zeros() finds them. Right only where `is_fresh` was said of it: nothing was
+  // written there since it was mapped.
+  static constexpr std::uint64_t kChunk = std::uint64_t{2} << 20;
+  void set_fresh() { is_fresh_ = true; }
+  std::uint64_t digest_chunk() const override { return is_fresh_ ? kChunk : 0; }
+  Result<void> take(std::uint64_t offset, std::span<std::byte> digests) override;
+  std::uint64_t zero_chunk() const override { return kChunk; }
+  Result<void> zeros(std::uint64_t offset, std::span<std::byte> flags) override;
+
   // Makes the process own every page, so that write() meets no page fault: a first touch is ten
   // times slower than the copy itself. For memory whose content does not matter: what was missing
   // becomes 0. Huge pages are taken where the process's mapping asks for them
@@ -46,6 +56,7 @@ class RemoteMemory final : public Content {
   std::shared_ptr<const proc::AddressSpace> space_;
   std::uint64_t address_;
   std::uint64_t bytes_;
+  bool is_fresh_ = false;
 };
 
 }  // namespace stasis::direct

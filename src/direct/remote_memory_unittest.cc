@@ -12,6 +12,7 @@
 
 #include <gtest/gtest.h>
 
+#include "image/checksum.h"
 #include "tests/fakes/address_space.h"
 #include "tests/fakes/child.h"
 
@@ -222,6 +223,42 @@ TEST(RemoteMemory, StopsFaultingInWhenInterrupted) {
   const auto result = memory.fault_in(4, interrupt);
   ASSERT_FALSE(result);
   EXPECT_EQ(result.error().code, ErrorCode::kInterrupted);
+}
+
+TEST(RemoteMemory, KnowsWhatWasNeverTouched) {
+  constexpr std::uint64_t kChunk = RemoteMemory::kChunk;
+  for (const bool huge : {false, true}) {
+    const Region region(5 * kChunk, huge);
+    const fakes::Child child;
+    RemoteMemory memory(space_of(child.pid()), region.address(), 4 * kChunk);
+    const std::vector<std::byte> one(1, std::byte{7});
+    ASSERT_TRUE(memory.write(kChunk + 4095, one));
+    ASSERT_TRUE(memory.write(4 * kChunk - 1, one));
+    std::vector<std::byte> flags(4, std::byte{9});
+    ASSERT_TRUE(memory.zeros(0, flags));
+    EXPECT_EQ(flags, (std::vector{std::byte{1}, std::byte{0}, std::byte{1}, std::byte{0}}));
+    EXPECT_EQ(memory.zeros(kChunk, flags).error().code, ErrorCode::kUsage);
+  }
+}
+
+TEST(RemoteMemory, LeavesZerosAloneOnlyWhereNothingWasWritten) {
+  const Region region(4 * RemoteMemory::kChunk);
+  const fakes::Child child;
+  const auto zero = xxh3(std::vector<std::byte>(RemoteMemory::kChunk));
+  const auto other = xxh3(std::vector<std::byte>(RemoteMemory::kChunk, std::byte{1}));
+  const auto asked = [&](RemoteMemory& memory) {
+    std::vector<std::byte> digests(2 * sizeof zero);
+    std::memcpy(digests.data(), zero.data(), sizeof zero);
+    std::memcpy(digests.data() + sizeof zero, other.data(), sizeof other);
+    EXPECT_TRUE(memory.take(RemoteMemory::kChunk, digests));
+    return std::pair(digests[0], digests[sizeof zero]);
+  };
+  RemoteMemory memory(space_of(child.pid()), region.address(), 4 * RemoteMemory::kChunk);
+  EXPECT_EQ(memory.digest_chunk(), 0);
+  EXPECT_EQ(asked(memory), std::pair(std::byte{0}, std::byte{0}));
+  memory.set_fresh();
+  EXPECT_EQ(memory.digest_chunk(), RemoteMemory::kChunk);
+  EXPECT_EQ(asked(memory), std::pair(std::byte{1}, std::byte{0}));
 }
 
 }  // namespace

@@ -379,6 +379,20 @@ Result<void> ContentReader::read(std::size_t stream, std::uint64_t offset,
   return result;
 }
 
+Result<void> ContentReader::zeros(std::size_t stream, std::uint64_t offset,
+                                  std::span<std::byte> flags) const {
+  const ContentIndex& index = state_->index;
+  const std::uint64_t first = offset / index.chunk_bytes;
+  const std::uint64_t count = stream < index.streams.size() ? index.chunks_of(stream) : 0;
+  if (offset % index.chunk_bytes != 0 || first > count || flags.size() > count - first) {
+    return fail(ErrorCode::kUsage,
+                fmt::format("{} chunks at {} are not in stream {}", flags.size(), offset, stream));
+  }
+  for (std::size_t i = 0; i < flags.size(); ++i)
+    flags[i] = std::byte{state_->chunk({stream, first + i}).encoding == ContentEncoding::kZero};
+  return {};
+}
+
 Result<void> ContentReader::State::verify(
     const std::vector<Run>& runs, std::string_view phase, Progress& progress,
     const Interrupt& interrupt,

@@ -53,6 +53,10 @@ class ContentReader {
   // what was expected and found; the memory then holds anything. kIo.
   Result<void> read(std::size_t stream, std::uint64_t offset, std::span<std::byte> bytes) const;
 
+  // Which of the chunks from `offset` on, a multiple of chunk_bytes(), are all zeros: 1 in their
+  // flag, else 0. kUsage beyond the stream.
+  Result<void> zeros(std::size_t stream, std::uint64_t offset, std::span<std::byte> flags) const;
+
   // Everything that is stored, each once, in the order of the disk. The first thing wrong, as with
   // read(); kInterrupted.
   Result<void> verify_all(Progress& progress, const Interrupt& interrupt) const;

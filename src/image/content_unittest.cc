@@ -228,6 +228,23 @@ TEST_F(ContentTest, TakesStreamsWithoutContentAndOfZeros) {
   EXPECT_TRUE(std::ranges::equal(back.bytes(), zeros.bytes()));
 }
 
+TEST_F(ContentTest, SaysWhichChunksAreZeros) {
+  Memory content(5 * kChunk);
+  fill_random(content.bytes().subspan(kChunk, kChunk), 1);
+  fill_random(content.bytes().subspan(3 * kChunk, 2 * kChunk), 2);
+  const auto reader = this->reader(write_simple(content.bytes()).record).value();
+  std::array<std::byte, 5> flags{};
+  ASSERT_TRUE(reader.zeros(0, 0, flags));
+  EXPECT_THAT(flags, testing::ElementsAre(std::byte{1}, std::byte{0}, std::byte{1}, std::byte{0},
+                                          std::byte{0}));
+  ASSERT_TRUE(reader.zeros(0, 2 * kChunk, std::span(flags).first(2)));
+  EXPECT_EQ(flags[0], std::byte{1});
+  EXPECT_EQ(flags[1], std::byte{0});
+  EXPECT_EQ(reader.zeros(0, 4 * kChunk, std::span(flags).first(2)).error().code, ErrorCode::kUsage);
+  EXPECT_EQ(reader.zeros(0, 1, std::span(flags).first(1)).error().code, ErrorCode::kUsage);
+  EXPECT_EQ(reader.zeros(1, 0, std::span(flags).first(1)).error().code, ErrorCode::kUsage);
+}
+
 // ---- What must not be asked for -----------------------------------------------------------------
 
 TEST_F(ContentTest, RefusesWhatIsNoWholeChunk) {

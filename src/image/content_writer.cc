@@ -113,7 +113,7 @@ struct ContentWriter::State {
   ContentLanes lanes;
   std::unique_ptr<TakenContent> taken;  // nothing: no base
   std::optional<Error> without_base;
-  BlockDigest zeros{};  // of a chunk of zeros, beside a base
+  BlockDigest zeros{};  // of a chunk of zeros
 
   std::mutex failing;
   std::atomic<bool> has_failed = false;
@@ -147,6 +147,7 @@ struct ContentWriter::State {
 
 // A base that cannot be linked to does not serve: then all is written.
 Result<void> ContentWriter::State::take_base() {
+  zeros = xxh3(std::vector<std::byte>(options.chunk_bytes));
   if (options.base == nullptr) return {};
   STASIS_TRY(fault(FaultPoint::kContentLink));
   auto made = TakenContent::create(options.base, folder);
@@ -156,7 +157,6 @@ Result<void> ContentWriter::State::take_base() {
     return {};
   }
   taken = std::move(*made);
-  zeros = xxh3(std::vector<std::byte>(options.chunk_bytes));
   return fault(FaultPoint::kContentLinked);
 }
 
@@ -459,9 +459,7 @@ Result<void> ContentWriter::write(std::size_t stream, std::uint64_t offset,
   return state_->remember(state_->write(stream, offset, bytes));
 }
 
-std::uint64_t ContentWriter::digest_chunk() const {
-  return state_->taken ? state_->options.chunk_bytes : 0;
-}
+std::uint64_t ContentWriter::digest_chunk() const { return state_->options.chunk_bytes; }
 
 Result<void> ContentWriter::take(std::size_t stream, std::uint64_t offset,
                                  std::span<std::byte> digests) {

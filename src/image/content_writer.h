@@ -88,7 +88,7 @@ class ContentWriter {
   // error there is no image to be had from this writer.
   Result<void> write(std::size_t stream, std::uint64_t offset, std::span<const std::byte> bytes);
 
-  // The size of the chunks for take(), or 0 where there is no base.
+  // The size of the chunks for take().
   std::uint64_t digest_chunk() const;
   // For a caller that knows the digests of whole chunks (XXH3-128, one behind the other) before it
   // has the chunks: those that are zeros or in the base count as written herewith, and the first

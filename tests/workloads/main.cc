@@ -87,6 +87,9 @@ int main(int argc, char** argv) {
   app.add_option("--status", options.status, "file that always says \"round N ok\"");
   app.add_option("--rounds", options.rounds, "stop after so many; 0: at SIGTERM");
   app.add_option("--seed", options.seed, "of all content; 0: a random one");
+  app.add_option("--zeros", options.zeros,
+                 "bytes of memory besides, all zeros but for a page in its middle, kind memory")
+      ->transform(CLI::AsSizeValue(false));
   app.add_option("--still", options.still,
                  "memory: besides --size, device memory that never changes")
       ->transform(CLI::AsSizeValue(false))

@@ -1,6 +1,7 @@
 // Plain device memory: allocations of many sizes, all of it checked and changed in each round; with
 // --still more of it that is checked and stays as it is.
 #include <algorithm>
+#include <string>
 
 #include "tests/workloads/gpu.h"
 
@@ -60,6 +61,46 @@ void rewrite_span(const Gpu& gpu, const Buffer& buffer, std::uint64_t first, std
   gpu.cuda().cuMemcpyHtoD_v2(at, words.data(), count * sizeof(std::uint64_t));
 }
 
+// Memory that is zeros but for a page in its middle, as of a program that takes what it may need.
+class Sparse {
+ public:
+  Sparse(const Gpu& gpu, std::uint64_t size)
+      : gpu_(gpu), size_(size / kPiece * kPiece), data_(size_ > 0 ? gpu.allocate(size_) : 0) {
+    if (size_ > 0) gpu.cuda().cuMemsetD8_v2(data_, 0, size_);
+  }
+  // The page, whose content others keep.
+  void add(std::vector<Buffer>& buffers) const {
+    if (size_ > 0)
+      buffers.push_back({"page in the middle of zeros", page(), kPage / sizeof(std::uint64_t), 0});
+  }
+  // All of it, or where there is much, another eighth in each round.
+  void verify(const Run& run) {
+    const std::uint64_t pieces = size_ / kPiece;
+    const std::uint64_t step = pieces > kMany ? 8 : 1;
+    for (std::uint64_t i = run.round() % step; i < pieces; i += step) {
+      const cuda::CUdeviceptr at = data_ + i * kPiece;
+      content_.resize(kPiece);
+      gpu_.cuda().cuMemcpyDtoH_v2(content_.data(), at, kPiece);
+      if (page() >= at && page() < at + kPiece)
+        std::fill_n(content_.begin() + static_cast<std::ptrdiff_t>(page() - at), kPage, '\0');
+      const bool zero =
+          content_[0] == 0 && std::equal(content_.begin() + 1, content_.end(), content_.begin());
+      if (!zero) run.mismatch("memory that was zeros is not");
+    }
+  }
+
+ private:
+  static constexpr std::uint64_t kPiece = 16 * kMiB;
+  static constexpr std::uint64_t kMany = 64;
+  static constexpr std::uint64_t kPage = 4096;
+  cuda::CUdeviceptr page() const { return data_ + size_ / 2 + kMiB; }
+
+  const Gpu& gpu_;
+  std::uint64_t size_;
+  cuda::CUdeviceptr data_;
+  std::string content_;
+};
+
 }  // namespace
 
 void run_memory(Run& run) {
@@ -67,6 +108,8 @@ void run_memory(Run& run) {
   std::vector<Buffer> buffers = allocate_all(gpu, run.size_or(kDefaultSize));
   const std::size_t changing = buffers.size();
   allocate_still(gpu, run.options().still, buffers);
+  Sparse sparse(gpu, run.options().zeros);
+  sparse.add(buffers);
   for (std::size_t i = 0; i < buffers.size(); ++i) {
     buffers[i].seed = run.seed(0, i);
     gpu.kernels().fill(nullptr, buffers[i].data, buffers[i].words, buffers[i].seed);
@@ -79,6 +122,7 @@ void run_memory(Run& run) {
                       i < changing ? run.seed(run.round(), i) : buffers[i].seed);
     }
     checker.verify(nullptr, run);
+    sparse.verify(run);
     for (int i = 0; i < kSpansPerRound; ++i) {
       const std::uint64_t random = run.seed(run.round(), 1000 + static_cast<std::uint64_t>(i));
       const Buffer& buffer = buffers[random % buffers.size()];

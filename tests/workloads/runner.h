@@ -24,6 +24,7 @@ struct Options {
   std::uint64_t seed = 0;    // 0: from the kernel's random numbers
   std::uint64_t size = 0;    // bytes of device memory, of kind host of the host's; 0: its default
   std::uint64_t still = 0;   // kind memory: bytes besides that stay as they are
+  std::uint64_t zeros = 0;   // kind memory: bytes besides, of which all but a little are zeros
   std::uint32_t pause_ms = 40;  // between two rounds
   std::uint32_t busy_ms = 0;    // of each long kernel; 0: the kind's own default
   std::uint32_t own_us = 0;     // kind poll: work between two questions

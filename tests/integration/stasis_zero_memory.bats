@@ -1,0 +1,98 @@
+#!/usr/bin/env bats
+# GPU memory that is zeros, as of a program that takes more than it uses: it costs neither the bus nor host memory, and is
+# right afterwards. On the simulated driver, whose digests are computed as the GPU's are.
+
+load helpers
+load stasis_lib
+
+setup() {
+  setup_stasis
+  agent=$STASIS_BUILD/lib/stasis/libstasis-preload.so
+  export STASIS_ZEROS_FROM=1048576 STASIS_SIM_GPUS=2x512M
+}
+teardown() { end_stasis; }
+
+start_sparse() { LD_PRELOAD=$agent start_target memory --size 4M --zeros 192M --pause-ms 5 "$@"; }
+# Memory of the target's own, in MiB.
+resident() { awk '/^RssAnon/ {print int($2 / 1024)}' "/proc/$TARGET/status"; }
+# The phases of a report.
+phases() { json '[p["name"] for p in d["phases"]]'; }
+
+@test "what is zeros takes no host memory while a program is suspended, and is zeros again" {
+  local i before
+  start_sparse
+  before=$(resident)
+  for i in 1 2 3; do
+    done_by suspend "$TARGET" --json
+    assert_equal "$(json 'd["path"]')" direct
+    assert_contains "$(phases)" zeros
+    assert_contains "$(phases)" "copy out"
+    (($(resident) < before + 64)) || { echo "$(resident) MiB after $before"; return 1; }
+    done_by resume "$TARGET"
+    target_goes_on
+  done
+  target_verifies
+}
+
+@test "what seemed to be all the program has is made room for while it runs" {
+  LD_PRELOAD=$agent start_target memory --size 64M --zeros 16M --pause-ms 5
+  done_by suspend "$TARGET" --json
+  assert_contains "$(phases)" "'zeros', 'prepare', 'close'"
+  done_by resume "$TARGET"
+  target_goes_on
+  # It is remembered, also by what is restored.
+  done_by suspend "$TARGET" --json
+  [[ $(phases) != *zeros* ]]
+  done_by resume "$TARGET"
+  target_goes_on
+  target_verifies
+}
+
+@test "a program that is copied before the driver is asked leaves its zeros where they are, too" {
+  start_sparse
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  target_goes_on
+  local first=$TARGET first_status=$TARGET_STATUS
+  start_sparse
+  done_by suspend "$TARGET"
+  done_by swap "$first" "$TARGET"
+  target_goes_on
+  done_by resume "$first"
+  target_verifies
+  TARGET=$first TARGET_STATUS=$first_status target_goes_on
+}
+
+@test "an image of zeros is written without them, and restored by the GPU's own writing of them" {
+  need_root "CRIU"
+  start_sparse
+  done_by dump "$TARGET" --images-dir "$image-1" --leave-running
+  target_goes_on
+  dump_it
+  done_by inspect "$image" --json
+  restore_it
+  target_goes_on
+  # Beside an earlier image, and as it was restored.
+  done_by dump "$TARGET" --images-dir "$image-2" --base "$image-1"
+  wait_until 60 number_is_free
+  done_by restore --images-dir "$image-2" --detach
+  target_goes_on
+  restored_verifies
+}
+
+@test "a tool or a mover that is killed while zeros are looked for leaves a program that goes on" {
+  local point
+  start_sparse
+  for point in direct.prepared direct.closed direct.emptied; do
+    STASIS_FAULT=$point:kill capture stasis suspend "$TARGET"
+    assert_equal "$status" 137 "$point"
+    done_by recover --all
+    target_goes_on
+  done
+  for point in direct.closed direct.kept; do
+    STASIS_FAULT=$point:mover-dies done_by suspend "$TARGET"
+    done_by resume "$TARGET"
+    target_goes_on
+  done
+  target_verifies
+}
