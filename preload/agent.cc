@@ -350,6 +350,8 @@ class Session {
     page_.segment_bytes = segment_bytes_;
     page_.kept_count = g_kept.count;
     page_.detached_count = detached_count();
+    count_shared(page_.share_count);
+    write_managed_areas(page_.managed_areas);
     set_buffer(buffer_address_, buffer_bytes_);
     set_content(content_id_[0], content_id_[1]);
     set_state(state_);
@@ -409,7 +411,7 @@ class Session {
     }
     page_.driver_share_count = shared_pieces();
     count_shared(page_.share_count);
-    page_.managed_areas = managed_areas();
+    write_managed_areas(page_.managed_areas);
     page_.multicast_count = multicast_count();
     for (std::size_t i = 0; i < std::size(arguments_); ++i)
       __atomic_load(&page_.arguments[i], &arguments_[i], __ATOMIC_RELAXED);
@@ -727,7 +729,7 @@ class Session {
   void detach() {
     if (!expect(AgentState::kClosed)) return;
     auto outcome = detach_all();
-    if (outcome.ok()) outcome = save_managed();
+    if (outcome.ok()) outcome = save_managed(arguments_[0] == 0 ? UINT64_MAX : arguments_[0]);
     page_.detached_count = detached_count();
     report(outcome);
   }
@@ -835,10 +837,16 @@ void* run_agent(void*) {
 // How many forks this thread is in: a handler of a signal may come in one, and fork.
 thread_local int g_forks __attribute__((tls_model("initial-exec"))) = 0;
 
+// A fork passes the gate like a call: closing it waits for those under way, as a thread that is
+// kept still in one would have the agent's locks.
+alignas(Gate::Pass) thread_local std::byte g_fork_pass[sizeof(Gate::Pass)]
+    __attribute__((tls_model("initial-exec")));
+
 // A child finds the tables whole, and all descriptors that it is to close.
 void before_fork() {
   const SignalsBlocked blocked;
   if (g_forks++ > 0) return;
+  new (g_fork_pass) Gate::Pass;
   lock_memory_for_fork();
   ::pthread_mutex_lock(&g_exporting);
   lock_looking_for_fork();
@@ -850,6 +858,7 @@ void after_fork() {
   unlock_looking_after_fork();
   ::pthread_mutex_unlock(&g_exporting);
   unlock_memory_after_fork();
+  std::launder(reinterpret_cast<Gate::Pass*>(g_fork_pass))->~Pass();
 }
 
 // The child has this process's memory and descriptors, and no agent. What it inherits belongs to
@@ -919,8 +928,7 @@ void Agent::start_with_managed() {
 }
 
 void Agent::note_managed() {
-  if (auto* page = g_page.load())
-    __atomic_store_n(&page->managed_areas, managed_areas(), __ATOMIC_RELAXED);
+  if (auto* page = g_page.load()) write_managed_areas(page->managed_areas);
 }
 
 }  // namespace stasis::preload

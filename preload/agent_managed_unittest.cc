@@ -206,6 +206,17 @@ TEST_F(AgentManaged, AnAddressThatIsTakenMeanwhileIsWaitedFor) {
   EXPECT_TRUE(holds(address, kMiB, 3));
 }
 
+TEST_F(AgentManaged, WhatTheHostHasNoRoomForStays) {
+  const CUdeviceptr address = allocated(8 * kMiB);
+  fill(address, 8 * kMiB, 4);
+  const auto refused = save_managed(5 * kMiB);
+  EXPECT_EQ(refused.result, CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQ(managed_away(), 0);
+  EXPECT_TRUE(holds(address, 8 * kMiB, 4));
+  EXPECT_TRUE(save_managed(8 * kMiB).ok());
+  EXPECT_TRUE(retake_managed().ok());
+}
+
 TEST_F(AgentManaged, TheCountOfSharedPiecesHasThem) {
   std::uint32_t count = 0;
   allocated(kMiB);

@@ -88,7 +88,7 @@ void* map(void* address, std::size_t bytes, int protection, int flags, int fd, o
           const void* caller) {
   if (g_steered && g_steered->is_meant(address, bytes, protection, fd) && in_driver(caller))
       [[unlikely]]
-    return g_steered->map(flags);
+    return g_steered->map(bytes, flags);
   const bool meant = flags == kDriversFlags && address == nullptr && bytes >= 2 * kHugePage &&
                      bytes < kMost && protection == (PROT_READ | PROT_WRITE) &&
                      g_huge_pages.load(std::memory_order_relaxed) && in_driver(caller);
@@ -119,11 +119,11 @@ SteeredMapping::~SteeredMapping() { g_steered = nullptr; }
 
 bool SteeredMapping::is_meant(const void* address, std::size_t bytes, int protection,
                               int fd) const {
-  return !asked_ && address == nullptr && fd < 0 && protection == PROT_NONE && bytes >= bytes_;
+  return asked_ == 0 && address == nullptr && fd < 0 && protection == PROT_NONE && bytes >= bytes_;
 }
 
-void* SteeredMapping::map(int flags) {
-  asked_ = true;
+void* SteeredMapping::map(std::size_t bytes, int flags) {
+  asked_ = bytes;
   auto* wanted = reinterpret_cast<void*>(address_);
   void* at = next(wanted, bytes_, PROT_NONE, flags | MAP_FIXED_NOREPLACE, -1, 0);
   used_ = at == wanted;
@@ -138,7 +138,8 @@ void* SteeredMapping::map(int flags) {
 }
 
 bool SteeredMapping::is_beyond(const void* address) const {
-  return used_ && reinterpret_cast<std::uintptr_t>(address) >= address_ + bytes_;
+  const auto at = reinterpret_cast<std::uintptr_t>(address);
+  return used_ && at >= address_ + bytes_ && at < address_ + asked_;
 }
 
 void note_driver_library(const void* function) {

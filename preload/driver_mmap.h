@@ -32,13 +32,13 @@ class SteeredMapping {
 
   // For mmap() and munmap().
   bool is_meant(const void* address, std::size_t bytes, int protection, int fd) const;
-  void* map(int flags);
+  void* map(std::size_t bytes, int flags);
   bool is_beyond(const void* address) const;
 
  private:
   std::uintptr_t address_;
   std::size_t bytes_;
-  bool asked_ = false;
+  std::size_t asked_ = 0;  // by the driver, which had more room than this wants
   bool used_ = false;
 };
 

@@ -42,30 +42,42 @@ std::uintptr_t free_area() {
 bool can_be_steered() {
   enum Answer { kUnknown, kYes, kNo };
   static std::atomic<int> known{kUnknown};
-  const int answer = known.load(std::memory_order_relaxed);
-  if (answer != kUnknown) return answer == kYes;
-  bool can = false;
-  // Another thread may take the address in between.
-  for (int attempt = 0; attempt < 3 && !can; ++attempt) {
+  // Another thread may take the address in between, also one that tries as well; and a failure of
+  // the driver's says nothing of it.
+  for (int attempt = 0; attempt < 5; ++attempt) {
+    const int answer = known.load(std::memory_order_relaxed);
+    if (answer != kUnknown) return answer == kYes;
     const std::uintptr_t address = free_area();
     if (address == 0) break;
     CUdeviceptr got = 0;
     CUresult result;
+    bool used;
     {
       const SteeredMapping steered(address, kManagedArea);
       result = driver().cuMemAllocManaged(&got, kManagedArea, CU_MEM_ATTACH_GLOBAL);
+      used = steered.used();
     }
     if (result != CUDA_SUCCESS) continue;
     driver().cuMemFree_v2(got);
-    can = got == address;
+    if (got == address)
+      known.store(kYes, std::memory_order_relaxed);
+    else if (int unknown = kUnknown; attempt == 4 || used)
+      known.compare_exchange_strong(unknown, kNo, std::memory_order_relaxed);
   }
-  known.store(can ? kYes : kNo, std::memory_order_relaxed);
-  return can;
+  return known.load(std::memory_order_relaxed) == kYes;
+}
+
+// Each is a mapping of its own, of which a process may have 65530 (vm.max_map_count).
+constexpr std::size_t kMostPieces = 8192;
+
+bool has_many_pieces() {
+  const TablesLock lock;
+  return tables().managed.size() >= kMostPieces;
 }
 
 // 0 if it could not be had this way.
 CUdeviceptr allocate_alone(CUcontext context, std::size_t asked, unsigned flags) {
-  if (asked == 0 || asked > (std::size_t{1} << 46)) return 0;
+  if (asked == 0 || asked > (std::size_t{1} << 46) || has_many_pieces()) return 0;
   const std::size_t size = (asked + kManagedArea - 1) / kManagedArea * kManagedArea;
   CUdeviceptr address = 0;
   if (driver().cuMemAllocManaged(&address, size, flags) != CUDA_SUCCESS) return 0;

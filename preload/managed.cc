@@ -119,13 +119,18 @@ bool move_content(std::byte* from, std::size_t bytes, std::byte* to) {
     if (free != MAP_FAILED) ::munmap(free, bytes);
     return false;
   }
-  return ::mremap(from, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to;
+  if (::mremap(from, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to) return true;
+  ::munmap(to, bytes);
+  return false;
 }
 
+// `room`: bytes of the host's that may be taken.
 Outcome copy_out(CUdeviceptr address, Managed& managed, std::byte* content, const Bounce& bounce,
-                 const Pagemap& pages) {
+                 const Pagemap& pages, std::uint64_t room) {
   return each_block(managed.asked, [&](std::size_t at, std::size_t bytes) -> Outcome {
     const std::byte* from = pointer(address) + at;
+    if (room < kBlock) return {CUDA_ERROR_OUT_OF_MEMORY, "room for managed memory on the host"};
+    room -= kBlock;
     managed.on_cpu[at / kBlock] = false;
     if (!pages.any(from, bytes)) return bounce.out(content + at, address + at, bytes);
     managed.on_cpu[at / kBlock] = true;
@@ -143,26 +148,6 @@ Outcome copy_in(CUdeviceptr address, const Managed& managed, const std::byte* co
     std::memcpy(pointer(address) + at, content + at, bytes);
     return {};
   });
-}
-
-Outcome save(CUdeviceptr address, Managed& managed) {
-  const CurrentContext current(managed.context);
-  std::byte* content = map_content(managed.size);
-  if (!content) return {CUDA_ERROR_OUT_OF_MEMORY, "mmap"};
-  Outcome outcome;
-  {
-    const Bounce bounce;
-    const Pagemap pages;
-    outcome = copy_out(address, managed, content, bounce, pages);
-  }
-  if (outcome.ok()) outcome = {driver().cuMemFree_v2(address), "cuMemFree"};
-  if (!outcome.ok()) {
-    ::munmap(content, managed.size);
-    return outcome;
-  }
-  managed.saved = content;
-  if (move_content(content, managed.size, pointer(address))) managed.saved = pointer(address);
-  return {};
 }
 
 CUresult say(const Hint& hint) {
@@ -226,14 +211,56 @@ Outcome retake(CUdeviceptr address, Managed& managed) {
   return {};
 }
 
+Outcome save(CUdeviceptr address, Managed& managed, std::uint64_t& room) {
+  const CurrentContext current(managed.context);
+  std::byte* content = map_content(managed.size);
+  if (!content) return {CUDA_ERROR_OUT_OF_MEMORY, "mmap"};
+  Outcome outcome;
+  {
+    const Bounce bounce;
+    const Pagemap pages;
+    outcome = copy_out(address, managed, content, bounce, pages, room);
+  }
+  if (outcome.ok()) outcome = {driver().cuMemFree_v2(address), "cuMemFree"};
+  if (!outcome.ok()) {
+    ::munmap(content, managed.size);
+    return outcome;
+  }
+  managed.saved = content;
+  // What was on the CPU before is there once again, and no more.
+  const auto on_gpu = std::count(managed.on_cpu.begin(), managed.on_cpu.end(), false);
+  room -= std::min<std::uint64_t>(room, static_cast<std::uint64_t>(on_gpu) * kBlock);
+  if (move_content(content, managed.size, pointer(address))) {
+    managed.saved = pointer(address);
+    return {};
+  }
+  // Threads would find nothing there.
+  (void)retake(address, managed);
+  return {CUDA_ERROR_OUT_OF_MEMORY, "mremap"};
+}
+
 }  // namespace
 
-std::uint32_t managed_areas() {
-  const TablesLock lock;
+namespace {
+
+// With the tables locked.
+std::uint32_t count_areas() {
   std::uint64_t bytes = 0;
   for (const auto& [address, managed] : tables().managed)
     bytes += managed.size;
   return static_cast<std::uint32_t>(bytes / kManagedArea);
+}
+
+}  // namespace
+
+std::uint32_t managed_areas() {
+  const TablesLock lock;
+  return count_areas();
+}
+
+void write_managed_areas(std::uint32_t& areas) {
+  const TablesLock lock;
+  __atomic_store_n(&areas, count_areas(), __ATOMIC_RELAXED);
 }
 
 std::uint32_t managed_away() {
@@ -244,10 +271,10 @@ std::uint32_t managed_away() {
   return count;
 }
 
-Outcome save_managed() {
+Outcome save_managed(std::uint64_t room) {
   for (auto& [address, managed] : tables().managed) {
     if (!managed.present()) continue;
-    const auto outcome = save(address, managed);
+    const auto outcome = save(address, managed, room);
     if (!outcome.ok()) return outcome;
   }
   return {};

@@ -22,15 +22,17 @@ using direct::kManagedArea;
 // What is copied at once; on one side all of it.
 inline constexpr std::size_t kManagedBlock = std::size_t{2} << 20;
 
-// Areas of memory that save_managed() can give up. At any time.
+// Areas of memory that save_managed() can give up, and the same written where the tools read it, in
+// the order in which they change. At any time.
 std::uint32_t managed_areas();
+void write_managed_areas(std::uint32_t& areas);
 // Pieces that are away. At any time.
 std::uint32_t managed_away();
 
 // Frees all of it. Its content is then at its addresses as memory of the process's own, so that a
 // thread of the program reads and writes there what it would have; what is all zeros takes no
-// memory. On a failure some of it is away.
-Outcome save_managed();
+// memory. `room`: bytes of the host's memory that it may take. On a failure some of it is away.
+Outcome save_managed(std::uint64_t room = UINT64_MAX);
 // Allocates all that is away at its addresses again, with its content, and what the program has
 // said of it.
 Outcome retake_managed();

@@ -1,6 +1,6 @@
 // Streams and events: work that runs in order on a thread of its own, and marks in that order. A
-// GPU works whatever becomes of the process's threads, so whoever waits for work does it, if the
-// stream's own thread has not begun with it: that one may be kept still.
+// GPU works whatever becomes of the process's threads, so a thread that waits for work does it, if
+// the stream's own has not begun with it: that one may be kept still.
 //
 // Ownership: a Stream's queue (Lane) is shared with the events recorded in it and with work that
 // waits for it, so that destroying a stream leaves those valid. Its thread ends when the stream is

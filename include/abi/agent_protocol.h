@@ -75,7 +75,8 @@ enum class AgentCommand : std::uint32_t {
   kShares = 13,
   // kClosed: gives up all imported memory, and memory of the host's from cuMemCreate and managed
   // memory, whose content the process keeps; keeps the addresses. The gate does not open any more
-  // before kRetake and kAttach have brought all of it back.
+  // before kRetake and kAttach have brought all of it back. arguments: bytes of the host's memory
+  // that managed memory may take meanwhile; 0: as many as it has.
   kDetach = 14,
   // A descriptor of this process's own piece that has the id in `arguments`, in `shares[0]`.
   kLend = 15,

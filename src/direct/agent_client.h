@@ -147,6 +147,9 @@ class AgentClient {
   std::uint64_t managed_areas() const { return figures_.managed_areas; }
   std::uint32_t detached_count() const { return figures_.detached; }
 
+  // Whether the last command was answered: without that the agent may still be at it.
+  bool has_answered() const { return page_->reply.load(std::memory_order_acquire) == number_; }
+
   // One command and its answer. kNoAnswer after `timeout`, and then others get little of theirs;
   // kProcessGone, also if the process has become another program by exec; kTimeout for
   // CUDA_ERROR_NOT_READY, kOutOfGpuMemory, kNotSupported, else kDriverError with the agent's words.

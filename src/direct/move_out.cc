@@ -475,6 +475,8 @@ class MoveOut {
   }
 
   Result<void> evict() {
+    // Once more, of those that had no managed memory before.
+    STASIS_TRY(note_driver_threads(agents_, plan_.running, state_.driver_threads));
     STASIS_TRY(detach_all(agents_, state_.driver_threads));
     state_.content.commit_image();
     const auto& into = state_.content.into();

@@ -13,6 +13,7 @@
 #include "base/fault_point.h"
 #include "base/units.h"
 #include "checkpoint/driver_obstacles.h"
+#include "proc/memory_cgroup.h"
 #include "proc/procfs.h"
 
 namespace stasis {
@@ -217,9 +218,33 @@ Result<std::vector<ProcessShares>> ask_for_settled_shares(AgentSet& agents,
 
 namespace {
 
-// Managed memory is copied by the agent alone.
-std::chrono::milliseconds detach_time(const AgentClient& agent) {
-  return kMapping + direct::copy_time(agent.managed_areas() * direct::kManagedArea);
+// The answer to what replaces memory under parked threads. Where there is none, they stay parked.
+Result<void> finish_replacing(AgentClient& agent, Stillness& still) {
+  auto done = agent.finish(replacing_time(agent));
+  if (done || agent.managed_areas() == 0 || agent.has_answered() || !agent.pidfd().alive())
+    return done;
+  still.leave(agent.pid());
+  Error why = std::move(done.error());
+  why.remedy = fmt::format("`stasis recover {}` when it is done", agent.pid().value);
+  return fail(std::move(why));
+}
+
+}  // namespace
+
+namespace {
+
+// What the process's managed memory may take of the host's: with it gone, the kernel ends programs.
+std::uint64_t room_on_host(Pid pid) {
+  constexpr std::uint64_t kReserve = std::uint64_t{512} << 20;
+  constexpr std::uint64_t kGroupReserve = std::uint64_t{32} << 20;
+  const proc::ProcFs procfs;
+  std::uint64_t room = procfs.memory_available().value_or(UINT64_MAX);
+  room -= std::min(room, kReserve);
+  for (const proc::MemoryCgroup& group : proc::memory_cgroups(pid)) {
+    const std::uint64_t in_group = group.room(procfs.swap_free().value_or(0));
+    room = std::min(room, in_group - std::min(in_group, kGroupReserve));
+  }
+  return std::max<std::uint64_t>(room, 1);  // 0 is no limit
 }
 
 }  // namespace
@@ -231,12 +256,13 @@ Result<void> detach_all(AgentSet& agents, const DriverThreads& threads) {
     STASIS_TRY(still.keep(agent, threads));
   for (AgentClient& agent : agents) {
     if (agent.share_count() == 0) continue;
-    agent.begin(AgentCommand::kDetach, 0);
+    agent.begin(AgentCommand::kDetach, agent.managed_areas() == 0 ? 0 : room_on_host(agent.pid()));
     asked.push_back(&agent);
   }
+  if (!asked.empty()) fault_only(FaultPoint::kDirectReplacing);
   Result<void> done;
   for (AgentClient* agent : asked) {
-    auto detached = agent->finish(detach_time(*agent));
+    auto detached = finish_replacing(*agent, still);
     if (!detached) done = std::move(detached);
   }
   auto ended = still.end();
@@ -258,9 +284,10 @@ Result<void> attach_all(AgentSet& agents, AgentSet& lenders, const DriverThreads
     STASIS_TRY(still.keep(*agent, threads));
   for (auto& [agent, ids] : missing)
     agent->begin(AgentCommand::kRetake, 0);
+  fault_only(FaultPoint::kDirectReplacing);
   Result<void> retaken;
   for (auto& [agent, ids] : missing) {
-    auto done = agent->finish(detach_time(*agent));
+    auto done = finish_replacing(*agent, still);
     if (!done) retaken = std::move(done);
   }
   auto ended = still.end();

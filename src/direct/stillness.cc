@@ -1,5 +1,6 @@
 #include "direct/stillness.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <fmt/format.h>
@@ -43,12 +44,32 @@ Result<void> Stillness::keep(const direct::AgentClient& agent, const DriverThrea
   }
   STASIS_TRY(park_threads(pid, spared));
   kept_.push_back(pid);
-  return {};
+  return mark_memory_in_work(*agent.address_space(), true);
+}
+
+std::chrono::milliseconds replacing_time(const direct::AgentClient& agent) {
+  // The page is the target's to write.
+  constexpr std::uint64_t kMost = std::uint64_t{256} << 30;
+  const std::uint64_t managed = std::min(agent.managed_areas() * direct::kManagedArea, kMost);
+  return kMapping + direct::copy_time(managed);
+}
+
+Result<void> finish_stillness(const Environment& env, const Process& process) {
+  const auto space = proc::AddressSpace::open(process.pid());
+  if (!space) return {};
+  const auto in_work = is_memory_in_work(*space);
+  if (!in_work || !*in_work) return {};
+  STASIS_TRY_ASSIGN(auto agent, find_agent(env, process, false));
+  // It serves one request after the other.
+  if (agent) STASIS_TRY(agent->ask(direct::AgentCommand::kNone, 0, replacing_time(*agent)));
+  return mark_memory_in_work(*space, false);
 }
 
 Result<void> Stillness::end() {
   Result<void> first;
   for (const Pid pid : std::exchange(kept_, {})) {
+    const auto space = proc::AddressSpace::open(pid);
+    if (space) (void)mark_memory_in_work(*space, false);
     auto done = unpark_threads(pid);
     if (!done && done.error().code != ErrorCode::kProcessGone && first) first = std::move(done);
   }

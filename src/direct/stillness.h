@@ -5,6 +5,7 @@
 // dies; `stasis recover` lets them go on.
 #pragma once
 
+#include <chrono>
 #include <map>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "base/result.h"
 #include "checkpoint/process.h"
 #include "direct/agent_set.h"
+#include "direct/environment.h"
 
 namespace stasis {
 
@@ -25,6 +27,13 @@ Result<void> note_driver_threads(const AgentSet& agents,
                                  const std::vector<const Process*>& processes,
                                  DriverThreads& threads);
 
+// How long an agent may take for memory that it copies by itself.
+std::chrono::milliseconds replacing_time(const direct::AgentClient& agent);
+
+// Where a tool was killed, or gave up, while an agent replaced memory under parked threads: waits
+// for the agent, so that the threads can be let go on. Nothing to do otherwise.
+Result<void> finish_stillness(const Environment& env, const Process& process);
+
 class Stillness {
  public:
   Stillness() = default;
@@ -35,6 +44,9 @@ class Stillness {
   // Parks all threads of the agent's process but its own and the driver's, if it has such memory.
   // The errors of park_threads(); kInternal if the driver's thread was not noted.
   Result<void> keep(const direct::AgentClient& agent, const DriverThreads& threads);
+  // Leaves those of a process parked, whose agent has not answered and may still be at it: only
+  // finish_stillness() lets them go on.
+  void leave(Pid pid) { std::erase(kept_, pid); }
   // Sends them on; those of a process that has gone are no failure.
   Result<void> end();
 

@@ -9,6 +9,7 @@
 
 #include "base/fault_point.h"
 #include "direct/agent_client.h"
+#include "direct/stillness.h"
 #include "image/image_reader.h"
 #include "operations/leftovers.h"
 #include "operations/process_lock.h"
@@ -78,6 +79,13 @@ std::optional<JournalRecord> left_behind(const std::vector<JournalTarget>& every
   return std::nullopt;
 }
 
+// The agents come to the end of what a killed tool has asked them for under parked threads.
+Result<void> finish_stillness_of(const Environment& env, const Group& group) {
+  for (const GroupMember& member : group.members())
+    if (member.initial == CudaState::kRunning) STASIS_TRY(finish_stillness(env, member.process));
+  return {};
+}
+
 // By what the processes themselves say: the record of the dump that was cut short may be another
 // user's, or of another namespace.
 Result<void> check_host_memory_of(const Group& group, const std::optional<JournalRecord>& left) {
@@ -126,6 +134,7 @@ Result<OpenedGroup> open_group(const Environment& env, const std::string& operat
   // A resume looks where that one did, and says so in its record.
   const bool goes_on = left && left->operation == "resume" && operation == "resume" &&
                        !image.empty() && left->image == image;
+  STASIS_TRY(finish_stillness_of(env, *group));
   STASIS_TRY(check_host_memory_of(*group, left));
   if (left && !goes_on) {
     STASIS_TRY(check_content(*group,

@@ -79,8 +79,8 @@ Result<std::optional<Recovered>> recover_target(const Environment& env, const Jo
   // A record of a restore has no start times yet: a number that another program got has no CUDA
   // state, or one that no tool froze.
   if (!state) return std::optional<Recovered>();
-  Result<void> done;
-  if (*state == CudaState::kCheckpointed && target.initial != CudaState::kCheckpointed) {
+  auto done = finish_stillness(env, *process);
+  if (done && *state == CudaState::kCheckpointed && target.initial != CudaState::kCheckpointed) {
     done = restore_state(driver, *process);
     // Another was quicker, such as a call that a killed tool has left: bring_to() sees to the
     // rest.

@@ -46,6 +46,7 @@ constexpr std::uint64_t kPage = 4096;
 constexpr std::uint64_t kCapacityOffset = 16;
 constexpr std::uint64_t kAwayOffset = 24;
 constexpr std::uint64_t kAwayMark = 0x5aa5a3a1b1c7d39b;
+constexpr std::uint64_t kInWorkMark = 0x5aa5a3a1b1c7d39c;
 constexpr std::uint64_t kCodeOffset = 64;
 //   again: mov eax, 202 (futex)    b8 ca 00 00 00
 //          syscall                 0f 05
@@ -69,7 +70,8 @@ static_assert(sizeof(SavedThread) <= kSlotSize && sizeof(SavedThread) % 8 == 0);
 struct Lot {
   std::uint64_t start = 0;
   std::uint64_t capacity = 0;
-  bool is_away = false;  // mark_host_memory_away()
+  bool is_away = false;     // mark_host_memory_away()
+  bool is_in_work = false;  // mark_memory_in_work()
 
   std::uint64_t slot(std::uint64_t index) const { return start + kPage + index * kSlotSize; }
   std::optional<std::uint64_t> index_of(std::uint64_t slot_address) const {
@@ -90,7 +92,8 @@ std::optional<Lot> lot_at(const AddressSpace& space, std::uint64_t address) {
   std::array<std::uint64_t, 4> header{};
   if (!space.read(address, header.data(), sizeof header)) return std::nullopt;
   if (header[0] != kLotMagic[0] || header[1] != kLotMagic[1]) return std::nullopt;
-  return Lot{address, std::min(header[2], kLargestSearched / kSlotSize), header[3] == kAwayMark};
+  return Lot{address, std::min(header[2], kLargestSearched / kSlotSize), header[3] == kAwayMark,
+             header[3] == kInWorkMark};
 }
 
 Error too_much(Pid pid) {
@@ -261,6 +264,14 @@ bool any_slot_in_use(const AddressSpace& space, const std::vector<Lot>& lots) {
 }
 
 Result<void> check_is_there(const ParkingPlaces& places, Pid pid) {
+  if (std::any_of(places.lots.begin(), places.lots.end(),
+                  [](const Lot& lot) { return lot.is_in_work; })) {
+    return fail(ErrorCode::kWrongState,
+                fmt::format("the agent in process {} was replacing memory of it when the tool that "
+                            "had asked for that was killed or gave up",
+                            pid.value),
+                fmt::format("`stasis recover {}` waits for its end", pid.value));
+  }
   if (std::none_of(places.lots.begin(), places.lots.end(),
                    [](const Lot& lot) { return lot.is_away; }))
     return {};
@@ -560,17 +571,34 @@ Result<void> unpark_threads(Pid pid) {
   return trace_on_own_thread([&] { return unpark_all(*space); });
 }
 
-Result<void> mark_host_memory_away(const AddressSpace& space, bool away) {
+namespace {
+
+Result<void> mark_lots(const AddressSpace& space, std::uint64_t mark) {
   STASIS_TRY_ASSIGN(auto places, probe(space));
   if (places.lots.empty()) {
-    if (!away) return {};
+    if (mark == 0) return {};
     return fail(ErrorCode::kBusy,
                 fmt::format("no thread of process {} is parked", space.pid().value), "try again");
   }
-  const std::uint64_t mark = away ? kAwayMark : 0;
   for (const Lot& lot : places.lots)
     STASIS_TRY(space.write(lot.start + kAwayOffset, &mark, sizeof mark));
   return {};
+}
+
+}  // namespace
+
+Result<void> mark_host_memory_away(const AddressSpace& space, bool away) {
+  return mark_lots(space, away ? kAwayMark : 0);
+}
+
+Result<void> mark_memory_in_work(const AddressSpace& space, bool in_work) {
+  return mark_lots(space, in_work ? kInWorkMark : 0);
+}
+
+Result<bool> is_memory_in_work(const AddressSpace& space) {
+  STASIS_TRY_ASSIGN(auto places, probe(space));
+  return std::any_of(places.lots.begin(), places.lots.end(),
+                     [](const Lot& lot) { return lot.is_in_work; });
 }
 
 Result<void> check_host_memory_is_there(Pid pid) {

@@ -42,9 +42,15 @@ Result<void> unpark_threads(Pid pid);
 // (host_memory.h), or that it is there again: in the target itself, so that every tool sees it, and
 // an image of the process has it, too. kBusy if no thread has been parked.
 Result<void> mark_host_memory_away(const proc::AddressSpace& space, bool away);
-// kWrongState if that was said: the process must neither run nor be restored by the driver.
+// kWrongState if that was said, or mark_memory_in_work() was: the process must neither run nor be
+// restored by the driver.
 // unpark_threads() refuses it, too.
 Result<void> check_host_memory_is_there(Pid pid);
+
+// The same of memory that an agent is replacing under the parked threads (direct/stillness.h):
+// until it has answered, none of them may run, whatever becomes of the tool that has asked.
+Result<void> mark_memory_in_work(const proc::AddressSpace& space, bool in_work);
+Result<bool> is_memory_in_work(const proc::AddressSpace& space);
 
 // Sends on a thread that a killed tool has left in the middle of a remote system call
 // (remote_syscall.h); unpark_threads() does so too. No error if there is none.

@@ -30,7 +30,9 @@ class Managed {
         filled("the end of managed memory", allocate(large) + large - 65536, 65536, 70));
     Buffer fleeting = allocated("fleeting managed memory", 65536, 77);
     advise(others[1]);
-    auto* counter = reinterpret_cast<std::atomic<std::uint64_t>*>(allocate(4096));
+    // At the end of a large piece, which is copied last.
+    const std::uint64_t behind = 24u << 20;
+    auto* counter = reinterpret_cast<std::atomic<std::uint64_t>*>(allocate(behind + 4096) + behind);
     std::thread thread([&] { count(*counter); });
     thread.detach();
     const auto* on_cpu = reinterpret_cast<const std::uint64_t*>(buffer.data);
