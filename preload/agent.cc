@@ -837,8 +837,11 @@ void* run_agent(void*) {
 // How many forks this thread is in: a handler of a signal may come in one, and fork.
 thread_local int g_forks __attribute__((tls_model("initial-exec"))) = 0;
 
-// A fork passes the gate like a call: closing it waits for those under way, as a thread that is
-// kept still in one would have the agent's locks.
+// Managed memory is given up with the program's threads kept still, and one that is kept still in a
+// fork would have the agent's locks: where there is some, a fork passes the gate like a call, and
+// closing it waits for those under way.
+std::atomic<bool> g_forks_pass{false};
+thread_local bool g_fork_has_pass __attribute__((tls_model("initial-exec"))) = false;
 alignas(Gate::Pass) thread_local std::byte g_fork_pass[sizeof(Gate::Pass)]
     __attribute__((tls_model("initial-exec")));
 
@@ -846,7 +849,8 @@ alignas(Gate::Pass) thread_local std::byte g_fork_pass[sizeof(Gate::Pass)]
 void before_fork() {
   const SignalsBlocked blocked;
   if (g_forks++ > 0) return;
-  new (g_fork_pass) Gate::Pass;
+  g_fork_has_pass = g_forks_pass.load();
+  if (g_fork_has_pass) new (g_fork_pass) Gate::Pass;
   lock_memory_for_fork();
   ::pthread_mutex_lock(&g_exporting);
   lock_looking_for_fork();
@@ -858,7 +862,7 @@ void after_fork() {
   unlock_looking_after_fork();
   ::pthread_mutex_unlock(&g_exporting);
   unlock_memory_after_fork();
-  std::launder(reinterpret_cast<Gate::Pass*>(g_fork_pass))->~Pass();
+  if (g_fork_has_pass) std::launder(reinterpret_cast<Gate::Pass*>(g_fork_pass))->~Pass();
 }
 
 // The child has this process's memory and descriptors, and no agent. What it inherits belongs to
@@ -873,6 +877,7 @@ void in_forked_child() {
   g_page.store(nullptr);  // not mapped here: MADV_DONTFORK
   g_started.store(false);
   g_ending.store(false);
+  g_forks_pass.store(false);
   Gate::reset_after_fork();
   forget_memory_after_fork();
 }
@@ -928,7 +933,10 @@ void Agent::start_with_managed() {
 }
 
 void Agent::note_managed() {
-  if (auto* page = g_page.load()) write_managed_areas(page->managed_areas);
+  auto* page = g_page.load();
+  if (!page) return;
+  write_managed_areas(page->managed_areas);
+  g_forks_pass.store(page->managed_areas != 0);
 }
 
 }  // namespace stasis::preload

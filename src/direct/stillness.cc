@@ -55,6 +55,9 @@ std::chrono::milliseconds replacing_time(const direct::AgentClient& agent) {
 }
 
 Result<void> finish_stillness(const Environment& env, const Process& process) {
+  // To look for parked threads takes its time in a process of very many mappings.
+  const auto seen = direct::AgentClient::look(process.pid());
+  if (!seen || !*seen || (*seen)->managed_areas == 0) return {};
   const auto space = proc::AddressSpace::open(process.pid());
   if (!space) return {};
   const auto in_work = is_memory_in_work(*space);
