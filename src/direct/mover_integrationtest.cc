@@ -596,8 +596,14 @@ TEST_F(MoverTest, SaysThatTheTargetDiedInTheMiddle) {
   struct Killing final : Content {
     Killing(Target& t, RemoteMemory& m) : target(&t), memory(&m) {}
     Result<void> write(std::uint64_t offset, std::span<const std::byte> bytes) override {
-      if (++pieces == 4) target->kill();
-      return memory->write(offset, bytes);
+      if (++pieces != 4) return memory->write(offset, bytes);
+      target->kill();
+      // Its memory lives as long as another thread writes there.
+      const auto end = Clock::now() + seconds(10);
+      auto done = memory->write(offset, bytes);
+      while (done && Clock::now() < end)
+        done = memory->write(offset, bytes);
+      return done;
     }
     Result<void> read(std::uint64_t, std::span<std::byte>) override { return {}; }
     Target* target;
