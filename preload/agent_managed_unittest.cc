@@ -125,6 +125,20 @@ TEST_F(AgentManaged, WhatTheProgramHasSaidIsSaidAgain) {
       (std::vector<FakeDriver::Attached>{{stream, address, kManagedArea, CU_MEM_ATTACH_SINGLE}}));
 }
 
+TEST_F(AgentManaged, WhatWasAttachedToAStreamOfAnotherContextIsForgottenWithThat) {
+  const CUdeviceptr address = allocated(kMiB);
+  CUcontext other = nullptr;
+  EXPECT_EQ(own::cuCtxCreate_v2(&other, 0, 0), CUDA_SUCCESS);
+  auto* stream = reinterpret_cast<CUstream>(0x79);
+  fake().stream_contexts[stream] = other;
+  EXPECT_EQ(own::cuStreamAttachMemAsync(stream, address, 0, CU_MEM_ATTACH_SINGLE), CUDA_SUCCESS);
+  EXPECT_EQ(own::cuCtxDestroy_v2(other), CUDA_SUCCESS);
+  fake().attached.clear();
+  ASSERT_TRUE(save_managed().ok());
+  ASSERT_TRUE(retake_managed().ok());
+  EXPECT_TRUE(fake().attached.empty());
+}
+
 TEST_F(AgentManaged, SizesAreThoseThatWereAskedFor) {
   const CUdeviceptr address = allocated(100000);
   CUdeviceptr base = 0;
@@ -215,6 +229,16 @@ TEST_F(AgentManaged, WhatTheHostHasNoRoomForStays) {
   EXPECT_TRUE(holds(address, 8 * kMiB, 4));
   EXPECT_TRUE(save_managed(8 * kMiB).ok());
   EXPECT_TRUE(retake_managed().ok());
+}
+
+TEST_F(AgentManaged, WhatWasNeverTouchedTakesNoRoomOnTheHost) {
+  allocated(16 * kMiB);
+  const CUdeviceptr address = allocated(4 * kMiB);
+  allocated(16 * kMiB);
+  fill(address, 4 * kMiB, 4);
+  ASSERT_TRUE(save_managed(5 * kMiB).ok());
+  ASSERT_TRUE(retake_managed().ok());
+  EXPECT_TRUE(holds(address, 4 * kMiB, 4));
 }
 
 TEST_F(AgentManaged, TheCountOfSharedPiecesHasThem) {

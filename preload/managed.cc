@@ -82,12 +82,11 @@ class Bounce {
   Bounce(const Bounce&) = delete;
   Bounce& operator=(const Bounce&) = delete;
 
-  Outcome out(std::byte* to, CUdeviceptr from, std::size_t bytes) const {
+  // What is there, in the pinned memory.
+  Outcome out(CUdeviceptr from, std::size_t bytes, const std::byte*& found) const {
     if (!at_) return {CUDA_ERROR_OUT_OF_MEMORY, "mmap"};
-    const auto result = driver().cuMemcpyDtoH_v2(at_, from, bytes);
-    if (result != CUDA_SUCCESS) return {result, "cuMemcpyDtoH"};
-    if (!is_zero(at_, bytes)) std::memcpy(to, at_, bytes);
-    return {};
+    found = at_;
+    return {driver().cuMemcpyDtoH_v2(at_, from, bytes), "cuMemcpyDtoH"};
   }
   Outcome in(CUdeviceptr to, const std::byte* from, std::size_t bytes) const {
     if (!at_) return {CUDA_ERROR_OUT_OF_MEMORY, "mmap"};
@@ -124,19 +123,27 @@ bool move_content(std::byte* from, std::size_t bytes, std::byte* to) {
   return false;
 }
 
-// `room`: bytes of the host's that may be taken.
+// `room`: bytes of the host's that may be taken; less then by what comes from the GPU. What comes
+// from the CPU counts until the driver has given it up.
 Outcome copy_out(CUdeviceptr address, Managed& managed, std::byte* content, const Bounce& bounce,
-                 const Pagemap& pages, std::uint64_t room) {
-  return each_block(managed.asked, [&](std::size_t at, std::size_t bytes) -> Outcome {
-    const std::byte* from = pointer(address) + at;
+                 const Pagemap& pages, std::uint64_t& room) {
+  std::uint64_t from_cpu = 0;
+  const auto outcome = each_block(managed.asked, [&](std::size_t at, std::size_t bytes) -> Outcome {
+    const std::byte* found = pointer(address) + at;
+    const bool on_cpu = pages.any(found, bytes);
+    managed.on_cpu[at / kBlock] = on_cpu;
+    if (!on_cpu) {
+      if (const auto read = bounce.out(address + at, bytes, found); !read.ok()) return read;
+    }
+    if (is_zero(found, bytes)) return {};
     if (room < kBlock) return {CUDA_ERROR_OUT_OF_MEMORY, "room for managed memory on the host"};
     room -= kBlock;
-    managed.on_cpu[at / kBlock] = false;
-    if (!pages.any(from, bytes)) return bounce.out(content + at, address + at, bytes);
-    managed.on_cpu[at / kBlock] = true;
-    if (!is_zero(from, bytes)) std::memcpy(content + at, from, bytes);
+    if (on_cpu) from_cpu += kBlock;
+    std::memcpy(content + at, found, bytes);
     return {};
   });
+  room += from_cpu;
+  return outcome;
 }
 
 Outcome copy_in(CUdeviceptr address, const Managed& managed, const std::byte* content,
@@ -227,9 +234,6 @@ Outcome save(CUdeviceptr address, Managed& managed, std::uint64_t& room) {
     return outcome;
   }
   managed.saved = content;
-  // What was on the CPU before is there once again, and no more.
-  const auto on_gpu = std::count(managed.on_cpu.begin(), managed.on_cpu.end(), false);
-  room -= std::min<std::uint64_t>(room, static_cast<std::uint64_t>(on_gpu) * kBlock);
   if (move_content(content, managed.size, pointer(address))) {
     managed.saved = pointer(address);
     return {};
