@@ -704,7 +704,7 @@ class Session {
     if (state() != AgentState::kFilling && !expect(AgentState::kClosed)) return;
     if (const auto missing = detached_count(); missing > 0)
       return refuse(cuda::CUDA_ERROR_ILLEGAL_STATE,
-                    "pieces of other processes' memory are not back", missing);
+                    "pieces of memory that was given up are not back", missing);
     g_kept.close_all();
     set_content(0, 0);
     set_state(AgentState::kRunning);

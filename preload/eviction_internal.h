@@ -109,6 +109,7 @@ struct Hint {
   std::uint64_t location = 0;  // as it was given
   bool is_location = false;    // a CUmemLocation; otherwise a device's ordinal
   cuda::CUstream stream = nullptr;
+  cuda::CUcontext context = nullptr;  // the stream's
   bool same_subject(const Hint& other) const;
 };
 
@@ -309,6 +310,8 @@ bool is_allocated(cuda::CUdeviceptr address, std::size_t size);
 
 // --- Without
 
+// Of a stream; the current one where the driver does not say.
+cuda::CUcontext context_of(cuda::CUstream stream);
 // What was attached to the stream, which is gone, is not attached to it again.
 void forget_stream(cuda::CUstream stream);
 // Of one piece, with the gate closed. unmap() says how many it has done.

@@ -104,6 +104,9 @@ Gone take_out(CUcontext context, std::uint64_t number) {
   });
   // The driver frees it itself.
   std::erase_if(tables().managed, [&](const auto& entry) { return goes(entry.second); });
+  // What another context's memory was attached to has gone.
+  for (auto& [address, managed] : tables().managed)
+    std::erase_if(managed.hints, [&](const Hint& hint) { return hint.context == context; });
   tables().spares.erase(context);
   // The program cannot end a capture in a stream that is gone.
   std::erase_if(tables().capturing,
@@ -120,6 +123,7 @@ void give_up(const Gone& gone) {
   }
   for (const auto& [connection, key] : gone.connections)
     end_connection(connection, key);
+  Agent::note_managed();
 }
 
 // The driver has destroyed it: its memory goes, as the driver's own has. By now there may be
@@ -138,7 +142,6 @@ void drop_context(const Ending& ended) {
     }
   }
   give_up(gone);
-  Agent::note_managed();
 }
 
 // A primary context ends when the last user of it releases it, or by a reset.
@@ -187,16 +190,25 @@ void at_end_of_thread() {
   ::pthread_setspecific(key, &tables());
 }
 
-template <class Begin>
-CUresult begin_capture(CUstream stream, bool per_thread, Begin begin) {
-  const Gate::Pass pass;
-  const auto key = capture_key(stream, per_thread);
-  // Before the capture begins: what the driver says of the stream in a capture was not tried.
+}  // namespace
+
+CUcontext context_of(CUstream stream) {
   CUcontext context = nullptr;
   const auto& call = driver();
   if (!call.cuStreamGetCtx || !stream || stream == kStreamPerThread ||
       call.cuStreamGetCtx(stream, &context) != CUDA_SUCCESS)
     call.cuCtxGetCurrent(&context);
+  return context;
+}
+
+namespace {
+
+template <class Begin>
+CUresult begin_capture(CUstream stream, bool per_thread, Begin begin) {
+  const Gate::Pass pass;
+  const auto key = capture_key(stream, per_thread);
+  // Before the capture begins: what the driver says of the stream in a capture was not tried.
+  CUcontext context = context_of(stream);
   const auto result = begin();
   if (result != CUDA_SUCCESS) return result;
   if (key.first == kStreamPerThread) at_end_of_thread();

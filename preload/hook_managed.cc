@@ -138,7 +138,7 @@ CUresult cuMemAdvise(CUdeviceptr pointer, std::size_t bytes, CUmem_advise advice
   const auto result = driver().cuMemAdvise(pointer, bytes, advice, device);
   if (result == CUDA_SUCCESS)
     note({Hint::Kind::kAdvice, pointer, bytes, advice, static_cast<std::uint64_t>(device), false,
-          nullptr});
+          nullptr, nullptr});
   return result;
 }
 
@@ -147,7 +147,7 @@ CUresult cuMemAdvise_v2(CUdeviceptr pointer, std::size_t bytes, CUmem_advise adv
   const Gate::Pass pass;
   const auto result = driver().cuMemAdvise_v2(pointer, bytes, advice, location);
   if (result == CUDA_SUCCESS)
-    note({Hint::Kind::kAdvice, pointer, bytes, advice, location, true, nullptr});
+    note({Hint::Kind::kAdvice, pointer, bytes, advice, location, true, nullptr, nullptr});
   return result;
 }
 
@@ -167,7 +167,8 @@ CUresult attach(Call* call, CUstream stream, CUdeviceptr pointer, std::size_t by
       whole = at->second.size;
   }
   const auto result = call(stream, pointer, whole, flags);
-  if (result == CUDA_SUCCESS) note({Hint::Kind::kAttach, pointer, whole, flags, 0, false, stream});
+  if (result == CUDA_SUCCESS)
+    note({Hint::Kind::kAttach, pointer, whole, flags, 0, false, stream, context_of(stream)});
   return result;
 }
 
