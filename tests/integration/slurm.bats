@@ -294,6 +294,8 @@ END
   last=$(counts "$log" | tail -n 1)
   image=$(sed -n "s#.*saved to $images/$JOB/\([0-9]*\) .*#\1#p" "$log" | tail -n 1)
   wait_until 120 runs_again 1
+  # The controller that starts again for it answers no srun meanwhile.
+  wait_until 120 grep -qs "goes on from $images/$JOB/" "$log"
   slurmd_timeout 60
   [[ $(node_of) != "$lost" ]]
   wait_until 120 has_counted $((last + 5))
