@@ -3,6 +3,7 @@
 #include "checkpoint/group.h"
 #include "checkpoint/suspend_record.h"
 #include "direct/agent_client.h"
+#include "direct/bring_back_alone.h"
 #include "driver/gpu_plan.h"
 #include "report/report.h"
 
@@ -146,9 +147,9 @@ stasis_error* stasis_process_unlock(stasis_process* process) {
     if (process == nullptr) return capi::misuse("there is no process");
     auto done = process->process.unlock();
     // What `stasis suspend` has moved past the driver comes back too, so that the program goes on.
-    return done ? direct::bring_back_alone(
-                      process->process.pid(), process->process.pidfd(),
-                      [process] { return memory_of_all_gpus(*process->driver); }, nullptr)
+    return done ? bring_back_alone(
+                      process->process, [process] { return memory_of_all_gpus(*process->driver); },
+                      nullptr)
                 : done;
   });
 }
@@ -236,9 +237,8 @@ stasis_error* stasis_group_unlock(stasis_group* group) {
     auto done = opened.unlock();
     for (const GroupMember& member : opened.members())
       if (done && member.initial)
-        done = direct::bring_back_alone(
-            member.process.pid(), member.process.pidfd(),
-            [group] { return memory_of_all_gpus(*group->driver); }, nullptr);
+        done = bring_back_alone(
+            member.process, [group] { return memory_of_all_gpus(*group->driver); }, nullptr);
     return capi::finish(opened, std::move(done));
   });
 }

@@ -13,6 +13,7 @@
 #include "checkpoint/ranks.h"
 #include "checkpoint/suspend_record.h"
 #include "direct/agent_client.h"
+#include "direct/bring_back_alone.h"
 #include "driver/gpu_plan.h"
 #include "help.h"
 
@@ -184,9 +185,8 @@ class Tool {
   Result<void> unlock(Process& process) const {
     auto done = process.unlock();
     if (done)
-      done = direct::bring_back_alone(
-          process.pid(), process.pidfd(), [this] { return memory_of_all_gpus(driver_); },
-          &interrupt_);
+      done = bring_back_alone(
+          process, [this] { return memory_of_all_gpus(driver_); }, &interrupt_);
     if (!done) return done;
     // What is in an image is found by that.
     const auto agent = direct::AgentClient::look(process.pid());

@@ -276,6 +276,16 @@ Result<void> Process::unlock() {
   return unlocked ? let_go_on() : unlocked;
 }
 
+std::vector<Tid> agents_threads(Pid pid) {
+  const proc::ProcFs procfs;
+  std::vector<Tid> found;
+  for (const Tid thread : procfs.threads(pid)) {
+    const auto known = procfs.thread(pid, thread);
+    if (known && known->comm == kAgentThread) found.push_back(thread);
+  }
+  return found;
+}
+
 Result<void> Process::keep_still(bool agent_works) {
   STASIS_TRY_ASSIGN(auto tid, restore_thread_id());
   // With that thread parked, the driver could never act on the process again.
@@ -289,11 +299,8 @@ Result<void> Process::keep_still(bool agent_works) {
   }
   return between(FaultPoint::kParkBefore, FaultPoint::kParkAfter, [&] {
     const Span span(TraceKind::kDriver, "keep threads still", pid());
-    std::vector<Tid> spared{tid};
-    for (const Tid thread : agent_works ? threads : std::vector<Tid>()) {
-      const auto known = procfs_.thread(pid(), thread);
-      if (known && known->comm == kAgentThread) spared.push_back(thread);
-    }
+    auto spared = agent_works ? agents_threads(pid()) : std::vector<Tid>();
+    spared.push_back(tid);
     return park_threads(pid(), spared);
   });
 }

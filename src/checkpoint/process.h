@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "base/cuda_state.h"
 #include "base/fd.h"
@@ -112,5 +113,9 @@ class StateGuard {
   Process* process_;
   CudaState initial_;
 };
+
+// Those that have the name of our agent's, which are to work where the others are kept still. As
+// all in a process, the target's to fake.
+std::vector<Tid> agents_threads(Pid pid);
 
 }  // namespace stasis

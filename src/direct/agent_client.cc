@@ -178,9 +178,9 @@ const char* agent_command_name(AgentCommand command) {
     case AgentCommand::kShares:
       return "say what it shares with other processes";
     case AgentCommand::kDetach:
-      return "give up other processes' memory";
+      return "give up memory that the driver cannot restore";
     case AgentCommand::kRetake:
-      return "take its memory of the host again";
+      return "take such memory again";
     case AgentCommand::kLend:
       return "lend its memory to another process";
     case AgentCommand::kAttach:
@@ -533,7 +533,7 @@ Result<void> AgentClient::finish_unless(const Interrupt& interrupt,
       return fail(ErrorCode::kProcessGone, fmt::format("process {} is about to exit", pid_.value));
     case cuda::CUDA_ERROR_OUT_OF_MEMORY:
       if (asked_ == AgentCommand::kPrepare || asked_ == AgentCommand::kClose ||
-          asked_ == AgentCommand::kBuffer) {
+          asked_ == AgentCommand::kBuffer || asked_ == AgentCommand::kDetach) {
         return fail(ErrorCode::kOutOfHostMemory, std::move(message),
                     "the content of its GPU memory needs that much host memory: free some, or "
                     "allow more (`ulimit -v`, vm.overcommit_memory)");
@@ -570,7 +570,8 @@ std::chrono::milliseconds copy_time(std::uint64_t bytes) {
       static_cast<std::int64_t>(static_cast<double>(std::min(bytes, kMost)) / kSlowestRate * 1000));
 }
 
-Result<void> AgentClient::bring_back(const Fill& fill) {
+Result<void> AgentClient::bring_back(const Fill& fill,
+                                     const std::function<Result<void>(AgentClient&)>& before_open) {
   const auto copying = copy_time(bytes());
   const bool away = state() == AgentState::kHeld || state() == AgentState::kEmptied ||
                     state() == AgentState::kFilling;
@@ -590,30 +591,8 @@ Result<void> AgentClient::bring_back(const Fill& fill) {
     if (auto done = ask(AgentCommand::kCopyIn, 0, copying); !done) return done;
   }
   if (state() == AgentState::kRunning) return {};
+  if (before_open) STASIS_TRY(before_open(*this));
   return ask(AgentCommand::kOpen, 0, kMappingTimeout);
-}
-
-Result<void> bring_back_alone(Pid pid, const Pidfd& pidfd,
-                              const AgentClient::GpuMemory& of_all_gpus,
-                              const Interrupt* interrupt) {
-  // The agent itself and tools that only probe have its lock for microseconds; any other tool that
-  // has it sees to the rest.
-  constexpr std::chrono::milliseconds kTimeout{50};
-  auto agent = AgentClient::find(pid, pidfd, kTimeout);
-  if (!agent) {
-    if (agent.error().code == ErrorCode::kBusy) return {};
-    return fail(std::move(agent.error()));
-  }
-  if (!*agent || (*agent)->state() != AgentState::kHeld) return {};
-  (*agent)->heed(interrupt, AgentClient::Heeds::kSecond);
-  auto done = (*agent)->check_size(of_all_gpus);
-  if (!done) return done;
-  done = (*agent)->bring_back();
-  if (done) return done;
-  Error why = std::move(done.error());
-  why.remedy +=
-      fmt::format("{}`stasis recover {}`", why.remedy.empty() ? "" : "; then ", pid.value);
-  return fail(std::move(why));
 }
 
 Result<std::vector<Share>> AgentClient::shares(std::chrono::milliseconds timeout) {

@@ -165,8 +165,10 @@ class AgentClient {
   // Makes the program run with its memory, whatever the agent's state, by the agent alone, which
   // needs no mover and takes its time. The driver must not hold the process. `fill` writes content
   // that is elsewhere into the buffer; without it such a process stays as it is, kWrongState.
+  // `before_open` is called when only the gate is still closed.
   using Fill = std::function<Result<void>(const AgentClient&)>;
-  Result<void> bring_back(const Fill& fill = {});
+  Result<void> bring_back(const Fill& fill = {},
+                          const std::function<Result<void>(AgentClient&)>& before_open = {});
 
   // All of its memory, to be mapped by a mover, and if `places` is given what each piece is. kBusy
   // if there are no descriptors left; kProcessGone if the process has become another program
@@ -243,13 +245,6 @@ bool is_away(AgentState state);
 // (H100, 580.159.04). And for copying, which is never this slow but when it hangs.
 inline constexpr std::chrono::milliseconds kMappingTimeout{60000};
 std::chrono::milliseconds copy_time(std::uint64_t bytes);
-
-// For tools that unlock a process and have no mover: if its memory is away by the direct path, the
-// agent brings it back. Nothing to do where there is no agent, or another tool is its peer.
-// `interrupt`, if any, is heeded at the second request.
-Result<void> bring_back_alone(Pid pid, const Pidfd& pidfd,
-                              const AgentClient::GpuMemory& of_all_gpus,
-                              const Interrupt* interrupt);
 
 // The command's name for people: "close the gate".
 const char* agent_command_name(AgentCommand command);

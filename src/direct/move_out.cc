@@ -222,12 +222,14 @@ class MoveOut {
     if (!state_.mover) STASIS_TRY(make_mover());
     phases_.begin("zeros");
     if (!state_.mover.has_digests()) STASIS_TRY(state_.mover.prepare_digests(env_));
+    // Where the GPU computes no digests, all has to be taken for content.
+    std::uint64_t zeros = 0;
     if (state_.mover.has_digests()) {
-      STASIS_TRY_ASSIGN(const auto zeros, count_zeros());
-      agents_.note_few_zeros(zeros < agents_.bytes() / 2);
-      if (zeros >= agents_.bytes() / 2)
-        return group_.check_host_memory({{agents_.begin()->pid(), zeros}});
+      STASIS_TRY_ASSIGN(zeros, count_zeros());
     }
+    agents_.note_few_zeros(zeros < agents_.bytes() / 2);
+    if (zeros >= agents_.bytes() / 2)
+      return group_.check_host_memory({{agents_.begin()->pid(), zeros}});
     STASIS_TRY(agents_.begin()->ask(AgentCommand::kOpen, direct::kKeepBuffer, kAtOnce));
     phases_.runs();
     group_.forget_gates();

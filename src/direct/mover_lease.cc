@@ -118,6 +118,7 @@ Result<void> MoverLease::take(const Environment& env, const MoverRequest& reques
   ours.timeout = kBesideHeld;
   STASIS_TRY_ASSIGN(auto mover, take_begun(env, ours));
   mover_ = std::move(mover);
+  has_digests_ = false;
   return {};
 }
 
@@ -137,7 +138,10 @@ Result<void> MoverLease::take_to_bring_back(const Environment& env,
 
 void MoverLease::collect() {
   if (!coming_.valid()) return;
-  if (auto mover = coming_.get()) mover_ = std::move(*mover);
+  auto mover = coming_.get();
+  if (!mover) return;
+  mover_ = std::move(*mover);
+  has_digests_ = false;
 }
 
 Result<void> MoverLease::prepare_digests(const Environment& env) {
@@ -185,6 +189,7 @@ void MoverLease::wait_for_copy() {
   if (!copying_.valid()) return;
   Copied copied = copying_.get();
   if (copied.mover) mover_ = std::move(copied.mover);
+  has_digests_ = copied.digests;
   few_zeros_ = copied.done && copied.digests && copied.done->left_out < copied.done->bytes / 2;
   copied_ = copied.done ? Result<void>() : fail(of_mover(std::move(copied.done.error())));
 }

@@ -218,21 +218,6 @@ Result<std::vector<ProcessShares>> ask_for_settled_shares(AgentSet& agents,
 
 namespace {
 
-// The answer to what replaces memory under parked threads. Where there is none, they stay parked.
-Result<void> finish_replacing(AgentClient& agent, Stillness& still) {
-  auto done = agent.finish(replacing_time(agent));
-  if (done || agent.managed_areas() == 0 || agent.has_answered() || !agent.pidfd().alive())
-    return done;
-  still.leave(agent.pid());
-  Error why = std::move(done.error());
-  why.remedy = fmt::format("`stasis recover {}` when it is done", agent.pid().value);
-  return fail(std::move(why));
-}
-
-}  // namespace
-
-namespace {
-
 // What the process's managed memory may take of the host's: with it gone, the kernel ends programs.
 std::uint64_t room_on_host(Pid pid) {
   constexpr std::uint64_t kReserve = std::uint64_t{512} << 20;
@@ -262,7 +247,7 @@ Result<void> detach_all(AgentSet& agents, const DriverThreads& threads) {
   if (!asked.empty()) fault_only(FaultPoint::kDirectReplacing);
   Result<void> done;
   for (AgentClient* agent : asked) {
-    auto detached = finish_replacing(*agent, still);
+    auto detached = still.finish(*agent);
     if (!detached) done = std::move(detached);
   }
   auto ended = still.end();
@@ -287,7 +272,7 @@ Result<void> attach_all(AgentSet& agents, AgentSet& lenders, const DriverThreads
   fault_only(FaultPoint::kDirectReplacing);
   Result<void> retaken;
   for (auto& [agent, ids] : missing) {
-    auto done = finish_replacing(*agent, still);
+    auto done = still.finish(*agent);
     if (!done) retaken = std::move(done);
   }
   auto ended = still.end();

@@ -1,16 +1,27 @@
 #include "direct/stillness.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include <fmt/format.h>
 
-#include "abi/agent_thread.h"
 #include "base/trace.h"
 #include "proc/parking.h"
-#include "proc/procfs.h"
 
 namespace stasis {
+
+namespace {
+
+// How long an agent may take for memory that it copies by itself.
+std::chrono::milliseconds replacing_time(const direct::AgentClient& agent) {
+  // The page is the target's to write.
+  constexpr std::uint64_t kMost = std::uint64_t{256} << 30;
+  const std::uint64_t managed = std::min(agent.managed_areas() * direct::kManagedArea, kMost);
+  return kMapping + direct::copy_time(managed);
+}
+
+}  // namespace
 
 Result<void> note_driver_threads(const AgentSet& agents,
                                  const std::vector<const Process*>& processes,
@@ -36,22 +47,11 @@ Result<void> Stillness::keep(const direct::AgentClient& agent, const DriverThrea
                             "known",
                             pid.value));
   }
-  std::vector<Tid> spared{drivers->second};
-  const proc::ProcFs procfs;
-  for (const Tid thread : procfs.threads(pid)) {
-    const auto known = procfs.thread(pid, thread);
-    if (known && known->comm == kAgentThread) spared.push_back(thread);
-  }
+  auto spared = agents_threads(pid);
+  spared.push_back(drivers->second);
   STASIS_TRY(park_threads(pid, spared));
   kept_.push_back(pid);
   return mark_memory_in_work(*agent.address_space(), true);
-}
-
-std::chrono::milliseconds replacing_time(const direct::AgentClient& agent) {
-  // The page is the target's to write.
-  constexpr std::uint64_t kMost = std::uint64_t{256} << 30;
-  const std::uint64_t managed = std::min(agent.managed_areas() * direct::kManagedArea, kMost);
-  return kMapping + direct::copy_time(managed);
 }
 
 Result<void> finish_stillness(const Environment& env, const Process& process) {
@@ -66,6 +66,16 @@ Result<void> finish_stillness(const Environment& env, const Process& process) {
   // It serves one request after the other.
   if (agent) STASIS_TRY(agent->ask(direct::AgentCommand::kNone, 0, replacing_time(*agent)));
   return mark_memory_in_work(*space, false);
+}
+
+Result<void> Stillness::finish(direct::AgentClient& agent) {
+  auto done = agent.finish(replacing_time(agent));
+  if (done || agent.managed_areas() == 0 || agent.has_answered() || !agent.pidfd().alive())
+    return done;
+  std::erase(kept_, agent.pid());
+  Error why = std::move(done.error());
+  why.remedy = fmt::format("`stasis recover {}` when it is done", agent.pid().value);
+  return fail(std::move(why));
 }
 
 Result<void> Stillness::end() {

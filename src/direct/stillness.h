@@ -5,7 +5,6 @@
 // dies; `stasis recover` lets them go on.
 #pragma once
 
-#include <chrono>
 #include <map>
 #include <vector>
 
@@ -27,9 +26,6 @@ Result<void> note_driver_threads(const AgentSet& agents,
                                  const std::vector<const Process*>& processes,
                                  DriverThreads& threads);
 
-// How long an agent may take for memory that it copies by itself.
-std::chrono::milliseconds replacing_time(const direct::AgentClient& agent);
-
 // Where a tool was killed, or gave up, while an agent replaced memory under parked threads: waits
 // for the agent, so that the threads can be let go on. Nothing to do otherwise.
 Result<void> finish_stillness(const Environment& env, const Process& process);
@@ -44,9 +40,9 @@ class Stillness {
   // Parks all threads of the agent's process but its own and the driver's, if it has such memory.
   // The errors of park_threads(); kInternal if the driver's thread was not noted.
   Result<void> keep(const direct::AgentClient& agent, const DriverThreads& threads);
-  // Leaves those of a process parked, whose agent has not answered and may still be at it: only
-  // finish_stillness() lets them go on.
-  void leave(Pid pid) { std::erase(kept_, pid); }
+  // Waits for the agent's answer to the command that replaces the memory. If there is none, it may
+  // still be at it: its process's threads stay parked then, until finish_stillness().
+  Result<void> finish(direct::AgentClient& agent);
   // Sends them on; those of a process that has gone are no failure.
   Result<void> end();
 

@@ -187,6 +187,41 @@ restored_verifies() {
   return 1
 }
 
+# killed_in_the_middle PID...: the tool is killed, or fails, while memory of TARGET's that the driver cannot restore is given
+# up or taken again: these processes run on, or `recover` makes them.
+killed_in_the_middle() {
+  local point
+  for point in direct.detached direct.emptied direct.held checkpoint.after; do
+    STASIS_FAULT=$point:kill capture stasis suspend "$TARGET"
+    assert_equal "$status" 137 "$point"
+    done_by recover --all
+    target_goes_on
+  done
+  for point in direct.refill direct.filled direct.attach direct.attached; do
+    done_by suspend "$TARGET"
+    STASIS_FAULT=$point:kill capture stasis resume "$TARGET"
+    assert_equal "$status" 137 "$point"
+    done_by recover --all
+    target_goes_on
+  done
+  for point in direct.closed direct.detached direct.emptied direct.held; do
+    STASIS_FAULT=$point:error capture stasis suspend "$TARGET"
+    ((status != 0))
+    in_state running "$@"
+    target_goes_on
+  done
+}
+
+# swapped_with FIRST STATUS: TARGET is suspended and takes the place of FIRST, whose status file that is; then both run on.
+swapped_with() {
+  done_by suspend "$TARGET"
+  done_by swap "$1" "$TARGET"
+  target_goes_on
+  done_by resume "$1"
+  target_verifies
+  TARGET=$1 TARGET_STATUS=$2 target_goes_on
+}
+
 # dump_it ARGUMENT...: dumps TARGET to $image; its number is free afterwards.
 dump_it() {
   done_by dump "$TARGET" --images-dir "$image" "$@"

@@ -114,26 +114,7 @@ start_ranks() {
 
 @test "a tool that is killed while memory is given up or taken again leaves a job that recover brings back" {
   start_ranks 2
-  local point
-  for point in direct.detached direct.emptied direct.held checkpoint.after; do
-    STASIS_FAULT=$point:kill capture stasis suspend "$TARGET"
-    assert_equal "$status" 137 "$point"
-    done_by recover --all
-    target_goes_on
-  done
-  for point in direct.refill direct.filled direct.attach direct.attached; do
-    done_by suspend "$TARGET"
-    STASIS_FAULT=$point:kill capture stasis resume "$TARGET"
-    assert_equal "$status" 137 "$point"
-    done_by recover --all
-    target_goes_on
-  done
-  for point in direct.closed direct.detached direct.emptied direct.held; do
-    STASIS_FAULT=$point:error capture stasis suspend "$TARGET"
-    ((status != 0))
-    in_state running "${CHILDREN[@]}"
-    target_goes_on
-  done
+  killed_in_the_middle "${CHILDREN[@]}"
   done_by suspend "$TARGET"
   done_by resume "$TARGET"
   target_goes_on

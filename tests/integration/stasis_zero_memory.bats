@@ -55,12 +55,7 @@ phases() { json '[p["name"] for p in d["phases"]]'; }
   target_goes_on
   local first=$TARGET first_status=$TARGET_STATUS
   start_sparse
-  done_by suspend "$TARGET"
-  done_by swap "$first" "$TARGET"
-  target_goes_on
-  done_by resume "$first"
-  target_verifies
-  TARGET=$first TARGET_STATUS=$first_status target_goes_on
+  swapped_with "$first" "$first_status"
 }
 
 @test "an image of zeros is written without them, and restored by the GPU's own writing of them" {

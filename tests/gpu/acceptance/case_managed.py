@@ -1,10 +1,9 @@
 """Managed memory, which the driver refuses to checkpoint, and the agent gives up before."""
 
-import os
 import sys
 
 from .case_direct import NEEDS, resume, run_under_agent, start, suspend
-from .case_direct_programs import LOOPS
+from .case_direct_programs import LOOPS, dump_and_restore, medians
 from .core import Failure, case, expect, expect_equal
 from .case_devices import swap
 
@@ -13,27 +12,16 @@ CYCLES, DUMPS = 20, 5
 
 def through(machine, target, cycles, dumps):
     """Suspends and resumes, then dumps and restores; after each the program has verified two rounds more."""
-    figures = {"dump_seconds": [], "restore_seconds": []}
+    figures = {}
     for _ in range(cycles):
         suspend(machine, target, figures)
         machine.expect_gpu_free(target.before)
         resume(machine, target, figures)
         target.wait_rounds(2)
-    for number in range(dumps):
-        images = os.path.join(machine.work, f"image{number}")
-        dump = machine.stasis("dump", target.pid, "--images-dir", images, "--sync", "none").must_succeed()
-        target.forget_exit()
-        restore = machine.stasis("restore", "--images-dir", images, "--detach").must_succeed()
-        figures["dump_seconds"].append(dump.seconds)
-        figures["restore_seconds"].append(restore.seconds)
+    for _ in range(dumps):
+        dump_and_restore(machine, target, figures)
         target.wait_rounds(2)
-        machine.run("rm", "-rf", images)
     return figures
-
-
-def seconds(figures):
-    return ", ".join(f"{name.removesuffix('_seconds')} {sorted(values)[len(values) // 2]:.2f} s"
-                     for name, values in figures.items() if name.endswith("_seconds") and values)
 
 
 def counts(machine):
@@ -46,7 +34,7 @@ def workload(machine):
     size = "8M" if machine.simulated else "512M"
     target = start(machine, "managed", ["--size", size, "--pause-ms", "10"])
     figures = through(machine, target, *counts(machine))
-    figures["note"] = f"{target.finish()} rounds verified; {seconds(figures)}"
+    figures["note"] = f"{target.finish()} rounds verified; {medians(figures)}"
     return figures
 
 
@@ -72,7 +60,7 @@ def framework(machine, kind):
         raise Failure(f"before the first suspend: {reason}") from reason
     figures = through(machine, target, CYCLES, DUMPS)
     rounds = target.finish()
-    figures["note"] = f"{target.output().splitlines()[0]}: {rounds} rounds verified; {seconds(figures)}"
+    figures["note"] = f"{target.output().splitlines()[0]}: {rounds} rounds verified; {medians(figures)}"
     return figures
 
 
@@ -97,7 +85,7 @@ def more_than_fits(machine):
         resume(machine, target, figures)
         target.wait_rounds(2)
     rounds = target.finish()
-    figures["note"] = f"2 GiB beside {total - 2048} of {total} MiB; {rounds} rounds verified; {seconds(figures)}"
+    figures["note"] = f"2 GiB beside {total - 2048} of {total} MiB; {rounds} rounds verified; {medians(figures)}"
     return figures
 
 

@@ -17,7 +17,8 @@ MANY = (4, 8)
 # Suspends and dumps, by ranks: the driver takes its time for each rank after the other.
 COUNTS = {4: (20, 5), 8: (6, 2)}
 ROUNDS = 4
-STEPS = 200
+# More than pass between the starts of a suspend and the next: each of the tool takes a second or more there.
+STEPS = 1500
 # Of eight ranks to one's.
 MOST_DOWNTIME = 1.5
 SWAPS = 3

@@ -1,9 +1,9 @@
 """GPU memory that is zeros: neither the bus nor host memory has to do with it."""
 
-import os
 import statistics
 
 from .case_direct import NEEDS, resume, start, suspend
+from .case_direct_programs import dump_and_restore
 from .core import case, expect
 
 ROUNDS = 4
@@ -68,15 +68,9 @@ def none(machine):
 def dump(machine):
     size, zeros = ("4M", "192M") if machine.simulated else ("2G", "40G")
     target = start(machine, "memory", ["--size", size, "--zeros", zeros, "--pause-ms", "50"])
-    figures = {"dump_seconds": [], "restore_seconds": []}
-    for number in range(2):
-        images = os.path.join(machine.work, f"image{number}")
-        out = machine.stasis("dump", target.pid, "--images-dir", images, "--sync", "none").must_succeed()
-        target.forget_exit()
-        back = machine.stasis("restore", "--images-dir", images, "--detach").must_succeed()
-        figures["dump_seconds"].append(out.seconds)
-        figures["restore_seconds"].append(back.seconds)
+    figures = {}
+    for _ in range(2):
+        dump_and_restore(machine, target, figures)
         target.wait_rounds(2)
-        machine.run("rm", "-rf", images)
     figures["note"] = f"{size} beside {zeros} of zeros: {medians(figures)}; {target.finish()} rounds"
     return figures
