@@ -27,11 +27,6 @@ set(STASIS_OWN_NUMBERS ${CMAKE_SOURCE_DIR}/tests/integration/own_numbers)
 
 # Every unit test of the project, so that a sanitizer build can build just these.
 add_custom_target(unittests)
-# Those that have threads, which is what the thread sanitizer is for; label "threads".
-add_custom_target(threaded_unittests)
-set(STASIS_THREADED agent_client agent_gate agent_memory agent_share bounded_driver channel content content_base
-                    group helper_process interrupt parking remote_memory)
-list(TRANSFORM STASIS_THREADED APPEND _unittest)
 
 # stasis_library(NAME DIR_DEPENDENCIES...): a static library of all .cc files of this folder but the
 # tests; each *_unittest.cc beside them becomes a test of its own.
@@ -133,12 +128,7 @@ function(stasis_test name)
   endif()
   add_dependencies(unittests ${name})
   add_test(NAME ${name} COMMAND ${ARG_RUN_BY} $<TARGET_FILE:${name}>)
-  set(labels unit)
-  if(name IN_LIST STASIS_THREADED)
-    add_dependencies(threaded_unittests ${name})
-    list(APPEND labels threads)
-  endif()
-  set_tests_properties(${name} PROPERTIES LABELS "${labels}" TIMEOUT 600)
+  set_tests_properties(${name} PROPERTIES LABELS unit TIMEOUT 600)
   # First those that take longest: the last one to end has nothing beside it. A first run knows no times.
   if(name MATCHES "^(operations|manifest|content_base|process|parking|checksum|content|group)_unittest$")
     set_tests_properties(${name} PROPERTIES COST 10)
