@@ -382,6 +382,7 @@ SAME_SHAPE(cuMemPoolTrimTo);
 SAME_SHAPE(cuMemPoolSetAttribute);
 SAME_SHAPE(cuMemPoolGetAttribute);
 SAME_SHAPE(cuMemPoolSetAccess);
+SAME_SHAPE(cuMemPoolGetAccess);
 SAME_SHAPE(cuIpcGetMemHandle);
 SAME_SHAPE(cuIpcOpenMemHandle_v2);
 SAME_SHAPE(cuIpcCloseMemHandle);

@@ -76,6 +76,7 @@
   X(cuMemPoolSetAttribute, "cuMemPoolSetAttribute", 11020)                                  \
   X(cuMemPoolGetAttribute, "cuMemPoolGetAttribute", 11020)                                  \
   X(cuMemPoolSetAccess, "cuMemPoolSetAccess", 11020)                                        \
+  X(cuMemPoolGetAccess, "cuMemPoolGetAccess", 11020)                                        \
   X(cuIpcGetMemHandle, "cuIpcGetMemHandle", 4010)                                           \
   X(cuIpcOpenMemHandle_v2, "cuIpcOpenMemHandle", 11000)                                     \
   X(cuIpcCloseMemHandle, "cuIpcCloseMemHandle", 4010)                                       \
@@ -110,6 +111,7 @@
   X(cuStreamGetFlags, "cuStreamGetFlags", 5050)                                             \
   X(cuStreamGetPriority, "cuStreamGetPriority", 5050)                                       \
   X(cuStreamGetCtx, "cuStreamGetCtx", 9020)                                                 \
+  X(cuStreamGetId, "cuStreamGetId", 12000)                                                  \
   X(cuStreamAddCallback, "cuStreamAddCallback", 5000)                                       \
   X(cuLaunchHostFunc, "cuLaunchHostFunc", 10000)                                            \
   X(cuEventCreate, "cuEventCreate", 2000)                                                   \

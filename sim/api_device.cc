@@ -471,6 +471,7 @@ CUresult cuCtxSynchronize() {
   return in_context_passing([&](Driver& driver, Context& context) -> CUresult {
     driver.memory.touch_device();
     context.synchronize();
+    trim_pools(driver);
     return CUDA_SUCCESS;
   });
 }

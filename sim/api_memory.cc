@@ -15,13 +15,21 @@ int slot_of(Driver& driver, const Context& context) {
 
 Address address(const void* pointer) { return reinterpret_cast<Address>(pointer); }
 
-CUresult allocate(CUdeviceptr* out, std::size_t bytes, Pool* pool) {
+CUresult allocate(CUdeviceptr* out, std::size_t bytes) {
   return in_context([&](Driver& driver, Context& context) -> CUresult {
     if (!out) return CUDA_ERROR_INVALID_VALUE;
-    const int device = pool ? pool->device : context.device;
-    const int slot = driver.devices[Driver::ordinal_index(device)].slot;
-    return driver.memory.allocate(slot, device, bytes, &context, pool, *out);
+    return driver.memory.allocate(slot_of(driver, context), context.device, bytes, &context, *out);
   });
+}
+
+CUresult allocate_pooled(Driver& driver, CUdeviceptr* out, std::size_t bytes, Pool& pool,
+                         const Stream& stream) {
+  if (!out) return CUDA_ERROR_INVALID_VALUE;
+  *out = 0;
+  if (bytes == 0) return CUDA_SUCCESS;
+  const int slot = driver.devices[Driver::ordinal_index(pool.device)].slot;
+  return driver.memory.allocate_pooled(slot, pool.device, bytes, &pool, pool.max_size, stream.id,
+                                       *out);
 }
 
 CUresult allocate_host(void** out, std::size_t bytes, unsigned flags) {
@@ -137,30 +145,31 @@ CUresult cuMemGetInfo_v2(std::size_t* free, std::size_t* total) {
   });
 }
 
-CUresult cuMemAlloc_v2(CUdeviceptr* pointer, std::size_t bytes) {
-  return allocate(pointer, bytes, nullptr);
-}
+CUresult cuMemAlloc_v2(CUdeviceptr* pointer, std::size_t bytes) { return allocate(pointer, bytes); }
 
 CUresult cuMemAllocPitch_v2(CUdeviceptr* pointer, std::size_t* pitch, std::size_t width,
                             std::size_t height, unsigned int element_size) {
   const bool legal_element = element_size == 4 || element_size == 8 || element_size == 16;
   if (!pitch || !legal_element || width == 0 || height == 0) return CUDA_ERROR_INVALID_VALUE;
   const auto padded = (width + 511) / 512 * 512;
-  const auto rc = allocate(pointer, padded * height, nullptr);
+  const auto rc = allocate(pointer, padded * height);
   if (rc == CUDA_SUCCESS) *pitch = padded;
   return rc;
 }
 
 CUresult cuMemFree_v2(CUdeviceptr pointer) {
   // From a thread without a context too (580.159.04).
-  return gated([&](Driver& driver) -> CUresult {
+  Allocation a;
+  const auto freed = gated([&](Driver& driver) -> CUresult {
     if (!pointer) return CUDA_SUCCESS;
-    Allocation a;
     if (!driver.memory.find(pointer, 1, a) || a.base != pointer) return CUDA_ERROR_INVALID_VALUE;
     // Freeing waits for the device, so that nothing in flight loses its memory.
     if (a.context && !a.context->destroyed) a.context->synchronize();
     return driver.memory.free(pointer);
   });
+  // Of a pool: the program says that it is done with it, and nothing was waited for.
+  if (freed == CUDA_SUCCESS && a.pool) trim_pools(*live_driver());
+  return freed;
 }
 
 CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, std::size_t* size, CUdeviceptr pointer) {
@@ -229,21 +238,23 @@ CUresult cuMemHostGetFlags(unsigned int* flags, void* pointer) {
 
 // --- Pools. Memory is taken at the call and given back in the stream's order.
 
-CUresult cuMemAllocAsync(CUdeviceptr* pointer, std::size_t bytes, CUstream stream) {
+CUresult cuMemAllocAsync(CUdeviceptr* pointer, std::size_t bytes, CUstream handle) {
   return in_context([&](Driver& driver, Context& context) -> CUresult {
-    if (!find_stream(driver, context, stream)) return CUDA_ERROR_INVALID_HANDLE;
-    return allocate(pointer, bytes,
-                    driver.devices[Driver::ordinal_index(context.device)].current_pool);
+    const auto* stream = find_stream(driver, context, handle);
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    auto& device = driver.devices[Driver::ordinal_index(stream->context->device)];
+    return allocate_pooled(driver, pointer, bytes, *device.current_pool, *stream);
   });
 }
 
 CUresult cuMemAllocFromPoolAsync(CUdeviceptr* pointer, std::size_t bytes, CUmemoryPool handle,
-                                 CUstream stream) {
+                                 CUstream stream_handle) {
   return in_context([&](Driver& driver, Context& context) -> CUresult {
     auto* pool = find_pool(driver, handle);
     if (!pool) return CUDA_ERROR_INVALID_VALUE;
-    if (!find_stream(driver, context, stream)) return CUDA_ERROR_INVALID_HANDLE;
-    return allocate(pointer, bytes, pool);
+    const auto* stream = find_stream(driver, context, stream_handle);
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    return allocate_pooled(driver, pointer, bytes, *pool, *stream);
   });
 }
 
@@ -251,11 +262,20 @@ CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream handle) {
   return in_context([&](Driver& driver, Context& context) -> CUresult {
     auto* stream = find_stream(driver, context, handle);
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    if (pointer == 0) return CUDA_SUCCESS;
     Allocation a;
     if (!driver.memory.find(pointer, 1, a) || a.base != pointer || a.kind != Kind::kDevice) {
       return CUDA_ERROR_INVALID_VALUE;
     }
-    context.submit(*stream, [&driver, pointer] { driver.memory.free(pointer); });
+    // A stream works in its own context, whatever is current.
+    if (!a.pool) {
+      stream->context->submit(*stream, [&driver, pointer] { driver.memory.free(pointer); });
+      return CUDA_SUCCESS;
+    }
+    std::uint64_t freed = 0;
+    const auto rc = driver.memory.free_pooled(pointer, stream->id, freed);
+    if (rc != CUDA_SUCCESS) return rc;
+    stream->context->submit(*stream, [&driver, freed] { driver.memory.pass_pooled(freed); });
     return CUDA_SUCCESS;
   });
 }
@@ -297,8 +317,10 @@ CUresult cuMemPoolCreate(CUmemoryPool* out, const CUmemPoolProps* props) {
       return CUDA_ERROR_INVALID_VALUE;
     }
     if (!driver.valid_device(props->location.id)) return CUDA_ERROR_INVALID_DEVICE;
-    if (props->handleTypes != CU_MEM_HANDLE_TYPE_NONE) return CUDA_ERROR_NOT_SUPPORTED;
+    if (props->handleTypes > CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+      return CUDA_ERROR_NOT_SUPPORTED;
     auto* pool = new Pool;
+    pool->max_size = props->maxSize;
     pool->device = props->location.id;
     std::lock_guard lock(driver.mutex);
     driver.pools.insert(pool);
@@ -315,25 +337,36 @@ CUresult cuMemPoolDestroy(CUmemoryPool handle) {
     auto& device = driver.devices[Driver::ordinal_index(pool->device)];
     if (device.current_pool == pool) device.current_pool = &device.default_pool;
     driver.pools.erase(pool);  // kept in memory: allocations may still name it
+    driver.memory.destroy_pool(pool);
     return CUDA_SUCCESS;
   });
 }
 
-CUresult cuMemPoolTrimTo(CUmemoryPool pool, std::size_t) {
+CUresult cuMemPoolTrimTo(CUmemoryPool handle, std::size_t keep) {
   return gated([&](Driver& driver) -> CUresult {
-    return find_pool(driver, pool) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    auto* pool = find_pool(driver, handle);
+    if (!pool) return CUDA_ERROR_INVALID_VALUE;
+    driver.memory.trim_pool(pool, keep, false);
+    return CUDA_SUCCESS;
   });
 }
 
 CUresult cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void* value) {
   return gated([&](Driver& driver) -> CUresult {
     auto* pool = find_pool(driver, handle);
-    if (!pool || !value || attribute < 1 || attribute > CU_MEMPOOL_ATTR_USED_MEM_HIGH) {
+    if (!pool || !value || attribute < 1 || attribute > CU_MEMPOOL_ATTR_USED_MEM_HIGH ||
+        attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT ||
+        attribute == CU_MEMPOOL_ATTR_USED_MEM_CURRENT) {
       return CUDA_ERROR_INVALID_VALUE;
     }
     std::uint64_t number = 0;
     const bool is_int = attribute < CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
     std::memcpy(&number, value, is_int ? sizeof(int) : sizeof number);
+    if (attribute > CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) {
+      if (number != 0) return CUDA_ERROR_INVALID_VALUE;
+      driver.memory.reset_pool_highs(pool, attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH);
+      return CUDA_SUCCESS;
+    }
     std::lock_guard lock(driver.mutex);
     pool->attributes[attribute] = number;
     return CUDA_SUCCESS;
@@ -343,23 +376,63 @@ CUresult cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribut
 CUresult cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void* value) {
   return gated([&](Driver& driver) -> CUresult {
     auto* pool = find_pool(driver, handle);
-    if (!pool || !value || attribute < 1 || attribute > CU_MEMPOOL_ATTR_USED_MEM_HIGH) {
-      return CUDA_ERROR_INVALID_VALUE;
+    if (!pool || !value) return CUDA_ERROR_INVALID_VALUE;
+    const auto use = driver.memory.pool_use(pool);
+    switch (attribute) {
+      case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
+        return answer(value, use.reserved);
+      case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
+        return answer(value, use.reserved_high);
+      case CU_MEMPOOL_ATTR_USED_MEM_CURRENT:
+        return answer(value, use.used);
+      case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
+        return answer(value, use.used_high);
+      case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
+      case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
+      case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES: {
+        std::lock_guard lock(driver.mutex);
+        return answer(value, static_cast<int>(pool->attributes[attribute]));
+      }
+      case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: {
+        std::lock_guard lock(driver.mutex);
+        return answer(value, pool->attributes[attribute]);
+      }
     }
-    if (attribute >= CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) {
-      return answer(value, driver.memory.pool_bytes(pool));
-    }
+    return CUDA_ERROR_INVALID_VALUE;
+  });
+}
+
+// Every device reaches all memory; to take a pool's own device its right is an error, and there is
+// no right to read alone (580.159.04).
+CUresult cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc* map, std::size_t count) {
+  return gated([&](Driver& driver) -> CUresult {
+    auto* pool = find_pool(driver, handle);
+    if (!pool || (count && !map)) return CUDA_ERROR_INVALID_VALUE;
     std::lock_guard lock(driver.mutex);
-    const bool is_int = attribute < CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
-    std::memcpy(value, &pool->attributes[attribute], is_int ? sizeof(int) : sizeof(std::uint64_t));
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto device = map[i].location.id;
+      if (map[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READ) return CUDA_ERROR_NOT_SUPPORTED;
+      if (map[i].flags == CU_MEM_ACCESS_FLAGS_PROT_NONE && device == pool->device)
+        return CUDA_ERROR_INVALID_DEVICE;
+      if (map[i].flags == CU_MEM_ACCESS_FLAGS_PROT_NONE)
+        pool->others.erase(device);
+      else
+        pool->others.insert(device);
+    }
     return CUDA_SUCCESS;
   });
 }
 
-CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc* map, std::size_t count) {
+CUresult cuMemPoolGetAccess(CUmemAccess_flags* flags, CUmemoryPool handle,
+                            CUmemLocation* location) {
   return gated([&](Driver& driver) -> CUresult {
-    if (!find_pool(driver, pool) || (count && !map)) return CUDA_ERROR_INVALID_VALUE;
-    return CUDA_SUCCESS;  // every device reaches all memory
+    auto* pool = find_pool(driver, handle);
+    if (!pool || !flags || !location) return CUDA_ERROR_INVALID_VALUE;
+    std::lock_guard lock(driver.mutex);
+    *flags = location->id == pool->device || pool->others.contains(location->id)
+                 ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+                 : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    return CUDA_SUCCESS;
   });
 }
 

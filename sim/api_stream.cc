@@ -114,6 +114,7 @@ CUresult cuStreamDestroy_v2(CUstream handle) {
     {
       std::lock_guard lock(stream->context->mutex);
       stream->context->streams.erase(stream);
+      stream->context->of_destroyed.push_back(Lane::last(stream->lane));
     }
     stream->lane->finish();
     delete stream;
@@ -133,6 +134,7 @@ CUresult cuStreamSynchronize(CUstream handle) {
     driver.memory.touch_device();
     for (const auto& mark : context.last(stream))
       mark.wait();
+    trim_pools(driver);
     return CUDA_SUCCESS;
   });
 }
@@ -170,6 +172,14 @@ CUresult cuStreamGetCtx(CUstream handle, CUcontext* out) {
   return ask_stream(handle, [&](Driver&, Context& context, Stream&) -> CUresult {
     if (!out) return CUDA_ERROR_INVALID_VALUE;
     *out = reinterpret_cast<CUcontext>(&context);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuStreamGetId(CUstream handle, unsigned long long* id) {
+  return ask_stream(handle, [&](Driver&, Context&, Stream& stream) -> CUresult {
+    if (!id) return CUDA_ERROR_INVALID_VALUE;
+    *id = stream.id;
     return CUDA_SUCCESS;
   });
 }
@@ -241,6 +251,7 @@ CUresult cuEventSynchronize(CUevent handle) {
     if (!event) return CUDA_ERROR_INVALID_HANDLE;
     driver.memory.touch_device();
     if (const auto recording = recording_of(*event)) recording->mark.wait();
+    trim_pools(driver);
     return CUDA_SUCCESS;
   });
 }

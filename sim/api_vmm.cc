@@ -117,14 +117,7 @@ CUresult cuMemMap(CUdeviceptr pointer, std::size_t size, std::size_t offset,
 
 CUresult cuMemUnmap(CUdeviceptr pointer, std::size_t size) {
   return gated([&](Driver& driver) -> CUresult {
-    // As freeing does: nothing in flight may lose its memory.
-    std::vector<Context*> contexts;
-    {
-      std::lock_guard lock(driver.mutex);
-      contexts.assign(driver.contexts.begin(), driver.contexts.end());
-    }
-    for (auto* context : contexts)
-      context->synchronize();
+    // Unlike freeing it waits for nothing (580.159.04).
     return driver.memory.unmap(pointer, size);
   });
 }

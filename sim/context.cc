@@ -71,6 +71,8 @@ std::vector<Mark> Context::last_of_all() {
     for (const auto& mark : stream->pending)
       marks.push_back(mark);
   }
+  std::erase_if(of_destroyed, [](const Mark& mark) { return mark.reached(); });
+  marks.insert(marks.end(), of_destroyed.begin(), of_destroyed.end());
   return marks;
 }
 

@@ -31,6 +31,7 @@ struct Context {
   std::mutex mutex;
   Stream default_stream;
   std::set<Stream*> streams;
+  std::vector<Mark> of_destroyed;  // the ends of streams that are no more
   std::set<Event*> events;
   std::set<Module*> modules;
 

@@ -167,6 +167,22 @@ CUresult suffer(const Plan& plan) {
   return static_cast<CUresult>(plan.error);
 }
 
+void trim_pools(Driver& driver) {
+  std::vector<std::pair<Pool*, std::uint64_t>> all;
+  {
+    std::lock_guard lock(driver.mutex);
+    for (auto* pool : driver.pools)
+      all.emplace_back(pool, pool->attributes[CU_MEMPOOL_ATTR_RELEASE_THRESHOLD]);
+  }
+  for (const auto& [pool, threshold] : all) {
+    if (!driver.memory.trim_pool(pool, threshold, true)) continue;
+    (void)gated([&](Driver& entered) -> CUresult {
+      entered.memory.trim_pool(pool, threshold, false);
+      return CUDA_SUCCESS;
+    });
+  }
+}
+
 Stream* find_stream(Driver& driver, Context& context, CUstream handle) {
   if (!handle || handle == kStreamLegacy || handle == kStreamPerThread) {
     return &context.default_stream;

@@ -25,7 +25,9 @@ namespace stasis::sim {
 struct Pool {
   int device = 0;
   bool is_default = false;
-  std::uint64_t attributes[9] = {};
+  std::uint64_t attributes[9] = {0, 1, 1, 1};  // by CUmemPool_attribute
+  std::uint64_t max_size = 0;                  // 0: none
+  std::set<int> others;                        // devices that may access it
 };
 
 struct Device {
@@ -127,6 +129,10 @@ template <class F>
 cuda::CUresult in_context_passing(F&& body) {
   return passing([&](Driver& driver) { return with_context(driver, body); });
 }
+
+// A call has waited for work: pools give back what is more than their thresholds. Waits while the
+// process is locked, but only if there is something to give back.
+void trim_pools(Driver& driver);
 
 // What a fault makes of a call of the process itself: waits, ends the process, or says what to
 // return. A fault that hangs never comes back.

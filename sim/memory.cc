@@ -76,7 +76,11 @@ CUresult Memory::new_object(int index, std::uint64_t size, ObjectKind kind, Obje
   }
   auto object = std::make_unique<Object>();
   Fd file;
-  const auto outcome = s.holding->create(size, kind, object->id, file);
+  auto outcome = s.holding->create(size, kind, object->id, file);
+  if (outcome == Holding::Outcome::kFull && trim_all(index)) {
+    if (!s.holding) return CUDA_ERROR_UNKNOWN;
+    outcome = s.holding->create(size, kind, object->id, file);
+  }
   if (outcome == Holding::Outcome::kFull) return CUDA_ERROR_OUT_OF_MEMORY;
   if (outcome != Holding::Outcome::kOk) return CUDA_ERROR_UNKNOWN;
   object->size = size;
@@ -200,7 +204,7 @@ CUresult Memory::allocate_in_slab(int index, Allocation& allocation) {
   return CUDA_SUCCESS;
 }
 
-CUresult Memory::allocate(int index, int device, std::uint64_t size, Context* context, void* pool,
+CUresult Memory::allocate(int index, int device, std::uint64_t size, Context* context,
                           Address& out) {
   if (size == 0) return CUDA_ERROR_INVALID_VALUE;
   if (size > slot(index).spec.capacity) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -209,7 +213,6 @@ CUresult Memory::allocate(int index, int device, std::uint64_t size, Context* co
   allocation.size = size;
   allocation.device = device;
   allocation.context = context;
-  allocation.pool = pool;
   if (size <= kSlabLimit) {
     if (auto rc = allocate_in_slab(index, allocation); rc != CUDA_SUCCESS) return rc;
   } else {
@@ -241,6 +244,13 @@ void Memory::free_locked(std::map<Address, Allocation>::iterator it) {
     return;
   }
   if (a.kind == Kind::kRegistered) return;
+  if (a.pool) {
+    auto& area = pool_areas_.at(a.pool);
+    area.blocks.erase(a.base);
+    area.used -= a.size;
+    drop_area_if_unused(a.pool);
+    return;
+  }
   --a.object->uses;
   Address base = a.base;
   if (a.in_slab) {
@@ -407,15 +417,6 @@ CUresult Memory::foreign_refusal() const {
     if (object->kind.host) return CUDA_ERROR_UNKNOWN;
   }
   return CUDA_SUCCESS;
-}
-
-std::uint64_t Memory::pool_bytes(const void* pool) const {
-  std::lock_guard lock(mutex_);
-  std::uint64_t sum = 0;
-  for (const auto& [base, a] : allocations_) {
-    if (a.pool == pool) sum += a.size;
-  }
-  return sum;
 }
 
 // --- Legacy IPC

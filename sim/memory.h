@@ -64,6 +64,14 @@ struct Allocation {
   bool sync_memops = false;
 };
 
+// In bytes, of a pool.
+struct PoolUse {
+  std::uint64_t reserved = 0;
+  std::uint64_t reserved_high = 0;
+  std::uint64_t used = 0;
+  std::uint64_t used_high = 0;
+};
+
 // How fast content may move, and what to do on the way (faults).
 struct Pace {
   std::uint64_t bytes_per_second = 0;  // 0: as fast as it goes
@@ -83,7 +91,7 @@ class Memory {
   std::uint64_t free_bytes(int index) const;
 
   // Plain memory. Each returns CUDA's result code.
-  cuda::CUresult allocate(int index, int device, std::uint64_t size, Context* context, void* pool,
+  cuda::CUresult allocate(int index, int device, std::uint64_t size, Context* context,
                           Address& out);
   cuda::CUresult free(Address base);
   cuda::CUresult allocate_host(Kind kind, int device, std::uint64_t size, Context* context,
@@ -110,7 +118,18 @@ class Memory {
   cuda::CUresult foreign_refusal() const;
   // Touches what only a process that has its GPU can: a page that is gone while it is checkpointed.
   void touch_device() const { (void)*device_page_; }
-  std::uint64_t pool_bytes(const void* pool) const;
+
+  // Stream-ordered memory. What was freed in a stream it may have again at once; all others may
+  // when pass_pooled() says that the stream has got there.
+  cuda::CUresult allocate_pooled(int index, int device, std::uint64_t size, void* pool,
+                                 std::uint64_t max_size, std::uint64_t stream, Address& out);
+  cuda::CUresult free_pooled(Address base, std::uint64_t stream, std::uint64_t& freed);
+  void pass_pooled(std::uint64_t freed);
+  void destroy_pool(void* pool);
+  // False if it keeps no more than that which it could give back.
+  bool trim_pool(void* pool, std::uint64_t keep, bool only_look);
+  PoolUse pool_use(void* pool) const;
+  void reset_pool_highs(void* pool, bool reserved);
 
   // Legacy IPC.
   cuda::CUresult export_ipc(Address address, cuda::CUipcMemHandle& out) const;
@@ -161,6 +180,24 @@ class Memory {
     std::map<std::uint64_t, std::uint64_t> used;  // offset -> size
   };
 
+  struct PoolBlock {
+    std::uint64_t size = 0;
+    std::uint64_t stream = 0;
+    std::uint64_t freed = 0;  // 0: in use
+  };
+  struct PoolArea {
+    Address base = 0;
+    std::uint64_t size = 0;
+    int index = 0;
+    bool destroyed = false;
+    std::map<Address, PoolBlock> blocks;
+    std::uint64_t reserved = 0;
+    std::uint64_t reserved_before = 0;  // an allocation that fails leaves
+    std::uint64_t reserved_high = 0;
+    std::uint64_t used = 0;
+    std::uint64_t used_high = 0;
+  };
+
   Slot& slot(int index) { return slots_[static_cast<std::size_t>(index)]; }
   const Slot& slot(int index) const { return slots_[static_cast<std::size_t>(index)]; }
   cuda::CUresult new_object(int index, std::uint64_t size, ObjectKind kind, Object*& out);
@@ -172,6 +209,13 @@ class Memory {
   void save_contexts();
   bool contexts_are_whole() const;
   Address reserve_range(std::uint64_t size, std::uint64_t alignment, Address hint);
+  std::vector<Address> missing_units(const PoolArea& area, Address at, std::uint64_t size) const;
+  bool find_in_pool(const PoolArea& area, std::uint64_t size, std::uint64_t stream,
+                    Address& out) const;
+  static void cut_freed(PoolArea& area, Address at, std::uint64_t size);
+  bool trim_area(PoolArea& area, std::uint64_t keep, bool only_look = false);
+  void drop_area_if_unused(void* pool);
+  bool trim_all(int index);
   cuda::CUresult allocate_in_slab(int index, Allocation& allocation);
   void free_locked(std::map<Address, Allocation>::iterator it);
   Allocation& remember(Allocation allocation);
@@ -185,6 +229,7 @@ class Memory {
   std::map<Address, Placement> placements_;
   std::map<Address, std::uint64_t> reservations_;
   std::vector<std::unique_ptr<Slab>> slabs_;
+  std::map<void*, PoolArea> pool_areas_;
   int managed_ = 0;
   ManagedAreas managed_areas_;
   std::uint64_t next_id_ = 1;

@@ -139,6 +139,11 @@ CUresult Memory::protect(Address at, std::uint64_t size, int prot) {
 CUresult Memory::protection(Address at, int& prot) const {
   std::lock_guard lock(mutex_);
   const auto* a = find_locked(at, 1);
+  // Of a pool's memory the driver says that there is no access (580.159.04).
+  if (a && a->pool) {
+    prot = PROT_NONE;
+    return CUDA_SUCCESS;
+  }
   if (!a || a->kind != Kind::kMapped) return CUDA_ERROR_INVALID_VALUE;
   prot = placements_.at(a->base).prot;
   return CUDA_SUCCESS;

@@ -70,11 +70,16 @@ class Lane {
 };
 
 struct Stream {
+  std::uint64_t id = next_id();  // no other ever has it
   Context* context = nullptr;
   unsigned flags = 0;
   int priority = 0;
   bool is_default = false;  // the context's legacy default stream
   std::shared_ptr<Lane> lane;
+  static std::uint64_t next_id() {
+    static std::atomic<std::uint64_t> last{6};
+    return ++last;
+  }
   std::vector<Mark> pending;  // cuStreamWaitEvent: what the next work has to wait for
 };
 

@@ -641,6 +641,8 @@ using cuMemPoolGetAttribute = CUresult(CUmemoryPool pool, CUmemPool_attribute at
                                        void* value);
 using cuMemPoolSetAccess = CUresult(CUmemoryPool pool, const CUmemAccessDesc* map,
                                     std::size_t count);
+using cuMemPoolGetAccess = CUresult(CUmemAccess_flags* flags, CUmemoryPool pool,
+                                    CUmemLocation* location);
 using cuIpcGetMemHandle = CUresult(CUipcMemHandle* handle, CUdeviceptr pointer);
 using cuIpcOpenMemHandle_v2 = CUresult(CUdeviceptr* pointer, CUipcMemHandle handle,
                                        unsigned int flags);
@@ -689,6 +691,7 @@ using cuStreamSynchronize = CUresult(CUstream stream);
 using cuStreamWaitEvent = CUresult(CUstream stream, CUevent event, unsigned int flags);
 using cuStreamGetFlags = CUresult(CUstream stream, unsigned int* flags);
 using cuStreamGetPriority = CUresult(CUstream stream, int* priority);
+using cuStreamGetId = CUresult(CUstream stream, unsigned long long* id);
 using cuStreamGetCtx = CUresult(CUstream stream, CUcontext* context);
 using cuStreamAddCallback = CUresult(CUstream stream, CUstreamCallback callback, void* user_data,
                                      unsigned int flags);
