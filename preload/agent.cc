@@ -620,6 +620,8 @@ class Session {
       if (g_kept.count == 0) {
         const auto outcome =
             g_exported.add([&](int& made) { return export_segment(first + i, made); });
+        // A program that may open few files: the tool asks for the rest when it has these.
+        if (!outcome.ok() && i > 0) break;
         if (!outcome.ok()) {
           close_exported();
           return report(outcome);

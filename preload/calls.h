@@ -99,8 +99,6 @@
   GATED_PTSZ(cuMemsetD2D16Async, W, W, H, W, W, P)                                 \
   GATED_PTSZ(cuMemsetD2D32Async, W, W, U, W, W, P)                                 \
                                                                                    \
-  GATED_PTSZ(cuMemAllocAsync, P, W, P)                                             \
-  GATED_PTSZ(cuMemAllocFromPoolAsync, P, W, P, P)                                  \
   GATED_PTSZ(cuMemPrefetchAsync, W, W, U, P)                                       \
   GATED_PTSZ(cuMemPrefetchAsync_v2, W, W, W, U, P)                                 \
   GATED_PTSZ(cuMemPrefetchBatchAsync, P, P, W, P, P, W, W, P)                      \
@@ -109,10 +107,8 @@
   GATED_PTSZ(cuMemBatchDecompressAsync, P, W, U, P, P)                             \
   GATED(cuMemRangeGetAttribute, P, W, U, W, W)                                     \
   GATED(cuMemRangeGetAttributes, P, P, P, W, W, W)                                 \
-  GATED(cuMemGetAccess, P, P, W)                                                   \
   GATED(cuMemGetInfo_v2, P, P)                                                     \
                                                                                    \
-  GATED_PTSZ(cuStreamSynchronize, P)                                               \
   GATED_PTSZ(cuStreamQuery, P)                                                     \
   GATED_PTSZ(cuStreamWaitEvent, P, P, U)                                           \
   GATED_PTSZ(cuStreamWaitValue32, P, W, U, U)                                      \
@@ -129,7 +125,6 @@
   GATED_PTSZ(cuWaitExternalSemaphoresAsync, P, P, U, P)                            \
   GATED_PTSZ(cuGraphicsMapResources, U, P, P)                                      \
   GATED_PTSZ(cuGraphicsUnmapResources, U, P, P)                                    \
-  GATED(cuEventSynchronize, P)                                                     \
   GATED(cuEventQuery, P)                                                           \
   GATED(cuEventElapsedTime, P, P, P)                                               \
   GATED(cuEventElapsedTime_v2, P, P, P)                                            \
@@ -140,9 +135,7 @@
   GATED(cuGreenCtxRecordEvent, P, P)                                               \
   GATED(cuGreenCtxWaitEvent, P, P)                                                 \
   GATED(cuCtxGetLimit, P, U)                                                       \
-  GATED(cuCtxSetLimit, U, W)                                                       \
-  GATED(cuCtxSynchronize)                                                          \
-  GATED(cuCtxSynchronize_v2, P)
+  GATED(cuCtxSetLimit, U, W)
 
 #define STASIS_OWN_CALLS(OWN)             \
   OWN(cuGetProcAddress)                   \
@@ -152,6 +145,22 @@
   OWN(cuMemFree_v2)                       \
   OWN(cuMemFreeAsync)                     \
   OWN(cuMemFreeAsync_ptsz)                \
+  OWN(cuMemAllocAsync)                    \
+  OWN(cuMemAllocAsync_ptsz)               \
+  OWN(cuMemAllocFromPoolAsync)            \
+  OWN(cuMemAllocFromPoolAsync_ptsz)       \
+  OWN(cuMemPoolCreate)                    \
+  OWN(cuMemPoolDestroy)                   \
+  OWN(cuMemPoolTrimTo)                    \
+  OWN(cuMemPoolSetAttribute)              \
+  OWN(cuMemPoolGetAttribute)              \
+  OWN(cuMemPoolSetAccess)                 \
+  OWN(cuMemGetAccess)                     \
+  OWN(cuStreamSynchronize)                \
+  OWN(cuStreamSynchronize_ptsz)           \
+  OWN(cuEventSynchronize)                 \
+  OWN(cuCtxSynchronize)                   \
+  OWN(cuCtxSynchronize_v2)                \
   OWN(cuMemAllocManaged)                  \
   OWN(cuMemAdvise)                        \
   OWN(cuMemAdvise_v2)                     \

@@ -58,7 +58,12 @@ using cuStreamBeginRecaptureToGraph = cuda::CUresult(cuda::CUstream, unsigned mo
 using cuStreamBeginRecaptureToGraph_ptsz = cuStreamBeginRecaptureToGraph;
 using cuStreamEndCapture = cuda::CUresult(cuda::CUstream, void** graph);
 using cuStreamEndCapture_ptsz = cuStreamEndCapture;
+using cuMemAllocAsync_ptsz = cuda::fn::cuMemAllocAsync;
+using cuMemAllocFromPoolAsync_ptsz = cuda::fn::cuMemAllocFromPoolAsync;
 using cuMemFreeAsync_ptsz = cuda::fn::cuMemFreeAsync;
+using cuStreamSynchronize_ptsz = cuda::fn::cuStreamSynchronize;
+using cuStreamIsCapturing = cuda::CUresult(cuda::CUstream, unsigned* status);
+using cuCtxSynchronize_v2 = cuda::CUresult(cuda::CUcontext);
 using cuStreamDestroy = cuda::CUresult(cuda::CUstream);
 // CUDA 12.2 and newer. A CUmemLocation is of two words, and given in one register.
 using cuMemAdvise_v2 = cuda::CUresult(cuda::CUdeviceptr, std::size_t, cuda::CUmem_advise,
@@ -84,10 +89,18 @@ using namespace cuda::fn;  // NOLINT(google-build-using-namespace)
   X(cuCtxGetFlags)                           \
   X(cuCtxGetId)                              \
   X(cuCtxSetFlags)                           \
-  X(cuCtxSynchronize)                        \
   X(cuStreamGetCtx)                          \
+  X(cuStreamGetId)                           \
+  X(cuStreamIsCapturing)                     \
+  X(cuStreamWaitEvent)                       \
+  X(cuEventCreate)                           \
+  X(cuEventDestroy_v2)                       \
+  X(cuEventRecord)                           \
+  X(cuEventQuery)                            \
   X(cuDeviceGetAttribute)                    \
   X(cuDeviceGetUuid)                         \
+  X(cuDeviceGetDefaultMemPool)               \
+  X(cuDeviceGetMemPool)                      \
   X(cuDevicePrimaryCtxGetState)              \
   X(cuMemGetAllocationGranularity)           \
   X(cuMemAddressReserve)                     \

@@ -6,6 +6,7 @@
 #include "intercept.h"
 #include "ipc_broker.h"
 #include "local_memory.h"
+#include "pools.h"
 
 namespace stasis::preload {
 
@@ -322,6 +323,7 @@ void forget_tables() {
   all.primaries.clear();
   all.stack_sizes.clear();
   all.managed.clear();
+  all.pool_ranges.clear();
   all.peers.clear();
   all.spares.clear();
   all.pitches.clear();
@@ -339,6 +341,7 @@ bool g_locked_for_fork = false;
 }  // namespace
 
 void lock_memory_for_fork() {
+  lock_pools_for_fork();
   const bool interrupted = tables().mutex.is_mine();
   if (!interrupted) tables().mutex.lock();
   g_locked_for_fork = !interrupted;
@@ -346,9 +349,11 @@ void lock_memory_for_fork() {
 
 void unlock_memory_after_fork() {
   if (g_locked_for_fork) TablesLock::unlock();
+  unlock_pools_after_fork();
 }
 
 void forget_memory_after_fork() {
+  forget_pools_after_fork();
   if (tables().mutex.is_mine())
     tables().to_be_forgotten = true;
   else

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -232,6 +233,8 @@ struct Tables {
   std::set<CUmulticastHandle> multicasts;
   std::map<cuda::CUdeviceptr, OpenedByDriver> opened_by_driver;
   std::map<cuda::CUdeviceptr, Managed> managed;
+  // The addresses of the agent's pools, with their sizes (pools.h).
+  std::map<cuda::CUdeviceptr, std::size_t> pool_ranges;
   // Small memory of the driver's own, by context, that is to be freed at the next opportunity: to
   // free it waits for work in flight.
   std::unordered_map<cuda::CUcontext, std::vector<cuda::CUdeviceptr>> spares;
@@ -319,6 +322,13 @@ Outcome unmap(const std::vector<Mapping*>& mappings, std::size_t& done);
 Outcome map_again(const Mapping& mapping);
 std::map<const Physical*, std::vector<Mapping*>> mappings_by_physical();
 void release(const Unneeded& unneeded);
+// Whether the agent can serve memory on this device.
+bool can_be_served(cuda::CUdevice device);
+// Gives memory of cuMemAlloc back, which is in no table any more. Waits for nothing.
+void let_go(cuda::CUdeviceptr address, const Allocation& allocation);
+// By `free`, which asks the driver: memory of the driver's own, that the agent may know.
+cuda::CUresult free_of_driver(cuda::CUdeviceptr pointer,
+                              const std::function<cuda::CUresult()>& free);
 // Waits for work in flight and lets another process's memory go.
 cuda::CUresult give_back(cuda::CUdeviceptr address, const Allocation& allocation);
 // Gives back what was deferred because a stream was being captured.

@@ -350,6 +350,98 @@ CUresult close_ipc(CUdeviceptr address) {
   if (--at->second == 0) g_fake.opened.erase(at);
   return CUDA_SUCCESS;
 }
+CUresult stream_id(CUstream stream, unsigned long long* id) {
+  ENTER(cuStreamGetId);
+  *id = reinterpret_cast<unsigned long long>(stream);
+  return CUDA_SUCCESS;
+}
+CUresult is_capturing(CUstream stream, unsigned* status) {
+  ENTER(cuStreamIsCapturing);
+  *status = g_fake.captured.contains(stream);
+  return CUDA_SUCCESS;
+}
+CUresult create_event(CUevent* event, unsigned) {
+  ENTER(cuEventCreate);
+  *event = reinterpret_cast<CUevent>(g_fake.next_handle++ << 8);
+  g_fake.events[*event] = {};
+  return CUDA_SUCCESS;
+}
+CUresult destroy_event(CUevent event) {
+  ENTER(cuEventDestroy);
+  return g_fake.events.erase(event) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+CUresult record_event(CUevent event, CUstream stream) {
+  ENTER(cuEventRecord);
+  if (!g_fake.events.contains(event)) return CUDA_ERROR_INVALID_HANDLE;
+  g_fake.events[event] = {stream, ++g_fake.recorded[stream]};
+  return CUDA_SUCCESS;
+}
+CUresult query_event(CUevent event) {
+  ENTER(cuEventQuery);
+  const auto at = g_fake.events.find(event);
+  if (at == g_fake.events.end()) return CUDA_ERROR_INVALID_HANDLE;
+  return at->second.place <= g_fake.finished[at->second.stream] ? CUDA_SUCCESS
+                                                                : CUDA_ERROR_NOT_READY;
+}
+CUresult wait_event(CUstream stream, CUevent event, unsigned) {
+  ENTER(cuStreamWaitEvent);
+  g_fake.waits.emplace_back(stream, event);
+  return CUDA_SUCCESS;
+}
+CUresult synchronize_stream(CUstream stream) {
+  ENTER(cuStreamSynchronize);
+  g_fake.finish(stream);
+  return CUDA_SUCCESS;
+}
+CUresult get_default_pool(CUmemoryPool* pool, CUdevice device) {
+  ENTER(cuDeviceGetDefaultMemPool);
+  *pool = FakeDriver::default_pool(device);
+  return CUDA_SUCCESS;
+}
+CUresult create_pool(CUmemoryPool* pool, const CUmemPoolProps*) {
+  ENTER(cuMemPoolCreate);
+  *pool = reinterpret_cast<CUmemoryPool>(g_fake.next_handle++ << 8);
+  return CUDA_SUCCESS;
+}
+CUresult destroy_pool(CUmemoryPool) {
+  ENTER(cuMemPoolDestroy);
+  return CUDA_SUCCESS;
+}
+CUresult trim_pool_of_driver(CUmemoryPool, std::size_t) {
+  ENTER(cuMemPoolTrimTo);
+  return CUDA_SUCCESS;
+}
+CUresult get_pool_attribute(CUmemoryPool pool, CUmemPool_attribute attribute, void* value) {
+  ENTER(cuMemPoolGetAttribute);
+  const auto& set = g_fake.pools[pool];
+  const auto at = set.find(static_cast<int>(attribute));
+  if (attribute < CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
+    *static_cast<int*>(value) = at == set.end() ? 1 : static_cast<int>(at->second);
+  else
+    *static_cast<std::uint64_t*>(value) = at == set.end() ? 0 : at->second;
+  return CUDA_SUCCESS;
+}
+CUresult set_pool_attribute(CUmemoryPool pool, CUmemPool_attribute attribute, void* value) {
+  ENTER(cuMemPoolSetAttribute);
+  g_fake.pools[pool][static_cast<int>(attribute)] =
+      attribute < CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+          ? static_cast<std::uint64_t>(*static_cast<int*>(value))
+          : *static_cast<std::uint64_t*>(value);
+  return CUDA_SUCCESS;
+}
+CUresult set_pool_access(CUmemoryPool, const CUmemAccessDesc*, std::size_t) {
+  ENTER(cuMemPoolSetAccess);
+  return CUDA_SUCCESS;
+}
+// The driver's own pool.
+CUresult alloc_async(CUdeviceptr* address, std::size_t size, CUstream) {
+  ENTER(cuMemAllocAsync);
+  return alloc(address, size);
+}
+CUresult alloc_from_pool(CUdeviceptr* address, std::size_t size, CUmemoryPool, CUstream) {
+  ENTER(cuMemAllocFromPoolAsync);
+  return alloc(address, size);
+}
 CUresult begin_capture(CUstream, unsigned) {
   ENTER(cuStreamBeginCapture);
   return CUDA_SUCCESS;
@@ -375,6 +467,24 @@ const DriverCalls& calls() {
     all.cuMemcpyHtoD_v2 = &copy_to_device;
     all.cuMemFree_v2 = &free_own;
     all.cuMemFreeAsync = &free_async;
+    all.cuMemAllocAsync = &alloc_async;
+    all.cuMemAllocFromPoolAsync = &alloc_from_pool;
+    all.cuMemPoolCreate = &create_pool;
+    all.cuMemPoolDestroy = &destroy_pool;
+    all.cuMemPoolTrimTo = &trim_pool_of_driver;
+    all.cuMemPoolGetAttribute = &get_pool_attribute;
+    all.cuMemPoolSetAttribute = &set_pool_attribute;
+    all.cuMemPoolSetAccess = &set_pool_access;
+    all.cuDeviceGetDefaultMemPool = &get_default_pool;
+    all.cuDeviceGetMemPool = &get_default_pool;
+    all.cuStreamGetId = &stream_id;
+    all.cuStreamIsCapturing = &is_capturing;
+    all.cuStreamWaitEvent = &wait_event;
+    all.cuStreamSynchronize = &synchronize_stream;
+    all.cuEventCreate = &create_event;
+    all.cuEventDestroy_v2 = &destroy_event;
+    all.cuEventRecord = &record_event;
+    all.cuEventQuery = &query_event;
     all.cuMemAddressReserve = &reserve;
     all.cuMemAddressFree = &unreserve;
     all.cuMemCreate = &create;

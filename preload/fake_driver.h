@@ -55,6 +55,22 @@ struct FakeDriver {
   std::map<cuda::CUstream, cuda::CUcontext> stream_contexts;  // otherwise the current one
   std::map<cuda::CUcontext, std::size_t> stack_sizes;
   std::size_t& stack_size() { return stack_sizes.try_emplace(current.back(), 1024).first->second; }
+  // Stream-ordered memory. A stream's number is its handle; its work is done when finish() says so.
+  struct Event {
+    cuda::CUstream stream = nullptr;
+    int place = 0;
+  };
+  std::map<cuda::CUevent, Event> events;
+  std::map<cuda::CUstream, int> recorded;
+  std::map<cuda::CUstream, int> finished;
+  void finish(cuda::CUstream stream) { finished[stream] = recorded[stream]; }
+  std::vector<std::pair<cuda::CUstream, cuda::CUevent>> waits;       // cuStreamWaitEvent
+  std::map<cuda::CUmemoryPool, std::map<int, std::uint64_t>> pools;  // attributes that are set
+  static cuda::CUmemoryPool default_pool(cuda::CUdevice device) {
+    return reinterpret_cast<cuda::CUmemoryPool>(std::uintptr_t{0x9000} +
+                                                static_cast<unsigned>(device));
+  }
+  std::set<cuda::CUstream> captured;
   int primary_active = 1;
   unsigned long long primary_id = 1;
   std::set<cuda::CUdevice> without_rdma;

@@ -12,6 +12,7 @@
 #include "gate.h"
 #include "intercept.h"
 #include "ipc_broker.h"
+#include "pools.h"
 
 namespace stasis::preload {
 
@@ -136,12 +137,18 @@ CUresult wait_for_work(CUcontext context) {
   return result == CUDA_SUCCESS ? free(byte) : result;
 }
 
+}  // namespace
+
 void let_go(CUdeviceptr address, const Allocation& allocation) {
   driver().cuMemUnmap(address, allocation.reserved);
   drop_and_release(address, allocation.reserved);
   driver().cuMemAddressFree(address, allocation.reserved);
   end_connection(allocation.connection, allocation.key);
 }
+
+bool can_be_served(CUdevice device) { return traits_of(device).usable; }
+
+namespace {
 
 // Null if it could not be had this way.
 CUdeviceptr allocate(CUcontext context, CUdevice device, std::size_t asked) {
@@ -212,6 +219,39 @@ CUdeviceptr allocate(CUcontext context, CUdevice device, std::size_t asked) {
 
 }  // namespace
 
+// Another allocation may get the address at once: no process opens that by the number of this one,
+// and what is known of managed memory is not of this one.
+CUresult free_of_driver(CUdeviceptr pointer, const std::function<CUresult()>& free) {
+  std::uint64_t number = 0;
+  std::map<CUdeviceptr, Managed>::node_type managed;
+  {
+    const TablesLock lock;
+    managed = tables().managed.extract(pointer);
+    for (auto& [known, share] : tables().driver_shares) {
+      if (share.address != pointer || share.being_freed) continue;
+      share.being_freed = true;
+      number = known;
+    }
+  }
+  const auto result = free();
+  if (managed) {
+    if (result != CUDA_SUCCESS) {
+      const TablesLock lock;
+      tables().managed.insert(std::move(managed));
+    }
+    Agent::note_managed();
+  }
+  if (number == 0) return result;
+  const TablesLock lock;
+  const auto at = tables().driver_shares.find(number);
+  if (at == tables().driver_shares.end()) return result;
+  if (result == CUDA_SUCCESS)
+    tables().driver_shares.erase(at);
+  else
+    at->second.being_freed = false;
+  return result;
+}
+
 void give_back_deferred() {
   std::vector<std::pair<CUdeviceptr, Allocation>> due;
   {
@@ -243,7 +283,10 @@ CUresult cuMemAlloc_v2(CUdeviceptr* pointer, std::size_t bytes) {
     return driver().cuMemAlloc_v2(pointer, bytes);
   if (const auto result = ask_driver_about_capture(context); result != CUDA_SUCCESS) return result;
   give_back_deferred();
-  if (const auto address = allocate(context, device, bytes)) {
+  auto address = allocate(context, device, bytes);
+  // As the driver does, which takes what its pools only keep.
+  if (!address && give_back_idle(device)) address = allocate(context, device, bytes);
+  if (address) {
     *pointer = address;
     Agent::start();
     return CUDA_SUCCESS;
@@ -299,46 +342,9 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr* pointer, std::size_t* pitch, std::size_
   return CUDA_SUCCESS;
 }
 
-namespace {
-
-// Another allocation may get the address at once: no process opens that by the number of this one,
-// and what is known of managed memory is not of this one.
-template <class Free>
-CUresult free_of_driver(CUdeviceptr pointer, Free free) {
-  std::uint64_t number = 0;
-  std::map<CUdeviceptr, Managed>::node_type managed;
-  {
-    const TablesLock lock;
-    managed = tables().managed.extract(pointer);
-    for (auto& [known, share] : tables().driver_shares) {
-      if (share.address != pointer || share.being_freed) continue;
-      share.being_freed = true;
-      number = known;
-    }
-  }
-  const auto result = free();
-  if (managed) {
-    if (result != CUDA_SUCCESS) {
-      const TablesLock lock;
-      tables().managed.insert(std::move(managed));
-    }
-    Agent::note_managed();
-  }
-  if (number == 0) return result;
-  const TablesLock lock;
-  const auto at = tables().driver_shares.find(number);
-  if (at == tables().driver_shares.end()) return result;
-  if (result == CUDA_SUCCESS)
-    tables().driver_shares.erase(at);
-  else
-    at->second.being_freed = false;
-  return result;
-}
-
-}  // namespace
-
 CUresult cuMemFree_v2(CUdeviceptr pointer) {
   const Gate::Pass pass;
+  if (in_pool(pointer)) return free_pooled(pointer);
   Allocation allocation;
   {
     const TablesLock lock;
@@ -366,32 +372,6 @@ CUresult cuMemFree_v2(CUdeviceptr pointer) {
 
 namespace {
 
-// The driver takes what cuMemAlloc gave here too, and frees it when the stream gets there. The
-// agent frees it when all streams have got there, which is later, and right.
-template <class Call>
-CUresult free_in_stream(Call* call, CUdeviceptr pointer, CUstream stream) {
-  const Gate::Pass pass;
-  bool ours = false;
-  {
-    const TablesLock lock;
-    ours = tables().allocations.contains(pointer);
-  }
-  return ours ? own::cuMemFree_v2(pointer)
-              : free_of_driver(pointer, [&] { return call(pointer, stream); });
-}
-
-}  // namespace
-
-CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream) {
-  return free_in_stream(driver().cuMemFreeAsync, pointer, stream);
-}
-
-CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream) {
-  return free_in_stream(driver().cuMemFreeAsync_ptsz, pointer, stream);
-}
-
-namespace {
-
 // What the program asked for, of an allocation of which the driver knows more.
 struct Asked {
   CUdeviceptr base;
@@ -400,6 +380,10 @@ struct Asked {
 
 // In which `pointer` lies, or behind which.
 std::optional<Asked> asked_at(CUdeviceptr pointer) {
+  if (in_pool(pointer)) {
+    const auto block = pool_block_at(pointer);
+    return block ? Asked{block->address, block->asked} : Asked{pointer, 0};
+  }
   const TablesLock lock;
   if (const auto managed = managed_at(pointer); managed != tables().managed.end())
     return Asked{managed->first, managed->second.asked};
@@ -415,7 +399,8 @@ std::optional<Asked> asked_at(CUdeviceptr pointer) {
 CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, std::size_t* size, CUdeviceptr pointer) {
   const Gate::Pass pass;
   auto result = driver().cuMemGetAddressRange_v2(base, size, pointer);
-  if (result != CUDA_SUCCESS || (!base && !size)) return result;
+  // Of addresses without memory the driver may say that.
+  if ((result != CUDA_SUCCESS && !in_pool(pointer)) || (!base && !size)) return result;
   const auto asked = asked_at(pointer);
   if (!asked) return result;
   // As the driver does where there is nothing (seen on an H200, 580).
@@ -439,6 +424,15 @@ Allocation* allocation_at(CUdeviceptr pointer) {
 void correct_attribute(CUpointer_attribute attribute, void* data, CUdeviceptr pointer) {
   if (attribute == CU_POINTER_ATTRIBUTE_RANGE_SIZE)
     if (const auto asked = asked_at(pointer)) *static_cast<std::size_t*>(data) = asked->size;
+  if (const auto block = pool_block_at(pointer)) {
+    if (attribute == CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE)
+      *static_cast<CUmemoryPool*>(data) = block->pool;
+    if (attribute == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR)
+      *static_cast<CUdeviceptr*>(data) = block->address;
+    if (attribute == CU_POINTER_ATTRIBUTE_CONTEXT) *static_cast<CUcontext*>(data) = nullptr;
+    if (attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS)
+      *static_cast<bool*>(data) = block->sync_memops;
+  }
   const TablesLock lock;
   const auto* mapping = mapping_at(pointer);
   if (!mapping) return;
@@ -474,6 +468,10 @@ CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdevi
   // Of virtual memory the driver does not know this one; other errors are its own.
   const bool unknown = result == CUDA_ERROR_NOT_SUPPORTED || result == CUDA_ERROR_INVALID_VALUE;
   if (!unknown || !data || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) return result;
+  if (const auto block = pool_block_at(pointer)) {
+    *static_cast<unsigned*>(data) = block->sync_memops ? 1 : 0;
+    return CUDA_SUCCESS;
+  }
   const TablesLock lock;
   const auto* allocation = allocation_at(pointer);
   if (!allocation) return result;
@@ -530,6 +528,15 @@ CUresult cuPointerSetAttribute(const void* value, CUpointer_attribute attribute,
   // What the driver says of virtual memory, whatever the attribute.
   if (result != CUDA_ERROR_NOT_SUPPORTED || !value) return result;
   CUcontext context = nullptr;
+  if (const auto block = pool_block_at(pointer)) {
+    if (attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) return CUDA_ERROR_INVALID_VALUE;
+    const bool wanted = *static_cast<const unsigned char*>(value) != 0;
+    if (wanted &&
+        (driver().cuCtxGetCurrent(&context) != CUDA_SUCCESS || !synchronise_memops(context)))
+      return result;
+    set_pool_memops(*block, wanted);
+    return CUDA_SUCCESS;
+  }
   {
     const TablesLock lock;
     auto* allocation = allocation_at(pointer);

@@ -8,6 +8,7 @@
 #include "gate.h"
 #include "intercept.h"
 #include "ipc_broker.h"
+#include "pools.h"
 
 namespace stasis::preload {
 
@@ -43,12 +44,14 @@ Life enter_primary(CUcontext context, CUdevice device, unsigned long long id) {
 struct Ending {
   CUcontext context = nullptr;
   Life life;
+  std::vector<StreamId> streams;  // in which memory was freed
 };
 
 Ending ending_of(CUcontext context) {
+  auto streams = streams_in(context);
   const TablesLock lock;
   const auto at = tables().lives.find(context);
-  return {context, at == tables().lives.end() ? Life{} : at->second};
+  return {context, at == tables().lives.end() ? Life{} : at->second, std::move(streams)};
 }
 
 Ending ending_primary(CUdevice device) {
@@ -61,7 +64,8 @@ Ending ending_primary(CUdevice device) {
   if (!context) return {};
   // It may have ended and begun again past the agent.
   const auto id = id_of(context);
-  return id ? Ending{context, enter_primary(context, device, id)} : ending_of(context);
+  return id ? Ending{context, enter_primary(context, device, id), streams_in(context)}
+            : ending_of(context);
 }
 
 // With the tables locked.
@@ -129,6 +133,7 @@ void give_up(const Gone& gone) {
 // The driver has destroyed it: its memory goes, as the driver's own has. By now there may be
 // another with the same handle, whose memory stays.
 void drop_context(const Ending& ended) {
+  forget_work_in(ended.context, ended.streams);
   Gone gone;
   {
     const TablesLock lock;
@@ -262,6 +267,7 @@ CUresult reset_primary(Call* call, CUdevice device) {
   const auto result = call(device);
   if (result != CUDA_SUCCESS || !ending.context) return result;
   // A reset destroys what the context held, even where it stays retained.
+  forget_work_in(ending.context, ending.streams);
   Gone gone;
   {
     const TablesLock lock;

@@ -157,8 +157,7 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void*
     const TablesLock lock;
     if (const auto* mapping = mapping_at(pointer)) {
       // The driver has no handle of what cuMemAlloc gave.
-      if (!handle || tables().allocations.contains(mapping->address))
-        return CUDA_ERROR_INVALID_VALUE;
+      if (!handle || is_allocated(mapping->address, mapping->size)) return CUDA_ERROR_INVALID_VALUE;
       ++mapping->physical->handles;
       *handle = handle_of(mapping->physical);
       return CUDA_SUCCESS;

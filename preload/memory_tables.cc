@@ -191,6 +191,8 @@ void drop_and_release(CUdeviceptr address, std::size_t size) {
 }
 
 bool is_allocated(CUdeviceptr address, std::size_t size) {
+  for (const auto& [base, length] : tables().pool_ranges)
+    if (address < base + length && base < address + size) return true;
   const auto& all = tables().allocations;
   auto at = all.upper_bound(address);
   if (at != all.begin() && address - std::prev(at)->first < std::prev(at)->second.reserved)

@@ -29,7 +29,8 @@ CUcontext context_on(CUdevice device) {
   return context;
 }
 
-// Written, read back: how many bytes are wrong.
+}  // namespace
+
 long long spoiled(CUdeviceptr address, std::size_t bytes, unsigned char with) {
   std::vector<unsigned char> host(bytes, 0);
   if (CU(cuMemsetD8_v2)(address, with, bytes) != CUDA_SUCCESS) return -1;
@@ -39,6 +40,8 @@ long long spoiled(CUdeviceptr address, std::size_t bytes, unsigned char with) {
     wrong += byte != with;
   return wrong;
 }
+
+namespace {
 
 // What else there is to ask: the number, and whether its value can be compared. An address is told
 // by where it lies, and of what is new for each allocation whether there is one.
@@ -74,7 +77,8 @@ void ask_others(CUdeviceptr pointer, CUdeviceptr begin) {
   }
 }
 
-// A dma-buf, for other devices. Where there is one, the memory stays from then on.
+}  // namespace
+
 void ask_for_dma_buf(CUdeviceptr address, std::size_t size) {
   using Get = CUresult(void*, CUdeviceptr, std::size_t, int, unsigned long long);
   constexpr int kDmaBuf = 1;
@@ -133,7 +137,6 @@ void ask_about(const std::string& what, CUdeviceptr pointer, CUdeviceptr begin, 
   ask_others(pointer, begin);
 }
 
-// Where nothing was asked for, though there may be something.
 void ask_behind(CUdeviceptr pointer) {
   std::printf("-- behind\n");
   CUdeviceptr base = 1;
@@ -153,6 +156,8 @@ void ask_behind(CUdeviceptr pointer) {
     if (value != pointer) SAY(value);
   }
 }
+
+namespace {
 
 void try_allocations(CUcontext context) {
   for (const std::size_t size :
@@ -412,6 +417,14 @@ int main(int argc, char** argv) {
     be_ipc_child(argv[2], argv[3]);
     return 0;
   }
+  if (argc == 2 && std::string(argv[1]) == "pools") {
+    std::setvbuf(stdout, nullptr, _IOLBF, 0);
+    SAY(CU(cuInit)(0));
+    CUcontext context = nullptr;
+    SAY(CU(cuCtxCreate_v2)(&context, 0, 0));
+    try_pools(context);
+    return 0;
+  }
   try_dlsym();
   std::fflush(stdout);
   // CUDA in the child alone, and the parent uses it afterwards.
@@ -437,5 +450,6 @@ int main(int argc, char** argv) {
   try_free_in_flight();
   try_vmm();
   try_ipc();
+  try_pools(context);
   SAY(CU(cuCtxDestroy_v2)(context));
 }

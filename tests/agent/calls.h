@@ -43,6 +43,17 @@ inline void say(const std::string& what, long long value) {
 // A result, or what was found: both the same with the agent and without.
 #define SAY(call) ::stasis::agent_test::say(#call, static_cast<long long>(call))
 
+// Written, read back: how many bytes are wrong.
+long long spoiled(cuda::CUdeviceptr address, std::size_t bytes, unsigned char with);
+// All that there is to ask about a pointer into memory that begins at `begin`.
+void ask_about(const std::string& what, cuda::CUdeviceptr pointer, cuda::CUdeviceptr begin,
+               cuda::CUcontext context);
+// Where nothing was asked for, though there may be something.
+void ask_behind(cuda::CUdeviceptr pointer);
+// A dma-buf, for other devices. Where there is one, the memory stays from then on.
+void ask_for_dma_buf(cuda::CUdeviceptr address, std::size_t size);
+
+void try_pools(cuda::CUcontext context);
 void try_vmm();
 void try_ipc();
 void be_ipc_child(const char* text, const char* size);

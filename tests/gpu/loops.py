@@ -131,9 +131,15 @@ def cupy_rounds(options):
         import cupy  # pylint: disable=import-outside-toplevel,import-error
     except ImportError as reason:
         skip(f"no CuPy: {reason}")
+    kind, give_back = "", lambda: cupy.cuda.get_allocator().__self__.free_all_blocks()
     if options.managed:
         cupy.cuda.set_allocator(cupy.cuda.MemoryPool(cupy.cuda.malloc_managed).malloc)
-    print(f"CuPy {cupy.__version__}{', managed memory' if options.managed else ''}", flush=True)
+        kind = ", managed memory"
+    if options.stream_ordered:
+        cupy.cuda.set_allocator(cupy.cuda.MemoryAsyncPool().malloc)
+        kind = ", stream-ordered memory"
+        give_back = cupy.cuda.get_current_stream().synchronize
+    print(f"CuPy {cupy.__version__}{kind}", flush=True)
     largest = int(options.gib * 2**30 / 16 / 6)  # words and indices, in eight pieces up to so many
     random = 1
 
@@ -162,7 +168,7 @@ def cupy_rounds(options):
             raise Mismatch(f"the sum of the product is {found} instead of {product}")
         pieces[number % 8] = None  # its memory first goes back to the pool
         if number % 5 == 0:
-            cupy.cuda.get_allocator().__self__.free_all_blocks()
+            give_back()
         pieces[number % 8] = piece()
         yield
 
@@ -293,6 +299,7 @@ def main():
     parser.add_argument("--status", required=True)
     parser.add_argument("--gib", type=float, default=2, help="of GPU memory, about")
     parser.add_argument("--managed", action="store_true", help="managed memory (kinds cupy and numba)")
+    parser.add_argument("--stream-ordered", action="store_true", help="of the device's pool (kind cupy)")
     parser.add_argument("--pause-ms", type=float, default=20, help="after each round")
     options = parser.parse_args()
     ending = []

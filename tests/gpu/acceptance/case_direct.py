@@ -22,7 +22,7 @@ KINDS = {
     "memory": (["--size", "2G"], ["--size", "64M"], True),
     "pinned": (["--size", "96M"], ["--size", "6M"], False),
     "streams": ([], [], False),
-    "pool": (["--size", "256M"], ["--size", "16M"], False),
+    "pool": (["--size", "256M"], ["--size", "16M"], True),
     "vmm": (["--size", "256M"], ["--size", "16M"], False),
     "sleep": (["--size", "1536M", "--pause-ms", "100"], ["--size", "12M"], False),
     "graph": ([], [], False),

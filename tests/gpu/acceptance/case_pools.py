@@ -1,0 +1,53 @@
+"""Stream-ordered memory (cuMemAllocAsync), which the agent serves from pools of its own."""
+
+import sys
+
+from .case_direct import NEEDS, run_under_agent, start
+from .case_direct_programs import LOOPS, medians, through_everything, train
+from .core import Failure, case, expect, expect_equal
+
+DUMPS = ("criu", "root")
+
+
+@case("pools.calls", needs=("program stasis", "program stasis-agent-calls"))
+def calls(machine):
+    """A program of driver calls gets the same answers with the agent and without."""
+    said = []
+    for prefix in ([], [machine.program("stasis"), "run", "--"]):
+        done = machine.run(*prefix, machine.program("stasis-agent-calls"), "pools")
+        expect_equal(done.status, 0, f"status ({done.brief()})")
+        said.append(done.out.splitlines())
+    different = [f"{number}: {a} | {b}" for number, (a, b) in enumerate(zip(*said), 1) if a != b]
+    expect(len(said[0]) == len(said[1]) and not different,
+           f"with the agent otherwise: {len(different)} of {len(said[0])}, {different[:20]}")
+    return {"note": f"{len(said[0])} answers, all the same"}
+
+
+@case("pools.workload", needs=NEEDS + DUMPS)
+def workload(machine):
+    """Buffers that live across rounds, and are freed and allocated anew while others stay."""
+    target = start(machine, "pool", ["--size", "16M" if machine.simulated else "1G", "--pause-ms", "5"])
+    counts = (3, 1) if machine.simulated else (20, 5)
+    figures = through_everything(machine, target, target.rounds, 2, *counts)
+    figures["note"] = (f"{target.finish()} rounds verified, {figures['direct_bytes'] / 2**20:.0f} MiB; "
+                       f"{medians(figures)}")
+    return figures
+
+
+@case("pools.cupy", simulated=False, needs=NEEDS + DUMPS)
+def cupy(machine):
+    target = run_under_agent(machine, [sys.executable, LOOPS, "cupy", "--status", "{status}", "--gib", 5,
+                                       "--stream-ordered"], "cupy")
+    try:
+        target.wait_rounds(5)
+    except Failure as reason:
+        raise Failure(f"before the first suspend: {reason}") from reason
+    figures = through_everything(machine, target, target.rounds)
+    rounds = target.finish()
+    figures["note"] = (f"{target.output().splitlines()[0]}: {rounds} rounds verified, "
+                       f"{figures['direct_bytes'] / 2**30:.1f} GiB; {medians(figures)}")
+    return figures
+
+
+case("pools.torch", simulated=False, needs=NEEDS + DUMPS)(
+    lambda machine: train(machine, [], 5, {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}))
