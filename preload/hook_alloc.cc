@@ -12,6 +12,7 @@
 #include "gate.h"
 #include "intercept.h"
 #include "ipc_broker.h"
+#include "managed.h"
 #include "pools.h"
 
 namespace stasis::preload {
@@ -434,6 +435,13 @@ void correct_attribute(CUpointer_attribute attribute, void* data, CUdeviceptr po
       *static_cast<bool*>(data) = block->sync_memops;
   }
   const TablesLock lock;
+  // The driver maps whole units of 2 MiB, and the agent asks it for more.
+  if (const auto managed = managed_at(pointer);
+      managed != tables().managed.end() && attribute == CU_POINTER_ATTRIBUTE_MAPPING_SIZE) {
+    *static_cast<std::size_t*>(data) =
+        (managed->second.asked + kManagedBlock - 1) / kManagedBlock * kManagedBlock;
+    return;
+  }
   const auto* mapping = mapping_at(pointer);
   if (!mapping) return;
   const auto at = tables().allocations.find(mapping->address);

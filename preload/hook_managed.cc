@@ -97,6 +97,16 @@ CUdeviceptr allocate_alone(CUcontext context, std::size_t asked, unsigned flags)
   return address;
 }
 
+// More than was asked for, of which the driver knows: it would say so.
+bool reaches_behind(CUdeviceptr pointer, std::size_t bytes) {
+  const TablesLock lock;
+  const auto at = managed_at(pointer);
+  if (at == tables().managed.end()) return false;
+  constexpr std::size_t kPage = 4096;
+  const std::size_t end = (at->second.asked + kPage - 1) / kPage * kPage;
+  return bytes > end || pointer - at->first > end - bytes;
+}
+
 void note(const Hint& hint) {
   const TablesLock lock;
   const auto at = managed_at(hint.address);
@@ -135,6 +145,7 @@ CUresult cuMemAllocManaged(CUdeviceptr* pointer, std::size_t bytes, unsigned fla
 
 CUresult cuMemAdvise(CUdeviceptr pointer, std::size_t bytes, CUmem_advise advice, CUdevice device) {
   const Gate::Pass pass;
+  if (reaches_behind(pointer, bytes)) return CUDA_ERROR_INVALID_VALUE;
   const auto result = driver().cuMemAdvise(pointer, bytes, advice, device);
   if (result == CUDA_SUCCESS)
     note({Hint::Kind::kAdvice, pointer, bytes, advice, static_cast<std::uint64_t>(device), false,
@@ -145,6 +156,7 @@ CUresult cuMemAdvise(CUdeviceptr pointer, std::size_t bytes, CUmem_advise advice
 CUresult cuMemAdvise_v2(CUdeviceptr pointer, std::size_t bytes, CUmem_advise advice,
                         std::uint64_t location) {
   const Gate::Pass pass;
+  if (reaches_behind(pointer, bytes)) return CUDA_ERROR_INVALID_VALUE;
   const auto result = driver().cuMemAdvise_v2(pointer, bytes, advice, location);
   if (result == CUDA_SUCCESS)
     note({Hint::Kind::kAdvice, pointer, bytes, advice, location, true, nullptr, nullptr});

@@ -18,6 +18,8 @@ CUresult cuMemAllocManaged(CUdeviceptr* pointer, std::size_t bytes, unsigned int
 
 CUresult cuMemAdvise(CUdeviceptr pointer, std::size_t bytes, CUmem_advise advice, CUdevice device) {
   return in_context([&](Driver& driver, Context&) -> CUresult {
+    if (advice < CU_MEM_ADVISE_SET_READ_MOSTLY || advice > CU_MEM_ADVISE_UNSET_ACCESSED_BY)
+      return CUDA_ERROR_INVALID_VALUE;
     const bool device_counts = advice != CU_MEM_ADVISE_SET_READ_MOSTLY &&
                                advice != CU_MEM_ADVISE_UNSET_READ_MOSTLY &&
                                advice != CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION;

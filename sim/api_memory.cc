@@ -107,6 +107,8 @@ CUresult pointer_attribute(Driver& driver, void* data, CUpointer_attribute attri
       return answer(data, a.pool);
     case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
       return answer(data, can_decompress_into(a));
+    case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
+      break;
   }
   return CUDA_ERROR_INVALID_VALUE;
 }

@@ -292,6 +292,8 @@ void Memory::free_all(const Context* context) {
 CUresult Memory::allocate_host(Kind kind, int device, std::uint64_t size, Context* context,
                                unsigned flags, Address& out) {
   if (size == 0) return CUDA_ERROR_INVALID_VALUE;
+  // There are not as many addresses.
+  if (size > std::uint64_t{1} << 46) return CUDA_ERROR_OUT_OF_MEMORY;
   std::lock_guard lock(mutex_);
   Allocation allocation;
   if (kind == Kind::kManaged) {

@@ -417,12 +417,13 @@ int main(int argc, char** argv) {
     be_ipc_child(argv[2], argv[3]);
     return 0;
   }
-  if (argc == 2 && std::string(argv[1]) == "pools") {
+  if (argc == 2) {
     std::setvbuf(stdout, nullptr, _IOLBF, 0);
     SAY(CU(cuInit)(0));
     CUcontext context = nullptr;
     SAY(CU(cuCtxCreate_v2)(&context, 0, 0));
-    try_pools(context);
+    if (std::string(argv[1]) == "pools") try_pools(context);
+    if (std::string(argv[1]) == "managed") try_managed(context);
     return 0;
   }
   try_dlsym();
@@ -450,6 +451,7 @@ int main(int argc, char** argv) {
   try_free_in_flight();
   try_vmm();
   try_ipc();
+  try_managed(context);
   try_pools(context);
   SAY(CU(cuCtxDestroy_v2)(context));
 }

@@ -53,6 +53,7 @@ void ask_behind(cuda::CUdeviceptr pointer);
 // A dma-buf, for other devices. Where there is one, the memory stays from then on.
 void ask_for_dma_buf(cuda::CUdeviceptr address, std::size_t size);
 
+void try_managed(cuda::CUcontext context);
 void try_pools(cuda::CUcontext context);
 void try_vmm();
 void try_ipc();

@@ -9,18 +9,22 @@ from .core import Failure, case, expect, expect_equal
 DUMPS = ("criu", "root")
 
 
-@case("pools.calls", needs=("program stasis", "program stasis-agent-calls"))
-def calls(machine):
+def calls(machine, kind):
     """A program of driver calls gets the same answers with the agent and without."""
     said = []
     for prefix in ([], [machine.program("stasis"), "run", "--"]):
-        done = machine.run(*prefix, machine.program("stasis-agent-calls"), "pools")
+        done = machine.run(*prefix, machine.program("stasis-agent-calls"), kind)
         expect_equal(done.status, 0, f"status ({done.brief()})")
         said.append(done.out.splitlines())
     different = [f"{number}: {a} | {b}" for number, (a, b) in enumerate(zip(*said), 1) if a != b]
     expect(len(said[0]) == len(said[1]) and not different,
            f"with the agent otherwise: {len(different)} of {len(said[0])}, {different[:20]}")
     return {"note": f"{len(said[0])} answers, all the same"}
+
+
+for one in ("pools", "managed"):
+    case(f"{one}.calls", needs=("program stasis", "program stasis-agent-calls"))(
+        lambda machine, kind=one: calls(machine, kind))
 
 
 @case("pools.workload", needs=NEEDS + DUMPS)
