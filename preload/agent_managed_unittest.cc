@@ -125,6 +125,29 @@ TEST_F(AgentManaged, WhatTheProgramHasSaidIsSaidAgain) {
       (std::vector<FakeDriver::Attached>{{stream, address, kManagedArea, CU_MEM_ATTACH_SINGLE}}));
 }
 
+TEST_F(AgentManaged, WhereItWasBroughtLastItIsBroughtAgain) {
+  const CUdeviceptr address = allocated(8 * kMiB);
+  using Advice = FakeDriver::Advice;
+  EXPECT_EQ(own::cuMemPrefetchAsync(address, kMiB, 0, nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(own::cuMemPrefetchAsync(address + 2 * kMiB, kMiB, 1, nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(own::cuMemPrefetchAsync(address, 2 * kMiB, 1, nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(own::cuMemPrefetchAsync(address, 8 * kMiB + 1, 1, nullptr), CUDA_ERROR_INVALID_VALUE)
+      << "more than was asked for";
+  fake().prefetched.clear();
+  ASSERT_TRUE(save_managed().ok());
+  ASSERT_TRUE(retake_managed().ok());
+  EXPECT_EQ(fake().prefetched, (std::vector<Advice>{{address + 2 * kMiB, kMiB, {}, 1},
+                                                    {address, 2 * kMiB, {}, 1}}));
+  // Parts that are others each time do not fill the memory.
+  for (std::size_t at = 0; at < 2000; ++at)
+    own::cuMemPrefetchAsync(address + at * 4096, 4096, 0, nullptr);
+  fake().prefetched.clear();
+  ASSERT_TRUE(save_managed().ok());
+  ASSERT_TRUE(retake_managed().ok());
+  EXPECT_EQ(fake().prefetched.size(), 512U);
+  EXPECT_EQ(fake().prefetched.back().address, address + 1999 * 4096);
+}
+
 TEST_F(AgentManaged, WhatWasAttachedToAStreamOfAnotherContextIsForgottenWithThat) {
   const CUdeviceptr address = allocated(kMiB);
   CUcontext other = nullptr;

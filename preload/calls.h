@@ -99,8 +99,6 @@
   GATED_PTSZ(cuMemsetD2D16Async, W, W, H, W, W, P)                                 \
   GATED_PTSZ(cuMemsetD2D32Async, W, W, U, W, W, P)                                 \
                                                                                    \
-  GATED_PTSZ(cuMemPrefetchAsync, W, W, U, P)                                       \
-  GATED_PTSZ(cuMemPrefetchAsync_v2, W, W, W, U, P)                                 \
   GATED_PTSZ(cuMemPrefetchBatchAsync, P, P, W, P, P, W, W, P)                      \
   GATED_PTSZ(cuMemDiscardBatchAsync, P, P, W, W, P)                                \
   GATED_PTSZ(cuMemDiscardAndPrefetchBatchAsync, P, P, W, P, P, W, W, P)            \
@@ -164,6 +162,10 @@
   OWN(cuMemAllocManaged)                  \
   OWN(cuMemAdvise)                        \
   OWN(cuMemAdvise_v2)                     \
+  OWN(cuMemPrefetchAsync)                 \
+  OWN(cuMemPrefetchAsync_ptsz)            \
+  OWN(cuMemPrefetchAsync_v2)              \
+  OWN(cuMemPrefetchAsync_v2_ptsz)         \
   OWN(cuStreamAttachMemAsync)             \
   OWN(cuStreamAttachMemAsync_ptsz)        \
   OWN(cuMemGetAddressRange_v2)            \

@@ -68,6 +68,10 @@ using cuStreamDestroy = cuda::CUresult(cuda::CUstream);
 // CUDA 12.2 and newer. A CUmemLocation is of two words, and given in one register.
 using cuMemAdvise_v2 = cuda::CUresult(cuda::CUdeviceptr, std::size_t, cuda::CUmem_advise,
                                       std::uint64_t location);
+using cuMemPrefetchAsync_ptsz = cuda::fn::cuMemPrefetchAsync;
+using cuMemPrefetchAsync_v2 = cuda::CUresult(cuda::CUdeviceptr, std::size_t, std::uint64_t location,
+                                             unsigned flags, cuda::CUstream);
+using cuMemPrefetchAsync_v2_ptsz = cuMemPrefetchAsync_v2;
 using cuStreamAttachMemAsync_ptsz = cuda::fn::cuStreamAttachMemAsync;
 using cuGetProcAddress = cuda::fn::cuGetProcAddress_v1;
 using cuIpcOpenMemHandle = cuda::fn::cuIpcOpenMemHandle_v2;

@@ -102,11 +102,11 @@ struct Allocation {
 
 // What the program has said of managed memory, to be said again; in the order in which it was.
 struct Hint {
-  enum class Kind { kAdvice, kAttach };
+  enum class Kind { kAdvice, kPrefetch, kAttach };
   Kind kind = Kind::kAdvice;
   cuda::CUdeviceptr address = 0;
   std::size_t size = 0;
-  unsigned what = 0;           // the advice, or the flags
+  unsigned what = 0;           // the advice, or the flags of the call
   std::uint64_t location = 0;  // as it was given
   bool is_location = false;    // a CUmemLocation; otherwise a device's ordinal
   cuda::CUstream stream = nullptr;

@@ -117,6 +117,11 @@ CUresult advise(CUdeviceptr address, std::size_t size, CUmem_advise advice, CUde
   g_fake.advice.push_back({address, size, advice, device});
   return CUDA_SUCCESS;
 }
+CUresult prefetch(CUdeviceptr address, std::size_t size, CUdevice device, CUstream) {
+  ENTER(cuMemPrefetchAsync);
+  g_fake.prefetched.push_back({address, size, {}, device});
+  return CUDA_SUCCESS;
+}
 CUresult attach_to_stream(CUstream stream, CUdeviceptr address, std::size_t size, unsigned flags) {
   ENTER(cuStreamAttachMemAsync);
   g_fake.attached.push_back({stream, address, size, flags});
@@ -464,6 +469,7 @@ const DriverCalls& calls() {
     all.cuMemAllocManaged = &alloc_managed;
     all.cuMemAdvise = &advise;
     all.cuStreamAttachMemAsync = &attach_to_stream;
+    all.cuMemPrefetchAsync = &prefetch;
     all.cuMemcpyHtoD_v2 = &copy_to_device;
     all.cuMemFree_v2 = &free_own;
     all.cuMemFreeAsync = &free_async;

@@ -39,6 +39,7 @@ struct FakeDriver {
     bool operator==(const Advice&) const = default;
   };
   std::vector<Advice> advice;  // as given, in order
+  std::vector<Advice> prefetched;
   struct Attached {
     cuda::CUstream stream = nullptr;
     cuda::CUdeviceptr address = 0;

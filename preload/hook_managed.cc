@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 
 #include "activation.h"
 #include "agent.h"
@@ -17,6 +18,9 @@ namespace stasis::preload {
 using namespace cuda;  // NOLINT(google-build-using-namespace)
 
 bool Hint::same_subject(const Hint& other) const {
+  // The last one counts, of what lies in both.
+  if (kind == Kind::kPrefetch && other.kind == Kind::kPrefetch)
+    return address >= other.address && address + size <= other.address + other.size;
   if (kind != other.kind || address != other.address || size != other.size) return false;
   if (kind == Kind::kAttach) return true;
   // Each advice is said and taken back by neighbours: 1 and 2, 3 and 4, 5 and 6.
@@ -114,6 +118,12 @@ void note(const Hint& hint) {
   auto& hints = at->second.hints;
   std::erase_if(hints, [&](const Hint& known) { return known.same_subject(hint); });
   hints.push_back(hint);
+  // A program may bring small parts to a device, each time others: the oldest are forgotten.
+  constexpr std::size_t kMostHints = 512;
+  if (hints.size() > kMostHints && hint.kind == Hint::Kind::kPrefetch)
+    std::erase_if(hints, [first = true](const Hint& known) mutable {
+      return known.kind == Hint::Kind::kPrefetch && std::exchange(first, false);
+    });
 }
 
 }  // namespace
@@ -161,6 +171,50 @@ CUresult cuMemAdvise_v2(CUdeviceptr pointer, std::size_t bytes, CUmem_advise adv
   if (result == CUDA_SUCCESS)
     note({Hint::Kind::kAdvice, pointer, bytes, advice, location, true, nullptr, nullptr});
   return result;
+}
+
+namespace {
+
+template <class Call>
+CUresult prefetch(Call* call, CUdeviceptr pointer, std::size_t bytes, CUdevice device,
+                  CUstream stream) {
+  const Gate::Pass pass;
+  if (reaches_behind(pointer, bytes)) return CUDA_ERROR_INVALID_VALUE;
+  const auto result = call(pointer, bytes, device, stream);
+  if (result == CUDA_SUCCESS)
+    note({Hint::Kind::kPrefetch, pointer, bytes, 0, static_cast<std::uint64_t>(device), false,
+          nullptr, nullptr});
+  return result;
+}
+
+template <class Call>
+CUresult prefetch(Call* call, CUdeviceptr pointer, std::size_t bytes, std::uint64_t location,
+                  unsigned flags, CUstream stream) {
+  const Gate::Pass pass;
+  if (reaches_behind(pointer, bytes)) return CUDA_ERROR_INVALID_VALUE;
+  const auto result = call(pointer, bytes, location, flags, stream);
+  if (result == CUDA_SUCCESS)
+    note({Hint::Kind::kPrefetch, pointer, bytes, flags, location, true, nullptr, nullptr});
+  return result;
+}
+
+}  // namespace
+
+CUresult cuMemPrefetchAsync(CUdeviceptr pointer, std::size_t bytes, CUdevice device,
+                            CUstream stream) {
+  return prefetch(driver().cuMemPrefetchAsync, pointer, bytes, device, stream);
+}
+CUresult cuMemPrefetchAsync_ptsz(CUdeviceptr pointer, std::size_t bytes, CUdevice device,
+                                 CUstream stream) {
+  return prefetch(driver().cuMemPrefetchAsync_ptsz, pointer, bytes, device, stream);
+}
+CUresult cuMemPrefetchAsync_v2(CUdeviceptr pointer, std::size_t bytes, std::uint64_t location,
+                               unsigned flags, CUstream stream) {
+  return prefetch(driver().cuMemPrefetchAsync_v2, pointer, bytes, location, flags, stream);
+}
+CUresult cuMemPrefetchAsync_v2_ptsz(CUdeviceptr pointer, std::size_t bytes, std::uint64_t location,
+                                    unsigned flags, CUstream stream) {
+  return prefetch(driver().cuMemPrefetchAsync_v2_ptsz, pointer, bytes, location, flags, stream);
 }
 
 namespace {

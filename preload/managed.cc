@@ -161,6 +161,12 @@ CUresult say(const Hint& hint) {
   const auto& call = driver();
   if (hint.kind == Hint::Kind::kAttach)
     return call.cuStreamAttachMemAsync(hint.stream, hint.address, hint.size, hint.what);
+  if (hint.kind == Hint::Kind::kPrefetch) {
+    if (hint.is_location)
+      return call.cuMemPrefetchAsync_v2(hint.address, hint.size, hint.location, hint.what, nullptr);
+    return call.cuMemPrefetchAsync(hint.address, hint.size, static_cast<CUdevice>(hint.location),
+                                   nullptr);
+  }
   const auto advice = static_cast<CUmem_advise>(hint.what);
   if (hint.is_location) return call.cuMemAdvise_v2(hint.address, hint.size, advice, hint.location);
   return call.cuMemAdvise(hint.address, hint.size, advice, static_cast<CUdevice>(hint.location));
@@ -198,7 +204,7 @@ Outcome retake(CUdeviceptr address, Managed& managed) {
   if (outcome.ok()) {
     // First where it shall be, then what is there. What a hint meant may have gone.
     for (const Hint& hint : managed.hints)
-      if (hint.kind == Hint::Kind::kAdvice) (void)say(hint);
+      if (hint.kind != Hint::Kind::kAttach) (void)say(hint);
     {
       const Bounce bounce;
       const Pagemap pages;

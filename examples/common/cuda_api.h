@@ -92,6 +92,7 @@ class Call<cuda::CUresult(Args...)> {
   X(cuMemHostGetDevicePointer_v2, 3020)   \
   X(cuMemAllocManaged, 6000)              \
   X(cuMemAdvise, 8000)                    \
+  X(cuMemPrefetchAsync, 8000)             \
   X(cuMemRangeGetAttribute, 8000)         \
   X(cuMemAllocAsync, 11020)               \
   X(cuMemFreeAsync, 11020)                \

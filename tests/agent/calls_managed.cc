@@ -135,6 +135,10 @@ void try_prefetch() {
   }
   SAY(CU(cuMemPrefetchAsync)(4096, 4096, 0, stream));
   SAY(CU(cuMemPrefetchAsync)(address, 0, 0, stream));
+  SAY(CU(cuMemPrefetchAsync)(address, kSize + 1, 0, stream) != CUDA_SUCCESS);
+  SAY(CU(cuMemPrefetchAsync)(address + kMiB, kMiB, 0, stream));
+  say_range(address, kSize);
+  say_range(address + kMiB, kMiB);
   if (has("cuMemPrefetchAsync_v2")) {
     const CUmemLocation gpu{CU_MEM_LOCATION_TYPE_DEVICE, 0};
     SAY(OTHER(cuMemPrefetchAsync_v2)(address, kSize, gpu, 0, stream));

@@ -30,6 +30,7 @@ class Managed {
         filled("the end of managed memory", allocate(large) + large - 65536, 65536, 70));
     Buffer fleeting = allocated("fleeting managed memory", 65536, 77);
     advise(others[1]);
+    bring(others[4]);
     // At the end of a large piece, which is copied last.
     const std::uint64_t behind = 24u << 20;
     auto* counter = reinterpret_cast<std::atomic<std::uint64_t>*>(allocate(behind + 4096) + behind);
@@ -45,6 +46,7 @@ class Managed {
       checker.verify(nullptr, run_);
       verify_words(run_, buffer.name, on_cpu, 0, buffer.words, buffer.seed);
       verify_advice(others[1]);
+      verify_brought(others[4]);
       auto* words = reinterpret_cast<std::uint64_t*>(fleeting.data);
       verify_words(run_, fleeting.name, words, 0, fleeting.words, fleeting.seed);
       gpu_.cuda().cuMemFree_v2(fleeting.data);
@@ -80,6 +82,18 @@ class Managed {
     gpu_.cuda().cuMemAdvise(buffer.data, buffer.bytes(), cuda::CU_MEM_ADVISE_SET_READ_MOSTLY, 0);
     gpu_.cuda().cuMemAdvise(buffer.data, buffer.bytes(), cuda::CU_MEM_ADVISE_SET_PREFERRED_LOCATION,
                             cuda::kDeviceCpu);
+  }
+
+  // Said of another piece, as where it is preferred is told by where it was brought.
+  void bring(const Buffer& buffer) const {
+    gpu_.cuda().cuMemPrefetchAsync(buffer.data, buffer.bytes(), 0, nullptr);
+  }
+  void verify_brought(const Buffer& buffer) const {
+    int where = -7;
+    gpu_.cuda().cuMemRangeGetAttribute(&where, sizeof where,
+                                       cuda::CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION,
+                                       buffer.data, buffer.bytes());
+    if (where != 0) run_.mismatch("managed memory is not where it was brought");
   }
 
   void verify_advice(const Buffer& buffer) const {
