@@ -36,6 +36,7 @@
 #include "intercept.h"
 #include "local_memory.h"
 #include "managed.h"
+#include "pools.h"
 #include "sharing.h"
 #include "thread.h"
 
@@ -594,6 +595,7 @@ class Session {
         Gate::open();
         return report(outcome);
     }
+    finish_frees();
     const auto inventory = take_inventory();
     if (buffer_wanted_ && !have_buffer(inventory.bytes)) {
       Gate::open();

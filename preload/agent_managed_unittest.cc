@@ -136,8 +136,8 @@ TEST_F(AgentManaged, WhereItWasBroughtLastItIsBroughtAgain) {
   fake().prefetched.clear();
   ASSERT_TRUE(save_managed().ok());
   ASSERT_TRUE(retake_managed().ok());
-  EXPECT_EQ(fake().prefetched, (std::vector<Advice>{{address + 2 * kMiB, kMiB, {}, 1},
-                                                    {address, 2 * kMiB, {}, 1}}));
+  EXPECT_EQ(fake().prefetched,
+            (std::vector<Advice>{{address + 2 * kMiB, kMiB, {}, 1}, {address, 2 * kMiB, {}, 1}}));
   // Parts that are others each time do not fill the memory.
   for (std::size_t at = 0; at < 2000; ++at)
     own::cuMemPrefetchAsync(address + at * 4096, 4096, 0, nullptr);

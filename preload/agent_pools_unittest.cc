@@ -105,6 +105,82 @@ TEST_F(AgentPools, AProgramThatForbidsToLookHasItOnlyWhenItHasWaitedItself) {
   EXPECT_EQ(allocated(40 * kMiB, kTwo), first);
 }
 
+TEST_F(AgentPools, AnAnswerThatIsNoneFreesNothing) {
+  set_threshold(UINT64_MAX);
+  const auto first = allocated(40 * kMiB);
+  own::cuMemFreeAsync(first, kOne);
+  fake().query_result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  EXPECT_NE(allocated(40 * kMiB, kTwo), first);
+  own::cuStreamSynchronize(kTwo);
+  EXPECT_NE(allocated(40 * kMiB, kTwo), first);
+  // A context that is gone was waited for.
+  fake().query_result = CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  EXPECT_EQ(allocated(40 * kMiB, kTwo), first);
+}
+
+TEST_F(AgentPools, NoStreamIsAskedWhileAnyIsCaptured) {
+  const auto first = allocated(40 * kMiB);
+  own::cuMemFreeAsync(first, kOne);
+  EXPECT_EQ(own::cuStreamBeginCapture_v2(kTwo, 0), CUDA_SUCCESS);
+  const auto asked = fake().calls["cuEventQuery"];
+  own::cuStreamSynchronize(kOne);
+  allocated(40 * kMiB, reinterpret_cast<CUstream>(0x300));
+  EXPECT_EQ(fake().calls["cuEventQuery"], asked);
+  EXPECT_EQ(own::cuStreamEndCapture(kTwo, nullptr), CUDA_SUCCESS);
+}
+
+TEST_F(AgentPools, AStreamWaitsForAllThatTwoThreadsHaveFreed) {
+  set_threshold(UINT64_MAX);
+  fake().capacity = 32 * kMiB;
+  const auto first = allocated(10 * kMiB);
+  const auto second = allocated(20 * kMiB);
+  // Another thread frees in the same stream, and is done first, though it was told later.
+  fake().within("cuEventRecord", [&] { own::cuMemFreeAsync(second, kOne); });
+  own::cuMemFreeAsync(first, kOne);
+  EXPECT_EQ(allocated(30 * kMiB, kTwo), first);
+  EXPECT_EQ(fake().waits.size(), 2U);
+}
+
+TEST_F(AgentPools, AStreamDoesNotWaitForNothing) {
+  set_threshold(UINT64_MAX);
+  fake().capacity = 64 * kMiB;
+  own::cuMemFreeAsync(allocated(40 * kMiB), kOne);
+  CUdeviceptr address = 0;
+  own::cuMemAllocAsync(&address, 100 * kMiB, kTwo);
+  EXPECT_TRUE(fake().waits.empty()) << "for what would not be enough";
+  // Nor for streams that have freed nothing of this pool.
+  CUdeviceptr plain = 0;
+  fake().capacity = SIZE_MAX;
+  EXPECT_EQ(own::cuMemAlloc_v2(&plain, 8 * kMiB), CUDA_SUCCESS);
+  own::cuMemFreeAsync(plain, reinterpret_cast<CUstream>(0x300));
+  fake().capacity = 64 * kMiB;
+  own::cuMemAllocAsync(&address, 40 * kMiB, kTwo);
+  EXPECT_EQ(fake().waits.size(), 1U);
+}
+
+TEST_F(AgentPools, MoreThanThereIsTakesNothing) {
+  fake().capacity = std::size_t{80} << 30;
+  CUdeviceptr address = 0;
+  own::cuMemAllocAsync(&address, std::size_t{200} << 30, kOne);
+  EXPECT_FALSE(in_pool(address));
+  EXPECT_EQ(fake().calls["cuMemCreate"], 0);
+  EXPECT_TRUE(fake().reserved.empty()) << "its addresses stay taken";
+}
+
+TEST_F(AgentPools, HasAsManyAddressesAsItNeeds) {
+  std::set<CUdeviceptr> found;
+  for (int i = 0; i < 6; ++i)
+    found.insert(allocated(700 * kMiB));
+  EXPECT_EQ(found.size(), 6U);
+  EXPECT_GT(fake().reserved.size(), 1U);
+  for (const auto address : found) {
+    EXPECT_EQ(pool_block_at(address + 699 * kMiB)->address, address);
+    own::cuMemFreeAsync(address, kOne);
+  }
+  own::cuStreamSynchronize(kOne);
+  EXPECT_EQ(fake().live_objects(), 0);
+}
+
 TEST_F(AgentPools, AFullGpuMakesStreamsWaitForEachOther) {
   set_threshold(UINT64_MAX);
   const auto first = allocated(30 * kMiB);
@@ -126,6 +202,41 @@ TEST_F(AgentPools, OtherMemoryGetsWhatAPoolOnlyKeeps) {
   CUdeviceptr address = 0;
   EXPECT_EQ(own::cuMemAlloc_v2(&address, 8 * kMiB), CUDA_SUCCESS);
   EXPECT_EQ(fake().calls["cuMemAlloc"], 0) << "the driver was asked";
+  EXPECT_EQ(reserved(), 0U);
+}
+
+TEST_F(AgentPools, SoDoesWhatTheDriverAllocatesItself) {
+  set_threshold(UINT64_MAX);
+  CUcontext other = nullptr;
+  EXPECT_EQ(own::cuCtxCreate_v2(&other, 0, 1), CUDA_SUCCESS);
+  CUdeviceptr on_other = 0;
+  EXPECT_EQ(own::cuMemAllocFromPoolAsync(&on_other, kMiB, FakeDriver::default_pool(1), kTwo),
+            CUDA_SUCCESS);
+  EXPECT_EQ(own::cuMemFreeAsync(on_other, kTwo), CUDA_SUCCESS);
+  own::cuStreamSynchronize(kTwo);
+  std::uint64_t keep = UINT64_MAX;
+  own::cuMemPoolSetAttribute(FakeDriver::default_pool(1), CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep);
+  CUcontext popped = nullptr;
+  driver().cuCtxPopCurrent_v2(&popped);
+  for (const bool pitched : {false, true}) {
+    own::cuMemFreeAsync(allocated(60 * kMiB), kOne);
+    own::cuStreamSynchronize(kOne);
+    fake().fail_at(pitched ? "cuMemAllocPitch" : "cuMemAlloc", 1);
+    CUdeviceptr address = 0;
+    std::size_t pitch = 0;
+    EXPECT_EQ(pitched ? own::cuMemAllocPitch_v2(&address, &pitch, 100, 10, 4)
+                      : own::cuMemAlloc_v2(&address, 4096),
+              CUDA_SUCCESS);
+    EXPECT_EQ(reserved(), 0U);
+  }
+  own::cuMemFreeAsync(allocated(60 * kMiB), kOne);
+  own::cuStreamSynchronize(kOne);
+  fake().fail_at("cuMemCreate", 1);
+  CUmemAllocationProp prop{};
+  prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+  CUmemGenericAllocationHandle handle = 0;
+  EXPECT_EQ(own::cuMemCreate(&handle, 8 * kMiB, &prop, 0), CUDA_SUCCESS);
   EXPECT_EQ(reserved(), 0U);
 }
 
@@ -180,6 +291,28 @@ TEST_F(AgentPools, MemoryOfCuMemAllocIsFreedWhenTheStreamGetsThere) {
   EXPECT_TRUE(fake().reserved.empty());
 }
 
+TEST_F(AgentPools, EachStreamFreesItsOwn) {
+  CUdeviceptr first = 0;
+  CUdeviceptr second = 0;
+  CUdeviceptr third = 0;
+  for (auto* address : {&first, &second, &third})
+    EXPECT_EQ(own::cuMemAlloc_v2(address, 8 * kMiB), CUDA_SUCCESS);
+  own::cuMemFreeAsync(first, kOne);
+  fake().finish(kOne);
+  own::cuMemFreeAsync(second, kOne);
+  own::cuMemFreeAsync(third, kTwo);
+  finish_frees();
+  EXPECT_EQ(fake().live_objects(), 2);
+  fake().finish(kTwo);
+  finish_frees();
+  EXPECT_EQ(fake().live_objects(), 1);
+  // A full GPU gets what streams have come past.
+  fake().finish(kOne);
+  fake().capacity = 8 * kMiB;
+  EXPECT_EQ(own::cuMemAlloc_v2(&first, 8 * kMiB), CUDA_SUCCESS);
+  EXPECT_EQ(fake().calls["cuMemAlloc"], 0) << "the driver was asked";
+}
+
 TEST_F(AgentPools, AFreeThatCannotBeMarkedLeavesTheMemory) {
   CUdeviceptr address = 0;
   EXPECT_EQ(own::cuMemAlloc_v2(&address, 8 * kMiB), CUDA_SUCCESS);
@@ -202,8 +335,12 @@ TEST_F(AgentPools, AContextThatEndsHasDoneAllItsWork) {
   const auto first = allocated(40 * kMiB, kTwo);
   const auto kept = allocated(kMiB, kTwo);
   own::cuMemFreeAsync(first, kTwo);
+  CUdeviceptr plain = 0;
+  EXPECT_EQ(own::cuMemAlloc_v2(&plain, 8 * kMiB), CUDA_SUCCESS);
+  EXPECT_EQ(own::cuMemFreeAsync(plain, kTwo), CUDA_SUCCESS);
+  const auto objects = fake().live_objects();
   EXPECT_EQ(own::cuCtxDestroy_v2(second), CUDA_SUCCESS);
-  fake().events.clear();
+  EXPECT_EQ(fake().live_objects(), objects - 1);
   EXPECT_EQ(allocated(40 * kMiB, kOne), first);
   // Memory of a pool is no context's.
   EXPECT_TRUE(pool_block_at(kept));
@@ -265,6 +402,35 @@ TEST_F(AgentPools, OtherDevicesGetTheRightsThatThePoolGives) {
   for (const auto& [address, given] : fake().rights)
     if (address == first) devices.insert(given.location.id);
   EXPECT_EQ(devices, (std::set<int>{0, 1})) << "after it has been away";
+}
+
+TEST_F(AgentPools, RightsThatWereGivenBeforeThereWasAnyMemoryCount) {
+  const CUmemAccessDesc right{{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  EXPECT_EQ(own::cuMemPoolSetAccess(FakeDriver::default_pool(1), &right, 1), CUDA_SUCCESS);
+  CUcontext other = nullptr;
+  EXPECT_EQ(own::cuCtxCreate_v2(&other, 0, 1), CUDA_SUCCESS);
+  fake().rights.clear();
+  const auto address = allocated(kMiB, kTwo);
+  EXPECT_TRUE(in_pool(address));
+  std::set<int> devices;
+  for (const auto& [at, given] : fake().rights)
+    devices.insert(given.location.id);
+  EXPECT_EQ(devices, (std::set<int>{0, 1}));
+}
+
+TEST_F(AgentPools, AForkInTheMiddleOfAnAllocationWaitsForNothing) {
+  fake().within("cuMemCreate", [] {
+    lock_memory_for_fork();
+    unlock_memory_after_fork();
+  });
+  EXPECT_TRUE(in_pool(allocated(kMiB)));
+  // In the child, in a handler that has interrupted it.
+  fake().within("cuMemCreate", [] {
+    lock_memory_for_fork();
+    forget_memory_after_fork();
+    unlock_memory_after_fork();
+  });
+  allocated(40 * kMiB);
 }
 
 TEST_F(AgentPools, WhatACaptureAllocatesIsTheDriversAndItFreesNothingOfOurs) {

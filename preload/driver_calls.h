@@ -103,6 +103,10 @@ using namespace cuda::fn;  // NOLINT(google-build-using-namespace)
   X(cuEventQuery)                            \
   X(cuDeviceGetAttribute)                    \
   X(cuDeviceGetUuid)                         \
+  X(cuDeviceGetCount)                        \
+  X(cuDeviceTotalMem_v2)                     \
+  X(cuMemPoolGetAccess)                      \
+  X(cuMemGetInfo_v2)                         \
   X(cuDeviceGetDefaultMemPool)               \
   X(cuDeviceGetMemPool)                      \
   X(cuDevicePrimaryCtxGetState)              \

@@ -341,7 +341,6 @@ bool g_locked_for_fork = false;
 }  // namespace
 
 void lock_memory_for_fork() {
-  lock_pools_for_fork();
   const bool interrupted = tables().mutex.is_mine();
   if (!interrupted) tables().mutex.lock();
   g_locked_for_fork = !interrupted;
@@ -349,7 +348,6 @@ void lock_memory_for_fork() {
 
 void unlock_memory_after_fork() {
   if (g_locked_for_fork) TablesLock::unlock();
-  unlock_pools_after_fork();
 }
 
 void forget_memory_after_fork() {

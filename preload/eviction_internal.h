@@ -17,6 +17,7 @@
 
 #include "driver_calls.h"
 #include "eviction.h"
+#include "pools.h"
 
 namespace stasis::preload {
 
@@ -326,6 +327,13 @@ void release(const Unneeded& unneeded);
 bool can_be_served(cuda::CUdevice device);
 // Gives memory of cuMemAlloc back, which is in no table any more. Waits for nothing.
 void let_go(cuda::CUdeviceptr address, const Allocation& allocation);
+// What the driver says to `allocate`; again if it has no memory and the agent's pools kept some, as
+// the driver takes what its own only keep.
+template <class Allocate>
+cuda::CUresult unless_pools_keep_it(cuda::CUdevice device, Allocate allocate) {
+  const auto result = allocate();
+  return result == cuda::CUDA_ERROR_OUT_OF_MEMORY && give_back_idle(device) ? allocate() : result;
+}
 // By `free`, which asks the driver: memory of the driver's own, that the agent may know.
 cuda::CUresult free_of_driver(cuda::CUdeviceptr pointer,
                               const std::function<cuda::CUresult()>& free);

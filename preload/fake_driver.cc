@@ -162,6 +162,10 @@ CUresult create(CUmemGenericAllocationHandle* handle, std::size_t size,
   ENTER(cuMemCreate);
   if (prop->allocFlags.usage && g_fake.without_decompression.contains(prop->location.id))
     return CUDA_ERROR_INVALID_VALUE;
+  std::size_t live = size;
+  for (const auto& [object, bytes] : g_fake.objects)
+    live += bytes;
+  if (live > g_fake.capacity) return CUDA_ERROR_OUT_OF_MEMORY;
   g_fake.created.push_back(*prop);
   *handle = g_fake.next_handle++;
   g_fake.objects[*handle] = size;
@@ -383,6 +387,7 @@ CUresult record_event(CUevent event, CUstream stream) {
 }
 CUresult query_event(CUevent event) {
   ENTER(cuEventQuery);
+  if (g_fake.query_result != CUDA_SUCCESS) return g_fake.query_result;
   const auto at = g_fake.events.find(event);
   if (at == g_fake.events.end()) return CUDA_ERROR_INVALID_HANDLE;
   return at->second.place <= g_fake.finished[at->second.stream] ? CUDA_SUCCESS
@@ -434,8 +439,33 @@ CUresult set_pool_attribute(CUmemoryPool pool, CUmemPool_attribute attribute, vo
           : *static_cast<std::uint64_t*>(value);
   return CUDA_SUCCESS;
 }
-CUresult set_pool_access(CUmemoryPool, const CUmemAccessDesc*, std::size_t) {
+CUresult set_pool_access(CUmemoryPool pool, const CUmemAccessDesc* rights, std::size_t count) {
   ENTER(cuMemPoolSetAccess);
+  for (std::size_t i = 0; i < count; ++i)
+    g_fake.pool_rights[pool].insert(rights[i].location.id);
+  return CUDA_SUCCESS;
+}
+CUresult get_pool_access(CUmemAccess_flags* flags, CUmemoryPool pool, CUmemLocation* location) {
+  ENTER(cuMemPoolGetAccess);
+  *flags = g_fake.pool_rights[pool].contains(location->id) ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+                                                           : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+  return CUDA_SUCCESS;
+}
+CUresult count_devices(int* count) {
+  *count = 2;
+  return CUDA_SUCCESS;
+}
+CUresult get_info(std::size_t* free, std::size_t* total) {
+  ENTER(cuMemGetInfo);
+  std::size_t live = 0;
+  for (const auto& [object, bytes] : g_fake.objects)
+    live += bytes;
+  *total = std::min(g_fake.capacity, std::size_t{80} << 30);
+  *free = *total - std::min(*total, live);
+  return CUDA_SUCCESS;
+}
+CUresult total_memory(std::size_t* bytes, CUdevice) {
+  *bytes = std::size_t{80} << 30;
   return CUDA_SUCCESS;
 }
 // The driver's own pool.
@@ -481,6 +511,10 @@ const DriverCalls& calls() {
     all.cuMemPoolGetAttribute = &get_pool_attribute;
     all.cuMemPoolSetAttribute = &set_pool_attribute;
     all.cuMemPoolSetAccess = &set_pool_access;
+    all.cuMemPoolGetAccess = &get_pool_access;
+    all.cuDeviceGetCount = &count_devices;
+    all.cuDeviceTotalMem_v2 = &total_memory;
+    all.cuMemGetInfo_v2 = &get_info;
     all.cuDeviceGetDefaultMemPool = &get_default_pool;
     all.cuDeviceGetMemPool = &get_default_pool;
     all.cuStreamGetId = &stream_id;

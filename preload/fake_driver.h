@@ -72,6 +72,9 @@ struct FakeDriver {
                                                 static_cast<unsigned>(device));
   }
   std::set<cuda::CUstream> captured;
+  std::size_t capacity = SIZE_MAX;                   // of cuMemCreate, all together
+  cuda::CUresult query_result = cuda::CUDA_SUCCESS;  // what cuEventQuery says, if not that
+  std::map<cuda::CUmemoryPool, std::set<int>> pool_rights;
   int primary_active = 1;
   unsigned long long primary_id = 1;
   std::set<cuda::CUdevice> without_rdma;

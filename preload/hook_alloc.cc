@@ -278,10 +278,11 @@ CUresult cuMemAlloc_v2(CUdeviceptr* pointer, std::size_t bytes) {
   const Gate::Pass pass;
   CUcontext context = nullptr;
   CUdevice device = 0;
-  if (bytes < kThreshold || !pointer || steps_aside() ||
-      driver().cuCtxGetCurrent(&context) != CUDA_SUCCESS || !context ||
+  const auto ask_driver = [&] { return driver().cuMemAlloc_v2(pointer, bytes); };
+  if (!pointer || steps_aside() || driver().cuCtxGetCurrent(&context) != CUDA_SUCCESS || !context ||
       driver().cuCtxGetDevice(&device) != CUDA_SUCCESS)
-    return driver().cuMemAlloc_v2(pointer, bytes);
+    return ask_driver();
+  if (bytes < kThreshold) return unless_pools_keep_it(device, ask_driver);
   if (const auto result = ask_driver_about_capture(context); result != CUDA_SUCCESS) return result;
   give_back_deferred();
   auto address = allocate(context, device, bytes);
@@ -293,7 +294,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr* pointer, std::size_t bytes) {
     return CUDA_SUCCESS;
   }
   // Whatever the reason, the program gets the driver's own answer.
-  return driver().cuMemAlloc_v2(pointer, bytes);
+  return ask_driver();
 }
 
 namespace {
@@ -331,14 +332,20 @@ std::size_t pitch_of(std::size_t width, unsigned element) {
 CUresult cuMemAllocPitch_v2(CUdeviceptr* pointer, std::size_t* pitch, std::size_t width,
                             std::size_t height, unsigned element) {
   const Gate::Pass pass;
+  const auto ask_driver = [&] {
+    CUdevice device = 0;
+    driver().cuCtxGetDevice(&device);
+    return unless_pools_keep_it(device, [&] {
+      return driver().cuMemAllocPitch_v2(pointer, pitch, width, height, element);
+    });
+  };
   if (height == 0 || !pointer || !pitch || steps_aside() ||
       width < kThreshold / std::max<std::size_t>(height, 1) / 2)
-    return driver().cuMemAllocPitch_v2(pointer, pitch, width, height, element);
+    return ask_driver();
   const auto of_row = pitch_of(width, element);
-  if (of_row == 0 || height > SIZE_MAX / of_row || of_row * height < kThreshold)
-    return driver().cuMemAllocPitch_v2(pointer, pitch, width, height, element);
-  if (own::cuMemAlloc_v2(pointer, of_row * height) != CUDA_SUCCESS)
-    return driver().cuMemAllocPitch_v2(pointer, pitch, width, height, element);
+  if (of_row == 0 || height > SIZE_MAX / of_row || of_row * height < kThreshold ||
+      own::cuMemAlloc_v2(pointer, of_row * height) != CUDA_SUCCESS)
+    return ask_driver();
   *pitch = of_row;
   return CUDA_SUCCESS;
 }

@@ -214,6 +214,7 @@ CUresult begin_capture(CUstream stream, bool per_thread, Begin begin) {
   const auto key = capture_key(stream, per_thread);
   // Before the capture begins: what the driver says of the stream in a capture was not tried.
   CUcontext context = context_of(stream);
+  const PoolsKept kept;
   const auto result = begin();
   if (result != CUDA_SUCCESS) return result;
   if (key.first == kStreamPerThread) at_end_of_thread();
@@ -395,6 +396,8 @@ CUresult cuGreenCtxDestroy(CUgreenCtx green) {
   const auto ending = ended.primary ? ending_primary(ended.device) : Ending{};
   const auto result = driver().cuGreenCtxDestroy(green);
   if (result != CUDA_SUCCESS || !ended.primary) return result;
+  // Its streams go on; what is spare of its events goes with it.
+  forget_work_in(ended.context, {});
   {
     const TablesLock lock;
     const auto at = tables().green.find(green);

@@ -9,8 +9,10 @@
 #include "agent.h"
 #include "eviction_internal.h"
 #include "gate.h"
+#include "hooks.h"
 #include "intercept.h"
 #include "pools.h"
+#include "thread.h"
 
 namespace stasis::preload {
 
@@ -79,6 +81,8 @@ CUresult free_in_stream(Call* call, CUdeviceptr pointer, CUstream stream, bool p
   // Not of its beginning; or another process's, which cuIpcCloseMemHandle gives up.
   if ((block && block->address != pointer) || allocation.opens > 0) return CUDA_ERROR_INVALID_VALUE;
   const auto name = name_of(stream, per_thread);
+  // A driver of before CUDA 12 has no numbers for streams: all work is waited for.
+  if (!name && !driver().cuStreamGetId) return own::cuMemFree_v2(pointer);
   // A stream that the driver does not know: it says so of any memory.
   if (!name) return call(pointer, stream);
   if (const auto result = ask_driver_about_pools(nullptr, name->device); result != CUDA_SUCCESS)
@@ -96,7 +100,9 @@ CUresult free_in_stream(Call* call, CUdeviceptr pointer, CUstream stream, bool p
   return result;
 }
 
+// The driver's call may be where a thread is cancelled, as without the agent; ours is not.
 CUresult waited(CUresult result) {
+  const Uncancelled uncancelled;
   if (result == CUDA_SUCCESS) after_wait();
   return result;
 }
@@ -157,8 +163,12 @@ CUresult cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* props) {
 
 CUresult cuMemPoolDestroy(CUmemoryPool pool) {
   const Gate::Pass pass;
+  PoolEnd end(pool);
   const auto result = driver().cuMemPoolDestroy(pool);
-  if (result == CUDA_SUCCESS) note_pool_destroyed(pool);
+  if (result == CUDA_SUCCESS)
+    end.happened();
+  else
+    end.did_not_happen();
   return result;
 }
 

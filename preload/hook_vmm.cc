@@ -51,8 +51,9 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t size,
   if (prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
     exportable.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   CUmemGenericAllocationHandle real = 0;
-  if (driver().cuMemCreate(&real, size, &exportable, 0) != CUDA_SUCCESS)
-    return driver().cuMemCreate(handle, size, prop, flags);
+  const auto result = unless_pools_keep_it(
+      prop->location.id, [&] { return driver().cuMemCreate(&real, size, &exportable, 0); });
+  if (result != CUDA_SUCCESS) return driver().cuMemCreate(handle, size, prop, flags);
   CUcontext context = nullptr;
   CUdevice device = 0;
   const bool in_context = driver().cuCtxGetCurrent(&context) == CUDA_SUCCESS && context &&

@@ -63,10 +63,25 @@ struct Gated {
 // One of the agent's own, so that it never meets a driver that lacks the call.
 template <int row, auto answer>
 struct Own;
+// Those that wait for the device, in which the driver may let a thread be cancelled.
+constexpr bool is_wait(int row) {
+  return row == k_cuStreamSynchronize || row == k_cuStreamSynchronize_ptsz ||
+         row == k_cuEventSynchronize || row == k_cuCtxSynchronize || row == k_cuCtxSynchronize_v2;
+}
+
 template <int row, class... Arguments, CUresult (*answer)(Arguments...)>
 struct Own<row, answer> {
   static CUresult call(Arguments... arguments) {
-    const Uncancelled uncancelled;
+    if constexpr (is_wait(row)) {
+      return ask(arguments...);
+    } else {
+      const Uncancelled uncancelled;
+      return ask(arguments...);
+    }
+  }
+
+ private:
+  static CUresult ask(Arguments... arguments) {
     if (!g_real[row].load(std::memory_order_relaxed)) [[unlikely]] {
       load_driver_for_linked_program();
       if (!g_real[row].load(std::memory_order_relaxed)) return cuda::CUDA_ERROR_NOT_INITIALIZED;

@@ -26,7 +26,7 @@ bool PoolArena::Piece::same_kind(const Piece& other) const {
          (state != State::kPending || stream == other.stream);
 }
 
-bool PoolArena::is_free_for(const Piece& piece, StreamId stream, bool may_grow) const {
+bool PoolArena::is_free_for(const Piece& piece, StreamId stream, bool may_grow) {
   switch (piece.state) {
     case State::kAbsent:
       return may_grow;
@@ -178,9 +178,19 @@ void PoolArena::passed(StreamId stream, FreeNumber last) {
   }
 }
 
-void PoolArena::hand_over(StreamId from, StreamId to, FreeNumber number) {
+bool PoolArena::would_fit(std::size_t bytes) const {
+  std::size_t length = 0;
+  for (const auto& [address, piece] : pieces_) {
+    const bool free = piece.state == State::kFree || piece.state == State::kPending;
+    length = free ? length + piece.size : 0;
+    if (length >= bytes) return true;
+  }
+  return false;
+}
+
+void PoolArena::hand_over(StreamId from, FreeNumber last, StreamId to, FreeNumber number) {
   auto at = pending_.find(from);
-  while (at != pending_.end()) {
+  while (at != pending_.end() && at->second.by_number.begin()->first <= last) {
     const CUdeviceptr address = at->second.by_number.begin()->second;
     replace(address, Piece{pieces_.find(address)->second.size, State::kPending, to, number, 0});
     at = pending_.find(from);

@@ -57,9 +57,12 @@ class PoolArena {
   bool give_to_all(cuda::CUdeviceptr address);
   // The stream has come past all frees up to this one.
   void passed(StreamId stream, FreeNumber last);
-  // `to` waits for all that `from` had to do: what was freed there is free for `to` as well, and
-  // for all others when that has come past `number`.
-  void hand_over(StreamId from, StreamId to, FreeNumber number);
+  // `to` waits for what `from` had to do up to its free `last`: what was freed there so far is free
+  // for `to` as well, and for all others when that has come past `number`.
+  void hand_over(StreamId from, FreeNumber last, StreamId to, FreeNumber number);
+  // Whether it could lie in memory that is present, if all streams had come past their frees.
+  bool would_fit(std::size_t bytes) const;
+  bool has_pending(StreamId stream) const { return pending_.contains(stream); }
 
   void set_present(std::size_t unit, bool present);
   // Units that are present and free for all streams, from the last to the first.
@@ -92,7 +95,7 @@ class PoolArena {
     std::set<std::pair<FreeNumber, cuda::CUdeviceptr>> by_number;
   };
 
-  bool is_free_for(const Piece& piece, StreamId stream, bool may_grow) const;
+  static bool is_free_for(const Piece& piece, StreamId stream, bool may_grow);
   void enter(cuda::CUdeviceptr address, const Piece& piece);
   void leave(cuda::CUdeviceptr address, const Piece& piece);
   // Puts `piece` in the place of all that is there, and joins it to its neighbours of the same

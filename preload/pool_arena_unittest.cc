@@ -85,16 +85,24 @@ TEST(PoolArena, AStreamThatHasPassedOneFreeHasNotPassedTheNext) {
 }
 
 TEST(PoolArena, AStreamThatWaitsForAnotherHasWhatThatFreed) {
-  PoolArena arena(kBase, 8);
+  PoolArena arena(kBase, 1);
   const auto first = allocate(arena, 10 * kMiB, 1);
+  allocate(arena, kMiB, 1);
+  const auto later = allocate(arena, 21 * kMiB, 1);
   arena.give(first, 1, 1);
-  arena.hand_over(1, 2, 2);
+  arena.give(later, 1, 7);
+  EXPECT_TRUE(arena.would_fit(21 * kMiB));
+  EXPECT_FALSE(arena.would_fit(22 * kMiB));
+  arena.hand_over(1, 6, 2, 8);
   EXPECT_EQ(arena.find(10 * kMiB, 2, false)->address, first);
+  EXPECT_FALSE(arena.find(21 * kMiB, 2, false)) << "it was freed later";
+  EXPECT_EQ(arena.find(21 * kMiB, 1, false)->address, later);
   // The stream that waits may still be at work in it.
-  arena.passed(1, 9);
-  EXPECT_NE(arena.find(10 * kMiB, 3, false)->address, first);
-  arena.passed(2, 2);
-  EXPECT_TRUE(arena.empty());
+  arena.passed(1, 6);
+  arena.passed(2, 7);
+  EXPECT_FALSE(arena.find(10 * kMiB, 3, false));
+  arena.passed(2, 8);
+  EXPECT_EQ(arena.find(10 * kMiB, 3, false)->address, first);
 }
 
 TEST(PoolArena, GivesBackOnlyWholeUnitsThatNothingIsIn) {
@@ -163,10 +171,35 @@ TEST(PoolArena, NeverGivesOutWhatOthersMayUse) {
       } else if (action < 8 && !used.empty()) {
         auto one = used.begin();
         std::advance(one, static_cast<std::ptrdiff_t>(below(used.size())));
-        ASSERT_TRUE(arena.give(one->first, stream, ++last));
-        freed.push_back({one->first, end_of(one->first, one->second), stream, last});
+        if (below(6) == 0) {
+          ASSERT_TRUE(arena.give_to_all(one->first));
+        } else {
+          ASSERT_TRUE(arena.give(one->first, stream, ++last));
+          freed.push_back({one->first, end_of(one->first, one->second), stream, last});
+        }
         sum -= one->second;
         used.erase(one);
+      } else if (action == 8 && below(3) == 0) {
+        const StreamId to = 1 + below(3);
+        const FreeNumber until = last - std::min<FreeNumber>(last, below(6));
+        ++last;
+        if (to == stream) continue;
+        // What lies side by side goes as one, with the later of its numbers: so perhaps less.
+        arena.hand_over(stream, until, to, last);
+        std::vector<Freed> still;
+        for (auto one : freed) {
+          if (one.stream == stream && one.number <= until) {
+            one.stream = 0;
+          }
+          still.push_back(one);
+        }
+        freed = still;
+        // Until both have come past it.
+        arena.passed(stream, last);
+        arena.passed(to, last);
+        std::erase_if(freed, [&](const Freed& one) {
+          return one.stream == 0 || one.stream == stream || one.stream == to;
+        });
       } else if (action == 8) {
         const FreeNumber number = last - std::min<FreeNumber>(last, below(6));
         arena.passed(stream, number);

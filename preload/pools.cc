@@ -71,6 +71,7 @@ struct Mark {
 struct Stream {
   CUcontext context = nullptr;
   std::deque<Mark> marks;
+  FreeNumber passed = 0;  // the last that it has come past
 };
 
 // Of cuMemAlloc, freed in a stream.
@@ -97,40 +98,33 @@ struct Pools {
   std::map<CUcontext, std::vector<CUevent>> spare_events;
   std::vector<Leaving> leaving;
   FreeNumber last_free = 0;
-  bool to_be_forgotten = false;
 };
 
+// Never destroyed, as the tables. A forked child has another, as a thread that the child has not
+// may have been at work in this one.
+std::atomic<Pools*> g_pools{nullptr};
+
 Pools& pools() {
-  // Never destroyed, as the tables.
-  static auto* made = new Pools;
+  auto* made = g_pools.load(std::memory_order_acquire);
+  if (made) return *made;
+  auto* fresh = new Pools;
+  if (g_pools.compare_exchange_strong(made, fresh, std::memory_order_acq_rel)) return *fresh;
+  delete fresh;
   return *made;
 }
 
 // Whether there is anything at all to look for: most programs have no pools.
 std::atomic<bool> g_in_use{false};
 
-void forget_pools() {
-  auto& all = pools();
-  all.to_be_forgotten = false;
-  all.pools.clear();
-  all.known.clear();
-  all.streams.clear();
-  all.spare_events.clear();
-  all.leaving.clear();
-  g_in_use = false;
-}
-
 class PoolsLock {
  public:
-  PoolsLock() { pools().mutex.lock(); }
-  ~PoolsLock() { unlock(); }
+  PoolsLock() : locked_(pools()) { locked_.mutex.lock(); }
+  ~PoolsLock() { locked_.mutex.unlock(); }
   PoolsLock(const PoolsLock&) = delete;
   PoolsLock& operator=(const PoolsLock&) = delete;
-  static void unlock() {
-    if (pools().to_be_forgotten) [[unlikely]]
-      forget_pools();
-    pools().mutex.unlock();
-  }
+
+ private:
+  Pools& locked_;
 };
 
 // --- With the pools locked
@@ -178,50 +172,75 @@ bool trim(Pool& pool, std::uint64_t keep) {
   return any;
 }
 
+void drop_addresses(const PoolArena& arena) {
+  driver().cuMemAddressFree(arena.base(), arena.size());
+  const TablesLock lock;
+  tables().pool_ranges.erase(arena.base());
+}
+
 // Those that the program has destroyed, and that nothing is in any more.
 void bury_pools() {
   auto& all = pools().pools;
   std::erase_if(all, [](const std::unique_ptr<Pool>& pool) {
     if (pool->handle || !pool->empty()) return false;
     trim(*pool, 0);
-    for (const auto& arena : pool->arenas) {
-      driver().cuMemAddressFree(arena->base(), arena->size());
-      const TablesLock lock;
-      tables().pool_ranges.erase(arena->base());
-    }
+    for (const auto& arena : pool->arenas)
+      drop_addresses(*arena);
     return true;
   });
 }
 
-// The stream has come so far.
-void note_passed(StreamId stream, FreeNumber last) {
-  for (const auto& pool : pools().pools)
-    for (const auto& arena : pool->arenas)
-      arena->passed(stream, last);
-  std::erase_if(pools().leaving, [&](const Leaving& one) {
-    const bool due = one.stream == stream && one.number <= last;
-    if (due) let_go(one.address, one.allocation);
-    return due;
-  });
+// The stream has come so far. True if memory of cuMemAlloc was given back.
+bool let_leave(StreamId stream, FreeNumber last) {
+  return std::erase_if(pools().leaving, [&](const Leaving& one) {
+           const bool due = one.stream == stream && one.number <= last;
+           if (due) let_go(one.address, one.allocation);
+           return due;
+         }) > 0;
 }
 
-// Which streams have come past their frees. A driver that says anything but that it is not done
-// will not say more later.
-void collect() {
+void note_passed(Pool& pool, StreamId stream, FreeNumber last) {
+  for (const auto& arena : pool.arenas)
+    arena->passed(stream, last);
+}
+
+// What a call has waited for the program knows; what the agent finds out by looking it does not.
+enum class Seen { kByProgram, kByAgent };
+
+// Which streams have come past their frees. True if memory of cuMemAlloc was given back.
+bool collect(Seen seen) {
   auto& all = pools();
+  // To ask of an event would spoil captures, of other threads as well.
+  if (tables().captures.load() != 0) return false;
+  bool gave_back = false;
+  bool all_look = true;
+  for (const auto& pool : all.pools)
+    all_look = all_look && pool->looks_at_streams;
   for (auto at = all.streams.begin(); at != all.streams.end();) {
     auto& [id, stream] = *at;
-    FreeNumber last = 0;
-    while (!stream.marks.empty() &&
-           driver().cuEventQuery(stream.marks.front().event) != CUDA_ERROR_NOT_READY) {
-      last = std::max(last, stream.marks.front().number);
-      all.spare_events[stream.context].push_back(stream.marks.front().event);
+    while (!stream.marks.empty()) {
+      const Mark first = stream.marks.front();
+      const auto result = driver().cuEventQuery(first.event);
+      // One that is gone has gone with its context, which was waited for. Anything else that the
+      // driver says is no answer: the memory stays.
+      const bool gone =
+          result == CUDA_ERROR_CONTEXT_IS_DESTROYED || result == CUDA_ERROR_INVALID_HANDLE;
+      if (result != CUDA_SUCCESS && !gone) break;
+      stream.passed = std::max(stream.passed, first.number);
+      if (!gone) all.spare_events[stream.context].push_back(first.event);
       stream.marks.pop_front();
     }
-    if (last > 0) note_passed(id, last);
-    at = stream.marks.empty() ? all.streams.erase(at) : std::next(at);
+    if (stream.passed > 0) {
+      gave_back = let_leave(id, stream.passed) || gave_back;
+      for (const auto& pool : all.pools)
+        if (pool->looks_at_streams || seen == Seen::kByProgram)
+          note_passed(*pool, id, stream.passed);
+    }
+    const bool done = stream.marks.empty() && (all_look || seen == Seen::kByProgram);
+    at = done ? all.streams.erase(at) : std::next(at);
   }
   bury_pools();
+  return gave_back;
 }
 
 // --- A place in a stream
@@ -239,8 +258,9 @@ CUevent spare_event(CUcontext context) {
 CUresult mark(const StreamName& stream, CUevent& event) {
   const CurrentContext current(stream.context);
   event = spare_event(stream.context);
-  // One that has gone with a context of the same handle is no good.
   if (event && driver().cuEventRecord(event, stream.handle) == CUDA_SUCCESS) return CUDA_SUCCESS;
+  // One that has gone with a context of the same handle is no good.
+  if (event) driver().cuEventDestroy_v2(event);
   auto result = driver().cuEventCreate(&event, kDisableTiming);
   if (result != CUDA_SUCCESS) return result;
   result = driver().cuEventRecord(event, stream.handle);
@@ -258,6 +278,11 @@ FreeNumber enter_mark(const StreamName& stream, CUevent event) {
 
 // --- Growing
 
+int count_devices() {
+  int count = 0;
+  return driver().cuDeviceGetCount(&count) == CUDA_SUCCESS ? count : 0;
+}
+
 // The driver's settings of it.
 void read_settings(Pool& pool) {
   const auto& call = driver();
@@ -269,20 +294,25 @@ void read_settings(Pool& pool) {
                                  &flag) == CUDA_SUCCESS)
     pool.makes_streams_wait = flag != 0;
   call.cuMemPoolGetAttribute(pool.handle, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &pool.threshold);
+  if (!call.cuMemPoolGetAccess) return;
+  const int devices = count_devices();
+  for (CUdevice device = 0; device < devices; ++device) {
+    CUmemLocation location{CU_MEM_LOCATION_TYPE_DEVICE, device};
+    CUmemAccess_flags flags = CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    if (device != pool.device &&
+        call.cuMemPoolGetAccess(&flags, pool.handle, &location) == CUDA_SUCCESS &&
+        flags != CU_MEM_ACCESS_FLAGS_PROT_NONE)
+      pool.rights.push_back({location, flags});
+  }
 }
 
 // Which device's pool it is, if the agent can serve it.
-std::optional<CUdevice> served_device(CUmemoryPool handle, CUdevice current) {
+std::optional<CUdevice> served_device(CUmemoryPool handle) {
   const auto known = pools().known.find(handle);
   if (known != pools().known.end())
     return known->second.served ? std::optional(known->second.device) : std::nullopt;
-  std::vector<CUdevice> devices{current};
-  {
-    const TablesLock lock;
-    for (const auto& [context, device] : tables().contexts)
-      devices.push_back(device);
-  }
-  for (const auto device : devices) {
+  const int devices = count_devices();
+  for (CUdevice device = 0; device < devices; ++device) {
     CUmemoryPool its = nullptr;
     if (driver().cuDeviceGetDefaultMemPool(&its, device) == CUDA_SUCCESS && its == handle) {
       pools().known[handle] = {device, true};
@@ -293,8 +323,8 @@ std::optional<CUdevice> served_device(CUmemoryPool handle, CUdevice current) {
 }
 
 // Null if the agent cannot serve it.
-Pool* make_pool(CUmemoryPool handle, CUdevice current) {
-  const auto device = served_device(handle, current);
+Pool* make_pool(CUmemoryPool handle) {
+  const auto device = served_device(handle);
   if (!device || !can_be_served(*device)) return nullptr;
   auto pool = std::make_unique<Pool>();
   pool->handle = handle;
@@ -380,40 +410,35 @@ CUresult grow(const Pool& pool, PoolArena& arena, const std::vector<std::size_t>
   return result;
 }
 
-// All other streams' frees become this stream's, which from now on waits for them.
-void wait_for_others(Pool& pool, const StreamName& stream) {
-  const CurrentContext current(stream.context);
-  std::vector<StreamId> others;
-  for (const auto& [id, its] : pools().streams) {
-    if (id == stream.id || its.marks.empty()) continue;
-    if (driver().cuStreamWaitEvent(stream.handle, its.marks.back().event, 0) == CUDA_SUCCESS)
-      others.push_back(id);
-  }
-  CUevent event = nullptr;
-  if (others.empty() || driver().cuEventCreate(&event, kDisableTiming) != CUDA_SUCCESS) return;
-  if (driver().cuEventRecord(event, stream.handle) != CUDA_SUCCESS) {
-    driver().cuEventDestroy_v2(event);
-    return;
-  }
-  const auto number = enter_mark(stream, event);
-  for (const auto id : others)
-    for (const auto& arena : pool.arenas)
-      arena->hand_over(id, stream.id, number);
-}
-
 bool give_back_idle_locked(CUdevice device) {
-  collect();
-  bool any = false;
+  bool any = collect(Seen::kByAgent);
   for (const auto& pool : pools().pools)
     if (pool->device == device) any = trim(*pool, 0) || any;
   return any;
 }
 
+// Whether so many units are to be had. To try takes a GPU that has less for a while, from others,
+// and for nothing.
+bool has_room(const Pool& pool, std::size_t units, const StreamName& stream) {
+  constexpr std::size_t kFew = 4;
+  if (units < kFew) return true;
+  std::size_t free = 0;
+  std::size_t total = 0;
+  const CurrentContext current(stream.context);
+  // Only a context says it, of its device.
+  if (stream.device == pool.device && driver().cuMemGetInfo_v2(&free, &total) == CUDA_SUCCESS)
+    return units <= free / PoolArena::kUnit;
+  return driver().cuDeviceTotalMem_v2(&total, pool.device) != CUDA_SUCCESS ||
+         units <= total / PoolArena::kUnit;
+}
+
 // An allocation in memory that is there, or in more.
-CUdeviceptr settle(Pool& pool, std::size_t bytes, StreamId stream, bool may_grow) {
+CUdeviceptr settle(Pool& pool, std::size_t bytes, const StreamName& stream, bool may_grow) {
   const auto place_in = [&](PoolArena& arena) -> CUdeviceptr {
-    const auto fit = arena.find(bytes, stream, may_grow);
-    if (!fit || (!fit->missing.empty() && grow(pool, arena, fit->missing) != CUDA_SUCCESS))
+    const auto fit = arena.find(bytes, stream.id, may_grow);
+    if (!fit) return 0;
+    if (!fit->missing.empty() && (!has_room(pool, fit->missing.size(), stream) ||
+                                  grow(pool, arena, fit->missing) != CUDA_SUCCESS))
       return 0;
     arena.take(fit->address, bytes);
     pool.note_highs();
@@ -422,12 +447,42 @@ CUdeviceptr settle(Pool& pool, std::size_t bytes, StreamId stream, bool may_grow
   bool had_addresses = false;
   for (const auto& arena : pool.arenas) {
     if (const auto found = place_in(*arena)) return found;
-    had_addresses = had_addresses || (may_grow && arena->find(bytes, stream, true));
+    had_addresses = had_addresses || (may_grow && arena->find(bytes, stream.id, true));
   }
   // Where there were addresses it is memory that was wanting.
   if (!may_grow || had_addresses) return 0;
   auto* more = add_arena(pool, bytes);
-  return more ? place_in(*more) : 0;
+  if (!more) return 0;
+  if (const auto found = place_in(*more)) return found;
+  drop_addresses(*more);
+  pool.arenas.pop_back();
+  return 0;
+}
+
+// Events behind all that was freed so far in another stream, of this pool.
+struct Behind {
+  StreamId stream = 0;
+  FreeNumber last = 0;
+  std::vector<CUevent> events;
+};
+
+std::vector<Behind> others_with_memory(const Pool& pool, StreamId stream) {
+  std::vector<Behind> found;
+  for (const auto& entry : pools().streams) {
+    const StreamId id = entry.first;
+    const auto& marks = entry.second.marks;
+    const bool has = std::any_of(pool.arenas.begin(), pool.arenas.end(),
+                                 [id](const auto& arena) { return arena->has_pending(id); });
+    if (id == stream || marks.empty() || !has) continue;
+    Behind behind{id, 0, {}};
+    // All, since they were recorded before they were entered, in any order.
+    for (const auto& mark : marks) {
+      behind.last = std::max(behind.last, mark.number);
+      behind.events.push_back(mark.event);
+    }
+    found.push_back(std::move(behind));
+  }
+  return found;
 }
 
 }  // namespace
@@ -466,13 +521,29 @@ void note_pool(CUmemoryPool pool, const CUmemPoolProps& props) {
   pools().known[pool] = {props.location.id, served};
 }
 
-void note_pool_destroyed(CUmemoryPool handle) {
+PoolEnd::PoolEnd(CUmemoryPool handle) : handle_(handle) {
   const PoolsLock lock;
-  pools().known.erase(handle);
+  if (const auto known = pools().known.extract(handle)) {
+    was_known_ = true;
+    device_ = known.mapped().device;
+    served_ = known.mapped().served;
+  }
   auto* pool = pool_of(handle);
   if (!pool) return;
   pool->handle = nullptr;
-  collect();
+  pool_ = pool;
+}
+
+void PoolEnd::happened() {
+  const PoolsLock lock;
+  (void)collect(Seen::kByAgent);
+}
+
+void PoolEnd::did_not_happen() {
+  const PoolsLock lock;
+  if (was_known_) pools().known[handle_] = {device_, served_};
+  for (const auto& pool : pools().pools)
+    if (pool.get() == pool_) pool->handle = handle_;
 }
 
 void note_pool_attribute(CUmemoryPool handle, CUmemPool_attribute attribute, const void* value) {
@@ -491,10 +562,8 @@ void note_pool_attribute(CUmemoryPool handle, CUmemPool_attribute attribute, con
 
 void note_pool_access(CUmemoryPool handle, const CUmemAccessDesc* rights, std::size_t count) {
   const PoolsLock lock;
-  const auto known = pools().known.find(handle);
+  // One that is made later asks the driver.
   auto* pool = pool_of(handle);
-  // There has to be one to note it in.
-  if (!pool) pool = make_pool(handle, known == pools().known.end() ? 0 : known->second.device);
   if (!pool) return;
   for (std::size_t i = 0; i < count; ++i) {
     const auto& right = rights[i];
@@ -520,25 +589,49 @@ void note_pool_access(CUmemoryPool handle, const CUmemAccessDesc* rights, std::s
 // --- Allocating and freeing
 
 CUdeviceptr allocate_from_pool(CUmemoryPool handle, std::size_t bytes, const StreamName& stream) {
-  const PoolsLock lock;
-  auto* pool = pool_of(handle);
-  if (!pool) pool = make_pool(handle, stream.device);
-  // More than any GPU has.
-  constexpr std::size_t kMost = std::size_t{1} << 45;
-  if (!pool || bytes > kMost) return 0;
-  if (const auto found = settle(*pool, bytes, stream.id, false)) return found;
-  if (pool->looks_at_streams) {
-    collect();
-    if (const auto found = settle(*pool, bytes, stream.id, false)) return found;
+  std::vector<Behind> others;
+  {
+    const PoolsLock lock;
+    auto* pool = pool_of(handle);
+    if (!pool) pool = make_pool(handle);
+    // More than any GPU has.
+    constexpr std::size_t kMost = std::size_t{1} << 45;
+    if (!pool || bytes > kMost) return 0;
+    if (const auto found = settle(*pool, bytes, stream, false)) return found;
+    if (pool->looks_at_streams) {
+      (void)collect(Seen::kByAgent);
+      if (const auto found = settle(*pool, bytes, stream, false)) return found;
+    }
+    if (const auto grown = settle(*pool, bytes, stream, true)) return grown;
+    // The GPU is full, or all addresses are taken.
+    if (give_back_idle_locked(pool->device))
+      if (const auto grown = settle(*pool, bytes, stream, true)) return grown;
+    const bool would_help = pool->makes_streams_wait &&
+                            std::any_of(pool->arenas.begin(), pool->arenas.end(),
+                                        [&](const auto& arena) { return arena->would_fit(bytes); });
+    if (would_help) others = others_with_memory(*pool, stream.id);
   }
-  if (const auto grown = settle(*pool, bytes, stream.id, true)) return grown;
-  // The GPU is full, or all addresses are taken.
-  if (give_back_idle_locked(pool->device))
-    if (const auto grown = settle(*pool, bytes, stream.id, true)) return grown;
-  if (!pool->makes_streams_wait) return 0;
-  wait_for_others(*pool, stream);
-  if (const auto found = settle(*pool, bytes, stream.id, false)) return found;
-  return settle(*pool, bytes, stream.id, true);
+  if (others.empty()) return 0;
+  // Without the lock: the driver may have to wait until a stream takes more, and so for a thread
+  // that frees.
+  {
+    const CurrentContext current(stream.context);
+    std::erase_if(others, [&](const Behind& behind) {
+      return std::any_of(behind.events.begin(), behind.events.end(), [&](CUevent event) {
+        return driver().cuStreamWaitEvent(stream.handle, event, 0) != CUDA_SUCCESS;
+      });
+    });
+  }
+  CUevent event = nullptr;
+  if (mark(stream, event) != CUDA_SUCCESS) return 0;
+  const PoolsLock lock;
+  const auto number = enter_mark(stream, event);
+  auto* pool = pool_of(handle);
+  if (!pool) return 0;
+  for (const auto& behind : others)
+    for (const auto& arena : pool->arenas)
+      arena->hand_over(behind.stream, behind.last, stream.id, number);
+  return settle(*pool, bytes, stream, false);
 }
 
 bool in_pool(CUdeviceptr pointer) {
@@ -579,7 +672,7 @@ CUresult free_when_passed(const PoolBlock& block, const StreamName& stream) {
   if (there) pool->sync_memops.erase(block.address);
   // A program that never waits leaves one mark for each free.
   constexpr std::size_t kMany = 64;
-  if (pools().streams[stream.id].marks.size() > kMany) collect();
+  if (pools().streams[stream.id].marks.size() > kMany) (void)collect(Seen::kByAgent);
   // Another thread has freed it meanwhile: the program's mistake.
   return there ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
@@ -591,7 +684,7 @@ CUresult free_when_passed(CUdeviceptr address, const Allocation& allocation,
   const PoolsLock lock;
   g_in_use = true;
   pools().leaving.push_back({stream.id, enter_mark(stream, event), address, allocation});
-  collect();
+  (void)collect(Seen::kByAgent);
   return CUDA_SUCCESS;
 }
 
@@ -610,14 +703,27 @@ CUresult free_to_pool(const PoolBlock& block) {
 void after_wait() {
   if (!g_in_use.load(std::memory_order_relaxed)) return;
   const PoolsLock lock;
-  collect();
+  (void)collect(Seen::kByProgram);
   for (const auto& pool : pools().pools)
     trim(*pool, pool->threshold);
 }
 
+void finish_frees() {
+  if (!g_in_use.load(std::memory_order_relaxed)) return;
+  const PoolsLock lock;
+  (void)collect(Seen::kByAgent);
+}
+
+PoolsKept::PoolsKept() : kept_(g_in_use.load(std::memory_order_relaxed)) {
+  if (kept_) pools().mutex.lock();
+}
+PoolsKept::~PoolsKept() {
+  if (kept_) pools().mutex.unlock();
+}
+
 void trim_pool(CUmemoryPool handle, std::size_t keep) {
   const PoolsLock lock;
-  collect();
+  (void)collect(Seen::kByProgram);
   if (auto* pool = pool_of(handle)) trim(*pool, keep);
 }
 
@@ -650,33 +756,16 @@ void forget_work_in(CUcontext context, const std::vector<StreamId>& streams) {
   all.spare_events.erase(context);
   for (const auto id : streams) {
     all.streams.erase(id);
-    note_passed(id, all.last_free);
+    (void)let_leave(id, all.last_free);
+    for (const auto& pool : all.pools)
+      note_passed(*pool, id, all.last_free);
   }
 }
 
-// --- Forks
-
-namespace {
-
-bool g_pools_locked_for_fork = false;
-
-}  // namespace
-
-void lock_pools_for_fork() {
-  const bool interrupted = pools().mutex.is_mine();
-  if (!interrupted) pools().mutex.lock();
-  g_pools_locked_for_fork = !interrupted;
-}
-
-void unlock_pools_after_fork() {
-  if (g_pools_locked_for_fork) PoolsLock::unlock();
-}
-
+// A handler of a signal may fork in the middle of anything: nothing is waited for.
 void forget_pools_after_fork() {
-  if (pools().mutex.is_mine())
-    pools().to_be_forgotten = true;
-  else
-    forget_pools();
+  g_in_use = false;
+  g_pools = new Pools;
 }
 
 }  // namespace stasis::preload

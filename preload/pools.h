@@ -29,8 +29,21 @@ std::optional<StreamName> name_of(cuda::CUstream stream, bool per_thread);
 
 // The program has made it. What the agent cannot serve it leaves to the driver.
 void note_pool(cuda::CUmemoryPool pool, const cuda::CUmemPoolProps& props);
-// What is in use of it stays.
-void note_pool_destroyed(cuda::CUmemoryPool pool);
+// The program destroys it; what is in use of it stays. From before the driver is asked, as another
+// may have its handle as soon as that is done.
+class PoolEnd {
+ public:
+  explicit PoolEnd(cuda::CUmemoryPool handle);
+  void happened();
+  void did_not_happen();
+
+ private:
+  cuda::CUmemoryPool handle_;
+  const void* pool_ = nullptr;
+  bool was_known_ = false;
+  cuda::CUdevice device_ = 0;
+  bool served_ = false;
+};
 void note_pool_attribute(cuda::CUmemoryPool pool, cuda::CUmemPool_attribute attribute,
                          const void* value);
 void note_pool_access(cuda::CUmemoryPool pool, const cuda::CUmemAccessDesc* rights,
@@ -63,6 +76,19 @@ cuda::CUresult free_to_pool(const PoolBlock& block);
 
 // A call has waited for work: pools give back what they need not keep.
 void after_wait();
+// What streams have come past leaves: nothing of it needs to be saved.
+void finish_frees();
+// While it lives no stream is asked how far it is, which would spoil a capture that begins.
+class PoolsKept {
+ public:
+  PoolsKept();
+  ~PoolsKept();
+  PoolsKept(const PoolsKept&) = delete;
+  PoolsKept& operator=(const PoolsKept&) = delete;
+
+ private:
+  bool kept_;
+};
 // Down to so many bytes, if that much is free.
 void trim_pool(cuda::CUmemoryPool pool, std::size_t keep);
 // The device has no memory left: all that nothing is in. True if there was any.
@@ -84,9 +110,7 @@ void forget_work_in(cuda::CUcontext context, const std::vector<StreamId>& stream
 // What the program has of a pool, by a call that names no stream.
 cuda::CUresult free_pooled(cuda::CUdeviceptr pointer);
 
-// For a fork, as those of eviction.h.
-void lock_pools_for_fork();
-void unlock_pools_after_fork();
+// In a forked child.
 void forget_pools_after_fork();
 
 }  // namespace stasis::preload

@@ -114,7 +114,9 @@ CUresult cuStreamDestroy_v2(CUstream handle) {
     {
       std::lock_guard lock(stream->context->mutex);
       stream->context->streams.erase(stream);
-      stream->context->of_destroyed.push_back(Lane::last(stream->lane));
+      auto& ends = stream->context->of_destroyed;
+      std::erase_if(ends, [](const Mark& mark) { return mark.reached(); });
+      ends.push_back(Lane::last(stream->lane));
     }
     stream->lane->finish();
     delete stream;

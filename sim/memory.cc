@@ -78,7 +78,11 @@ CUresult Memory::new_object(int index, std::uint64_t size, ObjectKind kind, Obje
   Fd file;
   auto outcome = s.holding->create(size, kind, object->id, file);
   if (outcome == Holding::Outcome::kFull && trim_all(index)) {
-    if (!s.holding) return CUDA_ERROR_UNKNOWN;
+    // It may have gone with the last that was in it.
+    if (!s.holding) {
+      s.holding = std::make_unique<Holding>(dir_, s.spec);
+      if (!s.holding->open()) return CUDA_ERROR_UNKNOWN;
+    }
     outcome = s.holding->create(size, kind, object->id, file);
   }
   if (outcome == Holding::Outcome::kFull) return CUDA_ERROR_OUT_OF_MEMORY;

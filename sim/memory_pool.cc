@@ -83,27 +83,31 @@ CUresult Memory::allocate_pooled(int index, int device, std::uint64_t size, void
   const auto rounded = whole(size, kPoolAlignment);
   Address at = 0;
   if (!find_in_pool(area, rounded, stream, at)) return CUDA_ERROR_OUT_OF_MEMORY;
+  // In place first: a GPU that is full takes what pools only keep, of this one as well.
+  const auto blocks_before = area.blocks;
+  cut_freed(area, at, rounded);
+  area.blocks[at] = {rounded, 0, 0};
+  const auto give_up = [&](CUresult why) {
+    area.blocks = blocks_before;
+    trim_area(area, area.reserved_before);
+    return why;
+  };
   const auto missing = missing_units(area, at, rounded);
   if (max_size && area.reserved + missing.size() * kPoolUnit > whole(max_size, kPoolUnit))
-    return CUDA_ERROR_OUT_OF_MEMORY;
+    return give_up(CUDA_ERROR_OUT_OF_MEMORY);
   for (const auto unit : missing) {
     Object* object = nullptr;
-    if (auto rc = new_object(index, kPoolUnit, {}, object); rc != CUDA_SUCCESS) {
-      trim_area(area, area.reserved_before);
-      return rc;
-    }
+    if (auto rc = new_object(index, kPoolUnit, {}, object); rc != CUDA_SUCCESS) return give_up(rc);
     const Placement placement{kPoolUnit, 0, object, PROT_READ | PROT_WRITE, device};
     if (!place(unit, placement)) {
       drop_if_unused(object);
-      return CUDA_ERROR_OUT_OF_MEMORY;
+      return give_up(CUDA_ERROR_OUT_OF_MEMORY);
     }
     placements_[unit] = placement;
     ++object->uses;
     area.reserved += kPoolUnit;
   }
   area.reserved_before = area.reserved;
-  cut_freed(area, at, rounded);
-  area.blocks[at] = {rounded, 0, 0};
   area.used += size;
   area.used_high = std::max(area.used_high, area.used);
   area.reserved_high = std::max(area.reserved_high, area.reserved);

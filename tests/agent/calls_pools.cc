@@ -481,28 +481,53 @@ void try_order() {
   SAY(CU(cuStreamDestroy_v2)(stream));
 }
 
-// What memory there is when the GPU is full.
+// What a pool only keeps on a GPU that is full, others get all the same.
 void try_full() {
-  std::printf("== pools: a full GPU\n");
   const auto pool = default_pool();
   const auto stream = new_stream();
-  std::vector<CUdeviceptr> all;
-  CUdeviceptr address = 0;
   SAY(set_attribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, ~0ULL));
-  while (CU(cuMemAllocAsync)(&address, 64 * kMiB, stream) == CUDA_SUCCESS)
-    all.push_back(address);
-  SAY(all.size() > 2);
-  for (const auto one : all)
-    CU(cuMemFreeAsync)(one, stream);
-  SAY(CU(cuStreamSynchronize)(stream));
-  // The pool keeps it: whether others get it all the same.
-  std::size_t free = 0;
-  std::size_t total = 0;
-  SAY(CU(cuMemGetInfo_v2)(&free, &total));
-  SAY(free < 128 * kMiB);
-  CUdeviceptr plain = 0;
-  SAY(CU(cuMemAlloc_v2)(&plain, 256 * kMiB));
-  if (plain) SAY(CU(cuMemFree_v2)(plain));
+  for (int what = 0; what < 5; ++what) {
+    std::printf("== pools: a full GPU, %d\n", what);
+    std::vector<CUdeviceptr> all;
+    CUdeviceptr address = 0;
+    while (CU(cuMemAllocAsync)(&address, 64 * kMiB, stream) == CUDA_SUCCESS)
+      all.push_back(address);
+    while (CU(cuMemAllocAsync)(&address, 2 * kMiB, stream) == CUDA_SUCCESS)
+      all.push_back(address);
+    SAY(all.size() > 2);
+    for (const auto one : all)
+      CU(cuMemFreeAsync)(one, stream);
+    SAY(CU(cuStreamSynchronize)(stream));
+    std::size_t free = 0;
+    std::size_t total = 0;
+    SAY(CU(cuMemGetInfo_v2)(&free, &total));
+    SAY(free < 128 * kMiB);
+    CUdeviceptr plain = 0;
+    std::size_t pitch = 0;
+    if (what == 0) SAY(CU(cuMemAlloc_v2)(&plain, 256 * kMiB));
+    if (what == 1) SAY(CU(cuMemAlloc_v2)(&plain, kMiB));
+    if (what == 2) SAY(CU(cuMemAllocPitch_v2)(&plain, &pitch, 1000, 1000, 4));
+    if (what == 3) SAY(CU(cuMemAllocPitch_v2)(&plain, &pitch, 100000, 1000, 4));
+    if (what == 4) {
+      CUmemAllocationProp prop{};
+      prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+      prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, g_device};
+      CUmemGenericAllocationHandle handle = 0;
+      SAY(CU(cuMemCreate)(&handle, 64 * kMiB, &prop, 0));
+      if (handle) SAY(CU(cuMemRelease)(handle));
+    }
+    if (plain) SAY(CU(cuMemFree_v2)(plain));
+  }
+  // More than there is: nothing waits for it.
+  const auto busy = new_stream();
+  CUdeviceptr none = 0;
+  const auto freed = allocate_in(busy, 64 * kMiB);
+  work_for(busy, 100);
+  SAY(CU(cuMemFreeAsync)(freed, busy));
+  SAY(CU(cuMemAllocAsync)(&none, std::size_t{1} << 40, stream));
+  SAY(CU(cuStreamQuery)(stream));
+  SAY(CU(cuStreamSynchronize)(busy));
+  SAY(CU(cuStreamDestroy_v2)(busy));
   SAY(set_attribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, 0));
   SAY(CU(cuStreamSynchronize)(stream));
   say_pool(pool);
@@ -578,6 +603,36 @@ void try_captures() {
       say("other memory is there", CU(cuMemsetD8_v2)(plain, 3, 4 * kMiB));
     }
   }
+  // Another thread's wait ends while a stream is captured: it must not spoil that, nor take what
+  // other streams have yet to come to.
+  std::printf("-- a wait that ends in a capture\n");
+  const auto waited_for = new_stream();
+  const auto busy = new_stream();
+  const auto pending = allocate_in(busy, 40 * kMiB);
+  const auto freed = allocate_in(waited_for, 4 * kMiB);
+  SAY(CU(cuCtxSynchronize)());
+  work_for(busy, 300);
+  SAY(CU(cuMemsetD8Async)(pending, 1, 40 * kMiB, busy));
+  SAY(CU(cuMemFreeAsync)(pending, busy));
+  work_for(waited_for, 100);
+  SAY(CU(cuMemFreeAsync)(freed, waited_for));
+  CUcontext context = nullptr;
+  SAY(CU(cuCtxGetCurrent)(&context));
+  CUresult waited = CUDA_SUCCESS;
+  std::thread waiting([&] {
+    CU(cuCtxSetCurrent)(context);
+    waited = CU(cuStreamSynchronize)(waited_for);
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(30));
+  SAY(OTHER(cuStreamBeginCapture_v2)(stream, 0));
+  waiting.join();
+  SAY(waited);
+  void* graph = nullptr;
+  SAY(OTHER(cuStreamEndCapture)(stream, &graph));
+  if (graph) SAY(OTHER(cuGraphDestroy)(graph));
+  SAY(CU(cuStreamSynchronize)(busy));
+  SAY(CU(cuStreamDestroy_v2)(waited_for));
+  SAY(CU(cuStreamDestroy_v2)(busy));
   SAY(CU(cuMemFree_v2)(before));
   SAY(CU(cuMemPoolDestroy)(at_once));
   if (is_left) SAY(CU(cuMemFreeAsync)(also_before, stream));
