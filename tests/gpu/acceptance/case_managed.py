@@ -94,7 +94,7 @@ def refused(machine):
     """Without the agent, and by the driver's path, before anything is touched."""
     bare = machine.workload("managed")
     bare.wait_rounds(2)
-    target = start(machine, "managed", ["--pause-ms", "10"])
+    target = start(machine, "managed", ["--pause-ms", "10"], name="with-agent")
     for pid, options, words in ((bare.pid, (), "stasis run"), (target.pid, ("--path", "driver"), "only its agent")):
         done = machine.stasis("suspend", pid, *options)
         expect_equal(done.status, 8, "status")
