@@ -596,6 +596,7 @@ class Session {
         return report(outcome);
     }
     finish_frees();
+    if (managed_areas() > 0) Copiers::start();
     const auto inventory = take_inventory();
     if (buffer_wanted_ && !have_buffer(inventory.bytes)) {
       Gate::open();
@@ -883,6 +884,7 @@ void in_forked_child() {
   g_ending.store(false);
   g_forks_pass.store(false);
   Gate::reset_after_fork();
+  Copiers::forget();
   forget_memory_after_fork();
 }
 

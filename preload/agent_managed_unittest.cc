@@ -125,6 +125,31 @@ TEST_F(AgentManaged, WhatTheProgramHasSaidIsSaidAgain) {
       (std::vector<FakeDriver::Attached>{{stream, address, kManagedArea, CU_MEM_ATTACH_SINGLE}}));
 }
 
+TEST_F(AgentManaged, ManyThreadsCopyAsOneDoes) {
+  // For the others of this program, too.
+  Copiers::start();
+  for (int round = 0; round < 2; ++round) {
+    const CUdeviceptr address = allocated(101 * kMiB);
+    const CUdeviceptr small = allocated(kMiB);
+    for (std::size_t at = 0; at < 101; at += 2)
+      fill(address + at * kMiB, kMiB, static_cast<unsigned char>(at + 1));
+    fill(small, kMiB, 77);
+    ASSERT_TRUE(save_managed().ok());
+    ASSERT_TRUE(retake_managed().ok());
+    for (std::size_t at = 0; at < 101; ++at)
+      ASSERT_TRUE(
+          holds(address + at * kMiB, kMiB, at % 2 ? 0 : static_cast<unsigned char>(at + 1)));
+    EXPECT_TRUE(holds(small, kMiB, 77));
+    // Room for all but one block: what fails is told, and nothing is lost.
+    EXPECT_FALSE(save_managed(50 * 2 * kMiB).ok());
+    ASSERT_TRUE(retake_managed().ok());
+    for (std::size_t at = 0; at < 101; at += 2)
+      ASSERT_TRUE(holds(address + at * kMiB, kMiB, static_cast<unsigned char>(at + 1)));
+    own::cuMemFree_v2(address);
+    own::cuMemFree_v2(small);
+  }
+}
+
 TEST_F(AgentManaged, WhereItWasBroughtLastItIsBroughtAgain) {
   const CUdeviceptr address = allocated(8 * kMiB);
   using Advice = FakeDriver::Advice;

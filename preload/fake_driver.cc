@@ -53,6 +53,8 @@ CUresult pop_current(CUcontext* context) {
   g_fake.current.pop_back();
   return CUDA_SUCCESS;
 }
+// Of another thread: this driver knows of one.
+CUresult set_current(CUcontext) { return CUDA_SUCCESS; }
 CUresult get_device(CUdevice* device) {
   ENTER(cuCtxGetDevice);
   if (g_fake.current.empty()) return CUDA_ERROR_INVALID_CONTEXT;
@@ -486,6 +488,7 @@ const DriverCalls& calls() {
   static const DriverCalls made = [] {
     DriverCalls all;
     all.cuCtxGetCurrent = &get_current;
+    all.cuCtxSetCurrent = &set_current;
     all.cuCtxPushCurrent_v2 = &push_current;
     all.cuCtxPopCurrent_v2 = &pop_current;
     all.cuCtxGetDevice = &get_device;

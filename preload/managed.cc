@@ -6,9 +6,11 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstring>
 
+#include "copiers.h"
 #include "driver_mmap.h"
 #include "eviction_internal.h"
 #include "intercept.h"
@@ -64,50 +66,9 @@ std::byte* map_content(std::size_t bytes) {
   return static_cast<std::byte*>(at);
 }
 
-// Pinned memory of a block's size, which the device copies four to eight times as fast to and from
-// as memory that is not (H100). Where none is to be had, other memory does.
-class Bounce {
- public:
-  Bounce() {
-    void* at = nullptr;
-    pinned_ = driver().cuMemAllocHost_v2 && driver().cuMemAllocHost_v2(&at, kBlock) == CUDA_SUCCESS;
-    at_ = pinned_ ? static_cast<std::byte*>(at) : map_content(kBlock);
-  }
-  ~Bounce() {
-    if (pinned_)
-      driver().cuMemFreeHost(at_);
-    else if (at_)
-      ::munmap(at_, kBlock);
-  }
-  Bounce(const Bounce&) = delete;
-  Bounce& operator=(const Bounce&) = delete;
-
-  // What is there, in the pinned memory.
-  Outcome out(CUdeviceptr from, std::size_t bytes, const std::byte*& found) const {
-    if (!at_) return {CUDA_ERROR_OUT_OF_MEMORY, "mmap"};
-    found = at_;
-    return {driver().cuMemcpyDtoH_v2(at_, from, bytes), "cuMemcpyDtoH"};
-  }
-  Outcome in(CUdeviceptr to, const std::byte* from, std::size_t bytes) const {
-    if (!at_) return {CUDA_ERROR_OUT_OF_MEMORY, "mmap"};
-    std::memcpy(at_, from, bytes);
-    // It returns when the memory may be used again.
-    return {driver().cuMemcpyHtoD_v2(to, at_, bytes), "cuMemcpyHtoD"};
-  }
-
- private:
-  bool pinned_ = false;
-  std::byte* at_ = nullptr;
-};
-
-// Calls `act` with the place and the size of each block.
-template <class Act>
-Outcome each_block(std::size_t bytes, Act act) {
-  for (std::size_t at = 0; at < bytes; at += kBlock) {
-    const auto outcome = act(at, std::min(kBlock, bytes - at));
-    if (!outcome.ok()) return outcome;
-  }
-  return {};
+std::size_t blocks_of(const Managed& managed) { return (managed.asked + kBlock - 1) / kBlock; }
+std::size_t size_of_block(const Managed& managed, std::size_t index) {
+  return std::min(kBlock, managed.asked - index * kBlock);
 }
 
 // To an address where nothing is; nothing is done where something is.
@@ -123,38 +84,52 @@ bool move_content(std::byte* from, std::size_t bytes, std::byte* to) {
   return false;
 }
 
+// Takes a block's room; false if there is none.
+bool take_room(std::atomic<std::uint64_t>& room) {
+  auto left = room.load();
+  while (left >= kBlock)
+    if (room.compare_exchange_weak(left, left - kBlock)) return true;
+  return false;
+}
+
 // `room`: bytes of the host's that may be taken; less then by what comes from the GPU. What comes
 // from the CPU counts until the driver has given it up.
-Outcome copy_out(CUdeviceptr address, Managed& managed, std::byte* content, const Bounce& bounce,
-                 const Pagemap& pages, std::uint64_t& room) {
-  std::uint64_t from_cpu = 0;
-  const auto outcome = each_block(managed.asked, [&](std::size_t at, std::size_t bytes) -> Outcome {
+Outcome copy_out(CUdeviceptr address, Managed& managed, std::byte* content, const Pagemap& pages,
+                 std::uint64_t& room) {
+  for (std::size_t i = 0; i < blocks_of(managed); ++i)
+    managed.on_cpu[i] = pages.any(pointer(address) + i * kBlock, size_of_block(managed, i));
+  std::atomic<std::uint64_t> left{room};
+  std::atomic<std::uint64_t> from_cpu{0};
+  const auto copy = [&](std::size_t index, Bounce& bounce) -> Outcome {
+    const std::size_t at = index * kBlock;
+    const std::size_t bytes = size_of_block(managed, index);
     const std::byte* found = pointer(address) + at;
-    const bool on_cpu = pages.any(found, bytes);
-    managed.on_cpu[at / kBlock] = on_cpu;
-    if (!on_cpu) {
+    if (!managed.on_cpu[index]) {
       if (const auto read = bounce.out(address + at, bytes, found); !read.ok()) return read;
     }
     if (is_zero(found, bytes)) return {};
-    if (room < kBlock) return {CUDA_ERROR_OUT_OF_MEMORY, "room for managed memory on the host"};
-    room -= kBlock;
-    if (on_cpu) from_cpu += kBlock;
+    if (!take_room(left)) return {CUDA_ERROR_OUT_OF_MEMORY, "room for managed memory on the host"};
+    if (managed.on_cpu[index]) from_cpu += kBlock;
     std::memcpy(content + at, found, bytes);
     return {};
-  });
-  room += from_cpu;
+  };
+  const auto outcome = Copiers::run(blocks_of(managed), managed.context, copy);
+  room = left + from_cpu;
   return outcome;
 }
 
 Outcome copy_in(CUdeviceptr address, const Managed& managed, const std::byte* content,
-                const Bounce& bounce, const Pagemap& pages) {
-  return each_block(managed.asked, [&](std::size_t at, std::size_t bytes) -> Outcome {
+                const Pagemap& pages) {
+  const auto copy = [&](std::size_t index, Bounce& bounce) -> Outcome {
+    const std::size_t at = index * kBlock;
+    const std::size_t bytes = size_of_block(managed, index);
     // What was never touched reads as zeros, there as here.
     if (!pages.any(content + at, bytes)) return {};
-    if (!managed.on_cpu[at / kBlock]) return bounce.in(address + at, content + at, bytes);
+    if (!managed.on_cpu[index]) return bounce.in(address + at, content + at, bytes);
     std::memcpy(pointer(address) + at, content + at, bytes);
     return {};
-  });
+  };
+  return Copiers::run(blocks_of(managed), managed.context, copy);
 }
 
 CUresult say(const Hint& hint) {
@@ -206,9 +181,8 @@ Outcome retake(CUdeviceptr address, Managed& managed) {
     for (const Hint& hint : managed.hints)
       if (hint.kind != Hint::Kind::kAttach) (void)say(hint);
     {
-      const Bounce bounce;
       const Pagemap pages;
-      outcome = copy_in(address, managed, content, bounce, pages);
+      outcome = copy_in(address, managed, content, pages);
     }
     if (outcome.ok()) outcome = {driver().cuCtxSynchronize(), "cuCtxSynchronize"};
     if (!outcome.ok()) driver().cuMemFree_v2(address);
@@ -230,9 +204,8 @@ Outcome save(CUdeviceptr address, Managed& managed, std::uint64_t& room) {
   if (!content) return {CUDA_ERROR_OUT_OF_MEMORY, "mmap"};
   Outcome outcome;
   {
-    const Bounce bounce;
     const Pagemap pages;
-    outcome = copy_out(address, managed, content, bounce, pages, room);
+    outcome = copy_out(address, managed, content, pages, room);
   }
   if (outcome.ok()) outcome = {driver().cuMemFree_v2(address), "cuMemFree"};
   if (!outcome.ok()) {
@@ -281,22 +254,34 @@ std::uint32_t managed_away() {
   return count;
 }
 
-Outcome save_managed(std::uint64_t room) {
+namespace {
+
+// Of the pieces that are there, or of those that are away, until one fails.
+template <class Act>
+Outcome each_piece(bool present, Act act) {
+  Outcome outcome;
+  CUcontext last = nullptr;
   for (auto& [address, managed] : tables().managed) {
-    if (!managed.present()) continue;
-    const auto outcome = save(address, managed, room);
-    if (!outcome.ok()) return outcome;
+    if (managed.present() != present) continue;
+    last = managed.context;
+    outcome = act(address, managed);
+    if (!outcome.ok()) break;
   }
-  return {};
+  const CurrentContext current(last);
+  Copiers::let_go();
+  return outcome;
+}
+
+}  // namespace
+
+Outcome save_managed(std::uint64_t room) {
+  return each_piece(
+      true, [&](CUdeviceptr address, Managed& managed) { return save(address, managed, room); });
 }
 
 Outcome retake_managed() {
-  for (auto& [address, managed] : tables().managed) {
-    if (managed.present()) continue;
-    const auto outcome = retake(address, managed);
-    if (!outcome.ok()) return outcome;
-  }
-  return {};
+  return each_piece(false,
+                    [](CUdeviceptr address, Managed& managed) { return retake(address, managed); });
 }
 
 }  // namespace stasis::preload

@@ -14,13 +14,12 @@
 #include <cstdint>
 
 #include "abi/agent_protocol.h"
+#include "copiers.h"
 #include "eviction.h"
 
 namespace stasis::preload {
 
 using direct::kManagedArea;
-// What is copied at once; on one side all of it.
-inline constexpr std::size_t kManagedBlock = std::size_t{2} << 20;
 
 // Areas of memory that save_managed() can give up, and the same written where the tools read it, in
 // the order in which they change. At any time.
