@@ -257,6 +257,11 @@ void give_reserve_back() {
   if (void* reserve = g_reserve.exchange(nullptr)) ::munmap(reserve, kReserve);
 }
 
+// Managed memory is given up with the program's threads kept still, and one that is kept still in a
+// fork would have the agent's locks: where there is some, a fork passes the gate like a call, and
+// closing it waits for those under way.
+std::atomic<bool> g_forks_pass{false};
+
 class Session {
  public:
   explicit Session(ControlPage& page, int fd) : page_(page), fd_(fd) {}
@@ -352,7 +357,7 @@ class Session {
     page_.kept_count = g_kept.count;
     page_.detached_count = detached_count();
     count_shared(page_.share_count);
-    write_managed_areas(page_.managed_areas);
+    write_managed_areas(page_.managed_areas, g_forks_pass);
     set_buffer(buffer_address_, buffer_bytes_);
     set_content(content_id_[0], content_id_[1]);
     set_state(state_);
@@ -412,7 +417,7 @@ class Session {
     }
     page_.driver_share_count = shared_pieces();
     count_shared(page_.share_count);
-    write_managed_areas(page_.managed_areas);
+    write_managed_areas(page_.managed_areas, g_forks_pass);
     page_.multicast_count = multicast_count();
     for (std::size_t i = 0; i < std::size(arguments_); ++i)
       __atomic_load(&page_.arguments[i], &arguments_[i], __ATOMIC_RELAXED);
@@ -842,10 +847,6 @@ void* run_agent(void*) {
 // How many forks this thread is in: a handler of a signal may come in one, and fork.
 thread_local int g_forks __attribute__((tls_model("initial-exec"))) = 0;
 
-// Managed memory is given up with the program's threads kept still, and one that is kept still in a
-// fork would have the agent's locks: where there is some, a fork passes the gate like a call, and
-// closing it waits for those under way.
-std::atomic<bool> g_forks_pass{false};
 thread_local bool g_fork_has_pass __attribute__((tls_model("initial-exec"))) = false;
 alignas(Gate::Pass) thread_local std::byte g_fork_pass[sizeof(Gate::Pass)]
     __attribute__((tls_model("initial-exec")));
@@ -941,8 +942,7 @@ void Agent::start_with_managed() {
 void Agent::note_managed() {
   auto* page = g_page.load();
   if (!page) return;
-  write_managed_areas(page->managed_areas);
-  g_forks_pass.store(page->managed_areas != 0);
+  write_managed_areas(page->managed_areas, g_forks_pass);
 }
 
 }  // namespace stasis::preload

@@ -150,6 +150,27 @@ TEST_F(AgentManaged, ManyThreadsCopyAsOneDoes) {
   }
 }
 
+TEST_F(AgentManaged, WhereTheProcessorMayNotTouchItWhileTheGpuWorksItIsTheDrivers) {
+  fake().without_concurrent_access.insert(0);
+  CUdeviceptr address = 0;
+  EXPECT_EQ(own::cuMemAllocManaged(&address, 4096, CU_MEM_ATTACH_GLOBAL), CUDA_SUCCESS);
+  EXPECT_EQ(managed_areas(), 0U);
+  own::cuMemFree_v2(address);
+}
+
+TEST_F(AgentManaged, ToTheProcessorOnlyWhatWasThereIsBrought) {
+  const CUdeviceptr on_gpu = allocated(8 * kMiB);
+  const CUdeviceptr on_cpu = allocated(8 * kMiB);
+  fill(on_cpu, 8 * kMiB, 3);
+  for (const auto address : {on_gpu, on_cpu})
+    EXPECT_EQ(own::cuMemPrefetchAsync(address, 8 * kMiB, kDeviceCpu, nullptr), CUDA_SUCCESS);
+  fake().prefetched.clear();
+  ASSERT_TRUE(save_managed().ok());
+  ASSERT_TRUE(retake_managed().ok());
+  EXPECT_EQ(fake().prefetched,
+            (std::vector<FakeDriver::Advice>{{on_cpu, 8 * kMiB, {}, kDeviceCpu}}));
+}
+
 TEST_F(AgentManaged, WhereItWasBroughtLastItIsBroughtAgain) {
   const CUdeviceptr address = allocated(8 * kMiB);
   using Advice = FakeDriver::Advice;

@@ -181,6 +181,40 @@ TEST_F(AgentPools, HasAsManyAddressesAsItNeeds) {
   EXPECT_EQ(fake().live_objects(), 0);
 }
 
+TEST_F(AgentPools, WhatAStreamHasComePastIsThereOnAFullGpu) {
+  set_threshold(UINT64_MAX);
+  int no = 0;
+  own::cuMemPoolSetAttribute(FakeDriver::default_pool(0), CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC,
+                             &no);
+  fake().capacity = 32 * kMiB;
+  const auto first = allocated(30 * kMiB);
+  own::cuMemPoolSetAttribute(FakeDriver::default_pool(0), CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC,
+                             &no);
+  own::cuMemFreeAsync(first, kOne);
+  fake().finish(kOne);
+  finish_frees();
+  EXPECT_EQ(allocated(30 * kMiB, kTwo), first);
+  EXPECT_TRUE(fake().waits.empty());
+}
+
+TEST_F(AgentPools, AGreenContextIsNeverMadeCurrent) {
+  CUgreenCtx green = nullptr;
+  EXPECT_EQ(own::cuGreenCtxCreate(&green, nullptr, 0, 0), CUDA_SUCCESS);
+  fake().stream_contexts[kTwo] = reinterpret_cast<CUcontext>(green);
+  const auto pooled = allocated(kMiB, kOne);
+  CUdeviceptr plain = 0;
+  EXPECT_EQ(own::cuMemAlloc_v2(&plain, 8 * kMiB), CUDA_SUCCESS);
+  fake().calls.clear();
+  CUdeviceptr in_green = 0;
+  EXPECT_EQ(own::cuMemAllocAsync(&in_green, kMiB, kTwo), CUDA_SUCCESS);
+  EXPECT_FALSE(in_pool(in_green));
+  EXPECT_EQ(own::cuMemFreeAsync(pooled, kTwo), CUDA_SUCCESS);
+  EXPECT_EQ(own::cuMemFreeAsync(plain, kTwo), CUDA_SUCCESS);
+  EXPECT_EQ(fake().calls["cuEventRecord"], 0);
+  EXPECT_EQ(fake().calls["cuStreamSynchronize"], 2);
+  EXPECT_FALSE(pool_block_at(pooled));
+}
+
 TEST_F(AgentPools, AFullGpuMakesStreamsWaitForEachOther) {
   set_threshold(UINT64_MAX);
   const auto first = allocated(30 * kMiB);

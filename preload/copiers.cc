@@ -8,6 +8,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 
 #include "abi/agent_thread.h"
@@ -87,15 +88,19 @@ void work(Bounce& bounce) {
 
 void* copier(void* bounce) {
   ::prctl(PR_SET_NAME, kAgentThread);
+  // What a first call of the C library's allocator and of the driver makes for a thread is made
+  // now: later a thread of the program's may be parked with the locks that it takes.
+  std::free(std::malloc(1));
+  driver().cuCtxSetCurrent(nullptr);
   ++g_named;
   futex::wake_all(g_named, false);
-  for (std::uint32_t seen = 0;; seen = g_calls.load()) {
+  for (std::uint32_t seen = 0;;) {
     while (g_calls.load() == seen)
       futex::wait(g_calls, seen, false);
+    seen = g_calls.load();
     ++g_inside;
     // What is closed by now may be opened for the next only when this has seen it.
-    if (g_open.load()) {
-      driver().cuCtxSetCurrent(g_work.context);
+    if (g_open.load() && driver().cuCtxSetCurrent(g_work.context) == CUDA_SUCCESS) {
       work(*static_cast<Bounce*>(bounce));
       driver().cuCtxSetCurrent(nullptr);
     }

@@ -76,8 +76,11 @@ CUresult set_limit(CUlimit, std::size_t value) {
   return CUDA_SUCCESS;
 }
 CUresult get_attribute(int* value, CUdevice_attribute attribute, CUdevice device) {
-  *value = attribute != CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED ||
-           !g_fake.without_rdma.contains(device);
+  *value = 1;
+  if (attribute == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED)
+    *value = !g_fake.without_rdma.contains(device);
+  if (attribute == CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS)
+    *value = !g_fake.without_concurrent_access.contains(device);
   return CUDA_SUCCESS;
 }
 CUresult get_granularity(std::size_t* size, const CUmemAllocationProp*,

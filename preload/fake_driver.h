@@ -78,6 +78,7 @@ struct FakeDriver {
   int primary_active = 1;
   unsigned long long primary_id = 1;
   std::set<cuda::CUdevice> without_rdma;
+  std::set<cuda::CUdevice> without_concurrent_access;
   std::set<cuda::CUdevice> without_decompression;  // do not know the flag of cuMemCreate
   int exported = -1;                               // what an exported handle is a duplicate of
   static inline const cuda::CUcontext kPrimary = reinterpret_cast<cuda::CUcontext>(0x7000);

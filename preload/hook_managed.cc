@@ -79,6 +79,17 @@ bool has_many_pieces() {
   return tables().managed.size() >= kMostPieces;
 }
 
+// Whether the processor may touch managed memory while the current device works: the agent copies
+// by both at once.
+bool is_concurrent() {
+  CUdevice device = 0;
+  int concurrent = 0;
+  return driver().cuCtxGetDevice(&device) == CUDA_SUCCESS &&
+         driver().cuDeviceGetAttribute(&concurrent, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS,
+                                       device) == CUDA_SUCCESS &&
+         concurrent != 0;
+}
+
 // 0 if it could not be had this way.
 CUdeviceptr allocate_alone(CUcontext context, std::size_t asked, unsigned flags) {
   if (asked == 0 || asked > (std::size_t{1} << 46) || has_many_pieces()) return 0;
@@ -142,7 +153,7 @@ CUresult cuMemAllocManaged(CUdeviceptr* pointer, std::size_t bytes, unsigned fla
   const Gate::Pass pass;
   CUcontext context = nullptr;
   if (!pointer || steps_aside() || driver().cuCtxGetCurrent(&context) != CUDA_SUCCESS || !context ||
-      tables().captures.load(std::memory_order_relaxed) != 0)
+      !is_concurrent() || tables().captures.load(std::memory_order_relaxed) != 0)
     return driver().cuMemAllocManaged(pointer, bytes, flags);
   if (const auto address = allocate_alone(context, bytes, flags)) {
     *pointer = address;

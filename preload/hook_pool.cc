@@ -50,7 +50,7 @@ CUresult allocate(CUdeviceptr* pointer, std::size_t bytes, CUmemoryPool pool, CU
   if (!pointer || bytes == 0 || steps_aside() || is_captured(stream, per_thread))
     return ask_driver();
   const auto name = name_of(stream, per_thread);
-  if (!name) return ask_driver();
+  if (!name || !name->can_be_marked) return ask_driver();
   if (!pool && driver().cuDeviceGetMemPool(&pool, name->device) != CUDA_SUCCESS)
     return ask_driver();
   if (const auto result = ask_driver_about_pools(pool, name->device); result != CUDA_SUCCESS)
@@ -87,6 +87,12 @@ CUresult free_in_stream(Call* call, CUdeviceptr pointer, CUstream stream, bool p
   if (!name) return call(pointer, stream);
   if (const auto result = ask_driver_about_pools(nullptr, name->device); result != CUDA_SUCCESS)
     return result;
+  if (!name->can_be_marked) {
+    // Later than the driver would, and right.
+    if (const auto waited = driver().cuStreamSynchronize(stream); waited != CUDA_SUCCESS)
+      return waited;
+    return block ? free_to_pool(*block) : own::cuMemFree_v2(pointer);
+  }
   if (block) return free_when_passed(*block, *name);
   {
     const TablesLock lock;
@@ -202,8 +208,8 @@ CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute,
 CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc* rights, std::size_t count) {
   const Gate::Pass pass;
   const auto result = driver().cuMemPoolSetAccess(pool, rights, count);
-  if (result == CUDA_SUCCESS && !steps_aside()) note_pool_access(pool, rights, count);
-  return result;
+  if (result != CUDA_SUCCESS || steps_aside()) return result;
+  return note_pool_access(pool, rights, count);
 }
 
 // What the driver says of its own pools' memory.

@@ -147,6 +147,23 @@ CUresult say(const Hint& hint) {
   return call.cuMemAdvise(hint.address, hint.size, advice, static_cast<CUdevice>(hint.location));
 }
 
+bool is_to_gpu(const Hint& hint) {
+  if (hint.kind != Hint::Kind::kPrefetch) return false;
+  // The type of a CUmemLocation is in the lower half.
+  if (hint.is_location)
+    return static_cast<std::uint32_t>(hint.location) == CU_MEM_LOCATION_TYPE_DEVICE;
+  return static_cast<CUdevice>(hint.location) != kDeviceCpu;
+}
+
+// Whether all of what the hint is for was on the CPU.
+bool is_on_cpu(CUdeviceptr address, const Managed& managed, const Hint& hint) {
+  const std::size_t first = (hint.address - address) / kBlock;
+  const std::size_t behind = (hint.address - address + hint.size + kBlock - 1) / kBlock;
+  for (std::size_t i = first; i < std::min(behind, managed.on_cpu.size()); ++i)
+    if (!managed.on_cpu[i]) return false;
+  return true;
+}
+
 // The driver's memory at `address` again, where nothing is.
 Outcome allocate_at(CUdeviceptr address, const Managed& managed) {
   CUdeviceptr got = 0;
@@ -179,8 +196,10 @@ Outcome retake(CUdeviceptr address, Managed& managed) {
   if (outcome.ok()) {
     // First where it shall be, then what is there. What a hint meant may have gone.
     for (const Hint& hint : managed.hints)
-      if (hint.kind != Hint::Kind::kAttach) (void)say(hint);
-    {
+      if (hint.kind == Hint::Kind::kAdvice || is_to_gpu(hint)) (void)say(hint);
+    // What is brought to a GPU arrives before what lies there is written, or brought away again.
+    outcome = {driver().cuCtxSynchronize(), "cuCtxSynchronize"};
+    if (outcome.ok()) {
       const Pagemap pages;
       outcome = copy_in(address, managed, content, pages);
     }
@@ -195,6 +214,10 @@ Outcome retake(CUdeviceptr address, Managed& managed) {
     if (hint.kind == Hint::Kind::kAttach) (void)say(hint);
   ::munmap(content, managed.size);
   managed.saved = nullptr;
+  // Now, as it takes memory of the host's; and only of what is there anyhow.
+  for (const Hint& hint : managed.hints)
+    if (hint.kind == Hint::Kind::kPrefetch && !is_to_gpu(hint) && is_on_cpu(address, managed, hint))
+      (void)say(hint);
   return {};
 }
 
@@ -241,9 +264,11 @@ std::uint32_t managed_areas() {
   return count_areas();
 }
 
-void write_managed_areas(std::uint32_t& areas) {
+void write_managed_areas(std::uint32_t& areas, std::atomic<bool>& any) {
   const TablesLock lock;
-  __atomic_store_n(&areas, count_areas(), __ATOMIC_RELAXED);
+  const auto count = count_areas();
+  any = count > 0;
+  __atomic_store_n(&areas, count, __ATOMIC_RELAXED);
 }
 
 std::uint32_t managed_away() {

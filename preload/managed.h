@@ -11,6 +11,7 @@
 // managed memory without a call, unless they say otherwise.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 
 #include "abi/agent_protocol.h"
@@ -22,9 +23,9 @@ namespace stasis::preload {
 using direct::kManagedArea;
 
 // Areas of memory that save_managed() can give up, and the same written where the tools read it, in
-// the order in which they change. At any time.
+// the order in which they change, and whether there are any. At any time.
 std::uint32_t managed_areas();
-void write_managed_areas(std::uint32_t& areas);
+void write_managed_areas(std::uint32_t& areas, std::atomic<bool>& any);
 // Pieces that are away. At any time.
 std::uint32_t managed_away();
 

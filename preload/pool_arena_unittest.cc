@@ -220,7 +220,7 @@ TEST(PoolArena, NeverGivesOutWhatOthersMayUse) {
     }
     for (const auto& [at, asked] : used)
       arena.give_to_all(at);
-    for (const StreamId stream : {1, 2, 3})
+    for (StreamId stream = 1; stream <= 3; ++stream)
       arena.passed(stream, last);
     EXPECT_TRUE(arena.empty());
     EXPECT_EQ(arena.idle().size() * PoolArena::kUnit, arena.reserved());

@@ -336,6 +336,11 @@ bool give_back_idle_of(CUdevice device) {
 
 namespace {
 
+CUcontext memory_context(const StreamName& stream) {
+  const TablesLock lock;
+  return owner_in(stream.context);
+}
+
 // Whether so many units are to be had. To try takes a GPU that has less for a while, from others,
 // and for nothing.
 bool has_room(const Pool& pool, std::size_t units, const StreamName& stream) {
@@ -343,7 +348,7 @@ bool has_room(const Pool& pool, std::size_t units, const StreamName& stream) {
   if (units < kFew) return true;
   std::size_t free = 0;
   std::size_t total = 0;
-  const CurrentContext current(stream.context);
+  const CurrentContext current(memory_context(stream));
   // Only a context says it, of its device.
   if (stream.device == pool.device && driver().cuMemGetInfo_v2(&free, &total) == CUDA_SUCCESS)
     return units <= free / PoolArena::kUnit;
@@ -386,8 +391,9 @@ std::vector<Behind> others_with_memory(const Pool& pool, StreamId stream) {
     const auto& marks = entry.second.marks;
     const bool has = std::any_of(pool.arenas.begin(), pool.arenas.end(),
                                  [id](const auto& arena) { return arena->has_pending(id); });
-    if (id == stream || marks.empty() || !has) continue;
-    Behind behind{id, 0, {}};
+    if (id == stream || !has) continue;
+    // What it has come past needs no waiting, where the program has forbidden to look.
+    Behind behind{id, entry.second.passed, {}};
     // All, since they were recorded before they were entered, in any order.
     for (const auto& mark : marks) {
       behind.last = std::max(behind.last, mark.number);

@@ -23,14 +23,22 @@ std::optional<StreamName> name_of(CUstream stream, bool per_thread) {
   if (!name.context || !call.cuStreamGetId ||
       call.cuStreamGetId(name.handle, &name.id) != CUDA_SUCCESS)
     return std::nullopt;
+  bool is_green = false;
+  bool is_known = false;
   {
     const TablesLock lock;
-    const auto at = tables().contexts.find(owner_in(name.context));
-    if (at != tables().contexts.end()) {
-      name.device = at->second;
-      return name;
-    }
+    const auto owner = owner_in(name.context);
+    const auto at = tables().contexts.find(owner);
+    is_green = owner != name.context;
+    is_known = at != tables().contexts.end();
+    if (is_known) name.device = at->second;
   }
+  // A green context is current in one thread alone.
+  CUcontext now = nullptr;
+  name.can_be_marked =
+      !is_green || (call.cuCtxGetCurrent(&now) == CUDA_SUCCESS && now == name.context);
+  if (is_known) return name;
+  if (is_green) return std::nullopt;
   const CurrentContext current(name.context);
   if (call.cuCtxGetDevice(&name.device) != CUDA_SUCCESS) return std::nullopt;
   const TablesLock lock;
@@ -86,11 +94,12 @@ void note_pool_attribute(CUmemoryPool handle, CUmemPool_attribute attribute, con
     pool->makes_streams_wait = *static_cast<const int*>(value) != 0;
 }
 
-void note_pool_access(CUmemoryPool handle, const CUmemAccessDesc* rights, std::size_t count) {
+CUresult note_pool_access(CUmemoryPool handle, const CUmemAccessDesc* rights, std::size_t count) {
   const PoolsLock lock;
   // One that is made later asks the driver.
   auto* pool = pool_of(handle);
-  if (!pool) return;
+  CUresult result = CUDA_SUCCESS;
+  if (!pool) return result;
   for (std::size_t i = 0; i < count; ++i) {
     const auto& right = rights[i];
     if (right.location.type != CU_MEM_LOCATION_TYPE_DEVICE || right.location.id == pool->device)
@@ -107,9 +116,12 @@ void note_pool_access(CUmemoryPool handle, const CUmemAccessDesc* rights, std::s
              at != mappings.end() && arena->covers(at->first); ++at)
           present.push_back(at->first);
     }
-    for (const auto address : present)
-      give_rights(address, PoolArena::kUnit, {right});
+    for (const auto address : present) {
+      const auto given = give_rights(address, PoolArena::kUnit, {right});
+      if (result == CUDA_SUCCESS) result = given;
+    }
   }
+  return result;
 }
 
 // --- Allocating and freeing
@@ -240,12 +252,8 @@ void finish_frees() {
   (void)collect(Seen::kByAgent);
 }
 
-PoolsKept::PoolsKept() : kept_(are_in_use()) {
-  if (kept_) pools().mutex.lock();
-}
-PoolsKept::~PoolsKept() {
-  if (kept_) pools().mutex.unlock();
-}
+PoolsKept::PoolsKept() { pools().mutex.lock(); }
+PoolsKept::~PoolsKept() { pools().mutex.unlock(); }
 
 void trim_pool(CUmemoryPool handle, std::size_t keep) {
   const PoolsLock lock;

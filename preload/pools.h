@@ -23,6 +23,8 @@ struct StreamName {
   cuda::CUcontext context = nullptr;
   cuda::CUdevice device = 0;
   StreamId id = 0;
+  // Whether an event can be recorded in it from this thread.
+  bool can_be_marked = true;
 };
 // Nothing if the driver does not know it.
 std::optional<StreamName> name_of(cuda::CUstream stream, bool per_thread);
@@ -46,8 +48,8 @@ class PoolEnd {
 };
 void note_pool_attribute(cuda::CUmemoryPool pool, cuda::CUmemPool_attribute attribute,
                          const void* value);
-void note_pool_access(cuda::CUmemoryPool pool, const cuda::CUmemAccessDesc* rights,
-                      std::size_t count);
+cuda::CUresult note_pool_access(cuda::CUmemoryPool pool, const cuda::CUmemAccessDesc* rights,
+                                std::size_t count);
 
 // 0 if the agent cannot: then the driver is to answer.
 cuda::CUdeviceptr allocate_from_pool(cuda::CUmemoryPool pool, std::size_t bytes,
@@ -85,9 +87,6 @@ class PoolsKept {
   ~PoolsKept();
   PoolsKept(const PoolsKept&) = delete;
   PoolsKept& operator=(const PoolsKept&) = delete;
-
- private:
-  bool kept_;
 };
 // Down to so many bytes, if that much is free.
 void trim_pool(cuda::CUmemoryPool pool, std::size_t keep);
