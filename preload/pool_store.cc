@@ -34,7 +34,8 @@ void note_in_use() { g_in_use = true; }
 
 void forget() {
   g_in_use = false;
-  g_pools = new Pools;
+  auto* fresh = new Pools;
+  fresh->of_parent = g_pools.exchange(fresh);
 }
 
 Pool* pool_of(CUmemoryPool handle) {

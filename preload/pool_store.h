@@ -97,6 +97,7 @@ struct Pools {
   std::map<cuda::CUcontext, std::vector<cuda::CUevent>> spare_events;
   std::vector<Leaving> leaving;
   FreeNumber last_free = 0;
+  const Pools* of_parent = nullptr;  // in a forked child; never looked at
 };
 
 Pools& pools();
