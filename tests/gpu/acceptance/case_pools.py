@@ -53,5 +53,8 @@ def cupy(machine):
     return figures
 
 
-case("pools.torch", simulated=False, needs=NEEDS + DUMPS)(
-    lambda machine: train(machine, [], 5, {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}))
+BACKEND = {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}
+case("pools.torch", simulated=False, needs=NEEDS + DUMPS)(lambda machine: train(machine, [], 5, BACKEND))
+# What is allocated within a capture becomes a node of the graph, whose memory is the driver's.
+case("pools.torch.graphs", simulated=False, needs=NEEDS + DUMPS)(
+    lambda machine: train(machine, ["--graphs"], 2, BACKEND))
