@@ -174,7 +174,9 @@ void trim_pools(Driver& driver) {
     for (auto* pool : driver.pools)
       all.emplace_back(pool, pool->attributes[CU_MEMPOOL_ATTR_RELEASE_THRESHOLD]);
   }
-  for (const auto& [pool, threshold] : all) {
+  for (const auto& entry : all) {
+    Pool* pool = entry.first;
+    const std::uint64_t threshold = entry.second;
     if (!driver.memory.trim_pool(pool, threshold, true)) continue;
     (void)gated([&](Driver& entered) -> CUresult {
       entered.memory.trim_pool(pool, threshold, false);

@@ -51,7 +51,8 @@ bool Memory::find_in_pool(const PoolArea& area, std::uint64_t size, std::uint64_
 // What was freed in the stream makes room.
 void Memory::cut_freed(PoolArea& area, Address at, std::uint64_t size) {
   for (auto it = area.blocks.begin(); it != area.blocks.end();) {
-    const auto [from, block] = *it;
+    const Address from = it->first;
+    const PoolBlock block = it->second;
     const auto to = from + block.size;
     if (to <= at || from >= at + size) {
       ++it;
