@@ -150,6 +150,23 @@ TEST_F(AgentManaged, ManyThreadsCopyAsOneDoes) {
   }
 }
 
+TEST_F(AgentManaged, AdviceForMoreTakesThePlaceOfAdviceForLess) {
+  const CUdeviceptr address = allocated(8 * kMiB);
+  using Advice = FakeDriver::Advice;
+  for (std::size_t at = 0; at < 100; ++at)
+    own::cuMemAdvise(address + at * 4096, 4096, CU_MEM_ADVISE_SET_READ_MOSTLY, 0);
+  own::cuMemAdvise(address, 4096, CU_MEM_ADVISE_SET_ACCESSED_BY, 1);
+  own::cuMemAdvise(address, 8 * kMiB, CU_MEM_ADVISE_UNSET_READ_MOSTLY, 0);
+  own::cuMemAdvise(address + 4096, 4096, CU_MEM_ADVISE_SET_READ_MOSTLY, 0);
+  fake().advice.clear();
+  ASSERT_TRUE(save_managed().ok());
+  ASSERT_TRUE(retake_managed().ok());
+  EXPECT_EQ(fake().advice,
+            (std::vector<Advice>{{address, 4096, CU_MEM_ADVISE_SET_ACCESSED_BY, 1},
+                                 {address, 8 * kMiB, CU_MEM_ADVISE_UNSET_READ_MOSTLY, 0},
+                                 {address + 4096, 4096, CU_MEM_ADVISE_SET_READ_MOSTLY, 0}}));
+}
+
 TEST_F(AgentManaged, WhereTheProcessorMayNotTouchItWhileTheGpuWorksItIsTheDrivers) {
   fake().without_concurrent_access.insert(0);
   CUdeviceptr address = 0;

@@ -112,7 +112,8 @@ struct Hint {
   bool is_location = false;    // a CUmemLocation; otherwise a device's ordinal
   cuda::CUstream stream = nullptr;
   cuda::CUcontext context = nullptr;  // the stream's
-  bool same_subject(const Hint& other) const;
+  // Whether nothing of it holds any more once `later` is said.
+  bool is_overtaken_by(const Hint& later) const;
 };
 
 // Managed memory that the agent can free and allocate again where it was: alone in an area of the

@@ -17,16 +17,14 @@ namespace stasis::preload {
 
 using namespace cuda;  // NOLINT(google-build-using-namespace)
 
-bool Hint::same_subject(const Hint& other) const {
-  // The last one counts, of what lies in both.
-  if (kind == Kind::kPrefetch && other.kind == Kind::kPrefetch)
-    return address >= other.address && address + size <= other.address + other.size;
-  if (kind != other.kind || address != other.address || size != other.size) return false;
-  if (kind == Kind::kAttach) return true;
+bool Hint::is_overtaken_by(const Hint& later) const {
+  const bool is_within = address >= later.address && address + size <= later.address + later.size;
+  if (kind != later.kind || !is_within) return false;
+  if (kind != Kind::kAdvice) return true;
   // Each advice is said and taken back by neighbours: 1 and 2, 3 and 4, 5 and 6.
-  const bool of_one_kind = (what + 1) / 2 == (other.what + 1) / 2;
+  const bool of_one_kind = (what + 1) / 2 == (later.what + 1) / 2;
   const bool by_place = (what + 1) / 2 == CU_MEM_ADVISE_UNSET_ACCESSED_BY / 2;
-  return of_one_kind && (!by_place || location == other.location);
+  return of_one_kind && (!by_place || location == later.location);
 }
 
 namespace {
@@ -127,7 +125,7 @@ void note(const Hint& hint) {
   const auto at = managed_at(hint.address);
   if (at == tables().managed.end()) return;
   auto& hints = at->second.hints;
-  std::erase_if(hints, [&](const Hint& known) { return known.same_subject(hint); });
+  std::erase_if(hints, [&](const Hint& known) { return known.is_overtaken_by(hint); });
   hints.push_back(hint);
   // A program may bring small parts to a device, each time others: the oldest are forgotten.
   constexpr std::size_t kMostHints = 512;
