@@ -400,6 +400,44 @@ TEST_F(AgentPools, APoolThatIsDestroyedGoesWithTheLastOfIt) {
   EXPECT_FALSE(in_pool(address));
 }
 
+TEST_F(AgentPools, WhatADestroyedPoolKeptIsGivenBackAtOnce) {
+  CUmemPoolProps props{};
+  props.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+  props.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+  CUmemoryPool pool = nullptr;
+  EXPECT_EQ(own::cuMemPoolCreate(&pool, &props), CUDA_SUCCESS);
+  std::uint64_t keep = UINT64_MAX;
+  own::cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep);
+  CUdeviceptr kept = 0;
+  CUdeviceptr freed = 0;
+  EXPECT_EQ(own::cuMemAllocFromPoolAsync(&kept, 5 * kMiB, pool, kOne), CUDA_SUCCESS);
+  EXPECT_EQ(own::cuMemAllocFromPoolAsync(&freed, 90 * kMiB, pool, kOne), CUDA_SUCCESS);
+  own::cuMemFreeAsync(freed, kOne);
+  own::cuStreamSynchronize(kOne);
+  const auto before = fake().live_objects();
+  EXPECT_EQ(own::cuMemPoolDestroy(pool), CUDA_SUCCESS);
+  EXPECT_EQ(fake().live_objects(), 1);
+  EXPECT_GT(before, 1);
+  EXPECT_TRUE(pool_block_at(kept));
+}
+
+TEST_F(AgentPools, ADevicesOwnPoolStaysWhileItsEndIsRefused) {
+  const auto first = allocated(kMiB);
+  // The driver refuses, and another thread allocates meanwhile.
+  CUdeviceptr second = 0;
+  fake().within("cuMemPoolDestroy", [&] { second = allocated(kMiB); });
+  fake().fail_at("cuMemPoolDestroy", 1);
+  EXPECT_NE(own::cuMemPoolDestroy(FakeDriver::default_pool(0)), CUDA_SUCCESS);
+  EXPECT_EQ(pool_block_at(first)->pool, FakeDriver::default_pool(0));
+  EXPECT_EQ(attribute(CU_MEMPOOL_ATTR_USED_MEM_CURRENT), 2 * kMiB) << "there are two of it";
+  EXPECT_TRUE(in_pool(second));
+}
+
+TEST_F(AgentPools, AThreadThatHasWaitedDoesNotWaitForOneThatAllocates) {
+  fake().within("cuMemCreate", [] { EXPECT_EQ(own::cuStreamSynchronize(kTwo), CUDA_SUCCESS); });
+  EXPECT_TRUE(in_pool(allocated(kMiB)));
+}
+
 TEST_F(AgentPools, PoolsThatOthersMayOpenOrThatHaveALimitAreTheDrivers) {
   for (const bool limited : {false, true}) {
     CUmemPoolProps props{};

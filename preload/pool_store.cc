@@ -224,7 +224,7 @@ std::optional<CUdevice> served_device(CUmemoryPool handle) {
   for (CUdevice device = 0; device < devices; ++device) {
     CUmemoryPool its = nullptr;
     if (driver().cuDeviceGetDefaultMemPool(&its, device) == CUDA_SUCCESS && its == handle) {
-      pools().known[handle] = {device, true};
+      pools().known[handle] = {device, true, true};
       return device;
     }
   }

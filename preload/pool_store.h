@@ -81,10 +81,11 @@ struct Leaving {
   Allocation allocation;
 };
 
-// What the program has made, and the agent serves.
+// Pools by the handles that the program has, and whether the agent serves them.
 struct Known {
   cuda::CUdevice device = 0;
   bool served = false;
+  bool is_default = false;  // the device's, which the driver has made
 };
 
 struct Pools {

@@ -52,16 +52,18 @@ void note_pool(CUmemoryPool pool, const CUmemPoolProps& props) {
                       props.handleTypes == CU_MEM_HANDLE_TYPE_NONE && props.maxSize == 0 &&
                       props.usage == 0;
   const PoolsLock lock;
-  pools().known[pool] = {props.location.id, served};
+  pools().known[pool] = {props.location.id, served, false};
 }
 
 PoolEnd::PoolEnd(CUmemoryPool handle) : handle_(handle) {
   const PoolsLock lock;
-  if (const auto known = pools().known.extract(handle)) {
-    was_known_ = true;
-    device_ = known.mapped().device;
-    served_ = known.mapped().served;
-  }
+  const auto at = pools().known.find(handle);
+  // The driver destroys none of its own.
+  if (at == pools().known.end() || at->second.is_default) return;
+  was_known_ = true;
+  device_ = at->second.device;
+  served_ = at->second.served;
+  pools().known.erase(at);
   auto* pool = pool_of(handle);
   if (!pool) return;
   pool->handle = nullptr;
@@ -70,12 +72,18 @@ PoolEnd::PoolEnd(CUmemoryPool handle) : handle_(handle) {
 
 void PoolEnd::happened() {
   const PoolsLock lock;
+  // What is left of it is kept for nothing that may come. (Another may lie where it lay.)
+  for (const auto& pool : pools().pools) {
+    if (pool.get() != pool_ || pool->handle) continue;
+    pool->threshold = 0;
+    trim(*pool, 0);
+  }
   (void)collect(Seen::kByAgent);
 }
 
 void PoolEnd::did_not_happen() {
   const PoolsLock lock;
-  if (was_known_) pools().known[handle_] = {device_, served_};
+  if (was_known_) pools().known[handle_] = {device_, served_, false};
   for (const auto& pool : pools().pools)
     if (pool.get() == pool_) pool->handle = handle_;
 }
@@ -240,10 +248,14 @@ CUresult free_to_pool(const PoolBlock& block) {
 
 void after_wait() {
   if (!are_in_use()) return;
-  const PoolsLock lock;
+  // Another thread allocates or gives back. This one has only waited, and the driver would not keep
+  // it for that: what is too much is given back after the next wait.
+  auto& all = pools();
+  if (!all.mutex.try_lock()) return;
   (void)collect(Seen::kByProgram);
-  for (const auto& pool : pools().pools)
+  for (const auto& pool : all.pools)
     trim(*pool, pool->threshold);
+  all.mutex.unlock();
 }
 
 void finish_frees() {
