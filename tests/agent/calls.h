@@ -37,6 +37,10 @@ Function* find(const char* name) {
 // The driver's function of that name.
 #define CU(name) (::stasis::agent_test::find<::stasis::cuda::fn::name>(#name))
 
+// Of those that not every driver has, whose types the caller declares in a namespace `fn`.
+#define OTHER(name) (::stasis::agent_test::find<fn::name>(#name))
+inline bool has(const char* name) { return ::dlsym(driver_library(), name) != nullptr; }
+
 inline void say(const std::string& what, long long value) {
   std::printf("%s: %lld\n", what.c_str(), value);
 }

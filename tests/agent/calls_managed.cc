@@ -18,9 +18,6 @@ using cuMemRangeGetAttributes = CUresult(void** data, std::size_t* sizes,
                                          CUdeviceptr, std::size_t);
 using cuMemAdvise_v2 = CUresult(CUdeviceptr, std::size_t, CUmem_advise, CUmemLocation);
 }  // namespace fn
-#define OTHER(name) (::stasis::agent_test::find<fn::name>(#name))
-
-bool has(const char* name) { return ::dlsym(driver_library(), name) != nullptr; }
 
 void say_range(CUdeviceptr address, std::size_t bytes) {
   for (const auto which :
