@@ -177,8 +177,8 @@ for one in TRANSPORTS:
 
 # --- JAX, CuPy, Numba and Transformers: loops that verify themselves
 
-def framework(machine, kind, gib, rounds_before=5, env=None):
-    words = [sys.executable, LOOPS, kind, "--status", "{status}", "--gib", gib]
+def framework(machine, kind, gib, rounds_before=5, env=None, options=()):
+    words = [sys.executable, LOOPS, kind, "--status", "{status}", "--gib", gib, *options]
     target = run_under_agent(machine, words, kind, {**machine.target_env(), **(env or {})})
     try:
         target.wait_rounds(rounds_before)

@@ -1,12 +1,8 @@
 """Stream-ordered memory (cuMemAllocAsync), which the agent serves from pools of its own."""
 
-import sys
-
-from .case_direct import NEEDS, run_under_agent, start
-from .case_direct_programs import LOOPS, medians, through_everything, train
-from .core import Failure, case, expect, expect_equal
-
-DUMPS = ("criu", "root")
+from .case_direct import NEEDS, start
+from .case_direct_programs import DUMPS, framework, medians, through_everything, train
+from .core import case, expect, expect_equal
 
 
 def calls(machine, kind):
@@ -38,21 +34,8 @@ def workload(machine):
     return figures
 
 
-@case("pools.cupy", simulated=False, needs=NEEDS + DUMPS)
-def cupy(machine):
-    target = run_under_agent(machine, [sys.executable, LOOPS, "cupy", "--status", "{status}", "--gib", 5,
-                                       "--stream-ordered"], "cupy")
-    try:
-        target.wait_rounds(5)
-    except Failure as reason:
-        raise Failure(f"before the first suspend: {reason}") from reason
-    figures = through_everything(machine, target, target.rounds)
-    rounds = target.finish()
-    figures["note"] = (f"{target.output().splitlines()[0]}: {rounds} rounds verified, "
-                       f"{figures['direct_bytes'] / 2**30:.1f} GiB; {medians(figures)}")
-    return figures
-
-
+case("pools.cupy", simulated=False, needs=NEEDS + DUMPS)(
+    lambda machine: framework(machine, "cupy", 5, options=["--stream-ordered"]))
 BACKEND = {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}
 case("pools.torch", simulated=False, needs=NEEDS + DUMPS)(lambda machine: train(machine, [], 5, BACKEND))
 # What is allocated within a capture becomes a node of the graph, whose memory is the driver's.
