@@ -5,14 +5,9 @@
 
 load helpers
 load stasis_lib
+load agent_lib
 
-setup() {
-  setup_stasis
-  agent=$STASIS_BUILD/lib/stasis/libstasis-preload.so
-}
-teardown() { end_stasis; }
-
-start_managed() { LD_PRELOAD=$agent start_target managed --pause-ms 5 "$@"; }
+start_managed() { start_agent managed --pause-ms 5 "$@"; }
 # Mappings of managed memory.
 managed_pieces() { grep -c nvidia-uvm "/proc/$TARGET/maps" || true; }
 # The driver was not asked: it would have answered 801, and then 999 for ever.

@@ -6,24 +6,15 @@ load helpers
 load stasis_lib
 load agent_lib
 
-setup() {
-  setup_stasis
-  agent=$STASIS_BUILD/lib/stasis/libstasis-preload.so
-}
-teardown() { end_stasis; }
-
-start_pool() { LD_PRELOAD=$agent start_target pool --pause-ms 5 "$@"; }
+start_pool() { start_agent pool --pause-ms 5; }
 
 @test "a program with stream-ordered memory is suspended past the driver again and again" {
-  local i
   start_pool
-  for ((i = 0; i < (${STASIS_ALL_TESTS:-0} ? 20 : 4); ++i)); do
-    done_by suspend "$TARGET" --json
-    went direct
-    (($(json 'd["direct_bytes"]') >= 32 << 20))
-    done_by resume "$TARGET"
-    target_goes_on
-  done
+  cycles "$((${STASIS_ALL_TESTS:-0} ? 20 : 4))" direct
+  done_by suspend "$TARGET" --json
+  (($(json 'd["direct_bytes"]') >= 32 << 20))
+  done_by resume "$TARGET"
+  target_goes_on
   target_verifies
 }
 
