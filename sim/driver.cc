@@ -31,7 +31,7 @@ std::mutex start_mutex;
 
 // Initialised with something else than zero, so that it lies in the file-backed part of the
 // library's writable data, where callers look; the alignment puts it at the start of a page.
-alignas(kControlAlignment) ControlBlock block = {
+alignas(kControlAlignment) ControlBlock the_block = {
     {'s', 't', 'a', 's', 'i', 's', '-', 's', 'i', 'm', '-', 'c', 't', 'l', 0, 0},
     kControlVersion,
     sizeof(ControlBlock),
@@ -47,14 +47,14 @@ std::atomic<int> server_end{-1};
 // real driver, so CRIU cannot dump it.
 void after_fork_in_child() {
   forked.store(true);
-  block.active.store(0);
+  the_block.active.store(0);
   the_driver.store(nullptr);
   device_file.store(-1);
   control_file.store(-1);
   control_pages.store(nullptr);
   const int server = server_end.exchange(-1);
   if (server >= 0) ::close(server);
-  const int client = block.client_fd.exchange(-1);
+  const int client = the_block.client_fd.exchange(-1);
   if (client >= 0) ::close(client);
   forget_own_files();
 }
@@ -85,7 +85,7 @@ int open_undumpable() {
 
 Driver* live_driver() { return the_driver.load(std::memory_order_acquire); }
 CUresult not_started_code() { return CUDA_ERROR_NOT_INITIALIZED; }
-ControlBlock& control_block() { return block; }
+ControlBlock& control_block() { return the_block; }
 std::atomic<int>& server_end_fd() { return server_end; }
 
 void hold_device_file() {
@@ -143,8 +143,8 @@ CUresult start_driver() {
   }
   start_idle_thread();
   the_driver.store(driver.release(), std::memory_order_release);
-  block.state.store(CU_PROCESS_STATE_RUNNING);
-  block.active.store(1);
+  the_block.state.store(CU_PROCESS_STATE_RUNNING);
+  the_block.active.store(1);
   return CUDA_SUCCESS;
 }
 
