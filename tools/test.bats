@@ -50,7 +50,13 @@ run_test() {
   [ "$status" -eq 0 ]
   [ "$last" = "5 passed, 0 failed, 3 skipped" ]
   [ "$(grep -c "Passed" <<<"$output")" -eq 2 ]
+  # The first build of dev was by clang++, and the sanitizer's checks are those that compile quickly.
+  if grep -q "== clang:" <<<"$output"; then
+    grep '^CMAKE_CXX_COMPILER:' "$TREE/build/dev/CMakeCache.txt" | grep clang++
+    [[ $(grep '^STASIS_SANITIZE:' "$TREE/build/clang/CMakeCache.txt") == *=address,bool,* ]]
+  fi
   run_test --all
+  [ ! -d "$TREE/build/clang" ] || [[ $(grep '^STASIS_SANITIZE:' "$TREE/build/clang/CMakeCache.txt") == *=address,undefined ]]
   [ "$(grep -c "Passed" <<<"$output")" -eq 4 ]
 }
 

@@ -108,7 +108,7 @@ TEST(Checksum, BlocksThatAreKnownAreNotReadAgain) {
 
 // More blocks than are kept in mind at a time, of one file and of many.
 TEST(Checksum, OfVeryManyBlocksFollowsItsDefinitionToo) {
-  constexpr std::size_t kMany = 150000;
+  constexpr std::size_t kMany = 70000;
   const TemporaryDirectory dir;
   write_text(dir / "small", "hello");
   std::vector<ChecksumJob> jobs(kMany, {"small", 5, {}});
