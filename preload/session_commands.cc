@@ -1,0 +1,339 @@
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "abi/descriptor_message.h"
+#include "abi/fd_table.h"
+#include "copiers.h"
+#include "deadline.h"
+#include "deepbind_scan.h"
+#include "device_wait.h"
+#include "exported_fds.h"
+#include "gate.h"
+#include "host_reserve.h"
+#include "intercept.h"
+#include "local_memory.h"
+#include "managed.h"
+#include "pools.h"
+#include "session.h"
+#include "sharing.h"
+
+namespace stasis::preload {
+
+using direct::AgentState;
+using direct::ControlPage;
+using std::chrono::milliseconds;
+
+namespace {
+
+// One message of an id and a descriptor. False: there is none.
+bool receive_piece(int socket, direct::ShareId& id, int& fd) {
+  const auto got = receive_with_descriptor(socket, id.data(), sizeof id, fd, MSG_DONTWAIT);
+  if (got == sizeof id && fd >= 0) return true;
+  if (fd >= 0) ::close(fd);
+  return false;
+}
+
+}  // namespace
+
+void Session::prepare() {
+  if (!expect(AgentState::kRunning)) return;
+  if (!make_reserve())
+    return refuse(cuda::CUDA_ERROR_OUT_OF_MEMORY, "no memory of that many bytes", kReserve);
+  make_descriptor_room(kExportRoom);
+  buffer_wanted_ = arguments_[0] == 0;
+  segment_bytes_ = page_.segment_bytes = movable_bytes();
+  if (segment_bytes_ > 0 && refuse_past_gate()) return;
+  if (buffer_wanted_) return make_buffer();
+  give_buffer_back();
+  done();
+}
+
+// With the gate open.
+bool Session::refuse_past_gate() {
+  deep_loads_ = deep_loads();
+  const auto library = library_past_gate();
+  if (library.empty()) return false;
+  refuse(cuda::CUDA_ERROR_NOT_SUPPORTED,
+         "a library that was opened with RTLD_DEEPBIND may call the driver past the agent",
+         library.c_str());
+  return true;
+}
+
+// Goes on as long as the peer that has asked lives and waits.
+class Session::PeersTimeout final : public Timeout {
+ public:
+  PeersTimeout(const Session& session, Clock::time_point deadline)
+      : Timeout(deadline), session_(session) {}
+
+ private:
+  bool given_up() const override {
+    const ControlPage& page = session_.page_;
+    // Another peer's request, if it is not the one that is served.
+    return page.abandoned.load(std::memory_order_relaxed) == session_.serving_ ||
+           page.request.load(std::memory_order_relaxed) != session_.serving_ ||
+           session_.peer_is_gone();
+  }
+
+  const Session& session_;
+};
+
+void Session::close_gate() {
+  if (!expect(AgentState::kRunning)) return;
+  if (g_ending.load()) return refuse_ending();
+  const PeersTimeout timeout(*this, Clock::now() + milliseconds(arguments_[0]));
+  for (;;) {
+    if (!Gate::close(timeout))
+      return refuse(cuda::CUDA_ERROR_NOT_READY,
+                    "a call of the driver did not return within milliseconds", arguments_[0]);
+    if (g_ending.load()) {
+      Gate::open();
+      return refuse_ending();
+    }
+    const bool opened = deep_loads() != deep_loads_;
+    const bool captures = captures_in_progress() != 0;
+    if (!opened && !captures) break;
+    Gate::open();
+    if (opened && refuse_past_gate()) return;
+    if (timeout.over()) {
+      if (opened)
+        return refuse(cuda::CUDA_ERROR_NOT_SUPPORTED, "all the time it opens libraries with",
+                      "RTLD_DEEPBIND");
+      return refuse(cuda::CUDA_ERROR_NOT_READY, "a stream was being captured for milliseconds",
+                    arguments_[0]);
+    }
+    // Waiting for the device would spoil the capture, which soon ends by itself.
+    if (captures) ::usleep(1000);
+  }
+  Outcome outcome;
+  switch (wait_for_devices(timeout, outcome)) {
+    case Waited::kDone:
+      break;
+    case Waited::kTimeout:
+      Gate::open();
+      return refuse(cuda::CUDA_ERROR_NOT_READY, "the device did not finish within milliseconds",
+                    arguments_[0]);
+    case Waited::kFailed:
+      Gate::open();
+      return report(outcome);
+  }
+  finish_frees();
+  if (managed_areas() > 0) Copiers::start();
+  const auto inventory = take_inventory();
+  if (buffer_wanted_ && !have_buffer(inventory.bytes)) {
+    Gate::open();
+    return refuse(cuda::CUDA_ERROR_OUT_OF_MEMORY, "no address range of that many bytes",
+                  inventory.bytes);
+  }
+  // The program does not open or close any from here on.
+  page_.driver_share_count = shared_pieces();
+  segments_ = inventory.segments;
+  page_.segment_count = static_cast<std::uint32_t>(segments_.size());
+  segment_bytes_ = page_.segment_bytes = inventory.bytes;
+  page_.staying_count = inventory.staying;
+  page_.staying_bytes = inventory.staying_bytes;
+  set_state(AgentState::kClosed);
+  done();
+}
+
+void Session::export_batch() {
+  if (state() != AgentState::kFilling && !expect(AgentState::kClosed)) return;
+  const auto first = arguments_[0];
+  // Of a process that was restored.
+  if (first == 0) make_descriptor_room(kExportRoom);
+  for (std::uint32_t i = 0; i < direct::kExportBatch && first + i < segments_.size(); ++i) {
+    if (g_kept.count == 0) {
+      const auto outcome =
+          g_exported.add([&](int& made) { return export_segment(first + i, made); });
+      // A program that may open few files: the tool asks for the rest when it has these.
+      if (!outcome.ok() && i > 0) break;
+      if (!outcome.ok()) {
+        close_exported();
+        return report(outcome);
+      }
+    }
+    const int fd = g_kept.count == 0 ? g_exported.fds[i] : g_kept.fds[first + i];
+    const Segment& segment = segments_[first + i];
+    auto& place = page_.segments[i];
+    place = {segment.bytes, segment.offset, segment.address, {}, fd, 0};
+    cuda::CUuuid uuid{};
+    if (driver().cuDeviceGetUuid(&uuid, segment.device) == cuda::CUDA_SUCCESS)
+      std::memcpy(place.gpu, &uuid, sizeof place.gpu);
+    page_.exported_count = i + 1;
+  }
+  done();
+}
+
+void Session::close_exported() {
+  g_exported.close_all();
+  page_.exported_count = 0;
+}
+
+void Session::keep() {
+  if (!expect(AgentState::kClosed)) return;
+  g_kept.close_all();
+  const auto count = static_cast<std::uint32_t>(segments_.size());
+  if (segments_.size() > kMostKept || !may_have_descriptors(count))
+    return refuse(cuda::CUDA_ERROR_NOT_SUPPORTED, "too many descriptors", count);
+  make_descriptor_room(static_cast<int>(count) + kExportRoom);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const auto outcome = g_kept.add([&](int& made) { return export_segment(i, made); });
+    if (outcome.ok()) continue;
+    g_kept.close_all();
+    return report(outcome);
+  }
+  done();
+}
+
+// Where the content is in pinned memory and nowhere else, the agent copies it into the buffer
+// itself, because the tool or the mover has died. Then all goes on as if it had been copied there
+// at once.
+bool Session::save_kept() {
+  if (g_kept.count == 0) return true;
+  const auto outcome = copy_kept(std::span(g_kept.fds, g_kept.count), buffer());
+  if (outcome.ok()) g_kept.close_all();
+  report(outcome);
+  return outcome.ok();
+}
+
+void Session::empty() {
+  if (!expect(AgentState::kClosed)) return;
+  set_content(arguments_[0], arguments_[1]);
+  if (!content_is_elsewhere() && !expect_buffer()) return;
+  if (content_is_elsewhere()) g_kept.close_all();
+  const auto outcome = empty_all();
+  // From here on the gate opens only when all of it is there again, with its content.
+  set_state(AgentState::kEmptied);
+  if (outcome.ok()) {
+    release_local_memory();
+    return done();
+  }
+  if (save_kept() && refill_all().ok()) {
+    set_state(AgentState::kFilling);
+    // Otherwise the peer brings it.
+    if (!content_is_elsewhere() && copy_all(buffer(), false).ok()) set_state(AgentState::kClosed);
+  }
+  report(outcome);
+}
+
+void Session::refill() {
+  if (state() != AgentState::kHeld && !expect(AgentState::kEmptied)) return;
+  if (!save_kept()) return set_state(AgentState::kEmptied);
+  const auto outcome = refill_all();
+  if (outcome.ok())
+    set_state(AgentState::kFilling);
+  else
+    set_state(AgentState::kEmptied);
+  report(outcome);
+}
+
+void Session::open_gate(bool keeps_buffer) {
+  if (state() != AgentState::kFilling && !expect(AgentState::kClosed)) return;
+  if (const auto missing = detached_count(); missing > 0)
+    return refuse(cuda::CUDA_ERROR_ILLEGAL_STATE, "pieces of memory that was given up are not back",
+                  missing);
+  g_kept.close_all();
+  set_content(0, 0);
+  set_state(AgentState::kRunning);
+  Gate::open();
+  if (!keeps_buffer) {
+    give_buffer_back();
+    give_reserve_back();
+  }
+  done();
+}
+
+void Session::list_shares() {
+  const auto all = list_shared();
+  for (std::uint64_t i = arguments_[0]; i < all.size(); ++i) {
+    if (page_.exported_count == direct::kShareBatch) break;
+    page_.shares[page_.exported_count++] = {all[i].id,   all[i].bytes, all[i].role,
+                                            all[i].open, -1,           0};
+  }
+  done();
+}
+
+void Session::detach() {
+  if (!expect(AgentState::kClosed)) return;
+  auto outcome = detach_all();
+  if (outcome.ok()) outcome = save_managed(arguments_[0] == 0 ? UINT64_MAX : arguments_[0]);
+  page_.detached_count = detached_count();
+  report(outcome);
+}
+
+void Session::retake() {
+  auto outcome = retake_host();
+  if (outcome.ok()) outcome = retake_managed();
+  page_.detached_count = detached_count();
+  report(outcome);
+}
+
+void Session::lend_piece() {
+  make_descriptor_room(kExportRoom);
+  const direct::ShareId id{arguments_[0], arguments_[1]};
+  const auto outcome = g_exported.add([&](int& made) { return lend(id, made); });
+  if (outcome.ok()) {
+    page_.shares[0] = {id, 0, direct::ShareRole::kOwner, 0, g_exported.fds[0], 0};
+    page_.exported_count = 1;
+  }
+  report(outcome);
+}
+
+// The peer's end is for it to take; what it sends comes out here.
+void Session::offer_socket() {
+  close_sockets();
+  make_descriptor_room(kExportRoom);
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, sockets_) != 0)
+    return refuse(cuda::CUDA_ERROR_OPERATING_SYSTEM, "no socket to be had: error",
+                  static_cast<std::uint64_t>(errno));
+  page_.shares[0] = {{}, 0, direct::ShareRole::kImporter, 0, sockets_[1], 0};
+  page_.exported_count = 1;
+  done();
+}
+
+void Session::take_pieces() {
+  Outcome outcome;
+  direct::ShareId id{};
+  for (int fd = -1; outcome.ok() && receive_piece(sockets_[0], id, fd); ::close(fd))
+    outcome = attach(id, fd);
+  close_sockets();
+  page_.detached_count = detached_count();
+  report(outcome);
+}
+
+void Session::close_sockets() {
+  for (int& socket : sockets_) {
+    struct stat status {};
+    if (socket >= 0 && ::fstat(socket, &status) == 0 && S_ISSOCK(status.st_mode)) ::close(socket);
+    socket = -1;
+  }
+}
+
+// The peer has died: the agent makes the program run again by itself; if the device has no room
+// now, at the next poll.
+void Session::undo() {
+  close_exported();
+  close_sockets();
+  // Only a tool can ask the owners of the memory that is missing.
+  if (detached_count() > 0) return;
+  // The peer had only asked for kPrepare.
+  if (state() == AgentState::kRunning) {
+    give_reserve_back();
+    return give_buffer_back();
+  }
+  // Only a tool that finds the image can bring the content back.
+  if (state() != AgentState::kClosed && content_is_elsewhere()) return;
+  if (state() == AgentState::kEmptied) {
+    if (!save_kept() || !refill_all().ok()) return;
+    set_state(AgentState::kFilling);
+  }
+  if (state() == AgentState::kFilling && !copy_all(buffer(), false).ok()) return;
+  open_gate(false);
+}
+
+}  // namespace stasis::preload
