@@ -68,11 +68,11 @@ class AgentMemory : public ::testing::Test {
     const auto before = shape();
     const auto objects = fake().live_objects();
     (void)take_inventory();
-    ASSERT_TRUE(empty_all().ok());
+    ASSERT_TRUE(evict_all().ok());
     EXPECT_TRUE(fake().maps.empty());
     EXPECT_EQ(fake().live_objects(), 0) << "memory was not given back";
     fake().rights.clear();
-    ASSERT_TRUE(refill_all().ok());
+    ASSERT_TRUE(repopulate_all().ok());
     EXPECT_EQ(shape(), before);
     EXPECT_EQ(fake().live_objects(), objects);
   }
@@ -221,20 +221,20 @@ TEST_F(AgentMemory, LocalMemoryGoesAndComesBackAsItWas) {
   const auto current = fake().current;
   (void)allocated(4 * kMiB);
   (void)take_inventory();
-  ASSERT_TRUE(empty_all().ok());
+  ASSERT_TRUE(evict_all().ok());
   release_local_memory();
   EXPECT_EQ(fake().stack_sizes[context_], 0);
   EXPECT_EQ(fake().stack_sizes[second], 0);
   // No room for it: then for nothing.
   for (const int nth : {1, 2}) {
     fake().fail_at("cuCtxSetLimit", nth);
-    EXPECT_EQ(refill_all().result, CUDA_ERROR_OUT_OF_MEMORY);
+    EXPECT_EQ(repopulate_all().result, CUDA_ERROR_OUT_OF_MEMORY);
     EXPECT_TRUE(fake().maps.empty());
     EXPECT_EQ(fake().live_objects(), 0);
     EXPECT_EQ(fake().stack_sizes[context_], 0);
     EXPECT_EQ(fake().stack_sizes[second], 0);
   }
-  EXPECT_TRUE(refill_all().ok());
+  EXPECT_TRUE(repopulate_all().ok());
   EXPECT_EQ(fake().stack_sizes, wanted);
   EXPECT_EQ(fake().current, current);
 }
@@ -243,9 +243,9 @@ TEST_F(AgentMemory, LocalMemoryThatTheDriverDoesNotGiveBackStays) {
   for (const char* call : {"cuCtxGetLimit", "cuCtxSetLimit"}) {
     (void)take_inventory();
     fake().fail_at(call, 1);
-    EXPECT_TRUE(empty_all().ok()) << call;
+    EXPECT_TRUE(evict_all().ok()) << call;
     release_local_memory();
-    EXPECT_TRUE(refill_all().ok()) << call;
+    EXPECT_TRUE(repopulate_all().ok()) << call;
     (void)fake().stack_size();
     EXPECT_EQ(fake().stack_sizes[context_], 1024) << call;
   }
@@ -343,16 +343,16 @@ TEST_F(AgentMemory, TakingItAgainIsAllOrNothing) {
   for (int i = 0; i < 4; ++i)
     all.push_back(allocated(4 * kMiB));
   (void)take_inventory();
-  ASSERT_TRUE(empty_all().ok());
+  ASSERT_TRUE(evict_all().ok());
   for (const char* call : {"cuMemCreate", "cuMemMap", "cuMemSetAccess"}) {
     for (int nth = 1; nth <= 4; ++nth) {
       fake().fail_at(call, nth);
-      EXPECT_EQ(refill_all().result, CUDA_ERROR_OUT_OF_MEMORY) << call;
+      EXPECT_EQ(repopulate_all().result, CUDA_ERROR_OUT_OF_MEMORY) << call;
       EXPECT_EQ(fake().live_objects(), 0) << call << " " << nth;
       EXPECT_TRUE(fake().maps.empty()) << call << " " << nth;
     }
   }
-  EXPECT_TRUE(refill_all().ok());
+  EXPECT_TRUE(repopulate_all().ok());
   EXPECT_EQ(fake().maps.size(), 4U);
   for (const auto address : all)
     EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
@@ -386,10 +386,10 @@ TEST_F(AgentMemory, WhatWasKeptIsCopiedWhereItWasAsFarAsItWasThereWhole) {
   // As long as it is there itself, its place is taken.
   copied(2);
   EXPECT_FALSE(at.contains(whole));
-  ASSERT_TRUE(empty_all().ok());
+  ASSERT_TRUE(evict_all().ok());
   copied(1);
   EXPECT_TRUE(at.contains(whole));
-  ASSERT_TRUE(refill_all().ok());
+  ASSERT_TRUE(repopulate_all().ok());
   ASSERT_EQ(fake().maps.at(whole).size, 4 * kMiB);
 }
 
@@ -415,9 +415,9 @@ TEST_F(AgentMemory, WhatIsOnADeviceWithoutAContextIsCopiedAsWell) {
     EXPECT_EQ(std::exchange(fake().calls["cuDevicePrimaryCtxRelease"], 0), 1);
     EXPECT_TRUE(fake().current.empty());
     if (!there) continue;
-    ASSERT_TRUE(empty_all().ok());
+    ASSERT_TRUE(evict_all().ok());
   }
-  ASSERT_TRUE(refill_all().ok());
+  ASSERT_TRUE(repopulate_all().ok());
   // Whoever waits for memory has to know that it is what there is none of.
   fake().fail_at("cuDevicePrimaryCtxRetain", 1);
   const auto refused = copy_all(buffer.data(), false);
@@ -431,7 +431,7 @@ TEST_F(AgentMemory, WhatCouldNotLeaveIsThereAgain) {
   for (const char* call : {"cuMemUnmap", "cuMemRelease"}) {
     (void)take_inventory();
     fake().fail_at(call, 3);
-    EXPECT_FALSE(empty_all().ok());
+    EXPECT_FALSE(evict_all().ok());
     EXPECT_EQ(fake().maps.size(), 4U) << call;
   }
 }
@@ -459,7 +459,7 @@ TEST_F(AgentMemory, WhatOthersHaveStays) {
     const auto inventory = take_inventory();
     EXPECT_EQ(inventory.bytes, 6 * kMiB);
     EXPECT_EQ(inventory.staying_bytes, 8 * kMiB);
-    ASSERT_TRUE(empty_all().ok());
+    ASSERT_TRUE(evict_all().ok());
     EXPECT_EQ(fake().live_objects(), 1);
   };
   EXPECT_EXIT(

@@ -301,9 +301,9 @@ TEST_F(AgentPools, LeavesWithTheProgramAndComesBackWhereItWas) {
   const auto inventory = take_inventory();
   EXPECT_EQ(inventory.bytes, 64 * kMiB);
   EXPECT_EQ(inventory.staying, 0U);
-  ASSERT_TRUE(empty_all().ok());
+  ASSERT_TRUE(evict_all().ok());
   EXPECT_EQ(fake().live_objects(), 0);
-  ASSERT_TRUE(refill_all().ok());
+  ASSERT_TRUE(repopulate_all().ok());
   EXPECT_EQ(fake().maps.size(), maps);
   EXPECT_EQ(allocated(40 * kMiB, kOne), first);
 }
@@ -468,8 +468,8 @@ TEST_F(AgentPools, OtherDevicesGetTheRightsThatThePoolGives) {
   EXPECT_EQ(fake().rights.size(), 3U) << "what comes later has them too";
   fake().rights.clear();
   (void)take_inventory();
-  ASSERT_TRUE(empty_all().ok());
-  ASSERT_TRUE(refill_all().ok());
+  ASSERT_TRUE(evict_all().ok());
+  ASSERT_TRUE(repopulate_all().ok());
   std::set<int> devices;
   for (const auto& [address, given] : fake().rights)
     if (address == first) devices.insert(given.location.id);

@@ -56,7 +56,7 @@ std::vector<Physical*>& segments() {
   return *made;
 }
 
-Outcome refill(Physical& physical, const std::vector<Mapping*>& mappings) {
+Outcome repopulate(Physical& physical, const std::vector<Mapping*>& mappings) {
   auto result = driver().cuMemCreate(&physical.real, physical.size, &physical.prop, 0);
   if (result != CUDA_SUCCESS) return failed(result, "cuMemCreate");
   for (std::size_t i = 0; i < mappings.size(); ++i) {
@@ -223,7 +223,7 @@ Outcome export_segment(std::size_t index, int& fd) {
   return result == CUDA_SUCCESS ? Outcome{} : failed(result, "cuMemExportToShareableHandle");
 }
 
-Outcome empty_all() {
+Outcome evict_all() {
   const auto mappings = mappings_by_physical();
   Outcome outcome;
   auto& order = segments();
@@ -246,17 +246,17 @@ Outcome empty_all() {
   }
   if (outcome.ok()) return outcome;
   for (std::size_t i = 0; i < at; ++i)
-    if (!order[i]->present) refill(*order[i], of(mappings, order[i]));
+    if (!order[i]->present) repopulate(*order[i], of(mappings, order[i]));
   return outcome;
 }
 
-Outcome refill_all() {
+Outcome repopulate_all() {
   const auto mappings = mappings_by_physical();
   auto& order = segments();
   Outcome outcome;
   std::size_t at = 0;
   for (; at < order.size() && outcome.ok(); ++at)
-    if (!order[at]->present) outcome = refill(*order[at], of(mappings, order[at]));
+    if (!order[at]->present) outcome = repopulate(*order[at], of(mappings, order[at]));
   if (outcome.ok()) outcome = take_local_memory();
   if (outcome.ok()) return outcome;
   release_local_memory();

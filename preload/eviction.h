@@ -54,9 +54,9 @@ int captures_in_progress();
 Outcome export_segment(std::size_t index, int& fd);
 // Gives the physical memory of all segments back. On a failure the agent has taken again what it
 // gave back, as far as possible; the content is lost, and the caller brings it back.
-Outcome empty_all();
+Outcome evict_all();
 // Takes it again, at the same addresses. All or nothing.
-Outcome refill_all();
+Outcome repopulate_all();
 // Between the segments and a buffer in this process.
 Outcome copy_all(std::byte* buffer, bool out);
 // To the buffer from descriptors of the segments' memory, which may have been given back since they

@@ -99,7 +99,7 @@ void Session::set_buffer(std::uint64_t address, std::uint64_t bytes) {
 
 bool Session::undoes_on_its_own() const {
   const auto now = state();
-  return now == AgentState::kClosed || now == AgentState::kEmptied || now == AgentState::kFilling ||
+  return now == AgentState::kClosed || now == AgentState::kEvicted || now == AgentState::kFilling ||
          (now == AgentState::kRunning && (buffer_bytes_ > 0 || has_reserve()));
 }
 
@@ -216,17 +216,17 @@ void Session::answer() {
       return close_gate();
     case AgentCommand::kExport:
       return export_batch();
-    case AgentCommand::kEmpty:
-      return empty();
+    case AgentCommand::kEvict:
+      return evict();
     case AgentCommand::kBuffer:
       if (expect(AgentState::kFilling)) make_buffer();
       return;
     case AgentCommand::kHold:
-      if (!expect(AgentState::kEmptied)) return;
+      if (!expect(AgentState::kEvicted)) return;
       set_state(AgentState::kHeld);
       return done();
-    case AgentCommand::kRefill:
-      return refill();
+    case AgentCommand::kRepopulate:
+      return repopulate();
     case AgentCommand::kCopyIn:
       if (expect(AgentState::kFilling) && expect_buffer()) report(copy_all(buffer(), false));
       return;

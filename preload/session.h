@@ -85,8 +85,8 @@ class Session {
   void close_exported();
   void keep();
   bool save_kept();
-  void empty();
-  void refill();
+  void evict();
+  void repopulate();
   void open_gate(bool keeps_buffer);
   void list_shares();
   void detach();

@@ -201,19 +201,19 @@ bool Session::save_kept() {
   return outcome.ok();
 }
 
-void Session::empty() {
+void Session::evict() {
   if (!expect(AgentState::kClosed)) return;
   set_content(arguments_[0], arguments_[1]);
   if (!content_is_elsewhere() && !expect_buffer()) return;
   if (content_is_elsewhere()) g_kept.close_all();
-  const auto outcome = empty_all();
+  const auto outcome = evict_all();
   // From here on the gate opens only when all of it is there again, with its content.
-  set_state(AgentState::kEmptied);
+  set_state(AgentState::kEvicted);
   if (outcome.ok()) {
     release_local_memory();
     return done();
   }
-  if (save_kept() && refill_all().ok()) {
+  if (save_kept() && repopulate_all().ok()) {
     set_state(AgentState::kFilling);
     // Otherwise the peer brings it.
     if (!content_is_elsewhere() && copy_all(buffer(), false).ok()) set_state(AgentState::kClosed);
@@ -221,14 +221,14 @@ void Session::empty() {
   report(outcome);
 }
 
-void Session::refill() {
-  if (state() != AgentState::kHeld && !expect(AgentState::kEmptied)) return;
-  if (!save_kept()) return set_state(AgentState::kEmptied);
-  const auto outcome = refill_all();
+void Session::repopulate() {
+  if (state() != AgentState::kHeld && !expect(AgentState::kEvicted)) return;
+  if (!save_kept()) return set_state(AgentState::kEvicted);
+  const auto outcome = repopulate_all();
   if (outcome.ok())
     set_state(AgentState::kFilling);
   else
-    set_state(AgentState::kEmptied);
+    set_state(AgentState::kEvicted);
   report(outcome);
 }
 
@@ -328,8 +328,8 @@ void Session::undo() {
   }
   // Only a tool that finds the image can bring the content back.
   if (state() != AgentState::kClosed && content_is_elsewhere()) return;
-  if (state() == AgentState::kEmptied) {
-    if (!save_kept() || !refill_all().ok()) return;
+  if (state() == AgentState::kEvicted) {
+    if (!save_kept() || !repopulate_all().ok()) return;
     set_state(AgentState::kFilling);
   }
   if (state() == AgentState::kFilling && !copy_all(buffer(), false).ok()) return;

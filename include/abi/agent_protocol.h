@@ -39,8 +39,8 @@ enum class AgentState : std::uint32_t {
   kClosed = 1,   // no thread of the program is in a call of the driver that touches device memory
   // Closed, and the content of device memory is only in `buffer`, in memory that the agent has
   // pinned (kKeep), or elsewhere.
-  kEmptied = 2,
-  // As kEmptied, but the driver is about to hold the process, or does. The agent no longer checks
+  kEvicted = 2,
+  // As kEvicted, but the driver is about to hold the process, or does. The agent no longer checks
   // whether its peer lives: it could not call the driver.
   kHeld = 3,
   kFilling = 4,  // device memory is there again, its content not yet or in part
@@ -55,17 +55,17 @@ enum class AgentCommand : std::uint32_t {
   kExport = 3,  // arguments: index of the first segment. Fills `segments`
   // Gives the device memory back to the device, keeps the addresses. arguments: where the content
   // is, as `content_id` says.
-  kEmpty = 4,
-  kHold = 5,    // kEmptied -> kHeld
-  kRefill = 6,  // takes device memory again, at the same addresses
+  kEvict = 4,
+  kHold = 5,        // kEvicted -> kHeld
+  kRepopulate = 6,  // takes device memory again, at the same addresses
   // 7 was a copy in the other direction.
   kCopyIn = 8,  // the agent copies by itself, buffer to device; slower than a peer could
   // Opens the gate, gives the buffer back. arguments: kKeepBuffer to keep it.
   kOpen = 9,
   kBuffer = 10,  // has a buffer for a peer that brings the content, but cannot copy it in
   // kClosed: keeps a descriptor of each segment, which keep the memory and its content on the
-  // device when kEmpty has given it up, also if every other process dies. kExport names these from
-  // then on, and kRefill takes the content from them. Refused if there are too many for the
+  // device when kEvict has given it up, also if every other process dies. kExport names these from
+  // then on, and kRepopulate takes the content from them. Refused if there are too many for the
   // program's limit.
   kKeep = 11,
   kDrop = 12,  // the content is in the buffer: lets the descriptors go. Also while the driver holds

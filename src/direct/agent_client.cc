@@ -159,11 +159,11 @@ const char* agent_command_name(AgentCommand command) {
       return "hold the program back";
     case AgentCommand::kExport:
       return "export its device memory";
-    case AgentCommand::kEmpty:
+    case AgentCommand::kEvict:
       return "give its device memory back";
     case AgentCommand::kHold:
       return "stay as it is";
-    case AgentCommand::kRefill:
+    case AgentCommand::kRepopulate:
       return "take its device memory again";
     case AgentCommand::kCopyIn:
       return "copy its device memory in";
@@ -190,7 +190,7 @@ const char* agent_command_name(AgentCommand command) {
 }
 
 bool is_away(AgentState state) {
-  return state == AgentState::kEmptied || state == AgentState::kHeld ||
+  return state == AgentState::kEvicted || state == AgentState::kHeld ||
          state == AgentState::kFilling || state == AgentState::kClosed;
 }
 
@@ -573,15 +573,16 @@ std::chrono::milliseconds copy_time(std::uint64_t bytes) {
 Result<void> AgentClient::bring_back(const Fill& fill,
                                      const std::function<Result<void>(AgentClient&)>& before_open) {
   const auto copying = copy_time(bytes());
-  const bool away = state() == AgentState::kHeld || state() == AgentState::kEmptied ||
+  const bool away = state() == AgentState::kHeld || state() == AgentState::kEvicted ||
                     state() == AgentState::kFilling;
   if (away && content_is_elsewhere() && !fill) {
     return fail(ErrorCode::kWrongState,
                 fmt::format("the content of process {}'s GPU memory is in an image", pid_.value));
   }
-  if (state() == AgentState::kHeld || state() == AgentState::kEmptied) {
+  if (state() == AgentState::kHeld || state() == AgentState::kEvicted) {
     // It may have to copy first, if it kept its memory (kKeep).
-    if (auto done = ask(AgentCommand::kRefill, 0, kMappingTimeout + copying); !done) return done;
+    if (auto done = ask(AgentCommand::kRepopulate, 0, kMappingTimeout + copying); !done)
+      return done;
   }
   if (state() == AgentState::kFilling) {
     if (content_is_elsewhere()) {

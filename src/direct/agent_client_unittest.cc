@@ -187,7 +187,7 @@ TEST(AgentClient, HostMemoryAndGpuMemoryAreNotMixedUp) {
     return (*client)->ask(command, 0, milliseconds(60000)).error().code;
   };
   EXPECT_EQ(code(AgentCommand::kPrepare), ErrorCode::kOutOfHostMemory);
-  EXPECT_EQ(code(AgentCommand::kRefill), ErrorCode::kOutOfGpuMemory);
+  EXPECT_EQ(code(AgentCommand::kRepopulate), ErrorCode::kOutOfGpuMemory);
 }
 
 TEST(AgentClient, AddressesThatAreRefusedAreNamedAsTheProgramsLimit) {
@@ -197,7 +197,7 @@ TEST(AgentClient, AddressesThatAreRefusedAreNamedAsTheProgramsLimit) {
   });
   auto client = agent.find();
   ASSERT_TRUE(client.has_value() && client->has_value());
-  const auto done = (*client)->ask(AgentCommand::kRefill, 0, milliseconds(60000));
+  const auto done = (*client)->ask(AgentCommand::kRepopulate, 0, milliseconds(60000));
   ASSERT_FALSE(done.has_value());
   EXPECT_NE(done.error().remedy.find("ulimit -v"), std::string::npos) << done.error().remedy;
 }
@@ -262,13 +262,13 @@ TEST(AgentClient, LeavesASilentOneThatBringsMemoryBackAtTheSecondRequest) {
   (*client)->heed(&interrupt, AgentClient::Heeds::kSecond);
   interrupt.request(SIGINT);
   interrupt.request(SIGINT);  // the same one, passed on
-  auto done = (*client)->ask(AgentCommand::kRefill, 0, milliseconds(100));
+  auto done = (*client)->ask(AgentCommand::kRepopulate, 0, milliseconds(100));
   ASSERT_FALSE(done.has_value());
   EXPECT_EQ(done.error().code, ErrorCode::kNoAnswer);
   ::usleep(1000000);
   interrupt.request(SIGTERM);
   const auto start = Clock::now();
-  done = (*client)->ask(AgentCommand::kRefill, 0, milliseconds(60000));
+  done = (*client)->ask(AgentCommand::kRepopulate, 0, milliseconds(60000));
   ASSERT_FALSE(done.has_value());
   EXPECT_EQ(done.error().code, ErrorCode::kInterrupted);
   EXPECT_LT(Clock::now() - start, std::chrono::seconds(10));
@@ -285,7 +285,7 @@ TEST(AgentClient, ItsSizeIsCheckedAndThenStays) {
   ASSERT_TRUE((*client)->ask(AgentCommand::kPrepare, 0, milliseconds(60000)).has_value());
   EXPECT_TRUE((*client)->check_size([] { return std::uint64_t{9} << 30; }).has_value());
   EXPECT_FALSE((*client)->check_size([] { return std::uint64_t{8} << 30; }).has_value());
-  ASSERT_TRUE((*client)->ask(AgentCommand::kEmpty, 0, milliseconds(60000)).has_value());
+  ASSERT_TRUE((*client)->ask(AgentCommand::kEvict, 0, milliseconds(60000)).has_value());
   EXPECT_EQ((*client)->bytes(), std::uint64_t{9} << 30);
 }
 

@@ -251,13 +251,13 @@ Result<void> AgentSet::unpin() {
 
 Result<void> AgentSet::evict(const direct::ContentId& content) {
   for (auto& agent : agents_)
-    agent.begin(AgentCommand::kEmpty, content);
+    agent.begin(AgentCommand::kEvict, content);
   Result<void> done;
   for (auto& agent : agents_) {
-    auto emptied = agent.finish(kMapping);
-    if (!emptied) done = std::move(emptied);
+    auto evicted = agent.finish(kMapping);
+    if (!evicted) done = std::move(evicted);
   }
-  if (done) done = fault(FaultPoint::kDirectEmptied);
+  if (done) done = fault(FaultPoint::kDirectEvicted);
   for (auto& agent : agents_)
     if (done) done = agent.ask(AgentCommand::kHold, 0, kAtOnce);
   if (done) done = fault(FaultPoint::kDirectHeld);
@@ -267,16 +267,17 @@ Result<void> AgentSet::evict(const direct::ContentId& content) {
 Result<void> AgentSet::repopulate() {
   std::vector<AgentClient*> asked;
   for (auto& agent : agents_) {
-    const bool empty = agent.state() == AgentState::kHeld || agent.state() == AgentState::kEmptied;
-    if (!empty) continue;
-    agent.begin(AgentCommand::kRefill, 0);
+    const bool evicted =
+        agent.state() == AgentState::kHeld || agent.state() == AgentState::kEvicted;
+    if (!evicted) continue;
+    agent.begin(AgentCommand::kRepopulate, 0);
     asked.push_back(&agent);
   }
   Result<void> done;
   for (AgentClient* agent : asked) {
     // It may have to copy first, if it kept its memory.
-    auto refilled = agent->finish(kMapping + copy_time(agent->bytes()));
-    if (!refilled) done = std::move(refilled);
+    auto repopulated = agent->finish(kMapping + copy_time(agent->bytes()));
+    if (!repopulated) done = std::move(repopulated);
   }
   return done;
 }

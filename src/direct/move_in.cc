@@ -149,11 +149,11 @@ Result<std::uint64_t> move_in(MemoryState& state, const Environment& env,
   if (!in_images) return leave(std::move(in_images.error()));
   const std::uint64_t moved = agents.bytes();
   phases.begin("refill");
-  if (auto allowed = fault(FaultPoint::kDirectRefill); !allowed)
+  if (auto allowed = fault(FaultPoint::kDirectRepopulate); !allowed)
     return leave(std::move(allowed.error()));
   state.prefetch.reserve_both();
   if (auto done = repopulate(state); !done) return leave(std::move(done.error()));
-  fault_only(FaultPoint::kDirectRefilled);
+  fault_only(FaultPoint::kDirectRepopulated);
   phases.begin("copy in");
   auto done = state.mover.take_to_bring_back(env, processes, *in_images);
   const Interrupt never;

@@ -242,9 +242,9 @@ class AgentThread : public ::testing::Test {
   }
   // As a tool does it, up to and including `last`.
   static void take_away(AgentClient& agent, AgentCommand last) {
-    for (const auto command : {AgentCommand::kPrepare, AgentCommand::kClose, AgentCommand::kEmpty,
-                               AgentCommand::kHold, AgentCommand::kRefill}) {
-      if (command == AgentCommand::kEmpty) copy_out(agent);
+    for (const auto command : {AgentCommand::kPrepare, AgentCommand::kClose, AgentCommand::kEvict,
+                               AgentCommand::kHold, AgentCommand::kRepopulate}) {
+      if (command == AgentCommand::kEvict) copy_out(agent);
       ask(agent, command, command == AgentCommand::kClose ? 60000 : 0);
       if (command == last) return;
     }
@@ -263,7 +263,7 @@ TEST_F(AgentThread, TakesMemoryAwayAndBringsItBackWhileThreadsAllocateAndFree) {
     EXPECT_EQ(exported->size(), agent.segment_count());
     EXPECT_GT(agent.segment_count(), 0U);
     copy_out(agent);
-    ask(agent, AgentCommand::kEmpty);
+    ask(agent, AgentCommand::kEvict);
     ask(agent, AgentCommand::kHold);
     const auto back = agent.bring_back();
     ASSERT_TRUE(back) << back.error().to_string();
@@ -272,8 +272,8 @@ TEST_F(AgentThread, TakesMemoryAwayAndBringsItBackWhileThreadsAllocateAndFree) {
 }
 
 TEST_F(AgentThread, MakesTheProgramGoOnWhenItsPeerHasGone) {
-  for (const auto last : {AgentCommand::kPrepare, AgentCommand::kClose, AgentCommand::kEmpty,
-                          AgentCommand::kRefill}) {
+  for (const auto last : {AgentCommand::kPrepare, AgentCommand::kClose, AgentCommand::kEvict,
+                          AgentCommand::kRepopulate}) {
     {
       AgentClient agent = peer();
       take_away(agent, last);
@@ -299,13 +299,13 @@ TEST_F(AgentThread, TakesWhatItKeptAsTheContent) {
       ask(agent, AgentCommand::kKeep);
       EXPECT_EQ(open_now(), before + static_cast<std::ptrdiff_t>(agent.segment_count()));
       // Before it is given up, after, and when the driver was about to hold the process.
-      if (round % 3 > 0) ask(agent, AgentCommand::kEmpty);
+      if (round % 3 > 0) ask(agent, AgentCommand::kEvict);
       if (round % 3 > 1) ask(agent, AgentCommand::kHold);
       if (round % 2 == 0) {
         const auto back = agent.bring_back();
         ASSERT_TRUE(back) << back.error().to_string();
       } else if (round % 3 > 1) {
-        ask(agent, AgentCommand::kRefill);
+        ask(agent, AgentCommand::kRepopulate);
       }
       // Otherwise its peer goes.
     }
@@ -333,7 +333,7 @@ TEST_F(AgentThread, LetsGoOfWhatItKeptWhileAThreadIsInTheMiddleOfAFork) {
   take_away(agent, AgentCommand::kClose);
   ask(agent, AgentCommand::kKeep);
   copy_out(agent);
-  ask(agent, AgentCommand::kEmpty);
+  ask(agent, AgentCommand::kEvict);
   ask(agent, AgentCommand::kHold);
   const auto half_way = [] {
     const auto seen = AgentClient::look(Pid{::getpid()});

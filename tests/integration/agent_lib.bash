@@ -26,7 +26,7 @@ cycles() {
   done
 }
 
-# What the agent in TARGET says of itself: 0 running, 1 closed, 2 emptied, 3 held, 4 filling.
+# What the agent in TARGET says of itself: 0 running, 1 closed, 2 evicted, 3 held, 4 filling.
 agent_page() { python3 -IS "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" "$@"; }
 agent_state() { agent_page state; }
 agent_is() { [[ $(agent_state) == "$1" ]]; }

@@ -1,6 +1,6 @@
 """The page that the agent in a process keeps, from outside (include/abi/agent_protocol.h).
 
-  agent_page.py PID state            prints it: 0 running, 1 closed, 2 emptied, 3 held, 4 filling
+  agent_page.py PID state            prints it: 0 running, 1 closed, 2 evicted, 3 held, 4 filling
   agent_page.py PID idle             fails while it is at work for a tool
   agent_page.py PID closing MS       waits until it is closing its gate, and was given more than MS for that; fails after
                                      a minute

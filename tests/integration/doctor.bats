@@ -227,7 +227,7 @@ a = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); a.bind(sys.argv[1]); time.
   capture stasis doctor "$TARGET" --no-trial --json
   ((status == 1))
   assert_equal "$(lights managed-memory)" red
-  # Its parent, which has no CUDA: nothing but this look would notice before the GPU is emptied.
+  # Its parent, which has no CUDA: nothing but this look would notice before the GPU memory is evicted.
   start_with 'pass'
   python3 -c 'import ctypes, sys, time
 libc = ctypes.CDLL(None)
