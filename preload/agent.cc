@@ -77,7 +77,7 @@ void after_fork() {
 void in_forked_child() {
   const Uncancelled uncancelled;
   g_exported.close_held();
-  g_kept.close_held();
+  g_pinned.close_held();
   after_fork();
   if (holds_page(g_fd)) ::close(g_fd);
   g_fd = -1;

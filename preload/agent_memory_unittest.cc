@@ -359,7 +359,7 @@ TEST_F(AgentMemory, TakingItAgainIsAllOrNothing) {
   EXPECT_EQ(fake().live_objects(), 0);
 }
 
-TEST_F(AgentMemory, WhatWasKeptIsCopiedWhereItWasAsFarAsItWasThereWhole) {
+TEST_F(AgentMemory, WhatWasPinnedIsCopiedWhereItWasAsFarAsItWasThereWhole) {
   const auto whole = allocated(4 * kMiB);
   const auto handle = created(4 * kMiB);
   const auto place = reserved(4 * kMiB);
@@ -369,14 +369,14 @@ TEST_F(AgentMemory, WhatWasKeptIsCopiedWhereItWasAsFarAsItWasThereWhole) {
   (void)take_inventory();
   std::vector<std::byte> buffer(8 * kMiB);
   std::set<CUdeviceptr> at;
-  const std::vector<int> kept{0, 0};
+  const std::vector<int> pinned{0, 0};
   const auto copied = [&](int reservations) {
     const auto before = fake().calls["cuMemAddressReserve"];
     const auto there = fake().reserved;
     const auto mapped = fake().maps;
     at.clear();
     fake().rights.clear();
-    EXPECT_TRUE(copy_kept(kept, buffer.data()).ok());
+    EXPECT_TRUE(copy_pinned(pinned, buffer.data()).ok());
     for (const auto& [address, right] : fake().rights)
       at.insert(address);
     EXPECT_EQ(fake().calls["cuMemAddressReserve"] - before, reservations);
@@ -401,7 +401,7 @@ TEST_F(AgentMemory, WhatIsOnADeviceWithoutAContextIsCopiedAsWell) {
   fake().contexts[FakeDriver::kPrimary] = 1;
   std::vector<std::byte> buffer(8 * kMiB);
   fake().current.clear();
-  const std::vector<int> kept{0, 0};
+  const std::vector<int> pinned{0, 0};
   for (const bool there : {true, false}) {
     bool copied = false;
     fake().within("cuMemcpyDtoH", [&] {
@@ -409,7 +409,7 @@ TEST_F(AgentMemory, WhatIsOnADeviceWithoutAContextIsCopiedAsWell) {
       EXPECT_EQ(fake().calls["cuDevicePrimaryCtxRetain"], 1);
       copied = true;
     });
-    EXPECT_TRUE((there ? copy_all(buffer.data(), true) : copy_kept(kept, buffer.data())).ok());
+    EXPECT_TRUE((there ? copy_all(buffer.data(), true) : copy_pinned(pinned, buffer.data())).ok());
     EXPECT_TRUE(copied);
     EXPECT_EQ(std::exchange(fake().calls["cuDevicePrimaryCtxRetain"], 0), 1);
     EXPECT_EQ(std::exchange(fake().calls["cuDevicePrimaryCtxRelease"], 0), 1);

@@ -276,22 +276,22 @@ Outcome copy_all(std::byte* buffer, bool out) {
   return {};
 }
 
-Outcome copy_kept(std::span<const int> fds, std::byte* buffer) {
+Outcome copy_pinned(std::span<const int> fds, std::byte* buffer) {
   const auto mappings = mappings_by_physical();
   Contexts contexts;
   std::uint64_t offset = 0;
   for (std::size_t i = 0; i < fds.size(); ++i) {
     const auto& physical = *segments()[i];
-    CUmemGenericAllocationHandle kept = 0;
+    CUmemGenericAllocationHandle pinned = 0;
     // The descriptor travels in the pointer itself.
     const auto result = driver().cuMemImportFromShareableHandle(
-        &kept, reinterpret_cast<void*>(static_cast<std::intptr_t>(fds[i])),
+        &pinned, reinterpret_cast<void*>(static_cast<std::intptr_t>(fds[i])),
         CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
     if (result != CUDA_SUCCESS) return failed(result, "cuMemImportFromShareableHandle");
     // The program may be allowed no more addresses than it has.
     const auto place = free_place_of(physical, of(mappings, &physical));
-    const auto outcome = copy_whole(contexts, physical, kept, buffer + offset, true, place);
-    driver().cuMemRelease(kept);
+    const auto outcome = copy_whole(contexts, physical, pinned, buffer + offset, true, place);
+    driver().cuMemRelease(pinned);
     if (!outcome.ok()) return outcome;
     offset += physical.size;
   }

@@ -61,7 +61,7 @@ Outcome repopulate_all();
 Outcome copy_all(std::byte* buffer, bool out);
 // To the buffer from descriptors of the segments' memory, which may have been given back since they
 // were made. The memory's own segments need not be there.
-Outcome copy_kept(std::span<const int> fds, std::byte* buffer);
+Outcome copy_pinned(std::span<const int> fds, std::byte* buffer);
 
 // In a forked child, where the driver cannot be used any more: forgets everything. If the fork was
 // in a handler of a signal that came while its thread was changing the tables, as soon as they are

@@ -6,14 +6,14 @@
 namespace stasis::preload {
 namespace {
 
-// Descriptors below FD_SETSIZE that a program finds free while its memory is kept.
+// Descriptors below FD_SETSIZE that a program finds free while its memory is pinned.
 constexpr std::uint64_t kSpareNumbers = 64;
 
 }  // namespace
 
 pthread_mutex_t g_exporting = PTHREAD_MUTEX_INITIALIZER;
 Exported<direct::kExportBatch> g_exported;
-Exported<kMostKept> g_kept;
+Exported<kMostPinned> g_pinned;
 
 bool may_have_descriptors(std::uint64_t more) {
   rlimit limit{};

@@ -1,4 +1,4 @@
-// Descriptors of device memory that the agent has exported: to a tool, and to keep memory that was
+// Descriptors of device memory that the agent has exported: to a tool, and to pin memory that was
 // given up until its content is elsewhere.
 #pragma once
 
@@ -73,9 +73,9 @@ struct Exported {
 };
 // To a tool at this moment.
 extern Exported<direct::kExportBatch> g_exported;
-// What keeps memory and content that was given up until they are elsewhere (kKeep).
-inline constexpr std::uint32_t kMostKept = FD_SETSIZE;
-extern Exported<kMostKept> g_kept;
+// What pins evicted memory and its content until they are elsewhere (kPin).
+inline constexpr std::uint32_t kMostPinned = FD_SETSIZE;
+extern Exported<kMostPinned> g_pinned;
 
 // The program may need descriptors meanwhile: half of what it may have stays free for it. And what
 // it opens then must not get a number that select() cannot take.

@@ -70,7 +70,7 @@ void Session::run() {
       futex::wait(page_.request, seen, true, until_look(something_to_undo));
       if (something_to_undo && page_.request.load() == seen && peer_is_gone()) {
         undo();
-        page_.kept_count = g_kept.count;
+        page_.pinned_count = g_pinned.count;
       }
       free_buffer();
       continue;
@@ -79,7 +79,7 @@ void Session::run() {
     serving_ = now;
     close_exported();
     answer();
-    page_.kept_count = g_kept.count;
+    page_.pinned_count = g_pinned.count;
     page_.reply.store(now, std::memory_order_release);
     futex::wake_all(page_.reply, true);
     free_buffer();
@@ -144,7 +144,7 @@ bool Session::rejoin_file() {
   // What it has done since, unseen.
   page_.segment_count = static_cast<std::uint32_t>(segments_.size());
   page_.segment_bytes = segment_bytes_;
-  page_.kept_count = g_kept.count;
+  page_.pinned_count = g_pinned.count;
   page_.detached_count = detached_count();
   count_shared(page_.share_count);
   write_managed_areas(page_.managed_areas, g_forks_pass);
@@ -197,8 +197,8 @@ void Session::answer() {
   AgentCommand command;
   __atomic_load(&page_.command, &command, __ATOMIC_RELAXED);
   // With the program's threads kept still, and any lock of theirs with them.
-  if (command == AgentCommand::kDrop && state() == AgentState::kHeld) {
-    g_kept.close_while_held();
+  if (command == AgentCommand::kUnpin && state() == AgentState::kHeld) {
+    g_pinned.close_while_held();
     return done();
   }
   page_.driver_share_count = shared_pieces();
@@ -232,10 +232,10 @@ void Session::answer() {
       return;
     case AgentCommand::kOpen:
       return open_gate(arguments_[0] == direct::kKeepBuffer);
-    case AgentCommand::kKeep:
-      return keep();
-    case AgentCommand::kDrop:
-      g_kept.close_all();
+    case AgentCommand::kPin:
+      return pin();
+    case AgentCommand::kUnpin:
+      g_pinned.close_all();
       return done();
     case AgentCommand::kShares:
       return list_shares();

@@ -83,8 +83,8 @@ class Session {
   void close_gate();
   void export_batch();
   void close_exported();
-  void keep();
-  bool save_kept();
+  void pin();
+  bool save_pinned();
   void evict();
   void repopulate();
   void open_gate(bool keeps_buffer);

@@ -147,7 +147,7 @@ void Session::export_batch() {
   // Of a process that was restored.
   if (first == 0) make_descriptor_room(kExportRoom);
   for (std::uint32_t i = 0; i < direct::kExportBatch && first + i < segments_.size(); ++i) {
-    if (g_kept.count == 0) {
+    if (g_pinned.count == 0) {
       const auto outcome =
           g_exported.add([&](int& made) { return export_segment(first + i, made); });
       // A program that may open few files: the tool asks for the rest when it has these.
@@ -157,7 +157,7 @@ void Session::export_batch() {
         return report(outcome);
       }
     }
-    const int fd = g_kept.count == 0 ? g_exported.fds[i] : g_kept.fds[first + i];
+    const int fd = g_pinned.count == 0 ? g_exported.fds[i] : g_pinned.fds[first + i];
     const Segment& segment = segments_[first + i];
     auto& place = page_.segments[i];
     place = {segment.bytes, segment.offset, segment.address, {}, fd, 0};
@@ -174,17 +174,17 @@ void Session::close_exported() {
   page_.exported_count = 0;
 }
 
-void Session::keep() {
+void Session::pin() {
   if (!expect(AgentState::kClosed)) return;
-  g_kept.close_all();
+  g_pinned.close_all();
   const auto count = static_cast<std::uint32_t>(segments_.size());
-  if (segments_.size() > kMostKept || !may_have_descriptors(count))
+  if (segments_.size() > kMostPinned || !may_have_descriptors(count))
     return refuse(cuda::CUDA_ERROR_NOT_SUPPORTED, "too many descriptors", count);
   make_descriptor_room(static_cast<int>(count) + kExportRoom);
   for (std::uint32_t i = 0; i < count; ++i) {
-    const auto outcome = g_kept.add([&](int& made) { return export_segment(i, made); });
+    const auto outcome = g_pinned.add([&](int& made) { return export_segment(i, made); });
     if (outcome.ok()) continue;
-    g_kept.close_all();
+    g_pinned.close_all();
     return report(outcome);
   }
   done();
@@ -193,10 +193,10 @@ void Session::keep() {
 // Where the content is in pinned memory and nowhere else, the agent copies it into the buffer
 // itself, because the tool or the mover has died. Then all goes on as if it had been copied there
 // at once.
-bool Session::save_kept() {
-  if (g_kept.count == 0) return true;
-  const auto outcome = copy_kept(std::span(g_kept.fds, g_kept.count), buffer());
-  if (outcome.ok()) g_kept.close_all();
+bool Session::save_pinned() {
+  if (g_pinned.count == 0) return true;
+  const auto outcome = copy_pinned(std::span(g_pinned.fds, g_pinned.count), buffer());
+  if (outcome.ok()) g_pinned.close_all();
   report(outcome);
   return outcome.ok();
 }
@@ -205,7 +205,7 @@ void Session::evict() {
   if (!expect(AgentState::kClosed)) return;
   set_content(arguments_[0], arguments_[1]);
   if (!content_is_elsewhere() && !expect_buffer()) return;
-  if (content_is_elsewhere()) g_kept.close_all();
+  if (content_is_elsewhere()) g_pinned.close_all();
   const auto outcome = evict_all();
   // From here on the gate opens only when all of it is there again, with its content.
   set_state(AgentState::kEvicted);
@@ -213,7 +213,7 @@ void Session::evict() {
     release_local_memory();
     return done();
   }
-  if (save_kept() && repopulate_all().ok()) {
+  if (save_pinned() && repopulate_all().ok()) {
     set_state(AgentState::kFilling);
     // Otherwise the peer brings it.
     if (!content_is_elsewhere() && copy_all(buffer(), false).ok()) set_state(AgentState::kClosed);
@@ -223,7 +223,7 @@ void Session::evict() {
 
 void Session::repopulate() {
   if (state() != AgentState::kHeld && !expect(AgentState::kEvicted)) return;
-  if (!save_kept()) return set_state(AgentState::kEvicted);
+  if (!save_pinned()) return set_state(AgentState::kEvicted);
   const auto outcome = repopulate_all();
   if (outcome.ok())
     set_state(AgentState::kFilling);
@@ -237,7 +237,7 @@ void Session::open_gate(bool keeps_buffer) {
   if (const auto missing = detached_count(); missing > 0)
     return refuse(cuda::CUDA_ERROR_ILLEGAL_STATE, "pieces of memory that was given up are not back",
                   missing);
-  g_kept.close_all();
+  g_pinned.close_all();
   set_content(0, 0);
   set_state(AgentState::kRunning);
   Gate::open();
@@ -329,7 +329,7 @@ void Session::undo() {
   // Only a tool that finds the image can bring the content back.
   if (state() != AgentState::kClosed && content_is_elsewhere()) return;
   if (state() == AgentState::kEvicted) {
-    if (!save_kept() || !repopulate_all().ok()) return;
+    if (!save_pinned() || !repopulate_all().ok()) return;
     set_state(AgentState::kFilling);
   }
   if (state() == AgentState::kFilling && !copy_all(buffer(), false).ok()) return;

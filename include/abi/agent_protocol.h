@@ -38,7 +38,7 @@ enum class AgentState : std::uint32_t {
   kRunning = 0,  // the gate is open, all memory is there
   kClosed = 1,   // no thread of the program is in a call of the driver that touches device memory
   // Closed, and the content of device memory is only in `buffer`, in memory that the agent has
-  // pinned (kKeep), or elsewhere.
+  // pinned (kPin), or elsewhere.
   kEvicted = 2,
   // As kEvicted, but the driver is about to hold the process, or does. The agent no longer checks
   // whether its peer lives: it could not call the driver.
@@ -67,8 +67,9 @@ enum class AgentCommand : std::uint32_t {
   // device when kEvict has given it up, also if every other process dies. kExport names these from
   // then on, and kRepopulate takes the content from them. Refused if there are too many for the
   // program's limit.
-  kKeep = 11,
-  kDrop = 12,  // the content is in the buffer: lets the descriptors go. Also while the driver holds
+  kPin = 11,
+  // The content is in the buffer: lets the descriptors go. Also while the driver holds.
+  kUnpin = 12,
 
   // Memory that processes share (docs/adr/0046-shared-memory.md).
   // Says what this process shares, from the entry `arguments[0]` on. Fills `shares`.
@@ -169,9 +170,9 @@ struct ControlPage {
   // The driver has held the process once, or was about to: a kernel of it may be one that the GPU
   // cannot switch away from (mover_server.h). Written by tools.
   std::atomic<std::uint32_t> held_before;
-  // The number of descriptors that the agent has pinned (kKeep). While there are any in kHeld, the
+  // The number of descriptors that the agent has pinned (kPin). While there are any in kHeld, the
   // content is nowhere else, and the device's memory is not free.
-  std::uint32_t kept_count;
+  std::uint32_t pinned_count;
   std::uint32_t share_count;      // pieces that kDetach or others are about, and imports since
   std::uint32_t detached_count;   // of those, the ones that are not there
   std::uint32_t multicast_count;  // multicast objects (NVLink SHARP) that the program has

@@ -132,7 +132,7 @@ bool send_descriptor(const UniqueFd& socket, ShareId id, int fd) {
 bool can_be_left(AgentCommand command) {
   return command == AgentCommand::kNone || command == AgentCommand::kPrepare ||
          command == AgentCommand::kClose || command == AgentCommand::kExport ||
-         command == AgentCommand::kKeep || command == AgentCommand::kShares;
+         command == AgentCommand::kPin || command == AgentCommand::kShares;
 }
 
 // As much as lies at the same place in all versions, which may be larger and smaller than ours.
@@ -171,9 +171,9 @@ const char* agent_command_name(AgentCommand command) {
       return "let the program go on";
     case AgentCommand::kBuffer:
       return "have a buffer";
-    case AgentCommand::kKeep:
+    case AgentCommand::kPin:
       return "keep its device memory";
-    case AgentCommand::kDrop:
+    case AgentCommand::kUnpin:
       return "let go of its device memory";
     case AgentCommand::kShares:
       return "say what it shares with other processes";
@@ -234,7 +234,7 @@ Result<std::optional<AgentClient::Seen>> AgentClient::see(Pid pid, int access) {
                          {page.content_id[0], page.content_id[1]},
                          true,
                          page.held_before.load() != 0,
-                         is_away(state) && page.kept_count != 0,
+                         is_away(state) && page.pinned_count != 0,
                          page.share_count != 0,
                          is_away(state) && page.detached_count != 0,
                          page.managed_areas,
@@ -580,7 +580,7 @@ Result<void> AgentClient::bring_back(const Fill& fill,
                 fmt::format("the content of process {}'s GPU memory is in an image", pid_.value));
   }
   if (state() == AgentState::kHeld || state() == AgentState::kEvicted) {
-    // It may have to copy first, if it kept its memory (kKeep).
+    // It may have to copy first, if it has pinned its memory (kPin).
     if (auto done = ask(AgentCommand::kRepopulate, 0, kMappingTimeout + copying); !done)
       return done;
   }

@@ -230,7 +230,7 @@ std::vector<std::pair<Pid, std::uint32_t>> AgentSet::driver_shares() const {
 
 bool AgentSet::pin() {
   for (auto& agent : agents_)
-    agent.begin(AgentCommand::kKeep, 0);
+    agent.begin(AgentCommand::kPin, 0);
   bool all = true;
   for (auto& agent : agents_)
     all = agent.finish(kMapping) && all;
@@ -240,11 +240,11 @@ bool AgentSet::pin() {
 
 Result<void> AgentSet::unpin() {
   for (auto& agent : agents_)
-    agent.begin(AgentCommand::kDrop, 0);
+    agent.begin(AgentCommand::kUnpin, 0);
   Result<void> done;
   for (auto& agent : agents_) {
-    auto dropped = agent.finish(kMapping);
-    if (!dropped) done = std::move(dropped);
+    auto unpinned = agent.finish(kMapping);
+    if (!unpinned) done = std::move(unpinned);
   }
   return done;
 }
@@ -275,7 +275,7 @@ Result<void> AgentSet::repopulate() {
   }
   Result<void> done;
   for (AgentClient* agent : asked) {
-    // It may have to copy first, if it kept its memory.
+    // It may have to copy first, if it has pinned its memory.
     auto repopulated = agent->finish(kMapping + copy_time(agent->bytes()));
     if (!repopulated) done = std::move(repopulated);
   }

@@ -20,7 +20,7 @@ Result<void> GpuMemory::finish_out(Phases& phases) {
   if (state_->mover.found_few_zeros()) state_->agents.note_few_zeros(true);
   if (done) done = fault(FaultPoint::kDirectCopied);
   if (done) done = state_->agents.unpin();
-  if (done) done = fault(FaultPoint::kDirectDropped);
+  if (done) done = fault(FaultPoint::kDirectUnpinned);
   return done;
 }
 

@@ -464,7 +464,7 @@ class MoveOut {
   // Begins to copy what the agents have pinned, in a thread of its own, and lets them give it up.
   Result<void> copy_beside() {
     phases_.begin("empty");
-    STASIS_TRY(fault(FaultPoint::kDirectKept));
+    STASIS_TRY(fault(FaultPoint::kDirectPinned));
     STASIS_TRY_ASSIGN(auto segments, take_all());
     state_.mover.copy_beside(env_, std::move(segments), state_.content.composite(),
                              copy_time(agents_.bytes()), wants_digests());

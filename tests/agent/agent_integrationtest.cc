@@ -285,7 +285,7 @@ TEST_F(AgentThread, MakesTheProgramGoOnWhenItsPeerHasGone) {
 }
 
 // Nobody has copied anything: the memory itself is kept while all that used it is gone.
-TEST_F(AgentThread, TakesWhatItKeptAsTheContent) {
+TEST_F(AgentThread, TakesWhatItPinnedAsTheContent) {
   const auto open_now = [] {
     return std::distance(std::filesystem::directory_iterator("/proc/self/fd"),
                          std::filesystem::directory_iterator());
@@ -296,7 +296,7 @@ TEST_F(AgentThread, TakesWhatItKeptAsTheContent) {
       AgentClient agent = peer();
       take_away(agent, AgentCommand::kClose);
       before = open_now();
-      ask(agent, AgentCommand::kKeep);
+      ask(agent, AgentCommand::kPin);
       EXPECT_EQ(open_now(), before + static_cast<std::ptrdiff_t>(agent.segment_count()));
       // Before it is given up, after, and when the driver was about to hold the process.
       if (round % 3 > 0) ask(agent, AgentCommand::kEvict);
@@ -327,11 +327,11 @@ void wait_in_fork() {
 // Before the agent's own: the last that was registered is called first.
 const int kRegistered = ::pthread_atfork(&wait_in_fork, nullptr, nullptr);
 
-TEST_F(AgentThread, LetsGoOfWhatItKeptWhileAThreadIsInTheMiddleOfAFork) {
+TEST_F(AgentThread, LetsGoOfWhatItPinnedWhileAThreadIsInTheMiddleOfAFork) {
   ASSERT_EQ(kRegistered, 0);
   AgentClient agent = peer();
   take_away(agent, AgentCommand::kClose);
-  ask(agent, AgentCommand::kKeep);
+  ask(agent, AgentCommand::kPin);
   copy_out(agent);
   ask(agent, AgentCommand::kEvict);
   ask(agent, AgentCommand::kHold);
@@ -347,11 +347,11 @@ TEST_F(AgentThread, LetsGoOfWhatItKeptWhileAThreadIsInTheMiddleOfAFork) {
     ::waitpid(child, nullptr, 0);
   });
   const bool in_the_middle = soon([] { return g_in_fork.load() == 2; });
-  const auto dropped = agent.ask(AgentCommand::kDrop, 0, kTimeout);
+  const auto unpinned = agent.ask(AgentCommand::kUnpin, 0, kTimeout);
   g_in_fork = 0;
   forks.join();
   EXPECT_TRUE(in_the_middle);
-  EXPECT_TRUE(dropped) << dropped.error().to_string();
+  EXPECT_TRUE(unpinned) << unpinned.error().to_string();
   EXPECT_FALSE(half_way());
   const auto back = agent.bring_back();
   ASSERT_TRUE(back) << back.error().to_string();
@@ -365,7 +365,7 @@ TEST_F(AgentThread, KeepsNothingWhereTheProgramMayOpenLittle) {
   take_away(agent, AgentCommand::kClose);
   const rlimit few{20, limit.rlim_max};
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
-  const auto refused = agent.ask(AgentCommand::kKeep, 0, kTimeout);
+  const auto refused = agent.ask(AgentCommand::kPin, 0, kTimeout);
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
   EXPECT_FALSE(refused);
   EXPECT_EQ(agent.state(), AgentState::kClosed);
