@@ -48,9 +48,9 @@ Result<void> GpuReservation::come_back(const Interrupt& interrupt) {
 }
 
 bool GpuReservation::claim_ahead() {
-  if (!ahead_.valid()) ahead_ = open_lock("gpu-ahead.lock");
-  if (lock(ahead_, LOCK_EX)) return true;
-  ahead_.reset();
+  if (!prefetch_.valid()) prefetch_ = open_lock("gpu-ahead.lock");
+  if (lock(prefetch_, LOCK_EX)) return true;
+  prefetch_.reset();
   return false;
 }
 
@@ -63,7 +63,7 @@ bool GpuReservation::claim_twice() {
 
 void GpuReservation::leave() {
   back_.reset();
-  ahead_.reset();
+  prefetch_.reset();
 }
 
 }  // namespace stasis

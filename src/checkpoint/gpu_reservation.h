@@ -27,11 +27,11 @@ class GpuReservation {
   bool claim_twice();
   void leave();
   // No prefetched content is left. What come_back() has begun goes on.
-  void leave_ahead() { ahead_.reset(); }
+  void leave_prefetch() { prefetch_.reset(); }
 
  private:
   UniqueFd back_;
-  UniqueFd ahead_;
+  UniqueFd prefetch_;
 };
 
 }  // namespace stasis

@@ -73,7 +73,7 @@ std::uint64_t bytes_of(std::span<const Stretch> stretches) {
 
 // Members are destroyed from the last to the first: the ring is unpinned before its context goes.
 struct Mover::State {
-  // The content on one GPU before copy_in(): brought by copy_ahead(), or kept by copy_out().
+  // The content on one GPU before copy_in(): brought by prefetch(), or kept by copy_out().
   struct Early {
     std::variant<DeviceMemory, Mapping> memory;
     std::vector<Stretch> stretches;  // where the content in it belongs
@@ -354,9 +354,9 @@ Result<CopyReport> Mover::copy_in(std::vector<Segment> segments, Content& conten
   return copy(false, std::move(segments), for_all_threads(content), interrupt, deadline);
 }
 
-Result<CopyReport> Mover::copy_ahead(const std::vector<Ahead>& ahead, Content& content,
-                                     const Interrupt& interrupt, Clock::time_point deadline) {
-  return copy_ahead(ahead, for_all_threads(content), interrupt, deadline);
+Result<CopyReport> Mover::prefetch(const std::vector<PrefetchRequest>& requests, Content& content,
+                                   const Interrupt& interrupt, Clock::time_point deadline) {
+  return prefetch(requests, for_all_threads(content), interrupt, deadline);
 }
 
 Result<void> Mover::prepare_digests(const Interrupt& interrupt, Clock::time_point deadline) {
@@ -377,7 +377,7 @@ void Mover::hold(std::vector<UniqueFd> files) {
     state_->files.push_back(std::move(file));
 }
 
-void Mover::drop_ahead() {
+void Mover::drop_prefetched() {
   if (!state_->unusable) state_->early.clear();
 }
 
@@ -390,7 +390,7 @@ Result<CopyReport> Mover::copy(bool out, std::vector<Segment> segments, const Co
   const ScopeGuard let_go([&] {
     if (!state_->unusable) state_->files.clear();
   });
-  if (out) drop_ahead();
+  if (out) drop_prefetched();
   auto room = std::exchange(state_->keep, {});
   Stop stop(interrupt, deadline, out ? "copying GPU memory out" : "copying GPU memory back");
   CopyReport report;
@@ -495,15 +495,16 @@ Result<CopyReport> Mover::copy(bool out, std::vector<Segment> segments, const Co
   return report;
 }
 
-Result<CopyReport> Mover::copy_ahead(const std::vector<Ahead>& ahead, const Contents& contents,
-                                     const Interrupt& interrupt, Clock::time_point deadline) {
+Result<CopyReport> Mover::prefetch(const std::vector<PrefetchRequest>& requests,
+                                   const Contents& contents, const Interrupt& interrupt,
+                                   Clock::time_point deadline) {
   if (state_->unusable) {
     return stasis::fail(ErrorCode::kNoAnswer, "the GPU has not ended the last copy");
   }
-  drop_ahead();
+  drop_prefetched();
   Stop stop(interrupt, deadline, "prefetching GPU memory");
   std::vector<GpuUuid> gpus;
-  for (const Ahead& one : ahead)
+  for (const PrefetchRequest& one : requests)
     gpus.push_back(one.gpu);
   CopyReport report;
   if (gpus.empty()) return report;
@@ -513,15 +514,15 @@ Result<CopyReport> Mover::copy_ahead(const std::vector<Ahead>& ahead, const Cont
 
   const auto start = Clock::now();
   std::vector<int> ordinals;
-  for (std::size_t i = 0; i < ahead.size(); ++i) {
+  for (std::size_t i = 0; i < requests.size(); ++i) {
     const int ordinal = (*known)[i];
     std::vector<Stretch> stretches;
     std::uint64_t total = 0;
-    for (const Ahead::Part& part : ahead[i].parts) {
+    for (const PrefetchRequest::Part& part : requests[i].parts) {
       append_stretch(stretches, {total, part.offset, part.bytes});
       total += part.bytes;
     }
-    const std::uint64_t bytes = std::min(total, ahead[i].room / kPage * kPage);
+    const std::uint64_t bytes = std::min(total, requests[i].room / kPage * kPage);
     if (bytes == 0 || state_->early.contains(ordinal)) continue;
     auto memory = DeviceMemory::make(state_->calls, state_->devices.at(ordinal), bytes);
     if (!memory) continue;
@@ -532,7 +533,7 @@ Result<CopyReport> Mover::copy_ahead(const std::vector<Ahead>& ahead, const Cont
   if (ordinals.empty()) return report;
   auto buffers = state_->buffers_for(ordinals, stop);
   if (!buffers) {
-    drop_ahead();
+    drop_prefetched();
     return stasis::fail(std::move(buffers.error()));
   }
   const RingShares& shares = buffers->shares;
@@ -549,7 +550,7 @@ Result<CopyReport> Mover::copy_ahead(const std::vector<Ahead>& ahead, const Cont
   }
   if (auto begun = contents.begin(shares.threads * static_cast<unsigned>(ordinals.size()));
       !begun) {
-    drop_ahead();
+    drop_prefetched();
     return stasis::fail(std::move(begun.error()));
   }
   report.map_seconds = since(start);

@@ -59,7 +59,7 @@ struct SpareRoom {
 };
 
 // What copy_in() is going to copy to a GPU: all of it, in the order of its content.
-struct Ahead {
+struct PrefetchRequest {
   GpuUuid gpu;
   std::uint64_t room = 0;  // bytes of the GPU that may be taken for it until then
   struct Part {
@@ -91,7 +91,7 @@ class MemoryMover {
   virtual Result<void> prepare_digests(const Interrupt& interrupt, Clock::time_point deadline) = 0;
 
   // How many bytes of each GPU the next copy_out() may keep, from the beginning of its content: the
-  // owner's release does not free them. As with what copy_ahead() brings, the next copy_in() of the
+  // owner's release does not free them. As with what prefetch() brings, the next copy_in() of the
   // same places takes it from there.
   virtual void keep(std::vector<SpareRoom> room) = 0;
 
@@ -102,10 +102,11 @@ class MemoryMover {
   // Prefetches the beginning of each GPU's content into memory of the mover's own, before the
   // process has memory there: as much as there is room for, and time until the interrupt. The next
   // copy_in() of the same places takes it from there, at the speed of the GPU's memory, and lets it
-  // go; so do the next copy_out() and copy_ahead(). An error of the content, a GPU without room or
+  // go; so do the next copy_out() and prefetch(). An error of the content, a GPU without room or
   // a deadline only ends it early; the report says how many bytes have come.
-  virtual Result<CopyReport> copy_ahead(const std::vector<Ahead>& ahead, Content& content,
-                                        const Interrupt& interrupt, Clock::time_point deadline) = 0;
+  virtual Result<CopyReport> prefetch(const std::vector<PrefetchRequest>& requests,
+                                      Content& content, const Interrupt& interrupt,
+                                      Clock::time_point deadline) = 0;
 
   // It was given up because it did nothing for too long: another mover with the same work would be,
   // too.
@@ -141,8 +142,8 @@ class Mover final : public MemoryMover {
   Result<void> prepare_digests(const Interrupt& interrupt, Clock::time_point deadline) override;
   void keep(std::vector<SpareRoom> room) override;
   void hold(std::vector<UniqueFd> files) override;
-  Result<CopyReport> copy_ahead(const std::vector<Ahead>& ahead, Content& content,
-                                const Interrupt& interrupt, Clock::time_point deadline) override;
+  Result<CopyReport> prefetch(const std::vector<PrefetchRequest>& requests, Content& content,
+                              const Interrupt& interrupt, Clock::time_point deadline) override;
 
   // The same with a Content for each copying thread: `begin` is told once how many there are,
   // before `of` is asked for any.
@@ -154,11 +155,12 @@ class Mover final : public MemoryMover {
   };
   Result<CopyReport> copy(bool out, std::vector<Segment> segments, const Contents& contents,
                           const Interrupt& interrupt, Clock::time_point deadline);
-  Result<CopyReport> copy_ahead(const std::vector<Ahead>& ahead, const Contents& contents,
-                                const Interrupt& interrupt, Clock::time_point deadline);
-  // What copy_ahead() holds or a copy_out() has kept; a copy_in() that has used it leaves this to
+  Result<CopyReport> prefetch(const std::vector<PrefetchRequest>& requests,
+                              const Contents& contents, const Interrupt& interrupt,
+                              Clock::time_point deadline);
+  // What prefetch() holds or a copy_out() has kept; a copy_in() that has used it leaves this to
   // its caller.
-  void drop_ahead();
+  void drop_prefetched();
 
   const Ring& ring() const;
 

@@ -267,8 +267,9 @@ TEST_F(MoverTest, WorksInOneProcessToo) {
 }
 
 // What copy_in() will bring to each of the two GPUs.
-std::vector<Ahead> ahead_of(const Target& target, std::uint64_t room0, std::uint64_t room1) {
-  std::vector<Ahead> out{{target.gpu(0), room0, {}}, {target.gpu(1), room1, {}}};
+std::vector<PrefetchRequest> prefetch_of(const Target& target, std::uint64_t room0,
+                                         std::uint64_t room1) {
+  std::vector<PrefetchRequest> out{{target.gpu(0), room0, {}}, {target.gpu(1), room1, {}}};
   for (const Shape& shape : target.shapes())
     out[static_cast<std::size_t>(shape.gpu)].parts.push_back({shape.offset, shape.bytes});
   return out;
@@ -386,7 +387,7 @@ TEST_F(MoverTest, AsksForEveryChunk) {
   EXPECT_EQ(one.wait(), 0);
 }
 
-TEST_F(MoverTest, BringsContentAheadAndTakesItFromTheGpuThen) {
+TEST_F(MoverTest, PrefetchesContentAndTakesItFromTheGpuThen) {
   Target target(mixed_shapes());
   MoverProcess mover = prepared();
   Memory content(content_size(target.shapes()));
@@ -395,7 +396,7 @@ TEST_F(MoverTest, BringsContentAheadAndTakesItFromTheGpuThen) {
   content.at_piece(0, {});
   // All that is for the one, and 12 of the 36 MiB for the other.
   const auto early =
-      mover.copy_ahead(ahead_of(target, 64 * kMiB, 12 * kMiB), content, never_, in(seconds(30)));
+      mover.prefetch(prefetch_of(target, 64 * kMiB, 12 * kMiB), content, never_, in(seconds(30)));
   ASSERT_TRUE(early) << early.error().to_string();
   std::uint64_t first = 0;
   for (const Shape& shape : target.shapes())
@@ -443,24 +444,24 @@ TEST_F(MoverTest, KeepsWhatItWasAllowedToAndTakesItFromTheGpuThen) {
   mover.keep({{target.gpu(0), 64 * kMiB}});
   ASSERT_TRUE(out(mover, target, content));
   EXPECT_EQ(target.release(), first);
-  ASSERT_TRUE(mover.copy_ahead({}, content, never_, in(seconds(30))));
+  ASSERT_TRUE(mover.prefetch({}, content, never_, in(seconds(30))));
   EXPECT_EQ(target.in_use(), 0U);
 }
 
-TEST_F(MoverTest, BringsAheadWhatThereIsTimeAndRoomFor) {
+TEST_F(MoverTest, PrefetchesWhatThereIsTimeAndRoomFor) {
   Target target(mixed_shapes());
   MoverProcess mover = prepared();
   Memory content(content_size(target.shapes()));
   ASSERT_TRUE(out(mover, target, content));
   ASSERT_EQ(target.release(), 0U);
-  const auto all = ahead_of(target, 64 * kMiB, 64 * kMiB);
+  const auto all = prefetch_of(target, 64 * kMiB, 64 * kMiB);
 
   Interrupt enough;
   content.at_piece(9, [&] {
     enough.request(SIGINT);
     return Result<void>();
   });
-  const auto some = mover.copy_ahead(all, content, enough, in(seconds(30)));
+  const auto some = mover.prefetch(all, content, enough, in(seconds(30)));
   ASSERT_TRUE(some) << some.error().to_string();
   EXPECT_LT(some->bytes, 40 * kMiB);
   content.at_piece(0, {});
@@ -470,7 +471,7 @@ TEST_F(MoverTest, BringsAheadWhatThereIsTimeAndRoomFor) {
   ASSERT_EQ(target.release(), 0U);
 
   content.at_piece(9, [] { return Result<void>(fail(ErrorCode::kImageCorrupt, "it is wrong")); });
-  const auto refused = mover.copy_ahead(all, content, never_, in(seconds(30)));
+  const auto refused = mover.prefetch(all, content, never_, in(seconds(30)));
   ASSERT_TRUE(refused);
   EXPECT_LT(refused->bytes, 40 * kMiB);
   content.at_piece(1, [] { return Result<void>(fail(ErrorCode::kImageCorrupt, "it is wrong")); });
@@ -481,7 +482,7 @@ TEST_F(MoverTest, BringsAheadWhatThereIsTimeAndRoomFor) {
   content.at_piece(0, {});
   ASSERT_EQ(target.release(), 0U);
 
-  const auto none = mover.copy_ahead(ahead_of(target, 0, 100), content, never_, in(seconds(30)));
+  const auto none = mover.prefetch(prefetch_of(target, 0, 100), content, never_, in(seconds(30)));
   ASSERT_TRUE(none);
   EXPECT_EQ(none->bytes, 0U);
   EXPECT_EQ(target.in_use(), 0U);
@@ -490,16 +491,16 @@ TEST_F(MoverTest, BringsAheadWhatThereIsTimeAndRoomFor) {
   EXPECT_TRUE(target.verify());
 }
 
-TEST_F(MoverTest, LetsGoWhatCameAheadForOtherPlaces) {
+TEST_F(MoverTest, LetsGoWhatWasPrefetchedForOtherPlaces) {
   Target target(mixed_shapes());
   MoverProcess mover = prepared();
   Memory content(content_size(target.shapes()));
   ASSERT_TRUE(out(mover, target, content));
   ASSERT_EQ(target.release(), 0U);
-  auto other = ahead_of(target, 64 * kMiB, 64 * kMiB);
+  auto other = prefetch_of(target, 64 * kMiB, 64 * kMiB);
   other[0].parts[1].bytes += 2 * kMiB;
   std::swap(other[1].parts[0], other[1].parts[1]);
-  ASSERT_TRUE(mover.copy_ahead(other, content, never_, in(seconds(30))));
+  ASSERT_TRUE(mover.prefetch(other, content, never_, in(seconds(30))));
   EXPECT_GT(target.in_use(), 0U);
   ASSERT_TRUE(target.make_again());
   ASSERT_TRUE(back(mover, target, content));
@@ -507,9 +508,9 @@ TEST_F(MoverTest, LetsGoWhatCameAheadForOtherPlaces) {
   EXPECT_EQ(target.release(), 0U);
   // And where the process wants its room back, before anything is copied in.
   ASSERT_TRUE(
-      mover.copy_ahead(ahead_of(target, 64 * kMiB, 64 * kMiB), content, never_, in(seconds(30))));
+      mover.prefetch(prefetch_of(target, 64 * kMiB, 64 * kMiB), content, never_, in(seconds(30))));
   EXPECT_EQ(target.in_use(), 64 * kMiB);
-  ASSERT_TRUE(mover.copy_ahead({}, content, never_, in(seconds(30))));
+  ASSERT_TRUE(mover.prefetch({}, content, never_, in(seconds(30))));
   EXPECT_EQ(target.in_use(), 0U);
 }
 

@@ -347,22 +347,22 @@ Result<CopyReport> MoverProcess::copy(bool out, std::vector<Segment> segments, C
   return report;
 }
 
-Result<CopyReport> MoverProcess::copy_ahead(const std::vector<Ahead>& ahead, Content& content,
-                                            const Interrupt& interrupt,
-                                            Clock::time_point deadline) {
+Result<CopyReport> MoverProcess::prefetch(const std::vector<PrefetchRequest>& requests,
+                                          Content& content, const Interrupt& interrupt,
+                                          Clock::time_point deadline) {
   STASIS_TRY(check_prepared());
-  std::vector<pr::AheadPart> parts;
-  for (const Ahead& one : ahead) {
-    for (const Ahead::Part& part : one.parts) {
+  std::vector<pr::PrefetchPart> parts;
+  for (const PrefetchRequest& one : requests) {
+    for (const PrefetchRequest::Part& part : one.parts) {
       // The beginning is enough.
-      if (parts.size() == pr::kMostAheadParts) break;
+      if (parts.size() == pr::kMostPrefetchParts) break;
       parts.push_back({one.gpu, one.room, part.offset, part.bytes});
     }
   }
   Span span(TraceKind::kMover, "copy ahead");
   Stop stop(interrupt, deadline, "prefetching GPU memory");
-  const pr::AheadOf ask{.deadline_ns = ns_of(deadline)};
-  (void)helper_.channel().send(pr::with_items(ask, std::span<const pr::AheadPart>(parts)));
+  const pr::PrefetchOf ask{.deadline_ns = ns_of(deadline)};
+  (void)helper_.channel().send(pr::with_items(ask, std::span<const pr::PrefetchPart>(parts)));
   // Beside the driver's restore, which may hold the driver up for long; and the operation does not
   // wait for it.
   auto report = serve(content, stop, false);

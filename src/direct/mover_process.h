@@ -54,8 +54,8 @@ class MoverProcess final : public MemoryMover {
   Result<void> prepare_digests(const Interrupt& interrupt, Clock::time_point deadline) override;
   void keep(std::vector<SpareRoom> room) override { keep_ = std::move(room); }
   void hold(std::vector<UniqueFd> files) override { hold_ = std::move(files); }
-  Result<CopyReport> copy_ahead(const std::vector<Ahead>& ahead, Content& content,
-                                const Interrupt& interrupt, Clock::time_point deadline) override;
+  Result<CopyReport> prefetch(const std::vector<PrefetchRequest>& requests, Content& content,
+                              const Interrupt& interrupt, Clock::time_point deadline) override;
 
   bool was_silent() const override { return was_silent_; }
 

@@ -9,7 +9,7 @@
 //   Hold, with as many descriptors             Done
 //   Digests                                    Done, or Failed
 //   Copy, with the room that it may keep
-//     behind it; Ahead, with its parts         Begin, with a channel for each copying thread, and
+//     behind it; Prefetch, with its parts      Begin, with a channel for each copying thread, and
 //                                              then Done; or Failed
 //
 // Over each of those channels the copying thread asks with Piece and is answered with PieceDone.
@@ -33,7 +33,7 @@ enum class Kind : std::uint32_t {
   kHold,
   kDigests,
   kCopy,
-  kAhead,
+  kPrefetch,
   kBegin,
   kDone,
   kFailed
@@ -77,18 +77,18 @@ struct Copy {
   std::uint64_t zero_chunk = 0;
 };
 
-struct AheadOf {
-  Kind kind = Kind::kAhead;
+struct PrefetchOf {
+  Kind kind = Kind::kPrefetch;
   std::int64_t deadline_ns = 0;
 };
-struct AheadPart {
+struct PrefetchPart {
   GpuUuid gpu;
   std::uint64_t room = 0;
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
 };
 // In one message.
-inline constexpr std::size_t kMostAheadParts = 1024;
+inline constexpr std::size_t kMostPrefetchParts = 1024;
 
 struct Begin {
   Kind kind = Kind::kBegin;

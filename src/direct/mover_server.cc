@@ -89,7 +89,7 @@ class Server {
     if (kind == pr::Kind::kHold) return hold(**message);
     if (kind == pr::Kind::kDigests) return digests(**message);
     if (kind == pr::Kind::kCopy) return copy(**message);
-    if (kind == pr::Kind::kAhead) return ahead(**message);
+    if (kind == pr::Kind::kPrefetch) return prefetch(**message);
     return false;
   }
 
@@ -168,21 +168,22 @@ class Server {
                                time_of(ask.deadline_ns));
     const bool said = say(report);
     // The owner need not wait for it.
-    if (ask.out == 0) mover_->drop_ahead();
+    if (ask.out == 0) mover_->drop_prefetched();
     return said;
   }
 
-  bool ahead(const Channel::Message& message) {
-    pr::AheadOf ask;
-    std::vector<pr::AheadPart> parts;
+  bool prefetch(const Channel::Message& message) {
+    pr::PrefetchOf ask;
+    std::vector<pr::PrefetchPart> parts;
     if (!pr::take_items(message.bytes, ask, parts) || !opened_) return false;
-    std::vector<Ahead> ahead;
-    for (const pr::AheadPart& part : parts) {
-      if (ahead.empty() || ahead.back().gpu != part.gpu) ahead.push_back({part.gpu, part.room, {}});
-      ahead.back().parts.push_back({part.offset, part.bytes});
+    std::vector<PrefetchRequest> requests;
+    for (const pr::PrefetchPart& part : parts) {
+      if (requests.empty() || requests.back().gpu != part.gpu)
+        requests.push_back({part.gpu, part.room, {}});
+      requests.back().parts.push_back({part.offset, part.bytes});
     }
     std::vector<OwnersContent> contents;
-    return say(mover_->copy_ahead(ahead, served(contents), never_, time_of(ask.deadline_ns)));
+    return say(mover_->prefetch(requests, served(contents), never_, time_of(ask.deadline_ns)));
   }
 
   Mover::Contents served(std::vector<OwnersContent>& contents) const {

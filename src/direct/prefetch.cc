@@ -11,21 +11,21 @@ namespace stasis {
 
 using direct::copy_time;
 
-void Prefetch::begin(const Environment& env, std::vector<direct::Ahead> ahead) {
+void Prefetch::begin(const Environment& env, std::vector<direct::PrefetchRequest> requests) {
   stop_ = std::make_shared<Interrupt>();
-  on_gpus_ = !ahead.empty() && reservation_.claim_ahead();
-  if (!on_gpus_) ahead.clear();
+  on_gpus_ = !requests.empty() && reservation_.claim_ahead();
+  if (!on_gpus_) requests.clear();
   auto work = [make = env.mover, gpus = mover_.gpus(), content = content_.composite(),
-               ahead = std::move(ahead), stop = stop_]() -> MoverLease::Made {
+               requests = std::move(requests), stop = stop_]() -> MoverLease::Made {
     auto mover = make({gpus, true});
     // The copy in will see how far it has come.
-    if (mover && !ahead.empty() && !stop->requested()) {
+    if (mover && !requests.empty() && !stop->requested()) {
       std::uint64_t bytes = 0;
-      for (const direct::Ahead& one : ahead)
-        for (const direct::Ahead::Part& part : one.parts)
+      for (const direct::PrefetchRequest& one : requests)
+        for (const direct::PrefetchRequest::Part& part : one.parts)
           bytes += part.bytes;
-      (void)(*mover)->copy_ahead(ahead, *content, *stop,
-                                 Clock::now() + kSlowDisk * copy_time(bytes));
+      (void)(*mover)->prefetch(requests, *content, *stop,
+                               Clock::now() + kSlowDisk * copy_time(bytes));
     }
     return mover;
   };
@@ -49,7 +49,7 @@ void Prefetch::begin(const Environment& env, const std::vector<Pid>& pids,
   if (!env.mover || mover_.begun() || !check_mover_memory(env, {}, theirs)) return;
   content_.begin_composite();
   mover_.use_no_gpus();
-  std::map<GpuUuid, direct::Ahead> ahead;
+  std::map<GpuUuid, direct::PrefetchRequest> requests;
   for (const auto& image : content_.images()) {
     for (const Pid pid : pids) {
       const auto stream = image->stream_of(pid);
@@ -63,14 +63,14 @@ void Prefetch::begin(const Environment& env, const std::vector<Pid>& pids,
         const bool sound = range.offset <= CompositeContent::kGap &&
                            range.bytes <= CompositeContent::kGap - range.offset;
         if (free == room.room.end() || !sound) continue;
-        auto& one =
-            ahead.try_emplace(target, direct::Ahead{target, free->second, {}}).first->second;
+        auto& one = requests.try_emplace(target, direct::PrefetchRequest{target, free->second, {}})
+                        .first->second;
         one.parts.push_back({base + range.offset, range.bytes});
       }
     }
   }
-  std::vector<direct::Ahead> all;
-  for (auto& [gpu, one] : ahead)
+  std::vector<direct::PrefetchRequest> all;
+  for (auto& [gpu, one] : requests)
     all.push_back(std::move(one));
   begin(env, std::move(all));
 }
@@ -106,10 +106,10 @@ bool Prefetch::release() {
   stop_.reset();
   if (mover_) {
     const Interrupt never;
-    (void)mover_->copy_ahead({}, *content_.composite(), never, Clock::now() + kMapping);
+    (void)mover_->prefetch({}, *content_.composite(), never, Clock::now() + kMapping);
   }
   on_gpus_ = false;
-  reservation_.leave_ahead();
+  reservation_.leave_prefetch();
   return true;
 }
 

@@ -53,7 +53,7 @@ class Prefetch {
   void leave() { reservation_.leave(); }
 
  private:
-  void begin(const Environment& env, std::vector<direct::Ahead> ahead);
+  void begin(const Environment& env, std::vector<direct::PrefetchRequest> requests);
 
   MoverLease& mover_;
   ContentSources& content_;
