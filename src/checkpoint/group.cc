@@ -220,8 +220,7 @@ Result<bool> Group::refresh(Pid root) {
   return more_cuda;
 }
 
-Result<void> Group::bring_all_to_rest(Tries& tries, milliseconds timeout,
-                                      const Interrupt& interrupt) {
+Result<void> Group::quiesce_all(Tries& tries, milliseconds timeout, const Interrupt& interrupt) {
   std::vector<Rank*> ranks;
   std::deque<LockedRank> locked;
   for (GroupMember& member : members_) {
@@ -253,9 +252,9 @@ Result<void> Group::bring_all_to_rest(Tries& tries, milliseconds timeout,
       slice = std::min(slice, left);
     }
     tries.standing(true);
-    RestRound round = bring_to_rest(ranks, slice, interrupt, parks_ && !behind_gates_);
+    QuiesceRound round = quiesce_ranks(ranks, slice, interrupt, parks_ && !behind_gates_);
     tries.count += round.tries;
-    if (round.all_at_rest) return {};
+    if (round.all_quiesced) return {};
     tries.standing(false);
     if (!round.result) return std::move(round.result);
     late = std::move(round.late);
@@ -267,7 +266,7 @@ Result<void> Group::bring_all_to_rest(Tries& tries, milliseconds timeout,
 Result<void> Group::hold_back(const Gates& gates, milliseconds timeout, const Interrupt& interrupt,
                               const std::function<void(bool)>& standing) {
   Tries tries{gates, standing};
-  auto done = bring_all_to_rest(tries, timeout, interrupt);
+  auto done = quiesce_all(tries, timeout, interrupt);
   behind_gates_ = done.has_value();
   return done;
 }
@@ -278,7 +277,7 @@ Result<void> Group::lock(milliseconds timeout, const Interrupt& interrupt) {
   Tries tries{none, [](bool) {}};
   if (behind_gates_) tries.slice = kLongestSlice;
   for (;;) {
-    auto done = bring_all_to_rest(tries, timeout, interrupt);
+    auto done = quiesce_all(tries, timeout, interrupt);
     lock_tries_ += std::exchange(tries.count, 0);
     if (!done) return done;
     STASIS_TRY_ASSIGN(auto more, refresh(root()));

@@ -141,8 +141,8 @@ class Group {
     int count = 0;
   };
   // Rounds of quiesce_round.h until all that run are quiesced.
-  Result<void> bring_all_to_rest(Tries& tries, std::chrono::milliseconds timeout,
-                                 const Interrupt& interrupt);
+  Result<void> quiesce_all(Tries& tries, std::chrono::milliseconds timeout,
+                           const Interrupt& interrupt);
   // Runs `act` for each member in `wanted` state, in parallel; the first error by order.
   Result<void> in_parallel(CudaState wanted, const std::function<Result<void>(Process&)>& act,
                            std::string_view phase, Progress& progress, bool may_end = false);

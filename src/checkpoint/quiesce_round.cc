@@ -37,7 +37,7 @@ class Round {
       places_.push_back({rank, Step::kToHold, 0, {}, {}, true});
   }
 
-  RestRound run() {
+  QuiesceRound run() {
     std::vector<std::jthread> threads;
     // Also where there is no memory for what follows: the workers wait for it.
     const ScopeGuard end([this] {
@@ -63,9 +63,9 @@ class Round {
     threads.clear();  // joins them
     for (Place& place : places_)
       if (!place.has_thread) release(place);
-    RestRound out;
+    QuiesceRound out;
     out.tries = tries_;
-    out.all_at_rest = all_at_rest_;
+    out.all_quiesced = all_quiesced_;
     for (Place& place : places_) {
       if (place.step == Step::kFailed) out.result = std::move(place.why);
       if (place.step == Step::kTimedOut) out.late = std::move(place.why);
@@ -122,7 +122,7 @@ class Round {
       }
       wake_.notify_all();
     }
-    all_at_rest_ = all(Step::kHeld);
+    all_quiesced_ = all(Step::kHeld);
     over_ = true;
     wake_.notify_all();
   }
@@ -135,7 +135,7 @@ class Round {
       else
         ask(place, lock);
     }
-    if (all_at_rest_) return;
+    if (all_quiesced_) return;
     // All at the same time: those that are held still hold up the others.
     lock.unlock();
     release(place);
@@ -193,7 +193,7 @@ class Round {
   bool others_came_ = false;
   int tries_ = 1;
   bool over_ = false;
-  bool all_at_rest_ = false;
+  bool all_quiesced_ = false;
 };
 
 }  // namespace
@@ -214,8 +214,8 @@ bool LockedRank::gone() const {
   return state ? !state->has_value() : state.error().code == ErrorCode::kProcessGone;
 }
 
-RestRound bring_to_rest(std::span<Rank* const> ranks, milliseconds slice,
-                        const Interrupt& interrupt, bool may_go_on) {
+QuiesceRound quiesce_ranks(std::span<Rank* const> ranks, milliseconds slice,
+                           const Interrupt& interrupt, bool may_go_on) {
   return Round(ranks, slice, interrupt, may_go_on).run();
 }
 

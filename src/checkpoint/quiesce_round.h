@@ -18,7 +18,7 @@ class Rank {
   Rank& operator=(const Rank&) = delete;
   virtual ~Rank() = default;
 
-  // Holds back new work, waits at most `left` for what has begun, and keeps it at rest. kTimeout:
+  // Holds back new work, waits at most `left` for what has begun, and keeps it quiesced. kTimeout:
   // it runs. kInterrupted as soon as `interrupt` asks to stop, where that is possible: release() it
   // then. `again`: after go_on().
   virtual Result<void> hold(std::chrono::milliseconds left, bool again,
@@ -46,8 +46,8 @@ class LockedRank final : public Rank {
   Process* process_;
 };
 
-struct RestRound {
-  bool all_at_rest = false;
+struct QuiesceRound {
+  bool all_quiesced = false;
   int tries = 1;        // how often any of them was asked
   Result<void> result;  // what went wrong besides ranks that were not quiesced in time
   Result<void> late;    // what one of those says
@@ -68,7 +68,7 @@ struct RestRound {
 //
 // Without `may_go_on` no rank is let go on for a moment: threads that a tracer holds would not go
 // on, and stand in the way when the rank is held again.
-RestRound bring_to_rest(std::span<Rank* const> ranks, std::chrono::milliseconds slice,
-                        const Interrupt& interrupt, bool may_go_on = true);
+QuiesceRound quiesce_ranks(std::span<Rank* const> ranks, std::chrono::milliseconds slice,
+                           const Interrupt& interrupt, bool may_go_on = true);
 
 }  // namespace stasis

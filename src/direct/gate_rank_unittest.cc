@@ -73,19 +73,19 @@ class GateRankTest : public ::testing::Test {
     return found;
   }
 
-  RestRound close(std::vector<AgentClient>& agents, milliseconds slice) const {
+  QuiesceRound close(std::vector<AgentClient>& agents, milliseconds slice) const {
     std::deque<GateRank> gates;
     std::vector<Rank*> ranks;
     for (AgentClient& agent : agents)
       ranks.push_back(&gates.emplace_back(agent));
-    return bring_to_rest(ranks, slice, interrupt_);
+    return quiesce_ranks(ranks, slice, interrupt_);
   }
 
   Job* job_;
   Interrupt interrupt_;
 };
 
-TEST_F(GateRankTest, ThoseAtRestAreClosedAtOnce) {
+TEST_F(GateRankTest, ThoseThatAreQuiescedAreClosedAtOnce) {
   const FakeAgent first(kAgentSeals, behind());
   const FakeAgent second(kAgentSeals, behind());
   auto agents = clients({&first, &second});
@@ -94,7 +94,7 @@ TEST_F(GateRankTest, ThoseAtRestAreClosedAtOnce) {
     job_->opened = 0;
     const auto round = close(agents, milliseconds(60000));
     ASSERT_TRUE(round.result.has_value());
-    ASSERT_TRUE(round.all_at_rest);
+    ASSERT_TRUE(round.all_quiesced);
     if (job_->opened == 0) break;
   }
   EXPECT_EQ(job_->opened, 0);
@@ -107,7 +107,7 @@ TEST_F(GateRankTest, OneThatHoldsUpAnotherIsLetGoOnWithItsBuffer) {
     const FakeAgent second(kAgentSeals, ahead(times));
     auto agents = clients({&first, &second});
     const auto round = close(agents, milliseconds(60000));
-    EXPECT_TRUE(round.all_at_rest) << times;
+    EXPECT_TRUE(round.all_quiesced) << times;
     EXPECT_GE(round.tries, times + 1);
     EXPECT_GE(job_->opened, times);
     EXPECT_EQ(job_->first_closed, job_->opened + 1) << "it was not closed again";
@@ -115,12 +115,12 @@ TEST_F(GateRankTest, OneThatHoldsUpAnotherIsLetGoOnWithItsBuffer) {
   }
 }
 
-TEST_F(GateRankTest, AllAreOpenWhenOneDoesNotComeToRest) {
+TEST_F(GateRankTest, AllAreOpenWhenOneIsNotQuiesced) {
   const FakeAgent first(kAgentSeals, behind());
   const FakeAgent second(kAgentSeals, ahead(1000000));
   auto agents = clients({&first, &second});
   const auto round = close(agents, milliseconds(200));
-  EXPECT_FALSE(round.all_at_rest);
+  EXPECT_FALSE(round.all_quiesced);
   EXPECT_TRUE(round.result.has_value());
   ASSERT_FALSE(round.late.has_value());
   EXPECT_EQ(round.late.error().code, ErrorCode::kTimeout);
@@ -149,7 +149,7 @@ TEST_F(GateRankTest, AnInterruptEndsIt) {
   EXPECT_EQ(job_->first_closed, job_->opened) << "somebody is left closed";
 }
 
-// One that is at rest only when it runs on alone: it has ended, or says that it is about to.
+// One that is quiesced only when it runs on alone: it has ended, or says that it is about to.
 TEST_F(GateRankTest, OneThatEndsIsNotWaitedFor) {
   const FakeAgent first(kAgentSeals, behind());
   const FakeAgent second(kAgentSeals, [](ControlPage& page) {
@@ -164,7 +164,7 @@ TEST_F(GateRankTest, OneThatEndsIsNotWaitedFor) {
   auto agents = clients({&first, &second, &third});
   const auto round = close(agents, milliseconds(60000));
   EXPECT_TRUE(round.result.has_value());
-  EXPECT_TRUE(round.all_at_rest);
+  EXPECT_TRUE(round.all_quiesced);
 }
 
 }  // namespace

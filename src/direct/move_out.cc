@@ -332,7 +332,7 @@ class MoveOut {
     const bool while_copying = plan_.order == CopyOrder::kBeside && all_behind_gates();
     Result<void> done;
     if (plan_.mover_at_standstill && !while_copying && !state_.mover) done = make_mover();
-    if (done && options_.at_rest) options_.at_rest();
+    if (done && options_.on_quiesced) options_.on_quiesced();
     if (done && options_.image == nullptr) done = check_growth();
     if (done && plan_.only_agents()) done = require_nothing_stays();
     if (done) done = fault(FaultPoint::kDirectClosed);
@@ -514,7 +514,7 @@ MoveOutPlan MoveOutPlan::make(const Environment& env, const Group& group,
   else if (options.path == MemoryPath::kDriver || !env.mover)
     plan.way = Way::kDriver;
   const bool first =
-      options.for_dump || options.order == CopyOrder::kFirst || options.at_rest != nullptr;
+      options.for_dump || options.order == CopyOrder::kFirst || options.on_quiesced != nullptr;
   plan.order = first ? CopyOrder::kFirst : CopyOrder::kBeside;
   return plan;
 }

@@ -26,8 +26,8 @@ struct QuiesceOptions {
   const IntoImage* image = nullptr;  // otherwise into the processes' own memory
   bool comes_back = false;           // at once, so what there is room for may stay on the GPUs
   CopyOrder order = CopyOrder::kBeside;
-  std::function<void()> at_rest = {};  // as in SuspendOptions
-  bool reason_is_told = false;         // why the path is the driver's
+  std::function<void()> on_quiesced = {};  // as in SuspendOptions
+  bool reason_is_told = false;             // why the path is the driver's
 };
 
 // Which processes, by which way and in which order: decided once, before any process is touched.

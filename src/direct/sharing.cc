@@ -149,16 +149,16 @@ bool gives_managed_up(Pid pid) {
   return false;
 }
 
-bool is_lifted(const Obstacle& obstacle, bool at_rest) {
-  if (obstacle.id == "managed-memory") return !at_rest && gives_managed_up(obstacle.pid);
+bool is_lifted(const Obstacle& obstacle, bool quiesced) {
+  if (obstacle.id == "managed-memory") return !quiesced && gives_managed_up(obstacle.pid);
   const auto agent = AgentClient::look(obstacle.pid);
   return obstacle.id == "nccl" && agent && *agent && (*agent)->of_our_version;
 }
 
 }  // namespace
 
-void drop_lifted(std::vector<Obstacle>& obstacles, bool at_rest) {
-  std::erase_if(obstacles, [&](const Obstacle& one) { return is_lifted(one, at_rest); });
+void drop_lifted(std::vector<Obstacle>& obstacles, bool quiesced) {
+  std::erase_if(obstacles, [&](const Obstacle& one) { return is_lifted(one, quiesced); });
 }
 
 Result<void> refuse_managed(const AgentSet& agents) {

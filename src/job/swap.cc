@@ -55,7 +55,7 @@ class Swap {
       if (::poll(ready.data(), ready.size(), kLookForSignals) <= 0) continue;
       if (ready[0].revents != 0) out_.take();
       if (ready[1].revents != 0) in_.take();
-      if (in_waits_ && out_.at_rest() && !stopped_) {
+      if (in_waits_ && out_.quiesced() && !stopped_) {
         in_waits_ = false;
         in_.begin(SideOrder::kResume);
       }

@@ -74,7 +74,7 @@ json to_json(const SideResult& result) {
 }
 
 std::optional<SideEvent> side_event_of(const json& object) {
-  if (object.contains("at_rest")) return AtRest{};
+  if (object.contains("at_rest")) return Quiesced{};
   SideResult result;
   result.notes = object.value("notes", std::vector<std::string>());
   result.simulated = object.value("simulated", std::string());
@@ -124,7 +124,7 @@ Result<void> send(const Channel& channel, SideOrder order) {
 }
 
 Result<void> send(const Channel& channel, const SideEvent& event, const UniqueFd& trace) {
-  if (std::holds_alternative<AtRest>(event)) return send_json(channel, {{"at_rest", true}});
+  if (std::holds_alternative<Quiesced>(event)) return send_json(channel, {{"at_rest", true}});
   return send_json(channel, bounded(to_json(std::get<SideResult>(event))),
                    std::span(&trace, trace.valid() ? 1 : 0));
 }

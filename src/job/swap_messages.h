@@ -38,13 +38,13 @@ struct SideSetup {
 enum class SideOrder {
   kLook,
   kSuspend,
-  kSuspendBeside,  // the other side does its part meanwhile, once told that this one is at rest
+  kSuspendBeside,  // the other side does its part meanwhile, once told that this one is quiesced
   kResume,
   kUndo,  // what a killed operation on it has left half done
 };
 
 // Of a suspend: its processes have no work on the GPU any more, and it goes on.
-struct AtRest {};
+struct Quiesced {};
 
 struct Moved {
   nlohmann::json report;  // report/report.h; of very many processes it lists the first
@@ -59,7 +59,7 @@ struct SideResult {
   std::vector<std::string> notes = {};  // for people
   std::string simulated = {};           // the simulated driver's library; empty: it is the real one
 };
-using SideEvent = std::variant<AtRest, SideResult>;
+using SideEvent = std::variant<Quiesced, SideResult>;
 
 // The traces of a side come with its results, as a descriptor: they are more than a message holds.
 Result<void> send(const Channel& channel, const SideSetup& setup);

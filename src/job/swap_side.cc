@@ -141,7 +141,7 @@ class Server {
     options.path = setup_.path;
     options.ignore_obstacles = setup_.ignore_obstacles;
     if (order == SideOrder::kSuspendBeside)
-      options.at_rest = [this] { (void)send(channel_, AtRest{}, UniqueFd()); };
+      options.on_quiesced = [this] { (void)send(channel_, Quiesced{}, UniqueFd()); };
     return options;
   }
 
@@ -176,7 +176,7 @@ Result<SwapSide> SwapSide::start(const Target& target, SideSetup setup, const St
 
 void SwapSide::begin(SideOrder order) {
   done_ = {};
-  at_rest_ = false;
+  quiesced_ = false;
   busy_ = send(process_.channel(), order).has_value();
   if (!busy_) lost();
 }
@@ -186,8 +186,8 @@ void SwapSide::take() {
   if (message && !*message) return;
   auto event = message ? parse_side_event(**message) : std::nullopt;
   has_answered_ = true;
-  at_rest_ = event && std::holds_alternative<AtRest>(*event);
-  if (at_rest_) return;
+  quiesced_ = event && std::holds_alternative<Quiesced>(*event);
+  if (quiesced_) return;
   busy_ = false;
   if (message && !(*message)->descriptors.empty())
     trace_ = read_trace((*message)->descriptors.front(), process_.pid());

@@ -27,7 +27,7 @@ class SwapSide {
   int fd() const { return busy_ ? process_.channel().fd() : -1; }
   bool busy() const { return busy_; }
   // What it suspends has no work on the GPU any more.
-  bool at_rest() const { return at_rest_; }
+  bool quiesced() const { return quiesced_; }
 
   void begin(SideOrder order);
   // Takes the answer, which has come.
@@ -56,7 +56,7 @@ class SwapSide {
   std::string name_;
   HelperProcess process_;
   bool busy_ = false;
-  bool at_rest_ = false;
+  bool quiesced_ = false;
   bool has_answered_ = false;  // before
   SideResult done_;
   nlohmann::json trace_ = nlohmann::json::array();

@@ -66,7 +66,7 @@ struct SuspendOptions {
   // will make a context there: other programs may (direct/mover_server.h). GPU memory is copied
   // before the driver is asked then, not beside it: a caller that wants to know keeps the driver
   // busy meanwhile.
-  std::function<void()> at_rest = {};
+  std::function<void()> on_quiesced = {};
 };
 
 // Locks and checkpoints every CUDA process of the tree: their GPU memory is free afterwards. Those

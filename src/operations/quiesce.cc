@@ -15,8 +15,8 @@ namespace stasis {
 
 namespace {
 
-Result<void> bring_to_rest(const Environment& env, OpenedGroup& opened,
-                           const QuiesceOptions& options, Phases& phases) {
+Result<void> quiesce_tree(const Environment& env, OpenedGroup& opened,
+                          const QuiesceOptions& options, Phases& phases) {
   Group& group = opened.group;
   if (options.for_dump) group.drop_zeros();
   STASIS_TRY(opened.direct.move_out(env, group, options, phases));
@@ -29,7 +29,7 @@ Result<void> bring_to_rest(const Environment& env, OpenedGroup& opened,
     auto done = group.lock(options.timeout, env.interrupt);
     if (!done) return done;
     if (options.path != MemoryPath::kDriver) opened.direct.tell_of_new(env, group);
-    if (options.at_rest) options.at_rest();
+    if (options.on_quiesced) options.on_quiesced();
     // Once more: the lock may have taken seconds, in which the ranks of a job have met.
     std::set<Pid> none;
     if (!options.ignore_obstacles)
@@ -65,7 +65,7 @@ Result<void> bring_to_rest(const Environment& env, OpenedGroup& opened,
 
 Result<void> quiesce(const Environment& env, OpenedGroup& opened, const QuiesceOptions& options,
                      Phases& phases) {
-  auto done = bring_to_rest(env, opened, options, phases);
+  auto done = quiesce_tree(env, opened, options, phases);
   if (done || done.error().code != ErrorCode::kTimeout) return done;
   const auto others = find_other_ranks(proc::ProcFs(), opened.group.root());
   if (!others) return done;

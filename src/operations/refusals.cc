@@ -15,14 +15,14 @@
 namespace stasis {
 
 Result<void> look_for_obstacles(const Environment& env, const std::vector<GroupMember>& members,
-                                bool ignore, std::set<Pid>& checked, bool at_rest) {
+                                bool ignore, std::set<Pid>& checked, bool quiesced) {
   std::vector<proc::ProcessInfo> fresh;
   for (const GroupMember& member : members) {
     if (member.initial != CudaState::kRunning && member.initial != CudaState::kLocked) continue;
     if (checked.insert(member.process.pid()).second) fresh.push_back(member.process.info());
   }
   STASIS_TRY_ASSIGN(auto found, find_obstacles(env.driver, proc::ProcFs(), fresh));
-  drop_lifted(found, at_rest);
+  drop_lifted(found, quiesced);
   if (found.empty()) return {};
   Error why = describe_obstacles(found, fresh);
   if (ignore) {

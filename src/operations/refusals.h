@@ -15,9 +15,9 @@ namespace stasis {
 Result<void> refuse_obstacles(const Environment& env, OpenedGroup& opened, bool ignore);
 
 // Looks at those of the members that are not in `checked` yet. The same refusals, of the driver's.
-// `at_rest`: what the agents give up before has to be gone now.
+// `quiesced`: what the agents give up before has to be gone now.
 Result<void> look_for_obstacles(const Environment& env, const std::vector<GroupMember>& members,
-                                bool ignore, std::set<Pid>& checked, bool at_rest = false);
+                                bool ignore, std::set<Pid>& checked, bool quiesced = false);
 
 // kBusy if the content of a process's GPU memory is in an image and nowhere else, which is not
 // `known`; `remedy` is what brings it back.

@@ -42,9 +42,9 @@ Tried suspend_once(const Environment& env, Pid root, const SuspendOptions& optio
     how.path = MemoryPath::kDriver;
     how.reason_is_told = true;
   }
-  if (options.at_rest) {
-    how.at_rest = [told = false, &options]() mutable {
-      if (!std::exchange(told, true)) options.at_rest();
+  if (options.on_quiesced) {
+    how.on_quiesced = [told = false, &options]() mutable {
+      if (!std::exchange(told, true)) options.on_quiesced();
     };
   }
   auto done = quiesce(env, *opened, how, phases);

@@ -311,7 +311,7 @@ Result<void> unpark_all(const AddressSpace& space) {
 
 // Parks the threads one by one, each at a moment when it may: parked in the driver's code it could
 // hold a lock that the driver needs to restore the process (seen on 580.159.04: for ever). Since
-// the process is locked and its GPU at rest, a thread stays in the driver for microseconds, or
+// the process is locked and its GPU idle, a thread stays in the driver for microseconds, or
 // sleeps in it: in front of the lock, or for events.
 class Parker {
  public:
