@@ -47,14 +47,14 @@ Result<void> GpuReservation::come_back(const Interrupt& interrupt) {
   return {};
 }
 
-bool GpuReservation::claim_ahead() {
+bool GpuReservation::reserve_prefetch() {
   if (!prefetch_.valid()) prefetch_ = open_lock("gpu-ahead.lock");
   if (lock(prefetch_, LOCK_EX)) return true;
   prefetch_.reset();
   return false;
 }
 
-bool GpuReservation::claim_twice() {
+bool GpuReservation::reserve_twice() {
   if (!back_.valid()) back_ = open_lock("gpu-room.lock");
   if (lock(back_, LOCK_EX)) return true;
   back_.reset();

@@ -21,10 +21,10 @@ class GpuReservation {
   // there were none. kInterrupted.
   Result<void> come_back(const Interrupt& interrupt);
   // Whether this is the operation that may prefetch content.
-  bool claim_ahead();
+  bool reserve_prefetch();
   // Whether it may have that content and the program's memory at the same time, until leave(); an
   // operation that calls come_back() meanwhile waits. Ends what come_back() has begun in any case.
-  bool claim_twice();
+  bool reserve_twice();
   void leave();
   // No prefetched content is left. What come_back() has begun goes on.
   void leave_prefetch() { prefetch_.reset(); }

@@ -13,7 +13,7 @@ using direct::copy_time;
 
 void Prefetch::begin(const Environment& env, std::vector<direct::PrefetchRequest> requests) {
   stop_ = std::make_shared<Interrupt>();
-  on_gpus_ = !requests.empty() && reservation_.claim_ahead();
+  on_gpus_ = !requests.empty() && reservation_.reserve_prefetch();
   if (!on_gpus_) requests.clear();
   auto work = [make = env.mover, gpus = mover_.gpus(), content = content_.composite(),
                requests = std::move(requests), stop = stop_]() -> MoverLease::Made {
@@ -89,7 +89,7 @@ void Prefetch::keep_on_gpus(Driver& driver, const Group& group) {
     const auto& used = mover_.gpus();
     if (std::find(used.begin(), used.end(), gpu) != used.end()) room.push_back({gpu, bytes});
   }
-  if (room.empty() || !reservation_.claim_ahead()) return;
+  if (room.empty() || !reservation_.reserve_prefetch()) return;
   mover_->keep(std::move(room));
   stop_ = std::make_shared<Interrupt>();
   on_gpus_ = true;
@@ -116,7 +116,7 @@ bool Prefetch::release() {
 void Prefetch::reserve_both() {
   if (!stop_ || !on_gpus_)
     reservation_.leave();
-  else if (!reservation_.claim_twice())
+  else if (!reservation_.reserve_twice())
     (void)release();
 }
 
