@@ -171,7 +171,7 @@ class Tool {
   // The driver gives a process up that it finds no room for (NVIDIA/cuda-checkpoint#44). What an
   // agent has taken past the driver comes back when there is room.
   Result<void> check_room(const Process& process) const {
-    const auto agent = direct::AgentClient::look(process.pid());
+    const auto agent = direct::AgentClient::probe(process.pid());
     if (agent && *agent && direct::is_away((*agent)->state)) return {};
     const auto memory = recall_suspended(process);
     if (!memory || memory->uses.empty()) return {};
@@ -189,7 +189,7 @@ class Tool {
           process, [this] { return memory_of_all_gpus(driver_); }, &interrupt_);
     if (!done) return done;
     // What is in an image is found by that.
-    const auto agent = direct::AgentClient::look(process.pid());
+    const auto agent = direct::AgentClient::probe(process.pid());
     const bool away = agent && *agent && direct::is_away((*agent)->state);
     if (!away) forget_suspended(process);
     return done;
@@ -342,7 +342,7 @@ class Tool {
       way_out =
           fmt::format("; `cuda-checkpoint --toggle --pid {}` lets it run", process.pid().value);
     }
-    const auto agent = direct::AgentClient::look(process.pid());
+    const auto agent = direct::AgentClient::probe(process.pid());
     if (**now == CudaState::kRunning && agent && *agent && (*agent)->waits())
       way_out = "; it " + (*agent)->until_when(process.pid());
     say(streams_.err, fmt::format("hint: process {} is {} now{}\n", process.pid().value,

@@ -26,9 +26,9 @@ using direct::ControlPage;
 using std::chrono::milliseconds;
 
 // How often the agent looks whether its peer still lives, while there is something to undo.
-constexpr milliseconds kLook{100};
+constexpr milliseconds kPollInterval{100};
 // How often an agent in a user namespace looks whether its page is still the tools' (rejoin_file).
-constexpr std::chrono::seconds kIdleLook{1};
+constexpr std::chrono::seconds kIdlePollInterval{1};
 // The buffer is a bit larger than what was there when it was made: programs go on allocating until
 // the gate closes.
 constexpr std::uint64_t kHugePage = std::uint64_t{2} << 20;
@@ -67,7 +67,7 @@ void Session::run() {
     if (now == seen) {
       if (may_be_split_ && rejoin_file()) continue;
       const bool something_to_undo = undoes_on_its_own();
-      futex::wait(page_.request, seen, true, until_look(something_to_undo));
+      futex::wait(page_.request, seen, true, until_poll(something_to_undo));
       if (something_to_undo && page_.request.load() == seen && peer_is_gone()) {
         undo();
         page_.pinned_count = g_pinned.count;
@@ -103,10 +103,10 @@ bool Session::undoes_on_its_own() const {
          (now == AgentState::kRunning && (buffer_bytes_ > 0 || has_reserve()));
 }
 
-std::chrono::nanoseconds Session::until_look(bool something_to_undo) const {
-  if (something_to_undo) return kLook;
+std::chrono::nanoseconds Session::until_poll(bool something_to_undo) const {
+  if (something_to_undo) return kPollInterval;
   if (!may_be_split_) return std::chrono::nanoseconds(-1);
-  return state() == AgentState::kHeld ? std::chrono::nanoseconds(kLook) : kIdleLook;
+  return state() == AgentState::kHeld ? std::chrono::nanoseconds(kPollInterval) : kIdlePollInterval;
 }
 
 // A dump in a user namespace separates the page from its file: the kernel does not let CRIU see

@@ -46,7 +46,7 @@ class Session {
   void set_buffer(std::uint64_t address, std::uint64_t bytes);
 
   bool undoes_on_its_own() const;
-  std::chrono::nanoseconds until_look(bool something_to_undo) const;
+  std::chrono::nanoseconds until_poll(bool something_to_undo) const;
   bool rejoin_file();
   template <class T>
   bool read_file_at(std::size_t offset, T& value) const {

@@ -31,7 +31,7 @@ namespace py = pybind11;
 
 namespace {
 
-constexpr std::chrono::milliseconds kLook{50};
+constexpr std::chrono::milliseconds kPollInterval{50};
 
 using Pairs = std::vector<std::pair<std::string, std::string>>;
 
@@ -176,7 +176,7 @@ void run(const LibraryCall& call, const Callbacks& callbacks = {},
     {
       const py::gil_scoped_release release;
       std::unique_lock lock(told.mutex);
-      finished = told.over.wait_for(lock, kLook, [&] { return told.finished; });
+      finished = told.over.wait_for(lock, kPollInterval, [&] { return told.finished; });
     }
     if (raised) continue;
     try {

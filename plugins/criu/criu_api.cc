@@ -89,7 +89,7 @@ bool enter_inventory() {
   return add_inventory_plugin == nullptr || add_inventory_plugin(kName) == 0;
 }
 
-Inventory look_into_inventory() {
+Inventory probe_inventory() {
   if (check_and_remove_inventory_plugin == nullptr) return Inventory::kUnknown;
   // Of an image without an inventory CRIU says that it names every plugin, also one that cannot be.
   constexpr const char* kNoPlugin = "a plugin that there is not";

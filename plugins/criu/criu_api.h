@@ -34,7 +34,7 @@ bool enter_inventory();
 // What the image says: whether a restore needs the plugin. kUnknown: CRIU 4.0, which keeps no
 // inventory, or an image made by it.
 enum class Inventory { kNamed, kNotNamed, kUnknown };
-Inventory look_into_inventory();
+Inventory probe_inventory();
 
 // Whether CRIU will end the tasks after a dump that succeeds. Nothing if that is unknown.
 std::optional<bool> ends_tasks();

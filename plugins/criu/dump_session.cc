@@ -107,7 +107,7 @@ Result<void> DumpSession::State::enter_journal() {
     if (!there && there.error().code != ErrorCode::kProcessGone) return there;
   }
   for (const GroupMember& member : members) {
-    const auto agent = direct::AgentClient::look(member.process.pid());
+    const auto agent = direct::AgentClient::probe(member.process.pid());
     if (!agent || !*agent) continue;
     if ((*agent)->half_way) {
       return fail(
@@ -329,7 +329,7 @@ int DumpSession::checkpoint(Pid pid) {
 
 // While CRIU holds all threads but those by which the driver acts.
 Result<void> DumpSession::State::checkpoint() {
-  STASIS_TRY_ASSIGN(auto more, group->look_again());
+  STASIS_TRY_ASSIGN(auto more, group->probe_again());
   group->leave_threads_alone();
   Result<void> done;
   if (more) done = group->lock(kLateLock, interrupt);

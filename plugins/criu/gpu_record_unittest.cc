@@ -122,7 +122,7 @@ TEST(CriuApi, CopesWithACriuThatHasNothing) {
   EXPECT_FALSE(image_directory());
   EXPECT_FALSE(ends_tasks());
   EXPECT_TRUE(enter_inventory());
-  EXPECT_EQ(look_into_inventory(), Inventory::kUnknown);
+  EXPECT_EQ(probe_inventory(), Inventory::kUnknown);
   avoid_freezer();
 }
 

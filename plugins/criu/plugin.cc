@@ -99,7 +99,7 @@ int refuse_without_driver(Pid pid) {
 }
 
 int begin_restore() {
-  const Inventory inventory = look_into_inventory();
+  const Inventory inventory = probe_inventory();
   if (inventory == Inventory::kNotNamed) return 0;
   std::optional<GpuRecord> record;
   if (const auto directory = image_directory()) {

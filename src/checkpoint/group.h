@@ -99,7 +99,7 @@ class Group {
   // Looks for processes that have appeared or begun to use CUDA since, and forgets those without
   // that have ended. True if there are more that use CUDA: call lock() and checkpoint() once more;
   // they leave alone those that are there already.
-  Result<bool> look_again() { return refresh(root()); }
+  Result<bool> probe_again() { return refresh(root()); }
   // Keeps the threads of every locked CUDA process still (Process::keep_still()), in parallel, as
   // checkpoint() does too. In vain where another process does.
   Result<void> keep_still();

@@ -265,7 +265,7 @@ TEST_F(GroupTest, WhatIsCheckpointedIsLeftAloneByASecondLock) {
   ASSERT_TRUE(group.lock(kTimeout, interrupt_));
   ASSERT_TRUE(group.checkpoint(quiet_, interrupt_));
   driver_.add(child(2));
-  auto changed = group.look_again();
+  auto changed = group.probe_again();
   ASSERT_TRUE(changed);
   ASSERT_TRUE(*changed);
   driver_.forget_calls();

@@ -161,7 +161,7 @@ std::string standstill(const proc::ProcFs& procfs, Pid pid) {
 
 // By which its GPU memory goes: where it has an agent that takes memory out, if the process runs;
 // where it went, if the process is suspended.
-std::string path_of(const std::optional<direct::AgentLook>& agent, const std::string& state) {
+std::string path_of(const std::optional<direct::ProbedAgent>& agent, const std::string& state) {
   const bool direct = agent && ((state != "checkpointed" && agent->of_our_version) ||
                                 direct::is_away(agent->state));
   return direct ? "direct" : "driver";
@@ -211,12 +211,12 @@ bool is_stasis(Pid pid) {
 
 // Its memory is away, and was so before. Otherwise a tool is at work on it, in a namespace of its
 // own or not: also one that has begun since the journal was read.
-void say_whether_it_waits(Row& row, const direct::AgentLook& agent, const proc::ProcessInfo& info,
+void say_whether_it_waits(Row& row, const direct::ProbedAgent& agent, const proc::ProcessInfo& info,
                           const std::optional<job::JobEntry>& job) {
   const auto is_alone = [&] { return row.under.empty() || row.under.starts_with(kLeftBehind); };
   if (!is_alone()) return;
   if (auto journal = read_journal()) row.under = under(*journal, info, job);
-  const auto later = direct::AgentClient::look(info.pid);
+  const auto later = direct::AgentClient::probe(info.pid);
   if (!is_alone() || !later || !*later || !(*later)->waits()) return;
   row.state = "waiting";
   row.reason = agent.until_when(info.pid);
@@ -250,7 +250,7 @@ Result<Collected> collect(Driver& driver, std::chrono::milliseconds timeout, Pen
       out.rows.push_back(unread(procfs, info, process.error()));
     if (!process) continue;
     questions.push_back(std::make_shared<Question>(std::move(*process)));
-    const auto agent = direct::AgentClient::look(info.pid);
+    const auto agent = direct::AgentClient::probe(info.pid);
     questions.back()->away_before = agent && *agent && direct::is_away((*agent)->state);
     Question::ask(questions.back());
   }
@@ -309,7 +309,7 @@ Result<Collected> collect(Driver& driver, std::chrono::milliseconds timeout, Pen
       }
     }
     row.under = under(journal, info, job);
-    const auto agent = direct::AgentClient::look(info.pid);
+    const auto agent = direct::AgentClient::probe(info.pid);
     if (agent) row.path = path_of(*agent, row.state);
     const bool may_wait =
         row.state == "running" && question->away_before && agent && *agent && (*agent)->waits();

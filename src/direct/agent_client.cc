@@ -29,8 +29,8 @@ namespace stasis::direct {
 
 namespace {
 
-constexpr std::chrono::milliseconds kAgentLook{50};
-constexpr int kLooksUntilExec = 10;
+constexpr std::chrono::milliseconds kAgentPoll{50};
+constexpr int kPollsUntilExec = 10;
 // How long an agent may take for the command under way when the user asks to stop.
 constexpr std::chrono::milliseconds kLeaveAfter{3000};
 // The same for an agent that brings its memory back when the user asks a second time.
@@ -194,9 +194,9 @@ bool is_away(AgentState state) {
          state == AgentState::kFilling || state == AgentState::kClosed;
 }
 
-bool AgentLook::waits() const { return is_away(state) && !has_peer; }
+bool ProbedAgent::waits() const { return is_away(state) && !has_peer; }
 
-std::string AgentLook::until_when(Pid pid) const {
+std::string ProbedAgent::until_when(Pid pid) const {
   if (!of_our_version) {
     return "stands still until its GPU memory is back; its agent is of another version: use the "
            "stasis that came with it";
@@ -230,16 +230,16 @@ Result<std::optional<AgentClient::Seen>> AgentClient::see(Pid pid, int access) {
           std::move(*file), {page.state.load(), {}, false, true, false, false, false, 0, false}});
     if (got != sizeof bytes || !is_page_of(page, details.ns_pid)) continue;
     const AgentState state = page.state.load();
-    const AgentLook look{state,
-                         {page.content_id[0], page.content_id[1]},
-                         true,
-                         page.held_before.load() != 0,
-                         is_away(state) && page.pinned_count != 0,
-                         page.share_count != 0,
-                         is_away(state) && page.detached_count != 0,
-                         page.managed_areas,
-                         false};
-    return std::optional(Seen{std::move(*file), look});
+    const ProbedAgent agent{state,
+                            {page.content_id[0], page.content_id[1]},
+                            true,
+                            page.held_before.load() != 0,
+                            is_away(state) && page.pinned_count != 0,
+                            page.share_count != 0,
+                            is_away(state) && page.detached_count != 0,
+                            page.managed_areas,
+                            false};
+    return std::optional(Seen{std::move(*file), agent});
   }
   return std::optional<Seen>();
 }
@@ -260,20 +260,20 @@ bool AgentClient::says_it_shares(Pid pid) {
   });
 }
 
-Result<std::optional<AgentLook>> AgentClient::look(Pid pid) {
+Result<std::optional<ProbedAgent>> AgentClient::probe(Pid pid) {
   STASIS_TRY_ASSIGN(auto seen, see(pid, O_RDONLY));
-  if (!seen) return std::optional<AgentLook>();
+  if (!seen) return std::optional<ProbedAgent>();
   // For an instant, and shared: a tool that wants the lock tries again.
-  seen->look.has_peer = ::flock(seen->file.get(), LOCK_SH | LOCK_NB) != 0;
-  if (seen->look.has_peer) return std::optional(seen->look);
+  seen->agent.has_peer = ::flock(seen->file.get(), LOCK_SH | LOCK_NB) != 0;
+  if (seen->agent.has_peer) return std::optional(seen->agent);
   // A peer that has just gone left another state than the one that was read before.
   STASIS_TRY_ASSIGN(auto now, see(pid, O_RDONLY));
-  return now ? std::optional(now->look) : std::optional<AgentLook>();
+  return now ? std::optional(now->agent) : std::optional<ProbedAgent>();
 }
 
 void AgentClient::note_hold(Pid pid) {
   const auto seen = see(pid, O_RDWR);
-  if (!seen || !*seen || !(*seen)->look.of_our_version) return;
+  if (!seen || !*seen || !(*seen)->agent.of_our_version) return;
   constexpr std::uint32_t kHeld = 1;
   (void)!::pwrite((*seen)->file.get(), &kHeld, sizeof kHeld, offsetof(ControlPage, held_before));
 }
@@ -465,13 +465,13 @@ Result<void> AgentClient::check_size(const GpuMemory& of_all_gpus) const {
 
 Result<void> AgentClient::wait_for_reply(const Interrupt& interrupt, Clock::time_point deadline) {
   std::optional<Clock::time_point> stop_at;
-  for (int looks = 1;; ++looks) {
+  for (int polls = 1;; ++polls) {
     const auto seen = page_->reply.load(std::memory_order_acquire);
     if (seen == number_) return {};
     if (!pidfd_.alive()) {
       return fail(ErrorCode::kProcessGone, fmt::format("process {} has ended", pid_.value));
     }
-    if (looks % kLooksUntilExec == 0 && has_left()) {
+    if (polls % kPollsUntilExec == 0 && has_left()) {
       return fail(
           ErrorCode::kProcessGone,
           fmt::format("process {} has become another program (exec), and what it had on the "
@@ -503,7 +503,7 @@ Result<void> AgentClient::wait_for_reply(const Interrupt& interrupt, Clock::time
         return stop;
       }
     }
-    futex::wait(page_->reply, seen, true, kAgentLook);
+    futex::wait(page_->reply, seen, true, kAgentPoll);
   }
 }
 

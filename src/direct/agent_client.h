@@ -50,7 +50,7 @@ struct Share {
 };
 
 // What the page says to a tool that only probes.
-struct AgentLook {
+struct ProbedAgent {
   AgentState state = AgentState::kRunning;
   ContentId content_id{};
   bool of_our_version = true;  // otherwise nothing but its state is known
@@ -88,7 +88,7 @@ class AgentClient {
 
   // What the agent in a process says of itself, for a tool that only probes: without the lock, and
   // without a wait for a peer. Nothing if there is no agent. kNotPermitted.
-  static Result<std::optional<AgentLook>> look(Pid pid);
+  static Result<std::optional<ProbedAgent>> probe(Pid pid);
   // An agent's page says that the process has memory of another process's, also if the agent does
   // not answer, or not yet, or cannot be reached. The driver would lose the process.
   static bool says_it_shares(Pid pid);
@@ -209,7 +209,7 @@ class AgentClient {
 
   struct Seen {
     UniqueFd file;
-    AgentLook look;
+    ProbedAgent agent;
   };
   static Result<std::optional<Seen>> see(Pid pid, int access);
 

@@ -56,7 +56,7 @@ TEST(AgentClient, SeesThatAnAgentIsOfAnotherVersionWhateverTheSizeOfItsPage) {
     auto found = other.find();
     ASSERT_FALSE(found.has_value()) << more;
     EXPECT_EQ(found.error().code, ErrorCode::kNotSupported) << more;
-    auto seen = AgentClient::look(other.pid());
+    auto seen = AgentClient::probe(other.pid());
     ASSERT_TRUE(seen.has_value() && seen->has_value()) << more;
     EXPECT_FALSE((*seen)->of_our_version) << more;
   }
@@ -64,7 +64,7 @@ TEST(AgentClient, SeesThatAnAgentIsOfAnotherVersionWhateverTheSizeOfItsPage) {
   auto found = cut.find();
   ASSERT_TRUE(found.has_value());
   EXPECT_FALSE(found->has_value());
-  auto seen = AgentClient::look(cut.pid());
+  auto seen = AgentClient::probe(cut.pid());
   ASSERT_TRUE(seen.has_value());
   EXPECT_FALSE(seen->has_value());
 }
@@ -83,7 +83,7 @@ TEST(AgentClient, HasOnePeerAtATime) {
 }
 
 // The agent tries the lock itself, to see whether its peer is dead.
-TEST(AgentClient, IsNotTurnedAwayByTheAgentsOwnLook) {
+TEST(AgentClient, IsNotTurnedAwayByTheAgentsOwnPoll) {
   const FakeAgent agent(kAgentSeals, [](ControlPage& page) {
     page.cu_result = 0;
     if (page.command != AgentCommand::kHold) return;

@@ -50,7 +50,7 @@ bool final_for_both(ErrorCode code) {
 }
 
 bool has_nothing_to_bring_back(Pid pid) {
-  const auto seen = AgentClient::look(pid);
+  const auto seen = AgentClient::probe(pid);
   return seen && *seen && !(*seen)->of_our_version && (*seen)->state == AgentState::kRunning;
 }
 

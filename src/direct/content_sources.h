@@ -23,7 +23,7 @@ struct IntoImage {
 class ContentSources {
  public:
   // Adds an image with content that is not in the processes' own memory.
-  void look_in(std::shared_ptr<ImageContent> content) { images_.push_back(std::move(content)); }
+  void add_image(std::shared_ptr<ImageContent> content) { images_.push_back(std::move(content)); }
   const std::vector<std::shared_ptr<ImageContent>>& images() const { return images_; }
 
   // The content of one process, if that is in an image. kWrongState: in one that is not known;

@@ -13,7 +13,7 @@ namespace {
 
 // The poll interval of a stream. A load of 32 MiB takes some 9 ms when 16 threads share a PCIe 5
 // link, so this is below what can be seen, and costs no processor as a spinning wait would.
-constexpr std::chrono::microseconds kLook{50};
+constexpr std::chrono::microseconds kPollInterval{50};
 // For copies that were submitted before something went wrong.
 constexpr std::chrono::seconds kDrainTimeout{5};
 
@@ -49,7 +49,7 @@ class Worker {
       while (side.submitted &&
              job_->calls->query_stream(side.stream) == cuda::CUDA_ERROR_NOT_READY) {
         if (Clock::now() > end) return false;
-        std::this_thread::sleep_for(kLook);
+        std::this_thread::sleep_for(kPollInterval);
       }
       side.submitted = false;
     }
@@ -108,7 +108,7 @@ class Worker {
         return false;
       }
       if (!stop_->go_on()) return false;
-      std::this_thread::sleep_for(kLook);
+      std::this_thread::sleep_for(kPollInterval);
     }
   }
 
@@ -138,7 +138,7 @@ bool wait_for_stream(const DeviceCalls& calls, cuda::CUstream stream, Stop& stop
     }
     if (!stop.go_on() && !given_up) given_up = Clock::now() + kDrainTimeout;
     if (given_up && Clock::now() > *given_up) return false;
-    std::this_thread::sleep_for(kLook);
+    std::this_thread::sleep_for(kPollInterval);
   }
 }
 

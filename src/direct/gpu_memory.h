@@ -77,7 +77,7 @@ class GpuMemory {
 
   // Where to look for content that is not in the processes' own memory. What move_out() has moved
   // is known already.
-  void look_in(std::shared_ptr<ImageContent> content) { state_->content.look_in(content); }
+  void add_image(std::shared_ptr<ImageContent> content) { state_->content.add_image(content); }
   // kWrongState, kImageCorrupt if the memory of one of them is away and its content not to be
   // found.
   Result<void> check_found(const Environment& env,
@@ -93,8 +93,8 @@ class GpuMemory {
                 std::span<const GpuPair> pairs) {
     state_->prefetch.begin(env, processes, pairs);
   }
-  // The same, and prefetches the content that the image given to look_in() has of these processes,
-  // to the GPUs that have room for it.
+  // The same, and prefetches the content that the image given to add_image() has of these
+  // processes, to the GPUs that have room for it.
   void prefetch(const Environment& env, const std::vector<Pid>& pids, const PrefetchRoom& room) {
     state_->prefetch.begin(env, pids, room);
   }

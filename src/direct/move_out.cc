@@ -34,7 +34,7 @@ Result<void> refuse_half_way(MemoryState& state, const Group& group) {
   for (const GroupMember& member : group.members()) {
     if (!member.initial) continue;
     const Pid pid = member.process.pid();
-    const auto seen = AgentClient::look(pid);
+    const auto seen = AgentClient::probe(pid);
     if (!seen || !*seen || !(*seen)->half_way) continue;
     const bool will_run = member.initial == CudaState::kRunning;
     state.half_way = state.half_way || will_run;
@@ -506,7 +506,7 @@ MoveOutPlan MoveOutPlan::make(const Environment& env, const Group& group,
     if (member.initial == CudaState::kLocked) plan.locked.push_back(&member.process);
   }
   for (const Process* process : plan.running) {
-    const auto seen = AgentClient::look(process->pid());
+    const auto seen = AgentClient::probe(process->pid());
     if (seen && *seen && (*seen)->held_before) plan.mover_at_standstill = true;
   }
   if (options.path == MemoryPath::kDirect)

@@ -142,7 +142,7 @@ bool gives_managed_up(Pid pid) {
   for (int i = 0; i < kTimes; ++i) {
     if (i > 0) std::this_thread::sleep_for(kPause);
     const auto mappings = proc::ProcFs().mappings(pid);
-    const auto agent = AgentClient::look(pid);
+    const auto agent = AgentClient::probe(pid);
     if (!mappings || !agent || !*agent || !(*agent)->of_our_version) return false;
     if (managed_bytes(*mappings) <= (*agent)->managed_areas * direct::kManagedArea) return true;
   }
@@ -151,7 +151,7 @@ bool gives_managed_up(Pid pid) {
 
 bool is_lifted(const Obstacle& obstacle, bool quiesced) {
   if (obstacle.id == "managed-memory") return !quiesced && gives_managed_up(obstacle.pid);
-  const auto agent = AgentClient::look(obstacle.pid);
+  const auto agent = AgentClient::probe(obstacle.pid);
   return obstacle.id == "nccl" && agent && *agent && (*agent)->of_our_version;
 }
 

@@ -30,12 +30,12 @@ constexpr milliseconds kForEver{1000};  // the poll interval
 // threshold is not zero.
 class Signs {
  public:
-  explicit Signs(Pid pid) : pid_(pid) { last_ = look(); }
+  explicit Signs(Pid pid) : pid_(pid) { last_ = probe(); }
 
   bool any() {
     constexpr std::uint64_t kMoved = 1 << 20;
     constexpr std::uint64_t kTicksPerSecond = 5;  // of 100
-    const Seen now = look();
+    const Seen now = probe();
     const auto seconds = static_cast<std::uint64_t>(since(since_).count());
     const bool computes = now.ticks - last_.ticks >= 2 + kTicksPerSecond * seconds;
     const bool moves = distance(now.resident, last_.resident) >= kMoved ||
@@ -55,7 +55,7 @@ class Signs {
   static std::uint64_t distance(std::uint64_t a, std::uint64_t b) {
     return std::max(a, b) - std::min(a, b);
   }
-  Seen look() const {
+  Seen probe() const {
     Seen now = last_;  // what cannot be read counts as unchanged
     if (auto info = procfs_.process(pid_)) now.ticks = std::max(now.ticks, info->cpu_ticks);
     if (auto bytes = procfs_.resident_bytes(pid_)) now.resident = *bytes;

@@ -278,7 +278,7 @@ TEST_F(ImageTest, NamesThatAreNoNamesAreRefused) {
 
 TEST_F(ImageTest, ANameWithoutRoomForALongerOneIsRefused) {
   EXPECT_TRUE(ImageWriter::create(dir_ / std::string(229, 'x'), false));
-  const auto refused = ImageWriter::look(dir_ / std::string(230, 'x'), false);
+  const auto refused = ImageWriter::probe(dir_ / std::string(230, 'x'), false);
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, ErrorCode::kUsage);
   EXPECT_NE(refused.error().remedy.find("at most 229"), std::string::npos)

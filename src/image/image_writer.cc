@@ -95,7 +95,7 @@ Result<void> check_name(const DirectoryEntry& final) {
 }
 
 // Looks at what stands under the final name, and whether it may be replaced.
-Result<Before> look_before(const DirectoryEntry& final, bool overwrite) {
+Result<Before> probe_before(const DirectoryEntry& final, bool overwrite) {
   STASIS_TRY(check_name(final));
   struct stat info = {};
   if (::fstatat(final.parent.get(), final.name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) {
@@ -335,7 +335,7 @@ Result<Manifest> ImageWriter::State::write_manifest(const Manifest& manifest,
 
 Result<void> ImageWriter::State::take_name() {
   // Looked at again: what was an empty directory may have been filled meanwhile.
-  STASIS_TRY_ASSIGN(auto now, look_before(final, overwrite));
+  STASIS_TRY_ASSIGN(auto now, probe_before(final, overwrite));
   if (now != before) {
     return fail(ErrorCode::kImageExists,
                 final_path + " was changed by another process during the dump",
@@ -458,9 +458,9 @@ std::string ImageWriter::failed_log_path() const {
   return state_->sibling(state_->failed_log_name());
 }
 
-Result<std::string> ImageWriter::look(const std::string& final_dir, bool overwrite) {
+Result<std::string> ImageWriter::probe(const std::string& final_dir, bool overwrite) {
   STASIS_TRY_ASSIGN(auto final, split_path(final_dir));
-  STASIS_TRY(look_before(final, overwrite));
+  STASIS_TRY(probe_before(final, overwrite));
   return final.path();
 }
 
@@ -470,7 +470,7 @@ Result<ImageWriter> ImageWriter::create(const std::string& final_dir, bool overw
   STASIS_TRY_ASSIGN(auto final, split_path(final_dir));
   state->final = std::move(final);
   state->final_path = state->final.path();
-  STASIS_TRY_ASSIGN(auto before, look_before(state->final, overwrite));
+  STASIS_TRY_ASSIGN(auto before, probe_before(state->final, overwrite));
   state->before = before;
   state->overwrite = overwrite;
   STASIS_TRY_ASSIGN(auto digits, random_digits());

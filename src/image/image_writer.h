@@ -34,7 +34,7 @@ class ImageWriter {
   static Result<ImageWriter> create(const std::string& final_dir, bool overwrite);
 
   // Whether create() would begin, with the same errors; nothing is made. Returns the absolute path.
-  static Result<std::string> look(const std::string& final_dir, bool overwrite);
+  static Result<std::string> probe(const std::string& final_dir, bool overwrite);
 
   ImageWriter(ImageWriter&&) noexcept;
   ImageWriter& operator=(ImageWriter&&) noexcept;

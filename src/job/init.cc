@@ -33,7 +33,7 @@ namespace {
 
 constexpr int kWorkerEndMs = 5000;
 constexpr std::string_view kVerbName = "stasis";
-constexpr int kVerbLookMs = 20;  // the poll interval for the end of a verb
+constexpr int kVerbPollMs = 20;  // the poll interval for the end of a verb
 
 Result<void> mount_or_fail(const char* what, const std::string& where, const char* type,
                            unsigned long flags, const char* data) {
@@ -143,7 +143,7 @@ class Loop {
     std::array<pollfd, 3> wait{{{outside_.fd(), POLLIN, 0},
                                 {children_.get(), POLLIN, 0},
                                 {worker_ ? worker_->channel().fd() : -1, POLLIN, 0}}};
-    if (::poll(wait.data(), wait.size(), ended_ && !worker_ ? kVerbLookMs : -1) < 0) return;
+    if (::poll(wait.data(), wait.size(), ended_ && !worker_ ? kVerbPollMs : -1) < 0) return;
     if (wait[1].revents != 0) reap();
     if (wait[2].revents != 0) hear_worker();
     if (wait[0].revents != 0) obey();

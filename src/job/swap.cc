@@ -16,7 +16,7 @@
 namespace stasis::job {
 namespace {
 
-constexpr int kLookForSignals = 100;  // milliseconds
+constexpr int kSignalPollMs = 100;  // milliseconds
 
 // Of a side that was asked for it; a program may be held by the driver where that is unknown.
 Standing standing_of(const SwapSide& side) {
@@ -52,7 +52,7 @@ class Swap {
         in_.stop();
       }
       std::array<pollfd, 2> ready{{{out_.fd(), POLLIN, 0}, {in_.fd(), POLLIN, 0}}};
-      if (::poll(ready.data(), ready.size(), kLookForSignals) <= 0) continue;
+      if (::poll(ready.data(), ready.size(), kSignalPollMs) <= 0) continue;
       if (ready[0].revents != 0) out_.take();
       if (ready[1].revents != 0) in_.take();
       if (in_waits_ && out_.quiesced() && !stopped_) {
@@ -61,7 +61,7 @@ class Swap {
       }
     }
   }
-  Result<void> look();
+  Result<void> probe();
   Result<void> swap();
   enum class Stands { kGone, kRunning, kSuspended };
   Result<Stands> stands(SwapSide& side);
@@ -80,9 +80,9 @@ class Swap {
   std::string no_room_;
 };
 
-Result<void> Swap::look() {
-  out_.begin(SideOrder::kLook);
-  in_.begin(SideOrder::kLook);
+Result<void> Swap::probe() {
+  out_.begin(SideOrder::kProbe);
+  in_.begin(SideOrder::kProbe);
   wait();
   for (const SwapSide* side : {&out_, &in_})
     if (!side->succeeded()) return fail(side->error());
@@ -142,7 +142,7 @@ Error Swap::undo(Error why, SwapSide& side, SideOrder order) {
 }
 
 Result<void> Swap::run(SwapRecord record) {
-  STASIS_TRY(look());
+  STASIS_TRY(probe());
   STASIS_TRY(caller_.interrupt.check());
   STASIS_TRY_ASSIGN(auto journal, SwapJournal::begin(std::move(record)));
   auto done = fault(FaultPoint::kSwapRecorded);
@@ -190,7 +190,7 @@ bool Swap::does(SwapSide& side, SideOrder order) {
 }
 
 Result<Swap::Stands> Swap::stands(SwapSide& side) {
-  if (does(side, SideOrder::kLook)) {
+  if (does(side, SideOrder::kProbe)) {
     return standing_of(side).running > 0 ? Stands::kRunning : Stands::kSuspended;
   }
   const ErrorCode code = side.error().code;

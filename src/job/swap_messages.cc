@@ -14,7 +14,7 @@ using nlohmann::json;
 using std::chrono::milliseconds;
 
 constexpr std::array<std::pair<SideOrder, std::string_view>, 5> kOrders{{
-    {SideOrder::kLook, "look"},
+    {SideOrder::kProbe, "look"},
     {SideOrder::kSuspend, "suspend"},
     {SideOrder::kSuspendBeside, "suspend-beside"},
     {SideOrder::kResume, "resume"},

@@ -36,7 +36,7 @@ struct SideSetup {
 };
 
 enum class SideOrder {
-  kLook,
+  kProbe,
   kSuspend,
   kSuspendBeside,  // the other side does its part meanwhile, once told that this one is quiesced
   kResume,

@@ -110,7 +110,7 @@ class Server {
     const Environment env{driver,      interrupts_.back(), whole.progress,  whole.note,
                           whole.mover, whole.end_mover,    whole.ring_bytes};
     switch (order) {
-      case SideOrder::kLook:
+      case SideOrder::kProbe:
         if (auto standing = probe(env, setup_.root))
           return *standing;
         else

@@ -108,7 +108,7 @@ class DumpRun {
 
   // The steps of docs/how-it-works.md.
   Result<DumpReport> run() {
-    STASIS_TRY(look());
+    STASIS_TRY(probe());
     STASIS_TRY(open());
     if (auto ready = get_ready(); !ready) return fail(undone(std::move(ready.error())));
     // CRIU has the job stop, writes it down, and waits until the image is complete.
@@ -136,14 +136,14 @@ class DumpRun {
   Group& group() { return opened_->group; }
 
   // CRIU, the GPUs, the place of the image and its base; nothing is touched.
-  Result<void> look() {
+  Result<void> probe() {
     // Each takes some 20 ms: one asks a criu process, the other starts NVML.
     auto search = in_background([this] { return Criu::find(options_.criu_path); });
     auto gpus = env_.driver.gpus();
     STASIS_TRY_ASSIGN(auto criu, search.get());
     criu_.emplace(std::move(criu));
     STASIS_TRY_ASSIGN(gpus_, std::move(gpus));
-    auto path = ImageWriter::look(options_.images_dir, options_.overwrite);
+    auto path = ImageWriter::probe(options_.images_dir, options_.overwrite);
     if (!path) return fail(no_directory(std::move(path.error())));
     path_ = std::move(*path);
     if (options_.base) phases_.begin("base");

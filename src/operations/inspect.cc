@@ -44,7 +44,7 @@ Result<void> check_ports(const Manifest& manifest) {
   return {};
 }
 
-MachineFacts look_here(const Driver* driver, const Result<Criu>& criu) {
+MachineFacts probe_here(const Driver* driver, const Result<Criu>& criu) {
   MachineFacts out;
   utsname name = {};
   if (::uname(&name) == 0) {
@@ -146,7 +146,7 @@ Result<ImageReport> inspect(const Environment* env, const Error& no_driver,
   // In the order of restore(), so that the first reason is the one that it would give.
   if (env == nullptr) enter("driver", fail(no_driver));
   const auto criu = Criu::find(options.criu_path);
-  out.here = look_here(env == nullptr ? nullptr : &env->driver, criu);
+  out.here = probe_here(env == nullptr ? nullptr : &env->driver, criu);
   enter("criu", criu ? Result<void>() : fail(criu.error()));
   if (env != nullptr) {
     const auto old_gpus = gpus_of(out.manifest);

@@ -106,7 +106,7 @@ Result<OpenedGroup> open_group(const Environment& env, const std::string& operat
                                const ImageContent* content, std::span<const GpuMapEntry> gpu_map) {
   // No record is made for what is not there, or not CUDA.
   std::optional<Group> group;
-  const auto look = [&]() -> Result<void> {
+  const auto probe = [&]() -> Result<void> {
     STASIS_TRY_ASSIGN(auto opened, Group::open(env.driver, root));
     opened.dismiss();
     group.emplace(std::move(opened));
@@ -128,7 +128,7 @@ Result<OpenedGroup> open_group(const Environment& env, const std::string& operat
   for (const JournalTarget& one : everybody)
     numbers.push_back(one.pid);
   STASIS_TRY_ASSIGN(auto locks, lock_processes(numbers));
-  STASIS_TRY(look());
+  STASIS_TRY(probe());
   // Before there is a record of ours, which would replace the one that says where that image is.
   const auto left = left_behind(everybody);
   // A resume looks where that one did, and says so in its record.
@@ -156,7 +156,7 @@ Result<OpenedGroup> open_group(const Environment& env, const std::string& operat
   if (!journal->inherited().empty()) {
     auto ready = wait_for_criu(env, journal->left());
     if (ready) ready = settle(env, journal->inherited());
-    if (ready) ready = look();
+    if (ready) ready = probe();
     if (!ready) {
       journal->finish();
       return fail(std::move(ready.error()));
@@ -169,7 +169,7 @@ Result<OpenedGroup> open_group(const Environment& env, const std::string& operat
     inherit_states(*group, journal->inherited());
     const auto entered = states_of(*group);
     auto done = journal->update(journal_targets(group->members()));
-    if (done) done = look();
+    if (done) done = probe();
     if (!done) {
       // What a killed operation has left is entered as ours by now: then the record stays.
       if (journal->inherited().empty()) journal->finish();

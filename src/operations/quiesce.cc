@@ -39,7 +39,7 @@ Result<void> quiesce_tree(const Environment& env, OpenedGroup& opened,
     done = group.keep_still();
     if (!done) return done;
     // What they have forked until then; from now on they fork no process.
-    auto more = group.look_again();
+    auto more = group.probe_again();
     if (!more) return fail(std::move(more.error()));
     if (*more) continue;
     if (done = opened.direct.expect_agents(); !done) return done;
@@ -55,7 +55,7 @@ Result<void> quiesce_tree(const Environment& env, OpenedGroup& opened,
     done = group.checkpoint(env.progress, env.interrupt);
     if (!done) return done;
     // A checkpoint takes seconds, in which a process without CUDA can start one that has.
-    more = group.look_again();
+    more = group.probe_again();
     if (!more) return fail(std::move(more.error()));
     if (!*more) return opened.direct.finish_out(phases);
   }

@@ -102,7 +102,7 @@ Result<void> bring_memory_back(const Environment& env, const JournalRecord& reco
     const auto memory = recall_suspended(*process);
     for (const std::string& image : {record.image, memory ? memory->image : std::string()})
       for (auto& content : find_content(image))
-        direct.look_in(std::move(content));
+        direct.add_image(std::move(content));
   }
   auto moved = direct.move_in(env, processes, phases);
   if (!moved) {
@@ -123,7 +123,7 @@ std::vector<std::vector<const Process*>> by_memory(const std::vector<Recovered>&
   std::vector<std::vector<const Process*>> groups;
   for (const Recovered& one : recovered) {
     if (!one.driver_done || one.initial != CudaState::kRunning) continue;
-    const auto agent = direct::AgentClient::look(one.process.pid());
+    const auto agent = direct::AgentClient::probe(one.process.pid());
     if (agent && *agent && (*agent)->shares)
       together.push_back(&one.process);
     else

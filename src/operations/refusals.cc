@@ -118,7 +118,7 @@ Result<void> check_content(const Group& group, const std::string& remedy,
                            const ImageContent* known) {
   for (const GroupMember& member : group.members()) {
     if (!member.initial || !member.process.alive()) continue;
-    STASIS_TRY_ASSIGN(auto agent, direct::AgentClient::look(member.process.pid()));
+    STASIS_TRY_ASSIGN(auto agent, direct::AgentClient::probe(member.process.pid()));
     if (!agent || agent->content_id == direct::ContentId{}) continue;
     if (known != nullptr && agent->content_id == known->id()) continue;
     const auto memory = recall_suspended(member.process);

@@ -70,7 +70,7 @@ std::vector<Pid> running_pids(const Manifest& manifest) {
 Result<void> check_content(const std::vector<const Process*>& processes,
                            const direct::ContentId& id) {
   for (const Process* process : processes) {
-    const auto agent = direct::AgentClient::look(process->pid());
+    const auto agent = direct::AgentClient::probe(process->pid());
     if (!agent || !*agent || !direct::is_away((*agent)->state) || !process->alive()) continue;
     if ((*agent)->content_id == direct::ContentId{} || (*agent)->content_id == id) continue;
     return fail(ErrorCode::kImageCorrupt,
@@ -157,7 +157,7 @@ class RestoreRun {
     streams_ = content.streams();
     auto here = ImageContent::of(std::move(content), *manifest().content);
     content_id_ = here->id();
-    direct_.look_in(std::move(here));
+    direct_.add_image(std::move(here));
     return {};
   }
 

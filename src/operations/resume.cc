@@ -90,7 +90,7 @@ Result<Standing> probe(const Environment& env, Pid root) {
     if (member.initial == CudaState::kCheckpointed) ++out.suspended;
     if (member.initial == CudaState::kLocked) ++out.locked;
     if (member.initial != CudaState::kRunning) continue;
-    const auto agent = direct::AgentClient::look(member.process.pid());
+    const auto agent = direct::AgentClient::probe(member.process.pid());
     if (!agent || !*agent || (*agent)->held_before) out.held_before = true;
   }
   if (out.suspended > 0) out.fits = fits(env, group);
@@ -122,11 +122,11 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
   if (!pairs) return fail(roll_back(env, opened, std::move(pairs.error())));
   if (!known) return fail(roll_back(env, opened, std::move(known.error())));
   // Before what was written down, which may be damaged.
-  if (named) opened.direct.look_in(std::move(named));
+  if (named) opened.direct.add_image(std::move(named));
   for (const Process* process : cuda_processes(group)) {
     const auto memory = recall_suspended(*process);
     if (!memory || memory->image.empty()) continue;
-    const auto agent = direct::AgentClient::look(process->pid());
+    const auto agent = direct::AgentClient::probe(process->pid());
     if (!agent || !*agent || !(*agent)->of_our_version) {
       return fail(roll_back(
           env, opened,
@@ -137,7 +137,7 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
            "resume it with the stasis that has made the image"}));
     }
     for (auto& content : find_content(memory->image))
-      opened.direct.look_in(std::move(content));
+      opened.direct.add_image(std::move(content));
   }
   auto done = opened.direct.check_found(env, cuda_processes(group));
   if (!done) return fail(roll_back(env, opened, std::move(done.error())));
