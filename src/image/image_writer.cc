@@ -146,7 +146,7 @@ struct ImageWriter::State {
   std::string replaced;  // the name of what had the final name before, while it is kept aside
   std::string digits;
   bool overwrite = false;
-  bool held = false;
+  bool keep_partial = false;
   Before before = Before::kNothing;
   enum class Phase { kOpen, kSealed, kDone } phase = Phase::kOpen;
   UniqueFd dir;                                           // marked in use for as long as it is open
@@ -434,7 +434,7 @@ Result<void> ImageWriter::State::discard() {
     partial = std::move(new_name);
   }
   phase = Phase::kOpen;
-  if (held) return {};
+  if (keep_partial) return {};
   phase = Phase::kDone;
   auto removed = remove_tree(final.parent, partial, sibling(partial));
   if (!removed) return fail(std::move(removed).error().within("removing the unfinished image"));
@@ -552,6 +552,6 @@ bool ImageWriter::replaces() const { return state_->before == Before::kImage; }
 
 Result<void> ImageWriter::discard() { return state_->discard(); }
 
-void ImageWriter::hold(bool held) { state_->held = held; }
+void ImageWriter::keep_partial(bool keep) { state_->keep_partial = keep; }
 
 }  // namespace stasis

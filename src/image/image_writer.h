@@ -79,10 +79,10 @@ class ImageWriter {
   // left.
   Result<void> discard();
 
-  // While held, no file is removed, whatever fails, and not by the destructor either: the content
-  // of a running job's memory is in one of them and nowhere else. The old image still gets its name
-  // back.
-  void hold(bool held);
+  // While it is to be kept, no file is removed, whatever fails, and not by the destructor either:
+  // the content of a running job's memory is in one of them and nowhere else. The old image still
+  // gets its name back.
+  void keep_partial(bool keep);
 
  private:
   struct State;

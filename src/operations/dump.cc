@@ -168,7 +168,7 @@ class DumpRun {
   Error undone(Error why) {
     Error error = roll_back(env_, *opened_, std::move(why));
     // The half of an image, and all there is of a process's memory: for `stasis recover`.
-    if (writer_) hold_image();
+    if (writer_) keep_partial_image();
     return error;
   }
 
@@ -202,7 +202,7 @@ class DumpRun {
         IntoImage{writer_->dir(),
                   {options_.compression, past_the_cache(options_), sync_, kContentChunk, base_}});
     // Also should an exception end us.
-    writer_->hold(true);
+    writer_->keep_partial(true);
     STASIS_TRY(opened_->direct.come_back(env_));
     manifest_ = describe_dump(env_, group(), *criu_, criu_options_, gpus_);
     return {};
@@ -243,7 +243,7 @@ class DumpRun {
     answers_ = ask_processes(root_);
     if (!options_.ignore_undumpable) STASIS_TRY(refuse_domains(answers_));
     direct_bytes_ = opened_->direct.bytes();
-    hold_image();
+    keep_partial_image();
     STASIS_TRY(take_host_memory());
     phases_.begin("criu");
     if (const ContentRecord* content = opened_->direct.content())
@@ -254,7 +254,9 @@ class DumpRun {
     return {};
   }
 
-  void hold_image() { writer_->hold(opened_->direct.needs_image() || host_.is_away()); }
+  void keep_partial_image() {
+    writer_->keep_partial(opened_->direct.needs_image() || host_.is_away());
+  }
 
   // A job that goes on has to get it back, so only if that is asked for; one that stays suspended
   // would have to get it while it stands. Some of what --ignore-undumpable lets pass knows memory
@@ -283,7 +285,7 @@ class DumpRun {
       phases_.begin("host memory back");
       return host_.bring_back(env_, *opened_->journal);
     };
-    writer_->hold(true);
+    writer_->keep_partial(true);
     return host_.drop(*opened_->journal);
   }
 
@@ -350,7 +352,7 @@ class DumpRun {
       // The image is about to go, so nothing may say that it is all there is.
       if (!opened_->journal->record().ending.empty()) (void)opened_->journal->note_ending({});
       Error failed = rolled_back(env_, *opened_, std::move(why), std::move(back));
-      hold_image();
+      keep_partial_image();
       (void)writer_->discard();
       // Nothing went wrong in CRIU, so its log says nothing.
       if (first.code == ErrorCode::kInterrupted || asked_in_vain_)
@@ -400,7 +402,7 @@ class DumpRun {
     const Interrupt never;
     auto kept = is_deferred() ? seal(never) : Result<void>();
     if (kept && !host_.is_away()) commit();
-    hold_image();
+    keep_partial_image();
     // A job that has ended needs nothing.
     if (why.code == ErrorCode::kProcessGone && all_have_ended(group())) opened_->journal->finish();
     if (host_.is_away())
@@ -416,7 +418,7 @@ class DumpRun {
     const Interrupt never;
     const Interrupt& interrupt = options_.job ? never : env_.interrupt;
     phases_.end();
-    writer_->hold(false);
+    writer_->keep_partial(false);
     auto kept = seal(interrupt);
     // Nothing is left to be mended, and the next one need not wait for the disk.
     opened_->journal->finish();
