@@ -103,9 +103,9 @@ const ContentRecord* GpuMemory::content() const {
   return into ? &into->record() : nullptr;
 }
 
-std::uint64_t GpuMemory::taken_bytes() const {
+std::uint64_t GpuMemory::reused_bytes() const {
   const auto& into = state_->content.into();
-  return into ? into->taken_bytes() : 0;
+  return into ? into->reused_bytes() : 0;
 }
 
 bool GpuMemory::direct_io() const {

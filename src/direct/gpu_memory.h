@@ -132,7 +132,7 @@ class GpuMemory {
   // moved nothing there.
   const ContentRecord* content() const;
   // Bytes of it that an earlier image had already.
-  std::uint64_t taken_bytes() const;
+  std::uint64_t reused_bytes() const;
   // All of it went past the page cache.
   bool direct_io() const;
   // A process's memory is in that image and nowhere else.

@@ -117,7 +117,7 @@ Result<void> ImageContent::finish(Progress& progress, const Interrupt& interrupt
   STASIS_TRY_ASSIGN(auto summary, writer_->finish(progress, interrupt));
   writer_.reset();
   record_ = std::move(summary.record);
-  taken_bytes_ = summary.use.taken_bytes;
+  reused_bytes_ = summary.use.reused_bytes;
   direct_io_ = summary.direct_io && summary.written_bytes > 0;
   STASIS_TRY_ASSIGN(auto reader, ContentReader::open(image_dir_, record_));
   reader_.emplace(std::move(reader));

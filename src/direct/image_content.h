@@ -55,7 +55,7 @@ class ImageContent final : public direct::Content {
   // Why the base that was given is not used, if it cannot be.
   const std::optional<Error>& without_base() const { return writer_->without_base(); }
   // Of what finish() has completed: bytes that an earlier image had already.
-  std::uint64_t taken_bytes() const { return taken_bytes_; }
+  std::uint64_t reused_bytes() const { return reused_bytes_; }
   // All of it went past the page cache.
   bool direct_io() const { return direct_io_; }
 
@@ -65,7 +65,7 @@ class ImageContent final : public direct::Content {
   std::optional<ContentReader> reader_;
   ContentRecord record_;
   std::size_t streams_ = 0;
-  std::uint64_t taken_bytes_ = 0;
+  std::uint64_t reused_bytes_ = 0;
   bool direct_io_ = false;
 };
 

@@ -14,7 +14,7 @@ std::uint32_t ContentIndex::bytes_of(std::size_t stream, std::uint64_t chunk) co
   return static_cast<std::uint32_t>(std::min<std::uint64_t>(left, chunk_bytes));
 }
 
-std::vector<ContentUse> content_use(const ContentIndex& index, std::size_t taken_files) {
+std::vector<ContentUse> content_use(const ContentIndex& index, std::size_t reused_files) {
   using Place = std::tuple<std::uint8_t, std::uint64_t>;
   struct Use {
     Place place;
@@ -48,7 +48,7 @@ std::vector<ContentUse> content_use(const ContentIndex& index, std::size_t taken
       } else {
         use.stored_bytes += chunk.stored;
         use.room_bytes += content_format::page_aligned(chunk.stored);
-        if (chunk.file + taken_files >= index.file_sizes.size()) use.taken_bytes += chunk.stored;
+        if (chunk.file + reused_files >= index.file_sizes.size()) use.reused_bytes += chunk.stored;
       }
     }
   }
@@ -62,7 +62,7 @@ ContentUse sum(const std::vector<ContentUse>& uses) {
     all.zero_bytes += use.zero_bytes;
     all.duplicate_bytes += use.duplicate_bytes;
     all.stored_bytes += use.stored_bytes;
-    all.taken_bytes += use.taken_bytes;
+    all.reused_bytes += use.reused_bytes;
     all.room_bytes += use.room_bytes;
   }
   return all;

@@ -81,12 +81,12 @@ struct ContentUse {
   std::uint64_t zero_bytes = 0;       // of it in chunks of zeros, which take nothing
   std::uint64_t duplicate_bytes = 0;  // of it in chunks that are stored already
   std::uint64_t stored_bytes = 0;     // of the rest, in the data files; without padding
-  std::uint64_t taken_bytes = 0;      // of these, in data files of an earlier image
+  std::uint64_t reused_bytes = 0;     // of these, in data files of an earlier image
   std::uint64_t room_bytes = 0;       // of the data files, for stored_bytes with padding
   bool operator==(const ContentUse&) const = default;
 };
-// For each stream. `taken_files`: so many, the last ones, are those of an earlier image.
-std::vector<ContentUse> content_use(const ContentIndex& index, std::size_t taken_files = 0);
+// For each stream. `reused_files`: so many, the last ones, are those of an earlier image.
+std::vector<ContentUse> content_use(const ContentIndex& index, std::size_t reused_files = 0);
 ContentUse sum(const std::vector<ContentUse>& uses);
 
 // The bytes of gpu/index, with its closing checksum. Cannot fail.

@@ -20,7 +20,7 @@ namespace stasis {
 namespace {
 
 // A new image has room for so many data files besides those it writes itself.
-constexpr std::size_t kMostTaken =
+constexpr std::size_t kMostReused =
     content_format::kMaxFiles - content_format::kNewFiles - content_format::kMovedFiles;
 
 std::uint64_t first_word(const BlockDigest& digest) {
@@ -118,7 +118,7 @@ void ContentBase::choose_files() {
   gives_.assign(sizes.size(), false);
   const std::uint64_t all_used = std::accumulate(used_.begin(), used_.end(), std::uint64_t{0});
   std::uint64_t useless = 0;
-  for (std::size_t i = 0; i < files.size() && i < kMostTaken; ++i) {
+  for (std::size_t i = 0; i < files.size() && i < kMostReused; ++i) {
     const std::size_t file = files[i];
     useless += sizes[file] - std::min(used_[file], sizes[file]);
     if (used_[file] == 0 || useless > all_used) break;

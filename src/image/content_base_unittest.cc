@@ -103,7 +103,7 @@ class ContentBaseTest : public testing::Test {
   }
   ContentUse use_of(const std::string& name) {
     const auto image = ImageReader::open(dir_ / name).value();
-    return sum(content_use(image.open_content()->index(), image.manifest().content->taken_files));
+    return sum(content_use(image.open_content()->index(), image.manifest().content->reused_files));
   }
   std::set<std::string> names_in(const std::string& folder) {
     std::set<std::string> names;
@@ -145,11 +145,11 @@ TEST_F(ContentBaseTest, WritesOnlyWhatIsNotInTheBase) {
   EXPECT_FALSE(made.without_base);
   // Two chunks, and the last one, which is no whole one.
   EXPECT_EQ(made.summary.written_bytes, 2 * kChunk + 8192);
-  EXPECT_EQ(made.summary.taken_chunks, kChunks - 4);
+  EXPECT_EQ(made.summary.reused_chunks, kChunks - 4);
   EXPECT_EQ(made.summary.duplicate_chunks, 1U);
   EXPECT_EQ(made.summary.zero_chunks, 1U);
-  EXPECT_EQ(made.summary.use.taken_bytes, (kChunks - 4) * kChunk);
-  EXPECT_EQ(made.summary.record.taken_files, 1U);
+  EXPECT_EQ(made.summary.use.reused_bytes, (kChunks - 4) * kChunk);
+  EXPECT_EQ(made.summary.record.reused_files, 1U);
   EXPECT_EQ(use_of("two"), made.summary.use);
   EXPECT_EQ(names_in("two/gpu"), (std::set<std::string>{"data-00", "data-01", "index"}));
   EXPECT_EQ(inode("two/gpu/data-01"), inode("one/gpu/data-00"));
@@ -157,8 +157,8 @@ TEST_F(ContentBaseTest, WritesOnlyWhatIsNotInTheBase) {
   std::filesystem::remove_all(dir_ / "one");
   expect_holds("two", changed.bytes());
   const auto manifest = ImageReader::open(dir_ / "two")->manifest();
-  EXPECT_EQ(manifest.content->taken_files, 1U);
-  EXPECT_EQ(manifest.content->taken_bytes(), (kChunks - 2) * kChunk + 8192);
+  EXPECT_EQ(manifest.content->reused_files, 1U);
+  EXPECT_EQ(manifest.content->reused_bytes(), (kChunks - 2) * kChunk + 8192);
 }
 
 TEST_F(ContentBaseTest, WithNothingChangedNothingIsWritten) {
@@ -196,7 +196,7 @@ TEST_F(ContentBaseTest, WhatIsThereByItsDigestNeedNotBeWritten) {
     EXPECT_EQ(digests[i * kSize], i == 4 ? std::byte{0} : std::byte{1}) << i;
 }
 
-TEST_F(ContentBaseTest, WhatIsTakenByItsDigestIsInTheImage) {
+TEST_F(ContentBaseTest, WhatIsReusedByItsDigestIsInTheImage) {
   constexpr std::size_t kChunks = 6;
   Memory content(kChunks * kChunk);
   fill_random(content.bytes(), 1);
@@ -213,7 +213,7 @@ TEST_F(ContentBaseTest, WhatIsTakenByItsDigestIsInTheImage) {
     ASSERT_TRUE(writer.write(0, i * kChunk, content.chunk(i)));
   }
   const auto summary = writer.finish(progress_, interrupt_).value();
-  EXPECT_EQ(summary.taken_chunks, kChunks - 2);
+  EXPECT_EQ(summary.reused_chunks, kChunks - 2);
   EXPECT_EQ(summary.zero_chunks, 1U);
   EXPECT_EQ(summary.written_bytes, kChunk);
   Manifest manifest = sample_manifest();
@@ -224,14 +224,14 @@ TEST_F(ContentBaseTest, WhatIsTakenByItsDigestIsInTheImage) {
   expect_holds("two", content.bytes());
 }
 
-TEST_F(ContentBaseTest, WithAllChangedNothingIsTaken) {
+TEST_F(ContentBaseTest, WithAllChangedNothingIsReused) {
   Memory content(10 * kChunk);
   fill_random(content.bytes(), 1);
   make("one", content.bytes());
   const auto base = open("one").value();
   fill_random(content.bytes(), 2);
   const auto made = make("two", content.bytes(), base);
-  EXPECT_EQ(made.summary.record.taken_files, 0U);
+  EXPECT_EQ(made.summary.record.reused_files, 0U);
   EXPECT_EQ(names_in("two/gpu"), (std::set<std::string>{"data-00", "index"}));
   EXPECT_NE(inode("two/gpu/data-00"), inode("one/gpu/data-00"));
   expect_holds("two", content.bytes());
@@ -245,7 +245,7 @@ TEST_F(ContentBaseTest, TakesCompressedChunksAsTheyAre) {
   make("one", content.bytes(), nullptr, 1, ContentCompression::kZstd);
   fill_random(content.chunk(3), 1);
   const auto made = make("two", content.bytes(), open("one").value());
-  EXPECT_EQ(made.summary.taken_chunks, 7U);
+  EXPECT_EQ(made.summary.reused_chunks, 7U);
   EXPECT_EQ(made.summary.written_bytes, kChunk);
   expect_holds("two", content.bytes());
 }
@@ -300,8 +300,8 @@ TEST_F(ContentBaseTest, AFileIsNotKeptForAlmostNothing) {
   for (const std::size_t stays : {std::size_t{3}, std::size_t{90}})
     std::ranges::copy(content.chunk(stays), other.chunk(stays).begin());
   const auto made = make("two", other.bytes(), open("one").value());
-  EXPECT_EQ(made.summary.record.taken_files, 0U);
-  EXPECT_EQ(made.summary.taken_chunks, 2U);
+  EXPECT_EQ(made.summary.record.reused_files, 0U);
+  EXPECT_EQ(made.summary.reused_chunks, 2U);
   EXPECT_EQ(made.summary.written_bytes, kChunks * kChunk);
   // What has stood still lies apart from what is new.
   EXPECT_EQ(made.summary.record.data_sizes,
@@ -335,7 +335,7 @@ TEST_F(ContentBaseTest, TheEmptiestFilesGiveNothing) {
   const auto four = make("four", content.bytes(), base);
   EXPECT_EQ(four.summary.record.data_sizes,
             (Sizes{10 * kChunk, 15 * kChunk, 45 * kChunk, 100 * kChunk}));
-  EXPECT_EQ(four.summary.use.taken_bytes, (35 + 40) * kChunk);
+  EXPECT_EQ(four.summary.use.reused_bytes, (35 + 40) * kChunk);
   expect_holds("four", content.bytes());
 }
 
@@ -352,7 +352,7 @@ TEST_F(ContentBaseTest, DamageIsFoundBeforeItIsReliedOn) {
   EXPECT_THAT(base->damage()[0].message, HasSubstr("gpu/data-00: chunk"));
   EXPECT_FALSE(base->gives(0));
   const auto made = make("two", content.bytes(), base);
-  EXPECT_EQ(made.summary.record.taken_files, files - 1);
+  EXPECT_EQ(made.summary.record.reused_files, files - 1);
   EXPECT_GT(made.summary.written_bytes, 0U);
   expect_holds("two", content.bytes());
 }
@@ -407,7 +407,7 @@ TEST_F(ContentBaseTest, WhatOthersMayWriteToIsNotLinkedTo) {
   EXPECT_TRUE(make("two", content.bytes(), open("one").value()).without_base);
 }
 
-TEST_F(ContentBaseTest, WhatHasTakenTheNameOfADataFileIsNotTaken) {
+TEST_F(ContentBaseTest, WhatHasTakenTheNameOfADataFileIsNotReused) {
   Memory content(4 * kChunk);
   fill_random(content.bytes(), 1);
   make("one", content.bytes());

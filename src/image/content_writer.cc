@@ -21,8 +21,8 @@
 #include "base/units.h"
 #include "image/content_format.h"
 #include "image/content_lane.h"
-#include "image/content_taken.h"
 #include "image/parallel.h"
+#include "image/reused_chunks.h"
 
 namespace stasis {
 
@@ -37,13 +37,13 @@ namespace {
 
 using namespace content_format;  // NOLINT(google-build-using-namespace): constants only
 
-enum class SlotState : std::uint8_t { kEmpty, kZero, kStored, kDuplicate, kTaken, kTakenAgain };
+enum class SlotState : std::uint8_t { kEmpty, kZero, kStored, kDuplicate, kReused, kReusedAgain };
 
 // A chunk while its image is being written. Only the thread that writes it touches it, but for the
 // digest, which others compare once it is in the table.
 struct Slot {
   BlockDigest digest{};
-  // kDuplicate: the number of the slot that it equals; kTaken: of the base's chunk.
+  // kDuplicate: the number of the slot that it equals; kReused: of the base's chunk.
   std::uint64_t position = 0;
   std::uint32_t stored = 0;
   ContentEncoding encoding = ContentEncoding::kZero;
@@ -87,12 +87,12 @@ void count(const Slot& slot, std::uint32_t bytes, ContentSummary& summary) {
   if (slot.state == SlotState::kZero) {
     ++summary.zero_chunks;
     summary.use.zero_bytes += bytes;
-  } else if (slot.state == SlotState::kDuplicate || slot.state == SlotState::kTakenAgain) {
+  } else if (slot.state == SlotState::kDuplicate || slot.state == SlotState::kReusedAgain) {
     ++summary.duplicate_chunks;
     summary.use.duplicate_bytes += bytes;
-  } else if (slot.state == SlotState::kTaken) {
-    ++summary.taken_chunks;
-    summary.use.taken_bytes += slot.stored;
+  } else if (slot.state == SlotState::kReused) {
+    ++summary.reused_chunks;
+    summary.use.reused_bytes += slot.stored;
   }
 }
 
@@ -111,7 +111,7 @@ struct ContentWriter::State {
   bool finished = false;
 
   ContentLanes lanes;
-  std::unique_ptr<TakenContent> taken;  // nothing: no base
+  std::unique_ptr<ReusedChunks> reused;  // nothing: no base
   std::optional<Error> without_base;
   BlockDigest zeros{};  // of a chunk of zeros
 
@@ -138,7 +138,7 @@ struct ContentWriter::State {
   Result<void> write(std::size_t stream, std::uint64_t offset, std::span<const std::byte> bytes);
   Result<void> written_twice(std::size_t stream, std::uint32_t number) const;
   Result<void> take(std::size_t stream, std::uint64_t offset, std::span<std::byte> digests);
-  std::optional<bool> take_from_base(Slot& slot);
+  std::optional<bool> reuse_from_base(Slot& slot);
   Result<void> check_all_written() const;
   Result<void> end_files(Progress& progress, const Interrupt& interrupt);
   ContentIndex make_index() const;
@@ -150,13 +150,13 @@ Result<void> ContentWriter::State::take_base() {
   zeros = xxh3(std::vector<std::byte>(options.chunk_bytes));
   if (options.base == nullptr) return {};
   STASIS_TRY(fault(FaultPoint::kContentLink));
-  auto made = TakenContent::create(options.base, folder);
+  auto made = ReusedChunks::create(options.base, folder);
   if (!made && made.error().code == ErrorCode::kNoSpace) return fail(std::move(made.error()));
   if (!made) {
     without_base = std::move(made.error());
     return {};
   }
-  taken = std::move(*made);
+  reused = std::move(*made);
   return fault(FaultPoint::kContentLinked);
 }
 
@@ -266,26 +266,26 @@ Result<void> ContentWriter::State::take(std::size_t stream, std::uint64_t offset
     if (slot.digest == zeros)
       slot.state = SlotState::kZero;
     else
-      take_from_base(slot);
+      reuse_from_base(slot);
     digest[0] = slot.state == SlotState::kEmpty ? std::byte{0} : std::byte{1};
   }
   return {};
 }
 
-// What the base says of its digest, and whether it is taken herewith.
-std::optional<bool> ContentWriter::State::take_from_base(Slot& slot) {
-  const auto found = taken ? taken->find(slot.digest) : std::nullopt;
+// What the base says of its digest, and whether it is reused herewith.
+std::optional<bool> ContentWriter::State::reuse_from_base(Slot& slot) {
+  const auto found = reused ? reused->find(slot.digest) : std::nullopt;
   if (!found) return std::nullopt;
   if (!found->gives) return false;
   slot.position = found->number;
   slot.stored = found->first ? found->stored : 0;
-  slot.state = found->first ? SlotState::kTaken : SlotState::kTakenAgain;
+  slot.state = found->first ? SlotState::kReused : SlotState::kReusedAgain;
   return true;
 }
 
 // Whether it is in the base or in this image already. `kind`: where it belongs if not.
 bool ContentWriter::State::is_there(std::uint32_t number, Slot& slot, LaneKind& kind) {
-  if (const auto took = take_from_base(slot)) {
+  if (const auto took = reuse_from_base(slot)) {
     if (*took) return true;
     kind = LaneKind::kMoved;
   }
@@ -315,7 +315,7 @@ Result<void> ContentWriter::State::check_all_written() const {
 // Brings the data files to the disk and closes those that were written. Those of the base are on it
 // already, unless it was made without.
 Result<void> ContentWriter::State::end_files(Progress& progress, const Interrupt& interrupt) {
-  const auto others = taken ? taken->files() : std::vector<TakenContent::File>();
+  const auto others = reused ? reused->files() : std::vector<ReusedChunks::File>();
   std::uint64_t total = 0;
   for (std::size_t i = 0; i < lanes.count(); ++i)
     total += lanes[i].end;
@@ -327,7 +327,7 @@ Result<void> ContentWriter::State::end_files(Progress& progress, const Interrupt
   return run_parallel(lanes.count() + others.size(), total, "sync content", progress, interrupt,
                       [&](std::size_t i) -> Result<std::uint64_t> {
                         if (i >= lanes.count()) {
-                          const TakenContent::File& other = others[i - lanes.count()];
+                          const ReusedChunks::File& other = others[i - lanes.count()];
                           STASIS_TRY(sync(*other.file, other.path));
                           return 0;
                         }
@@ -345,16 +345,16 @@ ContentIndex ContentWriter::State::make_index() const {
   index.first_chunk.assign(first_slot.begin(), first_slot.end());
   for (std::size_t i = 0; i < lanes.count(); ++i)
     index.file_sizes.push_back(lanes[i].end);
-  if (taken) {
-    for (const TakenContent::File& file : taken->files())
+  if (reused) {
+    for (const ReusedChunks::File& file : reused->files())
       index.file_sizes.push_back(file.bytes);
   }
   index.chunks.reserve(slots.size());
   for (const Slot& slot : slots) {
     // What one of several equal chunks refers to has been stored: a duplicate is of no duplicate.
     const Slot& from = slot.state == SlotState::kDuplicate ? slots[slot.position] : slot;
-    if (slot.state == SlotState::kTaken || slot.state == SlotState::kTakenAgain) {
-      index.chunks.push_back(taken->place_of(static_cast<std::uint32_t>(slot.position)));
+    if (slot.state == SlotState::kReused || slot.state == SlotState::kReusedAgain) {
+      index.chunks.push_back(reused->place_of(static_cast<std::uint32_t>(slot.position)));
       continue;
     }
     index.chunks.push_back(
@@ -392,7 +392,7 @@ Result<ContentRecord> ContentWriter::State::write_index(const ContentIndex& inde
   std::memcpy(digest.data(), bytes.data() + bytes.size() - digest.size(), digest.size());
   record.index_checksum = to_hex(digest);
   record.data_sizes = index.file_sizes;
-  record.taken_files = index.file_sizes.size() - lanes.count();
+  record.reused_files = index.file_sizes.size() - lanes.count();
   return record;
 }
 
@@ -424,7 +424,7 @@ Result<ContentWriter> ContentWriter::create(const UniqueFd& image_dir,
                     open_file(image_dir.get(), name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
   state->folder = std::move(folder);
   STASIS_TRY(state->take_base());
-  state->lanes.open(state->folder, options.kind, options.direct_io, state->taken != nullptr);
+  state->lanes.open(state->folder, options.kind, options.direct_io, state->reused != nullptr);
   return ContentWriter(std::move(state));
 }
 
@@ -476,8 +476,8 @@ Result<ContentSummary> ContentWriter::finish(Progress& progress, const Interrupt
   ContentSummary summary;
   summary.direct_io = state.options.direct_io;
   STASIS_TRY(fault(FaultPoint::kContentWritten));
-  if (state.taken) {
-    STASIS_TRY(state.taken->settle(state.lanes, state.options.sync, progress, interrupt));
+  if (state.reused) {
+    STASIS_TRY(state.reused->settle(state.lanes, state.options.sync, progress, interrupt));
   }
   for (std::size_t i = 0; i < state.lanes.count(); ++i) {
     summary.direct_io = summary.direct_io && state.lanes[i].direct;

@@ -56,7 +56,7 @@ struct ContentSummary {
   std::uint64_t chunks = 0;
   std::uint64_t zero_chunks = 0;
   std::uint64_t duplicate_chunks = 0;
-  std::uint64_t taken_chunks = 0;   // that are the base's, each counted once, also if moved
+  std::uint64_t reused_chunks = 0;  // that are the base's, each counted once, also if moved
   std::uint64_t written_bytes = 0;  // of the data files that no other image has
   bool direct_io = false;           // all went past the page cache
   double seconds = 0;               // from create() to the end of finish()

@@ -119,11 +119,11 @@ struct ContentRecord {
   std::string index_checksum;             // that it closes with: 32 hexadecimal digits
   std::vector<std::uint64_t> data_sizes;  // bytes of data-00, data-01, ...
   // So many of the data files, the last ones, are those of an earlier image (hard links).
-  std::uint64_t taken_files = 0;
+  std::uint64_t reused_files = 0;
   bool operator==(const ContentRecord&) const = default;
 
   std::uint64_t total_bytes() const;
-  std::uint64_t taken_bytes() const;  // of the files that are those of an earlier image
+  std::uint64_t reused_bytes() const;  // of the files that are those of an earlier image
 };
 
 // The job that `stasis run --images-dir` looks after, of which the image is one of several.

@@ -307,7 +307,7 @@ ContentRecord read_content(const Json& json, const char* name, std::string& prob
     content.data_sizes.push_back(*size);
   }
   if (fields.has("taken_files"))
-    content.taken_files = fields.integer("taken_files", 0, content.data_sizes.size());
+    content.reused_files = fields.integer("taken_files", 0, content.data_sizes.size());
   return content;
 }
 

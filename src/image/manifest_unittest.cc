@@ -266,13 +266,13 @@ TEST(Manifest, KnowsTheStateOfSockets) {
 
 TEST(Manifest, KnowsWhichDataFilesAreOfAnEarlierImage) {
   Manifest manifest = sealed_manifest();
-  EXPECT_EQ(manifest.content->taken_bytes(), 0U);
-  manifest.content->taken_files = 1;
+  EXPECT_EQ(manifest.content->reused_bytes(), 0U);
+  manifest.content->reused_files = 1;
   const auto back = parse_manifest(serialize_manifest(manifest));
   ASSERT_TRUE(back) << back.error().to_string();
   EXPECT_EQ(*back, manifest);
-  EXPECT_EQ(back->content->taken_bytes(), 4096U);
-  manifest.content->taken_files = 3;
+  EXPECT_EQ(back->content->reused_bytes(), 4096U);
+  manifest.content->reused_files = 3;
   EXPECT_FALSE(parse_manifest(serialize_manifest(manifest)));
 }
 

@@ -181,7 +181,7 @@ Json to_json(const ContentRecord& content) {
   Json json = {{"index_size", content.index_size},
                {"index_xxh3", content.index_checksum},
                {"data_sizes", content.data_sizes}};
-  if (content.taken_files > 0) json["taken_files"] = content.taken_files;
+  if (content.reused_files > 0) json["taken_files"] = content.reused_files;
   return json;
 }
 
@@ -206,9 +206,9 @@ std::uint64_t ContentRecord::total_bytes() const {
   return sum;
 }
 
-std::uint64_t ContentRecord::taken_bytes() const {
+std::uint64_t ContentRecord::reused_bytes() const {
   std::uint64_t sum = 0;
-  for (std::size_t i = data_sizes.size() - taken_files; i < data_sizes.size(); ++i)
+  for (std::size_t i = data_sizes.size() - reused_files; i < data_sizes.size(); ++i)
     sum += data_sizes[i];
   return sum;
 }

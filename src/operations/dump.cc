@@ -455,8 +455,8 @@ class DumpRun {
     report_.image_bytes = manifest_.total_bytes;
     report_.written_bytes = manifest_.total_bytes;
     for (const auto& content : {manifest_.content, manifest_.host_content})
-      if (content) report_.written_bytes -= content->taken_bytes();
-    report_.taken_bytes = opened_->direct.taken_bytes() + host_.taken_bytes();
+      if (content) report_.written_bytes -= content->reused_bytes();
+    report_.reused_bytes = opened_->direct.reused_bytes() + host_.reused_bytes();
     report_.direct_io = opened_->direct.direct_io();
     return std::move(report_);
   }

@@ -230,7 +230,7 @@ Result<void> HostMemory::save(const Environment& env, const UniqueFd& image_dir,
   STASIS_TRY_ASSIGN(auto summary, writer.finish(env.progress, env.interrupt));
   span.end();
   record_ = std::move(summary.record);
-  taken_bytes_ = summary.use.taken_bytes;
+  reused_bytes_ = summary.use.reused_bytes;
   // Whatever becomes of the descriptors and the image meanwhile.
   STASIS_TRY_ASSIGN(auto content,
                     ContentReader::open(image_dir, *record_, {false, ContentKind::kHost}));

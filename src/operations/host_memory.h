@@ -31,7 +31,7 @@ class HostMemory {
   // For the manifest, if anything was saved.
   const std::optional<ContentRecord>& record() const { return record_; }
   // What the base had of it.
-  std::uint64_t taken_bytes() const { return taken_bytes_; }
+  std::uint64_t reused_bytes() const { return reused_bytes_; }
 
   // Has the processes give up what was saved. On an error some may have gone.
   Result<void> drop(Journal& journal);
@@ -49,7 +49,7 @@ class HostMemory {
   std::optional<ContentRecord> record_;
   std::optional<ContentReader> content_;
   std::uint64_t bytes_ = 0;
-  std::uint64_t taken_bytes_ = 0;
+  std::uint64_t reused_bytes_ = 0;
   bool is_away_ = false;
 };
 

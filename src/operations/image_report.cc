@@ -71,7 +71,7 @@ std::optional<ContentReport> report_content(const ImageReader& image, ContentKin
   out.kind = kind;
   const ContentRecord& record =
       kind == ContentKind::kGpu ? *image.manifest().content : *image.manifest().host_content;
-  const std::vector<ContentUse> uses = content_use(content->index(), record.taken_files);
+  const std::vector<ContentUse> uses = content_use(content->index(), record.reused_files);
   for (std::size_t i = 0; i < uses.size(); ++i)
     out.processes.push_back({content->streams()[i].pid, uses[i]});
   out.all = sum(uses);
@@ -92,8 +92,8 @@ std::string content_text(const ContentUse& use, ContentKind kind) {
   if (use.zero_bytes > 0) out += fmt::format(", {} are zeros", format_bytes(use.zero_bytes));
   if (use.duplicate_bytes > 0)
     out += fmt::format(", {} are there already", format_bytes(use.duplicate_bytes));
-  if (use.taken_bytes > 0)
-    out += fmt::format(", {} are taken over from an earlier image", format_bytes(use.taken_bytes));
+  if (use.reused_bytes > 0)
+    out += fmt::format(", {} are taken over from an earlier image", format_bytes(use.reused_bytes));
   return out;
 }
 

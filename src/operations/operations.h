@@ -142,7 +142,7 @@ struct DumpReport : Report {
   std::string images_dir;           // absolute
   std::uint64_t image_bytes = 0;    // of all its files
   std::uint64_t written_bytes = 0;  // of the files that are not an earlier image's too
-  std::uint64_t taken_bytes = 0;    // of an earlier image's files, what is in use in this one
+  std::uint64_t reused_bytes = 0;   // of an earlier image's files, what is in use in this one
   bool direct_io = false;           // GPU memory went past the page cache, all of it
   // Pages of zeros that the driver had saved, and that the image does not need.
   std::uint64_t dropped_zero_bytes = 0;

@@ -20,7 +20,7 @@ json to_json(const ProcessReport& process) {
 }
 
 std::string size_text(const DumpReport& report) {
-  if (report.taken_bytes == 0) return format_bytes(report.image_bytes);
+  if (report.reused_bytes == 0) return format_bytes(report.image_bytes);
   return fmt::format("{}, {} of it written", format_bytes(report.image_bytes),
                      format_bytes(report.written_bytes));
 }
@@ -64,7 +64,7 @@ json to_json(const DumpReport& report) {
   out["images_dir"] = report.images_dir;
   out["image_bytes"] = report.image_bytes;
   out["written_bytes"] = report.written_bytes;
-  out["taken_bytes"] = report.taken_bytes;
+  out["taken_bytes"] = report.reused_bytes;
   out["direct_io"] = report.direct_io;
   out["dropped_zero_bytes"] = report.dropped_zero_bytes;
   return out;
@@ -144,7 +144,7 @@ json to_json(const ContentReport& content) {
             {"stored_bytes", use.stored_bytes},
             {"zero_bytes", use.zero_bytes},
             {"duplicate_bytes", use.duplicate_bytes},
-            {"taken_bytes", use.taken_bytes}};
+            {"taken_bytes", use.reused_bytes}};
   };
   json out = amounts(content.all);
   out["chunk_bytes"] = content.chunk_bytes;

@@ -1,4 +1,4 @@
-#include "image/content_taken.h"
+#include "image/reused_chunks.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -17,7 +17,7 @@
 namespace stasis {
 namespace {
 
-// A file of which less than this part is taken is not kept for it: copying that takes less time
+// A file of which less than this part is reused is not kept for it: copying that takes less time
 // than was saved. What changes in each image but for a little would otherwise keep twice its size.
 constexpr std::uint64_t kWorthKeeping = 32;
 
@@ -41,32 +41,32 @@ Result<void> read_at(const UniqueFd& file, const std::string& path, std::uint64_
 
 }  // namespace
 
-Result<std::unique_ptr<TakenContent>> TakenContent::create(std::shared_ptr<const ContentBase> base,
+Result<std::unique_ptr<ReusedChunks>> ReusedChunks::create(std::shared_ptr<const ContentBase> base,
                                                            const UniqueFd& folder) {
-  std::unique_ptr<TakenContent> taken(new TakenContent(std::move(base), folder));
-  for (std::size_t i = 0; i < taken->links_.size(); ++i) {
-    if (!taken->base_->gives(i)) continue;
-    Link& link = taken->links_[i];
+  std::unique_ptr<ReusedChunks> reused(new ReusedChunks(std::move(base), folder));
+  for (std::size_t i = 0; i < reused->links_.size(); ++i) {
+    if (!reused->base_->gives(i)) continue;
+    Link& link = reused->links_[i];
     link.name = name_of_the_time(i);
-    auto file = taken->base_->link(i, folder, link.name);
+    auto file = reused->base_->link(i, folder, link.name);
     if (!file) {
       for (std::size_t made = 0; made <= i; ++made)
-        taken->unlink(made);
+        reused->unlink(made);
       return fail(std::move(file.error()));
     }
     link.file = std::move(*file);
   }
-  return taken;
+  return reused;
 }
 
-void TakenContent::unlink(std::size_t file) {
+void ReusedChunks::unlink(std::size_t file) {
   Link& link = links_[file];
   if (!link.name.empty()) ::unlinkat(folder_->get(), link.name.c_str(), 0);
   link.name.clear();
   link.file.reset();
 }
 
-std::optional<TakenContent::Found> TakenContent::find(const BlockDigest& digest) {
+std::optional<ReusedChunks::Found> ReusedChunks::find(const BlockDigest& digest) {
   const auto number = base_->find(digest);
   if (!number) return std::nullopt;
   const ContentChunk& chunk = base_->index().chunks[*number];
@@ -75,7 +75,7 @@ std::optional<TakenContent::Found> TakenContent::find(const BlockDigest& digest)
                chunk.stored};
 }
 
-Result<void> TakenContent::move_chunks(std::size_t file, const std::vector<std::uint32_t>& chunks,
+Result<void> ReusedChunks::move_chunks(std::size_t file, const std::vector<std::uint32_t>& chunks,
                                        ContentLanes& lanes, SyncPolicy sync) {
   STASIS_TRY_ASSIGN(auto lane, lanes.take(LaneKind::kMoved));
   const auto copy = [&]() -> Result<void> {
@@ -104,7 +104,7 @@ Result<void> TakenContent::move_chunks(std::size_t file, const std::vector<std::
   return done;
 }
 
-Result<void> TakenContent::settle(ContentLanes& lanes, SyncPolicy sync, Progress& progress,
+Result<void> ReusedChunks::settle(ContentLanes& lanes, SyncPolicy sync, Progress& progress,
                                   const Interrupt& interrupt) {
   const ContentIndex& index = base_->index();
   std::vector<std::vector<std::uint32_t>> chunks(links_.size());
@@ -145,14 +145,14 @@ Result<void> TakenContent::settle(ContentLanes& lanes, SyncPolicy sync, Progress
   return fault(FaultPoint::kContentNamed);
 }
 
-ContentChunk TakenContent::place_of(std::uint32_t number) const {
+ContentChunk ReusedChunks::place_of(std::uint32_t number) const {
   if (const auto moved = moved_.find(number); moved != moved_.end()) return moved->second;
   ContentChunk chunk = base_->index().chunks[number];
   chunk.file = links_[chunk.file].number;
   return chunk;
 }
 
-std::vector<TakenContent::File> TakenContent::files() const {
+std::vector<ReusedChunks::File> ReusedChunks::files() const {
   std::vector<File> files;
   for (std::size_t i = 0; i < links_.size(); ++i) {
     const Link& link = links_[i];

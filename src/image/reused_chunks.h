@@ -25,28 +25,28 @@
 
 namespace stasis {
 
-class TakenContent {
+class ReusedChunks {
  public:
   // Makes a hard link in `folder`, which outlives this, to each data file of the base that gives,
   // under a name of the time. On an error none is left.
-  static Result<std::unique_ptr<TakenContent>> create(std::shared_ptr<const ContentBase> base,
+  static Result<std::unique_ptr<ReusedChunks>> create(std::shared_ptr<const ContentBase> base,
                                                       const UniqueFd& folder);
 
   struct Found {
     std::uint32_t number = 0;  // of the base's chunk
-    bool gives = false;        // it may be taken, and is herewith
+    bool gives = false;        // it may be reused, and is herewith
     bool first = false;        // for the first time
     std::uint32_t stored = 0;  // bytes
   };
   std::optional<Found> find(const BlockDigest& digest);
 
-  // Files of which nothing is taken go away; what is taken of those that would be kept for almost
+  // Files of which nothing is reused go away; what is reused of those that would be kept for almost
   // nothing is copied. The others get the names of data files, from number `lanes.count()` on.
   // kIo, kImageCorrupt, kNoSpace, kInterrupted.
   Result<void> settle(ContentLanes& lanes, SyncPolicy sync, Progress& progress,
                       const Interrupt& interrupt);
 
-  // After settle(): where a chunk that was taken lies now.
+  // After settle(): where a chunk that was reused lies now.
   ContentChunk place_of(std::uint32_t number) const;
   // The files that stay, in the order of their numbers.
   struct File {
@@ -58,7 +58,7 @@ class TakenContent {
   const ContentBase& base() const { return *base_; }
 
  private:
-  TakenContent(std::shared_ptr<const ContentBase> base, const UniqueFd& folder)
+  ReusedChunks(std::shared_ptr<const ContentBase> base, const UniqueFd& folder)
       : base_(std::move(base)),
         folder_(&folder),
         used_(base_->index().chunks.size()),
