@@ -48,7 +48,7 @@ class Phases {
   }
   bool standing() const { return still_since_.has_value(); }
   // All of it together. Nothing if they run and always did.
-  std::optional<Seconds> standstill() const {
+  std::optional<Seconds> downtime() const {
     if (!still_since_ && stood_.count() == 0) return std::nullopt;
     return still_since_ ? stood_ + since(*still_since_) : stood_;
   }

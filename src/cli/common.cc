@@ -190,10 +190,9 @@ std::string phases_text(const Report& report) {
   return out;
 }
 
-std::string standstill_text(const Report& report) {
-  return report.standstill
-             ? fmt::format(", standing still for {}", format_seconds(*report.standstill))
-             : std::string();
+std::string downtime_text(const Report& report) {
+  return report.downtime ? fmt::format(", standing still for {}", format_seconds(*report.downtime))
+                         : std::string();
 }
 
 std::string state_text(const Report& report) {

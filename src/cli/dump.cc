@@ -117,7 +117,7 @@ Result<int> run_dump(Context& context, DumpArguments& options) {
   }
   context.terminal.out(fmt::format("dumped {} to {} ({}) in {}{}", subject_text(report),
                                    report.images_dir, size_text(report),
-                                   format_seconds(report.total), standstill_text(report)));
+                                   format_seconds(report.total), downtime_text(report)));
   context.terminal.out(options.dump.after == AfterDump::kKill
                            ? "it has ended, and its GPU memory is free"
                            : state_text(report));

@@ -151,7 +151,7 @@ std::string memory_text(const Row& row) {
 }
 
 // Why a process does not answer, in a word: "stopped", "frozen", "traced" or "?".
-std::string standstill(const proc::ProcFs& procfs, Pid pid) {
+std::string why_silent(const proc::ProcFs& procfs, Pid pid) {
   auto info = procfs.process(pid);
   auto details = procfs.details(pid);
   if ((info && info->state == 't') || (details && details->tracer != 0)) return "traced";
@@ -270,7 +270,7 @@ Result<Collected> collect(Driver& driver, std::chrono::milliseconds timeout, Pen
       row.reason = fmt::format("no answer within {} ms", timeout.count());
     } else if (!*answer) {
       if (!question->process.alive()) continue;
-      row.state = standstill(procfs, question->process.pid());
+      row.state = why_silent(procfs, question->process.pid());
       row.reason = answer->error().to_string();
     } else {
       row.state = cuda_state_name(***answer);

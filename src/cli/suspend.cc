@@ -34,7 +34,7 @@ Verb add_suspend(CLI::App& app) {
               bytes += process.gpu_bytes;
             context.terminal.out(fmt::format(
                 "suspended {} in {}{}{}", subject_text(report), format_seconds(report.total),
-                standstill_text(report),
+                downtime_text(report),
                 bytes > 0 ? fmt::format("; {} of GPU memory are free again", format_bytes(bytes))
                           : ""));
             context.terminal.debug(phases_text(report));

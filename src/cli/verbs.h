@@ -131,7 +131,7 @@ std::string state_text(const Report& report);
 // "direct path: move out 12 ms, lock 3 ms"
 std::string phases_text(const Report& report);
 // ", standing still for 0.52 s", or nothing.
-std::string standstill_text(const Report& report);
+std::string downtime_text(const Report& report);
 
 // For an operation: SIGINT, SIGTERM, SIGHUP and SIGQUIT ask `interrupt` to stop; what else would
 // end or stop this process in the middle is ignored, Ctrl-Z with a note.

@@ -64,7 +64,7 @@ class MoveOut {
   Result<void> run() {
     for (const GroupMember& member : group_.members())
       if (member.initial) state_.known.insert(member.process.pid());
-    if (plan_.mover_at_standstill) state_.mover.wait_for_standstill();
+    if (plan_.mover_when_quiesced) state_.mover.wait_until_quiesced();
     STASIS_TRY(refuse_half_way(state_, group_));
     if (plan_.way == MoveOutPlan::Way::kDriver) {
       if (!options_.reason_is_told) tell_why_driver();
@@ -175,7 +175,7 @@ class MoveOut {
     if (done && plan_.only_agents()) done = require_all();
     if (done) tell_of_those_without_memory();
     if (done && agents_.empty()) return {};
-    if (plan_.mover_at_standstill) {
+    if (plan_.mover_when_quiesced) {
       auto begun = state_.mover.join();
       if (done) done = std::move(begun);
     } else if (done) {
@@ -331,7 +331,7 @@ class MoveOut {
     // stand still: one without a gate runs as soon as the driver's lock fails.
     const bool while_copying = plan_.order == CopyOrder::kBeside && all_behind_gates();
     Result<void> done;
-    if (plan_.mover_at_standstill && !while_copying && !state_.mover) done = make_mover();
+    if (plan_.mover_when_quiesced && !while_copying && !state_.mover) done = make_mover();
     if (done && options_.on_quiesced) options_.on_quiesced();
     if (done && options_.image == nullptr) done = check_growth();
     if (done && plan_.only_agents()) done = require_nothing_stays();
@@ -350,7 +350,7 @@ class MoveOut {
       done = copy_beside();
       return done ? done : give_up(std::move(done.error()));
     }
-    if (done && plan_.mover_at_standstill && while_copying && !state_.mover) done = make_mover();
+    if (done && plan_.mover_when_quiesced && while_copying && !state_.mover) done = make_mover();
     if (done) done = copy_out();
     if (done) done = env_.interrupt.check();
     if (done) {
@@ -507,7 +507,7 @@ MoveOutPlan MoveOutPlan::make(const Environment& env, const Group& group,
   }
   for (const Process* process : plan.running) {
     const auto seen = AgentClient::probe(process->pid());
-    if (seen && *seen && (*seen)->held_before) plan.mover_at_standstill = true;
+    if (seen && *seen && (*seen)->held_before) plan.mover_when_quiesced = true;
   }
   if (options.path == MemoryPath::kDirect)
     plan.way = Way::kNothingElse;

@@ -47,7 +47,7 @@ struct MoveOutPlan {
   std::vector<const Process*> locked;  // by another tool
   CopyOrder order = CopyOrder::kBeside;
   // The driver has restored one of them before: a mover's contexts are made when they stand still.
-  bool mover_at_standstill = false;
+  bool mover_when_quiesced = false;
 };
 
 // GpuMemory::move_out().

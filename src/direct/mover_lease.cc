@@ -84,7 +84,7 @@ void MoverLease::add_gpu(const GpuUuid& gpu) {
 
 void MoverLease::begin(const Environment& env) {
   MoverRequest request{gpus_};
-  request.contexts = !contexts_at_standstill_;
+  request.contexts = !contexts_when_quiesced_;
   begin([make = env.mover, request] { return make(request); }, nullptr);
 }
 
@@ -154,7 +154,7 @@ Result<void> MoverLease::prepare_digests(const Environment& env) {
   if (code == ErrorCode::kNotSupported || code == ErrorCode::kOutOfGpuMemory) return {};
   // The mover may be gone, or its context good for nothing.
   MoverRequest request{gpus_};
-  if (contexts_at_standstill_) request.timeout = kBesideHeld;
+  if (contexts_when_quiesced_) request.timeout = kBesideHeld;
   auto another = env.mover(request);
   if (!another) return fail(of_mover(std::move(another.error())));
   mover_ = std::move(*another);

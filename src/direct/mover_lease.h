@@ -50,8 +50,8 @@ class MoverLease {
 
   // The driver has restored one of the processes before: no context may be made while they run
   // (direct/mover_server.h).
-  void wait_for_standstill() { contexts_at_standstill_ = true; }
-  bool waits_for_standstill() const { return contexts_at_standstill_; }
+  void wait_until_quiesced() { contexts_when_quiesced_ = true; }
+  bool waits_until_quiesced() const { return contexts_when_quiesced_; }
 
   // Makes, in a thread of its own, as much of a mover as may be made while the programs run.
   void begin(const Environment& env);
@@ -98,7 +98,7 @@ class MoverLease {
   Made take_begun(const Environment& env, const MoverRequest& request);
 
   std::vector<GpuUuid> gpus_;
-  bool contexts_at_standstill_ = false;
+  bool contexts_when_quiesced_ = false;
   std::future<Made> coming_;
   std::shared_ptr<Interrupt> stop_;  // of what was begun
   std::shared_ptr<direct::MemoryMover> mover_;

@@ -14,7 +14,7 @@ namespace stasis {
 // From so much memory on it is worth it to have the GPU compute digests: below, the copy takes
 // hardly longer than they do. STASIS_ZEROS_FROM, in bytes, is for tests.
 std::uint64_t digests_from();
-// From so much on it is worth it to look before host memory is made ready, at a standstill of its
+// From so much on it is worth it to look before host memory is made ready, in a downtime of its
 // own of some 30 ms: the kernel gives 16 processors some 12 GiB in a second.
 std::uint64_t survey_from();
 

@@ -54,7 +54,7 @@ json to_json(const WorkResult& result) {
                               },
                               [](const Saved& saved) {
                                 json done = {{"size", saved.size}, {"seconds", saved.seconds}};
-                                if (saved.standstill) done["standstill"] = *saved.standstill;
+                                if (saved.downtime) done["standstill"] = *saved.downtime;
                                 return done;
                               },
                               [](const WasSuspended&) {
@@ -85,7 +85,7 @@ WorkResult work_result_of(const json& object) {
                            object.value("terminal", 0U)};
   } else if (object.contains("size")) {
     Saved saved{object["size"].get<std::string>(), object.value("seconds", 0.0), {}};
-    if (object.contains("standstill")) saved.standstill = object["standstill"].get<double>();
+    if (object.contains("standstill")) saved.downtime = object["standstill"].get<double>();
     result.what = std::move(saved);
   }
   return result;

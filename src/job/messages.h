@@ -53,7 +53,7 @@ struct Restored {
 struct Saved {
   std::string size;  // for people
   double seconds = 0;
-  std::optional<double> standstill;
+  std::optional<double> downtime;
 };
 // Not saved: the job was to go on, and the user has suspended it.
 struct WasSuspended {};

@@ -97,8 +97,8 @@ TEST_F(JobMessages, ResultsArriveAsTheWorkerGaveThem) {
   EXPECT_EQ(restored.terminal, 3U);
   const auto saved = result_after(Saved{"3 MiB", 2.5, 0.5});
   EXPECT_EQ(saved.size, "3 MiB");
-  EXPECT_EQ(saved.standstill, 0.5);
-  EXPECT_FALSE(result_after(Saved{"3 MiB", 2.5, {}}).standstill);
+  EXPECT_EQ(saved.downtime, 0.5);
+  EXPECT_FALSE(result_after(Saved{"3 MiB", 2.5, {}}).downtime);
   EXPECT_EQ(result_after(Error{ErrorCode::kBusy, "in use", {}}).code, ErrorCode::kBusy);
 }
 

@@ -28,8 +28,8 @@ std::string saved_text(const std::string& path, const Saved& saved, const std::v
                        bool to_its_end) {
   std::string text = fmt::format("saved to {} ({}) in {}", path, saved.size,
                                  format_seconds(Seconds(saved.seconds)));
-  if (saved.standstill)
-    text += fmt::format(", standing still for {}", format_seconds(Seconds(*saved.standstill)));
+  if (saved.downtime)
+    text += fmt::format(", standing still for {}", format_seconds(Seconds(*saved.downtime)));
   if (!removed.empty()) text += "; removed";
   for (const int number : removed)
     text += fmt::format(" {:06}", number);

@@ -106,7 +106,7 @@ WorkResult save(Worker& worker, Driver& driver, Pid root, const SaveOrder& order
   auto report = dump(worker.session.environment(driver), root, options);
   if (!report) return worker.result(report.error());
   Saved saved{size_text(*report), report->total.count(), {}};
-  if (report->standstill) saved.standstill = report->standstill->count();
+  if (report->downtime) saved.downtime = report->downtime->count();
   return worker.result(std::move(saved));
 }
 

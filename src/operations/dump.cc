@@ -116,7 +116,7 @@ class DumpRun {
     if (ends()) forget_links_.dismiss();
     // The image that this one replaces is kept until the job has its memory back.
     if (!is_deferred() && (ends() || !host_.is_away())) commit();
-    report_.standstill = phases_.standstill();
+    report_.downtime = phases_.downtime();
     if (ends())
       STASIS_TRY(end_job());
     else if (goes_on())
@@ -393,7 +393,7 @@ class DumpRun {
     else
       opened_->direct.dismiss();
     if (!back) return keep_image_of_lost(std::move(back.error()));
-    report_.standstill = phases_.standstill();
+    report_.downtime = phases_.downtime();
     return is_deferred() ? complete_later() : Result<void>();
   }
 

@@ -50,7 +50,7 @@ struct Report {
   Seconds total{0};
   // The downtime: from when the gate or the driver's lock closed to the end of the checkpoint, or
   // until the processes ran again, or were ended. None: they stood still already.
-  std::optional<Seconds> standstill;
+  std::optional<Seconds> downtime;
   int lock_tries = 0;  // how often the processes were asked until all were locked; 0: no lock
   // Bytes of GPU memory that the mover has copied; the driver has copied the rest.
   std::uint64_t direct_bytes = 0;

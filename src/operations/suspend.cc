@@ -49,7 +49,7 @@ Tried suspend_once(const Environment& env, Pid root, const SuspendOptions& optio
   }
   auto done = quiesce(env, *opened, how, phases);
   phases.end();
-  const auto standstill = phases.standstill();
+  const auto downtime = phases.downtime();
   if (done) done = verify_states(group, CudaState::kCheckpointed);
   if (done) done = fault(FaultPoint::kSuspendVerified);
   if (!done) {
@@ -68,12 +68,12 @@ Tried suspend_once(const Environment& env, Pid root, const SuspendOptions& optio
   remember_suspended(group);
   opened->journal->finish();
   // Of what was suspended already nothing is decided.
-  if (standstill) decide_swaps(group);
+  if (downtime) decide_swaps(group);
   Report report;
   report.root = root;
   report.processes = report_processes(group);
   report.total = phases.total();
-  report.standstill = standstill;
+  report.downtime = downtime;
   report.lock_tries = group.lock_tries();
   report.direct_bytes = direct_bytes;
   report.phases = phases.take();

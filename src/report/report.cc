@@ -53,7 +53,7 @@ json to_json(const Report& report) {
               {"phases", phases},
               {"lost", report.lost},
               {"seconds", report.total.count()}};
-  if (report.standstill) out["standstill_seconds"] = report.standstill->count();
+  if (report.downtime) out["standstill_seconds"] = report.downtime->count();
   if (report.lock_tries > 0) out["lock_tries"] = report.lock_tries;
   if (report.direct_bytes > 0) out["direct_bytes"] = report.direct_bytes;
   return out;

@@ -318,7 +318,7 @@ untouched() {
   nothing_left
 }
 
-@test "the job runs on until CRIU has started, and that is no part of its standstill" {
+@test "the job runs on until CRIU has started, and that is no part of its downtime" {
   need_root "CRIU"
   LD_PRELOAD=$STASIS_BUILD/lib/stasis/libstasis-preload.so start_target memory --size 16M
   STASIS_CRIU=$(criu_that "touch '$BATS_TEST_TMPDIR/criu-starts'" \
