@@ -18,7 +18,7 @@ class Timeout {
   Clock::time_point deadline() const { return deadline_; }
   bool over() const { return Clock::now() >= deadline_ || given_up(); }
   // The poll interval: how long to sleep, if nothing comes before, until the next check.
-  std::chrono::nanoseconds nap() const {
+  std::chrono::nanoseconds poll_interval() const {
     constexpr std::chrono::nanoseconds kLongest = std::chrono::milliseconds(20);
     return std::clamp<std::chrono::nanoseconds>(deadline_ - Clock::now(),
                                                 std::chrono::nanoseconds(0), kLongest);

@@ -60,7 +60,7 @@ Waited wait_for_devices(const Timeout& timeout, Outcome& outcome) {
   }
   while (!wait->done.load(std::memory_order_acquire)) {
     if (timeout.over()) break;
-    futex::wait(wait->done, 0, false, timeout.nap());
+    futex::wait(wait->done, 0, false, timeout.poll_interval());
   }
   auto waited = Waited::kTimeout;
   if (wait->done.load(std::memory_order_acquire)) {

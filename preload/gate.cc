@@ -117,7 +117,7 @@ bool Gate::close(const Timeout& timeout) {
       open();
       return false;
     }
-    futex::wait(left_, seen, false, timeout.nap());
+    futex::wait(left_, seen, false, timeout.poll_interval());
   }
 }
 

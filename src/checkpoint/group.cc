@@ -66,8 +66,8 @@ bool is_its_parents_copy(const Process& process, const proc::ProcFs& procfs) {
 
 // What the process is in. One that is just being forked, or is about to end, may leave the driver
 // without an answer, or with a wrong one: a little later it is either gone or gives the right one.
-Result<std::optional<CudaState>> ask_patiently(const Process& process, bool forked_from_cuda,
-                                               const proc::ProcFs& procfs) {
+Result<std::optional<CudaState>> ask_with_deadline(const Process& process, bool forked_from_cuda,
+                                                   const proc::ProcFs& procfs) {
   constexpr milliseconds kTimeout{500};
   constexpr milliseconds kPause{10};
   const auto start = Clock::now();
@@ -178,7 +178,7 @@ Result<bool> Group::refresh(Pid root) {
     });
     if (known != members_.end()) {
       if (known->initial) continue;
-      auto state = ask_patiently(known->process, false, procfs_);
+      auto state = ask_with_deadline(known->process, false, procfs_);
       if (!state && has_gone(known->process, state.error())) continue;
       if (!state) return fail(std::move(state.error()));
       if (*state) {
@@ -202,7 +202,7 @@ Result<bool> Group::refresh(Pid root) {
       return m.process.pid() == info.parent;
     });
     const bool forked_from_cuda = parent != members_.end() && parent->initial;
-    auto state = ask_patiently(*process, forked_from_cuda, procfs_);
+    auto state = ask_with_deadline(*process, forked_from_cuda, procfs_);
     if (!state) {
       if (info.pid != root && has_gone(*process, state.error())) continue;
       return fail(std::move(state.error()));
