@@ -98,7 +98,7 @@ Error refused(Pid pid, std::string_view what, std::int64_t result) {
 }
 
 Result<void> replace(const proc::AddressSpace& space, const InheritedFiles& files,
-                     const StoppedThreads& stopped, const StepPlaces& places) {
+                     const StoppedThreads& stopped, const RemoteCallRoom& places) {
   const Pid pid = files.process.pid;
   return make_system_calls(space, stopped, places, [&](const SystemCall& call) -> Result<void> {
     const auto make = [&](std::string_view what, std::uint64_t number,
@@ -149,7 +149,7 @@ Result<void> replace_now(const proc::AddressSpace& space, const InheritedFiles& 
   if (stopped.threads().empty()) return {};
   if (!mappings) return fail(std::move(mappings.error()));
   if (!open) return fail(std::move(open.error()));
-  StepPlaces places;
+  RemoteCallRoom places;
   InheritedFiles now{found.process, {}, {}, found.simulated};
   for (const proc::Mapping& mapping : *mappings) {
     places.probe(space, mapping);
@@ -166,7 +166,7 @@ Result<void> replace_now(const proc::AddressSpace& space, const InheritedFiles& 
       now.descriptors.push_back(file.descriptor);
   }
   if (places.begun) {
-    STASIS_TRY(finish_step(space, stopped, *places.begun));
+    STASIS_TRY(finish_remote_call(space, stopped, *places.begun));
     places.room = places.begun->address;
   }
   if (now.descriptors.empty() && now.mappings.empty()) return {};
@@ -188,7 +188,7 @@ Result<void> replace_in(const InheritedFiles& files) {
   if (done) return done;
   const ErrorCode code = done.error().code;
   if (code == ErrorCode::kProcessGone || code == ErrorCode::kNoSuchProcess) return {};
-  if (finish_step(pid)) return done;
+  if (finish_remote_call(pid)) return done;
   Error error = std::move(done.error());
   error.remedy +=
       fmt::format("; one of its threads is still held: run `stasis recover {}`", pid.value);
@@ -262,7 +262,7 @@ Result<void> replace_inherited_files(std::span<const InheritedFiles> found, Jour
     std::vector<ProcessId> processes;
     for (const InheritedFiles& files : found)
       processes.push_back(files.process.id());
-    if (auto noted = journal->note_stepped(std::move(processes)); !noted) return noted;
+    if (auto noted = journal->note_remote_calls(std::move(processes)); !noted) return noted;
   }
   Result<void> first;
   for (const InheritedFiles& files : found) {

@@ -41,8 +41,8 @@ Result<std::vector<InheritedFiles>> find_inherited_files(const proc::ProcFs& pro
 
 // Replaces them, all threads of each process being stopped meanwhile; which processes they are is
 // in the journal before, if there is one. Survives our death as park_threads() does, with
-// finish_step(). All are tried; the first error. None for a process that has gone, or has let go of
-// them. kBusy (another tracer), kNotPermitted, kNotSupported.
+// finish_remote_call(). All are tried; the first error. None for a process that has gone, or has
+// let go of them. kBusy (another tracer), kNotPermitted, kNotSupported.
 Result<void> replace_inherited_files(std::span<const InheritedFiles> found, Journal* journal);
 
 }  // namespace stasis

@@ -67,7 +67,7 @@ std::string to_text(const JournalRecord& record) {
   if (record.criu) out["criu"] = to_json(*record.criu);
   for (const ProcessId& process : record.ending)
     out["ending"].push_back(to_json(process));
-  for (const ProcessId& process : record.stepped)
+  for (const ProcessId& process : record.remote_calls)
     out["stepped"].push_back(to_json(process));
   return out.dump(-1, ' ', false, json::error_handler_t::replace);
 }
@@ -98,7 +98,7 @@ std::optional<JournalRecord> from_text(const std::string& text) {
     }
     if (object.contains("stepped")) {
       for (const json& item : object.at("stepped"))
-        record.stepped.push_back(process_from(item));
+        record.remote_calls.push_back(process_from(item));
     }
     return record;
   } catch (const json::exception&) {
@@ -347,8 +347,8 @@ Result<void> Journal::note_ending(std::vector<ProcessId> tree) {
   return write(record_.targets);
 }
 
-Result<void> Journal::note_stepped(std::vector<ProcessId> processes) {
-  record_.stepped = std::move(processes);
+Result<void> Journal::note_remote_calls(std::vector<ProcessId> processes) {
+  record_.remote_calls = std::move(processes);
   return write(record_.targets);
 }
 

@@ -41,7 +41,7 @@ struct JournalRecord {
   // the processes has ended there is no way back, and recovery ends the rest too.
   std::vector<ProcessId> ending = {};
   // Processes without CUDA of which a thread makes remote system calls (remote_syscall.h).
-  std::vector<ProcessId> stepped = {};
+  std::vector<ProcessId> remote_calls = {};
   // `owner` is a `stasis recover` of what was cut short.
   bool recovered = false;
   // The GPU map that a resume was given ("0=1"), which finishing it needs; empty: none.
@@ -108,7 +108,7 @@ class Journal {
   // The part of the record that is about CRIU, written before the tool tells CRIU anything.
   Result<void> note_criu(ProcessId criu);
   Result<void> note_ending(std::vector<ProcessId> tree);
-  Result<void> note_stepped(std::vector<ProcessId> processes);
+  Result<void> note_remote_calls(std::vector<ProcessId> processes);
   Result<void> note_host_content(std::string checksum);
   // The image that the record names has proven wrong: recovery does not try it again.
   Result<void> forget_image();

@@ -177,7 +177,7 @@ Result<void> fill(const Environment& env, const ContentReader& content, const Sp
 // A thread that was about to give memory back, and did not get to it, would do so afterwards.
 Result<void> end_calls(const Spaces& spaces) {
   for (const auto& [stream, space] : spaces) {
-    auto ended = finish_step(space->pid());
+    auto ended = finish_remote_call(space->pid());
     if (!ended && space->is_current()) return ended;
   }
   return {};

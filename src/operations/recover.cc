@@ -232,9 +232,9 @@ Result<void> clear_image(const JournalRecord& record, RecoverReport& report) {
 // files that it had inherited. Those that have gone are no failure.
 Result<void> let_others_go(const JournalRecord& record) {
   Result<void> worst;
-  for (const ProcessId& process : record.stepped) {
+  for (const ProcessId& process : record.remote_calls) {
     if (!is_alive(process)) continue;
-    auto done = finish_step(process.pid);
+    auto done = finish_remote_call(process.pid);
     if (!done && is_alive(process)) worst = std::move(done);
   }
   return worst;
@@ -409,7 +409,7 @@ Result<RecoverReport> recover(const Environment& env, Pid root) {
   // Without a record too: a thread that was left so spins, and no state tells it.
   if (auto tree = proc::ProcFs().tree(root)) {
     for (const proc::ProcessInfo& info : *tree)
-      (void)finish_step(info.pid);
+      (void)finish_remote_call(info.pid);
   }
   sweep();
   // Then everything in the tree that is not running, whatever left it so.

@@ -84,7 +84,7 @@ struct Lot {
 // What the tool has in the target, and where a mapping can be made from.
 struct ParkingPlaces {
   std::vector<Lot> lots;
-  StepPlaces step;
+  RemoteCallRoom calls;
 };
 
 // What lies at the beginning of a page, if it is a lot.
@@ -126,7 +126,7 @@ Result<ParkingPlaces> probe(const AddressSpace& space) {
       }
       continue;
     }
-    places.step.probe(space, mapping);
+    places.calls.probe(space, mapping);
   }
   return places;
 }
@@ -178,7 +178,7 @@ Result<Lot> make_lot(const AddressSpace& space, const StoppedThreads& stopped,
   const Tid thread = stopped.threads().front();
   std::int64_t made = 0;
   auto called =
-      make_system_calls(space, stopped, places.step, [&](const SystemCall& call) -> Result<void> {
+      make_system_calls(space, stopped, places.calls, [&](const SystemCall& call) -> Result<void> {
         STASIS_TRY(fault(FaultPoint::kParkStep));
         const std::array<std::uint64_t, 6> arguments{0,
                                                      size,
@@ -237,10 +237,10 @@ Result<void> unpark(const AddressSpace& space, const StoppedThreads& stopped, Ti
   return fault(FaultPoint::kUnparkThread);
 }
 
-Result<void> finish_step_of(const AddressSpace& space, const StepPlaces::Begun& begun) {
+Result<void> finish_remote_call_of(const AddressSpace& space, const RemoteCallRoom::Begun& begun) {
   auto stopped = StoppedThreads::stop(space, [](Tid) { return true; });
   if (!stopped) return fail(std::move(stopped.error()));
-  return finish_step(space, *stopped, begun);
+  return finish_remote_call(space, *stopped, begun);
 }
 
 // The word that a thread waits on, of each slot; of none if it cannot be read.
@@ -288,8 +288,8 @@ Result<void> unpark_all(const AddressSpace& space) {
   const Pid pid = space.pid();
   STASIS_TRY_ASSIGN(auto places, probe(space));
   STASIS_TRY(check_is_there(places, pid));
-  if (places.step.begun) {
-    if (auto done = finish_step_of(space, *places.step.begun); !done) return done;
+  if (places.calls.begun) {
+    if (auto done = finish_remote_call_of(space, *places.calls.begun); !done) return done;
   }
   Result<void> worst;
   for (const Tid thread : proc::ProcFs().threads(pid)) {
@@ -321,7 +321,7 @@ class Parker {
   Result<void> run() {
     auto places = probe(space_);
     if (!places) return fail(std::move(places.error()));
-    if (places->step.begun) {
+    if (places->calls.begun) {
       STASIS_TRY(unpark_threads(pid_));
       places = probe(space_);
       STASIS_TRY(std::move(places));
@@ -607,14 +607,14 @@ Result<void> check_host_memory_is_there(Pid pid) {
   return check_is_there(places, pid);
 }
 
-Result<void> finish_step(Pid pid) {
+Result<void> finish_remote_call(Pid pid) {
   auto space = AddressSpace::open(pid);
   // One that has ended has no thread to be let go.
   if (!space && space.error().code == ErrorCode::kProcessGone) return {};
   if (!space) return fail(std::move(space.error()));
   return trace_on_own_thread([&]() -> Result<void> {
     STASIS_TRY_ASSIGN(auto places, probe(*space));
-    return places.step.begun ? finish_step_of(*space, *places.step.begun) : Result<void>();
+    return places.calls.begun ? finish_remote_call_of(*space, *places.calls.begun) : Result<void>();
   });
 }
 
@@ -627,12 +627,12 @@ Result<void> call_from_parked_thread(const AddressSpace& space,
       if (!is_parked(space, waiting_of(pid, thread))) continue;
       STASIS_TRY_ASSIGN(auto stopped, StoppedThreads::stop(space, thread));
       if (stopped.threads().empty()) continue;  // killed
-      return make_system_calls(space, stopped, places.step, act);
+      return make_system_calls(space, stopped, places.calls, act);
     }
     return fail(ErrorCode::kBusy, fmt::format("no thread of process {} is parked", pid.value),
                 "try again");
   });
-  if (!done) (void)finish_step(pid);
+  if (!done) (void)finish_remote_call(pid);
   return done;
 }
 
@@ -646,10 +646,10 @@ Result<void> call_from_thread(
     if (stopped.threads().empty())
       return fail(ErrorCode::kProcessGone, fmt::format("thread {} has ended", thread.value), {});
     return make_system_calls(
-        space, stopped, places.step,
-        [&](const SystemCall& call) { return act(call, step_data(places.step)); }, data);
+        space, stopped, places.calls,
+        [&](const SystemCall& call) { return act(call, remote_call_data(places.calls)); }, data);
   });
-  if (!done) (void)finish_step(pid);
+  if (!done) (void)finish_remote_call(pid);
   return done;
 }
 

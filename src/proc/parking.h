@@ -54,7 +54,7 @@ Result<bool> is_memory_in_work(const proc::AddressSpace& space);
 
 // Sends on a thread that a killed tool has left in the middle of a remote system call
 // (remote_syscall.h); unpark_threads() does so too. No error if there is none.
-Result<void> finish_step(Pid pid);
+Result<void> finish_remote_call(Pid pid);
 
 // Has a parked thread make the system calls of `act` (remote_syscall.h); afterwards it is parked as
 // before. kBusy if no thread is parked; the errors of make_system_calls().
@@ -62,7 +62,7 @@ Result<void> call_from_parked_thread(const proc::AddressSpace& space,
                                      const std::function<Result<void>(const SystemCall&)>& act);
 
 // Has this very thread make the system calls of `act`, parked or not; it goes on as before. The
-// calls can read `data`, whose address `act` gets; at most kStepData words. kProcessGone.
+// calls can read `data`, whose address `act` gets; at most kRemoteCallData words. kProcessGone.
 Result<void> call_from_thread(
     Pid pid, Tid thread, std::span<const std::uint64_t> data,
     const std::function<Result<void>(const SystemCall&, std::uint64_t data_address)>& act);

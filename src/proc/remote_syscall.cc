@@ -22,7 +22,7 @@ constexpr std::uint64_t kDataOffset = 288;
 constexpr std::uint64_t kStepCodeOffset = 496;
 constexpr std::uint64_t kCode = 0xfeeb050f;  // syscall; again: jmp again
 static_assert(sizeof(SavedThread) % 8 == 0 && kSavedOffset + sizeof(SavedThread) <= kDataOffset &&
-              kDataOffset + kStepData * 8 <= kStepCodeOffset);
+              kDataOffset + kRemoteCallData * 8 <= kStepCodeOffset);
 
 constexpr std::uint64_t kNeverBlocked = 1ULL << (SIGKILL - 1) | 1ULL << (SIGSTOP - 1);
 
@@ -60,7 +60,7 @@ Result<void> send_on(const StoppedThreads& stopped, Tid thread, const SavedThrea
   return stopped.set_registers(thread, saved.registers);
 }
 
-void StepPlaces::probe(const proc::AddressSpace& space, const proc::Mapping& mapping) {
+void RemoteCallRoom::probe(const proc::AddressSpace& space, const proc::Mapping& mapping) {
   if (mapping.permissions != "r-xp" || mapping.inode == 0) return;
   Step tail{};
   const std::uint64_t at = mapping.end - kSize;
@@ -73,7 +73,7 @@ void StepPlaces::probe(const proc::AddressSpace& space, const proc::Mapping& map
 }
 
 Result<void> make_system_calls(const proc::AddressSpace& space, const StoppedThreads& stopped,
-                               const StepPlaces& places,
+                               const RemoteCallRoom& places,
                                const std::function<Result<void>(const SystemCall&)>& act,
                                std::span<const std::uint64_t> data) {
   const Pid pid = space.pid();
@@ -92,7 +92,7 @@ Result<void> make_system_calls(const proc::AddressSpace& space, const StoppedThr
   std::copy(saved.begin(), saved.end(), step.begin() + kSavedOffset / 8);
   step[kThreadOffset / 8] = static_cast<std::uint64_t>(thread.value);
   step[kStepCodeOffset / 8] = kCode;
-  std::copy_n(data.begin(), std::min(data.size(), kStepData), step.begin() + kDataOffset / 8);
+  std::copy_n(data.begin(), std::min(data.size(), kRemoteCallData), step.begin() + kDataOffset / 8);
   STASIS_TRY(stopped.write(thread, room, step));
   // The mark comes last: a marked record is whole.
   STASIS_TRY(stopped.write(thread, room, kMagic));
@@ -110,10 +110,10 @@ Result<void> make_system_calls(const proc::AddressSpace& space, const StoppedThr
   return done ? back : done;
 }
 
-std::uint64_t step_data(const StepPlaces& places) { return *places.room + kDataOffset; }
+std::uint64_t remote_call_data(const RemoteCallRoom& places) { return *places.room + kDataOffset; }
 
-Result<void> finish_step(const proc::AddressSpace& space, const StoppedThreads& stopped,
-                         const StepPlaces::Begun& begun) {
+Result<void> finish_remote_call(const proc::AddressSpace& space, const StoppedThreads& stopped,
+                                const RemoteCallRoom::Begun& begun) {
   STASIS_TRY_ASSIGN(auto saved, read_saved(space, begun.address + kSavedOffset));
   for (const Tid thread : stopped.threads()) {
     auto registers = stopped.registers(thread);

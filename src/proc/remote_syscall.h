@@ -37,7 +37,7 @@ Result<SavedThread> save(const proc::StoppedThreads& stopped, Tid thread, bool a
 Result<void> send_on(const proc::StoppedThreads& stopped, Tid thread, const SavedThread& saved);
 
 // Where in a process system calls can be made for us.
-struct StepPlaces {
+struct RemoteCallRoom {
   struct Begun {
     std::uint64_t address = 0;
     Tid thread;
@@ -54,19 +54,20 @@ using SystemCall = std::function<Result<std::int64_t>(std::uint64_t number,
                                                       std::span<const std::uint64_t> arguments)>;
 
 // Has the first of `stopped`, all threads of the process, make the calls of `act`. Whatever that
-// returns, the thread is as it was before. `data`, at most kStepData words, can be read by the
-// calls, at step_data(). kNotSupported: no room.
+// returns, the thread is as it was before. `data`, at most kRemoteCallData words, can be read by
+// the calls, at remote_call_data(). kNotSupported: no room.
 Result<void> make_system_calls(const proc::AddressSpace& space, const proc::StoppedThreads& stopped,
-                               const StepPlaces& places,
+                               const RemoteCallRoom& places,
                                const std::function<Result<void>(const SystemCall&)>& act,
                                std::span<const std::uint64_t> data = {});
-inline constexpr std::size_t kStepData = 24;
-std::uint64_t step_data(const StepPlaces& places);
+inline constexpr std::size_t kRemoteCallData = 24;
+std::uint64_t remote_call_data(const RemoteCallRoom& places);
 
 // Sends on what a killed caller has left: a thread that spins there, or one that it had only just
 // begun with, or done with. `stopped` are all threads of the process.
-Result<void> finish_step(const proc::AddressSpace& space, const proc::StoppedThreads& stopped,
-                         const StepPlaces::Begun& begun);
+Result<void> finish_remote_call(const proc::AddressSpace& space,
+                                const proc::StoppedThreads& stopped,
+                                const RemoteCallRoom::Begun& begun);
 
 // Runs `act` on a thread of its own: what it holds by ptrace is let go at its end, whatever
 // happened.
