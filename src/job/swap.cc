@@ -19,9 +19,9 @@ namespace {
 constexpr int kSignalPollMs = 100;  // milliseconds
 
 // Of a side that was asked for it; a program may be held by the driver where that is unknown.
-Standing standing_of(const SwapSide& side) {
-  const auto* standing = side.get<Standing>();
-  return standing != nullptr ? *standing : Standing{0, 0, 0, true, {}};
+TreeStatus tree_status(const SwapSide& side) {
+  const auto* status = side.get<TreeStatus>();
+  return status != nullptr ? *status : TreeStatus{0, 0, 0, true, {}};
 }
 
 bool undid(const SwapSide& side) {
@@ -63,8 +63,8 @@ class Swap {
   }
   Result<void> probe();
   Result<void> swap();
-  enum class Stands { kGone, kRunning, kSuspended };
-  Result<Stands> stands(SwapSide& side);
+  enum class SideStatus { kGone, kRunning, kSuspended };
+  Result<SideStatus> status_of(SwapSide& side);
   // False if that has failed.
   bool does(SwapSide& side, SideOrder order);
   bool lacks_room() const;
@@ -86,8 +86,8 @@ Result<void> Swap::probe() {
   wait();
   for (const SwapSide* side : {&out_, &in_})
     if (!side->succeeded()) return fail(side->error());
-  const Standing out = standing_of(out_);
-  const Standing in = standing_of(in_);
+  const TreeStatus out = tree_status(out_);
+  const TreeStatus in = tree_status(in_);
   if (out.suspended + out.locked > 0) {
     return fail(ErrorCode::kWrongState,
                 fmt::format("{} does not run: {} of its processes are suspended or locked",
@@ -189,14 +189,14 @@ bool Swap::does(SwapSide& side, SideOrder order) {
   return side.succeeded();
 }
 
-Result<Swap::Stands> Swap::stands(SwapSide& side) {
+Result<Swap::SideStatus> Swap::status_of(SwapSide& side) {
   if (does(side, SideOrder::kProbe)) {
-    return standing_of(side).running > 0 ? Stands::kRunning : Stands::kSuspended;
+    return tree_status(side).running > 0 ? SideStatus::kRunning : SideStatus::kSuspended;
   }
   const ErrorCode code = side.error().code;
   if (code == ErrorCode::kNoSuchProcess || code == ErrorCode::kZombie ||
       code == ErrorCode::kThreadId || code == ErrorCode::kNotCuda)
-    return Stands::kGone;
+    return SideStatus::kGone;
   return fail(side.error());
 }
 
@@ -205,17 +205,18 @@ Result<std::string> Swap::decide() {
   const std::string& b = in_.name();
   if (!does(out_, SideOrder::kUndo)) return fail(out_.error());
   bool undone = undid(out_);
-  STASIS_TRY_ASSIGN(auto out, stands(out_));
-  auto in = stands(in_);
+  STASIS_TRY_ASSIGN(auto out, status_of(out_));
+  auto in = status_of(in_);
   if (!in) return fail(std::move(in.error()));
-  if (out != Stands::kRunning && *in != Stands::kGone) {
+  if (out != SideStatus::kRunning && *in != SideStatus::kGone) {
     // The first has made room, so that there is room for the second.
     if (does(in_, SideOrder::kResume)) {
-      return out == Stands::kGone ? fmt::format("{} runs, as asked for; {} has ended", b, a)
-                                  : fmt::format("{} is suspended and {} runs, as asked for", a, b);
+      return out == SideStatus::kGone
+                 ? fmt::format("{} runs, as asked for; {} has ended", b, a)
+                 : fmt::format("{} is suspended and {} runs, as asked for", a, b);
     }
     Error why = in_.error();
-    if (out == Stands::kGone || caller_.interrupt.requested()) return fail(std::move(why));
+    if (out == SideStatus::kGone || caller_.interrupt.requested()) return fail(std::move(why));
     if (!does(out_, SideOrder::kResume)) {
       const bool lost = out_.error().code == ErrorCode::kNotRolledBack;
       return fail(both_failed(std::move(why), out_.error(),
@@ -225,20 +226,20 @@ Result<std::string> Swap::decide() {
     return fmt::format("{} runs and {} is suspended, as before: it could not be resumed: {}", a, b,
                        why.to_string());
   }
-  if (*in == Stands::kGone) {
-    if (out == Stands::kSuspended && !does(out_, SideOrder::kResume)) return fail(out_.error());
-    return out == Stands::kGone ? fmt::format("neither {} nor {} lives any more", a, b)
-                                : fmt::format("{} runs, as before; {} has ended", a, b);
+  if (*in == SideStatus::kGone) {
+    if (out == SideStatus::kSuspended && !does(out_, SideOrder::kResume)) return fail(out_.error());
+    return out == SideStatus::kGone ? fmt::format("neither {} nor {} lives any more", a, b)
+                                    : fmt::format("{} runs, as before; {} has ended", a, b);
   }
   if (!does(in_, SideOrder::kUndo)) return fail(in_.error());
   undone = undone || undid(in_);
-  in = stands(in_);
+  in = status_of(in_);
   if (!in) return fail(std::move(in.error()));
   // Nothing of it was half done: then the user has resumed it since.
-  if (*in == Stands::kRunning && !undone) return fmt::format("both {} and {} run", a, b);
-  if (*in == Stands::kRunning && !does(in_, SideOrder::kSuspend)) return fail(in_.error());
-  return *in == Stands::kGone ? fmt::format("{} runs, as before; {} has ended", a, b)
-                              : fmt::format("{} runs and {} is suspended, as before", a, b);
+  if (*in == SideStatus::kRunning && !undone) return fmt::format("both {} and {} run", a, b);
+  if (*in == SideStatus::kRunning && !does(in_, SideOrder::kSuspend)) return fail(in_.error());
+  return *in == SideStatus::kGone ? fmt::format("{} runs, as before; {} has ended", a, b)
+                                  : fmt::format("{} runs and {} is suspended, as before", a, b);
 }
 
 // Which process it is about, told from a later process with the same number.

@@ -49,25 +49,25 @@ std::optional<SideSetup> setup_of(const json& object) {
 }
 
 json to_json(const SideResult& result) {
-  json out = std::visit(
-      Cases{[](const Standing& standing) {
-              return json{{"running", standing.running},
-                          {"suspended", standing.suspended},
-                          {"locked", standing.locked},
-                          {"held_before", standing.held_before},
-                          {"fits", standing.fits ? json(*standing.fits) : json()}};
-            },
-            [](const Moved& moved) {
-              return json{
-                  {"report", moved.report}, {"subject", moved.subject}, {"seconds", moved.seconds}};
-            },
-            [](const Undone& undone) {
-              return json{{"undone", undone.any}};
-            },
-            [](const Error& error) {
-              return json{{"error", error_to_json(error)}};
-            }},
-      result.what);
+  json out = std::visit(Cases{[](const TreeStatus& status) {
+                                return json{{"running", status.running},
+                                            {"suspended", status.suspended},
+                                            {"locked", status.locked},
+                                            {"held_before", status.held_before},
+                                            {"fits", status.fits ? json(*status.fits) : json()}};
+                              },
+                              [](const Moved& moved) {
+                                return json{{"report", moved.report},
+                                            {"subject", moved.subject},
+                                            {"seconds", moved.seconds}};
+                              },
+                              [](const Undone& undone) {
+                                return json{{"undone", undone.any}};
+                              },
+                              [](const Error& error) {
+                                return json{{"error", error_to_json(error)}};
+                              }},
+                        result.what);
   out["notes"] = result.notes;
   out["simulated"] = result.simulated;
   return out;
@@ -86,13 +86,13 @@ std::optional<SideEvent> side_event_of(const json& object) {
   } else if (object.contains("undone")) {
     result.what = Undone{object["undone"].get<bool>()};
   } else {
-    Standing standing;
-    standing.running = object.at("running").get<std::size_t>();
-    standing.suspended = object.at("suspended").get<std::size_t>();
-    standing.locked = object.at("locked").get<std::size_t>();
-    standing.held_before = object.at("held_before").get<bool>();
-    if (object.at("fits").is_boolean()) standing.fits = object["fits"].get<bool>();
-    result.what = standing;
+    TreeStatus status;
+    status.running = object.at("running").get<std::size_t>();
+    status.suspended = object.at("suspended").get<std::size_t>();
+    status.locked = object.at("locked").get<std::size_t>();
+    status.held_before = object.at("held_before").get<bool>();
+    if (object.at("fits").is_boolean()) status.fits = object["fits"].get<bool>();
+    result.what = status;
   }
   return result;
 }

@@ -55,7 +55,7 @@ struct Undone {
   bool any = false;  // there was something
 };
 struct SideResult {
-  std::variant<Standing, Moved, Undone, Error> what;
+  std::variant<TreeStatus, Moved, Undone, Error> what;
   std::vector<std::string> notes = {};  // for people
   std::string simulated = {};           // the simulated driver's library; empty: it is the real one
 };

@@ -111,10 +111,10 @@ class Server {
                           whole.mover, whole.end_mover,    whole.ring_bytes};
     switch (order) {
       case SideOrder::kProbe:
-        if (auto standing = probe(env, setup_.root))
-          return *standing;
+        if (auto status = probe(env, setup_.root))
+          return *status;
         else
-          return standing.error();
+          return status.error();
       case SideOrder::kSuspend:
       case SideOrder::kSuspendBeside:
         return moved(suspend(env, setup_.root, suspend_options(order)));

@@ -85,7 +85,7 @@ struct ResumeOptions {
 Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& options);
 
 // How a tree stands, as far as its CUDA processes go.
-struct Standing {
+struct TreeStatus {
   std::size_t running = 0;
   std::size_t suspended = 0;
   std::size_t locked = 0;
@@ -98,7 +98,7 @@ struct Standing {
 
 // A probe, which changes nothing. kNotCuda if none of them uses CUDA, kNoSuchProcess,
 // kNotPermitted.
-Result<Standing> probe(const Environment& env, Pid root);
+Result<TreeStatus> probe(const Environment& env, Pid root);
 
 enum class AfterDump { kKill, kRunning, kSuspended };
 

@@ -76,7 +76,7 @@ std::optional<bool> fits(const Environment& env, const Group& group) {
 
 }  // namespace
 
-Result<Standing> probe(const Environment& env, Pid root) {
+Result<TreeStatus> probe(const Environment& env, Pid root) {
   STASIS_TRY_ASSIGN(auto group, Group::open(env.driver, root));
   group.dismiss();
   if (group.cuda_count() == 0) {
@@ -84,7 +84,7 @@ Result<Standing> probe(const Environment& env, Pid root) {
                 fmt::format("neither process {} nor any below it uses CUDA", root.value),
                 "`stasis ps` lists the processes that use CUDA");
   }
-  Standing out;
+  TreeStatus out;
   for (const GroupMember& member : group.members()) {
     if (member.initial == CudaState::kRunning) ++out.running;
     if (member.initial == CudaState::kCheckpointed) ++out.suspended;
