@@ -17,6 +17,7 @@
 #include "base/trace.h"
 #include "checkpoint/group.h"
 #include "image/image_reader.h"
+#include "job/init.h"
 #include "job/json_message.h"
 #include "job/shared_memory.h"
 #include "operations/operations.h"
