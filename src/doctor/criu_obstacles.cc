@@ -29,6 +29,7 @@
 #include "checkpoint/inherited_files.h"
 #include "doctor/criu_checks.h"
 #include "doctor/inotify_watches.h"
+#include "proc/tcp_connections.h"
 #include "proc/unix_peers.h"
 
 namespace stasis {
@@ -418,8 +419,10 @@ class Search {
     if (!own || own->empty()) return;
     const std::set<std::uint64_t> inodes(own->begin(), own->end());
     if (!options_.tcp_established && !options_.tcp_close) {
-      for (const proc::TcpSocket& socket : tcp_sockets_beside(pid)) {
-        if (!socket.listens && inodes.contains(socket.inode))
+      const proc::TcpTable& table = tcp_sockets_beside(pid);
+      for (const proc::TcpSocket& socket : table.sockets()) {
+        if (!socket.listens && inodes.contains(socket.inode) &&
+            !table.stays_within(socket, sockets_))
           signs_.add(pid, kTcp, fmt::format("local port {}", socket.local_port));
       }
     }
@@ -439,13 +442,12 @@ class Search {
   }
 
   // All of its network namespace, which takes long to read where there are many.
-  const std::vector<proc::TcpSocket>& tcp_sockets_beside(Pid pid) {
+  const proc::TcpTable& tcp_sockets_beside(Pid pid) {
     struct stat space {};
     (void)::stat(fmt::format("/proc/{}/ns/net", pid.value).c_str(), &space);
-    const auto [it, is_new] = tcp_sockets_.try_emplace(space.st_ino);
-    if (!is_new) return it->second;
-    if (auto sockets = procfs_.tcp_sockets(pid)) it->second = std::move(*sockets);
-    return it->second;
+    const auto it = tcp_sockets_.find(space.st_ino);
+    if (it != tcp_sockets_.end()) return it->second;
+    return tcp_sockets_.emplace(space.st_ino, proc::TcpTable(procfs_, pid)).first->second;
   }
 
   // A child may be so young that no list has it yet.
@@ -521,7 +523,7 @@ class Search {
   std::set<int> pids_;
   std::set<std::uint64_t> sockets_;
   std::map<std::uint64_t, proc::UnixPeer> peers_;
-  std::map<ino_t, std::vector<proc::TcpSocket>> tcp_sockets_;
+  std::map<ino_t, proc::TcpTable> tcp_sockets_;
   WatchSearch watches_;
   Signs signs_;
 };

@@ -30,6 +30,7 @@
 #include "operations/refusals.h"
 #include "operations/rollback.h"
 #include "operations/socket_state.h"
+#include "proc/tcp_connections.h"
 
 namespace stasis {
 
@@ -194,6 +195,7 @@ class DumpRun {
       criu_options_.shell_job = true;
       env_.tell("the job hangs on a terminal or session of another program: --shell-job is set");
     }
+    keep_own_connections();
     STASIS_TRY(refuse_undumpable(env_, group().members(), criu_options_, options_));
     STASIS_TRY(find_inherited_files(proc::ProcFs(), group().members(), env_.driver.info().simulated,
                                     options_.ignore_obstacles));
@@ -206,6 +208,16 @@ class DumpRun {
     STASIS_TRY(opened_->direct.come_back(env_));
     manifest_ = describe_dump(env_, group(), *criu_, criu_options_, gpus_);
     return {};
+  }
+
+  // Connections of the tree's processes with each other need no consent: no program outside waits
+  // for an answer. And no packets come from outside that CRIU would have to hold back.
+  void keep_own_connections() {
+    if (criu_options_.tcp_established || criu_options_.tcp_close) return;
+    if (proc::tcp_reach(proc::ProcFs(), group().infos()) != proc::TcpReach::kWithin) return;
+    criu_options_.tcp_established = true;
+    criu_options_.network_lock = NetworkLock::kSkip;
+    env_.tell("the job's processes are connected with each other by TCP: --tcp-established is set");
   }
 
   Result<void> let_criu_dump() {

@@ -325,6 +325,16 @@ Result<std::vector<UnixSocket>> ProcFs::unix_sockets(Pid pid) const {
   return out;
 }
 
+namespace {
+
+// ::ffff:a.b.c.d as a.b.c.d (net/ipv6/tcp_ipv6.c prints four words in the machine's byte order).
+std::string without_mapping(std::string address) {
+  constexpr std::string_view kMapped = "0000000000000000FFFF0000";
+  return address.starts_with(kMapped) ? address.substr(kMapped.size()) : address;
+}
+
+}  // namespace
+
 Result<std::vector<TcpSocket>> ProcFs::tcp_sockets(Pid pid) const {
   std::vector<TcpSocket> out;
   for (const char* name : {"net/tcp", "net/tcp6"}) {
@@ -337,16 +347,20 @@ Result<std::vector<TcpSocket>> ProcFs::tcp_sockets(Pid pid) const {
       // "number: address:port address:port state queues timer retransmits uid timeout inode ..."
       std::istringstream words(line);
       std::string local;
+      std::string remote;
       std::string state;
       std::string skipped;
       TcpSocket socket;
-      words >> skipped >> local >> skipped >> state >> skipped >> skipped >> skipped >> skipped >>
+      words >> skipped >> local >> remote >> state >> skipped >> skipped >> skipped >> skipped >>
           skipped >> socket.inode;
       const std::size_t colon = local.rfind(':');
       if (!words || colon == std::string::npos) continue;  // the heading
       socket.listens = state == "0A";                      // TCP_LISTEN of net/tcp_states.h
+      socket.is_established = state == "01";               // TCP_ESTABLISHED
       std::from_chars(local.data() + colon + 1, local.data() + local.size(), socket.local_port, 16);
-      out.push_back(socket);
+      socket.local = without_mapping(std::move(local));
+      socket.remote = without_mapping(std::move(remote));
+      out.push_back(std::move(socket));
     }
   }
   return out;

@@ -63,9 +63,14 @@ struct UnixSocket {
 };
 
 struct TcpSocket {
-  std::uint64_t inode = 0;
+  std::uint64_t inode = 0;  // 0: of no process (closed, or not accepted yet)
   std::uint16_t local_port = 0;
   bool listens = false;
+  bool is_established = false;  // else it listens, is being opened, or is being closed
+  // "address:port" in the kernel's hexadecimal form; an IPv4 address within IPv6 as IPv4 has it, so
+  // that both ends of a connection name each other alike.
+  std::string local;
+  std::string remote;
 };
 
 struct ProcessDetails {

@@ -197,8 +197,13 @@ if fd < 0: open(folder + "/skip", "w").close()'
   done_by dump "$TARGET" --images-dir "$image" --leave-running
 }
 
-@test "red: an open TCP connection, with the port, and not with --tcp-established" {
-  start_with 'a = socket.create_server(("127.0.0.1", 0)); b = socket.create_connection(a.getsockname()); c = a.accept()'
+@test "red: an open TCP connection to a program outside, with the port, and not with --tcp-established" {
+  python3 -c 'import socket, sys, time
+a = socket.create_server(("127.0.0.1", 0)); print(a.getsockname()[1], file=open(sys.argv[1], "w"), flush=True)
+b = a.accept(); time.sleep(300)' "$BATS_TEST_TMPDIR/port" 3>&- &
+  at_end_kill $!
+  wait_until 60 test -s "$BATS_TEST_TMPDIR/port"
+  start_with 'b = socket.create_connection(("127.0.0.1", int(open(folder + "/port").read())))'
   undumpable tcp-connection "--tcp-established"
   done_by dump "$TARGET" --images-dir "$image" --leave-running --tcp-established --network-lock skip
 }

@@ -145,6 +145,35 @@ c = socket.create_server(("127.0.0.1", 0)); d = socket.create_server(("0.0.0.0",
   target_goes_on
 }
 
+@test "connections of a job's processes with each other are kept without an option, and carry on" {
+  start_python 'server = socket.create_server(("127.0.0.1", 0))
+def echo():
+    one = socket.create_connection(server.getsockname())
+    while True: one.sendall(one.recv(100).upper())
+if os.fork() == 0: echo()
+other, _ = server.accept()
+closed, gone = socket.create_connection(server.getsockname()), server.accept()[0]
+gone.close()
+def rounds():
+    number = 0
+    while True:
+        number += 1
+        other.sendall(b"round %d" % number)
+        assert other.recv(100) == b"ROUND %d" % number
+        open(folder + "/rounds", "w").write(str(number))
+        time.sleep(0.01)
+import threading; threading.Thread(target=rounds, daemon=True).start()'
+  rounds_are_more_than() { (($(cat "$BATS_TEST_TMPDIR/rounds" 2>/dev/null || echo 0) > $1)); }
+  wait_until 60 rounds_are_more_than 3
+  dump_it
+  assert_contains "$err" "connected with each other by TCP"
+  local before
+  before=$(cat "$BATS_TEST_TMPDIR/rounds")
+  restore_it
+  target_goes_on
+  wait_until 60 rounds_are_more_than $((before + 3))
+}
+
 @test "--tcp-established and --tcp-close together make no sense" {
   start_target idle
   refused 2 usage dump "$TARGET" --images-dir "$image" --tcp-established --tcp-close

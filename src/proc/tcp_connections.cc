@@ -1,0 +1,63 @@
+#include "proc/tcp_connections.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+namespace stasis::proc {
+
+TcpTable::TcpTable(const ProcFs& procfs, Pid pid)
+    : TcpTable(procfs.tcp_sockets(pid).value_or(std::vector<TcpSocket>())) {}
+
+TcpTable::TcpTable(std::vector<TcpSocket> sockets) : sockets_(std::move(sockets)) {
+  for (std::size_t i = 0; i < sockets_.size(); ++i) {
+    const TcpSocket& socket = sockets_[i];
+    if (!socket.listens) connections_.emplace(std::pair(socket.local, socket.remote), i);
+  }
+}
+
+bool TcpTable::stays_within(const TcpSocket& socket, const std::set<std::uint64_t>& inodes) const {
+  const auto found = connections_.find({socket.remote, socket.local});
+  if (found == connections_.end()) return false;
+  const TcpSocket& peer = sockets_[found->second];
+  if (peer.inode != 0) return inodes.contains(peer.inode);
+  // Of no process: closed by one, or not accepted by one yet.
+  return !peer.is_established ||
+         std::any_of(sockets_.begin(), sockets_.end(), [&](const TcpSocket& listener) {
+           return listener.listens && listener.local_port == peer.local_port &&
+                  inodes.contains(listener.inode);
+         });
+}
+
+TcpReach tcp_reach(const ProcFs& procfs, std::span<const ProcessInfo> processes) {
+  std::set<std::uint64_t> inodes;
+  std::map<ino_t, TcpTable> tables;  // by network namespace
+  for (const ProcessInfo& process : processes) {
+    const auto own = procfs.socket_inodes(process.pid);
+    if (!own) {
+      if (own.error().code == ErrorCode::kNoSuchProcess || process.state == 'Z') continue;
+      return TcpReach::kOutside;
+    }
+    if (own->empty()) continue;
+    inodes.insert(own->begin(), own->end());
+    struct stat space {};
+    if (::stat(fmt::format("/proc/{}/ns/net", process.pid.value).c_str(), &space) == 0 &&
+        !tables.contains(space.st_ino)) {
+      tables.emplace(space.st_ino, TcpTable(procfs, process.pid));
+    }
+  }
+  auto reach = TcpReach::kNone;
+  for (const auto& [space, table] : tables) {
+    for (const TcpSocket& socket : table.sockets()) {
+      if (socket.listens || !inodes.contains(socket.inode)) continue;
+      if (!table.stays_within(socket, inodes)) return TcpReach::kOutside;
+      reach = TcpReach::kWithin;
+    }
+  }
+  return reach;
+}
+
+}  // namespace stasis::proc
