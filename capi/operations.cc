@@ -7,6 +7,7 @@
 
 #include "base/fd.h"
 #include "capi/handles.h"
+#include "image/criu_options.h"
 #include "job/swap.h"
 #include "proc/procfs.h"
 #include "report/report.h"
@@ -42,12 +43,39 @@ Result<void> refuse_from_within(int root) {
               "have a process do it that is not below that one");
 }
 
-Result<std::optional<CgroupMode>> cgroup_mode(const char* given) {
-  if (given == nullptr) return std::optional<CgroupMode>();
-  auto mode = cgroup_mode_from_name(given);
-  if (mode) return mode;
-  return fail(ErrorCode::kUsage, fmt::format("'{}' is no way to manage cgroups", given),
-              "one of ignore, none, props, soft, full, strict");
+template <class Choice>
+Result<std::optional<Choice>> read_choice(const char* given) {
+  if (given == nullptr) return std::optional<Choice>();
+  auto choice = choice_from_name<Choice>(given);
+  if (choice) return choice;
+  constexpr const char* kKind =
+      std::is_same_v<Choice, CgroupMode> ? "way to manage cgroups" : "network lock";
+  return fail(ErrorCode::kUsage, fmt::format("'{}' is no {}", given, kKind),
+              fmt::format("one of {}", fmt::join(choice_names<Choice>(), ", ")));
+}
+
+// An option of CRIU's from its member; the whole is for what takes two members.
+template <class T>
+Result<void> take(const stasis_dump_options&, T given, T& to) {
+  to = given;
+  return {};
+}
+template <class Choice>
+Result<void> take(const stasis_dump_options&, const char* given, Choice& to) {
+  STASIS_TRY_ASSIGN(const auto choice, read_choice<Choice>(given));
+  to = choice.value_or(to);
+  return {};
+}
+Result<void> take(const stasis_dump_options& whole, const char* const* given,
+                  std::vector<std::string>& to) {
+  STASIS_TRY_ASSIGN(to, strings(given, whole.external_count, "stasis_dump_options.external"));
+  return {};
+}
+
+// A member that is a pointer stays null, which stands for the default.
+template <class T, class Member>
+void put_default(const T& value, Member& member) {
+  if constexpr (std::is_same_v<T, Member>) member = value;
 }
 
 Result<DumpOptions> read(const stasis_dump_options& given) {
@@ -75,26 +103,9 @@ Result<DumpOptions> read(const stasis_dump_options& given) {
   }
   out.base = path(given.base);
   out.criu_path = path(given.criu);
-  out.criu.shell_job = given.shell_job;
-  out.criu.tcp_established = given.tcp_established;
-  out.criu.tcp_close = given.tcp_close;
-  out.criu.file_locks = given.file_locks;
-  out.criu.link_remap = given.link_remap;
-  out.criu.ext_unix_sk = given.ext_unix_sk;
-  out.criu.ghost_limit = given.ghost_limit;
-  STASIS_TRY_ASSIGN(auto mode, cgroup_mode(given.manage_cgroups));
-  if (mode) out.criu.cgroups = *mode;
-  if (given.network_lock != nullptr) {
-    const auto lock = network_lock_from_name(given.network_lock);
-    if (!lock) {
-      return fail(ErrorCode::kUsage, fmt::format("'{}' is no network lock", given.network_lock),
-                  "one of iptables, nftables, skip");
-    }
-    out.criu.network_lock = *lock;
-  }
-  STASIS_TRY_ASSIGN(auto external,
-                    strings(given.external, given.external_count, "stasis_dump_options.external"));
-  out.criu.external = std::move(external);
+#define STASIS_CRIU_OPTION(field, type, initial, number, member, flag, help) \
+  STASIS_TRY(take(given, given.member, out.criu.field));
+#include "image/criu_options.inc"
   return out;
 }
 
@@ -109,8 +120,7 @@ Result<RestoreOptions> read(const stasis_restore_options& given, std::list<Uniqu
   out.criu_path = path(given.criu);
   out.tcp_close = given.tcp_close;
   out.ext_unix_sk = given.ext_unix_sk;
-  STASIS_TRY_ASSIGN(auto mode, cgroup_mode(given.manage_cgroups));
-  out.cgroups = mode;
+  STASIS_TRY_ASSIGN(out.cgroups, read_choice<CgroupMode>(given.manage_cgroups));
   STASIS_TRY_ASSIGN(auto external, strings(given.external, given.external_count,
                                            "stasis_restore_options.external"));
   out.external = std::move(external);
@@ -221,8 +231,9 @@ void stasis_dump_options_init(stasis_dump_options* options, size_t size) {
   stasis_dump_options defaults{};
   defaults.timeout_ms = static_cast<std::uint32_t>(ours.timeout.count());
   defaults.sync = true;
-  defaults.link_remap = ours.criu.link_remap;
-  defaults.ghost_limit = ours.criu.ghost_limit;
+#define STASIS_CRIU_OPTION(field, type, initial, number, member, flag, help) \
+  capi::put_default(ours.criu.field, defaults.member);
+#include "image/criu_options.inc"
   capi::write_defaults(options, size, defaults);
 }
 

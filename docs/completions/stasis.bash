@@ -53,10 +53,10 @@ _stasis() {
     dump:--driver-timeout) :; return ;;
     dump:--trace) :; return ;;
     dump:--ring) :; return ;;
-    dump:--network-lock) mapfile -t COMPREPLY < <(compgen -W 'iptables nftables skip' -- "$word"); return ;;
     dump:--ghost-limit) :; return ;;
     dump:--external) :; return ;;
     dump:--manage-cgroups) mapfile -t COMPREPLY < <(compgen -W 'ignore none props soft full strict' -- "$word"); return ;;
+    dump:--network-lock) mapfile -t COMPREPLY < <(compgen -W 'iptables nftables skip' -- "$word"); return ;;
     restore:-D|restore:--images-dir) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -d -- "$word"); return ;;
     restore:-d|restore:--device-map) :; return ;;
     restore:--verify) mapfile -t COMPREPLY < <(compgen -W 'first late' -- "$word"); return ;;
@@ -98,7 +98,7 @@ _stasis() {
     suspend) words='-h --help -t --timeout --path --force --ignore-obstacles --json -v --verbose -q --quiet --driver-timeout --trace --ring' ;;
     resume) words='-h --help -d --device-map -D --images-dir -t --timeout --json -v --verbose -q --quiet --driver-timeout --trace --ring' ;;
     swap) words='-h --help -t --timeout --path -d --device-map --ignore-obstacles --json -v --verbose -q --quiet --driver-timeout --trace --ring' ;;
-    dump) words='-h --help -D --images-dir --leave-running --leave-suspended --sync --compress --direct-io --no-direct-io --base -f --force --ignore-undumpable --ignore-obstacles -t --timeout --path --host-memory --criu --json -v --verbose -q --quiet --driver-timeout --trace --ring --shell-job --tcp-established --tcp-close --network-lock --file-locks --link-remap --no-link-remap --ghost-limit --ext-unix-sk --external --manage-cgroups' ;;
+    dump) words='-h --help -D --images-dir --leave-running --leave-suspended --sync --compress --direct-io --no-direct-io --base -f --force --ignore-undumpable --ignore-obstacles -t --timeout --path --host-memory --criu --json -v --verbose -q --quiet --driver-timeout --trace --ring --shell-job --tcp-established --tcp-close --file-locks --link-remap --no-link-remap --ext-unix-sk --ghost-limit --external --manage-cgroups --network-lock' ;;
     restore) words='-h --help -D --images-dir -d --device-map --verify --leave-suspended --detach --inherit-fd -t --timeout --criu --json -v --verbose -q --quiet --driver-timeout --trace --ring --external --tcp-close --ext-unix-sk --manage-cgroups' ;;
     recover) words='-h --help --all -t --timeout --json -v --verbose -q --quiet --driver-timeout --trace --ring' ;;
     doctor) words='-h --help -D --images-dir --no-trial --criu --json -v --verbose -q --quiet --driver-timeout --trace' ;;

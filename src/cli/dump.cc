@@ -20,8 +20,6 @@ struct DumpArguments {
   bool leave_suspended = false;
   std::string sync = "disk";
   std::string compress = "none";
-  std::string cgroups = "ignore";
-  std::string network_lock = "nftables";
 };
 
 // Bytes, as CRIU writes them: a number and K, M or G, and "B" or "iB" as people like. CRIU takes
@@ -50,43 +48,40 @@ std::uint32_t parse_ghost_limit(const std::string& text) {
   return static_cast<std::uint32_t>(value << (10 * power));
 }
 
-// CRIU's own options, by CRIU's names.
-void add_criu_dump_options(CLI::App& command, DumpArguments& options) {
-  CriuOptions& criu = options.dump.criu;
-  constexpr const char* kGroup = "Options for CRIU";
-  command.add_flag("--shell-job", criu.shell_job, "the job hangs on a terminal (set by itself)")
-      ->group(kGroup);
-  command.add_flag("--tcp-established", criu.tcp_established, "keep open TCP connections")
-      ->group(kGroup);
-  command.add_flag("--tcp-close", criu.tcp_close, "close open TCP connections at the restore")
-      ->group(kGroup);
-  command
-      .add_option("--network-lock", options.network_lock,
-                  "how packets of open TCP connections are held back: iptables, nftables or skip "
-                  "[nftables]")
-      ->check(CLI::IsMember({"iptables", "nftables", "skip"}))
-      ->group(kGroup);
-  command.add_flag("--file-locks", criu.file_locks, "the job holds file locks")->group(kGroup);
-  command
-      .add_flag("--link-remap,!--no-link-remap", criu.link_remap,
-                "save files that are open and deleted, but linked elsewhere [on]")
-      ->group(kGroup);
-  command
+// An option of CRIU's, which has its value in `value`.
+CLI::Option* add_criu_option(CLI::App& command, const char* flag, const char* help, bool& value) {
+  // `value` is the default still.
+  const std::string names = value ? fmt::format("{},!{}", flag, negated(flag)) : flag;
+  return command.add_flag(names, value, help);
+}
+CLI::Option* add_criu_option(CLI::App& command, const char* flag, const char* help,
+                             std::uint32_t& value) {
+  return command
       .add_option_function<std::string>(
-          "--ghost-limit",
-          [&criu](const std::string& text) { criu.ghost_limit = parse_ghost_limit(text); },
-          "largest deleted file, still open, to be saved; with K, M or G, below 4G [256M]")
-      ->type_name("SIZE")
-      ->group(kGroup);
-  command.add_flag("--ext-unix-sk", criu.ext_unix_sk, "allow unix sockets to other processes")
-      ->group(kGroup);
-  command.add_option("--external", criu.external, "a resource from outside, e.g. mnt[/data]:data")
-      ->group(kGroup);
-  command
-      .add_option("--manage-cgroups", options.cgroups,
-                  "ignore, none, props, soft, full or strict [ignore]")
-      ->check(CLI::IsMember({"ignore", "none", "props", "soft", "full", "strict"}))
-      ->group(kGroup);
+          flag, [&value](const std::string& text) { value = parse_ghost_limit(text); }, help)
+      ->type_name("SIZE");
+}
+CLI::Option* add_criu_option(CLI::App& command, const char* flag, const char* help,
+                             std::vector<std::string>& value) {
+  return command.add_option(flag, value, help);
+}
+template <class Choice>
+CLI::Option* add_criu_option(CLI::App& command, const char* flag, const char* help, Choice& value) {
+  return command
+      .add_option_function<std::string>(
+          flag,
+          [&value](const std::string& text) {
+            value = choice_from_name<Choice>(text).value_or(value);
+          },
+          help)
+      ->check(CLI::IsMember(choice_names<Choice>()));
+}
+
+// CRIU's own options, by CRIU's names.
+void add_criu_dump_options(CLI::App& command, CriuOptions& criu) {
+#define STASIS_CRIU_OPTION(field, type, initial, number, member, flag, help) \
+  add_criu_option(command, flag, help, criu.field)->group("Options for CRIU");
+#include "image/criu_options.inc"
 }
 
 Result<int> run_dump(Context& context, DumpArguments& options) {
@@ -95,9 +90,6 @@ Result<int> run_dump(Context& context, DumpArguments& options) {
   options.dump.sync = options.sync == "disk" ? SyncPolicy::kDisk : SyncPolicy::kNone;
   options.dump.compression =
       compression_from_name(options.compress).value_or(ContentCompression::kNone);
-  options.dump.criu.cgroups = cgroup_mode_from_name(options.cgroups).value_or(CgroupMode::kIgnore);
-  options.dump.criu.network_lock =
-      network_lock_from_name(options.network_lock).value_or(NetworkLock::kNftables);
   STASIS_TRY(reach(context, options.target));
   if (options.target.is_elsewhere() && options.target.pid == options.target.job->root) {
     // As `stasis run` would have made it, so that its standard streams are known.
@@ -182,7 +174,7 @@ Verb add_dump(CLI::App& app) {
                                                {"parallel", HostMemoryWay::kParallel}}))
       ->type_name("WAY");
   add_criu_path(*command, options->dump.criu_path);
-  add_criu_dump_options(*command, *options);
+  add_criu_dump_options(*command, options->dump.criu);
   return {command, [options](Context& context) { return run_dump(context, *options); }};
 }
 

@@ -62,7 +62,7 @@ void add_criu_restore_options(CLI::App& command, RestoreArguments& options) {
   command
       .add_option("--manage-cgroups", options.cgroups,
                   "ignore, none, props, soft, full or strict [as at the dump]")
-      ->check(CLI::IsMember({"ignore", "none", "props", "soft", "full", "strict"}))
+      ->check(CLI::IsMember(choice_names<CgroupMode>()))
       ->group(kGroup);
 }
 
@@ -152,7 +152,7 @@ Result<int> run_restore(Context& context, RestoreArguments& options) {
 }
 
 Result<int> restore_here(Context& context, RestoreArguments& options) {
-  if (options.cgroups) options.restore.cgroups = cgroup_mode_from_name(*options.cgroups);
+  if (options.cgroups) options.restore.cgroups = choice_from_name<CgroupMode>(*options.cgroups);
   if (options.device_map) {
     STASIS_TRY_ASSIGN(auto map, parse_gpu_map(*options.device_map));
     options.restore.gpu_map = std::move(map);

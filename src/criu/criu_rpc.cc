@@ -24,33 +24,36 @@ void add(pbf_writer& to, std::uint32_t tag, const std::optional<bool>& value) {
 void add(pbf_writer& to, std::uint32_t tag, const std::optional<std::int32_t>& value) {
   if (value) to.add_int32(tag, *value);
 }
-void add(pbf_writer& to, std::uint32_t tag, const std::optional<std::uint32_t>& value) {
-  if (value) to.add_uint32(tag, *value);
-}
 void add(pbf_writer& to, std::uint32_t tag, const std::optional<std::string>& value) {
   if (value) to.add_string(tag, *value);
 }
-template <class Enum>
-void add_enum(pbf_writer& to, std::uint32_t tag, const std::optional<Enum>& value) {
-  if (value) to.add_enum(tag, static_cast<std::int32_t>(*value));
+
+// A value of the kind that criu_options.inc names.
+void put(pbf_writer& to, std::uint32_t tag, bool value) { to.add_bool(tag, value); }
+void put(pbf_writer& to, std::uint32_t tag, std::uint32_t value) { to.add_uint32(tag, value); }
+void put(pbf_writer& to, std::uint32_t tag, CgroupMode value) {
+  to.add_enum(tag, static_cast<std::int32_t>(value));
+}
+void put(pbf_writer& to, std::uint32_t tag, NetworkLock value) {
+  to.add_enum(tag, static_cast<std::int32_t>(value));
+}
+void put(pbf_writer& to, std::uint32_t tag, const std::string& value) { to.add_string(tag, value); }
+void put(pbf_writer& to, std::uint32_t tag, const std::vector<std::string>& values) {
+  for (const std::string& value : values)
+    to.add_string(tag, value);
 }
 
-// The numbers of criu_opts.
+// The numbers of criu_opts; those of CriuOptions are in criu_options.inc.
 std::string options_to_wire(const Options& options) {
   std::string out;
   pbf_writer to(out);
   to.add_int32(1, options.images_dir_fd);
   add(to, 2, options.pid);
   add(to, 3, options.leave_running);
-  add(to, 4, options.ext_unix_sk);
-  add(to, 5, options.tcp_established);
-  add(to, 7, options.shell_job);
-  add(to, 8, options.file_locks);
   add(to, 9, options.log_level);
   add(to, 10, options.log_file);
   add(to, 12, options.notify_scripts);
   add(to, 17, options.work_dir_fd);
-  add(to, 18, options.link_remap);
   add(to, 26, options.rst_sibling);
   for (const InheritFd& inherited : options.inherit_fd) {
     std::string one;
@@ -59,14 +62,13 @@ std::string options_to_wire(const Options& options) {
     entry.add_int32(2, inherited.fd);
     to.add_message(27, one);
   }
-  add_enum(to, 34, options.manage_cgroups_mode);
-  add(to, 35, options.ghost_limit);
-  for (const std::string& external : options.external)
-    to.add_string(37, external);
-  add(to, 52, options.tcp_close);
-  add(to, 53, options.lsm_profile);
-  add_enum(to, 64, options.network_lock);
-  add(to, 67, options.unprivileged);
+  if (options.criu) {
+    const CriuOptions defaults;
+    for_each_criu_option([&](const auto& row) {
+      const auto& value = (*options.criu).*row.field;
+      if (row.help != nullptr || value != defaults.*row.field) put(to, row.number, value);
+    });
+  }
   return out;
 }
 

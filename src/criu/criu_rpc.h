@@ -12,21 +12,12 @@
 #include <string_view>
 #include <vector>
 
+#include "image/criu_options.h"
+
 namespace stasis::criu_rpc {
 
 // Of an answer, whatever number stands there.
 enum class Type : std::int32_t { kEmpty = 0, kDump = 1, kRestore = 2, kNotify = 6, kVersion = 10 };
-
-enum class CgroupMode : std::int32_t {
-  kIgnore = 0,
-  kNone = 1,
-  kProps = 2,
-  kSoft = 3,
-  kFull = 4,
-  kStrict = 5
-};
-
-enum class NetworkLock : std::int32_t { kIptables = 1, kNftables = 2, kSkip = 3 };
 
 // The descriptor's number is one of criu's own process.
 struct InheritFd {
@@ -39,24 +30,13 @@ struct Options {
   std::int32_t images_dir_fd = -1;
   std::optional<std::int32_t> pid;
   std::optional<bool> leave_running;
-  std::optional<bool> ext_unix_sk;
-  std::optional<bool> tcp_established;
-  std::optional<bool> shell_job;
-  std::optional<bool> file_locks;
   std::optional<std::int32_t> log_level;
   std::optional<std::string> log_file;
   std::optional<bool> notify_scripts;
   std::optional<std::int32_t> work_dir_fd;
-  std::optional<bool> link_remap;
   std::optional<bool> rst_sibling;
   std::vector<InheritFd> inherit_fd;
-  std::optional<CgroupMode> manage_cgroups_mode;
-  std::optional<std::uint32_t> ghost_limit;
-  std::vector<std::string> external;
-  std::optional<bool> tcp_close;
-  std::optional<std::string> lsm_profile;
-  std::optional<NetworkLock> network_lock;
-  std::optional<bool> unprivileged;
+  std::optional<CriuOptions> criu;
 };
 
 struct Request {

@@ -29,19 +29,39 @@ TEST(CriuRpcTest, OnlyWhatIsSetIsSent) {
   EXPECT_EQ(to_wire(request), "\x08\x01\x12\x02\x08\x07"s);
   options.pid = 300;
   options.leave_running = true;
-  options.external = {"a", "bc"};
   options.inherit_fd = {{"p", 4}};
-  options.network_lock = NetworkLock::kSkip;
-  options.ghost_limit = 4294967295U;
   EXPECT_EQ(to_wire(request),
-            "\x08\x01\x12\x22"
+            "\x08\x01\x12\x0f"
             "\x08\x07\x10\xac\x02\x18\x01"
-            "\xda\x01\x05\x0a\x01p\x10\x04"
-            "\x98\x02\xff\xff\xff\xff\x0f"
-            "\xaa\x02\x01"
-            "a\xaa\x02\x02"
-            "bc"
-            "\x80\x04\x03"s);
+            "\xda\x01\x05\x0a\x01p\x10\x04"s);
+}
+
+// The numbers of criu_opts in CRIU's images/rpc.proto, in the order of criu_options.inc.
+TEST(CriuRpcTest, OptionsHaveCriusNumbers) {
+  Request request;
+  request.type = Type::kDump;
+  Options& options = request.opts.emplace();
+  options.images_dir_fd = 7;
+  CriuOptions& criu = options.criu.emplace();
+  criu.external = {"a", "bc"};
+  criu.network_lock = NetworkLock::kSkip;
+  criu.cgroups = CgroupMode::kStrict;
+  criu.ghost_limit = 4294967295U;
+  const std::string sent =
+      "\x08\x07"
+      "\x38\x00\x28\x00\xa0\x03\x00\x40\x00\x90\x01\x01\x20\x00"
+      "\x98\x02\xff\xff\xff\xff\x0f"
+      "\xaa\x02\x01"
+      "a\xaa\x02\x02"
+      "bc"
+      "\x90\x02\x05\x80\x04\x03"s;
+  EXPECT_EQ(to_wire(request), "\x08\x01\x12\x26"s + sent);
+  // What a user does not choose is sent only where it is not the default.
+  criu.unprivileged = true;
+  criu.lsm_profile = "p";
+  EXPECT_EQ(to_wire(request).size(), sent.size() + 4 + 3 + 4);
+  EXPECT_NE(to_wire(request).find("\x98\x04\x01"s), std::string::npos);
+  EXPECT_TRUE(to_wire(request).ends_with("\xaa\x03\x01p"s));
 }
 
 TEST(CriuRpcTest, AnAnswerIsRead) {

@@ -25,36 +25,6 @@ constexpr std::chrono::seconds kEndTimeout{30};
 constexpr std::chrono::seconds kGiveUpTimeout{30};
 constexpr std::chrono::seconds kIdleTimeout{2};
 
-criu_rpc::CgroupMode to_rpc(CgroupMode mode) {
-  switch (mode) {
-    case CgroupMode::kIgnore:
-      return criu_rpc::CgroupMode::kIgnore;
-    case CgroupMode::kNone:
-      return criu_rpc::CgroupMode::kNone;
-    case CgroupMode::kProps:
-      return criu_rpc::CgroupMode::kProps;
-    case CgroupMode::kSoft:
-      return criu_rpc::CgroupMode::kSoft;
-    case CgroupMode::kFull:
-      return criu_rpc::CgroupMode::kFull;
-    case CgroupMode::kStrict:
-      return criu_rpc::CgroupMode::kStrict;
-  }
-  return criu_rpc::CgroupMode::kIgnore;
-}
-
-criu_rpc::NetworkLock to_rpc(NetworkLock lock) {
-  switch (lock) {
-    case NetworkLock::kIptables:
-      return criu_rpc::NetworkLock::kIptables;
-    case NetworkLock::kNftables:
-      return criu_rpc::NetworkLock::kNftables;
-    case NetworkLock::kSkip:
-      return criu_rpc::NetworkLock::kSkip;
-  }
-  return criu_rpc::NetworkLock::kNftables;
-}
-
 // Until something has to be looked at: the poll's time, or what is left of the deadline.
 std::chrono::milliseconds timeout(Clock::time_point start, std::chrono::milliseconds deadline) {
   if (deadline.count() == 0) return kPoll;
@@ -169,24 +139,13 @@ CriuAnswer converse(CriuProcess& process, const criu_rpc::Request& request,
 }
 
 void set_options(criu_rpc::Options& rpc, const CriuOptions& options) {
-  rpc.shell_job = options.shell_job;
-  rpc.tcp_established = options.tcp_established;
-  rpc.tcp_close = options.tcp_close;
-  rpc.file_locks = options.file_locks;
-  rpc.link_remap = options.link_remap;
-  rpc.ext_unix_sk = options.ext_unix_sk;
+  CriuOptions& sent = rpc.criu.emplace(options);
   // CRIU is not to try there what only the first namespace's root may (seen: a restore ends at
   // SO_SNDBUFFORCE).
-  if (options.unprivileged || proc::ProcFs().in_own_user_namespace()) rpc.unprivileged = true;
-  rpc.ghost_limit = options.ghost_limit;
-  for (const std::string& external : options.external)
-    rpc.external.push_back(external);
-  rpc.manage_cgroups_mode = to_rpc(options.cgroups);
+  if (proc::ProcFs().in_own_user_namespace()) sent.unprivileged = true;
   // Without TCP connections in the image there is nothing to lock, and CRIU would still make a
   // table: 10 ms, and an error on a kernel without nf_tables.
-  const bool connections = options.tcp_established || options.tcp_close;
-  rpc.network_lock = connections ? to_rpc(options.network_lock) : criu_rpc::NetworkLock::kSkip;
-  if (!options.lsm_profile.empty()) rpc.lsm_profile = options.lsm_profile;
+  if (!options.tcp_established && !options.tcp_close) sent.network_lock = NetworkLock::kSkip;
 }
 
 Error criu_error(const std::string& what, const CriuAnswer& answer, const CriuProcess& process,

@@ -6,7 +6,11 @@
 namespace stasis {
 namespace {
 
-constexpr std::array<std::pair<CgroupMode, std::string_view>, 6> kCgroupModes = {{
+template <class Choice>
+constexpr std::array<std::pair<Choice, std::string_view>, 0> kNames = {};
+
+template <>
+constexpr std::array<std::pair<CgroupMode, std::string_view>, 6> kNames<CgroupMode> = {{
     {CgroupMode::kIgnore, "ignore"},
     {CgroupMode::kNone, "none"},
     {CgroupMode::kProps, "props"},
@@ -15,41 +19,48 @@ constexpr std::array<std::pair<CgroupMode, std::string_view>, 6> kCgroupModes = 
     {CgroupMode::kStrict, "strict"},
 }};
 
-constexpr std::array<std::pair<NetworkLock, std::string_view>, 3> kNetworkLocks = {{
+template <>
+constexpr std::array<std::pair<NetworkLock, std::string_view>, 3> kNames<NetworkLock> = {{
     {NetworkLock::kIptables, "iptables"},
     {NetworkLock::kNftables, "nftables"},
     {NetworkLock::kSkip, "skip"},
 }};
 
-template <class Table, class Value>
-std::string_view name_in(const Table& table, Value value) {
-  for (const auto& [known, name] : table) {
+}  // namespace
+
+std::string negated(std::string_view flag) {
+  return "--no-" + std::string(flag.substr(std::string_view("--").size()));
+}
+
+template <class Choice>
+std::string_view choice_name(Choice value) {
+  for (const auto& [known, name] : kNames<Choice>) {
     if (known == value) return name;
   }
   return "unknown";
 }
 
-template <class Table>
-auto value_in(const Table& table, std::string_view name)
-    -> std::optional<typename Table::value_type::first_type> {
-  for (const auto& [value, known] : table) {
+template <class Choice>
+std::optional<Choice> choice_from_name(std::string_view name) {
+  for (const auto& [value, known] : kNames<Choice>) {
     if (known == name) return value;
   }
   return std::nullopt;
 }
 
-}  // namespace
-
-std::string_view cgroup_mode_name(CgroupMode mode) { return name_in(kCgroupModes, mode); }
-
-std::optional<CgroupMode> cgroup_mode_from_name(std::string_view name) {
-  return value_in(kCgroupModes, name);
+template <class Choice>
+std::vector<std::string> choice_names() {
+  std::vector<std::string> names;
+  for (const auto& [value, name] : kNames<Choice>)
+    names.emplace_back(name);
+  return names;
 }
 
-std::string_view network_lock_name(NetworkLock lock) { return name_in(kNetworkLocks, lock); }
-
-std::optional<NetworkLock> network_lock_from_name(std::string_view name) {
-  return value_in(kNetworkLocks, name);
-}
+template std::string_view choice_name(CgroupMode value);
+template std::string_view choice_name(NetworkLock value);
+template std::optional<CgroupMode> choice_from_name(std::string_view name);
+template std::optional<NetworkLock> choice_from_name(std::string_view name);
+template std::vector<std::string> choice_names<CgroupMode>();
+template std::vector<std::string> choice_names<NetworkLock>();
 
 }  // namespace stasis

@@ -1,5 +1,6 @@
 // The choices that CRIU was given at the dump and must be given again at the restore. They stand
-// in the manifest, which is why they are defined here and not in src/criu.
+// in the manifest, which is why they are defined here and not in src/criu. criu_options.inc lists
+// them; manifest, RPC, command line, reports and the C interface go through that list.
 //
 // Plain values.
 #pragma once
@@ -12,33 +13,57 @@
 
 namespace stasis {
 
-// What to do with the control groups of the tree; CRIU's --manage-cgroups modes.
-enum class CgroupMode { kIgnore, kNone, kProps, kSoft, kFull, kStrict };
-std::string_view cgroup_mode_name(CgroupMode mode);
-std::optional<CgroupMode> cgroup_mode_from_name(std::string_view name);
+// What to do with the control groups of the tree; CRIU's --manage-cgroups modes. The numbers are
+// those of CRIU's images/rpc.proto.
+enum class CgroupMode : std::int32_t {
+  kIgnore = 0,
+  kNone = 1,
+  kProps = 2,
+  kSoft = 3,
+  kFull = 4,
+  kStrict = 5
+};
 
-// How packets are kept away from dumped TCP connections; only used with tcp_established.
-enum class NetworkLock { kIptables, kNftables, kSkip };
-std::string_view network_lock_name(NetworkLock lock);
-std::optional<NetworkLock> network_lock_from_name(std::string_view name);
+// How packets are kept away from dumped TCP connections; only used with tcp_established. CRIU's
+// numbers.
+enum class NetworkLock : std::int32_t { kIptables = 1, kNftables = 2, kSkip = 3 };
+
+// The names that CRIU gives to the values of CgroupMode and NetworkLock.
+template <class Choice>
+std::string_view choice_name(Choice value);
+template <class Choice>
+std::optional<Choice> choice_from_name(std::string_view name);
+template <class Choice>
+std::vector<std::string> choice_names();
 
 struct CriuOptions {
-  bool shell_job = false;        // the tree has a terminal or a session from outside
-  bool tcp_established = false;  // keep open TCP connections
-  bool tcp_close = false;        // close open TCP connections at restore
-  bool file_locks = false;       // the tree holds file locks
-  bool link_remap = true;        // give deleted-but-linked files a temporary name
-  bool ext_unix_sk = false;      // connections of unix sockets to outside may be cut
-  bool unprivileged = false;     // run with fewer capabilities than root has
-  // Bytes; deleted files that are still open are saved up to this size. CRIU's own default of 1 MiB
-  // is too small for ML programs (criu#2980). A CRIU option is 32 bits wide.
-  std::uint32_t ghost_limit = 256U << 20;
-  std::vector<std::string> external;  // CRIU's --external strings
-  CgroupMode cgroups = CgroupMode::kIgnore;
-  // nftables needs no helper program, unlike iptables, which CRIU would call through a shell.
-  NetworkLock network_lock = NetworkLock::kNftables;
-  std::string lsm_profile;  // empty: as dumped
+#define STASIS_CRIU_OPTION(field, type, initial, number, member, flag, help) type field = initial;
+#define STASIS_CRIU_OPTION_KEPT(field, type, initial, number, flag) type field = initial;
+#include "image/criu_options.inc"
   bool operator==(const CriuOptions&) const = default;
 };
+
+// One row of criu_options.inc.
+template <class T>
+struct CriuOption {
+  T CriuOptions::*field;
+  const char* key;       // in the manifest
+  std::uint32_t number;  // in CRIU's criu_opts
+  const char* flag;      // of CRIU and of `stasis dump`
+  const char* help;      // nullptr: a user does not choose it
+};
+
+// "--no-link-remap" of "--link-remap".
+std::string negated(std::string_view flag);
+
+// Calls `visit` with each CriuOption, in the manifest's order.
+template <class Visit>
+void for_each_criu_option(Visit&& visit) {
+#define STASIS_CRIU_OPTION(field, type, initial, number, member, flag, help) \
+  visit(CriuOption<type>{&CriuOptions::field, #field, number, flag, help});
+#define STASIS_CRIU_OPTION_KEPT(field, type, initial, number, flag) \
+  visit(CriuOption<type>{&CriuOptions::field, #field, number, flag, nullptr});
+#include "image/criu_options.inc"
+}
 
 }  // namespace stasis

@@ -141,30 +141,30 @@ class Fields {
   std::string& problem_;
 };
 
+// A value of the kind that criu_options.inc names.
+void read_option(Fields& fields, const char* key, bool& value) { value = fields.boolean(key); }
+void read_option(Fields& fields, const char* key, std::uint32_t& value) {
+  value = static_cast<std::uint32_t>(fields.integer(key, 0, std::uint32_t{0xffffffff}));
+}
+void read_option(Fields& fields, const char* key, std::string& value) {
+  value = fields.string(key);
+}
+void read_option(Fields& fields, const char* key, std::vector<std::string>& value) {
+  value = fields.strings(key, kMaxExternal);
+}
+template <class Choice>
+void read_option(Fields& fields, const char* key, Choice& value) {
+  if (const auto known = choice_from_name<Choice>(fields.string(key))) {
+    value = *known;
+  } else {
+    fields.complain(key, "is no value that is known");
+  }
+}
+
 CriuOptions read_options(const Json& json, std::string& problem) {
   Fields fields(json, "criu_options", problem);
   CriuOptions options;
-  options.shell_job = fields.boolean("shell_job");
-  options.tcp_established = fields.boolean("tcp_established");
-  options.tcp_close = fields.boolean("tcp_close");
-  options.file_locks = fields.boolean("file_locks");
-  options.link_remap = fields.boolean("link_remap");
-  options.ext_unix_sk = fields.boolean("ext_unix_sk");
-  options.unprivileged = fields.boolean("unprivileged");
-  options.ghost_limit =
-      static_cast<std::uint32_t>(fields.integer("ghost_limit", 0, std::uint32_t{0xffffffff}));
-  options.external = fields.strings("external", kMaxExternal);
-  if (const auto mode = cgroup_mode_from_name(fields.string("cgroups"))) {
-    options.cgroups = *mode;
-  } else {
-    fields.complain("cgroups", "is no mode that is known");
-  }
-  if (const auto lock = network_lock_from_name(fields.string("network_lock"))) {
-    options.network_lock = *lock;
-  } else {
-    fields.complain("network_lock", "is no way that is known");
-  }
-  options.lsm_profile = fields.string("lsm_profile");
+  for_each_criu_option([&](const auto& row) { read_option(fields, row.key, options.*row.field); });
   return options;
 }
 

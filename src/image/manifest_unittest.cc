@@ -333,6 +333,53 @@ TEST(Manifest, WhatTheKernelKeepsComesBackAndMayMiss) {
   EXPECT_EQ(with([](Json& j) { j.erase("threads"); }), ErrorCode::kImageCorrupt);
 }
 
+// A value of each kind that is not the default.
+void change(bool& value) { value = !value; }
+void change(std::uint32_t& value) { value = 0xffffffff; }
+void change(std::string& value) { value = "apparmor:other"; }
+void change(std::vector<std::string>& value) { value = {"mnt[/data]:data", ""}; }
+void change(CgroupMode& value) { value = CgroupMode::kStrict; }
+void change(NetworkLock& value) { value = NetworkLock::kIptables; }
+
+TEST(Manifest, EveryOptionOfCriuComesBack) {
+  std::vector<std::string> keys;
+  for_each_criu_option([&](const auto& row) {
+    SCOPED_TRACE(row.key);
+    keys.emplace_back(row.key);
+    Manifest manifest = sealed_manifest();
+    manifest.criu_options = {};
+    change(manifest.criu_options.*row.field);
+    EXPECT_NE(manifest.criu_options, CriuOptions());
+    const auto back = parse_manifest(serialize_manifest(manifest));
+    ASSERT_TRUE(back) << back.error().to_string();
+    EXPECT_EQ(back->criu_options, manifest.criu_options);
+    EXPECT_EQ(code_of(changed([&](Json& j) { j["criu_options"].erase(row.key); })),
+              ErrorCode::kImageCorrupt);
+    EXPECT_EQ(code_of(changed([&](Json& j) { j["criu_options"][row.key] = -1; })),
+              ErrorCode::kImageCorrupt);
+  });
+  // The format of the image: neither a name nor the order may change.
+  EXPECT_THAT(keys, testing::ElementsAre("shell_job", "tcp_established", "tcp_close", "file_locks",
+                                         "link_remap", "ext_unix_sk", "unprivileged", "ghost_limit",
+                                         "external", "cgroups", "network_lock", "lsm_profile"));
+}
+
+template <class Choice>
+void expect_names_come_back(const std::vector<std::string>& names) {
+  EXPECT_EQ(choice_names<Choice>(), names);
+  for (const std::string& name : names) {
+    const auto value = choice_from_name<Choice>(name);
+    ASSERT_TRUE(value) << name;
+    EXPECT_EQ(choice_name(*value), name);
+  }
+  EXPECT_FALSE(choice_from_name<Choice>("other"));
+}
+
+TEST(Manifest, ChoicesOfCriuHaveCriusNames) {
+  expect_names_come_back<CgroupMode>({"ignore", "none", "props", "soft", "full", "strict"});
+  expect_names_come_back<NetworkLock>({"iptables", "nftables", "skip"});
+}
+
 TEST(Manifest, PathsThatLeadElsewhereAreRefused) {
   const std::string long_name(256, 'x');
   for (const std::string& path :

@@ -116,19 +116,19 @@ Json to_json(const ProcessRecord& process, std::size_t room_for_command) {
   return json;
 }
 
+template <class T>
+Json option_json(const T& value) {
+  if constexpr (std::is_enum_v<T>) {
+    return choice_name(value);
+  } else {
+    return value;
+  }
+}
+
 Json to_json(const CriuOptions& options) {
-  return {{"shell_job", options.shell_job},
-          {"tcp_established", options.tcp_established},
-          {"tcp_close", options.tcp_close},
-          {"file_locks", options.file_locks},
-          {"link_remap", options.link_remap},
-          {"ext_unix_sk", options.ext_unix_sk},
-          {"unprivileged", options.unprivileged},
-          {"ghost_limit", options.ghost_limit},
-          {"external", options.external},
-          {"cgroups", cgroup_mode_name(options.cgroups)},
-          {"network_lock", network_lock_name(options.network_lock)},
-          {"lsm_profile", options.lsm_profile}};
+  Json json;
+  for_each_criu_option([&](const auto& row) { json[row.key] = option_json(options.*row.field); });
+  return json;
 }
 
 std::string hexadecimal(std::string_view bytes) {

@@ -12,21 +12,38 @@
 
 namespace stasis {
 
-std::vector<std::string> options_used(const CriuOptions& criu) {
-  std::vector<std::string> out;
-  const std::pair<bool, const char*> flags[] = {
-      {criu.shell_job, "--shell-job"},       {criu.tcp_established, "--tcp-established"},
-      {criu.tcp_close, "--tcp-close"},       {criu.file_locks, "--file-locks"},
-      {!criu.link_remap, "--no-link-remap"}, {criu.ext_unix_sk, "--ext-unix-sk"}};
-  for (const auto& [set, word] : flags)
-    if (set) out.emplace_back(word);
-  out.push_back(fmt::format("--ghost-limit {}", criu.ghost_limit));
-  for (const std::string& one : criu.external)
-    out.push_back("--external " + one);
-  out.push_back(fmt::format("--manage-cgroups {}", cgroup_mode_name(criu.cgroups)));
+namespace {
+
+using Words = std::vector<std::string>;
+
+// As `stasis dump` would be given it.
+void add_words(Words& out, const CriuOption<bool>& row, const CriuOptions& criu) {
+  if (criu.*row.field == CriuOptions().*row.field) return;
+  out.push_back(criu.*row.field ? row.flag : negated(row.flag));
+}
+void add_words(Words& out, const CriuOption<std::uint32_t>& row, const CriuOptions& criu) {
+  out.push_back(fmt::format("{} {}", row.flag, criu.*row.field));
+}
+void add_words(Words& out, const CriuOption<std::string>& row, const CriuOptions& criu) {
+  if (!(criu.*row.field).empty()) out.push_back(fmt::format("{} {}", row.flag, criu.*row.field));
+}
+void add_words(Words& out, const CriuOption<Words>& row, const CriuOptions& criu) {
+  for (const std::string& one : criu.*row.field)
+    out.push_back(fmt::format("{} {}", row.flag, one));
+}
+void add_words(Words& out, const CriuOption<CgroupMode>& row, const CriuOptions& criu) {
+  out.push_back(fmt::format("{} {}", row.flag, choice_name(criu.*row.field)));
+}
+void add_words(Words& out, const CriuOption<NetworkLock>& row, const CriuOptions& criu) {
   if (criu.tcp_established)
-    out.push_back(fmt::format("--network-lock {}", network_lock_name(criu.network_lock)));
-  if (!criu.lsm_profile.empty()) out.push_back("--lsm-profile " + criu.lsm_profile);
+    out.push_back(fmt::format("{} {}", row.flag, choice_name(criu.*row.field)));
+}
+
+}  // namespace
+
+std::vector<std::string> options_used(const CriuOptions& criu) {
+  Words out;
+  for_each_criu_option([&](const auto& row) { add_words(out, row, criu); });
   return out;
 }
 

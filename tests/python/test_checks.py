@@ -156,6 +156,13 @@ class Arguments(harness.Case):
         with self.assertRaisesRegex(stasis.Usage, "no network lock"):
             stasis.dump(1, "image", network_lock="ipchains")
 
+    def test_every_option_of_the_c_interface_can_be_given_to_dump(self):
+        with open(os.path.join(harness.SOURCE, "capi", "abi.txt"), encoding="utf-8") as file:
+            members = file.read().split("struct stasis_dump_options ")[1].split("\nstruct ")[0].splitlines()[1:]
+        members = {line.split()[0] for line in members} - {"size", "external_count"}
+        self.assertIn("tcp_established", members)
+        self.assertEqual(members - set(reflection.signature(stasis.dump).parameters), set())
+
 
 class Errors(harness.Case):
     def test_each_code_of_the_library_has_its_exception(self):
