@@ -22,15 +22,15 @@ namespace {
 using nlohmann::json;
 
 // The start time is in the name, so that a later process with the same number finds nothing.
-std::string path_in(const std::string& directory, Pid pid, std::uint64_t start_ticks,
+std::string path_in(const std::string& directory, const ProcessId& process,
                     const std::string& mark) {
-  return fmt::format("{}/{}-{}{}.suspended", directory, pid.value, start_ticks, mark);
+  return fmt::format("{}/{}-{}{}.suspended", directory, process.pid.value, process.start_ticks,
+                     mark);
 }
 
 Result<std::string> path_of(const Process& process) {
-  auto directory = journal_directory();
-  if (!directory) return directory;
-  return path_in(*directory, process.pid(), process.info().start_ticks, pid_namespace_mark());
+  STASIS_TRY_ASSIGN(const auto directory, journal_directory());
+  return path_in(directory, process.info().id(), pid_namespace_mark());
 }
 
 std::optional<SuspendedMemory> read_suspended(const std::string& path) {
@@ -68,15 +68,14 @@ void forget_the_dead() {
   const std::string end_of_name = pid_namespace_mark() + ".suspended";
   const DirectoryStream dir = list_open(*directory);
   while (const dirent* item = dir ? ::readdir(dir.get()) : nullptr) {
-    int pid = 0;
-    unsigned long long start = 0;
+    ProcessId process;
     const char* const end = item->d_name + std::strlen(item->d_name);
-    const auto number = std::from_chars(item->d_name, end, pid);
+    const auto number = std::from_chars(item->d_name, end, process.pid.value);
     if (number.ec != std::errc{} || *number.ptr != '-') continue;
-    const auto time = std::from_chars(number.ptr + 1, end, start);
+    const auto time = std::from_chars(number.ptr + 1, end, process.start_ticks);
     if (time.ec != std::errc{} || time.ptr != end_of_name) continue;
-    const auto info = proc::ProcFs().process(Pid{pid});
-    const bool gone = info ? info->start_ticks != start || info->has_ended()
+    const auto info = proc::ProcFs().process(process.pid);
+    const bool gone = info ? info->id() != process || info->has_ended()
                            : info.error().code == ErrorCode::kNoSuchProcess ||
                                  info.error().code == ErrorCode::kThreadId;
     if (gone) (void)::unlinkat(::dirfd(dir.get()), item->d_name, 0);
@@ -125,10 +124,10 @@ std::optional<SuspendedMemory> recall_suspended(const Process& process) {
   return path ? read_suspended(*path) : std::nullopt;
 }
 
-std::optional<SuspendedMemory> recall_suspended_in(const std::string& directory, Pid pid,
-                                                   std::uint64_t start_ticks,
+std::optional<SuspendedMemory> recall_suspended_in(const std::string& directory,
+                                                   const ProcessId& process,
                                                    const std::string& mark) {
-  return read_suspended(path_in(directory, pid, start_ticks, mark));
+  return read_suspended(path_in(directory, process, mark));
 }
 
 void forget_suspended(const Process& process) {

@@ -30,10 +30,10 @@ void remember_suspended(const Group& group);
 Result<void> remember_suspended(const Process& process, const SuspendedMemory& memory);
 // Nothing if this very process (number and start time) was not suspended by us.
 std::optional<SuspendedMemory> recall_suspended(const Process& process);
-// The same of a process in another PID namespace: by its number and the mark of that one
+// The same of a process in another PID namespace: by its number there and the mark of that one
 // (pid_namespace_mark()), and by the state directory there, as it is seen from here.
-std::optional<SuspendedMemory> recall_suspended_in(const std::string& directory, Pid pid,
-                                                   std::uint64_t start_ticks,
+std::optional<SuspendedMemory> recall_suspended_in(const std::string& directory,
+                                                   const ProcessId& process,
                                                    const std::string& mark);
 void forget_suspended(const Process& process);
 // Removes what processes have left that ended while they were suspended.

@@ -178,7 +178,7 @@ std::string name_of(Pid pid, const std::vector<job::JobEntry>& jobs,
     parents[info.pid] = info.parent;
   for (auto at = parents.find(pid); at != parents.end(); at = parents.find(at->second)) {
     for (const job::JobEntry& entry : jobs)
-      if (entry.init.value == 0 && entry.pid == at->first) return entry.name;
+      if (entry.init.value == 0 && entry.process.pid == at->first) return entry.name;
   }
   return {};
 }

@@ -89,10 +89,10 @@ std::string why_without_agent(const std::string& name) {
 Result<std::optional<job::Registration>> enter_name(const job::RunOptions& options) {
   if (options.name.empty()) return std::optional<job::Registration>();
   const Pid self{static_cast<int>(::getpid())};
-  auto entered =
-      job::Registration::enter({options.name, self, 0, Pid{}, self, {}, {}, options.command, {}});
-  if (!entered) return fail(std::move(entered.error()));
-  return std::optional<job::Registration>(std::move(*entered));
+  STASIS_TRY_ASSIGN(
+      auto entered,
+      job::Registration::enter({options.name, {self}, Pid{}, self, {}, {}, options.command, {}}));
+  return std::optional<job::Registration>(std::move(entered));
 }
 
 // The exit status is the shell's, and not that of the error's code.

@@ -60,8 +60,7 @@ std::string host_name() {
 struct Holder {
   std::string host;
   int pid = 0;
-  int init = 0;
-  std::uint64_t init_start = 0;
+  ProcessId init;  // the first process of the job; its number is 0 while there is none
 };
 
 // The text cannot be relied on: it serves messages, and tells what to wait for.
@@ -72,8 +71,9 @@ Holder read_holder(const UniqueFd& lock) {
   const auto json = nlohmann::json::parse(text, nullptr, false);
   if (!json.is_object()) return {};
   try {
-    return {json.at("host").get<std::string>(), json.at("pid").get<int>(),
-            json.at("init").get<int>(), json.at("init_start").get<std::uint64_t>()};
+    return {json.at("host").get<std::string>(),
+            json.at("pid").get<int>(),
+            {Pid{json.at("init").get<int>()}, json.at("init_start").get<std::uint64_t>()}};
   } catch (const nlohmann::json::exception&) {
     return {};
   }
@@ -82,8 +82,8 @@ Holder read_holder(const UniqueFd& lock) {
 Result<void> write_holder(const UniqueFd& lock, const std::string& path, const Holder& holder) {
   const std::string text = nlohmann::json{{"host", holder.host},
                                           {"pid", holder.pid},
-                                          {"init", holder.init},
-                                          {"init_start", holder.init_start}}
+                                          {"init", holder.init.pid.value},
+                                          {"init_start", holder.init.start_ticks}}
                                .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) +
                            "\n";
   if (::ftruncate(lock.get(), 0) != 0 ||
@@ -95,10 +95,10 @@ Result<void> write_holder(const UniqueFd& lock, const std::string& path, const H
 
 // The lock of a killed `stasis run` is free a moment before the processes of its job are gone.
 Result<void> wait_for_end(const Holder& before, const std::function<bool()>& stop) {
-  if (before.init <= 0 || before.host != host_name()) return {};
+  if (before.init.pid.value <= 0 || before.host != host_name()) return {};
   const auto start = Clock::now();
   while (true) {
-    if (!is_alive({Pid{before.init}, before.init_start})) return {};
+    if (!is_alive(before.init)) return {};
     if (stop && stop()) {
       return fail(ErrorCode::kInterrupted, "told to stop while another job comes to its end",
                   "start again");
@@ -109,8 +109,8 @@ Result<void> wait_for_end(const Holder& before, const std::function<bool()>& sto
   return fail(ErrorCode::kTimeout,
               fmt::format("the job of a `stasis run` that was killed is still there (its first "
                           "process is {})",
-                          before.init),
-              fmt::format("end it with `kill -9 {}`, then start again", before.init));
+                          before.init.pid.value),
+              fmt::format("end it with `kill -9 {}`, then start again", before.init.pid.value));
 }
 
 }  // namespace
@@ -151,7 +151,7 @@ Result<Images> Images::open(const std::string& dir, const std::function<bool()>&
                 "wait for its end, or give each job a directory of its own");
   }
   STASIS_TRY(wait_for_end(before, stop));
-  auto written = write_holder(images.lock_, images.path_ + "/lock", {host_name(), ::getpid()});
+  auto written = write_holder(images.lock_, images.path_ + "/lock", {host_name(), ::getpid(), {}});
   STASIS_TRY(std::move(written));
   return images;
 }
@@ -161,8 +161,8 @@ std::string Images::path_of(int number) const {
 }
 
 Result<void> Images::note_init(Pid init) const {
-  Holder holder{host_name(), ::getpid(), init.value};
-  if (auto info = proc::ProcFs().process(init)) holder.init_start = info->start_ticks;
+  Holder holder{host_name(), ::getpid(), {init}};
+  if (const auto info = proc::ProcFs().process(init)) holder.init = info->id();
   return write_holder(lock_, path_ + "/lock", holder);
 }
 

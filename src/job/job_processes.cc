@@ -33,8 +33,7 @@ Result<void> JobProcesses::enter_name(const std::string& name, const std::string
   STASIS_TRY_ASSIGN(auto state, journal_directory());
   STASIS_TRY_ASSIGN(auto entered,
                     Registration::enter({name.empty() ? fmt::format("job-{}", ::getpid()) : name,
-                                         Pid{static_cast<int>(::getpid())},
-                                         0,
+                                         {Pid{static_cast<int>(::getpid())}},
                                          init_->pid(),
                                          {},
                                          state,

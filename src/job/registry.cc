@@ -29,8 +29,8 @@ constexpr std::size_t kMostEntry = 1 << 20;
 
 std::string entry_to_text(const JobEntry& entry) {
   return json{{"name", entry.name},
-              {"pid", entry.pid.value},
-              {"start_ticks", entry.start_ticks},
+              {"pid", entry.process.pid.value},
+              {"start_ticks", entry.process.start_ticks},
               {"init", entry.init.value},
               {"root", entry.root.value},
               {"state_dir", entry.state_dir},
@@ -46,8 +46,8 @@ std::optional<JobEntry> entry_from_text(const std::string& text) {
   try {
     JobEntry entry;
     entry.name = object.at("name").get<std::string>();
-    entry.pid = Pid{object.at("pid").get<int>()};
-    entry.start_ticks = object.at("start_ticks").get<std::uint64_t>();
+    entry.process.pid = Pid{object.at("pid").get<int>()};
+    entry.process.start_ticks = object.at("start_ticks").get<std::uint64_t>();
     entry.init = Pid{object.at("init").get<int>()};
     entry.root = Pid{object.at("root").get<int>()};
     entry.state_dir = object.at("state_dir").get<std::string>();
@@ -80,7 +80,7 @@ std::optional<JobEntry> read_entry_file(const std::string& path) {
   if (!text) return std::nullopt;
   auto entry = entry_from_text(*text);
   if (!entry) return std::nullopt;
-  return is_alive({entry->pid, entry->start_ticks}) ? entry : std::nullopt;
+  return is_alive(entry->process) ? entry : std::nullopt;
 }
 
 Result<void> write_entry_file(const std::string& path, const JobEntry& entry) {
@@ -137,16 +137,16 @@ Result<void> check_job_name(const std::string& name) {
 
 Result<Registration> Registration::enter(JobEntry entry) {
   STASIS_TRY(check_job_name(entry.name));
-  STASIS_TRY_ASSIGN(auto info, proc::ProcFs().process(entry.pid));
-  entry.start_ticks = info.start_ticks;
+  STASIS_TRY_ASSIGN(const auto info, proc::ProcFs().process(entry.process.pid));
+  entry.process = info.id();
   STASIS_TRY_ASSIGN(auto directory, make_entries_directory());
   STASIS_TRY_ASSIGN(const auto lock, lock_entries(directory));
   const std::string path = directory + "/" + entry.name + std::string(kEntryEnd);
-  if (const auto other = read_entry_file(path); other && other->pid != entry.pid) {
-    return fail(
-        ErrorCode::kBusy,
-        fmt::format("another job has the name {}: process {}", entry.name, other->pid.value),
-        "give it another --name, or end that one first");
+  if (const auto other = read_entry_file(path); other && other->process.pid != entry.process.pid) {
+    return fail(ErrorCode::kBusy,
+                fmt::format("another job has the name {}: process {}", entry.name,
+                            other->process.pid.value),
+                "give it another --name, or end that one first");
   }
   // Removes what killed processes have left.
   for_each_entry(directory, [](const std::string& one) {
@@ -209,7 +209,7 @@ std::string mark_of(const JobEntry& job) { return fmt::format("@{}", pid_namespa
 std::optional<SuspendedMemory> recall_suspended_of(const JobEntry& job, const Process& process) {
   const auto inside = number_inside(process.pid());
   if (!inside) return std::nullopt;
-  return recall_suspended_in(state_directory_of(job), *inside, process.info().start_ticks,
+  return recall_suspended_in(state_directory_of(job), {*inside, process.info().start_ticks},
                              mark_of(job));
 }
 

@@ -20,11 +20,11 @@ namespace stasis::job {
 struct JobEntry {
   std::string name;
   // The program itself, or the `stasis run` that looks after it.
-  Pid pid;
-  std::uint64_t start_ticks = 0;
+  ProcessId process;
   // The first process of the job's namespaces; 0 if it has none.
   Pid init;
-  // The job's number in there; 0 while it is being started or restored. Without namespaces: `pid`.
+  // The job's number in there; 0 while it is being started or restored. Without namespaces: that of
+  // `process`.
   Pid root;
   std::string state_dir;  // the state directory in there
   std::string images_dir;

@@ -26,7 +26,7 @@ class JobRegistry : public testing::Test {
     fs::remove_all(top_);
   }
   static JobEntry entry(const std::string& name, Pid pid = Pid{::getpid()}) {
-    return {name, pid, 0, Pid{}, Pid{7}, "/state", "/images", {"a", "b"}, {"pipe:[1]"}};
+    return {name, {pid}, Pid{}, Pid{7}, "/state", "/images", {"a", "b"}, {"pipe:[1]"}};
   }
 
   fs::path top_;
@@ -38,7 +38,7 @@ TEST_F(JobRegistry, FindsWhatIsEnteredUntilItIsGone) {
     ASSERT_TRUE(entered) << entered.error().to_string();
     auto found = find_job("one");
     ASSERT_TRUE(found);
-    EXPECT_EQ(found->pid.value, ::getpid());
+    EXPECT_EQ(found->process.pid.value, ::getpid());
     EXPECT_EQ(found->root.value, 7);
     EXPECT_EQ(found->command, (std::vector<std::string>{"a", "b"}));
     ASSERT_TRUE(entered->set_root(Pid{8}));
