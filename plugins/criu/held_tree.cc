@@ -24,7 +24,7 @@ Result<std::vector<proc::AwakeThread>> wake_tree(Driver& driver, Pid root) {
   const int self = static_cast<int>(::syscall(SYS_gettid));
   std::vector<proc::AwakeThread> awake;
   for (const proc::ProcessInfo& info : tree) {
-    if (info.state == 'Z' || info.state == 'X') continue;
+    if (info.has_ended()) continue;
     auto process = Process::open(driver, info.pid, procfs);
     if (!process) {
       const ErrorCode code = process.error().code;

@@ -214,7 +214,7 @@ class Search {
       STASIS_TRY_ASSIGN(auto all, procfs_.all());
       daemons_.emplace();
       for (const ProcessInfo& other : all) {
-        if (!std::string_view(other.comm).starts_with(kMpsComm) || other.state == 'Z') continue;
+        if (!std::string_view(other.comm).starts_with(kMpsComm) || other.has_ended()) continue;
         auto owner = procfs_.details(other.pid);
         if (!owner) continue;
         auto variables = procfs_.environment(other.pid);

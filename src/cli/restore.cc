@@ -107,7 +107,7 @@ Result<void> check_still_there(const RestoreReport& report) {
   for (const ProcessReport& one : report.processes) {
     if (!one.cuda) continue;
     const auto info = proc::ProcFs().process(one.pid);
-    if (info && info->state != 'Z' && info->state != 'X') continue;
+    if (info && !info->has_ended()) continue;
     if (one.pid == report.root) {
       siginfo_t how{};
       const auto root = static_cast<id_t>(report.root.value);

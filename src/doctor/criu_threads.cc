@@ -113,7 +113,7 @@ void probe_seccomp(const proc::ProcFs& procfs, const Processes& processes,
 
 void probe_zombies(const proc::ProcFs& procfs, const Processes& everybody, Pid root, Signs& out) {
   for (const proc::ProcessInfo& info : everybody) {
-    const std::size_t threads = info.state == 'Z' ? procfs.threads(info.pid).size() : 0;
+    const std::size_t threads = info.has_ended() ? procfs.threads(info.pid).size() : 0;
     if (threads > 1) {
       out.add(root, kZombie,
               fmt::format("process {} ({}), {} threads", info.pid.value, info.comm, threads - 1));

@@ -166,7 +166,7 @@ void probe_mps(const KernelFolders& folders, Findings& out) {
   if (!all) return;
   std::vector<int> daemons;
   for (const proc::ProcessInfo& info : *all) {
-    if (std::string_view(info.comm).starts_with(kComm) && info.state != 'Z')
+    if (std::string_view(info.comm).starts_with(kComm) && !info.has_ended())
       daemons.push_back(info.pid.value);
   }
   if (daemons.empty()) return;

@@ -63,7 +63,7 @@ class BoundedDriverTest : public testing::Test {
   // And is not just waiting to be collected.
   static bool lives(int pid) {
     const auto info = proc::ProcFs().process(Pid{pid});
-    return info && info->state != 'Z' && info->state != 'X';
+    return info && !info->has_ended();
   }
   template <class F>
   static bool soon(const F& condition) {

@@ -160,7 +160,7 @@ class Loop {
     return everybody &&
            std::any_of(everybody->begin(), everybody->end(), [](const proc::ProcessInfo& info) {
              return info.parent.value == 0 && info.pid.value != ::getpid() &&
-                    info.comm == kVerbName && info.state != 'Z';
+                    info.comm == kVerbName && !info.has_ended();
            });
   }
 

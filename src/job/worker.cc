@@ -72,7 +72,7 @@ void tell_of_orphans(Worker& worker, Pid root) {
   if (!everybody) return;
   for (const proc::ProcessInfo& info : *everybody) {
     if (info.parent.value != 1 || info.pid == root || info.pid.value == ::getpid()) continue;
-    if (info.state == 'Z') continue;
+    if (info.has_ended()) continue;
     worker.notes.push_back(
         fmt::format("process {} ({}) has left the job's tree: no image has it, and a restored job "
                     "is without it",

@@ -86,7 +86,7 @@ Result<void> check_driver(const Driver& driver, const Manifest& manifest) {
 namespace {
 
 Error pid_in_use(const proc::ProcessInfo& user) {
-  const bool zombie = user.state == 'Z';
+  const bool zombie = user.has_ended();
   return {
       ErrorCode::kPidInUse,
       fmt::format("the image needs process number {}, which is in use by {}{}", user.pid.value,
@@ -232,7 +232,7 @@ Result<void> check_numbers(const Manifest& manifest) {
   for (const ProcessRecord& record : manifest.processes) {
     auto info = procfs.process(record.pid);
     // A dump has just ended the job, and those who have to wait for it come to it in a moment.
-    while (info && info->state == 'Z' && since(start) < kReapTimeout) {
+    while (info && info->has_ended() && since(start) < kReapTimeout) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       info = procfs.process(record.pid);
     }

@@ -191,7 +191,7 @@ RestoredTree RestoredJob::keep(bool leave_suspended) {
 // Before CRIU has handed the tree over: is what has the root's number a child of ours?
 bool RestoredJob::is_ours() const {
   auto info = proc::ProcFs().process(manifest_.root);
-  return info && info->parent.value == ::getpid() && info->state != 'Z' && info->state != 'X';
+  return info && info->parent.value == ::getpid() && !info->has_ended();
 }
 
 // Ends it and what it has started since, and reaps the root, which is our child.
