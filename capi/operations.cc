@@ -169,10 +169,9 @@ stasis_error* stasis_suspend(stasis_session* session, int pid,
     STASIS_TRY_ASSIGN(auto read, capi::read_options(options, stasis_suspend_options_init,
                                                     "stasis_suspend_options"));
     STASIS_TRY_ASSIGN(auto given, capi::Call::make(call));
-    auto done = suspend(given->environment(*session), Pid{pid},
-                        {capi::ms(read.timeout_ms), read.ignore_obstacles});
-    if (!done) return fail(std::move(done.error()));
-    return capi::give_text(json_text(to_json(*done)), report);
+    STASIS_TRY_ASSIGN(auto done, suspend(given->environment(*session), Pid{pid},
+                                         {capi::ms(read.timeout_ms), read.ignore_obstacles}));
+    return capi::give_text(json_text(to_json(done)), report);
   });
 }
 
@@ -192,9 +191,8 @@ stasis_error* stasis_resume(stasis_session* session, int pid, const stasis_resum
     ResumeOptions how;
     how.gpu_map = std::move(map);
     how.images_dir = capi::text(read.images_dir);
-    auto done = resume(given->environment(*session), Pid{pid}, how);
-    if (!done) return fail(std::move(done.error()));
-    return capi::give_text(json_text(to_json(*done)), report);
+    STASIS_TRY_ASSIGN(auto done, resume(given->environment(*session), Pid{pid}, how));
+    return capi::give_text(json_text(to_json(done)), report);
   });
 }
 
@@ -245,9 +243,8 @@ stasis_error* stasis_dump(stasis_session* session, int pid, const stasis_dump_op
                       capi::read_options(options, stasis_dump_options_init, "stasis_dump_options"));
     STASIS_TRY_ASSIGN(auto ours, capi::read(read));
     STASIS_TRY_ASSIGN(auto given, capi::Call::make(call));
-    auto done = dump(given->environment(*session), Pid{pid}, ours);
-    if (!done) return fail(std::move(done.error()));
-    return capi::give_text(json_text(to_json(*done)), report);
+    STASIS_TRY_ASSIGN(auto done, dump(given->environment(*session), Pid{pid}, ours));
+    return capi::give_text(json_text(to_json(done)), report);
   });
 }
 
@@ -283,9 +280,8 @@ stasis_error* stasis_recover(stasis_session* session, int pid, const stasis_call
       STASIS_TRY_ASSIGN(auto all, recover_all(env));
       std::move(all.begin(), all.end(), std::back_inserter(reports));
     } else {
-      auto one = recover(env, Pid{pid});
-      if (!one) return fail(std::move(one.error()));
-      reports.push_back(std::move(*one));
+      STASIS_TRY_ASSIGN(auto one, recover(env, Pid{pid}));
+      reports.push_back(std::move(one));
     }
     auto told = capi::give_text(json_text(to_json(reports)), report);
     const bool good = std::all_of(reports.begin(), reports.end(),
@@ -312,11 +308,10 @@ stasis_error* stasis_inspect(stasis_session* session, const stasis_inspect_optio
     std::optional<Environment> env;
     if (session != nullptr) env.emplace(given->environment(*session));
     const Error no_driver{ErrorCode::kDriverMissing, "no driver was given", "open a session first"};
-    auto done =
-        inspect(env ? &*env : nullptr, no_driver,
-                {capi::text(read.images_dir), read.verify, std::move(map), capi::path(read.criu)},
-                *given, given->interrupt());
-    if (!done) return fail(std::move(done.error()));
-    return capi::give_text(json_text(to_json(*done)), report);
+    STASIS_TRY_ASSIGN(auto done, inspect(env ? &*env : nullptr, no_driver,
+                                         {capi::text(read.images_dir), read.verify, std::move(map),
+                                          capi::path(read.criu)},
+                                         *given, given->interrupt()));
+    return capi::give_text(json_text(to_json(done)), report);
   });
 }

@@ -34,9 +34,8 @@ Result<Group> open_group(const stasis_group& group) {
         fmt::format("process {} ({}) has ended", group.root.pid().value, group.root.info().comm),
         "start the program again, or restore it from an image");
   }
-  auto opened = Group::open(*group.driver, group.root.pid());
-  if (!opened) return fail(std::move(opened.error()));
-  if (opened->cuda_count() == 0) {
+  STASIS_TRY_ASSIGN(auto opened, Group::open(*group.driver, group.root.pid()));
+  if (opened.cuda_count() == 0) {
     return fail(ErrorCode::kNotCuda,
                 fmt::format("no process below {} ({}) uses CUDA", group.root.pid().value,
                             group.root.info().comm),
@@ -47,12 +46,11 @@ Result<Group> open_group(const stasis_group& group) {
 
 // What it found them in is what each call brings them back to.
 Result<Group> open_group_in(const stasis_group& group, CudaState wanted, const char* action) {
-  auto opened = open_group(group);
-  if (!opened) return opened;
-  for (const GroupMember& member : opened->members()) {
+  STASIS_TRY_ASSIGN(auto opened, open_group(group));
+  for (const GroupMember& member : opened.members()) {
     if (!member.initial || *member.initial == wanted) continue;
     const int pid = member.process.pid().value;
-    opened->dismiss();
+    opened.dismiss();
     return fail(
         member.initial == CudaState::kFailed ? ErrorCode::kFailedState : ErrorCode::kWrongState,
         fmt::format("process {} is {}, and {} needs it {}", pid, cuda_state_name(*member.initial),

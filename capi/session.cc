@@ -33,9 +33,8 @@ Result<std::shared_ptr<Driver>> open_driver(const stasis_session_options& option
   const DriverTimeouts timeouts = timeouts_of(options);
   if (waits_for_ever(timeouts)) return shared(std::move(driver));
   STASIS_TRY_ASSIGN(auto program, calls_program());
-  auto bounded = bound_driver_by(program, library, driver, timeouts);
-  if (!bounded) return fail(std::move(bounded.error()));
-  return shared(std::move(*bounded));
+  STASIS_TRY_ASSIGN(auto bounded, bound_driver_by(program, library, driver, timeouts));
+  return shared(std::move(bounded));
 }
 
 }  // namespace

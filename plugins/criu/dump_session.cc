@@ -136,9 +136,8 @@ Result<void> DumpSession::State::enter_journal() {
                 "end the process, and restore it from an image if there is one");
   }
   if (!journal) {
-    auto begun = Journal::begin({"criu dump", group->root(), {}, {}, {}});
-    if (!begun) return fail(std::move(begun.error()));
-    journal.emplace(std::move(*begun));
+    STASIS_TRY_ASSIGN(auto begun, Journal::begin({"criu dump", group->root(), {}, {}, {}}));
+    journal.emplace(std::move(begun));
     if (!journal->inherited().empty()) {
       journal->finish();
       journal.reset();
@@ -188,7 +187,7 @@ Result<void> DumpSession::State::lock(Pid root, milliseconds timeout) {
     if (done) done = replace_inherited(locked);
   }
   if (!done && journal) {
-    if (auto back = roll_back(); !back) return back;
+    STASIS_TRY(roll_back());
   }
   return done;
 }
@@ -394,7 +393,7 @@ Result<void> DumpSession::record_image() {
   record.driver_version = state_->driver->info().driver_version;
   if (auto gpus = state_->driver->gpus()) record.gpus = std::move(*gpus);
   if (const auto directory = image_directory()) {
-    if (auto done = write_record(*directory, record); !done) return done;
+    STASIS_TRY(write_record(*directory, record));
   }
   if (!enter_inventory()) {
     return fail(ErrorCode::kIo, "CRIU could not note in the image that it needs this plugin",

@@ -109,10 +109,9 @@ bool is_memory_file(const struct stat& info) {
 
 Result<UniqueFd> open_checked(int directory, const std::string& path, int access,
                               const FileCheck& accept) {
-  auto place = open_file(directory, path, O_PATH | (access & O_NOFOLLOW));
-  if (!place) return place;
+  STASIS_TRY_ASSIGN(auto place, open_file(directory, path, O_PATH | (access & O_NOFOLLOW)));
   struct stat info {};
-  if (::fstat(place->get(), &info) != 0) return fail(errno_error("cannot look at " + path, errno));
+  if (::fstat(place.get(), &info) != 0) return fail(errno_error("cannot look at " + path, errno));
   // An O_PATH descriptor of a link that is not followed is one of the link itself.
   if (S_ISLNK(info.st_mode)) return fail(errno_error("cannot open " + path, ELOOP));
   if (!accept(info)) {
@@ -122,7 +121,7 @@ Result<UniqueFd> open_checked(int directory, const std::string& path, int access
                             path, info.st_mode));
   }
   constexpr int kHarmless = O_NONBLOCK | O_NOCTTY | O_CLOEXEC;
-  const std::string same = fmt::format("/proc/self/fd/{}", place->get());
+  const std::string same = fmt::format("/proc/self/fd/{}", place.get());
   UniqueFd file;
   do {
     file = UniqueFd(::open(same.c_str(), (access & ~O_NOFOLLOW) | kHarmless));

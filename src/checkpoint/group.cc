@@ -429,9 +429,8 @@ Result<void> Group::checkpoint(Progress& progress, const Interrupt& interrupt) {
       usable_processors() / static_cast<unsigned>(std::max<std::size_t>(1, cuda_count())), 1U,
       kMostSearchers);
   const auto checkpoint_one = [&](Process& process) -> Result<void> {
-    auto still =
-        parks_ ? process.keep_still(agents_at_work_.contains(process.pid())) : Result<void>();
-    if (!still) return still;
+    STASIS_TRY(parks_ ? process.keep_still(agents_at_work_.contains(process.pid()))
+                      : Result<void>());
     if (!parks_ || !drops_zeros_) return process.checkpoint();
     const auto space = proc::AddressSpace::open(process.pid());
     const auto before = procfs_.mappings(process.pid());

@@ -113,18 +113,17 @@ Result<void> replace(const proc::AddressSpace& space, const InheritedFiles& file
       const auto old = static_cast<std::uint64_t>(files.descriptors[i]);
       STASIS_TRY(make("close a file", SYS_close, {old}));
       if (i == 0) {
-        if (auto allowed = fault(FaultPoint::kReplaceClosed); !allowed) return allowed;
+        STASIS_TRY(fault(FaultPoint::kReplaceClosed));
       }
-      auto fresh = make("open an eventfd", SYS_eventfd2, {0, kEventfdFlags});
-      if (!fresh) return fail(std::move(fresh.error()));
-      const auto number = static_cast<std::uint64_t>(*fresh);
+      STASIS_TRY_ASSIGN(auto fresh, make("open an eventfd", SYS_eventfd2, {0, kEventfdFlags}));
+      const auto number = static_cast<std::uint64_t>(fresh);
       if (number != old) {
         auto moved = make("move a file", SYS_dup3, {number, old, O_CLOEXEC});
         if (moved) moved = make("close a file", SYS_close, {number});
         STASIS_TRY(std::move(moved));
       }
       if (i > 0) continue;
-      if (auto allowed = fault(FaultPoint::kReplaceFile); !allowed) return allowed;
+      STASIS_TRY(fault(FaultPoint::kReplaceFile));
     }
     for (const proc::Mapping& mapping : files.mappings) {
       auto mapped =
@@ -133,7 +132,7 @@ Result<void> replace(const proc::AddressSpace& space, const InheritedFiles& file
                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, ~0ULL, 0});
       STASIS_TRY(std::move(mapped));
       if (&mapping != &files.mappings.front()) continue;
-      if (auto allowed = fault(FaultPoint::kReplaceMapped); !allowed) return allowed;
+      STASIS_TRY(fault(FaultPoint::kReplaceMapped));
     }
     return {};
   });
@@ -144,14 +143,12 @@ Result<void> replace_now(const proc::AddressSpace& space, const InheritedFiles& 
                          const StoppedThreads& stopped) {
   const ProcFs procfs;
   const Pid pid = found.process.pid;
-  auto mappings = procfs.mappings(pid);
-  auto open = procfs.open_files(pid);
   if (stopped.threads().empty()) return {};
-  if (!mappings) return fail(std::move(mappings.error()));
-  if (!open) return fail(std::move(open.error()));
+  STASIS_TRY_ASSIGN(const auto mappings, procfs.mappings(pid));
+  STASIS_TRY_ASSIGN(const auto open, procfs.open_files(pid));
   RemoteCallRoom places;
   InheritedFiles now{found.process, {}, {}, found.simulated};
-  for (const proc::Mapping& mapping : *mappings) {
+  for (const proc::Mapping& mapping : mappings) {
     places.probe(space, mapping);
     const bool listed =
         std::any_of(found.mappings.begin(), found.mappings.end(), [&](const auto& m) {
@@ -159,7 +156,7 @@ Result<void> replace_now(const proc::AddressSpace& space, const InheritedFiles& 
         });
     if (listed) now.mappings.push_back(mapping);
   }
-  for (const proc::OpenFile& file : *open) {
+  for (const proc::OpenFile& file : open) {
     const bool listed = std::find(found.descriptors.begin(), found.descriptors.end(),
                                   file.descriptor) != found.descriptors.end();
     if (listed && is_drivers_file(file.path, found.simulated))
@@ -178,12 +175,11 @@ Result<void> replace_in(const InheritedFiles& files) {
   auto done = trace_on_own_thread([&]() -> Result<void> {
     const auto space = proc::AddressSpace::open(pid);
     if (!space) return fail(Error(space.error()));
-    auto stopped = StoppedThreads::stop(*space, [](Tid) { return true; });
-    if (!stopped) return fail(std::move(stopped.error()));
+    STASIS_TRY_ASSIGN(auto stopped, StoppedThreads::stop(*space, [](Tid) { return true; }));
     const auto now = ProcFs().process(pid);
     if (!now || now->id() != files.process.id()) return {};
     return between(FaultPoint::kReplaceBefore, FaultPoint::kReplaceAfter,
-                   [&] { return replace_now(*space, files, *stopped); });
+                   [&] { return replace_now(*space, files, stopped); });
   });
   if (done) return done;
   const ErrorCode code = done.error().code;
@@ -262,7 +258,7 @@ Result<void> replace_inherited_files(std::span<const InheritedFiles> found, Jour
     std::vector<ProcessId> processes;
     for (const InheritedFiles& files : found)
       processes.push_back(files.process.id());
-    if (auto noted = journal->note_remote_calls(std::move(processes)); !noted) return noted;
+    STASIS_TRY(journal->note_remote_calls(std::move(processes)));
   }
   Result<void> first;
   for (const InheritedFiles& files : found) {

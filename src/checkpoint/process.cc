@@ -43,18 +43,16 @@ bool is_own_thread(Tid thread) {
 Result<Process> Process::open(Driver& driver, Pid pid, proc::ProcFs procfs) {
   // First /proc, which can name the process of a thread; then the pidfd; then /proc again, so that
   // what was read is of the pidfd's process and not of an earlier one with the same number.
-  auto info = procfs.process(pid);
-  if (!info) return fail(std::move(info.error()));
+  STASIS_TRY(procfs.process(pid));
   STASIS_TRY_ASSIGN(auto pidfd, Pidfd::open(pid));
-  info = procfs.process(pid);
-  if (!info) return fail(std::move(info.error()));
-  if (info->has_ended() || !pidfd.alive()) {
+  STASIS_TRY_ASSIGN(auto info, procfs.process(pid));
+  if (info.has_ended() || !pidfd.alive()) {
     return fail(
         ErrorCode::kZombie,
-        fmt::format("process {} ({}) has exited and waits for its parent", pid.value, info->comm),
+        fmt::format("process {} ({}) has exited and waits for its parent", pid.value, info.comm),
         "nothing can be done with it; start the program again");
   }
-  return Process(driver, std::move(pidfd), std::move(*info), std::move(procfs));
+  return Process(driver, std::move(pidfd), std::move(info), std::move(procfs));
 }
 
 Error Process::explain(Action action, const DriverFailure& failure) const {

@@ -67,9 +67,8 @@ Result<void> fault_at(const std::string& script) {
 Result<CriuProcess> start_told(const std::string& path, const CriuProcess::StartOptions& options,
                                const std::function<Result<void>(Pid)>& on_started) {
   STASIS_TRY(fault(FaultPoint::kCriuStart));
-  auto process = CriuProcess::start(path, options);
-  if (!process) return process;
-  Result<void> told = on_started ? on_started(process->pid()) : Result<void>();
+  STASIS_TRY_ASSIGN(auto process, CriuProcess::start(path, options));
+  Result<void> told = on_started ? on_started(process.pid()) : Result<void>();
   if (told) told = fault(FaultPoint::kCriuStarted);
   STASIS_TRY(std::move(told));
   return process;

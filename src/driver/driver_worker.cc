@@ -228,9 +228,8 @@ Result<Caller> CallerSource::make() const {
   if (number < 0) {
     return fail(errno_error("cannot start a process for the driver's calls", -number));
   }
-  auto process = Pidfd::open(Pid{number});
-  if (!process) return fail(std::move(process.error()));
-  return Caller(std::move(*process), std::move(pair.ours));
+  STASIS_TRY_ASSIGN(auto process, Pidfd::open(Pid{number}));
+  return Caller(std::move(process), std::move(pair.ours));
 }
 
 }  // namespace stasis

@@ -135,18 +135,16 @@ Result<UniqueFd> ContentBase::link(std::size_t file, const UniqueFd& folder,
     return fail(errno_error("cannot make a hard link to " + shown, errno));
   }
   // This looks at the file that was linked, and not at what may have had the name before.
-  auto linked = open_file(folder.get(), name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
-  if (!linked) return fail(std::move(linked.error()));
+  STASIS_TRY_ASSIGN(auto linked, open_file(folder.get(), name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK));
   struct stat info = {};
-  if (::fstat(linked->get(), &info) != 0)
-    return fail(errno_error("cannot look at " + shown, errno));
+  if (::fstat(linked.get(), &info) != 0) return fail(errno_error("cannot look at " + shown, errno));
   if (!S_ISREG(info.st_mode) ||
       static_cast<std::uint64_t>(info.st_size) != index().file_sizes[file]) {
     return fail(ErrorCode::kImageCorrupt, shown + " is not the file that its index tells of");
   }
   // As large and another: a program that copies an image over this one renames each file to its
   // place.
-  if (!reader_.reads_from(file, *linked))
+  if (!reader_.reads_from(file, linked))
     return fail(ErrorCode::kImageCorrupt, shown + " is not the file that was verified");
   if (info.st_uid != ::geteuid() || (info.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
     return fail(ErrorCode::kNotPermitted,

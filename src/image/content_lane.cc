@@ -117,9 +117,8 @@ Result<std::span<std::byte>> ContentBatch::gathered(std::size_t bytes) {
     STASIS_TRY(flush());
     gathered_ = 0;
   }
-  auto memory = lane_.workspace.stored(gather_);
-  if (!memory) return memory;
-  return memory->subspan(gathered_);
+  STASIS_TRY_ASSIGN(auto memory, lane_.workspace.stored(gather_));
+  return memory.subspan(gathered_);
 }
 
 std::span<const std::byte> ContentBatch::pad(std::span<std::byte> room, std::size_t size) {

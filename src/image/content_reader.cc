@@ -269,8 +269,7 @@ Result<void> ContentReader::State::read(std::size_t stream, std::uint64_t offset
     STASIS_TRY(read_run(run, stored));
     for (const Place& one : run.places) {
       const std::uint64_t from = chunk(one).position - run.position;
-      auto unpacked = unpack(one, stored.subspan(from), bytes.first(length(one.number)), workspace);
-      if (!unpacked) return unpacked;
+      STASIS_TRY(unpack(one, stored.subspan(from), bytes.first(length(one.number)), workspace));
       bytes = bytes.subspan(length(one.number));
     }
     number += run.places.size();
@@ -305,17 +304,14 @@ std::vector<ContentReader::State::Run> ContentReader::State::all_runs() const {
 }
 
 Result<void> ContentReader::State::verify(const Run& run, Workspace& workspace) const {
-  auto stored = workspace.stored(run.bytes);
-  auto content = workspace.content(index.chunk_bytes);
-  if (!stored) return fail(std::move(stored.error()));
-  if (!content) return fail(std::move(content.error()));
-  STASIS_TRY(read_run(run, stored->first(run.bytes)));
+  STASIS_TRY_ASSIGN(auto stored, workspace.stored(run.bytes));
+  STASIS_TRY_ASSIGN(auto content, workspace.content(index.chunk_bytes));
+  STASIS_TRY(read_run(run, stored.first(run.bytes)));
   for (const Place& place : run.places) {
-    const auto from = stored->subspan(chunk(place).position - run.position);
+    const auto from = stored.subspan(chunk(place).position - run.position);
     const std::uint32_t length = index.bytes_of(place.stream, place.number);
     const bool raw = chunk(place).encoding == ContentEncoding::kRaw;
-    auto good = unpack(place, from, raw ? from.first(length) : content->first(length), workspace);
-    if (!good) return good;
+    STASIS_TRY(unpack(place, from, raw ? from.first(length) : content.first(length), workspace));
   }
   return {};
 }

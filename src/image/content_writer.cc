@@ -170,7 +170,7 @@ class ContentWriter::State::Placer {
 
   Result<void> place(std::span<const std::byte> content, LaneKind kind, Slot& slot) {
     if (lane_ != nullptr && lane_->kind != kind) {
-      if (auto ended = end(); !ended) return ended;
+      STASIS_TRY(end());
     }
     if (lane_ == nullptr) {
       STASIS_TRY_ASSIGN(auto lane, state_.lanes.take(kind));
@@ -246,7 +246,7 @@ Result<void> ContentWriter::State::write(std::size_t stream, std::uint64_t offse
     LaneKind kind = LaneKind::kNew;
     // Only whole ones, so that what has one digest has one size.
     if (content.size() == options.chunk_bytes && is_there(number, slot, kind)) continue;
-    if (auto placed = placer.place(content, kind, slot); !placed) return placed;
+    STASIS_TRY(placer.place(content, kind, slot));
   }
   return placer.end();
 }

@@ -54,9 +54,8 @@ tl::unexpected<Error> corrupt(std::string message) {
 // Opens a file of the image, which must be a regular one; O_NONBLOCK so that a pipe in its place
 // does not hold the reader up.
 Result<UniqueFd> open_regular(const UniqueFd& dir, const std::string& path, struct stat& info) {
-  auto file = open_beneath(dir, path, O_RDONLY | O_NONBLOCK | O_NOFOLLOW);
-  if (!file) return file;
-  if (::fstat(file->get(), &info) != 0) return fail(errno_error("cannot look at " + path, errno));
+  STASIS_TRY_ASSIGN(auto file, open_beneath(dir, path, O_RDONLY | O_NONBLOCK | O_NOFOLLOW));
+  if (::fstat(file.get(), &info) != 0) return fail(errno_error("cannot look at " + path, errno));
   if (!S_ISREG(info.st_mode)) return corrupt(path + " is no regular file");
   return file;
 }
@@ -93,8 +92,7 @@ Result<void> copy_content(const UniqueFd& from, const UniqueFd& to, const std::s
     if (got < 0) return fail(errno_error("cannot read what is to become " + path, errno));
     if (got == 0) return {};
     at += got;
-    auto wrote = write_all(to.get(), buffer.data(), static_cast<std::size_t>(got), path);
-    if (!wrote) return wrote;
+    STASIS_TRY(write_all(to.get(), buffer.data(), static_cast<std::size_t>(got), path));
   }
 }
 
@@ -191,9 +189,8 @@ Result<ContentReader> ImageReader::open_content(const ContentReadOptions& option
     return fail(ErrorCode::kInternal,
                 fmt::format("{} has no {}", path_, content_folder(options.kind)));
   }
-  auto content = ContentReader::open(dir_, *record, options);
-  if (!content) return content;
-  for (const ContentStream& stream : content->streams()) {
+  STASIS_TRY_ASSIGN(auto content, ContentReader::open(dir_, *record, options));
+  for (const ContentStream& stream : content.streams()) {
     const auto is_its = [&](const ProcessRecord& process) { return process.pid == stream.pid; };
     const auto its = std::find_if(manifest_.processes.begin(), manifest_.processes.end(), is_its);
     if (its != manifest_.processes.end() && its->cuda) continue;
@@ -273,7 +270,7 @@ Result<void> ImageReader::verify_content_sizes(ContentKind kind) const {
 
 Result<void> ImageReader::verify(Progress& progress, const Interrupt& interrupt, Part part) const {
   if (part != Part::kPages) {
-    if (auto sizes = verify_sizes(); !sizes) return sizes;
+    STASIS_TRY(verify_sizes());
   }
   const std::string pages = std::string(manifest_format::kCriuFolder) + "/pages-";
   std::vector<const FileRecord*> files;

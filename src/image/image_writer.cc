@@ -303,7 +303,7 @@ Result<void> ImageWriter::State::sync_all(Progress& progress, const Interrupt& i
       files.push_back(
           {fmt::format("{}/{}", folder, name), static_cast<std::uint64_t>(info.st_size), {}});
     }
-    if (auto done = sync_to_disk(*opened, folder); !done) return done;
+    STASIS_TRY(sync_to_disk(*opened, folder));
   }
   STASIS_TRY(sync_each(files, progress, interrupt));
   STASIS_TRY(sync_to_disk(dir, final_path));
@@ -393,7 +393,7 @@ Result<void> ImageWriter::State::complete(Manifest& manifest, SyncPolicy sync, P
     STASIS_TRY(sync_each(manifest.files, progress, interrupt));
     STASIS_TRY(sync_to_disk(criu, sibling(partial) + "/criu"));
     manifest.phases.push_back({"sync", since(start).count()});
-    if (auto allowed = fault(FaultPoint::kImageSynced); !allowed) return allowed;
+    STASIS_TRY(fault(FaultPoint::kImageSynced));
   }
   manifest.sync = sync == SyncPolicy::kNone ? SyncPolicy::kNone : SyncPolicy::kDisk;
   if (manifest.created.empty()) manifest.created = utc_now();
@@ -403,13 +403,12 @@ Result<void> ImageWriter::State::complete(Manifest& manifest, SyncPolicy sync, P
   if (!wrote) return fail(std::move(wrote).error());
   manifest = std::move(*wrote);
   if (sync == SyncPolicy::kDisk) {
-    if (auto done = sync_to_disk(dir, sibling(partial)); !done) return done;
+    STASIS_TRY(sync_to_disk(dir, sibling(partial)));
   }
   STASIS_TRY(fault(FaultPoint::kImageManifestWritten));
   STASIS_TRY(interrupt.check());
-  auto named = between(FaultPoint::kImageName, FaultPoint::kImageNamed,
-                       [this]() -> Result<void> { return take_name(); });
-  if (!named) return named;
+  STASIS_TRY(between(FaultPoint::kImageName, FaultPoint::kImageNamed,
+                     [this]() -> Result<void> { return take_name(); }));
   if (sync == SyncPolicy::kDisk) return sync_to_disk(final.parent, final.parent_path);
   return {};
 }

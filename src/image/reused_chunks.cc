@@ -84,10 +84,9 @@ Result<void> ReusedChunks::move_chunks(std::size_t file, const std::vector<std::
     for (const std::uint32_t number : chunks) {
       ContentChunk chunk = base_->index().chunks[number];
       bytes.resize(chunk.stored);
-      auto got =
-          read_at(links_[file].file, base_->path() + "/" + content_data_path(base_->kind(), file),
-                  chunk.position, bytes);
-      if (!got) return got;
+      STASIS_TRY(read_at(links_[file].file,
+                         base_->path() + "/" + content_data_path(base_->kind(), file),
+                         chunk.position, bytes));
       const auto place = batch.add(bytes);
       if (!place) return fail(place.error());
       // The next one is read to where this one is.

@@ -211,9 +211,8 @@ Result<std::vector<int>> Images::all() const {
 }
 
 Result<std::vector<int>> Images::complete() const {
-  auto numbers = all();
-  if (!numbers) return numbers;
-  std::erase_if(*numbers, [&](int number) {
+  STASIS_TRY_ASSIGN(auto numbers, all());
+  std::erase_if(numbers, [&](int number) {
     const std::string manifest = fmt::format("{:0{}}/manifest.json", number, kDigits);
     return ::faccessat(dir_.get(), manifest.c_str(), F_OK, AT_SYMLINK_NOFOLLOW) != 0;
   });
@@ -249,8 +248,7 @@ Result<void> Images::note_done(const std::string& word,
   STASIS_TRY_ASSIGN(auto file,
                     open_file(dir_.get(), fresh, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0600));
   const std::string text = nlohmann::json{{"command", command}}.dump() + "\n";
-  auto written = write_all(file.get(), text.data(), text.size(), path);
-  if (!written) return written;
+  STASIS_TRY(write_all(file.get(), text.data(), text.size(), path));
   if (::fsync(file.get()) != 0 ||
       ::renameat(dir_.get(), fresh.c_str(), dir_.get(), name.c_str()) != 0 ||
       ::fsync(dir_.get()) != 0) {
@@ -269,10 +267,9 @@ bool Images::is_done(const std::string& word, const std::vector<std::string>& co
 }
 
 Result<std::vector<int>> Images::remove_old(int keep) const {
-  auto numbers = complete();
-  if (!numbers) return numbers;
-  if (keep < 1 || numbers->size() <= static_cast<std::size_t>(keep)) return std::vector<int>();
-  const int oldest = (*numbers)[static_cast<std::size_t>(keep) - 1];
+  STASIS_TRY_ASSIGN(auto numbers, complete());
+  if (keep < 1 || numbers.size() <= static_cast<std::size_t>(keep)) return std::vector<int>();
+  const int oldest = numbers[static_cast<std::size_t>(keep) - 1];
   STASIS_TRY_ASSIGN(auto names, list_directory(dir_, path_));
   std::vector<int> removed;
   std::optional<Error> first;

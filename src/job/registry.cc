@@ -61,10 +61,9 @@ std::optional<JobEntry> entry_from_text(const std::string& text) {
 }
 
 Result<std::string> entries_directory() {
-  auto state = journal_directory();
-  if (!state) return state;
+  STASIS_TRY_ASSIGN(auto state, journal_directory());
   // Others in other PID namespaces may share the state directory: their numbers mean nothing here.
-  return *state + "/jobs" + pid_namespace_mark();
+  return state + "/jobs" + pid_namespace_mark();
 }
 
 // For a process that makes an entry; a process that only looks leaves nothing behind.
@@ -97,9 +96,8 @@ Result<void> write_entry_file(const std::string& path, const JobEntry& entry) {
 
 // Held while a process looks whether a name is free, and takes it.
 Result<UniqueFd> lock_entries(const std::string& directory) {
-  auto fd = open_file(AT_FDCWD, directory, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-  if (!fd) return fd;
-  while (::flock(fd->get(), LOCK_EX) != 0) {
+  STASIS_TRY_ASSIGN(auto fd, open_file(AT_FDCWD, directory, O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
+  while (::flock(fd.get(), LOCK_EX) != 0) {
     if (errno != EINTR) return fail(errno_error("cannot lock " + directory, errno));
   }
   return fd;

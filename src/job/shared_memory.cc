@@ -178,9 +178,8 @@ class Saver {
       const ssize_t got = ::pread(fd.get(), buffer_.data(), wanted, begin);
       if (got < 0 && errno == EINTR) continue;
       if (got <= 0) return io_error("read", path);
-      auto done =
-          write_all(content_.get(), buffer_.data(), static_cast<std::size_t>(got), kContent);
-      if (!done) return done;
+      STASIS_TRY(
+          write_all(content_.get(), buffer_.data(), static_cast<std::size_t>(got), kContent));
       begin += got;
       written_ += static_cast<std::uint64_t>(got);
     }
@@ -387,7 +386,7 @@ class Restorer {
       const auto bytes = extent.at(1).get<std::uint64_t>();
       const auto from = extent.at(2).get<std::uint64_t>();
       if (begin > size || bytes > size - begin) return corrupt("extents of " + path);
-      if (auto done = copy(file, begin, bytes, from, path); !done) return done;
+      STASIS_TRY(copy(file, begin, bytes, from, path));
     }
     return {};
   }

@@ -206,9 +206,8 @@ Result<std::string> Swap::decide() {
   if (!does(out_, SideOrder::kUndo)) return fail(out_.error());
   bool undone = undid(out_);
   STASIS_TRY_ASSIGN(auto out, status_of(out_));
-  auto in = status_of(in_);
-  if (!in) return fail(std::move(in.error()));
-  if (out != SideStatus::kRunning && *in != SideStatus::kGone) {
+  STASIS_TRY_ASSIGN(auto in, status_of(in_));
+  if (out != SideStatus::kRunning && in != SideStatus::kGone) {
     // The first has made room, so that there is room for the second.
     if (does(in_, SideOrder::kResume)) {
       return out == SideStatus::kGone
@@ -226,20 +225,19 @@ Result<std::string> Swap::decide() {
     return fmt::format("{} runs and {} is suspended, as before: it could not be resumed: {}", a, b,
                        why.to_string());
   }
-  if (*in == SideStatus::kGone) {
+  if (in == SideStatus::kGone) {
     if (out == SideStatus::kSuspended && !does(out_, SideOrder::kResume)) return fail(out_.error());
     return out == SideStatus::kGone ? fmt::format("neither {} nor {} lives any more", a, b)
                                     : fmt::format("{} runs, as before; {} has ended", a, b);
   }
   if (!does(in_, SideOrder::kUndo)) return fail(in_.error());
   undone = undone || undid(in_);
-  in = status_of(in_);
-  if (!in) return fail(std::move(in.error()));
+  STASIS_TRY_ASSIGN(in, status_of(in_));
   // Nothing of it was half done: then the user has resumed it since.
-  if (*in == SideStatus::kRunning && !undone) return fmt::format("both {} and {} run", a, b);
-  if (*in == SideStatus::kRunning && !does(in_, SideOrder::kSuspend)) return fail(in_.error());
-  return *in == SideStatus::kGone ? fmt::format("{} runs, as before; {} has ended", a, b)
-                                  : fmt::format("{} runs and {} is suspended, as before", a, b);
+  if (in == SideStatus::kRunning && !undone) return fmt::format("both {} and {} run", a, b);
+  if (in == SideStatus::kRunning && !does(in_, SideOrder::kSuspend)) return fail(in_.error());
+  return in == SideStatus::kGone ? fmt::format("{} runs, as before; {} has ended", a, b)
+                                 : fmt::format("{} runs and {} is suspended, as before", a, b);
 }
 
 // Which process it is about, told from a later process with the same number.

@@ -227,14 +227,12 @@ Result<void> set_own_state(Pid pid, const OwnStateRecord& state, std::vector<std
           return {};
         };
         if (state.merge_memory) {
-          auto done = set(SYS_prctl, {kSetMemoryMerge, 1},
-                          "that pages of equal content are merged (PR_SET_MEMORY_MERGE)");
-          if (!done) return done;
+          STASIS_TRY(set(SYS_prctl, {kSetMemoryMerge, 1},
+                         "that pages of equal content are merged (PR_SET_MEMORY_MERGE)"));
         }
         if (state.lock_new != 0) {
-          auto done = set(SYS_mlockall, {static_cast<std::uint64_t>(state.lock_new)},
-                          "that new memory is locked (mlockall)");
-          if (!done) return done;
+          STASIS_TRY(set(SYS_mlockall, {static_cast<std::uint64_t>(state.lock_new)},
+                         "that new memory is locked (mlockall)"));
         }
         if (state.deny_new_code == 0) return {};
         const auto answer = make(SYS_prctl, Arguments{kSetMdwe, state.deny_new_code});

@@ -208,7 +208,7 @@ class Keeper {
       items.push_back(std::move(item));
     }
     if (content_.valid()) {
-      if (auto closed = content_.close(format::kContent); !closed) return closed;
+      STASIS_TRY(content_.close(format::kContent));
     }
     const std::string text =
         json{{"version", format::kVersion}, {"files", std::move(items)}}.dump();
@@ -254,9 +254,8 @@ class Keeper {
       const ssize_t got = ::pread(file->get(), buffer_.data(), wanted, static_cast<off_t>(done));
       if (got < 0 && errno == EINTR) continue;
       if (got <= 0) break;  // another program has cut it meanwhile, or the disk has lost it
-      auto put = write_all(content_.get(), buffer_.data(), static_cast<std::size_t>(got),
-                           format::kContent);
-      if (!put) return put;
+      STASIS_TRY(write_all(content_.get(), buffer_.data(), static_cast<std::size_t>(got),
+                           format::kContent));
       done += static_cast<std::uint64_t>(got);
     }
     if (done == kept.size)

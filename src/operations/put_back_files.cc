@@ -64,8 +64,7 @@ Result<void> append(const UniqueFd& from, std::uint64_t begin, std::uint64_t end
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return put_back_error("read", path);
     if (got == 0) break;
-    auto put = write_all(to.get(), buffer.data(), static_cast<std::size_t>(got), path);
-    if (!put) return put;
+    STASIS_TRY(write_all(to.get(), buffer.data(), static_cast<std::size_t>(got), path));
     begin += static_cast<std::uint64_t>(got);
   }
   return {};

@@ -26,38 +26,32 @@ Result<void> quiesce_tree(const Environment& env, OpenedGroup& opened,
         group.members().begin(), group.members().end(),
         [](const GroupMember& member) { return member.initial == CudaState::kRunning; });
     if (runs && !phases.standing()) phases.stands_still();
-    auto done = group.lock(options.timeout, env.interrupt);
-    if (!done) return done;
+    STASIS_TRY(group.lock(options.timeout, env.interrupt));
     if (options.path != MemoryPath::kDriver) opened.direct.tell_of_new(env, group);
     if (options.on_quiesced) options.on_quiesced();
     // Once more: the lock may have taken seconds, in which the ranks of a job have met.
     std::set<Pid> none;
     if (!options.ignore_obstacles)
-      done = look_for_obstacles(env, group.members(), false, none, true);
-    if (!done) return done;
+      STASIS_TRY(look_for_obstacles(env, group.members(), false, none, true));
     phases.begin("checkpoint");
-    done = group.keep_still();
-    if (!done) return done;
+    STASIS_TRY(group.keep_still());
     // What they have forked until then; from now on they fork no process.
-    auto more = group.probe_again();
-    if (!more) return fail(std::move(more.error()));
-    if (*more) continue;
-    if (done = opened.direct.expect_agents(); !done) return done;
+    STASIS_TRY_ASSIGN(auto more, group.probe_again());
+    if (more) continue;
+    STASIS_TRY(opened.direct.expect_agents());
     STASIS_TRY_ASSIGN(
         auto inherited,
         find_inherited_files(proc::ProcFs(), group.members(), env.driver.info().simulated,
                              !options.for_dump || options.ignore_obstacles));
-    done = replace_inherited_files(inherited, opened.journal.get());
-    if (!done && options.for_dump) return done;
-    if (!done) env.tell("a later dump may be refused: " + done.error().to_string());
+    const auto replaced = replace_inherited_files(inherited, opened.journal.get());
+    if (!replaced && options.for_dump) return replaced;
+    if (!replaced) env.tell("a later dump may be refused: " + replaced.error().to_string());
     for (const GroupMember& member : group.members())
       if (member.initial) direct::AgentClient::note_hold(member.process.pid());
-    done = group.checkpoint(env.progress, env.interrupt);
-    if (!done) return done;
+    STASIS_TRY(group.checkpoint(env.progress, env.interrupt));
     // A checkpoint takes seconds, in which a process without CUDA can start one that has.
-    more = group.probe_again();
-    if (!more) return fail(std::move(more.error()));
-    if (!*more) return opened.direct.finish_out(phases);
+    STASIS_TRY_ASSIGN(more, group.probe_again());
+    if (!more) return opened.direct.finish_out(phases);
   }
 }
 

@@ -31,9 +31,7 @@ Result<void> restore_state(Driver& driver, Process& process) {
   std::vector<GpuPair> pairs;
   if (auto memory = recall_suspended(process); memory && !memory->gpus.empty()) {
     STASIS_TRY_ASSIGN(auto gpus, driver.gpus());
-    auto planned = plan_gpu_map(driver, {}, memory->gpus, gpus);
-    if (!planned) return fail(std::move(planned.error()));
-    pairs = std::move(*planned);
+    STASIS_TRY_ASSIGN(pairs, plan_gpu_map(driver, {}, memory->gpus, gpus));
   }
   return process.restore(pairs);
 }
@@ -202,7 +200,7 @@ Result<void> recover_targets(const Environment& env, const JournalRecord& record
       worst = fail(std::move(one.error()));
     else if (*one)
       recovered.push_back(std::move(**one));
-    if (auto allowed = fault(FaultPoint::kRecoverTargetDone); !allowed) return allowed;
+    STASIS_TRY(fault(FaultPoint::kRecoverTargetDone));
   }
   std::set<Pid> failed;
   for (const auto& group : by_memory(recovered)) {
@@ -430,10 +428,9 @@ Result<RecoverReport> recover(const Environment& env, Pid root) {
 }
 
 Result<std::vector<RecoverReport>> recover_all(const Environment& env) {
-  auto entries = read_settled_journal(env, Pid{});
-  if (!entries) return fail(std::move(entries.error()));
+  STASIS_TRY_ASSIGN(auto entries, read_settled_journal(env, Pid{}));
   std::vector<RecoverReport> out;
-  for (const JournalEntry& entry : *entries) {
+  for (const JournalEntry& entry : entries) {
     if (entry.under_way) continue;
     if (auto report = recover_entry(env, entry)) out.push_back(std::move(*report));
   }

@@ -32,9 +32,8 @@ Result<std::vector<GpuPair>> check_and_plan(const Environment& env, const Group&
   if (needed.empty() && from.empty() && options.gpu_map.empty()) return std::vector<GpuPair>();
   STASIS_TRY_ASSIGN(auto gpus, env.driver.gpus());
   if (from.empty()) from = gpus;
-  auto pairs = plan_gpu_map(env.driver, options.gpu_map, from, gpus);
-  if (!pairs) return fail(std::move(pairs.error()));
-  STASIS_TRY(check_gpu_memory(needed, *pairs, gpus));
+  STASIS_TRY_ASSIGN(auto pairs, plan_gpu_map(env.driver, options.gpu_map, from, gpus));
+  STASIS_TRY(check_gpu_memory(needed, pairs, gpus));
   return pairs;
 }
 

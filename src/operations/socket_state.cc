@@ -308,7 +308,7 @@ Result<void> note_sockets(const Environment& env, Manifest& manifest,
                           std::vector<std::string>& lost) {
   Noter noter(env, manifest, lost);
   for (const ProcessRecord& process : manifest.processes) {
-    if (auto looked = noter.probe(process); !looked) return looked;
+    STASIS_TRY(noter.probe(process));
   }
   noter.finish();
   return {};

@@ -95,11 +95,11 @@ Result<AwakeThread> AwakeThread::seize(Pid pid, Tid thread) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   AwakeThread awake(pid, thread, true);
-  auto done = request(pid, thread, PTRACE_SEIZE, 0, nullptr, "trace");
-  if (!done) return fail(std::move(done.error()));
+  STASIS_TRY(request(pid, thread, PTRACE_SEIZE, 0, nullptr, "trace"));
   // The thread is stopped, and reports it at once. PTRACE_INTERRUPT would stop it once more after
   // that.
   auto alive = awake.wait_for_stop();
+  Result<void> done;
   if (!alive) done = fail(std::move(alive.error()));
   if (alive && !*alive) done = fail(gone(pid, thread));
   if (done) done = awake.let_go_on();
@@ -111,10 +111,9 @@ Result<AwakeThread> AwakeThread::seize(Pid pid, Tid thread) {
 }
 
 Result<void> AwakeThread::let_go_on() {
-  auto done =
-      request(pid_, thread_, PTRACE_GETSIGMASK, sizeof mask_, &mask_, "ask the signal mask of");
-  if (!done) return done;
-  done = set_mask(pid_, thread_, kAllButTrap);
+  STASIS_TRY(
+      request(pid_, thread_, PTRACE_GETSIGMASK, sizeof mask_, &mask_, "ask the signal mask of"));
+  auto done = set_mask(pid_, thread_, kAllButTrap);
   if (done) {
     set_options(pid_, thread_, false);
     done = request(pid_, thread_, PTRACE_CONT, 0, nullptr, "let go");

@@ -238,9 +238,8 @@ Result<void> unpark(const AddressSpace& space, const StoppedThreads& stopped, Ti
 }
 
 Result<void> finish_remote_call_of(const AddressSpace& space, const RemoteCallRoom::Begun& begun) {
-  auto stopped = StoppedThreads::stop(space, [](Tid) { return true; });
-  if (!stopped) return fail(std::move(stopped.error()));
-  return finish_remote_call(space, *stopped, begun);
+  STASIS_TRY_ASSIGN(auto stopped, StoppedThreads::stop(space, [](Tid) { return true; }));
+  return finish_remote_call(space, stopped, begun);
 }
 
 // The word that a thread waits on, of each slot; of none if it cannot be read.
@@ -289,7 +288,7 @@ Result<void> unpark_all(const AddressSpace& space) {
   STASIS_TRY_ASSIGN(auto places, probe(space));
   STASIS_TRY(check_is_there(places, pid));
   if (places.calls.begun) {
-    if (auto done = finish_remote_call_of(space, *places.calls.begun); !done) return done;
+    STASIS_TRY(finish_remote_call_of(space, *places.calls.begun));
   }
   Result<void> worst;
   for (const Tid thread : proc::ProcFs().threads(pid)) {
@@ -319,14 +318,11 @@ class Parker {
       : space_(space), pid_(space.pid()), spared_(spared), code_(space), start_(Clock::now()) {}
 
   Result<void> run() {
-    auto places = probe(space_);
-    if (!places) return fail(std::move(places.error()));
-    if (places->calls.begun) {
+    STASIS_TRY_ASSIGN(places_, probe(space_));
+    if (places_.step.begun) {
       STASIS_TRY(unpark_threads(pid_));
-      places = probe(space_);
-      STASIS_TRY(std::move(places));
+      STASIS_TRY_ASSIGN(places_, probe(space_));
     }
-    places_ = std::move(*places);
     find_free_places();
     return park_all();
   }

@@ -237,21 +237,20 @@ Result<ProcessInfo> ProcFs::thread(Pid pid, Tid thread) const {
 }
 
 Result<ThreadStatus> ProcFs::thread_status(Pid pid, Tid thread) const {
-  auto text = read_of(root_, pid, fmt::format("task/{}/status", thread.value));
-  if (!text) return fail(std::move(text.error()));
+  STASIS_TRY_ASSIGN(auto text, read_of(root_, pid, fmt::format("task/{}/status", thread.value)));
   const auto mask = [&text](std::string_view key) {
-    const std::string word = field(*text, key);
+    const std::string word = field(text, key);
     std::uint64_t value = 0;
     std::from_chars(word.data(), word.data() + word.size(), value, 16);
     return value;
   };
   return ThreadStatus{mask("SigPnd") | mask("ShdPnd"),
                       mask("SigBlk"),
-                      number<std::uint64_t>(field(*text, "voluntary_ctxt_switches")) +
-                          number<std::uint64_t>(field(*text, "nonvoluntary_ctxt_switches")),
-                      number<int>(field(*text, "TracerPid")),
-                      number<int>(field(*text, "Seccomp")),
-                      field(*text, "NoNewPrivs") == "1"};
+                      number<std::uint64_t>(field(text, "voluntary_ctxt_switches")) +
+                          number<std::uint64_t>(field(text, "nonvoluntary_ctxt_switches")),
+                      number<int>(field(text, "TracerPid")),
+                      number<int>(field(text, "Seccomp")),
+                      field(text, "NoNewPrivs") == "1"};
 }
 
 Result<std::vector<std::string>> ProcFs::environment(Pid pid) const {

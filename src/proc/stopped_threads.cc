@@ -307,9 +307,8 @@ Result<void> StoppedThreads::write(Tid thread, std::uint64_t address,
                                    std::span<const std::uint64_t> words) const {
   STASIS_TRY(check_right());
   for (std::size_t i = 0; i < words.size(); ++i) {
-    auto done =
-        request(pid_, PTRACE_POKEDATA, thread, as_pointer(address + i * 8), as_pointer(words[i]));
-    if (!done) return done;
+    STASIS_TRY(
+        request(pid_, PTRACE_POKEDATA, thread, as_pointer(address + i * 8), as_pointer(words[i])));
   }
   return {};
 }
@@ -365,9 +364,8 @@ Result<std::int64_t> StoppedThreads::system_call(Tid thread, std::uint64_t instr
 }
 
 Result<StoppedThreads::Registers> StoppedThreads::registers_to_stop_with(Tid thread) const {
-  auto regs = registers(thread);
-  if (!regs) return regs;
-  make_call_again(*space_, thread, *regs);
+  STASIS_TRY_ASSIGN(auto regs, registers(thread));
+  make_call_again(*space_, thread, regs);
   // Since Linux 5.13; without it there is no way to tell, and hardly any program uses them.
   RseqConfiguration rseq;
   if (::ptrace(static_cast<__ptrace_request>(kGetRseqConfiguration), thread.value,
@@ -377,8 +375,8 @@ Result<StoppedThreads::Registers> StoppedThreads::registers_to_stop_with(Tid thr
     RseqCriticalSection section;
     if (space_->read(rseq.area + kRseqCsOffset, &section_at, sizeof section_at) &&
         section_at != 0 && space_->read(section_at, &section, sizeof section) &&
-        regs->rip - section.start < section.length) {
-      regs->rip = section.abort;
+        regs.rip - section.start < section.length) {
+      regs.rip = section.abort;
     }
   }
   return regs;
