@@ -581,15 +581,14 @@ Result<void> AgentClient::bring_back(const Fill& fill,
   }
   if (state() == AgentState::kHeld || state() == AgentState::kEvicted) {
     // It may have to copy first, if it has pinned its memory (kPin).
-    if (auto done = ask(AgentCommand::kRepopulate, 0, kMappingTimeout + copying); !done)
-      return done;
+    STASIS_TRY(ask(AgentCommand::kRepopulate, 0, kMappingTimeout + copying));
   }
   if (state() == AgentState::kFilling) {
     if (content_is_elsewhere()) {
       STASIS_TRY(ask(AgentCommand::kBuffer, 0, kMappingTimeout));
-      if (auto done = fill(*this); !done) return done;
+      STASIS_TRY(fill(*this));
     }
-    if (auto done = ask(AgentCommand::kCopyIn, 0, copying); !done) return done;
+    STASIS_TRY(ask(AgentCommand::kCopyIn, 0, copying));
   }
   if (state() == AgentState::kRunning) return {};
   if (before_open) STASIS_TRY(before_open(*this));

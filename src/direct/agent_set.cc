@@ -85,9 +85,8 @@ Result<void> refuse_shared(const Environment& env,
 
 Result<std::vector<direct::Segment>> take_checked(AgentClient& agent, bool buffer,
                                                   std::vector<direct::SegmentPlace>* places) {
-  auto taken = agent.take_segments(kMapping, places);
-  if (!taken) return taken;
-  for (const auto& segment : *taken) {
+  STASIS_TRY_ASSIGN(auto taken, agent.take_segments(kMapping, places));
+  for (const auto& segment : taken) {
     if (segment.offset <= agent.bytes() && segment.bytes <= agent.bytes() - segment.offset &&
         (!buffer || agent.bytes() <= agent.buffer_bytes()) &&
         agent.bytes() <= CompositeContent::kGap)

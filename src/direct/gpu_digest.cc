@@ -51,12 +51,11 @@ Result<GpuDigest> GpuDigest::load(const DeviceCalls& calls, const Device& device
       code != cuda::CUDA_SUCCESS)
     return refused(code, "cuModuleGetFunction");
   const auto& keys = xxh3_lane_keys();
-  auto memory = DeviceMemory::make(calls, device, sizeof keys);
-  if (!memory) return stasis::fail(std::move(memory.error()));
+  STASIS_TRY_ASSIGN(auto memory, DeviceMemory::make(calls, device, sizeof keys));
   // Memory that is not pinned has been read when this returns.
-  auto code = calls.copy_in(memory->base(), keys.data(), sizeof keys, device.stream(0));
+  auto code = calls.copy_in(memory.base(), keys.data(), sizeof keys, device.stream(0));
   if (code != cuda::CUDA_SUCCESS) return refused(code, "cuMemcpyHtoDAsync");
-  GpuDigest digest(calls, function, std::move(*memory));
+  GpuDigest digest(calls, function, std::move(memory));
   if (auto right = digest.try_out(device, stop); !right) {
     // The GPU may still use it.
     digest.keys_.abandon();

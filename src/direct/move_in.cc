@@ -111,7 +111,7 @@ Result<void> find_evicted(MemoryState& state, const Environment& env,
   STASIS_TRY(state.agents.find_evicted(env, processes));
   for (auto& agent : state.agents) {
     if (agent.state() != AgentState::kClosed || agent.detached_count() != 0) continue;
-    if (auto opened = agent.ask(AgentCommand::kOpen, 0, kMapping); !opened) return opened;
+    STASIS_TRY(agent.ask(AgentCommand::kOpen, 0, kMapping));
   }
   state.agents.drop_running();
   find_lenders(state, env, processes);

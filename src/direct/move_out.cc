@@ -206,7 +206,7 @@ class MoveOut {
         to_come[one.directory] += agent.bytes();
     }
     if (!buffers) {
-      if (auto room = group_.check_host_memory(elsewhere); !room) return room;
+      STASIS_TRY(group_.check_host_memory(elsewhere));
     }
     state_.mover.use_gpus_of(group_);
     const auto in_buffers = [&](const std::string& directory) { return to_come[directory]; };
@@ -279,7 +279,7 @@ class MoveOut {
       return fail(of_mover(std::move(taken.error())));
     const bool base = options_.image != nullptr && options_.image->options.base != nullptr;
     if (base || wants_digests()) {
-      if (auto ready = state_.mover.prepare_digests(env_); !ready) return ready;
+      STASIS_TRY(state_.mover.prepare_digests(env_));
     }
     if (options_.image == nullptr) return {};
     if (options_.comes_back) state_.prefetch.keep_on_gpus(env_.driver, group_);

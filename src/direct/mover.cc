@@ -132,16 +132,16 @@ Result<Mover::State::Buffers> Mover::State::buffers_for(const std::vector<int>& 
                                                         Stop& stop) {
   STASIS_TRY(open(ordinals, stop));
   const auto gpus = static_cast<unsigned>(ordinals.size());
-  auto shares = share_ring(ring.chunk_bytes(), ring.chunks(), gpus, threads_for(gpus));
-  if (!shares) return stasis::fail(std::move(shares.error()));
+  STASIS_TRY_ASSIGN(auto shares,
+                    share_ring(ring.chunk_bytes(), ring.chunks(), gpus, threads_for(gpus)));
   for (const int ordinal : ordinals) {
-    STASIS_TRY(devices.at(ordinal).have_streams(2 * shares->threads + 1));
+    STASIS_TRY(devices.at(ordinal).have_streams(2 * shares.threads + 1));
   }
-  Buffers out{*shares, {}};
-  for (unsigned i = 0; i < 2 * shares->threads * gpus; ++i) {
-    const auto chunk = ring.chunk(i / shares->buffers_per_chunk);
+  Buffers out{shares, {}};
+  for (unsigned i = 0; i < 2 * shares.threads * gpus; ++i) {
+    const auto chunk = ring.chunk(i / shares.buffers_per_chunk);
     out.all.push_back(
-        chunk.subspan(i % shares->buffers_per_chunk * shares->buffer_bytes, shares->buffer_bytes));
+        chunk.subspan(i % shares.buffers_per_chunk * shares.buffer_bytes, shares.buffer_bytes));
   }
   return out;
 }
@@ -266,9 +266,8 @@ Result<std::map<int, std::vector<Imported>>> Mover::State::import(std::vector<Se
   std::map<int, std::vector<Imported>> out;
   for (Segment& segment : segments) {
     if (!stop.go_on()) return stasis::fail(stop.result().error());
-    auto imported = Imported::make(calls, std::move(segment));
-    if (!imported) return stasis::fail(std::move(imported.error()));
-    out[imported->ordinal()].push_back(std::move(*imported));
+    STASIS_TRY_ASSIGN(auto imported, Imported::make(calls, std::move(segment)));
+    out[imported.ordinal()].push_back(std::move(imported));
   }
   return out;
 }
@@ -294,43 +293,38 @@ MoverOptions options_for(std::span<const GpuUuid> gpus, std::uint64_t ring_bytes
 }
 
 Result<Mover> Mover::start(const MoverOptions& options) {
-  auto size = ring_size(options);
-  if (!size) return stasis::fail(std::move(size.error()));
-  auto calls = DeviceCalls::load();
-  if (!calls) return stasis::fail(std::move(calls.error()));
+  STASIS_TRY_ASSIGN(auto size, ring_size(options));
+  STASIS_TRY_ASSIGN(auto calls, DeviceCalls::load());
 
   // The memory comes while the driver starts: the one takes 0.1 to 0.5 s, the other 0.3 s and more.
   const unsigned threads = options.threads != 0 ? options.threads : default_threads(1);
   std::optional<Result<Ring>> ring;
-  const auto make_ring = [&] {
-    ring.emplace(Ring::make(size->chunk_bytes, size->chunks, threads));
-  };
+  const auto make_ring = [&] { ring.emplace(Ring::make(size.chunk_bytes, size.chunks, threads)); };
   Result<void> started;
   const auto start_driver = [&] {
-    if (auto code = calls->init(0); code != cuda::CUDA_SUCCESS) {
-      started = stasis::fail(calls->error(code, "cuInit", "start the driver"));
+    if (auto code = calls.init(0); code != cuda::CUDA_SUCCESS) {
+      started = stasis::fail(calls.error(code, "cuInit", "start the driver"));
     }
   };
   if (on_threads(2, [&](unsigned i) { i == 0 ? start_driver() : make_ring(); }) < 2) make_ring();
   STASIS_TRY(std::move(started));
   if (!*ring) return stasis::fail(std::move(ring->error()));
 
-  return Mover(std::make_unique<State>(options, *calls, std::move(**ring)));
+  return Mover(std::make_unique<State>(options, calls, std::move(**ring)));
 }
 
 Result<void> Mover::open(std::span<const GpuUuid> gpus, const Interrupt& interrupt,
                          Clock::time_point deadline) {
   Stop stop(interrupt, deadline, "preparing to copy GPU memory");
-  auto ordinals = state_->ordinals(gpus);
-  if (!ordinals) return stasis::fail(std::move(ordinals.error()));
-  STASIS_TRY(state_->open(*ordinals, stop));
+  STASIS_TRY_ASSIGN(auto ordinals, state_->ordinals(gpus));
+  STASIS_TRY(state_->open(ordinals, stop));
   Ring& ring = state_->ring;
   auto& devices = state_->devices;
-  auto shares = share_ring(ring.chunk_bytes(), ring.chunks(), static_cast<unsigned>(devices.size()),
-                           state_->threads_for(devices.size()));
-  if (!shares) return stasis::fail(std::move(shares.error()));
+  STASIS_TRY_ASSIGN(auto shares, share_ring(ring.chunk_bytes(), ring.chunks(),
+                                            static_cast<unsigned>(devices.size()),
+                                            state_->threads_for(devices.size())));
   for (auto& [ordinal, device] : devices) {
-    if (auto had = device.have_streams(2 * shares->threads); !had) return had;
+    STASIS_TRY(device.have_streams(2 * shares.threads));
   }
   const unsigned threads = state_->threads_for(1);
   return ring.pin(state_->calls, devices.begin()->second.context(), threads, stop);
@@ -338,9 +332,8 @@ Result<void> Mover::open(std::span<const GpuUuid> gpus, const Interrupt& interru
 
 Result<Mover> Mover::prepare(const MoverOptions& options, std::span<const GpuUuid> gpus,
                              const Interrupt& interrupt, Clock::time_point deadline) {
-  auto mover = start(options);
-  if (!mover) return mover;
-  STASIS_TRY(mover->open(gpus, interrupt, deadline));
+  STASIS_TRY_ASSIGN(auto mover, start(options));
+  STASIS_TRY(mover.open(gpus, interrupt, deadline));
   return mover;
 }
 
@@ -363,9 +356,8 @@ Result<void> Mover::prepare_digests(const Interrupt& interrupt, Clock::time_poin
   Stop stop(interrupt, deadline, "preparing digests on the GPU");
   for (const auto& [ordinal, device] : state_->devices) {
     if (state_->digest.contains(ordinal)) continue;
-    auto loaded = GpuDigest::load(state_->calls, device, stop);
-    if (!loaded) return stasis::fail(std::move(loaded.error()));
-    state_->digest.emplace(ordinal, std::move(*loaded));
+    STASIS_TRY_ASSIGN(auto loaded, GpuDigest::load(state_->calls, device, stop));
+    state_->digest.emplace(ordinal, std::move(loaded));
   }
   return {};
 }
@@ -400,20 +392,18 @@ Result<CopyReport> Mover::copy(bool out, std::vector<Segment> segments, const Co
   if (segments.empty()) return report;
 
   const auto start = Clock::now();
-  auto imported = state_->import(std::move(segments), stop);
-  if (!imported) return stasis::fail(std::move(imported.error()));
+  STASIS_TRY_ASSIGN(auto imported, state_->import(std::move(segments), stop));
   std::vector<int> ordinals;
-  for (const auto& [ordinal, list] : *imported)
+  for (const auto& [ordinal, list] : imported)
     ordinals.push_back(ordinal);
-  auto buffers = state_->buffers_for(ordinals, stop);
-  if (!buffers) return stasis::fail(std::move(buffers.error()));
-  const RingShares& shares = buffers->shares;
+  STASIS_TRY_ASSIGN(auto buffers, state_->buffers_for(ordinals, stop));
+  const RingShares& shares = buffers.shares;
 
   std::vector<Mapping> mappings;
   std::vector<std::vector<Stretch>> all;  // of each part, like what follows
   std::vector<std::uint64_t> there;       // from the beginning
   std::vector<std::vector<Stretch>> whole;
-  for (auto& [ordinal, list] : *imported) {
+  for (auto& [ordinal, list] : imported) {
     Device& device = state_->devices.at(ordinal);
     std::vector<Stretch> stretches;
     std::uint64_t total = 0;
@@ -423,14 +413,13 @@ Result<CopyReport> Mover::copy(bool out, std::vector<Segment> segments, const Co
       total += segment.bytes;
     }
     report.bytes += total;
-    auto mapping = Mapping::make(state_->calls, device, list, stop);
-    if (!mapping) return stasis::fail(std::move(mapping.error()));
+    STASIS_TRY_ASSIGN(auto mapping, Mapping::make(state_->calls, device, list, stop));
     there.push_back(out ? 0 : state_->early_bytes(ordinal, stretches));
     all.push_back(rest_of(stretches, there.back()));
     if (out && !room.empty()) whole.push_back(std::move(stretches));
-    mappings.push_back(std::move(*mapping));
+    mappings.push_back(std::move(mapping));
   }
-  imported->clear();
+  imported.clear();
   if (auto begun = contents.begin(shares.threads * static_cast<unsigned>(ordinals.size()));
       !begun) {
     return stasis::fail(std::move(begun.error()));
@@ -441,11 +430,11 @@ Result<CopyReport> Mover::copy(bool out, std::vector<Segment> segments, const Co
   bool still_copying = false;
   if (out && contents.digest_chunk != 0) {
     Stop soon(interrupt, digests_until(report.bytes, deadline), "computing digests on the GPU");
-    still_copying = state_->leave_out(ordinals, mappings, *buffers, contents, all, soon);
+    still_copying = state_->leave_out(ordinals, mappings, buffers, contents, all, soon);
     (void)stop.ok(soon.result());
   }
   const bool fills = !out && contents.zero_chunk != 0;
-  if (fills) all = state_->fill_zeros(ordinals, mappings, *buffers, contents, all, stop);
+  if (fills) all = state_->fill_zeros(ordinals, mappings, buffers, contents, all, stop);
   std::vector<DevicePart> parts;
   std::uint64_t moving = 0;
   for (std::size_t i = 0; i < ordinals.size(); ++i) {
@@ -468,7 +457,7 @@ Result<CopyReport> Mover::copy(bool out, std::vector<Segment> segments, const Co
                     .direction = out ? Direction::kOut : Direction::kIn,
                     .parts = parts,
                     .threads_per_part = shares.threads,
-                    .buffers = buffers->all,
+                    .buffers = buffers.all,
                     .content = contents.of};
   if (!still_copying) still_copying = run_copy(job, stop).still_copying;
   for (std::size_t i = 0; i < parts.size(); ++i) {
@@ -508,14 +497,13 @@ Result<CopyReport> Mover::prefetch(const std::vector<PrefetchRequest>& requests,
     gpus.push_back(one.gpu);
   CopyReport report;
   if (gpus.empty()) return report;
-  auto known = state_->ordinals(gpus);
-  if (!known) return stasis::fail(std::move(known.error()));
-  STASIS_TRY(state_->open(*known, stop));
+  STASIS_TRY_ASSIGN(auto known, state_->ordinals(gpus));
+  STASIS_TRY(state_->open(known, stop));
 
   const auto start = Clock::now();
   std::vector<int> ordinals;
   for (std::size_t i = 0; i < requests.size(); ++i) {
-    const int ordinal = (*known)[i];
+    const int ordinal = known[i];
     std::vector<Stretch> stretches;
     std::uint64_t total = 0;
     for (const PrefetchRequest::Part& part : requests[i].parts) {

@@ -129,7 +129,7 @@ Result<void> MoverLease::take_to_bring_back(const Environment& env,
   if (gpus_.empty()) use_gpus_of(of, {});
   // Without a mover the processes would take what is in images into their own memory.
   if (!coming_.valid() && in_images <= mover_memory(env, {})) {
-    if (auto room = check_mover_memory(env, {}, nullptr); !room) return room;
+    STASIS_TRY(check_mover_memory(env, {}, nullptr));
   }
   MoverRequest request;
   request.brings_back = true;

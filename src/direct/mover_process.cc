@@ -82,11 +82,11 @@ void serve_content(const Channel& channel, std::span<std::byte> ring, Content& c
 Result<MoverProcess> MoverProcess::start(const std::string& cache) {
   // For the descriptors that agents export, on their way to the mover.
   make_descriptor_room(4 * Channel::kMostDescriptors);
-  auto helper = HelperProcess::start(kMoverName,
-                                     [&cache](const Channel& owner) { serve_mover(owner, cache); });
-  if (!helper) return fail(std::move(helper.error()));
-  set_fault_mover(helper->pid());
-  return MoverProcess(std::move(*helper));
+  STASIS_TRY_ASSIGN(auto helper, HelperProcess::start(kMoverName, [&cache](const Channel& owner) {
+                      serve_mover(owner, cache);
+                    }));
+  set_fault_mover(helper.pid());
+  return MoverProcess(std::move(helper));
 }
 
 Result<MoverProcess> MoverProcess::start_program(const std::string& program,
@@ -242,9 +242,8 @@ Result<void> MoverProcess::send_segments(std::vector<Segment> segments, Stop& st
       places.push_back({segments[j].bytes, segments[j].offset});
       descriptors.push_back(std::move(segments[j].handle));
     }
-    auto sent = send_batch(pr::with_items(pr::Segments{}, std::span<const pr::Place>(places)),
-                           descriptors, stop);
-    if (!sent) return sent;
+    STASIS_TRY(send_batch(pr::with_items(pr::Segments{}, std::span<const pr::Place>(places)),
+                          descriptors, stop));
   }
   return {};
 }
@@ -253,9 +252,8 @@ Result<void> MoverProcess::send_files(std::vector<UniqueFd> files, Stop& stop) {
   const pr::Hold hold;
   for (std::size_t i = 0; i < files.size(); i += Channel::kMostDescriptors) {
     const std::size_t count = std::min(files.size() - i, Channel::kMostDescriptors);
-    auto sent =
-        send_batch(std::as_bytes(std::span(&hold, 1)), std::span(files).subspan(i, count), stop);
-    if (!sent) return sent;
+    STASIS_TRY(
+        send_batch(std::as_bytes(std::span(&hold, 1)), std::span(files).subspan(i, count), stop));
   }
   return {};
 }

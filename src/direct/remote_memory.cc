@@ -103,7 +103,7 @@ Result<void> RemoteMemory::touch(const UniqueFd& pages, std::uint64_t begin,
       ++i;
     const std::uint64_t from = (begin / kPage + first) * kPage;
     const std::uint64_t to = std::min(end, (begin / kPage + i + 1) * kPage);
-    if (auto done = space_->write(from, zeros.data(), to - from); !done) return done;
+    STASIS_TRY(space_->write(from, zeros.data(), to - from));
   }
   return {};
 }

@@ -95,9 +95,8 @@ Result<Ring> Ring::make(std::size_t chunk_bytes, unsigned chunks, unsigned threa
   ring.file_ = UniqueFd(::memfd_create("stasis-ring", MFD_CLOEXEC));
   if (!ring.file_.valid() || ::ftruncate(ring.file_.get(), static_cast<off_t>(bytes)) != 0)
     return stasis::fail(errno_error("cannot create memory to share", errno));
-  auto memory = HostMapping::make(ring.file_, bytes, threads);
-  if (!memory) return stasis::fail(std::move(memory.error()));
-  ring.memory_ = std::move(*memory);
+  STASIS_TRY_ASSIGN(auto memory, HostMapping::make(ring.file_, bytes, threads));
+  ring.memory_ = std::move(memory);
   return ring;
 }
 
