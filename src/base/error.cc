@@ -164,18 +164,6 @@ std::string Error::to_string() const {
   return out;
 }
 
-std::string_view option_of(Override by) {
-  switch (by) {
-    case Override::kNone:
-      break;
-    case Override::kIgnoreObstacles:
-      return "--ignore-obstacles";
-    case Override::kIgnoreUndumpable:
-      return "--ignore-undumpable";
-  }
-  return {};
-}
-
 Error refusal(Obstacle obstacle) {
   Error error{ErrorCode::kNotSupported, obstacle.what, obstacle.remedy};
   if (const auto option = option_of(obstacle.by); !option.empty())

@@ -108,14 +108,6 @@ Result<bool> has_nccl_peers(const ProcFs& procfs, Pid pid) {
   return mine > 0 && static_cast<std::size_t>(mine) < sockets.size();
 }
 
-Obstacle nccl_obstacle(Pid pid) {
-  return {"nccl", pid,
-          "GPU memory shared with other processes through NCCL, which the driver checkpoints and "
-          "cannot restore (the job would be lost)",
-          "start all ranks with NCCL_P2P_DISABLE=1 and NCCL_CUMEM_HOST_ENABLE=0 (or "
-          "NCCL_SHM_DISABLE=1) in their environment"};
-}
-
 class Search {
  public:
   Search(Driver& driver, const ProcFs& procfs) : driver_(driver), procfs_(procfs) {}
@@ -133,65 +125,75 @@ class Search {
     // Handles of the old kind leave no sign but that the ranks are there.
     if (without_cumem_.size() > 1) {
       for (const Pid pid : without_cumem_)
-        found_.push_back(nccl_obstacle(pid));
+        add_nccl(pid);
     }
     return std::move(found_);
   }
 
  private:
+  void add(std::string id, Pid pid, std::string what, std::string remedy) {
+    found_.push_back({std::move(id), Severity::kRed, pid, std::move(what), std::move(remedy),
+                      Override::kIgnoreObstacles});
+  }
+
+  void add_nccl(Pid pid) {
+    add("nccl", pid,
+        "GPU memory shared with other processes through NCCL, which the driver checkpoints and "
+        "cannot restore (the job would be lost)",
+        "start all ranks with NCCL_P2P_DISABLE=1 and NCCL_CUMEM_HOST_ENABLE=0 (or "
+        "NCCL_SHM_DISABLE=1) in their environment");
+  }
+
   Result<void> probe(const ProcessInfo& info) {
     const Pid pid = info.pid;
     STASIS_TRY_ASSIGN(auto mappings, procfs_.mappings(pid));
     STASIS_TRY_ASSIGN(auto variables, procfs_.environment(pid));
     const Environment environment(std::move(variables));
     if (managed_bytes(mappings) > 0) {
-      found_.push_back(
-          {"managed-memory", pid, "managed memory, which the driver refuses to checkpoint",
-           "start it with `stasis run`, whose agent gives it up and takes it again (not "
-           "__managed__ variables), or use memory from cudaMalloc"});
+      add("managed-memory", pid, "managed memory, which the driver refuses to checkpoint",
+          "start it with `stasis run`, whose agent gives it up and takes it again (not "
+          "__managed__ variables), or use memory from cudaMalloc");
     }
     for (const auto& [library, tool] : kToolLibraries) {
       if (!maps_library(mappings, library)) continue;
-      found_.push_back(
-          {"gpu-tool", pid,
-           fmt::format("a program that {} is at work in, which the driver does not lock", tool),
-           fmt::format("start it without {}", tool)});
+      add("gpu-tool", pid,
+          fmt::format("a program that {} is at work in, which the driver does not lock", tool),
+          fmt::format("start it without {}", tool));
     }
     if (has_strict_thread(pid)) {
-      found_.push_back({"seccomp-strict", pid,
-                        "a thread in seccomp's strict mode, which the kernel ends when it is kept "
-                        "still",
-                        "suspend or dump it before or after it has such a thread"});
+      add("seccomp-strict", pid,
+          "a thread in seccomp's strict mode, which the kernel ends when it is kept "
+          "still",
+          "suspend or dump it before or after it has such a thread");
     }
     const auto descriptors = proc::descriptor_limit(pid);
     if (descriptors && descriptors->spare < kSpareDescriptors) {
-      found_.push_back(
-          {"descriptors", pid,
-           fmt::format("{} spare descriptor(s) of the {} that it may have, without which its GPU "
-                       "memory cannot be brought back (it takes up to {})",
-                       descriptors->spare, descriptors->limit, kSpareDescriptors),
-           fmt::format("raise its limit of open files (prlimit --pid {} --nofile={}:{})", pid.value,
-                       descriptors->limit + kMoreDescriptors,
-                       descriptors->limit + kMoreDescriptors)});
+      add("descriptors", pid,
+          fmt::format("{} spare descriptor(s) of the {} that it may have, without which its GPU "
+                      "memory cannot be brought back (it takes up to {})",
+                      descriptors->spare, descriptors->limit, kSpareDescriptors),
+          fmt::format("raise its limit of open files (prlimit --pid {} --nofile={}:{})", pid.value,
+                      descriptors->limit + kMoreDescriptors,
+                      descriptors->limit + kMoreDescriptors));
     }
     if (!transports_survive(environment)) {
       STASIS_TRY_ASSIGN(auto peers, has_nccl_peers(procfs_, pid));
       if (peers) {
-        found_.push_back(nccl_obstacle(pid));
+        add_nccl(pid);
       } else if (environment["NCCL_CUMEM_ENABLE"] == "0" && maps_library(mappings, kNcclLibrary)) {
         without_cumem_.push_back(pid);
       }
     }
     STASIS_TRY_ASSIGN(auto under_mps, is_mps_client(info, environment));
     if (under_mps) {
-      found_.push_back({"mps", pid,
-                        "a program under MPS (nvidia-cuda-mps-control), which the driver "
-                        "cannot checkpoint",
-                        "start it without MPS"});
+      add("mps", pid,
+          "a program under MPS (nvidia-cuda-mps-control), which the driver "
+          "cannot checkpoint",
+          "start it without MPS");
     }
     if (environment["CUDA_VISIBLE_DEVICES"].starts_with("MIG-") || uses_mig(pid)) {
-      found_.push_back({"mig", pid, "a part of a GPU (MIG), which the driver cannot checkpoint",
-                        "run it on a GPU without MIG"});
+      add("mig", pid, "a part of a GPU (MIG), which the driver cannot checkpoint",
+          "run it on a GPU without MIG");
     }
     return {};
   }

@@ -19,27 +19,28 @@ struct Options {
   CriuOptions criu;
 };
 
-nlohmann::json findings_json(const std::vector<Finding>& findings) {
+nlohmann::json obstacles_json(const std::vector<Obstacle>& obstacles) {
   nlohmann::json out = nlohmann::json::array();
-  for (const Finding& finding : findings) {
-    out.push_back({{"id", finding.id},
-                   {"light", light_name(finding.light)},
-                   {"what", finding.what},
-                   {"remedy", finding.remedy}});
+  for (const Obstacle& obstacle : obstacles) {
+    out.push_back({{"id", obstacle.id},
+                   {"light", severity_name(obstacle.severity)},
+                   {"what", obstacle.what},
+                   {"remedy", obstacle.remedy}});
   }
   return out;
 }
 
-void print(Context& context, const std::string& heading, const std::vector<Finding>& findings) {
+void print(Context& context, const std::string& heading, const std::vector<Obstacle>& obstacles) {
   context.terminal.out(heading);
-  for (const Finding& finding : findings) {
-    context.terminal.out(fmt::format("  {:<7} {}", light_name(finding.light), finding.what));
-    if (!finding.remedy.empty())
-      context.terminal.out(fmt::format("          what to do: {}", finding.remedy));
+  for (const Obstacle& obstacle : obstacles) {
+    context.terminal.out(
+        fmt::format("  {:<7} {}", severity_name(obstacle.severity), obstacle.what));
+    if (!obstacle.remedy.empty())
+      context.terminal.out(fmt::format("          what to do: {}", obstacle.remedy));
   }
 }
 
-Result<std::vector<Finding>> examine_tree(Driver& driver, const Options& options) {
+Result<std::vector<Obstacle>> examine_tree(Driver& driver, const Options& options) {
   const Span span(TraceKind::kPhase, "processes");
   const proc::ProcFs procfs;
   STASIS_TRY_ASSIGN(auto group, Group::open(driver, options.target.pid));
@@ -55,21 +56,21 @@ Result<int> run(Context& context, Options& options) {
   STASIS_TRY(reach(context, options.target));
   const auto driver = context.load_driver(Context::Movers::kNone);
   Span span(TraceKind::kPhase, "machine");
-  const std::vector<Finding> machine = examine_machine(driver, options.machine, context.interrupt);
+  const std::vector<Obstacle> machine = examine_machine(driver, options.machine, context.interrupt);
   span.end();
   STASIS_TRY(context.interrupt.check());
-  std::vector<Finding> tree;
+  std::vector<Obstacle> tree;
   if (options.target.pid.value != 0 && driver) {
     STASIS_TRY_ASSIGN(auto found, examine_tree(**driver, options));
     tree = std::move(found);
   }
-  const Light light = std::max(worst(machine), worst(tree));
-  const int status = light == Light::kRed ? 1 : 0;
+  const Severity severity = std::max(worst(machine), worst(tree));
+  const int status = severity == Severity::kRed ? 1 : 0;
   if (context.json) {
-    context.print({{"ok", light != Light::kRed},
-                   {"light", light_name(light)},
-                   {"machine", findings_json(machine)},
-                   {"processes", findings_json(tree)}});
+    context.print({{"ok", severity != Severity::kRed},
+                   {"light", severity_name(severity)},
+                   {"machine", obstacles_json(machine)},
+                   {"processes", obstacles_json(tree)}});
     return status;
   }
   print(context, "This machine", machine);

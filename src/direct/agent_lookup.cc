@@ -60,13 +60,12 @@ Result<void> refuse_lost_agent(const Process& process) {
   if (!AgentClient::says_it_shares(process.pid())) return {};
   const auto why = why_no_agent(process);
   return fail(refusal(
-      {"lost-agent", process.pid(),
+      {"lost-agent", Severity::kRed, process.pid(),
        fmt::format("{}, and GPU memory that it shares with other processes (NCCL, CUDA IPC); "
                    "the driver cannot restore that (the job would be lost)",
                    why ? *why : fmt::format("process {} has no agent", process.pid().value)),
        "if its agent has only just begun, try again; a program that closes descriptors which "
-       "it did not open must leave the agent's open",
-       Override::kNone}));
+       "it did not open must leave the agent's open"}));
 }
 
 bool has_agent(const Process& process) {

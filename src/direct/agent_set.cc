@@ -78,9 +78,10 @@ Result<void> refuse_shared(const Environment& env,
     return {};
   }
   return fail(
-      refusal({"small-shared-memory", first, std::move(what),
+      refusal({"small-shared-memory", Severity::kRed, first, std::move(what),
                "try again when the processes have closed what they share (cudaIpcCloseMemHandle; "
-               "PyTorch: when the last tensor of another process is gone)"}));
+               "PyTorch: when the last tensor of another process is gone)",
+               Override::kIgnoreObstacles}));
 }
 
 Result<std::vector<direct::Segment>> take_checked(AgentClient& agent, bool buffer,

@@ -124,10 +124,10 @@ class MoveOut {
       return {};
     }
     return fail(refusal(
-        {"shared-memory", plan_.running.front()->pid(),
+        {"shared-memory", Severity::kRed, plan_.running.front()->pid(),
          "GPU memory that processes share (NCCL, CUDA IPC), which the driver cannot restore "
          "(the job would be lost): only the agents can give it up and take it again",
-         "leave --path driver out"}));
+         "leave --path driver out", Override::kIgnoreObstacles}));
   }
 
   // Also of processes whose agents could not be asked.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <set>
 #include <string>
@@ -83,13 +84,14 @@ Result<void> check_imports(const std::vector<ProcessShares>& processes, const Ow
     const auto [count, bytes] = orphans_of(process, processes, owners);
     if (count == 0) continue;
     return fail(refusal(
-        {"imported-memory", process.pid,
+        {"imported-memory", Severity::kRed, process.pid,
          fmt::format("GPU memory of a process that is not in the tree, that has no agent or "
                      "that has freed it: process {} has imported {}, which the driver "
                      "cannot restore (the job would be lost)",
                      process.pid.value, pieces(count, bytes)),
          "name the process that both are below, start all of them with `stasis run`, and let "
-         "the owner of memory live as long as those who import it"}));
+         "the owner of memory live as long as those who import it",
+         Override::kIgnoreObstacles}));
   }
   return {};
 }
@@ -115,12 +117,13 @@ Result<void> check_sharing(const std::vector<ProcessShares>& processes) {
   const ProcessShares* owner = open_elsewhere(processes);
   if (owner == nullptr) return {};
   return fail(
-      refusal({"exported-memory", owner->pid,
+      refusal({"exported-memory", Severity::kRed, owner->pid,
                fmt::format("GPU memory that another process, which is not in the tree, has open "
                            "(CUDA IPC): process {} has made it",
                            owner->pid.value),
                "name the process that both are below, or try again when the other has closed it "
-               "(cudaIpcCloseMemHandle; PyTorch: when its last tensor of it is gone)"}));
+               "(cudaIpcCloseMemHandle; PyTorch: when its last tensor of it is gone)",
+               Override::kIgnoreObstacles}));
 }
 
 bool may_settle(const std::vector<ProcessShares>& processes) {
@@ -157,18 +160,24 @@ bool is_lifted(const Obstacle& obstacle, bool quiesced) {
 
 }  // namespace
 
-void drop_lifted(std::vector<Obstacle>& obstacles, bool quiesced) {
-  std::erase_if(obstacles, [&](const Obstacle& one) { return is_lifted(one, quiesced); });
+std::vector<Obstacle> drop_lifted(std::vector<Obstacle>& obstacles, bool quiesced) {
+  const auto lifted =
+      std::stable_partition(obstacles.begin(), obstacles.end(),
+                            [&](const Obstacle& one) { return !is_lifted(one, quiesced); });
+  std::vector<Obstacle> out(std::make_move_iterator(lifted),
+                            std::make_move_iterator(obstacles.end()));
+  obstacles.erase(lifted, obstacles.end());
+  return out;
 }
 
 Result<void> refuse_managed(const AgentSet& agents) {
   for (const AgentClient& agent : agents) {
     if (agent.managed_areas() == 0) continue;
-    return fail(refusal({"managed-memory", agent.pid(),
+    return fail(refusal({"managed-memory", Severity::kRed, agent.pid(),
                          fmt::format("managed memory, which the driver refuses to checkpoint, and "
                                      "which only its agent can give up: process {}",
                                      agent.pid().value),
-                         "leave --path driver out"}));
+                         "leave --path driver out", Override::kIgnoreObstacles}));
   }
   return {};
 }
@@ -177,12 +186,13 @@ Result<void> refuse_multicast(const AgentSet& agents) {
   for (const AgentClient& agent : agents) {
     if (agent.multicast_count() == 0) continue;
     return fail(
-        refusal({"nvlink-multicast", agent.pid(),
+        refusal({"nvlink-multicast", Severity::kRed, agent.pid(),
                  fmt::format("NVLink multicast (NVLS, symmetric memory), which the driver cannot "
                              "restore: process {} has {} multicast object(s)",
                              agent.pid().value, agent.multicast_count()),
                  "start it with NCCL_NVLS_ENABLE=0, PyTorch's symmetric memory with "
-                 "TORCH_SYMM_MEM_DISABLE_MULTICAST=1, NVSHMEM with NVSHMEM_DISABLE_NVLS=1"}));
+                 "TORCH_SYMM_MEM_DISABLE_MULTICAST=1, NVSHMEM with NVSHMEM_DISABLE_NVLS=1",
+                 Override::kIgnoreObstacles}));
   }
   return {};
 }

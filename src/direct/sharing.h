@@ -33,8 +33,8 @@ Result<void> check_sharing(const std::vector<ProcessShares>& processes);
 bool may_settle(const std::vector<ProcessShares>& processes);
 
 // Leaves out what the agents bring back: the memory that NCCL shares, and managed memory as long as
-// the programs run. `quiesced`: then all of that has to be gone.
-void drop_lifted(std::vector<Obstacle>& obstacles, bool quiesced = false);
+// the programs run. `quiesced`: then all of that has to be gone. Returns what it has left out.
+std::vector<Obstacle> drop_lifted(std::vector<Obstacle>& obstacles, bool quiesced = false);
 
 // kNotSupported if one of them has a multicast object (cuMulticastCreate), which neither the driver
 // nor an agent brings back.

@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/obstacle.h"
 #include "doctor/criu_obstacles.h"
-#include "doctor/finding.h"
 #include "image/criu_options.h"
 #include "proc/procfs.h"
 
@@ -21,7 +21,7 @@ namespace stasis::doctor {
 // A kind of trouble.
 struct Kind {
   std::string_view id;
-  Light light;
+  Severity severity;
   std::string_view what;  // after "process 12 (python) "
   std::string_view remedy;
 };
@@ -30,8 +30,8 @@ struct Kind {
 class Signs {
  public:
   void add(Pid pid, const Kind& kind, std::string value);
-  // A finding for each process and kind, in the order of `processes`.
-  std::vector<Finding> findings(const std::vector<proc::ProcessInfo>& processes) const;
+  // An obstacle for each process and kind, in the order of `processes`.
+  std::vector<Obstacle> obstacles(const std::vector<proc::ProcessInfo>& processes) const;
 
  private:
   std::map<std::pair<int, const Kind*>, std::vector<std::string>> seen_;

@@ -21,12 +21,12 @@ namespace stasis::doctor {
 namespace {
 
 constexpr Kind kBreakpoint{
-    "breakpoint", Light::kRed,
+    "breakpoint", Severity::kRed,
     "has breakpoints in its code, of a probe (uprobe) or a debugger, of which it would die after "
     "a restore",
     "end what has set them (perf, bpftrace, an eBPF monitor of GPUs) before the dump"};
 // The kernel keeps it after the last probe has gone, too.
-constexpr Kind kProbed{"breakpoint", Light::kRed,
+constexpr Kind kProbed{"breakpoint", Severity::kRed,
                        "has memory of the kernel's for probes ([uprobes]), which CRIU cannot dump",
                        "start it again without the monitor that probes it (perf, bpftrace, eBPF)"};
 

@@ -19,15 +19,15 @@
 namespace stasis::doctor {
 namespace {
 
-constexpr Kind kLost{"mount", Light::kRed,
+constexpr Kind kLost{"mount", Severity::kRed,
                      "uses files on a mount that is not in its mount namespace any more, or never "
                      "was",
                      "let it open them itself after `unshare --mount` (</dev/null, output to "
                      "files), and unmount what it uses only when it has ended"};
-constexpr Kind kCovered{"covered-file", Light::kRed, "has files open that another mount hides",
+constexpr Kind kCovered{"covered-file", Severity::kRed, "has files open that another mount hides",
                         "unmount what lies above them"};
 
-constexpr Kind kQueue{"message-queue", Light::kRed,
+constexpr Kind kQueue{"message-queue", Severity::kRed,
                       "has POSIX message queues open, which CRIU cannot dump",
                       "close them before the dump (mq_close), or use a unix datagram socket or a "
                       "pipe instead, whose messages are saved"};

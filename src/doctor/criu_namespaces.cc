@@ -15,28 +15,28 @@
 namespace stasis::doctor {
 namespace {
 
-constexpr Kind kNested{"namespace", Light::kRed,
+constexpr Kind kNested{"namespace", Severity::kRed,
                        "lives in a namespace that is not that of the tree, which CRIU cannot dump",
                        "dump that part of the tree by itself, or start it without a namespace of "
                        "its own (unshare, a sandbox)"};
-constexpr Kind kTimeForChildren{"namespace", Light::kRed,
+constexpr Kind kTimeForChildren{"namespace", Severity::kRed,
                                 "has made a time namespace for its children, which CRIU cannot "
                                 "dump",
                                 "start it by `unshare --time --fork`, so that it lives in it "
                                 "itself"};
-constexpr Kind kNoInit{"pid-namespace", Light::kRed,
+constexpr Kind kNoInit{"pid-namespace", Severity::kRed,
                        "lives in a container's PID namespace, whose first process is not part of "
                        "the tree",
                        "dump the container's first process, or use the container engine's "
                        "checkpoint"};
-constexpr Kind kNoUsers{"user-namespace", Light::kRed,
+constexpr Kind kNoUsers{"user-namespace", Severity::kRed,
                         "lives in a user namespace in which its user has no number",
                         "map its users: unshare --user --map-root-user"};
-constexpr Kind kOfThread{"thread-namespace", Light::kRed,
+constexpr Kind kOfThread{"thread-namespace", Severity::kRed,
                          "has threads in namespaces of their own, which a restore would take from "
                          "them",
                          "let them be processes of their own"};
-constexpr Kind kFile{"namespace-file", Light::kRed,
+constexpr Kind kFile{"namespace-file", Severity::kRed,
                      "has a namespace open in which no process of the tree lives",
                      "close it before the dump"};
 

@@ -39,9 +39,9 @@ void Signs::add(Pid pid, const Kind& kind, std::string value) {
   seen_[{pid.value, &kind}].push_back(std::move(value));
 }
 
-std::vector<Finding> Signs::findings(const std::vector<proc::ProcessInfo>& processes) const {
+std::vector<Obstacle> Signs::obstacles(const std::vector<proc::ProcessInfo>& processes) const {
   constexpr std::size_t kShown = 3;
-  std::vector<Finding> out;
+  std::vector<Obstacle> out;
   for (const proc::ProcessInfo& info : processes) {
     for (const auto& [key, values] : seen_) {
       if (key.first != info.pid.value) continue;
@@ -50,11 +50,11 @@ std::vector<Finding> Signs::findings(const std::vector<proc::ProcessInfo>& proce
       shown.erase(std::unique(shown.begin(), shown.end()), shown.end());
       const std::size_t all = shown.size();
       shown.resize(std::min(all, kShown));
-      out.push_back({std::string(key.second->id), key.second->light,
+      out.push_back({std::string(key.second->id), key.second->severity, info.pid,
                      fmt::format("process {} ({}) {}: {}{}", info.pid.value, info.comm,
                                  key.second->what, fmt::join(shown, ", "),
                                  all > kShown ? fmt::format(" and {} more", all - kShown) : ""),
-                     std::string(key.second->remedy), info.pid});
+                     std::string(key.second->remedy), Override::kIgnoreUndumpable});
     }
   }
   return out;
@@ -76,92 +76,92 @@ using doctor::Kind;
 using doctor::Signs;
 
 constexpr Kind kIoUring{
-    "io-uring", Light::kRed, "has an io_uring open, which CRIU cannot dump",
+    "io-uring", Severity::kRed, "has an io_uring open, which CRIU cannot dump",
     "start it with `stasis run --no-io-uring`, or turn io_uring off in the program"};
-constexpr Kind kAnonymous{"anonymous-file", Light::kRed,
+constexpr Kind kAnonymous{"anonymous-file", Severity::kRed,
                           "has files of a kind open that CRIU cannot dump",
                           "close them before the dump"};
-constexpr Kind kDevice{"device", Light::kRed, "has devices open that CRIU cannot dump",
+constexpr Kind kDevice{"device", Severity::kRed, "has devices open that CRIU cannot dump",
                        "close them before the dump"};
-constexpr Kind kPidfd{"pidfd", Light::kRed, "holds a pidfd of a process outside of the tree",
+constexpr Kind kPidfd{"pidfd", Severity::kRed, "holds a pidfd of a process outside of the tree",
                       "dump that process too, or close the pidfd"};
-constexpr Kind kSecret{"secret-memory", Light::kRed,
+constexpr Kind kSecret{"secret-memory", Severity::kRed,
                        "has memory that the kernel shows to no other process (memfd_secret)",
                        "do without in the program"};
-constexpr Kind kSysv{"sysv-memory", Light::kRed,
+constexpr Kind kSysv{"sysv-memory", Severity::kRed,
                      "has System V shared memory, and its IPC namespace is not its own",
                      "start it in one of its own: unshare --ipc"};
-constexpr Kind kGhost{"deleted-file", Light::kRed,
+constexpr Kind kGhost{"deleted-file", Severity::kRed,
                       "has deleted files open that are larger than --ghost-limit",
                       "give a larger --ghost-limit, or close them before the dump"};
-constexpr Kind kLock{"file-lock", Light::kRed, "holds file locks", "dump with --file-locks"};
+constexpr Kind kLock{"file-lock", Severity::kRed, "holds file locks", "dump with --file-locks"};
 // The other files of driver 580 are in every process that is forked from one with CUDA, and CRIU
 // dumps them there; but such locks are not inherited.
-constexpr Kind kPosixLock{"file-lock", Light::kYellow, "holds file locks, if not the driver does",
-                          "dump with --file-locks"};
-constexpr Kind kTcp{"tcp-connection", Light::kRed, "has open TCP connections",
+constexpr Kind kPosixLock{"file-lock", Severity::kYellow,
+                          "holds file locks, if not the driver does", "dump with --file-locks"};
+constexpr Kind kTcp{"tcp-connection", Severity::kRed, "has open TCP connections",
                     "dump with --tcp-established to keep them, or --tcp-close to drop them"};
 constexpr Kind kUnix{
-    "unix-socket", Light::kRed, "has unix sockets connected to processes outside of the tree",
+    "unix-socket", Severity::kRed, "has unix sockets connected to processes outside of the tree",
     "dump those too, close the connection, name it (--external 'unix[NUMBER]'), or, "
     "if it is a named datagram socket, let it be cut with --ext-unix-sk"};
-constexpr Kind kSocket{"socket", Light::kRed, "has sockets of a kind open that CRIU cannot dump",
+constexpr Kind kSocket{"socket", Severity::kRed, "has sockets of a kind open that CRIU cannot dump",
                        "close them before the dump; for MPTCP in Go: GODEBUG=multipathtcp=0"};
-constexpr Kind kPacketPipe{"packet-pipe", Light::kRed,
+constexpr Kind kPacketPipe{"packet-pipe", Severity::kRed,
                            "has pipes that keep packets apart (O_DIRECT), which CRIU cannot dump",
                            "do without O_DIRECT in pipe2(), or close them before the dump"};
-constexpr Kind kPidfdThread{"pidfd", Light::kRed,
+constexpr Kind kPidfdThread{"pidfd", Severity::kRed,
                             "holds a pidfd of a thread, which CRIU cannot dump",
                             "do without PIDFD_THREAD in pidfd_open(), or close it"};
-constexpr Kind kHugeGhost{"deleted-file", Light::kRed,
+constexpr Kind kHugeGhost{"deleted-file", Severity::kRed,
                           "uses deleted files of a hugetlbfs, which CRIU cannot dump",
                           "use memfd_create(MFD_HUGETLB) or MAP_HUGETLB instead, or do not delete "
                           "them"};
-constexpr Kind kRemap{"link-remap", Light::kRed,
+constexpr Kind kRemap{"link-remap", Severity::kRed,
                       "has files open whose name was removed, but which have other names (as a "
                       "semaphore in /dev/shm has for who made it)",
                       "dump without --no-link-remap"};
 // CRIU counts from a small number for each dump, and Stasis gives its files other names right
 // after.
 constexpr Kind kRemapTaken{
-    "link-remap-taken", Light::kRed,
+    "link-remap-taken", Severity::kRed,
     "has files open whose name was removed, and CRIU's names for such files are taken in their "
     "directory by another dump",
     "wait for a dump that is under way; a file that stays is of an image that criu or an earlier "
     "stasis has made: restore that image, or remove both"};
-constexpr Kind kHuge{"huge-pages", Light::kYellow, "has memory of huge pages (hugetlb)",
+constexpr Kind kHuge{"huge-pages", Severity::kYellow, "has memory of huge pages (hugetlb)",
                      "set aside as many where it is restored: sysctl vm.nr_hugepages"};
 // CRIU makes a mapping of huge pages to learn what device they are of, and keeps that in a file.
-constexpr Kind kHugeFull{"huge-pages", Light::kRed,
+constexpr Kind kHugeFull{"huge-pages", Severity::kRed,
                          "has memory of huge pages (hugetlb), and CRIU needs one that is free to "
                          "dump them",
                          "set one more aside: sysctl vm.nr_hugepages"};
-constexpr Kind kSharedFile{"shared-memory", Light::kYellow,
+constexpr Kind kSharedFile{"shared-memory", Severity::kYellow,
                            "uses files of /dev/shm, which are no part of an image",
                            "keep them until the restore: a reboot or another machine has none"};
-constexpr Kind kOtherUser{"other-user", Light::kRed,
+constexpr Kind kOtherUser{"other-user", Severity::kRed,
                           "runs as another user, whose limits CRIU may not read",
                           "give stasis CAP_SYS_RESOURCE, or run it as that user"};
-constexpr Kind kTracer{"tracer", Light::kRed, "is being traced, which CRIU cannot do then",
+constexpr Kind kTracer{"tracer", Severity::kRed, "is being traced, which CRIU cannot do then",
                        "detach the debugger, or wait until the other tool has ended"};
-constexpr Kind kInotify{"inotify", Light::kYellow,
+constexpr Kind kInotify{"inotify", Severity::kYellow,
                         "watches files by inotify or fanotify that CRIU may not find again",
                         "give stasis CAP_DAC_READ_SEARCH, and watch files of a file system that "
                         "opens files by handle (ext4, xfs, tmpfs; not an overlay)"};
-constexpr Kind kLostWatch{"inotify", Light::kRed,
+constexpr Kind kLostWatch{"inotify", Severity::kRed,
                           "watches files by inotify or fanotify that CRIU cannot find again",
                           "end such watches before the dump: on /proc, /sys, /dev/pts, an overlay, "
                           "or on deleted files of a tmpfs"};
-constexpr Kind kSemaphore{"eventfd", Light::kYellow,
+constexpr Kind kSemaphore{"eventfd", Severity::kYellow,
                           "has eventfds that are semaphores (EFD_SEMAPHORE), which CRIU restores "
                           "as plain counters: a read then takes all of the value",
                           "do without EFD_SEMAPHORE in the program, or restore only what does not "
                           "depend on it"};
 // include/timerfd.h of CRIU 4.2.1.
-constexpr Kind kAlarmClock{"timerfd", Light::kRed,
+constexpr Kind kAlarmClock{"timerfd", Severity::kRed,
                            "has timerfds by a clock that CRIU does not know (an alarm clock)",
                            "use CLOCK_REALTIME or CLOCK_BOOTTIME in timerfd_create()"};
-constexpr Kind kReserved{"reserved-memory", Light::kYellow, "has much address space reserved",
+constexpr Kind kReserved{"reserved-memory", Severity::kYellow, "has much address space reserved",
                          "CRIU keeps 16 bytes for each page of it while it dumps"};
 
 constexpr std::uint64_t kMuchReserved = 256ULL << 30;
@@ -268,7 +268,7 @@ class Search {
     if (auto tree = procfs.tree(processes_.front().pid)) everybody_ = std::move(*tree);
   }
 
-  std::vector<Finding> run() {
+  std::vector<Obstacle> run() {
     for (const proc::ProcessInfo& info : everybody_) {
       pids_.insert(info.pid.value);
       if (auto inodes = procfs_.socket_inodes(info.pid))
@@ -294,7 +294,7 @@ class Search {
       probe_sockets(info.pid);
       probe_memory(info.pid);
     }
-    return signs_.findings(processes_);
+    return signs_.obstacles(processes_);
   }
 
  private:
@@ -530,22 +530,22 @@ class Search {
 
 }  // namespace
 
-std::vector<Finding> find_undumpable(const proc::ProcFs& procfs,
-                                     const std::vector<GroupMember>& members,
-                                     const CriuOptions& options, bool simulated,
-                                     std::span<const std::string> connected) {
+std::vector<Obstacle> find_undumpable(const proc::ProcFs& procfs,
+                                      const std::vector<GroupMember>& members,
+                                      const CriuOptions& options, bool simulated,
+                                      std::span<const std::string> connected) {
   auto found = Search(procfs, members, options, simulated, connected).run();
-  const bool any_red = worst(found) == Light::kRed;
+  const bool any_red = worst(found) == Severity::kRed;
   if (!any_red) return found;
   // A program that starts processes, or opens and closes sockets, looks worse for a moment than it
   // is.
   constexpr std::chrono::milliseconds kMoment{30};
   std::this_thread::sleep_for(kMoment);
   const auto again = Search(procfs, members, options, simulated, connected).run();
-  std::erase_if(found, [&](const Finding& one) {
-    return one.light == Light::kRed &&
-           std::none_of(again.begin(), again.end(), [&](const Finding& other) {
-             return other.id == one.id && other.light == Light::kRed;
+  std::erase_if(found, [&](const Obstacle& one) {
+    return one.severity == Severity::kRed &&
+           std::none_of(again.begin(), again.end(), [&](const Obstacle& other) {
+             return other.id == one.id && other.severity == Severity::kRed;
            });
   });
   return found;

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "base/obstacle.h"
 #include "checkpoint/group.h"
-#include "doctor/finding.h"
 #include "image/criu_options.h"
 #include "proc/procfs.h"
 
@@ -21,9 +21,9 @@ namespace stasis {
 // own files, which it closes at the checkpoint, do not count; `simulated`: those of the simulated
 // one. `connected`: the pipes that a restore connects again, "pipe:[1234]". What cannot be read is
 // left out.
-std::vector<Finding> find_undumpable(const proc::ProcFs& procfs,
-                                     const std::vector<GroupMember>& members,
-                                     const CriuOptions& options, bool simulated,
-                                     std::span<const std::string> connected = {});
+std::vector<Obstacle> find_undumpable(const proc::ProcFs& procfs,
+                                      const std::vector<GroupMember>& members,
+                                      const CriuOptions& options, bool simulated,
+                                      std::span<const std::string> connected = {});
 
 }  // namespace stasis

@@ -20,16 +20,16 @@ namespace stasis::doctor {
 namespace {
 
 constexpr Kind kPipeName{
-    "pipe", Light::kRed,
+    "pipe", Severity::kRed,
     "has pipes whose other end is outside of the tree, which a restore does not connect",
     "start it with its input and output in files, or under `stasis run --images-dir`, which "
     "connects them at every restore; or dump the process that has the other end, too"};
 constexpr Kind kFifo{
-    "fifo", Light::kYellow,
+    "fifo", Severity::kYellow,
     "has FIFOs whose other end is outside of the tree: what is there sees the end of the program, "
     "and is connected again only if it keeps the FIFO open",
     "restart what has the other end before the restore, or use files"};
-constexpr Kind kTerminalUser{"terminal", Light::kRed,
+constexpr Kind kTerminalUser{"terminal", Severity::kRed,
                              "is the master of a terminal that a process outside of the tree uses",
                              "end that process, or dump it too"};
 

@@ -13,7 +13,7 @@
 namespace stasis::doctor {
 namespace {
 
-constexpr Kind kSealed{"sealed-memory", Light::kRed,
+constexpr Kind kSealed{"sealed-memory", Severity::kRed,
                        "has sealed memory (mseal), which a restore would leave without its seal",
                        "do without mseal() in the program"};
 

@@ -13,7 +13,7 @@
 namespace stasis::doctor {
 namespace {
 
-constexpr Kind kTerminal{"terminal", Light::kRed,
+constexpr Kind kTerminal{"terminal", Severity::kRed,
                          "has a terminal open whose other end is outside of the tree",
                          "dump with --shell-job, or start it with its input and output in files"};
 

@@ -16,30 +16,30 @@ namespace {
 
 // CRIU sets its code free of the target's filters (PTRACE_O_SUSPEND_SECCOMP), filters or not; the
 // kernel grants that to no process that is under one itself (kernel/ptrace.c).
-constexpr Kind kOurs{"seccomp", Light::kRed,
+constexpr Kind kOurs{"seccomp", Severity::kRed,
                      "cannot be dumped from here, because this stasis runs under a seccomp filter",
                      "run stasis outside of the container, or start that one without a filter "
                      "(--security-opt seccomp=unconfined, --privileged)"};
-constexpr Kind kTheirs{"seccomp", Light::kRed,
+constexpr Kind kTheirs{"seccomp", Severity::kRed,
                        "runs under a seccomp filter, which CRIU may not read without CAP_SYS_ADMIN "
                        "in the first user namespace",
                        "run as root, or start the program without the filter"};
-constexpr Kind kZombie{"zombie-leader", Light::kRed,
+constexpr Kind kZombie{"zombie-leader", Severity::kRed,
                        "has threads and no first one any more, which CRIU cannot dump",
                        "wait until its threads have ended, or let its first thread wait for them"};
 
 // CRIU 4.2.1 dumps the policy's number alone, and its restore fails (cr-restore.c,
 // validate_sched_parm()), when the program has ended.
-constexpr Kind kScheduler{"scheduler", Light::kRed,
+constexpr Kind kScheduler{"scheduler", Severity::kRed,
                           "has threads under a scheduler that CRIU cannot restore",
                           "let them go back to another one before the dump (chrt --other --pid 0 "
                           "THREAD), or do without it in the program"};
 // CRIU asks the first thread alone, and restores all with what that has.
-constexpr Kind kOwnFiles{"thread-files", Light::kRed,
+constexpr Kind kOwnFiles{"thread-files", Severity::kRed,
                          "has threads with descriptors of their own (CLONE_FILES, unshare), which "
                          "a restore would take from them",
                          "let them be processes of their own"};
-constexpr Kind kOwnDirectory{"thread-directory", Light::kRed,
+constexpr Kind kOwnDirectory{"thread-directory", Severity::kRed,
                              "has threads with a directory, root and umask of their own (CLONE_FS, "
                              "unshare), which a restore would take from them",
                              "let them be processes of their own, or use openat()"};

@@ -15,7 +15,7 @@ namespace {
 // proc_pid_timers(5) says by which clock a timer was made, but not whether it was set for a time:
 // the kernel does not tell, CRIU's code in the process neither.
 constexpr Kind kOfTheDay{
-    "posix-timer", Light::kYellow,
+    "posix-timer", Severity::kYellow,
     "has timers by the clock of the day (timer_create with CLOCK_REALTIME), which wait after a "
     "restore for what was left of their time, also if they were set for a time of day",
     "if they were (TIMER_ABSTIME), use timerfd_create(), or let the program set them anew"};

@@ -13,25 +13,27 @@
 namespace stasis {
 namespace doctor {
 
-Finding green(std::string id, std::string what) {
-  return {std::move(id), Light::kGreen, std::move(what), {}};
+Obstacle green(std::string id, std::string what) {
+  return {std::move(id), Severity::kGreen, {}, std::move(what)};
 }
 
-Finding yellow(std::string id, std::string what, std::string remedy) {
-  return {std::move(id), Light::kYellow, std::move(what), std::move(remedy)};
+Obstacle yellow(std::string id, std::string what, std::string remedy) {
+  return {std::move(id), Severity::kYellow, {}, std::move(what), std::move(remedy)};
 }
 
-Finding red(std::string id, std::string what, std::string remedy) {
-  return {std::move(id), Light::kRed, std::move(what), std::move(remedy)};
+Obstacle red(std::string id, std::string what, std::string remedy) {
+  return {std::move(id), Severity::kRed, {}, std::move(what), std::move(remedy)};
 }
 
-Finding from_error(Light light, std::string id, const Error& error, const std::string& remedy) {
+Obstacle from_error(Severity severity, std::string id, const Error& error,
+                    const std::string& remedy) {
   std::string what = error.to_string();
   if (error.driver && what.find(error.driver->name) == std::string::npos) {
     what += fmt::format(" (driver: {} {}, \"{}\")", error.driver->name, error.driver->number,
                         error.driver->text);
   }
-  return {std::move(id), light, std::move(what), error.remedy.empty() ? remedy : error.remedy};
+  return {
+      std::move(id), severity, {}, std::move(what), error.remedy.empty() ? remedy : error.remedy};
 }
 
 bool kernel_at_least(const std::string& release, int major, int minor) {
@@ -46,17 +48,17 @@ bool kernel_at_least(const std::string& release, int major, int minor) {
 
 }  // namespace doctor
 
-std::vector<Finding> examine_machine(const Result<std::unique_ptr<Driver>>& driver,
-                                     const MachineOptions& options, const Interrupt& interrupt) {
+std::vector<Obstacle> examine_machine(const Result<std::unique_ptr<Driver>>& driver,
+                                      const MachineOptions& options, const Interrupt& interrupt) {
   using namespace doctor;  // NOLINT(google-build-using-namespace): our own parts
   const KernelFolders folders;
-  Findings out;
+  Obstacles out;
   std::vector<Gpu> gpus;
   std::uint64_t gpu_bytes = 0;
   const std::vector<std::function<void()>> steps = {
       [&] {
         if (!driver) {
-          out.push_back(from_error(Light::kRed, "driver", driver.error()));
+          out.push_back(from_error(Severity::kRed, "driver", driver.error()));
           return;
         }
         probe_driver(**driver, out);

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/interrupt.h"
-#include "doctor/finding.h"
+#include "base/obstacle.h"
 #include "driver/driver.h"
 
 namespace stasis {
@@ -18,10 +18,10 @@ struct MachineOptions {
   bool trial = true;  // suspend and resume a process of the doctor's own on each GPU
 };
 
-// Every finding, green ones too, in the order in which one would mend them. `driver` is what
+// Every obstacle, green ones too, in the order in which one would mend them. `driver` is what
 // load_driver() gave. An interrupt ends it early, with what is known by then. To be called while
 // this process has one thread: the trial forks.
-std::vector<Finding> examine_machine(const Result<std::unique_ptr<Driver>>& driver,
-                                     const MachineOptions& options, const Interrupt& interrupt);
+std::vector<Obstacle> examine_machine(const Result<std::unique_ptr<Driver>>& driver,
+                                      const MachineOptions& options, const Interrupt& interrupt);
 
 }  // namespace stasis

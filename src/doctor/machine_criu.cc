@@ -122,12 +122,12 @@ std::string last_error(std::string_view text) {
   return std::string(last.empty() ? first : last);
 }
 
-void probe_check(const Criu& criu, const Interrupt& interrupt, Findings& out) {
+void probe_check(const Criu& criu, const Interrupt& interrupt, Obstacles& out) {
   auto outcome = run({criu.path(), "check", "--no-default-config"}, kCheckTimeout, interrupt);
   if (!interrupt.check()) return;
   constexpr const char* kId = "criu-check";
   if (!outcome) {
-    out.push_back(from_error(Light::kRed, kId, outcome.error(), get_one()));
+    out.push_back(from_error(Severity::kRed, kId, outcome.error(), get_one()));
     return;
   }
   if (!outcome->ended) {
@@ -155,10 +155,11 @@ void probe_check(const Criu& criu, const Interrupt& interrupt, Findings& out) {
 
 }  // namespace
 
-void probe_criu(const std::optional<std::string>& path, const Interrupt& interrupt, Findings& out) {
+void probe_criu(const std::optional<std::string>& path, const Interrupt& interrupt,
+                Obstacles& out) {
   auto criu = Criu::find(path);
   if (!criu) {
-    out.push_back(from_error(Light::kRed, "criu", criu.error(), get_one()));
+    out.push_back(from_error(Severity::kRed, "criu", criu.error(), get_one()));
     return;
   }
   // Older ones ask each internet socket for an option that is gone: "Can't get 1:16 opt".
@@ -183,7 +184,7 @@ std::vector<std::string> plugin_directories() {
   return {"/usr/lib/criu", "/usr/lib64/criu"};
 }
 
-void probe_plugin(const std::vector<std::string>& directories, Findings& out) {
+void probe_plugin(const std::vector<std::string>& directories, Obstacles& out) {
   constexpr const char* kId = "criu-plugin";
   bool any = false;
   for (const std::string& directory : directories) {
@@ -192,7 +193,7 @@ void probe_plugin(const std::vector<std::string>& directories, Findings& out) {
     any = true;
     const auto content = read_file(AT_FDCWD, file, 256 << 20);
     if (!content) {
-      out.push_back(from_error(Light::kYellow, kId, content.error(),
+      out.push_back(from_error(Severity::kYellow, kId, content.error(),
                                "make it readable: plain criu loads it"));
     } else if (content->find(kOurVariable) != std::string::npos) {
       out.push_back(

@@ -39,7 +39,7 @@ std::string real_path(const std::string& path) {
 }
 
 // The library that programs load and the module in the kernel must be of one version.
-void probe_module(const DriverInfo& info, Findings& out) {
+void probe_module(const DriverInfo& info, Obstacles& out) {
   const std::string path = real_path(info.library);
   const std::string library = version_of_file(path);
   if (info.simulated || library.empty() || info.driver_version.empty()) return;
@@ -94,7 +94,7 @@ std::optional<std::vector<std::string>> not_persistent(const Driver& driver,
   return off;
 }
 
-void probe_persistence(const Driver& driver, const std::vector<Gpu>& gpus, Findings& out) {
+void probe_persistence(const Driver& driver, const std::vector<Gpu>& gpus, Obstacles& out) {
   const auto off = not_persistent(driver, gpus);
   if (!off) return;
   if (off->empty()) {
@@ -111,7 +111,7 @@ void probe_persistence(const Driver& driver, const std::vector<Gpu>& gpus, Findi
 
 }  // namespace
 
-void probe_driver(const Driver& driver, Findings& out) {
+void probe_driver(const Driver& driver, Obstacles& out) {
   const DriverInfo& info = driver.info();
   const std::string what =
       fmt::format("driver {} (CUDA {}.{}, {})",
@@ -127,9 +127,9 @@ void probe_driver(const Driver& driver, Findings& out) {
   probe_module(info, out);
 }
 
-void probe_gpus(const Driver& driver, const Result<std::vector<Gpu>>& gpus, Findings& out) {
+void probe_gpus(const Driver& driver, const Result<std::vector<Gpu>>& gpus, Obstacles& out) {
   if (!gpus) {
-    out.push_back(from_error(Light::kRed, "gpus", gpus.error(), "check that nvidia-smi works"));
+    out.push_back(from_error(Severity::kRed, "gpus", gpus.error(), "check that nvidia-smi works"));
     return;
   }
   if (gpus->empty()) {
@@ -158,7 +158,7 @@ void probe_gpus(const Driver& driver, const Result<std::vector<Gpu>>& gpus, Find
   probe_persistence(driver, *gpus, out);
 }
 
-void probe_mps(const KernelFolders& folders, Findings& out) {
+void probe_mps(const KernelFolders& folders, Obstacles& out) {
   // As src/checkpoint/driver_obstacles.cc knows it: nvidia-cuda-mps-control and -server, cut to 15
   // characters by the kernel.
   constexpr std::string_view kComm = "nvidia-cuda-mps";

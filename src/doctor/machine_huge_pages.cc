@@ -29,7 +29,7 @@ std::string chosen_word(const std::string& path) {
 }
 
 // What the driver, on an H100, and the agent's ring gain by them; docs/adr/0013-doctor.md.
-void probe_transparent(const KernelFolders& folders, Findings& out) {
+void probe_transparent(const KernelFolders& folders, Obstacles& out) {
   constexpr const char* kId = "huge-pages";
   const std::string path = folders.sys + "/kernel/mm/transparent_hugepage";
   const std::string anonymous = chosen_word(path + "/enabled");
@@ -79,7 +79,7 @@ std::vector<SetAside> pages_set_aside(const KernelFolders& folders) {
 
 }  // namespace
 
-void probe_huge_pages(const KernelFolders& folders, std::uint64_t gpu_bytes, Findings& out) {
+void probe_huge_pages(const KernelFolders& folders, std::uint64_t gpu_bytes, Obstacles& out) {
   probe_transparent(folders, out);
   const auto pages = pages_set_aside(folders);
   if (pages.empty()) return;

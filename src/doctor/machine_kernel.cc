@@ -29,7 +29,7 @@ enum Capability : unsigned {
   kCheckpointRestore = 40,
 };
 
-void probe_yama(const KernelFolders& folders, bool may_trace_all, Findings& out) {
+void probe_yama(const KernelFolders& folders, bool may_trace_all, Obstacles& out) {
   const std::string path = folders.proc + "/sys/kernel/yama/ptrace_scope";
   const auto scope = read_number(path);
   if (!scope || *scope == 0) {
@@ -57,7 +57,7 @@ void probe_yama(const KernelFolders& folders, bool may_trace_all, Findings& out)
 
 // CRIU asks the kernel to suspend the target's filters, whether it has any or not, and that grants
 // it to no process that is under one itself: "suspending seccomp failed" (CRIU 4.2.1).
-void probe_seccomp_here(const KernelFolders& folders, Findings& out) {
+void probe_seccomp_here(const KernelFolders& folders, Obstacles& out) {
   const auto status = read_file(AT_FDCWD, folders.proc + "/self/status");
   constexpr std::string_view kKey = "\nSeccomp:\t";
   const std::size_t at = status ? status->find(kKey) : std::string::npos;
@@ -96,7 +96,7 @@ std::optional<std::uint64_t> threads_running(const KernelFolders& folders) {
   return value;
 }
 
-void probe_sysctls(const KernelFolders& folders, Findings& out) {
+void probe_sysctls(const KernelFolders& folders, Obstacles& out) {
   // CRIU moves memory through pipes as large as it may make them.
   constexpr std::uint64_t kPipe = 1U << 20;
   if (const auto size = read_number(folders.proc + "/sys/fs/pipe-max-size")) {
@@ -123,7 +123,7 @@ void probe_sysctls(const KernelFolders& folders, Findings& out) {
 }
 
 // How many more processes and threads this user's cgroup and the kernel leave room for.
-void probe_room_for_processes(const KernelFolders& folders, Findings& out) {
+void probe_room_for_processes(const KernelFolders& folders, Obstacles& out) {
   // A Python program with PyTorch and CUDA has some hundred threads on a host of many processors.
   constexpr std::uint64_t kJob = 256;
   constexpr const char* kId = "limit-processes";
@@ -156,7 +156,7 @@ std::string limit_text(rlim_t value) {
 
 }  // namespace
 
-void probe_permissions(const KernelFolders& folders, Findings& out) {
+void probe_permissions(const KernelFolders& folders, Obstacles& out) {
   constexpr const char* kId = "permissions";
   const auto capabilities = proc::ProcFs(folders.proc).effective_capabilities();
   if (!capabilities) {
@@ -189,7 +189,7 @@ void probe_permissions(const KernelFolders& folders, Findings& out) {
   probe_seccomp_here(folders, out);
 }
 
-void probe_kernel(const KernelFolders& folders, const std::string& release, Findings& out) {
+void probe_kernel(const KernelFolders& folders, const std::string& release, Obstacles& out) {
   const auto config = read_file(AT_FDCWD, fmt::format("{}/config-{}", folders.boot, release));
   if (!config) return;
   if (!is_set(*config, "CONFIG_CHECKPOINT_RESTORE")) {
@@ -209,7 +209,7 @@ void probe_kernel(const KernelFolders& folders, const std::string& release, Find
   out.push_back(green("kernel", fmt::format("Linux {} with all that CRIU can use", release)));
 }
 
-void probe_limits(const KernelFolders& folders, Findings& out) {
+void probe_limits(const KernelFolders& folders, Obstacles& out) {
   rlimit limit{};
   constexpr rlim_t kFiles = 1024;
   if (::getrlimit(RLIMIT_NOFILE, &limit) == 0) {
@@ -231,7 +231,7 @@ void probe_limits(const KernelFolders& folders, Findings& out) {
   probe_room_for_processes(folders, out);
 }
 
-void probe_clock(const KernelFolders& folders, Findings& out) {
+void probe_clock(const KernelFolders& folders, Obstacles& out) {
   constexpr const char* kId = "clock";
   if (::access((folders.proc + "/self/ns/time").c_str(), F_OK) == 0) {
     out.push_back(green(kId,

@@ -82,23 +82,23 @@ Result<Seconds> time_writing(const UniqueFd& file, const std::string& directory,
 }  // namespace
 
 void probe_disk(const std::string& directory, std::uint64_t gpu_bytes, const Interrupt& interrupt,
-                Findings& out) {
+                Obstacles& out) {
   constexpr const char* kId = "disk";
   constexpr const char* kElsewhere = "choose another directory for images";
   const auto place = nearest_existing(directory);
   if (!place) {
-    out.push_back(from_error(Light::kRed, kId, place.error(), kElsewhere));
+    out.push_back(from_error(Severity::kRed, kId, place.error(), kElsewhere));
     return;
   }
   struct statvfs info {};
   if (::statvfs(place->c_str(), &info) != 0) {
-    out.push_back(
-        from_error(Light::kRed, kId, errno_error("cannot look at " + *place, errno), kElsewhere));
+    out.push_back(from_error(Severity::kRed, kId, errno_error("cannot look at " + *place, errno),
+                             kElsewhere));
     return;
   }
   auto file = unnamed_file(*place);
   if (!file) {
-    out.push_back(from_error(Light::kRed, kId, file.error(), kElsewhere));
+    out.push_back(from_error(Severity::kRed, kId, file.error(), kElsewhere));
     return;
   }
   // One that has no blocks does not say (ramfs, a tmpfs without a limit).
@@ -117,7 +117,7 @@ void probe_disk(const std::string& directory, std::uint64_t gpu_bytes, const Int
     const auto time = time_writing(*file, *place, interrupt);
     if (!interrupt.check()) return;
     if (!time) {
-      out.push_back(from_error(Light::kRed, kId, time.error(), kElsewhere));
+      out.push_back(from_error(Severity::kRed, kId, time.error(), kElsewhere));
       return;
     }
     what += fmt::format(", written at {}", format_rate(kTrial, *time));
@@ -133,12 +133,13 @@ void probe_disk(const std::string& directory, std::uint64_t gpu_bytes, const Int
   out.push_back(green(kId, what));
 }
 
-void probe_host_memory(const KernelFolders& folders, std::uint64_t gpu_bytes, Findings& out) {
+void probe_host_memory(const KernelFolders& folders, std::uint64_t gpu_bytes, Obstacles& out) {
   constexpr const char* kId = "host-memory";
   const proc::ProcFs procfs(folders.proc);
   const auto available = procfs.memory_available();
   if (!available) {
-    out.push_back(from_error(Light::kYellow, kId, available.error(), "see that /proc is mounted"));
+    out.push_back(
+        from_error(Severity::kYellow, kId, available.error(), "see that /proc is mounted"));
     return;
   }
   const std::uint64_t swap = procfs.swap_free().value_or(0);
@@ -162,7 +163,7 @@ void probe_host_memory(const KernelFolders& folders, std::uint64_t gpu_bytes, Fi
   out.push_back(green(kId, what));
 }
 
-void probe_shared_memory(const KernelFolders& folders, Findings& out) {
+void probe_shared_memory(const KernelFolders& folders, Obstacles& out) {
   const std::string path = folders.dev + "/shm";
   struct statfs info {};
   if (::statfs(path.c_str(), &info) != 0 || info.f_type != TMPFS_MAGIC) {
@@ -177,23 +178,23 @@ void probe_shared_memory(const KernelFolders& folders, Findings& out) {
                                          format_bytes(info.f_blocks * block), path)));
 }
 
-void probe_state_directory(Findings& out) {
+void probe_state_directory(Obstacles& out) {
   constexpr const char* kId = "state-directory";
   constexpr const char* kOther = "make it writable, or name another by STASIS_STATE_DIR";
   const auto directory = journal_directory();
   if (!directory) {
-    out.push_back(from_error(Light::kRed, kId, directory.error(), kOther));
+    out.push_back(from_error(Severity::kRed, kId, directory.error(), kOther));
     return;
   }
   if (::access(directory->c_str(), W_OK | X_OK) != 0) {
     out.push_back(from_error(
-        Light::kRed, kId, errno_error("cannot write to the state directory " + *directory, errno),
-        kOther));
+        Severity::kRed, kId,
+        errno_error("cannot write to the state directory " + *directory, errno), kOther));
     return;
   }
   const auto entries = read_journal();
   if (!entries) {
-    out.push_back(from_error(Light::kRed, kId, entries.error(), kOther));
+    out.push_back(from_error(Severity::kRed, kId, entries.error(), kOther));
     return;
   }
   std::vector<std::string> left;

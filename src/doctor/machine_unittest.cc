@@ -27,10 +27,10 @@ using testing::Field;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-// A finding by its id, its light and a part of what it says.
-auto is(const std::string& id, Light light, const std::string& part) {
-  return AllOf(Field("id", &Finding::id, id), Field("light", &Finding::light, light),
-               Field("what", &Finding::what, HasSubstr(part)));
+// An obstacle by its id, its severity and a part of what it says.
+auto is(const std::string& id, Severity severity, const std::string& part) {
+  return AllOf(Field("id", &Obstacle::id, id), Field("severity", &Obstacle::severity, severity),
+               Field("what", &Obstacle::what, HasSubstr(part)));
 }
 
 class Machine : public testing::Test {
@@ -44,9 +44,9 @@ class Machine : public testing::Test {
   void TearDown() override {
     ::unsetenv("STASIS_STATE_DIR");
     fs::remove_all(top_);
-    for (const Finding& finding : out_) {
+    for (const Obstacle& obstacle : out_) {
       // What is not green says what to do.
-      EXPECT_EQ(finding.remedy.empty(), finding.light == Light::kGreen) << finding.what;
+      EXPECT_EQ(obstacle.remedy.empty(), obstacle.severity == Severity::kGreen) << obstacle.what;
     }
   }
 
@@ -67,15 +67,15 @@ class Machine : public testing::Test {
     out.mig = mig;
     return out;
   }
-  const Finding* find(const std::string& id) const {
-    for (const Finding& finding : out_)
-      if (finding.id == id) return &finding;
+  const Obstacle* find(const std::string& id) const {
+    for (const Obstacle& obstacle : out_)
+      if (obstacle.id == id) return &obstacle;
     return nullptr;
   }
 
   std::string top_;
   KernelFolders folders_;
-  Findings out_;
+  Obstacles out_;
   Interrupt interrupt_;
   FakeDriver driver_;
 };
@@ -97,11 +97,11 @@ TEST_F(Machine, a_driver_that_cannot_be_loaded_is_red_with_its_own_words) {
   options.criu_path = "/bin/false";
   out_ = examine_machine(none, options, interrupt_);
   ASSERT_FALSE(out_.empty());
-  EXPECT_THAT(out_.front(), is("driver", Light::kRed, "cannot load the CUDA driver: x"));
+  EXPECT_THAT(out_.front(), is("driver", Severity::kRed, "cannot load the CUDA driver: x"));
   EXPECT_EQ(out_.front().remedy, "install it");
   EXPECT_EQ(find("gpus"), nullptr);
   ASSERT_NE(find("criu"), nullptr);
-  EXPECT_THAT(*find("criu"), is("criu", Light::kRed, "/bin/false"));
+  EXPECT_THAT(*find("criu"), is("criu", Severity::kRed, "/bin/false"));
   EXPECT_EQ(find("criu-check"), nullptr);
 }
 
@@ -130,8 +130,8 @@ TEST_F(Machine, an_older_driver_is_yellow) {
   probe_driver(driver_, out_);
   driver_.driver_info.has_device_map = false;
   probe_driver(driver_, out_);
-  EXPECT_THAT(out_, ElementsAre(is("driver", Light::kGreen, "driver 580.0 (CUDA 13.0"),
-                                is("driver", Light::kYellow, "same GPUs only")));
+  EXPECT_THAT(out_, ElementsAre(is("driver", Severity::kGreen, "driver 580.0 (CUDA 13.0"),
+                                is("driver", Severity::kYellow, "same GPUs only")));
 }
 
 TEST_F(Machine, library_and_module_are_compared) {
@@ -145,20 +145,21 @@ TEST_F(Machine, library_and_module_are_compared) {
   probe_driver(driver_, out_);
   driver_.driver_info.library = top_ + "/compat/libcuda.so.590.1";
   probe_driver(driver_, out_);
-  std::erase_if(out_, [](const Finding& finding) { return finding.id == "driver"; });
-  EXPECT_THAT(out_, ElementsAre(is("driver-module", Light::kGreen, "both 580.159.04"),
-                                is("driver-module", Light::kRed, "590.1"),
-                                is("driver-module", Light::kYellow, "compatibility package")));
+  std::erase_if(out_, [](const Obstacle& obstacle) { return obstacle.id == "driver"; });
+  EXPECT_THAT(out_, ElementsAre(is("driver-module", Severity::kGreen, "both 580.159.04"),
+                                is("driver-module", Severity::kRed, "590.1"),
+                                is("driver-module", Severity::kYellow, "compatibility package")));
 }
 
 TEST_F(Machine, gpus_are_listed_and_none_is_red) {
   probe_gpus(driver_, std::vector<Gpu>{}, out_);
   probe_gpus(driver_, fail(ErrorCode::kDriverError, "NVML: x"), out_);
   probe_gpus(driver_, std::vector<Gpu>{gpu(true)}, out_);
-  std::erase_if(out_, [](const Finding& finding) { return finding.id == "persistence"; });
-  EXPECT_THAT(out_, ElementsAre(is("gpus", Light::kRed, "no GPU"), is("gpus", Light::kRed, "NVML"),
-                                is("gpus", Light::kGreen, "3.00 GiB of 80.0 GiB in use"),
-                                is("mig", Light::kYellow, "00000000:65:00.0")));
+  std::erase_if(out_, [](const Obstacle& obstacle) { return obstacle.id == "persistence"; });
+  EXPECT_THAT(out_,
+              ElementsAre(is("gpus", Severity::kRed, "no GPU"), is("gpus", Severity::kRed, "NVML"),
+                          is("gpus", Severity::kGreen, "3.00 GiB of 80.0 GiB in use"),
+                          is("mig", Severity::kYellow, "00000000:65:00.0")));
 }
 
 TEST_F(Machine, a_daemon_of_mps_is_seen) {
@@ -169,7 +170,7 @@ TEST_F(Machine, a_daemon_of_mps_is_seen) {
     rest += " 0";
   write("proc/77/stat", "77 (nvidia-cuda-mps) S 1 1 1" + rest + "\n");
   probe_mps(folders_, out_);
-  EXPECT_THAT(out_, ElementsAre(is("mps", Light::kYellow, "process 77")));
+  EXPECT_THAT(out_, ElementsAre(is("mps", Severity::kYellow, "process 77")));
 }
 
 TEST_F(Machine, memory_in_use_is_that_of_processes_or_else_of_gpus) {
@@ -184,9 +185,9 @@ TEST_F(Machine, our_plugin_is_told_from_another) {
   probe_plugin({top_ + "/ours"}, out_);
   probe_plugin({top_ + "/other", top_ + "/none"}, out_);
   probe_plugin({top_ + "/none"}, out_);
-  EXPECT_THAT(out_, ElementsAre(is("criu-plugin", Light::kGreen, "is Stasis's"),
-                                is("criu-plugin", Light::kYellow, "not Stasis's"),
-                                is("criu-plugin", Light::kGreen, "no cuda_plugin.so")));
+  EXPECT_THAT(out_, ElementsAre(is("criu-plugin", Severity::kGreen, "is Stasis's"),
+                                is("criu-plugin", Severity::kYellow, "not Stasis's"),
+                                is("criu-plugin", Severity::kGreen, "no cuda_plugin.so")));
 }
 
 TEST_F(Machine, capabilities_are_told) {
@@ -195,35 +196,36 @@ TEST_F(Machine, capabilities_are_told) {
   const std::uint64_t admin = 1ULL << 21;
   const std::uint64_t resource = 1ULL << 24;
   const std::uint64_t checkpoint = 1ULL << 40;
-  const std::map<std::uint64_t, std::pair<Light, std::string>> cases = {
-      {net | ptrace | admin | resource, {Light::kGreen, "all capabilities"}},
-      {net | ptrace | checkpoint | resource, {Light::kGreen, "all capabilities"}},
-      {net | ptrace | checkpoint, {Light::kYellow, "no CAP_SYS_RESOURCE"}},
-      {ptrace | admin | resource, {Light::kYellow, "no CAP_NET_ADMIN"}},
-      {net | admin | resource, {Light::kYellow, "no CAP_SYS_PTRACE"}},
-      {net | ptrace | resource, {Light::kRed, "neither CAP_SYS_ADMIN nor"}},
-      {0, {Light::kRed, "no CAP_SYS_PTRACE"}}};
+  const std::map<std::uint64_t, std::pair<Severity, std::string>> cases = {
+      {net | ptrace | admin | resource, {Severity::kGreen, "all capabilities"}},
+      {net | ptrace | checkpoint | resource, {Severity::kGreen, "all capabilities"}},
+      {net | ptrace | checkpoint, {Severity::kYellow, "no CAP_SYS_RESOURCE"}},
+      {ptrace | admin | resource, {Severity::kYellow, "no CAP_NET_ADMIN"}},
+      {net | admin | resource, {Severity::kYellow, "no CAP_SYS_PTRACE"}},
+      {net | ptrace | resource, {Severity::kRed, "neither CAP_SYS_ADMIN nor"}},
+      {0, {Severity::kRed, "no CAP_SYS_PTRACE"}}};
   for (const auto& [bits, expected] : cases) {
     capabilities(bits);
-    Findings out;
+    Obstacles out;
     probe_permissions(folders_, out);
     EXPECT_THAT(out, ElementsAre(is("permissions", expected.first, expected.second),
-                                 is("yama", Light::kGreen, "no yama")));
+                                 is("yama", Severity::kGreen, "no yama")));
   }
 }
 
 TEST_F(Machine, yama_matters_without_the_capability) {
-  const std::map<std::pair<int, bool>, Light> cases = {
-      {{0, false}, Light::kGreen}, {{1, false}, Light::kYellow}, {{2, false}, Light::kYellow},
-      {{3, false}, Light::kRed},   {{1, true}, Light::kGreen},   {{2, true}, Light::kGreen},
-      {{3, true}, Light::kRed}};
-  for (const auto& [scope, light] : cases) {
+  const std::map<std::pair<int, bool>, Severity> cases = {
+      {{0, false}, Severity::kGreen},  {{1, false}, Severity::kYellow},
+      {{2, false}, Severity::kYellow}, {{3, false}, Severity::kRed},
+      {{1, true}, Severity::kGreen},   {{2, true}, Severity::kGreen},
+      {{3, true}, Severity::kRed}};
+  for (const auto& [scope, severity] : cases) {
     capabilities(scope.second ? ~0ULL : ~(1ULL << 19));
     write("proc/sys/kernel/yama/ptrace_scope", fmt::format("{}\n", scope.first));
-    Findings out;
+    Obstacles out;
     probe_permissions(folders_, out);
     ASSERT_EQ(out.size(), 2U);
-    EXPECT_THAT(out[1], is("yama", light, fmt::format("ptrace_scope is {}", scope.first)));
+    EXPECT_THAT(out[1], is("yama", severity, fmt::format("ptrace_scope is {}", scope.first)));
   }
 }
 
@@ -236,9 +238,9 @@ TEST_F(Machine, the_kernels_configuration_is_read_where_there_is_one) {
   write("boot/config-6.3", "CONFIG_MEM_SOFT_DIRTY=y\n");
   for (const char* release : {"6.1", "6.2", "6.3"})
     probe_kernel(folders_, release, out_);
-  EXPECT_THAT(out_, ElementsAre(is("kernel", Light::kGreen, "6.1"),
-                                is("kernel", Light::kYellow, "SOFT_DIRTY"),
-                                is("kernel", Light::kRed, "CHECKPOINT_RESTORE")));
+  EXPECT_THAT(out_, ElementsAre(is("kernel", Severity::kGreen, "6.1"),
+                                is("kernel", Severity::kYellow, "SOFT_DIRTY"),
+                                is("kernel", Severity::kRed, "CHECKPOINT_RESTORE")));
 }
 
 TEST_F(Machine, limits_of_the_kernel_are_told) {
@@ -248,14 +250,14 @@ TEST_F(Machine, limits_of_the_kernel_are_told) {
   ASSERT_NE(find("limit-open-files"), nullptr);
   ASSERT_NE(find("limit-locked-memory"), nullptr);
   ASSERT_EQ(out_.size(), 4U);
-  EXPECT_THAT(out_[2], is("limit-pipe-size", Light::kYellow, "64.0 KiB"));
-  EXPECT_THAT(out_[3], is("limit-process-numbers", Light::kYellow, "32768"));
+  EXPECT_THAT(out_[2], is("limit-pipe-size", Severity::kYellow, "64.0 KiB"));
+  EXPECT_THAT(out_[3], is("limit-process-numbers", Severity::kYellow, "32768"));
   write("proc/sys/fs/pipe-max-size", "1048576\n");
   write("proc/sys/kernel/pid_max", "4194304\n");
-  Findings out;
+  Obstacles out;
   probe_limits(folders_, out);
-  EXPECT_THAT(out[2], is("limit-pipe-size", Light::kGreen, "1.00 MiB"));
-  EXPECT_THAT(out[3], is("limit-process-numbers", Light::kGreen, "4194304"));
+  EXPECT_THAT(out[2], is("limit-pipe-size", Severity::kGreen, "1.00 MiB"));
+  EXPECT_THAT(out[3], is("limit-process-numbers", Severity::kGreen, "4194304"));
 }
 
 TEST_F(Machine, room_for_processes_is_that_of_the_tightest_limit) {
@@ -271,19 +273,19 @@ TEST_F(Machine, room_for_processes_is_that_of_the_tightest_limit) {
   probe_limits(folders_, out_);
   write("cg/job/pids.max", "max\n");
   probe_limits(folders_, out_);
-  std::erase_if(out_, [](const Finding& finding) { return finding.id != "limit-processes"; });
-  EXPECT_THAT(out_, ElementsAre(is("limit-processes", Light::kGreen, "room for 1000 more"),
-                                is("limit-processes", Light::kYellow, "room for 55 more"),
-                                is("limit-processes", Light::kYellow, "cg/job (64)"),
-                                is("limit-processes", Light::kYellow, "room for 55 more")));
+  std::erase_if(out_, [](const Obstacle& obstacle) { return obstacle.id != "limit-processes"; });
+  EXPECT_THAT(out_, ElementsAre(is("limit-processes", Severity::kGreen, "room for 1000 more"),
+                                is("limit-processes", Severity::kYellow, "room for 55 more"),
+                                is("limit-processes", Severity::kYellow, "cg/job (64)"),
+                                is("limit-processes", Severity::kYellow, "room for 55 more")));
 }
 
 TEST_F(Machine, without_time_namespaces_clocks_jump) {
   probe_clock(folders_, out_);
   write("proc/self/ns/time", "");
   probe_clock(folders_, out_);
-  EXPECT_THAT(out_, ElementsAre(is("clock", Light::kYellow, "no time namespaces"),
-                                is("clock", Light::kGreen, "keep their monotonic clock")));
+  EXPECT_THAT(out_, ElementsAre(is("clock", Severity::kYellow, "no time namespaces"),
+                                is("clock", Severity::kGreen, "keep their monotonic clock")));
 }
 
 TEST_F(Machine, transparent_huge_pages_are_told) {
@@ -295,9 +297,9 @@ TEST_F(Machine, transparent_huge_pages_are_told) {
     probe_huge_pages(folders_, 0, out_);
     write("sys/kernel/mm/transparent_hugepage/shmem_enabled", "always [advise] deny\n");
   }
-  EXPECT_THAT(out_, ElementsAre(is("huge-pages", Light::kGreen, "pages: always"),
-                                is("huge-pages", Light::kGreen, "for shared memory advise"),
-                                is("huge-pages", Light::kYellow, "pages: never")));
+  EXPECT_THAT(out_, ElementsAre(is("huge-pages", Severity::kGreen, "pages: always"),
+                                is("huge-pages", Severity::kGreen, "for shared memory advise"),
+                                is("huge-pages", Severity::kYellow, "pages: never")));
 }
 
 TEST_F(Machine, huge_pages_set_aside_matter_where_memory_is_short) {
@@ -309,22 +311,23 @@ TEST_F(Machine, huge_pages_set_aside_matter_where_memory_is_short) {
   for (const std::uint64_t mib : {2U, 6U, 7U})
     probe_huge_pages(folders_, mib << 20, out_);
   const std::string all = "4 pages of 2.00 MiB, 2 free";
-  EXPECT_THAT(out_, ElementsAre(is("huge-pages-set-aside", Light::kGreen, all),
-                                is("huge-pages-set-aside", Light::kYellow, all + ": 4.00 MiB that"),
-                                is("huge-pages-set-aside", Light::kGreen, all)));
+  EXPECT_THAT(out_,
+              ElementsAre(is("huge-pages-set-aside", Severity::kGreen, all),
+                          is("huge-pages-set-aside", Severity::kYellow, all + ": 4.00 MiB that"),
+                          is("huge-pages-set-aside", Severity::kGreen, all)));
 }
 
 TEST_F(Machine, host_memory_is_held_against_that_of_the_gpus) {
   write("proc/meminfo", "MemTotal: 9000 kB\nMemAvailable: 2048 kB\nSwapFree: 1024 kB\n");
   probe_host_memory(folders_, 3U << 20, out_);
   probe_host_memory(folders_, (3U << 20) + 1, out_);
-  EXPECT_THAT(out_, ElementsAre(is("host-memory", Light::kGreen, "2.00 MiB of memory free"),
-                                is("host-memory", Light::kYellow, "would not fit")));
+  EXPECT_THAT(out_, ElementsAre(is("host-memory", Severity::kGreen, "2.00 MiB of memory free"),
+                                is("host-memory", Severity::kYellow, "would not fit")));
 }
 
 TEST_F(Machine, shared_memory_must_be_a_tmpfs) {
   probe_shared_memory(folders_, out_);
-  EXPECT_THAT(out_, ElementsAre(is("shm", Light::kYellow, "no tmpfs")));
+  EXPECT_THAT(out_, ElementsAre(is("shm", Severity::kYellow, "no tmpfs")));
 }
 
 TEST_F(Machine, the_disk_is_that_of_the_nearest_directory) {
@@ -336,9 +339,9 @@ TEST_F(Machine, the_disk_is_that_of_the_nearest_directory) {
   ASSERT_EQ(out_.size(), 4U);
   EXPECT_THAT(out_[0].what, AllOf(HasSubstr("free in " + top_), testing::Not(HasSubstr("/a"))));
   EXPECT_THAT(out_[1].what, HasSubstr("free in " + top_));
-  EXPECT_NE(out_[1].light, Light::kGreen);
-  EXPECT_THAT(out_[2], is("disk", Light::kRed, "is no directory"));
-  EXPECT_THAT(out_[3], is("disk", Light::kRed, "/proc/self"));
+  EXPECT_NE(out_[1].severity, Severity::kGreen);
+  EXPECT_THAT(out_[2], is("disk", Severity::kRed, "is no directory"));
+  EXPECT_THAT(out_[3], is("disk", Severity::kRed, "/proc/self"));
   EXPECT_EQ(std::distance(fs::directory_iterator(top_), fs::directory_iterator()), 1);
 }
 
@@ -348,7 +351,7 @@ TEST_F(Machine, a_file_system_that_reports_no_sizes_is_not_full) {
   probe_disk(top_, 1ULL << 60, interrupt_, out_);
   EXPECT_EQ(::umount(top_.c_str()), 0);
   ASSERT_EQ(out_.size(), 1U);
-  EXPECT_THAT(out_[0], is("disk", Light::kGreen, top_ + " does not say how much is free"));
+  EXPECT_THAT(out_[0], is("disk", Severity::kGreen, top_ + " does not say how much is free"));
 }
 
 TEST_F(Machine, what_killed_operations_left_is_told) {
@@ -368,10 +371,10 @@ TEST_F(Machine, what_killed_operations_left_is_told) {
   fs::remove_all(top_ + "/state");
   write("state", "");
   probe_state_directory(out_);
-  EXPECT_THAT(out_,
-              ElementsAre(is("state-directory", Light::kGreen, top_ + "/state"),
-                          is("state-directory", Light::kYellow, "`stasis suspend` on process 12"),
-                          is("state-directory", Light::kRed, top_ + "/state")));
+  EXPECT_THAT(
+      out_, ElementsAre(is("state-directory", Severity::kGreen, top_ + "/state"),
+                        is("state-directory", Severity::kYellow, "`stasis suspend` on process 12"),
+                        is("state-directory", Severity::kRed, top_ + "/state")));
 }
 
 }  // namespace

@@ -24,36 +24,39 @@ std::string name_of(const proc::ProcessInfo& info) {
   return fmt::format("process {} ({})", info.pid.value, info.comm);
 }
 
-Finding state_finding(const GroupMember& member) {
+Obstacle state_obstacle(const GroupMember& member) {
   const std::string name = name_of(member.process.info());
+  const Pid pid = member.process.pid();
   switch (*member.initial) {
     case CudaState::kFailed:
-      return {"cuda-state", Light::kRed, name + ": the driver has given up its CUDA state",
+      return {"cuda-state", Severity::kRed, pid, name + ": the driver has given up its CUDA state",
               "end it, and restore it from an image if there is one"};
     case CudaState::kLocked:
     case CudaState::kCheckpointed:
-      return {"cuda-state", Light::kYellow,
+      return {"cuda-state", Severity::kYellow, pid,
               fmt::format("{} uses CUDA and is {}", name, cuda_state_name(*member.initial)),
               "a dump keeps it so; `stasis recover` makes it run"};
     case CudaState::kRunning:
       break;
   }
-  return {"cuda-state", Light::kGreen, name + " uses CUDA and is running", ""};
+  return {"cuda-state", Severity::kGreen, pid, name + " uses CUDA and is running"};
 }
 
-void probe_gpu_memory(Group& group, std::vector<Finding>& out) {
+void probe_gpu_memory(Group& group, std::vector<Obstacle>& out) {
   if (auto fits = group.check_host_memory(); !fits) {
-    out.push_back({"gpu-memory", Light::kRed, fits.error().message, fits.error().remedy});
+    out.push_back({"gpu-memory", Severity::kRed, {}, fits.error().message, fits.error().remedy});
     return;
   }
-  out.push_back({"gpu-memory", Light::kGreen,
-                 format_bytes(group.gpu_bytes()) + " of GPU memory in use, for which there is room",
-                 ""});
+  out.push_back(
+      {"gpu-memory",
+       Severity::kGreen,
+       {},
+       format_bytes(group.gpu_bytes()) + " of GPU memory in use, for which there is room"});
 }
 
 // What `suspend` and `dump` refuse: only the agent knows of it, so the doctor asks. Without an
 // agent no tool can tell.
-void probe_shared_gpu_memory(const Group& group, std::vector<Finding>& out) {
+void probe_shared_gpu_memory(const Group& group, std::vector<Obstacle>& out) {
   constexpr const char* kId = "shared-gpu-memory";
   constexpr std::chrono::seconds kTimeout{5};
   AgentSet agents;
@@ -65,7 +68,7 @@ void probe_shared_gpu_memory(const Group& group, std::vector<Finding>& out) {
     auto asked = agent ? (*agent)->ask(direct::AgentCommand::kNone, 0, kTimeout)
                        : Result<void>(fail(agent.error()));
     if (!asked) {
-      out.push_back({kId, Light::kYellow,
+      out.push_back({kId, Severity::kYellow, member.process.pid(),
                      name + ": whether it shares GPU memory is not known: " + asked.error().message,
                      asked.error().remedy.empty() ? "ask again" : asked.error().remedy});
       continue;
@@ -73,7 +76,7 @@ void probe_shared_gpu_memory(const Group& group, std::vector<Finding>& out) {
     const auto pieces = (*agent)->driver_share_count();
     agents.add(std::move(**agent));
     if (pieces == 0) continue;
-    out.push_back({kId, Light::kRed,
+    out.push_back({kId, Severity::kRed, member.process.pid(),
                    fmt::format("{} has {} of GPU memory open together with another process (CUDA "
                                "IPC), which the driver cannot restore",
                                name, pieces == 1 ? "1 piece" : fmt::format("{} pieces", pieces)),
@@ -88,18 +91,19 @@ void probe_shared_gpu_memory(const Group& group, std::vector<Finding>& out) {
     allowed = shares ? check_sharing(*shares) : Result<void>(fail(std::move(shares.error())));
   }
   if (!allowed)
-    out.push_back({kId, Light::kRed, allowed.error().message, allowed.error().remedy});
+    out.push_back({kId, Severity::kRed, {}, allowed.error().message, allowed.error().remedy});
   else if (sharing != 0)
-    out.push_back({kId, Light::kGreen,
+    out.push_back({kId,
+                   Severity::kGreen,
+                   {},
                    fmt::format("{} processes share GPU memory, which their agents give up and take "
                                "again",
-                               sharing),
-                   ""});
+                               sharing)});
 }
 
 // A restore makes all threads anew, in the cgroup of who runs it.
 void probe_room_for_threads(const proc::ProcFs& procfs, const std::vector<proc::ProcessInfo>& infos,
-                            std::vector<Finding>& out) {
+                            std::vector<Obstacle>& out) {
   const Pid self{static_cast<int>(::getpid())};
   const auto group = proc::tightest_pids_cgroup(self);
   std::uint64_t threads = 0;
@@ -116,11 +120,13 @@ void probe_room_for_threads(const proc::ProcFs& procfs, const std::vector<proc::
     }
   }
   if (room >= threads) {
-    out.push_back({"limit-processes", Light::kGreen, what, ""});
+    out.push_back({"limit-processes", Severity::kGreen, {}, what});
     return;
   }
   out.push_back(
-      {"limit-processes", Light::kYellow,
+      {"limit-processes",
+       Severity::kYellow,
+       {},
        fmt::format("{}, and {} leaves room for {} (limit {}): a restore from here fails", what,
                    group->directory, group->room(), group->limit),
        fmt::format("restore from elsewhere, or raise {}/pids.max (systemd: TasksMax; containers: "
@@ -131,7 +137,7 @@ void probe_room_for_threads(const proc::ProcFs& procfs, const std::vector<proc::
 // A checkpoint closes the handles of NVML, too, since driver 570 (checkpoint-restore/criu#2953).
 // Older ones are met where the library is that of a compatibility package.
 void probe_nvml(const DriverInfo& driver, const proc::ProcFs& procfs,
-                const std::vector<proc::ProcessInfo>& with_cuda, std::vector<Finding>& out) {
+                const std::vector<proc::ProcessInfo>& with_cuda, std::vector<Obstacle>& out) {
   constexpr int kClosesThem = 570;
   int major = 0;
   const std::string& version = driver.driver_version;
@@ -145,7 +151,7 @@ void probe_nvml(const DriverInfo& driver, const proc::ProcFs& procfs,
                      [](const proc::OpenFile& file) { return file.path == "/dev/nvidiactl"; })) {
       continue;
     }
-    out.push_back({"nvml", Light::kYellow,
+    out.push_back({"nvml", Severity::kYellow, info.pid,
                    fmt::format("{} uses NVML (libnvidia-ml), and driver {} leaves what it has open "
                                "at a checkpoint, which CRIU cannot dump",
                                name_of(info), version),
@@ -155,41 +161,36 @@ void probe_nvml(const DriverInfo& driver, const proc::ProcFs& procfs,
 
 }  // namespace
 
-Result<std::vector<Finding>> examine_processes(Driver& driver, const proc::ProcFs& procfs,
-                                               Group& group, const CriuOptions& options,
-                                               std::span<const std::string> connected) {
-  std::vector<Finding> out;
+Result<std::vector<Obstacle>> examine_processes(Driver& driver, const proc::ProcFs& procfs,
+                                                Group& group, const CriuOptions& options,
+                                                std::span<const std::string> connected) {
+  std::vector<Obstacle> out;
   const auto infos = group.infos();
   std::vector<proc::ProcessInfo> with_cuda;
   for (const GroupMember& member : group.members()) {
     if (!member.initial) continue;
-    out.push_back(state_finding(member));
+    out.push_back(state_obstacle(member));
     if (*member.initial != CudaState::kCheckpointed) with_cuda.push_back(member.process.info());
   }
   if (group.cuda_count() == 0) {
-    out.push_back({"cuda-state", Light::kYellow,
+    out.push_back({"cuda-state",
+                   Severity::kYellow,
+                   {},
                    fmt::format("none of the {} process(es) uses CUDA", infos.size()),
                    "criu alone can dump it; `stasis ps` lists the processes that use CUDA"});
   }
   probe_gpu_memory(group, out);
   STASIS_TRY_ASSIGN(auto obstacles, find_obstacles(driver, procfs, with_cuda));
-  const auto found = obstacles;
-  drop_lifted(obstacles);
-  for (const Obstacle& one : found) {
-    const auto stays = std::any_of(obstacles.begin(), obstacles.end(), [&](const Obstacle& left) {
-      return left.id == one.id && left.pid == one.pid;
-    });
-    if (stays || one.id != "managed-memory") continue;
-    out.push_back({one.id, Light::kGreen,
+  for (const Obstacle& one : drop_lifted(obstacles)) {
+    if (one.id != "managed-memory") continue;
+    out.push_back({one.id, Severity::kGreen, one.pid,
                    fmt::format("process {} has managed memory, which its agent gives up and takes "
                                "again",
-                               one.pid.value),
-                   ""});
+                               one.pid.value)});
   }
-  for (const Obstacle& obstacle : obstacles) {
-    out.push_back({obstacle.id, Light::kRed,
-                   fmt::format("process {}: {}", obstacle.pid.value, obstacle.what),
-                   obstacle.remedy});
+  for (Obstacle& obstacle : obstacles) {
+    obstacle.what = fmt::format("process {}: {}", obstacle.pid.value, obstacle.what);
+    out.push_back(std::move(obstacle));
   }
   probe_shared_gpu_memory(group, out);
   probe_room_for_threads(procfs, infos, out);
@@ -197,21 +198,25 @@ Result<std::vector<Finding>> examine_processes(Driver& driver, const proc::ProcF
   const bool simulated = driver.info().simulated;
   auto inherited = find_inherited_files(procfs, group.members(), simulated, false);
   if (!inherited) {
-    out.push_back({"gpu-files", Light::kRed, inherited.error().message, inherited.error().remedy});
+    out.push_back(
+        {"gpu-files", Severity::kRed, {}, inherited.error().message, inherited.error().remedy});
   } else if (!inherited->empty()) {
-    out.push_back({"gpu-files", Light::kGreen,
+    out.push_back({"gpu-files",
+                   Severity::kGreen,
+                   {},
                    fmt::format("{} process(es) forked from one that uses CUDA have its device "
                                "files, which a dump replaces",
-                               inherited->size()),
-                   ""});
+                               inherited->size())});
   }
   if (proc::is_shell_job(infos)) {
     out.push_back(
-        {"terminal", Light::kGreen,
-         "it hangs on a terminal or a session of another program: --shell-job will be set", ""});
+        {"terminal",
+         Severity::kGreen,
+         {},
+         "it hangs on a terminal or a session of another program: --shell-job will be set"});
   }
-  for (Finding& finding : find_undumpable(procfs, group.members(), options, simulated, connected))
-    out.push_back(std::move(finding));
+  for (Obstacle& obstacle : find_undumpable(procfs, group.members(), options, simulated, connected))
+    out.push_back(std::move(obstacle));
   return out;
 }
 

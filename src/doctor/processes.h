@@ -6,18 +6,18 @@
 #include <string>
 #include <vector>
 
+#include "base/obstacle.h"
 #include "checkpoint/group.h"
-#include "doctor/finding.h"
 #include "image/criu_options.h"
 #include "proc/procfs.h"
 
 namespace stasis {
 
-// Every finding, green ones too. Changes nothing: it looks, and asks the agents of a program that
+// Every obstacle, green ones too. Changes nothing: it looks, and asks the agents of a program that
 // runs; `group` notes what it uses of the GPUs. `connected`: as find_undumpable() wants it.
 // kNotPermitted, kIo: could not look, which never counts as "fine".
-Result<std::vector<Finding>> examine_processes(Driver& driver, const proc::ProcFs& procfs,
-                                               Group& group, const CriuOptions& options,
-                                               std::span<const std::string> connected = {});
+Result<std::vector<Obstacle>> examine_processes(Driver& driver, const proc::ProcFs& procfs,
+                                                Group& group, const CriuOptions& options,
+                                                std::span<const std::string> connected = {});
 
 }  // namespace stasis

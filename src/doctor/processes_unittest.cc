@@ -40,7 +40,7 @@ class ProcessesTest : public testing::Test {
   void TearDown() override { fs::remove_all(root_); }
 
   // How often it is said of a process that its NVML stands in the way.
-  long nvml_findings(const std::string& version) {
+  long nvml_obstacles(const std::string& version) {
     driver_.driver_info.driver_version = version;
     auto group = Group::open(driver_, pid_);
     EXPECT_TRUE(group);
@@ -49,8 +49,8 @@ class ProcessesTest : public testing::Test {
     const auto found = examine_processes(driver_, proc::ProcFs(root_), *group, {});
     EXPECT_TRUE(found) << found.error().to_string();
     if (!found) return -1;
-    return std::count_if(found->begin(), found->end(), [](const Finding& one) {
-      return one.id == "nvml" && one.light == Light::kYellow && !one.remedy.empty();
+    return std::count_if(found->begin(), found->end(), [](const Obstacle& one) {
+      return one.id == "nvml" && one.severity == Severity::kYellow && !one.remedy.empty();
     });
   }
 
@@ -61,15 +61,15 @@ class ProcessesTest : public testing::Test {
 };
 
 TEST_F(ProcessesTest, NvmlMattersWithAnOldDriver) {
-  EXPECT_EQ(nvml_findings("550.54.14"), 1);
-  EXPECT_EQ(nvml_findings("570.86.15"), 0);
-  EXPECT_EQ(nvml_findings("580.159.04"), 0);
-  EXPECT_EQ(nvml_findings(""), 0);
+  EXPECT_EQ(nvml_obstacles("550.54.14"), 1);
+  EXPECT_EQ(nvml_obstacles("570.86.15"), 0);
+  EXPECT_EQ(nvml_obstacles("580.159.04"), 0);
+  EXPECT_EQ(nvml_obstacles(""), 0);
 }
 
 TEST_F(ProcessesTest, NvmlThatHasNothingOpenDoesNotMatter) {
   fs::remove(root_ / fmt::format("{}", pid_.value) / "fd/7");
-  EXPECT_EQ(nvml_findings("550.54.14"), 0);
+  EXPECT_EQ(nvml_obstacles("550.54.14"), 0);
 }
 
 }  // namespace

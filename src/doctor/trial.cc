@@ -265,7 +265,7 @@ std::string refusal(const Driver& driver, const Message& message) {
                      failure.text);
 }
 
-Finding no_start(const Driver& driver, const std::string& gpu, const Message& message) {
+Obstacle no_start(const Driver& driver, const std::string& gpu, const Message& message) {
   if (message.said == Said::kHidden) {
     const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
     return yellow("trial",
@@ -339,9 +339,9 @@ Result<Times> suspend_and_resume(Driver& driver, Pid pid, const Interrupt& inter
 }
 
 // Nothing if it was interrupted.
-std::optional<Finding> try_gpu(Driver& driver, const std::string& gpu, Child& child,
-                               const Interrupt& interrupt) {
-  const auto ended = [&](const std::string& when) -> std::optional<Finding> {
+std::optional<Obstacle> try_gpu(Driver& driver, const std::string& gpu, Child& child,
+                                const Interrupt& interrupt) {
+  const auto ended = [&](const std::string& when) -> std::optional<Obstacle> {
     if (!interrupt.check()) return std::nullopt;
     const std::string how = child.end();
     return red("trial",
@@ -358,14 +358,15 @@ std::optional<Finding> try_gpu(Driver& driver, const std::string& gpu, Child& ch
   if (!interrupt.check()) return std::nullopt;
   if (!times) {
     const bool full = times.error().code == ErrorCode::kOutOfGpuMemory;
-    Finding finding = from_error(full ? Light::kYellow : Light::kRed, "trial", times.error());
+    Obstacle obstacle =
+        from_error(full ? Severity::kYellow : Severity::kRed, "trial", times.error());
     const std::string how = child.end();
-    finding.what = fmt::format("{}: a process of our own cannot be suspended and resumed: {}{}{}",
-                               gpu, finding.what, how.empty() ? "" : "; ", how);
+    obstacle.what = fmt::format("{}: a process of our own cannot be suspended and resumed: {}{}{}",
+                                gpu, obstacle.what, how.empty() ? "" : "; ", how);
     // Most remedies are for programs that one wants to keep.
-    if (times.error().code != ErrorCode::kNotPermitted || finding.remedy.empty())
-      finding.remedy = full ? kTryWhenFree : kLookFurther;
-    return finding;
+    if (times.error().code != ErrorCode::kNotPermitted || obstacle.remedy.empty())
+      obstacle.remedy = full ? kTryWhenFree : kLookFurther;
+    return obstacle;
   }
   if (!child.tell(kCheck)) return ended("when it was resumed");
   const auto last = child.listen(interrupt);
@@ -401,7 +402,7 @@ std::map<GpuUuid, int> users_of_gpus(Driver& driver) {
 }  // namespace
 
 void try_gpus(Driver& driver, const std::vector<Gpu>& gpus, const Interrupt& interrupt,
-              std::vector<Finding>& out) {
+              std::vector<Obstacle>& out) {
   // All of them before the first call of the driver: a restore initialises CUDA in this process,
   // and a child that is forked after that has none.
   std::vector<std::pair<std::string, Result<Child>>> children;
@@ -423,11 +424,11 @@ void try_gpus(Driver& driver, const std::vector<Gpu>& gpus, const Interrupt& int
   for (auto& [gpu, child] : children) {
     if (!interrupt.check()) return;
     if (!child) {
-      out.push_back(from_error(Light::kRed, "trial", child.error(), "end some processes"));
+      out.push_back(from_error(Severity::kRed, "trial", child.error(), "end some processes"));
       continue;
     }
-    auto finding = try_gpu(driver, gpu, *child, interrupt);
-    if (finding) out.push_back(std::move(*finding));
+    auto obstacle = try_gpu(driver, gpu, *child, interrupt);
+    if (obstacle) out.push_back(std::move(*obstacle));
     (void)child->end();
   }
 }

@@ -5,16 +5,16 @@
 #include <vector>
 
 #include "base/interrupt.h"
-#include "doctor/finding.h"
+#include "base/obstacle.h"
 #include "driver/driver.h"
 
 namespace stasis::doctor {
 
-// A finding for each GPU: green with the times. Each process takes the memory of a context and 4
-// MiB, and is killed and reaped on every path out, also when the doctor is killed. Some 30 s for
-// each GPU at the most. To be called while this process has one thread and has not initialised
-// CUDA. An interrupt ends it without a finding.
+// An obstacle for each GPU, green with the times if it went well. Each process takes the memory of
+// a context and 4 MiB, and is killed and reaped on every path out, also when the doctor is killed.
+// Some 30 s for each GPU at the most. To be called while this process has one thread and has not
+// initialised CUDA. An interrupt ends it without one.
 void try_gpus(Driver& driver, const std::vector<Gpu>& gpus, const Interrupt& interrupt,
-              std::vector<Finding>& out);
+              std::vector<Obstacle>& out);
 
 }  // namespace stasis::doctor

@@ -43,8 +43,9 @@ Error error_from_json(const json& object) {
               {},
               {}};
   for (const json& one : object.value("obstacles", json::array())) {
-    error.obstacles.push_back({one.value("id", ""), Pid{one.value("pid", 0)}, one.value("what", ""),
-                               one.value("remedy", ""), static_cast<Override>(one.value("by", 0))});
+    error.obstacles.push_back({one.value("id", ""), Severity::kRed, Pid{one.value("pid", 0)},
+                               one.value("what", ""), one.value("remedy", ""),
+                               static_cast<Override>(one.value("by", 0))});
   }
   return error;
 }

@@ -82,19 +82,18 @@ Result<void> refuse_undumpable(const Environment& env, const std::vector<GroupMe
   std::vector<std::string> reasons;
   std::set<std::string> remedies;
   std::vector<Obstacle> obstacles;
-  for (const Finding& finding :
+  for (Obstacle& obstacle :
        find_undumpable(proc::ProcFs(), members, wanted, env.driver.info().simulated, connected)) {
-    if (finding.id == "fifo" || finding.id == "posix-timer") env.tell(finding.what);
-    if (finding.light != Light::kRed) continue;
-    const std::string remedy =
-        lost && finding.id == "link-remap"
-            ? "dump it without --leave-running, by which the file would be lost to the image, or "
-              "start it under `stasis run --images-dir`, which saves its /dev/shm"
-            : finding.remedy;
-    reasons.push_back(finding.what);
-    remedies.insert(remedy);
-    obstacles.push_back(
-        {finding.id, finding.pid, finding.what, remedy, Override::kIgnoreUndumpable});
+    if (obstacle.id == "fifo" || obstacle.id == "posix-timer") env.tell(obstacle.what);
+    if (obstacle.severity != Severity::kRed) continue;
+    if (lost && obstacle.id == "link-remap") {
+      obstacle.remedy =
+          "dump it without --leave-running, by which the file would be lost to the image, or "
+          "start it under `stasis run --images-dir`, which saves its /dev/shm";
+    }
+    reasons.push_back(obstacle.what);
+    remedies.insert(obstacle.remedy);
+    obstacles.push_back(std::move(obstacle));
   }
   if (reasons.empty()) return {};
   if (options.ignore_undumpable) {

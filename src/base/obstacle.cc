@@ -1,0 +1,38 @@
+#include "base/obstacle.h"
+
+#include <algorithm>
+
+namespace stasis {
+
+std::string_view severity_name(Severity severity) {
+  switch (severity) {
+    case Severity::kGreen:
+      return "green";
+    case Severity::kYellow:
+      return "yellow";
+    case Severity::kRed:
+      return "red";
+  }
+  return "?";
+}
+
+std::string_view option_of(Override by) {
+  switch (by) {
+    case Override::kNone:
+      break;
+    case Override::kIgnoreObstacles:
+      return "--ignore-obstacles";
+    case Override::kIgnoreUndumpable:
+      return "--ignore-undumpable";
+  }
+  return {};
+}
+
+Severity worst(std::span<const Obstacle> obstacles) {
+  Severity out = Severity::kGreen;
+  for (const Obstacle& obstacle : obstacles)
+    out = std::max(out, obstacle.severity);
+  return out;
+}
+
+}  // namespace stasis
