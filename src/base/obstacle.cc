@@ -28,6 +28,12 @@ std::string_view option_of(Override by) {
   return {};
 }
 
+std::optional<ObstacleId> ObstacleId::find(std::string_view name) {
+  const std::size_t row = row_of(name);
+  if (row == kObstacles.size()) return std::nullopt;
+  return ObstacleId(row);
+}
+
 Severity worst(std::span<const Obstacle> obstacles) {
   Severity out = Severity::kGreen;
   for (const Obstacle& obstacle : obstacles)

@@ -5,6 +5,9 @@
 // Plain values; any thread.
 #pragma once
 
+#include <array>
+#include <cstddef>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -26,8 +29,47 @@ enum class Override { kNone, kIgnoreObstacles, kIgnoreUndumpable };
 // "--ignore-obstacles"; empty if there is none.
 std::string_view option_of(Override by);
 
+// A row of the list of ids.
+struct ObstacleInfo {
+  std::string_view id;
+  std::string_view meaning;
+};
+inline constexpr auto kObstacles = std::to_array<ObstacleInfo>({
+#define STASIS_OBSTACLE(id, meaning) {id, meaning},
+#include "base/obstacle_ids.inc"
+#undef STASIS_OBSTACLE
+});
+
+// What an obstacle is, for programs: "managed-memory", "tcp-connection", "criu-check". One that is
+// not in the list does not compile.
+class ObstacleId {
+ public:
+  template <std::size_t size>
+  consteval ObstacleId(
+      const char (&name)[size])  // NOLINT(google-explicit-constructor): of a literal
+      : row_(row_of({name, size - 1})) {
+    if (row_ == kObstacles.size()) throw "base/obstacle_ids.inc does not have this id";
+  }
+  // One that another process has named; nothing if it is not in the list.
+  static std::optional<ObstacleId> find(std::string_view name);
+
+  constexpr std::string_view name() const { return kObstacles[row_].id; }
+  constexpr bool operator==(const ObstacleId&) const = default;
+
+ private:
+  constexpr explicit ObstacleId(std::size_t row) : row_(row) {}
+  static constexpr std::size_t row_of(std::string_view name) {
+    std::size_t row = 0;
+    while (row < kObstacles.size() && kObstacles[row].id != name)
+      ++row;
+    return row;
+  }
+
+  std::size_t row_;
+};
+
 struct Obstacle {
-  std::string id;  // what it is, for programs: "managed-memory", "tcp-connection", "criu-check"
+  ObstacleId id;
   Severity severity = Severity::kRed;
   Pid pid = {};             // of what one process has; 0: of the machine, or of the whole tree
   std::string what;         // with the value seen: "driver 580.159.04", "4 GiB free in /images"

@@ -131,9 +131,9 @@ class Search {
   }
 
  private:
-  void add(std::string id, Pid pid, std::string what, std::string remedy) {
-    found_.push_back({std::move(id), Severity::kRed, pid, std::move(what), std::move(remedy),
-                      Override::kIgnoreObstacles});
+  void add(ObstacleId id, Pid pid, std::string what, std::string remedy) {
+    found_.push_back(
+        {id, Severity::kRed, pid, std::move(what), std::move(remedy), Override::kIgnoreObstacles});
   }
 
   void add_nccl(Pid pid) {

@@ -25,7 +25,7 @@ std::vector<std::string> obstacles_of(Pid pid) {
   const auto found = find_obstacles(driver, procfs, {&*info, 1});
   std::vector<std::string> ids;
   for (const Obstacle& one : found ? *found : std::vector<Obstacle>())
-    ids.push_back(one.id);
+    ids.emplace_back(one.id.name());
   return ids;
 }
 

@@ -22,7 +22,7 @@ struct Options {
 nlohmann::json obstacles_json(const std::vector<Obstacle>& obstacles) {
   nlohmann::json out = nlohmann::json::array();
   for (const Obstacle& obstacle : obstacles) {
-    out.push_back({{"id", obstacle.id},
+    out.push_back({{"id", obstacle.id.name()},
                    {"light", severity_name(obstacle.severity)},
                    {"what", obstacle.what},
                    {"remedy", obstacle.remedy}});

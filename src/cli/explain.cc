@@ -38,6 +38,10 @@ json rule_json(const CriuRule& rule) {
           {"remedy", rule.remedy}};
 }
 
+json obstacle_json(const ObstacleInfo& info) {
+  return {{"id", info.id}, {"meaning", info.meaning}};
+}
+
 template <typename Entry>
 json all_of(std::span<const Entry> entries, json (*to_json)(const Entry&)) {
   json out = json::array();
@@ -56,10 +60,12 @@ std::string details(const ErrorInfo& info) {
 
 int list_all(Context& context) {
   if (context.json) {
-    context.print({{"ok", true},
-                   {"errors", all_of(error_catalogue(), error_json)},
-                   {"driver", all_of(driver_answers(), answer_json)},
-                   {"criu", all_of(criu_rules(), rule_json)}});
+    context.print(
+        {{"ok", true},
+         {"errors", all_of(error_catalogue(), error_json)},
+         {"driver", all_of(driver_answers(), answer_json)},
+         {"criu", all_of(criu_rules(), rule_json)},
+         {"obstacles", all_of(std::span<const ObstacleInfo>(kObstacles), obstacle_json)}});
     return 0;
   }
   std::vector<std::vector<std::string>> lines = {{"CODE", "STATUS", "MEANING"}};
@@ -117,6 +123,12 @@ Result<int> run_explain(Context& context, const std::vector<std::string>& words)
     if (!context.json) context.terminal.out_block(details(info));
     return print_json(json::array({error_json(info)}));
   }
+  for (const ObstacleInfo& info : kObstacles) {
+    if (info.id != CLI::detail::to_lower(what)) continue;
+    if (!context.json)
+      context.terminal.out_block(fmt::format("{}\n  what      {}", info.id, info.meaning));
+    return print_json(json::array({obstacle_json(info)}));
+  }
   int number = 0;
   const auto [end, error] = std::from_chars(what.data(), what.data() + what.size(), number);
   if (error == std::errc() && end == what.data() + what.size()) {
@@ -128,9 +140,10 @@ Result<int> run_explain(Context& context, const std::vector<std::string>& words)
   auto diagnosis = CriuLog::parse(what).diagnosis;
   if (!diagnosis) diagnosis = diagnose_criu_line(what);
   if (!diagnosis) {
-    return fail(ErrorCode::kUsage, fmt::format("'{}' is unknown", what),
-                "give a code (`stasis explain` lists them), the number of an answer of the driver, "
-                "or a line of CRIU's log");
+    return fail(
+        ErrorCode::kUsage, fmt::format("'{}' is unknown", what),
+        "give a code (`stasis explain` lists them), the id of an obstacle, the number of an "
+        "answer of the driver, or a line of CRIU's log");
   }
   if (!context.json) {
     context.terminal.out_block(fmt::format("{}: {}\n  what      {}\n  remedy    {}",
@@ -146,8 +159,8 @@ Verb add_explain(CLI::App& app) {
   auto words = std::make_shared<std::vector<std::string>>();
   CLI::App* command = app.add_subcommand(
       "explain",
-      "say what an error means and what to do: its code, the number of an answer of the driver, or "
-      "a line of CRIU's log; without any, list the codes");
+      "say what an error means and what to do: its code, the id of an obstacle, the number of an "
+      "answer of the driver, or a line of CRIU's log; without any, list the codes");
   command->add_option("WHAT", *words, "e.g. image-corrupt, 801, \"Connected TCP socket\"");
   return {command, [words](Context& context) { return run_explain(context, *words); }, false};
 }

@@ -20,7 +20,7 @@ namespace stasis::doctor {
 
 // A kind of trouble.
 struct Kind {
-  std::string_view id;
+  ObstacleId id;
   Severity severity;
   std::string_view what;  // after "process 12 (python) "
   std::string_view remedy;

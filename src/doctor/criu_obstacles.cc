@@ -50,7 +50,7 @@ std::vector<Obstacle> Signs::obstacles(const std::vector<proc::ProcessInfo>& pro
       shown.erase(std::unique(shown.begin(), shown.end()), shown.end());
       const std::size_t all = shown.size();
       shown.resize(std::min(all, kShown));
-      out.push_back({std::string(key.second->id), key.second->severity, info.pid,
+      out.push_back({key.second->id, key.second->severity, info.pid,
                      fmt::format("process {} ({}) {}: {}{}", info.pid.value, info.comm,
                                  key.second->what, fmt::join(shown, ", "),
                                  all > kShown ? fmt::format(" and {} more", all - kShown) : ""),

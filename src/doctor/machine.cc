@@ -13,27 +13,26 @@
 namespace stasis {
 namespace doctor {
 
-Obstacle green(std::string id, std::string what) {
-  return {std::move(id), Severity::kGreen, {}, std::move(what)};
+Obstacle green(ObstacleId id, std::string what) {
+  return {id, Severity::kGreen, {}, std::move(what)};
 }
 
-Obstacle yellow(std::string id, std::string what, std::string remedy) {
-  return {std::move(id), Severity::kYellow, {}, std::move(what), std::move(remedy)};
+Obstacle yellow(ObstacleId id, std::string what, std::string remedy) {
+  return {id, Severity::kYellow, {}, std::move(what), std::move(remedy)};
 }
 
-Obstacle red(std::string id, std::string what, std::string remedy) {
-  return {std::move(id), Severity::kRed, {}, std::move(what), std::move(remedy)};
+Obstacle red(ObstacleId id, std::string what, std::string remedy) {
+  return {id, Severity::kRed, {}, std::move(what), std::move(remedy)};
 }
 
-Obstacle from_error(Severity severity, std::string id, const Error& error,
+Obstacle from_error(Severity severity, ObstacleId id, const Error& error,
                     const std::string& remedy) {
   std::string what = error.to_string();
   if (error.driver && what.find(error.driver->name) == std::string::npos) {
     what += fmt::format(" (driver: {} {}, \"{}\")", error.driver->name, error.driver->number,
                         error.driver->text);
   }
-  return {
-      std::move(id), severity, {}, std::move(what), error.remedy.empty() ? remedy : error.remedy};
+  return {id, severity, {}, std::move(what), error.remedy.empty() ? remedy : error.remedy};
 }
 
 bool kernel_at_least(const std::string& release, int major, int minor) {

@@ -125,7 +125,7 @@ std::string last_error(std::string_view text) {
 void probe_check(const Criu& criu, const Interrupt& interrupt, Obstacles& out) {
   auto outcome = run({criu.path(), "check", "--no-default-config"}, kCheckTimeout, interrupt);
   if (!interrupt.check()) return;
-  constexpr const char* kId = "criu-check";
+  constexpr ObstacleId kId = "criu-check";
   if (!outcome) {
     out.push_back(from_error(Severity::kRed, kId, outcome.error(), get_one()));
     return;
@@ -185,7 +185,7 @@ std::vector<std::string> plugin_directories() {
 }
 
 void probe_plugin(const std::vector<std::string>& directories, Obstacles& out) {
-  constexpr const char* kId = "criu-plugin";
+  constexpr ObstacleId kId = "criu-plugin";
   bool any = false;
   for (const std::string& directory : directories) {
     const std::string file = directory + "/cuda_plugin.so";

@@ -30,7 +30,7 @@ std::string chosen_word(const std::string& path) {
 
 // What the driver, on an H100, and the agent's ring gain by them; docs/adr/0013-doctor.md.
 void probe_transparent(const KernelFolders& folders, Obstacles& out) {
-  constexpr const char* kId = "huge-pages";
+  constexpr ObstacleId kId = "huge-pages";
   const std::string path = folders.sys + "/kernel/mm/transparent_hugepage";
   const std::string anonymous = chosen_word(path + "/enabled");
   if (anonymous.empty()) return;
@@ -83,7 +83,7 @@ void probe_huge_pages(const KernelFolders& folders, std::uint64_t gpu_bytes, Obs
   probe_transparent(folders, out);
   const auto pages = pages_set_aside(folders);
   if (pages.empty()) return;
-  constexpr const char* kId = "huge-pages-set-aside";
+  constexpr ObstacleId kId = "huge-pages-set-aside";
   std::vector<std::string> parts;
   std::uint64_t idle = 0;
   for (const SetAside& one : pages) {

@@ -126,7 +126,7 @@ void probe_sysctls(const KernelFolders& folders, Obstacles& out) {
 void probe_room_for_processes(const KernelFolders& folders, Obstacles& out) {
   // A Python program with PyTorch and CUDA has some hundred threads on a host of many processors.
   constexpr std::uint64_t kJob = 256;
-  constexpr const char* kId = "limit-processes";
+  constexpr ObstacleId kId = "limit-processes";
   const auto group = proc::tightest_pids_cgroup(Pid{static_cast<int>(::getpid())}, folders.proc);
   const auto most = read_number(folders.proc + "/sys/kernel/threads-max");
   const auto threads = threads_running(folders);
@@ -157,7 +157,7 @@ std::string limit_text(rlim_t value) {
 }  // namespace
 
 void probe_permissions(const KernelFolders& folders, Obstacles& out) {
-  constexpr const char* kId = "permissions";
+  constexpr ObstacleId kId = "permissions";
   const auto capabilities = proc::ProcFs(folders.proc).effective_capabilities();
   if (!capabilities) {
     out.push_back(yellow(
@@ -232,7 +232,7 @@ void probe_limits(const KernelFolders& folders, Obstacles& out) {
 }
 
 void probe_clock(const KernelFolders& folders, Obstacles& out) {
-  constexpr const char* kId = "clock";
+  constexpr ObstacleId kId = "clock";
   if (::access((folders.proc + "/self/ns/time").c_str(), F_OK) == 0) {
     out.push_back(green(kId,
                         "programs keep their monotonic clock over a restore (time "

@@ -24,11 +24,11 @@ struct KernelFolders {
   std::string dev = "/dev";
 };
 
-Obstacle green(std::string id, std::string what);
-Obstacle yellow(std::string id, std::string what, std::string remedy);
-Obstacle red(std::string id, std::string what, std::string remedy);
+Obstacle green(ObstacleId id, std::string what);
+Obstacle yellow(ObstacleId id, std::string what, std::string remedy);
+Obstacle red(ObstacleId id, std::string what, std::string remedy);
 // The error with what the driver itself answered. `remedy` is for one that has none.
-Obstacle from_error(Severity severity, std::string id, const Error& error,
+Obstacle from_error(Severity severity, ObstacleId id, const Error& error,
                     const std::string& remedy = {});
 
 // Is the kernel of this release as new as that?

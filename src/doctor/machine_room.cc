@@ -83,7 +83,7 @@ Result<Seconds> time_writing(const UniqueFd& file, const std::string& directory,
 
 void probe_disk(const std::string& directory, std::uint64_t gpu_bytes, const Interrupt& interrupt,
                 Obstacles& out) {
-  constexpr const char* kId = "disk";
+  constexpr ObstacleId kId = "disk";
   constexpr const char* kElsewhere = "choose another directory for images";
   const auto place = nearest_existing(directory);
   if (!place) {
@@ -134,7 +134,7 @@ void probe_disk(const std::string& directory, std::uint64_t gpu_bytes, const Int
 }
 
 void probe_host_memory(const KernelFolders& folders, std::uint64_t gpu_bytes, Obstacles& out) {
-  constexpr const char* kId = "host-memory";
+  constexpr ObstacleId kId = "host-memory";
   const proc::ProcFs procfs(folders.proc);
   const auto available = procfs.memory_available();
   if (!available) {
@@ -179,7 +179,7 @@ void probe_shared_memory(const KernelFolders& folders, Obstacles& out) {
 }
 
 void probe_state_directory(Obstacles& out) {
-  constexpr const char* kId = "state-directory";
+  constexpr ObstacleId kId = "state-directory";
   constexpr const char* kOther = "make it writable, or name another by STASIS_STATE_DIR";
   const auto directory = journal_directory();
   if (!directory) {

@@ -28,7 +28,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 
 // An obstacle by its id, its severity and a part of what it says.
-auto is(const std::string& id, Severity severity, const std::string& part) {
+auto is(ObstacleId id, Severity severity, const std::string& part) {
   return AllOf(Field("id", &Obstacle::id, id), Field("severity", &Obstacle::severity, severity),
                Field("what", &Obstacle::what, HasSubstr(part)));
 }
@@ -67,7 +67,7 @@ class Machine : public testing::Test {
     out.mig = mig;
     return out;
   }
-  const Obstacle* find(const std::string& id) const {
+  const Obstacle* find(ObstacleId id) const {
     for (const Obstacle& obstacle : out_)
       if (obstacle.id == id) return &obstacle;
     return nullptr;

@@ -57,7 +57,7 @@ void probe_gpu_memory(Group& group, std::vector<Obstacle>& out) {
 // What `suspend` and `dump` refuse: only the agent knows of it, so the doctor asks. Without an
 // agent no tool can tell.
 void probe_shared_gpu_memory(const Group& group, std::vector<Obstacle>& out) {
-  constexpr const char* kId = "shared-gpu-memory";
+  constexpr ObstacleId kId = "shared-gpu-memory";
   constexpr std::chrono::seconds kTimeout{5};
   AgentSet agents;
   for (const GroupMember& member : group.members()) {

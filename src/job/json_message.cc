@@ -27,7 +27,7 @@ json error_to_json(const Error& error) {
               {"message", error.to_string()},
               {"remedy", error.remedy}};
   for (const Obstacle& obstacle : error.obstacles) {
-    out["obstacles"].push_back({{"id", obstacle.id},
+    out["obstacles"].push_back({{"id", obstacle.id.name()},
                                 {"pid", obstacle.pid.value},
                                 {"what", obstacle.what},
                                 {"remedy", obstacle.remedy},
@@ -43,9 +43,11 @@ Error error_from_json(const json& object) {
               {},
               {}};
   for (const json& one : object.value("obstacles", json::array())) {
-    error.obstacles.push_back({one.value("id", ""), Severity::kRed, Pid{one.value("pid", 0)},
-                               one.value("what", ""), one.value("remedy", ""),
-                               static_cast<Override>(one.value("by", 0))});
+    // An id that only another version has is left out; the message has the obstacle all the same.
+    const auto id = ObstacleId::find(one.value("id", ""));
+    if (!id) continue;
+    error.obstacles.push_back({*id, Severity::kRed, Pid{one.value("pid", 0)}, one.value("what", ""),
+                               one.value("remedy", ""), static_cast<Override>(one.value("by", 0))});
   }
   return error;
 }

@@ -119,7 +119,7 @@ json to_json(const Error& error) {
   }
   for (const Obstacle& obstacle : error.obstacles) {
     const auto option = option_of(obstacle.by);
-    out["obstacles"].push_back({{"id", obstacle.id},
+    out["obstacles"].push_back({{"id", obstacle.id.name()},
                                 {"pid", obstacle.pid.value},
                                 {"what", obstacle.what},
                                 {"remedy", obstacle.remedy},

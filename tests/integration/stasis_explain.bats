@@ -43,6 +43,25 @@ happens() {
   assert_equal "$missing" "" "never made to happen"
 }
 
+@test "each id of an obstacle is explained, in the page, and used" {
+  capture stasis explain --json
+  assert_equal "$status" 0
+  local id meaning all unused='' page=$BATS_TEST_DIRNAME/../../docs/errors.md source=$BATS_TEST_DIRNAME/../../src
+  all=$(json '"\n".join(o["id"] + " " + o["meaning"] for o in d["obstacles"])')
+  (($(wc -l <<<"$all") > 70))
+  while read -r id meaning; do
+    grep -qF "| \`$id\` | $meaning |" "$page"
+    # One that is used and not in the list does not compile.
+    grep -rqF --include='*.cc' "\"$id\"" "$source" || unused+=" $id"
+  done <<<"$all"
+  assert_equal "$unused" "" "in the list and not used"
+  capture stasis explain managed-memory
+  assert_equal "$status" 0
+  [[ $out == managed-memory*cudaMallocManaged* ]]
+  capture stasis explain --json NCCL
+  assert_equal "$(json 'd["found"][0]["id"]')" nccl
+}
+
 @test "docs/errors.md is what tools/errors-page makes of the catalogue" {
   cp -r "$BATS_TEST_DIRNAME/../../tools" "$BATS_TEST_TMPDIR/tools"
   mkdir "$BATS_TEST_TMPDIR/docs"

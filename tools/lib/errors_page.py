@@ -7,7 +7,7 @@ HEAD = """# Errors and exit statuses
 
 Made by `tools/errors-page` from the catalogue that the program itself has (`stasis explain`); a test compares the two.
 
-Every error has a code, which `--json` gives as `error.code` and the text in brackets at the end of its first line. The exit status says what a script can do about it. `stasis explain CODE` says what stands here; it takes the number of an answer of the driver and a line of CRIU's log too. Where the driver, an agent or CRIU would refuse or lose something of a program, `error.obstacles` lists it for programs: `id` (as `stasis doctor` names it), `pid`, `what`, `remedy`, and `override`, the option that goes on in spite of it.
+Every error has a code, which `--json` gives as `error.code` and the text in brackets at the end of its first line. The exit status says what a script can do about it. `stasis explain CODE` says what stands here; it takes the id of an obstacle, the number of an answer of the driver and a line of CRIU's log too. Where the driver, an agent or CRIU would refuse or lose something of a program, `error.obstacles` lists it for programs: `id` ([all of them](#obstacles), those of `stasis doctor` included), `pid`, `what`, `remedy`, and `override`, the option that goes on in spite of it.
 """
 
 AFTER_CODES = """
@@ -24,6 +24,12 @@ CRIU = """
 ## What CRIU says
 
 CRIU has no error codes: the lines of its log that are known, by what stands in them. The first that fits the first error of the log counts.
+"""
+
+OBSTACLES = """
+## Obstacles
+
+What `id` in `error.obstacles` and in `stasis doctor --json` can be. The doctor gives some of them in green too, where all is well.
 """
 
 OURS = {-1: "none in time", -2: "none: the call was ended", 0: "any other"}
@@ -54,6 +60,8 @@ def main():
     print(table(["the line has", "code", "meaning", "what to do"],
                 [["`" + " … ".join(part.strip() for part in c["line"] if part) + "`", f"`{c['code']}`", c["meaning"],
                   c["remedy"]] for c in known["criu"]]), end="")
+    print(OBSTACLES)
+    print(table(["id", "about"], [[f"`{o['id']}`", o["meaning"]] for o in known["obstacles"]]), end="")
 
 
 if __name__ == "__main__":
