@@ -5,6 +5,9 @@
 // (its mappings and descriptors are those of any other, driver 580.159.04); NCCL without cuMem
 // where that was chosen within the program; MIG where there is no NVML. Taken for ranks of one job:
 // all that use NCCL in one network namespace.
+//
+// Here and not in doctor/, where what CRIU refuses is found: direct/sharing asks which of these the
+// agents lift, and the plugin inside CRIU asks too, and both may include nothing above direct/.
 #pragma once
 
 #include <cstdint>
