@@ -164,9 +164,10 @@ std::string Error::to_string() const {
   return out;
 }
 
-Error refusal(Obstacle obstacle) {
-  Error error{ErrorCode::kNotSupported, obstacle.what, obstacle.remedy};
-  if (const auto option = option_of(obstacle.by); !option.empty())
+Error refusal(Obstacle obstacle, ErrorCode code) {
+  Error error{code, obstacle.what, obstacle.remedy};
+  const auto option = option_of(obstacle.by);
+  if (!option.empty() && error.remedy.find(option) == std::string::npos)
     error.remedy.append("; if you know better: ").append(option);
   error.obstacles.push_back(std::move(obstacle));
   return error;

@@ -96,7 +96,7 @@ struct Error {
   std::string to_string() const;
 };
 
-// Of one obstacle: kNotSupported, with what it is, what to do, and the option that overrides it.
-Error refusal(Obstacle obstacle);
+// Of one obstacle, with what it is, what to do, and the option that overrides it.
+Error refusal(Obstacle obstacle, ErrorCode code = ErrorCode::kNotSupported);
 
 }  // namespace stasis

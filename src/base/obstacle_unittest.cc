@@ -6,6 +6,8 @@
 
 #include <gtest/gtest.h>
 
+#include "base/error.h"
+
 namespace stasis {
 namespace {
 
@@ -35,6 +37,23 @@ TEST(Obstacle, TheWorstCounts) {
   obstacles.push_back({"disk", Severity::kRed, {}, "x"});
   obstacles.push_back({"clock", Severity::kYellow, {}, "x"});
   EXPECT_EQ(worst(obstacles), Severity::kRed);
+}
+
+TEST(Obstacle, ArefusalNamesTheOptionOnce) {
+  const Error plain = refusal({"nccl", Severity::kRed, Pid{7}, "what", "remedy"});
+  EXPECT_EQ(plain.code, ErrorCode::kNotSupported);
+  EXPECT_EQ(plain.message, "what");
+  EXPECT_EQ(plain.remedy, "remedy");
+  ASSERT_EQ(plain.obstacles.size(), 1U);
+  EXPECT_EQ(plain.obstacles.front().id, ObstacleId("nccl"));
+  EXPECT_EQ(plain.obstacles.front().pid, Pid{7});
+  EXPECT_EQ(refusal({"nccl", Severity::kRed, {}, "x", "y", Override::kIgnoreObstacles}).remedy,
+            "y; if you know better: --ignore-obstacles");
+  const Error named = refusal(
+      {"landlock", Severity::kRed, {}, "x", "y: --ignore-undumpable", Override::kIgnoreUndumpable},
+      ErrorCode::kUndumpable);
+  EXPECT_EQ(named.remedy, "y: --ignore-undumpable");
+  EXPECT_EQ(named.code, ErrorCode::kUndumpable);
 }
 
 }  // namespace

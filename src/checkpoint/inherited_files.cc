@@ -35,11 +35,14 @@ constexpr std::uint64_t kEventfdFlags = O_CLOEXEC | O_NONBLOCK;
 Result<void> can_compare_files() {
   const pid_t self = ::getpid();
   if (::syscall(SYS_kcmp, self, self, kKcmpMemory, 0, 0) == 0) return {};
-  return fail(ErrorCode::kNotSupported,
-              fmt::format("the kernel does not tell whose device files a process has: kcmp: {}",
-                          std::generic_category().message(errno)),
-              "in a container, allow the system call kcmp (CAP_SYS_PTRACE does for most); the "
-              "kernel needs CONFIG_KCMP, as CRIU does");
+  return fail(
+      refusal({"gpu-files",
+               Severity::kRed,
+               {},
+               fmt::format("the kernel does not tell whose device files a process has: kcmp: {}",
+                           std::generic_category().message(errno)),
+               "in a container, allow the system call kcmp (CAP_SYS_PTRACE does for most); the "
+               "kernel needs CONFIG_KCMP, as CRIU does"}));
 }
 
 bool same_file(Pid a, int descriptor_a, Pid b, int descriptor_b) {
@@ -88,13 +91,13 @@ std::uint64_t protection(std::string_view permissions) {
 }
 
 Error refused(Pid pid, std::string_view what, std::int64_t result) {
-  return Error{
-      ErrorCode::kNotSupported,
-      fmt::format("process {} cannot {}, to let go of the GPU's files that it has from "
-                  "the process that forked it: {}",
-                  pid.value, what, std::generic_category().message(static_cast<int>(-result))),
-      "see whether a seccomp filter of the process forbids it; processes that are started "
-      "anew (multiprocessing's \"spawn\" or \"forkserver\") have no such files"};
+  return refusal(
+      {"gpu-files", Severity::kRed, pid,
+       fmt::format("process {} cannot {}, to let go of the GPU's files that it has from "
+                   "the process that forked it: {}",
+                   pid.value, what, std::generic_category().message(static_cast<int>(-result))),
+       "see whether a seccomp filter of the process forbids it; processes that are started "
+       "anew (multiprocessing's \"spawn\" or \"forkserver\") have no such files"});
 }
 
 Result<void> replace(const proc::AddressSpace& space, const InheritedFiles& files,
@@ -239,14 +242,14 @@ Result<std::vector<InheritedFiles>> find_inherited_files(const ProcFs& procfs,
     } else if (driver_descriptors(procfs, pid, simulated).empty()) {
       continue;  // it has ended since, or has just closed them
     } else if (!ignore) {
-      return fail(
-          ErrorCode::kNotSupported,
-          fmt::format("process {} ({}) does not use CUDA and has the GPU's device files open, "
-                      "which CRIU cannot dump: it watches the GPU (NVML), or was forked from a "
-                      "process with CUDA that another tool has suspended",
-                      pid.value, member.process.info().comm),
-          "end what watches the GPU, or see whether the program can start its workers anew "
-          "(multiprocessing's \"spawn\"); use `stasis suspend` instead of the other tool");
+      return fail(refusal(
+          {"gpu-files", Severity::kRed, pid,
+           fmt::format("process {} ({}) does not use CUDA and has the GPU's device files open, "
+                       "which CRIU cannot dump: it watches the GPU (NVML), or was forked from a "
+                       "process with CUDA that another tool has suspended",
+                       pid.value, member.process.info().comm),
+           "end what watches the GPU, or see whether the program can start its workers anew "
+           "(multiprocessing's \"spawn\"); use `stasis suspend` instead of the other tool"}));
     }
   }
   return out;

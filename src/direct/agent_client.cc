@@ -309,22 +309,23 @@ Result<std::optional<AgentClient>> AgentClient::find(Pid pid, const Pidfd& pidfd
     AgentClient client(std::move(*own), space, std::move(*file), static_cast<ControlPage*>(at));
     // Its memory may be away, and only a tool that speaks its version brings it back.
     if (is_page_of_another_version(*client.page_, details.ns_pid)) {
-      return fail(ErrorCode::kNotSupported,
-                  fmt::format("the agent in process {} speaks version {} of its page, and this "
-                              "stasis version {}",
-                              pid.value, once(client.page_->version), kAgentVersion),
-                  "use the stasis that came with that agent");
+      return fail(
+          refusal({"agent-version", Severity::kRed, pid,
+                   fmt::format("the agent in process {} speaks version {} of its page, and this "
+                               "stasis version {}",
+                               pid.value, once(client.page_->version), kAgentVersion),
+                   "use the stasis that came with that agent"}));
     }
     const bool whole = status.st_size >= static_cast<off_t>(sizeof(ControlPage));
     if (!whole || !is_page_of(*client.page_, details.ns_pid)) continue;
     if (!becomes_mapped(*space, status)) {
       if (!pidfd.alive()) return std::optional<AgentClient>();
-      return fail(
-          ErrorCode::kNotSupported,
-          fmt::format("process {} has the descriptor of an agent's page, and not the page: "
-                      "it has become another program (exec)",
-                      pid.value),
-          "its GPU memory, if it has any, is the driver's to move: leave --path direct out");
+      return fail(refusal(
+          {"lost-agent", Severity::kRed, pid,
+           fmt::format("process {} has the descriptor of an agent's page, and not the page: "
+                       "it has become another program (exec)",
+                       pid.value),
+           "its GPU memory, if it has any, is the driver's to move: leave --path direct out"}));
     }
     if (!lock_file(client.file_, timeout)) {
       return fail(ErrorCode::kBusy,
@@ -456,11 +457,12 @@ Result<void> AgentClient::check_size(const GpuMemory& of_all_gpus) const {
   if (bytes() <= kEveryGpuHas) return {};
   const std::uint64_t most = of_all_gpus();
   if (bytes() <= most) return {};
-  return fail(ErrorCode::kNotSupported,
-              fmt::format("the agent in process {} speaks of {} of GPU memory, and all GPUs "
-                          "together have {}",
-                          pid_.value, format_bytes(bytes()), format_bytes(most)),
-              "do not trust that process: its page is forged or damaged");
+  return fail(
+      refusal({"agent-page", Severity::kRed, pid_,
+               fmt::format("the agent in process {} speaks of {} of GPU memory, and all GPUs "
+                           "together have {}",
+                           pid_.value, format_bytes(bytes()), format_bytes(most)),
+               "do not trust that process: its page is forged or damaged"}));
 }
 
 Result<void> AgentClient::wait_for_reply(const Interrupt& interrupt, Clock::time_point deadline) {

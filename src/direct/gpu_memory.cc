@@ -47,10 +47,11 @@ Result<void> GpuMemory::expect_agents() {
   for (const auto& agent : state_->agents) {
     if (!agent.pidfd().alive() || agent.can_be_found()) continue;
     state_->lost_agent = true;
-    return fail(ErrorCode::kNotSupported,
-                fmt::format("process {} has closed the descriptor by which its agent is found",
-                            agent.pid().value),
-                "try again: the driver moves its GPU memory now");
+    return fail(
+        refusal({"lost-agent", Severity::kRed, agent.pid(),
+                 fmt::format("process {} has closed the descriptor by which its agent is found",
+                             agent.pid().value),
+                 "try again: the driver moves its GPU memory now"}));
   }
   return {};
 }

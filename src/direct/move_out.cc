@@ -397,26 +397,29 @@ class MoveOut {
 
   Result<void> require_all() const {
     std::string list;
+    Pid first;
     for (const Process* process : plan_.running) {
       if (agents_.has(process->pid()) || !process->alive()) continue;
+      if (list.empty()) first = process->pid();
       list += fmt::format("{}{} ({})", list.empty() ? "" : ", ", process->pid().value,
                           process->info().comm);
     }
     if (list.empty()) return {};
-    return fail(ErrorCode::kNotSupported,
-                fmt::format("no agent that has GPU memory to give away is in process {}", list),
-                "start it with `stasis run`; without --path direct the driver moves its memory");
+    return fail(
+        refusal({"no-agent", Severity::kRed, first,
+                 fmt::format("no agent that has GPU memory to give away is in process {}", list),
+                 "start it with `stasis run`; without --path direct the driver moves its memory"}));
   }
 
   Result<void> require_nothing_stays() const {
     for (const auto& agent : agents_) {
       if (agent.staying_bytes() == 0) continue;
-      return fail(
-          ErrorCode::kNotSupported,
-          fmt::format("{} of the GPU memory of process {} cannot leave by the direct path: the "
-                      "program has exported it",
-                      format_bytes(agent.staying_bytes()), agent.pid().value),
-          "without --path direct the driver moves that");
+      return fail(refusal(
+          {"staying-memory", Severity::kRed, agent.pid(),
+           fmt::format("{} of the GPU memory of process {} cannot leave by the direct path: the "
+                       "program has exported it",
+                       format_bytes(agent.staying_bytes()), agent.pid().value),
+           "without --path direct the driver moves that"}));
     }
     return {};
   }

@@ -52,6 +52,11 @@ bool is_text(const std::string& name) {
   }
 }
 
+Error cannot_save(ObstacleId id, std::string what, std::string remedy) {
+  return refusal({id, Severity::kRed, {}, std::move(what), std::move(remedy)},
+                 ErrorCode::kUndumpable);
+}
+
 class Saver {
  public:
   Saver(std::string directory, const UniqueFd& into)
@@ -70,7 +75,7 @@ class Saver {
     const std::string text = json{{"version", kVersion}, {"entries", entries_}}.dump(
         -1, ' ', false, json::error_handler_t::replace);
     if (text.size() > kMostIndex)
-      return fail(ErrorCode::kUndumpable, "it has too many files for an image");
+      return fail(cannot_save("too-many-files", "it has too many files for an image", {}));
     STASIS_TRY_ASSIGN(auto index,
                       open_file(into_.get(), kIndex, O_WRONLY | O_CREAT | O_EXCL, 0600));
     auto done = write_all(index.get(), text.data(), text.size(), kIndex);
@@ -102,8 +107,8 @@ class Saver {
     if (info.st_dev != device_) return {};
     // It would be restored under another name, and CRIU would not find it.
     if (!is_text(path)) {
-      return fail(ErrorCode::kUndumpable, "the name of a file is no UTF-8",
-                  "let the program name its shared memory otherwise");
+      return fail(cannot_save("file-name", "the name of a file is no UTF-8",
+                              "let the program name its shared memory otherwise"));
     }
     json item = {
         {"path", path}, {"mode", info.st_mode & 07777}, {"uid", info.st_uid}, {"gid", info.st_gid}};
@@ -119,8 +124,8 @@ class Saver {
       if (got < 0) return io_error("read the link", path);
       target.resize(static_cast<std::size_t>(got));
       if (!is_text(target)) {
-        return fail(ErrorCode::kUndumpable, "what a link points to is no UTF-8",
-                    "let the program name its shared memory otherwise");
+        return fail(cannot_save("file-name", "what a link points to is no UTF-8",
+                                "let the program name its shared memory otherwise"));
       }
       item["type"] = "link";
       item["target"] = target;

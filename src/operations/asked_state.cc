@@ -191,11 +191,12 @@ Result<AskedState> ask_process(Pid pid, Sandboxes& sandboxes) {
   return out;
 }
 
-Error because(Pid pid, const std::string& what, std::string remedy, std::int64_t answer) {
-  return Error{ErrorCode::kNotSupported,
-               fmt::format("process {} {}: {}", pid.value, what,
-                           std::generic_category().message(static_cast<int>(-answer))),
-               std::move(remedy)};
+Error because(ObstacleId id, Pid pid, const std::string& what, std::string remedy,
+              std::int64_t answer) {
+  return refusal({id, Severity::kRed, pid,
+                  fmt::format("process {} {}: {}", pid.value, what,
+                              std::generic_category().message(static_cast<int>(-answer))),
+                  std::move(remedy)});
 }
 
 Result<void> set_own_state(Pid pid, const OwnStateRecord& state, std::vector<std::string>& lost) {
@@ -207,7 +208,7 @@ Result<void> set_own_state(Pid pid, const OwnStateRecord& state, std::vector<std
           const auto answer = make(SYS_arch_prctl, Arguments{kRequestStatePermission, bit});
           if (!answer) return fail(answer.error());
           if (*answer < 0) {
-            return fail(because(pid,
+            return fail(because("processor-state", pid,
                                 fmt::format("uses processor state {} (18: AMX), and this machine "
                                             "does not let it",
                                             bit),
@@ -238,7 +239,7 @@ Result<void> set_own_state(Pid pid, const OwnStateRecord& state, std::vector<std
         const auto answer = make(SYS_prctl, Arguments{kSetMdwe, state.deny_new_code});
         if (!answer) return fail(answer.error());
         if (*answer == 0) return {};
-        return fail(because(pid,
+        return fail(because("mdwe", pid,
                             "has forbidden itself new code (PR_SET_MDWE), which this kernel does "
                             "not know",
                             "restore it on Linux 6.3 or newer", *answer));
@@ -268,14 +269,16 @@ AskedStates ask_processes(Pid root) {
 Result<void> refuse_domains(const AskedStates& answers) {
   for (const auto& [pid, answer] : answers) {
     if (!answer.in_domain) continue;
-    return fail(
-        ErrorCode::kUndumpable,
-        fmt::format(
-            "process {} has threads in a sandbox (a Landlock domain), which a restore would "
-            "take from it: the kernel does not tell its rules",
-            pid.value),
-        "start the program without it; to dump it all the same, and to restore it inside "
-        "of such a sandbox if need be: --ignore-undumpable");
+    return fail(refusal(
+        {"landlock", Severity::kRed, pid,
+         fmt::format(
+             "process {} has threads in a sandbox (a Landlock domain), which a restore would "
+             "take from it: the kernel does not tell its rules",
+             pid.value),
+         "start the program without it; to dump it all the same, and to restore it inside "
+         "of such a sandbox if need be: --ignore-undumpable",
+         Override::kIgnoreUndumpable},
+        ErrorCode::kUndumpable));
   }
   return {};
 }

@@ -213,8 +213,12 @@ class Keeper {
     const std::string text =
         json{{"version", format::kVersion}, {"files", std::move(items)}}.dump();
     if (text.size() > format::kMostIndex) {
-      return fail(ErrorCode::kUndumpable, "the job has too many files open for writing",
-                  "close some of them before the dump");
+      return fail(refusal({"too-many-files",
+                           Severity::kRed,
+                           {},
+                           "the job has too many files open for writing",
+                           "close some of them before the dump"},
+                          ErrorCode::kUndumpable));
     }
     STASIS_TRY_ASSIGN(auto index,
                       open_file(dir_.get(), format::kIndex, O_WRONLY | O_CREAT | O_EXCL, 0600));

@@ -43,10 +43,12 @@ Result<void> refuse_tracers(const std::vector<GroupMember>& members) {
     const Pid pid = member.process.pid();
     const auto tracer = procfs.tracer(pid);
     if (!tracer) continue;
-    return fail(ErrorCode::kBusy,
-                fmt::format("process {} ({}) is being traced by process {} (CRIU, or a debugger)",
-                            pid.value, member.process.info().comm, *tracer),
-                "wait for it to end, or detach it");
+    return fail(
+        refusal({"tracer", Severity::kRed, pid,
+                 fmt::format("process {} ({}) is being traced by process {} (CRIU, or a debugger)",
+                             pid.value, member.process.info().comm, *tracer),
+                 "wait for it to end, or detach it"},
+                ErrorCode::kBusy));
   }
   return {};
 }

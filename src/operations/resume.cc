@@ -129,11 +129,12 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
     if (!agent || !*agent || !(*agent)->of_our_version) {
       return fail(roll_back(
           env, opened,
-          {ErrorCode::kNotSupported,
-           fmt::format("process {} has no agent that this stasis knows, and its GPU memory's "
-                       "content is in {}",
-                       process->pid().value, memory->image),
-           "resume it with the stasis that has made the image"}));
+          refusal(
+              {"agent-version", Severity::kRed, process->pid(),
+               fmt::format("process {} has no agent that this stasis knows, and its GPU memory's "
+                           "content is in {}",
+                           process->pid().value, memory->image),
+               "resume it with the stasis that has made the image"})));
     }
     for (auto& content : find_content(memory->image))
       opened.direct.add_image(std::move(content));

@@ -97,11 +97,11 @@ std::optional<Lot> lot_at(const AddressSpace& space, std::uint64_t address) {
 }
 
 Error too_much(Pid pid) {
-  return Error{ErrorCode::kNotSupported,
-               fmt::format("process {} has more code that belongs to no file than is looked "
-                           "through for its threads that stand still ({} pages, {} places)",
-                           pid.value, kMostPages, kMostLots),
-               fmt::format("see what made it: `cat /proc/{}/maps`", pid.value)};
+  return refusal({"parking", Severity::kRed, pid,
+                  fmt::format("process {} has more code that belongs to no file than is looked "
+                              "through for its threads that stand still ({} pages, {} places)",
+                              pid.value, kMostPages, kMostLots),
+                  fmt::format("see what made it: `cat /proc/{}/maps`", pid.value)});
 }
 
 Result<ParkingPlaces> probe(const AddressSpace& space) {
@@ -199,8 +199,8 @@ Result<Lot> make_lot(const AddressSpace& space, const StoppedThreads& stopped,
       return fail(ErrorCode::kOutOfHostMemory, std::move(message),
                   "raise its limits of memory (`prlimit --pid PID --as --data`; `ulimit -v`, `-d` "
                   "before it starts), or vm.max_map_count");
-    return fail(ErrorCode::kNotSupported, std::move(message),
-                "see whether SELinux (execmem) or a seccomp filter forbids it");
+    return fail(refusal({"parking", Severity::kRed, pid, std::move(message),
+                         "see whether SELinux (execmem) or a seccomp filter forbids it"}));
   }
   const Lot lot{static_cast<std::uint64_t>(made), capacity};
   STASIS_TRY(stopped.write(thread, lot.start + kCodeOffset, kParkCode));

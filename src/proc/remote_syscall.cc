@@ -78,10 +78,10 @@ Result<void> make_system_calls(const proc::AddressSpace& space, const StoppedThr
                                std::span<const std::uint64_t> data) {
   const Pid pid = space.pid();
   if (!places.room) {
-    return fail(
-        ErrorCode::kNotSupported,
-        fmt::format("there is no room for a system call in the code of process {}", pid.value),
-        fmt::format("report this, with what `cat /proc/{}/maps` says", pid.value));
+    return fail(refusal(
+        {"parking", Severity::kRed, pid,
+         fmt::format("there is no room for a system call in the code of process {}", pid.value),
+         fmt::format("report this, with what `cat /proc/{}/maps` says", pid.value)}));
   }
   const std::uint64_t room = *places.room;
   const Tid thread = stopped.threads().front();

@@ -127,11 +127,12 @@ Result<void> lift_filter(Pid pid, Tid thread) {
   const auto options = static_cast<std::uint64_t>(PTRACE_O_TRACESYSGOOD | kSuspendSeccomp);
   if (::ptrace(PTRACE_SETOPTIONS, thread.value, nullptr, as_pointer(options)) == 0) return {};
   if (status->seccomp != kStrict) return {};
-  return fail(ErrorCode::kNotSupported,
-              fmt::format("thread {} of process {} may make no system call but read and write "
-                          "(seccomp), and would be killed for ours",
-                          thread.value, pid.value),
-              "run as root or with CAP_SYS_ADMIN");
+  return fail(
+      refusal({"seccomp-strict", Severity::kRed, pid,
+               fmt::format("thread {} of process {} may make no system call but read and write "
+                           "(seccomp), and would be killed for ours",
+                           thread.value, pid.value),
+               "run as root or with CAP_SYS_ADMIN"}));
 }
 
 }  // namespace

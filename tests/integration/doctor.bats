@@ -509,6 +509,8 @@ print('in a domain:', entered[0], flush=True)"
     refused 9 undumpable dump "$TARGET" --images-dir "$image"
     assert_contains "$err" "in a sandbox (a Landlock domain)"
     unharmed
+    capture stasis dump "$TARGET" --images-dir "$image" --json
+    assert_equal "$(json '[(o["id"], o["override"]) for o in d["error"]["obstacles"]]')" "[('landlock', '--ignore-undumpable')]"
     assert_equal "$(pgrep -x cat --parent "$TARGET" || true)" ""
     done_by dump "$TARGET" --images-dir "$image" --leave-running --ignore-undumpable --json
     assert_contains "$(json "'; '.join(d['lost'])")" "its sandbox (a Landlock domain)"

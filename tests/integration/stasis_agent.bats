@@ -331,6 +331,8 @@ preloaded() { ldconfig -p | awk -v name="$1" '$1 == name && /x86-64/ { print $NF
   refused 8 not-supported suspend "$TARGET" --path direct
   assert_contains "$err" "2.00 MiB"
   assert_contains "$err" "exported"
+  capture stasis suspend "$TARGET" --path direct --json
+  assert_equal "$(json '[(o["id"], o["pid"], o["override"]) for o in d["error"]["obstacles"]]')" "[('staying-memory', $TARGET, None)]"
   in_state running
   target_goes_on
   cycle_by direct

@@ -262,6 +262,8 @@ path_in_ps() {
   refused 8 not-supported suspend "$TARGET" --path direct
   assert_contains "$err" "process $TARGET"
   in_state running
+  capture stasis suspend "$TARGET" --path direct --json
+  assert_equal "$(json '[(o["id"], o["pid"], o["override"]) for o in d["error"]["obstacles"]]')" "[('no-agent', $TARGET, None)]"
   refused 8 not-supported dump "$TARGET" --path direct --images-dir "$image"
   no_image
   # A mover that dies is no reason to take the driver's path.

@@ -314,6 +314,8 @@ END
   STASIS_SIM_FAULTS="lock:error=999" refused 7 busy dump "$TARGET" --images-dir "$image"
   assert_contains "$err" "traced by process $tracer"
   STASIS_SIM_FAULTS="lock:error=999" refused 7 busy suspend "$TARGET"
+  capture stasis suspend "$TARGET" --json
+  assert_equal "$(json '[(o["id"], o["pid"], o["override"]) for o in d["error"]["obstacles"]]')" "[('tracer', $TARGET, None)]"
   unharmed
   kill -KILL "$tracer"
 }
