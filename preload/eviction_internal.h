@@ -32,6 +32,7 @@ inline std::uint64_t next_number() {
 enum class MemoryOrigin {
   kServed,    // the agent has made it for cuMemAlloc
   kProgram,   // the program has, by cuMemCreate
+  kHost,      // the same, of the host's memory
   kImported,  // another process has
 };
 
@@ -61,15 +62,12 @@ struct Physical {
   ShareKey key{};  // of an imported one
   // Of memory of the host's that is not there: its content, as an anonymous mapping of its size.
   void* saved = nullptr;
-  bool is_host() const {
-    return origin == MemoryOrigin::kProgram &&
-           prop.location.type != cuda::CU_MEM_LOCATION_TYPE_DEVICE;
-  }
+  bool is_host() const { return origin == MemoryOrigin::kHost; }
   // How often other processes have it open by that number: until they close it, it cannot be
   // evicted either.
   unsigned open_elsewhere = 0;
   bool can_leave() const {
-    return origin != MemoryOrigin::kImported && !stays && open_elsewhere == 0;
+    return origin != MemoryOrigin::kImported && !is_host() && !stays && open_elsewhere == 0;
   }
 };
 

@@ -47,9 +47,9 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t size,
   if (!handle || !prop || flags || steps_aside() || !is_ours_to_make(*prop))
     return driver().cuMemCreate(handle, size, prop, flags);
   auto exportable = *prop;
+  const bool on_device = prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
   // Memory of the host's is not copied by a mover.
-  if (prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
-    exportable.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  if (on_device) exportable.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   CUmemGenericAllocationHandle real = 0;
   const auto result = unless_pools_keep_it(
       prop->location.id, [&] { return driver().cuMemCreate(&real, size, &exportable, 0); });
@@ -60,9 +60,9 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t size,
                           driver().cuCtxGetDevice(&device) == CUDA_SUCCESS;
   {
     const TablesLock lock;
-    auto* physical = enter_physical(MemoryOrigin::kProgram, real, size, exportable, asked);
+    auto* physical = enter_physical(on_device ? MemoryOrigin::kProgram : MemoryOrigin::kHost, real,
+                                    size, exportable, asked);
     physical->handles = 1;
-    physical->stays = prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE;
     *handle = handle_of(physical);
     if (in_context) tables().contexts.emplace(owner_in(context), device);
   }

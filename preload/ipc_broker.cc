@@ -162,7 +162,7 @@ Named find_share(std::uint64_t share) {
   }
   const auto at = tables().shares.find(share);
   if (at != tables().shares.end() && at->second->present) {
-    if (at->second->origin == MemoryOrigin::kProgram) {
+    if (at->second->origin == MemoryOrigin::kProgram || at->second->is_host()) {
       named.answer = {CUDA_SUCCESS, 0, 0, at->second->size, {}};
       named.real = at->second->real;
     }
