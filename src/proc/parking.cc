@@ -319,7 +319,7 @@ class Parker {
 
   Result<void> run() {
     STASIS_TRY_ASSIGN(places_, probe(space_));
-    if (places_.step.begun) {
+    if (places_.calls.begun) {
       STASIS_TRY(unpark_threads(pid_));
       STASIS_TRY_ASSIGN(places_, probe(space_));
     }
