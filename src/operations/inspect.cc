@@ -64,23 +64,20 @@ std::vector<ImagePart> parts_of(const ImageReader& image,
                                 const std::optional<ContentReport>& content,
                                 const std::optional<ContentReport>& host) {
   const std::map<std::string, Pid> owners = pages_owners(image.criu_dir(), image.manifest());
-  using Kind = ImagePart::Kind;
-  std::map<std::string, ImagePart> parts;
+  std::map<std::string, std::uint64_t> parts;
   for (const FileRecord& file : image.manifest().files) {
     const std::string name = file.path.substr(file.path.find('/') + 1);
     const auto owner = owners.find(name);
-    ImagePart part{Kind::kElse, "all else", 0};
+    std::string what = "all else";
     if (owner != owners.end()) {
-      part = owner->second.value == 0
-                 ? ImagePart{Kind::kSharedMemory, "shared memory", 0}
-                 : ImagePart{Kind::kProcessMemory,
-                             fmt::format("memory of process {}", owner->second.value), 0};
+      what = owner->second.value == 0 ? "shared memory"
+                                      : fmt::format("memory of process {}", owner->second.value);
     } else if (name.starts_with("pages-")) {
-      part = {Kind::kUnknownMemory, "memory, not known whose", 0};
+      what = "memory, not known whose";
     } else if (name.starts_with("ghost-file")) {
-      part = {Kind::kDeletedFiles, "deleted files that are open", 0};
+      what = "deleted files that are open";
     }
-    parts.try_emplace(part.what, part).first->second.bytes += file.size;
+    parts[what] += file.size;
   }
   if (image.manifest().content) {
     // What is stored for several processes counts with the first; the index and what lies between
@@ -90,36 +87,30 @@ std::vector<ImagePart> parts_of(const ImageReader& image,
       const auto& [pid, use] = content->processes[i];
       const std::string what = fmt::format("GPU content of process {}", pid.value);
       const std::uint64_t bytes = std::min(left, use.stored_bytes);
-      parts.try_emplace(what, ImagePart{Kind::kGpuContent, what, bytes});
+      parts.try_emplace(what, bytes);
       left -= bytes;
     }
     if (content && content->unused_bytes > 0) {
       const std::string what = "earlier GPU content, of no use any more";
       const std::uint64_t bytes = std::min(left, content->unused_bytes);
-      parts.try_emplace(what, ImagePart{Kind::kElse, what, bytes});
+      parts.try_emplace(what, bytes);
       left -= bytes;
     }
-    const ImagePart rest = content ? ImagePart{Kind::kElse, "all else", 0}
-                                   : ImagePart{Kind::kGpuContent, "GPU content", 0};
-    parts.try_emplace(rest.what, rest).first->second.bytes += left;
+    parts[content ? "all else" : "GPU content"] += left;
   }
   if (image.manifest().host_content) {
-    const auto part = [&](Kind kind, const std::string& what) -> std::uint64_t& {
-      return parts.try_emplace(what, ImagePart{kind, what, 0}).first->second.bytes;
-    };
     std::uint64_t left = image.manifest().host_content->total_bytes();
     for (std::size_t i = 0; host && i < host->processes.size(); ++i) {
       const auto& [pid, use] = host->processes[i];
       const std::uint64_t bytes = std::min(left, use.stored_bytes);
-      part(Kind::kProcessMemory, fmt::format("memory of process {}", pid.value)) += bytes;
+      parts[fmt::format("memory of process {}", pid.value)] += bytes;
       left -= bytes;
     }
-    part(host ? Kind::kElse : Kind::kUnknownMemory,
-         host ? "all else" : "memory, not known whose") += left;
+    parts[host ? "all else" : "memory, not known whose"] += left;
   }
   std::vector<ImagePart> out;
-  for (auto& [what, part] : parts)
-    out.push_back(std::move(part));
+  for (const auto& [what, bytes] : parts)
+    out.push_back({what, bytes});
   std::stable_sort(out.begin(), out.end(),
                    [](const ImagePart& a, const ImagePart& b) { return a.bytes > b.bytes; });
   return out;

@@ -210,15 +210,6 @@ struct RestoreCheck {
 
 // What the files of an image hold: "memory of process 12".
 struct ImagePart {
-  enum class Kind {
-    kProcessMemory,
-    kSharedMemory,
-    kUnknownMemory,
-    kDeletedFiles,
-    kGpuContent,
-    kElse
-  };
-  Kind kind = Kind::kElse;
   std::string what;
   std::uint64_t bytes = 0;
 };

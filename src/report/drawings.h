@@ -1,7 +1,7 @@
-// The page's two drawings as numbers for its template: where each bar of the timeline and each tile
-// of the treemap stands. Lengths along the page are in percent, so that the browser fits them to
-// any width while text keeps its size; each drawing is there twice, for wide and for narrow pages,
-// and page.css shows one. Not for use outside this folder.
+// The page's timeline as numbers for its template: where each of its bars stands. Lengths along the
+// page are in percent, so that the browser fits them to any width while text keeps its size; the
+// timeline is there twice, for wide and for narrow pages, and page.css shows one. Not for use
+// outside this folder.
 #pragma once
 
 #include <string>
@@ -15,7 +15,9 @@ namespace stasis::report {
 
 using kainjow::mustache::data;
 
-// "61.3 %", "< 0.1 %".
+// For an attribute of SVG: "61.3000%".
+std::string percent(double share);
+// For people: "61.3 %", "< 0.1 %".
 std::string percent_text(double part, double whole);
 
 // One after the other, as the phases of an operation are.
@@ -26,11 +28,10 @@ struct TimedPhase {
 };
 std::vector<TimedPhase> timed_phases(const std::vector<PhaseRecord>& phases);
 
-// At most this many bars and tiles; the tables beside them show the rest.
+// At most this many bars; the table beside them shows the rest.
 inline constexpr std::size_t kMostDrawn = 40;
 
-// Lists of two, {wide, narrow}; empty if there is nothing to draw.
+// A list of two, {wide, narrow}; empty if there is nothing to draw.
 data draw_timeline(const std::vector<TimedPhase>& phases);
-data draw_treemap(const std::vector<ImagePart>& parts);
 
 }  // namespace stasis::report

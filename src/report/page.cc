@@ -87,6 +87,7 @@ std::string check_label(std::string_view id) {
       {"process-numbers", "The process numbers are free"},
       {"tcp-ports", "The TCP ports are free"},
       {"addresses", "The addresses of its sockets are here"},
+      {"open-files", "The files it had open are as they were"},
       {"files", "The files are all there and whole"},
       {"checksums", "Every byte is as it was written"},
       {"permissions", "This user may restore"}};
@@ -198,6 +199,7 @@ void set_size(data& page, const ImageReport& image) {
     row.set("size", format_bytes(part.bytes));
     row.set("bytes", grouped(part.bytes));
     row.set("share", percent_text(static_cast<double>(part.bytes), total));
+    row.set("bar", percent(total > 0 ? static_cast<double>(part.bytes) / total : 0));
     rows.push_back(row);
   }
   set_more(page, "parts", image.parts.size(), rows.size());
@@ -212,7 +214,6 @@ void set_size(data& page, const ImageReport& image) {
                            ? ""
                            : ", not synced to the disk when the dump ended (--sync none)",
                        image.content ? ", but for " + content_text(*image.content) : ""));
-  page.set("treemap", draw_treemap(image.parts));
 }
 
 // ---- Processes and GPUs

@@ -42,8 +42,7 @@ ImageReport small_image() {
   m.phases = {{"lock", 0.01}, {"checkpoint", 0.6}, {"criu", 0.3}};
   m.files = {{"criu/pages-1.img", 900, ""}, {"criu/core-100.img", 100, ""}};
   m.total_bytes = 1000;
-  out.parts = {{ImagePart::Kind::kProcessMemory, "memory of process 100", 900},
-               {ImagePart::Kind::kElse, "all else", 100}};
+  out.parts = {{"memory of process 100", 900}, {"all else", 100}};
   out.checks = {{"criu", {}}, {"driver", {}}};
   return out;
 }
@@ -73,9 +72,7 @@ std::string page_saying(const std::string& hostile) {
   m.criu_options.external = {hostile};
   m.criu_options.lsm_profile = hostile;
   image.here = {hostile, hostile, hostile, hostile, 13000, false};
-  // Too small for a label, which depends on the length of the name.
-  image.parts[0].bytes = 999;
-  image.parts[1] = {ImagePart::Kind::kElse, hostile, 1};
+  image.parts[1].what = hostile;
   image.checks.push_back({"files", Error{ErrorCode::kImageCorrupt, hostile, hostile}});
   Subject subject{image, false, {}, {}, "now", kNonce};
   CriuLog log;
@@ -92,9 +89,10 @@ TEST(Page, SaysWhatTheImageHolds) {
                             "--ghost-limit", "90.0 %", "600 ms", "13.0"})
     EXPECT_THAT(page, HasSubstr(words));
   EXPECT_THAT(page, Not(HasSubstr("Simulated GPU")));
-  // Each of both drawings is there for wide and for narrow pages.
+  // The timeline is there for wide and for narrow pages, a part's bar once.
   EXPECT_EQ(count(page, "class=\"row\""), 2 * 3);
-  EXPECT_EQ(count(page, "class=\"tile\""), 2 * 2);
+  EXPECT_EQ(count(page, "class=\"amount\""), 2);
+  EXPECT_THAT(page, HasSubstr("width=\"90.0000%\""));
   EXPECT_THAT(page, Not(HasSubstr("{{")));
 }
 
@@ -163,13 +161,12 @@ TEST(Page, StaysReadableWhateverTheSize) {
   for (int i = 0; i < 253; ++i)
     m.phases.push_back({std::string(65536, 'p'), 9007199254.740991});
   for (unsigned i = 0; i < 60000; ++i)
-    image.parts.push_back({ImagePart::Kind::kProcessMemory, "memory of process", i});
+    image.parts.push_back({"memory of process", i});
   m.criu_options.external.assign(4096, std::string(65536, 'e'));
   const std::string page = page_of(image);
   EXPECT_LT(page.size(), 3U << 20);
   EXPECT_EQ(count(page, "class=\"row\""), 2 * kMostDrawn);
-  EXPECT_EQ(count(page, "class=\"tile\""), 2 * kMostDrawn);
-  EXPECT_THAT(page, HasSubstr("smaller parts"));
+  EXPECT_EQ(count(page, "class=\"amount\""), 500);
   EXPECT_EQ(count(page, "<ul"), count(page, "</ul>"));
   EXPECT_EQ(count(page, "<li>"), count(page, "</li>"));
   EXPECT_THAT(page, HasSubstr("child of 1011<")) << "where a list in a list would be too deep";
@@ -179,11 +176,12 @@ TEST(Page, StaysReadableWhateverTheSize) {
 TEST(Page, AnImageWithoutTimesOrSizesHasNoDrawings) {
   ImageReport image = small_image();
   image.manifest.phases.clear();
-  image.parts = {{ImagePart::Kind::kElse, "all else", 0}};
+  image.parts = {{"all else", 0}};
   image.manifest.total_bytes = 0;
   image.manifest.gpus.clear();
   const std::string page = page_of(image);
   EXPECT_EQ(count(page, "<svg class=\"drawing"), 0U);
+  EXPECT_THAT(page, HasSubstr("width=\"0.0000%\""));
   EXPECT_THAT(page, HasSubstr("The image does not say."));
   image.manifest.phases = {{"lock", 0}};
   EXPECT_THAT(page_of(image), Not(HasSubstr("nan")));

@@ -7,8 +7,8 @@ Prints one JSON object:
   requests  the addresses that were asked for, the page's own first
   tree      nodes of the accessibility tree by role
   views     by name ("wide", "narrow", "print", ... each also in dark): "overflow" in pixels, and the elements that
-            stand out of the page; "bars" and "tiles" that can be seen, and those of "tiles" that stand out of
-            their drawing; "cut" texts that reach out of their tile
+            stand out of the page; "bars" of the timeline and "amounts" of the table that can be seen, and those
+            bars and texts that stand out of their drawing
   focus     what Tab goes to, in its order; "|visible" if it then tells of itself
   title     the document's
 
@@ -38,22 +38,19 @@ LOOK = """(() => {
     const skip = e.closest(".skip, caption, .tip") || e.matches(".drawing g") || (e.closest(".scroll") && !e.matches(".scroll"));
     if (!skip && seen(e) && (r.right > page.clientWidth + 1 || r.left < -1)) out.push(e.tagName + "." + (e.getAttribute("class") || ""));
   }
-  const tiles = [...document.querySelectorAll(".tile")].filter(seen);
   const drawings = [...document.querySelectorAll("svg.drawing")].filter(seen);
   const stands_out = (e, frame, slack) => {
     const r = e.getBoundingClientRect(), f = frame.getBoundingClientRect();
     return r.left < f.left - slack || r.right > f.right + slack || r.top < f.top - slack || r.bottom > f.bottom + slack;
   };
-  const frame_of = (e) => e.closest("svg.drawing");
-  const cut = [...document.querySelectorAll(".tile > svg text")].filter(seen)
-    .filter((e) => stands_out(e, e.parentNode.querySelector("rect"), 0)).map((e) => e.textContent);
+  const frame_of = (e) => e.closest("svg.drawing, svg.amount");
   return {overflow: page.scrollWidth - page.clientWidth, out, drawings: drawings.length,
-          bars: [...document.querySelectorAll(".bar")].filter(seen).length, tiles: tiles.length,
-          tiles_out: tiles.filter((e) => stands_out(e.querySelector("rect"), frame_of(e), 1)).length,
+          bars: [...document.querySelectorAll(".drawing .bar")].filter(seen).length,
+          amounts: [...document.querySelectorAll(".amount")].filter(seen).length,
           bars_out: [...document.querySelectorAll(".bar")].filter(seen).filter((e) => stands_out(e, frame_of(e), 2)).length,
-          texts_out: [...document.querySelectorAll(".drawing text:not(.tip)")].filter(seen).filter((e) => !e.closest(".tile"))
+          texts_out: [...document.querySelectorAll(".drawing text:not(.tip)")].filter(seen)
             .filter((e) => stands_out(e, frame_of(e), 1)).map((e) => e.textContent),
-          cut, height: page.scrollHeight};
+          height: page.scrollHeight};
 })()"""
 
 FOCUSED = """(() => { const e = document.activeElement; if (e === document.body) return "";

@@ -38,13 +38,13 @@ opens() {
   ((status == 0)) || { printf '%s%s' "$out" "$err" >&2; return 1; }
   assert_equal "$(json 'd["requests"]')" "['file://$page']"
   assert_equal "$(json 'd["messages"]')" "[]"
-  assert_equal "$(json '{n: v for n, v in d["views"].items() if v["overflow"] or v["out"] or v["tiles_out"] or v["bars_out"] or v["texts_out"] or v["cut"]}')" "{}"
+  assert_equal "$(json '{n: v for n, v in d["views"].items() if v["overflow"] or v["out"] or v["bars_out"] or v["texts_out"]}')" "{}"
   assert_equal "$(json 'len(d["views"])')" 7
   assert_equal "$(json 'd["tree"].get("nameless", 0)')" 0
 }
 
-# drawn BARS TILES, in each view.
-drawn() { assert_equal "$(json '{(v["drawings"], v["bars"], v["tiles"]) for v in d["views"].values()}')" "{(2, $1, $2)}" "drawings, bars, tiles"; }
+# drawn BARS PARTS, in each view.
+drawn() { assert_equal "$(json '{(v["drawings"], v["bars"], v["amounts"]) for v in d["views"].values()}')" "{(1, $1, $2)}" "drawings, bars, parts"; }
 
 @test "an image becomes one page, for its owner alone" {
   start_target tree --children 2 --size 2M
@@ -179,17 +179,17 @@ drawn() { assert_equal "$(json '{(v["drawings"], v["bars"], v["tiles"]) for v in
   dump_it
   done_by report "$image" -o "$page"
   done_by inspect "$image" --json
-  local bars tiles
+  local bars parts
   bars=$(json 'len(d["phases"])')
-  tiles=$(json 'sum(s["bytes"] > 0 for s in d["sizes"])')
+  parts=$(json 'len(d["sizes"])')
   opens
-  drawn "$bars" "$tiles"
-  # Tab leads to each bar, each tile, each table that may be wider than the page, and each link; a bar
-  # or a tile then tells of itself.
-  assert_equal "$(json 'sum(f.endswith("|visible") for f in d["focus"])')" "$((bars + tiles))"
+  drawn "$bars" "$parts"
+  # Tab leads to each bar, each table that may be wider than the page, and each link; a bar then tells
+  # of itself.
+  assert_equal "$(json 'sum(f.endswith("|visible") for f in d["focus"])')" "$bars"
   assert_equal "$(json 'sum("as a table" in f for f in d["focus"])')" 5
-  assert_equal "$(json 'len(d["focus"])')" "$((bars + tiles + 5 + 9))"
-  assert_equal "$(json '[d["tree"][r] for r in ("main", "navigation", "table", "group")]')" "[1, 1, 6, 2]"
+  assert_equal "$(json 'len(d["focus"])')" "$((bars + 5 + 9))"
+  assert_equal "$(json '[d["tree"][r] for r in ("main", "navigation", "table", "group")]')" "[1, 1, 6, 1]"
 }
 
 @test "a browser shows an image's words and obeys none of them" {
@@ -212,6 +212,6 @@ m["criu_options"]["external"] = [bad]
   # Some of it is no driver that there could be here.
   [[ -s $page ]] || { echo "$err" >&2; return 1; }
   opens
-  drawn 40 "$(stasis inspect "$edited" --json | python3 -c 'import json, sys; print(sum(s["bytes"] > 0 for s in json.load(sys.stdin)["sizes"]))')"
+  drawn 40 "$(stasis inspect "$edited" --json | python3 -c 'import json, sys; print(len(json.load(sys.stdin)["sizes"]))')"
   assert_equal "$(json 'd["title"]')" '<b onclick="x">&amp;: Stasis image report'
 }
