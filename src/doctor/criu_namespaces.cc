@@ -1,4 +1,4 @@
-// Namespaces, as CRIU 4.2.1 was seen to take them: docs/adr/0013-doctor.md.
+// Namespaces, as CRIU 4.2.1 was seen to take them: docs/results/2026-11-26-criu-refusals.md.
 #include <fcntl.h>
 #include <sys/stat.h>
 
