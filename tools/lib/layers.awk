@@ -1,10 +1,11 @@
 # Proves the layering: reads include lines, "FILE:LINE:TEXT", and prints each that points the wrong way.
 # The variable "list" names a file with all paths of the tree; they are all relative to its top.
 #
-#   base <- proc <- driver, base <- image; these <- checkpoint <- direct; these <- criu; all <- doctor <- operations <- report <- job <- cli, capi <- python
-#   checkpoint, direct <- compat, plugins
-#   include/abi <- all that is C++: what the driver's interface is, and what programs of ours that run in different
-#   processes agree on
+#   base <- proc <- driver; base <- image; all four <- checkpoint <- direct; all four <- criu;
+#   checkpoint, direct, criu <- doctor <- operations <- report <- job <- cli, capi
+#   report <- compat; direct <- plugins, but not image: what runs inside CRIU neither reads nor writes images
+#   include/stasis <- python; include/abi <- all other C++: what the driver's interface is, and what programs of ours
+#   that run in different processes agree on
 
 BEGIN {
   while ((getline path < list) > 0) exists[path] = 1
@@ -27,10 +28,10 @@ BEGIN {
   allow("job", library)
   allow("cli", library " job")
   allow("compat", library)
-  # It runs inside CRIU: the core only.
+  # It runs inside CRIU: the core only, without what direct stands on besides (image).
   allow("plugins", "base proc driver checkpoint direct")
   allow("capi", library " job")
-  # By the C interface only, so that it can be compiled against a library that somebody else has built.
+  # By the C interface only, so that it can be compiled against a library that another has built.
   allow("python", "")
   # These run inside other programs, or stand in for the driver: nothing of the library may get into them.
   allow("sim", "")
