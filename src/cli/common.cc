@@ -1,7 +1,7 @@
 #include <algorithm>
-#include <charconv>
 #include <cstdlib>
 #include <limits>
+#include <map>
 #include <utility>
 
 #include <fmt/format.h>
@@ -29,50 +29,51 @@ void Context::print(nlohmann::json object) const {
   terminal.out_block(json_text(object));
 }
 
-namespace {
-
-using std::chrono::milliseconds;
-
-// "90", "90s", "10m", "2h", "500ms". Not more than the 32 bits of milliseconds that some drivers
-// take, with which times of days are no times to wait.
-milliseconds parse_duration(const std::string& option, const std::string& text,
-                            milliseconds unit_if_none) {
+std::optional<std::uint64_t> number_with_unit(std::string text,
+                                              const CLI::AsNumberWithUnit& units) {
+  const auto digit = [&](std::size_t at) {
+    return at < text.size() && text[at] >= '0' && text[at] <= '9';
+  };
+  if (!digit(0)) return std::nullopt;
+  while (text[0] == '0' && digit(1))
+    text.erase(0, 1);
   std::uint64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  const std::string_view unit(end, static_cast<std::size_t>(text.data() + text.size() - end));
-  constexpr std::uint64_t kMost = std::numeric_limits<std::uint32_t>::max();
-  std::uint64_t factor = 0;
-  if (unit.empty()) factor = static_cast<std::uint64_t>(unit_if_none.count());
-  if (unit == "ms") factor = 1;
-  if (unit == "s") factor = 1000;
-  if (unit == "m") factor = 60'000;
-  if (unit == "h") factor = 3'600'000;
-  if (error != std::errc() || factor == 0 || value > kMost / factor) {
-    throw CLI::ValidationError(
-        option,
-        fmt::format("'{}' is no duration; write e.g. 90s, 10m or 2h, 49 days at most", text));
+  try {
+    if (units(text).empty() && CLI::detail::lexical_cast(text, value)) return value;
+  } catch (const CLI::ValidationError&) {
+    // Its words are about types and factors; the callers say what they take.
   }
-  return milliseconds(value * factor);
+  return std::nullopt;
 }
 
-}  // namespace
-
-CLI::Option* add_duration(CLI::App& command, const std::string& name, milliseconds unit_if_none,
-                          std::function<void(milliseconds)> take, const std::string& description) {
+CLI::Option* add_duration(CLI::App& command, const std::string& name,
+                          const std::string& unit_if_none,
+                          std::function<void(std::chrono::milliseconds)> take,
+                          const std::string& description) {
   const std::string option = name.substr(name.rfind(',') + 1);
-  return command
-      .add_option_function<std::string>(
-          name,
-          [option, unit_if_none, take = std::move(take)](const std::string& text) {
-            take(parse_duration(option, text, unit_if_none));
-          },
-          description)
-      ->type_name("TIME");
+  const auto read = [option, unit_if_none, take = std::move(take)](std::string text) {
+    // Some drivers take 32 bits of milliseconds.
+    constexpr std::uint64_t kMost = std::numeric_limits<std::uint32_t>::max();
+    const std::map<std::string, std::uint64_t> units = {
+        {"ms", 1}, {"s", 1000}, {"m", 60'000}, {"h", 3'600'000}};
+    const bool has_unit = text.empty() || text.back() < '0' || text.back() > '9';
+    const auto value =
+        number_with_unit(has_unit ? text : text + unit_if_none,
+                         CLI::AsNumberWithUnit(units, CLI::AsNumberWithUnit::CASE_SENSITIVE));
+    if (!value || *value > kMost) {
+      throw CLI::ValidationError(
+          option, fmt::format("'{}' is no duration; take a whole number with ms, s, m or h, e.g. "
+                              "90s, 10m or 2h, 49 days at most",
+                              text));
+    }
+    take(std::chrono::milliseconds(*value));
+  };
+  return command.add_option_function<std::string>(name, read, description)->type_name("TIME");
 }
 
 void add_timeout(CLI::App& command, std::chrono::milliseconds& timeout) {
   add_duration(
-      command, "-t,--timeout", std::chrono::milliseconds(1),
+      command, "-t,--timeout", "ms",
       [&timeout](std::chrono::milliseconds value) { timeout = value; },
       fmt::format("how long to wait for GPU work in flight, e.g. 10s, or milliseconds; 0 "
                   "waits for ever [{}]",
@@ -94,16 +95,10 @@ void add_path(CLI::App& command, MemoryPath& path) {
 
 namespace {
 
-Result<std::uint64_t> ring_of(std::string text) {
-  std::uint64_t bytes = 0;
-  try {
-    // The library's own words are about types and factors.
-    if (CLI::AsSizeValue(false)(text).empty() && CLI::detail::lexical_cast(text, bytes) &&
-        bytes >= direct::kLeastRing && bytes <= direct::kMostRing)
-      return bytes;
-  } catch (const CLI::ValidationError&) {
-  }
-  return fail(ErrorCode::kUsage, "");
+std::optional<std::uint64_t> ring_of(const std::string& text) {
+  const auto bytes = number_with_unit(text, CLI::AsSizeValue(false));
+  return bytes && *bytes >= direct::kLeastRing && *bytes <= direct::kMostRing ? bytes
+                                                                              : std::nullopt;
 }
 
 }  // namespace
@@ -111,8 +106,7 @@ Result<std::uint64_t> ring_of(std::string text) {
 Result<std::uint64_t> ring_of_environment() {
   const char* given = std::getenv("STASIS_RING");
   if (given == nullptr || *given == '\0') return direct::MoverOptions().ring_bytes;
-  auto ring = ring_of(given);
-  if (ring) return ring;
+  if (const auto ring = ring_of(given)) return *ring;
   return fail(ErrorCode::kUsage, fmt::format("STASIS_RING={} is no ring to copy through", given),
               "take 2M to 2G, or unset it");
 }
@@ -137,7 +131,7 @@ CLI::Option* add_ring(CLI::App& command, std::uint64_t& bytes) {
 
 void add_driver_timeout(CLI::App& command, std::optional<DriverTimeouts>& timeouts) {
   add_duration(
-      command, "--driver-timeout", std::chrono::milliseconds(1),
+      command, "--driver-timeout", "ms",
       [&timeouts](std::chrono::milliseconds value) {
         if (value.count() == 0) return timeouts.reset();
         timeouts = {value, value};
@@ -149,8 +143,7 @@ void add_driver_timeout(CLI::App& command, std::optional<DriverTimeouts>& timeou
 
 void add_time_limit(CLI::App& command, std::chrono::milliseconds& limit, const std::string& after) {
   add_duration(
-      command, "-t,--timeout", std::chrono::milliseconds(1),
-      [&limit](std::chrono::milliseconds value) { limit = value; },
+      command, "-t,--timeout", "ms", [&limit](std::chrono::milliseconds value) { limit = value; },
       fmt::format("the time, e.g. 10m, or milliseconds, after which {} [{}]", after,
                   limit.count() > 0 ? std::to_string(limit.count()) : "no limit"));
 }

@@ -1,8 +1,6 @@
-#include <charconv>
 #include <cstdint>
 #include <limits>
 #include <memory>
-#include <string_view>
 
 #include <fmt/format.h>
 
@@ -22,30 +20,18 @@ struct DumpArguments {
   std::string compress = "none";
 };
 
-// Bytes, as CRIU writes them: a number and K, M or G, and "B" or "iB" as people like. CRIU takes
-// 32 bits of them.
+// CRIU takes 32 bits of bytes.
 std::uint32_t parse_ghost_limit(const std::string& text) {
   constexpr std::uint64_t kMost = std::numeric_limits<std::uint32_t>::max();
-  constexpr std::string_view kUnits = "bkmg";
-  const auto refuse = [&](const std::string& why) {
-    return CLI::ValidationError("--ghost-limit", fmt::format("'{}' {}", text, why));
-  };
-  std::uint64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  std::string unit = CLI::detail::to_lower({end, text.data() + text.size()});
-  if (unit.ends_with("ib")) {
-    unit.resize(unit.size() - 2);
-  } else if (unit.size() == 2 && unit.ends_with("b")) {
-    unit.resize(1);
+  const auto bytes = number_with_unit(text, CLI::AsSizeValue(false));
+  if (!bytes || *bytes > kMost) {
+    throw CLI::ValidationError(
+        "--ghost-limit",
+        fmt::format("'{}' is no size that CRIU takes; take a whole number with K, M or G, e.g. "
+                    "512M, {} bytes at most (4095M)",
+                    text, kMost));
   }
-  const std::size_t power = unit.empty() ? 0 : kUnits.find(unit);
-  if (error == std::errc::invalid_argument || unit.size() > 1 || power == std::string_view::npos) {
-    throw refuse("is no size; write e.g. 512M");
-  }
-  if (error != std::errc() || value > (kMost >> (10 * power))) {
-    throw refuse(fmt::format("is more than CRIU takes: {} bytes at most (4095M)", kMost));
-  }
-  return static_cast<std::uint32_t>(value << (10 * power));
+  return static_cast<std::uint32_t>(*bytes);
 }
 
 // An option of CRIU's, which has its value in `value`.

@@ -61,9 +61,7 @@ void add_job_options(CLI::App& command, RunArguments& arguments) {
       if (value.count() == 0) throw CLI::ValidationError(name, "0 is no duration to wait for");
       to = value;
     };
-    add_duration(command, name, std::chrono::seconds(1), take, description)
-        ->needs(dir)
-        ->group(kGroup);
+    add_duration(command, name, "s", take, description)->needs(dir)->group(kGroup);
   };
   add_positive("--every", job.every, "save it so often, and let it go on; e.g. 10m [never]");
   command

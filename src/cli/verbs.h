@@ -87,9 +87,13 @@ Verb add_logs(CLI::App& app);
 Verb add_verify(CLI::App& app);
 Verb add_report(CLI::App& app);
 
-// An option for a duration, "90s", "10m", "2h", "500ms"; a number without a unit counts those.
+// A whole number and one of `units`, as CLI11 reads them; nothing for anything else. CLI11 alone
+// takes "-1" for a large number, "010" for 8 and "m" for 1m.
+std::optional<std::uint64_t> number_with_unit(std::string text, const CLI::AsNumberWithUnit& units);
+// An option for a duration, "90s", "10m", "2h", "500ms"; a number without a unit gets
+// `unit_if_none`.
 CLI::Option* add_duration(CLI::App& command, const std::string& name,
-                          std::chrono::milliseconds unit_if_none,
+                          const std::string& unit_if_none,
                           std::function<void(std::chrono::milliseconds)> take,
                           const std::string& description);
 

@@ -44,8 +44,15 @@ unharmed() {
   refused 2 usage restore
   refused 2 usage suspend 1 --timeout soon
   refused 2 usage suspend 1 --timeout -1
-  for time in 1.5s 12d h "" 1200h; do refused 2 usage suspend 1 --timeout "$time"; done
-  for time in 10s 2m 500ms 1h 0 2500 4294967295; do refused 3 no-such-process suspend 2147483647 --timeout "$time"; done
+  # CLI11 reads them, and alone would take -18446744073709551615 for 1, and 010000000000 for 8^10.
+  for time in 1.5s 1.5h 12d h s "" 1200h 1e3 10x 10M 4294967296 99999999999999999999 -1s -18446744073709551615 010000000000 "s 10"; do
+    refused 2 usage suspend 1 --timeout "$time"
+    assert_contains "$err" "'$time' is no duration; take a whole number with ms, s, m or h"
+    assert_contains "$err" "49 days at most"
+  done
+  for time in 10s 2m 500ms 1h 0 0s 90 2500 010 "10 m" 1193h 4294967295 4294967295ms; do
+    refused 3 no-such-process suspend 2147483647 --timeout "$time"
+  done
   refused 2 usage dump 1 --images-dir "$image" --sync maybe
   for size in 4G 8G 99999999999999999999G; do
     refused 2 usage dump 1 --images-dir "$image" --ghost-limit "$size"
@@ -53,8 +60,11 @@ unharmed() {
   done
   refused 2 usage dump 1 --images-dir "$image" --ghost-limit 4G
   assert_contains "$err" "4294967295 bytes at most"
-  for size in large -1 "" 1.5G 4T 1Kx ib; do refused 2 usage dump 1 --images-dir "$image" --ghost-limit "$size"; done
-  for size in 4095M 3g 1KiB 4294967295 0 64KB; do
+  for size in large -1 "" 1.5G 4T 1Kx ib M 1e3; do
+    refused 2 usage dump 1 --images-dir "$image" --ghost-limit "$size"
+    assert_contains "$err" "'$size' is no size that CRIU takes; take a whole number with K, M or G"
+  done
+  for size in 4095M 3g 1KiB 4294967295 0 64KB 010 "64 KB"; do
     refused 3 no-such-process dump 2147483647 --images-dir "$image" --ghost-limit "$size"
   done
   refused 2 usage dump 1 --images-dir "$image" --leave-running --leave-suspended
