@@ -98,10 +98,8 @@ std::uint64_t bytes_on_gpus(Driver& driver, Pid root) {
   const auto tree = proc::ProcFs().tree(root);
   if (const auto use = driver.memory_by_process(); use && tree) {
     for (const proc::ProcessInfo& info : *tree) {
-      const auto found = use->find(info.pid);
-      if (found == use->end()) continue;
-      for (const GpuUse& part : found->second)
-        bytes += part.bytes;
+      if (const auto found = use->find(info.pid); found != use->end())
+        bytes += total_bytes(found->second);
     }
   }
   if (bytes > 0) return bytes;

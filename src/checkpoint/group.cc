@@ -354,14 +354,8 @@ Result<void> Group::keep_still() {
 }
 
 void Group::note_use(Pid pid, const std::vector<GpuUse>& use) {
-  const auto sum = [](const std::vector<GpuUse>& parts) {
-    std::uint64_t bytes = 0;
-    for (const GpuUse& part : parts)
-      bytes += part.bytes;
-    return bytes;
-  };
   auto& known = gpu_use_[pid];
-  if (sum(use) >= sum(known)) known = use;
+  if (total_bytes(use) >= total_bytes(known)) known = use;
 }
 
 Result<void> Group::check_host_memory(const std::map<Pid, std::uint64_t>& elsewhere) {

@@ -183,8 +183,7 @@ std::uint64_t gpu_memory_in_use(Driver& driver, const std::vector<Gpu>& gpus) {
   std::uint64_t bytes = 0;
   if (const auto use = driver.memory_by_process()) {
     for (const auto& [pid, parts] : *use)
-      for (const GpuUse& part : parts)
-        bytes += part.bytes;
+      bytes += total_bytes(parts);
   }
   if (bytes > 0) return bytes;
   // In some containers NVML does not know processes. What the driver itself holds counts here, too.

@@ -53,11 +53,8 @@ Result<void> check_disk_space(const Environment& env, const Group& group, const 
   if (auto use = env.driver.memory_by_process()) {
     for (const GroupMember& member : group.members()) {
       if (member.initial != CudaState::kRunning && member.initial != CudaState::kLocked) continue;
-      std::uint64_t bytes = 0;
-      if (auto it = use->find(member.process.pid()); it != use->end()) {
-        for (const GpuUse& part : it->second)
-          bytes += part.bytes;
-      }
+      const auto it = use->find(member.process.pid());
+      const std::uint64_t bytes = it == use->end() ? 0 : total_bytes(it->second);
       needed += bytes - std::min(bytes, kContextBytes);
     }
   }

@@ -87,11 +87,8 @@ ProcessReport report_process(const Process& process, bool cuda, std::uint64_t gp
 std::vector<ProcessReport> report_processes(const Group& group) {
   std::vector<ProcessReport> out;
   for (const GroupMember& member : group.members()) {
-    std::uint64_t bytes = 0;
-    if (auto use = group.gpu_use().find(member.process.pid()); use != group.gpu_use().end()) {
-      for (const GpuUse& part : use->second)
-        bytes += part.bytes;
-    }
+    const auto use = group.gpu_use().find(member.process.pid());
+    const std::uint64_t bytes = use == group.gpu_use().end() ? 0 : total_bytes(use->second);
     out.push_back(report_process(member.process, member.initial.has_value(), bytes));
   }
   return out;
