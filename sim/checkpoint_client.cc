@@ -15,6 +15,7 @@
 #include <memory>
 #include <string>
 
+#include "abi/descriptor_message.h"
 #include "sim/config.h"
 #include "sim/faults.h"
 #include "sim/registry.h"
@@ -169,26 +170,6 @@ CUresult read_faults(char (&out)[sizeof(Request::faults)]) {
   return CUDA_SUCCESS;
 }
 
-bool send_request(int socket, const Request& request, int reply) {
-  iovec data{const_cast<Request*>(&request), sizeof request};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof control;
-  auto* header = CMSG_FIRSTHDR(&message);
-  header->cmsg_level = SOL_SOCKET;
-  header->cmsg_type = SCM_RIGHTS;
-  header->cmsg_len = CMSG_LEN(sizeof reply);
-  std::memcpy(CMSG_DATA(header), &reply, sizeof reply);
-  ssize_t n;
-  do {
-    n = ::sendmsg(socket, &message, MSG_NOSIGNAL);
-  } while (n < 0 && errno == EINTR);
-  return n == ssize_t{sizeof request};
-}
-
 }  // namespace
 
 CUresult target_restore_thread(int pid, int& out) {
@@ -227,7 +208,8 @@ CUresult ask(int pid, Request& request, Reply& reply) {
   }
   Fd ours(ends[0]);
   Fd theirs(ends[1]);
-  if (!send_request(socket.get(), request, theirs.get())) return CUDA_ERROR_OPERATING_SYSTEM;
+  if (!send_with_descriptor(socket.get(), &request, sizeof request, theirs.get()))
+    return CUDA_ERROR_OPERATING_SYSTEM;
   theirs.reset();
   socket.reset();
 

@@ -15,6 +15,7 @@
 #include <cstring>
 #include <ctime>
 
+#include "abi/descriptor_message.h"
 #include "sim/driver.h"
 #include "sim/private_heap.h"
 
@@ -50,8 +51,8 @@ void sleep_until(Deadline deadline, int reply) {
   }
 }
 
-// The thread's name while a fault draws an action out: who waits for that moment need not guess
-// when it is.
+// The thread's name while a fault draws an action out: a test that waits for that moment need not
+// guess when it is.
 class HeldUp {
  public:
   explicit HeldUp(const Plan& plan)
@@ -212,7 +213,7 @@ CUresult perform(Driver& driver, int reply) {
   const HeldUp seen(plan);
   if (plan.delay_ns) sleep_until(now_ns() + static_cast<std::int64_t>(plan.delay_ns), reply);
   if (plan.hang) sleep_until(kNever, reply);
-  if (plan.hang || hung_up(reply)) return CUDA_ERROR_UNKNOWN;  // nobody hears it
+  if (plan.hang || hung_up(reply)) return CUDA_ERROR_UNKNOWN;  // the tool has gone
   if (plan.error) return static_cast<CUresult>(plan.error);
   if (plan.failed) {
     set_state(CU_PROCESS_STATE_FAILED);
@@ -237,25 +238,12 @@ CUresult perform(Driver& driver, int reply) {
 
 // The next request and the descriptor to answer on.
 Fd receive(int socket) {
-  iovec data{&server.request, sizeof server.request};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof control;
-  const auto n = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
-  if (n <= 0) {
-    if (n < 0 && errno == EINTR) return {};
-    // The program closed our descriptors; nobody can reach us any more.
-    for (;;)
-      ::pause();
-  }
-  const auto* header = CMSG_FIRSTHDR(&message);
-  if (!header || header->cmsg_type != SCM_RIGHTS) return {};
-  int fd;
-  std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
+  int fd = -1;
+  const auto n = receive_with_descriptor(socket, &server.request, sizeof server.request, fd);
   Fd reply(fd);
+  // The program closed our descriptors: no request can arrive any more.
+  while (n <= 0)
+    ::pause();
   const bool complete = n == sizeof server.request && server.request.version == kControlVersion;
   return complete ? std::move(reply) : Fd();
 }

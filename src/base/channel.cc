@@ -3,9 +3,11 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstring>
+
+#include "abi/descriptor_message.h"
 
 namespace stasis {
 namespace {
@@ -14,22 +16,6 @@ constexpr std::size_t kControlSize = CMSG_SPACE(sizeof(int) * Channel::kMostDesc
 
 tl::unexpected<Error> gone() {
   return fail(ErrorCode::kProcessGone, "the process at the other end has ended");
-}
-
-// The descriptors that came with a message, owned at once so that none leaks on an error.
-std::vector<UniqueFd> descriptors_of(msghdr& message) {
-  std::vector<UniqueFd> out;
-  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
-       header = CMSG_NXTHDR(&message, header)) {
-    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
-    const std::size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-    for (std::size_t i = 0; i < count; ++i) {
-      int fd = -1;
-      std::memcpy(&fd, CMSG_DATA(header) + i * sizeof fd, sizeof fd);
-      out.emplace_back(fd);
-    }
-  }
-  return out;
 }
 
 }  // namespace
@@ -59,16 +45,10 @@ Result<void> Channel::send(std::span<const std::byte> bytes,
   message.msg_iov = &vector;
   message.msg_iovlen = 1;
   if (!descriptors.empty()) {
-    message.msg_control = control.data();
-    message.msg_controllen = CMSG_SPACE(sizeof(int) * descriptors.size());
-    cmsghdr* header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof(int) * descriptors.size());
-    for (std::size_t i = 0; i < descriptors.size(); ++i) {
-      const int fd = descriptors[i].get();
-      std::memcpy(CMSG_DATA(header) + i * sizeof fd, &fd, sizeof fd);
-    }
+    std::array<int, kMostDescriptors> fds;
+    std::transform(descriptors.begin(), descriptors.end(), fds.begin(),
+                   [](const UniqueFd& fd) { return fd.get(); });
+    put_descriptors(message, control.data(), fds.data(), descriptors.size());
   }
   ssize_t sent = 0;
   do {
@@ -107,7 +87,8 @@ Result<std::optional<Channel::Message>> Channel::receive(int timeout_ms) const {
   } while (got < 0 && errno == EINTR);
   if (got == 0 || (got < 0 && errno == ECONNRESET)) return gone();
   if (got < 0) return fail(errno_error("cannot receive from another process", errno));
-  out.descriptors = descriptors_of(message);
+  // Owned at once, so that none leaks on an error.
+  take_descriptors(message, [&](int fd) { out.descriptors.emplace_back(fd); });
   if ((message.msg_flags & MSG_CTRUNC) != 0) {
     return fail(ErrorCode::kIo, "no more files can be opened: some that were sent are lost",
                 "raise the limit of open files (ulimit -n)");
