@@ -6,12 +6,10 @@
 #include <condition_variable>
 #include <mutex>
 #include <optional>
-#include <system_error>
-#include <thread>
 #include <utility>
-#include <vector>
 
 #include "base/processors.h"
+#include "base/threads.h"
 
 namespace stasis {
 
@@ -22,10 +20,11 @@ Result<void> run_parallel(std::size_t count, std::uint64_t total, std::string_vi
   std::atomic<std::uint64_t> done{0};
   std::mutex mutex;
   std::condition_variable finished;
-  std::size_t running = 0;
+  const std::size_t workers = std::min<std::size_t>(count, usable_processors());
+  std::size_t running = workers;
   std::optional<Error> failure;
 
-  const auto worker = [&] {
+  const auto worker = [&](std::size_t) {
     for (std::size_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) {
       auto stop = interrupt.check();
       Result<std::uint64_t> bytes =
@@ -43,35 +42,14 @@ Result<void> run_parallel(std::size_t count, std::uint64_t total, std::string_vi
     finished.notify_one();
   };
 
-  std::vector<std::jthread> threads;
-  const std::size_t wanted = std::min<std::size_t>(count, usable_processors());
-  threads.reserve(wanted);
-  for (std::size_t i = 0; i < wanted; ++i) {
-    {
-      const std::lock_guard lock(mutex);
-      ++running;
-    }
-    try {
-      threads.emplace_back(worker);
-    } catch (const std::system_error&) {
-      const std::lock_guard lock(mutex);
-      --running;
-      break;
-    }
-  }
-  if (threads.empty() && count != 0) {  // no thread to be had: do it here, slowly
-    running = 1;
-    worker();
-  }
-  {
+  at_once(workers, worker, [&] {
     std::unique_lock lock(mutex);
     while (!finished.wait_for(lock, std::chrono::milliseconds(100), [&] { return running == 0; })) {
       lock.unlock();
       progress.update(phase, done.load(), total);
       lock.lock();
     }
-  }
-  threads.clear();
+  });
   progress.update(phase, done.load(), total);
   if (failure) return fail(std::move(*failure));
   return {};
