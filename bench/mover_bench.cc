@@ -5,7 +5,7 @@
 //   stasis-mover-bench --gib 16 --threads 8,16 --buffer 8,32 --memory process,own
 //
 // One line for each combination, or with --json one object. Rates are GB/s (decimal), times
-// seconds. "ceiling" is a copy whose content nobody keeps: the GPU, the bus and the ring alone. The
+// seconds. "ceiling" is a copy whose content is not kept: the GPU, the bus and the ring alone. The
 // child checks what comes back; a wrong word ends the program with status 1. The driver is the file
 // named by STASIS_LIBCUDA, else libcuda.so.1; on the simulated one the figures mean nothing.
 #include <sys/mman.h>

@@ -148,7 +148,7 @@ TEST_F(RunTest, AzombieIsAnInitialisationError) {
                          ": \"initialization error\"\n"));
 }
 
-TEST_F(RunTest, NumbersThatNobodyHasAreRefusedAsTheyWereGiven) {
+TEST_F(RunTest, NumbersOfNoProcessAreRefusedAsTheyWereGiven) {
   for (const auto& [text, value] :
        {std::pair<const char*, std::optional<Pid>>{"0", Pid{0}},
         std::pair<const char*, std::optional<Pid>>{"2147483646", Pid{2147483646}},
@@ -164,7 +164,7 @@ TEST_F(RunTest, NumbersThatNobodyHasAreRefusedAsTheyWereGiven) {
                                        "failed or operation not supported on this OS\"\n",
                                        text)));
   }
-  EXPECT_THAT(driver_.calls(), IsEmpty()) << "the driver would take them for somebody else";
+  EXPECT_THAT(driver_.calls(), IsEmpty()) << "the driver would take them for another process";
 }
 
 TEST_F(RunTest, TheTimeoutReachesTheDriver) {

@@ -86,7 +86,7 @@ class Crowd {
   std::vector<std::thread> threads_;
 };
 
-void nobody_is_inside_while_closed() {
+void no_thread_is_inside_while_closed() {
   constexpr int kRounds = 3000;
   long value = 0;
   Crowd crowd(4);
@@ -124,7 +124,7 @@ bool forbid_membarrier() {
 }
 
 // First, because the gate fences in every call from the first time on that it had to.
-TEST(Gate, NobodyIsInsideWhereMembarrierIsForbidden) {
+TEST(Gate, NoThreadIsInsideWhereMembarrierIsForbidden) {
   if (kChecked) GTEST_SKIP() << "the checker does not take forks among threads";
   for (const bool late : {false, true}) {
     const pid_t child = ::fork();
@@ -136,7 +136,7 @@ TEST(Gate, NobodyIsInsideWhereMembarrierIsForbidden) {
         Gate::open();
       }
       if (!forbid_membarrier()) ::_exit(77);
-      nobody_is_inside_while_closed();
+      no_thread_is_inside_while_closed();
       // Most machines would let it pass without.
       EXPECT_TRUE(Gate::fences_in_every_call());
       ::_exit(HasFailure() ? 1 : 0);
@@ -148,20 +148,20 @@ TEST(Gate, NobodyIsInsideWhereMembarrierIsForbidden) {
   }
 }
 
-TEST(Gate, NobodyIsInsideWhileItIsClosed) {
+TEST(Gate, NoThreadIsInsideWhileItIsClosed) {
   if (kChecked) GTEST_SKIP() << "the checker knows nothing of membarrier";
-  nobody_is_inside_while_closed();
+  no_thread_is_inside_while_closed();
 }
 
-TEST(Gate, NobodyIsInsideWhileItIsClosedByFences) {
+TEST(Gate, NoThreadIsInsideWhileItIsClosedByFences) {
   Gate::fence_in_every_call();
-  nobody_is_inside_while_closed();
+  no_thread_is_inside_while_closed();
 }
 
 std::atomic<Crowd*> g_crowd{nullptr};
 
 // Programs call the driver from handlers of signals at their own risk, not at that of their memory.
-TEST(Gate, NobodyIsInsideByAHandlerOfASignal) {
+TEST(Gate, NoThreadIsInsideByAHandlerOfASignal) {
   if (kChecked) Gate::fence_in_every_call();
   struct sigaction action {};
   struct sigaction before {};
@@ -191,7 +191,7 @@ TEST(Gate, NobodyIsInsideByAHandlerOfASignal) {
   ::sigaction(SIGUSR1, &before, nullptr);
 }
 
-TEST(Gate, OpensAgainWhenSomebodyStaysInside) {
+TEST(Gate, OpensAgainWhenAThreadStaysInside) {
   if (kChecked) Gate::fence_in_every_call();
   std::atomic<int> step{0};
   std::thread slow([&] {

@@ -418,7 +418,7 @@ TEST_F(AgentMemory, WhatIsOnADeviceWithoutAContextIsCopiedAsWell) {
     ASSERT_TRUE(evict_all().ok());
   }
   ASSERT_TRUE(repopulate_all().ok());
-  // Whoever waits for memory has to know that it is what there is none of.
+  // A program that waits for memory has to know that it is what there is none of.
   fake().fail_at("cuDevicePrimaryCtxRetain", 1);
   const auto refused = copy_all(buffer.data(), false);
   EXPECT_EQ(refused.result, CUDA_ERROR_OUT_OF_MEMORY);
@@ -577,7 +577,7 @@ TEST_F(AgentMemory, PeersGetRightsWhenever) {
   }
 }
 
-TEST_F(AgentMemory, FreeingInAStreamHoldsNobodyUp) {
+TEST_F(AgentMemory, FreeingInAStreamHoldsNoThreadUp) {
   const auto small = allocated(kMiB);
   const auto large = allocated(4 * kMiB);
   // What the driver waits for may itself need the agent: with a lock held this would never end.

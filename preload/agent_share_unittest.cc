@@ -1,5 +1,6 @@
-// How another process comes to memory of the agent's: the socket, its thread, and whoever connects.
-// One process is both here. The thread stays to the end, so nothing is forgotten between the tests.
+// How another process comes to memory of the agent's: the socket, its thread, and the processes
+// that connect. One process is both here. The thread stays to the end, so nothing is forgotten
+// between the tests.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -28,7 +29,7 @@ namespace {
 
 using namespace cuda;  // NOLINT(google-build-using-namespace)
 
-constexpr uid_t kNobody = 65534;
+constexpr uid_t kOtherUser = 65534;
 constexpr std::size_t kMiB = std::size_t{1} << 20;
 
 CUdeviceptr allocated(std::size_t bytes) {
@@ -233,7 +234,7 @@ TEST(AgentShare, WhoCannotBeGivenTheDescriptorIsTold) {
   const auto child = ::fork();
   if (child == 0) {
     ::alarm(120);  // for who is not told
-    if (::geteuid() == 0 && ::setresuid(kNobody, kNobody, kNobody) != 0) ::_exit(2);
+    if (::geteuid() == 0 && ::setresuid(kOtherUser, kOtherUser, kOtherUser) != 0) ::_exit(2);
     forget_everything();
     fake().exported = ::memfd_create("exported", MFD_CLOEXEC);
     CUcontext context = nullptr;

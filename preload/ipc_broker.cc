@@ -43,7 +43,7 @@ struct HandleContent {
 };
 static_assert(sizeof(HandleContent) <= sizeof(CUipcMemHandle));
 
-// The owner speaks first. CRIU dumps a connection that waits to be accepted, but none on which
+// The owner writes first. CRIU dumps a connection that waits to be accepted, but none on which
 // something has been said already.
 constexpr char kGreeting = '!';
 

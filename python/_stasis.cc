@@ -1,4 +1,4 @@
-// The part of the Python package that speaks to libstasis, by its C interface and nothing else: so
+// The part of the Python package that calls libstasis, by its C interface and nothing else: so
 // it can be compiled for any Python against a library that is there already (python/build-package).
 // What people use stands in python/stasis/.
 //
@@ -579,7 +579,7 @@ class Scope {
       leave();
     } catch (py::error_already_set& exception) {
       exception.discard_as_unraisable("stasis: undoing what was entered");
-    } catch (...) {  // NOLINT(bugprone-empty-catch): nobody is there to hear of it
+    } catch (...) {  // NOLINT(bugprone-empty-catch): no caller is left to tell
     }
   }
 
@@ -611,7 +611,7 @@ std::unique_ptr<Scope> locked(py::object value, const py::tuple& gone, Process& 
                                  });
 }
 
-// Where the root has ended inside, nobody finds the others below it any more: `member_pids` tells
+// Where the root has ended inside, the others are no longer found below it: `member_pids` tells
 // their numbers from what Group::members() says.
 std::unique_ptr<Scope> locked_group(py::object value, const py::tuple& gone, Session& session,
                                     Group& group, int pid, std::uint32_t timeout_ms,

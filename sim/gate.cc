@@ -48,7 +48,8 @@ void Gate::enter() {
     if (word_.compare_exchange_weak(seen, next, std::memory_order_acq_rel)) break;
   }
   if (!(seen & Bits::kClosed)) return;
-  // open() turns everyone who queues into a reader and counts up, so nothing is left to do then.
+  // open() turns every thread that queues into a reader and counts up, so nothing is left to do
+  // then.
   const auto opened = static_cast<std::uint32_t>(seen >> 32);
   while (static_cast<std::uint32_t>(word_.load(std::memory_order_acquire) >> 32) == opened) {
     wait_on(high(), opened, kNever);

@@ -41,7 +41,7 @@ class Gate {
     }
   }
 
-  // Lets everyone who queues pass. Only for a closed gate.
+  // Lets all threads that queue pass. Only for a closed gate.
   void open();
 
  private:

@@ -14,7 +14,7 @@ constexpr auto kNotAbandoned = [] { return false; };
 
 Deadline in(std::int64_t ms) { return now_ns() + ms * 1'000'000; }
 
-TEST(Gate, ClosesWhenNobodyIsInside) {
+TEST(Gate, ClosesWhenNoThreadIsInside) {
   Gate gate;
   gate.enter();
   EXPECT_FALSE(gate.close(in(30), kNotAbandoned));

@@ -455,7 +455,8 @@ CUresult Memory::import_ipc(const CUipcMemHandle& handle, int index, int device,
   if (!same(content.gpu, slot(index).spec.uuid)) return CUDA_ERROR_INVALID_VALUE;
   for (auto* known : objects_) {
     if (!(known->id == content.object)) continue;
-    // The exporting process cannot open its own handle; who has it open gets it once more.
+    // The exporting process cannot open its own handle; a process that has it open gets it once
+    // more.
     if (known->origin != Object::Origin::kOpened) return CUDA_ERROR_INVALID_CONTEXT;
     for (auto& [base, allocation] : allocations_) {
       if (allocation.object != known || allocation.offset != content.offset) continue;

@@ -5,7 +5,7 @@
 // may be stopped inside malloc with its lock held, and then malloc on the restore thread never
 // returns.
 //
-// Inside THIS heap hardly anybody can be stopped: once the process is locked, only the few
+// Inside THIS heap hardly a thread can be stopped: once the process is locked, only the few
 // functions that pass all the same (queries) use it. For those few, the restore thread does not
 // wait for the lock but takes a mapping of its own, and leaks what it cannot give back.
 //

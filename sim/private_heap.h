@@ -1,4 +1,4 @@
-// The library's own heap (private_heap.cc), as far as anybody has to know of it.
+// The library's own heap (private_heap.cc), as far as others have to know of it.
 #pragma once
 
 namespace stasis::sim {

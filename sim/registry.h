@@ -81,7 +81,7 @@ struct Usage {
   std::vector<Process> processes;
 };
 
-// Reads who uses a GPU. A folder that does not exist means nobody.
+// Reads which processes use a GPU. A folder that does not exist means none.
 Usage usage(const std::string& dir, const cuda::CUuuid& gpu);
 
 // Removes what dead processes have left of a GPU; false if the folder cannot be made or locked.
@@ -102,7 +102,7 @@ class Holding {
   enum class Outcome { kOk, kFull, kFailed };
   // Creates an object's file if it fits the GPU, and counts it.
   Outcome create(std::uint64_t size, ObjectKind kind, ObjectId& id, Fd& file);
-  // Counts an object of somebody else's that `file` refers to, and gives it a name of our own.
+  // Counts an object of another process's that `file` refers to, and gives it a name of our own.
   Outcome adopt(const ObjectTrailer& object, int file);
   Fd reopen(const ObjectId& id) const;
   void drop(const ObjectId& id);

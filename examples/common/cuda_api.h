@@ -131,7 +131,7 @@ class Call<cuda::CUresult(Args...)> {
   X(cuMemExportToShareableHandle, 10020)  \
   X(cuMemImportFromShareableHandle, 10020)
 
-// How the functions are found: CUDA programs do it in both ways, and whoever stands between a
+// How the functions are found: CUDA programs do it in both ways, and what stands between a
 // program and its driver has to serve both. The third is the second with each thread's own default
 // stream.
 enum class Lookup { kDlsym, kGetProcAddress, kPerThreadDefaultStream };

@@ -50,7 +50,7 @@ bool UdpServer::receive() {
   socklen_t size = sizeof peer;
   if (recvfrom(socket_.get(), packet, sizeof packet, 0, reinterpret_cast<sockaddr*>(&peer), &size) <
       0) {
-    // A signal, or the ICMP answer to a reply that nobody waited for any more.
+    // A signal, or the ICMP answer to a reply that was no longer waited for.
     if (errno == EINTR || errno == ECONNREFUSED) return false;
     die(1, std::string("cannot receive: ") + std::strerror(errno));
   }
@@ -84,7 +84,7 @@ std::optional<std::string> ask(std::uint16_t port, int timeout_s) {
   if (got >= 0) return std::string(answer, static_cast<std::size_t>(got));
   if (errno == EAGAIN || errno == EWOULDBLOCK) return std::nullopt;
   if (errno == ECONNREFUSED) {
-    die(1, "nobody listens on 127.0.0.1:" + std::to_string(port) + " (connection refused)");
+    die(1, "no program listens on 127.0.0.1:" + std::to_string(port) + " (connection refused)");
   }
   die(1, std::string("cannot receive: ") + std::strerror(errno));
 }

@@ -112,7 +112,7 @@ Result<void> DumpSession::State::enter_journal() {
     if ((*agent)->half_way) {
       return fail(
           ErrorCode::kWrongState,
-          fmt::format("process {} is half-way suspended: who did that was killed",
+          fmt::format("process {} is half-way suspended: the tool that began it was killed",
                       member.process.pid().value),
           fmt::format("make it run first: `stasis recover {}`", member.process.pid().value));
     }

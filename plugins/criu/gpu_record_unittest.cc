@@ -118,7 +118,7 @@ TEST(GpuRecord, ANewerOneIsNotMisread) {
 
 // In a program that is not criu.
 TEST(CriuApi, CopesWithACriuThatHasNothing) {
-  log_info("nobody hears this");
+  log_info("this goes to no log");
   EXPECT_FALSE(image_directory());
   EXPECT_FALSE(ends_tasks());
   EXPECT_TRUE(enter_inventory());

@@ -49,7 +49,7 @@ class Usage(Error, ValueError):
 
 
 class Interrupted(Error):
-    """Somebody asked to stop; everything was rolled back. Ctrl-C gives a KeyboardInterrupt instead."""
+    """The user asked to stop; everything was rolled back. Ctrl-C gives a KeyboardInterrupt instead."""
 
     code = "interrupted"
 

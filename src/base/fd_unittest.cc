@@ -180,7 +180,7 @@ TEST(Pidfd, HoldsAprocess) {
   EXPECT_FALSE(held->alive()) << "a zombie is not alive";
 }
 
-TEST(Pidfd, SignalsNobodyOnceTheProcessIsGone) {
+TEST(Pidfd, SignalsNoProcessOnceItsOwnIsGone) {
   auto child = std::make_unique<Child>();
   auto held = Pidfd::open(child->pid());
   ASSERT_TRUE(held);
@@ -217,7 +217,7 @@ TEST(Pidfd, RefusesAthreadsNumber) {
   EXPECT_NE(held.error().message.find(std::to_string(tid)), std::string::npos);
 }
 
-TEST(Pidfd, RefusesNumbersThatNobodyHas) {
+TEST(Pidfd, RefusesNumbersOfNoProcess) {
   auto gone = Pidfd::open(Pid{0x7ffffffe});
   ASSERT_FALSE(gone);
   EXPECT_EQ(gone.error().code, ErrorCode::kNoSuchProcess);

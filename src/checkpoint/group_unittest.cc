@@ -185,7 +185,7 @@ TEST_F(GroupTest, LocksAllAtTheSameTime) {
   EXPECT_THAT(asked, UnorderedElementsAreArray(family_.children()));
 }
 
-TEST_F(GroupTest, CheckpointsNobodyBeforeAllAreLocked) {
+TEST_F(GroupTest, CheckpointsNoneBeforeAllAreLocked) {
   Group group = open();
   int refusals = 3;
   driver_.fail_always(Action::kLock, child(2), 600);
@@ -278,7 +278,7 @@ TEST_F(GroupTest, WhatIsCheckpointedIsLeftAloneByASecondLock) {
   EXPECT_THAT(states(), ElementsAre(kCheckpointed, kCheckpointed, kLocked));
 }
 
-TEST_F(GroupTest, NobodyIsTouchedWhereTheJournalCannotBeWritten) {
+TEST_F(GroupTest, NoProcessIsTouchedWhereTheJournalCannotBeWritten) {
   driver_.remove(child(2));
   Group group = open();
   group.on_members_changed = [&](const std::vector<GroupMember>&) -> Result<void> {

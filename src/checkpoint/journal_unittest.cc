@@ -136,7 +136,7 @@ TEST_F(JournalTest, ArecordOutlivesAholderThatIsKilled) {
   EXPECT_THAT(entries(), IsEmpty());
   auto nothing = Journal::adopt(Pid{100});
   ASSERT_TRUE(nothing);
-  EXPECT_FALSE(*nothing) << "somebody else has recovered it";
+  EXPECT_FALSE(*nothing) << "another tool has recovered it";
   EXPECT_TRUE(std::filesystem::is_empty(dir_));
 }
 
@@ -179,7 +179,7 @@ TEST_F(JournalTest, ItsDirectoryIsForThisUserAlone) {
   struct stat info {};
   ASSERT_EQ(::stat(dir_.c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0700U);
-  // One that others may write to could be anybody's.
+  // One that others may write to could be any user's.
   ::chmod(dir_.c_str(), 0777);
   EXPECT_EQ(journal_directory().error().code, ErrorCode::kNotPermitted);
   ::chmod(dir_.c_str(), 0700);

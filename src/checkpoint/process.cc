@@ -234,7 +234,7 @@ Result<void> Process::restore(std::span<const GpuPair> pairs) {
   if (!pairs.empty() && !driver_->info().has_device_map) {
     return fail(
         ErrorCode::kDeviceMapUnsupported,
-        fmt::format("this driver cannot move a process to other GPUs (it speaks CUDA "
+        fmt::format("this driver cannot move a process to other GPUs (it supports CUDA "
                     "{}.{})",
                     driver_->info().cuda_version / 1000, driver_->info().cuda_version % 1000 / 10),
         "install driver 580 or newer, or restore without a GPU map");

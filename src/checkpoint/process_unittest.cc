@@ -211,7 +211,7 @@ TEST_F(ProcessTest, OneThatDiesMeanwhileHasGone) {
   EXPECT_THAT(done.error().message, HasSubstr("during lock"));
 }
 
-// A number that the driver still knows may belong to somebody else by now.
+// A number that the driver still knows may belong to another process by now.
 TEST_F(ProcessTest, AnswersAboutAnEndedProcessDoNotCount) {
   const Process process = open();
   child_.become_zombie();

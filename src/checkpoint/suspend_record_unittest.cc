@@ -106,7 +106,7 @@ TEST_F(SuspendedTest, TheDeadAreForgotten) {
   const Child living;
   const Process process = open(living);
   (void)remember_suspended(process, {});
-  // Of a process that has gone, and of an earlier one with a number that somebody has now.
+  // Of a process that has gone, and of an earlier one with a number that another process has now.
   const std::string end = pid_namespace_mark() + ".suspended";
   std::ofstream(dir_ / ("4194303-5" + end)) << "{}";
   std::ofstream(dir_ / (std::to_string(living.pid().value) + "-1" + end)) << "{}";

@@ -170,11 +170,11 @@ std::string path_of(const std::optional<direct::ProbedAgent>& agent, const std::
 // The name of the job that a process belongs to, by its namespace or by the process that has
 // started it.
 std::string name_of(Pid pid, const std::vector<job::JobEntry>& jobs,
-                    const std::vector<proc::ProcessInfo>& everyone) {
+                    const std::vector<proc::ProcessInfo>& all_processes) {
   if (jobs.empty()) return {};
   if (const auto job = job::job_of(pid, jobs)) return job->name;
   std::map<Pid, Pid> parents;
-  for (const proc::ProcessInfo& info : everyone)
+  for (const proc::ProcessInfo& info : all_processes)
     parents[info.pid] = info.parent;
   for (auto at = parents.find(pid); at != parents.end(); at = parents.find(at->second)) {
     for (const job::JobEntry& entry : jobs)
@@ -227,11 +227,11 @@ void say_whether_it_waits(Row& row, const direct::ProbedAgent& agent, const proc
 Result<Collected> collect(Driver& driver, std::chrono::milliseconds timeout, Pending& pending) {
   Collected out;
   const proc::ProcFs procfs;
-  STASIS_TRY_ASSIGN(auto everyone, procfs.all());
+  STASIS_TRY_ASSIGN(auto all_processes, procfs.all());
   // What was answered since is no answer to a question of now.
   std::erase_if(pending, [](const auto& one) { return one->wait(Clock::now()).has_value(); });
   std::vector<std::shared_ptr<Question>> questions;
-  for (const proc::ProcessInfo& info : everyone) {
+  for (const proc::ProcessInfo& info : all_processes) {
     auto maps = procfs.maps_file(info.pid, "libcuda.so");
     if (!maps && maps.error().code == ErrorCode::kNotPermitted)
       ++out.not_permitted;
@@ -289,7 +289,7 @@ Result<Collected> collect(Driver& driver, std::chrono::milliseconds timeout, Pen
   for (auto& [question, row] : found) {
     const proc::ProcessInfo& info = question->process.info();
     row.pid = info.pid;
-    row.name = name_of(info.pid, jobs, everyone);
+    row.name = name_of(info.pid, jobs, all_processes);
     row.command = info.comm;
     if (auto details = procfs.details(info.pid)) {
       row.user = user_name(details->uid);

@@ -55,7 +55,7 @@ struct RecoverArguments {
 
 Result<int> run_recover(Context& context, RecoverArguments& options) {
   if (!options.all && options.target.text.empty()) {
-    return fail(ErrorCode::kUsage, "recover whom?", "give a PID, or --all");
+    return fail(ErrorCode::kUsage, "no process is named", "give a PID, or --all");
   }
   STASIS_TRY(reach(context, options.target));
   context.interrupt.set_time_limit(options.limit);

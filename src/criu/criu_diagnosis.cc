@@ -96,7 +96,8 @@ constexpr std::array kRules = {
         "unix: Can't bind id", "", kCriuFailed,  // seen
         "the name of a unix socket of the job is in use here, perhaps by the job itself, which "
         "still runs",
-        "end who has it (ss -xlp), or restore in a network namespace of its own (unshare "
+        "end the process that has it (ss -xlp), or restore in a network namespace of its own "
+        "(unshare "
         "--net, then ip link set lo up)"},
     CriuRule{
         "External socket is used", "", kCriuFailed,  // seen

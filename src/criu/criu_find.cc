@@ -149,7 +149,7 @@ Result<Criu> Criu::find(const std::optional<std::string>& explicit_path) {
     }
     candidates.push_back(path);
   } else {
-    // /usr/sbin is not on everybody's PATH, and it is where distributions put criu.
+    // /usr/sbin is not on every user's PATH, and it is where distributions put criu.
     candidates = {on_path("criu"), "/usr/sbin/criu", "/usr/local/sbin/criu"};
     for (const std::string& folder : private_folders()) {
       candidates.push_back(folder + "/usr/sbin/criu");

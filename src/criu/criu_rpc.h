@@ -1,4 +1,4 @@
-// The part of CRIU's RPC that Stasis speaks, as plain values, and its form on the wire (protobuf).
+// The part of CRIU's RPC that Stasis uses, as plain values, and its form on the wire (protobuf).
 // The names and numbers are CRIU's interface (its images/rpc.proto, 4.0 to
 // 4.2). What is not set is not sent, and CRIU's own default holds; fields that are not known here
 // are passed over.

@@ -307,11 +307,11 @@ Result<std::optional<AgentClient>> AgentClient::find(Pid pid, const Pidfd& pidfd
       return fail(std::move(own.error()));
     }
     AgentClient client(std::move(*own), space, std::move(*file), static_cast<ControlPage*>(at));
-    // Its memory may be away, and only a tool that speaks its version brings it back.
+    // Its memory may be away, and only a tool of its version brings it back.
     if (is_page_of_another_version(*client.page_, details.ns_pid)) {
       return fail(
           refusal({"agent-version", Severity::kRed, pid,
-                   fmt::format("the agent in process {} speaks version {} of its page, and this "
+                   fmt::format("the agent in process {} has version {} of its page, and this "
                                "stasis version {}",
                                pid.value, once(client.page_->version), kAgentVersion),
                    "use the stasis that came with that agent"}));
@@ -457,12 +457,11 @@ Result<void> AgentClient::check_size(const GpuMemory& of_all_gpus) const {
   if (bytes() <= kEveryGpuHas) return {};
   const std::uint64_t most = of_all_gpus();
   if (bytes() <= most) return {};
-  return fail(
-      refusal({"agent-page", Severity::kRed, pid_,
-               fmt::format("the agent in process {} speaks of {} of GPU memory, and all GPUs "
-                           "together have {}",
-                           pid_.value, format_bytes(bytes()), format_bytes(most)),
-               "do not trust that process: its page is forged or damaged"}));
+  return fail(refusal({"agent-page", Severity::kRed, pid_,
+                       fmt::format("the agent in process {} claims {} of GPU memory, and all GPUs "
+                                   "together have {}",
+                                   pid_.value, format_bytes(bytes()), format_bytes(most)),
+                       "do not trust that process: its page is forged or damaged"}));
 }
 
 Result<void> AgentClient::wait_for_reply(const Interrupt& interrupt, Clock::time_point deadline) {
@@ -604,10 +603,10 @@ Result<std::vector<Share>> AgentClient::shares(std::chrono::milliseconds timeout
     STASIS_TRY(ask(AgentCommand::kShares, shares.size(), timeout));
     count = once(page_->exported_count);
     if (count > kShareBatch || shares.size() + count > kMost) {
-      return fail(ErrorCode::kInternal,
-                  fmt::format("the agent in process {} speaks of more shared memory than there is",
-                              pid_.value),
-                  "do not trust that process: its page is forged or damaged");
+      return fail(
+          ErrorCode::kInternal,
+          fmt::format("the agent in process {} lists more shared memory than there is", pid_.value),
+          "do not trust that process: its page is forged or damaged");
     }
     for (std::uint32_t i = 0; i < count; ++i) {
       const AgentShare& place = page_->shares[i];

@@ -74,7 +74,7 @@ Result<void> refuse_shared(const Environment& env,
       "cannot restore (the job would be lost): process {}",
       list);
   if (ignore) {
-    env.tell("going on as told, in spite of " + what);
+    env.tell("ignored, as asked: " + what);
     return {};
   }
   return fail(

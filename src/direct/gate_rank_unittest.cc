@@ -146,7 +146,7 @@ TEST_F(GateRankTest, AnInterruptEndsIt) {
   const auto round = close(agents, milliseconds(60000));
   ASSERT_FALSE(round.result.has_value());
   EXPECT_EQ(round.result.error().code, ErrorCode::kInterrupted);
-  EXPECT_EQ(job_->first_closed, job_->opened) << "somebody is left closed";
+  EXPECT_EQ(job_->first_closed, job_->opened) << "a gate is left closed";
 }
 
 // One that is quiesced only when it runs on alone: it has ended, or says that it is about to.

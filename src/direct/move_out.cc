@@ -120,7 +120,7 @@ class MoveOut {
     STASIS_TRY_ASSIGN(const auto shares, ask_for_shares(asked));
     if (!any_imports(shares)) return {};
     if (options_.ignore_obstacles) {
-      env_.tell("going on as told: the driver cannot restore the GPU memory that processes share");
+      env_.tell("ignored, as asked: the driver cannot restore the GPU memory that processes share");
       return {};
     }
     return fail(refusal(

@@ -228,11 +228,11 @@ TEST_F(MoverTest, ClosesItsContextsBeforeItEnds) {
   }
   EXPECT_EQ(users.size(), 2U);
   for (const auto& [gpu, count] : users)
-    EXPECT_EQ(count, 1) << "besides the target somebody has " << gpu;
+    EXPECT_EQ(count, 1) << "a process besides the target has " << gpu;
 }
 
 // As of a program of the C interface's that forks workers.
-TEST_F(MoverTest, EndsByItselfAlsoIfSomebodyHasACopyOfItsChannel) {
+TEST_F(MoverTest, EndsByItselfAlsoIfAnotherProcessHasACopyOfItsChannel) {
   MoverProcess mover = prepared();
   const pid_t child = ::fork();
   if (child == 0) {

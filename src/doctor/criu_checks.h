@@ -60,8 +60,9 @@ void probe_seccomp(const proc::ProcFs& procfs, const Processes& processes,
                    const CriuOptions& options, Signs& out);
 // How they are scheduled, and what they do not share with their process.
 void probe_threads(const proc::ProcFs& procfs, const Processes& processes, Signs& out);
-// `everybody`: zombies too.
-void probe_zombies(const proc::ProcFs& procfs, const Processes& everybody, Pid root, Signs& out);
+// `all_processes`: zombies too.
+void probe_zombies(const proc::ProcFs& procfs, const Processes& all_processes, Pid root,
+                   Signs& out);
 
 // criu_code.cc
 void probe_code(const proc::ProcFs& procfs, const Processes& processes, Signs& out);
@@ -87,7 +88,7 @@ int index_of_master(Pid pid, int descriptor);
 
 // criu_pipes.cc. Of all processes of the tree. `connected`: pipes that a restore connects
 // again ("pipe:[1234]").
-void probe_pipes(const proc::ProcFs& procfs, const Processes& everybody,
+void probe_pipes(const proc::ProcFs& procfs, const Processes& all_processes,
                  std::span<const std::string> connected, Signs& out);
 
 }  // namespace stasis::doctor

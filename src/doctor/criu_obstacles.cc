@@ -119,7 +119,7 @@ constexpr Kind kHugeGhost{"deleted-file", Severity::kRed,
                           "them"};
 constexpr Kind kRemap{"link-remap", Severity::kRed,
                       "has files open whose name was removed, but which have other names (as a "
-                      "semaphore in /dev/shm has for who made it)",
+                      "semaphore in /dev/shm has in the process that made it)",
                       "dump without --no-link-remap"};
 // CRIU counts from a small number for each dump, and Stasis gives its files other names right
 // after.
@@ -265,11 +265,11 @@ class Search {
       processes_.push_back(member.process.info());
       if (member.initial) with_cuda_.insert(member.process.pid().value);
     }
-    if (auto tree = procfs.tree(processes_.front().pid)) everybody_ = std::move(*tree);
+    if (auto tree = procfs.tree(processes_.front().pid)) all_processes_ = std::move(*tree);
   }
 
   std::vector<Obstacle> run() {
-    for (const proc::ProcessInfo& info : everybody_) {
+    for (const proc::ProcessInfo& info : all_processes_) {
       pids_.insert(info.pid.value);
       if (auto inodes = procfs_.socket_inodes(info.pid))
         sockets_.insert(inodes->begin(), inodes->end());
@@ -281,11 +281,11 @@ class Search {
     doctor::probe_seccomp(procfs_, processes_, options_, signs_);
     doctor::probe_threads(procfs_, processes_, signs_);
     doctor::probe_seals(processes_, signs_);
-    doctor::probe_zombies(procfs_, everybody_, processes_.front().pid, signs_);
+    doctor::probe_zombies(procfs_, all_processes_, processes_.front().pid, signs_);
     doctor::probe_timers(processes_, signs_);
     doctor::probe_terminals(procfs_, processes_, options_, signs_);
     doctor::probe_code(procfs_, processes_, signs_);
-    doctor::probe_pipes(procfs_, everybody_, connected_, signs_);
+    doctor::probe_pipes(procfs_, all_processes_, connected_, signs_);
     for (const proc::ProcessInfo& info : processes_) {
       if (const auto tracer = procfs_.tracer(info.pid))
         signs_.add(info.pid, kTracer, fmt::format("by process {}", *tracer));
@@ -518,7 +518,7 @@ class Search {
   bool simulated_;
   std::span<const std::string> connected_;
   std::vector<proc::ProcessInfo> processes_;
-  std::vector<proc::ProcessInfo> everybody_;  // the tree as it is now, zombies too
+  std::vector<proc::ProcessInfo> all_processes_;  // the tree as it is now, zombies too
   std::set<int> with_cuda_;
   std::set<int> pids_;
   std::set<std::uint64_t> sockets_;

@@ -98,12 +98,12 @@ struct Outsider {
 
 class PipeSearch {
  public:
-  PipeSearch(const proc::ProcFs& procfs, const Processes& everybody,
+  PipeSearch(const proc::ProcFs& procfs, const Processes& all_processes,
              std::span<const std::string> connected, Signs& out)
       : procfs_(procfs), connected_(connected), out_(out) {
-    for (const proc::ProcessInfo& info : everybody)
+    for (const proc::ProcessInfo& info : all_processes)
       ours_.insert(info.pid.value);
-    for (const proc::ProcessInfo& info : everybody)
+    for (const proc::ProcessInfo& info : all_processes)
       learn(info.pid);
   }
 
@@ -234,9 +234,9 @@ class PipeSearch {
 
 }  // namespace
 
-void probe_pipes(const proc::ProcFs& procfs, const Processes& everybody,
+void probe_pipes(const proc::ProcFs& procfs, const Processes& all_processes,
                  std::span<const std::string> connected, Signs& out) {
-  PipeSearch(procfs, everybody, connected, out).run();
+  PipeSearch(procfs, all_processes, connected, out).run();
 }
 
 }  // namespace stasis::doctor

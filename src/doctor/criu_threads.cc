@@ -111,8 +111,9 @@ void probe_seccomp(const proc::ProcFs& procfs, const Processes& processes,
   }
 }
 
-void probe_zombies(const proc::ProcFs& procfs, const Processes& everybody, Pid root, Signs& out) {
-  for (const proc::ProcessInfo& info : everybody) {
+void probe_zombies(const proc::ProcFs& procfs, const Processes& all_processes, Pid root,
+                   Signs& out) {
+  for (const proc::ProcessInfo& info : all_processes) {
     const std::size_t threads = info.has_ended() ? procfs.threads(info.pid).size() : 0;
     if (threads > 1) {
       out.add(root, kZombie,

@@ -20,7 +20,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// How long a call that hangs takes, if nobody ends it.
+// How long a call that hangs takes, if it is not ended.
 constexpr std::chrono::seconds kHang{120};
 // What a call gets that is to be answered, and one that is to be given up.
 constexpr std::chrono::seconds kTimeout{60};
@@ -124,7 +124,7 @@ TEST_F(BoundedDriverTest, ACallWithoutAnAnswerIsGivenUpAndComesToNothing) {
   EXPECT_EQ(shared_->completed, 0);
 }
 
-TEST_F(BoundedDriverTest, ALockEndsWhenSomebodyAsksToStopAndComesToNothing) {
+TEST_F(BoundedDriverTest, ALockEndsWhenTheUserAsksToStopAndComesToNothing) {
   bind_driver({kLittleTimeout, kLittleTimeout});
   shared_->hang = true;
   Interrupt interrupt;

@@ -287,7 +287,7 @@ Result<std::unique_ptr<Driver>> load_driver(const std::string& library_name) {
   }
   if (info.cuda_version < kOldestCuda) {
     return fail(ErrorCode::kDriverTooOld,
-                fmt::format("the driver speaks CUDA {}, and checkpoints need CUDA 12.8 (driver "
+                fmt::format("the driver supports CUDA {}, and checkpoints need CUDA 12.8 (driver "
                             "570) or newer",
                             cuda_version_text(info.cuda_version)),
                 kUpgrade);

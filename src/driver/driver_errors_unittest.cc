@@ -99,7 +99,7 @@ TEST(Explain, Athread) {
   EXPECT_THAT(error.message, HasSubstr(std::to_string(::getpid())));
 }
 
-TEST(Explain, AprocessOfSomebodyElse) {
+TEST(Explain, AprocessOfAnotherUser) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root to become another user";
   const Child target;
   Child asker([&] {
@@ -107,7 +107,7 @@ TEST(Explain, AprocessOfSomebodyElse) {
     const Error os = explain(304, Action::kGetState, target.pid());
     if (os.code != ErrorCode::kNotPermitted) ::_exit(1);
     if (os.remedy.find("CAP_SYS_PTRACE") == std::string::npos) ::_exit(2);
-    // A time-out is a time-out, whoever asks.
+    // A time-out is a time-out, for every user.
     if (explain(600, Action::kLock, target.pid()).code != ErrorCode::kTimeout) ::_exit(3);
     ::_exit(0);
   });

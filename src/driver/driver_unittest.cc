@@ -184,7 +184,7 @@ TEST_F(DriverTest, RefusalsCarryTheDriversWords) {
   EXPECT_FALSE(state.error().text.empty());
 }
 
-TEST_F(DriverTest, AstateThatNobodyKnowsIsAnError) {
+TEST_F(DriverTest, AnUnknownStateIsAnError) {
   auto driver = load();
   ASSERT_TRUE(driver);
   fake_->state = 4;

@@ -104,7 +104,7 @@ TEST(CompleteGpuMap, OneEntryOnTwoGpusSwapsThem) {
   EXPECT_EQ((*map)[1], (GpuPair{two[1].uuid, two[0].uuid}));
 }
 
-TEST(CompleteGpuMap, WhatNobodyMentionsStays) {
+TEST(CompleteGpuMap, WhatIsNotMentionedStays) {
   const auto four = gpus(4);
   const std::vector<GpuMapEntry> entries = {{"0", "2"}};
   auto map = complete_gpu_map(entries, four, four);
@@ -224,7 +224,7 @@ RC_GTEST_PROP(CompleteGpuMapProperty, OneToOneEntriesAreAlwaysCompleted, ()) {
   assert_bijection(machine, *map);
   for (const auto& [from, to] : wanted)
     RC_ASSERT((*map)[from].to == machine.to[to].uuid);
-  // A GPU that nobody mentions, on either side, stays where it is.
+  // A GPU that is not mentioned, on either side, stays where it is.
   for (const GpuPair& pair : *map) {
     const auto mentions = [&](const GpuUuid& uuid) {
       return std::any_of(wanted.begin(), wanted.end(), [&](const auto& entry) {

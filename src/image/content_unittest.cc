@@ -637,7 +637,7 @@ TEST_F(ContentImageTest, IsReplacedAsAWhole) {
 TEST_F(ContentImageTest, DamageIsFound) {
   ASSERT_TRUE(make_image());
   flip("image/gpu/data-00", kChunk + 1);
-  EXPECT_EQ(verify_code(ImageReader::Part::kAllButPages), kSound);  // whoever reads it will tell
+  EXPECT_EQ(verify_code(ImageReader::Part::kAllButPages), kSound);  // a reader of it will tell
   EXPECT_EQ(verify_code(), ErrorCode::kImageCorrupt);
   flip("image/gpu/data-00", kChunk + 1);
   EXPECT_EQ(verify_code(), kSound);

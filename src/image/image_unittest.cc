@@ -231,7 +231,7 @@ TEST_F(ImageTest, ADirectoryThatIsNoImageIsNeverReplaced) {
   EXPECT_EQ(writer.error().code, ErrorCode::kImageExists);
   EXPECT_NE(writer.error().message.find("thesis.tex"), std::string::npos);
   fs::remove(image_ + "/thesis.tex");
-  // Somebody else's manifest.json, none, and one of ours that was edited.
+  // Another program's manifest.json, none, and one of ours that was edited.
   const auto refused = [&] {
     for (const bool overwrite : {false, true}) {
       auto again = ImageWriter::create(image_, overwrite);

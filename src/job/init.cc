@@ -156,12 +156,13 @@ class Loop {
   // By a verb that was given the job's name: it ends with the namespace, and a dump that has just
   // ended the job has yet to give the image its name.
   static bool is_visited() {
-    const auto everybody = proc::ProcFs().all();
-    return everybody &&
-           std::any_of(everybody->begin(), everybody->end(), [](const proc::ProcessInfo& info) {
-             return info.parent.value == 0 && info.pid.value != ::getpid() &&
-                    info.comm == kVerbName && !info.has_ended();
-           });
+    const auto all_processes = proc::ProcFs().all();
+    return all_processes && std::any_of(all_processes->begin(), all_processes->end(),
+                                        [](const proc::ProcessInfo& info) {
+                                          return info.parent.value == 0 &&
+                                                 info.pid.value != ::getpid() &&
+                                                 info.comm == kVerbName && !info.has_ended();
+                                        });
   }
 
   void reap() {

@@ -64,7 +64,7 @@ TEST_F(JobRegistry, ANameIsOneLifesAndAfterThatFree) {
   ::kill(other, SIGKILL);
   ::waitpid(other, nullptr, 0);
   EXPECT_FALSE(find_job("one"));
-  // Whoever comes next clears that away.
+  // The next job clears that away.
   EXPECT_TRUE(Registration::enter(entry("two")));
   for (const auto& file : fs::recursive_directory_iterator(top_))
     EXPECT_NE(file.path().extension(), ".job") << file.path();

@@ -105,16 +105,16 @@ TEST_F(SharedMemory, ComesBackWithContentHolesModesNamesAndLinks) {
   EXPECT_LT(info.st_blocks * 512, 1 << 20);
 }
 
-// Also for somebody whom the modes of directories hold up, as they do not root.
-TEST_F(SharedMemory, ADirectoryThatNobodyMayWriteToComesBackWithWhatIsInIt) {
-  constexpr uid_t kNobody = 65534;
+// Also for a user whom the modes of directories hold up, as they do not root.
+TEST_F(SharedMemory, ADirectoryWithoutPermissionToWriteComesBackWithWhatIsInIt) {
+  constexpr uid_t kOtherUser = 65534;
   const bool root = ::geteuid() == 0;
   for (const fs::path& path : {top_, top_ / "from", top_ / "image", top_ / "to"})
     if (root) {
-      ASSERT_EQ(::chown(path.c_str(), kNobody, static_cast<gid_t>(-1)), 0);
+      ASSERT_EQ(::chown(path.c_str(), kOtherUser, static_cast<gid_t>(-1)), 0);
     }
   if (root) {
-    ASSERT_EQ(::seteuid(kNobody), 0);
+    ASSERT_EQ(::seteuid(kOtherUser), 0);
   }
   fs::create_directories(from("outer/inner"));
   write(from("outer/inner/file"), "content");

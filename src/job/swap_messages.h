@@ -22,7 +22,7 @@
 
 namespace stasis::job {
 
-// Before any order: whom the side is about, and how it is to work.
+// Before any order: the process that the side is about, and how it is to work.
 struct SideSetup {
   std::string name;  // for messages
   Pid root;          // in the namespaces that `entry` enters

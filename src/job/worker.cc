@@ -68,9 +68,9 @@ Result<bool> is_suspended(Driver& driver, Pid root) {
 // An image has the tree below the root. The namespace has reparented orphans besides, which are
 // init's.
 void tell_of_orphans(Worker& worker, Pid root) {
-  const auto everybody = proc::ProcFs().all();
-  if (!everybody) return;
-  for (const proc::ProcessInfo& info : *everybody) {
+  const auto all_processes = proc::ProcFs().all();
+  if (!all_processes) return;
+  for (const proc::ProcessInfo& info : *all_processes) {
     if (info.parent.value != 1 || info.pid == root || info.pid.value == ::getpid()) continue;
     if (info.has_ended()) continue;
     worker.notes.push_back(

@@ -371,7 +371,7 @@ class DumpRun {
         (void)::unlink(writer_->failed_log_path().c_str());
       return fail(std::move(failed));
     }
-    env_.tell("the image is complete, though CRIU came to a bad end: " + first.message);
+    env_.tell("the image is complete, though CRIU failed at its end: " + first.message);
     for (const GroupMember& member : group().members())
       (void)member.process.pidfd().signal(SIGKILL);
     return {};

@@ -17,12 +17,12 @@ namespace stasis {
 Result<void> check_disk_space(const Environment& env, const Group& group, const UniqueFd& dir,
                               const std::string& path, const ContentBase* base);
 
-// CRIU says so too, but only when the GPU's memory has been moved; or never, of what it loses. Who
-// insists is told what it is.
+// CRIU says so too, but only when the GPU's memory has been moved; or never, of what it loses. A
+// user who insists is told what it is.
 Result<void> refuse_undumpable(const Environment& env, const std::vector<GroupMember>& members,
                                const CriuOptions& criu, const DumpOptions& options);
 
-// CRIU would stop who waits for it.
+// CRIU would stop the tool that waits for it.
 Result<void> refuse_from_within(Pid root);
 
 // Whether there may be something to take over from the base.

@@ -64,14 +64,14 @@ Result<void> check_descriptors(std::size_t processes) {
 }
 
 // The operation that was killed, if one of these is in its record.
-std::optional<JournalRecord> left_behind(const std::vector<JournalTarget>& everybody) {
+std::optional<JournalRecord> left_behind(const std::vector<JournalTarget>& targets) {
   const auto entries = read_journal();
   if (!entries) return std::nullopt;
   for (const JournalEntry& entry : *entries) {
     if (entry.under_way) continue;
     for (const JournalTarget& target : entry.record.targets) {
       const bool in_tree =
-          std::any_of(everybody.begin(), everybody.end(),
+          std::any_of(targets.begin(), targets.end(),
                       [&](const JournalTarget& one) { return may_be_same(one, target); });
       if (in_tree) return entry.record;
     }
@@ -118,19 +118,19 @@ Result<OpenedGroup> open_group(const Environment& env, const std::string& operat
   };
   const proc::ProcFs procfs;
   STASIS_TRY_ASSIGN(auto tree, procfs.tree(root));
-  std::vector<JournalTarget> everybody;
+  std::vector<JournalTarget> targets;
   for (const proc::ProcessInfo& info : tree)
-    everybody.push_back({info.id(), CudaState::kRunning});
-  STASIS_TRY(check_descriptors(everybody.size()));
-  STASIS_TRY(check_not_busy(everybody));
+    targets.push_back({info.id(), CudaState::kRunning});
+  STASIS_TRY(check_descriptors(targets.size()));
+  STASIS_TRY(check_not_busy(targets));
   // Before the driver is asked, which keeps its asker waiting while another tool's call goes on.
   std::vector<Pid> numbers;
-  for (const JournalTarget& one : everybody)
+  for (const JournalTarget& one : targets)
     numbers.push_back(one.pid);
   STASIS_TRY_ASSIGN(auto locks, lock_processes(numbers));
   STASIS_TRY(probe());
   // Before there is a record of ours, which would replace the one that says where that image is.
-  const auto left = left_behind(everybody);
+  const auto left = left_behind(targets);
   // A resume looks where that one did, and says so in its record.
   const bool goes_on = left && left->operation == "resume" && operation == "resume" &&
                        !image.empty() && left->image == image;

@@ -88,8 +88,9 @@ Result<std::string> free_name_aside(const UniqueFd& folder, const std::string& p
 // Another program, as far as it can be seen, that has the file open for writing.
 std::optional<Pid> writer_of(const struct stat& file) {
   const proc::ProcFs procfs;
-  const auto everybody = procfs.all();
-  for (const proc::ProcessInfo& one : everybody ? *everybody : std::vector<proc::ProcessInfo>()) {
+  const auto all_processes = procfs.all();
+  for (const proc::ProcessInfo& one :
+       all_processes ? *all_processes : std::vector<proc::ProcessInfo>()) {
     if (one.pid.value == ::getpid()) continue;
     const auto open_files = procfs.open_files(one.pid);
     for (const proc::OpenFile& each : open_files ? *open_files : std::vector<proc::OpenFile>()) {
@@ -110,14 +111,14 @@ std::optional<Pid> writer_of(const struct stat& file) {
 // Does another program, as far as it can be seen, have the file open or mapped?
 bool is_in_use(const struct stat& file) {
   const proc::ProcFs procfs;
-  const auto everybody = procfs.all();
-  if (!everybody) return true;
+  const auto all_processes = procfs.all();
+  if (!all_processes) return true;
   const auto is_it = [&](const std::string& link) {
     struct stat info {};
     return ::stat(link.c_str(), &info) == 0 && info.st_ino == file.st_ino &&
            info.st_dev == file.st_dev;
   };
-  for (const proc::ProcessInfo& one : *everybody) {
+  for (const proc::ProcessInfo& one : *all_processes) {
     if (one.pid.value == ::getpid()) continue;
     bool found = false;
     (void)procfs.for_each_mapping(one.pid, [&](const proc::Mapping& mapping) {

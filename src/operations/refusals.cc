@@ -26,7 +26,7 @@ Result<void> look_for_obstacles(const Environment& env, const std::vector<GroupM
   if (found.empty()) return {};
   Error why = describe_obstacles(found, fresh);
   if (ignore) {
-    env.tell("going on as told, in spite of " + why.message);
+    env.tell("ignored, as asked: " + why.message);
     return {};
   }
   why.remedy += fmt::format("; if you know better: {}", option_of(Override::kIgnoreObstacles));

@@ -204,7 +204,7 @@ bool RestoredJob::end() {
         if (auto pidfd = Pidfd::open(info.pid)) younger.push_back(std::move(*pidfd));
       }
     }
-    // Parents first: who sees a child die may start it anew.
+    // Parents first: a parent that sees a child die may start it anew.
     (void)root_->root_fd.signal(SIGKILL);
   }
   for (const auto& process : processes_) {

@@ -1,4 +1,4 @@
-// A tree that a restore has made: whatever happens to the restore, nobody is left alone with it.
+// A tree that a restore has made: whatever happens to the restore, none of it is left behind.
 #include "operations/restored_job.h"
 
 #include <filesystem>
@@ -47,7 +47,7 @@ TEST_F(RestoredJobTest, IsEndedAndForgottenOnEveryWayOut) {
     RestoredJob job(manifest_);
     ASSERT_TRUE(job.take_hold(driver_, {}, {}));
     EXPECT_FALSE(nothing_remembered()) << "for `stasis resume`";
-    throw std::runtime_error("somebody cannot be told");
+    throw std::runtime_error("the user cannot be told");
   } catch (const std::runtime_error&) {
   }
   EXPECT_FALSE(child_lives());

@@ -176,7 +176,7 @@ TEST_F(AwakeThreadTest, IsLetGoOnWhenAStopSignalComes) {
   EXPECT_TRUE(counted);
 }
 
-TEST_F(AwakeThreadTest, OneThatNobodyHoldsIsRefusedAndLeftAlone) {
+TEST_F(AwakeThreadTest, OneThatIsNotHeldIsRefusedAndLeftAlone) {
   auto awake = AwakeThread::wake(pid(), worker());
   ASSERT_FALSE(awake);
   EXPECT_EQ(awake.error().code, ErrorCode::kBusy);
@@ -222,7 +222,7 @@ TEST_F(AwakeThreadTest, OfAProcessThatRunsNoneIsSeized) {
 }
 
 TEST(RunBeside, ComesBackWhenTheTimeIsOver) {
-  std::vector<AwakeThread> nobody;
+  std::vector<AwakeThread> none;
   struct Flags {
     std::atomic<bool> may_end{false};
     std::atomic<bool> ended{false};
@@ -232,7 +232,7 @@ TEST(RunBeside, ComesBackWhenTheTimeIsOver) {
     (void)wait_for([&] { return flags->may_end.load(); });
     flags->ended = true;
   };
-  EXPECT_FALSE(run_beside(nobody, act, milliseconds(30)));
+  EXPECT_FALSE(run_beside(none, act, milliseconds(30)));
   EXPECT_FALSE(flags->ended);
   flags->may_end = true;
   EXPECT_TRUE(wait_for([&] { return flags->ended.load(); }));
@@ -243,9 +243,9 @@ TEST(RunBeside, LeavesNoThread) {
   struct SlowEnd {
     ~SlowEnd() { sleep_for(milliseconds(20)); }
   };
-  std::vector<AwakeThread> nobody;
+  std::vector<AwakeThread> none;
   const auto before = ProcFs().threads(Pid{::getpid()}).size();
-  EXPECT_TRUE(run_beside(nobody, [] {
+  EXPECT_TRUE(run_beside(none, [] {
     thread_local const SlowEnd ends_with_the_thread;
     (void)&ends_with_the_thread;
   }));
@@ -253,10 +253,10 @@ TEST(RunBeside, LeavesNoThread) {
 }
 
 TEST(RunBeside, TakesNoSignals) {
-  std::vector<AwakeThread> nobody;
+  std::vector<AwakeThread> none;
   sigset_t seen;
   sigemptyset(&seen);
-  EXPECT_TRUE(run_beside(nobody, [&] { ::pthread_sigmask(SIG_SETMASK, nullptr, &seen); }));
+  EXPECT_TRUE(run_beside(none, [&] { ::pthread_sigmask(SIG_SETMASK, nullptr, &seen); }));
   EXPECT_EQ(sigismember(&seen, SIGALRM), 1);
   sigset_t ours;
   ::pthread_sigmask(SIG_SETMASK, nullptr, &ours);

@@ -37,7 +37,7 @@ class CgroupTest : public testing::Test {
 TEST_F(CgroupTest, WithTheLeastRoomWhereverItIs) {
   EXPECT_FALSE(tightest()) << "there is no such process";
   write("proc/12/cgroup", "4:cpu,pids:/job/step\n0::/pod\n");
-  EXPECT_FALSE(tightest()) << "nobody sets a limit";
+  EXPECT_FALSE(tightest()) << "no cgroup sets a limit";
   write("v1/job/step/pids.max", "max\n");
   write("v1/job/step/pids.current", "5\n");
   EXPECT_FALSE(tightest());

@@ -462,7 +462,7 @@ TEST_F(ParkingTest, AParkedProcessCanBeKilled) {
   EXPECT_TRUE(unpark_threads(pid()));
 }
 
-// Whoever parks may be killed at any instant: what is left can be sent on by somebody else.
+// A tool that parks may be killed at any instant: another can send on what is left.
 // epoll_wait() alone gets an EINTR from the kernel then, as from any tracer that comes and goes.
 TEST_F(ParkingTest, SurvivesAParkerThatIsKilled) {
   shared_->may_see_eintr = true;

@@ -204,9 +204,9 @@ Result<std::vector<ProcessInfo>> ProcFs::all() const {
 
 Result<std::vector<ProcessInfo>> ProcFs::tree(Pid root) const {
   STASIS_TRY_ASSIGN(auto first, process(root));
-  STASIS_TRY_ASSIGN(auto everyone, all());
+  STASIS_TRY_ASSIGN(auto all_processes, all());
   std::multimap<Pid, const ProcessInfo*> children;
-  for (const ProcessInfo& info : everyone)
+  for (const ProcessInfo& info : all_processes)
     children.emplace(info.parent, &info);
   std::vector<ProcessInfo> tree = {first};
   std::set<Pid> seen = {root};

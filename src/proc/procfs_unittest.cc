@@ -138,7 +138,7 @@ TEST_F(FakeProc, RefusesAthreadAndNamesItsProcess) {
   EXPECT_THAT(thread.error().remedy, HasSubstr("12"));
 }
 
-TEST_F(FakeProc, RefusesNumbersThatNobodyHas) {
+TEST_F(FakeProc, RefusesNumbersOfNoProcess) {
   auto none = procfs().process(Pid{77});
   ASSERT_FALSE(none);
   EXPECT_EQ(none.error().code, ErrorCode::kNoSuchProcess);
@@ -187,7 +187,7 @@ TEST_F(FakeProc, ListsProcessesAndSkipsThoseThatVanish) {
   EXPECT_THAT(numbers(*all), UnorderedElementsAre(12, 13));
 }
 
-TEST_F(FakeProc, TreeHasParentsFirstAndNobodyTwice) {
+TEST_F(FakeProc, TreeHasParentsFirstAndNoProcessTwice) {
   add(100, 1);
   add(20, 100);  // a smaller number than its parent: numbers wrap around
   add(30, 20);
@@ -347,7 +347,7 @@ ProcessInfo in_session(int pid, int session, int tty) {
   return info;
 }
 
-TEST(IsShellJob, WhenTheSessionOrItsTerminalIsSomebodyElses) {
+TEST(IsShellJob, WhenTheSessionOrItsTerminalIsOfAnother) {
   EXPECT_FALSE(is_shell_job({in_session(10, 10, 0), in_session(11, 10, 0)}));
   EXPECT_TRUE(is_shell_job({in_session(10, 5, 0)})) << "the leader is not in the tree";
   EXPECT_TRUE(is_shell_job({in_session(10, 10, 34816)})) << "it has a terminal";

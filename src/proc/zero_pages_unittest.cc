@@ -113,7 +113,7 @@ TEST_F(ZeroPagesTest, RunsOfThemAreFoundAndNothingElse) {
     std::memset(base, 0, kHuge);
     for (const std::size_t page : {100U, 110U, 511U})
       base[page * kPiece + kPiece - 1] = 1;
-    // The second: zeros, but for pages that nobody has touched.
+    // The second: zeros, but for pages that were never touched.
     std::memset(base + kHuge, 0, kHuge - 8 * kPiece);
     // The third: something everywhere but in the last eight pages. Too little to be read.
     std::memset(base + 2 * kHuge, 7, kHuge - 8 * kPiece);
@@ -142,7 +142,7 @@ TEST_F(ZeroPagesTest, RunsOfThemAreFoundAndNothingElse) {
   }
 }
 
-TEST_F(ZeroPagesTest, NothingIsFoundWhereNobodyIs) {
+TEST_F(ZeroPagesTest, NothingIsFoundWhereNoProcessIs) {
   const Child target;
   const auto space = space_of(target.pid());
   target.become_zombie();

@@ -387,7 +387,7 @@ untouched_yet() {
 }
 
 # bats test_tags=long
-@test "CRIU waits for a job that takes longer to come to rest than CRIU's own time limit" {
+@test "CRIU waits for a job that takes longer to quiesce than CRIU's own time limit" {
   need_root "CRIU"
   start_target memory --size 4M
   STASIS_SIM_FAULTS="checkpoint:delay=15s" dump_it

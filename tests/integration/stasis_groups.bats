@@ -108,7 +108,7 @@ refused_untouched() {
 @test "with --force the driver's own refusal of managed memory is rolled back" {
   start_target managed
   refused 8 not-supported suspend "$TARGET" --force
-  assert_contains "$err" "note: going on as told"
+  assert_contains "$err" "note: ignored, as asked: "
   assert_contains "$err" "rolled back"
   in_state running
   target_goes_on
@@ -146,7 +146,7 @@ refused_untouched() {
   assert_contains "$err" "NCCL_P2P_DISABLE=1"
   assert_contains "$err" "--ignore-obstacles"
   done_by suspend "$TARGET" --ignore-obstacles
-  assert_contains "$err" "note: going on as told"
+  assert_contains "$err" "note: ignored, as asked: "
   done_by resume "$TARGET"
   target_verifies
 }

@@ -212,7 +212,7 @@ limit_descriptors() { prlimit --pid "$TARGET" --nofile="$1:"; }
   no_image
 }
 
-@test "one rank of several that does not come to rest: who is above all of them is named" {
+@test "one rank of several that is never quiet: the process above all of them is named" {
   start_target collective --children 3
   mapfile -t ranks < <(children_of "$TARGET")
   # One that waits for another for ever.

@@ -246,7 +246,7 @@ END
   target_verifies
 }
 
-@test "a tree in which one never comes to rest runs on as a whole" {
+@test "a tree in which one is never quiet runs on as a whole" {
   start_tree --child-kind idle
   STASIS_SIM_FAULTS="lock:timeout pid=${CHILDREN[1]}" refused 7 timeout suspend "$TARGET" -t 700
   in_state running "${CHILDREN[@]}"

@@ -34,7 +34,7 @@ b_runs() { in_state running "$B"; in_state checkpointed "$A"; TARGET_STATUS=$B_S
 }
 
 # A GPU cannot switch away from a kernel of a program that the driver has restored (docs/adr/0031).
-@test "while one that was suspended before comes to rest, nothing is done on its GPUs" {
+@test "while one that was suspended before is quiesced, nothing is done on its GPUs" {
   local trace=$BATS_TEST_TMPDIR/trace path
   two_servers 100M
   for path in driver direct; do

@@ -68,7 +68,7 @@ class Install(harness.Case):
 
 
 class Documents(harness.Case):
-    """Each example is run as it stands, with the names that the text speaks of."""
+    """Each example is run as it stands, with the names that the text gives."""
 
     def test_python(self):
         examples = blocks("python.md", "python")
