@@ -1,0 +1,130 @@
+// What goes between tool and agent besides numbers: the descriptors of the agent's memory, and
+// those of memory that processes share.
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include <fmt/format.h>
+
+#include "abi/descriptor_message.h"
+#include "direct/agent_client.h"
+#include "direct/read_once.h"
+
+namespace stasis::direct {
+namespace {
+
+// The socket is the target's to choose: nothing here waits for it.
+bool send_descriptor(const UniqueFd& socket, ShareId id, int fd) {
+  return send_with_descriptor(socket.get(), id.data(), sizeof id, fd, MSG_DONTWAIT);
+}
+
+}  // namespace
+
+Result<std::vector<Share>> AgentClient::shares(std::chrono::milliseconds timeout) {
+  constexpr std::size_t kMost = 1 << 16;  // eight ranks of NCCL have some hundreds
+  std::vector<Share> shares;
+  for (std::uint32_t count = kShareBatch; count == kShareBatch;) {
+    STASIS_TRY(ask(AgentCommand::kShares, shares.size(), timeout));
+    count = once(page_->exported_count);
+    if (count > kShareBatch || shares.size() + count > kMost) {
+      return fail(
+          ErrorCode::kInternal,
+          fmt::format("the agent in process {} lists more shared memory than there is", pid_.value),
+          "do not trust that process: its page is forged or damaged");
+    }
+    for (std::uint32_t i = 0; i < count; ++i) {
+      const AgentShare& place = page_->shares[i];
+      shares.push_back({{once(place.id[0]), once(place.id[1])},
+                        once(place.bytes),
+                        once(place.role),
+                        once(place.open)});
+    }
+  }
+  return shares;
+}
+
+Result<UniqueFd> AgentClient::take_descriptor() {
+  const int number = once(page_->exported_count) == 1 ? once(page_->shares[0].fd) : -1;
+  UniqueFd taken(static_cast<int>(::syscall(SYS_pidfd_getfd, pidfd_.fd(), number, 0)));
+  if (!taken.valid()) {
+    return fail(errno_error(
+        fmt::format("cannot take descriptor {} of process {}", number, pid_.value), errno));
+  }
+  // Or it is another program's.
+  STASIS_TRY(space_->check_current());
+  return taken;
+}
+
+Result<UniqueFd> AgentClient::borrow(const ShareId& id, std::chrono::milliseconds timeout) {
+  begin(AgentCommand::kLend, ContentId{id[0], id[1]});
+  STASIS_TRY(finish(timeout));
+  return take_descriptor();
+}
+
+Result<void> AgentClient::attach(const std::vector<Lent>& pieces,
+                                 std::chrono::milliseconds timeout) {
+  // The kernel takes some hundred messages before the other side reads them.
+  constexpr std::size_t kAtOnce = 64;
+  for (std::size_t done = 0; done < pieces.size();) {
+    STASIS_TRY(ask(AgentCommand::kAttach, kOffer, timeout));
+    STASIS_TRY_ASSIGN(auto socket, take_descriptor());
+    for (const std::size_t end = std::min(done + kAtOnce, pieces.size()); done < end; ++done) {
+      const auto& [id, descriptor] = pieces[done];
+      if (!send_descriptor(socket, id, descriptor->get())) {
+        return fail(
+            errno_error(fmt::format("cannot send a descriptor to process {}", pid_.value), errno));
+      }
+    }
+    STASIS_TRY(ask(AgentCommand::kAttach, kTake, timeout));
+  }
+  return {};
+}
+
+Result<std::vector<Segment>> AgentClient::take_segments(std::chrono::milliseconds timeout,
+                                                        std::vector<SegmentPlace>* places) {
+  // Once: each answer may name another number.
+  const std::uint32_t wanted = segment_count();
+  const auto deadline = Clock::now() + timeout;
+  const auto time_left = [&] {
+    return std::max(std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()),
+                    std::chrono::milliseconds(0));
+  };
+  std::vector<Segment> segments;
+  while (segments.size() < wanted) {
+    STASIS_TRY(ask(AgentCommand::kExport, segments.size(), time_left()));
+    const auto count = once(page_->exported_count);
+    if (count == 0 || count > std::min<std::size_t>(kExportBatch, wanted - segments.size())) {
+      return fail(ErrorCode::kInternal,
+                  fmt::format("the agent in process {} exports {} pieces", pid_.value, count));
+    }
+    for (std::uint32_t i = 0; i < count; ++i) {
+      const auto& place = page_->segments[i];
+      AgentSegment given{
+          once(place.bytes), once(place.offset), once(place.address), {}, once(place.fd), 0};
+      if (places) {
+        for (std::size_t byte = 0; byte < sizeof given.gpu; ++byte)
+          given.gpu[byte] = once(place.gpu[byte]);
+        GpuUuid gpu;
+        static_assert(sizeof gpu.bytes == sizeof given.gpu);
+        std::memcpy(&gpu.bytes, given.gpu, sizeof given.gpu);
+        places->push_back({given.bytes, given.offset, given.address, gpu});
+      }
+      UniqueFd handle(static_cast<int>(::syscall(SYS_pidfd_getfd, pidfd_.fd(), given.fd, 0)));
+      if (!handle.valid()) {
+        return fail(errno_error(
+            fmt::format("cannot take descriptor {} of process {}", given.fd, pid_.value), errno));
+      }
+      segments.push_back({std::move(handle), given.bytes, given.offset});
+    }
+    // Or they are another program's.
+    STASIS_TRY(space_->check_current());
+  }
+  // Otherwise the agent keeps the last ones, and with them the memory, until its next command.
+  STASIS_TRY(ask(AgentCommand::kNone, 0, time_left()));
+  return segments;
+}
+
+}  // namespace stasis::direct
