@@ -1,5 +1,6 @@
 // What the agent knows of the program's memory, and how it takes it away and brings it back, on a
 // driver that sees everything.
+// Long because one fake driver and one set of helpers serve all cases about memory.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>

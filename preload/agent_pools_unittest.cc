@@ -1,4 +1,5 @@
 // Stream-ordered memory that the agent serves, on a driver whose streams do what the test says.
+// Long because one driver whose streams the test moves by hand serves all cases about pools.
 #include <set>
 #include <vector>
 

@@ -1,3 +1,4 @@
+// Long because it is a list, with one answer for each function that the agent calls.
 #include "fake_driver.h"
 
 #include <sys/mman.h>

@@ -3,6 +3,7 @@
 // What the program sees is to be as with the driver's own (580.159.04 on an H100, measured): the
 // same granularity of 2 MiB and the same time per allocation, addresses and sizes of a range as
 // they were asked for, frees from any context and from none, errors in the middle of a capture.
+// Long because an allocation, its free and the questions about it share the ranges and their lock.
 #include <algorithm>
 #include <optional>
 

@@ -1,4 +1,6 @@
 // Contexts come and go, and take their memory with them; peers; captures.
+// Long because contexts, peers and captures end together, and each end takes the others' state
+// along.
 #include <algorithm>
 #include <climits>
 #include <cstdint>

@@ -5,6 +5,8 @@
 // Every call of the library is made in a thread of its own, with all signals blocked, while the
 // thread of Python that asked for it waits without the GIL. Every 50 ms that one looks for signals
 // as only it can, so that Ctrl-C is answered, and hands out what the call had to tell.
+// Long because pybind11 wants one module in one place, and every class in it waits for its calls in
+// the same way.
 #include <unistd.h>
 
 #include <chrono>

@@ -1,3 +1,4 @@
+// Long because allocations, mappings and handles are checked against each other under one lock.
 #include "sim/memory.h"
 
 #include <sys/mman.h>

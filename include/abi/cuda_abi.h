@@ -13,6 +13,8 @@
 //
 // Ownership and threads: plain data, nothing to own; the driver's functions may be called from any
 // thread.
+// Long because it is a list, with one entry for each type, constant and function of the driver that
+// is used.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,7 @@
-"""The package's work, on top of the extension module."""
+"""The package's work, on top of the extension module.
+
+Long because the public classes and functions, whose docstrings are most of it, refer to each other.
+"""
 
 from __future__ import annotations
 

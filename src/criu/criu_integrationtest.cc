@@ -1,5 +1,6 @@
 // Dump and restore with a real CRIU. Needs root; where no CRIU can be found the tests are skipped,
 // unless STASIS_CRIU names one.
+// Long because each case dumps and restores a target of its own kind with the same fixture.
 #include <fcntl.h>
 #include <pty.h>
 #include <sys/mount.h>

@@ -1,3 +1,5 @@
+// Long because MoveOut is one procedure, whose steps are read in order and share what they must
+// undo.
 #include "direct/move_out.h"
 
 #include <algorithm>

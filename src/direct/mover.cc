@@ -1,3 +1,5 @@
+// Long because the mover's state, its start and its copies share the device contexts that they must
+// not lose.
 #include "direct/mover.h"
 
 #include <algorithm>

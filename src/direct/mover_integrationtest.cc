@@ -1,5 +1,6 @@
 // The mover on the simulated driver, with real processes: the target, the mover's, and this one,
 // which never has a CUDA context.
+// Long because all cases share the target, the mover's process and the files between them.
 #include <fcntl.h>
 #include <unistd.h>
 

@@ -1,3 +1,5 @@
+// Long because the search over a process's files adds to one list of kinds, each with its words and
+// remedy.
 #include "doctor/criu_obstacles.h"
 
 #include <fcntl.h>

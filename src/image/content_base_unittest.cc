@@ -1,3 +1,4 @@
+// Long because each case makes a base and an image with the same helpers.
 #include "image/content_base.h"
 
 #include <fcntl.h>

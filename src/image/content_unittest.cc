@@ -1,3 +1,4 @@
+// Long because writer, reader and damage are tried on the same content.
 #include <fcntl.h>
 #include <sys/mount.h>
 #include <sys/resource.h>

@@ -1,3 +1,5 @@
+// Long because lanes, bases and the index are written under one state, which a failure gives up as
+// a whole.
 #include "image/content_writer.h"
 
 #include <fcntl.h>

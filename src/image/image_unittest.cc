@@ -1,4 +1,5 @@
 // Writer and reader together, on a real file system.
+// Long because each case writes and reads an image with the same fixture.
 #include <fcntl.h>
 #include <sys/mount.h>
 #include <sys/resource.h>

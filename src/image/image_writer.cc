@@ -1,3 +1,4 @@
+// Long because a half image is made, named, synced and discarded by one state.
 #include "image/image_writer.h"
 
 #include <fcntl.h>

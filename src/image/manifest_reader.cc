@@ -1,3 +1,5 @@
+// Long because each record of the format has a function here, and their relations are checked
+// together.
 #include <algorithm>
 #include <charconv>
 #include <set>

@@ -1,3 +1,5 @@
+// Long because DumpRun is one procedure, whose steps are read in order and share what they must
+// undo.
 #include <unistd.h>
 
 #include <algorithm>

@@ -1,3 +1,5 @@
+// Long because a lot, the threads in it and the way back from a half-parked one share the layout of
+// its page.
 #include "proc/parking.h"
 
 #include <sys/mman.h>

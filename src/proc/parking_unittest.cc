@@ -1,3 +1,4 @@
+// Long because each case parks another kind of thread, with the same child.
 #include "proc/parking.h"
 
 #include <dlfcn.h>

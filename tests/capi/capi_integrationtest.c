@@ -1,5 +1,6 @@
 /* The C interface, used from C: every function once, on a real process on the simulated driver, with
- * the real CRIU. Prints TAP. STASIS_BUILD is the build folder; the driver is STASIS_LIBCUDA's. */
+ * the real CRIU. Prints TAP. STASIS_BUILD is the build folder; the driver is STASIS_LIBCUDA's.
+ * Long because each function of the interface is called once, on the same process. */
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>

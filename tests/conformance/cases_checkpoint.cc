@@ -1,4 +1,5 @@
 // Cases about the six checkpoint functions on one process.
+// Long because it is a list of cases, each a few lines, in the order of the table that they make.
 #include <sys/types.h>
 #include <sys/wait.h>
 #include <unistd.h>

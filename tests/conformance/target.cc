@@ -1,3 +1,4 @@
+// Long because it is a list, with one command for each thing that a case asks of its target.
 #include "target.h"
 
 #include <fcntl.h>

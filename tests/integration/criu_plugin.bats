@@ -4,6 +4,7 @@
 # The cases "stuck:" are those in which CRIU's own plugin was seen to leave a job locked or without
 # its GPU, or CRIU saying that all is well. After each one nobody is stuck, and CRIU's exit status
 # tells what happened.
+# Long because each case starts criu by hand with the same helpers.
 
 load helpers
 load stasis_lib

@@ -1,6 +1,7 @@
 #!/usr/bin/env bats
 # cuda-checkpoint, case by case as NVIDIA's utility was seen to behave (driver 580.159.04). P is a
 # CUDA process, running unless said; S one without CUDA.
+# Long because it is a list, with the cases of NVIDIA's utility one after the other.
 
 load helpers
 

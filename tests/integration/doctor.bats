@@ -1,6 +1,7 @@
 #!/usr/bin/env bats
 # stasis doctor, and what dump refuses by it: each red of a process is held against the real CRIU,
 # which must refuse it too.
+# Long because it is a list, with one test for each obstacle.
 
 load helpers
 load stasis_lib

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Every fault point times every action: afterwards the job runs on with its data right, or its image does.
 
+Long because points, actions, and what a job and an image must be afterwards make one table.
+
 The points are those of the program itself (`stasis list-fault-points`); where each is reached, and whether a
 target, a criu and a mover are there then, is seen in a run of each verb without a fault. Each case then runs the verb
 with one fault, `stasis recover --all` twice, and looks at what is left. On the simulated driver with the real

@@ -1,5 +1,6 @@
 #!/usr/bin/env bats
 # How programs and their libraries find the functions that the agent hooks.
+# Long because each way to load the driver is a program of its own, whose source stands in its test.
 
 load helpers
 load stasis_lib

@@ -1,6 +1,7 @@
 #!/usr/bin/env bats
 # Dumps of programs that have the agent: the content of their GPU memory goes straight into the image,
 # and nobody else has it from then on. On the simulated driver with the real CRIU.
+# Long because each test dumps the same kind of program, and reads its image with the same helpers.
 
 load helpers
 load stasis_lib

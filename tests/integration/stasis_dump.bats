@@ -1,5 +1,6 @@
 #!/usr/bin/env bats
 # stasis dump and restore, with the real CRIU, on the simulated driver.
+# Long because dump and restore are tried on the same targets, in sections.
 
 load helpers
 load stasis_lib

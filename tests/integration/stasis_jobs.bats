@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # stasis run --images-dir: a job that is saved, ended, killed, and goes on from there, with the real CRIU
-# on the simulated driver.
+# on the simulated driver. Long because each test begins, saves and continues the same kind of job.
 
 load helpers
 load stasis_lib

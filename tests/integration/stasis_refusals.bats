@@ -1,6 +1,7 @@
 #!/usr/bin/env bats
 # What stasis is given wrongly, and what goes wrong on the way: a clear error, a documented status, the
 # target as it was, nothing left behind.
+# Long because it is a list, with one test for each refusal.
 
 load helpers
 load stasis_lib

@@ -1,6 +1,7 @@
 #!/usr/bin/env bats
 # Ctrl-C and its like at any moment: everything is rolled back. SIGKILL at any moment: `stasis recover`
 # brings the job back.
+# Long because each verb is interrupted at each step with the same helpers.
 
 load helpers
 load stasis_lib

@@ -1,5 +1,6 @@
 #!/usr/bin/env bats
 # stasis ps, suspend, resume: real processes on the simulated driver.
+# Long because ps, suspend and resume are tried on the same targets, in sections.
 
 load helpers
 load stasis_lib

@@ -1,4 +1,7 @@
-"""Suspend, resume, dump, restore, recover, inspect and Group, with real processes and the real CRIU."""
+"""Suspend, resume, dump, restore, recover, inspect and Group, with real processes and the real CRIU.
+
+Long because each class of tests acts on the same kinds of real processes.
+"""
 
 import fcntl
 import json
