@@ -134,7 +134,7 @@ Result<std::optional<AgentClient::Seen>> AgentClient::see(Pid pid, int access) {
   std::error_code failed;
   const auto paths = candidates(pid, failed);
   if (failed == std::errc::permission_denied)
-    return fail(errno_error(fmt::format("cannot look at process {}", pid.value), EACCES));
+    return fail(errno_error(fmt::format("cannot probe process {}", pid.value), EACCES));
   if (paths.empty()) return std::optional<Seen>();
   STASIS_TRY_ASSIGN(auto details, proc::ProcFs().details(pid));
   for (const std::string& path : paths) {
@@ -150,16 +150,16 @@ Result<std::optional<AgentClient::Seen>> AgentClient::see(Pid pid, int access) {
           std::move(*file), {page.state.load(), {}, false, true, false, false, false, 0, false}});
     if (got != sizeof bytes || !is_page_of(page, details.ns_pid)) continue;
     const AgentState state = page.state.load();
-    const ProbedAgent look{state,
-                           {page.content_id[0], page.content_id[1]},
-                           true,
-                           page.held_before.load() != 0,
-                           is_away(state) && page.pinned_count != 0,
-                           page.share_count != 0,
-                           is_away(state) && page.detached_count != 0,
-                           page.managed_areas,
-                           false};
-    return std::optional(Seen{std::move(*file), look});
+    const ProbedAgent agent{state,
+                            {page.content_id[0], page.content_id[1]},
+                            true,
+                            page.held_before.load() != 0,
+                            is_away(state) && page.pinned_count != 0,
+                            page.share_count != 0,
+                            is_away(state) && page.detached_count != 0,
+                            page.managed_areas,
+                            false};
+    return std::optional(Seen{std::move(*file), agent});
   }
   return std::optional<Seen>();
 }
@@ -184,16 +184,16 @@ Result<std::optional<ProbedAgent>> AgentClient::probe(Pid pid) {
   STASIS_TRY_ASSIGN(auto seen, see(pid, O_RDONLY));
   if (!seen) return std::optional<ProbedAgent>();
   // For an instant, and shared: a tool that wants the lock tries again.
-  seen->look.has_peer = ::flock(seen->file.get(), LOCK_SH | LOCK_NB) != 0;
-  if (seen->look.has_peer) return std::optional(seen->look);
+  seen->agent.has_peer = ::flock(seen->file.get(), LOCK_SH | LOCK_NB) != 0;
+  if (seen->agent.has_peer) return std::optional(seen->agent);
   // A peer that has just gone left another state than the one that was read before.
   STASIS_TRY_ASSIGN(auto now, see(pid, O_RDONLY));
-  return now ? std::optional(now->look) : std::optional<ProbedAgent>();
+  return now ? std::optional(now->agent) : std::optional<ProbedAgent>();
 }
 
 void AgentClient::note_hold(Pid pid) {
   const auto seen = see(pid, O_RDWR);
-  if (!seen || !*seen || !(*seen)->look.of_our_version) return;
+  if (!seen || !*seen || !(*seen)->agent.of_our_version) return;
   constexpr std::uint32_t kHeld = 1;
   (void)!::pwrite((*seen)->file.get(), &kHeld, sizeof kHeld, offsetof(ControlPage, held_before));
 }
