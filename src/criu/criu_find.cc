@@ -2,11 +2,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cstdint>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -19,6 +15,7 @@
 #include "criu/criu.h"
 #include "criu/criu_process.h"
 #include "criu/criu_rpc.h"
+#include "criu/trusted_program.h"
 
 namespace stasis {
 namespace {
@@ -38,51 +35,6 @@ bool is_program(const std::string& path) {
   struct stat info = {};
   return ::stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) &&
          ::access(path.c_str(), X_OK) == 0;
-}
-
-// The number by which a user namespace shows files of users that it does not know, root among them;
-// nothing where it knows all.
-std::optional<uid_t> unknown_owner() {
-  std::ifstream map("/proc/self/uid_map");
-  std::ifstream overflow("/proc/sys/kernel/overflowuid");
-  uid_t unknown = 0;
-  if (!(overflow >> unknown)) return std::nullopt;
-  std::uint64_t inside = 0;
-  std::uint64_t outside = 0;
-  std::uint64_t count = 0;
-  while (map >> inside >> outside >> count)
-    if (unknown >= inside && unknown - inside < count) return std::nullopt;
-  return unknown;
-}
-
-// Where users have no folders of their own: what only root can write there is root's.
-bool is_systems(const std::filesystem::path& at) {
-  if (at == at.root_path()) return true;
-  const std::string first = std::next(at.begin())->string();
-  return first == "usr" || first == "opt" || first == "bin" || first == "sbin";
-}
-
-// Who could have put another program in the place of `path`, or of a folder above it, of those who
-// are neither root nor the caller: root must not run what a user has put into the HOME that sudo
-// has left it. Empty if none could. The path as it is after its links.
-std::string who_else_writes(const std::string& path) {
-  std::error_code failed;
-  std::filesystem::path at = std::filesystem::canonical(path, failed);
-  if (failed) return fmt::format("{}: {}", path, failed.message());
-  const auto unknown = is_systems(at) ? unknown_owner() : std::nullopt;
-  for (bool folder = false;; at = at.parent_path(), folder = true) {
-    struct stat info = {};
-    if (::lstat(at.c_str(), &info) != 0) return fmt::format("{} cannot be looked at", at.string());
-    if (info.st_uid != 0 && info.st_uid != ::geteuid() && info.st_uid != unknown)
-      return fmt::format("{} belongs to user {}", at.string(), info.st_uid);
-    // In a folder like /tmp a user cannot replace another user's files.
-    const bool sticky = folder && (info.st_mode & S_ISVTX) != 0;
-    const bool by_group =
-        (info.st_mode & S_IWGRP) != 0 && info.st_gid != 0 && info.st_gid != ::getegid();
-    if ((by_group || (info.st_mode & S_IWOTH) != 0) && !sticky)
-      return fmt::format("others may write to {}", at.string());
-    if (at == at.root_path()) return {};
-  }
 }
 
 // criu's version asked over its RPC: 40201 is 4.2.1.
@@ -159,15 +111,17 @@ Result<Criu> Criu::find(const std::optional<std::string>& explicit_path) {
   for (const std::string& path : candidates) {
     if (path.empty() || !is_program(path)) continue;
     // One that the user has named is the user's word.
-    const std::string other = named.empty() ? who_else_writes(path) : std::string();
+    const TrustedProgram program =
+        named.empty() ? judge_program(path) : TrustedProgram{path, std::string()};
     auto version =
-        other.empty() ? ask_version(path)
-                      : fail(ErrorCode::kCriuMissing, fmt::format("{} is not run: {}", path, other),
-                             fmt::format("make it and the folders above it belong to "
-                                         "root or to you, writable by no other user; or, "
-                                         "if you trust it, set STASIS_CRIU={}",
-                                         path));
-    if (version && *version >= kOldestCriu) return Criu(path, *version);
+        program.why_not.empty()
+            ? ask_version(program.path)
+            : fail(ErrorCode::kCriuMissing, fmt::format("{} is not run: {}", path, program.why_not),
+                   fmt::format("make it, the links to it and the folders above them belong to root "
+                               "or to you, writable by no other user; or, if you trust it, set "
+                               "STASIS_CRIU={}",
+                               path));
+    if (version && *version >= kOldestCriu) return Criu(program.path, *version);
     if (trouble) continue;  // the first one is what the user expects to be used
     if (!version) {
       trouble = std::move(version).error();

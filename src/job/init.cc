@@ -49,11 +49,15 @@ class KeptDirectories {
  public:
   explicit KeptDirectories(const std::vector<std::string>& paths) {
     for (const std::string& path : paths) {
+      // The name of what is open, and not the other way round: another user may exchange what lies
+      // in /dev/shm.
+      auto fd = open_file(AT_FDCWD, path, O_PATH | O_DIRECTORY);
+      if (!fd) continue;
       std::error_code none;
-      const std::string real = std::filesystem::canonical(path, none).string();
+      const std::string real =
+          std::filesystem::read_symlink(fmt::format("/proc/self/fd/{}", fd->get()), none).string();
       if (none || !real.starts_with(std::string(kSharedMemory) + "/")) continue;
-      auto fd = open_file(AT_FDCWD, real, O_PATH | O_DIRECTORY);
-      if (fd) kept_.emplace_back(real, std::move(*fd));
+      kept_.emplace_back(real, std::move(*fd));
     }
   }
   Result<void> bring_back() const {

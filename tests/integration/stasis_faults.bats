@@ -204,6 +204,37 @@ untraced() { grep -q "^TracerPid:[[:space:]]*0" "/proc/$TARGET/status"; }
   assert_contains "$out" "belongs to user 65534"
 }
 
+@test "root runs no criu to which another user's link leads, whatever it leads to now" {
+  need_root "two users"
+  local home=$BATS_TEST_TMPDIR/home roots=$BATS_TEST_TMPDIR/roots
+  mkdir -p "$home/.cache/stasis/criu/usr/sbin" "$roots"
+  # Root's own, which says that it was run. Between the look and the start the user could put
+  # another one in the place of the link.
+  printf '#!/bin/sh\nid >%s/ran\n' "$BATS_TEST_TMPDIR" >"$roots/criu"
+  chmod 755 "$roots/criu"
+  ln -s "$roots/criu" "$home/.cache/stasis/criu/usr/sbin/criu"
+  chown -hR 65534 "$home"
+  STASIS_CRIU='' XDG_CACHE_HOME='' HOME=$home capture unshare --mount sh -c '
+    mkdir "$1/empty"
+    for sbin in /usr/sbin /opt/stasis/criu; do ! [ -e $sbin/criu ] && ! [ -e $sbin/usr/sbin/criu ] || mount --bind "$1/empty" $sbin; done
+    exec stasis doctor --no-trial --json' sh "$BATS_TEST_TMPDIR"
+  [[ ! -e $BATS_TEST_TMPDIR/ran ]]
+  assert_contains "$out" "is not run: $home belongs to user 65534"
+}
+
+@test "of a criu that root's link leads to, the file itself is run" {
+  need_root "two users"
+  STASIS_CRIU='' XDG_CACHE_HOME='' HOME=/nowhere capture unshare --mount sh -c '
+    mount -t tmpfs -o mode=755 none /opt
+    umask 022
+    mkdir -p /opt/stasis/criu/usr/sbin /opt/real
+    printf "#!/bin/sh\nexit 1\n" >/opt/real/criu
+    chmod 755 /opt/real/criu
+    ln -s ../../../../real/criu /opt/stasis/criu/usr/sbin/criu
+    exec stasis doctor --no-trial --json'
+  assert_contains "$out" "/opt/real/criu does not answer"
+}
+
 @test "in a namespace of a user, the criu of the system is run" {
   need_root "two users"
   local criu=$BATS_TEST_TMPDIR/criu
