@@ -90,7 +90,9 @@ AgentClient::AgentClient(AgentClient&& other) noexcept
       number_(other.number_),
       interrupt_(other.interrupt_),
       heeds_(other.heeds_),
-      silent_(other.silent_) {}
+      silent_(other.silent_),
+      silent_since_(other.silent_since_),
+      first_at_(other.first_at_) {}
 
 AgentClient& AgentClient::operator=(AgentClient&& other) noexcept {
   std::swap(pid_, other.pid_);
@@ -105,6 +107,8 @@ AgentClient& AgentClient::operator=(AgentClient&& other) noexcept {
   std::swap(interrupt_, other.interrupt_);
   std::swap(heeds_, other.heeds_);
   std::swap(silent_, other.silent_);
+  std::swap(silent_since_, other.silent_since_);
+  std::swap(first_at_, other.first_at_);
   return *this;
 }
 
@@ -161,12 +165,21 @@ Result<void> AgentClient::finish(std::chrono::milliseconds timeout) {
   return finish_unless(never, timeout);
 }
 
+Clock::time_point AgentClient::waiting_since() const {
+  return silent_ ? silent_since_ : first_at_.value_or(asked_at_);
+}
+
+void AgentClient::note_silence() {
+  silent_since_ = waiting_since();
+  silent_ = true;
+}
+
 Result<void> AgentClient::wants_to_leave() const {
   if (interrupt_ == nullptr) return {};
   if (heeds_ == Heeds::kFirst && can_be_left(asked_)) return interrupt_->check();
   if (!interrupt_->insists()) return {};
-  const auto waited = std::chrono::floor<std::chrono::seconds>(Clock::now() - asked_at_);
-  if (!silent_ && waited < kLeaveBack) return {};
+  if (!silent_ && Clock::now() - asked_at_ < kLeaveBack) return {};
+  const auto waited = std::chrono::floor<std::chrono::seconds>(Clock::now() - waiting_since());
   return fail(ErrorCode::kInterrupted,
               fmt::format("interrupted twice while the agent in process {} was to {} ({} s)",
                           pid_.value, agent_command_name(asked_), waited.count()));
@@ -200,18 +213,18 @@ Result<void> AgentClient::wait_for_reply(const Interrupt& interrupt, Clock::time
                       pid_.value));
     }
     if (Clock::now() >= deadline) {
-      silent_ = true;
+      note_silence();
       return fail(
           ErrorCode::kNoAnswer,
           fmt::format(
               "the agent in process {} was to {} and has not answered within {} ms", pid_.value,
               agent_command_name(asked_),
-              std::chrono::ceil<std::chrono::milliseconds>(Clock::now() - asked_at_).count()),
+              std::chrono::ceil<std::chrono::milliseconds>(Clock::now() - waiting_since()).count()),
           "see whether the driver hangs there: `cat /proc/PID/task/*/wchan`; `stasis "
           "recover` makes the process run when it answers again");
     }
     if (auto leave = wants_to_leave(); !leave && !can_be_left(asked_)) {
-      silent_ = true;
+      note_silence();
       return leave;
     }
     auto stop = interrupt.check();
@@ -220,7 +233,7 @@ Result<void> AgentClient::wait_for_reply(const Interrupt& interrupt, Clock::time
       page_->abandoned.store(number_, std::memory_order_relaxed);
       if (!stop_at) stop_at = Clock::now() + kLeaveAfter;
       if (Clock::now() >= *stop_at && can_be_left(asked_)) {
-        silent_ = true;
+        note_silence();
         return stop;
       }
     }

@@ -230,12 +230,18 @@ class AgentClient {
   AgentCommand asked_ = AgentCommand::kNone;
   Clock::time_point asked_at_;
   std::uint32_t number_ = 0;  // of the request under way
+  // Since when the user waits for what is under way.
+  Clock::time_point waiting_since() const;
+  void note_silence();
   // Whether the user wants to wait no longer for the answer under way.
   Result<void> wants_to_leave() const;
 
   const Interrupt* interrupt_ = nullptr;
   Heeds heeds_ = Heeds::kSecond;
   bool silent_ = false;  // it has not answered in time once
+  Clock::time_point silent_since_;
+  // When the first of several commands was given that are one to the user.
+  std::optional<Clock::time_point> first_at_;
 };
 
 // Is the content of device memory, or may it be, in the program's own memory?

@@ -232,6 +232,11 @@ TEST(AgentClient, CountsPiecesOnceAndWaitsOnceForAll) {
   const auto late = (*client)->take_segments(milliseconds(150));
   ASSERT_FALSE(late.has_value());
   EXPECT_EQ(late.error().code, ErrorCode::kNoAnswer);
+  // The time of all of them, and not what the last one was left with.
+  const std::string& message = late.error().message;
+  const std::size_t figure = message.find("within ");
+  ASSERT_NE(figure, std::string::npos) << message;
+  EXPECT_GE(std::stoi(message.substr(figure + 7)), 150) << message;
 }
 
 TEST(AgentClient, HearsTheUserInTheMiddleOfACommand) {
@@ -271,6 +276,8 @@ TEST(AgentClient, LeavesASilentOneThatBringsMemoryBackAtTheSecondRequest) {
   done = (*client)->ask(AgentCommand::kRepopulate, 0, milliseconds(60000));
   ASSERT_FALSE(done.has_value());
   EXPECT_EQ(done.error().code, ErrorCode::kInterrupted);
+  // Since the first command that it has not answered.
+  EXPECT_EQ(done.error().message.find("(0 s)"), std::string::npos) << done.error().message;
   EXPECT_LT(Clock::now() - start, std::chrono::seconds(10));
 }
 

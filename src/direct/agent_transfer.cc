@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "abi/descriptor_message.h"
+#include "base/scope_guard.h"
 #include "direct/agent_client.h"
 #include "direct/read_once.h"
 
@@ -93,6 +94,8 @@ Result<std::vector<Segment>> AgentClient::take_segments(std::chrono::millisecond
                     std::chrono::milliseconds(0));
   };
   std::vector<Segment> segments;
+  first_at_ = Clock::now();
+  const ScopeGuard is_done([&] { first_at_.reset(); });
   while (segments.size() < wanted) {
     STASIS_TRY(ask(AgentCommand::kExport, segments.size(), time_left()));
     const auto count = once(page_->exported_count);
