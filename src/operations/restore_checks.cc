@@ -1,5 +1,6 @@
 #include "operations/restore_checks.h"
 
+#include <fcntl.h>
 #include <linux/capability.h>
 #include <linux/nsfs.h>
 #include <sys/ioctl.h>
@@ -108,11 +109,12 @@ Error number_is_ours(const Manifest& manifest) {
     for (const Tid thread : record.threads)
       highest = std::max(highest, thread.value);
   }
+  // Not by another shell (`sh -c`), which could have the number itself.
   return {ErrorCode::kPidInUse,
           fmt::format("the image needs process number {}, which is the one of this process",
                       ::getpid()),
-          fmt::format("leave out --detach, or start it with another number: sh -c 'echo {} "
-                      ">/proc/sys/kernel/ns_last_pid; stasis restore ...; exit $?'",
+          fmt::format("leave out --detach; or give the next program another number, in the very "
+                      "shell that starts stasis: echo {} >/proc/sys/kernel/ns_last_pid",
                       highest)};
 }
 

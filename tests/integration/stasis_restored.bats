@@ -47,8 +47,9 @@ END
   # That would end with stasis. What the message says instead helps.
   # shellcheck disable=SC2016
   refused_by 11 pid-in-use "${fresh[@]}" bash -c 'stasis restore --images-dir "$1" --detach; exit $?' bash "$image"
-  local line=${err#*"sh -c '"}
-  line=${line%%"; stasis restore"*}
+  # As the first line of a script, where a shell that it starts would get that very number.
+  local line=${err#*"starts stasis: "}
+  line=${line%%ns_last_pid*}ns_last_pid
   [[ $line == "echo "*" >/proc/sys/kernel/ns_last_pid" ]]
   restored_in_fresh bash -c "$line; stasis restore --images-dir '$image' --detach && sleep 60"
 }
