@@ -91,4 +91,12 @@ int index_of_master(Pid pid, int descriptor);
 void probe_pipes(const proc::ProcFs& procfs, const Processes& all_processes,
                  std::span<const std::string> connected, Signs& out);
 
+// Is the process below one of the tree, though it was not there when the tree was read?
+bool descends_from(const proc::ProcFs& procfs, const std::set<int>& tree, proc::ProcessInfo info);
+
+// criu_shared.cc. What processes outside of the tree have too: memory without a name, eventfds,
+// sockets, open files.
+void probe_shared(const proc::ProcFs& procfs, const Processes& everybody,
+                  const CriuOptions& options, bool simulated, Signs& out);
+
 }  // namespace stasis::doctor

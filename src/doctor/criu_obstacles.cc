@@ -288,6 +288,7 @@ class Search {
     doctor::probe_terminals(procfs_, processes_, options_, signs_);
     doctor::probe_code(procfs_, processes_, signs_);
     doctor::probe_pipes(procfs_, all_processes_, connected_, signs_);
+    doctor::probe_shared(procfs_, all_processes_, options_, simulated_, signs_);
     for (const proc::ProcessInfo& info : processes_) {
       if (const auto tracer = procfs_.tracer(info.pid))
         signs_.add(info.pid, kTracer, fmt::format("by process {}", *tracer));
@@ -422,7 +423,7 @@ class Search {
     const std::set<std::uint64_t> inodes(own->begin(), own->end());
     if (!options_.tcp_established && !options_.tcp_close) {
       const proc::TcpTable& table = tcp_sockets_beside(pid);
-      for (const proc::TcpSocket& socket : table.sockets()) {
+      for (const proc::InetSocket& socket : table.sockets()) {
         if (!socket.listens && inodes.contains(socket.inode) &&
             !table.stays_within(socket, sockets_))
           signs_.add(pid, kTcp, fmt::format("local port {}", socket.local_port));

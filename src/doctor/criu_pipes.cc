@@ -204,22 +204,10 @@ class PipeSearch {
             return seen && wanted(*seen);
           });
       if (!has_it) continue;
-      if (!is_ours(info)) return Outsider{info.pid, info.comm};
+      if (!descends_from(procfs_, ours_, info)) return Outsider{info.pid, info.comm};
       found_ours_ = true;
     }
     return std::nullopt;
-  }
-
-  // One that is below the tree, though it was not there when the tree was read.
-  bool is_ours(proc::ProcessInfo info) const {
-    constexpr int kGenerations = 64;
-    for (int i = 0; i < kGenerations; ++i) {
-      if (ours_.contains(info.pid.value)) return true;
-      auto parent = procfs_.process(info.parent);
-      if (!parent) return false;
-      info = std::move(*parent);
-    }
-    return false;
   }
 
   const proc::ProcFs& procfs_;
@@ -233,6 +221,17 @@ class PipeSearch {
 };
 
 }  // namespace
+
+bool descends_from(const proc::ProcFs& procfs, const std::set<int>& tree, proc::ProcessInfo info) {
+  constexpr int kGenerations = 64;
+  for (int i = 0; i < kGenerations; ++i) {
+    if (tree.contains(info.pid.value)) return true;
+    auto parent = procfs.process(info.parent);
+    if (!parent) return false;
+    info = std::move(*parent);
+  }
+  return false;
+}
 
 void probe_pipes(const proc::ProcFs& procfs, const Processes& all_processes,
                  std::span<const std::string> connected, Signs& out) {

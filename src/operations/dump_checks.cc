@@ -7,8 +7,8 @@
 
 #include <algorithm>
 #include <array>
-#include <optional>
 #include <set>
+#include <string_view>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -67,6 +67,17 @@ Result<void> check_disk_space(const Environment& env, const Group& group, const 
               "free some space, or choose a directory on another file system");
 }
 
+namespace {
+
+// What a dump that goes on changes for the program without a sign.
+bool is_told(std::string_view id) {
+  constexpr std::array<std::string_view, 4> kTold = {"fifo", "posix-timer", "outside-events",
+                                                     "outside-offset"};
+  return std::find(kTold.begin(), kTold.end(), id) != kTold.end();
+}
+
+}  // namespace
+
 Result<void> refuse_undumpable(const Environment& env, const std::vector<GroupMember>& members,
                                const CriuOptions& criu, const DumpOptions& options) {
   const auto& job = options.job;
@@ -81,7 +92,7 @@ Result<void> refuse_undumpable(const Environment& env, const std::vector<GroupMe
   std::vector<Obstacle> obstacles;
   for (Obstacle& obstacle :
        find_undumpable(proc::ProcFs(), members, wanted, env.driver.info().simulated, connected)) {
-    if (obstacle.id == "fifo" || obstacle.id == "posix-timer") env.tell(obstacle.what);
+    if (is_told(obstacle.id)) env.tell(obstacle.what);
     if (obstacle.severity != Severity::kRed) continue;
     if (lost && obstacle.id == "link-remap") {
       obstacle.remedy =

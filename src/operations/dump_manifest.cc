@@ -51,7 +51,7 @@ std::vector<GpuMemoryRecord> gpu_memory_of(const Group& group, const GroupMember
 // The TCP ports that a process listens on. CRIU binds those of connections whichever process has
 // them. The kernel takes some 8 ms to write down the TCP sockets of a network namespace, however
 // few there are (its table is large), and so is asked once for each, and only if a process has one.
-using SocketTables = std::map<ino_t, std::vector<proc::TcpSocket>>;
+using SocketTables = std::map<ino_t, std::vector<proc::InetSocket>>;
 std::vector<std::uint16_t> tcp_ports_of(const proc::ProcFs& procfs, Pid pid, SocketTables& tables) {
   const auto own = procfs.tcp_socket_inodes(pid);
   struct stat space = {};
@@ -59,9 +59,9 @@ std::vector<std::uint16_t> tcp_ports_of(const proc::ProcFs& procfs, Pid pid, Soc
       ::stat(fmt::format("/proc/{}/ns/net", pid.value).c_str(), &space) != 0)
     return {};
   const auto [table, is_new] = tables.try_emplace(space.st_ino);
-  if (is_new) table->second = procfs.tcp_sockets(pid).value_or(std::vector<proc::TcpSocket>());
+  if (is_new) table->second = procfs.tcp_sockets(pid).value_or(std::vector<proc::InetSocket>());
   std::set<std::uint16_t> ports;
-  for (const proc::TcpSocket& socket : table->second) {
+  for (const proc::InetSocket& socket : table->second) {
     if (socket.listens && std::find(own->begin(), own->end(), socket.inode) != own->end()) {
       ports.insert(socket.local_port);
     }

@@ -28,7 +28,7 @@ Result<void> check_ports(const Manifest& manifest) {
   if (std::any_of(manifest.files.begin(), manifest.files.end(), of_network)) return {};
   std::set<std::uint16_t> taken;
   if (const auto sockets = proc::ProcFs().tcp_sockets(Pid{::getpid()})) {
-    for (const proc::TcpSocket& socket : *sockets)
+    for (const proc::InetSocket& socket : *sockets)
       if (socket.listens) taken.insert(socket.local_port);
   }
   for (const ProcessRecord& process : manifest.processes) {

@@ -1,5 +1,6 @@
 // /proc/PID/maps, which the process that it is about can make as large as it likes.
 #include <fcntl.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <array>
@@ -46,7 +47,13 @@ std::optional<Mapping> parse_mapping(std::string_view line) {
     return std::nullopt;
   mapping.permissions = take();
   (void)take();
-  (void)take();
+  const std::string_view device = take();
+  const std::size_t colon = device.find(':');
+  std::uint64_t major = 0;
+  std::uint64_t minor = 0;
+  if (colon != std::string_view::npos && parse(device.substr(0, colon), major, 16) &&
+      parse(device.substr(colon + 1), minor, 16))
+    mapping.device = makedev(static_cast<unsigned>(major), static_cast<unsigned>(minor));
   if (!parse(take(), mapping.inode, 10)) return std::nullopt;
   mapping.path = line.substr(std::min(line.find_first_not_of(' '), line.size()));
   shorten(mapping.path, kLongestPath);

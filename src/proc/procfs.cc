@@ -315,9 +315,11 @@ Result<std::vector<UnixSocket>> ProcFs::unix_sockets(Pid pid) const {
     // "address: references protocol flags type state inode path"
     std::istringstream words(line);
     std::string skipped;
+    std::string flags;
     UnixSocket socket;
-    words >> skipped >> skipped >> skipped >> skipped >> skipped >> skipped >> socket.inode;
-    if (!words) continue;  // the heading
+    words >> skipped >> skipped >> skipped >> flags >> skipped >> skipped >> socket.inode;
+    socket.listens = flags == "00010000";  // __SO_ACCEPTCON of linux/net.h
+    if (!words) continue;                  // the heading
     std::getline(words >> std::ws, socket.path);
     out.push_back(std::move(socket));
   }
@@ -334,10 +336,18 @@ std::string without_mapping(std::string address) {
 
 }  // namespace
 
-Result<std::vector<TcpSocket>> ProcFs::tcp_sockets(Pid pid) const {
-  std::vector<TcpSocket> out;
-  for (const char* name : {"net/tcp", "net/tcp6"}) {
-    auto text = read_of(root_, pid, name);
+Result<std::vector<InetSocket>> ProcFs::tcp_sockets(Pid pid) const {
+  return inet_sockets(pid, "tcp");
+}
+
+Result<std::vector<InetSocket>> ProcFs::udp_sockets(Pid pid) const {
+  return inet_sockets(pid, "udp");
+}
+
+Result<std::vector<InetSocket>> ProcFs::inet_sockets(Pid pid, std::string_view protocol) const {
+  std::vector<InetSocket> out;
+  for (const char* version : {"", "6"}) {
+    auto text = read_of(root_, pid, fmt::format("net/{}{}", protocol, version));
     if (!text && !out.empty()) break;
     if (!text && text.error().code == ErrorCode::kIo) continue;
     if (!text) return fail(std::move(text.error()));
@@ -349,7 +359,7 @@ Result<std::vector<TcpSocket>> ProcFs::tcp_sockets(Pid pid) const {
       std::string remote;
       std::string state;
       std::string skipped;
-      TcpSocket socket;
+      InetSocket socket;
       words >> skipped >> local >> remote >> state >> skipped >> skipped >> skipped >> skipped >>
           skipped >> socket.inode;
       const std::size_t colon = local.rfind(':');

@@ -47,9 +47,10 @@ struct ThreadStatus {
 struct Mapping {
   std::uint64_t start = 0;
   std::uint64_t end = 0;
-  std::string permissions;  // "r-xp"
-  std::uint64_t inode = 0;  // 0: of no file
-  std::string path;         // also "[vdso]"; may be empty
+  std::string permissions;   // "r-xp"
+  std::uint64_t inode = 0;   // 0: of no file
+  std::string path;          // also "[vdso]"; may be empty
+  std::uint64_t device = 0;  // of the file, as makedev(3) has it; not always that of stat(2)
 };
 
 struct OpenFile {
@@ -60,12 +61,13 @@ struct OpenFile {
 struct UnixSocket {
   std::uint64_t inode = 0;
   std::string path;  // an abstract name begins with "@"; empty if it has none
+  bool listens = false;
 };
 
-struct TcpSocket {
+struct InetSocket {
   std::uint64_t inode = 0;  // 0: of no process (closed, or not accepted yet)
   std::uint16_t local_port = 0;
-  bool listens = false;
+  bool listens = false;         // of TCP
   bool is_established = false;  // else it listens, is being opened, or is being closed
   // "address:port" in the kernel's hexadecimal form; an IPv4 address within IPv6 as IPv4 has it, so
   // that both ends of a connection name each other alike.
@@ -137,7 +139,9 @@ class ProcFs {
   Result<std::vector<UnixSocket>> unix_sockets(Pid pid) const;
 
   // The same of TCP sockets, of IPv4 and IPv6. Where the kernel has no IPv6, of IPv4.
-  Result<std::vector<TcpSocket>> tcp_sockets(Pid pid) const;
+  Result<std::vector<InetSocket>> tcp_sockets(Pid pid) const;
+  // Of UDP, those that are bound.
+  Result<std::vector<InetSocket>> udp_sockets(Pid pid) const;
 
   // The thread that traces the process or one of its threads; nothing if none does.
   std::optional<int> tracer(Pid pid) const;
@@ -166,6 +170,7 @@ class ProcFs {
 
  private:
   Result<std::uint64_t> own_capabilities(const char* set) const;
+  Result<std::vector<InetSocket>> inet_sockets(Pid pid, std::string_view protocol) const;
   // A figure of /proc/meminfo, in bytes.
   Result<std::uint64_t> meminfo(std::string_view key) const;
 

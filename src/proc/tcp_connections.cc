@@ -10,23 +10,23 @@
 namespace stasis::proc {
 
 TcpTable::TcpTable(const ProcFs& procfs, Pid pid)
-    : TcpTable(procfs.tcp_sockets(pid).value_or(std::vector<TcpSocket>())) {}
+    : TcpTable(procfs.tcp_sockets(pid).value_or(std::vector<InetSocket>())) {}
 
-TcpTable::TcpTable(std::vector<TcpSocket> sockets) : sockets_(std::move(sockets)) {
+TcpTable::TcpTable(std::vector<InetSocket> sockets) : sockets_(std::move(sockets)) {
   for (std::size_t i = 0; i < sockets_.size(); ++i) {
-    const TcpSocket& socket = sockets_[i];
+    const InetSocket& socket = sockets_[i];
     if (!socket.listens) connections_.emplace(std::pair(socket.local, socket.remote), i);
   }
 }
 
-bool TcpTable::stays_within(const TcpSocket& socket, const std::set<std::uint64_t>& inodes) const {
+bool TcpTable::stays_within(const InetSocket& socket, const std::set<std::uint64_t>& inodes) const {
   const auto found = connections_.find({socket.remote, socket.local});
   if (found == connections_.end()) return false;
-  const TcpSocket& peer = sockets_[found->second];
+  const InetSocket& peer = sockets_[found->second];
   if (peer.inode != 0) return inodes.contains(peer.inode);
   // Of no process: closed by one, or not accepted by one yet.
   return !peer.is_established ||
-         std::any_of(sockets_.begin(), sockets_.end(), [&](const TcpSocket& listener) {
+         std::any_of(sockets_.begin(), sockets_.end(), [&](const InetSocket& listener) {
            return listener.listens && listener.local_port == peer.local_port &&
                   inodes.contains(listener.inode);
          });
@@ -51,7 +51,7 @@ TcpReach tcp_reach(const ProcFs& procfs, std::span<const ProcessInfo> processes)
   }
   auto reach = TcpReach::kNone;
   for (const auto& [space, table] : tables) {
-    for (const TcpSocket& socket : table.sockets()) {
+    for (const InetSocket& socket : table.sockets()) {
       if (socket.listens || !inodes.contains(socket.inode)) continue;
       if (!table.stays_within(socket, inodes)) return TcpReach::kOutside;
       reach = TcpReach::kWithin;

@@ -24,16 +24,16 @@ class TcpTable {
  public:
   // Empty if the namespace cannot be read.
   TcpTable(const ProcFs& procfs, Pid pid);
-  explicit TcpTable(std::vector<TcpSocket> sockets);
+  explicit TcpTable(std::vector<InetSocket> sockets);
 
-  const std::vector<TcpSocket>& sockets() const { return sockets_; }
+  const std::vector<InetSocket>& sockets() const { return sockets_; }
 
   // Is the other end one of the sockets `inodes`, or waits for one of them to accept it, or is it
   // closed? A peer in another network namespace, or on another machine, is outside.
-  bool stays_within(const TcpSocket& socket, const std::set<std::uint64_t>& inodes) const;
+  bool stays_within(const InetSocket& socket, const std::set<std::uint64_t>& inodes) const;
 
  private:
-  std::vector<TcpSocket> sockets_;
+  std::vector<InetSocket> sockets_;
   // By both addresses, the socket's own one first: its place in `sockets_`.
   std::map<std::pair<std::string, std::string>, std::size_t> connections_;
 };
