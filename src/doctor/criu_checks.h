@@ -1,6 +1,6 @@
 // The parts of find_undumpable(), one for each concern. Private to src/doctor.
 //
-// Each adds what it sees to Signs. They read /proc and start no threads; one thread at a time.
+// Each adds what it sees to Signs. They read /proc; one thread at a time.
 #pragma once
 
 #include <map>
@@ -72,6 +72,9 @@ void probe_seals(const Processes& processes, Signs& out);
 
 // criu_timers.cc
 void probe_timers(const Processes& processes, Signs& out);
+
+// criu_semaphores.cc
+void probe_semaphores(const Processes& processes, Signs& out);
 
 // criu_terminals.cc
 void probe_terminals(const proc::ProcFs& procfs, const Processes& processes,

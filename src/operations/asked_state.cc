@@ -38,6 +38,10 @@ constexpr std::uint64_t kPermissionAt = 8;
 constexpr std::uint64_t kListAt = 16;
 constexpr std::uint64_t kResidentAt = 64;
 constexpr std::uint64_t kKeyAt = 128;
+constexpr std::uint64_t kTableAt = 1024;
+constexpr std::uint64_t kTableBytes = 2048;
+// A process may have thousands of threads, and each is stopped for the question.
+constexpr std::size_t kMostAskedThreads = 64;
 
 constexpr std::uint64_t word(long value) { return static_cast<std::uint64_t>(value); }
 
@@ -80,6 +84,39 @@ void note_keyrings(const Ask& ask, const proc::AddressSpace& space, std::uint64_
     }
   }
   if (bytes > 0) lost.emplace_back("the keys of its session (keyctl)");
+}
+
+// What is seldom used, and that CRIU 4.2.1 does not know.
+void note_seldom_used(const Ask& ask, const proc::AddressSpace& space, std::uint64_t page,
+                      std::vector<std::string>& lost) {
+  int time_stamp = 0;
+  if (ask(SYS_prctl, {PR_GET_TSC, page + kKeyAt}) == 0 &&
+      space.read(page + kKeyAt, &time_stamp, sizeof time_stamp) && time_stamp == PR_TSC_SIGSEGV) {
+    lost.emplace_back("that its first thread may not read the time stamp counter (PR_SET_TSC)");
+  }
+  std::array<std::uint64_t, kTableBytes / 8> table{};
+  const std::int64_t bytes = ask(SYS_modify_ldt, {0, page + kTableAt, kTableBytes});
+  if (bytes <= 0 || !space.read(page + kTableAt, table.data(), kTableBytes)) return;
+  if (std::any_of(table.begin(), table.end(), [](std::uint64_t entry) { return entry != 0; }))
+    lost.emplace_back(
+        "its local descriptor table (modify_ldt), without which 16-bit and 32-bit "
+        "code of it fails");
+}
+
+void note_dispatch(const proc::AddressSpace& space, std::vector<std::string>& lost) {
+  std::vector<Tid> threads = proc::ProcFs().threads(space.pid());
+  threads.resize(std::min(threads.size(), kMostAskedThreads));
+  (void)trace_on_own_thread([&]() -> Result<void> {
+    STASIS_TRY_ASSIGN(auto stopped, proc::StoppedThreads::stop(space, threads));
+    for (const Tid thread : stopped.threads()) {
+      if (stopped.dispatches_system_calls(thread))
+        lost.push_back(
+            fmt::format("that system calls of thread {} become signals "
+                        "(PR_SET_SYSCALL_USER_DISPATCH)",
+                        thread.value));
+    }
+    return {};
+  });
 }
 
 // Asks threads whether they are in a Landlock domain. One bystander serves all of a user.
@@ -183,10 +220,12 @@ Result<AskedState> ask_process(Pid pid, Sandboxes& sandboxes) {
           static_cast<std::uint32_t>(std::max<std::int64_t>(0, ask(SYS_prctl, {kGetMdwe})));
       out.state.merge_memory = ask(SYS_prctl, {kGetMemoryMerge}) == 1;
       note_keyrings(ask, space, at, out.lost);
+      note_seldom_used(ask, space, at, out.lost);
       out.in_domain = is_in_domain(ask, bystander, at + kListAt);
     });
   });
   STASIS_TRY(std::move(done));
+  note_dispatch(space, out.lost);
   if (!out.in_domain) out.in_domain = has_thread_in_domain(pid, sandboxes);
   return out;
 }

@@ -71,8 +71,8 @@ namespace {
 
 // What a dump that goes on changes for the program without a sign.
 bool is_told(std::string_view id) {
-  constexpr std::array<std::string_view, 4> kTold = {"fifo", "posix-timer", "outside-events",
-                                                     "outside-offset"};
+  constexpr std::array<std::string_view, 5> kTold = {"fifo", "posix-timer", "outside-events",
+                                                     "outside-offset", "sysv-semaphore"};
   return std::find(kTold.begin(), kTold.end(), id) != kTold.end();
 }
 

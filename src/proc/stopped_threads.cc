@@ -14,6 +14,7 @@
 #include <fmt/format.h>
 
 #include "base/fd.h"
+#include "base/scope_guard.h"
 #include "proc/interrupted_call.h"
 #include "proc/procfs.h"
 #include "proc/ptrace_status.h"
@@ -133,6 +134,29 @@ Result<void> lift_filter(Pid pid, Tid thread) {
                            "(seccomp), and would be killed for ours",
                            thread.value, pid.value),
                "run as root or with CAP_SYS_ADMIN"}));
+}
+
+// linux/ptrace.h, since Linux 6.4.
+constexpr int kSetDispatch = 0x4210;
+constexpr int kGetDispatch = 0x4211;
+struct SystemCallDispatch {
+  std::uint64_t mode = 0;  // 0: off
+  std::uint64_t selector = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t length = 0;
+};
+
+SystemCallDispatch dispatch_of(Tid thread) {
+  SystemCallDispatch out;
+  if (::ptrace(static_cast<__ptrace_request>(kGetDispatch), thread.value, as_pointer(sizeof out),
+               &out) != 0)
+    return {};
+  return out;
+}
+
+void set_dispatch(Tid thread, SystemCallDispatch dispatch) {
+  (void)::ptrace(static_cast<__ptrace_request>(kSetDispatch), thread.value,
+                 as_pointer(sizeof dispatch), &dispatch);
 }
 
 }  // namespace
@@ -319,6 +343,12 @@ Result<std::int64_t> StoppedThreads::system_call(Tid thread, std::uint64_t instr
                                                  std::span<const std::uint64_t> arguments) const {
   STASIS_TRY_ASSIGN(auto regs, registers(thread));
   STASIS_TRY(lift_filter(pid_, thread));
+  // Or the call would become a SIGSYS.
+  const SystemCallDispatch dispatch = dispatch_of(thread);
+  if (dispatch.mode != 0) set_dispatch(thread, {});
+  const ScopeGuard put_back([&] {
+    if (dispatch.mode != 0) set_dispatch(thread, dispatch);
+  });
   std::array<std::uint64_t, 6> values{};
   std::copy(arguments.begin(), arguments.end(), values.begin());
   regs.rip = instruction;
@@ -362,6 +392,10 @@ Result<std::int64_t> StoppedThreads::system_call(Tid thread, std::uint64_t instr
   }
   STASIS_TRY_ASSIGN(auto after, registers(thread));
   return static_cast<std::int64_t>(after.rax);
+}
+
+bool StoppedThreads::dispatches_system_calls(Tid thread) const {
+  return dispatch_of(thread).mode != 0;
 }
 
 Result<StoppedThreads::Registers> StoppedThreads::registers_to_stop_with(Tid thread) const {

@@ -88,6 +88,10 @@ class StoppedThreads {
   // The same for going on from anywhere: the call is made again in any case.
   Result<Registers> registers_to_go_on(Tid thread) const;
 
+  // Are its system calls turned into signals by where they are made (PR_SET_SYSCALL_USER_DISPATCH)?
+  // False before Linux 6.4, which does not tell.
+  bool dispatches_system_calls(Tid thread) const;
+
   // Lets one thread run for about so long and stops it again, wherever it is then: the calling
   // thread sleeps on the processor that the other one runs on, and is woken by that processor's
   // timer. Asked from another processor, a thread stops at the end of its next system call, so one

@@ -2,9 +2,11 @@
 
 #include <fcntl.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <csignal>
 #include <ctime>
@@ -94,6 +96,53 @@ TEST(StoppedThreads, ChangeNothingInTheProgramThatAProcessHasBecome) {
   EXPECT_EQ(name(), "sleep");
   ::close(go[0]);
   ::close(go[1]);
+}
+
+// Wine and emulators have it. Ours would be one of the system calls that become a signal.
+TEST(StoppedThreads, ASystemCallOfOursIsMadeInSpiteOfDispatch) {
+  constexpr int kSetDispatch = 59;  // PR_SET_SYSCALL_USER_DISPATCH
+  const auto* const code = reinterpret_cast<const unsigned char*>(&::syscall);
+  constexpr std::array<unsigned char, 2> kInstruction = {0x0f, 0x05};
+  const auto* const instruction =
+      std::search(code, code + 64, kInstruction.begin(), kInstruction.end());
+  ASSERT_NE(instruction, code + 64);
+  int ready[2];
+  ASSERT_EQ(::pipe2(ready, O_CLOEXEC), 0);
+  const fakes::Child child([&] {
+    static volatile char blocks = 0;
+    const bool on = ::prctl(kSetDispatch, 1UL, 0UL, 0UL, &blocks) == 0;
+    (void)!::write(ready[1], on ? "y" : "n", 1);
+    blocks = 1;
+    for (;;) {
+    }
+  });
+  char on = 0;
+  ASSERT_EQ(::read(ready[0], &on, 1), 1);
+  ::close(ready[0]);
+  ::close(ready[1]);
+  const Tid thread{child.pid().value};
+  const auto space = AddressSpace::open(child.pid());
+  ASSERT_TRUE(space);
+  // Until it blocks.
+  ::usleep(50000);
+  {
+    auto stopped = StoppedThreads::stop(*space, thread);
+    ASSERT_TRUE(stopped) << stopped.error().to_string();
+    if (on != 'y' || !stopped->dispatches_system_calls(thread))
+      GTEST_SKIP() << "this kernel has no dispatch of system calls, or does not tell";
+    const auto registers = stopped->registers(thread);
+    ASSERT_TRUE(registers);
+    const auto answer =
+        stopped->system_call(thread, reinterpret_cast<std::uint64_t>(instruction), SYS_getpid, {});
+    ASSERT_TRUE(answer) << answer.error().to_string();
+    EXPECT_EQ(*answer, child.pid().value);
+    EXPECT_TRUE(stopped->set_registers(thread, *registers));
+    EXPECT_TRUE(stopped->dispatches_system_calls(thread));
+  }
+  ::usleep(20000);
+  const auto after = ProcFs().process(child.pid());
+  ASSERT_TRUE(after);
+  EXPECT_EQ(after->state, 'R');
 }
 
 }  // namespace

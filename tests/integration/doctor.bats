@@ -587,6 +587,36 @@ END
   [[ $err != *outside* ]]
 }
 
+@test "told: what a process has taken by SEM_UNDO, its descriptor table, its time stamp counter, dispatched calls" {
+  start_with 'import struct, threading
+sem = libc.semget(0, 1, 0o600); libc.semctl(sem, 0, 16, 5)
+libc.semop(sem, struct.pack("hhh", 0, -2, 0x1000), 1)
+libc.syscall(154, 1, struct.pack("IIII", 1, 0x1000, 0xfffff, 0x51), 16)
+selector, done = ctypes.create_string_buffer(1), threading.Event()
+def dispatched():
+    print("dispatch", libc.prctl(59, 1, 0, 0, selector), flush=True)
+    done.wait(); time.sleep(.1)
+    open(folder + "/sem", "w").write(str(sem)); open(folder + "/ready", "w").close()
+    while True: time.sleep(.1)
+threading.Thread(target=dispatched, daemon=True).start()
+done.set()
+# From here on a look at the clock ends it.
+libc.prctl(26, 2, 0, 0, 0)
+while True: libc.pause()'
+  local sem
+  sem=$(cat "$BATS_TEST_TMPDIR/sem")
+  capture stasis doctor "$TARGET" --no-trial --json
+  assert_equal "$(lights sysv-semaphore)" yellow
+  assert_contains "$out" "set $sem"
+  done_by dump "$TARGET" --images-dir "$image" --leave-running
+  ipcrm -s "$sem"
+  assert_contains "$err" "SEM_UNDO"
+  assert_contains "$err" "modify_ldt"
+  assert_contains "$err" "PR_SET_TSC"
+  ! grep -q "dispatch 0" "$TARGET_LOG" || assert_contains "$err" "PR_SET_SYSCALL_USER_DISPATCH"
+  target_goes_on
+}
+
 # in_landlock WHO: a tree with a Python program that may make no FIFO any more, or a thread of it.
 in_landlock() {
   start_with "def enter():
