@@ -133,12 +133,14 @@ std::string link_of(const OpenPlace& place) {
   return fmt::format("/proc/{}/fd/{}", place.pid.value, place.descriptor);
 }
 
-// The agent's page, which every tool maps that looks at the program; and what NVIDIA's libraries
-// keep code in, which no program writes to.
+// What is shared and no matter of the program: the agent's page, which every tool maps that looks
+// at it; what NVIDIA's libraries keep code in; the rings of aio(7), which a fork leaves mapped and
+// of no use; the tables of nscd(8), which the C library maps and opens anew.
 bool is_of_a_library(std::string_view path) {
   const std::string agents = fmt::format("/memfd:{} ", direct::kAgentMemfd);
   return path.starts_with(agents) || path.starts_with("/memfd:/.nvidia") ||
-         path.starts_with("/memfd:/.gl");
+         path.starts_with("/memfd:/.gl") || path.starts_with("/[aio]") ||
+         path.find("/nscd/") != std::string_view::npos;
 }
 
 // Only a program that was forked has such memory of another one, and an execve(2) takes it: all who

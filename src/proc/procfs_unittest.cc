@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -287,12 +288,40 @@ TEST_F(FakeProc, ReadsMappings) {
   EXPECT_EQ((*mappings)[0].end, 0x401000U);
   EXPECT_EQ((*mappings)[0].permissions, "r-xp");
   EXPECT_EQ((*mappings)[0].inode, 5U);
+  EXPECT_EQ((*mappings)[0].device, makedev(8, 1));
   EXPECT_EQ((*mappings)[0].path, "/usr/bin/two words");
   EXPECT_EQ((*mappings)[1].inode, 0U);
   EXPECT_EQ((*mappings)[1].path, "");
   EXPECT_EQ((*mappings)[2].start, 0xffffffffff600000U);
   EXPECT_EQ((*mappings)[2].path, "[vsyscall]");
   EXPECT_EQ(procfs().mappings(Pid{77}).error().code, ErrorCode::kNoSuchProcess);
+}
+
+TEST_F(FakeProc, ReadsSockets) {
+  add(12, 3);
+  std::filesystem::create_directories(root_ / "12" / "net");
+  write(
+      12, "net/udp",
+      "   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout "
+      "inode ref pointer drops\n"
+      "  100: 0100007F:14E9 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 "
+      "4711 2 0000000000000000 0\n");
+  const auto udp = procfs().udp_sockets(Pid{12});
+  ASSERT_TRUE(udp);
+  ASSERT_EQ(udp->size(), 1U);
+  EXPECT_EQ((*udp)[0].inode, 4711U);
+  EXPECT_EQ((*udp)[0].local_port, 5353);
+  EXPECT_FALSE((*udp)[0].listens);
+  write(12, "net/unix",
+        "Num       RefCount Protocol Flags    Type St Inode Path\n"
+        "0000000000000000: 00000002 00000000 00010000 0001 01 17 /run/a socket\n"
+        "0000000000000000: 00000003 00000000 00000000 0001 03 18\n");
+  const auto unix_sockets = procfs().unix_sockets(Pid{12});
+  ASSERT_TRUE(unix_sockets);
+  ASSERT_EQ(unix_sockets->size(), 2U);
+  EXPECT_EQ((*unix_sockets)[0].path, "/run/a socket");
+  EXPECT_TRUE((*unix_sockets)[0].listens);
+  EXPECT_FALSE((*unix_sockets)[1].listens);
 }
 
 TEST_F(FakeProc, ReadsThreads) {
