@@ -86,7 +86,27 @@ Result<void> check_driver(const Driver& driver, const Manifest& manifest) {
 
 namespace {
 
+// Has the process started this one, as the shell of a script does, or `timeout`?
+bool is_above(Pid pid) {
+  const proc::ProcFs procfs;
+  constexpr int kGenerations = 64;
+  auto info = procfs.process(Pid{static_cast<int>(::getpid())});
+  for (int i = 0; info && i < kGenerations; ++i) {
+    if (info->parent == pid) return true;
+    info = procfs.process(info->parent);
+  }
+  return false;
+}
+
 Error pid_in_use(const proc::ProcessInfo& user) {
+  if (is_above(user.pid)) {
+    return {ErrorCode::kPidInUse,
+            fmt::format("the image needs process number {}, which is in use by {}, by which this "
+                        "stasis was started",
+                        user.pid.value, user.comm),
+            "restore in a PID namespace of its own, which ends with the root: unshare --pid --fork "
+            "--mount-proc stasis restore ..."};
+  }
   const bool zombie = user.has_ended();
   return {
       ErrorCode::kPidInUse,

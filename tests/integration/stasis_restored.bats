@@ -15,6 +15,20 @@ teardown() { end_stasis; }
 # In a fresh PID namespace, as a container has it, where numbers begin at 1.
 fresh=(unshare --pid --fork --mount-proc --kill-child)
 
+# An image of a program with the number 2, which opens its files in there, and has none of ours.
+dumped_in_fresh() {
+  cat >"$BATS_TEST_TMPDIR/dump" <<'END'
+for fd in /proc/self/fd/*; do ((${fd##*/} <= 2)) || eval "exec ${fd##*/}>&-"; done 2>/dev/null
+setsid stasis-workload memory --size 4M --pause-ms 20 --status "$1" </dev/null >"$1.log" 2>&1 &
+until grep -qs "^round 0*[1-9]" "$1"; do sleep 0.05; done
+stasis dump $! --images-dir "$2"
+END
+  (exec_on_gpu "${fresh[@]}" bash "$BATS_TEST_TMPDIR/dump" "$TARGET_STATUS" "$image") </dev/null >"$BATS_TEST_TMPDIR/dumped" 2>&1 3>&- ||
+    { cat "$BATS_TEST_TMPDIR/dumped" >&2; return 1; }
+  [[ -e $image/criu/core-2.img ]]
+  wait_until 60 gpu_is_free
+}
+
 # restored_in_fresh COMMAND...: goes on there.
 restored_in_fresh() {
   local before
@@ -28,17 +42,7 @@ restored_in_fresh() {
 }
 
 @test "an image with the low numbers of a container is restored in a fresh PID namespace" {
-  # It opens its files in there, and has none of ours.
-  cat >"$BATS_TEST_TMPDIR/dump" <<'END'
-for fd in /proc/self/fd/*; do ((${fd##*/} <= 2)) || eval "exec ${fd##*/}>&-"; done 2>/dev/null
-setsid stasis-workload memory --size 4M --pause-ms 20 --status "$1" </dev/null >"$1.log" 2>&1 &
-until grep -qs "^round 0*[1-9]" "$1"; do sleep 0.05; done
-stasis dump $! --images-dir "$2"
-END
-  (exec_on_gpu "${fresh[@]}" bash "$BATS_TEST_TMPDIR/dump" "$TARGET_STATUS" "$image") </dev/null >"$BATS_TEST_TMPDIR/dumped" 2>&1 3>&- ||
-    { cat "$BATS_TEST_TMPDIR/dumped" >&2; return 1; }
-  [[ -e $image/criu/core-2.img ]]
-  wait_until 60 gpu_is_free
+  dumped_in_fresh
   restored_in_fresh stasis restore --images-dir "$image"
   # Stasis itself has the root's number: a namespace below is for the tree.
   # shellcheck disable=SC2016 # for the inner shells
@@ -52,6 +56,17 @@ END
   line=${line%%ns_last_pid*}ns_last_pid
   [[ $line == "echo "*" >/proc/sys/kernel/ns_last_pid" ]]
   restored_in_fresh bash -c "$line; stasis restore --images-dir '$image' --detach && sleep 60"
+}
+
+@test "what starts stasis may have the number that the image needs, and the message says what helps" {
+  dumped_in_fresh
+  # shellcheck disable=SC2016 # for the inner shells
+  refused_by 11 pid-in-use "${fresh[@]}" bash -c 'timeout 60 stasis restore --images-dir "$1"; exit $?' bash "$image"
+  assert_contains "$err" "in use by timeout, by which this stasis was started"
+  assert_contains "$err" "unshare --pid --fork --mount-proc stasis restore"
+  [[ $err != *"still running"* ]]
+  # shellcheck disable=SC2016
+  restored_in_fresh bash -c 'timeout 60 unshare --pid --fork --mount-proc stasis restore --images-dir "$1"; exit $?' bash "$image"
 }
 
 @test "a restored CUDA process that has already ended is process-gone, and not ok" {
