@@ -119,6 +119,10 @@ constexpr Kind kHugeGhost{"deleted-file", Severity::kRed,
                           "uses deleted files of a hugetlbfs, which CRIU cannot dump",
                           "use memfd_create(MFD_HUGETLB) or MAP_HUGETLB instead, or do not delete "
                           "them"};
+constexpr Kind kGhostAttributes{
+    "deleted-attributes", Severity::kYellow,
+    "has deleted files open with extended attributes, without which CRIU restores them",
+    "do without the attributes, or do not delete the file"};
 constexpr Kind kRemap{"link-remap", Severity::kRed,
                       "has files open whose name was removed, but which have other names (as a "
                       "semaphore in /dev/shm has in the process that made it)",
@@ -239,6 +243,18 @@ bool knows_huge_pages(std::uint64_t page) {
   };
   return figure("free_hugepages") > figure("resv_hugepages") ||
          figure("nr_overcommit_hugepages") > figure("surplus_hugepages");
+}
+
+// Of the file's extended attributes, those that its program may have set: a label of a security
+// module is given by the kernel.
+std::vector<std::string> attributes_of(const std::string& link) {
+  std::vector<std::string> out;
+  std::array<char, 4096> names{};
+  const ssize_t size = ::listxattr(link.c_str(), names.data(), names.size());
+  for (ssize_t at = 0; at < size; at += static_cast<ssize_t>(out.back().size()) + 1)
+    out.emplace_back(names.data() + at);
+  std::erase_if(out, [](const std::string& name) { return name.starts_with("security."); });
+  return out;
 }
 
 // Does any name lead to the file?
@@ -367,6 +383,10 @@ class Search {
     const std::vector<std::string>& external = options_.external;
     if (device && !is_set(external, "tty[")) signs_.add(pid, kDevice, shown);
     const bool has_file = S_ISREG(info.st_mode) && !is_of_no_file(path);
+    if (has_file && info.st_nlink == 0) {
+      for (const std::string& name : attributes_of(link))
+        signs_.add(pid, kGhostAttributes, fmt::format("{} of {}", name, shown));
+    }
     if (has_file && info.st_nlink == 0 && huge_page_size(link)) signs_.add(pid, kHugeGhost, shown);
     if (has_file && info.st_nlink > 0 && path.ends_with(" (deleted)") && !options_.link_remap)
       signs_.add(pid, kRemap, shown);

@@ -18,7 +18,7 @@ namespace stasis::doctor {
 namespace {
 
 constexpr Kind kUndo{
-    "sysv-semaphore", Light::kYellow,
+    "sysv-semaphore", Severity::kYellow,
     "uses System V semaphores: what it has taken of them with SEM_UNDO is given back when a dump "
     "ends it, and is not taken again by a restore",
     "dump while it has taken nothing of them; without SEM_UNDO nothing changes"};

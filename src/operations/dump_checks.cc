@@ -71,8 +71,9 @@ namespace {
 
 // What a dump that goes on changes for the program without a sign.
 bool is_told(std::string_view id) {
-  constexpr std::array<std::string_view, 5> kTold = {"fifo", "posix-timer", "outside-events",
-                                                     "outside-offset", "sysv-semaphore"};
+  constexpr std::array<std::string_view, 6> kTold = {"fifo",           "posix-timer",
+                                                     "outside-events", "outside-offset",
+                                                     "sysv-semaphore", "deleted-attributes"};
   return std::find(kTold.begin(), kTold.end(), id) != kTold.end();
 }
 
@@ -92,7 +93,7 @@ Result<void> refuse_undumpable(const Environment& env, const std::vector<GroupMe
   std::vector<Obstacle> obstacles;
   for (Obstacle& obstacle :
        find_undumpable(proc::ProcFs(), members, wanted, env.driver.info().simulated, connected)) {
-    if (is_told(obstacle.id)) env.tell(obstacle.what);
+    if (is_told(obstacle.id.name())) env.tell(obstacle.what);
     if (obstacle.severity != Severity::kRed) continue;
     if (lost && obstacle.id == "link-remap") {
       obstacle.remedy =

@@ -587,8 +587,12 @@ END
   [[ $err != *outside* ]]
 }
 
-@test "told: what a process has taken by SEM_UNDO, its descriptor table, its time stamp counter, dispatched calls" {
+@test "told: what a process has taken by SEM_UNDO, its descriptor table, its time stamp counter, dispatched calls, attributes of a deleted file" {
   start_with 'import struct, threading
+gone = os.open(folder + "/gone", os.O_RDWR | os.O_CREAT)
+try: os.setxattr(folder + "/gone", "user.kept", b"1"); print("attribute set", flush=True)
+except OSError as e: print(e, flush=True)
+os.unlink(folder + "/gone")
 sem = libc.semget(0, 1, 0o600); libc.semctl(sem, 0, 16, 5)
 libc.semop(sem, struct.pack("hhh", 0, -2, 0x1000), 1)
 libc.syscall(154, 1, struct.pack("IIII", 1, 0x1000, 0xfffff, 0x51), 16)
@@ -612,6 +616,7 @@ while True: libc.pause()'
   ipcrm -s "$sem"
   assert_contains "$err" "SEM_UNDO"
   assert_contains "$err" "modify_ldt"
+  ! grep -q "attribute set" "$TARGET_LOG" || assert_contains "$err" "user.kept of $BATS_TEST_TMPDIR/gone"
   assert_contains "$err" "PR_SET_TSC"
   ! grep -q "dispatch 0" "$TARGET_LOG" || assert_contains "$err" "PR_SET_SYSCALL_USER_DISPATCH"
   target_goes_on
