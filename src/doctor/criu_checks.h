@@ -99,7 +99,7 @@ bool descends_from(const proc::ProcFs& procfs, const std::set<int>& tree, proc::
 
 // criu_shared.cc. What processes outside of the tree have too: memory without a name, eventfds,
 // sockets, open files.
-void probe_shared(const proc::ProcFs& procfs, const Processes& everybody,
+void probe_shared(const proc::ProcFs& procfs, const Processes& all_processes,
                   const CriuOptions& options, bool simulated, Signs& out);
 
 }  // namespace stasis::doctor
