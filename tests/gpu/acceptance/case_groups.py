@@ -64,7 +64,7 @@ def survives(machine, name, settings):
     for number in range(DUMPS):
         images = os.path.join(machine.work, f"image{number}")
         dump = machine.stasis("dump", target.pid, "--images-dir", images, "--sync", "none",
-                              "--tcp-established", timeout=300).must_succeed()
+                              timeout=300).must_succeed()
         target.forget_exit()
         restore = machine.stasis("restore", "--images-dir", images, "--detach",
                                  timeout=300).must_succeed()

@@ -15,7 +15,7 @@ from .core import case, expect, expect_equal
 
 MANY = (4, 8)
 # Suspends and dumps, by ranks: the driver takes its time for each rank after the other.
-COUNTS = {4: (20, 5), 8: (6, 2)}
+COUNTS = {4: (20, 5), 8: (8, 3)}
 ROUNDS = 4
 # More than pass between the starts of a suspend and the next: each of the tool takes a second or more there.
 STEPS = 1500

@@ -32,8 +32,7 @@ def there_and_back(machine, target, cycles, dumps, progress):
     for number in range(dumps):
         images = os.path.join(machine.work, f"image{number}")
         for _ in range(TRIES):
-            dump = machine.stasis("dump", target.pid, "--images-dir", images, "--sync", "none",
-                                  "--tcp-established", timeout=300)
+            dump = machine.stasis("dump", target.pid, "--images-dir", images, "--sync", "none", timeout=300)
             # A communicator is being made; CRIU cannot dump a connection that is being opened.
             if "try again in a moment" not in dump.err:
                 break
@@ -97,7 +96,7 @@ def device_map(machine):
     machine.stasis("resume", target.pid, "--device-map", pairs).must_succeed()
     target.wait_rounds(2)
     images = os.path.join(machine.work, "image")
-    machine.stasis("dump", target.pid, "--images-dir", images, "--tcp-established").must_succeed()
+    machine.stasis("dump", target.pid, "--images-dir", images).must_succeed()
     target.forget_exit()
     machine.stasis("restore", "--images-dir", images, "--detach", "--device-map", pairs).must_succeed()
     target.wait_rounds(2)
