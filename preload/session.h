@@ -116,6 +116,7 @@ class Session {
   std::uint64_t buffer_address_ = 0;
   std::uint64_t buffer_bytes_ = 0;
   std::uint64_t deep_loads_ = 0;  // when library_past_gate() looked last
+  bool was_detached_ = false;     // kDetach, since the gate was closed
   int sockets_[2] = {-1, -1};     // kAttach
   std::span<std::byte> unused_;   // a buffer that was given back, and is not yet freed
 };

@@ -320,6 +320,7 @@ Result<void> attach_all(AgentSet& agents, AgentSet& lenders, const DriverThreads
       pieces.emplace_back(id, &piece);
     }
     STASIS_TRY(agent->attach(pieces, kMapping));
+    fault_only(FaultPoint::kDirectAttachedOne);
   }
   // Agents keep what they have lent until their next command.
   for (AgentSet* set : {&agents, &lenders})

@@ -121,6 +121,21 @@ start_ranks() {
   target_verifies
 }
 
+@test "a tool is killed when one process has the shared memory back and another does not: none runs until recover" {
+  local child
+  start_ranks 2
+  done_by suspend "$TARGET"
+  STASIS_FAULT=direct.attached_one:kill capture stasis resume "$TARGET"
+  assert_equal "$status" 137
+  sleep 0.5 # agents look for their peer each tenth of a second
+  for child in "${CHILDREN[@]}"; do
+    assert_equal "$(python3 "$BATS_TEST_DIRNAME/agent_page.py" "$child" state)" 4 "filling, process $child"
+  done
+  done_by recover --all
+  target_goes_on
+  target_verifies
+}
+
 @test "a program that has an object of NVLink multicast is refused, and told what to set" {
   cat >"$BATS_TEST_TMPDIR/multicast.py" <<'END'
 import ctypes, sys, time
