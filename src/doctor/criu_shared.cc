@@ -22,6 +22,7 @@
 #include "base/own_helpers.h"
 #include "base/units.h"
 #include "checkpoint/inherited_files.h"
+#include "direct/mover_server.h"
 #include "doctor/criu_checks.h"
 #include "proc/unix_peers.h"
 
@@ -184,8 +185,11 @@ class SharedSearch {
     if (!all) return;
     const std::set<Pid> helpers = own_helpers();
     for (const proc::ProcessInfo& info : *all) {
-      if (helpers.contains(info.pid) || ours_.contains(info.pid.value) || info.has_ended())
+      // A mover whose tool was killed still has the job's memory, and ends in a moment.
+      if (helpers.contains(info.pid) || ours_.contains(info.pid.value) || info.has_ended() ||
+          info.comm == direct::kMoverName) {
         continue;
+      }
       probe(info);
     }
     for (const auto& [key, value] : found_)
