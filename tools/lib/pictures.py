@@ -1,7 +1,7 @@
 """Draws the pictures of README.md from what was measured and recorded; prints one.
 
     pictures.py speed    bars: the driver and CRIU beside Stasis, from docs/results/*.json
-    pictures.py demo     a terminal: docs/pictures/demo.txt, as tools/demo has printed it
+    pictures.py demo     a terminal: docs/pictures/demo.txt, what tools/demo has printed in its steps 4 to 6, shortened
 
 Plain SVG, in light and in dark. tools/check.d/pictures compares them with docs/pictures/*.svg.
 """
