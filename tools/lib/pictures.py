@@ -47,7 +47,7 @@ def speeds():
 
 def speed():
     rows = list(speeds())
-    left, width, step = 290, 330, 40
+    left, width, step = 310, 310, 40
     scale = width / max(before for _, before, _ in rows)
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 {len(rows) * step + 34}" role="img" '
            'aria-label="Seconds by the driver and CRIU, and by Stasis">', STYLE]
