@@ -61,9 +61,12 @@ constexpr std::array kRows = {
               "process is as it was",
               "a hanging driver, a process in an uninterruptible state",
               "see what it hangs in; a longer `--driver-timeout`"},
-    ErrorInfo{ErrorCode::kBusy, "busy", 7, "another operation works on the target",
-              "another stasis, a debugger, a process that is stopped (Ctrl-Z)",
-              "wait for it, end the debugger, let the process go on"},
+    ErrorInfo{
+        ErrorCode::kBusy, "busy", 7,
+        "another operation works on the target, or it is in a state that passes",
+        "another stasis, a debugger, a process that is stopped (Ctrl-Z), a connection that is "
+        "just being opened",
+        "wait for it, end the debugger, let the process go on"},
     ErrorInfo{ErrorCode::kDriverMissing, "driver-missing", 8,
               "libcuda.so.1 (or NVML) cannot be loaded",
               "no NVIDIA driver, or a container without its libraries",

@@ -77,14 +77,14 @@ constexpr std::array kRules = {
     CriuRule{"Need to set the --tcp-close", "", kCriuFailed,
              "the image holds TCP connections that were dumped to be closed",
              "restore it with --tcp-close"},
-    CriuRule{"Non-empty write queue on an in-flight socket", "", kCriuFailed,  // seen
+    CriuRule{"Non-empty write queue on an in-flight socket", "", kBusy,  // seen
              "a connection to a unix socket that the program has not accepted yet has data in it",
              "dump once more when it has been accepted; or let the program accept it"},
     CriuRule{"Control messages in queue", "", kCriuFailed,  // seen
              "messages in a unix socket that tell their sender (SO_PASSCRED) were not read yet",
              "dump once more when they have been read; or do without SO_PASSCRED"},
-    CriuRule{"In-flight connection", "", kCriuFailed, "a TCP connection is just being opened",
-             "try again in a moment"},
+    CriuRule{"In-flight connection", "", kBusy,  // seen
+             "a TCP connection is just being opened", "try again in a moment"},
     CriuRule{"Can't bind inet socket", "Cannot assign requested address", kCriuFailed,  // seen
              "an address that a socket of the job is bound to is not on this machine",
              "give the machine that address (ip address add ADDRESS/32 dev lo), or let the program "

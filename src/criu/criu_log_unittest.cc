@@ -102,7 +102,7 @@ INSTANTIATE_TEST_SUITE_P(
         Known{"Can't fork for 12: File exists", ErrorCode::kPidInUse, "unshare"},
         Known{"skqueue: Control messages in queue, not supported", ErrorCode::kCriuFailed,
               "SO_PASSCRED"},
-        Known{"unix: Non-empty write queue on an in-flight socket 0xa66564", ErrorCode::kCriuFailed,
+        Known{"unix: Non-empty write queue on an in-flight socket 0xa66564", ErrorCode::kBusy,
               "accepted"},
         Known{"Unknown clock type 9 for 0", ErrorCode::kCriuFailed, "CLOCK_BOOTTIME"},
         Known{"Inconsistent sched params received (6.0.0)", ErrorCode::kCriuFailed, "chrt"},

@@ -3,9 +3,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <functional>
 #include <optional>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -40,6 +42,10 @@ namespace {
 
 // How long an ended tree may take to vanish once CRIU has killed it.
 constexpr int kExitWaitMs = 10000;
+// How often a dump is tried that CRIU refuses for a state that passes, and how long the tree runs
+// on between two tries.
+constexpr int kTries = 4;
+constexpr std::chrono::milliseconds kBetweenTries{150};
 
 Result<void> note_ending(OpenedGroup& opened) {
   STASIS_TRY_ASSIGN(auto tree, proc::ProcFs().tree(opened.group.root()));
@@ -129,6 +135,14 @@ class DumpRun {
     if (!is_deferred()) commit();
     if (!is_deferred()) opened_->journal->finish();
     return report();
+  }
+
+  // A connection that the tree just opens, say: only CRIU sees it, once all have stopped. The tree
+  // is as it was.
+  bool may_try_again(const Error& error) const {
+    if (error.code != ErrorCode::kBusy || !criu_was_asked_ || !env_.interrupt.check()) return false;
+    (void)::unlink(writer_->failed_log_path().c_str());
+    return true;
   }
 
  private:
@@ -260,6 +274,7 @@ class DumpRun {
     keep_partial_image();
     STASIS_TRY(take_host_memory());
     phases_.begin("criu");
+    criu_was_asked_ = true;
     if (const ContentRecord* content = opened_->direct.content())
       manifest_.content = *content;
     else
@@ -495,7 +510,8 @@ class DumpRun {
   Manifest manifest_;
   std::vector<GpuUse> needed_;  // of the GPUs' memory, to bring all back
   std::uint64_t direct_bytes_ = 0;
-  bool asked_in_vain_ = false;  // the job could not be stopped
+  bool asked_in_vain_ = false;   // the job could not be stopped
+  bool criu_was_asked_ = false;  // it has gone on with the tree at rest
   bool complete_ = false;
   AskedStates answers_;
   DumpReport report_;
@@ -514,7 +530,13 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
                 "give one of them; a restore can still close what was kept: `stasis restore "
                 "--tcp-close`");
   }
-  return DumpRun(env, root, options).run();
+  for (int tries = 1;; ++tries) {
+    DumpRun run(env, root, options);
+    auto dumped = run.run();
+    if (dumped || tries == kTries || !run.may_try_again(dumped.error())) return dumped;
+    env.tell(dumped.error().message + "; the dump is tried again");
+    std::this_thread::sleep_for(kBetweenTries);
+  }
 }
 
 }  // namespace stasis

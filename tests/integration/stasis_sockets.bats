@@ -180,3 +180,29 @@ import threading; threading.Thread(target=rounds, daemon=True).start()'
   target_goes_on
   no_image
 }
+
+# The program accepts once a dump's directory has come and gone: then one try has failed.
+@test "a dump that meets a connection just being opened is tried again" {
+  IMAGES="$BATS_TEST_TMPDIR" start_python 'server = socket.create_server(("127.0.0.1", 0))
+client = socket.create_connection(server.getsockname())
+def accept():
+    tried = lambda: [name for name in os.listdir(folder) if name.startswith("image")]
+    while not tried(): time.sleep(0.002)
+    while tried(): time.sleep(0.002)
+    globals()["other"] = server.accept()[0]
+    client.sendall(b"here")
+import threading; threading.Thread(target=accept, daemon=True).start()'
+  dump_it
+  assert_contains "$err" "just being opened"
+  assert_contains "$err" "the dump is tried again"
+  restore_it
+  target_goes_on
+}
+
+@test "a connection that is never accepted is told, and the program runs on" {
+  start_python 'server = socket.create_server(("127.0.0.1", 0)); client = socket.create_connection(server.getsockname())'
+  refused 7 busy dump "$TARGET" --images-dir "$image"
+  assert_contains "$err" "just being opened"
+  target_goes_on
+  no_image
+}
