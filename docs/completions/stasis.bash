@@ -93,7 +93,7 @@ _stasis() {
   esac
   case $verb in
     '') words='run ps suspend resume swap dump restore recover doctor explain inspect verify logs report -h --help -V --version --json -v --verbose -q --quiet' ;;
-    run) words='-h --help --name --no-io-uring --json -v --verbose -q --quiet -D --images-dir --every --on-signal --keep --grace --whole --best-effort --exit-code --once --map --refresh-env --ring --trace' ;;
+    run) words='-h --help --name --no-io-uring --io-uring --json -v --verbose -q --quiet -D --images-dir --every --on-signal --keep --grace --whole --best-effort --exit-code --once --map --refresh-env --ring --trace' ;;
     ps) words='-h --help -t --timeout -w --watch --json -v --verbose -q --quiet' ;;
     suspend) words='-h --help -t --timeout --path --force --ignore-obstacles --json -v --verbose -q --quiet --driver-timeout --trace --ring' ;;
     resume) words='-h --help -d --device-map -D --images-dir -t --timeout --json -v --verbose -q --quiet --driver-timeout --trace --ring' ;;

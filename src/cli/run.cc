@@ -127,7 +127,7 @@ Result<int> start_only(const Context& context, job::RunOptions& options,
                        const std::string& preload) {
   STASIS_TRY_ASSIGN(const auto named, enter_name(options));
   ::setenv("LD_PRELOAD", preload.c_str(), 1);
-  if (options.without_io_uring) {
+  if (options.io_uring == job::IoUring::kKeptOut) {
     if (const int failed = job::do_without_io_uring())
       return fail(job::cannot_do_without_io_uring(failed));
   }
@@ -149,7 +149,7 @@ Result<int> run_program(Context& context, RunArguments& arguments) {
   }
   if (const auto why = why_without_agent(words.front()); !why.empty()) {
     context.terminal.note(
-        why + (arguments.job.without_io_uring && !job::keeps_ways_to_privileges()
+        why + (arguments.job.io_uring == job::IoUring::kKeptOut && !job::keeps_ways_to_privileges()
                    ? ", and gains nothing by that: without CAP_SYS_ADMIN --no-io-uring has it give "
                      "up gaining privileges"
                    : ", so the loader leaves the agent out of it: its GPU memory goes by the "

@@ -316,7 +316,7 @@ class Loop {
     ::sigprocmask(SIG_SETMASK, &spec_.mask, nullptr);
     ::setenv("LD_PRELOAD", spec_.preload.c_str(), 1);
     ::setenv("STASIS_ENV_FILE", kEnvironmentFile, 1);
-    const int filtered = spec_.without_io_uring ? do_without_io_uring() : 0;
+    const int filtered = spec_.io_uring == IoUring::kKeptOut ? do_without_io_uring() : 0;
     if (placed && filtered == 0) ::execvp(argv[0], argv.data());
     const int error = filtered != 0 ? -filtered : errno;
     (void)!::write(to.get(), &error, sizeof error);

@@ -16,6 +16,7 @@
 #include "base/fd.h"
 #include "base/ids.h"
 #include "base/result.h"
+#include "job/io_uring.h"
 #include "job/messages.h"
 #include "job/streams.h"
 #include "job/terminal.h"
@@ -42,10 +43,10 @@ using Work = std::function<WorkResult(const WorkOrder& order, const StreamEnds& 
 
 struct JobSpec {
   std::vector<std::string> command;
-  std::string preload;  // LD_PRELOAD for it
-  bool without_io_uring = false;
-  sigset_t mask{};               // the job's
-  TerminalStreams terminal = 0;  // those of its streams that are to be a terminal
+  std::string preload;                   // LD_PRELOAD for it
+  IoUring io_uring = IoUring::kAllowed;  // kAutomatic is kAllowed here
+  sigset_t mask{};                       // the job's
+  TerminalStreams terminal = 0;          // those of its streams that are to be a terminal
   winsize size{};
   // Directories that the job sees as they are outside, also below /dev/shm, of which it has its
   // own.

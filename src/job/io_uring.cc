@@ -10,6 +10,7 @@
 #include <array>
 #include <cerrno>
 #include <cstddef>
+#include <cstdint>
 
 #include "base/fd.h"
 #include "proc/procfs.h"
@@ -41,6 +42,12 @@ int do_without_io_uring() {
 bool keeps_ways_to_privileges() {
   const auto capabilities = proc::ProcFs().effective_capabilities();
   return capabilities && (*capabilities >> CAP_SYS_ADMIN & 1) != 0;
+}
+
+bool can_do_without_io_uring_freely() {
+  const std::uint32_t action = SECCOMP_RET_ERRNO;
+  return keeps_ways_to_privileges() && !proc::ProcFs().in_own_user_namespace() &&
+         ::syscall(SYS_seccomp, SECCOMP_GET_ACTION_AVAIL, 0, &action) == 0;
 }
 
 Error cannot_do_without_io_uring(int error_number) {

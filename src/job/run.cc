@@ -13,6 +13,7 @@
 #include "criu/criu.h"
 #include "job/choose_image.h"
 #include "job/images.h"
+#include "job/io_uring.h"
 #include "job/signals.h"
 #include "job/supervisor.h"
 #include "job/supervisor_texts.h"
@@ -33,7 +34,9 @@ Result<void> can_be_saved() {
 
 Result<void> complete(RunOptions& options) {
   STASIS_TRY(check_worker_options(options.worker));
-  if (options.without_io_uring && proc::ProcFs().in_own_user_namespace()) {
+  if (options.io_uring == IoUring::kAutomatic && can_do_without_io_uring_freely())
+    options.io_uring = IoUring::kKeptOut;
+  if (options.io_uring == IoUring::kKeptOut && proc::ProcFs().in_own_user_namespace()) {
     return fail(
         ErrorCode::kNotSupported,
         "in a user namespace a job with --no-io-uring cannot be saved: CRIU may not read its "

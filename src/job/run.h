@@ -22,7 +22,7 @@ struct RunOptions {
   std::vector<std::string> command;
   std::string name;     // by which other verbs find it; empty: "job-" and our own number
   std::string preload;  // LD_PRELOAD for the command
-  bool without_io_uring = false;
+  IoUring io_uring = IoUring::kAutomatic;
   std::string images_dir;
   std::vector<std::string> visible_dirs;  // JobSpec::keep, besides images_dir
   std::chrono::milliseconds every{0};     // between two saves; 0: none by the clock

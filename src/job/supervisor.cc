@@ -76,7 +76,7 @@ JobSpec Supervisor::spec_of(Work work) const {
   JobSpec spec;
   spec.command = options_.command;
   spec.preload = options_.preload;
-  spec.without_io_uring = options_.without_io_uring;
+  spec.io_uring = options_.io_uring;
   spec.mask = notice_.before();
   spec.terminal = our_terminals();
   spec.size = our_size();

@@ -56,10 +56,11 @@ teardown() { end_stasis; }
   (($(target_round) > saved))
 }
 
-@test "--no-io-uring: a job and its restored job find none, and are saved" {
+# With no option for it.
+@test "a job that root starts, and its restored job, find no io_uring, and are saved" {
   local seen=$BATS_TEST_TMPDIR/seen
   job=(sh -c 'grep Seccomp: /proc/self/status >"$0"; exec "$@"' "$seen" "${job[@]}")
-  start_run --no-io-uring
+  start_run
   job_is_up
   assert_equal "$(cat "$seen")" $'Seccomp:\t2'
   saves 000001
@@ -68,12 +69,21 @@ teardown() { end_stasis; }
   wait_until 60 nobody_is_left
   ends_with 137
   wait_until 60 gpu_is_free
-  start_run --no-io-uring
+  start_run
   told "goes on from $images/000001 "
   target_goes_on
   grep -qx $'Seccomp:\t2' "/proc/$(job_pid)/status"
   kill -INT "$RUN"
   ends_with 130
+}
+
+@test "--io-uring: a job may use it" {
+  job=(sh -c 'exit "$(sed -n "s/^Seccomp:\t//p" /proc/self/status)"')
+  start_run --io-uring
+  ends_with 0
+  start_run --no-io-uring
+  ends_with 2
+  refused_by 2 usage stasis run --io-uring --no-io-uring --images-dir "$images" -- true
 }
 
 @test "--no-io-uring in a user namespace is refused for a job, and not for a program that is only started" {
