@@ -6,6 +6,7 @@ import sys
 
 from .case_devices import swap
 from .case_groups import ALLREDUCE, NEEDS, cycle, new_figures, summary
+from .case_jobs import preempted, told
 from .case_torch import losses, require_torch
 from .core import Failure, case, expect
 from .targets import Target
@@ -147,12 +148,15 @@ def ended(target):
         raise Failure(f"{target.name} ended with status {target.exit_status}: {target.output()[-200:]}")
 
 
+def torchrun_of(kind, path, ranks, steps):
+    return [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(ranks), "--master_port", "29577",
+            os.path.join(HERE, "train_ranks.py"), kind, path, str(steps)]
+
+
 def trained(machine, kind, disturb, ranks=2, steps=400):
     name = f"{kind}.{'disturbed' if disturb else 'undisturbed'}"
     path = os.path.join(machine.work, name + ".losses")
-    target = under_agent(machine, name, [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(ranks),
-                                         "--master_port", "29577", os.path.join(HERE, "train_ranks.py"), kind, path,
-                                         str(steps)])
+    target = under_agent(machine, name, torchrun_of(kind, path, ranks, steps))
     target.losses = path + ".0"
 
     def further():
@@ -187,4 +191,21 @@ def tensors(machine):
     figures = there_and_back(machine, target, 20, 3, lambda: target.wait_rounds(2))
     rounds = target.finish()
     figures["note"] = f"20 cycles, 3 dumps, {rounds} rounds"
+    return figures
+
+
+@case("sharing.torchrun.job", simulated=False, needs=NEEDS + ("two gpus", "criu", "root"))
+def torchrun_job(machine):
+    """torchrun under `stasis run --images-dir`, preempted three times; no option for its io_uring or its connections."""
+    version, steps = require_torch(machine), 1000
+    path = os.path.join(machine.work, "job.losses")
+
+    def progress(target):
+        target.losses = path + ".0"
+        return len(losses(target))
+    wanted, _ = trained(machine, "ddp", False, steps=steps)
+    target, figures = preempted(machine, "torchrun", torchrun_of("ddp", path, 2, steps), progress, "3s", 10, 10)
+    ended(target)
+    expect(losses(target) == wanted, "the losses differ")
+    figures.update({"torch": version, "note": f"{told(figures)}; {len(wanted)} losses equal in every bit"})
     return figures
