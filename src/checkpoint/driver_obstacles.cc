@@ -127,6 +127,7 @@ class Search {
       for (const Pid pid : without_cumem_)
         add_nccl(pid);
     }
+    find_ranks_on_one_gpu();
     return std::move(found_);
   }
 
@@ -184,6 +185,8 @@ class Search {
         without_cumem_.push_back(pid);
       }
     }
+    if (maps_library(mappings, kNcclLibrary))
+      ranks_.push_back({pid, std::string(environment["NCCL_HOSTID"])});
     STASIS_TRY_ASSIGN(auto under_mps, is_mps_client(info, environment));
     if (under_mps) {
       add("mps", pid,
@@ -196,6 +199,35 @@ class Search {
           "run it on a GPU without MIG");
     }
     return {};
+  }
+
+  // NCCL refuses ranks that share a GPU, unless each is said to be on a host of its own. They wait
+  // for each other in their kernels, and a GPU cannot be switched away from a kernel of a program
+  // that the driver has restored (docs/results/2026-11-23-restored-kernels.md).
+  void find_ranks_on_one_gpu() {
+    if (ranks_.size() < 2) return;
+    const auto use = driver_.memory_by_process();
+    if (!use) return;
+    std::map<GpuUuid, std::vector<const Rank*>> by_gpu;
+    for (const Rank& rank : ranks_) {
+      if (rank.host.empty()) continue;
+      if (const auto it = use->find(rank.pid); it != use->end())
+        for (const GpuUse& one : it->second)
+          by_gpu[one.gpu].push_back(&rank);
+    }
+    std::set<Pid> told;
+    for (const auto& [gpu, ranks] : by_gpu) {
+      for (const Rank* rank : ranks) {
+        const bool shares = std::any_of(ranks.begin(), ranks.end(), [&](const Rank* other) {
+          return other->pid != rank->pid && other->host != rank->host;
+        });
+        if (!shares || !told.insert(rank->pid).second) continue;
+        add("ranks-share-gpu", rank->pid,
+            "a rank of NCCL that shares its GPU with another one (NCCL_HOSTID): once resumed they "
+            "would wait for each other in their kernels for ever (the job would be lost)",
+            "give each rank a GPU of its own");
+      }
+    }
   }
 
   // It may make no call but read, write, exit and sigreturn; a thread that is kept still waits in
@@ -268,6 +300,11 @@ class Search {
   const ProcFs& procfs_;
   std::vector<Obstacle> found_;
   std::vector<Pid> without_cumem_;
+  struct Rank {
+    Pid pid;
+    std::string host;  // NCCL_HOSTID
+  };
+  std::vector<Rank> ranks_;
   std::optional<std::vector<Daemon>> daemons_;
   std::optional<std::vector<GpuUuid>> mig_;
 };

@@ -189,6 +189,46 @@ refused_untouched() {
   target_verifies
 }
 
+# ranks_on_hosts A B [GPU]: two programs with NCCL that are said to be on these hosts, the second one on that GPU.
+ranks_on_hosts() {
+  local library=$BATS_TEST_TMPDIR/libnccl.so.2
+  cc -shared -x c /dev/null -o "$library"
+  TARGET_STATUS=$BATS_TEST_TMPDIR/first TARGET_LOG=$BATS_TEST_TMPDIR/log
+  # shellcheck disable=SC2016
+  (LD_PRELOAD=$library exec_on_gpu setsid bash -c 'NCCL_HOSTID=$0 stasis-workload memory --size 4M --status "$3" &
+    NCCL_HOSTID=$1 CUDA_VISIBLE_DEVICES=$2 stasis-workload memory --size 4M --status "$3.other" & wait' \
+    "$1" "$2" "${3:-0}" "$TARGET_STATUS") </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 target_is_up
+  TARGET_STATUS=$TARGET_STATUS.other wait_until 60 target_is_up
+  mapfile -t CHILDREN < <(children_of "$TARGET")
+  at_end_kill "${CHILDREN[@]}"
+}
+
+@test "ranks of NCCL that share a GPU are refused, and run on" {
+  ranks_on_hosts a b
+  refused_untouched suspend "$TARGET"
+  assert_contains "$err" "shares its GPU with another one (NCCL_HOSTID)"
+  for rank in "${CHILDREN[@]}"; do assert_contains "$err" "$rank ("; done
+  capture stasis suspend "$TARGET" --json
+  assert_equal "$(json '[o["id"] for o in d["error"]["obstacles"]]')" "['ranks-share-gpu', 'ranks-share-gpu']"
+  target_goes_on
+  done_by suspend "$TARGET" --ignore-obstacles
+  done_by resume "$TARGET"
+  target_goes_on
+}
+
+@test "ranks of NCCL with a GPU each, or of one host, are not taken for such that share one" {
+  export STASIS_SIM_GPUS=2x1G
+  ranks_on_hosts a b 1
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  ranks_on_hosts a a
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+}
+
 @test "a program on a GPU that is divided is refused" {
   start_target memory --size 4M
   CHILDREN=("$TARGET")
