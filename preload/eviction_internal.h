@@ -30,7 +30,7 @@ inline std::uint64_t next_number() {
 
 // Where a piece of physical memory comes from.
 enum class MemoryOrigin {
-  kServed,    // the agent has made it for cuMemAlloc
+  kServed,    // the agent has made it, for cuMemAlloc or as a unit of a pool
   kProgram,   // the program has, by cuMemCreate
   kHost,      // the same, of the host's memory
   kImported,  // another process has
