@@ -81,6 +81,14 @@ struct DriverFailure {
   std::string text;  // the driver's own words, from cuGetErrorString
 };
 
+// What may succeed after an error by which all is as it was before.
+enum class Retry {
+  kNone,
+  kSame,       // what was in the way is gone
+  kCopyFirst,  // with GPU memory copied before the driver is asked
+  kByDriver,   // with GPU memory left to the driver
+};
+
 struct Error {
   ErrorCode code = ErrorCode::kInternal;
   std::string message;      // what happened, with the value seen; no final full stop
@@ -88,6 +96,7 @@ struct Error {
   std::optional<DriverFailure> driver = {};
   std::vector<std::string> context = {};  // outermost last: "while dumping process 12"
   std::vector<Obstacle> obstacles = {};   // for programs; the message has them for people
+  Retry retry = Retry::kNone;             // read by the operation alone that may try again
 
   // The same error, with one more "while ..." around it.
   Error within(std::string what) &&;

@@ -15,7 +15,7 @@ using direct::AgentState;
 Result<void> GpuMemory::finish_out(Phases& phases) {
   if (!state_->mover.copies_beside()) return {};
   phases.begin("copy out");
-  wait_for_copy();
+  state_->mover.wait_for_copy();
   Result<void> done = *state_->mover.copied();
   if (state_->mover.found_few_zeros()) state_->agents.note_few_zeros(true);
   if (done) done = fault(FaultPoint::kDirectCopied);
@@ -24,14 +24,14 @@ Result<void> GpuMemory::finish_out(Phases& phases) {
   return done;
 }
 
-Retry GpuMemory::retry_after(bool by_driver) const {
-  if (state_->half_way || state_->lost_agent) return Retry::kSame;
+void GpuMemory::wait_for_copy(Error& why) {
+  state_->mover.wait_for_copy();
   const auto& copied = state_->mover.copied();
-  const bool failed = copied && !*copied;
-  // The mover has used up its deadline, and another would take as long once more.
-  if (failed && state_->mover && state_->mover->was_silent()) return Retry::kByDriver;
-  // A mover that is lost, or a driver that refuses because of the copy beside it.
-  return failed || (copied && by_driver) ? Retry::kCopyFirst : Retry::kNone;
+  if (!copied || why.retry != Retry::kNone) return;
+  if (!*copied)
+    why.retry = copied->error().retry;
+  else if (why.driver)  // which may refuse because of the copy beside it
+    why.retry = Retry::kCopyFirst;
 }
 
 void GpuMemory::tell_of_new(const Environment& env, const Group& group) {
@@ -46,12 +46,13 @@ void GpuMemory::tell_of_new(const Environment& env, const Group& group) {
 Result<void> GpuMemory::expect_agents() {
   for (const auto& agent : state_->agents) {
     if (!agent.pidfd().alive() || agent.can_be_found()) continue;
-    state_->lost_agent = true;
-    return fail(
+    Error lost =
         refusal({"lost-agent", Severity::kRed, agent.pid(),
                  fmt::format("process {} has closed the descriptor by which its agent is found",
                              agent.pid().value),
-                 "try again: the driver moves its GPU memory now"}));
+                 "try again: the driver moves its GPU memory now"});
+    lost.retry = Retry::kSame;
+    return fail(std::move(lost));
   }
   return {};
 }

@@ -23,14 +23,6 @@
 
 namespace stasis {
 
-// What to try after a failure by which all is as it was.
-enum class Retry {
-  kNone,
-  kSame,       // what was in the way is gone
-  kCopyFirst,  // CopyOrder::kFirst
-  kByDriver,   // MemoryPath::kDriver
-};
-
 class GpuMemory {
  public:
   GpuMemory() : state_(std::make_unique<MemoryState>()) {}
@@ -63,11 +55,8 @@ class GpuMemory {
   // error they have to be rolled back. The phase is "copy out", if there is anything to do.
   Result<void> finish_out(Phases& phases);
   // Waits until the mover copies no more. Called before any process that the driver holds is let
-  // go.
-  void wait_for_copy() { state_->mover.wait_for_copy(); }
-  // After a move_out() or finish_out() that failed, and a roll-back. `by_driver`: one of its calls
-  // failed.
-  Retry retry_after(bool by_driver) const;
+  // go. Enters into `why`, the failure that it is called for, what the copy says to try next.
+  void wait_for_copy(Error& why);
   // Tells which processes with the agent the group has got since move_out(), or since the last
   // call.
   void tell_of_new(const Environment& env, const Group& group);

@@ -21,8 +21,6 @@ struct MemoryState {
   DriverThreads driver_threads;
   std::set<Pid> known;        // members of which the user was told, or need not be
   std::optional<Error> gone;  // of a process that had gone when it was to be brought back
-  bool half_way = false;      // one was found half-way suspended
-  bool lost_agent = false;    // one has closed the descriptor of its page
 };
 
 }  // namespace stasis

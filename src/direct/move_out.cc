@@ -31,21 +31,23 @@ using direct::AgentState;
 using direct::copy_time;
 
 // kWrongState if the memory of a process was evicted but not copied.
-Result<void> refuse_half_way(MemoryState& state, const Group& group) {
+Result<void> refuse_half_way(const Group& group) {
   Result<void> whole;
+  Retry retry = Retry::kNone;
   for (const GroupMember& member : group.members()) {
     if (!member.initial) continue;
     const Pid pid = member.process.pid();
     const auto seen = AgentClient::probe(pid);
     if (!seen || !*seen || !(*seen)->half_way) continue;
     const bool will_run = member.initial == CudaState::kRunning;
-    state.half_way = state.half_way || will_run;
+    if (will_run) retry = Retry::kSame;
     whole = fail(ErrorCode::kWrongState,
                  fmt::format("process {} was half-way suspended, and its GPU memory not free: the "
                              "tool that did that was killed",
                              pid.value),
                  will_run ? "it runs again: try once more"
                           : fmt::format("`stasis recover {}` makes it run", pid.value));
+    whole.error().retry = retry;
   }
   return whole;
 }
@@ -67,9 +69,9 @@ class MoveOut {
     for (const GroupMember& member : group_.members())
       if (member.initial) state_.known.insert(member.process.pid());
     if (plan_.mover_when_quiesced) state_.mover.wait_until_quiesced();
-    STASIS_TRY(refuse_half_way(state_, group_));
+    STASIS_TRY(refuse_half_way(group_));
     if (plan_.way == MoveOutPlan::Way::kDriver) {
-      if (!options_.reason_is_told) tell_why_driver();
+      if (options_.again != Retry::kByDriver) tell_why_driver();
       return refuse_imports();
     }
     if (!env_.mover) return fail(ErrorCode::kNotSupported, "no mover is available");
@@ -519,7 +521,7 @@ MoveOutPlan MoveOutPlan::make(const Environment& env, const Group& group,
   else if (options.path == MemoryPath::kDriver || !env.mover)
     plan.way = Way::kDriver;
   const bool first =
-      options.for_dump || options.order == CopyOrder::kFirst || options.on_quiesced != nullptr;
+      options.for_dump || options.again == Retry::kCopyFirst || options.on_quiesced != nullptr;
   plan.order = first ? CopyOrder::kFirst : CopyOrder::kBeside;
   return plan;
 }

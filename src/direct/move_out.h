@@ -25,9 +25,8 @@ struct QuiesceOptions {
   MemoryPath path = MemoryPath::kAutomatic;
   const IntoImage* image = nullptr;  // otherwise into the processes' own memory
   bool comes_back = false;           // at once, so what there is room for may stay on the GPUs
-  CopyOrder order = CopyOrder::kBeside;
+  Retry again = Retry::kNone;        // what the error of the try before had; its reason is told
   std::function<void()> on_quiesced = {};  // as in SuspendOptions
-  bool reason_is_told = false;             // why the path is the driver's
 };
 
 // Which processes, by which way and in which order: decided once, before any process is touched.

@@ -191,7 +191,15 @@ void MoverLease::wait_for_copy() {
   if (copied.mover) mover_ = std::move(copied.mover);
   has_digests_ = copied.digests;
   few_zeros_ = copied.done && copied.digests && copied.done->left_out < copied.done->bytes / 2;
-  copied_ = copied.done ? Result<void>() : fail(of_mover(std::move(copied.done.error())));
+  if (copied.done) {
+    copied_ = Result<void>();
+    return;
+  }
+  Error error = of_mover(std::move(copied.done.error()));
+  // A mover that was silent has used up its deadline, and another would take as long once more.
+  const bool was_silent = mover_ != nullptr && mover_->was_silent();
+  error.retry = was_silent ? Retry::kByDriver : Retry::kCopyFirst;
+  copied_ = fail(std::move(error));
 }
 
 }  // namespace stasis

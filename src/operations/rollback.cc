@@ -8,7 +8,7 @@
 namespace stasis {
 
 Error roll_back(const Environment& env, OpenedGroup& opened, Error why) {
-  opened.direct.wait_for_copy();
+  opened.direct.wait_for_copy(why);
   return rolled_back(env, opened, std::move(why), opened.group.roll_back());
 }
 

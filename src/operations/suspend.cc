@@ -12,36 +12,16 @@ namespace stasis {
 
 namespace {
 
-struct SuspendFailure {
-  Error error;
-  Retry retry = Retry::kNone;  // with which it may succeed
-};
-using Tried = tl::expected<Report, SuspendFailure>;
-
-tl::unexpected<SuspendFailure> failed(Error error, Retry retry = Retry::kNone) {
-  return tl::unexpected<SuspendFailure>({std::move(error), retry});
-}
-
-// With --path direct there is no other way.
-Retry allowed(Retry retry, const SuspendOptions& options) {
-  const bool other = retry == Retry::kByDriver && options.path == MemoryPath::kDirect;
-  return other ? Retry::kNone : retry;
-}
-
-// `how_again`: what the try before has failed for.
-Tried suspend_once(const Environment& env, Pid root, const SuspendOptions& options, Retry how_again,
-                   Phases& phases) {
+// `again`: what the error of the try before says to try.
+Result<Report> suspend_once(const Environment& env, Pid root, const SuspendOptions& options,
+                            Retry again, Phases& phases) {
   auto opened = open_group(env, "suspend", root, {});
-  if (!opened) return failed(std::move(opened.error()));
-  if (auto clear = refuse_obstacles(env, *opened, options.ignore_obstacles); !clear)
-    return failed(std::move(clear.error()));
+  if (!opened) return fail(std::move(opened.error()));
+  STASIS_TRY(refuse_obstacles(env, *opened, options.ignore_obstacles));
   Group& group = opened->group;
   QuiesceOptions how{options.timeout, options.ignore_obstacles, false, options.path};
-  if (how_again == Retry::kCopyFirst) how.order = CopyOrder::kFirst;
-  if (how_again == Retry::kByDriver) {
-    how.path = MemoryPath::kDriver;
-    how.reason_is_told = true;
-  }
+  how.again = again;
+  if (again == Retry::kByDriver) how.path = MemoryPath::kDriver;
   if (options.on_quiesced) {
     how.on_quiesced = [told = false, &options]() mutable {
       if (!std::exchange(told, true)) options.on_quiesced();
@@ -54,13 +34,14 @@ Tried suspend_once(const Environment& env, Pid root, const SuspendOptions& optio
   if (done) done = fault(FaultPoint::kSuspendVerified);
   if (!done) {
     const ErrorCode why = done.error().code;
-    const bool by_driver = done.error().driver.has_value();
     Error error = roll_back(env, *opened, std::move(done.error()));
     if (error.code != ErrorCode::kNotRolledBack) phases.runs();
     const bool final = error.code != why || why == ErrorCode::kTimeout ||
                        why == ErrorCode::kProcessGone || !env.interrupt.check();
-    const Retry retry = final ? Retry::kNone : opened->direct.retry_after(by_driver);
-    return failed(std::move(error), allowed(retry, options));
+    // With --path direct there is no other way.
+    const bool closed = error.retry == Retry::kByDriver && options.path == MemoryPath::kDirect;
+    if (final || closed) error.retry = Retry::kNone;
+    return fail(std::move(error));
   }
   group.dismiss();
   const std::uint64_t direct_bytes = opened->direct.bytes();
@@ -88,14 +69,13 @@ Result<Report> suspend(const Environment& env, Pid root, const SuspendOptions& o
   auto done = suspend_once(env, root, options, Retry::kNone, phases);
   const auto once_more = [&](Retry retry, const char* how) {
     if (done || done.error().retry != retry) return;
-    env.tell(how + done.error().error.to_string());
+    env.tell(how + done.error().to_string());
     done = suspend_once(env, root, options, retry, phases);
   };
   once_more(Retry::kSame, "once more: ");
   once_more(Retry::kCopyFirst, "once more, with GPU memory copied before the driver is asked: ");
   once_more(Retry::kByDriver, "the driver's path is taken: ");
-  if (!done) return fail(std::move(done.error().error));
-  return std::move(*done);
+  return done;
 }
 
 }  // namespace stasis
