@@ -12,18 +12,42 @@
 #include <memory>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "base/fault_point.h"
 #include "base/fd.h"
+#include "base/json_record.h"
 #include "checkpoint/group.h"
 #include "checkpoint/state_file.h"
 #include "checkpoint/swap_record.h"
 
 namespace stasis {
-namespace {
 
-using nlohmann::json;
+void fields(auto& io, Described<ProcessId> auto& process) {
+  io("pid", process.pid);
+  io("start_ticks", process.start_ticks);
+}
+
+void fields(auto& io, Described<JournalTarget> auto& target) {
+  io("pid", target.pid);
+  io("start_ticks", target.start_ticks);
+  io.named("initial", target.initial, cuda_state_name, cuda_state_from_name);
+}
+
+void fields(auto& io, Described<JournalRecord> auto& record) {
+  io("operation", record.operation);
+  io("root", record.root);
+  io("owner", record.owner);
+  io("image", record.image);
+  io("targets", record.targets);
+  io.optional("gpu_map", record.gpu_map);
+  io.optional("host_content", record.host_content);
+  io.optional("recovered", record.recovered);
+  io.optional("criu", record.criu);
+  io.optional("ending", record.ending);
+  io.optional("stepped", record.remote_calls);
+}
+
+namespace {
 
 constexpr const char* kRecordEnd = ".json";
 
@@ -41,80 +65,15 @@ bool is_record_of(std::string_view name, const std::string& mark) {
 
 bool is_our_record(std::string_view name) { return is_record_of(name, pid_namespace_mark()); }
 
-json to_json(const ProcessId& process) {
-  return {{"pid", process.pid.value}, {"start_ticks", process.start_ticks}};
-}
-
-ProcessId process_from(const json& item) {
-  return {Pid{item.at("pid").get<int>()}, item.at("start_ticks").get<std::uint64_t>()};
-}
-
-std::string to_text(const JournalRecord& record) {
-  json targets = json::array();
-  for (const JournalTarget& target : record.targets) {
-    targets.push_back({{"pid", target.pid.value},
-                       {"start_ticks", target.start_ticks},
-                       {"initial", std::string(cuda_state_name(target.initial))}});
-  }
-  json out{{"operation", record.operation},
-           {"root", record.root.value},
-           {"owner", record.owner.value},
-           {"image", record.image},
-           {"targets", targets}};
-  if (!record.gpu_map.empty()) out["gpu_map"] = record.gpu_map;
-  if (!record.host_content.empty()) out["host_content"] = record.host_content;
-  if (record.recovered) out["recovered"] = true;
-  if (record.criu) out["criu"] = to_json(*record.criu);
-  for (const ProcessId& process : record.ending)
-    out["ending"].push_back(to_json(process));
-  for (const ProcessId& process : record.remote_calls)
-    out["stepped"].push_back(to_json(process));
-  return out.dump(-1, ' ', false, json::error_handler_t::replace);
-}
-
-std::optional<JournalRecord> from_text(const std::string& text) {
-  const json object = json::parse(text, nullptr, false);
-  if (!object.is_object()) return std::nullopt;
-  try {
-    JournalRecord record;
-    record.operation = object.at("operation").get<std::string>();
-    record.root = Pid{object.at("root").get<int>()};
-    record.owner = Pid{object.at("owner").get<int>()};
-    record.image = object.at("image").get<std::string>();
-    record.recovered = object.value("recovered", false);
-    record.gpu_map = object.value("gpu_map", std::string());
-    record.host_content = object.value("host_content", std::string());
-    for (const json& item : object.at("targets")) {
-      auto initial = cuda_state_from_name(item.at("initial").get<std::string>());
-      if (!initial) return std::nullopt;
-      record.targets.push_back(
-          {{Pid{item.at("pid").get<int>()}, item.at("start_ticks").get<std::uint64_t>()},
-           *initial});
-    }
-    if (object.contains("criu")) record.criu = process_from(object.at("criu"));
-    if (object.contains("ending")) {
-      for (const json& item : object.at("ending"))
-        record.ending.push_back(process_from(item));
-    }
-    if (object.contains("stepped")) {
-      for (const json& item : object.at("stepped"))
-        record.remote_calls.push_back(process_from(item));
-    }
-    return record;
-  } catch (const json::exception&) {
-    return std::nullopt;
-  }
-}
-
 std::optional<JournalRecord> read_record(const std::string& path) {
   auto text = read_file(AT_FDCWD, path);
   if (!text) return std::nullopt;
-  return from_text(*text);
+  return record_from_text<JournalRecord>(*text);
 }
 
 Result<std::optional<JournalEntry>> read_entry(const std::string& path) {
   STASIS_TRY_ASSIGN(auto file, read_state_file(path));
-  auto record = file ? from_text(file->text) : std::nullopt;
+  auto record = file ? record_from_text<JournalRecord>(file->text) : std::nullopt;
   if (!record) return std::optional<JournalEntry>();
   return std::optional<JournalEntry>(JournalEntry{std::move(*record), file->under_way});
 }
@@ -156,8 +115,8 @@ Result<UniqueFd> take(const std::string& path, Pid root) {
 }
 
 Result<void> write_record(const std::string& path, const JournalRecord& record) {
-  auto done =
-      write_state_file(path, to_text(record), [] { return fault(FaultPoint::kJournalWrite); });
+  auto done = write_state_file(path, record_to_text(record),
+                               [] { return fault(FaultPoint::kJournalWrite); });
   return done ? fault(FaultPoint::kJournalWritten) : done;
 }
 

@@ -10,16 +10,34 @@
 #include <memory>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "base/fault_point.h"
 #include "base/fd.h"
+#include "base/json_record.h"
 #include "checkpoint/journal.h"
 
 namespace stasis {
-namespace {
 
-using nlohmann::json;
+void fields(auto& io, Described<GpuUse> auto& use) {
+  io.named("gpu", use.gpu, &GpuUuid::to_string, GpuUuid::parse);
+  io("bytes", use.bytes);
+}
+
+void fields(auto& io, Described<Gpu> auto& gpu) {
+  io.named("uuid", gpu.uuid, &GpuUuid::to_string, GpuUuid::parse);
+  io("name", gpu.name);
+  io("pci_bus_id", gpu.pci_bus_id);
+  io("memory_total", gpu.memory_total);
+}
+
+void fields(auto& io, Described<SuspendedMemory> auto& memory) {
+  io("uses", memory.uses);
+  io("gpus", memory.gpus);
+  io.optional("image", memory.image);
+  io.optional("since", memory.since);  // older records have none
+}
+
+namespace {
 
 // The start time is in the name, so that a later process with the same number finds nothing.
 std::string path_in(const std::string& directory, const ProcessId& process,
@@ -36,28 +54,7 @@ Result<std::string> path_of(const Process& process) {
 std::optional<SuspendedMemory> read_suspended(const std::string& path) {
   auto text = read_file(AT_FDCWD, path, 1 << 20);
   if (!text) return std::nullopt;
-  const json object = json::parse(*text, nullptr, false);
-  if (!object.is_object()) return std::nullopt;
-  SuspendedMemory memory;
-  try {
-    for (const json& item : object.at("uses")) {
-      const auto uuid = GpuUuid::parse(item.at("gpu").get<std::string>());
-      if (!uuid) return std::nullopt;
-      memory.uses.push_back({*uuid, item.at("bytes").get<std::uint64_t>()});
-    }
-    for (const json& item : object.at("gpus")) {
-      const auto uuid = GpuUuid::parse(item.at("uuid").get<std::string>());
-      if (!uuid) return std::nullopt;
-      memory.gpus.push_back({*uuid, item.at("name").get<std::string>(),
-                             item.at("pci_bus_id").get<std::string>(),
-                             item.at("memory_total").get<std::uint64_t>(), 0});
-    }
-    memory.image = object.value("image", std::string());
-    memory.since = object.value("since", std::int64_t{0});  // older ones have none
-  } catch (const json::exception&) {
-    return std::nullopt;
-  }
-  return memory;
+  return record_from_text<SuspendedMemory>(*text);
 }
 
 }  // namespace
@@ -84,22 +81,9 @@ void forget_the_dead() {
 
 Result<void> remember_suspended(const Process& process, const SuspendedMemory& memory) {
   STASIS_TRY_ASSIGN(auto path, path_of(process));
-  json uses = json::array();
-  for (const GpuUse& part : memory.uses) {
-    uses.push_back({{"gpu", part.gpu.to_string()}, {"bytes", part.bytes}});
-  }
-  json gpus = json::array();
-  for (const Gpu& gpu : memory.gpus) {
-    gpus.push_back({{"uuid", gpu.uuid.to_string()},
-                    {"name", gpu.name},
-                    {"pci_bus_id", gpu.pci_bus_id},
-                    {"memory_total", gpu.memory_total}});
-  }
-  const std::string text = json{{"uses", uses},
-                                {"gpus", gpus},
-                                {"image", memory.image},
-                                {"since", std::int64_t{std::time(nullptr)}}}
-                               .dump(-1, ' ', false, json::error_handler_t::replace);
+  SuspendedMemory now = memory;
+  now.since = std::time(nullptr);
+  const std::string text = record_to_text(now);
   // Losing it loses a check, never a job; half of it must not be taken for the whole.
   STASIS_TRY(fault(FaultPoint::kRememberWrite));
   STASIS_TRY_ASSIGN(auto fd,

@@ -5,15 +5,27 @@
 #include <unistd.h>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
+#include "base/json_record.h"
 #include "checkpoint/journal.h"
 #include "checkpoint/state_file.h"
 
 namespace stasis {
-namespace {
 
-using nlohmann::json;
+void fields(auto& io, Described<SwapParty> auto& party) {
+  io("name", party.name);
+  io("pid", party.root.pid);
+  io("start_ticks", party.root.start_ticks);
+}
+
+void fields(auto& io, Described<SwapRecord> auto& record) {
+  io("owner", record.owner);
+  io("out", record.out);
+  io("in", record.in);
+  io("gpu_map", record.gpu_map);
+}
+
+namespace {
 
 constexpr std::string_view kSwapBegin = "swap-";
 constexpr std::string_view kSwapEnd = ".json";
@@ -21,36 +33,6 @@ constexpr std::string_view kSwapEnd = ".json";
 std::string swap_path(const std::string& directory, const SwapRecord& record) {
   return fmt::format("{}/{}{}-{}{}{}", directory, kSwapBegin, record.out.root.pid.value,
                      record.in.root.pid.value, pid_namespace_mark(), kSwapEnd);
-}
-
-json party_json(const SwapParty& party) {
-  return {
-      {"name", party.name}, {"pid", party.root.pid.value}, {"start_ticks", party.root.start_ticks}};
-}
-
-SwapParty party_from(const json& item) {
-  return {item.at("name").get<std::string>(),
-          {Pid{item.at("pid").get<int>()}, item.at("start_ticks").get<std::uint64_t>()}};
-}
-
-std::string swap_text(const SwapRecord& record) {
-  return json{{"operation", "swap"},
-              {"owner", record.owner.value},
-              {"out", party_json(record.out)},
-              {"in", party_json(record.in)},
-              {"gpu_map", record.gpu_map}}
-      .dump(-1, ' ', false, json::error_handler_t::replace);
-}
-
-std::optional<SwapRecord> swap_from_text(const std::string& text) {
-  const json object = json::parse(text, nullptr, false);
-  if (!object.is_object()) return std::nullopt;
-  try {
-    return SwapRecord{Pid{object.at("owner").get<int>()}, party_from(object.at("out")),
-                      party_from(object.at("in")), object.at("gpu_map").get<std::string>()};
-  } catch (const json::exception&) {
-    return std::nullopt;
-  }
 }
 
 Result<UniqueFd> take_swap(const std::string& path, const SwapRecord& record) {
@@ -79,7 +61,7 @@ Result<SwapJournal> SwapJournal::begin(SwapRecord record) {
   STASIS_TRY_ASSIGN(auto lock, take_swap(path, record));
   record.owner = Pid{static_cast<int>(::getpid())};
   SwapJournal journal(std::move(lock), path, std::move(record));
-  if (auto done = write_state_file(path, swap_text(journal.record_)); !done) {
+  if (auto done = write_state_file(path, record_to_text(journal.record_)); !done) {
     journal.finish();
     return fail(std::move(done.error()));
   }
@@ -91,7 +73,7 @@ Result<std::optional<SwapJournal>> SwapJournal::adopt(const SwapRecord& record) 
   const std::string path = swap_path(directory, record);
   STASIS_TRY_ASSIGN(auto lock, take_swap(path, record));
   const auto text = read_file(AT_FDCWD, path);
-  auto left = text ? swap_from_text(*text) : std::nullopt;
+  auto left = text ? record_from_text<SwapRecord>(*text) : std::nullopt;
   SwapJournal journal(std::move(lock), path, left ? std::move(*left) : record);
   if (left) return std::optional<SwapJournal>(std::move(journal));
   journal.finish();
@@ -112,7 +94,7 @@ Result<std::vector<SwapEntry>> read_swaps() {
     const std::string name = item->d_name;
     if (!is_our_swap(name)) continue;
     STASIS_TRY_ASSIGN(auto file, read_state_file(directory + "/" + name));
-    auto record = file ? swap_from_text(file->text) : std::nullopt;
+    auto record = file ? record_from_text<SwapRecord>(file->text) : std::nullopt;
     if (record) entries.push_back({std::move(*record), file->under_way});
   }
   return entries;

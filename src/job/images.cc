@@ -18,6 +18,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/json_record.h"
 #include "base/units.h"
 #include "image/directory.h"
 #include "image/image_reader.h"
@@ -63,29 +64,23 @@ struct Holder {
   ProcessId init;  // the first process of the job; its number is 0 while there is none
 };
 
+void fields(auto& io, Described<Holder> auto& holder) {
+  io("host", holder.host);
+  io("pid", holder.pid);
+  io("init", holder.init.pid);
+  io("init_start", holder.init.start_ticks);
+}
+
 // The text cannot be relied on: it serves messages, and tells what to wait for.
 Holder read_holder(const UniqueFd& lock) {
   std::string text(kMostLock, '\0');
   const ssize_t got = ::pread(lock.get(), text.data(), text.size(), 0);
   text.resize(got > 0 ? static_cast<std::size_t>(got) : 0);
-  const auto json = nlohmann::json::parse(text, nullptr, false);
-  if (!json.is_object()) return {};
-  try {
-    return {json.at("host").get<std::string>(),
-            json.at("pid").get<int>(),
-            {Pid{json.at("init").get<int>()}, json.at("init_start").get<std::uint64_t>()}};
-  } catch (const nlohmann::json::exception&) {
-    return {};
-  }
+  return record_from_text<Holder>(text).value_or(Holder());
 }
 
 Result<void> write_holder(const UniqueFd& lock, const std::string& path, const Holder& holder) {
-  const std::string text = nlohmann::json{{"host", holder.host},
-                                          {"pid", holder.pid},
-                                          {"init", holder.init.pid.value},
-                                          {"init_start", holder.init.start_ticks}}
-                               .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) +
-                           "\n";
+  const std::string text = record_to_text(holder) + "\n";
   if (::ftruncate(lock.get(), 0) != 0 ||
       ::pwrite(lock.get(), text.data(), text.size(), 0) != static_cast<ssize_t>(text.size())) {
     return fail(errno_error("cannot write " + path, errno));

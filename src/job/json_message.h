@@ -3,48 +3,74 @@
 // Functions without state; any thread.
 #pragma once
 
-#include <functional>
+#include <algorithm>
 #include <optional>
 #include <span>
-#include <string_view>
-
-#include <nlohmann/json.hpp>
+#include <string>
+#include <variant>
 
 #include "base/channel.h"
 #include "base/fd.h"
+#include "base/json_record.h"
 #include "base/result.h"
+
+namespace stasis {
+
+template <>
+inline Obstacle JsonReader::blank<Obstacle>() {
+  return {"managed-memory", Severity::kRed, {}, {}};
+}
+
+void fields(auto& io, Described<Obstacle> auto& obstacle) {
+  io.named("id", obstacle.id, &ObstacleId::name, ObstacleId::find);
+  io("pid", obstacle.pid);
+  io("what", obstacle.what);
+  io("remedy", obstacle.remedy);
+  io("by", obstacle.by);
+}
+
+// As it is told: the context is part of its message.
+void fields(auto& io, Described<Error> auto& error) {
+  io("code", error.code);
+  std::string message = error.to_string();
+  io("message", message);
+  if constexpr (std::remove_reference_t<decltype(io)>::kReads) error.message = std::move(message);
+  io("remedy", error.remedy);
+  io("obstacles", error.obstacles);
+}
+
+}  // namespace stasis
 
 namespace stasis::job {
 
-// Bytes that are not UTF-8 arrive as U+FFFD.
-inline Result<void> send_json(const Channel& channel, const nlohmann::json& message,
-                              std::span<const UniqueFd> descriptors = {}) {
-  const std::string text = message.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+template <class Value>
+Result<void> send_message(const Channel& channel, const Value& value,
+                          std::span<const UniqueFd> descriptors = {}) {
+  const std::string text = record_to_text(value);
   return channel.send(std::as_bytes(std::span(text)), descriptors);
 }
 
-// What `read` makes of the message; nothing if that is not what was agreed on.
+// Nothing of a malformed message.
 template <class Value>
-std::optional<Value> parse_json(
-    const Channel::Message& message,
-    const std::function<std::optional<Value>(const nlohmann::json&)>& read) {
-  const std::string_view text(reinterpret_cast<const char*>(message.bytes.data()),
-                              message.bytes.size());
-  const nlohmann::json parsed = nlohmann::json::parse(text, nullptr, false);
-  if (!parsed.is_object()) return std::nullopt;
-  try {
-    return read(parsed);
-  } catch (const nlohmann::json::exception&) {
-    return std::nullopt;
-  }
+std::optional<Value> parse_message(const Channel::Message& message) {
+  return record_from_text<Value>(
+      {reinterpret_cast<const char*>(message.bytes.data()), message.bytes.size()});
 }
 
-// A message holds so much and no more: leaves the notes out, and shortens the error.
-nlohmann::json bounded(nlohmann::json result);
-
-// An error on its way.
-nlohmann::json error_to_json(const Error& error);
-Error error_from_json(const nlohmann::json& object);
+// The same result for a message, which holds so much and no more: without its notes, and with a
+// shorter error.
+template <class Result>
+Result bounded(Result result) {
+  constexpr std::size_t kRoom = Channel::kMostBytes / 2;
+  if (record_to_text(result).size() <= kRoom) return result;
+  result.notes.clear();
+  if (auto* error = std::get_if<Error>(&result.what)) {
+    error->obstacles.clear();
+    for (std::string* text : {&error->message, &error->remedy})
+      text->resize(std::min(text->size(), kRoom / 8));
+  }
+  return result;
+}
 
 // Does what the alternative of a variant calls for: std::visit(Cases{[](const A&) {...}, ...}, v).
 template <class... Case>

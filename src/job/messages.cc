@@ -5,165 +5,63 @@
 #include "job/json_message.h"
 
 namespace stasis::job {
-namespace {
 
-using nlohmann::json;
-using std::chrono::milliseconds;
+void fields(auto& io, Described<RestoreOrder> auto& order) { io("images_dir", order.images_dir); }
 
-json to_json(const WorkOrder& order) {
-  json out = {{"op", name_of(order)}, {"root", order.root.value}};
-  if (const auto* restore = std::get_if<RestoreOrder>(&order.what))
-    out["images_dir"] = restore->images_dir;
-  if (const auto* save = std::get_if<SaveOrder>(&order.what)) {
-    out["images_dir"] = save->images_dir;
-    out["command"] = save->command;
-    out["end"] = save->end;
-    out["limit_ms"] = save->limit.count();
-    if (save->base) out["base"] = *save->base;
-  }
-  return out;
+void fields(auto& io, Described<SaveOrder> auto& order) {
+  io("images_dir", order.images_dir);
+  io("command", order.command);
+  io("end", order.end);
+  io("limit_ms", order.limit);
+  io.optional("base", order.base);
 }
 
-std::optional<WorkOrder> work_order_of(const json& request) {
-  WorkOrder order;
-  order.root = Pid{request.at("root").get<int>()};
-  const auto op = request.at("op").get<std::string>();
-  if (op == "recover") return order;
-  const auto images_dir = request.at("images_dir").get<std::string>();
-  if (op == "restore") {
-    order.what = RestoreOrder{images_dir};
-    return order;
-  }
-  if (op != "dump") return std::nullopt;
-  SaveOrder save;
-  save.images_dir = images_dir;
-  save.command = request.at("command").get<std::vector<std::string>>();
-  save.end = request.at("end").get<bool>();
-  save.limit = milliseconds(request.at("limit_ms").get<std::int64_t>());
-  if (request.contains("base")) save.base = request["base"].get<std::string>();
-  order.what = std::move(save);
-  return order;
+void fields(auto& io, Described<WorkOrder> auto& order) {
+  io("what", order.what);
+  io("root", order.root);
 }
 
-json to_json(const WorkResult& result) {
-  json out = std::visit(Cases{[](const Recovered&) { return json::object(); },
-                              [](const Restored& restored) {
-                                return json{{"root", restored.root.value},
-                                            {"seconds", restored.seconds},
-                                            {"terminal", restored.terminal}};
-                              },
-                              [](const Saved& saved) {
-                                json done = {{"size", saved.size}, {"seconds", saved.seconds}};
-                                if (saved.downtime) done["standstill"] = *saved.downtime;
-                                return done;
-                              },
-                              [](const WasSuspended&) {
-                                return json{{"suspended", true}};
-                              },
-                              [](const Error& error) {
-                                return json{{"error", error_to_json(error)}};
-                              },
-                              [](const WorkerDied& died) {
-                                return json{{"died", died.how}};
-                              }},
-                        result.what);
-  out["notes"] = result.notes;
-  return out;
+void fields(auto& io, Described<Restored> auto& restored) {
+  io("root", restored.root);
+  io("seconds", restored.seconds);
+  io("terminal", restored.terminal);
 }
 
-WorkResult work_result_of(const json& object) {
-  WorkResult result;
-  result.notes = object.value("notes", std::vector<std::string>());
-  if (object.contains("died")) {
-    result.what = WorkerDied{object["died"].get<std::string>()};
-  } else if (object.contains("error")) {
-    result.what = error_from_json(object["error"]);
-  } else if (object.contains("suspended")) {
-    result.what = WasSuspended{};
-  } else if (object.contains("root")) {
-    result.what = Restored{Pid{object["root"].get<int>()}, object.value("seconds", 0.0),
-                           object.value("terminal", 0U)};
-  } else if (object.contains("size")) {
-    Saved saved{object["size"].get<std::string>(), object.value("seconds", 0.0), {}};
-    if (object.contains("standstill")) saved.downtime = object["standstill"].get<double>();
-    result.what = std::move(saved);
-  }
-  return result;
+void fields(auto& io, Described<Saved> auto& saved) {
+  io("size", saved.size);
+  io("seconds", saved.seconds);
+  io.optional("downtime", saved.downtime);
 }
 
-json to_json(const InitOrder& order) {
-  return std::visit(
-      Cases{[](const StartJob&) {
-              return json{{"do", "start"}};
-            },
-            [](const WorkOrder& work) {
-              return json{{"do", "work"}, {"request", to_json(work)}};
-            },
-            [](const SendSignal& signal) {
-              return json{{"do", "signal"}, {"number", signal.number}, {"group", signal.group}};
-            },
-            [](const Resize& size) {
-              return json{{"do", "size"}, {"rows", size.rows}, {"columns", size.columns}};
-            },
-            [](const StopWorker&) {
-              return json{{"do", "stop"}};
-            },
-            [](const KillWorker&) {
-              return json{{"do", "kill"}};
-            }},
-      order);
+void fields(auto& io, Described<WorkerDied> auto& died) { io("how", died.how); }
+
+void fields(auto& io, Described<WorkResult> auto& result) {
+  io("what", result.what);
+  io("notes", result.notes);
 }
 
-std::optional<InitOrder> order_of(const json& object) {
-  const auto what = object.at("do").get<std::string>();
-  if (what == "start") return StartJob{};
-  if (what == "work") return work_order_of(object.at("request"));
-  if (what == "signal")
-    return SendSignal{object.at("number").get<int>(), object.at("group").get<bool>()};
-  if (what == "size") return Resize{object.at("rows").get<int>(), object.at("columns").get<int>()};
-  if (what == "stop") return StopWorker{};
-  if (what == "kill") return KillWorker{};
-  return std::nullopt;
+void fields(auto& io, Described<SendSignal> auto& signal) {
+  io("number", signal.number);
+  io("group", signal.group);
 }
 
-json to_json(const InitEvent& event) {
-  return std::visit(
-      Cases{[](const Ready&) {
-              return json{{"event", "ready"}};
-            },
-            [](const Failed& failed) {
-              return json{{"event", "failed"}, {"error", error_to_json(failed.error)}};
-            },
-            [](const Started& started) {
-              return json{{"event", "started"},
-                          {"root", started.root.value},
-                          {"terminal", started.terminal}};
-            },
-            [](const NotStarted& not_started) {
-              return json{{"event", "not-started"}, {"errno", not_started.error_number}};
-            },
-            [](const WorkResult& result) {
-              return json{{"event", "worked"}, {"result", bounded(to_json(result))}};
-            },
-            [](const Ended& ended) {
-              return json{{"event", "ended"}, {"status", ended.status}};
-            }},
-      event);
+void fields(auto& io, Described<Resize> auto& size) {
+  io("rows", size.rows);
+  io("columns", size.columns);
 }
 
-std::optional<InitEvent> event_of(const json& object) {
-  const auto what = object.at("event").get<std::string>();
-  if (what == "ready") return Ready{};
-  if (what == "failed") return Failed{error_from_json(object.at("error"))};
-  if (what == "started")
-    return Started{Pid{object.at("root").get<int>()}, object.at("terminal").get<TerminalStreams>()};
-  if (what == "not-started") return NotStarted{object.at("errno").get<int>()};
-  if (what == "worked") return work_result_of(object.at("result"));
-  if (what == "ended") return Ended{object.at("status").get<int>()};
-  return std::nullopt;
+void fields(auto& io, Described<Failed> auto& failed) { io("error", failed.error); }
+
+void fields(auto& io, Described<Started> auto& started) {
+  io("root", started.root);
+  io("terminal", started.terminal);
 }
 
-}  // namespace
+void fields(auto& io, Described<NotStarted> auto& not_started) {
+  io("errno", not_started.error_number);
+}
+
+void fields(auto& io, Described<Ended> auto& ended) { io("status", ended.status); }
 
 std::string name_of(const WorkOrder& order) {
   return std::visit(
@@ -174,19 +72,21 @@ std::string name_of(const WorkOrder& order) {
 
 Result<void> send(const Channel& channel, const InitOrder& order,
                   std::span<const UniqueFd> descriptors) {
-  return send_json(channel, to_json(order), descriptors);
+  return send_message(channel, order, descriptors);
 }
 
 Result<void> send(const Channel& channel, const InitEvent& event) {
-  return send_json(channel, to_json(event));
+  const auto* result = std::get_if<WorkResult>(&event);
+  return result != nullptr ? send_message(channel, InitEvent(bounded(*result)))
+                           : send_message(channel, event);
 }
 
 std::optional<InitOrder> parse_order(const Channel::Message& message) {
-  return parse_json<InitOrder>(message, order_of);
+  return parse_message<InitOrder>(message);
 }
 
 std::optional<InitEvent> parse_event(const Channel::Message& message) {
-  return parse_json<InitEvent>(message, event_of);
+  return parse_message<InitEvent>(message);
 }
 
 }  // namespace stasis::job

@@ -12,53 +12,31 @@
 #include <memory>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "base/fd.h"
+#include "base/json_record.h"
 #include "checkpoint/journal.h"
 #include "proc/procfs.h"
 
 namespace stasis::job {
-namespace {
 
-using nlohmann::json;
+void fields(auto& io, Described<JobEntry> auto& entry) {
+  io("name", entry.name);
+  io("pid", entry.process.pid);
+  io("start_ticks", entry.process.start_ticks);
+  io("init", entry.init);
+  io("root", entry.root);
+  io("state_dir", entry.state_dir);
+  io("images_dir", entry.images_dir);
+  io("command", entry.command);
+  io("streams", entry.streams);
+}
+
+namespace {
 
 constexpr std::string_view kEntryEnd = ".job";
 constexpr std::size_t kLongestName = 64;
 constexpr std::size_t kMostEntry = 1 << 20;
-
-std::string entry_to_text(const JobEntry& entry) {
-  return json{{"name", entry.name},
-              {"pid", entry.process.pid.value},
-              {"start_ticks", entry.process.start_ticks},
-              {"init", entry.init.value},
-              {"root", entry.root.value},
-              {"state_dir", entry.state_dir},
-              {"images_dir", entry.images_dir},
-              {"command", entry.command},
-              {"streams", entry.streams}}
-      .dump(-1, ' ', false, json::error_handler_t::replace);
-}
-
-std::optional<JobEntry> entry_from_text(const std::string& text) {
-  const json object = json::parse(text, nullptr, false);
-  if (!object.is_object()) return std::nullopt;
-  try {
-    JobEntry entry;
-    entry.name = object.at("name").get<std::string>();
-    entry.process.pid = Pid{object.at("pid").get<int>()};
-    entry.process.start_ticks = object.at("start_ticks").get<std::uint64_t>();
-    entry.init = Pid{object.at("init").get<int>()};
-    entry.root = Pid{object.at("root").get<int>()};
-    entry.state_dir = object.at("state_dir").get<std::string>();
-    entry.images_dir = object.at("images_dir").get<std::string>();
-    entry.command = object.at("command").get<std::vector<std::string>>();
-    entry.streams = object.at("streams").get<std::vector<std::string>>();
-    return entry;
-  } catch (const json::exception&) {
-    return std::nullopt;
-  }
-}
 
 Result<std::string> entries_directory() {
   STASIS_TRY_ASSIGN(auto state, journal_directory());
@@ -77,14 +55,14 @@ Result<std::string> make_entries_directory() {
 std::optional<JobEntry> read_entry_file(const std::string& path) {
   auto text = read_file(AT_FDCWD, path, kMostEntry);
   if (!text) return std::nullopt;
-  auto entry = entry_from_text(*text);
+  auto entry = record_from_text<JobEntry>(*text);
   if (!entry) return std::nullopt;
   return is_alive(entry->process) ? entry : std::nullopt;
 }
 
 Result<void> write_entry_file(const std::string& path, const JobEntry& entry) {
   const std::string temporary = path + ".new";
-  const std::string text = entry_to_text(entry);
+  const std::string text = record_to_text(entry);
   STASIS_TRY_ASSIGN(
       auto fd, open_file(AT_FDCWD, temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW, 0600));
   auto done = write_all(fd.get(), text.data(), text.size(), temporary);

@@ -194,24 +194,12 @@ class Keeper {
     std::sort(files_.begin(), files_.end(), [](const KeptFile& a, const KeptFile& b) {
       return std::tuple(!a.link, a.size) < std::tuple(!b.link, b.size);
     });
-    json items = json::array();
-    for (KeptFile& kept : files_) {
+    for (KeptFile& kept : files_)
       STASIS_TRY(save_content(kept));
-      json item = {{"path", kept.path},       {"size", kept.size},  {"mode", kept.mode},
-                   {"uid", kept.uid},         {"gid", kept.gid},    {"inode", kept.inode},
-                   {"born_ns", kept.born_ns}, {"mount", kept.mount}};
-      if (kept.link) item["link"] = true;
-      if (!kept.links.empty()) item["links"] = kept.links;
-      if (!kept.names.empty()) item["names"] = kept.names;
-      if (kept.content) item["content"] = *kept.content;
-      if (!kept.tail.empty()) item["tail"] = kept.tail;
-      items.push_back(std::move(item));
-    }
     if (content_.valid()) {
       STASIS_TRY(content_.close(format::kContent));
     }
-    const std::string text =
-        json{{"version", format::kVersion}, {"files", std::move(items)}}.dump();
+    const std::string text = record_to_text(format::Index{format::kVersion, files_});
     if (text.size() > format::kMostIndex) {
       return fail(refusal({"too-many-files",
                            Severity::kRed,

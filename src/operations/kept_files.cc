@@ -8,8 +8,6 @@
 #include <algorithm>
 #include <cerrno>
 
-#include <nlohmann/json.hpp>
-
 #include "image/checksum.h"
 #include "image/directory.h"
 #include "operations/kept_files_format.h"
@@ -17,76 +15,7 @@
 namespace stasis {
 namespace {
 
-using nlohmann::json;
 namespace format = kept_files_format;
-
-constexpr std::uint64_t kMostSize = INT64_MAX;
-constexpr std::uint64_t kMostMode = 0177777;
-
-bool is_path(const json& value) {
-  if (!value.is_string()) return false;
-  const auto& path = value.get_ref<const std::string&>();
-  return path.starts_with('/') && path.size() < 4096 && !path.ends_with('/') &&
-         path.find('\0') == std::string::npos;
-}
-
-// json's get() would take 1.5, true and -1, and cut off what is too large.
-bool take_number(const json& item, const char* key, std::uint64_t most, std::uint64_t& out) {
-  const auto found = item.find(key);
-  if (found == item.end()) return false;
-  const auto* number = found->get_ptr<const json::number_unsigned_t*>();
-  if (number == nullptr || *number > most) return false;
-  out = *number;
-  return true;
-}
-
-bool take_paths(const json& item, const char* key, std::vector<std::string>& out) {
-  const auto found = item.find(key);
-  if (found == item.end()) return true;
-  if (!found->is_array() || found->size() > format::kMostNames) return false;
-  for (const json& one : *found) {
-    if (!is_path(one)) return false;
-    out.push_back(one.get<std::string>());
-  }
-  return true;
-}
-
-std::optional<KeptFile> parse_kept(const json& item) {
-  KeptFile out;
-  if (!item.is_object() || !item.contains("path") || !is_path(item["path"])) return std::nullopt;
-  out.path = item["path"].get<std::string>();
-  std::uint64_t mode = 0;
-  std::uint64_t uid = 0;
-  std::uint64_t gid = 0;
-  if (!take_number(item, "size", kMostSize, out.size) ||
-      !take_number(item, "mode", kMostMode, mode) || !take_number(item, "uid", UINT32_MAX, uid) ||
-      !take_number(item, "gid", UINT32_MAX, gid) ||
-      !take_number(item, "inode", UINT64_MAX, out.inode) ||
-      !take_number(item, "born_ns", UINT64_MAX, out.born_ns) ||
-      !take_paths(item, "links", out.links) || !take_paths(item, "names", out.names)) {
-    return std::nullopt;
-  }
-  out.mode = static_cast<unsigned>(mode);
-  out.uid = static_cast<unsigned>(uid);
-  out.gid = static_cast<unsigned>(gid);
-  if (!S_ISREG(out.mode)) return std::nullopt;
-  const auto link = item.find("link");
-  out.link = link != item.end() && link->is_boolean() && link->get<bool>();
-  if (item.contains("content")) {
-    std::uint64_t content = 0;
-    if (!take_number(item, "content", kMostSize, content)) return std::nullopt;
-    out.content = content;
-  }
-  if (item.contains("mount")) {
-    if (!item["mount"].is_string()) return std::nullopt;
-    out.mount = item["mount"].get<std::string>();
-  }
-  if (item.contains("tail")) {
-    if (!item["tail"].is_string()) return std::nullopt;
-    out.tail = item["tail"].get<std::string>();
-  }
-  return out;
-}
 
 tl::unexpected<Error> damaged_record() {
   return fail(ErrorCode::kImageCorrupt,
@@ -146,10 +75,9 @@ std::string mount_above(const std::string& path) {
 }
 
 Result<std::vector<KeptFile>> read_kept_files(const UniqueFd& criu_dir) {
-  std::vector<KeptFile> out;
   if (::faccessat(criu_dir.get(), format::kIndex, F_OK, AT_SYMLINK_NOFOLLOW) != 0 &&
       errno == ENOENT)
-    return out;
+    return std::vector<KeptFile>();
   auto file = open_checked(criu_dir.get(), format::kIndex, O_RDONLY | O_NOFOLLOW, is_regular_file);
   if (!file) return damaged_record();
   STASIS_TRY_ASSIGN(auto text, read_file(*file, format::kIndex, format::kMostIndex));
@@ -157,17 +85,9 @@ Result<std::vector<KeptFile>> read_kept_files(const UniqueFd& criu_dir) {
   const auto values = std::count_if(text.begin(), text.end(),
                                     [](char c) { return c == ',' || c == '{' || c == '['; });
   if (static_cast<std::size_t>(values) > format::kMostValues) return damaged_record();
-  const json index = json::parse(text, nullptr, false);
-  std::uint64_t version = 0;
-  if (!index.is_object() || !take_number(index, "version", format::kVersion, version) ||
-      version == 0 || !index.contains("files") || !index["files"].is_array())
-    return damaged_record();
-  for (const json& item : index["files"]) {
-    auto kept = parse_kept(item);
-    if (!kept) return damaged_record();
-    out.push_back(std::move(*kept));
-  }
-  return out;
+  auto index = record_from_text<format::Index>(text);
+  if (!index) return damaged_record();
+  return std::move(index->files);
 }
 
 }  // namespace stasis
