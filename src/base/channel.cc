@@ -50,10 +50,7 @@ Result<void> Channel::send(std::span<const std::byte> bytes,
                    [](const UniqueFd& fd) { return fd.get(); });
     put_descriptors(message, control.data(), fds.data(), descriptors.size());
   }
-  ssize_t sent = 0;
-  do {
-    sent = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL);
-  } while (sent < 0 && errno == EINTR);
+  const auto sent = TEMP_FAILURE_RETRY(::sendmsg(socket_.get(), &message, MSG_NOSIGNAL));
   if (sent == static_cast<ssize_t>(bytes.size())) return {};
   if (sent < 0 && (errno == EPIPE || errno == ECONNRESET)) return gone();
   if (sent < 0 && errno == ETOOMANYREFS) {
@@ -81,10 +78,7 @@ Result<std::optional<Channel::Message>> Channel::receive(int timeout_ms) const {
   message.msg_iovlen = 1;
   message.msg_control = control.data();
   message.msg_controllen = control.size();
-  ssize_t got = 0;
-  do {
-    got = ::recvmsg(socket_.get(), &message, MSG_CMSG_CLOEXEC);
-  } while (got < 0 && errno == EINTR);
+  const auto got = TEMP_FAILURE_RETRY(::recvmsg(socket_.get(), &message, MSG_CMSG_CLOEXEC));
   if (got == 0 || (got < 0 && errno == ECONNRESET)) return gone();
   if (got < 0) return fail(errno_error("cannot receive from another process", errno));
   // Owned at once, so that none leaks on an error.

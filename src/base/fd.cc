@@ -87,12 +87,10 @@ DirectoryStream list_open(const std::string& path) {
 }
 
 Result<UniqueFd> open_file(int directory, const std::string& path, int flags, unsigned mode) {
-  int fd = -1;
-  do {
-    fd = ::openat(directory, path.c_str(), flags | O_CLOEXEC | O_NOCTTY, mode);
-  } while (fd < 0 && errno == EINTR);
-  if (fd < 0) return fail(errno_error("cannot open " + path, errno));
-  return UniqueFd(fd);
+  UniqueFd fd(static_cast<int>(
+      TEMP_FAILURE_RETRY(::openat(directory, path.c_str(), flags | O_CLOEXEC | O_NOCTTY, mode))));
+  if (!fd.valid()) return fail(errno_error("cannot open " + path, errno));
+  return fd;
 }
 
 bool is_regular_file(const struct stat& info) { return S_ISREG(info.st_mode); }
@@ -122,10 +120,8 @@ Result<UniqueFd> open_checked(int directory, const std::string& path, int access
   }
   constexpr int kHarmless = O_NONBLOCK | O_NOCTTY | O_CLOEXEC;
   const std::string same = fmt::format("/proc/self/fd/{}", place.get());
-  UniqueFd file;
-  do {
-    file = UniqueFd(::open(same.c_str(), (access & ~O_NOFOLLOW) | kHarmless));
-  } while (!file.valid() && errno == EINTR);
+  UniqueFd file(static_cast<int>(
+      TEMP_FAILURE_RETRY(::open(same.c_str(), (access & ~O_NOFOLLOW) | kHarmless))));
   if (!file.valid()) return fail(errno_error("cannot open " + path, errno));
   return file;
 }
@@ -139,11 +135,8 @@ Result<std::string> read_file(const UniqueFd& file, const std::string& path, std
   std::string out;
   char chunk[16384];
   for (;;) {
-    const ssize_t got = ::read(file.get(), chunk, sizeof chunk);
-    if (got < 0) {
-      if (errno == EINTR) continue;
-      return fail(errno_error("cannot read " + path, errno));
-    }
+    const ssize_t got = TEMP_FAILURE_RETRY(::read(file.get(), chunk, sizeof chunk));
+    if (got < 0) return fail(errno_error("cannot read " + path, errno));
     if (got == 0) return out;
     out.append(chunk, static_cast<std::size_t>(got));
     if (out.size() > limit) {
@@ -178,11 +171,8 @@ Result<void> allow_descriptors(std::uint64_t more) {
 
 Result<void> write_all(int fd, const char* data, std::size_t size, const std::string& path) {
   while (size > 0) {
-    const ssize_t done = ::write(fd, data, size);
-    if (done < 0) {
-      if (errno == EINTR) continue;
-      return fail(errno_error("cannot write " + path, errno));
-    }
+    const ssize_t done = TEMP_FAILURE_RETRY(::write(fd, data, size));
+    if (done < 0) return fail(errno_error("cannot write " + path, errno));
     data += done;
     size -= static_cast<std::size_t>(done);
   }
@@ -214,10 +204,7 @@ bool Pidfd::alive() const { return !wait_exit(0); }
 
 bool Pidfd::wait_exit(int timeout_ms) const {
   pollfd wait{fd_.get(), POLLIN, 0};
-  int ready = 0;
-  do {
-    ready = ::poll(&wait, 1, timeout_ms);
-  } while (ready < 0 && errno == EINTR);
+  const auto ready = TEMP_FAILURE_RETRY(::poll(&wait, 1, timeout_ms));
   return ready > 0;
 }
 

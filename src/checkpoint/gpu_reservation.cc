@@ -27,10 +27,7 @@ UniqueFd open_lock(const char* name) {
 // Does not wait.
 bool lock(const UniqueFd& fd, int kind) {
   if (!fd.valid()) return false;
-  int done = -1;
-  do {
-    done = ::flock(fd.get(), kind | LOCK_NB);
-  } while (done != 0 && errno == EINTR);
+  const auto done = TEMP_FAILURE_RETRY(::flock(fd.get(), kind | LOCK_NB));
   return done == 0;
 }
 

@@ -84,9 +84,8 @@ Result<UniqueFd> lock_directory(const std::string& directory) {
   const std::string path = directory + "/journal.lock";
   auto fd = open_file(AT_FDCWD, path, O_RDWR | O_CREAT | O_NOFOLLOW, 0600);
   if (!fd) return fail(unwritable(std::move(fd.error()), path));
-  while (::flock(fd->get(), LOCK_EX) != 0) {
-    if (errno != EINTR) return fail(errno_error("cannot lock " + path, errno));
-  }
+  if (TEMP_FAILURE_RETRY(::flock(fd->get(), LOCK_EX)) != 0)
+    return fail(errno_error("cannot lock " + path, errno));
   return fd;
 }
 

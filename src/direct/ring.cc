@@ -21,10 +21,7 @@ constexpr std::size_t kTouchStep = std::size_t{16} << 20;
 constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE
 
 bool populate(std::span<std::byte> bytes) {
-  int done = 0;
-  do {
-    done = ::madvise(bytes.data(), bytes.size(), kPopulateWrite);
-  } while (done != 0 && errno == EINTR);
+  const auto done = TEMP_FAILURE_RETRY(::madvise(bytes.data(), bytes.size(), kPopulateWrite));
   if (done == 0) return true;
   if (errno != EINVAL) return false;
   for (std::size_t at = 0; at < bytes.size(); at += kPage)

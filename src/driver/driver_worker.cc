@@ -213,8 +213,7 @@ CallerSource::CallerSource(int pid, UniqueFd socket) : pid_(pid), socket_(std::m
 CallerSource::~CallerSource() {
   if (pid_ == 0) return;
   socket_.reset();
-  while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
-  }
+  (void)TEMP_FAILURE_RETRY(::waitpid(pid_, nullptr, 0));
   remove_own_helper(Pid{pid_});
 }
 

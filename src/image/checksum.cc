@@ -43,11 +43,9 @@ Result<BlockDigest> hash(const UniqueFd& file, const std::string& path, std::uin
   XXH3_128bits_reset(state.get());
   while (size != 0) {
     const std::size_t want = static_cast<std::size_t>(std::min<std::uint64_t>(size, kReadSize));
-    const ssize_t got = ::pread(file.get(), buffer.get(), want, static_cast<off_t>(offset));
-    if (got < 0) {
-      if (errno == EINTR) continue;
-      return fail(read_error("cannot read " + path, errno));
-    }
+    const ssize_t got =
+        TEMP_FAILURE_RETRY(::pread(file.get(), buffer.get(), want, static_cast<off_t>(offset)));
+    if (got < 0) return fail(read_error("cannot read " + path, errno));
     if (got == 0) {
       return fail(ErrorCode::kImageCorrupt,
                   fmt::format("{} ends after {} bytes, expected {}", path, offset, end));

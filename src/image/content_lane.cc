@@ -40,9 +40,8 @@ Result<void> cannot_write(const ContentLane& lane, std::uint64_t at, int number)
 Result<void> write_at(ContentLane& lane, std::span<const std::byte> bytes, std::uint64_t at) {
   STASIS_TRY(fault(FaultPoint::kContentWrite));
   while (!bytes.empty()) {
-    const ssize_t done =
-        ::pwrite(lane.file.get(), bytes.data(), bytes.size(), static_cast<off_t>(at));
-    if (done < 0 && errno == EINTR) continue;
+    const ssize_t done = TEMP_FAILURE_RETRY(
+        ::pwrite(lane.file.get(), bytes.data(), bytes.size(), static_cast<off_t>(at)));
     // What this file system wants is more than 4096, or the rest of a short write is odd.
     if (done < 0 && errno == EINVAL && lane.direct) {
       lane.direct = false;

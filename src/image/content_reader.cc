@@ -83,9 +83,8 @@ Result<std::vector<std::byte>> read_index(const UniqueFd& dir, const std::string
   }
   std::vector<std::byte> bytes(size);
   for (std::size_t done = 0; done < bytes.size();) {
-    const ssize_t got =
-        ::pread(file->get(), bytes.data() + done, bytes.size() - done, static_cast<off_t>(done));
-    if (got < 0 && errno == EINTR) continue;
+    const ssize_t got = TEMP_FAILURE_RETRY(
+        ::pread(file->get(), bytes.data() + done, bytes.size() - done, static_cast<off_t>(done)));
     if (got < 0) return fail(read_error("cannot read " + path, errno));
     if (got == 0)
       return corrupt(fmt::format("{} ends after {} bytes, expected {}", path, done, size));
@@ -187,8 +186,8 @@ Result<void> ContentReader::State::read_run(const Run& run, std::span<std::byte>
   DataFile& data = files[run.file];
   std::uint64_t at = run.position;
   while (!into.empty()) {
-    const ssize_t got = ::pread(data.file.get(), into.data(), into.size(), static_cast<off_t>(at));
-    if (got < 0 && errno == EINTR) continue;
+    const ssize_t got = TEMP_FAILURE_RETRY(
+        ::pread(data.file.get(), into.data(), into.size(), static_cast<off_t>(at)));
     // This file system wants more than 4096, or the rest of a short read is odd: not past the
     // cache.
     if (got < 0 && errno == EINVAL && (::fcntl(data.file.get(), F_GETFL) & O_DIRECT) != 0 &&

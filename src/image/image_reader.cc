@@ -70,11 +70,8 @@ Result<std::string> read_text(const UniqueFd& file, const std::string& path, std
   std::string text;
   std::vector<char> buffer(64U << 10);
   while (true) {
-    const ssize_t got = ::read(file.get(), buffer.data(), buffer.size());
-    if (got < 0) {
-      if (errno == EINTR) continue;
-      return fail(file_error(read_error("cannot read " + path, errno)));
-    }
+    const ssize_t got = TEMP_FAILURE_RETRY(::read(file.get(), buffer.data(), buffer.size()));
+    if (got < 0) return fail(file_error(read_error("cannot read " + path, errno)));
     if (got == 0) return text;
     text.append(buffer.data(), static_cast<std::size_t>(got));
     if (text.size() > limit) {
@@ -87,8 +84,7 @@ Result<void> copy_content(const UniqueFd& from, const UniqueFd& to, const std::s
   std::vector<char> buffer(64U << 10);
   off_t at = 0;
   while (true) {
-    const ssize_t got = ::pread(from.get(), buffer.data(), buffer.size(), at);
-    if (got < 0 && errno == EINTR) continue;
+    const ssize_t got = TEMP_FAILURE_RETRY(::pread(from.get(), buffer.data(), buffer.size(), at));
     if (got < 0) return fail(errno_error("cannot read what is to become " + path, errno));
     if (got == 0) return {};
     at += got;

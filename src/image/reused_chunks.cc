@@ -26,8 +26,8 @@ std::string name_of_the_time(std::size_t file) { return fmt::format("base-{:02}"
 Result<void> read_at(const UniqueFd& file, const std::string& path, std::uint64_t at,
                      std::span<std::byte> into) {
   while (!into.empty()) {
-    const ssize_t got = ::pread(file.get(), into.data(), into.size(), static_cast<off_t>(at));
-    if (got < 0 && errno == EINTR) continue;
+    const ssize_t got =
+        TEMP_FAILURE_RETRY(::pread(file.get(), into.data(), into.size(), static_cast<off_t>(at)));
     if (got < 0) return fail(errno_error(fmt::format("cannot read {} at {}", path, at), errno));
     if (got == 0) {
       return fail(ErrorCode::kImageCorrupt, fmt::format("{} ends after {} bytes", path, at),

@@ -397,8 +397,7 @@ Result<InitEvent> Init::receive() const {
 void Init::end() {
   if (pid_ == 0) return;
   (void)::kill(pid_, SIGKILL);
-  while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
-  }
+  (void)TEMP_FAILURE_RETRY(::waitpid(pid_, nullptr, 0));
   pid_ = 0;
 }
 

@@ -75,9 +75,8 @@ Result<void> write_entry_file(const std::string& path, const JobEntry& entry) {
 // Held while a process looks whether a name is free, and takes it.
 Result<UniqueFd> lock_entries(const std::string& directory) {
   STASIS_TRY_ASSIGN(auto fd, open_file(AT_FDCWD, directory, O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
-  while (::flock(fd.get(), LOCK_EX) != 0) {
-    if (errno != EINTR) return fail(errno_error("cannot lock " + directory, errno));
-  }
+  if (TEMP_FAILURE_RETRY(::flock(fd.get(), LOCK_EX)) != 0)
+    return fail(errno_error("cannot lock " + directory, errno));
   return fd;
 }
 

@@ -180,8 +180,7 @@ class Saver {
     buffer_.resize(kPieceBytes);
     while (begin < end) {
       const auto wanted = std::min<std::size_t>(kPieceBytes, static_cast<std::size_t>(end - begin));
-      const ssize_t got = ::pread(fd.get(), buffer_.data(), wanted, begin);
-      if (got < 0 && errno == EINTR) continue;
+      const ssize_t got = TEMP_FAILURE_RETRY(::pread(fd.get(), buffer_.data(), wanted, begin));
       if (got <= 0) return io_error("read", path);
       STASIS_TRY(
           write_all(content_.get(), buffer_.data(), static_cast<std::size_t>(got), kContent));
@@ -407,13 +406,12 @@ class Restorer {
     buffer_.resize(kPieceBytes);
     while (bytes > 0) {
       const auto wanted = std::min<std::uint64_t>(kPieceBytes, bytes);
-      const ssize_t got = ::pread(content_.get(), buffer_.data(), wanted, static_cast<off_t>(from));
-      if (got < 0 && errno == EINTR) continue;
+      const ssize_t got = TEMP_FAILURE_RETRY(
+          ::pread(content_.get(), buffer_.data(), wanted, static_cast<off_t>(from)));
       if (got < 0) return io_error("read", kContent);
       if (got == 0) return corrupt("content of " + path);
-      const ssize_t put = ::pwrite(file.get(), buffer_.data(), static_cast<std::size_t>(got),
-                                   static_cast<off_t>(to));
-      if (put < 0 && errno == EINTR) continue;
+      const ssize_t put = TEMP_FAILURE_RETRY(::pwrite(
+          file.get(), buffer_.data(), static_cast<std::size_t>(got), static_cast<off_t>(to)));
       if (put <= 0) return io_error("write", directory_ + "/" + path);
       to += static_cast<std::uint64_t>(put);
       from += static_cast<std::uint64_t>(put);

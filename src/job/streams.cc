@@ -129,8 +129,8 @@ void Streams::State::copy_output(std::size_t which) {
   std::vector<char> buffer(kPiece);
   const int to = which == 1 ? STDOUT_FILENO : STDERR_FILENO;
   while (true) {
-    const ssize_t got = ::read(ours.at(which).get(), buffer.data(), buffer.size());
-    if (got < 0 && errno == EINTR) continue;
+    const ssize_t got =
+        TEMP_FAILURE_RETRY(::read(ours.at(which).get(), buffer.data(), buffer.size()));
     if (got <= 0) break;
     if (const int error = write_whole(to, buffer.data(), static_cast<std::size_t>(got))) {
       trouble.at(which) = fmt::format("{}: {}", kNames.at(which), std::strerror(error));

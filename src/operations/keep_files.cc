@@ -243,8 +243,8 @@ class Keeper {
     std::uint64_t done = 0;
     while (done < kept.size) {
       const auto wanted = std::min<std::uint64_t>(kPiece, kept.size - done);
-      const ssize_t got = ::pread(file->get(), buffer_.data(), wanted, static_cast<off_t>(done));
-      if (got < 0 && errno == EINTR) continue;
+      const ssize_t got = TEMP_FAILURE_RETRY(
+          ::pread(file->get(), buffer_.data(), wanted, static_cast<off_t>(done)));
       if (got <= 0) break;  // another program has cut it meanwhile, or the disk has lost it
       STASIS_TRY(write_all(content_.get(), buffer_.data(), static_cast<std::size_t>(got),
                            format::kContent));

@@ -42,9 +42,9 @@ std::optional<std::string> tail_digest(const UniqueFd& file, std::uint64_t size)
   const std::uint64_t bytes = std::min(size, kKeptTail);
   std::string text(bytes, '\0');
   for (std::size_t done = 0; done < text.size();) {
-    const ssize_t got = ::pread(file.get(), text.data() + done, text.size() - done,
-                                static_cast<off_t>(size - bytes + done));
-    if (got < 0 && errno == EINTR) continue;
+    const ssize_t got =
+        TEMP_FAILURE_RETRY(::pread(file.get(), text.data() + done, text.size() - done,
+                                   static_cast<off_t>(size - bytes + done)));
     if (got <= 0) return std::nullopt;
     done += static_cast<std::size_t>(got);
   }

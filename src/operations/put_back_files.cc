@@ -60,8 +60,8 @@ Result<void> append(const UniqueFd& from, std::uint64_t begin, std::uint64_t end
   while (begin < end) {
     STASIS_TRY(interrupt.check());
     const auto wanted = std::min<std::uint64_t>(buffer.size(), end - begin);
-    const ssize_t got = ::pread(from.get(), buffer.data(), wanted, static_cast<off_t>(begin));
-    if (got < 0 && errno == EINTR) continue;
+    const ssize_t got =
+        TEMP_FAILURE_RETRY(::pread(from.get(), buffer.data(), wanted, static_cast<off_t>(begin)));
     if (got < 0) return put_back_error("read", path);
     if (got == 0) break;
     STASIS_TRY(write_all(to.get(), buffer.data(), static_cast<std::size_t>(got), path));

@@ -143,8 +143,7 @@ Result<void> AddressSpace::read(std::uint64_t address, void* data, std::size_t s
   address += moved;
   size -= moved;
   while (size > 0) {
-    const ssize_t done = ::pread(memory_.get(), to, size, as_offset(address));
-    if (done < 0 && errno == EINTR) continue;
+    const ssize_t done = TEMP_FAILURE_RETRY(::pread(memory_.get(), to, size, as_offset(address)));
     if (done <= 0) return fail(refusal("read", address, size, done < 0 ? errno : 0));
     to += done;
     address += static_cast<std::uint64_t>(done);
@@ -162,8 +161,8 @@ Result<void> AddressSpace::write(std::uint64_t address, const void* data, std::s
   address += moved;
   size -= moved;
   while (size > 0) {
-    const ssize_t done = ::pwrite(memory_.get(), from, size, as_offset(address));
-    if (done < 0 && errno == EINTR) continue;
+    const ssize_t done =
+        TEMP_FAILURE_RETRY(::pwrite(memory_.get(), from, size, as_offset(address)));
     if (done <= 0) return fail(refusal("write", address, size, done < 0 ? errno : 0));
     from += done;
     address += static_cast<std::uint64_t>(done);

@@ -164,8 +164,7 @@ Bystander::Bystander(Bystander&& other) noexcept
 Bystander::~Bystander() {
   if (pid_ == 0) return;
   ::kill(pid_, SIGKILL);
-  while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
-  }
+  (void)TEMP_FAILURE_RETRY(::waitpid(pid_, nullptr, 0));
 }
 
 bool Bystander::suits(Pid pid, Tid thread) const { return user_of(pid, thread) == user_; }

@@ -72,8 +72,7 @@ Result<void> ProcFs::for_each_mapping(Pid pid,
   std::array<char, 65536> block{};
   std::string line;
   while (true) {
-    const ssize_t size = ::read(file->get(), block.data(), block.size());
-    if (size < 0 && errno == EINTR) continue;
+    const ssize_t size = TEMP_FAILURE_RETRY(::read(file->get(), block.data(), block.size()));
     if (size < 0) return fail(why_unread(root_, pid, errno_error("cannot read " + path, errno)));
     std::string_view rest(block.data(), static_cast<std::size_t>(size));
     while (!rest.empty()) {
