@@ -6,16 +6,16 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <type_traits>
+#include <utility>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "base/fd.h"
+#include "driver/gpu_use_fields.h"
 
 namespace stasis::plugin {
 namespace {
-
-using nlohmann::json;
 
 constexpr const char* kFile = "cuda-plugin.json";
 constexpr int kVersion = 1;
@@ -29,71 +29,62 @@ tl::unexpected<Error> corrupt(const std::string& what) {
               kCopyAgain);
 }
 
+// Only what tells whether the rest can be read.
+struct Version {
+  int number = 0;
+};
+void fields(auto& io, Described<Version> auto& version) { io("version", version.number); }
+
+// As this file has it.
+struct GpuHere : Gpu {
+  GpuHere() = default;
+  explicit GpuHere(Gpu gpu) : Gpu(std::move(gpu)) {}
+};
+void fields(auto& io, Described<GpuHere> auto& gpu) {
+  io.named("uuid", gpu.uuid, &GpuUuid::to_string, GpuUuid::parse);
+  io("name", gpu.name);
+  io("pci_bus_id", gpu.pci_bus_id);
+  io("memory_bytes", gpu.memory_total);
+}
+
 }  // namespace
 
+void fields(auto& io, Described<ProcessRecord> auto& process) {
+  io("pid", process.ns_pid);
+  io.named("state", process.initial, cuda_state_name, cuda_state_from_name);
+  io("gpu_memory", process.uses);
+}
+
+void fields(auto& io, Described<GpuRecord> auto& record) {
+  int version = kVersion;
+  io("version", version);
+  io("simulated", record.simulated);
+  io("driver_version", record.driver_version);
+  std::vector<GpuHere> gpus(record.gpus.begin(), record.gpus.end());
+  io("gpus", gpus);
+  if constexpr (std::remove_reference_t<decltype(io)>::kReads)
+    record.gpus.assign(gpus.begin(), gpus.end());
+  io("processes", record.processes);
+}
+
 std::string to_text(const GpuRecord& record) {
-  json gpus = json::array();
-  for (const Gpu& gpu : record.gpus) {
-    gpus.push_back({{"uuid", gpu.uuid.to_string()},
-                    {"name", gpu.name},
-                    {"pci_bus_id", gpu.pci_bus_id},
-                    {"memory_bytes", gpu.memory_total}});
-  }
-  json processes = json::array();
-  for (const ProcessRecord& process : record.processes) {
-    json uses = json::array();
-    for (const GpuUse& use : process.uses)
-      uses.push_back({{"gpu", use.gpu.to_string()}, {"bytes", use.bytes}});
-    processes.push_back({{"pid", process.ns_pid},
-                         {"state", std::string(cuda_state_name(process.initial))},
-                         {"gpu_memory", uses}});
-  }
-  return json{{"version", kVersion},
-              {"simulated", record.simulated},
-              {"driver_version", record.driver_version},
-              {"gpus", gpus},
-              {"processes", processes}}
-             .dump(1, ' ', false, json::error_handler_t::replace) +
+  return record_to_json(record).dump(1, ' ', false, nlohmann::json::error_handler_t::replace) +
          "\n";
 }
 
 Result<GpuRecord> parse_record(const std::string& text) {
-  const json object = json::parse(text, nullptr, false);
-  if (!object.is_object()) return corrupt("it is no JSON object");
-  try {
-    GpuRecord record;
-    if (const int version = object.at("version").get<int>(); version != kVersion) {
-      return fail(ErrorCode::kImageVersion,
-                  fmt::format("{} of the image is of version {}, and this plugin knows {}", kFile,
-                              version, kVersion),
-                  "restore it with the version of Stasis that made it, or a newer one");
-    }
-    record.simulated = object.at("simulated").get<bool>();
-    record.driver_version = object.at("driver_version").get<std::string>();
-    for (const json& item : object.at("gpus")) {
-      const auto uuid = GpuUuid::parse(item.at("uuid").get<std::string>());
-      if (!uuid) return corrupt("a GPU without a UUID");
-      record.gpus.push_back({*uuid, item.at("name").get<std::string>(),
-                             item.at("pci_bus_id").get<std::string>(),
-                             item.at("memory_bytes").get<std::uint64_t>(), 0});
-    }
-    for (const json& item : object.at("processes")) {
-      ProcessRecord process;
-      process.ns_pid = item.at("pid").get<int>();
-      const auto state = cuda_state_from_name(item.at("state").get<std::string>());
-      if (!state) return corrupt("a process in no known state");
-      process.initial = *state;
-      for (const json& use : item.at("gpu_memory")) {
-        const auto uuid = GpuUuid::parse(use.at("gpu").get<std::string>());
-        if (!uuid) return corrupt("memory on a GPU without a UUID");
-        process.uses.push_back({*uuid, use.at("bytes").get<std::uint64_t>()});
-      }
-      record.processes.push_back(std::move(process));
-    }
-    return record;
-  } catch (const json::exception& error) {
-    return corrupt(error.what());
+  const auto json = nlohmann::json::parse(text, nullptr, false);
+  JsonReader::Problem problem;
+  const auto version = JsonReader::read<Version>(json, problem);
+  if (problem.what.empty() && version.number != kVersion) {
+    return fail(ErrorCode::kImageVersion,
+                fmt::format("{} of the image is of version {}, and this plugin knows {}", kFile,
+                            version.number, kVersion),
+                "restore it with the version of Stasis that made it, or a newer one");
   }
+  auto record = JsonReader::read<GpuRecord>(json, problem);
+  if (!problem.what.empty()) return corrupt(problem.what);
+  return record;
 }
 
 Result<void> write_record(int directory, const GpuRecord& record) {

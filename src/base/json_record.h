@@ -6,6 +6,7 @@
 //     io.optional("gpu_map", party.gpu_map);
 //   }
 //
+// There is one in the program for each type, wherever it stands: two would be one to the linker.
 // The reader takes what comes from outside: it throws nothing, cuts no number off, and remembers
 // the first thing that is wrong. Values; one thread at a time.
 #pragma once
@@ -44,6 +45,8 @@ struct Within {
   std::uint64_t least = 0;
   std::uint64_t most = kMostExact;
 };
+// A number may be negative.
+struct Signed {};
 // How many items a list may have, or bytes a text.
 struct Items {
   std::size_t least = 0;
@@ -260,9 +263,13 @@ class JsonReader {
     } else if constexpr (kIs<T, std::vector>) {
       if (!json.is_array()) return complain(place, "is no array");
       if (!has_size(json.size(), place, "items", limit(Items(), limits...))) return;
-      for (std::size_t i = 0; i < json.size() && problem_.what.empty(); ++i)
-        value(json[i], {&place, nullptr, i}, to.emplace_back(blank<typename T::value_type>()),
-              limit(within<typename T::value_type>(), limits...));
+      for (std::size_t i = 0; i < json.size() && problem_.what.empty(); ++i) {
+        auto& item = to.emplace_back(blank<typename T::value_type>());
+        if constexpr ((std::same_as<Limits, Within> || ...))
+          value(json[i], {&place, nullptr, i}, item, limit(Within(), limits...));
+        else
+          value(json[i], {&place, nullptr, i}, item);
+      }
     } else if constexpr (std::same_as<T, std::string>) {
       const auto* text = json.get_ptr<const std::string*>();
       if (text == nullptr) return complain(place, "is no text");
@@ -274,6 +281,9 @@ class JsonReader {
       to = json.get<bool>();
     } else if constexpr (std::floating_point<T>) {
       if (!json.is_number()) return complain(place, "is no number");
+      to = json.get<T>();
+    } else if constexpr ((std::same_as<Limits, Signed> || ...)) {
+      if (!json.is_number_integer()) return complain(place, "is no whole number");
       to = json.get<T>();
     } else if constexpr (Number<T>) {
       const auto* number = json.get_ptr<const Json::number_unsigned_t*>();

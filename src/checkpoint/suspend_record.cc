@@ -7,7 +7,6 @@
 #include <charconv>
 #include <cstring>
 #include <ctime>
-#include <memory>
 
 #include <fmt/format.h>
 
@@ -15,13 +14,9 @@
 #include "base/fd.h"
 #include "base/json_record.h"
 #include "checkpoint/journal.h"
+#include "driver/gpu_use_fields.h"
 
 namespace stasis {
-
-void fields(auto& io, Described<GpuUse> auto& use) {
-  io.named("gpu", use.gpu, &GpuUuid::to_string, GpuUuid::parse);
-  io("bytes", use.bytes);
-}
 
 void fields(auto& io, Described<Gpu> auto& gpu) {
   io.named("uuid", gpu.uuid, &GpuUuid::to_string, GpuUuid::parse);

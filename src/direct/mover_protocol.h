@@ -102,6 +102,11 @@ struct Done {
   std::uint64_t left_out = 0;
 };
 
+// An Error is behind it.
+struct Failed {
+  Kind kind = Kind::kFailed;
+};
+
 // "This much of the ring is for, or has to come from, that place of the content", or has the
 // digests of the chunks from there on, or is to have a flag for each that is zeros, to be answered
 // in their place.
@@ -140,7 +145,7 @@ bool take_items(std::span<const std::byte> message, Head& head, std::vector<Item
   return true;
 }
 
-// An Error as a message of kind kFailed, with all that it says; long texts are cut.
+// An Error as a message of kind kFailed, without its obstacles; long texts are cut.
 std::vector<std::byte> failed(const Error& error);
 std::optional<Error> error_of(std::span<const std::byte> message);
 

@@ -3,43 +3,15 @@
 // Functions without state; any thread.
 #pragma once
 
-#include <algorithm>
 #include <optional>
 #include <span>
 #include <string>
 #include <variant>
 
 #include "base/channel.h"
+#include "base/error_record.h"
 #include "base/fd.h"
-#include "base/json_record.h"
 #include "base/result.h"
-
-namespace stasis {
-
-template <>
-inline Obstacle JsonReader::blank<Obstacle>() {
-  return {"managed-memory", Severity::kRed, {}, {}};
-}
-
-void fields(auto& io, Described<Obstacle> auto& obstacle) {
-  io.named("id", obstacle.id, &ObstacleId::name, ObstacleId::find);
-  io("pid", obstacle.pid);
-  io("what", obstacle.what);
-  io("remedy", obstacle.remedy);
-  io("by", obstacle.by);
-}
-
-// As it is told: the context is part of its message.
-void fields(auto& io, Described<Error> auto& error) {
-  io("code", error.code);
-  std::string message = error.to_string();
-  io("message", message);
-  if constexpr (std::remove_reference_t<decltype(io)>::kReads) error.message = std::move(message);
-  io("remedy", error.remedy);
-  io("obstacles", error.obstacles);
-}
-
-}  // namespace stasis
 
 namespace stasis::job {
 
@@ -64,11 +36,7 @@ Result bounded(Result result) {
   constexpr std::size_t kRoom = Channel::kMostBytes / 2;
   if (record_to_text(result).size() <= kRoom) return result;
   result.notes.clear();
-  if (auto* error = std::get_if<Error>(&result.what)) {
-    error->obstacles.clear();
-    for (std::string* text : {&error->message, &error->remedy})
-      text->resize(std::min(text->size(), kRoom / 8));
-  }
+  if (auto* error = std::get_if<Error>(&result.what)) *error = shortened(*error, kRoom / 8);
   return result;
 }
 

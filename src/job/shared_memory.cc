@@ -1,6 +1,5 @@
 #include "job/shared_memory.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <ftw.h>
 #include <sys/stat.h>
@@ -9,21 +8,18 @@
 #include <algorithm>
 #include <cerrno>
 #include <map>
-#include <memory>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
+#include "base/json_record.h"
 #include "image/directory.h"
 #include "image/manifest_format.h"
 
 namespace stasis::job {
 namespace {
-
-using nlohmann::json;
 
 constexpr const char* kIndex =
     manifest_format::kSharedMemoryIndex.substr(manifest_format::kCriuFolder.size() + 1).data();
@@ -32,6 +28,48 @@ constexpr int kVersion = 1;
 constexpr std::size_t kMostIndex = 64 << 20;
 constexpr std::size_t kPieceBytes = 1 << 20;
 constexpr std::size_t kDeepest = 64;
+
+// What is told of each name.
+struct ShmEntry {
+  std::string path;
+  std::string type;  // "directory", "file", "pipe", "link", "same": of an entry before
+  unsigned mode = 0;
+  unsigned uid = 0;
+  unsigned gid = 0;
+  std::string target = {};  // of a link; the path of the same file
+  std::uint64_t size = 0;
+  // Of what is no hole: where it begins, its bytes, and where those begin in the content.
+  std::vector<std::vector<std::uint64_t>> extents = {};
+};
+
+void fields(auto& io, Described<ShmEntry> auto& entry) {
+  constexpr Within kOwner{0, UINT32_MAX - 1};  // one more stands for none
+  io("path", entry.path);
+  io("type", entry.type);
+  io("mode", entry.mode, Within{0, 07777});
+  io("uid", entry.uid, kOwner);
+  io("gid", entry.gid, kOwner);
+  if (entry.type == "link" || entry.type == "same") {
+    io("target", entry.target);
+  } else if (entry.type == "file") {
+    io("size", entry.size);
+    io("extents", entry.extents);
+    io.check(std::all_of(entry.extents.begin(), entry.extents.end(),
+                         [](const auto& extent) { return extent.size() == 3; }),
+             "extents", "holds what is none");
+  } else {
+    io.check(entry.type == "directory" || entry.type == "pipe", "type", "is not known");
+  }
+}
+
+struct ShmIndex {
+  int version = kVersion;
+  std::vector<ShmEntry> entries;
+};
+void fields(auto& io, Described<ShmIndex> auto& index) {
+  io("version", index.version, Within{1, kVersion});
+  io("entries", index.entries);
+}
 
 Error with_path(Error error, const std::string& path) {
   return std::move(error).within("the job's shared memory, " + path);
@@ -45,9 +83,9 @@ tl::unexpected<Error> io_error(const char* what, const std::string& path) {
 
 bool is_text(const std::string& name) {
   try {
-    (void)json(name).dump();
+    (void)nlohmann::json(name).dump();
     return true;
-  } catch (const json::exception&) {
+  } catch (const nlohmann::json::exception&) {
     return false;
   }
 }
@@ -68,12 +106,11 @@ class Saver {
     if (!top || ::fstat(top->get(), &info) != 0) return fail(std::move(top.error()));
     device_ = info.st_dev;
     STASIS_TRY(directory(std::move(*top), "", 0));
-    if (entries_.empty()) return std::uint64_t{0};
+    if (index_.entries.empty()) return std::uint64_t{0};
     if (content_.valid()) {
       STASIS_TRY(content_.close(kContent));
     }
-    const std::string text = json{{"version", kVersion}, {"entries", entries_}}.dump(
-        -1, ' ', false, json::error_handler_t::replace);
+    const std::string text = record_to_text(index_);
     if (text.size() > kMostIndex)
       return fail(cannot_save("too-many-files", "it has too many files for an image", {}));
     STASIS_TRY_ASSIGN(auto index,
@@ -110,11 +147,10 @@ class Saver {
       return fail(cannot_save("file-name", "the name of a file is no UTF-8",
                               "let the program name its shared memory otherwise"));
     }
-    json item = {
-        {"path", path}, {"mode", info.st_mode & 07777}, {"uid", info.st_uid}, {"gid", info.st_gid}};
+    ShmEntry item{path, {}, info.st_mode & 07777, info.st_uid, info.st_gid};
     if (S_ISDIR(info.st_mode)) {
-      item["type"] = "directory";
-      entries_.push_back(std::move(item));
+      item.type = "directory";
+      index_.entries.push_back(std::move(item));
       STASIS_TRY_ASSIGN(auto fd, open_file(held.get(), ".", O_RDONLY | O_DIRECTORY));
       return directory(std::move(fd), path, depth + 1);
     }
@@ -127,34 +163,34 @@ class Saver {
         return fail(cannot_save("file-name", "what a link points to is no UTF-8",
                                 "let the program name its shared memory otherwise"));
       }
-      item["type"] = "link";
-      item["target"] = target;
-      entries_.push_back(std::move(item));
+      item.type = "link";
+      item.target = std::move(target);
+      index_.entries.push_back(std::move(item));
       return {};
     }
     // A socket that a process listens on is CRIU's.
     if (!S_ISREG(info.st_mode) && !S_ISFIFO(info.st_mode)) return {};
     const auto [known, is_new] = inodes_.try_emplace(info.st_ino, path);
     if (!is_new) {
-      item["type"] = "same";
-      item["target"] = known->second;
-      entries_.push_back(std::move(item));
+      item.type = "same";
+      item.target = known->second;
+      index_.entries.push_back(std::move(item));
       return {};
     }
     if (S_ISFIFO(info.st_mode)) {  // CRIU has what is in it, and opens it by its name
-      item["type"] = "pipe";
-      entries_.push_back(std::move(item));
+      item.type = "pipe";
+      index_.entries.push_back(std::move(item));
       return {};
     }
-    item["type"] = "file";
+    item.type = "file";
     STASIS_TRY_ASSIGN(auto fd, open_file(AT_FDCWD, fmt::format("/proc/self/fd/{}", held.get()),
                                          O_RDONLY | O_NONBLOCK | O_NOCTTY));
     return file(fd, static_cast<std::uint64_t>(info.st_size), std::move(item), path);
   }
 
-  Result<void> file(const UniqueFd& fd, std::uint64_t size, json item, const std::string& path) {
-    item["size"] = size;
-    item["extents"] = json::array();
+  Result<void> file(const UniqueFd& fd, std::uint64_t size, ShmEntry item,
+                    const std::string& path) {
+    item.size = size;
     for (off_t at = 0; at < static_cast<off_t>(size);) {
       const off_t begin = ::lseek(fd.get(), at, SEEK_DATA);
       if (begin < 0 && errno == ENXIO) break;  // a hole to the end
@@ -163,11 +199,12 @@ class Saver {
       if (end < 0) return io_error("read", path);
       end = std::min(end, static_cast<off_t>(size));
       if (end <= begin) break;
-      item["extents"].push_back({begin, end - begin, written_});
+      item.extents.push_back(
+          {static_cast<std::uint64_t>(begin), static_cast<std::uint64_t>(end - begin), written_});
       STASIS_TRY(copy(fd, begin, end, path));
       at = end;
     }
-    entries_.push_back(std::move(item));
+    index_.entries.push_back(std::move(item));
     return {};
   }
 
@@ -196,7 +233,7 @@ class Saver {
   UniqueFd content_;
   std::uint64_t written_ = 0;
   std::vector<char> buffer_;
-  json entries_ = json::array();
+  ShmIndex index_;
   std::map<ino_t, std::string> inodes_;
 };
 
@@ -214,43 +251,6 @@ bool is_plain(const std::string& path) {
   return path.find('\0') == std::string::npos;
 }
 
-constexpr std::uint64_t kMostOffset = INT64_MAX;
-constexpr std::uint64_t kMostMode = 07777;
-constexpr std::uint64_t kMostOwner = UINT32_MAX - 1;  // one more stands for none
-
-// json's get() would take 1.5, true and -1, and cut off what is too large.
-bool is_number(const json& value, std::uint64_t most) {
-  const auto* number = value.get_ptr<const json::number_unsigned_t*>();
-  return number != nullptr && *number <= most;
-}
-bool has_number(const json& item, const char* key, std::uint64_t most) {
-  const auto found = item.find(key);
-  return found != item.end() && is_number(*found, most);
-}
-bool has_text(const json& item, const char* key) {
-  const auto found = item.find(key);
-  return found != item.end() && found->is_string();
-}
-bool is_extent(const json& value) {
-  return value.is_array() && value.size() == 3 &&
-         std::all_of(value.begin(), value.end(),
-                     [](const json& number) { return is_number(number, kMostOffset); });
-}
-
-// Checks that the entry is of a known type, with all that belongs to it.
-bool is_entry(const json& item) {
-  if (!item.is_object() || !has_text(item, "type") || !has_text(item, "path") ||
-      !has_number(item, "mode", kMostMode) || !has_number(item, "uid", kMostOwner) ||
-      !has_number(item, "gid", kMostOwner))
-    return false;
-  const auto& type = item["type"].get_ref<const std::string&>();
-  if (type == "link" || type == "same") return has_text(item, "target");
-  if (type != "file") return type == "directory" || type == "pipe";
-  const auto extents = item.find("extents");
-  return has_number(item, "size", kMostOffset) && extents != item.end() && extents->is_array() &&
-         std::all_of(extents->begin(), extents->end(), is_extent);
-}
-
 class Restorer {
  public:
   Restorer(std::string directory, const UniqueFd& from)
@@ -266,20 +266,17 @@ class Restorer {
         auto file, open_file(from_.get(), kIndex, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY));
     STASIS_TRY(check_regular(file, kIndex));
     STASIS_TRY_ASSIGN(auto text, read_file(file, kIndex, kMostIndex));
-    const json index = json::parse(text, nullptr, false);
-    if (!index.is_object() || !has_number(index, "version", kVersion) || index["version"] == 0)
-      return corrupt("its version");
-    const auto entries = index.find("entries");
-    if (entries == index.end() || !entries->is_array()) return corrupt("its entries");
-    for (std::size_t i = 0; i < entries->size(); ++i)
-      if (!is_entry((*entries)[i])) return corrupt(fmt::format("entry {}", i));
+    JsonReader::Problem problem;
+    const auto index =
+        JsonReader::read<ShmIndex>(nlohmann::json::parse(text, nullptr, false), problem);
+    if (!problem.what.empty()) return corrupt(problem.what);
     // Links come when nothing else is made any more.
-    std::vector<const json*> directories;
+    std::vector<const ShmEntry*> directories;
     for (const char* type : {"directory", "file", "pipe", "same", "link"}) {
-      for (const json& item : *entries) {
-        if (item["type"] != type) continue;
-        STASIS_TRY(make(item, type));
-        if (type == std::string_view("directory")) directories.push_back(&item);
+      for (const ShmEntry& item : index.entries) {
+        if (item.type != type) continue;
+        STASIS_TRY(make(item));
+        if (item.type == "directory") directories.push_back(&item);
       }
     }
     // Last, and what is within before what it is in: it may be one that is not writable.
@@ -328,69 +325,62 @@ class Restorer {
     return std::pair{std::move(parent), path.substr(slash + 1)};
   }
 
-  Result<void> make(const json& item, std::string_view type) {
-    const auto path = item.at("path").get<std::string>();
+  Result<void> make(const ShmEntry& item) {
+    const std::string& path = item.path;
     STASIS_TRY_ASSIGN(auto place, place_of(path));
     const int parent = place.first.get();
     const char* const name = place.second.c_str();
-    if (type == "link") {
-      const auto target = item.at("target").get<std::string>();
-      if (::symlinkat(target.c_str(), parent, name) != 0) return io_error("make the link", path);
-      (void)::fchownat(parent, name, item.at("uid").get<uid_t>(), item.at("gid").get<gid_t>(),
-                       AT_SYMLINK_NOFOLLOW);
+    if (item.type == "link") {
+      if (::symlinkat(item.target.c_str(), parent, name) != 0)
+        return io_error("make the link", path);
+      (void)::fchownat(parent, name, item.uid, item.gid, AT_SYMLINK_NOFOLLOW);
       return {};
     }
-    if (type == "same") {
-      STASIS_TRY_ASSIGN(auto other, place_of(item.at("target").get<std::string>()));
+    if (item.type == "same") {
+      STASIS_TRY_ASSIGN(auto other, place_of(item.target));
       if (::linkat(other.first.get(), other.second.c_str(), parent, name, 0) != 0)
         return io_error("make the link", path);
       return {};
     }
-    if (type == "directory") {
+    if (item.type == "directory") {
       if (::mkdirat(parent, name, 0700) != 0 && errno != EEXIST) return io_error("make", path);
       return {};
     }
-    if (type == "pipe") {
+    if (item.type == "pipe") {
       if (::mkfifoat(parent, name, 0600) != 0) return io_error("make", path);
       // Not by a descriptor: to open one is to take part in it.
-      if (::fchownat(parent, name, item.at("uid").get<uid_t>(), item.at("gid").get<gid_t>(),
-                     AT_SYMLINK_NOFOLLOW) != 0 ||
-          ::fchmodat(parent, name, item.at("mode").get<mode_t>(), 0) != 0)
+      if (::fchownat(parent, name, item.uid, item.gid, AT_SYMLINK_NOFOLLOW) != 0 ||
+          ::fchmodat(parent, name, item.mode, 0) != 0)
         return io_error("set the owner of", path);
       return {};
     }
     STASIS_TRY_ASSIGN(auto made,
                       open_file(parent, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, 0600));
-    STASIS_TRY(fill(made, item, path));
-    return set_owner_and_mode(made, item, path);
+    STASIS_TRY(fill(made, item));
+    return set_owner_and_mode(made, item);
   }
 
-  Result<void> finish_directory(const json& item) {
-    const auto path = item.at("path").get<std::string>();
-    STASIS_TRY_ASSIGN(auto place, place_of(path));
+  Result<void> finish_directory(const ShmEntry& item) {
+    STASIS_TRY_ASSIGN(auto place, place_of(item.path));
     STASIS_TRY_ASSIGN(
         auto made, open_file(place.first.get(), place.second, O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
-    return set_owner_and_mode(made, item, path);
+    return set_owner_and_mode(made, item);
   }
 
-  static Result<void> set_owner_and_mode(const UniqueFd& file, const json& item,
-                                         const std::string& path) {
-    if (::fchown(file.get(), item.at("uid").get<uid_t>(), item.at("gid").get<gid_t>()) != 0 ||
-        ::fchmod(file.get(), item.at("mode").get<mode_t>()) != 0)
-      return io_error("set the owner of", path);
+  static Result<void> set_owner_and_mode(const UniqueFd& file, const ShmEntry& item) {
+    if (::fchown(file.get(), item.uid, item.gid) != 0 || ::fchmod(file.get(), item.mode) != 0)
+      return io_error("set the owner of", item.path);
     return {};
   }
 
-  Result<void> fill(const UniqueFd& file, const json& item, const std::string& path) {
-    const auto size = item.at("size").get<std::uint64_t>();
-    if (::ftruncate(file.get(), static_cast<off_t>(size)) != 0)
-      return io_error("make room for", path);
-    for (const json& extent : item.at("extents")) {
-      const auto begin = extent.at(0).get<std::uint64_t>();
-      const auto bytes = extent.at(1).get<std::uint64_t>();
-      const auto from = extent.at(2).get<std::uint64_t>();
-      if (begin > size || bytes > size - begin) return corrupt("extents of " + path);
-      STASIS_TRY(copy(file, begin, bytes, from, path));
+  Result<void> fill(const UniqueFd& file, const ShmEntry& item) {
+    if (::ftruncate(file.get(), static_cast<off_t>(item.size)) != 0)
+      return io_error("make room for", item.path);
+    for (const auto& extent : item.extents) {
+      const std::uint64_t begin = extent[0];
+      const std::uint64_t bytes = extent[1];
+      if (begin > item.size || bytes > item.size - begin) return corrupt("extents of " + item.path);
+      STASIS_TRY(copy(file, begin, bytes, extent[2], item.path));
     }
     return {};
   }
