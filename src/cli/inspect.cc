@@ -24,7 +24,7 @@ std::string process_text(const ProcessRecord& process) {
     command += " " + word;
   std::string out = std::to_string(process.pid.value) + shown(command);
   if (process.cuda) {
-    out += fmt::format("  [CUDA, {}", image_cuda_state_name(*process.cuda_state));
+    out += fmt::format("  [CUDA, {}", cuda_state_name(*process.cuda_state));
     if (const auto bytes = gpu_bytes(process); bytes > 0)
       out += fmt::format(", {} of GPU memory", format_bytes(bytes));
     out += "]";

@@ -98,7 +98,7 @@ inline Manifest sample_manifest() {
                          Pid{0},
                          {"python3", "train.py", "--name=\"a b\""},
                          true,
-                         ImageCudaState::kRunning,
+                         CudaState::kRunning,
                          {{"GPU-0", 17ULL << 30}, {"GPU-1", 5}},
                          {Tid{102}, Tid{103}}},
                         {Pid{101}, Pid{100}, {}, false, std::nullopt, {}}};

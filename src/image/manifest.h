@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/cuda_state.h"
 #include "base/ids.h"
 #include "base/phases.h"
 #include "base/result.h"
@@ -40,10 +41,6 @@ struct GpuMemoryRecord {
   std::uint64_t bytes = 0;
   bool operator==(const GpuMemoryRecord&) const = default;
 };
-
-// The CUDA state a process was in before the dump began, and is brought back to after a restore.
-enum class ImageCudaState { kRunning, kLocked, kCheckpointed };
-std::string_view image_cuda_state_name(ImageCudaState state);
 
 // What the kernel keeps for a thread, and CRIU does not: values that are not the default.
 struct ThreadStateRecord {
@@ -94,8 +91,10 @@ struct ProcessRecord {
   // argv, for people: its writer cuts what is long, and bytes that are no UTF-8 become U+FFFD.
   std::vector<std::string> command;
   bool cuda = false;
-  std::optional<ImageCudaState> cuda_state;  // set exactly if `cuda`
-  std::vector<GpuMemoryRecord> gpu_memory;   // empty if unknown
+  // What it was in before the dump began, and is brought back to after a restore; not kFailed. Set
+  // exactly if `cuda`.
+  std::optional<CudaState> cuda_state;
+  std::vector<GpuMemoryRecord> gpu_memory;  // empty if unknown
   // The threads besides the first, which has the number `pid`: a restore needs their numbers, too.
   // Empty also if unknown.
   std::vector<Tid> threads = {};

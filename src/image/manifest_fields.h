@@ -34,12 +34,9 @@ inline bool is_hex(std::string_view text) {
          });
 }
 
-inline std::optional<ImageCudaState> cuda_state_from_name(std::string_view name) {
-  for (const ImageCudaState state :
-       {ImageCudaState::kRunning, ImageCudaState::kLocked, ImageCudaState::kCheckpointed}) {
-    if (image_cuda_state_name(state) == name) return state;
-  }
-  return std::nullopt;
+inline std::optional<CudaState> image_state_from_name(std::string_view name) {
+  const auto state = cuda_state_from_name(name);
+  return state == CudaState::kFailed ? std::nullopt : state;
 }
 
 inline std::string_view sync_name(SyncPolicy sync) {
@@ -151,7 +148,7 @@ void fields(auto& io, Described<ProcessRecord> auto& process) {
   io.optional("threads", process.threads, Items{0, kMaxThreads}, kPid);
   io.optional("tcp_ports", process.tcp_ports, Items{0, kMaxPorts}, Within{1, kMaxPorts});
   io.optional("kernel_state", process.kernel_state);
-  io.optional_named("cuda_state", process.cuda_state, image_cuda_state_name, cuda_state_from_name);
+  io.optional_named("cuda_state", process.cuda_state, cuda_state_name, image_state_from_name);
   io.check(process.cuda == process.cuda_state.has_value(), "cuda_state",
            "does not agree with cuda");
   io("gpu_memory", process.gpu_memory, Items{0, kMaxGpus});

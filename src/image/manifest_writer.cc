@@ -51,18 +51,6 @@ std::vector<std::string> shortened(const std::vector<std::string>& command, std:
 
 }  // namespace
 
-std::string_view image_cuda_state_name(ImageCudaState state) {
-  switch (state) {
-    case ImageCudaState::kRunning:
-      return "running";
-    case ImageCudaState::kLocked:
-      return "locked";
-    case ImageCudaState::kCheckpointed:
-      return "checkpointed";
-  }
-  return "unknown";
-}
-
 std::uint64_t ContentRecord::total_bytes() const {
   std::uint64_t sum = index_size;
   for (const std::uint64_t size : data_sizes)

@@ -18,17 +18,6 @@ namespace stasis {
 
 namespace {
 
-ImageCudaState image_state(CudaState state) {
-  switch (state) {
-    case CudaState::kLocked:
-      return ImageCudaState::kLocked;
-    case CudaState::kCheckpointed:
-      return ImageCudaState::kCheckpointed;
-    default:
-      return ImageCudaState::kRunning;
-  }
-}
-
 std::string host_name() {
   std::array<char, 256> name{};
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : std::string();
@@ -122,7 +111,8 @@ Result<std::vector<ProcessRecord>> take_stock(const Group& group) {
       }
     } else if (member->initial && member->process.alive()) {
       record.cuda = true;
-      record.cuda_state = image_state(*member->initial);
+      record.cuda_state =
+          *member->initial == CudaState::kFailed ? CudaState::kRunning : *member->initial;
       record.gpu_memory = gpu_memory_of(group, *member);
     }
     records.push_back(std::move(record));

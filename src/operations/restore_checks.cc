@@ -31,15 +31,7 @@ constexpr Seconds kReapTimeout{2};
 }  // namespace
 
 CudaState wanted_state(const ProcessRecord& record) {
-  switch (record.cuda_state.value_or(ImageCudaState::kRunning)) {
-    case ImageCudaState::kLocked:
-      return CudaState::kLocked;
-    case ImageCudaState::kCheckpointed:
-      return CudaState::kCheckpointed;
-    case ImageCudaState::kRunning:
-      break;
-  }
-  return CudaState::kRunning;
+  return record.cuda_state.value_or(CudaState::kRunning);
 }
 
 Result<std::vector<Gpu>> gpus_of(const Manifest& manifest) {

@@ -23,7 +23,7 @@ class RestoredJobTest : public testing::Test {
     ::setenv("STASIS_STATE_DIR", dir_.c_str(), 1);
     driver_.add(child_.pid(), CudaState::kCheckpointed);
     manifest_.root = child_.pid();
-    manifest_.processes.push_back({child_.pid(), Pid{0}, {}, true, ImageCudaState::kRunning, {}});
+    manifest_.processes.push_back({child_.pid(), Pid{0}, {}, true, CudaState::kRunning, {}});
   }
   void TearDown() override {
     ::unsetenv("STASIS_STATE_DIR");

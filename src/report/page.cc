@@ -229,7 +229,7 @@ data process_row(const ProcessRecord& process, bool too_deep) {
   const std::string command = command_text(process);
   const std::uint64_t bytes = gpu_bytes(process);
   const std::string state =
-      process.cuda_state ? std::string(image_cuda_state_name(*process.cuda_state)) : "";
+      process.cuda_state ? std::string(cuda_state_name(*process.cuda_state)) : "";
   std::string ports;
   for (const std::uint16_t port : process.tcp_ports) {
     if (ports.size() > kLongName) {

@@ -36,7 +36,7 @@ ImageReport small_image() {
                      Pid{0},
                      {"python3", "train.py"},
                      true,
-                     ImageCudaState::kRunning,
+                     CudaState::kRunning,
                      {{"GPU-1", 2ULL << 30}}};
   m.processes = {root, {Pid{101}, Pid{100}, {"loader"}, false, {}, {}}};
   m.phases = {{"lock", 0.01}, {"checkpoint", 0.6}, {"criu", 0.3}};

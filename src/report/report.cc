@@ -178,7 +178,7 @@ json to_json(const ImageReport& report) {
                 {"threads", process.threads.empty() ? json() : json(process.threads.size() + 1)},
                 {"tcp_ports", process.tcp_ports}};
     if (process.cuda) {
-      one["state"] = image_cuda_state_name(*process.cuda_state);
+      one["state"] = cuda_state_name(*process.cuda_state);
       one["gpu_memory"] = json::array();
       for (const GpuMemoryRecord& use : process.gpu_memory)
         one["gpu_memory"].push_back({{"uuid", use.gpu_uuid}, {"bytes", use.bytes}});

@@ -83,8 +83,8 @@ Manifest describe() {
   manifest.gpus = {
       {"GPU-01010101-0101-0101-0101-010101010101", "none", 1U << 30, "00000000:01:00.0"}};
   manifest.root = Pid{100};
-  manifest.processes = {{Pid{100}, Pid{0}, {"made"}, true, ImageCudaState::kRunning, {}},
-                        {Pid{101}, Pid{100}, {"made"}, true, ImageCudaState::kRunning, {}}};
+  manifest.processes = {{Pid{100}, Pid{0}, {"made"}, true, CudaState::kRunning, {}},
+                        {Pid{101}, Pid{100}, {"made"}, true, CudaState::kRunning, {}}};
   return manifest;
 }
 
