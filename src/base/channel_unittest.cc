@@ -3,8 +3,6 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include <cstring>
-
 #include <gtest/gtest.h>
 
 namespace stasis {

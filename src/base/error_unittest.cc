@@ -1,7 +1,6 @@
 #include "base/error.h"
 
 #include <set>
-#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>

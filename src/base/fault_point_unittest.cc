@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <functional>
 #include <set>
-#include <string>
 
 #include <gtest/gtest.h>
 

@@ -3,9 +3,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 
-#include <cerrno>
 #include <chrono>
-#include <string>
 #include <thread>
 
 #include "base/units.h"

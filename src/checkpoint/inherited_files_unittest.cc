@@ -15,7 +15,6 @@
 #include <cerrno>
 #include <csignal>
 #include <cstddef>
-#include <cstdlib>
 #include <functional>
 #include <optional>
 

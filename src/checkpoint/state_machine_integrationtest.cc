@@ -10,7 +10,6 @@
 #include <rapidcheck/gtest.h>
 
 #include "abi/cuda_abi.h"
-#include "base/units.h"
 #include "checkpoint/process.h"
 #include "tests/fakes/sim_workload.h"
 

@@ -1,7 +1,6 @@
 #include "checkpoint/suspend_record.h"
 
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>

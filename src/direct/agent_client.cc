@@ -5,7 +5,6 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <thread>
 
 #include <fmt/format.h>
 

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include "base/fault_point.h"
-#include "direct/agent_lookup.h"
 #include "direct/move_in.h"
 
 namespace stasis {

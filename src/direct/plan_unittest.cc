@@ -2,8 +2,6 @@
 
 #include <unistd.h>
 
-#include <numeric>
-
 #include <gtest/gtest.h>
 
 namespace stasis::direct {

@@ -7,7 +7,6 @@
 #include <csignal>
 #include <cstring>
 #include <fstream>
-#include <numeric>
 #include <thread>
 
 #include <gtest/gtest.h>

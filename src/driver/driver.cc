@@ -1,9 +1,6 @@
 #include "driver/driver.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <mutex>

@@ -1,7 +1,6 @@
 #include "image/checksum.h"
 
 #define XXH_INLINE_ALL
-#include <fcntl.h>
 #include <unistd.h>
 #include <xxhash.h>
 

@@ -3,7 +3,6 @@
 // The input is two bytes for the length of an index without its closing checksum, that index, and
 // the content of the first data file.
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>

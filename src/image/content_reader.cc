@@ -14,7 +14,6 @@
 
 #include <fmt/format.h>
 
-#include "base/units.h"
 #include "image/content_codec.h"
 #include "image/content_format.h"
 #include "image/directory.h"

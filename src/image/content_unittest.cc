@@ -9,7 +9,6 @@
 #include <atomic>
 #include <csignal>
 #include <cstring>
-#include <memory>
 #include <random>
 #include <thread>
 #include <tuple>
@@ -18,7 +17,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "image/content_format.h"
 #include "image/content_reader.h"
 #include "image/content_writer.h"
 #include "image/image_reader.h"

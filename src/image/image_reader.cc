@@ -15,7 +15,6 @@
 
 #include "base/trace.h"
 #include "image/checksum.h"
-#include "image/content_format.h"
 #include "image/directory.h"
 #include "image/manifest_format.h"
 

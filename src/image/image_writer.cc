@@ -23,7 +23,6 @@
 #include "base/units.h"
 #include "image/checksum.h"
 #include "image/content.h"
-#include "image/content_format.h"
 #include "image/directory.h"
 #include "image/manifest_format.h"
 #include "image/parallel.h"

@@ -10,7 +10,6 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "image/checksum.h"
 #include "image/image_test_support.h"
 #include "image/manifest_format.h"
 

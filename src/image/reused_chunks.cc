@@ -1,6 +1,5 @@
 #include "image/reused_chunks.h"
 
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>

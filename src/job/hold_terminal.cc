@@ -14,8 +14,6 @@
 #include <cstdlib>
 #include <optional>
 
-#include <fmt/format.h>
-
 #include "base/fd.h"
 #include "job/exec_failure.h"
 

@@ -1,7 +1,5 @@
 #include "job/messages.h"
 
-#include <utility>
-
 #include "job/json_message.h"
 
 namespace stasis::job {

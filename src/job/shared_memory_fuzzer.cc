@@ -3,7 +3,6 @@
 // The input is two bytes for the length of an index, that index, and the content. Root sees more of
 // it: others may give nothing away, and come to no directory that is closed to them.
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>

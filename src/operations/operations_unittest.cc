@@ -1,8 +1,6 @@
 // The verbs on a driver in memory: every failure at every step, and what they leave.
 #include "operations/operations.h"
 
-#include <unistd.h>
-
 #include <filesystem>
 
 #include <fmt/format.h>

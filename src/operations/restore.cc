@@ -13,7 +13,6 @@
 #include "image/image_reader.h"
 #include "operations/asked_state.h"
 #include "operations/host_memory.h"
-#include "operations/image_report.h"
 #include "operations/kept_files.h"
 #include "operations/kernel_state.h"
 #include "operations/leftovers.h"

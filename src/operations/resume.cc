@@ -5,7 +5,6 @@
 #include "base/fault_point.h"
 #include "checkpoint/suspend_record.h"
 #include "driver/gpu_plan.h"
-#include "image/content_format.h"
 #include "operations/leftovers.h"
 #include "operations/open.h"
 #include "operations/quiesce.h"

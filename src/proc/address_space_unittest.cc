@@ -5,15 +5,11 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/uio.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
 #include <atomic>
 #include <csignal>
-#include <cstring>
-#include <functional>
-#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>

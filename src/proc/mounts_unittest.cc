@@ -1,7 +1,5 @@
 #include "proc/mounts.h"
 
-#include <unistd.h>
-
 #include <filesystem>
 #include <fstream>
 

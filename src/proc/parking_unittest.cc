@@ -23,7 +23,6 @@
 #include <set>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -14,7 +14,6 @@
 #include <climits>
 #include <functional>
 #include <map>
-#include <memory>
 #include <set>
 #include <sstream>
 

@@ -9,7 +9,6 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
-#include <climits>
 
 #include <fmt/format.h>
 

@@ -6,8 +6,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <string>
-
 #include <gtest/gtest.h>
 
 namespace stasis::proc {

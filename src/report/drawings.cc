@@ -1,7 +1,6 @@
 #include "report/drawings.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <string_view>
 
