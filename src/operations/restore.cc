@@ -40,6 +40,12 @@ CriuOptions criu_options_of(const Manifest& manifest, const RestoreOptions& opti
     words.tcp_close = true;
     words.tcp_established = false;
   }
+  // CRIU takes a socket for a connection that has had one, and dumps it without a word: refused or
+  // reset by the other end, and still open in the program. Live connections were refused then.
+  if (!words.tcp_close && !words.tcp_established) {
+    words.tcp_established = true;
+    words.network_lock = NetworkLock::kSkip;
+  }
   if (options.ext_unix_sk) words.ext_unix_sk = true;
   if (options.cgroups) words.cgroups = *options.cgroups;
   return words;

@@ -174,6 +174,21 @@ import threading; threading.Thread(target=rounds, daemon=True).start()'
   wait_until 60 rounds_are_more_than $((before + 3))
 }
 
+@test "sockets whose connection was reset or refused, and that are still open, keep no image from being restored" {
+  start_python 'server = socket.create_server(("127.0.0.1", 0))
+reset, cut = socket.create_connection(server.getsockname()), server.accept()[0]
+cut.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)); cut.close()
+address = server.getsockname(); server.close()
+refused = socket.socket()
+try: refused.connect(address)
+except ConnectionRefusedError: pass
+state = lambda one: one.getsockopt(socket.IPPROTO_TCP, 11, 1)[0]  # TCP_INFO
+while state(reset) != 7: time.sleep(.01)  # TCP_CLOSE'
+  dump_it
+  restore_it
+  target_goes_on
+}
+
 @test "--tcp-established and --tcp-close together make no sense" {
   start_target idle
   refused 2 usage dump "$TARGET" --images-dir "$image" --tcp-established --tcp-close
