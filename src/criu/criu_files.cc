@@ -224,7 +224,9 @@ Result<void> rename_link_remaps(const UniqueFd& criu_dir,
 
 std::optional<std::string> what_is_wrong(const NeededFile& file) {
   struct stat info {};
-  if (::stat(file.path.c_str(), &info) != 0) {
+  // The link itself was open (O_PATH and O_NOFOLLOW).
+  const bool is_link = file.mode && S_ISLNK(*file.mode);
+  if (::fstatat(AT_FDCWD, file.path.c_str(), &info, is_link ? AT_SYMLINK_NOFOLLOW : 0) != 0) {
     if (errno != ENOENT && errno != ENOTDIR) return std::nullopt;
     return "is not there";
   }

@@ -234,7 +234,8 @@ limit_descriptors() { prlimit --pid "$TARGET" --nofile="$1:"; }
 start_with_file() {
   mkdir "$BATS_TEST_TMPDIR/sub"
   echo hello >"$BATS_TEST_TMPDIR/data"
-  start_python "data = open('$BATS_TEST_TMPDIR/data'); os.chdir('$BATS_TEST_TMPDIR/sub'); log = open('../app.log', 'a')"
+  ln -s data "$BATS_TEST_TMPDIR/link"
+  start_python "data = open('$BATS_TEST_TMPDIR/data'); link = os.open('$BATS_TEST_TMPDIR/link', os.O_PATH | os.O_NOFOLLOW); os.chdir('$BATS_TEST_TMPDIR/sub'); log = open('../app.log', 'a')"
 }
 
 # in_the_way TEXT: found by inspect and, before anything is made, by a restore.
@@ -266,6 +267,10 @@ in_the_way() {
   rmdir "$BATS_TEST_TMPDIR/sub"
   in_the_way "$BATS_TEST_TMPDIR/sub is not there"
   mkdir "$BATS_TEST_TMPDIR/sub"
+  rm "$BATS_TEST_TMPDIR/link"
+  cp "$data" "$BATS_TEST_TMPDIR/link"
+  in_the_way "$BATS_TEST_TMPDIR/link is a file of another kind"
+  ln -sf data "$BATS_TEST_TMPDIR/link"
   # One that is only appended to may be another one.
   rm "$BATS_TEST_TMPDIR/app.log"
   echo more >"$BATS_TEST_TMPDIR/app.log"
