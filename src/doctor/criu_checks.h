@@ -50,6 +50,9 @@ void probe_namespaces(const proc::ProcFs& procfs, const Processes& processes, Si
 // Open files of namespaces ("net:[4026531840]") that are not of the tree.
 void probe_namespace_files(const proc::ProcFs& procfs, const Processes& processes, Signs& out);
 
+// Cgroups that are not the root's.
+void probe_cgroups(const Processes& processes, const CriuOptions& options, Signs& out);
+
 // criu_mounts.cc. What CRIU does not find by its mount or its path; nothing with
 // `--external file[...]`, by which files are taken out of its hands.
 void probe_mounts(const proc::ProcFs& procfs, const Processes& processes,
@@ -60,6 +63,8 @@ void probe_seccomp(const proc::ProcFs& procfs, const Processes& processes,
                    const CriuOptions& options, Signs& out);
 // How they are scheduled, and what they do not share with their process.
 void probe_threads(const proc::ProcFs& procfs, const Processes& processes, Signs& out);
+// What parents are told the end of the processes below the root by.
+void probe_exit_signals(const Processes& all_processes, Signs& out);
 // `all_processes`: zombies too.
 void probe_zombies(const proc::ProcFs& procfs, const Processes& all_processes, Pid root,
                    Signs& out);

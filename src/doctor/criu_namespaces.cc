@@ -6,6 +6,7 @@
 #include <array>
 #include <charconv>
 #include <set>
+#include <sstream>
 
 #include <fmt/format.h>
 
@@ -39,6 +40,11 @@ constexpr Kind kOfThread{"thread-namespace", Severity::kRed,
 constexpr Kind kFile{"namespace-file", Severity::kRed,
                      "has a namespace open in which no process of the tree lives",
                      "close it before the dump"};
+
+constexpr Kind kCgroup{"cgroup", Severity::kYellow,
+                       "is in another cgroup than the root of the tree, and a restore puts both "
+                       "into that of the tool that restores them, with its limits",
+                       "dump with --manage-cgroups soft, if the cgroups are to come back"};
 
 // Those that CRIU lets only the root have of its own; network and mounts may be nested.
 constexpr std::array<const char*, 6> kOfRoot = {"pid", "ipc", "uts", "user", "cgroup", "time"};
@@ -110,6 +116,25 @@ void probe_namespaces(const proc::ProcFs& procfs, const Processes& processes, Si
     if (time != 0 && for_children != 0 && time != for_children)
       out.add(info.pid, kTimeForChildren, "unshare --time");
     probe_namespaces_of_threads(procfs, info.pid, out);
+  }
+}
+
+void probe_cgroups(const Processes& processes, const CriuOptions& options, Signs& out) {
+  if (options.cgroups != CgroupMode::kIgnore) return;
+  const auto cgroups_of = [](Pid pid) {
+    return read_file(AT_FDCWD, fmt::format("/proc/{}/cgroup", pid.value)).value_or("");
+  };
+  const std::string of_root = cgroups_of(processes.front().pid);
+  for (const proc::ProcessInfo& info : processes) {
+    const std::string its = cgroups_of(info.pid);
+    if (of_root.empty() || its.empty() || its == of_root) continue;
+    // "4:memory:/path" of the first version, "0::/path" of the second: the first that differs.
+    std::istringstream all(its);
+    for (std::string line; std::getline(all, line);) {
+      if (of_root.find(line + "\n") != std::string::npos) continue;
+      out.add(info.pid, kCgroup, line.substr(line.find(':') + 1));
+      break;
+    }
   }
 }
 

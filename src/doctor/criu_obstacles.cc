@@ -121,7 +121,8 @@ constexpr Kind kHugeGhost{"deleted-file", Severity::kRed,
                           "them"};
 constexpr Kind kGhostAttributes{
     "deleted-attributes", Severity::kYellow,
-    "has deleted files open with extended attributes, without which CRIU restores them",
+    "has deleted files, or memory of memfd_create, open with extended attributes, without which "
+    "CRIU restores them",
     "do without the attributes, or do not delete the file"};
 constexpr Kind kRemap{"link-remap", Severity::kRed,
                       "has files open whose name was removed, but which have other names (as a "
@@ -158,6 +159,14 @@ constexpr Kind kLostWatch{"inotify", Severity::kRed,
                           "watches files by inotify or fanotify that CRIU cannot find again",
                           "end such watches before the dump: on /proc, /sys, /dev/pts, an overlay, "
                           "or on deleted files of a tmpfs"};
+constexpr Kind kDeletedWatch{"deleted-watch", Severity::kYellow,
+                             "watches deleted files by inotify or fanotify, which a restored "
+                             "program watches no more",
+                             "end such watches, or close the files, before the dump"};
+constexpr Kind kWatchFlags{"watch-flags", Severity::kYellow,
+                           "watches files by inotify with flags that a restore does not set: it "
+                           "is told of more events",
+                           "have the program pass over events that it does not expect"};
 constexpr Kind kSemaphore{"eventfd", Severity::kYellow,
                           "has eventfds that are semaphores (EFD_SEMAPHORE), which CRIU restores "
                           "as plain counters: a read then takes all of the value",
@@ -298,6 +307,8 @@ class Search {
     doctor::probe_mounts(procfs_, processes_, options_, simulated_, signs_);
     doctor::probe_seccomp(procfs_, processes_, options_, signs_);
     doctor::probe_threads(procfs_, processes_, signs_);
+    doctor::probe_exit_signals(all_processes_, signs_);
+    doctor::probe_cgroups(processes_, options_, signs_);
     doctor::probe_seals(processes_, signs_);
     doctor::probe_zombies(procfs_, all_processes_, processes_.front().pid, signs_);
     doctor::probe_timers(processes_, signs_);
@@ -357,9 +368,22 @@ class Search {
     const auto text = read_file(AT_FDCWD, fmt::format("/proc/{}/fdinfo/{}", pid.value, descriptor));
     if (!text) return;
     for (const Watch& watch : watches_.probe(pid, *text)) {
-      if (watch.light == WatchLight::kFine) continue;
-      signs_.add(pid, watch.light == WatchLight::kLost ? kLostWatch : kInotify,
-                 fmt::format("{} (descriptor {})", watch.what, descriptor));
+      const std::string shown = fmt::format("{} (descriptor {})", watch.what, descriptor);
+      if (!watch.flags.empty() && watch.light != WatchLight::kDeleted)
+        signs_.add(pid, kWatchFlags, fmt::format("{} of {}", watch.flags, shown));
+      switch (watch.light) {
+        case WatchLight::kFine:
+          break;
+        case WatchLight::kUnknown:
+          signs_.add(pid, kInotify, shown);
+          break;
+        case WatchLight::kLost:
+          signs_.add(pid, kLostWatch, shown);
+          break;
+        case WatchLight::kDeleted:
+          signs_.add(pid, kDeletedWatch, shown);
+          break;
+      }
     }
   }
 
@@ -383,7 +407,7 @@ class Search {
     const std::vector<std::string>& external = options_.external;
     if (device && !is_set(external, "tty[")) signs_.add(pid, kDevice, shown);
     const bool has_file = S_ISREG(info.st_mode) && !is_of_no_file(path);
-    if (has_file && info.st_nlink == 0) {
+    if ((has_file || path.starts_with("/memfd:")) && info.st_nlink == 0) {
       for (const std::string& name : attributes_of(link))
         signs_.add(pid, kGhostAttributes, fmt::format("{} of {}", name, shown));
     }

@@ -6,6 +6,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <csignal>
+
 #include <fmt/format.h>
 
 #include "doctor/criu_checks.h"
@@ -43,6 +45,13 @@ constexpr Kind kOwnDirectory{"thread-directory", Severity::kRed,
                              "has threads with a directory, root and umask of their own (CLONE_FS, "
                              "unshare), which a restore would take from them",
                              "let them be processes of their own, or use openat()"};
+
+// CRIU clones all of them with SIGCHLD.
+constexpr Kind kExitSignal{"exit-signal", Severity::kYellow,
+                           "tells its parent of its end by another signal than SIGCHLD, or by none "
+                           "(clone), and a restored one does so by SIGCHLD",
+                           "start it with SIGCHLD as its signal, or have its parent wait with "
+                           "__WALL and take SIGCHLD as well"};
 
 constexpr int kFiltered = 2;  // SECCOMP_MODE_FILTER
 
@@ -92,6 +101,14 @@ void probe_threads(const proc::ProcFs& procfs, const Processes& processes, Signs
       if (!share(KCMP_FILES, info.pid, thread)) out.add(info.pid, kOwnFiles, named);
       if (!share(KCMP_FS, info.pid, thread)) out.add(info.pid, kOwnDirectory, named);
     }
+  }
+}
+
+void probe_exit_signals(const Processes& all_processes, Signs& out) {
+  for (const proc::ProcessInfo& info : all_processes) {
+    const bool of_another = &info == &all_processes.front() || info.has_ended();
+    if (of_another || info.exit_signal == SIGCHLD) continue;
+    out.add(info.pid, kExitSignal, fmt::format("signal {}", info.exit_signal));
   }
 }
 

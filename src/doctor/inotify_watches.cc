@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <linux/magic.h>
+#include <sys/inotify.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <sys/vfs.h>
@@ -30,7 +31,8 @@ struct Mark {
   std::uint64_t inode = 0;
   unsigned major = 0;
   unsigned minor = 0;
-  int mount = -1;  // fanotify: of a whole mount
+  std::uint32_t mask = 0;  // inotify's
+  int mount = -1;          // fanotify: of a whole mount
   bool whole_filesystem = false;
   std::string handle;  // as open_by_handle_at() takes it, but for the head
   int handle_type = 0;
@@ -64,6 +66,8 @@ std::optional<Mark> read_mark(const std::string& line) {
       mark.major = device >> 20;
       mark.minor = device & 0xfffff;
       has_device = true;
+    } else if (key == "mask" && line.starts_with("inotify ")) {
+      mark.mask = hexadecimal<std::uint32_t>(value);
     } else if (key == "mnt_id") {
       mark.mount = hexadecimal<int>(value);
     } else if (key == "fhandle-type") {
@@ -99,6 +103,18 @@ bool has_path(const UniqueFd& file, std::uint64_t inode) {
   return ::lstat(link.data(), &info) == 0 && info.st_ino == inode;
 }
 
+bool is_deleted(const UniqueFd& file) {
+  struct stat info {};
+  return ::fstat(file.get(), &info) == 0 && info.st_nlink == 0;
+}
+
+// CRIU 4.2.1 restores the events alone (fsnotify.c, dump_inotify_entry()).
+std::string lost_flags(std::uint32_t mask) {
+  if ((mask & IN_ONESHOT) != 0)
+    return (mask & IN_EXCL_UNLINK) != 0 ? "IN_ONESHOT, IN_EXCL_UNLINK" : "IN_ONESHOT";
+  return (mask & IN_EXCL_UNLINK) != 0 ? "IN_EXCL_UNLINK" : "";
+}
+
 bool is_in_memory(const UniqueFd& file) {
   struct statfs info {};
   return ::fstatfs(file.get(), &info) == 0 && info.f_type == TMPFS_MAGIC;
@@ -127,10 +143,11 @@ Watch probe_mark(Pid pid, const Mark& mark, const std::vector<proc::Mount>& moun
     const bool known = std::any_of(mounts.begin(), mounts.end(), [&](const proc::Mount& mount) {
       return mount.id == mark.mount;
     });
-    return {known ? WatchLight::kFine : WatchLight::kLost, fmt::format("mount {}", mark.mount)};
+    return {known ? WatchLight::kFine : WatchLight::kLost, fmt::format("mount {}", mark.mount), {}};
   }
   Watch out{WatchLight::kLost,
-            fmt::format("inode {} of a file system that is not mounted here", mark.inode)};
+            fmt::format("inode {} of a file system that is not mounted here", mark.inode),
+            lost_flags(mark.mask)};
   bool tried = true;
   for (const proc::Mount& mount : mounts) {
     if (mount.major != mark.major || mount.minor != mark.minor) continue;
@@ -141,7 +158,7 @@ Watch probe_mark(Pid pid, const Mark& mark, const std::vector<proc::Mount>& moun
     const UniqueFd file = open_handle(place, mark);
     if (file.valid()) {
       if (is_in_memory(file) && !has_path(file, mark.inode)) break;
-      out.light = WatchLight::kFine;
+      out.light = is_deleted(file) ? WatchLight::kDeleted : WatchLight::kFine;
       return out;
     }
     // Without CAP_DAC_READ_SEARCH.

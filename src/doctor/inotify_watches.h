@@ -17,11 +17,13 @@ enum class WatchLight {
   kFine,
   kUnknown,  // could not be tried
   kLost,     // CRIU cannot dump it
+  kDeleted,  // CRIU dumps it, and a restore leaves it out
 };
 
 struct Watch {
   WatchLight light = WatchLight::kFine;
-  std::string what;  // which file: "inode 12 of proc on /proc"
+  std::string what;   // which file: "inode 12 of proc on /proc"
+  std::string flags;  // those that a restore does not set: "IN_ONESHOT"
 };
 
 class WatchSearch {

@@ -71,9 +71,11 @@ namespace {
 
 // What a dump that goes on changes for the program without a sign.
 bool is_told(std::string_view id) {
-  constexpr std::array<std::string_view, 6> kTold = {"fifo",           "posix-timer",
-                                                     "outside-events", "outside-offset",
-                                                     "sysv-semaphore", "deleted-attributes"};
+  constexpr std::array<std::string_view, 10> kTold = {"fifo",           "posix-timer",
+                                                      "outside-events", "outside-offset",
+                                                      "sysv-semaphore", "deleted-attributes",
+                                                      "deleted-watch",  "watch-flags",
+                                                      "exit-signal",    "cgroup"};
   return std::find(kTold.begin(), kTold.end(), id) != kTold.end();
 }
 

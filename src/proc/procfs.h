@@ -27,6 +27,7 @@ struct ProcessInfo {
   unsigned long flags = 0;        // PF_* of linux/sched.h
   std::uint64_t cpu_ticks = 0;    // of processor time, also of children it has waited for
   int processor = -1;             // where it ran last
+  int exit_signal = 0;            // what its parent is told its end by; 0: nothing, or not known
   std::string comm;               // the kernel's short name
 
   ProcessId id() const { return {pid, start_ticks}; }

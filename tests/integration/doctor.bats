@@ -14,6 +14,7 @@ teardown() {
   end_stasis
   # CRIU leaves the second where it was asked by itself; others' are not for us to remove.
   [[ -z $(compgen -G "$BATS_TEST_TMPDIR/criu-*") ]] || rm -f /dev/shm/sem.stasis-doctor-* /dev/shm/link_remap.*
+  [[ ! -e $BATS_TEST_TMPDIR/cgroup ]] || wait_until 60 rmdir "$(cat "$BATS_TEST_TMPDIR/cgroup")"
   [[ ! -e $BATS_TEST_TMPDIR/huge-pages ]] || cat "$BATS_TEST_TMPDIR/huge-pages" >/proc/sys/vm/nr_hugepages
 }
 
@@ -619,6 +620,42 @@ while True: libc.pause()'
   ! grep -q "attribute set" "$TARGET_LOG" || assert_contains "$err" "user.kept of $BATS_TEST_TMPDIR/gone"
   assert_contains "$err" "PR_SET_TSC"
   ! grep -q "dispatch 0" "$TARGET_LOG" || assert_contains "$err" "PR_SET_SYSCALL_USER_DISPATCH"
+  target_goes_on
+}
+
+@test "told: flags of watches, watches of deleted files, signals at a child's end, cgroups of parts, attributes of a memfd" {
+  local cgroup base
+  for base in /sys/fs/cgroup/unified /sys/fs/cgroup; do
+    [[ -w $base/cgroup.procs ]] && cgroup=$(mktemp -d "$base/stasis-doctor-XXXXXX" 2>/dev/null) && break
+    cgroup=
+  done
+  [[ -z $cgroup ]] || echo "$cgroup" >"$BATS_TEST_TMPDIR/cgroup"
+  # On a tmpfs CRIU cannot dump it.
+  local kept=
+  case $(stat -f -c %T /var/tmp) in ext2/ext3 | xfs | btrfs) kept=$(mktemp /var/tmp/stasis-doctor-XXXXXX) ;; esac
+  start_with "import signal
+os.mkdir(folder + '/watched'); events = libc.inotify_init1(0)
+libc.inotify_add_watch(events, (folder + '/watched').encode(), 0x84000100)  # IN_CREATE
+if '$kept':
+    deleted = open('$kept'); libc.inotify_add_watch(events, b'$kept', 2); os.unlink('$kept')
+memory = os.memfd_create('named')
+try: os.setxattr(memory, 'user.kept', b'1'); print('attribute set', flush=True)
+except OSError as e: print(e, flush=True)
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+if libc.syscall(56, signal.SIGUSR1, 0, 0, 0, 0) == 0:  # clone
+    if '$cgroup': open('$cgroup/cgroup.procs', 'w').write('0')
+    os.close(events); open(folder + '/in.new', 'w').write(str(os.getpid())); os.rename(folder + '/in.new', folder + '/in')
+    while True: time.sleep(1)
+while not os.path.exists(folder + '/in'): time.sleep(.01)"
+  at_end_kill "$(cat "$BATS_TEST_TMPDIR/in")"
+  capture stasis doctor "$TARGET" --no-trial --json
+  for id in watch-flags exit-signal; do assert_equal "$(lights $id)" yellow "$id"; done
+  done_by dump "$TARGET" --images-dir "$image" --leave-running
+  assert_contains "$err" "IN_ONESHOT, IN_EXCL_UNLINK of inode"
+  assert_contains "$err" "by another signal than SIGCHLD, or by none (clone), and a restored one does so by SIGCHLD: signal 10"
+  [[ -z $kept ]] || assert_contains "$err" "watches deleted files"
+  [[ -z $cgroup ]] || assert_contains "$err" "in another cgroup than the root of the tree"
+  ! grep -q "attribute set" "$TARGET_LOG" || assert_contains "$err" "user.kept of /memfd:named"
   target_goes_on
 }
 
