@@ -103,14 +103,16 @@ void note_seldom_used(const Ask& ask, const proc::AddressSpace& space, std::uint
         "code of it fails");
 }
 
-void note_dispatch(const proc::AddressSpace& space, std::vector<std::string>& lost) {
+// Of its threads' system calls: those that become signals, and those that a supervisor answers.
+void note_calls(const proc::AddressSpace& space, AskedState& out) {
   std::vector<Tid> threads = proc::ProcFs().threads(space.pid());
   threads.resize(std::min(threads.size(), kMostAskedThreads));
   (void)trace_on_own_thread([&]() -> Result<void> {
     STASIS_TRY_ASSIGN(auto stopped, proc::StoppedThreads::stop(space, threads));
     for (const Tid thread : stopped.threads()) {
+      out.has_supervisor |= stopped.leaves_calls_to_supervisor(thread);
       if (stopped.dispatches_system_calls(thread))
-        lost.push_back(
+        out.lost.push_back(
             fmt::format("that system calls of thread {} become signals "
                         "(PR_SET_SYSCALL_USER_DISPATCH)",
                         thread.value));
@@ -225,7 +227,7 @@ Result<AskedState> ask_process(Pid pid, Sandboxes& sandboxes) {
     });
   });
   STASIS_TRY(std::move(done));
-  note_dispatch(space, out.lost);
+  note_calls(space, out);
   if (!out.in_domain) out.in_domain = has_thread_in_domain(pid, sandboxes);
   return out;
 }
@@ -305,8 +307,20 @@ AskedStates ask_processes(Pid root) {
   return answers;
 }
 
-Result<void> refuse_domains(const AskedStates& answers) {
+Result<void> refuse_sandboxes(const AskedStates& answers) {
   for (const auto& [pid, answer] : answers) {
+    if (answer.has_supervisor) {
+      return fail(refusal(
+          {"seccomp-listener", Severity::kRed, pid,
+           fmt::format("process {} has a filter that leaves system calls to a supervisor "
+                       "(SECCOMP_RET_USER_NOTIF), with which a restore does not connect it: they "
+                       "would fail with ENOSYS",
+                       pid.value),
+           "start the program without the supervisor (of a container's engine, or a sandbox); to "
+           "dump it all the same: --ignore-undumpable",
+           Override::kIgnoreUndumpable},
+          ErrorCode::kUndumpable));
+    }
     if (!answer.in_domain) continue;
     return fail(refusal(
         {"landlock", Severity::kRed, pid,
@@ -359,6 +373,11 @@ std::vector<std::string> note_answers(const AskedStates& answers,
       process.kernel_state->own = answer->state;
       if (!asked) process.kernel_state->own.lock_new = 0;
     }
+    if (answer->has_supervisor)
+      lost.push_back(
+          fmt::format("process {}: the supervisor of its system calls "
+                      "(SECCOMP_RET_USER_NOTIF), without which they fail with ENOSYS",
+                      process.pid.value));
     if (answer->in_domain)
       lost.push_back(fmt::format("process {}: its sandbox (a Landlock domain)", process.pid.value));
     if (!asked) continue;

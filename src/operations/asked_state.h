@@ -20,6 +20,7 @@ struct AskedState {
   bool answered = true;
   OwnStateRecord state;
   bool in_domain = false;         // it has threads in a Landlock domain
+  bool has_supervisor = false;    // it has threads whose system calls a supervisor answers
   std::vector<std::string> lost;  // seen, and not to be put right; for people
 };
 // By process; those that were there when all were asked.
@@ -30,8 +31,8 @@ using AskedStates = std::map<Pid, AskedState>;
 AskedStates ask_processes(Pid root);
 
 // kUndumpable if any is in a Landlock domain, which a restore would take from it: no call
-// tells its rules.
-Result<void> refuse_domains(const AskedStates& answers);
+// tells its rules; or has a supervisor of its system calls, which a restore would take as well.
+Result<void> refuse_sandboxes(const AskedStates& answers);
 
 // Puts the answers into the manifest's processes. One that was started since has what it inherits
 // from its parent. The lost: a sentence each, also of those that did not answer.

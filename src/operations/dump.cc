@@ -269,7 +269,7 @@ class DumpRun {
     needed_ = use_of(group());
     if (!stopped) return stopped;
     answers_ = ask_processes(root_);
-    if (!options_.ignore_undumpable) STASIS_TRY(refuse_domains(answers_));
+    if (!options_.ignore_undumpable) STASIS_TRY(refuse_sandboxes(answers_));
     direct_bytes_ = opened_->direct.bytes();
     keep_partial_image();
     STASIS_TRY(take_host_memory());

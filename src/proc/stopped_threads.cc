@@ -1,5 +1,6 @@
 #include "proc/stopped_threads.h"
 
+#include <linux/filter.h>
 #include <sched.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
@@ -135,6 +136,11 @@ Result<void> lift_filter(Pid pid, Tid thread) {
                            thread.value, pid.value),
                "run as root or with CAP_SYS_ADMIN"}));
 }
+
+// linux/ptrace.h and linux/seccomp.h.
+constexpr int kGetFilter = 0x420c;
+constexpr std::uint32_t kActions = 0x7fff0000;
+constexpr std::uint32_t kLeaveToSupervisor = 0x7fc00000;
 
 // linux/ptrace.h, since Linux 6.4.
 constexpr int kSetDispatch = 0x4210;
@@ -396,6 +402,25 @@ Result<std::int64_t> StoppedThreads::system_call(Tid thread, std::uint64_t instr
 
 bool StoppedThreads::dispatches_system_calls(Tid thread) const {
   return dispatch_of(thread).mode != 0;
+}
+
+bool StoppedThreads::leaves_calls_to_supervisor(Tid thread) const {
+  const auto instructions_of = [thread](std::uint64_t filter, sock_filter* out) {
+    return ::ptrace(static_cast<__ptrace_request>(kGetFilter), thread.value, as_pointer(filter),
+                    out);
+  };
+  // Outwards from the last one that was set; ENOENT past the first.
+  for (std::uint64_t filter = 0;; ++filter) {
+    const long count = instructions_of(filter, nullptr);
+    if (count <= 0) return false;
+    std::vector<sock_filter> program(static_cast<std::size_t>(count));
+    if (instructions_of(filter, program.data()) != count) return false;
+    if (std::any_of(program.begin(), program.end(), [](const sock_filter& instruction) {
+          return instruction.code == (BPF_RET | BPF_K) &&
+                 (instruction.k & kActions) == kLeaveToSupervisor;
+        }))
+      return true;
+  }
 }
 
 Result<StoppedThreads::Registers> StoppedThreads::registers_to_stop_with(Tid thread) const {

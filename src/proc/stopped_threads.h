@@ -91,6 +91,9 @@ class StoppedThreads {
   // Are its system calls turned into signals by where they are made (PR_SET_SYSCALL_USER_DISPATCH)?
   // False before Linux 6.4, which does not tell.
   bool dispatches_system_calls(Tid thread) const;
+  // Does a filter of its system calls leave some of them to a supervisor (SECCOMP_RET_USER_NOTIF)?
+  // False where the filters may not be read: that takes CAP_SYS_ADMIN and no filter of our own.
+  bool leaves_calls_to_supervisor(Tid thread) const;
 
   // Lets one thread run for about so long and stops it again, wherever it is then: the calling
   // thread sleeps on the processor that the other one runs on, and is woken by that processor's

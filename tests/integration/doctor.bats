@@ -659,6 +659,45 @@ while not os.path.exists(folder + '/in'): time.sleep(.01)"
   target_goes_on
 }
 
+@test "a supervisor of system calls, to which a restore would not connect the program, is refused" {
+  cat >"$BATS_TEST_TMPDIR/supervised.py" <<'END'
+import ctypes, os, struct, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+# getpriority(2) is left to the supervisor.
+program = b"".join(struct.pack("HBBI", *one) for one in
+                   [(0x20, 0, 0, 0), (0x15, 0, 1, 140), (6, 0, 0, 0x7fc00000), (6, 0, 0, 0x7fff0000)])
+text = ctypes.create_string_buffer(program)
+filters = struct.pack("HxxxxxxQ", 4, ctypes.addressof(text))
+libc.prctl(38, 1, 0, 0, 0)
+listener = libc.syscall(317, 1, 8, filters)  # seccomp(2), SECCOMP_FILTER_FLAG_NEW_LISTENER
+if listener < 0: open(sys.argv[1] + "/none", "w").close(); sys.exit()
+if os.fork() == 0:
+    # The supervisor's place: outside of the tree, and it never answers.
+    os.setsid()
+    if os.fork(): os._exit(0)
+    open(sys.argv[1] + "/supervisor", "w").write(str(os.getpid()))
+    for fd in 0, 1, 2: os.close(fd)
+    time.sleep(300)
+os.wait(); os.close(listener)
+while not os.path.exists(sys.argv[1] + "/supervisor"): time.sleep(.01)
+os.execvp("stasis-workload", ["stasis-workload", "memory", "--size", "1M", "--status", sys.argv[1] + "/status"])
+END
+  TARGET_STATUS=$BATS_TEST_TMPDIR/status TARGET_LOG=$BATS_TEST_TMPDIR/log
+  (exec_on_gpu setsid python3 "$BATS_TEST_TMPDIR/supervised.py" "$BATS_TEST_TMPDIR") </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 test -e "$BATS_TEST_TMPDIR/supervisor" -o -e "$BATS_TEST_TMPDIR/none"
+  [[ ! -e $BATS_TEST_TMPDIR/none ]] || skip "this kernel gives no listener"
+  at_end_kill "$(cat "$BATS_TEST_TMPDIR/supervisor")"
+  wait_until 60 target_is_up
+  capture stasis dump "$TARGET" --images-dir "$image" --json
+  assert_equal "$status $(json "d['error']['obstacles'][0]['id']")" "9 seccomp-listener"
+  unharmed
+  done_by dump "$TARGET" --images-dir "$image" --leave-running --ignore-undumpable
+  assert_contains "$err" "the supervisor of its system calls"
+  target_goes_on
+}
+
 # in_landlock WHO: a tree with a Python program that may make no FIFO any more, or a thread of it.
 in_landlock() {
   start_with "def enter():
