@@ -12,7 +12,9 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "abi/descriptor_message.h"
@@ -76,6 +78,35 @@ bool driver_data(std::string_view line, std::uint64_t& start, std::uint64_t& end
   return to.ec == std::errc{} && std::string_view(to.ptr, last).starts_with(" rw-p ");
 }
 
+bool is_control(const Found& block) {
+  return std::memcmp(block.magic, kControlMagic, sizeof block.magic) == 0;
+}
+
+// Where the control blocks of processes were seen: of one with very many mappings the list takes
+// seconds to read.
+class KnownPlaces {
+ public:
+  bool read(int pid, Found& out) {
+    const std::lock_guard lock(mutex_);
+    const auto place = places_.find(pid);
+    return place != places_.end() && read_target(pid, place->second, out) && is_control(out) &&
+           out.version == kControlVersion && out.active != 0;
+  }
+  void note(int pid, std::uint64_t address) {
+    const std::lock_guard lock(mutex_);
+    places_[pid] = address;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<int, std::uint64_t> places_;
+};
+
+KnownPlaces& known_places() {
+  static KnownPlaces places;
+  return places;
+}
+
 // In what the process maps now. kNoControl: its control block is not there.
 constexpr CUresult kNoControl = CUDA_ERROR_NOT_FOUND;
 CUresult find_in(int pid, std::string_view rest, Found& out) {
@@ -87,8 +118,9 @@ CUresult find_in(int pid, std::string_view rest, Found& out) {
     if (!driver_data(line, start, end)) continue;
     for (; start < end; start += kControlAlignment) {
       if (!read_target(pid, start, out)) return CUDA_ERROR_OPERATING_SYSTEM;
-      if (std::memcmp(out.magic, kControlMagic, sizeof out.magic) != 0) continue;
+      if (!is_control(out)) continue;
       if (out.version != kControlVersion) return CUDA_ERROR_UNKNOWN;
+      known_places().note(pid, start);
       return out.active ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
     }
   }
@@ -97,6 +129,7 @@ CUresult find_in(int pid, std::string_view rest, Found& out) {
 
 CUresult find_target(int pid, Found& out) {
   if (pid <= 0) return CUDA_ERROR_OPERATING_SYSTEM;
+  if (known_places().read(pid, out)) return CUDA_SUCCESS;
   std::string maps;
   for (int tries = 0; tries < 3; ++tries) {
     if (!slurp(proc_path(pid, "maps"), maps)) {

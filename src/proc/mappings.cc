@@ -1,8 +1,11 @@
 // /proc/PID/maps, which the process that it is about can make as large as it likes.
 #include <fcntl.h>
+#include <linux/limits.h>
+#include <sys/ioctl.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <charconv>
@@ -19,11 +22,20 @@ namespace {
 constexpr std::string_view kGap = "...";
 
 // The begin and the end, which has the file's name, of a text that is too long.
-void shorten(std::string& text, std::size_t longest) {
-  if (text.size() <= longest) return;
+std::string shortened(std::string_view text, std::size_t longest) {
+  if (text.size() <= longest) return std::string(text);
   const std::size_t head = (longest - kGap.size()) / 2;
   const std::size_t tail = longest - kGap.size() - head;
-  text.replace(head, text.size() - head - tail, kGap);
+  std::string out;
+  out.reserve(longest);
+  out += text.substr(0, head);
+  out += kGap;
+  out += text.substr(text.size() - tail);
+  return out;
+}
+
+void shorten(std::string& text, std::size_t longest) {
+  if (text.size() > longest) text = shortened(text, longest);
 }
 
 // "start-end permissions offset device inode   path", the path with blanks if it has any.
@@ -60,6 +72,90 @@ std::optional<Mapping> parse_mapping(std::string_view line) {
   return mapping;
 }
 
+// linux/fs.h, since Linux 6.11.
+struct MapQuery {
+  std::uint64_t size = sizeof(MapQuery);
+  std::uint64_t query_flags = 0;
+  std::uint64_t query_addr = 0;
+  std::uint64_t start = 0;
+  std::uint64_t end = 0;
+  std::uint64_t flags = 0;
+  std::uint64_t page_size = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t inode = 0;
+  std::uint32_t major = 0;
+  std::uint32_t minor = 0;
+  std::uint32_t name_size = 0;
+  std::uint32_t build_id_size = 0;
+  std::uint64_t name = 0;
+  std::uint64_t build_id = 0;
+};
+static_assert(sizeof(MapQuery) == 104);
+constexpr unsigned long kMapQuery = _IOWR('f', 17, MapQuery);
+constexpr std::uint64_t kReadable = 1;
+constexpr std::uint64_t kWritable = 2;
+constexpr std::uint64_t kExecutable = 4;
+constexpr std::uint64_t kShared = 8;
+constexpr std::uint64_t kCoveringOrNext = 16;
+
+// As the text has it, where a line break would end the line.
+std::string escaped(std::string_view name) {
+  std::string out;
+  out.reserve(name.size());
+  for (std::size_t at = 0; at < name.size();) {
+    const std::size_t end = std::min(name.find('\n', at), name.size());
+    out += name.substr(at, end - at);
+    if (end < name.size()) out += "\\012";
+    at = end + 1;
+  }
+  return out;
+}
+
+// But for the path.
+void take_answer(const MapQuery& answer, Mapping& mapping) {
+  mapping.start = answer.start;
+  mapping.end = answer.end;
+  mapping.permissions = {
+      (answer.flags & kReadable) != 0 ? 'r' : '-', (answer.flags & kWritable) != 0 ? 'w' : '-',
+      (answer.flags & kExecutable) != 0 ? 'x' : '-', (answer.flags & kShared) != 0 ? 's' : 'p'};
+  mapping.inode = answer.inode;
+  mapping.device = makedev(answer.major, answer.minor);
+}
+
+// By questions for one mapping each, a tenth of the text's cost where the name of one file is long
+// and full of line breaks (30,000 mappings: 459 MB, 1.2 s). Goes on as long as `visit` wants it.
+// Returns the address from which the text has to be read: of a kernel that does not know the
+// question, and of a name that is longer than it tells; nothing if all is done.
+std::optional<std::uint64_t> ask_for_each(const UniqueFd& maps,
+                                          const std::function<bool(const Mapping&)>& visit) {
+  std::array<char, PATH_MAX> name{};
+  std::string before;  // the name of the mapping before, which often is the same
+  Mapping mapping;
+  for (std::uint64_t at = 0;;) {
+    MapQuery query;
+    query.query_flags = kCoveringOrNext;
+    query.query_addr = at;
+    query.name_size = name.size();
+    query.name = reinterpret_cast<std::uint64_t>(name.data());
+    if (::ioctl(maps.get(), kMapQuery, &query) != 0) {
+      if (errno == EINTR) continue;
+      // No further one; or the process has ended, and the text would be empty.
+      if (errno == ENOENT || errno == ESRCH) return std::nullopt;
+      return at;
+    }
+    take_answer(query, mapping);
+    // With its end, a zero; nothing for no name.
+    const std::string_view now(name.data(), query.name_size == 0 ? 0 : query.name_size - 1);
+    if (now != before) {
+      before = now;
+      mapping.path = escaped(now);
+      shorten(mapping.path, kLongestPath);
+    }
+    if (!visit(mapping)) return std::nullopt;
+    at = query.end;
+  }
+}
+
 }  // namespace
 
 Result<void> ProcFs::for_each_mapping(Pid pid,
@@ -67,6 +163,8 @@ Result<void> ProcFs::for_each_mapping(Pid pid,
   const std::string path = fmt::format("{}/{}/maps", root_, pid.value);
   auto file = open_file(AT_FDCWD, path, O_RDONLY);
   if (!file) return fail(why_unread(root_, pid, std::move(file.error())));
+  const auto from = ask_for_each(*file, visit);
+  if (!from) return {};
   // A line is kept until its end is there; of one that is far too long, what is cut anyway goes.
   constexpr std::size_t kMostOfLine = 4 * kLongestPath;
   std::array<char, 65536> block{};
@@ -83,7 +181,7 @@ Result<void> ProcFs::for_each_mapping(Pid pid,
       rest.remove_prefix(end + 1);
       const auto mapping = parse_mapping(line);
       line.clear();
-      if (mapping && !visit(*mapping)) return {};
+      if (mapping && mapping->start >= *from && !visit(*mapping)) return {};
     }
     if (size == 0) return {};
   }
@@ -93,10 +191,14 @@ Result<std::vector<Mapping>> ProcFs::mappings(Pid pid) const {
   std::vector<Mapping> out;
   std::size_t held = 0;
   auto done = for_each_mapping(pid, [&](const Mapping& mapping) {
-    out.push_back(mapping);
-    if (held > kManyPaths) shorten(out.back().path, kShortPath);
-    out.back().path.shrink_to_fit();
-    held += out.back().path.size();
+    Mapping& kept = out.emplace_back();
+    kept.start = mapping.start;
+    kept.end = mapping.end;
+    kept.permissions = mapping.permissions;
+    kept.inode = mapping.inode;
+    kept.device = mapping.device;
+    kept.path = shortened(mapping.path, held > kManyPaths ? kShortPath : kLongestPath);
+    held += kept.path.size();
     return true;
   });
   STASIS_TRY(std::move(done));

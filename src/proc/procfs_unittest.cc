@@ -1,5 +1,7 @@
 #include "proc/procfs.h"
 
+#include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -9,8 +11,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <thread>
@@ -507,6 +511,53 @@ TEST(MayTrace, AsksTheKernel) {
   int status = 0;
   ASSERT_EQ(::waitpid(asker, &status, 0), asker);
   EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+// Asks the kernel for one mapping after the other, where it knows that, and reads the text
+// otherwise or for a name that is longer than it tells.
+TEST(ProcFsMappings, NamesOfAnyLengthAndWithLineBreaksAreAsInTheText) {
+  const std::filesystem::path before = std::filesystem::current_path();
+  char folder[] = "/tmp/stasis-mappings-XXXXXX";
+  ASSERT_NE(::mkdtemp(folder), nullptr);
+  std::vector<void*> mapped;
+  std::filesystem::current_path(folder);
+  const auto map = [&](const char* name) {
+    const UniqueFd file(::open(name, O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+    ASSERT_EQ(::ftruncate(file.get(), 4096), 0);
+    mapped.push_back(::mmap(nullptr, 4096, PROT_READ, MAP_SHARED, file.get(), 0));
+    ASSERT_NE(mapped.back(), MAP_FAILED);
+  };
+  map("line\nbreak");
+  map("short");
+  map("short");
+  // Together longer than PATH_MAX.
+  for (int i = 0; i < 25; ++i) {
+    const std::string name(200, 'd');
+    ASSERT_EQ(::mkdir(name.c_str(), 0700), 0);
+    ASSERT_EQ(::chdir(name.c_str()), 0);
+  }
+  map("deep");
+  const auto found = ProcFs().mappings(Pid{::getpid()});
+  ASSERT_TRUE(found);
+  std::uint64_t last = 0;
+  for (const Mapping& mapping : *found) {
+    EXPECT_GE(mapping.start, last);
+    last = mapping.end;
+  }
+  const std::vector<std::string> ends = {"/line\\012break", "/short", "/short", "/deep"};
+  for (std::size_t i = 0; i < mapped.size(); ++i) {
+    const auto it = std::find_if(found->begin(), found->end(), [&](const Mapping& one) {
+      return one.start == reinterpret_cast<std::uint64_t>(mapped[i]);
+    });
+    ASSERT_NE(it, found->end()) << ends[i];
+    EXPECT_THAT(it->path, testing::EndsWith(ends[i]));
+    EXPECT_EQ(it->permissions, "r--s");
+    EXPECT_NE(it->inode, 0U);
+    ::munmap(mapped[i], 4096);
+  }
+  std::filesystem::current_path(before);
+  // Step by step: its whole path is too long for a call.
+  EXPECT_EQ(std::system(("rm -rf " + std::string(folder)).c_str()), 0);
 }
 
 }  // namespace
