@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "base/printable.h"
 #include "checkpoint/journal.h"
 #include "checkpoint/process.h"
 #include "checkpoint/ranks.h"
@@ -105,8 +106,10 @@ class Tool {
   }
 
   int explain(const Error& error) const {
-    say(streams_.err, fmt::format("reason: {}\n", error.to_string()));
-    if (!error.remedy.empty()) say(streams_.err, fmt::format("hint: {}\n", error.remedy));
+    // They name processes and files, which are called as their owners like.
+    say(streams_.err, fmt::format("reason: {}\n", printable(error.to_string())));
+    if (!error.remedy.empty())
+      say(streams_.err, fmt::format("hint: {}\n", printable(error.remedy)));
     return 1;
   }
 

@@ -500,3 +500,19 @@ catches_signals() {
   run bash -c "cuda-checkpoint --get-state --pid $TARGET >/dev/full"
   assert_equal "$status" 1
 }
+
+@test "what a process calls itself does not command the terminal" {
+  mkdir "$BATS_TEST_TMPDIR/bin"
+  ln -s "$(command -v stasis-workload)" "$BATS_TEST_TMPDIR/bin/"$'\e[31mred'
+  (exec_on_gpu setsid "$BATS_TEST_TMPDIR/bin/"$'\e[31mred' memory --size 1M --status "$BATS_TEST_TMPDIR/status") \
+    </dev/null >"$BATS_TEST_TMPDIR/log" 2>&1 3>&- &
+  TARGET=$! TARGET_STATUS=$BATS_TEST_TMPDIR/status TARGET_LOG=$BATS_TEST_TMPDIR/log
+  echo "$TARGET" >>"$targets"
+  wait_until 60 target_is_up
+  kill -STOP "$TARGET"
+  wait_until 10 grep -q '^State:.*stopped' "/proc/$TARGET/status"
+  capture cuda-checkpoint --get-state --pid "$TARGET"
+  kill -CONT "$TARGET"
+  assert_contains "$err" "[31mred) is stopped"
+  [[ $err != *$'\e'* ]]
+}
