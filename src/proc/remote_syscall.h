@@ -1,9 +1,10 @@
 // System calls that a thread of another process makes for us.
 //
 // They are made in the unused end of the last page of some library's code, put back right
-// afterwards. What the thread goes on with lies beside them, in case we are killed in that instant:
-// the thread then spins there, with all signals blocked, until unpark_threads() finds it. (A single
-// step would leave a trap armed that no tracer takes, and that ends the program.)
+// afterwards. What the thread goes on with lies beside them, in case the tool is killed in that
+// instant: the code behind the call takes its registers and its signal mask from there, so that the
+// program runs on without a tool. (A single step would leave a trap armed that no tracer takes, and
+// that ends the program.) What lies there then is removed by the next tool: finish_remote_call().
 #pragma once
 
 #include <array>
@@ -62,9 +63,12 @@ Result<void> make_system_calls(const proc::AddressSpace& space, const proc::Stop
                                std::span<const std::uint64_t> data = {});
 inline constexpr std::size_t kRemoteCallData = 24;
 std::uint64_t remote_call_data(const RemoteCallRoom& places);
+// Code by which the thread that is in the middle of make_system_calls() goes on by itself, for a
+// system call that `act` makes elsewhere (StoppedThreads::system_call()).
+std::uint64_t way_back(const RemoteCallRoom& places);
 
-// Sends on what a killed caller has left: a thread that spins there, or one that it had only just
-// begun with, or done with. `stopped` are all threads of the process.
+// Sends on what a killed caller has left: a thread that is on its way back, or one that it had only
+// just begun with, or done with. `stopped` are all threads of the process.
 Result<void> finish_remote_call(const proc::AddressSpace& space,
                                 const proc::StoppedThreads& stopped,
                                 const RemoteCallRoom::Begun& begun);
