@@ -1,7 +1,7 @@
 # Proves the layering: reads include lines, "FILE:LINE:TEXT", and prints each that points the wrong way.
 # The variable "list" names a file with all paths of the tree; they are all relative to its top.
 #
-#   base <- proc <- driver; base <- image; all four <- checkpoint <- direct; all four <- criu;
+#   base <- proc <- driver, attach; base <- image; all five <- checkpoint <- direct; all four <- criu;
 #   checkpoint, direct, criu <- doctor <- operations <- report <- job <- cli, capi
 #   report <- compat; direct <- plugins, but not image: what runs inside CRIU neither reads nor writes images
 #   include/stasis <- python; include/abi <- all other C++: what the driver's interface is, and what programs of ours
@@ -13,9 +13,10 @@ BEGIN {
   allow("abi", "")
   allow("base", "")
   allow("proc", "base")
+  allow("attach", "base proc")
   allow("driver", "base proc")
   allow("image", "base")
-  middle = "base proc driver image"
+  middle = "base proc attach driver image"
   allow("checkpoint", middle)
   allow("direct", middle " checkpoint")
   allow("criu", middle)
@@ -29,7 +30,7 @@ BEGIN {
   allow("cli", library " job")
   allow("compat", library)
   # It runs inside CRIU: the core only, without what direct stands on besides (image).
-  allow("plugins", "base proc driver checkpoint direct")
+  allow("plugins", "base proc attach driver checkpoint direct")
   allow("capi", library " job")
   # By the C interface only, so that it can be compiled against a library that another has built.
   allow("python", "")

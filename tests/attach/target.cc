@@ -1,0 +1,249 @@
+// stasis-inside-target MODE [N]: a program that is looked into while it runs. It verifies itself:
+// on SIGTERM it says "right" and ends with 0 if all it did came out as it must.
+//
+//   load N      N threads that all the time allocate, load and unload a library, make threads,
+//   fork,
+//               and call the driver (CUDA from libcuda.so.1, if there is one)
+//   idle        two threads that wait
+//   alone       one thread
+//   filter      like idle, under a seccomp filter that allows everything
+//   refusing    like idle, under one that ends the program for clone(2)
+//   private     like idle, but no other may look into it (PR_SET_DUMPABLE)
+//   effective   like idle, with another effective user
+//   vfork       like idle, while its first thread waits for a child of vfork(2) again and again
+//   exec        becomes this program anew, every few milliseconds
+//   leaderless  like idle, but its first thread has ended
+#include <dlfcn.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <pthread.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+namespace {
+
+std::atomic<bool> g_end{false};
+std::atomic<int> g_wrong{0};
+std::atomic<std::uint64_t> g_rounds{0};
+
+void wrong(int line) {
+  int none = 0;
+  g_wrong.compare_exchange_strong(none, line);
+}
+#define RIGHT(condition)               \
+  do {                                 \
+    if (!(condition)) wrong(__LINE__); \
+  } while (false)
+
+// What of the driver it uses.
+struct Cuda {
+  using Result = unsigned;
+  Result (*init)(unsigned) = nullptr;
+  Result (*retain)(void**, int) = nullptr;
+  Result (*set_current)(void*) = nullptr;
+  Result (*allocate)(unsigned long long*, std::size_t) = nullptr;
+  Result (*free)(unsigned long long) = nullptr;
+  Result (*fill)(unsigned long long, unsigned, std::size_t) = nullptr;
+  Result (*copy_out)(void*, unsigned long long, std::size_t) = nullptr;
+  Result (*attribute)(void*, unsigned, unsigned long long) = nullptr;
+  void* context = nullptr;
+
+  bool load() {
+    void* library = ::dlopen("libcuda.so.1", RTLD_NOW);
+    if (library == nullptr) return false;
+    const auto find = [&](auto& function, const char* name) {
+      *reinterpret_cast<void**>(&function) = ::dlsym(library, name);
+    };
+    find(init, "cuInit");
+    find(retain, "cuDevicePrimaryCtxRetain");
+    find(set_current, "cuCtxSetCurrent");
+    find(allocate, "cuMemAlloc_v2");
+    find(free, "cuMemFree_v2");
+    find(fill, "cuMemsetD32_v2");
+    find(copy_out, "cuMemcpyDtoH_v2");
+    find(attribute, "cuPointerGetAttribute");
+    return init(0) == 0 && retain(&context, 0) == 0;
+  }
+};
+
+void use_driver(const Cuda& cuda, unsigned seed) {
+  unsigned long long at = 0;
+  constexpr std::size_t kWords = 1024;
+  RIGHT(cuda.set_current(cuda.context) == 0);
+  RIGHT(cuda.allocate(&at, kWords * 4) == 0);
+  RIGHT(cuda.fill(at, seed, kWords) == 0);
+  std::vector<unsigned> content(kWords);
+  RIGHT(cuda.copy_out(content.data(), at, kWords * 4) == 0);
+  RIGHT(content.front() == seed && content.back() == seed);
+  unsigned type = 0;
+  RIGHT(cuda.attribute(&type, 2, at) == 0 && type == 2);
+  RIGHT(cuda.free(at) == 0);
+}
+
+void use_memory(unsigned seed) {
+  std::vector<std::vector<unsigned char>> pieces;
+  unsigned random = seed;
+  for (int i = 0; i < 60; ++i) {
+    random = random * 1664525 + 1013904223;
+    pieces.emplace_back(random % 5000 + 1, static_cast<unsigned char>(seed + pieces.size()));
+    if (random % 3 == 0) pieces.erase(pieces.begin());
+  }
+  for (const auto& piece : pieces)
+    RIGHT(piece.front() == piece.back());
+}
+
+void use_loader() {
+  void* library = ::dlopen("libm.so.6", RTLD_NOW | RTLD_LOCAL);
+  void* other = ::dlopen("libutil.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (library != nullptr) RIGHT(::dlsym(library, "cos") != nullptr);
+  if (other != nullptr) ::dlclose(other);
+  if (library != nullptr) ::dlclose(library);
+}
+
+thread_local std::uint64_t g_own = 17;
+
+void use_threads() {
+  std::thread([] {
+    RIGHT(g_own == 17);
+    g_own = 3;
+  }).join();
+  RIGHT(g_own == 17);
+}
+
+void use_fork() {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    std::free(std::malloc(100));
+    ::_exit(7);
+  }
+  int status = 0;
+  RIGHT(child > 0 && ::waitpid(child, &status, 0) == child && WEXITSTATUS(status) == 7);
+}
+
+void load(const Cuda* cuda, unsigned number) {
+  for (unsigned round = 0; !g_end; ++round) {
+    const unsigned what = (number + round) % 8;
+    use_memory(number * 7919 + round);
+    if (what == 0) use_loader();
+    if (what == 2) use_threads();
+    if (cuda != nullptr && what % 2 == 1) use_driver(*cuda, number * 1000003 + round);
+    if (number == 1 && round % 64 == 0) use_fork();
+    ++g_rounds;
+  }
+}
+
+void filter(bool kills) {
+  const sock_filter program[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, kills ? SECCOMP_RET_KILL_PROCESS : SECCOMP_RET_ALLOW),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog all{static_cast<unsigned short>(std::size(program)),
+                       const_cast<sock_filter*>(program)};
+  RIGHT(::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+  RIGHT(::syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &all) == 0);
+}
+
+void wait_for_children() {
+  while (!g_end) {
+    const pid_t child = ::vfork();
+    if (child == 0) {
+      const timespec moment{0, 300'000'000};
+      ::syscall(SYS_nanosleep, &moment, nullptr);
+      ::_exit(0);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    ++g_rounds;
+  }
+}
+
+void idle() {
+  std::thread([] {
+    while (!g_end) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      ++g_rounds;
+    }
+  }).detach();
+}
+
+[[noreturn]] void report_at_end() {
+  const std::uint64_t before = g_rounds;
+  while (!g_end)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  if (g_rounds == before) wrong(__LINE__);
+  // Those that work may be anywhere.
+  std::printf(g_wrong == 0 ? "right after %llu rounds\n" : "wrong: line %llu\n",
+              g_wrong == 0 ? static_cast<unsigned long long>(g_rounds)
+                           : static_cast<unsigned long long>(g_wrong));
+  std::fflush(stdout);
+  ::_exit(g_wrong == 0 ? 0 : 1);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  struct sigaction action {};
+  action.sa_handler = [](int) { g_end = true; };
+  ::sigaction(SIGTERM, &action, nullptr);
+  const std::string_view mode = argc > 1 ? argv[1] : "idle";
+  const auto say = [] {
+    std::printf("ready\n");
+    std::fflush(stdout);
+  };
+  if (mode == "exec") {
+    if (argc < 3) say();
+    std::thread([] { ::pause(); }).detach();
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    if (g_end) ::_exit(0);
+    ::execl("/proc/self/exe", argv[0], "exec", "again", nullptr);
+    return 1;
+  }
+  static Cuda cuda;
+  if (mode == "load") {
+    const bool has_cuda = cuda.load();
+    const int threads = argc > 2 ? std::atoi(argv[2]) : 50;
+    for (int i = 0; i < threads; ++i)
+      std::thread(load, has_cuda ? &cuda : nullptr, static_cast<unsigned>(i)).detach();
+  } else if (mode == "alone") {
+    say();
+    while (!g_end)
+      ::usleep(2000);
+    std::printf("right\n");
+    return 0;
+  } else {
+    idle();
+  }
+  if (mode == "filter") filter(false);
+  if (mode == "refusing") filter(true);
+  if (mode == "private") RIGHT(::prctl(PR_SET_DUMPABLE, 0) == 0);
+  if (mode == "effective") RIGHT(::syscall(SYS_setresuid, -1, 65534, -1) == 0);
+  say();
+  if (mode == "vfork") {
+    std::thread(report_at_end).detach();
+    wait_for_children();
+    std::this_thread::sleep_for(std::chrono::seconds(5));
+  }
+  if (mode == "leaderless") {
+    std::thread(report_at_end).detach();
+    ::syscall(SYS_exit, 0);
+  }
+  report_at_end();
+}
