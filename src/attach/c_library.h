@@ -3,7 +3,7 @@
 //
 // The library itself says where what lies, by the descriptors that it has for debuggers
 // (_thread_db_*), and each figure is compared with what a real thread of the process has: a library
-// of which that is not true is not known, and is left alone. docs/adr/0048-calls-inside.md.
+// of which that is not true is not known, and is left alone. docs/adr/0052-calls-inside.md.
 //
 // Plain values; reads only.
 #pragma once

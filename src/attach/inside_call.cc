@@ -15,6 +15,7 @@
 #include <fmt/format.h>
 
 #include "attach/inside_lot.h"
+#include "attach/seccomp_filter.h"
 #include "attach/suitable.h"
 #include "base/fault_point.h"
 #include "base/units.h"
@@ -125,6 +126,7 @@ class InsideCall {
         STASIS_TRY_ASSIGN(const auto registers, stopped.registers(thread));
         STASIS_TRY_ASSIGN(
             real_, inside_.library_.check(memory_, registers.fs_base, inner_number(pid_, thread)));
+        STASIS_TRY(check_filters(pid_, thread));
         acted = true;
         return act(stopped, room);
       });

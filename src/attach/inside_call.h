@@ -5,7 +5,7 @@
 // one, which does the work, and both end. So no thread of the program is hijacked, and none waits
 // for ours: a lock that ours needs is released as it always is. The tool may be killed at any
 // instant: the threads inside end by themselves, and what they used stays mapped until the next
-// call. docs/adr/0048-calls-inside.md.
+// call. docs/adr/0052-calls-inside.md.
 //
 // Thread-safe, as long as one at a time acts on a process.
 #pragma once

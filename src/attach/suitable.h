@@ -11,8 +11,8 @@
 
 namespace stasis::attach {
 
-// kBusy: it is traced, stopped or frozen. kNotSupported: seccomp filters, a shadow stack, other
-// credentials than those of the user who started it, a sanitizer, a 32-bit program. kZombie,
+// kBusy: it is traced, stopped or frozen. kNotSupported: a strict seccomp thread, a shadow stack,
+// other credentials than those of the user who started it, a sanitizer, a 32-bit program. kZombie,
 // kProcessGone. The message says why the process is left alone.
 Result<void> check_process(Pid pid, const proc::ProcessInfo& info);
 Result<void> check_mappings(const std::vector<proc::Mapping>& mappings);
